@@ -1,0 +1,27 @@
+//! A communicator of one rank: every collective is a copy of block 0.
+
+use super::{Algorithm, Generator, Needs, edge_layout};
+use crate::cost::CostModel;
+use crate::ir::{Buffer, Layout, Op, Slice};
+use crate::spec::Spec;
+
+pub(super) const GENERATOR: Generator = Generator {
+    algorithm: Algorithm::Local,
+    name: "local",
+    needs: Needs::Nothing,
+    layout,
+    ops,
+    cost_us,
+};
+
+fn layout(spec: &Spec) -> Option<Layout> {
+    (spec.nranks == 1).then_some(edge_layout(1, 0, 0))
+}
+
+fn ops(_: &Spec, _: u32) -> Vec<Op> {
+    vec![Op::Copy { src: Slice::block(Buffer::Input, 0), dst: Slice::block(Buffer::Output, 0) }]
+}
+
+fn cost_us(_: &Spec, bytes: u64, model: &CostModel) -> f64 {
+    model.copy_us(bytes)
+}

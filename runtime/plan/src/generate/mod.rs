@@ -1,0 +1,154 @@
+//! Generators: pure functions from a specification and a rank to a program.
+//!
+//! A new algorithm is one file here and one row in [`GENERATORS`]; the verifier's tests, the
+//! simulator and the selection pick it up from the table.
+
+mod bruck;
+mod halving;
+mod local;
+mod one_shot;
+mod pairwise;
+mod ring;
+mod tree;
+mod two_shot;
+
+use crate::cost::CostModel;
+use crate::ir::{Layout, Op, Program};
+use crate::spec::{Collective, Spec};
+
+/// The algorithms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Algorithm {
+    /// One rank: a copy.
+    Local = 0,
+    /// Every rank publishes, every rank reads what it needs.
+    OneShot = 1,
+    /// One-shot over mapped user memory.
+    OneShotMapped = 2,
+    /// Every rank reduces its share, then everyone collects the shares.
+    TwoShot = 3,
+    /// Two-shot over mapped user memory: pull, reduce, push.
+    TwoShotMapped = 4,
+    /// A ring (a chain for rooted collectives).
+    Ring = 5,
+    /// Double binary tree (a binary tree for rooted collectives).
+    Tree = 6,
+    /// Recursive halving and doubling.
+    Halving = 7,
+    /// Bruck's all-gather and its transpose (PAT), in a logarithmic number of rounds.
+    Bruck = 8,
+    /// Exchanges between pairs of ranks.
+    Pairwise = 9,
+}
+
+/// What a plan needs of the links between ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Needs {
+    /// Nothing.
+    Nothing,
+    /// A stage of each rank that all others map.
+    Stage,
+    /// User memory that all ranks map.
+    UserMemory,
+    /// Edges, which every kind of link offers.
+    Edges,
+}
+
+/// A row of the table of algorithms.
+pub struct Generator {
+    /// Which.
+    pub algorithm: Algorithm,
+    /// The name in `oxccl plan` and in variables.
+    pub name: &'static str,
+    /// What it needs.
+    pub needs: Needs,
+    /// The facts that all its programs share; None where it does not serve the specification.
+    pub layout: fn(&Spec) -> Option<Layout>,
+    /// The operations of a rank.
+    pub ops: fn(&Spec, u32) -> Vec<Op>,
+    /// Time in µs for blocks of so many bytes, by the formula of the algorithm.
+    pub cost_us: fn(&Spec, u64, &CostModel) -> f64,
+}
+
+/// All algorithms, in the order in which ties of the cost model break.
+pub static GENERATORS: [Generator; 10] = [
+    local::GENERATOR,
+    one_shot::STAGED,
+    one_shot::MAPPED,
+    two_shot::STAGED,
+    two_shot::MAPPED,
+    ring::GENERATOR,
+    tree::GENERATOR,
+    halving::GENERATOR,
+    bruck::GENERATOR,
+    pairwise::GENERATOR,
+];
+
+impl Algorithm {
+    /// Its row of the table.
+    pub fn generator(self) -> &'static Generator {
+        &GENERATORS[self as usize]
+    }
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        self.generator().name
+    }
+}
+
+/// A specification together with the algorithm that carries it out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// What is done.
+    pub spec: Spec,
+    /// How.
+    pub algorithm: Algorithm,
+    /// The facts that all ranks' programs share.
+    pub layout: Layout,
+}
+
+impl Plan {
+    /// The plan of an algorithm, or None where it does not serve the specification.
+    pub fn new(spec: Spec, algorithm: Algorithm) -> Option<Self> {
+        let layout = (algorithm.generator().layout)(&spec)?;
+        Some(Self { spec, algorithm, layout })
+    }
+
+    /// The program of one rank.
+    pub fn program(&self, rank: u32) -> Program {
+        Program { ops: (self.algorithm.generator().ops)(&self.spec, rank) }
+    }
+
+    /// All plans that serve a specification.
+    pub fn candidates(spec: Spec) -> impl Iterator<Item = Plan> {
+        GENERATORS.iter().filter_map(move |g| Plan::new(spec, g.algorithm))
+    }
+}
+
+/// The layout of a plan that uses only edges.
+const fn edge_layout(parts: u32, message_parts: u32, scratch_blocks: u32) -> Layout {
+    Layout {
+        parts,
+        stage_blocks: 0,
+        scratch_blocks,
+        message_parts,
+        signals: 0,
+        done_signal: 0,
+        user_memory: false,
+    }
+}
+
+/// Ranks other than `rank`, beginning with the next one, so that no rank is everyone's first.
+fn others(rank: u32, nranks: u32) -> impl Iterator<Item = u32> {
+    (1..nranks).map(move |d| (rank + d) % nranks)
+}
+
+/// Whether every rank's contribution is reduced into what `rank` outputs.
+fn reads_everyone(spec: &Spec, rank: u32) -> bool {
+    match spec.collective {
+        Collective::Reduce | Collective::Gather => rank == spec.root,
+        Collective::Broadcast | Collective::Scatter => false,
+        _ => true,
+    }
+}

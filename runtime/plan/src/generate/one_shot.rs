@@ -1,0 +1,177 @@
+//! Direct one-shot: who has something publishes it once, who needs it reads it there.
+//!
+//! One shape serves all collectives. *Staged*, publishing is a copy into the stage; it works for
+//! any user memory. *Mapped*, the peers read the user's buffer where it lies, between an entry and
+//! an exit signal.
+
+use super::{Algorithm, Generator, Needs, others, reads_everyone};
+use crate::cost::CostModel;
+use crate::ir::{Buffer, Destination, From, Layout, Op, Slice};
+use crate::spec::{Collective, Spec};
+
+pub(super) const STAGED: Generator = Generator {
+    algorithm: Algorithm::OneShot,
+    name: "one_shot",
+    needs: Needs::Stage,
+    layout: staged_layout,
+    ops: staged_ops,
+    cost_us: staged_cost_us,
+};
+
+pub(super) const MAPPED: Generator = Generator {
+    algorithm: Algorithm::OneShotMapped,
+    name: "one_shot_mapped",
+    needs: Needs::UserMemory,
+    layout: mapped_layout,
+    ops: mapped_ops,
+    cost_us: mapped_cost_us,
+};
+
+/// Blocks that each publishing rank offers.
+fn published_blocks(spec: &Spec) -> u32 {
+    (0..2).map(|i| spec.input_blocks((spec.root + i) % spec.nranks)).max().unwrap_or(1)
+}
+
+fn publishes(spec: &Spec, rank: u32) -> bool {
+    match spec.collective {
+        Collective::Broadcast | Collective::Scatter => rank == spec.root,
+        Collective::Reduce | Collective::Gather => rank != spec.root,
+        _ => true,
+    }
+}
+
+fn staged_layout(spec: &Spec) -> Option<Layout> {
+    // Where one rank publishes, a reader's only signal follows its reading. Elsewhere a rank
+    // signals before it reads, and only its next signal tells that it has read.
+    let one_publisher = matches!(spec.collective, Collective::Broadcast | Collective::Scatter);
+    (spec.nranks > 1).then(|| Layout {
+        parts: 1,
+        stage_blocks: published_blocks(spec),
+        scratch_blocks: 0,
+        message_parts: 0,
+        signals: 1,
+        done_signal: if one_publisher { 1 } else { 2 },
+        user_memory: false,
+    })
+}
+
+fn staged_ops(spec: &Spec, rank: u32) -> Vec<Op> {
+    let mut ops = Vec::new();
+    let root_only = matches!(spec.collective, Collective::Broadcast | Collective::Scatter);
+    if publishes(spec, rank) {
+        ops.push(Op::Acquire);
+        for block in (0..published_blocks(spec)).filter(|&b| b != rank || !keeps_own(spec)) {
+            ops.push(Op::Copy {
+                src: Slice::block(Buffer::Input, block),
+                dst: Slice::block(Buffer::Stage, block),
+            });
+        }
+        ops.push(Op::Signal);
+    } else if !root_only {
+        ops.push(Op::Signal);
+    }
+    ops.extend(read(spec, rank, Buffer::Stage));
+    if root_only && rank != spec.root {
+        ops.push(Op::Signal);
+    }
+    ops
+}
+
+/// Whether block `rank` of a rank's own input is read by itself alone.
+fn keeps_own(spec: &Spec) -> bool {
+    published_blocks(spec) > 1
+}
+
+fn mapped_layout(spec: &Spec) -> Option<Layout> {
+    // In place, an all-reduce would overwrite what the others still read.
+    (spec.nranks > 1 && spec.collective != Collective::AllReduce).then_some(Layout {
+        parts: 1,
+        stage_blocks: 0,
+        scratch_blocks: 0,
+        message_parts: 0,
+        signals: 2,
+        done_signal: 2,
+        user_memory: true,
+    })
+}
+
+fn mapped_ops(spec: &Spec, rank: u32) -> Vec<Op> {
+    let mut ops = vec![Op::Signal];
+    ops.extend(read(spec, rank, Buffer::Input));
+    ops.push(Op::Signal);
+    if publishes(spec, rank) {
+        let readers = match spec.collective {
+            Collective::Reduce | Collective::Gather => From::One(spec.root),
+            _ => From::All,
+        };
+        ops.push(Op::Wait { from: readers, signal: 2 });
+    }
+    ops
+}
+
+/// Wait for the publishers and read from their `place`.
+fn read(spec: &Spec, rank: u32, place: Buffer) -> Vec<Op> {
+    let (own, result) = (spec.source_block(rank), Slice::block(Buffer::Output, 0));
+    let mut ops = Vec::new();
+    match spec.collective {
+        Collective::AllReduce | Collective::ReduceScatter | Collective::Reduce => {
+            if reads_everyone(spec, rank) {
+                ops.push(Op::Wait { from: From::All, signal: 1 });
+                ops.push(Op::Reduce {
+                    src: Slice::block(place, own),
+                    own: Slice::block(Buffer::Input, own),
+                    dst: Destination::Own(result),
+                    finish: true,
+                });
+            }
+        }
+        Collective::AllGather | Collective::AllToAll | Collective::Gather => {
+            if reads_everyone(spec, rank) {
+                let kept = Slice::block(Buffer::Input, own);
+                ops.push(Op::Copy { src: kept, dst: Slice::block(Buffer::Output, rank) });
+                for peer in others(rank, spec.nranks) {
+                    ops.push(Op::Wait { from: From::One(peer), signal: 1 });
+                    ops.push(Op::Get {
+                        peer,
+                        src: Slice::block(place, own),
+                        dst: Slice::block(Buffer::Output, peer),
+                    });
+                }
+            }
+        }
+        Collective::Broadcast | Collective::Scatter => {
+            if rank == spec.root {
+                ops.push(Op::Copy { src: Slice::block(Buffer::Input, own), dst: result });
+            } else {
+                ops.push(Op::Wait { from: From::One(spec.root), signal: 1 });
+                let src = Slice::block(place, own);
+                ops.push(Op::Get { peer: spec.root, src, dst: result });
+            }
+        }
+    }
+    ops
+}
+
+/// Bytes that a publishing rank offers and that a reading rank takes in.
+fn traffic(spec: &Spec, bytes: u64) -> (u64, u64) {
+    let n = u64::from(spec.nranks);
+    let published = bytes * u64::from(published_blocks(spec));
+    let read = match spec.collective {
+        Collective::Broadcast | Collective::Scatter => bytes,
+        _ => bytes * n,
+    };
+    (published, read)
+}
+
+fn staged_cost_us(spec: &Spec, bytes: u64, model: &CostModel) -> f64 {
+    let (published, read) = traffic(spec, bytes);
+    let windows = published.div_ceil(model.stage_slot_bytes).max(1);
+    windows as f64 * model.exchange_us(spec.nranks)
+        + model.copy_us(published)
+        + model.read_us(read, spec.collective.reduces())
+}
+
+fn mapped_cost_us(spec: &Spec, bytes: u64, model: &CostModel) -> f64 {
+    let (_, read) = traffic(spec, bytes);
+    2.0 * model.exchange_us(spec.nranks) + model.read_us(read, spec.collective.reduces())
+}

@@ -1,0 +1,122 @@
+//! Direct two-shot: rank `r` reduces part `r` of everyone's input, then the parts are collected.
+//!
+//! *Staged*: inputs and reduced parts go through the stage. *Mapped*: rank `r` pulls part `r` from
+//! everyone's user buffer, reduces, and pushes the result to everyone's output; each element has
+//! one owner, so it is safe in place.
+
+use super::{Algorithm, Generator, Needs, others};
+use crate::cost::CostModel;
+use crate::ir::{Buffer, Destination, From, Layout, Op, Slice};
+use crate::spec::{Collective, Spec};
+
+pub(super) const STAGED: Generator = Generator {
+    algorithm: Algorithm::TwoShot,
+    name: "two_shot",
+    needs: Needs::Stage,
+    layout: staged_layout,
+    ops: staged_ops,
+    cost_us: staged_cost_us,
+};
+
+pub(super) const MAPPED: Generator = Generator {
+    algorithm: Algorithm::TwoShotMapped,
+    name: "two_shot_mapped",
+    needs: Needs::UserMemory,
+    layout: mapped_layout,
+    ops: mapped_ops,
+    cost_us: mapped_cost_us,
+};
+
+fn serves(spec: &Spec) -> bool {
+    spec.nranks > 1 && matches!(spec.collective, Collective::AllReduce | Collective::Reduce)
+}
+
+fn staged_layout(spec: &Spec) -> Option<Layout> {
+    serves(spec).then_some(Layout {
+        parts: spec.nranks,
+        stage_blocks: 1,
+        scratch_blocks: 0,
+        message_parts: 0,
+        signals: 2,
+        done_signal: 3,
+        user_memory: false,
+    })
+}
+
+fn staged_ops(spec: &Spec, rank: u32) -> Vec<Op> {
+    let part = |buffer, part| Slice::part(buffer, 0, part);
+    let mut ops = vec![Op::Acquire];
+    for other in others(rank, spec.nranks) {
+        ops.push(Op::Copy { src: part(Buffer::Input, other), dst: part(Buffer::Stage, other) });
+    }
+    let collects = spec.collective == Collective::AllReduce || rank == spec.root;
+    let staged = part(Buffer::Stage, rank);
+    ops.extend([
+        Op::Signal,
+        Op::Wait { from: From::All, signal: 1 },
+        Op::Reduce {
+            src: staged,
+            own: part(Buffer::Input, rank),
+            dst: match spec.collective {
+                Collective::AllReduce => Destination::Both(part(Buffer::Output, rank), staged),
+                _ if collects => Destination::Own(part(Buffer::Output, rank)),
+                _ => Destination::Own(staged),
+            },
+            finish: true,
+        },
+        Op::Signal,
+    ]);
+    if collects {
+        for peer in others(rank, spec.nranks) {
+            ops.push(Op::Wait { from: From::One(peer), signal: 2 });
+            let (src, dst) = (part(Buffer::Stage, peer), part(Buffer::Output, peer));
+            ops.push(Op::Get { peer, src, dst });
+        }
+    }
+    ops
+}
+
+fn mapped_layout(spec: &Spec) -> Option<Layout> {
+    serves(spec).then_some(Layout {
+        parts: spec.nranks,
+        stage_blocks: 0,
+        scratch_blocks: 0,
+        message_parts: 0,
+        signals: 2,
+        done_signal: 2,
+        user_memory: true,
+    })
+}
+
+fn mapped_ops(spec: &Spec, rank: u32) -> Vec<Op> {
+    let input = Slice::part(Buffer::Input, 0, rank);
+    let output = Slice::part(Buffer::Output, 0, rank);
+    vec![
+        Op::Signal,
+        Op::Wait { from: From::All, signal: 1 },
+        Op::Reduce {
+            src: input,
+            own: input,
+            dst: match spec.collective {
+                Collective::AllReduce => Destination::Everyone(output),
+                _ if rank == spec.root => Destination::Own(output),
+                _ => Destination::Peer(spec.root, output),
+            },
+            finish: true,
+        },
+        Op::Signal,
+        Op::Wait { from: From::All, signal: 2 },
+    ]
+}
+
+fn staged_cost_us(spec: &Spec, bytes: u64, model: &CostModel) -> f64 {
+    let windows = bytes.div_ceil(model.stage_slot_bytes).max(1);
+    windows as f64 * 2.0 * model.exchange_us(spec.nranks)
+        + model.copy_us(bytes)
+        + model.read_us(bytes, true)
+        + model.copy_us(bytes)
+}
+
+fn mapped_cost_us(spec: &Spec, bytes: u64, model: &CostModel) -> f64 {
+    2.0 * model.exchange_us(spec.nranks) + model.read_us(bytes, true)
+}

@@ -1,0 +1,819 @@
+//! The abstract machine that runs the programs of all ranks in one thread.
+//!
+//! Programs are a Kahn network: every counter and edge has one writer and waits are monotone, so
+//! the order in which ranks are stepped decides nothing; one schedule finds every deadlock. What a
+//! value *is* is left to a [`Values`]: symbols for the verifier, bytes for the reference
+//! interpreter. Vector clocks order accesses to memory that ranks share, and a clock per rank
+//! counts model time. State that outlives an operation (signals, stage slots, edges) lives on, so
+//! that sequences of operations are checked too.
+
+use crate::cost::CostModel;
+use crate::generate::Plan;
+use crate::ir::{Buffer, Destination, From, Geometry, Op, Order, Slice};
+use std::collections::{HashMap, VecDeque};
+
+/// What the machine computes with.
+pub trait Values {
+    /// The contents of one part of a buffer.
+    type Value: Clone;
+    /// What the user put into a part of the input of `at.rank`.
+    fn input(&mut self, at: Place) -> Self::Value;
+    /// The operands folded from left to right, in one rounding; `finish` completes the reduction.
+    fn fold(&mut self, operands: &[Self::Value], finish: bool) -> Self::Value;
+}
+
+/// A part of a user buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Place {
+    /// Whose.
+    pub rank: u32,
+    /// Which block.
+    pub block: u32,
+    /// Which window.
+    pub window: u64,
+    /// Which part.
+    pub part: u32,
+}
+
+/// Why a set of programs is wrong. `step` is the index of an operation in its rank's program.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say what the fields are")]
+pub enum Fault {
+    #[error("deadlock: rank {rank} step {step} (window {window}) waits for ever: {awaited}")]
+    Deadlock { rank: u32, step: usize, window: u64, awaited: String },
+    #[error("rank {rank} step {step} never takes place for its peer: {what}")]
+    Unmatched { rank: u32, step: usize, what: String },
+    #[error("rank {rank} step {step}: {what} before rank {other} step {other_step} is known done")]
+    Race { rank: u32, step: usize, what: String, other: u32, other_step: usize },
+    #[error("rank {rank} step {step} reads {what}, which holds nothing yet")]
+    Empty { rank: u32, step: usize, what: String },
+    #[error("rank {rank} step {step} writes its input")]
+    InputWritten { rank: u32, step: usize },
+    #[error("rank {rank} step {step} uses the stage without having acquired its slot")]
+    NotAcquired { rank: u32, step: usize },
+    #[error("rank {rank} signals {got} times in a window; the plan says {expected}")]
+    SignalCount { rank: u32, got: u64, expected: u32 },
+    #[error("rank {rank} step {step}: message of {got} parts where {expected} are awaited")]
+    Length { rank: u32, step: usize, got: usize, expected: usize },
+    #[error(
+        "rank {rank} output block {block} part {part}: missing contribution of rank {missing} (last written by step {step})"
+    )]
+    Missing { rank: u32, block: u32, part: u32, missing: u32, step: usize },
+    #[error(
+        "rank {rank} output block {block} part {part}: rank {twice} contributes {times} times (last written by step {step})"
+    )]
+    Double { rank: u32, block: u32, part: u32, twice: u32, times: u32, step: usize },
+    #[error(
+        "rank {rank} output block {block} part {part} holds the wrong data: {what} (last written by step {step})"
+    )]
+    Wrong { rank: u32, block: u32, part: u32, what: String, step: usize },
+}
+
+type Clock = Vec<u32>;
+
+#[derive(Clone, Copy)]
+struct Access {
+    rank: u32,
+    clock: u32,
+    step: usize,
+}
+
+/// A part of a user buffer.
+struct Cell<V> {
+    value: Option<V>,
+    write: Access,
+    reads: Vec<Access>,
+}
+
+/// One slot of a rank's stage.
+struct Slot<V> {
+    /// Which (operation, window) filled it.
+    generation: u64,
+    cells: Vec<Option<(V, Access)>>,
+    /// Who read which cell, the last time.
+    reads: Vec<(usize, Access)>,
+}
+
+struct Message<V> {
+    values: Vec<V>,
+    piece: (u64, u64),
+    clock: Option<Clock>,
+    ready_us: f64,
+    step: usize,
+}
+
+struct Edge<V> {
+    queue: VecDeque<Message<V>>,
+    /// When the last messages were taken, for the time at which slots become free.
+    taken_us: VecDeque<f64>,
+}
+
+struct Rank {
+    phase: u64,
+    /// Clock and time of every signal, by phase.
+    signals: Vec<(Clock, f64)>,
+    clock: Clock,
+    now_us: f64,
+    stage_windows: u64,
+    slot_need: [u64; 2],
+}
+
+/// A grouped send or receive of `pieces` slots' worth of data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transfer {
+    /// The other side.
+    pub peer: u32,
+    /// Whether this rank sends.
+    pub send: bool,
+    /// Messages that the edge carries for it.
+    pub pieces: u64,
+}
+
+/// One operation on all ranks.
+pub enum Work<'a> {
+    /// A collective.
+    Collective {
+        /// The shared facts.
+        plan: &'a Plan,
+        /// The programs, by rank.
+        programs: &'a [crate::ir::Program],
+        /// How the call is cut.
+        geometry: Geometry,
+        /// Which ranks call in place.
+        in_place: &'a [bool],
+    },
+    /// Grouped sends and receives, by rank.
+    Exchange(&'a [Vec<Transfer>]),
+}
+
+/// What limits a run, and what is computed besides the values.
+#[derive(Clone, Copy)]
+pub struct Options<'a> {
+    /// Messages that an edge holds before its sender waits.
+    pub edge_slots: usize,
+    /// Whether to check the order of accesses to shared memory.
+    pub races: bool,
+    /// Whether and with which costs to compute times; `elem_bytes` scales elements.
+    pub costs: Option<(&'a CostModel, u64)>,
+}
+
+/// The machine: ranks with the state that outlives operations.
+pub struct Machine<'a, V: Values> {
+    values: V,
+    options: Options<'a>,
+    ranks: Vec<Rank>,
+    edges: HashMap<(u32, u32), Edge<V::Value>>,
+    stage: Vec<[Slot<V::Value>; 2]>,
+}
+
+/// The state of one collective while it runs.
+struct Running<'a, V> {
+    plan: &'a Plan,
+    programs: &'a [crate::ir::Program],
+    geometry: Geometry,
+    in_place: &'a [bool],
+    /// Input, output and scratch of each rank.
+    memory: Vec<[Vec<Cell<V>>; 3]>,
+    phase_base: u64,
+    stage_base: u64,
+    at: Vec<(u64, usize)>,
+}
+
+/// The output of a collective: per rank the value and last writing step of each part, by
+/// `(window · blocks + block) · parts + part`.
+pub type Outputs<V> = Vec<Vec<Option<(V, usize)>>>;
+
+impl<'a, V: Values> Machine<'a, V> {
+    /// A machine with fresh state.
+    pub fn new(nranks: u32, values: V, options: Options<'a>) -> Self {
+        let clock = || vec![0; if options.races { nranks as usize } else { 0 }];
+        let slot = || Slot { generation: 0, cells: Vec::new(), reads: Vec::new() };
+        let rank = || Rank {
+            phase: 0,
+            signals: vec![(clock(), 0.0)],
+            clock: clock(),
+            now_us: 0.0,
+            stage_windows: 0,
+            slot_need: [0; 2],
+        };
+        Self {
+            values,
+            options,
+            ranks: (0..nranks).map(|_| rank()).collect(),
+            edges: HashMap::new(),
+            stage: (0..nranks).map(|_| [slot(), slot()]).collect(),
+        }
+    }
+
+    /// What the machine computed with.
+    pub fn values(&mut self) -> &mut V {
+        &mut self.values
+    }
+
+    /// Model time at which the last rank was done, in µs.
+    pub fn now_us(&self) -> f64 {
+        self.ranks.iter().fold(0.0, |t, r| r.now_us.max(t))
+    }
+
+    /// Runs one operation to its end on all ranks.
+    pub fn run(&mut self, work: &Work<'_>) -> Result<Outputs<V::Value>, Fault> {
+        match work {
+            Work::Collective { plan, programs, geometry, in_place } => {
+                let mut run = self.start(plan, programs, *geometry, in_place);
+                self.run_collective(&mut run)
+            }
+            Work::Exchange(transfers) => self.run_exchange(transfers).map(|()| Vec::new()),
+        }
+    }
+
+    fn start<'b>(
+        &mut self,
+        plan: &'b Plan,
+        programs: &'b [crate::ir::Program],
+        geometry: Geometry,
+        in_place: &'b [bool],
+    ) -> Running<'b, V::Value> {
+        let spec = &plan.spec;
+        let per_block = geometry.windows() as usize * geometry.parts as usize;
+        let mut memory = Vec::new();
+        for rank in 0..spec.nranks {
+            let own = self.access(rank, usize::MAX);
+            let cells = |blocks: usize| {
+                let empty = || Cell { value: None, write: own, reads: Vec::new() };
+                (0..blocks * per_block).map(|_| empty()).collect::<Vec<_>>()
+            };
+            memory.push([
+                cells(spec.input_blocks(rank) as usize),
+                cells(spec.output_blocks(rank) as usize),
+                cells(plan.layout.scratch_blocks as usize),
+            ]);
+        }
+        let phase_base = self.ranks[0].phase;
+        let stage_base = self.ranks[0].stage_windows;
+        let at = vec![(0, 0); spec.nranks as usize];
+        let mut run =
+            Running { plan, programs, geometry, in_place, memory, phase_base, stage_base, at };
+        for rank in 0..spec.nranks {
+            for block in 0..spec.input_blocks(rank) {
+                for window in 0..geometry.windows() {
+                    for part in 0..geometry.parts {
+                        let place = Place { rank, block, window, part };
+                        let value = self.values.input(place);
+                        let (buffer, i) = run.locate(rank, Buffer::Input, block, window, part);
+                        run.memory[rank as usize][buffer][i].value = Some(value);
+                    }
+                }
+            }
+        }
+        run
+    }
+
+    fn run_collective(
+        &mut self,
+        run: &mut Running<'_, V::Value>,
+    ) -> Result<Outputs<V::Value>, Fault> {
+        loop {
+            let (mut moved, mut done) = (false, true);
+            for rank in 0..run.plan.spec.nranks {
+                while run.at[rank as usize].0 < run.geometry.windows() {
+                    if !self.step(run, rank)? {
+                        done = false;
+                        break;
+                    }
+                    moved = true;
+                }
+            }
+            if done {
+                return self.finish(run);
+            }
+            if !moved {
+                return Err(self.deadlock(run));
+            }
+        }
+    }
+
+    /// Names the blocked rank whose awaited partner cannot move any more, else the first one.
+    fn deadlock(&self, run: &Running<'_, V::Value>) -> Fault {
+        let windows = run.geometry.windows();
+        let blocked = |r: u32| run.at[r as usize].0 < windows;
+        let partner = |r: u32| {
+            let (_, step) = run.at[r as usize];
+            match run.programs[r as usize].ops.get(step) {
+                Some(Op::Send { peer, .. } | Op::Recv { peer, .. }) => Some(*peer),
+                Some(Op::RecvReduce { peer, .. }) => Some(*peer),
+                Some(Op::Wait { from: From::One(peer), .. }) => Some(*peer),
+                _ => None,
+            }
+        };
+        let ranks = 0..run.plan.spec.nranks;
+        let orphan = ranks.clone().find(|&r| blocked(r) && partner(r).is_some_and(|p| !blocked(p)));
+        let rank = orphan.or_else(|| ranks.clone().find(|&r| blocked(r))).unwrap_or(0);
+        let (window, step) = run.at[rank as usize];
+        let op = run.programs[rank as usize].ops.get(step);
+        let awaited = match partner(rank) {
+            Some(p) if !blocked(p) => format!("{op:?}, but rank {p} has ended its program"),
+            Some(p) => format!("{op:?}, while rank {p} is at step {}", run.at[p as usize].1),
+            None => format!("{op:?}"),
+        };
+        Fault::Deadlock { rank, step, window, awaited }
+    }
+
+    /// One operation of one rank; false when it has to wait.
+    fn step(&mut self, run: &mut Running<'_, V::Value>, rank: u32) -> Result<bool, Fault> {
+        let (window, step) = run.at[rank as usize];
+        let Some(&op) = run.programs[rank as usize].ops.get(step) else {
+            self.end_window(run, rank)?;
+            return Ok(true);
+        };
+        let mut cx = Step { machine: self, run, rank, step, window };
+        let moved = cx.execute(op)?;
+        if moved {
+            run.at[rank as usize].1 += 1;
+            if self.options.races {
+                self.ranks[rank as usize].clock[rank as usize] += 1;
+            }
+        }
+        Ok(moved)
+    }
+
+    fn end_window(&mut self, run: &mut Running<'_, V::Value>, rank: u32) -> Result<(), Fault> {
+        let layout = &run.plan.layout;
+        let (window, _) = run.at[rank as usize];
+        let base = run.phase_base + window * u64::from(layout.signals);
+        let state = &mut self.ranks[rank as usize];
+        if state.phase != base + u64::from(layout.signals) {
+            let got = state.phase - base;
+            return Err(Fault::SignalCount { rank, got, expected: layout.signals });
+        }
+        if layout.stage_blocks > 0 {
+            let slot = (state.stage_windows & 1) as usize;
+            state.slot_need[slot] = base + u64::from(layout.done_signal);
+            state.stage_windows += 1;
+        }
+        run.at[rank as usize] = (window + 1, 0);
+        Ok(())
+    }
+
+    fn finish(&mut self, run: &mut Running<'_, V::Value>) -> Result<Outputs<V::Value>, Fault> {
+        for (&(from, to), edge) in &self.edges {
+            if let Some(message) = edge.queue.front() {
+                let what = format!("rank {to} never takes the message sent to it");
+                return Err(Fault::Unmatched { rank: from, step: message.step, what });
+            }
+        }
+        let spec = run.plan.spec;
+        let mut outputs = Vec::new();
+        for rank in 0..spec.nranks {
+            // The caller may now change both buffers: nobody may still access them.
+            for buffer in 0..2 {
+                for i in 0..run.memory[rank as usize][buffer].len() {
+                    let cell = &run.memory[rank as usize][buffer][i];
+                    self.check_order(rank, usize::MAX, cell.write, "the call returns")?;
+                    for &read in &cell.reads {
+                        self.check_order(rank, usize::MAX, read, "the call returns")?;
+                    }
+                }
+            }
+            let mut parts = Vec::new();
+            for window in 0..run.geometry.windows() {
+                for block in 0..spec.output_blocks(rank) {
+                    for part in 0..run.geometry.parts {
+                        let (buffer, i) = run.locate(rank, Buffer::Output, block, window, part);
+                        let cell = &run.memory[rank as usize][buffer][i];
+                        parts.push(cell.value.clone().map(|v| (v, cell.write.step)));
+                    }
+                }
+            }
+            outputs.push(parts);
+        }
+        Ok(outputs)
+    }
+
+    fn access(&self, rank: u32, step: usize) -> Access {
+        let clock = &self.ranks[rank as usize].clock;
+        Access { rank, clock: clock.get(rank as usize).copied().unwrap_or(0), step }
+    }
+
+    fn check_order(&self, rank: u32, step: usize, other: Access, what: &str) -> Result<(), Fault> {
+        let known = self.ranks[rank as usize].clock.get(other.rank as usize);
+        if other.rank == rank || known.is_none_or(|&k| k >= other.clock) {
+            return Ok(());
+        }
+        let what = what.to_owned();
+        Err(Fault::Race { rank, step, what, other: other.rank, other_step: other.step })
+    }
+
+    fn join(&mut self, rank: u32, clock: &Clock) {
+        for (mine, theirs) in self.ranks[rank as usize].clock.iter_mut().zip(clock) {
+            *mine = (*mine).max(*theirs);
+        }
+    }
+
+    /// Puts a message on an edge; false when its slots are all taken.
+    fn send(
+        &mut self,
+        from: u32,
+        to: u32,
+        message: (Vec<V::Value>, (u64, u64)),
+        step: usize,
+        elems: u64,
+    ) -> bool {
+        let slots = self.options.edge_slots;
+        let edge = self
+            .edges
+            .entry((from, to))
+            .or_insert_with(|| Edge { queue: VecDeque::new(), taken_us: VecDeque::new() });
+        if edge.queue.len() >= slots {
+            return false;
+        }
+        let mut ready_us = 0.0;
+        if let Some((model, elem_bytes)) = self.options.costs {
+            let rank = &mut self.ranks[from as usize];
+            if edge.taken_us.len() + edge.queue.len() >= slots {
+                rank.now_us = rank.now_us.max(edge.taken_us.pop_front().unwrap_or(0.0));
+            }
+            rank.now_us += model.send_us(elems * elem_bytes);
+            ready_us = rank.now_us + model.latency_us;
+        }
+        let clock = self.options.races.then(|| self.ranks[from as usize].clock.clone());
+        let (values, piece) = message;
+        edge.queue.push_back(Message { values, piece, clock, ready_us, step });
+        if self.options.races {
+            self.ranks[from as usize].clock[from as usize] += 1;
+        }
+        true
+    }
+
+    fn receive(&mut self, from: u32, to: u32, elems: u64, fold: bool) -> Option<Message<V::Value>> {
+        let edge = self.edges.get_mut(&(from, to))?;
+        let message = edge.queue.pop_front()?;
+        if let Some((model, elem_bytes)) = self.options.costs {
+            let rank = &mut self.ranks[to as usize];
+            rank.now_us =
+                rank.now_us.max(message.ready_us) + model.receive_us(elems * elem_bytes, fold);
+            edge.taken_us.push_back(rank.now_us);
+        }
+        if let Some(clock) = &message.clock {
+            let clock = clock.clone();
+            self.join(to, &clock);
+        }
+        Some(message)
+    }
+
+    fn spend(&mut self, rank: u32, cost: impl FnOnce(&CostModel, u64) -> f64) {
+        if let Some((model, elem_bytes)) = self.options.costs {
+            self.ranks[rank as usize].now_us += cost(model, elem_bytes);
+        }
+    }
+
+    fn run_exchange(&mut self, transfers: &[Vec<Transfer>]) -> Result<(), Fault> {
+        let mut moved_pieces: Vec<Vec<u64>> =
+            transfers.iter().map(|list| vec![0; list.len()]).collect();
+        loop {
+            let (mut moved, mut waiting) = (false, None);
+            for (rank, list) in transfers.iter().enumerate() {
+                let mut busy: Vec<(u32, bool)> = Vec::new();
+                for (step, transfer) in list.iter().enumerate() {
+                    let lane = (transfer.peer, transfer.send);
+                    if transfer.peer == rank as u32 || busy.contains(&lane) {
+                        continue;
+                    }
+                    let nth = list[..step].iter().filter(|t| (t.peer, t.send) == lane).count();
+                    let at = (rank as u32, step, nth as u64);
+                    while moved_pieces[rank][step] < transfer.pieces
+                        && self.exchange_piece(transfer, at, moved_pieces[rank][step])?
+                    {
+                        moved_pieces[rank][step] += 1;
+                        moved = true;
+                    }
+                    if moved_pieces[rank][step] < transfer.pieces {
+                        busy.push(lane);
+                        waiting = Some((rank as u32, step, *transfer));
+                    }
+                }
+            }
+            match waiting {
+                None => return Ok(()),
+                Some((rank, step, transfer)) if !moved => {
+                    let awaited = format!("{transfer:?}");
+                    return Err(Fault::Deadlock { rank, step, window: 0, awaited });
+                }
+                Some(_) => {}
+            }
+        }
+    }
+
+    fn exchange_piece(
+        &mut self,
+        transfer: &Transfer,
+        (rank, step, nth): (u32, usize, u64),
+        piece: u64,
+    ) -> Result<bool, Fault> {
+        if transfer.send {
+            return Ok(self.send(rank, transfer.peer, (Vec::new(), (nth, piece)), step, 0));
+        }
+        let Some(message) = self.receive(transfer.peer, rank, 0, false) else {
+            return Ok(false);
+        };
+        if message.piece == (nth, piece) {
+            return Ok(true);
+        }
+        let what = format!("message {:?} where {:?} is awaited", message.piece, (nth, piece));
+        Err(Fault::Unmatched { rank: transfer.peer, step: message.step, what })
+    }
+}
+
+impl<V> Running<'_, V> {
+    /// Where a part of a buffer lies, in-place calls considered: (index of the memory, cell).
+    fn locate(
+        &self,
+        rank: u32,
+        buffer: Buffer,
+        block: u32,
+        window: u64,
+        part: u32,
+    ) -> (usize, usize) {
+        let spec = &self.plan.spec;
+        let (mut buffer, mut block) = (buffer as usize, block);
+        if self.in_place[rank as usize]
+            && let Some((input, output)) = spec.in_place(rank)
+        {
+            let into_output = spec.output_blocks(rank) >= spec.input_blocks(rank);
+            if buffer == 0 && into_output {
+                (buffer, block) = (1, block + output - input);
+            } else if buffer == 1 && !into_output {
+                (buffer, block) = (0, block + input - output);
+            }
+        }
+        let windows = self.geometry.windows();
+        let index = (u64::from(block) * windows + window) * u64::from(self.geometry.parts);
+        (buffer, (index + u64::from(part)) as usize)
+    }
+}
+
+/// One operation being executed.
+struct Step<'m, 'r, 'a, 'b, V: Values> {
+    machine: &'m mut Machine<'a, V>,
+    run: &'r mut Running<'b, V::Value>,
+    rank: u32,
+    step: usize,
+    window: u64,
+}
+
+impl<V: Values> Step<'_, '_, '_, '_, V> {
+    fn execute(&mut self, op: Op) -> Result<bool, Fault> {
+        let rank = self.rank;
+        match op {
+            Op::Copy { src, dst } => {
+                let at = |s: Slice| self.run.locate(rank, s.buffer, s.block, self.window, s.part);
+                if dst.buffer != Buffer::Stage && at(src) == at(dst) {
+                    return Ok(true);
+                }
+                let values = self.load(rank, src)?;
+                self.store(rank, dst, values)?;
+                let elems = self.elems(src);
+                self.machine.spend(rank, |m, b| m.copy_us(elems * b));
+            }
+            Op::Send { peer, src } => {
+                let values = self.load(rank, src)?;
+                let elems = self.elems(src);
+                return Ok(values.is_empty()
+                    || self.machine.send(rank, peer, (values, (0, 0)), self.step, elems));
+            }
+            Op::Recv { peer, dst } => {
+                let Some(values) = self.take(peer, dst, false)? else { return Ok(false) };
+                self.store(rank, dst, values)?;
+            }
+            Op::RecvReduce { peer, local, dst, order, finish } => {
+                let Some(incoming) = self.take(peer, local, true)? else { return Ok(false) };
+                let own = self.load(rank, local)?;
+                let mut folded = Vec::new();
+                for (own, incoming) in own.into_iter().zip(incoming) {
+                    let operands = match order {
+                        Order::IncomingFirst => [incoming, own],
+                        Order::LocalFirst => [own, incoming],
+                    };
+                    folded.push(self.machine.values.fold(&operands, finish));
+                }
+                self.store(rank, dst, folded)?;
+            }
+            Op::Acquire => return self.acquire(),
+            Op::Signal => {
+                self.machine.spend(rank, |m, _| m.signal_us);
+                let state = &mut self.machine.ranks[rank as usize];
+                state.phase += 1;
+                state.signals.push((state.clock.clone(), state.now_us));
+            }
+            Op::Wait { from, signal } => {
+                let signals = u64::from(self.run.plan.layout.signals);
+                let target = self.run.phase_base + self.window * signals + u64::from(signal);
+                return Ok(self.wait(from, target));
+            }
+            Op::Get { peer, src, dst } => {
+                let values = self.load(peer, src)?;
+                self.store(rank, dst, values)?;
+                let elems = self.elems(src);
+                self.machine.spend(rank, |m, b| m.read_us(elems * b, false));
+            }
+            Op::Reduce { src, own, dst, finish } => self.reduce(src, own, dst, finish)?,
+        }
+        Ok(true)
+    }
+
+    fn reduce(
+        &mut self,
+        src: Slice,
+        own: Slice,
+        dst: Destination,
+        finish: bool,
+    ) -> Result<(), Fault> {
+        let nranks = self.run.plan.spec.nranks;
+        let mut operands = Vec::new();
+        for other in 0..nranks {
+            operands.push(self.load(other, if other == self.rank { own } else { src })?);
+        }
+        let mut folded = Vec::new();
+        for i in 0..operands[0].len() {
+            let column: Vec<_> = operands.iter().map(|o| o[i].clone()).collect();
+            folded.push(self.machine.values.fold(&column, finish));
+        }
+        let elems = self.elems(src);
+        self.machine.spend(self.rank, |m, b| m.read_us(elems * b * u64::from(nranks), true));
+        match dst {
+            Destination::Own(slice) => self.store(self.rank, slice, folded),
+            Destination::Both(one, two) => {
+                self.store(self.rank, one, folded.clone())?;
+                self.store(self.rank, two, folded)
+            }
+            Destination::Peer(peer, slice) => self.store(peer, slice, folded),
+            Destination::Everyone(slice) => {
+                (0..nranks).try_for_each(|peer| self.store(peer, slice, folded.clone()))
+            }
+        }
+    }
+
+    fn elems(&self, slice: Slice) -> u64 {
+        self.run.geometry.range(self.window, slice.part, slice.parts).1
+    }
+
+    /// The parts of a slice that have elements in this window.
+    fn parts(&self, slice: Slice) -> impl Iterator<Item = u32> + use<V> {
+        let (geometry, window) = (self.run.geometry, self.window);
+        (slice.part..slice.part + slice.parts).filter(move |&p| geometry.range(window, p, 1).1 > 0)
+    }
+
+    fn take(
+        &mut self,
+        peer: u32,
+        slice: Slice,
+        fold: bool,
+    ) -> Result<Option<Vec<V::Value>>, Fault> {
+        let expected = self.parts(slice).count();
+        if expected == 0 {
+            return Ok(Some(Vec::new()));
+        }
+        let elems = self.elems(slice);
+        let Some(message) = self.machine.receive(peer, self.rank, elems, fold) else {
+            return Ok(None);
+        };
+        let got = message.values.len();
+        if got != expected {
+            return Err(Fault::Length { rank: self.rank, step: self.step, got, expected });
+        }
+        Ok(Some(message.values))
+    }
+
+    fn load(&mut self, owner: u32, slice: Slice) -> Result<Vec<V::Value>, Fault> {
+        let mut values = Vec::new();
+        for part in self.parts(slice) {
+            values.push(if slice.buffer == Buffer::Stage {
+                self.load_stage(owner, slice.block, part)?
+            } else {
+                self.load_user(owner, slice, part)?
+            });
+        }
+        Ok(values)
+    }
+
+    fn load_user(&mut self, owner: u32, slice: Slice, part: u32) -> Result<V::Value, Fault> {
+        let (buffer, i) = self.run.locate(owner, slice.buffer, slice.block, self.window, part);
+        let access = self.machine.access(self.rank, self.step);
+        let cell = &mut self.run.memory[owner as usize][buffer][i];
+        if self.run.plan.layout.user_memory && self.machine.options.races {
+            cell.reads.push(access);
+        }
+        let (write, value) = (cell.write, cell.value.clone());
+        self.machine.check_order(self.rank, self.step, write, "a read")?;
+        let what = || format!("block {} part {part} of {:?}", slice.block, slice.buffer);
+        value.ok_or_else(|| Fault::Empty { rank: self.rank, step: self.step, what: what() })
+    }
+
+    fn generation(&self) -> (usize, u64) {
+        let window = self.run.stage_base + self.window;
+        ((window & 1) as usize, window + 1)
+    }
+
+    fn load_stage(&mut self, owner: u32, block: u32, part: u32) -> Result<V::Value, Fault> {
+        let (index, generation) = self.generation();
+        let access = self.machine.access(self.rank, self.step);
+        let slot = &mut self.machine.stage[owner as usize][index];
+        let i = (block * self.run.geometry.parts + part) as usize;
+        let found = (slot.generation == generation).then(|| slot.cells.get(i).cloned().flatten());
+        let Some((value, write)) = found.flatten() else {
+            let what = format!("block {block} part {part} of the stage of rank {owner}");
+            return Err(Fault::Empty { rank: self.rank, step: self.step, what });
+        };
+        slot.reads.retain(|(cell, r)| (*cell, r.rank) != (i, access.rank));
+        slot.reads.push((i, access));
+        self.machine.check_order(self.rank, self.step, write, "a read of the stage")?;
+        Ok(value)
+    }
+
+    fn store(&mut self, owner: u32, slice: Slice, values: Vec<V::Value>) -> Result<(), Fault> {
+        for (part, value) in self.parts(slice).zip(values) {
+            if slice.buffer == Buffer::Stage {
+                self.store_stage(slice.block, part, value)?;
+            } else {
+                self.store_user(owner, slice, part, value)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn store_user(
+        &mut self,
+        owner: u32,
+        slice: Slice,
+        part: u32,
+        value: V::Value,
+    ) -> Result<(), Fault> {
+        let (rank, step) = (self.rank, self.step);
+        let (buffer, i) = self.run.locate(owner, slice.buffer, slice.block, self.window, part);
+        let aliased = self.run.in_place[owner as usize];
+        if slice.buffer == Buffer::Input || (buffer == Buffer::Input as usize && !aliased) {
+            return Err(Fault::InputWritten { rank, step });
+        }
+        let access = self.machine.access(rank, step);
+        let cell = &mut self.run.memory[owner as usize][buffer][i];
+        let before = std::mem::replace(&mut cell.write, access);
+        let reads = std::mem::take(&mut cell.reads);
+        cell.value = Some(value);
+        self.machine.check_order(rank, step, before, "a write")?;
+        reads.iter().try_for_each(|&r| self.machine.check_order(rank, step, r, "a write"))
+    }
+
+    fn store_stage(&mut self, block: u32, part: u32, value: V::Value) -> Result<(), Fault> {
+        let (rank, step) = (self.rank, self.step);
+        let (index, generation) = self.generation();
+        let access = self.machine.access(rank, step);
+        let slot = &mut self.machine.stage[rank as usize][index];
+        if slot.generation != generation {
+            return Err(Fault::NotAcquired { rank, step });
+        }
+        let i = (block * self.run.geometry.parts + part) as usize;
+        if slot.cells.len() <= i {
+            slot.cells.resize_with(i + 1, || None);
+        }
+        slot.cells[i] = Some((value, access));
+        let reads: Vec<_> = slot.reads.iter().filter(|(cell, _)| *cell == i).copied().collect();
+        let what = "a write to the stage";
+        reads.iter().try_for_each(|&(_, r)| self.machine.check_order(rank, step, r, what))
+    }
+
+    fn acquire(&mut self) -> Result<bool, Fault> {
+        let (rank, step) = (self.rank, self.step);
+        let (index, generation) = self.generation();
+        let need = self.machine.ranks[rank as usize].slot_need[index];
+        if !self.wait(From::All, need) {
+            return Ok(false);
+        }
+        let slot = &mut self.machine.stage[rank as usize][index];
+        slot.generation = generation;
+        slot.cells.clear();
+        let what = "early reuse of a stage slot";
+        let reads = std::mem::take(&mut slot.reads);
+        reads.iter().try_for_each(|&(_, r)| self.machine.check_order(rank, step, r, what))?;
+        Ok(true)
+    }
+
+    fn wait(&mut self, from: From, target: u64) -> bool {
+        let rank = self.rank;
+        let peers = match from {
+            From::All => 0..self.run.plan.spec.nranks,
+            From::One(peer) => peer..peer + 1,
+        };
+        let behind = |p: u32| p != rank && self.machine.ranks[p as usize].phase < target;
+        if peers.clone().any(behind) {
+            return false;
+        }
+        for peer in peers.filter(|&p| p != rank) {
+            let (clock, time) = self.machine.ranks[peer as usize].signals[target as usize].clone();
+            self.machine.join(rank, &clock);
+            if let Some((model, _)) = self.machine.options.costs {
+                let now = &mut self.machine.ranks[rank as usize].now_us;
+                *now = now.max(time + model.latency_us) + model.poll_us;
+            }
+        }
+        true
+    }
+}

@@ -1,0 +1,132 @@
+//! What plans compute and how long they take: the reference interpreter against the definition of
+//! the collectives, the closed cost formulas against the simulator.
+
+use oxccl_plan::cost::CostModel;
+use oxccl_plan::ir::Capacity;
+use oxccl_plan::select::{self, Topology};
+use oxccl_plan::{
+    Algorithm, Collective, DataType, Geometry, Plan, ReduceOp, Spec, arith, reference, simulate,
+};
+
+fn bytes(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    (0..len)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 32) as u8
+        })
+        .collect()
+}
+
+/// The definition: for integers the order of folding does not matter.
+fn expected(spec: &Spec, inputs: &[Vec<u8>], op: ReduceOp, block_bytes: usize) -> Vec<Vec<u8>> {
+    let block = |rank: u32, block: u32| {
+        let at = block as usize * block_bytes;
+        &inputs[rank as usize][at..at + block_bytes]
+    };
+    (0..spec.nranks)
+        .map(|rank| {
+            let source = spec.source_block(rank);
+            let blocks = (0..spec.output_blocks(rank)).flat_map(|b| match spec.source_rank(b) {
+                Some(from) => block(from, source).to_vec(),
+                None if spec.nranks == 1 => block(0, source).to_vec(),
+                None => {
+                    let all: Vec<_> = (0..spec.nranks).map(|r| block(r, source)).collect();
+                    arith::fold(DataType::Int32, op, &all, Some(spec.nranks))
+                }
+            });
+            blocks.collect()
+        })
+        .collect()
+}
+
+#[test]
+fn every_plan_computes_its_collective() {
+    let room = Capacity { edge_slot_elems: 16, stage_slot_elems: 64, align_elems: 2 };
+    for nranks in [1, 2, 3, 5, 8, 13] {
+        for collective in Collective::ALL {
+            let spec = Spec::new(collective, nranks, nranks / 2);
+            for plan in Plan::candidates(spec) {
+                for (i, op) in ReduceOp::ALL.into_iter().enumerate() {
+                    let count = 37 * i as u64 + 1;
+                    let geometry = Geometry::new(&plan.layout, count, &room);
+                    let inputs: Vec<_> = (0..nranks)
+                        .map(|r| {
+                            let len = spec.input_blocks(r) as usize * count as usize * 4;
+                            bytes(u64::from(r) * 77 + i as u64, len)
+                        })
+                        .collect();
+                    let got = reference::interpret(&plan, geometry, DataType::Int32, op, &inputs)
+                        .unwrap();
+                    let expected = expected(&spec, &inputs, op, count as usize * 4);
+                    assert_eq!(got, expected, "{plan:?} {op:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn direct_float_results_are_the_rank_order_fold_with_one_rounding() {
+    let (nranks, count) = (5, 100);
+    let spec = Spec::new(Collective::AllReduce, nranks, 0);
+    for dtype in [DataType::Float16, DataType::Bfloat16, DataType::Float8e4m3, DataType::Float32] {
+        let inputs: Vec<_> =
+            (0..nranks).map(|r| bytes(u64::from(r), count * dtype.size())).collect();
+        let operands: Vec<_> = inputs.iter().map(Vec::as_slice).collect();
+        let expected = arith::fold(dtype, ReduceOp::Avg, &operands, Some(nranks));
+        for algorithm in [Algorithm::OneShot, Algorithm::TwoShot, Algorithm::TwoShotMapped] {
+            let plan = Plan::new(spec, algorithm).unwrap();
+            let room = Capacity { edge_slot_elems: 8, stage_slot_elems: 32, align_elems: 1 };
+            let geometry = Geometry::new(&plan.layout, count as u64, &room);
+            let got = reference::interpret(&plan, geometry, dtype, ReduceOp::Avg, &inputs).unwrap();
+            assert!(got.iter().all(|output| *output == expected), "{dtype:?} {algorithm:?}");
+        }
+    }
+}
+
+#[test]
+fn the_cost_formulas_stay_within_a_factor_of_the_simulator() {
+    for model in [CostModel::SHARED_MEMORY, CostModel::TCP] {
+        for nranks in [2, 3, 4, 8] {
+            for collective in Collective::ALL {
+                let spec = Spec::new(collective, nranks, 0);
+                for plan in Plan::candidates(spec) {
+                    for bytes in [8, 4 << 10, 256 << 10, 8 << 20] {
+                        let simulated = simulate::time_us(&plan, bytes, &model).unwrap();
+                        let formula = (plan.algorithm.generator().cost_us)(&spec, bytes, &model);
+                        let ratio = formula / simulated;
+                        assert!(
+                            (0.2..4.5).contains(&ratio),
+                            "{plan:?} {bytes}: formula {formula:.2} simulated {simulated:.2}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_choice_is_right_at_the_ends_and_explained() {
+    let direct = Topology { direct: true, model: CostModel::SHARED_MEMORY };
+    let network = Topology { direct: false, model: CostModel::TCP };
+    let spec = Spec::new(Collective::AllReduce, 8, 0);
+    let small = select::choose(spec, 8, &direct, None).unwrap();
+    assert_eq!((small.any_memory.algorithm, small.mapped), (Algorithm::OneShot, None));
+    let large = select::choose(spec, 64 << 20, &direct, None).unwrap();
+    assert_eq!(large.any_memory.algorithm, Algorithm::TwoShot);
+    assert_eq!(large.mapped.map(|p| p.algorithm), Some(Algorithm::TwoShotMapped));
+    for collective in Collective::ALL {
+        for bytes in [1, 1 << 10, 1 << 20, 1 << 30] {
+            let choice =
+                select::choose(Spec::new(collective, 5, 2), bytes, &network, None).unwrap();
+            assert!(choice.any_memory.layout.stage_blocks == 0 && choice.mapped.is_none());
+        }
+    }
+    let text = select::explain(spec, 64 << 20, &direct);
+    assert!(text.contains("two_shot_mapped") && text.contains("chosen for any memory"), "{text}");
+    assert!(select::choose(spec, 8, &network, Some(Algorithm::OneShot)).is_none());
+}

@@ -1,0 +1,277 @@
+//! Every generator under the verifier: exhaustively for small communicators, by seeded samples for
+//! large ones, in sequences; and broken plans of every kind, which it has to refuse.
+
+use oxccl_plan::ir::Capacity;
+use oxccl_plan::machine::{Fault, Transfer};
+use oxccl_plan::verify::{Conditions, Step, verify, verify_programs, verify_sequence};
+use oxccl_plan::{Algorithm, Buffer, Collective, Op, Plan, Program, Slice, Spec};
+use proptest::prelude::*;
+
+/// Slot size of the exhaustive tests, in elements.
+const SLOT: u64 = 4;
+
+fn specs(nranks: u32) -> Vec<Spec> {
+    let mut specs = Vec::new();
+    for collective in Collective::ALL {
+        let roots = if collective.rooted() { nranks } else { 1 };
+        specs.extend((0..roots).map(|root| Spec::new(collective, nranks, root)));
+    }
+    specs
+}
+
+#[test]
+fn every_generator_for_1_to_16_ranks_all_roots_and_chunk_counts() {
+    let mut verified = 0;
+    for nranks in 1..=16 {
+        for spec in specs(nranks) {
+            let plans: Vec<_> = Plan::candidates(spec).collect();
+            assert!(!plans.is_empty(), "nothing serves {spec:?}");
+            for plan in plans {
+                let window = SLOT * u64::from(plan.layout.parts);
+                for count in [0, 1, SLOT - 1, SLOT, SLOT + 1, 2 * SLOT + 1, window, 2 * window + 1]
+                {
+                    let conditions = Conditions::tight(SLOT, nranks);
+                    verify(&plan, count, &conditions)
+                        .unwrap_or_else(|fault| panic!("{plan:?} count {count}: {fault}"));
+                    verified += 1;
+                }
+            }
+        }
+    }
+    println!("{verified} plans verified");
+    assert!(verified > 10_000);
+}
+
+#[test]
+fn every_collective_has_a_plan_over_edges_alone() {
+    for spec in specs(7) {
+        assert!(
+            Plan::candidates(spec).any(|p| p.layout.stage_blocks == 0 && !p.layout.user_memory)
+        );
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..Default::default() })]
+
+    #[test]
+    fn every_generator_for_large_communicators(
+        nranks in 17u32..=1024, root in 0u32..1024, count in 1u64..3000, which in 0usize..8,
+    ) {
+        let collective = Collective::ALL[which];
+        // All-to-all has n² messages per window.
+        let nranks = if collective == Collective::AllToAll { nranks % 200 + 2 } else { nranks };
+        let spec = Spec::new(collective, nranks, root % nranks);
+        for plan in Plan::candidates(spec) {
+            let room = Capacity {
+                edge_slot_elems: u64::from(nranks) * 4,
+                stage_slot_elems: u64::from(nranks) * 4,
+                align_elems: 2,
+            };
+            let count = if plan.layout.stage_blocks > 1 || collective == Collective::AllGather
+                || collective == Collective::ReduceScatter { count.min(8) } else { count };
+            let conditions = Conditions { room, edge_slots: 2, races: nranks <= 40 };
+            // The direct plans let every rank read every other: n² accesses per part.
+            if plan.layout.signals > 0 && nranks > 256 {
+                continue;
+            }
+            prop_assert_eq!(verify(&plan, count, &conditions), Ok(()), "{:?}", plan);
+        }
+    }
+
+    #[test]
+    fn grouped_send_recv_over_random_matrices(
+        nranks in 1u32..9, seed in any::<u64>(), messages in 0usize..40,
+    ) {
+        let mut random = Random(seed);
+        let mut transfers = vec![Vec::new(); nranks as usize];
+        for _ in 0..messages {
+            let (from, to) = (random.below(nranks), random.below(nranks));
+            let pieces = u64::from(random.below(5));
+            transfers[from as usize].push(Transfer { peer: to, send: true, pieces });
+            transfers[to as usize].push(Transfer { peer: from, send: false, pieces });
+        }
+        // Unequal groupings: every rank may see its peers' lanes interleaved in another order.
+        for (rank, list) in transfers.iter_mut().enumerate() {
+            list.sort_by_key(|t| (t.peer + rank as u32 * 3) % nranks);
+        }
+        let conditions = Conditions::tight(SLOT, nranks);
+        let steps = [Step::Exchange(transfers.clone()), Step::Exchange(transfers)];
+        prop_assert_eq!(verify_sequence(nranks, &steps, &conditions), Ok(()));
+    }
+}
+
+/// SplitMix64: small, seeded, good enough to pick test cases.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u32) -> u32 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) % u64::from(bound)) as u32
+    }
+}
+
+/// One operation class per generator and collective, and send/recv among a subset.
+fn classes(nranks: u32) -> Vec<Box<dyn Fn() -> Step>> {
+    let mut classes: Vec<Box<dyn Fn() -> Step>> = Vec::new();
+    for collective in Collective::ALL {
+        let spec = Spec::new(collective, nranks, nranks - 1);
+        for plan in Plan::candidates(spec) {
+            // Three windows: both stage slots are used and one again.
+            let count = 2 * SLOT * u64::from(plan.layout.parts) + 1;
+            classes.push(Box::new(move || Step::Collective { plan, count }));
+        }
+    }
+    classes.push(Box::new(move || {
+        let mut transfers = vec![Vec::new(); nranks as usize];
+        if nranks > 1 {
+            transfers[0].push(Transfer { peer: 1, send: true, pieces: 3 });
+            transfers[1].push(Transfer { peer: 0, send: false, pieces: 3 });
+        }
+        Step::Exchange(transfers)
+    }));
+    classes
+}
+
+#[test]
+fn all_triples_of_operation_classes() {
+    let mut verified = 0;
+    for nranks in 2..=5 {
+        let classes = classes(nranks);
+        let conditions = Conditions::tight(SLOT, nranks);
+        for a in &classes {
+            for b in &classes {
+                for c in &classes {
+                    // A fourth operation finds what the third left behind.
+                    let steps = [a(), b(), c(), a()];
+                    verify_sequence(nranks, &steps, &conditions).expect("a sequence is right");
+                    verified += 1;
+                }
+            }
+        }
+    }
+    println!("{verified} sequences verified");
+    assert!(verified > 50_000);
+}
+
+fn broken(plan: &Plan, change: impl FnOnce(&mut Vec<Program>)) -> Fault {
+    let mut programs: Vec<_> = (0..plan.spec.nranks).map(|r| plan.program(r)).collect();
+    change(&mut programs);
+    let count = 2 * SLOT * u64::from(plan.layout.parts) + 1;
+    let fault = verify_programs(plan, &programs, count, &Conditions::tight(SLOT, 4));
+    fault.expect_err("a broken plan was accepted")
+}
+
+fn plan(collective: Collective, algorithm: Algorithm) -> Plan {
+    Plan::new(Spec::new(collective, 4, 0), algorithm).expect("it serves")
+}
+
+#[test]
+fn a_missing_contribution_is_named() {
+    let fault = broken(&plan(Collective::AllReduce, Algorithm::Ring), |programs| {
+        let Some(Op::RecvReduce { peer, dst, .. }) =
+            programs[2].ops.iter().copied().find(|op| matches!(op, Op::RecvReduce { .. }))
+        else {
+            panic!("a ring reduces")
+        };
+        programs[2].ops[1] = Op::Recv { peer, dst };
+    });
+    assert!(matches!(fault, Fault::Missing { missing: 2, .. }), "{fault}");
+    assert!(fault.to_string().contains("missing contribution of rank 2"), "{fault}");
+    assert!(fault.to_string().contains("step"), "{fault}");
+}
+
+#[test]
+fn a_double_contribution_is_named() {
+    let fault = broken(&plan(Collective::AllReduce, Algorithm::Ring), |programs| {
+        // Rank 2 folds its own input into a part that is already complete.
+        let complete = |op: &&mut Op| matches!(op, Op::Recv { .. });
+        let op = programs[2].ops.iter_mut().find(complete).expect("a ring collects");
+        if let Op::Recv { peer, dst } = *op {
+            let local = Slice { buffer: Buffer::Input, ..dst };
+            let order = oxccl_plan::Order::LocalFirst;
+            *op = Op::RecvReduce { peer, local, dst, order, finish: false };
+        }
+    });
+    assert!(matches!(fault, Fault::Double { twice: 2, times: 2, .. }), "{fault}");
+}
+
+#[test]
+fn a_lost_signal_is_named() {
+    let fault = broken(&plan(Collective::AllReduce, Algorithm::TwoShot), |programs| {
+        let ops = &mut programs[3].ops;
+        let at = ops.iter().rposition(|op| *op == Op::Signal).expect("two-shot signals");
+        ops.remove(at);
+    });
+    let named = matches!(fault, Fault::SignalCount { rank: 3, .. } | Fault::Deadlock { .. });
+    assert!(named, "{fault}");
+    let fault = broken(&plan(Collective::Broadcast, Algorithm::Tree), |programs| {
+        programs[0].ops.retain(|op| !matches!(op, Op::Send { .. }));
+    });
+    assert!(matches!(fault, Fault::Deadlock { .. }), "{fault}");
+    assert!(fault.to_string().contains("rank 0 has ended its program"), "{fault}");
+}
+
+#[test]
+fn a_message_that_nobody_takes_is_named() {
+    let fault = broken(&plan(Collective::Gather, Algorithm::Pairwise), |programs| {
+        programs[0].ops.pop();
+        programs[3].ops.truncate(1);
+    });
+    assert!(matches!(fault, Fault::Unmatched { .. } | Fault::Deadlock { .. }), "{fault}");
+}
+
+#[test]
+fn early_reuse_of_a_slot_is_named() {
+    let mut early = plan(Collective::Gather, Algorithm::OneShot);
+    early.layout.done_signal = 1;
+    let fault = broken(&early, |_| ());
+    assert!(matches!(fault, Fault::Race { .. } | Fault::Empty { .. }), "{fault}");
+    let fault = broken(&plan(Collective::AllGather, Algorithm::OneShot), |programs| {
+        programs[1].ops.remove(0);
+    });
+    assert_eq!(fault, Fault::NotAcquired { rank: 1, step: 0 });
+    let fault = broken(&plan(Collective::AllReduce, Algorithm::TwoShot), |programs| {
+        // The result of part 2 overwrites what rank 1 staged for rank 2, before it was read.
+        let into = |op: &&mut Op| matches!(op, Op::Reduce { .. });
+        let op = programs[1].ops.iter_mut().find(into).expect("it reduces");
+        if let Op::Reduce { dst, .. } = op {
+            *dst = oxccl_plan::Destination::Own(Slice::part(Buffer::Stage, 0, 2));
+        }
+    });
+    assert!(matches!(fault, Fault::Race { .. }), "{fault}");
+}
+
+#[test]
+fn a_missing_exit_wait_is_a_race_with_the_caller() {
+    let fault = broken(&plan(Collective::AllGather, Algorithm::OneShotMapped), |programs| {
+        programs[2].ops.pop();
+    });
+    assert!(matches!(fault, Fault::Race { rank: 2, .. }), "{fault}");
+    assert!(fault.to_string().contains("the call returns"), "{fault}");
+}
+
+#[test]
+fn a_deadlock_is_named() {
+    let fault = broken(&plan(Collective::AllToAll, Algorithm::Pairwise), |programs| {
+        for program in programs.iter_mut() {
+            program.ops.sort_by_key(|op| !matches!(op, Op::Recv { .. }));
+        }
+    });
+    assert!(matches!(fault, Fault::Deadlock { step: 0, .. }), "{fault}");
+}
+
+#[test]
+fn a_write_to_the_input_is_named() {
+    let fault = broken(&plan(Collective::AllReduce, Algorithm::Halving), |programs| {
+        for op in &mut programs[0].ops {
+            if let Op::Recv { dst, .. } = op {
+                dst.buffer = Buffer::Input;
+            }
+        }
+    });
+    assert!(matches!(fault, Fault::InputWritten { rank: 0, .. }), "{fault}");
+}

@@ -1,0 +1,257 @@
+//! Memory that peers can map: one sealed memfd per process from which all `oxcclMemAlloc` and
+//! `ncclMemAlloc` buffers are cut.
+//!
+//! The file is sparse and large, so that peers map it once, when a communicator is made, and reach
+//! every later buffer by its offset. Freed memory goes back to the system at once by punching a
+//! hole. Without room for the arena buffers come from the C library and are staged.
+
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::log::{self, Level};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+use std::collections::BTreeMap;
+use std::sync::{Mutex, OnceLock};
+
+/// Allocations are multiples of this, in bytes: a page of every supported machine.
+const GRANULE: usize = 64 << 10;
+
+/// A shared mapping of a whole memfd.
+pub struct Mapping {
+    base: *mut u8,
+    len: usize,
+}
+
+// SAFETY: the mapping is plain memory that stays at its address until the value is dropped; who
+// accesses which part when is the concern of the code that hands out pointers into it.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; the methods of `&Mapping` only return addresses.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `len` bytes of a memfd after checking that it is that large and sealed, so that no
+    /// peer can make an access fault by truncating it.
+    pub fn of(fd: BorrowedFd<'_>, len: usize) -> Result<Self> {
+        let hint = "the peer may be of another version";
+        let size = rustix::fs::fstat(fd).map_err(|e| Error::system("fstat of a memfd", e, hint))?;
+        let seals = rustix::fs::fcntl_get_seals(fd)
+            .map_err(|e| Error::system("reading the seals of a memfd", e, hint))?;
+        let wanted = SealFlags::SHRINK | SealFlags::GROW;
+        if size.st_size as usize != len || !seals.contains(wanted) {
+            let got = format!("{} bytes, seals {seals:?}", size.st_size);
+            let what = format!("a memfd of {len} bytes sealed against resizing");
+            return Err(Error::Init { why: format!("received {got}; expected {what}") });
+        }
+        let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+        let flags = flags | MapFlags::NORESERVE;
+        // SAFETY: a new mapping at an address that the system chooses overlaps nothing.
+        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, flags, fd, 0) }
+            .map_err(|e| Error::system(format!("mmap of {len} bytes"), e, "raise ulimit -v"))?;
+        Ok(Self { base: base.cast(), len })
+    }
+
+    /// First byte.
+    pub fn base(&self) -> *mut u8 {
+        self.base
+    }
+
+    /// Size in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: base and len are those of a mapping that this value owns alone.
+        if let Err(e) = unsafe { rustix::mm::munmap(self.base.cast(), self.len) } {
+            log::line(Level::Warn, &format!("munmap failed: {e}"));
+        }
+    }
+}
+
+/// A new memfd of fixed size.
+pub fn sealed_memfd(name: &str, len: usize) -> Result<OwnedFd> {
+    let failed = |call: &str, e| Error::system(call, e, "check memory limits and seccomp rules");
+    let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+        .map_err(|e| failed("memfd_create", e))?;
+    rustix::fs::ftruncate(&fd, len as u64).map_err(|e| failed("ftruncate of a memfd", e))?;
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    rustix::fs::fcntl_add_seals(&fd, seals).map_err(|e| failed("sealing a memfd", e))?;
+    Ok(fd)
+}
+
+/// The arena of this process.
+pub struct Arena {
+    fd: OwnedFd,
+    mapping: Mapping,
+    blocks: Mutex<Blocks>,
+}
+
+/// Which parts of the arena are taken, by offset.
+struct Blocks {
+    taken: BTreeMap<usize, usize>,
+    free: BTreeMap<usize, usize>,
+}
+
+impl Blocks {
+    fn allocate(&mut self, len: usize) -> Option<usize> {
+        let (&offset, &room) = self.free.iter().find(|&(_, &room)| room >= len)?;
+        self.free.remove(&offset);
+        if room > len {
+            self.free.insert(offset + len, room - len);
+        }
+        self.taken.insert(offset, len);
+        Some(offset)
+    }
+
+    fn release(&mut self, offset: usize) -> Option<usize> {
+        let len = self.taken.remove(&offset)?;
+        let (mut start, mut room) = (offset, len);
+        if let Some((&before, &size)) = self.free.range(..offset).next_back()
+            && before + size == offset
+        {
+            self.free.remove(&before);
+            (start, room) = (before, room + size);
+        }
+        if let Some(after) = self.free.remove(&(offset + len)) {
+            room += after;
+        }
+        self.free.insert(start, room);
+        Some(len)
+    }
+}
+
+impl Arena {
+    /// The process's arena; None, logged once, where it cannot be had.
+    pub fn get() -> Option<&'static Arena> {
+        static ARENA: OnceLock<Option<Arena>> = OnceLock::new();
+        ARENA.get_or_init(|| {
+            let made = Self::new(Self::default_len());
+            if let Err(e) = &made {
+                let text = format!("no memory that peers can map, buffers will be copied: {e}");
+                log::line(Level::Warn, &text);
+            }
+            made.ok()
+        })
+        .as_ref()
+    }
+
+    fn default_len() -> usize {
+        let gib = 1usize << 30;
+        match Config::get().arena_gib as usize {
+            0 => {
+                let ram = rustix::system::sysinfo().totalram as usize;
+                // 64 peers' arenas must fit the 47 bits of user addresses with room to spare.
+                (2 * ram).next_multiple_of(gib).min(512 * gib)
+            }
+            wanted => wanted.min(512) * gib,
+        }
+    }
+
+    fn new(len: usize) -> Result<Self> {
+        let fd = sealed_memfd("oxccl-arena", len)?;
+        let mapping = Mapping::of(fd.as_fd(), len)?;
+        let blocks = Blocks { taken: BTreeMap::new(), free: BTreeMap::from([(0, len)]) };
+        Ok(Self { fd, mapping, blocks: Mutex::new(blocks) })
+    }
+
+    /// The file, to pass to peers.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// The size of the file in bytes.
+    pub fn len(&self) -> usize {
+        self.mapping.len()
+    }
+
+    /// Zeroed memory, aligned to 64 KiB; None when the arena is full.
+    pub fn allocate(&self, bytes: usize) -> Option<*mut u8> {
+        let len = bytes.max(1).checked_next_multiple_of(GRANULE)?;
+        let offset = self.lock().allocate(len)?;
+        // SAFETY: the block lies within the mapping.
+        Some(unsafe { self.mapping.base().add(offset) })
+    }
+
+    /// Frees a block; false when `ptr` is not the start of one.
+    pub fn free(&self, ptr: *mut u8) -> bool {
+        let Some(offset) = self.offset(ptr, 0) else { return false };
+        let mut blocks = self.lock();
+        let Some(&len) = blocks.taken.get(&offset) else { return false };
+        // While the block is still taken, so that nobody else's data is dropped.
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        if rustix::fs::fallocate(&self.fd, flags, offset as u64, len as u64).is_err() {
+            // SAFETY: the block is still taken by the caller, who gave it up.
+            unsafe { std::ptr::write_bytes(ptr, 0, len) };
+        }
+        blocks.release(offset).is_some()
+    }
+
+    /// Where `len` bytes from `ptr` on lie in the arena; None when they are not within it.
+    pub fn offset(&self, ptr: *const u8, len: usize) -> Option<usize> {
+        let offset = (ptr as usize).checked_sub(self.mapping.base() as usize)?;
+        (offset < self.len() && len <= self.len() - offset).then_some(offset)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Blocks> {
+        self.blocks.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+/// Memory for user buffers, mapped by peers where possible.
+pub fn allocate(bytes: usize) -> Result<*mut u8> {
+    let limit = "reduce the size, or raise OXCCL_ARENA_GIB";
+    if bytes > isize::MAX as usize - GRANULE {
+        return Err(Error::argument("oxcclMemAlloc", "size", bytes, "less than the address space"));
+    }
+    if let Some(ptr) = Arena::get().and_then(|arena| arena.allocate(bytes)) {
+        return Ok(ptr);
+    }
+    Err(Error::system(format!("allocating {bytes} bytes"), "the arena is full", limit))
+}
+
+/// Frees what [`allocate`] returned.
+pub fn free(ptr: *mut u8) -> Result<()> {
+    if ptr.is_null() || Arena::get().is_some_and(|arena| arena.free(ptr)) {
+        return Ok(());
+    }
+    let got = format!("{ptr:?}");
+    Err(Error::argument("oxcclMemFree", "ptr", got, "the start of memory from oxcclMemAlloc"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_distinct_zeroed_reused_and_merged() {
+        let arena = Arena::new(16 << 20).unwrap();
+        let a = arena.allocate(1).unwrap();
+        let b = arena.allocate(GRANULE + 1).unwrap();
+        assert_eq!(b as usize - a as usize, GRANULE);
+        // SAFETY: `a` has at least one byte.
+        unsafe { a.write(7) };
+        assert!(arena.free(a) && !arena.free(a));
+        let again = arena.allocate(GRANULE).unwrap();
+        // SAFETY: as above.
+        assert_eq!((again, unsafe { again.read() }), (a, 0));
+        assert!(arena.free(again) && arena.free(b));
+        assert_eq!(arena.lock().free, BTreeMap::from([(0, 16 << 20)]));
+        assert!(arena.allocate((16 << 20) + 1).is_none());
+        assert_eq!(arena.offset(std::ptr::dangling(), 1), None);
+    }
+
+    #[test]
+    fn unsealed_or_short_files_are_refused() {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let fd = rustix::fs::memfd_create("t", flags).unwrap();
+        rustix::fs::ftruncate(&fd, 4096).unwrap();
+        assert!(Mapping::of(fd.as_fd(), 4096).is_err());
+        let sealed = sealed_memfd("t", 4096).unwrap();
+        assert!(Mapping::of(sealed.as_fd(), 8192).is_err());
+        assert!(Mapping::of(sealed.as_fd(), 4096).is_ok());
+        assert!(rustix::fs::ftruncate(&sealed, 0).is_err());
+    }
+}

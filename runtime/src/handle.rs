@@ -1,0 +1,139 @@
+//! Handles for C: numbers that say what they stand for and whether it still exists.
+//!
+//! A handle is `tag | kind | generation | slot`. Slots are reused with the next generation and
+//! their table is never freed, so a dead handle is found out instead of followed. The tag makes it
+//! an address that no process can have: it differs from every CUDA handle.
+
+use std::marker::PhantomData;
+use std::sync::{Arc, Mutex, OnceLock, RwLock};
+
+const TAG: u64 = 0x0c << 56;
+const KIND_SHIFT: u32 = 52;
+const GENERATION_SHIFT: u32 = 24;
+const GENERATION_MASK: u64 = (1 << 28) - 1;
+const SLOT_MASK: u64 = (1 << GENERATION_SHIFT) - 1;
+const CHUNK: usize = 256;
+const CHUNKS: usize = 4096;
+
+/// Why a handle does not stand for a living object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dead {
+    /// It never was a handle of this kind.
+    Alien,
+    /// Its object was destroyed.
+    Destroyed,
+}
+
+struct Slot<T> {
+    generation: u64,
+    object: Option<Arc<T>>,
+}
+
+/// All handles of one kind.
+pub struct Handles<T> {
+    kind: u64,
+    chunks: [OnceLock<Box<[RwLock<Slot<T>>]>>; CHUNKS],
+    free: Mutex<(Vec<u32>, u32)>,
+    marker: PhantomData<T>,
+}
+
+impl<T> Handles<T> {
+    /// A table of handles; each kind of object has a number below 16 of its own.
+    pub const fn new(kind: u64) -> Self {
+        Self {
+            kind,
+            chunks: [const { OnceLock::new() }; CHUNKS],
+            free: Mutex::new((Vec::new(), 0)),
+            marker: PhantomData,
+        }
+    }
+
+    fn slot(&self, index: u32) -> Option<&RwLock<Slot<T>>> {
+        let chunk = self.chunks.get(index as usize / CHUNK)?.get()?;
+        chunk.get(index as usize % CHUNK)
+    }
+
+    /// A handle for an object; None when a million of them are alive.
+    pub fn insert(&self, object: Arc<T>) -> Option<usize> {
+        let index = {
+            let mut free = self.free.lock().unwrap_or_else(|e| e.into_inner());
+            match free.0.pop() {
+                Some(index) => index,
+                None if (free.1 as usize) < CHUNK * CHUNKS => {
+                    free.1 += 1;
+                    free.1 - 1
+                }
+                None => return None,
+            }
+        };
+        self.chunks[index as usize / CHUNK].get_or_init(|| {
+            (0..CHUNK).map(|_| RwLock::new(Slot { generation: 0, object: None })).collect()
+        });
+        let mut slot = self.slot(index)?.write().unwrap_or_else(|e| e.into_inner());
+        slot.generation = (slot.generation + 1) & GENERATION_MASK;
+        slot.object = Some(object);
+        let generation = slot.generation << GENERATION_SHIFT;
+        Some((TAG | (self.kind << KIND_SHIFT) | generation | u64::from(index)) as usize)
+    }
+
+    fn parse(&self, handle: usize) -> Result<(u32, u64), Dead> {
+        let handle = handle as u64;
+        if handle >> KIND_SHIFT != (TAG >> KIND_SHIFT) | self.kind {
+            return Err(Dead::Alien);
+        }
+        Ok(((handle & SLOT_MASK) as u32, (handle >> GENERATION_SHIFT) & GENERATION_MASK))
+    }
+
+    /// The object of a handle.
+    pub fn get(&self, handle: usize) -> Result<Arc<T>, Dead> {
+        let (index, generation) = self.parse(handle)?;
+        let slot = self.slot(index).ok_or(Dead::Alien)?;
+        let slot = slot.read().unwrap_or_else(|e| e.into_inner());
+        match &slot.object {
+            Some(object) if slot.generation == generation => Ok(object.clone()),
+            _ => Err(Dead::Destroyed),
+        }
+    }
+
+    /// Ends a handle and returns its object.
+    pub fn remove(&self, handle: usize) -> Result<Arc<T>, Dead> {
+        let (index, generation) = self.parse(handle)?;
+        let slot = self.slot(index).ok_or(Dead::Alien)?;
+        let mut slot = slot.write().unwrap_or_else(|e| e.into_inner());
+        if slot.generation != generation {
+            return Err(Dead::Destroyed);
+        }
+        let object = slot.object.take().ok_or(Dead::Destroyed)?;
+        drop(slot);
+        self.free.lock().unwrap_or_else(|e| e.into_inner()).0.push(index);
+        Ok(object)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dead_and_alien_handles_are_told_apart_also_when_slots_are_reused() {
+        static HANDLES: Handles<u32> = Handles::new(3);
+        let first = HANDLES.insert(Arc::new(7)).unwrap();
+        assert_eq!(HANDLES.get(first).map(|v| *v), Ok(7));
+        assert_eq!(HANDLES.remove(first).map(|v| *v), Ok(7));
+        assert_eq!(HANDLES.get(first), Err(Dead::Destroyed));
+        let second = HANDLES.insert(Arc::new(8)).unwrap();
+        assert_ne!(first, second);
+        assert_eq!(HANDLES.get(first), Err(Dead::Destroyed));
+        assert_eq!(HANDLES.remove(first), Err(Dead::Destroyed));
+        assert_eq!(HANDLES.get(second).map(|v| *v), Ok(8));
+        assert_eq!(HANDLES.get(0x7f00_1234_5678), Err(Dead::Alien));
+        assert_eq!(Handles::<u32>::new(4).get(second), Err(Dead::Alien));
+    }
+
+    #[test]
+    fn many_handles() {
+        let handles = Handles::new(1);
+        let all: Vec<_> = (0..1000).map(|i| handles.insert(Arc::new(i)).unwrap()).collect();
+        assert!(all.iter().enumerate().all(|(i, &h)| handles.get(h).map(|v| *v) == Ok(i)));
+    }
+}
