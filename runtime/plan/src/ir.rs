@@ -157,7 +157,7 @@ pub struct Program {
 }
 
 /// The facts about a plan that all its programs share.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Layout {
     /// Parts that a block is cut into in each window.
     pub parts: u32,

@@ -98,7 +98,7 @@ impl Algorithm {
 }
 
 /// A specification together with the algorithm that carries it out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Plan {
     /// What is done.
     pub spec: Spec,

@@ -127,15 +127,16 @@ impl Arena {
     /// The process's arena; None, logged once, where it cannot be had.
     pub fn get() -> Option<&'static Arena> {
         static ARENA: OnceLock<Option<Arena>> = OnceLock::new();
-        ARENA.get_or_init(|| {
-            let made = Self::new(Self::default_len());
-            if let Err(e) = &made {
-                let text = format!("no memory that peers can map, buffers will be copied: {e}");
-                log::line(Level::Warn, &text);
-            }
-            made.ok()
-        })
-        .as_ref()
+        ARENA
+            .get_or_init(|| {
+                let made = Self::new(Self::default_len());
+                if let Err(e) = &made {
+                    let text = format!("no memory that peers can map, buffers will be copied: {e}");
+                    log::line(Level::Warn, &text);
+                }
+                made.ok()
+            })
+            .as_ref()
     }
 
     fn default_len() -> usize {

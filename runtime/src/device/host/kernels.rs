@@ -249,9 +249,8 @@ unsafe fn fixed<E: Element, const N: usize>(
     f: impl Fn(E::Lane, E::Lane) -> E::Lane + Copy,
 ) {
     // SAFETY: `count` elements from byte `at` on are readable, and `count` of `out` writable.
-    let load = |s: usize, i: usize| unsafe {
-        srcs[s].add(at).cast::<E>().add(i).read_unaligned().widen()
-    };
+    let load =
+        |s: usize, i: usize| unsafe { srcs[s].add(at).cast::<E>().add(i).read_unaligned().widen() };
     let folded = |i: usize| (1..N).fold(load(0, i), |lane, s| f(lane, load(s, i)));
     match divide {
         None => {

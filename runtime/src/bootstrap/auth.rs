@@ -1,0 +1,229 @@
+//! Mutual authentication by challenge and response, for every socket of the library. Sans-I/O.
+//!
+//! ```text
+//! client → server   hello: magic, role, from, to, communicator, nonce
+//! server → client   nonce, HMAC(secret, "server", hello, nonce)
+//! client → server   HMAC(secret, "client", hello, nonce)
+//! ```
+//! HMAC-SHA-256 over both nonces; role, ranks and communicator are bound in, so that no message
+//! can be replayed on another connection or reflected to its sender.
+
+use super::id::{SECRET_BYTES, random};
+use crate::error::{Error, Result};
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+
+const MAGIC: &[u8; 8] = b"OXCCLAU1";
+const NONCE: usize = 32;
+const MAC: usize = 32;
+const HELLO: usize = 8 + 4 + 4 + 4 + 8 + NONCE;
+
+/// What a connection is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Role {
+    /// A rank to the rendezvous.
+    Rendezvous = 1,
+    /// Data from one rank to another.
+    Data = 2,
+    /// File descriptors between ranks of one host.
+    Descriptors = 3,
+}
+
+/// Both ends of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ends {
+    /// What it is for.
+    pub role: Role,
+    /// Rank of the client.
+    pub from: u32,
+    /// Rank of the server; `u32::MAX` for the rendezvous.
+    pub to: u32,
+    /// The communicator's number.
+    pub comm: u64,
+}
+
+impl Ends {
+    fn hello(&self, nonce: &[u8; NONCE]) -> Vec<u8> {
+        let mut hello = MAGIC.to_vec();
+        for field in [self.role as u32, self.from, self.to] {
+            hello.extend(field.to_le_bytes());
+        }
+        hello.extend(self.comm.to_le_bytes());
+        hello.extend(nonce);
+        hello
+    }
+}
+
+fn code(secret: &[u8; SECRET_BYTES], side: &[u8], hello: &[u8], nonce: &[u8]) -> Hmac<Sha256> {
+    let mut mac = Hmac::<Sha256>::new_from_slice(secret).expect("HMAC takes keys of any length");
+    for part in [side, hello, nonce] {
+        mac.update(part);
+    }
+    mac
+}
+
+fn refused(why: &str) -> Error {
+    Error::Init { why: format!("a peer failed to authenticate: {why}") }
+}
+
+/// What the machine wants.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// More bytes from the other side.
+    More,
+    /// These bytes sent, then more from the other side.
+    Send(Vec<u8>),
+    /// These bytes sent; the other side is who it claims to be.
+    Done(Vec<u8>),
+}
+
+/// The client's side.
+pub struct Client {
+    secret: [u8; SECRET_BYTES],
+    hello: Vec<u8>,
+    received: Vec<u8>,
+}
+
+impl Client {
+    /// Starts; the bytes are the first message.
+    pub fn new(secret: [u8; SECRET_BYTES], ends: Ends) -> Result<(Self, Vec<u8>)> {
+        let hello = ends.hello(&random()?);
+        Ok((Self { secret, hello: hello.clone(), received: Vec::new() }, hello))
+    }
+
+    /// How many bytes to read next at most.
+    pub fn wants(&self) -> usize {
+        NONCE + MAC - self.received.len()
+    }
+
+    /// Takes bytes from the server.
+    pub fn input(&mut self, bytes: &[u8]) -> Result<Progress> {
+        self.received.extend(bytes);
+        if self.received.len() < NONCE + MAC {
+            return Ok(Progress::More);
+        }
+        let (nonce, mac) = self.received.split_at(NONCE);
+        code(&self.secret, b"server", &self.hello, nonce)
+            .verify_slice(mac)
+            .map_err(|_| refused("the server does not know the secret"))?;
+        let proof = code(&self.secret, b"client", &self.hello, nonce).finalize().into_bytes();
+        Ok(Progress::Done(proof.to_vec()))
+    }
+}
+
+/// The server's side.
+pub struct Server {
+    secret: [u8; SECRET_BYTES],
+    /// What is acceptable; `from` is learnt from the client.
+    ends: Ends,
+    nranks: u32,
+    nonce: [u8; NONCE],
+    received: Vec<u8>,
+    greeted: bool,
+}
+
+impl Server {
+    /// Waits for a client; `ends.from` is ignored, any rank below `nranks` may come.
+    pub fn new(secret: [u8; SECRET_BYTES], ends: Ends, nranks: u32) -> Result<Self> {
+        let nonce = random()?;
+        Ok(Self { secret, ends, nranks, nonce, received: Vec::new(), greeted: false })
+    }
+
+    /// How many bytes to read next at most.
+    pub fn wants(&self) -> usize {
+        let message = if self.greeted { MAC } else { 0 };
+        HELLO + message - self.received.len()
+    }
+
+    /// The client's rank, once it has authenticated.
+    pub fn client(&self) -> u32 {
+        self.ends.from
+    }
+
+    /// Takes bytes from the client.
+    pub fn input(&mut self, bytes: &[u8]) -> Result<Progress> {
+        self.received.extend(bytes);
+        if self.received.len() < HELLO {
+            return Ok(Progress::More);
+        }
+        let (hello, proof) = self.received.split_at(HELLO);
+        if !self.greeted {
+            let from = u32::from_le_bytes([hello[12], hello[13], hello[14], hello[15]]);
+            let nonce = <[u8; NONCE]>::try_from(&hello[HELLO - NONCE..]).unwrap_or_default();
+            self.ends.from = from;
+            if hello != self.ends.hello(&nonce) {
+                return Err(refused("it belongs to another communicator, rank or purpose"));
+            }
+            if from >= self.nranks {
+                return Err(refused("its rank is out of range"));
+            }
+            self.greeted = true;
+            let mac = code(&self.secret, b"server", hello, &self.nonce).finalize().into_bytes();
+            let mut reply = self.nonce.to_vec();
+            reply.extend(mac);
+            return Ok(Progress::Send(reply));
+        }
+        if proof.len() < MAC {
+            return Ok(Progress::More);
+        }
+        code(&self.secret, b"client", hello, &self.nonce)
+            .verify_slice(proof)
+            .map_err(|_| refused("the client does not know the secret"))?;
+        Ok(Progress::Done(Vec::new()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ENDS: Ends = Ends { role: Role::Data, from: 3, to: 1, comm: 9 };
+
+    fn talk(client: [u8; 32], server: [u8; 32], ends: Ends, accept: Ends) -> Result<u32> {
+        let (mut client, hello) = Client::new(client, ends)?;
+        let mut server = Server::new(server, accept, 8)?;
+        // Byte by byte: TCP keeps no message boundaries.
+        let mut to_server = hello;
+        loop {
+            let mut to_client = Vec::new();
+            for byte in to_server.drain(..) {
+                match server.input(&[byte])? {
+                    Progress::More => {}
+                    Progress::Send(reply) => to_client = reply,
+                    Progress::Done(_) => return Ok(server.client()),
+                }
+            }
+            for byte in to_client {
+                if let Progress::Done(proof) = client.input(&[byte])? {
+                    to_server = proof;
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn equal_secrets_and_ends_authenticate() {
+        let accept = Ends { from: 0, ..ENDS };
+        assert_eq!(talk([5; 32], [5; 32], ENDS, accept).unwrap(), 3);
+    }
+
+    #[test]
+    fn every_difference_is_refused() {
+        let accept = Ends { from: 0, ..ENDS };
+        assert!(talk([5; 32], [6; 32], ENDS, accept).is_err());
+        assert!(talk([5; 32], [5; 32], Ends { comm: 8, ..ENDS }, accept).is_err());
+        assert!(talk([5; 32], [5; 32], Ends { to: 2, ..ENDS }, accept).is_err());
+        assert!(talk([5; 32], [5; 32], Ends { role: Role::Rendezvous, ..ENDS }, accept).is_err());
+        assert!(talk([5; 32], [5; 32], Ends { from: 8, ..ENDS }, accept).is_err());
+    }
+
+    #[test]
+    fn a_client_without_the_secret_cannot_reflect_the_servers_proof() {
+        let mut server = Server::new([5; 32], ENDS, 8).unwrap();
+        let (_, hello) = Client::new([0; 32], ENDS).unwrap();
+        let Progress::Send(reply) = server.input(&hello).unwrap() else { panic!("no reply") };
+        assert!(server.input(&reply[NONCE..]).is_err());
+        assert!(!reply.windows(32).any(|w| w == [5; 32]), "the secret is on the wire");
+    }
+}

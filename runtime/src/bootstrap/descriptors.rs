@@ -1,0 +1,243 @@
+//! Passing file descriptors between the ranks of one host, over an abstract Unix socket.
+//!
+//! The lowest rank of the host is the leader: it makes the communicator's shared segment, collects
+//! every process's arena and hands everyone everything. Both sides check the other's user id by
+//! `SO_PEERCRED` and authenticate with the communicator's secret.
+
+use super::auth::{Client, Ends, Progress, Role, Server};
+use super::id::{SECRET_BYTES, random};
+use crate::error::{Error, Result};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg, sockopt::socket_peercred,
+};
+use std::io::{IoSlice, IoSliceMut, Read, Write};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::time::{Duration, Instant};
+
+/// Who takes part.
+#[derive(Clone, Copy)]
+pub struct Group<'a> {
+    /// This rank.
+    pub rank: u32,
+    /// The ranks of this host; the first is the leader.
+    pub ranks: &'a [u32],
+    /// The communicator's number.
+    pub comm: u64,
+    /// Its secret.
+    pub secret: [u8; SECRET_BYTES],
+    /// When it has to be done.
+    pub deadline: Instant,
+}
+
+/// The leader's socket, whose name the others learn through the rendezvous.
+pub struct Listener {
+    socket: UnixListener,
+    name: [u8; 16],
+}
+
+impl Listener {
+    /// Listens under a random abstract name.
+    pub fn new() -> Result<Self> {
+        let name: [u8; 16] = random()?;
+        let socket = address(&name)
+            .and_then(|address| UnixListener::bind_addr(&address))
+            .map_err(|e| Error::system("listening on a Unix socket", e, "see ulimit -n"))?;
+        Ok(Self { socket, name })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &[u8; 16] {
+        &self.name
+    }
+}
+
+fn address(name: &[u8; 16]) -> std::io::Result<SocketAddr> {
+    SocketAddr::from_abstract_name([b"oxccl-", &name[..]].concat())
+}
+
+fn lost(rank: u32, e: impl std::fmt::Display) -> Error {
+    Error::Init { why: format!("passing descriptors to or from rank {rank}: {e}") }
+}
+
+/// The leader's part: takes a descriptor from every other rank of the host, then gives every rank
+/// all of them, in the order of `group.ranks`, and `segment` behind them.
+pub fn lead(
+    group: &Group<'_>,
+    listener: &Listener,
+    own: BorrowedFd<'_>,
+    segment: BorrowedFd<'_>,
+) -> Result<Vec<OwnedFd>> {
+    let mut streams: Vec<Option<(UnixStream, OwnedFd)>> = Vec::new();
+    streams.resize_with(group.ranks.len(), || None);
+    let failed = |e| Error::system("accepting on a Unix socket", e, "see ulimit -n");
+    listener.socket.set_nonblocking(true).map_err(failed)?;
+    while streams.iter().skip(1).any(Option::is_none) {
+        let left = group.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            let missing = group.ranks.iter().zip(&streams).skip(1).find(|(_, s)| s.is_none());
+            return Err(lost(missing.map_or(0, |(r, _)| *r), "it did not come in time"));
+        }
+        let events = rustix::event::PollFlags::IN;
+        let mut fds = [rustix::event::PollFd::new(&listener.socket, events)];
+        super::wire::wait_for(&mut fds, left.min(Duration::from_secs(1)));
+        let Ok((stream, _)) = listener.socket.accept() else { continue };
+        // A stranger is turned away and does not stop the members.
+        match greet_client(group, &stream).and_then(|rank| Ok((rank, receive_one(&stream, rank)?)))
+        {
+            Ok((rank, fd)) => {
+                let Some(i) = group.ranks.iter().position(|&r| r == rank) else { continue };
+                if streams[i].replace((stream, fd)).is_some() {
+                    return Err(lost(rank, "two processes claim this rank"));
+                }
+            }
+            Err(e) => crate::log::line(crate::log::Level::Warn, &e.to_string()),
+        }
+    }
+    let others: Vec<_> = streams.into_iter().skip(1).flatten().collect();
+    let mut all: Vec<BorrowedFd<'_>> = vec![own];
+    all.extend(others.iter().map(|(_, fd)| fd.as_fd()));
+    all.push(segment);
+    for ((stream, _), &rank) in others.iter().zip(&group.ranks[1..]) {
+        all.iter().try_for_each(|fd| send_one(stream, *fd, rank))?;
+    }
+    all.iter().map(|fd| fd.try_clone_to_owned().map_err(|e| lost(group.rank, e))).collect()
+}
+
+/// The others' part.
+pub fn follow(group: &Group<'_>, name: &[u8; 16], own: BorrowedFd<'_>) -> Result<Vec<OwnedFd>> {
+    let leader = group.ranks[0];
+    let stream = address(name)
+        .and_then(|address| UnixStream::connect_addr(&address))
+        .map_err(|e| lost(leader, e))?;
+    greet_server(group, &stream, leader)?;
+    send_one(&stream, own, leader)?;
+    // The leader answers once everybody has come.
+    let left = group.deadline.saturating_duration_since(Instant::now());
+    set_timeout(&stream, left.max(Duration::from_secs(1)), leader)?;
+    (0..=group.ranks.len()).map(|_| receive_one(&stream, leader)).collect()
+}
+
+fn set_timeout(stream: &UnixStream, limit: Duration, peer: u32) -> Result<()> {
+    stream.set_read_timeout(Some(limit)).map_err(|e| lost(peer, e))?;
+    stream.set_write_timeout(Some(limit)).map_err(|e| lost(peer, e))
+}
+
+fn check_user(stream: &UnixStream, peer: u32) -> Result<()> {
+    let theirs = socket_peercred(stream).map_err(|e| lost(peer, e))?.uid;
+    let ours = rustix::process::geteuid();
+    if theirs != ours {
+        return Err(lost(peer, format!("it runs as user {theirs:?}, this process as {ours:?}")));
+    }
+    Ok(())
+}
+
+fn greet_client(group: &Group<'_>, mut stream: &UnixStream) -> Result<u32> {
+    check_user(stream, group.rank)?;
+    set_timeout(stream, super::wire::HANDSHAKE_TIMEOUT, group.rank)?;
+    let ends = Ends { role: Role::Descriptors, from: 0, to: group.rank, comm: group.comm };
+    let mut server = Server::new(group.secret, ends, u32::MAX)?;
+    loop {
+        let mut buffer = vec![0; server.wants()];
+        stream.read_exact(&mut buffer).map_err(|e| lost(group.rank, e))?;
+        match server.input(&buffer)? {
+            Progress::Send(bytes) => stream.write_all(&bytes).map_err(|e| lost(group.rank, e))?,
+            Progress::Done(_) => return Ok(server.client()),
+            Progress::More => {}
+        }
+    }
+}
+
+fn greet_server(group: &Group<'_>, mut stream: &UnixStream, leader: u32) -> Result<()> {
+    check_user(stream, leader)?;
+    set_timeout(stream, super::wire::HANDSHAKE_TIMEOUT, leader)?;
+    let ends = Ends { role: Role::Descriptors, from: group.rank, to: leader, comm: group.comm };
+    let (mut client, hello) = Client::new(group.secret, ends)?;
+    stream.write_all(&hello).map_err(|e| lost(leader, e))?;
+    let mut buffer = vec![0; client.wants()];
+    stream.read_exact(&mut buffer).map_err(|e| lost(leader, e))?;
+    match client.input(&buffer)? {
+        Progress::Done(proof) => stream.write_all(&proof).map_err(|e| lost(leader, e)),
+        _ => Err(lost(leader, "a short handshake")),
+    }
+}
+
+/// One descriptor with one byte: no message can swallow another's descriptor.
+fn send_one(stream: &UnixStream, fd: BorrowedFd<'_>, peer: u32) -> Result<()> {
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds = [fd];
+    if !control.push(SendAncillaryMessage::ScmRights(&fds)) {
+        return Err(lost(peer, "no room for a descriptor"));
+    }
+    sendmsg(stream, &[IoSlice::new(&[1])], &mut control, SendFlags::NOSIGNAL)
+        .map(drop)
+        .map_err(|e| lost(peer, e))
+}
+
+fn receive_one(stream: &UnixStream, peer: u32) -> Result<OwnedFd> {
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    recvmsg(stream, &mut [IoSliceMut::new(&mut byte)], &mut control, flags)
+        .map_err(|e| lost(peer, e))?;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(mut fds) = message
+            && let Some(fd) = fds.next()
+        {
+            return Ok(fd);
+        }
+    }
+    Err(lost(peer, "it sent no descriptor"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::host::arena::sealed_memfd;
+
+    fn group(rank: u32, ranks: &[u32], secret: u8) -> Group<'_> {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        Group { rank, ranks, comm: 5, secret: [secret; 32], deadline }
+    }
+
+    fn size(fd: &OwnedFd) -> i64 {
+        rustix::fs::fstat(fd).unwrap().st_size
+    }
+
+    #[test]
+    fn everyone_gets_everyones_descriptor_in_order() {
+        let ranks = [2, 5, 7];
+        let listener = Listener::new().unwrap();
+        let name = *listener.name();
+        let results: Vec<Vec<i64>> = std::thread::scope(|scope| {
+            let followers: Vec<_> = [5, 7]
+                .map(|rank| {
+                    scope.spawn(move || {
+                        let own = sealed_memfd("t", rank as usize * 4096).unwrap();
+                        follow(&group(rank, &ranks, 1), &name, own.as_fd()).unwrap()
+                    })
+                })
+                .into_iter()
+                .collect();
+            // A stranger with another secret is turned away without harm to the members.
+            let own = sealed_memfd("t", 4096).unwrap();
+            let (stranger, fd) = (group(5, &ranks, 9), own.as_fd());
+            let refused = scope.spawn(move || follow(&stranger, &name, fd).is_err());
+            let own = sealed_memfd("t", 2 * 4096).unwrap();
+            let segment = sealed_memfd("t", 99 * 4096).unwrap();
+            let led = lead(&group(2, &ranks, 1), &listener, own.as_fd(), segment.as_fd()).unwrap();
+            drop(listener);
+            assert!(refused.join().unwrap());
+            let mut all = vec![led];
+            all.extend(followers.into_iter().map(|f| f.join().unwrap()));
+            all.iter().map(|fds| fds.iter().map(size).collect()).collect()
+        });
+        for sizes in results {
+            assert_eq!(sizes, [2, 5, 7, 99].map(|pages| pages * 4096));
+        }
+    }
+}

@@ -1,0 +1,13 @@
+//! How the ranks of a communicator find, check and come to know each other.
+
+pub mod auth;
+pub mod descriptors;
+pub mod id;
+pub mod interface;
+pub mod launch;
+pub mod root;
+pub mod session;
+pub mod wire;
+
+pub use id::{ID_BYTES, UniqueId};
+pub use session::new_unique_id;

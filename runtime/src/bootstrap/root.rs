@@ -1,0 +1,293 @@
+//! The rendezvous of a communicator: collects a blob from every rank and gives everyone all of
+//! them, as often as the ranks ask. [`Machine`] is sans-I/O; [`serve`] drives it over TCP.
+
+use super::auth::{Ends, Role, Server};
+use super::id::UniqueId;
+use super::wire::{Connection, Frame, MAX_UNAUTHENTICATED, wait_for};
+use crate::error::Result;
+use crate::log::{self, Level};
+use rustix::event::{PollFd, PollFlags};
+use std::collections::{BTreeMap, HashMap};
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
+/// Kinds of frames. A rank's first frame is `JOIN` (number of ranks, blob), the others `GATHER`
+/// (blob); the root answers `TABLE` (all blobs) or `FAILED` (text). `BYE` ends a rank's part.
+pub const JOIN: u8 = 1;
+/// A further round.
+pub const GATHER: u8 = 2;
+/// All ranks' blobs.
+pub const TABLE: u8 = 3;
+/// Initialisation failed; the body says why.
+pub const FAILED: u8 = 4;
+/// This rank needs the rendezvous no more.
+pub const BYE: u8 = 5;
+
+/// The largest blob of one rank in bytes.
+pub const MAX_BLOB: usize = 4096;
+/// The largest communicator.
+pub const MAX_RANKS: u32 = 1 << 16;
+
+/// What the driver is to do.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Send a frame to a rank.
+    Send(u32, Frame),
+    /// Everything is over.
+    Finish,
+}
+
+/// The rendezvous without I/O.
+#[derive(Default)]
+pub struct Machine {
+    nranks: Option<u32>,
+    members: BTreeMap<u32, String>,
+    blobs: BTreeMap<u32, Vec<u8>>,
+    left: u32,
+    failed: bool,
+}
+
+impl Machine {
+    /// A frame came from an authenticated rank at `address`.
+    pub fn frame(&mut self, rank: u32, address: &str, frame: Frame) -> Vec<Action> {
+        match frame.kind {
+            JOIN => self.join(rank, address, &frame.body),
+            GATHER => self.blob(rank, frame.body),
+            BYE => {
+                self.left += 1;
+                let all = self.nranks.is_some_and(|n| self.left == n);
+                if all { vec![Action::Finish] } else { Vec::new() }
+            }
+            kind => self.fail(&format!("rank {rank} at {address} sent a frame of kind {kind}")),
+        }
+    }
+
+    fn join(&mut self, rank: u32, address: &str, body: &[u8]) -> Vec<Action> {
+        let Some((n, blob)) = body.split_first_chunk::<4>() else {
+            return self.fail(&format!("rank {rank} at {address} sent a short frame"));
+        };
+        let n = u32::from_le_bytes(*n);
+        if n > MAX_RANKS || rank >= n {
+            return self.fail(&format!("rank {rank} at {address} claims {n} ranks"));
+        }
+        if let Some(known) = self.nranks
+            && known != n
+        {
+            let others = "the others say";
+            return self.fail(&format!("rank {rank} says nranks is {n}, {others} {known}"));
+        }
+        if let Some(other) = self.members.get(&rank) {
+            return self.fail(&format!("rank {rank} is claimed by {other} and by {address}"));
+        }
+        self.nranks = Some(n);
+        self.members.insert(rank, address.to_owned());
+        self.blob(rank, blob.to_vec())
+    }
+
+    fn blob(&mut self, rank: u32, blob: Vec<u8>) -> Vec<Action> {
+        if !self.members.contains_key(&rank) || blob.len() > MAX_BLOB {
+            return self.fail(&format!("rank {rank} sent a blob of {} bytes", blob.len()));
+        }
+        if self.blobs.insert(rank, blob).is_some() {
+            return self.fail(&format!("rank {rank} sent two blobs in one round"));
+        }
+        if Some(self.blobs.len() as u32) != self.nranks {
+            return Vec::new();
+        }
+        let mut body = Vec::new();
+        for blob in std::mem::take(&mut self.blobs).into_values() {
+            body.extend((blob.len() as u32).to_le_bytes());
+            body.extend(blob);
+        }
+        self.to_all(&Frame { kind: TABLE, body })
+    }
+
+    /// The connection of a rank closed.
+    pub fn closed(&mut self, rank: u32, finished: bool) -> Vec<Action> {
+        if finished || self.failed || !self.members.contains_key(&rank) {
+            return Vec::new();
+        }
+        self.fail(&format!("rank {rank} closed its connection during initialisation"))
+    }
+
+    /// The time to wait for ranks is over.
+    pub fn deadline(&mut self, waited: Duration) -> Vec<Action> {
+        let Some(n) = self.nranks else { return Vec::new() };
+        // In the first round those are missing that never joined, later those that got stuck.
+        let missing: Vec<_> = (0..n).filter(|r| !self.blobs.contains_key(r)).collect();
+        let shown: Vec<_> = missing.iter().take(16).map(u32::to_string).collect();
+        let more = if missing.len() > 16 { ", …" } else { "" };
+        let (secs, list) = (waited.as_secs(), shown.join(", "));
+        self.fail(&format!(
+            "{} of {n} ranks did not come within {secs} s: {list}{more}",
+            missing.len()
+        ))
+    }
+
+    fn fail(&mut self, why: &str) -> Vec<Action> {
+        self.failed = true;
+        log::line(Level::Warn, &format!("rendezvous: {why}"));
+        let mut actions = self.to_all(&Frame { kind: FAILED, body: why.as_bytes().to_vec() });
+        actions.push(Action::Finish);
+        actions
+    }
+
+    fn to_all(&self, frame: &Frame) -> Vec<Action> {
+        self.members.keys().map(|&rank| Action::Send(rank, frame.clone())).collect()
+    }
+}
+
+/// Splits the body of a `TABLE`.
+pub fn split_table(body: &[u8], nranks: u32) -> Option<Vec<Vec<u8>>> {
+    let (mut rest, mut blobs) = (body, Vec::new());
+    for _ in 0..nranks {
+        let (len, tail) = rest.split_first_chunk::<4>()?;
+        let (blob, tail) = tail.split_at_checked(u32::from_le_bytes(*len) as usize)?;
+        blobs.push(blob.to_vec());
+        rest = tail;
+    }
+    rest.is_empty().then_some(blobs)
+}
+
+/// Runs a rendezvous until all ranks have left it, or it failed. Blocks; give it a thread.
+pub fn serve(listener: TcpListener, id: &UniqueId, limit: Duration) -> Result<()> {
+    let mut machine = Machine::default();
+    let mut connections: HashMap<u64, (Connection, Option<u32>, bool)> = HashMap::new();
+    let (mut next, mut first_join, mut over) = (0u64, None::<Instant>, false);
+    listener
+        .set_nonblocking(true)
+        .map_err(|e| crate::Error::system("fcntl on the rendezvous", e, "out of memory?"))?;
+    while !over {
+        {
+            let flags = |c: &Connection| {
+                if c.wants_write() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN }
+            };
+            let mut fds = vec![PollFd::new(&listener, PollFlags::IN)];
+            fds.extend(connections.values().map(|(c, ..)| PollFd::new(c.stream(), flags(c))));
+            let idle = first_join.is_none() && connections.is_empty();
+            wait_for(&mut fds, Duration::from_secs(if idle { 3600 } else { 1 }));
+        }
+        while let Ok((stream, _)) = listener.accept() {
+            let strangers = connections.values().filter(|(c, ..)| !c.is_open()).count();
+            let to = u32::MAX;
+            let ends = Ends { role: Role::Rendezvous, from: 0, to, comm: id.comm };
+            if strangers < MAX_UNAUTHENTICATED
+                && let Ok(server) = Server::new(id.secret, ends, MAX_RANKS)
+                && let Ok(connection) = Connection::accept(stream, server, MAX_BLOB + 4)
+            {
+                connections.insert(next, (connection, None, false));
+                next += 1;
+            }
+        }
+        let mut actions = Vec::new();
+        let now = Instant::now();
+        connections.retain(|_, (connection, rank, finished)| {
+            loop {
+                match connection.progress(now) {
+                    Ok(Some(frame)) => {
+                        first_join.get_or_insert(now);
+                        if frame.kind == JOIN {
+                            *rank = Some(connection.peer_rank());
+                        }
+                        *finished |= frame.kind == BYE;
+                        let address = connection.peer_address();
+                        actions.extend(machine.frame(connection.peer_rank(), &address, frame));
+                    }
+                    Ok(None) => return true,
+                    Err(e) => {
+                        match rank {
+                            Some(rank) => actions.extend(machine.closed(*rank, *finished)),
+                            None => log::line(Level::Info, &format!("rendezvous: {e}")),
+                        }
+                        return false;
+                    }
+                }
+            }
+        });
+        if first_join.is_some_and(|t| now - t > limit) {
+            actions.extend(machine.deadline(limit));
+        }
+        for action in actions {
+            match action {
+                Action::Send(rank, frame) => {
+                    let of_rank = connections.values_mut().find(|(_, r, _)| *r == Some(rank));
+                    if let Some((connection, ..)) = of_rank {
+                        connection.send(&frame);
+                    }
+                }
+                Action::Finish => over = true,
+            }
+        }
+    }
+    // What was queued last still has to leave; who does not read in time is gone.
+    let until = Instant::now() + Duration::from_secs(2);
+    while Instant::now() < until && connections.values().any(|(c, ..)| c.wants_write()) {
+        connections.retain(|_, (c, ..)| c.progress(Instant::now()).is_ok());
+        wait_for(&mut [], Duration::from_millis(2));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn join(n: u32, blob: &[u8]) -> Frame {
+        Frame { kind: JOIN, body: [&n.to_le_bytes()[..], blob].concat() }
+    }
+
+    fn failure(actions: &[Action]) -> String {
+        match &actions[0] {
+            Action::Send(_, Frame { kind: FAILED, body }) => String::from_utf8_lossy(body).into(),
+            other => panic!("no failure but {other:?}"),
+        }
+    }
+
+    #[test]
+    fn everyone_gets_every_blob_in_rank_order_in_every_round() {
+        let mut machine = Machine::default();
+        assert_eq!(machine.frame(1, "b", join(2, b"one")), []);
+        let actions = machine.frame(0, "a", join(2, b"zero"));
+        let Action::Send(0, table) = &actions[0] else { panic!("{actions:?}") };
+        assert_eq!(split_table(&table.body, 2).unwrap(), [b"zero".to_vec(), b"one".to_vec()]);
+        assert_eq!(split_table(&table.body, 3), None);
+        assert_eq!(actions.len(), 2);
+        let gather = |blob: &[u8]| Frame { kind: GATHER, body: blob.to_vec() };
+        assert_eq!(machine.frame(0, "a", gather(b"x")), []);
+        assert_eq!(machine.frame(1, "b", gather(b"")).len(), 2);
+        let bye = Frame { kind: BYE, body: Vec::new() };
+        assert_eq!(machine.frame(0, "a", bye.clone()), []);
+        assert_eq!(machine.closed(0, true), []);
+        assert_eq!(machine.frame(1, "b", bye), [Action::Finish]);
+    }
+
+    #[test]
+    fn failures_name_the_ranks() {
+        let mut machine = Machine::default();
+        machine.frame(2, "a", join(4, b""));
+        machine.frame(0, "b", join(4, b""));
+        let text = failure(&machine.deadline(Duration::from_secs(7)));
+        assert_eq!(text, "2 of 4 ranks did not come within 7 s: 1, 3");
+        let mut machine = Machine::default();
+        machine.frame(1, "10.0.0.1:5", join(4, b""));
+        let text = failure(&machine.frame(1, "10.0.0.2:6", join(4, b"")));
+        assert_eq!(text, "rank 1 is claimed by 10.0.0.1:5 and by 10.0.0.2:6");
+        let mut machine = Machine::default();
+        machine.frame(1, "a", join(4, b""));
+        assert!(failure(&machine.frame(2, "b", join(5, b""))).contains("nranks is 5"));
+        let mut machine = Machine::default();
+        machine.frame(1, "a", join(4, b""));
+        assert!(failure(&machine.closed(1, false)).contains("rank 1 closed"));
+    }
+
+    #[test]
+    fn oversized_and_repeated_blobs_are_refused() {
+        let mut machine = Machine::default();
+        machine.frame(1, "a", join(2, b""));
+        let again = Frame { kind: GATHER, body: Vec::new() };
+        assert!(failure(&machine.frame(1, "a", again)).contains("two blobs"));
+        let mut machine = Machine::default();
+        let large = machine.frame(0, "a", join(2, &[0; MAX_BLOB + 1]));
+        assert!(failure(&large).contains("4097 bytes"));
+    }
+}

@@ -1,0 +1,156 @@
+//! A rank's connection to the rendezvous, and the rendezvous's thread.
+
+use super::auth::{Ends, Role};
+use super::id::UniqueId;
+use super::root::{self, BYE, FAILED, GATHER, JOIN, MAX_BLOB, MAX_RANKS, TABLE};
+use super::wire::{Connection, Frame};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::log::{self, Level};
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+/// Makes a unique id and starts its rendezvous in a thread of this process. Blocks: never.
+pub fn new_unique_id() -> Result<UniqueId> {
+    let config = Config::get();
+    if !config.comm_id.is_empty() {
+        // Rank 0 opens the rendezvous, on the machine that the variable names.
+        return id_from_environment(config);
+    }
+    let listener = listen(super::interface::choose(config)?)?;
+    let address = listener.local_addr().map_err(|e| Error::system("getsockname", e, ""))?;
+    let id = UniqueId::new(address)?;
+    start_rendezvous(listener, id.clone())?;
+    Ok(id)
+}
+
+fn listen(address: SocketAddr) -> Result<TcpListener> {
+    let hint = "check NCCL_SOCKET_IFNAME, NCCL_COMM_ID and that the port is free";
+    TcpListener::bind(address)
+        .map_err(|e| Error::system(format!("listening on {address}"), e, hint))
+}
+
+fn start_rendezvous(listener: TcpListener, id: UniqueId) -> Result<()> {
+    let limit = Duration::from_secs(Config::get().init_timeout_s);
+    let serve = move || {
+        if let Err(e) = root::serve(listener, &id, limit) {
+            log::line(Level::Warn, &format!("rendezvous: {e}"));
+        }
+    };
+    std::thread::Builder::new()
+        .name("oxccl-rendezvous".to_owned())
+        .spawn(serve)
+        .map(drop)
+        .map_err(|e| Error::system("starting a thread", e, "raise ulimit -u"))
+}
+
+/// The id that `NCCL_COMM_ID` and `OXCCL_SECRET_FILE` describe.
+fn id_from_environment(config: &Config) -> Result<UniqueId> {
+    let text = &config.comm_id;
+    let bad = |why: String| Error::Init { why: format!("NCCL_COMM_ID={text}: {why}") };
+    let address = text
+        .to_socket_addrs()
+        .map_err(|e| bad(e.to_string()))?
+        .next()
+        .ok_or_else(|| bad("no address found".to_owned()))?;
+    let mut secret = [0; 32];
+    if config.secret_file.is_empty() {
+        if !address.ip().is_loopback() && !config.insecure {
+            let why = "an address other than loopback needs OXCCL_SECRET_FILE, or \
+                       OXCCL_INSECURE=1 where everyone on the network is trusted";
+            return Err(bad(why.to_owned()));
+        }
+        if config.insecure {
+            log::line(Level::Warn, "OXCCL_INSECURE=1: anyone who reaches the port can join");
+        }
+    } else {
+        let bytes = super::launch::read_private_file(&config.secret_file)?;
+        if bytes.len() < 16 {
+            let why = format!("{} holds fewer than 16 bytes", config.secret_file);
+            return Err(bad(why));
+        }
+        use sha2::Digest;
+        secret = sha2::Sha256::digest(&bytes).into();
+    }
+    Ok(UniqueId { address, comm: 0, secret })
+}
+
+/// A rank in conversation with the rendezvous.
+pub struct Session {
+    connection: Connection,
+    nranks: u32,
+    deadline: Instant,
+    joined: bool,
+}
+
+impl Session {
+    /// Connects rank `rank` of `nranks`. Blocks until the rendezvous answers or time is over.
+    pub fn open(id: &UniqueId, rank: u32, nranks: u32) -> Result<Self> {
+        let config = Config::get();
+        if rank == 0 && !config.comm_id.is_empty() && *id == id_from_environment(config)? {
+            start_rendezvous(listen(id.address)?, id.clone())?;
+        }
+        // A little longer than the rendezvous itself waits, whose answer says more.
+        let deadline = Instant::now() + Duration::from_secs(config.init_timeout_s + 3);
+        let ends = Ends { role: Role::Rendezvous, from: rank, to: u32::MAX, comm: id.comm };
+        let max_body = (MAX_BLOB + 4) * nranks.min(MAX_RANKS) as usize;
+        let mut connection = Connection::connect(id.address, id.secret, ends, max_body, deadline)?;
+        connection.wait_open(deadline)?;
+        Ok(Self { connection, nranks, deadline, joined: false })
+    }
+
+    /// When initialisation has to be over.
+    pub fn deadline(&self) -> Instant {
+        self.deadline
+    }
+
+    /// Gives every rank the blobs of all, in rank order. Blocks for all ranks.
+    pub fn gather(&mut self, blob: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let mut body = Vec::new();
+        if !self.joined {
+            body.extend(self.nranks.to_le_bytes());
+        }
+        body.extend(blob);
+        let kind = if self.joined { GATHER } else { JOIN };
+        self.joined = true;
+        self.connection.send(&Frame { kind, body });
+        let frame = self.connection.wait_frame(self.deadline, "the other ranks' data")?;
+        match frame.kind {
+            TABLE => root::split_table(&frame.body, self.nranks)
+                .ok_or_else(|| Error::Init { why: "the rendezvous sent a bad table".to_owned() }),
+            FAILED => Err(Error::Init { why: String::from_utf8_lossy(&frame.body).into_owned() }),
+            kind => Err(Error::Init { why: format!("the rendezvous sent a frame {kind}") }),
+        }
+    }
+
+    /// Leaves the rendezvous.
+    pub fn close(mut self) {
+        self.connection.send(&Frame { kind: BYE, body: Vec::new() });
+        let _ = self.connection.progress(Instant::now());
+    }
+}
+
+/// Makes `count` ids for tests of the interface that need none of the network's state.
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(pairs: &'static [(&str, &str)]) -> Config {
+        Config::from_lookup(|name| {
+            pairs.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned())
+        })
+    }
+
+    #[test]
+    fn an_open_port_needs_a_secret_or_a_word_that_it_may_be_insecure() {
+        let local = config(&[("NCCL_COMM_ID", "127.0.0.1:4000")]);
+        assert!(id_from_environment(&local).is_ok());
+        let open = config(&[("NCCL_COMM_ID", "192.0.2.1:4000")]);
+        let text = id_from_environment(&open).unwrap_err().to_string();
+        assert!(text.contains("OXCCL_SECRET_FILE"), "{text}");
+        let open = config(&[("NCCL_COMM_ID", "192.0.2.1:4000"), ("OXCCL_INSECURE", "1")]);
+        assert!(id_from_environment(&open).is_ok());
+        let bad = config(&[("NCCL_COMM_ID", "nonsense")]);
+        assert!(id_from_environment(&bad).is_err());
+    }
+}

@@ -1,0 +1,285 @@
+//! Connections of the bootstrap: non-blocking sockets that authenticate and then carry frames of
+//! bounded length. Little-endian `length u32 · kind u8 · body`.
+
+use super::auth::{Client, Ends, Progress, Server};
+use super::id::SECRET_BYTES;
+use crate::error::{Error, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+/// An unauthenticated connection is dropped after this time.
+pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// More unauthenticated connections than this are refused.
+pub const MAX_UNAUTHENTICATED: usize = 64;
+const HEADER: usize = 5;
+
+/// A frame.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// What it is; see `root.rs`.
+    pub kind: u8,
+    /// Its contents.
+    pub body: Vec<u8>,
+}
+
+enum State {
+    Client(Client),
+    Server(Server),
+    Open,
+}
+
+/// A non-blocking connection with its buffers.
+pub struct Connection {
+    stream: TcpStream,
+    state: State,
+    peer_rank: u32,
+    since: Instant,
+    outgoing: Vec<u8>,
+    incoming: Vec<u8>,
+    max_body: usize,
+}
+
+impl Connection {
+    /// Connects as a client; retries until the deadline where nobody listens yet.
+    pub fn connect(
+        address: SocketAddr,
+        secret: [u8; SECRET_BYTES],
+        ends: Ends,
+        max_body: usize,
+        deadline: Instant,
+    ) -> Result<Self> {
+        let mut pause = Duration::from_millis(2);
+        let stream = loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let attempt = left.min(Duration::from_secs(5)).max(Duration::from_millis(1));
+            match TcpStream::connect_timeout(&address, attempt) {
+                Ok(stream) => break stream,
+                Err(e) if left.is_zero() => {
+                    let hint = "check that rank 0 runs, and NCCL_SOCKET_IFNAME and firewalls";
+                    return Err(Error::system(format!("connecting to {address}"), e, hint));
+                }
+                Err(_) => std::thread::sleep(pause.min(left)),
+            }
+            pause = (pause * 2).min(Duration::from_millis(200));
+        };
+        let (client, hello) = Client::new(secret, ends)?;
+        let mut connection = Self::new(stream, State::Client(client), max_body)?;
+        connection.peer_rank = ends.to;
+        connection.outgoing = hello;
+        Ok(connection)
+    }
+
+    /// Takes an accepted stream.
+    pub fn accept(stream: TcpStream, server: Server, max_body: usize) -> Result<Self> {
+        Self::new(stream, State::Server(server), max_body)
+    }
+
+    fn new(stream: TcpStream, state: State, max_body: usize) -> Result<Self> {
+        let failed = |e| Error::system("setting socket options", e, "out of kernel memory?");
+        stream.set_nonblocking(true).map_err(failed)?;
+        stream.set_nodelay(true).map_err(failed)?;
+        Ok(Self {
+            stream,
+            state,
+            peer_rank: 0,
+            since: Instant::now(),
+            outgoing: Vec::new(),
+            incoming: Vec::new(),
+            max_body,
+        })
+    }
+
+    /// Whether both sides have authenticated and nothing of that is left to send.
+    pub fn is_open(&self) -> bool {
+        matches!(self.state, State::Open) && self.outgoing.is_empty()
+    }
+
+    /// The other side's rank, once it is open.
+    pub fn peer_rank(&self) -> u32 {
+        self.peer_rank
+    }
+
+    /// The other side's address.
+    pub fn peer_address(&self) -> String {
+        self.stream.peer_addr().map_or_else(|e| e.to_string(), |a| a.to_string())
+    }
+
+    /// Allows larger frames, once the number of ranks is known.
+    pub fn set_max_body(&mut self, max_body: usize) {
+        self.max_body = max_body;
+    }
+
+    /// The stream, when the handshake is over and it is to carry something else.
+    pub fn into_stream(self) -> TcpStream {
+        self.stream
+    }
+
+    /// The stream, to poll.
+    pub fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
+    /// Whether there are bytes to send.
+    pub fn wants_write(&self) -> bool {
+        !self.outgoing.is_empty()
+    }
+
+    /// Queues a frame.
+    pub fn send(&mut self, frame: &Frame) {
+        self.outgoing.extend((frame.body.len() as u32).to_le_bytes());
+        self.outgoing.push(frame.kind);
+        self.outgoing.extend(&frame.body);
+    }
+
+    /// Moves what can be moved; returns a frame when one is complete.
+    pub fn progress(&mut self, now: Instant) -> Result<Option<Frame>> {
+        self.progress_handshake(now)?;
+        if !self.is_open() {
+            return Ok(None);
+        }
+        loop {
+            if let Some(frame) = self.take_frame()? {
+                return Ok(Some(frame));
+            }
+            let mut buffer = [0; 16 << 10];
+            match self.read(&mut buffer)? {
+                0 => return Ok(None),
+                n => self.incoming.extend(&buffer[..n]),
+            }
+        }
+    }
+
+    /// Moves the handshake on; once it is over it reads nothing that follows it.
+    pub fn progress_handshake(&mut self, now: Instant) -> Result<()> {
+        self.flush()?;
+        if !matches!(self.state, State::Open) {
+            self.handshake(now)?;
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    fn handshake(&mut self, now: Instant) -> Result<()> {
+        if now.saturating_duration_since(self.since) > HANDSHAKE_TIMEOUT {
+            let why = format!("{} did not authenticate in time", self.peer_address());
+            return Err(Error::Init { why });
+        }
+        let mut buffer = [0; 128];
+        let wants = match &self.state {
+            State::Client(client) => client.wants(),
+            State::Server(server) => server.wants(),
+            State::Open => 0,
+        };
+        // No more than the handshake's own bytes: what follows may not be a frame.
+        let n = self.read(&mut buffer[..wants.min(128)])?;
+        if n == 0 {
+            return Ok(());
+        }
+        let progress = match &mut self.state {
+            State::Client(client) => client.input(&buffer[..n])?,
+            State::Server(server) => server.input(&buffer[..n])?,
+            State::Open => Progress::More,
+        };
+        match progress {
+            Progress::More => {}
+            Progress::Send(bytes) => self.outgoing.extend(bytes),
+            Progress::Done(bytes) => {
+                self.outgoing.extend(bytes);
+                if let State::Server(server) = &self.state {
+                    self.peer_rank = server.client();
+                }
+                self.state = State::Open;
+            }
+        }
+        Ok(())
+    }
+
+    fn take_frame(&mut self) -> Result<Option<Frame>> {
+        let Some(header) = self.incoming.first_chunk::<HEADER>() else { return Ok(None) };
+        let len = u32::from_le_bytes([header[0], header[1], header[2], header[3]]) as usize;
+        if len > self.max_body {
+            let why = format!("{} sent a frame of {len} bytes", self.peer_address());
+            return Err(Error::Init { why });
+        }
+        let kind = header[4];
+        if self.incoming.len() < HEADER + len {
+            return Ok(None);
+        }
+        let rest = self.incoming.split_off(HEADER + len);
+        let body = std::mem::replace(&mut self.incoming, rest).split_off(HEADER);
+        Ok(Some(Frame { kind, body }))
+    }
+
+    /// 0 when there is nothing to read now.
+    fn read(&mut self, buffer: &mut [u8]) -> Result<usize> {
+        match self.stream.read(buffer) {
+            Ok(0) => Err(self.closed("it closed the connection")),
+            Ok(n) => Ok(n),
+            Err(e) if would_block(&e) => Ok(0),
+            Err(e) => Err(self.closed(&e.to_string())),
+        }
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        while !self.outgoing.is_empty() {
+            match self.stream.write(&self.outgoing) {
+                Ok(n) => drop(self.outgoing.drain(..n)),
+                Err(e) if would_block(&e) => break,
+                Err(e) => return Err(self.closed(&e.to_string())),
+            }
+        }
+        Ok(())
+    }
+
+    fn closed(&self, why: &str) -> Error {
+        let peer = self.peer_address();
+        Error::Init { why: format!("lost the connection to {peer}: {why}") }
+    }
+
+    /// Waits until a frame comes, at most until the deadline.
+    pub fn wait_frame(&mut self, deadline: Instant, awaited: &str) -> Result<Frame> {
+        loop {
+            if let Some(frame) = self.progress(Instant::now())? {
+                return Ok(frame);
+            }
+            self.wait(deadline, awaited)?;
+        }
+    }
+
+    /// Waits until the handshake is over, at most until the deadline.
+    pub fn wait_open(&mut self, deadline: Instant) -> Result<()> {
+        while !self.is_open() {
+            self.progress_handshake(Instant::now())?;
+            if !self.is_open() {
+                self.wait(deadline, "the handshake")?;
+            }
+        }
+        Ok(())
+    }
+
+    fn wait(&self, deadline: Instant, awaited: &str) -> Result<()> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            let why = format!("timed out waiting for {awaited} from {}", self.peer_address());
+            return Err(Error::Init { why });
+        }
+        let mut events = PollFlags::IN;
+        events.set(PollFlags::OUT, self.wants_write());
+        wait_for(&mut [PollFd::new(&self.stream, events)], left.min(Duration::from_secs(1)));
+        Ok(())
+    }
+}
+
+/// Polls descriptors; interruptions and time-outs alike just return.
+pub fn wait_for(fds: &mut [PollFd<'_>], limit: Duration) {
+    let limit =
+        Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) };
+    // An error leaves the callers polling their sockets again, which will report it.
+    let _ = poll(fds, Some(&limit));
+}
+
+fn would_block(e: &std::io::Error) -> bool {
+    matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}

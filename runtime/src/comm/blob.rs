@@ -1,0 +1,138 @@
+//! What every rank tells the others when a communicator is made.
+
+use crate::config::Config;
+use crate::device::host::arena::Arena;
+use crate::error::{Error, Result};
+use std::sync::OnceLock;
+
+/// The wire format of the blob and of everything that ranks share: they must agree.
+const FORMAT: u32 = 1;
+
+/// Facts about a rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Blob {
+    /// Names the process.
+    pub(super) process: [u8; 16],
+    pub(super) pid: u32,
+    /// Inode of the process's pid namespace: a pid means something only within it.
+    pub(super) pid_namespace: u64,
+    /// Ranks with equal values share memory.
+    pub(super) host: u64,
+    /// Name of the socket for descriptors.
+    pub(super) socket: [u8; 16],
+    /// Size of the process's arena; 0 for none.
+    pub(super) arena_len: u64,
+    /// Rank 0's values hold for all.
+    pub(super) counter_start: u64,
+    pub(super) algorithm: [u8; 16],
+}
+
+fn inode(path: &str) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata(path).map_or(0, |m| m.ino())
+}
+
+/// FNV-1a: a name for a host, not a secret.
+fn hash(bytes: &[u8]) -> u64 {
+    bytes
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3))
+}
+
+fn host(config: &Config) -> u64 {
+    if !config.hostid.is_empty() {
+        return hash(config.hostid.as_bytes());
+    }
+    // Abstract sockets, by which memory is shared, do not leave a network namespace.
+    let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    hash(&[&boot[..], &inode("/proc/self/ns/net").to_le_bytes()].concat())
+}
+
+impl Blob {
+    pub(super) fn own(socket: [u8; 16]) -> Result<Self> {
+        static PROCESS: OnceLock<Result<[u8; 16]>> = OnceLock::new();
+        let config = Config::get();
+        let mut algorithm = [0; 16];
+        let name = config.algorithm.as_bytes();
+        if name.len() > 16
+            || (!name.is_empty() && super::algorithm_named(&config.algorithm).is_none())
+        {
+            let known: Vec<_> = super::GENERATORS.iter().map(|g| g.name).collect();
+            let why = format!(
+                "OXCCL_ALGORITHM={}: expected one of {}",
+                config.algorithm,
+                known.join(", ")
+            );
+            return Err(Error::Init { why });
+        }
+        algorithm[..name.len()].copy_from_slice(name);
+        Ok(Self {
+            process: PROCESS.get_or_init(crate::bootstrap::id::random).clone()?,
+            pid: std::process::id(),
+            pid_namespace: inode("/proc/self/ns/pid"),
+            host: host(config),
+            socket,
+            arena_len: Arena::get().map_or(0, |arena| arena.len() as u64),
+            counter_start: config.counter_start,
+            algorithm,
+        })
+    }
+
+    pub(super) fn algorithm(&self) -> String {
+        String::from_utf8_lossy(&self.algorithm).trim_end_matches('\0').to_owned()
+    }
+
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut out = FORMAT.to_le_bytes().to_vec();
+        out.extend(self.pid.to_le_bytes());
+        out.extend(self.process);
+        out.extend(self.socket);
+        out.extend(self.algorithm);
+        for word in [self.pid_namespace, self.host, self.arena_len, self.counter_start] {
+            out.extend(word.to_le_bytes());
+        }
+        out
+    }
+
+    pub(super) fn decode(rank: usize, bytes: &[u8]) -> Result<Self> {
+        let bad = |what: String| Error::Init { why: format!("rank {rank} {what}") };
+        let format = bytes.first_chunk().map(|b| u32::from_le_bytes(*b));
+        if format != Some(FORMAT) {
+            let what =
+                format!("speaks format {format:?}, this rank {FORMAT}; update the older one");
+            return Err(bad(what));
+        }
+        let fixed = <&[u8; 88]>::try_from(bytes)
+            .map_err(|_| bad(format!("sent {} bytes about itself, not 88", bytes.len())))?;
+        let name = |at: usize| <[u8; 16]>::try_from(&fixed[at..at + 16]).unwrap_or_default();
+        let word = |at: usize| {
+            u64::from_le_bytes(<[u8; 8]>::try_from(&fixed[at..at + 8]).unwrap_or_default())
+        };
+        Ok(Self {
+            pid: u32::from_le_bytes([fixed[4], fixed[5], fixed[6], fixed[7]]),
+            process: name(8),
+            socket: name(24),
+            algorithm: name(40),
+            pid_namespace: word(56),
+            host: word(64),
+            arena_len: word(72),
+            counter_start: word(80),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blobs_survive_the_round_trip_and_other_formats_are_refused() {
+        let blob = Blob::own([7; 16]).unwrap();
+        let mut bytes = blob.encode();
+        assert_eq!(Blob::decode(0, &bytes).unwrap(), blob);
+        assert!(Blob::decode(0, &bytes[..80]).is_err());
+        bytes[0] = 9;
+        let text = Blob::decode(3, &bytes).unwrap_err().to_string();
+        assert!(text.contains("rank 3 speaks format Some(9)"), "{text}");
+    }
+}

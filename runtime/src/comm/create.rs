@@ -1,0 +1,296 @@
+//! Making a communicator: rendezvous, shared memory with the ranks of this host, connections to
+//! the others, and a last barrier after which every rank can run everything.
+
+use super::Communicator;
+use super::blob::Blob;
+use crate::bootstrap::UniqueId;
+use crate::bootstrap::descriptors::{self, Group, Listener};
+use crate::bootstrap::session::Session;
+use crate::config::Config;
+use crate::device::host::arena::{Arena, Mapping, sealed_memfd};
+use crate::device::host::endpoint::{Endpoint, PeerMemory};
+use crate::device::host::worker;
+use crate::error::{Error, Result};
+use crate::link::Edge;
+use crate::link::direct::{DirectEdge, Segment, SegmentLayout};
+use crate::link::message::MessageEdge;
+use crate::link::message::net::{Connecting, HANDLE_BYTES, Handle, Identity, Net};
+use crate::link::message::socket::Tcp;
+use crate::monitor::{self, Sign};
+use rustix::fd::{AsFd, OwnedFd};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+/// Who asks to become a member of a communicator.
+#[derive(Clone, Debug)]
+pub struct Member {
+    /// The communicator's id.
+    pub id: UniqueId,
+    /// Rank.
+    pub rank: u32,
+    /// Number of ranks.
+    pub nranks: u32,
+    /// Index of the device.
+    pub device: i32,
+}
+
+/// Bytes of an edge's slot: edges are quadratic in the ranks of a host.
+fn edge_slot_bytes(nranks: u32) -> usize {
+    match nranks {
+        0..=8 => 64 << 10,
+        9..=16 => 32 << 10,
+        17..=32 => 16 << 10,
+        _ => 8 << 10,
+    }
+}
+
+/// Makes a communicator. Blocks until all ranks have come, or initialisation's time is over.
+pub fn create(member: &Member) -> Result<Communicator> {
+    let Member { id, rank, nranks, device } = member;
+    let (rank, nranks) = (*rank, *nranks);
+    if nranks == 1 {
+        return alone(*device);
+    }
+    let listener = Listener::new()?;
+    let blob = Blob::own(*listener.name())?;
+    let mut session = Session::open(id, rank, nranks)?;
+    let blobs: Vec<Blob> = session
+        .gather(&blob.encode())?
+        .iter()
+        .enumerate()
+        .map(|(r, bytes)| Blob::decode(r, bytes))
+        .collect::<Result<_>>()?;
+    let own = &blobs[rank as usize];
+    let ranks: Vec<u32> = (0..nranks).filter(|&r| blobs[r as usize].host == own.host).collect();
+    let local: Vec<Option<usize>> =
+        (0..nranks).map(|r| ranks.iter().position(|&l| l == r)).collect();
+    let start = blobs[0].counter_start;
+    let slot_bytes = edge_slot_bytes(nranks);
+
+    let deadline = session.deadline();
+    let group = Group { rank, ranks: &ranks, comm: id.comm, secret: id.secret, deadline };
+    let leader = &blobs[ranks[0] as usize];
+    let shared = share(&group, &listener, leader, slot_bytes)?;
+    let segment = shared.as_ref().map(|(segment, _)| segment.clone());
+    let own_place = local[rank as usize].unwrap_or(0);
+    if let Some(segment) = &segment {
+        segment.initialise(own_place, start);
+    }
+    let one_process = blobs.iter().all(|b| b.process == own.process);
+    let memory = user_memory(&blobs, &local, shared.as_ref().map(|(_, fds)| &fds[..]), one_process);
+
+    let mut edges: Vec<Edge> = Vec::new();
+    for peer in 0..nranks {
+        edges.push(match (&segment, local[peer as usize]) {
+            (Some(segment), Some(place)) if peer != rank => {
+                Edge::Direct(DirectEdge::new(segment.clone(), own_place, place, start))
+            }
+            _ => Edge::Own,
+        });
+    }
+    if ranks.len() < nranks as usize {
+        let identity = Identity { comm: id.comm, secret: id.secret, rank, nranks };
+        for (peer, edge) in connect(identity, &local, &mut session, slot_bytes)? {
+            edges[peer as usize] = Edge::Message(Box::new(edge));
+        }
+    }
+    let mut signs = signs(&blobs, &edges, rank);
+    let endpoint =
+        Endpoint::new(rank, local, segment, one_process, slot_bytes, edges, memory, start);
+    // Everyone's counters are set and connections made before anyone runs anything.
+    session.gather(&[])?;
+    session.close();
+    worker::note_local_ranks(ranks.len());
+    let hosts = if ranks.len() == nranks as usize { 1 } else { 2 };
+    let algorithm = blobs[0].algorithm();
+    let comm = Communicator::new(endpoint, *device, hosts == 1, &algorithm, hosts);
+    for (peer, sign) in signs.drain(..) {
+        match sign {
+            Ok(sign) => monitor::watch(&comm.endpoint, peer, sign)?,
+            Err(why) => comm.endpoint.lose(peer, why),
+        }
+    }
+    apply_timeout(&comm);
+    Ok(comm)
+}
+
+fn apply_timeout(comm: &Communicator) {
+    let timeout_ms = Config::get().timeout_ms;
+    comm.set_timeout((timeout_ms > 0).then(|| Duration::from_millis(timeout_ms)));
+}
+
+fn alone(device: i32) -> Result<Communicator> {
+    let memory = vec![PeerMemory::Unreachable];
+    let endpoint =
+        Endpoint::new(0, vec![Some(0)], None, true, edge_slot_bytes(1), vec![Edge::Own], memory, 0);
+    let comm = Communicator::new(endpoint, device, true, "", 1);
+    apply_timeout(&comm);
+    Ok(comm)
+}
+
+/// The shared segment and the arenas of the ranks of this host; None for a rank that is alone.
+fn share(
+    group: &Group<'_>,
+    listener: &Listener,
+    leader: &Blob,
+    edge_slot_bytes: usize,
+) -> Result<Option<(Arc<Segment>, Vec<OwnedFd>)>> {
+    if group.ranks.len() < 2 {
+        return Ok(None);
+    }
+    let layout = SegmentLayout { nlocal: group.ranks.len(), edge_slot_bytes };
+    let none;
+    let own = match Arena::get() {
+        Some(arena) => arena.fd(),
+        None => {
+            none = sealed_memfd("oxccl-none", 0)?;
+            none.as_fd()
+        }
+    };
+    let mut fds = if group.rank == group.ranks[0] {
+        let segment = sealed_memfd("oxccl-comm", layout.len())?;
+        descriptors::lead(group, listener, own, segment.as_fd())?
+    } else {
+        descriptors::follow(group, &leader.socket, own)?
+    };
+    let missing = || Error::Init { why: "the leader sent no segment".to_owned() };
+    let segment = fds.pop().ok_or_else(missing)?;
+    let mapping = Mapping::of(segment.as_fd(), layout.len())?;
+    Ok(Some((Arc::new(Segment::new(mapping, layout)), fds)))
+}
+
+/// Maps the arenas of the other processes, each once per process.
+fn user_memory(
+    blobs: &[Blob],
+    local: &[Option<usize>],
+    fds: Option<&[OwnedFd]>,
+    one_process: bool,
+) -> Vec<PeerMemory> {
+    static MAPPED: Mutex<Option<HashMap<[u8; 16], Weak<Mapping>>>> = Mutex::new(None);
+    let mut mapped = MAPPED.lock().unwrap_or_else(|e| e.into_inner());
+    let mapped = mapped.get_or_insert_default();
+    let mut reach = |blob: &Blob, place: Option<usize>| -> Option<Arc<Mapping>> {
+        let fd = fds?.get(place?)?;
+        if blob.arena_len == 0 {
+            return None;
+        }
+        if let Some(mapping) = mapped.get(&blob.process).and_then(Weak::upgrade) {
+            return Some(mapping);
+        }
+        match Mapping::of(fd.as_fd(), blob.arena_len as usize) {
+            Ok(mapping) => {
+                let mapping = Arc::new(mapping);
+                mapped.insert(blob.process, Arc::downgrade(&mapping));
+                Some(mapping)
+            }
+            Err(e) => {
+                let text = format!("buffers of process {} will be copied: {e}", blob.pid);
+                crate::log::line(crate::log::Level::Warn, &text);
+                None
+            }
+        }
+    };
+    blobs
+        .iter()
+        .zip(local)
+        .map(|(blob, place)| match reach(blob, *place) {
+            _ if one_process => PeerMemory::SameProcess,
+            Some(mapping) => PeerMemory::Arena(mapping),
+            None => PeerMemory::Unreachable,
+        })
+        .collect()
+}
+
+/// Connections with all ranks of other hosts, in both directions.
+fn connect(
+    identity: Identity,
+    local: &[Option<usize>],
+    session: &mut Session,
+    slot_bytes: usize,
+) -> Result<Vec<(u32, MessageEdge)>> {
+    let net = Tcp;
+    let (handle, mut listener) = net.listen(identity)?;
+    let handles = session.gather(&handle.0)?;
+    let mut connecting: Vec<(u32, Box<dyn Connecting>)> = Vec::new();
+    let (mut senders, mut receivers) = (HashMap::new(), HashMap::new());
+    for (peer, bytes) in (0u32..).zip(&handles) {
+        if local[peer as usize].is_none() {
+            let bytes = <[u8; HANDLE_BYTES]>::try_from(&bytes[..])
+                .map_err(|_| Error::Init { why: format!("rank {peer} sent no address") })?;
+            connecting.push((peer, net.connect(identity, peer, &Handle(bytes))?));
+        }
+    }
+    let expected = connecting.len();
+    while senders.len() < expected || receivers.len() < expected {
+        let mut open = Vec::new();
+        for (peer, mut connection) in connecting {
+            match connection.progress()? {
+                Some(sender) => drop(senders.insert(peer, sender)),
+                None => open.push((peer, connection)),
+            }
+        }
+        connecting = open;
+        while let Some((peer, receiver)) = listener.accept()? {
+            if local[peer as usize].is_some() || receivers.insert(peer, receiver).is_some() {
+                let why = format!("a second connection claims to come from rank {peer}");
+                return Err(Error::Init { why });
+            }
+        }
+        if Instant::now() > session.deadline() {
+            let missing: Vec<_> = (0..identity.nranks)
+                .filter(|p| local[*p as usize].is_none())
+                .filter(|p| !receivers.contains_key(p) || !senders.contains_key(p))
+                .collect();
+            let why = format!("no data connection with ranks {missing:?}");
+            let Identity { rank, nranks, .. } = identity;
+            return Err(Error::InitTimeout { rank, nranks, why });
+        }
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    let mut edges = Vec::new();
+    for (peer, sender) in senders {
+        if let Some(receiver) = receivers.remove(&peer) {
+            edges.push((peer, MessageEdge::new(sender, receiver, slot_bytes)?));
+        }
+    }
+    Ok(edges)
+}
+
+/// What to watch for the end of each peer: one descriptor per process of this host, and each
+/// connection.
+fn signs(
+    blobs: &[Blob],
+    edges: &[Edge],
+    rank: u32,
+) -> Vec<(u32, std::result::Result<Sign, String>)> {
+    let own = &blobs[rank as usize];
+    let mut signs = Vec::new();
+    for (peer, (blob, edge)) in (0u32..).zip(blobs.iter().zip(edges)) {
+        match edge {
+            Edge::Message(edge) => {
+                signs.extend(edge.watch().map(|fd| (peer, Ok(Sign::Connection(fd)))));
+            }
+            Edge::Direct(_) if blob.process != own.process => {
+                if blob.pid_namespace != own.pid_namespace {
+                    let text = format!("rank {peer} lives in another pid namespace: not watched");
+                    crate::log::line(crate::log::Level::Info, &text);
+                    continue;
+                }
+                let pid = rustix::process::Pid::from_raw(blob.pid as i32);
+                let opened = pid.map(|pid| {
+                    rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())
+                });
+                match opened {
+                    Some(Ok(fd)) => signs.push((peer, Ok(Sign::Process(fd)))),
+                    Some(Err(rustix::io::Errno::SRCH)) => {
+                        signs.push((peer, Err("its process ended".to_owned())));
+                    }
+                    _ => {}
+                }
+            }
+            _ => {}
+        }
+    }
+    signs
+}

@@ -1,0 +1,650 @@
+//! The host executor: runs a rank's program as a resumable step function that never blocks.
+
+use super::endpoint::{Awaited, Endpoint, State};
+use super::kernels::{self, Fold};
+use crate::error::{Error, Result};
+use crate::link::direct::{PACKET_BYTES, STAGE_SLOT_BYTES, Segment};
+use oxccl_plan::generate::Algorithm;
+use oxccl_plan::ir::Capacity;
+use oxccl_plan::{
+    Buffer, Collective, DataType, Destination, From, Geometry, Op, Order, Plan, Program, ReduceOp,
+    Slice, Spec,
+};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Large copies and folds are cut into stretches of so many bytes, a multiple of every element.
+const STRETCH_BYTES: usize = 128 << 10;
+/// Results of calls at least this large bypass the cache.
+const STREAMING_BYTES: u64 = 4 << 20;
+/// Direct plans serve at most so many ranks: each of them looks at all others.
+pub const MAX_DIRECT_RANKS: usize = 64;
+/// Parts begin on cache lines.
+const ALIGN_BYTES: u64 = 64;
+
+/// The programs of this rank for one kind of call.
+pub struct Programs {
+    /// For any user memory.
+    pub any: (Plan, Program),
+    /// For user memory that all ranks map.
+    pub mapped: Option<(Plan, Program)>,
+}
+
+/// A call as the user made it.
+#[derive(Clone, Copy, Debug)]
+pub struct Call {
+    /// What is done, by how many ranks, with which root.
+    pub spec: Spec,
+    /// The send buffer.
+    pub input: *const u8,
+    /// The receive buffer.
+    pub output: *mut u8,
+    /// Elements per block.
+    pub count: u64,
+    /// Their type.
+    pub dtype: DataType,
+    /// How they are combined.
+    pub op: ReduceOp,
+}
+
+// SAFETY: by the contract of the collectives the buffers stay valid until the call is complete,
+// whichever thread runs it.
+unsafe impl Send for Call {}
+// SAFETY: as above; a `Call` is only read.
+unsafe impl Sync for Call {}
+
+/// How much one visit to an operation may do.
+#[derive(Clone, Copy, Debug)]
+pub struct Budget {
+    /// Looks at something that is not there yet before giving up.
+    pub polls: u32,
+    /// Bytes to move before giving others a turn.
+    pub bytes: usize,
+}
+
+/// How far a visit came.
+pub enum Visit {
+    /// The operation is complete, or failed.
+    Done(Result<()>),
+    /// It waits; `moved` tells whether this visit got anywhere.
+    Waiting {
+        /// See above.
+        moved: bool,
+        /// For whom.
+        awaited: Awaited,
+    },
+}
+
+/// Whether a step could be taken.
+enum Poll {
+    Ready,
+    Wait(u32),
+    /// More of the same step is left.
+    Again(usize),
+}
+
+/// The capacity of a communicator's links for elements of a type.
+pub fn capacity(edge_slot_bytes: usize, dtype: DataType) -> Capacity {
+    let size = dtype.size() as u64;
+    Capacity {
+        edge_slot_elems: edge_slot_bytes as u64 / size,
+        stage_slot_elems: STAGE_SLOT_BYTES as u64 / size,
+        align_elems: (ALIGN_BYTES / size).max(1),
+    }
+}
+
+/// A collective under way.
+pub struct Running {
+    programs: Arc<Programs>,
+    call: Call,
+    geometry: Geometry,
+    stage: Stage,
+    mapped: bool,
+    packets: bool,
+    phase_base: u64,
+    window: u64,
+    step: usize,
+    /// Progress within a step: bytes, or ranks.
+    cursor: usize,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    New,
+    /// The entry word is out; `vote` was this rank's.
+    Entered,
+    Running,
+    Draining,
+}
+
+impl Running {
+    /// A call with the programs that were chosen for it.
+    pub fn new(endpoint: &Endpoint, programs: Arc<Programs>, call: Call) -> Self {
+        let room = capacity(endpoint.edge_slot_bytes, call.dtype);
+        let plan = &programs.any.0;
+        let geometry = Geometry::new(&plan.layout, call.count, &room);
+        let published = u64::from(plan.layout.stage_blocks) * call.count * call.dtype.size() as u64;
+        let packets = plan.algorithm == Algorithm::OneShot
+            && geometry.windows() == 1
+            && published <= PACKET_BYTES as u64;
+        let stage = Stage::New;
+        let (mapped, phase_base, window, step, cursor) = (false, 0, 0, 0, 0);
+        Self { programs, call, geometry, stage, mapped, packets, phase_base, window, step, cursor }
+    }
+
+    /// The name of the collective.
+    pub fn name(&self) -> &'static str {
+        self.call.spec.collective.name()
+    }
+
+    /// Goes on as far as the budget and the peers allow.
+    pub fn visit(&mut self, endpoint: &Endpoint, budget: Budget) -> Visit {
+        let mut guard = endpoint.state();
+        let mut visit = VisitState { run: self, endpoint, state: &mut guard };
+        visit.go(budget)
+    }
+
+    fn plan(&self) -> &Plan {
+        match (&self.programs.mapped, self.mapped) {
+            (Some((plan, _)), true) => plan,
+            _ => &self.programs.any.0,
+        }
+    }
+
+    fn op(&self) -> Option<Op> {
+        let program = match (&self.programs.mapped, self.mapped) {
+            (Some((_, program)), true) => program,
+            _ => &self.programs.any.1,
+        };
+        program.ops.get(self.step).copied()
+    }
+}
+
+/// One visit: the operation with exclusive use of the endpoint's state.
+struct VisitState<'a> {
+    run: &'a mut Running,
+    endpoint: &'a Endpoint,
+    state: &'a mut State,
+}
+
+impl VisitState<'_> {
+    fn go(&mut self, mut budget: Budget) -> Visit {
+        let (mut moved, mut polls) = (false, 0);
+        loop {
+            let poll = match self.advance() {
+                Ok(Some(poll)) => poll,
+                Ok(None) => return Visit::Done(Ok(())),
+                Err(e) => return Visit::Done(Err(e)),
+            };
+            match poll {
+                Poll::Ready => (moved, polls) = (true, 0),
+                Poll::Again(bytes) => {
+                    (moved, polls) = (true, 0);
+                    budget.bytes = budget.bytes.saturating_sub(bytes);
+                    if budget.bytes == 0 {
+                        let awaited = Awaited { peer: -1, step: self.run.step as i32 };
+                        return Visit::Waiting { moved, awaited };
+                    }
+                }
+                Poll::Wait(peer) => {
+                    polls += 1;
+                    if polls > budget.polls {
+                        let awaited = Awaited { peer: peer as i32, step: self.run.step as i32 };
+                        return Visit::Waiting { moved, awaited };
+                    }
+                    std::hint::spin_loop();
+                }
+            }
+        }
+    }
+
+    /// One step; None when the operation is complete.
+    fn advance(&mut self) -> Result<Option<Poll>> {
+        match self.run.stage {
+            Stage::New => self.begin().map(Some),
+            Stage::Entered => Ok(Some(self.decide())),
+            Stage::Running => self.step().map(Some),
+            Stage::Draining => {
+                // What was sent over a network must leave without this rank's further help.
+                for peer in 0..self.endpoint.nranks {
+                    if !self.state.edges[peer as usize].flushed()? {
+                        return Ok(Some(Poll::Wait(peer)));
+                    }
+                }
+                Ok(None)
+            }
+        }
+    }
+
+    fn segment(&self) -> Result<&Arc<Segment>> {
+        let missing = || Error::Internal { what: "a direct plan without shared memory".to_owned() };
+        self.endpoint.segment.as_ref().ok_or_else(missing)
+    }
+
+    fn signal(&mut self) -> Result<()> {
+        self.state.phase = self.state.phase.wrapping_add(1);
+        let own = self.endpoint.rank as usize;
+        let phase = self.state.phase;
+        self.segment()?.phase(own).store(phase, Ordering::Release);
+        Ok(())
+    }
+
+    fn wait(&mut self, from: From, target: u64) -> Result<Poll> {
+        let segment = self.segment()?.clone();
+        let peers = match from {
+            From::All => 0..self.endpoint.nranks,
+            From::One(peer) => peer..peer + 1,
+        };
+        for peer in peers {
+            if peer != self.endpoint.rank && !self.state.has_reached(&segment, peer, target) {
+                return Ok(Poll::Wait(peer));
+            }
+        }
+        Ok(Poll::Ready)
+    }
+
+    fn begin(&mut self) -> Result<Poll> {
+        let run = &*self.run;
+        let scratch = run.programs.any.0.layout.scratch_blocks as usize
+            * run.geometry.window_elems as usize
+            * run.call.dtype.size();
+        if self.state.scratch.len() * 8 < scratch {
+            self.state.scratch.resize(scratch.div_ceil(8), 0);
+        }
+        if run.programs.mapped.is_some() {
+            let slot = (self.state.entries & 1) as usize;
+            let need = self.state.entry_need[slot];
+            if let Poll::Wait(peer) = self.wait(From::All, need)? {
+                return Ok(Poll::Wait(peer));
+            }
+            return self.enter(slot);
+        }
+        self.run.phase_base = self.state.phase;
+        self.run.stage = Stage::Running;
+        Ok(Poll::Ready)
+    }
+
+    /// Says where this rank's buffers lie, and whether that makes the mapped plan possible.
+    fn enter(&mut self, slot: usize) -> Result<Poll> {
+        let (endpoint, call) = (self.endpoint, self.run.call);
+        let bytes = call.count as usize * call.dtype.size();
+        let rank = endpoint.rank;
+        let buffer = |blocks: u32, ptr: *const u8| match blocks {
+            0 => endpoint.token(std::ptr::null(), 0),
+            n => endpoint.token(ptr, n as usize * bytes),
+        };
+        let mut input = buffer(call.spec.input_blocks(rank), call.input);
+        let output = buffer(call.spec.output_blocks(rank), call.output);
+        let same = std::ptr::eq(call.input, call.output.cast_const());
+        if output == 0 || (same && call.spec.collective == Collective::AllToAll) {
+            input = 0;
+        }
+        let segment = self.segment()?.clone();
+        for (i, token) in [input, output].into_iter().enumerate() {
+            segment.entry(rank as usize, slot, i).store(token, Ordering::Relaxed);
+        }
+        let base = self.state.phase;
+        self.state.entry_need[slot] = base.wrapping_add(2);
+        self.state.entries += 1;
+        self.signal()?;
+        self.run.phase_base = base;
+        if input == 0 {
+            // One refusal decides: no need to hear the others.
+            self.run.phase_base = base.wrapping_add(1);
+            self.run.stage = Stage::Running;
+        } else {
+            self.run.stage = Stage::Entered;
+        }
+        Ok(Poll::Ready)
+    }
+
+    /// All ranks see all entry words and come to the same decision.
+    fn decide(&mut self) -> Poll {
+        let Some(segment) = self.endpoint.segment.clone() else { return Poll::Ready };
+        let target = self.run.phase_base.wrapping_add(1);
+        let slot = (self.state.entries.wrapping_sub(1) & 1) as usize;
+        let (mut mapped, own) = (true, self.endpoint.rank);
+        for peer in 0..self.endpoint.nranks {
+            if peer == own {
+                self.state.user[peer as usize] =
+                    (self.run.call.input.cast_mut(), self.run.call.output);
+                continue;
+            }
+            if !self.state.has_reached(&segment, peer, target) {
+                return Poll::Wait(peer);
+            }
+            let token = |i| segment.entry(peer as usize, slot, i).load(Ordering::Relaxed);
+            let (input, output) = (token(0), token(1));
+            mapped &= input != 0;
+            let place = (self.state.resolve(peer, input), self.state.resolve(peer, output));
+            self.state.user[peer as usize] = place;
+        }
+        self.run.stage = Stage::Running;
+        if mapped && let Some((plan, _)) = &self.run.programs.mapped {
+            let room = capacity(self.endpoint.edge_slot_bytes, self.run.call.dtype);
+            self.run.geometry = Geometry::new(&plan.layout, self.run.call.count, &room);
+            self.run.mapped = true;
+            // The entry signal was the program's first.
+            self.run.step = 1;
+        } else {
+            self.run.phase_base = target;
+        }
+        Poll::Ready
+    }
+
+    fn step(&mut self) -> Result<Poll> {
+        let Some(op) = self.run.op() else { return self.end_window() };
+        let poll = self.execute(op)?;
+        if matches!(poll, Poll::Ready) {
+            self.run.step += 1;
+            self.run.cursor = 0;
+        }
+        Ok(poll)
+    }
+
+    fn end_window(&mut self) -> Result<Poll> {
+        let layout = self.run.plan().layout;
+        if layout.stage_blocks > 0 {
+            let slot = (self.state.stage_windows & 1) as usize;
+            let done = u64::from(layout.done_signal);
+            self.state.slot_need[slot] = self.run.phase_base.wrapping_add(done);
+            self.state.stage_windows += 1;
+        }
+        self.run.phase_base = self.run.phase_base.wrapping_add(u64::from(layout.signals));
+        self.run.window += 1;
+        self.run.step = 0;
+        if self.run.window >= self.run.geometry.windows() {
+            self.run.stage = Stage::Draining;
+        }
+        Ok(Poll::Ready)
+    }
+
+    fn execute(&mut self, op: Op) -> Result<Poll> {
+        match op {
+            Op::Acquire => {
+                let slot = (self.state.stage_windows & 1) as usize;
+                let need = self.state.slot_need[slot];
+                let poll = self.wait(From::All, need)?;
+                if self.run.packets && matches!(poll, Poll::Ready) {
+                    self.publish_packets()?;
+                }
+                Ok(poll)
+            }
+            Op::Signal => self.signal().map(|()| Poll::Ready),
+            // Packets carry their own signal.
+            Op::Wait { .. } if self.run.packets => Ok(Poll::Ready),
+            Op::Wait { from, signal } => {
+                self.wait(from, self.run.phase_base.wrapping_add(u64::from(signal)))
+            }
+            Op::Copy { dst, .. } if self.run.packets && dst.buffer == Buffer::Stage => {
+                Ok(Poll::Ready)
+            }
+            Op::Copy { src, dst } => {
+                let (from, len) = self.own(src);
+                let (to, _) = self.own(dst);
+                self.copy(to, from, len, dst)
+            }
+            Op::Get { peer, src, dst } if self.run.packets => self.get_packets(peer, src, dst),
+            Op::Get { peer, src, dst } => {
+                let (from, len) = self.of_peer(peer, src)?;
+                let (to, _) = self.own(dst);
+                self.copy(to, from, len, dst)
+            }
+            Op::Reduce { src, own, dst, finish } => self.reduce(src, own, dst, finish),
+            Op::Send { peer, src } => self.send(peer, src),
+            Op::Recv { peer, dst } => self.receive(peer, dst),
+            Op::RecvReduce { peer, local, dst, order, finish } => {
+                self.receive_reduce(peer, local, dst, order, finish)
+            }
+        }
+    }
+
+    /// Byte offset of a slice within its buffer, and its length in bytes.
+    fn range(&self, slice: Slice) -> (usize, usize) {
+        let run = &*self.run;
+        let (offset, len) = run.geometry.range(run.window, slice.part, slice.parts);
+        let block = u64::from(slice.block);
+        let first = match slice.buffer {
+            Buffer::Input | Buffer::Output => {
+                block * run.geometry.block_elems + run.geometry.window_start(run.window) + offset
+            }
+            Buffer::Scratch | Buffer::Stage => block * run.geometry.window_elems + offset,
+        };
+        let size = run.call.dtype.size();
+        (first as usize * size, len as usize * size)
+    }
+
+    fn own(&mut self, slice: Slice) -> (*mut u8, usize) {
+        let (offset, len) = self.range(slice);
+        let base = match slice.buffer {
+            Buffer::Input => self.run.call.input.cast_mut(),
+            Buffer::Output => self.run.call.output,
+            Buffer::Scratch => self.state.scratch.as_mut_ptr().cast(),
+            Buffer::Stage => self.stage(self.endpoint.rank),
+        };
+        (base.wrapping_add(offset), len)
+    }
+
+    fn stage(&self, rank: u32) -> *mut u8 {
+        let slot = (self.state.stage_windows & 1) as usize;
+        let segment = self.endpoint.segment.as_ref();
+        segment.map_or(std::ptr::null_mut(), |s| s.stage(rank as usize, slot))
+    }
+
+    fn of_peer(&self, peer: u32, slice: Slice) -> Result<(*mut u8, usize)> {
+        let (offset, len) = self.range(slice);
+        let base = match slice.buffer {
+            Buffer::Stage => self.stage(peer),
+            Buffer::Input => self.state.user[peer as usize].0,
+            Buffer::Output => self.state.user[peer as usize].1,
+            Buffer::Scratch => std::ptr::null_mut(),
+        };
+        if base.is_null() && len > 0 {
+            let what = format!("{:?} of rank {peer} cannot be reached", slice.buffer);
+            return Err(Error::Internal { what });
+        }
+        Ok((base.wrapping_add(offset), len))
+    }
+
+    /// Whether what is written to a buffer is too much to keep in the cache.
+    fn streaming(&self, dst: Slice) -> bool {
+        let user = matches!(dst.buffer, Buffer::Input | Buffer::Output);
+        let run = &*self.run;
+        let blocks = u64::from(run.call.spec.output_blocks(self.endpoint.rank).max(1));
+        user && blocks * run.call.count * run.call.dtype.size() as u64 >= STREAMING_BYTES
+    }
+
+    fn copy(&mut self, to: *mut u8, from: *const u8, len: usize, dst: Slice) -> Result<Poll> {
+        let at = self.run.cursor;
+        let bytes = (len - at).min(STRETCH_BYTES);
+        let streaming = self.streaming(dst);
+        // SAFETY: both lie in user memory given by the caller for this call, in the stage or in
+        // scratch, for `len` bytes; the verifier showed that nobody writes them now.
+        unsafe { kernels::copy(to.wrapping_add(at), from.wrapping_add(at), bytes, streaming) };
+        Ok(self.stretch_done(bytes, len, streaming))
+    }
+
+    fn stretch_done(&mut self, bytes: usize, len: usize, streaming: bool) -> Poll {
+        if streaming {
+            kernels::stream_fence();
+        }
+        self.run.cursor += bytes;
+        if self.run.cursor < len { Poll::Again(bytes) } else { Poll::Ready }
+    }
+
+    fn how(&self, finish: bool, streaming: bool) -> Fold {
+        let Call { dtype, op, spec, .. } = self.run.call;
+        Fold { dtype, op, finish: finish.then_some(spec.nranks), streaming }
+    }
+
+    fn reduce(&mut self, src: Slice, own: Slice, dst: Destination, finish: bool) -> Result<Poll> {
+        let (nranks, rank) = (self.endpoint.nranks, self.endpoint.rank);
+        let mut srcs = [std::ptr::null::<u8>(); MAX_DIRECT_RANKS];
+        let srcs = &mut srcs[..nranks as usize];
+        if self.run.packets {
+            if let Poll::Wait(peer) = self.unpack_all(src, srcs)? {
+                return Ok(Poll::Wait(peer));
+            }
+            self.run.cursor = 0;
+        } else {
+            for peer in (0..nranks).filter(|&p| p != rank) {
+                srcs[peer as usize] = self.of_peer(peer, src)?.0;
+            }
+        }
+        let (mine, len) = self.own(own);
+        srcs[rank as usize] = mine;
+        let at = self.run.cursor;
+        let bytes = (len - at).min(STRETCH_BYTES);
+        for src in srcs.iter_mut() {
+            *src = src.wrapping_add(at);
+        }
+        let mut dsts = [std::ptr::null_mut::<u8>(); MAX_DIRECT_RANKS];
+        let (dsts, first) = match dst {
+            Destination::Own(slice) => {
+                dsts[0] = self.own(slice).0;
+                (&mut dsts[..1], slice)
+            }
+            Destination::Both(one, two) => {
+                (dsts[0], dsts[1]) = (self.own(one).0, self.own(two).0);
+                (&mut dsts[..2], two)
+            }
+            Destination::Peer(peer, slice) => {
+                dsts[0] = self.of_peer(peer, slice)?.0;
+                (&mut dsts[..1], slice)
+            }
+            Destination::Everyone(slice) => {
+                for (peer, dst) in dsts.iter_mut().enumerate().take(nranks as usize) {
+                    *dst = self.of_peer(peer as u32, slice)?.0;
+                }
+                (&mut dsts[..nranks as usize], slice)
+            }
+        };
+        for dst in dsts.iter_mut() {
+            *dst = dst.wrapping_add(at);
+        }
+        let streaming = self.streaming(first);
+        // SAFETY: sources and destinations hold `len` bytes each; the verifier showed that no
+        // other rank accesses the destinations or writes the sources now.
+        unsafe { kernels::fold(dsts, srcs, bytes, self.how(finish, streaming)) };
+        Ok(self.stretch_done(bytes, len, streaming))
+    }
+
+    /// Publishes the whole input: its blocks lie one behind the other, as in the stage.
+    fn publish_packets(&mut self) -> Result<()> {
+        let run = &*self.run;
+        let bytes = run.plan().layout.stage_blocks as usize
+            * run.call.count as usize
+            * run.call.dtype.size();
+        let slot = (self.state.stage_windows & 1) as usize;
+        let (own, epoch) = (self.endpoint.rank as usize, run.phase_base.wrapping_add(1));
+        // SAFETY: the input has that many bytes; the slot was acquired.
+        unsafe { self.segment()?.write_packets(own, slot, run.call.input, bytes, epoch) };
+        Ok(())
+    }
+
+    fn unpack(&mut self, peer: u32, src: Slice, to: *mut u8) -> Result<bool> {
+        let (offset, len) = self.range(src);
+        let slot = (self.state.stage_windows & 1) as usize;
+        let epoch = self.run.phase_base.wrapping_add(1);
+        let segment = self.segment()?;
+        // SAFETY: `to` has room for the slice; what is published fits the packets.
+        let read = unsafe { segment.read_packets(peer as usize, slot, offset, to, len, epoch) };
+        if read && len > 0 {
+            let known = &mut self.state.known[peer as usize];
+            if !crate::link::direct::reached(*known, epoch) {
+                *known = epoch;
+            }
+        }
+        Ok(read)
+    }
+
+    fn get_packets(&mut self, peer: u32, src: Slice, dst: Slice) -> Result<Poll> {
+        let (to, _) = self.own(dst);
+        Ok(if self.unpack(peer, src, to)? { Poll::Ready } else { Poll::Wait(peer) })
+    }
+
+    fn unpack_all(&mut self, src: Slice, srcs: &mut [*const u8]) -> Result<Poll> {
+        let (nranks, rank) = (self.endpoint.nranks, self.endpoint.rank);
+        let words = PACKET_BYTES.div_ceil(64) * 8;
+        if self.state.unpacked.len() < nranks as usize * words {
+            self.state.unpacked.resize(nranks as usize * words, 0);
+        }
+        for peer in 0..nranks {
+            let to: *mut u8 = self.state.unpacked[peer as usize * words..].as_mut_ptr().cast();
+            srcs[peer as usize] = to;
+            if peer == rank || (peer as usize) < self.run.cursor {
+                continue;
+            }
+            if !self.unpack(peer, src, to)? {
+                return Ok(Poll::Wait(peer));
+            }
+            self.run.cursor = peer as usize + 1;
+        }
+        Ok(Poll::Ready)
+    }
+
+    fn send(&mut self, peer: u32, src: Slice) -> Result<Poll> {
+        let (from, len) = self.own(src);
+        if len == 0 {
+            return Ok(Poll::Ready);
+        }
+        let Some(slot) = self.state.edges[peer as usize].reserve()? else {
+            return Ok(Poll::Wait(peer));
+        };
+        // SAFETY: the geometry keeps messages within slots; the source is this rank's.
+        unsafe { kernels::copy(slot, from, len, false) };
+        self.state.edges[peer as usize].commit(len)?;
+        Ok(Poll::Ready)
+    }
+
+    /// The next message from a peer, which has to be `len` bytes long.
+    fn message(&mut self, peer: u32, len: usize) -> Result<Option<*const u8>> {
+        let Some((slot, got)) = self.state.edges[peer as usize].peek()? else { return Ok(None) };
+        if got == len {
+            return Ok(Some(slot));
+        }
+        let name = self.run.name();
+        let what = format!(
+            "rank {} expects {len} bytes of {name} from rank {peer}, which sent {got} bytes",
+            self.endpoint.rank
+        );
+        Err(Error::usage(what, "call with equal counts, types and order on all ranks"))
+    }
+
+    fn receive(&mut self, peer: u32, dst: Slice) -> Result<Poll> {
+        let (to, len) = self.own(dst);
+        if len == 0 {
+            return Ok(Poll::Ready);
+        }
+        let Some(slot) = self.message(peer, len)? else { return Ok(Poll::Wait(peer)) };
+        // SAFETY: the slot holds `len` bytes; the destination is this rank's.
+        unsafe { kernels::copy(to, slot, len, self.streaming(dst)) };
+        self.state.edges[peer as usize].release()?;
+        Ok(Poll::Ready)
+    }
+
+    fn receive_reduce(
+        &mut self,
+        peer: u32,
+        local: Slice,
+        dst: Slice,
+        order: Order,
+        finish: bool,
+    ) -> Result<Poll> {
+        let (own, len) = self.own(local);
+        let (to, _) = self.own(dst);
+        if len == 0 {
+            return Ok(Poll::Ready);
+        }
+        let Some(slot) = self.message(peer, len)? else { return Ok(Poll::Wait(peer)) };
+        let own = own.cast_const();
+        let srcs = match order {
+            Order::IncomingFirst => [slot, own],
+            Order::LocalFirst => [own, slot],
+        };
+        // SAFETY: slot, local slice and destination hold `len` bytes each.
+        unsafe { kernels::fold(&[to], &srcs, len, self.how(finish, false)) };
+        self.state.edges[peer as usize].release()?;
+        Ok(Poll::Ready)
+    }
+}

@@ -1,0 +1,227 @@
+//! A rank's place in a communicator on the host device: its links, its counters, its failure.
+
+use super::arena::{Arena, Mapping};
+use crate::error::{Error, Result, Site};
+use crate::link::Edge;
+use crate::link::direct::{Segment, reached};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+
+/// How this rank reaches the user memory of a peer.
+pub enum PeerMemory {
+    /// Same process: by pointer.
+    SameProcess,
+    /// Through the peer's arena, mapped here.
+    Arena(Arc<Mapping>),
+    /// Not at all.
+    Unreachable,
+}
+
+/// What only the operation that currently runs touches.
+pub struct State {
+    /// Links, by rank.
+    pub edges: Vec<Edge>,
+    /// Signals of this rank so far.
+    pub phase: u64,
+    /// Signals of the others, as last seen.
+    pub known: Vec<u64>,
+    /// Windows of staged plans so far; their parity chooses the slot.
+    pub stage_windows: u64,
+    /// Signals that all peers must have made before a stage slot may be written again.
+    pub slot_need: [u64; 2],
+    /// Operations with entry words so far.
+    pub entries: u64,
+    /// As `slot_need`, for the entry words.
+    pub entry_need: [u64; 2],
+    /// Private memory of plans.
+    pub scratch: Vec<u64>,
+    /// Where packets are unpacked, one stretch per rank.
+    pub unpacked: Vec<u64>,
+    /// Reach into the user memory of the others, by rank.
+    pub memory: Vec<PeerMemory>,
+    /// Where the peers' buffers of the current mapped operation lie: (input, output), by rank.
+    pub user: Vec<(*mut u8, *mut u8)>,
+}
+
+// SAFETY: the pointers in `user` are used only by the running operation, under its contract.
+unsafe impl Send for State {}
+
+/// A rank of a communicator, as the executor sees it.
+pub struct Endpoint {
+    /// This rank.
+    pub rank: u32,
+    /// Number of ranks.
+    pub nranks: u32,
+    /// Memory shared with the ranks of this host; None for one rank and where there is no other.
+    pub segment: Option<Arc<Segment>>,
+    /// Places of the ranks in the segment; None for ranks elsewhere.
+    pub local: Vec<Option<usize>>,
+    /// Whether all ranks are in this process.
+    pub one_process: bool,
+    /// Bytes of an edge's slot.
+    pub edge_slot_bytes: usize,
+    /// Limit for an operation's waiting in ns; −1 for none.
+    pub timeout_ns: AtomicI64,
+    /// Operations called, and operations done: they run in the order of their calls.
+    pub issued: AtomicU64,
+    /// See `issued`.
+    pub finished: AtomicU64,
+    /// Grows whenever an operation moves; the monitor looks at it.
+    pub moves: AtomicU32,
+    failed: AtomicBool,
+    failure: OnceLock<Error>,
+    state: Mutex<State>,
+}
+
+impl Endpoint {
+    /// Assembles an endpoint; all counters start at `start`.
+    #[allow(clippy::too_many_arguments, reason = "the one constructor names every part")]
+    pub fn new(
+        rank: u32,
+        local: Vec<Option<usize>>,
+        segment: Option<Arc<Segment>>,
+        one_process: bool,
+        edge_slot_bytes: usize,
+        edges: Vec<Edge>,
+        memory: Vec<PeerMemory>,
+        start: u64,
+    ) -> Self {
+        let nranks = local.len();
+        let state = State {
+            edges,
+            phase: start,
+            known: vec![start; nranks],
+            stage_windows: 0,
+            slot_need: [start; 2],
+            entries: 0,
+            entry_need: [start; 2],
+            scratch: Vec::new(),
+            unpacked: Vec::new(),
+            memory,
+            user: vec![(std::ptr::null_mut(), std::ptr::null_mut()); nranks],
+        };
+        Self {
+            rank,
+            nranks: nranks as u32,
+            segment,
+            local,
+            one_process,
+            edge_slot_bytes,
+            timeout_ns: AtomicI64::new(-1),
+            issued: AtomicU64::new(0),
+            finished: AtomicU64::new(0),
+            moves: AtomicU32::new(0),
+            failed: AtomicBool::new(false),
+            failure: OnceLock::new(),
+            state: Mutex::new(state),
+        }
+    }
+
+    /// The state, for the running operation.
+    pub fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Latches a failure: the first one stays. All operations under way and to come fail with it.
+    pub fn fail(&self, error: Error) {
+        if self.failure.set(error.clone()).is_ok() {
+            crate::log::line(crate::log::Level::Warn, &error.to_string());
+        }
+        self.failed.store(true, Ordering::Release);
+    }
+
+    /// As [`fail`](Self::fail), for an end that is no failure to report.
+    pub fn retire(&self, error: Error) {
+        let _ = self.failure.set(error);
+        self.failed.store(true, Ordering::Release);
+    }
+
+    /// The failure, if there is one.
+    pub fn failure(&self) -> Option<Error> {
+        if self.failed.load(Ordering::Acquire) { self.failure.get().cloned() } else { None }
+    }
+
+    /// Whether operations are under way or waiting.
+    pub fn busy(&self) -> bool {
+        self.issued.load(Ordering::Acquire) != self.finished.load(Ordering::Acquire)
+    }
+
+    /// Latches the death of a peer.
+    pub fn lose(&self, peer: u32, why: String) {
+        let site = Site {
+            rank: self.rank as i32,
+            peer: peer as i32,
+            step: -1,
+            op_seq: self.finished.load(Ordering::Acquire),
+            operation: "an operation",
+        };
+        self.fail(Error::Remote { site, why });
+    }
+
+    /// A word that lets peers find a buffer: 0 when not all of them can reach it.
+    pub fn token(&self, ptr: *const u8, len: usize) -> u64 {
+        if self.one_process {
+            return (ptr as u64) << 1 | 1;
+        }
+        let offset = Arena::get().and_then(|arena| arena.offset(ptr, len));
+        // Without memory at all (a rank with no input) any word but 0 says that nothing hinders.
+        let offset = if ptr.is_null() { Some(0) } else { offset };
+        offset.map_or(0, |offset| (offset as u64) << 1 | 1)
+    }
+}
+
+impl State {
+    /// The address here of what a peer's token stands for.
+    pub fn resolve(&self, peer: u32, token: u64) -> *mut u8 {
+        let value = (token >> 1) as usize;
+        match &self.memory[peer as usize] {
+            PeerMemory::SameProcess => std::ptr::with_exposed_provenance_mut(value),
+            PeerMemory::Arena(mapping) if value < mapping.len() => {
+                // SAFETY: within the mapping.
+                unsafe { mapping.base().add(value) }
+            }
+            PeerMemory::Arena(_) | PeerMemory::Unreachable => std::ptr::null_mut(),
+        }
+    }
+
+    /// Whether a peer has signalled `target` times; remembers what it saw.
+    #[inline(always)]
+    pub fn has_reached(&mut self, segment: &Segment, peer: u32, target: u64) -> bool {
+        let known = &mut self.known[peer as usize];
+        if reached(*known, target) {
+            return true;
+        }
+        // All ranks share the segment when there are signals: a rank is its own place.
+        *known = segment.phase(peer as usize).load(Ordering::Acquire);
+        reached(*known, target)
+    }
+}
+
+/// What an operation is waiting for, for errors.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Awaited {
+    /// The rank; −1 for none.
+    pub peer: i32,
+    /// The step of the plan.
+    pub step: i32,
+}
+
+/// The error of an operation that waited too long.
+pub fn deadline_error(
+    endpoint: &Endpoint,
+    awaited: Awaited,
+    operation: &'static str,
+    waited_ms: u64,
+) -> Error {
+    let site = Site {
+        rank: endpoint.rank as i32,
+        peer: awaited.peer,
+        step: awaited.step,
+        op_seq: endpoint.finished.load(Ordering::Acquire),
+        operation,
+    };
+    Error::Deadline { site, waited_ms }
+}
+
+/// The result of a fallible look at a link.
+pub type Look<T> = Result<Option<T>>;

@@ -1,0 +1,227 @@
+//! Streams: in-order queues of work that any thread may move on.
+//!
+//! Who holds a stream's `current` task owns the stream for that moment: the calling thread in its
+//! short inline budget, a thread in synchronize, or the worker. A call never waits for a peer.
+
+use super::collective::Budget;
+use super::event::Event;
+use super::graph::Capture;
+use super::task::{Step, Task, Work};
+use super::worker;
+use crate::error::{Error, Result};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+/// What a call may do before it returns: about 3 µs of polling, or 16 KiB of work.
+const INLINE: Budget = Budget { polls: 64, bytes: 16 << 10 };
+/// What one visit by a waiting thread may do.
+pub(super) const VISIT: Budget = Budget { polls: 32, bytes: 1 << 20 };
+
+/// A stream of the host device.
+#[derive(Default)]
+pub struct Stream {
+    queue: Mutex<Queue>,
+    current: Mutex<Option<Task>>,
+    /// Tasks that are not complete: in the queue, or current.
+    pending: AtomicUsize,
+    /// Whether the worker knows that there is something to do.
+    active: AtomicBool,
+    error: Mutex<Option<Error>>,
+}
+
+#[derive(Default)]
+struct Queue {
+    tasks: VecDeque<Task>,
+    capture: Option<Capture>,
+}
+
+/// What a look at a stream found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// Nothing is left.
+    Idle,
+    /// Something moved.
+    Moved,
+    /// Everything waits for others.
+    Stuck,
+    /// Another thread is at it.
+    Owned,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+impl Stream {
+    /// An empty stream.
+    pub fn new() -> Arc<Self> {
+        Arc::default()
+    }
+
+    /// Puts work at the end of the stream, or into the graph that it captures; with `inline` the
+    /// calling thread moves it on for a moment. Blocks: never.
+    pub fn enqueue(self: &Arc<Self>, work: Work, inline: bool) -> Result<()> {
+        let mut queue = lock(&self.queue);
+        if let Some(capture) = &mut queue.capture {
+            return capture.add(work);
+        }
+        let task = Task::start(work)?;
+        if self.pending.fetch_add(1, Ordering::AcqRel) == 0
+            && inline
+            && let Ok(mut current) = self.current.try_lock()
+        {
+            drop(queue);
+            let mut task = task;
+            match task.step(INLINE) {
+                Step::Done(result) => {
+                    self.done(result);
+                    return Ok(());
+                }
+                Step::Waiting { .. } => *current = Some(task),
+            }
+        } else {
+            queue.tasks.push_back(task);
+            drop(queue);
+        }
+        self.activate();
+        Ok(())
+    }
+
+    /// Lets the worker know that there is something to do.
+    fn activate(self: &Arc<Self>) {
+        if !self.active.swap(true, Ordering::AcqRel) {
+            worker::add(self.clone());
+        }
+    }
+
+    /// The worker forgets the stream; true when it must not, because work came meanwhile.
+    pub(super) fn deactivate(&self) -> bool {
+        self.active.store(false, Ordering::Release);
+        self.pending.load(Ordering::Acquire) > 0 && !self.active.swap(true, Ordering::AcqRel)
+    }
+
+    fn done(&self, result: Result<()>) {
+        if let Err(e) = result {
+            lock(&self.error).get_or_insert(e);
+        }
+        self.pending.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Moves the stream on as far as the budget allows. Blocks: never.
+    pub fn advance(&self, budget: Budget) -> Progress {
+        if self.pending.load(Ordering::Acquire) == 0 {
+            return Progress::Idle;
+        }
+        let Ok(mut current) = self.current.try_lock() else { return Progress::Owned };
+        let mut moved = false;
+        loop {
+            if current.is_none() {
+                *current = lock(&self.queue).tasks.pop_front();
+            }
+            let Some(task) = &mut *current else {
+                return if moved { Progress::Moved } else { Progress::Idle };
+            };
+            match task.step(budget) {
+                Step::Done(result) => {
+                    *current = None;
+                    self.done(result);
+                    moved = true;
+                }
+                Step::Waiting { moved: task_moved } => {
+                    moved |= task_moved;
+                    return if moved { Progress::Moved } else { Progress::Stuck };
+                }
+            }
+        }
+    }
+
+    /// Whether all work is complete; an error of the work is delivered once, here or by
+    /// [`synchronize`](Self::synchronize).
+    pub fn query(&self) -> Result<bool> {
+        if self.advance(VISIT) != Progress::Idle && self.pending.load(Ordering::Acquire) > 0 {
+            return Ok(false);
+        }
+        self.take_error().map(|()| true)
+    }
+
+    fn take_error(&self) -> Result<()> {
+        lock(&self.error).take().map_or(Ok(()), Err)
+    }
+
+    /// Waits for all work, at most for `limit`; false when time is over.
+    pub fn synchronize(&self, limit: Option<Duration>) -> Result<bool> {
+        if lock(&self.queue).capture.is_some() {
+            let hint = "end the capture first";
+            return Err(Error::usage("the stream is being captured", hint));
+        }
+        let done = worker::wait_until(limit, || match self.advance(VISIT) {
+            _ if self.pending.load(Ordering::Acquire) == 0 => Progress::Idle,
+            Progress::Idle => Progress::Stuck,
+            progress => progress,
+        });
+        if !done {
+            return Ok(false);
+        }
+        self.take_error().map(|()| true)
+    }
+
+    /// Begins to capture: work is recorded instead of executed.
+    pub fn begin_capture(&self) -> Result<()> {
+        let mut queue = lock(&self.queue);
+        if queue.capture.is_some() {
+            return Err(Error::usage("the stream is already being captured", "end that first"));
+        }
+        queue.capture = Some(Capture::new());
+        Ok(())
+    }
+
+    /// Ends the capture that began on this stream.
+    pub fn end_capture(&self) -> Result<super::graph::Graph> {
+        let capture = lock(&self.queue).capture.take();
+        let hint = "call oxcclStreamBeginCapture on the same stream first";
+        let capture =
+            capture.ok_or_else(|| Error::usage("the stream is not being captured", hint))?;
+        capture.finish()
+    }
+
+    /// Records an event: when it comes up, or in the graph.
+    pub fn record(self: &Arc<Self>, event: &Arc<Event>) -> Result<()> {
+        if let Some(capture) = &mut lock(&self.queue).capture {
+            capture.record(event);
+            return Ok(());
+        }
+        let number = event.announce();
+        self.enqueue(Work::Record(event.clone(), number), true)
+    }
+
+    /// Makes what comes after it wait for an event.
+    pub fn wait_event(self: &Arc<Self>, event: &Arc<Event>) -> Result<()> {
+        let mut queue = lock(&self.queue);
+        if let Some(captured) = event.captured() {
+            return match &mut queue.capture {
+                Some(capture) => capture.join(captured),
+                None => {
+                    queue.capture = Some(Capture::forked(captured));
+                    Ok(())
+                }
+            };
+        }
+        if queue.capture.is_some() {
+            let what = "a captured stream cannot wait for an event recorded outside the capture";
+            return Err(Error::usage(what, "record the event in the same capture"));
+        }
+        drop(queue);
+        let number = event.announced();
+        if event.reached(number) {
+            return Ok(());
+        }
+        self.enqueue(Work::Wait(event.clone(), number), true)
+    }
+
+    /// Whether the stream is being captured.
+    pub fn is_capturing(&self) -> bool {
+        lock(&self.queue).capture.is_some()
+    }
+}

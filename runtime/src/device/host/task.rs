@@ -1,0 +1,250 @@
+//! Work, as it is called or captured, and tasks: work under way.
+
+use super::collective::{Budget, Call, Programs, Running, Visit};
+use super::endpoint::{Awaited, Endpoint, deadline_error};
+use super::event::Event;
+use super::exchange::{Exchange, Transfer};
+use super::graph::{Graph, GraphRun};
+use super::worker;
+use crate::error::{Error, Result, Site};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+/// Bytes that a copy moves before others get a turn.
+const STRETCH_BYTES: usize = 1 << 20;
+
+/// An address of user memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Address(pub *mut u8);
+
+// SAFETY: the caller of the operation that carries it vouches for the memory until it is complete.
+unsafe impl Send for Address {}
+// SAFETY: as above.
+unsafe impl Sync for Address {}
+
+/// A function of the user and its argument.
+#[derive(Clone, Copy)]
+pub struct HostFunction {
+    /// The function.
+    pub function: unsafe extern "C" fn(*mut std::ffi::c_void),
+    /// Its argument.
+    pub argument: Address,
+}
+
+/// What a stream can be asked to do; a template that graphs replay.
+#[derive(Clone)]
+pub enum Work {
+    /// A collective.
+    Collective(Arc<Endpoint>, Arc<Programs>, Call),
+    /// Grouped sends and receives.
+    Exchange(Arc<Endpoint>, Arc<Vec<Transfer>>),
+    /// Copy so many bytes from the second address to the first.
+    Copy(Address, Address, usize),
+    /// Set so many bytes.
+    Set(Address, u8, usize),
+    /// Record an event.
+    Record(Arc<Event>, u64),
+    /// Wait for a record of an event.
+    Wait(Arc<Event>, u64),
+    /// Call a function.
+    Function(HostFunction),
+    /// Run a graph.
+    Graph(Arc<Graph>),
+}
+
+impl Work {
+    /// The communicator that the work belongs to.
+    pub fn endpoint(&self) -> Option<&Arc<Endpoint>> {
+        match self {
+            Work::Collective(endpoint, ..) | Work::Exchange(endpoint, _) => Some(endpoint),
+            _ => None,
+        }
+    }
+
+    /// Whether two pieces of work differ in their parameters only.
+    pub fn same_kind(&self, other: &Work) -> bool {
+        std::mem::discriminant(self) == std::mem::discriminant(other)
+    }
+}
+
+/// What came of a step.
+pub enum Step {
+    /// The task is complete, or failed.
+    Done(Result<()>),
+    /// It waits.
+    Waiting {
+        /// Whether it got anywhere in this step.
+        moved: bool,
+    },
+}
+
+enum Kind {
+    Collective(Running),
+    Exchange(Exchange),
+}
+
+/// Work under way.
+pub enum Task {
+    /// An operation of a communicator, with its number there.
+    Operation(Operation),
+    /// See [`Work::Copy`]; the number counts the bytes that are done.
+    Copy(Address, Address, usize, usize),
+    /// See [`Work::Set`].
+    Set(Address, u8, usize, usize),
+    /// See [`Work::Record`].
+    Record(Arc<Event>, u64),
+    /// See [`Work::Wait`].
+    Wait(Arc<Event>, u64),
+    /// See [`Work::Function`]; the flag is set once it has returned.
+    Function(HostFunction, Option<Arc<AtomicBool>>),
+    /// See [`Work::Graph`].
+    Graph(Box<GraphRun>),
+}
+
+/// An operation of a communicator under way.
+pub struct Operation {
+    endpoint: Arc<Endpoint>,
+    number: u64,
+    kind: Kind,
+    waiting_since: Option<Instant>,
+}
+
+impl Task {
+    /// Starts work; operations of communicators take their number here, in the order of calls.
+    pub fn start(work: Work) -> Result<Self> {
+        let operation = |endpoint: Arc<Endpoint>, kind| {
+            let number = endpoint.issued.fetch_add(1, Ordering::AcqRel);
+            Task::Operation(Operation { endpoint, number, kind, waiting_since: None })
+        };
+        Ok(match work {
+            Work::Collective(endpoint, programs, call) => {
+                let running = Running::new(&endpoint, programs, call);
+                operation(endpoint, Kind::Collective(running))
+            }
+            Work::Exchange(endpoint, transfers) => {
+                let exchange = Exchange::new(endpoint.rank, endpoint.nranks, transfers.to_vec());
+                operation(endpoint, Kind::Exchange(exchange))
+            }
+            Work::Copy(to, from, bytes) => Task::Copy(to, from, bytes, 0),
+            Work::Set(to, value, bytes) => Task::Set(to, value, bytes, 0),
+            Work::Record(event, number) => Task::Record(event, number),
+            Work::Wait(event, number) => Task::Wait(event, number),
+            Work::Function(function) => Task::Function(function, None),
+            Work::Graph(graph) => Task::Graph(Box::new(GraphRun::start(&graph)?)),
+        })
+    }
+
+    /// Moves the task on. Blocks: never.
+    pub fn step(&mut self, budget: Budget) -> Step {
+        match self {
+            Task::Operation(operation) => operation.step(budget),
+            Task::Copy(to, from, bytes, done) => {
+                let n = (*bytes - *done).min(STRETCH_BYTES);
+                // SAFETY: the caller vouched for both buffers; `ptr::copy` allows overlaps within
+                // a stretch, and stretches run upwards.
+                unsafe { std::ptr::copy(from.0.add(*done), to.0.add(*done), n) };
+                stretch(*bytes, done, n)
+            }
+            Task::Set(to, value, bytes, done) => {
+                let n = (*bytes - *done).min(STRETCH_BYTES);
+                // SAFETY: the caller vouched for the buffer.
+                unsafe { std::ptr::write_bytes(to.0.add(*done), *value, n) };
+                stretch(*bytes, done, n)
+            }
+            Task::Record(event, number) => {
+                event.reach(*number);
+                Step::Done(Ok(()))
+            }
+            Task::Wait(event, number) if event.reached(*number) => Step::Done(Ok(())),
+            Task::Wait(..) => Step::Waiting { moved: false },
+            Task::Function(function, flag) => match flag {
+                None => {
+                    *flag = Some(worker::call(*function));
+                    Step::Waiting { moved: true }
+                }
+                Some(flag) if flag.load(Ordering::Acquire) => Step::Done(Ok(())),
+                Some(_) => Step::Waiting { moved: false },
+            },
+            Task::Graph(run) => run.step(budget),
+        }
+    }
+}
+
+fn stretch(bytes: usize, done: &mut usize, n: usize) -> Step {
+    *done += n;
+    if *done == bytes { Step::Done(Ok(())) } else { Step::Waiting { moved: true } }
+}
+
+impl Operation {
+    fn step(&mut self, budget: Budget) -> Step {
+        let endpoint = &self.endpoint;
+        if endpoint.finished.load(Ordering::Acquire) != self.number {
+            return Step::Waiting { moved: false };
+        }
+        if let Some(error) = endpoint.failure() {
+            return self.end(Err(error));
+        }
+        let visit = match &mut self.kind {
+            Kind::Collective(running) => running.visit(endpoint, budget),
+            Kind::Exchange(exchange) => exchange.visit(endpoint, budget),
+        };
+        match visit {
+            Visit::Done(Ok(())) => self.end(Ok(())),
+            Visit::Done(Err(error)) => {
+                let error = self.blame(error);
+                endpoint.fail(error.clone());
+                self.end(Err(error))
+            }
+            Visit::Waiting { moved, awaited } => {
+                if moved {
+                    endpoint.moves.fetch_add(1, Ordering::Relaxed);
+                    self.waiting_since = None;
+                } else if endpoint.timeout_ns.load(Ordering::Relaxed) >= 0 {
+                    self.check_deadline(awaited);
+                }
+                Step::Waiting { moved }
+            }
+        }
+    }
+
+    fn end(&self, result: Result<()>) -> Step {
+        self.endpoint.moves.fetch_add(1, Ordering::Relaxed);
+        self.endpoint.finished.fetch_add(1, Ordering::AcqRel);
+        Step::Done(result)
+    }
+
+    fn name(&self) -> &'static str {
+        match &self.kind {
+            Kind::Collective(running) => running.name(),
+            Kind::Exchange(_) => "send/recv",
+        }
+    }
+
+    /// A broken connection is a lost peer.
+    fn blame(&self, error: Error) -> Error {
+        match error {
+            Error::System { call, cause, .. } => Error::Remote {
+                site: Site {
+                    rank: self.endpoint.rank as i32,
+                    peer: -1,
+                    step: -1,
+                    op_seq: self.number,
+                    operation: self.name(),
+                },
+                why: format!("{call}: {cause}"),
+            },
+            other => other,
+        }
+    }
+
+    fn check_deadline(&mut self, awaited: Awaited) {
+        let limit = self.endpoint.timeout_ns.load(Ordering::Relaxed);
+        let now = Instant::now();
+        let waited = now - *self.waiting_since.get_or_insert(now);
+        if waited.as_nanos() as i128 > i128::from(limit) {
+            let waited_ms = waited.as_millis() as u64;
+            self.endpoint.fail(deadline_error(&self.endpoint, awaited, self.name(), waited_ms));
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! The worker: one thread per process that moves all streams on in turn and blocks on none, and
+//! the way in which threads wait.
+//!
+//! The worker sleeps between looks, so that it takes no core from a rank pinned to the same one;
+//! whoever synchronises moves its streams itself. Calls do not wake it while it looks regularly.
+
+use super::stream::{Progress, Stream, VISIT};
+use super::task::HostFunction;
+use crate::log::{self, Level};
+use crossbeam::channel::{Sender, unbounded};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+/// Pause between looks while something waits; doubled up to the second value while nothing moves.
+const PAUSE: Duration = Duration::from_micros(20);
+const LONG_PAUSE: Duration = Duration::from_millis(1);
+/// With nothing to do for so long the worker sleeps until it is woken.
+const IDLE: Duration = Duration::from_millis(50);
+/// A waiting thread spins so many rounds, then yields its core so many times, then sleeps.
+const SPINS: u32 = 100;
+const YIELDS: u32 = 2000;
+const NAP: Duration = Duration::from_micros(50);
+
+struct Worker {
+    streams: Mutex<Vec<Arc<Stream>>>,
+    asleep: AtomicBool,
+    thread: OnceLock<Thread>,
+}
+
+static WORKER: Worker = Worker {
+    streams: Mutex::new(Vec::new()),
+    asleep: AtomicBool::new(false),
+    thread: OnceLock::new(),
+};
+
+fn streams() -> MutexGuard<'static, Vec<Arc<Stream>>> {
+    WORKER.streams.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// Makes the worker look after a stream.
+pub(super) fn add(stream: Arc<Stream>) {
+    streams().push(stream);
+    if WORKER.thread.get().is_none() {
+        static START: std::sync::Once = std::sync::Once::new();
+        START.call_once(|| {
+            let thread = std::thread::Builder::new().name("oxccl-worker".to_owned()).spawn(run);
+            match thread {
+                Ok(handle) => drop(WORKER.thread.set(handle.thread().clone())),
+                Err(e) => {
+                    let text = format!("no worker thread ({e}): work advances in synchronize only");
+                    log::line(Level::Warn, &text);
+                }
+            }
+        });
+    }
+    if WORKER.asleep.swap(false, Ordering::AcqRel)
+        && let Some(thread) = WORKER.thread.get()
+    {
+        thread.unpark();
+    }
+}
+
+fn run() {
+    let (mut pause, mut last_work) = (PAUSE, Instant::now());
+    loop {
+        match help() {
+            Progress::Moved => (pause, last_work) = (PAUSE, Instant::now()),
+            Progress::Idle if last_work.elapsed() > IDLE => {
+                WORKER.asleep.store(true, Ordering::Release);
+                if streams().is_empty() {
+                    std::thread::park();
+                }
+                WORKER.asleep.store(false, Ordering::Release);
+                (pause, last_work) = (PAUSE, Instant::now());
+                continue;
+            }
+            _ => pause = (pause * 2).min(LONG_PAUSE),
+        }
+        std::thread::sleep(pause);
+    }
+}
+
+/// Moves every stream with open work on once.
+fn help() -> Progress {
+    let list = streams().clone();
+    if list.is_empty() {
+        return Progress::Idle;
+    }
+    let (mut all, mut idle) = (Progress::Stuck, false);
+    for stream in &list {
+        match stream.advance(VISIT) {
+            Progress::Moved => all = Progress::Moved,
+            Progress::Idle => idle = true,
+            Progress::Stuck | Progress::Owned => {}
+        }
+    }
+    if idle {
+        streams().retain(|s| s.advance(VISIT) != Progress::Idle || s.deactivate());
+    }
+    all
+}
+
+/// Waits until `look` finds its stream idle, at most for `limit`; false when time is over. What
+/// else waits in this process is moved on meanwhile.
+pub(super) fn wait_until(limit: Option<Duration>, mut look: impl FnMut() -> Progress) -> bool {
+    let mut rounds = 0;
+    let mut start = None;
+    loop {
+        match look() {
+            Progress::Idle => return true,
+            Progress::Moved => rounds = 0,
+            Progress::Stuck | Progress::Owned => {
+                rounds += 1;
+                if rounds % 16 == 1 && help() == Progress::Moved {
+                    rounds = 0;
+                }
+            }
+        }
+        if rounds > SPINS + YIELDS {
+            std::thread::sleep(NAP);
+        } else if rounds > SPINS || crowded() {
+            std::thread::yield_now();
+        }
+        if let Some(limit) = limit
+            && start.get_or_insert_with(Instant::now).elapsed() >= limit
+        {
+            return false;
+        }
+    }
+}
+
+/// Waits until a communicator has no operation under way. Blocks.
+pub fn wait_idle(endpoint: &super::endpoint::Endpoint) {
+    wait_until(None, || match help() {
+        _ if !endpoint.busy() => Progress::Idle,
+        Progress::Idle => Progress::Stuck,
+        progress => progress,
+    });
+}
+
+static LOCAL_RANKS: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+
+/// A communicator with so many ranks on this host exists.
+pub fn note_local_ranks(ranks: usize) {
+    LOCAL_RANKS.fetch_max(ranks, Ordering::Relaxed);
+}
+
+/// Whether there are more ranks on this host than processors: then spinning only hinders.
+fn crowded() -> bool {
+    static PROCESSORS: OnceLock<usize> = OnceLock::new();
+    let processors = PROCESSORS.get_or_init(|| {
+        // Of the machine: ranks may be pinned to one processor each.
+        std::fs::read_to_string("/sys/devices/system/cpu/online")
+            .ok()
+            .and_then(|list| count_list(&list))
+            .unwrap_or(1)
+    });
+    LOCAL_RANKS.load(Ordering::Relaxed) > *processors
+}
+
+/// Counts a list like `0-3,8`.
+fn count_list(list: &str) -> Option<usize> {
+    list.trim().split(',').try_fold(0, |sum, part| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
+        Some(sum + last.checked_sub(first)? + 1)
+    })
+}
+
+/// Calls a user's function on a thread for such; the flag is set when it has returned.
+pub(super) fn call(function: HostFunction) -> Arc<AtomicBool> {
+    type Job = (HostFunction, Arc<AtomicBool>);
+    static CALLER: OnceLock<Sender<Job>> = OnceLock::new();
+    let done = Arc::new(AtomicBool::new(false));
+    let caller = CALLER.get_or_init(|| {
+        let (sender, jobs) = unbounded::<Job>();
+        let run = move || {
+            for (function, done) in jobs {
+                // SAFETY: the user gave the function with this argument to be called once.
+                unsafe { (function.function)(function.argument.0.cast()) };
+                done.store(true, Ordering::Release);
+            }
+        };
+        if let Err(e) = std::thread::Builder::new().name("oxccl-hostfunc".to_owned()).spawn(run) {
+            log::line(Level::Warn, &format!("no thread for host functions: {e}"));
+        }
+        sender
+    });
+    if caller.send((function, done.clone())).is_err() {
+        done.store(true, Ordering::Release);
+    }
+    done
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn processor_lists() {
+        assert_eq!(super::count_list("0-3,8\n"), Some(5));
+        assert_eq!(super::count_list("0"), Some(1));
+        assert_eq!(super::count_list("x"), None);
+    }
+}

@@ -1,0 +1,3 @@
+//! Devices: who carries out what is planned.
+
+pub mod host;

@@ -1,0 +1,220 @@
+//! Groups: calls between start and end are checked one by one and launched together.
+
+use crate::comm::{Communicator, Member, create};
+use crate::device::host::collective::Call;
+use crate::device::host::event::Event;
+use crate::device::host::exchange::Transfer;
+use crate::device::host::stream::Stream;
+use crate::device::host::task::Work;
+use crate::error::{Error, Result};
+use std::cell::RefCell;
+use std::sync::Arc;
+
+/// A call that was checked and waits for the end of its group.
+enum Pending {
+    Collective(Arc<Communicator>, Call, Arc<Stream>),
+    Transfer(Arc<Communicator>, Transfer, Arc<Stream>),
+    Create(Member, Finish),
+}
+
+/// Takes the outcome of a communicator's creation.
+pub type Finish = Box<dyn FnOnce(Communicator) -> Result<()>>;
+
+#[derive(Default)]
+struct Group {
+    depth: u32,
+    calls: Vec<Pending>,
+    error: Option<Error>,
+}
+
+thread_local! {
+    static GROUP: RefCell<Group> = RefCell::default();
+}
+
+/// Begins a group; groups nest.
+pub fn start() {
+    GROUP.with_borrow_mut(|g| g.depth += 1);
+}
+
+/// Whether this thread is within a group.
+pub fn active() -> bool {
+    GROUP.with_borrow(|g| g.depth > 0)
+}
+
+/// Remembers that a call of the group failed: nothing of the group is launched then.
+pub fn note_error(error: &Error) {
+    GROUP.with_borrow_mut(|g| {
+        if g.depth > 0 {
+            g.error.get_or_insert_with(|| error.clone());
+        }
+    });
+}
+
+/// Ends a group; the outermost end launches. Blocks: never, but for communicators that are made.
+pub fn end() -> Result<()> {
+    let group = GROUP.with_borrow_mut(|g| {
+        if g.depth == 0 {
+            let what = "ncclGroupEnd without ncclGroupStart";
+            return Err(Error::usage(what, "balance the calls"));
+        }
+        g.depth -= 1;
+        Ok((g.depth == 0).then(|| std::mem::take(g)))
+    })?;
+    match group {
+        None => Ok(()),
+        Some(Group { error: Some(error), .. }) => Err(error),
+        Some(group) => launch(group.calls),
+    }
+}
+
+/// A collective: launched at once outside groups.
+pub fn collective(comm: Arc<Communicator>, call: Call, stream: Arc<Stream>) -> Result<()> {
+    if !active() {
+        let programs = comm.programs(&call)?;
+        return stream.enqueue(Work::Collective(comm.endpoint().clone(), programs, call), true);
+    }
+    GROUP.with_borrow_mut(|g| g.calls.push(Pending::Collective(comm, call, stream)));
+    Ok(())
+}
+
+/// A send or receive: a group of its own outside groups.
+pub fn transfer(comm: Arc<Communicator>, transfer: Transfer, stream: Arc<Stream>) -> Result<()> {
+    let call = Pending::Transfer(comm, transfer, stream);
+    if !active() {
+        return launch(vec![call]);
+    }
+    GROUP.with_borrow_mut(|g| g.calls.push(call));
+    Ok(())
+}
+
+/// A communicator to be made: at the end of the group, together with the group's others.
+pub fn create_communicator(member: Member, finish: Finish) -> Result<()> {
+    if !active() {
+        return finish(create(&member)?);
+    }
+    GROUP.with_borrow_mut(|g| g.calls.push(Pending::Create(member, finish)));
+    Ok(())
+}
+
+fn launch(calls: Vec<Pending>) -> Result<()> {
+    let mut creations = Vec::new();
+    let mut exchanges: Vec<Exchange> = Vec::new();
+    let mut works = Vec::new();
+    for call in calls {
+        match call {
+            Pending::Create(member, finish) => creations.push((member, finish)),
+            Pending::Collective(comm, call, stream) => {
+                let programs = comm.programs(&call)?;
+                works.push((Work::Collective(comm.endpoint().clone(), programs, call), stream));
+            }
+            Pending::Transfer(comm, transfer, stream) => {
+                match exchanges.iter_mut().find(|e| Arc::ptr_eq(&e.comm, &comm)) {
+                    Some(exchange) => exchange.add(transfer, stream),
+                    None => exchanges.push(Exchange {
+                        comm,
+                        transfers: vec![transfer],
+                        streams: vec![stream],
+                    }),
+                }
+            }
+        }
+    }
+    // Everything is checked before anything is launched.
+    exchanges.iter().try_for_each(Exchange::check)?;
+    create_all(creations)?;
+    let mut streams: Vec<Arc<Stream>> = Vec::new();
+    // Collectives first, in the order of calls, then each communicator's transfers as one.
+    for (work, stream) in works {
+        stream.enqueue(work, false)?;
+        streams.push(stream);
+    }
+    for exchange in exchanges {
+        streams.push(exchange.streams[0].clone());
+        exchange.launch()?;
+    }
+    nudge(&streams);
+    Ok(())
+}
+
+/// Moves what was launched on for a moment, as a single call would.
+fn nudge(streams: &[Arc<Stream>]) {
+    const LOOK: crate::device::host::collective::Budget =
+        crate::device::host::collective::Budget { polls: 4, bytes: 16 << 10 };
+    for stream in streams.iter().take(64) {
+        stream.advance(LOOK);
+    }
+}
+
+/// The transfers of one communicator.
+struct Exchange {
+    comm: Arc<Communicator>,
+    transfers: Vec<Transfer>,
+    streams: Vec<Arc<Stream>>,
+}
+
+impl Exchange {
+    fn add(&mut self, transfer: Transfer, stream: Arc<Stream>) {
+        self.transfers.push(transfer);
+        if !self.streams.iter().any(|s| Arc::ptr_eq(s, &stream)) {
+            self.streams.push(stream);
+        }
+    }
+
+    /// Messages to itself need their other half in the same group.
+    fn check(&self) -> Result<()> {
+        let rank = self.comm.rank();
+        let own = |send: bool| {
+            let of = move |t: &&Transfer| t.peer == rank && t.send == send;
+            self.transfers.iter().filter(of).map(|t| t.bytes).collect::<Vec<_>>()
+        };
+        let (sent, received) = (own(true), own(false));
+        if sent != received {
+            let what = format!(
+                "rank {rank} sends messages of {sent:?} bytes to itself and receives {received:?}"
+            );
+            let hint = "a send to itself needs an equal receive in the same group";
+            return Err(Error::usage(what, hint));
+        }
+        Ok(())
+    }
+
+    /// Runs on the first stream; the others wait for it, and it for what they had to do before.
+    fn launch(self) -> Result<()> {
+        let (first, others) = self.streams.split_first().expect("a transfer has a stream");
+        for other in others {
+            let before = Arc::new(Event::default());
+            other.record(&before)?;
+            first.wait_event(&before)?;
+        }
+        let transfers = Arc::new(self.transfers);
+        first
+            .enqueue(Work::Exchange(self.comm.endpoint().clone(), transfers), others.is_empty())?;
+        if !others.is_empty() {
+            let after = Arc::new(Event::default());
+            first.record(&after)?;
+            others.iter().try_for_each(|other| other.wait_event(&after))?;
+        }
+        Ok(())
+    }
+}
+
+/// Makes communicators side by side: their ranks may wait for each other.
+fn create_all(creations: Vec<(Member, Finish)>) -> Result<()> {
+    if creations.is_empty() {
+        return Ok(());
+    }
+    let results: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            creations.iter().map(|(member, _)| scope.spawn(|| create(member))).collect();
+        let panicked = || Error::Internal { what: "making a communicator panicked".to_owned() };
+        threads.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(panicked()))).collect()
+    });
+    let mut outcome = Ok(());
+    for ((_, finish), result) in creations.into_iter().zip(results) {
+        let result = result.and_then(finish);
+        if outcome.is_ok() {
+            outcome = result;
+        }
+    }
+    outcome
+}

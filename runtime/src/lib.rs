@@ -1,0 +1,17 @@
+//! The runtime of OxCCL: communicators, devices, links. `ARCHITECTURE.md` has the map.
+//!
+//! Data flows down once: `group` and `comm` decide what is done, `oxccl_plan` how, `device` does
+//! it, `link` moves bytes. Nothing here knows the C interface.
+
+pub mod bootstrap;
+pub mod comm;
+pub mod config;
+pub mod device;
+pub mod error;
+pub mod group;
+pub mod handle;
+pub mod link;
+pub mod log;
+pub mod monitor;
+
+pub use error::{Code, Error, Result};

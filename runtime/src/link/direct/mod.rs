@@ -1,0 +1,370 @@
+//! Ranks of one host: one shared segment per communicator.
+//!
+//! Each rank owns a control page (signals, entry words, packets), a stage of two slots that the
+//! others read, and an edge to each other rank. Every word has one writer. Counters wrap: they are
+//! compared by their difference.
+
+use super::EDGE_SLOTS;
+use crate::device::host::arena::Mapping;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Bytes of one cache line.
+const LINE: usize = 64;
+/// Bytes of data in a packet: a cache line less the word that says which operation filled it.
+pub const PACKET_DATA: usize = 56;
+/// Packets in each of a rank's two packet slots.
+pub const PACKETS: usize = 147;
+/// The most bytes that a rank can publish in packets: a little over 8 KiB.
+pub const PACKET_BYTES: usize = PACKETS * PACKET_DATA;
+/// Bytes of one of a rank's two stage slots.
+pub const STAGE_SLOT_BYTES: usize = 256 << 10;
+
+const PHASE_AT: usize = 0;
+const STATE_AT: usize = LINE;
+const ENTRY_AT: usize = 2 * LINE;
+const PACKETS_AT: usize = 4096;
+const CONTROL_BYTES: usize = 24 << 10;
+const EDGE_HEADER: usize = 4096;
+
+const _: () = assert!(PACKETS_AT + 2 * PACKETS * LINE <= CONTROL_BYTES);
+
+/// Whether `counter` has reached `target`, wrap-around considered.
+#[inline(always)]
+pub fn reached(counter: u64, target: u64) -> bool {
+    counter.wrapping_sub(target) as i64 >= 0
+}
+
+/// What a rank says about itself in its state word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub enum PeerState {
+    /// Running, or not arrived yet.
+    Running = 0,
+    /// It has destroyed its communicator in order.
+    Left = 1,
+}
+
+/// How the segment is divided; the same on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SegmentLayout {
+    /// Ranks of this host.
+    pub nlocal: usize,
+    /// Bytes of an edge's slot.
+    pub edge_slot_bytes: usize,
+}
+
+impl SegmentLayout {
+    fn rank_bytes(&self) -> usize {
+        CONTROL_BYTES + 2 * STAGE_SLOT_BYTES
+    }
+
+    fn edge_bytes(&self) -> usize {
+        EDGE_HEADER + EDGE_SLOTS * self.edge_slot_bytes
+    }
+
+    /// Bytes of the whole segment. It is sparse: only what is used takes memory.
+    pub fn len(&self) -> usize {
+        self.nlocal * self.rank_bytes() + self.nlocal * self.nlocal * self.edge_bytes()
+    }
+}
+
+/// A mapped segment. Ranks are numbered by their place among the host's ranks.
+pub struct Segment {
+    mapping: Mapping,
+    layout: SegmentLayout,
+}
+
+impl Segment {
+    /// Wraps a mapping of `layout.len()` bytes.
+    pub fn new(mapping: Mapping, layout: SegmentLayout) -> Self {
+        assert!(mapping.len() >= layout.len(), "the mapping holds the segment");
+        Self { mapping, layout }
+    }
+
+    fn at(&self, offset: usize) -> *mut u8 {
+        debug_assert!(offset < self.layout.len());
+        // SAFETY: callers compute offsets within the layout, which the mapping holds.
+        unsafe { self.mapping.base().add(offset) }
+    }
+
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        // SAFETY: offsets of words are multiples of 8 within the mapping, which lives as long as
+        // `self`; all ranks access them atomically only.
+        unsafe { &*self.at(offset).cast::<AtomicU64>() }
+    }
+
+    fn rank(&self, local: usize) -> usize {
+        local * self.layout.rank_bytes()
+    }
+
+    /// The signals of a rank.
+    #[inline(always)]
+    pub fn phase(&self, local: usize) -> &AtomicU64 {
+        self.word(self.rank(local) + PHASE_AT)
+    }
+
+    /// The state of a rank, a [`PeerState`].
+    pub fn state(&self, local: usize) -> &AtomicU64 {
+        self.word(self.rank(local) + STATE_AT)
+    }
+
+    /// Entry word `i` of 2 in entry slot `slot` of 2.
+    pub fn entry(&self, local: usize, slot: usize, i: usize) -> &AtomicU64 {
+        self.word(self.rank(local) + ENTRY_AT + slot * LINE + i * 8)
+    }
+
+    /// Start of a stage slot.
+    pub fn stage(&self, local: usize, slot: usize) -> *mut u8 {
+        self.at(self.rank(local) + CONTROL_BYTES + slot * STAGE_SLOT_BYTES)
+    }
+
+    #[inline(always)]
+    fn packet(&self, local: usize, slot: usize, line: usize) -> &[AtomicU64; 8] {
+        debug_assert!(slot < 2 && line < PACKETS);
+        let offset = self.rank(local) + PACKETS_AT + (slot * PACKETS + line) * LINE;
+        // SAFETY: a line of 8 aligned words within the mapping, accessed atomically only.
+        unsafe { &*self.at(offset).cast::<[AtomicU64; 8]>() }
+    }
+
+    /// Sets the counters of a rank, before any peer looks: all start at `start`, and no packet
+    /// matches until they have come round.
+    pub fn initialise(&self, local: usize, start: u64) {
+        for slot in 0..2 {
+            for line in 0..PACKETS {
+                self.packet(local, slot, line)[7].store(start, Ordering::Relaxed);
+            }
+        }
+        for peer in 0..self.layout.nlocal {
+            self.edge_word(local, peer, 0).store(start, Ordering::Relaxed);
+            self.edge_word(peer, local, 1).store(start, Ordering::Relaxed);
+        }
+        self.phase(local).store(start, Ordering::Release);
+    }
+
+    /// Publishes bytes as packets marked `epoch`.
+    ///
+    /// # Safety
+    /// `src` is readable for `len` ≤ [`PACKET_BYTES`] bytes; the caller is the rank `local` and has
+    /// acquired the slot.
+    pub unsafe fn write_packets(
+        &self,
+        local: usize,
+        slot: usize,
+        src: *const u8,
+        len: usize,
+        epoch: u64,
+    ) {
+        for line in 0..len.div_ceil(PACKET_DATA) {
+            let at = line * PACKET_DATA;
+            let bytes = PACKET_DATA.min(len - at);
+            let words = self.packet(local, slot, line);
+            if bytes == PACKET_DATA {
+                for (i, word) in words[..7].iter().enumerate() {
+                    // SAFETY: 56 bytes from `at` on are readable.
+                    let value = unsafe { src.add(at + i * 8).cast::<u64>().read_unaligned() };
+                    word.store(value, Ordering::Relaxed);
+                }
+            } else {
+                let mut last = [0u8; PACKET_DATA];
+                // SAFETY: `bytes` bytes from `at` on are readable.
+                unsafe { std::ptr::copy_nonoverlapping(src.add(at), last.as_mut_ptr(), bytes) };
+                for (word, value) in words.iter().zip(last.chunks_exact(8)) {
+                    let value = u64::from_ne_bytes(value.try_into().unwrap_or_default());
+                    word.store(value, Ordering::Relaxed);
+                }
+            }
+            words[7].store(epoch, Ordering::Release);
+        }
+    }
+
+    /// Copies `len` published bytes from byte `from` on, once all their packets carry `epoch`;
+    /// false when one does not yet.
+    ///
+    /// # Safety
+    /// `dst` is writable for `len` bytes, and `from + len` ≤ [`PACKET_BYTES`].
+    pub unsafe fn read_packets(
+        &self,
+        local: usize,
+        slot: usize,
+        from: usize,
+        dst: *mut u8,
+        len: usize,
+        epoch: u64,
+    ) -> bool {
+        let (mut done, mut at) = (0, from);
+        while done < len {
+            let (line, offset) = (at / PACKET_DATA, at % PACKET_DATA);
+            let words = self.packet(local, slot, line);
+            if words[7].load(Ordering::Acquire) != epoch {
+                return false;
+            }
+            let bytes = (PACKET_DATA - offset).min(len - done);
+            if bytes == PACKET_DATA {
+                for (i, word) in words[..7].iter().enumerate() {
+                    let value = word.load(Ordering::Relaxed);
+                    // SAFETY: 56 bytes from `done` on are writable.
+                    unsafe { dst.add(done + i * 8).cast::<u64>().write_unaligned(value) };
+                }
+            } else {
+                let mut data = [0u8; PACKET_DATA];
+                for (value, word) in data.chunks_exact_mut(8).zip(words) {
+                    value.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
+                }
+                // SAFETY: `bytes` bytes from `done` on are writable.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(data.as_ptr().add(offset), dst.add(done), bytes);
+                }
+            }
+            done += bytes;
+            at += bytes;
+        }
+        true
+    }
+
+    fn edge(&self, from: usize, to: usize) -> usize {
+        let edges = self.layout.nlocal * self.layout.rank_bytes();
+        edges + (from * self.layout.nlocal + to) * self.layout.edge_bytes()
+    }
+
+    /// Word 0: messages sent, written by `from`; word 1: messages taken, written by `to`.
+    fn edge_word(&self, from: usize, to: usize, word: usize) -> &AtomicU64 {
+        self.word(self.edge(from, to) + word * LINE)
+    }
+
+    /// The length of the message in a slot.
+    fn edge_len(&self, from: usize, to: usize, slot: usize) -> &AtomicU64 {
+        self.word(self.edge(from, to) + 2 * LINE + slot * 8)
+    }
+
+    fn edge_slot(&self, from: usize, to: usize, slot: usize) -> *mut u8 {
+        self.at(self.edge(from, to) + EDGE_HEADER + slot * self.layout.edge_slot_bytes)
+    }
+}
+
+/// The edges from and to one peer of the host.
+pub struct DirectEdge {
+    segment: Arc<Segment>,
+    own: usize,
+    peer: usize,
+    sent: u64,
+    taken_by_peer: u64,
+    taken: u64,
+    sent_by_peer: u64,
+    start: u64,
+}
+
+impl DirectEdge {
+    /// The edges between two places of the host; counters start at `start`.
+    pub fn new(segment: Arc<Segment>, own: usize, peer: usize, start: u64) -> Self {
+        let counters = (start, start, start, start);
+        let (sent, taken_by_peer, taken, sent_by_peer) = counters;
+        Self { segment, own, peer, sent, taken_by_peer, taken, sent_by_peer, start }
+    }
+
+    fn slot(&self, counter: u64) -> usize {
+        (counter.wrapping_sub(self.start) % EDGE_SLOTS as u64) as usize
+    }
+
+    pub(super) fn reserve(&mut self) -> Option<*mut u8> {
+        let full = |taken: u64| self.sent.wrapping_sub(taken) >= EDGE_SLOTS as u64;
+        if full(self.taken_by_peer) {
+            let taken = self.segment.edge_word(self.own, self.peer, 1).load(Ordering::Acquire);
+            self.taken_by_peer = taken;
+            if self.sent.wrapping_sub(taken) >= EDGE_SLOTS as u64 {
+                return None;
+            }
+        }
+        Some(self.segment.edge_slot(self.own, self.peer, self.slot(self.sent)))
+    }
+
+    pub(super) fn commit(&mut self, len: usize) {
+        let slot = self.slot(self.sent);
+        self.segment.edge_len(self.own, self.peer, slot).store(len as u64, Ordering::Relaxed);
+        self.sent = self.sent.wrapping_add(1);
+        self.segment.edge_word(self.own, self.peer, 0).store(self.sent, Ordering::Release);
+    }
+
+    pub(super) fn peek(&mut self) -> Option<(*const u8, usize)> {
+        if self.taken == self.sent_by_peer {
+            let sent = self.segment.edge_word(self.peer, self.own, 0).load(Ordering::Acquire);
+            self.sent_by_peer = sent;
+            if self.taken == sent {
+                return None;
+            }
+        }
+        let slot = self.slot(self.taken);
+        let len = self.segment.edge_len(self.peer, self.own, slot).load(Ordering::Relaxed);
+        Some((self.segment.edge_slot(self.peer, self.own, slot), len as usize))
+    }
+
+    pub(super) fn release(&mut self) {
+        self.taken = self.taken.wrapping_add(1);
+        self.segment.edge_word(self.peer, self.own, 1).store(self.taken, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::host::arena::sealed_memfd;
+    use rustix::fd::AsFd;
+
+    fn segment(start: u64) -> Arc<Segment> {
+        let layout = SegmentLayout { nlocal: 2, edge_slot_bytes: 4096 };
+        let fd = sealed_memfd("t", layout.len()).unwrap();
+        let mapping = Mapping::of(fd.as_fd(), layout.len()).unwrap();
+        let segment = Arc::new(Segment::new(mapping, layout));
+        (0..2).for_each(|local| segment.initialise(local, start));
+        segment
+    }
+
+    #[test]
+    fn packets_carry_any_range_and_only_their_epoch() {
+        let segment = segment(u64::MAX);
+        let data: Vec<u8> = (0..PACKET_BYTES).map(|i| (i * 7 + i / 251) as u8).collect();
+        for (from, len) in [(0, 1), (0, 56), (13, 700), (PACKET_BYTES - 5, 5), (0, PACKET_BYTES)] {
+            let mut out = vec![0; len];
+            // SAFETY: the ranges lie within the buffers.
+            unsafe {
+                let read = |out: &mut Vec<u8>, epoch| {
+                    segment.read_packets(1, 1, from, out.as_mut_ptr(), len, epoch)
+                };
+                assert!(!read(&mut out, from as u64), "a packet of no operation matched");
+                segment.write_packets(1, 1, data.as_ptr(), data.len(), from as u64);
+                assert!(read(&mut out, from as u64));
+            }
+            assert_eq!(out, data[from..from + len]);
+            segment.initialise(1, u64::MAX);
+        }
+    }
+
+    #[test]
+    fn an_edge_is_a_bounded_queue_also_across_the_wrap_around() {
+        let start = u64::MAX - 2;
+        let segment = segment(start);
+        let mut a = DirectEdge::new(segment.clone(), 0, 1, start);
+        let mut b = DirectEdge::new(segment, 1, 0, start);
+        for round in 0..5u8 {
+            for i in 0..EDGE_SLOTS as u8 {
+                let slot = a.reserve().unwrap();
+                // SAFETY: a reserved slot has 4096 bytes.
+                unsafe { slot.write(round * 16 + i) };
+                a.commit(usize::from(i) + 1);
+            }
+            assert!(a.reserve().is_none());
+            for i in 0..EDGE_SLOTS as u8 {
+                let (slot, len) = b.peek().unwrap();
+                // SAFETY: a message has at least one byte.
+                assert_eq!((unsafe { slot.read() }, len), (round * 16 + i, usize::from(i) + 1));
+                b.release();
+            }
+            assert!(b.peek().is_none());
+        }
+    }
+
+    #[test]
+    fn counters_compare_across_the_wrap_around() {
+        assert!(reached(3, u64::MAX) && reached(5, 5) && !reached(u64::MAX, 3) && !reached(4, 5));
+    }
+}

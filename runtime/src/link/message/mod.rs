@@ -1,0 +1,113 @@
+//! Ranks of different hosts: edges over a network transport.
+
+pub mod net;
+pub mod socket;
+
+use super::EDGE_SLOTS;
+use crate::error::Result;
+use net::{Receiver, Request, Sender};
+
+/// The edges from and to one remote peer. Slots live here; a message leaves from its slot and
+/// arrives in one.
+pub struct MessageEdge {
+    sender: Box<dyn Sender>,
+    receiver: Box<dyn Receiver>,
+    slot_bytes: usize,
+    outgoing: Vec<Box<[u8]>>,
+    incoming: Vec<Box<[u8]>>,
+    /// Requests under way, by slot.
+    sends: [Option<Request>; EDGE_SLOTS],
+    receives: [Option<Request>; EDGE_SLOTS],
+    sent: usize,
+    taken: usize,
+    /// The size of the oldest message, once it was seen complete.
+    arrived: Option<usize>,
+}
+
+impl MessageEdge {
+    /// Makes the edges and offers all slots to the receiver.
+    pub fn new(
+        sender: Box<dyn Sender>,
+        receiver: Box<dyn Receiver>,
+        slot_bytes: usize,
+    ) -> Result<Self> {
+        let slots = || (0..EDGE_SLOTS).map(|_| vec![0; slot_bytes].into_boxed_slice()).collect();
+        let mut edge = Self {
+            sender,
+            receiver,
+            slot_bytes,
+            outgoing: slots(),
+            incoming: slots(),
+            sends: [None; EDGE_SLOTS],
+            receives: [None; EDGE_SLOTS],
+            sent: 0,
+            taken: 0,
+            arrived: None,
+        };
+        (0..EDGE_SLOTS).try_for_each(|slot| edge.offer(slot))?;
+        Ok(edge)
+    }
+
+    fn offer(&mut self, slot: usize) -> Result<()> {
+        let data = self.incoming[slot].as_mut_ptr();
+        // SAFETY: the slot lives as long as the receiver and is read only after its request is
+        // done and before it is offered again.
+        self.receives[slot] = unsafe { self.receiver.irecv(data, self.slot_bytes)? };
+        Ok(())
+    }
+
+    pub(super) fn reserve(&mut self) -> Result<Option<*mut u8>> {
+        let slot = self.sent % EDGE_SLOTS;
+        if let Some(request) = self.sends[slot] {
+            if !self.sender.test(request)? {
+                return Ok(None);
+            }
+            self.sends[slot] = None;
+        }
+        Ok(Some(self.outgoing[slot].as_mut_ptr()))
+    }
+
+    pub(super) fn commit(&mut self, len: usize) -> Result<()> {
+        let slot = self.sent % EDGE_SLOTS;
+        // SAFETY: the slot lives as long as the sender and is written again only after the request
+        // is done.
+        self.sends[slot] = unsafe { self.sender.isend(self.outgoing[slot].as_ptr(), len)? };
+        self.sent += 1;
+        Ok(())
+    }
+
+    pub(super) fn peek(&mut self) -> Result<Option<(*const u8, usize)>> {
+        // What could not leave at once leaves while this rank waits for its peers.
+        self.flushed()?;
+        let slot = self.taken % EDGE_SLOTS;
+        if self.arrived.is_none() {
+            if self.receives[slot].is_none() {
+                self.offer(slot)?;
+            }
+            let Some(request) = self.receives[slot] else { return Ok(None) };
+            self.arrived = self.receiver.test(request)?;
+        }
+        Ok(self.arrived.map(|len| (self.incoming[slot].as_ptr(), len)))
+    }
+
+    pub(super) fn release(&mut self) -> Result<()> {
+        let slot = self.taken % EDGE_SLOTS;
+        self.arrived = None;
+        self.taken += 1;
+        self.offer(slot)
+    }
+
+    pub(super) fn flushed(&mut self) -> Result<bool> {
+        let Some(last) = self.sends.iter().flatten().max().copied() else { return Ok(true) };
+        self.sender.test(last)
+    }
+
+    pub(super) fn farewell(&mut self) {
+        self.receiver.farewell();
+    }
+
+    /// A descriptor on which the peer's end shows.
+    pub fn watch(&self) -> Option<rustix::fd::OwnedFd> {
+        self.sender.watch()
+    }
+}

@@ -1,0 +1,82 @@
+//! The network interface: what a transport offers, in the shape of NCCL's net plugins (v8 and
+//! later), which will implement it too. Nothing here blocks.
+
+use crate::error::Result;
+use rustix::fd::OwnedFd;
+
+/// What a listener's address looks like on the wire; NCCL's size.
+pub const HANDLE_BYTES: usize = 128;
+
+/// An address to connect to, opaque to all but its transport.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Handle(pub [u8; HANDLE_BYTES]);
+
+/// Number of a request on its connection; requests complete in order.
+pub type Request = u64;
+
+/// Who connects to whom, and the secret they share.
+#[derive(Clone, Copy)]
+pub struct Identity {
+    /// The communicator's number.
+    pub comm: u64,
+    /// Its secret.
+    pub secret: [u8; 32],
+    /// This rank.
+    pub rank: u32,
+    /// Number of ranks.
+    pub nranks: u32,
+}
+
+/// A transport.
+pub trait Net: Send + Sync {
+    /// Its name, as `NCCL_NET` would choose it.
+    fn name(&self) -> &'static str;
+    /// Listens; the handle goes to the peers.
+    fn listen(&self, identity: Identity) -> Result<(Handle, Box<dyn Listener>)>;
+    /// Begins to connect to rank `peer`, who sent its handle.
+    fn connect(
+        &self,
+        identity: Identity,
+        peer: u32,
+        handle: &Handle,
+    ) -> Result<Box<dyn Connecting>>;
+}
+
+/// Takes connections.
+pub trait Listener: Send {
+    /// A new connection and the rank it comes from, if one is complete.
+    fn accept(&mut self) -> Result<Option<(u32, Box<dyn Receiver>)>>;
+}
+
+/// A connection on its way.
+pub trait Connecting: Send {
+    /// The connection, once it is complete.
+    fn progress(&mut self) -> Result<Option<Box<dyn Sender>>>;
+}
+
+/// The sending end of a connection.
+pub trait Sender: Send {
+    /// Starts to send; None: try again later.
+    ///
+    /// # Safety
+    /// `data` stays readable for `len` bytes, and unchanged, until the request is done.
+    unsafe fn isend(&mut self, data: *const u8, len: usize) -> Result<Option<Request>>;
+    /// Whether a request is done.
+    fn test(&mut self, request: Request) -> Result<bool>;
+    /// A descriptor on which the monitor sees the peer leave: one byte, then the end of the
+    /// stream, after an orderly end; the end alone after a death.
+    fn watch(&self) -> Option<OwnedFd>;
+}
+
+/// The receiving end of a connection.
+pub trait Receiver: Send {
+    /// Offers a buffer for the next message; None: try again later.
+    ///
+    /// # Safety
+    /// `data` stays writable for `capacity` bytes, and untouched, until the request is done.
+    unsafe fn irecv(&mut self, data: *mut u8, capacity: usize) -> Result<Option<Request>>;
+    /// The size of the message, once it is complete.
+    fn test(&mut self, request: Request) -> Result<Option<usize>>;
+    /// Tells the sender that this rank leaves in order.
+    fn farewell(&mut self);
+}

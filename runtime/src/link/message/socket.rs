@@ -1,0 +1,264 @@
+//! The TCP transport. A message is `length u32` and the bytes; the reverse direction of each
+//! connection carries only the receiver's farewell.
+
+use super::net::{
+    Connecting, HANDLE_BYTES, Handle, Identity, Listener, Net, Receiver, Request, Sender,
+};
+use crate::bootstrap::auth::{Ends, Role, Server};
+use crate::bootstrap::interface;
+use crate::bootstrap::wire::{Connection, MAX_UNAUTHENTICATED};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use rustix::fd::OwnedFd;
+use std::collections::VecDeque;
+use std::io::{ErrorKind, IoSlice, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+/// Bytes that the kernel may hold per connection and direction: a few slots.
+const SOCKET_BUFFER_BYTES: usize = 4 << 20;
+/// A connection whose data is not acknowledged for so long is dead.
+const UNACKNOWLEDGED: Duration = Duration::from_secs(30);
+
+/// TCP.
+pub struct Tcp;
+
+fn failed(call: &'static str) -> impl Fn(std::io::Error) -> Error {
+    move |e| Error::system(call, e, "see the network's configuration and ulimit -n")
+}
+
+fn tune(stream: &TcpStream) {
+    let socket = socket2::SockRef::from(stream);
+    // Larger buffers and early detection of dead hosts help but are not needed.
+    let _ = socket.set_send_buffer_size(SOCKET_BUFFER_BYTES);
+    let _ = socket.set_recv_buffer_size(SOCKET_BUFFER_BYTES);
+    let _ = socket.set_tcp_user_timeout(Some(UNACKNOWLEDGED));
+    let _ = socket.set_tcp_keepalive(
+        &socket2::TcpKeepalive::new()
+            .with_time(Duration::from_secs(10))
+            .with_interval(Duration::from_secs(5)),
+    );
+}
+
+impl Net for Tcp {
+    fn name(&self) -> &'static str {
+        "Socket"
+    }
+
+    fn listen(&self, identity: Identity) -> Result<(Handle, Box<dyn Listener>)> {
+        let listener = TcpListener::bind(interface::choose(Config::get())?)
+            .map_err(failed("listening for data connections"))?;
+        listener.set_nonblocking(true).map_err(failed("fcntl"))?;
+        let address = listener.local_addr().map_err(failed("getsockname"))?.to_string();
+        let mut handle = [0; HANDLE_BYTES];
+        handle[..address.len()].copy_from_slice(address.as_bytes());
+        Ok((Handle(handle), Box::new(TcpAccept { listener, identity, strangers: Vec::new() })))
+    }
+
+    fn connect(
+        &self,
+        identity: Identity,
+        peer: u32,
+        handle: &Handle,
+    ) -> Result<Box<dyn Connecting>> {
+        let text = handle.0.split(|&b| b == 0).next().unwrap_or_default();
+        let address: Option<SocketAddr> =
+            std::str::from_utf8(text).ok().and_then(|text| text.parse().ok());
+        let Some(address) = address else {
+            return Err(Error::Init { why: format!("rank {peer} sent a bad address") });
+        };
+        let Identity { comm, secret, rank, .. } = identity;
+        let ends = Ends { role: Role::Data, from: rank, to: peer, comm };
+        let deadline = Instant::now() + Duration::from_secs(Config::get().init_timeout_s);
+        let connection = Connection::connect(address, secret, ends, 0, deadline)?;
+        Ok(Box::new(TcpConnecting(Some(connection))))
+    }
+}
+
+struct TcpAccept {
+    listener: TcpListener,
+    identity: Identity,
+    strangers: Vec<Connection>,
+}
+
+impl Listener for TcpAccept {
+    fn accept(&mut self) -> Result<Option<(u32, Box<dyn Receiver>)>> {
+        while let Ok((stream, _)) = self.listener.accept() {
+            let Identity { comm, secret, rank, nranks } = self.identity;
+            let ends = Ends { role: Role::Data, from: 0, to: rank, comm };
+            if self.strangers.len() < MAX_UNAUTHENTICATED {
+                let server = Server::new(secret, ends, nranks)?;
+                self.strangers.push(Connection::accept(stream, server, 0)?);
+            }
+        }
+        let now = Instant::now();
+        // A stranger that fails is dropped; the members are not disturbed.
+        self.strangers.retain_mut(|c| c.progress_handshake(now).is_ok());
+        let Some(open) = self.strangers.iter().position(Connection::is_open) else {
+            return Ok(None);
+        };
+        let connection = self.strangers.swap_remove(open);
+        let rank = connection.peer_rank();
+        let stream = connection.into_stream();
+        tune(&stream);
+        Ok(Some((
+            rank,
+            Box::new(TcpReceiver { stream, posted: VecDeque::new(), done: 0, first: 0 }),
+        )))
+    }
+}
+
+struct TcpConnecting(Option<Connection>);
+
+impl Connecting for TcpConnecting {
+    fn progress(&mut self) -> Result<Option<Box<dyn Sender>>> {
+        let Some(connection) = &mut self.0 else { return Ok(None) };
+        connection.progress_handshake(Instant::now())?;
+        if !connection.is_open() {
+            return Ok(None);
+        }
+        let Some(connection) = self.0.take() else { return Ok(None) };
+        let stream = connection.into_stream();
+        tune(&stream);
+        Ok(Some(Box::new(TcpSender { stream, queued: VecDeque::new(), done: 0 })))
+    }
+}
+
+struct Outgoing {
+    header: [u8; 4],
+    data: *const u8,
+    len: usize,
+    sent: usize,
+}
+
+struct TcpSender {
+    stream: TcpStream,
+    queued: VecDeque<Outgoing>,
+    /// Requests that are complete.
+    done: u64,
+}
+
+// SAFETY: the pointers are only followed under the contract of `isend`, from whichever thread
+// holds the sender.
+unsafe impl Send for TcpSender {}
+
+impl TcpSender {
+    fn progress(&mut self) -> Result<()> {
+        while let Some(front) = self.queued.front_mut() {
+            // SAFETY: by the contract of `isend` the data stays readable until it is done.
+            let data = unsafe { std::slice::from_raw_parts(front.data, front.len) };
+            let header = front.sent.min(4);
+            let parts =
+                [IoSlice::new(&front.header[header..]), IoSlice::new(&data[front.sent - header..])];
+            match self.stream.write_vectored(&parts) {
+                Ok(n) => front.sent += n,
+                Err(e) if blocked(&e) => return Ok(()),
+                Err(e) => return Err(failed("sending to a peer")(e)),
+            }
+            if front.sent == front.len + 4 {
+                self.queued.pop_front();
+                self.done += 1;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn blocked(e: &std::io::Error) -> bool {
+    matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}
+
+impl Sender for TcpSender {
+    unsafe fn isend(&mut self, data: *const u8, len: usize) -> Result<Option<Request>> {
+        let header = (len as u32).to_le_bytes();
+        self.queued.push_back(Outgoing { header, data, len, sent: 0 });
+        let request = self.done + self.queued.len() as u64;
+        self.progress()?;
+        Ok(Some(request))
+    }
+
+    fn test(&mut self, request: Request) -> Result<bool> {
+        if self.done < request {
+            self.progress()?;
+        }
+        Ok(self.done >= request)
+    }
+
+    fn watch(&self) -> Option<OwnedFd> {
+        self.stream.try_clone().ok().map(OwnedFd::from)
+    }
+}
+
+struct Incoming {
+    data: *mut u8,
+    capacity: usize,
+    header: [u8; 4],
+    received: usize,
+}
+
+struct TcpReceiver {
+    stream: TcpStream,
+    posted: VecDeque<Incoming>,
+    /// Requests that are complete, and the number of the first posted one's predecessor.
+    done: u64,
+    first: u64,
+}
+
+// SAFETY: the pointers are only followed under the contract of `irecv`, from whichever thread
+// holds the receiver.
+unsafe impl Send for TcpReceiver {}
+
+impl TcpReceiver {
+    fn progress(&mut self) -> Result<()> {
+        while let Some(front) = self.posted.get_mut((self.done - self.first) as usize) {
+            let len = u32::from_le_bytes(front.header) as usize;
+            let result = if front.received < 4 {
+                self.stream.read(&mut front.header[front.received..])
+            } else {
+                let at = front.received - 4;
+                // SAFETY: `at < len ≤ capacity`, writable by the contract of `irecv`.
+                let rest = unsafe { std::slice::from_raw_parts_mut(front.data.add(at), len - at) };
+                self.stream.read(rest)
+            };
+            match result {
+                Ok(0) => return Err(failed("receiving")(ErrorKind::UnexpectedEof.into())),
+                Ok(n) => front.received += n,
+                Err(e) if blocked(&e) => return Ok(()),
+                Err(e) => return Err(failed("receiving from a peer")(e)),
+            }
+            let len = u32::from_le_bytes(front.header) as usize;
+            if front.received >= 4 && len > front.capacity {
+                let what = format!("a message of {len} bytes for a slot of {}", front.capacity);
+                return Err(Error::Internal { what });
+            }
+            if front.received == len + 4 {
+                self.done += 1;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Receiver for TcpReceiver {
+    unsafe fn irecv(&mut self, data: *mut u8, capacity: usize) -> Result<Option<Request>> {
+        self.posted.push_back(Incoming { data, capacity, header: [0; 4], received: 0 });
+        Ok(Some(self.first + self.posted.len() as u64))
+    }
+
+    fn test(&mut self, request: Request) -> Result<Option<usize>> {
+        if self.done < request {
+            self.progress()?;
+        }
+        if self.done < request {
+            return Ok(None);
+        }
+        // Requests are tested in order.
+        self.first += 1;
+        Ok(self.posted.pop_front().map(|done| done.received - 4))
+    }
+
+    fn farewell(&mut self) {
+        // A sender that is gone needs none.
+        let _ = self.stream.write(b"G");
+    }
+}

@@ -1,0 +1,163 @@
+//! The monitor: one thread per process that notices the death of peers.
+//!
+//! Peers on this host are watched by process descriptors, others by their connections. A rank that
+//! left in order says so before: by its state word, or by one byte on the connection.
+
+use crate::device::host::endpoint::Endpoint;
+use crate::error::{Error, Result};
+use crate::link::direct::PeerState;
+use rustix::event::{PollFd, PollFlags};
+use rustix::fd::OwnedFd;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+/// Operations that need the dead rank no more may still complete in this time.
+const GRACE: Duration = Duration::from_millis(200);
+
+/// What shows the end of a peer.
+pub enum Sign {
+    /// Its process descriptor becomes readable.
+    Process(OwnedFd),
+    /// Its connection ends.
+    Connection(OwnedFd),
+}
+
+struct Watch {
+    endpoint: Weak<Endpoint>,
+    peer: u32,
+    sign: Sign,
+    dead_since: Option<(Instant, String)>,
+}
+
+struct Monitor {
+    watches: Mutex<Vec<Watch>>,
+    wake: UnixStream,
+}
+
+fn lock(monitor: &Monitor) -> MutexGuard<'_, Vec<Watch>> {
+    monitor.watches.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+fn monitor() -> Result<&'static Arc<Monitor>> {
+    static MONITOR: OnceLock<Result<Arc<Monitor>>> = OnceLock::new();
+    let made = MONITOR.get_or_init(|| {
+        let failed = |e| Error::system("starting the monitor", e, "raise ulimit -n and -u");
+        let (wake, woken) = UnixStream::pair().map_err(failed)?;
+        wake.set_nonblocking(true).map_err(failed)?;
+        woken.set_nonblocking(true).map_err(failed)?;
+        let monitor = Arc::new(Monitor { watches: Mutex::default(), wake });
+        let own = monitor.clone();
+        std::thread::Builder::new()
+            .name("oxccl-monitor".to_owned())
+            .spawn(move || run(&own, &woken))
+            .map_err(failed)?;
+        Ok(monitor)
+    });
+    made.as_ref().map_err(Clone::clone)
+}
+
+/// Watches a peer of a communicator.
+pub fn watch(endpoint: &Arc<Endpoint>, peer: u32, sign: Sign) -> Result<()> {
+    let monitor = monitor()?;
+    let endpoint = Arc::downgrade(endpoint);
+    lock(monitor).push(Watch { endpoint, peer, sign, dead_since: None });
+    let _ = (&monitor.wake).write(&[1]);
+    Ok(())
+}
+
+/// Forgets a communicator.
+pub fn forget(endpoint: &Arc<Endpoint>) {
+    if let Ok(monitor) = monitor() {
+        let gone = Arc::downgrade(endpoint);
+        lock(monitor).retain(|w| !w.endpoint.ptr_eq(&gone));
+        let _ = (&monitor.wake).write(&[1]);
+    }
+}
+
+fn run(monitor: &Monitor, mut woken: &UnixStream) {
+    loop {
+        let ready: Vec<bool> = {
+            // The descriptors are duplicated by reference only: poll without the lock would race
+            // with `forget`, so the list is polled briefly under it after a wake-up.
+            let watches = lock(monitor);
+            let mut fds: Vec<_> = watches.iter().map(poll_fd).collect();
+            let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+            let _ = rustix::event::poll(&mut fds, Some(&zero));
+            fds.iter().map(|fd| !fd.revents().is_empty()).collect()
+        };
+        let waiting = look(monitor, &ready);
+        let limit = if waiting { Duration::from_millis(20) } else { Duration::from_millis(250) };
+        crate::bootstrap::wire::wait_for(&mut [PollFd::new(woken, PollFlags::IN)], limit);
+        let _ = woken.read(&mut [0; 64]);
+    }
+}
+
+fn poll_fd(watch: &Watch) -> PollFd<'_> {
+    match &watch.sign {
+        _ if watch.dead_since.is_some() => match &watch.sign {
+            Sign::Process(fd) | Sign::Connection(fd) => PollFd::new(fd, PollFlags::empty()),
+        },
+        Sign::Process(fd) => PollFd::new(fd, PollFlags::IN),
+        Sign::Connection(fd) => PollFd::new(fd, PollFlags::IN | PollFlags::RDHUP),
+    }
+}
+
+/// Draws the conclusions; true while a death waits for its grace to end.
+fn look(monitor: &Monitor, ready: &[bool]) -> bool {
+    let now = Instant::now();
+    let mut watches = lock(monitor);
+    let mut i = 0;
+    watches.retain_mut(|watch| {
+        let ready = ready.get(i).copied().unwrap_or(false);
+        i += 1;
+        let Some(endpoint) = watch.endpoint.upgrade() else { return false };
+        if ready && watch.dead_since.is_none() {
+            match verdict(watch, &endpoint) {
+                Verdict::Alive => {}
+                Verdict::Left => return false,
+                Verdict::Dead(why) => watch.dead_since = Some((now, why)),
+            }
+        }
+        match &watch.dead_since {
+            Some((since, why)) if now - *since >= GRACE => {
+                endpoint.lose(watch.peer, why.clone());
+                false
+            }
+            _ => true,
+        }
+    });
+    watches.iter().any(|w| w.dead_since.is_some())
+}
+
+enum Verdict {
+    Alive,
+    Left,
+    Dead(String),
+}
+
+fn verdict(watch: &Watch, endpoint: &Endpoint) -> Verdict {
+    match &watch.sign {
+        Sign::Process(_) => {
+            let left =
+                endpoint.segment.as_ref().zip(endpoint.local[watch.peer as usize]).is_some_and(
+                    |(segment, local)| {
+                        segment.state(local).load(Ordering::Acquire) == PeerState::Left as u64
+                    },
+                );
+            if left { Verdict::Left } else { Verdict::Dead("its process ended".to_owned()) }
+        }
+        Sign::Connection(fd) => {
+            let mut byte = [0u8; 1];
+            match rustix::net::recv(fd, &mut byte, rustix::net::RecvFlags::DONTWAIT) {
+                Ok((_, 1)) if byte == *b"G" => Verdict::Left,
+                Ok((_, 0)) => Verdict::Dead("its connection closed".to_owned()),
+                Ok(_) => Verdict::Dead("it broke the protocol of the connection".to_owned()),
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Verdict::Alive,
+                Err(e) => Verdict::Dead(format!("its connection failed: {e}")),
+            }
+        }
+    }
+}
