@@ -1,0 +1,64 @@
+//! From C arguments to the runtime's types, with errors that name the argument.
+
+use crate::nccl::types::{ncclDataType_t, ncclRedOp_t};
+use oxccl_plan::{DataType, ReduceOp};
+use oxccl_runtime::error::{Error, Result};
+use std::mem::MaybeUninit;
+
+/// The number behind an enumerator that C passed.
+fn number<E>(value: MaybeUninit<E>) -> i32 {
+    const { assert!(size_of::<E>() == size_of::<i32>()) };
+    // SAFETY: both enums are 32 bits wide and C passed an initialised int; any int is a valid i32.
+    unsafe { value.as_ptr().cast::<i32>().read() }
+}
+
+/// A data type.
+pub(crate) fn dtype(
+    value: MaybeUninit<ncclDataType_t>,
+    function: &'static str,
+) -> Result<DataType> {
+    let number = number(value);
+    DataType::from_number(number).ok_or_else(|| {
+        let expected = "an ncclDataType_t, 0 (ncclInt8) to 11 (ncclFloat8e5m2)";
+        Error::argument(function, "datatype", number, expected)
+    })
+}
+
+/// A reduction operation.
+pub(crate) fn op(value: MaybeUninit<ncclRedOp_t>, function: &'static str) -> Result<ReduceOp> {
+    let number = number(value);
+    ReduceOp::from_number(number).ok_or_else(|| {
+        let expected = "an ncclRedOp_t, 0 (ncclSum) to 4 (ncclAvg)";
+        Error::argument(function, "op", number, expected)
+    })
+}
+
+/// A rank of a communicator.
+pub(crate) fn rank(
+    value: i32,
+    nranks: u32,
+    function: &'static str,
+    argument: &'static str,
+) -> Result<u32> {
+    let rank = u32::try_from(value).ok().filter(|&r| r < nranks);
+    let expected = || format!("a rank of the communicator, 0 to {}", nranks - 1);
+    rank.ok_or_else(|| Error::argument(function, argument, value, expected()))
+}
+
+/// Stores a result for the caller.
+///
+/// # Safety
+/// `out` is null or writable.
+pub(crate) unsafe fn store<T>(
+    out: *mut T,
+    value: T,
+    function: &'static str,
+    argument: &'static str,
+) -> Result<()> {
+    if out.is_null() {
+        return Err(Error::argument(function, argument, "null", "a place for the result"));
+    }
+    // SAFETY: not null, and writable by the contract of the caller.
+    unsafe { out.write(value) };
+    Ok(())
+}

@@ -1,0 +1,12 @@
+//! The C interface: exports only. Decisions are the runtime's; here are null checks, panics,
+//! error codes and handles. `nccl/` becomes `nccl.h`, `oxccl/` becomes `oxccl.h`.
+
+#![allow(non_camel_case_types, reason = "the types carry their C names")]
+#![allow(non_snake_case, reason = "the functions carry their C names")]
+#![allow(non_upper_case_globals, reason = "the constants carry their C names")]
+
+mod boundary;
+mod convert;
+pub mod nccl;
+pub mod objects;
+pub mod oxccl;

@@ -1,0 +1,761 @@
+//! The collectives, send and receive.
+
+use super::types::{cudaStream_t, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t};
+use crate::boundary::boundary;
+use crate::{convert, objects};
+use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
+use oxccl_runtime::device::host::collective::Call;
+use oxccl_runtime::device::host::exchange::Transfer;
+use oxccl_runtime::error::{Error, Result};
+use oxccl_runtime::group;
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+
+/// The arguments of a collective, as C gave them.
+struct Arguments {
+    function: &'static str,
+    collective: Collective,
+    input: *const c_void,
+    output: *mut c_void,
+    count: usize,
+    dtype: MaybeUninit<ncclDataType_t>,
+    op: Option<MaybeUninit<ncclRedOp_t>>,
+    root: c_int,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+}
+
+impl Arguments {
+    /// Checks and launches.
+    fn launch(self) -> Result<()> {
+        let function = self.function;
+        let comm = objects::get(&objects::COMMS, self.comm, function, "comm")?;
+        comm.check()?;
+        let dtype = convert::dtype(self.dtype, function)?;
+        let op = self.op.map_or(Ok(ReduceOp::Sum), |op| convert::op(op, function))?;
+        let root = if self.collective.rooted() {
+            convert::rank(self.root, comm.nranks(), function, "root")?
+        } else {
+            0
+        };
+        let spec = Spec::new(self.collective, comm.nranks(), root);
+        let stream = objects::stream_of(&comm, self.stream, function)?;
+        bytes(function, self.count, dtype, comm.nranks() as usize)?;
+        let missing = |argument| {
+            Error::argument(function, argument, "null", "a buffer for the elements of this rank")
+        };
+        if self.count > 0 && spec.input_blocks(comm.rank()) > 0 && self.input.is_null() {
+            return Err(missing("sendbuff"));
+        }
+        if self.count > 0 && spec.output_blocks(comm.rank()) > 0 && self.output.is_null() {
+            return Err(missing("recvbuff"));
+        }
+        if self.count == 0 {
+            return Ok(());
+        }
+        let (input, output) = (self.input.cast(), self.output.cast());
+        let call = Call { spec, input, output, count: self.count as u64, dtype, op };
+        group::collective(comm, call, stream)
+    }
+}
+
+/// The size of a buffer, if it can exist.
+fn bytes(function: &'static str, count: usize, dtype: DataType, blocks: usize) -> Result<usize> {
+    let bytes = count.checked_mul(dtype.size()).and_then(|b| b.checked_mul(blocks));
+    bytes.filter(|&b| b <= isize::MAX as usize).ok_or_else(|| {
+        let expected = "a number of elements that fits the address space";
+        Error::argument(function, "count", count, expected)
+    })
+}
+
+#[allow(clippy::too_many_arguments, reason = "C gives them one by one")]
+fn transfer(
+    function: &'static str,
+    send: bool,
+    data: *mut c_void,
+    count: usize,
+    dtype: MaybeUninit<ncclDataType_t>,
+    peer: c_int,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> Result<()> {
+    let comm = objects::get(&objects::COMMS, comm, function, "comm")?;
+    comm.check()?;
+    let dtype = convert::dtype(dtype, function)?;
+    let peer = convert::rank(peer, comm.nranks(), function, "peer")?;
+    let stream = objects::stream_of(&comm, stream, function)?;
+    let bytes = bytes(function, count, dtype, 1)?;
+    if data.is_null() && bytes > 0 {
+        let argument = if send { "sendbuff" } else { "recvbuff" };
+        return Err(Error::argument(function, argument, "null", "a buffer for the elements"));
+    }
+    group::transfer(comm, Transfer { peer, send, data: data.cast(), bytes }, stream)
+}
+
+unsafe fn all_reduce(
+    sendbuff: *const c_void,
+    recvbuff: *mut c_void,
+    count: usize,
+    datatype: MaybeUninit<ncclDataType_t>,
+    op: MaybeUninit<ncclRedOp_t>,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> Result<()> {
+    let arguments = Arguments {
+        function: "ncclAllReduce",
+        collective: Collective::AllReduce,
+        input: sendbuff,
+        output: recvbuff,
+        count,
+        dtype: datatype,
+        op: Some(op),
+        root: 0,
+        comm,
+        stream,
+    };
+    arguments.launch()
+}
+
+/// Leaves the reduction of all ranks' inputs in every rank's output.
+///
+/// `sendbuff`: in, count × datatype. `recvbuff`: out, count × datatype; may equal `sendbuff`.
+/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclAllReduce(
+    sendbuff: *const c_void,
+    recvbuff: *mut c_void,
+    count: usize,
+    datatype: MaybeUninit<ncclDataType_t>,
+    op: MaybeUninit<ncclRedOp_t>,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { all_reduce(sendbuff, recvbuff, count, datatype, op, comm, stream) })
+}
+
+/// Same as ncclAllReduce, for wrappers that replace it.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclAllReduce(
+    sendbuff: *const c_void,
+    recvbuff: *mut c_void,
+    count: usize,
+    datatype: MaybeUninit<ncclDataType_t>,
+    op: MaybeUninit<ncclRedOp_t>,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { all_reduce(sendbuff, recvbuff, count, datatype, op, comm, stream) })
+}
+
+unsafe fn broadcast(
+    sendbuff: *const c_void,
+    recvbuff: *mut c_void,
+    count: usize,
+    datatype: MaybeUninit<ncclDataType_t>,
+    root: c_int,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> Result<()> {
+    let arguments = Arguments {
+        function: "ncclBroadcast",
+        collective: Collective::Broadcast,
+        input: sendbuff,
+        output: recvbuff,
+        count,
+        dtype: datatype,
+        op: None,
+        root,
+        comm,
+        stream,
+    };
+    arguments.launch()
+}
+
+/// Copies the root's input to every rank's output.
+///
+/// `sendbuff`: in at the root, count × datatype, ignored elsewhere. `recvbuff`: out, count × datatype;
+/// may equal `sendbuff`.
+/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclBroadcast(
+    sendbuff: *const c_void,
+    recvbuff: *mut c_void,
+    count: usize,
+    datatype: MaybeUninit<ncclDataType_t>,
+    root: c_int,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { broadcast(sendbuff, recvbuff, count, datatype, root, comm, stream) })
+}
+
+/// Same as ncclBroadcast, for wrappers that replace it.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclBroadcast(
+    sendbuff: *const c_void,
+    recvbuff: *mut c_void,
+    count: usize,
+    datatype: MaybeUninit<ncclDataType_t>,
+    root: c_int,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { broadcast(sendbuff, recvbuff, count, datatype, root, comm, stream) })
+}
+
+unsafe fn bcast(
+    buff: *mut c_void,
+    count: usize,
+    datatype: MaybeUninit<ncclDataType_t>,
+    root: c_int,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> Result<()> {
+    let arguments = Arguments {
+        function: "ncclBcast",
+        collective: Collective::Broadcast,
+        input: buff.cast_const(),
+        output: buff,
+        count,
+        dtype: datatype,
+        op: None,
+        root,
+        comm,
+        stream,
+    };
+    arguments.launch()
+}
+
+/// Copies the root's buffer to every rank's; ncclBroadcast in place.
+///
+/// `buff`: in at the root, out elsewhere, count × datatype.
+/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclBcast(
+    buff: *mut c_void,
+    count: usize,
+    datatype: MaybeUninit<ncclDataType_t>,
+    root: c_int,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { bcast(buff, count, datatype, root, comm, stream) })
+}
+
+/// Same as ncclBcast, for wrappers that replace it.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclBcast(
+    buff: *mut c_void,
+    count: usize,
+    datatype: MaybeUninit<ncclDataType_t>,
+    root: c_int,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { bcast(buff, count, datatype, root, comm, stream) })
+}
+
+unsafe fn reduce(
+    sendbuff: *const c_void,
+    recvbuff: *mut c_void,
+    count: usize,
+    datatype: MaybeUninit<ncclDataType_t>,
+    op: MaybeUninit<ncclRedOp_t>,
+    root: c_int,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> Result<()> {
+    let arguments = Arguments {
+        function: "ncclReduce",
+        collective: Collective::Reduce,
+        input: sendbuff,
+        output: recvbuff,
+        count,
+        dtype: datatype,
+        op: Some(op),
+        root,
+        comm,
+        stream,
+    };
+    arguments.launch()
+}
+
+/// Leaves the reduction of all ranks' inputs in the root's output.
+///
+/// `sendbuff`: in, count × datatype. `recvbuff`: out at the root, count × datatype, ignored elsewhere;
+/// may equal `sendbuff`.
+/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclReduce(
+    sendbuff: *const c_void,
+    recvbuff: *mut c_void,
+    count: usize,
+    datatype: MaybeUninit<ncclDataType_t>,
+    op: MaybeUninit<ncclRedOp_t>,
+    root: c_int,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { reduce(sendbuff, recvbuff, count, datatype, op, root, comm, stream) })
+}
+
+/// Same as ncclReduce, for wrappers that replace it.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclReduce(
+    sendbuff: *const c_void,
+    recvbuff: *mut c_void,
+    count: usize,
+    datatype: MaybeUninit<ncclDataType_t>,
+    op: MaybeUninit<ncclRedOp_t>,
+    root: c_int,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { reduce(sendbuff, recvbuff, count, datatype, op, root, comm, stream) })
+}
+
+unsafe fn reduce_scatter(
+    sendbuff: *const c_void,
+    recvbuff: *mut c_void,
+    recvcount: usize,
+    datatype: MaybeUninit<ncclDataType_t>,
+    op: MaybeUninit<ncclRedOp_t>,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> Result<()> {
+    let arguments = Arguments {
+        function: "ncclReduceScatter",
+        collective: Collective::ReduceScatter,
+        input: sendbuff,
+        output: recvbuff,
+        count: recvcount,
+        dtype: datatype,
+        op: Some(op),
+        root: 0,
+        comm,
+        stream,
+    };
+    arguments.launch()
+}
+
+/// Leaves block r of the reduction of all ranks' inputs in the output of rank r.
+///
+/// `sendbuff`: in, ranks × recvcount × datatype. `recvbuff`: out, recvcount × datatype; in place at
+/// `sendbuff + rank × recvcount`.
+/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclReduceScatter(
+    sendbuff: *const c_void,
+    recvbuff: *mut c_void,
+    recvcount: usize,
+    datatype: MaybeUninit<ncclDataType_t>,
+    op: MaybeUninit<ncclRedOp_t>,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe {
+        reduce_scatter(sendbuff, recvbuff, recvcount, datatype, op, comm, stream)
+    })
+}
+
+/// Same as ncclReduceScatter, for wrappers that replace it.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclReduceScatter(
+    sendbuff: *const c_void,
+    recvbuff: *mut c_void,
+    recvcount: usize,
+    datatype: MaybeUninit<ncclDataType_t>,
+    op: MaybeUninit<ncclRedOp_t>,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe {
+        reduce_scatter(sendbuff, recvbuff, recvcount, datatype, op, comm, stream)
+    })
+}
+
+unsafe fn all_gather(
+    sendbuff: *const c_void,
+    recvbuff: *mut c_void,
+    sendcount: usize,
+    datatype: MaybeUninit<ncclDataType_t>,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> Result<()> {
+    let arguments = Arguments {
+        function: "ncclAllGather",
+        collective: Collective::AllGather,
+        input: sendbuff,
+        output: recvbuff,
+        count: sendcount,
+        dtype: datatype,
+        op: None,
+        root: 0,
+        comm,
+        stream,
+    };
+    arguments.launch()
+}
+
+/// Leaves the inputs of all ranks, in rank order, in every rank's output.
+///
+/// `sendbuff`: in, sendcount × datatype. `recvbuff`: out, ranks × sendcount × datatype; in place with
+/// `sendbuff` at `recvbuff + rank × sendcount`.
+/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclAllGather(
+    sendbuff: *const c_void,
+    recvbuff: *mut c_void,
+    sendcount: usize,
+    datatype: MaybeUninit<ncclDataType_t>,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { all_gather(sendbuff, recvbuff, sendcount, datatype, comm, stream) })
+}
+
+/// Same as ncclAllGather, for wrappers that replace it.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclAllGather(
+    sendbuff: *const c_void,
+    recvbuff: *mut c_void,
+    sendcount: usize,
+    datatype: MaybeUninit<ncclDataType_t>,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { all_gather(sendbuff, recvbuff, sendcount, datatype, comm, stream) })
+}
+
+unsafe fn all_to_all(
+    sendbuff: *const c_void,
+    recvbuff: *mut c_void,
+    count: usize,
+    datatype: MaybeUninit<ncclDataType_t>,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> Result<()> {
+    let arguments = Arguments {
+        function: "ncclAlltoAll",
+        collective: Collective::AllToAll,
+        input: sendbuff,
+        output: recvbuff,
+        count,
+        dtype: datatype,
+        op: None,
+        root: 0,
+        comm,
+        stream,
+    };
+    arguments.launch()
+}
+
+/// Leaves block r of every rank's input, in rank order, in the output of rank r.
+///
+/// `sendbuff`: in, ranks × count × datatype. `recvbuff`: out, ranks × count × datatype; may equal
+/// `sendbuff`.
+/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclAlltoAll(
+    sendbuff: *const c_void,
+    recvbuff: *mut c_void,
+    count: usize,
+    datatype: MaybeUninit<ncclDataType_t>,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { all_to_all(sendbuff, recvbuff, count, datatype, comm, stream) })
+}
+
+/// Same as ncclAlltoAll, for wrappers that replace it.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclAlltoAll(
+    sendbuff: *const c_void,
+    recvbuff: *mut c_void,
+    count: usize,
+    datatype: MaybeUninit<ncclDataType_t>,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { all_to_all(sendbuff, recvbuff, count, datatype, comm, stream) })
+}
+
+unsafe fn gather(
+    sendbuff: *const c_void,
+    recvbuff: *mut c_void,
+    count: usize,
+    datatype: MaybeUninit<ncclDataType_t>,
+    root: c_int,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> Result<()> {
+    let arguments = Arguments {
+        function: "ncclGather",
+        collective: Collective::Gather,
+        input: sendbuff,
+        output: recvbuff,
+        count,
+        dtype: datatype,
+        op: None,
+        root,
+        comm,
+        stream,
+    };
+    arguments.launch()
+}
+
+/// Leaves the inputs of all ranks, in rank order, in the root's output.
+///
+/// `sendbuff`: in, count × datatype. `recvbuff`: out at the root, ranks × count × datatype, ignored
+/// elsewhere; in place with `sendbuff` at `recvbuff + root × count`.
+/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclGather(
+    sendbuff: *const c_void,
+    recvbuff: *mut c_void,
+    count: usize,
+    datatype: MaybeUninit<ncclDataType_t>,
+    root: c_int,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { gather(sendbuff, recvbuff, count, datatype, root, comm, stream) })
+}
+
+/// Same as ncclGather, for wrappers that replace it.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclGather(
+    sendbuff: *const c_void,
+    recvbuff: *mut c_void,
+    count: usize,
+    datatype: MaybeUninit<ncclDataType_t>,
+    root: c_int,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { gather(sendbuff, recvbuff, count, datatype, root, comm, stream) })
+}
+
+unsafe fn scatter(
+    sendbuff: *const c_void,
+    recvbuff: *mut c_void,
+    count: usize,
+    datatype: MaybeUninit<ncclDataType_t>,
+    root: c_int,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> Result<()> {
+    let arguments = Arguments {
+        function: "ncclScatter",
+        collective: Collective::Scatter,
+        input: sendbuff,
+        output: recvbuff,
+        count,
+        dtype: datatype,
+        op: None,
+        root,
+        comm,
+        stream,
+    };
+    arguments.launch()
+}
+
+/// Leaves block r of the root's input in the output of rank r.
+///
+/// `sendbuff`: in at the root, ranks × count × datatype, ignored elsewhere. `recvbuff`: out,
+/// count × datatype; in place at `sendbuff + root × count`.
+/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclScatter(
+    sendbuff: *const c_void,
+    recvbuff: *mut c_void,
+    count: usize,
+    datatype: MaybeUninit<ncclDataType_t>,
+    root: c_int,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { scatter(sendbuff, recvbuff, count, datatype, root, comm, stream) })
+}
+
+/// Same as ncclScatter, for wrappers that replace it.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclScatter(
+    sendbuff: *const c_void,
+    recvbuff: *mut c_void,
+    count: usize,
+    datatype: MaybeUninit<ncclDataType_t>,
+    root: c_int,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { scatter(sendbuff, recvbuff, count, datatype, root, comm, stream) })
+}
+
+unsafe fn send(
+    sendbuff: *const c_void,
+    count: usize,
+    datatype: MaybeUninit<ncclDataType_t>,
+    peer: c_int,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> Result<()> {
+    transfer("ncclSend", true, sendbuff.cast_mut(), count, datatype, peer, comm, stream)
+}
+
+/// Sends to rank `peer`, which has to receive as much.
+///
+/// `sendbuff`: in, count × datatype. Sends and receives of a group make progress in any order.
+/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclSend(
+    sendbuff: *const c_void,
+    count: usize,
+    datatype: MaybeUninit<ncclDataType_t>,
+    peer: c_int,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { send(sendbuff, count, datatype, peer, comm, stream) })
+}
+
+/// Same as ncclSend, for wrappers that replace it.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclSend(
+    sendbuff: *const c_void,
+    count: usize,
+    datatype: MaybeUninit<ncclDataType_t>,
+    peer: c_int,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { send(sendbuff, count, datatype, peer, comm, stream) })
+}
+
+unsafe fn recv(
+    recvbuff: *mut c_void,
+    count: usize,
+    datatype: MaybeUninit<ncclDataType_t>,
+    peer: c_int,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> Result<()> {
+    transfer("ncclRecv", false, recvbuff, count, datatype, peer, comm, stream)
+}
+
+/// Receives from rank `peer`, which has to send as much.
+///
+/// `recvbuff`: out, count × datatype. Sends and receives of a group make progress in any order.
+/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclRecv(
+    recvbuff: *mut c_void,
+    count: usize,
+    datatype: MaybeUninit<ncclDataType_t>,
+    peer: c_int,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { recv(recvbuff, count, datatype, peer, comm, stream) })
+}
+
+/// Same as ncclRecv, for wrappers that replace it.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclRecv(
+    recvbuff: *mut c_void,
+    count: usize,
+    datatype: MaybeUninit<ncclDataType_t>,
+    peer: c_int,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { recv(recvbuff, count, datatype, peer, comm, stream) })
+}

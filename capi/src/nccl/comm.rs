@@ -1,0 +1,360 @@
+//! Making, asking and ending communicators.
+
+use super::types::{ncclComm_t, ncclResult_t, ncclUniqueId};
+use crate::boundary::{self, boundary};
+use crate::{convert, objects};
+use oxccl_runtime::bootstrap::{self, UniqueId};
+use oxccl_runtime::comm::Member;
+use oxccl_runtime::error::{Error, Result};
+use oxccl_runtime::group;
+use std::ffi::c_int;
+use std::sync::Arc;
+
+unsafe fn get_unique_id(uniqueId: *mut ncclUniqueId) -> Result<()> {
+    if uniqueId.is_null() {
+        return Err(Error::argument("ncclGetUniqueId", "uniqueId", "null", "a place for the id"));
+    }
+    let internal = bootstrap::new_unique_id()?.encode().map(|b| b as std::ffi::c_char);
+    // SAFETY: not null, and writable by the contract of the caller.
+    unsafe { convert::store(uniqueId, ncclUniqueId { internal }, "ncclGetUniqueId", "uniqueId") }
+}
+
+/// Starts to make a communicator whose handle goes to `comm`.
+///
+/// # Safety
+/// `comm` is null or stays writable until the communicator is made.
+pub(crate) unsafe fn make(
+    function: &'static str,
+    comm: *mut ncclComm_t,
+    nranks: c_int,
+    id: UniqueId,
+    rank: c_int,
+    device: i32,
+) -> Result<()> {
+    if comm.is_null() {
+        return Err(Error::argument(function, "comm", "null", "a place for the handle"));
+    }
+    let limit = bootstrap::root::MAX_RANKS;
+    let nranks =
+        u32::try_from(nranks).ok().filter(|&n| (1..=limit).contains(&n)).ok_or_else(|| {
+            Error::argument(function, "nranks", nranks, format!("1 to {limit} ranks"))
+        })?;
+    let rank = convert::rank(rank, nranks, function, "rank")?;
+    check_device(function)?;
+    let member = Member { id, rank, nranks, device };
+    let finish = Box::new(move |made| {
+        // SAFETY: by the contract of this function.
+        unsafe { objects::put(&objects::COMMS, Arc::new(made), comm, function) }
+    });
+    group::create_communicator(member, finish)
+}
+
+fn check_device(function: &'static str) -> Result<()> {
+    match oxccl_runtime::config::Config::get().device.as_str() {
+        "auto" | "host" => Ok(()),
+        "cuda" => {
+            let hint = "unset OXCCL_DEVICE or set it to host";
+            Err(Error::usage(format!("{function}: this build has no CUDA device"), hint))
+        }
+        other => Err(Error::argument(function, "OXCCL_DEVICE", other, "auto, host or cuda")),
+    }
+}
+
+unsafe fn comm_init_rank(
+    comm: *mut ncclComm_t,
+    nranks: c_int,
+    commId: ncclUniqueId,
+    rank: c_int,
+) -> Result<()> {
+    let id = UniqueId::decode(&commId.internal.map(|b| b as u8))?;
+    // SAFETY: passed on from the caller.
+    unsafe { make("ncclCommInitRank", comm, nranks, id, rank, objects::DEVICE.get()) }
+}
+
+unsafe fn comm_init_all(comm: *mut ncclComm_t, ndev: c_int, devlist: *const c_int) -> Result<()> {
+    const FUNCTION: &str = "ncclCommInitAll";
+    if comm.is_null() {
+        return Err(Error::argument(FUNCTION, "comm", "null", "room for ndev handles"));
+    }
+    if ndev < 1 {
+        return Err(Error::argument(FUNCTION, "ndev", ndev, "at least 1"));
+    }
+    let id = bootstrap::new_unique_id()?;
+    group::start();
+    for i in 0..ndev {
+        let device = if devlist.is_null() {
+            i
+        } else {
+            // SAFETY: a list of ndev devices by the contract of the caller.
+            unsafe { devlist.add(i as usize).read() }
+        };
+        let made = if device < 0 {
+            Err(Error::argument(FUNCTION, "devlist", device, "indices of devices, from 0 on"))
+        } else {
+            // SAFETY: room for ndev handles by the contract of the caller.
+            unsafe { make(FUNCTION, comm.add(i as usize), ndev, id.clone(), i, device) }
+        };
+        if let Err(error) = made {
+            group::note_error(&error);
+        }
+    }
+    group::end()
+}
+
+unsafe fn comm_finalize(comm: ncclComm_t) -> Result<()> {
+    objects::get(&objects::COMMS, comm, "ncclCommFinalize", "comm")?.finalize();
+    Ok(())
+}
+
+unsafe fn comm_destroy(comm: ncclComm_t) -> Result<()> {
+    if comm.is_null() {
+        return Ok(());
+    }
+    objects::remove(&objects::COMMS, comm, "ncclCommDestroy", "comm")?.destroy();
+    Ok(())
+}
+
+unsafe fn comm_get_async_error(comm: ncclComm_t, asyncError: *mut ncclResult_t) -> Result<()> {
+    const FUNCTION: &str = "ncclCommGetAsyncError";
+    let comm = objects::get(&objects::COMMS, comm, FUNCTION, "comm")?;
+    let code = comm.failure().map_or(ncclResult_t::ncclSuccess, |e| {
+        let code = boundary::result(e.code());
+        boundary::remember(e);
+        code
+    });
+    // SAFETY: passed on from the caller.
+    unsafe { convert::store(asyncError, code, FUNCTION, "asyncError") }
+}
+
+unsafe fn comm_count(comm: ncclComm_t, count: *mut c_int) -> Result<()> {
+    let c = objects::get(&objects::COMMS, comm, "ncclCommCount", "comm")?;
+    // SAFETY: passed on from the caller.
+    unsafe { convert::store(count, c.nranks() as c_int, "ncclCommCount", "count") }
+}
+
+unsafe fn comm_cu_device(comm: ncclComm_t, device: *mut c_int) -> Result<()> {
+    let c = objects::get(&objects::COMMS, comm, "ncclCommCuDevice", "comm")?;
+    // SAFETY: passed on from the caller.
+    unsafe { convert::store(device, c.device(), "ncclCommCuDevice", "device") }
+}
+
+unsafe fn comm_user_rank(comm: ncclComm_t, rank: *mut c_int) -> Result<()> {
+    let c = objects::get(&objects::COMMS, comm, "ncclCommUserRank", "comm")?;
+    // SAFETY: passed on from the caller.
+    unsafe { convert::store(rank, c.rank() as c_int, "ncclCommUserRank", "rank") }
+}
+
+/// Makes an id for a new communicator, and starts its rendezvous in this process.
+///
+/// `uniqueId`: out. Blocks: never.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclGetUniqueId(uniqueId: *mut ncclUniqueId) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { get_unique_id(uniqueId) })
+}
+
+/// Same as ncclGetUniqueId, for wrappers that replace it.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclGetUniqueId(uniqueId: *mut ncclUniqueId) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { get_unique_id(uniqueId) })
+}
+
+/// Makes a communicator, together with all other ranks.
+///
+/// `comm`: out, the handle. `nranks`: number of ranks. `commId`: the id that one rank got from
+/// ncclGetUniqueId, copied to all. `rank`: this rank, 0 to nranks − 1. The device is the calling thread's
+/// current one. Blocks until all ranks have come, at most OXCCL_INIT_TIMEOUT seconds; within a group at
+/// its end.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommInitRank(
+    comm: *mut ncclComm_t,
+    nranks: c_int,
+    commId: ncclUniqueId,
+    rank: c_int,
+) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { comm_init_rank(comm, nranks, commId, rank) })
+}
+
+/// Same as ncclCommInitRank, for wrappers that replace it.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclCommInitRank(
+    comm: *mut ncclComm_t,
+    nranks: c_int,
+    commId: ncclUniqueId,
+    rank: c_int,
+) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { comm_init_rank(comm, nranks, commId, rank) })
+}
+
+/// Makes all ranks of a communicator in this process, one for each device.
+///
+/// `comm`: out, ndev handles. `devlist`: in, ndev device indices, or null for 0 to ndev − 1. Blocks.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommInitAll(
+    comm: *mut ncclComm_t,
+    ndev: c_int,
+    devlist: *const c_int,
+) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { comm_init_all(comm, ndev, devlist) })
+}
+
+/// Same as ncclCommInitAll, for wrappers that replace it.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclCommInitAll(
+    comm: *mut ncclComm_t,
+    ndev: c_int,
+    devlist: *const c_int,
+) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { comm_init_all(comm, ndev, devlist) })
+}
+
+/// Completes all operations of a communicator; no further ones may follow. Blocks.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommFinalize(comm: ncclComm_t) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { comm_finalize(comm) })
+}
+
+/// Same as ncclCommFinalize, for wrappers that replace it.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclCommFinalize(comm: ncclComm_t) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { comm_finalize(comm) })
+}
+
+/// Completes all operations of a communicator and ends it; null is ignored. Blocks.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommDestroy(comm: ncclComm_t) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { comm_destroy(comm) })
+}
+
+/// Same as ncclCommDestroy, for wrappers that replace it.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclCommDestroy(comm: ncclComm_t) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { comm_destroy(comm) })
+}
+
+/// Tells whether the communicator has failed, and how.
+///
+/// `asyncError`: out. Blocks: never.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommGetAsyncError(
+    comm: ncclComm_t,
+    asyncError: *mut ncclResult_t,
+) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { comm_get_async_error(comm, asyncError) })
+}
+
+/// Same as ncclCommGetAsyncError, for wrappers that replace it.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclCommGetAsyncError(
+    comm: ncclComm_t,
+    asyncError: *mut ncclResult_t,
+) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { comm_get_async_error(comm, asyncError) })
+}
+
+/// The number of ranks. `count`: out. Blocks: never.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommCount(comm: ncclComm_t, count: *mut c_int) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { comm_count(comm, count) })
+}
+
+/// Same as ncclCommCount, for wrappers that replace it.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclCommCount(comm: ncclComm_t, count: *mut c_int) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { comm_count(comm, count) })
+}
+
+/// The index of the device. `device`: out. Blocks: never.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommCuDevice(comm: ncclComm_t, device: *mut c_int) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { comm_cu_device(comm, device) })
+}
+
+/// Same as ncclCommCuDevice, for wrappers that replace it.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclCommCuDevice(comm: ncclComm_t, device: *mut c_int) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { comm_cu_device(comm, device) })
+}
+
+/// This rank. `rank`: out. Blocks: never.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommUserRank(comm: ncclComm_t, rank: *mut c_int) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { comm_user_rank(comm, rank) })
+}
+
+/// Same as ncclCommUserRank, for wrappers that replace it.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclCommUserRank(comm: ncclComm_t, rank: *mut c_int) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { comm_user_rank(comm, rank) })
+}

@@ -1,0 +1,97 @@
+//! Versions and error texts.
+
+use super::types::{ncclComm_t, ncclResult_t};
+use crate::boundary::{self, boundary};
+use crate::{convert, objects};
+use oxccl_runtime::error::Result;
+use std::ffi::{CStr, c_char, c_int};
+use std::mem::MaybeUninit;
+
+/// The version of the interface, NCCL 2.30.7.
+pub const NCCL_VERSION_CODE: c_int = 23007;
+
+unsafe fn get_version(version: *mut c_int) -> Result<()> {
+    // SAFETY: passed on from the caller.
+    unsafe { convert::store(version, NCCL_VERSION_CODE, "ncclGetVersion", "version") }
+}
+
+fn error_string(result: MaybeUninit<ncclResult_t>) -> *const c_char {
+    // SAFETY: C passed an initialised int; any int is a valid i32.
+    let text: &CStr = match unsafe { result.as_ptr().cast::<i32>().read() } {
+        0 => c"no error",
+        1 => c"unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
+        2 => c"unhandled system error (ncclGetLastError tells which)",
+        3 => c"internal error - please report this issue to the OxCCL developers",
+        4 => c"invalid argument (ncclGetLastError tells which)",
+        5 => c"invalid usage (ncclGetLastError tells why)",
+        6 => c"remote process exited or there was a network error",
+        7 => c"OxCCL operation in progress",
+        8 => c"time-out",
+        _ => c"unknown result code",
+    };
+    text.as_ptr()
+}
+
+/// The text lives until this thread's next error; never null.
+fn last_error(comm: ncclComm_t) -> *const c_char {
+    let of_comm = objects::COMMS.get(comm as usize).ok().and_then(|c| c.failure());
+    of_comm.or_else(boundary::last).map_or(c"".as_ptr(), boundary::remember)
+}
+
+/// The version of the interface, as NCCL_VERSION_CODE. `version`: out. Blocks: never.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclGetVersion(version: *mut c_int) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { get_version(version) })
+}
+
+/// Same as ncclGetVersion, for wrappers that replace it.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclGetVersion(version: *mut c_int) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { get_version(version) })
+}
+
+/// What a result code means; a static text. Blocks: never.
+///
+/// # Safety
+/// Any integer may be passed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclGetErrorString(result: MaybeUninit<ncclResult_t>) -> *const c_char {
+    error_string(result)
+}
+
+/// Same as ncclGetErrorString, for wrappers that replace it.
+///
+/// # Safety
+/// Any integer may be passed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclGetErrorString(result: MaybeUninit<ncclResult_t>) -> *const c_char {
+    error_string(result)
+}
+
+/// What failed last: on the communicator, if it has failed, else in this thread, else in the process.
+///
+/// `comm`: a handle or null. The text lives until the calling thread's next error. Blocks: never.
+///
+/// # Safety
+/// Any handle may be passed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclGetLastError(comm: ncclComm_t) -> *const c_char {
+    last_error(comm)
+}
+
+/// Same as ncclGetLastError, for wrappers that replace it.
+///
+/// # Safety
+/// Any handle may be passed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclGetLastError(comm: ncclComm_t) -> *const c_char {
+    last_error(comm)
+}

@@ -1,0 +1,120 @@
+//! Types and constants of `nccl.h`, with NCCL's values.
+
+use std::ffi::c_char;
+
+/// Size of an ncclUniqueId in bytes.
+pub const NCCL_UNIQUE_ID_BYTES: usize = 128;
+
+/// A communicator; use only through its handle.
+pub struct ncclComm {
+    _private: [u8; 0],
+}
+
+/// Handle of a communicator.
+pub type ncclComm_t = *mut ncclComm;
+
+/// Names a communicator that is to be made; copy it whole to all ranks, and keep it secret: who
+/// has it can join.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ncclUniqueId {
+    /// Opaque.
+    pub internal: [c_char; 128],
+}
+
+/// What functions return.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ncclResult_t {
+    /// Done.
+    ncclSuccess = 0,
+    /// CUDA failed.
+    ncclUnhandledCudaError = 1,
+    /// The operating system or the network failed.
+    ncclSystemError = 2,
+    /// A defect of the library.
+    ncclInternalError = 3,
+    /// A bad argument.
+    ncclInvalidArgument = 4,
+    /// A call that is not allowed now, or that does not match other ranks'.
+    ncclInvalidUsage = 5,
+    /// Another rank failed.
+    ncclRemoteError = 6,
+    /// Not complete yet.
+    ncclInProgress = 7,
+    /// Time is over.
+    ncclTimeout = 8,
+    /// Number of codes.
+    ncclNumResults = 9,
+}
+
+/// Types of elements.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ncclDataType_t {
+    /// Signed 8-bit integer.
+    ncclInt8 = 0,
+    /// Unsigned 8-bit integer.
+    ncclUint8 = 1,
+    /// Signed 32-bit integer.
+    ncclInt32 = 2,
+    /// Unsigned 32-bit integer.
+    ncclUint32 = 3,
+    /// Signed 64-bit integer.
+    ncclInt64 = 4,
+    /// Unsigned 64-bit integer.
+    ncclUint64 = 5,
+    /// IEEE binary16.
+    ncclFloat16 = 6,
+    /// IEEE binary32.
+    ncclFloat32 = 7,
+    /// IEEE binary64.
+    ncclFloat64 = 8,
+    /// Upper half of a binary32.
+    ncclBfloat16 = 9,
+    /// OCP E4M3.
+    ncclFloat8e4m3 = 10,
+    /// OCP E5M2.
+    ncclFloat8e5m2 = 11,
+    /// Number of types.
+    ncclNumTypes = 12,
+}
+
+/// Same as ncclInt8.
+pub const ncclChar: ncclDataType_t = ncclDataType_t::ncclInt8;
+/// Same as ncclInt32.
+pub const ncclInt: ncclDataType_t = ncclDataType_t::ncclInt32;
+/// Same as ncclFloat16.
+pub const ncclHalf: ncclDataType_t = ncclDataType_t::ncclFloat16;
+/// Same as ncclFloat32.
+pub const ncclFloat: ncclDataType_t = ncclDataType_t::ncclFloat32;
+/// Same as ncclFloat64.
+pub const ncclDouble: ncclDataType_t = ncclDataType_t::ncclFloat64;
+
+/// How elements of different ranks are combined.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ncclRedOp_t {
+    /// Sum; integers wrap.
+    ncclSum = 0,
+    /// Product; integers wrap.
+    ncclProd = 1,
+    /// Maximum.
+    ncclMax = 2,
+    /// Minimum.
+    ncclMin = 3,
+    /// Sum divided by the number of ranks.
+    ncclAvg = 4,
+    /// Number of built-in operations.
+    ncclNumOps = 5,
+    /// Keeps the type 32 bits wide.
+    ncclMaxRedOp = 0x7fff_ffff,
+}
+
+/// A stream; on the host device use only through its handle.
+pub struct CUstream_st {
+    _private: [u8; 0],
+}
+
+/// Handle of a stream, CUDA's own type.
+pub type cudaStream_t = *mut CUstream_st;

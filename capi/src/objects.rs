@@ -1,0 +1,110 @@
+//! The tables of objects that C holds handles of.
+
+use oxccl_runtime::comm::Communicator;
+use oxccl_runtime::device::host;
+use oxccl_runtime::device::host::event::Event;
+use oxccl_runtime::device::host::graph::Graph;
+use oxccl_runtime::device::host::stream::Stream;
+use oxccl_runtime::error::{Error, Result};
+use oxccl_runtime::handle::{Dead, Handles};
+use std::cell::Cell;
+use std::sync::{Arc, Mutex};
+
+/// A graph made ready to launch.
+pub type Executable = Mutex<Arc<Graph>>;
+
+/// Communicators.
+pub static COMMS: Handles<Communicator> = Handles::new(1);
+/// Streams of the host device.
+pub static STREAMS: Handles<Stream> = Handles::new(2);
+/// Events.
+pub static EVENTS: Handles<Event> = Handles::new(3);
+/// Graphs.
+pub static GRAPHS: Handles<Graph> = Handles::new(4);
+/// Executable graphs.
+pub static EXECUTABLES: Handles<Executable> = Handles::new(5);
+
+thread_local! {
+    /// Index of this thread's current device.
+    pub(crate) static DEVICE: Cell<i32> = const { Cell::new(0) };
+}
+
+/// Handles that mean a default stream: null, `cudaStreamLegacy`, `cudaStreamPerThread`.
+const LAST_DEFAULT: usize = 2;
+
+#[cold]
+fn dead(function: &'static str, argument: &'static str, handle: usize, why: Dead) -> Error {
+    let got = match why {
+        Dead::Alien if handle == 0 => "null".to_owned(),
+        Dead::Alien => format!("{handle:#x}, which is no handle of that kind"),
+        Dead::Destroyed => format!("{handle:#x}, which was destroyed"),
+    };
+    Error::argument(function, argument, got, "a living handle from this library")
+}
+
+/// Looks a handle up.
+pub(crate) fn get<T, H>(
+    table: &Handles<T>,
+    handle: *mut H,
+    function: &'static str,
+    argument: &'static str,
+) -> Result<Arc<T>> {
+    table.get(handle as usize).map_err(|why| dead(function, argument, handle as usize, why))
+}
+
+/// Ends a handle.
+pub(crate) fn remove<T, H>(
+    table: &Handles<T>,
+    handle: *mut H,
+    function: &'static str,
+    argument: &'static str,
+) -> Result<Arc<T>> {
+    table.remove(handle as usize).map_err(|why| dead(function, argument, handle as usize, why))
+}
+
+/// Makes a handle and stores it for the caller.
+///
+/// # Safety
+/// `out` is null or writable.
+pub(crate) unsafe fn put<T, H>(
+    table: &Handles<T>,
+    object: Arc<T>,
+    out: *mut *mut H,
+    function: &'static str,
+) -> Result<()> {
+    if out.is_null() {
+        return Err(Error::argument(function, "the output", "null", "a place for the handle"));
+    }
+    let full = || Error::usage("there are a million objects of one kind", "destroy some");
+    let handle = table.insert(object).ok_or_else(full)?;
+    // SAFETY: not null, and writable by the contract of the caller.
+    unsafe { out.write(handle as *mut H) };
+    Ok(())
+}
+
+/// The stream of a call on a communicator.
+pub(crate) fn stream_of<H>(
+    comm: &Communicator,
+    handle: *mut H,
+    function: &'static str,
+) -> Result<Arc<Stream>> {
+    if handle as usize <= LAST_DEFAULT {
+        return Ok(comm.default_stream());
+    }
+    STREAMS.get(handle as usize).map_err(|why| match why {
+        Dead::Alien => {
+            let got = format!("{handle:?}, which is no stream of the host device");
+            let expected = "a stream from oxcclStreamCreate: the communicator is on the host";
+            Error::argument(function, "stream", got, expected)
+        }
+        Dead::Destroyed => dead(function, "stream", handle as usize, why),
+    })
+}
+
+/// A stream named without a communicator: default streams are those of the current device.
+pub(crate) fn stream<H>(handle: *mut H, function: &'static str) -> Result<Arc<Stream>> {
+    if handle as usize <= LAST_DEFAULT {
+        return Ok(host::default_stream(DEVICE.get()));
+    }
+    get(&STREAMS, handle, function, "stream")
+}

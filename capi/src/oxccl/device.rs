@@ -1,0 +1,173 @@
+//! Devices, memory, copies.
+
+use super::types::{oxcclDeviceKind_t, oxcclStream_t};
+use crate::boundary::boundary;
+use crate::nccl::types::ncclResult_t;
+use crate::{convert, objects};
+use oxccl_runtime::device::host::arena;
+use oxccl_runtime::device::host::task::{Address, Work};
+use oxccl_runtime::error::{Error, Result};
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+
+/// True for the host, false for CUDA.
+fn is_host(kind: MaybeUninit<oxcclDeviceKind_t>, function: &'static str) -> Result<bool> {
+    // SAFETY: C passed an initialised int; any int is a valid i32.
+    match unsafe { kind.as_ptr().cast::<i32>().read() } {
+        0 => Ok(true),
+        1 => Ok(false),
+        other => {
+            let expected = "oxcclDeviceHost (0) or oxcclDeviceCuda (1)";
+            Err(Error::argument(function, "kind", other, expected))
+        }
+    }
+}
+
+fn check_buffer(
+    function: &'static str,
+    argument: &'static str,
+    ptr: *const c_void,
+    bytes: usize,
+) -> Result<()> {
+    if ptr.is_null() && bytes > 0 {
+        return Err(Error::argument(function, argument, "null", "a buffer"));
+    }
+    Ok(())
+}
+
+/// The number of devices of a kind: of the host its processors, of CUDA 0 in this build.
+///
+/// `count`: out. Blocks: never.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn oxcclDeviceCount(
+    kind: MaybeUninit<oxcclDeviceKind_t>,
+    count: *mut c_int,
+) -> ncclResult_t {
+    boundary(|| {
+        let host = is_host(kind, "oxcclDeviceCount")?;
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let found = if host { processors as c_int } else { 0 };
+        // SAFETY: passed on from the caller.
+        unsafe { convert::store(count, found, "oxcclDeviceCount", "count") }
+    })
+}
+
+/// Chooses the calling thread's device, for communicators and default streams to come.
+///
+/// `index`: from 0 on; the host takes any, so that a laptop can stand for a larger machine.
+/// Blocks: never.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn oxcclDeviceSet(
+    kind: MaybeUninit<oxcclDeviceKind_t>,
+    index: c_int,
+) -> ncclResult_t {
+    boundary(|| {
+        const FUNCTION: &str = "oxcclDeviceSet";
+        if !is_host(kind, FUNCTION)? {
+            let hint = "use oxcclDeviceHost";
+            return Err(Error::usage(format!("{FUNCTION}: this build has no CUDA device"), hint));
+        }
+        if index < 0 {
+            return Err(Error::argument(FUNCTION, "index", index, "0 or more"));
+        }
+        objects::DEVICE.set(index);
+        Ok(())
+    })
+}
+
+/// The calling thread's device. `kind`, `index`: out. Blocks: never.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn oxcclDeviceGet(
+    kind: *mut oxcclDeviceKind_t,
+    index: *mut c_int,
+) -> ncclResult_t {
+    boundary(|| {
+        const FUNCTION: &str = "oxcclDeviceGet";
+        if index.is_null() {
+            return Err(Error::argument(FUNCTION, "index", "null", "a place for the result"));
+        }
+        // SAFETY: passed on from the caller.
+        unsafe {
+            convert::store(kind, oxcclDeviceKind_t::oxcclDeviceHost, FUNCTION, "kind")?;
+            convert::store(index, objects::DEVICE.get(), FUNCTION, "index")
+        }
+    })
+}
+
+/// Allocates memory of the calling thread's device; same as ncclMemAlloc.
+///
+/// `ptr`: out, aligned to 64 KiB, zeroed. `size`: in bytes. Blocks: never.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn oxcclMemAlloc(ptr: *mut *mut c_void, size: usize) -> ncclResult_t {
+    boundary(|| {
+        if ptr.is_null() {
+            return Err(Error::argument("oxcclMemAlloc", "ptr", "null", "a place for the address"));
+        }
+        // SAFETY: passed on from the caller.
+        unsafe { convert::store(ptr, arena::allocate(size)?.cast(), "oxcclMemAlloc", "ptr") }
+    })
+}
+
+/// Frees memory from oxcclMemAlloc or ncclMemAlloc; null is ignored. Blocks: never.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn oxcclMemFree(ptr: *mut c_void) -> ncclResult_t {
+    boundary(|| arena::free(ptr.cast()))
+}
+
+/// Copies `bytes` bytes, in the order of the stream; the buffers must not overlap.
+///
+/// `dst`: out. `src`: in. Blocks: never.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn oxcclMemcpyAsync(
+    dst: *mut c_void,
+    src: *const c_void,
+    bytes: usize,
+    stream: oxcclStream_t,
+) -> ncclResult_t {
+    boundary(|| {
+        check_buffer("oxcclMemcpyAsync", "dst", dst, bytes)?;
+        check_buffer("oxcclMemcpyAsync", "src", src, bytes)?;
+        let stream = objects::stream(stream, "oxcclMemcpyAsync")?;
+        let (dst, src) = (Address(dst.cast()), Address(src.cast_mut().cast()));
+        if bytes == 0 { Ok(()) } else { stream.enqueue(Work::Copy(dst, src, bytes), true) }
+    })
+}
+
+/// Sets `bytes` bytes to the low 8 bits of `value`, in the order of the stream.
+///
+/// `dst`: out. Blocks: never.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn oxcclMemsetAsync(
+    dst: *mut c_void,
+    value: c_int,
+    bytes: usize,
+    stream: oxcclStream_t,
+) -> ncclResult_t {
+    boundary(|| {
+        check_buffer("oxcclMemsetAsync", "dst", dst, bytes)?;
+        let stream = objects::stream(stream, "oxcclMemsetAsync")?;
+        let work = Work::Set(Address(dst.cast()), value as u8, bytes);
+        if bytes == 0 { Ok(()) } else { stream.enqueue(work, true) }
+    })
+}

@@ -1,0 +1,132 @@
+//! Graphs: capture, instantiation, launch.
+
+use super::types::{oxcclCaptureMode_t, oxcclGraph_t, oxcclGraphExec_t, oxcclStream_t};
+use crate::boundary::boundary;
+use crate::nccl::types::ncclResult_t;
+use crate::objects;
+use oxccl_runtime::device::host::task::Work;
+use oxccl_runtime::error::Error;
+use std::mem::MaybeUninit;
+use std::sync::{Arc, Mutex};
+
+/// Begins to capture: calls on the stream, and on streams that wait for its events, go into a graph
+/// instead of being done. Blocks: never.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn oxcclStreamBeginCapture(
+    stream: oxcclStream_t,
+    mode: MaybeUninit<oxcclCaptureMode_t>,
+) -> ncclResult_t {
+    boundary(|| {
+        const FUNCTION: &str = "oxcclStreamBeginCapture";
+        // SAFETY: C passed an initialised int; any int is a valid i32.
+        let mode = unsafe { mode.as_ptr().cast::<i32>().read() };
+        if !(0..=2).contains(&mode) {
+            let expected = "oxcclCaptureGlobal (0) to oxcclCaptureRelaxed (2)";
+            return Err(Error::argument(FUNCTION, "mode", mode, expected));
+        }
+        objects::stream(stream, FUNCTION)?.begin_capture()
+    })
+}
+
+/// Ends the capture that began on this stream. `graph`: out. Blocks: never.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn oxcclStreamEndCapture(
+    stream: oxcclStream_t,
+    graph: *mut oxcclGraph_t,
+) -> ncclResult_t {
+    boundary(|| {
+        let captured = objects::stream(stream, "oxcclStreamEndCapture")?.end_capture()?;
+        // SAFETY: passed on from the caller.
+        unsafe {
+            objects::put(&objects::GRAPHS, Arc::new(captured), graph, "oxcclStreamEndCapture")
+        }
+    })
+}
+
+/// Makes a graph ready to be launched. `exec`: out. The graph may be destroyed before it.
+/// Blocks: never.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn oxcclGraphInstantiate(
+    exec: *mut oxcclGraphExec_t,
+    graph: oxcclGraph_t,
+) -> ncclResult_t {
+    boundary(|| {
+        const FUNCTION: &str = "oxcclGraphInstantiate";
+        let graph = objects::get(&objects::GRAPHS, graph, FUNCTION, "graph")?;
+        // SAFETY: passed on from the caller.
+        unsafe { objects::put(&objects::EXECUTABLES, Arc::new(Mutex::new(graph)), exec, FUNCTION) }
+    })
+}
+
+/// Puts another graph's parameters into an executable graph; both need the same nodes. Launches that
+/// are under way keep theirs. Blocks: never.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn oxcclGraphExecUpdate(
+    exec: oxcclGraphExec_t,
+    graph: oxcclGraph_t,
+) -> ncclResult_t {
+    boundary(|| {
+        const FUNCTION: &str = "oxcclGraphExecUpdate";
+        let exec = objects::get(&objects::EXECUTABLES, exec, FUNCTION, "exec")?;
+        let graph = objects::get(&objects::GRAPHS, graph, FUNCTION, "graph")?;
+        let mut current = exec.lock().unwrap_or_else(|e| e.into_inner());
+        if !current.same_shape(&graph) {
+            let got = format!("a graph of {} nodes", graph.len());
+            let expected =
+                format!("the {} nodes of the executable, of the same kinds", current.len());
+            return Err(Error::argument(FUNCTION, "graph", got, expected));
+        }
+        *current = graph;
+        Ok(())
+    })
+}
+
+/// Runs a graph once, in the order of the stream. Blocks: never.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn oxcclGraphLaunch(
+    exec: oxcclGraphExec_t,
+    stream: oxcclStream_t,
+) -> ncclResult_t {
+    boundary(|| {
+        let exec = objects::get(&objects::EXECUTABLES, exec, "oxcclGraphLaunch", "exec")?;
+        let graph = exec.lock().unwrap_or_else(|e| e.into_inner()).clone();
+        objects::stream(stream, "oxcclGraphLaunch")?.enqueue(Work::Graph(graph), true)
+    })
+}
+
+/// Ends a graph, an executable graph, or both; null is ignored. Launches under way are completed.
+/// Blocks: never.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn oxcclGraphDestroy(
+    graph: oxcclGraph_t,
+    exec: oxcclGraphExec_t,
+) -> ncclResult_t {
+    boundary(|| {
+        const FUNCTION: &str = "oxcclGraphDestroy";
+        if !graph.is_null() {
+            objects::remove(&objects::GRAPHS, graph, FUNCTION, "graph")?;
+        }
+        if !exec.is_null() {
+            objects::remove(&objects::EXECUTABLES, exec, FUNCTION, "exec")?;
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,124 @@
+//! Versions, errors, logging.
+
+use super::types::{oxcclErrorInfo_t, oxcclLogFn_t};
+use crate::boundary::{self, boundary};
+use crate::nccl::types::{ncclComm_t, ncclResult_t};
+use crate::{convert, objects};
+use oxccl_runtime::error::{Error, Result, Site};
+use oxccl_runtime::log;
+use std::ffi::{CString, c_char, c_int, c_void};
+
+/// The version of OxCCL: major · 10000 + minor · 100 + patch.
+pub const OXCCL_VERSION_CODE: c_int = 100;
+
+/// Copies a text into a field, cut to its size, with a zero behind it.
+fn put_text(field: &mut [c_char], text: &str) {
+    let room = field.len() - 1;
+    field.fill(0);
+    for (to, from) in field[..room].iter_mut().zip(text.bytes()) {
+        *to = from as c_char;
+    }
+}
+
+unsafe fn fill(
+    info: *mut oxcclErrorInfo_t,
+    error: Option<Error>,
+    function: &'static str,
+) -> Result<()> {
+    if info.is_null() {
+        return Err(Error::argument(function, "info", "null", "a structure to fill"));
+    }
+    // SAFETY: not null; every version of the structure begins with its size.
+    let size = unsafe { (&raw const (*info).size).read() };
+    if size < size_of::<oxcclErrorInfo_t>() {
+        let expected = format!("at least {} bytes", size_of::<oxcclErrorInfo_t>());
+        return Err(Error::argument(function, "info->size", size, expected));
+    }
+    let outside = Site { rank: -1, peer: -1, step: -1, ..Site::default() };
+    let site = error.as_ref().and_then(Error::site).unwrap_or(&outside).clone();
+    let code = error.as_ref().map_or(0, |e| e.code() as c_int);
+    let mut filled = oxcclErrorInfo_t {
+        size,
+        code,
+        rank: site.rank,
+        peer: site.peer,
+        step: site.step,
+        opSeq: site.op_seq,
+        operation: [0; 32],
+        text: [0; 512],
+    };
+    put_text(&mut filled.operation, site.operation);
+    put_text(&mut filled.text, &error.map_or_else(String::new, |e| e.to_string()));
+    // SAFETY: writable for this size by the contract of the caller.
+    unsafe { info.write(filled) };
+    Ok(())
+}
+
+/// The version of OxCCL, as OXCCL_VERSION_CODE. `version`: out. Blocks: never.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn oxcclGetVersion(version: *mut c_int) -> ncclResult_t {
+    boundary(|| {
+        // SAFETY: passed on from the caller.
+        unsafe { convert::store(version, OXCCL_VERSION_CODE, "oxcclGetVersion", "version") }
+    })
+}
+
+/// What failed last in this thread, else in the process; code 0 when nothing did.
+///
+/// `info`: in its size, out the rest. Blocks: never.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn oxcclLastError(info: *mut oxcclErrorInfo_t) -> ncclResult_t {
+    boundary(|| {
+        // SAFETY: passed on from the caller.
+        unsafe { fill(info, boundary::last(), "oxcclLastError") }
+    })
+}
+
+/// Why a communicator failed; code 0 when it did not.
+///
+/// `info`: in its size, out the rest. Blocks: never.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn oxcclCommLastError(
+    comm: ncclComm_t,
+    info: *mut oxcclErrorInfo_t,
+) -> ncclResult_t {
+    boundary(|| {
+        let comm = objects::get(&objects::COMMS, comm, "oxcclCommLastError", "comm")?;
+        // SAFETY: passed on from the caller.
+        unsafe { fill(info, comm.failure(), "oxcclCommLastError") }
+    })
+}
+
+/// Sets the log level (0 none to 5 trace, as NCCL_DEBUG) and where lines go: `func(user, level, line)`,
+/// or standard error when `func` is null. Blocks: never.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn oxcclSetLog(
+    level: c_int,
+    func: oxcclLogFn_t,
+    user: *mut c_void,
+) -> ncclResult_t {
+    boundary(|| {
+        let user = user as usize;
+        let callback = func.map(|func| -> log::Callback {
+            Box::new(move |level, line| {
+                let line = CString::new(line.replace('\0', " ")).unwrap_or_default();
+                // SAFETY: the user gave the function with this argument, for any thread.
+                unsafe { func(user as *mut c_void, level, line.as_ptr()) };
+            })
+        });
+        log::set(level, callback);
+        Ok(())
+    })
+}

@@ -1,0 +1,9 @@
+//! What `oxccl.h` declares beyond `nccl.h`: what portable programs need on every device.
+
+pub mod device;
+pub mod event;
+pub mod graph;
+pub mod info;
+pub mod launch;
+pub mod stream;
+pub mod types;

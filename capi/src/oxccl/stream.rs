@@ -1,0 +1,99 @@
+//! Streams.
+
+use super::types::{oxcclEvent_t, oxcclHostFn_t, oxcclStream_t};
+use crate::boundary::{boundary, boundary_value};
+use crate::nccl::types::ncclResult_t;
+use crate::objects;
+use oxccl_runtime::device::host::stream::Stream;
+use oxccl_runtime::device::host::task::{Address, HostFunction, Work};
+use oxccl_runtime::error::Error;
+use std::ffi::c_void;
+use std::time::Duration;
+
+/// Makes a stream on the calling thread's device. `stream`: out. Blocks: never.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn oxcclStreamCreate(stream: *mut oxcclStream_t) -> ncclResult_t {
+    boundary(|| {
+        // SAFETY: passed on from the caller.
+        unsafe { objects::put(&objects::STREAMS, Stream::new(), stream, "oxcclStreamCreate") }
+    })
+}
+
+/// Ends a stream; what it still has to do is done nevertheless. Blocks: never.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn oxcclStreamDestroy(stream: oxcclStream_t) -> ncclResult_t {
+    boundary(|| {
+        objects::remove(&objects::STREAMS, stream, "oxcclStreamDestroy", "stream").map(drop)
+    })
+}
+
+/// Tells whether a stream has done everything: ncclSuccess, or ncclInProgress. An asynchronous error
+/// of its work is returned once. Blocks: never.
+///
+/// # Safety
+/// Any handle may be passed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn oxcclStreamQuery(stream: oxcclStream_t) -> ncclResult_t {
+    boundary_value(|| {
+        let done = objects::stream(stream, "oxcclStreamQuery")?.query()?;
+        Ok(if done { ncclResult_t::ncclSuccess } else { ncclResult_t::ncclInProgress })
+    })
+}
+
+/// Waits until a stream has done everything, at most `timeoutNs` nanoseconds (−1: for ever);
+/// ncclInProgress when time is over. An asynchronous error of its work is returned once. Blocks.
+///
+/// # Safety
+/// Any handle may be passed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn oxcclStreamSynchronize(
+    stream: oxcclStream_t,
+    timeoutNs: i64,
+) -> ncclResult_t {
+    boundary_value(|| {
+        let limit = u64::try_from(timeoutNs).ok().map(Duration::from_nanos);
+        let done = objects::stream(stream, "oxcclStreamSynchronize")?.synchronize(limit)?;
+        Ok(if done { ncclResult_t::ncclSuccess } else { ncclResult_t::ncclInProgress })
+    })
+}
+
+/// Makes what the stream does from now on wait for an event. Blocks: never.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn oxcclStreamWaitEvent(
+    stream: oxcclStream_t,
+    event: oxcclEvent_t,
+) -> ncclResult_t {
+    boundary(|| {
+        let event = objects::get(&objects::EVENTS, event, "oxcclStreamWaitEvent", "event")?;
+        objects::stream(stream, "oxcclStreamWaitEvent")?.wait_event(&event)
+    })
+}
+
+/// Calls `func(arg)` on a thread of the library, in the order of the stream. It must not call this
+/// library's functions that block. Blocks: never.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn oxcclStreamHostFunc(
+    stream: oxcclStream_t,
+    func: oxcclHostFn_t,
+    arg: *mut c_void,
+) -> ncclResult_t {
+    boundary(|| {
+        const FUNCTION: &str = "oxcclStreamHostFunc";
+        let function =
+            func.ok_or_else(|| Error::argument(FUNCTION, "func", "null", "a function"))?;
+        let work = Work::Function(HostFunction { function, argument: Address(arg.cast()) });
+        objects::stream(stream, FUNCTION)?.enqueue(work, true)
+    })
+}

@@ -1,0 +1,78 @@
+//! Types of `oxccl.h`.
+
+use std::ffi::{c_char, c_int};
+
+/// An event; on the host device use only through its handle.
+pub struct CUevent_st {
+    _private: [u8; 0],
+}
+
+/// A captured graph; on the host device use only through its handle.
+pub struct CUgraph_st {
+    _private: [u8; 0],
+}
+
+/// An executable graph; on the host device use only through its handle.
+pub struct CUgraphExec_st {
+    _private: [u8; 0],
+}
+
+/// Handle of a stream, CUDA's own type.
+pub type oxcclStream_t = *mut crate::nccl::types::CUstream_st;
+/// Handle of an event, CUDA's own type.
+pub type oxcclEvent_t = *mut CUevent_st;
+/// Handle of a graph, CUDA's own type.
+pub type oxcclGraph_t = *mut CUgraph_st;
+/// Handle of an executable graph, CUDA's own type.
+pub type oxcclGraphExec_t = *mut CUgraphExec_st;
+
+/// A function that a stream calls.
+pub type oxcclHostFn_t = Option<unsafe extern "C" fn(*mut std::ffi::c_void)>;
+
+/// Receives log lines: its argument, the level as in NCCL_DEBUG (1 VERSION, 2 WARN, 3 INFO,
+/// 5 TRACE), and the line. Called from any thread; must not call this library.
+pub type oxcclLogFn_t = Option<unsafe extern "C" fn(*mut std::ffi::c_void, c_int, *const c_char)>;
+
+/// Kinds of devices.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum oxcclDeviceKind_t {
+    /// Host memory.
+    oxcclDeviceHost = 0,
+    /// CUDA.
+    oxcclDeviceCuda = 1,
+}
+
+/// How strictly a capture looks at other calls; the host device has none that disturb it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum oxcclCaptureMode_t {
+    /// Looks at calls of all threads.
+    oxcclCaptureGlobal = 0,
+    /// Looks at calls of this thread.
+    oxcclCaptureThreadLocal = 1,
+    /// Looks at none.
+    oxcclCaptureRelaxed = 2,
+}
+
+/// What failed. Set `size` to sizeof(oxcclErrorInfo_t) before the call.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct oxcclErrorInfo_t {
+    /// Size of the structure as the caller knows it.
+    pub size: usize,
+    /// The ncclResult_t.
+    pub code: c_int,
+    /// Rank that reports; −1 outside a communicator.
+    pub rank: c_int,
+    /// Rank at fault or waited for; −1 when unknown.
+    pub peer: c_int,
+    /// Step of the plan; −1 outside one.
+    pub step: c_int,
+    /// Number of the operation on its communicator.
+    pub opSeq: u64,
+    /// Name of the operation; empty outside one.
+    pub operation: [c_char; 32],
+    /// The whole message.
+    pub text: [c_char; 512],
+}
