@@ -323,7 +323,7 @@ impl VisitState<'_> {
         if mapped && let Some((plan, _)) = &self.run.programs.mapped {
             let room = capacity(self.endpoint.edge_slot_bytes, self.run.call.dtype);
             self.run.geometry = Geometry::new(&plan.layout, self.run.call.count, &room);
-            self.run.mapped = true;
+            (self.run.mapped, self.run.packets) = (true, false);
             // The entry signal was the program's first.
             self.run.step = 1;
         } else {

@@ -1,0 +1,52 @@
+//! The `oxccl` command.
+
+mod api;
+mod env;
+mod error;
+mod perf;
+mod plan;
+mod run;
+
+use clap::{CommandFactory, Parser, Subcommand};
+use std::process::ExitCode;
+
+/// Collective communication between processes, measured and explained.
+#[derive(Parser)]
+#[command(name = "oxccl", version, max_term_width = 100)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Measure and check a collective, with the options and columns of nccl-tests.
+    Perf(perf::options::Options),
+    /// Start a program on several ranks of this host.
+    Run(run::Options),
+    /// Show which plan serves a call, and why.
+    Plan(plan::Options),
+    /// Print all environment variables with their values and meaning.
+    Env,
+}
+
+fn main() -> ExitCode {
+    let outcome = match Arguments::parse().command {
+        None => {
+            // Nothing to print to is no error.
+            let _ = Arguments::command().print_help();
+            return ExitCode::SUCCESS;
+        }
+        Some(Command::Perf(options)) => perf::main(&options),
+        Some(Command::Run(options)) => run::main(&options),
+        Some(Command::Plan(options)) => plan::main(&options),
+        Some(Command::Env) => env::main(),
+    };
+    match outcome {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("oxccl: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! `oxccl perf`: nccl-tests, built in.
+
+mod data;
+mod measure;
+pub(crate) mod options;
+mod plot;
+mod report;
+
+use crate::api::Api;
+use crate::error::{Error, Result};
+use measure::Team;
+use options::{Device, Kind, Options};
+use oxccl_runtime::bootstrap::launch::{self, Launch};
+use report::{Report, Row};
+use std::process::ExitCode;
+
+pub(crate) fn main(options: &Options) -> Result<ExitCode> {
+    if options.device == Device::Cuda {
+        let text = "--device cuda: this build has no CUDA device; use --device host";
+        return Err(Error::Options(text.to_owned()));
+    }
+    let launched = launch::detect()?;
+    match (options.ranks, launched) {
+        (Some(ranks), None) => {
+            let own = std::env::current_exe().map_err(|e| Error::File {
+                path: "this program".to_owned(),
+                cause: e.to_string(),
+            })?;
+            let mut program = vec![own.into_os_string()];
+            program.extend(std::env::args_os().skip(1));
+            crate::run::start(ranks, options.pin, &program)
+        }
+        (_, Some(launch)) => member(options, &launch),
+        (None, None) => {
+            let alone = Launch {
+                rank: 0,
+                nranks: 1,
+                local_rank: 0,
+                job: "alone".to_owned(),
+                launcher: "no launcher",
+            };
+            member(options, &alone)
+        }
+    }
+}
+
+/// What one process of the measurement does.
+fn member(options: &Options, launch: &Launch) -> Result<ExitCode> {
+    let mut libraries = vec![match &options.lib {
+        Some(path) => (path.clone(), Api::load(path)?),
+        None => ("oxccl".to_owned(), Api::built_in()),
+    }];
+    if let Some(path) = &options.vs {
+        libraries.push((path.clone(), Api::load(path)?));
+    }
+    let mut teams = Vec::new();
+    for (name, api) in libraries {
+        teams.push(Team::new(options, launch, name, api)?);
+    }
+    let nranks = teams[0].nranks();
+    let roots = options.roots(nranks).map_err(Error::Options)?;
+    let leader = launch.rank == 0;
+    let mut report = Report::new(options, leader, nranks, launch)?;
+    let kinds = match options.collective {
+        Kind::All => Kind::EACH.to_vec(),
+        kind => vec![kind],
+    };
+    for kind in kinds {
+        let collective = kind.collective();
+        let ops = if collective.is_some_and(|c| c.reduces()) {
+            &options.ops[..]
+        } else {
+            &options.ops[..1]
+        };
+        let rooted = collective.is_some_and(|c| c.rooted());
+        report.section(kind);
+        for &dtype in &options.dtypes {
+            for &op in ops {
+                for &root in if rooted { &roots[..] } else { &roots[..1] } {
+                    for bytes in options.sizes() {
+                        let case = measure::Case::new(kind, nranks, root, dtype, op, bytes);
+                        report.working(bytes);
+                        let rows = measure::alternate(options, &mut teams, &case)?;
+                        let rows: Vec<Row> = rows;
+                        report.rows(&rows)?;
+                    }
+                }
+            }
+        }
+    }
+    let wrong = report.finish()?;
+    for team in teams {
+        team.close()?;
+    }
+    Ok(if wrong == 0 { ExitCode::SUCCESS } else { ExitCode::from(2) })
+}

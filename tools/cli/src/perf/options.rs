@@ -1,0 +1,234 @@
+//! The options of `oxccl perf`: those of nccl-tests, and a few more.
+
+use clap::ValueEnum;
+use oxccl_plan::{Collective, DataType, ReduceOp};
+
+/// What can be measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+#[allow(missing_docs, reason = "the names say it")]
+pub(crate) enum Kind {
+    AllReduce,
+    Broadcast,
+    Reduce,
+    AllGather,
+    ReduceScatter,
+    #[value(name = "alltoall")]
+    AllToAll,
+    Gather,
+    Scatter,
+    #[value(name = "sendrecv")]
+    SendRecv,
+    /// One after the other.
+    All,
+}
+
+impl Kind {
+    pub(crate) const EACH: [Kind; 9] = [
+        Kind::AllReduce,
+        Kind::Broadcast,
+        Kind::Reduce,
+        Kind::AllGather,
+        Kind::ReduceScatter,
+        Kind::AllToAll,
+        Kind::Gather,
+        Kind::Scatter,
+        Kind::SendRecv,
+    ];
+
+    /// The collective; none for send/recv.
+    pub(crate) fn collective(self) -> Option<Collective> {
+        Some(match self {
+            Kind::AllReduce => Collective::AllReduce,
+            Kind::Broadcast => Collective::Broadcast,
+            Kind::Reduce => Collective::Reduce,
+            Kind::AllGather => Collective::AllGather,
+            Kind::ReduceScatter => Collective::ReduceScatter,
+            Kind::AllToAll => Collective::AllToAll,
+            Kind::Gather => Collective::Gather,
+            Kind::Scatter => Collective::Scatter,
+            Kind::SendRecv | Kind::All => return None,
+        })
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        self.collective().map_or("sendrecv", Collective::name)
+    }
+}
+
+/// Where buffers lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Device {
+    /// CUDA where there is a GPU, else the host.
+    Auto,
+    /// Host memory.
+    Host,
+    /// GPU memory.
+    Cuda,
+}
+
+/// A number of bytes with an optional suffix K, M or G (powers of 1024).
+pub(crate) fn size(text: &str) -> Result<u64, String> {
+    let upper = text.trim().to_ascii_uppercase();
+    let text = upper.strip_suffix("IB").or(upper.strip_suffix('B')).unwrap_or(&upper);
+    let (digits, shift) = match text.as_bytes().last() {
+        Some(b'K') => (&text[..text.len() - 1], 10),
+        Some(b'M') => (&text[..text.len() - 1], 20),
+        Some(b'G') => (&text[..text.len() - 1], 30),
+        _ => (text, 0),
+    };
+    let number: f64 = digits.parse().map_err(|_| "a size like 8, 64K or 32M".to_owned())?;
+    Ok((number * f64::from(1u32 << shift)) as u64)
+}
+
+fn dtypes(text: &str) -> Result<Vec<DataType>, String> {
+    if text == "all" {
+        return Ok(DataType::ALL.to_vec());
+    }
+    let found = DataType::ALL.into_iter().find(|t| t.name() == text);
+    let names: Vec<_> = DataType::ALL.iter().map(|t| t.name()).collect();
+    found.map(|t| vec![t]).ok_or_else(|| format!("one of {}, all", names.join(", ")))
+}
+
+fn ops(text: &str) -> Result<Vec<ReduceOp>, String> {
+    if text == "all" {
+        return Ok(ReduceOp::ALL.to_vec());
+    }
+    let found = ReduceOp::ALL.into_iter().find(|o| o.name() == text);
+    found.map(|o| vec![o]).ok_or_else(|| "one of sum, prod, max, min, avg, all".to_owned())
+}
+
+/// The list behind one value of an option.
+type List<T> = Vec<T>;
+
+/// Options of `oxccl perf`.
+#[derive(clap::Args, Clone)]
+pub(crate) struct Options {
+    /// What to measure.
+    #[arg(default_value = "all_reduce")]
+    pub(crate) collective: Kind,
+    /// Smallest size in bytes.
+    #[arg(short = 'b', long = "minbytes", default_value = "8", value_parser = size)]
+    pub(crate) min_bytes: u64,
+    /// Largest size in bytes.
+    #[arg(short = 'e', long = "maxbytes", default_value = "32M", value_parser = size)]
+    pub(crate) max_bytes: u64,
+    /// Step between sizes in bytes, instead of a factor.
+    #[arg(short = 'i', long = "stepbytes", value_parser = size)]
+    pub(crate) step_bytes: Option<u64>,
+    /// Factor between sizes.
+    #[arg(short = 'f', long = "stepfactor", default_value_t = 4)]
+    pub(crate) step_factor: u64,
+    /// Timed iterations per size (default: more for small sizes).
+    #[arg(short = 'n', long = "iters")]
+    pub(crate) iterations: Option<u32>,
+    /// Iterations before the timed ones.
+    #[arg(short = 'w', long = "warmup_iters", default_value_t = 5)]
+    pub(crate) warmup: u32,
+    /// Operations launched as one group per iteration.
+    #[arg(short = 'm', long = "agg_iters", default_value_t = 1)]
+    pub(crate) aggregate: u32,
+    /// Checked iterations on fresh random data, per size and place; 0 for none.
+    #[arg(short = 'c', long = "check", default_value_t = 1)]
+    pub(crate) check: u32,
+    /// Type of elements, or all.
+    #[arg(short = 'd', long = "datatype", default_value = "float", value_parser = dtypes)]
+    pub(crate) dtypes: List<DataType>,
+    /// Reduction operation, or all.
+    #[arg(short = 'o', long = "op", default_value = "sum", value_parser = ops)]
+    pub(crate) ops: List<ReduceOp>,
+    /// Root, or all.
+    #[arg(short = 'r', long = "root", default_value = "0")]
+    pub(crate) root: String,
+    /// Ranks per thread.
+    #[arg(short = 'g', long = "ngpus", default_value_t = 1)]
+    pub(crate) per_thread: u32,
+    /// Threads per process.
+    #[arg(short = 't', long = "nthreads", default_value_t = 1)]
+    pub(crate) threads: u32,
+    /// Capture the iterations in a graph and launch it so often; 0 for none.
+    #[arg(short = 'G', long = "cudagraph", default_value_t = 0)]
+    pub(crate) graph: u32,
+    /// Synchronise after every operation (1), or once after all (0).
+    #[arg(short = 'z', long = "blocking", default_value_t = 0)]
+    pub(crate) blocking: u32,
+    /// Buffers: 0 from malloc, 1 from ncclMemAlloc.
+    #[arg(short = 'R', long = "local_register", default_value_t = 1,
+          value_parser = clap::value_parser!(u32).range(0..=1))]
+    pub(crate) register: u32,
+    /// Times reported: 0 of rank 0, 1 average, 2 minimum, 3 maximum over ranks.
+    #[arg(short = 'a', long = "average", default_value_t = 1,
+          value_parser = clap::value_parser!(u32).range(0..=3))]
+    pub(crate) average: u32,
+    /// Start so many processes on this host.
+    #[arg(long)]
+    pub(crate) ranks: Option<u32>,
+    /// Bind rank i to processor i.
+    #[arg(long)]
+    pub(crate) pin: bool,
+    /// Where buffers lie.
+    #[arg(long, value_enum, default_value = "auto")]
+    pub(crate) device: Device,
+    /// Measure this NCCL-compatible library instead of the built-in one.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) lib: Option<String>,
+    /// Measure this library too, alternately, and print the ratio of the times.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) vs: Option<String>,
+    /// Write one JSON object per row to this file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<String>,
+    /// Draw the bus bandwidth over the size into this file.
+    #[arg(long, value_name = "FILE.svg")]
+    pub(crate) plot: Option<String>,
+}
+
+impl Options {
+    /// The sizes to measure.
+    pub(crate) fn sizes(&self) -> Vec<u64> {
+        let mut sizes = Vec::new();
+        let mut next = self.min_bytes;
+        while next <= self.max_bytes {
+            sizes.push(next);
+            next = match self.step_bytes {
+                Some(step) => next + step.max(1),
+                None => (next * self.step_factor.max(2)).max(1),
+            };
+        }
+        sizes
+    }
+
+    /// Timed iterations for a size: about as long for each.
+    pub(crate) fn iterations(&self, bytes: u64) -> u32 {
+        self.iterations.unwrap_or(match bytes {
+            0..=65_536 => 400,
+            65_537..=1_048_576 => 100,
+            1_048_577..=8_388_608 => 20,
+            _ => 5,
+        })
+    }
+
+    /// The roots to measure.
+    pub(crate) fn roots(&self, nranks: u32) -> Result<Vec<u32>, String> {
+        if self.root == "all" {
+            return Ok((0..nranks).collect());
+        }
+        let root = self.root.parse().ok().filter(|&r| r < nranks);
+        root.map(|r| vec![r])
+            .ok_or_else(|| format!("-r {}: expected 0 to {} or all", self.root, nranks - 1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_with_suffixes() {
+        assert_eq!(size("8"), Ok(8));
+        assert_eq!(size("1K"), Ok(1024));
+        assert_eq!(size("32M"), Ok(32 << 20));
+        assert_eq!(size("0.5GiB"), Ok(1 << 29));
+        assert!(size("x").is_err());
+    }
+}

@@ -1,0 +1,66 @@
+//! `oxccl plan`: which plan serves a call, and why.
+
+use crate::error::{Error, Result};
+use crate::perf::options::Kind;
+use oxccl_plan::cost::CostModel;
+use oxccl_plan::select::{self, Topology};
+use oxccl_plan::{Plan, Spec, simulate};
+use std::process::ExitCode;
+
+/// Options of `oxccl plan`.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// The collective.
+    collective: Kind,
+    /// Number of ranks.
+    #[arg(long, short = 'n', default_value_t = 4)]
+    ranks: u32,
+    /// Bytes per block: the count of the call times the size of its type.
+    #[arg(long, short = 'b', default_value = "1M", value_parser = crate::perf::options::size)]
+    bytes: u64,
+    /// The root, for rooted collectives.
+    #[arg(long, short = 'r', default_value_t = 0)]
+    root: u32,
+    /// Ranks talk over TCP instead of sharing memory.
+    #[arg(long)]
+    network: bool,
+    /// Add the simulator's time of every plan.
+    #[arg(long)]
+    explain: bool,
+    /// Print this rank's program of the chosen plan.
+    #[arg(long, value_name = "RANK")]
+    program: Option<u32>,
+}
+
+pub(crate) fn main(options: &Options) -> Result<ExitCode> {
+    let Some(collective) = options.collective.collective() else {
+        let text = "plan knows the eight collectives; send/recv follows each rank's own calls";
+        return Err(Error::Options(text.to_owned()));
+    };
+    if options.ranks == 0 || options.root >= options.ranks {
+        return Err(Error::Options("the root has to be one of at least one rank".to_owned()));
+    }
+    let model = if options.network { CostModel::TCP } else { CostModel::SHARED_MEMORY };
+    let topology = Topology { direct: !options.network, model };
+    let spec = Spec::new(collective, options.ranks, options.root);
+    print!("{}", select::explain(spec, options.bytes, &topology));
+    if options.explain {
+        for candidate in select::candidates(spec, options.bytes, &topology, None) {
+            let name = candidate.plan.algorithm.name();
+            match simulate::time_us(&candidate.plan, options.bytes, &topology.model) {
+                Ok(time_us) => println!("  {name:<16} {time_us:>12.2} us  simulated"),
+                Err(fault) => println!("  {name:<16} {fault}"),
+            }
+        }
+    }
+    if let Some(rank) = options.program.filter(|&r| r < options.ranks)
+        && let Some(choice) = select::choose(spec, options.bytes, &topology, None)
+    {
+        let plan: Plan = choice.any_memory;
+        println!("program of rank {rank} of {}:", plan.algorithm.name());
+        for (step, op) in plan.program(rank).ops.iter().enumerate() {
+            println!("  {step:>4}  {op:?}");
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
