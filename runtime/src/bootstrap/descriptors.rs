@@ -224,9 +224,10 @@ mod tests {
                 .into_iter()
                 .collect();
             // A stranger with another secret is turned away without harm to the members.
-            let own = sealed_memfd("t", 4096).unwrap();
-            let (stranger, fd) = (group(5, &ranks, 9), own.as_fd());
-            let refused = scope.spawn(move || follow(&stranger, &name, fd).is_err());
+            let refused = scope.spawn(move || {
+                let own = sealed_memfd("t", 4096).unwrap();
+                follow(&group(5, &ranks, 9), &name, own.as_fd()).is_err()
+            });
             let own = sealed_memfd("t", 2 * 4096).unwrap();
             let segment = sealed_memfd("t", 99 * 4096).unwrap();
             let led = lead(&group(2, &ranks, 1), &listener, own.as_fd(), segment.as_fd()).unwrap();

@@ -152,7 +152,7 @@ pub fn split_table(body: &[u8], nranks: u32) -> Option<Vec<Vec<u8>>> {
 /// Runs a rendezvous until all ranks have left it, or it failed. Blocks; give it a thread.
 pub fn serve(listener: TcpListener, id: &UniqueId, limit: Duration) -> Result<()> {
     let mut machine = Machine::default();
-    let mut connections: HashMap<u64, (Connection, Option<u32>, bool)> = HashMap::new();
+    let mut connections = Connections::new();
     let (mut next, mut first_join, mut over) = (0u64, None::<Instant>, false);
     listener
         .set_nonblocking(true)
@@ -167,18 +167,7 @@ pub fn serve(listener: TcpListener, id: &UniqueId, limit: Duration) -> Result<()
             let idle = first_join.is_none() && connections.is_empty();
             wait_for(&mut fds, Duration::from_secs(if idle { 3600 } else { 1 }));
         }
-        while let Ok((stream, _)) = listener.accept() {
-            let strangers = connections.values().filter(|(c, ..)| !c.is_open()).count();
-            let to = u32::MAX;
-            let ends = Ends { role: Role::Rendezvous, from: 0, to, comm: id.comm };
-            if strangers < MAX_UNAUTHENTICATED
-                && let Ok(server) = Server::new(id.secret, ends, MAX_RANKS)
-                && let Ok(connection) = Connection::accept(stream, server, MAX_BLOB + 4)
-            {
-                connections.insert(next, (connection, None, false));
-                next += 1;
-            }
-        }
+        next = admit(&listener, id, next, &mut connections);
         let mut actions = Vec::new();
         let now = Instant::now();
         connections.retain(|_, (connection, rank, finished)| {
@@ -226,6 +215,31 @@ pub fn serve(listener: TcpListener, id: &UniqueId, limit: Duration) -> Result<()
         wait_for(&mut [], Duration::from_millis(2));
     }
     Ok(())
+}
+
+/// Connections by number, with the rank once it has joined, and whether it has left.
+type Connections = HashMap<u64, (Connection, Option<u32>, bool)>;
+
+/// Takes new connections, as many as may be unauthenticated; the next free number.
+fn admit(
+    listener: &TcpListener,
+    id: &UniqueId,
+    mut next: u64,
+    connections: &mut Connections,
+) -> u64 {
+    while let Ok((stream, _)) = listener.accept() {
+        let strangers = connections.values().filter(|(c, ..)| !c.is_open()).count();
+        let to = u32::MAX;
+        let ends = Ends { role: Role::Rendezvous, from: 0, to, comm: id.comm };
+        if strangers < MAX_UNAUTHENTICATED
+            && let Ok(server) = Server::new(id.secret, ends, MAX_RANKS)
+            && let Ok(connection) = Connection::accept(stream, server, MAX_BLOB + 4)
+        {
+            connections.insert(next, (connection, None, false));
+            next += 1;
+        }
+    }
+    next
 }
 
 #[cfg(test)]

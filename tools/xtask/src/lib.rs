@@ -1,0 +1,4 @@
+//! Chores of the workspace, as functions that tests call too.
+
+pub mod headers;
+pub mod tidy;
