@@ -1,0 +1,61 @@
+//! A rank of the multi-process tests: `oxccl-test-rank sequence SEED OPERATIONS MAX_BYTES`, or
+//! `loop` to all-reduce until something fails.
+
+use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
+use oxccl_runtime::bootstrap::launch;
+use oxccl_runtime::comm::{Communicator, Member, create};
+use oxccl_runtime::device::host::collective::Call;
+use oxccl_runtime::device::host::stream::Stream;
+use oxccl_runtime::{Error, Result, group};
+use oxccl_tests::sequence::{Player, Shape, play};
+use std::sync::Arc;
+
+fn join() -> Result<Arc<Communicator>> {
+    let launch = launch::detect()?.expect("started by a test");
+    let id = launch::unique_id(&launch)?;
+    let device = launch.local_rank as i32;
+    Ok(Arc::new(create(&Member { id, rank: launch.rank, nranks: launch.nranks, device })?))
+}
+
+fn sequence(arguments: &[String]) -> Result<()> {
+    let number = |i: usize| arguments[i].parse::<u64>().expect("a number");
+    let shape = Shape { seed: number(1), operations: number(2) as u32, max_bytes: number(3) };
+    let comm = join()?;
+    let player = Player { comm: comm.clone(), stream: Stream::new() };
+    play(&[player], shape)?;
+    comm.destroy();
+    Ok(())
+}
+
+/// Prints `running` after the first operations; ends with the error.
+fn forever(bytes: usize) -> Result<()> {
+    let comm = join()?;
+    let stream = Stream::new();
+    let spec = Spec::new(Collective::AllReduce, comm.nranks(), 0);
+    let (input, mut output) = (vec![1u8; bytes], vec![0u8; bytes]);
+    let (dtype, op) = (DataType::Uint8, ReduceOp::Sum);
+    for round in 0u64.. {
+        let (from, to) = (input.as_ptr(), output.as_mut_ptr());
+        let call = Call { spec, input: from, output: to, count: bytes as u64, dtype, op };
+        group::collective(comm.clone(), call, stream.clone())?;
+        stream.synchronize(None)?;
+        if round == 10 {
+            println!("running");
+        }
+    }
+    Ok(())
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let outcome = match arguments.first().map(String::as_str) {
+        Some("sequence") => sequence(&arguments),
+        Some("loop") => forever(arguments[1].parse().expect("a number")),
+        other => panic!("unknown test {other:?}"),
+    };
+    if let Err(error) = outcome {
+        let peer = error.site().map_or(-1, |site| site.peer);
+        println!("code {} peer {peer}: {error}", Error::code(&error) as i32);
+        std::process::exit(3);
+    }
+}

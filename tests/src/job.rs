@@ -1,0 +1,132 @@
+//! Jobs: several ranks of a program, each with a deadline and bound to the life of the test.
+
+use oxccl_runtime::bootstrap::{self, launch};
+use std::io::Read;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Makes a command die with the thread that starts it.
+pub fn bind_to_parent(command: &mut Command) -> &mut Command {
+    // SAFETY: the closure makes one system call, which is safe between fork and exec.
+    unsafe {
+        command.pre_exec(|| {
+            rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+            Ok(())
+        })
+    }
+}
+
+/// A rank that has ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// Its exit status; None when it was killed by the deadline or a signal.
+    pub status: Option<i32>,
+    /// What it printed, both ways.
+    pub output: String,
+}
+
+/// The ranks of a job.
+pub struct Job {
+    children: Vec<Child>,
+    secret: PathBuf,
+    deadline: Instant,
+}
+
+impl Job {
+    /// Starts `nranks` ranks; `dress` may add arguments and variables for each.
+    pub fn start(
+        program: &Path,
+        nranks: u32,
+        limit: Duration,
+        dress: impl Fn(u32, &mut Command),
+    ) -> Self {
+        let id = bootstrap::new_unique_id().expect("an id");
+        let name = format!("oxccl-test-{}-{:x}", std::process::id(), id.comm);
+        let secret = std::env::temp_dir().join(name);
+        launch::write_private_file(&secret, launch::hex(&id.encode()).as_bytes())
+            .expect("a file for the id");
+        let children = (0..nranks)
+            .map(|rank| {
+                let mut command = Command::new(program);
+                command
+                    .env("OXCCL_RANK", rank.to_string())
+                    .env("OXCCL_NRANKS", nranks.to_string())
+                    .env("OXCCL_LOCAL_RANK", rank.to_string())
+                    .env("OXCCL_SECRET_FILE", &secret)
+                    .stdin(Stdio::null())
+                    .stdout(Stdio::piped())
+                    .stderr(Stdio::piped());
+                dress(rank, &mut command);
+                bind_to_parent(&mut command).spawn().expect("a rank starts")
+            })
+            .collect();
+        Self { children, secret, deadline: Instant::now() + limit }
+    }
+
+    /// The process of a rank.
+    pub fn child(&mut self, rank: u32) -> &mut Child {
+        &mut self.children[rank as usize]
+    }
+
+    /// Waits for all ranks; kills those that are not done in time.
+    pub fn wait(mut self) -> Vec<Ended> {
+        let readers: Vec<_> = self.children.iter_mut().map(read_all).collect();
+        let statuses: Vec<_> =
+            self.children.iter_mut().map(|child| wait_until(child, self.deadline)).collect();
+        let outputs = readers.into_iter().map(|[out, err]| {
+            let text = |t: std::thread::JoinHandle<String>| t.join().unwrap_or_default();
+            format!("{}{}", text(out), text(err))
+        });
+        let ended = statuses.into_iter().zip(outputs);
+        ended.map(|(status, output)| Ended { status, output }).collect()
+    }
+
+    /// Waits for all ranks and checks that they succeeded.
+    pub fn expect_success(self) {
+        for (rank, ended) in self.wait().iter().enumerate() {
+            assert_eq!(ended.status, Some(0), "rank {rank} failed:\n{}", ended.output);
+        }
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        for child in &mut self.children {
+            // It may have ended.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        let _ = std::fs::remove_file(&self.secret);
+    }
+}
+
+fn read_all(child: &mut Child) -> [std::thread::JoinHandle<String>; 2] {
+    fn reader(pipe: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<String> {
+        std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            if let Some(mut pipe) = pipe {
+                let _ = pipe.read_to_end(&mut bytes);
+            }
+            String::from_utf8_lossy(&bytes).into_owned()
+        })
+    }
+    [reader(child.stdout.take()), reader(child.stderr.take())]
+}
+
+/// The exit status of a child; None when it had to be killed.
+pub fn wait_until(child: &mut Child, deadline: Instant) -> Option<i32> {
+    loop {
+        if let Ok(Some(status)) = child.try_wait() {
+            return status.code();
+        }
+        if Instant::now() > deadline {
+            let _ = child.kill();
+            let _ = child.wait();
+            return None;
+        }
+        // A pause between looks at a process, not a way to order events.
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

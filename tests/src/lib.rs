@@ -1,0 +1,13 @@
+//! What the tests across crates share: starting ranks with deadlines, and random sequences.
+
+pub mod job;
+pub mod sequence;
+
+/// Skips a test with a reason, or fails it where `OXCCL_TEST_REQUIRE` names what is missing (or
+/// says `all`).
+pub fn missing(what: &str, reason: &str) {
+    let required = std::env::var("OXCCL_TEST_REQUIRE").unwrap_or_default();
+    let listed = required.split(',').any(|r| r == what || r == "all");
+    assert!(!listed, "OXCCL_TEST_REQUIRE={required}, but {what} is missing: {reason}");
+    println!("skipped: {what} is missing: {reason}");
+}

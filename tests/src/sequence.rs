@@ -1,0 +1,312 @@
+//! Seeded random sequences of operations on one communicator, checked bit for bit against the
+//! reference interpreter.
+//!
+//! Every rank draws the same sequence from the seed, so each knows all inputs and what every
+//! output has to be. Outputs are poisoned before and surrounded by bytes that must not change.
+
+use oxccl_plan::{Collective, DataType, Geometry, Plan, ReduceOp, Spec, reference};
+use oxccl_runtime::comm::Communicator;
+use oxccl_runtime::device::host::arena;
+use oxccl_runtime::device::host::collective::{Call, capacity};
+use oxccl_runtime::device::host::exchange::Transfer;
+use oxccl_runtime::device::host::stream::Stream;
+use oxccl_runtime::{Result, group};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// SplitMix64.
+#[derive(Clone)]
+pub struct Random(pub u64);
+
+impl Random {
+    /// The next number.
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `bound`.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound.max(1)
+    }
+
+    fn bytes(&mut self, len: usize) -> Vec<u8> {
+        let mut out = Vec::with_capacity(len + 8);
+        while out.len() < len {
+            out.extend(self.next().to_ne_bytes());
+        }
+        out.truncate(len);
+        out
+    }
+}
+
+/// What a sequence is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Where it all comes from.
+    pub seed: u64,
+    /// Number of operations.
+    pub operations: u32,
+    /// The largest input or output in bytes.
+    pub max_bytes: u64,
+}
+
+/// A rank of the communicator that lives in this thread.
+pub struct Player {
+    /// Its communicator.
+    pub comm: Arc<Communicator>,
+    /// Its stream.
+    pub stream: Arc<Stream>,
+}
+
+/// Memory with a frame around it.
+struct Framed {
+    base: *mut u8,
+    len: usize,
+    offset: usize,
+    arena: bool,
+}
+
+const FRAME: usize = 64;
+const POISON: u8 = 0xc7;
+
+impl Framed {
+    fn new(len: usize, offset: usize, arena: bool) -> Result<Self> {
+        let whole = len + offset + 2 * FRAME;
+        let base = if arena {
+            arena::allocate(whole)?
+        } else {
+            Box::into_raw(vec![0u8; whole].into_boxed_slice()).cast()
+        };
+        let framed = Self { base, len, offset, arena };
+        framed.all().fill(POISON);
+        Ok(framed)
+    }
+
+    #[allow(clippy::mut_from_ref, reason = "the frame owns its memory and tests look in turn")]
+    fn all(&self) -> &mut [u8] {
+        let whole = self.len + self.offset + 2 * FRAME;
+        // SAFETY: the memory has this size and nobody else uses it while a test looks at it.
+        unsafe { std::slice::from_raw_parts_mut(self.base, whole) }
+    }
+
+    fn inner(&self) -> &mut [u8] {
+        let from = FRAME + self.offset;
+        &mut self.all()[from..from + self.len]
+    }
+
+    fn frame_is_whole(&self) -> bool {
+        let from = FRAME + self.offset;
+        let all = self.all();
+        all[..from].iter().chain(&all[from + self.len..]).all(|&b| b == POISON)
+    }
+}
+
+impl Drop for Framed {
+    fn drop(&mut self) {
+        if self.arena {
+            arena::free(self.base).expect("it came from the arena");
+            return;
+        }
+        let whole = self.len + self.offset + 2 * FRAME;
+        // SAFETY: it came from a boxed slice of this length.
+        drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(self.base, whole)) });
+    }
+}
+
+/// Memory that a pending operation uses and what has to be in it afterwards.
+struct Expectation {
+    buffer: Framed,
+    at: usize,
+    bytes: Vec<u8>,
+    what: String,
+}
+
+/// Plays a whole sequence on the ranks of this thread. Panics where a result is wrong.
+pub fn play(players: &[Player], shape: Shape) -> Result<()> {
+    let mut random = Random(shape.seed);
+    let mut number = 0;
+    while number < shape.operations {
+        let mut expectations = Vec::new();
+        let mut inputs = Vec::new();
+        let together = if random.below(4) == 0 { 1 + random.below(4) } else { 1 };
+        let sleeper = random.below(200);
+        let grouped = players.len() > 1 || together > 1;
+        if grouped {
+            group::start();
+        }
+        for _ in 0..together {
+            let draw = random.next();
+            if draw % 5 == 0 {
+                exchange(players, Random(draw), shape, &mut inputs, &mut expectations, number)?;
+            } else {
+                collective(players, Random(draw), shape, &mut inputs, &mut expectations, number)?;
+            }
+            number += 1;
+        }
+        if players.iter().any(|p| u64::from(p.comm.rank()) == sleeper) {
+            // A late rank: the others have to wait for it.
+            std::thread::sleep(Duration::from_millis(3));
+        }
+        if grouped {
+            group::end()?;
+        }
+        for player in players {
+            player.stream.synchronize(None)?;
+        }
+        for expected in &expectations {
+            expected.check();
+        }
+    }
+    Ok(())
+}
+
+impl Expectation {
+    fn check(&self) {
+        let got = &self.buffer.inner()[self.at..self.at + self.bytes.len()];
+        if let Some(i) = (0..got.len()).find(|&i| got[i] != self.bytes[i]) {
+            let (got, expected) = (got[i], self.bytes[i]);
+            panic!("{}: byte {i} is {got:#x}, expected {expected:#x}", self.what);
+        }
+        assert!(self.buffer.frame_is_whole(), "{}: bytes around the buffer changed", self.what);
+    }
+}
+
+/// Mostly small sizes, now and then large ones.
+fn size(random: &mut Random, max: u64) -> u64 {
+    let class = random.below(1000);
+    let limit = match class {
+        0..=99 => 16,
+        100..=699 => 4 << 10,
+        700..=969 => 64 << 10,
+        970..=996 => 1 << 20,
+        _ => max,
+    };
+    random.below(limit.min(max) + 1)
+}
+
+fn collective(
+    players: &[Player],
+    mut random: Random,
+    shape: Shape,
+    inputs: &mut Vec<Framed>,
+    expectations: &mut Vec<Expectation>,
+    number: u32,
+) -> Result<()> {
+    let nranks = players[0].comm.nranks();
+    let kind = Collective::ALL[random.below(8) as usize];
+    let spec = Spec::new(kind, nranks, random.below(u64::from(nranks)) as u32);
+    let dtype = DataType::ALL[random.below(12) as usize];
+    let op = ReduceOp::ALL[random.below(5) as usize];
+    let blocks = u64::from(spec.input_blocks(spec.root).max(spec.output_blocks(spec.root)));
+    let count = size(&mut random, shape.max_bytes) / dtype.size() as u64 / blocks;
+    let mapped: Vec<bool> = match random.below(3) {
+        0 => vec![true; nranks as usize],
+        1 => vec![false; nranks as usize],
+        _ => (0..nranks).map(|_| random.below(2) == 0).collect(),
+    };
+    let in_place: Vec<bool> = (0..nranks).map(|_| random.below(3) == 0).collect();
+    let offsets: Vec<usize> = (0..nranks).map(|_| random.below(40) as usize).collect();
+    let block = count as usize * dtype.size();
+    let data: Vec<Vec<u8>> =
+        (0..nranks).map(|r| random.bytes(spec.input_blocks(r) as usize * block)).collect();
+    let call = |input: *const u8, output| Call { spec, input, output, count, dtype, op };
+    let expected = if count > 0 {
+        let probe = call(std::ptr::null(), std::ptr::null_mut());
+        let everyone = players[0].comm.endpoint().one_process || mapped.iter().all(|&m| m);
+        let self_overlap = kind == Collective::AllToAll && in_place.iter().any(|&i| i);
+        let programs = players[0].comm.programs(&probe)?;
+        let plan = match &programs.mapped {
+            Some((plan, _)) if everyone && !self_overlap => *plan,
+            _ => programs.any.0,
+        };
+        outcome(&plan, players[0].comm.endpoint().edge_slot_bytes, count, dtype, op, &data)
+    } else {
+        vec![Vec::new(); nranks as usize]
+    };
+    for player in players {
+        let rank = player.comm.rank();
+        let r = rank as usize;
+        let place = spec.in_place(rank).filter(|_| in_place[r]);
+        let out_bytes = spec.output_blocks(rank) as usize * block;
+        // In place both lie in one buffer, as large as the larger of them.
+        let len = if place.is_some() { out_bytes.max(data[r].len()) } else { out_bytes };
+        let output = Framed::new(len, offsets[r], mapped[r])?;
+        let (mut from, mut to) = (std::ptr::null(), output.inner().as_mut_ptr());
+        let mut at = 0;
+        if let Some((in_block, out_block)) = place {
+            at = in_block as usize * block;
+            let input_at = out_block as usize * block;
+            output.inner()[input_at..input_at + data[r].len()].copy_from_slice(&data[r]);
+            from = output.inner()[input_at..].as_ptr();
+            to = output.inner()[at..].as_mut_ptr();
+        } else if !data[r].is_empty() {
+            let input = Framed::new(data[r].len(), offsets[r] / 2, mapped[r])?;
+            input.inner().copy_from_slice(&data[r]);
+            from = input.inner().as_ptr();
+            inputs.push(input);
+        }
+        if count > 0 {
+            group::collective(player.comm.clone(), call(from, to), player.stream.clone())?;
+        }
+        let what =
+            format!("operation {number} {kind:?} {dtype:?} {op:?} count {count} rank {rank}");
+        expectations.push(Expectation { buffer: output, at, bytes: expected[r].clone(), what });
+    }
+    Ok(())
+}
+
+fn outcome(
+    plan: &Plan,
+    edge_slot_bytes: usize,
+    count: u64,
+    dtype: DataType,
+    op: ReduceOp,
+    inputs: &[Vec<u8>],
+) -> Vec<Vec<u8>> {
+    let geometry = Geometry::new(&plan.layout, count, &capacity(edge_slot_bytes, dtype));
+    reference::interpret(plan, geometry, dtype, op, inputs).expect("the plan is verified")
+}
+
+/// Sends and receives among a random subset of the ranks, self-sends included.
+fn exchange(
+    players: &[Player],
+    mut random: Random,
+    shape: Shape,
+    inputs: &mut Vec<Framed>,
+    expectations: &mut Vec<Expectation>,
+    number: u32,
+) -> Result<()> {
+    let nranks = u64::from(players[0].comm.nranks());
+    group::start();
+    for message in 0..=random.below(6) {
+        let (from, to) = (random.below(nranks) as u32, random.below(nranks) as u32);
+        let bytes = size(&mut random, shape.max_bytes / 8) as usize;
+        let (offset, arena) = (random.below(40) as usize, random.below(2) == 0);
+        let data = random.bytes(bytes);
+        for player in players {
+            let rank = player.comm.rank();
+            for send in [true, false] {
+                let (own, peer) = if send { (from, to) } else { (to, from) };
+                if own != rank {
+                    continue;
+                }
+                let buffer = Framed::new(bytes, offset, arena)?;
+                let transfer = Transfer { peer, send, data: buffer.inner().as_mut_ptr(), bytes };
+                group::transfer(player.comm.clone(), transfer, player.stream.clone())?;
+                if send {
+                    buffer.inner().copy_from_slice(&data);
+                    inputs.push(buffer);
+                } else {
+                    let what = format!("operation {number} message {message} {from} to {to}");
+                    let bytes = data.clone();
+                    expectations.push(Expectation { buffer, at: 0, bytes, what });
+                }
+            }
+        }
+    }
+    group::end()
+}

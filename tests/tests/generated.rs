@@ -1,0 +1,19 @@
+//! Generated files are fresh, and the code base is tidy.
+
+use std::path::Path;
+
+fn root() -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+#[test]
+fn headers_are_what_codegen_would_write_and_declare_every_export() {
+    let complaints = xtask::headers::stale(&root()).expect("cbindgen runs");
+    assert!(complaints.is_empty(), "{}", complaints.join("\n"));
+}
+
+#[test]
+fn the_code_base_is_tidy() {
+    let complaints = xtask::tidy::complaints(&root());
+    assert!(complaints.is_empty(), "{}", complaints.join("\n"));
+}

@@ -1,0 +1,112 @@
+//! Random sequences of 10 000 operations on one communicator, in all layouts of ranks.
+
+use oxccl_runtime::bootstrap;
+use oxccl_runtime::comm::{Member, create};
+use oxccl_runtime::device::host::stream::Stream;
+use oxccl_tests::job::Job;
+use oxccl_tests::sequence::{Player, Shape, play};
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+const RANK: &str = env!("CARGO_BIN_EXE_oxccl-test-rank");
+const LIMIT: Duration = Duration::from_secs(280);
+
+fn processes(nranks: u32, arguments: [&str; 3], dress: impl Fn(u32, &mut Command)) {
+    let job = Job::start(Path::new(RANK), nranks, LIMIT, |rank, command| {
+        command.arg("sequence").args(arguments);
+        dress(rank, command);
+    });
+    job.expect_success();
+}
+
+#[test]
+fn four_processes() {
+    processes(4, ["1", "10000", "8388608"], |_, _| ());
+}
+
+#[test]
+fn counters_just_below_their_wrap_around() {
+    processes(3, ["2", "10000", "262144"], |_, command| {
+        command.env("OXCCL_COUNTER_START", "0xfffffffffffff000");
+    });
+}
+
+#[test]
+fn more_ranks_than_processors_each_pinned_to_one() {
+    use std::os::unix::process::CommandExt;
+    processes(5, ["3", "10000", "262144"], |rank, command| {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        // SAFETY: the closure makes one system call, which is safe between fork and exec.
+        unsafe {
+            command.pre_exec(move || {
+                let mut set = rustix::thread::CpuSet::new();
+                set.set(rank as usize % processors);
+                rustix::thread::sched_setaffinity(None, &set)?;
+                Ok(())
+            });
+        }
+    });
+}
+
+#[test]
+fn every_algorithm_when_forced() {
+    for algorithm in [
+        "one_shot",
+        "one_shot_mapped",
+        "two_shot",
+        "two_shot_mapped",
+        "ring",
+        "tree",
+        "halving",
+        "bruck",
+        "pairwise",
+    ] {
+        processes(5, ["4", "600", "262144"], |_, command| {
+            command.env("OXCCL_ALGORITHM", algorithm);
+        });
+    }
+}
+
+/// All ranks of a communicator in this process.
+fn players(nranks: u32) -> Vec<Player> {
+    let id = bootstrap::new_unique_id().expect("an id");
+    std::thread::scope(|scope| {
+        let members =
+            (0..nranks).map(|rank| Member { id: id.clone(), rank, nranks, device: rank as i32 });
+        let threads: Vec<_> = members.map(|m| scope.spawn(move || create(&m))).collect();
+        threads
+            .into_iter()
+            .map(|t| {
+                let comm = t.join().expect("no panic").expect("a communicator");
+                Player { comm: Arc::new(comm), stream: Stream::new() }
+            })
+            .collect()
+    })
+}
+
+#[test]
+fn sixty_four_ranks_in_one_thread_by_groups() {
+    let players = players(64);
+    play(&players, Shape { seed: 5, operations: 10_000, max_bytes: 4 << 10 }).expect("it works");
+    players.iter().for_each(|p| p.comm.destroy());
+}
+
+#[test]
+fn one_rank_alone() {
+    let players = players(1);
+    play(&players, Shape { seed: 6, operations: 1000, max_bytes: 64 << 10 }).expect("it works");
+}
+
+#[test]
+fn a_thread_per_rank() {
+    let players = players(4);
+    let shape = Shape { seed: 7, operations: 2000, max_bytes: 256 << 10 };
+    std::thread::scope(|scope| {
+        for player in &players {
+            let own = Player { comm: player.comm.clone(), stream: player.stream.clone() };
+            scope.spawn(move || play(&[own], shape).expect("it works"));
+        }
+    });
+}
