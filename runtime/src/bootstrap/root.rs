@@ -7,7 +7,7 @@ use super::wire::{Connection, Frame, MAX_UNAUTHENTICATED, wait_for};
 use crate::error::Result;
 use crate::log::{self, Level};
 use rustix::event::{PollFd, PollFlags};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
@@ -33,6 +33,8 @@ pub const MAX_RANKS: u32 = 1 << 16;
 pub enum Action {
     /// Send a frame to a rank.
     Send(u32, Frame),
+    /// Close the connection on which this rank joined last.
+    Turn(u32),
     /// Everything is over.
     Finish,
 }
@@ -43,7 +45,7 @@ pub struct Machine {
     nranks: Option<u32>,
     members: BTreeMap<u32, String>,
     blobs: BTreeMap<u32, Vec<u8>>,
-    left: u32,
+    left: BTreeSet<u32>,
     failed: bool,
 }
 
@@ -54,8 +56,8 @@ impl Machine {
             JOIN => self.join(rank, address, &frame.body),
             GATHER => self.blob(rank, frame.body),
             BYE => {
-                self.left += 1;
-                let all = self.nranks.is_some_and(|n| self.left == n);
+                self.left.insert(rank);
+                let all = self.nranks.is_some_and(|n| self.left.len() as u32 == n);
                 if all { vec![Action::Finish] } else { Vec::new() }
             }
             kind => self.fail(&format!("rank {rank} at {address} sent a frame of kind {kind}")),
@@ -75,6 +77,10 @@ impl Machine {
         {
             let others = "the others say";
             return self.fail(&format!("rank {rank} says nranks is {n}, {others} {known}"));
+        }
+        if self.left.contains(&rank) {
+            // It wants the next communicator at the same address: it will come again.
+            return vec![Action::Turn(rank)];
         }
         if let Some(other) = self.members.get(&rank) {
             return self.fail(&format!("rank {rank} is claimed by {other} and by {address}"));
@@ -203,6 +209,9 @@ pub fn serve(listener: TcpListener, id: &UniqueId, limit: Duration) -> Result<()
                     if let Some((connection, ..)) = of_rank {
                         connection.send(&frame);
                     }
+                }
+                Action::Turn(rank) => {
+                    connections.retain(|_, (_, r, finished)| *r != Some(rank) || *finished);
                 }
                 Action::Finish => over = true,
             }

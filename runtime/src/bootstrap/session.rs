@@ -75,9 +75,43 @@ fn id_from_environment(config: &Config) -> Result<UniqueId> {
     Ok(UniqueId { address, comm: 0, secret })
 }
 
+/// Whether the id is that of `NCCL_COMM_ID`, where one communicator after the other is made.
+fn has_fixed_address(id: &UniqueId) -> bool {
+    let config = Config::get();
+    !config.comm_id.is_empty() && id_from_environment(config).is_ok_and(|fixed| fixed == *id)
+}
+
+/// Listens as soon as the rendezvous before has given up the address.
+fn listen_until(address: SocketAddr, deadline: Instant) -> Result<TcpListener> {
+    loop {
+        match listen(address) {
+            Err(_) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+/// An open connection; tries again where a rendezvous is just ending.
+fn connect(id: &UniqueId, rank: u32, nranks: u32, deadline: Instant) -> Result<Connection> {
+    let ends = Ends { role: Role::Rendezvous, from: rank, to: u32::MAX, comm: id.comm };
+    let max_body = (MAX_BLOB + 4) * nranks.min(MAX_RANKS) as usize;
+    loop {
+        let mut connection = Connection::connect(id.address, id.secret, ends, max_body, deadline)?;
+        match connection.wait_open(deadline) {
+            Ok(()) => return Ok(connection),
+            Err(e) if !has_fixed_address(id) || Instant::now() > deadline => return Err(e),
+            Err(_) => std::thread::sleep(Duration::from_millis(5)),
+        }
+    }
+}
+
 /// A rank in conversation with the rendezvous.
 pub struct Session {
     connection: Connection,
+    id: UniqueId,
+    rank: u32,
     nranks: u32,
     deadline: Instant,
     joined: bool,
@@ -87,16 +121,13 @@ impl Session {
     /// Connects rank `rank` of `nranks`. Blocks until the rendezvous answers or time is over.
     pub fn open(id: &UniqueId, rank: u32, nranks: u32) -> Result<Self> {
         let config = Config::get();
-        if rank == 0 && !config.comm_id.is_empty() && *id == id_from_environment(config)? {
-            start_rendezvous(listen(id.address)?, id.clone())?;
-        }
         // A little longer than the rendezvous itself waits, whose answer says more.
         let deadline = Instant::now() + Duration::from_secs(config.init_timeout_s + 3);
-        let ends = Ends { role: Role::Rendezvous, from: rank, to: u32::MAX, comm: id.comm };
-        let max_body = (MAX_BLOB + 4) * nranks.min(MAX_RANKS) as usize;
-        let mut connection = Connection::connect(id.address, id.secret, ends, max_body, deadline)?;
-        connection.wait_open(deadline)?;
-        Ok(Self { connection, nranks, deadline, joined: false })
+        if rank == 0 && has_fixed_address(id) {
+            start_rendezvous(listen_until(id.address, deadline)?, id.clone())?;
+        }
+        let connection = connect(id, rank, nranks, deadline)?;
+        Ok(Self { connection, id: id.clone(), rank, nranks, deadline, joined: false })
     }
 
     /// When initialisation has to be over.
@@ -112,14 +143,26 @@ impl Session {
         }
         body.extend(blob);
         let kind = if self.joined { GATHER } else { JOIN };
+        let frame = self.ask(&Frame { kind, body })?;
         self.joined = true;
-        self.connection.send(&Frame { kind, body });
-        let frame = self.connection.wait_frame(self.deadline, "the other ranks' data")?;
         match frame.kind {
             TABLE => root::split_table(&frame.body, self.nranks)
                 .ok_or_else(|| Error::Init { why: "the rendezvous sent a bad table".to_owned() }),
             FAILED => Err(Error::Init { why: String::from_utf8_lossy(&frame.body).into_owned() }),
             kind => Err(Error::Init { why: format!("the rendezvous sent a frame {kind}") }),
+        }
+    }
+
+    fn ask(&mut self, frame: &Frame) -> Result<Frame> {
+        loop {
+            self.connection.send(frame);
+            let answer = self.connection.wait_frame(self.deadline, "the other ranks' data");
+            // At a fixed address it may have been the rendezvous of the communicator before.
+            let again = !self.joined && has_fixed_address(&self.id);
+            if answer.is_ok() || !again || Instant::now() > self.deadline {
+                return answer;
+            }
+            self.connection = connect(&self.id, self.rank, self.nranks, self.deadline)?;
         }
     }
 
@@ -130,7 +173,6 @@ impl Session {
     }
 }
 
-/// Makes `count` ids for tests of the interface that need none of the network's state.
 #[cfg(test)]
 mod tests {
     use super::*;

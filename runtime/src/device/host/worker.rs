@@ -4,6 +4,7 @@
 //! The worker sleeps between looks, so that it takes no core from a rank pinned to the same one;
 //! whoever synchronises moves its streams itself. Calls do not wake it while it looks regularly.
 
+use super::collective::Budget;
 use super::stream::{Progress, Stream, VISIT};
 use super::task::HostFunction;
 use crate::log::{self, Level};
@@ -22,6 +23,9 @@ const IDLE: Duration = Duration::from_millis(50);
 const SPINS: u32 = 100;
 const YIELDS: u32 = 2000;
 const NAP: Duration = Duration::from_micros(50);
+
+/// Whether several streams had work at the last look.
+static SEVERAL: AtomicBool = AtomicBool::new(false);
 
 struct Worker {
     streams: Mutex<Vec<Arc<Stream>>>,
@@ -88,9 +92,11 @@ fn help() -> Progress {
     if list.is_empty() {
         return Progress::Idle;
     }
+    SEVERAL.store(list.len() > 1, Ordering::Relaxed);
     let (mut all, mut idle) = (Progress::Stuck, false);
+    let look = Budget { polls: if list.len() > 1 { 2 } else { VISIT.polls }, ..VISIT };
     for stream in &list {
-        match stream.advance(VISIT) {
+        match stream.advance(look) {
             Progress::Moved => all = Progress::Moved,
             Progress::Idle => idle = true,
             Progress::Stuck | Progress::Owned => {}
@@ -113,7 +119,9 @@ pub(super) fn wait_until(limit: Option<Duration>, mut look: impl FnMut() -> Prog
             Progress::Moved => rounds = 0,
             Progress::Stuck | Progress::Owned => {
                 rounds += 1;
-                if rounds % 16 == 1 && help() == Progress::Moved {
+                // Several ranks of one process may wait for each other.
+                let several = SEVERAL.load(Ordering::Relaxed);
+                if (several || rounds % 16 == 1) && help() == Progress::Moved {
                     rounds = 0;
                 }
             }
