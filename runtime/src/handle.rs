@@ -29,10 +29,13 @@ struct Slot<T> {
     object: Option<Arc<T>>,
 }
 
+/// Slots that are made together.
+type Chunk<T> = Box<[RwLock<Slot<T>>]>;
+
 /// All handles of one kind.
 pub struct Handles<T> {
     kind: u64,
-    chunks: [OnceLock<Box<[RwLock<Slot<T>>]>>; CHUNKS],
+    chunks: [OnceLock<Chunk<T>>; CHUNKS],
     free: Mutex<(Vec<u32>, u32)>,
     marker: PhantomData<T>,
 }

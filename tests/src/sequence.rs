@@ -20,7 +20,7 @@ pub struct Random(pub u64);
 
 impl Random {
     /// The next number.
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -30,13 +30,13 @@ impl Random {
 
     /// A number below `bound`.
     pub fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound.max(1)
+        self.draw() % bound.max(1)
     }
 
     fn bytes(&mut self, len: usize) -> Vec<u8> {
         let mut out = Vec::with_capacity(len + 8);
         while out.len() < len {
-            out.extend(self.next().to_ne_bytes());
+            out.extend(self.draw().to_ne_bytes());
         }
         out.truncate(len);
         out
@@ -139,8 +139,8 @@ pub fn play(players: &[Player], shape: Shape) -> Result<()> {
             group::start();
         }
         for _ in 0..together {
-            let draw = random.next();
-            if draw % 5 == 0 {
+            let draw = random.draw();
+            if draw.is_multiple_of(5) {
                 exchange(players, Random(draw), shape, &mut inputs, &mut expectations, number)?;
             } else {
                 collective(players, Random(draw), shape, &mut inputs, &mut expectations, number)?;

@@ -1,5 +1,7 @@
 //! The collectives, send and receive.
 
+#![allow(clippy::too_many_arguments, reason = "C gives them one by one")]
+
 use super::types::{cudaStream_t, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t};
 use crate::boundary::boundary;
 use crate::{convert, objects};
@@ -68,7 +70,6 @@ fn bytes(function: &'static str, count: usize, dtype: DataType, blocks: usize) -
     })
 }
 
-#[allow(clippy::too_many_arguments, reason = "C gives them one by one")]
 fn transfer(
     function: &'static str,
     send: bool,

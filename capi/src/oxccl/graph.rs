@@ -83,9 +83,9 @@ pub unsafe extern "C" fn oxcclGraphExecUpdate(
         let graph = objects::get(&objects::GRAPHS, graph, FUNCTION, "graph")?;
         let mut current = exec.lock().unwrap_or_else(|e| e.into_inner());
         if !current.same_shape(&graph) {
-            let got = format!("a graph of {} nodes", graph.len());
+            let got = format!("a graph of {} nodes", graph.node_count());
             let expected =
-                format!("the {} nodes of the executable, of the same kinds", current.len());
+                format!("the {} nodes of the executable, of the same kinds", current.node_count());
             return Err(Error::argument(FUNCTION, "graph", got, expected));
         }
         *current = graph;

@@ -72,7 +72,7 @@ impl Blob {
             pid_namespace: inode("/proc/self/ns/pid"),
             host: host(config),
             socket,
-            arena_len: Arena::get().map_or(0, |arena| arena.len() as u64),
+            arena_len: Arena::get().map_or(0, |arena| arena.bytes() as u64),
             counter_start: config.counter_start,
             algorithm,
         })

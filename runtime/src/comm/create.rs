@@ -149,14 +149,14 @@ fn share(
         }
     };
     let mut fds = if group.rank == group.ranks[0] {
-        let segment = sealed_memfd("oxccl-comm", layout.len())?;
+        let segment = sealed_memfd("oxccl-comm", layout.bytes())?;
         descriptors::lead(group, listener, own, segment.as_fd())?
     } else {
         descriptors::follow(group, &leader.socket, own)?
     };
     let missing = || Error::Init { why: "the leader sent no segment".to_owned() };
     let segment = fds.pop().ok_or_else(missing)?;
-    let mapping = Mapping::of(segment.as_fd(), layout.len())?;
+    let mapping = Mapping::of(segment.as_fd(), layout.bytes())?;
     Ok(Some((Arc::new(Segment::new(mapping, layout)), fds)))
 }
 

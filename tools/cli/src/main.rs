@@ -21,7 +21,7 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     /// Measure and check a collective, with the options and columns of nccl-tests.
-    Perf(perf::options::Options),
+    Perf(Box<perf::options::Options>),
     /// Start a program on several ranks of this host.
     Run(run::Options),
     /// Show which plan serves a call, and why.

@@ -57,7 +57,7 @@ impl Mapping {
     }
 
     /// Size in bytes.
-    pub fn len(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         self.len
     }
 }
@@ -164,8 +164,8 @@ impl Arena {
     }
 
     /// The size of the file in bytes.
-    pub fn len(&self) -> usize {
-        self.mapping.len()
+    pub fn bytes(&self) -> usize {
+        self.mapping.bytes()
     }
 
     /// Zeroed memory, aligned to 64 KiB; None when the arena is full.
@@ -184,8 +184,9 @@ impl Arena {
         // While the block is still taken, so that nobody else's data is dropped.
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         if rustix::fs::fallocate(&self.fd, flags, offset as u64, len as u64).is_err() {
-            // SAFETY: the block is still taken by the caller, who gave it up.
-            unsafe { std::ptr::write_bytes(ptr, 0, len) };
+            // SAFETY: the block lies within the mapping and is still taken by the caller, who
+            // gave it up.
+            unsafe { std::ptr::write_bytes(self.mapping.base().add(offset), 0, len) };
         }
         blocks.release(offset).is_some()
     }
@@ -193,7 +194,7 @@ impl Arena {
     /// Where `len` bytes from `ptr` on lie in the arena; None when they are not within it.
     pub fn offset(&self, ptr: *const u8, len: usize) -> Option<usize> {
         let offset = (ptr as usize).checked_sub(self.mapping.base() as usize)?;
-        (offset < self.len() && len <= self.len() - offset).then_some(offset)
+        (offset < self.bytes() && len <= self.bytes() - offset).then_some(offset)
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Blocks> {

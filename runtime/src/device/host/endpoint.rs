@@ -176,7 +176,7 @@ impl State {
         let value = (token >> 1) as usize;
         match &self.memory[peer as usize] {
             PeerMemory::SameProcess => std::ptr::with_exposed_provenance_mut(value),
-            PeerMemory::Arena(mapping) if value < mapping.len() => {
+            PeerMemory::Arena(mapping) if value < mapping.bytes() => {
                 // SAFETY: within the mapping.
                 unsafe { mapping.base().add(value) }
             }

@@ -107,7 +107,7 @@ pub struct Graph {
 
 impl Graph {
     /// Number of nodes.
-    pub fn len(&self) -> usize {
+    pub fn node_count(&self) -> usize {
         self.nodes.len()
     }
 

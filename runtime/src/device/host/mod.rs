@@ -19,5 +19,5 @@ use stream::Stream;
 pub fn default_stream(device: i32) -> Arc<Stream> {
     static STREAMS: OnceLock<Mutex<HashMap<i32, Arc<Stream>>>> = OnceLock::new();
     let mut streams = STREAMS.get_or_init(Mutex::default).lock().unwrap_or_else(|e| e.into_inner());
-    streams.entry(device).or_insert_with(Stream::new).clone()
+    streams.entry(device).or_default().clone()
 }

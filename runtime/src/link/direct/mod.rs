@@ -64,7 +64,7 @@ impl SegmentLayout {
     }
 
     /// Bytes of the whole segment. It is sparse: only what is used takes memory.
-    pub fn len(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         self.nlocal * self.rank_bytes() + self.nlocal * self.nlocal * self.edge_bytes()
     }
 }
@@ -76,14 +76,14 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// Wraps a mapping of `layout.len()` bytes.
+    /// Wraps a mapping of `layout.bytes()` bytes.
     pub fn new(mapping: Mapping, layout: SegmentLayout) -> Self {
-        assert!(mapping.len() >= layout.len(), "the mapping holds the segment");
+        assert!(mapping.bytes() >= layout.bytes(), "the mapping holds the segment");
         Self { mapping, layout }
     }
 
     fn at(&self, offset: usize) -> *mut u8 {
-        debug_assert!(offset < self.layout.len());
+        debug_assert!(offset < self.layout.bytes());
         // SAFETY: callers compute offsets within the layout, which the mapping holds.
         unsafe { self.mapping.base().add(offset) }
     }
@@ -312,8 +312,8 @@ mod tests {
 
     fn segment(start: u64) -> Arc<Segment> {
         let layout = SegmentLayout { nlocal: 2, edge_slot_bytes: 4096 };
-        let fd = sealed_memfd("t", layout.len()).unwrap();
-        let mapping = Mapping::of(fd.as_fd(), layout.len()).unwrap();
+        let fd = sealed_memfd("t", layout.bytes()).unwrap();
+        let mapping = Mapping::of(fd.as_fd(), layout.bytes()).unwrap();
         let segment = Arc::new(Segment::new(mapping, layout));
         (0..2).for_each(|local| segment.initialise(local, start));
         segment
