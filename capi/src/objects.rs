@@ -6,8 +6,8 @@ use oxccl_runtime::device::host::event::Event;
 use oxccl_runtime::device::host::graph::Graph;
 use oxccl_runtime::device::host::stream::Stream;
 use oxccl_runtime::error::{Error, Result};
-use oxccl_runtime::handle::{Dead, Handles};
-use std::cell::Cell;
+use oxccl_runtime::handle::{Cached, Dead, Handles};
+use std::cell::{Cell, RefCell};
 use std::sync::{Arc, Mutex};
 
 /// A graph made ready to launch.
@@ -25,6 +25,9 @@ pub static GRAPHS: Handles<Graph> = Handles::new(4);
 pub static EXECUTABLES: Handles<Executable> = Handles::new(5);
 
 thread_local! {
+    /// What this thread used last: most calls name the same communicator and stream again.
+    static LAST_COMM: RefCell<Cached<Communicator>> = const { RefCell::new(None) };
+    static LAST_STREAM: RefCell<Cached<Stream>> = const { RefCell::new(None) };
     /// Index of this thread's current device.
     pub(crate) static DEVICE: Cell<i32> = const { Cell::new(0) };
 }
@@ -50,6 +53,13 @@ pub(crate) fn get<T, H>(
     argument: &'static str,
 ) -> Result<Arc<T>> {
     table.get(handle as usize).map_err(|why| dead(function, argument, handle as usize, why))
+}
+
+/// Looks a communicator up, for calls that have to be fast.
+pub(crate) fn comm<H>(handle: *mut H, function: &'static str) -> Result<Arc<Communicator>> {
+    LAST_COMM
+        .with(|cache| COMMS.get_cached(handle as usize, cache))
+        .map_err(|why| dead(function, "comm", handle as usize, why))
 }
 
 /// Ends a handle.
@@ -91,7 +101,8 @@ pub(crate) fn stream_of<H>(
     if handle as usize <= LAST_DEFAULT {
         return Ok(comm.default_stream());
     }
-    STREAMS.get(handle as usize).map_err(|why| match why {
+    let found = LAST_STREAM.with(|cache| STREAMS.get_cached(handle as usize, cache));
+    found.map_err(|why| match why {
         Dead::Alien => {
             let got = format!("{handle:?}, which is no stream of the host device");
             let expected = "a stream from oxcclStreamCreate: the communicator is on the host";
@@ -106,5 +117,7 @@ pub(crate) fn stream<H>(handle: *mut H, function: &'static str) -> Result<Arc<St
     if handle as usize <= LAST_DEFAULT {
         return Ok(host::default_stream(DEVICE.get()));
     }
-    get(&STREAMS, handle, function, "stream")
+    LAST_STREAM
+        .with(|cache| STREAMS.get_cached(handle as usize, cache))
+        .map_err(|why| dead(function, "stream", handle as usize, why))
 }

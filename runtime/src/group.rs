@@ -68,12 +68,12 @@ pub fn end() -> Result<()> {
 }
 
 /// A collective: launched at once outside groups.
-pub fn collective(comm: Arc<Communicator>, call: Call, stream: Arc<Stream>) -> Result<()> {
+pub fn collective(comm: &Arc<Communicator>, call: Call, stream: &Arc<Stream>) -> Result<()> {
     if !active() {
-        let programs = comm.programs(&call)?;
-        return stream.enqueue(Work::Collective(comm.endpoint().clone(), programs, call), true);
+        return stream.launch(comm.endpoint(), comm.programs(&call)?, call);
     }
-    GROUP.with_borrow_mut(|g| g.calls.push(Pending::Collective(comm, call, stream)));
+    let pending = Pending::Collective(comm.clone(), call, stream.clone());
+    GROUP.with_borrow_mut(|g| g.calls.push(pending));
     Ok(())
 }
 

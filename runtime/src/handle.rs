@@ -4,7 +4,8 @@
 //! their table is never freed, so a dead handle is found out instead of followed. The tag makes it
 //! an address that no process can have: it differs from every CUDA handle.
 
-use std::marker::PhantomData;
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
 const TAG: u64 = 0x0c << 56;
@@ -37,8 +38,12 @@ pub struct Handles<T> {
     kind: u64,
     chunks: [OnceLock<Chunk<T>>; CHUNKS],
     free: Mutex<(Vec<u32>, u32)>,
-    marker: PhantomData<T>,
+    /// How many were removed so far.
+    removals: AtomicU64,
 }
+
+/// What a thread looked up last: handle, number of removals then, object.
+pub type Cached<T> = Option<(usize, u64, Arc<T>)>;
 
 impl<T> Handles<T> {
     /// A table of handles; each kind of object has a number below 16 of its own.
@@ -47,7 +52,7 @@ impl<T> Handles<T> {
             kind,
             chunks: [const { OnceLock::new() }; CHUNKS],
             free: Mutex::new((Vec::new(), 0)),
-            marker: PhantomData,
+            removals: AtomicU64::new(0),
         }
     }
 
@@ -98,6 +103,23 @@ impl<T> Handles<T> {
         }
     }
 
+    /// As [`get`](Self::get), with what the calling thread looked up last kept in `cache`: no lock
+    /// is taken while no handle of the kind was removed since. Cheap enough for every call.
+    pub fn get_cached(&self, handle: usize, cache: &RefCell<Cached<T>>) -> Result<Arc<T>, Dead> {
+        let removals = self.removals.load(Ordering::Acquire);
+        let mut cache = cache.borrow_mut();
+        if let Some((known, at, object)) = &*cache
+            && (*known, *at) == (handle, removals)
+        {
+            return Ok(object.clone());
+        }
+        // Not to keep a removed object alive.
+        *cache = None;
+        let object = self.get(handle)?;
+        *cache = Some((handle, removals, object.clone()));
+        Ok(object)
+    }
+
     /// Ends a handle and returns its object.
     pub fn remove(&self, handle: usize) -> Result<Arc<T>, Dead> {
         let (index, generation) = self.parse(handle)?;
@@ -108,6 +130,7 @@ impl<T> Handles<T> {
         }
         let object = slot.object.take().ok_or(Dead::Destroyed)?;
         drop(slot);
+        self.removals.fetch_add(1, Ordering::AcqRel);
         self.free.lock().unwrap_or_else(|e| e.into_inner()).0.push(index);
         Ok(object)
     }
@@ -122,7 +145,11 @@ mod tests {
         static HANDLES: Handles<u32> = Handles::new(3);
         let first = HANDLES.insert(Arc::new(7)).unwrap();
         assert_eq!(HANDLES.get(first).map(|v| *v), Ok(7));
+        let cache = RefCell::new(None);
+        assert_eq!(HANDLES.get_cached(first, &cache).map(|v| *v), Ok(7));
+        assert_eq!(HANDLES.get_cached(first, &cache).map(|v| *v), Ok(7));
         assert_eq!(HANDLES.remove(first).map(|v| *v), Ok(7));
+        assert_eq!(HANDLES.get_cached(first, &cache), Err(Dead::Destroyed));
         assert_eq!(HANDLES.get(first), Err(Dead::Destroyed));
         let second = HANDLES.insert(Arc::new(8)).unwrap();
         assert_ne!(first, second);

@@ -250,7 +250,7 @@ fn collective(
             inputs.push(input);
         }
         if count > 0 {
-            group::collective(player.comm.clone(), call(from, to), player.stream.clone())?;
+            group::collective(&player.comm, call(from, to), &player.stream)?;
         }
         let what =
             format!("operation {number} {kind:?} {dtype:?} {op:?} count {count} rank {rank}");

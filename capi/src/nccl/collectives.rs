@@ -31,7 +31,7 @@ impl Arguments {
     /// Checks and launches.
     fn launch(self) -> Result<()> {
         let function = self.function;
-        let comm = objects::get(&objects::COMMS, self.comm, function, "comm")?;
+        let comm = objects::comm(self.comm, function)?;
         comm.check()?;
         let dtype = convert::dtype(self.dtype, function)?;
         let op = self.op.map_or(Ok(ReduceOp::Sum), |op| convert::op(op, function))?;
@@ -57,7 +57,7 @@ impl Arguments {
         }
         let (input, output) = (self.input.cast(), self.output.cast());
         let call = Call { spec, input, output, count: self.count as u64, dtype, op };
-        group::collective(comm, call, stream)
+        group::collective(&comm, call, &stream)
     }
 }
 
@@ -80,7 +80,7 @@ fn transfer(
     comm: ncclComm_t,
     stream: cudaStream_t,
 ) -> Result<()> {
-    let comm = objects::get(&objects::COMMS, comm, function, "comm")?;
+    let comm = objects::comm(comm, function)?;
     comm.check()?;
     let dtype = convert::dtype(dtype, function)?;
     let peer = convert::rank(peer, comm.nranks(), function, "peer")?;

@@ -21,6 +21,12 @@ pub struct CostModel {
     pub link_gbps: f64,
     /// Folding one operand.
     pub fold_gbps: f64,
+    /// Fixed cost of reading from one peer.
+    pub read_call_us: f64,
+    /// Bandwidth of reading from peers where it is below that of a copy.
+    pub read_gbps: f64,
+    /// Lines that change hands between cores, on top of their copying: stages and edges.
+    pub handover_gbps: f64,
     /// Size of a stage slot in bytes.
     pub stage_slot_bytes: u64,
     /// Size of an edge's slot in bytes.
@@ -40,6 +46,9 @@ impl CostModel {
         cache_bytes: 512 << 10,
         link_gbps: f64::INFINITY,
         fold_gbps: 16.0,
+        read_call_us: 0.0,
+        read_gbps: f64::INFINITY,
+        handover_gbps: 6.0,
         stage_slot_bytes: 256 << 10,
         edge_slot_bytes: 64 << 10,
     };
@@ -64,10 +73,22 @@ impl CostModel {
         Self::at_gbps(bytes, gbps)
     }
 
-    /// Reading so many bytes from peers' memory, folding them when `reduces`.
-    pub fn read_us(&self, bytes: u64, reduces: bool) -> f64 {
+    /// The same links, with user memory that the system has to copy (`process_vm_readv`): 0.7 µs per
+    /// call and 12 GB/s.
+    pub fn pulled(&self) -> Self {
+        Self { read_call_us: 0.7, read_gbps: 12.0, ..*self }
+    }
+
+    /// Publishing in a stage: a copy whose lines another core holds.
+    pub fn publish_us(&self, bytes: u64) -> f64 {
+        self.copy_us(bytes) + Self::at_gbps(bytes, self.handover_gbps)
+    }
+
+    /// Reading so many bytes from the memory of `peers` peers, folding them when `reduces`.
+    pub fn read_us(&self, bytes: u64, peers: u32, reduces: bool) -> f64 {
         let fold = if reduces { Self::at_gbps(bytes, self.fold_gbps) / 2.0 } else { 0.0 };
-        self.copy_us(bytes) + fold
+        let read = self.copy_us(bytes).max(Self::at_gbps(bytes, self.read_gbps));
+        read + fold + f64::from(peers) * self.read_call_us
     }
 
     /// Everyone signals and waits for everyone.
@@ -79,13 +100,15 @@ impl CostModel {
     pub fn send_us(&self, bytes: u64) -> f64 {
         let messages = bytes.div_ceil(self.edge_slot_bytes).max(1);
         messages as f64 * self.message_us
-            + self.copy_us(bytes).max(Self::at_gbps(bytes, self.link_gbps))
+            + self.publish_us(bytes).max(Self::at_gbps(bytes, self.link_gbps))
     }
 
     /// Taking a message from an edge, folding it when `reduces`.
     pub fn receive_us(&self, bytes: u64, reduces: bool) -> f64 {
         let fold = if reduces { Self::at_gbps(bytes, self.fold_gbps) } else { 0.0 };
-        self.send_us(bytes) + fold
+        let messages = bytes.div_ceil(self.edge_slot_bytes).max(1);
+        let copy = self.copy_us(bytes).max(Self::at_gbps(bytes, self.link_gbps));
+        messages as f64 * self.message_us + copy + fold
     }
 
     /// From a rank's memory to the next one's.

@@ -138,7 +138,8 @@ pub enum Op {
     },
     /// Fold the slices of all ranks in rank order, in the accumulation type, rounding once.
     Reduce {
-        /// What is read at the other ranks.
+        /// What is read at the other ranks; of scratch, which is private, block p of this rank's
+        /// own stands for rank p.
         src: Slice,
         /// What is read at this one.
         own: Slice,
@@ -154,6 +155,17 @@ pub enum Op {
 pub struct Program {
     /// The operations, in order.
     pub ops: Vec<Op>,
+}
+
+/// How ranks access each other's user memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum UserMemory {
+    /// Not at all.
+    Private,
+    /// They read it: it has to be mapped, or the system has to copy from it.
+    Read,
+    /// They write it too: it has to be mapped.
+    Written,
 }
 
 /// The facts about a plan that all its programs share.
@@ -172,8 +184,9 @@ pub struct Layout {
     /// The signal, counted from the start of a window, by which a peer has surely read what was
     /// published in it; `signals + 1` is the first of the next window.
     pub done_signal: u32,
-    /// Whether ranks access each other's user memory: such a plan needs it mapped, and one window.
-    pub user_memory: bool,
+    /// How ranks access each other's user memory; such a plan has one window, unless
+    /// it copies to scratch.
+    pub user_memory: UserMemory,
 }
 
 /// The room that a communicator has for a plan, in elements of the call's type.
@@ -206,9 +219,13 @@ impl Geometry {
         let parts = u64::from(layout.parts);
         let align = room.align_elems;
         let mut window = count.max(1);
-        if !layout.user_memory {
+        if layout.user_memory == UserMemory::Private || layout.scratch_blocks > 0 {
             if layout.stage_blocks > 0 {
                 window = window.min(room.stage_slot_elems / u64::from(layout.stage_blocks));
+            }
+            if layout.user_memory != UserMemory::Private {
+                // What is copied from the others should still be in the cache when it is folded.
+                window = window.min(room.stage_slot_elems / u64::from(layout.scratch_blocks));
             }
             if layout.message_parts > 0 {
                 let part = room.edge_slot_elems / u64::from(layout.message_parts);
@@ -266,7 +283,7 @@ mod tests {
         message_parts: 1,
         signals: 1,
         done_signal: 2,
-        user_memory: false,
+        user_memory: UserMemory::Private,
     };
 
     #[test]

@@ -9,7 +9,7 @@
 
 use crate::cost::CostModel;
 use crate::generate::Plan;
-use crate::ir::{Buffer, Destination, From, Geometry, Op, Order, Slice};
+use crate::ir::{Buffer, Destination, From, Geometry, Op, Order, Slice, UserMemory};
 use std::collections::{HashMap, VecDeque};
 
 mod exchange;
@@ -559,7 +559,7 @@ impl<V: Values> Step<'_, '_, '_, '_, V> {
                 let values = self.load(peer, src)?;
                 self.store(rank, dst, values)?;
                 let elems = self.elems(src);
-                self.machine.spend(rank, |m, b| m.read_us(elems * b, false));
+                self.machine.spend(rank, |m, b| m.read_us(elems * b, 1, false));
             }
             Op::Reduce { src, own, dst, finish } => self.reduce(src, own, dst, finish)?,
         }
@@ -576,7 +576,14 @@ impl<V: Values> Step<'_, '_, '_, '_, V> {
         let nranks = self.run.plan.spec.nranks;
         let mut operands = Vec::new();
         for other in 0..nranks {
-            operands.push(self.load(other, if other == self.rank { own } else { src })?);
+            let operand = match (other == self.rank, src.buffer) {
+                (true, _) => self.load(self.rank, own)?,
+                (false, Buffer::Scratch) => {
+                    self.load(self.rank, Slice { block: src.block + other, ..src })?
+                }
+                (false, _) => self.load(other, src)?,
+            };
+            operands.push(operand);
         }
         let mut folded = Vec::new();
         for i in 0..operands[0].len() {
@@ -584,7 +591,8 @@ impl<V: Values> Step<'_, '_, '_, '_, V> {
             folded.push(self.machine.values.fold(&column, finish));
         }
         let elems = self.elems(src);
-        self.machine.spend(self.rank, |m, b| m.read_us(elems * b * u64::from(nranks), true));
+        self.machine
+            .spend(self.rank, |m, b| m.read_us(elems * b * u64::from(nranks), nranks - 1, true));
         match dst {
             Destination::Own(slice) => self.store(self.rank, slice, folded),
             Destination::Both(one, two) => {
@@ -645,7 +653,7 @@ impl<V: Values> Step<'_, '_, '_, '_, V> {
         let (buffer, i) = self.run.locate(owner, slice.buffer, slice.block, self.window, part);
         let access = self.machine.access(self.rank, self.step);
         let cell = &mut self.run.memory[owner as usize][buffer][i];
-        if self.run.plan.layout.user_memory && self.machine.options.races {
+        if self.run.plan.layout.user_memory != UserMemory::Private && self.machine.options.races {
             cell.reads.push(access);
         }
         let (write, value) = (cell.write, cell.value.clone());

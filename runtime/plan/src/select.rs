@@ -2,13 +2,16 @@
 
 use crate::cost::CostModel;
 use crate::generate::{Algorithm, Needs, Plan};
-use crate::spec::Spec;
+use crate::ir::UserMemory;
+use crate::spec::{Collective, Spec};
 
 /// What all ranks know about the links between them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Topology {
     /// Whether all ranks share memory.
     pub direct: bool,
+    /// Whether all ranks can have the system copy from each other's memory.
+    pub pull: bool,
     /// The costs of the slowest kind of link in use.
     pub model: CostModel,
 }
@@ -25,10 +28,19 @@ pub struct Candidate {
 /// What a communicator does for a call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Choice {
-    /// The plan that works for any user memory.
+    /// The plan that works for any user memory. Where it reads user memory, the system copies.
     pub any_memory: Plan,
     /// The plan to take when every rank's user memory is mapped by all, where that pays.
     pub mapped: Option<Plan>,
+}
+
+/// Which memory a plan has to cope with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Memory {
+    /// Any, from malloc for example.
+    Any,
+    /// Mapped by all ranks.
+    Mapped,
 }
 
 /// All plans that can serve, the cheapest first. `only` restricts the algorithms.
@@ -36,18 +48,29 @@ pub fn candidates(
     spec: Spec,
     bytes: u64,
     topology: &Topology,
+    memory: Memory,
     only: Option<Algorithm>,
 ) -> Vec<Candidate> {
-    let usable = |plan: &Plan| match plan.algorithm.generator().needs {
-        Needs::Nothing | Needs::Edges => true,
-        Needs::Stage | Needs::UserMemory => topology.direct,
+    let usable = |plan: &Plan| match (plan.algorithm.generator().needs, memory) {
+        (Needs::Nothing | Needs::Edges, _) => true,
+        (Needs::Stage, _) | (Needs::UserMemory, Memory::Mapped) => topology.direct,
+        // In place, all-to-all overwrites what others still read: only one's own rank knows.
+        (Needs::UserMemory, Memory::Any) => {
+            topology.direct
+                && topology.pull
+                && plan.layout.user_memory == UserMemory::Read
+                && spec.collective != Collective::AllToAll
+        }
     };
     let wanted = |plan: &Plan| only.is_none_or(|a| a == plan.algorithm || spec.nranks == 1);
+    let pulled = topology.model.pulled();
     let mut list: Vec<_> = Plan::candidates(spec)
         .filter(|plan| usable(plan) && wanted(plan))
         .map(|plan| {
             let generator = plan.algorithm.generator();
-            Candidate { plan, cost_us: (generator.cost_us)(&plan.spec, bytes, &topology.model) }
+            let reads = generator.needs == Needs::UserMemory && memory == Memory::Any;
+            let model = if reads { &pulled } else { &topology.model };
+            Candidate { plan, cost_us: (generator.cost_us)(&plan.spec, bytes, model) }
         })
         .collect();
     list.sort_by(|a, b| a.cost_us.total_cmp(&b.cost_us));
@@ -61,25 +84,21 @@ pub fn choose(
     topology: &Topology,
     only: Option<Algorithm>,
 ) -> Option<Choice> {
-    let list = candidates(spec, bytes, topology, only);
-    let mapped = |c: &&Candidate| c.plan.layout.user_memory;
-    let any = list.iter().find(|c| !mapped(c));
-    let best_mapped = list.iter().find(mapped);
-    let any_memory = match any {
-        Some(c) => *c,
-        // Only a mapped algorithm was asked for: beside it stands what works for any memory.
-        None => *candidates(spec, bytes, topology, None).iter().find(|c| !mapped(c))?,
+    let best = |memory, only| candidates(spec, bytes, topology, memory, only).first().copied();
+    let mapped = best(Memory::Mapped, only);
+    let any = match best(Memory::Any, only) {
+        Some(any) => any,
+        // What was asked for needs mapped memory: beside it stands what works for any.
+        None => mapped.and(best(Memory::Any, None))?,
     };
-    let mapped = best_mapped.filter(|m| only.is_some() || m.cost_us < any_memory.cost_us);
-    if only.is_some() && list.is_empty() {
-        return None;
-    }
-    Some(Choice { any_memory: any_memory.plan, mapped: mapped.map(|c| c.plan) })
+    let needs_mapping = |c: &Candidate| c.plan.layout.user_memory != UserMemory::Private;
+    let pays = |c: &Candidate| only.is_some() || c.cost_us < any.cost_us;
+    let mapped = mapped.filter(|c| needs_mapping(c) && c.plan != any.plan && pays(c));
+    Some(Choice { any_memory: any.plan, mapped: mapped.map(|c| c.plan) })
 }
 
 /// Why a plan was chosen, in lines for a person.
 pub fn explain(spec: Spec, bytes: u64, topology: &Topology) -> String {
-    let list = candidates(spec, bytes, topology, None);
     let mut text = format!(
         "{} of {bytes} bytes per block on {} ranks, {}\n",
         spec.collective.name(),
@@ -87,13 +106,17 @@ pub fn explain(spec: Spec, bytes: u64, topology: &Topology) -> String {
         if topology.direct { "all sharing memory" } else { "over the network" }
     );
     let choice = choose(spec, bytes, topology, None);
-    for Candidate { plan, cost_us } in list {
-        let mark = match choice {
-            Some(c) if c.any_memory == plan => "chosen for any memory",
-            Some(c) if c.mapped == Some(plan) => "chosen when all buffers are mapped",
-            _ => "",
-        };
-        text += &format!("  {:<16} {cost_us:>12.2} us  {mark}\n", plan.algorithm.name());
+    for (memory, title) in [(Memory::Any, "any memory"), (Memory::Mapped, "mapped memory")] {
+        text += &format!(" {title}:\n");
+        for Candidate { plan, cost_us } in candidates(spec, bytes, topology, memory, None) {
+            let chosen = match (memory, choice) {
+                (Memory::Any, Some(c)) => c.any_memory == plan,
+                (Memory::Mapped, Some(c)) => c.mapped.unwrap_or(c.any_memory) == plan,
+                (_, None) => false,
+            };
+            let mark = if chosen { "chosen" } else { "" };
+            text += &format!("  {:<16} {cost_us:>12.2} us  {mark}\n", plan.algorithm.name());
+        }
     }
     text
 }

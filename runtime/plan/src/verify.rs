@@ -5,7 +5,7 @@
 //! somebody may still read it, and nothing deadlocks with bounded slots.
 
 use crate::generate::Plan;
-use crate::ir::{Capacity, Geometry, Program};
+use crate::ir::{Capacity, Geometry, Program, UserMemory};
 use crate::machine::{Fault, Machine, Options, Outputs, Place, Transfer, Values, Work};
 use crate::spec::Spec;
 use std::collections::HashMap;
@@ -137,8 +137,8 @@ pub fn verify_programs(
     let geometry = Geometry::new(&plan.layout, count, &conditions.room);
     let mixed = (0..nranks).map(|r| r % 2 == 1).collect();
     // Direct reads of user memory tell all-to-all in place apart; the executor does not offer it.
-    let in_place_excluded =
-        plan.layout.user_memory && plan.spec.collective == crate::Collective::AllToAll;
+    let in_place_excluded = plan.layout.user_memory != UserMemory::Private
+        && plan.spec.collective == crate::Collective::AllToAll;
     let variants = [vec![false; nranks], vec![true; nranks], mixed];
     for in_place in variants.iter().take(if in_place_excluded { 1 } else { 3 }) {
         let mut machine = machine(plan.spec.nranks, conditions);

@@ -2,7 +2,7 @@
 //! the collectives, the closed cost formulas against the simulator.
 
 use oxccl_plan::cost::CostModel;
-use oxccl_plan::ir::Capacity;
+use oxccl_plan::ir::{Capacity, UserMemory};
 use oxccl_plan::select::{self, Topology};
 use oxccl_plan::{
     Algorithm, Collective, DataType, Geometry, Plan, ReduceOp, Spec, arith, reference, simulate,
@@ -111,13 +111,13 @@ fn the_cost_formulas_stay_within_a_factor_of_the_simulator() {
 
 #[test]
 fn the_choice_is_right_at_the_ends_and_explained() {
-    let direct = Topology { direct: true, model: CostModel::SHARED_MEMORY };
-    let network = Topology { direct: false, model: CostModel::TCP };
+    let direct = Topology { direct: true, pull: false, model: CostModel::SHARED_MEMORY };
+    let network = Topology { direct: false, pull: false, model: CostModel::TCP };
     let spec = Spec::new(Collective::AllReduce, 8, 0);
     let small = select::choose(spec, 8, &direct, None).unwrap();
     assert_eq!((small.any_memory.algorithm, small.mapped), (Algorithm::OneShot, None));
     let large = select::choose(spec, 64 << 20, &direct, None).unwrap();
-    assert_eq!(large.any_memory.algorithm, Algorithm::TwoShot);
+    assert_eq!(large.any_memory.layout.user_memory, UserMemory::Private);
     assert_eq!(large.mapped.map(|p| p.algorithm), Some(Algorithm::TwoShotMapped));
     for collective in Collective::ALL {
         for bytes in [1, 1 << 10, 1 << 20, 1 << 30] {
@@ -126,7 +126,17 @@ fn the_choice_is_right_at_the_ends_and_explained() {
             assert!(choice.any_memory.layout.stage_blocks == 0 && choice.mapped.is_none());
         }
     }
+    let pull = Topology { pull: true, ..direct };
+    let pulled = select::choose(spec, 1 << 20, &pull, None).unwrap();
+    assert_eq!(pulled.any_memory.layout.user_memory, UserMemory::Read);
+    for collective in Collective::ALL {
+        for bytes in [1, 1 << 10, 1 << 20, 1 << 30] {
+            let spec = Spec::new(collective, 5, 2);
+            let any = select::choose(spec, bytes, &pull, None).unwrap().any_memory;
+            assert_ne!(any.layout.user_memory, UserMemory::Written, "{any:?}");
+        }
+    }
     let text = select::explain(spec, 64 << 20, &direct);
-    assert!(text.contains("two_shot_mapped") && text.contains("chosen for any memory"), "{text}");
+    assert!(text.contains("two_shot_mapped") && text.contains("any memory:"), "{text}");
     assert!(select::choose(spec, 8, &network, Some(Algorithm::OneShot)).is_none());
 }

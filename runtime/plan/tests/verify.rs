@@ -1,7 +1,7 @@
 //! Every generator under the verifier: exhaustively for small communicators, by seeded samples for
 //! large ones, in sequences; and broken plans of every kind, which it has to refuse.
 
-use oxccl_plan::ir::Capacity;
+use oxccl_plan::ir::{Capacity, UserMemory};
 use oxccl_plan::machine::{Fault, Transfer};
 use oxccl_plan::verify::{Conditions, Step, verify, verify_programs, verify_sequence};
 use oxccl_plan::{Algorithm, Buffer, Collective, Op, Plan, Program, Slice, Spec};
@@ -46,7 +46,8 @@ fn every_generator_for_1_to_16_ranks_all_roots_and_chunk_counts() {
 fn every_collective_has_a_plan_over_edges_alone() {
     for spec in specs(7) {
         assert!(
-            Plan::candidates(spec).any(|p| p.layout.stage_blocks == 0 && !p.layout.user_memory)
+            Plan::candidates(spec)
+                .any(|p| p.layout.stage_blocks == 0 && p.layout.user_memory == UserMemory::Private)
         );
     }
 }

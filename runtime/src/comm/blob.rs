@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use std::sync::OnceLock;
 
 /// The wire format of the blob and of everything that ranks share: they must agree.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 /// Facts about a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +22,8 @@ pub(super) struct Blob {
     pub(super) socket: [u8; 16],
     /// Size of the process's arena; 0 for none.
     pub(super) arena_len: u64,
+    /// Where `process` lies in the process's memory, to try whether others can read there.
+    pub(super) probe: u64,
     /// Rank 0's values hold for all.
     pub(super) counter_start: u64,
     pub(super) algorithm: [u8; 16],
@@ -52,6 +54,11 @@ impl Blob {
     pub(super) fn own(socket: [u8; 16]) -> Result<Self> {
         static PROCESS: OnceLock<Result<[u8; 16]>> = OnceLock::new();
         let config = Config::get();
+        let known = PROCESS.get_or_init(crate::bootstrap::id::random);
+        let (place, process) = match known {
+            Ok(name) => (name.as_ptr() as usize, *name),
+            Err(e) => return Err(e.clone()),
+        };
         let mut algorithm = [0; 16];
         let name = config.algorithm.as_bytes();
         if name.len() > 16
@@ -67,7 +74,8 @@ impl Blob {
         }
         algorithm[..name.len()].copy_from_slice(name);
         Ok(Self {
-            process: PROCESS.get_or_init(crate::bootstrap::id::random).clone()?,
+            process,
+            probe: place as u64,
             pid: std::process::id(),
             pid_namespace: inode("/proc/self/ns/pid"),
             host: host(config),
@@ -88,7 +96,8 @@ impl Blob {
         out.extend(self.process);
         out.extend(self.socket);
         out.extend(self.algorithm);
-        for word in [self.pid_namespace, self.host, self.arena_len, self.counter_start] {
+        let words = [self.pid_namespace, self.host, self.arena_len, self.counter_start, self.probe];
+        for word in words {
             out.extend(word.to_le_bytes());
         }
         out
@@ -102,8 +111,8 @@ impl Blob {
                 format!("speaks format {format:?}, this rank {FORMAT}; update the older one");
             return Err(bad(what));
         }
-        let fixed = <&[u8; 88]>::try_from(bytes)
-            .map_err(|_| bad(format!("sent {} bytes about itself, not 88", bytes.len())))?;
+        let fixed = <&[u8; 96]>::try_from(bytes)
+            .map_err(|_| bad(format!("sent {} bytes about itself, not 96", bytes.len())))?;
         let name = |at: usize| <[u8; 16]>::try_from(&fixed[at..at + 16]).unwrap_or_default();
         let word = |at: usize| {
             u64::from_le_bytes(<[u8; 8]>::try_from(&fixed[at..at + 8]).unwrap_or_default())
@@ -117,6 +126,7 @@ impl Blob {
             host: word(64),
             arena_len: word(72),
             counter_start: word(80),
+            probe: word(88),
         })
     }
 }

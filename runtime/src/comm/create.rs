@@ -9,7 +9,7 @@ use crate::bootstrap::session::Session;
 use crate::config::Config;
 use crate::device::host::arena::{Arena, Mapping, sealed_memfd};
 use crate::device::host::endpoint::{Endpoint, PeerMemory};
-use crate::device::host::worker;
+use crate::device::host::{pull, worker};
 use crate::error::{Error, Result};
 use crate::link::Edge;
 use crate::link::direct::{DirectEdge, Segment, SegmentLayout};
@@ -96,15 +96,17 @@ pub fn create(member: &Member) -> Result<Communicator> {
         }
     }
     let mut signs = signs(&blobs, &edges, rank);
+    let pids = blobs.iter().map(|b| b.pid as i32).collect();
     let endpoint =
-        Endpoint::new(rank, local, segment, one_process, slot_bytes, edges, memory, start);
+        Endpoint::new(rank, local, segment, one_process, pids, slot_bytes, edges, memory, start);
     // Everyone's counters are set and connections made before anyone runs anything.
-    session.gather(&[])?;
+    let pulls = session.gather(&[u8::from(can_pull(&blobs, &endpoint))])?;
+    let pull = pulls.iter().all(|answer| *answer == [1]);
     session.close();
     worker::note_local_ranks(ranks.len());
     let hosts = if ranks.len() == nranks as usize { 1 } else { 2 };
     let algorithm = blobs[0].algorithm();
-    let comm = Communicator::new(endpoint, *device, hosts == 1, &algorithm, hosts);
+    let comm = Communicator::new(endpoint, *device, hosts, pull, &algorithm);
     for (peer, sign) in signs.drain(..) {
         match sign {
             Ok(sign) => monitor::watch(&comm.endpoint, peer, sign)?,
@@ -122,11 +124,32 @@ fn apply_timeout(comm: &Communicator) {
 
 fn alone(device: i32) -> Result<Communicator> {
     let memory = vec![PeerMemory::Unreachable];
+    let (slot_bytes, edges) = (edge_slot_bytes(1), vec![Edge::Own]);
     let endpoint =
-        Endpoint::new(0, vec![Some(0)], None, true, edge_slot_bytes(1), vec![Edge::Own], memory, 0);
-    let comm = Communicator::new(endpoint, device, true, "", 1);
+        Endpoint::new(0, vec![Some(0)], None, true, vec![0], slot_bytes, edges, memory, 0);
+    let comm = Communicator::new(endpoint, device, 1, false, "");
     apply_timeout(&comm);
     Ok(comm)
+}
+
+/// Whether this rank can have the system copy from every other rank of its host: ptrace rules,
+/// containers and seccomp may forbid it.
+fn can_pull(blobs: &[Blob], endpoint: &Endpoint) -> bool {
+    let own = &blobs[endpoint.rank as usize];
+    let peers = blobs.iter().enumerate().filter(|(r, _)| endpoint.local[*r].is_some());
+    let answers = peers.map(|(rank, blob)| {
+        let mut word = [0u8; 16];
+        let (pid, from) = (blob.pid as i32, blob.probe as usize);
+        // SAFETY: the word has 16 bytes.
+        let pulled = unsafe { pull::pull(pid, from, word.as_mut_ptr(), 16, rank as u32) };
+        blob.pid_namespace == own.pid_namespace && pulled.is_ok() && word == blob.process
+    });
+    let able = answers.fold(true, |all, one| all && one);
+    if !able {
+        let text = "process_vm_readv is forbidden here: buffers from malloc are copied twice";
+        crate::log::line(crate::log::Level::Info, text);
+    }
+    able
 }
 
 /// The shared segment and the arenas of the ranks of this host; None for a rank that is alone.

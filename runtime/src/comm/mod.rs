@@ -47,14 +47,14 @@ fn algorithm_named(name: &str) -> Option<Algorithm> {
 }
 
 impl Communicator {
-    fn new(endpoint: Endpoint, device: i32, one_host: bool, algorithm: &str, hosts: usize) -> Self {
-        let direct = one_host && endpoint.local.len() <= MAX_DIRECT_RANKS;
+    fn new(endpoint: Endpoint, device: i32, hosts: usize, pull: bool, algorithm: &str) -> Self {
+        let direct = hosts == 1 && endpoint.local.len() <= MAX_DIRECT_RANKS;
         let model = if hosts > 1 { CostModel::TCP } else { CostModel::SHARED_MEMORY };
         let model = CostModel { edge_slot_bytes: endpoint.edge_slot_bytes as u64, ..model };
         Self {
             endpoint: Arc::new(endpoint),
             device,
-            topology: Topology { direct, model },
+            topology: Topology { direct, pull, model },
             only: algorithm_named(algorithm),
             programs: Mutex::default(),
             ended: AtomicBool::new(false),

@@ -37,7 +37,7 @@ fn forever(bytes: usize) -> Result<()> {
     for round in 0u64.. {
         let (from, to) = (input.as_ptr(), output.as_mut_ptr());
         let call = Call { spec, input: from, output: to, count: bytes as u64, dtype, op };
-        group::collective(comm.clone(), call, stream.clone())?;
+        group::collective(&comm, call, &stream)?;
         stream.synchronize(None)?;
         if round == 10 {
             println!("running");

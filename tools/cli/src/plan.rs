@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::perf::options::Kind;
 use oxccl_plan::cost::CostModel;
-use oxccl_plan::select::{self, Topology};
+use oxccl_plan::select::{self, Memory, Topology};
 use oxccl_plan::{Plan, Spec, simulate};
 use std::process::ExitCode;
 
@@ -41,11 +41,11 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
         return Err(Error::Options("the root has to be one of at least one rank".to_owned()));
     }
     let model = if options.network { CostModel::TCP } else { CostModel::SHARED_MEMORY };
-    let topology = Topology { direct: !options.network, model };
+    let topology = Topology { direct: !options.network, pull: !options.network, model };
     let spec = Spec::new(collective, options.ranks, options.root);
     print!("{}", select::explain(spec, options.bytes, &topology));
     if options.explain {
-        for candidate in select::candidates(spec, options.bytes, &topology, None) {
+        for candidate in select::candidates(spec, options.bytes, &topology, Memory::Mapped, None) {
             let name = candidate.plan.algorithm.name();
             match simulate::time_us(&candidate.plan, options.bytes, &topology.model) {
                 Ok(time_us) => println!("  {name:<16} {time_us:>12.2} us  simulated"),

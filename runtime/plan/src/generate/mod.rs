@@ -13,7 +13,7 @@ mod tree;
 mod two_shot;
 
 use crate::cost::CostModel;
-use crate::ir::{Layout, Op, Program};
+use crate::ir::{Layout, Op, Program, UserMemory};
 use crate::spec::{Collective, Spec};
 
 /// The algorithms.
@@ -40,6 +40,8 @@ pub enum Algorithm {
     Bruck = 8,
     /// Exchanges between pairs of ranks.
     Pairwise = 9,
+    /// Two-shot that only reads user memory: pull and reduce, then pull the others' results.
+    TwoShotPulled = 10,
 }
 
 /// What a plan needs of the links between ranks.
@@ -49,7 +51,7 @@ pub enum Needs {
     Nothing,
     /// A stage of each rank that all others map.
     Stage,
-    /// User memory that all ranks map.
+    /// User memory that all ranks can access.
     UserMemory,
     /// Edges, which every kind of link offers.
     Edges,
@@ -72,7 +74,7 @@ pub struct Generator {
 }
 
 /// All algorithms, in the order in which ties of the cost model break.
-pub static GENERATORS: [Generator; 10] = [
+pub static GENERATORS: [Generator; 11] = [
     local::GENERATOR,
     one_shot::STAGED,
     one_shot::MAPPED,
@@ -83,6 +85,7 @@ pub static GENERATORS: [Generator; 10] = [
     halving::GENERATOR,
     bruck::GENERATOR,
     pairwise::GENERATOR,
+    two_shot::PULLED,
 ];
 
 impl Algorithm {
@@ -135,7 +138,7 @@ const fn edge_layout(parts: u32, message_parts: u32, scratch_blocks: u32) -> Lay
         message_parts,
         signals: 0,
         done_signal: 0,
-        user_memory: false,
+        user_memory: UserMemory::Private,
     }
 }
 

@@ -6,7 +6,7 @@
 
 use super::{Algorithm, Generator, Needs, others, reads_everyone};
 use crate::cost::CostModel;
-use crate::ir::{Buffer, Destination, From, Layout, Op, Slice};
+use crate::ir::{Buffer, Destination, From, Layout, Op, Slice, UserMemory};
 use crate::spec::{Collective, Spec};
 
 pub(super) const STAGED: Generator = Generator {
@@ -51,7 +51,7 @@ fn staged_layout(spec: &Spec) -> Option<Layout> {
         message_parts: 0,
         signals: 1,
         done_signal: if one_publisher { 1 } else { 2 },
-        user_memory: false,
+        user_memory: UserMemory::Private,
     })
 }
 
@@ -83,19 +83,23 @@ fn keeps_own(spec: &Spec) -> bool {
 }
 
 fn mapped_layout(spec: &Spec) -> Option<Layout> {
-    // In place, an all-reduce would overwrite what the others still read.
-    (spec.nranks > 1 && spec.collective != Collective::AllReduce).then_some(Layout {
+    // In place, an all-reduce would overwrite what the others still read: it copies first.
+    let copies = spec.collective == Collective::AllReduce;
+    (spec.nranks > 1).then_some(Layout {
         parts: 1,
         stage_blocks: 0,
-        scratch_blocks: 0,
+        scratch_blocks: if copies { spec.nranks } else { 0 },
         message_parts: 0,
         signals: 2,
         done_signal: 2,
-        user_memory: true,
+        user_memory: UserMemory::Read,
     })
 }
 
 fn mapped_ops(spec: &Spec, rank: u32) -> Vec<Op> {
+    if spec.collective == Collective::AllReduce {
+        return copying_all_reduce(spec.nranks, rank);
+    }
     let mut ops = vec![Op::Signal];
     ops.extend(read(spec, rank, Buffer::Input));
     ops.push(Op::Signal);
@@ -106,6 +110,27 @@ fn mapped_ops(spec: &Spec, rank: u32) -> Vec<Op> {
         };
         ops.push(Op::Wait { from: readers, signal: 2 });
     }
+    ops
+}
+
+/// Copy everyone's input; once all have done so, fold the copies.
+fn copying_all_reduce(nranks: u32, rank: u32) -> Vec<Op> {
+    let input = Slice::block(Buffer::Input, 0);
+    let mut ops = vec![Op::Signal];
+    for peer in others(rank, nranks) {
+        ops.push(Op::Wait { from: From::One(peer), signal: 1 });
+        ops.push(Op::Get { peer, src: input, dst: Slice::block(Buffer::Scratch, peer) });
+    }
+    ops.extend([
+        Op::Signal,
+        Op::Wait { from: From::All, signal: 2 },
+        Op::Reduce {
+            src: Slice::block(Buffer::Scratch, 0),
+            own: input,
+            dst: Destination::Own(Slice::block(Buffer::Output, 0)),
+            finish: true,
+        },
+    ]);
     ops
 }
 
@@ -152,6 +177,14 @@ fn read(spec: &Spec, rank: u32, place: Buffer) -> Vec<Op> {
     ops
 }
 
+/// Ranks that a reading rank reads from.
+fn readers(spec: &Spec) -> u32 {
+    match spec.collective {
+        Collective::Broadcast | Collective::Scatter => 1,
+        _ => spec.nranks - 1,
+    }
+}
+
 /// Bytes that a publishing rank offers and that a reading rank takes in.
 fn traffic(spec: &Spec, bytes: u64) -> (u64, u64) {
     let n = u64::from(spec.nranks);
@@ -167,11 +200,18 @@ fn staged_cost_us(spec: &Spec, bytes: u64, model: &CostModel) -> f64 {
     let (published, read) = traffic(spec, bytes);
     let windows = published.div_ceil(model.stage_slot_bytes).max(1);
     windows as f64 * model.exchange_us(spec.nranks)
-        + model.copy_us(published)
-        + model.read_us(read, spec.collective.reduces())
+        + model.publish_us(published)
+        + model.read_us(read, readers(spec), spec.collective.reduces())
 }
 
 fn mapped_cost_us(spec: &Spec, bytes: u64, model: &CostModel) -> f64 {
     let (_, read) = traffic(spec, bytes);
-    2.0 * model.exchange_us(spec.nranks) + model.read_us(read, spec.collective.reduces())
+    if spec.collective == Collective::AllReduce {
+        let windows = (read).div_ceil(model.stage_slot_bytes).max(1);
+        return windows as f64 * 2.0 * model.exchange_us(spec.nranks)
+            + model.read_us(read - bytes, spec.nranks - 1, false)
+            + model.copy_us(read);
+    }
+    2.0 * model.exchange_us(spec.nranks)
+        + model.read_us(read, readers(spec), spec.collective.reduces())
 }

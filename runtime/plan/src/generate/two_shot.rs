@@ -2,11 +2,12 @@
 //!
 //! *Staged*: inputs and reduced parts go through the stage. *Mapped*: rank `r` pulls part `r` from
 //! everyone's user buffer, reduces, and pushes the result to everyone's output; each element has
-//! one owner, so it is safe in place.
+//! one owner, so it is safe in place. *Pulled*: as mapped, but everyone pulls the results too, so
+//! that user memory need only be readable for the others.
 
 use super::{Algorithm, Generator, Needs, others};
 use crate::cost::CostModel;
-use crate::ir::{Buffer, Destination, From, Layout, Op, Slice};
+use crate::ir::{Buffer, Destination, From, Layout, Op, Slice, UserMemory};
 use crate::spec::{Collective, Spec};
 
 pub(super) const STAGED: Generator = Generator {
@@ -27,6 +28,15 @@ pub(super) const MAPPED: Generator = Generator {
     cost_us: mapped_cost_us,
 };
 
+pub(super) const PULLED: Generator = Generator {
+    algorithm: Algorithm::TwoShotPulled,
+    name: "two_shot_pulled",
+    needs: Needs::UserMemory,
+    layout: pulled_layout,
+    ops: pulled_ops,
+    cost_us: pulled_cost_us,
+};
+
 fn serves(spec: &Spec) -> bool {
     spec.nranks > 1 && matches!(spec.collective, Collective::AllReduce | Collective::Reduce)
 }
@@ -39,7 +49,7 @@ fn staged_layout(spec: &Spec) -> Option<Layout> {
         message_parts: 0,
         signals: 2,
         done_signal: 3,
-        user_memory: false,
+        user_memory: UserMemory::Private,
     })
 }
 
@@ -84,7 +94,7 @@ fn mapped_layout(spec: &Spec) -> Option<Layout> {
         message_parts: 0,
         signals: 2,
         done_signal: 2,
-        user_memory: true,
+        user_memory: UserMemory::Written,
     })
 }
 
@@ -109,14 +119,54 @@ fn mapped_ops(spec: &Spec, rank: u32) -> Vec<Op> {
     ]
 }
 
+fn pulled_layout(spec: &Spec) -> Option<Layout> {
+    // A reduce has no memory for results that are not the root's.
+    (spec.nranks > 1 && spec.collective == Collective::AllReduce).then_some(Layout {
+        parts: spec.nranks,
+        stage_blocks: 0,
+        scratch_blocks: 0,
+        message_parts: 0,
+        signals: 3,
+        done_signal: 3,
+        user_memory: UserMemory::Read,
+    })
+}
+
+fn pulled_ops(spec: &Spec, rank: u32) -> Vec<Op> {
+    let input = Slice::part(Buffer::Input, 0, rank);
+    let output = |part| Slice::part(Buffer::Output, 0, part);
+    let dst = Destination::Own(output(rank));
+    let mut ops = vec![
+        Op::Signal,
+        Op::Wait { from: From::All, signal: 1 },
+        Op::Reduce { src: input, own: input, dst, finish: true },
+        Op::Signal,
+    ];
+    for peer in others(rank, spec.nranks) {
+        ops.push(Op::Wait { from: From::One(peer), signal: 2 });
+        ops.push(Op::Get { peer, src: output(peer), dst: output(peer) });
+    }
+    ops.extend([Op::Signal, Op::Wait { from: From::All, signal: 3 }]);
+    ops
+}
+
+fn pulled_cost_us(spec: &Spec, bytes: u64, model: &CostModel) -> f64 {
+    let peers = spec.nranks - 1;
+    let others = bytes - bytes / u64::from(spec.nranks);
+    3.0 * model.exchange_us(spec.nranks)
+        + model.read_us(bytes, peers, true)
+        + model.read_us(others, peers, false)
+}
+
 fn staged_cost_us(spec: &Spec, bytes: u64, model: &CostModel) -> f64 {
     let windows = bytes.div_ceil(model.stage_slot_bytes).max(1);
     windows as f64 * 2.0 * model.exchange_us(spec.nranks)
-        + model.copy_us(bytes)
-        + model.read_us(bytes, true)
+        + model.publish_us(bytes)
+        + model.read_us(bytes, spec.nranks - 1, true)
+        + model.publish_us(bytes / u64::from(spec.nranks))
         + model.copy_us(bytes)
 }
 
 fn mapped_cost_us(spec: &Spec, bytes: u64, model: &CostModel) -> f64 {
-    2.0 * model.exchange_us(spec.nranks) + model.read_us(bytes, true)
+    2.0 * model.exchange_us(spec.nranks) + model.read_us(bytes, spec.nranks - 1, true)
 }

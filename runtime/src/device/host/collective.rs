@@ -1,11 +1,13 @@
 //! The host executor: runs a rank's program as a resumable step function that never blocks.
 
-use super::endpoint::{Awaited, Endpoint, State};
+use super::endpoint::{Awaited, Endpoint, MAPPED, Place, State};
 use super::kernels::{self, Fold};
+use super::pull;
 use crate::error::{Error, Result};
 use crate::link::direct::{PACKET_BYTES, STAGE_SLOT_BYTES, Segment};
 use oxccl_plan::generate::Algorithm;
 use oxccl_plan::ir::Capacity;
+use oxccl_plan::ir::UserMemory;
 use oxccl_plan::{
     Buffer, Collective, DataType, Destination, From, Geometry, Op, Order, Plan, Program, ReduceOp,
     Slice, Spec,
@@ -17,6 +19,10 @@ use std::sync::atomic::Ordering;
 const STRETCH_BYTES: usize = 128 << 10;
 /// Results of calls at least this large bypass the cache.
 const STREAMING_BYTES: u64 = 4 << 20;
+/// What the system copies at a time where it is folded next: a few fit the second-level cache.
+const PULL_BYTES: usize = 64 << 10;
+/// The first looks follow each other without a pause.
+const EAGER_POLLS: u32 = 24;
 /// Direct plans serve at most so many ranks: each of them looks at all others.
 pub const MAX_DIRECT_RANKS: usize = 64;
 /// Parts begin on cache lines.
@@ -99,6 +105,9 @@ pub struct Running {
     call: Call,
     geometry: Geometry,
     stage: Stage,
+    /// Whether all peers map this rank's buffers.
+    mapped_here: bool,
+    /// Whether the plan for mapped memory runs.
     mapped: bool,
     packets: bool,
     phase_base: u64,
@@ -128,8 +137,20 @@ impl Running {
             && geometry.windows() == 1
             && published <= PACKET_BYTES as u64;
         let stage = Stage::New;
-        let (mapped, phase_base, window, step, cursor) = (false, 0, 0, 0, 0);
-        Self { programs, call, geometry, stage, mapped, packets, phase_base, window, step, cursor }
+        let (mapped, mapped_here, phase_base, window, step, cursor) = (false, false, 0, 0, 0, 0);
+        Self {
+            programs,
+            call,
+            geometry,
+            stage,
+            mapped_here,
+            mapped,
+            packets,
+            phase_base,
+            window,
+            step,
+            cursor,
+        }
     }
 
     /// The name of the collective.
@@ -167,7 +188,7 @@ struct VisitState<'a> {
     state: &'a mut State,
 }
 
-impl VisitState<'_> {
+impl<'a> VisitState<'a> {
     fn go(&mut self, mut budget: Budget) -> Visit {
         let (mut moved, mut polls) = (false, 0);
         loop {
@@ -192,7 +213,10 @@ impl VisitState<'_> {
                         let awaited = Awaited { peer: peer as i32, step: self.run.step as i32 };
                         return Visit::Waiting { moved, awaited };
                     }
-                    std::hint::spin_loop();
+                    // A pause takes longer than a flag needs to arrive.
+                    if polls > EAGER_POLLS {
+                        std::hint::spin_loop();
+                    }
                 }
             }
         }
@@ -202,7 +226,7 @@ impl VisitState<'_> {
     fn advance(&mut self) -> Result<Option<Poll>> {
         match self.run.stage {
             Stage::New => self.begin().map(Some),
-            Stage::Entered => Ok(Some(self.decide())),
+            Stage::Entered => self.decide().map(Some),
             Stage::Running => self.step().map(Some),
             Stage::Draining => {
                 // What was sent over a network must leave without this rank's further help.
@@ -216,9 +240,9 @@ impl VisitState<'_> {
         }
     }
 
-    fn segment(&self) -> Result<&Arc<Segment>> {
+    fn segment(&self) -> Result<&'a Segment> {
         let missing = || Error::Internal { what: "a direct plan without shared memory".to_owned() };
-        self.endpoint.segment.as_ref().ok_or_else(missing)
+        self.endpoint.segment.as_deref().ok_or_else(missing)
     }
 
     fn signal(&mut self) -> Result<()> {
@@ -230,13 +254,13 @@ impl VisitState<'_> {
     }
 
     fn wait(&mut self, from: From, target: u64) -> Result<Poll> {
-        let segment = self.segment()?.clone();
+        let segment = self.segment()?;
         let peers = match from {
             From::All => 0..self.endpoint.nranks,
             From::One(peer) => peer..peer + 1,
         };
         for peer in peers {
-            if peer != self.endpoint.rank && !self.state.has_reached(&segment, peer, target) {
+            if peer != self.endpoint.rank && !self.state.has_reached(segment, peer, target) {
                 return Ok(Poll::Wait(peer));
             }
         }
@@ -244,14 +268,10 @@ impl VisitState<'_> {
     }
 
     fn begin(&mut self) -> Result<Poll> {
+        self.make_scratch();
         let run = &*self.run;
-        let scratch = run.programs.any.0.layout.scratch_blocks as usize
-            * run.geometry.window_elems as usize
-            * run.call.dtype.size();
-        if self.state.scratch.len() * 8 < scratch {
-            self.state.scratch.resize(scratch.div_ceil(8), 0);
-        }
-        if run.programs.mapped.is_some() {
+        let reads_user = run.programs.any.0.layout.user_memory != UserMemory::Private;
+        if run.programs.mapped.is_some() || reads_user {
             let slot = (self.state.entries & 1) as usize;
             let need = self.state.entry_need[slot];
             if let Poll::Wait(peer) = self.wait(From::All, need)? {
@@ -262,6 +282,15 @@ impl VisitState<'_> {
         self.run.phase_base = self.state.phase;
         self.run.stage = Stage::Running;
         Ok(Poll::Ready)
+    }
+
+    fn make_scratch(&mut self) {
+        let run = &*self.run;
+        let blocks = run.plan().layout.scratch_blocks as usize;
+        let bytes = blocks * run.geometry.window_elems as usize * run.call.dtype.size();
+        if self.state.scratch.len() * 8 < bytes {
+            self.state.scratch.resize(bytes.div_ceil(8), 0);
+        }
     }
 
     /// Says where this rank's buffers lie, and whether that makes the mapped plan possible.
@@ -276,10 +305,13 @@ impl VisitState<'_> {
         let mut input = buffer(call.spec.input_blocks(rank), call.input);
         let output = buffer(call.spec.output_blocks(rank), call.output);
         let same = std::ptr::eq(call.input, call.output.cast_const());
-        if output == 0 || (same && call.spec.collective == Collective::AllToAll) {
-            input = 0;
+        if same && call.spec.collective == Collective::AllToAll {
+            // In place it must not be read directly.
+            input &= !MAPPED;
         }
-        let segment = self.segment()?.clone();
+        let mapped = input & output & MAPPED != 0;
+        self.run.mapped_here = mapped;
+        let segment = self.segment()?;
         for (i, token) in [input, output].into_iter().enumerate() {
             segment.entry(rank as usize, slot, i).store(token, Ordering::Relaxed);
         }
@@ -288,7 +320,8 @@ impl VisitState<'_> {
         self.state.entries += 1;
         self.signal()?;
         self.run.phase_base = base;
-        if input == 0 {
+        let private = self.run.programs.any.0.layout.user_memory == UserMemory::Private;
+        if !mapped && private {
             // One refusal decides: no need to hear the others.
             self.run.phase_base = base.wrapping_add(1);
             self.run.stage = Stage::Running;
@@ -299,25 +332,30 @@ impl VisitState<'_> {
     }
 
     /// All ranks see all entry words and come to the same decision.
-    fn decide(&mut self) -> Poll {
-        let Some(segment) = self.endpoint.segment.clone() else { return Poll::Ready };
+    fn decide(&mut self) -> Result<Poll> {
+        let segment = self.segment()?;
         let target = self.run.phase_base.wrapping_add(1);
         let slot = (self.state.entries.wrapping_sub(1) & 1) as usize;
-        let (mut mapped, own) = (true, self.endpoint.rank);
+        let (mut mapped, own) = (self.run.mapped_here, self.endpoint.rank);
         for peer in 0..self.endpoint.nranks {
             if peer == own {
+                let Call { input, output, .. } = self.run.call;
                 self.state.user[peer as usize] =
-                    (self.run.call.input.cast_mut(), self.run.call.output);
+                    (Place::Here(input.cast_mut()), Place::Here(output));
                 continue;
             }
-            if !self.state.has_reached(&segment, peer, target) {
-                return Poll::Wait(peer);
+            if !self.state.has_reached(segment, peer, target) {
+                return Ok(Poll::Wait(peer));
             }
             let token = |i| segment.entry(peer as usize, slot, i).load(Ordering::Relaxed);
             let (input, output) = (token(0), token(1));
-            mapped &= input != 0;
-            let place = (self.state.resolve(peer, input), self.state.resolve(peer, output));
-            self.state.user[peer as usize] = place;
+            mapped &= input & output & MAPPED != 0;
+            let places = (self.state.resolve(peer, input), self.state.resolve(peer, output));
+            let (Some(input), Some(output)) = places else {
+                let what = format!("the arena of rank {peer} is not mapped here");
+                return Err(Error::Internal { what });
+            };
+            self.state.user[peer as usize] = (input, output);
         }
         self.run.stage = Stage::Running;
         if mapped && let Some((plan, _)) = &self.run.programs.mapped {
@@ -326,10 +364,13 @@ impl VisitState<'_> {
             (self.run.mapped, self.run.packets) = (true, false);
             // The entry signal was the program's first.
             self.run.step = 1;
-        } else {
+            self.make_scratch();
+        } else if self.run.plan().layout.user_memory == UserMemory::Private {
             self.run.phase_base = target;
+        } else {
+            (self.run.step, self.run.packets) = (1, false);
         }
-        Poll::Ready
+        Ok(Poll::Ready)
     }
 
     fn step(&mut self) -> Result<Poll> {
@@ -386,9 +427,18 @@ impl VisitState<'_> {
             }
             Op::Get { peer, src, dst } if self.run.packets => self.get_packets(peer, src, dst),
             Op::Get { peer, src, dst } => {
-                let (from, len) = self.of_peer(peer, src)?;
-                let (to, _) = self.own(dst);
-                self.copy(to, from, len, dst)
+                let (to, len) = self.own(dst);
+                match self.of_peer(peer, src).0 {
+                    Place::Here(from) => self.copy(to, from, len, dst),
+                    Place::There(from) => {
+                        let at = self.run.cursor;
+                        let bytes = (len - at).min(STRETCH_BYTES);
+                        let pid = self.endpoint.pids[peer as usize];
+                        // SAFETY: the destination is this rank's and has `len` bytes.
+                        unsafe { pull::pull(pid, from + at, to.wrapping_add(at), bytes, peer)? };
+                        Ok(self.stretch_done(bytes, len, false))
+                    }
+                }
             }
             Op::Reduce { src, own, dst, finish } => self.reduce(src, own, dst, finish),
             Op::Send { peer, src } => self.send(peer, src),
@@ -431,19 +481,29 @@ impl VisitState<'_> {
         segment.map_or(std::ptr::null_mut(), |s| s.stage(rank as usize, slot))
     }
 
-    fn of_peer(&self, peer: u32, slice: Slice) -> Result<(*mut u8, usize)> {
+    fn of_peer(&self, peer: u32, slice: Slice) -> (Place, usize) {
         let (offset, len) = self.range(slice);
         let base = match slice.buffer {
-            Buffer::Stage => self.stage(peer),
+            Buffer::Stage | Buffer::Scratch => Place::Here(self.stage(peer)),
             Buffer::Input => self.state.user[peer as usize].0,
             Buffer::Output => self.state.user[peer as usize].1,
-            Buffer::Scratch => std::ptr::null_mut(),
         };
-        if base.is_null() && len > 0 {
-            let what = format!("{:?} of rank {peer} cannot be reached", slice.buffer);
-            return Err(Error::Internal { what });
+        let place = match base {
+            Place::Here(base) => Place::Here(base.wrapping_add(offset)),
+            Place::There(base) => Place::There(base + offset),
+        };
+        (place, len)
+    }
+
+    /// A peer's slice that a plan writes: only plans for mapped memory do.
+    fn writable(&self, peer: u32, slice: Slice) -> Result<*mut u8> {
+        match self.of_peer(peer, slice).0 {
+            Place::Here(address) => Ok(address),
+            Place::There(_) => {
+                let what = format!("{:?} of rank {peer} is not mapped", slice.buffer);
+                Err(Error::Internal { what })
+            }
         }
-        Ok((base.wrapping_add(offset), len))
     }
 
     /// Whether what is written to a buffer is too much to keep in the cache.
@@ -478,27 +538,32 @@ impl VisitState<'_> {
     }
 
     fn reduce(&mut self, src: Slice, own: Slice, dst: Destination, finish: bool) -> Result<Poll> {
+        let mut sources = std::mem::take(&mut self.state.sources);
+        let mut destinations = std::mem::take(&mut self.state.destinations);
+        let poll = self.reduce_into(src, own, dst, finish, (&mut sources, &mut destinations));
+        (self.state.sources, self.state.destinations) = (sources, destinations);
+        poll
+    }
+
+    fn reduce_into(
+        &mut self,
+        src: Slice,
+        own: Slice,
+        dst: Destination,
+        finish: bool,
+        (srcs, dsts): (&mut [*const u8], &mut [*mut u8]),
+    ) -> Result<Poll> {
         let (nranks, rank) = (self.endpoint.nranks, self.endpoint.rank);
-        let mut srcs = [std::ptr::null::<u8>(); MAX_DIRECT_RANKS];
-        let srcs = &mut srcs[..nranks as usize];
         if self.run.packets {
             if let Poll::Wait(peer) = self.unpack_all(src, srcs)? {
                 return Ok(Poll::Wait(peer));
             }
             self.run.cursor = 0;
-        } else {
-            for peer in (0..nranks).filter(|&p| p != rank) {
-                srcs[peer as usize] = self.of_peer(peer, src)?.0;
-            }
         }
         let (mine, len) = self.own(own);
-        srcs[rank as usize] = mine;
+        srcs[rank as usize] = mine.wrapping_add(self.run.cursor);
+        let bytes = if self.run.packets { len } else { self.sources(src, len, srcs)? };
         let at = self.run.cursor;
-        let bytes = (len - at).min(STRETCH_BYTES);
-        for src in srcs.iter_mut() {
-            *src = src.wrapping_add(at);
-        }
-        let mut dsts = [std::ptr::null_mut::<u8>(); MAX_DIRECT_RANKS];
         let (dsts, first) = match dst {
             Destination::Own(slice) => {
                 dsts[0] = self.own(slice).0;
@@ -509,12 +574,12 @@ impl VisitState<'_> {
                 (&mut dsts[..2], two)
             }
             Destination::Peer(peer, slice) => {
-                dsts[0] = self.of_peer(peer, slice)?.0;
+                dsts[0] = self.writable(peer, slice)?;
                 (&mut dsts[..1], slice)
             }
             Destination::Everyone(slice) => {
                 for (peer, dst) in dsts.iter_mut().enumerate().take(nranks as usize) {
-                    *dst = self.of_peer(peer as u32, slice)?.0;
+                    *dst = self.writable(peer as u32, slice)?;
                 }
                 (&mut dsts[..nranks as usize], slice)
             }
@@ -527,6 +592,42 @@ impl VisitState<'_> {
         // other rank accesses the destinations or writes the sources now.
         unsafe { kernels::fold(dsts, srcs, bytes, self.how(finish, streaming)) };
         Ok(self.stretch_done(bytes, len, streaming))
+    }
+
+    /// The next stretch of the peers' slices, copied here by the system where they are not mapped;
+    /// its size.
+    fn sources(&mut self, src: Slice, len: usize, srcs: &mut [*const u8]) -> Result<usize> {
+        let (at, own) = (self.run.cursor, self.endpoint.rank);
+        if src.buffer == Buffer::Scratch {
+            for (peer, from) in (0u32..).zip(srcs.iter_mut()).filter(|(p, _)| *p != own) {
+                let copied = self.own(Slice { block: src.block + peer, ..src }).0;
+                *from = copied.wrapping_add(at).cast_const();
+            }
+            return Ok((len - at).min(STRETCH_BYTES));
+        }
+        let peers = (0..self.endpoint.nranks).filter(move |&p| p != own);
+        let pulled = peers.clone().any(|p| matches!(self.of_peer(p, src).0, Place::There(_)));
+        let bytes = (len - at).min(if pulled { PULL_BYTES } else { STRETCH_BYTES });
+        if pulled {
+            let words = srcs.len() * PULL_BYTES / 8;
+            if self.state.unpacked.len() < words {
+                self.state.unpacked.resize(words, 0);
+            }
+        }
+        for peer in peers {
+            srcs[peer as usize] = match self.of_peer(peer, src).0 {
+                Place::Here(from) => from.wrapping_add(at).cast_const(),
+                Place::There(from) => {
+                    let room = &mut self.state.unpacked[peer as usize * PULL_BYTES / 8..];
+                    let to: *mut u8 = room.as_mut_ptr().cast();
+                    let pid = self.endpoint.pids[peer as usize];
+                    // SAFETY: the room has PULL_BYTES bytes.
+                    unsafe { pull::pull(pid, from + at, to, bytes, peer)? };
+                    to.cast_const()
+                }
+            };
+        }
+        Ok(bytes)
     }
 
     /// Publishes the whole input: its blocks lie one behind the other, as in the stage.

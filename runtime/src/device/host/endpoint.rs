@@ -4,7 +4,7 @@ use super::arena::{Arena, Mapping};
 use crate::error::{Error, Result, Site};
 use crate::link::Edge;
 use crate::link::direct::{Segment, reached};
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 /// How this rank reaches the user memory of a peer.
@@ -37,13 +37,26 @@ pub struct State {
     pub scratch: Vec<u64>,
     /// Where packets are unpacked, one stretch per rank.
     pub unpacked: Vec<u64>,
+    /// Room for the sources and destinations of a fold, one per rank.
+    pub sources: Vec<*const u8>,
+    /// See `sources`.
+    pub destinations: Vec<*mut u8>,
     /// Reach into the user memory of the others, by rank.
     pub memory: Vec<PeerMemory>,
-    /// Where the peers' buffers of the current mapped operation lie: (input, output), by rank.
-    pub user: Vec<(*mut u8, *mut u8)>,
+    /// Where the buffers of the current operation lie: (input, output), by rank.
+    pub user: Vec<(Place, Place)>,
 }
 
-// SAFETY: the pointers in `user` are used only by the running operation, under its contract.
+/// Where a rank's buffer can be found.
+#[derive(Clone, Copy, Debug)]
+pub enum Place {
+    /// At this address of this process.
+    Here(*mut u8),
+    /// At this address of that rank's process, from which the system copies.
+    There(usize),
+}
+
+// SAFETY: the pointers in it are used only by the running operation, under its contract.
 unsafe impl Send for State {}
 
 /// A rank of a communicator, as the executor sees it.
@@ -58,6 +71,8 @@ pub struct Endpoint {
     pub local: Vec<Option<usize>>,
     /// Whether all ranks are in this process.
     pub one_process: bool,
+    /// Process ids of the ranks of this host, for the system to copy from.
+    pub pids: Vec<i32>,
     /// Bytes of an edge's slot.
     pub edge_slot_bytes: usize,
     /// Limit for an operation's waiting in ns; −1 for none.
@@ -66,8 +81,6 @@ pub struct Endpoint {
     pub issued: AtomicU64,
     /// See `issued`.
     pub finished: AtomicU64,
-    /// Grows whenever an operation moves; the monitor looks at it.
-    pub moves: AtomicU32,
     failed: AtomicBool,
     failure: OnceLock<Error>,
     state: Mutex<State>,
@@ -81,6 +94,7 @@ impl Endpoint {
         local: Vec<Option<usize>>,
         segment: Option<Arc<Segment>>,
         one_process: bool,
+        pids: Vec<i32>,
         edge_slot_bytes: usize,
         edges: Vec<Edge>,
         memory: Vec<PeerMemory>,
@@ -97,8 +111,10 @@ impl Endpoint {
             entry_need: [start; 2],
             scratch: Vec::new(),
             unpacked: Vec::new(),
+            sources: vec![std::ptr::null(); nranks],
+            destinations: vec![std::ptr::null_mut(); nranks.max(2)],
             memory,
-            user: vec![(std::ptr::null_mut(), std::ptr::null_mut()); nranks],
+            user: vec![(Place::There(0), Place::There(0)); nranks],
         };
         Self {
             rank,
@@ -106,11 +122,11 @@ impl Endpoint {
             segment,
             local,
             one_process,
+            pids,
             edge_slot_bytes,
             timeout_ns: AtomicI64::new(-1),
             issued: AtomicU64::new(0),
             finished: AtomicU64::new(0),
-            moves: AtomicU32::new(0),
             failed: AtomicBool::new(false),
             failure: OnceLock::new(),
             state: Mutex::new(state),
@@ -158,29 +174,38 @@ impl Endpoint {
         self.fail(Error::Remote { site, why });
     }
 
-    /// A word that lets peers find a buffer: 0 when not all of them can reach it.
+    /// A word that lets peers find a buffer, by [`State::resolve`].
     pub fn token(&self, ptr: *const u8, len: usize) -> u64 {
         if self.one_process {
-            return (ptr as u64) << 1 | 1;
+            return (ptr as u64) << 1 | MAPPED;
         }
         let offset = Arena::get().and_then(|arena| arena.offset(ptr, len));
-        // Without memory at all (a rank with no input) any word but 0 says that nothing hinders.
+        // Without memory at all (a rank with no input) nothing hinders.
         let offset = if ptr.is_null() { Some(0) } else { offset };
-        offset.map_or(0, |offset| (offset as u64) << 1 | 1)
+        offset.map_or((ptr as u64) << 1, |offset| (offset as u64) << 1 | MAPPED)
     }
 }
 
+/// Set in the token of a buffer that all peers map: the rest is its offset in the arena, or its
+/// address in the one process of all ranks. Not set, the rest is an address of the owner's.
+pub const MAPPED: u64 = 1;
+
 impl State {
-    /// The address here of what a peer's token stands for.
-    pub fn resolve(&self, peer: u32, token: u64) -> *mut u8 {
+    /// Where a peer's buffer is, by its token; None when this rank does not map it after all.
+    pub fn resolve(&self, peer: u32, token: u64) -> Option<Place> {
         let value = (token >> 1) as usize;
+        if token & MAPPED == 0 {
+            return Some(Place::There(value));
+        }
         match &self.memory[peer as usize] {
-            PeerMemory::SameProcess => std::ptr::with_exposed_provenance_mut(value),
+            PeerMemory::SameProcess => {
+                Some(Place::Here(std::ptr::with_exposed_provenance_mut(value)))
+            }
             PeerMemory::Arena(mapping) if value < mapping.bytes() => {
                 // SAFETY: within the mapping.
-                unsafe { mapping.base().add(value) }
+                Some(Place::Here(unsafe { mapping.base().add(value) }))
             }
-            PeerMemory::Arena(_) | PeerMemory::Unreachable => std::ptr::null_mut(),
+            PeerMemory::Arena(_) | PeerMemory::Unreachable => None,
         }
     }
 

@@ -127,8 +127,10 @@ pub unsafe fn fold(dsts: &[*mut u8], srcs: &[*const u8], len: usize, how: Fold) 
 }
 
 unsafe fn fold_typed<E: Element>(dsts: &[*mut u8], srcs: &[*const u8], len: usize, how: Fold) {
-    // The block is computed in place where there is one destination that stays in the cache.
-    let direct = dsts.len() == 1 && !how.streaming;
+    // One destination that stays in the cache is computed in place; one that is a source too is
+    // not: loops that may alias are not vectorised.
+    let aliased = srcs.iter().any(|src| std::ptr::eq(*src, dsts[0]));
+    let direct = dsts.len() == 1 && !how.streaming && !aliased;
     let mut block = Block([0; BLOCK]);
     let mut at = 0;
     while at < len {

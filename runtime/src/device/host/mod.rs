@@ -7,6 +7,7 @@ pub mod event;
 pub mod exchange;
 pub mod graph;
 pub mod kernels;
+pub mod pull;
 pub mod stream;
 pub mod task;
 pub mod worker;

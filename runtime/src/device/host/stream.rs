@@ -3,10 +3,11 @@
 //! Who holds a stream's `current` task owns the stream for that moment: the calling thread in its
 //! short inline budget, a thread in synchronize, or the worker. A call never waits for a peer.
 
-use super::collective::Budget;
+use super::collective::{Budget, Call, Programs};
+use super::endpoint::Endpoint;
 use super::event::Event;
 use super::graph::Capture;
-use super::task::{Step, Task, Work};
+use super::task::{Step, Task, Work, try_now};
 use super::worker;
 use crate::error::{Error, Result};
 use std::collections::VecDeque;
@@ -84,9 +85,38 @@ impl Stream {
         } else {
             queue.tasks.push_back(task);
             drop(queue);
+            if inline {
+                // What waits here may be ready by now: calls keep up with their peers.
+                self.advance(INLINE);
+            }
         }
         self.activate();
         Ok(())
+    }
+
+    /// As [`enqueue`](Self::enqueue) for a collective, inline.
+    pub fn launch(
+        self: &Arc<Self>,
+        endpoint: &Arc<Endpoint>,
+        programs: Arc<Programs>,
+        call: Call,
+    ) -> Result<()> {
+        let mut queue = lock(&self.queue);
+        if queue.capture.is_some() || self.pending.load(Ordering::Acquire) > 0 {
+            drop(queue);
+            return self.enqueue(Work::Collective(endpoint.clone(), programs, call), true);
+        }
+        // Nothing is pending and the lock keeps others from adding: no need to own `current`.
+        match try_now(endpoint, programs, call, INLINE) {
+            Ok(result) => result,
+            Err(task) => {
+                self.pending.fetch_add(1, Ordering::AcqRel);
+                queue.tasks.push_back(task);
+                drop(queue);
+                self.activate();
+                Ok(())
+            }
+        }
     }
 
     /// Lets the worker know that there is something to do.

@@ -176,6 +176,28 @@ fn stretch(bytes: usize, done: &mut usize, n: usize) -> Step {
     if *done == bytes { Step::Done(Ok(())) } else { Step::Waiting { moved: true } }
 }
 
+/// Runs a collective on an idle communicator in place, for a moment; what is left of it otherwise.
+/// The common case of small calls: it touches no queue and allocates nothing.
+pub(super) fn try_now(
+    endpoint: &Arc<Endpoint>,
+    programs: Arc<Programs>,
+    call: Call,
+    budget: Budget,
+) -> std::result::Result<Result<()>, Task> {
+    let number = endpoint.issued.fetch_add(1, Ordering::AcqRel);
+    let mut running = Running::new(endpoint, programs, call);
+    if endpoint.finished.load(Ordering::Acquire) == number
+        && endpoint.failure().is_none()
+        && let Visit::Done(Ok(())) = running.visit(endpoint, budget)
+    {
+        endpoint.finished.store(number + 1, Ordering::Release);
+        return Ok(Ok(()));
+    }
+    // A failed visit fails again when the task is stepped, and is reported there.
+    let (endpoint, kind) = (endpoint.clone(), Kind::Collective(running));
+    Err(Task::Operation(Operation { endpoint, number, kind, waiting_since: None }))
+}
+
 impl Operation {
     fn step(&mut self, budget: Budget) -> Step {
         let endpoint = &self.endpoint;
@@ -198,7 +220,6 @@ impl Operation {
             }
             Visit::Waiting { moved, awaited } => {
                 if moved {
-                    endpoint.moves.fetch_add(1, Ordering::Relaxed);
                     self.waiting_since = None;
                 } else if endpoint.timeout_ns.load(Ordering::Relaxed) >= 0 {
                     self.check_deadline(awaited);
@@ -209,8 +230,8 @@ impl Operation {
     }
 
     fn end(&self, result: Result<()>) -> Step {
-        self.endpoint.moves.fetch_add(1, Ordering::Relaxed);
-        self.endpoint.finished.fetch_add(1, Ordering::AcqRel);
+        // Only the running operation changes it.
+        self.endpoint.finished.store(self.number + 1, Ordering::Release);
         Step::Done(result)
     }
 

@@ -92,9 +92,12 @@ impl Buffer {
             let mut data = std::ptr::null_mut();
             // SAFETY: `data` is writable.
             api.check(0, "ncclMemAlloc", unsafe { (api.mem_alloc)(&mut data, bytes) })?;
-            return Ok(Self { data: data.cast(), bytes, library });
+            let mut buffer = Self { data: data.cast(), bytes, library };
+            buffer.slice(0, bytes).fill(1);
+            return Ok(buffer);
         }
-        let data = Box::into_raw(vec![0u8; bytes].into_boxed_slice()).cast();
+        // Not zeroed memory: that would be one page, mapped many times.
+        let data = Box::into_raw(vec![1u8; bytes].into_boxed_slice()).cast();
         Ok(Self { data, bytes, library })
     }
 
