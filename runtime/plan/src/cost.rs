@@ -34,21 +34,21 @@ pub struct CostModel {
 }
 
 impl CostModel {
-    /// Ranks on one host that share memory. Measured on 2 cores of a Xeon at 2.5 GHz: a flag takes
-    /// 0.1 µs one way; memcpy runs at 24 GB/s within L2 and at 8 GB/s beyond.
+    /// Ranks on one host that share memory. Fitted to all-reduces of 2, 4 and 8 ranks on a Xeon with
+    /// 16 cores, every algorithm forced in turn (`docs/results/host-2026-11-21.md`).
     pub const SHARED_MEMORY: CostModel = CostModel {
-        latency_us: 0.1,
+        latency_us: 0.15,
         signal_us: 0.02,
         poll_us: 0.02,
-        message_us: 0.05,
-        cached_gbps: 20.0,
-        memory_gbps: 8.0,
-        cache_bytes: 512 << 10,
+        message_us: 0.08,
+        cached_gbps: 40.0,
+        memory_gbps: 12.0,
+        cache_bytes: 1 << 20,
         link_gbps: f64::INFINITY,
-        fold_gbps: 16.0,
+        fold_gbps: 32.0,
         read_call_us: 0.0,
         read_gbps: f64::INFINITY,
-        handover_gbps: 6.0,
+        handover_gbps: 24.0,
         stage_slot_bytes: 256 << 10,
         edge_slot_bytes: 64 << 10,
     };
@@ -63,6 +63,13 @@ impl CostModel {
         ..CostModel::SHARED_MEMORY
     };
 
+    /// The model for calls whose largest buffer has so many bytes: pieces of a large buffer come
+    /// from memory, however small they are.
+    pub fn for_buffer(&self, bytes: u64) -> Self {
+        let cached = bytes <= self.cache_bytes;
+        Self { cached_gbps: if cached { self.cached_gbps } else { self.memory_gbps }, ..*self }
+    }
+
     fn at_gbps(bytes: u64, gbps: f64) -> f64 {
         bytes as f64 / (gbps * 1e3)
     }
@@ -73,15 +80,16 @@ impl CostModel {
         Self::at_gbps(bytes, gbps)
     }
 
-    /// The same links, with user memory that the system has to copy (`process_vm_readv`): 0.7 µs per
-    /// call and 12 GB/s.
+    /// The same links, with user memory that the system has to copy (`process_vm_readv`):
+    /// 0.7 µs per call alone, several when the ranks read from each other at once, and 7 GB/s of
+    /// what the others have just written.
     pub fn pulled(&self) -> Self {
-        Self { read_call_us: 0.7, read_gbps: 12.0, ..*self }
+        Self { read_call_us: 4.0, read_gbps: 7.0, ..*self }
     }
 
-    /// Publishing in a stage: a copy whose lines another core holds.
-    pub fn publish_us(&self, bytes: u64) -> f64 {
-        self.copy_us(bytes) + Self::at_gbps(bytes, self.handover_gbps)
+    /// Publishing what `readers` cores read: a copy, and lines that change hands.
+    pub fn publish_us(&self, bytes: u64, readers: u32) -> f64 {
+        self.copy_us(bytes) + f64::from(readers) * Self::at_gbps(bytes, self.handover_gbps)
     }
 
     /// Reading so many bytes from the memory of `peers` peers, folding them when `reduces`.
@@ -100,7 +108,7 @@ impl CostModel {
     pub fn send_us(&self, bytes: u64) -> f64 {
         let messages = bytes.div_ceil(self.edge_slot_bytes).max(1);
         messages as f64 * self.message_us
-            + self.publish_us(bytes).max(Self::at_gbps(bytes, self.link_gbps))
+            + self.publish_us(bytes, 1).max(Self::at_gbps(bytes, self.link_gbps))
     }
 
     /// Taking a message from an edge, folding it when `reduces`.

@@ -63,13 +63,15 @@ pub fn candidates(
         }
     };
     let wanted = |plan: &Plan| only.is_none_or(|a| a == plan.algorithm || spec.nranks == 1);
-    let pulled = topology.model.pulled();
+    let blocks = spec.input_blocks(spec.root).max(spec.output_blocks(spec.root));
+    let direct = topology.model.for_buffer(bytes * u64::from(blocks));
+    let pulled = direct.pulled();
     let mut list: Vec<_> = Plan::candidates(spec)
         .filter(|plan| usable(plan) && wanted(plan))
         .map(|plan| {
             let generator = plan.algorithm.generator();
             let reads = generator.needs == Needs::UserMemory && memory == Memory::Any;
-            let model = if reads { &pulled } else { &topology.model };
+            let model = if reads { &pulled } else { &direct };
             Candidate { plan, cost_us: (generator.cost_us)(&plan.spec, bytes, model) }
         })
         .collect();

@@ -24,12 +24,9 @@ pub fn time_us(plan: &Plan, bytes: u64, model: &CostModel) -> Result<f64, Fault>
         align_elems: 64,
     };
     let geometry = Geometry::new(&plan.layout, bytes, &room);
-    // A window is small, but what it reads and writes comes from buffers of this size.
     let blocks =
         plan.spec.input_blocks(plan.spec.root).max(plan.spec.output_blocks(plan.spec.root));
-    let cached = bytes * u64::from(blocks) <= model.cache_bytes;
-    let cached_gbps = if cached { model.cached_gbps } else { model.memory_gbps };
-    let model = &CostModel { cached_gbps, ..*model };
+    let model = &model.for_buffer(bytes * u64::from(blocks));
     let options = Options { edge_slots: 4, races: false, costs: Some((model, 1)) };
     let mut machine = Machine::new(nranks, Nothing, options);
     let (programs, in_place) = (&programs[..], &vec![false; nranks as usize][..]);

@@ -199,8 +199,14 @@ fn traffic(spec: &Spec, bytes: u64) -> (u64, u64) {
 fn staged_cost_us(spec: &Spec, bytes: u64, model: &CostModel) -> f64 {
     let (published, read) = traffic(spec, bytes);
     let windows = published.div_ceil(model.stage_slot_bytes).max(1);
+    // A block of its own for each rank is read by one.
+    let sharers = match spec.collective {
+        Collective::ReduceScatter | Collective::AllToAll | Collective::Scatter => 1,
+        Collective::Reduce | Collective::Gather => 1,
+        _ => spec.nranks - 1,
+    };
     windows as f64 * model.exchange_us(spec.nranks)
-        + model.publish_us(published)
+        + model.publish_us(published, sharers)
         + model.read_us(read, readers(spec), spec.collective.reduces())
 }
 

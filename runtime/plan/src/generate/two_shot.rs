@@ -160,11 +160,12 @@ fn pulled_cost_us(spec: &Spec, bytes: u64, model: &CostModel) -> f64 {
 
 fn staged_cost_us(spec: &Spec, bytes: u64, model: &CostModel) -> f64 {
     let windows = bytes.div_ceil(model.stage_slot_bytes).max(1);
+    let others = bytes - bytes / u64::from(spec.nranks);
     windows as f64 * 2.0 * model.exchange_us(spec.nranks)
-        + model.publish_us(bytes)
+        + model.publish_us(others, 1)
         + model.read_us(bytes, spec.nranks - 1, true)
-        + model.publish_us(bytes / u64::from(spec.nranks))
-        + model.copy_us(bytes)
+        + model.publish_us(bytes - others, spec.nranks - 1)
+        + model.copy_us(others)
 }
 
 fn mapped_cost_us(spec: &Spec, bytes: u64, model: &CostModel) -> f64 {
