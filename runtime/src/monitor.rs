@@ -79,20 +79,20 @@ pub fn forget(endpoint: &Arc<Endpoint>) {
 
 fn run(monitor: &Monitor, mut woken: &UnixStream) {
     loop {
-        let ready: Vec<bool> = {
-            // The descriptors are duplicated by reference only: poll without the lock would race
-            // with `forget`, so the list is polled briefly under it after a wake-up.
-            let watches = lock(monitor);
-            let mut fds: Vec<_> = watches.iter().map(poll_fd).collect();
-            let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-            let _ = rustix::event::poll(&mut fds, Some(&zero));
-            fds.iter().map(|fd| !fd.revents().is_empty()).collect()
-        };
-        let waiting = look(monitor, &ready);
+        let waiting = look(&mut lock(monitor));
         let limit = if waiting { Duration::from_millis(20) } else { Duration::from_millis(250) };
         crate::bootstrap::wire::wait_for(&mut [PollFd::new(woken, PollFlags::IN)], limit);
         let _ = woken.read(&mut [0; 64]);
     }
+}
+
+/// Which watches show something, without waiting.
+fn poll_now(watches: &[Watch]) -> Vec<bool> {
+    let mut fds: Vec<_> = watches.iter().map(poll_fd).collect();
+    let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+    // An error shows nothing; the next look comes soon.
+    let _ = rustix::event::poll(&mut fds, Some(&zero));
+    fds.iter().map(|fd| !fd.revents().is_empty()).collect()
 }
 
 fn poll_fd(watch: &Watch) -> PollFd<'_> {
@@ -106,10 +106,11 @@ fn poll_fd(watch: &Watch) -> PollFd<'_> {
 }
 
 /// Draws the conclusions; true while a death waits for its grace to end.
-fn look(monitor: &Monitor, ready: &[bool]) -> bool {
+fn look(watches: &mut Vec<Watch>) -> bool {
+    let ready = poll_now(watches);
     let now = Instant::now();
-    let mut watches = lock(monitor);
     let mut i = 0;
+    let mut lost = Vec::new();
     watches.retain_mut(|watch| {
         let ready = ready.get(i).copied().unwrap_or(false);
         i += 1;
@@ -123,12 +124,17 @@ fn look(monitor: &Monitor, ready: &[bool]) -> bool {
         }
         match &watch.dead_since {
             Some((since, why)) if now - *since >= GRACE => {
-                endpoint.lose(watch.peer, why.clone());
+                lost.push((*since, endpoint, watch.peer, why.clone()));
                 false
             }
             _ => true,
         }
     });
+    // Who went first is to blame: others may have ended because of it.
+    lost.sort_by_key(|(since, ..)| *since);
+    for (_, endpoint, peer, why) in lost {
+        endpoint.lose(peer, why);
+    }
     watches.iter().any(|w| w.dead_since.is_some())
 }
 

@@ -9,16 +9,44 @@ use std::time::{Duration, Instant};
 
 const RANK: &str = env!("CARGO_BIN_EXE_oxccl-test-rank");
 
+/// A port that was free a moment ago.
+fn free_port() -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("an address").port()
+}
+
+#[test]
+fn killing_a_rank_of_another_host_is_noticed_over_tcp() {
+    // Every rank claims to be a host of its own.
+    let mut job = Job::start(Path::new(RANK), 3, Duration::from_secs(60), |rank, command| {
+        command.args(["loop", "65536"]).env("NCCL_HOSTID", rank.to_string());
+        command.env("NCCL_SOCKET_IFNAME", "lo");
+    });
+    wait_for_running(&mut job, 1);
+    job.child(1).kill().expect("it can be killed");
+    let start = Instant::now();
+    let ended = job.wait();
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    for rank in [0, 2] {
+        let output = &ended[rank].output;
+        assert!(output.contains("code 6 peer 1: "), "rank {rank}: {output}");
+    }
+}
+
+fn wait_for_running(job: &mut Job, rank: u32) {
+    let stdout = job.child(rank).stdout.take().expect("a pipe");
+    let mut line = String::new();
+    BufReader::new(stdout).read_line(&mut line).expect("the rank speaks");
+    assert_eq!(line.trim(), "running");
+}
+
 #[test]
 fn killing_a_rank_gives_the_others_its_number_within_five_seconds() {
     for (bytes, victim) in [("8", 2u32), ("4194304", 0), ("65536", 3)] {
         let mut job = Job::start(Path::new(RANK), 4, Duration::from_secs(60), |_, command| {
             command.args(["loop", bytes]);
         });
-        let stdout = job.child(victim).stdout.take().expect("a pipe");
-        let mut line = String::new();
-        BufReader::new(stdout).read_line(&mut line).expect("the rank speaks");
-        assert_eq!(line.trim(), "running");
+        wait_for_running(&mut job, victim);
         job.child(victim).kill().expect("it can be killed");
         let start = Instant::now();
         let ended = job.wait();
@@ -33,15 +61,17 @@ fn killing_a_rank_gives_the_others_its_number_within_five_seconds() {
 
 #[test]
 fn a_rank_that_never_comes_is_named_after_the_time_that_was_set() {
+    let address = format!("127.0.0.1:{}", free_port());
     let job = Job::start(Path::new(RANK), 2, Duration::from_secs(30), |_, command| {
-        // Both say that there are four ranks.
+        // Both say that there are four ranks; rank 0 runs the rendezvous.
         command.args(["loop", "8"]).env("OXCCL_NRANKS", "4").env("OXCCL_INIT_TIMEOUT", "1");
+        command.env("NCCL_COMM_ID", &address);
     });
-    // The rendezvous lives in this process and has this process's limit, so it is the ranks'
-    // own limit that ends the wait here.
     for ended in job.wait() {
         assert_eq!(ended.status, Some(3), "{}", ended.output);
-        assert!(ended.output.contains("code 2"), "{}", ended.output);
+        let expected = "2 of 4 ranks did not come within 1 s: 2, 3";
+        let named = ended.output.contains("code 2") && ended.output.contains(expected);
+        assert!(named, "{}", ended.output);
     }
 }
 
@@ -54,7 +84,7 @@ fn ranks_that_disagree_about_their_number_fail_at_once() {
         let threads = [scope.spawn(|| create(&a).err()), scope.spawn(|| create(&b).err())];
         threads.map(|t| t.join().expect("no panic").expect("an error").to_string())
     });
-    assert!(errors.iter().any(|e| e.contains("the others say")), "{errors:?}");
+    assert!(errors.iter().all(|e| e.contains("the others say")), "{errors:?}");
 }
 
 #[test]
@@ -66,5 +96,5 @@ fn a_rank_claimed_twice_is_an_error_that_names_both() {
         let threads = [scope.spawn(|| create(&a).err()), scope.spawn(|| create(&b).err())];
         threads.map(|t| t.join().expect("no panic").expect("an error").to_string())
     });
-    assert!(errors.iter().any(|e| e.contains("rank 1 is claimed by")), "{errors:?}");
+    assert!(errors.iter().all(|e| e.contains("rank 1 is claimed by")), "{errors:?}");
 }

@@ -1,8 +1,11 @@
 //! Random sequences of 10 000 operations on one communicator, in all layouts of ranks.
 
+use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
 use oxccl_runtime::bootstrap;
 use oxccl_runtime::comm::{Member, create};
+use oxccl_runtime::device::host::collective::Call;
 use oxccl_runtime::device::host::stream::Stream;
+use oxccl_runtime::group;
 use oxccl_tests::job::Job;
 use oxccl_tests::sequence::{Player, Shape, play};
 use std::path::Path;
@@ -36,8 +39,8 @@ fn counters_just_below_their_wrap_around() {
 #[test]
 fn more_ranks_than_processors_each_pinned_to_one() {
     use std::os::unix::process::CommandExt;
-    processes(5, ["3", "10000", "262144"], |rank, command| {
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    processes(5.max(processors as u32 + 1), ["3", "10000", "262144"], |rank, command| {
         // SAFETY: the closure makes one system call, which is safe between fork and exec.
         unsafe {
             command.pre_exec(move || {
@@ -51,12 +54,20 @@ fn more_ranks_than_processors_each_pinned_to_one() {
 }
 
 #[test]
+fn every_rank_a_host_of_its_own() {
+    processes(3, ["8", "1500", "8388608"], |rank, command| {
+        command.env("NCCL_HOSTID", rank.to_string()).env("NCCL_SOCKET_IFNAME", "lo");
+    });
+}
+
+#[test]
 fn every_algorithm_when_forced() {
     for algorithm in [
         "one_shot",
         "one_shot_mapped",
         "two_shot",
         "two_shot_mapped",
+        "two_shot_pulled",
         "ring",
         "tree",
         "halving",
@@ -67,6 +78,29 @@ fn every_algorithm_when_forced() {
             command.env("OXCCL_ALGORITHM", algorithm);
         });
     }
+}
+
+#[test]
+fn a_buffer_of_more_than_four_gib() {
+    let players = players(2);
+    let count = (1usize << 32) + 12_345;
+    let spec = Spec::new(Collective::Broadcast, 2, 1);
+    let mut buffers: Vec<Vec<u8>> = (0..2).map(|_| vec![0u8; count]).collect();
+    let marks = [0, 1, count / 2, (1 << 31) + 7, (1 << 32) - 1, 1 << 32, count - 1];
+    for (i, at) in marks.into_iter().enumerate() {
+        buffers[1][at] = i as u8 + 1;
+    }
+    for (player, buffer) in players.iter().zip(&mut buffers) {
+        let (input, output) = (buffer.as_ptr(), buffer.as_mut_ptr());
+        let (dtype, op) = (DataType::Uint8, ReduceOp::Sum);
+        let call = Call { spec, input, output, count: count as u64, dtype, op };
+        group::collective(&player.comm, call, &player.stream).expect("it launches");
+    }
+    players.iter().for_each(|p| assert!(p.stream.synchronize(None).expect("it works")));
+    for (i, at) in marks.into_iter().enumerate() {
+        assert_eq!(buffers[0][at], i as u8 + 1, "byte {at}");
+    }
+    assert_eq!(buffers[0].iter().filter(|&&b| b != 0).count(), marks.len());
 }
 
 /// All ranks of a communicator in this process.

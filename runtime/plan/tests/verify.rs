@@ -6,6 +6,7 @@ use oxccl_plan::machine::{Fault, Transfer};
 use oxccl_plan::verify::{Conditions, Step, verify, verify_programs, verify_sequence};
 use oxccl_plan::{Algorithm, Buffer, Collective, Op, Plan, Program, Slice, Spec};
 use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
 
 /// Slot size of the exhaustive tests, in elements.
 const SLOT: u64 = 4;
@@ -53,7 +54,7 @@ fn every_collective_has_a_plan_over_edges_alone() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, rng_seed: RngSeed::Fixed(20_261_121), ..Default::default() })]
 
     #[test]
     fn every_generator_for_large_communicators(

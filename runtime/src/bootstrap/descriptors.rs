@@ -8,6 +8,7 @@ use super::auth::{Client, Ends, Progress, Role, Server};
 use super::id::{SECRET_BYTES, random};
 use crate::error::{Error, Result};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg, sockopt::socket_peercred,
@@ -172,9 +173,17 @@ fn send_one(stream: &UnixStream, fd: BorrowedFd<'_>, peer: u32) -> Result<()> {
     if !control.push(SendAncillaryMessage::ScmRights(&fds)) {
         return Err(lost(peer, "no room for a descriptor"));
     }
-    sendmsg(stream, &[IoSlice::new(&[1])], &mut control, SendFlags::NOSIGNAL)
-        .map(drop)
-        .map_err(|e| lost(peer, e))
+    let deadline = Instant::now() + super::wire::HANDSHAKE_TIMEOUT;
+    loop {
+        match sendmsg(stream, &[IoSlice::new(&[1])], &mut control, SendFlags::NOSIGNAL) {
+            Err(Errno::INTR) => {}
+            // Too many descriptors are under way: the receivers take them soon.
+            Err(Errno::TOOMANYREFS) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            sent => return sent.map(drop).map_err(|e| lost(peer, e)),
+        }
+    }
 }
 
 fn receive_one(stream: &UnixStream, peer: u32) -> Result<OwnedFd> {
@@ -182,8 +191,12 @@ fn receive_one(stream: &UnixStream, peer: u32) -> Result<OwnedFd> {
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0];
     let flags = RecvFlags::CMSG_CLOEXEC;
-    recvmsg(stream, &mut [IoSliceMut::new(&mut byte)], &mut control, flags)
-        .map_err(|e| lost(peer, e))?;
+    loop {
+        match recvmsg(stream, &mut [IoSliceMut::new(&mut byte)], &mut control, flags) {
+            Err(Errno::INTR) => {}
+            received => break received.map(drop).map_err(|e| lost(peer, e))?,
+        }
+    }
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(mut fds) = message
             && let Some(fd) = fds.next()

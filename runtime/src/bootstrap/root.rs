@@ -65,10 +65,16 @@ impl Machine {
     }
 
     fn join(&mut self, rank: u32, address: &str, body: &[u8]) -> Vec<Action> {
+        if self.left.contains(&rank) {
+            // It wants the next communicator at the same address: it will come again.
+            return vec![Action::Turn(rank)];
+        }
         let Some((n, blob)) = body.split_first_chunk::<4>() else {
             return self.fail(&format!("rank {rank} at {address} sent a short frame"));
         };
         let n = u32::from_le_bytes(*n);
+        // From now on it hears what fails, also when it is at fault itself.
+        let before = self.members.insert(rank, address.to_owned());
         if n > MAX_RANKS || rank >= n {
             return self.fail(&format!("rank {rank} at {address} claims {n} ranks"));
         }
@@ -78,15 +84,10 @@ impl Machine {
             let others = "the others say";
             return self.fail(&format!("rank {rank} says nranks is {n}, {others} {known}"));
         }
-        if self.left.contains(&rank) {
-            // It wants the next communicator at the same address: it will come again.
-            return vec![Action::Turn(rank)];
-        }
-        if let Some(other) = self.members.get(&rank) {
+        if let Some(other) = before {
             return self.fail(&format!("rank {rank} is claimed by {other} and by {address}"));
         }
         self.nranks = Some(n);
-        self.members.insert(rank, address.to_owned());
         self.blob(rank, blob.to_vec())
     }
 
@@ -168,7 +169,9 @@ pub fn serve(listener: TcpListener, id: &UniqueId, limit: Duration) -> Result<()
             let flags = |c: &Connection| {
                 if c.wants_write() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN }
             };
-            let mut fds = vec![PollFd::new(&listener, PollFlags::IN)];
+            let full = strangers(&connections) >= MAX_UNAUTHENTICATED;
+            let accept = if full { PollFlags::empty() } else { PollFlags::IN };
+            let mut fds = vec![PollFd::new(&listener, accept)];
             fds.extend(connections.values().map(|(c, ..)| PollFd::new(c.stream(), flags(c))));
             let idle = first_join.is_none() && connections.is_empty();
             wait_for(&mut fds, Duration::from_secs(if idle { 3600 } else { 1 }));
@@ -205,10 +208,9 @@ pub fn serve(listener: TcpListener, id: &UniqueId, limit: Duration) -> Result<()
         for action in actions {
             match action {
                 Action::Send(rank, frame) => {
-                    let of_rank = connections.values_mut().find(|(_, r, _)| *r == Some(rank));
-                    if let Some((connection, ..)) = of_rank {
-                        connection.send(&frame);
-                    }
+                    // Two, where a rank was claimed twice: both shall know.
+                    let of_rank = connections.values_mut().filter(|(_, r, _)| *r == Some(rank));
+                    of_rank.for_each(|(connection, ..)| connection.send(&frame));
                 }
                 Action::Turn(rank) => {
                     connections.retain(|_, (_, r, finished)| *r != Some(rank) || *finished);
@@ -236,12 +238,11 @@ fn admit(
     mut next: u64,
     connections: &mut Connections,
 ) -> u64 {
-    while let Ok((stream, _)) = listener.accept() {
-        let strangers = connections.values().filter(|(c, ..)| !c.is_open()).count();
-        let to = u32::MAX;
-        let ends = Ends { role: Role::Rendezvous, from: 0, to, comm: id.comm };
-        if strangers < MAX_UNAUTHENTICATED
-            && let Ok(server) = Server::new(id.secret, ends, MAX_RANKS)
+    // More than so many wait in the kernel's queue until others have authenticated.
+    while strangers(connections) < MAX_UNAUTHENTICATED {
+        let Ok((stream, _)) = listener.accept() else { break };
+        let ends = Ends { role: Role::Rendezvous, from: 0, to: u32::MAX, comm: id.comm };
+        if let Ok(server) = Server::new(id.secret, ends, MAX_RANKS)
             && let Ok(connection) = Connection::accept(stream, server, MAX_BLOB + 4)
         {
             connections.insert(next, (connection, None, false));
@@ -249,6 +250,10 @@ fn admit(
         }
     }
     next
+}
+
+fn strangers(connections: &Connections) -> usize {
+    connections.values().filter(|(c, ..)| !c.is_open()).count()
 }
 
 #[cfg(test)]

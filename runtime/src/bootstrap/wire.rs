@@ -106,11 +106,6 @@ impl Connection {
         self.stream.peer_addr().map_or_else(|e| e.to_string(), |a| a.to_string())
     }
 
-    /// Allows larger frames, once the number of ranks is known.
-    pub fn set_max_body(&mut self, max_body: usize) {
-        self.max_body = max_body;
-    }
-
     /// The stream, when the handshake is over and it is to carry something else.
     pub fn into_stream(self) -> TcpStream {
         self.stream

@@ -35,6 +35,15 @@ pub struct Member {
     pub device: i32,
 }
 
+/// Complains about variables that cannot be read.
+fn warn_once() {
+    static WARN: std::sync::Once = std::sync::Once::new();
+    WARN.call_once(|| {
+        let warnings = &Config::get().warnings;
+        warnings.iter().for_each(|w| crate::log::line(crate::log::Level::Warn, w));
+    });
+}
+
 /// Bytes of an edge's slot: edges are quadratic in the ranks of a host.
 fn edge_slot_bytes(nranks: u32) -> usize {
     match nranks {
@@ -52,6 +61,7 @@ pub fn create(member: &Member) -> Result<Communicator> {
     if nranks == 1 {
         return alone(*device);
     }
+    warn_once();
     let listener = Listener::new()?;
     let blob = Blob::own(*listener.name())?;
     let mut session = Session::open(id, rank, nranks)?;
@@ -80,28 +90,19 @@ pub fn create(member: &Member) -> Result<Communicator> {
     let one_process = blobs.iter().all(|b| b.process == own.process);
     let memory = user_memory(&blobs, &local, shared.as_ref().map(|(_, fds)| &fds[..]), one_process);
 
-    let mut edges: Vec<Edge> = Vec::new();
-    for peer in 0..nranks {
-        edges.push(match (&segment, local[peer as usize]) {
-            (Some(segment), Some(place)) if peer != rank => {
-                Edge::Direct(DirectEdge::new(segment.clone(), own_place, place, start))
-            }
-            _ => Edge::Own,
-        });
-    }
-    if ranks.len() < nranks as usize {
-        let identity = Identity { comm: id.comm, secret: id.secret, rank, nranks };
-        for (peer, edge) in connect(identity, &local, &mut session, slot_bytes)? {
-            edges[peer as usize] = Edge::Message(Box::new(edge));
-        }
-    }
+    let identity = Identity { comm: id.comm, secret: id.secret, rank, nranks };
+    let edges = edges(identity, &local, segment.as_ref(), &mut session, (slot_bytes, start))?;
     let mut signs = signs(&blobs, &edges, rank);
     let pids = blobs.iter().map(|b| b.pid as i32).collect();
-    let endpoint =
+    let maps_all = memory.iter().all(|m| !matches!(m, PeerMemory::Unreachable));
+    let mut endpoint =
         Endpoint::new(rank, local, segment, one_process, pids, slot_bytes, edges, memory, start);
     // Everyone's counters are set and connections made before anyone runs anything.
-    let pulls = session.gather(&[u8::from(can_pull(&blobs, &endpoint))])?;
-    let pull = pulls.iter().all(|answer| *answer == [1]);
+    let abilities = [u8::from(can_pull(&blobs, &endpoint)), u8::from(maps_all)];
+    let answers = session.gather(&abilities)?;
+    let all = |i: usize| answers.iter().all(|answer| answer.get(i) == Some(&1));
+    let pull = all(0);
+    endpoint.all_mapped = all(1);
     session.close();
     worker::note_local_ranks(ranks.len());
     let hosts = if ranks.len() == nranks as usize { 1 } else { 2 };
@@ -223,6 +224,31 @@ fn user_memory(
             None => PeerMemory::Unreachable,
         })
         .collect()
+}
+
+/// The links to all ranks.
+fn edges(
+    identity: Identity,
+    local: &[Option<usize>],
+    segment: Option<&Arc<Segment>>,
+    session: &mut Session,
+    (slot_bytes, start): (usize, u64),
+) -> Result<Vec<Edge>> {
+    let own = local[identity.rank as usize].unwrap_or(0);
+    let mut edges: Vec<Edge> = (0..identity.nranks)
+        .map(|peer| match (segment, local[peer as usize]) {
+            (Some(segment), Some(place)) if peer != identity.rank => {
+                Edge::Direct(DirectEdge::new(segment.clone(), own, place, start))
+            }
+            _ => Edge::Own,
+        })
+        .collect();
+    if local.iter().any(Option::is_none) {
+        for (peer, edge) in connect(identity, local, session, slot_bytes)? {
+            edges[peer as usize] = Edge::Message(Box::new(edge));
+        }
+    }
+    Ok(edges)
 }
 
 /// Connections with all ranks of other hosts, in both directions.

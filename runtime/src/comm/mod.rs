@@ -160,13 +160,12 @@ impl Communicator {
         {
             segment.state(local).store(PeerState::Left as u64, Ordering::Release);
         }
+        let hint = "make a new communicator";
+        endpoint.retire(Error::usage("the communicator was destroyed", hint));
         let mut state = endpoint.state();
         state.edges.iter_mut().for_each(crate::link::Edge::farewell);
         // Connections end here, also when a graph still holds the endpoint.
         state.edges.clear();
-        drop(state);
-        let hint = "make a new communicator";
-        endpoint.retire(Error::usage("the communicator was destroyed", hint));
     }
 
     /// Why a plan would be chosen.

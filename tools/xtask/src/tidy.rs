@@ -8,11 +8,15 @@ const FILE_LINES: usize = 800;
 const FUNCTION_LINES: usize = 70;
 
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+    // Cargo marks its target folders, wherever they are, with this file.
+    if folder.join("CACHEDIR.TAG").exists() {
+        return;
+    }
     let Ok(listing) = std::fs::read_dir(folder) else { return };
     for entry in listing.flatten() {
         let path = entry.path();
         let name = entry.file_name();
-        if path.is_dir() && name != "target" && !name.to_string_lossy().starts_with('.') {
+        if path.is_dir() && !name.to_string_lossy().starts_with('.') {
             sources(&path, found);
         } else if path.extension().is_some_and(|e| e == "rs") {
             found.push(path);

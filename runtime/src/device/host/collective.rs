@@ -1,6 +1,6 @@
 //! The host executor: runs a rank's program as a resumable step function that never blocks.
 
-use super::endpoint::{Awaited, Endpoint, MAPPED, Place, State};
+use super::endpoint::{Awaited, Endpoint, MAPPED, Place, State, broken};
 use super::kernels::{self, Fold};
 use super::pull;
 use crate::error::{Error, Result};
@@ -161,6 +161,9 @@ impl Running {
     /// Goes on as far as the budget and the peers allow.
     pub fn visit(&mut self, endpoint: &Endpoint, budget: Budget) -> Visit {
         let mut guard = endpoint.state();
+        if let Some(ended) = endpoint.ended(&guard) {
+            return Visit::Done(Err(ended));
+        }
         let mut visit = VisitState { run: self, endpoint, state: &mut guard };
         visit.go(budget)
     }
@@ -208,6 +211,9 @@ impl<'a> VisitState<'a> {
                     }
                 }
                 Poll::Wait(peer) => {
+                    if let Err(e) = self.state.flush() {
+                        return Visit::Done(Err(e));
+                    }
                     polls += 1;
                     if polls > budget.polls {
                         let awaited = Awaited { peer: peer as i32, step: self.run.step as i32 };
@@ -230,10 +236,8 @@ impl<'a> VisitState<'a> {
             Stage::Running => self.step().map(Some),
             Stage::Draining => {
                 // What was sent over a network must leave without this rank's further help.
-                for peer in 0..self.endpoint.nranks {
-                    if !self.state.edges[peer as usize].flushed()? {
-                        return Ok(Some(Poll::Wait(peer)));
-                    }
+                if let Some(peer) = self.state.flush()? {
+                    return Ok(Some(Poll::Wait(peer)));
                 }
                 Ok(None)
             }
@@ -435,7 +439,9 @@ impl<'a> VisitState<'a> {
                         let bytes = (len - at).min(STRETCH_BYTES);
                         let pid = self.endpoint.pids[peer as usize];
                         // SAFETY: the destination is this rank's and has `len` bytes.
-                        unsafe { pull::pull(pid, from + at, to.wrapping_add(at), bytes, peer)? };
+                        let pulled =
+                            unsafe { pull::pull(pid, from + at, to.wrapping_add(at), bytes, peer) };
+                        pulled.map_err(broken(peer))?;
                         Ok(self.stretch_done(bytes, len, false))
                     }
                 }
@@ -622,7 +628,8 @@ impl<'a> VisitState<'a> {
                     let to: *mut u8 = room.as_mut_ptr().cast();
                     let pid = self.endpoint.pids[peer as usize];
                     // SAFETY: the room has PULL_BYTES bytes.
-                    unsafe { pull::pull(pid, from + at, to, bytes, peer)? };
+                    let pulled = unsafe { pull::pull(pid, from + at, to, bytes, peer) };
+                    pulled.map_err(broken(peer))?;
                     to.cast_const()
                 }
             };
@@ -689,18 +696,21 @@ impl<'a> VisitState<'a> {
         if len == 0 {
             return Ok(Poll::Ready);
         }
-        let Some(slot) = self.state.edges[peer as usize].reserve()? else {
+        let Some(slot) = self.state.edges[peer as usize].reserve().map_err(broken(peer))? else {
             return Ok(Poll::Wait(peer));
         };
         // SAFETY: the geometry keeps messages within slots; the source is this rank's.
         unsafe { kernels::copy(slot, from, len, false) };
-        self.state.edges[peer as usize].commit(len)?;
+        self.state.edges[peer as usize].commit(len).map_err(broken(peer))?;
         Ok(Poll::Ready)
     }
 
     /// The next message from a peer, which has to be `len` bytes long.
     fn message(&mut self, peer: u32, len: usize) -> Result<Option<*const u8>> {
-        let Some((slot, got)) = self.state.edges[peer as usize].peek()? else { return Ok(None) };
+        let Some((slot, got)) = self.state.edges[peer as usize].peek().map_err(broken(peer))?
+        else {
+            return Ok(None);
+        };
         if got == len {
             return Ok(Some(slot));
         }
@@ -720,7 +730,7 @@ impl<'a> VisitState<'a> {
         let Some(slot) = self.message(peer, len)? else { return Ok(Poll::Wait(peer)) };
         // SAFETY: the slot holds `len` bytes; the destination is this rank's.
         unsafe { kernels::copy(to, slot, len, self.streaming(dst)) };
-        self.state.edges[peer as usize].release()?;
+        self.state.edges[peer as usize].release().map_err(broken(peer))?;
         Ok(Poll::Ready)
     }
 
@@ -745,7 +755,7 @@ impl<'a> VisitState<'a> {
         };
         // SAFETY: slot, local slice and destination hold `len` bytes each.
         unsafe { kernels::fold(&[to], &srcs, len, self.how(finish, false)) };
-        self.state.edges[peer as usize].release()?;
+        self.state.edges[peer as usize].release().map_err(broken(peer))?;
         Ok(Poll::Ready)
     }
 }

@@ -21,6 +21,8 @@ pub enum PeerMemory {
 pub struct State {
     /// Links, by rank.
     pub edges: Vec<Edge>,
+    /// Whether some links go over a network.
+    pub networked: bool,
     /// Signals of this rank so far.
     pub phase: u64,
     /// Signals of the others, as last seen.
@@ -71,6 +73,8 @@ pub struct Endpoint {
     pub local: Vec<Option<usize>>,
     /// Whether all ranks are in this process.
     pub one_process: bool,
+    /// Whether every rank maps the arenas of all others: a fact that all ranks share.
+    pub all_mapped: bool,
     /// Process ids of the ranks of this host, for the system to copy from.
     pub pids: Vec<i32>,
     /// Bytes of an edge's slot.
@@ -101,8 +105,10 @@ impl Endpoint {
         start: u64,
     ) -> Self {
         let nranks = local.len();
+        let networked = edges.iter().any(|e| matches!(e, Edge::Message(_)));
         let state = State {
             edges,
+            networked,
             phase: start,
             known: vec![start; nranks],
             stage_windows: 0,
@@ -122,6 +128,7 @@ impl Endpoint {
             segment,
             local,
             one_process,
+            all_mapped: false,
             pids,
             edge_slot_bytes,
             timeout_ns: AtomicI64::new(-1),
@@ -157,6 +164,12 @@ impl Endpoint {
         if self.failed.load(Ordering::Acquire) { self.failure.get().cloned() } else { None }
     }
 
+    /// Why nothing can run any more, when the communicator's links are gone.
+    pub fn ended(&self, state: &State) -> Option<Error> {
+        let gone = || Error::Internal { what: "a communicator without links".to_owned() };
+        state.edges.is_empty().then(|| self.failure().unwrap_or_else(gone))
+    }
+
     /// Whether operations are under way or waiting.
     pub fn busy(&self) -> bool {
         self.issued.load(Ordering::Acquire) != self.finished.load(Ordering::Acquire)
@@ -176,12 +189,13 @@ impl Endpoint {
 
     /// A word that lets peers find a buffer, by [`State::resolve`].
     pub fn token(&self, ptr: *const u8, len: usize) -> u64 {
-        if self.one_process {
+        if self.one_process && !ptr.is_null() {
             return (ptr as u64) << 1 | MAPPED;
         }
-        let offset = Arena::get().and_then(|arena| arena.offset(ptr, len));
-        // Without memory at all (a rank with no input) nothing hinders.
-        let offset = if ptr.is_null() { Some(0) } else { offset };
+        if ptr.is_null() {
+            return NOTHING;
+        }
+        let offset = Arena::get().filter(|_| self.all_mapped).and_then(|a| a.offset(ptr, len));
         offset.map_or((ptr as u64) << 1, |offset| (offset as u64) << 1 | MAPPED)
     }
 }
@@ -189,11 +203,16 @@ impl Endpoint {
 /// Set in the token of a buffer that all peers map: the rest is its offset in the arena, or its
 /// address in the one process of all ranks. Not set, the rest is an address of the owner's.
 pub const MAPPED: u64 = 1;
+/// The token of no buffer at all (a rank without input): nothing hinders, nothing can be reached.
+const NOTHING: u64 = u64::MAX;
 
 impl State {
     /// Where a peer's buffer is, by its token; None when this rank does not map it after all.
     pub fn resolve(&self, peer: u32, token: u64) -> Option<Place> {
         let value = (token >> 1) as usize;
+        if token == NOTHING {
+            return Some(Place::There(0));
+        }
         if token & MAPPED == 0 {
             return Some(Place::There(value));
         }
@@ -207,6 +226,21 @@ impl State {
             }
             PeerMemory::Arena(_) | PeerMemory::Unreachable => None,
         }
+    }
+
+    /// Moves what is on its way to all peers over a network; a peer to which something is left. Done
+    /// whenever an operation waits: its peers may wait for just that.
+    pub fn flush(&mut self) -> Result<Option<u32>> {
+        if !self.networked {
+            return Ok(None);
+        }
+        let mut left = None;
+        for (peer, edge) in (0u32..).zip(&mut self.edges) {
+            if !edge.flushed().map_err(broken(peer))? {
+                left = Some(peer);
+            }
+        }
+        Ok(left)
     }
 
     /// Whether a peer has signalled `target` times; remembers what it saw.
@@ -248,5 +282,14 @@ pub fn deadline_error(
     Error::Deadline { site, waited_ms }
 }
 
-/// The result of a fallible look at a link.
-pub type Look<T> = Result<Option<T>>;
+/// Turns a failed system call on the link to a peer into the loss of that peer; the operation adds
+/// the rest of the site.
+pub fn broken(peer: u32) -> impl Fn(Error) -> Error {
+    move |error| match error {
+        Error::System { call, cause, .. } => Error::Remote {
+            site: Site { peer: peer as i32, ..Site::default() },
+            why: format!("{call}: {cause}"),
+        },
+        other => other,
+    }
+}

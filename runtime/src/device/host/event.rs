@@ -53,7 +53,12 @@ impl Event {
     }
 
     pub(super) fn captured(&self) -> Option<Captured> {
-        self.inner().captured.clone()
+        let mut inner = self.inner();
+        // Once the capture is over the event stands for nothing.
+        if inner.captured.as_ref().is_some_and(Captured::is_over) {
+            inner.captured = None;
+        }
+        inner.captured.clone()
     }
 
     /// Whether the last record has come up (also when there was none).

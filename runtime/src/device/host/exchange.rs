@@ -2,7 +2,7 @@
 //! of calls within a group can deadlock.
 
 use super::collective::{Budget, Visit};
-use super::endpoint::{Awaited, Endpoint, State};
+use super::endpoint::{Awaited, Endpoint, State, broken};
 use super::kernels;
 use crate::error::{Error, Result};
 
@@ -45,6 +45,9 @@ impl Exchange {
     /// Goes on as far as the budget and the peers allow.
     pub fn visit(&mut self, endpoint: &Endpoint, budget: Budget) -> Visit {
         let mut state = endpoint.state();
+        if let Some(ended) = endpoint.ended(&state) {
+            return Visit::Done(Err(ended));
+        }
         let mut moved = false;
         for _ in 0..=budget.polls {
             match self.pass(endpoint, &mut state) {
@@ -85,12 +88,8 @@ impl Exchange {
                 awaited = Some(transfer.peer);
             }
         }
-        for peer in 0..endpoint.nranks {
-            if awaited.is_none() && !state.edges[peer as usize].flushed()? {
-                awaited = Some(peer);
-            }
-        }
-        Ok((moved, awaited))
+        let left = state.flush()?;
+        Ok((moved, awaited.or(left)))
     }
 
     /// Messages to itself: the group's check has paired them.
@@ -120,12 +119,12 @@ fn piece(endpoint: &Endpoint, state: &mut State, t: &Transfer, done: &mut usize)
     let bytes = (t.bytes - *done).min(endpoint.edge_slot_bytes);
     let at = t.data.wrapping_add(*done);
     if t.send {
-        let Some(slot) = edge.reserve()? else { return Ok(false) };
+        let Some(slot) = edge.reserve().map_err(broken(t.peer))? else { return Ok(false) };
         // SAFETY: the user's buffer holds `t.bytes` bytes and the slot at least `bytes`.
         unsafe { kernels::copy(slot, at, bytes, false) };
-        edge.commit(bytes)?;
+        edge.commit(bytes).map_err(broken(t.peer))?;
     } else {
-        let Some((slot, got)) = edge.peek()? else { return Ok(false) };
+        let Some((slot, got)) = edge.peek().map_err(broken(t.peer))? else { return Ok(false) };
         if got != bytes {
             let rank = endpoint.rank;
             let what = format!(
@@ -137,7 +136,7 @@ fn piece(endpoint: &Endpoint, state: &mut State, t: &Transfer, done: &mut usize)
         }
         // SAFETY: as above, the other way.
         unsafe { kernels::copy(at, slot, bytes, false) };
-        edge.release()?;
+        edge.release().map_err(broken(t.peer))?;
     }
     *done += bytes;
     Ok(true)

@@ -37,6 +37,13 @@ pub struct Captured {
     after: Vec<usize>,
 }
 
+impl Captured {
+    /// Whether the capture is over.
+    pub(super) fn is_over(&self) -> bool {
+        lock(&self.build).ended
+    }
+}
+
 /// A stream's part of a capture.
 pub struct Capture {
     build: Shared,
@@ -54,6 +61,11 @@ impl Capture {
     /// The part of a stream that joins a capture by waiting for an event of it.
     pub(super) fn forked(at: Captured) -> Self {
         Self { build: at.build, after: at.after, origin: false }
+    }
+
+    /// Whether the stream has still to do with the capture: one that joined is free when it ends.
+    pub(super) fn is_live(&self) -> bool {
+        self.origin || !lock(&self.build).ended
     }
 
     pub(super) fn add(&mut self, work: Work) -> Result<()> {
@@ -95,6 +107,7 @@ impl Capture {
         }
         let mut build = lock(&self.build);
         build.ended = true;
+        build.last.clear();
         Ok(Graph { nodes: std::mem::take(&mut build.nodes) })
     }
 }

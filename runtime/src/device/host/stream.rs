@@ -56,6 +56,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Stream {
+    /// The queue, without a capture that is over.
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        let mut queue = lock(&self.queue);
+        if queue.capture.as_ref().is_some_and(|capture| !capture.is_live()) {
+            queue.capture = None;
+        }
+        queue
+    }
+
     /// An empty stream.
     pub fn new() -> Arc<Self> {
         Arc::default()
@@ -64,12 +73,12 @@ impl Stream {
     /// Puts work at the end of the stream, or into the graph that it captures; with `inline` the
     /// calling thread moves it on for a moment. Blocks: never.
     pub fn enqueue(self: &Arc<Self>, work: Work, inline: bool) -> Result<()> {
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue();
         if let Some(capture) = &mut queue.capture {
             return capture.add(work);
         }
         let task = Task::start(work)?;
-        if self.pending.fetch_add(1, Ordering::AcqRel) == 0
+        if self.pending.fetch_add(1, Ordering::SeqCst) == 0
             && inline
             && let Ok(mut current) = self.current.try_lock()
         {
@@ -101,7 +110,7 @@ impl Stream {
         programs: Arc<Programs>,
         call: Call,
     ) -> Result<()> {
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue();
         if queue.capture.is_some() || self.pending.load(Ordering::Acquire) > 0 {
             drop(queue);
             return self.enqueue(Work::Collective(endpoint.clone(), programs, call), true);
@@ -110,7 +119,7 @@ impl Stream {
         match try_now(endpoint, programs, call, INLINE) {
             Ok(result) => result,
             Err(task) => {
-                self.pending.fetch_add(1, Ordering::AcqRel);
+                self.pending.fetch_add(1, Ordering::SeqCst);
                 queue.tasks.push_back(task);
                 drop(queue);
                 self.activate();
@@ -121,15 +130,16 @@ impl Stream {
 
     /// Lets the worker know that there is something to do.
     fn activate(self: &Arc<Self>) {
-        if !self.active.swap(true, Ordering::AcqRel) {
+        if !self.active.swap(true, Ordering::SeqCst) {
             worker::add(self.clone());
         }
     }
 
     /// The worker forgets the stream; true when it must not, because work came meanwhile.
     pub(super) fn deactivate(&self) -> bool {
-        self.active.store(false, Ordering::Release);
-        self.pending.load(Ordering::Acquire) > 0 && !self.active.swap(true, Ordering::AcqRel)
+        // Sequentially consistent with `activate`: either this sees the work, or that the absence.
+        self.active.swap(false, Ordering::SeqCst);
+        self.pending.load(Ordering::SeqCst) > 0 && !self.active.swap(true, Ordering::SeqCst)
     }
 
     fn done(&self, result: Result<()>) {
@@ -148,7 +158,7 @@ impl Stream {
         let mut moved = false;
         loop {
             if current.is_none() {
-                *current = lock(&self.queue).tasks.pop_front();
+                *current = self.queue().tasks.pop_front();
             }
             let Some(task) = &mut *current else {
                 return if moved { Progress::Moved } else { Progress::Idle };
@@ -182,7 +192,7 @@ impl Stream {
 
     /// Waits for all work, at most for `limit`; false when time is over.
     pub fn synchronize(&self, limit: Option<Duration>) -> Result<bool> {
-        if lock(&self.queue).capture.is_some() {
+        if self.queue().capture.is_some() {
             let hint = "end the capture first";
             return Err(Error::usage("the stream is being captured", hint));
         }
@@ -199,7 +209,7 @@ impl Stream {
 
     /// Begins to capture: work is recorded instead of executed.
     pub fn begin_capture(&self) -> Result<()> {
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue();
         if queue.capture.is_some() {
             return Err(Error::usage("the stream is already being captured", "end that first"));
         }
@@ -209,7 +219,7 @@ impl Stream {
 
     /// Ends the capture that began on this stream.
     pub fn end_capture(&self) -> Result<super::graph::Graph> {
-        let capture = lock(&self.queue).capture.take();
+        let capture = self.queue().capture.take();
         let hint = "call oxcclStreamBeginCapture on the same stream first";
         let capture =
             capture.ok_or_else(|| Error::usage("the stream is not being captured", hint))?;
@@ -218,7 +228,7 @@ impl Stream {
 
     /// Records an event: when it comes up, or in the graph.
     pub fn record(self: &Arc<Self>, event: &Arc<Event>) -> Result<()> {
-        if let Some(capture) = &mut lock(&self.queue).capture {
+        if let Some(capture) = &mut self.queue().capture {
             capture.record(event);
             return Ok(());
         }
@@ -228,7 +238,7 @@ impl Stream {
 
     /// Makes what comes after it wait for an event.
     pub fn wait_event(self: &Arc<Self>, event: &Arc<Event>) -> Result<()> {
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue();
         if let Some(captured) = event.captured() {
             return match &mut queue.capture {
                 Some(capture) => capture.join(captured),
@@ -248,10 +258,5 @@ impl Stream {
             return Ok(());
         }
         self.enqueue(Work::Wait(event.clone(), number), true)
-    }
-
-    /// Whether the stream is being captured.
-    pub fn is_capturing(&self) -> bool {
-        lock(&self.queue).capture.is_some()
     }
 }

@@ -9,7 +9,10 @@ use super::worker;
 use crate::error::{Error, Result, Site};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// How long a broken link waits for the monitor's word on who is gone.
+const VERDICT: Duration = Duration::from_secs(1);
 
 /// Bytes that a copy moves before others get a turn.
 const STRETCH_BYTES: usize = 1 << 20;
@@ -108,6 +111,8 @@ pub struct Operation {
     number: u64,
     kind: Kind,
     waiting_since: Option<Instant>,
+    /// A link that broke, and when.
+    broken: Option<(Instant, Error)>,
 }
 
 impl Task {
@@ -115,7 +120,7 @@ impl Task {
     pub fn start(work: Work) -> Result<Self> {
         let operation = |endpoint: Arc<Endpoint>, kind| {
             let number = endpoint.issued.fetch_add(1, Ordering::AcqRel);
-            Task::Operation(Operation { endpoint, number, kind, waiting_since: None })
+            Task::Operation(Operation { endpoint, number, kind, waiting_since: None, broken: None })
         };
         Ok(match work {
             Work::Collective(endpoint, programs, call) => {
@@ -186,16 +191,23 @@ pub(super) fn try_now(
 ) -> std::result::Result<Result<()>, Task> {
     let number = endpoint.issued.fetch_add(1, Ordering::AcqRel);
     let mut running = Running::new(endpoint, programs, call);
-    if endpoint.finished.load(Ordering::Acquire) == number
-        && endpoint.failure().is_none()
-        && let Visit::Done(Ok(())) = running.visit(endpoint, budget)
-    {
-        endpoint.finished.store(number + 1, Ordering::Release);
-        return Ok(Ok(()));
+    let mut failed = None;
+    if endpoint.finished.load(Ordering::Acquire) == number && endpoint.failure().is_none() {
+        match running.visit(endpoint, budget) {
+            Visit::Done(Ok(())) => {
+                endpoint.finished.store(number + 1, Ordering::Release);
+                return Ok(Ok(()));
+            }
+            Visit::Done(Err(error)) => failed = Some(error),
+            Visit::Waiting { .. } => {}
+        }
     }
-    // A failed visit fails again when the task is stepped, and is reported there.
     let (endpoint, kind) = (endpoint.clone(), Kind::Collective(running));
-    Err(Task::Operation(Operation { endpoint, number, kind, waiting_since: None }))
+    let mut operation = Operation { endpoint, number, kind, waiting_since: None, broken: None };
+    match failed.map(|error| operation.conclude(error)) {
+        Some(Step::Done(result)) => Ok(result),
+        Some(Step::Waiting { .. }) | None => Err(Task::Operation(operation)),
+    }
 }
 
 impl Operation {
@@ -207,17 +219,16 @@ impl Operation {
         if let Some(error) = endpoint.failure() {
             return self.end(Err(error));
         }
+        if let Some((since, error)) = self.broken.take() {
+            return self.wait_for_verdict(since, error);
+        }
         let visit = match &mut self.kind {
             Kind::Collective(running) => running.visit(endpoint, budget),
             Kind::Exchange(exchange) => exchange.visit(endpoint, budget),
         };
         match visit {
             Visit::Done(Ok(())) => self.end(Ok(())),
-            Visit::Done(Err(error)) => {
-                let error = self.blame(error);
-                endpoint.fail(error.clone());
-                self.end(Err(error))
-            }
+            Visit::Done(Err(error)) => self.conclude(error),
             Visit::Waiting { moved, awaited } => {
                 if moved {
                     self.waiting_since = None;
@@ -242,21 +253,37 @@ impl Operation {
         }
     }
 
-    /// A broken connection is a lost peer.
-    fn blame(&self, error: Error) -> Error {
+    fn conclude(&mut self, error: Error) -> Step {
+        match self.place(error) {
+            error @ Error::Remote { .. } => self.wait_for_verdict(Instant::now(), error),
+            error => {
+                self.endpoint.fail(error.clone());
+                self.end(Err(error))
+            }
+        }
+    }
+
+    /// Says where a link broke.
+    fn place(&self, error: Error) -> Error {
         match error {
-            Error::System { call, cause, .. } => Error::Remote {
-                site: Site {
-                    rank: self.endpoint.rank as i32,
-                    peer: -1,
-                    step: -1,
-                    op_seq: self.number,
-                    operation: self.name(),
-                },
-                why: format!("{call}: {cause}"),
-            },
+            Error::Remote { site, why } => {
+                let (rank, op_seq) = (self.endpoint.rank as i32, self.number);
+                let site = Site { rank, op_seq, step: -1, operation: self.name(), ..site };
+                Error::Remote { site, why }
+            }
             other => other,
         }
+    }
+
+    /// A link that broke may be that of a rank which only gave up: the monitor, which sees who went
+    /// first, speaks before the operation does.
+    fn wait_for_verdict(&mut self, since: Instant, error: Error) -> Step {
+        if since.elapsed() < VERDICT {
+            self.broken = Some((since, error));
+            return Step::Waiting { moved: false };
+        }
+        self.endpoint.fail(error.clone());
+        self.end(Err(error))
     }
 
     fn check_deadline(&mut self, awaited: Awaited) {

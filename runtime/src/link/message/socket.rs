@@ -83,13 +83,13 @@ struct TcpAccept {
 
 impl Listener for TcpAccept {
     fn accept(&mut self) -> Result<Option<(u32, Box<dyn Receiver>)>> {
-        while let Ok((stream, _)) = self.listener.accept() {
+        while self.strangers.len() < MAX_UNAUTHENTICATED
+            && let Ok((stream, _)) = self.listener.accept()
+        {
             let Identity { comm, secret, rank, nranks } = self.identity;
             let ends = Ends { role: Role::Data, from: 0, to: rank, comm };
-            if self.strangers.len() < MAX_UNAUTHENTICATED {
-                let server = Server::new(secret, ends, nranks)?;
-                self.strangers.push(Connection::accept(stream, server, 0)?);
-            }
+            let server = Server::new(secret, ends, nranks)?;
+            self.strangers.push(Connection::accept(stream, server, 0)?);
         }
         let now = Instant::now();
         // A stranger that fails is dropped; the members are not disturbed.
@@ -212,6 +212,10 @@ impl TcpReceiver {
     fn progress(&mut self) -> Result<()> {
         while let Some(front) = self.posted.get_mut((self.done - self.first) as usize) {
             let len = u32::from_le_bytes(front.header) as usize;
+            if front.received >= 4 && len > front.capacity {
+                let what = format!("a message of {len} bytes for a slot of {}", front.capacity);
+                return Err(Error::Internal { what });
+            }
             let result = if front.received < 4 {
                 self.stream.read(&mut front.header[front.received..])
             } else {
@@ -226,11 +230,8 @@ impl TcpReceiver {
                 Err(e) if blocked(&e) => return Ok(()),
                 Err(e) => return Err(failed("receiving from a peer")(e)),
             }
+            // Of an empty message the header is all; of others it was complete before the data.
             let len = u32::from_le_bytes(front.header) as usize;
-            if front.received >= 4 && len > front.capacity {
-                let what = format!("a message of {len} bytes for a slot of {}", front.capacity);
-                return Err(Error::Internal { what });
-            }
             if front.received == len + 4 {
                 self.done += 1;
             }

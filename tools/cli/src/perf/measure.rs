@@ -310,13 +310,7 @@ impl Team {
             let start = Instant::now();
             if options.graph > 0 {
                 for _ in 0..options.graph {
-                    for member in members.iter() {
-                        let exec = graphs.iter().find(|(rank, _)| *rank == member.rank);
-                        let exec = exec.map_or(std::ptr::null_mut(), |(_, exec)| *exec as Handle);
-                        // SAFETY: both handles are alive.
-                        let code = unsafe { (api.graph_launch)(exec, member.stream) };
-                        api.check(member.rank, "oxcclGraphLaunch", code)?;
-                    }
+                    replay(api, members, &graphs)?;
                 }
             } else {
                 for _ in 0..iterations {
@@ -330,11 +324,7 @@ impl Team {
             elapsed_ns.fetch_max(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
             Ok(0)
         })?;
-        for (rank, exec) in graphs {
-            // SAFETY: the handle is alive and used no more.
-            let code = unsafe { (self.api.graph_destroy)(std::ptr::null_mut(), exec as Handle) };
-            self.api.check(rank, "oxcclGraphDestroy", code)?;
-        }
+        self.destroy_graphs(graphs)?;
         let runs = u64::from(iterations)
             * u64::from(options.aggregate.max(1))
             * u64::from(options.graph.max(1));
@@ -347,6 +337,14 @@ impl Team {
             return Ok(f64::from_ne_bytes(bytes));
         }
         self.control.reduce(own_us, op)
+    }
+
+    fn destroy_graphs(&self, graphs: Vec<(u32, usize)>) -> Result<()> {
+        graphs.into_iter().try_for_each(|(rank, exec)| {
+            // SAFETY: the handle is alive and used no more.
+            let code = unsafe { (self.api.graph_destroy)(std::ptr::null_mut(), exec as Handle) };
+            self.api.check(rank, "oxcclGraphDestroy", code)
+        })
     }
 
     /// One executable graph with all iterations for each rank of this process.
@@ -390,12 +388,21 @@ impl Team {
             self.iteration += 1;
             let iteration = self.iteration;
             let single = Options { aggregate: 1, ..options.clone() };
+            let graphs = match options.graph {
+                0 => Vec::new(),
+                _ => self.capture(&single, case, place, 1)?,
+            };
             let own = self.on_threads(|api, members, _| {
                 members.iter_mut().for_each(|member| prepare(member, case, place, iteration));
-                launch_all(api, members, case, place, &single)?;
+                if options.graph == 0 {
+                    launch_all(api, members, case, place, &single)?;
+                } else {
+                    replay(api, members, &graphs)?;
+                }
                 synchronize(api, members)?;
                 Ok(members.iter_mut().map(|member| verdict(member, case, place, iteration)).sum())
             })?;
+            self.destroy_graphs(graphs)?;
             wrong += self.control.reduce(own as f64, ReduceOp::Sum)? as u64;
         }
         Ok(wrong)
@@ -517,6 +524,17 @@ unsafe fn launch_one(api: &Api, member: &mut Member, case: &Case, place: Place) 
         }
     };
     api.check(rank, call, code)
+}
+
+/// Launches every member's graph once.
+fn replay(api: &Api, members: &[Member], graphs: &[(u32, usize)]) -> Result<()> {
+    members.iter().try_for_each(|member| {
+        let exec = graphs.iter().find(|(rank, _)| *rank == member.rank);
+        let exec = exec.map_or(std::ptr::null_mut(), |(_, exec)| *exec as Handle);
+        // SAFETY: both handles are alive.
+        let code = unsafe { (api.graph_launch)(exec, member.stream) };
+        api.check(member.rank, "oxcclGraphLaunch", code)
+    })
 }
 
 fn synchronize(api: &Api, members: &[Member]) -> Result<()> {
