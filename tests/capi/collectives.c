@@ -144,6 +144,10 @@ static void graphs_and_events(void) {
   }
   CHECK(oxcclGraphExecUpdate(exec, graph));
   CHECK(oxcclGraphDestroy(graph, exec));
+  /* A stream that had joined the capture, and events of it, are free again. */
+  CHECK(oxcclStreamWaitEvent(side, after));
+  CHECK(oxcclMemcpyAsync(out, in, sizeof(int), side));
+  CHECK(oxcclStreamSynchronize(side, -1));
   CHECK(oxcclEventRecord(before, stream));
   CHECK(ncclAllReduce(in, out, COUNT, ncclInt32, ncclSum, comm, stream));
   CHECK(oxcclEventRecord(after, stream));

@@ -103,7 +103,13 @@ impl Listener for TcpAccept {
         tune(&stream);
         Ok(Some((
             rank,
-            Box::new(TcpReceiver { stream, posted: VecDeque::new(), done: 0, first: 0 }),
+            Box::new(TcpReceiver {
+                stream,
+                posted: VecDeque::new(),
+                done: 0,
+                first: 0,
+                closed: false,
+            }),
         )))
     }
 }
@@ -202,6 +208,8 @@ struct TcpReceiver {
     /// Requests that are complete, and the number of the first posted one's predecessor.
     done: u64,
     first: u64,
+    /// Whether the sender has left.
+    closed: bool,
 }
 
 // SAFETY: the pointers are only followed under the contract of `irecv`, from whichever thread
@@ -225,6 +233,11 @@ impl TcpReceiver {
                 self.stream.read(rest)
             };
             match result {
+                // The end, after what was sent before it.
+                Ok(0) if front.received == 0 => {
+                    self.closed = true;
+                    return Ok(());
+                }
                 Ok(0) => return Err(failed("receiving")(ErrorKind::UnexpectedEof.into())),
                 Ok(n) => front.received += n,
                 Err(e) if blocked(&e) => return Ok(()),
@@ -249,6 +262,9 @@ impl Receiver for TcpReceiver {
     fn test(&mut self, request: Request) -> Result<Option<usize>> {
         if self.done < request {
             self.progress()?;
+        }
+        if self.done < request && self.closed {
+            return Err(failed("receiving from a peer")(ErrorKind::UnexpectedEof.into()));
         }
         if self.done < request {
             return Ok(None);
