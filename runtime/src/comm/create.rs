@@ -138,14 +138,14 @@ fn alone(device: i32) -> Result<Communicator> {
 fn can_pull(blobs: &[Blob], endpoint: &Endpoint) -> bool {
     let own = &blobs[endpoint.rank as usize];
     let peers = blobs.iter().enumerate().filter(|(r, _)| endpoint.local[*r].is_some());
-    let answers = peers.map(|(rank, blob)| {
+    let mut answers = peers.map(|(rank, blob)| {
         let mut word = [0u8; 16];
         let (pid, from) = (blob.pid as i32, blob.probe as usize);
         // SAFETY: the word has 16 bytes.
         let pulled = unsafe { pull::pull(pid, from, word.as_mut_ptr(), 16, rank as u32) };
         blob.pid_namespace == own.pid_namespace && pulled.is_ok() && word == blob.process
     });
-    let able = answers.fold(true, |all, one| all && one);
+    let able = answers.all(|answer| answer);
     if !able {
         let text = "process_vm_readv is forbidden here: buffers from malloc are copied twice";
         crate::log::line(crate::log::Level::Info, text);

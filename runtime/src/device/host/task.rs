@@ -90,7 +90,7 @@ enum Kind {
 /// Work under way.
 pub enum Task {
     /// An operation of a communicator, with its number there.
-    Operation(Operation),
+    Operation(Box<Operation>),
     /// See [`Work::Copy`]; the number counts the bytes that are done.
     Copy(Address, Address, usize, usize),
     /// See [`Work::Set`].
@@ -120,7 +120,13 @@ impl Task {
     pub fn start(work: Work) -> Result<Self> {
         let operation = |endpoint: Arc<Endpoint>, kind| {
             let number = endpoint.issued.fetch_add(1, Ordering::AcqRel);
-            Task::Operation(Operation { endpoint, number, kind, waiting_since: None, broken: None })
+            Task::Operation(Box::new(Operation {
+                endpoint,
+                number,
+                kind,
+                waiting_since: None,
+                broken: None,
+            }))
         };
         Ok(match work {
             Work::Collective(endpoint, programs, call) => {
@@ -206,7 +212,7 @@ pub(super) fn try_now(
     let mut operation = Operation { endpoint, number, kind, waiting_since: None, broken: None };
     match failed.map(|error| operation.conclude(error)) {
         Some(Step::Done(result)) => Ok(result),
-        Some(Step::Waiting { .. }) | None => Err(Task::Operation(operation)),
+        Some(Step::Waiting { .. }) | None => Err(Task::Operation(Box::new(operation))),
     }
 }
 
