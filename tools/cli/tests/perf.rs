@@ -1,27 +1,14 @@
 //! The command as a user meets it.
 
-use std::os::unix::process::CommandExt;
+use oxccl_tests::job::bind_to_parent;
+use oxccl_tests::missing;
 use std::process::{Command, Output, Stdio};
 
 const OXCCL: &str = env!("CARGO_BIN_EXE_oxccl");
 
-fn missing(what: &str, reason: &str) {
-    let required = std::env::var("OXCCL_TEST_REQUIRE").unwrap_or_default();
-    let listed = required.split(',').any(|r| r == what || r == "all");
-    assert!(!listed, "OXCCL_TEST_REQUIRE={required}, but {what} is missing: {reason}");
-    println!("skipped: {what} is missing: {reason}");
-}
-
 /// Runs a command that dies with the test and after two minutes.
 fn output(command: &mut Command) -> std::io::Result<Output> {
-    // SAFETY: the closure makes one system call, which is safe between fork and exec.
-    unsafe {
-        command.pre_exec(|| {
-            rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
-            Ok(())
-        });
-    }
-    command.stdin(Stdio::null()).output()
+    bind_to_parent(command).stdin(Stdio::null()).output()
 }
 
 fn timed(program: &str) -> Command {
@@ -47,7 +34,7 @@ fn without_arguments_there_is_help_and_typos_are_answered() {
     let (ok, out, _) = oxccl(&[]);
     assert!(ok && out.contains("Usage: oxccl"), "{out}");
     let (ok, _, err) = oxccl(&["perf", "allreduce"]);
-    assert!(!ok && err.contains("all_reduce"), "{err}");
+    assert!(!ok && err.contains("a similar value exists: 'all_reduce'"), "{err}");
     let (ok, _, err) = oxccl(&["perf", "-d", "flaot"]);
     assert!(!ok && err.contains("float"), "{err}");
 }

@@ -409,16 +409,18 @@ impl Team {
     }
 }
 
+/// Rounds in which a case is measured: its iterations are divided among them.
+const ROUNDS: u32 = 3;
+
 /// Measures a case on every team in turn, several times, and keeps the fastest and the mean.
 pub(super) fn alternate(options: &Options, teams: &mut [Team], case: &Case) -> Result<Vec<Row>> {
-    let rounds = if teams.len() > 1 { 3 } else { 1 };
     let mut rows: Vec<Row> = Vec::new();
     for place in [Place::Out, Place::In] {
         // Send/recv has no place to be in.
         let skipped = place == Place::In && case.kind == Kind::SendRecv;
         let mut times = vec![Vec::new(); teams.len()];
-        let iterations = options.iterations(case.bytes);
-        for _ in 0..rounds {
+        let iterations = options.iterations(case.bytes).div_ceil(ROUNDS);
+        for _ in 0..ROUNDS {
             for (team, times) in teams.iter_mut().zip(&mut times) {
                 if !skipped {
                     times.push(team.time(options, case, place, iterations)?);
