@@ -134,6 +134,42 @@ fn one_rank_alone() {
 }
 
 #[test]
+fn operations_on_several_streams_keep_the_order_of_their_calls() {
+    let players = players(2);
+    let count = 1usize << 18;
+    let spec = Spec::new(Collective::AllReduce, 2, 0);
+    std::thread::scope(|scope| {
+        for player in &players {
+            scope.spawn(move || {
+                let second = Stream::new();
+                let (dtype, op) = (DataType::Uint32, ReduceOp::Sum);
+                let (x, mut y, mut z) = (vec![3u32; count], vec![0u32; count], vec![0u32; count]);
+                for round in 0..200 {
+                    y.fill(0);
+                    z.fill(0);
+                    // The second reads what the first writes, and only the second is waited for.
+                    let first = Call {
+                        spec,
+                        input: x.as_ptr().cast(),
+                        output: y.as_mut_ptr().cast(),
+                        count: count as u64,
+                        dtype,
+                        op,
+                    };
+                    let next =
+                        Call { input: y.as_ptr().cast(), output: z.as_mut_ptr().cast(), ..first };
+                    group::collective(&player.comm, first, &player.stream).expect("it launches");
+                    group::collective(&player.comm, next, &second).expect("it launches");
+                    assert!(second.synchronize(None).expect("it works"));
+                    assert!(z.iter().all(|&v| v == 12), "round {round}");
+                }
+                assert!(player.stream.synchronize(None).expect("it works"));
+            });
+        }
+    });
+}
+
+#[test]
 fn a_thread_per_rank() {
     let players = players(4);
     let shape = Shape { seed: 7, operations: 2000, max_bytes: 256 << 10 };
