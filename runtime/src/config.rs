@@ -124,11 +124,26 @@ variables! {
     rendezvous: String = "OXCCL_RENDEZVOUS", "";
 }
 
+/// Whether the program runs with rights that its caller does not have (set-user-id and the like).
+fn secure() -> bool {
+    // SAFETY: the function takes any number and only reads the auxiliary vector.
+    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
+}
+
+/// Such a program takes no paths from its caller.
+fn admitted(name: &str, secure: bool) -> bool {
+    !secure || !["OXCCL_SECRET_FILE", "OXCCL_RENDEZVOUS"].contains(&name)
+}
+
 impl Config {
     /// The process's values.
     pub fn get() -> &'static Config {
         static CONFIG: OnceLock<Config> = OnceLock::new();
-        CONFIG.get_or_init(|| Config::from_lookup(|name| std::env::var(name).ok()))
+        CONFIG.get_or_init(|| {
+            Config::from_lookup(|name| {
+                std::env::var(name).ok().filter(|_| admitted(name, secure()))
+            })
+        })
     }
 }
 
@@ -140,6 +155,12 @@ pub fn launcher_variable(name: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn paths_are_not_taken_where_the_caller_has_fewer_rights() {
+        assert!(admitted("OXCCL_SECRET_FILE", false) && admitted("NCCL_DEBUG", true));
+        assert!(!admitted("OXCCL_SECRET_FILE", true) && !admitted("OXCCL_RENDEZVOUS", true));
+    }
 
     #[test]
     fn values_come_from_the_lookup_and_bad_ones_are_reported() {

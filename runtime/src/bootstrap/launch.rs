@@ -268,6 +268,16 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
         assert!(read_private_file(&path).is_err());
+        let link = dir.join("link");
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        assert!(read_private_file(&path).is_ok() && read_private_file(&link).is_err());
+        let place = dir.join("open").display().to_string();
+        let rendezvous =
+            || Config::from_lookup(|name| (name == "OXCCL_RENDEZVOUS").then(|| place.clone()));
+        assert!(folder(&rendezvous()).is_ok());
+        std::fs::set_permissions(&place, std::fs::Permissions::from_mode(0o755)).unwrap();
+        assert!(folder(&rendezvous()).is_err());
         std::fs::remove_dir_all(&dir).unwrap();
     }
 }

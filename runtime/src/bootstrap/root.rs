@@ -309,6 +309,24 @@ mod tests {
     }
 
     #[test]
+    fn no_more_strangers_are_taken_than_may_be_unauthenticated() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        let id = UniqueId::new(address).unwrap();
+        let strangers: Vec<_> = (0..MAX_UNAUTHENTICATED + 6)
+            .map(|_| std::net::TcpStream::connect(address).unwrap())
+            .collect();
+        let mut connections = Connections::new();
+        let next = admit(&listener, &id, 0, &mut connections);
+        assert_eq!((next, connections.len()), (64, 64));
+        // When one of them is gone, another place is free.
+        connections.remove(&0);
+        assert_eq!(admit(&listener, &id, next, &mut connections), 65);
+        drop(strangers);
+    }
+
+    #[test]
     fn oversized_and_repeated_blobs_are_refused() {
         let mut machine = Machine::default();
         machine.frame(1, "a", join(2, b""));

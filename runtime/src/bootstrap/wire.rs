@@ -278,3 +278,55 @@ pub fn wait_for(fds: &mut [PollFd<'_>], limit: Duration) {
 fn would_block(e: &std::io::Error) -> bool {
     matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bootstrap::auth::Role;
+    use std::net::TcpListener;
+
+    const ENDS: Ends = Ends { role: Role::Data, from: 1, to: 0, comm: 3 };
+
+    fn pair(max_body: usize) -> (Connection, Connection) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let address = listener.local_addr().unwrap();
+        let client = Connection::connect(address, [1; 32], ENDS, max_body, deadline).unwrap();
+        let server = Server::new([1; 32], ENDS, 2).unwrap();
+        let server = Connection::accept(listener.accept().unwrap().0, server, max_body).unwrap();
+        (client, server)
+    }
+
+    fn open(client: &mut Connection, server: &mut Connection) {
+        let now = Instant::now();
+        while !client.is_open() || !server.is_open() {
+            client.progress_handshake(now).unwrap();
+            server.progress_handshake(now).unwrap();
+        }
+    }
+
+    #[test]
+    fn frames_arrive_whole_and_one_that_is_too_long_ends_the_connection() {
+        let (mut client, mut server) = pair(100);
+        open(&mut client, &mut server);
+        assert_eq!(server.peer_rank(), 1);
+        let deadline = Instant::now() + Duration::from_secs(10);
+        for frame in [Frame { kind: 7, body: vec![] }, Frame { kind: 8, body: vec![5; 100] }] {
+            client.send(&frame);
+            client.progress(Instant::now()).unwrap();
+            assert_eq!(server.wait_frame(deadline, "a frame").unwrap(), frame);
+        }
+        client.send(&Frame { kind: 9, body: vec![0; 101] });
+        client.progress(Instant::now()).unwrap();
+        let text = server.wait_frame(deadline, "a frame").unwrap_err().to_string();
+        assert!(text.contains("a frame of 101 bytes"), "{text}");
+    }
+
+    #[test]
+    fn who_does_not_authenticate_in_time_is_dropped() {
+        let (_client, mut server) = pair(100);
+        let late = Instant::now() + HANDSHAKE_TIMEOUT + Duration::from_secs(1);
+        let text = server.progress_handshake(late).unwrap_err().to_string();
+        assert!(text.contains("did not authenticate in time"), "{text}");
+    }
+}
