@@ -31,7 +31,7 @@ fn four_processes() {
 
 #[test]
 fn counters_just_below_their_wrap_around() {
-    processes(3, ["2", "10000", "262144"], |_, command| {
+    processes(3, ["2", "10000", "8388608"], |_, command| {
         command.env("OXCCL_COUNTER_START", "0xfffffffffffff000");
     });
 }
@@ -40,7 +40,7 @@ fn counters_just_below_their_wrap_around() {
 fn more_ranks_than_processors_each_pinned_to_one() {
     use std::os::unix::process::CommandExt;
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    processes(5.max(processors as u32 + 1), ["3", "10000", "262144"], |rank, command| {
+    processes(5.max(processors as u32 + 1), ["3", "10000", "8388608"], |rank, command| {
         // SAFETY: the closure makes one system call, which is safe between fork and exec.
         unsafe {
             command.pre_exec(move || {
@@ -123,7 +123,7 @@ fn players(nranks: u32) -> Vec<Player> {
 #[test]
 fn sixty_four_ranks_in_one_thread_by_groups() {
     let players = players(64);
-    play(&players, Shape { seed: 5, operations: 10_000, max_bytes: 4 << 10 }).expect("it works");
+    play(&players, Shape { seed: 5, operations: 10_000, max_bytes: 64 << 10 }).expect("it works");
     players.iter().for_each(|p| p.comm.destroy());
 }
 
