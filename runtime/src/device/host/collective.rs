@@ -86,7 +86,7 @@ enum Poll {
     Ready,
     Wait(u32),
     /// More of the same step is left.
-    Again(usize),
+    Again,
 }
 
 /// The capacity of a communicator's links for elements of a type.
@@ -120,7 +120,7 @@ pub struct Running {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
     New,
-    /// The entry word is out; `vote` was this rank's.
+    /// The entry words are out; the others' decide what runs.
     Entered,
     Running,
     Draining,
@@ -164,7 +164,7 @@ impl Running {
         if let Some(ended) = endpoint.ended(&guard) {
             return Visit::Done(Err(ended));
         }
-        let mut visit = VisitState { run: self, endpoint, state: &mut guard };
+        let mut visit = VisitState { run: self, endpoint, state: &mut guard, spent: 0 };
         visit.go(budget)
     }
 
@@ -189,10 +189,12 @@ struct VisitState<'a> {
     run: &'a mut Running,
     endpoint: &'a Endpoint,
     state: &'a mut State,
+    /// Bytes that this visit has moved.
+    spent: usize,
 }
 
 impl<'a> VisitState<'a> {
-    fn go(&mut self, mut budget: Budget) -> Visit {
+    fn go(&mut self, budget: Budget) -> Visit {
         let (mut moved, mut polls) = (false, 0);
         loop {
             let poll = match self.advance() {
@@ -201,11 +203,9 @@ impl<'a> VisitState<'a> {
                 Err(e) => return Visit::Done(Err(e)),
             };
             match poll {
-                Poll::Ready => (moved, polls) = (true, 0),
-                Poll::Again(bytes) => {
+                Poll::Ready | Poll::Again => {
                     (moved, polls) = (true, 0);
-                    budget.bytes = budget.bytes.saturating_sub(bytes);
-                    if budget.bytes == 0 {
+                    if self.spent >= budget.bytes {
                         let awaited = Awaited { peer: -1, step: self.run.step as i32 };
                         return Visit::Waiting { moved, awaited };
                     }
@@ -535,7 +535,8 @@ impl<'a> VisitState<'a> {
             kernels::stream_fence();
         }
         self.run.cursor += bytes;
-        if self.run.cursor < len { Poll::Again(bytes) } else { Poll::Ready }
+        self.spent += bytes;
+        if self.run.cursor < len { Poll::Again } else { Poll::Ready }
     }
 
     fn how(&self, finish: bool, streaming: bool) -> Fold {
@@ -702,6 +703,7 @@ impl<'a> VisitState<'a> {
         // SAFETY: the geometry keeps messages within slots; the source is this rank's.
         unsafe { kernels::copy(slot, from, len, false) };
         self.state.edges[peer as usize].commit(len).map_err(broken(peer))?;
+        self.spent += len;
         Ok(Poll::Ready)
     }
 
@@ -731,6 +733,7 @@ impl<'a> VisitState<'a> {
         // SAFETY: the slot holds `len` bytes; the destination is this rank's.
         unsafe { kernels::copy(to, slot, len, self.streaming(dst)) };
         self.state.edges[peer as usize].release().map_err(broken(peer))?;
+        self.spent += len;
         Ok(Poll::Ready)
     }
 
@@ -756,6 +759,7 @@ impl<'a> VisitState<'a> {
         // SAFETY: slot, local slice and destination hold `len` bytes each.
         unsafe { kernels::fold(&[to], &srcs, len, self.how(finish, false)) };
         self.state.edges[peer as usize].release().map_err(broken(peer))?;
+        self.spent += len;
         Ok(Poll::Ready)
     }
 }

@@ -5,6 +5,7 @@ use super::collective::{Budget, Visit};
 use super::endpoint::{Awaited, Endpoint, State, broken};
 use super::kernels;
 use crate::error::{Error, Result};
+use crate::link::EDGE_SLOTS;
 
 /// A send or receive of a group.
 #[derive(Clone, Copy, Debug)]
@@ -80,7 +81,12 @@ impl Exchange {
             if *done >= transfer.bytes || busy.contains(&lane) {
                 continue;
             }
-            while *done < transfer.bytes && piece(endpoint, state, transfer, done)? {
+            // Not more than the slots of an edge at a time: a call must not go on as long as its
+            // peer keeps up.
+            for _ in 0..EDGE_SLOTS {
+                if *done >= transfer.bytes || !piece(endpoint, state, transfer, done)? {
+                    break;
+                }
                 moved = true;
             }
             if *done < transfer.bytes {
