@@ -58,12 +58,40 @@ pub enum Error {
         site.rank, site.peer, site.step, site.operation, site.op_seq
     )]
     Deadline { site: Site, waited_ms: u64 },
+    #[error(
+        "the ranks' calls differ: rank {} calls {own}, rank {} calls {theirs} (collective {} of \
+         the communicator); give all ranks the same calls in the same order",
+        site.rank, site.peer, site.op_seq
+    )]
+    Mismatch { site: Site, own: String, theirs: String },
+    #[error("{text} (reported by rank {})", site.peer)]
+    Reported { site: Site, code: Code, text: String },
     #[error("initialisation failed: {why}")]
     Init { why: String },
     #[error("initialisation of rank {rank} of {nranks} failed: {why}")]
     InitTimeout { rank: u32, nranks: u32, why: String },
     #[error("internal error of OxCCL: {what}; please report it")]
     Internal { what: String },
+}
+
+impl Code {
+    /// The code with this number; an internal error for others.
+    pub fn from_number(number: i32) -> Self {
+        [
+            Code::Success,
+            Code::UnhandledCudaError,
+            Code::SystemError,
+            Code::InternalError,
+            Code::InvalidArgument,
+            Code::InvalidUsage,
+            Code::RemoteError,
+            Code::InProgress,
+            Code::Timeout,
+        ]
+        .into_iter()
+        .find(|code| *code as i32 == number)
+        .unwrap_or(Code::InternalError)
+    }
 }
 
 impl Error {
@@ -92,7 +120,8 @@ impl Error {
     pub fn code(&self) -> Code {
         match self {
             Error::Argument { .. } => Code::InvalidArgument,
-            Error::Usage { .. } => Code::InvalidUsage,
+            Error::Usage { .. } | Error::Mismatch { .. } => Code::InvalidUsage,
+            Error::Reported { code, .. } => *code,
             Error::System { .. } | Error::Init { .. } | Error::InitTimeout { .. } => {
                 Code::SystemError
             }
@@ -104,7 +133,10 @@ impl Error {
     /// Where it struck, for errors of operations.
     pub fn site(&self) -> Option<&Site> {
         match self {
-            Error::Remote { site, .. } | Error::Deadline { site, .. } => Some(site),
+            Error::Remote { site, .. }
+            | Error::Deadline { site, .. }
+            | Error::Mismatch { site, .. }
+            | Error::Reported { site, .. } => Some(site),
             _ => None,
         }
     }

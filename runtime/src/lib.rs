@@ -6,6 +6,7 @@
 pub mod bootstrap;
 pub mod comm;
 pub mod config;
+pub mod descriptor;
 pub mod device;
 pub mod error;
 pub mod group;

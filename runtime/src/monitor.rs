@@ -1,13 +1,17 @@
 //! The monitor: one thread per process that notices the death of peers.
 //!
-//! Peers on this host are watched by process descriptors, others by their connections. A rank that
-//! left in order says so before: by its state word, or by one byte on the connection.
+//! Peers on this host are watched by process descriptors and by what they say in shared memory,
+//! others by their connections. A rank that left in order, or failed, says so before: by its state
+//! word and record, or by a notice on the connection.
 
+use crate::device::host::agreement;
 use crate::device::host::endpoint::Endpoint;
 use crate::error::{Error, Result};
 use crate::link::direct::PeerState;
+use crate::link::notice::{self, Notice};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::OwnedFd;
+use rustix::net::RecvFlags;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
@@ -23,6 +27,8 @@ pub enum Sign {
     Process(OwnedFd),
     /// Its connection ends.
     Connection(OwnedFd),
+    /// Nothing: it lives in this process, or where this one cannot see it.
+    Memory,
 }
 
 struct Watch {
@@ -30,6 +36,8 @@ struct Watch {
     peer: u32,
     sign: Sign,
     dead_since: Option<(Instant, String)>,
+    /// Collectives before this one were compared with the peer's.
+    compared: u64,
 }
 
 struct Monitor {
@@ -63,7 +71,7 @@ fn monitor() -> Result<&'static Arc<Monitor>> {
 pub fn watch(endpoint: &Arc<Endpoint>, peer: u32, sign: Sign) -> Result<()> {
     let monitor = monitor()?;
     let endpoint = Arc::downgrade(endpoint);
-    lock(monitor).push(Watch { endpoint, peer, sign, dead_since: None });
+    lock(monitor).push(Watch { endpoint, peer, sign, dead_since: None, compared: 0 });
     let _ = (&monitor.wake).write(&[1]);
     Ok(())
 }
@@ -88,21 +96,26 @@ fn run(monitor: &Monitor, mut woken: &UnixStream) {
 
 /// Which watches show something, without waiting.
 fn poll_now(watches: &[Watch]) -> Vec<bool> {
-    let mut fds: Vec<_> = watches.iter().map(poll_fd).collect();
+    let open = |watch: &&Watch| watch.dead_since.is_none();
+    let mut fds: Vec<_> = watches
+        .iter()
+        .filter(open)
+        .filter_map(|watch| match &watch.sign {
+            Sign::Process(fd) => Some(PollFd::new(fd, PollFlags::IN)),
+            Sign::Connection(fd) => Some(PollFd::new(fd, PollFlags::IN | PollFlags::RDHUP)),
+            Sign::Memory => None,
+        })
+        .collect();
     let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
     // An error shows nothing; the next look comes soon.
     let _ = rustix::event::poll(&mut fds, Some(&zero));
-    fds.iter().map(|fd| !fd.revents().is_empty()).collect()
-}
-
-fn poll_fd(watch: &Watch) -> PollFd<'_> {
-    match &watch.sign {
-        _ if watch.dead_since.is_some() => match &watch.sign {
-            Sign::Process(fd) | Sign::Connection(fd) => PollFd::new(fd, PollFlags::empty()),
-        },
-        Sign::Process(fd) => PollFd::new(fd, PollFlags::IN),
-        Sign::Connection(fd) => PollFd::new(fd, PollFlags::IN | PollFlags::RDHUP),
-    }
+    let mut seen = fds.iter().map(|fd| !fd.revents().is_empty());
+    let mut show = |watch: &Watch| match watch.sign {
+        Sign::Memory => true,
+        _ if watch.dead_since.is_some() => false,
+        _ => seen.next().unwrap_or(false),
+    };
+    watches.iter().map(|watch| show(watch)).collect()
 }
 
 /// Draws the conclusions; true while a death waits for its grace to end.
@@ -110,15 +123,27 @@ fn look(watches: &mut Vec<Watch>) -> bool {
     let ready = poll_now(watches);
     let now = Instant::now();
     let mut i = 0;
-    let mut lost = Vec::new();
+    let (mut lost, mut failed) = (Vec::new(), Vec::new());
     watches.retain_mut(|watch| {
         let ready = ready.get(i).copied().unwrap_or(false);
         i += 1;
         let Some(endpoint) = watch.endpoint.upgrade() else { return false };
+        if endpoint.failure().is_some() {
+            return false;
+        }
+        let differs = || agreement::compare_past(&endpoint, watch.peer, &mut watch.compared);
+        if let Some(error) = endpoint.hear_from(watch.peer).or_else(differs) {
+            failed.push((endpoint, error));
+            return false;
+        }
         if ready && watch.dead_since.is_none() {
             match verdict(watch, &endpoint) {
                 Verdict::Alive => {}
                 Verdict::Left => return false,
+                Verdict::Failed(error) => {
+                    failed.push((endpoint, error));
+                    return false;
+                }
                 Verdict::Dead(why) => watch.dead_since = Some((now, why)),
             }
         }
@@ -130,6 +155,9 @@ fn look(watches: &mut Vec<Watch>) -> bool {
             _ => true,
         }
     });
+    for (endpoint, error) in failed {
+        endpoint.fail(error);
+    }
     // Who went first is to blame: others may have ended because of it.
     lost.sort_by_key(|(since, ..)| *since);
     for (_, endpoint, peer, why) in lost {
@@ -141,6 +169,7 @@ fn look(watches: &mut Vec<Watch>) -> bool {
 enum Verdict {
     Alive,
     Left,
+    Failed(Error),
     Dead(String),
 }
 
@@ -155,12 +184,20 @@ fn verdict(watch: &Watch, endpoint: &Endpoint) -> Verdict {
                 );
             if left { Verdict::Left } else { Verdict::Dead("its process ended".to_owned()) }
         }
+        Sign::Memory => Verdict::Alive,
         Sign::Connection(fd) => {
-            let mut byte = [0u8; 1];
-            match rustix::net::recv(fd, &mut byte, rustix::net::RecvFlags::DONTWAIT) {
-                Ok((_, 1)) if byte == *b"G" => Verdict::Left,
+            let mut bytes = [0; notice::MAX_BYTES];
+            let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+            match rustix::net::recv(fd, &mut bytes, flags) {
                 Ok((_, 0)) => Verdict::Dead("its connection closed".to_owned()),
-                Ok(_) => Verdict::Dead("it broke the protocol of the connection".to_owned()),
+                Ok((_, n)) => match notice::parse(&bytes[..n]) {
+                    Ok(None) => Verdict::Alive,
+                    Ok(Some((Notice::Goodbye, _))) => Verdict::Left,
+                    Ok(Some((Notice::Failed(record), _))) => {
+                        Verdict::Failed(endpoint.told(watch.peer, record))
+                    }
+                    Err(what) => Verdict::Dead(format!("its connection carried {what}")),
+                },
                 Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Verdict::Alive,
                 Err(e) => Verdict::Dead(format!("its connection failed: {e}")),
             }

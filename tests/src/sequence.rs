@@ -249,9 +249,7 @@ fn collective(
             from = input.inner().as_ptr();
             inputs.push(input);
         }
-        if count > 0 {
-            group::collective(&player.comm, call(from, to), &player.stream)?;
-        }
+        group::collective(&player.comm, call(from, to), &player.stream)?;
         let what =
             format!("operation {number} {kind:?} {dtype:?} {op:?} count {count} rank {rank}");
         expectations.push(Expectation { buffer: output, at, bytes: expected[r].clone(), what });

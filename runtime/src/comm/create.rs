@@ -324,6 +324,7 @@ fn signs(
                 if blob.pid_namespace != own.pid_namespace {
                     let text = format!("rank {peer} lives in another pid namespace: not watched");
                     crate::log::line(crate::log::Level::Info, &text);
+                    signs.push((peer, Ok(Sign::Memory)));
                     continue;
                 }
                 let pid = rustix::process::Pid::from_raw(blob.pid as i32);
@@ -335,10 +336,12 @@ fn signs(
                     Some(Err(rustix::io::Errno::SRCH)) => {
                         signs.push((peer, Err("its process ended".to_owned())));
                     }
-                    _ => {}
+                    _ => signs.push((peer, Ok(Sign::Memory))),
                 }
             }
-            _ => {}
+            // In this process: what it says is read where all say it.
+            Edge::Direct(_) => signs.push((peer, Ok(Sign::Memory))),
+            Edge::Own => {}
         }
     }
     signs

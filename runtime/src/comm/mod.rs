@@ -158,12 +158,15 @@ impl Communicator {
         if let (Some(segment), Some(local)) =
             (&endpoint.segment, endpoint.local[self.rank() as usize])
         {
-            segment.state(local).store(PeerState::Left as u64, Ordering::Release);
+            // Why it failed stays to be read.
+            let (running, left) = (PeerState::Running as u64, PeerState::Left as u64);
+            let state = segment.state(local);
+            let _ = state.compare_exchange(running, left, Ordering::AcqRel, Ordering::Relaxed);
         }
         let hint = "make a new communicator";
         endpoint.retire(Error::usage("the communicator was destroyed", hint));
         let mut state = endpoint.state();
-        state.edges.iter_mut().for_each(crate::link::Edge::farewell);
+        state.edges.iter_mut().for_each(|edge| edge.tell(crate::link::notice::GOODBYE));
         // Connections end here, also when a graph still holds the endpoint.
         state.edges.clear();
     }

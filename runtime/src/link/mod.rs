@@ -2,11 +2,26 @@
 
 pub mod direct;
 pub mod message;
+pub mod notice;
 
+use crate::descriptor::{Descriptor, Label};
 use crate::error::Result;
 
 /// Messages that an edge holds before its sender has to wait.
 pub const EDGE_SLOTS: usize = 4;
+
+/// The oldest message of an edge.
+#[derive(Clone, Copy, Debug)]
+pub struct Message {
+    /// Its bytes.
+    pub data: *const u8,
+    /// How many.
+    pub len: usize,
+    /// The tag of the operation that sent it.
+    pub tag: u32,
+    /// That operation, where the message says so; ranks of one host can look it up.
+    pub descriptor: Option<Descriptor>,
+}
 
 /// Both directions of the link to one peer: bounded queues of slots.
 pub enum Edge {
@@ -28,25 +43,30 @@ impl Edge {
         }
     }
 
-    /// Sends the slot that was reserved last, with its first `len` bytes.
-    pub fn commit(&mut self, len: usize) -> Result<()> {
+    /// Sends the slot that was reserved last, with its first `len` bytes, for the operation `label`.
+    pub fn commit(&mut self, len: usize, label: &Label) -> Result<()> {
         match self {
             Edge::Own => Ok(()),
             Edge::Direct(edge) => {
-                edge.commit(len);
+                edge.commit(len, label.tag);
                 Ok(())
             }
-            Edge::Message(edge) => edge.commit(len),
+            Edge::Message(edge) => edge.commit(len, label.descriptor),
         }
     }
 
     /// The oldest message that was not released, or None when there is none.
-    pub fn peek(&mut self) -> Result<Option<(*const u8, usize)>> {
+    pub fn peek(&mut self) -> Result<Option<Message>> {
         match self {
             Edge::Own => Ok(None),
             Edge::Direct(edge) => Ok(edge.peek()),
             Edge::Message(edge) => edge.peek(),
         }
+    }
+
+    /// Whether the peer is known to be unable to send more until this rank takes a message.
+    pub fn is_full(&self) -> bool {
+        matches!(self, Edge::Direct(edge) if edge.is_full())
     }
 
     /// Gives the slot of the oldest message back.
@@ -69,10 +89,10 @@ impl Edge {
         }
     }
 
-    /// Tells the peer that this rank leaves in order.
-    pub fn farewell(&mut self) {
+    /// Tells the peer's monitor something, where it does not see this rank's memory.
+    pub fn tell(&mut self, notice: &[u8]) {
         if let Edge::Message(edge) = self {
-            edge.farewell();
+            edge.tell(notice);
         }
     }
 }

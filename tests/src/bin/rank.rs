@@ -1,5 +1,5 @@
-//! A rank of the multi-process tests: `oxccl-test-rank sequence SEED OPERATIONS MAX_BYTES`, or
-//! `loop` to all-reduce until something fails.
+//! A rank of the multi-process tests: `oxccl-test-rank sequence SEED OPERATIONS MAX_BYTES`,
+//! `mismatch BASE OURS THEIRS` for two numbers of differing calls, or `loop` to all-reduce until something fails.
 
 use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
 use oxccl_runtime::bootstrap::launch;
@@ -7,8 +7,10 @@ use oxccl_runtime::comm::{Communicator, Member, create};
 use oxccl_runtime::device::host::collective::Call;
 use oxccl_runtime::device::host::stream::Stream;
 use oxccl_runtime::{Error, Result, group};
+use oxccl_tests::mismatch;
 use oxccl_tests::sequence::{Player, Shape, play};
 use std::sync::Arc;
+use std::time::Duration;
 
 fn join() -> Result<Arc<Communicator>> {
     let launch = launch::detect()?.expect("started by a test");
@@ -24,6 +26,19 @@ fn sequence(arguments: &[String]) -> Result<()> {
     let player = Player { comm: comm.clone(), stream: Stream::new() };
     play(&[player], shape)?;
     comm.destroy();
+    Ok(())
+}
+
+/// Rank 0 makes one call, the others make another one.
+fn differ(arguments: &[String]) -> Result<()> {
+    let number = |i: usize| arguments[i].parse::<usize>().expect("a number");
+    let comm = join()?;
+    let cases = mismatch::cases(number(1) as u64);
+    let case = cases[if comm.rank() == 0 { number(2) } else { number(3) }];
+    let error = mismatch::outcome(&comm, case);
+    assert!(mismatch::names_both(&error), "{error}");
+    // The others may not have heard of it yet from this process.
+    std::thread::sleep(Duration::from_millis(600));
     Ok(())
 }
 
@@ -50,6 +65,7 @@ fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let outcome = match arguments.first().map(String::as_str) {
         Some("sequence") => sequence(&arguments),
+        Some("mismatch") => differ(&arguments),
         Some("loop") => forever(arguments[1].parse().expect("a number")),
         other => panic!("unknown test {other:?}"),
     };

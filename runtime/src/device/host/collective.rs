@@ -1,8 +1,10 @@
 //! The host executor: runs a rank's program as a resumable step function that never blocks.
 
+use super::agreement::{self, Doing};
 use super::endpoint::{Awaited, Endpoint, MAPPED, Place, State, broken};
 use super::kernels::{self, Fold};
 use super::pull;
+use crate::descriptor::{Descriptor, Label};
 use crate::error::{Error, Result};
 use crate::link::direct::{PACKET_BYTES, STAGE_SLOT_BYTES, Segment};
 use oxccl_plan::generate::Algorithm;
@@ -103,6 +105,9 @@ pub fn capacity(edge_slot_bytes: usize, dtype: DataType) -> Capacity {
 pub struct Running {
     programs: Arc<Programs>,
     call: Call,
+    label: Label,
+    /// Its number among the communicator's collectives.
+    seq: u64,
     geometry: Geometry,
     stage: Stage,
     /// Whether all peers map this rank's buffers.
@@ -120,6 +125,8 @@ pub struct Running {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
     New,
+    /// The peers can look up what this rank does.
+    Announced,
     /// The entry words are out; the others' decide what runs.
     Entered,
     Running,
@@ -136,11 +143,16 @@ impl Running {
         let packets = plan.algorithm == Algorithm::OneShot
             && geometry.windows() == 1
             && published <= PACKET_BYTES as u64;
+        let Call { spec, dtype, op, count, .. } = call;
+        let label = Descriptor::collective(&spec, dtype, op, false, count).into();
         let stage = Stage::New;
-        let (mapped, mapped_here, phase_base, window, step, cursor) = (false, false, 0, 0, 0, 0);
+        let (mapped, mapped_here) = (false, false);
+        let (seq, phase_base, window, step, cursor) = (0, 0, 0, 0, 0);
         Self {
             programs,
             call,
+            label,
+            seq,
             geometry,
             stage,
             mapped_here,
@@ -166,6 +178,16 @@ impl Running {
         }
         let mut visit = VisitState { run: self, endpoint, state: &mut guard, spent: 0 };
         visit.go(budget)
+    }
+
+    /// What the operation does, for comparison with others.
+    pub(super) fn doing(&self) -> Doing {
+        Doing::Collective(self.label, self.seq)
+    }
+
+    /// What marks the packets of this operation: those of another one never match.
+    fn packet_mark(&self) -> u64 {
+        self.phase_base.wrapping_add(1).wrapping_add(u64::from(self.label.tag) << 32)
     }
 
     fn plan(&self) -> &Plan {
@@ -231,7 +253,11 @@ impl<'a> VisitState<'a> {
     /// One step; None when the operation is complete.
     fn advance(&mut self) -> Result<Option<Poll>> {
         match self.run.stage {
-            Stage::New => self.begin().map(Some),
+            Stage::New => {
+                self.announce();
+                Ok(Some(Poll::Ready))
+            }
+            Stage::Announced => self.begin().map(Some),
             Stage::Entered => self.decide().map(Some),
             Stage::Running => self.step().map(Some),
             Stage::Draining => {
@@ -269,6 +295,29 @@ impl<'a> VisitState<'a> {
             }
         }
         Ok(Poll::Ready)
+    }
+
+    fn announce(&mut self) {
+        self.run.seq = self.state.collectives;
+        self.state.collectives += 1;
+        let (endpoint, run) = (self.endpoint, &mut *self.run);
+        if let (Some(segment), Some(own)) =
+            (&endpoint.segment, endpoint.local[endpoint.rank as usize])
+        {
+            segment.announce(own, run.seq, &run.label);
+        }
+        run.stage = if run.call.count == 0 { Stage::Draining } else { Stage::Announced };
+    }
+
+    /// Fails when a peer that has signalled does something else.
+    #[inline(always)]
+    fn compare(&mut self, peer: u32) -> Result<()> {
+        let (seq, known) = (self.run.seq, self.state.compared[peer as usize]);
+        if known != seq && peer != self.endpoint.rank {
+            agreement::compare(self.endpoint, self.segment()?, &self.run.label, seq, peer)?;
+            self.state.compared[peer as usize] = seq;
+        }
+        Ok(())
     }
 
     fn begin(&mut self) -> Result<Poll> {
@@ -351,6 +400,7 @@ impl<'a> VisitState<'a> {
             if !self.state.has_reached(segment, peer, target) {
                 return Ok(Poll::Wait(peer));
             }
+            self.compare(peer)?;
             let token = |i| segment.entry(peer as usize, slot, i).load(Ordering::Relaxed);
             let (input, output) = (token(0), token(1));
             mapped &= input & output & MAPPED != 0;
@@ -419,7 +469,15 @@ impl<'a> VisitState<'a> {
             // Packets carry their own signal.
             Op::Wait { .. } if self.run.packets => Ok(Poll::Ready),
             Op::Wait { from, signal } => {
-                self.wait(from, self.run.phase_base.wrapping_add(u64::from(signal)))
+                let target = self.run.phase_base.wrapping_add(u64::from(signal));
+                let poll = self.wait(from, target)?;
+                if matches!(poll, Poll::Ready) {
+                    match from {
+                        From::One(peer) => self.compare(peer)?,
+                        From::All => (0..self.endpoint.nranks).try_for_each(|p| self.compare(p))?,
+                    }
+                }
+                Ok(poll)
             }
             Op::Copy { dst, .. } if self.run.packets && dst.buffer == Buffer::Stage => {
                 Ok(Poll::Ready)
@@ -595,10 +653,19 @@ impl<'a> VisitState<'a> {
             *dst = dst.wrapping_add(at);
         }
         let streaming = self.streaming(first);
+        let abroad = matches!(dst, Destination::Peer(..) | Destination::Everyone(_));
+        if abroad && !self.endpoint.begin_writing() {
+            // Someone has failed: the operation hears of it.
+            return Ok(Poll::Wait(rank));
+        }
         // SAFETY: sources and destinations hold `len` bytes each; the verifier showed that no
         // other rank accesses the destinations or writes the sources now.
         unsafe { kernels::fold(dsts, srcs, bytes, self.how(finish, streaming)) };
-        Ok(self.stretch_done(bytes, len, streaming))
+        let poll = self.stretch_done(bytes, len, streaming);
+        if abroad {
+            self.endpoint.end_writing();
+        }
+        Ok(poll)
     }
 
     /// The next stretch of the peers' slices, copied here by the system where they are not mapped;
@@ -645,7 +712,7 @@ impl<'a> VisitState<'a> {
             * run.call.count as usize
             * run.call.dtype.size();
         let slot = (self.state.stage_windows & 1) as usize;
-        let (own, epoch) = (self.endpoint.rank as usize, run.phase_base.wrapping_add(1));
+        let (own, epoch) = (self.endpoint.rank as usize, run.packet_mark());
         // SAFETY: the input has that many bytes; the slot was acquired.
         unsafe { self.segment()?.write_packets(own, slot, run.call.input, bytes, epoch) };
         Ok(())
@@ -655,9 +722,10 @@ impl<'a> VisitState<'a> {
         let (offset, len) = self.range(src);
         let slot = (self.state.stage_windows & 1) as usize;
         let epoch = self.run.phase_base.wrapping_add(1);
+        let mark = self.run.packet_mark();
         let segment = self.segment()?;
         // SAFETY: `to` has room for the slice; what is published fits the packets.
-        let read = unsafe { segment.read_packets(peer as usize, slot, offset, to, len, epoch) };
+        let read = unsafe { segment.read_packets(peer as usize, slot, offset, to, len, mark) };
         if read && len > 0 {
             let known = &mut self.state.known[peer as usize];
             if !crate::link::direct::reached(*known, epoch) {
@@ -702,26 +770,26 @@ impl<'a> VisitState<'a> {
         };
         // SAFETY: the geometry keeps messages within slots; the source is this rank's.
         unsafe { kernels::copy(slot, from, len, false) };
-        self.state.edges[peer as usize].commit(len).map_err(broken(peer))?;
+        let label = self.run.label;
+        self.state.edges[peer as usize].commit(len, &label).map_err(broken(peer))?;
         self.spent += len;
         Ok(Poll::Ready)
     }
 
     /// The next message from a peer, which has to be `len` bytes long.
     fn message(&mut self, peer: u32, len: usize) -> Result<Option<*const u8>> {
-        let Some((slot, got)) = self.state.edges[peer as usize].peek().map_err(broken(peer))?
-        else {
+        let Some(message) = self.state.edges[peer as usize].peek().map_err(broken(peer))? else {
             return Ok(None);
         };
-        if got == len {
-            return Ok(Some(slot));
+        if message.tag != self.run.label.tag {
+            return Err(agreement::unexpected(self.endpoint, self.run.doing(), peer, &message));
         }
-        let name = self.run.name();
-        let what = format!(
-            "rank {} expects {len} bytes of {name} from rank {peer}, which sent {got} bytes",
-            self.endpoint.rank
-        );
-        Err(Error::usage(what, "call with equal counts, types and order on all ranks"))
+        if message.len != len {
+            let (name, got) = (self.run.name(), message.len);
+            let what = format!("{got} instead of {len} bytes of {name} from rank {peer}");
+            return Err(Error::Internal { what });
+        }
+        Ok(Some(message.data))
     }
 
     fn receive(&mut self, peer: u32, dst: Slice) -> Result<Poll> {

@@ -1,10 +1,10 @@
 //! A rank's place in a communicator on the host device: its links, its counters, its failure.
 
 use super::arena::{Arena, Mapping};
-use crate::error::{Error, Result, Site};
-use crate::link::Edge;
-use crate::link::direct::{Segment, reached};
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use crate::error::{Code, Error, Result, Site};
+use crate::link::direct::{PeerState, Record, Segment, reached};
+use crate::link::{Edge, notice};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 /// How this rank reaches the user memory of a peer.
@@ -35,6 +35,10 @@ pub struct State {
     pub entries: u64,
     /// As `slot_need`, for the entry words.
     pub entry_need: [u64; 2],
+    /// Collectives begun so far.
+    pub collectives: u64,
+    /// The collective in which each peer was last found to do the same.
+    pub compared: Vec<u64>,
     /// Private memory of plans.
     pub scratch: Vec<u64>,
     /// Where packets are unpacked, one stretch per rank.
@@ -115,6 +119,8 @@ impl Endpoint {
             slot_need: [start; 2],
             entries: 0,
             entry_need: [start; 2],
+            collectives: 0,
+            compared: vec![u64::MAX; nranks],
             scratch: Vec::new(),
             unpacked: Vec::new(),
             sources: vec![std::ptr::null(); nranks],
@@ -145,12 +151,109 @@ impl Endpoint {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Latches a failure: the first one stays. All operations under way and to come fail with it.
+    /// The state, unless an operation is running just now.
+    pub fn try_state(&self) -> Option<MutexGuard<'_, State>> {
+        self.state.try_lock().ok()
+    }
+
+    /// Latches a failure: the first one stays. All operations under way and to come fail with it,
+    /// and the peers hear of it. The caller must not hold the state.
     pub fn fail(&self, error: Error) {
-        if self.failure.set(error.clone()).is_ok() {
-            crate::log::line(crate::log::Level::Warn, &error.to_string());
-        }
+        let first = self.failure.set(error.clone()).is_ok();
         self.failed.store(true, Ordering::Release);
+        if !first {
+            return;
+        }
+        crate::log::line(crate::log::Level::Warn, &error.to_string());
+        let culprit = match error.site() {
+            Some(site) => site.peer,
+            None => -1,
+        };
+        let record = Record { code: error.code(), culprit, text: error.to_string() };
+        if let (Some(segment), Some(local)) = (&self.segment, self.local[self.rank as usize]) {
+            segment.publish_failure(local, &record);
+        }
+        let notice = notice::failed(&record);
+        self.state().edges.iter_mut().for_each(|edge| edge.tell(&notice));
+    }
+
+    /// The failure of a peer of this host, as it tells.
+    pub fn hear_from(&self, peer: u32) -> Option<Error> {
+        let (segment, place) = self.segment.as_ref().zip(self.local[peer as usize])?;
+        segment.failure(place).map(|record| self.told(peer, record))
+    }
+
+    /// The failure of any peer of this host.
+    pub fn hear(&self) -> Option<Error> {
+        (0..self.nranks).filter(|&p| p != self.rank).find_map(|p| self.hear_from(p))
+    }
+
+    /// The error here for a failure that a peer tells of.
+    pub fn told(&self, peer: u32, record: Record) -> Error {
+        let Record { code, culprit, text } = record;
+        let known = culprit >= 0 && culprit != self.rank as i32;
+        match code {
+            // The same mistake on all sides.
+            Code::InvalidUsage => {
+                let site = self.site(peer as i32);
+                Error::Reported { site, code, text }
+            }
+            Code::RemoteError if known && culprit != peer as i32 => {
+                let site = self.site(culprit);
+                Error::Remote { site, why: format!("rank {peer} says: {text}") }
+            }
+            _ => self.lost(peer, format!("it says: {text}")),
+        }
+    }
+
+    fn site(&self, peer: i32) -> Site {
+        Site {
+            rank: self.rank as i32,
+            peer,
+            step: -1,
+            op_seq: self.finished.load(Ordering::Acquire),
+            operation: "an operation",
+        }
+    }
+
+    /// The error for the loss of a peer.
+    pub fn lost(&self, peer: u32, why: String) -> Error {
+        Error::Remote { site: self.site(peer as i32), why }
+    }
+
+    /// Asks whether this rank may write into the user memory of its peers; when true,
+    /// [`end_writing`](Self::end_writing) has to follow. A rank that fails says so first and then
+    /// looks at who writes; a rank that writes says so first and then looks at who failed: so one
+    /// of the two sees the other.
+    pub fn begin_writing(&self) -> bool {
+        let Some((segment, own)) = self.segment.as_ref().zip(self.local[self.rank as usize]) else {
+            return false;
+        };
+        segment.writing(own).store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        let failed = PeerState::Failed as u64;
+        let mut places = self.local.iter().flatten();
+        let clear = places.all(|&p| segment.state(p).load(Ordering::Relaxed) != failed);
+        if !clear {
+            self.end_writing();
+        }
+        clear
+    }
+
+    /// See [`begin_writing`](Self::begin_writing).
+    pub fn end_writing(&self) {
+        if let Some((segment, own)) = self.segment.as_ref().zip(self.local[self.rank as usize]) {
+            segment.writing(own).store(0, Ordering::Release);
+        }
+    }
+
+    /// Peers that may still be writing into this rank's user memory, after it failed.
+    pub fn writers(&self) -> Vec<u32> {
+        let Some(segment) = &self.segment else { return Vec::new() };
+        fence(Ordering::SeqCst);
+        let writes = |place: &usize| segment.writing(*place).load(Ordering::Acquire) != 0;
+        let peers = (0u32..).zip(&self.local).filter(|(peer, _)| *peer != self.rank);
+        peers.filter(|(_, place)| place.as_ref().is_some_and(writes)).map(|(p, _)| p).collect()
     }
 
     /// As [`fail`](Self::fail), for an end that is no failure to report.
@@ -175,16 +278,12 @@ impl Endpoint {
         self.issued.load(Ordering::Acquire) != self.finished.load(Ordering::Acquire)
     }
 
-    /// Latches the death of a peer.
+    /// Latches the death of a peer: it writes no more.
     pub fn lose(&self, peer: u32, why: String) {
-        let site = Site {
-            rank: self.rank as i32,
-            peer: peer as i32,
-            step: -1,
-            op_seq: self.finished.load(Ordering::Acquire),
-            operation: "an operation",
-        };
-        self.fail(Error::Remote { site, why });
+        if let Some((segment, place)) = self.segment.as_ref().zip(self.local[peer as usize]) {
+            segment.writing(place).store(0, Ordering::Release);
+        }
+        self.fail(self.lost(peer, why));
     }
 
     /// A word that lets peers find a buffer, by [`State::resolve`].

@@ -1,9 +1,11 @@
 //! Grouped sends and receives: every lane (peer and direction) moves when it can, so that no order
 //! of calls within a group can deadlock.
 
+use super::agreement::{Doing, unexpected};
 use super::collective::{Budget, Visit};
 use super::endpoint::{Awaited, Endpoint, State, broken};
 use super::kernels;
+use crate::descriptor::{Descriptor, Label, MESSAGE_TAG};
 use crate::error::{Error, Result};
 use crate::link::EDGE_SLOTS;
 
@@ -121,6 +123,7 @@ impl Exchange {
 
 /// Moves one slot's worth of a transfer; false when the lane is blocked.
 fn piece(endpoint: &Endpoint, state: &mut State, t: &Transfer, done: &mut usize) -> Result<bool> {
+    let next = state.collectives;
     let edge = &mut state.edges[t.peer as usize];
     let bytes = (t.bytes - *done).min(endpoint.edge_slot_bytes);
     let at = t.data.wrapping_add(*done);
@@ -128,9 +131,14 @@ fn piece(endpoint: &Endpoint, state: &mut State, t: &Transfer, done: &mut usize)
         let Some(slot) = edge.reserve().map_err(broken(t.peer))? else { return Ok(false) };
         // SAFETY: the user's buffer holds `t.bytes` bytes and the slot at least `bytes`.
         unsafe { kernels::copy(slot, at, bytes, false) };
-        edge.commit(bytes).map_err(broken(t.peer))?;
+        let label = Label::from(Descriptor::message(t.bytes as u64));
+        edge.commit(bytes, &label).map_err(broken(t.peer))?;
     } else {
-        let Some((slot, got)) = edge.peek().map_err(broken(t.peer))? else { return Ok(false) };
+        let Some(message) = edge.peek().map_err(broken(t.peer))? else { return Ok(false) };
+        if message.tag != MESSAGE_TAG {
+            return Err(unexpected(endpoint, Doing::Exchange(next), t.peer, &message));
+        }
+        let (slot, got) = (message.data, message.len);
         if got != bytes {
             let rank = endpoint.rank;
             let what = format!(

@@ -1,5 +1,6 @@
 //! The host device: memory that peers map, streams, events, graphs, and the executor.
 
+pub(crate) mod agreement;
 pub mod arena;
 pub mod collective;
 pub mod endpoint;

@@ -1,5 +1,6 @@
 //! Work, as it is called or captured, and tasks: work under way.
 
+use super::agreement::{Doing, look_around};
 use super::collective::{Budget, Call, Programs, Running, Visit};
 use super::endpoint::{Awaited, Endpoint, deadline_error};
 use super::event::Event;
@@ -13,6 +14,15 @@ use std::time::{Duration, Instant};
 
 /// How long a broken link waits for the monitor's word on who is gone.
 const VERDICT: Duration = Duration::from_secs(1);
+
+/// After so long a wait it may be told from a peer's other calls that it will never end.
+const LONG: Duration = Duration::from_secs(1);
+
+/// How long a failed operation waits for peers that are writing into its memory.
+const WRITERS: Duration = Duration::from_secs(1);
+
+/// Visits without progress between two looks at the peers.
+const IDLE_VISITS: u32 = 64;
 
 /// Bytes that a copy moves before others get a turn.
 const STRETCH_BYTES: usize = 1 << 20;
@@ -111,6 +121,10 @@ pub struct Operation {
     number: u64,
     kind: Kind,
     waiting_since: Option<Instant>,
+    /// Visits since then.
+    idle_visits: u32,
+    /// Its error, and when it was found, while peers may still write into its memory.
+    ending: Option<(Instant, Error)>,
     /// A link that broke, and when.
     broken: Option<(Instant, Error)>,
 }
@@ -125,6 +139,8 @@ impl Task {
                 number,
                 kind,
                 waiting_since: None,
+                idle_visits: 0,
+                ending: None,
                 broken: None,
             }))
         };
@@ -209,7 +225,15 @@ pub(super) fn try_now(
         }
     }
     let (endpoint, kind) = (endpoint.clone(), Kind::Collective(running));
-    let mut operation = Operation { endpoint, number, kind, waiting_since: None, broken: None };
+    let mut operation = Operation {
+        endpoint,
+        number,
+        kind,
+        waiting_since: None,
+        idle_visits: 0,
+        ending: None,
+        broken: None,
+    };
     match failed.map(|error| operation.conclude(error)) {
         Some(Step::Done(result)) => Ok(result),
         Some(Step::Waiting { .. }) | None => Err(Task::Operation(Box::new(operation))),
@@ -222,8 +246,11 @@ impl Operation {
         if endpoint.finished.load(Ordering::Acquire) != self.number {
             return Step::Waiting { moved: false };
         }
+        if let Some((since, error)) = self.ending.take() {
+            return self.wait_for_writers(since, error);
+        }
         if let Some(error) = endpoint.failure() {
-            return self.end(Err(error));
+            return self.wait_for_writers(Instant::now(), error);
         }
         if let Some((since, error)) = self.broken.take() {
             return self.wait_for_verdict(since, error);
@@ -237,9 +264,9 @@ impl Operation {
             Visit::Done(Err(error)) => self.conclude(error),
             Visit::Waiting { moved, awaited } => {
                 if moved {
-                    self.waiting_since = None;
-                } else if endpoint.timeout_ns.load(Ordering::Relaxed) >= 0 {
-                    self.check_deadline(awaited);
+                    (self.waiting_since, self.idle_visits) = (None, 0);
+                } else {
+                    self.wait_on(awaited);
                 }
                 Step::Waiting { moved }
             }
@@ -264,8 +291,46 @@ impl Operation {
             error @ Error::Remote { .. } => self.wait_for_verdict(Instant::now(), error),
             error => {
                 self.endpoint.fail(error.clone());
-                self.end(Err(error))
+                self.wait_for_writers(Instant::now(), error)
             }
+        }
+    }
+
+    /// Ends with an error as soon as no peer writes into this rank's memory any more.
+    fn wait_for_writers(&mut self, since: Instant, error: Error) -> Step {
+        let writers = self.endpoint.writers();
+        if writers.is_empty() {
+            return self.end(Err(error));
+        }
+        if since.elapsed() < WRITERS {
+            self.ending = Some((since, error));
+            return Step::Waiting { moved: false };
+        }
+        let text = format!(
+            "ranks {writers:?} do not answer and may still write into the buffers of {}: keep them",
+            self.name()
+        );
+        crate::log::line(crate::log::Level::Warn, &text);
+        self.end(Err(error))
+    }
+
+    /// Nothing moved in a visit: looks from time to time why.
+    fn wait_on(&mut self, awaited: Awaited) {
+        self.idle_visits += 1;
+        if self.endpoint.timeout_ns.load(Ordering::Relaxed) >= 0 {
+            self.check_deadline(awaited);
+        }
+        if !self.idle_visits.is_multiple_of(IDLE_VISITS) {
+            return;
+        }
+        let now = Instant::now();
+        let long = now - *self.waiting_since.get_or_insert(now) > LONG;
+        let doing = match &self.kind {
+            Kind::Collective(running) => running.doing(),
+            Kind::Exchange(_) => Doing::Exchange(self.endpoint.state().collectives),
+        };
+        if let Some(error) = look_around(&self.endpoint, doing, awaited, long) {
+            self.endpoint.fail(error);
         }
     }
 
@@ -289,7 +354,7 @@ impl Operation {
             return Step::Waiting { moved: false };
         }
         self.endpoint.fail(error.clone());
-        self.end(Err(error))
+        self.wait_for_writers(Instant::now(), error)
     }
 
     fn check_deadline(&mut self, awaited: Awaited) {

@@ -4,8 +4,10 @@
 //! others read, and an edge to each other rank. Every word has one writer. Counters wrap: they are
 //! compared by their difference.
 
-use super::EDGE_SLOTS;
+use super::{EDGE_SLOTS, Message};
+use crate::descriptor::{Descriptor, Label};
 use crate::device::host::arena::Mapping;
+use crate::error::Code;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -23,10 +25,22 @@ pub const STAGE_SLOT_BYTES: usize = 256 << 10;
 const PHASE_AT: usize = 0;
 const STATE_AT: usize = LINE;
 const ENTRY_AT: usize = 2 * LINE;
+const WRITING_AT: usize = 4 * LINE;
+const RING_AT: usize = 1024;
+const RECORD_AT: usize = 2048;
 const PACKETS_AT: usize = 4096;
 const CONTROL_BYTES: usize = 24 << 10;
 const EDGE_HEADER: usize = 4096;
 
+/// Collectives whose tags stand beside a rank's signals.
+const TAGS: u64 = 4;
+/// Collectives whose descriptors a rank keeps for others to look up.
+pub const RING: u64 = 64;
+/// The longest text of a failure record.
+pub const RECORD_TEXT: usize = 1000;
+
+const _: () = assert!(RING_AT + RING as usize * 16 <= RECORD_AT);
+const _: () = assert!(RECORD_AT + 24 + RECORD_TEXT <= PACKETS_AT);
 const _: () = assert!(PACKETS_AT + 2 * PACKETS * LINE <= CONTROL_BYTES);
 
 /// Whether `counter` has reached `target`, wrap-around considered.
@@ -43,6 +57,28 @@ pub enum PeerState {
     Running = 0,
     /// It has destroyed its communicator in order.
     Left = 1,
+    /// Its communicator failed or was aborted; its record says why. It expects no peer to write
+    /// into its memory any more.
+    Failed = 2,
+}
+
+/// What a rank tells the others about its failure.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// The code of its error.
+    pub code: Code,
+    /// The rank at fault; −1 where none is.
+    pub culprit: i32,
+    /// The error's text.
+    pub text: String,
+}
+
+impl Record {
+    /// The text, or as much of it as fits `limit` bytes.
+    pub fn text(&self, limit: usize) -> &str {
+        let fits = |end: &usize| *end <= limit && self.text.is_char_boundary(*end);
+        &self.text[..(0..=self.text.len()).rev().find(fits).unwrap_or(0)]
+    }
 }
 
 /// How the segment is divided; the same on all ranks.
@@ -107,6 +143,87 @@ impl Segment {
     /// The state of a rank, a [`PeerState`].
     pub fn state(&self, local: usize) -> &AtomicU64 {
         self.word(self.rank(local) + STATE_AT)
+    }
+
+    /// Whether a rank is writing into the user memory of others right now.
+    pub fn writing(&self, local: usize) -> &AtomicU64 {
+        self.word(self.rank(local) + WRITING_AT)
+    }
+
+    fn tag(&self, local: usize, seq: u64) -> &AtomicU64 {
+        self.word(self.rank(local) + PHASE_AT + 8 * (1 + (seq % TAGS) as usize))
+    }
+
+    fn ring(&self, local: usize, seq: u64, word: usize) -> &AtomicU64 {
+        self.word(self.rank(local) + RING_AT + (seq % RING) as usize * 16 + word * 8)
+    }
+
+    /// Says what this rank's collective number `seq` is; before its first signal.
+    #[inline]
+    pub fn announce(&self, local: usize, seq: u64, label: &Label) {
+        let (what, count) = label.descriptor.to_words();
+        // A reader takes the count only where the first word is right before and after.
+        self.ring(local, seq, 0).store(0, Ordering::Relaxed);
+        self.ring(local, seq, 1).store(count, Ordering::Release);
+        let first = (seq.wrapping_add(1) << 32) | u64::from(what);
+        self.ring(local, seq, 0).store(first, Ordering::Release);
+        let word = (seq.wrapping_add(1) << 32) | u64::from(label.tag);
+        self.tag(local, seq).store(word, Ordering::Relaxed);
+    }
+
+    /// What a rank's collective number `seq` is; None when it has not begun it, or so long ago
+    /// that it remembers it no more.
+    pub fn announced(&self, local: usize, seq: u64) -> Option<Descriptor> {
+        let first = self.ring(local, seq, 0).load(Ordering::Acquire);
+        let count = self.ring(local, seq, 1).load(Ordering::Acquire);
+        let again = self.ring(local, seq, 0).load(Ordering::Relaxed);
+        let right = first >> 32 == seq.wrapping_add(1) & u64::from(u32::MAX) && first == again;
+        right.then(|| Descriptor::from_words(first as u32, count))
+    }
+
+    /// Whether a rank that has signalled in its collective `seq` does what `label` says.
+    #[inline(always)]
+    pub fn agrees(&self, local: usize, seq: u64, label: &Label) -> bool {
+        let word = self.tag(local, seq).load(Ordering::Relaxed);
+        if word == (seq.wrapping_add(1) << 32) | u64::from(label.tag) {
+            return true;
+        }
+        self.announced(local, seq).is_none_or(|theirs| theirs == label.descriptor)
+    }
+
+    /// Writes this rank's failure record and sets its state.
+    pub fn publish_failure(&self, local: usize, record: &Record) {
+        let mut text = [0; RECORD_TEXT];
+        let bytes = record.text(RECORD_TEXT).as_bytes();
+        let len = bytes.len();
+        text[..len].copy_from_slice(bytes);
+        let at = self.rank(local) + RECORD_AT;
+        let codes = (record.code as u64) << 32 | u64::from(record.culprit as u32);
+        self.word(at).store(codes, Ordering::Relaxed);
+        self.word(at + 8).store(len as u64, Ordering::Relaxed);
+        for (i, bytes) in text.chunks_exact(8).enumerate() {
+            let value = u64::from_ne_bytes(bytes.try_into().unwrap_or_default());
+            self.word(at + 16 + i * 8).store(value, Ordering::Relaxed);
+        }
+        self.state(local).store(PeerState::Failed as u64, Ordering::SeqCst);
+    }
+
+    /// The failure record of a rank whose state says that there is one.
+    pub fn failure(&self, local: usize) -> Option<Record> {
+        if self.state(local).load(Ordering::Acquire) != PeerState::Failed as u64 {
+            return None;
+        }
+        let at = self.rank(local) + RECORD_AT;
+        let codes = self.word(at).load(Ordering::Relaxed);
+        let len = (self.word(at + 8).load(Ordering::Relaxed) as usize).min(RECORD_TEXT);
+        let words = (0..len.div_ceil(8))
+            .flat_map(|i| self.word(at + 16 + i * 8).load(Ordering::Relaxed).to_ne_bytes());
+        let bytes: Vec<u8> = words.take(len).collect();
+        Some(Record {
+            code: Code::from_number((codes >> 32) as i32),
+            culprit: codes as u32 as i32,
+            text: String::from_utf8_lossy(&bytes).into_owned(),
+        })
     }
 
     /// Entry word `i` of 2 in entry slot `slot` of 2.
@@ -232,7 +349,7 @@ impl Segment {
         self.word(self.edge(from, to) + word * LINE)
     }
 
-    /// The length of the message in a slot.
+    /// Length and tag of the message in a slot.
     fn edge_len(&self, from: usize, to: usize, slot: usize) -> &AtomicU64 {
         self.word(self.edge(from, to) + 2 * LINE + slot * 8)
     }
@@ -278,14 +395,15 @@ impl DirectEdge {
         Some(self.segment.edge_slot(self.own, self.peer, self.slot(self.sent)))
     }
 
-    pub(super) fn commit(&mut self, len: usize) {
+    pub(super) fn commit(&mut self, len: usize, tag: u32) {
         let slot = self.slot(self.sent);
-        self.segment.edge_len(self.own, self.peer, slot).store(len as u64, Ordering::Relaxed);
+        let word = u64::from(tag) << 32 | len as u64;
+        self.segment.edge_len(self.own, self.peer, slot).store(word, Ordering::Relaxed);
         self.sent = self.sent.wrapping_add(1);
         self.segment.edge_word(self.own, self.peer, 0).store(self.sent, Ordering::Release);
     }
 
-    pub(super) fn peek(&mut self) -> Option<(*const u8, usize)> {
+    pub(super) fn peek(&mut self) -> Option<Message> {
         if self.taken == self.sent_by_peer {
             let sent = self.segment.edge_word(self.peer, self.own, 0).load(Ordering::Acquire);
             self.sent_by_peer = sent;
@@ -294,8 +412,19 @@ impl DirectEdge {
             }
         }
         let slot = self.slot(self.taken);
-        let len = self.segment.edge_len(self.peer, self.own, slot).load(Ordering::Relaxed);
-        Some((self.segment.edge_slot(self.peer, self.own, slot), len as usize))
+        let word = self.segment.edge_len(self.peer, self.own, slot).load(Ordering::Relaxed);
+        Some(Message {
+            data: self.segment.edge_slot(self.peer, self.own, slot),
+            len: word as u32 as usize,
+            tag: (word >> 32) as u32,
+            descriptor: None,
+        })
+    }
+
+    /// Whether the peer can send no more until this rank takes a message.
+    pub(super) fn is_full(&self) -> bool {
+        let sent = self.segment.edge_word(self.peer, self.own, 0).load(Ordering::Acquire);
+        sent.wrapping_sub(self.taken) >= EDGE_SLOTS as u64
     }
 
     pub(super) fn release(&mut self) {
@@ -350,13 +479,14 @@ mod tests {
                 let slot = a.reserve().unwrap();
                 // SAFETY: a reserved slot has 4096 bytes.
                 unsafe { slot.write(round * 16 + i) };
-                a.commit(usize::from(i) + 1);
+                a.commit(usize::from(i) + 1, 7);
             }
             assert!(a.reserve().is_none());
             for i in 0..EDGE_SLOTS as u8 {
-                let (slot, len) = b.peek().unwrap();
+                let Message { data, len, tag, .. } = b.peek().unwrap();
                 // SAFETY: a message has at least one byte.
-                assert_eq!((unsafe { slot.read() }, len), (round * 16 + i, usize::from(i) + 1));
+                assert_eq!((unsafe { data.read() }, len), (round * 16 + i, usize::from(i) + 1));
+                assert_eq!(tag, 7);
                 b.release();
             }
             assert!(b.peek().is_none());
@@ -366,5 +496,29 @@ mod tests {
     #[test]
     fn counters_compare_across_the_wrap_around() {
         assert!(reached(3, u64::MAX) && reached(5, 5) && !reached(u64::MAX, 3) && !reached(4, 5));
+    }
+
+    #[test]
+    fn ranks_look_up_what_others_do_and_why_they_failed() {
+        let segment = segment(0);
+        let label = |count| Label::from(Descriptor::from_words(0, count));
+        for seq in [0, 1, 2, 100, u64::MAX - 1] {
+            assert_eq!(segment.announced(0, seq), None);
+            segment.announce(0, seq, &label(seq));
+            assert_eq!(segment.announced(0, seq), Some(label(seq).descriptor));
+            assert!(segment.agrees(0, seq, &label(seq)));
+            assert!(!segment.agrees(0, seq, &label(seq ^ 9)));
+        }
+        // A rank that is far ahead is not to blame.
+        (200..300).for_each(|seq| segment.announce(0, seq, &label(seq)));
+        assert!(segment.agrees(0, 200, &label(1)));
+        assert!(!segment.agrees(0, 250, &label(1)));
+        assert_eq!(segment.failure(1), None);
+        let text = "é".repeat(600);
+        let record = Record { code: Code::InvalidUsage, culprit: -1, text };
+        segment.publish_failure(1, &record);
+        let read = segment.failure(1).unwrap();
+        assert_eq!((read.code, read.culprit, read.text.len()), (Code::InvalidUsage, -1, 1000));
+        assert!(record.text.starts_with(&read.text));
     }
 }

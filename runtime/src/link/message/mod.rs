@@ -3,9 +3,13 @@
 pub mod net;
 pub mod socket;
 
-use super::EDGE_SLOTS;
-use crate::error::Result;
+use super::{EDGE_SLOTS, Message};
+use crate::descriptor::Descriptor;
+use crate::error::{Error, Result};
 use net::{Receiver, Request, Sender};
+
+/// A message begins with the descriptor of its operation: `what u32 · 0 u32 · count u64`.
+const HEADER_BYTES: usize = 16;
 
 /// The edges from and to one remote peer. Slots live here; a message leaves from its slot and
 /// arrives in one.
@@ -31,7 +35,9 @@ impl MessageEdge {
         receiver: Box<dyn Receiver>,
         slot_bytes: usize,
     ) -> Result<Self> {
-        let slots = || (0..EDGE_SLOTS).map(|_| vec![0; slot_bytes].into_boxed_slice()).collect();
+        let slots = || {
+            (0..EDGE_SLOTS).map(|_| vec![0; HEADER_BYTES + slot_bytes].into_boxed_slice()).collect()
+        };
         let mut edge = Self {
             sender,
             receiver,
@@ -52,7 +58,7 @@ impl MessageEdge {
         let data = self.incoming[slot].as_mut_ptr();
         // SAFETY: the slot lives as long as the receiver and is read only after its request is
         // done and before it is offered again.
-        self.receives[slot] = unsafe { self.receiver.irecv(data, self.slot_bytes)? };
+        self.receives[slot] = unsafe { self.receiver.irecv(data, HEADER_BYTES + self.slot_bytes)? };
         Ok(())
     }
 
@@ -64,11 +70,15 @@ impl MessageEdge {
             }
             self.sends[slot] = None;
         }
-        Ok(Some(self.outgoing[slot].as_mut_ptr()))
+        Ok(Some(self.outgoing[slot][HEADER_BYTES..].as_mut_ptr()))
     }
 
-    pub(super) fn commit(&mut self, len: usize) -> Result<()> {
+    pub(super) fn commit(&mut self, len: usize, descriptor: Descriptor) -> Result<()> {
         let slot = self.sent % EDGE_SLOTS;
+        let (what, count) = descriptor.to_words();
+        self.outgoing[slot][..4].copy_from_slice(&what.to_le_bytes());
+        self.outgoing[slot][8..HEADER_BYTES].copy_from_slice(&count.to_le_bytes());
+        let len = HEADER_BYTES + len;
         // SAFETY: the slot lives as long as the sender and is written again only after the request
         // is done.
         self.sends[slot] = unsafe { self.sender.isend(self.outgoing[slot].as_ptr(), len)? };
@@ -76,7 +86,7 @@ impl MessageEdge {
         Ok(())
     }
 
-    pub(super) fn peek(&mut self) -> Result<Option<(*const u8, usize)>> {
+    pub(super) fn peek(&mut self) -> Result<Option<Message>> {
         // What could not leave at once leaves while this rank waits for its peers.
         self.flushed()?;
         let slot = self.taken % EDGE_SLOTS;
@@ -87,7 +97,19 @@ impl MessageEdge {
             let Some(request) = self.receives[slot] else { return Ok(None) };
             self.arrived = self.receiver.test(request)?;
         }
-        Ok(self.arrived.map(|len| (self.incoming[slot].as_ptr(), len)))
+        let Some(len) = self.arrived else { return Ok(None) };
+        let Some((header, data)) = self.incoming[slot].split_first_chunk::<HEADER_BYTES>() else {
+            return Err(Error::Internal { what: "a slot without room for a header".to_owned() });
+        };
+        let [a, b, c, d, _, _, _, _, count @ ..] = *header;
+        let what = u32::from_le_bytes([a, b, c, d]);
+        let descriptor = Descriptor::from_words(what, u64::from_le_bytes(count));
+        Ok(Some(Message {
+            data: data.as_ptr(),
+            len: len.saturating_sub(HEADER_BYTES),
+            tag: descriptor.tag(),
+            descriptor: Some(descriptor),
+        }))
     }
 
     pub(super) fn release(&mut self) -> Result<()> {
@@ -102,8 +124,8 @@ impl MessageEdge {
         self.sender.test(last)
     }
 
-    pub(super) fn farewell(&mut self) {
-        self.receiver.farewell();
+    pub(super) fn tell(&mut self, notice: &[u8]) {
+        self.receiver.tell(notice);
     }
 
     /// A descriptor on which the peer's end shows.

@@ -63,8 +63,8 @@ pub trait Sender: Send {
     unsafe fn isend(&mut self, data: *const u8, len: usize) -> Result<Option<Request>>;
     /// Whether a request is done.
     fn test(&mut self, request: Request) -> Result<bool>;
-    /// A descriptor on which the monitor sees the peer leave: one byte, then the end of the
-    /// stream, after an orderly end; the end alone after a death.
+    /// A descriptor on which the monitor reads the peer's notices, and the end of the stream after
+    /// them, or alone after a death.
     fn watch(&self) -> Option<OwnedFd>;
 }
 
@@ -77,6 +77,6 @@ pub trait Receiver: Send {
     unsafe fn irecv(&mut self, data: *mut u8, capacity: usize) -> Result<Option<Request>>;
     /// The size of the message, once it is complete.
     fn test(&mut self, request: Request) -> Result<Option<usize>>;
-    /// Tells the sender that this rank leaves in order.
-    fn farewell(&mut self);
+    /// Sends a few bytes the other way, to whoever watches the sender's descriptor.
+    fn tell(&mut self, notice: &[u8]);
 }

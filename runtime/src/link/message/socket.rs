@@ -1,5 +1,5 @@
 //! The TCP transport. A message is `length u32` and the bytes; the reverse direction of each
-//! connection carries only the receiver's farewell.
+//! connection carries only the receiver's notices.
 
 use super::net::{
     Connecting, HANDLE_BYTES, Handle, Identity, Listener, Net, Receiver, Request, Sender,
@@ -274,8 +274,8 @@ impl Receiver for TcpReceiver {
         Ok(self.posted.pop_front().map(|done| done.received - 4))
     }
 
-    fn farewell(&mut self) {
-        // A sender that is gone needs none.
-        let _ = self.stream.write(b"G");
+    fn tell(&mut self, notice: &[u8]) {
+        // A sender that is gone needs none; the direction is empty, so that it goes out whole.
+        let _ = self.stream.write(notice);
     }
 }

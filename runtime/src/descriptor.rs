@@ -1,0 +1,149 @@
+//! What a rank is doing, in 96 bits that can be read back: ranks compare it, and name both sides
+//! where it differs.
+
+use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
+use std::fmt;
+
+/// An operation, as far as all ranks have to agree on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Descriptor {
+    /// Collective, type, operation and root; or [`MESSAGES`].
+    what: u32,
+    /// Elements per block; bytes of a message.
+    count: u64,
+}
+
+/// Sends and receives, whose sizes are compared message by message.
+const MESSAGES: u32 = u32::MAX;
+/// The tag of every message of send and receive.
+pub const MESSAGE_TAG: u32 = 1;
+/// In the place of a reduction: a user's own scale before the sum.
+const SCALED_SUM: u32 = 5;
+
+impl Descriptor {
+    /// A collective; `scaled` where inputs are multiplied by a user's scalar first.
+    #[inline]
+    pub fn collective(
+        spec: &Spec,
+        dtype: DataType,
+        op: ReduceOp,
+        scaled: bool,
+        count: u64,
+    ) -> Self {
+        // Only where elements are combined does the operation matter.
+        let op = match (spec.collective.reduces(), scaled) {
+            (false, _) => 0,
+            (true, true) => SCALED_SUM,
+            (true, false) => op as u32,
+        };
+        let kind = spec.collective as u32 | (dtype as u32) << 4 | op << 8;
+        Self { what: kind | (spec.root & 0xffff) << 12, count }
+    }
+
+    /// A message of send and receive.
+    pub const fn message(bytes: u64) -> Self {
+        Self { what: MESSAGES, count: bytes }
+    }
+
+    /// Whether it is a message of send and receive.
+    pub const fn is_message(&self) -> bool {
+        self.what == MESSAGES
+    }
+
+    /// 32 bits that differ where descriptors of collectives differ, but for accidents of 1 in 2³¹;
+    /// [`MESSAGE_TAG`] for messages, which no
+    /// collective has.
+    #[inline]
+    pub const fn tag(&self) -> u32 {
+        if self.is_message() {
+            return MESSAGE_TAG;
+        }
+        // Constants and finaliser of SplitMix64 (Steele, Lea, Flood 2014).
+        let mut x = self.count ^ (self.what as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (x >> 32) as u32 & !1
+    }
+
+    /// To be read back by [`from_words`](Self::from_words).
+    pub const fn to_words(self) -> (u32, u64) {
+        (self.what, self.count)
+    }
+
+    /// What [`to_words`](Self::to_words) wrote; other words give a text, not a failure.
+    pub const fn from_words(what: u32, count: u64) -> Self {
+        Self { what, count }
+    }
+}
+
+impl fmt::Display for Descriptor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_message() {
+            return write!(f, "send/recv of {} bytes", self.count);
+        }
+        let collective = Collective::ALL.iter().find(|c| **c as u32 == self.what & 15);
+        let dtype = DataType::ALL.get((self.what >> 4 & 15) as usize);
+        let (Some(collective), Some(dtype)) = (collective, dtype) else {
+            return write!(f, "an unknown operation {:#x}", self.what);
+        };
+        write!(f, "{} of {} × {}", collective.name(), self.count, dtype.name())?;
+        if collective.reduces() {
+            let op = self.what >> 8 & 15;
+            match ReduceOp::ALL.get(op as usize) {
+                Some(op) => write!(f, ", {}", op.name())?,
+                None => write!(f, ", a scaled sum")?,
+            }
+        }
+        if collective.rooted() {
+            write!(f, ", root {}", self.what >> 12 & 0xffff)?;
+        }
+        Ok(())
+    }
+}
+
+/// A descriptor with its tag, computed once per operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Label {
+    /// What is done.
+    pub descriptor: Descriptor,
+    /// Its [`Descriptor::tag`].
+    pub tag: u32,
+}
+
+impl From<Descriptor> for Label {
+    fn from(descriptor: Descriptor) -> Self {
+        Self { descriptor, tag: descriptor.tag() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_difference_shows_in_tag_and_text() {
+        let mut seen = std::collections::HashMap::new();
+        for collective in Collective::ALL {
+            for root in [0, 1, 7] {
+                for dtype in DataType::ALL {
+                    for op in ReduceOp::ALL {
+                        for count in [0, 1, 100, 1 << 40] {
+                            let spec = Spec::new(collective, 8, root);
+                            let d = Descriptor::collective(&spec, dtype, op, false, count);
+                            let (what, count) = d.to_words();
+                            assert_eq!(Descriptor::from_words(what, count), d);
+                            let before = seen.insert(d.tag(), d.to_string());
+                            assert!(before.is_none_or(|text| text == d.to_string()), "{d}");
+                        }
+                    }
+                }
+            }
+        }
+        let message = Descriptor::message(5);
+        assert!(!seen.contains_key(&message.tag()));
+        assert_eq!(message.to_string(), "send/recv of 5 bytes");
+        let spec = Spec::new(Collective::Reduce, 8, 3);
+        let d = Descriptor::collective(&spec, DataType::Float32, ReduceOp::Max, false, 9);
+        assert_eq!(d.to_string(), "reduce of 9 × float, max, root 3");
+    }
+}

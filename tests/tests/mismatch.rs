@@ -1,0 +1,88 @@
+//! Calls that differ between ranks: every rank is told which, whatever the pair, with no deadline set.
+
+use oxccl_plan::Collective;
+use oxccl_runtime::bootstrap;
+use oxccl_runtime::comm::{Communicator, Member, create};
+use oxccl_tests::job::Job;
+use oxccl_tests::mismatch::{Case, cases, names_both, outcome};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+const RANK: &str = env!("CARGO_BIN_EXE_oxccl-test-rank");
+
+fn ranks(nranks: u32) -> Vec<Arc<Communicator>> {
+    let id = bootstrap::new_unique_id().expect("an id");
+    std::thread::scope(|scope| {
+        let members = (0..nranks).map(|rank| Member { id: id.clone(), rank, nranks, device: 0 });
+        let threads: Vec<_> = members.map(|m| scope.spawn(move || create(&m))).collect();
+        let join = |t: std::thread::ScopedJoinHandle<'_, _>| t.join().expect("no panic");
+        threads.into_iter().map(|t| Arc::new(join(t).expect("a communicator"))).collect()
+    })
+}
+
+/// Rank 0 makes the first call, the others the second one.
+fn differ(nranks: u32, ours: Case, theirs: Case) {
+    let comms = ranks(nranks);
+    std::thread::scope(|scope| {
+        for comm in &comms {
+            let case = if comm.rank() == 0 { ours } else { theirs };
+            scope.spawn(move || {
+                let error = outcome(comm, case);
+                assert!(names_both(&error), "{ours:?} and {theirs:?}: {error}");
+            });
+        }
+    });
+    comms.iter().for_each(|comm| comm.destroy());
+}
+
+/// Rank 0 gives or does nothing in these collectives, and the others only send: all are done, and
+/// nobody can tell that the calls were not meant to come later.
+fn somebody_waits(ours: Case, theirs: Case) -> bool {
+    let only_gives = match ours {
+        Case::Collective(_, 0, ..) | Case::Collective(Collective::Gather, .., 1) => true,
+        Case::Collective(Collective::Broadcast, .., root) => root == 0,
+        _ => false,
+    };
+    let both_send = matches!(ours, Case::SendFromZero(count) if count < 100_000);
+    !((only_gives || both_send) && matches!(theirs, Case::SendToZero(_)))
+}
+
+#[test]
+fn every_pair_of_differing_calls_is_reported_on_all_ranks() {
+    let mut pairs = Vec::new();
+    for (nranks, base) in [(2, 100), (3, 6000), (2, 300_000)] {
+        let cases = cases(base);
+        for (i, ours) in cases.iter().enumerate() {
+            for theirs in cases.iter().skip(i + 1) {
+                if somebody_waits(*ours, *theirs) {
+                    pairs.push((nranks, *ours, *theirs));
+                }
+            }
+        }
+    }
+    // Some pairs are only told after a second of waiting: many at a time.
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..12 {
+            scope.spawn(|| {
+                while let Some((nranks, ours, theirs)) =
+                    pairs.get(next.fetch_add(1, Ordering::Relaxed))
+                {
+                    differ(*nranks, *ours, *theirs);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn differing_calls_are_reported_between_processes() {
+    for (ours, theirs) in [(0, 1), (0, 3), (2, 6), (6, 7), (0, 11), (4, 12)] {
+        let job = Job::start(Path::new(RANK), 3, Duration::from_secs(100), |_, command| {
+            command.args(["mismatch", "6000", &format!("{ours}"), &format!("{theirs}")]);
+        });
+        job.expect_success();
+    }
+}
