@@ -1,6 +1,6 @@
 //! The tables of objects that C holds handles of.
 
-use oxccl_runtime::comm::Communicator;
+use oxccl_runtime::comm::{Communicator, Holder};
 use oxccl_runtime::device::host;
 use oxccl_runtime::device::host::event::Event;
 use oxccl_runtime::device::host::graph::Graph;
@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 pub type Executable = Mutex<Arc<Graph>>;
 
 /// Communicators.
-pub static COMMS: Handles<Communicator> = Handles::new(1);
+pub static COMMS: Handles<Holder> = Handles::new(1);
 /// Streams of the host device.
 pub static STREAMS: Handles<Stream> = Handles::new(2);
 /// Events.
@@ -58,8 +58,8 @@ pub(crate) fn get<T, H>(
 /// Looks a communicator up, for calls that have to be fast.
 pub(crate) fn comm<H>(handle: *mut H, function: &'static str) -> Result<Arc<Communicator>> {
     LAST_COMM
-        .with(|cache| COMMS.get_cached(handle as usize, cache))
-        .map_err(|why| dead(function, "comm", handle as usize, why))
+        .with(|cache| COMMS.get_cached(handle as usize, cache, |holder| holder.ready().cloned()))
+        .map_err(|why| dead(function, "comm", handle as usize, why))?
 }
 
 /// Ends a handle.
@@ -101,8 +101,8 @@ pub(crate) fn stream_of<H>(
     if handle as usize <= LAST_DEFAULT {
         return Ok(comm.default_stream());
     }
-    let found = LAST_STREAM.with(|cache| STREAMS.get_cached(handle as usize, cache));
-    found.map_err(|why| match why {
+    let found = LAST_STREAM.with(|cache| STREAMS.get_cached(handle as usize, cache, Ok));
+    found.and_then(|stream| stream).map_err(|why| match why {
         Dead::Alien => {
             let got = format!("{handle:?}, which is no stream of the host device");
             let expected = "a stream from oxcclStreamCreate: the communicator is on the host";
@@ -118,6 +118,7 @@ pub(crate) fn stream<H>(handle: *mut H, function: &'static str) -> Result<Arc<St
         return Ok(host::default_stream(DEVICE.get()));
     }
     LAST_STREAM
-        .with(|cache| STREAMS.get_cached(handle as usize, cache))
+        .with(|cache| STREAMS.get_cached(handle as usize, cache, Ok))
+        .and_then(|stream| stream)
         .map_err(|why| dead(function, "stream", handle as usize, why))
 }

@@ -64,6 +64,8 @@ pub enum Error {
         site.rank, site.peer, site.op_seq
     )]
     Mismatch { site: Site, own: String, theirs: String },
+    #[error("the communicator was ended by {by}; its operations are not complete")]
+    Aborted { by: &'static str },
     #[error("{text} (reported by rank {})", site.peer)]
     Reported { site: Site, code: Code, text: String },
     #[error("initialisation failed: {why}")]
@@ -120,7 +122,9 @@ impl Error {
     pub fn code(&self) -> Code {
         match self {
             Error::Argument { .. } => Code::InvalidArgument,
-            Error::Usage { .. } | Error::Mismatch { .. } => Code::InvalidUsage,
+            Error::Usage { .. } | Error::Mismatch { .. } | Error::Aborted { .. } => {
+                Code::InvalidUsage
+            }
             Error::Reported { code, .. } => *code,
             Error::System { .. } | Error::Init { .. } | Error::InitTimeout { .. } => {
                 Code::SystemError

@@ -1,6 +1,6 @@
 //! Groups: calls between start and end are checked one by one and launched together.
 
-use crate::comm::{Communicator, Member, create};
+use crate::comm::{Communicator, Holder, NO_COLOR, Origin};
 use crate::device::host::collective::Call;
 use crate::device::host::event::Event;
 use crate::device::host::exchange::Transfer;
@@ -14,11 +14,29 @@ use std::sync::Arc;
 enum Pending {
     Collective(Arc<Communicator>, Call, Arc<Stream>),
     Transfer(Arc<Communicator>, Transfer, Arc<Stream>),
-    Create(Member, Finish),
+    Create(Creation),
 }
 
-/// Takes the outcome of a communicator's creation.
-pub type Finish = Box<dyn FnOnce(Communicator) -> Result<()>>;
+/// A communicator to be made.
+pub struct Creation {
+    /// How.
+    pub origin: Origin,
+    /// What it goes into.
+    pub holder: Arc<Holder>,
+    /// The parent's, for children.
+    pub parent: Option<Arc<Holder>>,
+    /// Gives its maker the handle; false: there is none for this rank.
+    pub finish: Box<dyn FnOnce(Arc<Holder>, bool) -> Result<()>>,
+}
+
+/// What came of a group or a creation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Launched {
+    /// Everything is launched, or made.
+    Done,
+    /// A communicator that does not block is still being made.
+    InProgress,
+}
 
 #[derive(Default)]
 struct Group {
@@ -51,7 +69,7 @@ pub fn note_error(error: &Error) {
 }
 
 /// Ends a group; the outermost end launches. Blocks: never, but for communicators that are made.
-pub fn end() -> Result<()> {
+pub fn end() -> Result<Launched> {
     let group = GROUP.with_borrow_mut(|g| {
         if g.depth == 0 {
             let what = "ncclGroupEnd without ncclGroupStart";
@@ -61,7 +79,7 @@ pub fn end() -> Result<()> {
         Ok((g.depth == 0).then(|| std::mem::take(g)))
     })?;
     match group {
-        None => Ok(()),
+        None => Ok(Launched::Done),
         Some(Group { error: Some(error), .. }) => Err(error),
         Some(group) => launch(group.calls),
     }
@@ -81,28 +99,28 @@ pub fn collective(comm: &Arc<Communicator>, call: Call, stream: &Arc<Stream>) ->
 pub fn transfer(comm: Arc<Communicator>, transfer: Transfer, stream: Arc<Stream>) -> Result<()> {
     let call = Pending::Transfer(comm, transfer, stream);
     if !active() {
-        return launch(vec![call]);
+        return launch(vec![call]).map(drop);
     }
     GROUP.with_borrow_mut(|g| g.calls.push(call));
     Ok(())
 }
 
 /// A communicator to be made: at the end of the group, together with the group's others.
-pub fn create_communicator(member: Member, finish: Finish) -> Result<()> {
+pub fn create_communicator(creation: Creation) -> Result<Launched> {
     if !active() {
-        return finish(create(&member)?);
+        return create_all(vec![creation]);
     }
-    GROUP.with_borrow_mut(|g| g.calls.push(Pending::Create(member, finish)));
-    Ok(())
+    GROUP.with_borrow_mut(|g| g.calls.push(Pending::Create(creation)));
+    Ok(Launched::Done)
 }
 
-fn launch(calls: Vec<Pending>) -> Result<()> {
+fn launch(calls: Vec<Pending>) -> Result<Launched> {
     let mut creations = Vec::new();
     let mut exchanges: Vec<Exchange> = Vec::new();
     let mut works = Vec::new();
     for call in calls {
         match call {
-            Pending::Create(member, finish) => creations.push((member, finish)),
+            Pending::Create(creation) => creations.push(creation),
             Pending::Collective(comm, call, stream) => {
                 let programs = comm.programs(&call)?;
                 works.push((Work::Collective(comm.endpoint().clone(), programs, call), stream));
@@ -121,7 +139,7 @@ fn launch(calls: Vec<Pending>) -> Result<()> {
     }
     // Everything is checked before anything is launched.
     exchanges.iter().try_for_each(Exchange::check)?;
-    create_all(creations)?;
+    let launched = create_all(creations)?;
     let mut streams: Vec<Arc<Stream>> = Vec::new();
     // Collectives first, in the order of calls, then each communicator's transfers as one.
     for (work, stream) in works {
@@ -133,7 +151,7 @@ fn launch(calls: Vec<Pending>) -> Result<()> {
         exchange.launch()?;
     }
     nudge(&streams);
-    Ok(())
+    Ok(launched)
 }
 
 /// Moves what was launched on for a moment, as a single call would.
@@ -198,22 +216,38 @@ impl Exchange {
     }
 }
 
-/// Makes communicators side by side: their ranks may wait for each other.
-fn create_all(creations: Vec<(Member, Finish)>) -> Result<()> {
-    if creations.is_empty() {
-        return Ok(());
+/// Makes communicators side by side: their ranks may wait for each other. Those that do not block
+/// go on in threads of their own.
+fn create_all(creations: Vec<Creation>) -> Result<Launched> {
+    let (blocking, others): (Vec<_>, Vec<_>) =
+        creations.into_iter().partition(|c| c.holder.options().blocking);
+    let launched = if others.is_empty() { Launched::Done } else { Launched::InProgress };
+    for Creation { origin, holder, parent, finish } in others {
+        let member = !matches!(origin, Origin::Split { color: NO_COLOR, .. });
+        finish(holder.clone(), member)?;
+        holder.start(parent, move |holder| holder.make(&origin).map(drop))?;
+    }
+    if let [_] = &blocking[..] {
+        for Creation { origin, holder, finish, .. } in blocking {
+            let member = holder.make(&origin)?;
+            finish(holder, member)?;
+        }
+        return Ok(launched);
     }
     let results: Vec<_> = std::thread::scope(|scope| {
-        let threads: Vec<_> =
-            creations.iter().map(|(member, _)| scope.spawn(|| create(member))).collect();
+        let threads: Vec<_> = blocking
+            .iter()
+            .map(|c| (c.holder.clone(), &c.origin))
+            .map(|(holder, origin)| scope.spawn(move || holder.make(origin)))
+            .collect();
         let panicked = || Error::Internal { what: "making a communicator panicked".to_owned() };
         threads.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(panicked()))).collect()
     });
-    let mut outcome = Ok(());
-    for ((_, finish), result) in creations.into_iter().zip(results) {
-        let result = result.and_then(finish);
+    let mut outcome = Ok(launched);
+    for (Creation { holder, finish, .. }, result) in blocking.into_iter().zip(results) {
+        let result = result.and_then(|member| finish(holder, member));
         if outcome.is_ok() {
-            outcome = result;
+            outcome = result.map(|()| launched);
         }
     }
     outcome

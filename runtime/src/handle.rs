@@ -105,19 +105,26 @@ impl<T> Handles<T> {
 
     /// As [`get`](Self::get), with what the calling thread looked up last kept in `cache`: no lock
     /// is taken while no handle of the kind was removed since. Cheap enough for every call.
-    pub fn get_cached(&self, handle: usize, cache: &RefCell<Cached<T>>) -> Result<Arc<T>, Dead> {
+    ///
+    /// What is kept is what `find` finds in the object; where it fails, nothing is.
+    pub fn get_cached<U, E>(
+        &self,
+        handle: usize,
+        cache: &RefCell<Cached<U>>,
+        find: impl FnOnce(Arc<T>) -> Result<Arc<U>, E>,
+    ) -> Result<Result<Arc<U>, E>, Dead> {
         let removals = self.removals.load(Ordering::Acquire);
         let mut cache = cache.borrow_mut();
         if let Some((known, at, object)) = &*cache
             && (*known, *at) == (handle, removals)
         {
-            return Ok(object.clone());
+            return Ok(Ok(object.clone()));
         }
         // Not to keep a removed object alive.
         *cache = None;
-        let object = self.get(handle)?;
-        *cache = Some((handle, removals, object.clone()));
-        Ok(object)
+        let found = find(self.get(handle)?);
+        *cache = found.as_ref().ok().map(|object| (handle, removals, object.clone()));
+        Ok(found)
     }
 
     /// Ends a handle and returns its object.
@@ -146,10 +153,10 @@ mod tests {
         let first = HANDLES.insert(Arc::new(7)).unwrap();
         assert_eq!(HANDLES.get(first).map(|v| *v), Ok(7));
         let cache = RefCell::new(None);
-        assert_eq!(HANDLES.get_cached(first, &cache).map(|v| *v), Ok(7));
-        assert_eq!(HANDLES.get_cached(first, &cache).map(|v| *v), Ok(7));
+        let look = |handle| HANDLES.get_cached(handle, &cache, Ok::<_, ()>).map(|v| v.map(|v| *v));
+        assert_eq!((look(first), look(first)), (Ok(Ok(7)), Ok(Ok(7))));
         assert_eq!(HANDLES.remove(first).map(|v| *v), Ok(7));
-        assert_eq!(HANDLES.get_cached(first, &cache), Err(Dead::Destroyed));
+        assert_eq!(look(first), Err(Dead::Destroyed));
         assert_eq!(HANDLES.get(first), Err(Dead::Destroyed));
         let second = HANDLES.insert(Arc::new(8)).unwrap();
         assert_ne!(first, second);

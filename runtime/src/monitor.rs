@@ -115,7 +115,7 @@ fn poll_now(watches: &[Watch]) -> Vec<bool> {
         _ if watch.dead_since.is_some() => false,
         _ => seen.next().unwrap_or(false),
     };
-    watches.iter().map(|watch| show(watch)).collect()
+    watches.iter().map(&mut show).collect()
 }
 
 /// Draws the conclusions; true while a death waits for its grace to end.

@@ -5,6 +5,7 @@
 //! `SO_PEERCRED` and authenticate with the communicator's secret.
 
 use super::auth::{Client, Ends, Progress, Role, Server};
+use super::deadline::Deadline;
 use super::id::{SECRET_BYTES, random};
 use crate::error::{Error, Result};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,7 +20,7 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
 /// Who takes part.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub struct Group<'a> {
     /// This rank.
     pub rank: u32,
@@ -30,7 +31,7 @@ pub struct Group<'a> {
     /// Its secret.
     pub secret: [u8; SECRET_BYTES],
     /// When it has to be done.
-    pub deadline: Instant,
+    pub deadline: Deadline,
 }
 
 /// The leader's socket, whose name the others learn through the rendezvous.
@@ -76,14 +77,14 @@ pub fn lead(
     let failed = |e| Error::system("accepting on a Unix socket", e, "see ulimit -n");
     listener.socket.set_nonblocking(true).map_err(failed)?;
     while streams.iter().skip(1).any(Option::is_none) {
-        let left = group.deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        if group.deadline.passed() {
             let missing = group.ranks.iter().zip(&streams).skip(1).find(|(_, s)| s.is_none());
-            return Err(lost(missing.map_or(0, |(r, _)| *r), "it did not come in time"));
+            let rank = missing.map_or(0, |(r, _)| *r);
+            return Err(group.deadline.error(|| lost(rank, "it did not come in time")));
         }
         let events = rustix::event::PollFlags::IN;
         let mut fds = [rustix::event::PollFd::new(&listener.socket, events)];
-        super::wire::wait_for(&mut fds, left.min(Duration::from_secs(1)));
+        super::wire::wait_for(&mut fds, group.deadline.slice());
         let Ok((stream, _)) = listener.socket.accept() else { continue };
         // A stranger is turned away and does not stop the members.
         match greet_client(group, &stream).and_then(|rank| Ok((rank, receive_one(&stream, rank)?)))
@@ -116,8 +117,7 @@ pub fn follow(group: &Group<'_>, name: &[u8; 16], own: BorrowedFd<'_>) -> Result
     greet_server(group, &stream, leader)?;
     send_one(&stream, own, leader)?;
     // The leader answers once everybody has come.
-    let left = group.deadline.saturating_duration_since(Instant::now());
-    set_timeout(&stream, left.max(Duration::from_secs(1)), leader)?;
+    set_timeout(&stream, group.deadline.left().max(Duration::from_secs(1)), leader)?;
     (0..=group.ranks.len()).map(|_| receive_one(&stream, leader)).collect()
 }
 
@@ -210,10 +210,11 @@ fn receive_one(stream: &UnixStream, peer: u32) -> Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bootstrap::Cancel;
     use crate::device::host::arena::sealed_memfd;
 
     fn group(rank: u32, ranks: &[u32], secret: u8) -> Group<'_> {
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Deadline::new(Duration::from_secs(20), &Cancel::default());
         Group { rank, ranks, comm: 5, secret: [secret; 32], deadline }
     }
 

@@ -2,6 +2,7 @@
 //! other. The secret is never sent, logged or hashed into logs.
 
 use crate::error::{Error, Result};
+use sha2::{Digest, Sha256};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 /// Size of `ncclUniqueId`.
@@ -9,6 +10,35 @@ pub const ID_BYTES: usize = 128;
 /// Size of the secret.
 pub const SECRET_BYTES: usize = 32;
 const MAGIC: &[u8; 8] = b"OXCCLID1";
+
+/// Size of an encoded address.
+pub const ADDRESS_BYTES: usize = 22;
+
+/// IPv6 (or mapped IPv4) 16 · scope 4 · port 2.
+pub fn encode_address(address: SocketAddr) -> [u8; ADDRESS_BYTES] {
+    let (ip, scope) = match address {
+        SocketAddr::V4(v4) => (v4.ip().to_ipv6_mapped(), 0),
+        SocketAddr::V6(v6) => (*v6.ip(), v6.scope_id()),
+    };
+    let mut bytes = [0; ADDRESS_BYTES];
+    bytes[..16].copy_from_slice(&ip.octets());
+    bytes[16..20].copy_from_slice(&scope.to_le_bytes());
+    bytes[20..].copy_from_slice(&address.port().to_le_bytes());
+    bytes
+}
+
+/// What [`encode_address`] wrote.
+pub fn decode_address(bytes: &[u8; ADDRESS_BYTES]) -> SocketAddr {
+    let mut ip = [0; 16];
+    ip.copy_from_slice(&bytes[..16]);
+    let scope = u32::from_le_bytes([bytes[16], bytes[17], bytes[18], bytes[19]]);
+    let port = u16::from_le_bytes([bytes[20], bytes[21]]);
+    let ip = Ipv6Addr::from(ip);
+    match ip.to_ipv4_mapped() {
+        Some(v4) => SocketAddr::new(IpAddr::V4(v4), port),
+        None => SocketAddr::V6(SocketAddrV6::new(ip, port, 0, scope)),
+    }
+}
 
 /// A decoded `ncclUniqueId`.
 #[derive(Clone, PartialEq, Eq)]
@@ -41,19 +71,29 @@ impl UniqueId {
         Ok(Self { address, comm: u64::from_le_bytes(random()?), secret: random()? })
     }
 
+    /// The id for a further meeting of the same members at another address: who knows this one
+    /// can tell it, nobody else.
+    pub fn derive(&self, purpose: &str, number: u64, address: SocketAddr) -> Self {
+        let digest = |part: &[u8]| {
+            let mut hash = Sha256::new_with_prefix(self.secret);
+            hash.update(self.comm.to_le_bytes());
+            hash.update(number.to_le_bytes());
+            hash.update(part);
+            hash.update(purpose.as_bytes());
+            <[u8; 32]>::from(hash.finalize())
+        };
+        let [a, b, c, d, e, f, g, h, ..] = digest(b"number");
+        let comm = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
+        Self { address, comm, secret: digest(b"secret") }
+    }
+
     /// magic 8 · comm 8 · secret 32 · IPv6 (or mapped IPv4) 16 · scope 4 · port 2 · zeros.
     pub fn encode(&self) -> [u8; ID_BYTES] {
-        let (ip, scope) = match self.address {
-            SocketAddr::V4(v4) => (v4.ip().to_ipv6_mapped(), 0),
-            SocketAddr::V6(v6) => (*v6.ip(), v6.scope_id()),
-        };
         let mut bytes = [0; ID_BYTES];
         bytes[..8].copy_from_slice(MAGIC);
         bytes[8..16].copy_from_slice(&self.comm.to_le_bytes());
         bytes[16..48].copy_from_slice(&self.secret);
-        bytes[48..64].copy_from_slice(&ip.octets());
-        bytes[64..68].copy_from_slice(&scope.to_le_bytes());
-        bytes[68..70].copy_from_slice(&self.address.port().to_le_bytes());
+        bytes[48..70].copy_from_slice(&encode_address(self.address));
         bytes
     }
 
@@ -64,17 +104,11 @@ impl UniqueId {
             return Err(Error::argument("ncclCommInitRank", "commId", "something else", expected));
         }
         let field = |at: usize| <[u8; 8]>::try_from(&bytes[at..at + 8]).unwrap_or_default();
-        let mut ip = [0; 16];
-        ip.copy_from_slice(&bytes[48..64]);
         let mut secret = [0; SECRET_BYTES];
         secret.copy_from_slice(&bytes[16..48]);
-        let scope = u32::from_le_bytes([bytes[64], bytes[65], bytes[66], bytes[67]]);
-        let port = u16::from_le_bytes([bytes[68], bytes[69]]);
-        let ip = Ipv6Addr::from(ip);
-        let address = match ip.to_ipv4_mapped() {
-            Some(v4) => SocketAddr::new(IpAddr::V4(v4), port),
-            None => SocketAddr::V6(SocketAddrV6::new(ip, port, 0, scope)),
-        };
+        let mut address = [0; ADDRESS_BYTES];
+        address.copy_from_slice(&bytes[48..70]);
+        let address = decode_address(&address);
         Ok(Self { address, comm: u64::from_le_bytes(field(8)), secret })
     }
 }

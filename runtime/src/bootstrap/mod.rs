@@ -1,6 +1,7 @@
 //! How the ranks of a communicator find, check and come to know each other.
 
 pub mod auth;
+pub mod deadline;
 pub mod descriptors;
 pub mod id;
 pub mod interface;
@@ -10,4 +11,5 @@ pub mod session;
 pub mod wire;
 
 pub use id::{ID_BYTES, UniqueId};
+pub use deadline::{Cancel, Deadline};
 pub use session::new_unique_id;

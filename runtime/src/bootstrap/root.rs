@@ -12,7 +12,8 @@ use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 /// Kinds of frames. A rank's first frame is `JOIN` (number of ranks, blob), the others `GATHER`
-/// (blob); the root answers `TABLE` (all blobs) or `FAILED` (text). `BYE` ends a rank's part.
+/// (blob); the root answers `TABLE` (all blobs) or `FAILED` (text). `BYE` ends a rank's part: the
+/// others go on without it, and its blobs are empty.
 pub const JOIN: u8 = 1;
 /// A further round.
 pub const GATHER: u8 = 2;
@@ -58,7 +59,7 @@ impl Machine {
             BYE => {
                 self.left.insert(rank);
                 let all = self.nranks.is_some_and(|n| self.left.len() as u32 == n);
-                if all { vec![Action::Finish] } else { Vec::new() }
+                if all { vec![Action::Finish] } else { self.round() }
             }
             kind => self.fail(&format!("rank {rank} at {address} sent a frame of kind {kind}")),
         }
@@ -98,15 +99,24 @@ impl Machine {
         if self.blobs.insert(rank, blob).is_some() {
             return self.fail(&format!("rank {rank} sent two blobs in one round"));
         }
-        if Some(self.blobs.len() as u32) != self.nranks {
+        self.round()
+    }
+
+    /// Ends a round once all who are still there have given their blobs.
+    fn round(&mut self) -> Vec<Action> {
+        let Some(n) = self.nranks else { return Vec::new() };
+        if self.blobs.is_empty() || self.blobs.len() + self.left.len() < n as usize {
             return Vec::new();
         }
+        let blobs = std::mem::take(&mut self.blobs);
         let mut body = Vec::new();
-        for blob in std::mem::take(&mut self.blobs).into_values() {
+        for rank in 0..n {
+            let blob = blobs.get(&rank).map_or(&[][..], |blob| blob);
             body.extend((blob.len() as u32).to_le_bytes());
             body.extend(blob);
         }
-        self.to_all(&Frame { kind: TABLE, body })
+        let frame = Frame { kind: TABLE, body };
+        blobs.keys().map(|&rank| Action::Send(rank, frame.clone())).collect()
     }
 
     /// The connection of a rank closed.
@@ -121,7 +131,8 @@ impl Machine {
     pub fn deadline(&mut self, waited: Duration) -> Vec<Action> {
         let Some(n) = self.nranks else { return Vec::new() };
         // In the first round those are missing that never joined, later those that got stuck.
-        let missing: Vec<_> = (0..n).filter(|r| !self.blobs.contains_key(r)).collect();
+        let come = |r: &u32| self.blobs.contains_key(r) || self.left.contains(r);
+        let missing: Vec<_> = (0..n).filter(|r| !come(r)).collect();
         let shown: Vec<_> = missing.iter().take(16).map(u32::to_string).collect();
         let more = if missing.len() > 16 { ", …" } else { "" };
         let (secs, list) = (waited.as_secs(), shown.join(", "));

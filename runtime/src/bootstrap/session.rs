@@ -1,6 +1,7 @@
 //! A rank's connection to the rendezvous, and the rendezvous's thread.
 
 use super::auth::{Ends, Role};
+use super::deadline::{Cancel, Deadline};
 use super::id::UniqueId;
 use super::root::{self, BYE, FAILED, GATHER, JOIN, MAX_BLOB, MAX_RANKS, TABLE};
 use super::wire::{Connection, Frame};
@@ -9,6 +10,9 @@ use crate::error::{Error, Result};
 use crate::log::{self, Level};
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::time::{Duration, Instant};
+
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 4096;
 
 /// Makes a unique id and starts its rendezvous in a thread of this process. Blocks: never.
 pub fn new_unique_id() -> Result<UniqueId> {
@@ -24,13 +28,23 @@ pub fn new_unique_id() -> Result<UniqueId> {
     Ok(id)
 }
 
-fn listen(address: SocketAddr) -> Result<TcpListener> {
+/// Listens for members.
+pub fn listen(address: SocketAddr) -> Result<TcpListener> {
     let hint = "check NCCL_SOCKET_IFNAME, NCCL_COMM_ID and that the port is free";
-    TcpListener::bind(address)
-        .map_err(|e| Error::system(format!("listening on {address}"), e, hint))
+    let bound = || {
+        let kind = socket2::Domain::for_address(address);
+        let socket = socket2::Socket::new(kind, socket2::Type::STREAM, None)?;
+        socket.set_reuse_address(true)?;
+        socket.bind(&address.into())?;
+        // All ranks may come at once.
+        socket.listen(BACKLOG)?;
+        Ok(TcpListener::from(socket))
+    };
+    bound().map_err(|e: std::io::Error| Error::system(format!("listening on {address}"), e, hint))
 }
 
-fn start_rendezvous(listener: TcpListener, id: UniqueId) -> Result<()> {
+/// Holds the rendezvous of an id at a listener, in a thread.
+pub fn start_rendezvous(listener: TcpListener, id: UniqueId) -> Result<()> {
     let limit = Duration::from_secs(Config::get().init_timeout_s);
     let serve = move || {
         if let Err(e) = root::serve(listener, &id, limit) {
@@ -82,10 +96,10 @@ fn has_fixed_address(id: &UniqueId) -> bool {
 }
 
 /// Listens as soon as the rendezvous before has given up the address.
-fn listen_until(address: SocketAddr, deadline: Instant) -> Result<TcpListener> {
+fn listen_until(address: SocketAddr, deadline: &Deadline) -> Result<TcpListener> {
     loop {
         match listen(address) {
-            Err(_) if Instant::now() < deadline => {
+            Err(_) if !deadline.passed() => {
                 std::thread::sleep(Duration::from_millis(5));
             }
             outcome => return outcome,
@@ -93,18 +107,35 @@ fn listen_until(address: SocketAddr, deadline: Instant) -> Result<TcpListener> {
     }
 }
 
-/// An open connection; tries again where a rendezvous is just ending.
-fn connect(id: &UniqueId, rank: u32, nranks: u32, deadline: Instant) -> Result<Connection> {
+/// An open connection; tries again where the rendezvous before is just ending.
+fn connect(meeting: &Meeting<'_>, deadline: &Deadline) -> Result<Connection> {
+    let Meeting { id, rank, nranks, .. } = *meeting;
     let ends = Ends { role: Role::Rendezvous, from: rank, to: u32::MAX, comm: id.comm };
     let max_body = (MAX_BLOB + 4) * nranks.min(MAX_RANKS) as usize;
     loop {
         let mut connection = Connection::connect(id.address, id.secret, ends, max_body, deadline)?;
         match connection.wait_open(deadline) {
             Ok(()) => return Ok(connection),
-            Err(e) if !has_fixed_address(id) || Instant::now() > deadline => return Err(e),
+            Err(e) if !(meeting.reused || has_fixed_address(id)) => return Err(e),
+            Err(e) if deadline.passed() => return Err(deadline.error(|| e)),
             Err(_) => std::thread::sleep(Duration::from_millis(5)),
         }
     }
+}
+
+/// Who meets where.
+#[derive(Clone, Copy)]
+pub struct Meeting<'a> {
+    /// The rendezvous.
+    pub id: &'a UniqueId,
+    /// This rank.
+    pub rank: u32,
+    /// The number of ranks.
+    pub nranks: u32,
+    /// Whether one rendezvous after the other is held at that address.
+    pub reused: bool,
+    /// Set when it is to end.
+    pub cancel: &'a Cancel,
 }
 
 /// A rank in conversation with the rendezvous.
@@ -113,26 +144,27 @@ pub struct Session {
     id: UniqueId,
     rank: u32,
     nranks: u32,
-    deadline: Instant,
+    deadline: Deadline,
     joined: bool,
 }
 
 impl Session {
     /// Connects rank `rank` of `nranks`. Blocks until the rendezvous answers or time is over.
-    pub fn open(id: &UniqueId, rank: u32, nranks: u32) -> Result<Self> {
+    pub fn open(meeting: &Meeting<'_>) -> Result<Self> {
+        let Meeting { id, rank, nranks, cancel, .. } = *meeting;
         let config = Config::get();
         // A little longer than the rendezvous itself waits, whose answer says more.
-        let deadline = Instant::now() + Duration::from_secs(config.init_timeout_s + 3);
+        let deadline = Deadline::new(Duration::from_secs(config.init_timeout_s + 3), cancel);
         if rank == 0 && has_fixed_address(id) {
-            start_rendezvous(listen_until(id.address, deadline)?, id.clone())?;
+            start_rendezvous(listen_until(id.address, &deadline)?, id.clone())?;
         }
-        let connection = connect(id, rank, nranks, deadline)?;
+        let connection = connect(meeting, &deadline)?;
         Ok(Self { connection, id: id.clone(), rank, nranks, deadline, joined: false })
     }
 
     /// When initialisation has to be over.
-    pub fn deadline(&self) -> Instant {
-        self.deadline
+    pub fn deadline(&self) -> &Deadline {
+        &self.deadline
     }
 
     /// Gives every rank the blobs of all, in rank order. Blocks for all ranks.
@@ -156,13 +188,16 @@ impl Session {
     fn ask(&mut self, frame: &Frame) -> Result<Frame> {
         loop {
             self.connection.send(frame);
-            let answer = self.connection.wait_frame(self.deadline, "the other ranks' data");
+            let answer = self.connection.wait_frame(&self.deadline, "the other ranks' data");
             // At a fixed address it may have been the rendezvous of the communicator before.
             let again = !self.joined && has_fixed_address(&self.id);
-            if answer.is_ok() || !again || Instant::now() > self.deadline {
+            if answer.is_ok() || !again || self.deadline.passed() {
                 return answer;
             }
-            self.connection = connect(&self.id, self.rank, self.nranks, self.deadline)?;
+            let (id, cancel) = (&self.id, &Cancel::default());
+            let Self { rank, nranks, .. } = *self;
+            let meeting = Meeting { id, rank, nranks, reused: true, cancel };
+            self.connection = connect(&meeting, &self.deadline)?;
         }
     }
 
@@ -170,6 +205,11 @@ impl Session {
     pub fn close(mut self) {
         self.connection.send(&Frame { kind: BYE, body: Vec::new() });
         let _ = self.connection.progress(Instant::now());
+    }
+
+    /// The number of ranks that meet.
+    pub fn nranks(&self) -> u32 {
+        self.nranks
     }
 }
 

@@ -2,6 +2,7 @@
 //! bounded length. Little-endian `length u32 · kind u8 · body`.
 
 use super::auth::{Client, Ends, Progress, Server};
+use super::deadline::Deadline;
 use super::id::SECRET_BYTES;
 use crate::error::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -48,17 +49,18 @@ impl Connection {
         secret: [u8; SECRET_BYTES],
         ends: Ends,
         max_body: usize,
-        deadline: Instant,
+        deadline: &Deadline,
     ) -> Result<Self> {
         let mut pause = Duration::from_millis(2);
         let stream = loop {
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = deadline.left();
             let attempt = left.min(Duration::from_secs(5)).max(Duration::from_millis(1));
             match TcpStream::connect_timeout(&address, attempt) {
                 Ok(stream) => break stream,
                 Err(e) if left.is_zero() => {
                     let hint = "check that rank 0 runs, and NCCL_SOCKET_IFNAME and firewalls";
-                    return Err(Error::system(format!("connecting to {address}"), e, hint));
+                    let failed = || Error::system(format!("connecting to {address}"), e, hint);
+                    return Err(deadline.error(failed));
                 }
                 Err(_) => std::thread::sleep(pause.min(left)),
             }
@@ -234,7 +236,7 @@ impl Connection {
     }
 
     /// Waits until a frame comes, at most until the deadline.
-    pub fn wait_frame(&mut self, deadline: Instant, awaited: &str) -> Result<Frame> {
+    pub fn wait_frame(&mut self, deadline: &Deadline, awaited: &str) -> Result<Frame> {
         loop {
             if let Some(frame) = self.progress(Instant::now())? {
                 return Ok(frame);
@@ -244,7 +246,7 @@ impl Connection {
     }
 
     /// Waits until the handshake is over, at most until the deadline.
-    pub fn wait_open(&mut self, deadline: Instant) -> Result<()> {
+    pub fn wait_open(&mut self, deadline: &Deadline) -> Result<()> {
         while !self.is_open() {
             self.progress_handshake(Instant::now())?;
             if !self.is_open() {
@@ -254,15 +256,14 @@ impl Connection {
         Ok(())
     }
 
-    fn wait(&self, deadline: Instant, awaited: &str) -> Result<()> {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+    fn wait(&self, deadline: &Deadline, awaited: &str) -> Result<()> {
+        if deadline.passed() {
             let why = format!("timed out waiting for {awaited} from {}", self.peer_address());
-            return Err(Error::Init { why });
+            return Err(deadline.error(|| Error::Init { why }));
         }
         let mut events = PollFlags::IN;
         events.set(PollFlags::OUT, self.wants_write());
-        wait_for(&mut [PollFd::new(&self.stream, events)], left.min(Duration::from_secs(1)));
+        wait_for(&mut [PollFd::new(&self.stream, events)], deadline.slice());
         Ok(())
     }
 }
@@ -282,6 +283,7 @@ fn would_block(e: &std::io::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bootstrap::Cancel;
     use crate::bootstrap::auth::Role;
     use std::net::TcpListener;
 
@@ -289,9 +291,9 @@ mod tests {
 
     fn pair(max_body: usize) -> (Connection, Connection) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Deadline::new(Duration::from_secs(10), &Cancel::default());
         let address = listener.local_addr().unwrap();
-        let client = Connection::connect(address, [1; 32], ENDS, max_body, deadline).unwrap();
+        let client = Connection::connect(address, [1; 32], ENDS, max_body, &deadline).unwrap();
         let server = Server::new([1; 32], ENDS, 2).unwrap();
         let server = Connection::accept(listener.accept().unwrap().0, server, max_body).unwrap();
         (client, server)
@@ -310,15 +312,15 @@ mod tests {
         let (mut client, mut server) = pair(100);
         open(&mut client, &mut server);
         assert_eq!(server.peer_rank(), 1);
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Deadline::new(Duration::from_secs(10), &Cancel::default());
         for frame in [Frame { kind: 7, body: vec![] }, Frame { kind: 8, body: vec![5; 100] }] {
             client.send(&frame);
             client.progress(Instant::now()).unwrap();
-            assert_eq!(server.wait_frame(deadline, "a frame").unwrap(), frame);
+            assert_eq!(server.wait_frame(&deadline, "a frame").unwrap(), frame);
         }
         client.send(&Frame { kind: 9, body: vec![0; 101] });
         client.progress(Instant::now()).unwrap();
-        let text = server.wait_frame(deadline, "a frame").unwrap_err().to_string();
+        let text = server.wait_frame(&deadline, "a frame").unwrap_err().to_string();
         assert!(text.contains("a frame of 101 bytes"), "{text}");
     }
 

@@ -1,12 +1,17 @@
 //! What every rank tells the others when a communicator is made.
 
+use crate::bootstrap::id::{ADDRESS_BYTES, decode_address, encode_address};
 use crate::config::Config;
 use crate::device::host::arena::Arena;
 use crate::error::{Error, Result};
+use std::net::SocketAddr;
 use std::sync::OnceLock;
 
 /// The wire format of the blob and of everything that ranks share: they must agree.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
+
+/// Size of a blob.
+const BYTES: usize = 96 + ADDRESS_BYTES;
 
 /// Facts about a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +23,8 @@ pub(super) struct Blob {
     pub(super) pid_namespace: u64,
     /// Ranks with equal values share memory.
     pub(super) host: u64,
+    /// Where the rank would hold a later meeting.
+    pub(super) control: SocketAddr,
     /// Name of the socket for descriptors.
     pub(super) socket: [u8; 16],
     /// Size of the process's arena; 0 for none.
@@ -51,7 +58,7 @@ fn host(config: &Config) -> u64 {
 }
 
 impl Blob {
-    pub(super) fn own(socket: [u8; 16]) -> Result<Self> {
+    pub(super) fn own(socket: [u8; 16], control: SocketAddr) -> Result<Self> {
         static PROCESS: OnceLock<Result<[u8; 16]>> = OnceLock::new();
         let config = Config::get();
         let known = PROCESS.get_or_init(crate::bootstrap::id::random);
@@ -80,6 +87,7 @@ impl Blob {
             pid_namespace: inode("/proc/self/ns/pid"),
             host: host(config),
             socket,
+            control,
             arena_len: Arena::get().map_or(0, |arena| arena.bytes() as u64),
             counter_start: config.counter_start,
             algorithm,
@@ -100,6 +108,7 @@ impl Blob {
         for word in words {
             out.extend(word.to_le_bytes());
         }
+        out.extend(encode_address(self.control));
         out
     }
 
@@ -111,8 +120,10 @@ impl Blob {
                 format!("speaks format {format:?}, this rank {FORMAT}; update the older one");
             return Err(bad(what));
         }
-        let fixed = <&[u8; 96]>::try_from(bytes)
-            .map_err(|_| bad(format!("sent {} bytes about itself, not 96", bytes.len())))?;
+        let fixed = <&[u8; BYTES]>::try_from(bytes)
+            .map_err(|_| bad(format!("sent {} bytes about itself, not {BYTES}", bytes.len())))?;
+        let mut control = [0; ADDRESS_BYTES];
+        control.copy_from_slice(&fixed[96..]);
         let name = |at: usize| <[u8; 16]>::try_from(&fixed[at..at + 16]).unwrap_or_default();
         let word = |at: usize| {
             u64::from_le_bytes(<[u8; 8]>::try_from(&fixed[at..at + 8]).unwrap_or_default())
@@ -127,6 +138,7 @@ impl Blob {
             arena_len: word(72),
             counter_start: word(80),
             probe: word(88),
+            control: decode_address(&control),
         })
     }
 }
@@ -137,7 +149,7 @@ mod tests {
 
     #[test]
     fn blobs_survive_the_round_trip_and_other_formats_are_refused() {
-        let blob = Blob::own([7; 16]).unwrap();
+        let blob = Blob::own([7; 16], "[fe80::1%3]:9".parse().unwrap()).unwrap();
         let mut bytes = blob.encode();
         assert_eq!(Blob::decode(0, &bytes).unwrap(), blob);
         assert!(Blob::decode(0, &bytes[..80]).is_err());

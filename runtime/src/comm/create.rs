@@ -3,9 +3,10 @@
 
 use super::Communicator;
 use super::blob::Blob;
-use crate::bootstrap::UniqueId;
+use super::options::Options;
 use crate::bootstrap::descriptors::{self, Group, Listener};
-use crate::bootstrap::session::Session;
+use crate::bootstrap::session::{self, Meeting, Session};
+use crate::bootstrap::{Cancel, UniqueId, interface};
 use crate::config::Config;
 use crate::device::host::arena::{Arena, Mapping, sealed_memfd};
 use crate::device::host::endpoint::{Endpoint, PeerMemory};
@@ -19,8 +20,10 @@ use crate::link::message::socket::Tcp;
 use crate::monitor::{self, Sign};
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::HashMap;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Who asks to become a member of a communicator.
 #[derive(Clone, Debug)]
@@ -33,6 +36,38 @@ pub struct Member {
     pub nranks: u32,
     /// Index of the device.
     pub device: i32,
+    /// What its creator asks for.
+    pub options: Options,
+}
+
+/// A meeting of ranks, some of whom make a communicator.
+pub(super) struct Room {
+    pub(super) session: Session,
+    /// The members' numbers in the meeting, by their rank in the communicator.
+    pub(super) seats: Vec<u32>,
+}
+
+impl Room {
+    /// Gives every member the blobs of all, by rank. Blocks for all who meet.
+    fn gather(&mut self, blob: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let mut all = self.session.gather(blob)?;
+        let mut take = |seat: &u32| all.get_mut(*seat as usize).map(std::mem::take);
+        Ok(self.seats.iter().filter_map(|seat| take(seat)).collect())
+    }
+}
+
+/// What a communicator needs to meet again, for children: nothing of its data path.
+pub(super) struct Family {
+    /// From which the ids of later meetings derive.
+    pub(super) id: UniqueId,
+    /// Where this rank would hold a meeting.
+    pub(super) listener: TcpListener,
+    /// Where the ranks would.
+    pub(super) addresses: Vec<SocketAddr>,
+    /// Meetings of each kind so far: the same on all ranks.
+    pub(super) splits: AtomicU64,
+    pub(super) shrinks: AtomicU64,
+    pub(super) grows: AtomicU64,
 }
 
 /// Complains about variables that cannot be read.
@@ -56,16 +91,41 @@ fn edge_slot_bytes(nranks: u32) -> usize {
 
 /// Makes a communicator. Blocks until all ranks have come, or initialisation's time is over.
 pub fn create(member: &Member) -> Result<Communicator> {
-    let Member { id, rank, nranks, device } = member;
-    let (rank, nranks) = (*rank, *nranks);
+    join(member, &Cancel::default())
+}
+
+/// As [`create`], until `cancel` is set.
+pub(super) fn join(member: &Member, cancel: &Cancel) -> Result<Communicator> {
+    let Member { id, rank, nranks, device, options } = member;
+    if *nranks == 1 {
+        return alone(*device, options);
+    }
+    let meeting = Meeting { id, rank: *rank, nranks: *nranks, reused: false, cancel };
+    let session = Session::open(&meeting)?;
+    let room = Room { session, seats: (0..*nranks).collect() };
+    assemble(room, id, *rank, *device, options)
+}
+
+/// Makes a communicator of those who meet in a room; the calling one becomes `rank`. `id` tells
+/// its connections from others.
+pub(super) fn assemble(
+    mut room: Room,
+    id: &UniqueId,
+    rank: u32,
+    device: i32,
+    options: &Options,
+) -> Result<Communicator> {
+    let nranks = room.seats.len() as u32;
     if nranks == 1 {
-        return alone(*device);
+        room.session.close();
+        return alone(device, options);
     }
     warn_once();
     let listener = Listener::new()?;
-    let blob = Blob::own(*listener.name())?;
-    let mut session = Session::open(id, rank, nranks)?;
-    let blobs: Vec<Blob> = session
+    let control = session::listen(interface::choose(Config::get())?)?;
+    let address = control.local_addr().map_err(|e| Error::system("getsockname", e, ""))?;
+    let blob = Blob::own(*listener.name(), address)?;
+    let blobs: Vec<Blob> = room
         .gather(&blob.encode())?
         .iter()
         .enumerate()
@@ -78,7 +138,7 @@ pub fn create(member: &Member) -> Result<Communicator> {
     let start = blobs[0].counter_start;
     let slot_bytes = edge_slot_bytes(nranks);
 
-    let deadline = session.deadline();
+    let deadline = room.session.deadline().clone();
     let group = Group { rank, ranks: &ranks, comm: id.comm, secret: id.secret, deadline };
     let leader = &blobs[ranks[0] as usize];
     let shared = share(&group, &listener, leader, slot_bytes)?;
@@ -91,7 +151,7 @@ pub fn create(member: &Member) -> Result<Communicator> {
     let memory = user_memory(&blobs, &local, shared.as_ref().map(|(_, fds)| &fds[..]), one_process);
 
     let identity = Identity { comm: id.comm, secret: id.secret, rank, nranks };
-    let edges = edges(identity, &local, segment.as_ref(), &mut session, (slot_bytes, start))?;
+    let edges = edges(identity, &local, segment.as_ref(), &mut room, (slot_bytes, start))?;
     let mut signs = signs(&blobs, &edges, rank);
     let pids = blobs.iter().map(|b| b.pid as i32).collect();
     let maps_all = memory.iter().all(|m| !matches!(m, PeerMemory::Unreachable));
@@ -99,15 +159,24 @@ pub fn create(member: &Member) -> Result<Communicator> {
         Endpoint::new(rank, local, segment, one_process, pids, slot_bytes, edges, memory, start);
     // Everyone's counters are set and connections made before anyone runs anything.
     let abilities = [u8::from(can_pull(&blobs, &endpoint)), u8::from(maps_all)];
-    let answers = session.gather(&abilities)?;
+    let answers = room.gather(&abilities)?;
     let all = |i: usize| answers.iter().all(|answer| answer.get(i) == Some(&1));
     let pull = all(0);
     endpoint.all_mapped = all(1);
-    session.close();
+    room.session.close();
     worker::note_local_ranks(ranks.len());
     let hosts = if ranks.len() == nranks as usize { 1 } else { 2 };
     let algorithm = blobs[0].algorithm();
-    let comm = Communicator::new(endpoint, *device, hosts, pull, &algorithm);
+    let family = Family {
+        id: id.clone(),
+        listener: control,
+        addresses: blobs.iter().map(|b| b.control).collect(),
+        splits: AtomicU64::new(0),
+        shrinks: AtomicU64::new(0),
+        grows: AtomicU64::new(0),
+    };
+    let comm = Communicator::new(endpoint, device, options, Some(family));
+    let comm = comm.with_topology(hosts, pull, &algorithm);
     for (peer, sign) in signs.drain(..) {
         match sign {
             Ok(sign) => monitor::watch(&comm.endpoint, peer, sign)?,
@@ -123,12 +192,13 @@ fn apply_timeout(comm: &Communicator) {
     comm.set_timeout((timeout_ms > 0).then(|| Duration::from_millis(timeout_ms)));
 }
 
-fn alone(device: i32) -> Result<Communicator> {
+/// A communicator of one rank.
+pub(super) fn alone(device: i32, options: &Options) -> Result<Communicator> {
     let memory = vec![PeerMemory::Unreachable];
     let (slot_bytes, edges) = (edge_slot_bytes(1), vec![Edge::Own]);
     let endpoint =
         Endpoint::new(0, vec![Some(0)], None, true, vec![0], slot_bytes, edges, memory, 0);
-    let comm = Communicator::new(endpoint, device, 1, false, "");
+    let comm = Communicator::new(endpoint, device, options, None).with_topology(1, false, "");
     apply_timeout(&comm);
     Ok(comm)
 }
@@ -231,7 +301,7 @@ fn edges(
     identity: Identity,
     local: &[Option<usize>],
     segment: Option<&Arc<Segment>>,
-    session: &mut Session,
+    room: &mut Room,
     (slot_bytes, start): (usize, u64),
 ) -> Result<Vec<Edge>> {
     let own = local[identity.rank as usize].unwrap_or(0);
@@ -244,7 +314,7 @@ fn edges(
         })
         .collect();
     if local.iter().any(Option::is_none) {
-        for (peer, edge) in connect(identity, local, session, slot_bytes)? {
+        for (peer, edge) in connect(identity, local, room, slot_bytes)? {
             edges[peer as usize] = Edge::Message(Box::new(edge));
         }
     }
@@ -255,12 +325,12 @@ fn edges(
 fn connect(
     identity: Identity,
     local: &[Option<usize>],
-    session: &mut Session,
+    room: &mut Room,
     slot_bytes: usize,
 ) -> Result<Vec<(u32, MessageEdge)>> {
     let net = Tcp;
     let (handle, mut listener) = net.listen(identity)?;
-    let handles = session.gather(&handle.0)?;
+    let handles = room.gather(&handle.0)?;
     let mut connecting: Vec<(u32, Box<dyn Connecting>)> = Vec::new();
     let (mut senders, mut receivers) = (HashMap::new(), HashMap::new());
     for (peer, bytes) in (0u32..).zip(&handles) {
@@ -286,14 +356,15 @@ fn connect(
                 return Err(Error::Init { why });
             }
         }
-        if Instant::now() > session.deadline() {
+        if room.session.deadline().passed() {
             let missing: Vec<_> = (0..identity.nranks)
                 .filter(|p| local[*p as usize].is_none())
                 .filter(|p| !receivers.contains_key(p) || !senders.contains_key(p))
                 .collect();
             let why = format!("no data connection with ranks {missing:?}");
             let Identity { rank, nranks, .. } = identity;
-            return Err(Error::InitTimeout { rank, nranks, why });
+            let late = || Error::InitTimeout { rank, nranks, why };
+            return Err(room.session.deadline().error(late));
         }
         std::thread::sleep(Duration::from_micros(200));
     }

@@ -1,7 +1,10 @@
 //! Communicators: what a call means, which plan carries it out, and the end of it all.
 
 mod blob;
+mod children;
 mod create;
+mod holder;
+pub mod options;
 
 use crate::device::host::collective::{Call, MAX_DIRECT_RANKS, Programs};
 use crate::device::host::endpoint::Endpoint;
@@ -17,9 +20,16 @@ use oxccl_plan::{Plan, Spec};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use create::Family;
+pub use children::NO_COLOR;
 pub use create::{Member, create};
+pub use holder::{Holder, Origin};
+pub use options::Options;
+
+/// How long an end waits for what cannot be hurried.
+const QUIET: Duration = Duration::from_secs(1);
 
 /// Plans that a communicator remembers before it forgets them all.
 const REMEMBERED: usize = 4096;
@@ -31,7 +41,11 @@ pub struct Communicator {
     topology: Topology,
     only: Option<Algorithm>,
     programs: Mutex<Remembered>,
+    options: Options,
+    /// None for one rank alone.
+    family: Option<Family>,
     ended: AtomicBool,
+    revoked: AtomicBool,
 }
 
 #[derive(Default)]
@@ -47,18 +61,34 @@ fn algorithm_named(name: &str) -> Option<Algorithm> {
 }
 
 impl Communicator {
-    fn new(endpoint: Endpoint, device: i32, hosts: usize, pull: bool, algorithm: &str) -> Self {
-        let direct = hosts == 1 && endpoint.local.len() <= MAX_DIRECT_RANKS;
-        let model = if hosts > 1 { CostModel::TCP } else { CostModel::SHARED_MEMORY };
-        let model = CostModel { edge_slot_bytes: endpoint.edge_slot_bytes as u64, ..model };
+    fn new(endpoint: Endpoint, device: i32, options: &Options, family: Option<Family>) -> Self {
+        let model = CostModel::SHARED_MEMORY;
         Self {
             endpoint: Arc::new(endpoint),
             device,
-            topology: Topology { direct, pull, model },
-            only: algorithm_named(algorithm),
+            topology: Topology { direct: false, pull: false, model },
+            only: None,
             programs: Mutex::default(),
+            options: options.clone(),
+            family,
             ended: AtomicBool::new(false),
+            revoked: AtomicBool::new(false),
         }
+    }
+
+    /// With what is known about the ways between the ranks.
+    fn with_topology(mut self, hosts: usize, pull: bool, algorithm: &str) -> Self {
+        let direct = hosts == 1 && self.endpoint.local.len() <= MAX_DIRECT_RANKS;
+        let model = if hosts > 1 { CostModel::TCP } else { CostModel::SHARED_MEMORY };
+        let edge_slot_bytes = self.endpoint.edge_slot_bytes as u64;
+        self.topology = Topology { direct, pull, model: CostModel { edge_slot_bytes, ..model } };
+        self.only = algorithm_named(algorithm);
+        self
+    }
+
+    /// What its creator asked for.
+    pub fn options(&self) -> &Options {
+        &self.options
     }
 
     /// This rank.
@@ -86,9 +116,9 @@ impl Communicator {
         host::default_stream(self.device)
     }
 
-    /// The latched failure, if there is one.
+    /// The latched failure, if there is one that was not asked for.
     pub fn failure(&self) -> Option<Error> {
-        self.endpoint.failure()
+        self.endpoint.failure().filter(|_| !self.revoked.load(Ordering::Acquire))
     }
 
     /// Bounds the waiting of every operation; None takes the bound away.
@@ -99,7 +129,7 @@ impl Communicator {
 
     /// Fails when the communicator is ended or broken.
     pub fn check(&self) -> Result<()> {
-        if let Some(error) = self.failure() {
+        if let Some(error) = self.endpoint.failure() {
             return Err(error);
         }
         if self.ended.load(Ordering::Acquire) {
@@ -144,15 +174,66 @@ impl Communicator {
         Ok(programs)
     }
 
-    /// Waits for all operations, and takes no more. Blocks.
-    pub fn finalize(&self) {
+    /// Waits for all operations, and takes no more. Blocks; of a failed communicator at most for
+    /// [`QUIET`].
+    pub fn finalize(&self) -> Result<()> {
+        if self.revoked.load(Ordering::Acquire) {
+            let hint = "destroy it, or make a new one by ncclCommSplit or ncclCommShrink";
+            return Err(Error::usage("the communicator was revoked", hint));
+        }
+        self.drain();
+        Ok(())
+    }
+
+    fn drain(&self) {
         self.ended.store(true, Ordering::Release);
-        worker::wait_idle(&self.endpoint);
+        let mut failed_since = None;
+        worker::wait_while(|| {
+            let failed = self.endpoint.failure().is_some();
+            let since = failed.then(|| *failed_since.get_or_insert_with(Instant::now));
+            // What is still queued behind other work ends with the failure when it comes up.
+            self.endpoint.busy() && since.is_none_or(|since| since.elapsed() < QUIET)
+        });
+    }
+
+    /// Ends all operations now, with `why`. Returns when nothing touches the user's memory any
+    /// more; the ranks that may still do so after a second are named in the error.
+    fn stop(&self, why: Error) -> Result<()> {
+        self.endpoint.fail(why);
+        let start = Instant::now();
+        // A visit under way ends before the state can be had.
+        drop(self.endpoint.state());
+        worker::wait_while(|| !self.endpoint.writers().is_empty() && start.elapsed() < QUIET);
+        let writers = self.endpoint.writers();
+        if writers.is_empty() {
+            return Ok(());
+        }
+        let why = format!("ranks {writers:?} do not answer and may still write into this rank's buffers");
+        Err(self.endpoint.lost(writers[0], why))
+    }
+
+    /// Ends all operations and the communicator, whatever the other ranks do. Blocks for a second
+    /// at most.
+    pub fn abort(&self) -> Result<()> {
+        let stopped = self.stop(Error::Aborted { by: "ncclCommAbort" });
+        self.leave();
+        stopped
+    }
+
+    /// Ends all operations; the communicator can only be destroyed after, or have children. Blocks
+    /// for a second at most.
+    pub fn revoke(&self) -> Result<()> {
+        self.revoked.store(true, Ordering::Release);
+        self.stop(Error::Aborted { by: "ncclCommRevoke" })
     }
 
     /// Ends the communicator: waits for all operations and leaves in order. Blocks.
     pub fn destroy(&self) {
-        self.finalize();
+        self.drain();
+        self.leave();
+    }
+
+    fn leave(&self) {
         monitor::forget(&self.endpoint);
         let endpoint = &self.endpoint;
         if let (Some(segment), Some(local)) =

@@ -165,11 +165,13 @@ impl Endpoint {
             return;
         }
         crate::log::line(crate::log::Level::Warn, &error.to_string());
-        let culprit = match error.site() {
-            Some(site) => site.peer,
-            None => -1,
+        let (code, culprit) = match (&error, error.site()) {
+            // To the others this rank is lost.
+            (Error::Aborted { .. }, _) => (Code::RemoteError, self.rank as i32),
+            (_, Some(site)) => (error.code(), site.peer),
+            (_, None) => (error.code(), -1),
         };
-        let record = Record { code: error.code(), culprit, text: error.to_string() };
+        let record = Record { code, culprit, text: error.to_string() };
         if let (Some(segment), Some(local)) = (&self.segment, self.local[self.rank as usize]) {
             segment.publish_failure(local, &record);
         }

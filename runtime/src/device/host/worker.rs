@@ -139,10 +139,10 @@ pub(super) fn wait_until(limit: Option<Duration>, mut look: impl FnMut() -> Prog
     }
 }
 
-/// Waits until a communicator has no operation under way. Blocks.
-pub fn wait_idle(endpoint: &super::endpoint::Endpoint) {
+/// Waits as long as something is so, and moves all streams on meanwhile. Blocks.
+pub fn wait_while(mut so: impl FnMut() -> bool) {
     wait_until(None, || match help() {
-        _ if !endpoint.busy() => Progress::Idle,
+        _ if !so() => Progress::Idle,
         Progress::Idle => Progress::Stuck,
         progress => progress,
     });

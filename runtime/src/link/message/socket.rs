@@ -5,7 +5,7 @@ use super::net::{
     Connecting, HANDLE_BYTES, Handle, Identity, Listener, Net, Receiver, Request, Sender,
 };
 use crate::bootstrap::auth::{Ends, Role, Server};
-use crate::bootstrap::interface;
+use crate::bootstrap::{Cancel, Deadline, interface};
 use crate::bootstrap::wire::{Connection, MAX_UNAUTHENTICATED};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -69,8 +69,9 @@ impl Net for Tcp {
         };
         let Identity { comm, secret, rank, .. } = identity;
         let ends = Ends { role: Role::Data, from: rank, to: peer, comm };
-        let deadline = Instant::now() + Duration::from_secs(Config::get().init_timeout_s);
-        let connection = Connection::connect(address, secret, ends, 0, deadline)?;
+        let limit = Duration::from_secs(Config::get().init_timeout_s);
+        let deadline = Deadline::new(limit, &Cancel::default());
+        let connection = Connection::connect(address, secret, ends, 0, &deadline)?;
         Ok(Box::new(TcpConnecting(Some(connection))))
     }
 }

@@ -1,0 +1,75 @@
+//! How long something may take, and whether it is still wanted.
+
+use crate::error::Error;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Pause between looks at whether what one waits for is still wanted.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Set when what is under way is wanted no more.
+pub type Cancel = Arc<AtomicBool>;
+
+/// A point in time after which, or a flag upon which, waiting ends.
+#[derive(Clone, Debug)]
+pub struct Deadline {
+    at: Instant,
+    cancel: Cancel,
+}
+
+impl Deadline {
+    /// So much time from now, unless the flag is set before.
+    pub fn new(limit: Duration, cancel: &Cancel) -> Self {
+        Self { at: Instant::now() + limit, cancel: cancel.clone() }
+    }
+
+    /// The time left; none when it is cancelled.
+    pub fn left(&self) -> Duration {
+        if self.is_cancelled() {
+            return Duration::ZERO;
+        }
+        self.at.saturating_duration_since(Instant::now())
+    }
+
+    /// Whether it is over.
+    pub fn passed(&self) -> bool {
+        self.left().is_zero()
+    }
+
+    /// How long to wait at a time.
+    pub fn slice(&self) -> Duration {
+        self.left().min(LOOK)
+    }
+
+    /// Whether the flag was set.
+    pub fn is_cancelled(&self) -> bool {
+        self.cancel.load(Ordering::Acquire)
+    }
+
+    /// The error for the end of waiting: the time-out, or that it was cancelled.
+    pub fn error(&self, timed_out: impl FnOnce() -> Error) -> Error {
+        if self.is_cancelled() {
+            let hint = "it was aborted meanwhile";
+            return Error::usage("the communicator was not made", hint);
+        }
+        timed_out()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_deadline_ends_by_time_or_by_its_flag() {
+        let cancel = Cancel::default();
+        let deadline = Deadline::new(Duration::from_secs(3600), &cancel);
+        assert!(!deadline.passed() && deadline.slice() == LOOK);
+        let text = || Error::Init { why: "late".to_owned() };
+        assert!(deadline.error(text).to_string().contains("late"));
+        cancel.store(true, Ordering::Release);
+        assert!(deadline.passed() && deadline.error(text).to_string().contains("aborted"));
+        assert!(Deadline::new(Duration::ZERO, &Cancel::default()).passed());
+    }
+}

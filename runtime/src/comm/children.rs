@@ -1,0 +1,132 @@
+//! Communicators made from others. The ranks meet again at an address that every rank told when
+//! the parent was made; nothing of the parent's data path is used, which may have failed.
+
+use super::create::{Family, Room, alone, assemble, join};
+use super::{Communicator, Member, Options};
+use crate::bootstrap::session::{Meeting, Session, start_rendezvous};
+use crate::bootstrap::{Cancel, ID_BYTES, UniqueId};
+use crate::error::{Error, Result};
+use std::sync::atomic::Ordering;
+
+/// The color of a rank that joins no child: `NCCL_SPLIT_NOCOLOR`.
+pub const NO_COLOR: i32 = -1;
+
+/// Meets with `ranks` of the parent, whose first one holds the meeting.
+fn meet(
+    parent: &Communicator,
+    family: &Family,
+    (purpose, number): (&str, u64),
+    ranks: &[u32],
+    cancel: &Cancel,
+) -> Result<(Session, UniqueId)> {
+    let (leader, own) = (ranks[0], parent.rank());
+    let id = family.id.derive(purpose, number, family.addresses[leader as usize]);
+    if own == leader {
+        let failed = |e| Error::system("dup of a listener", e, "raise ulimit -n");
+        start_rendezvous(family.listener.try_clone().map_err(failed)?, id.clone())?;
+    }
+    let seat = ranks.iter().position(|&r| r == own).unwrap_or(0) as u32;
+    let nranks = ranks.len() as u32;
+    let meeting = Meeting { id: &id, rank: seat, nranks, reused: true, cancel };
+    Ok((Session::open(&meeting)?, id))
+}
+
+/// Splits a communicator by colors; ranks are ordered by key, then by their rank. None for a rank
+/// without a color. Blocks for all ranks of the parent.
+pub(super) fn split(
+    parent: &Communicator,
+    (color, key): (i32, i32),
+    device: i32,
+    options: &Options,
+    cancel: &Cancel,
+) -> Result<Option<Communicator>> {
+    let Some(family) = &parent.family else {
+        return if color == NO_COLOR { Ok(None) } else { alone(device, options).map(Some) };
+    };
+    let number = family.splits.fetch_add(1, Ordering::AcqRel);
+    let everyone: Vec<u32> = (0..parent.nranks()).collect();
+    let (mut session, id) = meet(parent, family, ("split", number), &everyone, cancel)?;
+    let answers = session.gather(&[color.to_le_bytes(), key.to_le_bytes()].concat())?;
+    if color == NO_COLOR {
+        session.close();
+        return Ok(None);
+    }
+    let mut members = Vec::new();
+    for (rank, answer) in (0u32..).zip(&answers) {
+        let words = <&[u8; 8]>::try_from(&answer[..]).map_err(|_| Error::Init {
+            why: format!("rank {rank} sent no color: is it in another call than ncclCommSplit?"),
+        })?;
+        let [a, b, c, d, key @ ..] = *words;
+        if i32::from_le_bytes([a, b, c, d]) == color {
+            members.push((i32::from_le_bytes(key), rank));
+        }
+    }
+    members.sort_unstable();
+    let seats: Vec<u32> = members.into_iter().map(|(_, rank)| rank).collect();
+    let rank = seats.iter().position(|&r| r == parent.rank()).unwrap_or(0) as u32;
+    let id = id.derive("color", color as u64, id.address);
+    assemble(Room { session, seats }, &id, rank, device, options).map(Some)
+}
+
+/// Makes a communicator without some ranks; with `abort` the parent's operations end first, and the
+/// child is made only once those of all survivors have. Blocks for the survivors.
+pub(super) fn shrink(
+    parent: &Communicator,
+    excluded: &[u32],
+    abort: bool,
+    device: i32,
+    options: &Options,
+    cancel: &Cancel,
+) -> Result<Communicator> {
+    if abort {
+        parent.stop(Error::Aborted { by: "ncclCommShrink with NCCL_SHRINK_ABORT" })?;
+    }
+    let survivors: Vec<u32> = (0..parent.nranks()).filter(|r| !excluded.contains(r)).collect();
+    let Some(family) = parent.family.as_ref().filter(|_| survivors.len() > 1) else {
+        return alone(device, options);
+    };
+    let number = family.shrinks.fetch_add(1, Ordering::AcqRel);
+    // Who has another list in mind must not join by accident.
+    let purpose = format!("shrink without {excluded:?}");
+    let (session, id) = meet(parent, family, (&purpose, number), &survivors, cancel)?;
+    let seats: Vec<u32> = (0..survivors.len() as u32).collect();
+    let rank = survivors.iter().position(|&r| r == parent.rank()).unwrap_or(0) as u32;
+    assemble(Room { session, seats }, &id, rank, device, options)
+}
+
+/// Makes a communicator of `nranks` ranks, the parent's first. One of them, the root, brings the id
+/// that the new ranks have; the parent's other ranks learn it here. Blocks for all ranks.
+pub(super) fn grow(
+    parent: &Communicator,
+    nranks: u32,
+    id: Option<&UniqueId>,
+    device: i32,
+    options: &Options,
+    cancel: &Cancel,
+) -> Result<Communicator> {
+    let mut known = id.cloned();
+    if let Some(family) = &parent.family {
+        let number = family.grows.fetch_add(1, Ordering::AcqRel);
+        let everyone: Vec<u32> = (0..parent.nranks()).collect();
+        let (mut session, _) = meet(parent, family, ("grow", number), &everyone, cancel)?;
+        let answers = session.gather(&id.map_or(Vec::new(), |id| id.encode().to_vec()))?;
+        session.close();
+        let mut roots = (0u32..).zip(&answers).filter(|(_, answer)| !answer.is_empty());
+        let (first, second) = (roots.next(), roots.next());
+        if let (Some((a, _)), Some((b, _))) = (first, second) {
+            let what = format!("ranks {a} and {b} both pass an id to ncclCommGrow");
+            return Err(Error::usage(what, "pass it on one rank, and null on the others"));
+        }
+        if let Some((rank, bytes)) = first {
+            let bytes = <&[u8; ID_BYTES]>::try_from(&bytes[..]);
+            let bad = |_| Error::Init { why: format!("rank {rank} sent a bad id") };
+            known = Some(UniqueId::decode(bytes.map_err(bad)?)?);
+        }
+    }
+    let Some(id) = known else {
+        let hint = "make it by ncclCommGetUniqueId on one rank and pass it there";
+        return Err(Error::usage("no rank passed an id to ncclCommGrow", hint));
+    };
+    let (rank, options) = (parent.rank(), options.clone());
+    join(&Member { id, rank, nranks, device, options }, cancel)
+}
