@@ -41,18 +41,27 @@ pub(crate) fn boundary(body: impl FnOnce() -> Result<(), Error>) -> ncclResult_t
 /// Runs the body of an export that may answer something else than success.
 #[inline]
 pub(crate) fn boundary_value(body: impl FnOnce() -> Result<ncclResult_t, Error>) -> ncclResult_t {
-    match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(Ok(value)) => value,
-        Ok(Err(error)) => failed(error),
-        Err(panic) => {
-            let text = panic
-                .downcast_ref::<String>()
-                .map(String::as_str)
-                .or_else(|| panic.downcast_ref::<&str>().copied())
-                .unwrap_or("no message");
-            failed(Error::Internal { what: format!("a panic: {text}") })
-        }
-    }
+    caught(body).unwrap_or_else(failed)
+}
+
+/// Runs the body of an export that answers no code; `otherwise` is the answer of one that fails.
+pub(crate) fn boundary_or<T>(otherwise: T, body: impl FnOnce() -> Result<T, Error>) -> T {
+    caught(body).unwrap_or_else(|error| {
+        failed(error);
+        otherwise
+    })
+}
+
+#[inline]
+fn caught<T>(body: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
+        let text = panic
+            .downcast_ref::<String>()
+            .map(String::as_str)
+            .or_else(|| panic.downcast_ref::<&str>().copied())
+            .unwrap_or("no message");
+        Err(Error::Internal { what: format!("a panic: {text}") })
+    })
 }
 
 #[cold]

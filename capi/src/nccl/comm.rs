@@ -1,12 +1,14 @@
 //! Making, asking and ending communicators.
 
+use super::config::{self, ncclConfig_t};
 use super::types::{ncclComm_t, ncclResult_t, ncclUniqueId};
 use crate::boundary::{self, boundary};
 use crate::{convert, objects};
 use oxccl_runtime::bootstrap::{self, UniqueId};
-use oxccl_runtime::comm::Member;
+use oxccl_runtime::comm::{Member, Options};
 use oxccl_runtime::error::{Error, Result};
 use oxccl_runtime::group;
+use oxccl_runtime::log::{self, Level};
 use std::ffi::c_int;
 use std::sync::Arc;
 
@@ -30,6 +32,7 @@ pub(crate) unsafe fn make(
     id: UniqueId,
     rank: c_int,
     device: i32,
+    options: Options,
 ) -> Result<()> {
     if comm.is_null() {
         return Err(Error::argument(function, "comm", "null", "a place for the handle"));
@@ -41,7 +44,11 @@ pub(crate) unsafe fn make(
         })?;
     let rank = convert::rank(rank, nranks, function, "rank")?;
     check_device(function)?;
-    let member = Member { id, rank, nranks, device };
+    let name = options.name.as_deref().unwrap_or("without a name");
+    for line in options.without_effect() {
+        log::line(Level::Info, &format!("rank {rank} of communicator {name}: {line}"));
+    }
+    let member = Member { id, rank, nranks, device, options };
     let finish = Box::new(move |made| {
         // SAFETY: by the contract of this function.
         unsafe { objects::put(&objects::COMMS, Arc::new(made), comm, function) }
@@ -66,9 +73,65 @@ unsafe fn comm_init_rank(
     commId: ncclUniqueId,
     rank: c_int,
 ) -> Result<()> {
-    let id = UniqueId::decode(&commId.internal.map(|b| b as u8))?;
     // SAFETY: passed on from the caller.
-    unsafe { make("ncclCommInitRank", comm, nranks, id, rank, objects::DEVICE.get()) }
+    unsafe { join("ncclCommInitRank", comm, nranks, commId, rank, std::ptr::null()) }
+}
+
+/// Makes a communicator on the current device with the options of a configuration.
+///
+/// # Safety
+/// As for `make` and `config::read`.
+unsafe fn join(
+    function: &'static str,
+    comm: *mut ncclComm_t,
+    nranks: c_int,
+    id: ncclUniqueId,
+    rank: c_int,
+    config: *const ncclConfig_t,
+) -> Result<()> {
+    let id = UniqueId::decode(&id.internal.map(|b| b as u8))?;
+    // SAFETY: passed on from the caller.
+    let options = unsafe { config::read(config, function, None)? };
+    // SAFETY: passed on from the caller.
+    unsafe { make(function, comm, nranks, id, rank, objects::DEVICE.get(), options) }
+}
+
+unsafe fn comm_init_rank_config(
+    comm: *mut ncclComm_t,
+    nranks: c_int,
+    commId: ncclUniqueId,
+    rank: c_int,
+    config: *const ncclConfig_t,
+) -> Result<()> {
+    // SAFETY: passed on from the caller.
+    unsafe { join("ncclCommInitRankConfig", comm, nranks, commId, rank, config) }
+}
+
+unsafe fn comm_init_rank_scalable(
+    newcomm: *mut ncclComm_t,
+    nranks: c_int,
+    myrank: c_int,
+    nId: c_int,
+    commIds: *const ncclUniqueId,
+    config: *const ncclConfig_t,
+) -> Result<()> {
+    const FUNCTION: &str = "ncclCommInitRankScalable";
+    if commIds.is_null() {
+        return Err(Error::argument(FUNCTION, "commIds", "null", "nId ids"));
+    }
+    if nId < 1 || nId > nranks {
+        let expected = format!("1 to nranks, which is {nranks}");
+        return Err(Error::argument(FUNCTION, "nId", nId, expected));
+    }
+    for i in 0..nId as usize {
+        // SAFETY: nId ids by the contract of the caller.
+        let id = unsafe { commIds.add(i).read() };
+        UniqueId::decode(&id.internal.map(|b| b as u8))?;
+    }
+    // All meet at the first one: several meeting points would first have to tell each other what
+    // they collected, and every rank needs everyone's message in the end.
+    // SAFETY: at least one id; the rest is passed on from the caller.
+    unsafe { join(FUNCTION, newcomm, nranks, commIds.read(), myrank, config) }
 }
 
 unsafe fn comm_init_all(comm: *mut ncclComm_t, ndev: c_int, devlist: *const c_int) -> Result<()> {
@@ -80,6 +143,8 @@ unsafe fn comm_init_all(comm: *mut ncclComm_t, ndev: c_int, devlist: *const c_in
         return Err(Error::argument(FUNCTION, "ndev", ndev, "at least 1"));
     }
     let id = bootstrap::new_unique_id()?;
+    // SAFETY: there is no configuration.
+    let options = unsafe { config::read(std::ptr::null(), FUNCTION, None)? };
     group::start();
     for i in 0..ndev {
         let device = if devlist.is_null() {
@@ -92,7 +157,10 @@ unsafe fn comm_init_all(comm: *mut ncclComm_t, ndev: c_int, devlist: *const c_in
             Err(Error::argument(FUNCTION, "devlist", device, "indices of devices, from 0 on"))
         } else {
             // SAFETY: room for ndev handles by the contract of the caller.
-            unsafe { make(FUNCTION, comm.add(i as usize), ndev, id.clone(), i, device) }
+            unsafe {
+                let place = comm.add(i as usize);
+                make(FUNCTION, place, ndev, id.clone(), i, device, options.clone())
+            }
         };
         if let Err(error) = made {
             group::note_error(&error);
@@ -199,6 +267,82 @@ pub unsafe extern "C" fn pncclCommInitRank(
 ) -> ncclResult_t {
     // SAFETY: passed on from the caller.
     boundary(|| unsafe { comm_init_rank(comm, nranks, commId, rank) })
+}
+
+/// Makes a communicator as ncclCommInitRank does, with options.
+///
+/// `comm`: out, the handle. `nranks`, `commId`, `rank`: as for ncclCommInitRank. `config`: in, begun with
+/// NCCL_CONFIG_INITIALIZER of any version from 2.14 on, or null for the defaults; environment variables
+/// override it. Blocks as ncclCommInitRank.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommInitRankConfig(
+    comm: *mut ncclComm_t,
+    nranks: c_int,
+    commId: ncclUniqueId,
+    rank: c_int,
+    config: *mut ncclConfig_t,
+) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { comm_init_rank_config(comm, nranks, commId, rank, config) })
+}
+
+/// Same as ncclCommInitRankConfig, for wrappers that replace it.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclCommInitRankConfig(
+    comm: *mut ncclComm_t,
+    nranks: c_int,
+    commId: ncclUniqueId,
+    rank: c_int,
+    config: *mut ncclConfig_t,
+) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { comm_init_rank_config(comm, nranks, commId, rank, config) })
+}
+
+/// Makes a communicator as ncclCommInitRankConfig does, with several ids.
+///
+/// `newcomm`: out, the handle. `nranks`: number of ranks. `myrank`: this rank. `nId`: number of ids, 1 to
+/// nranks. `commIds`: in, nId ids, in the same order on all ranks. `config`: as for
+/// ncclCommInitRankConfig. More ids bring nothing yet: all ranks meet at the first one, because every
+/// rank needs everyone's message, and several meeting points would first have to exchange theirs. Blocks
+/// as ncclCommInitRank.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommInitRankScalable(
+    newcomm: *mut ncclComm_t,
+    nranks: c_int,
+    myrank: c_int,
+    nId: c_int,
+    commIds: *mut ncclUniqueId,
+    config: *mut ncclConfig_t,
+) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { comm_init_rank_scalable(newcomm, nranks, myrank, nId, commIds, config) })
+}
+
+/// Same as ncclCommInitRankScalable, for wrappers that replace it.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclCommInitRankScalable(
+    newcomm: *mut ncclComm_t,
+    nranks: c_int,
+    myrank: c_int,
+    nId: c_int,
+    commIds: *mut ncclUniqueId,
+    config: *mut ncclConfig_t,
+) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { comm_init_rank_scalable(newcomm, nranks, myrank, nId, commIds, config) })
 }
 
 /// Makes all ranks of a communicator in this process, one for each device.

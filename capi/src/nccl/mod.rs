@@ -2,6 +2,7 @@
 
 pub mod collectives;
 pub mod comm;
+pub mod config;
 pub mod group;
 pub mod info;
 pub mod memory;

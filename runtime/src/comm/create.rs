@@ -1,8 +1,8 @@
 //! Making a communicator: rendezvous, shared memory with the ranks of this host, connections to
 //! the others, and a last barrier after which every rank can run everything.
 
-use super::Communicator;
 use super::blob::Blob;
+use super::{Communicator, Options, team};
 use crate::bootstrap::UniqueId;
 use crate::bootstrap::descriptors::{self, Group, Listener};
 use crate::bootstrap::session::Session;
@@ -33,6 +33,8 @@ pub struct Member {
     pub nranks: u32,
     /// Index of the device.
     pub device: i32,
+    /// What the creator asks for.
+    pub options: Options,
 }
 
 /// Complains about variables that cannot be read.
@@ -56,10 +58,10 @@ fn edge_slot_bytes(nranks: u32) -> usize {
 
 /// Makes a communicator. Blocks until all ranks have come, or initialisation's time is over.
 pub fn create(member: &Member) -> Result<Communicator> {
-    let Member { id, rank, nranks, device } = member;
+    let Member { id, rank, nranks, device, options } = member;
     let (rank, nranks) = (*rank, *nranks);
     if nranks == 1 {
-        return alone(*device);
+        return alone(*device, options);
     }
     warn_once();
     let listener = Listener::new()?;
@@ -107,7 +109,9 @@ pub fn create(member: &Member) -> Result<Communicator> {
     worker::note_local_ranks(ranks.len());
     let hosts = if ranks.len() == nranks as usize { 1 } else { 2 };
     let algorithm = blobs[0].algorithm();
-    let comm = Communicator::new(endpoint, *device, hosts, pull, &algorithm);
+    let mut comm = Communicator::new(endpoint, *device, hosts, pull, &algorithm);
+    comm.options = options.clone();
+    comm.lsa_size = team::lsa_size(blobs.iter().map(|b| b.host));
     for (peer, sign) in signs.drain(..) {
         match sign {
             Ok(sign) => monitor::watch(&comm.endpoint, peer, sign)?,
@@ -123,12 +127,13 @@ fn apply_timeout(comm: &Communicator) {
     comm.set_timeout((timeout_ms > 0).then(|| Duration::from_millis(timeout_ms)));
 }
 
-fn alone(device: i32) -> Result<Communicator> {
+fn alone(device: i32, options: &Options) -> Result<Communicator> {
     let memory = vec![PeerMemory::Unreachable];
     let (slot_bytes, edges) = (edge_slot_bytes(1), vec![Edge::Own]);
     let endpoint =
         Endpoint::new(0, vec![Some(0)], None, true, vec![0], slot_bytes, edges, memory, 0);
-    let comm = Communicator::new(endpoint, device, 1, false, "");
+    let mut comm = Communicator::new(endpoint, device, 1, false, "");
+    comm.options = options.clone();
     apply_timeout(&comm);
     Ok(comm)
 }

@@ -2,6 +2,8 @@
 
 mod blob;
 mod create;
+mod options;
+mod team;
 
 use crate::device::host::collective::{Call, MAX_DIRECT_RANKS, Programs};
 use crate::device::host::endpoint::Endpoint;
@@ -20,6 +22,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 pub use create::{Member, create};
+pub use options::Options;
+pub use team::Team;
 
 /// Plans that a communicator remembers before it forgets them all.
 const REMEMBERED: usize = 4096;
@@ -29,6 +33,9 @@ pub struct Communicator {
     endpoint: Arc<Endpoint>,
     device: i32,
     topology: Topology,
+    /// Ranks of a block that share memory; see [`team::lsa_size`].
+    lsa_size: u32,
+    options: Options,
     only: Option<Algorithm>,
     programs: Mutex<Remembered>,
     ended: AtomicBool,
@@ -55,6 +62,8 @@ impl Communicator {
             endpoint: Arc::new(endpoint),
             device,
             topology: Topology { direct, pull, model },
+            lsa_size: 1,
+            options: Options::default(),
             only: algorithm_named(algorithm),
             programs: Mutex::default(),
             ended: AtomicBool::new(false),
@@ -74,6 +83,11 @@ impl Communicator {
     /// The device's index.
     pub fn device(&self) -> i32 {
         self.device
+    }
+
+    /// What its creator asked for, after the environment.
+    pub fn options(&self) -> &Options {
+        &self.options
     }
 
     /// The place of this rank in the executor.
