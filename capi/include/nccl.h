@@ -25,9 +25,55 @@ typedef struct CUstream_st *cudaStream_t;
 #define NCCL_VERSION(X, Y, Z) \
   (((X) <= 2 && (Y) <= 8) ? (X) * 1000 + (Y) * 100 + (Z) : (X) * 10000 + (Y) * 100 + (Z))
 
+#define NCCL_COMM_NULL NULL
+
+/* Fields that are left to the library. */
+#define NCCL_CONFIG_UNDEF_INT INT_MIN
+#define NCCL_CONFIG_UNDEF_PTR NULL
+#define NCCL_UNDEF_FLOAT -1.0f
+
+/* Marks a structure that its initializer made. */
+#define NCCL_API_MAGIC 0xcafebeef
+
 
 // Size of an ncclUniqueId in bytes.
 #define NCCL_UNIQUE_ID_BYTES 128
+
+// ncclCommSplit: this rank takes part, but is in no new communicator.
+#define NCCL_SPLIT_NOCOLOR -1
+
+// ncclCommWindowRegister: nothing special.
+#define NCCL_WIN_DEFAULT 0
+
+// ncclCommWindowRegister: all ranks use the same offsets.
+#define NCCL_WIN_COLL_SYMMETRIC 1
+
+// ncclCommWindowRegister: accesses keep their order.
+#define NCCL_WIN_STRICT_ORDERING 2
+
+// A window's address is a multiple of so many bytes.
+#define NCCL_WIN_REQUIRED_ALIGNMENT 4096
+
+// CTAPolicy: neither.
+#define NCCL_CTA_POLICY_DEFAULT 0
+
+// CTAPolicy: few thread blocks.
+#define NCCL_CTA_POLICY_EFFICIENCY 1
+
+// CTAPolicy: no thread blocks.
+#define NCCL_CTA_POLICY_ZERO 2
+
+// ncclCommShrink: the parent has no operations under way.
+#define NCCL_SHRINK_DEFAULT 0
+
+// ncclCommShrink: ends the parent's operations first.
+#define NCCL_SHRINK_ABORT 1
+
+// ncclCommRevoke: the only flag.
+#define NCCL_REVOKE_DEFAULT 0
+
+// ncclCommSuspend: gives memory back.
+#define NCCL_SUSPEND_MEM 1
 
 // The version of the interface, NCCL 2.30.7.
 #define NCCL_VERSION_CODE 23007
@@ -104,18 +150,127 @@ typedef enum {
   ncclMaxRedOp = 2147483647,
 } ncclRedOp_t;
 
+// What ncclCommMemStats tells.
+typedef enum {
+  // Bytes that ncclCommSuspend would give back.
+  ncclStatGpuMemSuspend = 0,
+  // 1 while suspended, else 0.
+  ncclStatGpuMemSuspended = 1,
+  // Bytes that stay.
+  ncclStatGpuMemPersist = 2,
+  // All bytes.
+  ncclStatGpuMemTotal = 3,
+} ncclCommMemStat_t;
+
+// Where the scalar of an operation with a factor lives.
+typedef enum {
+  // In memory that the device reads when the operation runs.
+  ncclScalarDevice = 0,
+  // In memory that is read before the call returns.
+  ncclScalarHostImmediate = 1,
+} ncclScalarResidence_t;
+
 // A communicator; use only through its handle.
 typedef struct ncclComm ncclComm;
+
+// A variable of the library; use only through its handle.
+typedef struct ncclParamHandle ncclParamHandle;
+
+// A registered window; use only through its handle.
+typedef struct ncclWindow_vidmem ncclWindow_vidmem;
 
 // Handle of a communicator.
 typedef ncclComm *ncclComm_t;
 
+// What to ask of a new communicator; begin with NCCL_CONFIG_INITIALIZER. Fields left alone take
+// NCCL's defaults.
+typedef struct ncclConfig_v23000 {
+  // Set by the initializer.
+  size_t size;
+  // Set by the initializer.
+  unsigned int magic;
+  // Set by the initializer.
+  unsigned int version;
+  // 1: creation and end wait until they are done (default); 0: they do not.
+  int blocking;
+  // Thread blocks per cluster, from 0 on.
+  int cgaClusterSize;
+  // Fewest thread blocks of a kernel, from 1 on.
+  int minCTAs;
+  // Most thread blocks of a kernel, from 1 on; at least minCTAs.
+  int maxCTAs;
+  // The network plugin to use; null: the first that works.
+  const char *netName;
+  // 1: communicators split off may share resources.
+  int splitShare;
+  // Traffic class of network connections.
+  int trafficClass;
+  // A name for logs, or null.
+  const char *commName;
+  // 1: switches may reduce.
+  int collnetEnable;
+  // Bits NCCL_CTA_POLICY_….
+  int CTAPolicy;
+  // 1: communicators that survivors make may share resources.
+  int shrinkShare;
+  // Thread blocks for NVLink multicast, from 1 on.
+  int nvlsCTAs;
+  // Channels for a peer over the network, 1 to 64.
+  int nChannelsPerNetPeer;
+  // 1: the schedule of sends prefers NVLink.
+  int nvlinkCentricSched;
+  // 0: no graphs; 1: one graph at a time; 2: graphs and other work at once (default).
+  int graphUsageMode;
+  // Contexts for one-sided operations (default 1); 0 forbids them.
+  int numRmaCtx;
+  // Most peers that sends and receives address at a time, from 1 on.
+  int maxP2pPeers;
+  // 1: work in graphs keeps the order of the communicator's other work (default).
+  int graphStreamOrdering;
+} ncclConfig_v23000;
+
+// What to ask of a new communicator.
+typedef ncclConfig_v23000 ncclConfig_t;
+
 // Names a communicator that is to be made; copy it whole to all ranks, and keep it secret: who
 // has it can join.
-typedef struct {
+typedef struct ncclUniqueId {
   // Opaque.
   char internal[128];
 } ncclUniqueId;
+
+// Handle of a registered window.
+typedef ncclWindow_vidmem *ncclWindow_t;
+
+// Handle of a variable.
+typedef ncclParamHandle *ncclParamHandle_t;
+
+// What ncclGroupSimulateEnd answers; begin with NCCL_SIM_INFO_INITIALIZER.
+typedef struct ncclSimInfo_v22200 {
+  // Set by the initializer.
+  size_t size;
+  // Set by the initializer.
+  unsigned int magic;
+  // Set by the initializer.
+  unsigned int version;
+  // Out: the time that the group would take, in microseconds.
+  float estimatedTime;
+} ncclSimInfo_v22200;
+
+// What ncclGroupSimulateEnd answers.
+typedef ncclSimInfo_v22200 ncclSimInfo_t;
+
+// Signals to wait for.
+typedef struct ncclWaitSignalDesc_t {
+  // How many.
+  int opCnt;
+  // From which rank.
+  int peer;
+  // Index of the signal.
+  int sigIdx;
+  // Context.
+  int ctx;
+} ncclWaitSignalDesc_t;
 
 // Same as ncclInt8.
 #define ncclChar ncclInt8
@@ -135,6 +290,73 @@ typedef struct {
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
+
+// Splits a communicator: ranks of equal color make a new one, ordered by key, then by rank.
+//
+// All ranks of `comm` call. `color`: 0 or more, or NCCL_SPLIT_NOCOLOR for a rank that joins none and gets
+// a null handle. `newcomm`: out. `config`: as for ncclCommInitRankConfig; null takes the parent's. Blocks
+// for all ranks, or returns ncclInProgress where the new communicator does not block.
+ncclResult_t ncclCommSplit(ncclComm_t comm,
+                           int color,
+                           int key,
+                           ncclComm_t *newcomm,
+                           ncclConfig_t *config);
+
+// Same as ncclCommSplit, for wrappers that replace it.
+ncclResult_t pncclCommSplit(ncclComm_t comm,
+                            int color,
+                            int key,
+                            ncclComm_t *newcomm,
+                            ncclConfig_t *config);
+
+// Makes a communicator without some ranks, which need not be alive.
+//
+// All other ranks call, with the same list. `excludeRanksList`: in, excludeRanksCount ranks. `newcomm`: out.
+// `config`: as for ncclCommSplit. `shrinkFlags`: NCCL_SHRINK_ABORT ends the parent's operations first; the
+// new communicator is made only when those of all survivors have ended, and the parent can only be
+// destroyed or aborted after. Without it no operation may be under way. Blocks as ncclCommSplit.
+ncclResult_t ncclCommShrink(ncclComm_t comm,
+                            int *excludeRanksList,
+                            int excludeRanksCount,
+                            ncclComm_t *newcomm,
+                            ncclConfig_t *config,
+                            int shrinkFlags);
+
+// Same as ncclCommShrink, for wrappers that replace it.
+ncclResult_t pncclCommShrink(ncclComm_t comm,
+                             int *excludeRanksList,
+                             int excludeRanksCount,
+                             ncclComm_t *newcomm,
+                             ncclConfig_t *config,
+                             int shrinkFlags);
+
+// Makes an id for the ranks that join by ncclCommGrow; for one growth.
+//
+// Called on one rank of `comm`, the root. `uniqueId`: out. Blocks: never.
+ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId *uniqueId);
+
+// Same as ncclCommGetUniqueId, for wrappers that replace it.
+ncclResult_t pncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId *uniqueId);
+
+// Makes a communicator with more ranks; those of `comm` keep their numbers.
+//
+// The root passes `comm`, the id from ncclCommGetUniqueId and rank −1; the others of `comm` pass null
+// instead of the id; new ranks pass null instead of `comm`, the id and their rank. `nRanks`: the number of
+// ranks then. `newcomm`: out. `config`: as for ncclCommSplit. Blocks as ncclCommSplit.
+ncclResult_t ncclCommGrow(ncclComm_t comm,
+                          int nRanks,
+                          const ncclUniqueId *uniqueId,
+                          int rank,
+                          ncclComm_t *newcomm,
+                          ncclConfig_t *config);
+
+// Same as ncclCommGrow, for wrappers that replace it.
+ncclResult_t pncclCommGrow(ncclComm_t comm,
+                           int nRanks,
+                           const ncclUniqueId *uniqueId,
+                           int rank,
+                           ncclComm_t *newcomm,
+                           ncclConfig_t *config);
 
 // Leaves the reduction of all ranks' inputs in every rank's output.
 //
@@ -388,6 +610,46 @@ ncclResult_t ncclCommInitRank(ncclComm_t *comm,
 // Same as ncclCommInitRank, for wrappers that replace it.
 ncclResult_t pncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank);
 
+// Makes a communicator as ncclCommInitRank does, with options.
+//
+// `comm`: out, the handle. `nranks`, `commId`, `rank`: as for ncclCommInitRank. `config`: in, begun with
+// NCCL_CONFIG_INITIALIZER of any version from 2.14 on, or null for the defaults; environment variables
+// override it. Blocks as ncclCommInitRank.
+ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm,
+                                    int nranks,
+                                    ncclUniqueId commId,
+                                    int rank,
+                                    ncclConfig_t *config);
+
+// Same as ncclCommInitRankConfig, for wrappers that replace it.
+ncclResult_t pncclCommInitRankConfig(ncclComm_t *comm,
+                                     int nranks,
+                                     ncclUniqueId commId,
+                                     int rank,
+                                     ncclConfig_t *config);
+
+// Makes a communicator as ncclCommInitRankConfig does, with several ids.
+//
+// `newcomm`: out, the handle. `nranks`: number of ranks. `myrank`: this rank. `nId`: number of ids, 1 to
+// nranks. `commIds`: in, nId ids, in the same order on all ranks. `config`: as for
+// ncclCommInitRankConfig. More ids bring nothing yet: all ranks meet at the first one, because every
+// rank needs everyone's message, and several meeting points would first have to exchange theirs. Blocks
+// as ncclCommInitRank.
+ncclResult_t ncclCommInitRankScalable(ncclComm_t *newcomm,
+                                      int nranks,
+                                      int myrank,
+                                      int nId,
+                                      ncclUniqueId *commIds,
+                                      ncclConfig_t *config);
+
+// Same as ncclCommInitRankScalable, for wrappers that replace it.
+ncclResult_t pncclCommInitRankScalable(ncclComm_t *newcomm,
+                                       int nranks,
+                                       int myrank,
+                                       int nId,
+                                       ncclUniqueId *commIds,
+                                       ncclConfig_t *config);
+
 // Makes all ranks of a communicator in this process, one for each device.
 //
 // `comm`: out, ndev handles. `devlist`: in, ndev device indices, or null for 0 to ndev − 1. Blocks.
@@ -469,6 +731,50 @@ const char *ncclGetLastError(ncclComm_t comm);
 // Same as ncclGetLastError, for wrappers that replace it.
 const char *pncclGetLastError(ncclComm_t comm);
 
+// Ends a communicator at once, also one that is still being made: its operations end with an error, the
+// other ranks get ncclRemoteError. Null is ignored.
+//
+// Afterwards no rank touches the buffers of its operations any more; where one does not answer, the error
+// names it. Blocks: a second at most, whatever the other ranks do.
+ncclResult_t ncclCommAbort(ncclComm_t comm);
+
+// Same as ncclCommAbort, for wrappers that replace it.
+ncclResult_t pncclCommAbort(ncclComm_t comm);
+
+// Ends the operations of a communicator, which can then only be split, shrunk, destroyed or aborted.
+//
+// `revokeFlags`: NCCL_REVOKE_DEFAULT. Blocks: a second at most.
+ncclResult_t ncclCommRevoke(ncclComm_t comm,
+                            int revokeFlags);
+
+// Same as ncclCommRevoke, for wrappers that replace it.
+ncclResult_t pncclCommRevoke(ncclComm_t comm, int revokeFlags);
+
+// Gives memory of a communicator back to the system; until ncclCommResume it takes no operations.
+//
+// `flags`: NCCL_SUSPEND_MEM. No operation may be under way. Blocks: never.
+ncclResult_t ncclCommSuspend(ncclComm_t comm, int flags);
+
+// Same as ncclCommSuspend, for wrappers that replace it.
+ncclResult_t pncclCommSuspend(ncclComm_t comm, int flags);
+
+// Lets a suspended communicator take operations again. Blocks: never.
+ncclResult_t ncclCommResume(ncclComm_t comm);
+
+// Same as ncclCommResume, for wrappers that replace it.
+ncclResult_t pncclCommResume(ncclComm_t comm);
+
+// Tells how much memory a communicator takes in this process, by what ncclCommSuspend does to it.
+//
+// `stat`: what is asked, bytes but for ncclStatGpuMemSuspended (0 or 1). `value`: out. Memory that all
+// ranks of a host share is counted where it belongs to this rank. Blocks: never.
+ncclResult_t ncclCommMemStats(ncclComm_t comm,
+                              ncclCommMemStat_t stat,
+                              uint64_t *value);
+
+// Same as ncclCommMemStats, for wrappers that replace it.
+ncclResult_t pncclCommMemStats(ncclComm_t comm, ncclCommMemStat_t stat, uint64_t *value);
+
 // Allocates memory that peers on this host map, so that collectives use it in place.
 //
 // `ptr`: out, aligned to 64 KiB, zeroed. `size`: in bytes. Blocks: never.
@@ -486,5 +792,18 @@ ncclResult_t pncclMemFree(void *ptr);
 #ifdef __cplusplus
 }  // extern "C"
 #endif  // __cplusplus
+
+/* Begin a structure with these; then set what you need. */
+#define NCCL_CONFIG_INITIALIZER { \
+  sizeof(ncclConfig_t), NCCL_API_MAGIC, NCCL_VERSION_CODE, \
+  NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, \
+  NCCL_CONFIG_UNDEF_PTR, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, \
+  NCCL_CONFIG_UNDEF_PTR, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, \
+  NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, \
+  NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT \
+}
+#define NCCL_SIM_INFO_INITIALIZER { \
+  sizeof(ncclSimInfo_t), 0x74685283, NCCL_VERSION_CODE, NCCL_UNDEF_FLOAT \
+}
 
 #endif /* NCCL_H_ */

@@ -36,7 +36,7 @@ typedef enum {
 } oxcclCaptureMode_t;
 
 // What failed. Set `size` to sizeof(oxcclErrorInfo_t) before the call.
-typedef struct {
+typedef struct oxcclErrorInfo_t {
   // Size of the structure as the caller knows it.
   size_t size;
   // The ncclResult_t.
@@ -160,8 +160,8 @@ ncclResult_t oxcclSetLog(int level,
 // Makes a communicator of all processes that oxccl run, mpirun, srun or torchrun started; alone
 // without a launcher. The device's index becomes the rank on this host.
 //
-// `comm`: out. `config`: must be null in this version. Blocks as ncclCommInitRank.
-ncclResult_t oxcclCommInitEnv(ncclComm_t *comm, const void *config);
+// `comm`: out. `config`: as for ncclCommInitRankConfig. Blocks as ncclCommInitRank.
+ncclResult_t oxcclCommInitEnv(ncclComm_t *comm, const ncclConfig_t *config);
 
 // Bounds how long an operation of the communicator may wait for a peer without getting anywhere;
 // then it fails with ncclRemoteError, and the communicator with it.

@@ -3,7 +3,7 @@
 
 use crate::nccl::types::ncclResult_t;
 use oxccl_runtime::error::{Code, Error};
-use oxccl_runtime::group;
+use oxccl_runtime::group::{self, Launched};
 use std::cell::RefCell;
 use std::ffi::{CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -34,25 +34,45 @@ pub(crate) fn result(code: Code) -> ncclResult_t {
 
 /// Runs the body of an export.
 #[inline]
-pub(crate) fn boundary(body: impl FnOnce() -> Result<(), Error>) -> ncclResult_t {
-    boundary_value(|| body().map(|()| ncclResult_t::ncclSuccess))
+pub(crate) fn boundary<T: Into<ncclResult_t>>(
+    body: impl FnOnce() -> Result<T, Error>,
+) -> ncclResult_t {
+    caught(body).map_or_else(failed, T::into)
 }
 
-/// Runs the body of an export that may answer something else than success.
-#[inline]
-pub(crate) fn boundary_value(body: impl FnOnce() -> Result<ncclResult_t, Error>) -> ncclResult_t {
-    match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(Ok(value)) => value,
-        Ok(Err(error)) => failed(error),
-        Err(panic) => {
-            let text = panic
-                .downcast_ref::<String>()
-                .map(String::as_str)
-                .or_else(|| panic.downcast_ref::<&str>().copied())
-                .unwrap_or("no message");
-            failed(Error::Internal { what: format!("a panic: {text}") })
+impl From<()> for ncclResult_t {
+    fn from((): ()) -> Self {
+        ncclResult_t::ncclSuccess
+    }
+}
+
+impl From<Launched> for ncclResult_t {
+    fn from(launched: Launched) -> Self {
+        match launched {
+            Launched::Done => ncclResult_t::ncclSuccess,
+            Launched::InProgress => ncclResult_t::ncclInProgress,
         }
     }
+}
+
+/// Runs the body of an export that answers no code; `otherwise` is the answer of one that fails.
+pub(crate) fn boundary_or<T>(otherwise: T, body: impl FnOnce() -> Result<T, Error>) -> T {
+    caught(body).unwrap_or_else(|error| {
+        failed(error);
+        otherwise
+    })
+}
+
+#[inline]
+fn caught<T>(body: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
+        let text = panic
+            .downcast_ref::<String>()
+            .map(String::as_str)
+            .or_else(|| panic.downcast_ref::<&str>().copied())
+            .unwrap_or("no message");
+        Err(Error::Internal { what: format!("a panic: {text}") })
+    })
 }
 
 #[cold]

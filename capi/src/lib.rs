@@ -1,5 +1,6 @@
 //! The C interface: exports only. Decisions are the runtime's; here are null checks, panics,
-//! error codes and handles. `nccl/` becomes `nccl.h`, `oxccl/` becomes `oxccl.h`.
+//! error codes and handles. `nccl/` becomes `nccl.h`, `nccl_device/` becomes
+//! `nccl_device.h`, `oxccl/` becomes `oxccl.h`.
 
 #![allow(non_camel_case_types, reason = "the types carry their C names")]
 #![allow(non_snake_case, reason = "the functions carry their C names")]
@@ -8,5 +9,6 @@
 mod boundary;
 mod convert;
 pub mod nccl;
+pub mod nccl_device;
 pub mod objects;
 pub mod oxccl;

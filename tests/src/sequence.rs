@@ -306,5 +306,5 @@ fn exchange(
             }
         }
     }
-    group::end()
+    group::end().map(drop)
 }

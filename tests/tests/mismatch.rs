@@ -2,7 +2,7 @@
 
 use oxccl_plan::Collective;
 use oxccl_runtime::bootstrap;
-use oxccl_runtime::comm::{Communicator, Member, create};
+use oxccl_runtime::comm::{Communicator, Member, Options, create};
 use oxccl_tests::job::Job;
 use oxccl_tests::mismatch::{Case, cases, names_both, outcome};
 use std::path::Path;
@@ -15,7 +15,13 @@ const RANK: &str = env!("CARGO_BIN_EXE_oxccl-test-rank");
 fn ranks(nranks: u32) -> Vec<Arc<Communicator>> {
     let id = bootstrap::new_unique_id().expect("an id");
     std::thread::scope(|scope| {
-        let members = (0..nranks).map(|rank| Member { id: id.clone(), rank, nranks, device: 0 });
+        let members = (0..nranks).map(|rank| Member {
+            id: id.clone(),
+            rank,
+            nranks,
+            device: 0,
+            options: Options::default(),
+        });
         let threads: Vec<_> = members.map(|m| scope.spawn(move || create(&m))).collect();
         let join = |t: std::thread::ScopedJoinHandle<'_, _>| t.join().expect("no panic");
         threads.into_iter().map(|t| Arc::new(join(t).expect("a communicator"))).collect()

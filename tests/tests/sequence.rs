@@ -2,7 +2,7 @@
 
 use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
 use oxccl_runtime::bootstrap;
-use oxccl_runtime::comm::{Member, create};
+use oxccl_runtime::comm::{Member, Options, create};
 use oxccl_runtime::device::host::collective::Call;
 use oxccl_runtime::device::host::stream::Stream;
 use oxccl_runtime::group;
@@ -107,8 +107,13 @@ fn a_buffer_of_more_than_four_gib() {
 fn players(nranks: u32) -> Vec<Player> {
     let id = bootstrap::new_unique_id().expect("an id");
     std::thread::scope(|scope| {
-        let members =
-            (0..nranks).map(|rank| Member { id: id.clone(), rank, nranks, device: rank as i32 });
+        let members = (0..nranks).map(|rank| Member {
+            id: id.clone(),
+            rank,
+            nranks,
+            device: rank as i32,
+            options: Options::default(),
+        });
         let threads: Vec<_> = members.map(|m| scope.spawn(move || create(&m))).collect();
         threads
             .into_iter()

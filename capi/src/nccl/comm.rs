@@ -1,12 +1,14 @@
 //! Making, asking and ending communicators.
 
+use super::config::{self, ncclConfig_t};
 use super::types::{ncclComm_t, ncclResult_t, ncclUniqueId};
 use crate::boundary::{self, boundary};
 use crate::{convert, objects};
 use oxccl_runtime::bootstrap::{self, UniqueId};
-use oxccl_runtime::comm::Member;
+use oxccl_runtime::comm::{Holder, Options, Origin};
 use oxccl_runtime::error::{Error, Result};
-use oxccl_runtime::group;
+use oxccl_runtime::group::{self, Creation, Launched};
+use oxccl_runtime::log::{self, Level};
 use std::ffi::c_int;
 use std::sync::Arc;
 
@@ -30,7 +32,9 @@ pub(crate) unsafe fn make(
     id: UniqueId,
     rank: c_int,
     device: i32,
-) -> Result<()> {
+    options: Options,
+) -> Result<Launched> {
+    // Before the id is used up.
     if comm.is_null() {
         return Err(Error::argument(function, "comm", "null", "a place for the handle"));
     }
@@ -40,13 +44,40 @@ pub(crate) unsafe fn make(
             Error::argument(function, "nranks", nranks, format!("1 to {limit} ranks"))
         })?;
     let rank = convert::rank(rank, nranks, function, "rank")?;
+    // SAFETY: passed on from the caller.
+    unsafe { begin(function, comm, Origin::Id { id, rank, nranks }, None, (device, options)) }
+}
+
+/// Makes a communicator, or begins to.
+///
+/// # Safety
+/// As for `make`.
+pub(crate) unsafe fn begin(
+    function: &'static str,
+    comm: *mut ncclComm_t,
+    origin: Origin,
+    parent: Option<Arc<Holder>>,
+    (device, options): (i32, Options),
+) -> Result<Launched> {
+    if comm.is_null() {
+        return Err(Error::argument(function, "the output", "null", "a place for the handle"));
+    }
     check_device(function)?;
-    let member = Member { id, rank, nranks, device };
-    let finish = Box::new(move |made| {
-        // SAFETY: by the contract of this function.
-        unsafe { objects::put(&objects::COMMS, Arc::new(made), comm, function) }
+    let name = options.name.as_deref().unwrap_or("without a name");
+    for line in options.without_effect() {
+        log::line(Level::Info, &format!("{function} of {name}: {line}"));
+    }
+    let holder = Arc::new(Holder::new(device, options));
+    let finish = Box::new(move |holder, member| {
+        if member {
+            // SAFETY: by the contract of this function.
+            unsafe { objects::put(&objects::COMMS, holder, comm, function) }
+        } else {
+            // SAFETY: not null, and writable by the contract of this function.
+            unsafe { convert::store(comm, std::ptr::null_mut(), function, "the output") }
+        }
     });
-    group::create_communicator(member, finish)
+    group::create_communicator(Creation { origin, holder, parent, finish })
 }
 
 fn check_device(function: &'static str) -> Result<()> {
@@ -65,13 +96,73 @@ unsafe fn comm_init_rank(
     nranks: c_int,
     commId: ncclUniqueId,
     rank: c_int,
-) -> Result<()> {
-    let id = UniqueId::decode(&commId.internal.map(|b| b as u8))?;
+) -> Result<Launched> {
     // SAFETY: passed on from the caller.
-    unsafe { make("ncclCommInitRank", comm, nranks, id, rank, objects::DEVICE.get()) }
+    unsafe { join("ncclCommInitRank", comm, nranks, commId, rank, std::ptr::null()) }
 }
 
-unsafe fn comm_init_all(comm: *mut ncclComm_t, ndev: c_int, devlist: *const c_int) -> Result<()> {
+/// Makes a communicator on the current device with the options of a configuration.
+///
+/// # Safety
+/// As for `make` and `config::read`.
+unsafe fn join(
+    function: &'static str,
+    comm: *mut ncclComm_t,
+    nranks: c_int,
+    id: ncclUniqueId,
+    rank: c_int,
+    config: *const ncclConfig_t,
+) -> Result<Launched> {
+    let id = UniqueId::decode(&id.internal.map(|b| b as u8))?;
+    // SAFETY: passed on from the caller.
+    let options = unsafe { config::read(config, function, None)? };
+    // SAFETY: passed on from the caller.
+    unsafe { make(function, comm, nranks, id, rank, objects::DEVICE.get(), options) }
+}
+
+unsafe fn comm_init_rank_config(
+    comm: *mut ncclComm_t,
+    nranks: c_int,
+    commId: ncclUniqueId,
+    rank: c_int,
+    config: *const ncclConfig_t,
+) -> Result<Launched> {
+    // SAFETY: passed on from the caller.
+    unsafe { join("ncclCommInitRankConfig", comm, nranks, commId, rank, config) }
+}
+
+unsafe fn comm_init_rank_scalable(
+    newcomm: *mut ncclComm_t,
+    nranks: c_int,
+    myrank: c_int,
+    nId: c_int,
+    commIds: *const ncclUniqueId,
+    config: *const ncclConfig_t,
+) -> Result<Launched> {
+    const FUNCTION: &str = "ncclCommInitRankScalable";
+    if commIds.is_null() {
+        return Err(Error::argument(FUNCTION, "commIds", "null", "nId ids"));
+    }
+    if nId < 1 || nId > nranks {
+        let expected = format!("1 to nranks, which is {nranks}");
+        return Err(Error::argument(FUNCTION, "nId", nId, expected));
+    }
+    for i in 0..nId as usize {
+        // SAFETY: nId ids by the contract of the caller.
+        let id = unsafe { commIds.add(i).read() };
+        UniqueId::decode(&id.internal.map(|b| b as u8))?;
+    }
+    // All meet at the first one: several meeting points would first have to tell each other what
+    // they collected, and every rank needs everyone's message in the end.
+    // SAFETY: at least one id; the rest is passed on from the caller.
+    unsafe { join(FUNCTION, newcomm, nranks, commIds.read(), myrank, config) }
+}
+
+unsafe fn comm_init_all(
+    comm: *mut ncclComm_t,
+    ndev: c_int,
+    devlist: *const c_int,
+) -> Result<Launched> {
     const FUNCTION: &str = "ncclCommInitAll";
     if comm.is_null() {
         return Err(Error::argument(FUNCTION, "comm", "null", "room for ndev handles"));
@@ -80,6 +171,8 @@ unsafe fn comm_init_all(comm: *mut ncclComm_t, ndev: c_int, devlist: *const c_in
         return Err(Error::argument(FUNCTION, "ndev", ndev, "at least 1"));
     }
     let id = bootstrap::new_unique_id()?;
+    // SAFETY: there is no configuration.
+    let options = unsafe { config::read(std::ptr::null(), FUNCTION, None)? };
     group::start();
     for i in 0..ndev {
         let device = if devlist.is_null() {
@@ -92,7 +185,10 @@ unsafe fn comm_init_all(comm: *mut ncclComm_t, ndev: c_int, devlist: *const c_in
             Err(Error::argument(FUNCTION, "devlist", device, "indices of devices, from 0 on"))
         } else {
             // SAFETY: room for ndev handles by the contract of the caller.
-            unsafe { make(FUNCTION, comm.add(i as usize), ndev, id.clone(), i, device) }
+            unsafe {
+                let place = comm.add(i as usize);
+                make(FUNCTION, place, ndev, id.clone(), i, device, options.clone())
+            }
         };
         if let Err(error) = made {
             group::note_error(&error);
@@ -101,9 +197,14 @@ unsafe fn comm_init_all(comm: *mut ncclComm_t, ndev: c_int, devlist: *const c_in
     group::end()
 }
 
-unsafe fn comm_finalize(comm: ncclComm_t) -> Result<()> {
-    objects::get(&objects::COMMS, comm, "ncclCommFinalize", "comm")?.finalize();
-    Ok(())
+unsafe fn comm_finalize(comm: ncclComm_t) -> Result<Launched> {
+    let holder = objects::get(&objects::COMMS, comm, "ncclCommFinalize", "comm")?;
+    let ready = holder.ready()?.clone();
+    if holder.options().blocking {
+        return ready.finalize().map(|()| Launched::Done);
+    }
+    holder.start(None, move |_| ready.finalize())?;
+    Ok(Launched::InProgress)
 }
 
 unsafe fn comm_destroy(comm: ncclComm_t) -> Result<()> {
@@ -116,30 +217,34 @@ unsafe fn comm_destroy(comm: ncclComm_t) -> Result<()> {
 
 unsafe fn comm_get_async_error(comm: ncclComm_t, asyncError: *mut ncclResult_t) -> Result<()> {
     const FUNCTION: &str = "ncclCommGetAsyncError";
-    let comm = objects::get(&objects::COMMS, comm, FUNCTION, "comm")?;
-    let code = comm.failure().map_or(ncclResult_t::ncclSuccess, |e| {
-        let code = boundary::result(e.code());
-        boundary::remember(e);
-        code
-    });
+    let holder = objects::get(&objects::COMMS, comm, FUNCTION, "comm")?;
+    let code = match holder.state() {
+        Ok(true) => ncclResult_t::ncclInProgress,
+        Ok(false) => ncclResult_t::ncclSuccess,
+        Err(error) => {
+            let code = boundary::result(error.code());
+            boundary::remember(error);
+            code
+        }
+    };
     // SAFETY: passed on from the caller.
     unsafe { convert::store(asyncError, code, FUNCTION, "asyncError") }
 }
 
 unsafe fn comm_count(comm: ncclComm_t, count: *mut c_int) -> Result<()> {
-    let c = objects::get(&objects::COMMS, comm, "ncclCommCount", "comm")?;
+    let c = objects::comm(comm, "ncclCommCount")?;
     // SAFETY: passed on from the caller.
     unsafe { convert::store(count, c.nranks() as c_int, "ncclCommCount", "count") }
 }
 
 unsafe fn comm_cu_device(comm: ncclComm_t, device: *mut c_int) -> Result<()> {
-    let c = objects::get(&objects::COMMS, comm, "ncclCommCuDevice", "comm")?;
+    let c = objects::comm(comm, "ncclCommCuDevice")?;
     // SAFETY: passed on from the caller.
     unsafe { convert::store(device, c.device(), "ncclCommCuDevice", "device") }
 }
 
 unsafe fn comm_user_rank(comm: ncclComm_t, rank: *mut c_int) -> Result<()> {
-    let c = objects::get(&objects::COMMS, comm, "ncclCommUserRank", "comm")?;
+    let c = objects::comm(comm, "ncclCommUserRank")?;
     // SAFETY: passed on from the caller.
     unsafe { convert::store(rank, c.rank() as c_int, "ncclCommUserRank", "rank") }
 }
@@ -199,6 +304,82 @@ pub unsafe extern "C" fn pncclCommInitRank(
 ) -> ncclResult_t {
     // SAFETY: passed on from the caller.
     boundary(|| unsafe { comm_init_rank(comm, nranks, commId, rank) })
+}
+
+/// Makes a communicator as ncclCommInitRank does, with options.
+///
+/// `comm`: out, the handle. `nranks`, `commId`, `rank`: as for ncclCommInitRank. `config`: in, begun with
+/// NCCL_CONFIG_INITIALIZER of any version from 2.14 on, or null for the defaults; environment variables
+/// override it. Blocks as ncclCommInitRank.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommInitRankConfig(
+    comm: *mut ncclComm_t,
+    nranks: c_int,
+    commId: ncclUniqueId,
+    rank: c_int,
+    config: *mut ncclConfig_t,
+) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { comm_init_rank_config(comm, nranks, commId, rank, config) })
+}
+
+/// Same as ncclCommInitRankConfig, for wrappers that replace it.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclCommInitRankConfig(
+    comm: *mut ncclComm_t,
+    nranks: c_int,
+    commId: ncclUniqueId,
+    rank: c_int,
+    config: *mut ncclConfig_t,
+) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { comm_init_rank_config(comm, nranks, commId, rank, config) })
+}
+
+/// Makes a communicator as ncclCommInitRankConfig does, with several ids.
+///
+/// `newcomm`: out, the handle. `nranks`: number of ranks. `myrank`: this rank. `nId`: number of ids, 1 to
+/// nranks. `commIds`: in, nId ids, in the same order on all ranks. `config`: as for
+/// ncclCommInitRankConfig. More ids bring nothing yet: all ranks meet at the first one, because every
+/// rank needs everyone's message, and several meeting points would first have to exchange theirs. Blocks
+/// as ncclCommInitRank.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommInitRankScalable(
+    newcomm: *mut ncclComm_t,
+    nranks: c_int,
+    myrank: c_int,
+    nId: c_int,
+    commIds: *mut ncclUniqueId,
+    config: *mut ncclConfig_t,
+) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { comm_init_rank_scalable(newcomm, nranks, myrank, nId, commIds, config) })
+}
+
+/// Same as ncclCommInitRankScalable, for wrappers that replace it.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclCommInitRankScalable(
+    newcomm: *mut ncclComm_t,
+    nranks: c_int,
+    myrank: c_int,
+    nId: c_int,
+    commIds: *mut ncclUniqueId,
+    config: *mut ncclConfig_t,
+) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { comm_init_rank_scalable(newcomm, nranks, myrank, nId, commIds, config) })
 }
 
 /// Makes all ranks of a communicator in this process, one for each device.

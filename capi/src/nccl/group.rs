@@ -3,14 +3,14 @@
 use super::types::ncclResult_t;
 use crate::boundary::boundary;
 use oxccl_runtime::error::Result;
-use oxccl_runtime::group;
+use oxccl_runtime::group::{self, Launched};
 
 unsafe fn group_start() -> Result<()> {
     group::start();
     Ok(())
 }
 
-unsafe fn group_end() -> Result<()> {
+unsafe fn group_end() -> Result<Launched> {
     group::end()
 }
 

@@ -1,8 +1,11 @@
 //! What `nccl.h` declares.
 
+pub mod children;
 pub mod collectives;
 pub mod comm;
+pub mod config;
 pub mod group;
 pub mod info;
+pub mod lifetime;
 pub mod memory;
 pub mod types;

@@ -1,9 +1,39 @@
 //! Types and constants of `nccl.h`, with NCCL's values.
 
-use std::ffi::c_char;
+use std::ffi::{c_char, c_int};
 
 /// Size of an ncclUniqueId in bytes.
 pub const NCCL_UNIQUE_ID_BYTES: usize = 128;
+
+/// ncclCommSplit: this rank takes part, but is in no new communicator.
+pub const NCCL_SPLIT_NOCOLOR: c_int = -1;
+
+/// ncclCommWindowRegister: nothing special.
+pub const NCCL_WIN_DEFAULT: c_int = 0;
+/// ncclCommWindowRegister: all ranks use the same offsets.
+pub const NCCL_WIN_COLL_SYMMETRIC: c_int = 1;
+/// ncclCommWindowRegister: accesses keep their order.
+pub const NCCL_WIN_STRICT_ORDERING: c_int = 2;
+/// A window's address is a multiple of so many bytes.
+pub const NCCL_WIN_REQUIRED_ALIGNMENT: c_int = 4096;
+
+/// CTAPolicy: neither.
+pub const NCCL_CTA_POLICY_DEFAULT: c_int = 0;
+/// CTAPolicy: few thread blocks.
+pub const NCCL_CTA_POLICY_EFFICIENCY: c_int = 1;
+/// CTAPolicy: no thread blocks.
+pub const NCCL_CTA_POLICY_ZERO: c_int = 2;
+
+/// ncclCommShrink: the parent has no operations under way.
+pub const NCCL_SHRINK_DEFAULT: c_int = 0;
+/// ncclCommShrink: ends the parent's operations first.
+pub const NCCL_SHRINK_ABORT: c_int = 1;
+
+/// ncclCommRevoke: the only flag.
+pub const NCCL_REVOKE_DEFAULT: c_int = 0;
+
+/// ncclCommSuspend: gives memory back.
+pub const NCCL_SUSPEND_MEM: c_int = 1;
 
 /// A communicator; use only through its handle.
 pub struct ncclComm {
@@ -12,6 +42,22 @@ pub struct ncclComm {
 
 /// Handle of a communicator.
 pub type ncclComm_t = *mut ncclComm;
+
+/// A registered window; use only through its handle.
+pub struct ncclWindow_vidmem {
+    _private: [u8; 0],
+}
+
+/// Handle of a registered window.
+pub type ncclWindow_t = *mut ncclWindow_vidmem;
+
+/// A variable of the library; use only through its handle.
+pub struct ncclParamHandle {
+    _private: [u8; 0],
+}
+
+/// Handle of a variable.
+pub type ncclParamHandle_t = *mut ncclParamHandle;
 
 /// Names a communicator that is to be made; copy it whole to all ranks, and keep it secret: who
 /// has it can join.
@@ -109,6 +155,44 @@ pub enum ncclRedOp_t {
     ncclNumOps = 5,
     /// Keeps the type 32 bits wide.
     ncclMaxRedOp = 0x7fff_ffff,
+}
+
+/// Where the scalar of an operation with a factor lives.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ncclScalarResidence_t {
+    /// In memory that the device reads when the operation runs.
+    ncclScalarDevice = 0,
+    /// In memory that is read before the call returns.
+    ncclScalarHostImmediate = 1,
+}
+
+/// What ncclCommMemStats tells.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ncclCommMemStat_t {
+    /// Bytes that ncclCommSuspend would give back.
+    ncclStatGpuMemSuspend = 0,
+    /// 1 while suspended, else 0.
+    ncclStatGpuMemSuspended = 1,
+    /// Bytes that stay.
+    ncclStatGpuMemPersist = 2,
+    /// All bytes.
+    ncclStatGpuMemTotal = 3,
+}
+
+/// Signals to wait for.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ncclWaitSignalDesc_t {
+    /// How many.
+    pub opCnt: c_int,
+    /// From which rank.
+    pub peer: c_int,
+    /// Index of the signal.
+    pub sigIdx: c_int,
+    /// Context.
+    pub ctx: c_int,
 }
 
 /// A stream; on the host device use only through its handle.

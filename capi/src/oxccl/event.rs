@@ -1,7 +1,7 @@
 //! Events.
 
 use super::types::{oxcclEvent_t, oxcclStream_t};
-use crate::boundary::{boundary, boundary_value};
+use crate::boundary::boundary;
 use crate::nccl::types::ncclResult_t;
 use crate::{convert, objects};
 use oxccl_runtime::device::host::event::Event;
@@ -52,7 +52,7 @@ pub unsafe extern "C" fn oxcclEventRecord(
 /// Any handle may be passed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn oxcclEventQuery(event: oxcclEvent_t) -> ncclResult_t {
-    boundary_value(|| {
+    boundary(|| {
         let done = objects::get(&objects::EVENTS, event, "oxcclEventQuery", "event")?.query();
         Ok(if done { ncclResult_t::ncclSuccess } else { ncclResult_t::ncclInProgress })
     })

@@ -94,7 +94,7 @@ pub unsafe extern "C" fn oxcclCommLastError(
     boundary(|| {
         let comm = objects::get(&objects::COMMS, comm, "oxcclCommLastError", "comm")?;
         // SAFETY: passed on from the caller.
-        unsafe { fill(info, comm.failure(), "oxcclCommLastError") }
+        unsafe { fill(info, comm.state().err(), "oxcclCommLastError") }
     })
 }
 

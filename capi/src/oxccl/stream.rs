@@ -1,7 +1,7 @@
 //! Streams.
 
 use super::types::{oxcclEvent_t, oxcclHostFn_t, oxcclStream_t};
-use crate::boundary::{boundary, boundary_value};
+use crate::boundary::boundary;
 use crate::nccl::types::ncclResult_t;
 use crate::objects;
 use oxccl_runtime::device::host::stream::Stream;
@@ -40,7 +40,7 @@ pub unsafe extern "C" fn oxcclStreamDestroy(stream: oxcclStream_t) -> ncclResult
 /// Any handle may be passed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn oxcclStreamQuery(stream: oxcclStream_t) -> ncclResult_t {
-    boundary_value(|| {
+    boundary(|| {
         let done = objects::stream(stream, "oxcclStreamQuery")?.query()?;
         Ok(if done { ncclResult_t::ncclSuccess } else { ncclResult_t::ncclInProgress })
     })
@@ -56,7 +56,7 @@ pub unsafe extern "C" fn oxcclStreamSynchronize(
     stream: oxcclStream_t,
     timeoutNs: i64,
 ) -> ncclResult_t {
-    boundary_value(|| {
+    boundary(|| {
         let limit = u64::try_from(timeoutNs).ok().map(Duration::from_nanos);
         let done = objects::stream(stream, "oxcclStreamSynchronize")?.synchronize(limit)?;
         Ok(if done { ncclResult_t::ncclSuccess } else { ncclResult_t::ncclInProgress })

@@ -10,6 +10,6 @@ pub mod root;
 pub mod session;
 pub mod wire;
 
-pub use id::{ID_BYTES, UniqueId};
 pub use deadline::{Cancel, Deadline};
+pub use id::{ID_BYTES, UniqueId};
 pub use session::new_unique_id;

@@ -1,9 +1,8 @@
 //! Making a communicator: rendezvous, shared memory with the ranks of this host, connections to
 //! the others, and a last barrier after which every rank can run everything.
 
-use super::Communicator;
 use super::blob::Blob;
-use super::options::Options;
+use super::{Communicator, Options, team};
 use crate::bootstrap::descriptors::{self, Group, Listener};
 use crate::bootstrap::session::{self, Meeting, Session};
 use crate::bootstrap::{Cancel, UniqueId, interface};
@@ -176,7 +175,8 @@ pub(super) fn assemble(
         grows: AtomicU64::new(0),
     };
     let comm = Communicator::new(endpoint, device, options, Some(family));
-    let comm = comm.with_topology(hosts, pull, &algorithm);
+    let mut comm = comm.with_topology(hosts, pull, &algorithm);
+    comm.lsa_size = team::lsa_size(blobs.iter().map(|b| b.host));
     for (peer, sign) in signs.drain(..) {
         match sign {
             Ok(sign) => monitor::watch(&comm.endpoint, peer, sign)?,

@@ -4,7 +4,8 @@ mod blob;
 mod children;
 mod create;
 mod holder;
-pub mod options;
+mod options;
+mod team;
 
 use crate::device::host::collective::{Call, MAX_DIRECT_RANKS, Programs};
 use crate::device::host::endpoint::Endpoint;
@@ -22,11 +23,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use create::Family;
 pub use children::NO_COLOR;
+use create::Family;
 pub use create::{Member, create};
 pub use holder::{Holder, Origin};
 pub use options::Options;
+pub use team::Team;
 
 /// How long an end waits for what cannot be hurried.
 const QUIET: Duration = Duration::from_secs(1);
@@ -42,10 +44,24 @@ pub struct Communicator {
     only: Option<Algorithm>,
     programs: Mutex<Remembered>,
     options: Options,
+    /// See [`Team`].
+    lsa_size: u32,
     /// None for one rank alone.
     family: Option<Family>,
     ended: AtomicBool,
     revoked: AtomicBool,
+    suspended: AtomicBool,
+}
+
+/// The memory that a communicator takes, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    /// What suspending gives back.
+    pub releasable: u64,
+    /// What stays.
+    pub persistent: u64,
+    /// Whether it is suspended.
+    pub suspended: bool,
 }
 
 #[derive(Default)]
@@ -70,9 +86,11 @@ impl Communicator {
             only: None,
             programs: Mutex::default(),
             options: options.clone(),
+            lsa_size: 1,
             family,
             ended: AtomicBool::new(false),
             revoked: AtomicBool::new(false),
+            suspended: AtomicBool::new(false),
         }
     }
 
@@ -135,6 +153,9 @@ impl Communicator {
         if self.ended.load(Ordering::Acquire) {
             let hint = "no operation may follow ncclCommFinalize";
             return Err(Error::usage("the communicator is finalized", hint));
+        }
+        if self.suspended.load(Ordering::Acquire) {
+            return Err(Error::usage("the communicator is suspended", "call ncclCommResume first"));
         }
         Ok(())
     }
@@ -208,7 +229,8 @@ impl Communicator {
         if writers.is_empty() {
             return Ok(());
         }
-        let why = format!("ranks {writers:?} do not answer and may still write into this rank's buffers");
+        let why =
+            format!("ranks {writers:?} do not answer and may still write into this rank's buffers");
         Err(self.endpoint.lost(writers[0], why))
     }
 
@@ -225,6 +247,33 @@ impl Communicator {
     pub fn revoke(&self) -> Result<()> {
         self.revoked.store(true, Ordering::Release);
         self.stop(Error::Aborted { by: "ncclCommRevoke" })
+    }
+
+    /// Gives memory back; operations are refused until [`resume`](Self::resume). None may be under
+    /// way.
+    pub fn suspend(&self) -> Result<()> {
+        self.check()?;
+        if self.endpoint.busy() {
+            let hint = "synchronize its streams before";
+            return Err(Error::usage("operations of the communicator are under way", hint));
+        }
+        self.suspended.store(true, Ordering::Release);
+        self.endpoint.release_memory();
+        Ok(())
+    }
+
+    /// Takes operations again.
+    pub fn resume(&self) -> Result<()> {
+        if self.suspended.swap(false, Ordering::AcqRel) {
+            return Ok(());
+        }
+        Err(Error::usage("the communicator is not suspended", "call ncclCommSuspend before"))
+    }
+
+    /// What it takes in this process.
+    pub fn memory(&self) -> Memory {
+        let (releasable, persistent) = self.endpoint.memory_bytes();
+        Memory { releasable, persistent, suspended: self.suspended.load(Ordering::Acquire) }
     }
 
     /// Ends the communicator: waits for all operations and leaves in order. Blocks.

@@ -89,6 +89,14 @@ impl Edge {
         }
     }
 
+    /// Bytes of slots that are not in the shared segment.
+    pub fn memory_bytes(&self) -> usize {
+        match self {
+            Edge::Message(edge) => edge.memory_bytes(),
+            Edge::Own | Edge::Direct(_) => 0,
+        }
+    }
+
     /// Tells the peer's monitor something, where it does not see this rank's memory.
     pub fn tell(&mut self, notice: &[u8]) {
         if let Edge::Message(edge) = self {

@@ -3,7 +3,7 @@
 
 use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
 use oxccl_runtime::bootstrap::launch;
-use oxccl_runtime::comm::{Communicator, Member, create};
+use oxccl_runtime::comm::{Communicator, Member, Options, create};
 use oxccl_runtime::device::host::collective::Call;
 use oxccl_runtime::device::host::stream::Stream;
 use oxccl_runtime::{Error, Result, group};
@@ -16,7 +16,9 @@ fn join() -> Result<Arc<Communicator>> {
     let launch = launch::detect()?.expect("started by a test");
     let id = launch::unique_id(&launch)?;
     let device = launch.local_rank as i32;
-    Ok(Arc::new(create(&Member { id, rank: launch.rank, nranks: launch.nranks, device })?))
+    let options = Options::default();
+    let member = Member { id, rank: launch.rank, nranks: launch.nranks, device, options };
+    Ok(Arc::new(create(&member)?))
 }
 
 fn sequence(arguments: &[String]) -> Result<()> {

@@ -288,6 +288,33 @@ impl Endpoint {
         self.fail(self.lost(peer, why));
     }
 
+    /// Gives scratch memory back to the system, and the stage slots that no peer reads any more.
+    pub fn release_memory(&self) {
+        let mut state = self.state();
+        (state.scratch, state.unpacked) = (Vec::new(), Vec::new());
+        let Some((segment, own)) = self.segment.as_ref().zip(self.local[self.rank as usize]) else {
+            return;
+        };
+        for slot in 0..2 {
+            let need = state.slot_need[slot];
+            let all_direct = self.local.iter().all(Option::is_some);
+            let mut peers = (0..self.nranks).filter(|&p| p != self.rank);
+            if all_direct && peers.all(|p| state.has_reached(segment, p, need)) {
+                segment.release_stage(own, slot);
+            }
+        }
+    }
+
+    /// Bytes that [`release_memory`](Self::release_memory) gives back, and that stay.
+    pub fn memory_bytes(&self) -> (u64, u64) {
+        let state = self.state();
+        let private = (state.scratch.capacity() + state.unpacked.capacity()) * 8;
+        let place = self.local[self.rank as usize];
+        let shared = self.segment.as_ref().zip(place).map_or((0, 0), |(s, own)| s.resident(own));
+        let outgoing: usize = state.edges.iter().map(Edge::memory_bytes).sum();
+        ((private as u64) + shared.0, shared.1 + outgoing as u64)
+    }
+
     /// A word that lets peers find a buffer, by [`State::resolve`].
     pub fn token(&self, ptr: *const u8, len: usize) -> u64 {
         if self.one_process && !ptr.is_null() {

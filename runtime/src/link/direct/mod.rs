@@ -22,6 +22,9 @@ pub const PACKET_BYTES: usize = PACKETS * PACKET_DATA;
 /// Bytes of one of a rank's two stage slots.
 pub const STAGE_SLOT_BYTES: usize = 256 << 10;
 
+/// The size of a page; the parts of a segment are whole pages.
+const PAGE: usize = 4096;
+
 const PHASE_AT: usize = 0;
 const STATE_AT: usize = LINE;
 const ENTRY_AT: usize = 2 * LINE;
@@ -234,6 +237,30 @@ impl Segment {
     /// Start of a stage slot.
     pub fn stage(&self, local: usize, slot: usize) -> *mut u8 {
         self.at(self.rank(local) + CONTROL_BYTES + slot * STAGE_SLOT_BYTES)
+    }
+
+    /// Gives the memory of a stage slot back to the system; it reads as zeros then.
+    pub fn release_stage(&self, local: usize, slot: usize) {
+        let (at, bytes) = (self.stage(local, slot), STAGE_SLOT_BYTES);
+        // SAFETY: whole pages of the segment, whose contents nobody needs any more.
+        let _ = unsafe { rustix::mm::madvise(at.cast(), bytes, rustix::mm::Advice::LinuxRemove) };
+    }
+
+    /// Bytes of this rank's stage, and of its other parts, that are in memory.
+    pub fn resident(&self, local: usize) -> (u64, u64) {
+        let count = |at: *mut u8, bytes: usize| {
+            let mut pages = vec![0u8; bytes.div_ceil(PAGE)];
+            // SAFETY: whole pages of the segment, and a byte for each.
+            let done = unsafe { libc::mincore(at.cast(), bytes, pages.as_mut_ptr()) };
+            if done != 0 {
+                return 0;
+            }
+            (pages.iter().filter(|&&page| page & 1 == 1).count() * PAGE) as u64
+        };
+        let stage = count(self.stage(local, 0), 2 * STAGE_SLOT_BYTES);
+        let control = count(self.at(self.rank(local)), CONTROL_BYTES);
+        let edges = self.layout.nlocal * self.layout.edge_bytes();
+        (stage, control + count(self.at(self.edge(local, 0)), edges))
     }
 
     #[inline(always)]

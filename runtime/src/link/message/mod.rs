@@ -124,6 +124,10 @@ impl MessageEdge {
         self.sender.test(last)
     }
 
+    pub(super) fn memory_bytes(&self) -> usize {
+        2 * EDGE_SLOTS * (HEADER_BYTES + self.slot_bytes)
+    }
+
     pub(super) fn tell(&mut self, notice: &[u8]) {
         self.receiver.tell(notice);
     }

@@ -5,8 +5,8 @@ use super::net::{
     Connecting, HANDLE_BYTES, Handle, Identity, Listener, Net, Receiver, Request, Sender,
 };
 use crate::bootstrap::auth::{Ends, Role, Server};
-use crate::bootstrap::{Cancel, Deadline, interface};
 use crate::bootstrap::wire::{Connection, MAX_UNAUTHENTICATED};
+use crate::bootstrap::{Cancel, Deadline, interface};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use rustix::fd::OwnedFd;

@@ -1,0 +1,182 @@
+//! Ending communicators before their time, and resting them.
+
+use super::types::{ncclComm_t, ncclCommMemStat_t, ncclResult_t};
+use crate::boundary::boundary;
+use crate::{convert, objects};
+use oxccl_runtime::error::{Error, Result};
+use std::ffi::c_int;
+use std::mem::MaybeUninit;
+
+/// Release memory; NCCL_SUSPEND_MEM.
+const SUSPEND_MEM: c_int = 1;
+
+unsafe fn comm_abort(comm: ncclComm_t) -> Result<()> {
+    if comm.is_null() {
+        return Ok(());
+    }
+    objects::remove(&objects::COMMS, comm, "ncclCommAbort", "comm")?.abort()
+}
+
+unsafe fn comm_revoke(comm: ncclComm_t, revokeFlags: c_int) -> Result<()> {
+    const FUNCTION: &str = "ncclCommRevoke";
+    let comm = objects::comm(comm, FUNCTION)?;
+    if revokeFlags != 0 {
+        let expected = "NCCL_REVOKE_DEFAULT (0)";
+        return Err(Error::argument(FUNCTION, "revokeFlags", revokeFlags, expected));
+    }
+    comm.revoke()
+}
+
+unsafe fn comm_suspend(comm: ncclComm_t, flags: c_int) -> Result<()> {
+    const FUNCTION: &str = "ncclCommSuspend";
+    let comm = objects::comm(comm, FUNCTION)?;
+    if flags != SUSPEND_MEM {
+        return Err(Error::argument(FUNCTION, "flags", flags, "NCCL_SUSPEND_MEM (1)"));
+    }
+    comm.suspend()
+}
+
+unsafe fn comm_resume(comm: ncclComm_t) -> Result<()> {
+    objects::comm(comm, "ncclCommResume")?.resume()
+}
+
+unsafe fn comm_mem_stats(
+    comm: ncclComm_t,
+    stat: MaybeUninit<ncclCommMemStat_t>,
+    value: *mut u64,
+) -> Result<()> {
+    const FUNCTION: &str = "ncclCommMemStats";
+    let memory = objects::comm(comm, FUNCTION)?.memory();
+    // SAFETY: C passed an initialised int; any int is a valid i32.
+    let found = match unsafe { stat.as_ptr().cast::<i32>().read() } {
+        0 => memory.releasable,
+        1 => u64::from(memory.suspended),
+        2 => memory.persistent,
+        3 => memory.releasable + memory.persistent,
+        other => {
+            let expected = "an ncclCommMemStat_t, 0 to 3";
+            return Err(Error::argument(FUNCTION, "stat", other, expected));
+        }
+    };
+    // SAFETY: passed on from the caller.
+    unsafe { convert::store(value, found, FUNCTION, "value") }
+}
+
+/// Ends a communicator at once, also one that is still being made: its operations end with an error, the
+/// other ranks get ncclRemoteError. Null is ignored.
+///
+/// Afterwards no rank touches the buffers of its operations any more; where one does not answer, the error
+/// names it. Blocks: a second at most, whatever the other ranks do.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { comm_abort(comm) })
+}
+
+/// Same as ncclCommAbort, for wrappers that replace it.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclCommAbort(comm: ncclComm_t) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { comm_abort(comm) })
+}
+
+/// Ends the operations of a communicator, which can then only be split, shrunk, destroyed or aborted.
+///
+/// `revokeFlags`: NCCL_REVOKE_DEFAULT. Blocks: a second at most.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommRevoke(comm: ncclComm_t, revokeFlags: c_int) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { comm_revoke(comm, revokeFlags) })
+}
+
+/// Same as ncclCommRevoke, for wrappers that replace it.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclCommRevoke(comm: ncclComm_t, revokeFlags: c_int) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { comm_revoke(comm, revokeFlags) })
+}
+
+/// Gives memory of a communicator back to the system; until ncclCommResume it takes no operations.
+///
+/// `flags`: NCCL_SUSPEND_MEM. No operation may be under way. Blocks: never.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommSuspend(comm: ncclComm_t, flags: c_int) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { comm_suspend(comm, flags) })
+}
+
+/// Same as ncclCommSuspend, for wrappers that replace it.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclCommSuspend(comm: ncclComm_t, flags: c_int) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { comm_suspend(comm, flags) })
+}
+
+/// Lets a suspended communicator take operations again. Blocks: never.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommResume(comm: ncclComm_t) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { comm_resume(comm) })
+}
+
+/// Same as ncclCommResume, for wrappers that replace it.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclCommResume(comm: ncclComm_t) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { comm_resume(comm) })
+}
+
+/// Tells how much memory a communicator takes in this process, by what ncclCommSuspend does to it.
+///
+/// `stat`: what is asked, bytes but for ncclStatGpuMemSuspended (0 or 1). `value`: out. Memory that all
+/// ranks of a host share is counted where it belongs to this rank. Blocks: never.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommMemStats(
+    comm: ncclComm_t,
+    stat: MaybeUninit<ncclCommMemStat_t>,
+    value: *mut u64,
+) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { comm_mem_stats(comm, stat, value) })
+}
+
+/// Same as ncclCommMemStats, for wrappers that replace it.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclCommMemStats(
+    comm: ncclComm_t,
+    stat: MaybeUninit<ncclCommMemStat_t>,
+    value: *mut u64,
+) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { comm_mem_stats(comm, stat, value) })
+}

@@ -1,0 +1,259 @@
+//! How the ranks of a communicator are grouped, and what it can do for kernels.
+
+use super::types::{ncclCommProperties_t, ncclGinType_t, ncclTeam, ncclTeam_t};
+use crate::boundary::{boundary, boundary_or};
+use crate::nccl::config::{self, NCCL_API_MAGIC};
+use crate::nccl::types::{ncclComm_t, ncclResult_t};
+use crate::objects;
+use oxccl_runtime::comm::{Communicator, Team};
+use oxccl_runtime::error::{Error, Result};
+use std::ffi::c_int;
+use std::sync::Arc;
+
+const NO_TEAM: ncclTeam_t = ncclTeam { nRanks: 0, rank: 0, stride: 0 };
+
+fn living(comm: ncclComm_t, function: &'static str) -> Result<Arc<Communicator>> {
+    objects::comm(comm, function)
+}
+
+fn team_of(team: &Team) -> ncclTeam_t {
+    ncclTeam { nRanks: team.nranks, rank: team.rank, stride: team.stride }
+}
+
+fn member(
+    comm: ncclComm_t,
+    function: &'static str,
+    team: ncclTeam_t,
+    rank: c_int,
+    translate: fn(&Communicator, Team, i32) -> Option<i32>,
+) -> Result<c_int> {
+    let own = Team { nranks: team.nRanks, rank: team.rank, stride: team.stride };
+    translate(&*living(comm, function)?, own, rank).ok_or_else(|| {
+        let got = format!("{rank} of {team:?}");
+        Error::argument(function, "rank", got, "a member that lies within the target team")
+    })
+}
+
+fn slots(elements: c_int, bytes: c_int) -> Result<c_int> {
+    const FUNCTION: &str = "ncclLLA2ACalcSlots";
+    let expected = "sizes from 0 on, and fewer than 2^31 slots";
+    let bad =
+        || Error::argument(FUNCTION, "maxElts", format!("{elements} × {bytes} bytes"), expected);
+    let (count, bytes) = (u32::try_from(elements).ok(), u32::try_from(bytes).ok());
+    let all = count.zip(bytes).and_then(|(n, b)| n.checked_mul(b.div_ceil(8)));
+    all.and_then(|slots| c_int::try_from(slots).ok()).ok_or_else(bad)
+}
+
+/// # Safety
+/// `props` is null, or points to a structure that NCCL_COMM_PROPERTIES_INITIALIZER began.
+unsafe fn query_properties(comm: ncclComm_t, props: *mut ncclCommProperties_t) -> Result<()> {
+    const FUNCTION: &str = "ncclCommQueryProperties";
+    const SIZE: usize = size_of::<ncclCommProperties_t>();
+    let comm = living(comm, FUNCTION)?;
+    if props.is_null() {
+        return Err(Error::argument(FUNCTION, "props", "null", "a place for the answer"));
+    }
+    let what = (FUNCTION, "props", "NCCL_COMM_PROPERTIES_INITIALIZER");
+    // SAFETY: not null; the structures of all versions begin alike.
+    let (size, version) = unsafe { config::header(props.cast(), NCCL_API_MAGIC, what)? };
+    if size < SIZE {
+        let got = format!("a structure of {size} bytes, version {version}");
+        let expected = format!("at least {SIZE} bytes, as since NCCL 2.30");
+        return Err(Error::argument(FUNCTION, "props", got, expected));
+    }
+    let lsa_teams = comm.team_rail().nranks;
+    // SAFETY: the structure is large enough, and its first three fields are set.
+    let head = unsafe { ((*props).size, (*props).magic, (*props).version) };
+    let answer = ncclCommProperties_t {
+        size: head.0,
+        magic: head.1,
+        version: head.2,
+        rank: comm.rank() as c_int,
+        nRanks: comm.nranks() as c_int,
+        cudaDev: comm.device(),
+        nvmlDev: -1,
+        deviceApiSupport: false,
+        multimemSupport: false,
+        ginType: ncclGinType_t::NCCL_GIN_TYPE_NONE,
+        nLsaTeams: lsa_teams,
+        hostRmaSupport: lsa_teams == 1,
+        railedGinType: ncclGinType_t::NCCL_GIN_TYPE_NONE,
+    };
+    // SAFETY: the structure is large enough.
+    unsafe { props.write(answer) };
+    Ok(())
+}
+
+/// All ranks of a communicator; a team of no ranks for a bad handle. Blocks: never.
+///
+/// # Safety
+/// Any handle may be passed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclTeamWorld(comm: ncclComm_t) -> ncclTeam_t {
+    boundary_or(NO_TEAM, || Ok(team_of(&living(comm, "ncclTeamWorld")?.team_world())))
+}
+
+/// Same as ncclTeamWorld, for wrappers that replace it.
+///
+/// # Safety
+/// Any handle may be passed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclTeamWorld(comm: ncclComm_t) -> ncclTeam_t {
+    boundary_or(NO_TEAM, || Ok(team_of(&living(comm, "ncclTeamWorld")?.team_world())))
+}
+
+/// The block of neighbouring ranks that share memory with this one; on one host these are all ranks.
+/// A team of no ranks for a bad handle. Blocks: never.
+///
+/// # Safety
+/// Any handle may be passed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclTeamLsa(comm: ncclComm_t) -> ncclTeam_t {
+    boundary_or(NO_TEAM, || Ok(team_of(&living(comm, "ncclTeamLsa")?.team_lsa())))
+}
+
+/// Same as ncclTeamLsa, for wrappers that replace it.
+///
+/// # Safety
+/// Any handle may be passed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclTeamLsa(comm: ncclComm_t) -> ncclTeam_t {
+    boundary_or(NO_TEAM, || Ok(team_of(&living(comm, "ncclTeamLsa")?.team_lsa())))
+}
+
+/// The ranks with this one's place in their blocks; a team of no ranks for a bad handle. Blocks: never.
+///
+/// # Safety
+/// Any handle may be passed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclTeamRail(comm: ncclComm_t) -> ncclTeam_t {
+    boundary_or(NO_TEAM, || Ok(team_of(&living(comm, "ncclTeamRail")?.team_rail())))
+}
+
+/// Same as ncclTeamRail, for wrappers that replace it.
+///
+/// # Safety
+/// Any handle may be passed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclTeamRail(comm: ncclComm_t) -> ncclTeam_t {
+    boundary_or(NO_TEAM, || Ok(team_of(&living(comm, "ncclTeamRail")?.team_rail())))
+}
+
+/// The rank in the communicator of a team's member; −1 where there is none.
+///
+/// `team`: a team of the calling rank. `rank`: 0 to team.nRanks − 1. Blocks: never.
+///
+/// # Safety
+/// Any handle may be passed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclTeamRankToWorld(
+    comm: ncclComm_t,
+    team: ncclTeam_t,
+    rank: c_int,
+) -> c_int {
+    boundary_or(-1, || member(comm, "ncclTeamRankToWorld", team, rank, Communicator::team_to_world))
+}
+
+/// Same as ncclTeamRankToWorld, for wrappers that replace it.
+///
+/// # Safety
+/// Any handle may be passed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclTeamRankToWorld(
+    comm: ncclComm_t,
+    team: ncclTeam_t,
+    rank: c_int,
+) -> c_int {
+    boundary_or(-1, || member(comm, "ncclTeamRankToWorld", team, rank, Communicator::team_to_world))
+}
+
+/// The place in the calling rank's block of a team's member; −1 where there is none.
+///
+/// `team`: a team of the calling rank. `rank`: 0 to team.nRanks − 1. Blocks: never.
+///
+/// # Safety
+/// Any handle may be passed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclTeamRankToLsa(
+    comm: ncclComm_t,
+    team: ncclTeam_t,
+    rank: c_int,
+) -> c_int {
+    boundary_or(-1, || member(comm, "ncclTeamRankToLsa", team, rank, Communicator::team_to_lsa))
+}
+
+/// Same as ncclTeamRankToLsa, for wrappers that replace it.
+///
+/// # Safety
+/// Any handle may be passed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclTeamRankToLsa(
+    comm: ncclComm_t,
+    team: ncclTeam_t,
+    rank: c_int,
+) -> c_int {
+    boundary_or(-1, || member(comm, "ncclTeamRankToLsa", team, rank, Communicator::team_to_lsa))
+}
+
+/// The slots of 8 bytes that elements need in an all-to-all exchange; −1 for sizes that make no sense.
+///
+/// `maxElts`: number of elements. `maxEltSize`: bytes of each. Blocks: never.
+///
+/// # Safety
+/// Any integer may be passed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclLLA2ACalcSlots(maxElts: c_int, maxEltSize: c_int) -> c_int {
+    boundary_or(-1, || slots(maxElts, maxEltSize))
+}
+
+/// Same as ncclLLA2ACalcSlots, for wrappers that replace it.
+///
+/// # Safety
+/// Any integer may be passed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclLLA2ACalcSlots(maxElts: c_int, maxEltSize: c_int) -> c_int {
+    boundary_or(-1, || slots(maxElts, maxEltSize))
+}
+
+/// Tells what a communicator can do for kernels: on the host device, nothing.
+///
+/// `props`: in and out, begun with NCCL_COMM_PROPERTIES_INITIALIZER. Blocks: never.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommQueryProperties(
+    comm: ncclComm_t,
+    props: *mut ncclCommProperties_t,
+) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { query_properties(comm, props) })
+}
+
+/// Same as ncclCommQueryProperties, for wrappers that replace it.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclCommQueryProperties(
+    comm: ncclComm_t,
+    props: *mut ncclCommProperties_t,
+) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { query_properties(comm, props) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_hold_eight_bytes_and_absurd_sizes_are_refused() {
+        assert_eq!(slots(32, 16).unwrap(), 64);
+        assert_eq!(slots(3, 1).unwrap(), 3);
+        assert_eq!(slots(0, 9).unwrap(), 0);
+        for (elements, bytes) in [(-1, 8), (1, -8), (i32::MAX, i32::MAX)] {
+            assert!(slots(elements, bytes).is_err(), "{elements} {bytes}");
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Teams: evenly spaced ranks of a communicator, as device-side programs address them.
+
+use super::Communicator;
+
+/// Ranks at even distances, seen from the one that asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Team {
+    /// Number of members.
+    pub nranks: i32,
+    /// The asking rank's place among them.
+    pub rank: i32,
+    /// Distance of neighbours, in ranks of the communicator.
+    pub stride: i32,
+}
+
+fn gcd(a: u32, b: u32) -> u32 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// The size of the blocks into which the ranks fall so that all of a block share memory: the
+/// greatest that divides every run of neighbouring ranks with equal hosts.
+pub(super) fn lsa_size(hosts: impl IntoIterator<Item = u64>) -> u32 {
+    let (mut size, mut run, mut last) = (0, 0, None);
+    for host in hosts {
+        if last.is_some_and(|l| l != host) {
+            size = gcd(size, run);
+            run = 0;
+        }
+        run += 1;
+        last = Some(host);
+    }
+    gcd(size, run).max(1)
+}
+
+impl Communicator {
+    /// All ranks.
+    pub fn team_world(&self) -> Team {
+        Team { nranks: self.nranks() as i32, rank: self.rank() as i32, stride: 1 }
+    }
+
+    /// The block of neighbouring ranks that share memory with this one ("load-store accessible").
+    pub fn team_lsa(&self) -> Team {
+        Team { nranks: self.lsa_size as i32, rank: (self.rank() % self.lsa_size) as i32, stride: 1 }
+    }
+
+    /// The ranks with this one's place in their blocks.
+    pub fn team_rail(&self) -> Team {
+        let nranks = (self.nranks() / self.lsa_size) as i32;
+        let rank = (self.rank() / self.lsa_size) as i32;
+        Team { nranks, rank, stride: self.lsa_size as i32 }
+    }
+
+    /// The communicator's rank for a member of a team; None when it is no member or outside.
+    pub fn team_to_world(&self, team: Team, member: i32) -> Option<i32> {
+        translate(team, member, self.team_world())
+    }
+
+    /// The place in this rank's block for a member of a team; None when it is outside.
+    pub fn team_to_lsa(&self, team: Team, member: i32) -> Option<i32> {
+        translate(team, member, self.team_lsa())
+    }
+}
+
+/// The place of a team's member in `to`, whose neighbours are one rank apart.
+fn translate(team: Team, member: i32, to: Team) -> Option<i32> {
+    let steps = i64::from(member) - i64::from(team.rank);
+    let place = i64::from(to.rank) + steps * i64::from(team.stride);
+    let known = (0..team.nranks).contains(&member);
+    i32::try_from(place).ok().filter(|p| known && (0..to.nranks).contains(p))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_the_greatest_that_divide_every_run_of_a_host() {
+        for (hosts, size) in [
+            (vec![7], 1),
+            (vec![7, 7, 7, 7], 4),
+            (vec![7, 7, 8, 8], 2),
+            (vec![7, 7, 7, 7, 8, 8], 2),
+            (vec![7, 7, 7, 8, 8], 1),
+            (vec![7, 8, 7, 8], 1),
+            (vec![7, 7, 8, 8, 7, 7], 2),
+        ] {
+            assert_eq!(lsa_size(hosts.iter().copied()), size, "{hosts:?}");
+        }
+    }
+
+    #[test]
+    fn members_are_translated_and_strangers_refused() {
+        // Rank 5 of 8, in blocks of four.
+        let world = Team { nranks: 8, rank: 5, stride: 1 };
+        let lsa = Team { nranks: 4, rank: 1, stride: 1 };
+        let rail = Team { nranks: 2, rank: 1, stride: 4 };
+        assert_eq!(
+            (0..2).map(|m| translate(rail, m, world)).collect::<Vec<_>>(),
+            [Some(1), Some(5)]
+        );
+        assert_eq!(
+            (0..4).filter_map(|m| translate(lsa, m, world)).collect::<Vec<_>>(),
+            [4, 5, 6, 7]
+        );
+        assert_eq!(
+            [0, 3, 4, 7, 8].map(|m| translate(world, m, lsa)),
+            [None, None, Some(0), Some(3), None]
+        );
+        let absurd = Team { nranks: i32::MAX, rank: i32::MIN, stride: i32::MAX };
+        assert_eq!(translate(absurd, i32::MAX - 1, world), None);
+    }
+}

@@ -1,0 +1,504 @@
+//! Split, shrink, grow, abort, revoke and non-blocking communicators, through the C interface.
+
+use oxccl::nccl::children::{ncclCommGetUniqueId, ncclCommGrow, ncclCommShrink, ncclCommSplit};
+use oxccl::nccl::collectives::ncclAllReduce;
+use oxccl::nccl::comm::{
+    ncclCommCount, ncclCommDestroy, ncclCommFinalize, ncclCommGetAsyncError,
+    ncclCommInitRankConfig, ncclCommUserRank, ncclGetUniqueId,
+};
+use oxccl::nccl::config::{NCCL_API_MAGIC, ncclConfig_t};
+use oxccl::nccl::group::{ncclGroupEnd, ncclGroupStart};
+use oxccl::nccl::info::ncclGetLastError;
+use oxccl::nccl::lifetime::{
+    ncclCommAbort, ncclCommMemStats, ncclCommResume, ncclCommRevoke, ncclCommSuspend,
+};
+use oxccl::nccl::types::{
+    ncclComm_t, ncclCommMemStat_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclUniqueId,
+};
+use oxccl::oxccl::stream::{oxcclStreamCreate, oxcclStreamDestroy, oxcclStreamSynchronize};
+use std::ffi::{CStr, c_int};
+use std::mem::MaybeUninit;
+use std::ptr::{null, null_mut};
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use ncclResult_t::*;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn id() -> ncclUniqueId {
+    let mut id = ncclUniqueId { internal: [0; 128] };
+    // SAFETY: a place for the id.
+    assert_eq!(unsafe { ncclGetUniqueId(&mut id) }, ncclSuccess);
+    id
+}
+
+fn config(blocking: bool) -> ncclConfig_t {
+    const UNDEF: c_int = c_int::MIN;
+    ncclConfig_t {
+        size: size_of::<ncclConfig_t>(),
+        magic: NCCL_API_MAGIC,
+        version: 23007,
+        blocking: i32::from(blocking),
+        cgaClusterSize: UNDEF,
+        minCTAs: UNDEF,
+        maxCTAs: UNDEF,
+        netName: null(),
+        splitShare: UNDEF,
+        trafficClass: UNDEF,
+        commName: null(),
+        collnetEnable: UNDEF,
+        CTAPolicy: UNDEF,
+        shrinkShare: UNDEF,
+        nvlsCTAs: UNDEF,
+        nChannelsPerNetPeer: UNDEF,
+        nvlinkCentricSched: UNDEF,
+        graphUsageMode: UNDEF,
+        numRmaCtx: UNDEF,
+        maxP2pPeers: UNDEF,
+        graphStreamOrdering: UNDEF,
+    }
+}
+
+fn last_error() -> String {
+    // SAFETY: the text lives until the thread's next error.
+    unsafe { CStr::from_ptr(ncclGetLastError(null_mut())) }.to_string_lossy().into_owned()
+}
+
+#[track_caller]
+fn ok(result: ncclResult_t) {
+    assert_eq!(result, ncclSuccess, "{}", last_error());
+}
+
+/// A rank's own view of a communicator.
+#[derive(Clone, Copy)]
+struct Comm(ncclComm_t);
+
+// SAFETY: handles may be used from any thread.
+unsafe impl Send for Comm {}
+// SAFETY: as above.
+unsafe impl Sync for Comm {}
+
+impl Comm {
+    fn new(nranks: i32, id: ncclUniqueId, rank: i32) -> Self {
+        let mut comm = null_mut();
+        // SAFETY: a place for the handle, and a whole configuration.
+        ok(unsafe { ncclCommInitRankConfig(&mut comm, nranks, id, rank, &mut config(true)) });
+        Self(comm)
+    }
+
+    fn rank(self) -> i32 {
+        let mut rank = -1;
+        // SAFETY: a place for the number.
+        ok(unsafe { ncclCommUserRank(self.0, &mut rank) });
+        rank
+    }
+
+    fn nranks(self) -> i32 {
+        let mut count = -1;
+        // SAFETY: a place for the number.
+        ok(unsafe { ncclCommCount(self.0, &mut count) });
+        count
+    }
+
+    fn async_error(self) -> ncclResult_t {
+        let mut error = ncclInternalError;
+        // SAFETY: a place for the code.
+        ok(unsafe { ncclCommGetAsyncError(self.0, &mut error) });
+        error
+    }
+
+    /// Sums `count` elements, rank + 1 each, over all ranks; the code of the synchronisation.
+    fn sum(self, count: usize) -> Result<f32, ncclResult_t> {
+        let input = vec![self.rank() as f32 + 1.0; count];
+        let mut output = vec![0f32; count];
+        let mut stream = null_mut();
+        // SAFETY: buffers of this size that live until the stream is synchronised.
+        unsafe {
+            ok(oxcclStreamCreate(&mut stream));
+            let (float, sum) = (ncclDataType_t::ncclFloat32, ncclRedOp_t::ncclSum);
+            let (from, to) = (input.as_ptr().cast(), output.as_mut_ptr().cast());
+            let (float, sum) = (MaybeUninit::new(float), MaybeUninit::new(sum));
+            let called = ncclAllReduce(from, to, count, float, sum, self.0, stream);
+            let done = oxcclStreamSynchronize(stream, 60_000_000_000);
+            assert_ne!(done, ncclInProgress, "the stream is stuck");
+            ok(oxcclStreamDestroy(stream));
+            for result in [called, done] {
+                if result != ncclSuccess {
+                    return Err(result);
+                }
+            }
+        }
+        assert!(output.iter().all(|&v| v == output[0]));
+        Ok(output[0])
+    }
+
+    /// Checks that all ranks of the communicator work together.
+    #[track_caller]
+    fn works(self) {
+        let n = self.nranks();
+        for count in [1, 1000, 100_000] {
+            assert_eq!(self.sum(count), Ok((n * (n + 1) / 2) as f32), "{}", last_error());
+        }
+    }
+
+    fn split(self, color: i32, key: i32) -> Option<Self> {
+        let mut new = std::ptr::dangling_mut();
+        // SAFETY: a place for the handle.
+        ok(unsafe { ncclCommSplit(self.0, color, key, &mut new, null_mut()) });
+        (!new.is_null()).then_some(Self(new))
+    }
+
+    fn shrink(self, excluded: &mut [i32], flags: i32) -> Self {
+        let mut new = null_mut();
+        let (list, count) = (excluded.as_mut_ptr(), excluded.len() as i32);
+        // SAFETY: a list of this length and a place for the handle.
+        ok(unsafe { ncclCommShrink(self.0, list, count, &mut new, null_mut(), flags) });
+        Self(new)
+    }
+
+    fn destroy(self) {
+        // SAFETY: any handle may be passed.
+        ok(unsafe { ncclCommDestroy(self.0) });
+    }
+
+    fn abort(self) -> ncclResult_t {
+        let start = Instant::now();
+        // SAFETY: any handle may be passed.
+        let result = unsafe { ncclCommAbort(self.0) };
+        assert!(start.elapsed() < 2 * SECOND, "abort took {:?}", start.elapsed());
+        result
+    }
+}
+
+/// Runs a function as every rank of a communicator, each in a thread.
+fn ranks(nranks: i32, run: impl Fn(Comm) + Sync) {
+    let id = id();
+    std::thread::scope(|scope| {
+        for rank in 0..nranks {
+            let run = &run;
+            scope.spawn(move || run(Comm::new(nranks, id, rank)));
+        }
+    });
+}
+
+#[test]
+fn split_by_color_and_key() {
+    ranks(5, |comm| {
+        let rank = comm.rank();
+        // Evens in reverse order, odds in order, rank 4 in none.
+        let (color, key) = if rank == 4 { (-1, 0) } else { (rank % 2, -rank * (1 - rank % 2)) };
+        match comm.split(color, key) {
+            None => assert_eq!(rank, 4),
+            Some(child) => {
+                assert_eq!(child.nranks(), 2);
+                let expected = [1, 0, 0, 1][rank as usize];
+                assert_eq!(child.rank(), expected, "of {rank}");
+                child.works();
+                // Children have children, beside the parent's own work.
+                let alone = child.split(child.rank(), 0).expect("a color");
+                assert_eq!((alone.nranks(), alone.sum(10)), (1, Ok(1.0)));
+                alone.destroy();
+                child.destroy();
+            }
+        }
+        comm.works();
+        comm.destroy();
+    });
+}
+
+#[test]
+fn a_child_outlives_its_parent() {
+    ranks(3, |comm| {
+        let child = comm.split(0, 0).expect("a color");
+        comm.destroy();
+        child.works();
+        child.destroy();
+    });
+}
+
+#[test]
+fn shrink_without_an_error() {
+    ranks(4, |comm| {
+        if comm.rank() != 2 {
+            let child = comm.shrink(&mut [2], 0);
+            assert_eq!(child.nranks(), 3);
+            child.works();
+            child.destroy();
+        }
+        comm.works();
+        comm.destroy();
+    });
+}
+
+#[test]
+fn shrink_ends_operations_that_hang_and_makes_a_working_communicator() {
+    ranks(4, |comm| {
+        if comm.rank() == 1 {
+            // It never calls; the others wait for it.
+            let deadline = Instant::now() + 60 * SECOND;
+            while comm.async_error() == ncclSuccess {
+                assert!(Instant::now() < deadline);
+                std::thread::yield_now();
+            }
+            assert_eq!(comm.async_error(), ncclRemoteError);
+            assert_eq!(comm.abort(), ncclSuccess);
+            return;
+        }
+        let (input, mut output) = (vec![1f32; 50_000], vec![0f32; 50_000]);
+        let mut stream = null_mut();
+        // SAFETY: buffers of this size that live until the stream is synchronised.
+        unsafe {
+            ok(oxcclStreamCreate(&mut stream));
+            let (float, sum) = (ncclDataType_t::ncclFloat32, ncclRedOp_t::ncclSum);
+            let (float, sum) = (MaybeUninit::new(float), MaybeUninit::new(sum));
+            let (from, to) = (input.as_ptr().cast(), output.as_mut_ptr().cast());
+            // Another rank may have ended it already.
+            let _ = ncclAllReduce(from, to, 50_000, float, sum, comm.0, stream);
+            let child = comm.shrink(&mut [1], 1);
+            assert_eq!(child.nranks(), 3);
+            assert_ne!(oxcclStreamSynchronize(stream, 10_000_000_000), ncclInProgress);
+            output.fill(7.0);
+            child.works();
+            assert!(output.iter().all(|&v| v == 7.0));
+            child.destroy();
+            ok(oxcclStreamDestroy(stream));
+        }
+        assert_eq!(comm.abort(), ncclSuccess);
+    });
+}
+
+#[test]
+fn grow_by_two() {
+    let (barrier, id_of_root) = (Barrier::new(5), std::sync::Mutex::new(None));
+    let join = |comm: Option<Comm>, id: Option<ncclUniqueId>, rank| {
+        let mut new = null_mut();
+        let handle = comm.map_or(null_mut(), |c| c.0);
+        let id = id.as_ref().map_or(null(), |id| id as *const _);
+        // SAFETY: an id or null, and a place for the handle.
+        ok(unsafe { ncclCommGrow(handle, 5, id, rank, &mut new, null_mut()) });
+        let new = Comm(new);
+        assert_eq!(new.nranks(), 5);
+        new.works();
+        new.destroy();
+    };
+    let (barrier, id_of_root) = (&barrier, &id_of_root);
+    let first = id();
+    std::thread::scope(|scope| {
+        for rank in 0..3 {
+            scope.spawn(move || {
+                let comm = Comm::new(3, first, rank);
+                let mut id = None;
+                if rank == 1 {
+                    let mut made = ncclUniqueId { internal: [0; 128] };
+                    // SAFETY: a place for the id.
+                    ok(unsafe { ncclCommGetUniqueId(comm.0, &mut made) });
+                    *id_of_root.lock().unwrap() = Some(made);
+                    id = Some(made);
+                }
+                barrier.wait();
+                join(Some(comm), id, -1);
+                comm.works();
+                comm.destroy();
+            });
+        }
+        for rank in 3..5 {
+            scope.spawn(move || {
+                barrier.wait();
+                let id = *id_of_root.lock().unwrap();
+                join(None, id, rank);
+            });
+        }
+    });
+}
+
+#[test]
+fn one_rank_grows() {
+    let comm = Comm::new(1, id(), 0);
+    let mut made = ncclUniqueId { internal: [0; 128] };
+    // SAFETY: a place for the id.
+    ok(unsafe { ncclCommGetUniqueId(comm.0, &mut made) });
+    std::thread::scope(|scope| {
+        for (parent, rank) in [(comm, -1), (Comm(null_mut()), 1)] {
+            scope.spawn(move || {
+                let parent: Comm = parent;
+                let mut new = null_mut();
+                // SAFETY: an id and a place for the handle.
+                ok(unsafe { ncclCommGrow(parent.0, 2, &made, rank, &mut new, null_mut()) });
+                Comm(new).works();
+                Comm(new).destroy();
+            });
+        }
+    });
+    comm.destroy();
+}
+
+#[test]
+fn abort_ends_a_hanging_operation_and_is_told_to_the_others() {
+    ranks(3, |comm| match comm.rank() {
+        0 => {
+            std::thread::scope(|scope| {
+                scope.spawn(move || assert!(comm.sum(1000).is_err()));
+                // The operation hangs: rank 2 never calls.
+                std::thread::yield_now();
+                assert_eq!(comm.abort(), ncclSuccess);
+            });
+        }
+        1 => {
+            assert_eq!(comm.sum(1000), Err(ncclRemoteError));
+            let text = last_error();
+            assert!(text.contains("ncclCommAbort"), "{text}");
+            assert_eq!(comm.abort(), ncclSuccess);
+        }
+        _ => {
+            let deadline = Instant::now() + 60 * SECOND;
+            while comm.async_error() != ncclRemoteError {
+                assert!(Instant::now() < deadline);
+                std::thread::yield_now();
+            }
+            comm.destroy();
+        }
+    });
+}
+
+#[test]
+fn a_revoked_communicator_is_quiet_and_can_be_split() {
+    ranks(2, |comm| {
+        if comm.rank() == 0 {
+            let start = Instant::now();
+            std::thread::scope(|scope| {
+                scope.spawn(move || assert!(comm.sum(1000).is_err()));
+                std::thread::yield_now();
+                // SAFETY: any handle may be passed.
+                ok(unsafe { ncclCommRevoke(comm.0, 0) });
+            });
+            assert!(start.elapsed() < 10 * SECOND);
+        } else {
+            // SAFETY: any handle may be passed.
+            ok(unsafe { ncclCommRevoke(comm.0, 0) });
+        }
+        assert_eq!(comm.async_error(), ncclSuccess);
+        assert_eq!(comm.sum(10), Err(ncclInvalidUsage));
+        // SAFETY: any handle may be passed.
+        assert_eq!(unsafe { ncclCommFinalize(comm.0) }, ncclInvalidUsage);
+        let child = comm.split(0, 0).expect("a color");
+        child.works();
+        child.destroy();
+        comm.destroy();
+    });
+}
+
+#[track_caller]
+fn wait(comm: Comm) -> ncclResult_t {
+    let deadline = Instant::now() + 60 * SECOND;
+    loop {
+        match comm.async_error() {
+            ncclInProgress => assert!(Instant::now() < deadline, "still in progress"),
+            other => return other,
+        }
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn non_blocking_init_split_and_finalize() {
+    let id = id();
+    std::thread::scope(|scope| {
+        for rank in 0..3 {
+            scope.spawn(move || {
+                let mut comm = null_mut();
+                let mut config = config(false);
+                // SAFETY: a place for the handle, and a whole configuration.
+                let made = unsafe { ncclCommInitRankConfig(&mut comm, 3, id, rank, &mut config) };
+                assert_eq!(made, ncclInProgress);
+                let comm = Comm(comm);
+                assert_eq!(wait(comm), ncclSuccess);
+                comm.works();
+                let mut child = null_mut();
+                // SAFETY: a place for the handle.
+                let split = unsafe { ncclCommSplit(comm.0, 0, -rank, &mut child, null_mut()) };
+                assert_eq!(split, ncclInProgress);
+                // Either may be asked.
+                assert_eq!(wait(comm), ncclSuccess);
+                let child = Comm(child);
+                assert_eq!((wait(child), child.rank()), (ncclSuccess, 2 - rank));
+                child.works();
+                for comm in [child, comm] {
+                    // SAFETY: any handle may be passed.
+                    assert_eq!(unsafe { ncclCommFinalize(comm.0) }, ncclInProgress);
+                    assert_eq!(wait(comm), ncclSuccess);
+                    comm.destroy();
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn non_blocking_communicators_of_one_thread_in_a_group() {
+    let id = id();
+    let mut comms = [Comm(null_mut()); 2];
+    // SAFETY: places for the handles that live on, and whole configurations.
+    unsafe {
+        ok(ncclGroupStart());
+        for (rank, comm) in comms.iter_mut().enumerate() {
+            ok(ncclCommInitRankConfig(&mut comm.0, 2, id, rank as i32, &mut config(false)));
+        }
+        assert_eq!(ncclGroupEnd(), ncclInProgress);
+    }
+    comms.iter().for_each(|&comm| assert_eq!(wait(comm), ncclSuccess));
+    std::thread::scope(|scope| {
+        for comm in comms {
+            scope.spawn(move || comm.works());
+        }
+    });
+    comms.iter().for_each(|comm| comm.destroy());
+}
+
+#[test]
+fn a_communicator_in_the_making_refuses_calls_and_can_be_aborted() {
+    let mut comm = null_mut();
+    // SAFETY: a place for the handle, and a whole configuration.
+    let made = unsafe { ncclCommInitRankConfig(&mut comm, 2, id(), 0, &mut config(false)) };
+    assert_eq!(made, ncclInProgress);
+    let comm = Comm(comm);
+    let mut count = 0;
+    // SAFETY: a place for the number.
+    assert_eq!(unsafe { ncclCommCount(comm.0, &mut count) }, ncclInvalidUsage);
+    assert!(last_error().contains("not ready"), "{}", last_error());
+    // Rank 1 never comes.
+    assert_eq!(comm.abort(), ncclSuccess);
+}
+
+#[test]
+fn suspended_communicators_take_no_operations_and_less_memory() {
+    ranks(2, |comm| {
+        let stat = |stat| {
+            let mut value = 0;
+            // SAFETY: a place for the number.
+            ok(unsafe { ncclCommMemStats(comm.0, MaybeUninit::new(stat), &mut value) });
+            value
+        };
+        use ncclCommMemStat_t::*;
+        comm.works();
+        let before = stat(ncclStatGpuMemSuspend);
+        assert!(before > 0);
+        assert_eq!(stat(ncclStatGpuMemTotal), before + stat(ncclStatGpuMemPersist));
+        // SAFETY: any handle may be passed.
+        unsafe {
+            ok(ncclCommSuspend(comm.0, 1));
+            assert_eq!(ncclCommSuspend(comm.0, 1), ncclInvalidUsage);
+        }
+        assert_eq!(stat(ncclStatGpuMemSuspended), 1);
+        assert!(stat(ncclStatGpuMemSuspend) < before);
+        assert_eq!(comm.sum(10), Err(ncclInvalidUsage));
+        // SAFETY: any handle may be passed.
+        unsafe {
+            ok(ncclCommResume(comm.0));
+            assert_eq!(ncclCommResume(comm.0), ncclInvalidUsage);
+        }
+        assert_eq!(stat(ncclStatGpuMemSuspended), 0);
+        comm.works();
+        comm.destroy();
+    });
+}
