@@ -16,6 +16,7 @@ use crate::link::direct::{DirectEdge, Segment, SegmentLayout};
 use crate::link::message::MessageEdge;
 use crate::link::message::net::{Connecting, HANDLE_BYTES, Handle, Identity, Net};
 use crate::link::message::socket::Tcp;
+use crate::log::{self, Level, Subsystem};
 use crate::monitor::{self, Sign};
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::HashMap;
@@ -35,12 +36,15 @@ pub struct Member {
     pub device: i32,
 }
 
-/// Complains about variables that cannot be read.
+/// Tells which variables are given, and complains about those that cannot be read.
 fn warn_once() {
     static WARN: std::sync::Once = std::sync::Once::new();
     WARN.call_once(|| {
-        let warnings = &Config::get().warnings;
-        warnings.iter().for_each(|w| crate::log::line(crate::log::Level::Warn, w));
+        let version = concat!("OxCCL ", env!("CARGO_PKG_VERSION"), ", interface of NCCL 2.30.7");
+        log::line(Level::Version, Subsystem::Init, version);
+        let report = &Config::get().report;
+        report.warnings.iter().for_each(|line| log::line(Level::Warn, Subsystem::Env, line));
+        report.given().for_each(|line| log::line(Level::Info, Subsystem::Env, &line));
     });
 }
 
@@ -58,10 +62,10 @@ fn edge_slot_bytes(nranks: u32) -> usize {
 pub fn create(member: &Member) -> Result<Communicator> {
     let Member { id, rank, nranks, device } = member;
     let (rank, nranks) = (*rank, *nranks);
+    warn_once();
     if nranks == 1 {
         return alone(*device);
     }
-    warn_once();
     let listener = Listener::new()?;
     let blob = Blob::own(*listener.name())?;
     let mut session = Session::open(id, rank, nranks)?;
@@ -148,7 +152,7 @@ fn can_pull(blobs: &[Blob], endpoint: &Endpoint) -> bool {
     let able = answers.all(|answer| answer);
     if !able {
         let text = "process_vm_readv is forbidden here: buffers from malloc are copied twice";
-        crate::log::line(crate::log::Level::Info, text);
+        log::line(Level::Info, Subsystem::Init, text);
     }
     able
 }
@@ -210,7 +214,7 @@ fn user_memory(
             }
             Err(e) => {
                 let text = format!("buffers of process {} will be copied: {e}", blob.pid);
-                crate::log::line(crate::log::Level::Warn, &text);
+                log::line(Level::Warn, Subsystem::Init, &text);
                 None
             }
         }
@@ -323,7 +327,7 @@ fn signs(
             Edge::Direct(_) if blob.process != own.process => {
                 if blob.pid_namespace != own.pid_namespace {
                     let text = format!("rank {peer} lives in another pid namespace: not watched");
-                    crate::log::line(crate::log::Level::Info, &text);
+                    log::line(Level::Info, Subsystem::Init, &text);
                     continue;
                 }
                 let pid = rustix::process::Pid::from_raw(blob.pid as i32);

@@ -4,6 +4,7 @@ use super::arena::{Arena, Mapping};
 use crate::error::{Error, Result, Site};
 use crate::link::Edge;
 use crate::link::direct::{Segment, reached};
+use crate::log::{self, Level, Subsystem};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
@@ -148,7 +149,7 @@ impl Endpoint {
     /// Latches a failure: the first one stays. All operations under way and to come fail with it.
     pub fn fail(&self, error: Error) {
         if self.failure.set(error.clone()).is_ok() {
-            crate::log::line(crate::log::Level::Warn, &error.to_string());
+            log::line(Level::Warn, Subsystem::Coll, &error.to_string());
         }
         self.failed.store(true, Ordering::Release);
     }
