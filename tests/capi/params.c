@@ -165,8 +165,8 @@ static const char *content(const char *path) {
 static char heard[256];
 
 static void hear(void *user, int level, const char *text) {
-  (void)user;
-  (void)level;
+  /* A callback may set the callback, which then gets the next line. */
+  EXPECT(oxcclSetLog(level > 0 ? 2 : 0, hear, user), ncclSuccess, NULL);
   if (strstr(text, "OXCCL_TIMEOUT = ")) snprintf(heard, sizeof heard, "%s", text);
 }
 

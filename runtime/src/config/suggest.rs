@@ -30,7 +30,7 @@ pub(super) fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> O
     }
     let upper = name.to_ascii_uppercase();
     let wanted = stem(&upper);
-    let limit = (wanted.len() / 4).clamp(1, 3);
+    let limit = (wanted.len() / 3).clamp(1, 3);
     let near = |candidate: &'a str| {
         let stems = distance(wanted, stem(candidate));
         (stems <= limit).then(|| (stems, distance(&upper, candidate), candidate))
@@ -56,6 +56,7 @@ mod tests {
         assert_eq!(nearest("DEBUG"), Some("NCCL_DEBUG"));
         assert_eq!(nearest("nccl_debug_fiel"), Some("NCCL_DEBUG_FILE"));
         assert_eq!(nearest("NCCL_TIMEOUT"), Some("OXCCL_TIMEOUT"));
+        assert_eq!(nearest("OXCCL_TIMEUOT"), Some("OXCCL_TIMEOUT"));
         assert_eq!(nearest("NCCL_WHATEVER"), None);
         assert_eq!(nearest(&"NCCL_DEBUG".repeat(1000)), None);
     }

@@ -47,8 +47,9 @@ fn listing(config: &Config) -> String {
     let mut section = "";
     for setting in settings.iter().filter(|s| s.variable.status == Status::Honoured) {
         if section != setting.variable.section {
+            let gap = if section.is_empty() { "" } else { "\n" };
             section = setting.variable.section;
-            text += &format!("# {section}\n");
+            text += &format!("{gap}# {section}\n");
         }
         text += &format!("{}{}\n", line(setting), wrapped(setting.variable.doc, 4));
     }
