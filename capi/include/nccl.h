@@ -173,7 +173,7 @@ typedef enum {
 // A communicator; use only through its handle.
 typedef struct ncclComm ncclComm;
 
-// A variable of the library; use only through its handle.
+// A variable; use only through its handle.
 typedef struct ncclParamHandle ncclParamHandle;
 
 // A registered window; use only through its handle.
@@ -239,11 +239,11 @@ typedef struct ncclUniqueId {
   char internal[128];
 } ncclUniqueId;
 
+// Handle of a variable. It lives as long as the library and needs no freeing.
+typedef ncclParamHandle *ncclParamHandle_t;
+
 // Handle of a registered window.
 typedef ncclWindow_vidmem *ncclWindow_t;
-
-// Handle of a variable.
-typedef ncclParamHandle *ncclParamHandle_t;
 
 // What ncclGroupSimulateEnd answers; begin with NCCL_SIM_INFO_INITIALIZER.
 typedef struct ncclSimInfo_v22200 {
@@ -788,6 +788,134 @@ ncclResult_t ncclMemFree(void *ptr);
 
 // Same as ncclMemFree, for wrappers that replace it.
 ncclResult_t pncclMemFree(void *ptr);
+
+// Finds a variable by its full name, for example NCCL_DEBUG.
+//
+// `out`: out, a handle that lives as long as the library; unchanged for an unknown name. Blocks: never.
+ncclResult_t ncclParamBind(ncclParamHandle_t *out,
+                           const char *key);
+
+// Same as ncclParamBind, for wrappers that replace it.
+ncclResult_t pncclParamBind(ncclParamHandle_t *out, const char *key);
+
+// Reads a variable as a signed number of 8 bits; switches are 0 or 1.
+//
+// `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
+ncclResult_t ncclParamGetI8(ncclParamHandle_t h, int8_t *out);
+
+// Same as ncclParamGetI8, for wrappers that replace it.
+ncclResult_t pncclParamGetI8(ncclParamHandle_t h, int8_t *out);
+
+// Reads a variable as a signed number of 16 bits; switches are 0 or 1.
+//
+// `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
+ncclResult_t ncclParamGetI16(ncclParamHandle_t h, int16_t *out);
+
+// Same as ncclParamGetI16, for wrappers that replace it.
+ncclResult_t pncclParamGetI16(ncclParamHandle_t h, int16_t *out);
+
+// Reads a variable as a signed number of 32 bits; switches are 0 or 1.
+//
+// `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
+ncclResult_t ncclParamGetI32(ncclParamHandle_t h, int32_t *out);
+
+// Same as ncclParamGetI32, for wrappers that replace it.
+ncclResult_t pncclParamGetI32(ncclParamHandle_t h, int32_t *out);
+
+// Reads a variable as a signed number of 64 bits; switches are 0 or 1.
+//
+// `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
+ncclResult_t ncclParamGetI64(ncclParamHandle_t h, int64_t *out);
+
+// Same as ncclParamGetI64, for wrappers that replace it.
+ncclResult_t pncclParamGetI64(ncclParamHandle_t h, int64_t *out);
+
+// Reads a variable as a unsigned number of 8 bits; switches are 0 or 1.
+//
+// `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
+ncclResult_t ncclParamGetU8(ncclParamHandle_t h, uint8_t *out);
+
+// Same as ncclParamGetU8, for wrappers that replace it.
+ncclResult_t pncclParamGetU8(ncclParamHandle_t h, uint8_t *out);
+
+// Reads a variable as a unsigned number of 16 bits; switches are 0 or 1.
+//
+// `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
+ncclResult_t ncclParamGetU16(ncclParamHandle_t h, uint16_t *out);
+
+// Same as ncclParamGetU16, for wrappers that replace it.
+ncclResult_t pncclParamGetU16(ncclParamHandle_t h, uint16_t *out);
+
+// Reads a variable as a unsigned number of 32 bits; switches are 0 or 1.
+//
+// `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
+ncclResult_t ncclParamGetU32(ncclParamHandle_t h, uint32_t *out);
+
+// Same as ncclParamGetU32, for wrappers that replace it.
+ncclResult_t pncclParamGetU32(ncclParamHandle_t h, uint32_t *out);
+
+// Reads a variable as a unsigned number of 64 bits; switches are 0 or 1.
+//
+// `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
+ncclResult_t ncclParamGetU64(ncclParamHandle_t h, uint64_t *out);
+
+// Same as ncclParamGetU64, for wrappers that replace it.
+ncclResult_t pncclParamGetU64(ncclParamHandle_t h, uint64_t *out);
+
+// Reads a variable of any kind as text; empty when it has no value.
+//
+// `out`: out, a text that lives as long as the library. Blocks: never.
+ncclResult_t ncclParamGetStr(ncclParamHandle_t h, const char **out);
+
+// Same as ncclParamGetStr, for wrappers that replace it.
+ncclResult_t pncclParamGetStr(ncclParamHandle_t h, const char **out);
+
+// Reads a variable as bytes: one for a switch, eight for a number, a text with the zero at its end.
+//
+// `out`: out, of `maxLen` bytes. `len`: out, the bytes written, or needed where `maxLen` is too small.
+// Blocks: never.
+ncclResult_t ncclParamGet(ncclParamHandle_t h,
+                          void *out,
+                          int maxLen,
+                          int *len);
+
+// Same as ncclParamGet, for wrappers that replace it.
+ncclResult_t pncclParamGet(ncclParamHandle_t h, void *out, int maxLen, int *len);
+
+// Reads the variable of a name as text.
+//
+// `value`: out, a text that lives as long as the library. `valueLen`: out, its bytes without the zero
+// at the end. Blocks: never.
+ncclResult_t ncclParamGetParameter(const char *key,
+                                   const char **value,
+                                   int *valueLen);
+
+// Same as ncclParamGetParameter, for wrappers that replace it.
+ncclResult_t pncclParamGetParameter(const char *key, const char **value, int *valueLen);
+
+// The names of all variables; with NCCL_PARAM_DUMP_ALL=1 also of those that NCCL does not document.
+//
+// `table`: out, lives until the calling thread's next call of this function. `tableLen`: out, the number
+// of names. Blocks: never.
+ncclResult_t ncclParamGetAllParameterKeys(const char ***table,
+                                          int *tableLen);
+
+// Same as ncclParamGetAllParameterKeys, for wrappers that replace it.
+ncclResult_t pncclParamGetAllParameterKeys(const char ***table, int *tableLen);
+
+// Writes all variables with value, origin and meaning to the log, whatever its level is; which
+// ones, is as for ncclParamGetAllParameterKeys. Blocks: for the log file.
+void ncclParamDumpAll(void);
+
+// Same as ncclParamDumpAll, for wrappers that replace it.
+void pncclParamDumpAll(void);
+
+// Has logging follow what NCCL_DEBUG and the variables that begin like it say now. A function set by
+// oxcclSetLog stays; `ncclParam*` go on to show what was read first. Blocks: for files.
+void ncclResetDebugInit(void);
+
+// Same as ncclResetDebugInit, for wrappers that replace it.
+void pncclResetDebugInit(void);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -151,8 +151,8 @@ ncclResult_t oxcclLastError(oxcclErrorInfo_t *info);
 // `info`: in its size, out the rest. Blocks: never.
 ncclResult_t oxcclCommLastError(ncclComm_t comm, oxcclErrorInfo_t *info);
 
-// Sets the log level (0 none to 5 trace, as NCCL_DEBUG) and where lines go: `func(user, level, line)`,
-// or standard error when `func` is null. Blocks: never.
+// Sets the log level (0 none to 5 trace, as NCCL_DEBUG) and where lines go: `func(user, level, text)`
+// without what NCCL puts before the text, or NCCL_DEBUG_FILE when `func` is null. Blocks: never.
 ncclResult_t oxcclSetLog(int level,
                          oxcclLogFn_t func,
                          void *user);

@@ -1,13 +1,14 @@
 //! The tables of objects that C holds handles of.
 
 use oxccl_runtime::comm::{Communicator, Holder};
+pub(crate) use oxccl_runtime::device::CURRENT as DEVICE;
 use oxccl_runtime::device::host;
 use oxccl_runtime::device::host::event::Event;
 use oxccl_runtime::device::host::graph::Graph;
 use oxccl_runtime::device::host::stream::Stream;
 use oxccl_runtime::error::{Error, Result};
 use oxccl_runtime::handle::{Cached, Dead, Handles};
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::sync::{Arc, Mutex};
 
 /// A graph made ready to launch.
@@ -28,8 +29,6 @@ thread_local! {
     /// What this thread used last: most calls name the same communicator and stream again.
     static LAST_COMM: RefCell<Cached<Communicator>> = const { RefCell::new(None) };
     static LAST_STREAM: RefCell<Cached<Stream>> = const { RefCell::new(None) };
-    /// Index of this thread's current device.
-    pub(crate) static DEVICE: Cell<i32> = const { Cell::new(0) };
 }
 
 /// Handles that mean a default stream: null, `cudaStreamLegacy`, `cudaStreamPerThread`.

@@ -1,8 +1,18 @@
-//! Logging in NCCL's levels, to standard error or to a callback.
+//! Logging in NCCL's levels and subsystems: to standard error, a file, or a callback.
+//!
+//! A line reads `host:pid:tid [device] OXCCL INFO text`, with the time before it where
+//! `NCCL_DEBUG_TIMESTAMP_LEVELS` says so. A callback gets the text alone.
 
 use crate::config::Config;
-use std::sync::RwLock;
-use std::sync::atomic::{AtomicI32, Ordering};
+use crate::device;
+use crate::error::{Error, Result};
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::{Arc, Once, RwLock};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Levels, with the numbers that plugins get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -13,51 +23,378 @@ pub enum Level {
     Version = 1,
     Warn = 2,
     Info = 3,
+    Abort = 4,
     Trace = 5,
 }
 
-/// Receives a level and a line.
+const LEVELS: [(&str, Level); 6] = [
+    ("NONE", Level::None),
+    ("VERSION", Level::Version),
+    ("WARN", Level::Warn),
+    ("INFO", Level::Info),
+    ("ABORT", Level::Abort),
+    ("TRACE", Level::Trace),
+];
+
+impl Level {
+    /// The level of this name, in capitals or not.
+    pub fn named(name: &str) -> Option<Self> {
+        LEVELS.iter().find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, level)| *level)
+    }
+
+    fn name(self) -> &'static str {
+        LEVELS[self as usize].0
+    }
+}
+
+/// What a line is about, with the bits that plugins get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+#[allow(missing_docs, reason = "the names are NCCL's")]
+pub enum Subsystem {
+    Init = 0x1,
+    Coll = 0x2,
+    P2p = 0x4,
+    Shm = 0x8,
+    Net = 0x10,
+    Graph = 0x20,
+    Tuning = 0x40,
+    Env = 0x80,
+    Alloc = 0x100,
+    Call = 0x200,
+    Proxy = 0x400,
+    Nvls = 0x800,
+    Bootstrap = 0x1000,
+    Reg = 0x2000,
+    Profile = 0x4000,
+    Ras = 0x8000,
+    Destroy = 0x10000,
+    AllocHost = 0x20000,
+}
+
+const SUBSYSTEMS: [(&str, Subsystem); 18] = [
+    ("INIT", Subsystem::Init),
+    ("COLL", Subsystem::Coll),
+    ("P2P", Subsystem::P2p),
+    ("SHM", Subsystem::Shm),
+    ("NET", Subsystem::Net),
+    ("GRAPH", Subsystem::Graph),
+    ("TUNING", Subsystem::Tuning),
+    ("ENV", Subsystem::Env),
+    ("ALLOC", Subsystem::Alloc),
+    ("CALL", Subsystem::Call),
+    ("PROXY", Subsystem::Proxy),
+    ("NVLS", Subsystem::Nvls),
+    ("BOOTSTRAP", Subsystem::Bootstrap),
+    ("REG", Subsystem::Reg),
+    ("PROFILE", Subsystem::Profile),
+    ("RAS", Subsystem::Ras),
+    ("DESTROY", Subsystem::Destroy),
+    ("ALLOC_HOST", Subsystem::AllocHost),
+];
+
+/// The bits of a list of names: `A,B`, `^A,B` for all others, `ALL`. None for an unknown name.
+fn listed(text: &str, bit: impl Fn(&str) -> Option<u64>) -> Option<u64> {
+    let text = text.trim();
+    let (inverted, names) = match text.strip_prefix('^') {
+        Some(names) => (true, names),
+        None => (false, text),
+    };
+    let mut bits = 0;
+    for name in names.split(',').map(str::trim).filter(|name| !name.is_empty()) {
+        bits |= if name.eq_ignore_ascii_case("ALL") { u64::MAX } else { bit(name)? };
+    }
+    Some(if inverted { !bits } else { bits })
+}
+
+/// A set of subsystems.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Subsystems(u64);
+
+impl Subsystems {
+    /// Reads a list as that of `NCCL_DEBUG_SUBSYS`.
+    pub fn listed(text: &str) -> Option<Self> {
+        let known = |name: &str| SUBSYSTEMS.iter().find(|(n, _)| n.eq_ignore_ascii_case(name));
+        listed(text, |name| known(name).map(|(_, subsystem)| *subsystem as u64)).map(Self)
+    }
+}
+
+/// A set of levels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Levels(u64);
+
+impl Levels {
+    /// Reads a list as that of `NCCL_DEBUG_TIMESTAMP_LEVELS`.
+    pub fn listed(text: &str) -> Option<Self> {
+        listed(text, |name| Level::named(name).map(|level| 1 << level as u64)).map(Self)
+    }
+
+    fn contains(self, level: Level) -> bool {
+        self.0 & (1 << level as u64) != 0
+    }
+}
+
+/// Receives a level and a text.
 pub type Callback = Box<dyn Fn(i32, &str) + Send + Sync>;
 
-/// −1: not read from the configuration yet.
-static LEVEL: AtomicI32 = AtomicI32::new(-1);
-static CALLBACK: RwLock<Option<Callback>> = RwLock::new(None);
-
-fn level() -> i32 {
-    match LEVEL.load(Ordering::Relaxed) {
-        -1 => {
-            let level = match Config::get().debug.to_ascii_uppercase().as_str() {
-                "NONE" => Level::None,
-                "VERSION" => Level::Version,
-                "INFO" => Level::Info,
-                "TRACE" => Level::Trace,
-                _ => Level::Warn,
-            };
-            LEVEL.store(level as i32, Ordering::Relaxed);
-            level as i32
-        }
-        level => level,
-    }
+/// Where lines go when there is no callback, and what stands before them.
+struct Output {
+    /// None: standard error.
+    file: Option<File>,
+    timestamp_format: String,
+    timestamp_levels: Levels,
 }
 
-/// Sets the level, and where lines go: standard error without a callback.
+static CONFIGURED: Once = Once::new();
+static LEVEL: AtomicI32 = AtomicI32::new(0);
+static SUBSYSTEM_BITS: AtomicU64 = AtomicU64::new(0);
+static OUTPUT: RwLock<Option<Arc<Output>>> = RwLock::new(None);
+static CALLBACK: RwLock<Option<Arc<Callback>>> = RwLock::new(None);
+
+fn configure(config: &Config) {
+    let mut trouble = None;
+    let file = match config.debug_file.as_str() {
+        "" => None,
+        pattern => open(&expand(pattern)).unwrap_or_else(|error| {
+            trouble = Some(error);
+            None
+        }),
+    };
+    let output = Output {
+        file,
+        timestamp_format: config.debug_timestamp_format.clone(),
+        timestamp_levels: config.debug_timestamp_levels,
+    };
+    if let Some(error) = trouble.filter(|_| config.debug >= Level::Warn) {
+        output.write(Level::Warn, &format!("logging to standard error: {error}"));
+    }
+    *OUTPUT.write().unwrap_or_else(|e| e.into_inner()) = Some(Arc::new(output));
+    SUBSYSTEM_BITS.store(config.debug_subsys.0, Ordering::Relaxed);
+    LEVEL.store(config.debug as i32, Ordering::Relaxed);
+}
+
+/// Sets the level, and where lines go: without a callback, to where NCCL_DEBUG_FILE says.
 pub fn set(level: i32, callback: Option<Callback>) {
+    CONFIGURED.call_once(|| configure(Config::get()));
     LEVEL.store(level.max(0), Ordering::Relaxed);
-    *CALLBACK.write().unwrap_or_else(|e| e.into_inner()) = callback;
+    *CALLBACK.write().unwrap_or_else(|e| e.into_inner()) = callback.map(Arc::new);
 }
 
-/// Whether lines of this level are written; check before formatting something costly.
-pub fn enabled(at: Level) -> bool {
-    at as i32 <= level()
+/// Does what NCCL_DEBUG, NCCL_DEBUG_SUBSYS and NCCL_DEBUG_FILE say now. A callback stays.
+pub fn reset() {
+    let config = Config::fresh();
+    CONFIGURED.call_once(|| {});
+    configure(&config);
 }
 
-/// Writes a line.
-pub fn line(at: Level, text: &str) {
-    if !enabled(at) {
-        return;
+/// Whether such lines are written; check before formatting something costly.
+pub fn enabled(at: Level, about: Subsystem) -> bool {
+    CONFIGURED.call_once(|| configure(Config::get()));
+    let level = LEVEL.load(Ordering::Relaxed);
+    match at {
+        Level::Version => level == at as i32 || level >= Level::Info as i32,
+        Level::None | Level::Warn => at as i32 <= level,
+        Level::Info | Level::Abort | Level::Trace => {
+            at as i32 <= level && SUBSYSTEM_BITS.load(Ordering::Relaxed) & about as u64 != 0
+        }
     }
-    match &*CALLBACK.read().unwrap_or_else(|e| e.into_inner()) {
-        Some(callback) => callback(at as i32, text),
-        None => eprintln!("oxccl[{}] {at:?}: {text}", std::process::id()),
+}
+
+/// Writes a line. Those of level VERSION appear with NCCL_DEBUG=VERSION, INFO and above only: WARN
+/// is the default, and a program in which all is well says nothing.
+pub fn line(at: Level, about: Subsystem, text: &str) {
+    if enabled(at, about) {
+        write(at, text);
+    }
+}
+
+/// Writes a line whatever the level is: one that the user asked for by a call.
+pub fn write(at: Level, text: &str) {
+    CONFIGURED.call_once(|| configure(Config::get()));
+    // Neither lock is held in the callback, which may set another one.
+    let callback = CALLBACK.read().unwrap_or_else(|e| e.into_inner()).clone();
+    if let Some(callback) = callback {
+        return callback(at as i32, text);
+    }
+    let output = OUTPUT.read().unwrap_or_else(|e| e.into_inner()).clone();
+    output.expect("set when logging was configured").write(at, text);
+}
+
+impl Output {
+    fn write(&self, at: Level, text: &str) {
+        let time = if self.timestamp_levels.contains(at) {
+            timestamp(&self.timestamp_format, SystemTime::now())
+        } else {
+            String::new()
+        };
+        let (pid, tid) = (std::process::id(), rustix::thread::gettid().as_raw_nonzero());
+        let (host, device, name) = (host(), device::CURRENT.get(), at.name());
+        let line = format!("{time}{host}:{pid}:{tid} [{device}] OXCCL {name} {text}\n");
+        // In one call, so that lines of several threads and processes do not mix. A full disk must
+        // not stop the program.
+        let _ = match &self.file {
+            Some(file) => (&mut &*file).write_all(line.as_bytes()),
+            None => std::io::stderr().write_all(line.as_bytes()),
+        };
+    }
+}
+
+fn host() -> String {
+    let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    name.split('.').next().unwrap_or_default().to_owned()
+}
+
+/// The path with `%h`, `%p` and `%%` replaced.
+fn expand(pattern: &str) -> String {
+    let mut path = String::new();
+    let mut rest = pattern.chars();
+    while let Some(c) = rest.next() {
+        match (c, rest.as_str().chars().next()) {
+            ('%', Some('h')) => path += &host(),
+            ('%', Some('p')) => path += &std::process::id().to_string(),
+            ('%', Some('%')) => path.push('%'),
+            _ => {
+                path.push(c);
+                continue;
+            }
+        }
+        rest.next();
+    }
+    path
+}
+
+/// Opens a log file; None for standard error.
+fn open(path: &str) -> Result<Option<File>> {
+    let hint = "NCCL_DEBUG_FILE needs a place where this user may make a file";
+    let failed = |e: std::io::Error| Error::system(format!("opening {path}"), e, hint);
+    match path {
+        "/dev/stderr" => return Ok(None),
+        // These are links, which are followed nowhere else.
+        "/dev/stdout" => {
+            let stdout = std::io::stdout().as_fd().try_clone_to_owned();
+            return stdout.map(|fd| Some(File::from(fd))).map_err(failed);
+        }
+        _ => {}
+    }
+    // Opening a pipe must not wait for its other end.
+    let flags = libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK;
+    let mut options = File::options();
+    let file = options.append(true).create(true).mode(0o600).custom_flags(flags).open(path);
+    let file = file.map_err(failed)?;
+    let meta = file.metadata().map_err(failed)?;
+    let own = meta.is_file() && meta.uid() == rustix::process::geteuid().as_raw();
+    if !own && path != "/dev/null" {
+        let why = "it is no regular file of this user";
+        return Err(Error::system(format!("opening {path}"), why, hint));
+    }
+    Ok(Some(file))
+}
+
+/// The local time in strftime's `format`, with `%1f` to `%9f` for the first digits of the second's
+/// fraction; empty where that does not fit 256 bytes.
+fn timestamp(format: &str, now: SystemTime) -> String {
+    let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let nanoseconds = format!("{:09}", since.subsec_nanos());
+    let mut pattern = String::new();
+    let mut rest = format;
+    while let Some(at) = rest.find('%') {
+        pattern += &rest[..at];
+        rest = &rest[at..];
+        match rest.as_bytes() {
+            [_, digits @ b'1'..=b'9', b'f', ..] => {
+                pattern += &nanoseconds[..usize::from(digits - b'0')];
+                rest = &rest[3..];
+            }
+            // What follows the sign belongs to it, be it another one.
+            _ => {
+                let two = rest.char_indices().nth(2).map_or(rest.len(), |(at, _)| at);
+                pattern += &rest[..two];
+                rest = &rest[two..];
+            }
+        }
+    }
+    pattern += rest;
+    let Ok(pattern) = std::ffi::CString::new(pattern) else { return String::new() };
+    let seconds = since.as_secs() as libc::time_t;
+    let mut buffer = [0u8; 256];
+    // SAFETY: an all-zero `tm` is valid; both pointers are to live locals; strftime gets a string
+    // that ends and writes at most as many bytes as the buffer has.
+    let written = unsafe {
+        let mut time: libc::tm = std::mem::zeroed();
+        libc::localtime_r(&seconds, &mut time);
+        libc::strftime(buffer.as_mut_ptr().cast(), buffer.len(), pattern.as_ptr(), &time)
+    };
+    String::from_utf8_lossy(&buffer[..written]).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn tables_agree_with_the_enums() {
+        for (i, (name, level)) in LEVELS.into_iter().enumerate() {
+            assert_eq!((level as usize, level.name()), (i, name));
+        }
+        for (i, (name, subsystem)) in SUBSYSTEMS.into_iter().enumerate() {
+            assert_eq!(subsystem as u64, 1 << i, "{name}");
+        }
+    }
+
+    #[test]
+    fn lists_select_exclude_and_take_all() {
+        let bits = |text| Subsystems::listed(text).map(|s| s.0);
+        assert_eq!(bits("INIT, net"), Some(0x11));
+        assert_eq!(bits("^COLL,P2P"), Some(!0x6));
+        assert_eq!((bits("ALL"), bits("^ALL")), (Some(u64::MAX), Some(0)));
+        assert_eq!((bits("INIT,NOTHING"), bits("")), (None, Some(0)));
+        let levels = Levels::listed("WARN,TRACE").unwrap();
+        assert!(levels.contains(Level::Warn) && !levels.contains(Level::Info));
+        assert!(Levels::listed("^WARN").unwrap().contains(Level::Info));
+    }
+
+    #[test]
+    fn file_names_carry_host_and_process() {
+        let process = std::process::id();
+        assert_eq!(expand("/a/%h.%p%%%x%"), format!("/a/{}.{process}%%x%", host()));
+        assert_eq!(expand("%%p"), "%p");
+    }
+
+    #[test]
+    fn timestamps_have_fractions_and_bounded_length() {
+        let now = UNIX_EPOCH + Duration::new(1_000_000_000, 123_456_789);
+        assert_eq!(timestamp("%s.%3f|%9f|%%3f ", now), "1000000000.123|123456789|%3f ");
+        assert_eq!((timestamp("", now), timestamp("a\0b", now)), (String::new(), String::new()));
+        assert_eq!(timestamp(&"%F".repeat(100), now), "");
+        assert_eq!(timestamp("[x] ", now), "[x] ");
+    }
+
+    #[test]
+    fn log_files_are_private_appended_to_and_no_links() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = std::env::temp_dir().join(format!("oxccl-log-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("log");
+        let text = path.to_str().unwrap();
+        for round in 0..2 {
+            let output = Output {
+                file: open(text).unwrap(),
+                timestamp_format: "<%1f>".to_owned(),
+                timestamp_levels: Levels::listed("WARN").unwrap(),
+            };
+            output.write(Level::Info, &format!("round {round}"));
+        }
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        let tid = rustix::thread::gettid().as_raw_nonzero();
+        let prefix = format!("{}:{}:{tid} [0] OXCCL INFO round", host(), std::process::id());
+        let written = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(written, format!("{prefix} 0\n{prefix} 1\n"));
+        let link = folder.join("link");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        assert!(open(link.to_str().unwrap()).is_err());
+        assert!(open(folder.to_str().unwrap()).is_err());
+        assert!(open("/dev/null").is_ok() && open("/dev/zero").is_err());
+        std::fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -101,6 +101,12 @@ fn bad_arguments_are_named() {
 }
 
 #[test]
+fn variables_are_read_from_environment_and_file_and_by_ncclparam() {
+    run("params.c", C11, "all variables are read");
+    run("params.c", CPP17, "all variables are read");
+}
+
+#[test]
 fn one_thread_with_many_devices() {
     run("devices.c", C11, "many devices work in one thread");
 }

@@ -13,6 +13,13 @@ fn headers_are_what_codegen_would_write_and_declare_every_export() {
 }
 
 #[test]
+fn the_table_of_variables_is_what_codegen_would_write() {
+    let found = std::fs::read_to_string(root().join(xtask::environment::FILE)).expect("a file");
+    let stale = "docs/environment.md is stale: run cargo run -p xtask -- codegen";
+    assert!(found == xtask::environment::text(), "{stale}");
+}
+
+#[test]
 fn the_code_base_is_tidy() {
     let complaints = xtask::tidy::complaints(&root());
     assert!(complaints.is_empty(), "{}", complaints.join("\n"));

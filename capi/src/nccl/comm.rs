@@ -8,7 +8,7 @@ use oxccl_runtime::bootstrap::{self, UniqueId};
 use oxccl_runtime::comm::{Holder, Options, Origin};
 use oxccl_runtime::error::{Error, Result};
 use oxccl_runtime::group::{self, Creation, Launched};
-use oxccl_runtime::log::{self, Level};
+use oxccl_runtime::log::{self, Level, Subsystem};
 use std::ffi::c_int;
 use std::sync::Arc;
 
@@ -65,7 +65,7 @@ pub(crate) unsafe fn begin(
     check_device(function)?;
     let name = options.name.as_deref().unwrap_or("without a name");
     for line in options.without_effect() {
-        log::line(Level::Info, &format!("{function} of {name}: {line}"));
+        log::line(Level::Info, Subsystem::Init, &format!("{function} of {name}: {line}"));
     }
     let holder = Arc::new(Holder::new(device, options));
     let finish = Box::new(move |holder, member| {

@@ -8,4 +8,5 @@ pub mod group;
 pub mod info;
 pub mod lifetime;
 pub mod memory;
+pub mod param;
 pub mod types;

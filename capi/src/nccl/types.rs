@@ -51,14 +51,6 @@ pub struct ncclWindow_vidmem {
 /// Handle of a registered window.
 pub type ncclWindow_t = *mut ncclWindow_vidmem;
 
-/// A variable of the library; use only through its handle.
-pub struct ncclParamHandle {
-    _private: [u8; 0],
-}
-
-/// Handle of a variable.
-pub type ncclParamHandle_t = *mut ncclParamHandle;
-
 /// Names a communicator that is to be made; copy it whole to all ranks, and keep it secret: who
 /// has it can join.
 #[repr(C)]

@@ -98,8 +98,8 @@ pub unsafe extern "C" fn oxcclCommLastError(
     })
 }
 
-/// Sets the log level (0 none to 5 trace, as NCCL_DEBUG) and where lines go: `func(user, level, line)`,
-/// or standard error when `func` is null. Blocks: never.
+/// Sets the log level (0 none to 5 trace, as NCCL_DEBUG) and where lines go: `func(user, level, text)`
+/// without what NCCL puts before the text, or NCCL_DEBUG_FILE when `func` is null. Blocks: never.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.

@@ -8,6 +8,7 @@ use super::auth::{Client, Ends, Progress, Role, Server};
 use super::deadline::Deadline;
 use super::id::{SECRET_BYTES, random};
 use crate::error::{Error, Result};
+use crate::log::{self, Level, Subsystem};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
@@ -95,7 +96,7 @@ pub fn lead(
                     return Err(lost(rank, "two processes claim this rank"));
                 }
             }
-            Err(e) => crate::log::line(crate::log::Level::Warn, &e.to_string()),
+            Err(e) => log::line(Level::Warn, Subsystem::Bootstrap, &e.to_string()),
         }
     }
     let others: Vec<_> = streams.into_iter().skip(1).flatten().collect();

@@ -4,8 +4,8 @@
 use super::auth::{Ends, Role, Server};
 use super::id::UniqueId;
 use super::wire::{Connection, Frame, MAX_UNAUTHENTICATED, wait_for};
-use crate::error::Result;
-use crate::log::{self, Level};
+use crate::error::{Error, Result};
+use crate::log::{self, Level, Subsystem};
 use rustix::event::{PollFd, PollFlags};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::TcpListener;
@@ -144,7 +144,7 @@ impl Machine {
 
     fn fail(&mut self, why: &str) -> Vec<Action> {
         self.failed = true;
-        log::line(Level::Warn, &format!("rendezvous: {why}"));
+        log::line(Level::Warn, Subsystem::Bootstrap, &format!("rendezvous: {why}"));
         let mut actions = self.to_all(&Frame { kind: FAILED, body: why.as_bytes().to_vec() });
         actions.push(Action::Finish);
         actions
@@ -165,6 +165,11 @@ pub fn split_table(body: &[u8], nranks: u32) -> Option<Vec<Vec<u8>>> {
         rest = tail;
     }
     rest.is_empty().then_some(blobs)
+}
+
+/// Notes why a connection that was no rank's yet has ended.
+fn note(error: &Error) {
+    log::line(Level::Info, Subsystem::Bootstrap, &format!("rendezvous: {error}"));
 }
 
 /// Runs a rendezvous until all ranks have left it, or it failed. Blocks; give it a thread.
@@ -206,7 +211,7 @@ pub fn serve(listener: TcpListener, id: &UniqueId, limit: Duration) -> Result<()
                     Err(e) => {
                         match rank {
                             Some(rank) => actions.extend(machine.closed(*rank, *finished)),
-                            None => log::line(Level::Info, &format!("rendezvous: {e}")),
+                            None => note(&e),
                         }
                         return false;
                     }

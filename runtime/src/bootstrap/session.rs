@@ -7,7 +7,7 @@ use super::root::{self, BYE, FAILED, GATHER, JOIN, MAX_BLOB, MAX_RANKS, TABLE};
 use super::wire::{Connection, Frame};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::log::{self, Level};
+use crate::log::{self, Level, Subsystem};
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
@@ -48,7 +48,7 @@ pub fn start_rendezvous(listener: TcpListener, id: UniqueId) -> Result<()> {
     let limit = Duration::from_secs(Config::get().init_timeout_s);
     let serve = move || {
         if let Err(e) = root::serve(listener, &id, limit) {
-            log::line(Level::Warn, &format!("rendezvous: {e}"));
+            log::line(Level::Warn, Subsystem::Bootstrap, &format!("rendezvous: {e}"));
         }
     };
     std::thread::Builder::new()
@@ -75,7 +75,11 @@ fn id_from_environment(config: &Config) -> Result<UniqueId> {
             return Err(bad(why.to_owned()));
         }
         if config.insecure {
-            log::line(Level::Warn, "OXCCL_INSECURE=1: anyone who reaches the port can join");
+            log::line(
+                Level::Warn,
+                Subsystem::Bootstrap,
+                "OXCCL_INSECURE=1: anyone who reaches the port can join",
+            );
         }
     } else {
         let bytes = super::launch::read_private_file(&config.secret_file)?;

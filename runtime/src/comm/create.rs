@@ -16,6 +16,7 @@ use crate::link::direct::{DirectEdge, Segment, SegmentLayout};
 use crate::link::message::MessageEdge;
 use crate::link::message::net::{Connecting, HANDLE_BYTES, Handle, Identity, Net};
 use crate::link::message::socket::Tcp;
+use crate::log::{self, Level, Subsystem};
 use crate::monitor::{self, Sign};
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::HashMap;
@@ -69,12 +70,15 @@ pub(super) struct Family {
     pub(super) grows: AtomicU64,
 }
 
-/// Complains about variables that cannot be read.
+/// Tells which variables are given, and complains about those that cannot be read.
 fn warn_once() {
     static WARN: std::sync::Once = std::sync::Once::new();
     WARN.call_once(|| {
-        let warnings = &Config::get().warnings;
-        warnings.iter().for_each(|w| crate::log::line(crate::log::Level::Warn, w));
+        let version = concat!("OxCCL ", env!("CARGO_PKG_VERSION"), ", interface of NCCL 2.30.7");
+        log::line(Level::Version, Subsystem::Init, version);
+        let report = &Config::get().report;
+        report.warnings.iter().for_each(|line| log::line(Level::Warn, Subsystem::Env, line));
+        report.given().for_each(|line| log::line(Level::Info, Subsystem::Env, &line));
     });
 }
 
@@ -96,6 +100,7 @@ pub fn create(member: &Member) -> Result<Communicator> {
 /// As [`create`], until `cancel` is set.
 pub(super) fn join(member: &Member, cancel: &Cancel) -> Result<Communicator> {
     let Member { id, rank, nranks, device, options } = member;
+    warn_once();
     if *nranks == 1 {
         return alone(*device, options);
     }
@@ -119,7 +124,6 @@ pub(super) fn assemble(
         room.session.close();
         return alone(device, options);
     }
-    warn_once();
     let listener = Listener::new()?;
     let control = session::listen(interface::choose(Config::get())?)?;
     let address = control.local_addr().map_err(|e| Error::system("getsockname", e, ""))?;
@@ -218,7 +222,7 @@ fn can_pull(blobs: &[Blob], endpoint: &Endpoint) -> bool {
     let able = answers.all(|answer| answer);
     if !able {
         let text = "process_vm_readv is forbidden here: buffers from malloc are copied twice";
-        crate::log::line(crate::log::Level::Info, text);
+        log::line(Level::Info, Subsystem::Init, text);
     }
     able
 }
@@ -280,7 +284,7 @@ fn user_memory(
             }
             Err(e) => {
                 let text = format!("buffers of process {} will be copied: {e}", blob.pid);
-                crate::log::line(crate::log::Level::Warn, &text);
+                log::line(Level::Warn, Subsystem::Init, &text);
                 None
             }
         }
@@ -394,7 +398,7 @@ fn signs(
             Edge::Direct(_) if blob.process != own.process => {
                 if blob.pid_namespace != own.pid_namespace {
                     let text = format!("rank {peer} lives in another pid namespace: not watched");
-                    crate::log::line(crate::log::Level::Info, &text);
+                    log::line(Level::Info, Subsystem::Init, &text);
                     signs.push((peer, Ok(Sign::Memory)));
                     continue;
                 }

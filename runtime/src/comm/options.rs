@@ -2,7 +2,7 @@
 //! variables that override them, and why some have no effect on the host device.
 
 use crate::error::{Error, Result};
-use crate::log::{self, Level};
+use crate::log::{self, Level, Subsystem};
 
 /// NCCL's upper limit of thread blocks and channels.
 const MAX_CTAS: i32 = 64;
@@ -194,7 +194,7 @@ impl Options {
     /// `lookup` gives the value of a variable. Values that cannot be used are logged and ignored.
     pub fn with_environment(mut self, lookup: &impl Fn(&str) -> Option<String>) -> Self {
         let warnings = self.override_by(lookup);
-        warnings.iter().for_each(|w| log::line(Level::Warn, w));
+        warnings.iter().for_each(|w| log::line(Level::Warn, Subsystem::Env, w));
         self
     }
 

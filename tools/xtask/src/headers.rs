@@ -259,6 +259,8 @@ fn generate(root: &Path, header: &Header) -> Result<String, Error> {
         "Pointers are null or point to what the documentation says.",
         "Any handle may be passed.",
         "Any integer may be passed.",
+        "May be called at any time.",
+        "No other thread changes the environment meanwhile.",
     ] {
         text = text.replace(&format!("//\n// # Safety\n// {safety}\n"), "");
     }

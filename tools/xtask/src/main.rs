@@ -5,13 +5,20 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     match std::env::args().nth(1).as_deref() {
-        Some("codegen") => match xtask::headers::write(&root) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                eprintln!("codegen: {error}");
-                ExitCode::FAILURE
+        Some("codegen") => {
+            let headers = xtask::headers::write(&root).map_err(|e| e.to_string());
+            let written = headers.and_then(|()| {
+                xtask::environment::write(&root)
+                    .map_err(|e| format!("{}: {e}", xtask::environment::FILE))
+            });
+            match written {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => {
+                    eprintln!("codegen: {error}");
+                    ExitCode::FAILURE
+                }
             }
-        },
+        }
         Some("tidy") => {
             let complaints = xtask::tidy::complaints(&root);
             complaints.iter().for_each(|line| eprintln!("{line}"));

@@ -7,7 +7,7 @@
 
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::log::{self, Level};
+use crate::log::{self, Level, Subsystem};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -66,7 +66,7 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: base and len are those of a mapping that this value owns alone.
         if let Err(e) = unsafe { rustix::mm::munmap(self.base.cast(), self.len) } {
-            log::line(Level::Warn, &format!("munmap failed: {e}"));
+            log::line(Level::Warn, Subsystem::Alloc, &format!("munmap failed: {e}"));
         }
     }
 }
@@ -132,7 +132,7 @@ impl Arena {
                 let made = Self::new(Self::default_len());
                 if let Err(e) = &made {
                     let text = format!("no memory that peers can map, buffers will be copied: {e}");
-                    log::line(Level::Warn, &text);
+                    log::line(Level::Warn, Subsystem::Alloc, &text);
                 }
                 made.ok()
             })

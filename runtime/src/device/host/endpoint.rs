@@ -1,6 +1,7 @@
 //! A rank's place in a communicator on the host device: its links, its counters, its failure.
 
 use super::arena::{Arena, Mapping};
+use crate::log::{self, Level, Subsystem};
 use crate::error::{Code, Error, Result, Site};
 use crate::link::direct::{PeerState, Record, Segment, reached};
 use crate::link::{Edge, notice};
@@ -164,7 +165,7 @@ impl Endpoint {
         if !first {
             return;
         }
-        crate::log::line(crate::log::Level::Warn, &error.to_string());
+        log::line(Level::Warn, Subsystem::Coll, &error.to_string());
         let (code, culprit) = match (&error, error.site()) {
             // To the others this rank is lost.
             (Error::Aborted { .. }, _) => (Code::RemoteError, self.rank as i32),

@@ -7,6 +7,7 @@ use super::event::Event;
 use super::exchange::{Exchange, Transfer};
 use super::graph::{Graph, GraphRun};
 use super::worker;
+use crate::log::{self, Level, Subsystem};
 use crate::error::{Error, Result, Site};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -310,7 +311,7 @@ impl Operation {
             "ranks {writers:?} do not answer and may still write into the buffers of {}: keep them",
             self.name()
         );
-        crate::log::line(crate::log::Level::Warn, &text);
+        log::line(Level::Warn, Subsystem::Coll, &text);
         self.end(Err(error))
     }
 

@@ -7,7 +7,7 @@
 use super::collective::Budget;
 use super::stream::{Progress, Stream, VISIT};
 use super::task::HostFunction;
-use crate::log::{self, Level};
+use crate::log::{self, Level, Subsystem};
 use crossbeam::channel::{Sender, unbounded};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -54,7 +54,7 @@ pub(super) fn add(stream: Arc<Stream>) {
                 Ok(handle) => drop(WORKER.thread.set(handle.thread().clone())),
                 Err(e) => {
                     let text = format!("no worker thread ({e}): work advances in synchronize only");
-                    log::line(Level::Warn, &text);
+                    log::line(Level::Warn, Subsystem::Init, &text);
                 }
             }
         });
@@ -192,7 +192,7 @@ pub(super) fn call(function: HostFunction) -> Arc<AtomicBool> {
             }
         };
         if let Err(e) = std::thread::Builder::new().name("oxccl-hostfunc".to_owned()).spawn(run) {
-            log::line(Level::Warn, &format!("no thread for host functions: {e}"));
+            log::line(Level::Warn, Subsystem::Init, &format!("no thread for host functions: {e}"));
         }
         sender
     });

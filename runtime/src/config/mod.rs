@@ -1,0 +1,244 @@
+//! The one table of variables. Nothing else in the library reads the environment or configuration
+//! files.
+//!
+//! A value comes from the process's environment, else from the file that `NCCL_CONF_FILE` names
+//! (else `~/.nccl.conf`), else from `/etc/nccl.conf`. The environment is never written to.
+
+mod accepted;
+pub mod file;
+mod source;
+mod suggest;
+mod table;
+mod value;
+
+pub use source::launcher_variable;
+pub use table::Config;
+pub use value::{Kind, Value};
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+use value::Parse;
+
+/// A row of the table.
+#[derive(Clone, Copy, Debug)]
+pub struct Variable {
+    /// What it belongs to.
+    pub section: &'static str,
+    /// Name in the environment.
+    pub name: &'static str,
+    /// What it holds.
+    pub kind: Kind,
+    /// Default, as it would be written; empty where there is none.
+    pub default: &'static str,
+    /// What it does.
+    pub doc: &'static str,
+    /// Whether it does so here.
+    pub status: Status,
+}
+
+impl Variable {
+    /// Whether its documentation, ours or NCCL's, promises something to users.
+    pub fn is_documented(&self) -> bool {
+        self.section != accepted::UNDOCUMENTED
+    }
+}
+
+/// Whether a variable has an effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// It has.
+    Honoured,
+    /// It has none, for this reason.
+    Accepted(&'static str),
+}
+
+/// Where a value comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// The table.
+    Default,
+    /// The process's environment.
+    Environment,
+    /// A configuration file.
+    File {
+        /// Its path.
+        path: Arc<str>,
+        /// Number of the line, from 1.
+        line: usize,
+    },
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::Default => f.write_str("default"),
+            Origin::Environment => f.write_str("environment"),
+            Origin::File { path, line } => write!(f, "{path}:{line}"),
+        }
+    }
+}
+
+/// A variable's value in effect.
+#[derive(Clone, Debug)]
+pub struct Setting {
+    /// The variable.
+    pub variable: &'static Variable,
+    /// Its value.
+    pub value: Value,
+    /// Where that comes from.
+    pub origin: Origin,
+}
+
+/// What reading the variables found.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// A value for each row, in the order of [`variables`].
+    pub settings: Vec<Setting>,
+    /// Complaints about values, names and files that cannot be used.
+    pub warnings: Vec<String>,
+}
+
+impl Report {
+    /// A line for each variable that was given.
+    pub fn given(&self) -> impl Iterator<Item = String> {
+        let given = self.settings.iter().filter(|s| s.origin != Origin::Default);
+        given.map(|Setting { variable, value, origin }| match variable.status {
+            Status::Honoured => format!("{}={value} ({origin})", variable.name),
+            Status::Accepted(why) => {
+                format!("{}={value} ({origin}) has no effect: {why}", variable.name)
+            }
+        })
+    }
+}
+
+/// All rows: those that the library reads, then the others.
+pub fn variables() -> impl Iterator<Item = &'static Variable> {
+    table::FIELDS.iter().chain(accepted::ACCEPTED)
+}
+
+/// The variable whose name is most like `name`, where one is.
+pub fn nearest(name: &str) -> Option<&'static str> {
+    suggest::nearest(name, variables().map(|variable| variable.name))
+}
+
+/// Finds the text given for a variable.
+type Lookup<'a> = dyn Fn(&str) -> Option<(String, Origin)> + 'a;
+
+/// Takes the value of a row; one that cannot be read leaves the default. Only texts can be empty:
+/// for the others that means nothing was given.
+fn read<T: Parse>(row: &'static Variable, lookup: &Lookup<'_>, report: &mut Report) -> T {
+    let Variable { name, default, .. } = *row;
+    let blank = |text: &str| T::KIND != Kind::Text && text.trim().is_empty();
+    let mut take = |value: T, text: &str, origin| {
+        report.settings.push(Setting { variable: row, value: value.value(text), origin });
+        value
+    };
+    if let Some((text, origin)) = lookup(name).filter(|(text, _)| !blank(text)) {
+        match T::parse(&text) {
+            Some(value) => return take(value, &text, origin),
+            None => report.warnings.push(format!(
+                "{name}={text} ({origin}) cannot be read, expected {}; using {}",
+                T::EXPECTED,
+                if default.is_empty() { "no value" } else { default },
+            )),
+        }
+    }
+    let value = T::parse(default).expect("the default of a variable parses");
+    report.settings.push(Setting {
+        variable: row,
+        value: value.value(default),
+        origin: Origin::Default,
+    });
+    value
+}
+
+impl Config {
+    /// The process's values, read at the first call.
+    pub fn get() -> &'static Config {
+        static CONFIG: OnceLock<Config> = OnceLock::new();
+        CONFIG.get_or_init(Config::fresh)
+    }
+
+    /// What the process's environment and files say now.
+    pub fn fresh() -> Config {
+        source::Sources::of_process().config()
+    }
+
+    /// Takes the values from `lookup` as if it were the environment.
+    pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Self {
+        Self::from_origins(&|name| lookup(name).map(|text| (text, Origin::Environment)))
+    }
+
+    fn from_origins(lookup: &Lookup<'_>) -> Self {
+        let mut config = Self::from_rows(lookup);
+        accepted::read_all(lookup, &mut config.report);
+        config
+    }
+
+    /// The setting of a variable, and its index in the order of [`variables`].
+    pub fn setting(&self, name: &str) -> Option<(usize, &Setting)> {
+        self.report.settings.iter().enumerate().find(|(_, s)| s.variable.name == name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn every_row_is_unique_documented_and_has_a_readable_default() {
+        let mut names = HashSet::new();
+        for row in variables() {
+            let name = row.name;
+            assert!(name.starts_with("NCCL_") || name.starts_with("OXCCL_"), "{name}");
+            assert!(names.insert(name), "{name} is there twice");
+            assert!(row.doc.ends_with('.') && !row.doc.starts_with(' '), "{name}: {}", row.doc);
+            if let Status::Accepted(why) = row.status {
+                assert!(!why.is_empty() && !why.ends_with('.'), "{name}: {why}");
+            }
+        }
+        let config = Config::from_lookup(|_| None);
+        let order = config.report.settings.iter().map(|s| s.variable.name);
+        assert!(order.eq(variables().map(|v| v.name)));
+        assert!(config.report.warnings.is_empty(), "{:?}", config.report.warnings);
+        assert_eq!(config.report.given().count(), 0);
+    }
+
+    #[test]
+    fn values_come_from_the_lookup_and_bad_ones_are_reported() {
+        let config = Config::from_lookup(|name| match name {
+            "OXCCL_TIMEOUT" => Some("1500".to_owned()),
+            "OXCCL_INSECURE" => Some("perhaps".to_owned()),
+            "OXCCL_DETERMINISTIC" => Some(String::new()),
+            "OXCCL_COUNTER_START" => Some("0xfffffffffffffff0".to_owned()),
+            "NCCL_COMM_BLOCKING" => Some("0".to_owned()),
+            "NCCL_MIN_CTAS" => Some("many".to_owned()),
+            "NCCL_IB_TIMEOUT" => Some("22".to_owned()),
+            "NCCL_IB_SL" => Some("-1".to_owned()),
+            _ => None,
+        });
+        assert_eq!(
+            (config.timeout_ms, config.insecure, config.deterministic),
+            (1500, false, false)
+        );
+        assert_eq!(config.counter_start, u64::MAX - 15);
+        assert_eq!(
+            (config.comm_blocking, config.min_ctas, &config.net),
+            (Some(false), None, &None)
+        );
+        let warnings = [
+            "OXCCL_INSECURE=perhaps (environment) cannot be read, expected 0 or 1; using 0",
+            "NCCL_MIN_CTAS=many (environment) cannot be read, expected a number from -2^63 to 2^63 \
+             - 1; using no value",
+            "NCCL_IB_SL=-1 (environment) cannot be read, expected a number from 0 to 2^64 - 1; using 0",
+        ];
+        assert_eq!(config.report.warnings, warnings);
+        let given: Vec<String> = config.report.given().collect();
+        assert_eq!(given.len(), 4);
+        let no_effect = "NCCL_IB_TIMEOUT=22 (environment) has no effect: there is no InfiniBand \
+                         transport yet";
+        assert!(given.iter().any(|line| line == no_effect), "{given:?}");
+        assert_eq!(config.setting("NCCL_IB_TIMEOUT").unwrap().1.value, Value::Uint(22));
+    }
+}

@@ -1,0 +1,253 @@
+//! Where values come from: the process's environment and configuration files.
+
+use super::{Config, Origin, file, nearest, variables};
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The file for all users.
+const SYSTEM_FILE: &str = "/etc/nccl.conf";
+
+/// Prefixes and names that begin like NCCL's and belong to other software: nccl-tests, plugins,
+/// their examples, frameworks, builds and containers.
+const FOREIGN: &[&str] = &[
+    "NCCL_TESTS_",
+    "NCCL_INSPECTOR_",
+    "NCCL_TUNER_CONFIG_FILE",
+    "NCCL_PROFILE_",
+    "NCCL_UCX_",
+    "NCCL_SHARP_",
+    "NCCL_FASTRAK_",
+    "NCCL_GPUDIRECTTCPX_",
+    "NCCL_ASYNC_ERROR_HANDLING",
+    "NCCL_BLOCKING_WAIT",
+    "NCCL_VERSION",
+    "NCCL_ROOT",
+    "NCCL_HOME",
+    "NCCL_INCLUDE_DIR",
+    "NCCL_LIB",
+    "OXCCL_TEST_",
+];
+
+/// Whether the program runs with rights that its caller does not have (set-user-id and the like).
+fn secure() -> bool {
+    // SAFETY: the function takes any number and only reads the auxiliary vector.
+    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
+}
+
+/// Such a program takes no paths from its caller: neither of files nor of plugins.
+fn admitted(name: &str, secure: bool) -> bool {
+    let path = name.ends_with("_FILE") || name.ends_with("_PLUGIN") || name == "OXCCL_RENDEZVOUS";
+    !(secure && path)
+}
+
+/// Reads a variable that belongs to a launcher (`OMPI_…`, `SLURM_…`), not to this library.
+pub fn launcher_variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// All that values can come from, as it was at one moment.
+#[derive(Default)]
+pub(super) struct Sources {
+    environment: BTreeMap<String, String>,
+    /// The most important one first.
+    files: Vec<(Arc<str>, file::Parsed)>,
+    warnings: Vec<String>,
+}
+
+impl Sources {
+    pub(super) fn of_process() -> Self {
+        let secure = secure();
+        let home = if secure { None } else { std::env::home_dir() };
+        Self::new(std::env::vars_os(), secure, home.as_deref(), Path::new(SYSTEM_FILE))
+    }
+
+    fn new(
+        environment: impl Iterator<Item = (OsString, OsString)>,
+        secure: bool,
+        home: Option<&Path>,
+        system: &Path,
+    ) -> Self {
+        let mut sources = Self::default();
+        for (name, value) in environment {
+            let bytes = name.as_encoded_bytes();
+            if !bytes.starts_with(b"NCCL_") && !bytes.starts_with(b"OXCCL_") {
+                continue;
+            }
+            let name = name.to_string_lossy().into_owned();
+            match value.into_string() {
+                _ if !admitted(&name, secure) => {
+                    let why = "is ignored: this program has more rights than its caller";
+                    sources.warnings.push(format!("{name} {why}"));
+                }
+                Ok(value) => drop(sources.environment.insert(name, value)),
+                Err(_) => sources.warnings.push(format!("{name} is ignored: it is not UTF-8")),
+            }
+        }
+        match sources.environment.get("NCCL_CONF_FILE").filter(|path| !path.is_empty()) {
+            Some(path) => sources.add(&PathBuf::from(path), true),
+            None => home.into_iter().for_each(|h| sources.add(&h.join(".nccl.conf"), false)),
+        }
+        sources.add(system, false);
+        sources
+    }
+
+    /// Adds a file, which may be missing unless someone asked for it.
+    fn add(&mut self, path: &Path, asked_for: bool) {
+        let name: Arc<str> = path.display().to_string().into();
+        match file::read(path) {
+            Ok(Some(parsed)) => {
+                let complaints = parsed.complaints.iter();
+                self.warnings.extend(complaints.map(|(line, why)| format!("{name}:{line}: {why}")));
+                self.files.push((name, parsed));
+            }
+            Ok(None) if !asked_for => {}
+            Ok(None) => self.warnings.push(format!("NCCL_CONF_FILE={name}: no such file")),
+            Err(why) => self.warnings.push(why),
+        }
+    }
+
+    fn lookup(&self, name: &str) -> Option<(String, Origin)> {
+        if let Some(value) = self.environment.get(name) {
+            return Some((value.clone(), Origin::Environment));
+        }
+        self.files.iter().find_map(|(path, parsed)| {
+            let entry = parsed.entries.iter().find(|entry| entry.name == name)?;
+            let origin = Origin::File { path: path.clone(), line: entry.line };
+            Some((entry.value.clone(), origin))
+        })
+    }
+
+    /// The values, with all complaints.
+    pub(super) fn config(mut self) -> Config {
+        let mut config = Config::from_origins(&|name| self.lookup(name));
+        let environment = self.environment.keys().map(|name| (name, Origin::Environment));
+        let files = self.files.iter().flat_map(|(path, parsed)| {
+            let origin = |line| Origin::File { path: path.clone(), line };
+            parsed.entries.iter().map(move |entry| (&entry.name, origin(entry.line)))
+        });
+        let unknown = environment.chain(files).filter(|(name, _)| {
+            let foreign = FOREIGN.iter().any(|prefix| name.starts_with(prefix));
+            !foreign && variables().all(|variable| variable.name != *name)
+        });
+        let unknown = unknown.map(|(name, origin)| match nearest(name) {
+            Some(near) => format!("{name} ({origin}) is no variable; did you mean {near}?"),
+            None => format!("{name} ({origin}) is no variable that this library knows"),
+        });
+        config.report.warnings.extend(unknown);
+        config.report.warnings.append(&mut self.warnings);
+        config
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::ffi::OsStringExt;
+
+    /// A folder of its own that disappears with it.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("oxccl-{name}-{}", std::process::id()));
+            std::fs::create_dir_all(&path).unwrap();
+            Self(path)
+        }
+
+        fn write(&self, name: &str, text: &str) -> PathBuf {
+            let path = self.0.join(name);
+            std::fs::write(&path, text).unwrap();
+            path
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn environment(pairs: &[(&str, &str)]) -> impl Iterator<Item = (OsString, OsString)> {
+        let owned = |(name, value): &(&str, &str)| ((*name).into(), (*value).into());
+        pairs.iter().map(owned).collect::<Vec<(OsString, OsString)>>().into_iter()
+    }
+
+    #[test]
+    fn the_environment_beats_the_users_file_and_that_the_systems() {
+        let folder = Folder::new("order");
+        let system =
+            folder.write("system", "OXCCL_TIMEOUT=1\nOXCCL_INIT_TIMEOUT=2\nNCCL_HOSTID=system\n");
+        folder.write(".nccl.conf", "OXCCL_TIMEOUT=3\nOXCCL_INIT_TIMEOUT=4\n");
+        let named = folder.write("named", "OXCCL_TIMEOUT=5\nNCCL_DEBUG_FIEL=x\nrubbish\n");
+        let config = |pairs: &[(&str, &str)]| {
+            Sources::new(environment(pairs), false, Some(&folder.0), &system).config()
+        };
+
+        let at_home = config(&[("OXCCL_TIMEOUT", "9")]);
+        assert_eq!((at_home.timeout_ms, at_home.init_timeout_s), (9, 4));
+        assert_eq!(at_home.hostid, "system");
+        assert!(at_home.report.warnings.is_empty(), "{:?}", at_home.report.warnings);
+
+        let elsewhere = config(&[("NCCL_CONF_FILE", named.to_str().unwrap())]);
+        assert_eq!((elsewhere.timeout_ms, elsewhere.init_timeout_s), (5, 2));
+        let origin = &elsewhere.setting("OXCCL_TIMEOUT").unwrap().1.origin;
+        assert_eq!(origin.to_string(), format!("{}:1", named.display()));
+        let named = named.display();
+        let expected = [
+            format!("NCCL_DEBUG_FIEL ({named}:2) is no variable; did you mean NCCL_DEBUG_FILE?"),
+            format!("{named}:3: no NAME=VALUE"),
+        ];
+        assert_eq!(elsewhere.report.warnings, expected);
+
+        let missing = config(&[("NCCL_CONF_FILE", "/nonexistent/conf")]);
+        assert_eq!(missing.report.warnings, ["NCCL_CONF_FILE=/nonexistent/conf: no such file"]);
+    }
+
+    #[test]
+    fn unknown_names_are_reported_once_and_those_of_others_never() {
+        let pairs = [
+            ("NCCL_DEBG", "INFO"),
+            ("OXCCL_WHATEVER_ELSE", "1"),
+            ("NCCL_TESTS_SPLIT", "1"),
+            ("NCCL_VERSION", "2.30.7-1"),
+            ("NCCL_SOCKET_IFNAME", "lo"),
+            ("TORCH_NCCL_BLOCKING_WAIT", "1"),
+        ];
+        let nowhere = Path::new("/nonexistent/conf");
+        let mut pairs: Vec<_> = environment(&pairs).collect();
+        pairs.push(("NCCL_HOSTID".into(), OsString::from_vec(vec![0xff])));
+        let warnings =
+            Sources::new(pairs.into_iter(), false, None, nowhere).config().report.warnings;
+        let expected = [
+            "NCCL_DEBG (environment) is no variable; did you mean NCCL_DEBUG?",
+            "OXCCL_WHATEVER_ELSE (environment) is no variable that this library knows",
+            "NCCL_HOSTID is ignored: it is not UTF-8",
+        ];
+        assert_eq!(warnings, expected);
+    }
+
+    #[test]
+    fn paths_are_not_taken_where_the_caller_has_fewer_rights() {
+        let folder = Folder::new("secure");
+        let conf = folder.write("conf", "OXCCL_TIMEOUT=5\n");
+        let pairs = [
+            ("NCCL_CONF_FILE", conf.to_str().unwrap()),
+            ("NCCL_DEBUG_FILE", "/tmp/x"),
+            ("OXCCL_SECRET_FILE", "/tmp/x"),
+            ("OXCCL_RENDEZVOUS", "/tmp"),
+            ("NCCL_NET_PLUGIN", "/tmp/x.so"),
+            ("NCCL_DEBUG", "INFO"),
+        ];
+        let nowhere = Path::new("/nonexistent/conf");
+        let config = |secure| Sources::new(environment(&pairs), secure, None, nowhere).config();
+        assert_eq!((config(false).timeout_ms, config(false).debug_file.as_str()), (5, "/tmp/x"));
+        let privileged = config(true);
+        assert_eq!((privileged.timeout_ms, privileged.debug_file.as_str()), (0, ""));
+        assert_eq!((privileged.secret_file.as_str(), privileged.rendezvous.as_str()), ("", ""));
+        let given: Vec<String> = privileged.report.given().collect();
+        assert_eq!(given, ["NCCL_DEBUG=INFO (environment)"]);
+        assert_eq!(privileged.report.warnings.len(), 5);
+    }
+}

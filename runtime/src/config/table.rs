@@ -1,0 +1,152 @@
+//! The variables that the library reads: a row is a documented field of [`Config`].
+
+use super::accepted::{CTAS, NETWORKS, NO_NVLS, NO_SHARING, PROXIES};
+use super::value::Parse;
+use super::{Lookup, Report, Status, Variable, read};
+use crate::log::{Level, Levels, Subsystems};
+
+const fn status(reason: &[&'static str]) -> Status {
+    match reason {
+        [] => Status::Honoured,
+        [reason, ..] => Status::Accepted(reason),
+    }
+}
+
+macro_rules! variables {
+    ($($section:literal {
+        $($(#[doc = $doc:literal])+
+        $field:ident: $t:ty = $name:literal, $default:literal $(, $reason:expr)?;)*
+    })*) => {
+        /// The values of all variables, read once at the first use of the library.
+        #[derive(Clone, Debug)]
+        pub struct Config {
+            $($($(#[doc = $doc])+ pub $field: $t,)*)*
+            /// Where the values come from, and what is to be said about them.
+            pub report: Report,
+        }
+
+        pub(super) static FIELDS: &[Variable] = &[
+            $($(Variable {
+                section: $section,
+                name: $name,
+                kind: <$t as Parse>::KIND,
+                default: $default,
+                doc: concat!($($doc),+).trim_ascii_start(),
+                status: status(&[$($reason)?]),
+            },)*)*
+        ];
+
+        impl Config {
+            pub(super) fn from_rows(lookup: &Lookup<'_>) -> Self {
+                let mut report = Report::default();
+                let mut rows = FIELDS.iter();
+                $($(let $field = {
+                    let row = rows.next().expect("a row per field");
+                    read::<$t>(row, lookup, &mut report)
+                };)*)*
+                Self { $($($field,)*)* report }
+            }
+        }
+    };
+}
+
+variables! {
+"Creation of communicators" {
+    /// Device of new communicators: auto, host or cuda.
+    device: String = "OXCCL_DEVICE", "auto";
+    /// Address `host:port` of the rendezvous, which then needs no unique id to be passed around.
+    comm_id: String = "NCCL_COMM_ID", "";
+    /// File (mode 0600) with the job's secret for NCCL_COMM_ID, or with a whole unique id.
+    secret_file: String = "OXCCL_SECRET_FILE", "";
+    /// 1 lets NCCL_COMM_ID listen beyond loopback without a secret.
+    insecure: bool = "OXCCL_INSECURE", "0";
+    /// What tells hosts apart; ranks with equal values share memory. Default: this boot and
+    /// network namespace.
+    hostid: String = "NCCL_HOSTID", "";
+    /// Interfaces to use: a list of prefixes; `^` excludes, `=` takes names exactly.
+    socket_ifname: String = "NCCL_SOCKET_IFNAME", "";
+    /// Address family: AF_INET or AF_INET6; empty takes either.
+    socket_family: String = "NCCL_SOCKET_FAMILY", "";
+    /// Seconds that initialisation waits for all ranks.
+    init_timeout_s: u64 = "OXCCL_INIT_TIMEOUT", "60";
+    /// Gibibytes of address space from which oxcclMemAlloc and ncclMemAlloc take memory; 0 means
+    /// twice the machine's memory.
+    arena_gib: u64 = "OXCCL_ARENA_GIB", "0";
+    /// This process's rank, as set by `oxccl run`.
+    rank: String = "OXCCL_RANK", "";
+    /// The number of ranks, as set by `oxccl run`.
+    nranks: String = "OXCCL_NRANKS", "";
+    /// This process's rank on its host, as set by `oxccl run`.
+    local_rank: String = "OXCCL_LOCAL_RANK", "";
+    /// Folder for the files through which launched processes find each other.
+    rendezvous: String = "OXCCL_RENDEZVOUS", "";
+}
+"Operations" {
+    /// Milliseconds that an operation may wait for a peer; 0 waits for ever.
+    timeout_ms: u64 = "OXCCL_TIMEOUT", "0";
+    /// 1 gives the same bits whatever the algorithm, the split and the grouping of a reduction.
+    deterministic: bool = "OXCCL_DETERMINISTIC", "0";
+    /// Algorithm to use wherever it serves, for example `ring`; empty leaves it to the cost model.
+    algorithm: String = "OXCCL_ALGORITHM", "";
+    /// First value of all counters between ranks; for tests of their wrap-around.
+    counter_start: u64 = "OXCCL_COUNTER_START", "0";
+}
+"Instead of fields of ncclConfig_t" {
+    /// Overrides `blocking`: 0 makes creation, finalisation and group ends return before they are
+    /// complete.
+    comm_blocking: Option<bool> = "NCCL_COMM_BLOCKING", "";
+    /// Overrides `cgaClusterSize`, thread blocks that run as a cluster.
+    cga_cluster_size: Option<i64> = "NCCL_CGA_CLUSTER_SIZE", "", CTAS;
+    /// Overrides `minCTAs`, the least number of thread blocks.
+    min_ctas: Option<i64> = "NCCL_MIN_CTAS", "", CTAS;
+    /// Overrides `maxCTAs`, the greatest number of thread blocks.
+    max_ctas: Option<i64> = "NCCL_MAX_CTAS", "", CTAS;
+    /// Overrides `CTAPolicy`: DEFAULT, EFFICIENCY, ZERO, joined by `|`.
+    cta_policy: Option<String> = "NCCL_CTA_POLICY", "", CTAS;
+    /// Overrides `netName`: the network to use, by name.
+    net: Option<String> = "NCCL_NET", "", NETWORKS;
+    /// Overrides `collnetEnable`: 1 has switches reduce.
+    collnet_enable: Option<i64> = "NCCL_COLLNET_ENABLE", "", NETWORKS;
+    /// Overrides `nvlsCTAs`, thread blocks for reductions in NVLink switches.
+    nvls_nchannels: Option<i64> = "NCCL_NVLS_NCHANNELS", "", NO_NVLS;
+    /// Overrides `nChannelsPerNetPeer`, channels to each peer of another host.
+    nchannels_per_net_peer: Option<i64> = "NCCL_NCHANNELS_PER_NET_PEER", "", CTAS;
+    /// Overrides `splitShare`: 1 lets split communicators share their parent's resources.
+    comm_split_share_resources: Option<i64> = "NCCL_COMM_SPLIT_SHARE_RESOURCES", "", NO_SHARING;
+    /// Overrides `shrinkShare`: 1 lets shrunk communicators share their parent's resources.
+    comm_shrink_share_resources: Option<i64> = "NCCL_COMM_SHRINK_SHARE_RESOURCES", "", NO_SHARING;
+    /// Overrides `numRmaCtx`, contexts for one-sided operations.
+    num_rma_ctx: Option<i64> = "NCCL_NUM_RMA_CTX", "", PROXIES;
+    /// Overrides `maxP2pPeers`, peers that send and receive at a time.
+    p2p_max_peers: Option<i64> = "NCCL_P2P_MAX_PEERS", "", PROXIES;
+    /// 1 makes `graphUsageMode` 2: graphs may mix with other work on a communicator.
+    graph_mixing_support: Option<i64> = "NCCL_GRAPH_MIXING_SUPPORT", "",
+        "the host device orders graphs and other work always";
+    /// Overrides `graphStreamOrdering`: 0 lets captured operations of a communicator overlap.
+    graph_stream_ordering: Option<i64> = "NCCL_GRAPH_STREAM_ORDERING", "",
+        "the host device orders graphs and other work always";
+}
+"Configuration and logging" {
+    /// File to read variables from, instead of `~/.nccl.conf`; only from the environment.
+    conf_file: String = "NCCL_CONF_FILE", "";
+    /// Log level: NONE, VERSION, WARN, INFO, ABORT or TRACE.
+    debug: Level = "NCCL_DEBUG", "WARN";
+    /// Which INFO and TRACE lines are logged: a list of INIT, COLL, P2P, SHM, NET, GRAPH, TUNING,
+    /// ENV, ALLOC, CALL, PROXY, NVLS, BOOTSTRAP, REG, PROFILE, RAS, DESTROY, ALLOC_HOST, or ALL;
+    /// `^` before the list takes all but these.
+    debug_subsys: Subsystems = "NCCL_DEBUG_SUBSYS", "INIT,BOOTSTRAP,ENV";
+    /// File to append log lines to, instead of standard error; made with mode 0600, no link. `%h` is
+    /// the host's name, `%p` the process, `%%` a percent sign. `/dev/stdout` and `/dev/stderr` are
+    /// the process's streams.
+    debug_file: String = "NCCL_DEBUG_FILE", "";
+    /// Time before log lines, as for strftime, with `%1f` to `%9f` for digits of the second; empty
+    /// writes none.
+    debug_timestamp_format: String = "NCCL_DEBUG_TIMESTAMP_FORMAT", "[%F %T] ";
+    /// Which levels' lines get the time: a list of VERSION, WARN, INFO, ABORT, TRACE, or ALL; `^`
+    /// before the list takes all but these.
+    debug_timestamp_levels: Levels = "NCCL_DEBUG_TIMESTAMP_LEVELS", "WARN";
+    /// 1 has ncclParamGetAllParameterKeys and ncclParamDumpAll include variables that NCCL does not
+    /// document.
+    param_dump_all: bool = "NCCL_PARAM_DUMP_ALL", "0";
+}
+}
