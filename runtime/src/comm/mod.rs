@@ -147,6 +147,9 @@ impl Communicator {
 
     /// Fails when the communicator is ended or broken.
     pub fn check(&self) -> Result<()> {
+        if self.revoked.load(Ordering::Acquire) {
+            return Err(self.revoked_error());
+        }
         if let Some(error) = self.endpoint.failure() {
             return Err(error);
         }
@@ -199,11 +202,15 @@ impl Communicator {
     /// [`QUIET`].
     pub fn finalize(&self) -> Result<()> {
         if self.revoked.load(Ordering::Acquire) {
-            let hint = "destroy it, or make a new one by ncclCommSplit or ncclCommShrink";
-            return Err(Error::usage("the communicator was revoked", hint));
+            return Err(self.revoked_error());
         }
         self.drain();
         Ok(())
+    }
+
+    fn revoked_error(&self) -> Error {
+        let hint = "destroy it, or make a new one by ncclCommSplit or ncclCommShrink";
+        Error::usage("the communicator was revoked", hint)
     }
 
     fn drain(&self) {
