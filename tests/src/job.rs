@@ -102,7 +102,8 @@ impl Drop for Job {
     }
 }
 
-fn read_all(child: &mut Child) -> [std::thread::JoinHandle<String>; 2] {
+/// Reads what a child prints, both ways, while it runs.
+pub(crate) fn read_all(child: &mut Child) -> [std::thread::JoinHandle<String>; 2] {
     fn reader(pipe: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<String> {
         std::thread::spawn(move || {
             let mut bytes = Vec::new();

@@ -1,0 +1,88 @@
+//! The binary interface is NCCL's: constants, layouts, prototypes, symbols, and wrappers.
+
+use oxccl_tests::missing;
+use oxccl_tests::program::{C11, CPP17, Language, compile, library, output, run};
+use std::process::Command;
+use xtask::abi;
+
+/// Facts about NCCL, from its own headers and library.
+const FACTS: &str = include_str!("../abi/nccl-2.30.7.txt");
+
+/// Exported by NCCL's library, but declared nowhere: for its own use.
+const INTERNAL: [&str; 1] = ["ncclResetDebugInitInternal"];
+
+/// Asks our headers what NCCL's were asked.
+fn facts_hold((compiler, flags): Language<'_>) {
+    let name = if compiler == "cc" { "c" } else { "cpp" };
+    for header in abi::HEADERS.map(|h| h.name) {
+        let expected = abi::section(FACTS, header);
+        assert!(expected.len() > 100, "{header}: {} facts", expected.len());
+        let folder = library(&format!("facts-{name}-{header}"));
+        let source = folder.join("facts.c");
+        let text = abi::source(&format!("#include <{header}>\n"), &expected);
+        std::fs::write(&source, text).expect("a source");
+        let language = (compiler, flags);
+        let source = source.to_str().expect("a path in UTF-8");
+        let Some(program) = compile(source, language, &folder, "facts") else { return };
+        let printed = output(&mut Command::new(program));
+        let differences = abi::answers(&printed, &expected);
+        assert!(differences.is_empty(), "{header}:\n{}", differences.join("\n"));
+        std::fs::remove_dir_all(folder).expect("it can be removed");
+    }
+}
+
+#[test]
+fn constants_layouts_and_prototypes_are_nccls_in_c11() {
+    facts_hold(C11);
+}
+
+#[test]
+fn constants_layouts_and_prototypes_are_nccls_in_cpp17() {
+    facts_hold(CPP17);
+}
+
+#[test]
+fn a_wrong_answer_would_be_noticed() {
+    let expected = ["int A = 1", "int B = 2"];
+    let differences = abi::answers("int A = 1\nint B = 3\n", &expected);
+    assert_eq!(differences, ["ours:   int B = 3", "NCCL's: int B = 2"]);
+}
+
+#[test]
+fn everything_that_nccls_library_exports_is_exported() {
+    let folder = library("exports");
+    let ours = match abi::symbols(&folder.join("liboxccl.so")) {
+        Err(abi::Error::Start(..)) => return missing("nm", "binutils are not installed"),
+        ours => ours.expect("nm lists symbols"),
+    };
+    std::fs::remove_dir_all(folder).expect("it can be removed");
+    let theirs = abi::section(FACTS, "symbols");
+    assert!(theirs.len() > 160, "{} symbols", theirs.len());
+    let wanted = theirs.iter().filter(|s| !INTERNAL.contains(s));
+    let lacking: Vec<_> = wanted.filter(|s| !ours.iter().any(|o| o == **s)).collect();
+    assert!(lacking.is_empty(), "{} are not exported: {lacking:?}", lacking.len());
+}
+
+#[test]
+fn a_preloaded_wrapper_sees_every_call_once_and_calls_the_other_name() {
+    let folder = library("preload");
+    let shared = ("cc", &["-std=c11", "-shared", "-fPIC"][..]);
+    let compiled = compile("wrapper.c", shared, &folder, "wrapper.so").zip(compile(
+        "wrapped.c",
+        C11,
+        &folder,
+        "wrapped",
+    ));
+    let Some((wrapper, program)) = compiled else { return };
+    let plain = output(&mut Command::new(&program));
+    assert!(plain.contains("wrapped 0 calls"), "{plain}");
+    let wrapped = output(Command::new(&program).env("LD_PRELOAD", wrapper));
+    assert!(wrapped.contains("wrapped 3 calls"), "{wrapped}");
+    std::fs::remove_dir_all(folder).expect("it can be removed");
+}
+
+#[test]
+fn configurations_and_teams_in_c() {
+    run("config.c", C11, "configurations and teams work");
+    run("config.c", CPP17, "configurations and teams work");
+}
