@@ -86,3 +86,22 @@ fn configurations_and_teams_in_c() {
     run("config.c", C11, "configurations and teams work");
     run("config.c", CPP17, "configurations and teams work");
 }
+
+#[test]
+fn options_come_from_the_configuration_and_from_variables_and_say_what_has_no_effect() {
+    let folder = library("options");
+    let Some(program) = compile("config.c", C11, &folder, "config") else { return };
+    let variables =
+        [("NCCL_DEBUG", "INFO"), ("NCCL_CGA_CLUSTER_SIZE", "2"), ("NCCL_MIN_CTAS", "x")];
+    let text = output(Command::new(program).envs(variables));
+    let prefix = "rank 0 of communicator weights: option";
+    let reason = "has no effect: the host device launches no kernels";
+    for line in [
+        format!("{prefix} maxCTAs = 8 {reason}"),
+        format!("{prefix} cgaClusterSize = 2 {reason}"),
+        "NCCL_MIN_CTAS=x is ignored: minCTAs takes at least 1".to_owned(),
+    ] {
+        assert!(text.contains(&line), "no {line:?} in:\n{text}");
+    }
+    std::fs::remove_dir_all(folder).expect("it can be removed");
+}
