@@ -102,8 +102,7 @@ impl Drop for Job {
     }
 }
 
-/// Reads what a child prints, both ways, while it runs.
-pub(crate) fn read_all(child: &mut Child) -> [std::thread::JoinHandle<String>; 2] {
+fn read_all(child: &mut Child) -> [std::thread::JoinHandle<String>; 2] {
     fn reader(pipe: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<String> {
         std::thread::spawn(move || {
             let mut bytes = Vec::new();

@@ -1,7 +1,7 @@
 //! What the tests across crates share: starting ranks with deadlines, and random sequences.
 
+pub mod c;
 pub mod job;
-pub mod program;
 pub mod sequence;
 
 /// Skips a test with a reason, or fails it where `OXCCL_TEST_REQUIRE` names what is missing (or

@@ -1,7 +1,7 @@
 //! The binary interface is NCCL's: constants, layouts, prototypes, symbols, and wrappers.
 
+use oxccl_tests::c::{C11, CPP17, Language, Program, expect_success, library, run};
 use oxccl_tests::missing;
-use oxccl_tests::program::{C11, CPP17, Language, compile, library, output, run};
 use std::process::Command;
 use xtask::abi;
 
@@ -13,21 +13,20 @@ const INTERNAL: [&str; 1] = ["ncclResetDebugInitInternal"];
 
 /// Asks our headers what NCCL's were asked.
 fn facts_hold((compiler, flags): Language<'_>) {
-    let name = if compiler == "cc" { "c" } else { "cpp" };
     for header in abi::HEADERS.map(|h| h.name) {
         let expected = abi::section(FACTS, header);
         assert!(expected.len() > 100, "{header}: {} facts", expected.len());
-        let folder = library(&format!("facts-{name}-{header}"));
-        let source = folder.join("facts.c");
+        let name = format!("oxccl-facts-{}-{compiler}-{header}", std::process::id());
+        let source = std::env::temp_dir().join(name);
         let text = abi::source(&format!("#include <{header}>\n"), &expected);
         std::fs::write(&source, text).expect("a source");
-        let language = (compiler, flags);
-        let source = source.to_str().expect("a path in UTF-8");
-        let Some(program) = compile(source, language, &folder, "facts") else { return };
-        let printed = output(&mut Command::new(program));
+        let facts = format!("-DOXCCL_FACTS=\"{}\"", source.display());
+        let program = Program::build("facts.c", (compiler, &[flags, &[facts.as_str()]].concat()));
+        std::fs::remove_file(source).expect("it can be removed");
+        let Some(program) = program else { return };
+        let printed = expect_success(&mut Command::new(program.path()), "");
         let differences = abi::answers(&printed, &expected);
         assert!(differences.is_empty(), "{header}:\n{}", differences.join("\n"));
-        std::fs::remove_dir_all(folder).expect("it can be removed");
     }
 }
 
@@ -65,20 +64,12 @@ fn everything_that_nccls_library_exports_is_exported() {
 
 #[test]
 fn a_preloaded_wrapper_sees_every_call_once_and_calls_the_other_name() {
-    let folder = library("preload");
     let shared = ("cc", &["-std=c11", "-shared", "-fPIC"][..]);
-    let compiled = compile("wrapper.c", shared, &folder, "wrapper.so").zip(compile(
-        "wrapped.c",
-        C11,
-        &folder,
-        "wrapped",
-    ));
-    let Some((wrapper, program)) = compiled else { return };
-    let plain = output(&mut Command::new(&program));
-    assert!(plain.contains("wrapped 0 calls"), "{plain}");
-    let wrapped = output(Command::new(&program).env("LD_PRELOAD", wrapper));
-    assert!(wrapped.contains("wrapped 3 calls"), "{wrapped}");
-    std::fs::remove_dir_all(folder).expect("it can be removed");
+    let built = Program::build("wrapper.c", shared).zip(Program::build("wrapped.c", C11));
+    let Some((wrapper, program)) = built else { return };
+    expect_success(&mut Command::new(program.path()), "wrapped 0 calls");
+    let mut wrapped = Command::new(program.path());
+    expect_success(wrapped.env("LD_PRELOAD", wrapper.path()), "wrapped 3 calls");
 }
 
 #[test]
@@ -89,11 +80,11 @@ fn configurations_and_teams_in_c() {
 
 #[test]
 fn options_come_from_the_configuration_and_from_variables_and_say_what_has_no_effect() {
-    let folder = library("options");
-    let Some(program) = compile("config.c", C11, &folder, "config") else { return };
+    let Some(program) = Program::build("config.c", C11) else { return };
     let variables =
         [("NCCL_DEBUG", "INFO"), ("NCCL_CGA_CLUSTER_SIZE", "2"), ("NCCL_MIN_CTAS", "x")];
-    let text = output(Command::new(program).envs(variables));
+    let mut command = Command::new(program.path());
+    let text = expect_success(command.envs(variables), "teams work");
     let prefix = "rank 0 of communicator weights: option";
     let reason = "has no effect: the host device launches no kernels";
     for line in [
@@ -103,5 +94,4 @@ fn options_come_from_the_configuration_and_from_variables_and_say_what_has_no_ef
     ] {
         assert!(text.contains(&line), "no {line:?} in:\n{text}");
     }
-    std::fs::remove_dir_all(folder).expect("it can be removed");
 }

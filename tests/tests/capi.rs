@@ -1,7 +1,7 @@
 //! C programs against the headers and the shared library, in C11 and in C++17.
 
+use oxccl_tests::c::{C11, CPP17, library, run};
 use oxccl_tests::missing;
-use oxccl_tests::program::{C11, CPP17, library, run};
 use std::process::Command;
 
 #[test]
