@@ -117,6 +117,28 @@ static void teams(void) {
   memset(&device, 0x5a, sizeof device);
   EXPECT(ncclDevCommCreate(comms[0], &needs, &device), ncclInvalidUsage, "ncclDevCommCreate");
   SAME(device.rank, 0x5a5a5a5a);
+  ncclTeam_t team = ncclTeamWorld(comms[0]);
+  ncclMultimemHandle_t multimem = {NULL};
+  void *pointer = NULL;
+  EXPECT(ncclDevCommDestroy(comms[0], &device), ncclInvalidUsage, "ncclDevCommDestroy");
+  EXPECT(ncclGetLsaMultimemDevicePointer(NULL, 0, &pointer), ncclInvalidUsage,
+         "ncclGetLsaMultimemDevicePointer");
+  EXPECT(ncclGetMultimemDevicePointer(NULL, 0, multimem, &pointer), ncclInvalidUsage,
+         "ncclGetMultimemDevicePointer");
+  EXPECT(ncclGetLsaDevicePointer(NULL, 0, 0, &pointer), ncclInvalidUsage, "ncclGetLsaDevicePointer");
+  EXPECT(ncclGetPeerDevicePointer(NULL, 0, 0, &pointer), ncclInvalidUsage,
+         "ncclGetPeerDevicePointer");
+  EXPECT(ncclLsaBarrierCreateRequirement(team, 1, NULL, NULL), ncclInvalidUsage,
+         "ncclLsaBarrierCreateRequirement");
+  EXPECT(ncclGinBarrierCreateRequirement(comms[0], team, 1, NULL, NULL), ncclInvalidUsage,
+         "ncclGinBarrierCreateRequirement");
+  EXPECT(ncclLLA2ACreateRequirement(1, 1, NULL, NULL), ncclInvalidUsage,
+         "ncclLLA2ACreateRequirement");
+  EXPECT(ncclGinOutboxCreateRequirement(1, 1, NULL, NULL), ncclInvalidUsage,
+         "ncclGinOutboxCreateRequirement");
+  EXPECT(ncclGinInboxA2ACreateRequirement(team, 1, 1, NULL, NULL), ncclInvalidUsage,
+         "ncclGinInboxA2ACreateRequirement");
+  if (pointer) failures++;
   for (int i = 0; i < ranks; i++) EXPECT(ncclCommDestroy(comms[i]), ncclSuccess, NULL);
   SAME(ncclTeamWorld(comms[0]).nRanks, 0);
   ncclTeam_t none = ncclTeamWorld(NULL);
