@@ -35,6 +35,9 @@ typedef struct CUstream_st *cudaStream_t;
 /* Marks a structure that its initializer made. */
 #define NCCL_API_MAGIC 0xcafebeef
 
+/* NCCL uses it to find the width of ncclRedOp_t. */
+typedef enum { ncclNumOps_dummy = 5 } ncclRedOp_dummy_t;
+
 
 // Size of an ncclUniqueId in bytes.
 #define NCCL_UNIQUE_ID_BYTES 128

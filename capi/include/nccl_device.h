@@ -451,7 +451,8 @@ ncclResult_t pncclGinInboxA2ACreateRequirement(ncclTeam_t peers,
   NCCL_GIN_CONNECTION_NONE, false, 0, NCCL_CONFIG_UNDEF_INT, 0, true, true \
 }
 #define NCCL_COMM_PROPERTIES_INITIALIZER { \
-  sizeof(ncclCommProperties_t), NCCL_API_MAGIC, NCCL_VERSION_CODE \
+  sizeof(ncclCommProperties_t), NCCL_API_MAGIC, NCCL_VERSION_CODE, \
+  0, 0, 0, 0, false, false, NCCL_GIN_TYPE_NONE, 0, false, NCCL_GIN_TYPE_NONE \
 }
 
 #endif /* NCCL_DEVICE_H_ */

@@ -1,5 +1,6 @@
 //! What the tests across crates share: starting ranks with deadlines, and random sequences.
 
+pub mod c;
 pub mod job;
 pub mod mismatch;
 pub mod sequence;

@@ -62,12 +62,10 @@ unsafe fn query_properties(comm: ncclComm_t, props: *mut ncclCommProperties_t) -
         return Err(Error::argument(FUNCTION, "props", got, expected));
     }
     let lsa_teams = comm.team_rail().nranks;
-    // SAFETY: the structure is large enough, and its first three fields are set.
-    let head = unsafe { ((*props).size, (*props).magic, (*props).version) };
     let answer = ncclCommProperties_t {
-        size: head.0,
-        magic: head.1,
-        version: head.2,
+        size,
+        magic: NCCL_API_MAGIC,
+        version,
         rank: comm.rank() as c_int,
         nRanks: comm.nranks() as c_int,
         cudaDev: comm.device(),
@@ -80,7 +78,7 @@ unsafe fn query_properties(comm: ncclComm_t, props: *mut ncclCommProperties_t) -
         railedGinType: ncclGinType_t::NCCL_GIN_TYPE_NONE,
     };
     // SAFETY: the structure is large enough.
-    unsafe { props.write(answer) };
+    unsafe { props.write_unaligned(answer) };
     Ok(())
 }
 

@@ -58,6 +58,9 @@ typedef struct CUstream_st *cudaStream_t;
 
 /* Marks a structure that its initializer made. */
 #define NCCL_API_MAGIC 0xcafebeef
+
+/* NCCL uses it to find the width of ncclRedOp_t. */
+typedef enum { ncclNumOps_dummy = 5 } ncclRedOp_dummy_t;
 ";
 
 /// What follows the declarations: macros that name a structure's fields.
@@ -97,7 +100,8 @@ const DEVICE_END: &str = "\
   NCCL_GIN_CONNECTION_NONE, false, 0, NCCL_CONFIG_UNDEF_INT, 0, true, true \\
 }
 #define NCCL_COMM_PROPERTIES_INITIALIZER { \\
-  sizeof(ncclCommProperties_t), NCCL_API_MAGIC, NCCL_VERSION_CODE \\
+  sizeof(ncclCommProperties_t), NCCL_API_MAGIC, NCCL_VERSION_CODE, \\
+  0, 0, 0, 0, false, false, NCCL_GIN_TYPE_NONE, 0, false, NCCL_GIN_TYPE_NONE \\
 }
 
 ";
@@ -234,7 +238,7 @@ fn generate(root: &Path, header: &Header) -> Result<String, Error> {
     let mut config = Config {
         language: Language::C,
         cpp_compat: true,
-        style: header.style.clone(),
+        style: header.style,
         usize_is_size_t: true,
         no_includes: true,
         documentation_style: DocumentationStyle::C99,
@@ -314,4 +318,32 @@ pub fn stale(root: &Path) -> Result<Vec<String>, Error> {
         }
     }
     Ok(complaints)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cbindgen_drops_is_an_error() {
+        let folder = std::env::temp_dir().join(format!("oxccl-headers-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let source = folder.join("a.rs");
+        let text = "#[unsafe(no_mangle)]\npub unsafe extern \"C\" fn ncclA(x: (u8, u8)) {}\n\
+                    fn private() {}\n";
+        std::fs::write(&source, text).expect("a file");
+        let (_, warnings) = with_warnings(|| Builder::new().with_src(&source).generate());
+        std::fs::remove_dir_all(&folder).expect("it can be removed");
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        assert!(warnings[0].contains("ncclA"), "{warnings:?}");
+    }
+
+    #[test]
+    fn structures_get_tags() {
+        let text =
+            "typedef struct {\n  int x;\n} ncclA;\n\ntypedef struct {\n  ncclA a;\n} ncclB;\n";
+        let tagged = tagged(text);
+        assert!(tagged.contains("typedef struct ncclA {\n  int x;\n} ncclA;"), "{tagged}");
+        assert!(tagged.contains("typedef struct ncclB {\n  ncclA a;\n} ncclB;"), "{tagged}");
+    }
 }

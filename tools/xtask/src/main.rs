@@ -1,32 +1,43 @@
-//! `cargo run -p xtask -- codegen | tidy`.
+//! `cargo run -p xtask -- codegen | tidy | abi-facts WHEEL`.
 
+use std::path::Path;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    match std::env::args().nth(1).as_deref() {
-        Some("codegen") => {
-            let headers = xtask::headers::write(&root).map_err(|e| e.to_string());
-            let written = headers.and_then(|()| {
-                xtask::environment::write(&root)
-                    .map_err(|e| format!("{}: {e}", xtask::environment::FILE))
-            });
-            match written {
-                Ok(()) => ExitCode::SUCCESS,
-                Err(error) => {
-                    eprintln!("codegen: {error}");
-                    ExitCode::FAILURE
-                }
-            }
-        }
-        Some("tidy") => {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let complaints = match arguments[..] {
+        ["codegen"] => codegen(&root).err(),
+        ["abi-facts", wheel] => abi_facts(&root, Path::new(wheel)).err().map(|e| e.to_string()),
+        ["tidy"] => {
             let complaints = xtask::tidy::complaints(&root);
-            complaints.iter().for_each(|line| eprintln!("{line}"));
-            if complaints.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+            (!complaints.is_empty()).then(|| complaints.join("\n"))
         }
-        _ => {
-            eprintln!("usage: cargo run -p xtask -- codegen | tidy");
+        _ => Some("usage: cargo run -p xtask -- codegen | tidy | abi-facts WHEEL".to_owned()),
+    };
+    match complaints {
+        None => ExitCode::SUCCESS,
+        Some(text) => {
+            eprintln!("{text}");
             ExitCode::FAILURE
         }
     }
+}
+
+/// Writes the facts of an unpacked wheel where the tests read them.
+fn abi_facts(root: &Path, wheel: &Path) -> Result<(), xtask::abi::Error> {
+    let file = |path: &Path, e| xtask::abi::Error::File(path.to_owned(), e);
+    let scratch = std::env::temp_dir().join(format!("oxccl-abi-facts-{}", std::process::id()));
+    std::fs::create_dir_all(&scratch).map_err(|e| file(&scratch, e))?;
+    let text = xtask::abi::collect(wheel, &scratch)?;
+    std::fs::remove_dir_all(&scratch).map_err(|e| file(&scratch, e))?;
+    let facts = root.join("tests/abi/nccl-2.30.7.txt");
+    std::fs::write(&facts, text).map_err(|e| file(&facts, e))
+}
+
+fn codegen(root: &Path) -> Result<(), String> {
+    xtask::headers::write(root).map_err(|e| e.to_string())?;
+    let file = xtask::environment::FILE;
+    xtask::environment::write(root).map_err(|e| format!("{file}: {e}"))
 }

@@ -1,0 +1,2 @@
+/* Asks a header for facts; the test makes the program. */
+#include OXCCL_FACTS

@@ -1,0 +1,97 @@
+//! The binary interface is NCCL's: constants, layouts, prototypes, symbols, and wrappers.
+
+use oxccl_tests::c::{C11, CPP17, Language, Program, expect_success, library, run};
+use oxccl_tests::missing;
+use std::process::Command;
+use xtask::abi;
+
+/// Facts about NCCL, from its own headers and library.
+const FACTS: &str = include_str!("../abi/nccl-2.30.7.txt");
+
+/// Exported by NCCL's library, but declared nowhere: for its own use.
+const INTERNAL: [&str; 1] = ["ncclResetDebugInitInternal"];
+
+/// Asks our headers what NCCL's were asked.
+fn facts_hold((compiler, flags): Language<'_>) {
+    for header in abi::HEADERS.map(|h| h.name) {
+        let expected = abi::section(FACTS, header);
+        assert!(expected.len() > 100, "{header}: {} facts", expected.len());
+        let name = format!("oxccl-facts-{}-{compiler}-{header}", std::process::id());
+        let source = std::env::temp_dir().join(name);
+        let text = abi::source(&format!("#include <{header}>\n"), &expected);
+        std::fs::write(&source, text).expect("a source");
+        let facts = format!("-DOXCCL_FACTS=\"{}\"", source.display());
+        let program = Program::build("facts.c", (compiler, &[flags, &[facts.as_str()]].concat()));
+        std::fs::remove_file(source).expect("it can be removed");
+        let Some(program) = program else { return };
+        let printed = expect_success(&mut Command::new(program.path()), "");
+        let differences = abi::answers(&printed, &expected);
+        assert!(differences.is_empty(), "{header}:\n{}", differences.join("\n"));
+    }
+}
+
+#[test]
+fn constants_layouts_and_prototypes_are_nccls_in_c11() {
+    facts_hold(C11);
+}
+
+#[test]
+fn constants_layouts_and_prototypes_are_nccls_in_cpp17() {
+    facts_hold(CPP17);
+}
+
+#[test]
+fn a_wrong_answer_would_be_noticed() {
+    let expected = ["int A = 1", "int B = 2"];
+    let differences = abi::answers("int A = 1\nint B = 3\n", &expected);
+    assert_eq!(differences, ["ours:   int B = 3", "NCCL's: int B = 2"]);
+}
+
+#[test]
+fn everything_that_nccls_library_exports_is_exported() {
+    let folder = library("exports");
+    let ours = match abi::symbols(&folder.join("liboxccl.so")) {
+        Err(abi::Error::Start(..)) => return missing("nm", "binutils are not installed"),
+        ours => ours.expect("nm lists symbols"),
+    };
+    std::fs::remove_dir_all(folder).expect("it can be removed");
+    let theirs = abi::section(FACTS, "symbols");
+    assert!(theirs.len() > 160, "{} symbols", theirs.len());
+    let wanted = theirs.iter().filter(|s| !INTERNAL.contains(s));
+    let lacking: Vec<_> = wanted.filter(|s| !ours.iter().any(|o| o == **s)).collect();
+    assert!(lacking.is_empty(), "{} are not exported: {lacking:?}", lacking.len());
+}
+
+#[test]
+fn a_preloaded_wrapper_sees_every_call_once_and_calls_the_other_name() {
+    let shared = ("cc", &["-std=c11", "-shared", "-fPIC"][..]);
+    let built = Program::build("wrapper.c", shared).zip(Program::build("wrapped.c", C11));
+    let Some((wrapper, program)) = built else { return };
+    expect_success(&mut Command::new(program.path()), "wrapped 0 calls");
+    let mut wrapped = Command::new(program.path());
+    expect_success(wrapped.env("LD_PRELOAD", wrapper.path()), "wrapped 3 calls");
+}
+
+#[test]
+fn configurations_and_teams_in_c() {
+    run("config.c", C11, "configurations and teams work");
+    run("config.c", CPP17, "configurations and teams work");
+}
+
+#[test]
+fn options_come_from_the_configuration_and_from_variables_and_say_what_has_no_effect() {
+    let Some(program) = Program::build("config.c", C11) else { return };
+    let variables =
+        [("NCCL_DEBUG", "INFO"), ("NCCL_CGA_CLUSTER_SIZE", "2"), ("NCCL_MIN_CTAS", "x")];
+    let mut command = Command::new(program.path());
+    let text = expect_success(command.envs(variables), "teams work");
+    let prefix = "rank 0 of communicator weights: option";
+    let reason = "has no effect: the host device launches no kernels";
+    for line in [
+        format!("{prefix} maxCTAs = 8 {reason}"),
+        format!("{prefix} cgaClusterSize = 2 {reason}"),
+        "NCCL_MIN_CTAS=x is ignored: minCTAs takes at least 1".to_owned(),
+    ] {
+        assert!(text.contains(&line), "no {line:?} in:\n{text}");
+    }
+}
