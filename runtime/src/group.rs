@@ -52,6 +52,7 @@ pub fn note_error(error: &Error) {
 
 /// Ends a group; the outermost end launches. Blocks: never, but for communicators that are made.
 pub fn end() -> Result<()> {
+    crate::fork::check()?;
     let group = GROUP.with_borrow_mut(|g| {
         if g.depth == 0 {
             let what = "ncclGroupEnd without ncclGroupStart";

@@ -8,6 +8,9 @@ pub mod comm;
 pub mod config;
 pub mod device;
 pub mod error;
+pub mod fork;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod group;
 pub mod handle;
 pub mod link;

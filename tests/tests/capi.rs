@@ -1,76 +1,8 @@
 //! C programs against the headers and the shared library, in C11 and in C++17.
 
-use oxccl_tests::job::{bind_to_parent, wait_until};
+use oxccl_tests::c::{C11, CPP17, library, run};
 use oxccl_tests::missing;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
-
-const MANIFEST: &str = env!("CARGO_MANIFEST_DIR");
-
-/// A folder of its own with `liboxccl.so` and `liboxccl.so.2`: the library that this test was built
-/// with, from `deps`, because the copy one level up may be stale.
-fn library(name: &str) -> PathBuf {
-    let test = std::env::current_exe().expect("a path");
-    let built = test.parent().expect("a folder").join("liboxccl.so");
-    assert!(built.exists(), "{} is not there", built.display());
-    let folder = std::env::temp_dir().join(format!("oxccl-capi-{}-{name}", std::process::id()));
-    std::fs::create_dir_all(&folder).expect("a folder");
-    for link in ["liboxccl.so", "liboxccl.so.2"] {
-        let _ = std::fs::remove_file(folder.join(link));
-        std::os::unix::fs::symlink(&built, folder.join(link)).expect("a link");
-    }
-    folder
-}
-
-fn compile(source: &str, compiler: &str, flags: &[&str], folder: &Path) -> Option<PathBuf> {
-    let program = folder.join("program");
-    let output = Command::new(compiler)
-        .args(["-Wall", "-Wextra", "-Werror", "-O1"])
-        .args(flags)
-        .arg("-I")
-        .arg(Path::new(MANIFEST).join("../capi/include"))
-        .arg(Path::new(MANIFEST).join("capi").join(source))
-        .arg("-o")
-        .arg(&program)
-        .arg(format!("-L{}", folder.display()))
-        .arg("-loxccl")
-        .arg(format!("-Wl,-rpath,{}", folder.display()))
-        .output();
-    match output {
-        Err(e) => {
-            missing(compiler, &e.to_string());
-            None
-        }
-        Ok(output) => {
-            let text = String::from_utf8_lossy(&output.stderr);
-            assert!(output.status.success(), "{compiler} {source}: {text}");
-            Some(program)
-        }
-    }
-}
-
-fn run(source: &str, language: (&str, &[&str]), expected: &str) {
-    let (compiler, flags) = language;
-    let folder = library(&format!("{source}-{}-{}", compiler, flags.len()));
-    let Some(program) = compile(source, compiler, flags, &folder) else { return };
-    let mut command = Command::new(program);
-    let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = bind_to_parent(command).spawn().expect("it starts");
-    let status = wait_until(&mut child, Instant::now() + Duration::from_secs(90));
-    let output = child.wait_with_output().expect("output");
-    let text = format!(
-        "{}{}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    );
-    assert_eq!(status, Some(0), "{source}: {text}");
-    assert!(text.contains(expected), "{source}: {text}");
-    std::fs::remove_dir_all(folder).expect("it can be removed");
-}
-
-const C11: (&str, &[&str]) = ("cc", &["-std=c11", "-D_GNU_SOURCE"]);
-const CPP17: (&str, &[&str]) = ("c++", &["-x", "c++", "-std=c++17"]);
+use std::process::Command;
 
 #[test]
 fn every_collective_over_four_processes_in_c() {

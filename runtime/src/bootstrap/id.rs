@@ -59,9 +59,12 @@ impl UniqueId {
 
     /// Reads an id; fails on anything that [`encode`](Self::encode) did not write.
     pub fn decode(bytes: &[u8; ID_BYTES]) -> Result<Self> {
-        if &bytes[..8] != MAGIC || bytes[70..].iter().any(|&b| b != 0) {
+        let bad = || {
             let expected = "an id from this library's ncclGetUniqueId, copied whole (128 bytes)";
-            return Err(Error::argument("ncclCommInitRank", "commId", "something else", expected));
+            Error::argument("ncclCommInitRank", "commId", "something else", expected)
+        };
+        if &bytes[..8] != MAGIC || bytes[70..].iter().any(|&b| b != 0) {
+            return Err(bad());
         }
         let field = |at: usize| <[u8; 8]>::try_from(&bytes[at..at + 8]).unwrap_or_default();
         let mut ip = [0; 16];
@@ -72,6 +75,7 @@ impl UniqueId {
         let port = u16::from_le_bytes([bytes[68], bytes[69]]);
         let ip = Ipv6Addr::from(ip);
         let address = match ip.to_ipv4_mapped() {
+            Some(_) if scope != 0 => return Err(bad()),
             Some(v4) => SocketAddr::new(IpAddr::V4(v4), port),
             None => SocketAddr::V6(SocketAddrV6::new(ip, port, 0, scope)),
         };

@@ -11,6 +11,7 @@ use crate::device::host::arena::{Arena, Mapping, sealed_memfd};
 use crate::device::host::endpoint::{Endpoint, PeerMemory};
 use crate::device::host::{pull, worker};
 use crate::error::{Error, Result};
+use crate::fork;
 use crate::link::Edge;
 use crate::link::direct::{DirectEdge, Segment, SegmentLayout};
 use crate::link::message::MessageEdge;
@@ -58,6 +59,8 @@ fn edge_slot_bytes(nranks: u32) -> usize {
 pub fn create(member: &Member) -> Result<Communicator> {
     let Member { id, rank, nranks, device } = member;
     let (rank, nranks) = (*rank, *nranks);
+    fork::check()?;
+    fork::refuse_children()?;
     if nranks == 1 {
         return alone(*device);
     }

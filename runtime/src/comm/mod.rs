@@ -1,6 +1,6 @@
 //! Communicators: what a call means, which plan carries it out, and the end of it all.
 
-mod blob;
+pub(crate) mod blob;
 mod create;
 
 use crate::device::host::collective::{Call, MAX_DIRECT_RANKS, Programs};

@@ -147,10 +147,11 @@ impl Endpoint {
 
     /// Latches a failure: the first one stays. All operations under way and to come fail with it.
     pub fn fail(&self, error: Error) {
-        if self.failure.set(error.clone()).is_ok() {
+        let first = self.failure.set(error.clone()).is_ok();
+        self.failed.store(true, Ordering::Release);
+        if first {
             crate::log::line(crate::log::Level::Warn, &error.to_string());
         }
-        self.failed.store(true, Ordering::Release);
     }
 
     /// As [`fail`](Self::fail), for an end that is no failure to report.

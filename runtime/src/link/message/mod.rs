@@ -76,7 +76,7 @@ impl MessageEdge {
         Ok(())
     }
 
-    pub(super) fn peek(&mut self) -> Result<Option<(*const u8, usize)>> {
+    pub(crate) fn peek(&mut self) -> Result<Option<(*const u8, usize)>> {
         // What could not leave at once leaves while this rank waits for its peers.
         self.flushed()?;
         let slot = self.taken % EDGE_SLOTS;
@@ -90,7 +90,7 @@ impl MessageEdge {
         Ok(self.arrived.map(|len| (self.incoming[slot].as_ptr(), len)))
     }
 
-    pub(super) fn release(&mut self) -> Result<()> {
+    pub(crate) fn release(&mut self) -> Result<()> {
         let slot = self.taken % EDGE_SLOTS;
         self.arrived = None;
         self.taken += 1;
