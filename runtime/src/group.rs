@@ -90,6 +90,7 @@ pub fn transfer(comm: Arc<Communicator>, transfer: Transfer, stream: Arc<Stream>
 
 /// A communicator to be made: at the end of the group, together with the group's others.
 pub fn create_communicator(member: Member, finish: Finish) -> Result<()> {
+    crate::fork::check()?;
     if !active() {
         return finish(create(&member)?);
     }

@@ -51,3 +51,18 @@ fn compiles(compiler: &mut Command, source: &str) -> bool {
     let _ = child.stdin.take().map(|mut stdin| stdin.write_all(source.as_bytes()));
     child.wait().is_ok_and(|status| status.success())
 }
+
+#[test]
+fn a_forked_child_gets_errors_and_the_parent_is_not_disturbed() {
+    run("fork.c", C11, "forks do no harm");
+}
+
+#[test]
+fn a_thousand_communicators_leave_nothing_behind() {
+    let Some(program) = Program::build("churn.c", C11) else { return };
+    for ranks in ["threads", "processes"] {
+        let mut command = Command::new(program.path());
+        let text = expect_success(command.arg(ranks), "nothing is left behind");
+        println!("{text}");
+    }
+}
