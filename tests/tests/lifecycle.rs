@@ -2,9 +2,13 @@
 //! a thousand communicators, 256 ranks, panics.
 
 use oxccl_tests::c::{C11, Program, expect_success, run};
+use oxccl_tests::job::Job;
 use oxccl_tests::missing;
+use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
+const RANK: &str = env!("CARGO_BIN_EXE_oxccl-test-rank");
 const NAMED: &str = "no failures; all bad arguments are named";
 
 #[test]
@@ -65,4 +69,35 @@ fn a_thousand_communicators_leave_nothing_behind() {
         let text = expect_success(command.arg(ranks), "nothing is left behind");
         println!("{text}");
     }
+}
+
+#[test]
+fn a_process_that_ends_with_work_pending_ends_cleanly_and_its_peers_hear_of_it() {
+    let Some(program) = Program::build("exits.c", C11) else { return };
+    for how in ["return", "exit", "_exit", "thread", "function", "dlclose"] {
+        for hosts in ["one", "two"] {
+            let limit = Duration::from_secs(30);
+            let job = Job::start(&program.path(), 2, limit, |rank, command| {
+                command.arg(program.library()).arg(how);
+                if hosts == "two" {
+                    command.env("NCCL_HOSTID", rank.to_string()).env("NCCL_SOCKET_IFNAME", "lo");
+                }
+            });
+            let ended = job.wait();
+            for (rank, ended) in ended.iter().enumerate() {
+                let text = &ended.output;
+                assert_eq!(ended.status, Some(0), "{how}, {hosts} hosts, rank {rank}: {text}");
+            }
+            assert!(ended[1].output.contains("rank 0 is gone"), "{how}: {}", ended[1].output);
+        }
+    }
+}
+
+#[test]
+fn processes_256_of_one_machine_make_a_communicator() {
+    let limit = Duration::from_secs(60);
+    let job = Job::start(Path::new(RANK), 256, limit, |_, command| {
+        command.arg("once");
+    });
+    job.expect_success();
 }

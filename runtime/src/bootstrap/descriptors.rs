@@ -13,7 +13,7 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg, sockopt::socket_peercred,
 };
-use std::io::{IoSlice, IoSliceMut, Read, Write};
+use std::io::{IoSlice, IoSliceMut, Read};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::{Duration, Instant};
@@ -135,6 +135,16 @@ fn check_user(stream: &UnixStream, peer: u32) -> Result<()> {
     Ok(())
 }
 
+/// Sends a short message. Not by `write`: on Unix sockets not every supported standard library keeps
+/// SIGPIPE from ending a C program.
+fn say(stream: &UnixStream, bytes: &[u8], peer: u32) -> Result<()> {
+    match rustix::net::send(stream, bytes, SendFlags::NOSIGNAL) {
+        Ok(n) if n == bytes.len() => Ok(()),
+        Ok(n) => Err(lost(peer, format!("{n} of {} bytes could be sent", bytes.len()))),
+        Err(e) => Err(lost(peer, e)),
+    }
+}
+
 fn greet_client(group: &Group<'_>, mut stream: &UnixStream) -> Result<u32> {
     check_user(stream, group.rank)?;
     set_timeout(stream, super::wire::HANDSHAKE_TIMEOUT, group.rank)?;
@@ -144,7 +154,7 @@ fn greet_client(group: &Group<'_>, mut stream: &UnixStream) -> Result<u32> {
         let mut buffer = vec![0; server.wants()];
         stream.read_exact(&mut buffer).map_err(|e| lost(group.rank, e))?;
         match server.input(&buffer)? {
-            Progress::Send(bytes) => stream.write_all(&bytes).map_err(|e| lost(group.rank, e))?,
+            Progress::Send(bytes) => say(stream, &bytes, group.rank)?,
             Progress::Done(_) => return Ok(server.client()),
             Progress::More => {}
         }
@@ -156,11 +166,11 @@ fn greet_server(group: &Group<'_>, mut stream: &UnixStream, leader: u32) -> Resu
     set_timeout(stream, super::wire::HANDSHAKE_TIMEOUT, leader)?;
     let ends = Ends { role: Role::Descriptors, from: group.rank, to: leader, comm: group.comm };
     let (mut client, hello) = Client::new(group.secret, ends)?;
-    stream.write_all(&hello).map_err(|e| lost(leader, e))?;
+    say(stream, &hello, leader)?;
     let mut buffer = vec![0; client.wants()];
     stream.read_exact(&mut buffer).map_err(|e| lost(leader, e))?;
     match client.input(&buffer)? {
-        Progress::Done(proof) => stream.write_all(&proof).map_err(|e| lost(leader, e)),
+        Progress::Done(proof) => say(stream, &proof, leader),
         _ => Err(lost(leader, "a short handshake")),
     }
 }

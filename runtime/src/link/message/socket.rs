@@ -10,6 +10,7 @@ use crate::bootstrap::wire::{Connection, MAX_UNAUTHENTICATED};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use rustix::fd::OwnedFd;
+use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use std::collections::VecDeque;
 use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -150,7 +151,9 @@ impl TcpSender {
             let header = front.sent.min(4);
             let parts =
                 [IoSlice::new(&front.header[header..]), IoSlice::new(&data[front.sent - header..])];
-            match self.stream.write_vectored(&parts) {
+            // A plain write to a peer that is gone would end a C program with SIGPIPE.
+            let (mut none, quiet) = (SendAncillaryBuffer::default(), SendFlags::NOSIGNAL);
+            match sendmsg(&self.stream, &parts, &mut none, quiet).map_err(std::io::Error::from) {
                 Ok(n) => front.sent += n,
                 Err(e) if blocked(&e) => return Ok(()),
                 Err(e) => return Err(failed("sending to a peer")(e)),
