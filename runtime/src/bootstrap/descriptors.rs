@@ -25,6 +25,8 @@ pub struct Group<'a> {
     pub rank: u32,
     /// The ranks of this host; the first is the leader.
     pub ranks: &'a [u32],
+    /// Those of them whose descriptors everyone gets: one per process, the leader first.
+    pub shown: &'a [u32],
     /// The communicator's number.
     pub comm: u64,
     /// Its secret.
@@ -64,7 +66,7 @@ fn lost(rank: u32, e: impl std::fmt::Display) -> Error {
 }
 
 /// The leader's part: takes a descriptor from every other rank of the host, then gives every rank
-/// all of them, in the order of `group.ranks`, and `segment` behind them.
+/// those of `group.shown`, in that order, and `segment` behind them.
 pub fn lead(
     group: &Group<'_>,
     listener: &Listener,
@@ -99,7 +101,9 @@ pub fn lead(
     }
     let others: Vec<_> = streams.into_iter().skip(1).flatten().collect();
     let mut all: Vec<BorrowedFd<'_>> = vec![own];
-    all.extend(others.iter().map(|(_, fd)| fd.as_fd()));
+    let ranked = others.iter().zip(&group.ranks[1..]);
+    let shown = ranked.filter(|(_, rank)| group.shown.contains(rank));
+    all.extend(shown.map(|((_, fd), _)| fd.as_fd()));
     all.push(segment);
     for ((stream, _), &rank) in others.iter().zip(&group.ranks[1..]) {
         all.iter().try_for_each(|fd| send_one(stream, *fd, rank))?;
@@ -118,7 +122,7 @@ pub fn follow(group: &Group<'_>, name: &[u8; 16], own: BorrowedFd<'_>) -> Result
     // The leader answers once everybody has come.
     let left = group.deadline.saturating_duration_since(Instant::now());
     set_timeout(&stream, left.max(Duration::from_secs(1)), leader)?;
-    (0..=group.ranks.len()).map(|_| receive_one(&stream, leader)).collect()
+    (0..=group.shown.len()).map(|_| receive_one(&stream, leader)).collect()
 }
 
 fn set_timeout(stream: &UnixStream, limit: Duration, peer: u32) -> Result<()> {
@@ -224,7 +228,8 @@ mod tests {
 
     fn group(rank: u32, ranks: &[u32], secret: u8) -> Group<'_> {
         let deadline = Instant::now() + Duration::from_secs(20);
-        Group { rank, ranks, comm: 5, secret: [secret; 32], deadline }
+        // Rank 7 lives in the process of rank 5.
+        Group { rank, ranks, shown: &[2, 5], comm: 5, secret: [secret; 32], deadline }
     }
 
     fn size(fd: &OwnedFd) -> i64 {
@@ -232,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn everyone_gets_everyones_descriptor_in_order() {
+    fn everyone_gets_every_process_s_descriptor_in_order() {
         let ranks = [2, 5, 7];
         let listener = Listener::new().unwrap();
         let name = *listener.name();
@@ -261,7 +266,7 @@ mod tests {
             all.iter().map(|fds| fds.iter().map(size).collect()).collect()
         });
         for sizes in results {
-            assert_eq!(sizes, [2, 5, 7, 99].map(|pages| pages * 4096));
+            assert_eq!(sizes, [2, 5, 99].map(|pages| pages * 4096));
         }
     }
 }
