@@ -1,5 +1,5 @@
-//! Seeded garbage, and valid input with seeded changes, into every reader of bytes from outside. The
-//! fuzz targets go on from the same seeds.
+//! Right input with seeded changes into every reader of bytes from outside: what `fuzz/run` searches
+//! longer for, in every test run.
 
 use oxccl_runtime::bootstrap::root::{BYE, GATHER, JOIN};
 use oxccl_runtime::bootstrap::{UniqueId, launch};
