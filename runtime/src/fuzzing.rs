@@ -58,7 +58,7 @@ impl Incoming {
     }
 
     /// The next message, if it is complete.
-    pub fn next(&mut self) -> Result<Option<Vec<u8>>> {
+    pub fn take(&mut self) -> Result<Option<Vec<u8>>> {
         let Some((data, len)) = self.0.peek()? else { return Ok(None) };
         // SAFETY: a peeked message is readable until it is released.
         let message = unsafe { std::slice::from_raw_parts(data, len) }.to_vec();

@@ -284,7 +284,7 @@ fn messages(data: &[u8]) {
     let mut incoming = fuzzing::Incoming::new(pieces, SLOT).expect("slots can be offered");
     let mut rest = stream;
     for _ in 0..looks {
-        match incoming.next() {
+        match incoming.take() {
             Ok(None) => {}
             Ok(Some(message)) => {
                 let (header, tail) = rest.split_first_chunk::<4>().expect("a header came");

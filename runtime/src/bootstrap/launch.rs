@@ -269,6 +269,8 @@ mod tests {
         let bytes = read_private_file(&path).unwrap();
         assert_eq!(parse_id(&bytes), Some(id.clone()));
         assert!(is_written_by_the_living(&bytes));
+        let signed = [b"+f", &bytes[2..]].concat();
+        assert_eq!(parse_id(&signed), None, "a sign is no hexadecimal digit");
         let dead = format!("{} {} 1", hex(&id.encode()), std::process::id());
         assert!(!is_written_by_the_living(dead.as_bytes()));
         use std::os::unix::fs::PermissionsExt;
