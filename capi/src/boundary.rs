@@ -3,11 +3,12 @@
 
 use crate::nccl::types::ncclResult_t;
 use oxccl_runtime::error::{Code, Error};
+use oxccl_runtime::fork;
 use oxccl_runtime::group::{self, Launched};
 use std::cell::RefCell;
 use std::ffi::{CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard};
 
 thread_local! {
     /// The last error of this thread, and its text for C.
@@ -85,7 +86,9 @@ fn failed(error: Error) -> ncclResult_t {
 
 /// Makes an error this thread's last one; returns its text, valid until the thread's next error.
 pub(crate) fn remember(error: Error) -> *const c_char {
-    *LAST_ANYWHERE.lock().unwrap_or_else(|e| e.into_inner()) = Some(error.clone());
+    if let Some(mut anywhere) = anywhere() {
+        *anywhere = Some(error.clone());
+    }
     let text = CString::new(error.to_string().replace('\0', " ")).unwrap_or_default();
     LAST.with_borrow_mut(|last| last.insert((error, text)).1.as_ptr())
 }
@@ -93,5 +96,10 @@ pub(crate) fn remember(error: Error) -> *const c_char {
 /// The last error of this thread, or else of any thread.
 pub(crate) fn last() -> Option<Error> {
     LAST.with_borrow(|last| last.as_ref().map(|(error, _)| error.clone()))
-        .or_else(|| LAST_ANYWHERE.lock().unwrap_or_else(|e| e.into_inner()).clone())
+        .or_else(|| anywhere().and_then(|last| last.clone()))
+}
+
+/// None in a forked child, where another thread of the parent may have left it locked.
+fn anywhere() -> Option<MutexGuard<'static, Option<Error>>> {
+    (!fork::forked()).then(|| LAST_ANYWHERE.lock().unwrap_or_else(|e| e.into_inner()))
 }

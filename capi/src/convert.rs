@@ -45,6 +45,14 @@ pub(crate) fn rank(
     rank.ok_or_else(|| Error::argument(function, argument, value, expected()))
 }
 
+/// Fails where there is no place for a result; for functions that must not begin without one.
+pub(crate) fn place<T>(out: *mut T, function: &'static str, argument: &'static str) -> Result<()> {
+    if out.is_null() {
+        return Err(Error::argument(function, argument, "null", "a place for the result"));
+    }
+    Ok(())
+}
+
 /// Stores a result for the caller.
 ///
 /// # Safety
@@ -55,9 +63,7 @@ pub(crate) unsafe fn store<T>(
     function: &'static str,
     argument: &'static str,
 ) -> Result<()> {
-    if out.is_null() {
-        return Err(Error::argument(function, argument, "null", "a place for the result"));
-    }
+    place(out, function, argument)?;
     // SAFETY: not null, and writable by the contract of the caller.
     unsafe { out.write(value) };
     Ok(())

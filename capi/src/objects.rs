@@ -7,6 +7,7 @@ use oxccl_runtime::device::host::event::Event;
 use oxccl_runtime::device::host::graph::Graph;
 use oxccl_runtime::device::host::stream::Stream;
 use oxccl_runtime::error::{Error, Result};
+use oxccl_runtime::fork;
 use oxccl_runtime::handle::{Cached, Dead, Handles};
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex};
@@ -51,11 +52,13 @@ pub(crate) fn get<T, H>(
     function: &'static str,
     argument: &'static str,
 ) -> Result<Arc<T>> {
+    fork::check()?;
     table.get(handle as usize).map_err(|why| dead(function, argument, handle as usize, why))
 }
 
 /// Looks a communicator up, for calls that have to be fast.
 pub(crate) fn comm<H>(handle: *mut H, function: &'static str) -> Result<Arc<Communicator>> {
+    fork::check()?;
     LAST_COMM
         .with(|cache| COMMS.get_cached(handle as usize, cache, |holder| holder.ready().cloned()))
         .map_err(|why| dead(function, "comm", handle as usize, why))?
@@ -68,6 +71,7 @@ pub(crate) fn remove<T, H>(
     function: &'static str,
     argument: &'static str,
 ) -> Result<Arc<T>> {
+    fork::check()?;
     table.remove(handle as usize).map_err(|why| dead(function, argument, handle as usize, why))
 }
 
@@ -84,6 +88,7 @@ pub(crate) unsafe fn put<T, H>(
     if out.is_null() {
         return Err(Error::argument(function, "the output", "null", "a place for the handle"));
     }
+    fork::check()?;
     let full = || Error::usage("there are a million objects of one kind", "destroy some");
     let handle = table.insert(object).ok_or_else(full)?;
     // SAFETY: not null, and writable by the contract of the caller.
@@ -113,6 +118,7 @@ pub(crate) fn stream_of<H>(
 
 /// A stream named without a communicator: default streams are those of the current device.
 pub(crate) fn stream<H>(handle: *mut H, function: &'static str) -> Result<Arc<Stream>> {
+    fork::check()?;
     if handle as usize <= LAST_DEFAULT {
         return Ok(host::default_stream(DEVICE.get()));
     }

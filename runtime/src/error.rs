@@ -1,5 +1,6 @@
 //! Typed errors: what failed, at which argument, rank or peer, what was expected, what to do.
 
+use std::any::Any;
 use std::fmt::Display;
 
 /// The result of most functions.
@@ -108,6 +109,14 @@ impl Error {
         Error::Argument { function, argument, got, expected }
     }
 
+    /// The same for a function that stands for another one.
+    pub fn of(mut self, name: &'static str) -> Self {
+        if let Error::Argument { function, .. } = &mut self {
+            *function = name;
+        }
+        self
+    }
+
     /// A failed system call.
     pub fn system(call: impl Display, cause: impl Display, hint: &'static str) -> Self {
         Error::System { call: call.to_string(), cause: cause.to_string(), hint }
@@ -116,6 +125,16 @@ impl Error {
     /// A call that is not allowed now.
     pub fn usage(what: impl Display, hint: &'static str) -> Self {
         Error::Usage { what: what.to_string(), hint }
+    }
+
+    /// What a caught panic becomes.
+    pub fn panicked(payload: &(dyn Any + Send)) -> Self {
+        let text = payload
+            .downcast_ref::<String>()
+            .map(String::as_str)
+            .or_else(|| payload.downcast_ref::<&str>().copied())
+            .unwrap_or("no message");
+        Error::Internal { what: format!("a panic: {text}") }
     }
 
     /// The code that C callers get.

@@ -70,6 +70,7 @@ pub fn note_error(error: &Error) {
 
 /// Ends a group; the outermost end launches. Blocks: never, but for communicators that are made.
 pub fn end() -> Result<Launched> {
+    crate::fork::check()?;
     let group = GROUP.with_borrow_mut(|g| {
         if g.depth == 0 {
             let what = "ncclGroupEnd without ncclGroupStart";
@@ -107,6 +108,7 @@ pub fn transfer(comm: Arc<Communicator>, transfer: Transfer, stream: Arc<Stream>
 
 /// A communicator to be made: at the end of the group, together with the group's others.
 pub fn create_communicator(creation: Creation) -> Result<Launched> {
+    crate::fork::check()?;
     if !active() {
         return create_all(vec![creation]);
     }

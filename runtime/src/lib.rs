@@ -9,6 +9,9 @@ pub mod config;
 pub mod descriptor;
 pub mod device;
 pub mod error;
+pub mod fork;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod group;
 pub mod handle;
 pub mod link;

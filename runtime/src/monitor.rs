@@ -9,11 +9,13 @@ use crate::device::host::endpoint::Endpoint;
 use crate::error::{Error, Result};
 use crate::link::direct::PeerState;
 use crate::link::notice::{self, Notice};
+use crate::log::{self, Level, Subsystem};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::OwnedFd;
 use rustix::net::RecvFlags;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -87,7 +89,15 @@ pub fn forget(endpoint: &Arc<Endpoint>) {
 
 fn run(monitor: &Monitor, mut woken: &UnixStream) {
     loop {
-        let waiting = look(&mut lock(monitor));
+        let waiting = catch_unwind(AssertUnwindSafe(|| look(&mut lock(monitor))));
+        let waiting = waiting.unwrap_or_else(|_| {
+            log::line(
+                Level::Warn,
+                Subsystem::Ras,
+                "the monitor panicked and goes on; please report it",
+            );
+            true
+        });
         let limit = if waiting { Duration::from_millis(20) } else { Duration::from_millis(250) };
         crate::bootstrap::wire::wait_for(&mut [PollFd::new(woken, PollFlags::IN)], limit);
         let _ = woken.read(&mut [0; 64]);
@@ -137,14 +147,19 @@ fn look(watches: &mut Vec<Watch>) -> bool {
             return false;
         }
         if ready && watch.dead_since.is_none() {
-            match verdict(watch, &endpoint) {
-                Verdict::Alive => {}
-                Verdict::Left => return false,
-                Verdict::Failed(error) => {
+            match catch_unwind(AssertUnwindSafe(|| verdict(watch, &endpoint))) {
+                Ok(Verdict::Alive) => {}
+                Ok(Verdict::Left) => return false,
+                Ok(Verdict::Failed(error)) => {
                     failed.push((endpoint, error));
                     return false;
                 }
-                Verdict::Dead(why) => watch.dead_since = Some((now, why)),
+                Ok(Verdict::Dead(why)) => watch.dead_since = Some((now, why)),
+                // The one communicator fails; the others are watched on.
+                Err(panic) => {
+                    endpoint.fail(Error::panicked(&*panic));
+                    return false;
+                }
             }
         }
         match &watch.dead_since {
@@ -202,5 +217,39 @@ fn verdict(watch: &Watch, endpoint: &Endpoint) -> Verdict {
                 Err(e) => Verdict::Dead(format!("its connection failed: {e}")),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::host::endpoint::PeerMemory;
+    use crate::link::Edge;
+    use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+    /// An endpoint without peers, and the sign of a process that has ended.
+    fn alone() -> (Arc<Endpoint>, Sign) {
+        let (memory, edges) = (vec![PeerMemory::Unreachable], vec![Edge::Own]);
+        let endpoint = Endpoint::new(0, vec![Some(0)], None, true, vec![0], 64, edges, memory, 0);
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let pid = Pid::from_raw(child.id() as i32).unwrap();
+        let fd = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+        child.wait().unwrap();
+        (Arc::new(endpoint), Sign::Process(fd))
+    }
+
+    #[test]
+    fn a_panic_fails_one_communicator_and_the_others_are_watched_on() {
+        let ((broken, ended), (sound, ended_too)) = (alone(), alone());
+        // A peer that the endpoint does not have.
+        watch(&broken, 9, ended).unwrap();
+        watch(&sound, 0, ended_too).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while broken.failure().is_none() || sound.failure().is_none() {
+            assert!(Instant::now() < deadline, "the monitor is gone");
+            std::thread::yield_now();
+        }
+        assert!(matches!(broken.failure(), Some(Error::Internal { .. })), "{:?}", broken.failure());
+        assert!(matches!(sound.failure(), Some(Error::Remote { .. })), "{:?}", sound.failure());
     }
 }

@@ -83,7 +83,7 @@ static void objects(ncclComm_t comm) {
   oxcclErrorInfo_t info = OXCCL_ERROR_INFO_INITIALIZER;
   EXPECT(oxcclStreamCreate(NULL), ncclInvalidArgument, "null");
   EXPECT(oxcclStreamCreate(&s), ncclSuccess, NULL);
-  EXPECT(oxcclStreamEndCapture(s, NULL), ncclInvalidUsage, "not being captured");
+  EXPECT(oxcclStreamEndCapture(s, NULL), ncclInvalidArgument, "graph is null");
   EXPECT(oxcclStreamDestroy(s), ncclSuccess, NULL);
   EXPECT(oxcclStreamDestroy(s), ncclInvalidArgument, "was destroyed");
   EXPECT(oxcclStreamSynchronize(s, -1), ncclInvalidArgument, "was destroyed");

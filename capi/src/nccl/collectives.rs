@@ -42,12 +42,12 @@ impl Arguments {
         };
         let spec = Spec::new(self.collective, comm.nranks(), root);
         let stream = objects::stream_of(&comm, self.stream, function)?;
-        bytes(function, self.count, dtype, comm.nranks() as usize)?;
+        bytes(function, self.count_name(), self.count, dtype, comm.nranks() as usize)?;
         let missing = |argument| {
             Error::argument(function, argument, "null", "a buffer for the elements of this rank")
         };
         if self.count > 0 && spec.input_blocks(comm.rank()) > 0 && self.input.is_null() {
-            return Err(missing("sendbuff"));
+            return Err(missing(if function == "ncclBcast" { "buff" } else { "sendbuff" }));
         }
         if self.count > 0 && spec.output_blocks(comm.rank()) > 0 && self.output.is_null() {
             return Err(missing("recvbuff"));
@@ -57,14 +57,28 @@ impl Arguments {
         let call = Call { spec, input, output, count: self.count as u64, dtype, op };
         group::collective(&comm, call, &stream)
     }
+
+    fn count_name(&self) -> &'static str {
+        match self.collective {
+            Collective::AllGather => "sendcount",
+            Collective::ReduceScatter => "recvcount",
+            _ => "count",
+        }
+    }
 }
 
 /// The size of a buffer, if it can exist.
-fn bytes(function: &'static str, count: usize, dtype: DataType, blocks: usize) -> Result<usize> {
+fn bytes(
+    function: &'static str,
+    argument: &'static str,
+    count: usize,
+    dtype: DataType,
+    blocks: usize,
+) -> Result<usize> {
     let bytes = count.checked_mul(dtype.size()).and_then(|b| b.checked_mul(blocks));
     bytes.filter(|&b| b <= isize::MAX as usize).ok_or_else(|| {
         let expected = "a number of elements that fits the address space";
-        Error::argument(function, "count", count, expected)
+        Error::argument(function, argument, count, expected)
     })
 }
 
@@ -83,7 +97,7 @@ fn transfer(
     let dtype = convert::dtype(dtype, function)?;
     let peer = convert::rank(peer, comm.nranks(), function, "peer")?;
     let stream = objects::stream_of(&comm, stream, function)?;
-    let bytes = bytes(function, count, dtype, 1)?;
+    let bytes = bytes(function, "count", count, dtype, 1)?;
     if data.is_null() && bytes > 0 {
         let argument = if send { "sendbuff" } else { "recvbuff" };
         return Err(Error::argument(function, argument, "null", "a buffer for the elements"));

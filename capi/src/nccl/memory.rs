@@ -11,12 +11,13 @@ unsafe fn mem_alloc(ptr: *mut *mut c_void, size: usize) -> Result<()> {
     if ptr.is_null() {
         return Err(Error::argument("ncclMemAlloc", "ptr", "null", "a place for the address"));
     }
+    let made = arena::allocate(size).map_err(|e| e.of("ncclMemAlloc"))?;
     // SAFETY: passed on from the caller.
-    unsafe { convert::store(ptr, arena::allocate(size)?.cast(), "ncclMemAlloc", "ptr") }
+    unsafe { convert::store(ptr, made.cast(), "ncclMemAlloc", "ptr") }
 }
 
 unsafe fn mem_free(ptr: *mut c_void) -> Result<()> {
-    arena::free(ptr.cast())
+    arena::free(ptr.cast()).map_err(|e| e.of("ncclMemFree"))
 }
 
 /// Allocates memory that peers on this host map, so that collectives use it in place.

@@ -32,6 +32,10 @@ fn check_buffer(
     if ptr.is_null() && bytes > 0 {
         return Err(Error::argument(function, argument, "null", "a buffer"));
     }
+    if bytes > isize::MAX as usize {
+        let expected = "a number of bytes that fits the address space";
+        return Err(Error::argument(function, "bytes", bytes, expected));
+    }
     Ok(())
 }
 

@@ -15,6 +15,7 @@ use std::sync::Arc;
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn oxcclEventCreate(event: *mut oxcclEvent_t) -> ncclResult_t {
     boundary(|| {
+        convert::place(event, "oxcclEventCreate", "event")?;
         let made = Arc::new(Event::default());
         // SAFETY: passed on from the caller.
         unsafe { objects::put(&objects::EVENTS, made, event, "oxcclEventCreate") }
@@ -74,6 +75,7 @@ pub unsafe extern "C" fn oxcclEventElapsedTime(
         const FUNCTION: &str = "oxcclEventElapsedTime";
         let start = objects::get(&objects::EVENTS, start, FUNCTION, "start")?;
         let end = objects::get(&objects::EVENTS, end, FUNCTION, "end")?;
+        convert::place(ms, FUNCTION, "ms")?;
         let hint = "record and synchronise both first";
         let open = || Error::usage(format!("{FUNCTION}: an event has not come up"), hint);
         let time = end.since(&start).ok_or_else(open)?;

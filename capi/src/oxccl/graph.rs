@@ -3,7 +3,7 @@
 use super::types::{oxcclCaptureMode_t, oxcclGraph_t, oxcclGraphExec_t, oxcclStream_t};
 use crate::boundary::boundary;
 use crate::nccl::types::ncclResult_t;
-use crate::objects;
+use crate::{convert, objects};
 use oxccl_runtime::device::host::task::Work;
 use oxccl_runtime::error::Error;
 use std::mem::MaybeUninit;
@@ -41,11 +41,12 @@ pub unsafe extern "C" fn oxcclStreamEndCapture(
     graph: *mut oxcclGraph_t,
 ) -> ncclResult_t {
     boundary(|| {
-        let captured = objects::stream(stream, "oxcclStreamEndCapture")?.end_capture()?;
+        const FUNCTION: &str = "oxcclStreamEndCapture";
+        let stream = objects::stream(stream, FUNCTION)?;
+        convert::place(graph, FUNCTION, "graph")?;
+        let captured = stream.end_capture()?;
         // SAFETY: passed on from the caller.
-        unsafe {
-            objects::put(&objects::GRAPHS, Arc::new(captured), graph, "oxcclStreamEndCapture")
-        }
+        unsafe { objects::put(&objects::GRAPHS, Arc::new(captured), graph, FUNCTION) }
     })
 }
 
@@ -62,6 +63,7 @@ pub unsafe extern "C" fn oxcclGraphInstantiate(
     boundary(|| {
         const FUNCTION: &str = "oxcclGraphInstantiate";
         let graph = objects::get(&objects::GRAPHS, graph, FUNCTION, "graph")?;
+        convert::place(exec, FUNCTION, "exec")?;
         // SAFETY: passed on from the caller.
         unsafe { objects::put(&objects::EXECUTABLES, Arc::new(Mutex::new(graph)), exec, FUNCTION) }
     })

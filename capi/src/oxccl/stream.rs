@@ -3,7 +3,7 @@
 use super::types::{oxcclEvent_t, oxcclHostFn_t, oxcclStream_t};
 use crate::boundary::boundary;
 use crate::nccl::types::ncclResult_t;
-use crate::objects;
+use crate::{convert, objects};
 use oxccl_runtime::device::host::stream::Stream;
 use oxccl_runtime::device::host::task::{Address, HostFunction, Work};
 use oxccl_runtime::error::Error;
@@ -17,6 +17,7 @@ use std::time::Duration;
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn oxcclStreamCreate(stream: *mut oxcclStream_t) -> ncclResult_t {
     boundary(|| {
+        convert::place(stream, "oxcclStreamCreate", "stream")?;
         // SAFETY: passed on from the caller.
         unsafe { objects::put(&objects::STREAMS, Stream::new(), stream, "oxcclStreamCreate") }
     })

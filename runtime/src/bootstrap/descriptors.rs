@@ -15,7 +15,7 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg, sockopt::socket_peercred,
 };
-use std::io::{IoSlice, IoSliceMut, Read, Write};
+use std::io::{IoSlice, IoSliceMut, Read};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::{Duration, Instant};
@@ -27,6 +27,8 @@ pub struct Group<'a> {
     pub rank: u32,
     /// The ranks of this host; the first is the leader.
     pub ranks: &'a [u32],
+    /// Those of them whose descriptors everyone gets: one per process, the leader first.
+    pub shown: &'a [u32],
     /// The communicator's number.
     pub comm: u64,
     /// Its secret.
@@ -66,7 +68,7 @@ fn lost(rank: u32, e: impl std::fmt::Display) -> Error {
 }
 
 /// The leader's part: takes a descriptor from every other rank of the host, then gives every rank
-/// all of them, in the order of `group.ranks`, and `segment` behind them.
+/// those of `group.shown`, in that order, and `segment` behind them.
 pub fn lead(
     group: &Group<'_>,
     listener: &Listener,
@@ -101,7 +103,9 @@ pub fn lead(
     }
     let others: Vec<_> = streams.into_iter().skip(1).flatten().collect();
     let mut all: Vec<BorrowedFd<'_>> = vec![own];
-    all.extend(others.iter().map(|(_, fd)| fd.as_fd()));
+    let ranked = others.iter().zip(&group.ranks[1..]);
+    let shown = ranked.filter(|(_, rank)| group.shown.contains(rank));
+    all.extend(shown.map(|((_, fd), _)| fd.as_fd()));
     all.push(segment);
     for ((stream, _), &rank) in others.iter().zip(&group.ranks[1..]) {
         all.iter().try_for_each(|fd| send_one(stream, *fd, rank))?;
@@ -119,7 +123,7 @@ pub fn follow(group: &Group<'_>, name: &[u8; 16], own: BorrowedFd<'_>) -> Result
     send_one(&stream, own, leader)?;
     // The leader answers once everybody has come.
     set_timeout(&stream, group.deadline.left().max(Duration::from_secs(1)), leader)?;
-    (0..=group.ranks.len()).map(|_| receive_one(&stream, leader)).collect()
+    (0..=group.shown.len()).map(|_| receive_one(&stream, leader)).collect()
 }
 
 fn set_timeout(stream: &UnixStream, limit: Duration, peer: u32) -> Result<()> {
@@ -136,6 +140,16 @@ fn check_user(stream: &UnixStream, peer: u32) -> Result<()> {
     Ok(())
 }
 
+/// Sends a short message. Not by `write`: on Unix sockets not every supported standard library keeps
+/// SIGPIPE from ending a C program.
+fn say(stream: &UnixStream, bytes: &[u8], peer: u32) -> Result<()> {
+    match rustix::net::send(stream, bytes, SendFlags::NOSIGNAL) {
+        Ok(n) if n == bytes.len() => Ok(()),
+        Ok(n) => Err(lost(peer, format!("{n} of {} bytes could be sent", bytes.len()))),
+        Err(e) => Err(lost(peer, e)),
+    }
+}
+
 fn greet_client(group: &Group<'_>, mut stream: &UnixStream) -> Result<u32> {
     check_user(stream, group.rank)?;
     set_timeout(stream, super::wire::HANDSHAKE_TIMEOUT, group.rank)?;
@@ -145,7 +159,7 @@ fn greet_client(group: &Group<'_>, mut stream: &UnixStream) -> Result<u32> {
         let mut buffer = vec![0; server.wants()];
         stream.read_exact(&mut buffer).map_err(|e| lost(group.rank, e))?;
         match server.input(&buffer)? {
-            Progress::Send(bytes) => stream.write_all(&bytes).map_err(|e| lost(group.rank, e))?,
+            Progress::Send(bytes) => say(stream, &bytes, group.rank)?,
             Progress::Done(_) => return Ok(server.client()),
             Progress::More => {}
         }
@@ -157,11 +171,11 @@ fn greet_server(group: &Group<'_>, mut stream: &UnixStream, leader: u32) -> Resu
     set_timeout(stream, super::wire::HANDSHAKE_TIMEOUT, leader)?;
     let ends = Ends { role: Role::Descriptors, from: group.rank, to: leader, comm: group.comm };
     let (mut client, hello) = Client::new(group.secret, ends)?;
-    stream.write_all(&hello).map_err(|e| lost(leader, e))?;
+    say(stream, &hello, leader)?;
     let mut buffer = vec![0; client.wants()];
     stream.read_exact(&mut buffer).map_err(|e| lost(leader, e))?;
     match client.input(&buffer)? {
-        Progress::Done(proof) => stream.write_all(&proof).map_err(|e| lost(leader, e)),
+        Progress::Done(proof) => say(stream, &proof, leader),
         _ => Err(lost(leader, "a short handshake")),
     }
 }
@@ -216,7 +230,8 @@ mod tests {
 
     fn group(rank: u32, ranks: &[u32], secret: u8) -> Group<'_> {
         let deadline = Deadline::new(Duration::from_secs(20), &Cancel::default());
-        Group { rank, ranks, comm: 5, secret: [secret; 32], deadline }
+        // Rank 7 lives in the process of rank 5.
+        Group { rank, ranks, shown: &[2, 5], comm: 5, secret: [secret; 32], deadline }
     }
 
     fn size(fd: &OwnedFd) -> i64 {
@@ -224,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn everyone_gets_everyones_descriptor_in_order() {
+    fn everyone_gets_every_process_s_descriptor_in_order() {
         let ranks = [2, 5, 7];
         let listener = Listener::new().unwrap();
         let name = *listener.name();
@@ -253,7 +268,7 @@ mod tests {
             all.iter().map(|fds| fds.iter().map(size).collect()).collect()
         });
         for sizes in results {
-            assert_eq!(sizes, [2, 5, 7, 99].map(|pages| pages * 4096));
+            assert_eq!(sizes, [2, 5, 99].map(|pages| pages * 4096));
         }
     }
 }

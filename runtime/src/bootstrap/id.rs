@@ -27,16 +27,17 @@ pub fn encode_address(address: SocketAddr) -> [u8; ADDRESS_BYTES] {
     bytes
 }
 
-/// What [`encode_address`] wrote.
-pub fn decode_address(bytes: &[u8; ADDRESS_BYTES]) -> SocketAddr {
+/// What [`encode_address`] wrote; None for anything else.
+pub fn decode_address(bytes: &[u8; ADDRESS_BYTES]) -> Option<SocketAddr> {
     let mut ip = [0; 16];
     ip.copy_from_slice(&bytes[..16]);
     let scope = u32::from_le_bytes([bytes[16], bytes[17], bytes[18], bytes[19]]);
     let port = u16::from_le_bytes([bytes[20], bytes[21]]);
     let ip = Ipv6Addr::from(ip);
     match ip.to_ipv4_mapped() {
-        Some(v4) => SocketAddr::new(IpAddr::V4(v4), port),
-        None => SocketAddr::V6(SocketAddrV6::new(ip, port, 0, scope)),
+        Some(_) if scope != 0 => None,
+        Some(v4) => Some(SocketAddr::new(IpAddr::V4(v4), port)),
+        None => Some(SocketAddr::V6(SocketAddrV6::new(ip, port, 0, scope))),
     }
 }
 
@@ -99,16 +100,19 @@ impl UniqueId {
 
     /// Reads an id; fails on anything that [`encode`](Self::encode) did not write.
     pub fn decode(bytes: &[u8; ID_BYTES]) -> Result<Self> {
-        if &bytes[..8] != MAGIC || bytes[70..].iter().any(|&b| b != 0) {
+        let bad = || {
             let expected = "an id from this library's ncclGetUniqueId, copied whole (128 bytes)";
-            return Err(Error::argument("ncclCommInitRank", "commId", "something else", expected));
+            Error::argument("ncclCommInitRank", "commId", "something else", expected)
+        };
+        if &bytes[..8] != MAGIC || bytes[70..].iter().any(|&b| b != 0) {
+            return Err(bad());
         }
         let field = |at: usize| <[u8; 8]>::try_from(&bytes[at..at + 8]).unwrap_or_default();
         let mut secret = [0; SECRET_BYTES];
         secret.copy_from_slice(&bytes[16..48]);
         let mut address = [0; ADDRESS_BYTES];
         address.copy_from_slice(&bytes[48..70]);
-        let address = decode_address(&address);
+        let address = decode_address(&address).ok_or_else(bad)?;
         Ok(Self { address, comm: u64::from_le_bytes(field(8)), secret })
     }
 }

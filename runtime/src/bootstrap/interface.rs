@@ -34,7 +34,11 @@ pub fn choose(config: &Config) -> Result<SocketAddr> {
     choose_from(&interfaces, &config.socket_ifname, &config.socket_family)
 }
 
-fn choose_from(interfaces: &[Interface], ifname: &str, family: &str) -> Result<SocketAddr> {
+pub(crate) fn choose_from(
+    interfaces: &[Interface],
+    ifname: &str,
+    family: &str,
+) -> Result<SocketAddr> {
     let of_family = |i: &&Interface| match family {
         "AF_INET" => i.address.is_ipv4(),
         "AF_INET6" => i.address.is_ipv6(),

@@ -51,7 +51,10 @@ pub fn detect() -> Result<Option<Launch>> {
     detect_in(own, &launcher_variable)
 }
 
-fn detect_in(own: [&str; 3], lookup: &dyn Fn(&str) -> Option<String>) -> Result<Option<Launch>> {
+pub(crate) fn detect_in(
+    own: [&str; 3],
+    lookup: &dyn Fn(&str) -> Option<String>,
+) -> Result<Option<Launch>> {
     if !own[0].is_empty() && !own[1].is_empty() {
         let values = own.map(|v| Some(v.to_owned()).filter(|v| !v.is_empty()));
         return parse(
@@ -95,9 +98,11 @@ fn parse(
         })
     };
     let (rank, nranks, local_rank) = (number(0)?, number(1)?, number(2)?);
-    if rank >= nranks {
-        let why = format!("{}={rank} is not below {}={nranks}", names[0], names[1]);
-        return Err(Error::Init { why });
+    for (name, value) in [(names[0], rank), (names[2], local_rank)] {
+        if value >= nranks {
+            let why = format!("{name}={value} is not below {}={nranks}", names[1]);
+            return Err(Error::Init { why });
+        }
     }
     Ok(Launch { rank, nranks, local_rank, job, launcher })
 }
@@ -148,10 +153,11 @@ pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-fn parse_id(text: &[u8]) -> Option<UniqueId> {
+pub(crate) fn parse_id(text: &[u8]) -> Option<UniqueId> {
     let mut bytes = [0; ID_BYTES];
     for (byte, pair) in bytes.iter_mut().zip(text.get(..2 * ID_BYTES)?.chunks_exact(2)) {
-        *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
+        let digit = |i: usize| (pair[i] as char).to_digit(16);
+        *byte = (digit(0)? * 16 + digit(1)?) as u8;
     }
     UniqueId::decode(&bytes).ok()
 }
@@ -263,6 +269,8 @@ mod tests {
         let bytes = read_private_file(&path).unwrap();
         assert_eq!(parse_id(&bytes), Some(id.clone()));
         assert!(is_written_by_the_living(&bytes));
+        let signed = [b"+f", &bytes[2..]].concat();
+        assert_eq!(parse_id(&signed), None, "a sign is no hexadecimal digit");
         let dead = format!("{} {} 1", hex(&id.encode()), std::process::id());
         assert!(!is_written_by_the_living(dead.as_bytes()));
         use std::os::unix::fs::PermissionsExt;

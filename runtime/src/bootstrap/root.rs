@@ -56,6 +56,9 @@ impl Machine {
         match frame.kind {
             JOIN => self.join(rank, address, &frame.body),
             GATHER => self.blob(rank, frame.body),
+            BYE if !self.members.contains_key(&rank) => {
+                self.fail(&format!("rank {rank} at {address} left without having joined"))
+            }
             BYE => {
                 self.left.insert(rank);
                 let all = self.nranks.is_some_and(|n| self.left.len() as u32 == n);

@@ -194,19 +194,10 @@ impl Connection {
     }
 
     fn take_frame(&mut self) -> Result<Option<Frame>> {
-        let Some(header) = self.incoming.first_chunk::<HEADER>() else { return Ok(None) };
-        let len = u32::from_le_bytes([header[0], header[1], header[2], header[3]]) as usize;
-        if len > self.max_body {
+        take_frame(&mut self.incoming, self.max_body).map_err(|len| {
             let why = format!("{} sent a frame of {len} bytes", self.peer_address());
-            return Err(Error::Init { why });
-        }
-        let kind = header[4];
-        if self.incoming.len() < HEADER + len {
-            return Ok(None);
-        }
-        let rest = self.incoming.split_off(HEADER + len);
-        let body = std::mem::replace(&mut self.incoming, rest).split_off(HEADER);
-        Ok(Some(Frame { kind, body }))
+            Error::Init { why }
+        })
     }
 
     /// 0 when there is nothing to read now.
@@ -266,6 +257,26 @@ impl Connection {
         wait_for(&mut [PollFd::new(&self.stream, events)], deadline.slice());
         Ok(())
     }
+}
+
+/// Takes the first frame out of what came in, once it is complete; fails with its length when that is
+/// more than `max_body`.
+pub(crate) fn take_frame(
+    incoming: &mut Vec<u8>,
+    max_body: usize,
+) -> std::result::Result<Option<Frame>, usize> {
+    let Some(header) = incoming.first_chunk::<HEADER>() else { return Ok(None) };
+    let len = u32::from_le_bytes([header[0], header[1], header[2], header[3]]) as usize;
+    if len > max_body {
+        return Err(len);
+    }
+    let kind = header[4];
+    if incoming.len() < HEADER + len {
+        return Ok(None);
+    }
+    let rest = incoming.split_off(HEADER + len);
+    let body = std::mem::replace(incoming, rest).split_off(HEADER);
+    Ok(Some(Frame { kind, body }))
 }
 
 /// Polls descriptors; interruptions and time-outs alike just return.

@@ -15,7 +15,7 @@ const BYTES: usize = 96 + ADDRESS_BYTES;
 
 /// Facts about a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Blob {
+pub(crate) struct Blob {
     /// Names the process.
     pub(super) process: [u8; 16],
     pub(super) pid: u32,
@@ -98,7 +98,7 @@ impl Blob {
         String::from_utf8_lossy(&self.algorithm).trim_end_matches('\0').to_owned()
     }
 
-    pub(super) fn encode(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = FORMAT.to_le_bytes().to_vec();
         out.extend(self.pid.to_le_bytes());
         out.extend(self.process);
@@ -112,7 +112,7 @@ impl Blob {
         out
     }
 
-    pub(super) fn decode(rank: usize, bytes: &[u8]) -> Result<Self> {
+    pub(crate) fn decode(rank: usize, bytes: &[u8]) -> Result<Self> {
         let bad = |what: String| Error::Init { why: format!("rank {rank} {what}") };
         let format = bytes.first_chunk().map(|b| u32::from_le_bytes(*b));
         if format != Some(FORMAT) {
@@ -128,8 +128,12 @@ impl Blob {
         let word = |at: usize| {
             u64::from_le_bytes(<[u8; 8]>::try_from(&fixed[at..at + 8]).unwrap_or_default())
         };
+        let pid = u32::from_le_bytes([fixed[4], fixed[5], fixed[6], fixed[7]]);
+        if i32::try_from(pid).map_or(true, |pid| pid <= 0) {
+            return Err(bad(format!("says that its process has the number {pid}")));
+        }
         Ok(Self {
-            pid: u32::from_le_bytes([fixed[4], fixed[5], fixed[6], fixed[7]]),
+            pid,
             process: name(8),
             socket: name(24),
             algorithm: name(40),
@@ -138,7 +142,8 @@ impl Blob {
             arena_len: word(72),
             counter_start: word(80),
             probe: word(88),
-            control: decode_address(&control),
+            control: decode_address(&control)
+                .ok_or_else(|| bad("sent a bad address".to_owned()))?,
         })
     }
 }

@@ -11,6 +11,7 @@ use crate::device::host::arena::{Arena, Mapping, sealed_memfd};
 use crate::device::host::endpoint::{Endpoint, PeerMemory};
 use crate::device::host::{pull, worker};
 use crate::error::{Error, Result};
+use crate::fork;
 use crate::link::Edge;
 use crate::link::direct::{DirectEdge, Segment, SegmentLayout};
 use crate::link::message::MessageEdge;
@@ -19,7 +20,7 @@ use crate::link::message::socket::Tcp;
 use crate::log::{self, Level, Subsystem};
 use crate::monitor::{self, Sign};
 use rustix::fd::{AsFd, OwnedFd};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, Weak};
@@ -100,6 +101,8 @@ pub fn create(member: &Member) -> Result<Communicator> {
 /// As [`create`], until `cancel` is set.
 pub(super) fn join(member: &Member, cancel: &Cancel) -> Result<Communicator> {
     let Member { id, rank, nranks, device, options } = member;
+    fork::check()?;
+    fork::refuse_children()?;
     warn_once();
     if *nranks == 1 {
         return alone(*device, options);
@@ -142,7 +145,12 @@ pub(super) fn assemble(
     let slot_bytes = edge_slot_bytes(nranks);
 
     let deadline = room.session.deadline().clone();
-    let group = Group { rank, ranks: &ranks, comm: id.comm, secret: id.secret, deadline };
+    // Ranks of one process share an arena: many threads would fill the table of descriptors.
+    let mut seen = HashSet::new();
+    let first = |r: &&u32| seen.insert(blobs[**r as usize].process);
+    let shown: Vec<u32> = ranks.iter().filter(first).copied().collect();
+    let (comm, secret) = (id.comm, id.secret);
+    let group = Group { rank, ranks: &ranks, shown: &shown, comm, secret, deadline };
     let leader = &blobs[ranks[0] as usize];
     let shared = share(&group, &listener, leader, slot_bytes)?;
     let segment = shared.as_ref().map(|(segment, _)| segment.clone());
@@ -151,7 +159,8 @@ pub(super) fn assemble(
         segment.initialise(own_place, start);
     }
     let one_process = blobs.iter().all(|b| b.process == own.process);
-    let memory = user_memory(&blobs, &local, shared.as_ref().map(|(_, fds)| &fds[..]), one_process);
+    let fds = shared.as_ref().map(|(_, fds)| (&shown[..], &fds[..]));
+    let memory = user_memory(&blobs, fds, one_process);
 
     let identity = Identity { comm: id.comm, secret: id.secret, rank, nranks };
     let edges = edges(identity, &local, segment.as_ref(), &mut room, (slot_bytes, start))?;
@@ -261,15 +270,18 @@ fn share(
 /// Maps the arenas of the other processes, each once per process.
 fn user_memory(
     blobs: &[Blob],
-    local: &[Option<usize>],
-    fds: Option<&[OwnedFd]>,
+    fds: Option<(&[u32], &[OwnedFd])>,
     one_process: bool,
 ) -> Vec<PeerMemory> {
     static MAPPED: Mutex<Option<HashMap<[u8; 16], Weak<Mapping>>>> = Mutex::new(None);
     let mut mapped = MAPPED.lock().unwrap_or_else(|e| e.into_inner());
     let mapped = mapped.get_or_insert_default();
-    let mut reach = |blob: &Blob, place: Option<usize>| -> Option<Arc<Mapping>> {
-        let fd = fds?.get(place?)?;
+    mapped.retain(|_, mapping| mapping.strong_count() > 0);
+    let (ranks, fds) = fds.unwrap_or_default();
+    let arenas: HashMap<[u8; 16], &OwnedFd> =
+        ranks.iter().map(|&r| blobs[r as usize].process).zip(fds).collect();
+    let mut reach = |blob: &Blob| -> Option<Arc<Mapping>> {
+        let fd = arenas.get(&blob.process)?;
         if blob.arena_len == 0 {
             return None;
         }
@@ -291,8 +303,7 @@ fn user_memory(
     };
     blobs
         .iter()
-        .zip(local)
-        .map(|(blob, place)| match reach(blob, *place) {
+        .map(|blob| match reach(blob) {
             _ if one_process => PeerMemory::SameProcess,
             Some(mapping) => PeerMemory::Arena(mapping),
             None => PeerMemory::Unreachable,

@@ -1,6 +1,6 @@
 //! Communicators: what a call means, which plan carries it out, and the end of it all.
 
-mod blob;
+pub(crate) mod blob;
 mod children;
 mod create;
 mod holder;

@@ -1,5 +1,6 @@
 //! A rank of the multi-process tests: `oxccl-test-rank sequence SEED OPERATIONS MAX_BYTES`,
-//! `mismatch BASE OURS THEIRS` for two numbers of differing calls, or `loop` to all-reduce until something fails.
+//! `mismatch BASE OURS THEIRS` for two numbers of differing calls,
+//! `once` for one all-reduce, or `loop` to all-reduce until something fails.
 
 use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
 use oxccl_runtime::bootstrap::launch;
@@ -44,6 +45,22 @@ fn differ(arguments: &[String]) -> Result<()> {
     Ok(())
 }
 
+/// One all-reduce of rank numbers.
+fn once() -> Result<()> {
+    let comm = join()?;
+    let (stream, n) = (Stream::new(), u64::from(comm.nranks()));
+    let (input, mut output) = (u64::from(comm.rank()), 0u64);
+    let spec = Spec::new(Collective::AllReduce, comm.nranks(), 0);
+    let (from, to) = ((&raw const input).cast(), (&raw mut output).cast());
+    let (dtype, op) = (DataType::Uint64, ReduceOp::Sum);
+    let call = Call { spec, input: from, output: to, count: 1, dtype, op };
+    group::collective(&comm, call, &stream)?;
+    stream.synchronize(None)?;
+    assert_eq!(output, n * (n - 1) / 2);
+    comm.destroy();
+    Ok(())
+}
+
 /// Prints `running` after the first operations; ends with the error.
 fn forever(bytes: usize) -> Result<()> {
     let comm = join()?;
@@ -68,6 +85,7 @@ fn main() {
     let outcome = match arguments.first().map(String::as_str) {
         Some("sequence") => sequence(&arguments),
         Some("mismatch") => differ(&arguments),
+        Some("once") => once(),
         Some("loop") => forever(arguments[1].parse().expect("a number")),
         other => panic!("unknown test {other:?}"),
     };

@@ -129,7 +129,8 @@ impl Arena {
         static ARENA: OnceLock<Option<Arena>> = OnceLock::new();
         ARENA
             .get_or_init(|| {
-                let made = Self::new(Self::default_len());
+                let made =
+                    crate::fork::refuse_children().and_then(|()| Self::new(Self::default_len()));
                 if let Err(e) = &made {
                     let text = format!("no memory that peers can map, buffers will be copied: {e}");
                     log::line(Level::Warn, Subsystem::Alloc, &text);
@@ -204,6 +205,7 @@ impl Arena {
 
 /// Memory for user buffers, mapped by peers where possible.
 pub fn allocate(bytes: usize) -> Result<*mut u8> {
+    crate::fork::check()?;
     let limit = "reduce the size, or raise OXCCL_ARENA_GIB";
     if bytes > isize::MAX as usize - GRANULE {
         return Err(Error::argument("oxcclMemAlloc", "size", bytes, "less than the address space"));
@@ -216,7 +218,11 @@ pub fn allocate(bytes: usize) -> Result<*mut u8> {
 
 /// Frees what [`allocate`] returned.
 pub fn free(ptr: *mut u8) -> Result<()> {
-    if ptr.is_null() || Arena::get().is_some_and(|arena| arena.free(ptr)) {
+    if ptr.is_null() {
+        return Ok(());
+    }
+    crate::fork::check()?;
+    if Arena::get().is_some_and(|arena| arena.free(ptr)) {
         return Ok(());
     }
     let got = format!("{ptr:?}");

@@ -1,10 +1,10 @@
 //! A rank's place in a communicator on the host device: its links, its counters, its failure.
 
 use super::arena::{Arena, Mapping};
-use crate::log::{self, Level, Subsystem};
 use crate::error::{Code, Error, Result, Site};
 use crate::link::direct::{PeerState, Record, Segment, reached};
 use crate::link::{Edge, notice};
+use crate::log::{self, Level, Subsystem};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 

@@ -12,7 +12,7 @@ use super::worker;
 use crate::error::{Error, Result};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
 /// What a call may do before it returns: about 3 µs of polling, or 16 KiB of work.
@@ -80,7 +80,7 @@ impl Stream {
         let task = Task::start(work)?;
         if self.pending.fetch_add(1, Ordering::SeqCst) == 0
             && inline
-            && let Ok(mut current) = self.current.try_lock()
+            && let Some(mut current) = self.own()
         {
             drop(queue);
             let mut task = task;
@@ -128,6 +128,15 @@ impl Stream {
         }
     }
 
+    /// Makes the calling thread the owner for a moment, unless another one is.
+    fn own(&self) -> Option<MutexGuard<'_, Option<Task>>> {
+        match self.current.try_lock() {
+            Ok(current) => Some(current),
+            Err(TryLockError::Poisoned(e)) => Some(e.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
     /// Lets the worker know that there is something to do.
     fn activate(self: &Arc<Self>) {
         if !self.active.swap(true, Ordering::SeqCst) {
@@ -154,7 +163,7 @@ impl Stream {
         if self.pending.load(Ordering::Acquire) == 0 {
             return Progress::Idle;
         }
-        let Ok(mut current) = self.current.try_lock() else { return Progress::Owned };
+        let Some(mut current) = self.own() else { return Progress::Owned };
         let mut moved = false;
         loop {
             if current.is_none() {

@@ -7,8 +7,9 @@ use super::event::Event;
 use super::exchange::{Exchange, Transfer};
 use super::graph::{Graph, GraphRun};
 use super::worker;
-use crate::log::{self, Level, Subsystem};
 use crate::error::{Error, Result, Site};
+use crate::log::{self, Level, Subsystem};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -163,8 +164,19 @@ impl Task {
         })
     }
 
-    /// Moves the task on. Blocks: never.
+    /// Moves the task on. A task that panics fails, and with it its communicator: neither the thread
+    /// that happens to run it nor its stream ends. Blocks: never.
     pub fn step(&mut self, budget: Budget) -> Step {
+        catch_unwind(AssertUnwindSafe(|| self.go_on(budget))).unwrap_or_else(|panic| {
+            let error = Error::panicked(&*panic);
+            match self {
+                Task::Operation(operation) => operation.conclude(error),
+                _ => Step::Done(Err(error)),
+            }
+        })
+    }
+
+    fn go_on(&mut self, budget: Budget) -> Step {
         match self {
             Task::Operation(operation) => operation.step(budget),
             Task::Copy(to, from, bytes, done) => {
@@ -216,7 +228,8 @@ pub(super) fn try_now(
     let mut running = Running::new(endpoint, programs, call);
     let mut failed = None;
     if endpoint.finished.load(Ordering::Acquire) == number && endpoint.failure().is_none() {
-        match running.visit(endpoint, budget) {
+        let visit = catch_unwind(AssertUnwindSafe(|| running.visit(endpoint, budget)));
+        match visit.unwrap_or_else(|panic| Visit::Done(Err(Error::panicked(&*panic)))) {
             Visit::Done(Ok(())) => {
                 endpoint.finished.store(number + 1, Ordering::Release);
                 return Ok(Ok(()));

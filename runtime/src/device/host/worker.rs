@@ -7,8 +7,10 @@
 use super::collective::Budget;
 use super::stream::{Progress, Stream, VISIT};
 use super::task::HostFunction;
+use crate::fork;
 use crate::log::{self, Level, Subsystem};
 use crossbeam::channel::{Sender, unbounded};
+use std::panic::catch_unwind;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::thread::Thread;
@@ -49,6 +51,7 @@ pub(super) fn add(stream: Arc<Stream>) {
     if WORKER.thread.get().is_none() {
         static START: std::sync::Once = std::sync::Once::new();
         START.call_once(|| {
+            refuse_children();
             let thread = std::thread::Builder::new().name("oxccl-worker".to_owned()).spawn(run);
             match thread {
                 Ok(handle) => drop(WORKER.thread.set(handle.thread().clone())),
@@ -66,10 +69,26 @@ pub(super) fn add(stream: Arc<Stream>) {
     }
 }
 
+/// The threads of this module stay with this process.
+fn refuse_children() {
+    if let Err(e) = fork::refuse_children() {
+        log::line(Level::Warn, Subsystem::Coll, &e.to_string());
+    }
+}
+
 fn run() {
     let (mut pause, mut last_work) = (PAUSE, Instant::now());
     loop {
-        match help() {
+        // Tasks that panic fail by themselves; nothing else may end this thread either.
+        let look = catch_unwind(help).unwrap_or_else(|_| {
+            log::line(
+                Level::Warn,
+                Subsystem::Coll,
+                "the worker panicked and goes on; please report it",
+            );
+            Progress::Stuck
+        });
+        match look {
             Progress::Moved => (pause, last_work) = (PAUSE, Instant::now()),
             Progress::Idle if last_work.elapsed() > IDLE => {
                 WORKER.asleep.store(true, Ordering::Release);
@@ -183,6 +202,7 @@ pub(super) fn call(function: HostFunction) -> Arc<AtomicBool> {
     static CALLER: OnceLock<Sender<Job>> = OnceLock::new();
     let done = Arc::new(AtomicBool::new(false));
     let caller = CALLER.get_or_init(|| {
+        refuse_children();
         let (sender, jobs) = unbounded::<Job>();
         let run = move || {
             for (function, done) in jobs {

@@ -86,7 +86,7 @@ impl MessageEdge {
         Ok(())
     }
 
-    pub(super) fn peek(&mut self) -> Result<Option<Message>> {
+    pub(crate) fn peek(&mut self) -> Result<Option<Message>> {
         // What could not leave at once leaves while this rank waits for its peers.
         self.flushed()?;
         let slot = self.taken % EDGE_SLOTS;
@@ -112,7 +112,7 @@ impl MessageEdge {
         }))
     }
 
-    pub(super) fn release(&mut self) -> Result<()> {
+    pub(crate) fn release(&mut self) -> Result<()> {
         let slot = self.taken % EDGE_SLOTS;
         self.arrived = None;
         self.taken += 1;

@@ -10,6 +10,7 @@ use crate::bootstrap::{Cancel, Deadline, interface};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use rustix::fd::OwnedFd;
+use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use std::collections::VecDeque;
 use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -25,6 +26,12 @@ pub struct Tcp;
 
 fn failed(call: &'static str) -> impl Fn(std::io::Error) -> Error {
     move |e| Error::system(call, e, "see the network's configuration and ulimit -n")
+}
+
+/// The address that a peer's handle holds: text, then zeros.
+pub(crate) fn address_in(handle: &Handle) -> Option<SocketAddr> {
+    let text = handle.0.split(|&b| b == 0).next().unwrap_or_default();
+    std::str::from_utf8(text).ok()?.parse().ok()
 }
 
 fn tune(stream: &TcpStream) {
@@ -61,10 +68,7 @@ impl Net for Tcp {
         peer: u32,
         handle: &Handle,
     ) -> Result<Box<dyn Connecting>> {
-        let text = handle.0.split(|&b| b == 0).next().unwrap_or_default();
-        let address: Option<SocketAddr> =
-            std::str::from_utf8(text).ok().and_then(|text| text.parse().ok());
-        let Some(address) = address else {
+        let Some(address) = address_in(handle) else {
             return Err(Error::Init { why: format!("rank {peer} sent a bad address") });
         };
         let Identity { comm, secret, rank, .. } = identity;
@@ -102,16 +106,7 @@ impl Listener for TcpAccept {
         let rank = connection.peer_rank();
         let stream = connection.into_stream();
         tune(&stream);
-        Ok(Some((
-            rank,
-            Box::new(TcpReceiver {
-                stream,
-                posted: VecDeque::new(),
-                done: 0,
-                first: 0,
-                closed: false,
-            }),
-        )))
+        Ok(Some((rank, Box::new(TcpReceiver::new(stream)))))
     }
 }
 
@@ -157,7 +152,9 @@ impl TcpSender {
             let header = front.sent.min(4);
             let parts =
                 [IoSlice::new(&front.header[header..]), IoSlice::new(&data[front.sent - header..])];
-            match self.stream.write_vectored(&parts) {
+            // A plain write to a peer that is gone would end a C program with SIGPIPE.
+            let (mut none, quiet) = (SendAncillaryBuffer::default(), SendFlags::NOSIGNAL);
+            match sendmsg(&self.stream, &parts, &mut none, quiet).map_err(std::io::Error::from) {
                 Ok(n) => front.sent += n,
                 Err(e) if blocked(&e) => return Ok(()),
                 Err(e) => return Err(failed("sending to a peer")(e)),
@@ -203,8 +200,9 @@ struct Incoming {
     received: usize,
 }
 
-struct TcpReceiver {
-    stream: TcpStream,
+/// The receiving end; the stream is a TCP socket outside of tests.
+pub(crate) struct TcpReceiver<S> {
+    stream: S,
     posted: VecDeque<Incoming>,
     /// Requests that are complete, and the number of the first posted one's predecessor.
     done: u64,
@@ -215,9 +213,14 @@ struct TcpReceiver {
 
 // SAFETY: the pointers are only followed under the contract of `irecv`, from whichever thread
 // holds the receiver.
-unsafe impl Send for TcpReceiver {}
+unsafe impl<S: Send> Send for TcpReceiver<S> {}
 
-impl TcpReceiver {
+impl<S: Read> TcpReceiver<S> {
+    /// Receives from a stream that does not block.
+    pub(crate) fn new(stream: S) -> Self {
+        Self { stream, posted: VecDeque::new(), done: 0, first: 0, closed: false }
+    }
+
     fn progress(&mut self) -> Result<()> {
         while let Some(front) = self.posted.get_mut((self.done - self.first) as usize) {
             let len = u32::from_le_bytes(front.header) as usize;
@@ -254,7 +257,7 @@ impl TcpReceiver {
     }
 }
 
-impl Receiver for TcpReceiver {
+impl<S: Read + Write + Send> Receiver for TcpReceiver<S> {
     unsafe fn irecv(&mut self, data: *mut u8, capacity: usize) -> Result<Option<Request>> {
         self.posted.push_back(Incoming { data, capacity, header: [0; 4], received: 0 });
         Ok(Some(self.first + self.posted.len() as u64))

@@ -1,0 +1,7 @@
+//! Ids, ranks' facts about themselves, and tables of them.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(
+    init: oxccl_runtime::log::set(0, None),
+    |data: &[u8]| oxccl_tests::hostile::identity(data)
+);

@@ -1,0 +1,85 @@
+//! Readers of bytes from outside that are private otherwise, for the fuzz targets. No part of the
+//! interface.
+
+use crate::bootstrap::UniqueId;
+use crate::bootstrap::interface::{self, Interface};
+use crate::bootstrap::launch::{self, Launch};
+use crate::bootstrap::wire::{self, Frame};
+use crate::comm::blob::Blob;
+use crate::error::Result;
+use crate::link::Message;
+use crate::link::message::MessageEdge;
+use crate::link::message::net::{HANDLE_BYTES, Handle, Request, Sender};
+use crate::link::message::socket::{TcpReceiver, address_in};
+use rustix::fd::OwnedFd;
+use std::io::{Read, Write};
+use std::net::SocketAddr;
+
+/// As a connection takes frames out of what came in; the error is the length of one that is too long.
+pub fn take_frame(
+    incoming: &mut Vec<u8>,
+    max_body: usize,
+) -> std::result::Result<Option<Frame>, usize> {
+    wire::take_frame(incoming, max_body)
+}
+
+/// What a rank's blob says, written again.
+pub fn blob(rank: usize, bytes: &[u8]) -> Result<Vec<u8>> {
+    Blob::decode(rank, bytes).map(|blob| blob.encode())
+}
+
+/// The id in the text of a file.
+pub fn id_in_file(text: &[u8]) -> Option<UniqueId> {
+    launch::parse_id(text)
+}
+
+/// The place in a job, from this library's three variables and the launchers'.
+pub fn launch(own: [&str; 3], lookup: &dyn Fn(&str) -> Option<String>) -> Result<Option<Launch>> {
+    launch::detect_in(own, lookup)
+}
+
+/// The address to listen on.
+pub fn interface(found: &[Interface], ifname: &str, family: &str) -> Result<SocketAddr> {
+    interface::choose_from(found, ifname, family)
+}
+
+/// The address in a peer's handle.
+pub fn handle(bytes: [u8; HANDLE_BYTES]) -> Option<SocketAddr> {
+    address_in(&Handle(bytes))
+}
+
+/// The receiving half of an edge whose slots have `slot_bytes`, fed by `stream`.
+pub struct Incoming(MessageEdge);
+
+impl Incoming {
+    /// Offers all slots.
+    pub fn new(stream: impl Read + Write + Send + 'static, slot_bytes: usize) -> Result<Self> {
+        let receiver = Box::new(TcpReceiver::new(stream));
+        MessageEdge::new(Box::new(NoSender), receiver, slot_bytes).map(Self)
+    }
+
+    /// The next message, if it is complete.
+    pub fn take(&mut self) -> Result<Option<Vec<u8>>> {
+        let Some(Message { data, len, .. }) = self.0.peek()? else { return Ok(None) };
+        // SAFETY: a peeked message is readable until it is released.
+        let message = unsafe { std::slice::from_raw_parts(data, len) }.to_vec();
+        self.0.release()?;
+        Ok(Some(message))
+    }
+}
+
+struct NoSender;
+
+impl Sender for NoSender {
+    unsafe fn isend(&mut self, _data: *const u8, _len: usize) -> Result<Option<Request>> {
+        Ok(None)
+    }
+
+    fn test(&mut self, _request: Request) -> Result<bool> {
+        Ok(true)
+    }
+
+    fn watch(&self) -> Option<OwnedFd> {
+        None
+    }
+}

@@ -1,0 +1,324 @@
+//! What bytes from outside may do: every reader of such bytes, with what has to hold whatever they are.
+//! The fuzz targets in `fuzz/` call these functions; `tests/hostile.rs` replays seeded inputs.
+
+use oxccl_runtime::bootstrap::auth::{Client, Ends, Progress, Role, Server};
+use oxccl_runtime::bootstrap::interface::Interface;
+use oxccl_runtime::bootstrap::launch;
+use oxccl_runtime::bootstrap::root::{self, Action, Machine};
+use oxccl_runtime::bootstrap::wire::Frame;
+use oxccl_runtime::bootstrap::{ID_BYTES, UniqueId};
+use oxccl_runtime::{Result, fuzzing};
+use std::collections::BTreeSet;
+use std::io::{ErrorKind, Read, Write};
+use std::time::Duration;
+
+/// A reader of bytes from outside.
+pub type Target = fn(&[u8]);
+
+/// All of them, by name.
+pub const TARGETS: [(&str, Target); 4] =
+    [("bootstrap", bootstrap), ("identity", identity), ("message", message), ("launch", launched)];
+
+/// Frames, both sides of the handshake, and the rendezvous; the first byte chooses.
+pub fn bootstrap(data: &[u8]) {
+    let Some((&choice, data)) = data.split_first() else { return };
+    match choice % 4 {
+        0 => frames(data),
+        1 => server(data),
+        2 => tampered_handshake(data),
+        _ => rendezvous(data),
+    }
+}
+
+/// Ids, what ranks say about themselves, and tables of that; the first byte chooses.
+pub fn identity(data: &[u8]) {
+    let Some((&choice, data)) = data.split_first() else { return };
+    match choice % 4 {
+        0 => id(data),
+        1 => {
+            if let Ok(again) = fuzzing::blob(3, data) {
+                assert_eq!(again, data, "a blob means what it says and nothing else");
+            }
+        }
+        2 => {
+            if let Some(id) = fuzzing::id_in_file(data) {
+                let text = launch::hex(&id.encode());
+                assert!(data[..2 * ID_BYTES].eq_ignore_ascii_case(text.as_bytes()));
+            }
+        }
+        _ => table(data),
+    }
+}
+
+/// Handles of connections and streams of messages; the first byte chooses.
+pub fn message(data: &[u8]) {
+    let Some((&choice, data)) = data.split_first() else { return };
+    if choice % 2 == 0 {
+        let mut bytes = [0; 128];
+        bytes.iter_mut().zip(data).for_each(|(to, from)| *to = *from);
+        if let Some(address) = fuzzing::handle(bytes) {
+            let text = address.to_string();
+            let mut again = [0; 128];
+            again[..text.len()].copy_from_slice(text.as_bytes());
+            assert_eq!(fuzzing::handle(again), Some(address));
+        }
+    } else {
+        messages(data);
+    }
+}
+
+/// The launchers' variables and the choice of an interface; the first byte chooses.
+pub fn launched(data: &[u8]) {
+    let Some((&choice, data)) = data.split_first() else { return };
+    let text = String::from_utf8_lossy(data);
+    let fields: Vec<&str> = text.split('\0').collect();
+    let field = |i: usize| fields.get(i).copied().unwrap_or_default();
+    if choice % 2 == 0 {
+        let lookup = |name: &str| {
+            let value = fields.iter().find_map(|f| f.strip_prefix(name)?.strip_prefix('='));
+            value.map(str::to_owned).filter(|v| !v.is_empty())
+        };
+        let own = [field(0), field(1), field(2)];
+        if let Ok(Some(launch)) = fuzzing::launch(own, &lookup) {
+            assert!(launch.rank < launch.nranks && launch.local_rank < launch.nranks);
+            let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+            assert!(launch.job.chars().all(plain), "{:?} becomes the name of a file", launch.job);
+        }
+    } else {
+        let found: Vec<_> = fields
+            .iter()
+            .skip(2)
+            .zip(["192.0.2.1:0", "[fe80::1%2]:0", "127.0.0.1:0", "[2001:db8::1]:0"])
+            .map(|(name, address)| Interface {
+                name: (*name).to_owned(),
+                address: address.parse().expect("an address"),
+            })
+            .collect();
+        if let Ok(chosen) = fuzzing::interface(&found, field(0), field(1)) {
+            assert!(found.iter().any(|i| i.address == chosen));
+        }
+    }
+}
+
+/// Frames come out as they went in, however the bytes are cut.
+fn frames(data: &[u8]) {
+    const MAX_BODY: usize = 300;
+    let Some((&cut, stream)) = data.split_first() else { return };
+    let (mut incoming, mut again) = (Vec::new(), Vec::new());
+    for chunk in stream.chunks(usize::from(cut) + 1) {
+        incoming.extend(chunk);
+        loop {
+            match fuzzing::take_frame(&mut incoming, MAX_BODY) {
+                Ok(Some(Frame { kind, body })) => {
+                    again.extend((body.len() as u32).to_le_bytes());
+                    again.push(kind);
+                    again.extend(body);
+                }
+                Ok(None) => break,
+                Err(len) => {
+                    assert!(len > MAX_BODY);
+                    return;
+                }
+            }
+        }
+        assert!(incoming.len() < 5 + MAX_BODY, "a frame that was complete was not taken");
+    }
+    again.extend(incoming);
+    assert_eq!(again, stream);
+}
+
+const ENDS: Ends = Ends { role: Role::Rendezvous, from: 1, to: u32::MAX, comm: 7 };
+
+/// Nobody gets in without the secret.
+fn server(data: &[u8]) {
+    let Ok(mut server) = Server::new([1; 32], ENDS, 4) else { return };
+    let mut rest = data;
+    while !rest.is_empty() {
+        let (now, later) = rest.split_at(server.wants().min(rest.len()));
+        assert!(!now.is_empty(), "the machine wants nothing and did not say that it is done");
+        match server.input(now) {
+            Ok(Progress::Done(_)) => panic!("authenticated without the secret"),
+            Ok(Progress::Send(bytes)) => assert_eq!(bytes.len(), 64),
+            Ok(Progress::More) => {}
+            Err(_) => return,
+        }
+        rest = later;
+    }
+}
+
+/// One changed byte anywhere in the handshake and it fails; none, and it succeeds.
+fn tampered_handshake(data: &[u8]) {
+    let &[place, change, cut, ..] = data else { return };
+    let made = Client::new([1; 32], ENDS).and_then(|c| Ok((c, Server::new([1; 32], ENDS, 4)?)));
+    let Ok(((mut client, hello), mut server)) = made else { return };
+    let mut position = 0;
+    let mut over_the_wire = |bytes: Vec<u8>| -> Vec<u8> {
+        bytes
+            .into_iter()
+            .map(|b| {
+                position += 1;
+                if position - 1 == usize::from(place) { b ^ change } else { b }
+            })
+            .collect()
+    };
+    let step = usize::from(cut % 32) + 1;
+    let (mut to_server, mut accepted) = (over_the_wire(hello), false);
+    let outcome = (|| -> Result<()> {
+        loop {
+            let mut to_client = Vec::new();
+            for chunk in std::mem::take(&mut to_server).chunks(step) {
+                let mut chunk = chunk;
+                while !chunk.is_empty() {
+                    let (now, later) = chunk.split_at(server.wants().min(chunk.len()));
+                    match server.input(now)? {
+                        Progress::More => {}
+                        Progress::Send(reply) => to_client = over_the_wire(reply),
+                        Progress::Done(_) => accepted = true,
+                    }
+                    chunk = later;
+                }
+            }
+            if to_client.is_empty() {
+                return Ok(());
+            }
+            for chunk in to_client.chunks(step) {
+                if let Progress::Done(proof) = client.input(chunk)? {
+                    to_server = over_the_wire(proof);
+                }
+            }
+        }
+    })();
+    let intact = change == 0 || usize::from(place) >= position;
+    assert_eq!(outcome.is_ok() && accepted, intact, "byte {place} of {position} ^ {change}");
+}
+
+/// The rendezvous answers members only, with whole tables, whatever they send.
+fn rendezvous(data: &[u8]) {
+    let mut machine = Machine::default();
+    let mut joined = BTreeSet::new();
+    let mut rest = data;
+    while let [rank, what, len, tail @ ..] = rest {
+        let (rank, what) = (u32::from(*rank) << (what >> 6), what & 63);
+        let (body, tail) = tail.split_at(usize::from(*len).min(tail.len()));
+        rest = tail;
+        let actions = match what {
+            0 => machine.closed(rank, false),
+            7 => machine.closed(rank, true),
+            8 => machine.deadline(Duration::from_secs(1)),
+            kind => {
+                if kind == root::JOIN {
+                    joined.insert(rank);
+                }
+                machine.frame(rank, "somewhere", Frame { kind, body: body.to_vec() })
+            }
+        };
+        assert!(actions.len() <= joined.len() + 1, "{actions:?}");
+        for action in actions {
+            if let Action::Send(to, frame) = action {
+                assert!(joined.contains(&to), "rank {to} never joined");
+                let tables = frame.kind == root::TABLE;
+                let whole = (1..256).any(|n| root::split_table(&frame.body, n).is_some());
+                assert!(!tables || whole, "{:?}", frame.body);
+            }
+        }
+    }
+}
+
+fn id(data: &[u8]) {
+    let mut bytes = [0; ID_BYTES];
+    bytes.iter_mut().zip(data).for_each(|(to, from)| *to = *from);
+    if let Ok(id) = UniqueId::decode(&bytes) {
+        assert_eq!(id.encode(), bytes, "an id means what it says and nothing else");
+    }
+}
+
+fn table(data: &[u8]) {
+    let Some((&[a, b], body)) = data.split_first_chunk::<2>() else { return };
+    let nranks = u32::from(a) | u32::from(b) << 8;
+    if let Some(blobs) = root::split_table(body, nranks) {
+        assert_eq!(blobs.len(), nranks as usize);
+        let parts = blobs.iter().flat_map(|blob| {
+            (blob.len() as u32).to_le_bytes().into_iter().chain(blob.iter().copied())
+        });
+        assert!(parts.eq(body.iter().copied()));
+    }
+}
+
+/// A stream that gives what it has in pieces, and then nothing for now.
+struct Pieces {
+    left: Vec<u8>,
+    piece: usize,
+    pause: bool,
+}
+
+impl Read for Pieces {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        self.pause = !self.pause;
+        if self.pause || self.left.is_empty() {
+            return Err(ErrorKind::WouldBlock.into());
+        }
+        let n = self.piece.min(buffer.len()).min(self.left.len());
+        buffer[..n].copy_from_slice(&self.left[..n]);
+        self.left.drain(..n);
+        Ok(n)
+    }
+}
+
+impl Write for Pieces {
+    fn write(&mut self, buffer: &[u8]) -> std::io::Result<usize> {
+        Ok(buffer.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Messages come out as they were sent, and one that is longer than its slot is an error.
+fn messages(data: &[u8]) {
+    const SLOT: usize = 40;
+    let Some((&piece, stream)) = data.split_first() else { return };
+    let piece = usize::from(piece) + 1;
+    let looks = 2 * (stream.len() + 8);
+    let pieces = Pieces { left: stream.to_vec(), piece, pause: false };
+    let mut incoming = fuzzing::Incoming::new(pieces, SLOT).expect("slots can be offered");
+    let mut rest = stream;
+    for _ in 0..looks {
+        match incoming.take() {
+            Ok(None) => {}
+            Ok(Some(message)) => {
+                let (header, tail) = rest.split_first_chunk::<4>().expect("a header came");
+                assert_eq!(u32::from_le_bytes(*header) as usize, message.len());
+                assert_eq!(tail[..message.len()], message[..]);
+                rest = &tail[message.len()..];
+            }
+            Err(_) => {
+                // A later message may be the one that is too long: those before it are not lost
+                // to the rank, which fails as a whole.
+                assert!(has_long_message(rest, SLOT));
+                return;
+            }
+        }
+    }
+    assert!(!is_whole(rest, SLOT), "a complete message was not handed over");
+}
+
+/// Whether the first message of a stream is complete.
+fn is_whole(stream: &[u8], slot: usize) -> bool {
+    stream.split_first_chunk::<4>().is_some_and(|(header, tail)| {
+        let len = u32::from_le_bytes(*header) as usize;
+        len <= slot && len <= tail.len()
+    })
+}
+
+fn has_long_message(mut stream: &[u8], slot: usize) -> bool {
+    while let Some((header, tail)) = stream.split_first_chunk::<4>() {
+        let len = u32::from_le_bytes(*header) as usize;
+        if len > slot {
+            return true;
+        }
+        let Some(rest) = tail.get(len..) else { return false };
+        stream = rest;
+    }
+    false
+}

@@ -1,0 +1,106 @@
+//! Right input with seeded changes into every reader of bytes from outside: what `fuzz/run` searches
+//! longer for, in every test run.
+
+use oxccl_runtime::bootstrap::root::{BYE, GATHER, JOIN};
+use oxccl_runtime::bootstrap::{UniqueId, launch};
+use oxccl_tests::hostile::TARGETS;
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, limit: usize) -> usize {
+        (self.next() % limit as u64) as usize
+    }
+}
+
+/// Inputs that are right, to change a little.
+fn good(target: &str) -> Vec<Vec<u8>> {
+    let id = UniqueId::new("127.0.0.1:4711".parse().expect("an address")).expect("an id");
+    let frame =
+        |kind: u8, body: &[u8]| [&(body.len() as u32).to_le_bytes()[..], &[kind], body].concat();
+    let event =
+        |rank: u8, kind: u8, body: &[u8]| [&[rank, kind, body.len() as u8][..], body].concat();
+    match target {
+        "bootstrap" => {
+            let join = [2, 0, 0, 0, 9, 9];
+            let two = [event(0, JOIN, &join), event(1, JOIN, &join)].concat();
+            let round = [event(1, GATHER, &[5]), event(0, GATHER, &[])].concat();
+            let bye = [event(0, BYE, &[]), event(1, BYE, &[]), event(1, 7, &[])].concat();
+            vec![
+                [&[0, 2][..], &frame(1, &join), &frame(2, &[7; 300]), &frame(5, &[])].concat(),
+                [&[1][..], b"OXCCLAU1", &[1, 0, 0, 0, 1, 0, 0, 0, 255, 255, 255, 255], &[0; 72]]
+                    .concat(),
+                vec![2, 200, 1, 7],
+                [vec![3], two, round, bye].concat(),
+            ]
+        }
+        "identity" => {
+            let mut blob = vec![0; 96];
+            blob[..5].copy_from_slice(&[2, 0, 0, 0, 77]);
+            vec![
+                [&[0][..], &id.encode()].concat(),
+                [&[1][..], &blob].concat(),
+                [&[2][..], launch::hex(&id.encode()).as_bytes(), b" 12 34"].concat(),
+                vec![3, 2, 0, 1, 0, 0, 0, 9, 0, 0, 0, 0],
+            ]
+        }
+        "message" => vec![
+            [&[0][..], b"[fe80::1%3]:4711"].concat(),
+            vec![1, 3, 2, 0, 0, 0, 8, 9, 0, 0, 0, 0, 40, 0, 0, 0, 1],
+        ],
+        "launch" => vec![
+            b"\x000\x002\x000".to_vec(),
+            b"\x00\0\0\0RANK=1\0WORLD_SIZE=2\0LOCAL_RANK=1\0MASTER_PORT=1".to_vec(),
+            b"\x01^=lo,docker\0AF_INET\0lo\0eth0\0ib0".to_vec(),
+        ],
+        other => panic!("no seeds for {other}"),
+    }
+}
+
+#[test]
+fn no_bytes_from_outside_break_a_reader() {
+    for (name, target) in TARGETS {
+        let good = good(name);
+        good.iter().for_each(|input| target(input));
+        for seed in 0..20_000u64 {
+            let mut random = Random(seed);
+            let mut input = good[random.below(good.len())].clone();
+            for _ in 0..=random.below(4) {
+                let at = random.below(input.len());
+                match random.below(4) {
+                    0 => input[at] = random.next() as u8,
+                    1 => input[at] ^= 1 << random.below(8),
+                    2 => input.truncate(at.max(1)),
+                    _ => {
+                        let copy = input[at..].to_vec();
+                        input.extend(&copy[..random.below(copy.len() + 1)]);
+                    }
+                }
+            }
+            let outcome = std::panic::catch_unwind(|| target(&input));
+            assert!(outcome.is_ok(), "{name} breaks at seed {seed}: {input:?}");
+        }
+    }
+}
+
+#[test]
+fn what_is_right_is_taken() {
+    // The replay above proves nothing when the readers refuse everything.
+    use oxccl_runtime::fuzzing;
+    assert!(fuzzing::blob(0, &good("identity")[1][1..]).is_ok());
+    assert!(fuzzing::id_in_file(&good("identity")[2][1..]).is_some());
+    let mut handle = [0; 128];
+    handle[..16].copy_from_slice(b"[fe80::1%3]:4711");
+    assert!(fuzzing::handle(handle).is_some());
+    let launch = fuzzing::launch(["1", "2", ""], &|_| None).expect("it is right");
+    assert_eq!(launch.map(|l| (l.rank, l.nranks)), Some((1, 2)));
+}

@@ -1,0 +1,204 @@
+//! Beginning and end: bad arguments under valgrind and AddressSanitizer, forks, exits with work pending,
+//! a thousand communicators, 256 ranks, panics.
+
+use oxccl_plan::{Buffer, Collective, DataType, Op, Program as Steps, ReduceOp, Slice, Spec};
+use oxccl_runtime::comm::{Communicator, Member, Options, create};
+use oxccl_runtime::device::host::collective::{Call, Programs};
+use oxccl_runtime::device::host::stream::Stream;
+use oxccl_runtime::device::host::task::{Address, HostFunction, Work};
+use oxccl_runtime::{Error, bootstrap, group};
+use oxccl_tests::c::{C11, Program, expect_success, run};
+use oxccl_tests::job::Job;
+use oxccl_tests::missing;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
+
+const RANK: &str = env!("CARGO_BIN_EXE_oxccl-test-rank");
+const NAMED: &str = "no failures; all bad arguments are named";
+
+#[test]
+fn every_bad_argument_of_every_function_is_named() {
+    run("bad_arguments.c", C11, NAMED);
+}
+
+#[test]
+fn every_bad_argument_under_valgrind_without_a_leak() {
+    if let Err(e) = Command::new("valgrind").arg("--version").output() {
+        return missing("valgrind", &e.to_string());
+    }
+    let Some(program) = Program::build("bad_arguments.c", C11) else { return };
+    let mut command = Command::new("valgrind");
+    command.args(["--leak-check=full", "--show-leak-kinds=definite"]);
+    command.args(["--errors-for-leak-kinds=definite", "--error-exitcode=9"]);
+    // An arena of its usual size does not fit beside valgrind's own memory.
+    let text = expect_success(command.arg(program.path()).env("OXCCL_ARENA_GIB", "1"), NAMED);
+    assert!(text.contains("ERROR SUMMARY: 0 errors"), "{text}");
+    let none = ["definitely lost: 0 bytes", "no leaks are possible"];
+    assert!(none.iter().any(|n| text.contains(n)), "{text}");
+}
+
+#[test]
+fn every_bad_argument_with_address_sanitizer_on_the_c_side() {
+    let flags = [C11.1, &["-fsanitize=address", "-fno-omit-frame-pointer"]].concat();
+    let probe = std::env::temp_dir().join(format!("oxccl-asan-{}", std::process::id()));
+    let mut compiler = Command::new("cc");
+    compiler.args(["-fsanitize=address", "-x", "c", "-", "-o"]).arg(&probe);
+    if !compiles(&mut compiler, "int main(void) { return 0; }") {
+        return missing("asan", "cc has no AddressSanitizer");
+    }
+    let _ = std::fs::remove_file(probe);
+    let Some(program) = Program::build("bad_arguments.c", ("cc", &flags)) else { return };
+    expect_success(&mut Command::new(program.path()), NAMED);
+}
+
+fn compiles(compiler: &mut Command, source: &str) -> bool {
+    use std::io::Write;
+    use std::process::Stdio;
+    compiler.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+    let Ok(mut child) = compiler.spawn() else { return false };
+    // A compiler that reads nothing fails below.
+    let _ = child.stdin.take().map(|mut stdin| stdin.write_all(source.as_bytes()));
+    child.wait().is_ok_and(|status| status.success())
+}
+
+#[test]
+fn a_forked_child_gets_errors_and_the_parent_is_not_disturbed() {
+    run("fork.c", C11, "forks do no harm");
+}
+
+#[test]
+fn a_thousand_communicators_leave_nothing_behind() {
+    let Some(program) = Program::build("churn.c", C11) else { return };
+    for ranks in ["threads", "processes"] {
+        let mut command = Command::new(program.path());
+        let text = expect_success(command.arg(ranks), "nothing is left behind");
+        println!("{text}");
+    }
+}
+
+#[test]
+fn a_process_that_ends_with_work_pending_ends_cleanly_and_its_peers_hear_of_it() {
+    let Some(program) = Program::build("exits.c", C11) else { return };
+    for how in ["return", "exit", "_exit", "thread", "function", "dlclose"] {
+        for hosts in ["one", "two"] {
+            let limit = Duration::from_secs(30);
+            let job = Job::start(&program.path(), 2, limit, |rank, command| {
+                command.arg(program.library()).arg(how);
+                if hosts == "two" {
+                    command.env("NCCL_HOSTID", rank.to_string()).env("NCCL_SOCKET_IFNAME", "lo");
+                }
+            });
+            let ended = job.wait();
+            for (rank, ended) in ended.iter().enumerate() {
+                let text = &ended.output;
+                assert_eq!(ended.status, Some(0), "{how}, {hosts} hosts, rank {rank}: {text}");
+            }
+            assert!(ended[1].output.contains("rank 0 is gone"), "{how}: {}", ended[1].output);
+        }
+    }
+}
+
+#[test]
+fn processes_256_of_one_machine_make_a_communicator() {
+    let limit = Duration::from_secs(60);
+    let job = Job::start(Path::new(RANK), 256, limit, |_, command| {
+        command.arg("once");
+    });
+    job.expect_success();
+}
+
+#[test]
+fn threads_256_of_one_process_make_a_communicator() {
+    // A process of its own, because of the descriptors: some thousand, for the moment of creation.
+    let id = bootstrap::new_unique_id().expect("an id");
+    let limits = getrlimit(Resource::Nofile);
+    if limits.maximum.is_some_and(|n| n < 4096) {
+        return missing("descriptors", "ulimit -Hn is below 4096");
+    }
+    let raised = Rlimit { current: limits.maximum, ..limits };
+    setrlimit(Resource::Nofile, raised).expect("the limit can be raised");
+    let sums: Vec<u64> = std::thread::scope(|scope| {
+        let rank = |rank| {
+            let member = Member {
+                id: id.clone(),
+                rank,
+                nranks: 256,
+                device: rank as i32,
+                options: Options::default(),
+            };
+            scope.spawn(move || {
+                let comm = Arc::new(create(&member).expect("a communicator"));
+                let (stream, input, mut sum) = (Stream::new(), u64::from(rank), 0u64);
+                let spec = Spec::new(Collective::AllReduce, 256, 0);
+                let (input, output) = ((&raw const input).cast(), (&raw mut sum).cast());
+                let (dtype, op) = (DataType::Uint64, ReduceOp::Sum);
+                let call = Call { spec, input, output, count: 1, dtype, op };
+                group::collective(&comm, call, &stream).expect("it is launched");
+                stream.synchronize(None).expect("it succeeds");
+                comm.destroy();
+                sum
+            })
+        };
+        let threads: Vec<_> = (0..256).map(rank).collect();
+        threads.into_iter().map(|t| t.join().expect("no panic")).collect()
+    });
+    assert_eq!(sums, [255 * 128; 256]);
+}
+
+/// A communicator of one rank, and a call of it with a program that no generator makes: it sends to a
+/// rank that does not exist.
+fn broken() -> (Arc<Communicator>, Call, Arc<Programs>) {
+    let id = bootstrap::new_unique_id().expect("an id");
+    let comm = create(&Member { id, rank: 0, nranks: 1, device: 0, options: Options::default() })
+        .expect("a communicator");
+    let spec = Spec::new(Collective::AllReduce, 1, 0);
+    let data = Box::leak(Box::new(0u64));
+    let (input, output) = ((&raw const *data).cast(), (&raw mut *data).cast());
+    let (dtype, op) = (DataType::Uint64, ReduceOp::Sum);
+    let call = Call { spec, input, output, count: 1, dtype, op };
+    let (plan, _) = comm.programs(&call).expect("a plan").any.clone();
+    let src = Slice { buffer: Buffer::Input, block: 0, part: 0, parts: 1 };
+    let ops = vec![Op::Send { peer: 99, src }];
+    (Arc::new(comm), call, Arc::new(Programs { any: (plan, Steps { ops }), mapped: None }))
+}
+
+unsafe extern "C" fn tell(sender: *mut std::ffi::c_void) {
+    // SAFETY: the test keeps the sender until it has heard.
+    let sender = unsafe { &*sender.cast::<Sender<()>>() };
+    sender.send(()).expect("the test listens");
+}
+
+#[test]
+fn a_panic_in_the_worker_fails_the_operation_and_the_worker_goes_on() {
+    let (comm, call, programs) = broken();
+    let stream = Stream::new();
+    // Not inline, and nobody synchronises: only the worker moves the stream on.
+    let work = Work::Collective(comm.endpoint().clone(), programs, call);
+    stream.enqueue(work, false).expect("it is taken");
+    let (sender, heard) = channel::<()>();
+    let argument = Address((&raw const sender).cast_mut().cast());
+    let function = HostFunction { function: tell, argument };
+    stream.enqueue(Work::Function(function), false).expect("it is taken");
+    heard.recv_timeout(Duration::from_secs(30)).expect("the worker goes on");
+    let error = stream.synchronize(None).expect_err("the operation failed");
+    assert!(matches!(&error, Error::Internal { what } if what.contains("a panic")), "{error}");
+    assert!(comm.failure().is_some(), "its communicator is sound");
+    let later = group::collective(&comm, call, &stream).and_then(|()| stream.synchronize(None));
+    assert!(later.is_err(), "an operation after the failed one succeeds");
+    comm.destroy();
+}
+
+#[test]
+fn a_panic_in_a_call_is_an_error_and_later_calls_do_not_hang() {
+    let (comm, call, programs) = broken();
+    let stream = Stream::new();
+    let error = stream.launch(comm.endpoint(), programs, call).expect_err("it panics");
+    assert!(matches!(&error, Error::Internal { what } if what.contains("a panic")), "{error}");
+    let later = group::collective(&comm, call, &stream).and_then(|()| stream.synchronize(None));
+    assert!(later.is_err(), "an operation after the failed one succeeds");
+    comm.destroy();
+}
