@@ -58,7 +58,7 @@ static void compare(const char *who, struct use before) {
     after = now();
     /* A thread's stack that the C library keeps, and its guard page, are two mappings. */
     if (after.descriptors <= before.descriptors && after.threads <= before.threads &&
-        after.mappings <= before.mappings + 8 && after.bytes <= before.bytes + (32 << 10))
+        after.mappings <= before.mappings + 8 && after.bytes <= before.bytes + (128 << 10))
       break;
     if (time(NULL) > end) {
       fprintf(stderr, "%s: after %d rounds: %d → %d descriptors, %d → %d mappings, %d → %d threads, "
