@@ -213,7 +213,8 @@ fn collective(
     let block = count as usize * dtype.size();
     let data: Vec<Vec<u8>> =
         (0..nranks).map(|r| random.bytes(spec.input_blocks(r) as usize * block)).collect();
-    let call = |input: *const u8, output| Call { spec, input, output, count, dtype, op };
+    let call =
+        |input: *const u8, output| Call { spec, input, output, count, dtype, op, scale: None };
     let expected = if count > 0 {
         let probe = call(std::ptr::null(), std::ptr::null_mut());
         let everyone = players[0].comm.endpoint().one_process || mapped.iter().all(|&m| m);

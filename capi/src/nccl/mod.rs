@@ -5,4 +5,5 @@ pub mod comm;
 pub mod group;
 pub mod info;
 pub mod memory;
+pub mod redop;
 pub mod types;

@@ -2,6 +2,8 @@
 
 mod blob;
 mod create;
+mod estimate;
+pub mod redop;
 
 use crate::device::host::collective::{Call, MAX_DIRECT_RANKS, Programs};
 use crate::device::host::endpoint::Endpoint;
@@ -31,6 +33,7 @@ pub struct Communicator {
     topology: Topology,
     only: Option<Algorithm>,
     programs: Mutex<Remembered>,
+    redops: redop::RedOps,
     ended: AtomicBool,
 }
 
@@ -57,6 +60,7 @@ impl Communicator {
             topology: Topology { direct, pull, model },
             only: algorithm_named(algorithm),
             programs: Mutex::default(),
+            redops: redop::RedOps::default(),
             ended: AtomicBool::new(false),
         }
     }
@@ -79,6 +83,11 @@ impl Communicator {
     /// The place of this rank in the executor.
     pub fn endpoint(&self) -> &Arc<Endpoint> {
         &self.endpoint
+    }
+
+    /// The operations that the user made.
+    pub fn redops(&self) -> &redop::RedOps {
+        &self.redops
     }
 
     /// The device's default stream.

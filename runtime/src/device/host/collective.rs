@@ -3,6 +3,7 @@
 use super::endpoint::{Awaited, Endpoint, MAPPED, Place, State, broken};
 use super::kernels::{self, Fold};
 use super::pull;
+use super::scale::{Scale, Scaled};
 use crate::error::{Error, Result};
 use crate::link::direct::{PACKET_BYTES, STAGE_SLOT_BYTES, Segment};
 use oxccl_plan::generate::Algorithm;
@@ -51,9 +52,11 @@ pub struct Call {
     pub dtype: DataType,
     /// How they are combined.
     pub op: ReduceOp,
+    /// By what this rank's input is multiplied first; the product is rounded once.
+    pub scale: Option<Scale>,
 }
 
-// SAFETY: by the contract of the collectives the buffers stay valid until the call is complete,
+// SAFETY: by the contract of the collectives the buffers and the factor stay valid until the call is complete,
 // whichever thread runs it.
 unsafe impl Send for Call {}
 // SAFETY: as above; a `Call` is only read.
@@ -115,10 +118,14 @@ pub struct Running {
     step: usize,
     /// Progress within a step: bytes, or ranks.
     cursor: usize,
+    /// The call's input where it is multiplied first.
+    scaled: Option<Box<Scaled>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
+    /// The input is being multiplied.
+    Scaling,
     New,
     /// The entry words are out; the others' decide what runs.
     Entered,
@@ -136,7 +143,7 @@ impl Running {
         let packets = plan.algorithm == Algorithm::OneShot
             && geometry.windows() == 1
             && published <= PACKET_BYTES as u64;
-        let stage = Stage::New;
+        let stage = if call.scale.is_some() { Stage::Scaling } else { Stage::New };
         let (mapped, mapped_here, phase_base, window, step, cursor) = (false, false, 0, 0, 0, 0);
         Self {
             programs,
@@ -150,6 +157,7 @@ impl Running {
             window,
             step,
             cursor,
+            scaled: None,
         }
     }
 
@@ -231,6 +239,7 @@ impl<'a> VisitState<'a> {
     /// One step; None when the operation is complete.
     fn advance(&mut self) -> Result<Option<Poll>> {
         match self.run.stage {
+            Stage::Scaling => self.scale().map(Some),
             Stage::New => self.begin().map(Some),
             Stage::Entered => self.decide().map(Some),
             Stage::Running => self.step().map(Some),
@@ -288,6 +297,19 @@ impl<'a> VisitState<'a> {
         Ok(Poll::Ready)
     }
 
+    /// The next stretch of the input, multiplied; the last one makes the copy the call's input.
+    fn scale(&mut self) -> Result<Poll> {
+        let blocks = self.run.call.spec.input_blocks(self.endpoint.rank);
+        let (bytes, copy) =
+            self.run.scaled.get_or_insert_default().stretch(&self.run.call, blocks)?;
+        self.spent += bytes;
+        if let Some(copy) = copy {
+            self.run.call.input = copy;
+            self.run.stage = Stage::New;
+        }
+        Ok(Poll::Ready)
+    }
+
     fn make_scratch(&mut self) {
         let run = &*self.run;
         let blocks = run.plan().layout.scratch_blocks as usize;
@@ -309,8 +331,10 @@ impl<'a> VisitState<'a> {
         let mut input = buffer(call.spec.input_blocks(rank), call.input);
         let output = buffer(call.spec.output_blocks(rank), call.output);
         let same = std::ptr::eq(call.input, call.output.cast_const());
-        if same && call.spec.collective == Collective::AllToAll {
-            // In place it must not be read directly.
+        let overwritten = same && call.spec.collective == Collective::AllToAll;
+        if overwritten || call.scale.is_some() {
+            // In place it must not be read directly; and a multiplied copy goes with this call, even
+            // where that fails while others still read.
             input &= !MAPPED;
         }
         let mapped = input & output & MAPPED != 0;
