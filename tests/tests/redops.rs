@@ -130,7 +130,7 @@ fn every_type_and_reduction_equals_the_reference_bit_for_bit() {
         // Many stretches, and plans that read or write user memory where they may.
         for collective in reductions {
             let spec = Spec::new(collective, nranks as u32, 0);
-            compare(&world, spec, DataType::Float16, 700_001, &mut random);
+            compare(&world, spec, DataType::Float16, 3_000_001, &mut random);
         }
     }
 }

@@ -131,7 +131,9 @@ impl Common {
 /// Counts and displacements are in elements and read before the call returns; a part without elements
 /// is not looked at, and its displacement may be anything.
 /// Counts that differ between the two ranks that they concern are an error that names both where
-/// a piece comes with another length than expected, and otherwise as for ncclSend and ncclRecv. Cost: every rank sends its data directly to every other one. Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
+/// a piece comes with another length than expected, and otherwise as for ncclSend and ncclRecv.
+/// Cost: every rank sends its data directly to every other one.
+/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -161,7 +163,8 @@ pub unsafe extern "C" fn oxcclAllGatherv(
 /// counts of this rank; may be this rank's block in `sendbuff`, in place, and must not overlap it otherwise.
 /// `counts` is in elements, the same on all ranks, and read before the call returns; a block may be empty.
 /// Cost: a reduce per block that is not empty, one after the other: with equal counts ncclReduceScatter
-/// is the faster one. Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
+/// is the faster one.
+/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -207,7 +210,9 @@ pub unsafe extern "C" fn oxcclReduceScatterv(
 /// Counts and displacements are in elements and read before the call returns; a part without elements
 /// is not looked at, and its displacement may be anything.
 /// Counts that differ between the two ranks that they concern are an error that names both where
-/// a piece comes with another length than expected, and otherwise as for ncclSend and ncclRecv. Cost: one message to and from every rank with elements. Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
+/// a piece comes with another length than expected, and otherwise as for ncclSend and ncclRecv.
+/// Cost: one message to and from every rank with elements.
+/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -241,7 +246,9 @@ pub unsafe extern "C" fn oxcclAlltoAllv(
 /// Counts and displacements are in elements and read before the call returns; a part without elements
 /// is not looked at, and its displacement may be anything.
 /// Counts that differ between the two ranks that they concern are an error that names both where
-/// a piece comes with another length than expected, and otherwise as for ncclSend and ncclRecv. Cost: one message from every rank to the root. Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
+/// a piece comes with another length than expected, and otherwise as for ncclSend and ncclRecv.
+/// Cost: one message from every rank to the root.
+/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -279,7 +286,9 @@ pub unsafe extern "C" fn oxcclGatherv(
 /// Counts and displacements are in elements and read before the call returns; a part without elements
 /// is not looked at, and its displacement may be anything.
 /// Counts that differ between the two ranks that they concern are an error that names both where
-/// a piece comes with another length than expected, and otherwise as for ncclSend and ncclRecv. Cost: one message from the root to every rank. Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
+/// a piece comes with another length than expected, and otherwise as for ncclSend and ncclRecv.
+/// Cost: one message from the root to every rank.
+/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
