@@ -242,12 +242,6 @@ typedef struct ncclUniqueId {
   char internal[128];
 } ncclUniqueId;
 
-// Handle of a variable. It lives as long as the library and needs no freeing.
-typedef ncclParamHandle *ncclParamHandle_t;
-
-// Handle of a registered window.
-typedef ncclWindow_vidmem *ncclWindow_t;
-
 // What ncclGroupSimulateEnd answers; begin with NCCL_SIM_INFO_INITIALIZER.
 typedef struct ncclSimInfo_v22200 {
   // Set by the initializer.
@@ -262,6 +256,12 @@ typedef struct ncclSimInfo_v22200 {
 
 // What ncclGroupSimulateEnd answers.
 typedef ncclSimInfo_v22200 ncclSimInfo_t;
+
+// Handle of a variable. It lives as long as the library and needs no freeing.
+typedef ncclParamHandle *ncclParamHandle_t;
+
+// Handle of a registered window.
+typedef ncclWindow_vidmem *ncclWindow_t;
 
 // Signals to wait for.
 typedef struct ncclWaitSignalDesc_t {
@@ -714,6 +714,18 @@ ncclResult_t ncclGroupEnd(void);
 // Same as ncclGroupEnd, for wrappers that replace it.
 ncclResult_t pncclGroupEnd(void);
 
+// Ends a group without launching anything: its calls are checked as by ncclGroupEnd, and
+// `estimatedTime` of the outermost group becomes the time in µs that they would take by the cost model,
+// one after the other on each communicator and side by side on several.
+//
+// `simInfo`: in and out; `size` and `magic` must be set. An inner group only ends, and `estimatedTime` stays.
+// Where the group makes communicators (NCCL makes them then), the answer is ncclInvalidUsage and none
+// is made. The group ends on errors, too. Blocks: never.
+ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t *simInfo);
+
+// Same as ncclGroupSimulateEnd, for wrappers that replace it.
+ncclResult_t pncclGroupSimulateEnd(ncclSimInfo_t *simInfo);
+
 // The version of the interface, as NCCL_VERSION_CODE. `version`: out. Blocks: never.
 ncclResult_t ncclGetVersion(int *version);
 
@@ -919,6 +931,36 @@ void ncclResetDebugInit(void);
 
 // Same as ncclResetDebugInit, for wrappers that replace it.
 void pncclResetDebugInit(void);
+
+// Makes a reduction operation: a sum in which the elements of every rank are first multiplied by a
+// scalar of that rank, which may differ from the others'.
+//
+// `op`: out, valid in calls on `comm` with `datatype` until ncclRedOpDestroy or the end of `comm`. `scalar`:
+// in, one element of `datatype`. `residence`: ncclScalarHostImmediate reads the scalar before this call
+// returns; ncclScalarDevice reads it whenever an operation that uses it runs (also when a graph
+// is replayed), so it must stay until those are complete; on the host device that is any memory of
+// the process. The product is rounded once to `datatype`: 16- and 8-bit floats are multiplied in float32,
+// integers wrap. An operation that uses it copies its input. Blocks: never.
+ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op,
+                                      void *scalar,
+                                      ncclDataType_t datatype,
+                                      ncclScalarResidence_t residence,
+                                      ncclComm_t comm);
+
+// Same as ncclRedOpCreatePreMulSum, for wrappers that replace it.
+ncclResult_t pncclRedOpCreatePreMulSum(ncclRedOp_t *op,
+                                       void *scalar,
+                                       ncclDataType_t datatype,
+                                       ncclScalarResidence_t residence,
+                                       ncclComm_t comm);
+
+// Ends an operation that ncclRedOpCreatePreMulSum made; calls made before keep its scalar.
+//
+// `op`: in, of `comm`. Its number is never used again on `comm`. Blocks: never.
+ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm);
+
+// Same as ncclRedOpDestroy, for wrappers that replace it.
+ncclResult_t pncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -1,12 +1,12 @@
 //! From C arguments to the runtime's types, with errors that name the argument.
 
-use crate::nccl::types::{ncclDataType_t, ncclRedOp_t};
-use oxccl_plan::{DataType, ReduceOp};
+use crate::nccl::types::ncclDataType_t;
+use oxccl_plan::DataType;
 use oxccl_runtime::error::{Error, Result};
 use std::mem::MaybeUninit;
 
 /// The number behind an enumerator that C passed.
-fn number<E>(value: MaybeUninit<E>) -> i32 {
+pub(crate) fn number<E>(value: MaybeUninit<E>) -> i32 {
     const { assert!(size_of::<E>() == size_of::<i32>()) };
     // SAFETY: both enums are 32 bits wide and C passed an initialised int; any int is a valid i32.
     unsafe { value.as_ptr().cast::<i32>().read() }
@@ -21,15 +21,6 @@ pub(crate) fn dtype(
     DataType::from_number(number).ok_or_else(|| {
         let expected = "an ncclDataType_t, 0 (ncclInt8) to 11 (ncclFloat8e5m2)";
         Error::argument(function, "datatype", number, expected)
-    })
-}
-
-/// A reduction operation.
-pub(crate) fn op(value: MaybeUninit<ncclRedOp_t>, function: &'static str) -> Result<ReduceOp> {
-    let number = number(value);
-    ReduceOp::from_number(number).ok_or_else(|| {
-        let expected = "an ncclRedOp_t, 0 (ncclSum) to 4 (ncclAvg)";
-        Error::argument(function, "op", number, expected)
     })
 }
 

@@ -3,7 +3,7 @@
 use crate::comm::{Communicator, Holder, NO_COLOR, Origin};
 use crate::device::host::collective::Call;
 use crate::device::host::event::Event;
-use crate::device::host::exchange::Transfer;
+use crate::device::host::exchange::{Transfer, Transfers};
 use crate::device::host::stream::Stream;
 use crate::device::host::task::Work;
 use crate::error::{Error, Result};
@@ -14,6 +14,8 @@ use std::sync::Arc;
 enum Pending {
     Collective(Arc<Communicator>, Call, Arc<Stream>),
     Transfer(Arc<Communicator>, Transfer, Arc<Stream>),
+    /// A collective made of transfers: never mixed with other sends and receives of the group.
+    Exchange(Arc<Communicator>, Transfers, Arc<Stream>),
     Create(Creation),
 }
 
@@ -70,6 +72,22 @@ pub fn note_error(error: &Error) {
 
 /// Ends a group; the outermost end launches. Blocks: never, but for communicators that are made.
 pub fn end() -> Result<Launched> {
+    match leave()? {
+        Some(calls) => Prepared::new(calls)?.launch(),
+        None => Ok(Launched::Done),
+    }
+}
+
+/// Ends a group without launching anything: all calls are checked, and the outermost end tells how
+/// long they would take by the cost model, in µs. A communicator does one operation after the
+/// other, several work side by side. A group that makes communicators is refused, and none is made.
+/// Blocks: never.
+pub fn simulate_end() -> Result<Option<f64>> {
+    leave()?.map(|calls| Prepared::new(calls)?.estimate_us()).transpose()
+}
+
+/// Leaves a group; the calls of the outermost.
+fn leave() -> Result<Option<Vec<Pending>>> {
     crate::fork::check()?;
     let group = GROUP.with_borrow_mut(|g| {
         if g.depth == 0 {
@@ -80,9 +98,8 @@ pub fn end() -> Result<Launched> {
         Ok((g.depth == 0).then(|| std::mem::take(g)))
     })?;
     match group {
-        None => Ok(Launched::Done),
         Some(Group { error: Some(error), .. }) => Err(error),
-        Some(group) => launch(group.calls),
+        group => Ok(group.map(|group| group.calls)),
     }
 }
 
@@ -100,9 +117,19 @@ pub fn collective(comm: &Arc<Communicator>, call: Call, stream: &Arc<Stream>) ->
 pub fn transfer(comm: Arc<Communicator>, transfer: Transfer, stream: Arc<Stream>) -> Result<()> {
     let call = Pending::Transfer(comm, transfer, stream);
     if !active() {
-        return launch(vec![call]).map(drop);
+        return Prepared::new(vec![call])?.launch().map(drop);
     }
     GROUP.with_borrow_mut(|g| g.calls.push(call));
+    Ok(())
+}
+
+/// A collective made of transfers: launched at once outside groups.
+pub fn exchange(comm: Arc<Communicator>, transfers: Transfers, stream: Arc<Stream>) -> Result<()> {
+    if !active() {
+        let work = Work::Exchange(comm.endpoint().clone(), Arc::new(transfers));
+        return stream.enqueue(work, true);
+    }
+    GROUP.with_borrow_mut(|g| g.calls.push(Pending::Exchange(comm, transfers, stream)));
     Ok(())
 }
 
@@ -116,44 +143,89 @@ pub fn create_communicator(creation: Creation) -> Result<Launched> {
     Ok(Launched::Done)
 }
 
-fn launch(calls: Vec<Pending>) -> Result<Launched> {
-    let mut creations = Vec::new();
-    let mut exchanges: Vec<Exchange> = Vec::new();
-    let mut works = Vec::new();
-    for call in calls {
-        match call {
-            Pending::Create(creation) => creations.push(creation),
-            Pending::Collective(comm, call, stream) => {
-                let programs = comm.programs(&call)?;
-                works.push((Work::Collective(comm.endpoint().clone(), programs, call), stream));
-            }
-            Pending::Transfer(comm, transfer, stream) => {
-                match exchanges.iter_mut().find(|e| Arc::ptr_eq(&e.comm, &comm)) {
-                    Some(exchange) => exchange.add(transfer, stream),
-                    None => exchanges.push(Exchange {
-                        comm,
-                        transfers: vec![transfer],
-                        streams: vec![stream],
-                    }),
+/// The calls of a group, checked and ready.
+#[derive(Default)]
+struct Prepared {
+    creations: Vec<Creation>,
+    /// Collectives, in the order of calls.
+    works: Vec<(Arc<Communicator>, Work, Arc<Stream>)>,
+    /// Each communicator's sends and receives.
+    exchanges: Vec<Exchange>,
+}
+
+impl Prepared {
+    /// Everything is checked before anything is launched.
+    fn new(calls: Vec<Pending>) -> Result<Self> {
+        let mut prepared = Self::default();
+        let Self { creations, works, exchanges } = &mut prepared;
+        for call in calls {
+            match call {
+                Pending::Create(creation) => creations.push(creation),
+                Pending::Collective(comm, call, stream) => {
+                    let programs = comm.programs(&call)?;
+                    let work = Work::Collective(comm.endpoint().clone(), programs, call);
+                    works.push((comm, work, stream));
+                }
+                Pending::Exchange(comm, transfers, stream) => {
+                    let work = Work::Exchange(comm.endpoint().clone(), Arc::new(transfers));
+                    works.push((comm, work, stream));
+                }
+                Pending::Transfer(comm, transfer, stream) => {
+                    match exchanges.iter_mut().find(|e| Arc::ptr_eq(&e.comm, &comm)) {
+                        Some(exchange) => exchange.add(transfer, stream),
+                        None => exchanges.push(Exchange {
+                            comm,
+                            transfers: vec![transfer],
+                            streams: vec![stream],
+                        }),
+                    }
                 }
             }
         }
+        exchanges.iter().try_for_each(Exchange::check)?;
+        Ok(prepared)
     }
-    // Everything is checked before anything is launched.
-    exchanges.iter().try_for_each(Exchange::check)?;
-    let launched = create_all(creations)?;
-    let mut streams: Vec<Arc<Stream>> = Vec::new();
-    // Collectives first, in the order of calls, then each communicator's transfers as one.
-    for (work, stream) in works {
-        stream.enqueue(work, false)?;
-        streams.push(stream);
+
+    /// Collectives first, in the order of calls, then each communicator's transfers as one.
+    fn launch(self) -> Result<Launched> {
+        let launched = create_all(self.creations)?;
+        let mut streams: Vec<Arc<Stream>> = Vec::new();
+        for (_, work, stream) in self.works {
+            stream.enqueue(work, false)?;
+            streams.push(stream);
+        }
+        for exchange in self.exchanges {
+            streams.push(exchange.streams[0].clone());
+            exchange.launch()?;
+        }
+        nudge(&streams);
+        Ok(launched)
     }
-    for exchange in exchanges {
-        streams.push(exchange.streams[0].clone());
-        exchange.launch()?;
+
+    fn estimate_us(&self) -> Result<f64> {
+        if !self.creations.is_empty() {
+            let what = "a group that makes communicators has no estimate; none was made";
+            return Err(Error::usage(what, "make them outside the group to simulate"));
+        }
+        let works = self.works.iter().map(|(comm, work, _)| {
+            let time_us = match work {
+                Work::Collective(_, programs, call) => comm.estimate_us(programs, call),
+                Work::Exchange(_, transfers) => comm.estimate_exchange_us(&transfers.list),
+                _ => 0.0,
+            };
+            (comm, time_us)
+        });
+        let exchanges =
+            self.exchanges.iter().map(|e| (&e.comm, e.comm.estimate_exchange_us(&e.transfers)));
+        let mut sums: Vec<(&Arc<Communicator>, f64)> = Vec::new();
+        for (comm, time_us) in works.chain(exchanges) {
+            match sums.iter_mut().find(|(known, _)| Arc::ptr_eq(known, comm)) {
+                Some((_, sum)) => *sum += time_us,
+                None => sums.push((comm, time_us)),
+            }
+        }
+        Ok(sums.into_iter().map(|(_, sum)| sum).fold(0.0, f64::max))
     }
-    nudge(&streams);
-    Ok(launched)
 }
 
 /// Moves what was launched on for a moment, as a single call would.
@@ -206,7 +278,7 @@ impl Exchange {
             other.record(&before)?;
             first.wait_event(&before)?;
         }
-        let transfers = Arc::new(self.transfers);
+        let transfers = Arc::new(Transfers { operation: "send/recv", list: self.transfers });
         first
             .enqueue(Work::Exchange(self.comm.endpoint().clone(), transfers), others.is_empty())?;
         if !others.is_empty() {

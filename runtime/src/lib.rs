@@ -17,5 +17,6 @@ pub mod handle;
 pub mod link;
 pub mod log;
 pub mod monitor;
+pub mod vcollective;
 
 pub use error::{Code, Error, Result};

@@ -90,7 +90,8 @@ pub fn outcome(comm: &Arc<Communicator>, case: Case) -> Error {
             let block = count as usize * dtype.size();
             input = Guarded::new(spec.input_blocks(rank) as usize * block);
             output = Guarded::new(spec.output_blocks(rank) as usize * block);
-            let call = Call { spec, input: input.at, output: output.at, count, dtype, op };
+            let (input, output) = (input.at, output.at);
+            let call = Call { spec, input, output, count, dtype, op, scale: None };
             // It may be told at the call.
             let _ = group::collective(comm, call, &stream);
         }

@@ -213,7 +213,8 @@ fn collective(
     let block = count as usize * dtype.size();
     let data: Vec<Vec<u8>> =
         (0..nranks).map(|r| random.bytes(spec.input_blocks(r) as usize * block)).collect();
-    let call = |input: *const u8, output| Call { spec, input, output, count, dtype, op };
+    let call =
+        |input: *const u8, output| Call { spec, input, output, count, dtype, op, scale: None };
     let expected = if count > 0 {
         let probe = call(std::ptr::null(), std::ptr::null_mut());
         let everyone = players[0].comm.endpoint().one_process || mapped.iter().all(|&m| m);
@@ -235,8 +236,7 @@ fn collective(
         // In place both lie in one buffer, as large as the larger of them.
         let len = if place.is_some() { out_bytes.max(data[r].len()) } else { out_bytes };
         let output = Framed::new(len, offsets[r], mapped[r])?;
-        let (mut from, mut to) = (std::ptr::null(), output.inner().as_mut_ptr());
-        let mut at = 0;
+        let (mut from, mut to, mut at) = (std::ptr::null(), output.inner().as_mut_ptr(), 0);
         if let Some((in_block, out_block)) = place {
             at = in_block as usize * block;
             let input_at = out_block as usize * block;

@@ -15,6 +15,12 @@ fn every_collective_over_four_processes_in_cpp() {
 }
 
 #[test]
+fn counts_per_rank_and_user_defined_reductions_over_processes_and_tcp() {
+    run("counts.c", C11, "all counts are right");
+    run("counts.c", CPP17, "all counts are right");
+}
+
+#[test]
 fn with_cudas_types_from_a_header_of_that_name() {
     // What CUDA's own header declares, as far as nccl.h needs it.
     let folder = library("cuda-include");

@@ -93,7 +93,7 @@ fn a_buffer_of_more_than_four_gib() {
     for (player, buffer) in players.iter().zip(&mut buffers) {
         let (input, output) = (buffer.as_ptr(), buffer.as_mut_ptr());
         let (dtype, op) = (DataType::Uint8, ReduceOp::Sum);
-        let call = Call { spec, input, output, count: count as u64, dtype, op };
+        let call = Call { spec, input, output, count: count as u64, dtype, op, scale: None };
         group::collective(&player.comm, call, &player.stream).expect("it launches");
     }
     players.iter().for_each(|p| assert!(p.stream.synchronize(None).expect("it works")));
@@ -160,6 +160,7 @@ fn operations_on_several_streams_keep_the_order_of_their_calls() {
                         count: count as u64,
                         dtype,
                         op,
+                        scale: None,
                     };
                     let next =
                         Call { input: y.as_ptr().cast(), output: z.as_mut_ptr().cast(), ..first };

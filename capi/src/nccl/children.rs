@@ -2,7 +2,7 @@
 
 use super::comm::begin;
 use super::config::{self, ncclConfig_t};
-use super::types::{ncclComm_t, ncclResult_t, ncclUniqueId};
+use super::types::{NCCL_SHRINK_ABORT, ncclComm_t, ncclResult_t, ncclUniqueId};
 use crate::boundary::boundary;
 use crate::{convert, objects};
 use oxccl_runtime::bootstrap::root::MAX_RANKS;
@@ -12,9 +12,6 @@ use oxccl_runtime::error::{Error, Result};
 use oxccl_runtime::group::Launched;
 use std::ffi::c_int;
 use std::sync::Arc;
-
-/// End the parent's operations first; NCCL_SHRINK_ABORT.
-const SHRINK_ABORT: c_int = 1;
 
 /// The parent of a child, not suspended.
 fn parent(comm: ncclComm_t, function: &'static str) -> Result<(Arc<Holder>, Arc<Communicator>)> {
@@ -87,7 +84,7 @@ unsafe fn comm_shrink(
 ) -> Result<Launched> {
     const FUNCTION: &str = "ncclCommShrink";
     let (holder, parent) = parent(comm, FUNCTION)?;
-    if !(0..=SHRINK_ABORT).contains(&shrinkFlags) {
+    if !(0..=NCCL_SHRINK_ABORT).contains(&shrinkFlags) {
         let expected = "NCCL_SHRINK_DEFAULT (0) or NCCL_SHRINK_ABORT (1)";
         return Err(Error::argument(FUNCTION, "shrinkFlags", shrinkFlags, expected));
     }
@@ -96,7 +93,7 @@ unsafe fn comm_shrink(
     // SAFETY: passed on from the caller.
     let options = unsafe { config::read(config, FUNCTION, Some(parent.options()))? };
     let device = parent.device();
-    let origin = Origin::Shrink { parent, excluded, abort: shrinkFlags == SHRINK_ABORT };
+    let origin = Origin::Shrink { parent, excluded, abort: shrinkFlags == NCCL_SHRINK_ABORT };
     // SAFETY: passed on from the caller.
     unsafe { begin(FUNCTION, newcomm, origin, Some(holder), (device, options)) }
 }

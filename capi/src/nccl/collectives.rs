@@ -2,6 +2,7 @@
 
 #![allow(clippy::too_many_arguments, reason = "C gives them one by one")]
 
+use super::redop;
 use super::types::{cudaStream_t, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t};
 use crate::boundary::boundary;
 use crate::{convert, objects};
@@ -34,7 +35,8 @@ impl Arguments {
         let comm = objects::comm(self.comm, function)?;
         comm.check()?;
         let dtype = convert::dtype(self.dtype, function)?;
-        let op = self.op.map_or(Ok(ReduceOp::Sum), |op| convert::op(op, function))?;
+        let op = self.op.map(|op| redop::resolve(op, dtype, &comm, self.comm, function));
+        let (op, scale) = op.unwrap_or(Ok((ReduceOp::Sum, None)))?;
         let root = if self.collective.rooted() {
             convert::rank(self.root, comm.nranks(), function, "root")?
         } else {
@@ -54,7 +56,7 @@ impl Arguments {
         }
         // Also of 0 elements: the others check that all ranks call the same.
         let (input, output) = (self.input.cast(), self.output.cast());
-        let call = Call { spec, input, output, count: self.count as u64, dtype, op };
+        let call = Call { spec, input, output, count: self.count as u64, dtype, op, scale };
         group::collective(&comm, call, &stream)
     }
 

@@ -1,9 +1,17 @@
 //! Groups of calls.
 
+use super::config::{ncclSimInfo_t, store_estimate};
 use super::types::ncclResult_t;
 use crate::boundary::boundary;
 use oxccl_runtime::error::Result;
 use oxccl_runtime::group::{self, Launched};
+
+unsafe fn group_simulate_end(simInfo: *mut ncclSimInfo_t) -> Result<()> {
+    // The group ends whatever else is wrong.
+    let Some(time_us) = group::simulate_end()? else { return Ok(()) };
+    // SAFETY: passed on from the caller.
+    unsafe { store_estimate(simInfo, time_us as f32, "ncclGroupSimulateEnd") }
+}
 
 unsafe fn group_start() -> Result<()> {
     group::start();
@@ -53,4 +61,30 @@ pub unsafe extern "C" fn ncclGroupEnd() -> ncclResult_t {
 pub unsafe extern "C" fn pncclGroupEnd() -> ncclResult_t {
     // SAFETY: passed on from the caller.
     boundary(|| unsafe { group_end() })
+}
+
+/// Ends a group without launching anything: its calls are checked as by ncclGroupEnd, and
+/// `estimatedTime` of the outermost group becomes the time in µs that they would take by the cost model,
+/// one after the other on each communicator and side by side on several.
+///
+/// `simInfo`: in and out; `size` and `magic` must be set. An inner group only ends, and `estimatedTime` stays.
+/// Where the group makes communicators (NCCL makes them then), the answer is ncclInvalidUsage and none
+/// is made. The group ends on errors, too. Blocks: never.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclGroupSimulateEnd(simInfo: *mut ncclSimInfo_t) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { group_simulate_end(simInfo) })
+}
+
+/// Same as ncclGroupSimulateEnd, for wrappers that replace it.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pncclGroupSimulateEnd(simInfo: *mut ncclSimInfo_t) -> ncclResult_t {
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { group_simulate_end(simInfo) })
 }

@@ -1,14 +1,13 @@
 //! Ending communicators before their time, and resting them.
 
-use super::types::{ncclComm_t, ncclCommMemStat_t, ncclResult_t};
+use super::types::{
+    NCCL_REVOKE_DEFAULT, NCCL_SUSPEND_MEM, ncclComm_t, ncclCommMemStat_t, ncclResult_t,
+};
 use crate::boundary::boundary;
 use crate::{convert, objects};
 use oxccl_runtime::error::{Error, Result};
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
-
-/// Release memory; NCCL_SUSPEND_MEM.
-const SUSPEND_MEM: c_int = 1;
 
 unsafe fn comm_abort(comm: ncclComm_t) -> Result<()> {
     if comm.is_null() {
@@ -20,7 +19,7 @@ unsafe fn comm_abort(comm: ncclComm_t) -> Result<()> {
 unsafe fn comm_revoke(comm: ncclComm_t, revokeFlags: c_int) -> Result<()> {
     const FUNCTION: &str = "ncclCommRevoke";
     let comm = objects::comm(comm, FUNCTION)?;
-    if revokeFlags != 0 {
+    if revokeFlags != NCCL_REVOKE_DEFAULT {
         let expected = "NCCL_REVOKE_DEFAULT (0)";
         return Err(Error::argument(FUNCTION, "revokeFlags", revokeFlags, expected));
     }
@@ -30,7 +29,7 @@ unsafe fn comm_revoke(comm: ncclComm_t, revokeFlags: c_int) -> Result<()> {
 unsafe fn comm_suspend(comm: ncclComm_t, flags: c_int) -> Result<()> {
     const FUNCTION: &str = "ncclCommSuspend";
     let comm = objects::comm(comm, FUNCTION)?;
-    if flags != SUSPEND_MEM {
+    if flags != NCCL_SUSPEND_MEM {
         return Err(Error::argument(FUNCTION, "flags", flags, "NCCL_SUSPEND_MEM (1)"));
     }
     comm.suspend()

@@ -9,4 +9,5 @@ pub mod info;
 pub mod lifetime;
 pub mod memory;
 pub mod param;
+pub mod redop;
 pub mod types;

@@ -7,3 +7,4 @@ pub mod info;
 pub mod launch;
 pub mod stream;
 pub mod types;
+pub mod vcollectives;

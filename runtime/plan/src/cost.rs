@@ -128,4 +128,18 @@ impl CostModel {
     pub fn next_hop_us(&self, bytes: u64, reduces: bool) -> f64 {
         self.send_us(bytes) + self.receive_us(bytes, reduces)
     }
+
+    /// A rank's own copy of what it contributes, each element multiplied on the way.
+    pub fn scale_us(&self, bytes: u64) -> f64 {
+        self.copy_us(bytes) + Self::at_gbps(bytes, self.fold_gbps)
+    }
+
+    /// A rank's messages to others, as (bytes, whether it sends), and what it copies for itself.
+    pub fn messages_us(&self, messages: &[(u64, bool)], own_bytes: u64) -> f64 {
+        let ends = messages.iter().map(|&(bytes, send)| {
+            if send { self.send_us(bytes) } else { self.receive_us(bytes, false) }
+        });
+        let latency = if messages.is_empty() { 0.0 } else { self.latency_us };
+        latency + ends.sum::<f64>() + self.copy_us(own_bytes)
+    }
 }

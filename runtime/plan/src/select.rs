@@ -43,6 +43,16 @@ pub enum Memory {
     Mapped,
 }
 
+/// Time by the cost model, in µs, of a plan for blocks of `bytes` bytes.
+pub fn cost_us(plan: &Plan, bytes: u64, topology: &Topology, memory: Memory) -> f64 {
+    let spec = &plan.spec;
+    let blocks = spec.input_blocks(spec.root).max(spec.output_blocks(spec.root));
+    let model = topology.model.for_buffer(bytes * u64::from(blocks));
+    let generator = plan.algorithm.generator();
+    let reads = generator.needs == Needs::UserMemory && memory == Memory::Any;
+    (generator.cost_us)(spec, bytes, &if reads { model.pulled() } else { model })
+}
+
 /// All plans that can serve, the cheapest first. `only` restricts the algorithms.
 pub fn candidates(
     spec: Spec,
@@ -63,17 +73,9 @@ pub fn candidates(
         }
     };
     let wanted = |plan: &Plan| only.is_none_or(|a| a == plan.algorithm || spec.nranks == 1);
-    let blocks = spec.input_blocks(spec.root).max(spec.output_blocks(spec.root));
-    let direct = topology.model.for_buffer(bytes * u64::from(blocks));
-    let pulled = direct.pulled();
     let mut list: Vec<_> = Plan::candidates(spec)
         .filter(|plan| usable(plan) && wanted(plan))
-        .map(|plan| {
-            let generator = plan.algorithm.generator();
-            let reads = generator.needs == Needs::UserMemory && memory == Memory::Any;
-            let model = if reads { &pulled } else { &direct };
-            Candidate { plan, cost_us: (generator.cost_us)(&plan.spec, bytes, model) }
-        })
+        .map(|plan| Candidate { plan, cost_us: cost_us(&plan, bytes, topology, memory) })
         .collect();
     list.sort_by(|a, b| a.cost_us.total_cmp(&b.cost_us));
     list

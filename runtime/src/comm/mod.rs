@@ -3,8 +3,10 @@
 pub(crate) mod blob;
 mod children;
 mod create;
+mod estimate;
 mod holder;
 mod options;
+pub mod redop;
 mod team;
 
 use crate::device::host::collective::{Call, MAX_DIRECT_RANKS, Programs};
@@ -48,6 +50,7 @@ pub struct Communicator {
     lsa_size: u32,
     /// None for one rank alone.
     family: Option<Family>,
+    redops: redop::RedOps,
     ended: AtomicBool,
     revoked: AtomicBool,
     suspended: AtomicBool,
@@ -88,6 +91,7 @@ impl Communicator {
             options: options.clone(),
             lsa_size: 1,
             family,
+            redops: redop::RedOps::default(),
             ended: AtomicBool::new(false),
             revoked: AtomicBool::new(false),
             suspended: AtomicBool::new(false),
@@ -127,6 +131,11 @@ impl Communicator {
     /// The place of this rank in the executor.
     pub fn endpoint(&self) -> &Arc<Endpoint> {
         &self.endpoint
+    }
+
+    /// The operations that the user made.
+    pub fn redops(&self) -> &redop::RedOps {
+        &self.redops
     }
 
     /// The device's default stream.

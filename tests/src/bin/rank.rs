@@ -70,7 +70,8 @@ fn forever(bytes: usize) -> Result<()> {
     let (dtype, op) = (DataType::Uint8, ReduceOp::Sum);
     for round in 0u64.. {
         let (from, to) = (input.as_ptr(), output.as_mut_ptr());
-        let call = Call { spec, input: from, output: to, count: bytes as u64, dtype, op };
+        let call =
+            Call { spec, input: from, output: to, count: bytes as u64, dtype, op, scale: None };
         group::collective(&comm, call, &stream)?;
         stream.synchronize(None)?;
         if round == 10 {

@@ -28,21 +28,42 @@ unsafe impl Send for Transfer {}
 // SAFETY: as above; a `Transfer` is only read.
 unsafe impl Sync for Transfer {}
 
+/// Transfers that are launched together.
+#[derive(Debug)]
+pub struct Transfers {
+    /// The name of the operation that they make up, for errors.
+    pub operation: &'static str,
+    /// In the order of calls; messages to itself come in equal pairs.
+    pub list: Vec<Transfer>,
+}
+
 /// Transfers under way.
 pub struct Exchange {
+    operation: &'static str,
+    /// With other ranks.
     transfers: Vec<(Transfer, usize)>,
-    started: bool,
+    /// Messages to itself: source, destination, bytes that are done.
+    own: Vec<(Transfer, Transfer, usize)>,
 }
 
 impl Exchange {
     /// Orders the transfers of a rank by rounds, so that in each round the ranks talk in pairs.
     /// The order of transfers with one peer in one direction stays.
-    pub fn new(rank: u32, nranks: u32, mut transfers: Vec<Transfer>) -> Self {
-        transfers.sort_by_key(|t| {
+    pub fn new(rank: u32, nranks: u32, transfers: &Transfers) -> Self {
+        let own = |send| transfers.list.iter().filter(move |t| t.peer == rank && t.send == send);
+        let pairs = own(true).zip(own(false)).map(|(from, to)| (*from, *to, 0)).collect();
+        let others = transfers.list.iter().filter(|t| t.peer != rank);
+        let mut others: Vec<_> = others.map(|t| (*t, 0)).collect();
+        others.sort_by_key(|(t, _)| {
             let (to, from) = if t.send { (t.peer, rank) } else { (rank, t.peer) };
             (to + nranks - from) % nranks
         });
-        Self { transfers: transfers.into_iter().map(|t| (t, 0)).collect(), started: false }
+        Self { operation: transfers.operation, transfers: others, own: pairs }
+    }
+
+    /// The name of the operation.
+    pub fn name(&self) -> &'static str {
+        self.operation
     }
 
     /// Goes on as far as the budget and the peers allow.
@@ -51,32 +72,28 @@ impl Exchange {
         if let Some(ended) = endpoint.ended(&state) {
             return Visit::Done(Err(ended));
         }
-        let mut moved = false;
+        let mut spent = 0;
         for _ in 0..=budget.polls {
             match self.pass(endpoint, &mut state) {
                 Err(e) => return Visit::Done(Err(e)),
                 Ok((_, None)) => return Visit::Done(Ok(())),
-                Ok((true, Some(_))) => {
-                    moved = true;
-                    if budget.bytes < endpoint.edge_slot_bytes {
+                Ok((0, Some(_))) => std::hint::spin_loop(),
+                Ok((bytes, Some(_))) => {
+                    spent += bytes;
+                    if spent >= budget.bytes {
                         break;
                     }
                 }
-                Ok((false, Some(_))) => std::hint::spin_loop(),
             }
         }
         let open = self.transfers.iter().find(|(t, done)| *done < t.bytes);
         let peer = open.map_or(-1, |(t, _)| t.peer as i32);
-        Visit::Waiting { moved, awaited: Awaited { peer, step: -1 } }
+        Visit::Waiting { moved: spent > 0, awaited: Awaited { peer, step: -1 } }
     }
 
-    /// Tries every lane once; tells whether anything moved, and a peer still awaited.
-    fn pass(&mut self, endpoint: &Endpoint, state: &mut State) -> Result<(bool, Option<u32>)> {
-        if !self.started {
-            self.started = true;
-            self.copy_own(endpoint.rank);
-        }
-        let (mut moved, mut awaited) = (false, None);
+    /// Tries every lane once; tells how many bytes moved, and a peer still awaited.
+    fn pass(&mut self, endpoint: &Endpoint, state: &mut State) -> Result<(usize, Option<u32>)> {
+        let (mut moved, mut awaited) = self.copy_own(endpoint);
         let mut busy: Vec<(u32, bool)> = Vec::new();
         for (transfer, done) in &mut self.transfers {
             let lane = (transfer.peer, transfer.send);
@@ -85,12 +102,13 @@ impl Exchange {
             }
             // Not more than the slots of an edge at a time: a call must not go on as long as its
             // peer keeps up.
+            let before = *done;
             for _ in 0..EDGE_SLOTS {
                 if *done >= transfer.bytes || !piece(endpoint, state, transfer, done)? {
                     break;
                 }
-                moved = true;
             }
+            moved += *done - before;
             if *done < transfer.bytes {
                 busy.push(lane);
                 awaited = Some(transfer.peer);
@@ -100,24 +118,24 @@ impl Exchange {
         Ok((moved, awaited.or(left)))
     }
 
-    /// Messages to itself: the group's check has paired them.
-    fn copy_own(&mut self, rank: u32) {
-        let own = |send| move |(t, _): &&mut (Transfer, usize)| t.peer == rank && t.send == send;
-        let sends: Vec<Transfer> = self
-            .transfers
-            .iter_mut()
-            .filter(own(true))
-            .map(|(t, done)| {
-                *done = t.bytes;
-                *t
-            })
-            .collect();
-        let receives = self.transfers.iter_mut().filter(own(false));
-        for (send, (receive, done)) in sends.iter().zip(receives) {
-            // SAFETY: both buffers hold as many bytes as the call says; the sizes were compared.
-            unsafe { std::ptr::copy(send.data, receive.data, receive.bytes.min(send.bytes)) };
-            *done = receive.bytes;
+    /// Moves messages to itself, not more than the slots of an edge at a time; as
+    /// [`pass`](Self::pass).
+    fn copy_own(&mut self, endpoint: &Endpoint) -> (usize, Option<u32>) {
+        let limit = EDGE_SLOTS * endpoint.edge_slot_bytes;
+        let mut moved = 0;
+        for (from, to, done) in &mut self.own {
+            let bytes = (from.bytes - *done).min(limit - moved);
+            if bytes > 0 && !std::ptr::eq(from.data, to.data) {
+                // SAFETY: both buffers hold as many bytes as the call says; the sizes were compared.
+                unsafe { std::ptr::copy(from.data.add(*done), to.data.add(*done), bytes) };
+            }
+            moved += bytes;
+            *done += bytes;
+            if *done < from.bytes {
+                return (moved, Some(endpoint.rank));
+            }
         }
+        (moved, None)
     }
 }
 

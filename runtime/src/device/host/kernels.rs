@@ -149,6 +149,25 @@ unsafe fn fold_typed<E: Element>(dsts: &[*mut u8], srcs: &[*const u8], len: usiz
     }
 }
 
+/// Writes the products of `src`'s elements and one factor, each rounded once, as
+/// [`ReduceOp::Prod`] folds them. The factor's bytes come first in `factor`.
+///
+/// # Safety
+/// `src` is readable and `dst` writable for `len` bytes, a multiple of the element's size, and they
+/// do not overlap.
+pub unsafe fn scale(dst: *mut u8, src: *const u8, len: usize, dtype: DataType, factor: [u8; 8]) {
+    let how = Fold { dtype, op: ReduceOp::Prod, finish: None, streaming: false };
+    let mut factors = Block([0; BLOCK]);
+    for element in factors.0.chunks_exact_mut(dtype.size()) {
+        element.copy_from_slice(&factor[..dtype.size()]);
+    }
+    for at in (0..len).step_by(BLOCK) {
+        let bytes = BLOCK.min(len - at);
+        // SAFETY: `bytes` from `at` on lie within both buffers, and the block has as many.
+        unsafe { fold(&[dst.add(at)], &[src.add(at), factors.0.as_ptr()], bytes, how) };
+    }
+}
+
 #[repr(align(64))]
 struct Block([u8; BLOCK]);
 

@@ -9,6 +9,7 @@ pub mod exchange;
 pub mod graph;
 pub mod kernels;
 pub mod pull;
+pub mod scale;
 pub mod stream;
 pub mod task;
 pub mod worker;

@@ -4,7 +4,7 @@ use super::agreement::{Doing, look_around};
 use super::collective::{Budget, Call, Programs, Running, Visit};
 use super::endpoint::{Awaited, Endpoint, deadline_error};
 use super::event::Event;
-use super::exchange::{Exchange, Transfer};
+use super::exchange::{Exchange, Transfers};
 use super::graph::{Graph, GraphRun};
 use super::worker;
 use crate::error::{Error, Result, Site};
@@ -53,7 +53,7 @@ pub enum Work {
     /// A collective.
     Collective(Arc<Endpoint>, Arc<Programs>, Call),
     /// Grouped sends and receives.
-    Exchange(Arc<Endpoint>, Arc<Vec<Transfer>>),
+    Exchange(Arc<Endpoint>, Arc<Transfers>),
     /// Copy so many bytes from the second address to the first.
     Copy(Address, Address, usize),
     /// Set so many bytes.
@@ -152,7 +152,7 @@ impl Task {
                 operation(endpoint, Kind::Collective(running))
             }
             Work::Exchange(endpoint, transfers) => {
-                let exchange = Exchange::new(endpoint.rank, endpoint.nranks, transfers.to_vec());
+                let exchange = Exchange::new(endpoint.rank, endpoint.nranks, &transfers);
                 operation(endpoint, Kind::Exchange(exchange))
             }
             Work::Copy(to, from, bytes) => Task::Copy(to, from, bytes, 0),
@@ -296,7 +296,7 @@ impl Operation {
     fn name(&self) -> &'static str {
         match &self.kind {
             Kind::Collective(running) => running.name(),
-            Kind::Exchange(_) => "send/recv",
+            Kind::Exchange(exchange) => exchange.name(),
         }
     }
 

@@ -1,18 +1,20 @@
 //! The host executor: runs a rank's program as a resumable step function that never blocks.
 
+mod entry;
+mod packets;
+
 use super::agreement::{self, Doing};
-use super::endpoint::{Awaited, Endpoint, MAPPED, Place, State, broken};
+use super::endpoint::{Awaited, Endpoint, Place, State, broken};
 use super::kernels::{self, Fold};
 use super::pull;
+use super::scale::{Scale, Scaled};
 use crate::descriptor::{Descriptor, Label};
 use crate::error::{Error, Result};
 use crate::link::direct::{PACKET_BYTES, STAGE_SLOT_BYTES, Segment};
 use oxccl_plan::generate::Algorithm;
 use oxccl_plan::ir::Capacity;
-use oxccl_plan::ir::UserMemory;
 use oxccl_plan::{
-    Buffer, Collective, DataType, Destination, From, Geometry, Op, Order, Plan, Program, ReduceOp,
-    Slice, Spec,
+    Buffer, DataType, Destination, From, Geometry, Op, Order, Plan, Program, ReduceOp, Slice, Spec,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -53,9 +55,11 @@ pub struct Call {
     pub dtype: DataType,
     /// How they are combined.
     pub op: ReduceOp,
+    /// By what this rank's input is multiplied first; the product is rounded once.
+    pub scale: Option<Scale>,
 }
 
-// SAFETY: by the contract of the collectives the buffers stay valid until the call is complete,
+// SAFETY: by the contract of the collectives the buffers and the factor stay valid until the call is complete,
 // whichever thread runs it.
 unsafe impl Send for Call {}
 // SAFETY: as above; a `Call` is only read.
@@ -120,10 +124,14 @@ pub struct Running {
     step: usize,
     /// Progress within a step: bytes, or ranks.
     cursor: usize,
+    /// The call's input where it is multiplied first.
+    scaled: Option<Box<Scaled>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
+    /// The input is being multiplied.
+    Scaling,
     New,
     /// The peers can look up what this rank does.
     Announced,
@@ -144,8 +152,9 @@ impl Running {
             && geometry.windows() == 1
             && published <= PACKET_BYTES as u64;
         let Call { spec, dtype, op, count, .. } = call;
-        let label = Descriptor::collective(&spec, dtype, op, false, count).into();
-        let stage = Stage::New;
+        let scaled = call.scale.is_some();
+        let label = Descriptor::collective(&spec, dtype, op, scaled, count).into();
+        let stage = if scaled { Stage::Scaling } else { Stage::New };
         let (mapped, mapped_here) = (false, false);
         let (seq, phase_base, window, step, cursor) = (0, 0, 0, 0, 0);
         Self {
@@ -162,6 +171,7 @@ impl Running {
             window,
             step,
             cursor,
+            scaled: None,
         }
     }
 
@@ -253,6 +263,7 @@ impl<'a> VisitState<'a> {
     /// One step; None when the operation is complete.
     fn advance(&mut self) -> Result<Option<Poll>> {
         match self.run.stage {
+            Stage::Scaling => self.scale().map(Some),
             Stage::New => {
                 self.announce();
                 Ok(Some(Poll::Ready))
@@ -297,43 +308,16 @@ impl<'a> VisitState<'a> {
         Ok(Poll::Ready)
     }
 
-    fn announce(&mut self) {
-        self.run.seq = self.state.collectives;
-        self.state.collectives += 1;
-        let (endpoint, run) = (self.endpoint, &mut *self.run);
-        if let (Some(segment), Some(own)) =
-            (&endpoint.segment, endpoint.local[endpoint.rank as usize])
-        {
-            segment.announce(own, run.seq, &run.label);
+    /// The next stretch of the input, multiplied; the last one makes the copy the call's input.
+    fn scale(&mut self) -> Result<Poll> {
+        let blocks = self.run.call.spec.input_blocks(self.endpoint.rank);
+        let (bytes, copy) =
+            self.run.scaled.get_or_insert_default().stretch(&self.run.call, blocks)?;
+        self.spent += bytes;
+        if let Some(copy) = copy {
+            self.run.call.input = copy;
+            self.run.stage = Stage::New;
         }
-        run.stage = if run.call.count == 0 { Stage::Draining } else { Stage::Announced };
-    }
-
-    /// Fails when a peer that has signalled does something else.
-    #[inline(always)]
-    fn compare(&mut self, peer: u32) -> Result<()> {
-        let (seq, known) = (self.run.seq, self.state.compared[peer as usize]);
-        if known != seq && peer != self.endpoint.rank {
-            agreement::compare(self.endpoint, self.segment()?, &self.run.label, seq, peer)?;
-            self.state.compared[peer as usize] = seq;
-        }
-        Ok(())
-    }
-
-    fn begin(&mut self) -> Result<Poll> {
-        self.make_scratch();
-        let run = &*self.run;
-        let reads_user = run.programs.any.0.layout.user_memory != UserMemory::Private;
-        if run.programs.mapped.is_some() || reads_user {
-            let slot = (self.state.entries & 1) as usize;
-            let need = self.state.entry_need[slot];
-            if let Poll::Wait(peer) = self.wait(From::All, need)? {
-                return Ok(Poll::Wait(peer));
-            }
-            return self.enter(slot);
-        }
-        self.run.phase_base = self.state.phase;
-        self.run.stage = Stage::Running;
         Ok(Poll::Ready)
     }
 
@@ -344,87 +328,6 @@ impl<'a> VisitState<'a> {
         if self.state.scratch.len() * 8 < bytes {
             self.state.scratch.resize(bytes.div_ceil(8), 0);
         }
-    }
-
-    /// Says where this rank's buffers lie, and whether that makes the mapped plan possible.
-    fn enter(&mut self, slot: usize) -> Result<Poll> {
-        let (endpoint, call) = (self.endpoint, self.run.call);
-        let bytes = call.count as usize * call.dtype.size();
-        let rank = endpoint.rank;
-        let buffer = |blocks: u32, ptr: *const u8| match blocks {
-            0 => endpoint.token(std::ptr::null(), 0),
-            n => endpoint.token(ptr, n as usize * bytes),
-        };
-        let mut input = buffer(call.spec.input_blocks(rank), call.input);
-        let output = buffer(call.spec.output_blocks(rank), call.output);
-        let same = std::ptr::eq(call.input, call.output.cast_const());
-        if same && call.spec.collective == Collective::AllToAll {
-            // In place it must not be read directly.
-            input &= !MAPPED;
-        }
-        let mapped = input & output & MAPPED != 0;
-        self.run.mapped_here = mapped;
-        let segment = self.segment()?;
-        for (i, token) in [input, output].into_iter().enumerate() {
-            segment.entry(rank as usize, slot, i).store(token, Ordering::Relaxed);
-        }
-        let base = self.state.phase;
-        self.state.entry_need[slot] = base.wrapping_add(2);
-        self.state.entries += 1;
-        self.signal()?;
-        self.run.phase_base = base;
-        let private = self.run.programs.any.0.layout.user_memory == UserMemory::Private;
-        if !mapped && private {
-            // One refusal decides: no need to hear the others.
-            self.run.phase_base = base.wrapping_add(1);
-            self.run.stage = Stage::Running;
-        } else {
-            self.run.stage = Stage::Entered;
-        }
-        Ok(Poll::Ready)
-    }
-
-    /// All ranks see all entry words and come to the same decision.
-    fn decide(&mut self) -> Result<Poll> {
-        let segment = self.segment()?;
-        let target = self.run.phase_base.wrapping_add(1);
-        let slot = (self.state.entries.wrapping_sub(1) & 1) as usize;
-        let (mut mapped, own) = (self.run.mapped_here, self.endpoint.rank);
-        for peer in 0..self.endpoint.nranks {
-            if peer == own {
-                let Call { input, output, .. } = self.run.call;
-                self.state.user[peer as usize] =
-                    (Place::Here(input.cast_mut()), Place::Here(output));
-                continue;
-            }
-            if !self.state.has_reached(segment, peer, target) {
-                return Ok(Poll::Wait(peer));
-            }
-            self.compare(peer)?;
-            let token = |i| segment.entry(peer as usize, slot, i).load(Ordering::Relaxed);
-            let (input, output) = (token(0), token(1));
-            mapped &= input & output & MAPPED != 0;
-            let places = (self.state.resolve(peer, input), self.state.resolve(peer, output));
-            let (Some(input), Some(output)) = places else {
-                let what = format!("the arena of rank {peer} is not mapped here");
-                return Err(Error::Internal { what });
-            };
-            self.state.user[peer as usize] = (input, output);
-        }
-        self.run.stage = Stage::Running;
-        if mapped && let Some((plan, _)) = &self.run.programs.mapped {
-            let room = capacity(self.endpoint.edge_slot_bytes, self.run.call.dtype);
-            self.run.geometry = Geometry::new(&plan.layout, self.run.call.count, &room);
-            (self.run.mapped, self.run.packets) = (true, false);
-            // The entry signal was the program's first.
-            self.run.step = 1;
-            self.make_scratch();
-        } else if self.run.plan().layout.user_memory == UserMemory::Private {
-            self.run.phase_base = target;
-        } else {
-            (self.run.step, self.run.packets) = (1, false);
-        }
-        Ok(Poll::Ready)
     }
 
     fn step(&mut self) -> Result<Poll> {
@@ -703,61 +606,6 @@ impl<'a> VisitState<'a> {
             };
         }
         Ok(bytes)
-    }
-
-    /// Publishes the whole input: its blocks lie one behind the other, as in the stage.
-    fn publish_packets(&mut self) -> Result<()> {
-        let run = &*self.run;
-        let bytes = run.plan().layout.stage_blocks as usize
-            * run.call.count as usize
-            * run.call.dtype.size();
-        let slot = (self.state.stage_windows & 1) as usize;
-        let (own, epoch) = (self.endpoint.rank as usize, run.packet_mark());
-        // SAFETY: the input has that many bytes; the slot was acquired.
-        unsafe { self.segment()?.write_packets(own, slot, run.call.input, bytes, epoch) };
-        Ok(())
-    }
-
-    fn unpack(&mut self, peer: u32, src: Slice, to: *mut u8) -> Result<bool> {
-        let (offset, len) = self.range(src);
-        let slot = (self.state.stage_windows & 1) as usize;
-        let epoch = self.run.phase_base.wrapping_add(1);
-        let mark = self.run.packet_mark();
-        let segment = self.segment()?;
-        // SAFETY: `to` has room for the slice; what is published fits the packets.
-        let read = unsafe { segment.read_packets(peer as usize, slot, offset, to, len, mark) };
-        if read && len > 0 {
-            let known = &mut self.state.known[peer as usize];
-            if !crate::link::direct::reached(*known, epoch) {
-                *known = epoch;
-            }
-        }
-        Ok(read)
-    }
-
-    fn get_packets(&mut self, peer: u32, src: Slice, dst: Slice) -> Result<Poll> {
-        let (to, _) = self.own(dst);
-        Ok(if self.unpack(peer, src, to)? { Poll::Ready } else { Poll::Wait(peer) })
-    }
-
-    fn unpack_all(&mut self, src: Slice, srcs: &mut [*const u8]) -> Result<Poll> {
-        let (nranks, rank) = (self.endpoint.nranks, self.endpoint.rank);
-        let words = PACKET_BYTES.div_ceil(64) * 8;
-        if self.state.unpacked.len() < nranks as usize * words {
-            self.state.unpacked.resize(nranks as usize * words, 0);
-        }
-        for peer in 0..nranks {
-            let to: *mut u8 = self.state.unpacked[peer as usize * words..].as_mut_ptr().cast();
-            srcs[peer as usize] = to;
-            if peer == rank || (peer as usize) < self.run.cursor {
-                continue;
-            }
-            if !self.unpack(peer, src, to)? {
-                return Ok(Poll::Wait(peer));
-            }
-            self.run.cursor = peer as usize + 1;
-        }
-        Ok(Poll::Ready)
     }
 
     fn send(&mut self, peer: u32, src: Slice) -> Result<Poll> {

@@ -1,0 +1,42 @@
+//! How long calls would take, by the cost model: nothing is launched.
+
+use super::Communicator;
+use crate::device::host::collective::{Call, Programs};
+use crate::device::host::endpoint::MAPPED;
+use crate::device::host::exchange::Transfer;
+use oxccl_plan::select::{self, Memory};
+
+impl Communicator {
+    /// Time of a collective in µs, by the plan that runs when the others' buffers lie in the same
+    /// kind of memory as this rank's.
+    pub fn estimate_us(&self, programs: &Programs, call: &Call) -> f64 {
+        let (spec, rank) = (call.spec, self.rank());
+        let bytes = call.count * call.dtype.size() as u64;
+        let (inputs, outputs) = (spec.input_blocks(rank), spec.output_blocks(rank));
+        let buffers = [(call.input, inputs), (call.output.cast_const(), outputs)];
+        let is_mapped = |(ptr, blocks): (*const u8, u32)| {
+            let len = u64::from(blocks) * bytes;
+            blocks == 0 || self.endpoint.token(ptr, len as usize) & MAPPED != 0
+        };
+        // A scaled input is a private copy.
+        let all_mapped = call.scale.is_none() && buffers.into_iter().all(is_mapped);
+        let (plan, memory) = match &programs.mapped {
+            Some((plan, _)) if all_mapped => (plan, Memory::Mapped),
+            _ => (&programs.any.0, Memory::Any),
+        };
+        let scaled_bytes = call.scale.map_or(0, |_| u64::from(inputs) * bytes);
+        let scale_us = self.topology.model.scale_us(scaled_bytes);
+        select::cost_us(plan, bytes, &self.topology, memory) + scale_us
+    }
+
+    /// Time in µs of transfers that run together, by the costs of this rank's ends of them.
+    pub fn estimate_exchange_us(&self, transfers: &[Transfer]) -> f64 {
+        let rank = self.rank();
+        let total: usize = transfers.iter().map(|t| t.bytes).sum();
+        let own = transfers.iter().filter(|t| t.peer == rank && t.send).map(|t| t.bytes).sum();
+        let others = transfers.iter().filter(|t| t.peer != rank && t.bytes > 0);
+        let messages: Vec<_> = others.map(|t| (t.bytes as u64, t.send)).collect();
+        let own: usize = own;
+        self.topology.model.for_buffer(total as u64).messages_us(&messages, own as u64)
+    }
+}

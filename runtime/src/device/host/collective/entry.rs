@@ -1,0 +1,135 @@
+//! How a collective begins: what it is, where the user's buffers lie, and which plan runs.
+
+use super::{Poll, Stage, VisitState, agreement, capacity};
+use crate::device::host::endpoint::{MAPPED, Place};
+use crate::error::{Error, Result};
+use oxccl_plan::ir::UserMemory;
+use oxccl_plan::{Collective, From, Geometry};
+use std::sync::atomic::Ordering;
+
+use super::Call;
+
+impl VisitState<'_> {
+    pub(super) fn announce(&mut self) {
+        self.run.seq = self.state.collectives;
+        self.state.collectives += 1;
+        let (endpoint, run) = (self.endpoint, &mut *self.run);
+        if let (Some(segment), Some(own)) =
+            (&endpoint.segment, endpoint.local[endpoint.rank as usize])
+        {
+            segment.announce(own, run.seq, &run.label);
+        }
+        run.stage = if run.call.count == 0 { Stage::Draining } else { Stage::Announced };
+    }
+
+    /// Fails when a peer that has signalled does something else.
+    #[inline(always)]
+    pub(super) fn compare(&mut self, peer: u32) -> Result<()> {
+        let (seq, known) = (self.run.seq, self.state.compared[peer as usize]);
+        if known != seq && peer != self.endpoint.rank {
+            agreement::compare(self.endpoint, self.segment()?, &self.run.label, seq, peer)?;
+            self.state.compared[peer as usize] = seq;
+        }
+        Ok(())
+    }
+
+    pub(super) fn begin(&mut self) -> Result<Poll> {
+        self.make_scratch();
+        let run = &*self.run;
+        let reads_user = run.programs.any.0.layout.user_memory != UserMemory::Private;
+        if run.programs.mapped.is_some() || reads_user {
+            let slot = (self.state.entries & 1) as usize;
+            let need = self.state.entry_need[slot];
+            if let Poll::Wait(peer) = self.wait(From::All, need)? {
+                return Ok(Poll::Wait(peer));
+            }
+            return self.enter(slot);
+        }
+        self.run.phase_base = self.state.phase;
+        self.run.stage = Stage::Running;
+        Ok(Poll::Ready)
+    }
+
+    /// Says where this rank's buffers lie, and whether that makes the mapped plan possible.
+    pub(super) fn enter(&mut self, slot: usize) -> Result<Poll> {
+        let (endpoint, call) = (self.endpoint, self.run.call);
+        let bytes = call.count as usize * call.dtype.size();
+        let rank = endpoint.rank;
+        let buffer = |blocks: u32, ptr: *const u8| match blocks {
+            0 => endpoint.token(std::ptr::null(), 0),
+            n => endpoint.token(ptr, n as usize * bytes),
+        };
+        let mut input = buffer(call.spec.input_blocks(rank), call.input);
+        let output = buffer(call.spec.output_blocks(rank), call.output);
+        let same = std::ptr::eq(call.input, call.output.cast_const());
+        let overwritten = same && call.spec.collective == Collective::AllToAll;
+        if overwritten || call.scale.is_some() {
+            // In place it must not be read directly; and a multiplied copy goes with this call, even
+            // where that fails while others still read.
+            input &= !MAPPED;
+        }
+        let mapped = input & output & MAPPED != 0;
+        self.run.mapped_here = mapped;
+        let segment = self.segment()?;
+        for (i, token) in [input, output].into_iter().enumerate() {
+            segment.entry(rank as usize, slot, i).store(token, Ordering::Relaxed);
+        }
+        let base = self.state.phase;
+        self.state.entry_need[slot] = base.wrapping_add(2);
+        self.state.entries += 1;
+        self.signal()?;
+        self.run.phase_base = base;
+        let private = self.run.programs.any.0.layout.user_memory == UserMemory::Private;
+        if !mapped && private {
+            // One refusal decides: no need to hear the others.
+            self.run.phase_base = base.wrapping_add(1);
+            self.run.stage = Stage::Running;
+        } else {
+            self.run.stage = Stage::Entered;
+        }
+        Ok(Poll::Ready)
+    }
+
+    /// All ranks see all entry words and come to the same decision.
+    pub(super) fn decide(&mut self) -> Result<Poll> {
+        let segment = self.segment()?;
+        let target = self.run.phase_base.wrapping_add(1);
+        let slot = (self.state.entries.wrapping_sub(1) & 1) as usize;
+        let (mut mapped, own) = (self.run.mapped_here, self.endpoint.rank);
+        for peer in 0..self.endpoint.nranks {
+            if peer == own {
+                let Call { input, output, .. } = self.run.call;
+                self.state.user[peer as usize] =
+                    (Place::Here(input.cast_mut()), Place::Here(output));
+                continue;
+            }
+            if !self.state.has_reached(segment, peer, target) {
+                return Ok(Poll::Wait(peer));
+            }
+            self.compare(peer)?;
+            let token = |i| segment.entry(peer as usize, slot, i).load(Ordering::Relaxed);
+            let (input, output) = (token(0), token(1));
+            mapped &= input & output & MAPPED != 0;
+            let places = (self.state.resolve(peer, input), self.state.resolve(peer, output));
+            let (Some(input), Some(output)) = places else {
+                let what = format!("the arena of rank {peer} is not mapped here");
+                return Err(Error::Internal { what });
+            };
+            self.state.user[peer as usize] = (input, output);
+        }
+        self.run.stage = Stage::Running;
+        if mapped && let Some((plan, _)) = &self.run.programs.mapped {
+            let room = capacity(self.endpoint.edge_slot_bytes, self.run.call.dtype);
+            self.run.geometry = Geometry::new(&plan.layout, self.run.call.count, &room);
+            (self.run.mapped, self.run.packets) = (true, false);
+            // The entry signal was the program's first.
+            self.run.step = 1;
+            self.make_scratch();
+        } else if self.run.plan().layout.user_memory == UserMemory::Private {
+            self.run.phase_base = target;
+        } else {
+            (self.run.step, self.run.packets) = (1, false);
+        }
+        Ok(Poll::Ready)
+    }
+}

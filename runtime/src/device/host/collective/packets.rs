@@ -1,0 +1,63 @@
+//! Small one-shot plans: what is published fits cache lines that carry their own signal.
+
+use super::{Poll, VisitState};
+use crate::error::Result;
+use crate::link::direct::PACKET_BYTES;
+use oxccl_plan::Slice;
+
+impl VisitState<'_> {
+    /// Publishes the whole input: its blocks lie one behind the other, as in the stage.
+    pub(super) fn publish_packets(&mut self) -> Result<()> {
+        let run = &*self.run;
+        let bytes = run.plan().layout.stage_blocks as usize
+            * run.call.count as usize
+            * run.call.dtype.size();
+        let slot = (self.state.stage_windows & 1) as usize;
+        let (own, epoch) = (self.endpoint.rank as usize, run.packet_mark());
+        // SAFETY: the input has that many bytes; the slot was acquired.
+        unsafe { self.segment()?.write_packets(own, slot, run.call.input, bytes, epoch) };
+        Ok(())
+    }
+
+    pub(super) fn unpack(&mut self, peer: u32, src: Slice, to: *mut u8) -> Result<bool> {
+        let (offset, len) = self.range(src);
+        let slot = (self.state.stage_windows & 1) as usize;
+        let epoch = self.run.phase_base.wrapping_add(1);
+        let mark = self.run.packet_mark();
+        let segment = self.segment()?;
+        // SAFETY: `to` has room for the slice; what is published fits the packets.
+        let read = unsafe { segment.read_packets(peer as usize, slot, offset, to, len, mark) };
+        if read && len > 0 {
+            let known = &mut self.state.known[peer as usize];
+            if !crate::link::direct::reached(*known, epoch) {
+                *known = epoch;
+            }
+        }
+        Ok(read)
+    }
+
+    pub(super) fn get_packets(&mut self, peer: u32, src: Slice, dst: Slice) -> Result<Poll> {
+        let (to, _) = self.own(dst);
+        Ok(if self.unpack(peer, src, to)? { Poll::Ready } else { Poll::Wait(peer) })
+    }
+
+    pub(super) fn unpack_all(&mut self, src: Slice, srcs: &mut [*const u8]) -> Result<Poll> {
+        let (nranks, rank) = (self.endpoint.nranks, self.endpoint.rank);
+        let words = PACKET_BYTES.div_ceil(64) * 8;
+        if self.state.unpacked.len() < nranks as usize * words {
+            self.state.unpacked.resize(nranks as usize * words, 0);
+        }
+        for peer in 0..nranks {
+            let to: *mut u8 = self.state.unpacked[peer as usize * words..].as_mut_ptr().cast();
+            srcs[peer as usize] = to;
+            if peer == rank || (peer as usize) < self.run.cursor {
+                continue;
+            }
+            if !self.unpack(peer, src, to)? {
+                return Ok(Poll::Wait(peer));
+            }
+            self.run.cursor = peer as usize + 1;
+        }
+        Ok(Poll::Ready)
+    }
+}
