@@ -136,7 +136,7 @@ fn threads_256_of_one_process_make_a_communicator() {
                 let spec = Spec::new(Collective::AllReduce, 256, 0);
                 let (input, output) = ((&raw const input).cast(), (&raw mut sum).cast());
                 let (dtype, op) = (DataType::Uint64, ReduceOp::Sum);
-                let call = Call { spec, input, output, count: 1, dtype, op };
+                let call = Call { spec, input, output, count: 1, dtype, op, scale: None };
                 group::collective(&comm, call, &stream).expect("it is launched");
                 stream.synchronize(None).expect("it succeeds");
                 comm.destroy();
@@ -159,7 +159,7 @@ fn broken() -> (Arc<Communicator>, Call, Arc<Programs>) {
     let data = Box::leak(Box::new(0u64));
     let (input, output) = ((&raw const *data).cast(), (&raw mut *data).cast());
     let (dtype, op) = (DataType::Uint64, ReduceOp::Sum);
-    let call = Call { spec, input, output, count: 1, dtype, op };
+    let call = Call { spec, input, output, count: 1, dtype, op, scale: None };
     let (plan, _) = comm.programs(&call).expect("a plan").any.clone();
     let src = Slice { buffer: Buffer::Input, block: 0, part: 0, parts: 1 };
     let ops = vec![Op::Send { peer: 99, src }];

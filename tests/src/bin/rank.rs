@@ -53,7 +53,7 @@ fn once() -> Result<()> {
     let spec = Spec::new(Collective::AllReduce, comm.nranks(), 0);
     let (from, to) = ((&raw const input).cast(), (&raw mut output).cast());
     let (dtype, op) = (DataType::Uint64, ReduceOp::Sum);
-    let call = Call { spec, input: from, output: to, count: 1, dtype, op };
+    let call = Call { spec, input: from, output: to, count: 1, dtype, op, scale: None };
     group::collective(&comm, call, &stream)?;
     stream.synchronize(None)?;
     assert_eq!(output, n * (n - 1) / 2);

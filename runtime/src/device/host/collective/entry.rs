@@ -1,13 +1,11 @@
 //! How a collective begins: what it is, where the user's buffers lie, and which plan runs.
 
-use super::{Poll, Stage, VisitState, agreement, capacity};
+use super::{Call, Poll, Stage, VisitState, agreement, capacity};
 use crate::device::host::endpoint::{MAPPED, Place};
 use crate::error::{Error, Result};
 use oxccl_plan::ir::UserMemory;
 use oxccl_plan::{Collective, From, Geometry};
 use std::sync::atomic::Ordering;
-
-use super::Call;
 
 impl VisitState<'_> {
     pub(super) fn announce(&mut self) {
