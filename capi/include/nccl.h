@@ -962,6 +962,121 @@ ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm);
 // Same as ncclRedOpDestroy, for wrappers that replace it.
 ncclResult_t pncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm);
 
+// Registers a buffer.
+//
+// `buff`: in, `size` bytes. `handle`: out. On the host device memory from ncclMemAlloc is used in place by
+// all ranks whether registered or not; other memory is read in place by the system, from some MiB on and
+// where it is allowed. Blocks: never.
+ncclResult_t ncclCommRegister(ncclComm_t comm,
+                              void *buff,
+                              size_t size,
+                              void **handle);
+
+// Same as ncclCommRegister, for wrappers that replace it.
+ncclResult_t pncclCommRegister(ncclComm_t comm, void *buff, size_t size, void **handle);
+
+// Ends the registration of a buffer.
+//
+// `handle`: in, from ncclCommRegister on `comm`. Blocks: never.
+ncclResult_t ncclCommDeregister(ncclComm_t comm, void *handle);
+
+// Same as ncclCommDeregister, for wrappers that replace it.
+ncclResult_t pncclCommDeregister(ncclComm_t comm, void *handle);
+
+// Registers memory as a window, into which the other ranks of the host can write by ncclPutSignal.
+//
+// All ranks call, in the same order. `buff`: in, `size` bytes; from ncclMemAlloc, or any memory where the
+// system lets ranks write into each other's. `win`: out, never null on success. `winFlags`:
+// NCCL_WIN_DEFAULT or NCCL_WIN_ bits. Takes no address space; at most 64 at a time. Blocks: never.
+ncclResult_t ncclCommWindowRegister(ncclComm_t comm,
+                                    void *buff,
+                                    size_t size,
+                                    ncclWindow_t *win,
+                                    int winFlags);
+
+// Same as ncclCommWindowRegister, for wrappers that replace it.
+ncclResult_t pncclCommWindowRegister(ncclComm_t comm,
+                                     void *buff,
+                                     size_t size,
+                                     ncclWindow_t *win,
+                                     int winFlags);
+
+// Ends a window. No rank may still write into it. Blocks: never.
+ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win);
+
+// Same as ncclCommWindowDeregister, for wrappers that replace it.
+ncclResult_t pncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win);
+
+// The memory that a window was registered with.
+//
+// `outUserPtr`: out. Blocks: never.
+ncclResult_t ncclWinGetUserPtr(ncclComm_t comm, ncclWindow_t win, void **outUserPtr);
+
+// Same as ncclWinGetUserPtr, for wrappers that replace it.
+ncclResult_t pncclWinGetUserPtr(ncclComm_t comm, ncclWindow_t win, void **outUserPtr);
+
+// Writes into the window of a rank of this host, and then counts up one of its signals.
+//
+// `localbuff`: in, count × datatype. `peerWin`: this rank's handle of the window that `peer` registered at the
+// same place in the order of registrations. `peerWinOffset`: in bytes. `sigIdx`: 0 to 15. `ctx`: below
+// numRmaCtx, at most 4. `flags`: 0. Blocks: never; runs on `stream` once `peer` has registered the window.
+ncclResult_t ncclPutSignal(const void *localbuff,
+                           size_t count,
+                           ncclDataType_t datatype,
+                           int peer,
+                           ncclWindow_t peerWin,
+                           size_t peerWinOffset,
+                           int sigIdx,
+                           int ctx,
+                           unsigned int flags,
+                           ncclComm_t comm,
+                           cudaStream_t stream);
+
+// Same as ncclPutSignal, for wrappers that replace it.
+ncclResult_t pncclPutSignal(const void *localbuff,
+                            size_t count,
+                            ncclDataType_t datatype,
+                            int peer,
+                            ncclWindow_t peerWin,
+                            size_t peerWinOffset,
+                            int sigIdx,
+                            int ctx,
+                            unsigned int flags,
+                            ncclComm_t comm,
+                            cudaStream_t stream);
+
+// Counts up a signal of a rank of this host; what was put before is there when it is seen.
+//
+// Arguments as for ncclPutSignal. Blocks: never.
+ncclResult_t ncclSignal(int peer,
+                        int sigIdx,
+                        int ctx,
+                        unsigned int flags,
+                        ncclComm_t comm,
+                        cudaStream_t stream);
+
+// Same as ncclSignal, for wrappers that replace it.
+ncclResult_t pncclSignal(int peer,
+                         int sigIdx,
+                         int ctx,
+                         unsigned int flags,
+                         ncclComm_t comm,
+                         cudaStream_t stream);
+
+// Makes a stream wait until signals have come: of each descriptor `opCnt` more than were waited for before.
+//
+// `signalDescs`: in, nDesc descriptors, read before the call returns. Blocks: never; the stream waits.
+ncclResult_t ncclWaitSignal(int nDesc,
+                            ncclWaitSignalDesc_t *signalDescs,
+                            ncclComm_t comm,
+                            cudaStream_t stream);
+
+// Same as ncclWaitSignal, for wrappers that replace it.
+ncclResult_t pncclWaitSignal(int nDesc,
+                             ncclWaitSignalDesc_t *signalDescs,
+                             ncclComm_t comm,
+                             cudaStream_t stream);
+
 #ifdef __cplusplus
 }  // extern "C"
 #endif  // __cplusplus

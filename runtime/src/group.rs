@@ -4,6 +4,7 @@ use crate::comm::{Communicator, Holder, NO_COLOR, Origin};
 use crate::device::host::collective::Call;
 use crate::device::host::event::Event;
 use crate::device::host::exchange::{Transfer, Transfers};
+use crate::device::host::one_sided::OneSided;
 use crate::device::host::stream::Stream;
 use crate::device::host::task::Work;
 use crate::error::{Error, Result};
@@ -14,8 +15,9 @@ use std::sync::Arc;
 enum Pending {
     Collective(Arc<Communicator>, Call, Arc<Stream>),
     Transfer(Arc<Communicator>, Transfer, Arc<Stream>),
-    /// A collective made of transfers: never mixed with other sends and receives of the group.
-    Exchange(Arc<Communicator>, Transfers, Arc<Stream>),
+    /// Something else, such as a collective made of transfers: never mixed with other sends and
+    /// receives of the group.
+    Work(Arc<Communicator>, Work, Arc<Stream>),
     Create(Creation),
 }
 
@@ -125,11 +127,21 @@ pub fn transfer(comm: Arc<Communicator>, transfer: Transfer, stream: Arc<Stream>
 
 /// A collective made of transfers: launched at once outside groups.
 pub fn exchange(comm: Arc<Communicator>, transfers: Transfers, stream: Arc<Stream>) -> Result<()> {
+    let work = Work::Exchange(comm.endpoint().clone(), Arc::new(transfers));
+    launch_work(comm, work, stream)
+}
+
+/// A one-sided operation: launched at once outside groups.
+pub fn one_sided(comm: Arc<Communicator>, item: OneSided, stream: Arc<Stream>) -> Result<()> {
+    let work = Work::OneSided(comm.endpoint().clone(), Arc::new(item));
+    launch_work(comm, work, stream)
+}
+
+fn launch_work(comm: Arc<Communicator>, work: Work, stream: Arc<Stream>) -> Result<()> {
     if !active() {
-        let work = Work::Exchange(comm.endpoint().clone(), Arc::new(transfers));
         return stream.enqueue(work, true);
     }
-    GROUP.with_borrow_mut(|g| g.calls.push(Pending::Exchange(comm, transfers, stream)));
+    GROUP.with_borrow_mut(|g| g.calls.push(Pending::Work(comm, work, stream)));
     Ok(())
 }
 
@@ -166,10 +178,7 @@ impl Prepared {
                     let work = Work::Collective(comm.endpoint().clone(), programs, call);
                     works.push((comm, work, stream));
                 }
-                Pending::Exchange(comm, transfers, stream) => {
-                    let work = Work::Exchange(comm.endpoint().clone(), Arc::new(transfers));
-                    works.push((comm, work, stream));
-                }
+                Pending::Work(comm, work, stream) => works.push((comm, work, stream)),
                 Pending::Transfer(comm, transfer, stream) => {
                     match exchanges.iter_mut().find(|e| Arc::ptr_eq(&e.comm, &comm)) {
                         Some(exchange) => exchange.add(transfer, stream),
@@ -211,6 +220,14 @@ impl Prepared {
             let time_us = match work {
                 Work::Collective(_, programs, call) => comm.estimate_us(programs, call),
                 Work::Exchange(_, transfers) => comm.estimate_exchange_us(&transfers.list),
+                Work::OneSided(_, item) => match &**item {
+                    OneSided::Signal(peer, Some(put), _) => {
+                        let (data, bytes) = (put.from.0, put.bytes);
+                        let transfer = Transfer { peer: *peer, send: true, data, bytes };
+                        comm.estimate_exchange_us(&[transfer])
+                    }
+                    _ => 0.0,
+                },
                 _ => 0.0,
             };
             (comm, time_us)

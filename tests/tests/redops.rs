@@ -283,9 +283,9 @@ fn group_simulation_checks_its_arguments_and_all_calls() {
         ok(ncclGroupStart());
         ok(ncclGroupSimulateEnd(std::ptr::null_mut()));
         ok(ncclGroupStart());
-        fails(ncclGroupSimulateEnd(&mut ncclSimInfo_t { magic: 1, ..info }), BAD, "magic is 0x1");
+        fails(ncclGroupSimulateEnd(&mut ncclSimInfo_t { magic: 1, ..info }), BAD, "magic 0x1");
         ok(ncclGroupStart());
-        fails(ncclGroupSimulateEnd(&mut ncclSimInfo_t { size: 16, ..info }), BAD, "size is 16");
+        fails(ncclGroupSimulateEnd(&mut ncclSimInfo_t { size: 16, ..info }), BAD, "of 16 bytes");
         // A send to itself without its other half.
         ok(ncclGroupStart());
         ok(ncclSend(x, 1, dt(), 0, comm, s));

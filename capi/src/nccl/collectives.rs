@@ -70,7 +70,7 @@ impl Arguments {
 }
 
 /// The size of a buffer, if it can exist.
-fn bytes(
+pub(crate) fn bytes(
     function: &'static str,
     argument: &'static str,
     count: usize,

@@ -11,3 +11,4 @@ pub mod memory;
 pub mod param;
 pub mod redop;
 pub mod types;
+pub mod window;

@@ -5,6 +5,7 @@ mod children;
 mod create;
 mod estimate;
 mod holder;
+pub mod memory;
 mod options;
 pub mod redop;
 mod team;
@@ -54,6 +55,7 @@ pub struct Communicator {
     ended: AtomicBool,
     revoked: AtomicBool,
     suspended: AtomicBool,
+    registered: memory::Registered,
 }
 
 /// The memory that a communicator takes, in bytes.
@@ -95,6 +97,7 @@ impl Communicator {
             ended: AtomicBool::new(false),
             revoked: AtomicBool::new(false),
             suspended: AtomicBool::new(false),
+            registered: memory::Registered::default(),
         }
     }
 

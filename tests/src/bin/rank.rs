@@ -1,5 +1,5 @@
 //! A rank of the multi-process tests: `oxccl-test-rank sequence SEED OPERATIONS MAX_BYTES`,
-//! `mismatch BASE OURS THEIRS` for two numbers of differing calls,
+//! `mismatch BASE OURS THEIRS` for two numbers of differing calls, `windows SEED mapped|plain`,
 //! `once` for one all-reduce, or `loop` to all-reduce until something fails.
 
 use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
@@ -8,8 +8,8 @@ use oxccl_runtime::comm::{Communicator, Member, Options, create};
 use oxccl_runtime::device::host::collective::Call;
 use oxccl_runtime::device::host::stream::Stream;
 use oxccl_runtime::{Error, Result, group};
-use oxccl_tests::mismatch;
 use oxccl_tests::sequence::{Player, Shape, play};
+use oxccl_tests::{mismatch, windows};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -42,6 +42,15 @@ fn differ(arguments: &[String]) -> Result<()> {
     assert!(mismatch::names_both(&error), "{error}");
     // The others may not have heard of it yet from this process.
     std::thread::sleep(Duration::from_millis(600));
+    Ok(())
+}
+
+/// One-sided operations between processes.
+fn put(arguments: &[String]) -> Result<()> {
+    let comm = join()?;
+    let (seed, mapped) = (arguments[1].parse().expect("a number"), arguments[2] == "mapped");
+    windows::play(&Player { comm: comm.clone(), stream: Stream::new() }, seed, 300, mapped)?;
+    comm.destroy();
     Ok(())
 }
 
@@ -86,6 +95,7 @@ fn main() {
     let outcome = match arguments.first().map(String::as_str) {
         Some("sequence") => sequence(&arguments),
         Some("mismatch") => differ(&arguments),
+        Some("windows") => put(&arguments),
         Some("once") => once(),
         Some("loop") => forever(arguments[1].parse().expect("a number")),
         other => panic!("unknown test {other:?}"),

@@ -5,6 +5,7 @@ use crate::error::{Code, Error, Result, Site};
 use crate::link::direct::{PeerState, Record, Segment, reached};
 use crate::link::{Edge, notice};
 use crate::log::{self, Level, Subsystem};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
@@ -40,6 +41,10 @@ pub struct State {
     pub collectives: u64,
     /// The collective in which each peer was last found to do the same.
     pub compared: Vec<u64>,
+    /// Signals of this rank for itself.
+    pub own_signals: HashMap<u32, u64>,
+    /// Signals waited for so far, by peer and number.
+    pub taken_signals: HashMap<(u32, u32), u64>,
     /// Private memory of plans.
     pub scratch: Vec<u64>,
     /// Where packets are unpacked, one stretch per rank.
@@ -122,6 +127,8 @@ impl Endpoint {
             entry_need: [start; 2],
             collectives: 0,
             compared: vec![u64::MAX; nranks],
+            own_signals: HashMap::new(),
+            taken_signals: HashMap::new(),
             scratch: Vec::new(),
             unpacked: Vec::new(),
             sources: vec![std::ptr::null(); nranks],

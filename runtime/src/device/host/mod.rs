@@ -8,6 +8,7 @@ pub mod event;
 pub mod exchange;
 pub mod graph;
 pub mod kernels;
+pub mod one_sided;
 pub mod pull;
 pub mod scale;
 pub mod stream;

@@ -10,19 +10,41 @@ const MAX_BYTES: usize = 1 << 30;
 /// # Safety
 /// `to` is writable for `len` bytes. (A bad address in the other process is an error, no crash.)
 pub unsafe fn pull(pid: i32, from: usize, to: *mut u8, len: usize, peer: u32) -> Result<()> {
+    move_all("process_vm_readv", peer, len, |done, bytes| {
+        let (local, remote) = (vector(to.wrapping_add(done), bytes), remote(from + done, bytes));
+        // SAFETY: both vectors have one element; the local one is writable by the contract.
+        unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) }
+    })
+}
+
+/// Copies `len` bytes to address `to` of process `pid`, which is rank `peer`'s.
+///
+/// # Safety
+/// `from` is readable for `len` bytes. (A bad address in the other process is an error, no crash.)
+pub unsafe fn push(pid: i32, to: usize, from: *const u8, len: usize, peer: u32) -> Result<()> {
+    move_all("process_vm_writev", peer, len, |done, bytes| {
+        let local = vector(from.wrapping_add(done).cast_mut(), bytes);
+        let remote = remote(to + done, bytes);
+        // SAFETY: both vectors have one element; the local one is readable by the contract.
+        unsafe { libc::process_vm_writev(pid, &raw const local, 1, &raw const remote, 1, 0) }
+    })
+}
+
+fn vector(at: *mut u8, bytes: usize) -> libc::iovec {
+    libc::iovec { iov_base: at.cast(), iov_len: bytes }
+}
+
+fn remote(at: usize, bytes: usize) -> libc::iovec {
+    vector(std::ptr::without_provenance_mut(at), bytes)
+}
+
+fn move_all(call: &str, peer: u32, len: usize, step: impl Fn(usize, usize) -> isize) -> Result<()> {
     let mut done = 0;
     while done < len {
         let bytes = (len - done).min(MAX_BYTES);
-        let local = libc::iovec { iov_base: to.wrapping_add(done).cast(), iov_len: bytes };
-        let remote = libc::iovec {
-            iov_base: std::ptr::without_provenance_mut::<libc::c_void>(from + done),
-            iov_len: bytes,
-        };
-        // SAFETY: both vectors have one element; the local one is writable by the contract.
-        let moved =
-            unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) };
+        let moved = step(done, bytes);
         if moved <= 0 {
-            let call = format!("process_vm_readv of {bytes} bytes from rank {peer}");
+            let call = format!("{call} of {bytes} bytes of rank {peer}");
             let hint = "the rank has ended, or its buffer is smaller than the call says";
             return Err(Error::system(call, std::io::Error::last_os_error(), hint));
         }
@@ -43,6 +65,10 @@ mod tests {
         unsafe {
             pull(pid, from.as_ptr() as usize, to.as_mut_ptr(), 10_000, 0).unwrap();
             assert_eq!(from, to);
+            to.fill(0);
+            push(pid, to.as_mut_ptr() as usize, from.as_ptr(), 10_000, 0).unwrap();
+            assert_eq!(from, to);
+            assert!(push(pid, 16, from.as_ptr(), 10, 0).is_err());
             assert!(
                 pull(pid, 16, to.as_mut_ptr(), 10, 3).unwrap_err().to_string().contains("rank 3")
             );

@@ -6,6 +6,7 @@ use super::endpoint::{Awaited, Endpoint, deadline_error};
 use super::event::Event;
 use super::exchange::{Exchange, Transfers};
 use super::graph::{Graph, GraphRun};
+use super::one_sided::{Acting, OneSided};
 use super::worker;
 use crate::error::{Error, Result, Site};
 use crate::log::{self, Level, Subsystem};
@@ -54,6 +55,8 @@ pub enum Work {
     Collective(Arc<Endpoint>, Arc<Programs>, Call),
     /// Grouped sends and receives.
     Exchange(Arc<Endpoint>, Arc<Transfers>),
+    /// A one-sided operation.
+    OneSided(Arc<Endpoint>, Arc<OneSided>),
     /// Copy so many bytes from the second address to the first.
     Copy(Address, Address, usize),
     /// Set so many bytes.
@@ -72,7 +75,9 @@ impl Work {
     /// The communicator that the work belongs to.
     pub fn endpoint(&self) -> Option<&Arc<Endpoint>> {
         match self {
-            Work::Collective(endpoint, ..) | Work::Exchange(endpoint, _) => Some(endpoint),
+            Work::Collective(endpoint, ..)
+            | Work::Exchange(endpoint, _)
+            | Work::OneSided(endpoint, _) => Some(endpoint),
             _ => None,
         }
     }
@@ -97,6 +102,7 @@ pub enum Step {
 enum Kind {
     Collective(Running),
     Exchange(Exchange),
+    OneSided(Acting),
 }
 
 /// Work under way.
@@ -154,6 +160,9 @@ impl Task {
             Work::Exchange(endpoint, transfers) => {
                 let exchange = Exchange::new(endpoint.rank, endpoint.nranks, &transfers);
                 operation(endpoint, Kind::Exchange(exchange))
+            }
+            Work::OneSided(endpoint, item) => {
+                operation(endpoint, Kind::OneSided(Acting::new(item)))
             }
             Work::Copy(to, from, bytes) => Task::Copy(to, from, bytes, 0),
             Work::Set(to, value, bytes) => Task::Set(to, value, bytes, 0),
@@ -272,6 +281,7 @@ impl Operation {
         let visit = match &mut self.kind {
             Kind::Collective(running) => running.visit(endpoint, budget),
             Kind::Exchange(exchange) => exchange.visit(endpoint, budget),
+            Kind::OneSided(acting) => acting.visit(endpoint, budget),
         };
         match visit {
             Visit::Done(Ok(())) => self.end(Ok(())),
@@ -297,6 +307,7 @@ impl Operation {
         match &self.kind {
             Kind::Collective(running) => running.name(),
             Kind::Exchange(exchange) => exchange.name(),
+            Kind::OneSided(acting) => acting.name(),
         }
     }
 
@@ -341,7 +352,9 @@ impl Operation {
         let long = now - *self.waiting_since.get_or_insert(now) > LONG;
         let doing = match &self.kind {
             Kind::Collective(running) => running.doing(),
-            Kind::Exchange(_) => Doing::Exchange(self.endpoint.state().collectives),
+            Kind::Exchange(_) | Kind::OneSided(_) => {
+                Doing::Exchange(self.endpoint.state().collectives)
+            }
         };
         if let Some(error) = look_around(&self.endpoint, doing, awaited, long) {
             self.endpoint.fail(error);

@@ -33,8 +33,14 @@ const RING_AT: usize = 1024;
 const RECORD_AT: usize = 2048;
 const PACKETS_AT: usize = 4096;
 const CONTROL_BYTES: usize = 24 << 10;
+const WINDOWS_AT: usize = 22912;
 const EDGE_HEADER: usize = 4096;
+const SIGNALS_AT: usize = 1024;
 
+/// Windows that a rank can have registered at a time.
+pub const WINDOWS: usize = 64;
+/// Signals of a rank for each of its peers.
+pub const SIGNALS: u32 = 64;
 /// Collectives whose tags stand beside a rank's signals.
 const TAGS: u64 = 4;
 /// Collectives whose descriptors a rank keeps for others to look up.
@@ -44,7 +50,9 @@ pub const RECORD_TEXT: usize = 1000;
 
 const _: () = assert!(RING_AT + RING as usize * 16 <= RECORD_AT);
 const _: () = assert!(RECORD_AT + 24 + RECORD_TEXT <= PACKETS_AT);
-const _: () = assert!(PACKETS_AT + 2 * PACKETS * LINE <= CONTROL_BYTES);
+const _: () = assert!(PACKETS_AT + 2 * PACKETS * LINE <= WINDOWS_AT);
+const _: () = assert!(WINDOWS_AT + WINDOWS * 24 <= CONTROL_BYTES);
+const _: () = assert!(SIGNALS_AT + SIGNALS as usize * 8 <= EDGE_HEADER);
 
 /// Whether `counter` has reached `target`, wrap-around considered.
 #[inline(always)]
@@ -364,6 +372,41 @@ impl Segment {
             at += bytes;
         }
         true
+    }
+
+    fn window_word(&self, local: usize, number: u64, word: usize) -> &AtomicU64 {
+        let slot = (number % WINDOWS as u64) as usize;
+        self.word(self.rank(local) + WINDOWS_AT + slot * 24 + word * 8)
+    }
+
+    /// Publishes this rank's window of a number, by a token and its size; false while another one
+    /// has its place.
+    pub fn open_window(&self, local: usize, number: u64, token: u64, len: u64) -> bool {
+        let state = self.window_word(local, number, 2);
+        if state.load(Ordering::Relaxed) != 0 {
+            return false;
+        }
+        self.window_word(local, number, 0).store(token, Ordering::Relaxed);
+        self.window_word(local, number, 1).store(len, Ordering::Relaxed);
+        state.store(number.wrapping_add(1), Ordering::Release);
+        true
+    }
+
+    /// Takes a window of this rank away.
+    pub fn close_window(&self, local: usize, number: u64) {
+        self.window_word(local, number, 2).store(0, Ordering::Release);
+    }
+
+    /// Token and size of a rank's window, once it is registered.
+    pub fn window(&self, local: usize, number: u64) -> Option<(u64, u64)> {
+        let open = self.window_word(local, number, 2).load(Ordering::Acquire);
+        let word = |i| self.window_word(local, number, i).load(Ordering::Relaxed);
+        (open == number.wrapping_add(1)).then(|| (word(0), word(1)))
+    }
+
+    /// How often `from` has signalled `to`; only `from` writes it.
+    pub fn signal(&self, from: usize, to: usize, signal: u32) -> &AtomicU64 {
+        self.word(self.edge(from, to) + SIGNALS_AT + signal as usize * 8)
     }
 
     fn edge(&self, from: usize, to: usize) -> usize {

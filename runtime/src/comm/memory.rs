@@ -1,0 +1,142 @@
+//! Memory that the user registers: windows, which peers write into, and buffers.
+
+use super::Communicator;
+use crate::device::host::one_sided::{OneSided, Put};
+use crate::device::host::task::Address;
+use crate::error::{Error, Result};
+use crate::link::direct::{SIGNALS, WINDOWS};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard};
+
+/// Signals of each context; contexts divide a rank's signals evenly.
+pub const SIGNALS_PER_CONTEXT: u32 = 16;
+/// The most contexts.
+pub const CONTEXTS: u32 = SIGNALS / SIGNALS_PER_CONTEXT;
+
+/// Handles of windows and buffers, as [`handle`](crate::handle) makes them, of kinds 6 and 7: numbers
+/// that no communicator gives twice.
+const WINDOW: u64 = 0x0c6 << 52;
+const BUFFER: u64 = 0x0c7 << 52;
+static NEXT: AtomicU64 = AtomicU64::new(1);
+
+/// A registered range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Range {
+    base: usize,
+    len: usize,
+    /// Among the communicator's windows: the same on all ranks.
+    number: u64,
+}
+
+/// What a communicator has registered.
+#[derive(Default)]
+pub(super) struct Registry {
+    ranges: HashMap<u64, Range>,
+    /// Windows registered so far.
+    windows: u64,
+}
+
+/// A communicator's registry.
+pub(super) type Registered = Mutex<Registry>;
+
+impl Communicator {
+    fn registry(&self) -> MutexGuard<'_, Registry> {
+        self.registered.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Registers a buffer; a handle for it. Memory from `ncclMemAlloc` is mapped by all peers
+    /// already; other memory is read in place by the system from some MiB on, where it may.
+    pub fn register(&self, base: usize, len: usize) -> Result<u64> {
+        self.check()?;
+        let handle = BUFFER | NEXT.fetch_add(1, Ordering::Relaxed);
+        self.registry().ranges.insert(handle, Range { base, len, number: 0 });
+        Ok(handle)
+    }
+
+    /// Ends the registration of a buffer; false for anything else than a living handle.
+    pub fn deregister(&self, handle: u64) -> bool {
+        handle & BUFFER == BUFFER && self.registry().ranges.remove(&handle).is_some()
+    }
+
+    /// Registers a window, which all ranks do in the same order. Blocks: never; a peer that writes
+    /// into it waits until it is there.
+    pub fn register_window(&self, base: *mut u8, len: usize) -> Result<u64> {
+        self.check()?;
+        let endpoint = self.endpoint();
+        let token = endpoint.token(base, len);
+        let mapped = token & crate::device::host::endpoint::MAPPED != 0;
+        if !mapped && !self.topology.pull && self.nranks() > 1 {
+            let what = "this memory cannot be reached by the other ranks";
+            return Err(Error::usage(what, "take a window's memory from ncclMemAlloc"));
+        }
+        let mut registry = self.registry();
+        let number = registry.windows;
+        let place = endpoint.local[endpoint.rank as usize];
+        if let (Some(segment), Some(own)) = (&endpoint.segment, place)
+            && !segment.open_window(own, number, token, len as u64)
+        {
+            let what =
+                format!("window {number} has no room: {WINDOWS} may be registered at a time");
+            return Err(Error::usage(what, "deregister windows in the order of their making"));
+        }
+        registry.windows += 1;
+        let handle = WINDOW | NEXT.fetch_add(1, Ordering::Relaxed);
+        registry.ranges.insert(handle, Range { base: base as usize, len, number });
+        Ok(handle)
+    }
+
+    /// Ends a window; false for anything else than a living handle.
+    pub fn deregister_window(&self, handle: u64) -> bool {
+        if self.window(handle).is_none() {
+            return false;
+        }
+        let Some(range) = self.registry().ranges.remove(&handle) else { return false };
+        let endpoint = self.endpoint();
+        let place = endpoint.local[endpoint.rank as usize];
+        if let (Some(segment), Some(own)) = (&endpoint.segment, place) {
+            segment.close_window(own, range.number);
+        }
+        true
+    }
+
+    fn window(&self, handle: u64) -> Option<Range> {
+        // Bits of both kinds differ in one that the window's lacks.
+        let right = handle & BUFFER == WINDOW;
+        self.registry().ranges.get(&handle).copied().filter(|_| right)
+    }
+
+    /// Where a window begins; None for anything else than a living handle.
+    pub fn window_base(&self, handle: u64) -> Option<usize> {
+        self.window(handle).map(|range| range.base)
+    }
+
+    /// The operation that writes `bytes` from `from` into a peer's window and signals it. None for
+    /// anything else than a living handle.
+    pub fn put_signal(
+        &self,
+        (from, bytes): (*const u8, usize),
+        (peer, handle, offset): (u32, u64, usize),
+        signal: u32,
+    ) -> Option<Result<OneSided>> {
+        let Range { base, len, number } = self.window(handle)?;
+        if offset.checked_add(bytes).is_none_or(|end| end > len) {
+            let got = format!("{offset}, with {bytes} bytes");
+            let expected = format!("a range within the window's {len} bytes");
+            let function = "ncclPutSignal";
+            return Some(Err(Error::argument(function, "peerWinOffset", got, expected)));
+        }
+        let own = Address(std::ptr::with_exposed_provenance_mut(base));
+        let from = Address(from.cast_mut());
+        let put = Put { from, bytes, window: number, own, offset };
+        Some(Ok(OneSided::Signal(peer, Some(put), signal)))
+    }
+
+    /// The number of a signal; None when index or context are out of range.
+    pub fn signal_number(&self, index: i32, context: i32) -> Option<u32> {
+        let index = u32::try_from(index).ok().filter(|&i| i < SIGNALS_PER_CONTEXT)?;
+        let contexts = u32::try_from(self.options().rma_contexts).unwrap_or(0).min(CONTEXTS);
+        let context = u32::try_from(context).ok().filter(|&c| c < contexts)?;
+        Some(context * SIGNALS_PER_CONTEXT + index)
+    }
+}

@@ -1,0 +1,209 @@
+//! One-sided operations: writing into a peer's window, counting up its signals, waiting for one's own.
+
+use super::collective::{Budget, Visit};
+use super::endpoint::{Awaited, Endpoint, Place, State, broken};
+use super::task::Address;
+use super::{kernels, pull};
+use crate::error::{Error, Result};
+use crate::link::direct::{Segment, reached};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// What is written at a time.
+const STRETCH_BYTES: usize = 128 << 10;
+
+/// Bytes for a peer's window.
+#[derive(Clone, Copy, Debug)]
+pub struct Put {
+    /// Where they are.
+    pub from: Address,
+    /// How many.
+    pub bytes: usize,
+    /// Number of the window, the same on all ranks.
+    pub window: u64,
+    /// Where this rank's own window lies, for puts to itself.
+    pub own: Address,
+    /// Where in the window they go, in bytes.
+    pub offset: usize,
+}
+
+/// Signals to wait for.
+#[derive(Clone, Copy, Debug)]
+pub struct Awaiting {
+    /// From which rank.
+    pub peer: u32,
+    /// Which signal.
+    pub signal: u32,
+    /// How many more.
+    pub count: u64,
+}
+
+/// A one-sided operation.
+#[derive(Clone, Debug)]
+pub enum OneSided {
+    /// Writes, if there is something to write, then counts up a signal of the peer.
+    Signal(u32, Option<Put>, u32),
+    /// Waits for signals.
+    Wait(Vec<Awaiting>),
+}
+
+impl OneSided {
+    /// Its name.
+    pub fn name(&self) -> &'static str {
+        match self {
+            OneSided::Signal(_, Some(_), _) => "put_signal",
+            OneSided::Signal(_, None, _) => "signal",
+            OneSided::Wait(_) => "wait_signal",
+        }
+    }
+}
+
+/// A one-sided operation under way.
+pub struct Acting {
+    operation: Arc<OneSided>,
+    /// Bytes written, or signals that came.
+    done: usize,
+}
+
+impl Acting {
+    /// An operation that has not begun.
+    pub fn new(operation: Arc<OneSided>) -> Self {
+        Self { operation, done: 0 }
+    }
+
+    /// See [`OneSided::name`].
+    pub fn name(&self) -> &'static str {
+        self.operation.name()
+    }
+
+    /// Goes on as far as the budget and the peers allow.
+    pub fn visit(&mut self, endpoint: &Endpoint, budget: Budget) -> Visit {
+        let mut state = endpoint.state();
+        if let Some(ended) = endpoint.ended(&state) {
+            return Visit::Done(Err(ended));
+        }
+        let before = self.done;
+        let mut polls = 0;
+        loop {
+            let awaited = match self.advance(endpoint, &mut state) {
+                Ok(None) => return Visit::Done(Ok(())),
+                Ok(Some(peer)) => Awaited { peer: peer as i32, step: -1 },
+                Err(e) => return Visit::Done(Err(e)),
+            };
+            polls += 1;
+            if polls > budget.polls || self.done - before >= budget.bytes {
+                return Visit::Waiting { moved: self.done > before, awaited };
+            }
+            std::hint::spin_loop();
+        }
+    }
+
+    /// A peer that is waited for, or for whom more is to be done; None when all is done.
+    fn advance(&mut self, endpoint: &Endpoint, state: &mut State) -> Result<Option<u32>> {
+        match &*self.operation {
+            OneSided::Signal(peer, put, signal) => {
+                if let Some(put) = put
+                    && !write(endpoint, state, *peer, put, &mut self.done)?
+                {
+                    return Ok(Some(*peer));
+                }
+                if *peer == endpoint.rank {
+                    *state.own_signals.entry(*signal).or_default() += 1;
+                } else {
+                    let (segment, own, place) = places(endpoint, *peer)?;
+                    // The one writer of the word is this rank.
+                    let word = segment.signal(own, place, *signal);
+                    let count = word.load(Ordering::Relaxed).wrapping_add(1);
+                    word.store(count, Ordering::Release);
+                }
+                Ok(None)
+            }
+            OneSided::Wait(list) => {
+                while let Some(awaiting) = list.get(self.done) {
+                    let Awaiting { peer, signal, count } = *awaiting;
+                    let come = if peer == endpoint.rank {
+                        state.own_signals.get(&signal).copied().unwrap_or(0)
+                    } else {
+                        let (segment, own, place) = places(endpoint, peer)?;
+                        segment.signal(place, own, signal).load(Ordering::Acquire)
+                    };
+                    let taken = state.taken_signals.entry((peer, signal)).or_default();
+                    if !reached(come, taken.wrapping_add(count)) {
+                        return Ok(Some(peer));
+                    }
+                    *taken = taken.wrapping_add(count);
+                    self.done += 1;
+                }
+                Ok(None)
+            }
+        }
+    }
+}
+
+/// The segment, and the places of this rank and a peer in it.
+fn places(endpoint: &Endpoint, peer: u32) -> Result<(&Segment, usize, usize)> {
+    let own = endpoint.local[endpoint.rank as usize];
+    let place = endpoint.local[peer as usize];
+    match (&endpoint.segment, own, place) {
+        (Some(segment), Some(own), Some(place)) => Ok((segment, own, place)),
+        _ => Err(Error::usage(
+            format!("rank {peer} is on another host than rank {}", endpoint.rank),
+            "one-sided operations reach the ranks of the same host; use ncclSend and ncclRecv",
+        )),
+    }
+}
+
+/// Writes the next stretch; true when everything is written. False also while the peer has not
+/// registered the window.
+fn write(
+    endpoint: &Endpoint,
+    state: &mut State,
+    peer: u32,
+    put: &Put,
+    done: &mut usize,
+) -> Result<bool> {
+    let Put { from, bytes, window, own, offset } = *put;
+    let stretch = (bytes - *done).min(STRETCH_BYTES);
+    let from = from.0.wrapping_add(*done);
+    let at = offset + *done;
+    if peer == endpoint.rank {
+        // SAFETY: the call checked the range against the window; the user vouches for both.
+        unsafe { std::ptr::copy(from, own.0.wrapping_add(at), stretch) };
+        *done += stretch;
+        return Ok(*done == bytes);
+    }
+    let (segment, _, place) = places(endpoint, peer)?;
+    let Some((token, len)) = segment.window(place, window) else { return Ok(false) };
+    if offset.checked_add(bytes).is_none_or(|end| end > len as usize) {
+        let what = format!(
+            "rank {} puts {bytes} bytes at offset {offset} into the window of rank {peer}, which \
+             has {len} bytes",
+            endpoint.rank
+        );
+        return Err(Error::usage(what, "register windows of equal size on all ranks"));
+    }
+    let Some(base) = state.resolve(peer, token) else {
+        let what = format!("the arena of rank {peer} is not mapped here");
+        return Err(Error::Internal { what });
+    };
+    if !endpoint.begin_writing() {
+        // Someone has failed: the operation hears of it.
+        return Ok(false);
+    }
+    let written = match base {
+        Place::Here(base) => {
+            // SAFETY: within the peer's window, as checked; the user vouches for the source.
+            unsafe { kernels::copy(base.wrapping_add(at), from, stretch, false) };
+            Ok(())
+        }
+        Place::There(base) => {
+            let pid = endpoint.pids[peer as usize];
+            // SAFETY: the user vouches for the source.
+            unsafe { pull::push(pid, base + at, from, stretch, peer) }
+        }
+    };
+    endpoint.end_writing();
+    written.map_err(broken(peer))?;
+    *done += stretch;
+    Ok(*done == bytes)
+}
