@@ -128,7 +128,8 @@ struct Expectation {
 /// Plays a whole sequence on the ranks of this thread. Panics where a result is wrong.
 pub fn play(players: &[Player], shape: Shape) -> Result<()> {
     let mut random = Random(shape.seed);
-    let mut number = 0;
+    let (mut number, mut in_place) = (0, 0);
+    let before: Vec<u64> = players.iter().map(|p| p.comm.endpoint().state().modes.mapped).collect();
     while number < shape.operations {
         let mut expectations = Vec::new();
         let mut inputs = Vec::new();
@@ -143,7 +144,10 @@ pub fn play(players: &[Player], shape: Shape) -> Result<()> {
             if draw.is_multiple_of(5) {
                 exchange(players, Random(draw), shape, &mut inputs, &mut expectations, number)?;
             } else {
-                collective(players, Random(draw), shape, &mut inputs, &mut expectations, number)?;
+                let (inputs, expectations) = (&mut inputs, &mut expectations);
+                let mapped =
+                    collective(players, Random(draw), shape, inputs, expectations, number)?;
+                in_place += u64::from(mapped);
             }
             number += 1;
         }
@@ -160,6 +164,11 @@ pub fn play(players: &[Player], shape: Shape) -> Result<()> {
         for expected in &expectations {
             expected.check();
         }
+    }
+    // What could be used in place was, and nothing else.
+    for (player, before) in players.iter().zip(before) {
+        let modes = player.comm.endpoint().state().modes;
+        assert_eq!(modes.mapped - before, in_place, "{modes:?}");
     }
     Ok(())
 }
@@ -188,6 +197,8 @@ fn size(random: &mut Random, max: u64) -> u64 {
     random.below(limit.min(max) + 1)
 }
 
+/// Launches a collective on all ranks of this thread; whether all buffers of all ranks are mapped,
+/// and the plan for that is used.
 fn collective(
     players: &[Player],
     mut random: Random,
@@ -195,7 +206,7 @@ fn collective(
     inputs: &mut Vec<Framed>,
     expectations: &mut Vec<Expectation>,
     number: u32,
-) -> Result<()> {
+) -> Result<bool> {
     let nranks = players[0].comm.nranks();
     let kind = Collective::ALL[random.below(8) as usize];
     let spec = Spec::new(kind, nranks, random.below(u64::from(nranks)) as u32);
@@ -215,13 +226,17 @@ fn collective(
         (0..nranks).map(|r| random.bytes(spec.input_blocks(r) as usize * block)).collect();
     let call =
         |input: *const u8, output| Call { spec, input, output, count, dtype, op, scale: None };
+    let mut used_in_place = false;
     let expected = if count > 0 {
         let probe = call(std::ptr::null(), std::ptr::null_mut());
         let everyone = players[0].comm.endpoint().one_process || mapped.iter().all(|&m| m);
         let self_overlap = kind == Collective::AllToAll && in_place.iter().any(|&i| i);
         let programs = players[0].comm.programs(&probe)?;
         let plan = match &programs.mapped {
-            Some((plan, _)) if everyone && !self_overlap => *plan,
+            Some((plan, _)) if everyone && !self_overlap => {
+                used_in_place = true;
+                *plan
+            }
             _ => programs.any.0,
         };
         outcome(&plan, players[0].comm.endpoint().edge_slot_bytes, count, dtype, op, &data)
@@ -254,7 +269,7 @@ fn collective(
             format!("operation {number} {kind:?} {dtype:?} {op:?} count {count} rank {rank}");
         expectations.push(Expectation { buffer: output, at, bytes: expected[r].clone(), what });
     }
-    Ok(())
+    Ok(used_in_place)
 }
 
 fn outcome(

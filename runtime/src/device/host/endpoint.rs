@@ -19,6 +19,19 @@ pub enum PeerMemory {
     Unreachable,
 }
 
+/// Collectives so far, by the way in which they moved data.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Modes {
+    /// In cache lines that carry their own signal.
+    pub packets: u64,
+    /// Through the library's own memory: stages or edges.
+    pub copied: u64,
+    /// In place: all ranks map all buffers.
+    pub mapped: u64,
+    /// In place: the system reads the other ranks' buffers.
+    pub pulled: u64,
+}
+
 /// What only the operation that currently runs touches.
 pub struct State {
     /// Links, by rank.
@@ -37,6 +50,8 @@ pub struct State {
     pub entries: u64,
     /// As `slot_need`, for the entry words.
     pub entry_need: [u64; 2],
+    /// How collectives were carried out.
+    pub modes: Modes,
     /// Collectives begun so far.
     pub collectives: u64,
     /// The collective in which each peer was last found to do the same.
@@ -125,6 +140,7 @@ impl Endpoint {
             slot_need: [start; 2],
             entries: 0,
             entry_need: [start; 2],
+            modes: Modes::default(),
             collectives: 0,
             compared: vec![u64::MAX; nranks],
             own_signals: HashMap::new(),

@@ -8,6 +8,7 @@ use oxccl_plan::{Collective, From, Geometry};
 use std::sync::atomic::Ordering;
 
 impl VisitState<'_> {
+    #[inline]
     pub(super) fn announce(&mut self) {
         self.run.seq = self.state.collectives;
         self.state.collectives += 1;
@@ -31,6 +32,7 @@ impl VisitState<'_> {
         Ok(())
     }
 
+    #[inline]
     pub(super) fn begin(&mut self) -> Result<Poll> {
         self.make_scratch();
         let run = &*self.run;
@@ -45,6 +47,8 @@ impl VisitState<'_> {
         }
         self.run.phase_base = self.state.phase;
         self.run.stage = Stage::Running;
+        let modes = &mut self.state.modes;
+        *(if self.run.packets { &mut modes.packets } else { &mut modes.copied }) += 1;
         Ok(Poll::Ready)
     }
 
@@ -82,6 +86,7 @@ impl VisitState<'_> {
             // One refusal decides: no need to hear the others.
             self.run.phase_base = base.wrapping_add(1);
             self.run.stage = Stage::Running;
+            self.state.modes.copied += 1;
         } else {
             self.run.stage = Stage::Entered;
         }
@@ -120,13 +125,16 @@ impl VisitState<'_> {
             let room = capacity(self.endpoint.edge_slot_bytes, self.run.call.dtype);
             self.run.geometry = Geometry::new(&plan.layout, self.run.call.count, &room);
             (self.run.mapped, self.run.packets) = (true, false);
+            self.state.modes.mapped += 1;
             // The entry signal was the program's first.
             self.run.step = 1;
             self.make_scratch();
         } else if self.run.plan().layout.user_memory == UserMemory::Private {
             self.run.phase_base = target;
+            self.state.modes.copied += 1;
         } else {
             (self.run.step, self.run.packets) = (1, false);
+            self.state.modes.pulled += 1;
         }
         Ok(Poll::Ready)
     }

@@ -7,6 +7,7 @@ use oxccl_plan::Slice;
 
 impl VisitState<'_> {
     /// Publishes the whole input: its blocks lie one behind the other, as in the stage.
+    #[inline]
     pub(super) fn publish_packets(&mut self) -> Result<()> {
         let run = &*self.run;
         let bytes = run.plan().layout.stage_blocks as usize
@@ -19,6 +20,7 @@ impl VisitState<'_> {
         Ok(())
     }
 
+    #[inline]
     pub(super) fn unpack(&mut self, peer: u32, src: Slice, to: *mut u8) -> Result<bool> {
         let (offset, len) = self.range(src);
         let slot = (self.state.stage_windows & 1) as usize;
@@ -36,11 +38,13 @@ impl VisitState<'_> {
         Ok(read)
     }
 
+    #[inline]
     pub(super) fn get_packets(&mut self, peer: u32, src: Slice, dst: Slice) -> Result<Poll> {
         let (to, _) = self.own(dst);
         Ok(if self.unpack(peer, src, to)? { Poll::Ready } else { Poll::Wait(peer) })
     }
 
+    #[inline]
     pub(super) fn unpack_all(&mut self, src: Slice, srcs: &mut [*const u8]) -> Result<Poll> {
         let (nranks, rank) = (self.endpoint.nranks, self.endpoint.rank);
         let words = PACKET_BYTES.div_ceil(64) * 8;
