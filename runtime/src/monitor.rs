@@ -200,22 +200,35 @@ fn verdict(watch: &Watch, endpoint: &Endpoint) -> Verdict {
             if left { Verdict::Left } else { Verdict::Dead("its process ended".to_owned()) }
         }
         Sign::Memory => Verdict::Alive,
-        Sign::Connection(fd) => {
-            let mut bytes = [0; notice::MAX_BYTES];
-            let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
-            match rustix::net::recv(fd, &mut bytes, flags) {
-                Ok((_, 0)) => Verdict::Dead("its connection closed".to_owned()),
-                Ok((_, n)) => match notice::parse(&bytes[..n]) {
-                    Ok(None) => Verdict::Alive,
-                    Ok(Some((Notice::Goodbye, _))) => Verdict::Left,
-                    Ok(Some((Notice::Failed(record), _))) => {
-                        Verdict::Failed(endpoint.told(watch.peer, record))
-                    }
-                    Err(what) => Verdict::Dead(format!("its connection carried {what}")),
-                },
-                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Verdict::Alive,
-                Err(e) => Verdict::Dead(format!("its connection failed: {e}")),
+        Sign::Connection(fd) => read_notices(fd, watch.peer, endpoint),
+    }
+}
+
+/// What a peer of another host has to say.
+fn read_notices(fd: &OwnedFd, peer: u32, endpoint: &Endpoint) -> Verdict {
+    loop {
+        let mut bytes = [0; notice::MAX_BYTES];
+        let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+        let n = match rustix::net::recv(fd, &mut bytes, flags) {
+            Ok((_, 0)) => return Verdict::Dead("its connection closed".to_owned()),
+            Ok((_, n)) => n,
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Verdict::Alive,
+            Err(e) => return Verdict::Dead(format!("its connection failed: {e}")),
+        };
+        match notice::parse(&bytes[..n]) {
+            Ok(None) => return Verdict::Alive,
+            Ok(Some((Notice::Goodbye, _))) => return Verdict::Left,
+            Ok(Some((Notice::Failed(record), _))) => {
+                return Verdict::Failed(endpoint.told(peer, record));
             }
+            Ok(Some((Notice::Doing(seq, theirs), len))) => {
+                if let Some(error) = agreement::compare_told(endpoint, peer, seq, theirs) {
+                    return Verdict::Failed(error);
+                }
+                // They are there, as the look before showed.
+                let _ = rustix::net::recv(fd, &mut bytes[..len], RecvFlags::DONTWAIT);
+            }
+            Err(what) => return Verdict::Dead(format!("its connection carried {what}")),
         }
     }
 }

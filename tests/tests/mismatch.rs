@@ -83,12 +83,27 @@ fn every_pair_of_differing_calls_is_reported_on_all_ranks() {
     });
 }
 
+fn processes(ours: usize, theirs: usize, hosts: bool) {
+    let job = Job::start(Path::new(RANK), 3, Duration::from_secs(100), |rank, command| {
+        command.args(["mismatch", "6000", &format!("{ours}"), &format!("{theirs}")]);
+        if hosts {
+            command.env("NCCL_HOSTID", rank.to_string()).env("NCCL_SOCKET_IFNAME", "lo");
+        }
+    });
+    job.expect_success();
+}
+
 #[test]
 fn differing_calls_are_reported_between_processes() {
     for (ours, theirs) in [(0, 1), (0, 3), (2, 6), (6, 7), (0, 11), (4, 12)] {
-        let job = Job::start(Path::new(RANK), 3, Duration::from_secs(100), |_, command| {
-            command.args(["mismatch", "6000", &format!("{ours}"), &format!("{theirs}")]);
-        });
-        job.expect_success();
+        processes(ours, theirs, false);
+    }
+}
+
+#[test]
+fn differing_calls_are_reported_between_hosts() {
+    // Also where no message of one reaches the other, as with 0 elements.
+    for (ours, theirs) in [(0, 1), (0, 3), (0, 4), (0, 5), (7, 8), (3, 5), (0, 11)] {
+        processes(ours, theirs, true);
     }
 }

@@ -1,7 +1,9 @@
 //! What a rank tells peers that do not see its memory, against the direction of their messages:
-//! `G`: it leaves in order; `F` with a failure record: `code u8 · culprit i32 · length u16 · text`.
+//! `G`: it leaves in order; `F` with a failure record: `code u8 · culprit i32 · length u16 · text`;
+//! `D` with the collective that it waits in: `number u64 · what u32 · count u64`.
 
 use super::direct::{RECORD_TEXT, Record};
+use crate::descriptor::Descriptor;
 use crate::error::Code;
 
 /// It leaves in order.
@@ -17,6 +19,8 @@ pub enum Notice {
     Goodbye,
     /// It failed.
     Failed(Record),
+    /// It waits in the collective of this number.
+    Doing(u64, Descriptor),
 }
 
 /// The bytes of a failure's notice.
@@ -26,6 +30,16 @@ pub fn failed(record: &Record) -> Vec<u8> {
     bytes.extend(record.culprit.to_le_bytes());
     bytes.extend((text.len() as u16).to_le_bytes());
     bytes.extend(text);
+    bytes
+}
+
+/// The bytes that tell what this rank waits in.
+pub fn doing(seq: u64, descriptor: Descriptor) -> Vec<u8> {
+    let (what, count) = descriptor.to_words();
+    let mut bytes = vec![b'D'];
+    bytes.extend(seq.to_le_bytes());
+    bytes.extend(what.to_le_bytes());
+    bytes.extend(count.to_le_bytes());
     bytes
 }
 
@@ -47,6 +61,14 @@ pub fn parse(bytes: &[u8]) -> Result<Option<(Notice, usize)>, String> {
             };
             Ok(Some((Notice::Failed(record), HEADER + len)))
         }
+        [b'D', rest @ ..] => {
+            let Some((seq, rest)) = rest.split_first_chunk() else { return Ok(None) };
+            let Some((what, rest)) = rest.split_first_chunk() else { return Ok(None) };
+            let Some((count, _)) = rest.split_first_chunk() else { return Ok(None) };
+            let (what, count) = (u32::from_le_bytes(*what), u64::from_le_bytes(*count));
+            let descriptor = Descriptor::from_words(what, count);
+            Ok(Some((Notice::Doing(u64::from_le_bytes(*seq), descriptor), 21)))
+        }
         [b'F', ..] => Ok(None),
         [other, ..] => Err(format!("a notice of kind {other}")),
     }
@@ -66,6 +88,10 @@ mod tests {
         let Ok(Some((Notice::Failed(read), len))) = parse(&bytes) else { panic!("no record") };
         assert_eq!((read.code, read.culprit, len), (record.code, -1, bytes.len()));
         assert_eq!(read.text, "ü".repeat(500));
+        let bytes = doing(7, Descriptor::message(9));
+        (0..21).for_each(|cut| assert_eq!(parse(&bytes[..cut]), Ok(None)));
+        let read = Notice::Doing(7, Descriptor::message(9));
+        assert_eq!(parse(&bytes), Ok(Some((read, 21))));
         assert_eq!(parse(b"G"), Ok(Some((Notice::Goodbye, 1))));
         assert!(parse(b"x").is_err());
         assert!(parse(&[b'F', 0, 0, 0, 0, 0, 255, 255]).is_err());

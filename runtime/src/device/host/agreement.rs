@@ -2,10 +2,10 @@
 //! about those it waits for.
 
 use super::endpoint::{Awaited, Endpoint};
-use crate::descriptor::Label;
+use crate::descriptor::{Descriptor, Label};
 use crate::error::{Error, Result, Site};
 use crate::link::direct::{PeerState, RING, Segment};
-use crate::link::{Edge, Message};
+use crate::link::{Edge, Message, notice};
 use std::sync::atomic::Ordering;
 
 /// What an operation does, as others can check.
@@ -95,6 +95,11 @@ pub(super) fn look_around(
     if !long {
         return None;
     }
+    if let Doing::Collective(label, seq) = doing {
+        // To those who cannot look it up.
+        let notice = notice::doing(seq, label.descriptor);
+        endpoint.state().edges.iter_mut().for_each(|edge| edge.tell(&notice));
+    }
     let awaited = u32::try_from(awaited.peer).ok()?;
     let place = endpoint.segment.as_ref().zip(endpoint.local[awaited as usize]);
     match doing {
@@ -152,4 +157,17 @@ pub(crate) fn compare_past(endpoint: &Endpoint, peer: u32, from: &mut u64) -> Op
         *from += 1;
     }
     None
+}
+
+/// Compares a collective that a peer on another host waits in with this rank's of the same number.
+pub(crate) fn compare_told(
+    endpoint: &Endpoint,
+    peer: u32,
+    seq: u64,
+    theirs: Descriptor,
+) -> Option<Error> {
+    let state = endpoint.state();
+    let (_, ours) = *state.history.iter().find(|(number, _)| *number == seq)?;
+    (ours != theirs)
+        .then(|| Doing::Collective(ours.into(), seq).differs(endpoint, peer, theirs.to_string()))
 }

@@ -1,6 +1,7 @@
 //! A rank's place in a communicator on the host device: its links, its counters, its failure.
 
 use super::arena::{Arena, Mapping};
+use crate::descriptor::Descriptor;
 use crate::error::{Code, Error, Result, Site};
 use crate::link::direct::{PeerState, Record, Segment, reached};
 use crate::link::{Edge, notice};
@@ -18,6 +19,9 @@ pub enum PeerMemory {
     /// Not at all.
     Unreachable,
 }
+
+/// Collectives that a rank with peers on other hosts remembers.
+pub const HISTORY: usize = 64;
 
 /// Collectives so far, by the way in which they moved data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,6 +58,8 @@ pub struct State {
     pub modes: Modes,
     /// Collectives begun so far.
     pub collectives: u64,
+    /// The last collectives, by number, where peers cannot look them up: see [`HISTORY`].
+    pub history: Vec<(u64, Descriptor)>,
     /// The collective in which each peer was last found to do the same.
     pub compared: Vec<u64>,
     /// Signals of this rank for itself.
@@ -142,6 +148,7 @@ impl Endpoint {
             entry_need: [start; 2],
             modes: Modes::default(),
             collectives: 0,
+            history: Vec::new(),
             compared: vec![u64::MAX; nranks],
             own_signals: HashMap::new(),
             taken_signals: HashMap::new(),

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 /// How long a broken link waits for the monitor's word on who is gone.
 const VERDICT: Duration = Duration::from_secs(1);
 
-/// After so long a wait it may be told from a peer's other calls that it will never end.
+/// Every so often in a wait it may be told from a peer's other calls that it will never end.
 const LONG: Duration = Duration::from_secs(1);
 
 /// How long a failed operation waits for peers that are writing into its memory.
@@ -131,6 +131,8 @@ pub struct Operation {
     waiting_since: Option<Instant>,
     /// Visits since then.
     idle_visits: u32,
+    /// When it last looked closely why.
+    looked: Option<Instant>,
     /// Its error, and when it was found, while peers may still write into its memory.
     ending: Option<(Instant, Error)>,
     /// A link that broke, and when.
@@ -148,6 +150,7 @@ impl Task {
                 kind,
                 waiting_since: None,
                 idle_visits: 0,
+                looked: None,
                 ending: None,
                 broken: None,
             }))
@@ -254,6 +257,7 @@ pub(super) fn try_now(
         kind,
         waiting_since: None,
         idle_visits: 0,
+        looked: None,
         ending: None,
         broken: None,
     };
@@ -288,7 +292,7 @@ impl Operation {
             Visit::Done(Err(error)) => self.conclude(error),
             Visit::Waiting { moved, awaited } => {
                 if moved {
-                    (self.waiting_since, self.idle_visits) = (None, 0);
+                    (self.waiting_since, self.looked, self.idle_visits) = (None, None, 0);
                 } else {
                     self.wait_on(awaited);
                 }
@@ -349,7 +353,10 @@ impl Operation {
             return;
         }
         let now = Instant::now();
-        let long = now - *self.waiting_since.get_or_insert(now) > LONG;
+        let long = now - *self.looked.get_or_insert(now) > LONG;
+        if long {
+            self.looked = Some(now);
+        }
         let doing = match &self.kind {
             Kind::Collective(running) => running.doing(),
             Kind::Exchange(_) | Kind::OneSided(_) => {

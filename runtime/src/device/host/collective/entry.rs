@@ -1,7 +1,7 @@
 //! How a collective begins: what it is, where the user's buffers lie, and which plan runs.
 
 use super::{Call, Poll, Stage, VisitState, agreement, capacity};
-use crate::device::host::endpoint::{MAPPED, Place};
+use crate::device::host::endpoint::{HISTORY, MAPPED, Place};
 use crate::error::{Error, Result};
 use oxccl_plan::ir::UserMemory;
 use oxccl_plan::{Collective, From, Geometry};
@@ -17,6 +17,14 @@ impl VisitState<'_> {
             (&endpoint.segment, endpoint.local[endpoint.rank as usize])
         {
             segment.announce(own, run.seq, &run.label);
+        }
+        if self.state.networked {
+            let entry = (run.seq, run.label.descriptor);
+            let history = &mut self.state.history;
+            match history.get_mut(run.seq as usize % HISTORY) {
+                Some(place) => *place = entry,
+                None => history.push(entry),
+            }
         }
         run.stage = if run.call.count == 0 { Stage::Draining } else { Stage::Announced };
     }
