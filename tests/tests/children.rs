@@ -208,6 +208,45 @@ fn split_by_color_and_key() {
 }
 
 #[test]
+fn communicators_used_in_different_orders_from_threads_and_streams_make_progress() {
+    const EACH: usize = 6;
+    ranks(3, |comm| {
+        let children: Vec<Comm> =
+            (0..EACH).map(|i| comm.split(0, i as i32).expect("a color")).collect();
+        // All queued from one thread, on a stream each, in an order of this rank's own.
+        let count = 30_000;
+        let input = vec![comm.rank() as f32 + 1.0; count];
+        let mut outputs = vec![vec![0f32; count]; EACH];
+        let mut streams = [null_mut(); EACH];
+        // SAFETY: buffers of this size that live until the streams are synchronised.
+        unsafe {
+            streams.iter_mut().for_each(|stream| ok(oxcclStreamCreate(stream)));
+            for i in 0..EACH {
+                let at = (i * (1 + comm.rank() as usize * 4) + comm.rank() as usize) % EACH;
+                let at = if comm.rank() == 2 { EACH - 1 - i } else { at };
+                let (float, sum) = (ncclDataType_t::ncclFloat32, ncclRedOp_t::ncclSum);
+                let (float, sum) = (MaybeUninit::new(float), MaybeUninit::new(sum));
+                let (from, to) = (input.as_ptr().cast(), outputs[at].as_mut_ptr().cast());
+                ok(ncclAllReduce(from, to, count, float, sum, children[at].0, streams[at]));
+            }
+            for stream in streams {
+                ok(oxcclStreamSynchronize(stream, 60_000_000_000));
+                ok(oxcclStreamDestroy(stream));
+            }
+        }
+        assert!(outputs.iter().flatten().all(|&v| v == 6.0));
+        // And each from a thread of its own, at once.
+        std::thread::scope(|scope| {
+            for &child in &children {
+                scope.spawn(move || child.works());
+            }
+        });
+        children.iter().for_each(|child| child.destroy());
+        comm.destroy();
+    });
+}
+
+#[test]
 fn a_child_outlives_its_parent() {
     ranks(3, |comm| {
         let child = comm.split(0, 0).expect("a color");

@@ -60,6 +60,29 @@ fn killing_a_rank_gives_the_others_its_number_within_five_seconds() {
 }
 
 #[test]
+fn after_an_abort_no_peer_that_goes_on_writes_into_the_buffers() {
+    for _ in 0..3 {
+        let mut job = Job::start(Path::new(RANK), 3, Duration::from_secs(60), |_, command| {
+            command.arg("abort");
+        });
+        wait_for_running(&mut job, 1);
+        let stopped = rustix::process::Pid::from_child(job.child(1));
+        rustix::process::kill_process(stopped, rustix::process::Signal::STOP).expect("it stops");
+        // Both others have aborted and repainted; only then the stopped one goes on.
+        for rank in [0, 2] {
+            let lines = job.child(rank).stdout.take().expect("a pipe");
+            let mut lines = BufReader::new(lines).lines().map_while(Result::ok);
+            let aborted = lines.any(|line| line == "repainted" || line == "exposed");
+            assert!(aborted, "rank {rank} did not abort");
+        }
+        rustix::process::kill_process(stopped, rustix::process::Signal::CONT).expect("it goes on");
+        for (rank, ended) in job.wait().iter().enumerate() {
+            assert_eq!(ended.status, Some(0), "rank {rank}: {}", ended.output);
+        }
+    }
+}
+
+#[test]
 fn a_rank_that_never_comes_is_named_after_the_time_that_was_set() {
     let address = format!("127.0.0.1:{}", free_port());
     let job = Job::start(Path::new(RANK), 2, Duration::from_secs(30), |_, command| {

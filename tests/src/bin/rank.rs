@@ -1,17 +1,19 @@
 //! A rank of the multi-process tests: `oxccl-test-rank sequence SEED OPERATIONS MAX_BYTES`,
 //! `mismatch BASE OURS THEIRS` for two numbers of differing calls, `windows SEED mapped|plain`,
-//! `once` for one all-reduce, or `loop` to all-reduce until something fails.
+//! `once` for one all-reduce, `abort` beside a rank that is stopped, or `loop` to all-reduce until something fails.
 
 use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
 use oxccl_runtime::bootstrap::launch;
 use oxccl_runtime::comm::{Communicator, Member, Options, create};
+use oxccl_runtime::device::host::arena;
 use oxccl_runtime::device::host::collective::Call;
 use oxccl_runtime::device::host::stream::Stream;
-use oxccl_runtime::{Error, Result, group};
+use oxccl_runtime::{Code, Error, Result, group};
 use oxccl_tests::sequence::{Player, Shape, play};
 use oxccl_tests::{mismatch, windows};
+use std::io::Write;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 fn join() -> Result<Arc<Communicator>> {
     let launch = launch::detect()?.expect("started by a test");
@@ -51,6 +53,60 @@ fn put(arguments: &[String]) -> Result<()> {
     let (seed, mapped) = (arguments[1].parse().expect("a number"), arguments[2] == "mapped");
     windows::play(&Player { comm: comm.clone(), stream: Stream::new() }, seed, 300, mapped)?;
     comm.destroy();
+    Ok(())
+}
+
+/// Prints a line, also when nobody reads it any more.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stdout(), "{line}");
+}
+
+/// All-reduces in place on mapped memory until it stops moving, because a rank is stopped; then
+/// aborts, repaints the buffers and watches them while the other one goes on.
+fn abort() -> Result<()> {
+    const BYTES: usize = 4 << 20;
+    let comm = join()?;
+    let stream = Stream::new();
+    let spec = Spec::new(Collective::AllReduce, comm.nranks(), 0);
+    let (input, output) = (arena::allocate(BYTES)?, arena::allocate(BYTES)?);
+    let (dtype, op) = (DataType::Uint8, ReduceOp::Sum);
+    let call = Call { spec, input, output, count: BYTES as u64, dtype, op, scale: None };
+    for round in 0.. {
+        let called = group::collective(&comm, call, &stream);
+        let done = called.and_then(|()| stream.synchronize(Some(Duration::from_millis(500))));
+        if round == 20 {
+            assert!(comm.endpoint().state().modes.mapped > 0, "the buffers are not used in place");
+            println!("running");
+        }
+        match done {
+            Ok(true) => {}
+            Ok(false) => break,
+            // Another one was first.
+            Err(error) if error.code() == Code::RemoteError => break,
+            Err(error) => return Err(error),
+        }
+    }
+    let start = Instant::now();
+    let exposed = comm.abort().err().map(|error| error.to_string());
+    assert!(start.elapsed() < Duration::from_secs(2), "abort took {:?}", start.elapsed());
+    if let Some(text) = exposed {
+        // It was stopped in the middle of writing.
+        assert!(text.contains("may still write"), "{text}");
+        say("exposed");
+        return Ok(());
+    }
+    for buffer in [input, output] {
+        // SAFETY: both have so many bytes, and nobody uses them any more.
+        unsafe { buffer.write_bytes(0xa5, BYTES) };
+    }
+    say("repainted");
+    while start.elapsed() < Duration::from_secs(3) {
+        for buffer in [input, output] {
+            // SAFETY: as above.
+            let bytes = unsafe { std::slice::from_raw_parts(buffer, BYTES) };
+            assert!(bytes.iter().all(|&b| b == 0xa5), "a peer wrote after the abort");
+        }
+    }
     Ok(())
 }
 
@@ -96,6 +152,7 @@ fn main() {
         Some("sequence") => sequence(&arguments),
         Some("mismatch") => differ(&arguments),
         Some("windows") => put(&arguments),
+        Some("abort") => abort(),
         Some("once") => once(),
         Some("loop") => forever(arguments[1].parse().expect("a number")),
         other => panic!("unknown test {other:?}"),
