@@ -7,9 +7,11 @@ use oxccl_runtime::bootstrap::launch;
 use oxccl_runtime::bootstrap::root::{self, Action, Machine};
 use oxccl_runtime::bootstrap::wire::Frame;
 use oxccl_runtime::bootstrap::{ID_BYTES, UniqueId};
+use oxccl_runtime::link::message::HEADER_BYTES;
 use oxccl_runtime::{Result, fuzzing};
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read, Write};
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 /// A reader of bytes from outside.
@@ -274,7 +276,8 @@ impl Write for Pieces {
     }
 }
 
-/// Messages come out as they were sent, and one that is longer than its slot is an error.
+/// Messages come out as they were sent; one that is longer than its slot or shorter than its header
+/// is an error.
 fn messages(data: &[u8]) {
     const SLOT: usize = 40;
     let Some((&piece, stream)) = data.split_first() else { return };
@@ -282,43 +285,53 @@ fn messages(data: &[u8]) {
     let looks = 2 * (stream.len() + 8);
     let pieces = Pieces { left: stream.to_vec(), piece, pause: false };
     let mut incoming = fuzzing::Incoming::new(pieces, SLOT).expect("slots can be offered");
+    let lengths = HEADER_BYTES..=HEADER_BYTES + SLOT;
     let mut rest = stream;
     for _ in 0..looks {
         match incoming.take() {
             Ok(None) => {}
-            Ok(Some(message)) => {
-                let (header, tail) = rest.split_first_chunk::<4>().expect("a header came");
-                assert_eq!(u32::from_le_bytes(*header) as usize, message.len());
-                assert_eq!(tail[..message.len()], message[..]);
-                rest = &tail[message.len()..];
+            Ok(Some(((what, count), data))) => {
+                let Some(Ok((message, tail))) = first_message(rest, &lengths) else {
+                    panic!("a message came out of {rest:?}");
+                };
+                let (header, sent) = message.split_at(HEADER_BYTES);
+                assert_eq!(
+                    (&header[..4], &header[8..]),
+                    (&what.to_le_bytes()[..], &count.to_le_bytes()[..])
+                );
+                assert_eq!(data, sent);
+                rest = tail;
             }
             Err(_) => {
                 // A later message may be the one that is too long: those before it are not lost
                 // to the rank, which fails as a whole.
-                assert!(has_long_message(rest, SLOT));
+                assert!(has_bad_message(rest, &lengths));
                 return;
             }
         }
     }
-    assert!(!is_whole(rest, SLOT), "a complete message was not handed over");
+    assert!(first_message(rest, &lengths).is_none(), "a complete message was not handed over");
 }
 
-/// Whether the first message of a stream is complete.
-fn is_whole(stream: &[u8], slot: usize) -> bool {
-    stream.split_first_chunk::<4>().is_some_and(|(header, tail)| {
-        let len = u32::from_le_bytes(*header) as usize;
-        len <= slot && len <= tail.len()
-    })
+/// The first message of a stream and what follows; an error for a length that none has, None for
+/// one that is not complete. A short length is looked at when all of the message is there.
+fn first_message<'a>(
+    stream: &'a [u8],
+    lengths: &RangeInclusive<usize>,
+) -> Option<Result<(&'a [u8], &'a [u8]), usize>> {
+    let (len, tail) = stream.split_first_chunk::<4>()?;
+    let len = u32::from_le_bytes(*len) as usize;
+    if len > *lengths.end() {
+        return Some(Err(len));
+    }
+    let parts = tail.split_at_checked(len)?;
+    Some(if len < *lengths.start() { Err(len) } else { Ok(parts) })
 }
 
-fn has_long_message(mut stream: &[u8], slot: usize) -> bool {
-    while let Some((header, tail)) = stream.split_first_chunk::<4>() {
-        let len = u32::from_le_bytes(*header) as usize;
-        if len > slot {
-            return true;
-        }
-        let Some(rest) = tail.get(len..) else { return false };
-        stream = rest;
+fn has_bad_message(mut stream: &[u8], lengths: &RangeInclusive<usize>) -> bool {
+    while let Some(message) = first_message(stream, lengths) {
+        let Ok((_, tail)) = message else { return true };
+        stream = tail;
     }
     false
 }

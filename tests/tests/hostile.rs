@@ -3,7 +3,10 @@
 
 use oxccl_runtime::bootstrap::root::{BYE, GATHER, JOIN};
 use oxccl_runtime::bootstrap::{UniqueId, launch};
+use oxccl_runtime::fuzzing;
+use oxccl_runtime::link::message::HEADER_BYTES;
 use oxccl_tests::hostile::TARGETS;
+use std::io::Cursor;
 
 /// SplitMix64.
 struct Random(u64);
@@ -44,8 +47,8 @@ fn good(target: &str) -> Vec<Vec<u8>> {
             ]
         }
         "identity" => {
-            let mut blob = vec![0; 96];
-            blob[..5].copy_from_slice(&[2, 0, 0, 0, 77]);
+            let mut blob = vec![0; 118];
+            blob[..5].copy_from_slice(&[3, 0, 0, 0, 77]);
             vec![
                 [&[0][..], &id.encode()].concat(),
                 [&[1][..], &blob].concat(),
@@ -55,7 +58,7 @@ fn good(target: &str) -> Vec<Vec<u8>> {
         }
         "message" => vec![
             [&[0][..], b"[fe80::1%3]:4711"].concat(),
-            vec![1, 3, 2, 0, 0, 0, 8, 9, 0, 0, 0, 0, 40, 0, 0, 0, 1],
+            [&[1, 3][..], &sent(&[8, 9]), &sent(&[]), &56u32.to_le_bytes(), &[7; 20]].concat(),
         ],
         "launch" => vec![
             b"\x000\x002\x000".to_vec(),
@@ -64,6 +67,12 @@ fn good(target: &str) -> Vec<Vec<u8>> {
         ],
         other => panic!("no seeds for {other}"),
     }
+}
+
+/// A message between hosts: length, header, data.
+fn sent(data: &[u8]) -> Vec<u8> {
+    let len = (HEADER_BYTES + data.len()) as u32;
+    [&len.to_le_bytes()[..], &[6; HEADER_BYTES], data].concat()
 }
 
 #[test]
@@ -95,7 +104,6 @@ fn no_bytes_from_outside_break_a_reader() {
 #[test]
 fn what_is_right_is_taken() {
     // The replay above proves nothing when the readers refuse everything.
-    use oxccl_runtime::fuzzing;
     assert!(fuzzing::blob(0, &good("identity")[1][1..]).is_ok());
     assert!(fuzzing::id_in_file(&good("identity")[2][1..]).is_some());
     let mut handle = [0; 128];
@@ -103,4 +111,18 @@ fn what_is_right_is_taken() {
     assert!(fuzzing::handle(handle).is_some());
     let launch = fuzzing::launch(["1", "2", ""], &|_| None).expect("it is right");
     assert_eq!(launch.map(|l| (l.rank, l.nranks)), Some((1, 2)));
+}
+
+#[test]
+fn a_message_without_room_for_its_header_is_an_error() {
+    for len in 0..HEADER_BYTES as u32 {
+        // A good one before it comes out; its bytes shall not pass for the short one's header.
+        let short = [&sent(&[8, 9])[..], &len.to_le_bytes(), &vec![5; len as usize]].concat();
+        let mut incoming = fuzzing::Incoming::new(Cursor::new(short), 40).expect("slots");
+        let first = incoming.take().expect("it is right").expect("it is there");
+        assert_eq!(first, ((0x0606_0606, 0x0606_0606_0606_0606), vec![8, 9]));
+        let error = incoming.take().expect_err("it is short").to_string();
+        let text = format!("a message of {len} bytes is shorter than its header of 16");
+        assert!(error.contains(&text), "{error}");
+    }
 }
