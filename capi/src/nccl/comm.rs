@@ -63,9 +63,10 @@ pub(crate) unsafe fn begin(
         return Err(Error::argument(function, "the output", "null", "a place for the handle"));
     }
     check_device(function)?;
-    let name = options.name.as_deref().unwrap_or("without a name");
+    let name = options.name.as_deref().filter(|name| !name.is_empty());
+    let name = name.unwrap_or("without a name");
     for line in options.without_effect() {
-        log::line(Level::Info, Subsystem::Init, &format!("{function} of {name}: {line}"));
+        log::line(Level::Info, Subsystem::Init, &format!("communicator {name}: {line}"));
     }
     let holder = Arc::new(Holder::new(device, options));
     let finish = Box::new(move |holder, member| {

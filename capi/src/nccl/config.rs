@@ -2,7 +2,7 @@
 //! with, and only what that version knew is read.
 
 use oxccl_runtime::comm::Options;
-use oxccl_runtime::config::launcher_variable;
+use oxccl_runtime::config::Config;
 use oxccl_runtime::error::{Error, Result};
 use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::mem::offset_of;
@@ -140,7 +140,7 @@ const FIELDS: [Field; 16] = [
 const NET_NAME: c_uint = 21700;
 const COMM_NAME: c_uint = 22700;
 
-/// The options that a configuration asks for, after the environment. Strings are copied.
+/// The options that a configuration asks for, after the variables. Strings are copied.
 ///
 /// Without one, a child has its parent's options (`inherited`), others the defaults. With one,
 /// fields that are left alone take the defaults, for children too, as in NCCL.
@@ -158,7 +158,7 @@ pub(crate) unsafe fn read(
         // SAFETY: by the contract of this function.
         unsafe { parse(config, function)? }
     };
-    Ok(options.with_environment(&launcher_variable))
+    Ok(options.with_variables(Config::get()))
 }
 
 /// Size and version of a structure, whose beginning all versioned ones have in common.
@@ -381,8 +381,8 @@ mod tests {
             )
         };
         assert_eq!(given, Options::default());
-        assert_eq!(none, Options::default().with_environment(&launcher_variable));
-        assert_eq!(inherited, parent.with_environment(&launcher_variable));
+        assert_eq!(none, Options::default().with_variables(Config::get()));
+        assert_eq!(inherited, parent.with_variables(Config::get()));
     }
 
     #[test]
