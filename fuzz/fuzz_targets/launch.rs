@@ -1,4 +1,4 @@
-//! Launchers' variables and interfaces.
+//! Launchers' variables, interfaces, and configuration files.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(

@@ -1,4 +1,4 @@
-//! Handles and streams of messages.
+//! Handles, streams of messages, and notices.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(

@@ -6,6 +6,7 @@ use crate::bootstrap::interface::{self, Interface};
 use crate::bootstrap::launch::{self, Launch};
 use crate::bootstrap::wire::{self, Frame};
 use crate::comm::blob::Blob;
+use crate::descriptor::Descriptor;
 use crate::error::Result;
 use crate::link::Message;
 use crate::link::message::MessageEdge;
@@ -58,13 +59,13 @@ impl Incoming {
         MessageEdge::new(Box::new(NoSender), receiver, slot_bytes).map(Self)
     }
 
-    /// The next message, if it is complete.
-    pub fn take(&mut self) -> Result<Option<Vec<u8>>> {
-        let Some(Message { data, len, .. }) = self.0.peek()? else { return Ok(None) };
+    /// The next message, if it is complete: its descriptor and its data.
+    pub fn take(&mut self) -> Result<Option<(Descriptor, Vec<u8>)>> {
+        let Some(Message { data, len, descriptor, .. }) = self.0.peek()? else { return Ok(None) };
         // SAFETY: a peeked message is readable until it is released.
         let message = unsafe { std::slice::from_raw_parts(data, len) }.to_vec();
         self.0.release()?;
-        Ok(Some(message))
+        Ok(descriptor.map(|descriptor| (descriptor, message)))
     }
 }
 

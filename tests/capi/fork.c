@@ -49,8 +49,12 @@ static void child(void) {
   oxcclErrorInfo_t info = OXCCL_ERROR_INFO_INITIALIZER;
   oxcclEvent_t made_event;
   ncclResult_t code;
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  ncclParamHandle_t variable;
   ncclUniqueId fresh;
-  int number;
+  const char **keys, *text;
+  uint64_t value;
+  int number, excluded = 1;
   void *ptr;
   float ms;
   REFUSED(ncclAllReduce(in[0], out[0], 1, ncclInt, ncclSum, comm, stream));
@@ -72,6 +76,18 @@ static void child(void) {
   REFUSED(ncclCommUserRank(comm, &number));
   REFUSED(oxcclCommLastError(comm, &info));
   REFUSED(oxcclCommSetTimeout(comm, -1));
+  REFUSED(ncclCommSplit(comm, 0, 0, &made, NULL));
+  REFUSED(ncclCommShrink(comm, &excluded, 1, &made, NULL, NCCL_SHRINK_ABORT));
+  REFUSED(ncclCommGrow(comm, 3, &id, -1, &made, NULL));
+  REFUSED(ncclCommGrow(NULL, 3, &id, 2, &made, NULL));
+  REFUSED(ncclCommGetUniqueId(comm, &fresh));
+  REFUSED(ncclCommAbort(comm));
+  REFUSED(ncclCommRevoke(comm, NCCL_REVOKE_DEFAULT));
+  REFUSED(ncclCommSuspend(comm, NCCL_SUSPEND_MEM));
+  REFUSED(ncclCommResume(comm));
+  REFUSED(ncclCommMemStats(comm, ncclStatGpuMemTotal, &value));
+  REFUSED(ncclCommInitRankConfig(&made, 1, id, 0, &config));
+  REFUSED(ncclCommInitRankScalable(&made, 1, 0, 1, &id, NULL));
   REFUSED(ncclGetUniqueId(&fresh));
   REFUSED(ncclCommInitRank(&made, 1, id, 0));
   REFUSED(ncclCommInitAll(&made, 1, NULL));
@@ -105,7 +121,22 @@ static void child(void) {
   CHECK(ncclGetVersion(&number) == ncclSuccess);
   CHECK(oxcclLastError(&info) == ncclSuccess && strstr(info.text, "forked"));
   CHECK(strstr(ncclGetLastError(comm), "forked"));
-  CHECK(refusals == 48);
+  CHECK(refusals == 60);
+  /* Variables were read before. */
+  CHECK(ncclParamBind(&variable, "OXCCL_INIT_TIMEOUT") == ncclSuccess);
+  CHECK(ncclParamGetU64(variable, &value) == ncclSuccess && value > 0);
+  CHECK(ncclParamGetI64(variable, (int64_t *)&value) == ncclSuccess && value > 0);
+  CHECK(ncclParamGetStr(variable, &text) == ncclSuccess && *text);
+  CHECK(ncclParamGetParameter("NCCL_DEBUG", &text, &number) == ncclSuccess && number > 0);
+  CHECK(ncclParamGet(variable, &value, sizeof value, &number) == ncclSuccess && number == 8);
+  CHECK(ncclParamGetAllParameterKeys(&keys, &number) == ncclSuccess && number > 0);
+  /* The parent's threads may have been writing a line. */
+  CHECK(ncclParamBind(NULL, NULL) == ncclInvalidArgument);
+  ncclParamDumpAll();
+  CHECK(strstr(ncclGetLastError(NULL), "forked"));
+  CHECK(ncclParamBind(NULL, NULL) == ncclInvalidArgument);
+  ncclResetDebugInit();
+  CHECK(strstr(ncclGetLastError(NULL), "forked"));
 }
 
 /* Keeps the library's locks busy while the others fork. */

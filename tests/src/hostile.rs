@@ -1,23 +1,34 @@
 //! What bytes from outside may do: every reader of such bytes, with what has to hold whatever they are.
 //! The fuzz targets in `fuzz/` call these functions; `tests/hostile.rs` replays seeded inputs.
 
+use oxccl::nccl::config;
 use oxccl_runtime::bootstrap::auth::{Client, Ends, Progress, Role, Server};
 use oxccl_runtime::bootstrap::interface::Interface;
 use oxccl_runtime::bootstrap::launch;
 use oxccl_runtime::bootstrap::root::{self, Action, Machine};
 use oxccl_runtime::bootstrap::wire::Frame;
 use oxccl_runtime::bootstrap::{ID_BYTES, UniqueId};
-use oxccl_runtime::{Result, fuzzing};
+use oxccl_runtime::config::file::{self, Entry};
+use oxccl_runtime::link::message::HEADER_BYTES;
+use oxccl_runtime::link::notice::{self, Notice};
+use oxccl_runtime::{Code, Result, fuzzing};
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read, Write};
+use std::mem::offset_of;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 /// A reader of bytes from outside.
 pub type Target = fn(&[u8]);
 
 /// All of them, by name.
-pub const TARGETS: [(&str, Target); 4] =
-    [("bootstrap", bootstrap), ("identity", identity), ("message", message), ("launch", launched)];
+pub const TARGETS: [(&str, Target); 5] = [
+    ("bootstrap", bootstrap),
+    ("identity", identity),
+    ("message", message),
+    ("launch", launched),
+    ("structures", structures),
+];
 
 /// Frames, both sides of the handshake, and the rendezvous; the first byte chooses.
 pub fn bootstrap(data: &[u8]) {
@@ -50,30 +61,38 @@ pub fn identity(data: &[u8]) {
     }
 }
 
-/// Handles of connections and streams of messages; the first byte chooses.
+/// Handles of connections, streams of messages, and notices; the first byte chooses.
 pub fn message(data: &[u8]) {
     let Some((&choice, data)) = data.split_first() else { return };
-    if choice % 2 == 0 {
-        let mut bytes = [0; 128];
-        bytes.iter_mut().zip(data).for_each(|(to, from)| *to = *from);
-        if let Some(address) = fuzzing::handle(bytes) {
-            let text = address.to_string();
-            let mut again = [0; 128];
-            again[..text.len()].copy_from_slice(text.as_bytes());
-            assert_eq!(fuzzing::handle(again), Some(address));
-        }
-    } else {
-        messages(data);
+    match choice % 3 {
+        0 => handle(data),
+        1 => messages(data),
+        _ => notices(data),
     }
 }
 
-/// The launchers' variables and the choice of an interface; the first byte chooses.
+fn handle(data: &[u8]) {
+    let mut bytes = [0; 128];
+    bytes.iter_mut().zip(data).for_each(|(to, from)| *to = *from);
+    if let Some(address) = fuzzing::handle(bytes) {
+        let text = address.to_string();
+        let mut again = [0; 128];
+        again[..text.len()].copy_from_slice(text.as_bytes());
+        assert_eq!(fuzzing::handle(again), Some(address));
+    }
+}
+
+/// The launchers' variables, the choice of an interface, and configuration files; the first byte
+/// chooses.
 pub fn launched(data: &[u8]) {
     let Some((&choice, data)) = data.split_first() else { return };
+    if choice % 3 == 2 {
+        return configuration_file(data);
+    }
     let text = String::from_utf8_lossy(data);
     let fields: Vec<&str> = text.split('\0').collect();
     let field = |i: usize| fields.get(i).copied().unwrap_or_default();
-    if choice % 2 == 0 {
+    if choice % 3 == 0 {
         let lookup = |name: &str| {
             let value = fields.iter().find_map(|f| f.strip_prefix(name)?.strip_prefix('='));
             value.map(str::to_owned).filter(|v| !v.is_empty())
@@ -97,6 +116,117 @@ pub fn launched(data: &[u8]) {
         if let Ok(chosen) = fuzzing::interface(&found, field(0), field(1)) {
             assert!(found.iter().any(|i| i.address == chosen));
         }
+    }
+}
+
+/// What NCCL_SIM_INFO_INITIALIZER sets.
+pub const SIM_MAGIC: u32 = 0x7468_5283;
+
+/// ncclConfig_t and ncclSimInfo_t in memory of exactly the size that they say. The first byte
+/// chooses; the second sets the right magic and gives texts or does not.
+pub fn structures(data: &[u8]) {
+    let &[choice, how, ref image @ ..] = data else { return };
+    let mut size = [0; 8];
+    size.iter_mut().zip(image).for_each(|(to, from)| *to = *from);
+    let size = usize::from_ne_bytes(size);
+    let len = if (8..=4096).contains(&size) { size } else { 8 };
+    let mut exact = image[..len.min(image.len())].to_vec();
+    exact.resize(len, 0);
+    let mut put = |at: usize, bytes: &[u8]| {
+        if let Some(place) = exact.get_mut(at..at + bytes.len()) {
+            place.copy_from_slice(bytes);
+        }
+    };
+    let magic = if choice % 2 == 0 { config::NCCL_API_MAGIC } else { SIM_MAGIC };
+    if how & 1 == 0 {
+        put(8, &magic.to_ne_bytes());
+    }
+    if choice % 2 == 1 {
+        return estimate(exact.into_boxed_slice());
+    }
+    let texts = [c"Socket", c"a name \xff"].map(|text| text.to_owned());
+    let given = [how & 2 == 0, how & 4 == 0];
+    let places =
+        [offset_of!(config::ncclConfig_t, netName), offset_of!(config::ncclConfig_t, commName)];
+    for ((text, given), at) in texts.iter().zip(given).zip(places) {
+        let address = if given { text.as_ptr() as usize } else { 0 };
+        put(at, &address.to_ne_bytes());
+    }
+    options(&exact.into_boxed_slice(), given);
+}
+
+/// Only what an initializer made is taken; then the options are within their limits.
+fn options(image: &[u8], given: [bool; 2]) {
+    let function = "ncclCommInitRankConfig";
+    // SAFETY: the image has as many bytes as it says, and its texts end with a zero byte.
+    match unsafe { config::parse(image.as_ptr().cast(), function) } {
+        Ok(options) => {
+            assert!(image.len() >= 24 && image.len().is_multiple_of(8));
+            assert!(1 <= options.min_ctas && options.min_ctas <= options.max_ctas);
+            assert!((0..=2).contains(&options.graph_usage_mode));
+            let texts = [options.net_name, options.name];
+            assert!(texts.iter().zip(given).all(|(text, given)| given || text.is_none()));
+        }
+        Err(error) => {
+            assert_eq!(error.code(), Code::InvalidArgument);
+            assert!(error.to_string().starts_with(function), "{error}");
+        }
+    }
+}
+
+/// Only the estimate is written, and only where it has a place.
+fn estimate(mut image: Box<[u8]>) {
+    let mut expected = image.clone();
+    // SAFETY: the image has as many bytes as it says.
+    let stored =
+        unsafe { config::store_estimate(image.as_mut_ptr().cast(), 1.5, "ncclGroupSimulateEnd") };
+    match stored {
+        Ok(()) => expected[16..20].copy_from_slice(&1.5f32.to_ne_bytes()),
+        Err(error) => assert_eq!(error.code(), Code::InvalidArgument),
+    }
+    assert_eq!(image, expected);
+}
+
+/// A file's variables have names of their own and values without what no environment could hold;
+/// written again they are the same.
+fn configuration_file(data: &[u8]) {
+    let parsed = file::parse(data);
+    assert!(parsed.complaints.len() <= 8);
+    let mut again = String::new();
+    let mut names = BTreeSet::new();
+    for Entry { line, name, value } in &parsed.entries {
+        assert!(name.starts_with("NCCL_") || name.starts_with("OXCCL_"), "{name}");
+        assert!(names.insert(name), "{name} twice");
+        assert!((1..=data.len()).contains(line));
+        again += &format!("{name}={value}\n");
+    }
+    let lines = file::parse(again.as_bytes());
+    assert_eq!(lines.complaints, []);
+    let pairs = |entries: &[Entry]| -> Vec<_> {
+        entries.iter().map(|e| (e.name.clone(), e.value.clone())).collect()
+    };
+    assert_eq!(pairs(&lines.entries), pairs(&parsed.entries));
+    assert!(!again.contains('\0'));
+}
+
+/// A notice is there with its last byte and not before; one that was read says the same again.
+fn notices(data: &[u8]) {
+    match notice::parse(data) {
+        Ok(None) => assert!(data.len() < notice::MAX_BYTES),
+        Ok(Some((read, len))) => {
+            assert!(len <= data.len().min(notice::MAX_BYTES));
+            for cut in 0..len {
+                assert_eq!(notice::parse(&data[..cut]), Ok(None));
+            }
+            let Notice::Failed(record) = read else { return };
+            let Ok(Some((Notice::Failed(again), _))) = notice::parse(&notice::failed(&record))
+            else {
+                panic!("{record:?} cannot be read again");
+            };
+            assert_eq!((again.code, again.culprit), (record.code, record.culprit));
+            assert!(record.text.starts_with(&again.text));
+        }
+        Err(text) => assert!(text.starts_with("a notice of "), "{text}"),
     }
 }
 
@@ -227,7 +357,7 @@ fn rendezvous(data: &[u8]) {
 fn id(data: &[u8]) {
     let mut bytes = [0; ID_BYTES];
     bytes.iter_mut().zip(data).for_each(|(to, from)| *to = *from);
-    if let Ok(id) = UniqueId::decode(&bytes) {
+    if let Some(id) = UniqueId::decode(&bytes) {
         assert_eq!(id.encode(), bytes, "an id means what it says and nothing else");
     }
 }
@@ -274,7 +404,8 @@ impl Write for Pieces {
     }
 }
 
-/// Messages come out as they were sent, and one that is longer than its slot is an error.
+/// Messages come out as they were sent; one that is longer than its slot or shorter than its header
+/// is an error.
 fn messages(data: &[u8]) {
     const SLOT: usize = 40;
     let Some((&piece, stream)) = data.split_first() else { return };
@@ -282,43 +413,57 @@ fn messages(data: &[u8]) {
     let looks = 2 * (stream.len() + 8);
     let pieces = Pieces { left: stream.to_vec(), piece, pause: false };
     let mut incoming = fuzzing::Incoming::new(pieces, SLOT).expect("slots can be offered");
+    let lengths = HEADER_BYTES..=HEADER_BYTES + SLOT;
     let mut rest = stream;
     for _ in 0..looks {
         match incoming.take() {
             Ok(None) => {}
-            Ok(Some(message)) => {
-                let (header, tail) = rest.split_first_chunk::<4>().expect("a header came");
-                assert_eq!(u32::from_le_bytes(*header) as usize, message.len());
-                assert_eq!(tail[..message.len()], message[..]);
-                rest = &tail[message.len()..];
+            Ok(Some((descriptor, data))) => {
+                let (what, count) = descriptor.to_words();
+                let Some(Ok((message, tail))) = first_message(rest, &lengths) else {
+                    panic!("a message came out of {rest:?}");
+                };
+                let (header, sent) = message.split_at(HEADER_BYTES);
+                assert_eq!(
+                    (&header[..4], &header[8..]),
+                    (&what.to_le_bytes()[..], &count.to_le_bytes()[..])
+                );
+                assert_eq!(data, sent);
+                rest = tail;
             }
             Err(_) => {
                 // A later message may be the one that is too long: those before it are not lost
                 // to the rank, which fails as a whole.
-                assert!(has_long_message(rest, SLOT));
+                assert!(has_bad_message(rest, &lengths));
                 return;
             }
         }
     }
-    assert!(!is_whole(rest, SLOT), "a complete message was not handed over");
+    assert!(first_message(rest, &lengths).is_none(), "a complete message was not handed over");
 }
 
-/// Whether the first message of a stream is complete.
-fn is_whole(stream: &[u8], slot: usize) -> bool {
-    stream.split_first_chunk::<4>().is_some_and(|(header, tail)| {
-        let len = u32::from_le_bytes(*header) as usize;
-        len <= slot && len <= tail.len()
-    })
+/// A message and what follows it.
+type First<'a> = (&'a [u8], &'a [u8]);
+
+/// The first message of a stream; an error for a length that none has, None for one that is not
+/// complete. A short length is looked at when all of the message is there.
+fn first_message<'a>(
+    stream: &'a [u8],
+    lengths: &RangeInclusive<usize>,
+) -> Option<Result<First<'a>, usize>> {
+    let (len, tail) = stream.split_first_chunk::<4>()?;
+    let len = u32::from_le_bytes(*len) as usize;
+    if len > *lengths.end() {
+        return Some(Err(len));
+    }
+    let parts = tail.split_at_checked(len)?;
+    Some(if len < *lengths.start() { Err(len) } else { Ok(parts) })
 }
 
-fn has_long_message(mut stream: &[u8], slot: usize) -> bool {
-    while let Some((header, tail)) = stream.split_first_chunk::<4>() {
-        let len = u32::from_le_bytes(*header) as usize;
-        if len > slot {
-            return true;
-        }
-        let Some(rest) = tail.get(len..) else { return false };
-        stream = rest;
+fn has_bad_message(mut stream: &[u8], lengths: &RangeInclusive<usize>) -> bool {
+    while let Some(message) = first_message(stream, lengths) {
+        let Ok((_, tail)) = message else { return true };
+        stream = tail;
     }
     false
 }

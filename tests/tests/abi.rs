@@ -2,6 +2,7 @@
 
 use oxccl_tests::c::{C11, CPP17, Language, Program, expect_success, library, run};
 use oxccl_tests::missing;
+use std::path::Path;
 use std::process::Command;
 use xtask::abi;
 
@@ -82,16 +83,35 @@ fn configurations_and_teams_in_c() {
 fn options_come_from_the_configuration_and_from_variables_and_say_what_has_no_effect() {
     let Some(program) = Program::build("config.c", C11) else { return };
     let variables =
-        [("NCCL_DEBUG", "INFO"), ("NCCL_CGA_CLUSTER_SIZE", "2"), ("NCCL_MIN_CTAS", "x")];
+        [("NCCL_DEBUG", "INFO"), ("NCCL_CGA_CLUSTER_SIZE", "2"), ("NCCL_MIN_CTAS", "0")];
     let mut command = Command::new(program.path());
     let text = expect_success(command.envs(variables), "teams work");
-    let prefix = "rank 0 of communicator weights: option";
-    let reason = "has no effect: the host device launches no kernels";
+    let prefix = "communicator weights: option";
+    let reason = "has no effect: the host device has neither thread blocks nor channels";
     for line in [
         format!("{prefix} maxCTAs = 8 {reason}"),
         format!("{prefix} cgaClusterSize = 2 {reason}"),
-        "NCCL_MIN_CTAS=x is ignored: minCTAs takes at least 1".to_owned(),
+        "communicator without a name: option cgaClusterSize = 2".to_owned(),
+        "NCCL_MIN_CTAS=0 is ignored: minCTAs takes at least 1".to_owned(),
     ] {
         assert!(text.contains(&line), "no {line:?} in:\n{text}");
     }
+}
+
+#[test]
+fn a_variable_or_a_file_decides_whether_creation_and_end_wait() {
+    let Some(program) = Program::build("blocking.c", C11) else { return };
+    let file = program.path().with_extension("conf");
+    std::fs::write(&file, "NCCL_COMM_BLOCKING = off\n").expect("a file");
+    let run = |effect: &str, variable: Option<&str>, file: Option<&Path>, expected: &str| {
+        let mut command = Command::new(program.path());
+        command.arg(effect).env_remove("NCCL_COMM_BLOCKING");
+        command.envs(variable.map(|value| ("NCCL_COMM_BLOCKING", value)));
+        command.env("NCCL_CONF_FILE", file.unwrap_or(Path::new("/dev/null")));
+        expect_success(&mut command, expected);
+    };
+    run("0", Some("0"), None, "calls return");
+    run("1", Some("1"), None, "calls wait");
+    run("0", None, Some(&file), "calls return");
+    run("1", Some("1"), Some(&file), "calls wait");
 }

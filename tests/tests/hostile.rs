@@ -1,9 +1,16 @@
 //! Right input with seeded changes into every reader of bytes from outside: what `fuzz/run` searches
 //! longer for, in every test run.
 
+use oxccl::nccl::config::{self, NCCL_API_MAGIC};
 use oxccl_runtime::bootstrap::root::{BYE, GATHER, JOIN};
 use oxccl_runtime::bootstrap::{UniqueId, launch};
-use oxccl_tests::hostile::TARGETS;
+use oxccl_runtime::descriptor::Descriptor;
+use oxccl_runtime::link::direct::Record;
+use oxccl_runtime::link::message::HEADER_BYTES;
+use oxccl_runtime::link::notice;
+use oxccl_runtime::{Code, fuzzing};
+use oxccl_tests::hostile::{SIM_MAGIC, TARGETS};
+use std::io::Cursor;
 
 /// SplitMix64.
 struct Random(u64);
@@ -29,6 +36,7 @@ fn good(target: &str) -> Vec<Vec<u8>> {
         |kind: u8, body: &[u8]| [&(body.len() as u32).to_le_bytes()[..], &[kind], body].concat();
     let event =
         |rank: u8, kind: u8, body: &[u8]| [&[rank, kind, body.len() as u8][..], body].concat();
+    let record = Record { code: Code::RemoteError, culprit: 3, text: "ünderneath".to_owned() };
     match target {
         "bootstrap" => {
             let join = [2, 0, 0, 0, 9, 9];
@@ -44,8 +52,8 @@ fn good(target: &str) -> Vec<Vec<u8>> {
             ]
         }
         "identity" => {
-            let mut blob = vec![0; 96];
-            blob[..5].copy_from_slice(&[2, 0, 0, 0, 77]);
+            let mut blob = vec![0; 118];
+            blob[..5].copy_from_slice(&[3, 0, 0, 0, 77]);
             vec![
                 [&[0][..], &id.encode()].concat(),
                 [&[1][..], &blob].concat(),
@@ -55,15 +63,41 @@ fn good(target: &str) -> Vec<Vec<u8>> {
         }
         "message" => vec![
             [&[0][..], b"[fe80::1%3]:4711"].concat(),
-            vec![1, 3, 2, 0, 0, 0, 8, 9, 0, 0, 0, 0, 40, 0, 0, 0, 1],
+            [&[2][..], &notice::failed(&record)].concat(),
+            b"\x02GG".to_vec(),
+            [&[1, 3][..], &sent(&[8, 9]), &sent(&[]), &56u32.to_le_bytes(), &[7; 20]].concat(),
+        ],
+        "structures" => vec![
+            [&[0, 0][..], &structure(96, NCCL_API_MAGIC, 23007, &[0, 2, 3, 4])].concat(),
+            [&[0, 6][..], &structure(24, NCCL_API_MAGIC, 21403, &[1])].concat(),
+            [&[1, 0][..], &structure(24, SIM_MAGIC, 22200, &[])].concat(),
         ],
         "launch" => vec![
             b"\x000\x002\x000".to_vec(),
             b"\x00\0\0\0RANK=1\0WORLD_SIZE=2\0LOCAL_RANK=1\0MASTER_PORT=1".to_vec(),
             b"\x01^=lo,docker\0AF_INET\0lo\0eth0\0ib0".to_vec(),
+            b"\x02# a\n\nNCCL_DEBUG = INFO\r\nOXCCL_TIMEOUT=\nNCCL_DEBUG=x\nrubbish".to_vec(),
         ],
         other => panic!("no seeds for {other}"),
     }
+}
+
+/// A structure whose fields are left alone but for the first ones.
+fn structure(size: usize, magic: u32, version: u32, fields: &[i32]) -> Vec<u8> {
+    let mut bytes = size.to_ne_bytes().to_vec();
+    bytes.extend(magic.to_ne_bytes());
+    bytes.extend(version.to_ne_bytes());
+    let left_alone = std::iter::repeat(&i32::MIN);
+    let words = fields.iter().chain(left_alone).flat_map(|field| field.to_ne_bytes());
+    let room = size - bytes.len();
+    bytes.extend(words.take(room));
+    bytes
+}
+
+/// A message between hosts: length, header, data.
+fn sent(data: &[u8]) -> Vec<u8> {
+    let len = (HEADER_BYTES + data.len()) as u32;
+    [&len.to_le_bytes()[..], &[6; HEADER_BYTES], data].concat()
 }
 
 #[test]
@@ -95,12 +129,31 @@ fn no_bytes_from_outside_break_a_reader() {
 #[test]
 fn what_is_right_is_taken() {
     // The replay above proves nothing when the readers refuse everything.
-    use oxccl_runtime::fuzzing;
     assert!(fuzzing::blob(0, &good("identity")[1][1..]).is_ok());
+    for image in &good("structures")[1..2] {
+        // SAFETY: it has as many bytes as it says and no texts.
+        let options = unsafe { config::parse(image[2..].as_ptr().cast(), "a function") };
+        assert!(options.is_ok(), "{options:?}");
+    }
     assert!(fuzzing::id_in_file(&good("identity")[2][1..]).is_some());
     let mut handle = [0; 128];
     handle[..16].copy_from_slice(b"[fe80::1%3]:4711");
     assert!(fuzzing::handle(handle).is_some());
     let launch = fuzzing::launch(["1", "2", ""], &|_| None).expect("it is right");
     assert_eq!(launch.map(|l| (l.rank, l.nranks)), Some((1, 2)));
+}
+
+#[test]
+fn a_message_without_room_for_its_header_is_an_error() {
+    for len in 0..HEADER_BYTES as u32 {
+        // A good one before it comes out; its bytes shall not pass for the short one's header.
+        let short = [&sent(&[8, 9])[..], &len.to_le_bytes(), &vec![5; len as usize]].concat();
+        let mut incoming = fuzzing::Incoming::new(Cursor::new(short), 40).expect("slots");
+        let first = incoming.take().expect("it is right").expect("it is there");
+        let six = Descriptor::from_words(0x0606_0606, 0x0606_0606_0606_0606);
+        assert_eq!(first, (six, vec![8, 9]));
+        let error = incoming.take().expect_err("it is short").to_string();
+        let text = format!("a message of {len} bytes is shorter than its header of 16");
+        assert!(error.contains(&text), "{error}");
+    }
 }

@@ -1,12 +1,12 @@
 //! Communicators made from others.
 
-use super::comm::begin;
+use super::comm::{self, begin};
 use super::config::{self, ncclConfig_t};
 use super::types::{NCCL_SHRINK_ABORT, ncclComm_t, ncclResult_t, ncclUniqueId};
 use crate::boundary::boundary;
 use crate::{convert, objects};
+use oxccl_runtime::bootstrap;
 use oxccl_runtime::bootstrap::root::MAX_RANKS;
-use oxccl_runtime::bootstrap::{self, UniqueId};
 use oxccl_runtime::comm::{Communicator, Holder, NO_COLOR, Origin};
 use oxccl_runtime::error::{Error, Result};
 use oxccl_runtime::group::Launched;
@@ -38,7 +38,7 @@ unsafe fn comm_split(
     let device = parent.device();
     let origin = Origin::Split { parent, color, key };
     // SAFETY: passed on from the caller.
-    unsafe { begin(FUNCTION, newcomm, origin, Some(holder), (device, options)) }
+    unsafe { begin((FUNCTION, "newcomm"), newcomm, origin, Some(holder), (device, options)) }
 }
 
 /// # Safety
@@ -50,9 +50,11 @@ unsafe fn excluded(
     function: &'static str,
 ) -> Result<Vec<u32>> {
     let nranks = parent.nranks();
-    let count = usize::try_from(count).ok().filter(|&n| n >= 1 && n < nranks as usize).ok_or_else(
-        || Error::argument(function, "excludeRanksCount", count, format!("1 to {}", nranks - 1)),
-    )?;
+    let fewer = usize::try_from(count).ok().filter(|&n| n >= 1 && n < nranks as usize);
+    let count = fewer.ok_or_else(|| {
+        let expected = format!("at least 1 and fewer than the communicator's {nranks} ranks");
+        Error::argument(function, "excludeRanksCount", count, expected)
+    })?;
     if list.is_null() {
         let expected = "excludeRanksCount ranks";
         return Err(Error::argument(function, "excludeRanksList", "null", expected));
@@ -95,7 +97,7 @@ unsafe fn comm_shrink(
     let device = parent.device();
     let origin = Origin::Shrink { parent, excluded, abort: shrinkFlags == NCCL_SHRINK_ABORT };
     // SAFETY: passed on from the caller.
-    unsafe { begin(FUNCTION, newcomm, origin, Some(holder), (device, options)) }
+    unsafe { begin((FUNCTION, "newcomm"), newcomm, origin, Some(holder), (device, options)) }
 }
 
 unsafe fn comm_get_unique_id(comm: ncclComm_t, uniqueId: *mut ncclUniqueId) -> Result<()> {
@@ -122,8 +124,8 @@ unsafe fn comm_grow(
         None
     } else {
         // SAFETY: not null, and readable by the contract of the caller.
-        let id = unsafe { uniqueId.read() };
-        Some(UniqueId::decode(&id.internal.map(|b| b as u8))?)
+        let id = unsafe { &*uniqueId };
+        Some(comm::id(id, FUNCTION, "uniqueId")?)
     };
     let nranks = u32::try_from(nRanks).ok().filter(|&n| n <= MAX_RANKS);
     if comm.is_null() {
@@ -141,7 +143,7 @@ unsafe fn comm_grow(
         let origin = Origin::Id { id, rank, nranks };
         let device = objects::DEVICE.get();
         // SAFETY: passed on from the caller.
-        return unsafe { begin(FUNCTION, newcomm, origin, None, (device, options)) };
+        return unsafe { begin((FUNCTION, "newcomm"), newcomm, origin, None, (device, options)) };
     }
     let (holder, parent) = parent(comm, FUNCTION)?;
     if rank != -1 {
@@ -158,7 +160,7 @@ unsafe fn comm_grow(
     let device = parent.device();
     let origin = Origin::Grow { parent, nranks, id };
     // SAFETY: passed on from the caller.
-    unsafe { begin(FUNCTION, newcomm, origin, Some(holder), (device, options)) }
+    unsafe { begin((FUNCTION, "newcomm"), newcomm, origin, Some(holder), (device, options)) }
 }
 
 /// Splits a communicator: ranks of equal color make a new one, ordered by key, then by rank.

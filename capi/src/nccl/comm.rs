@@ -21,12 +21,32 @@ unsafe fn get_unique_id(uniqueId: *mut ncclUniqueId) -> Result<()> {
     unsafe { convert::store(uniqueId, ncclUniqueId { internal }, "ncclGetUniqueId", "uniqueId") }
 }
 
-/// Starts to make a communicator whose handle goes to `comm`.
+/// Reads an id that is an argument of a function.
+pub(crate) fn id(
+    id: &ncclUniqueId,
+    function: &'static str,
+    argument: &'static str,
+) -> Result<UniqueId> {
+    UniqueId::decode(&id.internal.map(|b| b as u8)).ok_or_else(|| {
+        let expected = "an id from this library's ncclGetUniqueId, copied whole (128 bytes)";
+        Error::argument(function, argument, "something else", expected)
+    })
+}
+
+/// A number of ranks.
+fn ranks(number: c_int, function: &'static str, argument: &'static str) -> Result<u32> {
+    let limit = bootstrap::root::MAX_RANKS;
+    let nranks = u32::try_from(number).ok().filter(|n| (1..=limit).contains(n));
+    nranks.ok_or_else(|| Error::argument(function, argument, number, format!("1 to {limit} ranks")))
+}
+
+/// Starts to make a communicator whose handle goes to `comm`; the names are those of the function and
+/// of its arguments for the handle and the rank.
 ///
 /// # Safety
 /// `comm` is null or stays writable until the communicator is made.
 pub(crate) unsafe fn make(
-    function: &'static str,
+    (function, output, seat): (&'static str, &'static str, &'static str),
     comm: *mut ncclComm_t,
     nranks: c_int,
     id: UniqueId,
@@ -34,38 +54,32 @@ pub(crate) unsafe fn make(
     device: i32,
     options: Options,
 ) -> Result<Launched> {
-    // Before the id is used up.
-    if comm.is_null() {
-        return Err(Error::argument(function, "comm", "null", "a place for the handle"));
-    }
-    let limit = bootstrap::root::MAX_RANKS;
-    let nranks =
-        u32::try_from(nranks).ok().filter(|&n| (1..=limit).contains(&n)).ok_or_else(|| {
-            Error::argument(function, "nranks", nranks, format!("1 to {limit} ranks"))
-        })?;
-    let rank = convert::rank(rank, nranks, function, "rank")?;
+    let nranks = ranks(nranks, function, "nranks")?;
+    let rank = convert::rank(rank, nranks, function, seat)?;
+    let origin = Origin::Id { id, rank, nranks };
     // SAFETY: passed on from the caller.
-    unsafe { begin(function, comm, Origin::Id { id, rank, nranks }, None, (device, options)) }
+    unsafe { begin((function, output), comm, origin, None, (device, options)) }
 }
 
-/// Makes a communicator, or begins to.
+/// Makes a communicator, or begins to; the names are those of the function and of its argument for
+/// the handle.
 ///
 /// # Safety
 /// As for `make`.
 pub(crate) unsafe fn begin(
-    function: &'static str,
+    (function, output): (&'static str, &'static str),
     comm: *mut ncclComm_t,
     origin: Origin,
     parent: Option<Arc<Holder>>,
     (device, options): (i32, Options),
 ) -> Result<Launched> {
-    if comm.is_null() {
-        return Err(Error::argument(function, "the output", "null", "a place for the handle"));
-    }
+    // Before the id is used up.
+    convert::place(comm, function, output)?;
     check_device(function)?;
-    let name = options.name.as_deref().unwrap_or("without a name");
+    let name = options.name.as_deref().filter(|name| !name.is_empty());
+    let name = name.unwrap_or("without a name");
     for line in options.without_effect() {
-        log::line(Level::Info, Subsystem::Init, &format!("{function} of {name}: {line}"));
+        log::line(Level::Info, Subsystem::Init, &format!("communicator {name}: {line}"));
     }
     let holder = Arc::new(Holder::new(device, options));
     let finish = Box::new(move |holder, member| {
@@ -74,7 +88,7 @@ pub(crate) unsafe fn begin(
             unsafe { objects::put(&objects::COMMS, holder, comm, function) }
         } else {
             // SAFETY: not null, and writable by the contract of this function.
-            unsafe { convert::store(comm, std::ptr::null_mut(), function, "the output") }
+            unsafe { convert::store(comm, std::ptr::null_mut(), function, output) }
         }
     });
     group::create_communicator(Creation { origin, holder, parent, finish })
@@ -91,6 +105,13 @@ fn check_device(function: &'static str) -> Result<()> {
     }
 }
 
+/// A function and its arguments for the handle, the rank and the id.
+type Names = (&'static str, [&'static str; 3]);
+
+fn names(function: &'static str) -> Names {
+    (function, ["comm", "rank", "commId"])
+}
+
 unsafe fn comm_init_rank(
     comm: *mut ncclComm_t,
     nranks: c_int,
@@ -98,7 +119,7 @@ unsafe fn comm_init_rank(
     rank: c_int,
 ) -> Result<Launched> {
     // SAFETY: passed on from the caller.
-    unsafe { join("ncclCommInitRank", comm, nranks, commId, rank, std::ptr::null()) }
+    unsafe { join(names("ncclCommInitRank"), comm, nranks, commId, rank, std::ptr::null()) }
 }
 
 /// Makes a communicator on the current device with the options of a configuration.
@@ -106,18 +127,21 @@ unsafe fn comm_init_rank(
 /// # Safety
 /// As for `make` and `config::read`.
 unsafe fn join(
-    function: &'static str,
+    (function, [output, seat, key]): Names,
     comm: *mut ncclComm_t,
     nranks: c_int,
-    id: ncclUniqueId,
+    commId: ncclUniqueId,
     rank: c_int,
     config: *const ncclConfig_t,
 ) -> Result<Launched> {
-    let id = UniqueId::decode(&id.internal.map(|b| b as u8))?;
+    let id = id(&commId, function, key)?;
     // SAFETY: passed on from the caller.
     let options = unsafe { config::read(config, function, None)? };
     // SAFETY: passed on from the caller.
-    unsafe { make(function, comm, nranks, id, rank, objects::DEVICE.get(), options) }
+    unsafe {
+        let device = objects::DEVICE.get();
+        make((function, output, seat), comm, nranks, id, rank, device, options)
+    }
 }
 
 unsafe fn comm_init_rank_config(
@@ -128,7 +152,7 @@ unsafe fn comm_init_rank_config(
     config: *const ncclConfig_t,
 ) -> Result<Launched> {
     // SAFETY: passed on from the caller.
-    unsafe { join("ncclCommInitRankConfig", comm, nranks, commId, rank, config) }
+    unsafe { join(names("ncclCommInitRankConfig"), comm, nranks, commId, rank, config) }
 }
 
 unsafe fn comm_init_rank_scalable(
@@ -143,19 +167,22 @@ unsafe fn comm_init_rank_scalable(
     if commIds.is_null() {
         return Err(Error::argument(FUNCTION, "commIds", "null", "nId ids"));
     }
+    ranks(nranks, FUNCTION, "nranks")?;
     if nId < 1 || nId > nranks {
         let expected = format!("1 to nranks, which is {nranks}");
         return Err(Error::argument(FUNCTION, "nId", nId, expected));
     }
     for i in 0..nId as usize {
         // SAFETY: nId ids by the contract of the caller.
-        let id = unsafe { commIds.add(i).read() };
-        UniqueId::decode(&id.internal.map(|b| b as u8))?;
+        id(unsafe { &*commIds.add(i) }, FUNCTION, "commIds")?;
     }
     // All meet at the first one: several meeting points would first have to tell each other what
     // they collected, and every rank needs everyone's message in the end.
     // SAFETY: at least one id; the rest is passed on from the caller.
-    unsafe { join(FUNCTION, newcomm, nranks, commIds.read(), myrank, config) }
+    unsafe {
+        let names = (FUNCTION, ["newcomm", "myrank", "commIds"]);
+        join(names, newcomm, nranks, commIds.read(), myrank, config)
+    }
 }
 
 unsafe fn comm_init_all(
@@ -167,9 +194,7 @@ unsafe fn comm_init_all(
     if comm.is_null() {
         return Err(Error::argument(FUNCTION, "comm", "null", "room for ndev handles"));
     }
-    if ndev < 1 {
-        return Err(Error::argument(FUNCTION, "ndev", ndev, "at least 1"));
-    }
+    ranks(ndev, FUNCTION, "ndev")?;
     let id = bootstrap::new_unique_id()?;
     // SAFETY: there is no configuration.
     let options = unsafe { config::read(std::ptr::null(), FUNCTION, None)? };
@@ -187,7 +212,15 @@ unsafe fn comm_init_all(
             // SAFETY: room for ndev handles by the contract of the caller.
             unsafe {
                 let place = comm.add(i as usize);
-                make(FUNCTION, place, ndev, id.clone(), i, device, options.clone())
+                make(
+                    (FUNCTION, "comm", "ndev"),
+                    place,
+                    ndev,
+                    id.clone(),
+                    i,
+                    device,
+                    options.clone(),
+                )
             }
         };
         if let Err(error) = made {

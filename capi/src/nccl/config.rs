@@ -2,7 +2,7 @@
 //! with, and only what that version knew is read.
 
 use oxccl_runtime::comm::Options;
-use oxccl_runtime::config::launcher_variable;
+use oxccl_runtime::config::Config;
 use oxccl_runtime::error::{Error, Result};
 use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::mem::offset_of;
@@ -140,7 +140,7 @@ const FIELDS: [Field; 16] = [
 const NET_NAME: c_uint = 21700;
 const COMM_NAME: c_uint = 22700;
 
-/// The options that a configuration asks for, after the environment. Strings are copied.
+/// The options that a configuration asks for, after the variables. Strings are copied.
 ///
 /// Without one, a child has its parent's options (`inherited`), others the defaults. With one,
 /// fields that are left alone take the defaults, for children too, as in NCCL.
@@ -158,46 +158,50 @@ pub(crate) unsafe fn read(
         // SAFETY: by the contract of this function.
         unsafe { parse(config, function)? }
     };
-    Ok(options.with_environment(&launcher_variable))
+    Ok(options.with_variables(Config::get()))
 }
 
-/// Size and version of a structure, whose beginning all versioned ones have in common.
+/// Size and version of a structure, whose beginning all versioned ones have in common. Nothing is
+/// read beyond the size that it says.
 ///
 /// # Safety
-/// `from` points to at least 16 bytes.
+/// `from` points to a size, and to as many bytes as that says where it is 24 to 4096.
 pub(crate) unsafe fn header(
     from: *const u8,
     expected: c_uint,
     (function, argument, initializer): (&'static str, &'static str, &'static str),
 ) -> Result<(usize, c_uint)> {
-    // SAFETY: the three words lie within 16 bytes.
-    let (size, magic, version) = unsafe {
-        (
-            from.cast::<usize>().read_unaligned(),
-            from.add(8).cast::<c_uint>().read_unaligned(),
-            from.add(12).cast::<c_uint>().read_unaligned(),
-        )
-    };
-    if magic != expected {
-        let got = format!("a structure with magic {magic:#x}");
-        let expected = format!("magic {expected:#x}: begin with {initializer}");
-        return Err(Error::argument(function, argument, got, expected));
-    }
+    // SAFETY: by the contract of this function.
+    let size = unsafe { from.cast::<usize>().read_unaligned() };
     // The size of a structure is a multiple of its alignment.
     if !SIZES.contains(&size) || size % 8 != 0 {
         let got = format!("a structure of {size} bytes");
         let expected = format!("a size that {initializer} sets, from 24 bytes on");
         return Err(Error::argument(function, argument, got, expected));
     }
+    // SAFETY: the structure has at least 24 bytes.
+    let (magic, version) = unsafe {
+        let word = |at| from.add(at).cast::<c_uint>().read_unaligned();
+        (word(8), word(12))
+    };
+    if magic != expected {
+        let got = format!("a structure with magic {magic:#x}");
+        let expected = format!("magic {expected:#x}: begin with {initializer}");
+        return Err(Error::argument(function, argument, got, expected));
+    }
     Ok((size, version))
 }
 
+/// The options that a structure asks for. Fails when no initializer made it, or a field is out of
+/// its range.
+///
 /// # Safety
-/// `config` points to an ncclConfig_t of any version from 2.14 on.
-unsafe fn parse(config: *const ncclConfig_t, function: &'static str) -> Result<Options> {
+/// `config` points to an ncclConfig_t of any version from 2.14 on: to a size, to as many bytes as
+/// that says where it is 24 to 4096, and its texts are null or end with a zero byte.
+pub unsafe fn parse(config: *const ncclConfig_t, function: &'static str) -> Result<Options> {
     let from = config.cast::<u8>();
     let what = (function, "config", "NCCL_CONFIG_INITIALIZER");
-    // SAFETY: the smallest version has 24 bytes.
+    // SAFETY: by the contract of this function.
     let (size, version) = unsafe { header(from, NCCL_API_MAGIC, what)? };
     let mut fields = INITIAL;
     // SAFETY: the caller's structure has `size` bytes; any bytes make integers and pointers.
@@ -381,8 +385,8 @@ mod tests {
             )
         };
         assert_eq!(given, Options::default());
-        assert_eq!(none, Options::default().with_environment(&launcher_variable));
-        assert_eq!(inherited, parent.with_environment(&launcher_variable));
+        assert_eq!(none, Options::default().with_variables(Config::get()));
+        assert_eq!(inherited, parent.with_variables(Config::get()));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use crate::boundary::boundary;
 use crate::convert;
 use oxccl_runtime::config::{self, Config, Origin, Setting, Status, Value};
 use oxccl_runtime::error::{Error, Result};
+use oxccl_runtime::fork;
 use oxccl_runtime::log::{self, Level};
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -192,6 +193,7 @@ unsafe fn get_all_parameter_keys(
 }
 
 fn dump_all() -> Result<()> {
+    fork::check()?;
     for (_, Setting { variable, value, origin }) in shown() {
         let kind = variable.kind.name();
         let source = match origin {
@@ -214,6 +216,8 @@ fn dump_all() -> Result<()> {
 }
 
 fn reset_debug_init() -> Result<()> {
+    // Another thread of the parent may have held the log's locks.
+    fork::check()?;
     log::reset();
     Ok(())
 }

@@ -33,7 +33,10 @@ pub unsafe extern "C" fn oxcclCommInitEnv(
         };
         objects::DEVICE.set(local as i32);
         // SAFETY: passed on from the caller.
-        unsafe { make(FUNCTION, comm, nranks as i32, id, rank as i32, local as i32, options) }
+        unsafe {
+            let names = (FUNCTION, "comm", "the rank");
+            make(names, comm, nranks as i32, id, rank as i32, local as i32, options)
+        }
     })
 }
 

@@ -159,7 +159,7 @@ pub(crate) fn parse_id(text: &[u8]) -> Option<UniqueId> {
         let digit = |i: usize| (pair[i] as char).to_digit(16);
         *byte = (digit(0)? * 16 + digit(1)?) as u8;
     }
-    UniqueId::decode(&bytes).ok()
+    UniqueId::decode(&bytes)
 }
 
 /// ` pid start-time`: names a process for good.

@@ -118,9 +118,9 @@ pub(super) fn grow(
             return Err(Error::usage(what, "pass it on one rank, and null on the others"));
         }
         if let Some((rank, bytes)) = first {
-            let bytes = <&[u8; ID_BYTES]>::try_from(&bytes[..]);
-            let bad = |_| Error::Init { why: format!("rank {rank} sent a bad id") };
-            known = Some(UniqueId::decode(bytes.map_err(bad)?)?);
+            let id = <&[u8; ID_BYTES]>::try_from(&bytes[..]).ok().and_then(UniqueId::decode);
+            let bad = || Error::Init { why: format!("rank {rank} sent a bad id") };
+            known = Some(id.ok_or_else(bad)?);
         }
     }
     let Some(id) = known else {

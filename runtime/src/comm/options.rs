@@ -1,6 +1,8 @@
 //! What a communicator's creator may ask for: the fields of `ncclConfig_t`, their ranges, the
 //! variables that override them, and why some have no effect on the host device.
 
+use crate::config::Config;
+use crate::config::accepted::{CTAS, NETWORKS, NO_NVLINK, NO_NVLS, NO_SHARING, ORDERED, PROXIES};
 use crate::error::{Error, Result};
 use crate::log::{self, Level, Subsystem};
 
@@ -96,10 +98,6 @@ struct Field {
 const ANY: (i32, i32) = (i32::MIN, i32::MAX);
 const SWITCH: (i32, i32) = (0, 1);
 const COUNT: (i32, i32) = (1, i32::MAX);
-const NO_KERNELS: &str = "the host device launches no kernels";
-const NOTHING_SHARED: &str = "every communicator has its own resources";
-const NO_PLUGINS: &str = "there are no network plugins: hosts talk over TCP";
-const ORDERED: &str = "the host device always keeps the order of calls, in graphs too";
 
 macro_rules! fields {
     ($($name:literal, $variable:literal, $range:expr, $kind:ident $field:ident, $moot:expr;)*) => {
@@ -122,23 +120,22 @@ macro_rules! fields {
 
 static FIELDS: &[Field] = fields! {
     "blocking", "COMM_BLOCKING", SWITCH, flag blocking, "";
-    "cgaClusterSize", "CGA_CLUSTER_SIZE", (0, i32::MAX), number cga_cluster_size, NO_KERNELS;
-    "minCTAs", "MIN_CTAS", COUNT, number min_ctas, NO_KERNELS;
-    "maxCTAs", "MAX_CTAS", COUNT, number max_ctas, NO_KERNELS;
-    "splitShare", "COMM_SPLIT_SHARE_RESOURCES", SWITCH, flag split_share, NOTHING_SHARED;
-    "trafficClass", "", ANY, optional traffic_class, NO_PLUGINS;
-    "collnetEnable", "COLLNET_ENABLE", SWITCH, flag collnet_enable, NO_PLUGINS;
-    "CTAPolicy", "CTA_POLICY", (0, POLICY_EFFICIENCY | POLICY_ZERO), number cta_policy, NO_KERNELS;
-    "shrinkShare", "COMM_SHRINK_SHARE_RESOURCES", SWITCH, flag shrink_share, NOTHING_SHARED;
-    "nvlsCTAs", "NVLS_NCHANNELS", COUNT, optional nvls_ctas, NO_KERNELS;
+    "cgaClusterSize", "CGA_CLUSTER_SIZE", (0, i32::MAX), number cga_cluster_size, CTAS;
+    "minCTAs", "MIN_CTAS", COUNT, number min_ctas, CTAS;
+    "maxCTAs", "MAX_CTAS", COUNT, number max_ctas, CTAS;
+    "splitShare", "COMM_SPLIT_SHARE_RESOURCES", SWITCH, flag split_share, NO_SHARING;
+    "trafficClass", "", ANY, optional traffic_class, NETWORKS;
+    "collnetEnable", "COLLNET_ENABLE", SWITCH, flag collnet_enable, NETWORKS;
+    "CTAPolicy", "CTA_POLICY", (0, POLICY_EFFICIENCY | POLICY_ZERO), number cta_policy, CTAS;
+    "shrinkShare", "COMM_SHRINK_SHARE_RESOURCES", SWITCH, flag shrink_share, NO_SHARING;
+    "nvlsCTAs", "NVLS_NCHANNELS", COUNT, optional nvls_ctas, NO_NVLS;
     "nChannelsPerNetPeer", "NCHANNELS_PER_NET_PEER", (1, MAX_CTAS), optional channels_per_net_peer,
-        "a peer of another host has one connection in each direction";
+        CTAS;
     "nvlinkCentricSched", "NVLINK_UTIL_CENTRIC_SCHED_ENABLE", SWITCH, flag nvlink_centric_sched,
-        "there is no NVLink between the ranks";
+        NO_NVLINK;
     "graphUsageMode", "", (0, 2), number graph_usage_mode, ORDERED;
-    "numRmaCtx", "NUM_RMA_CTX", (0, i32::MAX), number rma_contexts, "";
-    "maxP2pPeers", "P2P_MAX_PEERS", COUNT, optional max_p2p_peers,
-        "every rank can always reach every other";
+    "numRmaCtx", "NUM_RMA_CTX", (0, i32::MAX), number rma_contexts, PROXIES;
+    "maxP2pPeers", "P2P_MAX_PEERS", COUNT, optional max_p2p_peers, PROXIES;
     "graphStreamOrdering", "GRAPH_STREAM_ORDERING", SWITCH, flag graph_stream_ordering, ORDERED;
 };
 
@@ -191,9 +188,9 @@ impl Options {
 
     /// Lets variables override what the program asked for, and settles contradictions as NCCL does.
     ///
-    /// `lookup` gives the value of a variable. Values that cannot be used are logged and ignored.
-    pub fn with_environment(mut self, lookup: &impl Fn(&str) -> Option<String>) -> Self {
-        let warnings = self.override_by(lookup);
+    /// Values that cannot be used are logged and ignored.
+    pub fn with_variables(mut self, config: &Config) -> Self {
+        let warnings = self.override_by(&|name| config.given(name));
         warnings.iter().for_each(|w| log::line(Level::Warn, Subsystem::Env, w));
         self
     }
@@ -255,7 +252,7 @@ impl Options {
             let value = (f.get)(self).map_or("undefined".to_owned(), |v| v.to_string());
             line(f.name, &value, f.moot)
         });
-        let net = self.net_name.iter().map(|name| line("netName", name, NO_PLUGINS));
+        let net = self.net_name.iter().map(|name| line("netName", name, NETWORKS));
         numbers.chain(net).collect()
     }
 }
@@ -263,6 +260,7 @@ impl Options {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{self, Status};
 
     const F: &str = "ncclCommInitRankConfig";
 
@@ -319,6 +317,27 @@ mod tests {
     }
 
     #[test]
+    fn each_variable_is_a_row_that_names_its_field_and_says_the_same_of_its_effect() {
+        let row = |variable: &str| {
+            let name = format!("NCCL_{variable}");
+            config::variables().find(|row| row.name == name).unwrap_or_else(|| panic!("{name}"))
+        };
+        for Field { name, variable, moot, .. } in FIELDS.iter().filter(|f| !f.variable.is_empty()) {
+            let row = row(variable);
+            assert!(row.doc.starts_with(&format!("Overrides `{name}`")), "{}", row.doc);
+            let status = if moot.is_empty() { Status::Honoured } else { Status::Accepted(moot) };
+            assert_eq!(row.status, status, "{name}");
+        }
+        for (variable, name, moot) in
+            [("GRAPH_MIXING_SUPPORT", "graphUsageMode", ORDERED), ("NET", "netName", NETWORKS)]
+        {
+            let row = row(variable);
+            assert!(row.doc.starts_with(&format!("Overrides `{name}`")), "{}", row.doc);
+            assert_eq!(row.status, Status::Accepted(moot));
+        }
+    }
+
+    #[test]
     fn contradictions_are_settled_as_nccl_does() {
         let mut options = Options {
             min_ctas: 100,
@@ -335,12 +354,8 @@ mod tests {
     #[test]
     fn what_has_no_effect_says_why() {
         assert!(Options::default().without_effect().is_empty());
-        let effective = Options {
-            blocking: false,
-            name: Some("a".to_owned()),
-            rma_contexts: 4,
-            ..Options::default()
-        };
+        let effective =
+            Options { blocking: false, name: Some("a".to_owned()), ..Options::default() };
         assert!(effective.without_effect().is_empty());
         let mut all = Options { net_name: Some("IB".to_owned()), ..effective };
         for field in FIELDS.iter().filter(|f| !f.moot.is_empty()) {
@@ -351,7 +366,7 @@ mod tests {
             }
         }
         let lines = all.without_effect();
-        assert_eq!(lines.len(), 15, "{lines:?}");
+        assert_eq!(lines.len(), 16, "{lines:?}");
         assert!(lines.iter().all(|l| l.contains(" has no effect: ")));
     }
 }

@@ -4,11 +4,13 @@
 use super::value::Kind;
 use super::{Lookup, Report, Status, Variable, read};
 
-pub(super) const CTAS: &str = "the host device has neither thread blocks nor channels";
-pub(super) const NETWORKS: &str = "hosts are linked by TCP only; no network plugins yet";
-pub(super) const NO_NVLS: &str = "there are no NVLink switches on the host device";
-pub(super) const NO_SHARING: &str = "children never share their parent's resources";
-pub(super) const PROXIES: &str = "every rank reaches all peers at once, without proxies";
+pub(crate) const CTAS: &str = "the host device has neither thread blocks nor channels";
+pub(crate) const NETWORKS: &str = "hosts are linked by TCP only; no network plugins yet";
+pub(crate) const NO_NVLS: &str = "there are no NVLink switches on the host device";
+pub(crate) const NO_SHARING: &str = "children never share their parent's resources";
+pub(crate) const PROXIES: &str = "every rank reaches all peers at once, without proxies";
+pub(crate) const NO_NVLINK: &str = "there is no NVLink between ranks on the host device";
+pub(crate) const ORDERED: &str = "the host device orders graphs and other work always";
 const TCP: &str = "one TCP socket per direction serves each pair of ranks of different hosts";
 const RETRY: &str = "connections are retried until OXCCL_INIT_TIMEOUT is over";
 const BOOTSTRAP: &str = "initialisation goes over TCP and needs no staggering";

@@ -4,14 +4,14 @@
 //! A value comes from the process's environment, else from the file that `NCCL_CONF_FILE` names
 //! (else `~/.nccl.conf`), else from `/etc/nccl.conf`. The environment is never written to.
 
-mod accepted;
+pub(crate) mod accepted;
 pub mod file;
 mod source;
 mod suggest;
 mod table;
 mod value;
 
-pub use source::launcher_variable;
+pub(crate) use source::launcher_variable;
 pub use table::Config;
 pub use value::{Kind, Value};
 
@@ -175,6 +175,13 @@ impl Config {
         config
     }
 
+    /// The text of a variable that has a value from outside; None where none was given, or none that
+    /// can be read.
+    pub fn given(&self, name: &str) -> Option<String> {
+        let (_, Setting { value, origin, .. }) = self.setting(name)?;
+        (*origin != Origin::Default && *value != Value::Unset).then(|| value.to_string())
+    }
+
     /// The setting of a variable, and its index in the order of [`variables`].
     pub fn setting(&self, name: &str) -> Option<(usize, &Setting)> {
         self.report.settings.iter().enumerate().find(|(_, s)| s.variable.name == name)
@@ -216,6 +223,7 @@ mod tests {
             "NCCL_MIN_CTAS" => Some("many".to_owned()),
             "NCCL_IB_TIMEOUT" => Some("22".to_owned()),
             "NCCL_IB_SL" => Some("-1".to_owned()),
+            "NCCL_NET" => Some(String::new()),
             _ => None,
         });
         assert_eq!(
@@ -235,10 +243,14 @@ mod tests {
         ];
         assert_eq!(config.report.warnings, warnings);
         let given: Vec<String> = config.report.given().collect();
-        assert_eq!(given.len(), 4);
+        assert_eq!(given.len(), 5);
         let no_effect = "NCCL_IB_TIMEOUT=22 (environment) has no effect: there is no InfiniBand \
                          transport yet";
         assert!(given.iter().any(|line| line == no_effect), "{given:?}");
         assert_eq!(config.setting("NCCL_IB_TIMEOUT").unwrap().1.value, Value::Uint(22));
+        assert_eq!(config.given("OXCCL_COUNTER_START").unwrap(), (u64::MAX - 15).to_string());
+        for name in ["NCCL_MIN_CTAS", "NCCL_NET", "OXCCL_INIT_TIMEOUT", "OXCCL_NONE"] {
+            assert_eq!(config.given(name), None, "{name}");
+        }
     }
 }

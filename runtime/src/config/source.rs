@@ -43,7 +43,7 @@ fn admitted(name: &str, secure: bool) -> bool {
 }
 
 /// Reads a variable that belongs to a launcher (`OMPI_…`, `SLURM_…`), not to this library.
-pub fn launcher_variable(name: &str) -> Option<String> {
+pub(crate) fn launcher_variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 

@@ -1,6 +1,6 @@
 //! The variables that the library reads: a row is a documented field of [`Config`].
 
-use super::accepted::{CTAS, NETWORKS, NO_NVLS, NO_SHARING, PROXIES};
+use super::accepted::{CTAS, NETWORKS, NO_NVLINK, NO_NVLS, NO_SHARING, ORDERED, PROXIES};
 use super::value::Parse;
 use super::{Lookup, Report, Status, Variable, read};
 use crate::log::{Level, Levels, Subsystems};
@@ -111,6 +111,9 @@ variables! {
     nvls_nchannels: Option<i64> = "NCCL_NVLS_NCHANNELS", "", NO_NVLS;
     /// Overrides `nChannelsPerNetPeer`, channels to each peer of another host.
     nchannels_per_net_peer: Option<i64> = "NCCL_NCHANNELS_PER_NET_PEER", "", CTAS;
+    /// Overrides `nvlinkCentricSched`: 1 orders sends and receives for NVLink.
+    nvlink_util_centric_sched_enable: Option<i64> = "NCCL_NVLINK_UTIL_CENTRIC_SCHED_ENABLE", "",
+        NO_NVLINK;
     /// Overrides `splitShare`: 1 lets split communicators share their parent's resources.
     comm_split_share_resources: Option<i64> = "NCCL_COMM_SPLIT_SHARE_RESOURCES", "", NO_SHARING;
     /// Overrides `shrinkShare`: 1 lets shrunk communicators share their parent's resources.
@@ -119,12 +122,10 @@ variables! {
     num_rma_ctx: Option<i64> = "NCCL_NUM_RMA_CTX", "", PROXIES;
     /// Overrides `maxP2pPeers`, peers that send and receive at a time.
     p2p_max_peers: Option<i64> = "NCCL_P2P_MAX_PEERS", "", PROXIES;
-    /// 1 makes `graphUsageMode` 2: graphs may mix with other work on a communicator.
-    graph_mixing_support: Option<i64> = "NCCL_GRAPH_MIXING_SUPPORT", "",
-        "the host device orders graphs and other work always";
+    /// Overrides `graphUsageMode`: 1 makes it 2, graphs may mix with other work; 0 makes it 0.
+    graph_mixing_support: Option<i64> = "NCCL_GRAPH_MIXING_SUPPORT", "", ORDERED;
     /// Overrides `graphStreamOrdering`: 0 lets captured operations of a communicator overlap.
-    graph_stream_ordering: Option<i64> = "NCCL_GRAPH_STREAM_ORDERING", "",
-        "the host device orders graphs and other work always";
+    graph_stream_ordering: Option<i64> = "NCCL_GRAPH_STREAM_ORDERING", "", ORDERED;
 }
 "Configuration and logging" {
     /// File to read variables from, instead of `~/.nccl.conf`; only from the environment.

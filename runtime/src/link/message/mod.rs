@@ -8,8 +8,9 @@ use crate::descriptor::Descriptor;
 use crate::error::{Error, Result};
 use net::{Receiver, Request, Sender};
 
-/// A message begins with the descriptor of its operation: `what u32 · 0 u32 · count u64`.
-const HEADER_BYTES: usize = 16;
+/// A message begins with the descriptor of its operation: `what u32 · 0 u32 · count u64`. A shorter
+/// one has no meaning, and fails.
+pub const HEADER_BYTES: usize = 16;
 
 /// The edges from and to one remote peer. Slots live here; a message leaves from its slot and
 /// arrives in one.
@@ -97,7 +98,13 @@ impl MessageEdge {
             let Some(request) = self.receives[slot] else { return Ok(None) };
             self.arrived = self.receiver.test(request)?;
         }
-        let Some(len) = self.arrived else { return Ok(None) };
+        let Some(arrived) = self.arrived else { return Ok(None) };
+        let Some(len) = arrived.checked_sub(HEADER_BYTES) else {
+            let what = format!(
+                "a message of {arrived} bytes is shorter than its header of {HEADER_BYTES}"
+            );
+            return Err(Error::Internal { what });
+        };
         let Some((header, data)) = self.incoming[slot].split_first_chunk::<HEADER_BYTES>() else {
             return Err(Error::Internal { what: "a slot without room for a header".to_owned() });
         };
@@ -106,7 +113,7 @@ impl MessageEdge {
         let descriptor = Descriptor::from_words(what, u64::from_le_bytes(count));
         Ok(Some(Message {
             data: data.as_ptr(),
-            len: len.saturating_sub(HEADER_BYTES),
+            len,
             tag: descriptor.tag(),
             descriptor: Some(descriptor),
         }))
