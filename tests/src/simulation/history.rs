@@ -41,8 +41,6 @@ enum Fault {
 struct Delay {
     rank: usize,
     lasts: Duration,
-    /// Whether it stands still in the middle of writing into its peers' memory, where it does.
-    writing: bool,
 }
 
 /// What happens, and when: so many turns after somebody has called an operation.
@@ -52,6 +50,8 @@ struct Trouble {
     delay: Option<Delay>,
     operation: usize,
     turns: u64,
+    /// The late or dead rank, if this shall strike it in the middle of a write into others' memory.
+    writer: Option<usize>,
 }
 
 /// What a history was, for the count of what all of them cover.
@@ -154,14 +154,18 @@ fn trouble(place: &Place, operations: usize, random: &mut Random) -> Trouble {
         _ => random.below(3000),
     };
     let lasts = Duration::from_millis(ms);
-    let late = Delay { rank: *late, lasts, writing: random.below(2) == 0 };
+    let late = Delay { rank: *late, lasts };
     let delay = match fault {
         Fault::Deadline(_) => Some(late),
         _ => Some(late).filter(|_| random.below(2) == 0),
     };
     let within = 1 << random.below(10);
     let (operation, turns) = (random.below(operations as u64) as usize, random.below(within));
-    Trouble { fault, delay, operation, turns }
+    let writer = match fault {
+        Fault::Kill(dead) if random.below(2) == 0 => Some(dead),
+        _ => delay.map(|d| d.rank).filter(|_| random.below(2) == 0),
+    };
+    Trouble { fault, delay, operation, turns, writer }
 }
 
 impl Player {
@@ -354,24 +358,30 @@ impl History {
             self.trouble.turns -= 1;
             return;
         }
+        if let Some(rank) = self.trouble.writer {
+            let Player { tasks, outcomes, .. } = &self.players[rank];
+            let writes = |i: usize| self.operations[i].writes && outcomes[i].is_none();
+            let now = tasks.first().is_some_and(|(i, _)| writes(*i));
+            // Anywhere in the operation.
+            if (0..outcomes.len()).any(writes) && !(now && self.random.below(16) == 0) {
+                return;
+            }
+        }
         let now = clock::now();
         self.struck = Some(now);
-        if let Some(Delay { rank, lasts, writing }) = self.trouble.delay
+        if let Some(rank) = self.trouble.writer {
+            self.begin_writing(rank);
+        }
+        if let Some(Delay { rank, lasts }) = self.trouble.delay
             && !self.players[rank].left
         {
             self.players[rank].life = Life::Stands(now + lasts);
-            if writing {
-                self.begin_writing(rank);
-            }
         }
         let gone = |rank: &usize| self.players[*rank].left;
         match self.trouble.fault.clone() {
             Fault::None => {}
             Fault::Kill(rank) | Fault::Abort(rank) if gone(&rank) => {}
             Fault::Kill(rank) => {
-                if self.random.below(2) == 0 {
-                    self.begin_writing(rank);
-                }
                 self.players[rank].life = Life::Dead;
                 self.world.kill(rank);
                 self.failing_since = Some(now);
@@ -464,7 +474,8 @@ impl History {
         }
         let hosts = survivors.iter().map(|&r| self.world.place.hosts[r]).collect();
         let place = Place { hosts, ..self.world.place };
-        let calm = Trouble { fault: Fault::None, delay: None, operation: 0, turns: 0 };
+        let calm =
+            Trouble { fault: Fault::None, delay: None, operation: 0, turns: 0, writer: None };
         let random = Random(self.random.draw());
         let mut next = History::new(place, 2, calm, random);
         next.until(|h| h.players.iter().all(|p| p.left));
