@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 
 /// From a fault, or from the return of a late rank, to the end of all operations.
 const BOUND: Duration = Duration::from_secs(5);
+/// Deadlines are shorter by far, and what does not wait for a late rank is done by then.
+const OVERDUE: Duration = Duration::from_secs(10);
 /// What a writer that answers needs at most: a failed operation waits for a second.
 const WRITING: Duration = Duration::from_millis(900);
 /// An abort waits so long for writers.
@@ -199,8 +201,7 @@ impl History {
     fn new(place: Place, operations: usize, trouble: Trouble, mut random: Random) -> Self {
         clock::advance(Duration::ZERO);
         let start = clock::now();
-        let operations: Vec<_> =
-            (0..operations).map(|_| plays::draw(&place, &mut random)).collect();
+        let operations = plays::draw(&place, operations, &mut random);
         let players = place.hosts.iter().map(|_| Player::new(operations.len(), start)).collect();
         let world = World::new(place, &mut random);
         let fine = random.below(2) == 0;
@@ -234,11 +235,21 @@ impl History {
             }
             self.turns += 1;
             assert!(self.turns < TURNS, "no end in sight: {}", self.waiting());
-            if self.failing_since.is_some_and(|since| clock::now() - since > BOUND) {
+            if self.should_end_from().is_some_and(|from| clock::now() > from + BOUND) {
                 let waiting = self.players.iter().any(|p| p.life == Life::Runs && !p.done());
                 assert!(!waiting, "not over {BOUND:?} after the failure: {}", self.waiting());
             }
         }
+    }
+
+    /// From when on everybody's operations have to end: a failure, or a deadline that is long over.
+    fn should_end_from(&self) -> Option<Instant> {
+        let (Fault::Deadline(ranks), None) = (&self.trouble.fault, self.failing_since) else {
+            return self.failing_since;
+        };
+        let late = self.players.iter().any(|p| p.stands_until().is_some());
+        let waits = late && ranks.iter().any(|&r| !self.players[r].done());
+        self.struck.filter(|_| waits).map(|struck| struck + OVERDUE)
     }
 
     fn waiting(&self) -> String {

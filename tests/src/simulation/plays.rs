@@ -97,10 +97,20 @@ fn size(random: &mut Random) -> u64 {
     random.below(limit + 1)
 }
 
-/// Draws an operation.
-pub(super) fn draw(place: &Place, random: &mut Random) -> Operation {
-    let op = if random.below(5) == 0 { exchange(place, random) } else { collective(place, random) };
-    op.expect("memory")
+/// Draws operations, of which some are the same again: there ranks run ahead of each other.
+pub(super) fn draw(place: &Place, number: usize, random: &mut Random) -> Vec<Operation> {
+    let mut kind = Random(random.draw());
+    let mut next = || {
+        if random.below(2) == 0 {
+            kind = Random(random.draw());
+        }
+        let mut kind = kind.clone();
+        match kind.below(5) {
+            0 => exchange(place, random),
+            _ => collective(place, kind, random),
+        }
+    };
+    (0..number).map(|_| next().expect("memory")).collect()
 }
 
 /// Plans for any memory and for mapped memory, as a communicator could choose them.
@@ -132,19 +142,23 @@ fn plans(spec: Spec, place: &Place, random: &mut Random) -> (Plan, Option<Plan>)
     }
 }
 
-fn collective(place: &Place, random: &mut Random) -> oxccl_runtime::Result<Operation> {
+fn collective(
+    place: &Place,
+    mut what: Random,
+    random: &mut Random,
+) -> oxccl_runtime::Result<Operation> {
     let nranks = place.nranks();
     // The first of them, all-reduce, has the most plans, and those that write into others' memory.
-    let kind = Collective::ALL[(random.below(8) * u64::from(random.below(4) > 0)) as usize];
-    let spec = Spec::new(kind, nranks, random.below(u64::from(nranks)) as u32);
-    let dtype = DataType::ALL[random.below(12) as usize];
-    let op = ReduceOp::ALL[random.below(5) as usize];
+    let kind = Collective::ALL[(what.below(8) * u64::from(what.below(4) > 0)) as usize];
+    let spec = Spec::new(kind, nranks, what.below(u64::from(nranks)) as u32);
+    let dtype = DataType::ALL[what.below(12) as usize];
+    let op = ReduceOp::ALL[what.below(5) as usize];
     let blocks = u64::from(spec.input_blocks(spec.root).max(spec.output_blocks(spec.root)));
-    let count = size(random) / dtype.size() as u64 / blocks;
+    let count = size(&mut what) / dtype.size() as u64 / blocks;
     let plain = random.below(3) == 0;
     let mut flags = |one_in| (0..nranks).map(|_| random.below(one_in) == 0).collect::<Vec<_>>();
     let (in_place, mapped) = (flags(3), if plain { flags(2) } else { flags(1) });
-    let (any, user) = plans(spec, place, random);
+    let (any, user) = plans(spec, place, &mut what);
     let everyone = place.one_process || mapped.iter().all(|&m| m);
     let overlap = kind == Collective::AllToAll && in_place.iter().any(|&i| i);
     let runs = user.filter(|_| everyone && !overlap).unwrap_or(any);
