@@ -4,6 +4,7 @@
 //! others by their connections. A rank that left in order, or failed, says so before: by its state
 //! word and record, or by a notice on the connection.
 
+use crate::clock;
 use crate::device::host::agreement;
 use crate::device::host::endpoint::Endpoint;
 use crate::error::{Error, Result};
@@ -33,13 +34,22 @@ pub enum Sign {
     Memory,
 }
 
-struct Watch {
+/// A peer of a communicator that is watched.
+pub struct Watch {
     endpoint: Weak<Endpoint>,
     peer: u32,
     sign: Sign,
     dead_since: Option<(Instant, String)>,
     /// Collectives before this one were compared with the peer's.
     compared: u64,
+}
+
+impl Watch {
+    /// A peer that nothing is known of yet.
+    pub fn new(endpoint: &Arc<Endpoint>, peer: u32, sign: Sign) -> Self {
+        let endpoint = Arc::downgrade(endpoint);
+        Self { endpoint, peer, sign, dead_since: None, compared: 0 }
+    }
 }
 
 struct Monitor {
@@ -72,8 +82,7 @@ fn monitor() -> Result<&'static Arc<Monitor>> {
 /// Watches a peer of a communicator.
 pub fn watch(endpoint: &Arc<Endpoint>, peer: u32, sign: Sign) -> Result<()> {
     let monitor = monitor()?;
-    let endpoint = Arc::downgrade(endpoint);
-    lock(monitor).push(Watch { endpoint, peer, sign, dead_since: None, compared: 0 });
+    lock(monitor).push(Watch::new(endpoint, peer, sign));
     let _ = (&monitor.wake).write(&[1]);
     Ok(())
 }
@@ -128,10 +137,11 @@ fn poll_now(watches: &[Watch]) -> Vec<bool> {
     watches.iter().map(&mut show).collect()
 }
 
-/// Draws the conclusions; true while a death waits for its grace to end.
-fn look(watches: &mut Vec<Watch>) -> bool {
+/// Looks once at all that is watched and draws the conclusions, forgetting what is decided; true
+/// while a death waits for its grace to end. Blocks: never.
+pub fn look(watches: &mut Vec<Watch>) -> bool {
     let ready = poll_now(watches);
-    let now = Instant::now();
+    let now = clock::now();
     let mut i = 0;
     let (mut lost, mut failed) = (Vec::new(), Vec::new());
     watches.retain_mut(|watch| {

@@ -5,6 +5,7 @@ pub mod hostile;
 pub mod job;
 pub mod mismatch;
 pub mod sequence;
+pub mod simulation;
 pub mod windows;
 
 /// Skips a test with a reason, or fails it where `OXCCL_TEST_REQUIRE` names what is missing (or

@@ -33,7 +33,7 @@ impl Random {
         self.draw() % bound.max(1)
     }
 
-    fn bytes(&mut self, len: usize) -> Vec<u8> {
+    pub(crate) fn bytes(&mut self, len: usize) -> Vec<u8> {
         let mut out = Vec::with_capacity(len + 8);
         while out.len() < len {
             out.extend(self.draw().to_ne_bytes());
@@ -63,7 +63,7 @@ pub struct Player {
 }
 
 /// Memory with a frame around it.
-struct Framed {
+pub(crate) struct Framed {
     base: *mut u8,
     len: usize,
     offset: usize,
@@ -74,7 +74,7 @@ const FRAME: usize = 64;
 const POISON: u8 = 0xc7;
 
 impl Framed {
-    fn new(len: usize, offset: usize, arena: bool) -> Result<Self> {
+    pub(crate) fn new(len: usize, offset: usize, arena: bool) -> Result<Self> {
         let whole = len + offset + 2 * FRAME;
         let base = if arena {
             arena::allocate(whole)?
@@ -87,18 +87,18 @@ impl Framed {
     }
 
     #[allow(clippy::mut_from_ref, reason = "the frame owns its memory and tests look in turn")]
-    fn all(&self) -> &mut [u8] {
+    pub(crate) fn all(&self) -> &mut [u8] {
         let whole = self.len + self.offset + 2 * FRAME;
         // SAFETY: the memory has this size and nobody else uses it while a test looks at it.
         unsafe { std::slice::from_raw_parts_mut(self.base, whole) }
     }
 
-    fn inner(&self) -> &mut [u8] {
+    pub(crate) fn inner(&self) -> &mut [u8] {
         let from = FRAME + self.offset;
         &mut self.all()[from..from + self.len]
     }
 
-    fn frame_is_whole(&self) -> bool {
+    pub(crate) fn frame_is_whole(&self) -> bool {
         let from = FRAME + self.offset;
         let all = self.all();
         all[..from].iter().chain(&all[from + self.len..]).all(|&b| b == POISON)
@@ -272,7 +272,7 @@ fn collective(
     Ok(used_in_place)
 }
 
-fn outcome(
+pub(crate) fn outcome(
     plan: &Plan,
     edge_slot_bytes: usize,
     count: u64,

@@ -15,7 +15,6 @@ use crate::device::host::endpoint::Endpoint;
 use crate::device::host::stream::Stream;
 use crate::device::host::{self, worker};
 use crate::error::{Error, Result};
-use crate::link::direct::PeerState;
 use crate::monitor;
 use oxccl_plan::cost::CostModel;
 use oxccl_plan::generate::{Algorithm, GENERATORS};
@@ -303,21 +302,7 @@ impl Communicator {
 
     fn leave(&self) {
         monitor::forget(&self.endpoint);
-        let endpoint = &self.endpoint;
-        if let (Some(segment), Some(local)) =
-            (&endpoint.segment, endpoint.local[self.rank() as usize])
-        {
-            // Why it failed stays to be read.
-            let (running, left) = (PeerState::Running as u64, PeerState::Left as u64);
-            let state = segment.state(local);
-            let _ = state.compare_exchange(running, left, Ordering::AcqRel, Ordering::Relaxed);
-        }
-        let hint = "make a new communicator";
-        endpoint.retire(Error::usage("the communicator was destroyed", hint));
-        let mut state = endpoint.state();
-        state.edges.iter_mut().for_each(|edge| edge.tell(crate::link::notice::GOODBYE));
-        // Connections end here, also when a graph still holds the endpoint.
-        state.edges.clear();
+        self.endpoint.leave();
     }
 
     /// Why a plan would be chosen.

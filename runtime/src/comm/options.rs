@@ -134,7 +134,7 @@ static FIELDS: &[Field] = fields! {
     "nvlinkCentricSched", "NVLINK_UTIL_CENTRIC_SCHED_ENABLE", SWITCH, flag nvlink_centric_sched,
         NO_NVLINK;
     "graphUsageMode", "", (0, 2), number graph_usage_mode, ORDERED;
-    "numRmaCtx", "NUM_RMA_CTX", (0, i32::MAX), number rma_contexts, PROXIES;
+    "numRmaCtx", "NUM_RMA_CTX", (0, i32::MAX), number rma_contexts, "";
     "maxP2pPeers", "P2P_MAX_PEERS", COUNT, optional max_p2p_peers, PROXIES;
     "graphStreamOrdering", "GRAPH_STREAM_ORDERING", SWITCH, flag graph_stream_ordering, ORDERED;
 };

@@ -118,8 +118,8 @@ variables! {
     comm_split_share_resources: Option<i64> = "NCCL_COMM_SPLIT_SHARE_RESOURCES", "", NO_SHARING;
     /// Overrides `shrinkShare`: 1 lets shrunk communicators share their parent's resources.
     comm_shrink_share_resources: Option<i64> = "NCCL_COMM_SHRINK_SHARE_RESOURCES", "", NO_SHARING;
-    /// Overrides `numRmaCtx`, contexts for one-sided operations.
-    num_rma_ctx: Option<i64> = "NCCL_NUM_RMA_CTX", "", PROXIES;
+    /// Overrides `numRmaCtx`, contexts of signals for one-sided operations; at most 4.
+    num_rma_ctx: Option<i64> = "NCCL_NUM_RMA_CTX", "";
     /// Overrides `maxP2pPeers`, peers that send and receive at a time.
     p2p_max_peers: Option<i64> = "NCCL_P2P_MAX_PEERS", "", PROXIES;
     /// Overrides `graphUsageMode`: 1 makes it 2, graphs may mix with other work; 0 makes it 0.

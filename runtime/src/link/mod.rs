@@ -21,6 +21,8 @@ pub struct Message {
     pub tag: u32,
     /// That operation, where the message says so; ranks of one host can look it up.
     pub descriptor: Option<Descriptor>,
+    /// How many collectives its sender had begun, the last 32 bits of it, where the message says so.
+    pub begun: Option<u32>,
 }
 
 /// Both directions of the link to one peer: bounded queues of slots.
@@ -43,15 +45,16 @@ impl Edge {
         }
     }
 
-    /// Sends the slot that was reserved last, with its first `len` bytes, for the operation `label`.
-    pub fn commit(&mut self, len: usize, label: &Label) -> Result<()> {
+    /// Sends the slot that was reserved last, with its first `len` bytes, for the operation `label`
+    /// of a rank that has begun so many collectives.
+    pub fn commit(&mut self, len: usize, label: &Label, begun: u64) -> Result<()> {
         match self {
             Edge::Own => Ok(()),
             Edge::Direct(edge) => {
                 edge.commit(len, label.tag);
                 Ok(())
             }
-            Edge::Message(edge) => edge.commit(len, label.descriptor),
+            Edge::Message(edge) => edge.commit(len, label.descriptor, begun as u32),
         }
     }
 

@@ -115,12 +115,13 @@ pub(super) fn look_around(
                 return Some(doing.differs(endpoint, awaited, theirs));
             }
         }
-        Doing::Collective(..) => {
+        Doing::Collective(_, seq) => {
             let mut state = endpoint.state();
             for peer in peers.filter(|&p| (p as usize) < state.edges.len()).collect::<Vec<_>>() {
                 // A broken link is reported by who uses it.
                 if let Ok(Some(message)) = state.edges[peer as usize].peek()
                     && message.tag == crate::descriptor::MESSAGE_TAG
+                    && !is_ahead(endpoint, seq, peer, &message)
                 {
                     return Some(unexpected(endpoint, doing, peer, &message));
                 }
@@ -133,6 +134,16 @@ pub(super) fn look_around(
     left.then(|| {
         endpoint.lost(awaited, "it has destroyed its communicator, without this call".to_owned())
     })
+}
+
+/// Whether a peer sent a message after it had begun the collective `seq`: it is done with that, or
+/// in it, and waits for others as this rank does.
+fn is_ahead(endpoint: &Endpoint, seq: u64, peer: u32, message: &Message) -> bool {
+    if let Some(begun) = message.begun {
+        return begun.wrapping_sub(seq.wrapping_add(1) as u32) as i32 >= 0;
+    }
+    let place = endpoint.segment.as_ref().zip(endpoint.local[peer as usize]);
+    place.is_some_and(|(segment, local)| segment.has_begun(local, seq))
 }
 
 /// Compares collectives that may be long over: where nobody had to wait, nobody noticed that they

@@ -263,14 +263,22 @@ impl Endpoint {
             return false;
         };
         segment.writing(own).store(1, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        let failed = PeerState::Failed as u64;
-        let mut places = self.local.iter().flatten();
-        let clear = places.all(|&p| segment.state(p).load(Ordering::Relaxed) != failed);
+        let clear = !self.someone_failed();
         if !clear {
             self.end_writing();
         }
         clear
+    }
+
+    /// Whether a rank of this host has said that it failed, this one included, before what this
+    /// thread did or saw until now. Such a rank's user memory may be in use for something else.
+    pub fn someone_failed(&self) -> bool {
+        fence(Ordering::SeqCst);
+        let failed = PeerState::Failed as u64;
+        let places = || self.local.iter().flatten();
+        self.segment.as_ref().is_some_and(|segment| {
+            places().any(|&p| segment.state(p).load(Ordering::Relaxed) == failed)
+        })
     }
 
     /// See [`begin_writing`](Self::begin_writing).
@@ -289,10 +297,21 @@ impl Endpoint {
         peers.filter(|(_, place)| place.as_ref().is_some_and(writes)).map(|(p, _)| p).collect()
     }
 
-    /// As [`fail`](Self::fail), for an end that is no failure to report.
-    pub fn retire(&self, error: Error) {
-        let _ = self.failure.set(error);
+    /// Leaves in order: the peers hear of it, and no operation can follow. The links end here.
+    pub fn leave(&self) {
+        if let Some((segment, own)) = self.segment.as_ref().zip(self.local[self.rank as usize]) {
+            // Why it failed stays to be read.
+            let (running, left) = (PeerState::Running as u64, PeerState::Left as u64);
+            let state = segment.state(own);
+            let _ = state.compare_exchange(running, left, Ordering::AcqRel, Ordering::Relaxed);
+        }
+        let hint = "make a new communicator";
+        let _ = self.failure.set(Error::usage("the communicator was destroyed", hint));
         self.failed.store(true, Ordering::Release);
+        let mut state = self.state();
+        state.edges.iter_mut().for_each(|edge| edge.tell(notice::GOODBYE));
+        // Connections end here, also when a graph still holds the endpoint.
+        state.edges.clear();
     }
 
     /// The failure, if there is one.

@@ -150,7 +150,7 @@ fn piece(endpoint: &Endpoint, state: &mut State, t: &Transfer, done: &mut usize)
         // SAFETY: the user's buffer holds `t.bytes` bytes and the slot at least `bytes`.
         unsafe { kernels::copy(slot, at, bytes, false) };
         let label = Label::from(Descriptor::message(t.bytes as u64));
-        edge.commit(bytes, &label).map_err(broken(t.peer))?;
+        edge.commit(bytes, &label, next).map_err(broken(t.peer))?;
     } else {
         let Some(message) = edge.peek().map_err(broken(t.peer))? else { return Ok(false) };
         if message.tag != MESSAGE_TAG {

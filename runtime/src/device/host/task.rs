@@ -8,6 +8,7 @@ use super::exchange::{Exchange, Transfers};
 use super::graph::{Graph, GraphRun};
 use super::one_sided::{Acting, OneSided};
 use super::worker;
+use crate::clock;
 use crate::error::{Error, Result, Site};
 use crate::log::{self, Level, Subsystem};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -277,7 +278,7 @@ impl Operation {
             return self.wait_for_writers(since, error);
         }
         if let Some(error) = endpoint.failure() {
-            return self.wait_for_writers(Instant::now(), error);
+            return self.wait_for_writers(clock::now(), error);
         }
         if let Some((since, error)) = self.broken.take() {
             return self.wait_for_verdict(since, error);
@@ -317,10 +318,10 @@ impl Operation {
 
     fn conclude(&mut self, error: Error) -> Step {
         match self.place(error) {
-            error @ Error::Remote { .. } => self.wait_for_verdict(Instant::now(), error),
+            error @ Error::Remote { .. } => self.wait_for_verdict(clock::now(), error),
             error => {
                 self.endpoint.fail(error.clone());
-                self.wait_for_writers(Instant::now(), error)
+                self.wait_for_writers(clock::now(), error)
             }
         }
     }
@@ -331,7 +332,7 @@ impl Operation {
         if writers.is_empty() {
             return self.end(Err(error));
         }
-        if since.elapsed() < WRITERS {
+        if clock::now() - since < WRITERS {
             self.ending = Some((since, error));
             return Step::Waiting { moved: false };
         }
@@ -352,7 +353,7 @@ impl Operation {
         if !self.idle_visits.is_multiple_of(IDLE_VISITS) {
             return;
         }
-        let now = Instant::now();
+        let now = clock::now();
         let long = now - *self.looked.get_or_insert(now) > LONG;
         if long {
             self.looked = Some(now);
@@ -383,17 +384,17 @@ impl Operation {
     /// A link that broke may be that of a rank which only gave up: the monitor, which sees who went
     /// first, speaks before the operation does.
     fn wait_for_verdict(&mut self, since: Instant, error: Error) -> Step {
-        if since.elapsed() < VERDICT {
+        if clock::now() - since < VERDICT {
             self.broken = Some((since, error));
             return Step::Waiting { moved: false };
         }
         self.endpoint.fail(error.clone());
-        self.wait_for_writers(Instant::now(), error)
+        self.wait_for_writers(clock::now(), error)
     }
 
     fn check_deadline(&mut self, awaited: Awaited) {
         let limit = self.endpoint.timeout_ns.load(Ordering::Relaxed);
-        let now = Instant::now();
+        let now = clock::now();
         let waited = now - *self.waiting_since.get_or_insert(now);
         if waited.as_nanos() as i128 > i128::from(limit) {
             let waited_ms = waited.as_millis() as u64;

@@ -192,6 +192,12 @@ impl Segment {
         right.then(|| Descriptor::from_words(first as u32, count))
     }
 
+    /// Whether a rank has begun its collective number `seq`, or a later one.
+    pub fn has_begun(&self, local: usize, seq: u64) -> bool {
+        let number = (self.ring(local, seq, 0).load(Ordering::Acquire) >> 32) as u32;
+        number != 0 && number.wrapping_sub(seq.wrapping_add(1) as u32) as i32 >= 0
+    }
+
     /// Whether a rank that has signalled in its collective `seq` does what `label` says.
     #[inline(always)]
     pub fn agrees(&self, local: usize, seq: u64, label: &Label) -> bool {
@@ -488,6 +494,7 @@ impl DirectEdge {
             len: word as u32 as usize,
             tag: (word >> 32) as u32,
             descriptor: None,
+            begun: None,
         })
     }
 
@@ -574,14 +581,16 @@ mod tests {
         let label = |count| Label::from(Descriptor::from_words(0, count));
         for seq in [0, 1, 2, 100, u64::MAX - 1] {
             assert_eq!(segment.announced(0, seq), None);
+            assert!(!segment.has_begun(0, seq));
             segment.announce(0, seq, &label(seq));
             assert_eq!(segment.announced(0, seq), Some(label(seq).descriptor));
+            assert!(segment.has_begun(0, seq) && !segment.has_begun(0, seq.wrapping_add(RING)));
             assert!(segment.agrees(0, seq, &label(seq)));
             assert!(!segment.agrees(0, seq, &label(seq ^ 9)));
         }
         // A rank that is far ahead is not to blame.
         (200..300).for_each(|seq| segment.announce(0, seq, &label(seq)));
-        assert!(segment.agrees(0, 200, &label(1)));
+        assert!(segment.has_begun(0, 200) && segment.agrees(0, 200, &label(1)));
         assert!(!segment.agrees(0, 250, &label(1)));
         assert_eq!(segment.failure(1), None);
         let text = "é".repeat(600);

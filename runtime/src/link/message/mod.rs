@@ -8,8 +8,8 @@ use crate::descriptor::Descriptor;
 use crate::error::{Error, Result};
 use net::{Receiver, Request, Sender};
 
-/// A message begins with the descriptor of its operation: `what u32 · 0 u32 · count u64`. A shorter
-/// one has no meaning, and fails.
+/// A message begins with the descriptor of its operation: `what u32 · begun u32 · count u64`, where
+/// `begun` counts the collectives that its sender has begun. A shorter one has no meaning, and fails.
 pub const HEADER_BYTES: usize = 16;
 
 /// The edges from and to one remote peer. Slots live here; a message leaves from its slot and
@@ -74,10 +74,11 @@ impl MessageEdge {
         Ok(Some(self.outgoing[slot][HEADER_BYTES..].as_mut_ptr()))
     }
 
-    pub(super) fn commit(&mut self, len: usize, descriptor: Descriptor) -> Result<()> {
+    pub(super) fn commit(&mut self, len: usize, descriptor: Descriptor, begun: u32) -> Result<()> {
         let slot = self.sent % EDGE_SLOTS;
         let (what, count) = descriptor.to_words();
         self.outgoing[slot][..4].copy_from_slice(&what.to_le_bytes());
+        self.outgoing[slot][4..8].copy_from_slice(&begun.to_le_bytes());
         self.outgoing[slot][8..HEADER_BYTES].copy_from_slice(&count.to_le_bytes());
         let len = HEADER_BYTES + len;
         // SAFETY: the slot lives as long as the sender and is written again only after the request
@@ -108,7 +109,7 @@ impl MessageEdge {
         let Some((header, data)) = self.incoming[slot].split_first_chunk::<HEADER_BYTES>() else {
             return Err(Error::Internal { what: "a slot without room for a header".to_owned() });
         };
-        let [a, b, c, d, _, _, _, _, count @ ..] = *header;
+        let [a, b, c, d, e, f, g, h, count @ ..] = *header;
         let what = u32::from_le_bytes([a, b, c, d]);
         let descriptor = Descriptor::from_words(what, u64::from_le_bytes(count));
         Ok(Some(Message {
@@ -116,6 +117,7 @@ impl MessageEdge {
             len,
             tag: descriptor.tag(),
             descriptor: Some(descriptor),
+            begun: Some(u32::from_le_bytes([e, f, g, h])),
         }))
     }
 

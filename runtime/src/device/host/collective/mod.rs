@@ -12,7 +12,7 @@ use crate::descriptor::{Descriptor, Label};
 use crate::error::{Error, Result};
 use crate::link::direct::{PACKET_BYTES, STAGE_SLOT_BYTES, Segment};
 use oxccl_plan::generate::Algorithm;
-use oxccl_plan::ir::Capacity;
+use oxccl_plan::ir::{Capacity, UserMemory};
 use oxccl_plan::{
     Buffer, DataType, Destination, From, Geometry, Op, Order, Plan, Program, ReduceOp, Slice, Spec,
 };
@@ -342,6 +342,11 @@ impl<'a> VisitState<'a> {
 
     fn end_window(&mut self) -> Result<Poll> {
         let layout = self.run.plan().layout;
+        let last = self.run.window + 1 >= self.run.geometry.windows();
+        if last && layout.user_memory != UserMemory::Private && self.endpoint.someone_failed() {
+            // Its memory may have been in use again when it was read: the operation hears of it.
+            return Ok(Poll::Wait(self.endpoint.rank));
+        }
         if layout.stage_blocks > 0 {
             let slot = (self.state.stage_windows & 1) as usize;
             let done = u64::from(layout.done_signal);
@@ -351,7 +356,7 @@ impl<'a> VisitState<'a> {
         self.run.phase_base = self.run.phase_base.wrapping_add(u64::from(layout.signals));
         self.run.window += 1;
         self.run.step = 0;
-        if self.run.window >= self.run.geometry.windows() {
+        if last {
             self.run.stage = Stage::Draining;
         }
         Ok(Poll::Ready)
@@ -618,8 +623,8 @@ impl<'a> VisitState<'a> {
         };
         // SAFETY: the geometry keeps messages within slots; the source is this rank's.
         unsafe { kernels::copy(slot, from, len, false) };
-        let label = self.run.label;
-        self.state.edges[peer as usize].commit(len, &label).map_err(broken(peer))?;
+        let (label, begun) = (self.run.label, self.state.collectives);
+        self.state.edges[peer as usize].commit(len, &label, begun).map_err(broken(peer))?;
         self.spent += len;
         Ok(Poll::Ready)
     }

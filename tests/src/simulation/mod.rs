@@ -1,0 +1,9 @@
+//! Seeded histories of a communicator whose ranks live in one thread, with virtual time, a network
+//! in memory, and faults.
+
+mod history;
+mod net;
+mod plays;
+mod world;
+
+pub use history::{Summary, run};

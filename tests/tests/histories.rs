@@ -1,0 +1,68 @@
+//! Thousands of seeded histories of communicators, with virtual time and network, in one process.
+//! `OXCCL_HISTORIES` sets their number, `OXCCL_HISTORY_SEED` replays a single one.
+
+use oxccl_plan::generate::GENERATORS;
+use oxccl_runtime::log;
+use oxccl_tests::simulation::{Summary, run};
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+/// Histories in an ordinary run.
+const HISTORIES: u64 = 3000;
+
+fn number(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
+}
+
+fn play(seed: u64) -> Summary {
+    catch_unwind(AssertUnwindSafe(|| run(seed))).unwrap_or_else(|panic| {
+        println!("history {seed} failed; OXCCL_HISTORY_SEED={seed} replays it");
+        resume_unwind(panic)
+    })
+}
+
+#[test]
+fn survivors_of_any_fault_at_any_step_end_in_time_and_work_on() {
+    // Every fault is logged as a warning.
+    log::set(0, None);
+    if let Some(seed) = number("OXCCL_HISTORY_SEED") {
+        println!("{:?}", play(seed));
+        return;
+    }
+    let (mut algorithms, mut faults) = (BTreeMap::new(), BTreeMap::new());
+    let (mut direct, mut mixed, mut networked, mut writing) = (0, 0, 0, 0);
+    for seed in 0..number("OXCCL_HISTORIES").unwrap_or(HISTORIES) {
+        let summary = play(seed);
+        *faults.entry((summary.fault, summary.failed)).or_insert(0) += 1;
+        summary.algorithms.iter().for_each(|a| *algorithms.entry(*a).or_insert(0) += 1);
+        writing += u32::from(summary.writing);
+        match summary.links {
+            (true, true) => mixed += 1,
+            (true, false) => direct += 1,
+            (false, true) => networked += 1,
+            (false, false) => {}
+        }
+    }
+    println!("faults, and whether somebody felt them: {faults:?}");
+    println!("right results: {algorithms:?}");
+    println!(
+        "direct {direct}, mixed {mixed}, networked {networked}; in the middle of a write {writing}"
+    );
+    for generator in &GENERATORS {
+        assert!(algorithms.contains_key(&generator.algorithm), "{} never ran", generator.name);
+    }
+    for fault in ["kill", "abort", "revoke", "deadline"] {
+        assert!(faults.contains_key(&(fault, true)), "no {fault}");
+    }
+    assert!(faults.contains_key(&("none", false)) && faults.contains_key(&("delay", false)));
+    assert!(direct.min(mixed).min(networked).min(writing) > 0);
+}
+
+#[test]
+fn a_seed_always_gives_the_same_history() {
+    log::set(0, None);
+    for seed in 0..100 {
+        assert_eq!(play(seed), play(seed), "seed {seed}");
+    }
+}
