@@ -1,6 +1,7 @@
 //! What the tests across crates share: starting ranks with deadlines, and random sequences.
 
 pub mod c;
+pub mod deterministic;
 pub mod hostile;
 pub mod job;
 pub mod mismatch;

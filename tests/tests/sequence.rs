@@ -68,6 +68,7 @@ fn every_algorithm_when_forced() {
         "two_shot",
         "two_shot_mapped",
         "two_shot_pulled",
+        "two_shot_edges",
         "ring",
         "tree",
         "halving",

@@ -14,7 +14,8 @@ pub enum Buffer {
     Input = 0,
     /// The caller's receive buffer.
     Output = 1,
-    /// Memory of this rank alone, one window large.
+    /// Memory of this rank alone, each block as large as a part: a slice of it is one part, whichever,
+    /// and lies at the start of its block.
     Scratch = 2,
     /// Memory that all direct peers may read, one window large, in two slots used in turn.
     Stage = 3,
@@ -244,6 +245,11 @@ impl Geometry {
         }
     }
 
+    /// Elements that a block of scratch has room for: the largest part's.
+    pub fn scratch_block_elems(&self) -> u64 {
+        self.range(0, 0, 1).1
+    }
+
     /// Number of windows.
     pub fn windows(&self) -> u64 {
         self.block_elems.div_ceil(self.window_elems)
@@ -297,6 +303,7 @@ mod tests {
                     for part in 0..geometry.parts {
                         let (offset, len) = geometry.range(window, part, 1);
                         assert!(len <= room.edge_slot_elems, "{geometry:?}");
+                        assert!(len <= geometry.scratch_block_elems(), "{geometry:?}");
                         assert!(offset + len <= room.stage_slot_elems);
                         assert_eq!(geometry.window_start(window) + offset, next);
                         next += len;

@@ -236,18 +236,19 @@ impl<'a, V: Values> Machine<'a, V> {
         in_place: &'b [bool],
     ) -> Running<'b, V::Value> {
         let spec = &plan.spec;
-        let per_block = geometry.windows() as usize * geometry.parts as usize;
+        let windows = geometry.windows() as usize;
+        let parts = geometry.parts as usize;
         let mut memory = Vec::new();
         for rank in 0..spec.nranks {
             let own = self.access(rank, usize::MAX);
-            let cells = |blocks: usize| {
+            let cells = |count: usize| {
                 let empty = || Cell { value: None, write: own, reads: Vec::new() };
-                (0..blocks * per_block).map(|_| empty()).collect::<Vec<_>>()
+                (0..count).map(|_| empty()).collect::<Vec<_>>()
             };
             memory.push([
-                cells(spec.input_blocks(rank) as usize),
-                cells(spec.output_blocks(rank) as usize),
-                cells(plan.layout.scratch_blocks as usize),
+                cells(spec.input_blocks(rank) as usize * windows * parts),
+                cells(spec.output_blocks(rank) as usize * windows * parts),
+                cells(plan.layout.scratch_blocks as usize * windows),
             ]);
         }
         let phase_base = self.ranks[0].phase;
@@ -480,6 +481,10 @@ impl<V> Running<'_, V> {
         part: u32,
     ) -> (usize, usize) {
         let spec = &self.plan.spec;
+        if buffer == Buffer::Scratch {
+            let cell = u64::from(block) * self.geometry.windows() + window;
+            return (buffer as usize, cell as usize);
+        }
         let (mut buffer, mut block) = (buffer as usize, block);
         if self.in_place[rank as usize]
             && let Some((input, output)) = spec.in_place(rank)

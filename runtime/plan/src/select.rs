@@ -16,6 +16,15 @@ pub struct Topology {
     pub model: CostModel,
 }
 
+/// What restricts the choice; equal on all ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Policy {
+    /// The algorithm to use wherever it serves.
+    pub only: Option<Algorithm>,
+    /// Whether reductions give the same bits whatever is chosen: only canonical algorithms reduce.
+    pub deterministic: bool,
+}
+
 /// A plan with its cost.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate {
@@ -53,13 +62,13 @@ pub fn cost_us(plan: &Plan, bytes: u64, topology: &Topology, memory: Memory) -> 
     (generator.cost_us)(spec, bytes, &if reads { model.pulled() } else { model })
 }
 
-/// All plans that can serve, the cheapest first. `only` restricts the algorithms.
+/// All plans that can serve, the cheapest first.
 pub fn candidates(
     spec: Spec,
     bytes: u64,
     topology: &Topology,
     memory: Memory,
-    only: Option<Algorithm>,
+    policy: Policy,
 ) -> Vec<Candidate> {
     let usable = |plan: &Plan| match (plan.algorithm.generator().needs, memory) {
         (Needs::Nothing | Needs::Edges, _) => true,
@@ -72,7 +81,11 @@ pub fn candidates(
                 && spec.collective != Collective::AllToAll
         }
     };
-    let wanted = |plan: &Plan| only.is_none_or(|a| a == plan.algorithm || spec.nranks == 1);
+    let any_order = !(policy.deterministic && spec.collective.reduces());
+    let wanted = |plan: &Plan| {
+        policy.only.is_none_or(|a| a == plan.algorithm || spec.nranks == 1)
+            && (any_order || plan.algorithm.generator().canonical)
+    };
     let mut list: Vec<_> = Plan::candidates(spec)
         .filter(|plan| usable(plan) && wanted(plan))
         .map(|plan| Candidate { plan, cost_us: cost_us(&plan, bytes, topology, memory) })
@@ -81,38 +94,33 @@ pub fn candidates(
     list
 }
 
-/// Chooses for blocks of `bytes` bytes. None when `only` names an algorithm that does not serve.
-pub fn choose(
-    spec: Spec,
-    bytes: u64,
-    topology: &Topology,
-    only: Option<Algorithm>,
-) -> Option<Choice> {
-    let best = |memory, only| candidates(spec, bytes, topology, memory, only).first().copied();
-    let mapped = best(Memory::Mapped, only);
-    let any = match best(Memory::Any, only) {
+/// Chooses for blocks of `bytes` bytes. None when the policy names an algorithm that does not serve.
+pub fn choose(spec: Spec, bytes: u64, topology: &Topology, policy: Policy) -> Option<Choice> {
+    let best = |memory, policy| candidates(spec, bytes, topology, memory, policy).first().copied();
+    let mapped = best(Memory::Mapped, policy);
+    let any = match best(Memory::Any, policy) {
         Some(any) => any,
         // What was asked for needs mapped memory: beside it stands what works for any.
-        None => mapped.and(best(Memory::Any, None))?,
+        None => mapped.and(best(Memory::Any, Policy { only: None, ..policy }))?,
     };
     let needs_mapping = |c: &Candidate| c.plan.layout.user_memory != UserMemory::Private;
-    let pays = |c: &Candidate| only.is_some() || c.cost_us < any.cost_us;
+    let pays = |c: &Candidate| policy.only.is_some() || c.cost_us < any.cost_us;
     let mapped = mapped.filter(|c| needs_mapping(c) && c.plan != any.plan && pays(c));
     Some(Choice { any_memory: any.plan, mapped: mapped.map(|c| c.plan) })
 }
 
 /// Why a plan was chosen, in lines for a person.
-pub fn explain(spec: Spec, bytes: u64, topology: &Topology) -> String {
+pub fn explain(spec: Spec, bytes: u64, topology: &Topology, policy: Policy) -> String {
     let mut text = format!(
         "{} of {bytes} bytes per block on {} ranks, {}\n",
         spec.collective.name(),
         spec.nranks,
         if topology.direct { "all sharing memory" } else { "over the network" }
     );
-    let choice = choose(spec, bytes, topology, None);
+    let choice = choose(spec, bytes, topology, policy);
     for (memory, title) in [(Memory::Any, "any memory"), (Memory::Mapped, "mapped memory")] {
         text += &format!(" {title}:\n");
-        for Candidate { plan, cost_us } in candidates(spec, bytes, topology, memory, None) {
+        for Candidate { plan, cost_us } in candidates(spec, bytes, topology, memory, policy) {
             let chosen = match (memory, choice) {
                 (Memory::Any, Some(c)) => c.any_memory == plan,
                 (Memory::Mapped, Some(c)) => c.mapped.unwrap_or(c.any_memory) == plan,

@@ -2,12 +2,12 @@
 //!
 //! A plan is right when every output part is exactly the required contributions, every wait has
 //! its signal and every message its receiver, no stage slot or user buffer is written while
-//! somebody may still read it, and nothing deadlocks with bounded slots.
+//! somebody may still read it, and nothing deadlocks with bounded slots. A plan of an algorithm that
+//! is called canonical must fold each part of a reduction at once, in rank order.
 
 use crate::generate::Plan;
 use crate::ir::{Capacity, Geometry, Program, UserMemory};
 use crate::machine::{Fault, Machine, Options, Outputs, Place, Transfer, Values, Work};
-use crate::spec::Spec;
 use std::collections::HashMap;
 
 /// A value is the index of its node.
@@ -50,6 +50,13 @@ impl Symbols {
         self.nodes.push((node.clone(), sum, finished));
         self.known.insert(node, symbol);
         symbol
+    }
+
+    /// Whether a value is one fold of these input parts in this order.
+    fn in_order(&self, node: &Node, places: &[Place]) -> bool {
+        let Node::Fold(operands, _) = node else { return false };
+        let given = operands.iter().map(|&s| &self.nodes[s as usize].0);
+        given.eq(places.iter().map(|&p| Node::Input(p)).collect::<Vec<_>>().iter())
     }
 
     /// How often each input part contributes to a value.
@@ -146,7 +153,7 @@ pub fn verify_programs(
         for _ in 0..2 {
             let work = Work::Collective { plan, programs, geometry, in_place };
             let outputs = machine.run(&work)?;
-            judge(machine.values(), &plan.spec, &geometry, &outputs)?;
+            judge(machine.values(), plan, &geometry, &outputs)?;
         }
     }
     Ok(())
@@ -164,7 +171,7 @@ pub fn verify_sequence(nranks: u32, steps: &[Step], conditions: &Conditions) -> 
                 let (programs, in_place) = (&programs[..], &in_place[..]);
                 let work = Work::Collective { plan, programs, geometry, in_place };
                 let outputs = machine.run(&work)?;
-                judge(machine.values(), &plan.spec, &geometry, &outputs)?;
+                judge(machine.values(), plan, &geometry, &outputs)?;
             }
             Step::Exchange(transfers) => {
                 machine.run(&Work::Exchange(transfers))?;
@@ -182,10 +189,11 @@ fn machine(nranks: u32, conditions: &Conditions) -> Machine<'static, Symbols> {
 /// Compares the outputs with what the collective asks for.
 fn judge(
     symbols: &Symbols,
-    spec: &Spec,
+    plan: &Plan,
     geometry: &Geometry,
     outputs: &Outputs<Symbol>,
 ) -> Result<(), Fault> {
+    let spec = &plan.spec;
     let mut agreed: HashMap<(u32, u64, u32), (u32, Symbol)> = HashMap::new();
     for rank in 0..spec.nranks {
         let mut parts = outputs[rank as usize].iter();
@@ -197,7 +205,7 @@ fn judge(
                         continue;
                     }
                     let at = Place { rank, block, window, part };
-                    let symbol = judge_part(symbols, spec, at, got)?;
+                    let symbol = judge_part(symbols, plan, at, got)?;
                     if spec.collective == crate::Collective::AllReduce {
                         let first = *agreed.entry((block, window, part)).or_insert((rank, symbol));
                         if first.1 != symbol {
@@ -215,10 +223,11 @@ fn judge(
 
 fn judge_part(
     symbols: &Symbols,
-    spec: &Spec,
+    plan: &Plan,
     at: Place,
     got: &Option<(Symbol, usize)>,
 ) -> Result<Symbol, Fault> {
+    let spec = &plan.spec;
     let Place { rank, block, window, part } = at;
     let wrong = |what: String, step| Fault::Wrong { rank, block, part, what, step };
     let &Some((symbol, step)) = got else {
@@ -230,7 +239,7 @@ fn judge_part(
         None => (0..spec.nranks).map(source).collect(),
     };
     let sum = required.iter().fold(0u128, |sum, &p| sum.wrapping_add(fingerprint(p)));
-    let (_, got_sum, finished) = &symbols.nodes[symbol as usize];
+    let (node, got_sum, finished) = &symbols.nodes[symbol as usize];
     if *got_sum != sum {
         let counts = symbols.contributions(symbol);
         for &place in &required {
@@ -252,6 +261,9 @@ fn judge_part(
     let expected = u32::from(spec.collective.reduces() && spec.nranks > 1);
     if *finished != expected {
         return Err(wrong(format!("finished {finished} times, not {expected}"), step));
+    }
+    if expected == 1 && plan.algorithm.generator().canonical && !symbols.in_order(node, &required) {
+        return Err(wrong("not folded at once in rank order".to_owned(), step));
     }
     Ok(symbol)
 }

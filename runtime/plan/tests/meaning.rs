@@ -3,7 +3,7 @@
 
 use oxccl_plan::cost::CostModel;
 use oxccl_plan::ir::{Capacity, UserMemory};
-use oxccl_plan::select::{self, Topology};
+use oxccl_plan::select::{self, Policy, Topology};
 use oxccl_plan::{
     Algorithm, Collective, DataType, Geometry, Plan, ReduceOp, Spec, arith, reference, simulate,
 };
@@ -69,7 +69,7 @@ fn every_plan_computes_its_collective() {
 }
 
 #[test]
-fn direct_float_results_are_the_rank_order_fold_with_one_rounding() {
+fn canonical_float_results_are_the_rank_order_fold_with_one_rounding() {
     let (nranks, count) = (5, 100);
     let spec = Spec::new(Collective::AllReduce, nranks, 0);
     for dtype in [DataType::Float16, DataType::Bfloat16, DataType::Float8e4m3, DataType::Float32] {
@@ -77,12 +77,11 @@ fn direct_float_results_are_the_rank_order_fold_with_one_rounding() {
             (0..nranks).map(|r| bytes(u64::from(r), count * dtype.size())).collect();
         let operands: Vec<_> = inputs.iter().map(Vec::as_slice).collect();
         let expected = arith::fold(dtype, ReduceOp::Avg, &operands, Some(nranks));
-        for algorithm in [Algorithm::OneShot, Algorithm::TwoShot, Algorithm::TwoShotMapped] {
-            let plan = Plan::new(spec, algorithm).unwrap();
+        for plan in Plan::candidates(spec).filter(|p| p.algorithm.generator().canonical) {
             let room = Capacity { edge_slot_elems: 8, stage_slot_elems: 32, align_elems: 1 };
             let geometry = Geometry::new(&plan.layout, count as u64, &room);
             let got = reference::interpret(&plan, geometry, dtype, ReduceOp::Avg, &inputs).unwrap();
-            assert!(got.iter().all(|output| *output == expected), "{dtype:?} {algorithm:?}");
+            assert!(got.iter().all(|output| *output == expected), "{dtype:?} {plan:?}");
         }
     }
 }
@@ -116,29 +115,50 @@ fn the_choice_is_right_at_the_ends_and_explained() {
     let direct = Topology { direct: true, pull: false, model: CostModel::SHARED_MEMORY };
     let network = Topology { direct: false, pull: false, model: CostModel::TCP };
     let spec = Spec::new(Collective::AllReduce, 8, 0);
-    let small = select::choose(spec, 8, &direct, None).unwrap();
+    let small = select::choose(spec, 8, &direct, Policy::default()).unwrap();
     assert_eq!((small.any_memory.algorithm, small.mapped), (Algorithm::OneShot, None));
-    let large = select::choose(spec, 64 << 20, &direct, None).unwrap();
+    let large = select::choose(spec, 64 << 20, &direct, Policy::default()).unwrap();
     assert_eq!(large.any_memory.layout.user_memory, UserMemory::Private);
     assert_eq!(large.mapped.map(|p| p.algorithm), Some(Algorithm::TwoShotMapped));
     for collective in Collective::ALL {
         for bytes in [1, 1 << 10, 1 << 20, 1 << 30] {
             let choice =
-                select::choose(Spec::new(collective, 5, 2), bytes, &network, None).unwrap();
+                select::choose(Spec::new(collective, 5, 2), bytes, &network, Policy::default())
+                    .unwrap();
             assert!(choice.any_memory.layout.stage_blocks == 0 && choice.mapped.is_none());
         }
     }
     let pull = Topology { pull: true, ..direct };
-    let pulled = select::choose(spec, 64 << 20, &pull, None).unwrap();
+    let pulled = select::choose(spec, 64 << 20, &pull, Policy::default()).unwrap();
     assert_eq!(pulled.any_memory.layout.user_memory, UserMemory::Read);
     for collective in Collective::ALL {
         for bytes in [1, 1 << 10, 1 << 20, 1 << 30] {
             let spec = Spec::new(collective, 5, 2);
-            let any = select::choose(spec, bytes, &pull, None).unwrap().any_memory;
+            let any = select::choose(spec, bytes, &pull, Policy::default()).unwrap().any_memory;
             assert_ne!(any.layout.user_memory, UserMemory::Written, "{any:?}");
         }
     }
-    let text = select::explain(spec, 64 << 20, &direct);
+    let text = select::explain(spec, 64 << 20, &direct, Policy::default());
     assert!(text.contains("two_shot_mapped") && text.contains("any memory:"), "{text}");
-    assert!(select::choose(spec, 8, &network, Some(Algorithm::OneShot)).is_none());
+    for topology in [&network, &direct, &pull] {
+        for bytes in [1, 1 << 10, 1 << 20, 1 << 30] {
+            let deterministic = Policy { deterministic: true, ..Policy::default() };
+            for collective in Collective::ALL {
+                let spec = Spec::new(collective, 5, 2);
+                let free = select::choose(spec, bytes, topology, Policy::default());
+                let choice = select::choose(spec, bytes, topology, deterministic);
+                if !collective.reduces() {
+                    assert_eq!(choice, free);
+                    continue;
+                }
+                let choice = choice.unwrap();
+                let canonical = |plan: Plan| plan.algorithm.generator().canonical;
+                assert!(canonical(choice.any_memory) && choice.mapped.is_none_or(canonical));
+            }
+            let ring = Policy { only: Some(Algorithm::Ring), ..deterministic };
+            assert!(select::choose(spec, bytes, topology, ring).is_none());
+        }
+    }
+    let forced = Policy { only: Some(Algorithm::OneShot), ..Policy::default() };
+    assert!(select::choose(spec, 8, &network, forced).is_none());
 }

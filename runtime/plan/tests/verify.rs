@@ -1,6 +1,7 @@
 //! Every generator under the verifier: exhaustively for small communicators, by seeded samples for
 //! large ones, in sequences; and broken plans of every kind, which it has to refuse.
 
+use oxccl_plan::generate::Needs;
 use oxccl_plan::ir::{Capacity, UserMemory};
 use oxccl_plan::machine::{Fault, Transfer};
 use oxccl_plan::verify::{Conditions, Step, verify, verify_programs, verify_sequence};
@@ -73,8 +74,9 @@ proptest! {
             let count = if plan.layout.stage_blocks > 1 || collective == Collective::AllGather
                 || collective == Collective::ReduceScatter { count.min(8) } else { count };
             let conditions = Conditions { room, edge_slots: 2, races: nranks <= 40 };
-            // The direct plans let every rank read every other: n² accesses per part.
-            if plan.layout.signals > 0 && nranks > 256 {
+            // Every rank reads from every other: n² accesses per part.
+            let all_pairs = plan.layout.signals > 0 || plan.algorithm == Algorithm::TwoShotEdges;
+            if all_pairs && nranks > 256 {
                 continue;
             }
             prop_assert_eq!(verify(&plan, count, &conditions), Ok(()), "{:?}", plan);
@@ -254,6 +256,36 @@ fn a_missing_exit_wait_is_a_race_with_the_caller() {
     });
     assert!(matches!(fault, Fault::Race { rank: 2, .. }), "{fault}");
     assert!(fault.to_string().contains("the call returns"), "{fault}");
+}
+
+#[test]
+fn a_canonical_plan_that_folds_in_another_order_is_named() {
+    // What comes from ranks 2 and 3 lies in each other's blocks: complete, but in another order.
+    let fault = broken(&plan(Collective::AllReduce, Algorithm::TwoShotEdges), |programs| {
+        for op in &mut programs[0].ops {
+            if let Op::Recv { peer: 2..=3, dst } = op
+                && dst.buffer == Buffer::Scratch
+            {
+                dst.block = 5 - dst.block;
+            }
+        }
+    });
+    assert!(fault.to_string().contains("not folded at once in rank order"), "{fault}");
+}
+
+#[test]
+fn canonical_is_said_of_all_plans_that_are_and_every_reduction_has_one_over_any_link() {
+    for spec in specs(5).into_iter().filter(|s| s.collective.reduces()) {
+        let mut anywhere = false;
+        for plan in Plan::candidates(spec) {
+            let by_steps =
+                |r| plan.program(r).ops.iter().any(|op| matches!(op, Op::RecvReduce { .. }));
+            let generator = plan.algorithm.generator();
+            assert_eq!(generator.canonical, !(0..5).any(by_steps), "{plan:?}");
+            anywhere |= generator.canonical && generator.needs == Needs::Edges;
+        }
+        assert!(anywhere, "{spec:?}");
+    }
 }
 
 #[test]

@@ -4,14 +4,16 @@ use crate::bootstrap::id::{ADDRESS_BYTES, decode_address, encode_address};
 use crate::config::Config;
 use crate::device::host::arena::Arena;
 use crate::error::{Error, Result};
+use oxccl_plan::generate::{Algorithm, GENERATORS};
+use oxccl_plan::select::Policy;
 use std::net::SocketAddr;
 use std::sync::OnceLock;
 
 /// The wire format of the blob and of everything that ranks share: they must agree.
-const FORMAT: u32 = 3;
+const FORMAT: u32 = 4;
 
 /// Size of a blob.
-const BYTES: usize = 96 + ADDRESS_BYTES;
+const BYTES: usize = 104 + ADDRESS_BYTES;
 
 /// Facts about a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,6 +36,7 @@ pub(crate) struct Blob {
     /// Rank 0's values hold for all.
     pub(super) counter_start: u64,
     pub(super) algorithm: [u8; 16],
+    pub(super) deterministic: bool,
 }
 
 fn inode(path: &str) -> u64 {
@@ -57,6 +60,29 @@ fn host(config: &Config) -> u64 {
     hash(&[&boot[..], &inode("/proc/self/ns/net").to_le_bytes()].concat())
 }
 
+/// The algorithm of a name, if any.
+fn algorithm_named(name: &str) -> Option<Algorithm> {
+    GENERATORS.iter().find(|g| g.name == name).map(|g| g.algorithm)
+}
+
+/// Checks the value of OXCCL_ALGORITHM.
+fn forced(name: &str, deterministic: bool) -> Result<()> {
+    let known = algorithm_named(name).map(Algorithm::generator);
+    if known.is_some_and(|g| g.canonical || !deterministic) {
+        return Ok(());
+    }
+    let eligible = GENERATORS.iter().filter(|g| g.canonical || !deterministic);
+    let names = eligible.map(|g| g.name).collect::<Vec<_>>().join(", ");
+    let why = match known {
+        None => format!("OXCCL_ALGORITHM={name}: expected one of {names}"),
+        Some(_) => format!(
+            "OXCCL_ALGORITHM={name} folds in an order of its own, which OXCCL_DETERMINISTIC=1 forbids: \
+             expected one of {names}"
+        ),
+    };
+    Err(Error::Init { why })
+}
+
 impl Blob {
     pub(super) fn own(socket: [u8; 16], control: SocketAddr) -> Result<Self> {
         static PROCESS: OnceLock<Result<[u8; 16]>> = OnceLock::new();
@@ -68,16 +94,8 @@ impl Blob {
         };
         let mut algorithm = [0; 16];
         let name = config.algorithm.as_bytes();
-        if name.len() > 16
-            || (!name.is_empty() && super::algorithm_named(&config.algorithm).is_none())
-        {
-            let known: Vec<_> = super::GENERATORS.iter().map(|g| g.name).collect();
-            let why = format!(
-                "OXCCL_ALGORITHM={}: expected one of {}",
-                config.algorithm,
-                known.join(", ")
-            );
-            return Err(Error::Init { why });
+        if !name.is_empty() {
+            forced(&config.algorithm, config.deterministic)?;
         }
         algorithm[..name.len()].copy_from_slice(name);
         Ok(Self {
@@ -91,11 +109,15 @@ impl Blob {
             arena_len: Arena::get().map_or(0, |arena| arena.bytes() as u64),
             counter_start: config.counter_start,
             algorithm,
+            deterministic: config.deterministic,
         })
     }
 
-    pub(super) fn algorithm(&self) -> String {
-        String::from_utf8_lossy(&self.algorithm).trim_end_matches('\0').to_owned()
+    /// How plans are chosen, if this is rank 0's blob.
+    pub(super) fn policy(&self) -> Policy {
+        let name = String::from_utf8_lossy(&self.algorithm);
+        let only = algorithm_named(name.trim_end_matches('\0'));
+        Policy { only, deterministic: self.deterministic }
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {
@@ -104,8 +126,9 @@ impl Blob {
         out.extend(self.process);
         out.extend(self.socket);
         out.extend(self.algorithm);
+        let deterministic = u64::from(self.deterministic);
         let words = [self.pid_namespace, self.host, self.arena_len, self.counter_start, self.probe];
-        for word in words {
+        for word in words.into_iter().chain([deterministic]) {
             out.extend(word.to_le_bytes());
         }
         out.extend(encode_address(self.control));
@@ -123,7 +146,7 @@ impl Blob {
         let fixed = <&[u8; BYTES]>::try_from(bytes)
             .map_err(|_| bad(format!("sent {} bytes about itself, not {BYTES}", bytes.len())))?;
         let mut control = [0; ADDRESS_BYTES];
-        control.copy_from_slice(&fixed[96..]);
+        control.copy_from_slice(&fixed[104..]);
         let name = |at: usize| <[u8; 16]>::try_from(&fixed[at..at + 16]).unwrap_or_default();
         let word = |at: usize| {
             u64::from_le_bytes(<[u8; 8]>::try_from(&fixed[at..at + 8]).unwrap_or_default())
@@ -142,6 +165,7 @@ impl Blob {
             arena_len: word(72),
             counter_start: word(80),
             probe: word(88),
+            deterministic: word(96) != 0,
             control: decode_address(&control)
                 .ok_or_else(|| bad("sent a bad address".to_owned()))?,
         })
@@ -158,8 +182,25 @@ mod tests {
         let mut bytes = blob.encode();
         assert_eq!(Blob::decode(0, &bytes).unwrap(), blob);
         assert!(Blob::decode(0, &bytes[..80]).is_err());
+        let set = Blob { deterministic: true, ..blob };
+        assert!(Blob::decode(0, &set.encode()).unwrap().policy().deterministic);
         bytes[0] = 9;
         let text = Blob::decode(3, &bytes).unwrap_err().to_string();
         assert!(text.contains("rank 3 speaks format Some(9)"), "{text}");
+    }
+
+    #[test]
+    fn a_forced_algorithm_has_to_exist_and_to_be_deterministic_where_that_is_asked_for() {
+        for (name, deterministic, complaint) in [
+            ("ring", false, None),
+            ("two_shot_edges", true, None),
+            ("ring", true, Some("OXCCL_DETERMINISTIC=1 forbids")),
+            ("rang", true, Some("expected one of local, one_shot")),
+            ("longer than sixteen bytes", false, Some("expected one of local, one_shot")),
+        ] {
+            let text = forced(name, deterministic).err().map(|e| e.to_string());
+            let fits = |c: &str| text.as_ref().is_some_and(|t| t.contains(c) && t.contains(name));
+            assert!(complaint.map_or(text.is_none(), fits), "{name}: {text:?}");
+        }
     }
 }

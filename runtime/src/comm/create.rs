@@ -19,6 +19,7 @@ use crate::link::message::net::{Connecting, HANDLE_BYTES, Handle, Identity, Net}
 use crate::link::message::socket::Tcp;
 use crate::log::{self, Level, Subsystem};
 use crate::monitor::{self, Sign};
+use oxccl_plan::select::Policy;
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::{HashMap, HashSet};
 use std::net::{SocketAddr, TcpListener};
@@ -178,7 +179,13 @@ pub(super) fn assemble(
     room.session.close();
     worker::note_local_ranks(ranks.len());
     let hosts = if ranks.len() == nranks as usize { 1 } else { 2 };
-    let algorithm = blobs[0].algorithm();
+    let policy = blobs[0].policy();
+    if own.deterministic != blobs[0].deterministic {
+        let theirs = u8::from(blobs[0].deterministic);
+        let text =
+            format!("OXCCL_DETERMINISTIC differs between ranks; that of rank 0 holds: {theirs}");
+        log::line(Level::Warn, Subsystem::Init, &text);
+    }
     let family = Family {
         id: id.clone(),
         listener: control,
@@ -188,7 +195,7 @@ pub(super) fn assemble(
         grows: AtomicU64::new(0),
     };
     let comm = Communicator::new(endpoint, device, options, Some(family));
-    let mut comm = comm.with_topology(hosts, pull, &algorithm);
+    let mut comm = comm.with_topology(hosts, pull, policy);
     comm.lsa_size = team::lsa_size(blobs.iter().map(|b| b.host));
     for (peer, sign) in signs.drain(..) {
         match sign {
@@ -211,7 +218,8 @@ pub(super) fn alone(device: i32, options: &Options) -> Result<Communicator> {
     let (slot_bytes, edges) = (edge_slot_bytes(1), vec![Edge::Own]);
     let endpoint =
         Endpoint::new(0, vec![Some(0)], None, true, vec![0], slot_bytes, edges, memory, 0);
-    let comm = Communicator::new(endpoint, device, options, None).with_topology(1, false, "");
+    let comm = Communicator::new(endpoint, device, options, None);
+    let comm = comm.with_topology(1, false, Policy::default());
     apply_timeout(&comm);
     Ok(comm)
 }

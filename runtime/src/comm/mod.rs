@@ -17,8 +17,7 @@ use crate::device::host::{self, worker};
 use crate::error::{Error, Result};
 use crate::monitor;
 use oxccl_plan::cost::CostModel;
-use oxccl_plan::generate::{Algorithm, GENERATORS};
-use oxccl_plan::select::{self, Topology};
+use oxccl_plan::select::{self, Policy, Topology};
 use oxccl_plan::{Plan, Spec};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -43,7 +42,7 @@ pub struct Communicator {
     endpoint: Arc<Endpoint>,
     device: i32,
     topology: Topology,
-    only: Option<Algorithm>,
+    policy: Policy,
     programs: Mutex<Remembered>,
     options: Options,
     /// See [`Team`].
@@ -75,11 +74,6 @@ struct Remembered {
     by_plans: HashMap<(Plan, Option<Plan>), Arc<Programs>>,
 }
 
-/// The algorithm that a variable names, if any.
-fn algorithm_named(name: &str) -> Option<Algorithm> {
-    GENERATORS.iter().find(|g| g.name == name).map(|g| g.algorithm)
-}
-
 impl Communicator {
     fn new(endpoint: Endpoint, device: i32, options: &Options, family: Option<Family>) -> Self {
         let model = CostModel::SHARED_MEMORY;
@@ -87,7 +81,7 @@ impl Communicator {
             endpoint: Arc::new(endpoint),
             device,
             topology: Topology { direct: false, pull: false, model },
-            only: None,
+            policy: Policy::default(),
             programs: Mutex::default(),
             options: options.clone(),
             lsa_size: 1,
@@ -101,12 +95,12 @@ impl Communicator {
     }
 
     /// With what is known about the ways between the ranks.
-    fn with_topology(mut self, hosts: usize, pull: bool, algorithm: &str) -> Self {
+    fn with_topology(mut self, hosts: usize, pull: bool, policy: Policy) -> Self {
         let direct = hosts == 1 && self.endpoint.local.len() <= MAX_DIRECT_RANKS;
         let model = if hosts > 1 { CostModel::TCP } else { CostModel::SHARED_MEMORY };
         let edge_slot_bytes = self.endpoint.edge_slot_bytes as u64;
         self.topology = Topology { direct, pull, model: CostModel { edge_slot_bytes, ..model } };
-        self.only = algorithm_named(algorithm);
+        self.policy = policy;
         self
     }
 
@@ -187,8 +181,10 @@ impl Communicator {
             memory.last = Some((key, programs.clone()));
             return Ok(programs);
         }
-        let chosen = select::choose(key.0, key.1, &self.topology, self.only)
-            .or_else(|| select::choose(key.0, key.1, &self.topology, None));
+        let chosen = select::choose(key.0, key.1, &self.topology, self.policy).or_else(|| {
+            let policy = Policy { only: None, ..self.policy };
+            select::choose(key.0, key.1, &self.topology, policy)
+        });
         let Some(choice) = chosen else {
             let what = format!("no plan serves {:?}", key.0);
             return Err(Error::Internal { what });
@@ -307,6 +303,6 @@ impl Communicator {
 
     /// Why a plan would be chosen.
     pub fn explain(&self, spec: Spec, bytes: u64) -> String {
-        select::explain(spec, bytes, &self.topology)
+        select::explain(spec, bytes, &self.topology, self.policy)
     }
 }

@@ -84,7 +84,9 @@ variables! {
 "Operations" {
     /// Milliseconds that an operation may wait for a peer; 0 waits for ever.
     timeout_ms: u64 = "OXCCL_TIMEOUT", "0";
-    /// 1 gives the same bits whatever the algorithm, the split and the grouping of a reduction.
+    /// 1 gives the same bits whatever the algorithm, the memory, the split and the grouping of a
+    /// reduction, and however ranks are spread over hosts: all contributions are folded in rank order,
+    /// with one rounding. Rank 0's value holds for a communicator.
     deterministic: bool = "OXCCL_DETERMINISTIC", "0";
     /// Algorithm to use wherever it serves, for example `ring`; empty leaves it to the cost model.
     algorithm: String = "OXCCL_ALGORITHM", "";

@@ -1,4 +1,5 @@
 //! A rank of the multi-process tests: `oxccl-test-rank sequence SEED OPERATIONS MAX_BYTES`,
+//! `deterministic SEED THREADS` for reductions compared with the fold in rank order,
 //! `mismatch BASE OURS THEIRS` for two numbers of differing calls, `windows SEED mapped|plain`,
 //! `once` for one all-reduce, `abort` beside a rank that is stopped, or `loop` to all-reduce until something fails.
 
@@ -10,7 +11,7 @@ use oxccl_runtime::device::host::collective::Call;
 use oxccl_runtime::device::host::stream::Stream;
 use oxccl_runtime::{Code, Error, Result, group};
 use oxccl_tests::sequence::{Player, Shape, play};
-use oxccl_tests::{mismatch, windows};
+use oxccl_tests::{deterministic, mismatch, windows};
 use std::io::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -32,6 +33,31 @@ fn sequence(arguments: &[String]) -> Result<()> {
     play(&[player], shape)?;
     comm.destroy();
     Ok(())
+}
+
+/// The ranks of this process, each in a thread of its own: a job of one process has `threads` ranks,
+/// one of several processes one rank in each.
+fn compare_bits(arguments: &[String]) -> Result<()> {
+    let seed = arguments[1].parse().expect("a number");
+    let threads: u32 = arguments[2].parse().expect("a number");
+    let launch = launch::detect()?.expect("started by a test");
+    let id = launch::unique_id(&launch)?;
+    let nranks = launch.nranks.max(threads);
+    std::thread::scope(|scope| {
+        let ranks = (0..threads).map(|thread| {
+            let options = Options::default();
+            let (rank, device) = (launch.rank + thread, thread as i32);
+            let member = Member { id: id.clone(), rank, nranks, device, options };
+            scope.spawn(move || -> Result<()> {
+                let player = Player { comm: Arc::new(create(&member)?), stream: Stream::new() };
+                println!("{}", deterministic::reduce_all(&player, seed)?);
+                player.comm.destroy();
+                Ok(())
+            })
+        });
+        let ranks: Vec<_> = ranks.collect();
+        ranks.into_iter().try_for_each(|rank| rank.join().expect("no panic"))
+    })
 }
 
 /// Rank 0 makes one call, the others make another one.
@@ -150,6 +176,7 @@ fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let outcome = match arguments.first().map(String::as_str) {
         Some("sequence") => sequence(&arguments),
+        Some("deterministic") => compare_bits(&arguments),
         Some("mismatch") => differ(&arguments),
         Some("windows") => put(&arguments),
         Some("abort") => abort(),

@@ -3,8 +3,9 @@
 use crate::error::{Error, Result};
 use crate::perf::options::Kind;
 use oxccl_plan::cost::CostModel;
-use oxccl_plan::select::{self, Memory, Topology};
+use oxccl_plan::select::{self, Memory, Policy, Topology};
 use oxccl_plan::{Plan, Spec, simulate};
+use oxccl_runtime::config::Config;
 use std::process::ExitCode;
 
 /// Options of `oxccl plan`.
@@ -43,9 +44,11 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     let model = if options.network { CostModel::TCP } else { CostModel::SHARED_MEMORY };
     let topology = Topology { direct: !options.network, pull: !options.network, model };
     let spec = Spec::new(collective, options.ranks, options.root);
-    print!("{}", select::explain(spec, options.bytes, &topology));
+    let policy = Policy { only: None, deterministic: Config::get().deterministic };
+    print!("{}", select::explain(spec, options.bytes, &topology, policy));
     if options.explain {
-        for candidate in select::candidates(spec, options.bytes, &topology, Memory::Mapped, None) {
+        let memory = Memory::Mapped;
+        for candidate in select::candidates(spec, options.bytes, &topology, memory, policy) {
             let name = candidate.plan.algorithm.name();
             match simulate::time_us(&candidate.plan, options.bytes, &topology.model) {
                 Ok(time_us) => println!("  {name:<16} {time_us:>12.2} us  simulated"),
@@ -54,7 +57,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
         }
     }
     if let Some(rank) = options.program.filter(|&r| r < options.ranks)
-        && let Some(choice) = select::choose(spec, options.bytes, &topology, None)
+        && let Some(choice) = select::choose(spec, options.bytes, &topology, policy)
     {
         let plan: Plan = choice.any_memory;
         println!("program of rank {rank} of {}:", plan.algorithm.name());

@@ -10,6 +10,7 @@ pub(super) const GENERATOR: Generator = Generator {
     algorithm: Algorithm::Bruck,
     name: "bruck",
     needs: Needs::Edges,
+    canonical: false,
     layout,
     ops,
     cost_us,

@@ -12,6 +12,7 @@ pub(super) const GENERATOR: Generator = Generator {
     algorithm: Algorithm::Halving,
     name: "halving",
     needs: Needs::Edges,
+    canonical: false,
     layout,
     ops,
     cost_us,

@@ -9,6 +9,7 @@ pub(super) const GENERATOR: Generator = Generator {
     algorithm: Algorithm::Local,
     name: "local",
     needs: Needs::Nothing,
+    canonical: true,
     layout,
     ops,
     cost_us,

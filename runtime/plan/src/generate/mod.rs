@@ -11,6 +11,7 @@ mod pairwise;
 mod ring;
 mod tree;
 mod two_shot;
+mod two_shot_edges;
 
 use crate::cost::CostModel;
 use crate::ir::{Layout, Op, Program, UserMemory};
@@ -42,6 +43,8 @@ pub enum Algorithm {
     Pairwise = 9,
     /// Two-shot that only reads user memory: pull and reduce, then pull the others' results.
     TwoShotPulled = 10,
+    /// Two-shot over edges: shares are exchanged, folded in rank order, and passed on.
+    TwoShotEdges = 11,
 }
 
 /// What a plan needs of the links between ranks.
@@ -65,6 +68,10 @@ pub struct Generator {
     pub name: &'static str,
     /// What it needs.
     pub needs: Needs,
+    /// Whether each element of every reduction that it serves is one fold over all ranks in rank
+    /// order with one rounding: all such algorithms give the same bits. The verifier holds it to
+    /// that.
+    pub canonical: bool,
     /// The facts that all its programs share; None where it does not serve the specification.
     pub layout: fn(&Spec) -> Option<Layout>,
     /// The operations of a rank.
@@ -74,7 +81,7 @@ pub struct Generator {
 }
 
 /// All algorithms, in the order in which ties of the cost model break.
-pub static GENERATORS: [Generator; 11] = [
+pub static GENERATORS: [Generator; 12] = [
     local::GENERATOR,
     one_shot::STAGED,
     one_shot::MAPPED,
@@ -86,6 +93,7 @@ pub static GENERATORS: [Generator; 11] = [
     bruck::GENERATOR,
     pairwise::GENERATOR,
     two_shot::PULLED,
+    two_shot_edges::GENERATOR,
 ];
 
 impl Algorithm {

@@ -12,6 +12,7 @@ pub(super) const GENERATOR: Generator = Generator {
     algorithm: Algorithm::Pairwise,
     name: "pairwise",
     needs: Needs::Edges,
+    canonical: true,
     layout,
     ops,
     cost_us,

@@ -10,6 +10,7 @@ pub(super) const GENERATOR: Generator = Generator {
     algorithm: Algorithm::Ring,
     name: "ring",
     needs: Needs::Edges,
+    canonical: false,
     layout,
     ops,
     cost_us,

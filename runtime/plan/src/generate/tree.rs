@@ -14,6 +14,7 @@ pub(super) const GENERATOR: Generator = Generator {
     algorithm: Algorithm::Tree,
     name: "tree",
     needs: Needs::Edges,
+    canonical: false,
     layout,
     ops,
     cost_us,

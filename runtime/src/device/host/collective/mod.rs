@@ -324,7 +324,7 @@ impl<'a> VisitState<'a> {
     fn make_scratch(&mut self) {
         let run = &*self.run;
         let blocks = run.plan().layout.scratch_blocks as usize;
-        let bytes = blocks * run.geometry.window_elems as usize * run.call.dtype.size();
+        let bytes = blocks * run.geometry.scratch_block_elems() as usize * run.call.dtype.size();
         if self.state.scratch.len() * 8 < bytes {
             self.state.scratch.resize(bytes.div_ceil(8), 0);
         }
@@ -430,7 +430,8 @@ impl<'a> VisitState<'a> {
             Buffer::Input | Buffer::Output => {
                 block * run.geometry.block_elems + run.geometry.window_start(run.window) + offset
             }
-            Buffer::Scratch | Buffer::Stage => block * run.geometry.window_elems + offset,
+            Buffer::Scratch => block * run.geometry.scratch_block_elems(),
+            Buffer::Stage => block * run.geometry.window_elems + offset,
         };
         let size = run.call.dtype.size();
         (first as usize * size, len as usize * size)
