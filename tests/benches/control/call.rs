@@ -14,9 +14,14 @@ use oxccl::oxccl::stream::{
     oxcclStreamWaitEvent,
 };
 use oxccl::oxccl::types::oxcclStream_t;
+use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
+use oxccl_runtime::bootstrap::UniqueId;
+use oxccl_runtime::comm::{Member, Options, create};
+use oxccl_runtime::device::host::collective::{Budget, Call, Running, Visit};
 use rustix::time::{ClockId, clock_gettime};
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
+use std::net::SocketAddr;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -129,6 +134,34 @@ fn alone() -> Vec<f64> {
     times
 }
 
+/// CPU ns of the executor alone for the same: what [`alone`] takes beyond it is the call's own.
+fn executor() -> Vec<f64> {
+    let id = UniqueId::new(SocketAddr::from(([127, 0, 0, 1], 1))).expect("an id");
+    let options = Options::default();
+    let comm = create(&Member { id, rank: 0, nranks: 1, device: 0, options }).expect("one rank");
+    let (input, mut output) = (1u64, 0u64);
+    let call = Call {
+        spec: Spec::new(Collective::AllReduce, 1, 0),
+        input: (&raw const input).cast(),
+        output: (&raw mut output).cast(),
+        count: 1,
+        dtype: DataType::Uint64,
+        op: ReduceOp::Sum,
+    };
+    let programs = comm.programs(&call).expect("a plan");
+    let made = |_| Running::new(comm.endpoint(), programs.clone(), call);
+    let times = (0..ROUNDS).map(|_| {
+        let mut operations: Vec<Running> = (0..CALLS).map(made).collect();
+        let start = cpu();
+        for operation in &mut operations {
+            let visit = operation.visit(comm.endpoint(), Budget { polls: 64, bytes: 16 << 10 });
+            assert!(matches!(visit, Visit::Done(Ok(()))));
+        }
+        (cpu() - start) / CALLS as f64
+    });
+    times.collect()
+}
+
 /// Wall ns of the first rank's call before the other's (it polls in vain), and of the second's,
 /// which finds everything there and runs to its end; less what looking at the clock takes.
 fn single() -> (Vec<f64>, Vec<f64>) {
@@ -159,7 +192,18 @@ pub(crate) fn table() {
         println!("| {what} | {limit} | {median:.0} | {min:.0} |");
     };
     row("peer absent, queued behind an event: entry to return, CPU", "150", queued());
-    row("one rank: entry to the end of the operation, CPU", "", alone());
+    let (whole, executor) = (median_and_min(alone()), median_and_min(executor()));
+    let own = (whole.0 - executor.0, whole.1 - executor.1);
+    let line = |what: &str, limit: &str, (median, min): (f64, f64)| {
+        println!("| {what} | {limit} | {median:.0} | {min:.0} |");
+    };
+    line(
+        "one rank: entry to the executor's start, CPU (the next two rows' difference)",
+        "150",
+        own,
+    );
+    line("one rank: entry to the end of the operation, CPU", "", whole);
+    line("one rank: the executor alone, CPU", "", executor);
     let (first, second) = single();
     row("2 ranks, peer's data there: entry to the end of the operation", "", second);
     row("2 ranks, peer absent: entry to return with 64 polls", "", first);
