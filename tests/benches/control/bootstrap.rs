@@ -1,7 +1,9 @@
 //! The bootstrap of many ranks in one process: over TCP, and the state machines alone.
 
-use oxccl_runtime::bootstrap::auth::{Ends, Role};
-use oxccl_runtime::bootstrap::root::{self, BYE, GATHER, JOIN, MAX_BLOB, TABLE};
+use oxccl_runtime::bootstrap::auth::{Client, Ends, Progress, Role, Server};
+use oxccl_runtime::bootstrap::root::{
+    self, Action, BYE, GATHER, JOIN, MAX_BLOB, MAX_RANKS, Machine, TABLE,
+};
 use oxccl_runtime::bootstrap::wire::{Connection, Frame};
 use oxccl_runtime::bootstrap::{Cancel, Deadline, UniqueId, session};
 use std::time::{Duration, Instant};
@@ -17,6 +19,10 @@ fn frame(kind: u8, n: u32, rank: u32) -> Frame {
     let mut body = if kind == JOIN { n.to_le_bytes().to_vec() } else { Vec::new() };
     body.resize(body.len() + if kind == JOIN { BLOB } else { 2 }, rank as u8);
     Frame { kind, body }
+}
+
+fn bye() -> Frame {
+    Frame { kind: BYE, body: Vec::new() }
 }
 
 /// Whether a table holds what all ranks told.
@@ -49,7 +55,7 @@ fn drive(id: &UniqueId, n: u32, ranks: std::ops::Range<u32>) {
         }
     }
     for (_, connection) in &mut connections {
-        connection.send(&Frame { kind: BYE, body: Vec::new() });
+        connection.send(&bye());
         connection.progress(Instant::now()).expect("a frame is sent");
     }
 }
@@ -69,11 +75,68 @@ fn over_tcp(n: u32) -> f64 {
     start.elapsed().as_secs_f64()
 }
 
+/// What the state machines alone took, with a driver in memory.
+struct Simulated {
+    seconds: f64,
+    /// Messages of a rank, sent and received; the same for each.
+    of_rank: usize,
+    /// Messages of the rendezvous.
+    of_root: usize,
+    /// Bytes of the tables that a rank receives.
+    result: usize,
+}
+
+/// Authenticates a rank; the number of messages.
+fn authenticate(id: &UniqueId, rank: u32) -> usize {
+    let ends = Ends { role: Role::Rendezvous, from: rank, to: u32::MAX, comm: id.comm };
+    let mut server = Server::new(id.secret, ends, MAX_RANKS).expect("a server");
+    let (mut client, hello) = Client::new(id.secret, ends).expect("a client");
+    let Ok(Progress::Send(challenge)) = server.input(&hello) else { panic!("no challenge") };
+    let Ok(Progress::Done(proof)) = client.input(&challenge) else { panic!("no proof") };
+    assert_eq!(server.input(&proof).expect("a good proof"), Progress::Done(Vec::new()));
+    3
+}
+
+fn simulated(n: u32) -> Simulated {
+    let id = UniqueId::new("127.0.0.1:1".parse().expect("an address")).expect("an id");
+    let start = Instant::now();
+    let mut messages: Vec<usize> = (0..n).map(|rank| authenticate(&id, rank)).collect();
+    let (mut machine, mut result) = (Machine::default(), 0);
+    for kind in [JOIN, GATHER, BYE] {
+        let mut actions = Vec::new();
+        for rank in 0..n {
+            messages[rank as usize] += 1;
+            let frame = if kind == BYE { bye() } else { frame(kind, n, rank) };
+            actions.extend(machine.frame(rank, "memory", frame));
+        }
+        match &actions[..] {
+            [Action::Send(ranks, table)] => {
+                // Every rank receives and splits the same table; one of them does it here.
+                check(&table.body, n);
+                result += table.body.len();
+                ranks.iter().for_each(|&rank| messages[rank as usize] += 1);
+            }
+            [Action::Finish] if kind == BYE => {}
+            other => panic!("{} actions", other.len()),
+        }
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    let (of_rank, of_root) = (messages.iter().max().copied().unwrap_or(0), messages.iter().sum());
+    Simulated { seconds, of_rank, of_root, result }
+}
+
 /// Prints the tables.
 pub(crate) fn table() {
     println!("\nBootstrap over TCP on one host, {THREADS} threads for all ranks\n");
     println!("| ranks | limit s | s |\n|---|---|---|");
-    for (n, limit) in [(64, ""), (256, ""), (1024, "2"), (4096, "")] {
+    for (n, limit) in [(64, ""), (256, ""), (1024, "2")] {
         println!("| {n} | {limit} | {:.3} |", over_tcp(n));
+    }
+    println!("\nBootstrap, state machines alone\n");
+    println!("| ranks | s | messages per rank | at the rendezvous | bytes of result per rank |");
+    println!("|---|---|---|---|---|");
+    for n in [64, 256, 1024, 4096, 16384] {
+        let Simulated { seconds, of_rank, of_root, result } = simulated(n);
+        println!("| {n} | {seconds:.3} | {of_rank} | {of_root} | {result} |");
     }
 }
