@@ -219,18 +219,13 @@ impl Geometry {
         let parts = u64::from(layout.parts);
         let align = room.align_elems;
         let mut window = count.max(1);
-        // No division where nothing has to be cut: this is in the path of every call.
-        let fit = |window: u64, room: u64, blocks: u32| {
-            let blocks = u64::from(blocks);
-            if window.saturating_mul(blocks) <= room { window } else { room / blocks }
-        };
         if layout.user_memory == UserMemory::Private || layout.scratch_blocks > 0 {
             if layout.stage_blocks > 0 {
-                window = fit(window, room.stage_slot_elems, layout.stage_blocks);
+                window = window.min(room.stage_slot_elems / u64::from(layout.stage_blocks));
             }
             if layout.user_memory != UserMemory::Private {
                 // What is copied from the others should still be in the cache when it is folded.
-                window = fit(window, room.stage_slot_elems, layout.scratch_blocks);
+                window = window.min(room.stage_slot_elems / u64::from(layout.scratch_blocks));
             }
             if layout.message_parts > 0 {
                 let part = room.edge_slot_elems / u64::from(layout.message_parts);
@@ -251,9 +246,6 @@ impl Geometry {
 
     /// Number of windows.
     pub fn windows(&self) -> u64 {
-        if self.block_elems <= self.window_elems {
-            return u64::from(self.block_elems > 0);
-        }
         self.block_elems.div_ceil(self.window_elems)
     }
 
