@@ -8,8 +8,8 @@ use oxccl_runtime::device::host::graph::Graph;
 use oxccl_runtime::device::host::stream::Stream;
 use oxccl_runtime::error::{Error, Result};
 use oxccl_runtime::fork;
-use oxccl_runtime::handle::{Cached, Dead, Handles};
-use std::cell::RefCell;
+use oxccl_runtime::handle::{Cached, Dead, Handles, Lent};
+use std::cell::Cell;
 use std::sync::{Arc, Mutex};
 
 /// A graph made ready to launch.
@@ -28,8 +28,8 @@ pub static EXECUTABLES: Handles<Executable> = Handles::new(5);
 
 thread_local! {
     /// What this thread used last: most calls name the same communicator and stream again.
-    static LAST_COMM: RefCell<Cached<Communicator>> = const { RefCell::new(None) };
-    static LAST_STREAM: RefCell<Cached<Stream>> = const { RefCell::new(None) };
+    static LAST_COMM: Cell<Cached<Communicator>> = const { Cell::new(None) };
+    static LAST_STREAM: Cell<Cached<Stream>> = const { Cell::new(None) };
 }
 
 /// Handles that mean a default stream: null, `cudaStreamLegacy`, `cudaStreamPerThread`.
@@ -57,10 +57,10 @@ pub(crate) fn get<T, H>(
 }
 
 /// Looks a communicator up, for calls that have to be fast.
-pub(crate) fn comm<H>(handle: *mut H, function: &'static str) -> Result<Arc<Communicator>> {
+pub(crate) fn comm<H>(handle: *mut H, function: &'static str) -> Result<Lent<Communicator>> {
     fork::check()?;
-    LAST_COMM
-        .with(|cache| COMMS.get_cached(handle as usize, cache, |holder| holder.ready().cloned()))
+    COMMS
+        .get_cached(handle as usize, &LAST_COMM, |holder| holder.ready().cloned())
         .map_err(|why| dead(function, "comm", handle as usize, why))?
 }
 
@@ -101,11 +101,11 @@ pub(crate) fn stream_of<H>(
     comm: &Communicator,
     handle: *mut H,
     function: &'static str,
-) -> Result<Arc<Stream>> {
+) -> Result<Lent<Stream>> {
     if handle as usize <= LAST_DEFAULT {
-        return Ok(comm.default_stream());
+        return Ok(comm.default_stream().into());
     }
-    let found = LAST_STREAM.with(|cache| STREAMS.get_cached(handle as usize, cache, Ok));
+    let found = STREAMS.get_cached(handle as usize, &LAST_STREAM, Ok);
     found.and_then(|stream| stream).map_err(|why| match why {
         Dead::Alien => {
             let got = format!("{handle:?}, which is no stream of the host device");
@@ -117,13 +117,13 @@ pub(crate) fn stream_of<H>(
 }
 
 /// A stream named without a communicator: default streams are those of the current device.
-pub(crate) fn stream<H>(handle: *mut H, function: &'static str) -> Result<Arc<Stream>> {
+pub(crate) fn stream<H>(handle: *mut H, function: &'static str) -> Result<Lent<Stream>> {
     fork::check()?;
     if handle as usize <= LAST_DEFAULT {
-        return Ok(host::default_stream(DEVICE.get()));
+        return Ok(host::default_stream(DEVICE.get()).into());
     }
-    LAST_STREAM
-        .with(|cache| STREAMS.get_cached(handle as usize, cache, Ok))
+    STREAMS
+        .get_cached(handle as usize, &LAST_STREAM, Ok)
         .and_then(|stream| stream)
         .map_err(|why| dead(function, "stream", handle as usize, why))
 }

@@ -4,9 +4,11 @@
 //! their table is never freed, so a dead handle is found out instead of followed. The tag makes it
 //! an address that no process can have: it differs from every CUDA handle.
 
-use std::cell::RefCell;
+use std::cell::Cell;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
+use std::thread::LocalKey;
 
 const TAG: u64 = 0x0c << 56;
 const KIND_SHIFT: u32 = 52;
@@ -44,6 +46,45 @@ pub struct Handles<T> {
 
 /// What a thread looked up last: handle, number of removals then, object.
 pub type Cached<T> = Option<(usize, u64, Arc<T>)>;
+
+/// Where a thread keeps that.
+pub type Cache<T> = LocalKey<Cell<Cached<T>>>;
+
+/// An object that was looked up. It is taken out of the thread's cache and goes back at the end:
+/// counting references would cost more than the look-up.
+pub struct Lent<T: 'static> {
+    /// There until the end.
+    entry: Cached<T>,
+    /// Where it goes back to.
+    home: Option<&'static Cache<T>>,
+}
+
+impl<T> From<Arc<T>> for Lent<T> {
+    /// One that goes nowhere.
+    fn from(object: Arc<T>) -> Self {
+        Self { entry: Some((0, 0, object)), home: None }
+    }
+}
+
+impl<T> Deref for Lent<T> {
+    type Target = Arc<T>;
+
+    #[inline]
+    fn deref(&self) -> &Arc<T> {
+        &self.entry.as_ref().expect("an object is lent until the end").2
+    }
+}
+
+impl<T> Drop for Lent<T> {
+    #[inline]
+    fn drop(&mut self) {
+        let entry = self.entry.take();
+        if let Some(home) = self.home {
+            // A thread that ends keeps nothing.
+            let _ = home.try_with(|cache| cache.set(entry));
+        }
+    }
+}
 
 impl<T> Handles<T> {
     /// A table of handles; each kind of object has a number below 16 of its own.
@@ -107,24 +148,26 @@ impl<T> Handles<T> {
     /// is taken while no handle of the kind was removed since. Cheap enough for every call.
     ///
     /// What is kept is what `find` finds in the object; where it fails, nothing is.
+    #[inline]
     pub fn get_cached<U, E>(
         &self,
         handle: usize,
-        cache: &RefCell<Cached<U>>,
+        cache: &'static Cache<U>,
         find: impl FnOnce(Arc<T>) -> Result<Arc<U>, E>,
-    ) -> Result<Result<Arc<U>, E>, Dead> {
+    ) -> Result<Result<Lent<U>, E>, Dead> {
         let removals = self.removals.load(Ordering::Acquire);
-        let mut cache = cache.borrow_mut();
-        if let Some((known, at, object)) = &*cache
+        let lend = |entry| Ok(Ok(Lent { entry, home: Some(cache) }));
+        // What does not fit is dropped: not to keep a removed object alive.
+        let kept = cache.try_with(Cell::take).unwrap_or(None);
+        if let Some((known, at, _)) = &kept
             && (*known, *at) == (handle, removals)
         {
-            return Ok(Ok(object.clone()));
+            return lend(kept);
         }
-        // Not to keep a removed object alive.
-        *cache = None;
-        let found = find(self.get(handle)?);
-        *cache = found.as_ref().ok().map(|object| (handle, removals, object.clone()));
-        Ok(found)
+        match find(self.get(handle)?) {
+            Ok(object) => lend(Some((handle, removals, object))),
+            Err(e) => Ok(Err(e)),
+        }
     }
 
     /// Ends a handle and returns its object.
@@ -152,9 +195,12 @@ mod tests {
         static HANDLES: Handles<u32> = Handles::new(3);
         let first = HANDLES.insert(Arc::new(7)).unwrap();
         assert_eq!(HANDLES.get(first).map(|v| *v), Ok(7));
-        let cache = RefCell::new(None);
-        let look = |handle| HANDLES.get_cached(handle, &cache, Ok::<_, ()>).map(|v| v.map(|v| *v));
+        thread_local! {
+            static CACHE: Cell<Cached<u32>> = const { Cell::new(None) };
+        }
+        let look = |handle| HANDLES.get_cached(handle, &CACHE, Ok::<_, ()>).map(|v| v.map(|v| **v));
         assert_eq!((look(first), look(first)), (Ok(Ok(7)), Ok(Ok(7))));
+        assert_eq!(CACHE.take().map(|(handle, ..)| handle), Some(first), "it came back");
         assert_eq!(HANDLES.remove(first).map(|v| *v), Ok(7));
         assert_eq!(look(first), Err(Dead::Destroyed));
         assert_eq!(HANDLES.get(first), Err(Dead::Destroyed));

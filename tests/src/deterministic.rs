@@ -162,12 +162,11 @@ impl Case {
             let call = Call {
                 spec: self.spec,
                 input: input.base,
-                output: if has_output { output.base,
-                scale: None,
-            } else { std::ptr::null_mut() },
+                output: if has_output { output.base } else { std::ptr::null_mut() },
                 count: piece.len() as u64,
                 dtype: self.dtype,
                 op: self.op,
+                scale: None,
             };
             group::collective(&player.comm, call, &player.stream)?;
             buffers.push((input, output));

@@ -104,7 +104,7 @@ fn transfer(
         let argument = if send { "sendbuff" } else { "recvbuff" };
         return Err(Error::argument(function, argument, "null", "a buffer for the elements"));
     }
-    group::transfer(comm, Transfer { peer, send, data: data.cast(), bytes }, stream)
+    group::transfer(comm.clone(), Transfer { peer, send, data: data.cast(), bytes }, stream.clone())
 }
 
 unsafe fn all_reduce(

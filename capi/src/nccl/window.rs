@@ -146,7 +146,7 @@ unsafe fn put_signal(
     let target = (peer, peerWin as u64, peerWinOffset);
     let put = comm.put_signal((localbuff.cast(), bytes), target, signal);
     let put = put.ok_or_else(|| unknown(FUNCTION, "peerWin", peerWin as usize))??;
-    group::one_sided(comm, put, stream)
+    group::one_sided(comm.clone(), put, stream.clone())
 }
 
 unsafe fn signal_peer(
@@ -164,7 +164,7 @@ unsafe fn signal_peer(
     let signal = signal(&comm, (sigIdx, ctx), FUNCTION)?;
     no_flags(flags, FUNCTION)?;
     let stream = objects::stream_of(&comm, stream, FUNCTION)?;
-    group::one_sided(comm, OneSided::Signal(peer, None, signal), stream)
+    group::one_sided(comm.clone(), OneSided::Signal(peer, None, signal), stream.clone())
 }
 
 unsafe fn wait_signal(
@@ -194,7 +194,7 @@ unsafe fn wait_signal(
         list.push(Awaiting { peer, signal, count });
     }
     let stream = objects::stream_of(&comm, stream, FUNCTION)?;
-    group::one_sided(comm, OneSided::Wait(list), stream)
+    group::one_sided(comm.clone(), OneSided::Wait(list), stream.clone())
 }
 
 /// Registers a buffer.

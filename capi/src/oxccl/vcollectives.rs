@@ -39,6 +39,7 @@ impl Common {
         comm.check()?;
         let dtype = convert::dtype(datatype, function)?;
         let stream = objects::stream_of(&comm, stream, function)?;
+        let (comm, stream) = (comm.clone(), stream.clone());
         Ok(Self { function, operation, comm, stream, dtype })
     }
 

@@ -7,7 +7,7 @@ use super::wire::{Connection, Frame, MAX_UNAUTHENTICATED, wait_for};
 use crate::error::{Error, Result};
 use crate::log::{self, Level, Subsystem};
 use rustix::event::{PollFd, PollFlags};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
@@ -32,8 +32,8 @@ pub const MAX_RANKS: u32 = 1 << 16;
 /// What the driver is to do.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Send a frame to a rank.
-    Send(u32, Frame),
+    /// Send a frame to these ranks, in ascending order.
+    Send(Vec<u32>, Frame),
     /// Close the connection on which this rank joined last.
     Turn(u32),
     /// Everything is over.
@@ -119,7 +119,7 @@ impl Machine {
             body.extend(blob);
         }
         let frame = Frame { kind: TABLE, body };
-        blobs.keys().map(|&rank| Action::Send(rank, frame.clone())).collect()
+        vec![Action::Send(blobs.into_keys().collect(), frame)]
     }
 
     /// The connection of a rank closed.
@@ -148,13 +148,8 @@ impl Machine {
     fn fail(&mut self, why: &str) -> Vec<Action> {
         self.failed = true;
         log::line(Level::Warn, Subsystem::Bootstrap, &format!("rendezvous: {why}"));
-        let mut actions = self.to_all(&Frame { kind: FAILED, body: why.as_bytes().to_vec() });
-        actions.push(Action::Finish);
-        actions
-    }
-
-    fn to_all(&self, frame: &Frame) -> Vec<Action> {
-        self.members.keys().map(|&rank| Action::Send(rank, frame.clone())).collect()
+        let frame = Frame { kind: FAILED, body: why.as_bytes().to_vec() };
+        vec![Action::Send(self.members.keys().copied().collect(), frame), Action::Finish]
     }
 }
 
@@ -184,7 +179,7 @@ pub fn serve(listener: TcpListener, id: &UniqueId, limit: Duration) -> Result<()
         .set_nonblocking(true)
         .map_err(|e| crate::Error::system("fcntl on the rendezvous", e, "out of memory?"))?;
     while !over {
-        {
+        let ready: HashSet<u64> = {
             let flags = |c: &Connection| {
                 if c.wants_write() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN }
             };
@@ -194,11 +189,17 @@ pub fn serve(listener: TcpListener, id: &UniqueId, limit: Duration) -> Result<()
             fds.extend(connections.values().map(|(c, ..)| PollFd::new(c.stream(), flags(c))));
             let idle = first_join.is_none() && connections.is_empty();
             wait_for(&mut fds, Duration::from_secs(if idle { 3600 } else { 1 }));
-        }
+            let polled = connections.keys().zip(&fds[1..]);
+            polled.filter(|(_, fd)| !fd.revents().is_empty()).map(|(&number, _)| number).collect()
+        };
         next = admit(&listener, id, next, &mut connections);
         let mut actions = Vec::new();
         let now = Instant::now();
-        connections.retain(|_, (connection, rank, finished)| {
+        connections.retain(|number, (connection, rank, finished)| {
+            // To ask all of them would cost a system call for each. Strangers' time may be over.
+            if connection.is_authenticated() && !ready.contains(number) {
+                return true;
+            }
             loop {
                 match connection.progress(now) {
                     Ok(Some(frame)) => {
@@ -226,10 +227,14 @@ pub fn serve(listener: TcpListener, id: &UniqueId, limit: Duration) -> Result<()
         }
         for action in actions {
             match action {
-                Action::Send(rank, frame) => {
-                    // Two, where a rank was claimed twice: both shall know.
-                    let of_rank = connections.values_mut().filter(|(_, r, _)| *r == Some(rank));
-                    of_rank.for_each(|(connection, ..)| connection.send(&frame));
+                Action::Send(ranks, frame) => {
+                    let bytes = frame.encode();
+                    // Two of a rank that was claimed twice: both shall know.
+                    for (connection, rank, _) in connections.values_mut() {
+                        if rank.is_some_and(|rank| ranks.binary_search(&rank).is_ok()) {
+                            connection.queue(bytes.clone());
+                        }
+                    }
                 }
                 Action::Turn(rank) => {
                     connections.retain(|_, (_, r, finished)| *r != Some(rank) || *finished);
@@ -272,7 +277,7 @@ fn admit(
 }
 
 fn strangers(connections: &Connections) -> usize {
-    connections.values().filter(|(c, ..)| !c.is_open()).count()
+    connections.values().filter(|(c, ..)| !c.is_authenticated()).count()
 }
 
 #[cfg(test)]
@@ -295,13 +300,14 @@ mod tests {
         let mut machine = Machine::default();
         assert_eq!(machine.frame(1, "b", join(2, b"one")), []);
         let actions = machine.frame(0, "a", join(2, b"zero"));
-        let Action::Send(0, table) = &actions[0] else { panic!("{actions:?}") };
+        let [Action::Send(ranks, table)] = &actions[..] else { panic!("{actions:?}") };
+        assert_eq!(ranks[..], [0, 1]);
         assert_eq!(split_table(&table.body, 2).unwrap(), [b"zero".to_vec(), b"one".to_vec()]);
         assert_eq!(split_table(&table.body, 3), None);
-        assert_eq!(actions.len(), 2);
         let gather = |blob: &[u8]| Frame { kind: GATHER, body: blob.to_vec() };
         assert_eq!(machine.frame(0, "a", gather(b"x")), []);
-        assert_eq!(machine.frame(1, "b", gather(b"")).len(), 2);
+        let actions = machine.frame(1, "b", gather(b""));
+        assert!(matches!(&actions[..], [Action::Send(ranks, _)] if ranks[..] == [0, 1]));
         let bye = Frame { kind: BYE, body: Vec::new() };
         assert_eq!(machine.frame(0, "a", bye.clone()), []);
         assert_eq!(machine.closed(0, true), []);

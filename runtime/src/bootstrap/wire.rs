@@ -6,8 +6,10 @@ use super::deadline::Deadline;
 use super::id::SECRET_BYTES;
 use crate::error::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// An unauthenticated connection is dropped after this time.
@@ -25,6 +27,14 @@ pub struct Frame {
     pub body: Vec<u8>,
 }
 
+impl Frame {
+    /// The frame's bytes, which several connections can send.
+    pub fn encode(&self) -> Arc<[u8]> {
+        let header = [&(self.body.len() as u32).to_le_bytes()[..], &[self.kind]].concat();
+        [&header[..], &self.body].concat().into()
+    }
+}
+
 enum State {
     Client(Client),
     Server(Server),
@@ -37,7 +47,9 @@ pub struct Connection {
     state: State,
     peer_rank: u32,
     since: Instant,
-    outgoing: Vec<u8>,
+    outgoing: VecDeque<Arc<[u8]>>,
+    /// Bytes of the first of them that have been sent.
+    sent: usize,
     incoming: Vec<u8>,
     max_body: usize,
 }
@@ -69,7 +81,7 @@ impl Connection {
         let (client, hello) = Client::new(secret, ends)?;
         let mut connection = Self::new(stream, State::Client(client), max_body)?;
         connection.peer_rank = ends.to;
-        connection.outgoing = hello;
+        connection.queue(hello.into());
         Ok(connection)
     }
 
@@ -87,7 +99,8 @@ impl Connection {
             state,
             peer_rank: 0,
             since: Instant::now(),
-            outgoing: Vec::new(),
+            outgoing: VecDeque::new(),
+            sent: 0,
             incoming: Vec::new(),
             max_body,
         })
@@ -96,6 +109,11 @@ impl Connection {
     /// Whether both sides have authenticated and nothing of that is left to send.
     pub fn is_open(&self) -> bool {
         matches!(self.state, State::Open) && self.outgoing.is_empty()
+    }
+
+    /// Whether the other side has authenticated.
+    pub fn is_authenticated(&self) -> bool {
+        matches!(self.state, State::Open)
     }
 
     /// The other side's rank, once it is open.
@@ -125,9 +143,14 @@ impl Connection {
 
     /// Queues a frame.
     pub fn send(&mut self, frame: &Frame) {
-        self.outgoing.extend((frame.body.len() as u32).to_le_bytes());
-        self.outgoing.push(frame.kind);
-        self.outgoing.extend(&frame.body);
+        self.queue(frame.encode());
+    }
+
+    /// Queues what [`Frame::encode`] made.
+    pub fn queue(&mut self, bytes: Arc<[u8]>) {
+        if !bytes.is_empty() {
+            self.outgoing.push_back(bytes);
+        }
     }
 
     /// Moves what can be moved; returns a frame when one is complete.
@@ -181,9 +204,9 @@ impl Connection {
         };
         match progress {
             Progress::More => {}
-            Progress::Send(bytes) => self.outgoing.extend(bytes),
+            Progress::Send(bytes) => self.queue(bytes.into()),
             Progress::Done(bytes) => {
-                self.outgoing.extend(bytes);
+                self.queue(bytes.into());
                 if let State::Server(server) = &self.state {
                     self.peer_rank = server.client();
                 }
@@ -211,11 +234,15 @@ impl Connection {
     }
 
     fn flush(&mut self) -> Result<()> {
-        while !self.outgoing.is_empty() {
-            match self.stream.write(&self.outgoing) {
-                Ok(n) => drop(self.outgoing.drain(..n)),
+        while let Some(bytes) = self.outgoing.front() {
+            match self.stream.write(&bytes[self.sent..]) {
+                Ok(n) => self.sent += n,
                 Err(e) if would_block(&e) => break,
                 Err(e) => return Err(self.closed(&e.to_string())),
+            }
+            if self.sent == bytes.len() {
+                self.outgoing.pop_front();
+                self.sent = 0;
             }
         }
         Ok(())

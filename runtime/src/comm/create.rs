@@ -5,7 +5,7 @@ use super::blob::Blob;
 use super::{Communicator, Options, team};
 use crate::bootstrap::descriptors::{self, Group, Listener};
 use crate::bootstrap::session::{self, Meeting, Session};
-use crate::bootstrap::{Cancel, UniqueId, interface};
+use crate::bootstrap::{Cancel, Deadline, UniqueId, interface};
 use crate::config::Config;
 use crate::device::host::arena::{Arena, Mapping, sealed_memfd};
 use crate::device::host::endpoint::{Endpoint, PeerMemory};
@@ -130,74 +130,30 @@ pub(super) fn assemble(
     }
     let listener = Listener::new()?;
     let control = session::listen(interface::choose(Config::get())?)?;
-    let address = control.local_addr().map_err(|e| Error::system("getsockname", e, ""))?;
-    let blob = Blob::own(*listener.name(), address)?;
-    let blobs: Vec<Blob> = room
-        .gather(&blob.encode())?
-        .iter()
-        .enumerate()
-        .map(|(r, bytes)| Blob::decode(r, bytes))
-        .collect::<Result<_>>()?;
-    let own = &blobs[rank as usize];
-    let ranks: Vec<u32> = (0..nranks).filter(|&r| blobs[r as usize].host == own.host).collect();
-    let local: Vec<Option<usize>> =
-        (0..nranks).map(|r| ranks.iter().position(|&l| l == r)).collect();
-    let start = blobs[0].counter_start;
-    let slot_bytes = edge_slot_bytes(nranks);
-
+    let members = Members::meet(&mut room, rank, &listener, &control)?;
     let deadline = room.session.deadline().clone();
-    // Ranks of one process share an arena: many threads would fill the table of descriptors.
-    let mut seen = HashSet::new();
-    let first = |r: &&u32| seen.insert(blobs[**r as usize].process);
-    let shown: Vec<u32> = ranks.iter().filter(first).copied().collect();
-    let (comm, secret) = (id.comm, id.secret);
-    let group = Group { rank, ranks: &ranks, shown: &shown, comm, secret, deadline };
-    let leader = &blobs[ranks[0] as usize];
-    let shared = share(&group, &listener, leader, slot_bytes)?;
-    let segment = shared.as_ref().map(|(segment, _)| segment.clone());
-    let own_place = local[rank as usize].unwrap_or(0);
-    if let Some(segment) = &segment {
-        segment.initialise(own_place, start);
-    }
-    let one_process = blobs.iter().all(|b| b.process == own.process);
-    let fds = shared.as_ref().map(|(_, fds)| (&shown[..], &fds[..]));
-    let memory = user_memory(&blobs, fds, one_process);
-
+    let (segment, memory) = share_memory(&members, id, &listener, deadline)?;
     let identity = Identity { comm: id.comm, secret: id.secret, rank, nranks };
-    let edges = edges(identity, &local, segment.as_ref(), &mut room, (slot_bytes, start))?;
-    let mut signs = signs(&blobs, &edges, rank);
-    let pids = blobs.iter().map(|b| b.pid as i32).collect();
-    let maps_all = memory.iter().all(|m| !matches!(m, PeerMemory::Unreachable));
-    let mut endpoint =
-        Endpoint::new(rank, local, segment, one_process, pids, slot_bytes, edges, memory, start);
-    // Everyone's counters are set and connections made before anyone runs anything.
-    let abilities = [u8::from(can_pull(&blobs, &endpoint)), u8::from(maps_all)];
-    let answers = room.gather(&abilities)?;
-    let all = |i: usize| answers.iter().all(|answer| answer.get(i) == Some(&1));
-    let pull = all(0);
-    endpoint.all_mapped = all(1);
+    let slots = (edge_slot_bytes(nranks), members.start());
+    let edges = edges(identity, &members.local, segment.as_ref(), &mut room, slots)?;
+    let signs = signs(&members.blobs, &edges, rank);
+    let mut endpoint = members.endpoint(segment, edges, memory);
+    let pull = agree(&mut room, &members.blobs, &mut endpoint)?;
     room.session.close();
-    worker::note_local_ranks(ranks.len());
-    let hosts = if ranks.len() == nranks as usize { 1 } else { 2 };
-    let policy = blobs[0].policy();
-    if own.deterministic != blobs[0].deterministic {
-        let theirs = u8::from(blobs[0].deterministic);
-        let text =
-            format!("OXCCL_DETERMINISTIC differs between ranks; that of rank 0 holds: {theirs}");
-        log::line(Level::Warn, Subsystem::Init, &text);
-    }
+    worker::note_local_ranks(members.ranks.len());
     let family = Family {
         id: id.clone(),
         listener: control,
-        addresses: blobs.iter().map(|b| b.control).collect(),
+        addresses: members.blobs.iter().map(|b| b.control).collect(),
         splits: AtomicU64::new(0),
         shrinks: AtomicU64::new(0),
         grows: AtomicU64::new(0),
     };
+    let hosts = if members.ranks.len() == nranks as usize { 1 } else { 2 };
     let comm = Communicator::new(endpoint, device, options, Some(family));
-    let mut comm = comm.with_topology(hosts, pull, policy);
-    comm.lsa_size = team::lsa_size(blobs.iter().map(|b| b.host));
-    for (peer, sign) in signs.drain(..) {
+    let mut comm = comm.with_topology(hosts, pull, members.policy());
+    comm.lsa_size = team::lsa_size(members.blobs.iter().map(|b| b.host));
+    for (peer, sign) in signs {
         match sign {
             Ok(sign) => monitor::watch(&comm.endpoint, peer, sign)?,
             Err(why) => comm.endpoint.lose(peer, why),
@@ -205,6 +161,119 @@ pub(super) fn assemble(
     }
     apply_timeout(&comm);
     Ok(comm)
+}
+
+/// The ranks of a communicator in the making.
+struct Members {
+    /// This one.
+    rank: u32,
+    /// What each told of itself.
+    blobs: Vec<Blob>,
+    /// Those of this rank's host, in ascending order.
+    ranks: Vec<u32>,
+    /// The place of each among these; None for ranks elsewhere.
+    local: Vec<Option<usize>>,
+}
+
+impl Members {
+    /// Tells where this rank listens, and hears the same of all. Blocks for all who meet.
+    fn meet(
+        room: &mut Room,
+        rank: u32,
+        listener: &Listener,
+        control: &TcpListener,
+    ) -> Result<Self> {
+        let address = control.local_addr().map_err(|e| Error::system("getsockname", e, ""))?;
+        let blob = Blob::own(*listener.name(), address)?;
+        let answers = room.gather(&blob.encode())?;
+        let blobs: Vec<Blob> = answers
+            .iter()
+            .enumerate()
+            .map(|(r, bytes)| Blob::decode(r, bytes))
+            .collect::<Result<_>>()?;
+        let host = blobs[rank as usize].host;
+        let (mut ranks, mut local) = (Vec::new(), Vec::new());
+        for (r, blob) in (0u32..).zip(&blobs) {
+            let here = blob.host == host;
+            local.push(here.then_some(ranks.len()));
+            ranks.extend(here.then_some(r));
+        }
+        Ok(Self { rank, blobs, ranks, local })
+    }
+
+    /// What restricts the choice of algorithms: rank 0's word.
+    fn policy(&self) -> Policy {
+        let (own, first) = (&self.blobs[self.rank as usize], &self.blobs[0]);
+        if own.deterministic != first.deterministic {
+            let theirs = u8::from(first.deterministic);
+            let text = format!(
+                "OXCCL_DETERMINISTIC differs between ranks; that of rank 0 holds: {theirs}"
+            );
+            log::line(Level::Warn, Subsystem::Init, &text);
+        }
+        first.policy()
+    }
+
+    fn own_place(&self) -> usize {
+        self.local[self.rank as usize].unwrap_or(0)
+    }
+
+    /// Where all counters start.
+    fn start(&self) -> u64 {
+        self.blobs[0].counter_start
+    }
+
+    fn one_process(&self) -> bool {
+        let own = self.blobs[self.rank as usize].process;
+        self.blobs.iter().all(|b| b.process == own)
+    }
+
+    fn endpoint(
+        &self,
+        segment: Option<Arc<Segment>>,
+        edges: Vec<Edge>,
+        memory: Vec<PeerMemory>,
+    ) -> Endpoint {
+        let pids = self.blobs.iter().map(|b| b.pid as i32).collect();
+        let slot_bytes = edge_slot_bytes(self.blobs.len() as u32);
+        let (local, one_process, start) = (self.local.clone(), self.one_process(), self.start());
+        let rank = self.rank;
+        Endpoint::new(rank, local, segment, one_process, pids, slot_bytes, edges, memory, start)
+    }
+}
+
+/// The memory that the ranks of this host share, and the reach into each other's buffers.
+fn share_memory(
+    members: &Members,
+    id: &UniqueId,
+    listener: &Listener,
+    deadline: Deadline,
+) -> Result<(Option<Arc<Segment>>, Vec<PeerMemory>)> {
+    let Members { rank, blobs, ranks, .. } = members;
+    // Ranks of one process share an arena: many threads would fill the table of descriptors.
+    let mut seen = HashSet::new();
+    let first = |r: &&u32| seen.insert(blobs[**r as usize].process);
+    let shown: Vec<u32> = ranks.iter().filter(first).copied().collect();
+    let (comm, secret) = (id.comm, id.secret);
+    let group = Group { rank: *rank, ranks, shown: &shown, comm, secret, deadline };
+    let leader = &blobs[ranks[0] as usize];
+    let shared = share(&group, listener, leader, edge_slot_bytes(blobs.len() as u32))?;
+    let (segment, fds) = shared.unzip();
+    if let Some(segment) = &segment {
+        segment.initialise(members.own_place(), members.start());
+    }
+    let fds = fds.as_ref().map(|fds| (&shown[..], &fds[..]));
+    Ok((segment, user_memory(blobs, fds, members.one_process())))
+}
+
+/// The last round: everyone's counters are set and connections made before anyone runs anything.
+/// Tells whether all ranks may have the system copy, and notes whether all map each other's arenas.
+fn agree(room: &mut Room, blobs: &[Blob], endpoint: &mut Endpoint) -> Result<bool> {
+    let abilities = [u8::from(can_pull(blobs, endpoint)), u8::from(endpoint.maps_all())];
+    let answers = room.gather(&abilities)?;
+    let all = |i: usize| answers.iter().all(|answer| answer.get(i) == Some(&1));
+    endpoint.all_mapped = all(1);
+    Ok(all(0))
 }
 
 fn apply_timeout(comm: &Communicator) {

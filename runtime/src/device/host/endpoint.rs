@@ -182,6 +182,11 @@ impl Endpoint {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
+    /// Whether this rank reaches the arenas of all others.
+    pub fn maps_all(&self) -> bool {
+        !self.state().memory.iter().any(|m| matches!(m, PeerMemory::Unreachable))
+    }
+
     /// The state, unless an operation is running just now.
     pub fn try_state(&self) -> Option<MutexGuard<'_, State>> {
         self.state.try_lock().ok()

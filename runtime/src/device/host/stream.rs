@@ -111,9 +111,17 @@ impl Stream {
         call: Call,
     ) -> Result<()> {
         let mut queue = self.queue();
-        if queue.capture.is_some() || self.pending.load(Ordering::Acquire) > 0 {
+        if let Some(capture) = &mut queue.capture {
+            return capture.add(Work::Collective(endpoint.clone(), programs, call));
+        }
+        if self.pending.load(Ordering::Acquire) > 0 {
+            queue.tasks.push_back(Task::collective(endpoint.clone(), programs, call));
+            self.pending.fetch_add(1, Ordering::SeqCst);
             drop(queue);
-            return self.enqueue(Work::Collective(endpoint.clone(), programs, call), true);
+            // As in `enqueue`.
+            self.advance(INLINE);
+            self.activate();
+            return Ok(());
         }
         // Nothing is pending and the lock keeps others from adding: no need to own `current`.
         match try_now(endpoint, programs, call, INLINE) {
@@ -139,7 +147,8 @@ impl Stream {
 
     /// Lets the worker know that there is something to do.
     fn activate(self: &Arc<Self>) {
-        if !self.active.swap(true, Ordering::SeqCst) {
+        // Most often it knows, and to look costs less than to write.
+        if !self.active.load(Ordering::SeqCst) && !self.active.swap(true, Ordering::SeqCst) {
             worker::add(self.clone());
         }
     }

@@ -143,30 +143,16 @@ pub struct Operation {
 impl Task {
     /// Starts work; operations of communicators take their number here, in the order of calls.
     pub fn start(work: Work) -> Result<Self> {
-        let operation = |endpoint: Arc<Endpoint>, kind| {
-            let number = endpoint.issued.fetch_add(1, Ordering::AcqRel);
-            Task::Operation(Box::new(Operation {
-                endpoint,
-                number,
-                kind,
-                waiting_since: None,
-                idle_visits: 0,
-                looked: None,
-                ending: None,
-                broken: None,
-            }))
-        };
         Ok(match work {
             Work::Collective(endpoint, programs, call) => {
-                let running = Running::new(&endpoint, programs, call);
-                operation(endpoint, Kind::Collective(running))
+                Self::collective(endpoint, programs, call)
             }
             Work::Exchange(endpoint, transfers) => {
                 let exchange = Exchange::new(endpoint.rank, endpoint.nranks, &transfers);
-                operation(endpoint, Kind::Exchange(exchange))
+                Self::operation(endpoint, Kind::Exchange(exchange))
             }
             Work::OneSided(endpoint, item) => {
-                operation(endpoint, Kind::OneSided(Acting::new(item)))
+                Self::operation(endpoint, Kind::OneSided(Acting::new(item)))
             }
             Work::Copy(to, from, bytes) => Task::Copy(to, from, bytes, 0),
             Work::Set(to, value, bytes) => Task::Set(to, value, bytes, 0),
@@ -175,6 +161,26 @@ impl Task {
             Work::Function(function) => Task::Function(function, None),
             Work::Graph(graph) => Task::Graph(Box::new(GraphRun::start(&graph)?)),
         })
+    }
+
+    /// As [`start`](Self::start), for a collective.
+    pub fn collective(endpoint: Arc<Endpoint>, programs: Arc<Programs>, call: Call) -> Self {
+        let running = Running::new(&endpoint, programs, call);
+        Self::operation(endpoint, Kind::Collective(running))
+    }
+
+    fn operation(endpoint: Arc<Endpoint>, kind: Kind) -> Self {
+        let number = endpoint.issued.fetch_add(1, Ordering::AcqRel);
+        Task::Operation(Box::new(Operation {
+            endpoint,
+            number,
+            kind,
+            waiting_since: None,
+            idle_visits: 0,
+            looked: None,
+            ending: None,
+            broken: None,
+        }))
     }
 
     /// Moves the task on. A task that panics fails, and with it its communicator: neither the thread
