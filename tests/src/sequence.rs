@@ -226,23 +226,11 @@ fn collective(
         (0..nranks).map(|r| random.bytes(spec.input_blocks(r) as usize * block)).collect();
     let call =
         |input: *const u8, output| Call { spec, input, output, count, dtype, op, scale: None };
-    let mut used_in_place = false;
-    let expected = if count > 0 {
-        let probe = call(std::ptr::null(), std::ptr::null_mut());
-        let everyone = players[0].comm.endpoint().one_process || mapped.iter().all(|&m| m);
-        let self_overlap = kind == Collective::AllToAll && in_place.iter().any(|&i| i);
-        let programs = players[0].comm.programs(&probe)?;
-        let plan = match &programs.mapped {
-            Some((plan, _)) if everyone && !self_overlap => {
-                used_in_place = true;
-                *plan
-            }
-            _ => programs.any.0,
-        };
-        outcome(&plan, players[0].comm.endpoint().edge_slot_bytes, count, dtype, op, &data)
-    } else {
-        vec![Vec::new(); nranks as usize]
-    };
+    let probe = call(std::ptr::null(), std::ptr::null_mut());
+    let everyone = players[0].comm.endpoint().one_process || mapped.iter().all(|&m| m);
+    let self_overlap = kind == Collective::AllToAll && in_place.iter().any(|&i| i);
+    let (expected, used_in_place) =
+        expected(&players[0].comm, &probe, everyone && !self_overlap, &data)?;
     for player in players {
         let rank = player.comm.rank();
         let r = rank as usize;
@@ -270,6 +258,24 @@ fn collective(
         expectations.push(Expectation { buffer: output, at, bytes: expected[r].clone(), what });
     }
     Ok(used_in_place)
+}
+
+/// What all ranks have to get, and whether by the plan for mapped memory, where `mappable`.
+fn expected(
+    comm: &Communicator,
+    call: &Call,
+    mappable: bool,
+    data: &[Vec<u8>],
+) -> Result<(Vec<Vec<u8>>, bool)> {
+    if call.count == 0 {
+        return Ok((vec![Vec::new(); data.len()], false));
+    }
+    let programs = comm.programs(call)?;
+    let mapped = programs.mapped.as_ref().filter(|_| mappable);
+    let plan = mapped.map_or(programs.any.0, |(plan, _)| *plan);
+    let Call { count, dtype, op, .. } = *call;
+    let got = outcome(&plan, comm.endpoint().edge_slot_bytes, count, dtype, op, data);
+    Ok((got, mapped.is_some()))
 }
 
 pub(crate) fn outcome(

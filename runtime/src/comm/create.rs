@@ -54,7 +54,7 @@ impl Room {
     fn gather(&mut self, blob: &[u8]) -> Result<Vec<Vec<u8>>> {
         let mut all = self.session.gather(blob)?;
         let mut take = |seat: &u32| all.get_mut(*seat as usize).map(std::mem::take);
-        Ok(self.seats.iter().filter_map(|seat| take(seat)).collect())
+        Ok(self.seats.iter().filter_map(&mut take).collect())
     }
 }
 
