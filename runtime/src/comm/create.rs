@@ -52,8 +52,8 @@ impl Room {
     /// Gives every member the blobs of all, by rank. Blocks for all who meet.
     fn gather(&mut self, blob: &[u8]) -> Result<Vec<Vec<u8>>> {
         let mut all = self.session.gather(blob)?;
-        let mut take = |seat: &u32| all.get_mut(*seat as usize).map(std::mem::take);
-        Ok(self.seats.iter().filter_map(|seat| take(seat)).collect())
+        let take = |seat: &u32| all.get_mut(*seat as usize).map(std::mem::take);
+        Ok(self.seats.iter().filter_map(take).collect())
     }
 }
 
