@@ -179,13 +179,7 @@ pub(super) fn assemble(
     room.session.close();
     worker::note_local_ranks(ranks.len());
     let hosts = if ranks.len() == nranks as usize { 1 } else { 2 };
-    let policy = blobs[0].policy();
-    if own.deterministic != blobs[0].deterministic {
-        let theirs = u8::from(blobs[0].deterministic);
-        let text =
-            format!("OXCCL_DETERMINISTIC differs between ranks; that of rank 0 holds: {theirs}");
-        log::line(Level::Warn, Subsystem::Init, &text);
-    }
+    let policy = blobs[0].policy(own);
     let family = Family {
         id: id.clone(),
         listener: control,
