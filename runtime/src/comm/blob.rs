@@ -163,6 +163,11 @@ impl Blob {
         if i32::try_from(pid).map_or(true, |pid| pid <= 0) {
             return Err(bad(format!("says that its process has the number {pid}")));
         }
+        let deterministic = match word(96) {
+            0 => false,
+            1 => true,
+            other => return Err(bad(format!("says {other} to whether it is deterministic"))),
+        };
         Ok(Self {
             pid,
             process: name(8),
@@ -173,7 +178,7 @@ impl Blob {
             arena_len: word(72),
             counter_start: word(80),
             probe: word(88),
-            deterministic: word(96) != 0,
+            deterministic,
             control: decode_address(&control)
                 .ok_or_else(|| bad("sent a bad address".to_owned()))?,
         })
