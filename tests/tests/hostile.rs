@@ -52,8 +52,8 @@ fn good(target: &str) -> Vec<Vec<u8>> {
             ]
         }
         "identity" => {
-            let mut blob = vec![0; 118];
-            blob[..5].copy_from_slice(&[3, 0, 0, 0, 77]);
+            let mut blob = vec![0; 126];
+            blob[..5].copy_from_slice(&[4, 0, 0, 0, 77]);
             vec![
                 [&[0][..], &id.encode()].concat(),
                 [&[1][..], &blob].concat(),

@@ -4,6 +4,7 @@ use crate::bootstrap::id::{ADDRESS_BYTES, decode_address, encode_address};
 use crate::config::Config;
 use crate::device::host::arena::Arena;
 use crate::error::{Error, Result};
+use crate::log::{self, Level, Subsystem};
 use oxccl_plan::generate::{Algorithm, GENERATORS};
 use oxccl_plan::select::Policy;
 use std::net::SocketAddr;
@@ -113,8 +114,15 @@ impl Blob {
         })
     }
 
-    /// How plans are chosen, if this is rank 0's blob.
-    pub(super) fn policy(&self) -> Policy {
+    /// How plans are chosen, if this is rank 0's blob; complains where `own` asks for something else
+    /// that matters for results.
+    pub(super) fn policy(&self, own: &Blob) -> Policy {
+        if own.deterministic != self.deterministic {
+            let value = u8::from(self.deterministic);
+            let text =
+                format!("OXCCL_DETERMINISTIC differs between ranks; that of rank 0 holds: {value}");
+            log::line(Level::Warn, Subsystem::Init, &text);
+        }
         let name = String::from_utf8_lossy(&self.algorithm);
         let only = algorithm_named(name.trim_end_matches('\0'));
         Policy { only, deterministic: self.deterministic }
@@ -155,6 +163,11 @@ impl Blob {
         if i32::try_from(pid).map_or(true, |pid| pid <= 0) {
             return Err(bad(format!("says that its process has the number {pid}")));
         }
+        let deterministic = match word(96) {
+            0 => false,
+            1 => true,
+            other => return Err(bad(format!("says {other} to whether it is deterministic"))),
+        };
         Ok(Self {
             pid,
             process: name(8),
@@ -165,7 +178,7 @@ impl Blob {
             arena_len: word(72),
             counter_start: word(80),
             probe: word(88),
-            deterministic: word(96) != 0,
+            deterministic,
             control: decode_address(&control)
                 .ok_or_else(|| bad("sent a bad address".to_owned()))?,
         })
@@ -183,7 +196,8 @@ mod tests {
         assert_eq!(Blob::decode(0, &bytes).unwrap(), blob);
         assert!(Blob::decode(0, &bytes[..80]).is_err());
         let set = Blob { deterministic: true, ..blob };
-        assert!(Blob::decode(0, &set.encode()).unwrap().policy().deterministic);
+        let policy = Blob::decode(0, &set.encode()).unwrap().policy(&set);
+        assert!(policy.deterministic);
         bytes[0] = 9;
         let text = Blob::decode(3, &bytes).unwrap_err().to_string();
         assert!(text.contains("rank 3 speaks format Some(9)"), "{text}");

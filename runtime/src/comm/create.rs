@@ -151,7 +151,8 @@ pub(super) fn assemble(
     };
     let hosts = if members.ranks.len() == nranks as usize { 1 } else { 2 };
     let comm = Communicator::new(endpoint, device, options, Some(family));
-    let mut comm = comm.with_topology(hosts, pull, members.policy());
+    let mut comm =
+        comm.with_topology(hosts, pull, members.blobs[0].policy(&members.blobs[rank as usize]));
     comm.lsa_size = team::lsa_size(members.blobs.iter().map(|b| b.host));
     for (peer, sign) in signs {
         match sign {
@@ -199,19 +200,6 @@ impl Members {
             ranks.extend(here.then_some(r));
         }
         Ok(Self { rank, blobs, ranks, local })
-    }
-
-    /// What restricts the choice of algorithms: rank 0's word.
-    fn policy(&self) -> Policy {
-        let (own, first) = (&self.blobs[self.rank as usize], &self.blobs[0]);
-        if own.deterministic != first.deterministic {
-            let theirs = u8::from(first.deterministic);
-            let text = format!(
-                "OXCCL_DETERMINISTIC differs between ranks; that of rank 0 holds: {theirs}"
-            );
-            log::line(Level::Warn, Subsystem::Init, &text);
-        }
-        first.policy()
     }
 
     fn own_place(&self) -> usize {
