@@ -148,28 +148,18 @@ pub fn look(watches: &mut Vec<Watch>) -> bool {
         let ready = ready.get(i).copied().unwrap_or(false);
         i += 1;
         let Some(endpoint) = watch.endpoint.upgrade() else { return false };
-        if endpoint.failure().is_some() {
-            return false;
-        }
-        let differs = || agreement::compare_past(&endpoint, watch.peer, &mut watch.compared);
-        if let Some(error) = endpoint.hear_from(watch.peer).or_else(differs) {
-            failed.push((endpoint, error));
-            return false;
-        }
-        if ready && watch.dead_since.is_none() {
-            match catch_unwind(AssertUnwindSafe(|| verdict(watch, &endpoint))) {
-                Ok(Verdict::Alive) => {}
-                Ok(Verdict::Left) => return false,
-                Ok(Verdict::Failed(error)) => {
-                    failed.push((endpoint, error));
-                    return false;
-                }
-                Ok(Verdict::Dead(why)) => watch.dead_since = Some((now, why)),
-                // The one communicator fails; the others are watched on.
-                Err(panic) => {
-                    endpoint.fail(Error::panicked(&*panic));
-                    return false;
-                }
+        match catch_unwind(AssertUnwindSafe(|| verdict(watch, &endpoint, ready))) {
+            Ok(Verdict::Alive) => {}
+            Ok(Verdict::Left) => return false,
+            Ok(Verdict::Failed(error)) => {
+                failed.push((endpoint, error));
+                return false;
+            }
+            Ok(Verdict::Dead(why)) => watch.dead_since = Some((now, why)),
+            // The one communicator fails; the others are watched on.
+            Err(panic) => {
+                failed.push((endpoint, Error::panicked(&*panic)));
+                return false;
             }
         }
         match &watch.dead_since {
@@ -198,7 +188,17 @@ enum Verdict {
     Dead(String),
 }
 
-fn verdict(watch: &Watch, endpoint: &Endpoint) -> Verdict {
+fn verdict(watch: &mut Watch, endpoint: &Endpoint, ready: bool) -> Verdict {
+    if endpoint.failure().is_some() {
+        return Verdict::Left;
+    }
+    let differs = || agreement::compare_past(endpoint, watch.peer, &mut watch.compared);
+    if let Some(error) = endpoint.hear_from(watch.peer).or_else(differs) {
+        return Verdict::Failed(error);
+    }
+    if !ready || watch.dead_since.is_some() {
+        return Verdict::Alive;
+    }
     match &watch.sign {
         Sign::Process(_) => {
             let left =
