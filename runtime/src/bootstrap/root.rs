@@ -179,19 +179,9 @@ pub fn serve(listener: TcpListener, id: &UniqueId, limit: Duration) -> Result<()
         .set_nonblocking(true)
         .map_err(|e| crate::Error::system("fcntl on the rendezvous", e, "out of memory?"))?;
     while !over {
-        let ready: HashSet<u64> = {
-            let flags = |c: &Connection| {
-                if c.wants_write() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN }
-            };
-            let full = strangers(&connections) >= MAX_UNAUTHENTICATED;
-            let accept = if full { PollFlags::empty() } else { PollFlags::IN };
-            let mut fds = vec![PollFd::new(&listener, accept)];
-            fds.extend(connections.values().map(|(c, ..)| PollFd::new(c.stream(), flags(c))));
-            let idle = first_join.is_none() && connections.is_empty();
-            wait_for(&mut fds, Duration::from_secs(if idle { 3600 } else { 1 }));
-            let polled = connections.keys().zip(&fds[1..]);
-            polled.filter(|(_, fd)| !fd.revents().is_empty()).map(|(&number, _)| number).collect()
-        };
+        let idle = first_join.is_none() && connections.is_empty();
+        let pause = Duration::from_secs(if idle { 3600 } else { 1 });
+        let ready = wait_ready(&listener, &connections, pause);
         next = admit(&listener, id, next, &mut connections);
         let mut actions = Vec::new();
         let now = Instant::now();
@@ -250,6 +240,20 @@ pub fn serve(listener: TcpListener, id: &UniqueId, limit: Duration) -> Result<()
         wait_for(&mut [], Duration::from_millis(2));
     }
     Ok(())
+}
+
+/// Waits until something can be moved, or is new; the connections that can.
+fn wait_ready(listener: &TcpListener, connections: &Connections, limit: Duration) -> HashSet<u64> {
+    let flags = |c: &Connection| {
+        if c.wants_write() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN }
+    };
+    let full = strangers(connections) >= MAX_UNAUTHENTICATED;
+    let accept = if full { PollFlags::empty() } else { PollFlags::IN };
+    let mut fds = vec![PollFd::new(listener, accept)];
+    fds.extend(connections.values().map(|(c, ..)| PollFd::new(c.stream(), flags(c))));
+    wait_for(&mut fds, limit);
+    let polled = connections.keys().zip(&fds[1..]);
+    polled.filter(|(_, fd)| !fd.revents().is_empty()).map(|(&number, _)| number).collect()
 }
 
 /// Connections by number, with the rank once it has joined, and whether it has left.
