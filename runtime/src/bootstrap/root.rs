@@ -233,16 +233,20 @@ pub fn serve(listener: TcpListener, id: &UniqueId, limit: Duration) -> Result<()
             }
         }
     }
+    flush(connections);
+    Ok(())
+}
+
+/// What was queued last still has to leave; who does not read in time is gone.
+fn flush(connections: Connections) {
     let mut last: Vec<_> = connections.into_values().map(|(c, rank, _)| (rank, c)).collect();
     // Rank 0 hears it last: this thread is in its process as a rule, and may end with it.
     last.sort_by_key(|(rank, _)| std::cmp::Reverse(*rank));
-    // What was queued last still has to leave; who does not read in time is gone.
     let until = Instant::now() + Duration::from_secs(2);
     while Instant::now() < until && last.iter().any(|(_, c)| c.wants_write()) {
         last.retain_mut(|(_, c)| c.progress(Instant::now()).is_ok());
         wait_for(&mut [], Duration::from_millis(2));
     }
-    Ok(())
 }
 
 /// Waits for a new connection or something on an old one; the numbers of those that show it.
