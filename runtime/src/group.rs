@@ -195,18 +195,29 @@ impl Prepared {
         Ok(prepared)
     }
 
-    /// Collectives first, in the order of calls, then each communicator's transfers as one.
+    /// Collectives and puts first, in the order of calls, then each communicator's transfers as one,
+    /// then what waits for signals.
     fn launch(self) -> Result<Launched> {
         let launched = create_all(self.creations)?;
         let mut streams: Vec<Arc<Stream>> = Vec::new();
-        for (_, work, stream) in self.works {
-            stream.enqueue(work, false)?;
-            streams.push(stream);
-        }
+        // What waits for a peer's signals must not hold up what the peer waits for.
+        let waits = |work: &Work| matches!(work, Work::OneSided(_, item) if item.only_waits());
+        let (last, first): (Vec<_>, Vec<_>) =
+            self.works.into_iter().partition(|(_, work, _)| waits(work));
+        let mut enqueue = |works: Vec<(Arc<Communicator>, Work, Arc<Stream>)>| {
+            works.into_iter().try_for_each(|(_, work, stream)| {
+                streams.push(stream.clone());
+                stream.enqueue(work, false)
+            })
+        };
+        enqueue(first)?;
+        let mut others = Vec::new();
         for exchange in self.exchanges {
-            streams.push(exchange.streams[0].clone());
+            others.push(exchange.streams[0].clone());
             exchange.launch()?;
         }
+        enqueue(last)?;
+        streams.extend(others);
         nudge(&streams);
         Ok(launched)
     }

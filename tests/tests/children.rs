@@ -247,6 +247,46 @@ fn communicators_used_in_different_orders_from_threads_and_streams_make_progress
 }
 
 #[test]
+fn several_children_of_one_parent_in_one_group_keep_the_order_of_calls() {
+    ranks(4, |comm| {
+        for _ in 0..20 {
+            let rank = comm.rank();
+            let (mut rows, mut columns) = (null_mut(), null_mut());
+            // SAFETY: places for the handles that live until the group ends.
+            unsafe {
+                ok(ncclGroupStart());
+                ok(ncclCommSplit(comm.0, rank / 2, 0, &mut rows, null_mut()));
+                ok(ncclCommSplit(comm.0, rank % 2 + 10, -rank, &mut columns, null_mut()));
+                ok(ncclGroupEnd());
+            }
+            let (rows, columns) = (Comm(rows), Comm(columns));
+            assert_eq!((rows.nranks(), rows.rank()), (2, rank % 2));
+            assert_eq!((columns.nranks(), columns.rank()), (2, 1 - rank / 2));
+            rows.works();
+            columns.works();
+            rows.destroy();
+            columns.destroy();
+        }
+        comm.destroy();
+    });
+}
+
+#[test]
+fn ranks_that_were_excluded_may_shrink_with_others_later() {
+    ranks(4, |comm| {
+        if comm.rank() != 3 {
+            comm.shrink(&mut [3], 0).destroy();
+        }
+        if comm.rank() != 2 {
+            let child = comm.shrink(&mut [2], 0);
+            child.works();
+            child.destroy();
+        }
+        comm.destroy();
+    });
+}
+
+#[test]
 fn a_child_outlives_its_parent() {
     ranks(3, |comm| {
         let child = comm.split(0, 0).expect("a color");

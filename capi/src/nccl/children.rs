@@ -36,7 +36,9 @@ unsafe fn comm_split(
     // SAFETY: passed on from the caller.
     let options = unsafe { config::read(config, FUNCTION, Some(parent.options()))? };
     let device = parent.device();
-    let origin = Origin::Split { parent, color, key };
+    // Before the call counts: the other ranks may repeat theirs with this one.
+    convert::place(newcomm, FUNCTION, "newcomm")?;
+    let origin = parent.split(color, key);
     // SAFETY: passed on from the caller.
     unsafe { begin((FUNCTION, "newcomm"), newcomm, origin, Some(holder), (device, options)) }
 }
@@ -95,7 +97,9 @@ unsafe fn comm_shrink(
     // SAFETY: passed on from the caller.
     let options = unsafe { config::read(config, FUNCTION, Some(parent.options()))? };
     let device = parent.device();
-    let origin = Origin::Shrink { parent, excluded, abort: shrinkFlags == NCCL_SHRINK_ABORT };
+    // Before the call counts: the other ranks may repeat theirs with this one.
+    convert::place(newcomm, FUNCTION, "newcomm")?;
+    let origin = parent.shrink(excluded, shrinkFlags == NCCL_SHRINK_ABORT);
     // SAFETY: passed on from the caller.
     unsafe { begin((FUNCTION, "newcomm"), newcomm, origin, Some(holder), (device, options)) }
 }
@@ -158,7 +162,9 @@ unsafe fn comm_grow(
     // SAFETY: passed on from the caller.
     let options = unsafe { config::read(config, FUNCTION, Some(parent.options()))? };
     let device = parent.device();
-    let origin = Origin::Grow { parent, nranks, id };
+    // Before the call counts: the other ranks may repeat theirs with this one.
+    convert::place(newcomm, FUNCTION, "newcomm")?;
+    let origin = parent.grow(nranks, id);
     // SAFETY: passed on from the caller.
     unsafe { begin((FUNCTION, "newcomm"), newcomm, origin, Some(holder), (device, options)) }
 }

@@ -2,10 +2,11 @@
 //! the parent was made; nothing of the parent's data path is used, which may have failed.
 
 use super::create::{Family, Room, alone, assemble, join};
-use super::{Communicator, Member, Options};
+use super::{Communicator, Member, Options, Origin};
 use crate::bootstrap::session::{Meeting, Session, start_rendezvous};
 use crate::bootstrap::{Cancel, ID_BYTES, UniqueId};
 use crate::error::{Error, Result};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// The color of a rank that joins no child: `NCCL_SPLIT_NOCOLOR`.
@@ -35,7 +36,7 @@ fn meet(
 /// without a color. Blocks for all ranks of the parent.
 pub(super) fn split(
     parent: &Communicator,
-    (color, key): (i32, i32),
+    (color, key, number): (i32, i32, u64),
     device: i32,
     options: &Options,
     cancel: &Cancel,
@@ -43,7 +44,6 @@ pub(super) fn split(
     let Some(family) = &parent.family else {
         return if color == NO_COLOR { Ok(None) } else { alone(device, options).map(Some) };
     };
-    let number = family.splits.fetch_add(1, Ordering::AcqRel);
     let everyone: Vec<u32> = (0..parent.nranks()).collect();
     let (mut session, id) = meet(parent, family, ("split", number), &everyone, cancel)?;
     let answers = session.gather(&[color.to_le_bytes(), key.to_le_bytes()].concat())?;
@@ -72,7 +72,7 @@ pub(super) fn split(
 /// child is made only once those of all survivors have. Blocks for the survivors.
 pub(super) fn shrink(
     parent: &Communicator,
-    excluded: &[u32],
+    (excluded, number): (&[u32], u64),
     abort: bool,
     device: i32,
     options: &Options,
@@ -85,7 +85,6 @@ pub(super) fn shrink(
     let Some(family) = parent.family.as_ref().filter(|_| survivors.len() > 1) else {
         return alone(device, options);
     };
-    let number = family.shrinks.fetch_add(1, Ordering::AcqRel);
     // Who has another list in mind must not join by accident.
     let purpose = format!("shrink without {excluded:?}");
     let (session, id) = meet(parent, family, (&purpose, number), &survivors, cancel)?;
@@ -99,14 +98,13 @@ pub(super) fn shrink(
 pub(super) fn grow(
     parent: &Communicator,
     nranks: u32,
-    id: Option<&UniqueId>,
+    (id, number): (Option<&UniqueId>, u64),
     device: i32,
     options: &Options,
     cancel: &Cancel,
 ) -> Result<Communicator> {
     let mut known = id.cloned();
     if let Some(family) = &parent.family {
-        let number = family.grows.fetch_add(1, Ordering::AcqRel);
         let everyone: Vec<u32> = (0..parent.nranks()).collect();
         let (mut session, _) = meet(parent, family, ("grow", number), &everyone, cancel)?;
         let answers = session.gather(&id.map_or(Vec::new(), |id| id.encode().to_vec()))?;
@@ -129,4 +127,30 @@ pub(super) fn grow(
     };
     let (rank, options) = (parent.rank(), options.clone());
     join(&Member { id, rank, nranks, device, options }, cancel)
+}
+
+/// The numbers of meetings count calls, not threads: they are taken in the order of the calls.
+impl Communicator {
+    /// A split.
+    pub fn split(self: &Arc<Self>, color: i32, key: i32) -> Origin {
+        let number = self.family.as_ref().map_or(0, |f| f.splits.fetch_add(1, Ordering::AcqRel));
+        Origin::Split { parent: self.clone(), color, key, number }
+    }
+
+    /// A shrink without these ranks, in ascending order.
+    pub fn shrink(self: &Arc<Self>, excluded: Vec<u32>, abort: bool) -> Origin {
+        let number = self.family.as_ref().map_or(0, |family| {
+            let mut shrinks = family.shrinks.lock().unwrap_or_else(|e| e.into_inner());
+            let count = shrinks.entry(excluded.clone()).or_default();
+            *count += 1;
+            *count
+        });
+        Origin::Shrink { parent: self.clone(), excluded, abort, number }
+    }
+
+    /// A growth to so many ranks.
+    pub fn grow(self: &Arc<Self>, nranks: u32, id: Option<UniqueId>) -> Origin {
+        let number = self.family.as_ref().map_or(0, |f| f.grows.fetch_add(1, Ordering::AcqRel));
+        Origin::Grow { parent: self.clone(), nranks, id, number }
+    }
 }

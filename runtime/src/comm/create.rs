@@ -68,8 +68,9 @@ pub(super) struct Family {
     pub(super) addresses: Vec<SocketAddr>,
     /// Meetings of each kind so far: the same on all ranks.
     pub(super) splits: AtomicU64,
-    pub(super) shrinks: AtomicU64,
     pub(super) grows: AtomicU64,
+    /// Those who are excluded do not count.
+    pub(super) shrinks: Mutex<HashMap<Vec<u32>, u64>>,
 }
 
 /// Tells which variables are given, and complains about those that cannot be read.
@@ -138,7 +139,11 @@ pub(super) fn assemble(
     let edges = edges(identity, &members.local, segment.as_ref(), &mut room, slots)?;
     let signs = signs(&members.blobs, &edges, rank);
     let mut endpoint = members.endpoint(segment, edges, memory);
-    let pull = agree(&mut room, &members.blobs, &mut endpoint)?;
+    let agreed = agree(&mut room, &members.blobs, &mut endpoint);
+    let pull = agreed.inspect_err(|_| {
+        // Others may believe that all is well.
+        endpoint.fail(Error::Aborted { by: "its failed initialisation" });
+    })?;
     room.session.close();
     worker::note_local_ranks(members.ranks.len());
     let family = Family {
@@ -146,8 +151,8 @@ pub(super) fn assemble(
         listener: control,
         addresses: members.blobs.iter().map(|b| b.control).collect(),
         splits: AtomicU64::new(0),
-        shrinks: AtomicU64::new(0),
         grows: AtomicU64::new(0),
+        shrinks: Mutex::default(),
     };
     let hosts = if members.ranks.len() == nranks as usize { 1 } else { 2 };
     let comm = Communicator::new(endpoint, device, options, Some(family));

@@ -4,7 +4,7 @@
 use super::{Communicator, Member, Options, children, create};
 use crate::bootstrap::{Cancel, UniqueId};
 use crate::error::{Error, Result};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 /// Where a communicator comes from.
@@ -27,6 +27,8 @@ pub enum Origin {
         color: i32,
         /// Its place among equals.
         key: i32,
+        /// Number of the call on the parent.
+        number: u64,
     },
     /// All ranks but some.
     Shrink {
@@ -36,6 +38,8 @@ pub enum Origin {
         excluded: Vec<u32>,
         /// Whether the parent's operations are ended first.
         abort: bool,
+        /// Number of the call with these ranks.
+        number: u64,
     },
     /// All ranks and more.
     Grow {
@@ -45,13 +49,16 @@ pub enum Origin {
         nranks: u32,
         /// Given on one rank.
         id: Option<UniqueId>,
+        /// Number of the call on the parent.
+        number: u64,
     },
 }
 
-enum Job {
-    None,
-    Running,
-    Failed(Error),
+/// What is under way in threads, and how the last of it failed.
+#[derive(Default)]
+struct Jobs {
+    running: u32,
+    failed: Option<Error>,
 }
 
 /// A communicator or its future.
@@ -59,7 +66,7 @@ pub struct Holder {
     device: i32,
     options: Options,
     ready: OnceLock<Arc<Communicator>>,
-    job: Mutex<Job>,
+    jobs: Mutex<Jobs>,
     cancel: Cancel,
 }
 
@@ -67,11 +74,11 @@ impl Holder {
     /// An empty one.
     pub fn new(device: i32, options: Options) -> Self {
         let (ready, cancel) = (OnceLock::new(), Cancel::default());
-        Self { device, options, ready, job: Mutex::new(Job::None), cancel }
+        Self { device, options, ready, jobs: Mutex::default(), cancel }
     }
 
-    fn job(&self) -> MutexGuard<'_, Job> {
-        self.job.lock().unwrap_or_else(|e| e.into_inner())
+    fn jobs(&self) -> MutexGuard<'_, Jobs> {
+        self.jobs.lock().unwrap_or_else(|e| e.into_inner())
     }
 
     /// What its creator asked for.
@@ -84,22 +91,21 @@ impl Holder {
         if let Some(comm) = self.ready.get() {
             return Ok(comm);
         }
-        Err(match &*self.job() {
-            Job::Failed(error) => error.clone(),
-            Job::Running | Job::None => {
-                let hint = "wait until ncclCommGetAsyncError reports ncclSuccess";
-                Error::usage("the communicator is not ready yet", hint)
-            }
-        })
+        let hint = "wait until ncclCommGetAsyncError reports ncclSuccess";
+        let early = || Error::usage("the communicator is not ready yet", hint);
+        Err(self.jobs().failed.clone().unwrap_or_else(early))
     }
 
     /// Whether something is under way, or how it or the communicator failed.
     pub fn state(&self) -> Result<bool> {
-        match &*self.job() {
-            Job::Running => return Ok(true),
-            Job::Failed(error) => return Err(error.clone()),
-            Job::None => {}
+        let jobs = self.jobs();
+        if jobs.running > 0 {
+            return Ok(true);
         }
+        if let Some(error) = &jobs.failed {
+            return Err(error.clone());
+        }
+        drop(jobs);
         let failed = self.ready.get().and_then(|comm| comm.failure());
         failed.map_or(Ok(false), Err)
     }
@@ -113,14 +119,16 @@ impl Holder {
                 let member = Member { id, rank: *rank, nranks: *nranks, device, options };
                 Some(create::join(&member, cancel)?)
             }
-            Origin::Split { parent, color, key } => {
-                children::split(parent, (*color, *key), device, options, cancel)?
+            Origin::Split { parent, color, key, number } => {
+                children::split(parent, (*color, *key, *number), device, options, cancel)?
             }
-            Origin::Shrink { parent, excluded, abort } => {
-                Some(children::shrink(parent, excluded, *abort, device, options, cancel)?)
+            Origin::Shrink { parent, excluded, abort, number } => {
+                let whom = (&excluded[..], *number);
+                Some(children::shrink(parent, whom, *abort, device, options, cancel)?)
             }
-            Origin::Grow { parent, nranks, id } => {
-                Some(children::grow(parent, *nranks, id.as_ref(), device, options, cancel)?)
+            Origin::Grow { parent, nranks, id, number } => {
+                let id = (id.as_ref(), *number);
+                Some(children::grow(parent, *nranks, id, device, options, cancel)?)
             }
         };
         let Some(made) = made else { return Ok(false) };
@@ -128,6 +136,8 @@ impl Holder {
         if self.ready.set(made.clone()).is_err() {
             return Err(Error::Internal { what: "a communicator was made twice".to_owned() });
         }
+        // One of this and an abort at the same time sees the other.
+        fence(Ordering::SeqCst);
         if self.cancel.load(Ordering::Acquire) {
             // It was aborted when it was just done.
             made.abort()?;
@@ -142,30 +152,43 @@ impl Holder {
         parent: Option<Arc<Holder>>,
         work: impl FnOnce(&Self) -> Result<()> + Send + 'static,
     ) -> Result<()> {
-        *self.job() = Job::Running;
+        self.jobs().running += 1;
         if let Some(parent) = &parent {
-            *parent.job() = Job::Running;
+            parent.jobs().running += 1;
         }
-        let own = self.clone();
+        let (own, of) = (self.clone(), parent.clone());
         let run = move || {
             let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(&own)));
             let panicked = || Error::Internal { what: "the library's thread panicked".to_owned() };
             let outcome = outcome.unwrap_or_else(|_| Err(panicked()));
-            *own.job() = outcome.map_or_else(Job::Failed, |()| Job::None);
-            if let Some(parent) = &parent {
-                *parent.job() = Job::None;
+            own.over(outcome.err());
+            if let Some(parent) = &of {
+                parent.over(None);
             }
         };
         let spawned = std::thread::Builder::new().name("oxccl-init".to_owned()).spawn(run);
         spawned.map(drop).map_err(|e| {
-            *self.job() = Job::None;
-            Error::system("starting a thread", e, "raise ulimit -u")
+            let error = Error::system("starting a thread", e, "raise ulimit -u");
+            self.over(Some(error.clone()));
+            if let Some(parent) = &parent {
+                parent.over(None);
+            }
+            error
         })
+    }
+
+    fn over(&self, failed: Option<Error>) {
+        let mut jobs = self.jobs();
+        jobs.running -= 1;
+        if jobs.failed.is_none() {
+            jobs.failed = failed;
+        }
     }
 
     /// Ends what is under way, and the communicator. Blocks for a second at most.
     pub fn abort(&self) -> Result<()> {
         self.cancel.store(true, Ordering::Release);
+        fence(Ordering::SeqCst);
         self.ready.get().map_or(Ok(()), |comm| comm.abort())
     }
 

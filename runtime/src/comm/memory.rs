@@ -64,14 +64,16 @@ impl Communicator {
     pub fn register_window(&self, base: *mut u8, len: usize) -> Result<u64> {
         self.check()?;
         let endpoint = self.endpoint();
+        let mut registry = self.registry();
+        // Also where it fails: the others count on.
+        let number = registry.windows;
+        registry.windows += 1;
         let token = endpoint.token(base, len);
         let mapped = token & crate::device::host::endpoint::MAPPED != 0;
         if !mapped && !self.topology.pull && self.nranks() > 1 {
             let what = "this memory cannot be reached by the other ranks";
             return Err(Error::usage(what, "take a window's memory from ncclMemAlloc"));
         }
-        let mut registry = self.registry();
-        let number = registry.windows;
         let place = endpoint.local[endpoint.rank as usize];
         if let (Some(segment), Some(own)) = (&endpoint.segment, place)
             && !segment.open_window(own, number, token, len as u64)
@@ -80,7 +82,6 @@ impl Communicator {
                 format!("window {number} has no room: {WINDOWS} may be registered at a time");
             return Err(Error::usage(what, "deregister windows in the order of their making"));
         }
-        registry.windows += 1;
         let handle = WINDOW | NEXT.fetch_add(1, Ordering::Relaxed);
         registry.ranges.insert(handle, Range { base: base as usize, len, number });
         Ok(handle)

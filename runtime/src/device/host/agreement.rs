@@ -15,6 +15,8 @@ pub(super) enum Doing {
     Collective(Label, u64),
     /// Sends and receives; the number is that of the next collective.
     Exchange(u64),
+    /// A one-sided operation; the number as above.
+    OneSided(u64),
 }
 
 impl Doing {
@@ -22,12 +24,19 @@ impl Doing {
         match self {
             Doing::Collective(label, _) => label.descriptor.to_string(),
             Doing::Exchange(_) => "send/recv".to_owned(),
+            Doing::OneSided(_) => "a one-sided operation".to_owned(),
+        }
+    }
+
+    fn number(&self) -> u64 {
+        match *self {
+            Doing::Collective(_, seq) | Doing::Exchange(seq) | Doing::OneSided(seq) => seq,
         }
     }
 
     /// The error that names both sides.
     fn differs(&self, endpoint: &Endpoint, peer: u32, theirs: String) -> Error {
-        let (Doing::Collective(_, seq) | Doing::Exchange(seq)) = *self;
+        let seq = self.number();
         let site = Site {
             rank: endpoint.rank as i32,
             peer: peer as i32,
@@ -59,7 +68,7 @@ pub(super) fn compare(
 
 /// The error for a message that another operation sent.
 pub(super) fn unexpected(endpoint: &Endpoint, doing: Doing, peer: u32, message: &Message) -> Error {
-    let (Doing::Collective(_, seq) | Doing::Exchange(seq)) = doing;
+    let seq = doing.number();
     let is_message = message.tag == crate::descriptor::MESSAGE_TAG;
     let place = endpoint.segment.as_ref().zip(endpoint.local[peer as usize]);
     let looked_up = || place.and_then(|(segment, local)| segment.announced(local, seq));
@@ -71,20 +80,15 @@ pub(super) fn unexpected(endpoint: &Endpoint, doing: Doing, peer: u32, message: 
     doing.differs(endpoint, peer, theirs)
 }
 
-/// What an operation that gets nowhere can learn: a peer's failure, a peer that does something
-/// else; and, where it has waited `long`, one that left or that is in another kind of call.
-pub(super) fn look_around(
-    endpoint: &Endpoint,
-    doing: Doing,
-    awaited: Awaited,
-    long: bool,
-) -> Option<Error> {
+/// What an operation that gets nowhere can learn: a peer's failure, or a peer that does something
+/// else.
+pub(super) fn look_around(endpoint: &Endpoint, doing: Doing) -> Option<Error> {
     if let Some(error) = endpoint.hear() {
         return Some(error);
     }
     let peers = (0..endpoint.nranks).filter(|&p| p != endpoint.rank);
     if let (Doing::Collective(label, seq), Some(segment)) = (doing, &endpoint.segment) {
-        for peer in peers.clone() {
+        for peer in peers {
             let place = endpoint.local[peer as usize];
             let theirs = place.and_then(|local| segment.announced(local, seq));
             if let Some(theirs) = theirs.filter(|d| *d != label.descriptor) {
@@ -92,17 +96,27 @@ pub(super) fn look_around(
             }
         }
     }
-    if !long {
-        return None;
-    }
+    None
+}
+
+/// Tells peers of other hosts, who cannot look it up, what this rank waits in.
+pub(super) fn tell(endpoint: &Endpoint, doing: Doing) {
     if let Doing::Collective(label, seq) = doing {
-        // To those who cannot look it up.
         let notice = notice::doing(seq, label.descriptor);
         endpoint.state().edges.iter_mut().for_each(|edge| edge.tell(&notice));
     }
+}
+
+/// What an operation that has waited long must suspect: a peer that left, or is in another kind of
+/// call. It is so if the operation gets nowhere after this look either: what the look saw may be
+/// newer than what the operation saw.
+pub(super) fn suspect(endpoint: &Endpoint, doing: Doing, awaited: Awaited) -> Option<Error> {
+    let peers = (0..endpoint.nranks).filter(|&p| p != endpoint.rank);
     let awaited = u32::try_from(awaited.peer).ok()?;
     let place = endpoint.segment.as_ref().zip(endpoint.local[awaited as usize]);
     match doing {
+        // A window may be registered at any time.
+        Doing::OneSided(_) => {}
         Doing::Exchange(next) => {
             if let Some(theirs) = place.and_then(|(segment, local)| segment.announced(local, next))
             {

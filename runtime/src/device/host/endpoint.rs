@@ -195,12 +195,13 @@ impl Endpoint {
     /// Latches a failure: the first one stays. All operations under way and to come fail with it,
     /// and the peers hear of it. The caller must not hold the state.
     pub fn fail(&self, error: Error) {
-        let first = self.failure.set(error.clone()).is_ok();
-        self.failed.store(true, Ordering::Release);
-        if !first {
+        if self.failure.set(error.clone()).is_err() {
+            // Not before the peers can see it: then they write no more.
+            while !self.failed.load(Ordering::Acquire) {
+                std::thread::yield_now();
+            }
             return;
         }
-        log::line(Level::Warn, Subsystem::Coll, &error.to_string());
         let (code, culprit) = match (&error, error.site()) {
             // To the others this rank is lost.
             (Error::Aborted { .. }, _) => (Code::RemoteError, self.rank as i32),
@@ -211,6 +212,9 @@ impl Endpoint {
         if let (Some(segment), Some(local)) = (&self.segment, self.local[self.rank as usize]) {
             segment.publish_failure(local, &record);
         }
+        // Operations end from here on, and their buffers are the user's again.
+        self.failed.store(true, Ordering::Release);
+        log::line(Level::Warn, Subsystem::Coll, &record.text);
         let notice = notice::failed(&record);
         self.state().edges.iter_mut().for_each(|edge| edge.tell(&notice));
     }

@@ -48,6 +48,11 @@ pub enum OneSided {
 }
 
 impl OneSided {
+    /// Whether it gives peers nothing.
+    pub fn only_waits(&self) -> bool {
+        matches!(self, OneSided::Wait(_))
+    }
+
     /// Its name.
     pub fn name(&self) -> &'static str {
         match self {

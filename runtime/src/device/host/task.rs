@@ -1,6 +1,6 @@
 //! Work, as it is called or captured, and tasks: work under way.
 
-use super::agreement::{Doing, look_around};
+use super::agreement::{Doing, look_around, suspect, tell};
 use super::collective::{Budget, Call, Programs, Running, Visit};
 use super::endpoint::{Awaited, Endpoint, deadline_error};
 use super::event::Event;
@@ -134,6 +134,8 @@ pub struct Operation {
     idle_visits: u32,
     /// When it last looked closely why.
     looked: Option<Instant>,
+    /// Whether that look gave rise to a suspicion.
+    suspicion: bool,
     /// Its error, and when it was found, while peers may still write into its memory.
     ending: Option<(Instant, Error)>,
     /// A link that broke, and when.
@@ -178,6 +180,7 @@ impl Task {
             waiting_since: None,
             idle_visits: 0,
             looked: None,
+            suspicion: false,
             ending: None,
             broken: None,
         }))
@@ -265,6 +268,7 @@ pub(super) fn try_now(
         waiting_since: None,
         idle_visits: 0,
         looked: None,
+        suspicion: false,
         ending: None,
         broken: None,
     };
@@ -300,6 +304,7 @@ impl Operation {
             Visit::Waiting { moved, awaited } => {
                 if moved {
                     (self.waiting_since, self.looked, self.idle_visits) = (None, None, 0);
+                    self.suspicion = false;
                 } else {
                     self.wait_on(awaited);
                 }
@@ -364,14 +369,24 @@ impl Operation {
         if long {
             self.looked = Some(now);
         }
+        let endpoint = &self.endpoint;
         let doing = match &self.kind {
             Kind::Collective(running) => running.doing(),
-            Kind::Exchange(_) | Kind::OneSided(_) => {
-                Doing::Exchange(self.endpoint.state().collectives)
-            }
+            Kind::Exchange(_) => Doing::Exchange(endpoint.state().collectives),
+            Kind::OneSided(_) => Doing::OneSided(endpoint.state().collectives),
         };
-        if let Some(error) = look_around(&self.endpoint, doing, awaited, long) {
-            self.endpoint.fail(error);
+        if let Some(error) = look_around(endpoint, doing) {
+            return endpoint.fail(error);
+        }
+        if long {
+            tell(endpoint, doing);
+        }
+        if !long && !self.suspicion {
+            return;
+        }
+        match suspect(endpoint, doing, awaited) {
+            Some(error) if self.suspicion => endpoint.fail(error),
+            suspected => self.suspicion = suspected.is_some(),
         }
     }
 
