@@ -18,6 +18,11 @@ const SLOT_MASK: u64 = (1 << GENERATION_SHIFT) - 1;
 const CHUNK: usize = 256;
 const CHUNKS: usize = 4096;
 
+/// What all handles of a kind begin with: their uppermost 12 bits.
+pub const fn tagged(kind: u64) -> u64 {
+    TAG | kind << KIND_SHIFT
+}
+
 /// Why a handle does not stand for a living object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dead {
@@ -122,12 +127,12 @@ impl<T> Handles<T> {
         slot.generation = (slot.generation + 1) & GENERATION_MASK;
         slot.object = Some(object);
         let generation = slot.generation << GENERATION_SHIFT;
-        Some((TAG | (self.kind << KIND_SHIFT) | generation | u64::from(index)) as usize)
+        Some((tagged(self.kind) | generation | u64::from(index)) as usize)
     }
 
     fn parse(&self, handle: usize) -> Result<(u32, u64), Dead> {
         let handle = handle as u64;
-        if handle >> KIND_SHIFT != (TAG >> KIND_SHIFT) | self.kind {
+        if handle >> KIND_SHIFT != tagged(self.kind) >> KIND_SHIFT {
             return Err(Dead::Alien);
         }
         Ok(((handle & SLOT_MASK) as u32, (handle >> GENERATION_SHIFT) & GENERATION_MASK))

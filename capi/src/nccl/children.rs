@@ -1,11 +1,10 @@
 //! Communicators made from others.
 
-use super::comm::{self, begin};
+use super::comm::{self, begin, new_unique_id};
 use super::config::{self, ncclConfig_t};
 use super::types::{NCCL_SHRINK_ABORT, ncclComm_t, ncclResult_t, ncclUniqueId};
 use crate::boundary::boundary;
 use crate::{convert, objects};
-use oxccl_runtime::bootstrap;
 use oxccl_runtime::bootstrap::root::MAX_RANKS;
 use oxccl_runtime::comm::{Communicator, Holder, NO_COLOR, Origin};
 use oxccl_runtime::error::{Error, Result};
@@ -107,12 +106,8 @@ unsafe fn comm_shrink(
 unsafe fn comm_get_unique_id(comm: ncclComm_t, uniqueId: *mut ncclUniqueId) -> Result<()> {
     const FUNCTION: &str = "ncclCommGetUniqueId";
     objects::comm(comm, FUNCTION)?;
-    if uniqueId.is_null() {
-        return Err(Error::argument(FUNCTION, "uniqueId", "null", "a place for the id"));
-    }
-    let internal = bootstrap::new_unique_id()?.encode().map(|b| b as std::ffi::c_char);
-    // SAFETY: not null, and writable by the contract of the caller.
-    unsafe { convert::store(uniqueId, ncclUniqueId { internal }, FUNCTION, "uniqueId") }
+    // SAFETY: passed on from the caller.
+    unsafe { new_unique_id(uniqueId, FUNCTION) }
 }
 
 unsafe fn comm_grow(

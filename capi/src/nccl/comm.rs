@@ -13,12 +13,25 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 unsafe fn get_unique_id(uniqueId: *mut ncclUniqueId) -> Result<()> {
+    // SAFETY: passed on from the caller.
+    unsafe { new_unique_id(uniqueId, "ncclGetUniqueId") }
+}
+
+/// Stores a new id, whose rendezvous waits in this process.
+///
+/// # Safety
+/// `uniqueId` is null or writable.
+pub(super) unsafe fn new_unique_id(
+    uniqueId: *mut ncclUniqueId,
+    function: &'static str,
+) -> Result<()> {
+    // Before a rendezvous is started for nobody.
     if uniqueId.is_null() {
-        return Err(Error::argument("ncclGetUniqueId", "uniqueId", "null", "a place for the id"));
+        return Err(Error::argument(function, "uniqueId", "null", "a place for the id"));
     }
     let internal = bootstrap::new_unique_id()?.encode().map(|b| b as std::ffi::c_char);
-    // SAFETY: not null, and writable by the contract of the caller.
-    unsafe { convert::store(uniqueId, ncclUniqueId { internal }, "ncclGetUniqueId", "uniqueId") }
+    // SAFETY: not null, and writable by the contract of this function.
+    unsafe { convert::store(uniqueId, ncclUniqueId { internal }, function, "uniqueId") }
 }
 
 /// Reads an id that is an argument of a function.

@@ -9,6 +9,7 @@ use crate::convert;
 use oxccl_runtime::config::{self, Config, Origin, Setting, Status, Value};
 use oxccl_runtime::error::{Error, Result};
 use oxccl_runtime::fork;
+use oxccl_runtime::handle::tagged;
 use oxccl_runtime::log::{self, Level};
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -23,7 +24,7 @@ pub struct ncclParamHandle {
 pub type ncclParamHandle_t = *mut ncclParamHandle;
 
 /// What handles begin with: the tag of all handles, and the kind 15.
-const HANDLE: usize = 0x0cf << 52;
+const HANDLE: usize = tagged(15) as usize;
 
 thread_local! {
     /// The keys that this thread asked for last.

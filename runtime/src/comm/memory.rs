@@ -4,6 +4,7 @@ use super::Communicator;
 use crate::device::host::one_sided::{OneSided, Put};
 use crate::device::host::task::Address;
 use crate::error::{Error, Result};
+use crate::handle::tagged;
 use crate::link::direct::{SIGNALS, WINDOWS};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,10 +15,9 @@ pub const SIGNALS_PER_CONTEXT: u32 = 16;
 /// The most contexts.
 pub const CONTEXTS: u32 = SIGNALS / SIGNALS_PER_CONTEXT;
 
-/// Handles of windows and buffers, as [`handle`](crate::handle) makes them, of kinds 6 and 7: numbers
-/// that no communicator gives twice.
-const WINDOW: u64 = 0x0c6 << 52;
-const BUFFER: u64 = 0x0c7 << 52;
+/// Handles of windows and buffers: numbers that no communicator gives twice.
+const WINDOW: u64 = tagged(6);
+const BUFFER: u64 = tagged(7);
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
 /// A registered range.
