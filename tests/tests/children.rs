@@ -16,6 +16,7 @@ use oxccl::nccl::types::{
     ncclComm_t, ncclCommMemStat_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclUniqueId,
 };
 use oxccl::oxccl::stream::{oxcclStreamCreate, oxcclStreamDestroy, oxcclStreamSynchronize};
+use oxccl::oxccl::types::oxcclStream_t;
 use std::ffi::{CStr, c_int};
 use std::mem::MaybeUninit;
 use std::ptr::{null, null_mut};
@@ -70,6 +71,34 @@ fn ok(result: ncclResult_t) {
     assert_eq!(result, ncclSuccess, "{}", last_error());
 }
 
+/// A sum that was called, on a stream of its own.
+struct Called {
+    result: ncclResult_t,
+    stream: oxcclStream_t,
+    _input: Vec<f32>,
+    output: Vec<f32>,
+}
+
+// SAFETY: streams may be used from any thread.
+unsafe impl Send for Called {}
+
+impl Called {
+    fn wait(self) -> Result<f32, ncclResult_t> {
+        // SAFETY: any handle may be passed.
+        let done = unsafe { oxcclStreamSynchronize(self.stream, 60_000_000_000) };
+        assert_ne!(done, ncclInProgress, "the stream is stuck");
+        // SAFETY: as above.
+        ok(unsafe { oxcclStreamDestroy(self.stream) });
+        for result in [self.result, done] {
+            if result != ncclSuccess {
+                return Err(result);
+            }
+        }
+        assert!(self.output.iter().all(|&v| v == self.output[0]));
+        Ok(self.output[0])
+    }
+}
+
 /// A rank's own view of a communicator.
 #[derive(Clone, Copy)]
 struct Comm(ncclComm_t);
@@ -108,29 +137,24 @@ impl Comm {
         error
     }
 
-    /// Sums `count` elements, rank + 1 each, over all ranks; the code of the synchronisation.
-    fn sum(self, count: usize) -> Result<f32, ncclResult_t> {
+    /// Calls the sum of `count` elements, rank + 1 each, over all ranks.
+    fn call_sum(self, count: usize) -> Called {
         let input = vec![self.rank() as f32 + 1.0; count];
         let mut output = vec![0f32; count];
         let mut stream = null_mut();
+        // SAFETY: a place for the handle.
+        ok(unsafe { oxcclStreamCreate(&mut stream) });
+        let (float, sum) = (ncclDataType_t::ncclFloat32, ncclRedOp_t::ncclSum);
+        let (from, to) = (input.as_ptr().cast(), output.as_mut_ptr().cast());
+        let (float, sum) = (MaybeUninit::new(float), MaybeUninit::new(sum));
         // SAFETY: buffers of this size that live until the stream is synchronised.
-        unsafe {
-            ok(oxcclStreamCreate(&mut stream));
-            let (float, sum) = (ncclDataType_t::ncclFloat32, ncclRedOp_t::ncclSum);
-            let (from, to) = (input.as_ptr().cast(), output.as_mut_ptr().cast());
-            let (float, sum) = (MaybeUninit::new(float), MaybeUninit::new(sum));
-            let called = ncclAllReduce(from, to, count, float, sum, self.0, stream);
-            let done = oxcclStreamSynchronize(stream, 60_000_000_000);
-            assert_ne!(done, ncclInProgress, "the stream is stuck");
-            ok(oxcclStreamDestroy(stream));
-            for result in [called, done] {
-                if result != ncclSuccess {
-                    return Err(result);
-                }
-            }
-        }
-        assert!(output.iter().all(|&v| v == output[0]));
-        Ok(output[0])
+        let result = unsafe { ncclAllReduce(from, to, count, float, sum, self.0, stream) };
+        Called { result, stream, _input: input, output }
+    }
+
+    /// Sums `count` elements, rank + 1 each, over all ranks; the code of the call or of the synchronisation.
+    fn sum(self, count: usize) -> Result<f32, ncclResult_t> {
+        self.call_sum(count).wait()
     }
 
     /// Checks that all ranks of the communicator work together.
@@ -416,10 +440,10 @@ fn one_rank_grows() {
 fn abort_ends_a_hanging_operation_and_is_told_to_the_others() {
     ranks(3, |comm| match comm.rank() {
         0 => {
+            // The operation hangs: rank 2 never calls.
+            let called = comm.call_sum(1000);
             std::thread::scope(|scope| {
-                scope.spawn(move || assert!(comm.sum(1000).is_err()));
-                // The operation hangs: rank 2 never calls.
-                std::thread::yield_now();
+                scope.spawn(move || assert!(called.wait().is_err()));
                 assert_eq!(comm.abort(), ncclSuccess);
             });
         }
@@ -445,9 +469,9 @@ fn a_revoked_communicator_is_quiet_and_can_be_split() {
     ranks(2, |comm| {
         if comm.rank() == 0 {
             let start = Instant::now();
+            let called = comm.call_sum(1000);
             std::thread::scope(|scope| {
-                scope.spawn(move || assert!(comm.sum(1000).is_err()));
-                std::thread::yield_now();
+                scope.spawn(move || assert!(called.wait().is_err()));
                 // SAFETY: any handle may be passed.
                 ok(unsafe { ncclCommRevoke(comm.0, 0) });
             });
