@@ -1,11 +1,10 @@
 //! The tables of objects that C holds handles of.
 
 use oxccl_runtime::comm::{Communicator, Holder};
-pub(crate) use oxccl_runtime::device::CURRENT as DEVICE;
-use oxccl_runtime::device::host;
 use oxccl_runtime::device::host::event::Event;
 use oxccl_runtime::device::host::graph::Graph;
 use oxccl_runtime::device::host::stream::Stream;
+use oxccl_runtime::device::{self, host};
 use oxccl_runtime::error::{Error, Result};
 use oxccl_runtime::fork;
 use oxccl_runtime::handle::{Cached, Dead, Handles, Lent};
@@ -120,7 +119,7 @@ pub(crate) fn stream_of<H>(
 pub(crate) fn stream<H>(handle: *mut H, function: &'static str) -> Result<Lent<Stream>> {
     fork::check()?;
     if handle as usize <= LAST_DEFAULT {
-        return Ok(host::default_stream(DEVICE.get()).into());
+        return Ok(host::default_stream(device::told()).into());
     }
     STREAMS
         .get_cached(handle as usize, &LAST_STREAM, Ok)

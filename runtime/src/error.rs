@@ -47,6 +47,8 @@ pub enum Error {
     Usage { what: String, hint: &'static str },
     #[error("{call} failed: {cause}; {hint}")]
     System { call: String, cause: String, hint: &'static str },
+    #[error("{call} failed: {cause}")]
+    Cuda { call: &'static str, cause: String },
     #[error(
         "rank {} lost rank {} in {} (operation {}): {why}; destroy or abort this communicator, \
          the survivors can make a new one",
@@ -145,6 +147,7 @@ impl Error {
                 Code::InvalidUsage
             }
             Error::Reported { code, .. } => *code,
+            Error::Cuda { .. } => Code::UnhandledCudaError,
             Error::System { .. } | Error::Init { .. } | Error::InitTimeout { .. } => {
                 Code::SystemError
             }

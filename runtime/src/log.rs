@@ -228,7 +228,7 @@ impl Output {
             String::new()
         };
         let (pid, tid) = (std::process::id(), rustix::thread::gettid().as_raw_nonzero());
-        let (host, device, name) = (host(), device::CURRENT.get(), at.name());
+        let (host, device, name) = (host(), device::told(), at.name());
         let line = format!("{time}{host}:{pid}:{tid} [{device}] OXCCL {name} {text}\n");
         // In one call, so that lines of several threads and processes do not mix. A full disk must
         // not stop the program.

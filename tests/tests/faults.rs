@@ -2,6 +2,7 @@
 
 use oxccl_runtime::bootstrap;
 use oxccl_runtime::comm::{Member, Options, create};
+use oxccl_runtime::device::Device;
 use oxccl_tests::job::Job;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -102,8 +103,13 @@ fn a_rank_that_never_comes_is_named_after_the_time_that_was_set() {
 fn ranks_that_disagree_about_their_number_fail_at_once() {
     let id = bootstrap::new_unique_id().expect("an id");
     let options = Options::default;
-    let member =
-        |rank, nranks| Member { id: id.clone(), rank, nranks, device: 0, options: options() };
+    let member = |rank, nranks| Member {
+        id: id.clone(),
+        rank,
+        nranks,
+        device: Device::Host(0),
+        options: options(),
+    };
     let (a, b) = (member(0, 2), member(1, 3));
     let errors = std::thread::scope(|scope| {
         let threads = [scope.spawn(|| create(&a).err()), scope.spawn(|| create(&b).err())];
@@ -116,7 +122,13 @@ fn ranks_that_disagree_about_their_number_fail_at_once() {
 fn a_rank_claimed_twice_is_an_error_that_names_both() {
     let id = bootstrap::new_unique_id().expect("an id");
     let options = Options::default;
-    let member = || Member { id: id.clone(), rank: 1, nranks: 3, device: 0, options: options() };
+    let member = || Member {
+        id: id.clone(),
+        rank: 1,
+        nranks: 3,
+        device: Device::Host(0),
+        options: options(),
+    };
     let (a, b) = (member(), member());
     let errors = std::thread::scope(|scope| {
         let threads = [scope.spawn(|| create(&a).err()), scope.spawn(|| create(&b).err())];

@@ -3,6 +3,7 @@
 
 use oxccl_plan::{Buffer, Collective, DataType, Op, Program as Steps, ReduceOp, Slice, Spec};
 use oxccl_runtime::comm::{Communicator, Member, Options, create};
+use oxccl_runtime::device::Device;
 use oxccl_runtime::device::host::collective::{Call, Programs};
 use oxccl_runtime::device::host::stream::Stream;
 use oxccl_runtime::device::host::task::{Address, HostFunction, Work};
@@ -127,7 +128,7 @@ fn threads_256_of_one_process_make_a_communicator() {
                 id: id.clone(),
                 rank,
                 nranks: 256,
-                device: rank as i32,
+                device: Device::Host(rank as i32),
                 options: Options::default(),
             };
             scope.spawn(move || {
@@ -153,8 +154,14 @@ fn threads_256_of_one_process_make_a_communicator() {
 /// rank that does not exist.
 fn broken() -> (Arc<Communicator>, Call, Arc<Programs>) {
     let id = bootstrap::new_unique_id().expect("an id");
-    let comm = create(&Member { id, rank: 0, nranks: 1, device: 0, options: Options::default() })
-        .expect("a communicator");
+    let comm = create(&Member {
+        id,
+        rank: 0,
+        nranks: 1,
+        device: Device::Host(0),
+        options: Options::default(),
+    })
+    .expect("a communicator");
     let spec = Spec::new(Collective::AllReduce, 1, 0);
     let data = Box::leak(Box::new(0u64));
     let (input, output) = ((&raw const *data).cast(), (&raw mut *data).cast());

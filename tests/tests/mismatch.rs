@@ -3,6 +3,7 @@
 use oxccl_plan::Collective;
 use oxccl_runtime::bootstrap;
 use oxccl_runtime::comm::{Communicator, Member, Options, create};
+use oxccl_runtime::device::Device;
 use oxccl_tests::job::Job;
 use oxccl_tests::mismatch::{Case, cases, names_both, outcome};
 use std::path::Path;
@@ -19,7 +20,7 @@ fn ranks(nranks: u32) -> Vec<Arc<Communicator>> {
             id: id.clone(),
             rank,
             nranks,
-            device: 0,
+            device: Device::Host(0),
             options: Options::default(),
         });
         let threads: Vec<_> = members.map(|m| scope.spawn(move || create(&m))).collect();

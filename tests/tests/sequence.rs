@@ -3,6 +3,7 @@
 use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
 use oxccl_runtime::bootstrap;
 use oxccl_runtime::comm::{Member, Options, create};
+use oxccl_runtime::device::Device;
 use oxccl_runtime::device::host::collective::Call;
 use oxccl_runtime::device::host::stream::Stream;
 use oxccl_runtime::group;
@@ -112,7 +113,7 @@ fn players(nranks: u32) -> Vec<Player> {
             id: id.clone(),
             rank,
             nranks,
-            device: rank as i32,
+            device: Device::Host(rank as i32),
             options: Options::default(),
         });
         let threads: Vec<_> = members.map(|m| scope.spawn(move || create(&m))).collect();

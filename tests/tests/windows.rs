@@ -2,6 +2,7 @@
 
 use oxccl_runtime::bootstrap;
 use oxccl_runtime::comm::{Member, Options, create};
+use oxccl_runtime::device::Device;
 use oxccl_runtime::device::host::one_sided::OneSided;
 use oxccl_runtime::device::host::stream::Stream;
 use oxccl_runtime::group;
@@ -21,7 +22,7 @@ fn threads(nranks: u32, run: impl Fn(Player) + Sync) {
             let (id, run) = (id.clone(), &run);
             scope.spawn(move || {
                 let options = Options { rma_contexts: 4, ..Options::default() };
-                let member = Member { id, rank, nranks, device: 0, options };
+                let member = Member { id, rank, nranks, device: Device::Host(0), options };
                 let comm = Arc::new(create(&member).expect("a communicator"));
                 run(Player { comm: comm.clone(), stream: Stream::new() });
                 comm.destroy();

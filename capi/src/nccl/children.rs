@@ -140,7 +140,7 @@ unsafe fn comm_grow(
         // SAFETY: passed on from the caller.
         let options = unsafe { config::read(config, FUNCTION, None)? };
         let origin = Origin::Id { id, rank, nranks };
-        let device = objects::DEVICE.get();
+        let device = oxccl_runtime::device::current()?;
         // SAFETY: passed on from the caller.
         return unsafe { begin((FUNCTION, "newcomm"), newcomm, origin, None, (device, options)) };
     }

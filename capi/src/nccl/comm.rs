@@ -6,6 +6,7 @@ use crate::boundary::{self, boundary};
 use crate::{convert, objects};
 use oxccl_runtime::bootstrap::{self, UniqueId};
 use oxccl_runtime::comm::{Holder, Options, Origin};
+use oxccl_runtime::device::{self, Device};
 use oxccl_runtime::error::{Error, Result};
 use oxccl_runtime::group::{self, Creation, Launched};
 use oxccl_runtime::log::{self, Level, Subsystem};
@@ -64,7 +65,7 @@ pub(crate) unsafe fn make(
     nranks: c_int,
     id: UniqueId,
     rank: c_int,
-    device: i32,
+    device: Device,
     options: Options,
 ) -> Result<Launched> {
     let nranks = ranks(nranks, function, "nranks")?;
@@ -84,11 +85,10 @@ pub(crate) unsafe fn begin(
     comm: *mut ncclComm_t,
     origin: Origin,
     parent: Option<Arc<Holder>>,
-    (device, options): (i32, Options),
+    (device, options): (Device, Options),
 ) -> Result<Launched> {
     // Before the id is used up.
     convert::place(comm, function, output)?;
-    check_device(function)?;
     let name = options.name.as_deref().filter(|name| !name.is_empty());
     let name = name.unwrap_or("without a name");
     for line in options.without_effect() {
@@ -105,17 +105,6 @@ pub(crate) unsafe fn begin(
         }
     });
     group::create_communicator(Creation { origin, holder, parent, finish })
-}
-
-fn check_device(function: &'static str) -> Result<()> {
-    match oxccl_runtime::config::Config::get().device.as_str() {
-        "auto" | "host" => Ok(()),
-        "cuda" => {
-            let hint = "unset OXCCL_DEVICE or set it to host";
-            Err(Error::usage(format!("{function}: this build has no CUDA device"), hint))
-        }
-        other => Err(Error::argument(function, "OXCCL_DEVICE", other, "auto, host or cuda")),
-    }
 }
 
 /// A function and its arguments for the handle, the rank and the id.
@@ -152,7 +141,7 @@ unsafe fn join(
     let options = unsafe { config::read(config, function, None)? };
     // SAFETY: passed on from the caller.
     unsafe {
-        let device = objects::DEVICE.get();
+        let device = device::current()?;
         make((function, output, seat), comm, nranks, id, rank, device, options)
     }
 }
@@ -211,6 +200,7 @@ unsafe fn comm_init_all(
     let id = bootstrap::new_unique_id()?;
     // SAFETY: there is no configuration.
     let options = unsafe { config::read(std::ptr::null(), FUNCTION, None)? };
+    let here = device::current()?;
     group::start();
     for i in 0..ndev {
         let device = if devlist.is_null() {
@@ -231,7 +221,7 @@ unsafe fn comm_init_all(
                     ndev,
                     id.clone(),
                     i,
-                    device,
+                    here.with_index(device),
                     options.clone(),
                 )
             }
@@ -286,7 +276,7 @@ unsafe fn comm_count(comm: ncclComm_t, count: *mut c_int) -> Result<()> {
 unsafe fn comm_cu_device(comm: ncclComm_t, device: *mut c_int) -> Result<()> {
     let c = objects::comm(comm, "ncclCommCuDevice")?;
     // SAFETY: passed on from the caller.
-    unsafe { convert::store(device, c.device(), "ncclCommCuDevice", "device") }
+    unsafe { convert::store(device, c.device().index(), "ncclCommCuDevice", "device") }
 }
 
 unsafe fn comm_user_rank(comm: ncclComm_t, rank: *mut c_int) -> Result<()> {

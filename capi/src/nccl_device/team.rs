@@ -68,7 +68,7 @@ unsafe fn query_properties(comm: ncclComm_t, props: *mut ncclCommProperties_t) -
         version,
         rank: comm.rank() as c_int,
         nRanks: comm.nranks() as c_int,
-        cudaDev: comm.device(),
+        cudaDev: comm.device().index(),
         nvmlDev: -1,
         deviceApiSupport: false,
         multimemSupport: false,

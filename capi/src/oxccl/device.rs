@@ -5,6 +5,8 @@ use crate::boundary::boundary;
 use crate::nccl::types::ncclResult_t;
 use crate::{convert, objects};
 use oxccl_runtime::device::host::arena;
+use oxccl_runtime::device::{self, Device, cuda};
+
 use oxccl_runtime::device::host::task::{Address, Work};
 use oxccl_runtime::error::{Error, Result};
 use std::ffi::{c_int, c_void};
@@ -39,7 +41,8 @@ fn check_buffer(
     Ok(())
 }
 
-/// The number of devices of a kind: of the host its processors, of CUDA 0 in this build.
+/// The number of devices of a kind: of the host its processors, of CUDA the GPUs that the
+/// driver shows; 0 without a driver of version 580 or newer.
 ///
 /// `count`: out. Blocks: never.
 ///
@@ -53,7 +56,9 @@ pub unsafe extern "C" fn oxcclDeviceCount(
     boundary(|| {
         let host = is_host(kind, "oxcclDeviceCount")?;
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let found = if host { processors as c_int } else { 0 };
+        // None is no error: a program asks to find out.
+        let gpus = || cuda::driver::count().unwrap_or(0);
+        let found = if host { processors as c_int } else { gpus() };
         // SAFETY: passed on from the caller.
         unsafe { convert::store(count, found, "oxcclDeviceCount", "count") }
     })
@@ -73,15 +78,11 @@ pub unsafe extern "C" fn oxcclDeviceSet(
 ) -> ncclResult_t {
     boundary(|| {
         const FUNCTION: &str = "oxcclDeviceSet";
-        if !is_host(kind, FUNCTION)? {
-            let hint = "use oxcclDeviceHost";
-            return Err(Error::usage(format!("{FUNCTION}: this build has no CUDA device"), hint));
-        }
         if index < 0 {
             return Err(Error::argument(FUNCTION, "index", index, "0 or more"));
         }
-        objects::DEVICE.set(index);
-        Ok(())
+        let host = is_host(kind, FUNCTION)?;
+        device::choose(if host { Device::Host(index) } else { Device::Cuda(index) })
     })
 }
 
@@ -99,10 +100,15 @@ pub unsafe extern "C" fn oxcclDeviceGet(
         if index.is_null() {
             return Err(Error::argument(FUNCTION, "index", "null", "a place for the result"));
         }
+        let device = device::current()?;
+        let found = match device {
+            Device::Host(_) => oxcclDeviceKind_t::oxcclDeviceHost,
+            Device::Cuda(_) => oxcclDeviceKind_t::oxcclDeviceCuda,
+        };
         // SAFETY: passed on from the caller.
         unsafe {
-            convert::store(kind, oxcclDeviceKind_t::oxcclDeviceHost, FUNCTION, "kind")?;
-            convert::store(index, objects::DEVICE.get(), FUNCTION, "index")
+            convert::store(kind, found, FUNCTION, "kind")?;
+            convert::store(index, device.index(), FUNCTION, "index")
         }
     })
 }

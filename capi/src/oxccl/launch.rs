@@ -6,6 +6,7 @@ use crate::nccl::config::{self, ncclConfig_t};
 use crate::nccl::types::{ncclComm_t, ncclResult_t};
 use crate::objects;
 use oxccl_runtime::bootstrap::launch;
+use oxccl_runtime::device;
 use std::time::Duration;
 
 /// Makes a communicator of all processes that oxccl run, mpirun, srun or torchrun started; alone
@@ -31,11 +32,12 @@ pub unsafe extern "C" fn oxcclCommInitEnv(
             Some(launch) => launch::unique_id(launch)?,
             None => oxccl_runtime::bootstrap::new_unique_id()?,
         };
-        objects::DEVICE.set(local as i32);
+        let device = device::current()?.with_index(local as i32);
+        device::choose(device)?;
         // SAFETY: passed on from the caller.
         unsafe {
             let names = (FUNCTION, "comm", "the rank");
-            make(names, comm, nranks as i32, id, rank as i32, local as i32, options)
+            make(names, comm, nranks as i32, id, rank as i32, device, options)
         }
     })
 }

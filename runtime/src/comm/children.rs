@@ -5,6 +5,7 @@ use super::create::{Family, Room, alone, assemble, join};
 use super::{Communicator, Member, Options, Origin};
 use crate::bootstrap::session::{Meeting, Session, start_rendezvous};
 use crate::bootstrap::{Cancel, ID_BYTES, UniqueId};
+use crate::device::Device;
 use crate::error::{Error, Result};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -37,7 +38,7 @@ fn meet(
 pub(super) fn split(
     parent: &Communicator,
     (color, key, number): (i32, i32, u64),
-    device: i32,
+    device: Device,
     options: &Options,
     cancel: &Cancel,
 ) -> Result<Option<Communicator>> {
@@ -74,7 +75,7 @@ pub(super) fn shrink(
     parent: &Communicator,
     (excluded, number): (&[u32], u64),
     abort: bool,
-    device: i32,
+    device: Device,
     options: &Options,
     cancel: &Cancel,
 ) -> Result<Communicator> {
@@ -99,7 +100,7 @@ pub(super) fn grow(
     parent: &Communicator,
     nranks: u32,
     (id, number): (Option<&UniqueId>, u64),
-    device: i32,
+    device: Device,
     options: &Options,
     cancel: &Cancel,
 ) -> Result<Communicator> {

@@ -7,6 +7,7 @@ use crate::bootstrap::descriptors::{self, Group, Listener};
 use crate::bootstrap::session::{self, Meeting, Session};
 use crate::bootstrap::{Cancel, Deadline, UniqueId, interface};
 use crate::config::Config;
+use crate::device::Device;
 use crate::device::host::arena::{Arena, Mapping, sealed_memfd};
 use crate::device::host::endpoint::{Endpoint, PeerMemory};
 use crate::device::host::{pull, worker};
@@ -36,8 +37,8 @@ pub struct Member {
     pub rank: u32,
     /// Number of ranks.
     pub nranks: u32,
-    /// Index of the device.
-    pub device: i32,
+    /// Where its data lies.
+    pub device: Device,
     /// What its creator asks for.
     pub options: Options,
 }
@@ -121,7 +122,7 @@ pub(super) fn assemble(
     mut room: Room,
     id: &UniqueId,
     rank: u32,
-    device: i32,
+    device: Device,
     options: &Options,
 ) -> Result<Communicator> {
     let nranks = room.seats.len() as u32;
@@ -275,7 +276,7 @@ fn apply_timeout(comm: &Communicator) {
 }
 
 /// A communicator of one rank.
-pub(super) fn alone(device: i32, options: &Options) -> Result<Communicator> {
+pub(super) fn alone(device: Device, options: &Options) -> Result<Communicator> {
     let memory = vec![PeerMemory::Unreachable];
     let (slot_bytes, edges) = (edge_slot_bytes(1), vec![Edge::Own]);
     let endpoint =

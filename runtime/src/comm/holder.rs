@@ -3,6 +3,7 @@
 
 use super::{Communicator, Member, Options, children, create};
 use crate::bootstrap::{Cancel, UniqueId};
+use crate::device::Device;
 use crate::error::{Error, Result};
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -63,7 +64,7 @@ struct Jobs {
 
 /// A communicator or its future.
 pub struct Holder {
-    device: i32,
+    device: Device,
     options: Options,
     ready: OnceLock<Arc<Communicator>>,
     jobs: Mutex<Jobs>,
@@ -72,7 +73,7 @@ pub struct Holder {
 
 impl Holder {
     /// An empty one.
-    pub fn new(device: i32, options: Options) -> Self {
+    pub fn new(device: Device, options: Options) -> Self {
         let (ready, cancel) = (OnceLock::new(), Cancel::default());
         Self { device, options, ready, jobs: Mutex::default(), cancel }
     }

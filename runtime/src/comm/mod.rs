@@ -10,6 +10,7 @@ mod options;
 pub mod redop;
 mod team;
 
+use crate::device::Device;
 use crate::device::host::collective::{Call, MAX_DIRECT_RANKS, Programs};
 use crate::device::host::endpoint::Endpoint;
 use crate::device::host::stream::Stream;
@@ -40,7 +41,7 @@ const REMEMBERED: usize = 4096;
 /// A communicator.
 pub struct Communicator {
     endpoint: Arc<Endpoint>,
-    device: i32,
+    device: Device,
     topology: Topology,
     policy: Policy,
     programs: Mutex<Remembered>,
@@ -75,7 +76,7 @@ struct Remembered {
 }
 
 impl Communicator {
-    fn new(endpoint: Endpoint, device: i32, options: &Options, family: Option<Family>) -> Self {
+    fn new(endpoint: Endpoint, device: Device, options: &Options, family: Option<Family>) -> Self {
         let model = CostModel::SHARED_MEMORY;
         Self {
             endpoint: Arc::new(endpoint),
@@ -119,8 +120,8 @@ impl Communicator {
         self.endpoint.nranks
     }
 
-    /// The device's index.
-    pub fn device(&self) -> i32 {
+    /// Where its data lies.
+    pub fn device(&self) -> Device {
         self.device
     }
 
@@ -136,7 +137,7 @@ impl Communicator {
 
     /// The device's default stream.
     pub fn default_stream(&self) -> Arc<Stream> {
-        host::default_stream(self.device)
+        host::default_stream(self.device.index())
     }
 
     /// The latched failure, if there is one that was not asked for.

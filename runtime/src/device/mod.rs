@@ -1,10 +1,77 @@
 //! Devices: who carries out what is planned.
 
+pub mod cuda;
 pub mod host;
 
+use crate::config::Config;
+use crate::error::{Error, Result};
 use std::cell::Cell;
 
+/// Where a communicator's data lies and who moves it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Device {
+    /// Host memory. The number chooses nothing but the default stream.
+    Host(i32),
+    /// A GPU, by its number in this process.
+    Cuda(i32),
+}
+
+impl Device {
+    /// The one of another number beside it.
+    pub fn with_index(self, index: i32) -> Self {
+        match self {
+            Device::Host(_) => Device::Host(index),
+            Device::Cuda(_) => Device::Cuda(index),
+        }
+    }
+
+    /// Its number.
+    pub fn index(self) -> i32 {
+        match self {
+            Device::Host(index) | Device::Cuda(index) => index,
+        }
+    }
+}
+
 thread_local! {
-    /// Index of this thread's current device.
-    pub static CURRENT: Cell<i32> = const { Cell::new(0) };
+    /// What this thread chose.
+    static CHOSEN: Cell<Option<Device>> = const { Cell::new(None) };
+}
+
+/// Chooses the calling thread's device.
+pub fn choose(device: Device) -> Result<()> {
+    match device {
+        Device::Cuda(index) => cuda::driver::gpu(index)?.select()?,
+        Device::Host(_) => {}
+    }
+    CHOSEN.set(Some(device));
+    Ok(())
+}
+
+/// The index that is told in messages, without asking anyone.
+pub fn told() -> i32 {
+    CHOSEN.get().map_or(0, Device::index)
+}
+
+/// The calling thread's device: what it chose, else what `OXCCL_DEVICE` says, where auto means CUDA
+/// when a driver and a GPU are there. Which GPU is up to the thread's CUDA context when it has one,
+/// so that cudaSetDevice counts.
+pub fn current() -> Result<Device> {
+    let gpu = |index| cuda::driver::current().unwrap_or(index);
+    match CHOSEN.get() {
+        Some(Device::Cuda(index)) => Ok(Device::Cuda(gpu(index))),
+        Some(host) => Ok(host),
+        None => match Config::get().device.as_str() {
+            "host" => Ok(Device::Host(0)),
+            "cuda" => cuda::driver::count().map(|_| Device::Cuda(gpu(0))),
+            "auto" => match cuda::driver::count() {
+                Ok(_) if cuda::built() => Ok(Device::Cuda(gpu(0))),
+                _ => Ok(Device::Host(0)),
+            },
+            other => {
+                let expected = "auto, host or cuda";
+                Err(Error::argument("the choice of a device", "OXCCL_DEVICE", other, expected))
+            }
+        },
+    }
 }

@@ -17,6 +17,7 @@ use oxccl::oxccl::types::oxcclStream_t;
 use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
 use oxccl_runtime::bootstrap::UniqueId;
 use oxccl_runtime::comm::{Member, Options, create};
+use oxccl_runtime::device::Device;
 use oxccl_runtime::device::host::collective::{Budget, Call, Running, Visit};
 use rustix::time::{ClockId, clock_gettime};
 use std::ffi::c_void;
@@ -138,7 +139,8 @@ fn alone() -> Vec<f64> {
 fn executor() -> Vec<f64> {
     let id = UniqueId::new(SocketAddr::from(([127, 0, 0, 1], 1))).expect("an id");
     let options = Options::default();
-    let comm = create(&Member { id, rank: 0, nranks: 1, device: 0, options }).expect("one rank");
+    let comm = create(&Member { id, rank: 0, nranks: 1, device: Device::Host(0), options })
+        .expect("one rank");
     let (input, mut output) = (1u64, 0u64);
     let call = Call {
         spec: Spec::new(Collective::AllReduce, 1, 0),

@@ -6,6 +6,7 @@
 use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
 use oxccl_runtime::bootstrap::launch;
 use oxccl_runtime::comm::{Communicator, Member, Options, create};
+use oxccl_runtime::device::Device;
 use oxccl_runtime::device::host::arena;
 use oxccl_runtime::device::host::collective::Call;
 use oxccl_runtime::device::host::stream::Stream;
@@ -19,7 +20,7 @@ use std::time::{Duration, Instant};
 fn join() -> Result<Arc<Communicator>> {
     let launch = launch::detect()?.expect("started by a test");
     let id = launch::unique_id(&launch)?;
-    let device = launch.local_rank as i32;
+    let device = Device::Host(launch.local_rank as i32);
     let options = Options::default();
     let member = Member { id, rank: launch.rank, nranks: launch.nranks, device, options };
     Ok(Arc::new(create(&member)?))
@@ -46,7 +47,7 @@ fn compare_bits(arguments: &[String]) -> Result<()> {
     std::thread::scope(|scope| {
         let ranks = (0..threads).map(|thread| {
             let options = Options::default();
-            let (rank, device) = (launch.rank + thread, thread as i32);
+            let (rank, device) = (launch.rank + thread, Device::Host(thread as i32));
             let member = Member { id: id.clone(), rank, nranks, device, options };
             scope.spawn(move || -> Result<()> {
                 let player = Player { comm: Arc::new(create(&member)?), stream: Stream::new() };

@@ -1,0 +1,45 @@
+//! Compiles the kernels with nvcc, from `$CUDA_HOME/bin` or the path. `OXCCL_KERNEL_ARCHS=90` (a list
+//! with commas) makes fewer architectures, which is faster to build.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Compute capabilities with machine code; the last one also as PTX, for those to come.
+const ARCHS: &str = "75,80,86,89,90,100,120";
+
+fn nvcc() -> Option<PathBuf> {
+    let home = env::var_os("CUDA_HOME").map(|home| Path::new(&home).join("bin"));
+    let path = env::var_os("PATH").unwrap_or_default();
+    let mut folders = home.into_iter().chain(env::split_paths(&path));
+    folders.find_map(|f| Some(f.join("nvcc")).filter(|p| p.is_file()))
+}
+
+fn main() {
+    for name in ["CUDA_HOME", "PATH", "OXCCL_KERNEL_ARCHS"] {
+        println!("cargo::rerun-if-env-changed={name}");
+    }
+    println!("cargo::rerun-if-changed=cuda");
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it")).join("kernels.fatbin");
+    let Some(nvcc) = nvcc() else {
+        std::fs::write(&out, b"").expect("the output folder is writable");
+        return;
+    };
+    let archs = env::var("OXCCL_KERNEL_ARCHS").unwrap_or_else(|_| ARCHS.to_owned());
+    let archs: Vec<&str> = archs.split(',').map(str::trim).collect();
+    let mut command = Command::new(nvcc);
+    command.args(["-fatbin", "-O3", "-std=c++17", "-fmad=false", "--compress-mode=size"]);
+    command.args(["-t", "0", "-Werror=all-warnings", "-o"]).arg(&out);
+    for arch in &archs {
+        command.arg(format!("-gencode=arch=compute_{arch},code=sm_{arch}"));
+    }
+    if let Some(last) = archs.last() {
+        command.arg(format!("-gencode=arch=compute_{last},code=compute_{last}"));
+    }
+    let status = command.arg("cuda/kernels.cu").status().expect("nvcc starts");
+    assert!(
+        status.success(),
+        "nvcc failed: its messages are above; without nvcc on the PATH the \
+                               host device is built alone"
+    );
+}

@@ -1,0 +1,132 @@
+// Sends and receives of a group: a block per lane of a queue, so that none waits for its turn behind
+// another. A lane is a bounded queue in the receiver's memory: the sender fills slots and counts
+// arrivals, the receiver empties them and gives credits back.
+#pragma once
+
+#include "watch.cuh"
+
+namespace oxccl {
+
+__device__ inline void copy_bytes(char* to, const char* from, uint64_t len) {
+  uint64_t both = reinterpret_cast<uint64_t>(to) | reinterpret_cast<uint64_t>(from);
+  uint64_t lines = (both & 15) == 0 ? len / 16 : 0;
+  constexpr int AHEAD = 4;
+  uint64_t step = movers(), i = threadIdx.x;
+  const uint4* src = reinterpret_cast<const uint4*>(from);
+  uint4* dst = reinterpret_cast<uint4*>(to);
+  for (; i + (AHEAD - 1) * step < lines; i += AHEAD * step) {
+    uint4 v[AHEAD];
+#pragma unroll
+    for (int k = 0; k < AHEAD; k++) v[k] = __ldcg(src + i + k * step);
+#pragma unroll
+    for (int k = 0; k < AHEAD; k++) dst[i + k * step] = v[k];
+  }
+  for (; i < lines; i += step) dst[i] = __ldcg(src + i);
+  for (uint64_t b = lines * 16 + threadIdx.x; b < len; b += step)
+    to[b] = *reinterpret_cast<const volatile char*>(from + b);
+}
+
+struct Lane {
+  const Rank& rank;
+  int peer, lane;
+  uint64_t number;  // slots used so far
+  volatile int* stop;
+
+  // One thread waits for all; false when it will not come.
+  template <typename Ready>
+  __device__ bool wait(Ready ready) const {
+    if (threadIdx.x == 0) {
+      Wait w;
+      while (!ready()) {
+        if (w.over(rank, peer, -1)) {
+          *stop = 1;
+          break;
+        }
+      }
+    }
+    sync_movers();
+    return *stop == 0;
+  }
+
+  __device__ bool send(const char* data, uint64_t len, uint64_t message) {
+    const uint64_t* credits = credit(rank, rank.rank, peer, lane);
+    uint64_t used = number;
+    if (!wait([=] { return load_acquire(credits) + LANE_SLOTS > used; })) return false;
+    int slot = number % LANE_SLOTS;
+    copy_bytes(lane_slot(rank, peer, rank.rank, lane, slot), data, len);
+    sync_movers();
+    number += 1;
+    if (threadIdx.x == 0) {
+      Arrival* there = arrival(rank, peer, rank.rank, lane, slot);
+      *const_cast<volatile uint64_t*>(&there->bytes) = message;
+      __threadfence_system();
+      store_release(&there->number, number);
+    }
+    return true;
+  }
+
+  __device__ bool receive(char* data, uint64_t len, uint64_t message) {
+    int slot = number % LANE_SLOTS;
+    const Arrival* here = arrival(rank, rank.rank, peer, lane, slot);
+    number += 1;
+    uint64_t awaited = number;
+    if (!wait([=] { return load_acquire(&here->number) == awaited; })) return false;
+    uint64_t theirs = *const_cast<const volatile uint64_t*>(&here->bytes);
+    if (theirs != message) {
+      if (threadIdx.x == 0)
+        differ(rank, peer, common(rank)->operations, MESSAGES, message, MESSAGES, theirs);
+      return false;
+    }
+    copy_bytes(data, lane_slot(rank, rank.rank, peer, lane, slot), len);
+    sync_movers();
+    if (threadIdx.x == 0) {
+      __threadfence_system();
+      store_release(credit(rank, peer, rank.rank, lane), number);
+    }
+    return true;
+  }
+
+  // The part of a message that this lane carries, slot by slot.
+  __device__ bool carry(const Message& m, bool sends) {
+    uint64_t first = 0, last = m.bytes;
+    if (m.bytes > SMALL_MESSAGE_BYTES) {
+      uint64_t lines = (m.bytes + 15) / 16, share = (lines + LANES - 1) / LANES * 16;
+      first = lane * share < m.bytes ? lane * share : m.bytes;
+      last = first + share < m.bytes ? first + share : m.bytes;
+    } else if (lane > 0) {
+      return true;
+    }
+    for (uint64_t at = first; at < last; at += LANE_SLOT_BYTES) {
+      uint64_t len = last - at < LANE_SLOT_BYTES ? last - at : LANE_SLOT_BYTES;
+      char* data = reinterpret_cast<char*>(m.data) + at;
+      if (!(sends ? send(data, len, m.bytes) : receive(data, len, m.bytes))) return false;
+    }
+    return true;
+  }
+};
+
+}  // namespace oxccl
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
+    oxccl_exchange(const __grid_constant__ oxccl::Exchange exchange) {
+  using namespace oxccl;
+  __shared__ int stop;
+  const Rank& r = exchange.rank;
+  int index = blockIdx.x / exchange.lanes, lane = blockIdx.x % exchange.lanes;
+  int queue = exchange.queues[index], peer = queue / 2;
+  bool sends = queue & 1;
+  Counters* own = counters(r, MAX_CHANNELS + queue * LANES + lane);
+  if (threadIdx.x == 0) stop = 0;
+  if (__syncthreads_or(faulty(r))) return;
+  if (is_watcher()) {
+    enter(r, own);
+  } else {
+    Lane run{r, peer, lane, own->messages, &stop};
+    for (int i = exchange.first[index]; i < exchange.first[index + 1]; i++)
+      if (!run.carry(exchange.messages[i], sends)) break;
+    sync_movers();
+    if (threadIdx.x == 0) own->messages = run.number;
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) leave(own);
+}

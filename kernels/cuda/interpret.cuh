@@ -1,0 +1,345 @@
+// Runs a rank's program: each block is a channel and takes every gridDim-th window, with signals,
+// stage slots and counters of its own. So a channel is the verified protocol over a smaller buffer,
+// and blocks never wait for blocks of other indices.
+#pragma once
+
+#include "arith.cuh"
+#include "watch.cuh"
+
+namespace oxccl {
+
+// Buffers of a slice (`oxccl_plan::Buffer`).
+enum BufferKind { INPUT = 0, OUTPUT = 1, SCRATCH = 2, STAGE = 3 };
+
+// Up to 16 bytes of a buffer of any alignment. What others wrote since the last wait is read past the
+// first-level cache.
+__device__ inline bool aligned(uint64_t at) { return (at & 15) == 0; }
+
+__device__ inline uint4 load_line(const char* at, uint64_t len, bool fits) {
+  if (fits && len >= 16) return __ldcg(reinterpret_cast<const uint4*>(at));
+  uint64_t low = 0, high = 0;
+  bool words = ((reinterpret_cast<uint64_t>(at) | len) & 3) == 0;
+  int unit = words ? 4 : 1;
+#pragma unroll 1
+  for (int i = 0; i < 16 && i < len; i += unit) {
+    uint64_t v = words ? *reinterpret_cast<const volatile uint32_t*>(at + i)
+                       : *reinterpret_cast<const volatile unsigned char*>(at + i);
+    if (i < 8) {
+      low |= v << (8 * i);
+    } else {
+      high |= v << (8 * (i - 8));
+    }
+  }
+  return {uint32_t(low), uint32_t(low >> 32), uint32_t(high), uint32_t(high >> 32)};
+}
+
+__device__ inline void store_line(char* at, uint64_t len, bool fits, uint4 v) {
+  if (fits && len >= 16) {
+    *reinterpret_cast<uint4*>(at) = v;
+    return;
+  }
+  uint64_t low = v.x | uint64_t(v.y) << 32, high = v.z | uint64_t(v.w) << 32;
+  bool words = ((reinterpret_cast<uint64_t>(at) | len) & 3) == 0;
+  int unit = words ? 4 : 1;
+#pragma unroll 1
+  for (int i = 0; i < 16 && i < len; i += unit) {
+    uint64_t shifted = i < 8 ? low >> (8 * i) : high >> (8 * (i - 8));
+    if (words) {
+      *reinterpret_cast<uint32_t*>(at + i) = uint32_t(shifted);
+    } else {
+      at[i] = char(shifted);
+    }
+  }
+}
+
+template <typename E>
+__device__ inline uint4 scale_line(uint4 v, uint64_t scale) {
+  constexpr int N = 16 / sizeof(typename E::Bits);
+  typename E::Bits b[N];
+  memcpy(b, &v, 16);
+#pragma unroll
+  for (int i = 0; i < N; i++) b[i] = scaled<E>(b[i], scale);
+  memcpy(&v, b, 16);
+  return v;
+}
+
+template <typename E>
+struct Interpreter {
+  const Program& p;
+  Counters* own;
+  volatile int* stop;
+  uint64_t phase, base, windows, need[2];
+  // The current window: its first element, and how its parts are cut.
+  uint64_t start, elems, share, rest;
+
+  __device__ const Rank& rank() const { return p.call.rank; }
+
+  __device__ void open(uint64_t window) {
+    start = window * p.window_elems;
+    uint64_t left = p.call.count - start;
+    elems = left < p.window_elems ? left : p.window_elems;
+    uint64_t units = (elems + p.align_elems - 1) / p.align_elems;
+    share = units / p.parts;
+    rest = units % p.parts;
+    base = phase;
+  }
+
+  // As `Geometry::range` in oxccl_plan.
+  __device__ uint64_t bound(uint64_t part) const {
+    uint64_t at = (part * share + (part < rest ? part : rest)) * p.align_elems;
+    return at < elems ? at : elems;
+  }
+
+  __device__ void range(const Slice& s, uint64_t& offset, uint64_t& len) const {
+    uint64_t first = 0, last = elems;
+    if (p.parts > 1) {
+      first = bound(s.part);
+      last = bound(s.part + s.parts);
+    }
+    uint64_t at;
+    if (s.buffer == STAGE) {
+      at = s.block * p.window_elems + first;
+    } else {
+      at = s.block * p.call.count + start + first;
+    }
+    offset = at * p.call.element_bytes;
+    len = (last - first) * p.call.element_bytes;
+  }
+
+  __device__ char* place(int at, int buffer, uint64_t offset) const {
+    switch (buffer) {
+      case INPUT: {
+        uint64_t base = at == rank().rank ? p.call.input : p.inputs[at];
+        return reinterpret_cast<char*>(base) + offset;
+      }
+      case OUTPUT: {
+        uint64_t base = at == rank().rank ? p.call.output : p.outputs[at];
+        return reinterpret_cast<char*>(base) + offset;
+      }
+      default: return stage(rank(), at, blockIdx.x, windows & 1) + offset;
+    }
+  }
+
+  __device__ bool multiplied(int at, int buffer) const {
+    return p.call.scaled && buffer == INPUT && at == rank().rank;
+  }
+
+  __device__ void copy(char* to, const char* from, uint64_t len, bool multiply) const {
+    bool fits = aligned(reinterpret_cast<uint64_t>(to) | reinterpret_cast<uint64_t>(from));
+    constexpr int AHEAD = 4;
+    uint64_t step = movers() * 16, at = threadIdx.x * 16;
+    for (; fits && !multiply && at + (AHEAD - 1) * step + 16 <= len; at += AHEAD * step) {
+      uint4 v[AHEAD];
+#pragma unroll
+      for (int k = 0; k < AHEAD; k++) v[k] = load_line(from + at + k * step, 16, true);
+#pragma unroll
+      for (int k = 0; k < AHEAD; k++) store_line(to + at + k * step, 16, true, v[k]);
+    }
+    for (; at < len; at += step) {
+      uint4 v = load_line(from + at, len - at, fits);
+      if (multiply) v = scale_line<E>(v, p.call.scale);
+      store_line(to + at, len - at, fits, v);
+    }
+  }
+
+  // Where a fold reads and writes.
+  struct Fold {
+    uint64_t src, own, dst, second, len;
+    int src_buffer, own_buffer, dst_buffer, to, peer;
+    bool divide, fits;
+  };
+
+  __device__ const char* source(const Fold& f, int from) const {
+    return from == rank().rank ? place(from, f.own_buffer, f.own) : place(from, f.src_buffer, f.src);
+  }
+
+  __device__ void deliver(const Fold& f, uint64_t at, uint4 v) const {
+    int me = rank().rank;
+    uint64_t left = f.len - at;
+    if (f.to == TO_EVERYONE) {
+      for (int i = 0; i < rank().nranks; i++) {
+        int peer = me + i < rank().nranks ? me + i : me + i - rank().nranks;
+        store_line(place(peer, f.dst_buffer, f.dst) + at, left, f.fits, v);
+      }
+      return;
+    }
+    int to = f.to == TO_PEER ? f.peer : me;
+    store_line(place(to, f.dst_buffer, f.dst) + at, left, f.fits, v);
+    if (f.to == TO_BOTH) store_line(place(me, STAGE, f.second) + at, left, f.fits, v);
+  }
+
+  // Folds the ranks' lines at one place, in rank order.
+  template <int OP>
+  __device__ void fold_line(const Fold& f, uint64_t at) const {
+    using B = typename E::Bits;
+    constexpr int N = 16 / sizeof(B), AHEAD = 4;
+    const int n = rank().nranks;
+    typename E::Lane lanes[N];
+    for (int from = 0; from < n; from += AHEAD) {
+      uint4 v[AHEAD];
+#pragma unroll
+      for (int k = 0; k < AHEAD; k++) {
+        if (from + k < n) v[k] = load_line(source(f, from + k) + at, f.len - at, f.fits);
+      }
+#pragma unroll
+      for (int k = 0; k < AHEAD; k++) {
+        if (from + k >= n) continue;
+        if (from + k == rank().rank && multiplied(from + k, f.own_buffer))
+          v[k] = scale_line<E>(v[k], p.call.scale);
+        B b[N];
+        memcpy(b, &v[k], 16);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+          typename E::Lane lane = E::widen(b[i]);
+          lanes[i] = from + k == 0 ? lane : combine(OP, lanes[i], lane);
+        }
+      }
+    }
+    B b[N];
+#pragma unroll
+    for (int i = 0; i < N; i++) b[i] = E::round(f.divide ? E::divide(lanes[i], n) : lanes[i]);
+    uint4 v;
+    memcpy(&v, b, 16);
+    deliver(f, at, v);
+  }
+
+  template <int OP>
+  __device__ void fold(const Fold& f) const {
+    for (uint64_t at = threadIdx.x * 16; at < f.len; at += movers() * 16) fold_line<OP>(f, at);
+  }
+
+  __device__ void reduce(const Step& s) const {
+    Fold f;
+    range(s.src, f.src, f.len);
+    range(s.own, f.own, f.len);
+    range(s.dst, f.dst, f.len);
+    if (s.to == TO_BOTH) range(s.second, f.second, f.len);
+    f.src_buffer = s.src.buffer;
+    f.own_buffer = s.own.buffer;
+    f.dst_buffer = s.dst.buffer;
+    f.to = s.to;
+    f.peer = s.peer;
+    f.divide = s.finish && p.call.op == AVG;
+    // Only this rank's own accesses depend on it, so ranks may differ.
+    uint64_t all = 0;
+    auto look = [&](const char* at) { all |= reinterpret_cast<uint64_t>(at); };
+    for (int i = 0; i < rank().nranks; i++) {
+      look(source(f, i));
+      if (s.to == TO_EVERYONE) look(place(i, f.dst_buffer, f.dst));
+    }
+    if (s.to != TO_EVERYONE)
+      look(place(s.to == TO_PEER ? s.peer : rank().rank, f.dst_buffer, f.dst));
+    if (s.to == TO_BOTH) look(place(rank().rank, STAGE, f.second));
+    f.fits = aligned(all);
+    switch (p.call.op) {
+      case PROD: fold<PROD>(f); break;
+      case MAX: fold<MAX>(f); break;
+      case MIN: fold<MIN>(f); break;
+      default: fold<SUM>(f);
+    }
+  }
+
+  // One thread per peer waits; false when it will not come.
+  __device__ bool wait(uint32_t from, uint64_t target, int step) const {
+    int peer = threadIdx.x;
+    bool waits = peer < rank().nranks && peer != rank().rank && (from == ALL_PEERS || from == peer);
+    if (waits) {
+      const uint64_t* word = signal_word(rank(), rank().rank, blockIdx.x, peer);
+      Wait w;
+      while (load_acquire(word) < target) {
+        if (w.over(rank(), peer, step)) {
+          *stop = 1;
+          break;
+        }
+      }
+    }
+    sync_movers();
+    return *stop == 0;
+  }
+
+  __device__ void signal() {
+    phase += 1;
+    sync_movers();
+    int peer = threadIdx.x;
+    if (peer < rank().nranks && peer != rank().rank) {
+      __threadfence_system();
+      store_release(signal_word(rank(), peer, blockIdx.x, rank().rank), phase);
+    }
+  }
+
+  __device__ bool step(const Step& s, int index) {
+    uint64_t from, to, len;
+    switch (s.kind) {
+      case STEP_ACQUIRE: return wait(ALL_PEERS, need[windows & 1], index);
+      case STEP_WAIT: return wait(s.peer, base + s.signal, index);
+      case STEP_SIGNAL: signal(); return true;
+      case STEP_REDUCE: reduce(s); break;
+      default:
+        range(s.src, from, len);
+        range(s.dst, to, len);
+        {
+          int at = s.kind == STEP_GET ? s.peer : rank().rank;
+          const char* src = place(at, s.src.buffer, from);
+          char* dst = place(rank().rank, s.dst.buffer, to);
+          if (src != dst) copy(dst, src, len, multiplied(at, s.src.buffer));
+        }
+    }
+    // A later step of the program may read what this one wrote.
+    sync_movers();
+    return true;
+  }
+
+  __device__ void run() {
+    phase = own->phase;
+    windows = own->windows;
+    need[0] = own->slot_need[0];
+    need[1] = own->slot_need[1];
+    uint64_t all = (p.call.count + p.window_elems - 1) / p.window_elems;
+    for (uint64_t w = blockIdx.x; w < all; w += gridDim.x) {
+      open(w);
+      for (int i = 0; i < p.nsteps; i++)
+        if (!step(p.steps[i], i)) return;
+      if (p.staged) {
+        need[windows & 1] = base + p.done_signal;
+        windows += 1;
+      }
+      phase = base + p.signals;
+    }
+    sync_movers();
+    if (threadIdx.x == 0) {
+      own->phase = phase;
+      own->windows = windows;
+      own->slot_need[0] = need[0];
+      own->slot_need[1] = need[1];
+    }
+  }
+};
+
+template <typename E>
+__device__ inline void run_program(const Program& program) {
+  __shared__ int stop;
+  const Rank& r = program.call.rank;
+  Counters* own = counters(r, blockIdx.x);
+  if (threadIdx.x == 0) stop = 0;
+  if (__syncthreads_or(faulty(r))) return;
+  if (is_watcher()) {
+    enter(r, own);
+    if (blockIdx.x == 0) announce(program.call);
+  } else {
+    Interpreter<E>{program, own, &stop}.run();
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) leave(own);
+}
+
+}  // namespace oxccl
+
+// A kernel per element type, named by its number; what does not fold runs as bytes.
+#define OXCCL_PROGRAM(NUMBER, ...)                                                          \
+  extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)                               \
+      oxccl_program_##NUMBER(const __grid_constant__ oxccl::Program program) {              \
+    using namespace oxccl;                                                                  \
+    run_program<__VA_ARGS__>(program);                                                      \
+  }
+OXCCL_ELEMENTS(OXCCL_PROGRAM)
+

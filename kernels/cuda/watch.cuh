@@ -1,0 +1,127 @@
+// Waiting that ends: when the host gives up, when time is over, when a peer calls something else.
+#pragma once
+
+#include "memory.cuh"
+
+namespace oxccl {
+
+constexpr uint64_t PATIENCE_NS = 20000;  // of spinning, before anything slow is looked at
+constexpr uint64_t LOOK_NS = 500000;     // between looks into the host's memory
+
+__device__ inline uint64_t now_ns() {
+  uint64_t t;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+  return t;
+}
+
+__device__ inline Shared* common(const Rank& r) { return reinterpret_cast<Shared*>(r.common); }
+
+__device__ inline uint32_t faulty(const Rank& r) {
+  return *const_cast<volatile uint32_t*>(&common(r)->fault);
+}
+
+// The first fault of a communicator is told to the host; nothing runs after it.
+__device__ inline void fail(const Rank& r, uint32_t fault, int peer, int step) {
+  if (atomicCAS(&common(r)->fault, FAULT_NONE, fault) != FAULT_NONE) return;
+  volatile Control* c = reinterpret_cast<volatile Control*>(r.control);
+  c->peer = peer;
+  c->step = step;
+  c->operation = common(r)->operations;
+  __threadfence_system();
+  c->fault = fault;
+  __threadfence_system();
+}
+
+// One thread's wait.
+struct Wait {
+  uint32_t spins = 0;
+  uint64_t since = 0;
+  uint64_t next = 0;
+
+  // Whether to give up; to be asked after every look that found nothing.
+  __device__ bool over(const Rank& r, int peer, int step) {
+    if (++spins & 63) return false;
+    if (faulty(r)) return true;
+    uint64_t now = now_ns();
+    if (since == 0) {
+      since = now;
+      next = now + PATIENCE_NS;
+    }
+    if (now < next) return false;
+    next = now + LOOK_NS;
+    volatile Control* c = reinterpret_cast<volatile Control*>(r.control);
+    if (c->abort) {
+      fail(r, FAULT_ABORTED, -1, step);
+      return true;
+    }
+    uint64_t limit = c->limit_ns;
+    if (limit != 0 && now - since > limit) {
+      fail(r, FAULT_DEADLINE, peer, step);
+      return true;
+    }
+    return false;
+  }
+};
+
+// The same for a peer's call that differs from this rank's.
+__device__ inline void differ(const Rank& r, int peer, uint64_t operation, uint32_t own_what,
+                              uint64_t own_count, uint32_t their_what, uint64_t their_count) {
+  if (atomicCAS(&common(r)->fault, FAULT_NONE, FAULT_MISMATCH) != FAULT_NONE) return;
+  volatile Control* c = reinterpret_cast<volatile Control*>(r.control);
+  c->peer = peer;
+  c->step = -1;
+  c->operation = operation;
+  c->own_what = own_what;
+  c->own_count = own_count;
+  c->their_what = their_what;
+  c->their_count = their_count;
+  __threadfence_system();
+  c->fault = FAULT_MISMATCH;
+  __threadfence_system();
+}
+
+// The last warp of the first block: tells the peers what is called here, and compares it with what
+// they call. That every peer has begun this operation also proves that it has ended the one before,
+// so what was written for that may be overwritten in the next.
+__device__ inline void announce(const Collective& call) {
+  const Rank& r = call.rank;
+  int peer = threadIdx.x & 31;
+  uint64_t operation = common(r)->operations + 1;
+  if (peer < r.nranks && peer != r.rank) {
+    Announcement* there = announcement(r, peer, operation, r.rank);
+    store_pair(there, operation, call.descriptor_count);
+    store_pair(&there->again, operation, call.descriptor_what);
+    const Announcement* here = announcement(r, r.rank, operation, peer);
+    uint64_t first, count, again, what;
+    Wait wait;
+    for (;;) {
+      load_pair(here, first, count);
+      load_pair(&here->again, again, what);
+      if (first == operation && again == operation) {
+        if (count != call.descriptor_count || what != call.descriptor_what)
+          differ(r, peer, operation - 1, call.descriptor_what, call.descriptor_count, what, count);
+        break;
+      }
+      if (wait.over(r, peer, -1)) break;
+    }
+  }
+  __syncwarp();
+  if (peer == 0) common(r)->operations = operation;
+}
+
+__device__ inline bool is_watcher() { return threadIdx.x >= blockDim.x - 32; }
+
+// Threads that move data.
+__device__ inline int movers() { return blockDim.x - 32; }
+
+// All movers of a block, which the watchers do not hold up.
+__device__ inline void sync_movers() { asm volatile("bar.sync 1, %0;" ::"r"(movers()) : "memory"); }
+
+// Two operations of a communicator at once would mix their data up.
+__device__ inline void enter(const Rank& r, Counters* own) {
+  if ((threadIdx.x & 31) == 0 && atomicExch(&own->busy, 1) != 0) fail(r, FAULT_OVERLAP, -1, -1);
+}
+
+__device__ inline void leave(Counters* own) { *const_cast<volatile uint32_t*>(&own->busy) = 0; }
+
+}  // namespace oxccl

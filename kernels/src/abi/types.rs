@@ -1,0 +1,290 @@
+//! What the host and the kernels share: structures, places in a rank's shared memory, numbers.
+//! `kernels/cuda/abi.h` is generated from here.
+
+/// Bytes of a rank's shared memory before the packets: signals, announcements, arrivals, credits.
+pub const WORDS_BYTES: usize = 32 * 1024;
+/// Ranks that can reach each other's GPU memory.
+pub const MAX_RANKS: usize = 16;
+/// Channels of a communicator: a channel is one block of a kernel with counters, signals and memory
+/// of its own, so that blocks of different indices never wait for each other.
+pub const MAX_CHANNELS: usize = 32;
+/// Channels that exchange packets.
+pub const PACKET_CHANNELS: usize = 16;
+/// Packets that a channel has room for, per rank and half.
+pub const CHANNEL_PACKETS: usize = 256;
+/// Bytes of data in a packet, which is twice as large.
+pub const PACKET_DATA_BYTES: usize = 8;
+/// The stage of a channel has two slots of so many bytes.
+pub const STAGE_SLOT_BYTES: usize = 32 * 1024;
+/// Queues of a rank: one per rank and direction.
+pub const QUEUES: usize = 32;
+/// Where each of them begins, and the end.
+pub const QUEUE_BOUNDS: usize = 33;
+/// Lanes of a queue, which carry their parts of a message side by side.
+pub const LANES: usize = 4;
+/// Messages of at most so many bytes use the first of them only.
+pub const SMALL_MESSAGE_BYTES: usize = 64 * 1024;
+/// Slots of such a queue.
+pub const LANE_SLOTS: usize = 2;
+/// Bytes of such a slot.
+pub const LANE_SLOT_BYTES: usize = 32 * 1024;
+/// Operations of which a rank remembers what its peers called.
+pub const ANNOUNCEMENTS: usize = 4;
+/// Operations of a program.
+pub const MAX_STEPS: usize = 128;
+/// Messages that one launch sends and receives.
+pub const MAX_MESSAGES: usize = 512;
+/// Threads of a block, the last warp of which watches.
+pub const BLOCK_THREADS: usize = 544;
+
+/// Kinds of [`Step`].
+pub const STEP_COPY: u8 = 0;
+/// See [`Step`].
+pub const STEP_ACQUIRE: u8 = 1;
+/// See [`Step`].
+pub const STEP_SIGNAL: u8 = 2;
+/// See [`Step`].
+pub const STEP_WAIT: u8 = 3;
+/// See [`Step`].
+pub const STEP_GET: u8 = 4;
+/// See [`Step`].
+pub const STEP_REDUCE: u8 = 5;
+
+/// Where the result of a fold goes: one slice of this rank.
+pub const TO_OWN: u8 = 0;
+/// Two slices of this rank.
+pub const TO_BOTH: u8 = 1;
+/// A slice of a peer's.
+pub const TO_PEER: u8 = 2;
+/// A slice of every rank's.
+pub const TO_EVERYONE: u8 = 3;
+
+/// In the place of a peer: all of them.
+pub const ALL_PEERS: u8 = 255;
+
+/// Why a kernel gave up.
+pub const FAULT_NONE: u32 = 0;
+/// The host said so.
+pub const FAULT_ABORTED: u32 = 1;
+/// It waited longer than the limit.
+pub const FAULT_DEADLINE: u32 = 2;
+/// A peer called something else.
+pub const FAULT_MISMATCH: u32 = 3;
+/// Another operation of the communicator was running.
+pub const FAULT_OVERLAP: u32 = 4;
+
+/// In the place of a collective's descriptor: a message of send and receive.
+pub const MESSAGES: u32 = u32::MAX;
+
+/// A slice of a plan (`oxccl_plan::Slice`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Slice {
+    /// Number of the buffer (`oxccl_plan::Buffer`).
+    pub buffer: u16,
+    /// Block.
+    pub block: u16,
+    /// First part.
+    pub part: u16,
+    /// Number of parts.
+    pub parts: u16,
+}
+
+/// A step of a program (`oxccl_plan::Op`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Step {
+    /// `STEP_*`.
+    pub kind: u8,
+    /// The peer, or [`ALL_PEERS`].
+    pub peer: u8,
+    /// `TO_*`, of a fold.
+    pub to: u8,
+    /// Whether a fold completes the reduction.
+    pub finish: u8,
+    /// Which signal a wait is for.
+    pub signal: u32,
+    /// What is read; of a fold, at the others.
+    pub src: Slice,
+    /// What is written.
+    pub dst: Slice,
+    /// Of a fold: what is read at this rank.
+    pub own: Slice,
+    /// Of a fold with [`TO_BOTH`]: the second slice written.
+    pub second: Slice,
+}
+
+/// What a kernel tells the host, and the host a running kernel: in host memory.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct Control {
+    /// Set by the host: give up.
+    pub abort: u32,
+    /// `FAULT_*`, set last.
+    pub fault: u32,
+    /// Rank waited for, or at fault; −1 for none.
+    pub peer: i32,
+    /// Step of the program.
+    pub step: i32,
+    /// Number of the operation on the communicator.
+    pub operation: u64,
+    /// What this rank called (`Descriptor::to_words`).
+    pub own_what: u32,
+    /// What the peer called.
+    pub their_what: u32,
+    /// See `own_what`.
+    pub own_count: u64,
+    /// See `their_what`.
+    pub their_count: u64,
+    /// How long a kernel may wait, in ns; 0: as long as it takes.
+    pub limit_ns: u64,
+}
+
+/// A channel's counters, in the rank's own GPU memory: they are what changes from launch to launch.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Packet operations so far.
+    pub packets: u64,
+    /// Signals so far.
+    pub phase: u64,
+    /// Windows that used the stage so far; the parity chooses the slot.
+    pub windows: u64,
+    /// Signals that all peers must have made before a slot may be written again.
+    pub slot_need: [u64; 2],
+    /// Messages so far, of the lane that is this block.
+    pub messages: u64,
+    /// Whether a block of this channel is running.
+    pub busy: u32,
+    /// Padding.
+    pub unused: u32,
+}
+
+/// The part of the private memory that all channels share.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct Shared {
+    /// `FAULT_*`: nothing runs any more.
+    pub fault: u32,
+    /// Padding.
+    pub unused: u32,
+    /// Collectives so far.
+    pub operations: u64,
+}
+
+/// A rank of a communicator, as kernels see it. Nothing of it changes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Rank {
+    /// This rank.
+    pub rank: u32,
+    /// Number of ranks.
+    pub nranks: u32,
+    /// The memory that ranks write at each other, as mapped here, by rank.
+    pub shared: [u64; MAX_RANKS],
+    /// Offset of the packets there.
+    pub packets_at: u64,
+    /// Offset of the lanes' slots there.
+    pub lanes_at: u64,
+    /// Offset of the stage there.
+    pub stage_at: u64,
+    /// [`Counters`] of [`MAX_CHANNELS`] channels, then of all lanes: private.
+    pub counters: u64,
+    /// [`Shared`]: private.
+    pub common: u64,
+    /// [`Control`], as mapped here.
+    pub control: u64,
+}
+
+/// A collective.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Collective {
+    /// Who calls it.
+    pub rank: Rank,
+    /// The send buffer.
+    pub input: u64,
+    /// The receive buffer.
+    pub output: u64,
+    /// Elements per block.
+    pub count: u64,
+    /// The user's scalar, in the bits of the element's type.
+    pub scale: u64,
+    /// Of the descriptor.
+    pub descriptor_count: u64,
+    /// Of the descriptor.
+    pub descriptor_what: u32,
+    /// Bytes of an element.
+    pub element_bytes: u32,
+    /// Number of the element type (`oxccl_plan::DataType`).
+    pub dtype: u8,
+    /// Number of the reduction (`oxccl_plan::ReduceOp`).
+    pub op: u8,
+    /// Number of the collective (`oxccl_plan::Collective`).
+    pub kind: u8,
+    /// Whether inputs are multiplied by `scale`.
+    pub scaled: u8,
+    /// The root.
+    pub root: u32,
+}
+
+/// A collective as a program.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Program {
+    /// What is called.
+    pub call: Collective,
+    /// The ranks' send buffers, as mapped here, for plans on user memory.
+    pub inputs: [u64; MAX_RANKS],
+    /// The ranks' receive buffers.
+    pub outputs: [u64; MAX_RANKS],
+    /// Elements of a window.
+    pub window_elems: u64,
+    /// Part boundaries fall on multiples of this.
+    pub align_elems: u64,
+    /// Parts per window.
+    pub parts: u32,
+    /// Signals per window.
+    pub signals: u32,
+    /// The signal by which peers have read what was staged.
+    pub done_signal: u32,
+    /// Whether the stage is used.
+    pub staged: u32,
+    /// Number of steps.
+    pub nsteps: u32,
+    /// Padding.
+    pub unused: u32,
+    /// The steps.
+    pub steps: [Step; MAX_STEPS],
+}
+
+/// A message of send and receive.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Message {
+    /// The user's buffer.
+    pub data: u64,
+    /// Its bytes.
+    pub bytes: u64,
+}
+
+/// The messages of a group. A queue is a peer and a direction; each lane of a queue is a block, and
+/// carries its part of the queue's large messages, the first one all of the small ones.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Exchange {
+    /// Who calls it.
+    pub rank: Rank,
+    /// Lanes that this launch uses of each queue.
+    pub lanes: u32,
+    /// Padding.
+    pub unused: u32,
+    /// The queues: peer × 2, + 1 for sending.
+    pub queues: [u32; QUEUES],
+    /// The messages of `queues[i]` are those from `first[i]` to before `first[i + 1]`.
+    pub first: [u32; QUEUE_BOUNDS],
+    /// Padding.
+    pub unused_too: u32,
+    /// The messages.
+    pub messages: [Message; MAX_MESSAGES],
+}

@@ -1,0 +1,8 @@
+//! The CUDA kernels, compiled into one fat binary when nvcc is found at build time, and the
+//! structures that they share with the host.
+
+#[path = "abi/types.rs"]
+pub mod abi;
+
+/// The fat binary; empty in a build without nvcc, which serves the host device only.
+pub static FATBIN: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/kernels.fatbin"));

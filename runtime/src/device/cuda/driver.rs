@@ -1,0 +1,274 @@
+//! The CUDA driver: found or not, its errors, and each GPU's context.
+//!
+//! Functions are looked up by name at their first call and would panic when missing, so
+//! everything that this folder calls is in [`SYMBOLS`] and probed once.
+
+use crate::error::{Error, Result};
+use cudarc::driver::sys::{self, CUcontext, CUdevice, CUresult, CUstreamCaptureMode};
+use std::ffi::CStr;
+use std::sync::{Mutex, OnceLock};
+
+/// CUDA 13.0: driver 580.
+const OLDEST: i32 = 13000;
+
+/// Every function of the driver that this folder calls.
+const SYMBOLS: &[&str] = &[
+    "cuCtxEnablePeerAccess",
+    "cuCtxGetCurrent",
+    "cuCtxGetDevice",
+    "cuCtxPopCurrent_v2",
+    "cuCtxPushCurrent_v2",
+    "cuCtxSetCurrent",
+    "cuDeviceCanAccessPeer",
+    "cuDeviceGet",
+    "cuDeviceGetAttribute",
+    "cuDeviceGetCount",
+    "cuDeviceGetUuid_v2",
+    "cuDevicePrimaryCtxRetain",
+    "cuDriverGetVersion",
+    "cuEventCreate",
+    "cuEventDestroy_v2",
+    "cuEventElapsedTime_v2",
+    "cuEventQuery",
+    "cuEventRecord",
+    "cuEventRecordWithFlags",
+    "cuGetErrorName",
+    "cuGetErrorString",
+    "cuGraphDestroy",
+    "cuGraphExecDestroy",
+    "cuGraphExecUpdate_v2",
+    "cuGraphInstantiateWithFlags",
+    "cuGraphLaunch",
+    "cuGraphRetainUserObject",
+    "cuInit",
+    "cuIpcCloseMemHandle",
+    "cuIpcGetMemHandle",
+    "cuIpcOpenMemHandle_v2",
+    "cuKernelGetFunction",
+    "cuLaunchHostFunc",
+    "cuLaunchKernel",
+    "cuLibraryGetKernel",
+    "cuLibraryLoadData",
+    "cuMemAddressFree",
+    "cuMemAddressReserve",
+    "cuMemAlloc_v2",
+    "cuMemCreate",
+    "cuMemFreeHost",
+    "cuMemFree_v2",
+    "cuMemGetAddressRange_v2",
+    "cuMemGetAllocationGranularity",
+    "cuMemHostAlloc",
+    "cuMemMap",
+    "cuMemRelease",
+    "cuMemSetAccess",
+    "cuMemUnmap",
+    "cuMemcpyAsync",
+    "cuMemsetD8Async",
+    "cuPointerGetAttribute",
+    "cuStreamBeginCapture_v2",
+    "cuStreamCreate",
+    "cuStreamDestroy_v2",
+    "cuStreamEndCapture",
+    "cuStreamGetCaptureInfo_v3",
+    "cuStreamQuery",
+    "cuStreamSynchronize",
+    "cuStreamUpdateCaptureDependencies_v2",
+    "cuStreamWaitEvent",
+    "cuThreadExchangeStreamCaptureMode",
+    "cuUserObjectCreate",
+];
+
+fn absent(why: impl std::fmt::Display) -> Error {
+    Error::usage(
+        format!("there is no usable CUDA device: {why}"),
+        "install an NVIDIA driver of version 580 or newer, or use the host (OXCCL_DEVICE=host)",
+    )
+}
+
+/// Whether the driver is there, new enough and complete; the number of GPUs. Asked once.
+pub fn count() -> Result<i32> {
+    static FOUND: OnceLock<Result<i32>> = OnceLock::new();
+    FOUND.get_or_init(probe).clone()
+}
+
+fn probe() -> Result<i32> {
+    // SAFETY: loading the driver runs its initialisers, as any CUDA program does.
+    let library = unsafe { libloading::Library::new("libcuda.so.1") };
+    let library = library.map_err(|_| absent("the driver's library libcuda.so.1 is not found"))?;
+    for name in SYMBOLS {
+        // SAFETY: the symbol is only looked up.
+        let found = unsafe { library.get::<*const ()>(name.as_bytes()) };
+        found.map_err(|_| absent(format!("the driver has no {name}, it is too old")))?;
+    }
+    // It stays: its threads may run.
+    std::mem::forget(library);
+    let mut version = 0;
+    // SAFETY: a place for the number.
+    check(unsafe { sys::cuDriverGetVersion(&mut version) }, "cuDriverGetVersion")?;
+    if version < OLDEST {
+        let (major, minor) = (version / 1000, version % 1000 / 10);
+        return Err(absent(format!("the driver is made for CUDA {major}.{minor}")));
+    }
+    // SAFETY: no arguments but 0.
+    check(unsafe { sys::cuInit(0) }, "cuInit").map_err(absent)?;
+    let mut count = 0;
+    // SAFETY: a place for the number.
+    check(unsafe { sys::cuDeviceGetCount(&mut count) }, "cuDeviceGetCount")?;
+    if count == 0 {
+        return Err(absent("the driver sees no GPU"));
+    }
+    Ok(count)
+}
+
+/// Turns a result of the driver into an error that says what it means.
+pub fn check(result: CUresult, call: &'static str) -> Result<()> {
+    if result == CUresult::CUDA_SUCCESS {
+        return Ok(());
+    }
+    let (mut name, mut text) = (std::ptr::null(), std::ptr::null());
+    // SAFETY: places for two static texts.
+    let texts = unsafe {
+        sys::cuGetErrorName(result, &mut name);
+        sys::cuGetErrorString(result, &mut text);
+        [name, text].map(|t| if t.is_null() { c"unknown" } else { CStr::from_ptr(t) })
+    };
+    let [name, text] = texts.map(CStr::to_string_lossy);
+    Err(Error::Cuda { call, cause: format!("{name}: {text}") })
+}
+
+/// Calls a function of the driver and checks its result.
+macro_rules! cu {
+    ($name:ident($($argument:expr),* $(,)?)) => {
+        $crate::device::cuda::driver::check(
+            cudarc::driver::sys::$name($($argument),*),
+            stringify!($name),
+        )
+    };
+}
+pub(crate) use cu;
+
+/// A GPU of this process, with its primary context: the one that the CUDA runtime uses too.
+pub struct Gpu {
+    /// Its number in this process.
+    pub index: i32,
+    /// Its number at the driver.
+    pub device: CUdevice,
+    /// Its context.
+    pub context: CUcontext,
+    /// The same for all processes.
+    pub uuid: [u8; 16],
+    /// Multiprocessors.
+    pub multiprocessors: u32,
+}
+
+// SAFETY: contexts may be used from any thread.
+unsafe impl Send for Gpu {}
+// SAFETY: as above.
+unsafe impl Sync for Gpu {}
+
+/// The GPU of this number. Its context stays until the process ends.
+pub fn gpu(index: i32) -> Result<&'static Gpu> {
+    static GPUS: Mutex<Vec<(i32, &'static Gpu)>> = Mutex::new(Vec::new());
+    let count = count()?;
+    let mut gpus = GPUS.lock().unwrap_or_else(|e| e.into_inner());
+    if let Some((_, gpu)) = gpus.iter().find(|(i, _)| *i == index) {
+        return Ok(gpu);
+    }
+    if !(0..count).contains(&index) {
+        let hint = "choose one of those that are there, numbered from 0";
+        return Err(Error::usage(format!("there is no GPU {index}: {count} were found"), hint));
+    }
+    let gpu = &*Box::leak(Box::new(open(index)?));
+    gpus.push((index, gpu));
+    Ok(gpu)
+}
+
+fn open(index: i32) -> Result<Gpu> {
+    let (mut device, mut context) = (0, std::ptr::null_mut());
+    let (mut uuid, mut multiprocessors) = (sys::CUuuid { bytes: [0; 16] }, 0);
+    let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+    // SAFETY: places for the results.
+    unsafe {
+        cu!(cuDeviceGet(&mut device, index))?;
+        cu!(cuDeviceGetUuid_v2(&mut uuid, device))?;
+        cu!(cuDeviceGetAttribute(&mut multiprocessors, attribute, device))?;
+        cu!(cuDevicePrimaryCtxRetain(&mut context, device))?;
+    }
+    let uuid = uuid.bytes.map(|b| b as u8);
+    Ok(Gpu { index, device, context, uuid, multiprocessors: multiprocessors as u32 })
+}
+
+impl Gpu {
+    /// Makes this GPU's context the thread's, until what is returned is dropped.
+    pub fn enter(&self) -> Result<Entered> {
+        let mut current = std::ptr::null_mut();
+        // SAFETY: a place for the context, and one that lives as long as the process.
+        unsafe {
+            cu!(cuCtxGetCurrent(&mut current))?;
+            if current == self.context {
+                return Ok(Entered { pushed: false });
+            }
+            cu!(cuCtxPushCurrent_v2(self.context))?;
+        }
+        Ok(Entered { pushed: true })
+    }
+
+    /// Makes it the thread's GPU from now on, as cudaSetDevice does.
+    pub fn select(&self) -> Result<()> {
+        // SAFETY: a context that lives as long as the process.
+        unsafe { cu!(cuCtxSetCurrent(self.context)) }
+    }
+}
+
+/// See [`Gpu::enter`].
+#[must_use]
+pub struct Entered {
+    pushed: bool,
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        if self.pushed {
+            let mut context = std::ptr::null_mut();
+            // SAFETY: what was pushed is popped by the same thread.
+            unsafe { sys::cuCtxPopCurrent_v2(&mut context) };
+        }
+    }
+}
+
+/// The GPU of the thread's current context; None when it has none.
+pub fn current() -> Option<i32> {
+    let count = count().ok()?;
+    let (mut context, mut device) = (std::ptr::null_mut(), 0);
+    // SAFETY: places for the results.
+    unsafe {
+        cu!(cuCtxGetCurrent(&mut context)).ok().filter(|()| !context.is_null())?;
+        cu!(cuCtxGetDevice(&mut device)).ok()?;
+    }
+    (0..count).find(|&i| {
+        let mut candidate = 0;
+        // SAFETY: a place for the result.
+        unsafe { cu!(cuDeviceGet(&mut candidate, i)) }.is_ok() && candidate == device
+    })
+}
+
+/// While it lives, this thread may allocate and load though other threads capture in global mode.
+#[must_use]
+pub struct Relaxed(CUstreamCaptureMode);
+
+impl Relaxed {
+    /// Begins.
+    pub fn begin() -> Result<Self> {
+        let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: a place with the new mode, which gets the old one.
+        unsafe { cu!(cuThreadExchangeStreamCaptureMode(&mut mode)) }?;
+        Ok(Self(mode))
+    }
+}
+
+impl Drop for Relaxed {
+    fn drop(&mut self) {
+        // SAFETY: the mode of before.
+        unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.0) };
+    }
+}
