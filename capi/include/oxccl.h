@@ -66,7 +66,8 @@ typedef void (*oxcclHostFn_t)(void*);
 extern "C" {
 #endif // __cplusplus
 
-// The number of devices of a kind: of the host its processors, of CUDA 0 in this build.
+// The number of devices of a kind: of the host its processors, of CUDA the GPUs that the
+// driver shows; 0 without a driver of version 580 or newer.
 //
 // `count`: out. Blocks: never.
 ncclResult_t oxcclDeviceCount(oxcclDeviceKind_t kind, int *count);

@@ -1,13 +1,14 @@
 //! The tables of objects that C holds handles of.
 
 use oxccl_runtime::comm::{Communicator, Holder};
+use oxccl_runtime::device::cuda::order::StreamRef;
 use oxccl_runtime::device::host::event::Event;
 use oxccl_runtime::device::host::graph::Graph;
 use oxccl_runtime::device::host::stream::Stream;
-use oxccl_runtime::device::{self, host};
+use oxccl_runtime::device::{self, Target, host};
 use oxccl_runtime::error::{Error, Result};
 use oxccl_runtime::fork;
-use oxccl_runtime::handle::{Cached, Dead, Handles, Lent};
+use oxccl_runtime::handle::{Cached, Dead, Handles, Lent, is_tagged};
 use std::cell::Cell;
 use std::sync::{Arc, Mutex};
 
@@ -101,6 +102,10 @@ pub(crate) fn stream_of<H>(
     handle: *mut H,
     function: &'static str,
 ) -> Result<Lent<Stream>> {
+    if comm.seat().is_some() {
+        let hint = "on a GPU use ncclSend and ncclRecv";
+        return Err(Error::usage(format!("{function}: the communicator is on a GPU"), hint));
+    }
     if handle as usize <= LAST_DEFAULT {
         return Ok(comm.default_stream().into());
     }
@@ -113,6 +118,28 @@ pub(crate) fn stream_of<H>(
         }
         Dead::Destroyed => dead(function, "stream", handle as usize, why),
     })
+}
+
+/// The CUDA stream of a call on a communicator on a GPU.
+pub(crate) fn cuda_stream<H>(handle: *mut H, function: &'static str) -> Result<StreamRef> {
+    if is_tagged(handle as usize) {
+        let got = format!("{handle:?}, which is a stream of the host device");
+        let expected = "a CUDA stream: the communicator is on a GPU";
+        return Err(Error::argument(function, "stream", got, expected));
+    }
+    Ok(StreamRef(handle.cast()))
+}
+
+/// The stream of a call, of the communicator's kind.
+pub(crate) fn target_of<H>(
+    comm: &Communicator,
+    handle: *mut H,
+    function: &'static str,
+) -> Result<Target> {
+    match comm.seat() {
+        Some(_) => cuda_stream(handle, function).map(Target::Cuda),
+        None => stream_of(comm, handle, function).map(|stream| Target::Host(stream.clone())),
+    }
 }
 
 /// A stream named without a communicator: default streams are those of the current device.

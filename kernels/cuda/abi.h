@@ -34,7 +34,7 @@ namespace oxccl {
 // Where each of them begins, and the end.
 #define QUEUE_BOUNDS 33
 
-// Lanes of a queue, which carry their parts of a message side by side.
+// The most lanes of a queue, which carry their parts of a message side by side.
 #define LANES 4
 
 // Messages of at most so many bytes use the first of them only.
@@ -50,7 +50,7 @@ namespace oxccl {
 #define ANNOUNCEMENTS 4
 
 // Operations of a program.
-#define MAX_STEPS 128
+#define MAX_STEPS 64
 
 // Messages that one launch sends and receives.
 #define MAX_MESSAGES 512
@@ -109,6 +109,15 @@ namespace oxccl {
 // In the place of a collective's descriptor: a message of send and receive.
 #define MESSAGES UINT32_MAX
 
+// Inputs are not multiplied.
+#define SCALE_NONE 0
+
+// They are, by a value.
+#define SCALE_VALUE 1
+
+// They are, by what lies at an address when the kernel runs.
+#define SCALE_AT 2
+
 // What a kernel tells the host, and the host a running kernel: in host memory.
 typedef struct Control {
   // Set by the host: give up.
@@ -157,6 +166,10 @@ typedef struct Rank {
   uint32_t rank;
   // Number of ranks.
   uint32_t nranks;
+  // Lanes of a queue.
+  uint32_t lanes;
+  // Padding.
+  uint32_t unused;
   // The memory that ranks write at each other, as mapped here, by rank.
   uint64_t shared[MAX_RANKS];
   // Offset of the packets there.
@@ -186,7 +199,7 @@ typedef struct Message {
 typedef struct Exchange {
   // Who calls it.
   Rank rank;
-  // Lanes that this launch uses of each queue.
+  // Lanes that this launch uses of each queue: one where all messages are small.
   uint32_t lanes;
   // Padding.
   uint32_t unused;
@@ -210,7 +223,7 @@ typedef struct Collective {
   uint64_t output;
   // Elements per block.
   uint64_t count;
-  // The user's scalar, in the bits of the element's type.
+  // The user's scalar: its bits, or its address.
   uint64_t scale;
   // Of the descriptor.
   uint64_t descriptor_count;
@@ -224,7 +237,7 @@ typedef struct Collective {
   uint8_t op;
   // Number of the collective (`oxccl_plan::Collective`).
   uint8_t kind;
-  // Whether inputs are multiplied by `scale`.
+  // `SCALE_*`: whether inputs are multiplied by `scale`.
   uint8_t scaled;
   // The root.
   uint32_t root;

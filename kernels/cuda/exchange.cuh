@@ -30,22 +30,16 @@ struct Lane {
   const Rank& rank;
   int peer, lane;
   uint64_t number;  // slots used so far
-  volatile int* stop;
 
   // One thread waits for all; false when it will not come.
   template <typename Ready>
   __device__ bool wait(Ready ready) const {
+    bool over = false;
     if (threadIdx.x == 0) {
       Wait w;
-      while (!ready()) {
-        if (w.over(rank, peer, -1)) {
-          *stop = 1;
-          break;
-        }
-      }
+      while (!over && !ready()) over = w.over(rank, peer, -1);
     }
-    sync_movers();
-    return *stop == 0;
+    return !any_mover(over);
   }
 
   __device__ bool send(const char* data, uint64_t len, uint64_t message) {
@@ -72,7 +66,7 @@ struct Lane {
     uint64_t awaited = number;
     if (!wait([=] { return load_acquire(&here->number) == awaited; })) return false;
     uint64_t theirs = *const_cast<const volatile uint64_t*>(&here->bytes);
-    if (theirs != message) {
+    if (any_mover(theirs != message)) {
       if (threadIdx.x == 0)
         differ(rank, peer, common(rank)->operations, MESSAGES, message, MESSAGES, theirs);
       return false;
@@ -90,7 +84,7 @@ struct Lane {
   __device__ bool carry(const Message& m, bool sends) {
     uint64_t first = 0, last = m.bytes;
     if (m.bytes > SMALL_MESSAGE_BYTES) {
-      uint64_t lines = (m.bytes + 15) / 16, share = (lines + LANES - 1) / LANES * 16;
+      uint64_t lines = (m.bytes + 15) / 16, share = (lines + rank.lanes - 1) / rank.lanes * 16;
       first = lane * share < m.bytes ? lane * share : m.bytes;
       last = first + share < m.bytes ? first + share : m.bytes;
     } else if (lane > 0) {
@@ -110,18 +104,16 @@ struct Lane {
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
     oxccl_exchange(const __grid_constant__ oxccl::Exchange exchange) {
   using namespace oxccl;
-  __shared__ int stop;
   const Rank& r = exchange.rank;
   int index = blockIdx.x / exchange.lanes, lane = blockIdx.x % exchange.lanes;
   int queue = exchange.queues[index], peer = queue / 2;
   bool sends = queue & 1;
   Counters* own = counters(r, MAX_CHANNELS + queue * LANES + lane);
-  if (threadIdx.x == 0) stop = 0;
   if (__syncthreads_or(faulty(r))) return;
   if (is_watcher()) {
     enter(r, own);
   } else {
-    Lane run{r, peer, lane, own->messages, &stop};
+    Lane run{r, peer, lane, own->messages};
     for (int i = exchange.first[index]; i < exchange.first[index + 1]; i++)
       if (!run.carry(exchange.messages[i], sends)) break;
     sync_movers();

@@ -67,7 +67,7 @@ template <typename E>
 struct Interpreter {
   const Program& p;
   Counters* own;
-  volatile int* stop;
+  uint64_t scale;
   uint64_t phase, base, windows, need[2];
   // The current window: its first element, and how its parts are cut.
   uint64_t start, elems, share, rest;
@@ -137,7 +137,7 @@ struct Interpreter {
     }
     for (; at < len; at += step) {
       uint4 v = load_line(from + at, len - at, fits);
-      if (multiply) v = scale_line<E>(v, p.call.scale);
+      if (multiply) v = scale_line<E>(v, scale);
       store_line(to + at, len - at, fits, v);
     }
   }
@@ -185,7 +185,7 @@ struct Interpreter {
       for (int k = 0; k < AHEAD; k++) {
         if (from + k >= n) continue;
         if (from + k == rank().rank && multiplied(from + k, f.own_buffer))
-          v[k] = scale_line<E>(v[k], p.call.scale);
+          v[k] = scale_line<E>(v[k], scale);
         B b[N];
         memcpy(b, &v[k], 16);
 #pragma unroll
@@ -239,22 +239,20 @@ struct Interpreter {
     }
   }
 
-  // One thread per peer waits; false when it will not come.
+  // One thread per peer waits; false when one will not come.
   __device__ bool wait(uint32_t from, uint64_t target, int step) const {
     int peer = threadIdx.x;
+    bool over = false;
     bool waits = peer < rank().nranks && peer != rank().rank && (from == ALL_PEERS || from == peer);
     if (waits) {
       const uint64_t* word = signal_word(rank(), rank().rank, blockIdx.x, peer);
       Wait w;
       while (load_acquire(word) < target) {
-        if (w.over(rank(), peer, step)) {
-          *stop = 1;
-          break;
-        }
+        over = w.over(rank(), peer, step);
+        if (over) break;
       }
     }
-    sync_movers();
-    return *stop == 0;
+    return !any_mover(over);
   }
 
   __device__ void signal() {
@@ -317,16 +315,14 @@ struct Interpreter {
 
 template <typename E>
 __device__ inline void run_program(const Program& program) {
-  __shared__ int stop;
   const Rank& r = program.call.rank;
   Counters* own = counters(r, blockIdx.x);
-  if (threadIdx.x == 0) stop = 0;
   if (__syncthreads_or(faulty(r))) return;
   if (is_watcher()) {
     enter(r, own);
     if (blockIdx.x == 0) announce(program.call);
   } else {
-    Interpreter<E>{program, own, &stop}.run();
+    Interpreter<E>{program, own, scale_of(program.call)}.run();
   }
   __syncthreads();
   if (threadIdx.x == 0) leave(own);

@@ -94,6 +94,7 @@ struct PacketRun {
   uint64_t number;  // of the packet operation on this channel
   int channel;
   uint64_t bytes;  // of a block
+  uint64_t scale;
 
   __device__ uint32_t flag() const {
     return uint32_t(number) ^ uint32_t(number >> 32) * 0x9e3779b9u;
@@ -107,7 +108,7 @@ struct PacketRun {
   __device__ Eight own(int block, uint64_t at) const {
     const char* from = reinterpret_cast<const char*>(call.input) + block * bytes + at;
     Eight e = load_eight(from, bytes - at);
-    return call.scaled ? scale_eight<E>(e, call.scale) : e;
+    return call.scaled ? scale_eight<E>(e, scale) : e;
   }
 
   __device__ void send(int to, int line, Eight e) const {
@@ -205,7 +206,7 @@ __device__ inline void run_packets(const Collective& call) {
     uint64_t all = (bytes + 7) / 8, share = (all + gridDim.x - 1) / gridDim.x;
     uint64_t first = blockIdx.x * share;
     int lines = first >= all ? 0 : int(all - first < share ? all - first : share);
-    PacketRun<E> run{call, number, int(blockIdx.x), bytes};
+    PacketRun<E> run{call, number, int(blockIdx.x), bytes, scale_of(call)};
     if (folds(call)) {
       run.fold_lines(first, lines);
     } else {

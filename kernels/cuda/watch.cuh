@@ -117,6 +117,25 @@ __device__ inline int movers() { return blockDim.x - 32; }
 // All movers of a block, which the watchers do not hold up.
 __device__ inline void sync_movers() { asm volatile("bar.sync 1, %0;" ::"r"(movers()) : "memory"); }
 
+// The same, telling whether any of them says so: all get the same answer.
+__device__ inline bool any_mover(bool says) {
+  uint32_t any;
+  asm volatile(
+      "{ .reg .pred p, q; setp.ne.u32 p, %1, 0; bar.red.or.pred q, 1, %2, p; selp.u32 %0, 1, 0, q; }"
+      : "=r"(any)
+      : "r"(uint32_t(says)), "r"(movers())
+      : "memory");
+  return any != 0;
+}
+
+// The user's scalar: in the call, or where it lies when the call runs.
+__device__ inline uint64_t scale_of(const Collective& call) {
+  if (call.scaled != SCALE_AT) return call.scale;
+  uint64_t scale = 0;
+  memcpy(&scale, reinterpret_cast<const char*>(call.scale), call.element_bytes);
+  return scale;
+}
+
 // Two operations of a communicator at once would mix their data up.
 __device__ inline void enter(const Rank& r, Counters* own) {
   if ((threadIdx.x & 31) == 0 && atomicExch(&own->busy, 1) != 0) fail(r, FAULT_OVERLAP, -1, -1);

@@ -1,6 +1,8 @@
 //! Groups: calls between start and end are checked one by one and launched together.
 
 use crate::comm::{Communicator, Holder, NO_COLOR, Origin};
+use crate::device::Target;
+use crate::device::cuda::order::{self, StreamRef};
 use crate::device::host::collective::Call;
 use crate::device::host::event::Event;
 use crate::device::host::exchange::{Transfer, Transfers};
@@ -14,11 +16,19 @@ use std::sync::Arc;
 /// A call that was checked and waits for the end of its group.
 enum Pending {
     Collective(Arc<Communicator>, Call, Arc<Stream>),
-    Transfer(Arc<Communicator>, Transfer, Arc<Stream>),
+    /// What runs on a GPU, but for sends and receives.
+    Kernel(Arc<Communicator>, Kernel, StreamRef),
+    Transfer(Arc<Communicator>, Transfer, Target),
     /// Something else, such as a collective made of transfers: never mixed with other sends and
     /// receives of the group.
     Work(Arc<Communicator>, Work, Arc<Stream>),
     Create(Creation),
+}
+
+/// What a GPU runs as one kernel.
+enum Kernel {
+    Collective(Call),
+    Exchange(Transfers),
 }
 
 /// A communicator to be made.
@@ -115,8 +125,18 @@ pub fn collective(comm: &Arc<Communicator>, call: Call, stream: &Arc<Stream>) ->
     Ok(())
 }
 
+/// A collective on a GPU: launched at once outside groups.
+pub fn collective_on_gpu(comm: &Arc<Communicator>, call: Call, stream: StreamRef) -> Result<()> {
+    if !active() {
+        return comm.run_on_gpu(&call, stream);
+    }
+    let pending = Pending::Kernel(comm.clone(), Kernel::Collective(call), stream);
+    GROUP.with_borrow_mut(|g| g.calls.push(pending));
+    Ok(())
+}
+
 /// A send or receive: a group of its own outside groups.
-pub fn transfer(comm: Arc<Communicator>, transfer: Transfer, stream: Arc<Stream>) -> Result<()> {
+pub fn transfer(comm: Arc<Communicator>, transfer: Transfer, stream: Target) -> Result<()> {
     let call = Pending::Transfer(comm, transfer, stream);
     if !active() {
         return Prepared::new(vec![call])?.launch().map(drop);
@@ -126,7 +146,16 @@ pub fn transfer(comm: Arc<Communicator>, transfer: Transfer, stream: Arc<Stream>
 }
 
 /// A collective made of transfers: launched at once outside groups.
-pub fn exchange(comm: Arc<Communicator>, transfers: Transfers, stream: Arc<Stream>) -> Result<()> {
+pub fn exchange(comm: Arc<Communicator>, transfers: Transfers, stream: Target) -> Result<()> {
+    let stream = match stream {
+        Target::Host(stream) => stream,
+        Target::Cuda(stream) if !active() => return comm.exchange_on_gpu(&transfers.list, stream),
+        Target::Cuda(stream) => {
+            let pending = Pending::Kernel(comm, Kernel::Exchange(transfers), stream);
+            GROUP.with_borrow_mut(|g| g.calls.push(pending));
+            return Ok(());
+        }
+    };
     let work = Work::Exchange(comm.endpoint().clone(), Arc::new(transfers));
     launch_work(comm, work, stream)
 }
@@ -161,6 +190,8 @@ struct Prepared {
     creations: Vec<Creation>,
     /// Collectives, in the order of calls.
     works: Vec<(Arc<Communicator>, Work, Arc<Stream>)>,
+    /// The same on GPUs.
+    kernels: Vec<(Arc<Communicator>, Kernel, StreamRef)>,
     /// Each communicator's sends and receives.
     exchanges: Vec<Exchange>,
 }
@@ -169,7 +200,7 @@ impl Prepared {
     /// Everything is checked before anything is launched.
     fn new(calls: Vec<Pending>) -> Result<Self> {
         let mut prepared = Self::default();
-        let Self { creations, works, exchanges } = &mut prepared;
+        let Self { creations, works, kernels, exchanges } = &mut prepared;
         for call in calls {
             match call {
                 Pending::Create(creation) => creations.push(creation),
@@ -178,6 +209,7 @@ impl Prepared {
                     let work = Work::Collective(comm.endpoint().clone(), programs, call);
                     works.push((comm, work, stream));
                 }
+                Pending::Kernel(comm, kernel, stream) => kernels.push((comm, kernel, stream)),
                 Pending::Work(comm, work, stream) => works.push((comm, work, stream)),
                 Pending::Transfer(comm, transfer, stream) => {
                     match exchanges.iter_mut().find(|e| Arc::ptr_eq(&e.comm, &comm)) {
@@ -211,9 +243,17 @@ impl Prepared {
             })
         };
         enqueue(first)?;
+        for (comm, kernel, stream) in &self.kernels {
+            match kernel {
+                Kernel::Collective(call) => comm.run_on_gpu(call, *stream)?,
+                Kernel::Exchange(transfers) => comm.exchange_on_gpu(&transfers.list, *stream)?,
+            }
+        }
         let mut others = Vec::new();
         for exchange in self.exchanges {
-            others.push(exchange.streams[0].clone());
+            if let Target::Host(stream) = &exchange.streams[0] {
+                others.push(stream.clone());
+            }
             exchange.launch()?;
         }
         enqueue(last)?;
@@ -243,10 +283,19 @@ impl Prepared {
             };
             (comm, time_us)
         });
+        let kernels = self.kernels.iter().map(|(comm, kernel, _)| {
+            let time_us = match kernel {
+                Kernel::Collective(call) => {
+                    comm.programs(call).map(|programs| comm.estimate_us(&programs, call))
+                }
+                Kernel::Exchange(transfers) => Ok(comm.estimate_exchange_us(&transfers.list)),
+            };
+            (comm, time_us.unwrap_or(0.0))
+        });
         let exchanges =
             self.exchanges.iter().map(|e| (&e.comm, e.comm.estimate_exchange_us(&e.transfers)));
         let mut sums: Vec<(&Arc<Communicator>, f64)> = Vec::new();
-        for (comm, time_us) in works.chain(exchanges) {
+        for (comm, time_us) in works.chain(kernels).chain(exchanges) {
             match sums.iter_mut().find(|(known, _)| Arc::ptr_eq(known, comm)) {
                 Some((_, sum)) => *sum += time_us,
                 None => sums.push((comm, time_us)),
@@ -269,13 +318,13 @@ fn nudge(streams: &[Arc<Stream>]) {
 struct Exchange {
     comm: Arc<Communicator>,
     transfers: Vec<Transfer>,
-    streams: Vec<Arc<Stream>>,
+    streams: Vec<Target>,
 }
 
 impl Exchange {
-    fn add(&mut self, transfer: Transfer, stream: Arc<Stream>) {
+    fn add(&mut self, transfer: Transfer, stream: Target) {
         self.transfers.push(transfer);
-        if !self.streams.iter().any(|s| Arc::ptr_eq(s, &stream)) {
+        if !self.streams.contains(&stream) {
             self.streams.push(stream);
         }
     }
@@ -300,7 +349,12 @@ impl Exchange {
 
     /// Runs on the first stream; the others wait for it, and it for what they had to do before.
     fn launch(self) -> Result<()> {
-        let (first, others) = self.streams.split_first().expect("a transfer has a stream");
+        let hosts = self.streams.iter().filter_map(|stream| match stream {
+            Target::Host(stream) => Some(stream.clone()),
+            Target::Cuda(_) => None,
+        });
+        let hosts: Vec<Arc<Stream>> = hosts.collect();
+        let Some((first, others)) = hosts.split_first() else { return self.launch_on_gpu() };
         for other in others {
             let before = Arc::new(Event::default());
             other.record(&before)?;
@@ -315,6 +369,22 @@ impl Exchange {
             others.iter().try_for_each(|other| other.wait_event(&after))?;
         }
         Ok(())
+    }
+}
+
+impl Exchange {
+    /// The same with CUDA streams.
+    fn launch_on_gpu(self) -> Result<()> {
+        let streams = self.streams.iter().filter_map(|stream| match stream {
+            Target::Cuda(stream) => Some(*stream),
+            Target::Host(_) => None,
+        });
+        let streams: Vec<StreamRef> = streams.collect();
+        let Some((first, others)) = streams.split_first() else { return Ok(()) };
+        let _context = self.comm.enter_gpu()?;
+        others.iter().try_for_each(|other| order::join(*other, *first))?;
+        self.comm.exchange_on_gpu(&self.transfers, *first)?;
+        others.iter().try_for_each(|other| order::join(*first, *other))
     }
 }
 

@@ -23,6 +23,11 @@ pub const fn tagged(kind: u64) -> u64 {
     TAG | kind << KIND_SHIFT
 }
 
+/// Whether a handle is one of this library, of whatever kind: never an address, as CUDA's are.
+pub const fn is_tagged(handle: usize) -> bool {
+    handle as u64 & TAG == TAG
+}
+
 /// Why a handle does not stand for a living object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dead {

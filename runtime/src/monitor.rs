@@ -5,6 +5,7 @@
 //! word and record, or by a notice on the connection.
 
 use crate::clock;
+use crate::device::cuda::reaper;
 use crate::device::host::agreement;
 use crate::device::host::endpoint::Endpoint;
 use crate::error::{Error, Result};
@@ -96,9 +97,19 @@ pub fn forget(endpoint: &Arc<Endpoint>) {
     }
 }
 
+/// Has it look at once, and starts it if need be.
+pub fn wake() {
+    if let Ok(monitor) = monitor() {
+        let _ = (&monitor.wake).write(&[1]);
+    }
+}
+
 fn run(monitor: &Monitor, mut woken: &UnixStream) {
     loop {
-        let waiting = catch_unwind(AssertUnwindSafe(|| look(&mut lock(monitor))));
+        let waiting = catch_unwind(AssertUnwindSafe(|| {
+            let waiting = look(&mut lock(monitor));
+            reaper::look() || waiting
+        }));
         let waiting = waiting.unwrap_or_else(|_| {
             log::line(
                 Level::Warn,

@@ -2,6 +2,7 @@
 
 use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
 use oxccl_runtime::comm::Communicator;
+use oxccl_runtime::device::Target;
 use oxccl_runtime::device::host::collective::Call;
 use oxccl_runtime::device::host::exchange::Transfer;
 use oxccl_runtime::device::host::stream::Stream;
@@ -106,7 +107,7 @@ pub fn outcome(comm: &Arc<Communicator>, case: Case) -> Error {
                 let to = output.at.wrapping_add(i * bytes);
                 let data = if send { input.at } else { to };
                 let transfer = Transfer { peer, send, data, bytes };
-                let _ = group::transfer(comm.clone(), transfer, stream.clone());
+                let _ = group::transfer(comm.clone(), transfer, Target::Host(stream.clone()));
             }
             let _ = group::end();
         }

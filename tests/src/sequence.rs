@@ -6,6 +6,7 @@
 
 use oxccl_plan::{Collective, DataType, Geometry, Plan, ReduceOp, Spec, reference};
 use oxccl_runtime::comm::Communicator;
+use oxccl_runtime::device::Target;
 use oxccl_runtime::device::host::arena;
 use oxccl_runtime::device::host::collective::{Call, capacity};
 use oxccl_runtime::device::host::exchange::Transfer;
@@ -315,7 +316,11 @@ fn exchange(
                 }
                 let buffer = Framed::new(bytes, offset, arena)?;
                 let transfer = Transfer { peer, send, data: buffer.inner().as_mut_ptr(), bytes };
-                group::transfer(player.comm.clone(), transfer, player.stream.clone())?;
+                group::transfer(
+                    player.comm.clone(),
+                    transfer,
+                    Target::Host(player.stream.clone()),
+                )?;
                 if send {
                     buffer.inner().copy_from_slice(&data);
                     inputs.push(buffer);

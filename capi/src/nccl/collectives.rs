@@ -43,7 +43,6 @@ impl Arguments {
             0
         };
         let spec = Spec::new(self.collective, comm.nranks(), root);
-        let stream = objects::stream_of(&comm, self.stream, function)?;
         bytes(function, self.count_name(), self.count, dtype, comm.nranks() as usize)?;
         let missing = |argument| {
             Error::argument(function, argument, "null", "a buffer for the elements of this rank")
@@ -57,6 +56,11 @@ impl Arguments {
         // Also of 0 elements: the others check that all ranks call the same.
         let (input, output) = (self.input.cast(), self.output.cast());
         let call = Call { spec, input, output, count: self.count as u64, dtype, op, scale };
+        if comm.seat().is_some() {
+            let stream = objects::cuda_stream(self.stream, function)?;
+            return group::collective_on_gpu(&comm, call, stream);
+        }
+        let stream = objects::stream_of(&comm, self.stream, function)?;
         group::collective(&comm, call, &stream)
     }
 
@@ -98,13 +102,13 @@ fn transfer(
     comm.check()?;
     let dtype = convert::dtype(dtype, function)?;
     let peer = convert::rank(peer, comm.nranks(), function, "peer")?;
-    let stream = objects::stream_of(&comm, stream, function)?;
+    let stream = objects::target_of(&comm, stream, function)?;
     let bytes = bytes(function, "count", count, dtype, 1)?;
     if data.is_null() && bytes > 0 {
         let argument = if send { "sendbuff" } else { "recvbuff" };
         return Err(Error::argument(function, argument, "null", "a buffer for the elements"));
     }
-    group::transfer(comm.clone(), Transfer { peer, send, data: data.cast(), bytes }, stream.clone())
+    group::transfer(comm.clone(), Transfer { peer, send, data: data.cast(), bytes }, stream)
 }
 
 unsafe fn all_reduce(

@@ -9,9 +9,9 @@ use crate::nccl::types::{ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t};
 use crate::{convert, objects};
 use oxccl_plan::{Collective, DataType, Spec};
 use oxccl_runtime::comm::Communicator;
+use oxccl_runtime::device::Target;
 use oxccl_runtime::device::host::collective::Call;
 use oxccl_runtime::device::host::exchange::Transfers;
-use oxccl_runtime::device::host::stream::Stream;
 use oxccl_runtime::error::{Error, Result};
 use oxccl_runtime::group;
 use oxccl_runtime::vcollective::{self, Part};
@@ -24,7 +24,7 @@ struct Common {
     function: &'static str,
     operation: &'static str,
     comm: Arc<Communicator>,
-    stream: Arc<Stream>,
+    stream: Target,
     dtype: DataType,
 }
 
@@ -38,8 +38,8 @@ impl Common {
         let comm = objects::comm(comm, function)?;
         comm.check()?;
         let dtype = convert::dtype(datatype, function)?;
-        let stream = objects::stream_of(&comm, stream, function)?;
-        let (comm, stream) = (comm.clone(), stream.clone());
+        let stream = objects::target_of(&comm, stream, function)?;
+        let comm = comm.clone();
         Ok(Self { function, operation, comm, stream, dtype })
     }
 
@@ -194,8 +194,10 @@ pub unsafe extern "C" fn oxcclReduceScatterv(
         let whole = Call { spec, input, output, count: 0, dtype, op, scale };
         let reductions = vcollective::reductions(FUNCTION, call.comm.rank(), whole, &blocks)?;
         group::start();
-        let added =
-            reductions.into_iter().try_for_each(|r| group::collective(&call.comm, r, &call.stream));
+        let added = reductions.into_iter().try_for_each(|r| match &call.stream {
+            Target::Host(stream) => group::collective(&call.comm, r, stream),
+            Target::Cuda(stream) => group::collective_on_gpu(&call.comm, r, *stream),
+        });
         if let Err(error) = added {
             group::note_error(&error);
         }

@@ -20,7 +20,7 @@ pub const STAGE_SLOT_BYTES: usize = 32 * 1024;
 pub const QUEUES: usize = 32;
 /// Where each of them begins, and the end.
 pub const QUEUE_BOUNDS: usize = 33;
-/// Lanes of a queue, which carry their parts of a message side by side.
+/// The most lanes of a queue, which carry their parts of a message side by side.
 pub const LANES: usize = 4;
 /// Messages of at most so many bytes use the first of them only.
 pub const SMALL_MESSAGE_BYTES: usize = 64 * 1024;
@@ -31,7 +31,7 @@ pub const LANE_SLOT_BYTES: usize = 32 * 1024;
 /// Operations of which a rank remembers what its peers called.
 pub const ANNOUNCEMENTS: usize = 4;
 /// Operations of a program.
-pub const MAX_STEPS: usize = 128;
+pub const MAX_STEPS: usize = 64;
 /// Messages that one launch sends and receives.
 pub const MAX_MESSAGES: usize = 512;
 /// Threads of a block, the last warp of which watches.
@@ -75,6 +75,13 @@ pub const FAULT_OVERLAP: u32 = 4;
 
 /// In the place of a collective's descriptor: a message of send and receive.
 pub const MESSAGES: u32 = u32::MAX;
+
+/// Inputs are not multiplied.
+pub const SCALE_NONE: u8 = 0;
+/// They are, by a value.
+pub const SCALE_VALUE: u8 = 1;
+/// They are, by what lies at an address when the kernel runs.
+pub const SCALE_AT: u8 = 2;
 
 /// A slice of a plan (`oxccl_plan::Slice`).
 #[repr(C)]
@@ -180,6 +187,10 @@ pub struct Rank {
     pub rank: u32,
     /// Number of ranks.
     pub nranks: u32,
+    /// Lanes of a queue.
+    pub lanes: u32,
+    /// Padding.
+    pub unused: u32,
     /// The memory that ranks write at each other, as mapped here, by rank.
     pub shared: [u64; MAX_RANKS],
     /// Offset of the packets there.
@@ -208,7 +219,7 @@ pub struct Collective {
     pub output: u64,
     /// Elements per block.
     pub count: u64,
-    /// The user's scalar, in the bits of the element's type.
+    /// The user's scalar: its bits, or its address.
     pub scale: u64,
     /// Of the descriptor.
     pub descriptor_count: u64,
@@ -222,7 +233,7 @@ pub struct Collective {
     pub op: u8,
     /// Number of the collective (`oxccl_plan::Collective`).
     pub kind: u8,
-    /// Whether inputs are multiplied by `scale`.
+    /// `SCALE_*`: whether inputs are multiplied by `scale`.
     pub scaled: u8,
     /// The root.
     pub root: u32,
@@ -275,7 +286,7 @@ pub struct Message {
 pub struct Exchange {
     /// Who calls it.
     pub rank: Rank,
-    /// Lanes that this launch uses of each queue.
+    /// Lanes that this launch uses of each queue: one where all messages are small.
     pub lanes: u32,
     /// Padding.
     pub unused: u32,

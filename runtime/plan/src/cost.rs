@@ -63,6 +63,25 @@ impl CostModel {
         ..CostModel::SHARED_MEMORY
     };
 
+    /// GPUs that reach each other over NVLink: a signal with its fence takes 2.3 µs, stores 350 GB/s and
+    /// loads 330 GB/s (four H200, `docs/gpu-results.md`).
+    pub const NVLINK: CostModel = CostModel {
+        latency_us: 1.5,
+        signal_us: 0.8,
+        poll_us: 0.1,
+        message_us: 2.0,
+        cached_gbps: 330.0,
+        memory_gbps: 330.0,
+        cache_bytes: 1 << 20,
+        link_gbps: 350.0,
+        fold_gbps: 2000.0,
+        read_call_us: 0.0,
+        read_gbps: 330.0,
+        handover_gbps: f64::INFINITY,
+        stage_slot_bytes: 1 << 20,
+        edge_slot_bytes: 32 << 10,
+    };
+
     /// The model for calls whose largest buffer has so many bytes: pieces of a large buffer come
     /// from memory, however small they are.
     pub fn for_buffer(&self, bytes: u64) -> Self {

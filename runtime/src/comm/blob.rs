@@ -2,6 +2,7 @@
 
 use crate::bootstrap::id::{ADDRESS_BYTES, decode_address, encode_address};
 use crate::config::Config;
+use crate::device::Device;
 use crate::device::host::arena::Arena;
 use crate::error::{Error, Result};
 use crate::log::{self, Level, Subsystem};
@@ -11,7 +12,7 @@ use std::net::SocketAddr;
 use std::sync::OnceLock;
 
 /// The wire format of the blob and of everything that ranks share: they must agree.
-const FORMAT: u32 = 4;
+const FORMAT: u32 = 5;
 
 /// Size of a blob.
 const BYTES: usize = 104 + ADDRESS_BYTES;
@@ -38,6 +39,8 @@ pub(crate) struct Blob {
     pub(super) counter_start: u64,
     pub(super) algorithm: [u8; 16],
     pub(super) deterministic: bool,
+    /// Whether its data lies on a GPU.
+    pub(super) gpu: bool,
 }
 
 fn inode(path: &str) -> u64 {
@@ -85,7 +88,7 @@ fn forced(name: &str, deterministic: bool) -> Result<()> {
 }
 
 impl Blob {
-    pub(super) fn own(socket: [u8; 16], control: SocketAddr) -> Result<Self> {
+    pub(super) fn own(socket: [u8; 16], control: SocketAddr, device: Device) -> Result<Self> {
         static PROCESS: OnceLock<Result<[u8; 16]>> = OnceLock::new();
         let config = Config::get();
         let known = PROCESS.get_or_init(crate::bootstrap::id::random);
@@ -111,6 +114,7 @@ impl Blob {
             counter_start: config.counter_start,
             algorithm,
             deterministic: config.deterministic,
+            gpu: matches!(device, Device::Cuda(_)),
         })
     }
 
@@ -134,9 +138,9 @@ impl Blob {
         out.extend(self.process);
         out.extend(self.socket);
         out.extend(self.algorithm);
-        let deterministic = u64::from(self.deterministic);
+        let flags = u64::from(self.deterministic) | u64::from(self.gpu) << 1;
         let words = [self.pid_namespace, self.host, self.arena_len, self.counter_start, self.probe];
-        for word in words.into_iter().chain([deterministic]) {
+        for word in words.into_iter().chain([flags]) {
             out.extend(word.to_le_bytes());
         }
         out.extend(encode_address(self.control));
@@ -163,11 +167,10 @@ impl Blob {
         if i32::try_from(pid).map_or(true, |pid| pid <= 0) {
             return Err(bad(format!("says that its process has the number {pid}")));
         }
-        let deterministic = match word(96) {
-            0 => false,
-            1 => true,
-            other => return Err(bad(format!("says {other} to whether it is deterministic"))),
-        };
+        let flags = word(96);
+        if flags > 3 {
+            return Err(bad(format!("sent unknown flags {flags:#x}")));
+        }
         Ok(Self {
             pid,
             process: name(8),
@@ -178,7 +181,8 @@ impl Blob {
             arena_len: word(72),
             counter_start: word(80),
             probe: word(88),
-            deterministic,
+            deterministic: flags & 1 != 0,
+            gpu: flags & 2 != 0,
             control: decode_address(&control)
                 .ok_or_else(|| bad("sent a bad address".to_owned()))?,
         })
@@ -191,7 +195,7 @@ mod tests {
 
     #[test]
     fn blobs_survive_the_round_trip_and_other_formats_are_refused() {
-        let blob = Blob::own([7; 16], "[fe80::1%3]:9".parse().unwrap()).unwrap();
+        let blob = Blob::own([7; 16], "[fe80::1%3]:9".parse().unwrap(), Device::Cuda(0)).unwrap();
         let mut bytes = blob.encode();
         assert_eq!(Blob::decode(0, &bytes).unwrap(), blob);
         assert!(Blob::decode(0, &bytes[..80]).is_err());

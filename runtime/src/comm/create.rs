@@ -8,6 +8,7 @@ use crate::bootstrap::session::{self, Meeting, Session};
 use crate::bootstrap::{Cancel, Deadline, UniqueId, interface};
 use crate::config::Config;
 use crate::device::Device;
+use crate::device::cuda::seat::{Offer, Seat};
 use crate::device::host::arena::{Arena, Mapping, sealed_memfd};
 use crate::device::host::endpoint::{Endpoint, PeerMemory};
 use crate::device::host::{pull, worker};
@@ -132,7 +133,7 @@ pub(super) fn assemble(
     }
     let listener = Listener::new()?;
     let control = session::listen(interface::choose(Config::get())?)?;
-    let members = Members::meet(&mut room, rank, &listener, &control)?;
+    let members = Members::meet(&mut room, (rank, device), &listener, &control)?;
     let deadline = room.session.deadline().clone();
     let (segment, memory) = share_memory(&members, id, &listener, deadline)?;
     let identity = Identity { comm: id.comm, secret: id.secret, rank, nranks };
@@ -140,6 +141,10 @@ pub(super) fn assemble(
     let edges = edges(identity, &members.local, segment.as_ref(), &mut room, slots)?;
     let signs = signs(&members.blobs, &edges, rank);
     let mut endpoint = members.endpoint(segment, edges, memory);
+    let seat = match device {
+        Device::Host(_) => None,
+        Device::Cuda(index) => Some(take_seat(index, &mut room, &members, options)?),
+    };
     let agreed = agree(&mut room, &members.blobs, &mut endpoint);
     let pull = agreed.inspect_err(|_| {
         // Others may believe that all is well.
@@ -159,6 +164,9 @@ pub(super) fn assemble(
     let comm = Communicator::new(endpoint, device, options, Some(family));
     let mut comm =
         comm.with_topology(hosts, pull, members.blobs[0].policy(&members.blobs[rank as usize]));
+    if let Some(seat) = seat {
+        comm = comm.with_seat(seat);
+    }
     comm.lsa_size = team::lsa_size(members.blobs.iter().map(|b| b.host));
     for (peer, sign) in signs {
         match sign {
@@ -186,12 +194,12 @@ impl Members {
     /// Tells where this rank listens, and hears the same of all. Blocks for all who meet.
     fn meet(
         room: &mut Room,
-        rank: u32,
+        (rank, device): (u32, Device),
         listener: &Listener,
         control: &TcpListener,
     ) -> Result<Self> {
         let address = control.local_addr().map_err(|e| Error::system("getsockname", e, ""))?;
-        let blob = Blob::own(*listener.name(), address)?;
+        let blob = Blob::own(*listener.name(), address, device)?;
         let answers = room.gather(&blob.encode())?;
         let blobs: Vec<Blob> = answers
             .iter()
@@ -199,6 +207,7 @@ impl Members {
             .map(|(r, bytes)| Blob::decode(r, bytes))
             .collect::<Result<_>>()?;
         let host = blobs[rank as usize].host;
+        same_device(&blobs)?;
         let (mut ranks, mut local) = (Vec::new(), Vec::new());
         for (r, blob) in (0u32..).zip(&blobs) {
             let here = blob.host == host;
@@ -260,6 +269,37 @@ fn share_memory(
     Ok((segment, user_memory(blobs, fds, members.one_process())))
 }
 
+/// Data lies in host memory on all ranks, or on GPUs of one host.
+fn same_device(blobs: &[Blob]) -> Result<()> {
+    let kind = |gpu| if gpu { "a GPU" } else { "host memory" };
+    for (rank, blob) in blobs.iter().enumerate() {
+        let (gpu, first) = (blob.gpu, blobs[0].gpu);
+        let why = if gpu != first {
+            let (own, theirs) = (kind(first), kind(gpu));
+            format!("rank 0 uses {own} and rank {rank} {theirs}: set OXCCL_DEVICE on all alike")
+        } else if gpu && blob.host != blobs[0].host {
+            format!("ranks 0 and {rank} are on different hosts: GPUs of one host are supported")
+        } else {
+            continue;
+        };
+        return Err(Error::Init { why });
+    }
+    Ok(())
+}
+
+/// A seat on a GPU, with the memory of all others mapped.
+fn take_seat(index: i32, room: &mut Room, members: &Members, options: &Options) -> Result<Seat> {
+    let nranks = members.blobs.len() as u32;
+    let seat = Seat::new(index, members.rank, nranks, options.graph_usage_mode == 2);
+    // The others hear of a failure by the end of the meeting.
+    let mut seat = seat?;
+    let answers = room.gather(&seat.offer()?.encode())?;
+    let offers = answers.iter().enumerate().map(|(rank, bytes)| Offer::decode(rank, bytes));
+    let own = members.blobs[members.rank as usize].process;
+    seat.connect(&offers.collect::<Result<Vec<_>>>()?, |r| members.blobs[r].process == own)?;
+    Ok(seat)
+}
+
 /// The last round: everyone's counters are set and connections made before anyone runs anything.
 /// Tells whether all ranks may have the system copy, and notes whether all map each other's arenas.
 fn agree(room: &mut Room, blobs: &[Blob], endpoint: &mut Endpoint) -> Result<bool> {
@@ -282,7 +322,10 @@ pub(super) fn alone(device: Device, options: &Options) -> Result<Communicator> {
     let endpoint =
         Endpoint::new(0, vec![Some(0)], None, true, vec![0], slot_bytes, edges, memory, 0);
     let comm = Communicator::new(endpoint, device, options, None);
-    let comm = comm.with_topology(1, false, Policy::default());
+    let mut comm = comm.with_topology(1, false, Policy::default());
+    if let Device::Cuda(index) = device {
+        comm = comm.with_seat(Seat::new(index, 0, 1, options.graph_usage_mode == 2)?);
+    }
     apply_timeout(&comm);
     Ok(comm)
 }

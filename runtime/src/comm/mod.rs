@@ -11,11 +11,17 @@ pub mod redop;
 mod team;
 
 use crate::device::Device;
+use crate::device::cuda::driver::Entered;
+use crate::device::cuda::order::StreamRef;
+use crate::device::cuda::seat::Seat;
+use crate::device::cuda::{launch, reaper};
 use crate::device::host::collective::{Call, MAX_DIRECT_RANKS, Programs};
 use crate::device::host::endpoint::Endpoint;
+use crate::device::host::exchange::Transfer;
 use crate::device::host::stream::Stream;
 use crate::device::host::{self, worker};
 use crate::error::{Error, Result};
+use crate::log::{self, Level, Subsystem};
 use crate::monitor;
 use oxccl_plan::cost::CostModel;
 use oxccl_plan::select::{self, Policy, Topology};
@@ -41,6 +47,8 @@ const REMEMBERED: usize = 4096;
 /// A communicator.
 pub struct Communicator {
     endpoint: Arc<Endpoint>,
+    /// Of a communicator on a GPU.
+    seat: Option<Arc<Seat>>,
     device: Device,
     topology: Topology,
     policy: Policy,
@@ -80,6 +88,7 @@ impl Communicator {
         let model = CostModel::SHARED_MEMORY;
         Self {
             endpoint: Arc::new(endpoint),
+            seat: None,
             device,
             topology: Topology { direct: false, pull: false, model },
             policy: Policy::default(),
@@ -103,6 +112,39 @@ impl Communicator {
         self.topology = Topology { direct, pull, model: CostModel { edge_slot_bytes, ..model } };
         self.policy = policy;
         self
+    }
+
+    /// On a GPU: the ranks reach each other's memory there.
+    fn with_seat(mut self, seat: Seat) -> Self {
+        let model = CostModel::NVLINK;
+        self.topology = Topology { direct: true, pull: false, model };
+        self.seat = Some(seat.attach(&self.endpoint));
+        self
+    }
+
+    /// Its place on a GPU, if it is on one.
+    pub fn seat(&self) -> Option<&Arc<Seat>> {
+        self.seat.as_ref()
+    }
+
+    fn on_gpu(&self) -> Result<&Arc<Seat>> {
+        let missing = || Error::Internal { what: "a host communicator on a GPU".to_owned() };
+        self.seat.as_ref().ok_or_else(missing)
+    }
+
+    /// Launches a collective on its GPU. Blocks: never.
+    pub fn run_on_gpu(&self, call: &Call, stream: StreamRef) -> Result<()> {
+        launch::run(self.on_gpu()?, &*self.programs(call)?, call, stream)
+    }
+
+    /// Launches sends and receives on its GPU. Blocks: never.
+    pub fn exchange_on_gpu(&self, transfers: &[Transfer], stream: StreamRef) -> Result<()> {
+        launch::exchange(self.on_gpu()?, transfers, stream)
+    }
+
+    /// Makes its GPU's context the thread's.
+    pub fn enter_gpu(&self) -> Result<Entered> {
+        self.on_gpu()?.gpu.enter()
     }
 
     /// What its creator asked for.
@@ -149,6 +191,9 @@ impl Communicator {
     pub fn set_timeout(&self, limit: Option<Duration>) {
         let ns = limit.map_or(-1, |d| i64::try_from(d.as_nanos()).unwrap_or(i64::MAX));
         self.endpoint.timeout_ns.store(ns, Ordering::Relaxed);
+        if let Some(seat) = &self.seat {
+            seat.set_limit(u64::try_from(ns).ok());
+        }
     }
 
     /// Fails when the communicator is ended or broken.
@@ -228,7 +273,7 @@ impl Communicator {
             let failed = self.endpoint.failure().is_some();
             let since = failed.then(|| *failed_since.get_or_insert_with(Instant::now));
             // What is still queued behind other work ends with the failure when it comes up.
-            self.endpoint.busy() && since.is_none_or(|since| since.elapsed() < QUIET)
+            self.busy() && since.is_none_or(|since| since.elapsed() < QUIET)
         });
     }
 
@@ -240,6 +285,9 @@ impl Communicator {
         // A visit under way ends before the state can be had.
         drop(self.endpoint.state());
         worker::wait_while(|| !self.endpoint.writers().is_empty() && start.elapsed() < QUIET);
+        // Kernels look at the word of the host twice per millisecond.
+        let running = || self.seat.as_ref().is_some_and(|seat| seat.busy());
+        worker::wait_while(|| running() && start.elapsed() < QUIET);
         let writers = self.endpoint.writers();
         if writers.is_empty() {
             return Ok(());
@@ -268,7 +316,7 @@ impl Communicator {
     /// way.
     pub fn suspend(&self) -> Result<()> {
         self.check()?;
-        if self.endpoint.busy() {
+        if self.busy() {
             let hint = "synchronize its streams before";
             return Err(Error::usage("operations of the communicator are under way", hint));
         }
@@ -288,6 +336,7 @@ impl Communicator {
     /// What it takes in this process.
     pub fn memory(&self) -> Memory {
         let (releasable, persistent) = self.endpoint.memory_bytes();
+        let persistent = persistent + self.seat.as_ref().map_or(0, |seat| seat.bytes);
         Memory { releasable, persistent, suspended: self.suspended.load(Ordering::Acquire) }
     }
 
@@ -300,6 +349,19 @@ impl Communicator {
     fn leave(&self) {
         monitor::forget(&self.endpoint);
         self.endpoint.leave();
+        if let Some(seat) = &self.seat {
+            // What cannot be closed any more ends with the process.
+            let closed = seat.close();
+            if let Err(error) = closed {
+                log::line(Level::Info, Subsystem::Init, &error.to_string());
+            }
+            reaper::retire(seat.clone(), self.endpoint.clone());
+        }
+    }
+
+    /// Whether operations are under way.
+    fn busy(&self) -> bool {
+        self.endpoint.busy() || self.seat.as_ref().is_some_and(|seat| seat.busy())
     }
 
     /// Why a plan would be chosen.

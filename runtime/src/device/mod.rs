@@ -6,6 +6,7 @@ pub mod host;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use std::cell::Cell;
+use std::sync::Arc;
 
 /// Where a communicator's data lies and who moves it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -29,6 +30,25 @@ impl Device {
     pub fn index(self) -> i32 {
         match self {
             Device::Host(index) | Device::Cuda(index) => index,
+        }
+    }
+}
+
+/// A stream of either kind.
+#[derive(Clone)]
+pub enum Target {
+    /// Of the host device.
+    Host(Arc<host::stream::Stream>),
+    /// A CUDA stream.
+    Cuda(cuda::order::StreamRef),
+}
+
+impl PartialEq for Target {
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Target::Host(a), Target::Host(b)) => Arc::ptr_eq(a, b),
+            (Target::Cuda(a), Target::Cuda(b)) => a == b,
+            _ => false,
         }
     }
 }

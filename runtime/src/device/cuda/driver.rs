@@ -70,6 +70,7 @@ const SYMBOLS: &[&str] = &[
     "cuStreamDestroy_v2",
     "cuStreamEndCapture",
     "cuStreamGetCaptureInfo_v3",
+    "cuStreamGetId",
     "cuStreamQuery",
     "cuStreamSynchronize",
     "cuStreamUpdateCaptureDependencies_v2",

@@ -2,13 +2,14 @@
 
 use super::arena::{Arena, Mapping};
 use crate::descriptor::Descriptor;
+use crate::device::cuda::seat::Seat;
 use crate::error::{Code, Error, Result, Site};
 use crate::link::direct::{PeerState, Record, Segment, reached};
 use crate::link::{Edge, notice};
 use crate::log::{self, Level, Subsystem};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 /// How this rank reaches the user memory of a peer.
 pub enum PeerMemory {
@@ -116,6 +117,8 @@ pub struct Endpoint {
     pub issued: AtomicU64,
     /// See `issued`.
     pub finished: AtomicU64,
+    /// Its seat on a GPU, whose kernels end with it.
+    gpu: OnceLock<Weak<Seat>>,
     failed: AtomicBool,
     failure: OnceLock<Error>,
     state: Mutex<State>,
@@ -171,6 +174,7 @@ impl Endpoint {
             timeout_ns: AtomicI64::new(-1),
             issued: AtomicU64::new(0),
             finished: AtomicU64::new(0),
+            gpu: OnceLock::new(),
             failed: AtomicBool::new(false),
             failure: OnceLock::new(),
             state: Mutex::new(state),
@@ -214,9 +218,17 @@ impl Endpoint {
         }
         // Operations end from here on, and their buffers are the user's again.
         self.failed.store(true, Ordering::Release);
+        if let Some(seat) = self.gpu.get().and_then(Weak::upgrade) {
+            seat.abort();
+        }
         log::line(Level::Warn, Subsystem::Coll, &record.text);
         let notice = notice::failed(&record);
         self.state().edges.iter_mut().for_each(|edge| edge.tell(&notice));
+    }
+
+    /// Ties it to the rank's seat on a GPU.
+    pub fn attach(&self, seat: &Arc<Seat>) {
+        let _ = self.gpu.set(Arc::downgrade(seat));
     }
 
     /// The failure of a peer of this host, as it tells.

@@ -1,0 +1,250 @@
+//! Launching collectives and groups of sends and receives on a rank's seat.
+
+use super::driver::cu;
+use super::library::launch;
+use super::order::StreamRef;
+use super::seat::Seat;
+use crate::descriptor::Descriptor;
+use crate::device::host::collective::{Call, Programs};
+use crate::device::host::exchange::Transfer;
+use crate::device::host::scale::Scale;
+use crate::device::host::task::Address;
+use crate::error::{Error, Result};
+use oxccl_kernels::abi;
+use oxccl_plan::generate::Algorithm;
+use oxccl_plan::ir::Capacity;
+use oxccl_plan::{Destination, From, Geometry, Op, Plan, Program, Slice};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Threads of a warp; the last one of a block watches.
+const WARP: u32 = 32;
+/// Bytes of a block that a channel moves at least, so that small calls take few of them.
+const CHANNEL_BYTES: u64 = 8 << 10;
+/// Parts begin on lines of this size.
+const ALIGN_BYTES: u64 = 16;
+/// Threads of a block of the exchange kernel: many blocks have to run at once.
+const EXCHANGE_THREADS: u32 = 256 + WARP;
+
+fn collective(seat: &Seat, call: &Call) -> abi::Collective {
+    let Call { spec, dtype, op, count, .. } = *call;
+    let descriptor = Descriptor::collective(&spec, dtype, op, call.scale.is_some(), count);
+    let (descriptor_what, descriptor_count) = descriptor.to_words();
+    let (scaled, scale) = match call.scale {
+        None => (abi::SCALE_NONE, 0),
+        Some(Scale::Value(bytes)) => (abi::SCALE_VALUE, u64::from_ne_bytes(bytes)),
+        Some(Scale::At(Address(at))) => (abi::SCALE_AT, at as u64),
+    };
+    abi::Collective {
+        rank: seat.view,
+        input: call.input as u64,
+        output: call.output as u64,
+        count,
+        scale,
+        descriptor_count,
+        descriptor_what,
+        element_bytes: dtype.size() as u32,
+        dtype: dtype as u8,
+        op: op as u8,
+        kind: spec.collective as u8,
+        scaled,
+        root: spec.root,
+    }
+}
+
+/// Whether a plan's data fits the packets.
+fn fits_packets(plan: &Plan, bytes: u64) -> bool {
+    let room = abi::PACKET_CHANNELS * abi::CHANNEL_PACKETS * abi::PACKET_DATA_BYTES;
+    plan.algorithm == Algorithm::OneShot && bytes <= room as u64
+}
+
+/// Launches a collective after all that the communicator has launched. Blocks: never.
+pub fn run(seat: &Arc<Seat>, programs: &Programs, call: &Call, stream: StreamRef) -> Result<()> {
+    let (plan, program) = &programs.any;
+    let bytes = call.count * call.dtype.size() as u64;
+    let head = collective(seat, call);
+    if fits_packets(plan, bytes) {
+        seat.modes[0].fetch_add(1, Ordering::Relaxed);
+        let (function, shape) = (seat.functions.packets[call.dtype as usize], packets(call, bytes));
+        // SAFETY: the kernel takes this structure; what it points to is the communicator's, or the
+        // user's by the contract of the call.
+        return seat.launch(stream, || unsafe { launch(function, shape, &head, stream.0) });
+    }
+    seat.modes[1].fetch_add(1, Ordering::Relaxed);
+    let (argument, blocks) = bind(seat, head, plan, program, call)?;
+    let function = seat.functions.programs[call.dtype as usize];
+    let shape = (blocks, abi::BLOCK_THREADS as u32);
+    // SAFETY: as above.
+    seat.launch(stream, || unsafe { launch(function, shape, &argument, stream.0) })
+}
+
+/// Blocks and threads for packets: from facts that all ranks share.
+fn packets(call: &Call, bytes: u64) -> (u32, u32) {
+    let most = abi::BLOCK_THREADS as u64 - u64::from(WARP);
+    let (lines, nranks) = (bytes.div_ceil(abi::PACKET_DATA_BYTES as u64), call.spec.nranks);
+    let work = lines * u64::from(nranks);
+    let least = lines.div_ceil(abi::CHANNEL_PACKETS as u64).max(1);
+    let blocks = work.div_ceil(most).clamp(least, abi::PACKET_CHANNELS as u64);
+    let movers = (work.div_ceil(blocks)).clamp(1, most).next_multiple_of(u64::from(WARP));
+    (blocks as u32, movers as u32 + WARP)
+}
+
+/// How the channels of a call cut its blocks; the number of channels.
+fn geometry(seat: &Seat, plan: &Plan, call: &Call) -> (Geometry, u32) {
+    let size = call.dtype.size() as u64;
+    let align_elems = (ALIGN_BYTES / size).max(1);
+    let slot = abi::STAGE_SLOT_BYTES as u64 / size;
+    let unit = u64::from(plan.layout.parts) * align_elems;
+    let channels = (call.count * size).div_ceil(CHANNEL_BYTES).clamp(1, u64::from(seat.channels));
+    // Every channel gets a window at least, if there is as much.
+    let share = call.count.div_ceil(channels).next_multiple_of(unit);
+    let stage = share.saturating_mul(u64::from(plan.layout.stage_blocks.max(1))).min(slot);
+    let room = Capacity { edge_slot_elems: 0, stage_slot_elems: stage, align_elems };
+    let mut geometry = Geometry::new(&plan.layout, call.count, &room);
+    if plan.layout.stage_blocks == 0 {
+        geometry.window_elems = share.max(1);
+    }
+    let blocks = geometry.windows().clamp(1, channels);
+    (geometry, blocks as u32)
+}
+
+fn slice(slice: Slice) -> abi::Slice {
+    let Slice { buffer, block, part, parts } = slice;
+    let (block, part, parts) = (block as u16, part as u16, parts as u16);
+    abi::Slice { buffer: buffer as u16, block, part, parts }
+}
+
+fn step(op: Op) -> Option<abi::Step> {
+    let none = abi::Step::default();
+    Some(match op {
+        Op::Copy { src, dst } => {
+            abi::Step { kind: abi::STEP_COPY, src: slice(src), dst: slice(dst), ..none }
+        }
+        Op::Acquire => abi::Step { kind: abi::STEP_ACQUIRE, ..none },
+        Op::Signal => abi::Step { kind: abi::STEP_SIGNAL, ..none },
+        Op::Wait { from, signal } => {
+            let peer = match from {
+                From::All => abi::ALL_PEERS,
+                From::One(peer) => peer as u8,
+            };
+            abi::Step { kind: abi::STEP_WAIT, peer, signal, ..none }
+        }
+        Op::Get { peer, src, dst } => {
+            let (peer, src, dst) = (peer as u8, slice(src), slice(dst));
+            abi::Step { kind: abi::STEP_GET, peer, src, dst, ..none }
+        }
+        Op::Reduce { src, own, dst, finish } => {
+            let (to, peer, dst, second) = match dst {
+                Destination::Own(dst) => (abi::TO_OWN, 0, dst, dst),
+                Destination::Both(dst, second) => (abi::TO_BOTH, 0, dst, second),
+                Destination::Peer(peer, dst) => (abi::TO_PEER, peer as u8, dst, dst),
+                Destination::Everyone(dst) => (abi::TO_EVERYONE, 0, dst, dst),
+            };
+            let (src, own) = (slice(src), slice(own));
+            let (dst, second, finish) = (slice(dst), slice(second), u8::from(finish));
+            abi::Step { kind: abi::STEP_REDUCE, peer, to, finish, signal: 0, src, dst, own, second }
+        }
+        // Edges are for networks.
+        Op::Send { .. } | Op::Recv { .. } | Op::RecvReduce { .. } => return None,
+    })
+}
+
+/// A program with what this call gives it; the blocks that run it.
+fn bind(
+    seat: &Seat,
+    call: abi::Collective,
+    plan: &Plan,
+    program: &Program,
+    of: &Call,
+) -> Result<(abi::Program, u32)> {
+    let (geometry, blocks) = geometry(seat, plan, of);
+    let mut steps = [abi::Step::default(); abi::MAX_STEPS];
+    let unfit =
+        || Error::Internal { what: format!("{} does not run on a GPU", plan.algorithm.name()) };
+    if program.ops.len() > steps.len() {
+        return Err(unfit());
+    }
+    for (to, op) in steps.iter_mut().zip(&program.ops) {
+        *to = step(*op).ok_or_else(unfit)?;
+    }
+    let argument = abi::Program {
+        call,
+        inputs: [0; abi::MAX_RANKS],
+        outputs: [0; abi::MAX_RANKS],
+        window_elems: geometry.window_elems,
+        align_elems: geometry.align_elems,
+        parts: geometry.parts,
+        signals: plan.layout.signals,
+        done_signal: plan.layout.done_signal,
+        staged: u32::from(plan.layout.stage_blocks > 0),
+        nsteps: program.ops.len() as u32,
+        unused: 0,
+        steps,
+    };
+    Ok((argument, blocks))
+}
+
+/// Launches the sends and receives of a group. Blocks: never.
+pub fn exchange(seat: &Arc<Seat>, transfers: &[Transfer], stream: StreamRef) -> Result<()> {
+    let rank = seat.view.rank;
+    let own = |send| transfers.iter().filter(move |t| t.peer == rank && t.send == send);
+    let pairs: Vec<_> = own(true).zip(own(false)).filter(|(from, _)| from.bytes > 0).collect();
+    let argument = queues(seat, transfers)?;
+    if pairs.is_empty() && argument.first[1] == 0 {
+        return Ok(());
+    }
+    seat.launch(stream, || {
+        for (from, to) in &pairs {
+            // SAFETY: the user's buffers, of these sizes by the contract of the call.
+            unsafe { cu!(cuMemcpyAsync(to.data as u64, from.data as u64, from.bytes, stream.0)) }?;
+        }
+        let queues = argument.first.iter().skip(1).take_while(|&&end| end > 0).count() as u32;
+        if queues == 0 {
+            return Ok(());
+        }
+        let shape = (queues * argument.lanes, EXCHANGE_THREADS);
+        // SAFETY: the kernel takes this structure; the buffers are the user's by the contract of the
+        // call.
+        unsafe { launch(seat.functions.exchange, shape, &argument, stream.0) }
+    })
+}
+
+/// The messages with other ranks, by queue; `first` is 0 after the last queue.
+fn queues(seat: &Seat, transfers: &[Transfer]) -> Result<abi::Exchange> {
+    let rank = seat.view.rank;
+    let mut exchange = abi::Exchange {
+        rank: seat.view,
+        lanes: 1,
+        unused: 0,
+        queues: [0; abi::QUEUES],
+        first: [0; abi::QUEUE_BOUNDS],
+        unused_too: 0,
+        messages: [abi::Message::default(); abi::MAX_MESSAGES],
+    };
+    let others: Vec<&Transfer> =
+        transfers.iter().filter(|t| t.peer != rank && t.bytes > 0).collect();
+    if others.len() > abi::MAX_MESSAGES {
+        let what = format!("a group of {} messages", others.len());
+        let hint = "group at most 512 sends and receives of a communicator on a GPU";
+        return Err(Error::usage(what, hint));
+    }
+    if others.iter().any(|t| t.bytes > abi::SMALL_MESSAGE_BYTES) {
+        exchange.lanes = seat.view.lanes;
+    }
+    let (mut queue, mut message) = (0, 0);
+    for number in 0..abi::QUEUES as u32 {
+        let (peer, send) = (number / 2, number % 2 == 1);
+        let before = message;
+        for transfer in others.iter().filter(|t| t.peer == peer && t.send == send) {
+            let (data, bytes) = (transfer.data as u64, transfer.bytes as u64);
+            exchange.messages[message] = abi::Message { data, bytes };
+            message += 1;
+        }
+        if message > before {
+            exchange.queues[queue] = number;
+            exchange.first[queue + 1] = message as u32;
+            queue += 1;
+        }
+    }
+    Ok(exchange)
+}

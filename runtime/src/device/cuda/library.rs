@@ -1,0 +1,125 @@
+//! The kernels, loaded once per process and made ready on each GPU.
+
+use super::driver::{Gpu, Relaxed, cu};
+use crate::error::{Error, Result};
+use cudarc::driver::sys::{CUfunction, CUlibrary};
+use oxccl_plan::DataType;
+use std::ffi::CString;
+use std::ptr::{null, null_mut};
+use std::sync::{Mutex, OnceLock};
+
+/// The kernels on one GPU.
+pub struct Functions {
+    /// Packet kernels, by number of the element type.
+    pub packets: [CUfunction; DataType::ALL.len()],
+    /// Program kernels, by number of the element type.
+    pub programs: [CUfunction; DataType::ALL.len()],
+    /// Send and receive.
+    pub exchange: CUfunction,
+}
+
+// SAFETY: functions may be launched from any thread.
+unsafe impl Send for Functions {}
+// SAFETY: as above.
+unsafe impl Sync for Functions {}
+
+struct Library(CUlibrary);
+// SAFETY: a library may be used from any thread; it is never unloaded.
+unsafe impl Send for Library {}
+// SAFETY: as above.
+unsafe impl Sync for Library {}
+
+fn library() -> Result<CUlibrary> {
+    static LIBRARY: OnceLock<Result<Library>> = OnceLock::new();
+    let load = || {
+        let image = oxccl_kernels::FATBIN;
+        if image.is_empty() {
+            let what = "this build has no kernels for GPUs";
+            return Err(Error::usage(what, "build it with nvcc of CUDA 13 on the PATH"));
+        }
+        let mut library = null_mut();
+        // SAFETY: the image is a fat binary; there are no options.
+        unsafe {
+            let image = image.as_ptr().cast();
+            cu!(cuLibraryLoadData(
+                &mut library,
+                image,
+                null_mut(),
+                null_mut(),
+                0,
+                null_mut(),
+                null_mut(),
+                0
+            ))?;
+        }
+        Ok(Library(library))
+    };
+    LIBRARY.get_or_init(load).as_ref().map(|l| l.0).map_err(Clone::clone)
+}
+
+/// The kernels, ready to be launched on a GPU. The first call for each GPU loads them there.
+pub fn functions(gpu: &'static Gpu) -> Result<&'static Functions> {
+    static READY: Mutex<Vec<(i32, &'static Functions)>> = Mutex::new(Vec::new());
+    let mut ready = READY.lock().unwrap_or_else(|e| e.into_inner());
+    if let Some((_, functions)) = ready.iter().find(|(index, _)| *index == gpu.index) {
+        return Ok(functions);
+    }
+    let _context = gpu.enter()?;
+    let _relaxed = Relaxed::begin()?;
+    let library = library()?;
+    let function = |name: &str| -> Result<CUfunction> {
+        let name = CString::new(name).unwrap_or_default();
+        let (mut kernel, mut function) = (null_mut(), null_mut());
+        // SAFETY: a name, and places for the results.
+        unsafe {
+            cu!(cuLibraryGetKernel(&mut kernel, library, name.as_ptr()))?;
+            // Loads it now, and not within a call that may be captured.
+            cu!(cuKernelGetFunction(&mut function, kernel))?;
+        }
+        Ok(function)
+    };
+    let each = |prefix: &str| -> Result<[CUfunction; DataType::ALL.len()]> {
+        let mut all = [null_mut(); DataType::ALL.len()];
+        for dtype in DataType::ALL {
+            all[dtype as usize] = function(&format!("{prefix}{}", dtype as u8))?;
+        }
+        Ok(all)
+    };
+    let functions = Functions {
+        packets: each("oxccl_packets_")?,
+        programs: each("oxccl_program_")?,
+        exchange: function("oxccl_exchange")?,
+    };
+    let functions = &*Box::leak(Box::new(functions));
+    ready.push((gpu.index, functions));
+    Ok(functions)
+}
+
+/// Launches a function with one structure as its argument.
+///
+/// # Safety
+/// The function takes a `T`, and what `T` points to stays valid until the kernel has ended.
+pub unsafe fn launch<T>(
+    function: CUfunction,
+    (blocks, threads): (u32, u32),
+    argument: &T,
+    stream: cudarc::driver::sys::CUstream,
+) -> Result<()> {
+    let mut arguments = [std::ptr::from_ref(argument).cast_mut().cast()];
+    // SAFETY: by the contract of this function; the driver copies the argument.
+    unsafe {
+        cu!(cuLaunchKernel(
+            function,
+            blocks,
+            1,
+            1,
+            threads,
+            1,
+            1,
+            0,
+            stream,
+            arguments.as_mut_ptr(),
+            null::<*mut std::ffi::c_void>().cast_mut(),
+        ))
+    }
+}

@@ -1,0 +1,190 @@
+//! The order of a communicator's operations on a GPU: one at a time, in the order of calls and graph
+//! launches, whatever their streams.
+
+use super::driver::{Relaxed, cu};
+use crate::error::{Error, Result};
+use cudarc::driver::sys::{
+    self, CUevent, CUgraph, CUgraphNode, CUresult, CUstream, CUstreamCaptureStatus,
+};
+use std::ptr::{null, null_mut};
+
+/// A CUDA stream, as the user gave it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct StreamRef(pub CUstream);
+
+// SAFETY: streams may be used from any thread.
+unsafe impl Send for StreamRef {}
+// SAFETY: as above.
+unsafe impl Sync for StreamRef {}
+
+/// Makes what `to` does from now on wait for what `from` has to do; both of the thread's context.
+pub fn join(from: StreamRef, to: StreamRef) -> Result<()> {
+    let mut event = null_mut();
+    let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+    // SAFETY: living streams by the contract of the call; the driver keeps what it needs of the event.
+    unsafe {
+        cu!(cuEventCreate(&mut event, flags))?;
+        let recorded = cu!(cuEventRecord(event, from.0));
+        let joined = recorded.and_then(|()| cu!(cuStreamWaitEvent(to.0, event, 0)));
+        cu!(cuEventDestroy_v2(event))?;
+        joined
+    }
+}
+
+/// The capture that a stream is in.
+#[derive(Clone, Copy)]
+pub struct Capture {
+    id: u64,
+    graph: CUgraph,
+    /// What the next thing on the stream will depend on; the first of them.
+    last: CUgraphNode,
+}
+
+/// What was launched last.
+pub struct Order {
+    /// Recorded after each operation, also by graphs when they are launched.
+    event: CUevent,
+    /// Number of the stream of the last eager operation.
+    stream: Option<u64>,
+    /// The capture of the last operation that was captured, and its node.
+    capture: Option<(u64, CUgraphNode)>,
+    /// Whether graphs hold operations: their launches are not seen here.
+    captured: bool,
+    /// Whether graphs order themselves against other operations of the communicator.
+    pub mixes: bool,
+}
+
+// SAFETY: events and nodes may be used from any thread.
+unsafe impl Send for Order {}
+
+const EXTERNAL: u32 = 1;
+
+/// The capture that a stream is in, if any.
+fn capture_of(stream: CUstream) -> Result<Option<Capture>> {
+    let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    let (mut id, mut graph, mut count) = (0, null_mut(), 0);
+    let (mut nodes, mut edges) = (null(), null());
+    // SAFETY: places for all results.
+    unsafe {
+        cu!(cuStreamGetCaptureInfo_v3(
+            stream,
+            &mut status,
+            &mut id,
+            &mut graph,
+            &mut nodes,
+            &mut edges,
+            &mut count
+        ))?;
+    }
+    match status {
+        CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => Ok(None),
+        CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE => {
+            // SAFETY: there are `count` nodes.
+            let last = if count > 0 { unsafe { nodes.read() } } else { null_mut() };
+            Ok(Some(Capture { id, graph, last }))
+        }
+        CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED => {
+            let hint = "end it, and look at what invalidated it";
+            Err(Error::usage("the stream's capture is invalidated", hint))
+        }
+    }
+}
+
+/// A stream's number, which no other one ever has.
+fn number_of(stream: CUstream) -> Result<u64> {
+    let mut number = 0;
+    // SAFETY: a place for the number.
+    unsafe { cu!(cuStreamGetId(stream, &mut number)) }?;
+    Ok(number)
+}
+
+impl Order {
+    /// Nothing was launched yet. The GPU's context is the thread's.
+    pub fn new(mixes: bool) -> Result<Self> {
+        let mut event = null_mut();
+        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        // SAFETY: a place for the event.
+        unsafe { cu!(cuEventCreate(&mut event, flags)) }?;
+        Ok(Self { event, stream: None, capture: None, captured: false, mixes })
+    }
+
+    /// Whether an operation is under way.
+    pub fn busy(&self) -> bool {
+        let _relaxed = Relaxed::begin();
+        // SAFETY: a living event.
+        let answer = unsafe { sys::cuEventQuery(self.event) };
+        answer == CUresult::CUDA_ERROR_NOT_READY
+    }
+
+    /// Launches after what was launched before. `keep` is called with the graph of each new capture.
+    pub fn launch(
+        &mut self,
+        stream: StreamRef,
+        keep: impl FnOnce(CUgraph) -> Result<()>,
+        launch: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        match capture_of(stream.0)? {
+            None => self.launch_now(stream.0, launch),
+            Some(capture) => self.launch_captured(stream.0, capture, keep, launch),
+        }
+    }
+
+    fn launch_now(&mut self, stream: CUstream, launch: impl FnOnce() -> Result<()>) -> Result<()> {
+        let number = number_of(stream)?;
+        if self.captured || self.stream.is_some_and(|last| last != number) {
+            // SAFETY: a living stream by the contract of the call.
+            unsafe { cu!(cuStreamWaitEvent(stream, self.event, 0)) }?;
+        }
+        launch()?;
+        self.stream = Some(number);
+        // SAFETY: as above.
+        unsafe { cu!(cuEventRecord(self.event, stream)) }
+    }
+
+    fn launch_captured(
+        &mut self,
+        stream: CUstream,
+        capture: Capture,
+        keep: impl FnOnce(CUgraph) -> Result<()>,
+        launch: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        match self.capture {
+            Some((id, mut last)) if id == capture.id => {
+                if last != capture.last {
+                    // SAFETY: a node of this graph.
+                    unsafe {
+                        cu!(cuStreamUpdateCaptureDependencies_v2(stream, &mut last, null(), 1, 0))?;
+                    }
+                }
+            }
+            _ => {
+                keep(capture.graph)?;
+                if self.mixes {
+                    // SAFETY: a living stream by the contract of the call.
+                    unsafe { cu!(cuStreamWaitEvent(stream, self.event, EXTERNAL)) }?;
+                }
+            }
+        }
+        launch()?;
+        self.captured = true;
+        let launched = capture_of(stream)?.map_or(null_mut(), |capture| capture.last);
+        self.capture = Some((capture.id, launched));
+        if !self.mixes {
+            return Ok(());
+        }
+        // A leaf: nothing in the graph waits for it.
+        let (mut after, set) = (launched, 1);
+        // SAFETY: the node that was launched just now.
+        unsafe {
+            cu!(cuEventRecordWithFlags(self.event, stream, EXTERNAL))?;
+            cu!(cuStreamUpdateCaptureDependencies_v2(stream, &mut after, null(), 1, set))
+        }
+    }
+}
+
+impl Drop for Order {
+    fn drop(&mut self) {
+        // SAFETY: nobody uses it any more.
+        unsafe { sys::cuEventDestroy_v2(self.event) };
+    }
+}

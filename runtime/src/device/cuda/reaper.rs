@@ -1,0 +1,85 @@
+//! What the monitor does for GPUs: it hears of kernels that gave up, and frees memory when no peer
+//! can write there any more.
+
+use super::seat::Seat;
+use crate::device::host::endpoint::Endpoint;
+use crate::link::direct::PeerState;
+use rustix::process::{Pid, test_kill_process};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+
+/// A seat whose communicator is gone, or a graph's reference to one.
+struct Grave {
+    seat: Arc<Seat>,
+    /// Of the communicator, to see which peers are still there; None for a graph's reference.
+    endpoint: Option<Arc<Endpoint>>,
+}
+
+impl Grave {
+    /// The communicator's own reference is the last one, and stays while anyone writes there.
+    fn needed(&self) -> bool {
+        let inhabited = |endpoint: &Arc<Endpoint>| {
+            Arc::strong_count(&self.seat) > 1 || self.seat.busy() || inhabited(endpoint)
+        };
+        self.endpoint.as_ref().is_some_and(inhabited)
+    }
+}
+
+static WATCHED: Mutex<Vec<Weak<Seat>>> = Mutex::new(Vec::new());
+static GRAVES: Mutex<Vec<Grave>> = Mutex::new(Vec::new());
+
+fn lock<T>(list: &'static Mutex<Vec<T>>) -> MutexGuard<'static, Vec<T>> {
+    list.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// Hears of the faults of a seat from now on.
+pub fn watch(seat: &Arc<Seat>) {
+    lock(&WATCHED).push(Arc::downgrade(seat));
+    crate::monitor::wake();
+}
+
+/// Drops a graph's reference: where it is let go, CUDA must not be called.
+pub fn bury(seat: Arc<Seat>) {
+    lock(&GRAVES).push(Grave { seat, endpoint: None });
+}
+
+/// Drops the communicator's reference once all peers have left.
+pub fn retire(seat: Arc<Seat>, endpoint: Arc<Endpoint>) {
+    lock(&GRAVES).push(Grave { seat, endpoint: Some(endpoint) });
+    crate::monitor::wake();
+}
+
+/// Whether a peer's kernels may still write here.
+fn inhabited(endpoint: &Endpoint) -> bool {
+    let Some(segment) = &endpoint.segment else { return false };
+    let mut peers = (0..endpoint.nranks as usize).filter(|&p| p != endpoint.rank as usize);
+    peers.any(|peer| {
+        let Some(local) = endpoint.local[peer] else { return false };
+        let running = segment.state(local).load(Ordering::Acquire) == PeerState::Running as u64;
+        let process = Pid::from_raw(endpoint.pids[peer]);
+        running && process.is_none_or(|pid| test_kill_process(pid).is_ok())
+    })
+}
+
+/// Looks once; true while there is something to look at again soon.
+pub fn look() -> bool {
+    let places: Vec<_> = {
+        let mut watched = lock(&WATCHED);
+        watched.retain(|seat| seat.strong_count() > 0);
+        watched.iter().filter_map(Weak::upgrade).collect()
+    };
+    let any = !places.is_empty();
+    for seat in places {
+        if let Some((error, endpoint)) = seat.fault().zip(seat.endpoint()) {
+            endpoint.fail(error);
+        }
+    }
+    let free: Vec<Grave> = {
+        let mut graves = lock(&GRAVES);
+        let (keep, free) = std::mem::take(&mut *graves).into_iter().partition(Grave::needed);
+        *graves = keep;
+        free
+    };
+    drop(free);
+    any || !lock(&GRAVES).is_empty()
+}

@@ -1,0 +1,393 @@
+//! A rank's seat in a communicator on a GPU: the memory that it shares with its peers, its counters,
+//! and what it says to running kernels.
+
+use super::driver::{Gpu, Relaxed, cu};
+use super::library::{self, Functions};
+use super::order::{Order, StreamRef};
+use super::reaper;
+use crate::descriptor::Descriptor;
+use crate::device::host::endpoint::Endpoint;
+use crate::error::{Error, Result, Site};
+use cudarc::driver::sys::{self, CUdeviceptr, CUgraph, CUstream};
+use oxccl_kernels::abi;
+use std::ffi::c_void;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+
+/// What a rank tells the others of its seat.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// The GPU.
+    pub uuid: [u8; 16],
+    /// Address of the shared memory in the rank's process.
+    pub address: u64,
+    /// By which other processes map it.
+    pub handle: [u8; 64],
+    /// Number of the GPU in the rank's process.
+    pub index: i32,
+    /// Its multiprocessors.
+    pub multiprocessors: u32,
+}
+
+const OFFER_BYTES: usize = 16 + 8 + 64 + 4 + 4;
+
+impl Offer {
+    /// As bytes, for [`decode`](Self::decode).
+    pub fn encode(&self) -> Vec<u8> {
+        let (index, sms) = (self.index.to_le_bytes(), self.multiprocessors.to_le_bytes());
+        [&self.uuid[..], &self.address.to_le_bytes(), &self.handle, &index, &sms].concat()
+    }
+
+    /// What a rank sent.
+    pub fn decode(rank: usize, bytes: &[u8]) -> Result<Self> {
+        let bad = || Error::Init { why: format!("rank {rank} sent no seat on a GPU") };
+        let bytes: &[u8; OFFER_BYTES] = bytes.try_into().map_err(|_| bad())?;
+        let (mut uuid, mut handle) = ([0; 16], [0; 64]);
+        uuid.copy_from_slice(&bytes[..16]);
+        handle.copy_from_slice(&bytes[24..88]);
+        let word = |at: usize| {
+            u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        };
+        let address = u64::from(word(16)) | u64::from(word(20)) << 32;
+        Ok(Self { uuid, address, handle, index: word(88) as i32, multiprocessors: word(92) })
+    }
+}
+
+/// Places in the memory that ranks share, and its size, for a number of ranks.
+struct Layout {
+    packets_at: u64,
+    lanes_at: u64,
+    stage_at: u64,
+    bytes: u64,
+}
+
+impl Layout {
+    fn new(nranks: u32) -> Self {
+        let n = u64::from(nranks);
+        let packet = 2 * abi::PACKET_DATA_BYTES as u64;
+        let halves = 2 * abi::PACKET_CHANNELS as u64;
+        let packets_at = abi::WORDS_BYTES as u64;
+        let lanes_at = packets_at + halves * n * abi::CHANNEL_PACKETS as u64 * packet;
+        let stage_at = lanes_at + n * (abi::LANES * abi::LANE_SLOTS * abi::LANE_SLOT_BYTES) as u64;
+        let bytes = stage_at + (abi::MAX_CHANNELS * 2 * abi::STAGE_SLOT_BYTES) as u64;
+        Self { packets_at, lanes_at, stage_at, bytes }
+    }
+}
+
+/// The channels' counters, then the lanes', then what they share.
+const COUNTERS: usize = abi::MAX_CHANNELS + abi::QUEUES * abi::LANES;
+const COMMON_AT: u64 = (COUNTERS * size_of::<abi::Counters>()) as u64;
+const PRIVATE_BYTES: usize = COMMON_AT as usize + size_of::<abi::Shared>();
+
+/// See the module.
+pub struct Seat {
+    /// The GPU.
+    pub gpu: &'static Gpu,
+    /// The kernels there.
+    pub functions: &'static Functions,
+    /// What kernels are given.
+    pub view: abi::Rank,
+    /// Channels that an operation may take: the same on all ranks.
+    pub channels: u32,
+    endpoint: Weak<Endpoint>,
+    shared: CUdeviceptr,
+    private: CUdeviceptr,
+    imports: Vec<CUdeviceptr>,
+    control: *mut abi::Control,
+    order: Mutex<Option<Order>>,
+    /// Number of the capture whose graph holds this seat, for the moment.
+    told: AtomicBool,
+    /// Bytes of GPU memory.
+    pub bytes: u64,
+    /// Collectives so far, in packets and by programs.
+    pub modes: [AtomicU64; 2],
+}
+
+// SAFETY: addresses of the GPU, and host memory that is only accessed by atomics.
+unsafe impl Send for Seat {}
+// SAFETY: as above.
+unsafe impl Sync for Seat {}
+
+/// Zeroed memory of the GPU whose context is the thread's.
+fn zeroed(bytes: usize, stream: CUstream) -> Result<CUdeviceptr> {
+    let mut at = 0;
+    // SAFETY: a place for the address, and memory of that size.
+    unsafe {
+        cu!(cuMemAlloc_v2(&mut at, bytes))?;
+        cu!(cuMemsetD8Async(at, 0, bytes, stream))?;
+        cu!(cuStreamSynchronize(stream))?;
+    }
+    Ok(at)
+}
+
+impl Seat {
+    /// Allocates what a rank needs; [`connect`](Self::connect) makes it usable.
+    pub fn new(index: i32, rank: u32, nranks: u32, mixes: bool) -> Result<Self> {
+        let gpu = super::driver::gpu(index)?;
+        if nranks as usize > abi::MAX_RANKS {
+            let what = format!("a communicator of {nranks} GPUs");
+            return Err(Error::usage(what, "up to 16 ranks of one host are supported on GPUs"));
+        }
+        let functions = library::functions(gpu)?;
+        let _context = gpu.enter()?;
+        let _relaxed = Relaxed::begin()?;
+        let layout = Layout::new(nranks);
+        let (mut stream, mut control) = (null_mut(), null_mut());
+        let nonblocking = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // Portable, so that every context of the process may use it, and mapped.
+        let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
+        // SAFETY: places for the results; the control block is all zeros.
+        unsafe {
+            cu!(cuStreamCreate(&mut stream, nonblocking))?;
+            cu!(cuMemHostAlloc(&mut control, size_of::<abi::Control>(), flags))?;
+            control.cast::<abi::Control>().write(abi::Control::default());
+        }
+        let shared = zeroed(layout.bytes as usize, stream)?;
+        let private = zeroed(PRIVATE_BYTES, stream)?;
+        // SAFETY: nothing runs on it any more.
+        unsafe { cu!(cuStreamDestroy_v2(stream)) }?;
+        let mut view = abi::Rank {
+            rank,
+            nranks,
+            lanes: abi::LANES as u32,
+            unused: 0,
+            shared: [0; abi::MAX_RANKS],
+            packets_at: layout.packets_at,
+            lanes_at: layout.lanes_at,
+            stage_at: layout.stage_at,
+            counters: private,
+            common: private + COMMON_AT,
+            control: control as u64,
+        };
+        view.shared[rank as usize] = shared;
+        Ok(Self {
+            gpu,
+            functions,
+            view,
+            channels: abi::MAX_CHANNELS as u32,
+            endpoint: Weak::new(),
+            shared,
+            private,
+            imports: Vec::new(),
+            control: control.cast(),
+            order: Mutex::new(Some(Order::new(mixes)?)),
+            told: AtomicBool::new(false),
+            bytes: layout.bytes + PRIVATE_BYTES as u64,
+            modes: Default::default(),
+        })
+    }
+
+    /// What the others need to reach it.
+    pub fn offer(&self) -> Result<Offer> {
+        let _context = self.gpu.enter()?;
+        let mut handle = sys::CUipcMemHandle { reserved: [0; 64] };
+        // SAFETY: memory of cuMemAlloc, and a place for the handle.
+        unsafe { cu!(cuIpcGetMemHandle(&mut handle, self.shared)) }?;
+        Ok(Offer {
+            uuid: self.gpu.uuid,
+            address: self.shared,
+            handle: handle.reserved.map(|b| b as u8),
+            index: self.gpu.index,
+            multiprocessors: self.gpu.multiprocessors,
+        })
+    }
+
+    /// Maps the memory of all ranks; `here` tells which are in this process.
+    pub fn connect(&mut self, offers: &[Offer], here: impl Fn(usize) -> bool) -> Result<()> {
+        let _context = self.gpu.enter()?;
+        let _relaxed = Relaxed::begin()?;
+        for (rank, offer) in offers.iter().enumerate() {
+            if rank == self.view.rank as usize {
+                continue;
+            }
+            self.view.shared[rank] = if here(rank) {
+                self.reach(offer.index)?;
+                offer.address
+            } else {
+                self.import(rank, offer)?
+            };
+        }
+        let most = |of: &Offer| offers.iter().filter(|o| o.uuid == of.uuid).count() as u32;
+        let shares = offers.iter().map(|o| (most(o), o.multiprocessors / most(o)));
+        let (ranks, share) = shares.fold((1, u32::MAX), |(r, s), (a, b)| (r.max(a), s.min(b)));
+        // All blocks of all ranks on a GPU have to run at once, beside another communicator's.
+        self.channels = (share / 2).clamp(1, abi::MAX_CHANNELS as u32);
+        self.view.lanes = if ranks > 1 { 1 } else { abi::LANES as u32 };
+        Ok(())
+    }
+
+    /// Lets kernels here use the memory of another GPU of this process.
+    fn reach(&self, index: i32) -> Result<()> {
+        if index == self.gpu.index {
+            return Ok(());
+        }
+        let peer = super::driver::gpu(index)?;
+        let mut can = 0;
+        // SAFETY: a place for the answer, and living contexts.
+        unsafe {
+            cu!(cuDeviceCanAccessPeer(&mut can, self.gpu.device, peer.device))?;
+            if can == 0 {
+                let what = format!("GPU {} cannot reach GPU {index}", self.gpu.index);
+                return Err(Error::usage(
+                    what,
+                    "use GPUs that NVLink or PCIe peer access connects",
+                ));
+            }
+            match sys::cuCtxEnablePeerAccess(peer.context, 0) {
+                sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
+                other => super::driver::check(other, "cuCtxEnablePeerAccess"),
+            }
+        }
+    }
+
+    fn import(&mut self, rank: usize, offer: &Offer) -> Result<u64> {
+        let handle = sys::CUipcMemHandle { reserved: offer.handle.map(|b| b as _) };
+        let (mut at, lazily) = (0, 1);
+        // SAFETY: a handle that the rank made for us, and a place for the address.
+        let opened = unsafe { cu!(cuIpcOpenMemHandle_v2(&mut at, handle, lazily)) };
+        opened.map_err(|e| Error::Init {
+            why: format!("the GPU memory of rank {rank} cannot be mapped: {e}"),
+        })?;
+        self.imports.push(at);
+        Ok(at)
+    }
+
+    /// Ties it to the rank's endpoint: the failures of one are those of the other.
+    pub fn attach(mut self, endpoint: &Arc<Endpoint>) -> Arc<Self> {
+        self.endpoint = Arc::downgrade(endpoint);
+        let seat = Arc::new(self);
+        endpoint.attach(&seat);
+        reaper::watch(&seat);
+        seat
+    }
+
+    fn control(&self) -> &abi::Control {
+        // SAFETY: it lives as long as this seat; words that change are accessed by atomics.
+        unsafe { &*self.control }
+    }
+
+    fn word(word: &u32) -> &AtomicU32 {
+        // SAFETY: an aligned word of the control block, which all access atomically.
+        unsafe { AtomicU32::from_ptr(std::ptr::from_ref(word).cast_mut()) }
+    }
+
+    /// Makes running kernels give up.
+    pub fn abort(&self) {
+        Self::word(&self.control().abort).store(1, Ordering::Release);
+    }
+
+    /// Bounds the kernels' waiting; None: as long as it takes.
+    pub fn set_limit(&self, limit_ns: Option<u64>) {
+        // SAFETY: an aligned word of the control block, which all access atomically.
+        let limit = unsafe { AtomicU64::from_ptr(&raw mut (*self.control).limit_ns) };
+        limit.store(limit_ns.unwrap_or(0), Ordering::Relaxed);
+    }
+
+    /// Why a kernel gave up, once; None when the host had told it to.
+    pub fn fault(&self) -> Option<Error> {
+        let control = self.control();
+        let fault = Self::word(&control.fault).load(Ordering::Acquire);
+        if fault == abi::FAULT_NONE || self.told.swap(true, Ordering::AcqRel) {
+            return None;
+        }
+        let site = Site {
+            rank: self.view.rank as i32,
+            peer: control.peer,
+            step: control.step,
+            op_seq: control.operation,
+            operation: "an operation",
+        };
+        match fault {
+            abi::FAULT_DEADLINE => {
+                Some(Error::Deadline { site, waited_ms: control.limit_ns / 1_000_000 })
+            }
+            abi::FAULT_MISMATCH => {
+                let text = |what, count| Descriptor::from_words(what, count).to_string();
+                let own = text(control.own_what, control.own_count);
+                let theirs = text(control.their_what, control.their_count);
+                Some(Error::Mismatch { site, own, theirs })
+            }
+            abi::FAULT_OVERLAP => {
+                let what = "two operations of a communicator ran at once";
+                let hint = "order the graphs or streams that use it, or set graphUsageMode to 2";
+                Some(Error::usage(what, hint))
+            }
+            _ => None,
+        }
+    }
+
+    /// The rank's endpoint, while the communicator lives.
+    pub fn endpoint(&self) -> Option<Arc<Endpoint>> {
+        self.endpoint.upgrade()
+    }
+
+    fn order(&self) -> MutexGuard<'_, Option<Order>> {
+        self.order.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Whether an operation is under way.
+    pub fn busy(&self) -> bool {
+        self.order().as_ref().is_some_and(Order::busy)
+    }
+
+    /// Launches after all that the communicator has launched; graphs keep the seat.
+    pub fn launch(
+        self: &Arc<Self>,
+        stream: StreamRef,
+        launch: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let _context = self.gpu.enter()?;
+        let mut order = self.order();
+        let order =
+            order.as_mut().ok_or_else(|| Error::Internal { what: "no order".to_owned() })?;
+        order.launch(stream, |graph| self.keep(graph), launch)
+    }
+
+    /// Nothing runs from here on: what graphs still hold ends at once.
+    pub fn close(&self) -> Result<()> {
+        let _context = self.gpu.enter()?;
+        let _relaxed = Relaxed::begin()?;
+        let mut stream = null_mut();
+        let nonblocking = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: the first byte of the fault word, in memory that this seat owns.
+        unsafe {
+            cu!(cuStreamCreate(&mut stream, nonblocking))?;
+            cu!(cuMemsetD8Async(self.view.common, abi::FAULT_ABORTED as u8, 1, stream))?;
+            cu!(cuStreamDestroy_v2(stream))
+        }
+    }
+
+    /// A graph holds the seat until it is destroyed.
+    fn keep(self: &Arc<Self>, graph: CUgraph) -> Result<()> {
+        unsafe extern "C" fn release(seat: *mut c_void) {
+            // SAFETY: what `keep` gave away. No CUDA here: the reaper drops it.
+            reaper::bury(unsafe { Arc::from_raw(seat.cast::<Seat>().cast_const()) });
+        }
+        let held = Arc::into_raw(self.clone()).cast_mut().cast::<c_void>();
+        let mut object = null_mut();
+        let no_sync = sys::CUuserObject_flags::CU_USER_OBJECT_NO_DESTRUCTOR_SYNC as u32;
+        let moved = sys::CUuserObjectRetain_flags::CU_GRAPH_USER_OBJECT_MOVE as u32;
+        // SAFETY: the function takes what `held` is, once.
+        unsafe {
+            cu!(cuUserObjectCreate(&mut object, held, Some(release), 1, no_sync))?;
+            cu!(cuGraphRetainUserObject(graph, object, 1, moved))
+        }
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let (Ok(_context), Ok(_relaxed)) = (self.gpu.enter(), Relaxed::begin()) else { return };
+        *self.order() = None;
+        // SAFETY: no kernel of this rank runs any more, and the reaper saw that no peer's does.
+        unsafe {
+            for at in &self.imports {
+                sys::cuIpcCloseMemHandle(*at);
+            }
+            sys::cuMemFree_v2(self.shared);
+            sys::cuMemFree_v2(self.private);
+            sys::cuMemFreeHost(self.control.cast());
+        }
+    }
+}
