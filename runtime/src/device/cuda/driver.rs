@@ -232,12 +232,18 @@ pub fn enter(context: CUcontext) -> Result<Entered> {
 
 /// Leaves the thread in its context; where it has none, enters that of its device.
 pub fn enter_any() -> Result<Entered> {
-    let index = match crate::device::current()? {
-        Device::Cuda(index) => index,
+    let mut context = std::ptr::null_mut();
+    count()?;
+    // SAFETY: a place for the context.
+    unsafe { cu!(cuCtxGetCurrent(&mut context)) }?;
+    if !context.is_null() {
+        return Ok(Entered { pushed: false });
+    }
+    match crate::device::current()? {
+        Device::Cuda(index) => gpu(index)?.enter(),
         // Any does: who is on the host names CUDA objects by their handles.
-        Device::Host(_) => current().unwrap_or(0),
-    };
-    gpu(index)?.enter()
+        Device::Host(_) => gpu(0)?.enter(),
+    }
 }
 
 /// See [`enter`].

@@ -1,7 +1,7 @@
 //! Events of CUDA.
 
 use super::driver::{self, Relaxed, cu};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use cudarc::driver::sys::{self, CUevent, CUresult};
 
 /// An event: its handle, which is alive.
@@ -35,17 +35,14 @@ impl Event {
         }
     }
 
-    /// The time from `earlier` to this event in milliseconds.
-    pub fn since(self, earlier: Event) -> Result<f32> {
+    /// The time from `earlier` to this event in milliseconds; None when one has not come up.
+    pub fn since(self, earlier: Event) -> Result<Option<f32>> {
         let _place = (driver::enter_any()?, Relaxed::begin()?);
         let mut ms = 0.0;
         // SAFETY: both are alive; a place for the time.
         match unsafe { sys::cuEventElapsedTime_v2(&mut ms, earlier.0, self.0) } {
-            CUresult::CUDA_ERROR_NOT_READY => {
-                let hint = "record and synchronise both first";
-                Err(Error::usage("oxcclEventElapsedTime: an event has not come up", hint))
-            }
-            result => driver::check(result, "cuEventElapsedTime").map(|()| ms),
+            CUresult::CUDA_ERROR_NOT_READY => Ok(None),
+            result => driver::check(result, "cuEventElapsedTime").map(|()| Some(ms)),
         }
     }
 }
