@@ -21,13 +21,15 @@ pub unsafe extern "C" fn oxcclEventCreate(event: *mut oxcclEvent_t) -> ncclResul
         const FUNCTION: &str = "oxcclEventCreate";
         convert::place(event, FUNCTION, "event")?;
         // SAFETY: passed on from the caller.
-        match objects::device()? {
-            Device::Host(_) => unsafe {
-                objects::put(&objects::EVENTS, Arc::new(Event::default()), event, FUNCTION)
-            },
-            Device::Cuda(gpu) => unsafe {
-                convert::store(event, CudaEvent::new(gpu)?.0.cast(), FUNCTION, "event")
-            },
+        unsafe {
+            match objects::device()? {
+                Device::Host(_) => {
+                    objects::put(&objects::EVENTS, Arc::new(Event::default()), event, FUNCTION)
+                }
+                Device::Cuda(gpu) => {
+                    convert::store(event, CudaEvent::new(gpu)?.0.cast(), FUNCTION, "event")
+                }
+            }
         }
     })
 }

@@ -50,14 +50,16 @@ pub unsafe extern "C" fn oxcclStreamEndCapture(
         let stream = objects::stream(stream, FUNCTION)?;
         convert::place(graph, FUNCTION, "graph")?;
         // SAFETY: passed on from the caller.
-        match stream {
-            On::Host(stream) => unsafe {
-                let captured = Arc::new(stream.end_capture()?);
-                objects::put(&objects::GRAPHS, captured, graph, FUNCTION)
-            },
-            On::Cuda(stream) => unsafe {
-                convert::store(graph, stream.end_capture()?.0.cast(), FUNCTION, "graph")
-            },
+        unsafe {
+            match stream {
+                On::Host(stream) => {
+                    let captured = Arc::new(stream.end_capture()?);
+                    objects::put(&objects::GRAPHS, captured, graph, FUNCTION)
+                }
+                On::Cuda(stream) => {
+                    convert::store(graph, stream.end_capture()?.0.cast(), FUNCTION, "graph")
+                }
+            }
         }
     })
 }
@@ -77,15 +79,17 @@ pub unsafe extern "C" fn oxcclGraphInstantiate(
         let graph = objects::find(&objects::GRAPHS, graph, FUNCTION, "graph")?;
         convert::place(exec, FUNCTION, "exec")?;
         // SAFETY: passed on from the caller.
-        match graph {
-            On::Host(graph) => unsafe {
-                let made = Arc::new(Mutex::new(graph));
-                objects::put(&objects::EXECUTABLES, made, exec, FUNCTION)
-            },
-            On::Cuda(graph) => unsafe {
-                let made = Graph::instantiate(graph)?;
-                convert::store(exec, made.0.cast(), FUNCTION, "exec")
-            },
+        unsafe {
+            match graph {
+                On::Host(graph) => {
+                    let made = Arc::new(Mutex::new(graph));
+                    objects::put(&objects::EXECUTABLES, made, exec, FUNCTION)
+                }
+                On::Cuda(graph) => {
+                    let made = Graph::instantiate(graph)?;
+                    convert::store(exec, made.0.cast(), FUNCTION, "exec")
+                }
+            }
         }
     })
 }

@@ -24,13 +24,13 @@ pub unsafe extern "C" fn oxcclStreamCreate(stream: *mut oxcclStream_t) -> ncclRe
         const FUNCTION: &str = "oxcclStreamCreate";
         convert::place(stream, FUNCTION, "stream")?;
         // SAFETY: passed on from the caller.
-        match objects::device()? {
-            Device::Host(_) => unsafe {
-                objects::put(&objects::STREAMS, Stream::new(), stream, FUNCTION)
-            },
-            Device::Cuda(gpu) => unsafe {
-                convert::store(stream, CudaStream::new(gpu)?.0.cast(), FUNCTION, "stream")
-            },
+        unsafe {
+            match objects::device()? {
+                Device::Host(_) => objects::put(&objects::STREAMS, Stream::new(), stream, FUNCTION),
+                Device::Cuda(gpu) => {
+                    convert::store(stream, CudaStream::new(gpu)?.0.cast(), FUNCTION, "stream")
+                }
+            }
         }
     })
 }

@@ -217,7 +217,7 @@ impl Gpu {
 }
 
 /// Makes a living context the thread's, until what is returned is dropped.
-pub fn enter(context: CUcontext) -> Result<Entered> {
+pub(super) fn enter(context: CUcontext) -> Result<Entered> {
     let mut current = std::ptr::null_mut();
     // SAFETY: a place for the context, and one that is alive.
     unsafe {

@@ -55,7 +55,7 @@ mod tests {
     impl Failing for Once {
         fn failure_on(&self, stream: CUstream) -> Option<Error> {
             let told = stream as usize != self.0 || self.1.swap(true, Ordering::Relaxed);
-            (!told).then(|| Error::Aborted { by: "the test" })
+            (!told).then_some(Error::Aborted { by: "the test" })
         }
     }
 
