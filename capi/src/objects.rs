@@ -1,14 +1,13 @@
 //! The tables of objects that C holds handles of.
 
 use oxccl_runtime::comm::{Communicator, Holder};
-use oxccl_runtime::device::cuda::order::StreamRef;
 use oxccl_runtime::device::host::event::Event;
 use oxccl_runtime::device::host::graph::Graph;
 use oxccl_runtime::device::host::stream::Stream;
-use oxccl_runtime::device::{self, Target, host};
+use oxccl_runtime::device::{self, Device, Target, cuda, host};
 use oxccl_runtime::error::{Error, Result};
 use oxccl_runtime::fork;
-use oxccl_runtime::handle::{Cached, Dead, Handles, Lent, is_tagged};
+use oxccl_runtime::handle::{Cached, Dead, Handles, Lent, may_be_cuda};
 use std::cell::Cell;
 use std::sync::{Arc, Mutex};
 
@@ -19,12 +18,20 @@ pub type Executable = Mutex<Arc<Graph>>;
 pub static COMMS: Handles<Holder> = Handles::new(1);
 /// Streams of the host device.
 pub static STREAMS: Handles<Stream> = Handles::new(2);
-/// Events.
+/// Events of the host device.
 pub static EVENTS: Handles<Event> = Handles::new(3);
-/// Graphs.
+/// Graphs of the host device.
 pub static GRAPHS: Handles<Graph> = Handles::new(4);
-/// Executable graphs.
+/// Executable graphs of the host device.
 pub static EXECUTABLES: Handles<Executable> = Handles::new(5);
+
+/// Something of the host device, or its counterpart of CUDA.
+pub(crate) enum On<H, C> {
+    /// The host's.
+    Host(H),
+    /// CUDA's.
+    Cuda(C),
+}
 
 thread_local! {
     /// What this thread used last: most calls name the same communicator and stream again.
@@ -75,6 +82,72 @@ pub(crate) fn remove<T, H>(
     table.remove(handle as usize).map_err(|why| dead(function, argument, handle as usize, why))
 }
 
+/// Whether an alien handle is one of CUDA: so are all that are not ours, where there is CUDA. As there,
+/// they have to be alive.
+#[cold]
+fn is_cuda(handle: usize) -> bool {
+    may_be_cuda(handle) && cuda::driver::count().is_ok()
+}
+
+/// What a table says of a handle, or that it is one of CUDA.
+fn on<T, H, C: From<*mut H>>(
+    found: Result<T, Dead>,
+    handle: *mut H,
+    function: &'static str,
+    argument: &'static str,
+) -> Result<On<T, C>> {
+    match found {
+        Ok(object) => Ok(On::Host(object)),
+        Err(Dead::Alien) if is_cuda(handle as usize) => Ok(On::Cuda(handle.into())),
+        Err(why) => Err(dead(function, argument, handle as usize, why)),
+    }
+}
+
+/// Looks a handle up that the host or CUDA made.
+pub(crate) fn find<T, H, C: From<*mut H>>(
+    table: &Handles<T>,
+    handle: *mut H,
+    function: &'static str,
+    argument: &'static str,
+) -> Result<On<Arc<T>, C>> {
+    fork::check()?;
+    on(table.get(handle as usize), handle, function, argument)
+}
+
+/// Ends a handle of the host, or returns that of CUDA to be ended.
+pub(crate) fn take<T, H, C: From<*mut H>>(
+    table: &Handles<T>,
+    handle: *mut H,
+    function: &'static str,
+    argument: &'static str,
+) -> Result<On<Arc<T>, C>> {
+    fork::check()?;
+    on(table.remove(handle as usize), handle, function, argument)
+}
+
+/// Two objects that only work together when both are of the host or both of CUDA; `argument` is the
+/// second one.
+pub(crate) fn both<A, B, C, D>(
+    first: On<A, C>,
+    second: On<B, D>,
+    function: &'static str,
+    argument: &'static str,
+) -> Result<On<(A, B), (C, D)>> {
+    let (got, expected) = match (first, second) {
+        (On::Host(a), On::Host(b)) => return Ok(On::Host((a, b))),
+        (On::Cuda(c), On::Cuda(d)) => return Ok(On::Cuda((c, d))),
+        (On::Host(_), On::Cuda(_)) => ("CUDA's", "one of the host device, as the other argument"),
+        (On::Cuda(_), On::Host(_)) => ("the host device's", "one of CUDA, as the other argument"),
+    };
+    Err(Error::argument(function, argument, got, expected))
+}
+
+/// The device on which the calling thread makes objects.
+pub(crate) fn device() -> Result<Device> {
+    fork::check()?;
+    device::current()
+}
+
 /// Makes a handle and stores it for the caller.
 ///
 /// # Safety
@@ -121,13 +194,16 @@ pub(crate) fn stream_of<H>(
 }
 
 /// The CUDA stream of a call on a communicator on a GPU.
-pub(crate) fn cuda_stream<H>(handle: *mut H, function: &'static str) -> Result<StreamRef> {
-    if is_tagged(handle as usize) {
-        let got = format!("{handle:?}, which is a stream of the host device");
+pub(crate) fn cuda_stream<H>(
+    handle: *mut H,
+    function: &'static str,
+) -> Result<cuda::stream::Stream> {
+    if handle as usize > LAST_DEFAULT && !may_be_cuda(handle as usize) {
+        let got = format!("{handle:?}, which is no CUDA stream");
         let expected = "a CUDA stream: the communicator is on a GPU";
         return Err(Error::argument(function, "stream", got, expected));
     }
-    Ok(StreamRef(handle.cast()))
+    Ok(handle.into())
 }
 
 /// The stream of a call, of the communicator's kind.
@@ -143,13 +219,78 @@ pub(crate) fn target_of<H>(
 }
 
 /// A stream named without a communicator: default streams are those of the current device.
-pub(crate) fn stream<H>(handle: *mut H, function: &'static str) -> Result<Lent<Stream>> {
+#[inline]
+pub(crate) fn stream<H>(
+    handle: *mut H,
+    function: &'static str,
+) -> Result<On<Lent<Stream>, cuda::stream::Stream>> {
     fork::check()?;
     if handle as usize <= LAST_DEFAULT {
-        return Ok(host::default_stream(device::told()).into());
+        return Ok(match device::current()? {
+            Device::Host(index) => On::Host(host::default_stream(index).into()),
+            Device::Cuda(_) => On::Cuda(handle.into()),
+        });
     }
-    STREAMS
-        .get_cached(handle as usize, &LAST_STREAM, Ok)
-        .and_then(|stream| stream)
-        .map_err(|why| dead(function, "stream", handle as usize, why))
+    let found = STREAMS.get_cached(handle as usize, &LAST_STREAM, Ok);
+    on(found.and_then(|stream| stream), handle, function, "stream")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::c_void;
+
+    /// An address in this process, as CUDA's handles are.
+    const ADDRESS: *mut c_void = std::ptr::without_provenance_mut(0x7f00_1234_5678);
+
+    fn event(handle: *mut c_void) -> Result<On<Arc<Event>, cuda::event::Event>> {
+        find(&EVENTS, handle, "f", "event")
+    }
+
+    #[test]
+    fn every_handle_of_ours_is_the_hosts_and_others_are_cudas_where_there_is_cuda() {
+        let mut handle: *mut c_void = std::ptr::null_mut();
+        // SAFETY: a place for the handle.
+        unsafe { put(&EVENTS, Arc::new(Event::default()), &mut handle, "f") }.unwrap();
+        assert!(matches!(event(handle), Ok(On::Host(_))));
+        let wrong_kind = stream(handle, "f").err().expect("it is no stream").to_string();
+        assert!(wrong_kind.contains("no handle of that kind"), "{wrong_kind}");
+        let taken = take::<_, _, cuda::event::Event>(&EVENTS, handle, "f", "event");
+        assert!(matches!(taken, Ok(On::Host(_))));
+        let destroyed = event(handle).err().expect("it is dead").to_string();
+        assert!(destroyed.contains("which was destroyed"), "{destroyed}");
+        assert!(event(std::ptr::null_mut()).is_err(), "null is no event of CUDA's");
+        match (event(ADDRESS), stream(ADDRESS, "f"), cuda::driver::count()) {
+            (Ok(On::Cuda(event)), Ok(On::Cuda(stream)), Ok(_)) => {
+                assert_eq!((event.0.cast(), stream.0.cast()), (ADDRESS, ADDRESS));
+            }
+            (Err(event), Err(stream), Err(_)) => {
+                assert!(event.to_string().contains("no handle of that kind"), "{event}");
+                assert!(stream.to_string().contains("no handle of that kind"), "{stream}");
+            }
+            _ => panic!("the driver is there, or it is not"),
+        }
+    }
+
+    #[test]
+    fn default_streams_are_those_of_the_chosen_device() {
+        device::choose(Device::Host(3)).unwrap();
+        for number in 0..=LAST_DEFAULT {
+            let handle = std::ptr::without_provenance_mut::<c_void>(number);
+            let On::Host(found) = stream(handle, "f").unwrap() else { panic!("{number}") };
+            assert!(Arc::ptr_eq(&found, &host::default_stream(3)));
+        }
+    }
+
+    #[test]
+    fn what_is_of_the_host_does_not_mix_with_what_is_of_cuda() {
+        let mix = |a: On<i32, u8>, b: On<i32, u8>| both(a, b, "f", "event");
+        assert!(matches!(mix(On::Host(1), On::Host(2)), Ok(On::Host((1, 2)))));
+        assert!(matches!(mix(On::Cuda(1), On::Cuda(2)), Ok(On::Cuda((1, 2)))));
+        let text = |a, b| mix(a, b).err().expect("they differ").to_string();
+        let host_first = text(On::Host(1), On::Cuda(2));
+        assert!(host_first.contains("event is CUDA's; expected one of the host"), "{host_first}");
+        let cuda_first = text(On::Cuda(1), On::Host(2));
+        assert!(cuda_first.contains("event is the host device's; expected one of CUDA"));
+    }
 }

@@ -2,7 +2,8 @@
 
 use crate::comm::{Communicator, Holder, NO_COLOR, Origin};
 use crate::device::Target;
-use crate::device::cuda::order::{self, StreamRef};
+use crate::device::cuda::order;
+use crate::device::cuda::stream::Stream as CudaStream;
 use crate::device::host::collective::Call;
 use crate::device::host::event::Event;
 use crate::device::host::exchange::{Transfer, Transfers};
@@ -17,7 +18,7 @@ use std::sync::Arc;
 enum Pending {
     Collective(Arc<Communicator>, Call, Arc<Stream>),
     /// What runs on a GPU, but for sends and receives.
-    Kernel(Arc<Communicator>, Kernel, StreamRef),
+    Kernel(Arc<Communicator>, Kernel, CudaStream),
     Transfer(Arc<Communicator>, Transfer, Target),
     /// Something else, such as a collective made of transfers: never mixed with other sends and
     /// receives of the group.
@@ -126,7 +127,7 @@ pub fn collective(comm: &Arc<Communicator>, call: Call, stream: &Arc<Stream>) ->
 }
 
 /// A collective on a GPU: launched at once outside groups.
-pub fn collective_on_gpu(comm: &Arc<Communicator>, call: Call, stream: StreamRef) -> Result<()> {
+pub fn collective_on_gpu(comm: &Arc<Communicator>, call: Call, stream: CudaStream) -> Result<()> {
     if !active() {
         return comm.run_on_gpu(&call, stream);
     }
@@ -191,7 +192,7 @@ struct Prepared {
     /// Collectives, in the order of calls.
     works: Vec<(Arc<Communicator>, Work, Arc<Stream>)>,
     /// The same on GPUs.
-    kernels: Vec<(Arc<Communicator>, Kernel, StreamRef)>,
+    kernels: Vec<(Arc<Communicator>, Kernel, CudaStream)>,
     /// Each communicator's sends and receives.
     exchanges: Vec<Exchange>,
 }
@@ -379,7 +380,7 @@ impl Exchange {
             Target::Cuda(stream) => Some(*stream),
             Target::Host(_) => None,
         });
-        let streams: Vec<StreamRef> = streams.collect();
+        let streams: Vec<CudaStream> = streams.collect();
         let Some((first, others)) = streams.split_first() else { return Ok(()) };
         let _context = self.comm.enter_gpu()?;
         others.iter().try_for_each(|other| order::join(*other, *first))?;

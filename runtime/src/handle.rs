@@ -23,9 +23,10 @@ pub const fn tagged(kind: u64) -> u64 {
     TAG | kind << KIND_SHIFT
 }
 
-/// Whether a handle is one of this library, of whatever kind: never an address, as CUDA's are.
-pub const fn is_tagged(handle: usize) -> bool {
-    handle as u64 & TAG == TAG
+/// Whether a number may be a handle of CUDA, which are addresses in this process: no small number,
+/// no kernel address, and none of ours, of whatever kind, living or not.
+pub const fn may_be_cuda(handle: usize) -> bool {
+    handle >= 1 << 16 && handle < 1 << 47 && handle.is_multiple_of(align_of::<usize>())
 }
 
 /// Why a handle does not stand for a living object.
@@ -221,6 +222,21 @@ mod tests {
         assert_eq!(HANDLES.get(second).map(|v| *v), Ok(8));
         assert_eq!(HANDLES.get(0x7f00_1234_5678), Err(Dead::Alien));
         assert_eq!(Handles::<u32>::new(4).get(second), Err(Dead::Alien));
+    }
+
+    #[test]
+    fn no_handle_of_ours_may_be_one_of_cuda() {
+        for kind in 0..16 {
+            let handles = Handles::new(kind);
+            let handle = handles.insert(Arc::new(())).unwrap();
+            assert!(!may_be_cuda(handle) && !may_be_cuda(tagged(kind) as usize));
+            handles.remove(handle).unwrap();
+            assert!(!may_be_cuda(handle));
+        }
+        let heap = Box::new(0u64);
+        assert!(may_be_cuda(&raw const *heap as usize));
+        let others = [0, 1, 2, 0xffff, 0x7f00_1234_5679, 1 << 47, usize::MAX];
+        assert!(others.iter().all(|&handle| !may_be_cuda(handle)));
     }
 
     #[test]

@@ -2,34 +2,53 @@
 
 use super::types::ncclResult_t;
 use crate::boundary::boundary;
-use crate::convert;
+use crate::{convert, objects};
 use oxccl_runtime::device::host::arena;
-use oxccl_runtime::error::{Error, Result};
+use oxccl_runtime::device::{Device, cuda};
+use oxccl_runtime::error::Result;
+use oxccl_runtime::fork;
 use std::ffi::c_void;
 
-unsafe fn mem_alloc(ptr: *mut *mut c_void, size: usize) -> Result<()> {
-    if ptr.is_null() {
-        return Err(Error::argument("ncclMemAlloc", "ptr", "null", "a place for the address"));
-    }
-    let made = arena::allocate(size).map_err(|e| e.of("ncclMemAlloc"))?;
-    // SAFETY: passed on from the caller.
-    unsafe { convert::store(ptr, made.cast(), "ncclMemAlloc", "ptr") }
-}
-
-unsafe fn mem_free(ptr: *mut c_void) -> Result<()> {
-    arena::free(ptr.cast()).map_err(|e| e.of("ncclMemFree"))
-}
-
-/// Allocates memory that peers on this host map, so that collectives use it in place.
+/// Allocates on the calling thread's device.
 ///
-/// `ptr`: out, aligned to 64 KiB, zeroed. `size`: in bytes. Blocks: never.
+/// # Safety
+/// `ptr` is null or writable.
+pub(crate) unsafe fn allocate(
+    ptr: *mut *mut c_void,
+    size: usize,
+    function: &'static str,
+) -> Result<()> {
+    convert::place(ptr, function, "ptr")?;
+    let made = match objects::device()? {
+        Device::Host(_) => arena::allocate(size),
+        Device::Cuda(gpu) => cuda::memory::allocate(gpu, size),
+    };
+    let made = made.map_err(|e| e.of(function))?;
+    // SAFETY: passed on from the caller.
+    unsafe { convert::store(ptr, made.cast(), function, "ptr") }
+}
+
+/// Frees what [`allocate`] returned, on whatever device.
+pub(crate) fn free(ptr: *mut c_void, function: &'static str) -> Result<()> {
+    fork::check()?;
+    let freed = match cuda::memory::find(ptr.cast()) {
+        Some(_) => cuda::memory::free(ptr.cast()),
+        None => arena::free(ptr.cast()),
+    };
+    freed.map_err(|e| e.of(function))
+}
+
+/// Allocates memory of the calling thread's device that peers on this host map, so that collectives
+/// use it in place.
+///
+/// `ptr`: out, aligned to 64 KiB, zeroed. `size`: in bytes. Blocks: on a GPU until it is zeroed.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclMemAlloc(ptr: *mut *mut c_void, size: usize) -> ncclResult_t {
     // SAFETY: passed on from the caller.
-    boundary(|| unsafe { mem_alloc(ptr, size) })
+    boundary(|| unsafe { allocate(ptr, size, "ncclMemAlloc") })
 }
 
 /// Same as ncclMemAlloc, for wrappers that replace it.
@@ -39,17 +58,17 @@ pub unsafe extern "C" fn ncclMemAlloc(ptr: *mut *mut c_void, size: usize) -> ncc
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pncclMemAlloc(ptr: *mut *mut c_void, size: usize) -> ncclResult_t {
     // SAFETY: passed on from the caller.
-    boundary(|| unsafe { mem_alloc(ptr, size) })
+    boundary(|| unsafe { allocate(ptr, size, "ncclMemAlloc") })
 }
 
-/// Frees memory from ncclMemAlloc; null is ignored. No operation may still use it. Blocks: never.
+/// Frees memory from ncclMemAlloc; null is ignored. No operation may still use it. Blocks: on a
+/// GPU until that has done everything, as cudaFree does.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclMemFree(ptr: *mut c_void) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { mem_free(ptr) })
+    boundary(|| free(ptr, "ncclMemFree"))
 }
 
 /// Same as ncclMemFree, for wrappers that replace it.
@@ -58,6 +77,5 @@ pub unsafe extern "C" fn ncclMemFree(ptr: *mut c_void) -> ncclResult_t {
 /// Pointers are null or point to what the documentation says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pncclMemFree(ptr: *mut c_void) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { mem_free(ptr) })
+    boundary(|| free(ptr, "ncclMemFree"))
 }

@@ -2,9 +2,10 @@
 
 use super::types::{oxcclDeviceKind_t, oxcclStream_t};
 use crate::boundary::boundary;
+use crate::nccl::memory;
 use crate::nccl::types::ncclResult_t;
+use crate::objects::On;
 use crate::{convert, objects};
-use oxccl_runtime::device::host::arena;
 use oxccl_runtime::device::{self, Device, cuda};
 
 use oxccl_runtime::device::host::task::{Address, Work};
@@ -115,33 +116,31 @@ pub unsafe extern "C" fn oxcclDeviceGet(
 
 /// Allocates memory of the calling thread's device; same as ncclMemAlloc.
 ///
-/// `ptr`: out, aligned to 64 KiB, zeroed. `size`: in bytes. Blocks: never.
+/// `ptr`: out, aligned to 64 KiB, zeroed. `size`: in bytes. Blocks: on a GPU until it is zeroed.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn oxcclMemAlloc(ptr: *mut *mut c_void, size: usize) -> ncclResult_t {
-    boundary(|| {
-        if ptr.is_null() {
-            return Err(Error::argument("oxcclMemAlloc", "ptr", "null", "a place for the address"));
-        }
-        // SAFETY: passed on from the caller.
-        unsafe { convert::store(ptr, arena::allocate(size)?.cast(), "oxcclMemAlloc", "ptr") }
-    })
+    // SAFETY: passed on from the caller.
+    boundary(|| unsafe { memory::allocate(ptr, size, "oxcclMemAlloc") })
 }
 
-/// Frees memory from oxcclMemAlloc or ncclMemAlloc; null is ignored. Blocks: never.
+/// Frees memory from oxcclMemAlloc or ncclMemAlloc, of whatever device; null is ignored. Blocks: on a
+/// GPU until that has done everything, as cudaFree does.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn oxcclMemFree(ptr: *mut c_void) -> ncclResult_t {
-    boundary(|| arena::free(ptr.cast()))
+    boundary(|| memory::free(ptr, "oxcclMemFree"))
 }
 
-/// Copies `bytes` bytes, in the order of the stream; the buffers must not overlap.
+/// Copies `bytes` bytes, in the order of the stream; the buffers must not overlap. On a stream of CUDA
+/// each may be memory of the host or of any GPU.
 ///
-/// `dst`: out. `src`: in. Blocks: never.
+/// `dst`: out. `src`: in. Blocks: never; but a stream of CUDA may wait for its turn where memory of the
+/// host is not pinned.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -156,8 +155,17 @@ pub unsafe extern "C" fn oxcclMemcpyAsync(
         check_buffer("oxcclMemcpyAsync", "dst", dst, bytes)?;
         check_buffer("oxcclMemcpyAsync", "src", src, bytes)?;
         let stream = objects::stream(stream, "oxcclMemcpyAsync")?;
-        let (dst, src) = (Address(dst.cast()), Address(src.cast_mut().cast()));
-        if bytes == 0 { Ok(()) } else { stream.enqueue(Work::Copy(dst, src, bytes), true) }
+        if bytes == 0 {
+            return Ok(());
+        }
+        match stream {
+            On::Host(stream) => {
+                let (dst, src) = (Address(dst.cast()), Address(src.cast_mut().cast()));
+                stream.enqueue(Work::Copy(dst, src, bytes), true)
+            }
+            // SAFETY: passed on from the caller.
+            On::Cuda(stream) => unsafe { stream.copy(dst.cast(), src.cast(), bytes) },
+        }
     })
 }
 
@@ -177,7 +185,15 @@ pub unsafe extern "C" fn oxcclMemsetAsync(
     boundary(|| {
         check_buffer("oxcclMemsetAsync", "dst", dst, bytes)?;
         let stream = objects::stream(stream, "oxcclMemsetAsync")?;
-        let work = Work::Set(Address(dst.cast()), value as u8, bytes);
-        if bytes == 0 { Ok(()) } else { stream.enqueue(work, true) }
+        if bytes == 0 {
+            return Ok(());
+        }
+        match stream {
+            On::Host(stream) => {
+                stream.enqueue(Work::Set(Address(dst.cast()), value as u8, bytes), true)
+            }
+            // SAFETY: passed on from the caller.
+            On::Cuda(stream) => unsafe { stream.set(dst.cast(), value as u8, bytes) },
+        }
     })
 }

@@ -3,7 +3,9 @@
 use super::types::{oxcclCaptureMode_t, oxcclGraph_t, oxcclGraphExec_t, oxcclStream_t};
 use crate::boundary::boundary;
 use crate::nccl::types::ncclResult_t;
+use crate::objects::On;
 use crate::{convert, objects};
+use oxccl_runtime::device::cuda::graph::{Executable, Graph};
 use oxccl_runtime::device::host::task::Work;
 use oxccl_runtime::error::Error;
 use std::mem::MaybeUninit;
@@ -27,7 +29,10 @@ pub unsafe extern "C" fn oxcclStreamBeginCapture(
             let expected = "oxcclCaptureGlobal (0) to oxcclCaptureRelaxed (2)";
             return Err(Error::argument(FUNCTION, "mode", mode, expected));
         }
-        objects::stream(stream, FUNCTION)?.begin_capture()
+        match objects::stream(stream, FUNCTION)? {
+            On::Host(stream) => stream.begin_capture(),
+            On::Cuda(stream) => stream.begin_capture(mode),
+        }
     })
 }
 
@@ -44,9 +49,18 @@ pub unsafe extern "C" fn oxcclStreamEndCapture(
         const FUNCTION: &str = "oxcclStreamEndCapture";
         let stream = objects::stream(stream, FUNCTION)?;
         convert::place(graph, FUNCTION, "graph")?;
-        let captured = stream.end_capture()?;
         // SAFETY: passed on from the caller.
-        unsafe { objects::put(&objects::GRAPHS, Arc::new(captured), graph, FUNCTION) }
+        unsafe {
+            match stream {
+                On::Host(stream) => {
+                    let captured = Arc::new(stream.end_capture()?);
+                    objects::put(&objects::GRAPHS, captured, graph, FUNCTION)
+                }
+                On::Cuda(stream) => {
+                    convert::store(graph, stream.end_capture()?.0.cast(), FUNCTION, "graph")
+                }
+            }
+        }
     })
 }
 
@@ -62,10 +76,21 @@ pub unsafe extern "C" fn oxcclGraphInstantiate(
 ) -> ncclResult_t {
     boundary(|| {
         const FUNCTION: &str = "oxcclGraphInstantiate";
-        let graph = objects::get(&objects::GRAPHS, graph, FUNCTION, "graph")?;
+        let graph = objects::find(&objects::GRAPHS, graph, FUNCTION, "graph")?;
         convert::place(exec, FUNCTION, "exec")?;
         // SAFETY: passed on from the caller.
-        unsafe { objects::put(&objects::EXECUTABLES, Arc::new(Mutex::new(graph)), exec, FUNCTION) }
+        unsafe {
+            match graph {
+                On::Host(graph) => {
+                    let made = Arc::new(Mutex::new(graph));
+                    objects::put(&objects::EXECUTABLES, made, exec, FUNCTION)
+                }
+                On::Cuda(graph) => {
+                    let made = Graph::instantiate(graph)?;
+                    convert::store(exec, made.0.cast(), FUNCTION, "exec")
+                }
+            }
+        }
     })
 }
 
@@ -81,8 +106,12 @@ pub unsafe extern "C" fn oxcclGraphExecUpdate(
 ) -> ncclResult_t {
     boundary(|| {
         const FUNCTION: &str = "oxcclGraphExecUpdate";
-        let exec = objects::get(&objects::EXECUTABLES, exec, FUNCTION, "exec")?;
-        let graph = objects::get(&objects::GRAPHS, graph, FUNCTION, "graph")?;
+        let exec = objects::find(&objects::EXECUTABLES, exec, FUNCTION, "exec")?;
+        let graph = objects::find(&objects::GRAPHS, graph, FUNCTION, "graph")?;
+        let (exec, graph) = match objects::both(exec, graph, FUNCTION, "graph")? {
+            On::Host(pair) => pair,
+            On::Cuda((exec, graph)) => return Executable::update(exec, graph),
+        };
         let mut current = exec.lock().unwrap_or_else(|e| e.into_inner());
         if !current.same_shape(&graph) {
             let got = format!("a graph of {} nodes", graph.node_count());
@@ -105,9 +134,15 @@ pub unsafe extern "C" fn oxcclGraphLaunch(
     stream: oxcclStream_t,
 ) -> ncclResult_t {
     boundary(|| {
-        let exec = objects::get(&objects::EXECUTABLES, exec, "oxcclGraphLaunch", "exec")?;
-        let graph = exec.lock().unwrap_or_else(|e| e.into_inner()).clone();
-        objects::stream(stream, "oxcclGraphLaunch")?.enqueue(Work::Graph(graph), true)
+        const FUNCTION: &str = "oxcclGraphLaunch";
+        let exec = objects::find(&objects::EXECUTABLES, exec, FUNCTION, "exec")?;
+        match objects::both(exec, objects::stream(stream, FUNCTION)?, FUNCTION, "stream")? {
+            On::Host((exec, stream)) => {
+                let graph = exec.lock().unwrap_or_else(|e| e.into_inner()).clone();
+                stream.enqueue(Work::Graph(graph), true)
+            }
+            On::Cuda((exec, stream)) => Executable::launch(exec, stream),
+        }
     })
 }
 
@@ -123,11 +158,15 @@ pub unsafe extern "C" fn oxcclGraphDestroy(
 ) -> ncclResult_t {
     boundary(|| {
         const FUNCTION: &str = "oxcclGraphDestroy";
-        if !graph.is_null() {
-            objects::remove(&objects::GRAPHS, graph, FUNCTION, "graph")?;
+        if !graph.is_null()
+            && let On::Cuda(graph) = objects::take(&objects::GRAPHS, graph, FUNCTION, "graph")?
+        {
+            Graph::destroy(graph)?;
         }
-        if !exec.is_null() {
-            objects::remove(&objects::EXECUTABLES, exec, FUNCTION, "exec")?;
+        if !exec.is_null()
+            && let On::Cuda(exec) = objects::take(&objects::EXECUTABLES, exec, FUNCTION, "exec")?
+        {
+            Executable::destroy(exec)?;
         }
         Ok(())
     })

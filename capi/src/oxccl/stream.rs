@@ -3,23 +3,35 @@
 use super::types::{oxcclEvent_t, oxcclHostFn_t, oxcclStream_t};
 use crate::boundary::boundary;
 use crate::nccl::types::ncclResult_t;
+use crate::objects::On;
 use crate::{convert, objects};
+use oxccl_runtime::device::Device;
+use oxccl_runtime::device::cuda::stream::Stream as CudaStream;
 use oxccl_runtime::device::host::stream::Stream;
 use oxccl_runtime::device::host::task::{Address, HostFunction, Work};
 use oxccl_runtime::error::Error;
 use std::ffi::c_void;
 use std::time::Duration;
 
-/// Makes a stream on the calling thread's device. `stream`: out. Blocks: never.
+/// Makes a stream on the calling thread's device; on a GPU one that the default stream does not wait
+/// for. `stream`: out. Blocks: never.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn oxcclStreamCreate(stream: *mut oxcclStream_t) -> ncclResult_t {
     boundary(|| {
-        convert::place(stream, "oxcclStreamCreate", "stream")?;
+        const FUNCTION: &str = "oxcclStreamCreate";
+        convert::place(stream, FUNCTION, "stream")?;
         // SAFETY: passed on from the caller.
-        unsafe { objects::put(&objects::STREAMS, Stream::new(), stream, "oxcclStreamCreate") }
+        unsafe {
+            match objects::device()? {
+                Device::Host(_) => objects::put(&objects::STREAMS, Stream::new(), stream, FUNCTION),
+                Device::Cuda(gpu) => {
+                    convert::store(stream, CudaStream::new(gpu)?.0.cast(), FUNCTION, "stream")
+                }
+            }
+        }
     })
 }
 
@@ -29,8 +41,9 @@ pub unsafe extern "C" fn oxcclStreamCreate(stream: *mut oxcclStream_t) -> ncclRe
 /// Pointers are null or point to what the documentation says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn oxcclStreamDestroy(stream: oxcclStream_t) -> ncclResult_t {
-    boundary(|| {
-        objects::remove(&objects::STREAMS, stream, "oxcclStreamDestroy", "stream").map(drop)
+    boundary(|| match objects::take(&objects::STREAMS, stream, "oxcclStreamDestroy", "stream")? {
+        On::Host(_) => Ok(()),
+        On::Cuda(stream) => CudaStream::destroy(stream),
     })
 }
 
@@ -42,7 +55,10 @@ pub unsafe extern "C" fn oxcclStreamDestroy(stream: oxcclStream_t) -> ncclResult
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn oxcclStreamQuery(stream: oxcclStream_t) -> ncclResult_t {
     boundary(|| {
-        let done = objects::stream(stream, "oxcclStreamQuery")?.query()?;
+        let done = match objects::stream(stream, "oxcclStreamQuery")? {
+            On::Host(stream) => stream.query(),
+            On::Cuda(stream) => stream.query(),
+        }?;
         Ok(if done { ncclResult_t::ncclSuccess } else { ncclResult_t::ncclInProgress })
     })
 }
@@ -59,7 +75,10 @@ pub unsafe extern "C" fn oxcclStreamSynchronize(
 ) -> ncclResult_t {
     boundary(|| {
         let limit = u64::try_from(timeoutNs).ok().map(Duration::from_nanos);
-        let done = objects::stream(stream, "oxcclStreamSynchronize")?.synchronize(limit)?;
+        let done = match objects::stream(stream, "oxcclStreamSynchronize")? {
+            On::Host(stream) => stream.synchronize(limit),
+            On::Cuda(stream) => stream.synchronize(limit),
+        }?;
         Ok(if done { ncclResult_t::ncclSuccess } else { ncclResult_t::ncclInProgress })
     })
 }
@@ -74,12 +93,16 @@ pub unsafe extern "C" fn oxcclStreamWaitEvent(
     event: oxcclEvent_t,
 ) -> ncclResult_t {
     boundary(|| {
-        let event = objects::get(&objects::EVENTS, event, "oxcclStreamWaitEvent", "event")?;
-        objects::stream(stream, "oxcclStreamWaitEvent")?.wait_event(&event)
+        const FUNCTION: &str = "oxcclStreamWaitEvent";
+        let event = objects::find(&objects::EVENTS, event, FUNCTION, "event")?;
+        match objects::both(objects::stream(stream, FUNCTION)?, event, FUNCTION, "event")? {
+            On::Host((stream, event)) => stream.wait_event(&event),
+            On::Cuda((stream, event)) => CudaStream::wait_event(stream, event),
+        }
     })
 }
 
-/// Calls `func(arg)` on a thread of the library, in the order of the stream. It must not call this
+/// Calls `func(arg)` on a thread of the library, or of CUDA, in the order of the stream. It must not call this
 /// library's functions that block. Blocks: never.
 ///
 /// # Safety
@@ -94,7 +117,13 @@ pub unsafe extern "C" fn oxcclStreamHostFunc(
         const FUNCTION: &str = "oxcclStreamHostFunc";
         let function =
             func.ok_or_else(|| Error::argument(FUNCTION, "func", "null", "a function"))?;
-        let work = Work::Function(HostFunction { function, argument: Address(arg.cast()) });
-        objects::stream(stream, FUNCTION)?.enqueue(work, true)
+        match objects::stream(stream, FUNCTION)? {
+            On::Host(stream) => {
+                let argument = Address(arg.cast());
+                stream.enqueue(Work::Function(HostFunction { function, argument }), true)
+            }
+            // SAFETY: passed on from the caller.
+            On::Cuda(stream) => unsafe { stream.call(function, arg) },
+        }
     })
 }

@@ -12,8 +12,8 @@ mod team;
 
 use crate::device::Device;
 use crate::device::cuda::driver::Entered;
-use crate::device::cuda::order::StreamRef;
 use crate::device::cuda::seat::Seat;
+use crate::device::cuda::stream::Stream as CudaStream;
 use crate::device::cuda::{launch, reaper};
 use crate::device::host::collective::{Call, MAX_DIRECT_RANKS, Programs};
 use crate::device::host::endpoint::Endpoint;
@@ -133,12 +133,12 @@ impl Communicator {
     }
 
     /// Launches a collective on its GPU. Blocks: never.
-    pub fn run_on_gpu(&self, call: &Call, stream: StreamRef) -> Result<()> {
+    pub fn run_on_gpu(&self, call: &Call, stream: CudaStream) -> Result<()> {
         launch::run(self.on_gpu()?, &*self.programs(call)?, call, stream)
     }
 
     /// Launches sends and receives on its GPU. Blocks: never.
-    pub fn exchange_on_gpu(&self, transfers: &[Transfer], stream: StreamRef) -> Result<()> {
+    pub fn exchange_on_gpu(&self, transfers: &[Transfer], stream: CudaStream) -> Result<()> {
         launch::exchange(self.on_gpu()?, transfers, stream)
     }
 

@@ -40,7 +40,7 @@ pub enum Target {
     /// Of the host device.
     Host(Arc<host::stream::Stream>),
     /// A CUDA stream.
-    Cuda(cuda::order::StreamRef),
+    Cuda(cuda::stream::Stream),
 }
 
 impl PartialEq for Target {

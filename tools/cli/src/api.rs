@@ -65,7 +65,7 @@ macro_rules! api {
 }
 
 use oxccl::nccl::{collectives as coll, comm, group, memory};
-use oxccl::oxccl::{graph, stream};
+use oxccl::oxccl::{device, graph, stream};
 
 type In = *const c_void;
 type Out = *mut c_void;
@@ -88,6 +88,11 @@ api! {
     scatter = coll::ncclScatter, b"ncclScatter\0", (In, Out, usize, c_int, c_int, Handle, Handle);
     send = coll::ncclSend, b"ncclSend\0", (In, usize, c_int, c_int, Handle, Handle);
     recv = coll::ncclRecv, b"ncclRecv\0", (Out, usize, c_int, c_int, Handle, Handle);
+    device_count = device::oxcclDeviceCount, b"oxcclDeviceCount\0", (c_int, *mut c_int);
+    device_get = device::oxcclDeviceGet, b"oxcclDeviceGet\0", (*mut c_int, *mut c_int);
+    device_set = device::oxcclDeviceSet, b"oxcclDeviceSet\0", (c_int, c_int);
+    memcpy_async = device::oxcclMemcpyAsync, b"oxcclMemcpyAsync\0", (Out, In, usize, Handle);
+    memset_async = device::oxcclMemsetAsync, b"oxcclMemsetAsync\0", (Out, c_int, usize, Handle);
     stream_create = stream::oxcclStreamCreate, b"oxcclStreamCreate\0", (*mut Handle);
     stream_destroy = stream::oxcclStreamDestroy, b"oxcclStreamDestroy\0", (Handle);
     stream_synchronize = stream::oxcclStreamSynchronize, b"oxcclStreamSynchronize\0", (Handle, i64);

@@ -3,6 +3,7 @@
 //! Functions are looked up by name at their first call and would panic when missing, so
 //! everything that this folder calls is in [`SYMBOLS`] and probed once.
 
+use crate::device::Device;
 use crate::error::{Error, Result};
 use cudarc::driver::sys::{self, CUcontext, CUdevice, CUresult, CUstreamCaptureMode};
 use std::ffi::CStr;
@@ -19,6 +20,7 @@ const SYMBOLS: &[&str] = &[
     "cuCtxPopCurrent_v2",
     "cuCtxPushCurrent_v2",
     "cuCtxSetCurrent",
+    "cuCtxSynchronize",
     "cuDeviceCanAccessPeer",
     "cuDeviceGet",
     "cuDeviceGetAttribute",
@@ -71,6 +73,8 @@ const SYMBOLS: &[&str] = &[
     "cuStreamEndCapture",
     "cuStreamGetCaptureInfo_v3",
     "cuStreamGetId",
+    "cuStreamGetCtx",
+    "cuStreamIsCapturing",
     "cuStreamQuery",
     "cuStreamSynchronize",
     "cuStreamUpdateCaptureDependencies_v2",
@@ -185,6 +189,7 @@ pub fn gpu(index: i32) -> Result<&'static Gpu> {
 }
 
 fn open(index: i32) -> Result<Gpu> {
+    crate::fork::refuse_children()?;
     let (mut device, mut context) = (0, std::ptr::null_mut());
     let (mut uuid, mut multiprocessors) = (sys::CUuuid { bytes: [0; 16] }, 0);
     let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
@@ -202,16 +207,7 @@ fn open(index: i32) -> Result<Gpu> {
 impl Gpu {
     /// Makes this GPU's context the thread's, until what is returned is dropped.
     pub fn enter(&self) -> Result<Entered> {
-        let mut current = std::ptr::null_mut();
-        // SAFETY: a place for the context, and one that lives as long as the process.
-        unsafe {
-            cu!(cuCtxGetCurrent(&mut current))?;
-            if current == self.context {
-                return Ok(Entered { pushed: false });
-            }
-            cu!(cuCtxPushCurrent_v2(self.context))?;
-        }
-        Ok(Entered { pushed: true })
+        enter(self.context)
     }
 
     /// Makes it the thread's GPU from now on, as cudaSetDevice does.
@@ -221,7 +217,37 @@ impl Gpu {
     }
 }
 
-/// See [`Gpu::enter`].
+/// Makes a living context the thread's, until what is returned is dropped.
+pub(super) fn enter(context: CUcontext) -> Result<Entered> {
+    let mut current = std::ptr::null_mut();
+    // SAFETY: a place for the context, and one that is alive.
+    unsafe {
+        cu!(cuCtxGetCurrent(&mut current))?;
+        if current == context {
+            return Ok(Entered { pushed: false });
+        }
+        cu!(cuCtxPushCurrent_v2(context))?;
+    }
+    Ok(Entered { pushed: true })
+}
+
+/// Leaves the thread in its context; where it has none, enters that of its device.
+pub fn enter_any() -> Result<Entered> {
+    let mut context = std::ptr::null_mut();
+    count()?;
+    // SAFETY: a place for the context.
+    unsafe { cu!(cuCtxGetCurrent(&mut context)) }?;
+    if !context.is_null() {
+        return Ok(Entered { pushed: false });
+    }
+    match crate::device::current()? {
+        Device::Cuda(index) => gpu(index)?.enter(),
+        // Any does: who is on the host names CUDA objects by their handles.
+        Device::Host(_) => gpu(0)?.enter(),
+    }
+}
+
+/// See [`enter`].
 #[must_use]
 pub struct Entered {
     pushed: bool,

@@ -2,8 +2,8 @@
 
 use super::driver::cu;
 use super::library::launch;
-use super::order::StreamRef;
 use super::seat::Seat;
+use super::stream::Stream;
 use crate::descriptor::Descriptor;
 use crate::device::host::collective::{Call, Programs};
 use crate::device::host::exchange::Transfer;
@@ -59,7 +59,7 @@ fn fits_packets(plan: &Plan, bytes: u64) -> bool {
 }
 
 /// Launches a collective after all that the communicator has launched. Blocks: never.
-pub fn run(seat: &Arc<Seat>, programs: &Programs, call: &Call, stream: StreamRef) -> Result<()> {
+pub fn run(seat: &Arc<Seat>, programs: &Programs, call: &Call, stream: Stream) -> Result<()> {
     let (plan, program) = &programs.any;
     let bytes = call.count * call.dtype.size() as u64;
     let head = collective(seat, call);
@@ -185,7 +185,7 @@ fn bind(
 }
 
 /// Launches the sends and receives of a group. Blocks: never.
-pub fn exchange(seat: &Arc<Seat>, transfers: &[Transfer], stream: StreamRef) -> Result<()> {
+pub fn exchange(seat: &Arc<Seat>, transfers: &[Transfer], stream: Stream) -> Result<()> {
     let rank = seat.view.rank;
     let own = |send| transfers.iter().filter(move |t| t.peer == rank && t.send == send);
     let pairs: Vec<_> = own(true).zip(own(false)).filter(|(from, _)| from.bytes > 0).collect();

@@ -2,23 +2,15 @@
 //! launches, whatever their streams.
 
 use super::driver::{Relaxed, cu};
+use super::stream::Stream;
 use crate::error::{Error, Result};
 use cudarc::driver::sys::{
     self, CUevent, CUgraph, CUgraphNode, CUresult, CUstream, CUstreamCaptureStatus,
 };
 use std::ptr::{null, null_mut};
 
-/// A CUDA stream, as the user gave it.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct StreamRef(pub CUstream);
-
-// SAFETY: streams may be used from any thread.
-unsafe impl Send for StreamRef {}
-// SAFETY: as above.
-unsafe impl Sync for StreamRef {}
-
 /// Makes what `to` does from now on wait for what `from` has to do; both of the thread's context.
-pub fn join(from: StreamRef, to: StreamRef) -> Result<()> {
+pub fn join(from: Stream, to: Stream) -> Result<()> {
     let mut event = null_mut();
     let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
     // SAFETY: living streams by the contract of the call; the driver keeps what it needs of the event.
@@ -119,7 +111,7 @@ impl Order {
     /// Launches after what was launched before. `keep` is called with the graph of each new capture.
     pub fn launch(
         &mut self,
-        stream: StreamRef,
+        stream: Stream,
         keep: impl FnOnce(CUgraph) -> Result<()>,
         launch: impl FnOnce() -> Result<()>,
     ) -> Result<()> {

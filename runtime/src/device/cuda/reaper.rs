@@ -70,9 +70,7 @@ pub fn look() -> bool {
     };
     let any = !places.is_empty();
     for seat in places {
-        if let Some((error, endpoint)) = seat.fault().zip(seat.endpoint()) {
-            endpoint.fail(error);
-        }
+        seat.hear();
     }
     let free: Vec<Grave> = {
         let mut graves = lock(&GRAVES);

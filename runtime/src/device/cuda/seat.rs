@@ -3,8 +3,9 @@
 
 use super::driver::{Gpu, Relaxed, cu};
 use super::library::{self, Functions};
-use super::order::{Order, StreamRef};
-use super::reaper;
+use super::order::Order;
+use super::stream::Stream;
+use super::{Failing, reaper};
 use crate::descriptor::Descriptor;
 use crate::device::host::endpoint::Endpoint;
 use crate::error::{Error, Result, Site};
@@ -96,8 +97,10 @@ pub struct Seat {
     imports: Vec<CUdeviceptr>,
     control: *mut abi::Control,
     order: Mutex<Option<Order>>,
-    /// Number of the capture whose graph holds this seat, for the moment.
-    told: AtomicBool,
+    /// Whether the kernels' fault was heard of.
+    heard: AtomicBool,
+    /// Streams that it has launched on.
+    streams: Mutex<Vec<Used>>,
     /// Bytes of GPU memory.
     pub bytes: u64,
     /// Collectives so far, in packets and by programs.
@@ -172,7 +175,8 @@ impl Seat {
             imports: Vec::new(),
             control: control.cast(),
             order: Mutex::new(Some(Order::new(mixes)?)),
-            told: AtomicBool::new(false),
+            heard: AtomicBool::new(false),
+            streams: Mutex::default(),
             bytes: layout.bytes + PRIVATE_BYTES as u64,
             modes: Default::default(),
         })
@@ -258,6 +262,7 @@ impl Seat {
         self.endpoint = Arc::downgrade(endpoint);
         let seat = Arc::new(self);
         endpoint.attach(&seat);
+        super::register(Arc::downgrade(&seat) as _);
         reaper::watch(&seat);
         seat
     }
@@ -288,7 +293,7 @@ impl Seat {
     pub fn fault(&self) -> Option<Error> {
         let control = self.control();
         let fault = Self::word(&control.fault).load(Ordering::Acquire);
-        if fault == abi::FAULT_NONE || self.told.swap(true, Ordering::AcqRel) {
+        if fault == abi::FAULT_NONE || self.heard.swap(true, Ordering::AcqRel) {
             return None;
         }
         let site = Site {
@@ -334,14 +339,32 @@ impl Seat {
     /// Launches after all that the communicator has launched; graphs keep the seat.
     pub fn launch(
         self: &Arc<Self>,
-        stream: StreamRef,
+        stream: Stream,
         launch: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         let _context = self.gpu.enter()?;
+        self.note(stream);
         let mut order = self.order();
         let order =
             order.as_mut().ok_or_else(|| Error::Internal { what: "no order".to_owned() })?;
         order.launch(stream, |graph| self.keep(graph), launch)
+    }
+
+    /// Has the stream deliver failures from now on.
+    fn note(&self, stream: Stream) {
+        let mut streams = self.streams.lock().unwrap_or_else(|e| e.into_inner());
+        if streams.last().is_some_and(|used| used.stream == stream) {
+            return;
+        }
+        streams.retain(|used| used.stream != stream);
+        streams.push(Used { stream, told: false });
+    }
+
+    /// Has the communicator fail with what the kernels found, if they did.
+    pub fn hear(&self) {
+        if let Some((error, endpoint)) = self.fault().zip(self.endpoint()) {
+            endpoint.fail(error);
+        }
     }
 
     /// Nothing runs from here on: what graphs still hold ends at once.
@@ -373,6 +396,24 @@ impl Seat {
             cu!(cuUserObjectCreate(&mut object, held, Some(release), 1, no_sync))?;
             cu!(cuGraphRetainUserObject(graph, object, 1, moved))
         }
+    }
+}
+
+/// A stream on which something was launched.
+struct Used {
+    stream: Stream,
+    /// Whether the communicator's failure was delivered there.
+    told: bool,
+}
+
+impl Failing for Seat {
+    fn failure_on(&self, stream: CUstream) -> Option<Error> {
+        self.hear();
+        let failure = self.endpoint()?.failure()?;
+        let mut streams = self.streams.lock().unwrap_or_else(|e| e.into_inner());
+        let used = streams.iter_mut().find(|used| used.stream.0 == stream && !used.told)?;
+        used.told = true;
+        Some(failure)
     }
 }
 

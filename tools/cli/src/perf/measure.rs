@@ -1,5 +1,6 @@
 //! Measuring: the ranks of this process, their buffers, the timed and the checked iterations.
 
+use super::buffer::{Buffer, Device};
 use super::data;
 use super::options::{Kind, Options};
 use super::report::{Place, Row};
@@ -79,42 +80,16 @@ struct Member {
 // SAFETY: the handles are used by one thread at a time, and the library allows any thread.
 unsafe impl Send for Member {}
 
-/// Memory for the largest case, from malloc or from the library.
-struct Buffer {
-    data: *mut u8,
-    bytes: usize,
-    library: bool,
-}
-
-impl Buffer {
-    fn new(api: &Api, bytes: usize, library: bool) -> Result<Self> {
-        if library {
-            let mut data = std::ptr::null_mut();
-            // SAFETY: `data` is writable.
-            api.check(0, "ncclMemAlloc", unsafe { (api.mem_alloc)(&mut data, bytes) })?;
-            let mut buffer = Self { data: data.cast(), bytes, library };
-            buffer.slice(0, bytes).fill(1);
-            return Ok(buffer);
-        }
-        // Not zeroed memory: that would be one page, mapped many times.
-        let data = Box::into_raw(vec![1u8; bytes].into_boxed_slice()).cast();
-        Ok(Self { data, bytes, library })
-    }
-
-    fn slice(&mut self, at: usize, len: usize) -> &mut [u8] {
-        assert!(at + len <= self.bytes);
-        // SAFETY: within the buffer, which no operation uses while its owner looks at it.
-        unsafe { std::slice::from_raw_parts_mut(self.data.add(at), len) }
-    }
-
-    fn free(self, api: &Api) -> Result<()> {
-        if self.library {
-            // SAFETY: the library allocated it.
-            return api.check(0, "ncclMemFree", unsafe { (api.mem_free)(self.data.cast()) });
-        }
-        // SAFETY: it came from a boxed slice of this length.
-        drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(self.data, self.bytes)) });
-        Ok(())
+impl Member {
+    /// A rank on this thread's device, without its communicator.
+    fn new(api: &Api, rank: u32, bytes: usize, library: bool) -> Result<Self> {
+        let mut stream = std::ptr::null_mut();
+        // SAFETY: the place is writable.
+        let code = unsafe { (api.stream_create)(&mut stream) };
+        api.check(rank, "oxcclStreamCreate", code)?;
+        let input = Buffer::new(api, (rank, stream), bytes, library)?;
+        let output = Buffer::new(api, (rank, stream), bytes, library)?;
+        Ok(Self { rank, comm: std::ptr::null_mut(), stream, input, output })
     }
 }
 
@@ -122,13 +97,15 @@ impl Buffer {
 pub(super) struct Team {
     name: String,
     api: Api,
+    device: Device,
     threads: Vec<Vec<Member>>,
     nranks: u32,
     control: Control,
     iteration: u64,
 }
 
-/// A communicator of the built-in library with one rank per process, for what has to be agreed.
+/// A communicator of the built-in library with one rank per process, on the host, for what has to be
+/// agreed.
 struct Control {
     api: Api,
     comm: Handle,
@@ -148,6 +125,8 @@ impl Control {
         let id = UniqueId(id.encode());
         // SAFETY: the places are writable.
         unsafe {
+            let code = (api.device_set)(Device::HOST.kind, launch.local_rank as i32);
+            api.check(launch.rank, "oxcclDeviceSet", code)?;
             api.check(
                 launch.rank,
                 "ncclCommInitRank",
@@ -201,6 +180,8 @@ impl Control {
 
 impl Team {
     pub(super) fn new(options: &Options, launch: &Launch, name: String, api: Api) -> Result<Self> {
+        // Before this thread chooses the host for what has to be agreed.
+        let device = Device::find(options, &api, launch.rank)?;
         let control = Control::new(launch)?;
         let per_process = options.threads * options.per_thread;
         let nranks = launch.nranks * per_process;
@@ -212,40 +193,36 @@ impl Team {
         control.broadcast(&mut id.0)?;
         let first = launch.rank * per_process;
         let bytes = options.max_bytes.max(64) as usize;
+        let place = |rank: u32| launch.local_rank * per_process + rank - first;
         let mut threads: Vec<Vec<Member>> = Vec::new();
         for thread in 0..options.threads {
-            let mut members = Vec::new();
-            for i in 0..options.per_thread {
-                let mut stream = std::ptr::null_mut();
-                let rank = first + thread * options.per_thread + i;
-                // SAFETY: the place is writable.
-                let code = unsafe { (api.stream_create)(&mut stream) };
-                api.check(rank, "oxcclStreamCreate", code)?;
-                members.push(Member {
-                    rank,
-                    comm: std::ptr::null_mut(),
-                    stream,
-                    input: Buffer::new(&api, bytes, options.register == 1)?,
-                    output: Buffer::new(&api, bytes, options.register == 1)?,
-                });
-            }
-            threads.push(members);
+            let ranks = (0..options.per_thread).map(|i| first + thread * options.per_thread + i);
+            let members = ranks.map(|rank| {
+                device.choose(&api, rank, place(rank))?;
+                Member::new(&api, rank, bytes, options.register == 1)
+            });
+            threads.push(members.collect::<Result<_>>()?);
         }
         // SAFETY: groups may contain creations; the handles' places outlive the group.
         unsafe {
             api.check(first, "ncclGroupStart", (api.group_start)())?;
             for member in threads.iter_mut().flatten() {
+                device.choose(&api, member.rank, place(member.rank))?;
                 let (n, rank) = (nranks as i32, member.rank as i32);
                 let code = (api.comm_init_rank)(&mut member.comm, n, id, rank);
                 api.check(member.rank, "ncclCommInitRank", code)?;
             }
             api.check(first, "ncclGroupEnd", (api.group_end)())?;
         }
-        Ok(Self { name, api, threads, nranks, control, iteration: 0 })
+        Ok(Self { name, api, device, threads, nranks, control, iteration: 0 })
     }
 
     pub(super) fn nranks(&self) -> u32 {
         self.nranks
+    }
+
+    pub(super) fn device(&self) -> Device {
+        self.device
     }
 
     pub(super) fn close(self) -> Result<()> {
@@ -393,14 +370,17 @@ impl Team {
                 _ => self.capture(&single, case, place, 1)?,
             };
             let own = self.on_threads(|api, members, _| {
-                members.iter_mut().for_each(|member| prepare(member, case, place, iteration));
+                for member in members.iter_mut() {
+                    prepare(api, member, case, place, iteration)?;
+                }
                 if options.graph == 0 {
                     launch_all(api, members, case, place, &single)?;
                 } else {
                     replay(api, members, &graphs)?;
                 }
                 synchronize(api, members)?;
-                Ok(members.iter_mut().map(|member| verdict(member, case, place, iteration)).sum())
+                let count = |member| verdict(api, member, case, place, iteration);
+                members.iter_mut().map(count).sum()
             })?;
             self.destroy_graphs(graphs)?;
             wrong += self.control.reduce(own as f64, ReduceOp::Sum)? as u64;
@@ -434,7 +414,14 @@ pub(super) fn alternate(options: &Options, teams: &mut [Team], case: &Case) -> R
             let wrong = team.check(options, case, place)?;
             let time_us = times[i].iter().sum::<f64>() / times[i].len() as f64;
             let time_us_min = times[i].iter().copied().fold(f64::INFINITY, f64::min);
-            rows.push(Row::new(&team.name, case, place, time_us, time_us_min, wrong));
+            rows.push(Row::new(
+                (&team.name, team.device),
+                case,
+                place,
+                time_us,
+                time_us_min,
+                wrong,
+            ));
         }
     }
     Ok(rows)
@@ -442,7 +429,7 @@ pub(super) fn alternate(options: &Options, teams: &mut [Team], case: &Case) -> R
 
 /// The input and output of a member for a case.
 fn places(member: &mut Member, case: &Case, place: Place) -> (*mut u8, *mut u8) {
-    let (input, output) = (member.input.data, member.output.data);
+    let (input, output) = (member.input.data(), member.output.data());
     if place == Place::Out {
         return (input, output);
     }
@@ -547,29 +534,50 @@ fn synchronize(api: &Api, members: &[Member]) -> Result<()> {
     })
 }
 
-fn prepare(member: &mut Member, case: &Case, place: Place, iteration: u64) {
+fn prepare(
+    api: &Api,
+    member: &mut Member,
+    case: &Case,
+    place: Place,
+    iteration: u64,
+) -> Result<()> {
     let (block, rank) = (case.block_bytes(), member.rank);
-    let outputs = case.spec.output_blocks(rank) as usize * block;
-    member.output.slice(0, outputs).fill(0xa5);
     let (input, _) = places(member, case, place);
-    let len = case.spec.input_blocks(rank) as usize * block;
+    member.output.set(api, 0, 0xa5, case.spec.output_blocks(rank) as usize * block)?;
     let in_output = place == Place::In && case.spec.in_place(rank).is_some();
-    let buffer = if in_output { &mut member.output } else { &mut member.input };
-    let at = input as usize - buffer.data as usize;
+    let buffer = if in_output { &member.output } else { &member.input };
+    let at = input as usize - buffer.data() as usize;
+    let len = case.spec.input_blocks(rank) as usize * block;
     let seed = data::seed(iteration, rank);
-    data::fill(case.dtype, case.op, seed, 0, buffer.slice(at, len));
+    let mut staging = vec![0; len.min(PIECE)];
+    for begin in (0..len).step_by(PIECE) {
+        let piece = &mut staging[..PIECE.min(len - begin)];
+        data::fill(case.dtype, case.op, seed, (begin / case.dtype.size()) as u64, piece);
+        buffer.write(api, at + begin, piece)?;
+    }
+    Ok(())
 }
 
-fn verdict(member: &mut Member, case: &Case, place: Place, iteration: u64) -> u64 {
+/// Bytes of input that are made at a time: a multiple of every type's size.
+const PIECE: usize = 4 << 20;
+
+fn verdict(
+    api: &Api,
+    member: &mut Member,
+    case: &Case,
+    place: Place,
+    iteration: u64,
+) -> Result<u64> {
     let (block, rank) = (case.block_bytes(), member.rank);
     let (_, output) = places(member, case, place);
-    let at = output as usize - member.output.data as usize;
+    let at = output as usize - member.output.data() as usize;
     let spec = case.expected_spec(rank);
+    let mut got = vec![0; block];
     (0..spec.output_blocks(rank))
         .map(|b| {
-            let got = member.output.slice(at + b as usize * block, block);
+            member.output.read(api, at + b as usize * block, &mut got)?;
             let what = (case.dtype, case.op);
-            data::wrong(&spec, what, iteration, (rank, b), case.count, got)
+            Ok(data::wrong(&spec, what, iteration, (rank, b), case.count, &got))
         })
         .sum()
 }

@@ -1,5 +1,6 @@
 //! `oxccl perf`: nccl-tests, built in.
 
+mod buffer;
 mod data;
 mod measure;
 pub(crate) mod options;
@@ -9,16 +10,12 @@ mod report;
 use crate::api::Api;
 use crate::error::{Error, Result};
 use measure::Team;
-use options::{Device, Kind, Options};
+use options::{Kind, Options};
 use oxccl_runtime::bootstrap::launch::{self, Launch};
 use report::{Report, Row};
 use std::process::ExitCode;
 
 pub(crate) fn main(options: &Options) -> Result<ExitCode> {
-    if options.device == Device::Cuda {
-        let text = "--device cuda: this build has no CUDA device; use --device host";
-        return Err(Error::Options(text.to_owned()));
-    }
     let launched = launch::detect()?;
     match (options.ranks, launched) {
         (Some(ranks), None) => {
@@ -60,7 +57,7 @@ fn member(options: &Options, launch: &Launch) -> Result<ExitCode> {
     let nranks = teams[0].nranks();
     let roots = options.roots(nranks).map_err(Error::Options)?;
     let leader = launch.rank == 0;
-    let mut report = Report::new(options, leader, nranks, launch)?;
+    let mut report = Report::new(options, leader, nranks, launch, teams[0].device())?;
     let kinds = match options.collective {
         Kind::All => Kind::EACH.to_vec(),
         kind => vec![kind],

@@ -56,10 +56,10 @@ impl Kind {
     }
 }
 
-/// Where buffers lie.
+/// Where buffers are to lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Device {
-    /// CUDA where there is a GPU, else the host.
+pub(crate) enum Wanted {
+    /// As OXCCL_DEVICE says; without it CUDA where there is a GPU, else the host.
     Auto,
     /// Host memory.
     Host,
@@ -152,7 +152,7 @@ pub(crate) struct Options {
     /// Synchronise after every operation (1), or once after all (0).
     #[arg(short = 'z', long = "blocking", default_value_t = 0)]
     pub(crate) blocking: u32,
-    /// Buffers: 0 from malloc, 1 from ncclMemAlloc.
+    /// Buffers: 0 from malloc (host only), 1 from ncclMemAlloc.
     #[arg(short = 'R', long = "local_register", default_value_t = 1,
           value_parser = clap::value_parser!(u32).range(0..=1))]
     pub(crate) register: u32,
@@ -168,7 +168,7 @@ pub(crate) struct Options {
     pub(crate) pin: bool,
     /// Where buffers lie.
     #[arg(long, value_enum, default_value = "auto")]
-    pub(crate) device: Device,
+    pub(crate) device: Wanted,
     /// Measure this NCCL-compatible library instead of the built-in one.
     #[arg(long, value_name = "PATH")]
     pub(crate) lib: Option<String>,

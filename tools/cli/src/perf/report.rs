@@ -1,5 +1,6 @@
 //! The table of nccl-tests, and its other forms.
 
+use super::buffer::Device;
 use super::measure::Case;
 use super::options::{Kind, Options};
 use super::plot;
@@ -40,7 +41,7 @@ pub(super) struct Row {
 
 impl Row {
     pub(super) fn new(
-        lib: &str,
+        (lib, device): (&str, Device),
         case: &Case,
         place: Place,
         time_us: f64,
@@ -53,7 +54,7 @@ impl Row {
         Self {
             collective: case.kind.name(),
             lib: lib.to_owned(),
-            device: "host",
+            device: device.name(),
             ranks: case.spec.nranks,
             bytes: case.bytes,
             dtype: case.dtype.name(),
@@ -85,6 +86,7 @@ impl<'a> Report<'a> {
         leader: bool,
         nranks: u32,
         launch: &Launch,
+        device: Device,
     ) -> Result<Self> {
         let failed = |path: &str, e: std::io::Error| Error::File {
             path: path.to_owned(),
@@ -97,8 +99,8 @@ impl<'a> Report<'a> {
         if leader {
             let memory = if options.register == 1 { "ncclMemAlloc" } else { "malloc" };
             println!(
-                "# device: host memory ({memory}), because this build has no CUDA device; {nranks} \
-                 ranks by {}",
+                "# device: {}, memory from {memory}; {nranks} ranks by {}",
+                device.name(),
                 if options.ranks.is_some() { "--ranks" } else { launch.launcher }
             );
         }

@@ -1,0 +1,205 @@
+//! Memory of GPUs that other processes can map: whole allocations of the driver's virtual memory
+//! management, which have handles that can be passed on.
+
+use super::driver::{self, Gpu, Relaxed, cu};
+use super::stream::Stream;
+use crate::error::{Error, Result};
+use cudarc::driver::sys::{
+    self, CUdevice_attribute, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc,
+    CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
+    CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType, CUmemGenericAllocationHandle,
+    CUmemLocation, CUmemLocationType, CUresult,
+};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard};
+
+/// What is allocated, by address.
+static BLOCKS: Mutex<BTreeMap<usize, Block>> = Mutex::new(BTreeMap::new());
+
+struct Block {
+    /// In bytes, as mapped.
+    size: usize,
+    /// No two allocations of the process have the same, though their addresses may be.
+    id: u64,
+    gpu: &'static Gpu,
+}
+
+fn blocks() -> MutexGuard<'static, BTreeMap<usize, Block>> {
+    BLOCKS.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// The allocation in which an address lies: where it begins, its size in bytes, and its number, which
+/// no other allocation of the process has had. None for memory from elsewhere.
+pub fn find(ptr: *const u8) -> Option<(*mut u8, usize, u64)> {
+    let blocks = blocks();
+    let (&base, block) = blocks.range(..=ptr as usize).next_back()?;
+    let within = (ptr as usize) - base < block.size;
+    within.then_some((std::ptr::with_exposed_provenance_mut(base), block.size, block.id))
+}
+
+fn has(gpu: &Gpu, attribute: CUdevice_attribute) -> Result<bool> {
+    let mut value = 0;
+    // SAFETY: a place for the value.
+    unsafe { cu!(cuDeviceGetAttribute(&mut value, attribute, gpu.device)) }?;
+    Ok(value != 0)
+}
+
+fn location(device: i32) -> CUmemLocation {
+    CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device }
+}
+
+/// Memory of a GPU that is not mapped yet.
+struct Physical(CUmemGenericAllocationHandle);
+
+impl Physical {
+    fn new(properties: &mut CUmemAllocationProp, fabric: bool, bytes: usize) -> Result<Self> {
+        let file = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        let mut handle = 0;
+        if fabric {
+            let both = file | CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC;
+            properties.requestedHandleTypes = both;
+            // SAFETY: a place for the handle.
+            match unsafe { sys::cuMemCreate(&mut handle, bytes, properties, 0) } {
+                // The fabric's service is not there, or this process may not use it.
+                CUresult::CUDA_ERROR_NOT_PERMITTED | CUresult::CUDA_ERROR_NOT_SUPPORTED => {}
+                result => return driver::check(result, "cuMemCreate").map(|()| Self(handle)),
+            }
+        }
+        properties.requestedHandleTypes = file;
+        // SAFETY: as above.
+        unsafe { cu!(cuMemCreate(&mut handle, bytes, properties, 0)) }?;
+        Ok(Self(handle))
+    }
+}
+
+impl Drop for Physical {
+    fn drop(&mut self) {
+        // SAFETY: the handle is given up once; the memory lives as long as it is mapped.
+        unsafe { sys::cuMemRelease(self.0) };
+    }
+}
+
+/// A range of addresses, and what is mapped there.
+struct Range {
+    base: CUdeviceptr,
+    bytes: usize,
+    mapped: bool,
+}
+
+impl Range {
+    fn new(bytes: usize, alignment: usize) -> Result<Self> {
+        let mut base = 0;
+        // SAFETY: a place for the address.
+        unsafe { cu!(cuMemAddressReserve(&mut base, bytes, alignment, 0, 0)) }?;
+        Ok(Self { base, bytes, mapped: false })
+    }
+
+    /// Maps it for a GPU and all its peers of this process.
+    fn map(&mut self, memory: &Physical, gpu: &Gpu) -> Result<()> {
+        // SAFETY: the range is reserved, as large as the memory.
+        unsafe { cu!(cuMemMap(self.base, self.bytes, 0, memory.0, 0)) }?;
+        self.mapped = true;
+        let flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+        let mut access = Vec::new();
+        for index in 0..driver::count()? {
+            let (mut device, mut reaches) = (0, 1);
+            // SAFETY: places for the results.
+            unsafe {
+                cu!(cuDeviceGet(&mut device, index))?;
+                if device != gpu.device {
+                    cu!(cuDeviceCanAccessPeer(&mut reaches, device, gpu.device))?;
+                }
+            }
+            if reaches != 0 {
+                access.push(CUmemAccessDesc { location: location(device), flags });
+            }
+        }
+        // SAFETY: a mapped range, and as many entries as told.
+        unsafe { cu!(cuMemSetAccess(self.base, self.bytes, access.as_ptr(), access.len())) }
+    }
+
+    fn free(mut self) -> Result<()> {
+        // SAFETY: mapped, and used no more.
+        unsafe { cu!(cuMemUnmap(self.base, self.bytes)) }?;
+        self.mapped = false;
+        Ok(())
+    }
+}
+
+impl Drop for Range {
+    fn drop(&mut self) {
+        // SAFETY: this value's alone, and used no more.
+        unsafe {
+            if self.mapped {
+                sys::cuMemUnmap(self.base, self.bytes);
+            }
+            sys::cuMemAddressFree(self.base, self.bytes);
+        }
+    }
+}
+
+/// Zeroed memory of the GPU of this number, at least `bytes` bytes, which its peers in this process
+/// reach. Blocks until it is zeroed, whatever else the GPU does; not for streams.
+pub fn allocate(gpu: i32, bytes: usize) -> Result<*mut u8> {
+    let gpu = driver::gpu(gpu)?;
+    let _place = (gpu.enter()?, Relaxed::begin()?);
+    let rdma = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
+    let fabric = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED;
+    let mut properties = CUmemAllocationProp {
+        type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+        requestedHandleTypes: CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+        location: location(gpu.device),
+        win32HandleMetaData: std::ptr::null_mut(),
+        allocFlags: CUmemAllocationProp_st__bindgen_ty_1 {
+            compressionType: 0,
+            gpuDirectRDMACapable: has(gpu, rdma)?.into(),
+            usage: 0,
+            reserved: [0; 4],
+        },
+    };
+    let recommended = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
+    let mut granularity = 0;
+    // SAFETY: a place for the number.
+    unsafe { cu!(cuMemGetAllocationGranularity(&mut granularity, &properties, recommended)) }?;
+    let bytes = bytes.max(1).checked_next_multiple_of(granularity).ok_or_else(|| {
+        Error::argument("oxcclMemAlloc", "size", bytes, "less than the address space")
+    })?;
+    let memory = Physical::new(&mut properties, has(gpu, fabric)?, bytes)?;
+    let mut range = Range::new(bytes, granularity)?;
+    range.map(&memory, gpu)?;
+    zero(gpu, &range)?;
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    let id = NEXT.fetch_add(1, Ordering::Relaxed);
+    let base = range.base as usize;
+    blocks().insert(base, Block { size: bytes, id, gpu });
+    // The table has it now.
+    std::mem::forget(range);
+    Ok(std::ptr::with_exposed_provenance_mut(base))
+}
+
+fn zero(gpu: &Gpu, range: &Range) -> Result<()> {
+    let stream = Stream::new(gpu.index)?;
+    // SAFETY: mapped memory that nobody else knows; the stream is alive and done before both end.
+    let zeroed = unsafe {
+        cu!(cuMemsetD8Async(range.base, 0, range.bytes, stream.0))
+            .and_then(|()| cu!(cuStreamSynchronize(stream.0)))
+    };
+    zeroed.and(stream.destroy())
+}
+
+/// Frees what [`allocate`] returned. Blocks until the GPU has done what was launched before, as
+/// `cudaFree` does.
+pub fn free(ptr: *mut u8) -> Result<()> {
+    let unknown = || {
+        let expected = "the start of memory from oxcclMemAlloc";
+        Error::argument("oxcclMemFree", "ptr", format!("{ptr:?}"), expected)
+    };
+    let gpu = blocks().get(&(ptr as usize)).map(|block| block.gpu).ok_or_else(unknown)?;
+    let _place = (gpu.enter()?, Relaxed::begin()?);
+    // SAFETY: no arguments; the context is the thread's.
+    unsafe { cu!(cuCtxSynchronize()) }?;
+    // Of two threads that free it one is told so.
+    let block = blocks().remove(&(ptr as usize)).ok_or_else(unknown)?;
+    Range { base: ptr as CUdeviceptr, bytes: block.size, mapped: true }.free()
+}

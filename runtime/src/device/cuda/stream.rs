@@ -1,0 +1,189 @@
+//! Streams of CUDA: this library's and those of others.
+
+use super::driver::{self, Entered, Relaxed, cu};
+use super::event::Event;
+use super::failure_of;
+use super::graph::Graph;
+use crate::error::{Error, Result};
+use cudarc::driver::sys::{
+    self, CUresult, CUstream, CUstream_flags, CUstreamCaptureMode, CUstreamCaptureStatus,
+};
+use std::ffi::c_void;
+use std::time::{Duration, Instant};
+
+/// A stream: its handle, which is alive, or null, 1 and 2 for the default ones of the thread's device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stream(pub CUstream);
+
+// SAFETY: streams may be used from any thread.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
+
+/// Handles that mean a default stream: null, `CU_STREAM_LEGACY`, `CU_STREAM_PER_THREAD`.
+const LAST_DEFAULT: usize = 2;
+/// How long who waits keeps looking, then how long it sleeps between looks.
+const SPIN: Duration = Duration::from_micros(20);
+const NAP: Duration = Duration::from_micros(50);
+/// How long it looks away from failures at most.
+const FAILURES: Duration = Duration::from_micros(100);
+
+/// A function that a stream calls.
+pub type Function = unsafe extern "C" fn(*mut c_void);
+
+impl Stream {
+    /// A stream on the GPU of this number; no other stream waits for it, also no default one.
+    pub fn new(gpu: i32) -> Result<Self> {
+        let _place = (driver::gpu(gpu)?.enter()?, Relaxed::begin()?);
+        let mut stream = std::ptr::null_mut();
+        let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: a place for the handle.
+        unsafe { cu!(cuStreamCreate(&mut stream, flags)) }?;
+        Ok(Self(stream))
+    }
+
+    /// Makes its context the thread's. Nothing that is done with a stream here concerns captures of
+    /// others.
+    pub(super) fn enter(self) -> Result<(Entered, Relaxed)> {
+        if self.0 as usize <= LAST_DEFAULT {
+            return Ok((driver::enter_any()?, Relaxed::begin()?));
+        }
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the stream is alive; a place for its context.
+        unsafe { cu!(cuStreamGetCtx(self.0, &mut context)) }?;
+        Ok((driver::enter(context)?, Relaxed::begin()?))
+    }
+
+    /// Ends it; what it still has to do is done nevertheless.
+    pub fn destroy(self) -> Result<()> {
+        if self.0 as usize <= LAST_DEFAULT {
+            let expected = "a stream from oxcclStreamCreate";
+            let got = "a default stream";
+            return Err(Error::argument("oxcclStreamDestroy", "stream", got, expected));
+        }
+        let _place = self.enter()?;
+        // SAFETY: the caller's stream, which it gives up.
+        unsafe { cu!(cuStreamDestroy_v2(self.0)) }
+    }
+
+    /// CUDA ends a capture that is asked whether it is done.
+    fn refuse_captured(self) -> Result<()> {
+        let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: the stream is alive; a place for the answer.
+        unsafe { cu!(cuStreamIsCapturing(self.0, &mut status)) }?;
+        if status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
+            return Err(Error::usage("the stream is being captured", "end the capture first"));
+        }
+        Ok(())
+    }
+
+    fn is_done(self) -> Result<bool> {
+        // SAFETY: the stream is alive.
+        match unsafe { sys::cuStreamQuery(self.0) } {
+            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            result => driver::check(result, "cuStreamQuery").map(|()| true),
+        }
+    }
+
+    /// Whether all work is complete; a failure of the work is delivered here or by
+    /// [`synchronize`](Self::synchronize), also while the work hangs.
+    pub fn query(self) -> Result<bool> {
+        self.synchronize(Some(Duration::ZERO))
+    }
+
+    /// Waits for all work, at most for `limit`; false when time is over.
+    pub fn synchronize(self, limit: Option<Duration>) -> Result<bool> {
+        let _place = self.enter()?;
+        self.refuse_captured()?;
+        let start = Instant::now();
+        let mut look_at = FAILURES;
+        loop {
+            let done = self.is_done()?;
+            let waited = start.elapsed();
+            let over = limit.is_some_and(|limit| waited >= limit);
+            if done || over || waited >= look_at {
+                failure_of(self.0).map_or(Ok(()), Err)?;
+                look_at = waited + FAILURES;
+            }
+            if done || over {
+                return Ok(done);
+            }
+            if waited < SPIN {
+                std::hint::spin_loop();
+            } else {
+                std::thread::sleep(limit.map_or(NAP, |limit| NAP.min(limit - waited)));
+            }
+        }
+    }
+
+    /// Makes what comes after it wait for an event.
+    pub fn wait_event(self, event: Event) -> Result<()> {
+        let _place = self.enter()?;
+        // SAFETY: both are alive.
+        unsafe { cu!(cuStreamWaitEvent(self.0, event.0, 0)) }
+    }
+
+    /// Records an event.
+    pub fn record(self, event: Event) -> Result<()> {
+        let _place = self.enter()?;
+        // SAFETY: both are alive.
+        unsafe { cu!(cuEventRecord(event.0, self.0)) }
+    }
+
+    /// Copies between any two memories of this process.
+    ///
+    /// # Safety
+    /// Both are valid for `bytes` bytes until the stream has come to it.
+    pub unsafe fn copy(self, to: *mut u8, from: *const u8, bytes: usize) -> Result<()> {
+        let _place = self.enter()?;
+        // SAFETY: by the contract of the caller; addresses are unified.
+        unsafe { cu!(cuMemcpyAsync(to as u64, from as u64, bytes, self.0)) }
+    }
+
+    /// Sets every byte of memory of a GPU, or of pinned memory of the host.
+    ///
+    /// # Safety
+    /// It is valid for `bytes` bytes until the stream has come to it.
+    pub unsafe fn set(self, to: *mut u8, value: u8, bytes: usize) -> Result<()> {
+        let _place = self.enter()?;
+        // SAFETY: by the contract of the caller.
+        unsafe { cu!(cuMemsetD8Async(to as u64, value, bytes, self.0)) }
+    }
+
+    /// Calls a function on a thread of the driver.
+    ///
+    /// # Safety
+    /// The function may be called with this argument once for every time the stream comes to it.
+    pub unsafe fn call(self, function: Function, argument: *mut c_void) -> Result<()> {
+        let _place = self.enter()?;
+        // SAFETY: by the contract of the caller.
+        unsafe { cu!(cuLaunchHostFunc(self.0, Some(function), argument)) }
+    }
+
+    /// Begins to capture; `mode` as in CUDA: 0 global, 1 of the thread, 2 relaxed.
+    pub fn begin_capture(self, mode: i32) -> Result<()> {
+        let mode = match mode {
+            0 => CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL,
+            1 => CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+            _ => CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED,
+        };
+        let _place = self.enter()?;
+        // SAFETY: the stream is alive.
+        unsafe { cu!(cuStreamBeginCapture_v2(self.0, mode)) }
+    }
+
+    /// Ends the capture that began on this stream.
+    pub fn end_capture(self) -> Result<Graph> {
+        let _place = self.enter()?;
+        let mut graph = std::ptr::null_mut();
+        // SAFETY: the stream is alive; a place for the handle.
+        unsafe { cu!(cuStreamEndCapture(self.0, &mut graph)) }?;
+        Ok(Graph(graph))
+    }
+}
+
+impl<H> From<*mut H> for Stream {
+    fn from(handle: *mut H) -> Self {
+        Self(handle.cast())
+    }
+}

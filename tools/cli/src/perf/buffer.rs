@@ -1,0 +1,145 @@
+//! Where the measured data lies: the device, and buffers that are filled and read through copies, as
+//! a GPU's memory has to be.
+
+use super::options::{Options, Wanted};
+use crate::api::{Api, Handle};
+use crate::error::{Error, Result};
+use std::ffi::c_int;
+
+/// A kind of device, and how many of it this process sees.
+#[derive(Clone, Copy)]
+pub(super) struct Device {
+    /// The oxcclDeviceKind_t.
+    pub(super) kind: c_int,
+    count: u32,
+}
+
+impl Device {
+    /// The host, which takes any number.
+    pub(super) const HOST: Self = Self { kind: 0, count: u32::MAX };
+    const CUDA: c_int = 1;
+
+    /// What the options say, or the library of its own.
+    pub(super) fn find(options: &Options, api: &Api, rank: u32) -> Result<Self> {
+        let (mut kind, mut index, mut count) = (Self::HOST.kind, 0, 0);
+        // SAFETY: the places are writable.
+        unsafe {
+            match options.device {
+                Wanted::Host => {}
+                Wanted::Cuda => kind = Self::CUDA,
+                Wanted::Auto => {
+                    let code = (api.device_get)(&mut kind, &mut index);
+                    api.check(rank, "oxcclDeviceGet", code)?;
+                }
+            }
+            if kind == Self::HOST.kind {
+                return Ok(Self::HOST);
+            }
+            api.check(rank, "oxcclDeviceCount", (api.device_count)(kind, &mut count))?;
+        }
+        if options.register == 0 {
+            let text = "-R 0: memory of a GPU comes from ncclMemAlloc; leave it out";
+            return Err(Error::Options(text.to_owned()));
+        }
+        Ok(Self { kind, count: count.max(0) as u32 })
+    }
+
+    /// Makes one of them the calling thread's: `place` counts the ranks of this host.
+    pub(super) fn choose(self, api: &Api, rank: u32, place: u32) -> Result<()> {
+        // Where there is none the library says why.
+        let index = place.checked_rem(self.count).unwrap_or(0);
+        // SAFETY: no pointers.
+        let code = unsafe { (api.device_set)(self.kind, index as c_int) };
+        api.check(rank, "oxcclDeviceSet", code)
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        if self.kind == Self::CUDA { "cuda" } else { "host" }
+    }
+}
+
+/// A rank's memory for the largest case, from malloc or from the library.
+pub(super) struct Buffer {
+    data: *mut u8,
+    bytes: usize,
+    library: bool,
+    rank: u32,
+    stream: Handle,
+}
+
+impl Buffer {
+    /// On the device of the calling thread and of the rank's stream.
+    pub(super) fn new(
+        api: &Api,
+        (rank, stream): (u32, Handle),
+        bytes: usize,
+        library: bool,
+    ) -> Result<Self> {
+        if library {
+            let mut data = std::ptr::null_mut();
+            // SAFETY: `data` is writable.
+            api.check(rank, "ncclMemAlloc", unsafe { (api.mem_alloc)(&mut data, bytes) })?;
+            let buffer = Self { data: data.cast(), bytes, library, rank, stream };
+            // So that the system has given all of it.
+            buffer.set(api, 0, 1, bytes)?;
+            return Ok(buffer);
+        }
+        // Not zeroed memory: that would be one page, mapped many times.
+        let data = Box::into_raw(vec![1u8; bytes].into_boxed_slice()).cast();
+        Ok(Self { data, bytes, library, rank, stream })
+    }
+
+    pub(super) fn data(&self) -> *mut u8 {
+        self.data
+    }
+
+    /// The address of a part.
+    fn part(&self, at: usize, len: usize) -> *mut u8 {
+        assert!(at + len <= self.bytes);
+        self.data.wrapping_add(at)
+    }
+
+    fn wait(&self, api: &Api) -> Result<()> {
+        // SAFETY: the stream is alive.
+        let code = unsafe { (api.stream_synchronize)(self.stream, -1) };
+        api.check(self.rank, "oxcclStreamSynchronize", code)
+    }
+
+    /// Sets `len` bytes from `at` on, and waits for the stream.
+    pub(super) fn set(&self, api: &Api, at: usize, value: u8, len: usize) -> Result<()> {
+        let to = self.part(at, len).cast();
+        // SAFETY: within the buffer, which lives until the stream is done.
+        let code = unsafe { (api.memset_async)(to, value.into(), len, self.stream) };
+        api.check(self.rank, "oxcclMemsetAsync", code)?;
+        self.wait(api)
+    }
+
+    /// Copies to the bytes from `at` on, and waits for the stream.
+    pub(super) fn write(&self, api: &Api, at: usize, from: &[u8]) -> Result<()> {
+        self.copy(api, self.part(at, from.len()), from.as_ptr(), from.len())
+    }
+
+    /// Copies from the bytes from `at` on, and waits for the stream.
+    pub(super) fn read(&self, api: &Api, at: usize, to: &mut [u8]) -> Result<()> {
+        self.copy(api, to.as_mut_ptr(), self.part(at, to.len()), to.len())
+    }
+
+    fn copy(&self, api: &Api, to: *mut u8, from: *const u8, len: usize) -> Result<()> {
+        // SAFETY: two parts of this length, one of the buffer, that live until the stream is done.
+        let code = unsafe { (api.memcpy_async)(to.cast(), from.cast(), len, self.stream) };
+        api.check(self.rank, "oxcclMemcpyAsync", code)?;
+        self.wait(api)
+    }
+
+    /// Gives it back; its stream may be gone.
+    pub(super) fn free(self, api: &Api) -> Result<()> {
+        if self.library {
+            // SAFETY: the library allocated it.
+            let code = unsafe { (api.mem_free)(self.data.cast()) };
+            return api.check(self.rank, "ncclMemFree", code);
+        }
+        // SAFETY: it came from a boxed slice of this length.
+        drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(self.data, self.bytes)) });
+        Ok(())
+    }
+}
