@@ -790,15 +790,17 @@ ncclResult_t ncclCommMemStats(ncclComm_t comm,
 // Same as ncclCommMemStats, for wrappers that replace it.
 ncclResult_t pncclCommMemStats(ncclComm_t comm, ncclCommMemStat_t stat, uint64_t *value);
 
-// Allocates memory that peers on this host map, so that collectives use it in place.
+// Allocates memory of the calling thread's device that peers on this host map, so that collectives
+// use it in place.
 //
-// `ptr`: out, aligned to 64 KiB, zeroed. `size`: in bytes. Blocks: never.
+// `ptr`: out, aligned to 64 KiB, zeroed. `size`: in bytes. Blocks: on a GPU until it is zeroed.
 ncclResult_t ncclMemAlloc(void **ptr, size_t size);
 
 // Same as ncclMemAlloc, for wrappers that replace it.
 ncclResult_t pncclMemAlloc(void **ptr, size_t size);
 
-// Frees memory from ncclMemAlloc; null is ignored. No operation may still use it. Blocks: never.
+// Frees memory from ncclMemAlloc; null is ignored. No operation may still use it. Blocks: on a
+// GPU until that has done everything, as cudaFree does.
 ncclResult_t ncclMemFree(void *ptr);
 
 // Same as ncclMemFree, for wrappers that replace it.

@@ -83,23 +83,29 @@ ncclResult_t oxcclDeviceGet(oxcclDeviceKind_t *kind, int *index);
 
 // Allocates memory of the calling thread's device; same as ncclMemAlloc.
 //
-// `ptr`: out, aligned to 64 KiB, zeroed. `size`: in bytes. Blocks: never.
+// `ptr`: out, aligned to 64 KiB, zeroed. `size`: in bytes. Blocks: on a GPU until it is zeroed.
 ncclResult_t oxcclMemAlloc(void **ptr, size_t size);
 
-// Frees memory from oxcclMemAlloc or ncclMemAlloc; null is ignored. Blocks: never.
+// Frees memory from oxcclMemAlloc or ncclMemAlloc, of whatever device; null is ignored. Blocks: on a
+// GPU until that has done everything, as cudaFree does.
 ncclResult_t oxcclMemFree(void *ptr);
 
-// Copies `bytes` bytes, in the order of the stream; the buffers must not overlap.
+// Copies `bytes` bytes, in the order of the stream; the buffers must not overlap. On a stream of CUDA
+// each may be memory of the host or of any GPU.
 //
-// `dst`: out. `src`: in. Blocks: never.
-ncclResult_t oxcclMemcpyAsync(void *dst, const void *src, size_t bytes, oxcclStream_t stream);
+// `dst`: out. `src`: in. Blocks: never; but a stream of CUDA may wait for its turn where memory of the
+// host is not pinned.
+ncclResult_t oxcclMemcpyAsync(void *dst,
+                              const void *src,
+                              size_t bytes,
+                              oxcclStream_t stream);
 
 // Sets `bytes` bytes to the low 8 bits of `value`, in the order of the stream.
 //
 // `dst`: out. Blocks: never.
 ncclResult_t oxcclMemsetAsync(void *dst, int value, size_t bytes, oxcclStream_t stream);
 
-// Makes an event. `event`: out. Blocks: never.
+// Makes an event of the calling thread's device. `event`: out. Blocks: never.
 ncclResult_t oxcclEventCreate(oxcclEvent_t *event);
 
 // Ends an event. Blocks: never.
@@ -170,7 +176,8 @@ ncclResult_t oxcclCommInitEnv(ncclComm_t *comm, const ncclConfig_t *config);
 // `timeoutNs`: nanoseconds, −1 for no bound. Blocks: never.
 ncclResult_t oxcclCommSetTimeout(ncclComm_t comm, int64_t timeoutNs);
 
-// Makes a stream on the calling thread's device. `stream`: out. Blocks: never.
+// Makes a stream on the calling thread's device; on a GPU one that the default stream does not wait
+// for. `stream`: out. Blocks: never.
 ncclResult_t oxcclStreamCreate(oxcclStream_t *stream);
 
 // Ends a stream; what it still has to do is done nevertheless. Blocks: never.
@@ -187,9 +194,11 @@ ncclResult_t oxcclStreamSynchronize(oxcclStream_t stream, int64_t timeoutNs);
 // Makes what the stream does from now on wait for an event. Blocks: never.
 ncclResult_t oxcclStreamWaitEvent(oxcclStream_t stream, oxcclEvent_t event);
 
-// Calls `func(arg)` on a thread of the library, in the order of the stream. It must not call this
+// Calls `func(arg)` on a thread of the library, or of CUDA, in the order of the stream. It must not call this
 // library's functions that block. Blocks: never.
-ncclResult_t oxcclStreamHostFunc(oxcclStream_t stream, oxcclHostFn_t func, void *arg);
+ncclResult_t oxcclStreamHostFunc(oxcclStream_t stream,
+                                 oxcclHostFn_t func,
+                                 void *arg);
 
 // Gathers the inputs of all ranks, of different lengths, in every rank's output.
 //
