@@ -78,7 +78,7 @@ impl Drop for Buffer {
 }
 
 /// An element between 2⁻¹⁰ and 2¹⁰ in magnitude: sums cancel and lose low bits, products saturate.
-fn element(random: &mut Random, dtype: DataType) -> Vec<u8> {
+pub fn element(random: &mut Random, dtype: DataType) -> Vec<u8> {
     let (draw, exponent) = (random.draw(), random.below(20) as i32 - 10);
     let fraction = 1.0 + (draw >> 12) as f64 / (1u64 << 52) as f64;
     let value = fraction * 2f64.powi(exponent) * if draw & 1 == 0 { 1.0 } else { -1.0 };

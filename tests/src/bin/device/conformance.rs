@@ -1,0 +1,240 @@
+//! Every collective against the fold in rank order, on random data with poisoned outputs.
+
+use crate::rank::{Call, Memory, Outcome, Rank, Replay, ok};
+use oxccl::nccl::group::{ncclGroupEnd, ncclGroupStart};
+use oxccl::oxccl::types::oxcclCaptureMode_t;
+use oxccl_plan::{Collective, DataType, ReduceOp, Spec, arith};
+use oxccl_tests::deterministic::element;
+use oxccl_tests::sequence::Random;
+use std::ffi::c_void;
+
+const POISON: u8 = 0xa5;
+/// Bytes after an output that nobody may write.
+const GUARD: usize = 64;
+
+/// How a call is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Manner {
+    Eager,
+    Captured,
+}
+
+/// A call with what makes its data.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Case {
+    pub(crate) call: Call,
+    pub(crate) in_place: bool,
+    /// Bytes by which buffers are off alignment, a multiple of the element's size.
+    pub(crate) skew: usize,
+    pub(crate) seed: u64,
+    pub(crate) manner: Manner,
+}
+
+impl Case {
+    fn spec(&self, nranks: i32) -> Spec {
+        Spec::new(self.call.collective, nranks as u32, self.call.root as u32)
+    }
+
+    fn block(&self) -> usize {
+        self.call.count * self.call.dtype.size()
+    }
+
+    /// What a rank contributes; every rank can tell.
+    fn input(&self, nranks: i32, rank: u32) -> Vec<u8> {
+        let blocks = self.spec(nranks).input_blocks(rank) as usize;
+        let mut random = Random(self.seed.wrapping_mul(0x9e37_79b9) ^ u64::from(rank) << 40);
+        let bytes = blocks * self.block();
+        let mut out = Vec::with_capacity(bytes + 8);
+        while out.len() < bytes {
+            if self.seed.is_multiple_of(2) {
+                out.extend(random.draw().to_ne_bytes());
+            } else {
+                out.extend(element(&mut random, self.call.dtype));
+            }
+        }
+        out.truncate(bytes);
+        out
+    }
+
+    /// What a rank has to get.
+    fn expected(&self, nranks: i32, rank: u32) -> Vec<u8> {
+        let (spec, block) = (self.spec(nranks), self.block());
+        let blocks = spec.output_blocks(rank);
+        let mut out = Vec::new();
+        for number in 0..blocks {
+            let of = |source: u32, from: u32| {
+                let input = self.input(nranks, from);
+                input[source as usize * block..(source as usize + 1) * block].to_vec()
+            };
+            let source = spec.source_block(rank);
+            match spec.source_rank(number) {
+                Some(from) => {
+                    let source = match self.call.collective {
+                        Collective::AllToAll => rank,
+                        _ => source,
+                    };
+                    out.extend(of(source, from));
+                }
+                None => {
+                    let inputs: Vec<_> = (0..nranks as u32).map(|from| of(source, from)).collect();
+                    let operands: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
+                    let finish = Some(nranks as u32);
+                    out.extend(arith::fold(self.call.dtype, self.call.op, &operands, finish));
+                }
+            }
+        }
+        out
+    }
+}
+
+/// Buffers of a rank.
+pub(crate) struct Buffers {
+    pub(crate) input: Memory,
+    pub(crate) output: Memory,
+}
+
+impl Buffers {
+    pub(crate) fn new(bytes: usize) -> Outcome<Self> {
+        Ok(Self { input: Memory::new(bytes)?, output: Memory::new(bytes)? })
+    }
+}
+
+/// Where a case's data lies at a rank.
+struct Laid {
+    from: *const c_void,
+    to: *mut c_void,
+    /// The output with its guard.
+    bytes: usize,
+}
+
+fn lay(case: &Case, rank: &Rank, buffers: &Buffers) -> Outcome<Laid> {
+    let (own, nranks) = (rank.rank as u32, rank.nranks);
+    let (spec, block) = (case.spec(nranks), case.block());
+    let input = case.input(nranks, own);
+    let to = buffers.output.at.wrapping_byte_add(case.skew);
+    let bytes = spec.output_blocks(own) as usize * block + GUARD;
+    let (mut from, mut to) = (buffers.input.at.wrapping_byte_add(case.skew), to);
+    if case.in_place
+        && let Some((i, o)) = spec.in_place(own)
+    {
+        // The smaller one lies within the larger one.
+        if spec.input_blocks(own) > spec.output_blocks(own) {
+            from = to;
+            to = to.wrapping_byte_add(i as usize * block);
+        } else {
+            from = to.wrapping_byte_add(o as usize * block);
+        }
+    }
+    let room = bytes.max(input.len() + GUARD);
+    rank.upload(buffers.output.at.wrapping_byte_add(case.skew), &vec![POISON; room])?;
+    rank.upload(from, &input)?;
+    Ok(Laid { from, to, bytes })
+}
+
+fn verify(case: &Case, rank: &Rank, laid: &Laid) -> Outcome {
+    let spec = case.spec(rank.nranks);
+    let found = rank.download(laid.to, laid.bytes)?;
+    let expected = case.expected(rank.nranks, rank.rank as u32);
+    if let Some(at) = (0..expected.len()).find(|&i| found[i] != expected[i]) {
+        let (got, want) = (found[at], expected[at]);
+        return Err(format!(
+            "rank {}: byte {at} of {} is {got:#04x} instead of {want:#04x} in {case:?}",
+            rank.rank,
+            expected.len()
+        ));
+    }
+    // In place the input may follow.
+    let own = rank.rank as u32;
+    let nested = case.in_place && spec.input_blocks(own) > spec.output_blocks(own);
+    if !nested && found[expected.len()..].iter().any(|&b| b != POISON) {
+        return Err(format!(
+            "rank {}: bytes behind the output were written in {case:?}",
+            rank.rank
+        ));
+    }
+    Ok(())
+}
+
+/// Plays a case on the ranks of this thread.
+pub(crate) fn play(case: &Case, ranks: &[Rank], buffers: &[Buffers]) -> Outcome {
+    let mut laid = Vec::new();
+    for (rank, buffers) in ranks.iter().zip(buffers) {
+        crate::rank::choose(rank.rank)?;
+        laid.push(lay(case, rank, buffers)?);
+    }
+    let call = |rank: &Rank, laid: &Laid| ok(rank.call(case.call, laid.from, laid.to));
+    match (case.manner, ranks) {
+        (Manner::Captured, [rank]) => {
+            let mode = oxcclCaptureMode_t::oxcclCaptureGlobal;
+            let replay = Replay::capture(rank.stream, mode, || call(rank, &laid[0]))?;
+            replay.launch(rank.stream)?;
+            rank.synchronize()?;
+        }
+        (_, [rank]) => call(rank, &laid[0])?,
+        _ => {
+            // SAFETY: no arguments.
+            unsafe {
+                ok(ncclGroupStart())?;
+                for (rank, laid) in ranks.iter().zip(&laid) {
+                    call(rank, laid)?;
+                }
+                ok(ncclGroupEnd())?;
+            }
+        }
+    }
+    ranks.iter().zip(&laid).try_for_each(|(rank, laid)| {
+        rank.synchronize()?;
+        verify(case, rank, laid)
+    })
+}
+
+/// All products of small cases: collectives, types, operations, sizes around the edges of lines.
+pub(crate) fn small(nranks: i32, single: bool) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for collective in Collective::ALL {
+        let ops = if collective.reduces() { &ReduceOp::ALL[..] } else { &ReduceOp::ALL[..1] };
+        for dtype in DataType::ALL {
+            for &op in ops {
+                for count in [0, 1, 3, 16, 129, 1000] {
+                    let number = cases.len() as u64;
+                    let root = (number % nranks as u64) as i32;
+                    let call = Call { collective, count, dtype, op, root };
+                    let captured = single && number % 3 == 0;
+                    let manner = if captured { Manner::Captured } else { Manner::Eager };
+                    // In place, all-to-all is not defined.
+                    let in_place = number % 4 == 1 && collective != Collective::AllToAll;
+                    let skew = if number % 5 == 2 { dtype.size() } else { 0 };
+                    cases.push(Case { call, in_place, skew, seed: number, manner });
+                }
+            }
+        }
+    }
+    cases
+}
+
+/// Larger cases, drawn: up to `bytes` per block.
+pub(crate) fn large(nranks: i32, single: bool, bytes: usize, cases: u64) -> Vec<Case> {
+    let mut random = Random(bytes as u64);
+    let draw = |i: u64| {
+        let collective = Collective::ALL[i as usize % Collective::ALL.len()];
+        let dtype = DataType::ALL[random.below(12) as usize];
+        let op = ReduceOp::ALL[random.below(5) as usize];
+        let most = bytes / dtype.size();
+        // Sizes of all magnitudes, often next to a power of two.
+        let power = 1usize << random.below(u64::from(usize::BITS - most.leading_zeros()));
+        let count = (power + random.below(power as u64) as usize * (i % 2) as usize + 1
+            - random.below(3) as usize)
+            .clamp(1, most);
+        let root = random.below(nranks as u64) as i32;
+        let call = Call { collective, count, dtype, op, root };
+        let captured = single && random.below(3) == 0;
+        Case {
+            call,
+            in_place: random.below(4) == 0 && collective != Collective::AllToAll,
+            skew: random.below(2) as usize * dtype.size() * random.below(16) as usize,
+            seed: i * 7 + bytes as u64 % 2,
+            manner: if captured { Manner::Captured } else { Manner::Eager },
+        }
+    };
+    (0..cases).map(draw).collect()
+}

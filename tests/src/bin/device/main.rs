@@ -1,0 +1,200 @@
+//! Conformance, graphs, registration and failures on the device that is there: GPUs where there are
+//! any, host memory otherwise. `oxccl-device-tests [FILTER]` runs every test in a process of its own
+//! and prints a table; with more than one GPU a rank per GPU, else four ranks on the one.
+
+mod conformance;
+mod failures;
+mod graphs;
+mod order;
+mod rank;
+
+use oxccl::nccl::comm::ncclCommInitAll;
+use oxccl::oxccl::types::oxcclDeviceKind_t;
+use oxccl_tests::job::{Job, bind_to_parent, wait_until};
+use rank::{Outcome, Rank, devices, last_error, ok, unique_id};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+/// How ranks are spread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Layout {
+    /// A thread each.
+    Threads,
+    /// All in one thread.
+    Single,
+    /// A process each.
+    Processes,
+}
+
+/// A test: what the ranks of one thread do.
+pub(crate) struct Test {
+    pub(crate) name: &'static str,
+    pub(crate) layouts: &'static [Layout],
+    pub(crate) body: fn(&[Rank]) -> Outcome,
+}
+
+const THREADS: &[Layout] = &[Layout::Threads];
+const APART: &[Layout] = &[Layout::Threads, Layout::Processes];
+const ALL: &[Layout] = &[Layout::Threads, Layout::Single, Layout::Processes];
+
+const TESTS: &[Test] = &[
+    Test { name: "every collective, type and operation", layouts: ALL, body: order::small },
+    Test { name: "large and odd sizes", layouts: ALL, body: order::large },
+    Test { name: "send and receive", layouts: ALL, body: order::messages },
+    Test { name: "two streams, random delays", layouts: APART, body: order::two_streams },
+    Test { name: "a sequence of 10 000", layouts: APART, body: order::sequence },
+    Test { name: "the first operation captured", layouts: THREADS, body: graphs::first_captured },
+    Test { name: "100 000 replays", layouts: THREADS, body: graphs::replays },
+    Test { name: "captured and eager mixed", layouts: APART, body: graphs::mixed },
+    Test { name: "messages captured", layouts: APART, body: graphs::messages },
+    Test { name: "destroyed before its graphs", layouts: THREADS, body: graphs::destroyed_first },
+    Test { name: "captured on some ranks only", layouts: THREADS, body: graphs::some_captured },
+    Test { name: "differing calls are told", layouts: APART, body: failures::mismatch },
+    Test { name: "abort ends a running kernel", layouts: APART, body: failures::abort },
+    Test { name: "a limit ends a wait", layouts: THREADS, body: failures::limit },
+];
+
+/// How long a test may take.
+const LIMIT: Duration = Duration::from_secs(120);
+
+fn nranks() -> i32 {
+    let (_, count) = devices();
+    std::env::var("OXCCL_TEST_RANKS").ok().and_then(|n| n.parse().ok()).unwrap_or(match count {
+        1 => 4,
+        n => n,
+    })
+}
+
+fn in_threads(test: &Test, nranks: i32) -> Outcome {
+    let id = unique_id()?;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..nranks)
+            .map(|rank| {
+                scope.spawn(move || {
+                    let rank = Rank::join(id, nranks, rank)?;
+                    (test.body)(&[rank])
+                })
+            })
+            .collect();
+        let results = threads.into_iter().map(|t| t.join().unwrap_or(Err("a panic".to_owned())));
+        let failed: Vec<String> = results.filter_map(Result::err).collect();
+        if failed.is_empty() { Ok(()) } else { Err(failed.join(" | ")) }
+    })
+}
+
+fn in_one_thread(test: &Test, nranks: i32) -> Outcome {
+    let mut comms = vec![std::ptr::null_mut(); nranks as usize];
+    let (_, count) = devices();
+    let list: Vec<i32> = (0..nranks).map(|rank| rank % count).collect();
+    rank::choose(0)?;
+    // SAFETY: room for the handles and a device each.
+    ok(unsafe { ncclCommInitAll(comms.as_mut_ptr(), nranks, list.as_ptr()) })?;
+    let make = |(rank, comm)| {
+        rank::choose(rank)?;
+        Rank::with(comm, nranks, rank)
+    };
+    let ranks = (0..nranks).zip(comms).map(make).collect::<Outcome<Vec<_>>>()?;
+    (test.body)(&ranks)
+}
+
+/// This process is one rank of a job.
+fn as_a_rank(test: &Test) -> Outcome {
+    let mut comm = std::ptr::null_mut();
+    // SAFETY: a place for the handle, and no configuration.
+    let made = unsafe { oxccl::oxccl::launch::oxcclCommInitEnv(&mut comm, std::ptr::null()) };
+    ok(made)?;
+    let number = |name: &str| std::env::var(name).ok().and_then(|n| n.parse().ok()).unwrap_or(0);
+    let (rank, nranks) = (number("OXCCL_RANK"), number("OXCCL_NRANKS"));
+    rank::choose(rank)?;
+    (test.body)(&[Rank::with(comm, nranks, rank)?])
+}
+
+/// Runs a test in a process of its own, or a job of them.
+fn run(test: &Test, layout: Layout, nranks: i32) -> Outcome {
+    let program = std::env::current_exe().map_err(|e| e.to_string())?;
+    if layout == Layout::Processes {
+        let job = Job::start(&program, nranks as u32, LIMIT, |_, command| {
+            command.arg("--rank").arg(test.name);
+        });
+        let ended = job.wait();
+        let failed: Vec<_> = ended.iter().filter(|e| e.status != Some(0)).collect();
+        let text = failed.iter().map(|e| format!("{:?}: {}", e.status, e.output));
+        return if failed.is_empty() { Ok(()) } else { Err(text.collect::<Vec<_>>().join(" | ")) };
+    }
+    let mut command = Command::new(program);
+    command.arg("--one").arg(test.name).arg(format!("{layout:?}"));
+    // Ranks that share a GPU need hardware queues of their own.
+    command.env("CUDA_DEVICE_MAX_CONNECTIONS", "32");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = bind_to_parent(&mut command).spawn().map_err(|e| e.to_string())?;
+    let reader = child.stderr.take().map(|mut err| {
+        std::thread::spawn(move || {
+            let mut text = String::new();
+            let _ = std::io::Read::read_to_string(&mut err, &mut text);
+            text
+        })
+    });
+    let status = wait_until(&mut child, Instant::now() + LIMIT);
+    let text = reader.and_then(|r| r.join().ok()).unwrap_or_default();
+    match status {
+        Some(0) => Ok(()),
+        status => Err(format!("{status:?}: {text}")),
+    }
+}
+
+/// Why a test does not run here.
+fn skipped(layout: Layout, nranks: i32) -> Option<String> {
+    let (kind, count) = devices();
+    let cuda = kind == oxcclDeviceKind_t::oxcclDeviceCuda;
+    (cuda && layout == Layout::Processes && count < nranks)
+        .then(|| "processes share a GPU by turns: a rank would wait for one that cannot run".into())
+}
+
+fn table(filter: &str) -> ExitCode {
+    let (kind, count) = devices();
+    let nranks = nranks();
+    println!("{nranks} ranks on {count} devices ({kind:?})");
+    let mut failures = 0;
+    for test in TESTS {
+        for &layout in test.layouts {
+            if !format!("{} {layout:?}", test.name).contains(filter) {
+                continue;
+            }
+            let start = Instant::now();
+            let (verdict, text) = match skipped(layout, nranks) {
+                Some(reason) => ("skipped", reason),
+                None => match run(test, layout, nranks) {
+                    Ok(()) => ("passed", String::new()),
+                    Err(text) => ("FAILED", text.chars().take(1500).collect()),
+                },
+            };
+            failures += u32::from(verdict == "FAILED");
+            let (layout, seconds) = (format!("{layout:?}"), start.elapsed().as_secs_f64());
+            println!(
+                "| {:<38} | {layout:<9} | {verdict:<7} | {seconds:>6.1} s | {text}",
+                test.name
+            );
+        }
+    }
+    if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let find = |name: &str| TESTS.iter().find(|t| t.name == name).expect("a known test");
+    let outcome = match arguments[..] {
+        ["--rank", name] => as_a_rank(find(name)),
+        ["--one", name, "Single"] => in_one_thread(find(name), nranks()),
+        ["--one", name, _] => in_threads(find(name), nranks()),
+        [filter] => return table(filter),
+        _ => return table(""),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(text) => {
+            eprintln!("{text} (last error: {})", last_error());
+            ExitCode::FAILURE
+        }
+    }
+}
