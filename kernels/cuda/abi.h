@@ -52,11 +52,17 @@ namespace oxccl {
 // Operations of a program.
 #define MAX_STEPS 64
 
-// Messages that one launch sends and receives.
+// Messages that a launch with a small argument sends and receives.
+#define FEW_MESSAGES 32
+
+// Messages that any launch does.
 #define MAX_MESSAGES 512
 
 // Threads of a block, the last warp of which watches.
 #define BLOCK_THREADS 544
+
+// Threads of a block that sends or receives: many blocks have to run at once.
+#define EXCHANGE_THREADS 288
 
 // Kinds of [`Step`].
 #define STEP_COPY 0
@@ -186,16 +192,8 @@ typedef struct Rank {
   uint64_t control;
 } Rank;
 
-// A message of send and receive.
-typedef struct Message {
-  // The user's buffer.
-  uint64_t data;
-  // Its bytes.
-  uint64_t bytes;
-} Message;
-
-// The messages of a group. A queue is a peer and a direction; each lane of a queue is a block, and
-// carries its part of the queue's large messages, the first one all of the small ones.
+// Whose messages a group's are. A queue is a peer and a direction; each lane of a queue is a block,
+// and carries its part of the queue's large messages, the first one all of the small ones.
 typedef struct Exchange {
   // Who calls it.
   Rank rank;
@@ -209,9 +207,32 @@ typedef struct Exchange {
   uint32_t first[QUEUE_BOUNDS];
   // Padding.
   uint32_t unused_too;
+} Exchange;
+
+// A message of send and receive.
+typedef struct Message {
+  // The user's buffer.
+  uint64_t data;
+  // Its bytes.
+  uint64_t bytes;
+} Message;
+
+// A group with few messages: launches hold their arguments until they run, and there is not much
+// room for those that wait.
+typedef struct FewMessages {
+  // Whose.
+  Exchange exchange;
+  // The messages.
+  Message messages[FEW_MESSAGES];
+} FewMessages;
+
+// A group with many messages.
+typedef struct ManyMessages {
+  // Whose.
+  Exchange exchange;
   // The messages.
   Message messages[MAX_MESSAGES];
-} Exchange;
+} ManyMessages;
 
 // A collective.
 typedef struct Collective {

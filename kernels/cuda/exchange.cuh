@@ -99,11 +99,9 @@ struct Lane {
   }
 };
 
-}  // namespace oxccl
-
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
-    oxccl_exchange(const __grid_constant__ oxccl::Exchange exchange) {
-  using namespace oxccl;
+template <typename Messages>
+__device__ inline void run_exchange(const Messages& all) {
+  const Exchange& exchange = all.exchange;
   const Rank& r = exchange.rank;
   int index = blockIdx.x / exchange.lanes, lane = blockIdx.x % exchange.lanes;
   int queue = exchange.queues[index], peer = queue / 2;
@@ -115,10 +113,22 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
   } else {
     Lane run{r, peer, lane, own->messages};
     for (int i = exchange.first[index]; i < exchange.first[index + 1]; i++)
-      if (!run.carry(exchange.messages[i], sends)) break;
+      if (!run.carry(all.messages[i], sends)) break;
     sync_movers();
     if (threadIdx.x == 0) own->messages = run.number;
   }
   __syncthreads();
   if (threadIdx.x == 0) leave(own);
+}
+
+}  // namespace oxccl
+
+extern "C" __global__ void __launch_bounds__(EXCHANGE_THREADS)
+    oxccl_few_messages(const __grid_constant__ oxccl::FewMessages messages) {
+  oxccl::run_exchange(messages);
+}
+
+extern "C" __global__ void __launch_bounds__(EXCHANGE_THREADS)
+    oxccl_many_messages(const __grid_constant__ oxccl::ManyMessages messages) {
+  oxccl::run_exchange(messages);
 }

@@ -32,10 +32,14 @@ pub const LANE_SLOT_BYTES: usize = 32 * 1024;
 pub const ANNOUNCEMENTS: usize = 4;
 /// Operations of a program.
 pub const MAX_STEPS: usize = 64;
-/// Messages that one launch sends and receives.
+/// Messages that a launch with a small argument sends and receives.
+pub const FEW_MESSAGES: usize = 32;
+/// Messages that any launch does.
 pub const MAX_MESSAGES: usize = 512;
 /// Threads of a block, the last warp of which watches.
 pub const BLOCK_THREADS: usize = 544;
+/// Threads of a block that sends or receives: many blocks have to run at once.
+pub const EXCHANGE_THREADS: usize = 288;
 
 /// Kinds of [`Step`].
 pub const STEP_COPY: u8 = 0;
@@ -279,8 +283,8 @@ pub struct Message {
     pub bytes: u64,
 }
 
-/// The messages of a group. A queue is a peer and a direction; each lane of a queue is a block, and
-/// carries its part of the queue's large messages, the first one all of the small ones.
+/// Whose messages a group's are. A queue is a peer and a direction; each lane of a queue is a block,
+/// and carries its part of the queue's large messages, the first one all of the small ones.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Exchange {
@@ -296,6 +300,25 @@ pub struct Exchange {
     pub first: [u32; QUEUE_BOUNDS],
     /// Padding.
     pub unused_too: u32,
+}
+
+/// A group with few messages: launches hold their arguments until they run, and there is not much
+/// room for those that wait.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct FewMessages {
+    /// Whose.
+    pub exchange: Exchange,
+    /// The messages.
+    pub messages: [Message; FEW_MESSAGES],
+}
+
+/// A group with many messages.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ManyMessages {
+    /// Whose.
+    pub exchange: Exchange,
     /// The messages.
     pub messages: [Message; MAX_MESSAGES],
 }

@@ -201,7 +201,7 @@ fn headers() -> [Header; 4] {
             file: "kernels/cuda/abi.h",
             begin: KERNELS_BEGIN.to_owned(),
             end: "}  // namespace oxccl\n",
-            include: &["Control", "Counters", "Exchange", "Program", "Shared"],
+            include: &["Control", "Counters", "FewMessages", "ManyMessages", "Program", "Shared"],
             exclude: &[],
             style: Style::Type,
             guard: "",

@@ -23,8 +23,6 @@ const WARP: u32 = 32;
 const CHANNEL_BYTES: u64 = 8 << 10;
 /// Parts begin on lines of this size.
 const ALIGN_BYTES: u64 = 16;
-/// Threads of a block of the exchange kernel: many blocks have to run at once.
-const EXCHANGE_THREADS: u32 = 256 + WARP;
 
 fn collective(seat: &Seat, call: &Call) -> abi::Collective {
     let Call { spec, dtype, op, count, .. } = *call;
@@ -189,28 +187,42 @@ pub fn exchange(seat: &Arc<Seat>, transfers: &[Transfer], stream: Stream) -> Res
     let rank = seat.view.rank;
     let own = |send| transfers.iter().filter(move |t| t.peer == rank && t.send == send);
     let pairs: Vec<_> = own(true).zip(own(false)).filter(|(from, _)| from.bytes > 0).collect();
-    let argument = queues(seat, transfers)?;
-    if pairs.is_empty() && argument.first[1] == 0 {
+    let (exchange, messages) = queues(seat, transfers)?;
+    let queues = exchange.first.windows(2).take_while(|bounds| bounds[1] > bounds[0]).count();
+    if pairs.is_empty() && queues == 0 {
         return Ok(());
     }
+    let shape = (queues as u32 * exchange.lanes, abi::EXCHANGE_THREADS as u32);
     seat.launch(stream, || {
         for (from, to) in &pairs {
             // SAFETY: the user's buffers, of these sizes by the contract of the call.
             unsafe { cu!(cuMemcpyAsync(to.data as u64, from.data as u64, from.bytes, stream.0)) }?;
         }
-        let queues = argument.first.iter().skip(1).take_while(|&&end| end > 0).count() as u32;
+        let functions = seat.functions;
         if queues == 0 {
-            return Ok(());
+            Ok(())
+        } else if messages.len() <= abi::FEW_MESSAGES {
+            let few = abi::FewMessages { exchange, messages: filled(&messages) };
+            // SAFETY: the kernel takes this structure; the buffers are the user's by the contract of
+            // the call.
+            unsafe { launch(functions.few_messages, shape, &few, stream.0) }
+        } else {
+            let many = abi::ManyMessages { exchange, messages: filled(&messages) };
+            // SAFETY: as above.
+            unsafe { launch(functions.many_messages, shape, &many, stream.0) }
         }
-        let shape = (queues * argument.lanes, EXCHANGE_THREADS);
-        // SAFETY: the kernel takes this structure; the buffers are the user's by the contract of the
-        // call.
-        unsafe { launch(seat.functions.exchange, shape, &argument, stream.0) }
     })
 }
 
-/// The messages with other ranks, by queue; `first` is 0 after the last queue.
-fn queues(seat: &Seat, transfers: &[Transfer]) -> Result<abi::Exchange> {
+/// As many messages as there are, and then empty ones.
+fn filled<const N: usize>(messages: &[abi::Message]) -> [abi::Message; N] {
+    let mut all = [abi::Message::default(); N];
+    all.iter_mut().zip(messages).for_each(|(to, from)| *to = *from);
+    all
+}
+
+/// The messages with other ranks, by queue.
+fn queues(seat: &Seat, transfers: &[Transfer]) -> Result<(abi::Exchange, Vec<abi::Message>)> {
     let rank = seat.view.rank;
     let mut exchange = abi::Exchange {
         rank: seat.view,
@@ -219,7 +231,6 @@ fn queues(seat: &Seat, transfers: &[Transfer]) -> Result<abi::Exchange> {
         queues: [0; abi::QUEUES],
         first: [0; abi::QUEUE_BOUNDS],
         unused_too: 0,
-        messages: [abi::Message::default(); abi::MAX_MESSAGES],
     };
     let others: Vec<&Transfer> =
         transfers.iter().filter(|t| t.peer != rank && t.bytes > 0).collect();
@@ -231,20 +242,18 @@ fn queues(seat: &Seat, transfers: &[Transfer]) -> Result<abi::Exchange> {
     if others.iter().any(|t| t.bytes > abi::SMALL_MESSAGE_BYTES) {
         exchange.lanes = seat.view.lanes;
     }
-    let (mut queue, mut message) = (0, 0);
+    let (mut queue, mut messages) = (0, Vec::new());
     for number in 0..abi::QUEUES as u32 {
         let (peer, send) = (number / 2, number % 2 == 1);
-        let before = message;
-        for transfer in others.iter().filter(|t| t.peer == peer && t.send == send) {
-            let (data, bytes) = (transfer.data as u64, transfer.bytes as u64);
-            exchange.messages[message] = abi::Message { data, bytes };
-            message += 1;
-        }
-        if message > before {
+        let before = messages.len();
+        let of_queue = others.iter().filter(|t| t.peer == peer && t.send == send);
+        messages
+            .extend(of_queue.map(|t| abi::Message { data: t.data as u64, bytes: t.bytes as u64 }));
+        if messages.len() > before {
             exchange.queues[queue] = number;
-            exchange.first[queue + 1] = message as u32;
+            exchange.first[queue + 1] = messages.len() as u32;
             queue += 1;
         }
     }
-    Ok(exchange)
+    Ok((exchange, messages))
 }

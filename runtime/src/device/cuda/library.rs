@@ -14,8 +14,10 @@ pub struct Functions {
     pub packets: [CUfunction; DataType::ALL.len()],
     /// Program kernels, by number of the element type.
     pub programs: [CUfunction; DataType::ALL.len()],
-    /// Send and receive.
-    pub exchange: CUfunction,
+    /// Send and receive, [`oxccl_kernels::abi::FewMessages`].
+    pub few_messages: CUfunction,
+    /// The same, [`oxccl_kernels::abi::ManyMessages`].
+    pub many_messages: CUfunction,
 }
 
 // SAFETY: functions may be launched from any thread.
@@ -88,7 +90,8 @@ pub fn functions(gpu: &'static Gpu) -> Result<&'static Functions> {
     let functions = Functions {
         packets: each("oxccl_packets_")?,
         programs: each("oxccl_program_")?,
-        exchange: function("oxccl_exchange")?,
+        few_messages: function("oxccl_few_messages")?,
+        many_messages: function("oxccl_many_messages")?,
     };
     let functions = &*Box::leak(Box::new(functions));
     ready.push((gpu.index, functions));
