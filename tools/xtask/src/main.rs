@@ -38,6 +38,7 @@ fn abi_facts(root: &Path, wheel: &Path) -> Result<(), xtask::abi::Error> {
 
 fn codegen(root: &Path) -> Result<(), String> {
     xtask::headers::write(root).map_err(|e| e.to_string())?;
+    xtask::bindings::write(root).map_err(|e| e.to_string())?;
     let file = xtask::environment::FILE;
     xtask::environment::write(root).map_err(|e| format!("{file}: {e}"))
 }
