@@ -4,5 +4,6 @@ pub mod abi;
 pub mod bindings;
 pub mod environment;
 pub mod headers;
+pub mod install;
 pub mod model;
 pub mod tidy;

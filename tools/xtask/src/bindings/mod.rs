@@ -79,9 +79,9 @@ fn free(name: &str, keywords: &[&str]) -> String {
 }
 
 /// The functions with their parameters and what they return.
-fn functions<'a>(
-    model: &'a Model,
-) -> impl Iterator<Item = (&'a Declaration<Kind>, &'a [Declaration<Type>], &'a Type)> {
+fn functions(
+    model: &Model,
+) -> impl Iterator<Item = (&Declaration<Kind>, &[Declaration<Type>], &Type)> {
     model.0.iter().filter_map(|d| match &d.what {
         Kind::Function(parameters, output) => Some((d, parameters.as_slice(), output)),
         _ => None,
