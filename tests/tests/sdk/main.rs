@@ -1,5 +1,6 @@
 //! The installed product as others use it: build systems and languages, each outside the repository.
 
+mod cpp;
 mod install;
 
 use oxccl_tests::job::{bind_to_parent, wait_until};

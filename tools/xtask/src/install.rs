@@ -72,6 +72,7 @@ pub fn install(root: &Path, options: &Options) -> Result<(), Error> {
     for header in HEADERS {
         copy(&headers.join(header), &prefix.join("include/oxccl").join(header))?;
     }
+    copy(&root.join("bindings/cpp/oxccl.hpp"), &prefix.join("include/oxccl/oxccl.hpp"))?;
     template(root, "oxccl.pc", &lib.join("pkgconfig"))?;
     for file in ["oxccl-config.cmake", "oxccl-config-version.cmake"] {
         template(root, file, &lib.join("cmake/oxccl"))?;
