@@ -522,14 +522,14 @@ func oxcclMemFree(ptr unsafe.Pointer) error {
 // Copies `bytes` bytes, in the order of the stream; the buffers must not overlap.
 //
 // `dst`: out. `src`: in. Blocks: never.
-func oxcclMemcpyAsync(dst unsafe.Pointer, src unsafe.Pointer, bytes C.size_t, stream C.oxcclStream_t) error {
+func oxcclMemcpyAsync(dst unsafe.Pointer, src unsafe.Pointer, bytes C.size_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_oxcclMemcpyAsync(dst, src, bytes, stream))
 }
 
 // Sets `bytes` bytes to the low 8 bits of `value`, in the order of the stream.
 //
 // `dst`: out. Blocks: never.
-func oxcclMemsetAsync(dst unsafe.Pointer, value C.int, bytes C.size_t, stream C.oxcclStream_t) error {
+func oxcclMemsetAsync(dst unsafe.Pointer, value C.int, bytes C.size_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_oxcclMemsetAsync(dst, value, bytes, stream))
 }
 
@@ -544,7 +544,7 @@ func oxcclEventDestroy(event C.oxcclEvent_t) error {
 }
 
 // Marks the present end of a stream with an event. Blocks: never.
-func oxcclEventRecord(event C.oxcclEvent_t, stream C.oxcclStream_t) error {
+func oxcclEventRecord(event C.oxcclEvent_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_oxcclEventRecord(event, stream))
 }
 
@@ -563,12 +563,12 @@ func oxcclEventElapsedTime(ms *C.float, start C.oxcclEvent_t, end C.oxcclEvent_t
 
 // Begins to capture: calls on the stream, and on streams that wait for its events, go into a graph
 // instead of being done. Blocks: never.
-func oxcclStreamBeginCapture(stream C.oxcclStream_t, mode CaptureMode) error {
+func oxcclStreamBeginCapture(stream C.cudaStream_t, mode CaptureMode) error {
 	return failed(C.oxgo_oxcclStreamBeginCapture(stream, C.oxcclCaptureMode_t(mode)))
 }
 
 // Ends the capture that began on this stream. `graph`: out. Blocks: never.
-func oxcclStreamEndCapture(stream C.oxcclStream_t, graph *C.oxcclGraph_t) error {
+func oxcclStreamEndCapture(stream C.cudaStream_t, graph *C.oxcclGraph_t) error {
 	return failed(C.oxgo_oxcclStreamEndCapture(stream, graph))
 }
 
@@ -585,7 +585,7 @@ func oxcclGraphExecUpdate(exec C.oxcclGraphExec_t, graph C.oxcclGraph_t) error {
 }
 
 // Runs a graph once, in the order of the stream. Blocks: never.
-func oxcclGraphLaunch(exec C.oxcclGraphExec_t, stream C.oxcclStream_t) error {
+func oxcclGraphLaunch(exec C.oxcclGraphExec_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_oxcclGraphLaunch(exec, stream))
 }
 
@@ -637,35 +637,35 @@ func oxcclCommSetTimeout(comm C.ncclComm_t, timeoutNs C.int64_t) error {
 }
 
 // Makes a stream on the calling thread's device. `stream`: out. Blocks: never.
-func oxcclStreamCreate(stream *C.oxcclStream_t) error {
+func oxcclStreamCreate(stream *C.cudaStream_t) error {
 	return failed(C.oxgo_oxcclStreamCreate(stream))
 }
 
 // Ends a stream; what it still has to do is done nevertheless. Blocks: never.
-func oxcclStreamDestroy(stream C.oxcclStream_t) error {
+func oxcclStreamDestroy(stream C.cudaStream_t) error {
 	return failed(C.oxgo_oxcclStreamDestroy(stream))
 }
 
 // Tells whether a stream has done everything: ncclSuccess, or ncclInProgress. An asynchronous error
 // of its work is returned once. Blocks: never.
-func oxcclStreamQuery(stream C.oxcclStream_t) error {
+func oxcclStreamQuery(stream C.cudaStream_t) error {
 	return failed(C.oxgo_oxcclStreamQuery(stream))
 }
 
 // Waits until a stream has done everything, at most `timeoutNs` nanoseconds (−1: for ever);
 // ncclInProgress when time is over. An asynchronous error of its work is returned once. Blocks.
-func oxcclStreamSynchronize(stream C.oxcclStream_t, timeoutNs C.int64_t) error {
+func oxcclStreamSynchronize(stream C.cudaStream_t, timeoutNs C.int64_t) error {
 	return failed(C.oxgo_oxcclStreamSynchronize(stream, timeoutNs))
 }
 
 // Makes what the stream does from now on wait for an event. Blocks: never.
-func oxcclStreamWaitEvent(stream C.oxcclStream_t, event C.oxcclEvent_t) error {
+func oxcclStreamWaitEvent(stream C.cudaStream_t, event C.oxcclEvent_t) error {
 	return failed(C.oxgo_oxcclStreamWaitEvent(stream, event))
 }
 
 // Calls `func(arg)` on a thread of the library, in the order of the stream. It must not call this
 // library's functions that block. Blocks: never.
-func oxcclStreamHostFunc(stream C.oxcclStream_t, func_ C.oxcclHostFn_t, arg unsafe.Pointer) error {
+func oxcclStreamHostFunc(stream C.cudaStream_t, func_ C.oxcclHostFn_t, arg unsafe.Pointer) error {
 	return failed(C.oxgo_oxcclStreamHostFunc(stream, func_, arg))
 }
 
@@ -680,7 +680,7 @@ func oxcclStreamHostFunc(stream C.oxcclStream_t, func_ C.oxcclHostFn_t, arg unsa
 // a piece comes with another length than expected, and otherwise as for ncclSend and ncclRecv.
 // Cost: every rank sends its data directly to every other one.
 // Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
-func oxcclAllGatherv(sendbuff unsafe.Pointer, sendcount C.size_t, recvbuff unsafe.Pointer, recvcounts *C.size_t, recvdispls *C.size_t, datatype DataType, comm C.ncclComm_t, stream C.oxcclStream_t) error {
+func oxcclAllGatherv(sendbuff unsafe.Pointer, sendcount C.size_t, recvbuff unsafe.Pointer, recvcounts *C.size_t, recvdispls *C.size_t, datatype DataType, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_oxcclAllGatherv(sendbuff, sendcount, recvbuff, recvcounts, recvdispls, C.ncclDataType_t(datatype), comm, stream))
 }
 
@@ -692,7 +692,7 @@ func oxcclAllGatherv(sendbuff unsafe.Pointer, sendcount C.size_t, recvbuff unsaf
 // Cost: a reduce per block that is not empty, one after the other: with equal counts ncclReduceScatter
 // is the faster one.
 // Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
-func oxcclReduceScatterv(sendbuff unsafe.Pointer, recvbuff unsafe.Pointer, counts *C.size_t, datatype DataType, op RedOp, comm C.ncclComm_t, stream C.oxcclStream_t) error {
+func oxcclReduceScatterv(sendbuff unsafe.Pointer, recvbuff unsafe.Pointer, counts *C.size_t, datatype DataType, op RedOp, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_oxcclReduceScatterv(sendbuff, recvbuff, counts, C.ncclDataType_t(datatype), C.ncclRedOp_t(op), comm, stream))
 }
 
@@ -707,7 +707,7 @@ func oxcclReduceScatterv(sendbuff unsafe.Pointer, recvbuff unsafe.Pointer, count
 // a piece comes with another length than expected, and otherwise as for ncclSend and ncclRecv.
 // Cost: one message to and from every rank with elements.
 // Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
-func oxcclAlltoAllv(sendbuff unsafe.Pointer, sendcounts *C.size_t, senddispls *C.size_t, recvbuff unsafe.Pointer, recvcounts *C.size_t, recvdispls *C.size_t, datatype DataType, comm C.ncclComm_t, stream C.oxcclStream_t) error {
+func oxcclAlltoAllv(sendbuff unsafe.Pointer, sendcounts *C.size_t, senddispls *C.size_t, recvbuff unsafe.Pointer, recvcounts *C.size_t, recvdispls *C.size_t, datatype DataType, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_oxcclAlltoAllv(sendbuff, sendcounts, senddispls, recvbuff, recvcounts, recvdispls, C.ncclDataType_t(datatype), comm, stream))
 }
 
@@ -721,7 +721,7 @@ func oxcclAlltoAllv(sendbuff unsafe.Pointer, sendcounts *C.size_t, senddispls *C
 // a piece comes with another length than expected, and otherwise as for ncclSend and ncclRecv.
 // Cost: one message from every rank to the root.
 // Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
-func oxcclGatherv(sendbuff unsafe.Pointer, sendcount C.size_t, recvbuff unsafe.Pointer, recvcounts *C.size_t, recvdispls *C.size_t, datatype DataType, root C.int, comm C.ncclComm_t, stream C.oxcclStream_t) error {
+func oxcclGatherv(sendbuff unsafe.Pointer, sendcount C.size_t, recvbuff unsafe.Pointer, recvcounts *C.size_t, recvdispls *C.size_t, datatype DataType, root C.int, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_oxcclGatherv(sendbuff, sendcount, recvbuff, recvcounts, recvdispls, C.ncclDataType_t(datatype), root, comm, stream))
 }
 
@@ -736,6 +736,6 @@ func oxcclGatherv(sendbuff unsafe.Pointer, sendcount C.size_t, recvbuff unsafe.P
 // a piece comes with another length than expected, and otherwise as for ncclSend and ncclRecv.
 // Cost: one message from the root to every rank.
 // Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
-func oxcclScatterv(sendbuff unsafe.Pointer, sendcounts *C.size_t, senddispls *C.size_t, recvbuff unsafe.Pointer, recvcount C.size_t, datatype DataType, root C.int, comm C.ncclComm_t, stream C.oxcclStream_t) error {
+func oxcclScatterv(sendbuff unsafe.Pointer, sendcounts *C.size_t, senddispls *C.size_t, recvbuff unsafe.Pointer, recvcount C.size_t, datatype DataType, root C.int, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_oxcclScatterv(sendbuff, sendcounts, senddispls, recvbuff, recvcount, C.ncclDataType_t(datatype), root, comm, stream))
 }

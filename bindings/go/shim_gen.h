@@ -112,7 +112,8 @@ enum {
   oxgo_count
 };
 
-static void *oxgo_table[oxgo_count];
+/* One table for all files of the package. */
+__attribute__((weak)) void *oxgo_table[oxgo_count];
 static const char *const oxgo_names[oxgo_count] = {
   "ncclCommSplit",
   "ncclCommShrink",
@@ -523,11 +524,11 @@ static oxgo_status oxgo_oxcclMemFree(void *ptr) {
   return oxgo_done(OXGO_CALL(oxcclMemFree)(ptr));
 }
 
-static oxgo_status oxgo_oxcclMemcpyAsync(void *dst, const void *src, size_t bytes, oxcclStream_t stream) {
+static oxgo_status oxgo_oxcclMemcpyAsync(void *dst, const void *src, size_t bytes, cudaStream_t stream) {
   return oxgo_done(OXGO_CALL(oxcclMemcpyAsync)(dst, src, bytes, stream));
 }
 
-static oxgo_status oxgo_oxcclMemsetAsync(void *dst, int value, size_t bytes, oxcclStream_t stream) {
+static oxgo_status oxgo_oxcclMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t stream) {
   return oxgo_done(OXGO_CALL(oxcclMemsetAsync)(dst, value, bytes, stream));
 }
 
@@ -539,7 +540,7 @@ static oxgo_status oxgo_oxcclEventDestroy(oxcclEvent_t event) {
   return oxgo_done(OXGO_CALL(oxcclEventDestroy)(event));
 }
 
-static oxgo_status oxgo_oxcclEventRecord(oxcclEvent_t event, oxcclStream_t stream) {
+static oxgo_status oxgo_oxcclEventRecord(oxcclEvent_t event, cudaStream_t stream) {
   return oxgo_done(OXGO_CALL(oxcclEventRecord)(event, stream));
 }
 
@@ -551,11 +552,11 @@ static oxgo_status oxgo_oxcclEventElapsedTime(float *ms, oxcclEvent_t start, oxc
   return oxgo_done(OXGO_CALL(oxcclEventElapsedTime)(ms, start, end));
 }
 
-static oxgo_status oxgo_oxcclStreamBeginCapture(oxcclStream_t stream, oxcclCaptureMode_t mode) {
+static oxgo_status oxgo_oxcclStreamBeginCapture(cudaStream_t stream, oxcclCaptureMode_t mode) {
   return oxgo_done(OXGO_CALL(oxcclStreamBeginCapture)(stream, mode));
 }
 
-static oxgo_status oxgo_oxcclStreamEndCapture(oxcclStream_t stream, oxcclGraph_t *graph) {
+static oxgo_status oxgo_oxcclStreamEndCapture(cudaStream_t stream, oxcclGraph_t *graph) {
   return oxgo_done(OXGO_CALL(oxcclStreamEndCapture)(stream, graph));
 }
 
@@ -567,7 +568,7 @@ static oxgo_status oxgo_oxcclGraphExecUpdate(oxcclGraphExec_t exec, oxcclGraph_t
   return oxgo_done(OXGO_CALL(oxcclGraphExecUpdate)(exec, graph));
 }
 
-static oxgo_status oxgo_oxcclGraphLaunch(oxcclGraphExec_t exec, oxcclStream_t stream) {
+static oxgo_status oxgo_oxcclGraphLaunch(oxcclGraphExec_t exec, cudaStream_t stream) {
   return oxgo_done(OXGO_CALL(oxcclGraphLaunch)(exec, stream));
 }
 
@@ -599,47 +600,47 @@ static oxgo_status oxgo_oxcclCommSetTimeout(ncclComm_t comm, int64_t timeoutNs) 
   return oxgo_done(OXGO_CALL(oxcclCommSetTimeout)(comm, timeoutNs));
 }
 
-static oxgo_status oxgo_oxcclStreamCreate(oxcclStream_t *stream) {
+static oxgo_status oxgo_oxcclStreamCreate(cudaStream_t *stream) {
   return oxgo_done(OXGO_CALL(oxcclStreamCreate)(stream));
 }
 
-static oxgo_status oxgo_oxcclStreamDestroy(oxcclStream_t stream) {
+static oxgo_status oxgo_oxcclStreamDestroy(cudaStream_t stream) {
   return oxgo_done(OXGO_CALL(oxcclStreamDestroy)(stream));
 }
 
-static oxgo_status oxgo_oxcclStreamQuery(oxcclStream_t stream) {
+static oxgo_status oxgo_oxcclStreamQuery(cudaStream_t stream) {
   return oxgo_done(OXGO_CALL(oxcclStreamQuery)(stream));
 }
 
-static oxgo_status oxgo_oxcclStreamSynchronize(oxcclStream_t stream, int64_t timeoutNs) {
+static oxgo_status oxgo_oxcclStreamSynchronize(cudaStream_t stream, int64_t timeoutNs) {
   return oxgo_done(OXGO_CALL(oxcclStreamSynchronize)(stream, timeoutNs));
 }
 
-static oxgo_status oxgo_oxcclStreamWaitEvent(oxcclStream_t stream, oxcclEvent_t event) {
+static oxgo_status oxgo_oxcclStreamWaitEvent(cudaStream_t stream, oxcclEvent_t event) {
   return oxgo_done(OXGO_CALL(oxcclStreamWaitEvent)(stream, event));
 }
 
-static oxgo_status oxgo_oxcclStreamHostFunc(oxcclStream_t stream, oxcclHostFn_t func, void *arg) {
+static oxgo_status oxgo_oxcclStreamHostFunc(cudaStream_t stream, oxcclHostFn_t func, void *arg) {
   return oxgo_done(OXGO_CALL(oxcclStreamHostFunc)(stream, func, arg));
 }
 
-static oxgo_status oxgo_oxcclAllGatherv(const void *sendbuff, size_t sendcount, void *recvbuff, const size_t *recvcounts, const size_t *recvdispls, ncclDataType_t datatype, ncclComm_t comm, oxcclStream_t stream) {
+static oxgo_status oxgo_oxcclAllGatherv(const void *sendbuff, size_t sendcount, void *recvbuff, const size_t *recvcounts, const size_t *recvdispls, ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream) {
   return oxgo_done(OXGO_CALL(oxcclAllGatherv)(sendbuff, sendcount, recvbuff, recvcounts, recvdispls, datatype, comm, stream));
 }
 
-static oxgo_status oxgo_oxcclReduceScatterv(const void *sendbuff, void *recvbuff, const size_t *counts, ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm, oxcclStream_t stream) {
+static oxgo_status oxgo_oxcclReduceScatterv(const void *sendbuff, void *recvbuff, const size_t *counts, ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
   return oxgo_done(OXGO_CALL(oxcclReduceScatterv)(sendbuff, recvbuff, counts, datatype, op, comm, stream));
 }
 
-static oxgo_status oxgo_oxcclAlltoAllv(const void *sendbuff, const size_t *sendcounts, const size_t *senddispls, void *recvbuff, const size_t *recvcounts, const size_t *recvdispls, ncclDataType_t datatype, ncclComm_t comm, oxcclStream_t stream) {
+static oxgo_status oxgo_oxcclAlltoAllv(const void *sendbuff, const size_t *sendcounts, const size_t *senddispls, void *recvbuff, const size_t *recvcounts, const size_t *recvdispls, ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream) {
   return oxgo_done(OXGO_CALL(oxcclAlltoAllv)(sendbuff, sendcounts, senddispls, recvbuff, recvcounts, recvdispls, datatype, comm, stream));
 }
 
-static oxgo_status oxgo_oxcclGatherv(const void *sendbuff, size_t sendcount, void *recvbuff, const size_t *recvcounts, const size_t *recvdispls, ncclDataType_t datatype, int root, ncclComm_t comm, oxcclStream_t stream) {
+static oxgo_status oxgo_oxcclGatherv(const void *sendbuff, size_t sendcount, void *recvbuff, const size_t *recvcounts, const size_t *recvdispls, ncclDataType_t datatype, int root, ncclComm_t comm, cudaStream_t stream) {
   return oxgo_done(OXGO_CALL(oxcclGatherv)(sendbuff, sendcount, recvbuff, recvcounts, recvdispls, datatype, root, comm, stream));
 }
 
-static oxgo_status oxgo_oxcclScatterv(const void *sendbuff, const size_t *sendcounts, const size_t *senddispls, void *recvbuff, size_t recvcount, ncclDataType_t datatype, int root, ncclComm_t comm, oxcclStream_t stream) {
+static oxgo_status oxgo_oxcclScatterv(const void *sendbuff, const size_t *sendcounts, const size_t *senddispls, void *recvbuff, size_t recvcount, ncclDataType_t datatype, int root, ncclComm_t comm, cudaStream_t stream) {
   return oxgo_done(OXGO_CALL(oxcclScatterv)(sendbuff, sendcounts, senddispls, recvbuff, recvcount, datatype, root, comm, stream));
 }
 

@@ -1,6 +1,7 @@
 //! The installed product as others use it: build systems and languages, each outside the repository.
 
 mod cpp;
+mod go;
 mod install;
 
 use oxccl_tests::job::{bind_to_parent, wait_until};

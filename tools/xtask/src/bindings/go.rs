@@ -45,7 +45,8 @@ pub(super) fn shim(model: &Model) -> String {
     for (d, ..) in functions(model) {
         out += &format!("  oxgo_index_{},\n", d.name);
     }
-    out += "  oxgo_count\n};\n\nstatic void *oxgo_table[oxgo_count];\n\
+    out += "  oxgo_count\n};\n\n/* One table for all files of the package. */\n\
+            __attribute__((weak)) void *oxgo_table[oxgo_count];\n\
             static const char *const oxgo_names[oxgo_count] = {\n";
     for (d, ..) in functions(model) {
         out += &format!("  \"{}\",\n", d.name);
@@ -70,7 +71,7 @@ pub(super) fn shim(model: &Model) -> String {
     for (d, parameters, output) in functions(model) {
         let declared: Vec<_> = parameters
             .iter()
-            .map(|p| format!("{} {}", c(&p.what), p.name).replace("* ", "*"))
+            .map(|p| format!("{} {}", c(model, &p.what), p.name).replace("* ", "*"))
             .collect();
         let declared = if declared.is_empty() { "void".to_owned() } else { declared.join(", ") };
         let names: Vec<_> = parameters.iter().map(|p| p.name.as_str()).collect();
@@ -80,7 +81,7 @@ pub(super) fn shim(model: &Model) -> String {
                 ("oxgo_status".to_owned(), format!("return oxgo_done({call})"))
             }
             Type::Basic("void") => ("void".to_owned(), call),
-            other => (c(other), format!("return {call}")),
+            other => (c(model, other), format!("return {call}")),
         };
         out += &format!("\nstatic {ty} oxgo_{}({declared}) {{\n  {body};\n}}\n", d.name);
     }
@@ -119,11 +120,19 @@ fn answers_code(output: &Type) -> bool {
     *output == Type::Named("ncclResult_t".to_owned())
 }
 
+/// The first of several names of one handle: cgo makes different types of them.
+fn handle<'a>(model: &'a Model, name: &'a str) -> &'a str {
+    let Some(Kind::Alias(to)) = model.find(name) else { return name };
+    let same = |d: &&Declaration<Kind>| matches!(&d.what, Kind::Alias(other) if other == to);
+    model.0.iter().find(same).map_or(name, |d| &d.name)
+}
+
 /// How C writes a type.
-fn c(ty: &Type) -> String {
+fn c(model: &Model, ty: &Type) -> String {
+    let c = |ty| c(model, ty);
     match ty {
         Type::Basic(name) => (*name).to_owned(),
-        Type::Named(name) => name.clone(),
+        Type::Named(name) => handle(model, name).to_owned(),
         Type::Pointer(constant, to) => {
             let word = if *constant { "const " } else { "" };
             match to.as_ref() {
@@ -141,12 +150,12 @@ fn go(model: &Model, ty: &Type) -> String {
         Type::Basic(name) => format!("C.{name}"),
         Type::Named(name) => match model.find(name) {
             Some(Kind::Enum(_)) => enum_name(name).to_owned(),
-            _ => format!("C.{name}"),
+            _ => format!("C.{}", handle(model, name)),
         },
         Type::Pointer(_, to) => match to.as_ref() {
             Type::Basic("void") => "unsafe.Pointer".to_owned(),
             // Enums behind pointers are C's.
-            Type::Named(name) => format!("*C.{name}"),
+            Type::Named(name) => format!("*C.{}", handle(model, name)),
             to => format!("*{}", go(model, to)),
         },
         Type::Array(of, length) => format!("[{length}]{}", go(model, of)),
