@@ -3,6 +3,8 @@
 mod cpp;
 mod go;
 mod install;
+mod julia;
+mod python;
 
 use oxccl_tests::job::{bind_to_parent, wait_until};
 use oxccl_tests::missing;
