@@ -1,7 +1,8 @@
 // OxCCL for C++17, header only. SPDX: MIT OR Apache-2.0.
 //
 // Objects own what they stand for; buffers are anything with data() and size(), whose type and length
-// are those of the call. Collectives never block: they are complete when the stream is.
+// are those of the call. Collectives never block: they are complete when the stream is, and buffers must
+// live until then.
 //
 // Failures are exceptions of type oxccl::error. Where exceptions are off (-fno-exceptions), or with
 // OXCCL_NO_EXCEPTIONS defined, every function that can fail returns an oxccl::result instead.

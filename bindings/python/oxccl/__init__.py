@@ -148,18 +148,36 @@ class Event(_Owner):
         return ms.value / 1000
 
 
+# Streams that were dropped while they had work, and the arrays of that.
+_busy = []
+
+
+def _end_stream(handle, kept):
+    if kept and _c.oxcclStreamQuery(handle) == ncclResult_t.ncclInProgress:
+        _busy.append((handle, kept))
+    else:
+        _c.oxcclStreamDestroy(handle)
+
+
 class Stream(_Owner):
-    """Work in order. It keeps the arrays of its calls until it has been synchronized."""
+    """Work in order. It keeps the arrays of its calls until it has been synchronized, and also when it is
+    dropped before."""
 
     def __init__(self):
-        super().__init__(_c.oxcclStreamCreate, _c.oxcclStreamDestroy)
-        self._kept = []
+        for _ in range(len(_busy)):
+            _end_stream(*_busy.pop(0))
+        # Always the same list, which outlives the stream.
+        self._kept = kept = []
+        super().__init__(_c.oxcclStreamCreate, lambda handle: _end_stream(handle, kept))
 
     def synchronize(self):
         """Waits until everything is done; raises what the work failed with."""
-        kept, self._kept = self._kept, []
-        _check(_c.oxcclStreamSynchronize(self._handle, -1))
-        del kept
+        # Another thread may add to them meanwhile.
+        done = len(self._kept)
+        try:
+            _check(_c.oxcclStreamSynchronize(self._handle, -1))
+        finally:
+            del self._kept[:done]
 
     def done(self):
         """Whether everything is done."""
@@ -189,12 +207,13 @@ class Graph(_Owner):
 def capture(stream, function):
     """Puts what a function calls on the stream into a graph, instead of having it done."""
     _check(_c.oxcclStreamBeginCapture(stream._handle, _gen.oxcclCaptureMode_t.oxcclCaptureRelaxed))
-    before, stream._kept = stream._kept, []
+    before = len(stream._kept)
     captured = ctypes.c_void_p()
     try:
         function()
     finally:
-        kept, stream._kept = stream._kept, before
+        kept = stream._kept[before:]
+        del stream._kept[before:]
         code = _c.oxcclStreamEndCapture(stream._handle, ctypes.byref(captured))
         # Of the function, when both failed.
         graph = Graph(captured, kept) if code == ncclResult_t.ncclSuccess else None

@@ -81,6 +81,11 @@ def streams_graphs_groups(comm):
     for i in range(100):
         comm.all_reduce(np.ones(1000), np.zeros(1000), stream=stream)
     gc.collect()
+    # Also when it is dropped itself: the others' part comes when they have done all of the above.
+    dropped = oxccl.Stream()
+    comm.all_reduce(np.ones(100_000), np.zeros(100_000), stream=dropped)
+    del dropped
+    oxccl.Stream()
     end.record(stream)
     other = oxccl.Stream()
     other.wait(end)

@@ -17,7 +17,9 @@ fn its_own_tests_pass_on_tasks() {
     let copy = folder("julia").join("OxCCL.jl");
     succeed(Command::new("cp").arg("-r").arg(package()).arg(&copy));
     let mut command = Command::new("julia");
-    command.arg(format!("--project={}", copy.display())).args(["-e", "using Pkg; Pkg.test(julia_args=`-O0`)"]);
+    command
+        .arg(format!("--project={}", copy.display()))
+        .args(["-e", "using Pkg; Pkg.test(julia_args=`-O0`)"]);
     let text = succeed(&mut command);
     assert!(text.contains("Testing OxCCL tests passed"), "{text}");
 }

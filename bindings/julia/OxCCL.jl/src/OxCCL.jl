@@ -125,15 +125,39 @@ end
 
 # ---- Streams, events, graphs ----
 
-"Work in order. It keeps the arrays of its calls until it has been synchronized."
+# What outlives a stream that is dropped while it has work: its handle and the arrays of that.
+mutable struct Keeper
+    handle::Ptr{Cvoid}
+    arrays::Vector{Any}
+    dropped::Bool
+end
+
+const KEEPERS = Keeper[]
+const KEEPERS_LOCK = ReentrantLock()
+
+# Ends the streams that were dropped and have nothing left to do. Finalizers run anywhere, so they only
+# say what is to be ended.
+function sweep!()
+    filter!(KEEPERS) do k
+        over = k.dropped && oxcclStreamQuery(k.handle) != Cint(ncclInProgress)
+        over && oxcclStreamDestroy(k.handle)
+        return !over
+    end
+end
+
+"Work in order. It keeps the arrays of its calls until it has been synchronized, and also when it is dropped before."
 mutable struct Stream
     handle::Ptr{Cvoid}
-    kept::Vector{Any}
+    keeper::Keeper
     function Stream()
         place = Ref{Ptr{Cvoid}}()
         check(oxcclStreamCreate(place))
-        # What it still has to do is done nevertheless; what that needs must not be freed before.
-        return finalizer(s -> oxcclStreamDestroy(s.handle), new(place[], Any[]))
+        keeper = Keeper(place[], Any[], false)
+        lock(KEEPERS_LOCK) do
+            sweep!()
+            push!(KEEPERS, keeper)
+        end
+        return finalizer(s -> (s.keeper.dropped = true), new(place[], keeper))
     end
 end
 
@@ -151,7 +175,7 @@ function synchronize(s::Stream)
             pause(began)
         end
     finally
-        empty!(s.kept)
+        empty!(s.keeper.arrays)
     end
     return nothing
 end
@@ -194,16 +218,18 @@ Puts what `f` calls on the stream into a graph, instead of having it done.
 function capture(f, s::Stream)
     check(oxcclStreamBeginCapture(s.handle, oxcclCaptureRelaxed))
     captured = Ref{Ptr{Cvoid}}(C_NULL)
-    before, s.kept = s.kept, Any[]
+    arrays = s.keeper.arrays
+    before = length(arrays)
     try
         f()
     catch
         oxcclStreamEndCapture(s.handle, captured)
         oxcclGraphDestroy(captured[], C_NULL)
-        s.kept = before
+        resize!(arrays, before)
         rethrow()
     end
-    kept, s.kept = s.kept, before
+    kept = arrays[before+1:end]
+    resize!(arrays, before)
     check(oxcclStreamEndCapture(s.handle, captured))
     place = Ref{Ptr{Cvoid}}()
     code = oxcclGraphInstantiate(place, captured[])
@@ -215,7 +241,7 @@ end
 "Does what was captured once, in the order of the stream."
 function launch(g::Graph, s::Stream)
     check(oxcclGraphLaunch(g.handle, s.handle))
-    push!(s.kept, g)
+    push!(s.keeper.arrays, g)
     return nothing
 end
 
@@ -371,12 +397,12 @@ end
 # Begins a call on arrays; waits for it where no stream was named.
 @inline function run(call, c::Comm, ::Nothing, arrays...)
     check(GC.@preserve arrays call(c.stream.handle))
-    append!(c.stream.kept, arrays)
+    append!(c.stream.keeper.arrays, arrays)
     return synchronize(c.stream)
 end
 @inline function run(call, c::Comm, s::Stream, arrays...)
     check(GC.@preserve arrays call(s.handle))
-    append!(s.kept, arrays)
+    append!(s.keeper.arrays, arrays)
     return nothing
 end
 

@@ -113,6 +113,10 @@ end
             Allreduce!(fill(1.0, 1000), zeros(1000), +, c, stream = s)
             i % 20 == 0 && GC.gc()
         end
+        # Also when it is dropped itself, with work that waits for the others.
+        Allreduce!(ones(100_000), zeros(100_000), +, c, stream = Stream())
+        GC.gc()
+        Stream()
         record(to, s)
         other = Stream()
         OxCCL.wait_for(other, to)
