@@ -287,7 +287,9 @@ typedef struct Step {
   // Whether a fold completes the reduction.
   uint8_t finish;
   // Which signal a wait is for.
-  uint32_t signal;
+  uint16_t signal;
+  // Whether it depends on what steps since the last synchronisation of the block wrote.
+  uint16_t after;
   // What is read; of a fold, at the others.
   Slice src;
   // What is written.

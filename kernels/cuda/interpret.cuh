@@ -267,23 +267,19 @@ struct Interpreter {
 
   __device__ bool step(const Step& s, int index) {
     uint64_t from, to, len;
+    if (s.after) sync_movers();
     switch (s.kind) {
       case STEP_ACQUIRE: return wait(ALL_PEERS, need[windows & 1], index);
       case STEP_WAIT: return wait(s.peer, base + s.signal, index);
       case STEP_SIGNAL: signal(); return true;
-      case STEP_REDUCE: reduce(s); break;
-      default:
-        range(s.src, from, len);
-        range(s.dst, to, len);
-        {
-          int at = s.kind == STEP_GET ? s.peer : rank().rank;
-          const char* src = place(at, s.src.buffer, from);
-          char* dst = place(rank().rank, s.dst.buffer, to);
-          if (src != dst) copy(dst, src, len, multiplied(at, s.src.buffer));
-        }
+      case STEP_REDUCE: reduce(s); return true;
     }
-    // A later step of the program may read what this one wrote.
-    sync_movers();
+    range(s.src, from, len);
+    range(s.dst, to, len);
+    int at = s.kind == STEP_GET ? s.peer : rank().rank;
+    const char* src = place(at, s.src.buffer, from);
+    char* dst = place(rank().rank, s.dst.buffer, to);
+    if (src != dst) copy(dst, src, len, multiplied(at, s.src.buffer));
     return true;
   }
 

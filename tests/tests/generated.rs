@@ -13,6 +13,12 @@ fn headers_are_what_codegen_would_write_and_declare_every_export() {
 }
 
 #[test]
+fn the_generated_parts_of_the_bindings_are_what_codegen_would_write() {
+    let stale = xtask::bindings::stale(&root()).expect("the interface can be read");
+    assert!(stale.is_empty(), "{stale:?} are stale: run cargo run -p xtask -- codegen");
+}
+
+#[test]
 fn the_table_of_variables_is_what_codegen_would_write() {
     let found = std::fs::read_to_string(root().join(xtask::environment::FILE)).expect("a file");
     let stale = "docs/environment.md is stale: run cargo run -p xtask -- codegen";

@@ -114,7 +114,9 @@ pub struct Step {
     /// Whether a fold completes the reduction.
     pub finish: u8,
     /// Which signal a wait is for.
-    pub signal: u32,
+    pub signal: u16,
+    /// Whether it depends on what steps since the last synchronisation of the block wrote.
+    pub after: u16,
     /// What is read; of a fold, at the others.
     pub src: Slice,
     /// What is written.

@@ -152,4 +152,9 @@ variables! {
     /// document.
     param_dump_all: bool = "NCCL_PARAM_DUMP_ALL", "0";
 }
+"Bindings" {
+    /// Path of this library, for the bindings that load it while the program runs: Julia, Python, and
+    /// Go with the build tag oxccl_dlopen. Empty: the system finds liboxccl.so.2.
+    library: String = "OXCCL_LIBRARY", "";
+}
 }

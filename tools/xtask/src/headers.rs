@@ -249,13 +249,18 @@ fn with_warnings<T>(run: impl FnOnce() -> T) -> (T, Vec<String>) {
     (done, lines)
 }
 
-fn generate(root: &Path, header: &Header) -> Result<String, Error> {
-    let folder = root.join(header.folder);
-    let listing = std::fs::read_dir(&folder).map_err(|e| Error::File(folder.clone(), e))?;
+/// The files of a folder of items: types first, whatever their files are called.
+pub(crate) fn sources(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let listing = std::fs::read_dir(folder)?;
     let mut files: Vec<PathBuf> = listing.filter_map(|f| f.ok().map(|f| f.path())).collect();
     files.retain(|f| f.extension().is_some_and(|e| e == "rs") && !f.ends_with("mod.rs"));
-    // Types first, whatever their files are called.
     files.sort_by_key(|f| (!f.ends_with("types.rs"), f.clone()));
+    Ok(files)
+}
+
+fn generate(root: &Path, header: &Header) -> Result<String, Error> {
+    let folder = root.join(header.folder);
+    let files = sources(&folder).map_err(|e| Error::File(folder, e))?;
     let trailer = match header.guard {
         "" => header.end.to_owned(),
         guard => format!("{}#endif /* {guard} */", header.end),

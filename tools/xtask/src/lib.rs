@@ -1,6 +1,9 @@
 //! Chores of the workspace, as functions that tests call too.
 
 pub mod abi;
+pub mod bindings;
 pub mod environment;
 pub mod headers;
+pub mod install;
+pub mod model;
 pub mod tidy;

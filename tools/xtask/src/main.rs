@@ -1,7 +1,10 @@
-//! `cargo run -p xtask -- codegen | tidy | abi-facts WHEEL`.
+//! `cargo xtask codegen | tidy | abi-facts WHEEL | install --prefix DIR [--nccl-compat] [--profile NAME]`.
 
 use std::path::Path;
 use std::process::ExitCode;
+
+const USAGE: &str = "usage: cargo xtask codegen | tidy | abi-facts WHEEL | install --prefix DIR \
+                     [--nccl-compat] [--profile NAME]";
 
 fn main() -> ExitCode {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -14,7 +17,8 @@ fn main() -> ExitCode {
             let complaints = xtask::tidy::complaints(&root);
             (!complaints.is_empty()).then(|| complaints.join("\n"))
         }
-        _ => Some("usage: cargo run -p xtask -- codegen | tidy | abi-facts WHEEL".to_owned()),
+        ["install", ref options @ ..] => install(&root, options).err(),
+        _ => Some(USAGE.to_owned()),
     };
     match complaints {
         None => ExitCode::SUCCESS,
@@ -23,6 +27,13 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn install(root: &Path, options: &[&str]) -> Result<(), String> {
+    let options = xtask::install::Options::parse(options)?;
+    xtask::install::install(root, &options).map_err(|e| e.to_string())?;
+    println!("installed under {}", options.prefix.display());
+    Ok(())
 }
 
 /// Writes the facts of an unpacked wheel where the tests read them.
@@ -38,6 +49,7 @@ fn abi_facts(root: &Path, wheel: &Path) -> Result<(), xtask::abi::Error> {
 
 fn codegen(root: &Path) -> Result<(), String> {
     xtask::headers::write(root).map_err(|e| e.to_string())?;
+    xtask::bindings::write(root).map_err(|e| e.to_string())?;
     let file = xtask::environment::FILE;
     xtask::environment::write(root).map_err(|e| format!("{file}: {e}"))
 }

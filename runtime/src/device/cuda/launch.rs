@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use oxccl_kernels::abi;
 use oxccl_plan::generate::Algorithm;
 use oxccl_plan::ir::Capacity;
-use oxccl_plan::{Destination, From, Geometry, Op, Plan, Program, Slice};
+use oxccl_plan::{Buffer, Destination, From, Geometry, Op, Plan, Program, Slice};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -112,6 +112,51 @@ fn slice(slice: Slice) -> abi::Slice {
     abi::Slice { buffer: buffer as u16, block, part, parts }
 }
 
+/// Whether slices of a rank's own memory may share bytes; in place, input and output do.
+fn overlap(a: Slice, b: Slice) -> bool {
+    let user = |s: Slice| matches!(s.buffer, Buffer::Input | Buffer::Output);
+    let same = if user(a) { user(b) } else { a.buffer == b.buffer };
+    let blocks = a.block == b.block || (user(a) && a.buffer != b.buffer);
+    same && blocks && a.part < b.part + b.parts && b.part < a.part + a.parts
+}
+
+/// The slices of its own memory that a rank reads and writes in a step.
+fn touched(op: Op) -> (Option<Slice>, Vec<Slice>) {
+    match op {
+        Op::Copy { src, dst } => (Some(src), vec![dst]),
+        Op::Get { dst, .. } => (None, vec![dst]),
+        Op::Reduce { own, dst, .. } => match dst {
+            Destination::Own(dst) | Destination::Everyone(dst) => (Some(own), vec![dst]),
+            Destination::Both(dst, second) => (Some(own), vec![dst, second]),
+            Destination::Peer(..) => (Some(own), Vec::new()),
+        },
+        _ => (None, Vec::new()),
+    }
+}
+
+/// Steps with what they wait for within the block: waits and signals bring its threads together
+/// anyway.
+fn steps(program: &Program) -> Option<Vec<abi::Step>> {
+    let (mut read, mut written) = (Vec::new(), Vec::new());
+    let all = program.ops.iter().map(|&op| {
+        let mut encoded = step(op)?;
+        let (reads, writes) = touched(op);
+        let hits = |slices: &[Slice], with: &Slice| slices.iter().any(|s| overlap(*s, *with));
+        let depends = reads.iter().any(|s| hits(&written, s))
+            || writes.iter().any(|s| hits(&written, s) || hits(&read, s));
+        let meets = matches!(op, Op::Signal | Op::Wait { .. } | Op::Acquire);
+        if depends || meets {
+            read.clear();
+            written.clear();
+        }
+        encoded.after = u16::from(depends);
+        read.extend(reads);
+        written.extend(writes);
+        Some(encoded)
+    });
+    all.collect()
+}
+
 fn step(op: Op) -> Option<abi::Step> {
     let none = abi::Step::default();
     Some(match op {
@@ -125,7 +170,7 @@ fn step(op: Op) -> Option<abi::Step> {
                 From::All => abi::ALL_PEERS,
                 From::One(peer) => peer as u8,
             };
-            abi::Step { kind: abi::STEP_WAIT, peer, signal, ..none }
+            abi::Step { kind: abi::STEP_WAIT, peer, signal: signal as u16, ..none }
         }
         Op::Get { peer, src, dst } => {
             let (peer, src, dst) = (peer as u8, slice(src), slice(dst));
@@ -140,7 +185,7 @@ fn step(op: Op) -> Option<abi::Step> {
             };
             let (src, own) = (slice(src), slice(own));
             let (dst, second, finish) = (slice(dst), slice(second), u8::from(finish));
-            abi::Step { kind: abi::STEP_REDUCE, peer, to, finish, signal: 0, src, dst, own, second }
+            abi::Step { kind: abi::STEP_REDUCE, peer, to, finish, src, dst, own, second, ..none }
         }
         // Edges are for networks.
         Op::Send { .. } | Op::Recv { .. } | Op::RecvReduce { .. } => return None,
@@ -156,15 +201,13 @@ fn bind(
     of: &Call,
 ) -> Result<(abi::Program, u32)> {
     let (geometry, blocks) = geometry(seat, plan, of);
-    let mut steps = [abi::Step::default(); abi::MAX_STEPS];
+    let mut room = [abi::Step::default(); abi::MAX_STEPS];
     let unfit =
         || Error::Internal { what: format!("{} does not run on a GPU", plan.algorithm.name()) };
-    if program.ops.len() > steps.len() {
+    if program.ops.len() > room.len() {
         return Err(unfit());
     }
-    for (to, op) in steps.iter_mut().zip(&program.ops) {
-        *to = step(*op).ok_or_else(unfit)?;
-    }
+    room.iter_mut().zip(steps(program).ok_or_else(unfit)?).for_each(|(to, from)| *to = from);
     let argument = abi::Program {
         call,
         inputs: [0; abi::MAX_RANKS],
@@ -177,7 +220,7 @@ fn bind(
         staged: u32::from(plan.layout.stage_blocks > 0),
         nsteps: program.ops.len() as u32,
         unused: 0,
-        steps,
+        steps: room,
     };
     Ok((argument, blocks))
 }

@@ -1,0 +1,191 @@
+package oxccl
+
+// #include "shim_gen.h"
+import "C"
+
+import (
+	"context"
+	"runtime"
+	"unsafe"
+)
+
+// onSlices does what f begins on the elements of slices, which stay where they are meanwhile.
+func onSlices[T Element](ctx context.Context, c *Comm, send, recv []T, f func(send, recv Buffer[T], on *Stream) error) error {
+	var pins runtime.Pinner
+	defer pins.Unpin()
+	for _, slice := range [][]T{send, recv} {
+		if len(slice) > 0 {
+			pins.Pin(unsafe.SliceData(slice))
+		}
+	}
+	if err := f(view(send), view(recv), c.stream); err != nil {
+		return err
+	}
+	return c.wait(ctx)
+}
+
+// fits tells whether a buffer has so many elements for each rank.
+func fits(c *Comm, function, argument string, got, each int) error {
+	if got != each*c.size {
+		return mismatch(function, argument, got, each*c.size)
+	}
+	return nil
+}
+
+func equal(function string, recv, send int) error {
+	if recv != send {
+		return mismatch(function, "recv", recv, send)
+	}
+	return nil
+}
+
+// AllReduce leaves the reduction of all ranks' send in every rank's recv; both may be the same.
+func AllReduce[T Element](ctx context.Context, c *Comm, send, recv []T, op RedOp) error {
+	return onSlices(ctx, c, send, recv, func(send, recv Buffer[T], on *Stream) error {
+		return AllReduceAsync(c, send, recv, op, on)
+	})
+}
+
+// AllReduceAsync is AllReduce without waiting.
+func AllReduceAsync[T Element](c *Comm, send, recv Buffer[T], op RedOp, on *Stream) error {
+	if err := equal("AllReduce", recv.n, send.n); err != nil {
+		return err
+	}
+	return ncclAllReduce(send.data, recv.data, C.size_t(send.n), dataType[T](), op, c.handle, on.handle)
+}
+
+// Broadcast copies the root's elements to every rank.
+func Broadcast[T Element](ctx context.Context, c *Comm, data []T, root int) error {
+	return onSlices(ctx, c, data, nil, func(data, _ Buffer[T], on *Stream) error {
+		return BroadcastAsync(c, data, root, on)
+	})
+}
+
+// BroadcastAsync is Broadcast without waiting.
+func BroadcastAsync[T Element](c *Comm, data Buffer[T], root int, on *Stream) error {
+	return ncclBcast(data.data, C.size_t(data.n), dataType[T](), C.int(root), c.handle, on.handle)
+}
+
+// Reduce leaves the reduction of all ranks' send in the root's recv, which is ignored elsewhere.
+func Reduce[T Element](ctx context.Context, c *Comm, send, recv []T, op RedOp, root int) error {
+	return onSlices(ctx, c, send, recv, func(send, recv Buffer[T], on *Stream) error {
+		return ReduceAsync(c, send, recv, op, root, on)
+	})
+}
+
+// ReduceAsync is Reduce without waiting.
+func ReduceAsync[T Element](c *Comm, send, recv Buffer[T], op RedOp, root int, on *Stream) error {
+	if c.rank == root {
+		if err := equal("Reduce", recv.n, send.n); err != nil {
+			return err
+		}
+	}
+	return ncclReduce(send.data, recv.data, C.size_t(send.n), dataType[T](), op, C.int(root), c.handle, on.handle)
+}
+
+// AllGather puts every rank's send, one behind the other, into every rank's recv.
+func AllGather[T Element](ctx context.Context, c *Comm, send, recv []T) error {
+	return onSlices(ctx, c, send, recv, func(send, recv Buffer[T], on *Stream) error {
+		return AllGatherAsync(c, send, recv, on)
+	})
+}
+
+// AllGatherAsync is AllGather without waiting.
+func AllGatherAsync[T Element](c *Comm, send, recv Buffer[T], on *Stream) error {
+	if err := fits(c, "AllGather", "recv", recv.n, send.n); err != nil {
+		return err
+	}
+	return ncclAllGather(send.data, recv.data, C.size_t(send.n), dataType[T](), c.handle, on.handle)
+}
+
+// ReduceScatter leaves block r of the reduction of all ranks' send in the recv of rank r.
+func ReduceScatter[T Element](ctx context.Context, c *Comm, send, recv []T, op RedOp) error {
+	return onSlices(ctx, c, send, recv, func(send, recv Buffer[T], on *Stream) error {
+		return ReduceScatterAsync(c, send, recv, op, on)
+	})
+}
+
+// ReduceScatterAsync is ReduceScatter without waiting.
+func ReduceScatterAsync[T Element](c *Comm, send, recv Buffer[T], op RedOp, on *Stream) error {
+	if err := fits(c, "ReduceScatter", "send", send.n, recv.n); err != nil {
+		return err
+	}
+	return ncclReduceScatter(send.data, recv.data, C.size_t(recv.n), dataType[T](), op, c.handle, on.handle)
+}
+
+// AllToAll puts block r of this rank's send where the recv of rank r has the block of this rank.
+func AllToAll[T Element](ctx context.Context, c *Comm, send, recv []T) error {
+	return onSlices(ctx, c, send, recv, func(send, recv Buffer[T], on *Stream) error {
+		return AllToAllAsync(c, send, recv, on)
+	})
+}
+
+// AllToAllAsync is AllToAll without waiting.
+func AllToAllAsync[T Element](c *Comm, send, recv Buffer[T], on *Stream) error {
+	count := send.n / c.size
+	if err := fits(c, "AllToAll", "send", send.n, count); err != nil {
+		return err
+	}
+	if err := equal("AllToAll", recv.n, send.n); err != nil {
+		return err
+	}
+	return ncclAlltoAll(send.data, recv.data, C.size_t(count), dataType[T](), c.handle, on.handle)
+}
+
+// Gather puts every rank's send, one behind the other, into the root's recv, which is ignored elsewhere.
+func Gather[T Element](ctx context.Context, c *Comm, send, recv []T, root int) error {
+	return onSlices(ctx, c, send, recv, func(send, recv Buffer[T], on *Stream) error {
+		return GatherAsync(c, send, recv, root, on)
+	})
+}
+
+// GatherAsync is Gather without waiting.
+func GatherAsync[T Element](c *Comm, send, recv Buffer[T], root int, on *Stream) error {
+	if c.rank == root {
+		if err := fits(c, "Gather", "recv", recv.n, send.n); err != nil {
+			return err
+		}
+	}
+	return ncclGather(send.data, recv.data, C.size_t(send.n), dataType[T](), C.int(root), c.handle, on.handle)
+}
+
+// Scatter puts block r of the root's send, which is ignored elsewhere, into the recv of rank r.
+func Scatter[T Element](ctx context.Context, c *Comm, send, recv []T, root int) error {
+	return onSlices(ctx, c, send, recv, func(send, recv Buffer[T], on *Stream) error {
+		return ScatterAsync(c, send, recv, root, on)
+	})
+}
+
+// ScatterAsync is Scatter without waiting.
+func ScatterAsync[T Element](c *Comm, send, recv Buffer[T], root int, on *Stream) error {
+	if c.rank == root {
+		if err := fits(c, "Scatter", "send", send.n, recv.n); err != nil {
+			return err
+		}
+	}
+	return ncclScatter(send.data, recv.data, C.size_t(recv.n), dataType[T](), C.int(root), c.handle, on.handle)
+}
+
+// Send sends elements to a rank, which receives as many.
+func Send[T Element](ctx context.Context, c *Comm, data []T, to int) error {
+	return onSlices(ctx, c, data, nil, func(data, _ Buffer[T], on *Stream) error {
+		return SendAsync(c, data, to, on)
+	})
+}
+
+// SendAsync is Send without waiting.
+func SendAsync[T Element](c *Comm, data Buffer[T], to int, on *Stream) error {
+	return ncclSend(data.data, C.size_t(data.n), dataType[T](), C.int(to), c.handle, on.handle)
+}
+
+// Recv receives elements from a rank, which sends as many.
+func Recv[T Element](ctx context.Context, c *Comm, data []T, from int) error {
+	return onSlices(ctx, c, data, nil, func(data, _ Buffer[T], on *Stream) error {
+		return RecvAsync(c, data, from, on)
+	})
+}
+
+// RecvAsync is Recv without waiting.
+func RecvAsync[T Element](c *Comm, data Buffer[T], from int, on *Stream) error {
+	return ncclRecv(data.data, C.size_t(data.n), dataType[T](), C.int(from), c.handle, on.handle)
+}

@@ -1,0 +1,235 @@
+package oxccl
+
+// #include "shim_gen.h"
+// static void oxgo_initialize(ncclConfig_t *config) {
+//   ncclConfig_t initial = NCCL_CONFIG_INITIALIZER;
+//   initial.blocking = 0;
+//   *config = initial;
+// }
+import "C"
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+	"unsafe"
+)
+
+// UniqueID names a communicator that is to be made; copy it to all ranks, and keep it secret.
+type UniqueID [NcclUniqueIdBytes]byte
+
+// NewUniqueID makes an id, whose rendezvous waits in this process.
+func NewUniqueID() (id UniqueID, err error) {
+	var raw C.ncclUniqueId
+	if err := ncclGetUniqueId(&raw); err != nil {
+		return id, err
+	}
+	copy(id[:], unsafe.Slice((*byte)(unsafe.Pointer(&raw.internal[0])), len(id)))
+	return id, nil
+}
+
+// Comm is this rank's part of a communicator. Its methods may be called by any goroutine; all ranks
+// must make the same calls in the same order.
+type Comm struct {
+	handle C.ncclComm_t
+	// Of the calls that take slices.
+	stream     *Stream
+	ended      atomic.Bool
+	rank, size int
+}
+
+// InitEnv makes a communicator of all processes that oxccl run, mpirun, srun or torchrun started;
+// alone without a launcher. It blocks until all have come.
+func InitEnv(ctx context.Context) (*Comm, error) {
+	return create(ctx, func(handle *C.ncclComm_t, config *C.ncclConfig_t) error {
+		return oxcclCommInitEnv(handle, config)
+	})
+}
+
+// Init makes a communicator of size ranks, which all have the same id. It blocks until all have come.
+func Init(ctx context.Context, size int, id UniqueID, rank int) (*Comm, error) {
+	var raw C.ncclUniqueId
+	copy(unsafe.Slice((*byte)(unsafe.Pointer(&raw.internal[0])), len(id)), id[:])
+	return create(ctx, func(handle *C.ncclComm_t, config *C.ncclConfig_t) error {
+		return ncclCommInitRankConfig(handle, C.int(size), raw, C.int(rank), config)
+	})
+}
+
+// Split makes communicators of the ranks with equal color, ordered by key; nil for the color
+// NcclSplitNocolor. It blocks until all have called.
+func (c *Comm) Split(ctx context.Context, color, key int) (*Comm, error) {
+	part, err := create(ctx, func(handle *C.ncclComm_t, config *C.ncclConfig_t) error {
+		return ncclCommSplit(c.handle, C.int(color), C.int(key), handle, config)
+	})
+	if part == nil && err == nil {
+		// The others still need this rank. That they may end this communicator afterwards is no
+		// failure of the split.
+		err = c.rest(ctx)
+	}
+	return part, err
+}
+
+// Shrink makes a communicator without some ranks, which need not be alive; all others call. It ends
+// the operations of this one first, which can then only be closed.
+func (c *Comm) Shrink(ctx context.Context, exclude ...int) (*Comm, error) {
+	list := make([]C.int, len(exclude)+1)
+	for i, rank := range exclude {
+		list[i] = C.int(rank)
+	}
+	return create(ctx, func(handle *C.ncclComm_t, config *C.ncclConfig_t) error {
+		return ncclCommShrink(c.handle, &list[0], C.int(len(exclude)), handle, config, NcclShrinkAbort)
+	})
+}
+
+// create begins a communicator and waits, so that the context can end it.
+func create(ctx context.Context, begin func(*C.ncclComm_t, *C.ncclConfig_t) error) (*Comm, error) {
+	var config C.ncclConfig_t
+	C.oxgo_initialize(&config)
+	// In C's memory: the library writes the handle when the communicator is made.
+	place := (*C.ncclComm_t)(C.calloc(1, C.size_t(unsafe.Sizeof(C.ncclComm_t(nil)))))
+	switch err := begin(place, &config); {
+	case err == nil && *place == nil:
+		// In a group nothing is begun before its end, which writes to the place.
+		text := "a communicator cannot be made in a Group"
+		return nil, &Error{Code: InvalidUsage, Rank: -1, Peer: -1, Text: text}
+	case err != nil && err != InProgress:
+		C.free(unsafe.Pointer(place))
+		return nil, err
+	}
+	defer C.free(unsafe.Pointer(place))
+	if *place == nil {
+		return nil, nil
+	}
+	c := &Comm{handle: *place}
+	err := c.rest(ctx)
+	if err == nil {
+		err = c.Err()
+	}
+	if err != nil {
+		c.Abort()
+		return nil, err
+	}
+	var rank, size C.int
+	if err := ncclCommUserRank(c.handle, &rank); err != nil {
+		return nil, err
+	}
+	if err := ncclCommCount(c.handle, &size); err != nil {
+		return nil, err
+	}
+	c.rank, c.size = int(rank), int(size)
+	c.stream, err = NewStream()
+	return c, err
+}
+
+// rest waits until nothing is under way on the communicator itself.
+func (c *Comm) rest(ctx context.Context) error {
+	for pause := 10 * time.Microsecond; ; pause = min(2*pause, time.Millisecond) {
+		var state C.ncclResult_t
+		if err := ncclCommGetAsyncError(c.handle, &state); err != nil {
+			return err
+		}
+		if Result(state) != InProgress {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(pause):
+		}
+	}
+}
+
+// Rank is this rank, from 0 on.
+func (c *Comm) Rank() int { return c.rank }
+
+// Size is the number of ranks.
+func (c *Comm) Size() int { return c.size }
+
+// Err is why the communicator failed; nil where it did not.
+func (c *Comm) Err() error {
+	info := C.oxcclErrorInfo_t{}
+	info.size = C.size_t(unsafe.Sizeof(info))
+	if err := oxcclCommLastError(c.handle, &info); err != nil {
+		return err
+	}
+	if info.code == 0 {
+		return nil
+	}
+	return &Error{Result(info.code), int(info.rank), int(info.peer), C.GoString(&info.text[0])}
+}
+
+// SetTimeout bounds how long an operation may wait for a rank without getting anywhere; a negative
+// time is no bound.
+func (c *Comm) SetTimeout(limit time.Duration) error {
+	return oxcclCommSetTimeout(c.handle, C.int64_t(max(limit, -1)))
+}
+
+// Abort ends the communicator at once, whatever goroutines use it: its operations end with an error,
+// and so do those of the other ranks.
+func (c *Comm) Abort() error {
+	if c.ended.Swap(true) {
+		return nil
+	}
+	return ncclCommAbort(c.handle)
+}
+
+// Close completes all operations and ends the communicator; it waits for the other ranks. After Abort
+// it only frees what is left.
+func (c *Comm) Close() error {
+	var err error
+	if !c.ended.Swap(true) {
+		err = ncclCommDestroy(c.handle)
+	}
+	if c.stream != nil {
+		if end := c.stream.Close(); err == nil {
+			err = end
+		}
+		c.stream = nil
+	}
+	return err
+}
+
+// PreMulSum makes an operation: a sum in which this rank's elements are first multiplied by factor.
+func PreMulSum[T Element](c *Comm, factor T) (RedOp, error) {
+	var op C.ncclRedOp_t
+	err := ncclRedOpCreatePreMulSum(&op, unsafe.Pointer(&factor), dataType[T](), ScalarHostImmediate, c.handle)
+	return RedOp(op), err
+}
+
+// CloseRedOp ends an operation that PreMulSum made.
+func (c *Comm) CloseRedOp(op RedOp) error { return ncclRedOpDestroy(op, c.handle) }
+
+// Registration is a registered buffer.
+type Registration struct {
+	comm   *Comm
+	handle unsafe.Pointer
+}
+
+// Register registers a buffer, which must outlive the registration.
+func Register[T Element](c *Comm, b Buffer[T]) (*Registration, error) {
+	var handle unsafe.Pointer
+	var zero T
+	err := ncclCommRegister(c.handle, b.data, C.size_t(uintptr(b.n)*unsafe.Sizeof(zero)), &handle)
+	if err != nil {
+		return nil, err
+	}
+	return &Registration{c, handle}, nil
+}
+
+// Close ends the registration; call it before the communicator's.
+func (r *Registration) Close() error { return ncclCommDeregister(r.comm.handle, r.handle) }
+
+// wait has a call on slices done: what it began is complete, or the context has ended it.
+func (c *Comm) wait(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		c.Abort()
+		return context.Cause(ctx)
+	}
+	stop := context.AfterFunc(ctx, func() { c.Abort() })
+	err := c.stream.Synchronize()
+	if !stop() && err != nil {
+		return fmt.Errorf("%w: %w", context.Cause(ctx), err)
+	}
+	return err
+}

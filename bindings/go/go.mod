@@ -1,0 +1,3 @@
+module oxccl
+
+go 1.21

@@ -1,0 +1,6 @@
+//go:build !oxccl_dlopen
+
+package oxccl
+
+// #cgo pkg-config: oxccl
+import "C"

@@ -1,0 +1,115 @@
+// Package oxccl is collective communication between processes and hosts: all-reduce, all-gather,
+// send and receive and their kin, on host memory as on GPUs.
+//
+// Functions that take slices block until the elements are there, and end when their context does.
+// Functions whose names end in Async take a [Buffer], return at once, and are complete when their
+// [Stream] is. What is made here is ended by Close.
+//
+// A program is linked with liboxccl by pkg-config; with the build tag oxccl_dlopen it needs no library
+// to be built, and loads the one that OXCCL_LIBRARY names, or liboxccl.so.2.
+package oxccl
+
+// #include "shim_gen.h"
+import "C"
+
+import (
+	"fmt"
+	"runtime"
+	"unsafe"
+)
+
+// Error says what failed. errors.Is finds its code: errors.Is(err, oxccl.RemoteError).
+type Error struct {
+	Code Result
+	// Rank that reports; -1 outside a communicator.
+	Rank int
+	// Peer is the rank at fault or waited for; -1 when unknown.
+	Peer int
+	// Text is the whole message.
+	Text string
+}
+
+func (e *Error) Error() string { return "oxccl: " + e.Text }
+
+// Unwrap returns the code.
+func (e *Error) Unwrap() error { return e.Code }
+
+// Error is what the code means.
+func (r Result) Error() string { return C.GoString(ncclGetErrorString(r)) }
+
+// failed makes an error of what a call returned; InProgress is itself.
+func failed(status C.oxgo_status) error {
+	switch Result(status.code) {
+	case Success:
+		return nil
+	case InProgress:
+		return InProgress
+	}
+	failure := &Error{Code: Result(status.code), Rank: -1, Peer: -1}
+	if status.info == nil {
+		failure.Text = failure.Code.Error()
+		return failure
+	}
+	defer C.free(unsafe.Pointer(status.info))
+	failure.Rank, failure.Peer = int(status.info.rank), int(status.info.peer)
+	failure.Text = C.GoString(&status.info.text[0])
+	return failure
+}
+
+// mismatch is a length that does not fit the others of a call.
+func mismatch(function, argument string, got, expected int) error {
+	text := fmt.Sprintf("%s: %s has %d elements; expected %d", function, argument, got, expected)
+	return &Error{Code: InvalidArgument, Rank: -1, Peer: -1, Text: text}
+}
+
+// Version of the library, as NcclVersionCode and OxcclVersionCode.
+func Version() (nccl, oxccl int, err error) {
+	var n, o C.int
+	if err := ncclGetVersion(&n); err != nil {
+		return 0, 0, err
+	}
+	err = oxcclGetVersion(&o)
+	return int(n), int(o), err
+}
+
+// DeviceCount tells how many devices of a kind there are.
+func DeviceCount(kind DeviceKind) (int, error) {
+	var count C.int
+	err := oxcclDeviceCount(kind, &count)
+	return int(count), err
+}
+
+// OnDevice calls f with another current device, for what f makes: communicators, streams, buffers.
+func OnDevice(kind DeviceKind, index int, f func() error) error {
+	// The device belongs to the thread.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var oldKind C.oxcclDeviceKind_t
+	var oldIndex C.int
+	if err := oxcclDeviceGet(&oldKind, &oldIndex); err != nil {
+		return err
+	}
+	if err := oxcclDeviceSet(kind, C.int(index)); err != nil {
+		return err
+	}
+	// It was the device before, so it can be set.
+	defer oxcclDeviceSet(DeviceKind(oldKind), oldIndex)
+	return f()
+}
+
+// Group launches together what f calls: the Async functions, whose sends and receives then need no
+// order. Slices cannot be used in it, as nothing is complete before its end.
+func Group(f func() error) (err error) {
+	// Groups belong to threads.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := ncclGroupStart(); err != nil {
+		return err
+	}
+	defer func() {
+		if end := ncclGroupEnd(); err == nil && end != InProgress {
+			err = end
+		}
+	}()
+	return f()
+}

@@ -1,0 +1,343 @@
+package oxccl
+
+import (
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+const ranks = 4
+
+var background = context.Background()
+
+// onRanks calls f on four ranks: goroutines of this process, or this process where a launcher started
+// it as one of them.
+func onRanks(t *testing.T, f func(t *testing.T, c *Comm)) {
+	t.Helper()
+	if os.Getenv("OXCCL_RANK") != "" {
+		c, err := inEnv()
+		ok(t, err)
+		part, err := c.Split(background, 0, 0)
+		ok(t, err)
+		f(t, part)
+		return
+	}
+	id, err := NewUniqueID()
+	ok(t, err)
+	var all sync.WaitGroup
+	for r := 0; r < ranks; r++ {
+		all.Add(1)
+		go func(r int) {
+			defer all.Done()
+			c, err := Init(background, ranks, id, r)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			f(t, c)
+		}(r)
+	}
+	all.Wait()
+}
+
+var inEnv = sync.OnceValues(func() (*Comm, error) { return InitEnv(background) })
+
+// ok ends the goroutine on errors; the communicator that stays behind would wait for it for ever.
+func ok(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		panic(err)
+	}
+}
+
+func expect[T comparable](t *testing.T, what string, got []T, expected ...T) {
+	t.Helper()
+	if !slices.Equal(got, expected) {
+		t.Errorf("%s: %v; expected %v", what, got, expected)
+	}
+}
+
+func expectError(t *testing.T, err error, code Result, text string) {
+	t.Helper()
+	if !errors.Is(err, code) || !strings.Contains(err.Error(), text) {
+		t.Errorf("%v; expected %v: %s", err, code, text)
+	}
+}
+
+// collectives runs every collective on slices. Rank 0 has one where the others have two, so that the
+// place that data came from shows; one + one is two, two + two is four.
+func collectives[T Element](t *testing.T, c *Comm, one, two, four T) {
+	const n = 3
+	of := func(r int) T {
+		if r == 0 {
+			return one
+		}
+		return two
+	}
+	fill := func(n int, value T) []T {
+		all := make([]T, n)
+		for i := range all {
+			all[i] = value
+		}
+		return all
+	}
+	var blocks []T
+	for r := 0; r < ranks; r++ {
+		blocks = append(blocks, fill(n, of(r))...)
+	}
+	rank := c.Rank()
+	own, out, wide := fill(n, of(rank)), make([]T, n), make([]T, n*ranks)
+
+	ok(t, AllReduce(background, c, fill(n, one), out, Sum))
+	expect(t, "AllReduce", out, four, four, four)
+	ok(t, AllReduce(background, c, own, out, Max))
+	expect(t, "AllReduce", out, two, two, two)
+	copy(out, own)
+	ok(t, Broadcast(background, c, out, 0))
+	expect(t, "Broadcast", out, one, one, one)
+	ok(t, Reduce(background, c, fill(n, one), out, Sum, 3))
+	if rank == 3 {
+		expect(t, "Reduce", out, four, four, four)
+	} else {
+		expect(t, "Reduce", out, one, one, one)
+	}
+	ok(t, AllGather(background, c, own, wide))
+	expect(t, "AllGather", wide, blocks...)
+	ok(t, ReduceScatter(background, c, fill(n*ranks, one), out, Sum))
+	expect(t, "ReduceScatter", out, four, four, four)
+	clear(wide)
+	ok(t, AllToAll(background, c, fill(n*ranks, of(rank)), wide))
+	expect(t, "AllToAll", wide, blocks...)
+	clear(wide)
+	ok(t, Gather(background, c, own, wide, 1))
+	if rank == 1 {
+		expect(t, "Gather", wide, blocks...)
+	} else {
+		expect(t, "Gather", wide, make([]T, n*ranks)...)
+	}
+	ok(t, Scatter(background, c, wide, out, 1))
+	expect(t, "Scatter", out, own...)
+	switch rank {
+	case 0:
+		ok(t, Send(background, c, own, 1))
+	case 1:
+		ok(t, Recv(background, c, out, 0))
+		expect(t, "Recv", out, one, one, one)
+	}
+}
+
+type named int32
+
+func TestCollectives(t *testing.T) {
+	onRanks(t, func(t *testing.T, c *Comm) {
+		collectives[int8](t, c, 1, 2, 4)
+		collectives[uint8](t, c, 1, 2, 4)
+		collectives[int32](t, c, 1, 2, 4)
+		collectives[uint32](t, c, 1, 2, 4)
+		collectives[int64](t, c, 1, 2, 4)
+		collectives[uint64](t, c, 1, 2, 4)
+		collectives[int](t, c, 1, 2, 4)
+		collectives[uint](t, c, 1, 2, 4)
+		collectives[named](t, c, 1, 2, 4)
+		collectives(t, c, F16{0x3c00}, F16{0x4000}, F16{0x4400})
+		collectives[float32](t, c, 1, 2, 4)
+		collectives[float64](t, c, 1, 2, 4)
+		collectives(t, c, BF16{0x3f80}, BF16{0x4000}, BF16{0x4080})
+		collectives(t, c, F8E4M3{0x38}, F8E4M3{0x40}, F8E4M3{0x48})
+		collectives(t, c, F8E5M2{0x3c}, F8E5M2{0x40}, F8E5M2{0x44})
+		ok(t, c.Close())
+	})
+}
+
+func TestBuffersGroupsGraphsAndEvents(t *testing.T) {
+	onRanks(t, func(t *testing.T, c *Comm) {
+		s, err := NewStream()
+		ok(t, err)
+		x, err := Alloc[float32](ranks)
+		ok(t, err)
+		registered, err := Register(c, x)
+		ok(t, err)
+		g, err := Capture(s, func() error { return AllReduceAsync(c, x, x, Sum, s) })
+		ok(t, err)
+		for i := range x.Slice() {
+			x.Slice()[i] = 1
+		}
+		begin, err := NewEvent()
+		ok(t, err)
+		end, err := NewEvent()
+		ok(t, err)
+		ok(t, begin.Record(s))
+		for i := 0; i < 3; i++ {
+			ok(t, g.Launch(s))
+		}
+		ok(t, end.Record(s))
+		ok(t, s.Synchronize())
+		expect(t, "Launch", x.Slice(), 64, 64, 64, 64)
+		if time, err := end.Since(begin); err != nil || time < 0 {
+			t.Error(time, err)
+		}
+		if come, err := end.Query(); !come || err != nil {
+			t.Error(come, err)
+		}
+		_, err = Capture(s, func() error { return AllReduceAsync(c, x, x.Part(0, 1), Sum, s) })
+		expectError(t, err, InvalidArgument, "AllReduce: recv has 1 elements; expected 4")
+
+		// To the next, from the one before, all at once.
+		rank := c.Rank()
+		ok(t, Group(func() error {
+			if err := RecvAsync(c, x.Part(1, 2), (rank+ranks-1)%ranks, s); err != nil {
+				return err
+			}
+			x.Slice()[0] = float32(rank)
+			return SendAsync(c, x.Part(0, 1), (rank+1)%ranks, s)
+		}))
+		other, err := NewStream()
+		ok(t, err)
+		ok(t, end.Record(s))
+		ok(t, other.Wait(end))
+		y, err := Alloc[float32](1)
+		ok(t, err)
+		ok(t, Copy(y, x.Part(1, 2), other))
+		if finished, err := other.SynchronizeFor(time.Minute); !finished || err != nil {
+			t.Error(finished, err)
+		}
+		expect(t, "Group", y.Slice(), float32((rank+ranks-1)%ranks))
+
+		op, err := PreMulSum(c, float32(rank+1))
+		ok(t, err)
+		y.Slice()[0] = 1
+		ok(t, AllReduce(background, c, y.Slice(), y.Slice(), op))
+		expect(t, "PreMulSum", y.Slice(), 10)
+		ok(t, c.CloseRedOp(op))
+		for _, close := range []func() error{registered.Close, g.Close, begin.Close, end.Close, s.Close, other.Close, c.Close, x.Close, y.Close} {
+			ok(t, close())
+		}
+	})
+}
+
+func TestSplitAndShrink(t *testing.T) {
+	onRanks(t, func(t *testing.T, c *Comm) {
+		color := c.Rank() % 2
+		if c.Rank() == 3 {
+			color = NcclSplitNocolor
+		}
+		part, err := c.Split(background, color, -c.Rank())
+		ok(t, err)
+		if c.Rank() == 3 {
+			if part != nil {
+				t.Error("a communicator of no color")
+			}
+		} else {
+			if expected := 2 - c.Rank()%2; part.Size() != expected {
+				t.Errorf("%d ranks; expected %d", part.Size(), expected)
+			}
+			ok(t, part.Close())
+		}
+		if c.Rank() != 2 {
+			fewer, err := c.Shrink(background, 2)
+			ok(t, err)
+			x := []int32{1}
+			ok(t, AllReduce(background, fewer, x, x, Sum))
+			expect(t, "Shrink", x, 3)
+			ok(t, fewer.Close())
+		}
+		ok(t, c.Abort())
+		ok(t, c.Close())
+	})
+}
+
+func TestErrors(t *testing.T) {
+	onRanks(t, func(t *testing.T, c *Comm) {
+		x := make([]float32, 3)
+		expectError(t, Broadcast(background, c, x, 4), InvalidArgument, "root")
+		expectError(t, AllGather(background, c, x, x), InvalidArgument, "recv has 3 elements; expected 12")
+		expectError(t, AllReduce(background, c, x, x, RedOp(77)), InvalidArgument, "op")
+		_, err := Alloc[float32](-1)
+		expectError(t, err, InvalidArgument, "n is -1")
+		ok(t, c.Err())
+		expectError(t, Group(func() error {
+			_, err := InitEnv(background)
+			return err
+		}), InvalidUsage, "cannot be made in a Group")
+		ok(t, c.Close())
+		err = AllReduceAsync(c, view(x), view(x), Sum, &Stream{})
+		expectError(t, err, InvalidArgument, "destroyed")
+	})
+}
+
+// A context that is cancelled while its rank waits ends the communicator on all ranks.
+func TestCancel(t *testing.T) {
+	onRanks(t, func(t *testing.T, c *Comm) {
+		x := make([]float32, 1)
+		if c.Rank() == 0 {
+			ok(t, AllReduce(background, c, x, x, Sum))
+			ctx, cancel := context.WithCancel(background)
+			go cancel()
+			err := Recv(ctx, c, x, 1)
+			if !errors.Is(err, context.Canceled) {
+				t.Errorf("%v; expected that it was cancelled", err)
+			}
+		} else {
+			// Either of them may hear of it.
+			err := AllReduce(background, c, x, x, Sum)
+			if err == nil {
+				err = Recv(background, c, x, 0)
+			}
+			expectError(t, err, RemoteError, "rank 0")
+			var failure *Error
+			if !errors.As(err, &failure) || failure.Peer != 0 {
+				t.Errorf("%v does not name rank 0", err)
+			}
+		}
+		ok(t, c.Close())
+	})
+}
+
+// Ranks that never come are waited for until the context ends.
+func TestCancelCreation(t *testing.T) {
+	if os.Getenv("OXCCL_RANK") != "" {
+		t.Skip("about a communicator of one process")
+	}
+	id, err := NewUniqueID()
+	ok(t, err)
+	ctx, cancel := context.WithCancel(background)
+	go cancel()
+	if _, err := Init(ctx, 2, id, 0); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v; expected that it was cancelled", err)
+	}
+}
+
+func TestDevices(t *testing.T) {
+	if n, err := DeviceCount(DeviceHost); n < 1 || err != nil {
+		t.Error(n, err)
+	}
+	expectError(t, OnDevice(DeviceHost, -1, func() error { return nil }), InvalidArgument, "index")
+	ok(t, OnDevice(DeviceHost, 3, func() error {
+		s, err := NewStream()
+		ok(t, err)
+		return s.Close()
+	}))
+	if nccl, oxccl, err := Version(); nccl != NcclVersionCode || oxccl != OxcclVersionCode || err != nil {
+		t.Error(nccl, oxccl, err)
+	}
+}
+
+// What the binding adds to a call: an all-reduce of one rank, of nothing.
+func BenchmarkCall(b *testing.B) {
+	c, err := InitEnv(background)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer c.Close()
+	var none Buffer[float32]
+	for i := 0; i < b.N; i++ {
+		if err := AllReduceAsync(c, none, none, Sum, c.stream); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

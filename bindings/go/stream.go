@@ -1,0 +1,122 @@
+package oxccl
+
+// #include "shim_gen.h"
+import "C"
+
+import (
+	"errors"
+	"time"
+	"unsafe"
+)
+
+func allocate(data *unsafe.Pointer, bytes uintptr) error {
+	var memory unsafe.Pointer
+	err := oxcclMemAlloc(&memory, C.size_t(bytes))
+	*data = memory
+	return err
+}
+
+// Stream is work in order. Its zero value is the device's default stream.
+type Stream struct{ handle C.cudaStream_t }
+
+// NewStream makes a stream on the current device.
+func NewStream() (*Stream, error) {
+	var handle C.cudaStream_t
+	if err := oxcclStreamCreate(&handle); err != nil {
+		return nil, err
+	}
+	return &Stream{handle}, nil
+}
+
+// Close ends the stream; what it still has to do is done nevertheless.
+func (s *Stream) Close() error { return oxcclStreamDestroy(s.handle) }
+
+// Synchronize blocks until everything is done; it fails where the work did.
+func (s *Stream) Synchronize() error { return oxcclStreamSynchronize(s.handle, -1) }
+
+// SynchronizeFor blocks for some time at most, and tells whether everything is done.
+func (s *Stream) SynchronizeFor(limit time.Duration) (bool, error) {
+	return done(oxcclStreamSynchronize(s.handle, C.int64_t(max(limit, 0))))
+}
+
+// Query tells whether everything is done.
+func (s *Stream) Query() (bool, error) { return done(oxcclStreamQuery(s.handle)) }
+
+func done(err error) (bool, error) {
+	if err == InProgress {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// Copy copies elements between buffers of equal length, in the order of the stream.
+func Copy[T Element](to, from Buffer[T], on *Stream) error {
+	if to.n != from.n {
+		return mismatch("Copy", "to", to.n, from.n)
+	}
+	var zero T
+	bytes := C.size_t(uintptr(to.n) * unsafe.Sizeof(zero))
+	return oxcclMemcpyAsync(to.data, from.data, bytes, on.handle)
+}
+
+// Event is a mark in a stream.
+type Event struct{ handle C.oxcclEvent_t }
+
+// NewEvent makes an event.
+func NewEvent() (*Event, error) {
+	var handle C.oxcclEvent_t
+	if err := oxcclEventCreate(&handle); err != nil {
+		return nil, err
+	}
+	return &Event{handle}, nil
+}
+
+// Close ends the event.
+func (e *Event) Close() error { return oxcclEventDestroy(e.handle) }
+
+// Record marks the present end of a stream.
+func (e *Event) Record(on *Stream) error { return oxcclEventRecord(e.handle, on.handle) }
+
+// Wait makes what the stream does from now on wait for the event.
+func (s *Stream) Wait(e *Event) error { return oxcclStreamWaitEvent(s.handle, e.handle) }
+
+// Query tells whether the stream has come to the event.
+func (e *Event) Query() (bool, error) { return done(oxcclEventQuery(e.handle)) }
+
+// Since is the time since another event; both must have come up.
+func (e *Event) Since(start *Event) (time.Duration, error) {
+	var ms C.float
+	err := oxcclEventElapsedTime(&ms, start.handle, e.handle)
+	return time.Duration(float64(ms) * float64(time.Millisecond)), err
+}
+
+// Graph is what a stream was asked to do, ready to be done again.
+type Graph struct{ handle C.oxcclGraphExec_t }
+
+// Capture puts what f calls on the stream into a graph, instead of having it done.
+func Capture(on *Stream, f func() error) (*Graph, error) {
+	if err := oxcclStreamBeginCapture(on.handle, CaptureRelaxed); err != nil {
+		return nil, err
+	}
+	err := f()
+	var captured C.oxcclGraph_t
+	if end := oxcclStreamEndCapture(on.handle, &captured); end != nil {
+		return nil, errors.Join(err, end)
+	}
+	// The executable graph needs it no more.
+	defer oxcclGraphDestroy(captured, nil)
+	if err != nil {
+		return nil, err
+	}
+	var handle C.oxcclGraphExec_t
+	if err := oxcclGraphInstantiate(&handle, captured); err != nil {
+		return nil, err
+	}
+	return &Graph{handle}, nil
+}
+
+// Launch does it once, in the order of the stream.
+func (g *Graph) Launch(on *Stream) error { return oxcclGraphLaunch(g.handle, on.handle) }
+
+// Close ends the graph; launches under way are completed.
+func (g *Graph) Close() error { return oxcclGraphDestroy(nil, g.handle) }

@@ -1,0 +1,57 @@
+//! The Julia package: its own tests on tasks and processes, and in another project.
+
+use crate::{ROOT, folder, have, prefix, succeed};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn package() -> PathBuf {
+    std::fs::canonicalize(Path::new(ROOT).join("bindings/julia/OxCCL.jl")).expect("it is there")
+}
+
+#[test]
+fn its_own_tests_pass_on_tasks() {
+    if !have("julia") {
+        return;
+    }
+    // A copy: Julia writes a manifest beside the project.
+    let copy = folder("julia").join("OxCCL.jl");
+    succeed(Command::new("cp").arg("-r").arg(package()).arg(&copy));
+    let mut command = Command::new("julia");
+    command
+        .arg(format!("--project={}", copy.display()))
+        .args(["-e", "using Pkg; Pkg.test(julia_args=`-O0`)"]);
+    let text = succeed(&mut command);
+    assert!(text.contains("Testing OxCCL tests passed"), "{text}");
+}
+
+#[test]
+fn its_own_tests_pass_on_processes() {
+    if !have("julia") {
+        return;
+    }
+    let tests = package().join("test/runtests.jl");
+    succeed(on_four_julias("julia-processes").arg(tests));
+}
+
+#[test]
+fn another_project_uses_it() {
+    if !have("julia") {
+        return;
+    }
+    let hello = Path::new(ROOT).join("tests/sdk/hello.jl");
+    let text = succeed(on_four_julias("julia-user").arg(hello));
+    assert_eq!(text.matches("of 4: all right").count(), 4, "{text}");
+}
+
+/// Julia on 4 ranks, in an empty project that has the package; a file is to follow.
+fn on_four_julias(name: &str) -> Command {
+    let folder = folder(name);
+    let project = format!("--project={}", folder.display());
+    let develop = format!("using Pkg; Pkg.develop(PackageSpec(path={:?}))", package());
+    succeed(Command::new("julia").args([&project, "-e", &develop]));
+    // So that four processes need not compile it side by side.
+    succeed(Command::new("julia").args([&project, "-e", "using OxCCL"]));
+    let mut command = Command::new(prefix().join("bin/oxccl"));
+    command.args(["run", "-n", "4", "julia", "-O0", &project]);
+    command
+}

@@ -1,0 +1,96 @@
+//! The installed product as others use it: build systems and languages, each outside the repository.
+
+mod cpp;
+mod go;
+mod install;
+mod julia;
+mod python;
+
+use oxccl_tests::job::{bind_to_parent, wait_until};
+use oxccl_tests::missing;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+
+/// What `cargo xtask install` made in an empty folder, once for all tests.
+fn prefix() -> &'static Path {
+    static PREFIX: OnceLock<PathBuf> = OnceLock::new();
+    PREFIX.get_or_init(|| {
+        let prefix = Path::new(env!("CARGO_TARGET_TMPDIR")).join("prefix");
+        // It is there from the last run.
+        let _ = std::fs::remove_dir_all(&prefix);
+        let profile = if cfg!(debug_assertions) { "dev" } else { "release" };
+        let options = xtask::install::Options {
+            prefix: prefix.clone(),
+            profile: Some(profile.to_owned()),
+            nccl_compat: true,
+        };
+        xtask::install::install(Path::new(ROOT), &options).expect("it installs");
+        prefix
+    })
+}
+
+/// An empty folder for a test.
+fn folder(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("sdk-{name}"));
+    // It may be there from the last run.
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder).expect("a folder");
+    folder
+}
+
+/// Tells whether a program is there; skips the test where it is not.
+fn have(program: &str) -> bool {
+    let argument = if program == "go" { "version" } else { "--version" };
+    match Command::new(program).arg(argument).stdout(Stdio::null()).stderr(Stdio::null()).status() {
+        Ok(_) => true,
+        Err(e) => {
+            missing(program, &e.to_string());
+            false
+        }
+    }
+}
+
+/// Runs a command to its success, with the installed libraries and packages in its sight; what it
+/// printed.
+fn succeed(command: &mut Command) -> String {
+    succeed_under(prefix(), command)
+}
+
+fn succeed_under(prefix: &Path, command: &mut Command) -> String {
+    let lib = prefix.join("lib");
+    let log = folder_file();
+    let file = std::fs::File::create(&log).expect("a file");
+    command
+        .env("PKG_CONFIG_PATH", lib.join("pkgconfig"))
+        .env("LD_LIBRARY_PATH", &lib)
+        .env("OXCCL_LIBRARY", lib.join("liboxccl.so.2"))
+        .env("CMAKE_PREFIX_PATH", prefix)
+        .stdin(Stdio::null())
+        .stdout(file.try_clone().expect("a second handle"))
+        .stderr(file);
+    let mut child = bind_to_parent(command).spawn().expect("it starts");
+    let status = wait_until(&mut child, Instant::now() + Duration::from_secs(600));
+    let text = std::fs::read_to_string(&log).expect("what it printed");
+    std::fs::remove_file(&log).expect("it can be removed");
+    assert_eq!(status, Some(0), "{command:?}: {text}");
+    text
+}
+
+/// A file of its own: a pipe would fill up before the end.
+fn folder_file() -> PathBuf {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("sdk-{}-{number}.log", std::process::id()))
+}
+
+/// A program on 4 ranks, started by the installed command.
+fn on_four_ranks(prefix: &Path, program: &Path) -> Command {
+    let mut command = Command::new(prefix.join("bin/oxccl"));
+    command.args(["run", "-n", "4"]).arg(program);
+    command
+}

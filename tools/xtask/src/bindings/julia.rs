@@ -1,0 +1,99 @@
+//! Julia: constants, enums, structures, and a method per function that calls through a pointer.
+
+use super::{NOTE, comment, free, functions};
+use crate::model::{Kind, Model, Type, Value};
+
+const KEYWORDS: [&str; 4] = ["end", "function", "type", "begin"];
+
+/// The file with everything.
+pub(super) fn raw(model: &Model) -> String {
+    let mut out = format!("# {NOTE}\n# The C interface, name by name.\n");
+    for d in &model.0 {
+        match &d.what {
+            Kind::Constant(_, Value::Number(value)) => {
+                out += &format!("\n{}const {} = {value}\n", comment(&d.doc, "#"), d.name);
+            }
+            Kind::Enum(enumerators) => {
+                out += &format!("\n{}@enum {}::Cint begin\n", comment(&d.doc, "#"), d.name);
+                for e in enumerators {
+                    out += &format!("{}    {} = {}\n", comment(&e.doc, "    #"), e.name, e.what);
+                }
+                out += "end\n";
+            }
+            _ => {}
+        }
+    }
+    for d in &model.0 {
+        let doc = comment(&d.doc, "#");
+        match &d.what {
+            Kind::Constant(_, Value::Enumerator(name)) => {
+                out += &format!("\n{doc}const {} = {name}\n", d.name);
+            }
+            Kind::Struct(fields) => {
+                out += &format!("\n{doc}struct {}\n", d.name);
+                for f in fields {
+                    let ty = julia(model, &f.what);
+                    out += &format!("{}    {}::{ty}\n", comment(&f.doc, "    #"), f.name);
+                }
+                out += "end\n";
+            }
+            Kind::Alias(to) => out += &format!("\n{doc}const {} = {}\n", d.name, julia(model, to)),
+            _ => {}
+        }
+    }
+    let names: Vec<_> = functions(model).map(|(d, ..)| format!("    :{},\n", d.name)).collect();
+    out += &format!("\nconst FUNCTIONS = [\n{}]\n", names.concat());
+    out += "\n# The addresses of the functions, found when the module is loaded.\n\
+            const ADDRESSES = fill(C_NULL, length(FUNCTIONS))\n";
+    for (i, (d, parameters, output)) in functions(model).enumerate() {
+        let names: Vec<_> = parameters.iter().map(|p| free(&p.name, &KEYWORDS)).collect();
+        let types: String =
+            parameters.iter().map(|p| format!("{}, ", julia(model, &p.what))).collect();
+        let arguments: String = names.iter().map(|n| format!(", {n}")).collect();
+        out += &format!(
+            "\n{}@inline {}({}) =\n    ccall(@inbounds(ADDRESSES[{}]), {}, ({}){arguments})\n",
+            comment(&d.doc, "#"),
+            d.name,
+            names.join(", "),
+            i + 1,
+            julia(model, output),
+            types.trim_end(),
+        );
+    }
+    out
+}
+
+fn julia(model: &Model, ty: &Type) -> String {
+    if model.is_handle(ty) {
+        return "Ptr{Cvoid}".to_owned();
+    }
+    match ty {
+        Type::Basic(name) => match *name {
+            "void" => "Cvoid",
+            "char" => "Cchar",
+            "int" => "Cint",
+            "unsigned int" => "Cuint",
+            "size_t" => "Csize_t",
+            "int8_t" => "Int8",
+            "uint8_t" => "UInt8",
+            "int16_t" => "Int16",
+            "uint16_t" => "UInt16",
+            "int32_t" => "Int32",
+            "uint32_t" => "UInt32",
+            "int64_t" => "Int64",
+            "uint64_t" => "UInt64",
+            "float" => "Cfloat",
+            _ => "Cdouble",
+        }
+        .to_owned(),
+        Type::Named(name) => match model.find(name) {
+            // User-made operations are numbers that no enumerator has.
+            Some(Kind::Enum(_)) => "Cint".to_owned(),
+            Some(Kind::Callback(_)) => "Ptr{Cvoid}".to_owned(),
+            _ => name.clone(),
+        },
+        Type::Pointer(true, to) if **to == Type::Basic("char") => "Cstring".to_owned(),
+        Type::Pointer(_, to) => format!("Ptr{{{}}}", julia(model, to)),
+        Type::Array(of, length) => format!("NTuple{{{length}, {}}}", julia(model, of)),
+    }
+}

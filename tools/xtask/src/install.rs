@@ -1,0 +1,215 @@
+//! `install`: libraries, headers, the command and what build systems need to find them, under one
+//! prefix that can be moved. Packages of every format are made from it.
+
+use crate::model::{self, Kind, Model, Value};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What can go wrong.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A file.
+    #[error("{0}: {1}")]
+    File(PathBuf, std::io::Error),
+    /// A program that is needed.
+    #[error("{0}: {1}")]
+    Program(String, String),
+    /// What cargo built lacks something.
+    #[error("cargo built no {0}")]
+    NotBuilt(&'static str),
+    /// The interface cannot be read.
+    #[error(transparent)]
+    Model(#[from] model::Error),
+}
+
+/// What to install.
+#[derive(Debug, Default)]
+pub struct Options {
+    /// Where to; made where it is not there.
+    pub prefix: PathBuf,
+    /// Cargo's profile; None: release.
+    pub profile: Option<String>,
+    /// Also under NCCL's names.
+    pub nccl_compat: bool,
+}
+
+impl Options {
+    /// Reads the arguments of the command.
+    pub fn parse(arguments: &[&str]) -> Result<Self, String> {
+        let mut options = Self::default();
+        let mut rest = arguments.iter();
+        while let Some(&argument) = rest.next() {
+            let mut value =
+                || rest.next().copied().ok_or_else(|| format!("{argument} needs a value"));
+            match argument {
+                "--prefix" => options.prefix = PathBuf::from(value()?),
+                "--profile" => options.profile = Some(value()?.to_owned()),
+                "--nccl-compat" => options.nccl_compat = true,
+                other => return Err(format!("install: {other} is no option")),
+            }
+        }
+        if options.prefix.as_os_str().is_empty() {
+            return Err("install: say where to, by --prefix DIR".to_owned());
+        }
+        Ok(options)
+    }
+}
+
+/// The name programs are linked to.
+const SONAME: &str = "liboxccl.so.2";
+const HEADERS: [&str; 3] = ["nccl.h", "nccl_device.h", "oxccl.h"];
+
+/// Builds and installs.
+pub fn install(root: &Path, options: &Options) -> Result<(), Error> {
+    let built = build(root, options.profile.as_deref().unwrap_or("release"))?;
+    let prefix = &options.prefix;
+    let lib = prefix.join("lib");
+    copy(&built.shared, &lib.join(SONAME))?;
+    link(SONAME, &lib.join("liboxccl.so"))?;
+    copy(&built.archive, &lib.join("liboxccl.a"))?;
+    copy(&built.command, &prefix.join("bin/oxccl"))?;
+    let headers = root.join("capi/include");
+    for header in HEADERS {
+        copy(&headers.join(header), &prefix.join("include/oxccl").join(header))?;
+    }
+    copy(&root.join("bindings/cpp/oxccl.hpp"), &prefix.join("include/oxccl/oxccl.hpp"))?;
+    template(root, "oxccl.pc", &lib.join("pkgconfig"))?;
+    for file in ["oxccl-config.cmake", "oxccl-config-version.cmake"] {
+        template(root, file, &lib.join("cmake/oxccl"))?;
+    }
+    if options.nccl_compat {
+        for header in ["nccl.h", "nccl_device.h"] {
+            copy(&headers.join(header), &prefix.join("include").join(header))?;
+        }
+        template(root, "nccl.pc", &lib.join("pkgconfig"))?;
+        link("liboxccl.so", &lib.join("libnccl.so"))?;
+        nccl_library(&lib)?;
+    }
+    Ok(())
+}
+
+/// What cargo built.
+struct Built {
+    shared: PathBuf,
+    archive: PathBuf,
+    command: PathBuf,
+}
+
+fn build(root: &Path, profile: &str) -> Result<Built, Error> {
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+    let output = Command::new(&cargo)
+        .args(["build", "--quiet", "--profile", profile])
+        .args(["--package", "oxccl-capi", "--package", "oxccl-cli"])
+        .arg("--message-format=json-render-diagnostics")
+        .current_dir(root)
+        .stderr(std::process::Stdio::inherit())
+        .output();
+    let output = output.map_err(|e| Error::Program(cargo.clone(), e.to_string()))?;
+    if !output.status.success() {
+        return Err(Error::Program(cargo, output.status.to_string()));
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    let files: Vec<PathBuf> = text.lines().flat_map(artifacts).collect();
+    let find = |name: &'static str| {
+        let file = files.iter().find(|f| f.file_name().is_some_and(|n| n == name));
+        file.cloned().ok_or(Error::NotBuilt(name))
+    };
+    Ok(Built {
+        shared: find("liboxccl.so")?,
+        archive: find("liboxccl.a")?,
+        command: find("oxccl")?,
+    })
+}
+
+/// The files that a message of cargo names.
+fn artifacts(line: &str) -> Vec<PathBuf> {
+    let message: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
+    let files = message["filenames"].as_array().cloned().unwrap_or_default();
+    files.iter().filter_map(|f| f.as_str().map(PathBuf::from)).collect()
+}
+
+fn failed(path: &Path) -> impl Fn(std::io::Error) -> Error {
+    let path = path.to_owned();
+    move |e| Error::File(path.clone(), e)
+}
+
+/// Makes place for a file. What is there is removed and not overwritten: programs may be using it.
+fn make_place(path: &Path) -> Result<(), Error> {
+    path.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(failed(path))?;
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(failed(path)(e)),
+        _ => Ok(()),
+    }
+}
+
+fn copy(from: &Path, to: &Path) -> Result<(), Error> {
+    make_place(to)?;
+    std::fs::copy(from, to).map(drop).map_err(failed(from))
+}
+
+fn link(target: &str, link: &Path) -> Result<(), Error> {
+    make_place(link)?;
+    std::os::unix::fs::symlink(target, link).map_err(failed(link))
+}
+
+/// Fills a template of `pkgconfig/`.
+fn template(root: &Path, name: &str, folder: &Path) -> Result<(), Error> {
+    let from = root.join("pkgconfig").join(format!("{name}.in"));
+    let text = std::fs::read_to_string(&from).map_err(failed(&from))?;
+    let text = text.replace("@VERSION@", env!("CARGO_PKG_VERSION"));
+    let text = text.replace("@NCCL_VERSION@", &nccl_version(root)?);
+    let to = folder.join(name);
+    make_place(&to)?;
+    std::fs::write(&to, text).map_err(failed(&to))
+}
+
+/// NCCL's version that the interface is that of, as `2.30.7`.
+fn nccl_version(root: &Path) -> Result<String, Error> {
+    let model = Model::read(root)?;
+    let Some(Kind::Constant(_, Value::Number(code))) = model.find("NCCL_VERSION_CODE") else {
+        return Err(Error::NotBuilt("NCCL_VERSION_CODE"));
+    };
+    Ok(format!("{}.{}.{}", code / 10_000, code / 100 % 100, code % 100))
+}
+
+/// `libnccl.so.2`, a library without code that needs ours. A link of that name would not do: a
+/// program that preloads it would load the library of the other name as well.
+fn nccl_library(lib: &Path) -> Result<(), Error> {
+    let to = lib.join("libnccl.so.2");
+    make_place(&to)?;
+    let output = Command::new("cc")
+        .args(["-shared", "-nostdlib", "-x", "c", "/dev/null", "-x", "none"])
+        .args(["-Wl,-soname,libnccl.so.2", "-Wl,-rpath,$ORIGIN", "-Wl,--disable-new-dtags"])
+        .arg("-Wl,--no-as-needed")
+        .arg(lib.join("liboxccl.so"))
+        .arg("-o")
+        .arg(&to)
+        .output()
+        .map_err(|e| Error::Program("cc".to_owned(), e.to_string()))?;
+    if !output.status.success() {
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        return Err(Error::Program("cc".to_owned(), text));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_read_or_refused() {
+        let options = Options::parse(&["--nccl-compat", "--prefix", "/a", "--profile", "dev"]);
+        let options = options.expect("they are right");
+        assert!(options.nccl_compat && options.prefix == Path::new("/a"));
+        assert_eq!(options.profile.as_deref(), Some("dev"));
+        for (wrong, complaint) in [
+            (&["--prefix"][..], "--prefix needs a value"),
+            (&["--nccl-compat"], "say where to"),
+            (&["--prefix", "/a", "--frob"], "--frob is no option"),
+        ] {
+            let error = Options::parse(wrong).expect_err(complaint);
+            assert!(error.contains(complaint), "{error}");
+        }
+    }
+}
