@@ -26,7 +26,7 @@ namespace oxccl {
 #define PACKET_DATA_BYTES 8
 
 // The stage of a channel has two slots of so many bytes.
-#define STAGE_SLOT_BYTES (32 * 1024)
+#define STAGE_SLOT_BYTES (128 * 1024)
 
 // Queues of a rank: one per rank and direction.
 #define QUEUES 32

@@ -126,7 +126,7 @@ struct Interpreter {
 
   __device__ void copy(char* to, const char* from, uint64_t len, bool multiply) const {
     bool fits = aligned(reinterpret_cast<uint64_t>(to) | reinterpret_cast<uint64_t>(from));
-    constexpr int AHEAD = 4;
+    constexpr int AHEAD = 8;
     uint64_t step = movers() * 16, at = threadIdx.x * 16;
     for (; fits && !multiply && at + (AHEAD - 1) * step + 16 <= len; at += AHEAD * step) {
       uint4 v[AHEAD];
@@ -168,44 +168,59 @@ struct Interpreter {
     if (f.to == TO_BOTH) store_line(place(me, STAGE, f.second) + at, left, f.fits, v);
   }
 
-  // Folds the ranks' lines at one place, in rank order.
-  template <int OP>
-  __device__ void fold_line(const Fold& f, uint64_t at) const {
+  // Folds the ranks' lines at LINES places, in rank order.
+  template <int OP, int LINES>
+  __device__ void fold_lines(const Fold& f, uint64_t at, uint64_t step) const {
     using B = typename E::Bits;
     constexpr int N = 16 / sizeof(B), AHEAD = 4;
     const int n = rank().nranks;
-    typename E::Lane lanes[N];
+    typename E::Lane lanes[LINES][N];
     for (int from = 0; from < n; from += AHEAD) {
-      uint4 v[AHEAD];
+      uint4 v[AHEAD][LINES];
 #pragma unroll
       for (int k = 0; k < AHEAD; k++) {
-        if (from + k < n) v[k] = load_line(source(f, from + k) + at, f.len - at, f.fits);
+        if (from + k >= n) continue;
+        const char* base = source(f, from + k) + at;
+#pragma unroll
+        for (int l = 0; l < LINES; l++)
+          v[k][l] = load_line(base + l * step, f.len - at - l * step, f.fits);
       }
 #pragma unroll
       for (int k = 0; k < AHEAD; k++) {
         if (from + k >= n) continue;
-        if (from + k == rank().rank && multiplied(from + k, f.own_buffer))
-          v[k] = scale_line<E>(v[k], scale);
-        B b[N];
-        memcpy(b, &v[k], 16);
+        bool multiply = from + k == rank().rank && multiplied(from + k, f.own_buffer);
 #pragma unroll
-        for (int i = 0; i < N; i++) {
-          typename E::Lane lane = E::widen(b[i]);
-          lanes[i] = from + k == 0 ? lane : combine(OP, lanes[i], lane);
+        for (int l = 0; l < LINES; l++) {
+          if (multiply) v[k][l] = scale_line<E>(v[k][l], scale);
+          B b[N];
+          memcpy(b, &v[k][l], 16);
+#pragma unroll
+          for (int i = 0; i < N; i++) {
+            typename E::Lane lane = E::widen(b[i]);
+            lanes[l][i] = from + k == 0 ? lane : combine(OP, lanes[l][i], lane);
+          }
         }
       }
     }
-    B b[N];
 #pragma unroll
-    for (int i = 0; i < N; i++) b[i] = E::round(f.divide ? E::divide(lanes[i], n) : lanes[i]);
-    uint4 v;
-    memcpy(&v, b, 16);
-    deliver(f, at, v);
+    for (int l = 0; l < LINES; l++) {
+      B b[N];
+#pragma unroll
+      for (int i = 0; i < N; i++)
+        b[i] = E::round(f.divide ? E::divide(lanes[l][i], n) : lanes[l][i]);
+      uint4 v;
+      memcpy(&v, b, 16);
+      deliver(f, at + l * step, v);
+    }
   }
 
   template <int OP>
   __device__ void fold(const Fold& f) const {
-    for (uint64_t at = threadIdx.x * 16; at < f.len; at += movers() * 16) fold_line<OP>(f, at);
+    // Small elements fill the registers with one line.
+    constexpr int LINES = OP == SUM && sizeof(typename E::Bits) > 1 ? 2 : 1;
+    uint64_t step = movers() * 16, at = threadIdx.x * 16;
+    for (; at + (LINES - 1) * step < f.len; at += LINES * step) fold_lines<OP, LINES>(f, at, step);
+    for (; at < f.len; at += step) fold_lines<OP, 1>(f, at, step);
   }
 
   __device__ void reduce(const Step& s) const {

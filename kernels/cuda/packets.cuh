@@ -157,22 +157,30 @@ struct PacketRun {
     store_eight(reinterpret_cast<char*>(call.output) + at, bytes - at, e);
   }
 
-  // One thread per line and peer.
+  // What does not fold: everything is sent before anything is waited for, or ranks that pass over
+  // their peers in different orders would wait for each other.
   __device__ void copy_lines(uint64_t first, int lines) const {
     const Rank& r = call.rank;
+    char* output = reinterpret_cast<char*>(call.output);
     for (int i = threadIdx.x; i < lines * r.nranks; i += movers()) {
       int peer = (r.rank + i / lines) % r.nranks, line = i % lines;
       uint64_t at = (first + line) * 8;
       int block = block_for(call, peer);
-      bool comes = comes_from(call, peer);
+      if (block < 0) continue;
+      Eight e = own(block, at);
+      if (peer != r.rank) {
+        send(peer, line, e);
+      } else if (comes_from(call, peer)) {
+        store_eight(output + block_from(call, peer) * bytes + at, bytes - at, e);
+      }
+    }
+    for (int i = threadIdx.x; i < lines * (r.nranks - 1); i += movers()) {
+      int peer = (r.rank + 1 + i / lines) % r.nranks, line = i % lines;
+      uint64_t at = (first + line) * 8;
       Eight e;
-      if (block >= 0) e = own(block, at);
-      if (block >= 0 && peer != r.rank) send(peer, line, e);
-      // In place, all lines are read before those of the same place are written: by this thread.
       Wait wait;
-      if (!comes || (peer != r.rank && !receive(peer, line, e, wait))) continue;
-      char* to = reinterpret_cast<char*>(call.output) + block_from(call, peer) * bytes + at;
-      store_eight(to, bytes - at, e);
+      if (comes_from(call, peer) && receive(peer, line, e, wait))
+        store_eight(output + block_from(call, peer) * bytes + at, bytes - at, e);
     }
   }
 

@@ -114,15 +114,20 @@ __device__ inline bool is_watcher() { return threadIdx.x >= blockDim.x - 32; }
 // Threads that move data.
 __device__ inline int movers() { return blockDim.x - 32; }
 
-// All movers of a block, which the watchers do not hold up. Not the aligned form: threads of a warp
-// may come one by one.
-__device__ inline void sync_movers() { asm volatile("barrier.cta.sync 1, %0;" ::"r"(movers()) : "memory"); }
+// All movers of a block, which the watchers do not hold up. The compiler may copy inline assembly
+// into the branches before it, where threads of a warp would meet different copies; it does not copy
+// what brings a warp together.
+__device__ inline void sync_movers() {
+  __syncwarp();
+  asm volatile("bar.sync 1, %0;" ::"r"(movers()) : "memory");
+}
 
 // The same, telling whether any of them says so: all get the same answer.
 __device__ inline bool any_mover(bool says) {
   uint32_t any;
+  __syncwarp();
   asm volatile(
-      "{ .reg .pred p, q; setp.ne.u32 p, %1, 0; barrier.cta.red.or.pred q, 1, %2, p; selp.u32 %0, 1, 0, q; }"
+      "{ .reg .pred p, q; setp.ne.u32 p, %1, 0; bar.red.or.pred q, 1, %2, p; selp.u32 %0, 1, 0, q; }"
       : "=r"(any)
       : "r"(uint32_t(says)), "r"(movers())
       : "memory");

@@ -15,7 +15,7 @@ pub const CHANNEL_PACKETS: usize = 256;
 /// Bytes of data in a packet, which is twice as large.
 pub const PACKET_DATA_BYTES: usize = 8;
 /// The stage of a channel has two slots of so many bytes.
-pub const STAGE_SLOT_BYTES: usize = 32 * 1024;
+pub const STAGE_SLOT_BYTES: usize = 128 * 1024;
 /// Queues of a rank: one per rank and direction.
 pub const QUEUES: usize = 32;
 /// Where each of them begins, and the end.

@@ -78,7 +78,7 @@ impl CostModel {
         read_call_us: 0.0,
         read_gbps: 330.0,
         handover_gbps: f64::INFINITY,
-        stage_slot_bytes: 1 << 20,
+        stage_slot_bytes: 4 << 20,
         edge_slot_bytes: 32 << 10,
     };
 

@@ -300,3 +300,54 @@ fn queues(seat: &Seat, transfers: &[Transfer]) -> Result<(abi::Exchange, Vec<abi
     }
     Ok((exchange, messages))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use oxccl_plan::select::{Policy, Topology, choose};
+    use oxccl_plan::{Collective, Spec, cost::CostModel};
+
+    /// All plans that a communicator on GPUs may choose.
+    fn chosen() -> impl Iterator<Item = Plan> {
+        let topology = Topology { direct: true, pull: false, model: CostModel::NVLINK };
+        let specs = (1..=abi::MAX_RANKS as u32).flat_map(|nranks| {
+            Collective::ALL.map(|collective| Spec::new(collective, nranks, nranks / 2))
+        });
+        specs.flat_map(move |spec| {
+            (0..31).map(move |power| {
+                let choice = choose(spec, 1 << power, &topology, Policy::default());
+                choice.expect("a plan").any_memory
+            })
+        })
+    }
+
+    #[test]
+    fn every_chosen_plan_fits_a_launch_and_needs_no_edges() {
+        for plan in chosen() {
+            for rank in 0..plan.spec.nranks {
+                let program = plan.program(rank);
+                let steps = steps(&program).unwrap_or_else(|| panic!("{plan:?} needs edges"));
+                assert!(steps.len() <= abi::MAX_STEPS, "{} steps: {plan:?}", steps.len());
+            }
+        }
+    }
+
+    #[test]
+    fn a_step_that_touches_what_one_before_wrote_waits_for_it() {
+        let part = |buffer, part| Slice::part(buffer, 0, part);
+        let copy = |src, dst| Op::Copy { src, dst };
+        let (input, output) = (part(Buffer::Input, 0), part(Buffer::Output, 1));
+        let stage = part(Buffer::Stage, 0);
+        let after = |ops: Vec<Op>| {
+            let steps = steps(&Program { ops }).expect("no edges");
+            steps.into_iter().map(|s| s.after).collect::<Vec<_>>()
+        };
+        assert_eq!(after(vec![copy(input, stage), copy(stage, output)]), [0, 1]);
+        assert_eq!(after(vec![copy(input, stage), Op::Signal, copy(stage, output)]), [0, 0, 0]);
+        assert_eq!(after(vec![copy(input, stage), copy(output, part(Buffer::Stage, 1))]), [0, 0]);
+        // In place, the output is the input.
+        assert_eq!(after(vec![copy(input, stage), copy(stage, part(Buffer::Output, 0))]), [0, 1]);
+        let over = [copy(stage, output), copy(part(Buffer::Stage, 1), output)];
+        assert_eq!(after(over.to_vec()), [0, 1]);
+    }
+}

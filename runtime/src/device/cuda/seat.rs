@@ -432,3 +432,29 @@ impl Drop for Seat {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn offers_survive_the_round_trip_and_others_are_refused() {
+        let (uuid, handle) = (std::array::from_fn(|i| i as u8), std::array::from_fn(|i| !i as u8));
+        let offer =
+            Offer { uuid, address: 0x7f01_0203_0405, handle, index: 3, multiprocessors: 132 };
+        let bytes = offer.encode();
+        assert_eq!(Offer::decode(0, &bytes).unwrap(), offer);
+        let text = Offer::decode(2, &bytes[1..]).unwrap_err().to_string();
+        assert!(text.contains("rank 2"), "{text}");
+    }
+
+    #[test]
+    fn four_ranks_share_less_than_ten_megabytes_each() {
+        assert!(Layout::new(4).bytes <= 10 << 20, "{}", Layout::new(4).bytes);
+        for nranks in 1..=abi::MAX_RANKS as u32 {
+            let Layout { packets_at, lanes_at, stage_at, bytes } = Layout::new(nranks);
+            let places = [0, packets_at, lanes_at, stage_at, bytes];
+            assert!(places.is_sorted() && places.iter().all(|at| at.is_multiple_of(128)));
+        }
+    }
+}

@@ -199,7 +199,7 @@ pub(crate) fn small(nranks: i32, single: bool) -> Vec<Case> {
                     let number = cases.len() as u64;
                     let root = (number % nranks as u64) as i32;
                     let call = Call { collective, count, dtype, op, root };
-                    let captured = single && number % 3 == 0;
+                    let captured = single && number.is_multiple_of(3);
                     let manner = if captured { Manner::Captured } else { Manner::Eager };
                     // In place, all-to-all is not defined.
                     let in_place = number % 4 == 1 && collective != Collective::AllToAll;

@@ -21,7 +21,7 @@ fn words(value: i32) -> Vec<u8> {
     value.to_ne_bytes().repeat(COUNT)
 }
 
-fn one<'a>(ranks: &'a [Rank]) -> Outcome<&'a Rank> {
+fn one(ranks: &[Rank]) -> Outcome<&Rank> {
     ranks.first().ok_or_else(|| "no rank".to_owned())
 }
 

@@ -1,0 +1,14 @@
+//! The tests of any device, on host memory: on GPUs they are run by hand (`docs/gpu-results.md`).
+
+use oxccl_tests::job::bind_to_parent;
+use std::process::Command;
+
+#[test]
+fn the_tests_of_any_device_pass_on_host_memory() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_oxccl-device-tests"));
+    command.env("OXCCL_DEVICE", "host");
+    let output = bind_to_parent(&mut command).output().expect("it starts");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}");
+    assert!(text.contains("| every collective, type and operation"), "{text}");
+}
