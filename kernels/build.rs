@@ -1,5 +1,5 @@
-//! Compiles the kernels with nvcc, from `$CUDA_HOME/bin` or the path. `OXCCL_KERNEL_ARCHS=90` (a list
-//! with commas) makes fewer architectures, which is faster to build; an empty one makes none.
+//! Compiles the kernels with nvcc, from `$CUDA_HOME/bin` or the path. `CUDAARCHS=90` (a list
+//! with semicolons, as CMake reads it) makes fewer architectures, which is faster; an empty one none.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -16,17 +16,17 @@ fn nvcc() -> Option<PathBuf> {
 }
 
 fn main() {
-    for name in ["CUDA_HOME", "PATH", "OXCCL_KERNEL_ARCHS"] {
+    for name in ["CUDA_HOME", "PATH", "CUDAARCHS"] {
         println!("cargo::rerun-if-env-changed={name}");
     }
     println!("cargo::rerun-if-changed=cuda");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it")).join("kernels.fatbin");
-    let archs = env::var("OXCCL_KERNEL_ARCHS").unwrap_or_else(|_| ARCHS.to_owned());
+    let archs = env::var("CUDAARCHS").unwrap_or_else(|_| ARCHS.to_owned());
     let Some(nvcc) = nvcc().filter(|_| !archs.is_empty()) else {
         std::fs::write(&out, b"").expect("the output folder is writable");
         return;
     };
-    let archs: Vec<&str> = archs.split(',').map(str::trim).collect();
+    let archs: Vec<&str> = archs.split([';', ',']).map(str::trim).collect();
     let mut command = Command::new(nvcc);
     command.args(["-fatbin", "-O3", "-std=c++17", "-fmad=false", "--compress-mode=size"]);
     command.args(["-t", "0", "-Werror=all-warnings", "-o"]).arg(&out);

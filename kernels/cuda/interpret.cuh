@@ -294,7 +294,8 @@ struct Interpreter {
     int at = s.kind == STEP_GET ? s.peer : rank().rank;
     const char* src = place(at, s.src.buffer, from);
     char* dst = place(rank().rank, s.dst.buffer, to);
-    if (src != dst) copy(dst, src, len, multiplied(at, s.src.buffer));
+    bool multiply = multiplied(at, s.src.buffer);
+    if (src != dst || multiply) copy(dst, src, len, multiply);
     return true;
   }
 

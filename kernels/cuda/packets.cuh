@@ -174,6 +174,8 @@ struct PacketRun {
         store_eight(output + block_from(call, peer) * bytes + at, bytes - at, e);
       }
     }
+    // In place, a line may be written only when it was sent.
+    sync_movers();
     for (int i = threadIdx.x; i < lines * (r.nranks - 1); i += movers()) {
       int peer = (r.rank + 1 + i / lines) % r.nranks, line = i % lines;
       uint64_t at = (first + line) * 8;

@@ -2,8 +2,8 @@
 
 use crate::comm::{Communicator, Holder, NO_COLOR, Origin};
 use crate::device::Target;
-use crate::device::cuda::order;
 use crate::device::cuda::stream::Stream as CudaStream;
+use crate::device::cuda::{launch, order};
 use crate::device::host::collective::Call;
 use crate::device::host::event::Event;
 use crate::device::host::exchange::{Transfer, Transfers};
@@ -225,6 +225,11 @@ impl Prepared {
             }
         }
         exchanges.iter().try_for_each(Exchange::check)?;
+        for (comm, kernel, _) in &*kernels {
+            if let Kernel::Exchange(transfers) = kernel {
+                launch::check(&transfers.list, comm.rank())?;
+            }
+        }
         Ok(prepared)
     }
 
@@ -345,7 +350,10 @@ impl Exchange {
             let hint = "a send to itself needs an equal receive in the same group";
             return Err(Error::usage(what, hint));
         }
-        Ok(())
+        match self.comm.seat() {
+            Some(_) => launch::check(&self.transfers, rank),
+            None => Ok(()),
+        }
     }
 
     /// Runs on the first stream; the others wait for it, and it for what they had to do before.

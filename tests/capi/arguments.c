@@ -96,7 +96,7 @@ static void objects(ncclComm_t comm) {
   EXPECT(ncclMemAlloc(&p, (size_t)-1), ncclInvalidArgument, "size is");
   EXPECT(ncclMemFree(&local), ncclInvalidArgument, "ptr is");
   EXPECT(ncclMemFree(NULL), ncclSuccess, NULL);
-  EXPECT(oxcclDeviceSet(oxcclDeviceCuda, 0), ncclInvalidUsage, "no CUDA device");
+  EXPECT(oxcclDeviceSet(oxcclDeviceCuda, 0), ncclInvalidUsage, "no usable CUDA device");
   EXPECT(oxcclDeviceSet((oxcclDeviceKind_t)9, 0), ncclInvalidArgument, "kind is 9");
   EXPECT(oxcclLastError(&info), ncclSuccess, NULL);
   if (info.code != ncclInvalidArgument || !strstr(info.text, "kind is 9")) failures++;

@@ -470,7 +470,7 @@ static void others(void) {
   BAD(ncclCommInitAll(&made, -1, NULL), "ndev", "-1");
   BAD(ncclCommInitAll(&made, 2, devices), "devlist", "-4");
   BAD(oxcclDeviceSet(oxcclDeviceHost, -1), "index", "-1");
-  USAGE(oxcclDeviceSet(oxcclDeviceCuda, 0), "no CUDA device");
+  USAGE(oxcclDeviceSet(oxcclDeviceCuda, 0), "no usable CUDA device");
   BAD(ncclMemFree(&local), "ptr", "0x");
   BAD(oxcclMemFree(&local), "ptr", "0x");
   FINE(ncclMemAlloc(&memory, 100));

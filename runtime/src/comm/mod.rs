@@ -24,6 +24,7 @@ use crate::error::{Error, Result};
 use crate::log::{self, Level, Subsystem};
 use crate::monitor;
 use oxccl_plan::cost::CostModel;
+use oxccl_plan::generate::{Algorithm, Needs};
 use oxccl_plan::select::{self, Policy, Topology};
 use oxccl_plan::{Plan, Spec};
 use std::collections::HashMap;
@@ -118,6 +119,12 @@ impl Communicator {
     fn with_seat(mut self, seat: Seat) -> Self {
         let model = CostModel::NVLINK;
         self.topology = Topology { direct: true, pull: false, model };
+        let edges = |a: Algorithm| a.generator().needs == Needs::Edges;
+        if let Some(only) = self.policy.only.filter(|a| edges(*a)) {
+            let text = format!("OXCCL_ALGORITHM={} has no effect on GPUs", only.name());
+            log::line(Level::Warn, Subsystem::Init, &text);
+            self.policy.only = None;
+        }
         self.seat = Some(seat.attach(&self.endpoint));
         self
     }
@@ -285,7 +292,11 @@ impl Communicator {
         // A visit under way ends before the state can be had.
         drop(self.endpoint.state());
         worker::wait_while(|| !self.endpoint.writers().is_empty() && start.elapsed() < QUIET);
-        // Kernels look at the word of the host twice per millisecond.
+        // Those that run look at the word of the host twice per millisecond; those that wait for
+        // their turn end when it comes.
+        if let Some(seat) = &self.seat {
+            seat.close()?;
+        }
         let running = || self.seat.as_ref().is_some_and(|seat| seat.busy());
         worker::wait_while(|| running() && start.elapsed() < QUIET);
         let writers = self.endpoint.writers();

@@ -50,10 +50,15 @@ fn collective(seat: &Seat, call: &Call) -> abi::Collective {
     }
 }
 
+/// Channels that packets may take: the same on all ranks.
+fn packet_channels(seat: &Seat) -> u64 {
+    u64::from(seat.channels).min(abi::PACKET_CHANNELS as u64)
+}
+
 /// Whether a plan's data fits the packets.
-fn fits_packets(plan: &Plan, bytes: u64) -> bool {
-    let room = abi::PACKET_CHANNELS * abi::CHANNEL_PACKETS * abi::PACKET_DATA_BYTES;
-    plan.algorithm == Algorithm::OneShot && bytes <= room as u64
+fn fits_packets(seat: &Seat, plan: &Plan, bytes: u64) -> bool {
+    let room = (abi::CHANNEL_PACKETS * abi::PACKET_DATA_BYTES) as u64 * packet_channels(seat);
+    plan.algorithm == Algorithm::OneShot && bytes <= room
 }
 
 /// Launches a collective after all that the communicator has launched. Blocks: never.
@@ -61,9 +66,10 @@ pub fn run(seat: &Arc<Seat>, programs: &Programs, call: &Call, stream: Stream) -
     let (plan, program) = &programs.any;
     let bytes = call.count * call.dtype.size() as u64;
     let head = collective(seat, call);
-    if fits_packets(plan, bytes) {
+    if fits_packets(seat, plan, bytes) {
         seat.modes[0].fetch_add(1, Ordering::Relaxed);
-        let (function, shape) = (seat.functions.packets[call.dtype as usize], packets(call, bytes));
+        let (function, shape) =
+            (seat.functions.packets[call.dtype as usize], packets(seat, call, bytes));
         // SAFETY: the kernel takes this structure; what it points to is the communicator's, or the
         // user's by the contract of the call.
         return seat.launch(stream, || unsafe { launch(function, shape, &head, stream.0) });
@@ -77,12 +83,12 @@ pub fn run(seat: &Arc<Seat>, programs: &Programs, call: &Call, stream: Stream) -
 }
 
 /// Blocks and threads for packets: from facts that all ranks share.
-fn packets(call: &Call, bytes: u64) -> (u32, u32) {
+fn packets(seat: &Seat, call: &Call, bytes: u64) -> (u32, u32) {
     let most = abi::BLOCK_THREADS as u64 - u64::from(WARP);
     let (lines, nranks) = (bytes.div_ceil(abi::PACKET_DATA_BYTES as u64), call.spec.nranks);
     let work = lines * u64::from(nranks);
     let least = lines.div_ceil(abi::CHANNEL_PACKETS as u64).max(1);
-    let blocks = work.div_ceil(most).clamp(least, abi::PACKET_CHANNELS as u64);
+    let blocks = work.div_ceil(most).clamp(least, packet_channels(seat));
     let movers = (work.div_ceil(blocks)).clamp(1, most).next_multiple_of(u64::from(WARP));
     (blocks as u32, movers as u32 + WARP)
 }
@@ -230,7 +236,8 @@ pub fn exchange(seat: &Arc<Seat>, transfers: &[Transfer], stream: Stream) -> Res
     let rank = seat.view.rank;
     let own = |send| transfers.iter().filter(move |t| t.peer == rank && t.send == send);
     let pairs: Vec<_> = own(true).zip(own(false)).filter(|(from, _)| from.bytes > 0).collect();
-    let (exchange, messages) = queues(seat, transfers)?;
+    check(transfers, rank)?;
+    let (exchange, messages) = queues(seat, transfers);
     let queues = exchange.first.windows(2).take_while(|bounds| bounds[1] > bounds[0]).count();
     if pairs.is_empty() && queues == 0 {
         return Ok(());
@@ -257,6 +264,17 @@ pub fn exchange(seat: &Arc<Seat>, transfers: &[Transfer], stream: Stream) -> Res
     })
 }
 
+/// Fails when a group has more messages than a launch takes: before anything of it is launched.
+pub fn check(transfers: &[Transfer], rank: u32) -> Result<()> {
+    let others = transfers.iter().filter(|t| t.peer != rank && t.bytes > 0).count();
+    if others > abi::MAX_MESSAGES {
+        let what = format!("a group of {others} messages");
+        let hint = "group at most 512 sends and receives of a communicator on a GPU";
+        return Err(Error::usage(what, hint));
+    }
+    Ok(())
+}
+
 /// As many messages as there are, and then empty ones.
 fn filled<const N: usize>(messages: &[abi::Message]) -> [abi::Message; N] {
     let mut all = [abi::Message::default(); N];
@@ -265,7 +283,7 @@ fn filled<const N: usize>(messages: &[abi::Message]) -> [abi::Message; N] {
 }
 
 /// The messages with other ranks, by queue.
-fn queues(seat: &Seat, transfers: &[Transfer]) -> Result<(abi::Exchange, Vec<abi::Message>)> {
+fn queues(seat: &Seat, transfers: &[Transfer]) -> (abi::Exchange, Vec<abi::Message>) {
     let rank = seat.view.rank;
     let mut exchange = abi::Exchange {
         rank: seat.view,
@@ -277,11 +295,6 @@ fn queues(seat: &Seat, transfers: &[Transfer]) -> Result<(abi::Exchange, Vec<abi
     };
     let others: Vec<&Transfer> =
         transfers.iter().filter(|t| t.peer != rank && t.bytes > 0).collect();
-    if others.len() > abi::MAX_MESSAGES {
-        let what = format!("a group of {} messages", others.len());
-        let hint = "group at most 512 sends and receives of a communicator on a GPU";
-        return Err(Error::usage(what, hint));
-    }
     if others.iter().any(|t| t.bytes > abi::SMALL_MESSAGE_BYTES) {
         exchange.lanes = seat.view.lanes;
     }
@@ -298,7 +311,7 @@ fn queues(seat: &Seat, transfers: &[Transfer]) -> Result<(abi::Exchange, Vec<abi
             queue += 1;
         }
     }
-    Ok((exchange, messages))
+    (exchange, messages)
 }
 
 #[cfg(test)]

@@ -72,12 +72,16 @@ pub fn look() -> bool {
     for seat in places {
         seat.hear();
     }
-    let free: Vec<Grave> = {
-        let mut graves = lock(&GRAVES);
-        let (keep, free) = std::mem::take(&mut *graves).into_iter().partition(Grave::needed);
-        *graves = keep;
-        free
-    };
-    drop(free);
-    any || !lock(&GRAVES).is_empty()
+    // Not under the lock: graphs are let go in callbacks of the driver, which `needed` calls.
+    let graves = std::mem::take(&mut *lock(&GRAVES));
+    let (keep, free): (Vec<Grave>, Vec<Grave>) = graves.into_iter().partition(Grave::needed);
+    let waiting = any || !keep.is_empty();
+    lock(&GRAVES).extend(keep);
+    if !free.is_empty() {
+        // Freeing waits for all that the GPU does, which the monitor may have to end.
+        let thread = std::thread::Builder::new().name("oxccl-free".to_owned());
+        // Without a thread they are freed here.
+        let _ = thread.spawn(move || drop(free));
+    }
+    waiting
 }

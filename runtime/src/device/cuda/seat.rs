@@ -92,7 +92,9 @@ pub struct Seat {
     /// Channels that an operation may take: the same on all ranks.
     pub channels: u32,
     endpoint: Weak<Endpoint>,
-    shared: CUdeviceptr,
+    shared: Arc<Memory>,
+    /// That of the ranks of this process: it lives as long as kernels here may write there.
+    neighbours: Vec<Arc<Memory>>,
     private: CUdeviceptr,
     imports: Vec<CUdeviceptr>,
     control: *mut abi::Control,
@@ -111,6 +113,41 @@ pub struct Seat {
 unsafe impl Send for Seat {}
 // SAFETY: as above.
 unsafe impl Sync for Seat {}
+
+/// Memory that a rank shares with its peers.
+struct Memory {
+    gpu: &'static Gpu,
+    at: CUdeviceptr,
+}
+
+static SHARED: Mutex<Vec<Weak<Memory>>> = Mutex::new(Vec::new());
+
+impl Memory {
+    /// Zeroed, on the GPU whose context is the thread's.
+    fn new(gpu: &'static Gpu, bytes: usize, stream: CUstream) -> Result<Arc<Self>> {
+        let memory = Arc::new(Self { gpu, at: zeroed(bytes, stream)? });
+        let mut all = SHARED.lock().unwrap_or_else(|e| e.into_inner());
+        all.retain(|known| known.strong_count() > 0);
+        all.push(Arc::downgrade(&memory));
+        Ok(memory)
+    }
+
+    /// That of another rank of this process.
+    fn at(address: u64) -> Option<Arc<Self>> {
+        let all = SHARED.lock().unwrap_or_else(|e| e.into_inner());
+        all.iter().filter_map(Weak::upgrade).find(|memory| memory.at == address)
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if let (Ok(_context), Ok(_relaxed)) = (self.gpu.enter(), Relaxed::begin()) {
+            // SAFETY: all seats whose kernels may write there are gone, and the reaper saw that no
+            // other process writes there.
+            unsafe { sys::cuMemFree_v2(self.at) };
+        }
+    }
+}
 
 /// Zeroed memory of the GPU whose context is the thread's.
 fn zeroed(bytes: usize, stream: CUstream) -> Result<CUdeviceptr> {
@@ -146,7 +183,7 @@ impl Seat {
             cu!(cuMemHostAlloc(&mut control, size_of::<abi::Control>(), flags))?;
             control.cast::<abi::Control>().write(abi::Control::default());
         }
-        let shared = zeroed(layout.bytes as usize, stream)?;
+        let shared = Memory::new(gpu, layout.bytes as usize, stream)?;
         let private = zeroed(PRIVATE_BYTES, stream)?;
         // SAFETY: nothing runs on it any more.
         unsafe { cu!(cuStreamDestroy_v2(stream)) }?;
@@ -163,7 +200,7 @@ impl Seat {
             common: private + COMMON_AT,
             control: control as u64,
         };
-        view.shared[rank as usize] = shared;
+        view.shared[rank as usize] = shared.at;
         Ok(Self {
             gpu,
             functions,
@@ -171,6 +208,7 @@ impl Seat {
             channels: abi::MAX_CHANNELS as u32,
             endpoint: Weak::new(),
             shared,
+            neighbours: Vec::new(),
             private,
             imports: Vec::new(),
             control: control.cast(),
@@ -187,10 +225,10 @@ impl Seat {
         let _context = self.gpu.enter()?;
         let mut handle = sys::CUipcMemHandle { reserved: [0; 64] };
         // SAFETY: memory of cuMemAlloc, and a place for the handle.
-        unsafe { cu!(cuIpcGetMemHandle(&mut handle, self.shared)) }?;
+        unsafe { cu!(cuIpcGetMemHandle(&mut handle, self.shared.at)) }?;
         Ok(Offer {
             uuid: self.gpu.uuid,
-            address: self.shared,
+            address: self.shared.at,
             handle: handle.reserved.map(|b| b as u8),
             index: self.gpu.index,
             multiprocessors: self.gpu.multiprocessors,
@@ -207,6 +245,8 @@ impl Seat {
             }
             self.view.shared[rank] = if here(rank) {
                 self.reach(offer.index)?;
+                let gone = || Error::Init { why: format!("rank {rank} has left") };
+                self.neighbours.push(Memory::at(offer.address).ok_or_else(gone)?);
                 offer.address
             } else {
                 self.import(rank, offer)?
@@ -426,7 +466,6 @@ impl Drop for Seat {
             for at in &self.imports {
                 sys::cuIpcCloseMemHandle(*at);
             }
-            sys::cuMemFree_v2(self.shared);
             sys::cuMemFree_v2(self.private);
             sys::cuMemFreeHost(self.control.cast());
         }
