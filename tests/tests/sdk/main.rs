@@ -4,6 +4,7 @@ mod cpp;
 mod go;
 mod install;
 mod julia;
+mod mpi;
 mod python;
 
 use oxccl_tests::job::{bind_to_parent, wait_until};

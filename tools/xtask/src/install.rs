@@ -72,7 +72,11 @@ pub fn install(root: &Path, options: &Options) -> Result<(), Error> {
     for header in HEADERS {
         copy(&headers.join(header), &prefix.join("include/oxccl").join(header))?;
     }
-    copy(&root.join("bindings/cpp/oxccl.hpp"), &prefix.join("include/oxccl/oxccl.hpp"))?;
+    for binding in ["cpp/oxccl.hpp", "mpi/oxccl_mpi.h"].map(Path::new) {
+        let name = binding.file_name().unwrap_or_default();
+        let from = root.join("bindings").join(binding);
+        copy(&from, &prefix.join("include/oxccl").join(name))?;
+    }
     template(root, "oxccl.pc", &lib.join("pkgconfig"))?;
     for file in ["oxccl-config.cmake", "oxccl-config-version.cmake"] {
         template(root, file, &lib.join("cmake/oxccl"))?;
