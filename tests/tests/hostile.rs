@@ -70,6 +70,9 @@ fn good(target: &str) -> Vec<Vec<u8>> {
         "structures" => vec![
             [&[0, 0][..], &structure(96, NCCL_API_MAGIC, 23007, &[0, 2, 3, 4])].concat(),
             [&[0, 6][..], &structure(24, NCCL_API_MAGIC, 21403, &[1])].concat(),
+            // More CTAs at least than at most, which is not given.
+            [&[0, 6][..], &structure(40, NCCL_API_MAGIC, 21700, &[0, i32::MIN, 235, i32::MIN])]
+                .concat(),
             [&[1, 0][..], &structure(24, SIM_MAGIC, 22200, &[])].concat(),
         ],
         "launch" => vec![

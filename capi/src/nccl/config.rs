@@ -221,6 +221,8 @@ pub unsafe fn parse(config: *const ncclConfig_t, function: &'static str) -> Resu
         let expected = format!("at most maxCTAs, which is {}", options.max_ctas);
         return Err(Error::argument(function, "minCTAs", options.min_ctas, expected));
     }
+    // Without a maximum of the caller's, as NCCL does.
+    options.min_ctas = options.min_ctas.min(options.max_ctas);
     let text = |pointer: *const c_char, since| {
         (version >= since && !pointer.is_null()).then(|| {
             // SAFETY: the fields of the caller's version are null or strings.
