@@ -1,6 +1,9 @@
 //! Jobs: several ranks of a program, each with a deadline and bound to the life of the test.
 
+use oxccl_runtime::bootstrap::wire::wait_for;
 use oxccl_runtime::bootstrap::{self, launch};
+use rustix::event::{PollFd, PollFlags};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -121,12 +124,16 @@ pub fn wait_until(child: &mut Child, deadline: Instant) -> Option<i32> {
         if let Ok(Some(status)) = child.try_wait() {
             return status.code();
         }
-        if Instant::now() > deadline {
-            let _ = child.kill();
-            let _ = child.wait();
-            return None;
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            break;
         }
-        // A pause between looks at a process, not a way to order events.
-        std::thread::sleep(Duration::from_millis(5));
+        // It was not waited for yet, so the number is still its own.
+        let pid = Pid::from_child(child);
+        let ended = pidfd_open(pid, PidfdFlags::empty()).expect("a descriptor for the child");
+        wait_for(&mut [PollFd::new(&ended, PollFlags::IN)], left);
     }
+    let _ = child.kill();
+    let _ = child.wait();
+    None
 }

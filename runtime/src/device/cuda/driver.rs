@@ -57,7 +57,6 @@ const SYMBOLS: &[&str] = &[
     "cuMemCreate",
     "cuMemFreeHost",
     "cuMemFree_v2",
-    "cuMemGetAddressRange_v2",
     "cuMemGetAllocationGranularity",
     "cuMemHostAlloc",
     "cuMemMap",
@@ -66,7 +65,6 @@ const SYMBOLS: &[&str] = &[
     "cuMemUnmap",
     "cuMemcpyAsync",
     "cuMemsetD8Async",
-    "cuPointerGetAttribute",
     "cuStreamBeginCapture_v2",
     "cuStreamCreate",
     "cuStreamDestroy_v2",
@@ -297,5 +295,29 @@ impl Drop for Relaxed {
     fn drop(&mut self) {
         // SAFETY: the mode of before.
         unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.0) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_function_that_is_called_is_probed_and_no_other() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/device/cuda");
+        let mut called = BTreeSet::new();
+        for file in std::fs::read_dir(folder).unwrap() {
+            let text = std::fs::read_to_string(file.unwrap().path()).unwrap();
+            for before in ["cu!(", "sys::"] {
+                let calls = text.split(before).skip(1).filter_map(|call| call.split_once('('));
+                let names = calls.map(|(name, _)| name.trim().to_owned());
+                called.extend(names.filter(|name| {
+                    name.starts_with("cu") && name.chars().all(|c| c.is_alphanumeric() || c == '_')
+                }));
+            }
+        }
+        let listed: BTreeSet<String> = SYMBOLS.iter().map(|s| (*s).to_owned()).collect();
+        assert_eq!(called, listed);
     }
 }

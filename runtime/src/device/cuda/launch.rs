@@ -15,7 +15,6 @@ use oxccl_plan::generate::Algorithm;
 use oxccl_plan::ir::Capacity;
 use oxccl_plan::{Buffer, Destination, From, Geometry, Op, Plan, Program, Slice};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// Threads of a warp; the last one of a block watches.
 const WARP: u32 = 32;
@@ -67,14 +66,12 @@ pub fn run(seat: &Arc<Seat>, programs: &Programs, call: &Call, stream: Stream) -
     let bytes = call.count * call.dtype.size() as u64;
     let head = collective(seat, call);
     if fits_packets(seat, plan, bytes) {
-        seat.modes[0].fetch_add(1, Ordering::Relaxed);
         let (function, shape) =
             (seat.functions.packets[call.dtype as usize], packets(seat, call, bytes));
         // SAFETY: the kernel takes this structure; what it points to is the communicator's, or the
         // user's by the contract of the call.
         return seat.launch(stream, || unsafe { launch(function, shape, &head, stream.0) });
     }
-    seat.modes[1].fetch_add(1, Ordering::Relaxed);
     let (argument, blocks) = bind(seat, head, plan, program, call)?;
     let function = seat.functions.programs[call.dtype as usize];
     let shape = (blocks, abi::BLOCK_THREADS as u32);

@@ -105,8 +105,6 @@ pub struct Seat {
     streams: Mutex<Vec<Used>>,
     /// Bytes of GPU memory.
     pub bytes: u64,
-    /// Collectives so far, in packets and by programs.
-    pub modes: [AtomicU64; 2],
 }
 
 // SAFETY: addresses of the GPU, and host memory that is only accessed by atomics.
@@ -216,7 +214,6 @@ impl Seat {
             heard: AtomicBool::new(false),
             streams: Mutex::default(),
             bytes: layout.bytes + PRIVATE_BYTES as u64,
-            modes: Default::default(),
         })
     }
 
