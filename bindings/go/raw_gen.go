@@ -620,6 +620,15 @@ func oxcclCommLastError(comm C.ncclComm_t, info *C.oxcclErrorInfo_t) error {
 	return failed(C.oxgo_oxcclCommLastError(comm, info))
 }
 
+// How many collectives so far read or wrote the other ranks' buffers where they lie, without a stage
+// in between: what memory from ncclMemAlloc, ncclCommRegister and captures are for.
+//
+// `count`: out; of operations that have ended at least. Blocks: for an operation that is under way
+// on host memory, while it moves on.
+func oxcclCommInPlace(comm C.ncclComm_t, count *C.uint64_t) error {
+	return failed(C.oxgo_oxcclCommInPlace(comm, count))
+}
+
 // Sets the log level (0 none to 5 trace, as NCCL_DEBUG) and where lines go: `func(user, level, text)`
 // without what NCCL puts before the text, or NCCL_DEBUG_FILE when `func` is null. Blocks: never.
 func oxcclSetLog(level C.int, func_ C.oxcclLogFn_t, user unsafe.Pointer) error {

@@ -95,6 +95,7 @@ enum {
   oxgo_index_oxcclGetVersion,
   oxgo_index_oxcclLastError,
   oxgo_index_oxcclCommLastError,
+  oxgo_index_oxcclCommInPlace,
   oxgo_index_oxcclSetLog,
   oxgo_index_oxcclCommInitEnv,
   oxgo_index_oxcclCommSetTimeout,
@@ -200,6 +201,7 @@ static const char *const oxgo_names[oxgo_count] = {
   "oxcclGetVersion",
   "oxcclLastError",
   "oxcclCommLastError",
+  "oxcclCommInPlace",
   "oxcclSetLog",
   "oxcclCommInitEnv",
   "oxcclCommSetTimeout",
@@ -586,6 +588,10 @@ static oxgo_status oxgo_oxcclLastError(oxcclErrorInfo_t *info) {
 
 static oxgo_status oxgo_oxcclCommLastError(ncclComm_t comm, oxcclErrorInfo_t *info) {
   return oxgo_done(OXGO_CALL(oxcclCommLastError)(comm, info));
+}
+
+static oxgo_status oxgo_oxcclCommInPlace(ncclComm_t comm, uint64_t *count) {
+  return oxgo_done(OXGO_CALL(oxcclCommInPlace)(comm, count));
 }
 
 static oxgo_status oxgo_oxcclSetLog(int level, oxcclLogFn_t func, void *user) {

@@ -6,8 +6,9 @@
 namespace oxccl {
 
 
-// Bytes of a rank's shared memory before the packets: signals, announcements, arrivals, credits.
-#define WORDS_BYTES (32 * 1024)
+// Bytes of a rank's shared memory before the packets: signals, announcements, arrivals, credits,
+// entries.
+#define WORDS_BYTES (96 * 1024)
 
 // Ranks that can reach each other's GPU memory.
 #define MAX_RANKS 16
@@ -25,8 +26,17 @@ namespace oxccl {
 // Bytes of data in a packet, which is twice as large.
 #define PACKET_DATA_BYTES 8
 
-// The stage of a channel has two slots of so many bytes.
+// The stage of a channel has two slots of so many bytes, until the large one is there.
+#define SMALL_STAGE_SLOT_BYTES (32 * 1024)
+
+// The same of the large stage, which comes with the first large operation.
 #define STAGE_SLOT_BYTES (128 * 1024)
+
+// Buffers of a rank that its peers can map at a time.
+#define BUFFERS 256
+
+// The first of them is the rank's large stage.
+#define STAGE_BUFFER 0
 
 // Queues of a rank: one per rank and direction.
 #define QUEUES 32
@@ -58,8 +68,8 @@ namespace oxccl {
 // Messages that any launch does.
 #define MAX_MESSAGES 512
 
-// Threads of a block, the last warp of which watches.
-#define BLOCK_THREADS 544
+// Threads of a block, the last warp of which watches: 128 registers each.
+#define BLOCK_THREADS 512
 
 // Threads of a block that sends or receives: many blocks have to run at once.
 #define EXCHANGE_THREADS 288
@@ -96,6 +106,27 @@ namespace oxccl {
 
 // In the place of a peer: all of them.
 #define ALL_PEERS 255
+
+// A buffer of the user's that the peers cannot reach.
+#define REACH_NONE 0
+
+// One that no peer needs to reach.
+#define REACH_NEEDLESS 1
+
+// One that all peers reach at the address that it has here.
+#define REACH_ADDRESS 2
+
+// One that the peers may have mapped.
+#define REACH_BUFFER 3
+
+// A program through the stage.
+#define WAY_STAGED 0
+
+// A program on user memory.
+#define WAY_IN_PLACE 1
+
+// Programs that a launch may bring.
+#define WAYS 2
 
 // Why a kernel gave up.
 #define FAULT_NONE 0
@@ -146,6 +177,8 @@ typedef struct Control {
   uint64_t their_count;
   // How long a kernel may wait, in ns; 0: as long as it takes.
   uint64_t limit_ns;
+  // Collectives so far that read or wrote user memory of peers.
+  uint64_t in_place;
 } Control;
 
 // A channel's counters, in the rank's own GPU memory: they are what changes from launch to launch.
@@ -160,6 +193,8 @@ typedef struct Counters {
   uint64_t slot_need[2];
   // Messages so far, of the lane that is this block.
   uint64_t messages;
+  // Agreements so far.
+  uint64_t agreements;
   // Whether a block of this channel is running.
   uint32_t busy;
   // Padding.
@@ -190,6 +225,8 @@ typedef struct Rank {
   uint64_t common;
   // [`Control`], as mapped here.
   uint64_t control;
+  // [`Maps`]: private.
+  uint64_t maps;
 } Rank;
 
 // Whose messages a group's are. A queue is a peer and a direction; each lane of a queue is a block,
@@ -264,6 +301,18 @@ typedef struct Collective {
   uint32_t root;
 } Collective;
 
+// A buffer of the user's, as peers find it.
+typedef struct Place {
+  // `REACH_*`.
+  uint32_t reach;
+  // Number of the registered buffer.
+  uint32_t buffer;
+  // Its generation.
+  uint64_t generation;
+  // Offset there, or the address.
+  uint64_t at;
+} Place;
+
 // A slice of a plan (`oxccl_plan::Slice`).
 typedef struct Slice {
   // Number of the buffer (`oxccl_plan::Buffer`).
@@ -300,16 +349,12 @@ typedef struct Step {
   Slice second;
 } Step;
 
-// A collective as a program.
-typedef struct Program {
-  // What is called.
-  Collective call;
-  // The ranks' send buffers, as mapped here, for plans on user memory.
-  uint64_t inputs[MAX_RANKS];
-  // The ranks' receive buffers.
-  uint64_t outputs[MAX_RANKS];
+// A program, and how it cuts the call.
+typedef struct Way {
   // Elements of a window.
   uint64_t window_elems;
+  // The same with the large stage.
+  uint64_t large_window_elems;
   // Part boundaries fall on multiples of this.
   uint64_t align_elems;
   // Parts per window.
@@ -322,10 +367,26 @@ typedef struct Program {
   uint32_t staged;
   // Number of steps.
   uint32_t nsteps;
-  // Padding.
-  uint32_t unused;
+  // Signals that the agreement stands for: the steps begin behind them.
+  uint32_t entered;
   // The steps.
   Step steps[MAX_STEPS];
+} Way;
+
+// A collective as programs.
+typedef struct Program {
+  // What is called.
+  Collective call;
+  // The rank's send buffer, as peers find it.
+  Place input;
+  // Its receive buffer.
+  Place output;
+  // Whether the ranks agree on a way, and on the large stage; else it is [`WAY_STAGED`].
+  uint32_t agrees;
+  // Padding.
+  uint32_t unused;
+  // `WAY_*`.
+  Way ways[WAYS];
 } Program;
 
 // The part of the private memory that all channels share.
@@ -336,6 +397,16 @@ typedef struct Shared {
   uint32_t unused;
   // Collectives so far.
   uint64_t operations;
+  // Of these, on user memory.
+  uint64_t in_place;
 } Shared;
+
+// What ranks have mapped of each other, in the rank's own GPU memory; the host writes it.
+typedef struct Maps {
+  // Generations of this rank's buffers that all peers have mapped; 0 for none.
+  uint64_t ready[BUFFERS];
+  // Where the peers' buffers are mapped here; 0 for nowhere.
+  uint64_t bases[MAX_RANKS][BUFFERS];
+} Maps;
 
 }  // namespace oxccl

@@ -3,8 +3,8 @@
 // and blocks never wait for blocks of other indices.
 #pragma once
 
+#include "agree.cuh"
 #include "arith.cuh"
-#include "watch.cuh"
 
 namespace oxccl {
 
@@ -66,8 +66,10 @@ __device__ inline uint4 scale_line(uint4 v, uint64_t scale) {
 template <typename E>
 struct Interpreter {
   const Program& p;
+  const Way& way;
+  const Reach& reach;
   Counters* own;
-  uint64_t scale;
+  uint64_t scale, window_elems;
   uint64_t phase, base, windows, need[2];
   // The current window: its first element, and how its parts are cut.
   uint64_t start, elems, share, rest;
@@ -75,30 +77,31 @@ struct Interpreter {
   __device__ const Rank& rank() const { return p.call.rank; }
 
   __device__ void open(uint64_t window) {
-    start = window * p.window_elems;
+    start = window * window_elems;
     uint64_t left = p.call.count - start;
-    elems = left < p.window_elems ? left : p.window_elems;
-    uint64_t units = (elems + p.align_elems - 1) / p.align_elems;
-    share = units / p.parts;
-    rest = units % p.parts;
+    elems = left < window_elems ? left : window_elems;
+    uint64_t units = (elems + way.align_elems - 1) / way.align_elems;
+    share = units / way.parts;
+    rest = units % way.parts;
     base = phase;
+    phase += way.entered;
   }
 
   // As `Geometry::range` in oxccl_plan.
   __device__ uint64_t bound(uint64_t part) const {
-    uint64_t at = (part * share + (part < rest ? part : rest)) * p.align_elems;
+    uint64_t at = (part * share + (part < rest ? part : rest)) * way.align_elems;
     return at < elems ? at : elems;
   }
 
   __device__ void range(const Slice& s, uint64_t& offset, uint64_t& len) const {
     uint64_t first = 0, last = elems;
-    if (p.parts > 1) {
+    if (way.parts > 1) {
       first = bound(s.part);
       last = bound(s.part + s.parts);
     }
     uint64_t at;
     if (s.buffer == STAGE) {
-      at = s.block * p.window_elems + first;
+      at = s.block * window_elems + first;
     } else {
       at = s.block * p.call.count + start + first;
     }
@@ -109,14 +112,17 @@ struct Interpreter {
   __device__ char* place(int at, int buffer, uint64_t offset) const {
     switch (buffer) {
       case INPUT: {
-        uint64_t base = at == rank().rank ? p.call.input : p.inputs[at];
+        uint64_t base = at == rank().rank ? p.call.input : reach.inputs[at];
         return reinterpret_cast<char*>(base) + offset;
       }
       case OUTPUT: {
-        uint64_t base = at == rank().rank ? p.call.output : p.outputs[at];
+        uint64_t base = at == rank().rank ? p.call.output : reach.outputs[at];
         return reinterpret_cast<char*>(base) + offset;
       }
-      default: return stage(rank(), at, blockIdx.x, windows & 1) + offset;
+      default: {
+        uint64_t slot = (blockIdx.x * 2 + (windows & 1)) * reach.stage_slot_bytes;
+        return reinterpret_cast<char*>(reach.stages[at] + slot) + offset;
+      }
     }
   }
 
@@ -304,16 +310,16 @@ struct Interpreter {
     windows = own->windows;
     need[0] = own->slot_need[0];
     need[1] = own->slot_need[1];
-    uint64_t all = (p.call.count + p.window_elems - 1) / p.window_elems;
+    uint64_t all = (p.call.count + window_elems - 1) / window_elems;
     for (uint64_t w = blockIdx.x; w < all; w += gridDim.x) {
       open(w);
-      for (int i = 0; i < p.nsteps; i++)
-        if (!step(p.steps[i], i)) return;
-      if (p.staged) {
-        need[windows & 1] = base + p.done_signal;
+      for (int i = 0; i < way.nsteps; i++)
+        if (!step(way.steps[i], i)) return;
+      if (way.staged) {
+        need[windows & 1] = base + way.done_signal;
         windows += 1;
       }
-      phase = base + p.signals;
+      phase = base + way.signals;
     }
     sync_movers();
     if (threadIdx.x == 0) {
@@ -329,12 +335,19 @@ template <typename E>
 __device__ inline void run_program(const Program& program) {
   const Rank& r = program.call.rank;
   Counters* own = counters(r, blockIdx.x);
+  __shared__ Reach reach;
   if (__syncthreads_or(faulty(r))) return;
   if (is_watcher()) {
     enter(r, own);
     if (blockIdx.x == 0) announce(program.call);
   } else {
-    Interpreter<E>{program, own, scale_of(program.call)}.run();
+    int taken = agree(program, own, reach);
+    if (taken >= 0) {
+      const Way& way = program.ways[taken];
+      bool large = taken == WAY_STAGED && reach.stage_slot_bytes == STAGE_SLOT_BYTES;
+      uint64_t window = large ? way.large_window_elems : way.window_elems;
+      Interpreter<E>{program, way, reach, own, scale_of(program.call), window}.run();
+    }
   }
   __syncthreads();
   if (threadIdx.x == 0) leave(own);

@@ -19,6 +19,15 @@ struct alignas(16) Announcement {
   uint64_t what;
 };
 
+// What a rank brings to an agreement: where peers find its buffers, and what it calls. Every pair
+// carries the number.
+struct alignas(16) Entry {
+  uint64_t number, input;
+  uint64_t number_again, output;
+  uint64_t number_third, count;
+  uint64_t number_fourth, what;
+};
+
 // The end of a lane's slot: a message's part has arrived there.
 struct alignas(16) Arrival {
   uint64_t number;
@@ -59,13 +68,15 @@ __device__ inline void load_pair(const void* at, uint64_t& a, uint64_t& b) {
 }
 
 // Shared memory of a rank: signals by channel and rank, announcements by number and rank, then of
-// every lane by sender the slots' arrivals, by receiver the credits; then packets, lanes, stage.
+// every lane by sender the slots' arrivals, by receiver the credits; entries by channel, half and
+// rank; then packets, lanes, stage.
 constexpr uint64_t SIGNALS_AT = 0;
 constexpr uint64_t ANNOUNCEMENTS_AT = SIGNALS_AT + sizeof(uint64_t) * MAX_CHANNELS * MAX_RANKS;
 constexpr uint64_t ARRIVALS_AT =
     ANNOUNCEMENTS_AT + sizeof(Announcement) * ANNOUNCEMENTS * MAX_RANKS;
 constexpr uint64_t CREDITS_AT = ARRIVALS_AT + sizeof(Arrival) * LANE_SLOTS * LANES * MAX_RANKS;
-static_assert(CREDITS_AT + sizeof(uint64_t) * LANES * MAX_RANKS <= WORDS_BYTES, "words fit");
+constexpr uint64_t ENTRIES_AT = CREDITS_AT + sizeof(uint64_t) * LANES * MAX_RANKS;
+static_assert(ENTRIES_AT + sizeof(Entry) * MAX_CHANNELS * 2 * MAX_RANKS <= WORDS_BYTES, "words fit");
 
 __device__ inline uint64_t* signal_word(const Rank& r, int at, int channel, int from) {
   return reinterpret_cast<uint64_t*>(r.shared[at] + SIGNALS_AT) + channel * MAX_RANKS + from;
@@ -81,9 +92,9 @@ __device__ inline Packet* packets(const Rank& r, int at, int channel, int half, 
          ((channel * 2 + half) * uint64_t(r.nranks) + from) * CHANNEL_PACKETS;
 }
 
-__device__ inline char* stage(const Rank& r, int at, int channel, int slot) {
-  return reinterpret_cast<char*>(r.shared[at] + r.stage_at) +
-         uint64_t(channel * 2 + slot) * STAGE_SLOT_BYTES;
+__device__ inline Entry* entry(const Rank& r, int at, int channel, uint64_t number, int from) {
+  return reinterpret_cast<Entry*>(r.shared[at] + ENTRIES_AT) +
+         (channel * 2 + (number & 1)) * MAX_RANKS + from;
 }
 
 __device__ inline char* lane_slot(const Rank& r, int at, int from, int lane, int slot) {

@@ -158,6 +158,14 @@ ncclResult_t oxcclLastError(oxcclErrorInfo_t *info);
 // `info`: in its size, out the rest. Blocks: never.
 ncclResult_t oxcclCommLastError(ncclComm_t comm, oxcclErrorInfo_t *info);
 
+// How many collectives so far read or wrote the other ranks' buffers where they lie, without a stage
+// in between: what memory from ncclMemAlloc, ncclCommRegister and captures are for.
+//
+// `count`: out; of operations that have ended at least. Blocks: for an operation that is under way
+// on host memory, while it moves on.
+ncclResult_t oxcclCommInPlace(ncclComm_t comm,
+                              uint64_t *count);
+
 // Sets the log level (0 none to 5 trace, as NCCL_DEBUG) and where lines go: `func(user, level, text)`
 // without what NCCL puts before the text, or NCCL_DEBUG_FILE when `func` is null. Blocks: never.
 ncclResult_t oxcclSetLog(int level,

@@ -878,6 +878,14 @@ PROTOTYPES = {
     #
     # `info`: in its size, out the rest. Blocks: never.
     "oxcclCommLastError": (c_int, (c_void_p, POINTER(oxcclErrorInfo_t),)),
+    # oxcclCommInPlace(comm, count)
+    #
+    # How many collectives so far read or wrote the other ranks' buffers where they lie, without a stage
+    # in between: what memory from ncclMemAlloc, ncclCommRegister and captures are for.
+    #
+    # `count`: out; of operations that have ended at least. Blocks: for an operation that is under way
+    # on host memory, while it moves on.
+    "oxcclCommInPlace": (c_int, (c_void_p, POINTER(c_uint64),)),
     # oxcclSetLog(level, func, user)
     #
     # Sets the log level (0 none to 5 trace, as NCCL_DEBUG) and where lines go: `func(user, level, text)`

@@ -98,6 +98,23 @@ pub unsafe extern "C" fn oxcclCommLastError(
     })
 }
 
+/// How many collectives so far read or wrote the other ranks' buffers where they lie, without a stage
+/// in between: what memory from ncclMemAlloc, ncclCommRegister and captures are for.
+///
+/// `count`: out; of operations that have ended at least. Blocks: for an operation that is under way
+/// on host memory, while it moves on.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn oxcclCommInPlace(comm: ncclComm_t, count: *mut u64) -> ncclResult_t {
+    boundary(|| {
+        let comm = objects::comm(comm, "oxcclCommInPlace")?;
+        // SAFETY: passed on from the caller.
+        unsafe { convert::store(count, comm.in_place(), "oxcclCommInPlace", "count") }
+    })
+}
+
 /// Sets the log level (0 none to 5 trace, as NCCL_DEBUG) and where lines go: `func(user, level, text)`
 /// without what NCCL puts before the text, or NCCL_DEBUG_FILE when `func` is null. Blocks: never.
 ///

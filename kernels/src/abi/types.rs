@@ -1,8 +1,9 @@
 //! What the host and the kernels share: structures, places in a rank's shared memory, numbers.
 //! `kernels/cuda/abi.h` is generated from here.
 
-/// Bytes of a rank's shared memory before the packets: signals, announcements, arrivals, credits.
-pub const WORDS_BYTES: usize = 32 * 1024;
+/// Bytes of a rank's shared memory before the packets: signals, announcements, arrivals, credits,
+/// entries.
+pub const WORDS_BYTES: usize = 96 * 1024;
 /// Ranks that can reach each other's GPU memory.
 pub const MAX_RANKS: usize = 16;
 /// Channels of a communicator: a channel is one block of a kernel with counters, signals and memory
@@ -14,8 +15,14 @@ pub const PACKET_CHANNELS: usize = 16;
 pub const CHANNEL_PACKETS: usize = 256;
 /// Bytes of data in a packet, which is twice as large.
 pub const PACKET_DATA_BYTES: usize = 8;
-/// The stage of a channel has two slots of so many bytes.
+/// The stage of a channel has two slots of so many bytes, until the large one is there.
+pub const SMALL_STAGE_SLOT_BYTES: usize = 32 * 1024;
+/// The same of the large stage, which comes with the first large operation.
 pub const STAGE_SLOT_BYTES: usize = 128 * 1024;
+/// Buffers of a rank that its peers can map at a time.
+pub const BUFFERS: usize = 256;
+/// The first of them is the rank's large stage.
+pub const STAGE_BUFFER: u32 = 0;
 /// Queues of a rank: one per rank and direction.
 pub const QUEUES: usize = 32;
 /// Where each of them begins, and the end.
@@ -36,8 +43,8 @@ pub const MAX_STEPS: usize = 64;
 pub const FEW_MESSAGES: usize = 32;
 /// Messages that any launch does.
 pub const MAX_MESSAGES: usize = 512;
-/// Threads of a block, the last warp of which watches.
-pub const BLOCK_THREADS: usize = 544;
+/// Threads of a block, the last warp of which watches: 128 registers each.
+pub const BLOCK_THREADS: usize = 512;
 /// Threads of a block that sends or receives: many blocks have to run at once.
 pub const EXCHANGE_THREADS: usize = 288;
 
@@ -65,6 +72,22 @@ pub const TO_EVERYONE: u8 = 3;
 
 /// In the place of a peer: all of them.
 pub const ALL_PEERS: u8 = 255;
+
+/// A buffer of the user's that the peers cannot reach.
+pub const REACH_NONE: u32 = 0;
+/// One that no peer needs to reach.
+pub const REACH_NEEDLESS: u32 = 1;
+/// One that all peers reach at the address that it has here.
+pub const REACH_ADDRESS: u32 = 2;
+/// One that the peers may have mapped.
+pub const REACH_BUFFER: u32 = 3;
+
+/// A program through the stage.
+pub const WAY_STAGED: usize = 0;
+/// A program on user memory.
+pub const WAY_IN_PLACE: usize = 1;
+/// Programs that a launch may bring.
+pub const WAYS: usize = 2;
 
 /// Why a kernel gave up.
 pub const FAULT_NONE: u32 = 0;
@@ -151,6 +174,8 @@ pub struct Control {
     pub their_count: u64,
     /// How long a kernel may wait, in ns; 0: as long as it takes.
     pub limit_ns: u64,
+    /// Collectives so far that read or wrote user memory of peers.
+    pub in_place: u64,
 }
 
 /// A channel's counters, in the rank's own GPU memory: they are what changes from launch to launch.
@@ -167,6 +192,8 @@ pub struct Counters {
     pub slot_need: [u64; 2],
     /// Messages so far, of the lane that is this block.
     pub messages: u64,
+    /// Agreements so far.
+    pub agreements: u64,
     /// Whether a block of this channel is running.
     pub busy: u32,
     /// Padding.
@@ -183,6 +210,18 @@ pub struct Shared {
     pub unused: u32,
     /// Collectives so far.
     pub operations: u64,
+    /// Of these, on user memory.
+    pub in_place: u64,
+}
+
+/// What ranks have mapped of each other, in the rank's own GPU memory; the host writes it.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Maps {
+    /// Generations of this rank's buffers that all peers have mapped; 0 for none.
+    pub ready: [u64; BUFFERS],
+    /// Where the peers' buffers are mapped here; 0 for nowhere.
+    pub bases: [[u64; BUFFERS]; MAX_RANKS],
 }
 
 /// A rank of a communicator, as kernels see it. Nothing of it changes.
@@ -211,6 +250,22 @@ pub struct Rank {
     pub common: u64,
     /// [`Control`], as mapped here.
     pub control: u64,
+    /// [`Maps`]: private.
+    pub maps: u64,
+}
+
+/// A buffer of the user's, as peers find it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Place {
+    /// `REACH_*`.
+    pub reach: u32,
+    /// Number of the registered buffer.
+    pub buffer: u32,
+    /// Its generation.
+    pub generation: u64,
+    /// Offset there, or the address.
+    pub at: u64,
 }
 
 /// A collective.
@@ -245,18 +300,14 @@ pub struct Collective {
     pub root: u32,
 }
 
-/// A collective as a program.
+/// A program, and how it cuts the call.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct Program {
-    /// What is called.
-    pub call: Collective,
-    /// The ranks' send buffers, as mapped here, for plans on user memory.
-    pub inputs: [u64; MAX_RANKS],
-    /// The ranks' receive buffers.
-    pub outputs: [u64; MAX_RANKS],
+pub struct Way {
     /// Elements of a window.
     pub window_elems: u64,
+    /// The same with the large stage.
+    pub large_window_elems: u64,
     /// Part boundaries fall on multiples of this.
     pub align_elems: u64,
     /// Parts per window.
@@ -269,10 +320,28 @@ pub struct Program {
     pub staged: u32,
     /// Number of steps.
     pub nsteps: u32,
-    /// Padding.
-    pub unused: u32,
+    /// Signals that the agreement stands for: the steps begin behind them.
+    pub entered: u32,
     /// The steps.
     pub steps: [Step; MAX_STEPS],
+}
+
+/// A collective as programs.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Program {
+    /// What is called.
+    pub call: Collective,
+    /// The rank's send buffer, as peers find it.
+    pub input: Place,
+    /// Its receive buffer.
+    pub output: Place,
+    /// Whether the ranks agree on a way, and on the large stage; else it is [`WAY_STAGED`].
+    pub agrees: u32,
+    /// Padding.
+    pub unused: u32,
+    /// `WAY_*`.
+    pub ways: [Way; WAYS],
 }
 
 /// A message of send and receive.

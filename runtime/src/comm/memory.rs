@@ -1,6 +1,7 @@
 //! Memory that the user registers: windows, which peers write into, and buffers.
 
 use super::Communicator;
+use crate::config::Config;
 use crate::device::host::one_sided::{OneSided, Put};
 use crate::device::host::task::Address;
 use crate::error::{Error, Result};
@@ -27,6 +28,8 @@ struct Range {
     len: usize,
     /// Among the communicator's windows: the same on all ranks.
     number: u64,
+    /// On a GPU: the number of the buffer that the peers map.
+    buffer: Option<u32>,
 }
 
 /// What a communicator has registered.
@@ -45,18 +48,34 @@ impl Communicator {
         self.registered.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Registers a buffer; a handle for it. Memory from `ncclMemAlloc` is mapped by all peers
-    /// already; other memory is read in place by the system from some MiB on, where it may.
+    /// Registers a buffer; a handle for it. On a GPU the peers map it, in the background. In host memory,
+    /// what is from `ncclMemAlloc` is mapped by all peers already; other memory is read in place by
+    /// the system from some MiB on, where it may.
     pub fn register(&self, base: usize, len: usize) -> Result<u64> {
         self.check()?;
         let handle = BUFFER | NEXT.fetch_add(1, Ordering::Relaxed);
-        self.registry().ranges.insert(handle, Range { base, len, number: 0 });
+        let seat = self.seat.as_ref().filter(|_| Config::get().local_register && len > 0);
+        let buffer = match seat {
+            Some(seat) => {
+                let _context = seat.gpu.enter()?;
+                seat.hold(base as u64, len as u64)
+            }
+            None => None,
+        };
+        self.registry().ranges.insert(handle, Range { base, len, number: 0, buffer });
         Ok(handle)
     }
 
     /// Ends the registration of a buffer; false for anything else than a living handle.
     pub fn deregister(&self, handle: u64) -> bool {
-        handle & BUFFER == BUFFER && self.registry().ranges.remove(&handle).is_some()
+        if handle & BUFFER != BUFFER {
+            return false;
+        }
+        let Some(range) = self.registry().ranges.remove(&handle) else { return false };
+        if let Some((seat, buffer)) = self.seat.as_ref().zip(range.buffer) {
+            seat.release(buffer);
+        }
+        true
     }
 
     /// Registers a window, which all ranks do in the same order. Blocks: never; a peer that writes
@@ -83,7 +102,7 @@ impl Communicator {
             return Err(Error::usage(what, "deregister windows in the order of their making"));
         }
         let handle = WINDOW | NEXT.fetch_add(1, Ordering::Relaxed);
-        registry.ranges.insert(handle, Range { base: base as usize, len, number });
+        registry.ranges.insert(handle, Range { base: base as usize, len, number, buffer: None });
         Ok(handle)
     }
 
@@ -120,7 +139,7 @@ impl Communicator {
         (peer, handle, offset): (u32, u64, usize),
         signal: u32,
     ) -> Option<Result<OneSided>> {
-        let Range { base, len, number } = self.window(handle)?;
+        let Range { base, len, number, .. } = self.window(handle)?;
         if offset.checked_add(bytes).is_none_or(|end| end > len) {
             let got = format!("{offset}, with {bytes} bytes");
             let expected = format!("a range within the window's {len} bytes");

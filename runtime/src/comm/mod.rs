@@ -347,8 +347,19 @@ impl Communicator {
     /// What it takes in this process.
     pub fn memory(&self) -> Memory {
         let (releasable, persistent) = self.endpoint.memory_bytes();
-        let persistent = persistent + self.seat.as_ref().map_or(0, |seat| seat.bytes);
+        let persistent = persistent + self.seat.as_ref().map_or(0, |seat| seat.bytes());
         Memory { releasable, persistent, suspended: self.suspended.load(Ordering::Acquire) }
+    }
+
+    /// Collectives so far that read or wrote the other ranks' user memory where it lies.
+    pub fn in_place(&self) -> u64 {
+        match &self.seat {
+            Some(seat) => seat.in_place(),
+            None => {
+                let modes = self.endpoint.state().modes;
+                modes.mapped + modes.pulled
+            }
+        }
     }
 
     /// Ends the communicator: waits for all operations and leaves in order. Blocks.

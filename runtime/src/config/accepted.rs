@@ -143,8 +143,6 @@ accepted! {
     Bool "NCCL_CUMEM_ENABLE" = "", CUDA, "Allocates with the CUDA driver's virtual memory functions.";
     Bool "NCCL_CUMEM_HOST_ENABLE" = "", CUDA, "The same for host memory.";
     Uint "NCCL_MEM_SYNC_DOMAIN" = "1", CUDA, "Memory synchronisation domain of kernels.";
-    Bool "NCCL_LOCAL_REGISTER" = "1", REGISTER, "Uses registered buffers in place.";
-    Bool "NCCL_GRAPH_REGISTER" = "1", REGISTER, "Registers the buffers of captured operations.";
     Bool "NCCL_LEGACY_CUDA_REGISTER" = "0", CUDA, "1 registers memory from cudaMalloc too.";
     Bool "NCCL_WIN_ENABLE" = "1", "windows need no support that could be missing", "Window registration.";
     Bool "NCCL_SET_STACK_SIZE" = "0", CUDA, "1 sets CUDA's stack size at initialisation.";

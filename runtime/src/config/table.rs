@@ -90,6 +90,10 @@ variables! {
     deterministic: bool = "OXCCL_DETERMINISTIC", "0";
     /// Algorithm to use wherever it serves, for example `ring`; empty leaves it to the cost model.
     algorithm: String = "OXCCL_ALGORITHM", "";
+    /// 1 uses buffers in place that ncclCommRegister was told of; on GPUs.
+    local_register: bool = "NCCL_LOCAL_REGISTER", "1";
+    /// 1 has the peers map the buffers of captured operations, to use them in place; on GPUs.
+    graph_register: bool = "NCCL_GRAPH_REGISTER", "1";
     /// First value of all counters between ranks; for tests of their wrap-around.
     counter_start: u64 = "OXCCL_COUNTER_START", "0";
 }

@@ -2,6 +2,7 @@
 
 use super::driver::cu;
 use super::library::launch;
+use super::order;
 use super::seat::Seat;
 use super::stream::Stream;
 use crate::descriptor::Descriptor;
@@ -12,14 +13,17 @@ use crate::device::host::task::Address;
 use crate::error::{Error, Result};
 use oxccl_kernels::abi;
 use oxccl_plan::generate::Algorithm;
-use oxccl_plan::ir::Capacity;
-use oxccl_plan::{Buffer, Destination, From, Geometry, Op, Plan, Program, Slice};
+use oxccl_plan::ir::{Capacity, UserMemory};
+use oxccl_plan::{Buffer, Collective, Destination, From, Geometry, Op, Plan, Program, Slice};
 use std::sync::Arc;
 
 /// Threads of a warp; the last one of a block watches.
 const WARP: u32 = 32;
 /// Bytes of a block that a channel moves at least, so that small calls take few of them.
 const CHANNEL_BYTES: u64 = 8 << 10;
+/// From so many bytes of a block on the ranks agree on a way: below, that would cost more than it
+/// gives.
+const AGREE_BYTES: u64 = 256 << 10;
 /// Parts begin on lines of this size.
 const ALIGN_BYTES: u64 = 16;
 
@@ -62,7 +66,7 @@ fn fits_packets(seat: &Seat, plan: &Plan, bytes: u64) -> bool {
 
 /// Launches a collective after all that the communicator has launched. Blocks: never.
 pub fn run(seat: &Arc<Seat>, programs: &Programs, call: &Call, stream: Stream) -> Result<()> {
-    let (plan, program) = &programs.any;
+    let (plan, _) = &programs.any;
     let bytes = call.count * call.dtype.size() as u64;
     let head = collective(seat, call);
     if fits_packets(seat, plan, bytes) {
@@ -72,7 +76,8 @@ pub fn run(seat: &Arc<Seat>, programs: &Programs, call: &Call, stream: Stream) -
         // user's by the contract of the call.
         return seat.launch(stream, || unsafe { launch(function, shape, &head, stream.0) });
     }
-    let (argument, blocks) = bind(seat, head, plan, program, call)?;
+    let _context = seat.gpu.enter()?;
+    let (argument, blocks) = bind(seat, head, programs, call, stream)?;
     let function = seat.functions.programs[call.dtype as usize];
     let shape = (blocks, abi::BLOCK_THREADS as u32);
     // SAFETY: as above.
@@ -90,23 +95,27 @@ fn packets(seat: &Seat, call: &Call, bytes: u64) -> (u32, u32) {
     (blocks as u32, movers as u32 + WARP)
 }
 
-/// How the channels of a call cut its blocks; the number of channels.
-fn geometry(seat: &Seat, plan: &Plan, call: &Call) -> (Geometry, u32) {
+/// Channels of a call, the same for all its ways.
+fn channels(seat: &Seat, call: &Call) -> u64 {
+    let bytes = call.count * call.dtype.size() as u64;
+    bytes.div_ceil(CHANNEL_BYTES).clamp(1, u64::from(seat.channels))
+}
+
+/// How so many channels cut a call's blocks, with stage slots of `slot_bytes`.
+fn geometry(plan: &Plan, call: &Call, channels: u64, slot_bytes: usize) -> Geometry {
     let size = call.dtype.size() as u64;
     let align_elems = (ALIGN_BYTES / size).max(1);
-    let slot = abi::STAGE_SLOT_BYTES as u64 / size;
     let unit = u64::from(plan.layout.parts) * align_elems;
-    let channels = (call.count * size).div_ceil(CHANNEL_BYTES).clamp(1, u64::from(seat.channels));
     // Every channel gets a window at least, if there is as much.
     let share = call.count.div_ceil(channels).next_multiple_of(unit);
-    let stage = share.saturating_mul(u64::from(plan.layout.stage_blocks.max(1))).min(slot);
+    let stage = share.saturating_mul(u64::from(plan.layout.stage_blocks.max(1)));
+    let stage = stage.min(slot_bytes as u64 / size);
     let room = Capacity { edge_slot_elems: 0, stage_slot_elems: stage, align_elems };
     let mut geometry = Geometry::new(&plan.layout, call.count, &room);
     if plan.layout.stage_blocks == 0 {
         geometry.window_elems = share.max(1);
     }
-    let blocks = geometry.windows().clamp(1, channels);
-    (geometry, blocks as u32)
+    geometry
 }
 
 fn slice(slice: Slice) -> abi::Slice {
@@ -139,9 +148,9 @@ fn touched(op: Op) -> (Option<Slice>, Vec<Slice>) {
 
 /// Steps with what they wait for within the block: waits and signals bring its threads together
 /// anyway.
-fn steps(program: &Program) -> Option<Vec<abi::Step>> {
+fn steps(ops: &[Op]) -> Option<Vec<abi::Step>> {
     let (mut read, mut written) = (Vec::new(), Vec::new());
-    let all = program.ops.iter().map(|&op| {
+    let all = ops.iter().map(|&op| {
         let mut encoded = step(op)?;
         let (reads, writes) = touched(op);
         let hits = |slices: &[Slice], with: &Slice| slices.iter().any(|s| overlap(*s, *with));
@@ -195,36 +204,93 @@ fn step(op: Op) -> Option<abi::Step> {
     })
 }
 
-/// A program with what this call gives it; the blocks that run it.
-fn bind(
-    seat: &Seat,
-    call: abi::Collective,
-    plan: &Plan,
-    program: &Program,
-    of: &Call,
-) -> Result<(abi::Program, u32)> {
-    let (geometry, blocks) = geometry(seat, plan, of);
+/// A plan and its program, as kernels run it.
+fn way(plan: &Plan, ops: &[Op], call: &Call, channels: u64) -> Result<abi::Way> {
     let mut room = [abi::Step::default(); abi::MAX_STEPS];
     let unfit =
         || Error::Internal { what: format!("{} does not run on a GPU", plan.algorithm.name()) };
-    if program.ops.len() > room.len() {
+    if ops.len() > room.len() {
         return Err(unfit());
     }
-    room.iter_mut().zip(steps(program).ok_or_else(unfit)?).for_each(|(to, from)| *to = from);
-    let argument = abi::Program {
-        call,
-        inputs: [0; abi::MAX_RANKS],
-        outputs: [0; abi::MAX_RANKS],
-        window_elems: geometry.window_elems,
-        align_elems: geometry.align_elems,
-        parts: geometry.parts,
+    room.iter_mut().zip(steps(ops).ok_or_else(unfit)?).for_each(|(to, from)| *to = from);
+    let small = geometry(plan, call, channels, abi::SMALL_STAGE_SLOT_BYTES);
+    let large = geometry(plan, call, channels, abi::STAGE_SLOT_BYTES);
+    Ok(abi::Way {
+        window_elems: small.window_elems,
+        large_window_elems: large.window_elems,
+        align_elems: small.align_elems,
+        parts: small.parts,
         signals: plan.layout.signals,
         done_signal: plan.layout.done_signal,
         staged: u32::from(plan.layout.stage_blocks > 0),
-        nsteps: program.ops.len() as u32,
-        unused: 0,
+        nsteps: ops.len() as u32,
+        entered: 0,
         steps: room,
+    })
+}
+
+/// What is left of a program on user memory when the ranks have agreed on it: that all have entered
+/// is what its first signal says.
+fn entered(ops: &[Op]) -> Vec<Op> {
+    let rest = ops.strip_prefix(&[Op::Signal]).unwrap_or(ops);
+    let known = |op: &&Op| matches!(op, Op::Wait { signal: 1, .. });
+    rest.iter().filter(|op| !known(op)).copied().collect()
+}
+
+/// The program on user memory that may be taken for a call; None where none pays or can.
+fn in_place<'a>(programs: &'a Programs, call: &Call) -> Option<&'a (Plan, Program)> {
+    // What peers read is not multiplied, and what they still read must not be overwritten.
+    let overlap =
+        call.spec.collective == Collective::AllToAll && call.input as u64 == call.output as u64;
+    let mapped = programs.mapped.as_ref().filter(|_| call.scale.is_none() && !overlap);
+    mapped.filter(|(plan, _)| plan.layout.scratch_blocks == 0)
+}
+
+/// A call's programs, with all that this rank brings to it; the blocks that run it.
+fn bind(
+    seat: &Arc<Seat>,
+    head: abi::Collective,
+    programs: &Programs,
+    call: &Call,
+    stream: Stream,
+) -> Result<(abi::Program, u32)> {
+    let (plan, program) = &programs.any;
+    let (rank, spec) = (seat.view.rank, &call.spec);
+    let channels = channels(seat, call);
+    let staged = way(plan, &program.ops, call, channels)?;
+    let small = geometry(plan, call, channels, abi::SMALL_STAGE_SLOT_BYTES);
+    let blocks = small.windows().clamp(1, channels) as u32;
+    let none = abi::Place::default();
+    let mut argument = abi::Program {
+        call: head,
+        input: none,
+        output: none,
+        agrees: 0,
+        unused: 0,
+        ways: [staged; abi::WAYS],
     };
+    let bytes = call.count * call.dtype.size() as u64;
+    if bytes < AGREE_BYTES || spec.nranks == 1 {
+        return Ok((argument, blocks));
+    }
+    argument.agrees = 1;
+    if let Some(sharing) = seat.sharing() {
+        sharing.want_stage();
+    }
+    if let Some((plan, program)) = in_place(programs, call) {
+        let ops = &entered(&program.ops);
+        argument.ways[abi::WAY_IN_PLACE] =
+            abi::Way { entered: 1, ..way(plan, ops, call, channels)? };
+        let graph = order::graph_of(stream)?;
+        let needless = abi::Place { reach: abi::REACH_NEEDLESS, ..none };
+        let place = |at: u64, blocks: u32, needed: bool| match needed && blocks > 0 {
+            true => seat.place(at, bytes * u64::from(blocks), graph),
+            false => needless,
+        };
+        let written = plan.layout.user_memory == UserMemory::Written;
+        argument.input = place(head.input, spec.input_blocks(rank), true);
+        argument.output = place(head.output, spec.output_blocks(rank), written);
+    }
     Ok((argument, blocks))
 }
 
@@ -314,32 +380,50 @@ fn queues(seat: &Seat, transfers: &[Transfer]) -> (abi::Exchange, Vec<abi::Messa
 #[cfg(test)]
 mod tests {
     use super::*;
-    use oxccl_plan::select::{Policy, Topology, choose};
-    use oxccl_plan::{Collective, Spec, cost::CostModel};
+    use oxccl_plan::select::{Choice, Policy, Topology, choose};
+    use oxccl_plan::{Spec, cost::CostModel};
 
     /// All plans that a communicator on GPUs may choose.
-    fn chosen() -> impl Iterator<Item = Plan> {
+    fn chosen() -> impl Iterator<Item = Choice> {
         let topology = Topology { direct: true, pull: false, model: CostModel::NVLINK };
         let specs = (1..=abi::MAX_RANKS as u32).flat_map(|nranks| {
             Collective::ALL.map(|collective| Spec::new(collective, nranks, nranks / 2))
         });
         specs.flat_map(move |spec| {
             (0..31).map(move |power| {
-                let choice = choose(spec, 1 << power, &topology, Policy::default());
-                choice.expect("a plan").any_memory
+                choose(spec, 1 << power, &topology, Policy::default()).expect("a plan")
             })
         })
     }
 
     #[test]
     fn every_chosen_plan_fits_a_launch_and_needs_no_edges() {
-        for plan in chosen() {
+        for plan in chosen().map(|choice| choice.any_memory) {
             for rank in 0..plan.spec.nranks {
                 let program = plan.program(rank);
-                let steps = steps(&program).unwrap_or_else(|| panic!("{plan:?} needs edges"));
+                let steps = steps(&program.ops).unwrap_or_else(|| panic!("{plan:?} needs edges"));
                 assert!(steps.len() <= abi::MAX_STEPS, "{} steps: {plan:?}", steps.len());
             }
         }
+    }
+
+    #[test]
+    fn every_plan_in_place_begins_with_a_signal_of_all_and_needs_none_of_it_when_all_agreed() {
+        let mapped = chosen().filter_map(|choice| choice.mapped);
+        let mut any = false;
+        for plan in mapped.filter(|plan| plan.layout.scratch_blocks == 0) {
+            for rank in 0..plan.spec.nranks {
+                let ops = plan.program(rank).ops;
+                assert_eq!(ops[0], Op::Signal, "{plan:?}");
+                let rest = entered(&ops);
+                assert!(steps(&rest).is_some_and(|steps| steps.len() <= abi::MAX_STEPS));
+                let signals = rest.iter().filter(|op| **op == Op::Signal).count() as u32;
+                assert_eq!(signals + 1, plan.layout.signals, "{plan:?}");
+                assert!(!rest.iter().any(|op| matches!(op, Op::Wait { signal: 1, .. })));
+                any = true;
+            }
+        }
+        assert!(any);
     }
 
     #[test]
@@ -349,7 +433,7 @@ mod tests {
         let (input, output) = (part(Buffer::Input, 0), part(Buffer::Output, 1));
         let stage = part(Buffer::Stage, 0);
         let after = |ops: Vec<Op>| {
-            let steps = steps(&Program { ops }).expect("no edges");
+            let steps = steps(&ops).expect("no edges");
             steps.into_iter().map(|s| s.after).collect::<Vec<_>>()
         };
         assert_eq!(after(vec![copy(input, stage), copy(stage, output)]), [0, 1]);

@@ -45,7 +45,8 @@ fn has(gpu: &Gpu, attribute: CUdevice_attribute) -> Result<bool> {
     Ok(value != 0)
 }
 
-fn location(device: i32) -> CUmemLocation {
+/// A GPU as a place of memory.
+pub(super) fn location(device: i32) -> CUmemLocation {
     CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device }
 }
 
@@ -80,49 +81,57 @@ impl Drop for Physical {
     }
 }
 
-/// A range of addresses, and what is mapped there.
-struct Range {
+/// A range of addresses, and what is mapped there from its beginning on.
+pub struct Range {
     base: CUdeviceptr,
     bytes: usize,
-    mapped: bool,
+    /// The first bytes, which are mapped.
+    mapped: usize,
 }
 
 impl Range {
-    fn new(bytes: usize, alignment: usize) -> Result<Self> {
+    /// Reserves addresses; an alignment of 0 is the driver's own.
+    pub fn new(bytes: usize, alignment: usize) -> Result<Self> {
         let mut base = 0;
         // SAFETY: a place for the address.
         unsafe { cu!(cuMemAddressReserve(&mut base, bytes, alignment, 0, 0)) }?;
-        Ok(Self { base, bytes, mapped: false })
+        Ok(Self { base, bytes, mapped: 0 })
     }
 
-    /// Maps it for a GPU and all its peers of this process.
-    fn map(&mut self, memory: &Physical, gpu: &Gpu) -> Result<()> {
-        // SAFETY: the range is reserved, as large as the memory.
-        unsafe { cu!(cuMemMap(self.base, self.bytes, 0, memory.0, 0)) }?;
-        self.mapped = true;
-        let flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-        let mut access = Vec::new();
-        for index in 0..driver::count()? {
-            let (mut device, mut reaches) = (0, 1);
-            // SAFETY: places for the results.
-            unsafe {
-                cu!(cuDeviceGet(&mut device, index))?;
-                if device != gpu.device {
-                    cu!(cuDeviceCanAccessPeer(&mut reaches, device, gpu.device))?;
-                }
-            }
-            if reaches != 0 {
-                access.push(CUmemAccessDesc { location: location(device), flags });
-            }
-        }
+    /// Where it begins.
+    pub fn base(&self) -> CUdeviceptr {
+        self.base
+    }
+
+    /// Maps the next `bytes` bytes.
+    fn map(&mut self, memory: &Physical, bytes: usize) -> Result<()> {
+        let at = self.base + self.mapped as CUdeviceptr;
+        // SAFETY: the range is reserved, and this part of it not mapped.
+        unsafe { cu!(cuMemMap(at, bytes, 0, memory.0, 0)) }?;
+        self.mapped += bytes;
+        Ok(())
+    }
+
+    /// Maps the next `bytes` bytes: memory of another process, which it passed on as a descriptor.
+    pub fn map_shared(&mut self, bytes: usize, fd: i32) -> Result<()> {
+        let file = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        let mut handle = 0;
+        let fd = std::ptr::without_provenance_mut(fd as usize);
+        // SAFETY: a place for the handle; the descriptor goes in the pointer's place.
+        unsafe { cu!(cuMemImportFromShareableHandle(&mut handle, fd, file)) }?;
+        self.map(&Physical(handle), bytes)
+    }
+
+    /// Gives GPUs access to all of it.
+    pub fn allow(&self, access: &[CUmemAccessDesc]) -> Result<()> {
         // SAFETY: a mapped range, and as many entries as told.
         unsafe { cu!(cuMemSetAccess(self.base, self.bytes, access.as_ptr(), access.len())) }
     }
 
     fn free(mut self) -> Result<()> {
         // SAFETY: mapped, and used no more.
-        unsafe { cu!(cuMemUnmap(self.base, self.bytes)) }?;
-        self.mapped = false;
+        unsafe { cu!(cuMemUnmap(self.base, self.mapped)) }?;
+        self.mapped = 0;
         Ok(())
     }
 }
@@ -131,12 +140,32 @@ impl Drop for Range {
     fn drop(&mut self) {
         // SAFETY: this value's alone, and used no more.
         unsafe {
-            if self.mapped {
-                sys::cuMemUnmap(self.base, self.bytes);
+            if self.mapped > 0 {
+                sys::cuMemUnmap(self.base, self.mapped);
             }
             sys::cuMemAddressFree(self.base, self.bytes);
         }
     }
+}
+
+/// A GPU and all its peers of this process.
+fn neighbourhood(gpu: &Gpu) -> Result<Vec<CUmemAccessDesc>> {
+    let flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    let mut access = Vec::new();
+    for index in 0..driver::count()? {
+        let (mut device, mut reaches) = (0, 1);
+        // SAFETY: places for the results.
+        unsafe {
+            cu!(cuDeviceGet(&mut device, index))?;
+            if device != gpu.device {
+                cu!(cuDeviceCanAccessPeer(&mut reaches, device, gpu.device))?;
+            }
+        }
+        if reaches != 0 {
+            access.push(CUmemAccessDesc { location: location(device), flags });
+        }
+    }
+    Ok(access)
 }
 
 /// Zeroed memory of the GPU of this number, at least `bytes` bytes, which its peers in this process
@@ -167,7 +196,8 @@ pub fn allocate(gpu: i32, bytes: usize) -> Result<*mut u8> {
     })?;
     let memory = Physical::new(&mut properties, has(gpu, fabric)?, bytes)?;
     let mut range = Range::new(bytes, granularity)?;
-    range.map(&memory, gpu)?;
+    range.map(&memory, bytes)?;
+    range.allow(&neighbourhood(gpu)?)?;
     zero(gpu, &range)?;
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let id = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -201,5 +231,6 @@ pub fn free(ptr: *mut u8) -> Result<()> {
     unsafe { cu!(cuCtxSynchronize()) }?;
     // Of two threads that free it one is told so.
     let block = blocks().remove(&(ptr as usize)).ok_or_else(unknown)?;
-    Range { base: ptr as CUdeviceptr, bytes: block.size, mapped: true }.free()
+    super::mapper::forget(ptr as u64, block.size as u64);
+    Range { base: ptr as CUdeviceptr, bytes: block.size, mapped: block.size }.free()
 }

@@ -2,12 +2,16 @@
 
 pub mod driver;
 pub mod event;
+pub mod export;
 pub mod graph;
 pub mod launch;
 pub mod library;
+pub mod mail;
+pub mod mapper;
 pub mod memory;
 pub mod order;
 pub mod reaper;
+pub mod registry;
 pub mod seat;
 pub mod stream;
 

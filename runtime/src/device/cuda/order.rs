@@ -82,6 +82,11 @@ fn capture_of(stream: CUstream) -> Result<Option<Capture>> {
     }
 }
 
+/// The graph that a stream is captured into; None when it is not.
+pub fn graph_of(stream: Stream) -> Result<Option<CUgraph>> {
+    Ok(capture_of(stream.0)?.map(|capture| capture.graph))
+}
+
 /// A stream's number, which no other one ever has.
 fn number_of(stream: CUstream) -> Result<u64> {
     let mut number = 0;

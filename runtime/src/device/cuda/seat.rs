@@ -2,10 +2,14 @@
 //! and what it says to running kernels.
 
 use super::driver::{Gpu, Relaxed, cu};
+use super::export;
 use super::library::{self, Functions};
+use super::mail::Address;
+use super::mapper::{self, Peer, Sharing};
 use super::order::Order;
 use super::stream::Stream;
-use super::{Failing, reaper};
+use super::{Failing, memory, reaper};
+use crate::config::Config;
 use crate::descriptor::Descriptor;
 use crate::device::host::endpoint::Endpoint;
 use crate::error::{Error, Result, Site};
@@ -13,7 +17,7 @@ use cudarc::driver::sys::{self, CUdeviceptr, CUgraph, CUstream};
 use oxccl_kernels::abi;
 use std::ffi::c_void;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// What a rank tells the others of its seat.
@@ -29,15 +33,19 @@ pub struct Offer {
     pub index: i32,
     /// Its multiprocessors.
     pub multiprocessors: u32,
+    /// Where it is told of buffers.
+    pub mail: Address,
 }
 
-const OFFER_BYTES: usize = 16 + 8 + 64 + 4 + 4;
+const OFFER_BYTES: usize = 16 + 8 + 64 + 4 + 4 + 32;
 
 impl Offer {
     /// As bytes, for [`decode`](Self::decode).
     pub fn encode(&self) -> Vec<u8> {
         let (index, sms) = (self.index.to_le_bytes(), self.multiprocessors.to_le_bytes());
-        [&self.uuid[..], &self.address.to_le_bytes(), &self.handle, &index, &sms].concat()
+        let Address { name, key } = &self.mail;
+        [&self.uuid[..], &self.address.to_le_bytes(), &self.handle, &index, &sms, name, key]
+            .concat()
     }
 
     /// What a rank sent.
@@ -51,7 +59,10 @@ impl Offer {
             u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
         };
         let address = u64::from(word(16)) | u64::from(word(20)) << 32;
-        Ok(Self { uuid, address, handle, index: word(88) as i32, multiprocessors: word(92) })
+        let mut mail = Address::default();
+        mail.name.copy_from_slice(&bytes[96..112]);
+        mail.key.copy_from_slice(&bytes[112..]);
+        Ok(Self { uuid, address, handle, index: word(88) as i32, multiprocessors: word(92), mail })
     }
 }
 
@@ -71,7 +82,7 @@ impl Layout {
         let packets_at = abi::WORDS_BYTES as u64;
         let lanes_at = packets_at + halves * n * abi::CHANNEL_PACKETS as u64 * packet;
         let stage_at = lanes_at + n * (abi::LANES * abi::LANE_SLOTS * abi::LANE_SLOT_BYTES) as u64;
-        let bytes = stage_at + (abi::MAX_CHANNELS * 2 * abi::STAGE_SLOT_BYTES) as u64;
+        let bytes = stage_at + (abi::MAX_CHANNELS * 2 * abi::SMALL_STAGE_SLOT_BYTES) as u64;
         Self { packets_at, lanes_at, stage_at, bytes }
     }
 }
@@ -79,7 +90,8 @@ impl Layout {
 /// The channels' counters, then the lanes', then what they share.
 const COUNTERS: usize = abi::MAX_CHANNELS + abi::QUEUES * abi::LANES;
 const COMMON_AT: u64 = (COUNTERS * size_of::<abi::Counters>()) as u64;
-const PRIVATE_BYTES: usize = COMMON_AT as usize + size_of::<abi::Shared>();
+const MAPS_AT: u64 = COMMON_AT + size_of::<abi::Shared>() as u64;
+const PRIVATE_BYTES: usize = MAPS_AT as usize + size_of::<abi::Maps>();
 
 /// See the module.
 pub struct Seat {
@@ -99,12 +111,12 @@ pub struct Seat {
     imports: Vec<CUdeviceptr>,
     control: *mut abi::Control,
     order: Mutex<Option<Order>>,
-    /// Whether the kernels' fault was heard of.
-    heard: AtomicBool,
     /// Streams that it has launched on.
     streams: Mutex<Vec<Used>>,
-    /// Bytes of GPU memory.
-    pub bytes: u64,
+    /// None of a rank alone.
+    sharing: Option<Sharing>,
+    /// Bytes of GPU memory that it began with.
+    first_bytes: u64,
 }
 
 // SAFETY: addresses of the GPU, and host memory that is only accessed by atomics.
@@ -113,7 +125,7 @@ unsafe impl Send for Seat {}
 unsafe impl Sync for Seat {}
 
 /// Memory that a rank shares with its peers.
-struct Memory {
+pub struct Memory {
     gpu: &'static Gpu,
     at: CUdeviceptr,
 }
@@ -122,7 +134,7 @@ static SHARED: Mutex<Vec<Weak<Memory>>> = Mutex::new(Vec::new());
 
 impl Memory {
     /// Zeroed, on the GPU whose context is the thread's.
-    fn new(gpu: &'static Gpu, bytes: usize, stream: CUstream) -> Result<Arc<Self>> {
+    pub fn new(gpu: &'static Gpu, bytes: usize, stream: CUstream) -> Result<Arc<Self>> {
         let memory = Arc::new(Self { gpu, at: zeroed(bytes, stream)? });
         let mut all = SHARED.lock().unwrap_or_else(|e| e.into_inner());
         all.retain(|known| known.strong_count() > 0);
@@ -130,8 +142,13 @@ impl Memory {
         Ok(memory)
     }
 
+    /// Where it is.
+    pub fn at(&self) -> CUdeviceptr {
+        self.at
+    }
+
     /// That of another rank of this process.
-    fn at(address: u64) -> Option<Arc<Self>> {
+    pub fn find(address: u64) -> Option<Arc<Self>> {
         let all = SHARED.lock().unwrap_or_else(|e| e.into_inner());
         all.iter().filter_map(Weak::upgrade).find(|memory| memory.at == address)
     }
@@ -197,8 +214,11 @@ impl Seat {
             counters: private,
             common: private + COMMON_AT,
             control: control as u64,
+            maps: private + MAPS_AT,
         };
         view.shared[rank as usize] = shared.at;
+        let sharing =
+            (nranks > 1).then(|| Sharing::new(gpu, rank, nranks, view.maps)).transpose()?;
         Ok(Self {
             gpu,
             functions,
@@ -211,9 +231,9 @@ impl Seat {
             imports: Vec::new(),
             control: control.cast(),
             order: Mutex::new(Some(Order::new(mixes)?)),
-            heard: AtomicBool::new(false),
             streams: Mutex::default(),
-            bytes: layout.bytes + PRIVATE_BYTES as u64,
+            sharing,
+            first_bytes: layout.bytes + PRIVATE_BYTES as u64,
         })
     }
 
@@ -229,6 +249,7 @@ impl Seat {
             handle: handle.reserved.map(|b| b as u8),
             index: self.gpu.index,
             multiprocessors: self.gpu.multiprocessors,
+            mail: self.sharing.as_ref().map_or_else(Address::default, Sharing::address),
         })
     }
 
@@ -243,11 +264,16 @@ impl Seat {
             self.view.shared[rank] = if here(rank) {
                 self.reach(offer.index)?;
                 let gone = || Error::Init { why: format!("rank {rank} has left") };
-                self.neighbours.push(Memory::at(offer.address).ok_or_else(gone)?);
+                self.neighbours.push(Memory::find(offer.address).ok_or_else(gone)?);
                 offer.address
             } else {
                 self.import(rank, offer)?
             };
+        }
+        if let Some(sharing) = &mut self.sharing {
+            let peer =
+                |(rank, offer): (usize, &Offer)| Peer { address: offer.mail, here: here(rank) };
+            sharing.connect(offers.iter().enumerate().map(peer).collect());
         }
         let most = |of: &Offer| offers.iter().filter(|o| o.uuid == of.uuid).count() as u32;
         let shares = offers.iter().map(|o| (most(o), o.multiprocessors / most(o)));
@@ -298,10 +324,126 @@ impl Seat {
     pub fn attach(mut self, endpoint: &Arc<Endpoint>) -> Arc<Self> {
         self.endpoint = Arc::downgrade(endpoint);
         let seat = Arc::new(self);
+        if seat.sharing.is_some() {
+            mapper::attend(&seat);
+        }
         endpoint.attach(&seat);
         super::register(Arc::downgrade(&seat) as _);
         reaper::watch(&seat);
         seat
+    }
+
+    /// What it shares with its peers; None of a rank alone.
+    pub fn sharing(&self) -> Option<&Sharing> {
+        self.sharing.as_ref()
+    }
+
+    /// Bytes of GPU memory that it takes.
+    pub fn bytes(&self) -> u64 {
+        let later = self.sharing.as_ref().map_or(0, |s| s.bytes.load(Ordering::Relaxed));
+        self.first_bytes + later
+    }
+
+    /// Collectives that read or wrote user memory of peers, as far as they have ended.
+    pub fn in_place(&self) -> u64 {
+        // SAFETY: an aligned word of the control block, which kernels write at once.
+        unsafe { AtomicU64::from_ptr(&raw mut (*self.control).in_place) }.load(Ordering::Relaxed)
+    }
+
+    /// Has a range mapped by the peers, in the background; its number, for [`release`](Self::release).
+    /// None when there is no peer, or no number left.
+    pub fn hold(&self, base: u64, len: u64) -> Option<u32> {
+        let sharing = self.sharing.as_ref().filter(|sharing| !sharing.all_here())?;
+        let id = export::id_of(base).unwrap_or(0);
+        let number = sharing.registry().hold(base, len, id);
+        mapper::wake();
+        number
+    }
+
+    /// Ends one holding of a buffer.
+    pub fn release(&self, number: u32) {
+        if let Some(sharing) = &self.sharing {
+            sharing.registry().release(number);
+            mapper::wake();
+        }
+    }
+
+    /// Where peers find user memory of an operation that is launched now; captured, the graph keeps
+    /// it mapped. The GPU's context is the thread's.
+    pub fn place(self: &Arc<Self>, at: u64, bytes: u64, graph: Option<CUgraph>) -> abi::Place {
+        self.find_place(at, bytes, graph).unwrap_or_default()
+    }
+
+    fn find_place(
+        self: &Arc<Self>,
+        at: u64,
+        bytes: u64,
+        graph: Option<CUgraph>,
+    ) -> Option<abi::Place> {
+        let sharing = self.sharing.as_ref()?;
+        if sharing.all_here() {
+            let reach = abi::REACH_ADDRESS;
+            return export::reached_here(at).then_some(abi::Place {
+                reach,
+                at,
+                ..abi::Place::default()
+            });
+        }
+        let known = sharing.registry().find(at, bytes);
+        let known = known.filter(|&(number, _)| self.is_current(sharing, number));
+        let (number, offset) = match (known, graph) {
+            (Some(known), None) => known,
+            (known, graph) => self.hold_allocation(at, bytes, graph, known)?,
+        };
+        let generation = sharing.registry().get(number).generation;
+        Some(abi::Place { reach: abi::REACH_BUFFER, buffer: number, generation, at: offset })
+    }
+
+    /// Whether a buffer's memory is still what was registered; where not, it is taken back.
+    fn is_current(&self, sharing: &Sharing, number: u32) -> bool {
+        let buffer = sharing.registry().get(number);
+        let current = export::id_of(buffer.base).unwrap_or(0) == buffer.id;
+        if !current {
+            sharing.registry().forget(buffer.base, buffer.len);
+            mapper::wake();
+        }
+        current
+    }
+
+    /// Has the allocation around a range mapped by the peers: where the memory is this library's,
+    /// and for graphs, which keep it mapped.
+    fn hold_allocation(
+        self: &Arc<Self>,
+        at: u64,
+        bytes: u64,
+        graph: Option<CUgraph>,
+        known: Option<(u32, u64)>,
+    ) -> Option<(u32, u64)> {
+        let ours = memory::find(std::ptr::with_exposed_provenance(at as usize));
+        let registers = graph.is_some() && Config::get().graph_register;
+        if ours.is_none() && !registers {
+            return known;
+        }
+        let (base, len) = match (known, ours) {
+            (Some((number, _)), _) => {
+                let buffer = self.sharing.as_ref()?.registry().get(number);
+                (buffer.base, buffer.len)
+            }
+            (None, Some((base, size, _))) => (base as u64, size as u64),
+            (None, None) => {
+                // What lies across several allocations is taken as it is.
+                let whole = export::allocation(at).ok().filter(|(b, l)| at + bytes <= b + l);
+                whole.unwrap_or((at, bytes))
+            }
+        };
+        let number = self.hold(base, len)?;
+        if let Some(graph) = graph
+            && self.keep(graph, Some(number)).is_err()
+        {
+            self.release(number);
+            return None;
+        }
+        Some((number, at - base))
     }
 
     fn control(&self) -> &abi::Control {
@@ -326,13 +468,10 @@ impl Seat {
         limit.store(limit_ns.unwrap_or(0), Ordering::Relaxed);
     }
 
-    /// Why a kernel gave up, once; None when the host had told it to.
-    pub fn fault(&self) -> Option<Error> {
+    /// Why a kernel gave up; None when the host had told it to.
+    fn fault(&self) -> Option<Error> {
         let control = self.control();
         let fault = Self::word(&control.fault).load(Ordering::Acquire);
-        if fault == abi::FAULT_NONE || self.heard.swap(true, Ordering::AcqRel) {
-            return None;
-        }
         let site = Site {
             rank: self.view.rank as i32,
             peer: control.peer,
@@ -384,7 +523,7 @@ impl Seat {
         let mut order = self.order();
         let order =
             order.as_mut().ok_or_else(|| Error::Internal { what: "no order".to_owned() })?;
-        order.launch(stream, |graph| self.keep(graph), launch)
+        order.launch(stream, |graph| self.keep(graph, None), launch)
     }
 
     /// Has the stream deliver failures from now on.
@@ -397,9 +536,11 @@ impl Seat {
         streams.push(Used { stream, told: false });
     }
 
-    /// Has the communicator fail with what the kernels found, if they did.
+    /// Has the communicator fail with what the kernels found, if they did. When it returns that is
+    /// so, also where another thread was first.
     pub fn hear(&self) {
-        if let Some((error, endpoint)) = self.fault().zip(self.endpoint()) {
+        let whole = self.endpoint().filter(|endpoint| endpoint.failure().is_none());
+        if let Some((endpoint, error)) = whole.zip(self.fault()) {
             endpoint.fail(error);
         }
     }
@@ -418,22 +559,41 @@ impl Seat {
         }
     }
 
-    /// A graph holds the seat until it is destroyed.
-    fn keep(self: &Arc<Self>, graph: CUgraph) -> Result<()> {
-        unsafe extern "C" fn release(seat: *mut c_void) {
-            // SAFETY: what `keep` gave away. No CUDA here: the reaper drops it.
-            reaper::bury(unsafe { Arc::from_raw(seat.cast::<Seat>().cast_const()) });
+    /// A graph holds the seat until it is destroyed, and a buffer of it.
+    fn keep(self: &Arc<Self>, graph: CUgraph, buffer: Option<u32>) -> Result<()> {
+        unsafe extern "C" fn release(held: *mut c_void) {
+            // SAFETY: what `keep` gave away. No CUDA here: the reaper drops the seat.
+            let held = unsafe { Box::from_raw(held.cast::<Held>()) };
+            if let Some(number) = held.buffer {
+                held.seat.release(number);
+            }
+            reaper::bury(held.seat);
         }
-        let held = Arc::into_raw(self.clone()).cast_mut().cast::<c_void>();
+        let held = Box::into_raw(Box::new(Held { seat: self.clone(), buffer }));
         let mut object = null_mut();
         let no_sync = sys::CUuserObject_flags::CU_USER_OBJECT_NO_DESTRUCTOR_SYNC as u32;
         let moved = sys::CUuserObjectRetain_flags::CU_GRAPH_USER_OBJECT_MOVE as u32;
-        // SAFETY: the function takes what `held` is, once.
+        // SAFETY: the function takes what `held` is, once; where there is no object to call it, it
+        // is taken back here.
         unsafe {
-            cu!(cuUserObjectCreate(&mut object, held, Some(release), 1, no_sync))?;
-            cu!(cuGraphRetainUserObject(graph, object, 1, moved))
+            let made = cu!(cuUserObjectCreate(&mut object, held.cast(), Some(release), 1, no_sync));
+            if let Err(error) = made {
+                drop(Box::from_raw(held));
+                return Err(error);
+            }
+            let kept = cu!(cuGraphRetainUserObject(graph, object, 1, moved));
+            if kept.is_err() {
+                sys::cuUserObjectRelease(object, 1);
+            }
+            kept
         }
     }
+}
+
+/// What a graph holds.
+struct Held {
+    seat: Arc<Seat>,
+    buffer: Option<u32>,
 }
 
 /// A stream on which something was launched.
@@ -458,6 +618,9 @@ impl Drop for Seat {
     fn drop(&mut self) {
         let (Ok(_context), Ok(_relaxed)) = (self.gpu.enter(), Relaxed::begin()) else { return };
         *self.order() = None;
+        if let Some(sharing) = &self.sharing {
+            sharing.close();
+        }
         // SAFETY: no kernel of this rank runs any more, and the reaper saw that no peer's does.
         unsafe {
             for at in &self.imports {
@@ -476,8 +639,9 @@ mod tests {
     #[test]
     fn offers_survive_the_round_trip_and_others_are_refused() {
         let (uuid, handle) = (std::array::from_fn(|i| i as u8), std::array::from_fn(|i| !i as u8));
-        let offer =
-            Offer { uuid, address: 0x7f01_0203_0405, handle, index: 3, multiprocessors: 132 };
+        let mail = Address { name: [8; 16], key: [9; 16] };
+        let (address, multiprocessors) = (0x7f01_0203_0405, 132);
+        let offer = Offer { uuid, address, handle, index: 3, multiprocessors, mail };
         let bytes = offer.encode();
         assert_eq!(Offer::decode(0, &bytes).unwrap(), offer);
         let text = Offer::decode(2, &bytes[1..]).unwrap_err().to_string();
@@ -485,8 +649,9 @@ mod tests {
     }
 
     #[test]
-    fn four_ranks_share_less_than_ten_megabytes_each() {
-        assert!(Layout::new(4).bytes <= 10 << 20, "{}", Layout::new(4).bytes);
+    fn four_ranks_take_less_than_four_megabytes_each() {
+        let bytes = Layout::new(4).bytes + PRIVATE_BYTES as u64;
+        assert!(bytes <= 4 << 20, "{bytes}");
         for nranks in 1..=abi::MAX_RANKS as u32 {
             let Layout { packets_at, lanes_at, stage_at, bytes } = Layout::new(nranks);
             let places = [0, packets_at, lanes_at, stage_at, bytes];

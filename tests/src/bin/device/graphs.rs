@@ -1,13 +1,19 @@
 //! Captured operations.
 
 use crate::order::group;
-use crate::rank::{Call, Memory, Outcome, Rank, Replay, last_error, ok, stream, synchronize};
+use crate::rank::{
+    Call, Memory, Outcome, Rank, Replay, choose, last_error, ok, stream, synchronize,
+};
+use oxccl::nccl::children::ncclCommSplit;
 use oxccl::nccl::comm::ncclCommDestroy;
+use oxccl::nccl::lifetime::ncclCommAbort;
+use oxccl::oxccl::stream::oxcclStreamHostFunc;
 use oxccl::oxccl::types::oxcclCaptureMode_t::{
     self, oxcclCaptureGlobal, oxcclCaptureRelaxed, oxcclCaptureThreadLocal,
 };
+use oxccl::oxccl::types::oxcclStream_t;
 use oxccl_plan::{Collective, DataType, ReduceOp};
-use std::sync::Barrier;
+use std::sync::{Barrier, Condvar, Mutex};
 
 const COUNT: usize = 5000;
 const BYTES: usize = COUNT * 4;
@@ -171,4 +177,224 @@ pub(crate) fn some_captured(ranks: &[Rank]) -> Outcome {
         expect(rank, &memory, 1, round * scale)?;
     }
     rank.leave()
+}
+
+/// An executable graph takes other buffers.
+pub(crate) fn updated(ranks: &[Rank]) -> Outcome {
+    let rank = one(ranks)?;
+    let memory = Memory::new(4 * BYTES)?;
+    let at = |part: usize| memory.part(part * BYTES);
+    let scale: i32 = (1..=rank.nranks).sum();
+    let capture = |from: usize, to: usize| {
+        let call = || ok(rank.call(sum(), at(from), at(to)));
+        Replay::capture(rank.stream, oxcclCaptureThreadLocal, call)
+    };
+    let mut replay = capture(0, 1)?;
+    for number in 1..20 {
+        let (from, to) = if number % 2 == 0 { (0, 1) } else { (2, 3) };
+        replay.update(capture(from, to)?)?;
+        rank.upload(at(from), &words((rank.rank + 1) * number))?;
+        rank.upload(at(to), &words(-1))?;
+        replay.launch(rank.stream)?;
+        rank.synchronize()?;
+        expect(rank, &memory, to, number * scale)?;
+    }
+    rank.leave()
+}
+
+/// Two graphs of one communicator, launched on two streams: one waits for the other.
+pub(crate) fn two_at_once(ranks: &[Rank]) -> Outcome {
+    let rank = one(ranks)?;
+    let memory = Memory::new(4 * BYTES)?;
+    let at = |part: usize| memory.part(part * BYTES);
+    let second = stream()?;
+    let mode = oxcclCaptureThreadLocal;
+    let a = Replay::capture(rank.stream, mode, || ok(rank.call(sum(), at(0), at(1))))?;
+    let b = Replay::capture(second, mode, || ok(rank.call_on(second, sum(), at(2), at(3))))?;
+    let scale: i32 = (1..=rank.nranks).sum();
+    for round in 1..100 {
+        rank.upload(at(0), &words((rank.rank + 1) * round))?;
+        rank.upload(at(2), &words((rank.rank + 1) * -round))?;
+        for _ in 0..3 {
+            a.launch(rank.stream)?;
+            b.launch(second)?;
+        }
+        synchronize(second)?;
+        rank.synchronize()?;
+        expect(rank, &memory, 1, round * scale)?;
+        expect(rank, &memory, 3, -round * scale)?;
+    }
+    rank.leave()
+}
+
+/// One thread launches a graph of every rank, one after the other, in changing order.
+pub(crate) fn one_launcher(ranks: &[Rank]) -> Outcome {
+    let mut all = Vec::new();
+    for rank in ranks {
+        choose(rank.rank)?;
+        let memory = Memory::new(2 * BYTES)?;
+        let call = || ok(rank.call(sum(), memory.at, memory.part(BYTES)));
+        let replay = Replay::capture(rank.stream, oxcclCaptureThreadLocal, call)?;
+        all.push((memory, replay));
+    }
+    let scale: i32 = (1..=ranks.len() as i32).sum();
+    for round in 1..100usize {
+        for (rank, (memory, _)) in ranks.iter().zip(&all) {
+            choose(rank.rank)?;
+            rank.upload(memory.at, &words((rank.rank + 1) * round as i32))?;
+        }
+        for i in 0..ranks.len() {
+            let rank = &ranks[(i + round) % ranks.len()];
+            choose(rank.rank)?;
+            for _ in 0..3 {
+                all[rank.rank as usize].1.launch(rank.stream)?;
+            }
+        }
+        for (rank, (memory, _)) in ranks.iter().zip(&all) {
+            choose(rank.rank)?;
+            rank.synchronize()?;
+            expect(rank, memory, 1, round as i32 * scale)?;
+        }
+    }
+    drop(all);
+    ranks.iter().try_for_each(|rank| rank.leave())
+}
+
+/// The first operations of two communicators are captured in opposite order on even and odd ranks,
+/// while a stream hangs and another thread captures in global mode; the replays come in any order.
+pub(crate) fn opposite(ranks: &[Rank]) -> Outcome {
+    let rank = one(ranks)?;
+    let mut other = std::ptr::null_mut();
+    // SAFETY: a place for the handle.
+    ok(unsafe { ncclCommSplit(rank.comm, 0, rank.rank, &mut other, std::ptr::null_mut()) })?;
+    let second = Rank { comm: other, stream: stream()?, ..*rank };
+    let memory = Memory::new(4 * BYTES)?;
+    let held = Held::new()?;
+    let scale: i32 = (1..=rank.nranks).sum();
+    let capture = |rank: &Rank, part: usize| {
+        let call =
+            || ok(rank.call(sum(), memory.part(part * BYTES), memory.part((part + 1) * BYTES)));
+        Replay::capture(rank.stream, oxcclCaptureGlobal, call)
+    };
+    let graphs = std::thread::scope(|scope| {
+        let (started, go) = std::sync::mpsc::channel();
+        let (done, end) = std::sync::mpsc::channel::<()>();
+        let own = rank.rank;
+        let capturing = scope.spawn(move || {
+            choose(own)?;
+            let stream = stream()?;
+            Replay::capture(stream, oxcclCaptureGlobal, || {
+                let _ = started.send(());
+                let _ = end.recv();
+                Ok(())
+            })
+            .map(drop)
+        });
+        let _ = go.recv();
+        let graphs = (|| {
+            if rank.rank % 2 == 0 {
+                let a = capture(rank, 0)?;
+                Ok((a, capture(&second, 2)?))
+            } else {
+                let b = capture(&second, 2)?;
+                Ok((capture(rank, 0)?, b))
+            }
+        })();
+        drop(done);
+        let other = capturing.join().map_err(|_| "a panic".to_owned())?;
+        other.and(graphs)
+    });
+    held.release()?;
+    let (a, b) = graphs?;
+    for round in 1..50 {
+        rank.upload(memory.at, &words((rank.rank + 1) * round))?;
+        rank.upload(memory.part(2 * BYTES), &words((rank.rank + 1) * -round))?;
+        // Both fit the GPU at a time, so their order is free.
+        if (rank.rank + round) % 2 == 0 {
+            a.launch(rank.stream)?;
+            b.launch(second.stream)?;
+        } else {
+            b.launch(second.stream)?;
+            a.launch(rank.stream)?;
+        }
+        rank.synchronize()?;
+        second.synchronize()?;
+        expect(rank, &memory, 1, round * scale)?;
+        expect(rank, &memory, 3, -round * scale)?;
+    }
+    drop((a, b));
+    second.leave()?;
+    rank.leave()
+}
+
+/// A stream that hangs until it is released.
+struct Held {
+    stream: oxcclStream_t,
+    gate: std::sync::Arc<(Mutex<bool>, Condvar)>,
+}
+
+impl Held {
+    fn new() -> Outcome<Self> {
+        unsafe extern "C" fn wait(gate: *mut std::ffi::c_void) {
+            // SAFETY: what `new` gave away, once.
+            let gate = unsafe { std::sync::Arc::from_raw(gate.cast::<(Mutex<bool>, Condvar)>()) };
+            let open = gate.0.lock().unwrap_or_else(|e| e.into_inner());
+            let limit = std::time::Duration::from_secs(60);
+            drop(gate.1.wait_timeout_while(open, limit, |open| !*open));
+        }
+        let held = Self { stream: stream()?, gate: std::sync::Arc::default() };
+        let gate = std::sync::Arc::into_raw(held.gate.clone()).cast_mut().cast();
+        // SAFETY: the function takes what it is given, once.
+        ok(unsafe { oxcclStreamHostFunc(held.stream, Some(wait), gate) })?;
+        Ok(held)
+    }
+
+    fn release(self) -> Outcome {
+        *self.gate.0.lock().unwrap_or_else(|e| e.into_inner()) = true;
+        self.gate.1.notify_all();
+        synchronize(self.stream)
+    }
+}
+
+/// A rank aborts while the others' replays wait for it: they end with an error, later ones too, and
+/// the device is as good as before.
+pub(crate) fn aborted(ranks: &[Rank]) -> Outcome {
+    static MET: std::sync::OnceLock<Barrier> = std::sync::OnceLock::new();
+    let rank = one(ranks)?;
+    let met = MET.get_or_init(|| Barrier::new(rank.nranks as usize));
+    let memory = Memory::new(2 * BYTES)?;
+    let call = || ok(rank.call(sum(), memory.at, memory.part(BYTES)));
+    let replay = Replay::capture(rank.stream, oxcclCaptureGlobal, call)?;
+    for _ in 0..20 {
+        replay.launch(rank.stream)?;
+    }
+    rank.synchronize()?;
+    met.wait();
+    if rank.rank > 0 {
+        // Rank 0 does not come.
+        (0..3).try_for_each(|_| replay.launch(rank.stream))?;
+    } else {
+        // SAFETY: a living handle.
+        ok(unsafe { ncclCommAbort(rank.comm) })?;
+    }
+    let start = std::time::Instant::now();
+    let ended = rank.synchronize();
+    let took = start.elapsed();
+    met.wait();
+    if rank.rank > 0 && ended.is_ok() {
+        return Err("the replays went through".to_owned());
+    }
+    if took > std::time::Duration::from_secs(5) {
+        return Err(format!("the replays ended after {took:?}"));
+    }
+    // Once more: at once, whatever it tells.
+    let _ = replay.launch(rank.stream);
+    let _ = rank.synchronize();
+    if rank.rank > 0 {
+        // SAFETY: a living handle.
+        ok(unsafe { ncclCommAbort(rank.comm) })?;
+    }
+    drop(replay);
+    rank.upload(memory.at, &words(5))?;
+    expect(rank, &memory, 0, 5)
 }

@@ -7,6 +7,7 @@ mod failures;
 mod graphs;
 mod order;
 mod rank;
+mod registered;
 
 use oxccl::nccl::comm::ncclCommInitAll;
 use oxccl::oxccl::types::oxcclDeviceKind_t;
@@ -34,6 +35,7 @@ pub(crate) struct Test {
 }
 
 const THREADS: &[Layout] = &[Layout::Threads];
+const SINGLE: &[Layout] = &[Layout::Single];
 const APART: &[Layout] = &[Layout::Threads, Layout::Processes];
 const ALL: &[Layout] = &[Layout::Threads, Layout::Single, Layout::Processes];
 
@@ -41,6 +43,8 @@ const TESTS: &[Test] = &[
     Test { name: "every collective, type and operation", layouts: ALL, body: order::small },
     Test { name: "large and odd sizes", layouts: ALL, body: order::large },
     Test { name: "send and receive", layouts: ALL, body: order::messages },
+    Test { name: "staged in one shot", layouts: THREADS, body: order::large },
+    Test { name: "staged in two shots", layouts: THREADS, body: order::large },
     Test { name: "two streams, random delays", layouts: APART, body: order::two_streams },
     Test { name: "a sequence of 10 000", layouts: APART, body: order::sequence },
     Test { name: "the first operation captured", layouts: THREADS, body: graphs::first_captured },
@@ -49,10 +53,28 @@ const TESTS: &[Test] = &[
     Test { name: "messages captured", layouts: APART, body: graphs::messages },
     Test { name: "destroyed before its graphs", layouts: THREADS, body: graphs::destroyed_first },
     Test { name: "captured on some ranks only", layouts: THREADS, body: graphs::some_captured },
+    Test { name: "graphs are updated", layouts: APART, body: graphs::updated },
+    Test { name: "two graphs on two streams", layouts: APART, body: graphs::two_at_once },
+    Test {
+        name: "graphs of all ranks from one thread",
+        layouts: SINGLE,
+        body: graphs::one_launcher,
+    },
+    Test { name: "captured in opposite order", layouts: APART, body: graphs::opposite },
+    Test { name: "aborted while graphs run", layouts: THREADS, body: graphs::aborted },
+    Test { name: "library memory in place", layouts: APART, body: registered::from_library },
+    Test { name: "registered memory in place", layouts: APART, body: registered::foreign },
+    Test { name: "captured memory in place", layouts: APART, body: registered::captured },
+    Test { name: "memory used again", layouts: APART, body: registered::reused },
+    Test { name: "each rank registers as it likes", layouts: APART, body: registered::random },
     Test { name: "differing calls are told", layouts: APART, body: failures::mismatch },
     Test { name: "abort ends a running kernel", layouts: APART, body: failures::abort },
     Test { name: "a limit ends a wait", layouts: THREADS, body: failures::limit },
 ];
+
+/// Algorithms that a test asks for by its name: through the stage also where buffers are mapped.
+const ALGORITHMS: [(&str, &str); 2] =
+    [("staged in one shot", "one_shot"), ("staged in two shots", "two_shot")];
 
 /// How long a test may take.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -123,6 +145,9 @@ fn run(test: &Test, layout: Layout, nranks: i32) -> Outcome {
     }
     let mut command = Command::new(program);
     command.arg("--one").arg(test.name).arg(format!("{layout:?}"));
+    if let Some((_, algorithm)) = ALGORITHMS.iter().find(|(name, _)| *name == test.name) {
+        command.env("OXCCL_ALGORITHM", algorithm);
+    }
     // Ranks that share a GPU need hardware queues of their own.
     command.env("CUDA_DEVICE_MAX_CONNECTIONS", "32");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -143,9 +168,12 @@ fn run(test: &Test, layout: Layout, nranks: i32) -> Outcome {
 }
 
 /// Why a test does not run here.
-fn skipped(layout: Layout, nranks: i32) -> Option<String> {
+fn skipped(test: &Test, layout: Layout, nranks: i32) -> Option<String> {
     let (kind, count) = devices();
     let cuda = kind == oxcclDeviceKind_t::oxcclDeviceCuda;
+    if !cuda && ["registered memory in place", "captured memory in place"].contains(&test.name) {
+        return Some("of host memory, only what ncclMemAlloc gives can be mapped".into());
+    }
     (cuda && layout == Layout::Processes && count < nranks)
         .then(|| "processes share a GPU by turns: a rank would wait for one that cannot run".into())
 }
@@ -161,7 +189,7 @@ fn table(filter: &str) -> ExitCode {
                 continue;
             }
             let start = Instant::now();
-            let (verdict, text) = match skipped(layout, nranks) {
+            let (verdict, text) = match skipped(test, layout, nranks) {
                 Some(reason) => ("skipped", reason),
                 None => match run(test, layout, nranks) {
                     Ok(()) => ("passed", String::new()),

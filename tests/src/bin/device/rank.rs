@@ -1,5 +1,6 @@
 //! A rank as these tests use it: through the C interface only, on whatever device is chosen.
 
+use cudarc::driver::sys;
 use oxccl::nccl::collectives as nccl;
 use oxccl::nccl::comm::{
     ncclCommDestroy, ncclCommGetAsyncError, ncclCommInitRank, ncclGetUniqueId,
@@ -10,14 +11,16 @@ use oxccl::oxccl::device::{
     oxcclDeviceCount, oxcclDeviceSet, oxcclMemAlloc, oxcclMemFree, oxcclMemcpyAsync,
 };
 use oxccl::oxccl::graph::{
-    oxcclGraphDestroy, oxcclGraphInstantiate, oxcclGraphLaunch, oxcclStreamBeginCapture,
-    oxcclStreamEndCapture,
+    oxcclGraphDestroy, oxcclGraphExecUpdate, oxcclGraphInstantiate, oxcclGraphLaunch,
+    oxcclStreamBeginCapture, oxcclStreamEndCapture,
 };
+use oxccl::oxccl::info::oxcclCommInPlace;
 use oxccl::oxccl::stream::{oxcclStreamCreate, oxcclStreamDestroy, oxcclStreamSynchronize};
 use oxccl::oxccl::types::{
     oxcclCaptureMode_t, oxcclDeviceKind_t, oxcclGraph_t, oxcclGraphExec_t, oxcclStream_t,
 };
 use oxccl_plan::{Collective, DataType, ReduceOp};
+use std::alloc::Layout;
 use std::ffi::{CStr, c_void};
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
@@ -62,9 +65,21 @@ pub(crate) fn choose(rank: i32) -> Outcome {
     ok(unsafe { oxcclDeviceSet(MaybeUninit::new(kind), rank % count) })
 }
 
+/// Whose memory it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Owner {
+    /// This library's.
+    Library,
+    /// cudaMalloc's.
+    Driver,
+    /// malloc's, with this layout.
+    System(Layout),
+}
+
 /// Memory of the chosen device.
 pub(crate) struct Memory {
     pub(crate) at: *mut c_void,
+    owner: Owner,
 }
 
 impl Memory {
@@ -72,14 +87,39 @@ impl Memory {
         let mut at = null_mut();
         // SAFETY: a place for the address.
         ok(unsafe { oxcclMemAlloc(&mut at, bytes) })?;
-        Ok(Self { at })
+        Ok(Self { at, owner: Owner::Library })
+    }
+
+    /// Not from this library: what a program has that does not know it.
+    pub(crate) fn foreign(bytes: usize) -> Outcome<Self> {
+        if devices().0 == oxcclDeviceKind_t::oxcclDeviceCuda {
+            let mut at = 0;
+            // SAFETY: a place for the address; the device's context is the thread's.
+            unsafe { sys::cuMemAlloc_v2(&mut at, bytes) }.result().map_err(|e| e.to_string())?;
+            let at = std::ptr::with_exposed_provenance_mut(at as usize);
+            return Ok(Self { at, owner: Owner::Driver });
+        }
+        let layout = Layout::from_size_align(bytes.max(1), 4096).map_err(|e| e.to_string())?;
+        // SAFETY: not of size 0.
+        let at = unsafe { std::alloc::alloc_zeroed(layout) };
+        Ok(Self { at: at.cast(), owner: Owner::System(layout) })
+    }
+
+    pub(crate) fn part(&self, offset: usize) -> *mut c_void {
+        self.at.wrapping_byte_add(offset)
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: nothing uses it any more.
-        unsafe { oxcclMemFree(self.at) };
+        // SAFETY: nothing uses it any more, and it goes back to whom it came from.
+        unsafe {
+            match self.owner {
+                Owner::Library => _ = oxcclMemFree(self.at),
+                Owner::Driver => _ = sys::cuMemFree_v2(self.at as u64),
+                Owner::System(layout) => std::alloc::dealloc(self.at.cast(), layout),
+            }
+        }
     }
 }
 
@@ -160,11 +200,21 @@ impl Rank {
 
     /// Copies from the device.
     pub(crate) fn download(&self, from: *const c_void, bytes: usize) -> Outcome<Vec<u8>> {
+        // The driver copies to such memory while it holds the context, which ranks may share.
+        self.synchronize()?;
         let mut out = vec![0u8; bytes];
         // SAFETY: the caller's memory of the device.
         ok(unsafe { oxcclMemcpyAsync(out.as_mut_ptr().cast(), from, bytes, self.stream) })?;
         self.synchronize()?;
         Ok(out)
+    }
+
+    /// Collectives so far that used the ranks' buffers where they lie.
+    pub(crate) fn in_place(&self) -> Outcome<u64> {
+        let mut count = 0;
+        // SAFETY: a place for the number.
+        ok(unsafe { oxcclCommInPlace(self.comm, &mut count) })?;
+        Ok(count)
     }
 
     /// Calls a collective on the rank's stream.
@@ -271,6 +321,12 @@ impl Replay {
             ok(oxcclGraphInstantiate(&mut exec, graph))?;
         }
         Ok(Self { graph, exec })
+    }
+
+    /// Takes the buffers of another capture of the same calls.
+    pub(crate) fn update(&mut self, with: Self) -> Outcome {
+        // SAFETY: living handles.
+        ok(unsafe { oxcclGraphExecUpdate(self.exec, with.graph) })
     }
 
     pub(crate) fn launch(&self, stream: oxcclStream_t) -> Outcome {

@@ -1,0 +1,128 @@
+// Whether an operation may use the ranks' user memory, and the large stage: what only one rank
+// knows, and all have to decide alike. Every block tells its peers' blocks of the same index where
+// its rank's buffers are found and waits for what they tell; all see the same words, so all come to
+// the same answer. That every rank has entered also stands for the program's first signal.
+#pragma once
+
+#include "watch.cuh"
+
+namespace oxccl {
+
+// Where the peers' memory lies, as this block uses it.
+struct Reach {
+  uint64_t inputs[MAX_RANKS], outputs[MAX_RANKS], stages[MAX_RANKS];
+  uint64_t stage_slot_bytes;
+};
+
+// A buffer in one word: flags, the number of a mapped buffer, an offset there or an address.
+constexpr uint64_t USABLE = 1ull << 63, MAPPED = 1ull << 62, LARGE = 1ull << 61;
+constexpr int BUFFER_AT = 52;
+static_assert(BUFFERS <= 256, "a buffer's number has 8 bits");
+
+__device__ inline const volatile Maps* maps(const Rank& r) {
+  return reinterpret_cast<const volatile Maps*>(r.maps);
+}
+
+__device__ inline uint64_t word_of(const Rank& r, const Place& place) {
+  switch (place.reach) {
+    case REACH_NEEDLESS: return USABLE;
+    case REACH_ADDRESS: return USABLE | place.at;
+    case REACH_BUFFER:
+      if (maps(r)->ready[place.buffer] != place.generation) return 0;
+      return USABLE | MAPPED | uint64_t(place.buffer) << BUFFER_AT | place.at;
+    default: return 0;
+  }
+}
+
+__device__ inline uint64_t address_of(const Rank& r, int peer, uint64_t word) {
+  uint64_t at = word & ((1ull << BUFFER_AT) - 1);
+  if (!(word & MAPPED)) return at;
+  return maps(r)->bases[peer][word >> BUFFER_AT & 0xff] + at;
+}
+
+__device__ inline void use_small_stage(const Rank& r, Reach& reach) {
+  if (threadIdx.x < r.nranks) reach.stages[threadIdx.x] = r.shared[threadIdx.x] + r.stage_at;
+  if (threadIdx.x == 0) reach.stage_slot_bytes = SMALL_STAGE_SLOT_BYTES;
+}
+
+__device__ inline void use_large_stage(const Rank& r, Reach& reach) {
+  if (threadIdx.x < r.nranks)
+    reach.stages[threadIdx.x] = maps(r)->bases[threadIdx.x][STAGE_BUFFER];
+  if (threadIdx.x == 0) reach.stage_slot_bytes = STAGE_SLOT_BYTES;
+}
+
+// Tells a peer, and hears what it tells; false when it does not come or calls something else.
+__device__ inline bool exchange_entries(const Program& p, int peer, uint64_t number,
+                                        uint64_t& input, uint64_t& output) {
+  const Rank& r = p.call.rank;
+  Entry* there = entry(r, peer, blockIdx.x, number, r.rank);
+  store_pair(&there->number, number, input);
+  store_pair(&there->number_again, number, output);
+  store_pair(&there->number_third, number, p.call.descriptor_count);
+  store_pair(&there->number_fourth, number, p.call.descriptor_what);
+  const Entry* here = entry(r, r.rank, blockIdx.x, number, peer);
+  Wait wait;
+  for (;;) {
+    uint64_t first, second, third, fourth, count, what;
+    load_pair(&here->number, first, input);
+    load_pair(&here->number_again, second, output);
+    load_pair(&here->number_third, third, count);
+    load_pair(&here->number_fourth, fourth, what);
+    if (first == number && second == number && third == number && fourth == number) {
+      bool same = count == p.call.descriptor_count && what == p.call.descriptor_what;
+      if (!same)
+        differ(r, peer, common(r)->operations, p.call.descriptor_what, p.call.descriptor_count,
+               what, count);
+      return same;
+    }
+    if (wait.over(r, peer, -1)) return false;
+  }
+}
+
+// The way that all ranks take, and `reach` for it; -1 when there will be none. For all movers.
+__device__ inline int agree(const Program& p, Counters* own, Reach& reach) {
+  const Rank& r = p.call.rank;
+  if (!p.agrees) {
+    use_small_stage(r, reach);
+    sync_movers();
+    return WAY_STAGED;
+  }
+  __shared__ uint64_t inputs[MAX_RANKS], outputs[MAX_RANKS];
+  int peer = threadIdx.x;
+  uint64_t number = own->agreements + 1;
+  bool over = false;
+  if (peer < r.nranks) {
+    uint64_t input = word_of(r, p.input), output = word_of(r, p.output);
+    if (maps(r)->ready[STAGE_BUFFER] != 0) input |= LARGE;
+    // What the stream did before is there for who reads this.
+    __threadfence_system();
+    if (peer != r.rank) over = !exchange_entries(p, peer, number, input, output);
+    __threadfence_system();
+    inputs[peer] = input;
+    outputs[peer] = output;
+  }
+  if (any_mover(over)) return -1;
+  uint64_t all = ~0ull;
+  for (int i = 0; i < r.nranks; i++) all &= inputs[i] & (outputs[i] | ~USABLE);
+  if (all & USABLE) {
+    if (peer < r.nranks && peer != r.rank) {
+      reach.inputs[peer] = address_of(r, peer, inputs[peer]);
+      reach.outputs[peer] = address_of(r, peer, outputs[peer]);
+    }
+  } else if (all & LARGE) {
+    use_large_stage(r, reach);
+  } else {
+    use_small_stage(r, reach);
+  }
+  if (threadIdx.x == 0) {
+    own->agreements = number;
+    if (blockIdx.x == 0 && (all & USABLE)) {
+      common(r)->in_place += 1;
+      reinterpret_cast<volatile Control*>(r.control)->in_place = common(r)->in_place;
+    }
+  }
+  sync_movers();
+  return all & USABLE ? WAY_IN_PLACE : WAY_STAGED;
+}
+
+}  // namespace oxccl

@@ -1,0 +1,182 @@
+//! Memory of GPUs for other ranks: whatever allocator it came from, in a form that another process
+//! maps, and mapped there.
+
+use super::driver::{Gpu, cu};
+use super::memory;
+use super::seat::Memory;
+use crate::error::{Error, Result};
+use cudarc::driver::sys::{
+    self, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType,
+    CUpointer_attribute,
+};
+use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+
+/// The most allocations that a buffer may lie across.
+pub const MAX_SEGMENTS: usize = 64;
+
+/// What other processes need to map a buffer.
+#[derive(Debug, Default)]
+pub struct Exported {
+    /// Offset of the buffer in what is mapped.
+    pub offset: u64,
+    /// The handle of CUDA IPC, of memory from cudaMalloc.
+    pub handle: Option<[u8; 64]>,
+    /// Otherwise the bytes of the allocations that it lies in, and a descriptor of each.
+    pub segments: Vec<(u64, Arc<OwnedFd>)>,
+}
+
+fn attribute<T: Default>(at: u64, which: CUpointer_attribute) -> Result<T> {
+    let mut value = T::default();
+    // SAFETY: a place as large as the attribute, by the calls below.
+    unsafe { cu!(cuPointerGetAttribute((&raw mut value).cast(), which, at)) }?;
+    Ok(value)
+}
+
+/// Whether it is memory of cudaMalloc.
+fn is_plain(at: u64) -> bool {
+    let which = CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE;
+    attribute::<u32>(at, which).is_ok_and(|capable| capable != 0)
+}
+
+/// The allocation's number, which no other one of the process has had; None where there is none.
+pub fn id_of(at: u64) -> Option<u64> {
+    attribute(at, CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID).ok()
+}
+
+/// The allocation that holds an address: its own address and bytes.
+pub fn allocation(at: u64) -> Result<(u64, u64)> {
+    let (mut base, mut bytes) = (0, 0);
+    // SAFETY: places for the results.
+    unsafe { cu!(cuMemGetAddressRange_v2(&mut base, &mut bytes, at)) }?;
+    Ok((base, bytes as u64))
+}
+
+/// Whether all GPUs of this process that a communicator uses reach an address: peer access is
+/// enabled for what cudaMalloc gives.
+pub fn reached_here(at: u64) -> bool {
+    let ours = memory::find(std::ptr::with_exposed_provenance(at as usize)).is_some();
+    ours || is_plain(at)
+}
+
+fn unfit(what: &str) -> Error {
+    Error::usage(what, "take buffers from ncclMemAlloc or cudaMalloc")
+}
+
+/// Makes a buffer ready for other processes.
+pub fn export(base: u64, len: u64) -> Result<Exported> {
+    if is_plain(base) {
+        let (start, bytes) = allocation(base)?;
+        let offset = base - start;
+        if len > bytes - offset {
+            return Err(unfit("a buffer is larger than the allocation it begins in"));
+        }
+        let mut handle = sys::CUipcMemHandle { reserved: [0; 64] };
+        // SAFETY: memory of cuMemAlloc, and a place for the handle.
+        unsafe { cu!(cuIpcGetMemHandle(&mut handle, start)) }?;
+        let handle = Some(handle.reserved.map(|b| b as u8));
+        return Ok(Exported { offset, handle, segments: Vec::new() });
+    }
+    let mut exported = Exported::default();
+    let mut at = base;
+    while at < base + len {
+        let (start, bytes) = allocation(at)?;
+        if exported.segments.is_empty() {
+            exported.offset = base - start;
+        }
+        exported.segments.push((bytes, Arc::new(descriptor(start)?)));
+        if exported.segments.len() > MAX_SEGMENTS {
+            return Err(unfit("a buffer lies across more than 64 allocations"));
+        }
+        at = start + bytes;
+    }
+    Ok(exported)
+}
+
+fn descriptor(start: u64) -> Result<OwnedFd> {
+    let file = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    let (mut handle, mut fd) = (0, -1i32);
+    let at = std::ptr::with_exposed_provenance_mut(start as usize);
+    // SAFETY: places for the results; the handle is given up at once.
+    unsafe {
+        cu!(cuMemRetainAllocationHandle(&mut handle, at))?;
+        let made = cu!(cuMemExportToShareableHandle((&raw mut fd).cast(), handle, file, 0));
+        cu!(cuMemRelease(handle))?;
+        made?;
+        Ok(OwnedFd::from_raw_fd(fd))
+    }
+}
+
+/// A peer's buffer, mapped until it is dropped.
+pub enum Mapping {
+    /// Memory of this process; that of a rank, which it keeps.
+    Here(u64, Option<Arc<Memory>>),
+    /// By CUDA IPC.
+    Handle {
+        /// Where the allocation begins.
+        base: CUdeviceptr,
+        /// Offset of the buffer.
+        offset: u64,
+    },
+    /// By descriptors.
+    Range {
+        /// Where the allocations begin.
+        range: memory::Range,
+        /// Offset of the buffer.
+        offset: u64,
+    },
+}
+
+impl Mapping {
+    /// Where the buffer begins.
+    pub fn address(&self) -> u64 {
+        match self {
+            Mapping::Here(at, _) => *at,
+            Mapping::Handle { base, offset } => base + offset,
+            Mapping::Range { range, offset } => range.base() + offset,
+        }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        if let Mapping::Handle { base, .. } = self {
+            // SAFETY: opened once, and used no more. It fails only with the context.
+            unsafe { sys::cuIpcCloseMemHandle(*base) };
+        }
+    }
+}
+
+/// Maps a buffer of a rank of this process for a GPU.
+pub fn map_here(gpu: &Gpu, base: u64) -> Result<Mapping> {
+    if !reached_here(base) {
+        let mut flags = 0;
+        let location = memory::location(gpu.device);
+        // SAFETY: a place for the answer.
+        unsafe { cu!(cuMemGetAccess(&mut flags, &location, base)) }?;
+        if flags != CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE as u64 {
+            return Err(unfit("this GPU has no access to a buffer of another one"));
+        }
+    }
+    Ok(Mapping::Here(base, Memory::find(base)))
+}
+
+/// Maps a buffer of another process for the GPU whose context is the thread's.
+pub fn map(gpu: &Gpu, exported: Exported) -> Result<Mapping> {
+    let Exported { offset, handle, segments } = exported;
+    if let Some(handle) = handle {
+        let handle = sys::CUipcMemHandle { reserved: handle.map(|b| b as _) };
+        let (mut base, lazily) = (0, 1);
+        // SAFETY: a handle that the rank made for us, and a place for the address.
+        unsafe { cu!(cuIpcOpenMemHandle_v2(&mut base, handle, lazily)) }?;
+        return Ok(Mapping::Handle { base, offset });
+    }
+    let total: u64 = segments.iter().map(|(bytes, _)| bytes).sum();
+    let mut range = memory::Range::new(total as usize, 0)?;
+    for (bytes, fd) in &segments {
+        range.map_shared(*bytes as usize, fd.as_raw_fd())?;
+    }
+    let flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    range.allow(&[CUmemAccessDesc { location: memory::location(gpu.device), flags }])?;
+    Ok(Mapping::Range { range, offset })
+}

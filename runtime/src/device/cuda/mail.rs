@@ -1,0 +1,272 @@
+//! What ranks of different processes tell each other of their buffers, outside the kernels: short
+//! messages over Unix datagram sockets, with descriptors. They are delivered whole, in order, and
+//! never lost; a box that is full takes more when its owner has looked.
+
+use super::export::{Exported, MAX_SEGMENTS};
+use crate::bootstrap::id::random;
+use crate::error::{Error, Result};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::Arc;
+
+/// Where a rank takes messages, and what they have to begin with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Address {
+    /// The socket's abstract name.
+    pub name: [u8; 16],
+    /// Known to the communicator's ranks alone: others on the host see the socket too.
+    pub key: [u8; 16],
+}
+
+/// What is told of a buffer.
+#[derive(Debug)]
+pub enum News {
+    /// It may be mapped: its address at its owner, and how others map it.
+    Offer(u64, Exported),
+    /// The receiver's buffer was mapped; or cannot be.
+    Answer(bool),
+    /// It has to be let go.
+    Withdraw,
+    /// The receiver's buffer was let go.
+    Returned,
+}
+
+/// A message.
+#[derive(Debug)]
+pub struct Mail {
+    /// The rank that sent it.
+    pub from: u32,
+    /// The number of the buffer.
+    pub number: u32,
+    /// Which one of this number.
+    pub generation: u64,
+    /// What is told.
+    pub news: News,
+}
+
+/// A rank's box.
+pub struct Postbox {
+    /// Becomes readable when there is something in it.
+    pub socket: Arc<UnixDatagram>,
+    /// Where it is.
+    pub address: Address,
+}
+
+const WORDS: usize = 8;
+const HEAD: usize = 16 + WORDS * 8 + 64;
+const LONGEST: usize = HEAD + MAX_SEGMENTS * 8;
+
+fn failed(what: &'static str) -> impl Fn(std::io::Error) -> Error {
+    move |e| Error::system(what, e, "see ulimit -n")
+}
+
+fn socket_name(name: &[u8; 16]) -> std::io::Result<SocketAddr> {
+    SocketAddr::from_abstract_name([b"oxccl-box-", &name[..]].concat())
+}
+
+impl Postbox {
+    /// An empty one.
+    pub fn new() -> Result<Self> {
+        let address = Address { name: random()?, key: random()? };
+        let bind = || {
+            let socket = UnixDatagram::bind_addr(&socket_name(&address.name)?)?;
+            socket.set_nonblocking(true).map(|()| socket)
+        };
+        let socket = Arc::new(bind().map_err(failed("binding a Unix socket"))?);
+        Ok(Self { socket, address })
+    }
+
+    /// The next message; strangers' are thrown away. Blocks: never.
+    pub fn take(&self) -> Option<Mail> {
+        loop {
+            let mut bytes = [0; LONGEST];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_SEGMENTS))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let mut slices = [IoSliceMut::new(&mut bytes)];
+            let received =
+                match recvmsg(&*self.socket, &mut slices, &mut control, RecvFlags::CMSG_CLOEXEC) {
+                    Err(Errno::INTR) => continue,
+                    Err(_) => return None,
+                    Ok(received) => received.bytes,
+                };
+            let mut fds = Vec::new();
+            for message in control.drain() {
+                if let RecvAncillaryMessage::ScmRights(more) = message {
+                    fds.extend(more);
+                }
+            }
+            if let Some(mail) = decode(&self.address.key, &bytes[..received], fds) {
+                return Some(mail);
+            }
+        }
+    }
+}
+
+/// A letter on its way.
+pub struct Letter {
+    bytes: Vec<u8>,
+    fds: Vec<Arc<OwnedFd>>,
+}
+
+impl Letter {
+    /// To the box with this key.
+    pub fn new(key: &[u8; 16], mail: &Mail) -> Self {
+        let (kind, base, offset, handle, segments) = match &mail.news {
+            News::Offer(base, e) => (0, *base, e.offset, e.handle, &e.segments[..]),
+            News::Answer(has) => (1 + u64::from(*has), 0, 0, None, &[][..]),
+            News::Withdraw => (3, 0, 0, None, &[][..]),
+            News::Returned => (4, 0, 0, None, &[][..]),
+        };
+        let by_handle = u64::from(handle.is_some());
+        let (from, number, count) = (mail.from, mail.number, segments.len());
+        let words = [
+            kind,
+            from.into(),
+            number.into(),
+            mail.generation,
+            base,
+            offset,
+            by_handle,
+            count as u64,
+        ];
+        let mut bytes = key.to_vec();
+        bytes.extend(words.iter().flat_map(|word| word.to_le_bytes()));
+        bytes.extend(handle.unwrap_or([0; 64]));
+        bytes.extend(segments.iter().flat_map(|(size, _)| size.to_le_bytes()));
+        Self { bytes, fds: segments.iter().map(|(_, fd)| fd.clone()).collect() }
+    }
+
+    /// Sends it; false when the box is full. Blocks: never.
+    pub fn send(&self, to: &Address) -> Result<bool> {
+        let socket = UnixDatagram::unbound().map_err(failed("making a Unix socket"))?;
+        let connect = || {
+            socket.set_nonblocking(true)?;
+            socket.connect_addr(&socket_name(&to.name)?)
+        };
+        connect().map_err(failed("reaching a peer's Unix socket"))?;
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_SEGMENTS))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let fds: Vec<_> = self.fds.iter().map(|fd| fd.as_fd()).collect();
+        if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&fds)) {
+            return Err(Error::Internal { what: "no room for descriptors".to_owned() });
+        }
+        match sendmsg(&socket, &[IoSlice::new(&self.bytes)], &mut control, SendFlags::NOSIGNAL) {
+            Ok(_) => Ok(true),
+            Err(Errno::AGAIN | Errno::INTR | Errno::TOOMANYREFS | Errno::NOBUFS) => Ok(false),
+            Err(e) => Err(failed("telling a peer of a buffer")(e.into())),
+        }
+    }
+}
+
+/// None for anything but a whole message with the right key.
+fn decode(key: &[u8; 16], bytes: &[u8], fds: Vec<OwnedFd>) -> Option<Mail> {
+    let (theirs, rest) = bytes.split_first_chunk::<16>()?;
+    let differing = theirs.iter().zip(key).fold(0, |bits, (a, b)| bits | (a ^ b));
+    let (words, rest) = rest.split_first_chunk::<{ WORDS * 8 }>()?;
+    let (handle, sizes) = rest.split_first_chunk::<64>()?;
+    let mut words = words.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
+    let mut next = || words.next().unwrap_or_default();
+    let (kind, from, number, generation) = (next(), next(), next(), next());
+    let (base, offset, by_handle, count) = (next(), next(), next(), next());
+    let fits = sizes.len() as u64 == count.checked_mul(8)? && fds.len() as u64 == count;
+    if differing != 0 || !fits || by_handle > 1 {
+        return None;
+    }
+    let sizes = sizes.as_chunks::<8>().0.iter().map(|size| u64::from_le_bytes(*size));
+    let segments = sizes.zip(fds).map(|(size, fd)| (size, Arc::new(fd))).collect();
+    let news = match kind {
+        0 => News::Offer(
+            base,
+            Exported { offset, handle: (by_handle == 1).then_some(*handle), segments },
+        ),
+        1 | 2 => News::Answer(kind == 2),
+        3 => News::Withdraw,
+        4 => News::Returned,
+        _ => return None,
+    };
+    let (from, number) = (u32::try_from(from).ok()?, u32::try_from(number).ok()?);
+    Some(Mail { from, number, generation, news })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::host::arena::sealed_memfd;
+
+    fn offer(segments: Vec<(u64, Arc<OwnedFd>)>, handle: Option<[u8; 64]>) -> Mail {
+        let news = News::Offer(0x7f00_0000, Exported { offset: 256, handle, segments });
+        Mail { from: 3, number: 255, generation: 1 << 40, news }
+    }
+
+    #[test]
+    fn messages_and_their_descriptors_arrive_in_order() {
+        let to = Postbox::new().unwrap();
+        let file = |pages: usize| Arc::new(sealed_memfd("t", pages * 4096).unwrap());
+        let key = &to.address.key;
+        for mail in [
+            offer(vec![(4096, file(1)), (8192, file(2))], None),
+            offer(Vec::new(), Some([7; 64])),
+            Mail { news: News::Answer(true), ..offer(Vec::new(), None) },
+        ] {
+            assert!(Letter::new(key, &mail).send(&to.address).unwrap());
+        }
+        let first = to.take().unwrap();
+        assert_eq!((first.from, first.number, first.generation), (3, 255, 1 << 40));
+        let News::Offer(base, exported) = first.news else { panic!("{first:?}") };
+        let sizes: Vec<_> = exported
+            .segments
+            .iter()
+            .map(|(size, fd)| (*size, rustix::fs::fstat(fd).unwrap().st_size))
+            .collect();
+        assert_eq!((base, exported.offset, exported.handle), (0x7f00_0000, 256, None));
+        assert_eq!(sizes, [(4096, 4096), (8192, 8192)]);
+        let second = to.take().unwrap();
+        assert!(matches!(second.news, News::Offer(_, e) if e.handle == Some([7; 64])));
+        assert!(matches!(to.take().unwrap().news, News::Answer(true)));
+        assert!(to.take().is_none());
+    }
+
+    #[test]
+    fn strangers_and_garbage_are_thrown_away() {
+        let to = Postbox::new().unwrap();
+        let mail = || Mail { news: News::Withdraw, ..offer(Vec::new(), None) };
+        assert!(Letter::new(&[0; 16], &mail()).send(&to.address).unwrap());
+        let mut short = Letter::new(&to.address.key, &mail());
+        short.bytes.pop();
+        assert!(short.send(&to.address).unwrap());
+        let mut lying = Letter::new(&to.address.key, &mail());
+        lying.bytes[16 + 7 * 8] = 2;
+        assert!(lying.send(&to.address).unwrap());
+        assert!(Letter::new(&to.address.key, &mail()).send(&to.address).unwrap());
+        assert!(matches!(to.take().unwrap().news, News::Withdraw));
+        assert!(to.take().is_none());
+    }
+
+    #[test]
+    fn a_full_box_says_so_and_takes_more_when_it_was_emptied() {
+        let to = Postbox::new().unwrap();
+        let letter = Letter::new(&to.address.key, &offer(Vec::new(), None));
+        let mut sent = 0;
+        while letter.send(&to.address).unwrap() {
+            sent += 1;
+            assert!(sent < 100_000, "the system bounds it");
+        }
+        assert!(to.take().is_some());
+        assert!(letter.send(&to.address).unwrap());
+        let mut taken = 0;
+        while to.take().is_some() {
+            taken += 1;
+        }
+        assert_eq!(taken, sent);
+        let nowhere = Address { name: [9; 16], key: [0; 16] };
+        assert!(letter.send(&nowhere).is_err());
+    }
+}

@@ -1,0 +1,203 @@
+//! Buffers that peers map: used where they lie once all ranks can, and right all along.
+
+use crate::rank::{Call, Memory, Outcome, Rank, Replay, ok};
+use oxccl::nccl::window::{ncclCommDeregister, ncclCommRegister};
+use oxccl::oxccl::types::oxcclCaptureMode_t::oxcclCaptureGlobal;
+use oxccl_plan::{Collective, DataType, ReduceOp};
+use oxccl_tests::sequence::Random;
+use std::ffi::c_void;
+use std::time::{Duration, Instant};
+
+/// Elements of a call: large enough to be worth an agreement.
+const COUNT: usize = 600_000;
+const BYTES: usize = COUNT * 4;
+/// How long buffers may take until all ranks map them.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn one(ranks: &[Rank]) -> Outcome<&Rank> {
+    ranks.first().ok_or_else(|| "no rank".to_owned())
+}
+
+fn sum() -> Call {
+    let (collective, dtype, op) = (Collective::AllReduce, DataType::Int32, ReduceOp::Sum);
+    Call { collective, count: COUNT, dtype, op, root: 0 }
+}
+
+/// Fills the input of a round, runs it, and compares what comes out.
+fn round(
+    rank: &Rank,
+    number: i32,
+    from: *mut c_void,
+    to: *mut c_void,
+    run: impl FnOnce() -> Outcome,
+) -> Outcome {
+    let own = (rank.rank + 1) * (number + 1);
+    rank.upload(to, &vec![0xa5; BYTES])?;
+    rank.upload(from, &own.to_ne_bytes().repeat(COUNT))?;
+    run()?;
+    let sum = (1..=rank.nranks).sum::<i32>() * (number + 1);
+    match rank.download(to, BYTES)? == sum.to_ne_bytes().repeat(COUNT) {
+        true => Ok(()),
+        false => Err(format!("rank {}: round {number} is wrong", rank.rank)),
+    }
+}
+
+/// Runs rounds until operations use the buffers in place; all ranks see that in the same round.
+fn until_in_place(rank: &Rank, mut run: impl FnMut(i32) -> Outcome) -> Outcome {
+    let (start, before) = (Instant::now(), rank.in_place()?);
+    for number in 0.. {
+        run(number)?;
+        if rank.in_place()? > before {
+            return Ok(());
+        }
+        if start.elapsed() > PATIENCE {
+            break;
+        }
+    }
+    Err(format!("rank {}: nothing was done in place", rank.rank))
+}
+
+fn register(rank: &Rank, at: *mut c_void, bytes: usize) -> Outcome<*mut c_void> {
+    let mut handle = std::ptr::null_mut();
+    // SAFETY: a buffer that lives longer than its registration.
+    ok(unsafe { ncclCommRegister(rank.comm, at, bytes, &mut handle) })?;
+    Ok(handle)
+}
+
+fn deregister(rank: &Rank, handle: *mut c_void) -> Outcome {
+    // SAFETY: a handle of this communicator.
+    ok(unsafe { ncclCommDeregister(rank.comm, handle) })
+}
+
+/// What ncclMemAlloc gives is used in place without being asked, at other offsets on each rank.
+pub(crate) fn from_library(ranks: &[Rank]) -> Outcome {
+    let rank = one(ranks)?;
+    let memory = Memory::new(3 * BYTES)?;
+    let (from, to) = (memory.part(rank.rank as usize * 64), memory.part(2 * BYTES));
+    let play = |number| round(rank, number, from, to, || ok(rank.call(sum(), from, to)));
+    until_in_place(rank, play)?;
+    let before = rank.in_place()?;
+    (0..10).try_for_each(play)?;
+    match rank.in_place()? - before {
+        10 => rank.leave(),
+        some => Err(format!("{some} of 10 calls were done in place")),
+    }
+}
+
+/// What came from elsewhere is used in place while it is registered on all ranks: sub-buffers of one
+/// registration.
+pub(crate) fn foreign(ranks: &[Rank]) -> Outcome {
+    let rank = one(ranks)?;
+    let memory = Memory::foreign(4 * BYTES)?;
+    let (from, to) = (memory.part((rank.rank as usize + 1) * 256), memory.part(3 * BYTES));
+    let play = |number| round(rank, number, from, to, || ok(rank.call(sum(), from, to)));
+    for again in 0..3 {
+        // All but one: nothing changes but that all must see it.
+        let handle =
+            (rank.rank != again % rank.nranks).then(|| register(rank, memory.at, 4 * BYTES));
+        let handle = handle.transpose()?;
+        (0..5).try_for_each(play)?;
+        let whole = register(rank, memory.at, 4 * BYTES)?;
+        until_in_place(rank, play)?;
+        for handle in handle.into_iter().chain([whole]) {
+            deregister(rank, handle)?;
+        }
+        (0..5).try_for_each(play)?;
+    }
+    rank.leave()
+}
+
+/// Buffers of captured operations are mapped while their graph lives.
+pub(crate) fn captured(ranks: &[Rank]) -> Outcome {
+    let rank = one(ranks)?;
+    for again in 0..3 {
+        let memory = Memory::foreign(2 * BYTES)?;
+        let (from, to) = (memory.at, memory.part(BYTES));
+        let call = || ok(rank.call(sum(), from, to));
+        let replay = Replay::capture(rank.stream, oxcclCaptureGlobal, call)?;
+        let launch = |number| round(rank, number + again, from, to, || replay.launch(rank.stream));
+        until_in_place(rank, launch)?;
+        (0..20).try_for_each(launch)?;
+        drop(replay);
+        (0..3).try_for_each(|number| round(rank, number, from, to, call))?;
+    }
+    rank.leave()
+}
+
+/// Memory that is freed and allocated again at the same place is other memory.
+pub(crate) fn reused(ranks: &[Rank]) -> Outcome {
+    let rank = one(ranks)?;
+    let mut random = Random(rank.rank as u64);
+    let mut kept = None;
+    for number in 0..60 {
+        let ours = random.below(2) == 0;
+        let make = |bytes| if ours { Memory::new(bytes) } else { Memory::foreign(bytes) };
+        let memory = make(2 * BYTES)?;
+        let (from, to) = (memory.at, memory.part(BYTES));
+        // A registration that outlives its memory must do no harm, and can be ended.
+        let handle = register(rank, memory.at, 2 * BYTES)?;
+        round(rank, number, from, to, || ok(rank.call(sum(), from, to)))?;
+        if random.below(2) == 0 {
+            deregister(rank, handle)?;
+        } else if let Some(old) = kept.replace(handle) {
+            deregister(rank, old)?;
+        }
+        // Sometimes it stays a while, and something else gets the next addresses.
+        if random.below(3) == 0 {
+            let other = Memory::new(BYTES)?;
+            drop(memory);
+            drop(other);
+        }
+    }
+    if let Some(old) = kept {
+        deregister(rank, old)?;
+    }
+    rank.leave()
+}
+
+/// Whose memory, which offset, registered or not, captured or not, in place or not: each rank draws
+/// for itself.
+pub(crate) fn random(ranks: &[Rank]) -> Outcome {
+    let rank = one(ranks)?;
+    let mut own = Random(1000 + rank.rank as u64);
+    let mut shared = Random(5);
+    let memory = [Memory::new(3 * BYTES)?, Memory::foreign(3 * BYTES)?];
+    let mut handles: [Option<*mut c_void>; 2] = [None; 2];
+    for number in 0..300 {
+        let of = own.below(2) as usize;
+        match (own.below(5), handles[of]) {
+            (0, None) => handles[of] = Some(register(rank, memory[of].at, 3 * BYTES)?),
+            (1, Some(handle)) => {
+                deregister(rank, handle)?;
+                handles[of] = None;
+            }
+            _ => {}
+        }
+        let count = 1 + shared.below(COUNT as u64) as usize;
+        let collective = [Collective::AllReduce, Collective::Broadcast][shared.below(2) as usize];
+        let root = shared.below(rank.nranks as u64) as i32;
+        let call = Call { collective, count, root, ..sum() };
+        let from = memory[own.below(2) as usize].part(own.below(2000) as usize * 4);
+        let in_place = own.below(3) == 0;
+        let other = memory[own.below(2) as usize].part(2 * BYTES - own.below(2000) as usize * 4);
+        let to = if in_place { from } else { other };
+        let value = (rank.rank + 1) * (number + 1);
+        rank.upload(to, &vec![0xa5; count * 4])?;
+        rank.upload(from, &value.to_ne_bytes().repeat(count))?;
+        let run = || ok(rank.call(call, from, to));
+        if own.below(3) == 0 {
+            Replay::capture(rank.stream, oxcclCaptureGlobal, run)?.launch(rank.stream)?;
+            rank.synchronize()?;
+        } else {
+            run()?;
+        }
+        let expected = match collective {
+            Collective::Broadcast => (root + 1) * (number + 1),
+            _ => (1..=rank.nranks).sum::<i32>() * (number + 1),
+        };
+        if rank.download(to, count * 4)? != expected.to_ne_bytes().repeat(count) {
+            return Err(format!("rank {}: call {number} is wrong: {call:?}", rank.rank));
+        }
+    }
+    rank.leave()
+}
