@@ -25,6 +25,8 @@ pub struct CostModel {
     pub read_call_us: f64,
     /// Bandwidth of reading from peers where it is below that of a copy.
     pub read_gbps: f64,
+    /// Bandwidth of writing to peers' memory while reading from them.
+    pub push_gbps: f64,
     /// Lines that change hands between cores, on top of their copying: stages and edges.
     pub handover_gbps: f64,
     /// Size of a stage slot in bytes.
@@ -48,6 +50,7 @@ impl CostModel {
         fold_gbps: 32.0,
         read_call_us: 0.0,
         read_gbps: f64::INFINITY,
+        push_gbps: f64::INFINITY,
         handover_gbps: 24.0,
         stage_slot_bytes: 256 << 10,
         edge_slot_bytes: 64 << 10,
@@ -63,20 +66,21 @@ impl CostModel {
         ..CostModel::SHARED_MEMORY
     };
 
-    /// GPUs that reach each other over NVLink: a signal with its fence takes 2.3 µs, stores 350 GB/s and
-    /// loads 330 GB/s (four H200, `docs/gpu-results.md`).
+    /// GPUs that reach each other over NVLink: a signal with its fence takes 2.3 µs, loads 400 GB/s,
+    /// stores 350 GB/s alone and 284 GB/s beside loads (four H200, `docs/gpu-results.md`).
     pub const NVLINK: CostModel = CostModel {
         latency_us: 1.5,
         signal_us: 0.8,
         poll_us: 0.1,
         message_us: 2.0,
-        cached_gbps: 330.0,
-        memory_gbps: 330.0,
+        cached_gbps: 400.0,
+        memory_gbps: 400.0,
         cache_bytes: 1 << 20,
         link_gbps: 350.0,
         fold_gbps: 2000.0,
         read_call_us: 0.0,
-        read_gbps: 330.0,
+        read_gbps: 400.0,
+        push_gbps: 284.0,
         handover_gbps: f64::INFINITY,
         stage_slot_bytes: 4 << 20,
         edge_slot_bytes: 32 << 10,
@@ -121,6 +125,11 @@ impl CostModel {
     /// Everyone signals and waits for everyone.
     pub fn exchange_us(&self, nranks: u32) -> f64 {
         self.signal_us + self.latency_us + f64::from(nranks - 1) * self.poll_us
+    }
+
+    /// Writing so many bytes to the memory of peers, beside reading.
+    pub fn push_us(&self, bytes: u64) -> f64 {
+        Self::at_gbps(bytes, self.push_gbps)
     }
 
     /// Putting a message on an edge.

@@ -287,7 +287,8 @@ fn same_device(blobs: &[Blob]) -> Result<()> {
     Ok(())
 }
 
-/// A seat on a GPU, with the memory of all others mapped.
+/// A seat on a GPU, with the memory of all others mapped: that of the GPUs, or, where not all reach
+/// each other, memory of the host.
 fn take_seat(index: i32, room: &mut Room, members: &Members, options: &Options) -> Result<Seat> {
     let nranks = members.blobs.len() as u32;
     let seat = Seat::new(index, members.rank, nranks, options.graph_usage_mode == 2);
@@ -295,8 +296,26 @@ fn take_seat(index: i32, room: &mut Room, members: &Members, options: &Options) 
     let mut seat = seat?;
     let answers = room.gather(&seat.offer()?.encode())?;
     let offers = answers.iter().enumerate().map(|(rank, bytes)| Offer::decode(rank, bytes));
+    let offers = offers.collect::<Result<Vec<_>>>()?;
     let own = members.blobs[members.rank as usize].process;
-    seat.connect(&offers.collect::<Result<Vec<_>>>()?, |r| members.blobs[r].process == own)?;
+    let here = |rank: usize| members.blobs[rank].process == own;
+    seat.meet(&offers, here);
+    let connected = seat.connect(&offers, here);
+    let answers = room.gather(&[u8::from(connected.is_ok())])?;
+    let Some(apart) = answers.iter().position(|answer| answer != &[1]) else { return Ok(seat) };
+    let why = connected.map_or_else(|e| e.to_string(), |()| format!("rank {apart} says so"));
+    let text = format!("GPUs do not reach each other's memory ({why}): host memory lies between");
+    log::line(Level::Info, Subsystem::Init, &text);
+    if let Some(rank) = offers.iter().position(|offer| !offer.host_memory) {
+        let what = format!("GPUs do not reach each other, and rank {rank} has NCCL_SHM_DISABLE=1");
+        return Err(Error::usage(what, "allow peer access or shared memory"));
+    }
+    let answers = room.gather(&seat.move_to_host()?.to_le_bytes())?;
+    let addresses: Vec<u64> = answers
+        .iter()
+        .map(|bytes| bytes.as_slice().try_into().map_or(0, u64::from_le_bytes))
+        .collect();
+    seat.connect_by_host(&offers, &addresses, here, room.session.deadline())?;
     Ok(seat)
 }
 

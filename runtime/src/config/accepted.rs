@@ -104,10 +104,7 @@ accepted! {
     Bool "NCCL_DMABUF_ENABLE" = "1", RDMA, "Registers GPU memory as a dma-buf.";
 }
 "Topology and placement" => {
-    Bool "NCCL_P2P_DISABLE" = "0", LOCAL, "1 forbids GPUs to reach each other's memory.";
-    Text "NCCL_P2P_LEVEL" = "", LOCAL, "Greatest distance at which GPUs reach each other's memory.";
     Bool "NCCL_P2P_DIRECT_DISABLE" = "0", LOCAL, "1 forbids direct access between GPUs of one process.";
-    Bool "NCCL_SHM_DISABLE" = "0", LOCAL, "1 forbids shared memory.";
     Bool "NCCL_NVB_DISABLE" = "0", TOPOLOGY, "1 forbids paths over another GPU.";
     Bool "NCCL_PXN_DISABLE" = "0", TOPOLOGY, "1 forbids the use of other GPUs' NICs.";
     Uint "NCCL_P2P_PXN_LEVEL" = "2", TOPOLOGY, "When send and receive use other GPUs' NICs: 0 never to 2 always.";

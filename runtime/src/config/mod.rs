@@ -164,6 +164,11 @@ impl Config {
         source::Sources::of_process().config()
     }
 
+    /// Whether GPUs may not reach each other's memory.
+    pub fn forbids_peer_access(&self) -> bool {
+        self.p2p_disable || ["LOC", "0"].contains(&self.p2p_level.trim())
+    }
+
     /// Takes the values from `lookup` as if it were the environment.
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Self {
         Self::from_origins(&|name| lookup(name).map(|text| (text, Origin::Environment)))

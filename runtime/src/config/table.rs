@@ -94,6 +94,13 @@ variables! {
     local_register: bool = "NCCL_LOCAL_REGISTER", "1";
     /// 1 has the peers map the buffers of captured operations, to use them in place; on GPUs.
     graph_register: bool = "NCCL_GRAPH_REGISTER", "1";
+    /// 1 forbids GPUs to reach each other's memory: their data goes through memory of the host.
+    p2p_disable: bool = "NCCL_P2P_DISABLE", "0";
+    /// Greatest distance at which GPUs reach each other's memory: LOC or 0 is as NCCL_P2P_DISABLE=1;
+    /// NVL, PIX, PXB, PHB, SYS and greater numbers leave it to what the driver offers.
+    p2p_level: String = "NCCL_P2P_LEVEL", "";
+    /// 1 forbids memory of the host between GPUs that do not reach each other.
+    shm_disable: bool = "NCCL_SHM_DISABLE", "0";
     /// First value of all counters between ranks; for tests of their wrap-around.
     counter_start: u64 = "OXCCL_COUNTER_START", "0";
 }

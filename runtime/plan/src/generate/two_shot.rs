@@ -172,5 +172,11 @@ fn staged_cost_us(spec: &Spec, bytes: u64, model: &CostModel) -> f64 {
 }
 
 fn mapped_cost_us(spec: &Spec, bytes: u64, model: &CostModel) -> f64 {
-    2.0 * model.exchange_us(spec.nranks) + model.read_us(bytes, spec.nranks - 1, true)
+    let pushed = match spec.collective {
+        Collective::AllReduce => bytes - bytes / u64::from(spec.nranks),
+        _ => bytes / u64::from(spec.nranks),
+    };
+    2.0 * model.exchange_us(spec.nranks)
+        + model.read_us(bytes, spec.nranks - 1, true)
+        + model.push_us(pushed)
 }

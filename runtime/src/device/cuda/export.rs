@@ -3,7 +3,7 @@
 
 use super::driver::{Gpu, cu};
 use super::memory;
-use super::seat::Memory;
+use super::shared::Memory;
 use crate::error::{Error, Result};
 use cudarc::driver::sys::{
     self, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType,

@@ -23,7 +23,7 @@ const WARP: u32 = 32;
 const CHANNEL_BYTES: u64 = 8 << 10;
 /// From so many bytes of a block on the ranks agree on a way: below, that would cost more than it
 /// gives.
-const AGREE_BYTES: u64 = 256 << 10;
+const AGREE_BYTES: u64 = 512 << 10;
 /// Parts begin on lines of this size.
 const ALIGN_BYTES: u64 = 16;
 
@@ -237,6 +237,11 @@ fn entered(ops: &[Op]) -> Vec<Op> {
     rest.iter().filter(|op| !known(op)).copied().collect()
 }
 
+/// Whether ranks read each other's results.
+fn collects(ops: &[Op]) -> bool {
+    ops.iter().any(|op| matches!(op, Op::Get { src, .. } if src.buffer == Buffer::Output))
+}
+
 /// The program on user memory that may be taken for a call; None where none pays or can.
 fn in_place<'a>(programs: &'a Programs, call: &Call) -> Option<&'a (Plan, Program)> {
     // What peers read is not multiplied, and what they still read must not be overwritten.
@@ -287,7 +292,7 @@ fn bind(
             true => seat.place(at, bytes * u64::from(blocks), graph),
             false => needless,
         };
-        let written = plan.layout.user_memory == UserMemory::Written;
+        let written = plan.layout.user_memory == UserMemory::Written || collects(&program.ops);
         argument.input = place(head.input, spec.input_blocks(rank), true);
         argument.output = place(head.output, spec.output_blocks(rank), written);
     }
@@ -420,6 +425,7 @@ mod tests {
                 let signals = rest.iter().filter(|op| **op == Op::Signal).count() as u32;
                 assert_eq!(signals + 1, plan.layout.signals, "{plan:?}");
                 assert!(!rest.iter().any(|op| matches!(op, Op::Wait { signal: 1, .. })));
+                assert_eq!(collects(&ops), collects(&plan.program(0).ops), "{plan:?}");
                 any = true;
             }
         }

@@ -5,12 +5,15 @@ use super::driver::{Gpu, Relaxed, cu};
 use super::export::{self, Exported, Mapping};
 use super::mail::{Address, Letter, Mail, News, Postbox};
 use super::registry::{Registry, State};
-use super::seat::{Memory, Seat};
+use super::seat::Seat;
+use super::shared::Memory;
+use crate::bootstrap::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::log::{self, Level, Subsystem};
 use cudarc::driver::sys::{self, CUdeviceptr, CUstream};
 use oxccl_kernels::abi;
 use rustix::event::{PollFd, PollFlags};
+use rustix::fd::OwnedFd;
 use std::collections::{HashMap, VecDeque};
 use std::io::{Read, Write};
 use std::mem::offset_of;
@@ -45,6 +48,8 @@ pub struct Sharing {
     registry: Mutex<Registry>,
     desk: Mutex<Desk>,
     stage_wanted: AtomicBool,
+    /// GPUs do not reach each other: nothing of them is mapped.
+    apart: bool,
     /// Bytes of the large stage.
     pub bytes: AtomicU64,
 }
@@ -88,6 +93,7 @@ impl Sharing {
             registry: Mutex::new(Registry::new(rank, nranks)),
             desk: Mutex::default(),
             stage_wanted: AtomicBool::new(false),
+            apart: false,
             bytes: AtomicU64::new(0),
         })
     }
@@ -107,6 +113,63 @@ impl Sharing {
         self.peers.iter().all(|peer| peer.here)
     }
 
+    /// GPUs do not reach each other: no memory of them is mapped from here on.
+    pub fn stay_apart(&mut self) {
+        self.apart = true;
+    }
+
+    /// Whether GPUs do not reach each other.
+    pub fn is_apart(&self) -> bool {
+        self.apart
+    }
+
+    /// Gives a descriptor to some ranks, and takes theirs. Blocks until all have come.
+    pub fn swap_descriptors(
+        &self,
+        own: Option<OwnedFd>,
+        ranks: &[usize],
+        deadline: &Deadline,
+    ) -> Result<Vec<(usize, OwnedFd)>> {
+        let segments: Vec<_> = own.into_iter().map(|fd| (0, Arc::new(fd))).collect();
+        let mut letters: VecDeque<_> = ranks
+            .iter()
+            .map(|&rank| {
+                let exported = Exported { segments: segments.clone(), ..Exported::default() };
+                let news = News::Offer(0, exported);
+                let mail = Mail { from: self.rank, number: u32::MAX, generation: 0, news };
+                (rank, Letter::new(&self.peers[rank].address.key, &mail))
+            })
+            .collect();
+        let mut taken = Vec::new();
+        while taken.len() < ranks.len() || !letters.is_empty() {
+            for _ in 0..letters.len() {
+                let Some((rank, letter)) = letters.pop_front() else { break };
+                if !letter.send(&self.peers[rank].address)? {
+                    letters.push_back((rank, letter));
+                }
+            }
+            while let Some(mail) = self.post.take() {
+                let from = mail.from as usize;
+                if let News::Offer(_, mut exported) = mail.news
+                    && let Some((_, fd)) = exported.segments.pop()
+                    && let Some(fd) = Arc::into_inner(fd)
+                    && ranks.contains(&from)
+                {
+                    taken.push((from, fd));
+                }
+            }
+            if deadline.passed() {
+                let missing = ranks.iter().find(|rank| taken.iter().all(|(from, _)| from != *rank));
+                let rank = missing.copied().unwrap_or(0);
+                let why = format!("rank {rank} did not pass its host memory on in time");
+                return Err(deadline.error(|| Error::Init { why }));
+            }
+            let mut fds = [PollFd::new(&*self.post.socket, PollFlags::IN)];
+            crate::bootstrap::wire::wait_for(&mut fds, deadline.slice().min(SOON));
+        }
+        Ok(taken)
+    }
+
     /// The buffers.
     pub fn registry(&self) -> MutexGuard<'_, Registry> {
         lock(&self.registry)
@@ -114,7 +177,7 @@ impl Sharing {
 
     /// Has the large stage made, in the background.
     pub fn want_stage(&self) {
-        if !self.stage_wanted.swap(true, Ordering::Relaxed) {
+        if !self.apart && !self.stage_wanted.swap(true, Ordering::Relaxed) {
             wake();
         }
     }

@@ -13,6 +13,7 @@ pub mod order;
 pub mod reaper;
 pub mod registry;
 pub mod seat;
+pub mod shared;
 pub mod stream;
 
 use crate::error::Error;

@@ -7,12 +7,15 @@ use super::library::{self, Functions};
 use super::mail::Address;
 use super::mapper::{self, Peer, Sharing};
 use super::order::Order;
+use super::shared::{Memory, Pinned, zeroed};
 use super::stream::Stream;
 use super::{Failing, memory, reaper};
+use crate::bootstrap::deadline::Deadline;
 use crate::config::Config;
 use crate::descriptor::Descriptor;
 use crate::device::host::endpoint::Endpoint;
 use crate::error::{Error, Result, Site};
+use crate::log::{self, Level, Subsystem};
 use cudarc::driver::sys::{self, CUdeviceptr, CUgraph, CUstream};
 use oxccl_kernels::abi;
 use std::ffi::c_void;
@@ -35,17 +38,22 @@ pub struct Offer {
     pub multiprocessors: u32,
     /// Where it is told of buffers.
     pub mail: Address,
+    /// Whether other GPUs may reach its memory.
+    pub peer_access: bool,
+    /// Whether it may share memory of the host.
+    pub host_memory: bool,
 }
 
-const OFFER_BYTES: usize = 16 + 8 + 64 + 4 + 4 + 32;
+const OFFER_BYTES: usize = 16 + 8 + 64 + 4 + 4 + 32 + 2;
 
 impl Offer {
     /// As bytes, for [`decode`](Self::decode).
     pub fn encode(&self) -> Vec<u8> {
         let (index, sms) = (self.index.to_le_bytes(), self.multiprocessors.to_le_bytes());
         let Address { name, key } = &self.mail;
-        [&self.uuid[..], &self.address.to_le_bytes(), &self.handle, &index, &sms, name, key]
-            .concat()
+        let address = self.address.to_le_bytes();
+        let may = [u8::from(self.peer_access), u8::from(self.host_memory)];
+        [&self.uuid[..], &address, &self.handle, &index, &sms, name, key, &may].concat()
     }
 
     /// What a rank sent.
@@ -61,8 +69,10 @@ impl Offer {
         let address = u64::from(word(16)) | u64::from(word(20)) << 32;
         let mut mail = Address::default();
         mail.name.copy_from_slice(&bytes[96..112]);
-        mail.key.copy_from_slice(&bytes[112..]);
-        Ok(Self { uuid, address, handle, index: word(88) as i32, multiprocessors: word(92), mail })
+        mail.key.copy_from_slice(&bytes[112..128]);
+        let (index, multiprocessors) = (word(88) as i32, word(92));
+        let (peer_access, host_memory) = (bytes[128] != 0, bytes[129] != 0);
+        Ok(Self { uuid, address, handle, index, multiprocessors, mail, peer_access, host_memory })
     }
 }
 
@@ -109,6 +119,8 @@ pub struct Seat {
     neighbours: Vec<Arc<Memory>>,
     private: CUdeviceptr,
     imports: Vec<CUdeviceptr>,
+    /// Host memory of ranks of other processes.
+    pinned: Vec<Pinned>,
     control: *mut abi::Control,
     order: Mutex<Option<Order>>,
     /// Streams that it has launched on.
@@ -123,58 +135,6 @@ pub struct Seat {
 unsafe impl Send for Seat {}
 // SAFETY: as above.
 unsafe impl Sync for Seat {}
-
-/// Memory that a rank shares with its peers.
-pub struct Memory {
-    gpu: &'static Gpu,
-    at: CUdeviceptr,
-}
-
-static SHARED: Mutex<Vec<Weak<Memory>>> = Mutex::new(Vec::new());
-
-impl Memory {
-    /// Zeroed, on the GPU whose context is the thread's.
-    pub fn new(gpu: &'static Gpu, bytes: usize, stream: CUstream) -> Result<Arc<Self>> {
-        let memory = Arc::new(Self { gpu, at: zeroed(bytes, stream)? });
-        let mut all = SHARED.lock().unwrap_or_else(|e| e.into_inner());
-        all.retain(|known| known.strong_count() > 0);
-        all.push(Arc::downgrade(&memory));
-        Ok(memory)
-    }
-
-    /// Where it is.
-    pub fn at(&self) -> CUdeviceptr {
-        self.at
-    }
-
-    /// That of another rank of this process.
-    pub fn find(address: u64) -> Option<Arc<Self>> {
-        let all = SHARED.lock().unwrap_or_else(|e| e.into_inner());
-        all.iter().filter_map(Weak::upgrade).find(|memory| memory.at == address)
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        if let (Ok(_context), Ok(_relaxed)) = (self.gpu.enter(), Relaxed::begin()) {
-            // SAFETY: all seats whose kernels may write there are gone, and the reaper saw that no
-            // other process writes there.
-            unsafe { sys::cuMemFree_v2(self.at) };
-        }
-    }
-}
-
-/// Zeroed memory of the GPU whose context is the thread's.
-fn zeroed(bytes: usize, stream: CUstream) -> Result<CUdeviceptr> {
-    let mut at = 0;
-    // SAFETY: a place for the address, and memory of that size.
-    unsafe {
-        cu!(cuMemAlloc_v2(&mut at, bytes))?;
-        cu!(cuMemsetD8Async(at, 0, bytes, stream))?;
-        cu!(cuStreamSynchronize(stream))?;
-    }
-    Ok(at)
-}
 
 impl Seat {
     /// Allocates what a rank needs; [`connect`](Self::connect) makes it usable.
@@ -216,7 +176,7 @@ impl Seat {
             control: control as u64,
             maps: private + MAPS_AT,
         };
-        view.shared[rank as usize] = shared.at;
+        view.shared[rank as usize] = shared.at();
         let sharing =
             (nranks > 1).then(|| Sharing::new(gpu, rank, nranks, view.maps)).transpose()?;
         Ok(Self {
@@ -229,6 +189,7 @@ impl Seat {
             neighbours: Vec::new(),
             private,
             imports: Vec::new(),
+            pinned: Vec::new(),
             control: control.cast(),
             order: Mutex::new(Some(Order::new(mixes)?)),
             streams: Mutex::default(),
@@ -242,34 +203,25 @@ impl Seat {
         let _context = self.gpu.enter()?;
         let mut handle = sys::CUipcMemHandle { reserved: [0; 64] };
         // SAFETY: memory of cuMemAlloc, and a place for the handle.
-        unsafe { cu!(cuIpcGetMemHandle(&mut handle, self.shared.at)) }?;
+        let made = unsafe { cu!(cuIpcGetMemHandle(&mut handle, self.shared.at())) };
+        // Who needs it finds that it cannot be opened.
+        if let Err(error) = made {
+            log::line(Level::Info, Subsystem::Init, &error.to_string());
+        }
         Ok(Offer {
             uuid: self.gpu.uuid,
-            address: self.shared.at,
+            address: self.shared.at(),
             handle: handle.reserved.map(|b| b as u8),
             index: self.gpu.index,
             multiprocessors: self.gpu.multiprocessors,
             mail: self.sharing.as_ref().map_or_else(Address::default, Sharing::address),
+            peer_access: !Config::get().forbids_peer_access(),
+            host_memory: !Config::get().shm_disable,
         })
     }
 
-    /// Maps the memory of all ranks; `here` tells which are in this process.
-    pub fn connect(&mut self, offers: &[Offer], here: impl Fn(usize) -> bool) -> Result<()> {
-        let _context = self.gpu.enter()?;
-        let _relaxed = Relaxed::begin()?;
-        for (rank, offer) in offers.iter().enumerate() {
-            if rank == self.view.rank as usize {
-                continue;
-            }
-            self.view.shared[rank] = if here(rank) {
-                self.reach(offer.index)?;
-                let gone = || Error::Init { why: format!("rank {rank} has left") };
-                self.neighbours.push(Memory::find(offer.address).ok_or_else(gone)?);
-                offer.address
-            } else {
-                self.import(rank, offer)?
-            };
-        }
+    /// Notes who the other ranks are; `here` tells which are in this process.
+    pub fn meet(&mut self, offers: &[Offer], here: impl Fn(usize) -> bool) {
         if let Some(sharing) = &mut self.sharing {
             let peer =
                 |(rank, offer): (usize, &Offer)| Peer { address: offer.mail, here: here(rank) };
@@ -281,6 +233,80 @@ impl Seat {
         // All blocks of all ranks on a GPU have to run at once, beside another communicator's.
         self.channels = (share / 2).clamp(1, abi::MAX_CHANNELS as u32);
         self.view.lanes = if ranks > 1 { 1 } else { abi::LANES as u32 };
+    }
+
+    fn others(&self, offers: &[Offer]) -> Vec<usize> {
+        (0..offers.len()).filter(|&rank| rank != self.view.rank as usize).collect()
+    }
+
+    /// Maps the GPU memory of all ranks.
+    pub fn connect(&mut self, offers: &[Offer], here: impl Fn(usize) -> bool) -> Result<()> {
+        if let Some(rank) = offers.iter().position(|offer| !offer.peer_access) {
+            return Err(Error::Init { why: format!("NCCL_P2P_DISABLE is set at rank {rank}") });
+        }
+        let _context = self.gpu.enter()?;
+        let _relaxed = Relaxed::begin()?;
+        for rank in self.others(offers) {
+            let offer = &offers[rank];
+            self.view.shared[rank] = if here(rank) {
+                self.reach(offer.index)?;
+                self.join(rank, offer.address)?
+            } else {
+                self.import(rank, offer)?
+            };
+        }
+        Ok(())
+    }
+
+    /// The memory of a rank of this process.
+    fn join(&mut self, rank: usize, address: u64) -> Result<u64> {
+        let gone = || Error::Init { why: format!("rank {rank} has left") };
+        self.neighbours.push(Memory::find(address).ok_or_else(gone)?);
+        Ok(address)
+    }
+
+    /// Takes memory of the host in the place of the GPU's, as not all GPUs reach each other; its
+    /// address in this process, for [`connect_by_host`](Self::connect_by_host).
+    pub fn move_to_host(&mut self) -> Result<u64> {
+        let _context = self.gpu.enter()?;
+        let _relaxed = Relaxed::begin()?;
+        for at in self.imports.drain(..) {
+            // SAFETY: opened, and not used yet.
+            unsafe { sys::cuIpcCloseMemHandle(at) };
+        }
+        self.neighbours.clear();
+        let bytes = Layout::new(self.view.nranks).bytes;
+        self.shared = Memory::on_host(self.gpu, bytes as usize)?;
+        self.view.shared[self.view.rank as usize] = self.shared.at();
+        self.first_bytes -= bytes;
+        Ok(self.shared.at())
+    }
+
+    /// Maps the host memory of all ranks, each of which has moved there. Blocks until all have come.
+    pub fn connect_by_host(
+        &mut self,
+        offers: &[Offer],
+        addresses: &[u64],
+        here: impl Fn(usize) -> bool,
+        deadline: &Deadline,
+    ) -> Result<()> {
+        let _context = self.gpu.enter()?;
+        let _relaxed = Relaxed::begin()?;
+        let bytes = Layout::new(self.view.nranks).bytes as usize;
+        let others = self.others(offers);
+        let (near, far): (Vec<_>, Vec<_>) = others.into_iter().partition(|&rank| here(rank));
+        for rank in near {
+            self.view.shared[rank] = self.join(rank, addresses[rank])?;
+        }
+        let Some(sharing) = &mut self.sharing else { return Ok(()) };
+        let own = self.shared.descriptor().map(|fd| fd.try_clone_to_owned()).transpose();
+        let own = own.map_err(|e| Error::system("dup", e, "raise ulimit -n"))?;
+        for (rank, fd) in sharing.swap_descriptors(own, &far, deadline)? {
+            let pinned = Pinned::new(fd, bytes)?;
+            self.view.shared[rank] = pinned.at;
+            self.pinned.push(pinned);
+        }
+        sharing.stay_apart();
         Ok(())
     }
 
@@ -353,7 +379,7 @@ impl Seat {
     /// Has a range mapped by the peers, in the background; its number, for [`release`](Self::release).
     /// None when there is no peer, or no number left.
     pub fn hold(&self, base: u64, len: u64) -> Option<u32> {
-        let sharing = self.sharing.as_ref().filter(|sharing| !sharing.all_here())?;
+        let sharing = self.sharing.as_ref().filter(|s| !s.all_here() && !s.is_apart())?;
         let id = export::id_of(base).unwrap_or(0);
         let number = sharing.registry().hold(base, len, id);
         mapper::wake();
@@ -380,7 +406,7 @@ impl Seat {
         bytes: u64,
         graph: Option<CUgraph>,
     ) -> Option<abi::Place> {
-        let sharing = self.sharing.as_ref()?;
+        let sharing = self.sharing.as_ref().filter(|sharing| !sharing.is_apart())?;
         if sharing.all_here() {
             let reach = abi::REACH_ADDRESS;
             return export::reached_here(at).then_some(abi::Place {
@@ -621,6 +647,7 @@ impl Drop for Seat {
         if let Some(sharing) = &self.sharing {
             sharing.close();
         }
+        self.pinned.clear();
         // SAFETY: no kernel of this rank runs any more, and the reaper saw that no peer's does.
         unsafe {
             for at in &self.imports {
@@ -641,7 +668,9 @@ mod tests {
         let (uuid, handle) = (std::array::from_fn(|i| i as u8), std::array::from_fn(|i| !i as u8));
         let mail = Address { name: [8; 16], key: [9; 16] };
         let (address, multiprocessors) = (0x7f01_0203_0405, 132);
-        let offer = Offer { uuid, address, handle, index: 3, multiprocessors, mail };
+        let (peer_access, host_memory, index) = (true, false, 3);
+        let offer =
+            Offer { uuid, address, handle, index, multiprocessors, mail, peer_access, host_memory };
         let bytes = offer.encode();
         assert_eq!(Offer::decode(0, &bytes).unwrap(), offer);
         let text = Offer::decode(2, &bytes[1..]).unwrap_err().to_string();

@@ -45,6 +45,9 @@ const TESTS: &[Test] = &[
     Test { name: "send and receive", layouts: ALL, body: order::messages },
     Test { name: "staged in one shot", layouts: THREADS, body: order::large },
     Test { name: "staged in two shots", layouts: THREADS, body: order::large },
+    Test { name: "results collected by reading", layouts: THREADS, body: order::large },
+    Test { name: "small calls through host memory", layouts: APART, body: order::small },
+    Test { name: "large calls through host memory", layouts: APART, body: order::large },
     Test { name: "two streams, random delays", layouts: APART, body: order::two_streams },
     Test { name: "a sequence of 10 000", layouts: APART, body: order::sequence },
     Test { name: "the first operation captured", layouts: THREADS, body: graphs::first_captured },
@@ -72,9 +75,21 @@ const TESTS: &[Test] = &[
     Test { name: "a limit ends a wait", layouts: THREADS, body: failures::limit },
 ];
 
-/// Algorithms that a test asks for by its name: through the stage also where buffers are mapped.
-const ALGORITHMS: [(&str, &str); 2] =
-    [("staged in one shot", "one_shot"), ("staged in two shots", "two_shot")];
+/// Variables that tests are run with.
+const SETTINGS: [(&str, &str, &str); 5] = [
+    // Through the stage also where buffers are mapped.
+    ("staged in one shot", "OXCCL_ALGORITHM", "one_shot"),
+    ("staged in two shots", "OXCCL_ALGORITHM", "two_shot"),
+    ("results collected by reading", "OXCCL_ALGORITHM", "two_shot_pulled"),
+    ("small calls through host memory", "NCCL_P2P_DISABLE", "1"),
+    ("large calls through host memory", "NCCL_P2P_LEVEL", "LOC"),
+];
+
+fn set(test: &Test, command: &mut Command) {
+    for (_, name, value) in SETTINGS.iter().filter(|(of, ..)| *of == test.name) {
+        command.env(name, value);
+    }
+}
 
 /// How long a test may take.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -137,6 +152,7 @@ fn run(test: &Test, layout: Layout, nranks: i32) -> Outcome {
     if layout == Layout::Processes {
         let job = Job::start(&program, nranks as u32, LIMIT, |_, command| {
             command.arg("--rank").arg(test.name);
+            set(test, command);
         });
         let ended = job.wait();
         let failed: Vec<_> = ended.iter().filter(|e| e.status != Some(0)).collect();
@@ -145,9 +161,7 @@ fn run(test: &Test, layout: Layout, nranks: i32) -> Outcome {
     }
     let mut command = Command::new(program);
     command.arg("--one").arg(test.name).arg(format!("{layout:?}"));
-    if let Some((_, algorithm)) = ALGORITHMS.iter().find(|(name, _)| *name == test.name) {
-        command.env("OXCCL_ALGORITHM", algorithm);
-    }
+    set(test, &mut command);
     // Ranks that share a GPU need hardware queues of their own.
     command.env("CUDA_DEVICE_MAX_CONNECTIONS", "32");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -173,6 +187,9 @@ fn skipped(test: &Test, layout: Layout, nranks: i32) -> Option<String> {
     let cuda = kind == oxcclDeviceKind_t::oxcclDeviceCuda;
     if !cuda && ["registered memory in place", "captured memory in place"].contains(&test.name) {
         return Some("of host memory, only what ncclMemAlloc gives can be mapped".into());
+    }
+    if !cuda && test.name.ends_with("through host memory") {
+        return Some("it is host memory anyway".into());
     }
     (cuda && layout == Layout::Processes && count < nranks)
         .then(|| "processes share a GPU by turns: a rank would wait for one that cannot run".into())

@@ -1,11 +1,13 @@
 //! Buffers that peers map: used where they lie once all ranks can, and right all along.
 
-use crate::rank::{Call, Memory, Outcome, Rank, Replay, ok};
+use crate::rank::{Call, Memory, Outcome, Rank, Replay, devices, ok};
 use oxccl::nccl::window::{ncclCommDeregister, ncclCommRegister};
-use oxccl::oxccl::types::oxcclCaptureMode_t::oxcclCaptureGlobal;
+use oxccl::oxccl::types::oxcclCaptureMode_t::{oxcclCaptureGlobal, oxcclCaptureThreadLocal};
+use oxccl::oxccl::types::oxcclDeviceKind_t;
 use oxccl_plan::{Collective, DataType, ReduceOp};
 use oxccl_tests::sequence::Random;
 use std::ffi::c_void;
+use std::sync::{Barrier, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Elements of a call: large enough to be worth an agreement.
@@ -114,14 +116,26 @@ pub(crate) fn captured(ranks: &[Rank]) -> Outcome {
         let memory = Memory::foreign(2 * BYTES)?;
         let (from, to) = (memory.at, memory.part(BYTES));
         let call = || ok(rank.call(sum(), from, to));
-        let replay = Replay::capture(rank.stream, oxcclCaptureGlobal, call)?;
+        let replay = Replay::capture(rank.stream, oxcclCaptureThreadLocal, call)?;
         let launch = |number| round(rank, number + again, from, to, || replay.launch(rank.stream));
         until_in_place(rank, launch)?;
         (0..20).try_for_each(launch)?;
         drop(replay);
         (0..3).try_for_each(|number| round(rank, number, from, to, call))?;
+        all_idle(rank);
+        drop(memory);
+        all_idle(rank);
     }
     rank.leave()
+}
+
+/// Freeing waits for all that a GPU does: where ranks share one, none may wait for who frees.
+fn all_idle(rank: &Rank) {
+    static MET: OnceLock<Barrier> = OnceLock::new();
+    let (kind, count) = devices();
+    if kind == oxcclDeviceKind_t::oxcclDeviceCuda && count < rank.nranks {
+        MET.get_or_init(|| Barrier::new(rank.nranks as usize)).wait();
+    }
 }
 
 /// Memory that is freed and allocated again at the same place is other memory.
@@ -142,12 +156,16 @@ pub(crate) fn reused(ranks: &[Rank]) -> Outcome {
         } else if let Some(old) = kept.replace(handle) {
             deregister(rank, old)?;
         }
+        all_idle(rank);
         // Sometimes it stays a while, and something else gets the next addresses.
         if random.below(3) == 0 {
             let other = Memory::new(BYTES)?;
             drop(memory);
             drop(other);
+        } else {
+            drop(memory);
         }
+        all_idle(rank);
     }
     if let Some(old) = kept {
         deregister(rank, old)?;
