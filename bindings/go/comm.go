@@ -284,7 +284,10 @@ func (r *Registration) Close() error { return ncclCommDeregister(r.comm.handle, 
 
 // wait has a call on slices done: what it began is complete, or the context has ended it.
 func (c *Comm) wait(ctx context.Context) error {
-	if err := ctx.Err(); err != nil {
+	if ctx.Done() == nil {
+		return c.stream.Synchronize()
+	}
+	if ctx.Err() != nil {
 		c.Abort()
 		return context.Cause(ctx)
 	}

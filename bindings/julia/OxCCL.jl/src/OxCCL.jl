@@ -394,29 +394,33 @@ end
 
 # ---- Collectives ----
 
+# Until the stream has been synchronized.
+@inline keep!(s::Stream) = nothing
+@inline keep!(s::Stream, array, more...) = (push!(s.keeper.arrays, array); keep!(s, more...))
+
 # Begins a call on arrays; waits for it where no stream was named.
 @inline function run(call, c::Comm, ::Nothing, arrays...)
     check(GC.@preserve arrays call(c.stream.handle))
-    append!(c.stream.keeper.arrays, arrays)
+    keep!(c.stream, arrays...)
     return synchronize(c.stream)
 end
 @inline function run(call, c::Comm, s::Stream, arrays...)
     check(GC.@preserve arrays call(s.handle))
-    append!(s.keeper.arrays, arrays)
+    keep!(s, arrays...)
     return nothing
 end
 
 expect(call, argument, got, expected) = got == expected || mismatch(call, argument, got, expected)
 
 "`Allreduce!(send, recv, op, comm)`, `Allreduce!(data, op, comm)`: the reduction of all ranks' elements, on every rank."
-function Allreduce!(send::Elements{T}, recv::Elements{T}, op, c::Comm; stream = nothing) where {T}
+function Allreduce!(send::Elements{T}, recv::Elements{T}, op::O, c::Comm; stream = nothing) where {T,O}
     expect("Allreduce!", "recv", length(recv), length(send))
     run(c, stream, send, recv) do on
         ncclAllReduce(pointer(send), pointer(recv), length(send), datatype(T), operation(op), c.handle, on)
     end
     return recv
 end
-Allreduce!(data::Elements, op, c::Comm; stream = nothing) = Allreduce!(data, data, op, c; stream = stream)
+Allreduce!(data::Elements, op::O, c::Comm; stream = nothing) where {O} = Allreduce!(data, data, op, c; stream = stream)
 
 "`Bcast!(data, root, comm)`: the root's elements, on every rank."
 function Bcast!(data::Elements{T}, root::Integer, c::Comm; stream = nothing) where {T}
@@ -427,7 +431,7 @@ function Bcast!(data::Elements{T}, root::Integer, c::Comm; stream = nothing) whe
 end
 
 "`Reduce!(send, recv, op, root, comm)`: the reduction of all ranks' elements in the root's `recv`, ignored elsewhere."
-function Reduce!(send::Elements{T}, recv::Elements{T}, op, root::Integer, c::Comm; stream = nothing) where {T}
+function Reduce!(send::Elements{T}, recv::Elements{T}, op::O, root::Integer, c::Comm; stream = nothing) where {T,O}
     c.rank == root && expect("Reduce!", "recv", length(recv), length(send))
     run(c, stream, send, recv) do on
         ncclReduce(pointer(send), pointer(recv), length(send), datatype(T), operation(op), root, c.handle, on)
@@ -445,7 +449,7 @@ function Allgather!(send::Elements{T}, recv::Elements{T}, c::Comm; stream = noth
 end
 
 "`Reduce_scatter!(send, recv, op, comm)`: block r of the reduction of all ranks' elements, on rank r."
-function Reduce_scatter!(send::Elements{T}, recv::Elements{T}, op, c::Comm; stream = nothing) where {T}
+function Reduce_scatter!(send::Elements{T}, recv::Elements{T}, op::O, c::Comm; stream = nothing) where {T,O}
     expect("Reduce_scatter!", "send", length(send), length(recv) * c.size)
     run(c, stream, send, recv) do on
         ncclReduceScatter(pointer(send), pointer(recv), length(recv), datatype(T), operation(op), c.handle, on)
