@@ -12,7 +12,6 @@ const ALL: Exceptions = &[
     ("ncclBroadcast", "ncclBcast is the same in place"),
     ("ncclCommInitRank", "ncclCommInitRankConfig does the same"),
     ("ncclCommInitRankScalable", "of several ids only the first is used"),
-    ("ncclGetErrorString", "oxcclLastError has a better text"),
     ("ncclGetLastError", "oxcclLastError has the code and the ranks too"),
     ("ncclMemAlloc", "oxcclMemAlloc is the same"),
     ("ncclMemFree", "oxcclMemFree is the same"),
@@ -44,6 +43,7 @@ const GO: Exceptions = &[
 
 const JULIA: Exceptions = &[
     ("ncclCommInitAll", "it blocks; ranks of one process are tasks, each with Comm"),
+    ("ncclGetErrorString", "oxcclLastError has a better text"),
     ("oxcclStreamHostFunc", "Julia must not be called by a foreign thread"),
     ("oxcclStreamSynchronize", "it blocks, which stops garbage collection: oxcclStreamQuery is asked"),
 ];
