@@ -627,6 +627,11 @@ class communicator {
     std::uint64_t value = 0;
     return detail::made(ncclCommMemStats(get(), stat, &value), [&] { return value; });
   }
+  // How many collectives so far read or wrote the other ranks' buffers where they lie.
+  result<std::uint64_t> in_place() const {
+    std::uint64_t count = 0;
+    return detail::made(oxcclCommInPlace(get(), &count), [&] { return count; });
+  }
   // How long an operation may wait for a rank without getting anywhere; a negative time: for ever.
   result<void> set_timeout(std::chrono::nanoseconds time) const {
     std::int64_t bound = time.count() < 0 ? -1 : time.count();
@@ -739,9 +744,11 @@ class communicator {
   template <class In>
   result<void> put(const In &in, int to, const window &into, std::size_t at, int number,
                    const stream &on, int context = 0) const {
+    constexpr std::size_t each = sizeof(*std::data(in));
+    // What no size_t has is behind every window, too.
+    std::size_t offset = at > SIZE_MAX / each ? SIZE_MAX : at * each;
     return detail::check(ncclPutSignal(std::data(in), std::size(in), only_type(in), to, into.get(),
-                                       at * sizeof(*std::data(in)), number, context, 0, get(),
-                                       on.get()));
+                                       offset, number, context, 0, get(), on.get()));
   }
   // Counts up a signal of a rank; what was put there before is there when it is seen.
   result<void> signal(int to, int number, const stream &on, int context = 0) const {

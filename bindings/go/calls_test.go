@@ -2,6 +2,7 @@ package oxccl
 
 import (
 	"errors"
+	"math"
 	"testing"
 )
 
@@ -78,7 +79,9 @@ func TestWindows(t *testing.T) {
 		ok(t, s.Synchronize())
 		expect(t, "Put", x.Slice()[:ranks], 1, 2, 3, 4)
 		expectError(t, w.Put(own, 0, ranks, 0, s), InvalidArgument, "32")
-		expectError(t, w.Put(own, 0, -1, 0, s), InvalidArgument, "")
+		for _, at := range []int{-1, math.MinInt, math.MaxInt} {
+			expectError(t, w.Put(own, 0, at, 0, s), InvalidArgument, "at is")
+		}
 		expectError(t, w.Put(own, ranks, 0, 0, s), InvalidArgument, "peer")
 		expectError(t, c.Signal(0, 16, s), InvalidArgument, "sigIdx")
 		expectError(t, c.WaitSignals(s, Signals{From: -1, Count: 1}), InvalidArgument, "peer")
@@ -143,6 +146,16 @@ func TestSuspendAndEstimate(t *testing.T) {
 		if _, err := c.Device(); err != nil {
 			t.Error(err)
 		}
+		large, err := Alloc[float32](1 << 20)
+		ok(t, err)
+		before, err := c.InPlace()
+		ok(t, err)
+		ok(t, AllReduceAsync(c, large, large, Sum, c.stream))
+		ok(t, c.stream.Synchronize())
+		if after, err := c.InPlace(); after != before+1 || err != nil {
+			t.Errorf("%d collectives in place became %d, %v", before, after, err)
+		}
+		ok(t, large.Close())
 		ok(t, SetLogLevel(2))
 		ok(t, AllReduce(background, c, x, x, Sum))
 		ok(t, c.Close())

@@ -237,6 +237,13 @@ func (c *Comm) MemStat(stat CommMemStat) (uint64, error) {
 	return uint64(value), err
 }
 
+// InPlace tells how many collectives so far read or wrote the other ranks' buffers where they lie.
+func (c *Comm) InPlace() (uint64, error) {
+	var count C.uint64_t
+	err := oxcclCommInPlace(c.handle, &count)
+	return uint64(count), err
+}
+
 // Close completes all operations and ends the communicator; it waits for the other ranks. After Abort
 // it only frees what is left.
 func (c *Comm) Close() error {

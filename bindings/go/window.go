@@ -3,7 +3,10 @@ package oxccl
 // #include "shim_gen.h"
 import "C"
 
-import "unsafe"
+import (
+	"fmt"
+	"unsafe"
+)
 
 // Window is memory into which the other ranks of this host write by Put.
 type Window[T Element] struct {
@@ -28,8 +31,11 @@ func (w *Window[T]) Close() error { return ncclCommWindowDeregister(w.comm.handl
 // Put writes elements into a rank's window, from its element at on, and then counts up a signal (0 to
 // 15) of that rank. It returns at once; the elements may change when the stream is done.
 func (w *Window[T]) Put(data Buffer[T], to, at, signal int, on *Stream) error {
-	// A negative place is one behind every window.
-	offset := C.size_t(at) * C.size_t(sizeOf[T]())
+	if at < 0 || uintptr(at) > ^uintptr(0)/sizeOf[T]() {
+		text := fmt.Sprintf("Put: at is %d; expected an element of the window, 0 or more", at)
+		return &Error{Code: InvalidArgument, Rank: -1, Peer: -1, Text: text}
+	}
+	offset := C.size_t(uintptr(at) * sizeOf[T]())
 	return ncclPutSignal(data.data, C.size_t(data.n), dataType[T](), C.int(to), w.handle, offset, C.int(signal),
 		0, 0, w.comm.handle, on.handle)
 }

@@ -204,6 +204,11 @@ void made_from_others(oxccl::communicator &comm, const oxccl::stream &s) {
   s.synchronize();
   EXPECT(x[0] == 2);
   auto memory = oxccl::buffer<float>::allocate(64);
+  auto large = oxccl::buffer<float>::allocate(1 << 20);
+  const auto before = comm.in_place();
+  comm.all_reduce(large, large, ncclSum, s);
+  s.synchronize();
+  EXPECT(comm.in_place() == before + 1);
   auto own = comm.register_buffer(memory);
   auto open = comm.open_window(memory);
   EXPECT(own.get() != nullptr && open.get() != nullptr);
@@ -236,6 +241,7 @@ void one_sided(const oxccl::communicator &comm, const oxccl::stream &s) {
   s.synchronize();
   for (int r = 0; r < kRanks; r++) EXPECT(memory[static_cast<std::size_t>(r)] == r + 1);
   expect_error(ncclInvalidArgument, "16", [&] { comm.put(own, 0, open, kRanks, 0, s); });
+  expect_error(ncclInvalidArgument, "", [&] { comm.put(own, 0, open, SIZE_MAX / 2 + 1, 0, s); });
   expect_error(ncclInvalidArgument, "context 4", [&] { comm.signal(0, 0, s, 4); });
   // Nobody writes any more.
   comm.all_reduce(own, own, ncclSum, s);

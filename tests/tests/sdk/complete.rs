@@ -38,14 +38,20 @@ const CPP: Exceptions = &[];
 const GO: Exceptions = &[
     ("ncclCommFinalize", "Close completes all operations"),
     ("ncclCommInitAll", "ranks of one process are goroutines, each with Init"),
-    ("oxcclStreamHostFunc", "a captured function is called who knows how often: nobody could free it"),
+    (
+        "oxcclStreamHostFunc",
+        "a captured function is called who knows how often: nobody could free it",
+    ),
 ];
 
 const JULIA: Exceptions = &[
     ("ncclCommInitAll", "it blocks; ranks of one process are tasks, each with Comm"),
     ("ncclGetErrorString", "oxcclLastError has a better text"),
     ("oxcclStreamHostFunc", "Julia must not be called by a foreign thread"),
-    ("oxcclStreamSynchronize", "it blocks, which stops garbage collection: oxcclStreamQuery is asked"),
+    (
+        "oxcclStreamSynchronize",
+        "it blocks, which stops garbage collection: oxcclStreamQuery is asked",
+    ),
 ];
 
 /// The files of a folder that are written by hand and no tests.

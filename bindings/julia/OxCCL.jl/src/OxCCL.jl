@@ -534,6 +534,13 @@ function memory(c::Comm, stat::ncclCommMemStat_t)
     return place[]
 end
 
+"How many collectives so far read or wrote the other ranks' buffers where they lie."
+function in_place(c::Comm)
+    place = Ref{UInt64}()
+    check(oxcclCommInPlace(c.handle, place))
+    return place[]
+end
+
 "The index of the device that a communicator works on."
 function device(c::Comm)
     place = Ref{Cint}()

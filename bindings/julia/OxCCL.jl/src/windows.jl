@@ -27,8 +27,9 @@ Writes an array into the window of rank `to`, from its element `at` on (1 is the
 that rank's signal of this number, 0 to 15.
 """
 function put(data::Elements{T}, w::Window{T}, to::Integer, at::Integer, number::Integer; stream = nothing) where {T}
-    # A place before the window is one behind every window.
-    offset = (at - 1) * sizeof(T) % Csize_t
+    0 < at <= typemax(Int) ÷ sizeof(T) || throw(OxCCLError(
+        ncclInvalidArgument, -1, -1, "put: at is $at; expected an element of the window, 1 or more"))
+    offset = (at - 1) * sizeof(T)
     return run(w.comm, stream, data, w) do on
         ncclPutSignal(address(data), length(data), datatype(T), to, w.handle, offset, number, 0, 0, w.comm.handle, on)
     end

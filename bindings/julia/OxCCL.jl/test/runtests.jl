@@ -161,6 +161,9 @@ end
         expect_error(() -> update!(() -> nothing, graph, s), ncclInvalidArgument, "")
         seconds = estimate(() -> Allreduce!(zeros(1000), +, c, stream = s))
         @test 0 < seconds < 1
+        large, before = alloc(Float32, 1 << 20), OxCCL.in_place(c)
+        Allreduce!(large, +, c)
+        @test OxCCL.in_place(c) == before + 1
         registered = register(c, x)
         @test Allreduce!(x, +, c) == zeros(4)
         close(registered)
@@ -229,7 +232,9 @@ end
         @test x == 1:RANKS
         synchronize(s)
         expect_error(() -> put([1], w, 0, RANKS + 1, 0), ncclInvalidArgument, "32")
-        expect_error(() -> put([1], w, 0, 0, 0), ncclInvalidArgument, "")
+        for at in (0, typemin(Int), typemax(Int))
+            expect_error(() -> put([1], w, 0, at, 0), ncclInvalidArgument, "at is $at")
+        end
         expect_error(() -> put([1], w, RANKS, 1, 0), ncclInvalidArgument, "peer")
         expect_error(() -> signal(0, 16, c), ncclInvalidArgument, "sigIdx")
         # Nobody writes any more.
