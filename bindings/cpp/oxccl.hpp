@@ -52,6 +52,12 @@ class error : public std::runtime_error {
     }
     return error(code, info.text, info);
   }
+  // Why a communicator failed with `code`.
+  static error of(ncclComm_t comm, ncclResult_t code) {
+    oxcclErrorInfo_t info = OXCCL_ERROR_INFO_INITIALIZER;
+    if (oxcclCommLastError(comm, &info) != ncclSuccess) return last(code);
+    return error(code, info.text, info);
+  }
   // A length that does not fit the others of the call.
   static error length(const char *function, const char *argument, std::size_t got,
                       std::size_t expected) {
@@ -261,6 +267,14 @@ inline result<int> device_count(oxcclDeviceKind_t kind) {
   return detail::made(code, [&] { return count; });
 }
 
+// The calling thread's device.
+inline result<std::pair<oxcclDeviceKind_t, int>> current_device() {
+  oxcclDeviceKind_t kind = oxcclDeviceHost;
+  int index = 0;
+  ncclResult_t code = oxcclDeviceGet(&kind, &index);
+  return detail::made(code, [&] { return std::make_pair(kind, index); });
+}
+
 // Chooses the calling thread's device, for what it makes from now on.
 inline result<void> set_device(oxcclDeviceKind_t kind, int index) {
   return detail::check(oxcclDeviceSet(kind, index));
@@ -332,6 +346,13 @@ result<void> copy(const From &from, To &&to, const stream &on) {
   }
   std::size_t bytes = std::size(from) * sizeof(T);
   return detail::check(oxcclMemcpyAsync(std::data(to), std::data(from), bytes, on.get()));
+}
+
+// Makes all elements zero, in the order of the stream.
+template <class C>
+result<void> clear(C &&data, const stream &on) {
+  std::size_t bytes = std::size(data) * sizeof(*std::data(data));
+  return detail::check(oxcclMemsetAsync(std::data(data), 0, bytes, on.get()));
 }
 
 // ---- Graphs ----
@@ -409,6 +430,12 @@ class group {
     if (!std::exchange(open_, false)) return result<void>();
     return detail::check(ncclGroupEnd());
   }
+  // Launches nothing; the microseconds that it would take, by the library's model of the machine.
+  result<float> estimate() {
+    ncclSimInfo_t info = NCCL_SIM_INFO_INITIALIZER;
+    ncclResult_t code = std::exchange(open_, false) ? ncclGroupSimulateEnd(&info) : ncclSuccess;
+    return detail::made(code, [&] { return info.estimatedTime; });
+  }
 #ifdef OXCCL_NO_EXCEPTIONS
   // Launches without telling whether that worked: use end().
   ~group() {
@@ -439,6 +466,20 @@ struct config : ncclConfig_t {
 inline result<ncclUniqueId> unique_id() {
   ncclUniqueId id;
   return detail::made(ncclGetUniqueId(&id), [&] { return id; });
+}
+
+// The versions of NCCL's interface and of OxCCL, as NCCL_VERSION_CODE and OXCCL_VERSION_CODE.
+inline result<std::pair<int, int>> version() {
+  int nccl = 0, oxccl = 0;
+  ncclResult_t code = ncclGetVersion(&nccl);
+  if (code == ncclSuccess) code = oxcclGetVersion(&oxccl);
+  return detail::made(code, [&] { return std::make_pair(nccl, oxccl); });
+}
+
+// Sets the log level, as NCCL_DEBUG (0 to 5), and where lines go: to the function, called on any thread, or
+// where NCCL_DEBUG_FILE says.
+inline result<void> set_log(int level, oxcclLogFn_t function = nullptr, void *argument = nullptr) {
+  return detail::check(oxcclSetLog(level, function, argument));
 }
 
 // What belongs to a communicator and must end before it.
@@ -531,6 +572,25 @@ class communicator {
     return detail::made(code, [&] { return communicator(raw); });
   }
 
+  // The id for the ranks that join one growth; the rank that calls it passes it to grow().
+  result<ncclUniqueId> growth_id() const {
+    ncclUniqueId id;
+    return detail::made(ncclCommGetUniqueId(get(), &id), [&] { return id; });
+  }
+  // With `size` ranks; those of this one keep their numbers. All of them call: one passes growth_id(), the others
+  // null. Blocks for those that join, too.
+  result<communicator> grow(int size, const ncclUniqueId *id = nullptr, config with = {}) const {
+    ncclComm_t raw = nullptr;
+    ncclResult_t code = ncclCommGrow(get(), size, id, -1, &raw, &with);
+    return detail::made(code, [&] { return communicator(raw); });
+  }
+  // Rank `rank` of the `size` of a communicator that grows. Blocks.
+  static result<communicator> join(int size, const ncclUniqueId &id, int rank, config with = {}) {
+    ncclComm_t raw = nullptr;
+    ncclResult_t code = ncclCommGrow(nullptr, size, &id, rank, &raw, &with);
+    return detail::made(code, [&] { return communicator(raw); });
+  }
+
   explicit operator bool() const { return get() != nullptr; }
   ncclComm_t get() const { return comm_.load(std::memory_order_relaxed); }
   result<int> rank() const {
@@ -541,10 +601,16 @@ class communicator {
     int size = 0;
     return detail::made(ncclCommCount(get(), &size), [&] { return size; });
   }
-  // Fails where the communicator has; false while it is still being made.
+  // The index of its device.
+  result<int> device() const {
+    int index = 0;
+    return detail::made(ncclCommCuDevice(get(), &index), [&] { return index; });
+  }
+  // Fails where the communicator has, and says why; false while it is still being made.
   result<bool> ready() const {
     ncclResult_t state = ncclSuccess;
     ncclResult_t code = ncclCommGetAsyncError(get(), &state);
+    if (!detail::failed(code) && detail::failed(state)) OXCCL_FAIL(error::of(get(), state));
     return detail::finished(detail::failed(code) ? code : state);
   }
   // Completes all operations; no further ones may follow. Blocks.
@@ -553,6 +619,19 @@ class communicator {
   result<void> abort() { return detail::check(ncclCommAbort(comm_.exchange(nullptr))); }
   // Ends all operations; only split, shrink and the end are left. Blocks for a second at most.
   result<void> revoke() const { return detail::check(ncclCommRevoke(get(), NCCL_REVOKE_DEFAULT)); }
+  // Gives memory back to the system; until resume() it takes no operations, and none may be under way.
+  result<void> suspend() const { return detail::check(ncclCommSuspend(get(), NCCL_SUSPEND_MEM)); }
+  result<void> resume() const { return detail::check(ncclCommResume(get())); }
+  // How much memory, in bytes, it takes in this process; ncclStatGpuMemSuspended is 1 while it is suspended.
+  result<std::uint64_t> memory(ncclCommMemStat_t stat) const {
+    std::uint64_t value = 0;
+    return detail::made(ncclCommMemStats(get(), stat, &value), [&] { return value; });
+  }
+  // How many collectives so far read or wrote the other ranks' buffers where they lie.
+  result<std::uint64_t> in_place() const {
+    std::uint64_t count = 0;
+    return detail::made(oxcclCommInPlace(get(), &count), [&] { return count; });
+  }
   // How long an operation may wait for a rank without getting anywhere; a negative time: for ever.
   result<void> set_timeout(std::chrono::nanoseconds time) const {
     std::int64_t bound = time.count() < 0 ? -1 : time.count();
@@ -658,6 +737,27 @@ class communicator {
   result<void> recv(Out &&out, int from, const stream &on) const {
     return detail::check(ncclRecv(std::data(out), std::size(out), type(out, out), from, get(),
                                   on.get()));
+  }
+
+  // Writes into the window of a rank of this host, from its element `at` on, and then counts up that rank's signal
+  // `number` (0 to 15) of a context (below config::numRmaCtx).
+  template <class In>
+  result<void> put(const In &in, int to, const window &into, std::size_t at, int number,
+                   const stream &on, int context = 0) const {
+    constexpr std::size_t each = sizeof(*std::data(in));
+    // What no size_t has is behind every window, too.
+    std::size_t offset = at > SIZE_MAX / each ? SIZE_MAX : at * each;
+    return detail::check(ncclPutSignal(std::data(in), std::size(in), only_type(in), to, into.get(),
+                                       offset, number, context, 0, get(), on.get()));
+  }
+  // Counts up a signal of a rank; what was put there before is there when it is seen.
+  result<void> signal(int to, int number, const stream &on, int context = 0) const {
+    return detail::check(ncclSignal(to, number, context, 0, get(), on.get()));
+  }
+  // Makes the stream wait for signals that nobody has waited for yet.
+  result<void> wait_signals(std::vector<ncclWaitSignalDesc_t> signals, const stream &on) const {
+    int count = static_cast<int>(signals.size());
+    return detail::check(ncclWaitSignal(count, signals.data(), get(), on.get()));
   }
 
   // The same with counts and displacements per rank, in elements. The parts must lie within the buffer.

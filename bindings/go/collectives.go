@@ -13,10 +13,12 @@ import (
 func onSlices[T Element](ctx context.Context, c *Comm, send, recv []T, f func(send, recv Buffer[T], on *Stream) error) error {
 	var pins runtime.Pinner
 	defer pins.Unpin()
-	for _, slice := range [][]T{send, recv} {
-		if len(slice) > 0 {
-			pins.Pin(unsafe.SliceData(slice))
-		}
+	if len(send) > 0 {
+		pins.Pin(unsafe.SliceData(send))
+	}
+	// In place there is one to pin; a second pin costs as much as the call.
+	if len(recv) > 0 && unsafe.SliceData(recv) != unsafe.SliceData(send) {
+		pins.Pin(unsafe.SliceData(recv))
 	}
 	if err := f(view(send), view(recv), c.stream); err != nil {
 		return err

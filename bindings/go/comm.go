@@ -25,8 +25,17 @@ func NewUniqueID() (id UniqueID, err error) {
 	if err := ncclGetUniqueId(&raw); err != nil {
 		return id, err
 	}
+	return fromRaw(&raw), nil
+}
+
+func fromRaw(raw *C.ncclUniqueId) (id UniqueID) {
 	copy(id[:], unsafe.Slice((*byte)(unsafe.Pointer(&raw.internal[0])), len(id)))
-	return id, nil
+	return id
+}
+
+func (id *UniqueID) raw() (raw C.ncclUniqueId) {
+	copy(unsafe.Slice((*byte)(unsafe.Pointer(&raw.internal[0])), len(id)), id[:])
+	return raw
 }
 
 // Comm is this rank's part of a communicator. Its methods may be called by any goroutine; all ranks
@@ -49,10 +58,8 @@ func InitEnv(ctx context.Context) (*Comm, error) {
 
 // Init makes a communicator of size ranks, which all have the same id. It blocks until all have come.
 func Init(ctx context.Context, size int, id UniqueID, rank int) (*Comm, error) {
-	var raw C.ncclUniqueId
-	copy(unsafe.Slice((*byte)(unsafe.Pointer(&raw.internal[0])), len(id)), id[:])
 	return create(ctx, func(handle *C.ncclComm_t, config *C.ncclConfig_t) error {
-		return ncclCommInitRankConfig(handle, C.int(size), raw, C.int(rank), config)
+		return ncclCommInitRankConfig(handle, C.int(size), id.raw(), C.int(rank), config)
 	})
 }
 
@@ -79,6 +86,36 @@ func (c *Comm) Shrink(ctx context.Context, exclude ...int) (*Comm, error) {
 	}
 	return create(ctx, func(handle *C.ncclComm_t, config *C.ncclConfig_t) error {
 		return ncclCommShrink(c.handle, &list[0], C.int(len(exclude)), handle, config, NcclShrinkAbort)
+	})
+}
+
+// GrowID makes the id by which ranks Join one growth of this communicator; the rank that calls it passes
+// it to Grow.
+func (c *Comm) GrowID() (id UniqueID, err error) {
+	var raw C.ncclUniqueId
+	err = ncclCommGetUniqueId(c.handle, &raw)
+	return fromRaw(&raw), err
+}
+
+// Grow makes a communicator of size ranks; all ranks of this one call, and keep their numbers. The rank
+// that called GrowID passes the id, the others nil. It blocks until all have called and joined.
+func (c *Comm) Grow(ctx context.Context, size int, id *UniqueID) (*Comm, error) {
+	var raw *C.ncclUniqueId
+	if id != nil {
+		copied := id.raw()
+		raw = &copied
+	}
+	return create(ctx, func(handle *C.ncclComm_t, config *C.ncclConfig_t) error {
+		return ncclCommGrow(c.handle, C.int(size), raw, -1, handle, config)
+	})
+}
+
+// Join is for the ranks that Grow adds to a communicator: size is the number of ranks then, id what
+// GrowID made. It blocks until all have come.
+func Join(ctx context.Context, size int, id UniqueID, rank int) (*Comm, error) {
+	raw := id.raw()
+	return create(ctx, func(handle *C.ncclComm_t, config *C.ncclConfig_t) error {
+		return ncclCommGrow(nil, C.int(size), &raw, C.int(rank), handle, config)
 	})
 }
 
@@ -146,6 +183,13 @@ func (c *Comm) Rank() int { return c.rank }
 // Size is the number of ranks.
 func (c *Comm) Size() int { return c.size }
 
+// Device is the index of the device that the communicator works on.
+func (c *Comm) Device() (int, error) {
+	var index C.int
+	err := ncclCommCuDevice(c.handle, &index)
+	return int(index), err
+}
+
 // Err is why the communicator failed; nil where it did not.
 func (c *Comm) Err() error {
 	info := C.oxcclErrorInfo_t{}
@@ -172,6 +216,32 @@ func (c *Comm) Abort() error {
 		return nil
 	}
 	return ncclCommAbort(c.handle)
+}
+
+// Revoke ends the operations of the communicator, which can then only be split, shrunk, closed or
+// aborted. It blocks a second at most.
+func (c *Comm) Revoke() error { return ncclCommRevoke(c.handle, NcclRevokeDefault) }
+
+// Suspend gives memory of the communicator back to the system; until Resume it takes no operations, and
+// none may be under way.
+func (c *Comm) Suspend() error { return ncclCommSuspend(c.handle, NcclSuspendMem) }
+
+// Resume lets a suspended communicator take operations again.
+func (c *Comm) Resume() error { return ncclCommResume(c.handle) }
+
+// MemStat tells how much memory, in bytes, the communicator takes in this process; StatGpuMemSuspended
+// is 1 while it is suspended.
+func (c *Comm) MemStat(stat CommMemStat) (uint64, error) {
+	var value C.uint64_t
+	err := ncclCommMemStats(c.handle, stat, &value)
+	return uint64(value), err
+}
+
+// InPlace tells how many collectives so far read or wrote the other ranks' buffers where they lie.
+func (c *Comm) InPlace() (uint64, error) {
+	var count C.uint64_t
+	err := oxcclCommInPlace(c.handle, &count)
+	return uint64(count), err
 }
 
 // Close completes all operations and ends the communicator; it waits for the other ranks. After Abort
@@ -209,8 +279,7 @@ type Registration struct {
 // Register registers a buffer, which must outlive the registration.
 func Register[T Element](c *Comm, b Buffer[T]) (*Registration, error) {
 	var handle unsafe.Pointer
-	var zero T
-	err := ncclCommRegister(c.handle, b.data, C.size_t(uintptr(b.n)*unsafe.Sizeof(zero)), &handle)
+	err := ncclCommRegister(c.handle, b.data, C.size_t(uintptr(b.n)*sizeOf[T]()), &handle)
 	if err != nil {
 		return nil, err
 	}
@@ -222,7 +291,10 @@ func (r *Registration) Close() error { return ncclCommDeregister(r.comm.handle, 
 
 // wait has a call on slices done: what it began is complete, or the context has ended it.
 func (c *Comm) wait(ctx context.Context) error {
-	if err := ctx.Err(); err != nil {
+	if ctx.Done() == nil {
+		return c.stream.Synchronize()
+	}
+	if ctx.Err() != nil {
 		c.Abort()
 		return context.Cause(ctx)
 	}

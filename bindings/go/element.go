@@ -24,6 +24,11 @@ type Element interface {
 		F16 | BF16 | F8E4M3 | F8E5M2
 }
 
+func sizeOf[T Element]() uintptr {
+	var zero T
+	return unsafe.Sizeof(zero)
+}
+
 func dataType[T Element]() DataType {
 	var zero T
 	switch any(zero).(type) {
@@ -76,12 +81,11 @@ type Buffer[T Element] struct {
 // Alloc makes a buffer of n elements, all zero, on the current device.
 func Alloc[T Element](n int) (Buffer[T], error) {
 	var data unsafe.Pointer
-	var zero T
-	if n < 0 || uintptr(n) > ^uintptr(0)>>1/unsafe.Sizeof(zero) {
+	if n < 0 || uintptr(n) > ^uintptr(0)>>1/sizeOf[T]() {
 		text := fmt.Sprintf("Alloc: n is %d; expected 0 or more, and no more than memory can hold", n)
 		return Buffer[T]{}, &Error{Code: InvalidArgument, Rank: -1, Peer: -1, Text: text}
 	}
-	if err := allocate(&data, uintptr(n)*unsafe.Sizeof(zero)); err != nil {
+	if err := allocate(&data, uintptr(n)*sizeOf[T]()); err != nil {
 		return Buffer[T]{}, err
 	}
 	return Buffer[T]{data, n}, nil

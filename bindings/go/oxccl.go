@@ -10,11 +10,16 @@
 package oxccl
 
 // #include "shim_gen.h"
+// static void oxgo_simulation(ncclSimInfo_t *info) {
+//   ncclSimInfo_t initial = NCCL_SIM_INFO_INITIALIZER;
+//   *info = initial;
+// }
 import "C"
 
 import (
 	"fmt"
 	"runtime"
+	"time"
 	"unsafe"
 )
 
@@ -97,9 +102,24 @@ func OnDevice(kind DeviceKind, index int, f func() error) error {
 	return f()
 }
 
+// SetLogLevel sets what is logged: 0 nothing, 1 the version, 2 warnings, 3 information, 5 everything.
+// Lines go where NCCL_DEBUG_FILE says.
+func SetLogLevel(level int) error { return oxcclSetLog(C.int(level), nil, nil) }
+
 // Group launches together what f calls: the Async functions, whose sends and receives then need no
 // order. Slices cannot be used in it, as nothing is complete before its end.
-func Group(f func() error) (err error) {
+func Group(f func() error) error { return grouped(f, ncclGroupEnd) }
+
+// Estimate tells how long Group would take for what f calls, by the library's model of the machine;
+// nothing is launched.
+func Estimate(f func() error) (time.Duration, error) {
+	var info C.ncclSimInfo_t
+	C.oxgo_simulation(&info)
+	err := grouped(f, func() error { return ncclGroupSimulateEnd(&info) })
+	return time.Duration(float64(info.estimatedTime) * float64(time.Microsecond)), err
+}
+
+func grouped(f, end func() error) (err error) {
 	// Groups belong to threads.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -107,8 +127,8 @@ func Group(f func() error) (err error) {
 		return err
 	}
 	defer func() {
-		if end := ncclGroupEnd(); err == nil && end != InProgress {
-			err = end
+		if failed := end(); err == nil && failed != InProgress {
+			err = failed
 		}
 	}()
 	return f()

@@ -326,18 +326,3 @@ func TestDevices(t *testing.T) {
 		t.Error(nccl, oxccl, err)
 	}
 }
-
-// What the binding adds to a call: an all-reduce of one rank, of nothing.
-func BenchmarkCall(b *testing.B) {
-	c, err := InitEnv(background)
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer c.Close()
-	var none Buffer[float32]
-	for i := 0; i < b.N; i++ {
-		if err := AllReduceAsync(c, none, none, Sum, c.stream); err != nil {
-			b.Fatal(err)
-		}
-	}
-}

@@ -54,9 +54,13 @@ func Copy[T Element](to, from Buffer[T], on *Stream) error {
 	if to.n != from.n {
 		return mismatch("Copy", "to", to.n, from.n)
 	}
-	var zero T
-	bytes := C.size_t(uintptr(to.n) * unsafe.Sizeof(zero))
+	bytes := C.size_t(uintptr(to.n) * sizeOf[T]())
 	return oxcclMemcpyAsync(to.data, from.data, bytes, on.handle)
+}
+
+// Clear makes all elements of a buffer zero, in the order of the stream.
+func Clear[T Element](b Buffer[T], on *Stream) error {
+	return oxcclMemsetAsync(b.data, 0, C.size_t(uintptr(b.n)*sizeOf[T]()), on.handle)
 }
 
 // Event is a mark in a stream.
@@ -95,24 +99,39 @@ type Graph struct{ handle C.oxcclGraphExec_t }
 
 // Capture puts what f calls on the stream into a graph, instead of having it done.
 func Capture(on *Stream, f func() error) (*Graph, error) {
-	if err := oxcclStreamBeginCapture(on.handle, CaptureRelaxed); err != nil {
-		return nil, err
-	}
-	err := f()
-	var captured C.oxcclGraph_t
-	if end := oxcclStreamEndCapture(on.handle, &captured); end != nil {
-		return nil, errors.Join(err, end)
-	}
-	// The executable graph needs it no more.
-	defer oxcclGraphDestroy(captured, nil)
+	var handle C.oxcclGraphExec_t
+	err := captured(on, f, func(graph C.oxcclGraph_t) error {
+		return oxcclGraphInstantiate(&handle, graph)
+	})
 	if err != nil {
 		return nil, err
 	}
-	var handle C.oxcclGraphExec_t
-	if err := oxcclGraphInstantiate(&handle, captured); err != nil {
-		return nil, err
-	}
 	return &Graph{handle}, nil
+}
+
+// Update puts what f calls on the stream in the place of what the graph does. Both must be the same calls
+// in the same order; buffers, counts and roots may differ. Launches under way keep theirs.
+func (g *Graph) Update(on *Stream, f func() error) error {
+	return captured(on, f, func(graph C.oxcclGraph_t) error {
+		return oxcclGraphExecUpdate(g.handle, graph)
+	})
+}
+
+func captured(on *Stream, f func() error, use func(C.oxcclGraph_t) error) error {
+	if err := oxcclStreamBeginCapture(on.handle, CaptureRelaxed); err != nil {
+		return err
+	}
+	err := f()
+	var graph C.oxcclGraph_t
+	if end := oxcclStreamEndCapture(on.handle, &graph); end != nil {
+		return errors.Join(err, end)
+	}
+	// What is made of it needs it no more.
+	defer oxcclGraphDestroy(graph, nil)
+	if err != nil {
+		return err
+	}
+	return use(graph)
 }
 
 // Launch does it once, in the order of the stream.

@@ -204,6 +204,11 @@ void made_from_others(oxccl::communicator &comm, const oxccl::stream &s) {
   s.synchronize();
   EXPECT(x[0] == 2);
   auto memory = oxccl::buffer<float>::allocate(64);
+  auto large = oxccl::buffer<float>::allocate(1 << 20);
+  const auto before = comm.in_place();
+  comm.all_reduce(large, large, ncclSum, s);
+  s.synchronize();
+  EXPECT(comm.in_place() == before + 1);
   auto own = comm.register_buffer(memory);
   auto open = comm.open_window(memory);
   EXPECT(own.get() != nullptr && open.get() != nullptr);
@@ -217,6 +222,56 @@ void made_from_others(oxccl::communicator &comm, const oxccl::stream &s) {
   s.synchronize();
   EXPECT(memory[9] == 20.0f && memory[10] == 5.0f);
 #endif
+}
+
+void one_sided(const oxccl::communicator &comm, const oxccl::stream &s) {
+  const int rank = comm.rank();
+  auto memory = oxccl::buffer<int>::allocate(kRanks);
+  auto open = comm.open_window(memory);
+  // Each rank writes its number into its place in all windows.
+  std::vector<int> own{rank + 1};
+  std::vector<ncclWaitSignalDesc_t> signals;
+  for (int r = 0; r < kRanks; r++) {
+    comm.put(own, r, open, static_cast<std::size_t>(rank), 3, s);
+    comm.signal(r, 4, s);
+    signals.push_back({1, r, 3, 0});
+    signals.push_back({1, r, 4, 0});
+  }
+  comm.wait_signals(signals, s);
+  s.synchronize();
+  for (int r = 0; r < kRanks; r++) EXPECT(memory[static_cast<std::size_t>(r)] == r + 1);
+  expect_error(ncclInvalidArgument, "16", [&] { comm.put(own, 0, open, kRanks, 0, s); });
+  expect_error(ncclInvalidArgument, "", [&] { comm.put(own, 0, open, SIZE_MAX / 2 + 1, 0, s); });
+  expect_error(ncclInvalidArgument, "context 4", [&] { comm.signal(0, 0, s, 4); });
+  // Nobody writes any more.
+  comm.all_reduce(own, own, ncclSum, s);
+  oxccl::clear(memory, s);
+  s.synchronize();
+  EXPECT(own[0] == 10 && all(memory, 0));
+}
+
+void grown_and_suspended(const oxccl::communicator &comm, const oxccl::stream &s) {
+  const int rank = comm.rank();
+  auto half = comm.split(rank / 2, rank);
+  std::vector<ncclUniqueId> id(1);
+  if (rank == 0) id[0] = half.growth_id();
+  comm.broadcast(oxccl::span<char>(id[0].internal, sizeof id[0].internal), 0, s);
+  s.synchronize();
+  auto whole = rank == 0   ? half.grow(kRanks, &id[0])
+               : rank == 1 ? half.grow(kRanks)
+                           : oxccl::communicator::join(kRanks, id[0], rank);
+  EXPECT(whole.rank() == rank && whole.size() == kRanks && whole.device() >= 0);
+  std::vector<int> x{1};
+  whole.suspend();
+  EXPECT(whole.memory(ncclStatGpuMemSuspended) == 1);
+  expect_error(ncclInvalidUsage, "suspended", [&] { whole.all_reduce(x, x, ncclSum, s); });
+  whole.resume();
+  whole.all_reduce(x, x, ncclSum, s);
+  s.synchronize();
+  EXPECT(x[0] == kRanks);
+  oxccl::group together;
+  whole.all_reduce(x, x, ncclSum, s);
+  EXPECT(together.estimate() > 0 && x[0] == kRanks);
 }
 
 // Run last: the communicator is over then.
@@ -273,6 +328,8 @@ void rank(oxccl::communicator comm) {
   counts_per_rank(comm, s);
   graphs_and_events(comm, s);
   made_from_others(comm, s);
+  one_sided(comm, s);
+  grown_and_suspended(comm, s);
   errors(std::move(comm), s);
 }
 
@@ -297,6 +354,10 @@ void unwinding(oxccl::communicator comm) {
 }  // namespace
 
 int main() {
+  EXPECT(oxccl::version() == std::make_pair(NCCL_VERSION_CODE, OXCCL_VERSION_CODE));
+  oxccl::set_device(oxcclDeviceHost, 1);
+  EXPECT(oxccl::current_device() == std::make_pair(oxcclDeviceHost, 1));
+  oxccl::set_log(2);
   if (std::getenv("OXCCL_RANK")) {
     rank(oxccl::communicator::from_env());
   } else {

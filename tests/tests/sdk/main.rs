@@ -1,5 +1,6 @@
 //! The installed product as others use it: build systems and languages, each outside the repository.
 
+mod complete;
 mod cpp;
 mod go;
 mod install;

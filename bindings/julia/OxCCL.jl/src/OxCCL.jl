@@ -17,7 +17,10 @@ include("raw_gen.jl")
 
 export Comm, Stream, Event, Graph, UniqueId, OxCCLError
 export Allreduce!, Bcast!, Reduce!, Allgather!, Reduce_scatter!, Alltoall!, Gather!, Scatter!, Send, Recv!
-export synchronize, group, capture, launch, record, alloc, split, shrink, abort, premulsum
+export VBuffer, Allgatherv!, Reduce_scatterv!, Alltoallv!, Gatherv!, Scatterv!
+export Window, put, signal, wait_signals
+export synchronize, group, estimate, capture, launch, update!, record, alloc, clear!
+export split, shrink, grow, grow_id, abort, revoke, suspend, resume, premulsum, register, on_device
 
 # ---- The library and its errors ----
 
@@ -98,6 +101,23 @@ datatype(::Type{Float16}) = ncclFloat16
 datatype(::Type{Float32}) = ncclFloat32
 datatype(::Type{Float64}) = ncclFloat64
 
+# Types of elements that Julia has none for; the bits only.
+"bfloat16, the upper half of a `Float32`: its bits."
+struct BF16
+    bits::UInt16
+end
+"OCP E4M3: its bits."
+struct F8E4M3
+    bits::UInt8
+end
+"OCP E5M2: its bits."
+struct F8E5M2
+    bits::UInt8
+end
+datatype(::Type{BF16}) = ncclBfloat16
+datatype(::Type{F8E4M3}) = ncclFloat8e4m3
+datatype(::Type{F8E5M2}) = ncclFloat8e5m2
+
 "The number of an operation: of `+`, `*`, `max`, `min`, a constant such as `ncclAvg`, or of `premulsum`."
 operation(::typeof(+)) = Cint(ncclSum)
 operation(::typeof(*)) = Cint(ncclProd)
@@ -108,19 +128,67 @@ operation(op::ncclRedOp_t) = Cint(op)
 "Arrays whose elements lie one behind the other."
 const Elements{T} = Union{DenseArray{T}, Base.FastContiguousSubArray{T}}
 
+# Where the elements lie.
+address(x::Elements) = Ptr{Cvoid}(pointer(x))
+
 """
     alloc(T, dims...)
 
 An array, all zero, in memory that other ranks of this host read and write in place. It is freed when it
-is no longer used.
+is no longer used. Only on the host device: memory of a GPU is no `Array`.
 """
 function alloc(::Type{T}, dims::Integer...) where {T}
+    device()[1] == oxcclDeviceHost || throw(OxCCLError(
+        ncclInvalidUsage, -1, -1, "alloc: the current device is a GPU, whose memory is no Array; use CuArray"))
     place = Ref{Ptr{Cvoid}}()
     check(oxcclMemAlloc(place, prod(dims) * sizeof(T)))
     data = place[]
     array = unsafe_wrap(Array, Ptr{T}(data), Int.(dims))
     finalizer(_ -> oxcclMemFree(data), array)
     return array
+end
+
+# ---- Devices ----
+
+"The number of devices of a kind, `oxcclDeviceHost` or `oxcclDeviceCuda`."
+function device_count(kind::oxcclDeviceKind_t)
+    place = Ref{Cint}()
+    check(oxcclDeviceCount(kind, place))
+    return Int(place[])
+end
+
+"The current device of the thread: kind and index."
+function device()
+    kind, index = Ref{Cint}(), Ref{Cint}()
+    check(oxcclDeviceGet(kind, index))
+    return (oxcclDeviceKind_t(kind[]), Int(index[]))
+end
+
+# Has the task stay on its thread meanwhile.
+function on_thread(f)
+    task = current_task()
+    sticky, task.sticky = task.sticky, true
+    try
+        return f()
+    finally
+        task.sticky = sticky
+    end
+end
+
+"""
+    on_device(f, kind, index)
+
+Calls `f` with another current device, for what it makes: communicators, streams, arrays. What other tasks
+make on this thread meanwhile is on that device too.
+"""
+on_device(f, kind::oxcclDeviceKind_t, index::Integer) = on_thread() do
+    old = device()
+    check(oxcclDeviceSet(kind, index))
+    try
+        f()
+    finally
+        oxcclDeviceSet(old...)
+    end
 end
 
 # ---- Streams, events, graphs ----
@@ -169,15 +237,19 @@ pause(began) = time_ns() - began < 1_000_000 ? yield() : sleep(0.001)
 
 "Waits until a stream has done everything, and lets other tasks run; throws where its work failed."
 function synchronize(s::Stream)
-    began = time_ns()
     try
-        while !isdone(s)
-            pause(began)
-        end
+        wait_until_done(s.handle)
     finally
         empty!(s.keeper.arrays)
     end
     return nothing
+end
+
+function wait_until_done(stream)
+    began = time_ns()
+    while !finished(oxcclStreamQuery(stream))
+        pause(began)
+    end
 end
 
 "A mark in a stream."
@@ -216,26 +288,47 @@ end
 Puts what `f` calls on the stream into a graph, instead of having it done.
 """
 function capture(f, s::Stream)
+    place = Ref{Ptr{Cvoid}}()
+    kept = captured(graph -> oxcclGraphInstantiate(place, graph), f, s)
+    return finalizer(g -> oxcclGraphDestroy(C_NULL, g.handle), Graph(place[], kept))
+end
+
+"""
+    update!(f, graph, stream)
+
+Puts what `f` calls on the stream in the place of what the graph does. Both must be the same calls in the
+same order; arrays, lengths and roots may differ. Launches under way keep theirs.
+"""
+function update!(f, g::Graph, s::Stream)
+    kept = captured(graph -> oxcclGraphExecUpdate(g.handle, graph), f, s)
+    # What is under way still needs the old ones.
+    append!(s.keeper.arrays, g.kept)
+    g.kept = kept
+    return g
+end
+
+# The arrays of what was captured.
+function captured(use, f, s::Stream)
     check(oxcclStreamBeginCapture(s.handle, oxcclCaptureRelaxed))
-    captured = Ref{Ptr{Cvoid}}(C_NULL)
+    graph = Ref{Ptr{Cvoid}}(C_NULL)
     arrays = s.keeper.arrays
     before = length(arrays)
     try
         f()
     catch
-        oxcclStreamEndCapture(s.handle, captured)
-        oxcclGraphDestroy(captured[], C_NULL)
+        oxcclStreamEndCapture(s.handle, graph)
+        oxcclGraphDestroy(graph[], C_NULL)
         resize!(arrays, before)
         rethrow()
     end
     kept = arrays[before+1:end]
     resize!(arrays, before)
-    check(oxcclStreamEndCapture(s.handle, captured))
-    place = Ref{Ptr{Cvoid}}()
-    code = oxcclGraphInstantiate(place, captured[])
-    oxcclGraphDestroy(captured[], C_NULL)
-    check(code)
-    return finalizer(g -> oxcclGraphDestroy(C_NULL, g.handle), Graph(place[], kept))
+    check(oxcclStreamEndCapture(s.handle, graph))
+    code = use(graph[])
+    failure = code == Cint(ncclSuccess) ? nothing : last_error(code, oxcclLastError)
+    oxcclGraphDestroy(graph[], C_NULL)
+    failure === nothing || throw(failure)
+    return kept
 end
 
 "Does what was captured once, in the order of the stream."
@@ -250,43 +343,73 @@ end
 
 Launches together what `f` calls with `stream = …`: sends and receives then need no order. `f` must not wait.
 """
-function group(f)
-    # Groups belong to threads.
-    task = current_task()
-    sticky, task.sticky = task.sticky, true
-    try
-        check(ncclGroupStart())
-        try
-            f()
-        catch
-            ncclGroupEnd()
-            rethrow()
-        end
-        check(ncclGroupEnd())
-    finally
-        task.sticky = sticky
-    end
-    return nothing
+group(f) = grouped(f, ncclGroupEnd)
+
+"""
+    estimate(f)
+
+The seconds that `group(f)` would take, by the library's model of the machine; nothing is launched.
+"""
+function estimate(f)
+    # As NCCL_SIM_INFO_INITIALIZER has it.
+    info = Ref(ncclSimInfo_t(sizeof(ncclSimInfo_t), 0x74685283, NCCL_VERSION_CODE, 0))
+    grouped(f, () -> ncclGroupSimulateEnd(info))
+    return info[].estimatedTime / 1e6
 end
+
+# Groups belong to threads.
+grouped(f, end_) = on_thread() do
+    check(ncclGroupStart())
+    try
+        f()
+    catch
+        end_()
+        rethrow()
+    end
+    check(end_())
+end
+
+"Copies between arrays of equal length, in the order of the stream, which keeps them."
+function Base.copyto!(to::Elements{T}, from::Elements{T}, s::Stream) where {T}
+    expect("copyto!", "to", length(to), length(from))
+    check(oxcclMemcpyAsync(address(to), address(from), sizeof(T) * length(from), s.handle))
+    keep!(s, to, from)
+    return to
+end
+
+"Makes all elements zero, in the order of the stream, which keeps the array."
+function clear!(x::Elements{T}, s::Stream) where {T}
+    check(oxcclMemsetAsync(address(x), 0, sizeof(T) * length(x), s.handle))
+    keep!(s, x)
+    return x
+end
+
+"Sets what is logged: 0 nothing, 1 the version, 2 warnings, 3 information, 5 everything."
+log_level!(level::Integer) = check(oxcclSetLog(level, C_NULL, C_NULL))
 
 # ---- Communicators ----
 
 "Names a communicator that is to be made; give it to all ranks, and keep it secret."
 struct UniqueId
     raw::ncclUniqueId
-    function UniqueId()
-        place = Ref{ncclUniqueId}()
-        check(ncclGetUniqueId(place))
-        return new(place[])
-    end
+end
+
+function UniqueId()
+    place = Ref{ncclUniqueId}()
+    check(ncclGetUniqueId(place))
+    return UniqueId(place[])
 end
 
 """
     Comm()
     Comm(size, id::UniqueId, rank)
+    Comm(broadcast, size, rank)
+    Comm(comm::MPI.Comm)
 
-This rank's part of a communicator: of all processes that oxccl run, mpirun, srun or torchrun started, or
-of `size` ranks that have the same id. Waits until all have come. `rank` and `size` are its fields.
+This rank's part of a communicator: of all processes that oxccl run, mpirun, srun or torchrun started, of
+`size` ranks that have the same id, of those among which `broadcast(value)` gives everyone rank 0's value,
+or, where MPI.jl is loaded (Julia 1.9 or newer), of MPI's ranks. Waits until all have come. `rank` and
+`size` are its fields.
 
 End it by `close`, which waits for the other ranks, or by [`abort`](@ref): the garbage collector does not,
 since ending a communicator is communication.
@@ -301,6 +424,21 @@ end
 Comm() = create((place, config) -> oxcclCommInitEnv(place, config))
 Comm(size::Integer, id::UniqueId, rank::Integer) =
     create((place, config) -> ncclCommInitRankConfig(place, size, id.raw, rank, config))
+
+function Comm(broadcast::Function, size::Integer, rank::Integer)
+    made = nothing
+    if rank == 0
+        # The others shall not wait for an id that there is none of.
+        made = try
+            UniqueId()
+        catch failure
+            failure
+        end
+    end
+    id = broadcast(made)
+    id isa UniqueId || throw(id)
+    return Comm(size, id, rank)
+end
 
 "A configuration in which nothing waits, and everything else is left to the library."
 function configuration()
@@ -321,10 +459,15 @@ function rest(handle)
 end
 
 function create(begin_)
-    place = Ref{Ptr{Cvoid}}(C_NULL)
-    check(begin_(place, Ref(configuration())))
-    place[] == C_NULL && return nothing
-    handle = place[]
+    # In C's memory: in a group the library would write to it at the end.
+    place = Ptr{Ptr{Cvoid}}(Libc.calloc(1, sizeof(Ptr{Cvoid})))
+    code = begin_(place, Ref(configuration()))
+    handle = unsafe_load(place)
+    code == Cint(ncclSuccess) && handle == C_NULL && throw(OxCCLError(
+        ncclInvalidUsage, -1, -1, "a communicator cannot be made in a group"))
+    Libc.free(place)
+    check(code)
+    handle == C_NULL && return nothing
     state = rest(handle)
     if state != ncclSuccess
         failure = last_error(state, info -> oxcclCommLastError(handle, info))
@@ -353,6 +496,58 @@ function shrink(c::Comm, exclude)
     end
 end
 
+"The id by which ranks join one growth of a communicator; the rank that calls it passes it to [`grow`](@ref)."
+function grow_id(c::Comm)
+    place = Ref{ncclUniqueId}()
+    check(ncclCommGetUniqueId(c.handle, place))
+    return UniqueId(place[])
+end
+
+"""
+    grow(c, size)
+    grow(c, size, id)
+    grow(size, id, rank)
+
+A communicator of `size` ranks. All ranks of `c` call, and keep their numbers; the one that called
+[`grow_id`](@ref) passes the id. Those that join call with the id and their rank. Waits until all have come.
+"""
+grow(c::Comm, size::Integer) =
+    create((place, config) -> ncclCommGrow(c.handle, size, C_NULL, -1, place, config))
+grow(c::Comm, size::Integer, id::UniqueId) =
+    create((place, config) -> ncclCommGrow(c.handle, size, Ref(id.raw), -1, place, config))
+grow(size::Integer, id::UniqueId, rank::Integer) =
+    create((place, config) -> ncclCommGrow(C_NULL, size, Ref(id.raw), rank, place, config))
+
+"Ends the operations of a communicator, which can then only be split, shrunk, closed or aborted. Blocks a second at most."
+revoke(c::Comm) = check(ncclCommRevoke(c.handle, NCCL_REVOKE_DEFAULT))
+
+"Gives memory of a communicator back to the system; until [`resume`](@ref) it takes no operations."
+suspend(c::Comm) = check(ncclCommSuspend(c.handle, NCCL_SUSPEND_MEM))
+
+"Lets a suspended communicator take operations again."
+resume(c::Comm) = check(ncclCommResume(c.handle))
+
+"How much memory, in bytes, a communicator takes in this process; `ncclStatGpuMemSuspended` is 1 while it is suspended."
+function memory(c::Comm, stat::ncclCommMemStat_t)
+    place = Ref{UInt64}()
+    check(ncclCommMemStats(c.handle, stat, place))
+    return place[]
+end
+
+"How many collectives so far read or wrote the other ranks' buffers where they lie."
+function in_place(c::Comm)
+    place = Ref{UInt64}()
+    check(oxcclCommInPlace(c.handle, place))
+    return place[]
+end
+
+"The index of the device that a communicator works on."
+function device(c::Comm)
+    place = Ref{Cint}()
+    check(ncclCommCuDevice(c.handle, place))
+    return Int(place[])
+end
+
 "Ends a communicator at once: its operations fail, and those of the other ranks. Blocks a second at most."
 function abort(c::Comm)
     handle, c.handle = c.handle, C_NULL
@@ -375,10 +570,13 @@ end
 timeout!(c::Comm, seconds::Real) =
     check(oxcclCommSetTimeout(c.handle, isfinite(seconds) ? round(Int64, 1e9 * seconds) : -1))
 
-"An operation made for one communicator and type of elements."
+"An operation made for one communicator and type of elements; `close` ends it."
 struct PreMulSum
     number::Cint
+    comm::Comm
 end
+
+Base.close(op::PreMulSum) = check(ncclRedOpDestroy(op.number, op.comm.handle))
 
 operation(op::PreMulSum) = op.number
 
@@ -389,48 +587,68 @@ function premulsum(c::Comm, factor::T) where {T}
         to, from = Base.unsafe_convert(Ptr{Cint}, place), Base.unsafe_convert(Ptr{T}, scalar)
         check(ncclRedOpCreatePreMulSum(to, from, datatype(T), ncclScalarHostImmediate, c.handle))
     end
-    return PreMulSum(place[])
+    return PreMulSum(place[], c)
 end
 
+"A registered array, which it keeps; `close` ends the registration, before the communicator's end."
+struct Registration
+    comm::Comm
+    handle::Ptr{Cvoid}
+    data::Any
+end
+
+"Registers an array."
+function register(c::Comm, data::Elements{T}) where {T}
+    place = Ref{Ptr{Cvoid}}()
+    check(ncclCommRegister(c.handle, address(data), sizeof(T) * length(data), place))
+    return Registration(c, place[], data)
+end
+
+Base.close(r::Registration) = check(ncclCommDeregister(r.comm.handle, r.handle))
+
 # ---- Collectives ----
+
+# Until the stream has been synchronized.
+@inline keep!(s::Stream) = nothing
+@inline keep!(s::Stream, array, more...) = (push!(s.keeper.arrays, array); keep!(s, more...))
 
 # Begins a call on arrays; waits for it where no stream was named.
 @inline function run(call, c::Comm, ::Nothing, arrays...)
     check(GC.@preserve arrays call(c.stream.handle))
-    append!(c.stream.keeper.arrays, arrays)
+    keep!(c.stream, arrays...)
     return synchronize(c.stream)
 end
 @inline function run(call, c::Comm, s::Stream, arrays...)
     check(GC.@preserve arrays call(s.handle))
-    append!(s.keeper.arrays, arrays)
+    keep!(s, arrays...)
     return nothing
 end
 
 expect(call, argument, got, expected) = got == expected || mismatch(call, argument, got, expected)
 
 "`Allreduce!(send, recv, op, comm)`, `Allreduce!(data, op, comm)`: the reduction of all ranks' elements, on every rank."
-function Allreduce!(send::Elements{T}, recv::Elements{T}, op, c::Comm; stream = nothing) where {T}
+function Allreduce!(send::Elements{T}, recv::Elements{T}, op::O, c::Comm; stream = nothing) where {T,O}
     expect("Allreduce!", "recv", length(recv), length(send))
     run(c, stream, send, recv) do on
-        ncclAllReduce(pointer(send), pointer(recv), length(send), datatype(T), operation(op), c.handle, on)
+        ncclAllReduce(address(send), address(recv), length(send), datatype(T), operation(op), c.handle, on)
     end
     return recv
 end
-Allreduce!(data::Elements, op, c::Comm; stream = nothing) = Allreduce!(data, data, op, c; stream = stream)
+Allreduce!(data::Elements, op::O, c::Comm; stream = nothing) where {O} = Allreduce!(data, data, op, c; stream = stream)
 
 "`Bcast!(data, root, comm)`: the root's elements, on every rank."
 function Bcast!(data::Elements{T}, root::Integer, c::Comm; stream = nothing) where {T}
     run(c, stream, data) do on
-        ncclBcast(pointer(data), length(data), datatype(T), root, c.handle, on)
+        ncclBcast(address(data), length(data), datatype(T), root, c.handle, on)
     end
     return data
 end
 
 "`Reduce!(send, recv, op, root, comm)`: the reduction of all ranks' elements in the root's `recv`, ignored elsewhere."
-function Reduce!(send::Elements{T}, recv::Elements{T}, op, root::Integer, c::Comm; stream = nothing) where {T}
+function Reduce!(send::Elements{T}, recv::Elements{T}, op::O, root::Integer, c::Comm; stream = nothing) where {T,O}
     c.rank == root && expect("Reduce!", "recv", length(recv), length(send))
     run(c, stream, send, recv) do on
-        ncclReduce(pointer(send), pointer(recv), length(send), datatype(T), operation(op), root, c.handle, on)
+        ncclReduce(address(send), address(recv), length(send), datatype(T), operation(op), root, c.handle, on)
     end
     return recv
 end
@@ -439,16 +657,16 @@ end
 function Allgather!(send::Elements{T}, recv::Elements{T}, c::Comm; stream = nothing) where {T}
     expect("Allgather!", "recv", length(recv), length(send) * c.size)
     run(c, stream, send, recv) do on
-        ncclAllGather(pointer(send), pointer(recv), length(send), datatype(T), c.handle, on)
+        ncclAllGather(address(send), address(recv), length(send), datatype(T), c.handle, on)
     end
     return recv
 end
 
 "`Reduce_scatter!(send, recv, op, comm)`: block r of the reduction of all ranks' elements, on rank r."
-function Reduce_scatter!(send::Elements{T}, recv::Elements{T}, op, c::Comm; stream = nothing) where {T}
+function Reduce_scatter!(send::Elements{T}, recv::Elements{T}, op::O, c::Comm; stream = nothing) where {T,O}
     expect("Reduce_scatter!", "send", length(send), length(recv) * c.size)
     run(c, stream, send, recv) do on
-        ncclReduceScatter(pointer(send), pointer(recv), length(recv), datatype(T), operation(op), c.handle, on)
+        ncclReduceScatter(address(send), address(recv), length(recv), datatype(T), operation(op), c.handle, on)
     end
     return recv
 end
@@ -459,7 +677,7 @@ function Alltoall!(send::Elements{T}, recv::Elements{T}, c::Comm; stream = nothi
     expect("Alltoall!", "send", length(send), count * c.size)
     expect("Alltoall!", "recv", length(recv), length(send))
     run(c, stream, send, recv) do on
-        ncclAlltoAll(pointer(send), pointer(recv), count, datatype(T), c.handle, on)
+        ncclAlltoAll(address(send), address(recv), count, datatype(T), c.handle, on)
     end
     return recv
 end
@@ -468,7 +686,7 @@ end
 function Gather!(send::Elements{T}, recv::Elements{T}, root::Integer, c::Comm; stream = nothing) where {T}
     c.rank == root && expect("Gather!", "recv", length(recv), length(send) * c.size)
     run(c, stream, send, recv) do on
-        ncclGather(pointer(send), pointer(recv), length(send), datatype(T), root, c.handle, on)
+        ncclGather(address(send), address(recv), length(send), datatype(T), root, c.handle, on)
     end
     return recv
 end
@@ -477,7 +695,7 @@ end
 function Scatter!(send::Elements{T}, recv::Elements{T}, root::Integer, c::Comm; stream = nothing) where {T}
     c.rank == root && expect("Scatter!", "send", length(send), length(recv) * c.size)
     run(c, stream, send, recv) do on
-        ncclScatter(pointer(send), pointer(recv), length(recv), datatype(T), root, c.handle, on)
+        ncclScatter(address(send), address(recv), length(recv), datatype(T), root, c.handle, on)
     end
     return recv
 end
@@ -485,7 +703,7 @@ end
 "`Send(data, rank, comm)`: to a rank, which receives as many elements."
 function Send(data::Elements{T}, to::Integer, c::Comm; stream = nothing) where {T}
     run(c, stream, data) do on
-        ncclSend(pointer(data), length(data), datatype(T), to, c.handle, on)
+        ncclSend(address(data), length(data), datatype(T), to, c.handle, on)
     end
     return nothing
 end
@@ -493,9 +711,12 @@ end
 "`Recv!(data, rank, comm)`: from a rank, which sends as many elements."
 function Recv!(data::Elements{T}, from::Integer, c::Comm; stream = nothing) where {T}
     run(c, stream, data) do on
-        ncclRecv(pointer(data), length(data), datatype(T), from, c.handle, on)
+        ncclRecv(address(data), length(data), datatype(T), from, c.handle, on)
     end
     return data
 end
+
+include("counts.jl")
+include("windows.jl")
 
 end

@@ -1,12 +1,11 @@
 using OxCCL
+using OxCCL: BF16, F8E4M3, F8E5M2
 using OxCCL: ncclAvg, ncclInvalidArgument, ncclInvalidUsage, ncclRemoteError, NCCL_SPLIT_NOCOLOR
 using Test
 
 const RANKS = 4
 
-# Processes each compile every method again, which takes longer than all else.
-const TYPES = haskey(ENV, "OXCCL_RANK") ? (Int32, Float64) :
-    (Int8, UInt8, Int32, UInt32, Int64, UInt64, Float16, Float32, Float64)
+const TYPES = (Int8, UInt8, Int32, UInt32, Int64, UInt64, Float16, Float32, Float64, BF16, F8E4M3, F8E5M2)
 
 # Calls f on four ranks: tasks of this process, or this process where a launcher started it as one.
 # A rank that fails aborts, so that the others do not wait for it.
@@ -43,29 +42,52 @@ function expect_error(f, code, text)
     @test "no error" == text
 end
 
+# A small number in a type that Julia may know the bits of only.
+number(::Type{T}, value) where {T<:Real} = T(value)
+number(::Type{BF16}, value) = BF16(bits(value, 7, 127))
+number(::Type{F8E4M3}, value) = F8E4M3(bits(value, 3, 7))
+number(::Type{F8E5M2}, value) = F8E5M2(bits(value, 2, 15))
+function bits(value, mantissa, bias)
+    value == 0 && return 0
+    e = exponent(float(value))
+    return (e + bias) << mantissa | Int((value / 2.0^e - 1) * 2^mantissa)
+end
+
 # Rank r has the value r + 1.
 function collectives(c, ::Type{T}) where {T}
     n, rank = 3, c.rank
-    own, out, wide = fill(T(rank + 1), n), zeros(T, n), zeros(T, n * RANKS)
-    blocks = repeat(T[1, 2, 3, 4], inner = n)
-    @test Allreduce!(own, out, +, c) == fill(T(10), n)
-    @test Allreduce!(own, out, *, c) == fill(T(24), n)
-    @test Allreduce!(own, out, max, c) == fill(T(4), n)
-    @test Allreduce!(copy(own), min, c) == fill(T(1), n)
-    @test Bcast!(copy(own), 2, c) == fill(T(3), n)
-    fill!(out, 0)
-    @test Reduce!(own, out, +, 3, c) == fill(T(rank == 3 ? 10 : 0), n)
+    full(value, count = n) = fill(number(T, value), count)
+    own, out, wide = full(rank + 1), full(0), full(0, n * RANKS)
+    blocks = [number(T, r) for r in 1:RANKS for _ in 1:n]
+    @test Allreduce!(own, out, +, c) == full(10)
+    @test Allreduce!(own, out, *, c) == full(24)
+    @test Allreduce!(own, out, max, c) == full(4)
+    @test Allreduce!(copy(own), min, c) == full(1)
+    @test Bcast!(copy(own), 2, c) == full(3)
+    out = full(0)
+    @test Reduce!(own, out, +, 3, c) == full(rank == 3 ? 10 : 0)
     @test Allgather!(own, wide, c) == blocks
-    @test Reduce_scatter!(blocks, out, +, c) == fill(T(4 * (rank + 1)), n)
-    fill!(wide, 0)
-    @test Alltoall!(fill(T(rank + 1), n * RANKS), wide, c) == blocks
-    fill!(wide, 0)
-    @test Gather!(own, wide, 1, c) == (rank == 1 ? blocks : zero(blocks))
+    @test Reduce_scatter!(blocks, out, +, c) == full(4 * (rank + 1))
+    wide = full(0, n * RANKS)
+    @test Alltoall!(full(rank + 1, n * RANKS), wide, c) == blocks
+    wide = full(0, n * RANKS)
+    @test Gather!(own, wide, 1, c) == (rank == 1 ? blocks : full(0, n * RANKS))
     @test Scatter!(wide, out, 1, c) == own
+    # The parts of rank r lie at the other end.
+    counts, displs = [1, 2, 3, 4], [9, 7, 4, 0]
+    part, all = full(rank + 1, rank + 1), full(0, 10)
+    expected = [number(T, r) for r in 4:-1:1 for _ in 1:r]
+    @test Allgatherv!(part, VBuffer(all, counts, displs), c) == expected
+    gathered = rank == 2 ? VBuffer(full(0, 10), counts, displs) : nothing
+    @test Gatherv!(part, gathered, 2, c) == (rank == 2 ? expected : nothing)
+    @test Scatterv!(gathered, full(0, rank + 1), 2, c) == part
+    @test Reduce_scatterv!(reverse(expected), full(0, rank + 1), counts, +, c) == full(4 * (rank + 1), rank + 1)
+    mine = VBuffer(full(0, RANKS * (rank + 1)), fill(rank + 1, RANKS))
+    @test Alltoallv!(VBuffer(full(rank + 1, 10), counts), mine, c) == [number(T, r) for r in 1:RANKS for _ in 0:rank]
     if rank == 0
         Send(own, 1, c)
     elseif rank == 1
-        @test Recv!(out, 0, c) == fill(T(1), n)
+        @test Recv!(out, 0, c) == full(1)
     end
 end
 
@@ -123,7 +145,29 @@ end
         synchronize(s)
         synchronize(other)
         @test received == [before]
-        @test Allreduce!([1.0], premulsum(c, Float64(c.rank)), c) == [6]
+        scaled = premulsum(c, Float64(c.rank))
+        @test Allreduce!([1.0], scaled, c) == [6]
+        close(scaled)
+        expect_error(() -> Allreduce!([1.0], scaled, c), ncclInvalidArgument, "op")
+        y = zeros(Float32, 4)
+        update!(graph, s) do
+            Allreduce!(y, +, c, stream = s)
+        end
+        copyto!(y, x, s)
+        launch(graph, s)
+        clear!(x, s)
+        synchronize(s)
+        @test y == fill(256, 4) && x == zeros(4)
+        expect_error(() -> update!(() -> nothing, graph, s), ncclInvalidArgument, "")
+        seconds = estimate(() -> Allreduce!(zeros(1000), +, c, stream = s))
+        @test 0 < seconds < 1
+        large, before = alloc(Float32, 1 << 20), OxCCL.in_place(c)
+        Allreduce!(large, +, c)
+        @test OxCCL.in_place(c) == before + 1
+        registered = register(c, x)
+        @test Allreduce!(x, +, c) == zeros(4)
+        close(registered)
+        expect_error(() -> close(registered), ncclInvalidArgument, "handle")
         close(c)
     end
 end
@@ -147,11 +191,72 @@ end
     end
 end
 
+@testset "growth, suspension, devices" begin
+    on_ranks() do c
+        half = OxCCL.split(c, c.rank ÷ 2, c.rank)
+        id = Ref(UniqueId())
+        c.rank == 0 && (id[] = grow_id(half))
+        Bcast!(unsafe_wrap(Array, Ptr{UInt8}(pointer_from_objref(id)), sizeof(UniqueId)), 0, c)
+        whole = c.rank == 0 ? grow(half, RANKS, id[]) : c.rank == 1 ? grow(half, RANKS) : grow(RANKS, id[], c.rank)
+        @test whole.rank == c.rank && Allreduce!([1], +, whole) == [RANKS]
+        close(half)
+        close(c)
+        suspend(whole)
+        @test OxCCL.memory(whole, OxCCL.ncclStatGpuMemSuspended) == 1
+        expect_error(() -> Allreduce!([1], +, whole), ncclInvalidUsage, "suspended")
+        resume(whole)
+        @test Allreduce!([1], +, whole) == [RANKS]
+        close(whole)
+    end
+    @test OxCCL.device_count(OxCCL.oxcclDeviceHost) >= 1
+    on_device(OxCCL.oxcclDeviceHost, 3) do
+        alone = Comm(1, UniqueId(), 0)
+        @test OxCCL.device(alone) == 3 && OxCCL.device() == (OxCCL.oxcclDeviceHost, 3)
+        close(alone)
+    end
+    expect_error(() -> on_device(() -> nothing, OxCCL.oxcclDeviceHost, -1), ncclInvalidArgument, "index")
+    @test OxCCL.log_level!(2) === nothing
+end
+
+@testset "windows" begin
+    on_ranks() do c
+        x = zeros(Int64, RANKS)
+        w = Window(c, x)
+        s = Stream()
+        # Each rank writes its number into its place in all windows.
+        for r in 0:RANKS-1
+            put([c.rank + 1], w, r, c.rank + 1, 3, stream = s)
+            signal(r, 4, c, stream = s)
+        end
+        wait_signals(c, ((r, number, 1) for r in 0:RANKS-1 for number in 3:4)...)
+        @test x == 1:RANKS
+        synchronize(s)
+        expect_error(() -> put([1], w, 0, RANKS + 1, 0), ncclInvalidArgument, "32")
+        for at in (0, typemin(Int), typemax(Int))
+            expect_error(() -> put([1], w, 0, at, 0), ncclInvalidArgument, "at is $at")
+        end
+        expect_error(() -> put([1], w, RANKS, 1, 0), ncclInvalidArgument, "peer")
+        expect_error(() -> signal(0, 16, c), ncclInvalidArgument, "sigIdx")
+        # Nobody writes any more.
+        Allreduce!([1], +, c)
+        close(w)
+        close(c)
+    end
+end
+
 @testset "errors" begin
     on_ranks() do c
         x = zeros(3)
         expect_error(() -> Bcast!(x, 4, c), ncclInvalidArgument, "root")
         expect_error(() -> Allgather!(x, x, c), ncclInvalidArgument, "recv has 3 elements; expected 12")
+        expect_error(() -> Allgatherv!(x, VBuffer(x, [3, 0, 0]), c), ncclInvalidArgument,
+                     "Allgatherv!: the counts of recv has 3 elements; expected 4")
+        expect_error(() -> VBuffer(x, [1, 3]), ncclInvalidArgument, "a part of 3 elements behind 1 others")
+        expect_error(() -> VBuffer(x, [-1]), ncclInvalidArgument, "a part of -1 elements")
+        expect_error(() -> VBuffer(x, [1], [typemax(Int)]), ncclInvalidArgument, "others is not in an array of 3")
+        expect_error(() -> Gatherv!(x, nothing, c.rank, c), ncclInvalidArgument, "the root needs a VBuffer")
+        expect_error(() -> Reduce_scatterv!(x, x, [1, 1, 0, 0], +, c), ncclInvalidArgument, "send has 3 elements; expected 2")
+        expect_error(() -> group(() -> Comm(1, UniqueId(), 0)), ncclInvalidUsage, "cannot be made in a group")
         @test_throws MethodError Allreduce!(ComplexF64[1], +, c)
         @test_throws MethodError Allreduce!(x, zeros(Float32, 3), +, c)
         # Rank 0 waits for a message that nobody sends, until another task aborts.
@@ -169,19 +274,68 @@ end
     @test OxCCL.version().nccl == v"2.30.7"
 end
 
-# What the binding adds to a call, printed only: an all-reduce of one rank, of nothing.
-@testset "overhead" begin
-    if WORLD === nothing
-        c, none, s = Comm(), Float32[], Stream()
-        calls(n) = for _ in 1:n
-            Allreduce!(none, +, c, stream = s)
+# The extensions, with stand-ins for what they extend: before Julia 1.9 nothing loads extensions, and CUDA.jl
+# needs a GPU.
+push!(LOAD_PATH, joinpath(@__DIR__, "stand-ins"))
+import CUDA, MPI
+include("../ext/OxCCLCUDAExt.jl")
+include("../ext/OxCCLMPIExt.jl")
+
+@testset "extensions" begin
+    values = Channel(RANKS)
+    @sync for r in 0:RANKS-1
+        @async begin
+            c, own = Comm(MPI.Comm(r, RANKS, values)), Stream()
+            task_local_storage(:stream, own.handle)
+            @test c.rank == r
+            x = CUDA.CuArray([1.0, r])
+            Allreduce!(x, +, c)
+            @test x.data == [4, 6]
+            Allreduce!(x, max, c, stream = c.stream)
+            synchronize(c.stream)
+            @test Scatterv!(r == 0 ? VBuffer(x, [1, 1, 0, 0]) : nothing, CUDA.CuArray(zeros(r < 2 ? 1 : 0)), 0, c) ==
+                  (r == 0 ? [4] : r == 1 ? [6] : [])
+            synchronize(own)
+            close(c)
         end
-        calls(10)
-        synchronize(s)
-        seconds = @elapsed calls(10_000)
-        synchronize(s)
-        println("a call takes ", round(Int, seconds * 1e5), " ns")
-        close(c)
+    end
+    # A failure of rank 0 is everyone's.
+    @test_throws ErrorException Comm(_ -> ErrorException("no id"), 2, 1)
+end
+
+# What is made again and again, dropped or closed, and calls that fail, leave nothing behind.
+function make_and_drop(parent)
+    alone, s, event = OxCCL.split(parent, 0, 0), Stream(), Event()
+    # More than there is of addresses, if it is never given back.
+    x = alloc(UInt8, 1 << 30)
+    w, registered = Window(alone, x), register(alone, x)
+    graph = capture(() -> Allreduce!(view(x, 1:9), max, alone, stream = s), s)
+    launch(graph, s)
+    synchronize(s)
+    foreach(close, (registered, w, alone))
+    for _ in 1:100
+        expect_error(() -> Bcast!(x, 0, alone), ncclInvalidArgument, "null")
     end
 end
+
+@testset "nothing leaks" begin
+    if WORLD === nothing
+        parent = Comm()
+        entries(what) = length(readdir("/proc/self/$what"))
+        rounds(n) = foreach(1:n) do _
+            make_and_drop(parent)
+            GC.gc()
+        end
+        rounds(3)
+        before = entries.(("fd", "task"))
+        rounds(60)
+        # A thread may keep the last communicator that it used.
+        @test all(entries.(("fd", "task")) .<= before .+ 16)
+        # Streams that were dropped go when the next one is made.
+        Stream()
+        @test length(OxCCL.KEEPERS) < 16
+        close(parent)
+    end
+end
+
 WORLD === nothing || close(WORLD)

@@ -1,0 +1,112 @@
+//! Every function of the C interface is used by each binding, or it is said here why not.
+
+use crate::ROOT;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use xtask::model::{Kind, Model};
+
+/// Functions that a binding does not call, and why.
+type Exceptions = &'static [(&'static str, &'static str)];
+
+const ALL: Exceptions = &[
+    ("ncclBroadcast", "ncclBcast is the same in place"),
+    ("ncclCommInitRank", "ncclCommInitRankConfig does the same"),
+    ("ncclCommInitRankScalable", "of several ids only the first is used"),
+    ("ncclGetLastError", "oxcclLastError has the code and the ranks too"),
+    ("ncclMemAlloc", "oxcclMemAlloc is the same"),
+    ("ncclMemFree", "oxcclMemFree is the same"),
+    ("ncclParamBind", "variables are for who starts a program: oxccl env shows them"),
+    ("ncclParamDumpAll", "as ncclParamBind"),
+    ("ncclParamGet", "as ncclParamBind"),
+    ("ncclParamGetAllParameterKeys", "as ncclParamBind"),
+    ("ncclParamGetI16", "as ncclParamBind"),
+    ("ncclParamGetI32", "as ncclParamBind"),
+    ("ncclParamGetI64", "as ncclParamBind"),
+    ("ncclParamGetI8", "as ncclParamBind"),
+    ("ncclParamGetParameter", "as ncclParamBind"),
+    ("ncclParamGetStr", "as ncclParamBind"),
+    ("ncclParamGetU16", "as ncclParamBind"),
+    ("ncclParamGetU32", "as ncclParamBind"),
+    ("ncclParamGetU64", "as ncclParamBind"),
+    ("ncclParamGetU8", "as ncclParamBind"),
+    ("ncclResetDebugInit", "oxcclSetLog changes what is logged"),
+    ("ncclWinGetUserPtr", "who opened the window has its memory"),
+];
+
+const CPP: Exceptions = &[];
+
+const GO: Exceptions = &[
+    ("ncclCommFinalize", "Close completes all operations"),
+    ("ncclCommInitAll", "ranks of one process are goroutines, each with Init"),
+    (
+        "oxcclStreamHostFunc",
+        "a captured function is called who knows how often: nobody could free it",
+    ),
+];
+
+const JULIA: Exceptions = &[
+    ("ncclCommInitAll", "it blocks; ranks of one process are tasks, each with Comm"),
+    ("ncclGetErrorString", "oxcclLastError has a better text"),
+    ("oxcclStreamHostFunc", "Julia must not be called by a foreign thread"),
+    (
+        "oxcclStreamSynchronize",
+        "it blocks, which stops garbage collection: oxcclStreamQuery is asked",
+    ),
+];
+
+/// The files of a folder that are written by hand and no tests.
+fn by_hand(folder: &str, extension: &str) -> Vec<PathBuf> {
+    let folder = Path::new(ROOT).join(folder);
+    let files = std::fs::read_dir(&folder).expect("a folder").map(|e| e.expect("a file").path());
+    let hand = |path: &PathBuf| {
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+        let generated = stem.ends_with("_gen") || stem.ends_with("_test");
+        path.extension().is_some_and(|e| e == extension) && !generated
+    };
+    files.filter(hand).collect()
+}
+
+/// The words of files, without comments.
+fn words(files: &[PathBuf], comment: &str) -> BTreeSet<String> {
+    assert!(!files.is_empty());
+    let mut words = BTreeSet::new();
+    for file in files {
+        let text = std::fs::read_to_string(file).expect("a file");
+        for line in text.lines() {
+            let code = line.split(comment).next().unwrap_or_default();
+            let split = code.split(|c: char| !c.is_alphanumeric() && c != '_');
+            words.extend(split.map(str::to_owned));
+        }
+    }
+    words
+}
+
+/// What is neither used nor excepted, and what is excepted without need.
+fn check(language: &str, used: &BTreeSet<String>, own: Exceptions) -> Vec<String> {
+    let model = Model::read(Path::new(ROOT)).expect("the interface can be read");
+    let functions: BTreeSet<_> = model
+        .0
+        .iter()
+        .filter(|d| matches!(d.what, Kind::Function(..)))
+        .map(|d| d.name.as_str())
+        .collect();
+    let excepted: BTreeSet<_> = ALL.iter().chain(own).map(|(name, _)| *name).collect();
+    let missing = functions.iter().filter(|f| !used.contains(**f) && !excepted.contains(*f));
+    let missing = missing.map(|f| format!("{language} does not use {f}, and nothing says why"));
+    let stale = excepted.iter().filter(|f| used.contains(**f) || !functions.contains(*f));
+    let stale = stale.map(|f| format!("{language}: {f} is excepted, but used or unknown"));
+    missing.chain(stale).collect()
+}
+
+#[test]
+fn every_function_is_used_by_each_binding_or_it_is_said_why_not() {
+    let cpp = words(&[Path::new(ROOT).join("bindings/cpp/oxccl.hpp")], "//");
+    let mut go = words(&by_hand("bindings/go", "go"), "//");
+    let julia = words(&by_hand("bindings/julia/OxCCL.jl/src", "jl"), "#");
+    // The generated shim takes the text of every error.
+    go.insert("oxcclLastError".to_owned());
+    let mut complaints = check("C++", &cpp, CPP);
+    complaints.extend(check("Go", &go, GO));
+    complaints.extend(check("Julia", &julia, JULIA));
+    assert!(complaints.is_empty(), "{}", complaints.join("\n"));
+}
