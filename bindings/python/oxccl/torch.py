@@ -6,8 +6,9 @@
 Collectives run in the order of their calls. Messages of a tag from one rank to another wait for nothing
 but each other: they have a communicator of their own, made when the first is sent or received.
 
-PyTorch does not ask backends written in Python for everything: `is_completed()` of an asynchronous call is
-never true (ask `get_future().done()`), and receivers name their source.
+PyTorch 2.15 does not ask backends written in Python whether a call is complete: `is_completed()` of an
+asynchronous one stays false (`get_future().done()` tells). Older versions have no such backends: there
+"oxccl" works, but not next to others. Receivers name their source.
 """
 
 import ctypes
@@ -24,10 +25,6 @@ from . import AVG, MAX, MIN, PROD, SUM, Comm, Error, Group, MultipliedSum, Strea
 from . import empty as _empty
 
 __all__ = ["Backend", "empty", "register"]
-
-if not hasattr(c10d.Backend, "supports_window"):
-    text = f"PyTorch {torch.__version__} takes no backends written in Python; expected 2.15 or newer"
-    raise ImportError(f"oxccl.torch: {text}")
 
 _KINDS = {getattr(torch, name): kind for name, kind in _arrays.NAMES.items() if hasattr(torch, name)}
 # Of logical values the sum is "or", the product "and".
@@ -174,10 +171,13 @@ class _Work(dist._Work):
             raise self._error
         return True
 
-    def under_way(self):
-        """Whether it is not complete yet."""
+    def is_completed(self):
         with self._lock:
-            return self._stream is not None and not self._stream.done()
+            try:
+                return self._stream is None or self._stream.done()
+            except Error as error:
+                self._error = error
+                return True
 
     def get_future(self):
         future = torch.futures.Future()
@@ -201,6 +201,9 @@ class _Message(_Work):
         if not self._edge.opened.wait(timeout.total_seconds() if timeout else None):
             raise TimeoutError(f"oxccl: the other rank has not come within {timeout}")
         return super().wait(timeout)
+
+    def is_completed(self):
+        return self._edge.opened.is_set() and super().is_completed()
 
     def _settle(self, future):
         threading.Thread(target=_settle, args=(self, future), daemon=True).start()
@@ -253,7 +256,11 @@ class _Edge:
                 end(self._comm)
 
 
-class Backend(c10d.Backend):
+# Older versions take no backends in Python, but whole process groups.
+_IN_PYTHON = hasattr(c10d.Backend, "supports_window")
+
+
+class Backend(c10d.Backend if _IN_PYTHON else dist.ProcessGroup):
     """A process group's part for tensors on the CPU."""
 
     # PyTorch's own answer to what a class in Python does not answer is to ask it again.
@@ -279,6 +286,15 @@ class Backend(c10d.Backend):
     def getBackendName(self):
         return "oxccl"
 
+    if not _IN_PYTHON:
+        # Names stand in backends, which this group has none of.
+        def _set_group_name(self, name):
+            self._name = name
+
+        @property
+        def group_name(self):
+            return self._name
+
     @property
     def options(self):
         return c10d.Backend.Options("oxccl", timeout=self._timeout)
@@ -298,7 +314,7 @@ class Backend(c10d.Backend):
     def shutdown(self):
         # A message that never came is no reason to wait.
         for edge in self._edges.values():
-            edge.end(Comm.abort if edge.last and edge.last.under_way() else Comm.close)
+            edge.end(Comm.close if edge.last is None or edge.last.is_completed() else Comm.abort)
         self._edges = {}
         if self._comm._handle:
             self._comm.close()
@@ -339,7 +355,7 @@ class Backend(c10d.Backend):
 
     def _op(self, reduce_op, tensor):
         if reduce_op.op == _Op.PREMUL_SUM:
-            factor = torch.as_tensor(reduce_op.factor, dtype=tensor.dtype, device="cpu")
+            factor = torch.as_tensor(reduce_op.__getstate__()[1], dtype=tensor.dtype, device="cpu")
             return MultipliedSum(self._comm, factor)
         op = _OPS.get(reduce_op.op)
         if op is None:
@@ -475,6 +491,13 @@ class Backend(c10d.Backend):
     def recv(self, tensors, source, tag):
         edge = self._edge(source, self._rank, tag)
         return edge.submit(_Message(self, edge, tensors), _c.ncclRecv, tensors[0])
+
+    # The names of PyTorch 2.14 and older.
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
 
     def recv_anysource(self, tensors, tag):
         raise NotImplementedError("oxccl: a receive from any rank; expected the rank that sends")

@@ -1,6 +1,6 @@
 """PyTorch tensors and the backend of torch.distributed on four ranks, started by `oxccl run`.
 
-Plain Python: `oxccl run -n 4 python test_torch.py FOLDER`, with an empty folder for the ranks to meet.
+Plain Python: `oxccl run -n 4 python test_torch.py FOLDER BACKEND`, with an empty folder for the ranks to meet.
 """
 
 import os
@@ -224,7 +224,7 @@ def main():
     rank = int(os.environ["OXCCL_RANK"])
     with oxccl.Comm() as comm:
         plain(comm)
-    backend = sys.argv[2] if len(sys.argv) > 2 else "oxccl"
+    backend = sys.argv[2]
     store = dist.FileStore(os.path.join(sys.argv[1], "store"), RANKS)
     dist.init_process_group(backend, store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=120))
     for dtype in TYPES:
