@@ -33,7 +33,10 @@ _LOGICAL = {int(SUM): int(MAX), int(PROD): int(MIN), int(MAX): int(MAX), int(MIN
 # Tags in use from one rank to another.
 _TAGS = 64
 _Op = dist.ReduceOp.RedOpType
-_OPS = {_Op.SUM: int(SUM), _Op.PRODUCT: int(PROD), _Op.MAX: int(MAX), _Op.MIN: int(MIN), _Op.AVG: int(AVG)}
+_OPS = {
+    dist.ReduceOp(op): int(ours)
+    for op, ours in ((_Op.SUM, SUM), (_Op.PRODUCT, PROD), (_Op.MAX, MAX), (_Op.MIN, MIN), (_Op.AVG, AVG))
+}
 
 
 def empty(shape, dtype=torch.float32):
@@ -354,12 +357,12 @@ class Backend(c10d.Backend if _IN_PYTHON else dist.ProcessGroup):
                 op.close()
 
     def _op(self, reduce_op, tensor):
-        if reduce_op.op == _Op.PREMUL_SUM:
-            factor = torch.as_tensor(reduce_op.__getstate__()[1], dtype=tensor.dtype, device="cpu")
-            return MultipliedSum(self._comm, factor)
-        op = _OPS.get(reduce_op.op)
+        op = _OPS.get(reduce_op)
         if op is None:
-            known = ", ".join(op.name for op in _OPS)
+            if reduce_op == _Op.PREMUL_SUM:
+                factor = torch.as_tensor(reduce_op.__getstate__()[1], dtype=tensor.dtype, device="cpu")
+                return MultipliedSum(self._comm, factor)
+            known = ", ".join(op.op.name for op in _OPS)
             raise ValueError(f"oxccl: the operation is {reduce_op.op.name}; expected one of {known}, PREMUL_SUM")
         if tensor.dtype != torch.bool:
             return op
