@@ -129,7 +129,7 @@ def _settle(work, future):
     try:
         work.wait()
         future.set_result((work.results, None))
-    except RuntimeError as error:
+    except Exception as error:
         future.set_result((None, error))
 
 
@@ -225,32 +225,32 @@ class _Edge:
     def _open(self, *here):
         try:
             comm, error = _meet(*here), None
-        except RuntimeError as failure:
+        except Exception as failure:
             comm, error = None, failure
         with self._lock:
             self._comm, self._error = comm, error
-            for message, call, tensor in self._waiting:
-                self._begin(message, call, tensor)
+            for waiting in self._waiting:
+                self._begin(*waiting)
             self._waiting = None
         self.opened.set()
 
     def submit(self, message, call, tensor):
         """Sends or receives a tensor: whatever comes before it on this edge does so first."""
+        place = _at(tensor)
         with self._lock:
             if self._waiting is None:
-                self._begin(message, call, tensor)
+                self._begin(message, call, tensor, place)
             else:
-                self._waiting.append((message, call, tensor))
+                self._waiting.append((message, call, tensor, place))
         return message
 
-    def _begin(self, message, call, tensor):
-        address, count, kind = _at(tensor)
+    def _begin(self, message, call, tensor, place):
         try:
             if self._error is not None:
                 raise self._error
             other, self.last = 1 - self._comm.rank, message
-            message.begin(lambda stream: call(address, count, kind, other, self._comm._handle, stream), [tensor])
-        except RuntimeError as error:
+            message.begin(lambda stream: call(*place, other, self._comm._handle, stream), [tensor])
+        except Exception as error:
             message._error = error
 
     def end(self, end):
@@ -406,10 +406,11 @@ class Backend(c10d.Backend if _IN_PYTHON else dist.ProcessGroup):
         return self._run(opts, outputs, (outputs, inputs), lambda stream: _all(
             places, lambda *place: _c.ncclAllGather(*place, self._handle, stream)))
 
-    def allgather(self, outputs, inputs, opts):
-        return self.allgather_coalesced(outputs, inputs, opts)
-
     def allgather_coalesced(self, outputs, inputs, opts):
+        # Here it is a list for each rank, in the other one for each input.
+        return self.allgather(list(zip(*outputs, strict=True)), inputs, opts)
+
+    def allgather(self, outputs, inputs, opts):
         places = []
         for out, own in zip(outputs, inputs, strict=True):
             parts = _Parts("output", out, self._size)

@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions
 
 import oxccl
 import oxccl.torch
@@ -123,6 +124,18 @@ def other_operations(rank):
             dist.all_reduce(tensor)
     for tensor in pair:
         same(tensor, torch.full_like(tensor, 4))
+    pg = dist.distributed_c10d._get_default_group()
+    lists = [[torch.zeros(2), torch.zeros(3)] for _ in range(RANKS)]
+    own = [torch.full((2,), float(rank)), torch.full((3,), float(-rank))]
+    pg.allgather_coalesced(lists, own, AllgatherOptions()).wait()
+    for r, (first, second) in enumerate(lists):
+        same(first, [r, r])
+        same(second, [-r, -r, -r])
+    # Nothing is reduced and gathered, too.
+    dist.all_reduce(torch.empty(0))
+    dist.all_gather([torch.empty(0)] * RANKS, torch.empty(0))
+    dist.all_gather_into_tensor(torch.empty(0), torch.empty(0))
+    dist.all_to_all_single(torch.empty(0), torch.empty(0), [0] * RANKS, [0] * RANKS)
     dist.barrier()
 
 
