@@ -1,4 +1,4 @@
-"""Collective communication between processes and hosts, on NumPy arrays.
+"""Collective communication between processes and hosts, on NumPy arrays and PyTorch tensors of the CPU.
 
 Calls wait until they are complete, unless a stream is passed: then they return at once, are complete
 when the stream's synchronize() returns, and the stream keeps the arrays until then. Waiting lets other
@@ -10,17 +10,19 @@ package's files, else the system's liboxccl.so.2.
 
 import ctypes
 import os
+import time
 import weakref
 from pathlib import Path
 
 import numpy as np
 
 from . import _gen
-from ._gen import ncclDataType_t, ncclRedOp_t, ncclResult_t
+from ._arrays import NO_PARTS, Parts, place
+from ._gen import ncclRedOp_t, ncclResult_t
 
 __all__ = [
-    "Comm", "Error", "Event", "Graph", "Group", "Stream", "UniqueId", "capture", "empty", "version",
-    "SUM", "PROD", "MAX", "MIN", "AVG", "NO_COLOR",
+    "Comm", "Error", "Event", "Graph", "Group", "MultipliedSum", "Registration", "Stream", "UniqueId",
+    "Window", "capture", "empty", "version", "SUM", "PROD", "MAX", "MIN", "AVG", "NO_COLOR",
 ]
 
 SUM, PROD, MAX, MIN, AVG = (ncclRedOp_t(i) for i in range(ncclRedOp_t.ncclNumOps))
@@ -71,37 +73,6 @@ def version():
     return nccl.value, oxccl.value
 
 
-_TYPES = {
-    np.dtype(name): ncclDataType_t["nccl" + name.capitalize()]
-    for name in ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64")
-}
-
-
-def _type(name, array):
-    try:
-        return _TYPES[array.dtype]
-    except KeyError:
-        known = ", ".join(str(t) for t in _TYPES)
-        raise TypeError(f"{name} has elements of type {array.dtype}; expected one of {known}") from None
-
-
-def _array(name, array, like=None, writable=False):
-    if not isinstance(array, np.ndarray):
-        raise TypeError(f"{name} is a {type(array).__name__}; expected a NumPy array")
-    if not (array.flags.c_contiguous or array.flags.f_contiguous):
-        raise ValueError(f"{name} is not contiguous; pass a copy")
-    if writable and not array.flags.writeable:
-        raise ValueError(f"{name} is read-only")
-    if like is not None and like.dtype != array.dtype:
-        raise TypeError(f"{name} has elements of type {array.dtype}; expected {like.dtype}")
-    return array
-
-
-def _length(name, array, expected):
-    if array.size != expected:
-        raise ValueError(f"{name} has {array.size} elements; expected {expected}")
-
-
 def empty(shape, dtype=np.float32):
     """An array, all zero, in memory that other ranks of this host read and write in place."""
     dtype, place = np.dtype(dtype), ctypes.c_void_p()
@@ -148,6 +119,9 @@ class Event(_Owner):
         return ms.value / 1000
 
 
+# Seconds that a thread waits at a time.
+_SLICE = 0.1
+
 # Streams that were dropped while they had work, and the arrays of that.
 _busy = []
 
@@ -170,14 +144,21 @@ class Stream(_Owner):
         self._kept = kept = []
         super().__init__(_c.oxcclStreamCreate, lambda handle: _end_stream(handle, kept))
 
-    def synchronize(self):
-        """Waits until everything is done; raises what the work failed with."""
+    def synchronize(self, timeout=None):
+        """Waits until everything is done, at most so many seconds; tells whether it is, and raises what
+        the work failed with."""
         # Another thread may add to them meanwhile.
-        done = len(self._kept)
-        try:
-            _check(_c.oxcclStreamSynchronize(self._handle, -1))
-        finally:
+        done, end = len(self._kept), None if timeout is None else time.monotonic() + timeout
+        complete = False
+        while not complete:
+            # In slices: Python hears of signals between them.
+            left = _SLICE if end is None else min(_SLICE, max(0, end - time.monotonic()))
+            complete = _check(_c.oxcclStreamSynchronize(self._handle, int(left * 1e9)))
+            if left == 0:
+                break
+        if complete:
             del self._kept[:done]
+        return complete
 
     def done(self):
         """Whether everything is done."""
@@ -295,6 +276,25 @@ class Comm:
             lambda place: _c.ncclCommShrink(self._handle, ranks, len(exclude), place, None, flags)
         )
 
+    def growth_id(self):
+        """An id for the ranks that join(); made on one rank, the root, which then grows with it."""
+        made = UniqueId.__new__(UniqueId)
+        made._raw = _gen.ncclUniqueId()
+        _check(_c.ncclCommGetUniqueId(self._handle, ctypes.byref(made._raw)))
+        return made
+
+    def grow(self, size, unique_id=None):
+        """One of `size` ranks, of which these keep their numbers; the root passes the growth_id()."""
+        raw = None if unique_id is None else ctypes.byref(unique_id._raw)
+        rank = -1
+        return Comm._from(lambda place: _c.ncclCommGrow(self._handle, size, raw, rank, place, None))
+
+    @classmethod
+    def join(cls, size, unique_id, rank):
+        """A new rank's part of a communicator that others grow to `size` ranks."""
+        raw = ctypes.byref(unique_id._raw)
+        return cls._from(lambda place: _c.ncclCommGrow(None, size, raw, rank, place, None))
+
     def error(self):
         """Why the communicator failed; None where it did not."""
         found = _last_error(lambda info: _check(_c.oxcclCommLastError(self._handle, info)))
@@ -321,15 +321,23 @@ class Comm:
     def __exit__(self, kind, *_):
         self.close() if kind is None else self.abort()
 
-    def premulsum(self, factor):
-        """An operation: a sum in which this rank's elements are first multiplied by a NumPy scalar of
-        their type."""
-        op, scalar = ctypes.c_int(), np.asarray(factor)
-        now = _gen.ncclScalarResidence_t.ncclScalarHostImmediate
-        place = ctypes.cast(ctypes.byref(op), ctypes.POINTER(ctypes.c_int))
-        kind = _type("factor", scalar)
-        _check(_c.ncclRedOpCreatePreMulSum(place, scalar.ctypes.data, kind, now, self._handle))
-        return op.value
+    def revoke(self):
+        """Ends all operations; after it the communicator can only be split, shrunk, closed or aborted."""
+        _check(_c.ncclCommRevoke(self._handle, _gen.NCCL_REVOKE_DEFAULT))
+
+    def multiplied_sum(self, factor):
+        """An operation: a sum in which this rank's elements are first multiplied by a NumPy scalar, or a
+        tensor of one element, of their type."""
+        return MultipliedSum(self, factor)
+
+    def register(self, array):
+        """Tells the communicator of an array that it will often be given."""
+        return Registration(self, array)
+
+    def window(self, array):
+        """Makes a window of an array. All ranks call, in the same order; each then holds all ranks' windows
+        by this one. Memory from empty() is best; at most 64 at a time."""
+        return Window(self, array)
 
     def _run(self, stream, call, *arrays):
         on = stream or self._stream
@@ -337,87 +345,221 @@ class Comm:
         on._kept.extend(arrays)
         if stream is None:
             on.synchronize()
-        return arrays[-1]
+        return arrays[-1] if arrays else None
 
     def all_reduce(self, send, recv=None, op=SUM, stream=None):
         """The reduction of all ranks' `send`, in every rank's `recv` (in `send` where there is none)."""
-        send = _array("send", send)
-        recv = _array("recv", send if recv is None else recv, send, True)
-        _length("recv", recv, send.size)
-        kind = _type("send", send)
+        s = place("send", send)
+        r = place("recv", send if recv is None else recv, s, True)
+        r.length("recv", s.count)
         return self._run(stream, lambda on: _c.ncclAllReduce(
-            send.ctypes.data, recv.ctypes.data, send.size, kind, op, self._handle, on), send, recv)
+            s.address, r.address, s.count, s.kind, op, self._handle, on), send, r.array)
 
     def broadcast(self, data, root=0, stream=None):
         """The root's elements, on every rank."""
-        data = _array("data", data, writable=True)
-        kind = _type("data", data)
+        d = place("data", data, writable=True)
         return self._run(stream, lambda on: _c.ncclBcast(
-            data.ctypes.data, data.size, kind, root, self._handle, on), data)
+            d.address, d.count, d.kind, root, self._handle, on), data)
 
     def reduce(self, send, recv, root=0, op=SUM, stream=None):
         """The reduction of all ranks' `send` in the root's `recv`, which is ignored elsewhere."""
-        send, recv = _array("send", send), _array("recv", recv, send, True)
+        s = place("send", send)
+        r = place("recv", recv, s, True)
         if self.rank == root:
-            _length("recv", recv, send.size)
-        kind = _type("send", send)
+            r.length("recv", s.count)
         return self._run(stream, lambda on: _c.ncclReduce(
-            send.ctypes.data, recv.ctypes.data, send.size, kind, op, root, self._handle, on), send, recv)
+            s.address, r.address, s.count, s.kind, op, root, self._handle, on), send, recv)
 
     def all_gather(self, send, recv, stream=None):
         """Every rank's elements, one behind the other, on every rank."""
-        send, recv = _array("send", send), _array("recv", recv, send, True)
-        _length("recv", recv, send.size * self.size)
-        kind = _type("send", send)
+        s = place("send", send)
+        r = place("recv", recv, s, True)
+        r.length("recv", s.count * self.size)
         return self._run(stream, lambda on: _c.ncclAllGather(
-            send.ctypes.data, recv.ctypes.data, send.size, kind, self._handle, on), send, recv)
+            s.address, r.address, s.count, s.kind, self._handle, on), send, recv)
 
     def reduce_scatter(self, send, recv, op=SUM, stream=None):
         """Block r of the reduction of all ranks' `send`, in the `recv` of rank r."""
-        send, recv = _array("send", send), _array("recv", recv, send, True)
-        _length("send", send, recv.size * self.size)
-        kind = _type("send", send)
+        s = place("send", send)
+        r = place("recv", recv, s, True)
+        s.length("send", r.count * self.size)
         return self._run(stream, lambda on: _c.ncclReduceScatter(
-            send.ctypes.data, recv.ctypes.data, recv.size, kind, op, self._handle, on), send, recv)
+            s.address, r.address, r.count, s.kind, op, self._handle, on), send, recv)
 
     def all_to_all(self, send, recv, stream=None):
         """Block r of `send` becomes the block of this rank in the `recv` of rank r."""
-        send, recv = _array("send", send), _array("recv", recv, send, True)
-        count = send.size // self.size
-        _length("send", send, count * self.size)
-        _length("recv", recv, send.size)
-        kind = _type("send", send)
+        s = place("send", send)
+        r = place("recv", recv, s, True)
+        count = s.count // self.size
+        s.length("send", count * self.size)
+        r.length("recv", s.count)
         return self._run(stream, lambda on: _c.ncclAlltoAll(
-            send.ctypes.data, recv.ctypes.data, count, kind, self._handle, on), send, recv)
+            s.address, r.address, count, s.kind, self._handle, on), send, recv)
 
     def gather(self, send, recv, root=0, stream=None):
         """Every rank's elements, one behind the other, in the root's `recv`, which is ignored elsewhere."""
-        send, recv = _array("send", send), _array("recv", recv, send, True)
+        s = place("send", send)
+        r = place("recv", recv, s, True)
         if self.rank == root:
-            _length("recv", recv, send.size * self.size)
-        kind = _type("send", send)
+            r.length("recv", s.count * self.size)
         return self._run(stream, lambda on: _c.ncclGather(
-            send.ctypes.data, recv.ctypes.data, send.size, kind, root, self._handle, on), send, recv)
+            s.address, r.address, s.count, s.kind, root, self._handle, on), send, recv)
 
     def scatter(self, send, recv, root=0, stream=None):
         """Block r of the root's `send`, which is ignored elsewhere, in the `recv` of rank r."""
-        send, recv = _array("send", send), _array("recv", recv, send, True)
+        s = place("send", send)
+        r = place("recv", recv, s, True)
         if self.rank == root:
-            _length("send", send, recv.size * self.size)
-        kind = _type("send", send)
+            s.length("send", r.count * self.size)
         return self._run(stream, lambda on: _c.ncclScatter(
-            send.ctypes.data, recv.ctypes.data, recv.size, kind, root, self._handle, on), send, recv)
+            s.address, r.address, r.count, s.kind, root, self._handle, on), send, recv)
 
     def send(self, data, to, stream=None):
         """To a rank, which receives as many elements."""
-        data = _array("data", data)
-        kind = _type("data", data)
+        d = place("data", data)
         self._run(stream, lambda on: _c.ncclSend(
-            data.ctypes.data, data.size, kind, to, self._handle, on), data)
+            d.address, d.count, d.kind, to, self._handle, on), data)
 
     def recv(self, data, source, stream=None):
         """From a rank, which sends as many elements."""
-        data = _array("data", data, writable=True)
-        kind = _type("data", data)
+        d = place("data", data, writable=True)
         return self._run(stream, lambda on: _c.ncclRecv(
-            data.ctypes.data, data.size, kind, source, self._handle, on), data)
+            d.address, d.count, d.kind, source, self._handle, on), data)
+
+    # With a length per rank: part r has counts[r] elements and begins at element displs[r]; without
+    # displs the parts lie one behind the other.
+
+    def all_gatherv(self, send, recv, counts, displs=None, stream=None):
+        """The `send` of rank r, of counts[r] elements, as part r of every rank's `recv`. Every rank sends
+        its elements directly to every other one."""
+        s = place("send", send)
+        r = place("recv", recv, s, True)
+        parts = Parts("recv", r, self.size, counts, displs)
+        return self._run(stream, lambda on: _c.oxcclAllGatherv(
+            s.address, s.count, r.address, parts.counts, parts.displs, s.kind, self._handle, on), send, recv)
+
+    def reduce_scatterv(self, send, recv, counts, op=SUM, stream=None):
+        """Block r of the reduction of all ranks' `send`, of counts[r] elements, in the `recv` of rank r. A
+        reduce per block: with equal counts reduce_scatter() is faster."""
+        s = place("send", send)
+        r = place("recv", recv, s, True)
+        parts = Parts("send", s, self.size, counts)
+        s.length("send", sum(parts.counts))
+        r.length("recv", parts.counts[self.rank])
+        return self._run(stream, lambda on: _c.oxcclReduceScatterv(
+            s.address, r.address, parts.counts, s.kind, op, self._handle, on), send, recv)
+
+    def all_to_allv(self, send, send_counts, recv, recv_counts, send_displs=None, recv_displs=None, stream=None):
+        """Part r of `send` becomes the part of this rank in the `recv` of rank r."""
+        s = place("send", send)
+        r = place("recv", recv, s, True)
+        out = Parts("send", s, self.size, send_counts, send_displs)
+        into = Parts("recv", r, self.size, recv_counts, recv_displs)
+        return self._run(stream, lambda on: _c.oxcclAlltoAllv(
+            s.address, out.counts, out.displs, r.address, into.counts, into.displs, s.kind, self._handle, on),
+            send, recv)
+
+    def gatherv(self, send, recv, counts=None, displs=None, root=0, stream=None):
+        """The `send` of rank r as part r of the root's `recv`; what describes that is ignored elsewhere."""
+        s = place("send", send)
+        r = place("recv", recv, s, True)
+        parts = Parts("recv", r, self.size, counts, displs) if self.rank == root else NO_PARTS
+        return self._run(stream, lambda on: _c.oxcclGatherv(
+            s.address, s.count, r.address, parts.counts, parts.displs, s.kind, root, self._handle, on),
+            send, recv)
+
+    def scatterv(self, send, recv, counts=None, displs=None, root=0, stream=None):
+        """Part r of the root's `send` in the `recv` of rank r; what describes that is ignored elsewhere."""
+        s = place("send", send)
+        r = place("recv", recv, s, True)
+        parts = Parts("send", s, self.size, counts, displs) if self.rank == root else NO_PARTS
+        return self._run(stream, lambda on: _c.oxcclScatterv(
+            s.address, parts.counts, parts.displs, r.address, r.count, s.kind, root, self._handle, on),
+            send, recv)
+
+    def signal(self, to, signal=0, stream=None):
+        """Counts up a signal (0 to 15) of a rank of this host. What was put there before is there when
+        it is seen."""
+        self._run(stream, lambda on: _c.ncclSignal(to, signal, 0, 0, self._handle, on))
+
+    def wait_signals(self, *signals, stream=None):
+        """Waits until signals have come: each a tuple of the rank that sends them, the signal, and how many
+        of those that nobody has waited for yet."""
+        wanted = (_gen.ncclWaitSignalDesc_t * len(signals))(
+            *(_gen.ncclWaitSignalDesc_t(opCnt=n, peer=source, sigIdx=signal) for source, signal, n in signals)
+        )
+        self._run(stream, lambda on: _c.ncclWaitSignal(len(signals), wanted, self._handle, on))
+
+
+class _Made:
+    """What a communicator made of something, which this keeps. End it by close(), or `with`, before the
+    communicator ends."""
+
+    def __init__(self, comm, kept, handle):
+        self._comm, self._kept, self._handle = comm, kept, handle
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def _end(self, end):
+        _check(end(self._comm._handle, self._handle))
+        self._kept = None
+
+
+class Registration(_Made):
+    """An array that a communicator was told of."""
+
+    def __init__(self, comm, array):
+        at, handle = place("array", array), ctypes.c_void_p()
+        _check(_c.ncclCommRegister(comm._handle, at.address, at.bytes, ctypes.byref(handle)))
+        super().__init__(comm, array, handle)
+
+    def close(self):
+        """Ends the registration."""
+        self._end(_c.ncclCommDeregister)
+
+
+class Window(_Made):
+    """Memory of each rank, into which the other ranks of its host write."""
+
+    def __init__(self, comm, array):
+        at, handle = place("array", array, writable=True), ctypes.c_void_p()
+        flags = _gen.NCCL_WIN_DEFAULT
+        _check(_c.ncclCommWindowRegister(comm._handle, at.address, at.bytes, ctypes.byref(handle), flags))
+        super().__init__(comm, array, handle)
+
+    def put(self, data, to, at=0, signal=0, stream=None):
+        """Writes elements into a rank's window, from its element `at` on, then counts up a signal (0 to
+        15) of that rank."""
+        d = place("data", data)
+        if at < 0:
+            raise ValueError(f"at is {at}; expected 0 or more")
+        offset = at * (d.bytes // d.count) if d.count else 0
+        self._comm._run(stream, lambda on: _c.ncclPutSignal(
+            d.address, d.count, d.kind, to, self._handle, offset, signal, 0, 0, self._comm._handle, on), data)
+
+    def close(self):
+        """Ends the window, into which no rank may still write."""
+        self._end(_c.ncclCommWindowDeregister)
+
+
+class MultipliedSum(_Made):
+    """A sum in which this rank's elements are first multiplied; pass it as an operation."""
+
+    def __init__(self, comm, factor):
+        at, op = place("factor", factor if hasattr(factor, "numel") else np.asarray(factor)), ctypes.c_int()
+        at.length("factor", 1)
+        now = _gen.ncclScalarResidence_t.ncclScalarHostImmediate
+        _check(_c.ncclRedOpCreatePreMulSum(ctypes.byref(op), at.address, at.kind, now, comm._handle))
+        super().__init__(comm, None, op)
+
+    @property
+    def _as_parameter_(self):
+        return self._handle
+
+    def close(self):
+        """Ends the operation; calls made before keep it."""
+        self._end(lambda comm, op: _c.ncclRedOpDestroy(op, comm))

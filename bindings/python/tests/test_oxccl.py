@@ -1,4 +1,4 @@
-"""The Python binding on four ranks: as processes where a launcher started them, else as threads.
+"""The Python binding on four ranks, NumPy arrays: as processes where a launcher started them, else as threads.
 
 Plain Python: `python test_oxccl.py`.
 """
@@ -10,6 +10,7 @@ import threading
 import numpy as np
 
 import oxccl
+from oxccl._arrays import NAMES
 from oxccl import AVG, MAX, MIN, PROD, SUM
 from oxccl._gen import ncclResult_t
 
@@ -92,13 +93,51 @@ def streams_graphs_groups(comm):
     other.synchronize()
     stream.synchronize()
     same(received, [(comm.rank - 1) % RANKS])
-    same(comm.all_reduce(np.array([1.0]), op=comm.premulsum(np.float64(comm.rank))), [6])
+    with comm.multiplied_sum(np.float64(comm.rank)) as op:
+        same(comm.all_reduce(np.array([1.0]), op=op), [6])
     same(comm.all_reduce(np.array([comm.rank / 1.0]), op=AVG), [1.5])
     # A view keeps the memory that its array had.
     part = oxccl.empty(1 << 16)[5:7]
     gc.collect()
     same(part, [0, 0])
     part[:] = 1
+
+
+def lengths_per_rank(comm, dtype):
+    rank, counts = comm.rank, [2, 0, 3, 1]
+    own = np.full(counts[rank], rank + 1, dtype)
+    packed = np.repeat(np.arange(1, 5, dtype=dtype), counts)
+    same(comm.all_gatherv(own, np.zeros(6, dtype), counts), packed)
+    # Parts may lie anywhere, and where a part without elements lies is nobody's business.
+    spread = comm.all_gatherv(own, np.zeros(9, dtype), counts, [7, -5, 3, 0])
+    same(spread, np.array([4, 0, 0, 3, 3, 3, 0, 1, 1], dtype))
+    same(comm.reduce_scatterv(packed, np.zeros(counts[rank], dtype), counts), own * 4)
+    # Rank r sends r + 1 elements to rank 0, one to every other.
+    send_counts = [rank + 1, 1, 1, 1]
+    send = np.arange(rank + 4, dtype=dtype)
+    recv_counts = [1, 2, 3, 4] if rank == 0 else [1] * 4
+    got = comm.all_to_allv(send, send_counts, np.zeros(sum(recv_counts), dtype), recv_counts)
+    same(got, np.concatenate([np.arange(r + 1) for r in range(4)]) if rank == 0 else np.arange(4) + rank)
+    gathered = comm.gatherv(own, np.zeros(6, dtype), counts, root=2)
+    same(gathered, packed if rank == 2 else packed * 0)
+    scattered = comm.scatterv(packed, np.zeros(counts[rank], dtype), counts if rank == 2 else None, root=2)
+    same(scattered, own)
+
+
+def registered_and_windows(comm):
+    rank, memory = comm.rank, oxccl.empty(RANKS, np.int32)
+    before, after = (rank - 1) % RANKS, (rank + 1) % RANKS
+    with comm.register(memory):
+        same(comm.all_reduce(memory), [0] * RANKS)
+    with comm.window(memory) as window:
+        window.put(np.array([rank + 1], np.int32), after, at=rank, signal=3)
+        comm.signal(before, 15)
+        comm.wait_signals((before, 3, 1), (after, 15, 1))
+        same(memory, [before + 1 if r == before else 0 for r in range(RANKS)])
+        expect_error(oxccl.Error, "16", lambda: comm.signal(after, 16))
+        expect_error(ValueError, "at is -1", lambda: window.put(memory, after, at=-1))
+        comm.all_reduce(np.zeros(1))
+    expect_error(oxccl.Error, "peerWin", lambda: window.put(memory, after))
 
 
 def made_from_others(comm):
@@ -113,12 +152,37 @@ def made_from_others(comm):
             with world.shrink([2]) as fewer:
                 same(fewer.all_reduce(np.ones(1)), [3])
         world.abort()
+    # Two ranks leave, and come back as new ones.
+    with comm.split(0 if comm.rank < 2 else 1) as half:
+        place = np.zeros(128, np.uint8)
+        growth_id = half.growth_id() if comm.rank == 0 else None
+        if growth_id is not None:
+            place[:] = np.frombuffer(bytes(growth_id), np.uint8)
+        comm.broadcast(place)
+        if comm.rank < 2:
+            grown = half.grow(RANKS, growth_id)
+        else:
+            grown = oxccl.Comm.join(RANKS, oxccl.UniqueId(place.tobytes()), comm.rank)
+        with grown:
+            assert (grown.rank, grown.size) == (comm.rank, RANKS)
+            same(grown.all_reduce(np.ones(1)), [RANKS])
+            # Not while others are still at it.
+            comm.all_reduce(np.zeros(1))
+            grown.revoke()
+            expect_error(oxccl.Error, "revoke", lambda: grown.all_reduce(np.ones(1)))
 
 
 def errors(comm):
     x = np.zeros(3)
     failure = expect_error(oxccl.Error, "root", lambda: comm.broadcast(x, 4))
     assert failure.code == ncclResult_t.ncclInvalidArgument
+    counts = [1] * 4
+    expect_error(ValueError, "counts of recv", lambda: comm.all_gatherv(x, x, [1, 1]))
+    expect_error(ValueError, "part of rank 3 in recv", lambda: comm.all_gatherv(x, x, counts))
+    expect_error(ValueError, "part of rank 0 in recv", lambda: comm.all_gatherv(x, x, counts, [-1, 0, 1, 2]))
+    expect_error(ValueError, "expected 1", lambda: comm.reduce_scatterv(np.zeros(4), x, counts))
+    expect_error(ValueError, "factor", lambda: comm.multiplied_sum(x))
+    expect_error(TypeError, "expected one of int8", lambda: comm.all_reduce(x.astype(">f8")))
     expect_error(ValueError, "expected 12", lambda: comm.all_gather(x, x))
     expect_error(ValueError, "not contiguous", lambda: comm.all_reduce(np.zeros(6)[::2]))
     expect_error(TypeError, "complex128", lambda: comm.all_reduce(np.zeros(3, complex)))
@@ -148,9 +212,21 @@ def errors(comm):
     expect_error(oxccl.Error, "null", lambda: comm.all_reduce(x))
 
 
+def dtypes():
+    """All types that there are: NumPy has those of 8 and the second of 16 bits by another package."""
+    try:
+        import ml_dtypes
+    except ImportError:
+        ml_dtypes = None
+    found = [getattr(np, name, None) or getattr(ml_dtypes, name, None) for name in NAMES]
+    return [np.dtype(dtype) for dtype in found if dtype is not None]
+
+
 def rank(comm):
-    for dtype in oxccl._TYPES:
+    for dtype in dtypes():
         collectives(comm, dtype)
+        lengths_per_rank(comm, dtype)
+    registered_and_windows(comm)
     streams_graphs_groups(comm)
     made_from_others(comm)
     errors(comm)

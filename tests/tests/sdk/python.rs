@@ -1,6 +1,6 @@
 //! The Python package on threads and processes.
 
-use crate::{ROOT, have, on_four_ranks, prefix, succeed};
+use crate::{ROOT, folder as empty_folder, have, on_four_ranks, prefix, succeed};
 use oxccl_tests::missing;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,15 +10,20 @@ fn folder() -> PathBuf {
 }
 
 fn have_numpy() -> bool {
-    if !have("python3") {
-        return false;
+    have("python3") && can_import("python3", "numpy")
+}
+
+/// Whether Python has a module; skips the test, as lacking `what`, where it has not.
+fn can_import(what: &str, module: &str) -> bool {
+    let mut command = Command::new("python3");
+    command.args(["-c", &format!("import {module}")]);
+    command.env("OXCCL_LIBRARY", prefix().join("lib/liboxccl.so.2"));
+    let output = python(&mut command).output().expect("it runs");
+    if !output.status.success() {
+        let text = String::from_utf8_lossy(&output.stderr);
+        missing(what, text.trim().lines().last().unwrap_or("it fails"));
     }
-    let output = Command::new("python3").args(["-c", "import numpy"]).output();
-    let found = output.is_ok_and(|output| output.status.success());
-    if !found {
-        missing("python3", "it has no NumPy");
-    }
-    found
+    output.status.success()
 }
 
 /// Without writing bytecode into the repository.
@@ -49,4 +54,59 @@ fn a_library_that_is_not_there_is_an_error() {
     let output = python(&mut command).output().expect("it runs");
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success() && text.contains("/nonexistent.so"), "{text}");
+}
+
+#[test]
+fn pytorch_tensors_and_its_distributed_backend() {
+    if !have_numpy() || !can_import("torch", "oxccl.torch") {
+        return;
+    }
+    // Alone, and as one of several backends where this version takes it.
+    let mut command = Command::new("python3");
+    command.args(["-c", "import oxccl.torch; print(oxccl.torch._IN_PYTHON)"]);
+    let several = succeed(python(&mut command)).trim() == "True";
+    for backend in ["oxccl", "cpu:oxccl,cuda:gloo"].into_iter().take(1 + usize::from(several)) {
+        let mut ranks = on_four_ranks(prefix(), Path::new("python3"));
+        let meeting = empty_folder("torch");
+        ranks.arg(folder().join("tests/test_torch.py")).arg(&meeting).arg(backend);
+        let text = succeed(python(ranks.env("OMP_NUM_THREADS", "1")));
+        assert_eq!(text.matches("PyTorch is right").count(), 4, "{text}");
+    }
+}
+
+#[test]
+fn a_wheel_installs_library_command_and_package() {
+    if !have_numpy() || !can_import("python3", "venv, ensurepip") || !have("readelf") {
+        return;
+    }
+    let folder = empty_folder("wheel");
+    let wheel = xtask::wheel::wheel(Path::new(ROOT), prefix(), &folder).expect("it is made");
+    let name = wheel.file_name().expect("a name").to_string_lossy().into_owned();
+    assert!(name.starts_with("oxccl-") && name.contains("-py3-none-manylinux_2_"), "{name}");
+    // NumPy is taken from the system: no test downloads anything.
+    let venv = folder.join("venv");
+    let mut command = Command::new("python3");
+    succeed(command.args(["-m", "venv", "--system-site-packages"]).arg(&venv));
+    let mut pip = Command::new(venv.join("bin/pip"));
+    let offline = ["install", "--no-index", "--disable-pip-version-check"];
+    succeed(pip.args(offline).arg(&wheel));
+    // Nothing but what is installed is in its sight.
+    let installed = |program: &mut Command| {
+        let program = program.current_dir(&folder).env_clear();
+        let output = program.env("OXCCL_DEVICE", "host").output().expect("it runs");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{text}{errors}");
+        text
+    };
+    let mut ranks = on_four_ranks(&venv, &venv.join("bin/python"));
+    let text = installed(ranks.arg(Path::new(ROOT).join("tests/sdk/hello.py")));
+    let there = format!("of 4: all right, by {}", venv.display());
+    assert_eq!(text.matches(&there).count(), 4, "{text}");
+    let mut perf = Command::new(venv.join("bin/oxccl"));
+    installed(perf.args(["perf", "all_reduce", "--ranks", "4", "-b", "8", "-e", "1M", "-n", "5"]));
+    let mut list = Command::new(venv.join("bin/python"));
+    let script = "from importlib.metadata import entry_points as e; \
+                  print([p.value for p in e(group='torch.distributed.backends')])";
+    assert_eq!(installed(list.args(["-c", script])).trim(), "['oxccl.torch:register']");
 }

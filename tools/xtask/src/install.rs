@@ -138,7 +138,7 @@ fn failed(path: &Path) -> impl Fn(std::io::Error) -> Error {
 }
 
 /// Makes place for a file. What is there is removed and not overwritten: programs may be using it.
-fn make_place(path: &Path) -> Result<(), Error> {
+pub(crate) fn make_place(path: &Path) -> Result<(), Error> {
     path.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(failed(path))?;
     match std::fs::remove_file(path) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(failed(path)(e)),
@@ -146,7 +146,8 @@ fn make_place(path: &Path) -> Result<(), Error> {
     }
 }
 
-fn copy(from: &Path, to: &Path) -> Result<(), Error> {
+/// Copies a file to a place that is made for it.
+pub(crate) fn copy(from: &Path, to: &Path) -> Result<(), Error> {
     make_place(to)?;
     std::fs::copy(from, to).map(drop).map_err(failed(from))
 }

@@ -7,3 +7,4 @@ pub mod headers;
 pub mod install;
 pub mod model;
 pub mod tidy;
+pub mod wheel;

@@ -1,10 +1,11 @@
-//! `cargo xtask codegen | tidy | abi-facts WHEEL | install --prefix DIR [--nccl-compat] [--profile NAME]`.
+//! `cargo xtask codegen | tidy | abi-facts WHEEL | install --prefix DIR [--nccl-compat] [--profile NAME]
+//! | wheel --out DIR [--profile NAME]`.
 
 use std::path::Path;
 use std::process::ExitCode;
 
 const USAGE: &str = "usage: cargo xtask codegen | tidy | abi-facts WHEEL | install --prefix DIR \
-                     [--nccl-compat] [--profile NAME]";
+                     [--nccl-compat] [--profile NAME] | wheel --out DIR [--profile NAME]";
 
 fn main() -> ExitCode {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -18,6 +19,10 @@ fn main() -> ExitCode {
             (!complaints.is_empty()).then(|| complaints.join("\n"))
         }
         ["install", ref options @ ..] => install(&root, options).err(),
+        ["wheel", "--out", out] => wheel(&root, Path::new(out), None).err(),
+        ["wheel", "--out", out, "--profile", profile] => {
+            wheel(&root, Path::new(out), Some(profile.to_owned())).err()
+        }
         _ => Some(USAGE.to_owned()),
     };
     match complaints {
@@ -34,6 +39,15 @@ fn install(root: &Path, options: &[&str]) -> Result<(), String> {
     xtask::install::install(root, &options).map_err(|e| e.to_string())?;
     println!("installed under {}", options.prefix.display());
     Ok(())
+}
+
+fn wheel(root: &Path, out: &Path, profile: Option<String>) -> Result<(), String> {
+    let prefix = out.join(".oxccl-prefix");
+    let options = xtask::install::Options { prefix: prefix.clone(), profile, nccl_compat: true };
+    xtask::install::install(root, &options).map_err(|e| e.to_string())?;
+    let wheel = xtask::wheel::wheel(root, &prefix, out).map_err(|e| e.to_string())?;
+    println!("made {}", wheel.display());
+    std::fs::remove_dir_all(&prefix).map_err(|e| format!("{}: {e}", prefix.display()))
 }
 
 /// Writes the facts of an unpacked wheel where the tests read them.

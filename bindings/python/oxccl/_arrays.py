@@ -1,0 +1,100 @@
+"""What the library has to know of a NumPy array or a PyTorch tensor."""
+
+import ctypes
+import sys
+from typing import NamedTuple
+
+import numpy as np
+
+from ._gen import ncclDataType_t
+
+# The types by NumPy's and PyTorch's names. NumPy itself lacks the last three: the package ml_dtypes has them.
+NAMES = {
+    **{
+        name: int(ncclDataType_t["nccl" + name.capitalize()])
+        for name in ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64")
+    },
+    "bfloat16": int(ncclDataType_t.ncclBfloat16),
+    "float8_e4m3fn": int(ncclDataType_t.ncclFloat8e4m3),
+    "float8_e5m2": int(ncclDataType_t.ncclFloat8e5m2),
+}
+
+
+def kind(name, dtype, known=NAMES):
+    """The library's number of a type of elements; `known`: those that there are, by name."""
+    text = str(dtype).removeprefix("torch.")
+    if text not in known or not getattr(dtype, "isnative", True):
+        raise TypeError(f"{name} has elements of type {text}; expected one of {', '.join(known)}")
+    return known[text]
+
+
+class Place(NamedTuple):
+    """Elements in memory."""
+
+    array: object
+    address: int
+    count: int
+    kind: int
+    bytes: int
+
+    def length(self, name, expected):
+        """Refuses any other number of elements."""
+        if self.count != expected:
+            raise ValueError(f"{name} has {self.count} elements; expected {expected}")
+
+
+def place(name, array, like=None, writable=False):
+    """Where the elements of an array are, which must be of the type of `like`."""
+    torch = sys.modules.get("torch")
+    if isinstance(array, np.ndarray):
+        found = _of_array(name, array, writable)
+    elif torch is not None and isinstance(array, torch.Tensor):
+        found = _of_tensor(name, array)
+    else:
+        raise TypeError(f"{name} is a {type(array).__name__}; expected a NumPy array or a tensor")
+    if like is not None and like.kind != found.kind:
+        raise TypeError(f"{name} has elements of type {array.dtype}; expected {like.array.dtype}")
+    return found
+
+
+def _of_array(name, array, writable):
+    if not (array.flags.c_contiguous or array.flags.f_contiguous):
+        raise ValueError(f"{name} is not contiguous; pass a copy")
+    if writable and not array.flags.writeable:
+        raise ValueError(f"{name} is read-only")
+    return Place(array, array.ctypes.data, array.size, kind(name, array.dtype), array.nbytes)
+
+
+def _of_tensor(name, tensor):
+    if not tensor.is_cpu:
+        raise TypeError(f"{name} is on {tensor.device}; expected a tensor on the CPU")
+    if not tensor.is_contiguous():
+        raise ValueError(f"{name} is not contiguous; pass a copy")
+    return Place(tensor, tensor.data_ptr(), tensor.numel(), kind(name, tensor.dtype), tensor.nbytes)
+
+
+class Parts:
+    """A part of an array for each rank, as C takes them: `counts` of elements, and the element `displs` at
+    which each begins; without `displs` they lie one behind the other."""
+
+    def __init__(self, name, whole, ranks, counts, displs=None):
+        counts = [int(count) for count in counts]
+        if displs is None:
+            displs = [sum(counts[:r]) for r in range(len(counts))]
+        for what, values in ((f"counts of {name}", counts), (f"displs of {name}", displs)):
+            if len(values) != ranks:
+                raise ValueError(f"{what} has {len(values)} elements; expected {ranks}, one for each rank")
+        for r, (count, displ) in enumerate(zip(counts, displs)):
+            if count < 0 or count > 0 and not 0 <= displ <= whole.count - count:
+                raise ValueError(
+                    f"the part of rank {r} in {name} is {count} elements from element {displ} on; "
+                    f"{name} has {whole.count} elements"
+                )
+        self.counts = (ctypes.c_size_t * ranks)(*counts)
+        # Nobody looks where a part without elements lies.
+        self.displs = (ctypes.c_size_t * ranks)(*(d if c else 0 for c, d in zip(counts, displs)))
+
+
+#: Of arrays that a rank has no use for.
+NO_PARTS = Parts.__new__(Parts)
+NO_PARTS.counts = NO_PARTS.displs = None

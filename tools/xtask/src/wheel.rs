@@ -1,0 +1,109 @@
+//! `wheel`: a Python wheel with the package, the library and the command, made from an installed prefix.
+
+use crate::install::{Error, copy, make_place};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Where the package lies in the repository, and its files.
+const PACKAGE: &str = "bindings/python/oxccl";
+const FILES: [&str; 4] = ["__init__.py", "_arrays.py", "_gen.py", "torch.py"];
+/// `libnccl.so.2` is there for programs that preload it in place of NCCL.
+const LIBRARIES: [&str; 2] = ["liboxccl.so.2", "libnccl.so.2"];
+/// Writes the list of files with their hashes, and the archive.
+const PACK: &str = include_str!("wheel.py");
+
+/// Makes the wheel of what is installed under `prefix`, with NCCL's names, in the folder `out`; its
+/// path. Its name says which glibc the programs in it need, and not an older one.
+pub fn wheel(root: &Path, prefix: &Path, out: &Path) -> Result<PathBuf, Error> {
+    let version = env!("CARGO_PKG_VERSION");
+    let tree = out.join(".oxccl-wheel");
+    // It may be there from the last time.
+    let _ = std::fs::remove_dir_all(&tree);
+    for file in FILES {
+        copy(&root.join(PACKAGE).join(file), &tree.join("oxccl").join(file))?;
+    }
+    let command = prefix.join("bin/oxccl");
+    copy(&command, &tree.join(format!("oxccl-{version}.data/scripts/oxccl")))?;
+    let mut programs = vec![command];
+    for library in LIBRARIES {
+        let from = prefix.join("lib").join(library);
+        copy(&from, &tree.join("oxccl").join(library))?;
+        programs.push(from);
+    }
+    let (major, minor) = glibc(&programs)?;
+    let tag = format!("py3-none-manylinux_{major}_{minor}_{}", std::env::consts::ARCH);
+    let info = tree.join(format!("oxccl-{version}.dist-info"));
+    for license in ["LICENSE-APACHE", "LICENSE-MIT"] {
+        copy(&root.join(license), &info.join("licenses").join(license))?;
+    }
+    for (name, text) in [
+        (
+            "METADATA",
+            format!(
+                "Metadata-Version: 2.4\nName: oxccl\nVersion: {version}\n\
+                 Summary: Collective communication between processes and hosts\n\
+                 License-Expression: MIT OR Apache-2.0\nLicense-File: LICENSE-APACHE\n\
+                 License-File: LICENSE-MIT\nRequires-Python: >=3.10\nRequires-Dist: numpy\n"
+            ),
+        ),
+        (
+            "WHEEL",
+            format!("Wheel-Version: 1.0\nGenerator: oxccl\nRoot-Is-Purelib: false\nTag: {tag}\n"),
+        ),
+        // By these PyTorch finds the backend without an import.
+        (
+            "entry_points.txt",
+            "[torch.distributed.backends]\noxccl = oxccl.torch:register\n".to_owned(),
+        ),
+    ] {
+        let to = info.join(name);
+        make_place(&to)?;
+        std::fs::write(&to, text).map_err(|e| Error::File(to.clone(), e))?;
+    }
+    let wheel = out.join(format!("oxccl-{version}-{tag}.whl"));
+    make_place(&wheel)?;
+    let mut pack = Command::new("python3");
+    run(pack.args(["-c", PACK]).arg(&tree).arg(&info).arg(&wheel))?;
+    std::fs::remove_dir_all(&tree).map_err(|e| Error::File(tree.clone(), e))?;
+    Ok(wheel)
+}
+
+/// The newest version of glibc that one of the programs needs.
+fn glibc(programs: &[PathBuf]) -> Result<(u32, u32), Error> {
+    let mut readelf = Command::new("readelf");
+    let text = run(readelf.args(["--wide", "--version-info"]).args(programs))?;
+    let none = || Error::Program("readelf".to_owned(), "no program needs glibc".to_owned());
+    newest(&text).ok_or_else(none)
+}
+
+/// The newest `GLIBC_` of a text.
+fn newest(text: &str) -> Option<(u32, u32)> {
+    let versions = text.split("GLIBC_").skip(1).filter_map(|rest| {
+        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
+        let mut parts = rest[..end].split('.').map(str::parse);
+        Some((parts.next()?.ok()?, parts.next()?.ok()?))
+    });
+    versions.max()
+}
+
+/// Runs a program; what it printed.
+fn run(command: &mut Command) -> Result<String, Error> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().map_err(|e| Error::Program(name.clone(), e.to_string()))?;
+    if !output.status.success() {
+        return Err(Error::Program(name, String::from_utf8_lossy(&output.stderr).into_owned()));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_version_counts() {
+        let text = "Name: GLIBC_2.3.4  Flags: none\nGLIBC_2.34 x\n(GLIBC_2.9)\nGLIBC_PRIVATE";
+        assert_eq!(newest(text), Some((2, 34)));
+        assert_eq!(newest("GCC_3.0"), None);
+    }
+}
