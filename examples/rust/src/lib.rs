@@ -62,6 +62,7 @@ impl<T: Copy> Rank<T> {
     }
 
     /// The rank of a communicator, which it ends.
+    #[allow(clippy::not_unsafe_ptr_arg_deref, reason = "handles are numbers, and looked up")]
     pub fn of(comm: ncclComm_t, len: impl FnOnce(i32) -> usize) -> Outcome<Self> {
         let (mut rank, mut nranks, mut stream, mut x) = (0, 0, null_mut(), null_mut());
         // SAFETY: all places are valid.

@@ -3,6 +3,7 @@
 mod cpp;
 mod examples;
 mod go;
+mod hostcuda;
 mod install;
 mod julia;
 mod mpi;

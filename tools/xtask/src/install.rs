@@ -77,7 +77,11 @@ pub fn install(root: &Path, options: &Options) -> Result<(), Error> {
         let from = root.join("bindings").join(binding);
         copy(&from, &prefix.join("include/oxccl").join(name))?;
     }
-    template(root, "oxccl.pc", &lib.join("pkgconfig"))?;
+    let cuda = Path::new("hostcuda/cuda_runtime.h");
+    copy(&root.join("bindings").join(cuda), &prefix.join("include/oxccl").join(cuda))?;
+    for package in ["oxccl.pc", "oxccl-hostcuda.pc"] {
+        template(root, package, &lib.join("pkgconfig"))?;
+    }
     for file in ["oxccl-config.cmake", "oxccl-config-version.cmake"] {
         template(root, file, &lib.join("cmake/oxccl"))?;
     }
