@@ -1,6 +1,7 @@
 //! The installed product as others use it: build systems and languages, each outside the repository.
 
 mod cpp;
+mod deb;
 mod examples;
 mod go;
 mod hostcuda;

@@ -68,6 +68,8 @@ pub fn install(root: &Path, options: &Options) -> Result<(), Error> {
     link(SONAME, &lib.join("liboxccl.so"))?;
     copy(&built.archive, &lib.join("liboxccl.a"))?;
     copy(&built.command, &prefix.join("bin/oxccl"))?;
+    // Completions and manual pages.
+    run(Command::new(&built.command).arg("share").arg(prefix.join("share")))?;
     let headers = root.join("capi/include");
     for header in HEADERS {
         copy(&headers.join(header), &prefix.join("include/oxccl").join(header))?;
@@ -136,7 +138,18 @@ fn artifacts(line: &str) -> Vec<PathBuf> {
     files.iter().filter_map(|f| f.as_str().map(PathBuf::from)).collect()
 }
 
-fn failed(path: &Path) -> impl Fn(std::io::Error) -> Error {
+/// Runs a program to its success.
+pub(crate) fn run(command: &mut Command) -> Result<(), Error> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().map_err(|e| Error::Program(name.clone(), e.to_string()))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let text = String::from_utf8_lossy(&output.stderr);
+    Err(Error::Program(name, format!("{}: {text}", output.status)))
+}
+
+pub(crate) fn failed(path: &Path) -> impl Fn(std::io::Error) -> Error {
     let path = path.to_owned();
     move |e| Error::File(path.clone(), e)
 }
@@ -150,7 +163,7 @@ fn make_place(path: &Path) -> Result<(), Error> {
     }
 }
 
-fn copy(from: &Path, to: &Path) -> Result<(), Error> {
+pub(crate) fn copy(from: &Path, to: &Path) -> Result<(), Error> {
     make_place(to)?;
     std::fs::copy(from, to).map(drop).map_err(failed(from))
 }
@@ -185,20 +198,13 @@ fn nccl_version(root: &Path) -> Result<String, Error> {
 fn nccl_library(lib: &Path) -> Result<(), Error> {
     let to = lib.join("libnccl.so.2");
     make_place(&to)?;
-    let output = Command::new("cc")
+    run(Command::new("cc")
         .args(["-shared", "-nostdlib", "-x", "c", "/dev/null", "-x", "none"])
         .args(["-Wl,-soname,libnccl.so.2", "-Wl,-rpath,$ORIGIN", "-Wl,--disable-new-dtags"])
         .arg("-Wl,--no-as-needed")
         .arg(lib.join("liboxccl.so"))
         .arg("-o")
-        .arg(&to)
-        .output()
-        .map_err(|e| Error::Program("cc".to_owned(), e.to_string()))?;
-    if !output.status.success() {
-        let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        return Err(Error::Program("cc".to_owned(), text));
-    }
-    Ok(())
+        .arg(&to))
 }
 
 #[cfg(test)]

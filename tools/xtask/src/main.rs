@@ -1,10 +1,11 @@
-//! `cargo xtask codegen | tidy | abi-facts WHEEL | install --prefix DIR [--nccl-compat] [--profile NAME]`.
+//! `cargo xtask codegen | tidy | abi-facts WHEEL | install --prefix DIR [--nccl-compat] [--profile NAME]
+//! | deb --output DIR [--profile NAME]`.
 
 use std::path::Path;
 use std::process::ExitCode;
 
 const USAGE: &str = "usage: cargo xtask codegen | tidy | abi-facts WHEEL | install --prefix DIR \
-                     [--nccl-compat] [--profile NAME]";
+                     [--nccl-compat] [--profile NAME] | deb --output DIR [--profile NAME]";
 
 fn main() -> ExitCode {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -18,6 +19,7 @@ fn main() -> ExitCode {
             (!complaints.is_empty()).then(|| complaints.join("\n"))
         }
         ["install", ref options @ ..] => install(&root, options).err(),
+        ["deb", ref options @ ..] => deb(&root, options).err(),
         _ => Some(USAGE.to_owned()),
     };
     match complaints {
@@ -33,6 +35,13 @@ fn install(root: &Path, options: &[&str]) -> Result<(), String> {
     let options = xtask::install::Options::parse(options)?;
     xtask::install::install(root, &options).map_err(|e| e.to_string())?;
     println!("installed under {}", options.prefix.display());
+    Ok(())
+}
+
+fn deb(root: &Path, options: &[&str]) -> Result<(), String> {
+    let options = xtask::deb::Options::parse(options)?;
+    let files = xtask::deb::build(root, &options).map_err(|e| e.to_string())?;
+    files.iter().for_each(|file| println!("{}", file.display()));
     Ok(())
 }
 
