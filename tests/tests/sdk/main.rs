@@ -7,6 +7,7 @@ mod go;
 mod hostcuda;
 mod install;
 mod julia;
+mod launchers;
 mod mpi;
 mod python;
 
