@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// The first example, compiled.
-fn hello(folder: &Path) -> PathBuf {
+pub(crate) fn hello(folder: &Path) -> PathBuf {
     let program = folder.join("hello");
     let mut command = Command::new("cc");
     command.arg(Path::new(ROOT).join("tests/sdk/hello.c"));

@@ -2,6 +2,7 @@
 
 mod cpp;
 mod deb;
+mod docs;
 mod examples;
 mod go;
 mod hostcuda;
