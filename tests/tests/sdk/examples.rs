@@ -177,11 +177,13 @@ fn in_rust() {
     // Together with what the installation is made of, so that nothing is built twice.
     let packages = ["oxccl-capi", "oxccl-cli", "oxccl-examples"].map(|name| ["--package", name]);
     let mut command = Command::new(std::env::var("CARGO").unwrap_or("cargo".to_owned()));
-    command.args(["build", "--quiet", "--profile", profile]).args(packages.concat());
+    command.args(["build", "--quiet", "--bins", "--examples", "--profile", profile]);
+    command.args(packages.concat());
     succeed(command.current_dir(ROOT));
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("the target folder");
     let folder = target.join(if cfg!(debug_assertions) { "debug" } else { "release" });
-    check("rust/src/bin", |name| vec![folder.join(name).into()], None);
+    let folder = folder.join("examples");
+    check("rust/examples", |name| vec![folder.join(name).into()], None);
 }
 
 /// The commands of README under "Four ranks in your language", by block.

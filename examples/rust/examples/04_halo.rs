@@ -13,7 +13,7 @@ const STEPS: usize = 200;
 
 /// Cells from a number on, between two of the neighbours.
 fn initial(from: usize, n: usize) -> Vec<f64> {
-    let cell = |i: usize| if i % 17 == 0 { 100.0 } else { (i % 5) as f64 };
+    let cell = |i: usize| if i.is_multiple_of(17) { 100.0 } else { (i % 5) as f64 };
     let cells = (from + 1..=from + n).map(cell);
     std::iter::once(0.0).chain(cells).chain([0.0]).collect()
 }
