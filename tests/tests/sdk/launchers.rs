@@ -1,4 +1,5 @@
-//! Ranks that srun starts, under a Slurm of one node, and ranks with the variables of torchrun.
+//! Ranks that srun starts, under a Slurm of one node, and mpiexec of MPICH, and ranks with the variables of
+//! torchrun.
 
 use crate::{ROOT, folder, have, pkg_config, prefix, run, succeed};
 use oxccl_tests::job::{bind_to_parent, wait_until};
@@ -123,6 +124,16 @@ fn srun() {
         let text = slurm.run(&hello);
         assert_eq!(text.matches("of 4: all right").count(), 4, "{text}");
     }
+}
+
+#[test]
+fn mpiexec_of_mpich() {
+    if !have("cc") || !have("pkg-config") || !have("mpiexec.mpich") {
+        return;
+    }
+    let hello = hello(&folder("mpich"));
+    let text = succeed(Command::new("mpiexec.mpich").args(["-n", "4"]).arg(hello));
+    assert_eq!(text.matches("of 4: all right").count(), 4, "{text}");
 }
 
 /// The variables that torchrun gives to one of 4 processes of a host, and no others but those that any
