@@ -99,6 +99,8 @@ const PACKAGES: [Package; 4] = [
 /// Makes the packages; their files. Needs dpkg-deb and strip.
 pub fn build(root: &Path, options: &Options) -> Result<Vec<PathBuf>, Error> {
     let work = options.output.join("work");
+    // A build that failed may have left it.
+    let _ = std::fs::remove_dir_all(&work);
     let staged = work.join("usr");
     let profile = options.profile.clone();
     install(root, &install::Options { prefix: staged.clone(), profile, nccl_compat: true })?;
