@@ -11,7 +11,7 @@ fn module() -> PathBuf {
 }
 
 /// Whether there is a Go that has what go.mod asks for.
-fn have_go() -> bool {
+pub(crate) fn have_go() -> bool {
     if !have("go") || !have("cc") || !have("pkg-config") {
         return false;
     }
@@ -25,7 +25,7 @@ fn have_go() -> bool {
 }
 
 /// Go's command in a folder; it uses no network.
-fn go(folder: &Path, arguments: &[&str]) -> Command {
+pub(crate) fn go(folder: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new("go");
     command.current_dir(folder).args(arguments);
     command.env("GOPROXY", "off").env("GOTOOLCHAIN", "local").env("GOFLAGS", "-buildvcs=false");

@@ -1,16 +1,11 @@
 //! C programs that find the installed library by pkg-config and CMake, and under NCCL's name.
 
-use crate::{ROOT, folder, have, on_four_ranks, prefix, succeed, succeed_under};
+use crate::{ROOT, folder, have, on_four_ranks, pkg_config, prefix, succeed, succeed_under};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 fn source(name: &str) -> PathBuf {
     Path::new(ROOT).join("tests/sdk").join(name)
-}
-
-fn pkg_config(prefix: &Path, arguments: &[&str]) -> Vec<String> {
-    let text = succeed_under(prefix, Command::new("pkg-config").args(arguments));
-    text.split_whitespace().map(str::to_owned).collect()
 }
 
 /// Compiles a C program by what pkg-config says.

@@ -45,13 +45,18 @@ fn another_project_uses_it() {
 
 /// Julia on 4 ranks, in an empty project that has the package; a file is to follow.
 fn on_four_julias(name: &str) -> Command {
+    let mut command = Command::new(prefix().join("bin/oxccl"));
+    command.args(["run", "-n", "4", "julia", "-O0", &project(name)]);
+    command
+}
+
+/// The option that names an empty project that has the package.
+pub(crate) fn project(name: &str) -> String {
     let folder = folder(name);
     let project = format!("--project={}", folder.display());
     let develop = format!("using Pkg; Pkg.develop(PackageSpec(path={:?}))", package());
     succeed(Command::new("julia").args([&project, "-e", &develop]));
     // So that four processes need not compile it side by side.
     succeed(Command::new("julia").args([&project, "-e", "using OxCCL"]));
-    let mut command = Command::new(prefix().join("bin/oxccl"));
-    command.args(["run", "-n", "4", "julia", "-O0", &project]);
-    command
+    project
 }

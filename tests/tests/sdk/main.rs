@@ -2,9 +2,14 @@
 
 mod complete;
 mod cpp;
+mod deb;
+mod docs;
+mod examples;
 mod go;
+mod hostcuda;
 mod install;
 mod julia;
+mod launchers;
 mod mpi;
 mod python;
 
@@ -63,23 +68,41 @@ fn succeed(command: &mut Command) -> String {
 }
 
 fn succeed_under(prefix: &Path, command: &mut Command) -> String {
+    let (status, text) = run(prefix, command);
+    assert_eq!(status, Some(0), "{command:?}: {text}");
+    text
+}
+
+/// Runs a command, with what is installed under a prefix in its sight; its status, and what it printed.
+fn run(prefix: &Path, command: &mut Command) -> (Option<i32>, String) {
     let lib = prefix.join("lib");
-    let log = folder_file();
-    let file = std::fs::File::create(&log).expect("a file");
+    let own = command.get_envs().any(|(name, _)| name == "OXCCL_LIBRARY");
+    if !own {
+        command.env("OXCCL_LIBRARY", lib.join("liboxccl.so.2"));
+    }
     command
         .env("PKG_CONFIG_PATH", lib.join("pkgconfig"))
         .env("LD_LIBRARY_PATH", &lib)
-        .env("OXCCL_LIBRARY", lib.join("liboxccl.so.2"))
-        .env("CMAKE_PREFIX_PATH", prefix)
-        .stdin(Stdio::null())
-        .stdout(file.try_clone().expect("a second handle"))
-        .stderr(file);
+        .env("CMAKE_PREFIX_PATH", prefix);
+    watch(command)
+}
+
+/// Runs a command, at most for ten minutes; its status, and what it printed.
+fn watch(command: &mut Command) -> (Option<i32>, String) {
+    let log = folder_file();
+    let file = std::fs::File::create(&log).expect("a file");
+    command.stdin(Stdio::null()).stdout(file.try_clone().expect("a second handle")).stderr(file);
     let mut child = bind_to_parent(command).spawn().expect("it starts");
     let status = wait_until(&mut child, Instant::now() + Duration::from_secs(600));
     let text = std::fs::read_to_string(&log).expect("what it printed");
     std::fs::remove_file(&log).expect("it can be removed");
-    assert_eq!(status, Some(0), "{command:?}: {text}");
-    text
+    (status, text)
+}
+
+/// What pkg-config says, as words.
+fn pkg_config(prefix: &Path, arguments: &[&str]) -> Vec<String> {
+    let text = succeed_under(prefix, Command::new("pkg-config").args(arguments));
+    text.split_whitespace().map(str::to_owned).collect()
 }
 
 /// A file of its own: a pipe would fill up before the end.

@@ -5,11 +5,11 @@ use oxccl_tests::missing;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-fn folder() -> PathBuf {
+pub(crate) fn folder() -> PathBuf {
     Path::new(ROOT).join("bindings/python")
 }
 
-fn have_numpy() -> bool {
+pub(crate) fn have_numpy() -> bool {
     have("python3") && can_import("python3", "numpy")
 }
 

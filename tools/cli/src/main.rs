@@ -6,6 +6,7 @@ mod error;
 mod perf;
 mod plan;
 mod run;
+mod share;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use std::process::ExitCode;
@@ -28,6 +29,9 @@ enum Command {
     Plan(plan::Options),
     /// Print all environment variables with their values and meaning.
     Env,
+    /// Write completions and manual pages; for `cargo xtask install`.
+    #[command(hide = true)]
+    Share(share::Options),
 }
 
 fn main() -> ExitCode {
@@ -41,6 +45,7 @@ fn main() -> ExitCode {
         Some(Command::Run(options)) => run::main(&options),
         Some(Command::Plan(options)) => plan::main(&options),
         Some(Command::Env) => env::main(),
+        Some(Command::Share(options)) => share::main(&options, Arguments::command()),
     };
     match outcome {
         Ok(code) => code,

@@ -68,6 +68,8 @@ pub fn install(root: &Path, options: &Options) -> Result<(), Error> {
     link(SONAME, &lib.join("liboxccl.so"))?;
     copy(&built.archive, &lib.join("liboxccl.a"))?;
     copy(&built.command, &prefix.join("bin/oxccl"))?;
+    // Completions and manual pages.
+    run(Command::new(&built.command).arg("share").arg(prefix.join("share")))?;
     let headers = root.join("capi/include");
     for header in HEADERS {
         copy(&headers.join(header), &prefix.join("include/oxccl").join(header))?;
@@ -77,7 +79,11 @@ pub fn install(root: &Path, options: &Options) -> Result<(), Error> {
         let from = root.join("bindings").join(binding);
         copy(&from, &prefix.join("include/oxccl").join(name))?;
     }
-    template(root, "oxccl.pc", &lib.join("pkgconfig"))?;
+    let cuda = Path::new("hostcuda/cuda_runtime.h");
+    copy(&root.join("bindings").join(cuda), &prefix.join("include/oxccl").join(cuda))?;
+    for package in ["oxccl.pc", "oxccl-hostcuda.pc"] {
+        template(root, package, &lib.join("pkgconfig"))?;
+    }
     for file in ["oxccl-config.cmake", "oxccl-config-version.cmake"] {
         template(root, file, &lib.join("cmake/oxccl"))?;
     }
@@ -132,7 +138,18 @@ fn artifacts(line: &str) -> Vec<PathBuf> {
     files.iter().filter_map(|f| f.as_str().map(PathBuf::from)).collect()
 }
 
-fn failed(path: &Path) -> impl Fn(std::io::Error) -> Error {
+/// Runs a program to its success.
+pub(crate) fn run(command: &mut Command) -> Result<(), Error> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().map_err(|e| Error::Program(name.clone(), e.to_string()))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let text = String::from_utf8_lossy(&output.stderr);
+    Err(Error::Program(name, format!("{}: {text}", output.status)))
+}
+
+pub(crate) fn failed(path: &Path) -> impl Fn(std::io::Error) -> Error {
     let path = path.to_owned();
     move |e| Error::File(path.clone(), e)
 }
@@ -182,20 +199,13 @@ fn nccl_version(root: &Path) -> Result<String, Error> {
 fn nccl_library(lib: &Path) -> Result<(), Error> {
     let to = lib.join("libnccl.so.2");
     make_place(&to)?;
-    let output = Command::new("cc")
+    run(Command::new("cc")
         .args(["-shared", "-nostdlib", "-x", "c", "/dev/null", "-x", "none"])
         .args(["-Wl,-soname,libnccl.so.2", "-Wl,-rpath,$ORIGIN", "-Wl,--disable-new-dtags"])
         .arg("-Wl,--no-as-needed")
         .arg(lib.join("liboxccl.so"))
         .arg("-o")
-        .arg(&to)
-        .output()
-        .map_err(|e| Error::Program("cc".to_owned(), e.to_string()))?;
-    if !output.status.success() {
-        let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        return Err(Error::Program("cc".to_owned(), text));
-    }
-    Ok(())
+        .arg(&to))
 }
 
 #[cfg(test)]

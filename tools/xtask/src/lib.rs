@@ -2,6 +2,7 @@
 
 pub mod abi;
 pub mod bindings;
+pub mod deb;
 pub mod environment;
 pub mod headers;
 pub mod install;

@@ -1,11 +1,12 @@
 //! `cargo xtask codegen | tidy | abi-facts WHEEL | install --prefix DIR [--nccl-compat] [--profile NAME]
-//! | wheel --out DIR [--profile NAME]`.
+//! | wheel --out DIR [--profile NAME] | deb --output DIR [--profile NAME]`.
 
 use std::path::Path;
 use std::process::ExitCode;
 
 const USAGE: &str = "usage: cargo xtask codegen | tidy | abi-facts WHEEL | install --prefix DIR \
-                     [--nccl-compat] [--profile NAME] | wheel --out DIR [--profile NAME]";
+                     [--nccl-compat] [--profile NAME] | wheel --out DIR [--profile NAME] \
+                     | deb --output DIR [--profile NAME]";
 
 fn main() -> ExitCode {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -23,6 +24,7 @@ fn main() -> ExitCode {
         ["wheel", "--out", out, "--profile", profile] => {
             wheel(&root, Path::new(out), Some(profile.to_owned())).err()
         }
+        ["deb", ref options @ ..] => deb(&root, options).err(),
         _ => Some(USAGE.to_owned()),
     };
     match complaints {
@@ -48,6 +50,13 @@ fn wheel(root: &Path, out: &Path, profile: Option<String>) -> Result<(), String>
     let wheel = xtask::wheel::wheel(root, &prefix, out).map_err(|e| e.to_string())?;
     println!("made {}", wheel.display());
     std::fs::remove_dir_all(&prefix).map_err(|e| format!("{}: {e}", prefix.display()))
+}
+
+fn deb(root: &Path, options: &[&str]) -> Result<(), String> {
+    let options = xtask::deb::Options::parse(options)?;
+    let files = xtask::deb::build(root, &options).map_err(|e| e.to_string())?;
+    files.iter().for_each(|file| println!("{}", file.display()));
+    Ok(())
 }
 
 /// Writes the facts of an unpacked wheel where the tests read them.

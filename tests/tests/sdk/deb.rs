@@ -1,0 +1,66 @@
+//! Debian packages, installed into an empty root by dpkg and used by a program.
+
+use crate::{ROOT, folder, have, pkg_config, run, succeed, succeed_under};
+use std::path::Path;
+use std::process::Command;
+
+/// dpkg for a root of its own; what the packages need of Debian is not there.
+fn dpkg(root: &Path) -> Command {
+    let mut command = Command::new("dpkg");
+    command.arg(format!("--root={}", root.display())).arg("--force-depends");
+    command
+}
+
+#[test]
+fn packages_are_installed_used_and_removed() {
+    if !have("dpkg-deb") || !have("dpkg") || !have("cc") || !have("pkg-config") || !have("strip") {
+        return;
+    }
+    let folder = folder("deb");
+    let profile = if cfg!(debug_assertions) { "dev" } else { "release" };
+    let options =
+        xtask::deb::Options { output: folder.join("packages"), profile: Some(profile.to_owned()) };
+    let files = xtask::deb::build(Path::new(ROOT), &options).expect("packages");
+    assert_eq!(files.len(), 4, "{files:?}");
+    let root = folder.join("root");
+    for place in ["var/lib/dpkg/info", "var/lib/dpkg/updates"] {
+        std::fs::create_dir_all(root.join(place)).expect("a folder");
+    }
+    std::fs::write(root.join("var/lib/dpkg/status"), "").expect("a file");
+    succeed(dpkg(&root).arg("--install").args(&files));
+    let text = succeed(dpkg(&root).args(["--status", "liboxccl-dev"]));
+    assert!(text.contains("Depends: liboxccl2 (= ") && text.contains("libc6 (>= 2."), "{text}");
+    let usr = root.join("usr");
+    for file in ["bash-completion/completions/oxccl", "man/man1/oxccl.1", "man/man1/oxccl-run.1"] {
+        let text = std::fs::read_to_string(usr.join("share").join(file)).expect(file);
+        assert!(text.contains("oxccl"), "{file}: {text}");
+    }
+    let program = folder.join("hello");
+    let flags = pkg_config(&usr, &["--cflags", "--libs", "oxccl"]);
+    let hello = Path::new(ROOT).join("tests/sdk/hello.c");
+    succeed_under(&usr, Command::new("cc").arg(hello).args(flags).arg("-o").arg(&program));
+    let mut command = Command::new(usr.join("bin/oxccl"));
+    let text = succeed_under(&usr, command.args(["run", "-n", "4"]).arg(&program));
+    assert_eq!(text.matches("of 4: all right").count(), 4, "{text}");
+    succeed(dpkg(&root).args([
+        "--purge",
+        "liboxccl2",
+        "liboxccl-dev",
+        "oxccl",
+        "oxccl-nccl-compat",
+    ]));
+    assert!(!usr.exists(), "something is left");
+    let (status, _) = run(&usr, dpkg(&root).args(["--status", "oxccl"]));
+    assert_eq!(status, Some(1), "it is still known");
+}
+
+#[test]
+fn shells_know_the_command() {
+    if !have("bash") {
+        return;
+    }
+    let file = crate::prefix().join("share/bash-completion/completions/oxccl");
+    let script = r#". "$0"; COMP_WORDS=(oxccl pl); COMP_CWORD=1; _oxccl oxccl pl oxccl; echo "${COMPREPLY[*]}""#;
+    let text = succeed(Command::new("bash").args(["-c", script]).arg(file));
+    assert_eq!(text.trim(), "plan");
+}

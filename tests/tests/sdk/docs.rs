@@ -1,0 +1,219 @@
+//! The book in `docs/`: its pages and links are there, and its code runs.
+//!
+//! A block of code is written to `program.c` (`.cpp`, `.jl`, `.py`, `.go`) in the page's folder; a block of `sh`, whose
+//! words say what it needs, is run there. Blocks of `text` are not run.
+
+use crate::{ROOT, folder, have, prefix, watch};
+use oxccl_tests::job::{bind_to_parent, wait_until};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+fn docs() -> PathBuf {
+    Path::new(ROOT).join("docs")
+}
+
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// The pages, as their paths below `docs`.
+fn pages(below: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(docs().join(below)).expect("a folder") {
+        let entry = entry.expect("an entry");
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let path = if below.is_empty() { name } else { format!("{below}/{name}") };
+        if entry.path().is_dir() {
+            found.extend(pages(&path));
+        } else if path.ends_with(".md") && path != "SUMMARY.md" {
+            found.push(path);
+        }
+    }
+    found.sort();
+    found
+}
+
+/// Where the links of a text lead, without what lies outside.
+fn links(text: &str) -> Vec<&str> {
+    let ends = text.split("](").skip(1).filter_map(|rest| rest.split_once(')'));
+    let paths = ends.map(|(link, _)| link.split('#').next().unwrap_or_default());
+    paths.filter(|path| !path.is_empty() && !path.contains("://")).collect()
+}
+
+/// A page with what it includes: a file, or the part of one between two marks.
+fn with_includes(page: &str) -> String {
+    let text = read(&docs().join(page));
+    let mut out = String::new();
+    for line in text.lines() {
+        let include = line.strip_prefix("{{#include ").and_then(|rest| rest.strip_suffix("}}"));
+        let Some(include) = include else {
+            out += line;
+            out.push('\n');
+            continue;
+        };
+        let (path, anchor) = include.split_once(':').unwrap_or((include, ""));
+        let included = read(&docs().join(page).with_file_name(path));
+        let part = match anchor {
+            "" => Some(included.as_str()),
+            anchor => included
+                .split_once(&format!("<!-- ANCHOR: {anchor} -->\n"))
+                .and_then(|(_, rest)| rest.split_once(&format!("<!-- ANCHOR_END: {anchor} -->")))
+                .map(|(part, _)| part),
+        };
+        out += part.unwrap_or_else(|| panic!("{page}: there is no {include}"));
+    }
+    out
+}
+
+/// The blocks of a page's own text: what stands behind the opening marks, and the contents.
+fn blocks(text: &str) -> Vec<(String, String)> {
+    let mut blocks = Vec::new();
+    let mut open: Option<(String, String)> = None;
+    for line in text.lines() {
+        match (line.strip_prefix("```"), &mut open) {
+            (Some(words), None) => open = Some((words.to_owned(), String::new())),
+            (Some(_), Some(_)) => blocks.extend(open.take()),
+            (None, Some((_, contents))) => *contents += &format!("{line}\n"),
+            (None, None) => {}
+        }
+    }
+    assert!(open.is_none(), "a block has no end");
+    blocks
+}
+
+#[test]
+fn the_summary_has_all_pages_and_links_lead_somewhere() {
+    let summary = read(&docs().join("SUMMARY.md"));
+    let mut listed = links(&summary);
+    listed.sort_unstable();
+    assert_eq!(listed, pages(""));
+    for page in &listed {
+        let text = with_includes(page);
+        for link in links(&text) {
+            let at = docs().join(page).with_file_name(link);
+            assert!(at.exists(), "{page} links to {link}");
+        }
+    }
+    let book = read(&docs().join("book.toml"));
+    assert!(book.contains("src = \".\""), "{book}");
+}
+
+/// Whether all that a block of `sh` needs is there.
+fn all_there(needs: &str) -> bool {
+    needs.split_whitespace().all(|need| match need {
+        "go" => crate::go::have_go(),
+        "python3" => crate::python::have_numpy(),
+        tool => have(tool),
+    })
+}
+
+/// Writes and runs a page's blocks; how many ran.
+fn run_page(page: &str) -> usize {
+    let folder = folder(&format!("docs-{}", page.replace('/', "-")));
+    let text = read(&docs().join(page));
+    let (mut waiting, mut ran) = (None, 0);
+    for (words, contents) in blocks(&text) {
+        let (language, needs) = words.split_once(' ').unwrap_or((&words, ""));
+        let suffix = match language {
+            "text" | "yaml" => continue,
+            "sh" => {
+                waiting = None;
+                if all_there(needs) {
+                    shell(&folder, page, &contents);
+                    ran += 1;
+                }
+                continue;
+            }
+            "c" | "cpp" | "go" => language,
+            "julia" => "jl",
+            "python" => "py",
+            other => panic!("{page}: nothing runs a block of {other:?}"),
+        };
+        let contents = match contents.strip_prefix("{{#include ") {
+            Some(rest) => read(&docs().join(rest.trim_end().trim_end_matches("}}"))),
+            None => contents,
+        };
+        assert!(waiting.is_none(), "{page}: nothing runs the block before that of {language}");
+        waiting = Some(language.to_owned());
+        std::fs::write(folder.join(format!("program.{suffix}")), contents).expect("a file");
+    }
+    assert!(waiting.is_none(), "{page}: nothing runs the last block");
+    ran
+}
+
+fn shell(folder: &Path, page: &str, script: &str) {
+    let path = std::env::var("PATH").unwrap_or_default();
+    let lib = prefix().join("lib");
+    let mut command = Command::new("bash");
+    command.args(["-euc", script]).current_dir(folder);
+    command
+        .env("PATH", format!("{}:{path}", prefix().join("bin").display()))
+        .env("PREFIX", prefix())
+        .env("SOURCES", std::fs::canonicalize(ROOT).expect("it is there"))
+        .env("PKG_CONFIG_PATH", lib.join("pkgconfig"))
+        .env("LD_LIBRARY_PATH", lib)
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .envs([("GOPROXY", "off"), ("GOTOOLCHAIN", "local"), ("GOFLAGS", "-mod=mod")]);
+    let (status, text) = watch(&mut command);
+    assert_eq!(status, Some(0), "{page}: {script}: {text}");
+}
+
+#[test]
+fn the_code_runs() {
+    let ran: usize = pages("").iter().map(|page| run_page(page)).sum();
+    // Those without needs at least.
+    assert!(ran >= 1);
+}
+
+#[test]
+fn the_pods_of_kubernetes_find_each_other() {
+    if !have("cc") || !have("pkg-config") || !have("getent") {
+        return;
+    }
+    let folder = folder("docs-pods");
+    let hello = crate::launchers::hello(&folder);
+    std::fs::write(folder.join("secret"), "no one knows this").expect("a file");
+    let port =
+        TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a port").port();
+    let page = read(&docs().join("kubernetes.md"));
+    // As in a pod, but for where things are.
+    let mut here = page.clone();
+    for (there, place) in [
+        ("hello-0.hello:29400", format!("127.0.0.1:{port}")),
+        ("/tmp/oxccl-secret", format!("{}/own-$JOB_COMPLETION_INDEX", folder.display())),
+        ("/etc/oxccl/", format!("{}/", folder.display())),
+        ("/usr/local/bin/hello", hello.display().to_string()),
+    ] {
+        assert!(page.contains(there), "{there}");
+        here = here.replace(there, &place);
+    }
+    let lines: Vec<_> = here.lines().map(str::trim_start).collect();
+    let value = |name: &str| {
+        let at = lines.iter().position(|l| *l == format!("- name: {name}")).expect(name);
+        lines[at + 1].trim_start_matches("value: ").trim_matches('"').to_owned()
+    };
+    let script = here.split_once("- |\n").expect("the script").1;
+    let (script, _) = script.split_once("volumeMounts:").expect("the end of the script");
+    let mut ranks = Vec::new();
+    for index in 0..4 {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-euc", script]).env("JOB_COMPLETION_INDEX", index.to_string());
+        for name in ["OXCCL_NRANKS", "NCCL_COMM_ID", "OXCCL_SECRET_FILE"] {
+            command.env(name, value(name).replace("$JOB_COMPLETION_INDEX", &index.to_string()));
+        }
+        // Pods share no memory.
+        command.env("NCCL_HOSTID", format!("pod {index}"));
+        command.env("LD_LIBRARY_PATH", prefix().join("lib")).stdin(Stdio::null());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        ranks.push(bind_to_parent(&mut command).spawn().expect("it starts"));
+    }
+    for (rank, mut child) in ranks.into_iter().enumerate() {
+        let status = wait_until(&mut child, Instant::now() + Duration::from_secs(60));
+        let output = child.wait_with_output().expect("its output");
+        let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        assert_eq!(status, Some(0), "{text}");
+        assert!(text.contains(&format!("rank {rank} of 4: all right")), "{text}");
+    }
+}

@@ -1,0 +1,246 @@
+//! `deb`: Debian packages, from what `install` puts under `/usr`.
+
+use crate::install::{self, Error, copy, failed, install, run};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What to make.
+#[derive(Debug, Default)]
+pub struct Options {
+    /// Where the packages go; made where it is not there.
+    pub output: PathBuf,
+    /// Cargo's profile; None: release.
+    pub profile: Option<String>,
+}
+
+impl Options {
+    /// Reads the arguments of the command.
+    pub fn parse(arguments: &[&str]) -> Result<Self, String> {
+        let mut options = Self::default();
+        let mut rest = arguments.iter();
+        while let Some(&argument) = rest.next() {
+            let mut value =
+                || rest.next().copied().ok_or_else(|| format!("{argument} needs a value"));
+            match argument {
+                "--output" => options.output = PathBuf::from(value()?),
+                "--profile" => options.profile = Some(value()?.to_owned()),
+                other => return Err(format!("deb: {other} is no option")),
+            }
+        }
+        if options.output.as_os_str().is_empty() {
+            return Err("deb: say where to, by --output DIR".to_owned());
+        }
+        Ok(options)
+    }
+}
+
+/// A package: what is in it, and what dpkg is told.
+struct Package {
+    name: &'static str,
+    section: &'static str,
+    /// Files and folders below `usr`.
+    contents: &'static [&'static str],
+    /// Packages of ours that it needs in the same version.
+    ours: &'static [&'static str],
+    /// Further lines of the control file.
+    control: &'static str,
+    description: &'static str,
+}
+
+const PACKAGES: [Package; 4] = [
+    Package {
+        name: "liboxccl2",
+        section: "libs",
+        contents: &["lib/liboxccl.so.2"],
+        ours: &[],
+        control: "",
+        description: "collective communication with NCCL's interface: the library",
+    },
+    Package {
+        name: "liboxccl-dev",
+        section: "libdevel",
+        contents: &[
+            "lib/liboxccl.so",
+            "lib/liboxccl.a",
+            "lib/pkgconfig/oxccl.pc",
+            "lib/pkgconfig/oxccl-hostcuda.pc",
+            "lib/cmake",
+            "include/oxccl",
+        ],
+        ours: &["liboxccl2"],
+        control: "",
+        description: "collective communication with NCCL's interface: headers",
+    },
+    Package {
+        name: "oxccl",
+        section: "utils",
+        contents: &["bin", "share"],
+        ours: &[],
+        control: "",
+        description: "collective communication: starts ranks, measures, explains",
+    },
+    Package {
+        name: "oxccl-nccl-compat",
+        section: "libs",
+        contents: &[
+            "lib/libnccl.so",
+            "lib/libnccl.so.2",
+            "lib/pkgconfig/nccl.pc",
+            "include/nccl.h",
+            "include/nccl_device.h",
+        ],
+        ours: &["liboxccl2", "liboxccl-dev"],
+        control: "Provides: libnccl2, libnccl-dev\nConflicts: libnccl2, libnccl-dev\n",
+        description: "collective communication in the place of NCCL",
+    },
+];
+
+/// Makes the packages; their files. Needs dpkg-deb and strip.
+pub fn build(root: &Path, options: &Options) -> Result<Vec<PathBuf>, Error> {
+    let work = options.output.join("work");
+    // A build that failed may have left it.
+    let _ = std::fs::remove_dir_all(&work);
+    let staged = work.join("usr");
+    let profile = options.profile.clone();
+    install(root, &install::Options { prefix: staged.clone(), profile, nccl_compat: true })?;
+    let stripped = ["lib/liboxccl.so.2", "lib/liboxccl.a", "bin/oxccl"].map(|f| staged.join(f));
+    run(Command::new("strip").arg("--strip-debug").args(&stripped))?;
+    let architecture = output(Command::new("dpkg-deb").arg("--version"))
+        .and_then(|_| output(Command::new("dpkg").arg("--print-architecture")))?;
+    let architecture = architecture.trim();
+    let glibc = glibc(&[&stripped[0], &stripped[2]])?;
+    let mut files = Vec::new();
+    for package in &PACKAGES {
+        let folder = work.join(package.name);
+        for path in package.contents {
+            let to = folder.join("usr").join(path);
+            let parent = to.parent().unwrap_or(&folder);
+            std::fs::create_dir_all(parent).map_err(failed(parent))?;
+            std::fs::rename(staged.join(path), &to).map_err(failed(&to))?;
+        }
+        describe(root, package, &folder, architecture, &glibc)?;
+        let version = env!("CARGO_PKG_VERSION");
+        let file = format!("{}_{version}_{architecture}.deb", package.name);
+        let file = options.output.join(file);
+        let mut command = Command::new("dpkg-deb");
+        command.args(["--root-owner-group", "--build"]).arg(&folder).arg(&file);
+        run(&mut command)?;
+        files.push(file);
+    }
+    let left = std::fs::remove_dir_all(&work);
+    left.map_err(failed(&work))?;
+    Ok(files)
+}
+
+/// Writes what dpkg wants to know, the licence, and modes that do not depend on the user's mask.
+fn describe(
+    root: &Path,
+    package: &Package,
+    folder: &Path,
+    architecture: &str,
+    glibc: &str,
+) -> Result<(), Error> {
+    let &Package { name, section, ours, control, description, .. } = package;
+    let version = env!("CARGO_PKG_VERSION");
+    let mut depends: Vec<_> = ours.iter().map(|name| format!("{name} (= {version})")).collect();
+    depends.extend([format!("libc6 (>= {glibc})"), "libgcc-s1".to_owned()]);
+    let depends = depends.join(", ");
+    let text = format!(
+        "Package: {name}\nVersion: {version}\nArchitecture: {architecture}\nSection: {section}\n\
+         Priority: optional\nMaintainer: OxCCL developers\nDepends: {depends}\n{control}\
+         Description: {description}\n All-reduce, all-gather, send and receive and their kin between \
+         processes and\n hosts, on host memory and GPUs.\n"
+    );
+    write(&folder.join("DEBIAN/control"), &text)?;
+    if package.contents.iter().any(|file| file.contains(".so.")) {
+        write(&folder.join("DEBIAN/triggers"), "activate-noawait ldconfig\n")?;
+    }
+    let doc = folder.join("usr/share/doc").join(name);
+    for licence in ["LICENSE-APACHE", "LICENSE-MIT"] {
+        copy(&root.join(licence), &doc.join(licence))?;
+    }
+    write(
+        &doc.join("copyright"),
+        "MIT or Apache-2.0, at your choice; the texts are beside this.\n",
+    )?;
+    set_modes(folder)
+}
+
+fn write(path: &Path, text: &str) -> Result<(), Error> {
+    path.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(failed(path))?;
+    std::fs::write(path, text).map_err(failed(path))
+}
+
+/// 755 for folders and programs, 644 for other files.
+fn set_modes(path: &Path) -> Result<(), Error> {
+    let meta = std::fs::symlink_metadata(path).map_err(failed(path))?;
+    if meta.is_symlink() {
+        return Ok(());
+    }
+    let open = meta.is_dir() || path.parent().is_some_and(|p| p.ends_with("usr/bin"));
+    let mode = std::fs::Permissions::from_mode(if open { 0o755 } else { 0o644 });
+    std::fs::set_permissions(path, mode).map_err(failed(path))?;
+    if meta.is_dir() {
+        for entry in std::fs::read_dir(path).map_err(failed(path))? {
+            set_modes(&entry.map_err(failed(path))?.path())?;
+        }
+    }
+    Ok(())
+}
+
+fn output(command: &mut Command) -> Result<String, Error> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command.output().map_err(|e| Error::Program(name, e.to_string()))?;
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// The newest version of glibc that files ask for, as `2.34`.
+fn glibc(files: &[&Path]) -> Result<String, Error> {
+    let mut newest = (2, 0);
+    for file in files {
+        let bytes = std::fs::read(file).map_err(failed(file))?;
+        newest = newest.max(newest_glibc(&bytes));
+    }
+    Ok(format!("{}.{}", newest.0, newest.1))
+}
+
+/// The names of versions stand in the file as they are.
+fn newest_glibc(bytes: &[u8]) -> (u32, u32) {
+    const NAME: &[u8] = b"GLIBC_";
+    let names = bytes.windows(NAME.len()).enumerate().filter(|(_, w)| *w == NAME);
+    let version = |(at, _): (usize, &[u8])| {
+        let rest = &bytes[at + NAME.len()..];
+        let end = rest.iter().position(|b| !b.is_ascii_digit() && *b != b'.')?;
+        let (major, minor) = std::str::from_utf8(&rest[..end]).ok()?.split_once('.')?;
+        let minor = minor.split('.').next()?;
+        Some((major.parse().ok()?, minor.parse().ok()?))
+    };
+    names.filter_map(version).max().unwrap_or((2, 0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_read_or_refused() {
+        let options = Options::parse(&["--output", "/a", "--profile", "dev"]).expect("right");
+        assert!(options.output == Path::new("/a") && options.profile.as_deref() == Some("dev"));
+        for (wrong, complaint) in [
+            (&["--output"][..], "--output needs a value"),
+            (&[], "say where to"),
+            (&["--prefix", "/a"], "--prefix is no option"),
+        ] {
+            let error = Options::parse(wrong).expect_err(complaint);
+            assert!(error.contains(complaint), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_newest_glibc_is_found() {
+        let names = b"GLIBC_2.9\0x\0GLIBC_2.34\0GLIBC_2.2.5\0GLIBC_PRIVATE\0GLIBC_";
+        assert_eq!(newest_glibc(names), (2, 34));
+        assert_eq!(newest_glibc(b""), (2, 0));
+    }
+}
