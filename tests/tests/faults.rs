@@ -1,11 +1,15 @@
 //! The death of ranks, and ranks that never come.
 
-use oxccl_runtime::bootstrap;
+use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
 use oxccl_runtime::comm::{Member, Options, create};
 use oxccl_runtime::device::Device;
+use oxccl_runtime::device::host::collective::Call;
+use oxccl_runtime::device::host::stream::Stream;
+use oxccl_runtime::{Code, bootstrap, group};
 use oxccl_tests::job::Job;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 const RANK: &str = env!("CARGO_BIN_EXE_oxccl-test-rank");
@@ -116,6 +120,40 @@ fn ranks_that_disagree_about_their_number_fail_at_once() {
         threads.map(|t| t.join().expect("no panic").expect("an error").to_string())
     });
     assert!(errors.iter().all(|e| e.contains("the others say")), "{errors:?}");
+}
+
+#[test]
+fn a_communicator_that_is_dropped_after_the_last_barrier_of_its_making_is_told_to_the_others() {
+    let id = bootstrap::new_unique_id().expect("an id");
+    let member = |rank| {
+        let (id, device, options) = (id.clone(), Device::Host(0), Options::default());
+        create(&Member { id, rank, nranks: 3, device, options }).expect("a communicator")
+    };
+    let (member, gone) = (&member, &Barrier::new(3));
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            // As where what follows the last barrier fails: neither abort nor destroy is called.
+            drop(member(1));
+            gone.wait();
+        });
+        for rank in [0, 2] {
+            scope.spawn(move || {
+                let comm = Arc::new(member(rank));
+                // The process lives on, and nothing was called: only rank 1 can have told it.
+                gone.wait();
+                let (spec, mut data) = (Spec::new(Collective::AllReduce, 3, 0), 1u64);
+                let (input, output) = ((&raw const data).cast(), (&raw mut data).cast());
+                let (dtype, op) = (DataType::Uint64, ReduceOp::Sum);
+                let call = Call { spec, input, output, count: 1, dtype, op, scale: None };
+                let stream = Stream::new();
+                let called = group::collective(&comm, call, &stream);
+                let error = called.and_then(|()| stream.synchronize(None)).expect_err("rank 1");
+                let peer = error.site().map(|site| site.peer);
+                assert_eq!((error.code(), peer), (Code::RemoteError, Some(1)), "{error}");
+                comm.destroy();
+            });
+        }
+    });
 }
 
 #[test]

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 fn join() -> Result<Arc<Communicator>> {
     let launch = launch::detect()?.expect("started by a test");
-    let id = launch::unique_id(&launch)?;
+    let id = launch::unique_id(&launch, Options::default().init_limit())?;
     let device = Device::Host(launch.local_rank as i32);
     let options = Options::default();
     let member = Member { id, rank: launch.rank, nranks: launch.nranks, device, options };
@@ -42,7 +42,7 @@ fn compare_bits(arguments: &[String]) -> Result<()> {
     let seed = arguments[1].parse().expect("a number");
     let threads: u32 = arguments[2].parse().expect("a number");
     let launch = launch::detect()?.expect("started by a test");
-    let id = launch::unique_id(&launch)?;
+    let id = launch::unique_id(&launch, Options::default().init_limit())?;
     let nranks = launch.nranks.max(threads);
     std::thread::scope(|scope| {
         let ranks = (0..threads).map(|thread| {

@@ -392,6 +392,7 @@ const FUNCTIONS = [
     :oxcclSetLog,
     :oxcclCommInitEnv,
     :oxcclCommSetTimeout,
+    :oxcclSetInitTimeout,
     :oxcclStreamCreate,
     :oxcclStreamDestroy,
     :oxcclStreamQuery,
@@ -944,7 +945,8 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
     ccall(@inbounds(ADDRESSES[86]), Cint, (Ptr{Cvoid}, Ptr{UInt64},), comm, count)
 
 # Sets the log level (0 none to 5 trace, as NCCL_DEBUG) and where lines go: `func(user, level, text)`
-# without what NCCL puts before the text, or NCCL_DEBUG_FILE when `func` is null. Blocks: never.
+# without what NCCL puts before the text, or NCCL_DEBUG_FILE when `func` is null. Blocks until the
+# function before has had its lines and has returned: `user` may go then. Within it: never.
 @inline oxcclSetLog(level, func, user) =
     ccall(@inbounds(ADDRESSES[87]), Cint, (Cint, Ptr{Cvoid}, Ptr{Cvoid},), level, func, user)
 
@@ -961,6 +963,15 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # `timeoutNs`: nanoseconds, −1 for no bound. Blocks: never.
 @inline oxcclCommSetTimeout(comm, timeoutNs) =
     ccall(@inbounds(ADDRESSES[89]), Cint, (Ptr{Cvoid}, Int64,), comm, timeoutNs)
+
+# Bounds how long the making of communicators, also from others, that the calling thread begins from
+# now on waits for the other ranks, instead of OXCCL_INIT_TIMEOUT. Then it fails on all ranks that came,
+# with the ranks that did not; the shortest bound of any rank holds.
+#
+# `timeoutNs`: nanoseconds; −1: what OXCCL_INIT_TIMEOUT says, and for children what their parent had.
+# Blocks: never.
+@inline oxcclSetInitTimeout(timeoutNs) =
+    ccall(@inbounds(ADDRESSES[89]), Cint, (Int64,), timeoutNs)
 
 # Makes a stream on the calling thread's device; on a GPU one that the default stream does not wait
 # for. `stream`: out. Blocks: never.
