@@ -65,10 +65,10 @@ fn killing_a_rank_gives_the_others_its_number_within_five_seconds() {
 }
 
 #[test]
-fn after_an_abort_no_peer_that_goes_on_writes_into_the_buffers() {
-    for _ in 0..3 {
+fn after_abort_timeout_or_shrink_no_peer_that_goes_on_writes_into_the_buffers() {
+    for how in ["abort", "timeout", "shrink"].repeat(2) {
         let mut job = Job::start(Path::new(RANK), 3, Duration::from_secs(60), |_, command| {
-            command.arg("abort");
+            command.args(["repaint", how]);
         });
         wait_for_running(&mut job, 1);
         let stopped = rustix::process::Pid::from_child(job.child(1));
@@ -78,13 +78,33 @@ fn after_an_abort_no_peer_that_goes_on_writes_into_the_buffers() {
             let lines = job.child(rank).stdout.take().expect("a pipe");
             let mut lines = BufReader::new(lines).lines().map_while(Result::ok);
             let aborted = lines.any(|line| line == "repainted" || line == "exposed");
-            assert!(aborted, "rank {rank} did not abort");
+            assert!(aborted, "rank {rank}: no {how}");
         }
         rustix::process::kill_process(stopped, rustix::process::Signal::CONT).expect("it goes on");
         for (rank, ended) in job.wait().iter().enumerate() {
-            assert_eq!(ended.status, Some(0), "rank {rank}: {}", ended.output);
+            assert_eq!(ended.status, Some(0), "{how}, rank {rank}: {}", ended.output);
         }
     }
+}
+
+#[test]
+fn a_limit_of_operations_names_operation_number_step_and_rank() {
+    let mut job = Job::start(Path::new(RANK), 2, Duration::from_secs(60), |_, command| {
+        command.args(["loop", "100000"]).env("OXCCL_TIMEOUT", "300");
+    });
+    wait_for_running(&mut job, 1);
+    let stopped = rustix::process::Pid::from_child(job.child(1));
+    rustix::process::kill_process(stopped, rustix::process::Signal::STOP).expect("it stops");
+    let lines = job.child(0).stdout.take().expect("a pipe");
+    let mut lines = BufReader::new(lines).lines().map_while(Result::ok);
+    let error = lines.find(|line| line.starts_with("code")).expect("rank 0 ends with an error");
+    // 6 is ncclRemoteError.
+    assert!(error.starts_with("code 6 peer 1: rank 0 waited "), "{error}");
+    for part in ["ms for rank 1 at step ", " of all_reduce (operation ", "OXCCL_TIMEOUT"] {
+        assert!(error.contains(part), "{error}");
+    }
+    rustix::process::kill_process(stopped, rustix::process::Signal::CONT).expect("it goes on");
+    job.wait();
 }
 
 #[test]
