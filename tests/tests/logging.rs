@@ -66,7 +66,7 @@ fn listen() -> (Box<Heard>, Receiver<(ncclResult_t, String)>) {
     (heard, lines)
 }
 
-fn end(mut heard: Box<Heard>) {
+fn end(heard: &mut Heard) {
     // SAFETY: no callback is always right; any handle may be passed.
     unsafe {
         ok(oxcclSetLog(2, None, std::ptr::null_mut()));
@@ -83,7 +83,7 @@ fn a_log_callback_may_call_any_function_also_about_what_the_monitor_and_a_stream
     let (mut ours, mut theirs) = (vec![1f32; 1000], vec![1f32; 1000]);
 
     // The monitor finds that rank 1 is gone.
-    let (heard, lines) = listen();
+    let (mut heard, lines) = listen();
     let World { comms, streams } = &heard.world;
     assert_eq!(all_reduce(comms[0], streams[0], &mut ours), ncclSuccess);
     // SAFETY: any handle may be passed.
@@ -92,10 +92,10 @@ fn a_log_callback_may_call_any_function_also_about_what_the_monitor_and_a_stream
     let outcomes = [(); 2].map(|()| lines.recv_timeout(LIMIT).expect("the callback returns"));
     assert!(outcomes.iter().any(|(result, _)| *result == ncclRemoteError), "{outcomes:?}");
     assert!(outcomes.iter().all(|(_, line)| line.contains("ncclCommAbort")), "{outcomes:?}");
-    end(heard);
+    end(&mut heard);
 
     // Whoever moves the stream finds that the calls differ.
-    let (heard, lines) = listen();
+    let (mut heard, lines) = listen();
     let World { comms, streams } = &heard.world;
     let called = all_reduce(comms[0], streams[0], &mut ours);
     let differs = all_reduce(comms[1], streams[1], &mut theirs[..500]);
@@ -108,5 +108,5 @@ fn a_log_callback_may_call_any_function_also_about_what_the_monitor_and_a_stream
         assert!([differs, waited].contains(&ncclInvalidUsage), "{differs:?} {waited:?}");
         ok(ncclCommAbort(comms[1]));
     }
-    end(heard);
+    end(&mut heard);
 }
