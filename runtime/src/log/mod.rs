@@ -178,7 +178,7 @@ fn configure(config: &Config) {
 pub fn set(level: i32, callback: Option<Callback>) {
     CONFIGURED.call_once(|| configure(Config::get()));
     LEVEL.store(level.max(0), Ordering::Relaxed);
-    callback::set(callback);
+    callback::POST.set(callback);
 }
 
 /// Does what NCCL_DEBUG, NCCL_DEBUG_SUBSYS and NCCL_DEBUG_FILE say now. A callback stays.
@@ -212,7 +212,7 @@ pub fn line(at: Level, about: Subsystem, text: &str) {
 /// Writes a line whatever the level is: one that the user asked for by a call.
 pub fn write(at: Level, text: &str) {
     CONFIGURED.call_once(|| configure(Config::get()));
-    if callback::take(at, text) {
+    if callback::POST.take(at, text) {
         return;
     }
     let output = OUTPUT.read().unwrap_or_else(|e| e.into_inner()).clone();
