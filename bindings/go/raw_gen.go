@@ -630,7 +630,8 @@ func oxcclCommInPlace(comm C.ncclComm_t, count *C.uint64_t) error {
 }
 
 // Sets the log level (0 none to 5 trace, as NCCL_DEBUG) and where lines go: `func(user, level, text)`
-// without what NCCL puts before the text, or NCCL_DEBUG_FILE when `func` is null. Blocks: never.
+// without what NCCL puts before the text, or NCCL_DEBUG_FILE when `func` is null. Blocks until the
+// function before has had its lines and has returned: `user` may go then. Within it: never.
 func oxcclSetLog(level C.int, func_ C.oxcclLogFn_t, user unsafe.Pointer) error {
 	return failed(C.oxgo_oxcclSetLog(level, func_, user))
 }
@@ -649,6 +650,16 @@ func oxcclCommInitEnv(comm *C.ncclComm_t, config *C.ncclConfig_t) error {
 // `timeoutNs`: nanoseconds, −1 for no bound. Blocks: never.
 func oxcclCommSetTimeout(comm C.ncclComm_t, timeoutNs C.int64_t) error {
 	return failed(C.oxgo_oxcclCommSetTimeout(comm, timeoutNs))
+}
+
+// Bounds how long the making of communicators, also from others, that the calling thread begins from
+// now on waits for the other ranks, instead of OXCCL_INIT_TIMEOUT. Then it fails on all ranks that came,
+// with the ranks that did not; the shortest bound of any rank holds.
+//
+// `timeoutNs`: nanoseconds; −1: what OXCCL_INIT_TIMEOUT says, and for children what their parent had.
+// Blocks: never.
+func oxcclSetInitTimeout(timeoutNs C.int64_t) error {
+	return failed(C.oxgo_oxcclSetInitTimeout(timeoutNs))
 }
 
 // Makes a stream on the calling thread's device; on a GPU one that the default stream does not wait

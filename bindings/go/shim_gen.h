@@ -99,6 +99,7 @@ enum {
   oxgo_index_oxcclSetLog,
   oxgo_index_oxcclCommInitEnv,
   oxgo_index_oxcclCommSetTimeout,
+  oxgo_index_oxcclSetInitTimeout,
   oxgo_index_oxcclStreamCreate,
   oxgo_index_oxcclStreamDestroy,
   oxgo_index_oxcclStreamQuery,
@@ -205,6 +206,7 @@ static const char *const oxgo_names[oxgo_count] = {
   "oxcclSetLog",
   "oxcclCommInitEnv",
   "oxcclCommSetTimeout",
+  "oxcclSetInitTimeout",
   "oxcclStreamCreate",
   "oxcclStreamDestroy",
   "oxcclStreamQuery",
@@ -604,6 +606,10 @@ static oxgo_status oxgo_oxcclCommInitEnv(ncclComm_t *comm, const ncclConfig_t *c
 
 static oxgo_status oxgo_oxcclCommSetTimeout(ncclComm_t comm, int64_t timeoutNs) {
   return oxgo_done(OXGO_CALL(oxcclCommSetTimeout)(comm, timeoutNs));
+}
+
+static oxgo_status oxgo_oxcclSetInitTimeout(int64_t timeoutNs) {
+  return oxgo_done(OXGO_CALL(oxcclSetInitTimeout)(timeoutNs));
 }
 
 static oxgo_status oxgo_oxcclStreamCreate(cudaStream_t *stream) {

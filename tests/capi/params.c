@@ -179,6 +179,8 @@ static void logging(const char *folder) {
   /* What was asked for by a call is written at any level; a callback gets the text alone. */
   EXPECT(oxcclSetLog(2, hear, NULL), ncclSuccess, NULL);
   ncclParamDumpAll();
+  /* Which waits for the lines on their way. */
+  EXPECT(oxcclSetLog(2, hear, NULL), ncclSuccess, NULL);
   CHECK(strstr(heard, "OXCCL_TIMEOUT = 40000 (environment; default \"0\"), unsigned: Milliseconds") == heard);
   EXPECT(oxcclSetLog(2, NULL, NULL), ncclSuccess, NULL);
 

@@ -4,11 +4,13 @@
 //! Every rank draws the same sequence from the seed, so each knows all inputs and what every
 //! output has to be. Outputs are poisoned before and surrounded by bytes that must not change.
 
+use oxccl_plan::ir::UserMemory;
 use oxccl_plan::{Collective, DataType, Geometry, Plan, ReduceOp, Spec, reference};
 use oxccl_runtime::comm::Communicator;
 use oxccl_runtime::device::Target;
 use oxccl_runtime::device::host::arena;
 use oxccl_runtime::device::host::collective::{Call, capacity};
+use oxccl_runtime::device::host::endpoint::Modes;
 use oxccl_runtime::device::host::exchange::Transfer;
 use oxccl_runtime::device::host::stream::Stream;
 use oxccl_runtime::{Result, group};
@@ -126,14 +128,40 @@ struct Expectation {
     what: String,
 }
 
+/// What the operations under way use.
+#[derive(Default)]
+struct Pending {
+    inputs: Vec<Framed>,
+    expectations: Vec<Expectation>,
+    /// Buffers that are registered as long.
+    registered: Vec<(Arc<Communicator>, u64)>,
+}
+
+impl Pending {
+    /// Registers a buffer until its operation is over.
+    fn register(&mut self, comm: &Arc<Communicator>, buffer: &[u8]) -> Result<()> {
+        let handle = comm.register(buffer.as_ptr().addr(), buffer.len())?;
+        self.registered.push((comm.clone(), handle));
+        Ok(())
+    }
+
+    /// Checks all results and lets the memory go, so that later buffers have the same addresses.
+    fn check(self) {
+        self.expectations.iter().for_each(Expectation::check);
+        for (comm, handle) in self.registered {
+            assert!(comm.deregister(handle), "a registration is gone");
+        }
+    }
+}
+
 /// Plays a whole sequence on the ranks of this thread. Panics where a result is wrong.
 pub fn play(players: &[Player], shape: Shape) -> Result<()> {
     let mut random = Random(shape.seed);
-    let (mut number, mut in_place) = (0, 0);
-    let before: Vec<u64> = players.iter().map(|p| p.comm.endpoint().state().modes.mapped).collect();
+    let (mut number, mut mapped, mut pulled) = (0, 0, 0);
+    let modes = |player: &Player| player.comm.endpoint().state().modes;
+    let before: Vec<Modes> = players.iter().map(modes).collect();
     while number < shape.operations {
-        let mut expectations = Vec::new();
-        let mut inputs = Vec::new();
+        let mut pending = Pending::default();
         let together = if random.below(4) == 0 { 1 + random.below(4) } else { 1 };
         let sleeper = random.below(200);
         let grouped = players.len() > 1 || together > 1;
@@ -143,12 +171,11 @@ pub fn play(players: &[Player], shape: Shape) -> Result<()> {
         for _ in 0..together {
             let draw = random.draw();
             if draw.is_multiple_of(5) {
-                exchange(players, Random(draw), shape, &mut inputs, &mut expectations, number)?;
+                exchange(players, Random(draw), shape, &mut pending, number)?;
             } else {
-                let (inputs, expectations) = (&mut inputs, &mut expectations);
-                let mapped =
-                    collective(players, Random(draw), shape, inputs, expectations, number)?;
-                in_place += u64::from(mapped);
+                let used = collective(players, Random(draw), shape, &mut pending, number)?;
+                mapped += u64::from(used == Used::Mapped);
+                pulled += u64::from(used == Used::Pulled);
             }
             number += 1;
         }
@@ -162,14 +189,13 @@ pub fn play(players: &[Player], shape: Shape) -> Result<()> {
         for player in players {
             player.stream.synchronize(None)?;
         }
-        for expected in &expectations {
-            expected.check();
-        }
+        pending.check();
     }
     // What could be used in place was, and nothing else.
     for (player, before) in players.iter().zip(before) {
-        let modes = player.comm.endpoint().state().modes;
-        assert_eq!(modes.mapped - before, in_place, "{modes:?}");
+        let after = modes(player);
+        let counted = (after.mapped - before.mapped, after.pulled - before.pulled);
+        assert_eq!(counted, (mapped, pulled), "{after:?}");
     }
     Ok(())
 }
@@ -198,16 +224,14 @@ fn size(random: &mut Random, max: u64) -> u64 {
     random.below(limit.min(max) + 1)
 }
 
-/// Launches a collective on all ranks of this thread; whether all buffers of all ranks are mapped,
-/// and the plan for that is used.
+/// Launches a collective on all ranks of this thread; how it uses the memory of others.
 fn collective(
     players: &[Player],
     mut random: Random,
     shape: Shape,
-    inputs: &mut Vec<Framed>,
-    expectations: &mut Vec<Expectation>,
+    pending: &mut Pending,
     number: u32,
-) -> Result<bool> {
+) -> Result<Used> {
     let nranks = players[0].comm.nranks();
     let kind = Collective::ALL[random.below(8) as usize];
     let spec = Spec::new(kind, nranks, random.below(u64::from(nranks)) as u32);
@@ -222,6 +246,7 @@ fn collective(
     };
     let in_place: Vec<bool> = (0..nranks).map(|_| random.below(3) == 0).collect();
     let offsets: Vec<usize> = (0..nranks).map(|_| random.below(40) as usize).collect();
+    let registered: Vec<bool> = (0..nranks).map(|_| random.below(3) == 0).collect();
     let block = count as usize * dtype.size();
     let data: Vec<Vec<u8>> =
         (0..nranks).map(|r| random.bytes(spec.input_blocks(r) as usize * block)).collect();
@@ -230,8 +255,7 @@ fn collective(
     let probe = call(std::ptr::null(), std::ptr::null_mut());
     let everyone = players[0].comm.endpoint().one_process || mapped.iter().all(|&m| m);
     let self_overlap = kind == Collective::AllToAll && in_place.iter().any(|&i| i);
-    let (expected, used_in_place) =
-        expected(&players[0].comm, &probe, everyone && !self_overlap, &data)?;
+    let (expected, used) = expected(&players[0].comm, &probe, everyone && !self_overlap, &data)?;
     for player in players {
         let rank = player.comm.rank();
         let r = rank as usize;
@@ -251,32 +275,52 @@ fn collective(
             let input = Framed::new(data[r].len(), offsets[r] / 2, mapped[r])?;
             input.inner().copy_from_slice(&data[r]);
             from = input.inner().as_ptr();
-            inputs.push(input);
+            if registered[r] {
+                pending.register(&player.comm, input.inner())?;
+            }
+            pending.inputs.push(input);
+        }
+        if registered[r] {
+            pending.register(&player.comm, output.inner())?;
         }
         group::collective(&player.comm, call(from, to), &player.stream)?;
         let what =
             format!("operation {number} {kind:?} {dtype:?} {op:?} count {count} rank {rank}");
-        expectations.push(Expectation { buffer: output, at, bytes: expected[r].clone(), what });
+        let bytes = expected[r].clone();
+        pending.expectations.push(Expectation { buffer: output, at, bytes, what });
     }
-    Ok(used_in_place)
+    Ok(used)
 }
 
-/// What all ranks have to get, and whether by the plan for mapped memory, where `mappable`.
+/// How a collective uses the memory of other ranks.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Used {
+    Not,
+    Mapped,
+    Pulled,
+}
+
+/// What all ranks have to get, and how: by the plan for mapped memory only where `mappable`.
 fn expected(
     comm: &Communicator,
     call: &Call,
     mappable: bool,
     data: &[Vec<u8>],
-) -> Result<(Vec<Vec<u8>>, bool)> {
+) -> Result<(Vec<Vec<u8>>, Used)> {
     if call.count == 0 {
-        return Ok((vec![Vec::new(); data.len()], false));
+        return Ok((vec![Vec::new(); data.len()], Used::Not));
     }
     let programs = comm.programs(call)?;
     let mapped = programs.mapped.as_ref().filter(|_| mappable);
     let plan = mapped.map_or(programs.any.0, |(plan, _)| *plan);
     let Call { count, dtype, op, .. } = *call;
     let got = outcome(&plan, comm.endpoint().edge_slot_bytes, count, dtype, op, data);
-    Ok((got, mapped.is_some()))
+    let used = match plan.layout.user_memory {
+        UserMemory::Private => Used::Not,
+        _ if mapped.is_some() => Used::Mapped,
+        _ => Used::Pulled,
+    };
+    Ok((got, used))
 }
 
 pub(crate) fn outcome(
@@ -296,8 +340,7 @@ fn exchange(
     players: &[Player],
     mut random: Random,
     shape: Shape,
-    inputs: &mut Vec<Framed>,
-    expectations: &mut Vec<Expectation>,
+    pending: &mut Pending,
     number: u32,
 ) -> Result<()> {
     let nranks = u64::from(players[0].comm.nranks());
@@ -323,11 +366,11 @@ fn exchange(
                 )?;
                 if send {
                     buffer.inner().copy_from_slice(&data);
-                    inputs.push(buffer);
+                    pending.inputs.push(buffer);
                 } else {
                     let what = format!("operation {number} message {message} {from} to {to}");
                     let bytes = data.clone();
-                    expectations.push(Expectation { buffer, at: 0, bytes, what });
+                    pending.expectations.push(Expectation { buffer, at: 0, bytes, what });
                 }
             }
         }

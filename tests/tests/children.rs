@@ -15,12 +15,14 @@ use oxccl::nccl::lifetime::{
 use oxccl::nccl::types::{
     ncclComm_t, ncclCommMemStat_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclUniqueId,
 };
+use oxccl::oxccl::launch::oxcclSetInitTimeout;
 use oxccl::oxccl::stream::{oxcclStreamCreate, oxcclStreamDestroy, oxcclStreamSynchronize};
 use oxccl::oxccl::types::oxcclStream_t;
 use std::ffi::{CStr, c_int};
 use std::mem::MaybeUninit;
 use std::ptr::{null, null_mut};
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use ncclResult_t::*;
@@ -571,6 +573,101 @@ fn a_communicator_in_the_making_refuses_calls_and_can_be_aborted() {
     assert!(last_error().contains("not ready"), "{}", last_error());
     // Rank 1 never comes.
     assert_eq!(comm.abort(), ncclSuccess);
+}
+
+#[test]
+fn a_limit_of_the_thread_bounds_init_and_split_and_names_the_ranks_that_do_not_come() {
+    let limit = |ms: i64| {
+        // SAFETY: any number may be passed.
+        ok(unsafe { oxcclSetInitTimeout(if ms < 0 { -1 } else { ms * 1_000_000 }) });
+    };
+    let (start, id) = (Instant::now(), id());
+    std::thread::scope(|scope| {
+        for rank in [0, 2] {
+            scope.spawn(move || {
+                // The shorter one holds for both.
+                limit(if rank == 0 { 300 } else { 3_600_000 });
+                let mut comm = null_mut();
+                // SAFETY: a place for the handle, and a whole configuration.
+                let made =
+                    unsafe { ncclCommInitRankConfig(&mut comm, 4, id, rank, &mut config(true)) };
+                assert_eq!((made, comm), (ncclSystemError, null_mut()));
+                let text = last_error();
+                assert!(
+                    text.contains("2 of 4 ranks did not come within 0.")
+                        && text.ends_with(": 1, 3"),
+                    "{text}"
+                );
+            });
+        }
+    });
+    ranks(2, |comm| {
+        if comm.rank() == 0 {
+            limit(300);
+            let mut new = null_mut();
+            // SAFETY: a place for the handle.
+            let split = unsafe { ncclCommSplit(comm.0, 0, 0, &mut new, null_mut()) };
+            assert_eq!(split, ncclSystemError);
+            let text = last_error();
+            assert!(text.contains("1 of 2 ranks did not come within 0.3 s: 1"), "{text}");
+            limit(-1);
+        }
+        // The parent is as it was.
+        comm.works();
+        comm.destroy();
+    });
+    assert!(start.elapsed() < 30 * SECOND, "that was OXCCL_INIT_TIMEOUT");
+}
+
+/// Ranks 1 and 2 split a communicator of three, all without waiting; rank 0 has no color, and ends the
+/// parent before they have called.
+fn split_without_rank_0(end: impl Fn(Comm, &AtomicU32) + Sync) {
+    let (id, called, ending) = (id(), AtomicU32::new(0), Barrier::new(3));
+    let split = |comm: Comm, color| {
+        let mut child = std::ptr::dangling_mut();
+        // SAFETY: a place for the handle.
+        let made = unsafe { ncclCommSplit(comm.0, color, 0, &mut child, null_mut()) };
+        assert_eq!(made, ncclInProgress);
+        Comm(child)
+    };
+    std::thread::scope(|scope| {
+        for rank in 0..3 {
+            let (called, ending, end, split) = (&called, &ending, &end, &split);
+            scope.spawn(move || {
+                let mut comm = null_mut();
+                let mut config = config(false);
+                // SAFETY: a place for the handle, and a whole configuration.
+                let made = unsafe { ncclCommInitRankConfig(&mut comm, 3, id, rank, &mut config) };
+                assert_eq!(made, ncclInProgress);
+                let comm = Comm(comm);
+                assert_eq!(wait(comm), ncclSuccess);
+                if rank == 0 {
+                    // It holds the meeting.
+                    assert!(split(comm, -1).0.is_null());
+                    ending.wait();
+                    return end(comm, called);
+                }
+                ending.wait();
+                (0..1000).for_each(|_| std::thread::yield_now());
+                called.fetch_add(1, Ordering::Release);
+                let child = split(comm, 0);
+                assert_eq!(wait(child), ncclSuccess, "{}", last_error());
+                child.works();
+                child.destroy();
+                comm.destroy();
+            });
+        }
+    });
+}
+
+#[test]
+fn a_parent_is_not_destroyed_before_the_others_have_split_and_an_abort_does_not_hinder_them() {
+    split_without_rank_0(|comm, called| {
+        comm.destroy();
+        // From here on the process may end.
+        assert_eq!(called.load(Ordering::Acquire), 2);
+    });
+    split_without_rank_0(|comm, _| assert_eq!(comm.abort(), ncclSuccess));
 }
 
 #[test]

@@ -1,11 +1,15 @@
 //! The death of ranks, and ranks that never come.
 
-use oxccl_runtime::bootstrap;
+use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
 use oxccl_runtime::comm::{Member, Options, create};
 use oxccl_runtime::device::Device;
+use oxccl_runtime::device::host::collective::Call;
+use oxccl_runtime::device::host::stream::Stream;
+use oxccl_runtime::{Code, bootstrap, group};
 use oxccl_tests::job::Job;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 const RANK: &str = env!("CARGO_BIN_EXE_oxccl-test-rank");
@@ -61,10 +65,10 @@ fn killing_a_rank_gives_the_others_its_number_within_five_seconds() {
 }
 
 #[test]
-fn after_an_abort_no_peer_that_goes_on_writes_into_the_buffers() {
-    for _ in 0..3 {
+fn after_abort_timeout_or_shrink_no_peer_that_goes_on_writes_into_the_buffers() {
+    for how in ["abort", "timeout", "shrink"].repeat(2) {
         let mut job = Job::start(Path::new(RANK), 3, Duration::from_secs(60), |_, command| {
-            command.arg("abort");
+            command.args(["repaint", how]);
         });
         wait_for_running(&mut job, 1);
         let stopped = rustix::process::Pid::from_child(job.child(1));
@@ -74,13 +78,33 @@ fn after_an_abort_no_peer_that_goes_on_writes_into_the_buffers() {
             let lines = job.child(rank).stdout.take().expect("a pipe");
             let mut lines = BufReader::new(lines).lines().map_while(Result::ok);
             let aborted = lines.any(|line| line == "repainted" || line == "exposed");
-            assert!(aborted, "rank {rank} did not abort");
+            assert!(aborted, "rank {rank}: no {how}");
         }
         rustix::process::kill_process(stopped, rustix::process::Signal::CONT).expect("it goes on");
         for (rank, ended) in job.wait().iter().enumerate() {
-            assert_eq!(ended.status, Some(0), "rank {rank}: {}", ended.output);
+            assert_eq!(ended.status, Some(0), "{how}, rank {rank}: {}", ended.output);
         }
     }
+}
+
+#[test]
+fn a_limit_of_operations_names_operation_number_step_and_rank() {
+    let mut job = Job::start(Path::new(RANK), 2, Duration::from_secs(60), |_, command| {
+        command.args(["loop", "100000"]).env("OXCCL_TIMEOUT", "300");
+    });
+    wait_for_running(&mut job, 1);
+    let stopped = rustix::process::Pid::from_child(job.child(1));
+    rustix::process::kill_process(stopped, rustix::process::Signal::STOP).expect("it stops");
+    let lines = job.child(0).stdout.take().expect("a pipe");
+    let mut lines = BufReader::new(lines).lines().map_while(Result::ok);
+    let error = lines.find(|line| line.starts_with("code")).expect("rank 0 ends with an error");
+    // 6 is ncclRemoteError.
+    assert!(error.starts_with("code 6 peer 1: rank 0 waited "), "{error}");
+    for part in ["ms for rank 1 at step ", " of all_reduce (operation ", "OXCCL_TIMEOUT"] {
+        assert!(error.contains(part), "{error}");
+    }
+    rustix::process::kill_process(stopped, rustix::process::Signal::CONT).expect("it goes on");
+    job.wait();
 }
 
 #[test]
@@ -116,6 +140,40 @@ fn ranks_that_disagree_about_their_number_fail_at_once() {
         threads.map(|t| t.join().expect("no panic").expect("an error").to_string())
     });
     assert!(errors.iter().all(|e| e.contains("the others say")), "{errors:?}");
+}
+
+#[test]
+fn a_communicator_that_is_dropped_after_the_last_barrier_of_its_making_is_told_to_the_others() {
+    let id = bootstrap::new_unique_id().expect("an id");
+    let member = |rank| {
+        let (id, device, options) = (id.clone(), Device::Host(0), Options::default());
+        create(&Member { id, rank, nranks: 3, device, options }).expect("a communicator")
+    };
+    let (member, gone) = (&member, &Barrier::new(3));
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            // As where what follows the last barrier fails: neither abort nor destroy is called.
+            drop(member(1));
+            gone.wait();
+        });
+        for rank in [0, 2] {
+            scope.spawn(move || {
+                let comm = Arc::new(member(rank));
+                // The process lives on, and nothing was called: only rank 1 can have told it.
+                gone.wait();
+                let (spec, mut data) = (Spec::new(Collective::AllReduce, 3, 0), 1u64);
+                let (input, output) = ((&raw const data).cast(), (&raw mut data).cast());
+                let (dtype, op) = (DataType::Uint64, ReduceOp::Sum);
+                let call = Call { spec, input, output, count: 1, dtype, op, scale: None };
+                let stream = Stream::new();
+                let called = group::collective(&comm, call, &stream);
+                let error = called.and_then(|()| stream.synchronize(None)).expect_err("rank 1");
+                let peer = error.site().map(|site| site.peer);
+                assert_eq!((error.code(), peer), (Code::RemoteError, Some(1)), "{error}");
+                comm.destroy();
+            });
+        }
+    });
 }
 
 #[test]

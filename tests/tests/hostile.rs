@@ -2,7 +2,7 @@
 //! longer for, in every test run.
 
 use oxccl::nccl::config::{self, NCCL_API_MAGIC};
-use oxccl_runtime::bootstrap::root::{BYE, GATHER, JOIN};
+use oxccl_runtime::bootstrap::root::{self, BYE, GATHER, JOIN};
 use oxccl_runtime::bootstrap::{UniqueId, launch};
 use oxccl_runtime::descriptor::Descriptor;
 use oxccl_runtime::link::direct::Record;
@@ -11,6 +11,7 @@ use oxccl_runtime::link::notice;
 use oxccl_runtime::{Code, fuzzing};
 use oxccl_tests::hostile::{SIM_MAGIC, TARGETS};
 use std::io::Cursor;
+use std::time::Duration;
 
 /// SplitMix64.
 struct Random(u64);
@@ -39,7 +40,7 @@ fn good(target: &str) -> Vec<Vec<u8>> {
     let record = Record { code: Code::RemoteError, culprit: 3, text: "ünderneath".to_owned() };
     match target {
         "bootstrap" => {
-            let join = [2, 0, 0, 0, 9, 9];
+            let join = root::join(2, Duration::from_secs(1), &[9, 9]);
             let two = [event(0, JOIN, &join), event(1, JOIN, &join)].concat();
             let round = [event(1, GATHER, &[5]), event(0, GATHER, &[])].concat();
             let bye = [event(0, BYE, &[]), event(1, BYE, &[]), event(1, 7, &[])].concat();

@@ -11,6 +11,7 @@ use oxccl_runtime::{Error, bootstrap, group};
 use oxccl_tests::c::{C11, Program, expect_success, run};
 use oxccl_tests::job::Job;
 use oxccl_tests::missing;
+use oxccl_tests::sequence::{Player, Random, Shape, play};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::path::Path;
 use std::process::Command;
@@ -148,6 +149,49 @@ fn threads_256_of_one_process_make_a_communicator() {
         threads.into_iter().map(|t| t.join().expect("no panic")).collect()
     });
     assert_eq!(sums, [255 * 128; 256]);
+}
+
+#[test]
+fn options_drawn_at_random_per_rank_make_a_working_communicator() {
+    // What a rank asks for is its own affair, or is made equal when the ranks meet.
+    const RANGES: [(&str, u64, u64); 12] = [
+        ("cgaClusterSize", 0, 8),
+        ("maxCTAs", 8, 64),
+        ("minCTAs", 1, 8),
+        ("splitShare", 0, 1),
+        ("collnetEnable", 0, 1),
+        ("CTAPolicy", 0, 2),
+        ("nvlsCTAs", 1, 16),
+        ("nChannelsPerNetPeer", 1, 64),
+        ("nvlinkCentricSched", 0, 1),
+        ("graphUsageMode", 0, 2),
+        ("numRmaCtx", 0, 9),
+        ("maxP2pPeers", 1, 9),
+    ];
+    for seed in 0..20 {
+        let id = bootstrap::new_unique_id().expect("an id");
+        std::thread::scope(|scope| {
+            for rank in 0..3 {
+                let (mut random, id) = (Random(seed << 8 | u64::from(rank)), id.clone());
+                scope.spawn(move || {
+                    let mut options = Options::default();
+                    for (name, min, max) in RANGES {
+                        if random.below(2) == 0 {
+                            let value = min + random.below(max - min + 1);
+                            options.set(name, value as i32, "a test").expect("within the range");
+                        }
+                    }
+                    let device = Device::Host(rank as i32);
+                    let member = Member { id, rank, nranks: 3, device, options };
+                    let comm = Arc::new(create(&member).expect("a communicator"));
+                    let player = Player { comm: comm.clone(), stream: Stream::new() };
+                    let shape = Shape { seed, operations: 20, max_bytes: 1 << 20 };
+                    play(&[player], shape).expect("it works");
+                    comm.destroy();
+                });
+            }
+        });
+    }
 }
 
 /// A communicator of one rank, and a call of it with a program that no generator makes: it sends to a

@@ -31,6 +31,27 @@ fn four_processes() {
 }
 
 #[test]
+fn registration_offset_alignment_and_place_at_random_per_rank_are_right_and_counters_tell_the_mode()
+{
+    // The counters are compared with what every single call has to add. Where reading in place is
+    // forced, it also serves small calls of registered and other memory.
+    for (seed, algorithm) in [("21", ""), ("22", "two_shot_pulled"), ("23", "one_shot_mapped")] {
+        let job = Job::start(Path::new(RANK), 3, LIMIT, |_, command| {
+            let arguments = ["sequence", seed, "1500", "16777216"];
+            command.args(arguments).env("OXCCL_ALGORITHM", algorithm);
+        });
+        for (rank, ended) in job.wait().iter().enumerate() {
+            assert_eq!(ended.status, Some(0), "{algorithm} {rank}: {}", ended.output);
+            assert!(
+                ended.output.contains("mapped true pulled true"),
+                "{algorithm}: {}",
+                ended.output
+            );
+        }
+    }
+}
+
+#[test]
 fn counters_just_below_their_wrap_around() {
     processes(3, ["2", "10000", "8388608"], |_, command| {
         command.env("OXCCL_COUNTER_START", "0xfffffffffffff000");

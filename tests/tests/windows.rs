@@ -39,7 +39,7 @@ fn puts_and_signals_within_a_process() {
 }
 
 #[test]
-fn puts_and_signals_between_processes() {
+fn puts_signals_and_repeated_registration_that_takes_no_address_space_between_processes() {
     for memory in ["mapped", "plain"] {
         let job = Job::start(Path::new(RANK), 3, Duration::from_secs(100), |_, command| {
             command.args(["windows", "7", memory]);

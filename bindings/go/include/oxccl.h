@@ -56,7 +56,8 @@ typedef struct oxcclErrorInfo_t {
 } oxcclErrorInfo_t;
 
 // Receives log lines: its argument, the level as in NCCL_DEBUG (1 VERSION, 2 WARN, 3 INFO,
-// 5 TRACE), and the line. Called from any thread; must not call this library.
+// 5 TRACE), and the line. Called in a thread of its own, one line after the other, soon after each was
+// written; may call any function of this library.
 typedef void (*oxcclLogFn_t)(void*, int, const char*);
 
 // A function that a stream calls.
@@ -167,7 +168,8 @@ ncclResult_t oxcclCommInPlace(ncclComm_t comm,
                               uint64_t *count);
 
 // Sets the log level (0 none to 5 trace, as NCCL_DEBUG) and where lines go: `func(user, level, text)`
-// without what NCCL puts before the text, or NCCL_DEBUG_FILE when `func` is null. Blocks: never.
+// without what NCCL puts before the text, or NCCL_DEBUG_FILE when `func` is null. Blocks until the
+// function before has had its lines and has returned: `user` may go then. Within it: never.
 ncclResult_t oxcclSetLog(int level,
                          oxcclLogFn_t func,
                          void *user);
@@ -183,6 +185,14 @@ ncclResult_t oxcclCommInitEnv(ncclComm_t *comm, const ncclConfig_t *config);
 //
 // `timeoutNs`: nanoseconds, −1 for no bound. Blocks: never.
 ncclResult_t oxcclCommSetTimeout(ncclComm_t comm, int64_t timeoutNs);
+
+// Bounds how long the making of communicators, also from others, that the calling thread begins from
+// now on waits for the other ranks, instead of OXCCL_INIT_TIMEOUT. Then it fails on all ranks that came,
+// with the ranks that did not; the shortest bound of any rank holds.
+//
+// `timeoutNs`: nanoseconds; −1: what OXCCL_INIT_TIMEOUT says, and for children what their parent had.
+// Blocks: never.
+ncclResult_t oxcclSetInitTimeout(int64_t timeoutNs);
 
 // Makes a stream on the calling thread's device; on a GPU one that the default stream does not wait
 // for. `stream`: out. Blocks: never.

@@ -322,7 +322,8 @@ oxcclGraphExec_t = c_void_p
 oxcclHostFn_t = CFUNCTYPE(None, c_void_p)
 
 #: Receives log lines: its argument, the level as in NCCL_DEBUG (1 VERSION, 2 WARN, 3 INFO,
-#: 5 TRACE), and the line. Called from any thread; must not call this library.
+#: 5 TRACE), and the line. Called in a thread of its own, one line after the other, soon after each was
+#: written; may call any function of this library.
 oxcclLogFn_t = CFUNCTYPE(None, c_void_p, c_int, c_char_p)
 
 
@@ -889,7 +890,8 @@ PROTOTYPES = {
     # oxcclSetLog(level, func, user)
     #
     # Sets the log level (0 none to 5 trace, as NCCL_DEBUG) and where lines go: `func(user, level, text)`
-    # without what NCCL puts before the text, or NCCL_DEBUG_FILE when `func` is null. Blocks: never.
+    # without what NCCL puts before the text, or NCCL_DEBUG_FILE when `func` is null. Blocks until the
+    # function before has had its lines and has returned: `user` may go then. Within it: never.
     "oxcclSetLog": (c_int, (c_int, oxcclLogFn_t, c_void_p,)),
     # oxcclCommInitEnv(comm, config)
     #
@@ -905,6 +907,15 @@ PROTOTYPES = {
     #
     # `timeoutNs`: nanoseconds, −1 for no bound. Blocks: never.
     "oxcclCommSetTimeout": (c_int, (c_void_p, c_int64,)),
+    # oxcclSetInitTimeout(timeoutNs)
+    #
+    # Bounds how long the making of communicators, also from others, that the calling thread begins from
+    # now on waits for the other ranks, instead of OXCCL_INIT_TIMEOUT. Then it fails on all ranks that came,
+    # with the ranks that did not; the shortest bound of any rank holds.
+    #
+    # `timeoutNs`: nanoseconds; −1: what OXCCL_INIT_TIMEOUT says, and for children what their parent had.
+    # Blocks: never.
+    "oxcclSetInitTimeout": (c_int, (c_int64,)),
     # oxcclStreamCreate(stream)
     #
     # Makes a stream on the calling thread's device; on a GPU one that the default stream does not wait

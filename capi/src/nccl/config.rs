@@ -4,9 +4,11 @@
 use oxccl_runtime::comm::Options;
 use oxccl_runtime::config::Config;
 use oxccl_runtime::error::{Error, Result};
+use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::mem::offset_of;
 use std::ptr;
+use std::time::Duration;
 
 /// Marks an ncclConfig_t that its initializer made.
 pub const NCCL_API_MAGIC: c_uint = 0xcafe_beef;
@@ -158,7 +160,14 @@ pub(crate) unsafe fn read(
         // SAFETY: by the contract of this function.
         unsafe { parse(config, function)? }
     };
-    Ok(options.with_variables(Config::get()))
+    let mut options = options.with_variables(Config::get());
+    options.init_timeout = INIT_TIMEOUT.get().or(options.init_timeout);
+    Ok(options)
+}
+
+thread_local! {
+    /// What oxcclSetInitTimeout set.
+    pub(crate) static INIT_TIMEOUT: Cell<Option<Duration>> = const { Cell::new(None) };
 }
 
 /// Size and version of a structure, whose beginning all versioned ones have in common. Nothing is
@@ -318,6 +327,7 @@ mod tests {
             rma_contexts: 8,
             max_p2p_peers: Some(9),
             graph_stream_ordering: false,
+            init_timeout: None,
         };
         let mut options = Options { blocking: full.blocking, ..Options::default() };
         let take: [fn(&mut Options, &Options); 8] = [

@@ -116,7 +116,8 @@ pub unsafe extern "C" fn oxcclCommInPlace(comm: ncclComm_t, count: *mut u64) -> 
 }
 
 /// Sets the log level (0 none to 5 trace, as NCCL_DEBUG) and where lines go: `func(user, level, text)`
-/// without what NCCL puts before the text, or NCCL_DEBUG_FILE when `func` is null. Blocks: never.
+/// without what NCCL puts before the text, or NCCL_DEBUG_FILE when `func` is null. Blocks until the
+/// function before has had its lines and has returned: `user` may go then. Within it: never.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.

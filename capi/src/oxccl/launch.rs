@@ -29,7 +29,7 @@ pub unsafe extern "C" fn oxcclCommInitEnv(
         let (rank, nranks, local) =
             launched.as_ref().map_or((0, 1, 0), |l| (l.rank, l.nranks, l.local_rank));
         let id = match &launched {
-            Some(launch) => launch::unique_id(launch)?,
+            Some(launch) => launch::unique_id(launch, options.init_limit())?,
             None => oxccl_runtime::bootstrap::new_unique_id()?,
         };
         let device = device::current()?.with_index(local as i32);
@@ -54,6 +54,23 @@ pub unsafe extern "C" fn oxcclCommSetTimeout(comm: ncclComm_t, timeoutNs: i64) -
     boundary(|| {
         let comm = objects::comm(comm, "oxcclCommSetTimeout")?;
         comm.set_timeout(u64::try_from(timeoutNs).ok().map(Duration::from_nanos));
+        Ok(())
+    })
+}
+
+/// Bounds how long the making of communicators, also from others, that the calling thread begins from
+/// now on waits for the other ranks, instead of OXCCL_INIT_TIMEOUT. Then it fails on all ranks that came,
+/// with the ranks that did not; the shortest bound of any rank holds.
+///
+/// `timeoutNs`: nanoseconds; −1: what OXCCL_INIT_TIMEOUT says, and for children what their parent had.
+/// Blocks: never.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn oxcclSetInitTimeout(timeoutNs: i64) -> ncclResult_t {
+    boundary(|| {
+        config::INIT_TIMEOUT.set(u64::try_from(timeoutNs).ok().map(Duration::from_nanos));
         Ok(())
     })
 }

@@ -214,6 +214,13 @@ pub struct Geometry {
     pub align_elems: u64,
 }
 
+/// At most `elems`, of which `blocks` fit so much room.
+fn share(elems: u64, room: u64, blocks: u32) -> u64 {
+    let blocks = u64::from(blocks);
+    // Small calls fit, and divide nothing.
+    if elems.checked_mul(blocks).is_some_and(|all| all <= room) { elems } else { room / blocks }
+}
+
 impl Geometry {
     /// Cuts a call of `count` elements per block so that a plan of this layout fits `room`.
     pub fn new(layout: &Layout, count: u64, room: &Capacity) -> Self {
@@ -222,11 +229,11 @@ impl Geometry {
         let mut window = count.max(1);
         if layout.user_memory == UserMemory::Private || layout.scratch_blocks > 0 {
             if layout.stage_blocks > 0 {
-                window = window.min(room.stage_slot_elems / u64::from(layout.stage_blocks));
+                window = share(window, room.stage_slot_elems, layout.stage_blocks);
             }
             if layout.user_memory != UserMemory::Private {
                 // What is copied from the others should still be in the cache when it is folded.
-                window = window.min(room.stage_slot_elems / u64::from(layout.scratch_blocks));
+                window = share(window, room.stage_slot_elems, layout.scratch_blocks);
             }
             if layout.message_parts > 0 {
                 let part = room.edge_slot_elems / u64::from(layout.message_parts);
@@ -252,6 +259,10 @@ impl Geometry {
 
     /// Number of windows.
     pub fn windows(&self) -> u64 {
+        if self.block_elems <= self.window_elems {
+            // The common case, without a division.
+            return self.block_elems.min(1);
+        }
         self.block_elems.div_ceil(self.window_elems)
     }
 

@@ -8,6 +8,9 @@ use std::time::{Duration, Instant};
 /// Pause between looks at whether what one waits for is still wanted.
 const LOOK: Duration = Duration::from_millis(50);
 
+/// Longer than anyone waits.
+const FAR: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
 /// Set when what is under way is wanted no more.
 pub type Cancel = Arc<AtomicBool>;
 
@@ -21,7 +24,10 @@ pub struct Deadline {
 impl Deadline {
     /// So much time from now, unless the flag is set before.
     pub fn new(limit: Duration, cancel: &Cancel) -> Self {
-        Self { at: Instant::now() + limit, cancel: cancel.clone() }
+        // What is beyond the clock's range will not be lived to see.
+        let at = |limit| Instant::now().checked_add(limit);
+        let at = at(limit).or_else(|| at(FAR)).unwrap_or_else(Instant::now);
+        Self { at, cancel: cancel.clone() }
     }
 
     /// The time left; none when it is cancelled.

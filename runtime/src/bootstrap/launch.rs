@@ -4,6 +4,7 @@
 //! it in a file of mode 0600 in a folder of mode 0700; the name comes from the job, the contents
 //! tell which process wrote it, so that what an earlier job left behind is not taken for it.
 
+use super::deadline::{Cancel, Deadline};
 use super::id::{ID_BYTES, UniqueId};
 use crate::config::{Config, launcher_variable};
 use crate::error::{Error, Result};
@@ -11,7 +12,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A rank's place in its job.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,8 +109,8 @@ fn parse(
 }
 
 /// The unique id for the next communicator of a job. Every rank has to call it equally often.
-/// Blocks until rank 0 has made it, for as long as initialisation may take.
-pub fn unique_id(launch: &Launch) -> Result<UniqueId> {
+/// Blocks until rank 0 has made it, for `limit` at most.
+pub fn unique_id(launch: &Launch, limit: Duration) -> Result<UniqueId> {
     let config = Config::get();
     if !config.comm_id.is_empty() {
         return super::new_unique_id();
@@ -131,7 +132,7 @@ pub fn unique_id(launch: &Launch) -> Result<UniqueId> {
         write_private_file(&path, text.as_bytes())?;
         return Ok(id);
     }
-    let deadline = Instant::now() + Duration::from_secs(config.init_timeout_s);
+    let deadline = Deadline::new(limit, &Cancel::default());
     loop {
         if let Ok(bytes) = read_private_file(&path)
             && let Some(id) = parse_id(&bytes)
@@ -139,9 +140,9 @@ pub fn unique_id(launch: &Launch) -> Result<UniqueId> {
         {
             return Ok(id);
         }
-        if Instant::now() > deadline {
-            let seconds = config.init_timeout_s;
-            let why = format!("rank 0 left no id in {} within {seconds} s", path.display());
+        if deadline.passed() {
+            let limit_s = limit.as_millis() as f64 / 1000.0;
+            let why = format!("rank 0 left no id in {} within {limit_s} s", path.display());
             return Err(Error::InitTimeout { rank: launch.rank, nranks: launch.nranks, why });
         }
         std::thread::sleep(Duration::from_millis(5));

@@ -11,8 +11,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-/// Kinds of frames. A rank's first frame is `JOIN` (number of ranks, blob), the others `GATHER`
-/// (blob); the root answers `TABLE` (all blobs) or `FAILED` (text). `BYE` ends a rank's part: the
+/// Kinds of frames. A rank's first frame is `JOIN` (number of ranks, how many ms it waits for them,
+/// blob), the others `GATHER` (blob); the root answers `TABLE` (all blobs) or `FAILED` (text). `BYE` ends a rank's part: the
 /// others go on without it, and its blobs are empty.
 pub const JOIN: u8 = 1;
 /// A further round.
@@ -24,6 +24,8 @@ pub const FAILED: u8 = 4;
 /// This rank needs the rendezvous no more.
 pub const BYE: u8 = 5;
 
+/// Bytes before the blob in a `JOIN`.
+pub const JOIN_HEADER: usize = 12;
 /// The largest blob of one rank in bytes.
 pub const MAX_BLOB: usize = 4096;
 /// The largest communicator.
@@ -73,10 +75,9 @@ impl Machine {
             // It wants the next communicator at the same address: it will come again.
             return vec![Action::Turn(rank)];
         }
-        let Some((n, blob)) = body.split_first_chunk::<4>() else {
+        let Some((n, _, blob)) = split_join(body) else {
             return self.fail(&format!("rank {rank} at {address} sent a short frame"));
         };
-        let n = u32::from_le_bytes(*n);
         // From now on it hears what fails, also when it is at fault itself.
         let before = self.members.insert(rank, address.to_owned());
         if n > MAX_RANKS || rank >= n {
@@ -138,7 +139,7 @@ impl Machine {
         let missing: Vec<_> = (0..n).filter(|r| !come(r)).collect();
         let shown: Vec<_> = missing.iter().take(16).map(u32::to_string).collect();
         let more = if missing.len() > 16 { ", …" } else { "" };
-        let (secs, list) = (waited.as_secs(), shown.join(", "));
+        let (secs, list) = (waited.as_millis() as f64 / 1000.0, shown.join(", "));
         self.fail(&format!(
             "{} of {n} ranks did not come within {secs} s: {list}{more}",
             missing.len()
@@ -151,6 +152,20 @@ impl Machine {
         let frame = Frame { kind: FAILED, body: why.as_bytes().to_vec() };
         vec![Action::Send(self.members.keys().copied().collect(), frame), Action::Finish]
     }
+}
+
+/// The body of a `JOIN` of `nranks` ranks, of which the sender waits for the others so long.
+pub fn join(nranks: u32, limit: Duration, blob: &[u8]) -> Vec<u8> {
+    let limit_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
+    [&nranks.to_le_bytes()[..], &limit_ms.to_le_bytes(), blob].concat()
+}
+
+/// The parts of such a body; None when it is too short.
+fn split_join(body: &[u8]) -> Option<(u32, Duration, &[u8])> {
+    let (nranks, rest) = body.split_first_chunk()?;
+    let (limit_ms, blob) = rest.split_first_chunk()?;
+    let limit = Duration::from_millis(u64::from_le_bytes(*limit_ms));
+    Some((u32::from_le_bytes(*nranks), limit, blob))
 }
 
 /// Splits the body of a `TABLE`.
@@ -170,18 +185,48 @@ fn note(error: &Error) {
     log::line(Level::Info, Subsystem::Bootstrap, &format!("rendezvous: {error}"));
 }
 
-/// Runs a rendezvous until all ranks have left it, or it failed. Blocks; give it a thread.
-pub fn serve(listener: TcpListener, id: &UniqueId, limit: Duration) -> Result<()> {
+/// When the rendezvous began, and when the first of the ranks that came will wait no longer.
+#[derive(Default)]
+struct Patience {
+    since: Option<Instant>,
+    until: Option<Instant>,
+}
+
+impl Patience {
+    fn heard(&mut self, frame: &Frame, now: Instant) {
+        self.since.get_or_insert(now);
+        let limit = (frame.kind == JOIN).then(|| split_join(&frame.body)).flatten();
+        // What is beyond the clock's range is no bound.
+        if let Some(until) = limit.and_then(|(_, limit, _)| now.checked_add(limit)) {
+            self.until = Some(self.until.map_or(until, |earlier| earlier.min(until)));
+        }
+    }
+
+    /// How long the ranks waited for each other, once it is over.
+    fn over(&self, now: Instant) -> Option<Duration> {
+        self.until.filter(|&until| now >= until).zip(self.since).map(|(until, since)| until - since)
+    }
+
+    /// How long to wait at a time.
+    fn slice(&self, now: Instant) -> Duration {
+        let left = self.until.map(|until| until.saturating_duration_since(now));
+        left.unwrap_or(Duration::MAX).min(Duration::from_secs(1))
+    }
+}
+
+/// Runs a rendezvous until all ranks have left it, it failed, or one that came has waited as long as
+/// it wants to. Blocks; give it a thread.
+pub fn serve(listener: TcpListener, id: &UniqueId) -> Result<()> {
     let mut machine = Machine::default();
     let mut connections = Connections::new();
-    let (mut next, mut first_join, mut over) = (0u64, None::<Instant>, false);
+    let (mut next, mut patience, mut over) = (0u64, Patience::default(), false);
     listener
         .set_nonblocking(true)
         .map_err(|e| crate::Error::system("fcntl on the rendezvous", e, "out of memory?"))?;
     while !over {
-        let idle = first_join.is_none() && connections.is_empty();
-        let limit_s = if idle { 3600 } else { 1 };
-        let ready = wait_for_any(&listener, &connections, Duration::from_secs(limit_s));
+        let idle = patience.since.is_none() && connections.is_empty();
+        let limit = if idle { Duration::from_secs(3600) } else { patience.slice(Instant::now()) };
+        let ready = wait_for_any(&listener, &connections, limit);
         next = admit(&listener, id, next, &mut connections);
         let mut actions = Vec::new();
         let now = Instant::now();
@@ -193,7 +238,7 @@ pub fn serve(listener: TcpListener, id: &UniqueId, limit: Duration) -> Result<()
             loop {
                 match connection.progress(now) {
                     Ok(Some(frame)) => {
-                        first_join.get_or_insert(now);
+                        patience.heard(&frame, now);
                         if frame.kind == JOIN {
                             *rank = Some(connection.peer_rank());
                         }
@@ -212,8 +257,8 @@ pub fn serve(listener: TcpListener, id: &UniqueId, limit: Duration) -> Result<()
                 }
             }
         });
-        if first_join.is_some_and(|t| now - t > limit) {
-            actions.extend(machine.deadline(limit));
+        if let Some(waited) = patience.over(now) {
+            actions.extend(machine.deadline(waited));
         }
         for action in actions {
             match action {
@@ -282,7 +327,7 @@ fn admit(
         let Ok((stream, _)) = listener.accept() else { break };
         let ends = Ends { role: Role::Rendezvous, from: 0, to: u32::MAX, comm: id.comm };
         if let Ok(server) = Server::new(id.secret, ends, MAX_RANKS)
-            && let Ok(connection) = Connection::accept(stream, server, MAX_BLOB + 4)
+            && let Ok(connection) = Connection::accept(stream, server, MAX_BLOB + JOIN_HEADER)
         {
             connections.insert(next, (connection, None, false));
             next += 1;
@@ -300,7 +345,7 @@ mod tests {
     use super::*;
 
     fn join(n: u32, blob: &[u8]) -> Frame {
-        Frame { kind: JOIN, body: [&n.to_le_bytes()[..], blob].concat() }
+        Frame { kind: JOIN, body: super::join(n, Duration::from_secs(60), blob) }
     }
 
     fn failure(actions: &[Action]) -> String {

@@ -11,6 +11,9 @@ use crate::log::{self, Level, Subsystem};
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
+/// How long a rank waits for the rendezvous to say which ranks did not come in time.
+const ANSWER: Duration = Duration::from_secs(3);
+
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 4096;
 
@@ -46,9 +49,8 @@ pub fn listen(address: SocketAddr) -> Result<TcpListener> {
 
 /// Holds the rendezvous of an id at a listener, in a thread.
 pub fn start_rendezvous(listener: TcpListener, id: UniqueId) -> Result<()> {
-    let limit = Duration::from_secs(Config::get().init_timeout_s);
     let serve = move || {
-        if let Err(e) = root::serve(listener, &id, limit) {
+        if let Err(e) = root::serve(listener, &id) {
             log::line(Level::Warn, Subsystem::Bootstrap, &format!("rendezvous: {e}"));
         }
     };
@@ -139,6 +141,8 @@ pub struct Meeting<'a> {
     pub nranks: u32,
     /// Whether one rendezvous after the other is held at that address.
     pub reused: bool,
+    /// How long to wait for the others.
+    pub limit: Duration,
     /// Set when it is to end.
     pub cancel: &'a Cancel,
 }
@@ -149,6 +153,7 @@ pub struct Session {
     id: UniqueId,
     rank: u32,
     nranks: u32,
+    limit: Duration,
     deadline: Deadline,
     joined: bool,
 }
@@ -156,15 +161,14 @@ pub struct Session {
 impl Session {
     /// Connects rank `rank` of `nranks`. Blocks until the rendezvous answers or time is over.
     pub fn open(meeting: &Meeting<'_>) -> Result<Self> {
-        let Meeting { id, rank, nranks, cancel, .. } = *meeting;
-        let config = Config::get();
+        let Meeting { id, rank, nranks, limit, cancel, .. } = *meeting;
         // A little longer than the rendezvous itself waits, whose answer says more.
-        let deadline = Deadline::new(Duration::from_secs(config.init_timeout_s + 3), cancel);
+        let deadline = Deadline::new(limit.saturating_add(ANSWER), cancel);
         if rank == 0 && has_fixed_address(id) {
             start_rendezvous(listen_until(id.address, &deadline)?, id.clone())?;
         }
         let connection = connect(meeting, &deadline)?;
-        Ok(Self { connection, id: id.clone(), rank, nranks, deadline, joined: false })
+        Ok(Self { connection, id: id.clone(), rank, nranks, limit, deadline, joined: false })
     }
 
     /// When initialisation has to be over.
@@ -174,13 +178,12 @@ impl Session {
 
     /// Gives every rank the blobs of all, in rank order. Blocks for all ranks.
     pub fn gather(&mut self, blob: &[u8]) -> Result<Vec<Vec<u8>>> {
-        let mut body = Vec::new();
-        if !self.joined {
-            body.extend(self.nranks.to_le_bytes());
-        }
-        body.extend(blob);
-        let kind = if self.joined { GATHER } else { JOIN };
-        let frame = self.ask(&Frame { kind, body })?;
+        let frame = if self.joined {
+            Frame { kind: GATHER, body: blob.to_vec() }
+        } else {
+            Frame { kind: JOIN, body: root::join(self.nranks, self.limit, blob) }
+        };
+        let frame = self.ask(&frame)?;
         self.joined = true;
         match frame.kind {
             TABLE => root::split_table(&frame.body, self.nranks)
@@ -200,8 +203,8 @@ impl Session {
                 return answer;
             }
             let (id, cancel) = (&self.id, &Cancel::default());
-            let Self { rank, nranks, .. } = *self;
-            let meeting = Meeting { id, rank, nranks, reused: true, cancel };
+            let Self { rank, nranks, limit, .. } = *self;
+            let meeting = Meeting { id, rank, nranks, reused: true, limit, cancel };
             self.connection = connect(&meeting, &self.deadline)?;
         }
     }

@@ -9,6 +9,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// The color of a rank that joins no child: `NCCL_SPLIT_NOCOLOR`.
 pub const NO_COLOR: i32 = -1;
@@ -19,7 +20,7 @@ fn meet(
     family: &Family,
     (purpose, number): (&str, u64),
     ranks: &[u32],
-    cancel: &Cancel,
+    (limit, cancel): (Duration, &Cancel),
 ) -> Result<(Session, UniqueId)> {
     let (leader, own) = (ranks[0], parent.rank());
     let id = family.id.derive(purpose, number, family.addresses[leader as usize]);
@@ -29,7 +30,7 @@ fn meet(
     }
     let seat = ranks.iter().position(|&r| r == own).unwrap_or(0) as u32;
     let nranks = ranks.len() as u32;
-    let meeting = Meeting { id: &id, rank: seat, nranks, reused: true, cancel };
+    let meeting = Meeting { id: &id, rank: seat, nranks, reused: true, limit, cancel };
     Ok((Session::open(&meeting)?, id))
 }
 
@@ -46,7 +47,8 @@ pub(super) fn split(
         return if color == NO_COLOR { Ok(None) } else { alone(device, options).map(Some) };
     };
     let everyone: Vec<u32> = (0..parent.nranks()).collect();
-    let (mut session, id) = meet(parent, family, ("split", number), &everyone, cancel)?;
+    let wait = (options.init_limit(), cancel);
+    let (mut session, id) = meet(parent, family, ("split", number), &everyone, wait)?;
     let answers = session.gather(&[color.to_le_bytes(), key.to_le_bytes()].concat())?;
     if color == NO_COLOR {
         session.close();
@@ -88,7 +90,8 @@ pub(super) fn shrink(
     };
     // Who has another list in mind must not join by accident.
     let purpose = format!("shrink without {excluded:?}");
-    let (session, id) = meet(parent, family, (&purpose, number), &survivors, cancel)?;
+    let wait = (options.init_limit(), cancel);
+    let (session, id) = meet(parent, family, (&purpose, number), &survivors, wait)?;
     let seats: Vec<u32> = (0..survivors.len() as u32).collect();
     let rank = survivors.iter().position(|&r| r == parent.rank()).unwrap_or(0) as u32;
     assemble(Room { session, seats }, &id, rank, device, options)
@@ -107,7 +110,8 @@ pub(super) fn grow(
     let mut known = id.cloned();
     if let Some(family) = &parent.family {
         let everyone: Vec<u32> = (0..parent.nranks()).collect();
-        let (mut session, _) = meet(parent, family, ("grow", number), &everyone, cancel)?;
+        let wait = (options.init_limit(), cancel);
+        let (mut session, _) = meet(parent, family, ("grow", number), &everyone, wait)?;
         let answers = session.gather(&id.map_or(Vec::new(), |id| id.encode().to_vec()))?;
         session.close();
         let mut roots = (0u32..).zip(&answers).filter(|(_, answer)| !answer.is_empty());

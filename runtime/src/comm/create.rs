@@ -111,7 +111,8 @@ pub(super) fn join(member: &Member, cancel: &Cancel) -> Result<Communicator> {
     if *nranks == 1 {
         return alone(*device, options);
     }
-    let meeting = Meeting { id, rank: *rank, nranks: *nranks, reused: false, cancel };
+    let limit = options.init_limit();
+    let meeting = Meeting { id, rank: *rank, nranks: *nranks, reused: false, limit, cancel };
     let session = Session::open(&meeting)?;
     let room = Room { session, seats: (0..*nranks).collect() };
     assemble(room, id, *rank, *device, options)

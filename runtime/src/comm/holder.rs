@@ -4,6 +4,7 @@
 use super::{Communicator, Member, Options, children, create};
 use crate::bootstrap::{Cancel, UniqueId};
 use crate::device::Device;
+use crate::device::host::worker;
 use crate::error::{Error, Result};
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -193,9 +194,11 @@ impl Holder {
         self.ready.get().map_or(Ok(()), |comm| comm.abort())
     }
 
-    /// Ends the communicator when its operations are complete. Blocks.
+    /// Ends the communicator when its operations are complete, and the children that are being made:
+    /// the others need this rank also for one that it is no member of. Blocks.
     pub fn destroy(&self) {
         self.cancel.store(true, Ordering::Release);
+        worker::wait_while(|| self.jobs().running > 0);
         if let Some(comm) = self.ready.get() {
             comm.destroy();
         }

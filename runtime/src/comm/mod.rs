@@ -61,6 +61,7 @@ pub struct Communicator {
     family: Option<Family>,
     redops: redop::RedOps,
     ended: AtomicBool,
+    left: AtomicBool,
     revoked: AtomicBool,
     suspended: AtomicBool,
     registered: memory::Registered,
@@ -84,6 +85,19 @@ struct Remembered {
     by_plans: HashMap<(Plan, Option<Plan>), Arc<Programs>>,
 }
 
+/// The others may believe that all is well, as when this rank fails after init's last round: they
+/// hear of it.
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        if !*self.left.get_mut() {
+            if self.nranks() > 1 {
+                self.endpoint.fail(Error::Aborted { by: "its being dropped" });
+            }
+            self.leave();
+        }
+    }
+}
+
 impl Communicator {
     fn new(endpoint: Endpoint, device: Device, options: &Options, family: Option<Family>) -> Self {
         let model = CostModel::SHARED_MEMORY;
@@ -99,6 +113,7 @@ impl Communicator {
             family,
             redops: redop::RedOps::default(),
             ended: AtomicBool::new(false),
+            left: AtomicBool::new(false),
             revoked: AtomicBool::new(false),
             suspended: AtomicBool::new(false),
             registered: memory::Registered::default(),
@@ -369,6 +384,7 @@ impl Communicator {
     }
 
     fn leave(&self) {
+        self.left.store(true, Ordering::Release);
         monitor::forget(&self.endpoint);
         self.endpoint.leave();
         if let Some(seat) = &self.seat {

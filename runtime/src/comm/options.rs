@@ -5,6 +5,7 @@ use crate::config::Config;
 use crate::config::accepted::{CTAS, NETWORKS, NO_NVLINK, NO_NVLS, NO_SHARING, ORDERED, PROXIES};
 use crate::error::{Error, Result};
 use crate::log::{self, Level, Subsystem};
+use std::time::Duration;
 
 /// NCCL's upper limit of thread blocks and channels.
 const MAX_CTAS: i32 = 64;
@@ -52,6 +53,8 @@ pub struct Options {
     pub max_p2p_peers: Option<i32>,
     /// Whether work in graphs keeps the order of the communicator's other work.
     pub graph_stream_ordering: bool,
+    /// How long creation waits for the other ranks; None: as long as `OXCCL_INIT_TIMEOUT` says.
+    pub init_timeout: Option<Duration>,
 }
 
 impl Default for Options {
@@ -75,6 +78,7 @@ impl Default for Options {
             rma_contexts: 1,
             max_p2p_peers: None,
             graph_stream_ordering: true,
+            init_timeout: None,
         }
     }
 }
@@ -171,6 +175,12 @@ fn number(field: &Field, text: &str) -> Option<i32> {
 }
 
 impl Options {
+    /// How long creation waits for the other ranks.
+    pub fn init_limit(&self) -> Duration {
+        let default = || Duration::from_secs(Config::get().init_timeout_s);
+        self.init_timeout.unwrap_or_else(default)
+    }
+
     /// Sets a numeric field by its name in `ncclConfig_t`, for the function that was called.
     ///
     /// Fails with the field, the value and the range when the value lies outside.

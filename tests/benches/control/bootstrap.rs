@@ -16,8 +16,10 @@ const THREADS: u32 = 2;
 
 /// A round of a rank: the first frame also tells the number of ranks.
 fn frame(kind: u8, n: u32, rank: u32) -> Frame {
-    let mut body = if kind == JOIN { n.to_le_bytes().to_vec() } else { Vec::new() };
-    body.resize(body.len() + if kind == JOIN { BLOB } else { 2 }, rank as u8);
+    let body = match kind {
+        JOIN => root::join(n, LIMIT, &[rank as u8; BLOB]),
+        _ => vec![rank as u8; 2],
+    };
     Frame { kind, body }
 }
 
@@ -66,7 +68,7 @@ fn over_tcp(n: u32) -> f64 {
     let id = UniqueId::new(listener.local_addr().expect("an address")).expect("an id");
     let start = Instant::now();
     std::thread::scope(|scope| {
-        scope.spawn(|| root::serve(listener, &id, LIMIT).expect("the rendezvous"));
+        scope.spawn(|| root::serve(listener, &id).expect("the rendezvous"));
         for thread in 0..THREADS {
             let (id, share) = (&id, n.div_ceil(THREADS));
             scope.spawn(move || drive(id, n, thread * share..((thread + 1) * share).min(n)));

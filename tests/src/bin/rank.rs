@@ -1,11 +1,11 @@
 //! A rank of the multi-process tests: `oxccl-test-rank sequence SEED OPERATIONS MAX_BYTES`,
 //! `deterministic SEED THREADS` for reductions compared with the fold in rank order,
 //! `mismatch BASE OURS THEIRS` for two numbers of differing calls, `windows SEED mapped|plain`,
-//! `once` for one all-reduce, `abort` beside a rank that is stopped, or `loop` to all-reduce until something fails.
+//! `once` for one all-reduce, `repaint abort|timeout|shrink` beside a rank that is stopped, or `loop` to all-reduce until something fails.
 
 use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
 use oxccl_runtime::bootstrap::launch;
-use oxccl_runtime::comm::{Communicator, Member, Options, create};
+use oxccl_runtime::comm::{Communicator, Holder, Member, Options, create};
 use oxccl_runtime::device::Device;
 use oxccl_runtime::device::host::arena;
 use oxccl_runtime::device::host::collective::Call;
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 fn join() -> Result<Arc<Communicator>> {
     let launch = launch::detect()?.expect("started by a test");
-    let id = launch::unique_id(&launch)?;
+    let id = launch::unique_id(&launch, Options::default().init_limit())?;
     let device = Device::Host(launch.local_rank as i32);
     let options = Options::default();
     let member = Member { id, rank: launch.rank, nranks: launch.nranks, device, options };
@@ -32,6 +32,8 @@ fn sequence(arguments: &[String]) -> Result<()> {
     let comm = join()?;
     let player = Player { comm: comm.clone(), stream: Stream::new() };
     play(&[player], shape)?;
+    let modes = comm.endpoint().state().modes;
+    println!("mapped {} pulled {}", modes.mapped > 0, modes.pulled > 0);
     comm.destroy();
     Ok(())
 }
@@ -42,7 +44,7 @@ fn compare_bits(arguments: &[String]) -> Result<()> {
     let seed = arguments[1].parse().expect("a number");
     let threads: u32 = arguments[2].parse().expect("a number");
     let launch = launch::detect()?.expect("started by a test");
-    let id = launch::unique_id(&launch)?;
+    let id = launch::unique_id(&launch, Options::default().init_limit())?;
     let nranks = launch.nranks.max(threads);
     std::thread::scope(|scope| {
         let ranks = (0..threads).map(|thread| {
@@ -79,8 +81,28 @@ fn put(arguments: &[String]) -> Result<()> {
     let comm = join()?;
     let (seed, mapped) = (arguments[1].parse().expect("a number"), arguments[2] == "mapped");
     windows::play(&Player { comm: comm.clone(), stream: Stream::new() }, seed, 300, mapped)?;
+    register_again_and_again(&comm)?;
     comm.destroy();
     Ok(())
+}
+
+/// The same memory as a window and as a buffer, a thousand times: that takes no address space.
+fn register_again_and_again(comm: &Communicator) -> Result<()> {
+    const BYTES: usize = 1 << 20;
+    let memory = arena::allocate(BYTES)?;
+    let space = || -> u64 {
+        let pages = std::fs::read_to_string("/proc/self/statm").expect("the size of this process");
+        pages.split(' ').next().and_then(|n| n.parse().ok()).expect("a number of pages")
+    };
+    let before = space();
+    for _ in 0..1000 {
+        let window = comm.register_window(memory, BYTES)?;
+        let buffer = comm.register(memory.addr(), BYTES)?;
+        assert!(comm.deregister_window(window) && comm.deregister(buffer));
+    }
+    // One copy of the window would be 256 pages.
+    assert!(space() < before + 256, "{before} pages before, {} after", space());
+    arena::free(memory)
 }
 
 /// Prints a line, also when nobody reads it any more.
@@ -88,9 +110,10 @@ fn say(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }
 
-/// All-reduces in place on mapped memory until it stops moving, because a rank is stopped; then
-/// aborts, repaints the buffers and watches them while the other one goes on.
-fn abort() -> Result<()> {
+/// All-reduces in place on mapped memory until it stops moving, because a rank is stopped; then ends
+/// that, repaints the buffers and watches them while the stopped one goes on. `how`: abort; timeout,
+/// of the operation; shrink, without the stopped rank 1.
+fn repaint(how: &str) -> Result<()> {
     const BYTES: usize = 4 << 20;
     let comm = join()?;
     let stream = Stream::new();
@@ -98,9 +121,12 @@ fn abort() -> Result<()> {
     let (input, output) = (arena::allocate(BYTES)?, arena::allocate(BYTES)?);
     let (dtype, op) = (DataType::Uint8, ReduceOp::Sum);
     let call = Call { spec, input, output, count: BYTES as u64, dtype, op, scale: None };
+    let limit = Some(Duration::from_millis(500));
+    comm.set_timeout(limit.filter(|_| how == "timeout"));
     for round in 0.. {
         let called = group::collective(&comm, call, &stream);
-        let done = called.and_then(|()| stream.synchronize(Some(Duration::from_millis(500))));
+        let wait = limit.filter(|_| how != "timeout");
+        let done = called.and_then(|()| stream.synchronize(wait));
         if round == 20 {
             assert!(comm.endpoint().state().modes.mapped > 0, "the buffers are not used in place");
             println!("running");
@@ -108,17 +134,30 @@ fn abort() -> Result<()> {
         match done {
             Ok(true) => {}
             Ok(false) => break,
-            // Another one was first.
+            // The limit is over, or another one was first.
             Err(error) if error.code() == Code::RemoteError => break,
             Err(error) => return Err(error),
         }
     }
     let start = Instant::now();
-    let exposed = comm.abort().err().map(|error| error.to_string());
-    assert!(start.elapsed() < Duration::from_secs(2), "abort took {:?}", start.elapsed());
-    if let Some(text) = exposed {
+    let ended = match how {
+        "shrink" if comm.rank() != 1 => {
+            let holder = Holder::new(comm.device(), Options::default());
+            let shrunk = holder.make(&comm.shrink(vec![1], true)).map(drop);
+            // The survivors' communicator goes on; it is not what is tested here.
+            let _ = holder.abort();
+            shrunk
+        }
+        // The operation has ended: nothing is to be done.
+        "timeout" => Ok(()),
+        _ => comm.abort(),
+    };
+    assert!(start.elapsed() < Duration::from_secs(5), "{how} took {:?}", start.elapsed());
+    if let Err(error) = &ended {
+        assert!(error.to_string().contains("may still write"), "{error}");
+    }
+    if ended.is_err() || !comm.endpoint().writers().is_empty() {
         // It was stopped in the middle of writing.
-        assert!(text.contains("may still write"), "{text}");
         say("exposed");
         return Ok(());
     }
@@ -131,7 +170,7 @@ fn abort() -> Result<()> {
         for buffer in [input, output] {
             // SAFETY: as above.
             let bytes = unsafe { std::slice::from_raw_parts(buffer, BYTES) };
-            assert!(bytes.iter().all(|&b| b == 0xa5), "a peer wrote after the abort");
+            assert!(bytes.iter().all(|&b| b == 0xa5), "a peer wrote after the {how}");
         }
     }
     Ok(())
@@ -180,7 +219,7 @@ fn main() {
         Some("deterministic") => compare_bits(&arguments),
         Some("mismatch") => differ(&arguments),
         Some("windows") => put(&arguments),
-        Some("abort") => abort(),
+        Some("repaint") => repaint(&arguments[1]),
         Some("once") => once(),
         Some("loop") => forever(arguments[1].parse().expect("a number")),
         other => panic!("unknown test {other:?}"),

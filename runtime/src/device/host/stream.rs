@@ -17,6 +17,9 @@ use std::time::Duration;
 
 /// What a call may do before it returns: about 3 µs of polling, or 16 KiB of work.
 const INLINE: Budget = Budget { polls: 64, bytes: 16 << 10 };
+/// With so many calls pending only every so many of them look whether the first can go on.
+const FAR_AHEAD: usize = 8;
+const LOOK_EVERY: usize = 4;
 /// What one visit by a waiting thread may do.
 pub(super) const VISIT: Budget = Budget { polls: 32, bytes: 1 << 20 };
 
@@ -116,10 +119,12 @@ impl Stream {
         }
         if self.pending.load(Ordering::Acquire) > 0 {
             queue.tasks.push_back(Task::collective(endpoint.clone(), programs, call));
-            self.pending.fetch_add(1, Ordering::SeqCst);
+            let before = self.pending.fetch_add(1, Ordering::SeqCst);
             drop(queue);
-            // As in `enqueue`.
-            self.advance(INLINE);
+            // As in `enqueue`; who is far ahead need not look every time.
+            if before < FAR_AHEAD || before.is_multiple_of(LOOK_EVERY) {
+                self.advance(INLINE);
+            }
             self.activate();
             return Ok(());
         }

@@ -110,6 +110,8 @@ enum Kind {
 pub enum Task {
     /// An operation of a communicator, with its number there.
     Operation(Box<Operation>),
+    /// A collective that did not come up yet, with its number.
+    Called(Arc<Endpoint>, Arc<Programs>, Call, u64),
     /// See [`Work::Copy`]; the number counts the bytes that are done.
     Copy(Address, Address, usize, usize),
     /// See [`Work::Set`].
@@ -165,25 +167,15 @@ impl Task {
         })
     }
 
-    /// As [`start`](Self::start), for a collective.
+    /// As [`start`](Self::start), for a collective: what it takes to run is made when it comes up.
     pub fn collective(endpoint: Arc<Endpoint>, programs: Arc<Programs>, call: Call) -> Self {
-        let running = Running::new(&endpoint, programs, call);
-        Self::operation(endpoint, Kind::Collective(running))
+        let number = endpoint.issued.fetch_add(1, Ordering::AcqRel);
+        Task::Called(endpoint, programs, call, number)
     }
 
     fn operation(endpoint: Arc<Endpoint>, kind: Kind) -> Self {
         let number = endpoint.issued.fetch_add(1, Ordering::AcqRel);
-        Task::Operation(Box::new(Operation {
-            endpoint,
-            number,
-            kind,
-            waiting_since: None,
-            idle_visits: 0,
-            looked: None,
-            suspicion: false,
-            ending: None,
-            broken: None,
-        }))
+        Task::Operation(Box::new(Operation::new(endpoint, number, kind)))
     }
 
     /// Moves the task on. A task that panics fails, and with it its communicator: neither the thread
@@ -199,8 +191,15 @@ impl Task {
     }
 
     fn go_on(&mut self, budget: Budget) -> Step {
+        if let Task::Called(endpoint, programs, call, number) = self {
+            let running = Running::new(endpoint, programs.clone(), *call);
+            let operation = Operation::new(endpoint.clone(), *number, Kind::Collective(running));
+            *self = Task::Operation(Box::new(operation));
+        }
         match self {
             Task::Operation(operation) => operation.step(budget),
+            // It became an operation.
+            Task::Called(..) => Step::Waiting { moved: true },
             Task::Copy(to, from, bytes, done) => {
                 let n = (*bytes - *done).min(STRETCH_BYTES);
                 // SAFETY: the caller vouched for both buffers; `ptr::copy` allows overlaps within
@@ -260,18 +259,7 @@ pub(super) fn try_now(
             Visit::Waiting { .. } => {}
         }
     }
-    let (endpoint, kind) = (endpoint.clone(), Kind::Collective(running));
-    let mut operation = Operation {
-        endpoint,
-        number,
-        kind,
-        waiting_since: None,
-        idle_visits: 0,
-        looked: None,
-        suspicion: false,
-        ending: None,
-        broken: None,
-    };
+    let mut operation = Operation::new(endpoint.clone(), number, Kind::Collective(running));
     match failed.map(|error| operation.conclude(error)) {
         Some(Step::Done(result)) => Ok(result),
         Some(Step::Waiting { .. }) | None => Err(Task::Operation(Box::new(operation))),
@@ -279,6 +267,20 @@ pub(super) fn try_now(
 }
 
 impl Operation {
+    fn new(endpoint: Arc<Endpoint>, number: u64, kind: Kind) -> Self {
+        Self {
+            endpoint,
+            number,
+            kind,
+            waiting_since: None,
+            idle_visits: 0,
+            looked: None,
+            suspicion: false,
+            ending: None,
+            broken: None,
+        }
+    }
+
     fn step(&mut self, budget: Budget) -> Step {
         let endpoint = &self.endpoint;
         if endpoint.finished.load(Ordering::Acquire) != self.number {

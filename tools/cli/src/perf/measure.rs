@@ -118,7 +118,7 @@ impl Control {
         let api = Api::built_in();
         let id = match launch.nranks {
             1 => oxccl_runtime::bootstrap::new_unique_id()?,
-            _ => launch::unique_id(launch)?,
+            _ => launch::unique_id(launch, oxccl_runtime::comm::Options::default().init_limit())?,
         };
         let (mut comm, mut stream) = (std::ptr::null_mut(), std::ptr::null_mut());
         let (n, rank) = (launch.nranks as i32, launch.rank as i32);

@@ -3,6 +3,8 @@
 //! A line reads `host:pid:tid [device] OXCCL INFO text`, with the time before it where
 //! `NCCL_DEBUG_TIMESTAMP_LEVELS` says so. A callback gets the text alone.
 
+mod callback;
+
 use crate::config::Config;
 use crate::device;
 use crate::error::{Error, Result};
@@ -134,8 +136,7 @@ impl Levels {
     }
 }
 
-/// Receives a level and a text.
-pub type Callback = Box<dyn Fn(i32, &str) + Send + Sync>;
+pub use callback::Callback;
 
 /// Where lines go when there is no callback, and what stands before them.
 struct Output {
@@ -149,7 +150,6 @@ static CONFIGURED: Once = Once::new();
 static LEVEL: AtomicI32 = AtomicI32::new(0);
 static SUBSYSTEM_BITS: AtomicU64 = AtomicU64::new(0);
 static OUTPUT: RwLock<Option<Arc<Output>>> = RwLock::new(None);
-static CALLBACK: RwLock<Option<Arc<Callback>>> = RwLock::new(None);
 
 fn configure(config: &Config) {
     let mut trouble = None;
@@ -173,11 +173,12 @@ fn configure(config: &Config) {
     LEVEL.store(config.debug as i32, Ordering::Relaxed);
 }
 
-/// Sets the level, and where lines go: without a callback, to where NCCL_DEBUG_FILE says.
+/// Sets the level, and where lines go: without a callback, to where NCCL_DEBUG_FILE says. A callback
+/// runs in a thread of its own and may call anything. Blocks until the one before has had its lines.
 pub fn set(level: i32, callback: Option<Callback>) {
     CONFIGURED.call_once(|| configure(Config::get()));
     LEVEL.store(level.max(0), Ordering::Relaxed);
-    *CALLBACK.write().unwrap_or_else(|e| e.into_inner()) = callback.map(Arc::new);
+    callback::POST.set(callback);
 }
 
 /// Does what NCCL_DEBUG, NCCL_DEBUG_SUBSYS and NCCL_DEBUG_FILE say now. A callback stays.
@@ -211,10 +212,8 @@ pub fn line(at: Level, about: Subsystem, text: &str) {
 /// Writes a line whatever the level is: one that the user asked for by a call.
 pub fn write(at: Level, text: &str) {
     CONFIGURED.call_once(|| configure(Config::get()));
-    // Neither lock is held in the callback, which may set another one.
-    let callback = CALLBACK.read().unwrap_or_else(|e| e.into_inner()).clone();
-    if let Some(callback) = callback {
-        return callback(at as i32, text);
+    if callback::POST.take(at, text) {
+        return;
     }
     let output = OUTPUT.read().unwrap_or_else(|e| e.into_inner()).clone();
     output.expect("set when logging was configured").write(at, text);

@@ -1,0 +1,112 @@
+//! The log callback, through the C interface. It belongs to the process: this file has one test of it.
+
+#[allow(dead_code, reason = "other tests use the rest")]
+mod common;
+
+use common::{World, datatype, number, ok};
+use oxccl::nccl::collectives::ncclAllReduce;
+use oxccl::nccl::comm::{ncclCommDestroy, ncclCommGetAsyncError, ncclCommInitAll};
+use oxccl::nccl::lifetime::ncclCommAbort;
+use oxccl::nccl::types::{ncclComm_t, ncclRedOp_t, ncclResult_t};
+use oxccl::oxccl::info::oxcclSetLog;
+use oxccl::oxccl::stream::{oxcclStreamDestroy, oxcclStreamSynchronize};
+use oxccl::oxccl::types::oxcclStream_t;
+use oxccl_plan::DataType;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use ncclResult_t::*;
+
+/// What the callback works on.
+struct Heard {
+    world: World,
+    sender: Sender<(ncclResult_t, String)>,
+}
+
+fn all_reduce(comm: ncclComm_t, stream: oxcclStream_t, data: &mut [f32]) -> ncclResult_t {
+    let sum = number(ncclRedOp_t::ncclSum as i32);
+    let (place, count) = (data.as_mut_ptr().cast(), data.len());
+    // SAFETY: the data has so many elements and lives until the stream is synchronised.
+    unsafe { ncclAllReduce(place, place, count, datatype(DataType::Float32), sum, comm, stream) }
+}
+
+/// Waits for rank 0's stream, on which the operation failed that the line tells of, ends rank 0's
+/// communicator and makes another.
+unsafe extern "C" fn hear(user: *mut c_void, _level: c_int, text: *const c_char) {
+    // SAFETY: the test keeps it until it has taken the callback away; the line ends with a zero.
+    let (heard, text) = unsafe { (&*user.cast::<Heard>(), CStr::from_ptr(text)) };
+    let (comm, stream) = (heard.world.comms[0], heard.world.streams[0]);
+    let (mut state, mut other) = (ncclSuccess, std::ptr::null_mut());
+    let mut data = [1.0];
+    // SAFETY: places for the results; any handle may be passed.
+    let result = unsafe {
+        let result = oxcclStreamSynchronize(stream, -1);
+        // The second line comes when it is gone.
+        if ncclCommGetAsyncError(comm, &mut state) == ncclSuccess {
+            assert_eq!(all_reduce(comm, stream, &mut data), state);
+            ok(oxcclStreamSynchronize(stream, -1));
+            ok(ncclCommAbort(comm));
+        }
+        ok(ncclCommInitAll(&mut other, 1, std::ptr::null()));
+        ok(ncclCommDestroy(other));
+        result
+    };
+    let line = text.to_string_lossy().into_owned();
+    heard.sender.send((result, line)).expect("the test listens");
+}
+
+/// Two ranks whose log lines go to [`hear`].
+fn listen() -> (Box<Heard>, Receiver<(ncclResult_t, String)>) {
+    let (sender, lines) = channel();
+    let heard = Box::new(Heard { world: World::new(2), sender });
+    let user = (&raw const *heard).cast_mut().cast();
+    // SAFETY: it lives until the callback is taken away.
+    ok(unsafe { oxcclSetLog(2, Some(hear), user) });
+    (heard, lines)
+}
+
+fn end(heard: &mut Heard) {
+    // SAFETY: no callback is always right; any handle may be passed.
+    unsafe {
+        ok(oxcclSetLog(2, None, std::ptr::null_mut()));
+        for stream in std::mem::take(&mut heard.world.streams) {
+            ok(oxcclStreamDestroy(stream));
+        }
+    }
+    heard.world.comms.clear();
+}
+
+#[test]
+fn a_log_callback_may_call_any_function_also_about_what_the_monitor_and_a_stream_have_found() {
+    const LIMIT: Duration = Duration::from_secs(30);
+    let (mut ours, mut theirs) = (vec![1f32; 1000], vec![1f32; 1000]);
+
+    // The monitor finds that rank 1 is gone.
+    let (mut heard, lines) = listen();
+    let World { comms, streams } = &heard.world;
+    assert_eq!(all_reduce(comms[0], streams[0], &mut ours), ncclSuccess);
+    // SAFETY: any handle may be passed.
+    ok(unsafe { ncclCommAbort(comms[1]) });
+    // Rank 1 tells of its own end first.
+    let outcomes = [(); 2].map(|()| lines.recv_timeout(LIMIT).expect("the callback returns"));
+    assert!(outcomes.iter().any(|(result, _)| *result == ncclRemoteError), "{outcomes:?}");
+    assert!(outcomes.iter().all(|(_, line)| line.contains("ncclCommAbort")), "{outcomes:?}");
+    end(&mut heard);
+
+    // Whoever moves the stream finds that the calls differ.
+    let (mut heard, lines) = listen();
+    let World { comms, streams } = &heard.world;
+    let called = all_reduce(comms[0], streams[0], &mut ours);
+    let differs = all_reduce(comms[1], streams[1], &mut theirs[..500]);
+    let (result, line) = lines.recv_timeout(LIMIT).expect("the callback returns");
+    assert!(line.contains("500") && line.contains("1000"), "{line}");
+    assert!([called, result].contains(&ncclInvalidUsage), "{called:?} {result:?}");
+    // SAFETY: any handle may be passed.
+    unsafe {
+        let waited = oxcclStreamSynchronize(streams[1], -1);
+        assert!([differs, waited].contains(&ncclInvalidUsage), "{differs:?} {waited:?}");
+        ok(ncclCommAbort(comms[1]));
+    }
+    end(&mut heard);
+}
