@@ -1,5 +1,5 @@
 /* A thousand communicators one after the other leave nothing behind: `churn threads` has two ranks in one
- * process, `churn processes` one in each of two. */
+ * process, `churn processes` one in each of two, `churn alone` one that is all there is. */
 #include "oxccl.h"
 
 #include <dirent.h>
@@ -101,6 +101,19 @@ static void in_threads(void) {
   compare("threads", before);
 }
 
+static void alone(void) {
+  struct use before = {0, 0, 0, 0};
+  for (int round = 0; round < ROUNDS; round++) {
+    ncclUniqueId id;
+    ncclComm_t comm;
+    if (round == WARM_UP) before = now();
+    CHECK(ncclGetUniqueId(&id) == ncclSuccess);
+    CHECK(ncclCommInitRank(&comm, 1, id, 0) == ncclSuccess);
+    CHECK(ncclCommDestroy(comm) == ncclSuccess);
+  }
+  compare("alone", before);
+}
+
 static void in_processes(void) {
   struct use before = {0, 0, 0, 0};
   int ids[2];
@@ -135,6 +148,8 @@ int main(int argc, char **argv) {
   mallopt(M_ARENA_MAX, 1);
   if (strcmp(argv[1], "threads") == 0)
     in_threads();
+  else if (strcmp(argv[1], "alone") == 0)
+    alone();
   else
     in_processes();
   printf("nothing is left behind\n");

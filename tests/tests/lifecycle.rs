@@ -75,7 +75,7 @@ fn a_forked_child_gets_errors_and_the_parent_is_not_disturbed() {
 #[test]
 fn a_thousand_communicators_leave_nothing_behind() {
     let Some(program) = Program::build("churn.c", C11) else { return };
-    for ranks in ["threads", "processes"] {
+    for ranks in ["threads", "processes", "alone"] {
         let mut command = Command::new(program.path());
         let text = expect_success(command.arg(ranks), "nothing is left behind");
         println!("{text}");

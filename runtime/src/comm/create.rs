@@ -108,12 +108,15 @@ pub(super) fn join(member: &Member, cancel: &Cancel) -> Result<Communicator> {
     fork::check()?;
     fork::refuse_children()?;
     warn_once();
-    if *nranks == 1 {
-        return alone(*device, options);
-    }
     let limit = options.init_limit();
     let meeting = Meeting { id, rank: *rank, nranks: *nranks, reused: false, limit, cancel };
-    let session = Session::open(&meeting)?;
+    let mut session = Session::open(&meeting)?;
+    if *nranks == 1 {
+        // The id's rendezvous ends when all have come and gone.
+        session.gather(&[])?;
+        session.close();
+        return alone(*device, options);
+    }
     let room = Room { session, seats: (0..*nranks).collect() };
     assemble(room, id, *rank, *device, options)
 }

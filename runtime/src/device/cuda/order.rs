@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use cudarc::driver::sys::{
     self, CUevent, CUgraph, CUgraphNode, CUresult, CUstream, CUstreamCaptureStatus,
 };
+use std::collections::VecDeque;
 use std::ptr::{null, null_mut};
 
 /// Makes what `to` does from now on wait for what `from` has to do; both of the thread's context.
@@ -38,8 +39,8 @@ pub struct Order {
     event: CUevent,
     /// Number of the stream of the last eager operation.
     stream: Option<u64>,
-    /// The capture of the last operation that was captured, and its node.
-    capture: Option<(u64, CUgraphNode)>,
+    /// The last captures that have operations.
+    captures: VecDeque<Captured>,
     /// Whether graphs hold operations: their launches are not seen here.
     captured: bool,
     /// Whether graphs order themselves against other operations of the communicator.
@@ -49,7 +50,22 @@ pub struct Order {
 // SAFETY: events and nodes may be used from any thread.
 unsafe impl Send for Order {}
 
+/// A capture with operations of the communicator.
+#[derive(Clone, Copy)]
+struct Captured {
+    id: u64,
+    /// The node of the last one.
+    last: CUgraphNode,
+    /// The record of the event after it.
+    recorded: CUgraphNode,
+}
+
 const EXTERNAL: u32 = 1;
+/// What the next node of a capture depends on: more, or only this.
+const ADD: u32 = 0;
+const SET: u32 = 1;
+/// Captures of a communicator that may go on at a time.
+const REMEMBERED: usize = 16;
 
 /// The capture that a stream is in, if any.
 fn capture_of(stream: CUstream) -> Result<Option<Capture>> {
@@ -102,7 +118,7 @@ impl Order {
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
         // SAFETY: a place for the event.
         unsafe { cu!(cuEventCreate(&mut event, flags)) }?;
-        Ok(Self { event, stream: None, capture: None, captured: false, mixes })
+        Ok(Self { event, stream: None, captures: VecDeque::new(), captured: false, mixes })
     }
 
     /// Whether an operation is under way.
@@ -145,16 +161,16 @@ impl Order {
         keep: impl FnOnce(CUgraph) -> Result<()>,
         launch: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        match self.capture {
-            Some((id, mut last)) if id == capture.id => {
-                if last != capture.last {
-                    // SAFETY: a node of this graph.
-                    unsafe {
-                        cu!(cuStreamUpdateCaptureDependencies_v2(stream, &mut last, null(), 1, 0))?;
-                    }
+        let known = self.captures.iter().find(|known| known.id == capture.id).copied();
+        match known {
+            Some(Captured { mut last, .. }) if last != capture.last => {
+                // SAFETY: a node of this graph.
+                unsafe {
+                    cu!(cuStreamUpdateCaptureDependencies_v2(stream, &mut last, null(), 1, ADD))?;
                 }
             }
-            _ => {
+            Some(_) => {}
+            None => {
                 keep(capture.graph)?;
                 if self.mixes {
                     // SAFETY: a living stream by the contract of the call.
@@ -164,17 +180,37 @@ impl Order {
         }
         launch()?;
         self.captured = true;
-        let launched = capture_of(stream)?.map_or(null_mut(), |capture| capture.last);
-        self.capture = Some((capture.id, launched));
-        if !self.mixes {
-            return Ok(());
+        let last = capture_of(stream)?.map_or(null_mut(), |capture| capture.last);
+        let recorded = match self.mixes {
+            true => self.record_beside(stream, last, known.map(|known| known.recorded))?,
+            false => null_mut(),
+        };
+        self.captures.retain(|known| known.id != capture.id);
+        // Those that have ended are never heard of again.
+        if self.captures.len() == REMEMBERED {
+            self.captures.pop_front();
         }
-        // A leaf: nothing in the graph waits for it.
-        let (mut after, set) = (launched, 1);
-        // SAFETY: the node that was launched just now.
+        self.captures.push_back(Captured { id: capture.id, last, recorded });
+        Ok(())
+    }
+
+    /// Records the event after `last`, the node of an operation, and after the record `before` of the
+    /// operation before it; nothing in the graph waits for it.
+    fn record_beside(
+        &self,
+        stream: CUstream,
+        mut last: CUgraphNode,
+        before: Option<CUgraphNode>,
+    ) -> Result<CUgraphNode> {
+        // SAFETY: nodes of this graph, the first of which was launched just now.
         unsafe {
+            if let Some(mut before) = before {
+                cu!(cuStreamUpdateCaptureDependencies_v2(stream, &mut before, null(), 1, ADD))?;
+            }
             cu!(cuEventRecordWithFlags(self.event, stream, EXTERNAL))?;
-            cu!(cuStreamUpdateCaptureDependencies_v2(stream, &mut after, null(), 1, set))
+            let recorded = capture_of(stream)?.map_or(null_mut(), |capture| capture.last);
+            cu!(cuStreamUpdateCaptureDependencies_v2(stream, &mut last, null(), 1, SET))?;
+            Ok(recorded)
         }
     }
 }

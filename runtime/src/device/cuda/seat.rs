@@ -1,7 +1,7 @@
 //! A rank's seat in a communicator on a GPU: the memory that it shares with its peers, its counters,
 //! and what it says to running kernels.
 
-use super::driver::{Gpu, Relaxed, cu};
+use super::driver::{self, Gpu, Relaxed, cu};
 use super::export;
 use super::library::{self, Functions};
 use super::mail::Address;
@@ -139,7 +139,7 @@ unsafe impl Sync for Seat {}
 impl Seat {
     /// Allocates what a rank needs; [`connect`](Self::connect) makes it usable.
     pub fn new(index: i32, rank: u32, nranks: u32, mixes: bool) -> Result<Self> {
-        let gpu = super::driver::gpu(index)?;
+        let gpu = driver::gpu(index)?;
         if nranks as usize > abi::MAX_RANKS {
             let what = format!("a communicator of {nranks} GPUs");
             return Err(Error::usage(what, "up to 16 ranks of one host are supported on GPUs"));
@@ -315,7 +315,7 @@ impl Seat {
         if index == self.gpu.index {
             return Ok(());
         }
-        let peer = super::driver::gpu(index)?;
+        let peer = driver::gpu(index)?;
         let mut can = 0;
         // SAFETY: a place for the answer, and living contexts.
         unsafe {
@@ -329,7 +329,7 @@ impl Seat {
             }
             match sys::cuCtxEnablePeerAccess(peer.context, 0) {
                 sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
-                other => super::driver::check(other, "cuCtxEnablePeerAccess"),
+                other => driver::check(other, "cuCtxEnablePeerAccess"),
             }
         }
     }
@@ -559,6 +559,10 @@ impl Seat {
             return;
         }
         streams.retain(|used| used.stream != stream);
+        // Those that were destroyed are never heard of again.
+        if streams.len() == REMEMBERED {
+            streams.remove(0);
+        }
         streams.push(Used { stream, told: false });
     }
 
@@ -622,6 +626,9 @@ struct Held {
     buffer: Option<u32>,
 }
 
+/// Streams of a communicator on which failures are delivered: the last ones that it used.
+const REMEMBERED: usize = 64;
+
 /// A stream on which something was launched.
 struct Used {
     stream: Stream,
@@ -633,6 +640,10 @@ impl Failing for Seat {
     fn failure_on(&self, stream: CUstream) -> Option<Error> {
         self.hear();
         let failure = self.endpoint()?.failure()?;
+        // Default streams have the same handles on all GPUs.
+        if Stream(stream).is_default() && driver::current() != Some(self.gpu.index) {
+            return None;
+        }
         let mut streams = self.streams.lock().unwrap_or_else(|e| e.into_inner());
         let used = streams.iter_mut().find(|used| used.stream.0 == stream && !used.told)?;
         used.told = true;

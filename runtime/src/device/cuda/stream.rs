@@ -42,10 +42,15 @@ impl Stream {
         Ok(Self(stream))
     }
 
+    /// Whether it is one of the thread's device's own streams, whose handles are the same for all.
+    pub(super) fn is_default(self) -> bool {
+        self.0 as usize <= LAST_DEFAULT
+    }
+
     /// Makes its context the thread's. Nothing that is done with a stream here concerns captures of
     /// others.
     pub(super) fn enter(self) -> Result<(Entered, Relaxed)> {
-        if self.0 as usize <= LAST_DEFAULT {
+        if self.is_default() {
             return Ok((driver::enter_any()?, Relaxed::begin()?));
         }
         let mut context = std::ptr::null_mut();
@@ -56,7 +61,7 @@ impl Stream {
 
     /// Ends it; what it still has to do is done nevertheless.
     pub fn destroy(self) -> Result<()> {
-        if self.0 as usize <= LAST_DEFAULT {
+        if self.is_default() {
             let expected = "a stream from oxcclStreamCreate";
             let got = "a default stream";
             return Err(Error::argument("oxcclStreamDestroy", "stream", got, expected));

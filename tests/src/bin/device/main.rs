@@ -1,8 +1,9 @@
 //! Conformance, graphs, registration and failures on the device that is there: GPUs where there are
 //! any, host memory otherwise. `oxccl-device-tests [FILTER]` runs every test in a process of its own
-//! and prints a table; with more than one GPU a rank per GPU, else four ranks on the one.
+//! and prints a table (`--costs`: what a communicator costs); with more than one GPU a rank per GPU, else four ranks on the one.
 
 mod conformance;
+mod costs;
 mod failures;
 mod graphs;
 mod order;
@@ -229,6 +230,7 @@ fn main() -> ExitCode {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let find = |name: &str| TESTS.iter().find(|t| t.name == name).expect("a known test");
     let outcome = match arguments[..] {
+        ["--costs"] => costs::print(nranks()),
         ["--rank", name] => as_a_rank(find(name)),
         ["--one", name, "Single"] => in_one_thread(find(name), nranks()),
         ["--one", name, _] => in_threads(find(name), nranks()),
