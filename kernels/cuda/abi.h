@@ -381,6 +381,9 @@ typedef struct Program {
   Place input;
   // Its receive buffer.
   Place output;
+  // Elements of each block that are a channel's, whatever the way: the blocks of a launch may agree
+  // on different ones.
+  uint64_t share_elems;
   // Whether the ranks agree on a way, and on the large stage; else it is [`WAY_STAGED`].
   uint32_t agrees;
   // Padding.

@@ -1,7 +1,7 @@
 // Whether an operation may use the ranks' user memory, and the large stage: what only one rank
 // knows, and all have to decide alike. Every block tells its peers' blocks of the same index where
 // its rank's buffers are found and waits for what they tell; all see the same words, so all come to
-// the same answer. That every rank has entered also stands for the program's first signal.
+// the same answer, which need not be that of the rank's other blocks. That every rank has entered also stands for the program's first signal.
 #pragma once
 
 #include "watch.cuh"
@@ -34,10 +34,13 @@ __device__ inline uint64_t word_of(const Rank& r, const Place& place) {
   }
 }
 
-__device__ inline uint64_t address_of(const Rank& r, int peer, uint64_t word) {
-  uint64_t at = word & ((1ull << BUFFER_AT) - 1);
-  if (!(word & MAPPED)) return at;
-  return maps(r)->bases[peer][word >> BUFFER_AT & 0xff] + at;
+// False when the peer's buffer is not mapped any more: the peer has given up since it told of it.
+__device__ inline bool find(const Rank& r, int peer, uint64_t word, uint64_t& address) {
+  address = word & ((1ull << BUFFER_AT) - 1);
+  if (!(word & MAPPED)) return true;
+  uint64_t base = maps(r)->bases[peer][word >> BUFFER_AT & 0xff];
+  address += base;
+  return base != 0;
 }
 
 __device__ inline void use_small_stage(const Rank& r, Reach& reach) {
@@ -91,24 +94,34 @@ __device__ inline int agree(const Program& p, Counters* own, Reach& reach) {
   int peer = threadIdx.x;
   uint64_t number = own->agreements + 1;
   bool over = false;
-  if (peer < r.nranks) {
+  if (peer < 32) {
     uint64_t input = word_of(r, p.input), output = word_of(r, p.output);
     if (maps(r)->ready[STAGE_BUFFER] != 0) input |= LARGE;
-    // What the stream did before is there for who reads this.
-    __threadfence_system();
-    if (peer != r.rank) over = !exchange_entries(p, peer, number, input, output);
-    __threadfence_system();
-    inputs[peer] = input;
-    outputs[peer] = output;
+    // The host may change it meanwhile: all peers are told the same.
+    input = __shfl_sync(~0u, input, 0);
+    output = __shfl_sync(~0u, output, 0);
+    // Who comes late to a communicator that has failed must not touch the peers' memory any more.
+    if (peer == 31) over = reinterpret_cast<volatile Control*>(r.control)->abort != 0;
+    if (peer < r.nranks) {
+      // What the stream did before is there for who reads this.
+      __threadfence_system();
+      if (peer != r.rank) over = !exchange_entries(p, peer, number, input, output);
+      __threadfence_system();
+      inputs[peer] = input;
+      outputs[peer] = output;
+    }
   }
   if (any_mover(over)) return -1;
   uint64_t all = ~0ull;
   for (int i = 0; i < r.nranks; i++) all &= inputs[i] & (outputs[i] | ~USABLE);
   if (all & USABLE) {
+    bool lost = false;
     if (peer < r.nranks && peer != r.rank) {
-      reach.inputs[peer] = address_of(r, peer, inputs[peer]);
-      reach.outputs[peer] = address_of(r, peer, outputs[peer]);
+      lost = !find(r, peer, inputs[peer], reach.inputs[peer]) ||
+             !find(r, peer, outputs[peer], reach.outputs[peer]);
+      if (lost) fail(r, FAULT_ABORTED, peer, -1);
     }
+    if (any_mover(lost)) return -1;
   } else if (all & LARGE) {
     use_large_stage(r, reach);
   } else {

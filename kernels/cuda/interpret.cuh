@@ -1,5 +1,5 @@
-// Runs a rank's program: each block is a channel and takes every gridDim-th window, with signals,
-// stage slots and counters of its own. So a channel is the verified protocol over a smaller buffer,
+// Runs a rank's program: each block is a channel with a share of the elements, which it takes window
+// by window, and with signals, stage slots and counters of its own. So a channel is the verified protocol over a smaller buffer,
 // and blocks never wait for blocks of other indices.
 #pragma once
 
@@ -76,9 +76,8 @@ struct Interpreter {
 
   __device__ const Rank& rank() const { return p.call.rank; }
 
-  __device__ void open(uint64_t window) {
-    start = window * window_elems;
-    uint64_t left = p.call.count - start;
+  __device__ void open(uint64_t first, uint64_t left) {
+    start = first;
     elems = left < window_elems ? left : window_elems;
     uint64_t units = (elems + way.align_elems - 1) / way.align_elems;
     share = units / way.parts;
@@ -310,9 +309,10 @@ struct Interpreter {
     windows = own->windows;
     need[0] = own->slot_need[0];
     need[1] = own->slot_need[1];
-    uint64_t all = (p.call.count + window_elems - 1) / window_elems;
-    for (uint64_t w = blockIdx.x; w < all; w += gridDim.x) {
-      open(w);
+    uint64_t first = blockIdx.x * p.share_elems, last = first + p.share_elems;
+    if (last > p.call.count) last = p.call.count;
+    for (uint64_t at = first; at < last; at += window_elems) {
+      open(at, last - at);
       for (int i = 0; i < way.nsteps; i++)
         if (!step(way.steps[i], i)) return;
       if (way.staged) {

@@ -336,6 +336,9 @@ pub struct Program {
     pub input: Place,
     /// Its receive buffer.
     pub output: Place,
+    /// Elements of each block that are a channel's, whatever the way: the blocks of a launch may agree
+    /// on different ones.
+    pub share_elems: u64,
     /// Whether the ranks agree on a way, and on the large stage; else it is [`WAY_STAGED`].
     pub agrees: u32,
     /// Padding.

@@ -2,6 +2,7 @@
 
 use super::Communicator;
 use crate::config::Config;
+use crate::device::cuda::registry::Key;
 use crate::device::host::one_sided::{OneSided, Put};
 use crate::device::host::task::Address;
 use crate::error::{Error, Result};
@@ -28,8 +29,8 @@ struct Range {
     len: usize,
     /// Among the communicator's windows: the same on all ranks.
     number: u64,
-    /// On a GPU: the number of the buffer that the peers map.
-    buffer: Option<u32>,
+    /// On a GPU: the buffer that the peers map.
+    buffer: Option<Key>,
 }
 
 /// What a communicator has registered.

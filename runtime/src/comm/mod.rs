@@ -309,12 +309,19 @@ impl Communicator {
         worker::wait_while(|| !self.endpoint.writers().is_empty() && start.elapsed() < QUIET);
         // Those that run look at the word of the host twice per millisecond; those that wait for
         // their turn end when it comes.
+        let sharing = self.seat.as_ref().and_then(|seat| seat.sharing());
         if let Some(seat) = &self.seat {
             seat.close()?;
         }
+        if let Some(sharing) = sharing {
+            sharing.fence();
+        }
         let running = || self.seat.as_ref().is_some_and(|seat| seat.busy());
-        worker::wait_while(|| running() && start.elapsed() < QUIET);
-        let writers = self.endpoint.writers();
+        let inside = || sharing.map_or_else(Vec::new, |sharing| sharing.fenced());
+        let wait = || running() || !inside().is_empty();
+        worker::wait_while(|| wait() && start.elapsed() < QUIET);
+        let mut writers = self.endpoint.writers();
+        writers.extend(inside());
         if writers.is_empty() {
             return Ok(());
         }

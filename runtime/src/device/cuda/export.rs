@@ -52,11 +52,12 @@ pub fn allocation(at: u64) -> Result<(u64, u64)> {
     Ok((base, bytes as u64))
 }
 
-/// Whether all GPUs of this process that a communicator uses reach an address: peer access is
-/// enabled for what cudaMalloc gives.
-pub fn reached_here(at: u64) -> bool {
+/// Whether all GPUs of this process that a communicator uses reach an address of its rank on `gpu`:
+/// what this library gives, and what cudaMalloc gives there, as peer access is enabled for it.
+pub fn reached_here(gpu: &Gpu, at: u64) -> bool {
     let ours = memory::find(std::ptr::with_exposed_provenance(at as usize)).is_some();
-    ours || is_plain(at)
+    let context = || attribute(at, CUpointer_attribute::CU_POINTER_ATTRIBUTE_CONTEXT);
+    ours || (is_plain(at) && context().is_ok_and(|context: usize| context == gpu.context as usize))
 }
 
 fn unfit(what: &str) -> Error {
@@ -149,7 +150,8 @@ impl Drop for Mapping {
 
 /// Maps a buffer of a rank of this process for a GPU.
 pub fn map_here(gpu: &Gpu, base: u64) -> Result<Mapping> {
-    if !reached_here(base) {
+    let ours = memory::find(std::ptr::with_exposed_provenance(base as usize)).is_some();
+    if !ours && !is_plain(base) {
         let mut flags = 0;
         let location = memory::location(gpu.device);
         // SAFETY: a place for the answer.

@@ -101,19 +101,25 @@ fn channels(seat: &Seat, call: &Call) -> u64 {
     bytes.div_ceil(CHANNEL_BYTES).clamp(1, u64::from(seat.channels))
 }
 
-/// How so many channels cut a call's blocks, with stage slots of `slot_bytes`.
-fn geometry(plan: &Plan, call: &Call, channels: u64, slot_bytes: usize) -> Geometry {
-    let size = call.dtype.size() as u64;
-    let align_elems = (ALIGN_BYTES / size).max(1);
-    let unit = u64::from(plan.layout.parts) * align_elems;
-    // Every channel gets a window at least, if there is as much.
-    let share = call.count.div_ceil(channels).next_multiple_of(unit);
-    let stage = share.saturating_mul(u64::from(plan.layout.stage_blocks.max(1)));
-    let stage = stage.min(slot_bytes as u64 / size);
-    let room = Capacity { edge_slot_elems: 0, stage_slot_elems: stage, align_elems };
-    let mut geometry = Geometry::new(&plan.layout, call.count, &room);
+/// Elements of each block that are a channel's, of so many channels: the same for all ways, whose
+/// parts it holds evenly.
+fn share(call: &Call, channels: u64) -> u64 {
+    let unit = u64::from(call.spec.nranks) * align_elems(call);
+    call.count.div_ceil(channels).max(1).next_multiple_of(unit)
+}
+
+fn align_elems(call: &Call) -> u64 {
+    (ALIGN_BYTES / call.dtype.size() as u64).max(1)
+}
+
+/// How a plan cuts such a share, with stage slots of `slot_bytes`.
+fn geometry(plan: &Plan, call: &Call, share: u64, slot_bytes: usize) -> Geometry {
+    let stage_slot_elems = (slot_bytes / call.dtype.size()) as u64;
+    let align_elems = align_elems(call);
+    let room = Capacity { edge_slot_elems: 0, stage_slot_elems, align_elems };
+    let mut geometry = Geometry::new(&plan.layout, share, &room);
     if plan.layout.stage_blocks == 0 {
-        geometry.window_elems = share.max(1);
+        geometry.window_elems = share;
     }
     geometry
 }
@@ -205,7 +211,7 @@ fn step(op: Op) -> Option<abi::Step> {
 }
 
 /// A plan and its program, as kernels run it.
-fn way(plan: &Plan, ops: &[Op], call: &Call, channels: u64) -> Result<abi::Way> {
+fn way(plan: &Plan, ops: &[Op], call: &Call, share: u64) -> Result<abi::Way> {
     let mut room = [abi::Step::default(); abi::MAX_STEPS];
     let unfit =
         || Error::Internal { what: format!("{} does not run on a GPU", plan.algorithm.name()) };
@@ -213,8 +219,8 @@ fn way(plan: &Plan, ops: &[Op], call: &Call, channels: u64) -> Result<abi::Way> 
         return Err(unfit());
     }
     room.iter_mut().zip(steps(ops).ok_or_else(unfit)?).for_each(|(to, from)| *to = from);
-    let small = geometry(plan, call, channels, abi::SMALL_STAGE_SLOT_BYTES);
-    let large = geometry(plan, call, channels, abi::STAGE_SLOT_BYTES);
+    let small = geometry(plan, call, share, abi::SMALL_STAGE_SLOT_BYTES);
+    let large = geometry(plan, call, share, abi::STAGE_SLOT_BYTES);
     Ok(abi::Way {
         window_elems: small.window_elems,
         large_window_elems: large.window_elems,
@@ -261,15 +267,15 @@ fn bind(
 ) -> Result<(abi::Program, u32)> {
     let (plan, program) = &programs.any;
     let (rank, spec) = (seat.view.rank, &call.spec);
-    let channels = channels(seat, call);
-    let staged = way(plan, &program.ops, call, channels)?;
-    let small = geometry(plan, call, channels, abi::SMALL_STAGE_SLOT_BYTES);
-    let blocks = small.windows().clamp(1, channels) as u32;
+    let share = share(call, channels(seat, call));
+    let staged = way(plan, &program.ops, call, share)?;
+    let blocks = call.count.div_ceil(share).max(1) as u32;
     let none = abi::Place::default();
     let mut argument = abi::Program {
         call: head,
         input: none,
         output: none,
+        share_elems: share,
         agrees: 0,
         unused: 0,
         ways: [staged; abi::WAYS],
@@ -284,8 +290,7 @@ fn bind(
     }
     if let Some((plan, program)) = in_place(programs, call) {
         let ops = &entered(&program.ops);
-        argument.ways[abi::WAY_IN_PLACE] =
-            abi::Way { entered: 1, ..way(plan, ops, call, channels)? };
+        argument.ways[abi::WAY_IN_PLACE] = abi::Way { entered: 1, ..way(plan, ops, call, share)? };
         let graph = order::graph_of(stream)?;
         let needless = abi::Place { reach: abi::REACH_NEEDLESS, ..none };
         let place = |at: u64, blocks: u32, needed: bool| match needed && blocks > 0 {

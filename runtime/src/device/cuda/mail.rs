@@ -6,7 +6,6 @@ use super::export::{Exported, MAX_SEGMENTS};
 use crate::bootstrap::id::random;
 use crate::error::{Error, Result};
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
@@ -84,28 +83,40 @@ impl Postbox {
         Ok(Self { socket, address })
     }
 
-    /// The next message; strangers' are thrown away. Blocks: never.
-    pub fn take(&self) -> Option<Mail> {
-        loop {
-            let mut bytes = [0; LONGEST];
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_SEGMENTS))];
-            let mut control = RecvAncillaryBuffer::new(&mut space);
-            let mut slices = [IoSliceMut::new(&mut bytes)];
-            let received =
-                match recvmsg(&*self.socket, &mut slices, &mut control, RecvFlags::CMSG_CLOEXEC) {
-                    Err(Errno::INTR) => continue,
-                    Err(_) => return None,
-                    Ok(received) => received.bytes,
-                };
-            let mut fds = Vec::new();
-            for message in control.drain() {
-                if let RecvAncillaryMessage::ScmRights(more) = message {
-                    fds.extend(more);
-                }
+    /// Takes the next message: Some(None) is a stranger's, which is thrown away. Blocks: never.
+    pub fn take(&self) -> Option<Option<Mail>> {
+        let mut bytes = [0; LONGEST];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_SEGMENTS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut slices = [IoSliceMut::new(&mut bytes)];
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        let received = recvmsg(&*self.socket, &mut slices, &mut control, flags).ok()?.bytes;
+        let mut fds = Vec::new();
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(more) = message {
+                fds.extend(more);
             }
-            if let Some(mail) = decode(&self.address.key, &bytes[..received], fds) {
-                return Some(mail);
-            }
+        }
+        Some(decode(&self.address.key, &bytes[..received], fds))
+    }
+}
+
+/// What became of a letter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sent {
+    /// It is in the box.
+    Delivered,
+    /// The box is full, or the system short of something: later.
+    Later,
+    /// The box is gone, and its owner.
+    Gone,
+}
+
+impl Sent {
+    fn of(error: &std::io::Error) -> Self {
+        match error.kind() {
+            std::io::ErrorKind::ConnectionRefused | std::io::ErrorKind::NotFound => Sent::Gone,
+            _ => Sent::Later,
         }
     }
 }
@@ -144,24 +155,28 @@ impl Letter {
         Self { bytes, fds: segments.iter().map(|(_, fd)| fd.clone()).collect() }
     }
 
-    /// Sends it; false when the box is full. Blocks: never.
-    pub fn send(&self, to: &Address) -> Result<bool> {
-        let socket = UnixDatagram::unbound().map_err(failed("making a Unix socket"))?;
+    /// Sends it. Blocks: never.
+    pub fn send(&self, to: &Address) -> Sent {
         let connect = || {
+            let socket = UnixDatagram::unbound()?;
             socket.set_nonblocking(true)?;
-            socket.connect_addr(&socket_name(&to.name)?)
+            socket.connect_addr(&socket_name(&to.name)?)?;
+            Ok(socket)
         };
-        connect().map_err(failed("reaching a peer's Unix socket"))?;
+        let socket = match connect() {
+            Ok(socket) => socket,
+            Err(error) => return Sent::of(&error),
+        };
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_SEGMENTS))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         let fds: Vec<_> = self.fds.iter().map(|fd| fd.as_fd()).collect();
-        if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&fds)) {
-            return Err(Error::Internal { what: "no room for descriptors".to_owned() });
+        if !fds.is_empty() {
+            // There is room for as many as a buffer has.
+            control.push(SendAncillaryMessage::ScmRights(&fds));
         }
         match sendmsg(&socket, &[IoSlice::new(&self.bytes)], &mut control, SendFlags::NOSIGNAL) {
-            Ok(_) => Ok(true),
-            Err(Errno::AGAIN | Errno::INTR | Errno::TOOMANYREFS | Errno::NOBUFS) => Ok(false),
-            Err(e) => Err(failed("telling a peer of a buffer")(e.into())),
+            Ok(_) => Sent::Delivered,
+            Err(error) => Sent::of(&error.into()),
         }
     }
 }
@@ -176,10 +191,11 @@ fn decode(key: &[u8; 16], bytes: &[u8], fds: Vec<OwnedFd>) -> Option<Mail> {
     let mut next = || words.next().unwrap_or_default();
     let (kind, from, number, generation) = (next(), next(), next(), next());
     let (base, offset, by_handle, count) = (next(), next(), next(), next());
-    let fits = sizes.len() as u64 == count.checked_mul(8)? && fds.len() as u64 == count;
-    if differing != 0 || !fits || by_handle > 1 {
+    if differing != 0 || sizes.len() as u64 != count.checked_mul(8)? || by_handle > 1 {
         return None;
     }
+    // Where this process has no room for descriptors they are missing: it cannot be mapped then.
+    let fds = if fds.len() as u64 == count { fds } else { Vec::new() };
     let sizes = sizes.as_chunks::<8>().0.iter().map(|size| u64::from_le_bytes(*size));
     let segments = sizes.zip(fds).map(|(size, fd)| (size, Arc::new(fd))).collect();
     let news = match kind {
@@ -216,9 +232,9 @@ mod tests {
             offer(Vec::new(), Some([7; 64])),
             Mail { news: News::Answer(true), ..offer(Vec::new(), None) },
         ] {
-            assert!(Letter::new(key, &mail).send(&to.address).unwrap());
+            assert_eq!(Letter::new(key, &mail).send(&to.address), Sent::Delivered);
         }
-        let first = to.take().unwrap();
+        let first = to.take().flatten().unwrap();
         assert_eq!((first.from, first.number, first.generation), (3, 255, 1 << 40));
         let News::Offer(base, exported) = first.news else { panic!("{first:?}") };
         let sizes: Vec<_> = exported
@@ -228,9 +244,9 @@ mod tests {
             .collect();
         assert_eq!((base, exported.offset, exported.handle), (0x7f00_0000, 256, None));
         assert_eq!(sizes, [(4096, 4096), (8192, 8192)]);
-        let second = to.take().unwrap();
+        let second = to.take().flatten().unwrap();
         assert!(matches!(second.news, News::Offer(_, e) if e.handle == Some([7; 64])));
-        assert!(matches!(to.take().unwrap().news, News::Answer(true)));
+        assert!(matches!(to.take().flatten().unwrap().news, News::Answer(true)));
         assert!(to.take().is_none());
     }
 
@@ -238,15 +254,21 @@ mod tests {
     fn strangers_and_garbage_are_thrown_away() {
         let to = Postbox::new().unwrap();
         let mail = || Mail { news: News::Withdraw, ..offer(Vec::new(), None) };
-        assert!(Letter::new(&[0; 16], &mail()).send(&to.address).unwrap());
+        assert!(Letter::new(&[0; 16], &mail()).send(&to.address) == Sent::Delivered);
         let mut short = Letter::new(&to.address.key, &mail());
         short.bytes.pop();
-        assert!(short.send(&to.address).unwrap());
+        assert!(short.send(&to.address) == Sent::Delivered);
         let mut lying = Letter::new(&to.address.key, &mail());
         lying.bytes[16 + 7 * 8] = 2;
-        assert!(lying.send(&to.address).unwrap());
-        assert!(Letter::new(&to.address.key, &mail()).send(&to.address).unwrap());
-        assert!(matches!(to.take().unwrap().news, News::Withdraw));
+        lying.bytes.extend([0; 16]);
+        assert!(lying.send(&to.address) == Sent::Delivered);
+        assert!(Letter::new(&to.address.key, &mail()).send(&to.address) == Sent::Delivered);
+        for _ in 0..2 {
+            assert!(matches!(to.take(), Some(None)));
+        }
+        // Its descriptors are missing, which makes it no stranger's.
+        assert!(to.take().flatten().is_some());
+        assert!(matches!(to.take().flatten().unwrap().news, News::Withdraw));
         assert!(to.take().is_none());
     }
 
@@ -255,18 +277,18 @@ mod tests {
         let to = Postbox::new().unwrap();
         let letter = Letter::new(&to.address.key, &offer(Vec::new(), None));
         let mut sent = 0;
-        while letter.send(&to.address).unwrap() {
+        while letter.send(&to.address) == Sent::Delivered {
             sent += 1;
             assert!(sent < 100_000, "the system bounds it");
         }
         assert!(to.take().is_some());
-        assert!(letter.send(&to.address).unwrap());
+        assert_eq!(letter.send(&to.address), Sent::Delivered);
         let mut taken = 0;
         while to.take().is_some() {
             taken += 1;
         }
         assert_eq!(taken, sent);
         let nowhere = Address { name: [9; 16], key: [0; 16] };
-        assert!(letter.send(&nowhere).is_err());
+        assert_eq!(letter.send(&nowhere), Sent::Gone);
     }
 }

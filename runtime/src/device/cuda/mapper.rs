@@ -3,14 +3,15 @@
 
 use super::driver::{Gpu, Relaxed, cu};
 use super::export::{self, Exported, Mapping};
-use super::mail::{Address, Letter, Mail, News, Postbox};
-use super::registry::{Registry, State};
+use super::mail::{Address, Letter, Mail, News, Postbox, Sent};
+use super::registry::{Key, Registry, State};
 use super::seat::Seat;
 use super::shared::Memory;
+use super::stream::Stream;
 use crate::bootstrap::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::log::{self, Level, Subsystem};
-use cudarc::driver::sys::{self, CUdeviceptr, CUstream};
+use cudarc::driver::sys::{self, CUdeviceptr, CUevent, CUstream};
 use oxccl_kernels::abi;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::OwnedFd;
@@ -19,12 +20,14 @@ use std::io::{Read, Write};
 use std::mem::offset_of;
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
 
 /// Between looks while peers have to answer or a box is full.
 const SOON: Duration = Duration::from_millis(2);
+/// Messages that are looked at, at a time.
+const AT_A_TIME: usize = 64;
 /// Between looks otherwise.
 const LATER: Duration = Duration::from_secs(10);
 
@@ -48,6 +51,9 @@ pub struct Sharing {
     registry: Mutex<Registry>,
     desk: Mutex<Desk>,
     stage_wanted: AtomicBool,
+    /// Peers, by bit, whose kernels may still be in this rank's memory after it has given up.
+    fenced: AtomicU32,
+    fence_wanted: AtomicBool,
     /// GPUs do not reach each other: nothing of them is mapped.
     apart: bool,
     /// Bytes of the large stage.
@@ -58,13 +64,69 @@ pub struct Sharing {
 #[derive(Default)]
 struct Desk {
     mapped: HashMap<(u32, u32), Mapping>,
-    letters: VecDeque<(u32, Letter)>,
+    letters: VecDeque<Posted>,
     stage: Option<Arc<Memory>>,
     stream: Option<Private>,
+    /// Waits for operations, which nothing else may wait for.
+    marks: Option<Private>,
+    /// What is done when the operations launched before have ended, in that order.
+    later: VecDeque<(Mark, Later)>,
 }
+
+/// A letter that is to be sent.
+struct Posted {
+    to: u32,
+    /// The buffer that it is about, and whether the peer's answer is awaited.
+    about: Option<Key>,
+    letter: Letter,
+}
+
+/// What waits for operations to end.
+enum Later {
+    /// Has the peers let a buffer go.
+    Withdraw(Key),
+    /// Lets a peer's buffer go.
+    Return { peer: u32, key: Key, mapping: Option<Mapping> },
+}
+
+/// A point in the order of operations.
+struct Mark(CUevent);
+
+// SAFETY: events may be used from any thread.
+unsafe impl Send for Mark {}
+
+impl Mark {
+    fn is_over(&self) -> bool {
+        // SAFETY: a living event.
+        unsafe { sys::cuEventQuery(self.0) != sys::CUresult::CUDA_ERROR_NOT_READY }
+    }
+}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        // SAFETY: this value's alone.
+        unsafe { sys::cuEventDestroy_v2(self.0) };
+    }
+}
+
+/// In the place of a buffer's number: a rank that has given up asks whether its peers are out.
+const FENCE: u32 = u32::MAX;
 
 /// A stream that nobody else uses.
 struct Private(CUstream);
+
+impl Private {
+    fn of(place: &mut Option<Self>) -> Result<CUstream> {
+        if place.is_none() {
+            let mut stream = std::ptr::null_mut();
+            let nonblocking = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+            // SAFETY: a place for the handle.
+            unsafe { cu!(cuStreamCreate(&mut stream, nonblocking)) }?;
+            *place = Some(Self(stream));
+        }
+        Ok(place.as_ref().map_or(std::ptr::null_mut(), |stream| stream.0))
+    }
+}
 
 // SAFETY: streams may be used from any thread.
 unsafe impl Send for Private {}
@@ -93,6 +155,8 @@ impl Sharing {
             registry: Mutex::new(Registry::new(rank, nranks)),
             desk: Mutex::default(),
             stage_wanted: AtomicBool::new(false),
+            fenced: AtomicU32::new(0),
+            fence_wanted: AtomicBool::new(false),
             apart: false,
             bytes: AtomicU64::new(0),
         })
@@ -144,11 +208,17 @@ impl Sharing {
         while taken.len() < ranks.len() || !letters.is_empty() {
             for _ in 0..letters.len() {
                 let Some((rank, letter)) = letters.pop_front() else { break };
-                if !letter.send(&self.peers[rank].address)? {
-                    letters.push_back((rank, letter));
+                match letter.send(&self.peers[rank].address) {
+                    Sent::Delivered => {}
+                    Sent::Later => letters.push_back((rank, letter)),
+                    Sent::Gone => {
+                        return Err(Error::Init { why: format!("rank {rank} has left") });
+                    }
                 }
             }
-            while let Some(mail) = self.post.take() {
+            for _ in 0..AT_A_TIME {
+                let Some(mail) = self.post.take() else { break };
+                let Some(mail) = mail else { continue };
                 let from = mail.from as usize;
                 if let News::Offer(_, mut exported) = mail.news
                     && let Some((_, fd)) = exported.segments.pop()
@@ -182,20 +252,10 @@ impl Sharing {
         }
     }
 
-    fn stream(&self, desk: &mut Desk) -> Result<CUstream> {
-        if desk.stream.is_none() {
-            let mut stream = std::ptr::null_mut();
-            let nonblocking = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-            // SAFETY: a place for the handle.
-            unsafe { cu!(cuStreamCreate(&mut stream, nonblocking)) }?;
-            desk.stream = Some(Private(stream));
-        }
-        Ok(desk.stream.as_ref().map_or(std::ptr::null_mut(), |stream| stream.0))
-    }
-
     /// Writes a word of the maps.
     fn set(&self, desk: &mut Desk, at: usize, value: u64) -> Result<()> {
-        let (to, from, stream) = (self.maps + at as u64, &raw const value, self.stream(desk)?);
+        let (to, from, stream) =
+            (self.maps + at as u64, &raw const value, Private::of(&mut desk.stream)?);
         // SAFETY: a word of memory that this rank owns; the value is read before this returns.
         unsafe {
             cu!(cuMemcpyAsync(to, from as u64, size_of::<u64>(), stream))?;
@@ -213,10 +273,12 @@ impl Sharing {
         self.set(desk, offset_of!(abi::Maps, bases) + index * size_of::<u64>(), base)
     }
 
-    fn write(&self, desk: &mut Desk, peer: u32, mail: &Mail) {
-        if let Some(to) = self.peers.get(peer as usize) {
-            desk.letters.push_back((peer, Letter::new(&to.address.key, mail)));
-        }
+    fn write(&self, desk: &mut Desk, to: u32, mail: &Mail) {
+        let Some(peer) = self.peers.get(to as usize) else { return };
+        let key = Key { number: mail.number, generation: mail.generation };
+        let awaited = matches!(mail.news, News::Offer(..) | News::Withdraw);
+        let letter = Letter::new(&peer.address.key, mail);
+        desk.letters.push_back(Posted { to, about: awaited.then_some(key), letter });
     }
 
     fn write_all(&self, desk: &mut Desk, mail: &Mail) {
@@ -224,126 +286,213 @@ impl Sharing {
         others.for_each(|peer| self.write(desk, peer, mail));
     }
 
+    /// Does something when all operations launched so far have ended.
+    fn after_operations(&self, desk: &mut Desk, seat: &Seat, later: Later) -> Result<()> {
+        let (stream, mut event) = (Private::of(&mut desk.marks)?, std::ptr::null_mut());
+        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        seat.mark(Stream(stream))?;
+        // SAFETY: a place for the event, and a living stream.
+        let mark = unsafe {
+            cu!(cuEventCreate(&mut event, flags))?;
+            let mark = Mark(event);
+            cu!(cuEventRecord(event, stream))?;
+            mark
+        };
+        desk.later.push_back((mark, later));
+        Ok(())
+    }
+
     fn make_stage(&self, desk: &mut Desk) -> Result<()> {
         if desk.stage.is_some() || !self.stage_wanted.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let stream = self.stream(desk)?;
         let bytes = abi::MAX_CHANNELS * 2 * abi::STAGE_SLOT_BYTES;
-        let stage = Memory::new(self.gpu, bytes, stream)?;
+        let made = Memory::new(self.gpu, bytes, Private::of(&mut desk.stream)?);
+        let stage = made.inspect_err(|error| {
+            // Operations go on with the small one; the next large one asks again.
+            self.stage_wanted.store(false, Ordering::Relaxed);
+            say(&format!("there is no room for a large stage: {error}"));
+        })?;
         let base = stage.at();
+        self.set_base(desk, self.rank, abi::STAGE_BUFFER, base)?;
         self.bytes.store(bytes as u64, Ordering::Relaxed);
         desk.stage = Some(stage);
-        self.set_base(desk, self.rank, abi::STAGE_BUFFER, base)?;
         self.registry().hold_stage(base, bytes as u64);
         Ok(())
     }
 
+    fn offer(&self, desk: &mut Desk, number: u32) {
+        let buffer = self.registry().get(number);
+        let exported = match self.all_here() {
+            true => Ok(Exported::default()),
+            false => export::export(buffer.base, buffer.len),
+        };
+        let told = exported.map(|exported| {
+            let news = News::Offer(buffer.base, exported);
+            let generation = buffer.generation;
+            self.write_all(desk, &Mail { from: self.rank, number, generation, news });
+        });
+        if let Err(error) = &told {
+            say(&format!("a buffer at {:#x} is not used in place: {error}", buffer.base));
+        }
+        let key = Key { number, generation: buffer.generation };
+        self.registry().offered(key, told.is_ok());
+    }
+
     /// Offers what is wanted, and takes back what is left.
     fn tell(&self, desk: &mut Desk, seat: &Seat) -> Result<()> {
-        self.make_stage(desk)?;
+        let staged = self.make_stage(desk);
         let wanted = self.registry().all(|state| state == State::Wanted);
-        for number in wanted {
-            let buffer = self.registry().get(number);
-            let exported = match self.all_here() {
-                true => Ok(Exported::default()),
-                false => export::export(buffer.base, buffer.len),
-            };
-            let told = exported.map(|exported| {
-                let news = News::Offer(buffer.base, exported);
-                let generation = buffer.generation;
-                self.write_all(desk, &Mail { from: self.rank, number, generation, news });
-            });
-            if let Err(error) = &told {
-                say(&format!("a buffer at {:#x} is not used in place: {error}", buffer.base));
+        wanted.into_iter().for_each(|number| self.offer(desk, number));
+        let leaving = self.registry().leaving();
+        for key in leaving {
+            // An operation that still found it ready ends first.
+            self.set_ready(desk, key.number, 0)?;
+            self.after_operations(desk, seat, Later::Withdraw(key))?;
+        }
+        if self.fence_wanted.swap(false, Ordering::AcqRel) {
+            let (from, number, generation) = (self.rank, FENCE, 0);
+            self.write_all(desk, &Mail { from, number, generation, news: News::Withdraw });
+        }
+        staged
+    }
+
+    /// Does what has waited for operations that have ended.
+    fn settle(&self, desk: &mut Desk) {
+        while desk.later.front().is_some_and(|(mark, _)| mark.is_over()) {
+            let Some((_, later)) = desk.later.pop_front() else { break };
+            let from = self.rank;
+            match later {
+                Later::Withdraw(Key { number, generation }) => {
+                    self.write_all(desk, &Mail { from, number, generation, news: News::Withdraw });
+                }
+                Later::Return { peer, key: Key { number, generation }, mapping } => {
+                    drop(mapping);
+                    let news = News::Returned;
+                    self.write(desk, peer, &Mail { from, number, generation, news });
+                }
             }
-            self.registry().offered(number, told.is_ok());
         }
-        let leaving = self.registry().all(|state| state == State::Leaving);
-        for &number in &leaving {
-            self.set_ready(desk, number, 0)?;
-        }
-        // An operation that still found it ready ends first.
-        if !leaving.is_empty() && !seat.busy() {
-            for number in leaving {
-                let generation = self.registry().get(number).generation;
-                let mail = Mail { from: self.rank, number, generation, news: News::Withdraw };
-                self.write_all(desk, &mail);
-                self.registry().withdrawn(number);
-            }
-        }
+    }
+
+    fn map(&self, desk: &mut Desk, from: u32, key: Key, offer: (u64, Exported)) -> Result<()> {
+        let (base, exported) = offer;
+        let mapping = match self.peers[from as usize].here {
+            true => export::map_here(self.gpu, base),
+            false => export::map(self.gpu, exported),
+        }?;
+        self.set_base(desk, from, key.number, mapping.address())?;
+        desk.mapped.insert((from, key.number), mapping);
         Ok(())
     }
 
-    fn hear(&self, desk: &mut Desk, mail: Mail) -> Result<()> {
+    fn hear(&self, desk: &mut Desk, seat: &Seat, mail: Mail) -> Result<()> {
         let Mail { from, number, generation, news } = mail;
-        let known = (from as usize) < self.peers.len() && (number as usize) < abi::BUFFERS;
-        if !known {
+        let key = Key { number, generation };
+        let fence = number == FENCE && matches!(news, News::Withdraw | News::Returned);
+        if from as usize >= self.peers.len() || !(fence || (number as usize) < abi::BUFFERS) {
             return Ok(());
         }
-        let answer = |news| Mail { from: self.rank, number, generation, news };
         match news {
             News::Offer(base, exported) => {
-                let mapped = match self.peers[from as usize].here {
-                    true => export::map_here(self.gpu, base),
-                    false => export::map(self.gpu, exported),
-                };
+                let mapped = self.map(desk, from, key, (base, exported));
                 if let Err(error) = &mapped {
                     say(&format!("a buffer of rank {from} is not used in place: {error}"));
                 }
-                let has = mapped.is_ok();
-                if let Ok(mapping) = mapped {
-                    self.set_base(desk, from, number, mapping.address())?;
-                    desk.mapped.insert((from, number), mapping);
-                }
-                self.write(desk, from, &answer(News::Answer(has)));
+                let news = News::Answer(mapped.is_ok());
+                self.write(desk, from, &Mail { from: self.rank, number, generation, news });
             }
             News::Answer(has) => {
-                let ready = self.registry().answered(number, generation, from, has);
+                let ready = self.registry().answered(key, from, has);
                 if ready {
                     self.set_ready(desk, number, generation)?;
                 }
             }
+            News::Withdraw if fence => {
+                // That rank has given up and wants its memory back: nothing may begin here any more.
+                seat.give_up();
+                let (peer, mapping) = (from, None);
+                self.after_operations(desk, seat, Later::Return { peer, key, mapping })?;
+            }
             News::Withdraw => {
                 self.set_base(desk, from, number, 0)?;
-                desk.mapped.remove(&(from, number));
-                self.write(desk, from, &answer(News::Returned));
+                let (peer, mapping) = (from, desk.mapped.remove(&(from, number)));
+                self.after_operations(desk, seat, Later::Return { peer, key, mapping })?;
             }
-            News::Returned => self.registry().returned(number, generation, from),
+            News::Returned => self.let_go(key, from),
         }
         Ok(())
+    }
+
+    /// A peer has let a buffer go, or is gone itself.
+    fn let_go(&self, key: Key, peer: u32) {
+        if key.number == FENCE {
+            self.fenced.fetch_and(!(1 << peer), Ordering::AcqRel);
+        } else {
+            self.registry().returned(key, peer);
+        }
     }
 
     /// Sends letters until a box is full; those to others go on.
     fn post(&self, desk: &mut Desk) {
         let mut full = 0u32;
-        let letters = std::mem::take(&mut desk.letters);
-        for (peer, letter) in letters {
-            let blocked = full & 1 << peer != 0;
-            // A peer that is gone needs no answers.
-            if blocked || !letter.send(&self.peers[peer as usize].address).unwrap_or(true) {
-                full |= 1 << peer;
-                desk.letters.push_back((peer, letter));
+        for posted in std::mem::take(&mut desk.letters) {
+            let Posted { to, about, ref letter } = posted;
+            let sent = match full & 1 << to {
+                0 => letter.send(&self.peers[to as usize].address),
+                _ => Sent::Later,
+            };
+            match sent {
+                Sent::Delivered => {}
+                Sent::Later => {
+                    full |= 1 << to;
+                    desk.letters.push_back(posted);
+                }
+                Sent::Gone => {
+                    if let Some(key) = about {
+                        self.registry().answered(key, to, false);
+                        self.let_go(key, to);
+                    }
+                }
             }
         }
     }
 
-    /// Does what there is to do; true while more comes soon.
+    /// Asks all peers whether their kernels are out of this rank's memory, after it has given up.
+    pub fn fence(&self) {
+        let others = (0..self.peers.len() as u32).filter(|&peer| peer != self.rank);
+        self.fenced.store(others.fold(0, |bits, peer| bits | 1 << peer), Ordering::Release);
+        self.fence_wanted.store(true, Ordering::Release);
+        wake();
+    }
+
+    /// The peers that have not answered the [`fence`](Self::fence).
+    pub fn fenced(&self) -> Vec<u32> {
+        let bits = self.fenced.load(Ordering::Acquire);
+        (0..self.peers.len() as u32).filter(|peer| bits & 1 << peer != 0).collect()
+    }
+
+    /// Does what there is to do; true while more comes soon. What fails does not hold up the rest.
     fn work(&self, seat: &Seat) -> Result<bool> {
         let _place = (self.gpu.enter()?, Relaxed::begin()?);
         let mut desk = lock(&self.desk);
-        while let Some(mail) = self.post.take() {
-            self.hear(&mut desk, mail)?;
+        let mut outcome = Ok(());
+        for _ in 0..AT_A_TIME {
+            let Some(mail) = self.post.take() else { break };
+            let Some(mail) = mail else { continue };
+            outcome = outcome.and(self.hear(&mut desk, seat, mail));
         }
-        self.tell(&mut desk, seat)?;
+        outcome = outcome.and(self.tell(&mut desk, seat));
+        self.settle(&mut desk);
         self.post(&mut desk);
-        Ok(!desk.letters.is_empty() || self.registry().waits())
+        outcome?;
+        let busy = !desk.letters.is_empty() || !desk.later.is_empty();
+        Ok(busy || !self.registry().all(|state| state == State::Wanted).is_empty())
     }
 
     /// Lets go of all that it has of others. The GPU's context is the thread's.
     pub fn close(&self) {
-        let Desk { mapped, stage, stream, .. } = std::mem::take(&mut *lock(&self.desk));
-        drop((mapped, stage, stream));
+        drop(std::mem::take(&mut *lock(&self.desk)));
     }
 }
 
@@ -407,9 +556,21 @@ pub fn forget(base: u64, len: u64) {
     }
 }
 
+/// The driver may go away while the process ends.
+static ENDING: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn at_exit() {
+    ENDING.store(true, Ordering::Release);
+}
+
 fn run(mut woken: &UnixStream) {
+    // SAFETY: a function that lives as long as the library, which is never unloaded.
+    unsafe { libc::atexit(at_exit) };
     loop {
         let (mut limit, mut boxes) = (LATER, Vec::new());
+        if ENDING.load(Ordering::Acquire) {
+            return;
+        }
         // Not kept while this waits: a seat ends with its communicator and graphs.
         for seat in seats() {
             let Some(sharing) = seat.sharing() else { continue };

@@ -129,6 +129,12 @@ impl Order {
         answer == CUresult::CUDA_ERROR_NOT_READY
     }
 
+    /// Makes a stream wait for all that was launched so far.
+    pub fn mark(&self, stream: Stream) -> Result<()> {
+        // SAFETY: a living stream by the contract of the call, and a living event.
+        unsafe { cu!(cuStreamWaitEvent(stream.0, self.event, 0)) }
+    }
+
     /// Launches after what was launched before. `keep` is called with the graph of each new capture.
     pub fn launch(
         &mut self,

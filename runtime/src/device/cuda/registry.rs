@@ -47,6 +47,24 @@ pub struct Buffer {
     holders: u32,
 }
 
+/// Names a buffer: numbers are given again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Key {
+    /// Its number.
+    pub number: u32,
+    /// Which one of this number.
+    pub generation: u64,
+}
+
+/// A buffer that holds a range.
+#[derive(Clone, Copy, Debug)]
+pub struct Found {
+    /// Its name.
+    pub key: Key,
+    /// As it is.
+    pub buffer: Buffer,
+}
+
 const NONE: Buffer =
     Buffer { base: 0, len: 0, generation: 0, id: 0, state: State::Free, holders: 0 };
 
@@ -75,15 +93,8 @@ impl Registry {
         numbered.filter(|(buffer, _)| wanted(buffer.state)).map(|(_, number)| number).collect()
     }
 
-    /// Whether there is something to do before long.
-    pub fn waits(&self) -> bool {
-        let settled = |state| matches!(state, State::Free | State::Ready | State::Refused);
-        self.buffers.iter().any(|buffer| !settled(buffer.state))
-    }
-
-    /// The living buffer that holds a range, and where in it that begins. One that is settled
-    /// goes before one that is under way.
-    pub fn find(&self, at: u64, bytes: u64) -> Option<(u32, u64)> {
+    /// The living buffer that holds a range. One that is settled goes before one that is under way.
+    pub fn find(&self, at: u64, bytes: u64) -> Option<Found> {
         let holds =
             |b: &Buffer| at >= b.base && at - b.base <= b.len && bytes <= b.len - (at - b.base);
         let rank = |b: &Buffer| match b.state {
@@ -93,13 +104,16 @@ impl Registry {
             _ => None,
         };
         let users = self.buffers.iter().zip(0u32..).skip(1);
-        let living =
-            users.filter(|(b, _)| holds(b)).filter_map(|(b, n)| Some((rank(b)?, n, at - b.base)));
-        living.min().map(|(_, number, offset)| (number, offset))
+        let living = users.filter(|(b, _)| holds(b));
+        let found = living.filter_map(|(&buffer, number)| {
+            let key = Key { number, generation: buffer.generation };
+            Some((rank(&buffer)?, Found { key, buffer }))
+        });
+        found.min_by_key(|(rank, found)| (*rank, found.key.number)).map(|(_, found)| found)
     }
 
     /// Has a range mapped by the peers, or one more holder keep it; None when all numbers are taken.
-    pub fn hold(&mut self, base: u64, len: u64, id: u64) -> Option<u32> {
+    pub fn hold(&mut self, base: u64, len: u64, id: u64) -> Option<Key> {
         let same = |b: &Buffer| (b.base, b.len, b.id) == (base, len, id) && b.holders > 0;
         let known = self.buffers.iter().skip(1).position(same);
         let free = || self.buffers.iter().skip(1).position(|b| b.state == State::Free);
@@ -110,7 +124,7 @@ impl Registry {
             *buffer = Buffer { base, len, generation, id, state: State::Wanted, holders: 0 };
         }
         buffer.holders += 1;
-        Some(number as u32)
+        Some(Key { number: number as u32, generation: buffer.generation })
     }
 
     /// Has the large stage mapped by the peers; it stays.
@@ -120,12 +134,25 @@ impl Registry {
             Buffer { base, len, generation: 1, id: 0, state, holders: 1 };
     }
 
+    /// The buffer of this name, if it still is.
+    fn named(&mut self, key: Key) -> Option<&mut Buffer> {
+        let buffer = self.buffers.get_mut(key.number as usize)?;
+        (buffer.generation == key.generation).then_some(buffer)
+    }
+
     /// One holder less: the last one takes the buffer back.
-    pub fn release(&mut self, number: u32) {
-        let buffer = &mut self.buffers[number as usize];
-        buffer.holders = buffer.holders.saturating_sub(1);
+    pub fn release(&mut self, key: Key) {
+        let Some(buffer) = self.named(key).filter(|buffer| buffer.holders > 0) else { return };
+        buffer.holders -= 1;
         if buffer.holders == 0 {
-            self.leave(number);
+            self.leave(key.number);
+        }
+    }
+
+    /// Takes a buffer back, whoever holds it.
+    pub fn take_back(&mut self, key: Key) {
+        if self.named(key).is_some() {
+            self.leave(key.number);
         }
     }
 
@@ -150,22 +177,24 @@ impl Registry {
         }
     }
 
-    /// It was told to all peers, or cannot be.
-    pub fn offered(&mut self, number: u32, told: bool) {
+    /// It was told to all peers, or cannot be. Another one that has got its number meanwhile is told
+    /// later, and takes its place at the peers.
+    pub fn offered(&mut self, key: Key, told: bool) {
         let missing = self.peers;
-        let state = if told { State::Offered { missing, refused: false } } else { State::Refused };
-        let buffer = &mut self.buffers[number as usize];
-        // It may have been taken back while it was made ready: then the peers have to let it go.
-        buffer.state = if buffer.state == State::Wanted { state } else { State::Leaving };
+        let Some(buffer) = self.named(key) else { return };
+        buffer.state = match (buffer.state, told) {
+            (State::Wanted, true) => State::Offered { missing, refused: false },
+            (State::Wanted, false) => State::Refused,
+            // It was taken back while it was made ready: the peers have to let it go.
+            (State::Free, true) => State::Leaving,
+            (state, _) => state,
+        };
     }
 
     /// A peer has mapped it or cannot; true when all peers have it now.
-    pub fn answered(&mut self, number: u32, generation: u64, peer: u32, has: bool) -> bool {
-        let buffer = &mut self.buffers[number as usize];
+    pub fn answered(&mut self, key: Key, peer: u32, has: bool) -> bool {
+        let Some(buffer) = self.named(key) else { return false };
         let State::Offered { missing, refused } = buffer.state else { return false };
-        if buffer.generation != generation {
-            return false;
-        }
         let (missing, refused) = (missing & !(1 << peer), refused || !has);
         buffer.state = match (missing, refused) {
             (0, false) => State::Ready,
@@ -175,18 +204,23 @@ impl Registry {
         buffer.state == State::Ready
     }
 
-    /// The peers were told to let it go.
-    pub fn withdrawn(&mut self, number: u32) {
-        self.buffers[number as usize].state = State::Withdrawn { missing: self.peers };
+    /// What is to be taken back: it is found no more, and its time is over when no operation runs
+    /// that may use it.
+    pub fn leaving(&mut self) -> Vec<Key> {
+        let mut keys = Vec::new();
+        for (buffer, number) in self.buffers.iter_mut().zip(0u32..) {
+            if buffer.state == State::Leaving {
+                buffer.state = State::Withdrawn { missing: self.peers };
+                keys.push(Key { number, generation: buffer.generation });
+            }
+        }
+        keys
     }
 
     /// A peer has let it go.
-    pub fn returned(&mut self, number: u32, generation: u64, peer: u32) {
-        let buffer = &mut self.buffers[number as usize];
+    pub fn returned(&mut self, key: Key, peer: u32) {
+        let Some(buffer) = self.named(key) else { return };
         let State::Withdrawn { missing } = buffer.state else { return };
-        if buffer.generation != generation {
-            return;
-        }
         let missing = missing & !(1 << peer);
         buffer.state = if missing == 0 { State::Free } else { State::Withdrawn { missing } };
     }
@@ -196,64 +230,87 @@ impl Registry {
 mod tests {
     use super::*;
 
+    const PEERS: [u32; 3] = [0, 2, 3];
+
     #[test]
     fn a_buffer_is_ready_when_all_peers_have_it_and_its_number_is_free_when_none_has() {
         let mut registry = Registry::new(1, 4);
-        let number = registry.hold(0x1000, 64, 7).unwrap();
-        assert_eq!(registry.hold(0x1000, 64, 7), Some(number), "held twice");
-        assert_eq!(registry.find(0x1010, 48), Some((number, 16)));
-        assert_eq!(registry.find(0x1010, 49), None);
-        registry.offered(number, true);
+        let key = registry.hold(0x1000, 64, 7).unwrap();
+        assert_eq!(registry.hold(0x1000, 64, 7), Some(key), "held twice");
+        let found = registry.find(0x1010, 48).unwrap();
+        assert_eq!((found.key, found.buffer.base), (key, 0x1000));
+        assert!(registry.find(0x1010, 49).is_none());
+        registry.offered(key, true);
         for peer in [0, 3, 3] {
-            assert!(!registry.answered(number, 1, peer, true));
+            assert!(!registry.answered(key, peer, true));
         }
-        assert!(!registry.answered(number, 2, 2, true), "another generation");
-        assert!(registry.answered(number, 1, 2, true));
-        registry.release(number);
-        assert_eq!(registry.get(number).state, State::Ready, "it is held still");
-        registry.release(number);
-        assert_eq!(registry.all(|s| s == State::Leaving), [number]);
-        assert_eq!(registry.find(0x1000, 1), None);
+        let other = Key { generation: 2, ..key };
+        assert!(!registry.answered(other, 2, true), "another generation");
+        assert!(registry.answered(key, 2, true));
+        registry.release(key);
+        assert_eq!(registry.get(key.number).state, State::Ready, "it is held still");
+        registry.release(other);
+        assert_eq!(registry.get(key.number).state, State::Ready, "another generation");
+        registry.release(key);
+        assert_eq!(registry.get(key.number).state, State::Leaving);
+        assert!(registry.find(0x1000, 1).is_none());
         // The same range anew gets another number while the old one is on its way out.
-        let other = registry.hold(0x1000, 64, 7).unwrap();
-        assert_ne!(other, number);
-        registry.withdrawn(number);
-        for peer in [0, 2, 3] {
-            assert_ne!(registry.get(number).state, State::Free);
-            registry.returned(number, 1, peer);
+        assert_ne!(registry.hold(0x1000, 64, 7).unwrap().number, key.number);
+        assert_eq!(registry.leaving(), [key]);
+        assert_eq!(registry.leaving(), []);
+        for peer in PEERS {
+            assert_ne!(registry.get(key.number).state, State::Free);
+            registry.returned(key, peer);
         }
-        assert_eq!(registry.get(number).state, State::Free);
-        assert_eq!(registry.hold(0x9000, 64, 8), Some(number));
-        assert_eq!(registry.get(number).generation, 2);
+        assert_eq!(registry.get(key.number).state, State::Free);
+        assert_eq!(registry.hold(0x9000, 64, 8), Some(other));
+        registry.release(key);
+        assert_eq!(
+            registry.get(key.number).state,
+            State::Wanted,
+            "not what the old one's holder had"
+        );
     }
 
     #[test]
     fn what_one_peer_cannot_map_is_never_ready_and_is_taken_back_all_the_same() {
         let mut registry = Registry::new(0, 3);
-        let number = registry.hold(0x1000, 64, 1).unwrap();
-        registry.offered(number, true);
-        assert!(!registry.answered(number, 1, 2, false));
-        assert!(!registry.answered(number, 1, 1, true));
-        assert_eq!(registry.get(number).state, State::Refused);
+        let key = registry.hold(0x1000, 64, 1).unwrap();
+        registry.offered(key, true);
+        assert!(!registry.answered(key, 2, false));
+        assert!(!registry.answered(key, 1, true));
+        assert_eq!(registry.get(key.number).state, State::Refused);
         registry.forget(0x103f, 100);
-        assert_eq!(registry.get(number).state, State::Leaving);
+        assert_eq!(registry.get(key.number).state, State::Leaving);
         let unheard = registry.hold(0x5000, 64, 2).unwrap();
         registry.release(unheard);
-        assert_eq!(registry.get(unheard).state, State::Free, "nobody had heard of it");
+        assert_eq!(registry.get(unheard.number).state, State::Free, "nobody had heard of it");
         let raced = registry.hold(0x5000, 64, 2).unwrap();
         registry.release(raced);
         registry.offered(raced, true);
-        assert_eq!(registry.get(raced).state, State::Leaving, "taken back while it was offered");
+        assert_eq!(registry.get(raced.number).state, State::Leaving, "while it was offered");
+    }
+
+    #[test]
+    fn a_buffer_that_got_the_number_of_one_that_was_just_being_offered_is_offered_itself() {
+        let mut registry = Registry::new(0, 2);
+        let first = registry.hold(0x1000, 64, 1).unwrap();
+        registry.release(first);
+        let second = registry.hold(0x2000, 64, 2).unwrap();
+        assert_eq!(first.number, second.number);
+        registry.offered(first, true);
+        assert_eq!(registry.get(second.number).state, State::Wanted);
+        assert!(!registry.answered(first, 1, true));
     }
 
     #[test]
     fn numbers_run_out_and_come_back() {
         let mut registry = Registry::new(0, 2);
-        let held: Vec<u32> =
+        let held: Vec<Key> =
             (1..abi::BUFFERS as u64).map(|i| registry.hold(i << 20, 64, i).unwrap()).collect();
-        assert!(!held.contains(&abi::STAGE_BUFFER));
+        assert!(held.iter().all(|key| key.number != abi::STAGE_BUFFER));
         assert_eq!(registry.hold(1, 64, 0), None);
         registry.release(held[9]);
-        assert_eq!(registry.hold(1, 64, 0), Some(held[9]));
+        assert_eq!(registry.hold(1, 64, 0).unwrap().number, held[9].number);
     }
 }

@@ -7,6 +7,7 @@ use super::library::{self, Functions};
 use super::mail::Address;
 use super::mapper::{self, Peer, Sharing};
 use super::order::Order;
+use super::registry::{Found, Key};
 use super::shared::{Memory, Pinned, zeroed};
 use super::stream::Stream;
 use super::{Failing, memory, reaper};
@@ -376,20 +377,20 @@ impl Seat {
         unsafe { AtomicU64::from_ptr(&raw mut (*self.control).in_place) }.load(Ordering::Relaxed)
     }
 
-    /// Has a range mapped by the peers, in the background; its number, for [`release`](Self::release).
-    /// None when there is no peer, or no number left.
-    pub fn hold(&self, base: u64, len: u64) -> Option<u32> {
+    /// Has a range mapped by the peers, in the background; its name, for [`release`](Self::release).
+    /// None when there is no peer that could, or no number left.
+    pub fn hold(&self, base: u64, len: u64) -> Option<Key> {
         let sharing = self.sharing.as_ref().filter(|s| !s.all_here() && !s.is_apart())?;
         let id = export::id_of(base).unwrap_or(0);
-        let number = sharing.registry().hold(base, len, id);
+        let key = sharing.registry().hold(base, len, id);
         mapper::wake();
-        number
+        key
     }
 
     /// Ends one holding of a buffer.
-    pub fn release(&self, number: u32) {
+    pub fn release(&self, key: Key) {
         if let Some(sharing) = &self.sharing {
-            sharing.registry().release(number);
+            sharing.registry().release(key);
             mapper::wake();
         }
     }
@@ -408,68 +409,76 @@ impl Seat {
     ) -> Option<abi::Place> {
         let sharing = self.sharing.as_ref().filter(|sharing| !sharing.is_apart())?;
         if sharing.all_here() {
-            let reach = abi::REACH_ADDRESS;
-            return export::reached_here(at).then_some(abi::Place {
-                reach,
-                at,
-                ..abi::Place::default()
-            });
+            let place = abi::Place { reach: abi::REACH_ADDRESS, at, ..abi::Place::default() };
+            return export::reached_here(self.gpu, at).then_some(place);
         }
-        let known = sharing.registry().find(at, bytes);
-        let known = known.filter(|&(number, _)| self.is_current(sharing, number));
-        let (number, offset) = match (known, graph) {
-            (Some(known), None) => known,
-            (known, graph) => self.hold_allocation(at, bytes, graph, known)?,
+        let known = self.find_current(sharing, at, bytes);
+        let held = match (known, graph) {
+            (Some(found), None) => Some((found.key, found.buffer.base)),
+            (known, graph) => self.hold_allocation(at, bytes, graph, known),
         };
-        let generation = sharing.registry().get(number).generation;
-        Some(abi::Place { reach: abi::REACH_BUFFER, buffer: number, generation, at: offset })
+        let (Key { number, generation }, base) = held?;
+        let reach = abi::REACH_BUFFER;
+        Some(abi::Place { reach, buffer: number, generation, at: at - base })
     }
 
-    /// Whether a buffer's memory is still what was registered; where not, it is taken back.
-    fn is_current(&self, sharing: &Sharing, number: u32) -> bool {
-        let buffer = sharing.registry().get(number);
-        let current = export::id_of(buffer.base).unwrap_or(0) == buffer.id;
-        if !current {
-            sharing.registry().forget(buffer.base, buffer.len);
+    /// A buffer that holds a range and whose memory is still what was registered; where it is not,
+    /// the buffer is taken back.
+    fn find_current(&self, sharing: &Sharing, at: u64, bytes: u64) -> Option<Found> {
+        loop {
+            let found = sharing.registry().find(at, bytes)?;
+            if export::id_of(found.buffer.base).unwrap_or(0) == found.buffer.id {
+                return Some(found);
+            }
+            sharing.registry().take_back(found.key);
             mapper::wake();
         }
-        current
     }
 
     /// Has the allocation around a range mapped by the peers: where the memory is this library's,
-    /// and for graphs, which keep it mapped.
+    /// and for graphs, which keep it mapped. Its name and address.
     fn hold_allocation(
         self: &Arc<Self>,
         at: u64,
         bytes: u64,
         graph: Option<CUgraph>,
-        known: Option<(u32, u64)>,
-    ) -> Option<(u32, u64)> {
+        known: Option<Found>,
+    ) -> Option<(Key, u64)> {
         let ours = memory::find(std::ptr::with_exposed_provenance(at as usize));
         let registers = graph.is_some() && Config::get().graph_register;
-        if ours.is_none() && !registers {
-            return known;
-        }
         let (base, len) = match (known, ours) {
-            (Some((number, _)), _) => {
-                let buffer = self.sharing.as_ref()?.registry().get(number);
-                (buffer.base, buffer.len)
-            }
+            (Some(Found { key, buffer }), _) if !registers => return Some((key, buffer.base)),
+            (Some(Found { buffer, .. }), _) => (buffer.base, buffer.len),
             (None, Some((base, size, _))) => (base as u64, size as u64),
+            (None, None) if !registers => return None,
             (None, None) => {
                 // What lies across several allocations is taken as it is.
                 let whole = export::allocation(at).ok().filter(|(b, l)| at + bytes <= b + l);
                 whole.unwrap_or((at, bytes))
             }
         };
-        let number = self.hold(base, len)?;
-        if let Some(graph) = graph
-            && self.keep(graph, Some(number)).is_err()
-        {
-            self.release(number);
-            return None;
+        let key = self.hold(base, len)?;
+        if let Some(graph) = graph.filter(|_| registers) {
+            self.keep(graph, Some(key)).ok()?;
         }
-        Some((number, at - base))
+        Some((key, base))
+    }
+
+    /// Makes a stream wait for all operations launched so far.
+    pub fn mark(&self, stream: Stream) -> Result<()> {
+        match self.order().as_ref() {
+            Some(order) => order.mark(stream),
+            None => Ok(()),
+        }
+    }
+
+    /// No operation begins here any more: a peer has given up and wants its memory back. That the
+    /// communicator has failed is told by the peer itself.
+    pub fn give_up(&self) {
+        self.abort();
+        if let Err(error) = self.close() {
+            log::line(Level::Info, Subsystem::Coll, &error.to_string());
+        }
     }
 
     fn control(&self) -> &abi::Control {
@@ -590,12 +599,12 @@ impl Seat {
     }
 
     /// A graph holds the seat until it is destroyed, and a buffer of it.
-    fn keep(self: &Arc<Self>, graph: CUgraph, buffer: Option<u32>) -> Result<()> {
+    fn keep(self: &Arc<Self>, graph: CUgraph, buffer: Option<Key>) -> Result<()> {
         unsafe extern "C" fn release(held: *mut c_void) {
             // SAFETY: what `keep` gave away. No CUDA here: the reaper drops the seat.
             let held = unsafe { Box::from_raw(held.cast::<Held>()) };
-            if let Some(number) = held.buffer {
-                held.seat.release(number);
+            if let Some(key) = held.buffer {
+                held.seat.release(key);
             }
             reaper::bury(held.seat);
         }
@@ -608,7 +617,7 @@ impl Seat {
         unsafe {
             let made = cu!(cuUserObjectCreate(&mut object, held.cast(), Some(release), 1, no_sync));
             if let Err(error) = made {
-                drop(Box::from_raw(held));
+                release(held.cast());
                 return Err(error);
             }
             let kept = cu!(cuGraphRetainUserObject(graph, object, 1, moved));
@@ -623,7 +632,7 @@ impl Seat {
 /// What a graph holds.
 struct Held {
     seat: Arc<Seat>,
-    buffer: Option<u32>,
+    buffer: Option<Key>,
 }
 
 /// Streams of a communicator on which failures are delivered: the last ones that it used.
