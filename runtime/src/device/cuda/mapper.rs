@@ -409,8 +409,7 @@ impl Sharing {
                 }
             }
             News::Withdraw if fence => {
-                // That rank has given up and wants its memory back: nothing may begin here any more.
-                seat.give_up();
+                seat.give_up(from);
                 let (peer, mapping) = (from, None);
                 self.after_operations(desk, seat, Later::Return { peer, key, mapping })?;
             }

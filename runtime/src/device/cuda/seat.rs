@@ -472,10 +472,14 @@ impl Seat {
         }
     }
 
-    /// No operation begins here any more: a peer has given up and wants its memory back. That the
-    /// communicator has failed is told by the peer itself.
-    pub fn give_up(&self) {
-        self.abort();
+    /// A peer has given up and wants its memory back: the communicator fails here too, and no
+    /// operation begins any more.
+    pub fn give_up(&self, peer: u32) {
+        if let Some(endpoint) = self.endpoint() {
+            let told = endpoint.hear_from(peer);
+            endpoint
+                .fail(told.unwrap_or_else(|| endpoint.lost(peer, "it has given up".to_owned())));
+        }
         if let Err(error) = self.close() {
             log::line(Level::Info, Subsystem::Coll, &error.to_string());
         }

@@ -75,6 +75,7 @@ fn deregister(rank: &Rank, handle: *mut c_void) -> Outcome {
 pub(crate) fn from_library(ranks: &[Rank]) -> Outcome {
     let rank = one(ranks)?;
     let memory = Memory::new(3 * BYTES)?;
+    all_idle(rank);
     let (from, to) = (memory.part(rank.rank as usize * 64), memory.part(2 * BYTES));
     let play = |number| round(rank, number, from, to, || ok(rank.call(sum(), from, to)));
     until_in_place(rank, play)?;
@@ -91,6 +92,7 @@ pub(crate) fn from_library(ranks: &[Rank]) -> Outcome {
 pub(crate) fn foreign(ranks: &[Rank]) -> Outcome {
     let rank = one(ranks)?;
     let memory = Memory::foreign(4 * BYTES)?;
+    all_idle(rank);
     let (from, to) = (memory.part((rank.rank as usize + 1) * 256), memory.part(3 * BYTES));
     let play = |number| round(rank, number, from, to, || ok(rank.call(sum(), from, to)));
     for again in 0..3 {
@@ -114,6 +116,7 @@ pub(crate) fn captured(ranks: &[Rank]) -> Outcome {
     let rank = one(ranks)?;
     for again in 0..3 {
         let memory = Memory::foreign(2 * BYTES)?;
+        all_idle(rank);
         let (from, to) = (memory.at, memory.part(BYTES));
         let call = || ok(rank.call(sum(), from, to));
         let replay = Replay::capture(rank.stream, oxcclCaptureThreadLocal, call)?;
@@ -129,7 +132,8 @@ pub(crate) fn captured(ranks: &[Rank]) -> Outcome {
     rank.leave()
 }
 
-/// Freeing waits for all that a GPU does: where ranks share one, none may wait for who frees.
+/// Allocating and freeing may wait for all that a GPU does: where ranks share one, none may wait in an
+/// operation for who does so.
 fn all_idle(rank: &Rank) {
     static MET: OnceLock<Barrier> = OnceLock::new();
     let (kind, count) = devices();
@@ -147,6 +151,7 @@ pub(crate) fn reused(ranks: &[Rank]) -> Outcome {
         let ours = random.below(2) == 0;
         let make = |bytes| if ours { Memory::new(bytes) } else { Memory::foreign(bytes) };
         let memory = make(2 * BYTES)?;
+        all_idle(rank);
         let (from, to) = (memory.at, memory.part(BYTES));
         // A registration that outlives its memory must do no harm, and can be ended.
         let handle = register(rank, memory.at, 2 * BYTES)?;
@@ -180,6 +185,7 @@ pub(crate) fn random(ranks: &[Rank]) -> Outcome {
     let mut own = Random(1000 + rank.rank as u64);
     let mut shared = Random(5);
     let memory = [Memory::new(3 * BYTES)?, Memory::foreign(3 * BYTES)?];
+    all_idle(rank);
     let mut handles: [Option<*mut c_void>; 2] = [None; 2];
     for number in 0..300 {
         let of = own.below(2) as usize;
