@@ -175,6 +175,8 @@ func TestUpdateOfGraphsAndClear(t *testing.T) {
 		ok(t, err)
 		ok(t, g.Update(s, on(x.Part(1, 2))))
 		expectError(t, g.Update(s, on(Buffer[float64]{n: 1})), InvalidArgument, "sendbuff")
+		expectError(t, g.Update(s, func() error { return BroadcastAsync(c, x, 0, s) }), InvalidArgument,
+			"argument graph is a graph whose node 0 is broadcast of double; expected all_reduce of double, sum, as before")
 		copy(x.Slice(), []float64{1, 1})
 		ok(t, g.Launch(s))
 		ok(t, s.Synchronize())

@@ -11,6 +11,10 @@ import (
 
 // onSlices does what f begins on the elements of slices, which stay where they are meanwhile.
 func onSlices[T Element](ctx context.Context, c *Comm, send, recv []T, f func(send, recv Buffer[T], on *Stream) error) error {
+	if inGroup() {
+		text := "a call on slices cannot wait in a Group; call the Async function with a Buffer"
+		return &Error{Code: InvalidUsage, Rank: c.rank, Peer: -1, Text: text}
+	}
 	var pins runtime.Pinner
 	defer pins.Unpin()
 	if len(send) > 0 {

@@ -11,6 +11,7 @@ import "C"
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -48,25 +49,62 @@ type Comm struct {
 	rank, size int
 }
 
+// Option asks something of a new communicator, as WithCommName does. What nobody asks for is as NCCL has
+// it, whatever communicator one is made of.
+type Option func(*config)
+
+type config struct {
+	// An allocation of its own, which C may see.
+	raw   *C.ncclConfig_t
+	texts []*C.char
+	err   error
+}
+
+func configure(options []Option) *config {
+	c := &config{raw: new(C.ncclConfig_t)}
+	C.oxgo_initialize(c.raw)
+	for _, option := range options {
+		option(c)
+	}
+	return c
+}
+
+func (c *config) text(name string, field **C.char, value string) {
+	if strings.ContainsRune(value, 0) {
+		text := fmt.Sprintf("%s is %q; expected a text without zeros", name, value)
+		c.err = &Error{Code: InvalidArgument, Rank: -1, Peer: -1, Text: text}
+		return
+	}
+	*field = C.CString(value)
+	c.texts = append(c.texts, *field)
+}
+
+// free is for when the library has read it.
+func (c *config) free() {
+	for _, text := range c.texts {
+		C.free(unsafe.Pointer(text))
+	}
+}
+
 // InitEnv makes a communicator of all processes that oxccl run, mpirun, srun or torchrun started;
 // alone without a launcher. It blocks until all have come.
-func InitEnv(ctx context.Context) (*Comm, error) {
-	return create(ctx, func(handle *C.ncclComm_t, config *C.ncclConfig_t) error {
+func InitEnv(ctx context.Context, options ...Option) (*Comm, error) {
+	return create(ctx, options, func(handle *C.ncclComm_t, config *C.ncclConfig_t) error {
 		return oxcclCommInitEnv(handle, config)
 	})
 }
 
 // Init makes a communicator of size ranks, which all have the same id. It blocks until all have come.
-func Init(ctx context.Context, size int, id UniqueID, rank int) (*Comm, error) {
-	return create(ctx, func(handle *C.ncclComm_t, config *C.ncclConfig_t) error {
+func Init(ctx context.Context, size int, id UniqueID, rank int, options ...Option) (*Comm, error) {
+	return create(ctx, options, func(handle *C.ncclComm_t, config *C.ncclConfig_t) error {
 		return ncclCommInitRankConfig(handle, C.int(size), id.raw(), C.int(rank), config)
 	})
 }
 
 // Split makes communicators of the ranks with equal color, ordered by key; nil for the color
 // NcclSplitNocolor. It blocks until all have called.
-func (c *Comm) Split(ctx context.Context, color, key int) (*Comm, error) {
-	part, err := create(ctx, func(handle *C.ncclComm_t, config *C.ncclConfig_t) error {
+func (c *Comm) Split(ctx context.Context, color, key int, options ...Option) (*Comm, error) {
+	part, err := create(ctx, options, func(handle *C.ncclComm_t, config *C.ncclConfig_t) error {
 		return ncclCommSplit(c.handle, C.int(color), C.int(key), handle, config)
 	})
 	if part == nil && err == nil {
@@ -79,12 +117,12 @@ func (c *Comm) Split(ctx context.Context, color, key int) (*Comm, error) {
 
 // Shrink makes a communicator without some ranks, which need not be alive; all others call. It ends
 // the operations of this one first, which can then only be closed.
-func (c *Comm) Shrink(ctx context.Context, exclude ...int) (*Comm, error) {
+func (c *Comm) Shrink(ctx context.Context, exclude []int, options ...Option) (*Comm, error) {
 	list := make([]C.int, len(exclude)+1)
 	for i, rank := range exclude {
 		list[i] = C.int(rank)
 	}
-	return create(ctx, func(handle *C.ncclComm_t, config *C.ncclConfig_t) error {
+	return create(ctx, options, func(handle *C.ncclComm_t, config *C.ncclConfig_t) error {
 		return ncclCommShrink(c.handle, &list[0], C.int(len(exclude)), handle, config, NcclShrinkAbort)
 	})
 }
@@ -99,33 +137,36 @@ func (c *Comm) GrowID() (id UniqueID, err error) {
 
 // Grow makes a communicator of size ranks; all ranks of this one call, and keep their numbers. The rank
 // that called GrowID passes the id, the others nil. It blocks until all have called and joined.
-func (c *Comm) Grow(ctx context.Context, size int, id *UniqueID) (*Comm, error) {
+func (c *Comm) Grow(ctx context.Context, size int, id *UniqueID, options ...Option) (*Comm, error) {
 	var raw *C.ncclUniqueId
 	if id != nil {
 		copied := id.raw()
 		raw = &copied
 	}
-	return create(ctx, func(handle *C.ncclComm_t, config *C.ncclConfig_t) error {
+	return create(ctx, options, func(handle *C.ncclComm_t, config *C.ncclConfig_t) error {
 		return ncclCommGrow(c.handle, C.int(size), raw, -1, handle, config)
 	})
 }
 
 // Join is for the ranks that Grow adds to a communicator: size is the number of ranks then, id what
 // GrowID made. It blocks until all have come.
-func Join(ctx context.Context, size int, id UniqueID, rank int) (*Comm, error) {
+func Join(ctx context.Context, size int, id UniqueID, rank int, options ...Option) (*Comm, error) {
 	raw := id.raw()
-	return create(ctx, func(handle *C.ncclComm_t, config *C.ncclConfig_t) error {
+	return create(ctx, options, func(handle *C.ncclComm_t, config *C.ncclConfig_t) error {
 		return ncclCommGrow(nil, C.int(size), &raw, C.int(rank), handle, config)
 	})
 }
 
 // create begins a communicator and waits, so that the context can end it.
-func create(ctx context.Context, begin func(*C.ncclComm_t, *C.ncclConfig_t) error) (*Comm, error) {
-	var config C.ncclConfig_t
-	C.oxgo_initialize(&config)
+func create(ctx context.Context, options []Option, begin func(*C.ncclComm_t, *C.ncclConfig_t) error) (*Comm, error) {
+	config := configure(options)
+	defer config.free()
+	if config.err != nil {
+		return nil, config.err
+	}
 	// In C's memory: the library writes the handle when the communicator is made.
 	place := (*C.ncclComm_t)(C.calloc(1, C.size_t(unsafe.Sizeof(C.ncclComm_t(nil)))))
-	switch err := begin(place, &config); {
+	switch err := begin(place, config.raw); {
 	case err == nil && *place == nil:
 		// In a group nothing is begun before its end, which writes to the place.
 		text := "a communicator cannot be made in a Group"

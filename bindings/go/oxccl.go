@@ -19,6 +19,9 @@ import "C"
 import (
 	"fmt"
 	"runtime"
+	"sync"
+	"sync/atomic"
+	"syscall"
 	"time"
 	"unsafe"
 )
@@ -107,7 +110,7 @@ func OnDevice(kind DeviceKind, index int, f func() error) error {
 func SetLogLevel(level int) error { return oxcclSetLog(C.int(level), nil, nil) }
 
 // Group launches together what f calls: the Async functions, whose sends and receives then need no
-// order. Slices cannot be used in it, as nothing is complete before its end.
+// order. Functions that take slices fail in it, as nothing is complete before its end.
 func Group(f func() error) error { return grouped(f, ncclGroupEnd) }
 
 // Estimate tells how long Group would take for what f calls, by the library's model of the machine;
@@ -119,12 +122,35 @@ func Estimate(f func() error) (time.Duration, error) {
 	return time.Duration(float64(info.estimatedTime) * float64(time.Microsecond)), err
 }
 
+// The threads that are in a Group, and how many they are.
+var (
+	inGroups    sync.Map
+	inGroupsLen atomic.Int32
+)
+
+// inGroup tells whether this goroutine is in a Group, which keeps it on its thread.
+func inGroup() bool {
+	if inGroupsLen.Load() == 0 {
+		return false
+	}
+	_, in := inGroups.Load(syscall.Gettid())
+	return in
+}
+
 func grouped(f, end func() error) (err error) {
 	// Groups belong to threads.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if err := ncclGroupStart(); err != nil {
 		return err
+	}
+	thread := syscall.Gettid()
+	if _, nested := inGroups.LoadOrStore(thread, nil); !nested {
+		inGroupsLen.Add(1)
+		defer func() {
+			inGroups.Delete(thread)
+			inGroupsLen.Add(-1)
+		}()
 	}
 	defer func() {
 		if failed := end(); err == nil && failed != InProgress {

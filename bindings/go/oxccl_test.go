@@ -239,7 +239,7 @@ func TestSplitAndShrink(t *testing.T) {
 			ok(t, part.Close())
 		}
 		if c.Rank() != 2 {
-			fewer, err := c.Shrink(background, 2)
+			fewer, err := c.Shrink(background, []int{2})
 			ok(t, err)
 			x := []int32{1}
 			ok(t, AllReduce(background, fewer, x, x, Sum))
@@ -257,6 +257,16 @@ func TestErrors(t *testing.T) {
 		expectError(t, Broadcast(background, c, x, 4), InvalidArgument, "root")
 		expectError(t, AllGather(background, c, x, x), InvalidArgument, "recv has 3 elements; expected 12")
 		expectError(t, AllReduce(background, c, x, x, RedOp(77)), InvalidArgument, "op")
+		// The data of a slice would not be there yet, also for other goroutines that are in no group.
+		expectError(t, Group(func() error {
+			outside := make(chan error)
+			go func() { outside <- AllReduce(background, c, x, x, Sum) }()
+			if err := <-outside; err != nil {
+				return err
+			}
+			return Group(func() error { return AllReduce(background, c, x, x, Sum) })
+		}), InvalidUsage, "cannot wait in a Group")
+		ok(t, AllReduce(background, c, x, x, Sum))
 		_, err := Alloc[float32](-1)
 		expectError(t, err, InvalidArgument, "n is -1")
 		ok(t, c.Err())
@@ -310,6 +320,23 @@ func TestCancelCreation(t *testing.T) {
 	if _, err := Init(ctx, 2, id, 0); !errors.Is(err, context.Canceled) {
 		t.Errorf("%v; expected that it was cancelled", err)
 	}
+}
+
+func TestOptions(t *testing.T) {
+	onRanks(t, func(t *testing.T, c *Comm) {
+		without, err := c.Split(background, 0, 0, WithNumRmaCtx(0), WithCommName("quiet"))
+		ok(t, err)
+		s, err := NewStream()
+		ok(t, err)
+		expectError(t, without.Signal(0, 0, s), InvalidArgument, "numRmaCtx")
+		ok(t, without.Close())
+		ok(t, s.Close())
+		_, err = c.Split(background, 0, 0, WithMinCTAs(0))
+		expectError(t, err, InvalidArgument, "minCTAs")
+		_, err = c.Split(background, 0, 0, WithCommName("a\x00b"))
+		expectError(t, err, InvalidArgument, `commName is "a\x00b"`)
+		ok(t, c.Close())
+	})
 }
 
 func TestDevices(t *testing.T) {

@@ -584,8 +584,9 @@ func oxcclGraphInstantiate(exec *C.oxcclGraphExec_t, graph C.oxcclGraph_t) error
 	return failed(C.oxgo_oxcclGraphInstantiate(exec, graph))
 }
 
-// Puts another graph's parameters into an executable graph; both need the same nodes. Launches that
-// are under way keep theirs. Blocks: never.
+// Puts another graph's parameters into an executable graph: both need the same calls in the same order, on the
+// same communicators; buffers, counts and roots may differ. Launches that are under way keep theirs.
+// Blocks: never.
 func oxcclGraphExecUpdate(exec C.oxcclGraphExec_t, graph C.oxcclGraph_t) error {
 	return failed(C.oxgo_oxcclGraphExecUpdate(exec, graph))
 }

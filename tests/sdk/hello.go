@@ -11,7 +11,7 @@ import (
 
 func main() {
 	ctx := context.Background()
-	comm, err := oxccl.InitEnv(ctx)
+	comm, err := oxccl.InitEnv(ctx, oxccl.WithCommName("greeting"), oxccl.WithMaxCTAs(8))
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -135,9 +135,11 @@ ncclResult_t oxcclStreamEndCapture(oxcclStream_t stream, oxcclGraph_t *graph);
 // Blocks: never.
 ncclResult_t oxcclGraphInstantiate(oxcclGraphExec_t *exec, oxcclGraph_t graph);
 
-// Puts another graph's parameters into an executable graph; both need the same nodes. Launches that
-// are under way keep theirs. Blocks: never.
-ncclResult_t oxcclGraphExecUpdate(oxcclGraphExec_t exec, oxcclGraph_t graph);
+// Puts another graph's parameters into an executable graph: both need the same calls in the same order, on the
+// same communicators; buffers, counts and roots may differ. Launches that are under way keep theirs.
+// Blocks: never.
+ncclResult_t oxcclGraphExecUpdate(oxcclGraphExec_t exec,
+                                  oxcclGraph_t graph);
 
 // Runs a graph once, in the order of the stream. Blocks: never.
 ncclResult_t oxcclGraphLaunch(oxcclGraphExec_t exec, oxcclStream_t stream);

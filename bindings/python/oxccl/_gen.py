@@ -851,8 +851,9 @@ PROTOTYPES = {
     "oxcclGraphInstantiate": (c_int, (POINTER(c_void_p), c_void_p,)),
     # oxcclGraphExecUpdate(exec, graph)
     #
-    # Puts another graph's parameters into an executable graph; both need the same nodes. Launches that
-    # are under way keep theirs. Blocks: never.
+    # Puts another graph's parameters into an executable graph: both need the same calls in the same order, on the
+    # same communicators; buffers, counts and roots may differ. Launches that are under way keep theirs.
+    # Blocks: never.
     "oxcclGraphExecUpdate": (c_int, (c_void_p, c_void_p,)),
     # oxcclGraphLaunch(exec, stream)
     #

@@ -94,8 +94,9 @@ pub unsafe extern "C" fn oxcclGraphInstantiate(
     })
 }
 
-/// Puts another graph's parameters into an executable graph; both need the same nodes. Launches that
-/// are under way keep theirs. Blocks: never.
+/// Puts another graph's parameters into an executable graph: both need the same calls in the same order, on the
+/// same communicators; buffers, counts and roots may differ. Launches that are under way keep theirs.
+/// Blocks: never.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -113,10 +114,7 @@ pub unsafe extern "C" fn oxcclGraphExecUpdate(
             On::Cuda((exec, graph)) => return Executable::update(exec, graph),
         };
         let mut current = exec.lock().unwrap_or_else(|e| e.into_inner());
-        if !current.same_shape(&graph) {
-            let got = format!("a graph of {} nodes", graph.node_count());
-            let expected =
-                format!("the {} nodes of the executable, of the same kinds", current.node_count());
+        if let Some((got, expected)) = current.difference(&graph) {
             return Err(Error::argument(FUNCTION, "graph", got, expected));
         }
         *current = graph;

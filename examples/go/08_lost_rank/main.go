@@ -39,7 +39,7 @@ func main() {
 	if !right {
 		log.Fatal(err)
 	}
-	rest := Must(comm.Shrink(ctx, failure.Peer))
+	rest := Must(comm.Shrink(ctx, []int{failure.Peer}))
 	defer rest.Close()
 	Check(comm.Abort())
 	right = Must(count(rest)) == size-1

@@ -1,7 +1,7 @@
 //! The Go module: its own tests on goroutines and processes, with the race detector, loaded at run time,
 //! and as a dependency of another module.
 
-use crate::{ROOT, folder, have, on_four_ranks, prefix, succeed};
+use crate::{ROOT, expect_options, folder, have, on_four_ranks, prefix, succeed};
 use oxccl_tests::missing;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -75,6 +75,8 @@ fn another_module_uses_it() {
     std::fs::copy(Path::new(ROOT).join("tests/sdk/hello.go"), folder.join("main.go"))
         .expect("a copy");
     succeed(&mut go(&folder, &["build", "-o", "hello", "."]));
-    let text = succeed(&mut on_four_ranks(prefix(), &folder.join("hello")));
+    let mut ranks = on_four_ranks(prefix(), &folder.join("hello"));
+    let text = succeed(ranks.env("NCCL_DEBUG", "INFO"));
     assert_eq!(text.matches("of 4: all right").count(), 4, "{text}");
+    expect_options(&text);
 }

@@ -1,6 +1,6 @@
 //! The Julia package: its own tests on tasks and processes, and in another project.
 
-use crate::{ROOT, folder, have, prefix, succeed};
+use crate::{ROOT, expect_options, folder, have, prefix, succeed};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -39,8 +39,9 @@ fn another_project_uses_it() {
         return;
     }
     let hello = Path::new(ROOT).join("tests/sdk/hello.jl");
-    let text = succeed(on_four_julias("julia-user").arg(hello));
+    let text = succeed(on_four_julias("julia-user").arg(hello).env("NCCL_DEBUG", "INFO"));
     assert_eq!(text.matches("of 4: all right").count(), 4, "{text}");
+    expect_options(&text);
 }
 
 /// Julia on 4 ranks, in an empty project that has the package; a file is to follow.

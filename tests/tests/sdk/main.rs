@@ -113,6 +113,12 @@ fn folder_file() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("sdk-{}-{number}.log", std::process::id()))
 }
 
+/// What the logs of 4 ranks of `hello.go`, `.jl` and `.py` say of the options that those ask for.
+fn expect_options(log: &str) {
+    let line = "communicator greeting: option maxCTAs = 8 has no effect";
+    assert_eq!(log.matches(line).count(), 4, "{log}");
+}
+
 /// A program on 4 ranks, started by the installed command.
 fn on_four_ranks(prefix: &Path, program: &Path) -> Command {
     let mut command = Command::new(prefix.join("bin/oxccl"));

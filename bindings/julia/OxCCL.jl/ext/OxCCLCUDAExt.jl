@@ -7,6 +7,7 @@ using OxCCL, CUDA
 OxCCL.address(x::CuArray) = reinterpret(Ptr{Cvoid}, pointer(x))
 
 function OxCCL.run(call, c::OxCCL.Comm, ::Nothing, first::CuArray, more...)
+    OxCCL.may_wait()
     stream = CUDA.stream()
     GC.@preserve first more stream begin
         handle = reinterpret(Ptr{Cvoid}, Base.unsafe_convert(CUDA.CUstream, stream))

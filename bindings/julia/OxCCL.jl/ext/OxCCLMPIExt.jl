@@ -4,7 +4,7 @@ module OxCCLMPIExt
 using OxCCL, MPI
 
 # All ranks call; they keep their numbers.
-OxCCL.Comm(comm::MPI.Comm) =
-    OxCCL.Comm(value -> MPI.bcast(value, 0, comm), MPI.Comm_size(comm), MPI.Comm_rank(comm))
+OxCCL.Comm(comm::MPI.Comm; options...) =
+    OxCCL.Comm(value -> MPI.bcast(value, 0, comm), MPI.Comm_size(comm), MPI.Comm_rank(comm); options...)
 
 end

@@ -341,7 +341,8 @@ end
 """
     group(f)
 
-Launches together what `f` calls with `stream = …`: sends and receives then need no order. `f` must not wait.
+Launches together what `f` calls with `stream = …`: sends and receives then need no order. Calls without a stream
+fail in it, as nothing is complete before its end; and `f` must not wait for anything else.
 """
 group(f) = grouped(f, ncclGroupEnd)
 
@@ -357,16 +358,40 @@ function estimate(f)
     return info[].estimatedTime / 1e6
 end
 
+# How many groups are open, and on which threads.
+const GROUPS = Threads.Atomic{Int}(0)
+const GROUPED = Dict{Int,Int}()
+const GROUPED_LOCK = ReentrantLock()
+
+function count_group!(n)
+    lock(GROUPED_LOCK) do
+        GROUPED[Threads.threadid()] = get(GROUPED, Threads.threadid(), 0) + n
+    end
+    Threads.atomic_add!(GROUPS, n)
+end
+
 # Groups belong to threads.
 grouped(f, end_) = on_thread() do
     check(ncclGroupStart())
+    count_group!(1)
     try
         f()
     catch
         end_()
         rethrow()
+    finally
+        count_group!(-1)
     end
     check(end_())
+end
+
+# Refuses to wait in a group, where nothing is complete before its end.
+function may_wait()
+    GROUPS[] == 0 && return nothing
+    open = lock(() -> get(GROUPED, Threads.threadid(), 0), GROUPED_LOCK)
+    open == 0 || throw(OxCCLError(
+        ncclInvalidUsage, -1, -1, "a call cannot wait in a group; name a stream, by stream = …"))
+    return nothing
 end
 
 "Copies between arrays of equal length, in the order of the stream, which keeps them."
@@ -401,15 +426,18 @@ function UniqueId()
 end
 
 """
-    Comm()
-    Comm(size, id::UniqueId, rank)
-    Comm(broadcast, size, rank)
-    Comm(comm::MPI.Comm)
+    Comm(; options...)
+    Comm(size, id::UniqueId, rank; options...)
+    Comm(broadcast, size, rank; options...)
+    Comm(comm::MPI.Comm; options...)
 
 This rank's part of a communicator: of all processes that oxccl run, mpirun, srun or torchrun started, of
 `size` ranks that have the same id, of those among which `broadcast(value)` gives everyone rank 0's value,
 or, where MPI.jl is loaded (Julia 1.9 or newer), of MPI's ranks. Waits until all have come. `rank` and
 `size` are its fields.
+
+Options are the fields of `ncclConfig_t`, such as `commName = "weights"` or `maxCTAs = 8`; `OxCCL.OPTIONS` has
+their names. What nobody asks for is as NCCL has it, whatever communicator one is made of.
 
 End it by `close`, which waits for the other ranks, or by [`abort`](@ref): the garbage collector does not,
 since ending a communicator is communication.
@@ -421,11 +449,11 @@ mutable struct Comm
     size::Int
 end
 
-Comm() = create((place, config) -> oxcclCommInitEnv(place, config))
-Comm(size::Integer, id::UniqueId, rank::Integer) =
-    create((place, config) -> ncclCommInitRankConfig(place, size, id.raw, rank, config))
+Comm(; options...) = create((place, config) -> oxcclCommInitEnv(place, config), options)
+Comm(size::Integer, id::UniqueId, rank::Integer; options...) =
+    create((place, config) -> ncclCommInitRankConfig(place, size, id.raw, rank, config), options)
 
-function Comm(broadcast::Function, size::Integer, rank::Integer)
+function Comm(broadcast::Function, size::Integer, rank::Integer; options...)
     made = nothing
     if rank == 0
         # The others shall not wait for an id that there is none of.
@@ -437,14 +465,24 @@ function Comm(broadcast::Function, size::Integer, rank::Integer)
     end
     id = broadcast(made)
     id isa UniqueId || throw(id)
-    return Comm(size, id, rank)
+    return Comm(size, id, rank; options...)
 end
 
-"A configuration in which nothing waits, and everything else is left to the library."
-function configuration()
-    undefined = typemin(Cint)
-    rest = (T === Cstring ? Cstring(C_NULL) : undefined for T in fieldtypes(ncclConfig_t)[5:end])
-    return ncclConfig_t(sizeof(ncclConfig_t), NCCL_API_MAGIC, NCCL_VERSION_CODE, 0, rest...)
+# The fields of ncclConfig_t that are the user's; whether calls wait is decided here.
+const OPTIONS = fieldnames(ncclConfig_t)[5:end]
+
+# A configuration in which nothing waits, with some options; what is not among them is left to the library. The
+# texts must live until it has been read.
+function configuration(options)
+    for name in keys(options)
+        name in OPTIONS || throw(ArgumentError(
+            "$name is no option of a communicator; expected one of $(join(OPTIONS, ", "))"))
+    end
+    field(name, ::Type{Cstring}) =
+        haskey(options, name) ? Base.unsafe_convert(Cstring, options[name]) : Cstring(C_NULL)
+    field(name, ::Type{Cint}) = Cint(get(options, name, typemin(Cint)))
+    fields = (field(name, fieldtype(ncclConfig_t, name)) for name in OPTIONS)
+    return ncclConfig_t(sizeof(ncclConfig_t), NCCL_API_MAGIC, NCCL_VERSION_CODE, 0, fields...)
 end
 
 # Waits until nothing is under way on the communicator itself.
@@ -458,10 +496,12 @@ function rest(handle)
     end
 end
 
-function create(begin_)
+function create(begin_, options)
+    options = Dict{Symbol,Any}(name => value isa AbstractString ? String(value) : value for (name, value) in options)
+    config = Ref(configuration(options))
     # In C's memory: in a group the library would write to it at the end.
     place = Ptr{Ptr{Cvoid}}(Libc.calloc(1, sizeof(Ptr{Cvoid})))
-    code = begin_(place, Ref(configuration()))
+    code = GC.@preserve options begin_(place, config)
     handle = unsafe_load(place)
     code == Cint(ncclSuccess) && handle == C_NULL && throw(OxCCLError(
         ncclInvalidUsage, -1, -1, "a communicator cannot be made in a group"))
@@ -481,17 +521,17 @@ function create(begin_)
 end
 
 "Communicators of the ranks with equal color, ordered by key; nothing for the color `NCCL_SPLIT_NOCOLOR`."
-function split(c::Comm, color::Integer, key::Integer)
-    part = create((place, config) -> ncclCommSplit(c.handle, color, key, place, config))
+function split(c::Comm, color::Integer, key::Integer; options...)
+    part = create((place, config) -> ncclCommSplit(c.handle, color, key, place, config), options)
     # The others still need a rank without a part.
     part === nothing && rest(c.handle)
     return part
 end
 
 "A communicator without some ranks, which need not be alive; all others call. It ends `c`'s operations."
-function shrink(c::Comm, exclude)
+function shrink(c::Comm, exclude; options...)
     list = collect(Cint, exclude)
-    return create() do place, config
+    return create(options) do place, config
         ncclCommShrink(c.handle, list, length(list), place, config, NCCL_SHRINK_ABORT)
     end
 end
@@ -504,19 +544,19 @@ function grow_id(c::Comm)
 end
 
 """
-    grow(c, size)
-    grow(c, size, id)
-    grow(size, id, rank)
+    grow(c, size; options...)
+    grow(c, size, id; options...)
+    grow(size, id, rank; options...)
 
 A communicator of `size` ranks. All ranks of `c` call, and keep their numbers; the one that called
 [`grow_id`](@ref) passes the id. Those that join call with the id and their rank. Waits until all have come.
 """
-grow(c::Comm, size::Integer) =
-    create((place, config) -> ncclCommGrow(c.handle, size, C_NULL, -1, place, config))
-grow(c::Comm, size::Integer, id::UniqueId) =
-    create((place, config) -> ncclCommGrow(c.handle, size, Ref(id.raw), -1, place, config))
-grow(size::Integer, id::UniqueId, rank::Integer) =
-    create((place, config) -> ncclCommGrow(C_NULL, size, Ref(id.raw), rank, place, config))
+grow(c::Comm, size::Integer; options...) =
+    create((place, config) -> ncclCommGrow(c.handle, size, C_NULL, -1, place, config), options)
+grow(c::Comm, size::Integer, id::UniqueId; options...) =
+    create((place, config) -> ncclCommGrow(c.handle, size, Ref(id.raw), -1, place, config), options)
+grow(size::Integer, id::UniqueId, rank::Integer; options...) =
+    create((place, config) -> ncclCommGrow(C_NULL, size, Ref(id.raw), rank, place, config), options)
 
 "Ends the operations of a communicator, which can then only be split, shrunk, closed or aborted. Blocks a second at most."
 revoke(c::Comm) = check(ncclCommRevoke(c.handle, NCCL_REVOKE_DEFAULT))
@@ -614,6 +654,7 @@ Base.close(r::Registration) = check(ncclCommDeregister(r.comm.handle, r.handle))
 
 # Begins a call on arrays; waits for it where no stream was named.
 @inline function run(call, c::Comm, ::Nothing, arrays...)
+    may_wait()
     check(GC.@preserve arrays call(c.stream.handle))
     keep!(c.stream, arrays...)
     return synchronize(c.stream)

@@ -906,8 +906,9 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 @inline oxcclGraphInstantiate(exec, graph) =
     ccall(@inbounds(ADDRESSES[79]), Cint, (Ptr{Ptr{Cvoid}}, Ptr{Cvoid},), exec, graph)
 
-# Puts another graph's parameters into an executable graph; both need the same nodes. Launches that
-# are under way keep theirs. Blocks: never.
+# Puts another graph's parameters into an executable graph: both need the same calls in the same order, on the
+# same communicators; buffers, counts and roots may differ. Launches that are under way keep theirs.
+# Blocks: never.
 @inline oxcclGraphExecUpdate(exec, graph) =
     ccall(@inbounds(ADDRESSES[80]), Cint, (Ptr{Cvoid}, Ptr{Cvoid},), exec, graph)
 

@@ -218,6 +218,21 @@ end
     @test OxCCL.log_level!(2) === nothing
 end
 
+@testset "options" begin
+    on_ranks() do c
+        without = OxCCL.split(c, 0, 0, numRmaCtx = 0, commName = SubString("quietly", 1, 5))
+        expect_error(() -> signal(0, 0, without), ncclInvalidArgument, "numRmaCtx")
+        close(without)
+        expect_error(() -> OxCCL.split(c, 0, 0, minCTAs = 0), ncclInvalidArgument, "minCTAs")
+        for (wrong, value) in ((:blocking, 1), (:size, 0), (:frobnicate, 0))
+            @test_throws ArgumentError OxCCL.split(c, 0, 0; wrong => value)
+        end
+        @test_throws ArgumentError OxCCL.split(c, 0, 0, commName = "a\0b")
+        @test_throws InexactError OxCCL.split(c, 0, 0, maxCTAs = 1 << 40)
+        close(c)
+    end
+end
+
 @testset "windows" begin
     on_ranks() do c
         x = zeros(Int64, RANKS)
@@ -257,6 +272,8 @@ end
         expect_error(() -> Gatherv!(x, nothing, c.rank, c), ncclInvalidArgument, "the root needs a VBuffer")
         expect_error(() -> Reduce_scatterv!(x, x, [1, 1, 0, 0], +, c), ncclInvalidArgument, "send has 3 elements; expected 2")
         expect_error(() -> group(() -> Comm(1, UniqueId(), 0)), ncclInvalidUsage, "cannot be made in a group")
+        # The data would not be there yet.
+        expect_error(() -> group(() -> group(() -> Allreduce!(x, +, c))), ncclInvalidUsage, "cannot wait in a group")
         @test_throws MethodError Allreduce!(ComplexF64[1], +, c)
         @test_throws MethodError Allreduce!(x, zeros(Float32, 3), +, c)
         # Rank 0 waits for a message that nobody sends, until another task aborts.

@@ -119,15 +119,21 @@ pub struct Graph {
 }
 
 impl Graph {
-    /// Number of nodes.
-    pub fn node_count(&self) -> usize {
-        self.nodes.len()
-    }
-
-    /// Whether another graph has the same nodes and dependencies, so that only parameters differ.
-    pub fn same_shape(&self, other: &Graph) -> bool {
-        let same = |(a, b): (&Node, &Node)| a.after == b.after && a.work.same_kind(&b.work);
-        self.nodes.len() == other.nodes.len() && self.nodes.iter().zip(&other.nodes).all(same)
+    /// Why another graph cannot take the place of this one: what it has, and what this one has.
+    pub fn difference(&self, other: &Graph) -> Option<(String, String)> {
+        let (got, expected) = (other.nodes.len(), self.nodes.len());
+        if got != expected {
+            let nodes = |n| format!("a graph of {n} nodes");
+            return Some((nodes(got), nodes(expected)));
+        }
+        self.nodes.iter().zip(&other.nodes).enumerate().find_map(|(i, (old, new))| {
+            let (got, expected) = if new.after == old.after {
+                new.work.difference(&old.work)?
+            } else {
+                (format!("after the nodes {:?}", new.after), format!("after {:?}", old.after))
+            };
+            Some((format!("a graph whose node {i} is {got}"), format!("{expected}, as before")))
+        })
     }
 }
 

@@ -83,9 +83,36 @@ impl Work {
         }
     }
 
-    /// Whether two pieces of work differ in their parameters only.
-    pub fn same_kind(&self, other: &Work) -> bool {
-        std::mem::discriminant(self) == std::mem::discriminant(other)
+    /// Its name, type and operation: what stays when buffers, counts and roots change.
+    fn kind(&self) -> String {
+        match self {
+            Work::Collective(_, _, call) => {
+                let mut kind = format!("{} of {}", call.spec.collective.name(), call.dtype.name());
+                if call.spec.collective.reduces() {
+                    kind = format!("{kind}, {}", call.op.name());
+                }
+                kind
+            }
+            Work::Exchange(_, transfers) => transfers.operation.to_owned(),
+            Work::OneSided(_, operation) => operation.name().to_owned(),
+            Work::Copy(..) => "a copy".to_owned(),
+            Work::Set(..) => "a memset".to_owned(),
+            Work::Record(..) => "a record of an event".to_owned(),
+            Work::Wait(..) => "a wait for an event".to_owned(),
+            Work::Function(_) => "a host function".to_owned(),
+            Work::Graph(_) => "a graph".to_owned(),
+        }
+    }
+
+    /// What makes this more than other parameters of the work `of` a graph, and what that is.
+    pub fn difference(&self, of: &Work) -> Option<(String, String)> {
+        let (got, expected) = (self.kind(), of.kind());
+        if got != expected {
+            return Some((got, expected));
+        }
+        let same = self.endpoint().map(Arc::as_ptr) == of.endpoint().map(Arc::as_ptr);
+        let of_another = || (format!("{got} of another communicator"), expected);
+        (!same).then(of_another)
     }
 }
 

@@ -34,6 +34,33 @@ pub(super) fn types(model: &Model) -> String {
     out
 }
 
+/// `options_gen.go`: a function for each field of ncclConfig_t that is the user's. Whether creation waits
+/// is the binding's.
+pub(super) fn options(model: &Model) -> String {
+    let mut out =
+        format!("// {NOTE}\n\npackage oxccl\n\n// #include \"shim_gen.h\"\nimport \"C\"\n");
+    let Some(Kind::Alias(Type::Named(structure))) = model.find("ncclConfig_t") else { return out };
+    let Some(Kind::Struct(fields)) = model.find(structure) else { return out };
+    for field in fields {
+        let Declaration { name, doc, what } = field;
+        if ["size", "magic", "version", "blocking"].contains(&name.as_str()) {
+            continue;
+        }
+        let with = format!("With{}{}", name[..1].to_uppercase(), &name[1..]);
+        let (ty, body) = match what {
+            Type::Pointer(..) => {
+                ("string", format!("c.text(\"{name}\", &c.raw.{name}, value)"))
+            }
+            _ => ("int32", format!("c.raw.{name} = C.int(value)")),
+        };
+        out += &format!(
+            "\n{}func {with}(value {ty}) Option {{\n\treturn func(c *config) {{ {body} }}\n}}\n",
+            about(&with, doc),
+        );
+    }
+    out
+}
+
 /// `shim_gen.h`.
 pub(super) fn shim(model: &Model) -> String {
     let mut out = format!(

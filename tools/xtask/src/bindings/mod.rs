@@ -34,6 +34,7 @@ fn files(root: &Path) -> Result<Vec<(&'static str, String)>, Error> {
     let mut files = vec![
         ("bindings/go/types_gen.go", go::types(&model)),
         ("bindings/go/raw_gen.go", go::raw(&model)),
+        ("bindings/go/options_gen.go", go::options(&model)),
         ("bindings/go/shim_gen.h", go::shim(&model)),
         ("bindings/julia/OxCCL.jl/src/raw_gen.jl", julia::raw(&model)),
         ("bindings/python/oxccl/_gen.py", python::raw(&model)),
