@@ -10,8 +10,11 @@ package's files, else the system's liboxccl.so.2.
 
 import ctypes
 import os
+import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +24,9 @@ from ._arrays import NO_PARTS, Parts, place
 from ._gen import ncclRedOp_t, ncclResult_t
 
 __all__ = [
-    "Comm", "Error", "Event", "Graph", "Group", "MultipliedSum", "Registration", "Stream", "UniqueId",
-    "Window", "capture", "empty", "version", "SUM", "PROD", "MAX", "MIN", "AVG", "NO_COLOR",
+    "Comm", "Error", "Event", "Graph", "Group", "MultipliedSum", "OPTIONS", "Registration", "Stream", "UniqueId",
+    "Window", "capture", "device_count", "empty", "estimate", "on_device", "set_log_level", "version",
+    "SUM", "PROD", "MAX", "MIN", "AVG", "NO_COLOR",
 ]
 
 SUM, PROD, MAX, MIN, AVG = (ncclRedOp_t(i) for i in range(ncclRedOp_t.ncclNumOps))
@@ -56,11 +60,15 @@ def _last_error(fill):
     return Error(info.code, info.text.decode(errors="replace"), info.rank, info.peer)
 
 
+# Enumerators of Python take longer to look at than a call takes.
+_SUCCESS, _IN_PROGRESS = int(ncclResult_t.ncclSuccess), int(ncclResult_t.ncclInProgress)
+
+
 def _check(code):
     """Raises what a call failed with; tells whether it is complete."""
-    if code == ncclResult_t.ncclSuccess:
+    if code == _SUCCESS:
         return True
-    if code == ncclResult_t.ncclInProgress:
+    if code == _IN_PROGRESS:
         return False
     raise _last_error(_c.oxcclLastError)
 
@@ -73,6 +81,53 @@ def version():
     return nccl.value, oxccl.value
 
 
+def set_log_level(level):
+    """Sets what is logged: 0 nothing, 1 the version, 2 warnings, 3 information, 5 everything."""
+    _check(_c.oxcclSetLog(level, _gen.oxcclLogFn_t(), None))
+
+
+_HOST = int(_gen.oxcclDeviceKind_t.oxcclDeviceHost)
+
+
+def _device():
+    kind, index = ctypes.c_int(), ctypes.c_int()
+    _check(_c.oxcclDeviceGet(ctypes.byref(kind), ctypes.byref(index)))
+    return kind.value, index.value
+
+
+def _on_host(make):
+    """Has something made on the host, whose memory arrays are, also where there are GPUs."""
+    if _device()[0] == _HOST:
+        return make()
+
+    def chosen():
+        _check(_c.oxcclDeviceSet(_HOST, 0))
+        return make()
+
+    # In a thread of its own: devices belong to threads, and this one's GPU is that of others, as of PyTorch.
+    with ThreadPoolExecutor(1) as other:
+        return other.submit(chosen).result()
+
+
+def device_count():
+    """The number of devices of the host: its processors."""
+    count = ctypes.c_int()
+    _check(_c.oxcclDeviceCount(_HOST, ctypes.byref(count)))
+    return count.value
+
+
+@contextmanager
+def on_device(index):
+    """`with on_device(1):` makes communicators, streams and arrays for a device of the host; any index will do,
+    so that a laptop can stand for a larger machine."""
+    before = _device()
+    _check(_c.oxcclDeviceSet(_HOST, index))
+    try:
+        yield
+    finally:
+        _check(_c.oxcclDeviceSet(*before))
+
+
 def empty(shape, dtype=np.float32):
     """An array, all zero, in memory that other ranks of this host read and write in place."""
     dtype, place = np.dtype(dtype), ctypes.c_void_p()
@@ -80,7 +135,7 @@ def empty(shape, dtype=np.float32):
     count = int(np.prod(shape, dtype=object))
     if count < 0:
         raise ValueError(f"shape is {shape}; expected lengths of 0 or more")
-    _check(_c.oxcclMemAlloc(ctypes.byref(place), count * dtype.itemsize))
+    _on_host(lambda: _check(_c.oxcclMemAlloc(ctypes.byref(place), count * dtype.itemsize)))
     memory = (ctypes.c_char * (count * dtype.itemsize)).from_address(place.value or 0)
     # Arrays and views of it keep `memory`.
     weakref.finalize(memory, _c.oxcclMemFree, place).atexit = False
@@ -142,7 +197,7 @@ class Stream(_Owner):
             _end_stream(*_busy.pop(0))
         # Always the same list, which outlives the stream.
         self._kept = kept = []
-        super().__init__(_c.oxcclStreamCreate, lambda handle: _end_stream(handle, kept))
+        _on_host(lambda: super(Stream, self).__init__(_c.oxcclStreamCreate, lambda handle: _end_stream(handle, kept)))
 
     def synchronize(self, timeout=None):
         """Waits until everything is done, at most so many seconds; tells whether it is, and raises what
@@ -164,6 +219,20 @@ class Stream(_Owner):
         """Whether everything is done."""
         return _check(_c.oxcclStreamQuery(self._handle))
 
+    def copy(self, to, source):
+        """Copies an array to another of the same type and length, in the order of the stream."""
+        s = place("source", source)
+        t = place("to", to, s, True)
+        t.length("to", s.count)
+        _check(_c.oxcclMemcpyAsync(t.address, s.address, s.bytes, self._handle))
+        self._kept += to, source
+
+    def clear(self, array):
+        """Makes all elements zero, in the order of the stream."""
+        at = place("array", array, writable=True)
+        _check(_c.oxcclMemsetAsync(at.address, 0, at.bytes, self._handle))
+        self._kept.append(array)
+
     def wait(self, event):
         """Makes what the stream does from now on wait for an event."""
         _check(_c.oxcclStreamWaitEvent(self._handle, event._handle))
@@ -179,42 +248,99 @@ class Graph(_Owner):
             lambda handle: _c.oxcclGraphDestroy(None, handle),
         )
 
+    def update(self, stream, function):
+        """Puts what a function calls on the stream in the place of what the graph does: the same calls in the
+        same order, in which arrays, lengths and roots may differ. Launches under way keep theirs."""
+
+        def use(captured, kept):
+            _check(_c.oxcclGraphExecUpdate(self._handle, captured))
+            # What is under way still needs the old ones.
+            stream._kept.append(self._kept)
+            self._kept = kept
+
+        _captured(stream, function, use)
+
     def launch(self, stream):
         """Does it once, in the order of the stream."""
         _check(_c.oxcclGraphLaunch(self._handle, stream._handle))
-        stream._kept.append(self)
+        stream._kept.append((self, self._kept))
+
+
+def _captured(stream, function, use):
+    """Captures what a function calls; what is made of the graph, and the arrays of the calls."""
+    _check(_c.oxcclStreamBeginCapture(stream._handle, _gen.oxcclCaptureMode_t.oxcclCaptureRelaxed))
+    before, graph = len(stream._kept), ctypes.c_void_p()
+
+    def end():
+        kept = stream._kept[before:]
+        del stream._kept[before:]
+        return kept, _c.oxcclStreamEndCapture(stream._handle, ctypes.byref(graph))
+
+    try:
+        function()
+    except BaseException:
+        end()
+        _c.oxcclGraphDestroy(graph, None)
+        raise
+    kept, code = end()
+    _check(code)
+    try:
+        return use(graph, kept)
+    finally:
+        _c.oxcclGraphDestroy(graph, None)
 
 
 def capture(stream, function):
     """Puts what a function calls on the stream into a graph, instead of having it done."""
-    _check(_c.oxcclStreamBeginCapture(stream._handle, _gen.oxcclCaptureMode_t.oxcclCaptureRelaxed))
-    before = len(stream._kept)
-    captured = ctypes.c_void_p()
-    try:
-        function()
-    finally:
-        kept = stream._kept[before:]
-        del stream._kept[before:]
-        code = _c.oxcclStreamEndCapture(stream._handle, ctypes.byref(captured))
-        # Of the function, when both failed.
-        graph = Graph(captured, kept) if code == ncclResult_t.ncclSuccess else None
-        _c.oxcclGraphDestroy(captured, None)
-    _check(code)
-    return graph
+    return _captured(stream, function, Graph)
+
+
+class _Groups(threading.local):
+    open = 0
+
+
+# Of each thread.
+_groups = _Groups()
 
 
 class Group:
     """`with Group():` launches together what is called in it with a stream; sends and receives then
-    need no order."""
+    need no order. Calls without a stream fail in it, as nothing is complete before its end."""
 
     def __enter__(self):
         _check(_c.ncclGroupStart())
+        _groups.open += 1
         return self
 
     def __exit__(self, kind, *_):
-        code = _c.ncclGroupEnd()
+        _groups.open -= 1
+        code = self._end()
         if kind is None:
             _check(code)
+
+    def _end(self):
+        return _c.ncclGroupEnd()
+
+
+class _Simulation(Group):
+    def _end(self):
+        # As NCCL_SIM_INFO_INITIALIZER has it.
+        size = ctypes.sizeof(_gen.ncclSimInfo_t)
+        self.info = _gen.ncclSimInfo_t(size, 0x74685283, _gen.NCCL_VERSION_CODE, 0)
+        return _c.ncclGroupSimulateEnd(ctypes.byref(self.info))
+
+
+def estimate(function):
+    """The seconds that a group of what a function calls would take, by the library's model of the machine;
+    nothing is launched."""
+    with _Simulation() as group:
+        function()
+    return group.info.estimatedTime / 1e6
+
+
+def _not_in_group(what):
+    if _groups.open:
+        raise Error(ncclResult_t.ncclInvalidUsage, f"{what} in a Group; name a stream, and wait for that")
 
 
 class UniqueId:
@@ -233,24 +359,53 @@ class UniqueId:
         return ctypes.string_at(ctypes.byref(self._raw), ctypes.sizeof(self._raw))
 
 
+#: What a communicator can be asked for: the fields of ncclConfig_t. It is Python that decides whether calls wait.
+OPTIONS = {name: kind for name, kind in _gen.ncclConfig_t._fields_[4:]}
+
+
+def _configure(options):
+    size, magic = ctypes.sizeof(_gen.ncclConfig_t), _gen.NCCL_API_MAGIC
+    config = _gen.ncclConfig_t(size, magic, _gen.NCCL_VERSION_CODE, 1)
+    for name, kind in OPTIONS.items():
+        # As NCCL_CONFIG_INITIALIZER has it.
+        setattr(config, name, None if kind is ctypes.c_char_p else -(2**31))
+    for name, value in options.items():
+        if name not in OPTIONS:
+            raise TypeError(f"{name} is no option of a communicator; expected one of {', '.join(OPTIONS)}")
+        if isinstance(value, str):
+            value = value.encode()
+        if isinstance(value, bytes) and 0 in value:
+            raise ValueError(f"{name} is {value!r}; expected a text without zeros")
+        if isinstance(value, int) and not -(2**31) < value < 2**31:
+            raise ValueError(f"{name} is {value}; expected a number of 32 bits")
+        setattr(config, name, value)
+    return config
+
+
 class Comm:
     """This rank's part of a communicator: of all processes that oxccl run, mpirun, srun or torchrun
     started, or of `size` ranks that have the same id. Waits until all have come.
+
+    Options are OPTIONS, as commName="weights"; what nobody asks for is as NCCL has it, whatever communicator
+    one is made of. It is on the host, also where there are GPUs.
 
     End it by close(), which waits for the other ranks, or by abort(); `with` closes it, and aborts
     while an exception is on its way, so that the others are told. Collection does neither: to end a
     communicator is communication.
     """
 
-    def __init__(self, size=None, unique_id=None, rank=None):
+    def __init__(self, size=None, unique_id=None, rank=None, **options):
         if size is None:
-            self._create(lambda place: _c.oxcclCommInitEnv(place, None))
+            self._create(options, _c.oxcclCommInitEnv)
         else:
-            self._create(lambda place: _c.ncclCommInitRank(place, size, unique_id._raw, rank))
+            self._create(options, lambda place, config: _c.ncclCommInitRankConfig(
+                place, size, unique_id._raw, rank, config))
 
-    def _create(self, begin):
-        self._handle = ctypes.c_void_p()
-        _check(begin(ctypes.byref(self._handle)))
+    def _create(self, options, begin):
+        # The group's end would write to a place that is no more.
+        _not_in_group("a communicator cannot be made")
+        self._handle, config = ctypes.c_void_p(), _configure(options)
+        _on_host(lambda: _check(begin(ctypes.byref(self._handle), ctypes.byref(config))))
         if self._handle:
             rank, size = ctypes.c_int(), ctypes.c_int()
             _check(_c.ncclCommUserRank(self._handle, ctypes.byref(rank)))
@@ -259,22 +414,22 @@ class Comm:
             self._stream = Stream()
 
     @classmethod
-    def _from(cls, begin):
+    def _from(cls, options, begin):
         comm = cls.__new__(cls)
-        comm._create(begin)
+        comm._create(options, begin)
         return comm if comm._handle else None
 
-    def split(self, color, key=0):
+    def split(self, color, key=0, **options):
         """Communicators of the ranks with equal color, ordered by key; None for NO_COLOR."""
-        return Comm._from(lambda place: _c.ncclCommSplit(self._handle, color, key, place, None))
+        return Comm._from(options, lambda place, config: _c.ncclCommSplit(
+            self._handle, color, key, place, config))
 
-    def shrink(self, exclude):
+    def shrink(self, exclude, **options):
         """One without some ranks, which need not be alive; all others call. Ends this one's operations."""
         ranks = (ctypes.c_int * len(exclude))(*exclude)
         flags = _gen.NCCL_SHRINK_ABORT
-        return Comm._from(
-            lambda place: _c.ncclCommShrink(self._handle, ranks, len(exclude), place, None, flags)
-        )
+        return Comm._from(options, lambda place, config: _c.ncclCommShrink(
+            self._handle, ranks, len(exclude), place, config, flags))
 
     def growth_id(self):
         """An id for the ranks that join(); made on one rank, the root, which then grows with it."""
@@ -283,17 +438,18 @@ class Comm:
         _check(_c.ncclCommGetUniqueId(self._handle, ctypes.byref(made._raw)))
         return made
 
-    def grow(self, size, unique_id=None):
+    def grow(self, size, unique_id=None, **options):
         """One of `size` ranks, of which these keep their numbers; the root passes the growth_id()."""
         raw = None if unique_id is None else ctypes.byref(unique_id._raw)
-        rank = -1
-        return Comm._from(lambda place: _c.ncclCommGrow(self._handle, size, raw, rank, place, None))
+        return Comm._from(options, lambda place, config: _c.ncclCommGrow(
+            self._handle, size, raw, -1, place, config))
 
     @classmethod
-    def join(cls, size, unique_id, rank):
+    def join(cls, size, unique_id, rank, **options):
         """A new rank's part of a communicator that others grow to `size` ranks."""
         raw = ctypes.byref(unique_id._raw)
-        return cls._from(lambda place: _c.ncclCommGrow(None, size, raw, rank, place, None))
+        return cls._from(options, lambda place, config: _c.ncclCommGrow(
+            None, size, raw, rank, place, config))
 
     def error(self):
         """Why the communicator failed; None where it did not."""
@@ -325,6 +481,32 @@ class Comm:
         """Ends all operations; after it the communicator can only be split, shrunk, closed or aborted."""
         _check(_c.ncclCommRevoke(self._handle, _gen.NCCL_REVOKE_DEFAULT))
 
+    def suspend(self):
+        """Gives memory back to the system; until resume() it takes no operations, and none may be under way."""
+        _check(_c.ncclCommSuspend(self._handle, _gen.NCCL_SUSPEND_MEM))
+
+    def resume(self):
+        """Lets a suspended communicator take operations again."""
+        _check(_c.ncclCommResume(self._handle))
+
+    def memory(self):
+        """How many bytes of memory it takes in this process."""
+        count, total = ctypes.c_uint64(), _gen.ncclCommMemStat_t.ncclStatGpuMemTotal
+        _check(_c.ncclCommMemStats(self._handle, total, ctypes.byref(count)))
+        return count.value
+
+    def in_place(self):
+        """How many collectives so far read or wrote the other ranks' buffers where they lie."""
+        count = ctypes.c_uint64()
+        _check(_c.oxcclCommInPlace(self._handle, ctypes.byref(count)))
+        return count.value
+
+    def device(self):
+        """The index of the device that it works on."""
+        index = ctypes.c_int()
+        _check(_c.ncclCommCuDevice(self._handle, ctypes.byref(index)))
+        return index.value
+
     def multiplied_sum(self, factor):
         """An operation: a sum in which this rank's elements are first multiplied by a NumPy scalar, or a
         tensor of one element, of their type."""
@@ -340,6 +522,8 @@ class Comm:
         return Window(self, array)
 
     def _run(self, stream, call, *arrays):
+        if stream is None:
+            _not_in_group("a call cannot wait")
         on = stream or self._stream
         _check(call(on._handle))
         on._kept.extend(arrays)
@@ -349,9 +533,10 @@ class Comm:
 
     def all_reduce(self, send, recv=None, op=SUM, stream=None):
         """The reduction of all ranks' `send`, in every rank's `recv` (in `send` where there is none)."""
-        s = place("send", send)
-        r = place("recv", send if recv is None else recv, s, True)
-        r.length("recv", s.count)
+        s = r = place("send", send, writable=recv is None)
+        if recv is not None:
+            r = place("recv", recv, s, True)
+            r.length("recv", s.count)
         return self._run(stream, lambda on: _c.ncclAllReduce(
             s.address, r.address, s.count, s.kind, op, self._handle, on), send, r.array)
 

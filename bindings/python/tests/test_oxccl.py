@@ -71,6 +71,25 @@ def streams_graphs_groups(comm):
     stream.synchronize()
     same(x, np.full((2, 2), 64))
     assert end.done() and stream.done() and end.since(begin) >= 0
+    y = np.ones((2, 2), np.float32)
+    graph.update(stream, lambda: comm.all_reduce(y, stream=stream))
+    stream.copy(y, x)
+    graph.launch(stream)
+    stream.clear(x)
+    stream.synchronize()
+    same(y, np.full((2, 2), 256))
+    same(x, np.zeros((2, 2)))
+    expect_error(oxccl.Error, "node 0 is broadcast", lambda: graph.update(
+        stream, lambda: comm.broadcast(y, stream=stream)))
+    expect_error(ValueError, "to has 1", lambda: stream.copy(np.zeros(1, np.float32), x))
+    assert 0 < oxccl.estimate(lambda: comm.all_reduce(x, stream=stream)) < 1
+    expect_error(oxccl.Error, "root", lambda: oxccl.estimate(lambda: comm.broadcast(x, 4, stream)))
+    # In a group nothing is there when a call returns.
+    def grouped(call):
+        with oxccl.Group(), oxccl.Group():
+            call()
+    expect_error(oxccl.Error, "cannot wait in a Group", lambda: grouped(lambda: comm.all_reduce(x)))
+    expect_error(oxccl.Error, "cannot be made in a Group", lambda: grouped(lambda: comm.split(0)))
     one = np.zeros(1, np.float32)
     wrong = lambda: comm.all_reduce(x, one, stream=stream)
     expect_error(ValueError, "recv has 1 elements; expected 4", lambda: oxccl.capture(stream, wrong))
@@ -172,6 +191,28 @@ def made_from_others(comm):
             expect_error(oxccl.Error, "revoke", lambda: grown.all_reduce(np.ones(1)))
 
 
+def options_and_devices(comm):
+    with comm.split(0, numRmaCtx=0, commName="quiet") as without:
+        expect_error(oxccl.Error, "numRmaCtx", lambda: without.signal(0))
+        same(without.all_reduce(np.ones(1)), [RANKS])
+        assert without.memory() > 0
+        without.suspend()
+        expect_error(oxccl.Error, "suspended", lambda: without.all_reduce(np.ones(1)))
+        without.resume()
+        before = without.in_place()
+        without.all_reduce(oxccl.empty(1 << 20))
+        assert without.in_place() == before + 1
+    expect_error(oxccl.Error, "minCTAs", lambda: comm.split(0, minCTAs=0))
+    expect_error(TypeError, "blocking is no option", lambda: comm.split(0, blocking=0))
+    expect_error(ValueError, "without zeros", lambda: comm.split(0, commName="a\0b"))
+    expect_error(ValueError, "32 bits", lambda: comm.split(0, maxCTAs=1 << 40))
+    assert oxccl.device_count() >= 1
+    with oxccl.on_device(3), oxccl.Comm(1, oxccl.UniqueId(), 0) as alone:
+        assert alone.device() == 3
+    expect_error(oxccl.Error, "index", oxccl.on_device(-1).__enter__)
+    oxccl.set_log_level(2)
+
+
 def errors(comm):
     x = np.zeros(3)
     failure = expect_error(oxccl.Error, "root", lambda: comm.broadcast(x, 4))
@@ -229,6 +270,7 @@ def rank(comm):
     registered_and_windows(comm)
     streams_graphs_groups(comm)
     made_from_others(comm)
+    options_and_devices(comm)
     errors(comm)
 
 
