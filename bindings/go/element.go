@@ -76,6 +76,8 @@ func dataType[T Element]() DataType {
 type Buffer[T Element] struct {
 	data unsafe.Pointer
 	n    int
+	// Whether it is memory of a GPU.
+	far bool
 }
 
 // Alloc makes a buffer of n elements, all zero, on the current device.
@@ -85,10 +87,11 @@ func Alloc[T Element](n int) (Buffer[T], error) {
 		text := fmt.Sprintf("Alloc: n is %d; expected 0 or more, and no more than memory can hold", n)
 		return Buffer[T]{}, &Error{Code: InvalidArgument, Rank: -1, Peer: -1, Text: text}
 	}
-	if err := allocate(&data, uintptr(n)*sizeOf[T]()); err != nil {
+	kind, err := allocate(&data, uintptr(n)*sizeOf[T]())
+	if err != nil {
 		return Buffer[T]{}, err
 	}
-	return Buffer[T]{data, n}, nil
+	return Buffer[T]{data, n, kind == DeviceCuda}, nil
 }
 
 // Close frees the buffer, which no operation may be using. Parts of it must not be closed.
@@ -103,15 +106,21 @@ func (b Buffer[T]) Len() int { return b.n }
 
 // Part is elements from on, up to but without to; it belongs to the whole.
 func (b Buffer[T]) Part(from, to int) Buffer[T] {
-	part := b.Slice()[from:to]
-	return view(part)
+	part := view(unsafe.Slice((*T)(b.data), b.n)[from:to])
+	part.far = b.far
+	return part
 }
 
-// Slice is the elements themselves, where the device's memory is the host's. It is of no use after
-// Close.
-func (b Buffer[T]) Slice() []T { return unsafe.Slice((*T)(b.data), b.n) }
+// Slice is the elements themselves, where the device's memory is the host's; it panics where it is not:
+// CopyIn and CopyOut work on every device. It is of no use after Close.
+func (b Buffer[T]) Slice() []T {
+	if b.far {
+		panic("oxccl: Slice of a GPU's memory; use CopyIn and CopyOut")
+	}
+	return unsafe.Slice((*T)(b.data), b.n)
+}
 
 // view is a slice as a buffer, for as long as it is pinned.
 func view[T Element](elements []T) Buffer[T] {
-	return Buffer[T]{unsafe.Pointer(unsafe.SliceData(elements)), len(elements)}
+	return Buffer[T]{data: unsafe.Pointer(unsafe.SliceData(elements)), n: len(elements)}
 }

@@ -87,21 +87,29 @@ func DeviceCount(kind DeviceKind) (int, error) {
 	return int(count), err
 }
 
+// CurrentDevice is the device of what is made here: that of OnDevice, else a GPU where there is one, else the
+// host, unless OXCCL_DEVICE says otherwise.
+func CurrentDevice() (kind DeviceKind, index int, err error) {
+	var rawKind C.oxcclDeviceKind_t
+	var rawIndex C.int
+	err = oxcclDeviceGet(&rawKind, &rawIndex)
+	return DeviceKind(rawKind), int(rawIndex), err
+}
+
 // OnDevice calls f with another current device, for what f makes: communicators, streams, buffers.
 func OnDevice(kind DeviceKind, index int, f func() error) error {
 	// The device belongs to the thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	var oldKind C.oxcclDeviceKind_t
-	var oldIndex C.int
-	if err := oxcclDeviceGet(&oldKind, &oldIndex); err != nil {
+	oldKind, oldIndex, err := CurrentDevice()
+	if err != nil {
 		return err
 	}
 	if err := oxcclDeviceSet(kind, C.int(index)); err != nil {
 		return err
 	}
 	// It was the device before, so it can be set.
-	defer oxcclDeviceSet(DeviceKind(oldKind), oldIndex)
+	defer oxcclDeviceSet(oldKind, C.int(oldIndex))
 	return f()
 }
 

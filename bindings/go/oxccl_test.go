@@ -345,11 +345,29 @@ func TestDevices(t *testing.T) {
 	}
 	expectError(t, OnDevice(DeviceHost, -1, func() error { return nil }), InvalidArgument, "index")
 	ok(t, OnDevice(DeviceHost, 3, func() error {
+		if kind, index, err := CurrentDevice(); kind != DeviceHost || index != 3 || err != nil {
+			t.Error(kind, index, err)
+		}
 		s, err := NewStream()
 		ok(t, err)
+		x, err := Alloc[int32](3)
+		ok(t, err)
+		ok(t, CopyIn(x, []int32{1, 2, 3}, s))
+		last := make([]int32, 2)
+		ok(t, CopyOut(last, x.Part(1, 3), s))
+		expect(t, "CopyOut", last, 2, 3)
+		expectError(t, CopyIn(x, last, s), InvalidArgument, "to has 3 elements; expected 2")
+		ok(t, x.Close())
 		return s.Close()
 	}))
 	if nccl, oxccl, err := Version(); nccl != NcclVersionCode || oxccl != OxcclVersionCode || err != nil {
 		t.Error(nccl, oxccl, err)
 	}
+	// As if a GPU's.
+	defer func() {
+		if text, _ := recover().(string); !strings.Contains(text, "use CopyIn") {
+			t.Errorf("%q; expected to be told of CopyIn", text)
+		}
+	}()
+	Buffer[int32]{far: true}.Part(0, 0).Slice()
 }

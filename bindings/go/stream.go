@@ -5,15 +5,23 @@ import "C"
 
 import (
 	"errors"
+	"runtime"
 	"time"
 	"unsafe"
 )
 
-func allocate(data *unsafe.Pointer, bytes uintptr) error {
+// allocate makes memory of the current device, and tells of what kind that is.
+func allocate(data *unsafe.Pointer, bytes uintptr) (kind DeviceKind, err error) {
+	// Both calls are about one thread's device.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if kind, _, err = CurrentDevice(); err != nil {
+		return kind, err
+	}
 	var memory unsafe.Pointer
-	err := oxcclMemAlloc(&memory, C.size_t(bytes))
+	err = oxcclMemAlloc(&memory, C.size_t(bytes))
 	*data = memory
-	return err
+	return kind, err
 }
 
 // Stream is work in order. Its zero value is the device's default stream.
@@ -56,6 +64,30 @@ func Copy[T Element](to, from Buffer[T], on *Stream) error {
 	}
 	bytes := C.size_t(uintptr(to.n) * sizeOf[T]())
 	return oxcclMemcpyAsync(to.data, from.data, bytes, on.handle)
+}
+
+// CopyIn copies a slice into a buffer of equal length, of any device, behind what the stream does. It
+// blocks until that is done.
+func CopyIn[T Element](to Buffer[T], from []T, on *Stream) error {
+	return copyPinned(to, view(from), from, on)
+}
+
+// CopyOut copies a buffer of any device into a slice of equal length, behind what the stream does. It
+// blocks until that is done.
+func CopyOut[T Element](to []T, from Buffer[T], on *Stream) error {
+	return copyPinned(view(to), from, to, on)
+}
+
+func copyPinned[T Element](to, from Buffer[T], slice []T, on *Stream) error {
+	var pins runtime.Pinner
+	defer pins.Unpin()
+	if len(slice) > 0 {
+		pins.Pin(unsafe.SliceData(slice))
+	}
+	if err := Copy(to, from, on); err != nil {
+		return err
+	}
+	return on.Synchronize()
 }
 
 // Clear makes all elements of a buffer zero, in the order of the stream.

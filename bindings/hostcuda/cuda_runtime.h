@@ -2,8 +2,8 @@
  * program is compiled and run, unchanged, where there is no CUDA. SPDX: MIT OR Apache-2.0.
  *
  * What is here does what CUDA's documentation says, with these differences: a device has any number; memory
- * of a device is memory of the host; the default stream (NULL) does not wait for other streams, nor they
- * for it; cudaMemcpy and cudaMemset wait for the default stream only. What is not here does not compile.
+ * of a device is memory of the host; of the calls on the default stream (NULL) only cudaMemcpy and cudaMemset
+ * wait for other streams, and no other stream waits for it. What is not here does not compile.
  * Nothing needs to be linked but liboxccl. */
 #ifndef OXCCL_HOSTCUDA_RUNTIME_H_
 #define OXCCL_HOSTCUDA_RUNTIME_H_
@@ -94,6 +94,45 @@ __attribute__((constructor)) static void oxhost_choose(void) {
   oxhost_setenv("OXCCL_DEVICE", "host", 1);
 }
 
+/* The streams that there are, for calls that wait for all; one list for all files of a program. A place whose
+ * stream has ended is taken again, so that nobody who goes through the list misses one. */
+struct oxhost_stream {
+  cudaStream_t stream;
+  int device;
+  unsigned flags;
+};
+struct oxhost_streams {
+  struct oxhost_stream *list;
+  size_t length;
+  char locked;
+};
+__attribute__((weak)) struct oxhost_streams oxhost_streams;
+
+static inline void oxhost_lock(void) {
+  while (__atomic_test_and_set(&oxhost_streams.locked, __ATOMIC_ACQUIRE)) {
+  }
+}
+static inline void oxhost_unlock(void) { __atomic_clear(&oxhost_streams.locked, __ATOMIC_RELEASE); }
+
+/* Puts `now` into the place of the stream `old`, NULL for a free one. */
+static inline int oxhost_note(cudaStream_t old, struct oxhost_stream now) {
+  struct oxhost_streams *all = &oxhost_streams;
+  size_t i = 0;
+  oxhost_lock();
+  while (i < all->length && all->list[i].stream != old) i++;
+  if (i == all->length && !old) {
+    void *grown = realloc(all->list, (i + 1) * sizeof *all->list);
+    if (grown) {
+      all->list = (struct oxhost_stream *)grown;
+      all->length++;
+    }
+  }
+  int found = i < all->length;
+  if (found) all->list[i] = now;
+  oxhost_unlock();
+  return found;
+}
+
 static inline const char *cudaGetErrorName(cudaError_t error) {
   switch (error) {
     case cudaSuccess: return "cudaSuccess";
@@ -144,23 +183,56 @@ static inline cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cud
 static inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   return oxhost_error(oxhost_stream_wait(stream, -1));
 }
+/* Waits for the streams of the device, but for those with one of some flags. */
+static inline cudaError_t oxhost_wait(unsigned without) {
+  int device = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  for (size_t i = 0; error == cudaSuccess; i++) {
+    struct oxhost_stream one = {0, 0, 0};
+    oxhost_lock();
+    int there = i < oxhost_streams.length;
+    if (there) one = oxhost_streams.list[i];
+    oxhost_unlock();
+    if (!there) return cudaStreamSynchronize(0);
+    if (one.stream && one.device == device && !(one.flags & without)) {
+      error = cudaStreamSynchronize(one.stream);
+    }
+  }
+  return error;
+}
+static inline cudaError_t cudaDeviceSynchronize(void) { return oxhost_wait(0); }
+
 static inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes,
                                      enum cudaMemcpyKind kind) {
-  cudaError_t error = cudaMemcpyAsync(to, from, bytes, kind, 0);
+  cudaError_t error = oxhost_wait(cudaStreamNonBlocking);
+  if (error == cudaSuccess) error = cudaMemcpyAsync(to, from, bytes, kind, 0);
   return error == cudaSuccess ? cudaStreamSynchronize(0) : error;
 }
 static inline cudaError_t cudaMemset(void *to, int value, size_t bytes) {
-  cudaError_t error = cudaMemsetAsync(to, value, bytes, 0);
+  cudaError_t error = oxhost_wait(cudaStreamNonBlocking);
+  if (error == cudaSuccess) error = cudaMemsetAsync(to, value, bytes, 0);
   return error == cudaSuccess ? cudaStreamSynchronize(0) : error;
 }
 
-static inline cudaError_t cudaStreamCreate(cudaStream_t *stream) {
-  return oxhost_error(oxhost_stream_create(stream));
-}
 static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
-  return flags > cudaStreamNonBlocking ? cudaErrorInvalidValue : cudaStreamCreate(stream);
+  struct oxhost_stream made = {0, 0, flags};
+  if (!stream || flags > cudaStreamNonBlocking) return cudaErrorInvalidValue;
+  cudaError_t error = cudaGetDevice(&made.device);
+  if (error == cudaSuccess) error = oxhost_error(oxhost_stream_create(&made.stream));
+  if (error != cudaSuccess) return error;
+  if (!oxhost_note(0, made)) {
+    oxhost_stream_destroy(made.stream);
+    return cudaErrorMemoryAllocation;
+  }
+  *stream = made.stream;
+  return cudaSuccess;
+}
+static inline cudaError_t cudaStreamCreate(cudaStream_t *stream) {
+  return cudaStreamCreateWithFlags(stream, cudaStreamDefault);
 }
 static inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  struct oxhost_stream none = {0, 0, 0};
+  if (stream) oxhost_note(stream, none);
   return oxhost_error(oxhost_stream_destroy(stream));
 }
 static inline cudaError_t cudaStreamQuery(cudaStream_t stream) {

@@ -3,7 +3,7 @@ using OxCCL
 include("verdict.jl")
 
 function sum_on(device, n, id)
-    comm = Comm(n, id, device)
+    comm = on_device(() -> Comm(n, id, device), OxCCL.oxcclDeviceHost, device)
     x = [device + 1]
     Allreduce!(x, +, comm) # other tasks run meanwhile
     close(comm)

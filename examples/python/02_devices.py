@@ -10,7 +10,7 @@ unique_id = oxccl.UniqueId()
 
 
 def sum_on(device):
-    with oxccl.Comm(N, unique_id, device) as comm:
+    with oxccl.on_device(device), oxccl.Comm(N, unique_id, device) as comm:
         return int(comm.all_reduce(np.array([device + 1]))[0])
 
 

@@ -9,9 +9,27 @@ use std::time::{Duration, Instant};
 
 const MANIFEST: &str = env!("CARGO_MANIFEST_DIR");
 
+/// A folder that goes with its owner.
+pub struct Folder(PathBuf);
+
+impl std::ops::Deref for Folder {
+    type Target = Path;
+
+    fn deref(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // A test that failed may leave it.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
 /// A folder of its own with `liboxccl.so` and `liboxccl.so.2`: the library that this test was built
 /// with, from `deps`, because the copy one level up may be stale.
-pub fn library(name: &str) -> PathBuf {
+pub fn library(name: &str) -> Folder {
     let test = std::env::current_exe().expect("a path");
     let built = test.parent().expect("a folder").join("liboxccl.so");
     assert!(built.exists(), "{} is not there", built.display());
@@ -22,7 +40,7 @@ pub fn library(name: &str) -> PathBuf {
     for link in ["liboxccl.so", "liboxccl.so.2"] {
         std::os::unix::fs::symlink(&built, folder.join(link)).expect("a link");
     }
-    folder
+    Folder(folder)
 }
 
 /// A language: the compiler and its flags.
@@ -34,7 +52,7 @@ pub const CPP17: Language<'_> = ("c++", &["-x", "c++", "-std=c++17"]);
 
 /// A compiled program; its folder goes with it.
 pub struct Program {
-    folder: PathBuf,
+    folder: Folder,
 }
 
 impl Program {
@@ -76,13 +94,6 @@ impl Program {
     /// The library's file.
     pub fn library(&self) -> PathBuf {
         self.folder.join("liboxccl.so.2")
-    }
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        // A test that failed may leave it.
-        let _ = std::fs::remove_dir_all(&self.folder);
     }
 }
 

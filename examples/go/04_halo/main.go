@@ -38,8 +38,9 @@ func step(u []float64) {
 // exchange fills the cells of the neighbours; those beyond the rod's ends stay 0.
 func exchange(comm *oxccl.Comm, u []float64, edge oxccl.Buffer[float64], on *oxccl.Stream) error {
 	rank := comm.Rank()
-	host := edge.Slice()
-	host[0], host[1] = u[1], u[cells]
+	if err := oxccl.CopyIn(edge.Part(0, 2), []float64{u[1], u[cells]}, on); err != nil {
+		return err
+	}
 	// In a group, sends and receives wait for no order.
 	err := oxccl.Group(func() error {
 		for side, peer := range []int{rank - 1, rank + 1} {
@@ -58,8 +59,9 @@ func exchange(comm *oxccl.Comm, u []float64, edge oxccl.Buffer[float64], on *oxc
 	if err != nil {
 		return err
 	}
-	err = on.Synchronize()
-	u[0], u[cells+1] = host[2], host[3]
+	got := make([]float64, 2)
+	err = oxccl.CopyOut(got, edge.Part(2, 4), on)
+	u[0], u[cells+1] = got[0], got[1]
 	return err
 }
 

@@ -22,13 +22,15 @@ func main() {
 	registration := Must(oxccl.Register(comm, x)) // once, for all calls to come
 	defer registration.Close()
 	part := x.Part(rank*each, (rank+1)*each)
-	for i := range part.Slice() {
-		part.Slice()[i] = int32(rank*each + i)
+	own, whole := make([]int32, each), make([]int32, size*each)
+	for i := range own {
+		own[i] = int32(rank*each + i)
 	}
+	Check(oxccl.CopyIn(part, own, on))
 	Check(oxccl.AllGatherAsync(comm, part, x, on)) // in place: this rank's part lies where it belongs
-	Check(on.Synchronize())
+	Check(oxccl.CopyOut(whole, x, on))
 	right := true
-	for i, got := range x.Slice() {
+	for i, got := range whole {
 		right = right && got == int32(i)
 	}
 	Verdict(right, rank, size, "gathered numbers")

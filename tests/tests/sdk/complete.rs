@@ -59,7 +59,10 @@ const PYTHON: Exceptions = &[
     ("ncclCommGetAsyncError", "calls wait, and raise what failed"),
     ("ncclCommInitAll", "ranks of one process are threads, each with Comm"),
     ("ncclGetErrorString", "oxcclLastError has a better text"),
-    ("oxcclStreamHostFunc", "a captured function is called who knows how often: nobody could free it"),
+    (
+        "oxcclStreamHostFunc",
+        "a captured function is called who knows how often: nobody could free it",
+    ),
 ];
 
 /// The files of a folder that are written by hand and no tests.

@@ -1,6 +1,8 @@
 //! Debian packages, installed into an empty root by dpkg and used by a program.
 
-use crate::{ROOT, folder, have, pkg_config, run, succeed, succeed_under};
+use crate::{
+    ROOT, folder, have, libraries, on_four_ranks, pkg_config, run, succeed, succeed_under,
+};
 use std::path::Path;
 use std::process::Command;
 
@@ -31,6 +33,11 @@ fn packages_are_installed_used_and_removed() {
     let text = succeed(dpkg(&root).args(["--status", "liboxccl-dev"]));
     assert!(text.contains("Depends: liboxccl2 (= ") && text.contains("libc6 (>= 2."), "{text}");
     let usr = root.join("usr");
+    let libraries = libraries(&usr);
+    assert!(libraries.ends_with(format!("{}-linux-gnu", std::env::consts::ARCH)), "{libraries:?}");
+    for file in ["liboxccl.so.2", "liboxccl.a", "libnccl.so.2", "cmake/oxccl/oxccl-config.cmake"] {
+        assert!(libraries.join(file).exists(), "{file}");
+    }
     for file in ["bash-completion/completions/oxccl", "man/man1/oxccl.1", "man/man1/oxccl-run.1"] {
         let text = std::fs::read_to_string(usr.join("share").join(file)).expect(file);
         assert!(text.contains("oxccl"), "{file}: {text}");
@@ -42,6 +49,15 @@ fn packages_are_installed_used_and_removed() {
     let mut command = Command::new(usr.join("bin/oxccl"));
     let text = succeed_under(&usr, command.args(["run", "-n", "4"]).arg(&program));
     assert_eq!(text.matches("of 4: all right").count(), 4, "{text}");
+    if have("cmake") {
+        let build = folder.join("build");
+        let source = crate::install::cmake_project(&folder.join("cmake"));
+        let mut command = Command::new("cmake");
+        succeed_under(&usr, command.arg("-B").arg(&build).arg("-S").arg(source));
+        succeed_under(&usr, Command::new("cmake").arg("--build").arg(&build));
+        let text = succeed_under(&usr, &mut on_four_ranks(&usr, &build.join("hello")));
+        assert_eq!(text.matches("of 4: all right").count(), 4, "{text}");
+    }
     succeed(dpkg(&root).args([
         "--purge",
         "liboxccl2",

@@ -19,14 +19,16 @@ fn compile(folder: &Path, source: &str, compiler: &str, flags: &[&str]) -> PathB
 }
 
 #[test]
-fn one_thread_drives_all_devices() {
+fn one_thread_drives_all_devices_and_waits_for_their_streams() {
     if !have("cc") || !have("c++") || !have("pkg-config") {
         return;
     }
     let folder = folder("hostcuda-one");
     for (compiler, flags) in [("cc", &C[..]), ("c++", &CPP[..])] {
-        let program = compile(&folder, "one_thread.c", compiler, flags);
-        assert!(succeed(&mut Command::new(program)).contains("all right"));
+        for source in ["one_thread.c", "streams.c"] {
+            let program = compile(&folder, source, compiler, flags);
+            assert!(succeed(&mut Command::new(program)).contains("all right"));
+        }
     }
 }
 

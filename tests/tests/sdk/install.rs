@@ -67,15 +67,21 @@ fn from_a_prefix_that_was_moved() {
     }
 }
 
+/// Copies the project that finds the library by CMake into a new folder.
+pub(crate) fn cmake_project(folder: &Path) -> PathBuf {
+    std::fs::create_dir_all(folder).expect("a folder");
+    for file in ["CMakeLists.txt", "hello.c"] {
+        std::fs::copy(source(file), folder.join(file)).expect("a copy");
+    }
+    folder.to_owned()
+}
+
 #[test]
 fn by_cmake() {
     if !have("cmake") || !have("cc") || !have("readelf") {
         return;
     }
-    let folder = folder("cmake");
-    for file in ["CMakeLists.txt", "hello.c"] {
-        std::fs::copy(source(file), folder.join(file)).expect("a copy");
-    }
+    let folder = cmake_project(&folder("cmake"));
     succeed(Command::new("cmake").arg("-B").arg(folder.join("build")).arg("-S").arg(&folder));
     succeed(Command::new("cmake").arg("--build").arg(folder.join("build")));
     check_hello(prefix(), &folder.join("build/hello"));

@@ -34,6 +34,7 @@ fn prefix() -> &'static Path {
             prefix: prefix.clone(),
             profile: Some(profile.to_owned()),
             nccl_compat: true,
+            ..Default::default()
         };
         xtask::install::install(Path::new(ROOT), &options).expect("it installs");
         prefix
@@ -73,9 +74,15 @@ fn succeed_under(prefix: &Path, command: &mut Command) -> String {
     text
 }
 
+/// The folder of libraries below a prefix; in Debian's packages it has another name.
+fn libraries(prefix: &Path) -> PathBuf {
+    let debian = prefix.join(xtask::deb::libdir());
+    if debian.exists() { debian } else { prefix.join("lib") }
+}
+
 /// Runs a command, with what is installed under a prefix in its sight; its status, and what it printed.
 fn run(prefix: &Path, command: &mut Command) -> (Option<i32>, String) {
-    let lib = prefix.join("lib");
+    let lib = libraries(prefix);
     let own = command.get_envs().any(|(name, _)| name == "OXCCL_LIBRARY");
     if !own {
         command.env("OXCCL_LIBRARY", lib.join("liboxccl.so.2"));

@@ -39,7 +39,7 @@ impl Options {
 struct Package {
     name: &'static str,
     section: &'static str,
-    /// Files and folders below `usr`.
+    /// Files and folders below `usr`; see [`place`].
     contents: &'static [&'static str],
     /// Packages of ours that it needs in the same version.
     ours: &'static [&'static str],
@@ -52,7 +52,7 @@ const PACKAGES: [Package; 4] = [
     Package {
         name: "liboxccl2",
         section: "libs",
-        contents: &["lib/liboxccl.so.2"],
+        contents: &["LIB/liboxccl.so.2"],
         ours: &[],
         control: "",
         description: "collective communication with NCCL's interface: the library",
@@ -61,11 +61,11 @@ const PACKAGES: [Package; 4] = [
         name: "liboxccl-dev",
         section: "libdevel",
         contents: &[
-            "lib/liboxccl.so",
-            "lib/liboxccl.a",
-            "lib/pkgconfig/oxccl.pc",
-            "lib/pkgconfig/oxccl-hostcuda.pc",
-            "lib/cmake",
+            "LIB/liboxccl.so",
+            "LIB/liboxccl.a",
+            "LIB/pkgconfig/oxccl.pc",
+            "LIB/pkgconfig/oxccl-hostcuda.pc",
+            "LIB/cmake",
             "include/oxccl",
         ],
         ours: &["liboxccl2"],
@@ -84,9 +84,9 @@ const PACKAGES: [Package; 4] = [
         name: "oxccl-nccl-compat",
         section: "libs",
         contents: &[
-            "lib/libnccl.so",
-            "lib/libnccl.so.2",
-            "lib/pkgconfig/nccl.pc",
+            "LIB/libnccl.so",
+            "LIB/libnccl.so.2",
+            "LIB/pkgconfig/nccl.pc",
             "include/nccl.h",
             "include/nccl_device.h",
         ],
@@ -96,6 +96,16 @@ const PACKAGES: [Package; 4] = [
     },
 ];
 
+/// The folder of libraries below `usr`, which has Debian's name for this processor.
+pub fn libdir() -> String {
+    format!("lib/{}-linux-gnu", std::env::consts::ARCH)
+}
+
+/// A path of [`PACKAGES`] as it is: `LIB` stands for the folder of libraries.
+fn place(path: &str) -> String {
+    path.replace("LIB/", &format!("{}/", libdir()))
+}
+
 /// Makes the packages; their files. Needs dpkg-deb and strip.
 pub fn build(root: &Path, options: &Options) -> Result<Vec<PathBuf>, Error> {
     let work = options.output.join("work");
@@ -103,8 +113,11 @@ pub fn build(root: &Path, options: &Options) -> Result<Vec<PathBuf>, Error> {
     let _ = std::fs::remove_dir_all(&work);
     let staged = work.join("usr");
     let profile = options.profile.clone();
-    install(root, &install::Options { prefix: staged.clone(), profile, nccl_compat: true })?;
-    let stripped = ["lib/liboxccl.so.2", "lib/liboxccl.a", "bin/oxccl"].map(|f| staged.join(f));
+    let prefix = staged.clone();
+    let staging = install::Options { prefix, libdir: Some(libdir()), profile, nccl_compat: true };
+    install(root, &staging)?;
+    let stripped =
+        ["LIB/liboxccl.so.2", "LIB/liboxccl.a", "bin/oxccl"].map(|f| staged.join(place(f)));
     run(Command::new("strip").arg("--strip-debug").args(&stripped))?;
     let architecture = output(Command::new("dpkg-deb").arg("--version"))
         .and_then(|_| output(Command::new("dpkg").arg("--print-architecture")))?;
@@ -113,8 +126,8 @@ pub fn build(root: &Path, options: &Options) -> Result<Vec<PathBuf>, Error> {
     let mut files = Vec::new();
     for package in &PACKAGES {
         let folder = work.join(package.name);
-        for path in package.contents {
-            let to = folder.join("usr").join(path);
+        for path in package.contents.iter().map(|path| place(path)) {
+            let to = folder.join("usr").join(&path);
             let parent = to.parent().unwrap_or(&folder);
             std::fs::create_dir_all(parent).map_err(failed(parent))?;
             std::fs::rename(staged.join(path), &to).map_err(failed(&to))?;

@@ -27,6 +27,8 @@ pub enum Error {
 pub struct Options {
     /// Where to; made where it is not there.
     pub prefix: PathBuf,
+    /// The folder of libraries below it; None: `lib`.
+    pub libdir: Option<String>,
     /// Cargo's profile; None: release.
     pub profile: Option<String>,
     /// Also under NCCL's names.
@@ -43,6 +45,7 @@ impl Options {
                 || rest.next().copied().ok_or_else(|| format!("{argument} needs a value"));
             match argument {
                 "--prefix" => options.prefix = PathBuf::from(value()?),
+                "--libdir" => options.libdir = Some(value()?.to_owned()),
                 "--profile" => options.profile = Some(value()?.to_owned()),
                 "--nccl-compat" => options.nccl_compat = true,
                 other => return Err(format!("install: {other} is no option")),
@@ -50,6 +53,10 @@ impl Options {
         }
         if options.prefix.as_os_str().is_empty() {
             return Err("install: say where to, by --prefix DIR".to_owned());
+        }
+        let below = |part: &str| !matches!(part, "" | "." | "..");
+        if options.libdir.as_ref().is_some_and(|libdir| !libdir.split('/').all(below)) {
+            return Err("install: --libdir is below the prefix, as lib64".to_owned());
         }
         Ok(options)
     }
@@ -63,7 +70,8 @@ const HEADERS: [&str; 3] = ["nccl.h", "nccl_device.h", "oxccl.h"];
 pub fn install(root: &Path, options: &Options) -> Result<(), Error> {
     let built = build(root, options.profile.as_deref().unwrap_or("release"))?;
     let prefix = &options.prefix;
-    let lib = prefix.join("lib");
+    let libdir = options.libdir.as_deref().unwrap_or("lib");
+    let lib = prefix.join(libdir);
     copy(&built.shared, &lib.join(SONAME))?;
     link(SONAME, &lib.join("liboxccl.so"))?;
     copy(&built.archive, &lib.join("liboxccl.a"))?;
@@ -82,16 +90,16 @@ pub fn install(root: &Path, options: &Options) -> Result<(), Error> {
     let cuda = Path::new("hostcuda/cuda_runtime.h");
     copy(&root.join("bindings").join(cuda), &prefix.join("include/oxccl").join(cuda))?;
     for package in ["oxccl.pc", "oxccl-hostcuda.pc"] {
-        template(root, package, &lib.join("pkgconfig"))?;
+        template(root, package, libdir, &lib.join("pkgconfig"))?;
     }
     for file in ["oxccl-config.cmake", "oxccl-config-version.cmake"] {
-        template(root, file, &lib.join("cmake/oxccl"))?;
+        template(root, file, libdir, &lib.join("cmake/oxccl"))?;
     }
     if options.nccl_compat {
         for header in ["nccl.h", "nccl_device.h"] {
             copy(&headers.join(header), &prefix.join("include").join(header))?;
         }
-        template(root, "nccl.pc", &lib.join("pkgconfig"))?;
+        template(root, "nccl.pc", libdir, &lib.join("pkgconfig"))?;
         link("liboxccl.so", &lib.join("libnccl.so"))?;
         nccl_library(&lib)?;
     }
@@ -174,12 +182,14 @@ fn link(target: &str, link: &Path) -> Result<(), Error> {
     std::os::unix::fs::symlink(target, link).map_err(failed(link))
 }
 
-/// Fills a template of `pkgconfig/`.
-fn template(root: &Path, name: &str, folder: &Path) -> Result<(), Error> {
+/// Fills a template of `pkgconfig/`, for a folder below that of libraries.
+fn template(root: &Path, name: &str, libdir: &str, folder: &Path) -> Result<(), Error> {
     let from = root.join("pkgconfig").join(format!("{name}.in"));
     let text = std::fs::read_to_string(&from).map_err(failed(&from))?;
     let text = text.replace("@VERSION@", env!("CARGO_PKG_VERSION"));
     let text = text.replace("@NCCL_VERSION@", &nccl_version(root)?);
+    let up = libdir.split('/').map(|_| "..").collect::<Vec<_>>().join("/");
+    let text = text.replace("@LIBDIR@", libdir).replace("@UP@", &up);
     let to = folder.join(name);
     make_place(&to)?;
     std::fs::write(&to, text).map_err(failed(&to))
@@ -222,6 +232,8 @@ mod tests {
             (&["--prefix"][..], "--prefix needs a value"),
             (&["--nccl-compat"], "say where to"),
             (&["--prefix", "/a", "--frob"], "--frob is no option"),
+            (&["--prefix", "/a", "--libdir", "../lib"], "below the prefix"),
+            (&["--prefix", "/a", "--libdir", "/lib"], "below the prefix"),
         ] {
             let error = Options::parse(wrong).expect_err(complaint);
             assert!(error.contains(complaint), "{error}");

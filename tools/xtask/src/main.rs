@@ -1,11 +1,11 @@
-//! `cargo xtask codegen | tidy | abi-facts WHEEL | install --prefix DIR [--nccl-compat] [--profile NAME]
-//! | wheel --out DIR [--profile NAME] | deb --output DIR [--profile NAME]`.
+//! `cargo xtask codegen | tidy | abi-facts WHEEL | install --prefix DIR [--libdir lib]
+//! [--nccl-compat] [--profile NAME] | wheel --out DIR [--profile NAME] | deb --output DIR [--profile NAME]`.
 
 use std::path::Path;
 use std::process::ExitCode;
 
 const USAGE: &str = "usage: cargo xtask codegen | tidy | abi-facts WHEEL | install --prefix DIR \
-                     [--nccl-compat] [--profile NAME] | wheel --out DIR [--profile NAME] \
+                     [--libdir lib] [--nccl-compat] [--profile NAME] | wheel --out DIR [--profile NAME] \
                      | deb --output DIR [--profile NAME]";
 
 fn main() -> ExitCode {
@@ -45,7 +45,12 @@ fn install(root: &Path, options: &[&str]) -> Result<(), String> {
 
 fn wheel(root: &Path, out: &Path, profile: Option<String>) -> Result<(), String> {
     let prefix = out.join(".oxccl-prefix");
-    let options = xtask::install::Options { prefix: prefix.clone(), profile, nccl_compat: true };
+    let options = xtask::install::Options {
+        prefix: prefix.clone(),
+        profile,
+        nccl_compat: true,
+        ..Default::default()
+    };
     xtask::install::install(root, &options).map_err(|e| e.to_string())?;
     let wheel = xtask::wheel::wheel(root, &prefix, out).map_err(|e| e.to_string())?;
     println!("made {}", wheel.display());

@@ -48,9 +48,7 @@ pub(super) fn options(model: &Model) -> String {
         }
         let with = format!("With{}{}", name[..1].to_uppercase(), &name[1..]);
         let (ty, body) = match what {
-            Type::Pointer(..) => {
-                ("string", format!("c.text(\"{name}\", &c.raw.{name}, value)"))
-            }
+            Type::Pointer(..) => ("string", format!("c.text(\"{name}\", &c.raw.{name}, value)")),
             _ => ("int32", format!("c.raw.{name} = C.int(value)")),
         };
         out += &format!(
