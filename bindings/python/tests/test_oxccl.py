@@ -210,6 +210,15 @@ def options_and_devices(comm):
     with oxccl.on_device(3), oxccl.Comm(1, oxccl.UniqueId(), 0) as alone:
         assert alone.device() == 3
     expect_error(oxccl.Error, "index", oxccl.on_device(-1).__enter__)
+    # As if this thread had a GPU: what is made is the host's nevertheless, and the thread keeps it.
+    device, chosen = oxccl._device, threading.get_ident()
+    on_gpu = lambda: (1, 0) if threading.get_ident() == chosen else device()
+    if "OXCCL_RANK" in os.environ:
+        oxccl._device = on_gpu
+        with comm.split(0) as part:
+            same(part.all_reduce(oxccl.empty(3)), [0] * 3)
+            expect_error(oxccl.Error, "minCTAs", lambda: comm.split(0, minCTAs=0))
+        oxccl._device = device
     oxccl.set_log_level(2)
 
 

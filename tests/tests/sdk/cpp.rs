@@ -11,7 +11,7 @@ fn compile(folder: &Path, name: &str, flags: &[&str]) -> PathBuf {
     let found = succeed(Command::new("pkg-config").args(["--cflags", "--libs", "oxccl"]));
     let program = folder.join(format!("{name}{}", flags.concat().replace('/', "_")));
     let mut command = Command::new("c++");
-    command.args(WARNINGS).args(["-O1", "-g", "-pthread"]).args(flags);
+    command.args(WARNINGS).args(["-O0", "-g1", "-pthread"]).args(flags);
     command.arg(Path::new(ROOT).join("tests/sdk").join(name).with_extension("cpp"));
     succeed(command.args(found.split_whitespace()).arg("-o").arg(&program));
     program

@@ -205,7 +205,7 @@ fn as_readme_says() {
         assert!(block.lines().count() <= 3, "more than three commands: {block}");
         let there = match tools {
             ["go"] => crate::go::have_go(),
-            ["python3"] => crate::python::have_numpy(),
+            ["python3"] => crate::python::have_numpy() && have("readelf") && have("strip"),
             tools => tools.iter().all(|tool| have(tool)),
         };
         if !there {

@@ -31,6 +31,10 @@ pub fn wheel(root: &Path, prefix: &Path, out: &Path) -> Result<PathBuf, Error> {
         programs.push(from);
     }
     let (major, minor) = glibc(&programs)?;
+    // Nobody looks for lines of a wheel, and they are most of it.
+    let inside = LIBRARIES.map(|library| tree.join("oxccl").join(library));
+    let command = tree.join(format!("oxccl-{version}.data/scripts/oxccl"));
+    run(Command::new("strip").arg("--strip-debug").arg(command).args(inside))?;
     let tag = format!("py3-none-manylinux_{major}_{minor}_{}", std::env::consts::ARCH);
     let info = tree.join(format!("oxccl-{version}.dist-info"));
     for license in ["LICENSE-APACHE", "LICENSE-MIT"] {
