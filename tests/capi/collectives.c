@@ -160,6 +160,44 @@ static void graphs_and_events(void) {
   CHECK(oxcclStreamDestroy(side));
 }
 
+enum call { SUM, SUM_OF_OTHERS, MAXIMUM, OF_LONGS, COPY, TWICE };
+
+static oxcclGraph_t captured(enum call call) {
+  oxcclGraph_t graph;
+  CHECK(oxcclStreamBeginCapture(stream, oxcclCaptureRelaxed));
+  switch (call) {
+    case SUM: CHECK(ncclAllReduce(in, out, 2, ncclInt32, ncclSum, comm, stream)); break;
+    case SUM_OF_OTHERS: CHECK(ncclAllReduce(out, in, 3, ncclInt32, ncclSum, comm, stream)); break;
+    case MAXIMUM: CHECK(ncclAllReduce(in, out, 2, ncclInt32, ncclMax, comm, stream)); break;
+    case OF_LONGS: CHECK(ncclAllReduce(in, out, 1, ncclInt64, ncclSum, comm, stream)); break;
+    case COPY: CHECK(oxcclMemcpyAsync(out, in, 8, stream)); break;
+    case TWICE:
+      CHECK(ncclAllReduce(in, out, 2, ncclInt32, ncclSum, comm, stream));
+      CHECK(ncclAllReduce(in, out, 2, ncclInt32, ncclSum, comm, stream));
+  }
+  CHECK(oxcclStreamEndCapture(stream, &graph));
+  return graph;
+}
+
+/* A graph takes other buffers and counts, but no other calls; what it has refused leaves it as it was. */
+static void updates_of_graphs(void) {
+  oxcclGraph_t graph = captured(SUM);
+  oxcclGraphExec_t exec;
+  CHECK(oxcclGraphInstantiate(&exec, graph));
+  CHECK(oxcclGraphDestroy(graph, NULL));
+  for (int call = SUM_OF_OTHERS; call <= TWICE; call++) {
+    ncclResult_t expected = call == SUM_OF_OTHERS ? ncclSuccess : ncclInvalidArgument;
+    graph = captured((enum call)call);
+    EXPECT(oxcclGraphExecUpdate(exec, graph) == expected);
+    CHECK(oxcclGraphDestroy(graph, NULL));
+  }
+  for (int i = 0; i < 3; i++) out[i] = value(rank, i);
+  CHECK(oxcclGraphLaunch(exec, stream));
+  wait_all();
+  for (int i = 0; i < 3; i++) expect(in[i], sum(i), "updated graph", i);
+  CHECK(oxcclGraphDestroy(NULL, exec));
+}
+
 static int called;
 static void host_function(void *argument) { called = *(int *)argument; }
 
@@ -200,6 +238,7 @@ static void run(ncclUniqueId id) {
     copies();
     point_to_point();
     graphs_and_events();
+  updates_of_graphs();
     streams();
     if (mapped) {
       CHECK(ncclMemFree(in));
