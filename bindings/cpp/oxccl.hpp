@@ -457,6 +457,12 @@ class group {
 
 // ---- Communicators ----
 
+// Bounds how long communicators that this thread begins to make from now on wait for ranks that do not come; a
+// negative time: as OXCCL_INIT_TIMEOUT says.
+inline result<void> set_init_timeout(std::chrono::nanoseconds time) {
+  return detail::check(oxcclSetInitTimeout(std::max<std::int64_t>(-1, time.count())));
+}
+
 // What to ask of a new communicator: set fields of ncclConfig_t.
 struct config : ncclConfig_t {
   config() : ncclConfig_t(NCCL_CONFIG_INITIALIZER) {}

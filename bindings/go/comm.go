@@ -11,6 +11,7 @@ import "C"
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -57,7 +58,30 @@ type config struct {
 	// An allocation of its own, which C may see.
 	raw   *C.ncclConfig_t
 	texts []*C.char
+	// How long creation may wait; nil for what OXCCL_INIT_TIMEOUT says.
+	limit *time.Duration
 	err   error
+}
+
+// WithInitTimeout bounds how long creation waits for ranks that do not come; then it fails on all that did. A
+// negative time is OXCCL_INIT_TIMEOUT's. The shortest bound of any rank holds.
+func WithInitTimeout(limit time.Duration) Option {
+	return func(c *config) { c.limit = &limit }
+}
+
+// begin calls f, whose communicator has the time limit.
+func (c *config) begin(f func() error) error {
+	if c.limit == nil {
+		return f()
+	}
+	// The limit is the thread's.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := oxcclSetInitTimeout(C.int64_t(max(*c.limit, -1))); err != nil {
+		return err
+	}
+	defer oxcclSetInitTimeout(-1)
+	return f()
 }
 
 func configure(options []Option) *config {
@@ -166,7 +190,7 @@ func create(ctx context.Context, options []Option, begin func(*C.ncclComm_t, *C.
 	}
 	// In C's memory: the library writes the handle when the communicator is made.
 	place := (*C.ncclComm_t)(C.calloc(1, C.size_t(unsafe.Sizeof(C.ncclComm_t(nil)))))
-	switch err := begin(place, config.raw); {
+	switch err := config.begin(func() error { return begin(place, config.raw) }); {
 	case err == nil && *place == nil:
 		// In a group nothing is begun before its end, which writes to the place.
 		text := "a communicator cannot be made in a Group"

@@ -339,6 +339,22 @@ func TestOptions(t *testing.T) {
 	})
 }
 
+func TestInitTimeout(t *testing.T) {
+	if os.Getenv("OXCCL_RANK") != "" {
+		t.Skip("about a communicator of one process")
+	}
+	id, err := NewUniqueID()
+	ok(t, err)
+	_, err = Init(background, 2, id, 0, WithInitTimeout(time.Millisecond))
+	expectError(t, err, SystemError, "1 of 2 ranks did not come")
+	// Others have other bounds.
+	id, err = NewUniqueID()
+	ok(t, err)
+	alone, err := Init(background, 1, id, 0)
+	ok(t, err)
+	ok(t, alone.Close())
+}
+
 func TestDevices(t *testing.T) {
 	if n, err := DeviceCount(DeviceHost); n < 1 || err != nil {
 		t.Error(n, err)

@@ -369,6 +369,11 @@ int main() {
       }
       for (auto &thread : threads) thread.join();
     }
+    oxccl::set_init_timeout(std::chrono::milliseconds(1));
+    expect_error(ncclSystemError, "1 of 2 ranks did not come", [] {
+      oxccl::communicator::create(2, oxccl::unique_id(), 0);
+    });
+    oxccl::set_init_timeout(std::chrono::nanoseconds(-1));
     auto both = oxccl::communicator::create_all(2);
     EXPECT(both.size() == 2 && both[1].rank() == 1);
   }

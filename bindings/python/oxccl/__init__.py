@@ -386,8 +386,8 @@ class Comm:
     """This rank's part of a communicator: of all processes that oxccl run, mpirun, srun or torchrun
     started, or of `size` ranks that have the same id. Waits until all have come.
 
-    Options are OPTIONS, as commName="weights"; what nobody asks for is as NCCL has it, whatever communicator
-    one is made of. It is on the host, also where there are GPUs.
+    Options are OPTIONS, as commName="weights", and init_timeout, the seconds that the ranks wait for one that
+    does not come; what nobody asks for is as NCCL has it, whatever communicator one is made of. It is on the host, also where there are GPUs.
 
     End it by close(), which waits for the other ranks, or by abort(); `with` closes it, and aborts
     while an exception is on its way, so that the others are told. Collection does neither: to end a
@@ -404,8 +404,19 @@ class Comm:
     def _create(self, options, begin):
         # The group's end would write to a place that is no more.
         _not_in_group("a communicator cannot be made")
+        options = dict(options)
+        limit = options.pop("init_timeout", None)
         self._handle, config = ctypes.c_void_p(), _configure(options)
-        _on_host(lambda: _check(begin(ctypes.byref(self._handle), ctypes.byref(config))))
+
+        def make():
+            # Of this thread, until it is taken back.
+            _check(_c.oxcclSetInitTimeout(-1 if limit is None else int(limit * 1e9)))
+            try:
+                _check(begin(ctypes.byref(self._handle), ctypes.byref(config)))
+            finally:
+                _c.oxcclSetInitTimeout(-1)
+
+        _on_host(make)
         if self._handle:
             rank, size = ctypes.c_int(), ctypes.c_int()
             _check(_c.ncclCommUserRank(self._handle, ctypes.byref(rank)))

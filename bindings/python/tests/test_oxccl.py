@@ -262,6 +262,42 @@ def errors(comm):
     expect_error(oxccl.Error, "null", lambda: comm.all_reduce(x))
 
 
+def in_use():
+    """Descriptors, threads, and kB of memory of this process."""
+    with open("/proc/self/status") as status:
+        memory = next(int(line.split()[1]) for line in status if line.startswith("VmRSS:"))
+    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), memory
+
+
+def make_and_drop():
+    """Everything that can be made, closed or only dropped, and calls that fail."""
+    with oxccl.Comm(1, oxccl.UniqueId(), 0) as comm, comm.split(0):
+        # More than there is of addresses, if it is never given back.
+        stream, x, mark = oxccl.Stream(), oxccl.empty(1 << 28), oxccl.Event()
+        with comm.register(x), comm.window(x), comm.multiplied_sum(np.float32(2)):
+            graph = oxccl.capture(stream, lambda: comm.all_reduce(x[:9], stream=stream))
+            graph.update(stream, lambda: comm.all_reduce(x[1:9], stream=stream))
+            graph.launch(stream)
+            mark.record(stream)
+            expect_error(ValueError, "to has", lambda: oxccl.capture(stream, lambda: stream.copy(x[:1], x[:2])))
+            for _ in range(100):
+                expect_error(oxccl.Error, "root", lambda: comm.broadcast(x, -1))
+            stream.synchronize()
+
+
+def nothing_leaks():
+    for _ in range(3):
+        make_and_drop()
+    before = in_use()
+    for _ in range(100):
+        make_and_drop()
+    gc.collect()
+    after = in_use()
+    # A thread may keep the last communicator that it used.
+    allowed = [had + more for had, more in zip(before, (16, 16, 32 << 10))]
+    assert all(now <= most for now, most in zip(after, allowed)), (before, after)
+
+
 def dtypes():
     """All types that there are: NumPy has those of 8 and the second of 16 bits by another package."""
     try:
@@ -311,4 +347,6 @@ if __name__ == "__main__":
         rank(oxccl.Comm())
     else:
         on_threads()
+        expect_error(oxccl.Error, "1 of 2 ranks did not come", lambda: oxccl.Comm(2, oxccl.UniqueId(), 0, init_timeout=0.001))
+        nothing_leaks()
     print("Python is right")

@@ -437,7 +437,7 @@ or, where MPI.jl is loaded (Julia 1.9 or newer), of MPI's ranks. Waits until all
 `size` are its fields.
 
 Options are the fields of `ncclConfig_t`, such as `commName = "weights"` or `maxCTAs = 8`; `OxCCL.OPTIONS` has
-their names. What nobody asks for is as NCCL has it, whatever communicator one is made of.
+their names; and `init_timeout`, the seconds that the ranks wait for one that does not come. What nobody asks for is as NCCL has it, whatever communicator one is made of.
 
 End it by `close`, which waits for the other ranks, or by [`abort`](@ref): the garbage collector does not,
 since ending a communicator is communication.
@@ -498,10 +498,15 @@ end
 
 function create(begin_, options)
     options = Dict{Symbol,Any}(name => value isa AbstractString ? String(value) : value for (name, value) in options)
+    limit = pop!(options, :init_timeout, nothing)
     config = Ref(configuration(options))
     # In C's memory: in a group the library would write to it at the end.
     place = Ptr{Ptr{Cvoid}}(Libc.calloc(1, sizeof(Ptr{Cvoid})))
+    # The limit is the thread's, which the task does not leave meanwhile.
+    limit === nothing || check(oxcclSetInitTimeout(nanoseconds(limit)))
     code = GC.@preserve options begin_(place, config)
+    # What failed is the last error still.
+    limit === nothing || oxcclSetInitTimeout(-1)
     handle = unsafe_load(place)
     code == Cint(ncclSuccess) && handle == C_NULL && throw(OxCCLError(
         ncclInvalidUsage, -1, -1, "a communicator cannot be made in a group"))
@@ -510,7 +515,7 @@ function create(begin_, options)
     handle == C_NULL && return nothing
     state = rest(handle)
     if state != ncclSuccess
-        failure = last_error(state, info -> oxcclCommLastError(handle, info))
+        failure = last_error(Cint(state), info -> oxcclCommLastError(handle, info))
         ncclCommAbort(handle)
         throw(failure)
     end
@@ -607,8 +612,9 @@ function Base.close(c::Comm)
 end
 
 "Bounds how many seconds an operation may wait for a rank without getting anywhere; `Inf` is no bound."
-timeout!(c::Comm, seconds::Real) =
-    check(oxcclCommSetTimeout(c.handle, isfinite(seconds) ? round(Int64, 1e9 * seconds) : -1))
+timeout!(c::Comm, seconds::Real) = check(oxcclCommSetTimeout(c.handle, nanoseconds(seconds)))
+
+nanoseconds(seconds) = isfinite(seconds) ? round(Int64, 1e9 * seconds) : -1
 
 "An operation made for one communicator and type of elements; `close` ends it."
 struct PreMulSum

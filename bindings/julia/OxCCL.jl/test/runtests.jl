@@ -231,6 +231,7 @@ end
         @test_throws InexactError OxCCL.split(c, 0, 0, maxCTAs = 1 << 40)
         close(c)
     end
+    expect_error(() -> Comm(2, UniqueId(), 0, init_timeout = 0.001), OxCCL.ncclSystemError, "1 of 2 ranks did not come")
 end
 
 @testset "windows" begin
