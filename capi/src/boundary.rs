@@ -5,6 +5,7 @@ use crate::nccl::types::ncclResult_t;
 use oxccl_runtime::error::{Code, Error};
 use oxccl_runtime::fork;
 use oxccl_runtime::group::{self, Launched};
+use oxccl_runtime::log::{self, Level, Subsystem};
 use std::cell::RefCell;
 use std::ffi::{CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -80,6 +81,10 @@ fn caught<T>(body: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
 fn failed(error: Error) -> ncclResult_t {
     let code = result(error.code());
     group::note_error(&error);
+    if !fork::forked() {
+        // Of no subsystem, and so of one that is shown by default.
+        log::line(Level::Info, Subsystem::Init, &format!("a call failed: {error}"));
+    }
     remember(error);
     code
 }

@@ -193,6 +193,9 @@ static void logging(const char *folder) {
   EXPECT(ncclGetUniqueId(&id), ncclSuccess, NULL);
   EXPECT(ncclCommInitRank(&comm, 1, id, 0), ncclSuccess, NULL);
   EXPECT(ncclCommDestroy(comm), ncclSuccess, NULL);
+  /* Many a program tells of a failure no more than its code. */
+  BAD(ncclCommDestroy(comm), "destroyed");
+  CHECK(strstr(content(path), "OXCCL INFO a call failed: ncclCommDestroy"));
   CHECK(stat(path, &status) == 0 && (status.st_mode & 0777) == 0600);
   snprintf(prefix, sizeof prefix, ":%d:%d [0] OXCCL ", getpid(), getpid());
   /* The version is told at once, a name that nothing has is a warning, with the time; what was given

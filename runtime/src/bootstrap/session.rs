@@ -123,7 +123,7 @@ fn connect(meeting: &Meeting<'_>, deadline: &Deadline) -> Result<Connection> {
         let mut connection = Connection::connect(id.address, id.secret, ends, max_body, deadline)?;
         match connection.wait_open(deadline) {
             Ok(()) => return Ok(connection),
-            Err(e) if !(meeting.reused || has_fixed_address(id)) => return Err(e),
+            Err(e) if !meeting.reused => return Err(e),
             Err(e) if deadline.passed() => return Err(deadline.error(|| e)),
             Err(_) => std::thread::sleep(Duration::from_millis(5)),
         }
@@ -154,6 +154,7 @@ pub struct Session {
     rank: u32,
     nranks: u32,
     limit: Duration,
+    reused: bool,
     deadline: Deadline,
     joined: bool,
 }
@@ -161,14 +162,17 @@ pub struct Session {
 impl Session {
     /// Connects rank `rank` of `nranks`. Blocks until the rendezvous answers or time is over.
     pub fn open(meeting: &Meeting<'_>) -> Result<Self> {
-        let Meeting { id, rank, nranks, limit, cancel, .. } = *meeting;
+        let Meeting { id, rank, nranks, reused, limit, cancel } = *meeting;
         // A little longer than the rendezvous itself waits, whose answer says more.
         let deadline = Deadline::new(limit.saturating_add(ANSWER), cancel);
-        if rank == 0 && has_fixed_address(id) {
+        let fixed = has_fixed_address(id);
+        if rank == 0 && fixed {
             start_rendezvous(listen_until(id.address, &deadline)?, id.clone())?;
         }
-        let connection = connect(meeting, &deadline)?;
-        Ok(Self { connection, id: id.clone(), rank, nranks, limit, deadline, joined: false })
+        let reused = reused || fixed;
+        let connection = connect(&Meeting { reused, ..*meeting }, &deadline)?;
+        let id = id.clone();
+        Ok(Self { connection, id, rank, nranks, limit, reused, deadline, joined: false })
     }
 
     /// When initialisation has to be over.
@@ -197,14 +201,14 @@ impl Session {
         loop {
             self.connection.send(frame);
             let answer = self.connection.wait_frame(&self.deadline, "the other ranks' data");
-            // At a fixed address it may have been the rendezvous of the communicator before.
-            let again = !self.joined && has_fixed_address(&self.id);
+            // It may have been the rendezvous of the communicator before.
+            let again = !self.joined && self.reused;
             if answer.is_ok() || !again || self.deadline.passed() {
                 return answer;
             }
             let (id, cancel) = (&self.id, &Cancel::default());
-            let Self { rank, nranks, limit, .. } = *self;
-            let meeting = Meeting { id, rank, nranks, reused: true, limit, cancel };
+            let Self { rank, nranks, reused, limit, .. } = *self;
+            let meeting = Meeting { id, rank, nranks, reused, limit, cancel };
             self.connection = connect(&meeting, &self.deadline)?;
         }
     }
@@ -229,6 +233,30 @@ mod tests {
         Config::from_lookup(|name| {
             pairs.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned())
         })
+    }
+
+    /// As after a rendezvous that did not read in time, or that was the one before.
+    #[test]
+    fn who_is_dropped_before_having_joined_comes_again_where_others_meet_later() {
+        let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let id = UniqueId::new(listener.local_addr().unwrap()).unwrap();
+        let (limit, cancel) = (Duration::from_secs(60), Cancel::default());
+        let deadline = Deadline::new(limit, &cancel);
+        std::thread::scope(|scope| {
+            let hold = scope.spawn(|| {
+                let (stream, _) = listener.accept().unwrap();
+                let ends = Ends { role: Role::Rendezvous, from: 0, to: u32::MAX, comm: id.comm };
+                let server = super::super::auth::Server::new(id.secret, ends, 1).unwrap();
+                Connection::accept(stream, server, 64).unwrap().wait_open(&deadline).unwrap();
+                start_rendezvous(listener.try_clone().unwrap(), id.clone()).unwrap();
+            });
+            let meeting =
+                Meeting { id: &id, rank: 0, nranks: 1, reused: true, limit, cancel: &cancel };
+            let mut session = Session::open(&meeting).unwrap();
+            hold.join().unwrap();
+            assert_eq!(session.gather(b"here").unwrap(), [b"here".to_vec()]);
+            session.close();
+        });
     }
 
     #[test]
