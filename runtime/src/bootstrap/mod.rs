@@ -7,6 +7,7 @@ pub mod id;
 pub mod interface;
 pub mod launch;
 pub mod root;
+pub mod serve;
 pub mod session;
 pub mod wire;
 

@@ -1,15 +1,10 @@
 //! The rendezvous of a communicator: collects a blob from every rank and gives everyone all of
-//! them, as often as the ranks ask. [`Machine`] is sans-I/O; [`serve`] drives it over TCP.
+//! them, as often as the ranks ask. [`Machine`] is sans-I/O; `serve.rs` drives it over TCP.
 
-use super::auth::{Ends, Role, Server};
-use super::id::UniqueId;
-use super::wire::{Connection, Frame, MAX_UNAUTHENTICATED, wait_for};
-use crate::error::{Error, Result};
+use super::wire::Frame;
 use crate::log::{self, Level, Subsystem};
-use rustix::event::{PollFd, PollFlags};
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::net::TcpListener;
-use std::time::{Duration, Instant};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 /// Kinds of frames. A rank's first frame is `JOIN` (number of ranks, how many ms it waits for them,
 /// blob), the others `GATHER` (blob); the root answers `TABLE` (all blobs) or `FAILED` (text). `BYE` ends a rank's part: the
@@ -161,7 +156,7 @@ pub fn join(nranks: u32, limit: Duration, blob: &[u8]) -> Vec<u8> {
 }
 
 /// The parts of such a body; None when it is too short.
-fn split_join(body: &[u8]) -> Option<(u32, Duration, &[u8])> {
+pub(super) fn split_join(body: &[u8]) -> Option<(u32, Duration, &[u8])> {
     let (nranks, rest) = body.split_first_chunk()?;
     let (limit_ms, blob) = rest.split_first_chunk()?;
     let limit = Duration::from_millis(u64::from_le_bytes(*limit_ms));
@@ -178,166 +173,6 @@ pub fn split_table(body: &[u8], nranks: u32) -> Option<Vec<Vec<u8>>> {
         rest = tail;
     }
     rest.is_empty().then_some(blobs)
-}
-
-/// Notes why a connection that was no rank's yet has ended.
-fn note(error: &Error) {
-    log::line(Level::Info, Subsystem::Bootstrap, &format!("rendezvous: {error}"));
-}
-
-/// When the rendezvous began, and when the first of the ranks that came will wait no longer.
-#[derive(Default)]
-struct Patience {
-    since: Option<Instant>,
-    until: Option<Instant>,
-}
-
-impl Patience {
-    fn heard(&mut self, frame: &Frame, now: Instant) {
-        self.since.get_or_insert(now);
-        let limit = (frame.kind == JOIN).then(|| split_join(&frame.body)).flatten();
-        // What is beyond the clock's range is no bound.
-        if let Some(until) = limit.and_then(|(_, limit, _)| now.checked_add(limit)) {
-            self.until = Some(self.until.map_or(until, |earlier| earlier.min(until)));
-        }
-    }
-
-    /// How long the ranks waited for each other, once it is over.
-    fn over(&self, now: Instant) -> Option<Duration> {
-        self.until.filter(|&until| now >= until).zip(self.since).map(|(until, since)| until - since)
-    }
-
-    /// How long to wait at a time.
-    fn slice(&self, now: Instant) -> Duration {
-        let left = self.until.map(|until| until.saturating_duration_since(now));
-        left.unwrap_or(Duration::MAX).min(Duration::from_secs(1))
-    }
-}
-
-/// Runs a rendezvous until all ranks have left it, it failed, or one that came has waited as long as
-/// it wants to. Blocks; give it a thread.
-pub fn serve(listener: TcpListener, id: &UniqueId) -> Result<()> {
-    let mut machine = Machine::default();
-    let mut connections = Connections::new();
-    let (mut next, mut patience, mut over) = (0u64, Patience::default(), false);
-    listener
-        .set_nonblocking(true)
-        .map_err(|e| crate::Error::system("fcntl on the rendezvous", e, "out of memory?"))?;
-    while !over {
-        let idle = patience.since.is_none() && connections.is_empty();
-        let limit = if idle { Duration::from_secs(3600) } else { patience.slice(Instant::now()) };
-        let ready = wait_for_any(&listener, &connections, limit);
-        next = admit(&listener, id, next, &mut connections);
-        let mut actions = Vec::new();
-        let now = Instant::now();
-        connections.retain(|number, (connection, rank, finished)| {
-            // To ask all of them would cost a system call for each. Strangers' time may be over.
-            if connection.is_authenticated() && !ready.contains(number) {
-                return true;
-            }
-            loop {
-                match connection.progress(now) {
-                    Ok(Some(frame)) => {
-                        patience.heard(&frame, now);
-                        if frame.kind == JOIN {
-                            *rank = Some(connection.peer_rank());
-                        }
-                        *finished |= frame.kind == BYE;
-                        let address = connection.peer_address();
-                        actions.extend(machine.frame(connection.peer_rank(), &address, frame));
-                    }
-                    Ok(None) => return true,
-                    Err(e) => {
-                        match rank {
-                            Some(rank) => actions.extend(machine.closed(*rank, *finished)),
-                            None => note(&e),
-                        }
-                        return false;
-                    }
-                }
-            }
-        });
-        if let Some(waited) = patience.over(now) {
-            actions.extend(machine.deadline(waited));
-        }
-        for action in actions {
-            match action {
-                Action::Send(ranks, frame) => {
-                    let bytes = frame.encode();
-                    // Two of a rank that was claimed twice: both shall know.
-                    for (connection, rank, _) in connections.values_mut() {
-                        if rank.is_some_and(|rank| ranks.binary_search(&rank).is_ok()) {
-                            connection.queue(bytes.clone());
-                        }
-                    }
-                }
-                Action::Turn(rank) => {
-                    connections.retain(|_, (_, r, finished)| *r != Some(rank) || *finished);
-                }
-                Action::Finish => over = true,
-            }
-        }
-    }
-    flush(connections);
-    Ok(())
-}
-
-/// What was queued last still has to leave; who does not read in time is gone.
-fn flush(connections: Connections) {
-    let mut last: Vec<_> = connections.into_values().map(|(c, rank, _)| (rank, c)).collect();
-    // Rank 0 hears it last: this thread is in its process as a rule, and may end with it.
-    last.sort_by_key(|(rank, _)| std::cmp::Reverse(*rank));
-    let until = Instant::now() + Duration::from_secs(2);
-    while Instant::now() < until && last.iter().any(|(_, c)| c.wants_write()) {
-        last.retain_mut(|(_, c)| c.progress(Instant::now()).is_ok());
-        wait_for(&mut [], Duration::from_millis(2));
-    }
-}
-
-/// Waits for a new connection or something on an old one; the numbers of those that show it.
-fn wait_for_any(
-    listener: &TcpListener,
-    connections: &Connections,
-    limit: Duration,
-) -> HashSet<u64> {
-    let flags = |c: &Connection| {
-        if c.wants_write() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN }
-    };
-    let full = strangers(connections) >= MAX_UNAUTHENTICATED;
-    let accept = if full { PollFlags::empty() } else { PollFlags::IN };
-    let mut fds = vec![PollFd::new(listener, accept)];
-    fds.extend(connections.values().map(|(c, ..)| PollFd::new(c.stream(), flags(c))));
-    wait_for(&mut fds, limit);
-    let polled = connections.keys().zip(&fds[1..]);
-    polled.filter(|(_, fd)| !fd.revents().is_empty()).map(|(&number, _)| number).collect()
-}
-
-/// Connections by number, with the rank once it has joined, and whether it has left.
-type Connections = HashMap<u64, (Connection, Option<u32>, bool)>;
-
-/// Takes new connections, as many as may be unauthenticated; the next free number.
-fn admit(
-    listener: &TcpListener,
-    id: &UniqueId,
-    mut next: u64,
-    connections: &mut Connections,
-) -> u64 {
-    // More than so many wait in the kernel's queue until others have authenticated.
-    while strangers(connections) < MAX_UNAUTHENTICATED {
-        let Ok((stream, _)) = listener.accept() else { break };
-        let ends = Ends { role: Role::Rendezvous, from: 0, to: u32::MAX, comm: id.comm };
-        if let Ok(server) = Server::new(id.secret, ends, MAX_RANKS)
-            && let Ok(connection) = Connection::accept(stream, server, MAX_BLOB + JOIN_HEADER)
-        {
-            connections.insert(next, (connection, None, false));
-            next += 1;
-        }
-    }
-    next
-}
-
-fn strangers(connections: &Connections) -> usize {
-    connections.values().filter(|(c, ..)| !c.is_authenticated()).count()
 }
 
 #[cfg(test)]
@@ -391,24 +226,6 @@ mod tests {
         let mut machine = Machine::default();
         machine.frame(1, "a", join(4, b""));
         assert!(failure(&machine.closed(1, false)).contains("rank 1 closed"));
-    }
-
-    #[test]
-    fn no_more_strangers_are_taken_than_may_be_unauthenticated() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        listener.set_nonblocking(true).unwrap();
-        let address = listener.local_addr().unwrap();
-        let id = UniqueId::new(address).unwrap();
-        let strangers: Vec<_> = (0..MAX_UNAUTHENTICATED + 6)
-            .map(|_| std::net::TcpStream::connect(address).unwrap())
-            .collect();
-        let mut connections = Connections::new();
-        let next = admit(&listener, &id, 0, &mut connections);
-        assert_eq!((next, connections.len()), (64, 64));
-        // When one of them is gone, another place is free.
-        connections.remove(&0);
-        assert_eq!(admit(&listener, &id, next, &mut connections), 65);
-        drop(strangers);
     }
 
     #[test]

@@ -4,6 +4,7 @@ use super::auth::{Ends, Role};
 use super::deadline::{Cancel, Deadline};
 use super::id::UniqueId;
 use super::root::{self, BYE, FAILED, GATHER, JOIN, MAX_BLOB, MAX_RANKS, TABLE};
+use super::serve;
 use super::wire::{Connection, Frame};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -50,7 +51,7 @@ pub fn listen(address: SocketAddr) -> Result<TcpListener> {
 /// Holds the rendezvous of an id at a listener, in a thread.
 pub fn start_rendezvous(listener: TcpListener, id: UniqueId) -> Result<()> {
     let serve = move || {
-        if let Err(e) = root::serve(listener, &id) {
+        if let Err(e) = serve::serve(listener, &id) {
             log::line(Level::Warn, Subsystem::Bootstrap, &format!("rendezvous: {e}"));
         }
     };

@@ -5,7 +5,7 @@ use oxccl_runtime::bootstrap::root::{
     self, Action, BYE, GATHER, JOIN, MAX_BLOB, MAX_RANKS, Machine, TABLE,
 };
 use oxccl_runtime::bootstrap::wire::{Connection, Frame};
-use oxccl_runtime::bootstrap::{Cancel, Deadline, UniqueId, session};
+use oxccl_runtime::bootstrap::{Cancel, Deadline, UniqueId, serve, session};
 use std::time::{Duration, Instant};
 
 /// The size of what a rank tells about itself when a communicator is made.
@@ -68,7 +68,7 @@ fn over_tcp(n: u32) -> f64 {
     let id = UniqueId::new(listener.local_addr().expect("an address")).expect("an id");
     let start = Instant::now();
     std::thread::scope(|scope| {
-        scope.spawn(|| root::serve(listener, &id).expect("the rendezvous"));
+        scope.spawn(|| serve::serve(listener, &id).expect("the rendezvous"));
         for thread in 0..THREADS {
             let (id, share) = (&id, n.div_ceil(THREADS));
             scope.spawn(move || drive(id, n, thread * share..((thread + 1) * share).min(n)));
@@ -131,7 +131,7 @@ fn simulated(n: u32) -> Simulated {
 pub(crate) fn table() {
     println!("\nBootstrap over TCP on one host, {THREADS} threads for all ranks\n");
     println!("| ranks | limit s | s |\n|---|---|---|");
-    for (n, limit) in [(64, ""), (256, ""), (1024, "2")] {
+    for (n, limit) in [(64, ""), (256, ""), (1024, "2"), (4096, "")] {
         println!("| {n} | {limit} | {:.3} |", over_tcp(n));
     }
     println!("\nBootstrap, state machines alone\n");

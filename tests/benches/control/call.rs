@@ -15,14 +15,13 @@ use oxccl::oxccl::stream::{
 };
 use oxccl::oxccl::types::oxcclStream_t;
 use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
-use oxccl_runtime::bootstrap::UniqueId;
+use oxccl_runtime::bootstrap::new_unique_id;
 use oxccl_runtime::comm::{Member, Options, create};
 use oxccl_runtime::device::Device;
 use oxccl_runtime::device::host::collective::{Budget, Call, Running, Visit};
 use rustix::time::{ClockId, clock_gettime};
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
-use std::net::SocketAddr;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -137,7 +136,7 @@ fn alone() -> Vec<f64> {
 
 /// CPU ns of the executor alone for the same: what [`alone`] takes beyond it is the call's own.
 fn executor() -> Vec<f64> {
-    let id = UniqueId::new(SocketAddr::from(([127, 0, 0, 1], 1))).expect("an id");
+    let id = new_unique_id().expect("an id");
     let options = Options::default();
     let comm = create(&Member { id, rank: 0, nranks: 1, device: Device::Host(0), options })
         .expect("one rank");
