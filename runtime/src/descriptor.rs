@@ -7,16 +7,14 @@ use std::fmt;
 /// An operation, as far as all ranks have to agree on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Descriptor {
-    /// Collective, type, operation and root; or [`MESSAGES`].
+    /// Collective, type, operation and root; or [`MESSAGES`] and a type.
     what: u32,
     /// Elements per block; bytes of a message.
     count: u64,
 }
 
-/// Sends and receives, whose sizes are compared message by message.
-const MESSAGES: u32 = u32::MAX;
-/// The tag of every message of send and receive.
-pub const MESSAGE_TAG: u32 = 1;
+/// Sends and receives, which are compared message by message.
+const MESSAGES: u32 = 0xf << 28;
 /// In the place of a reduction: a user's own scale before the sum.
 const SCALED_SUM: u32 = 5;
 
@@ -41,22 +39,29 @@ impl Descriptor {
     }
 
     /// A message of send and receive.
-    pub const fn message(bytes: u64) -> Self {
-        Self { what: MESSAGES, count: bytes }
+    pub const fn message(dtype: DataType, bytes: u64) -> Self {
+        Self { what: MESSAGES | (dtype as u32) << 4, count: bytes }
+    }
+
+    /// The message that has this tag and so many bytes; None for the tag of a collective.
+    pub const fn of_message(tag: u32, bytes: u64) -> Option<Self> {
+        if tag & 1 == 0 {
+            return None;
+        }
+        Some(Self { what: MESSAGES | (tag >> 1 & 15) << 4, count: bytes })
     }
 
     /// Whether it is a message of send and receive.
     pub const fn is_message(&self) -> bool {
-        self.what == MESSAGES
+        self.what & MESSAGES == MESSAGES
     }
 
     /// 32 bits that differ where descriptors of collectives differ, but for accidents of 1 in 2³¹;
-    /// [`MESSAGE_TAG`] for messages, which no
-    /// collective has.
+    /// even for them, odd for messages, of which it tells the type alone.
     #[inline]
     pub const fn tag(&self) -> u32 {
         if self.is_message() {
-            return MESSAGE_TAG;
+            return (self.what >> 4 & 15) << 1 | 1;
         }
         // Constants and finaliser of SplitMix64 (Steele, Lea, Flood 2014).
         let mut x = self.count ^ (self.what as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -79,7 +84,9 @@ impl Descriptor {
 impl fmt::Display for Descriptor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_message() {
-            return write!(f, "send/recv of {} bytes", self.count);
+            let dtype = DataType::ALL.get((self.what >> 4 & 15) as usize);
+            let name = dtype.map_or("an unknown type", |d| d.name());
+            return write!(f, "send/recv of {} bytes of {name}", self.count);
         }
         let collective = Collective::ALL.iter().find(|c| **c as u32 == self.what & 15);
         let dtype = DataType::ALL.get((self.what >> 4 & 15) as usize);
@@ -139,9 +146,13 @@ mod tests {
                 }
             }
         }
-        let message = Descriptor::message(5);
-        assert!(!seen.contains_key(&message.tag()));
-        assert_eq!(message.to_string(), "send/recv of 5 bytes");
+        for dtype in DataType::ALL {
+            let message = Descriptor::message(dtype, 5);
+            assert!(message.is_message() && !seen.contains_key(&message.tag()));
+            assert_eq!(message.to_string(), format!("send/recv of 5 bytes of {}", dtype.name()));
+            assert_eq!(Descriptor::of_message(message.tag(), 5), Some(message));
+        }
+        assert!(seen.keys().all(|&tag| Descriptor::of_message(tag, 5).is_none()));
         let spec = Spec::new(Collective::Reduce, 8, 3);
         let d = Descriptor::collective(&spec, DataType::Float32, ReduceOp::Max, false, 9);
         assert_eq!(d.to_string(), "reduce of 9 × float, max, root 3");

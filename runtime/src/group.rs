@@ -1,6 +1,7 @@
 //! Groups: calls between start and end are checked one by one and launched together.
 
 use crate::comm::{Communicator, Holder, NO_COLOR, Origin};
+use crate::descriptor::Descriptor;
 use crate::device::Target;
 use crate::device::cuda::stream::Stream as CudaStream;
 use crate::device::cuda::{launch, order};
@@ -11,6 +12,7 @@ use crate::device::host::one_sided::OneSided;
 use crate::device::host::stream::Stream;
 use crate::device::host::task::Work;
 use crate::error::{Error, Result};
+use oxccl_plan::DataType;
 use std::cell::RefCell;
 use std::sync::Arc;
 
@@ -280,7 +282,13 @@ impl Prepared {
                 Work::OneSided(_, item) => match &**item {
                     OneSided::Signal(peer, Some(put), _) => {
                         let (data, bytes) = (put.from.0, put.bytes);
-                        let transfer = Transfer { peer: *peer, send: true, data, bytes };
+                        let transfer = Transfer {
+                            peer: *peer,
+                            send: true,
+                            data,
+                            bytes,
+                            dtype: DataType::Int8,
+                        };
                         comm.estimate_exchange_us(&[transfer])
                     }
                     _ => 0.0,
@@ -335,18 +343,28 @@ impl Exchange {
         }
     }
 
-    /// Messages to itself need their other half in the same group.
+    /// Messages to itself need their other half in the same group, and of streams all or none are captured.
     fn check(&self) -> Result<()> {
         let rank = self.comm.rank();
+        let captured = |stream: &Target| match stream {
+            Target::Host(stream) => stream.is_capturing(),
+            // CUDA says so itself, of the first one that does not fit.
+            Target::Cuda(_) => false,
+        };
+        let (all, any) = (self.streams.iter().all(captured), self.streams.iter().any(captured));
+        if any && !all {
+            let what =
+                "a group's sends and receives are on streams of which only some are captured";
+            return Err(Error::usage(what, "capture all of them, or none"));
+        }
         let own = |send: bool| {
             let of = move |t: &&Transfer| t.peer == rank && t.send == send;
-            self.transfers.iter().filter(of).map(|t| t.bytes).collect::<Vec<_>>()
+            let message = |t: &Transfer| Descriptor::message(t.dtype, t.bytes as u64).to_string();
+            self.transfers.iter().filter(of).map(message).collect::<Vec<_>>()
         };
         let (sent, received) = (own(true), own(false));
         if sent != received {
-            let what = format!(
-                "rank {rank} sends messages of {sent:?} bytes to itself and receives {received:?}"
-            );
+            let what = format!("rank {rank} sends {sent:?} to itself and receives {received:?}");
             let hint = "a send to itself needs an equal receive in the same group";
             return Err(Error::usage(what, hint));
         }

@@ -5,7 +5,7 @@
 use crate::device::host::collective::Call;
 use crate::device::host::exchange::Transfer;
 use crate::error::{Error, Result};
-use oxccl_plan::{Collective, Spec};
+use oxccl_plan::{Collective, DataType, Spec};
 
 /// The part of a buffer that belongs to one rank, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,7 +80,7 @@ fn too_large(function: &'static str, argument: &'static str, got: String) -> Err
 /// (what the rank keeps stays where it is) is no such case.
 pub fn transfers(
     function: &'static str,
-    rank: u32,
+    (rank, dtype): (u32, DataType),
     send: (*const u8, &[Part]),
     recv: (*mut u8, &[Part]),
 ) -> Result<Vec<Transfer>> {
@@ -94,7 +94,7 @@ pub fn transfers(
         let numbered = (0u32..).zip(parts).filter(|(_, part): &(u32, &Part)| part.bytes > 0);
         numbered.map(move |(peer, part)| {
             let data = base.wrapping_add(part.offset);
-            Transfer { peer, send, data, bytes: part.bytes }
+            Transfer { peer, send, data, bytes: part.bytes, dtype }
         })
     };
     let sends: Vec<_> = direction(send.0.cast_mut(), send.1, true).collect();
@@ -177,7 +177,7 @@ pub fn reductions(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use oxccl_plan::{DataType, ReduceOp};
+    use oxccl_plan::ReduceOp;
 
     const F: &str = "f";
 
@@ -206,7 +206,9 @@ mod tests {
         let (from, mut to) = ([0u8; 8], [0u8; 8]);
         let (send, recv) =
             ([part(0, 2), part(2, 0), part(2, 3)], [part(0, 0), part(0, 0), part(1, 3)]);
-        let made = transfers(F, 2, (from.as_ptr(), &send), (to.as_mut_ptr(), &recv)).unwrap();
+        let made =
+            transfers(F, (2, DataType::Uint8), (from.as_ptr(), &send), (to.as_mut_ptr(), &recv))
+                .unwrap();
         let seen: Vec<_> = made.iter().map(|t| (t.peer, t.send, t.bytes)).collect();
         assert_eq!(seen, [(0, true, 2), (2, true, 3), (2, false, 3)]);
         assert_eq!(made[1].data.cast_const(), from[2..].as_ptr());
@@ -219,7 +221,8 @@ mod tests {
         let base = buffer.as_mut_ptr();
         let text = |send: &[Part], recv: &[Part], at: usize| {
             let from = base.wrapping_add(at).cast_const();
-            transfers(F, 1, (from, send), (base, recv)).map_err(|e| e.to_string())
+            transfers(F, (1, DataType::Uint8), (from, send), (base, recv))
+                .map_err(|e| e.to_string())
         };
         let all = [part(0, 4); 3];
         let gathered = [part(0, 5), part(8, 4), part(4, 4)];

@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 pub enum Case {
     /// A collective of so many elements.
     Collective(Collective, u64, DataType, ReduceOp, u32),
-    /// Rank 0 sends to all others, which receive.
-    SendFromZero(u64),
-    /// Rank 0 receives from all others, which send.
-    SendToZero(u64),
+    /// Rank 0 sends so many elements to all others, which receive.
+    SendFromZero(u64, DataType),
+    /// Rank 0 receives so many from all others, which send.
+    SendToZero(u64, DataType),
 }
 
 /// Calls of which every pair differs; sizes are multiples of `base` elements.
@@ -38,8 +38,11 @@ pub fn cases(base: u64) -> Vec<Case> {
         Case::Collective(Gather, base, DataType::Float32, ReduceOp::Sum, 1),
         Case::Collective(AllToAll, base, DataType::Float32, ReduceOp::Sum, 0),
         reduce_scatter,
-        Case::SendFromZero(base),
-        Case::SendToZero(base),
+        Case::SendFromZero(base, DataType::Int32),
+        Case::SendFromZero(base * 3, DataType::Int32),
+        Case::SendFromZero(0, DataType::Int32),
+        Case::SendFromZero(base, DataType::Float32),
+        Case::SendToZero(base, DataType::Int32),
     ]
 }
 
@@ -51,6 +54,7 @@ struct Guarded {
 }
 
 const PAGE: usize = 4096;
+const POISON: u8 = 0xab;
 
 impl Guarded {
     fn new(bytes: usize) -> Self {
@@ -69,6 +73,22 @@ impl Guarded {
         }
         // SAFETY: within the mapping.
         Self { base, whole, at: unsafe { base.add(PAGE + room - bytes) } }
+    }
+}
+
+impl Guarded {
+    fn bytes(&self) -> usize {
+        self.base.wrapping_add(self.whole - PAGE).addr() - self.at.addr()
+    }
+
+    fn poison(&self) {
+        // SAFETY: the buffer's own bytes, which nothing uses yet.
+        unsafe { self.at.write_bytes(POISON, self.bytes()) };
+    }
+
+    fn is_poisoned(&self) -> bool {
+        // SAFETY: as above; the operation is over.
+        (0..self.bytes()).all(|i| unsafe { self.at.add(i).read() } == POISON)
     }
 }
 
@@ -96,17 +116,18 @@ pub fn outcome(comm: &Arc<Communicator>, case: Case) -> Error {
             // It may be told at the call.
             let _ = group::collective(comm, call, &stream);
         }
-        Case::SendFromZero(count) | Case::SendToZero(count) => {
-            let bytes = count as usize * 4;
-            let from_zero = matches!(case, Case::SendFromZero(_));
+        Case::SendFromZero(count, dtype) | Case::SendToZero(count, dtype) => {
+            let bytes = count as usize * dtype.size();
+            let from_zero = matches!(case, Case::SendFromZero(..));
             (input, output) = (Guarded::new(bytes), Guarded::new(bytes * nranks as usize));
+            output.poison();
             let peers = if rank == 0 { 1..nranks } else { 0..1 };
             group::start();
             for (i, peer) in peers.enumerate() {
                 let send = (rank == 0) == from_zero;
                 let to = output.at.wrapping_add(i * bytes);
                 let data = if send { input.at } else { to };
-                let transfer = Transfer { peer, send, data, bytes };
+                let transfer = Transfer { peer, send, data, bytes, dtype };
                 let _ = group::transfer(comm.clone(), transfer, Target::Host(stream.clone()));
             }
             let _ = group::end();
@@ -115,7 +136,12 @@ pub fn outcome(comm: &Arc<Communicator>, case: Case) -> Error {
     loop {
         let done = stream.synchronize(Some(Duration::from_millis(20))).unwrap_or(true);
         match comm.failure() {
-            Some(error) if done => return error,
+            Some(error) if done => {
+                if !matches!(case, Case::Collective(..)) {
+                    assert!(output.is_poisoned(), "rank {rank} received something: {case:?}");
+                }
+                return error;
+            }
             _ => assert!(Instant::now() < deadline, "rank {rank} was told nothing: {case:?}"),
         }
     }

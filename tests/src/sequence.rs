@@ -358,7 +358,8 @@ fn exchange(
                     continue;
                 }
                 let buffer = Framed::new(bytes, offset, arena)?;
-                let transfer = Transfer { peer, send, data: buffer.inner().as_mut_ptr(), bytes };
+                let (place, dtype) = (buffer.inner().as_mut_ptr(), DataType::Uint8);
+                let transfer = Transfer { peer, send, data: place, bytes, dtype };
                 group::transfer(
                     player.comm.clone(),
                     transfer,

@@ -7,7 +7,8 @@ use oxccl::nccl::collectives::{ncclAllReduce, ncclRecv, ncclSend};
 use oxccl::nccl::comm::{ncclCommInitRank, ncclGetUniqueId};
 use oxccl::nccl::group::{ncclGroupEnd, ncclGroupStart};
 use oxccl::nccl::types::{ncclRedOp_t, ncclResult_t, ncclUniqueId};
-use oxccl::oxccl::stream::oxcclStreamQuery;
+use oxccl::oxccl::graph::{oxcclGraphDestroy, oxcclStreamBeginCapture, oxcclStreamEndCapture};
+use oxccl::oxccl::stream::{oxcclStreamCreate, oxcclStreamDestroy, oxcclStreamQuery};
 use oxccl_plan::DataType;
 
 use ncclResult_t::*;
@@ -125,4 +126,37 @@ fn messages_to_oneself_need_their_other_half_in_the_group_and_keep_their_order()
     // SAFETY: as above.
     ok(unsafe { ncclSend(from[0].as_ptr().cast(), COUNT, dtype(), 0, comm, stream) });
     fails(end(), ncclInvalidUsage, "to itself");
+    start();
+    // SAFETY: as above.
+    unsafe {
+        let (from, to) = (from[0].as_ptr().cast(), to[0].as_mut_ptr().cast());
+        ok(ncclSend(from, COUNT, dtype(), 0, comm, stream));
+        ok(ncclRecv(to, COUNT, datatype(DataType::Uint32), 0, comm, stream));
+    }
+    fails(end(), ncclInvalidUsage, "to itself");
+}
+
+#[test]
+fn a_group_on_streams_of_which_some_are_captured_launches_nothing() {
+    let world = World::new(2);
+    let mut data = buffers(2);
+    let (comm, mut captured) = (world.comms[0], std::ptr::null_mut());
+    let (from, mut to) = (vec![1; COUNT], vec![0; COUNT]);
+    // SAFETY: the handles are alive, and the buffers outlive what is launched: nothing.
+    unsafe {
+        ok(oxcclStreamCreate(&mut captured));
+        ok(oxcclStreamBeginCapture(captured, number(0)));
+        start();
+        sum_all(&world, &mut data);
+        ok(ncclSend(from.as_ptr().cast(), COUNT, datatype(DataType::Int32), 1, comm, captured));
+        let dtype = datatype(DataType::Int32);
+        ok(ncclRecv(to.as_mut_ptr().cast(), COUNT, dtype, 1, comm, world.streams[0]));
+        fails(end(), ncclInvalidUsage, "only some are captured");
+        let mut graph = std::ptr::null_mut();
+        ok(oxcclStreamEndCapture(captured, &mut graph));
+        ok(oxcclGraphDestroy(graph, std::ptr::null_mut()));
+        ok(oxcclStreamDestroy(captured));
+    }
+    untouched(&world, &data);
+    assert_eq!(to, vec![0; COUNT]);
 }

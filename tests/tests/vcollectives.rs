@@ -4,6 +4,7 @@ mod common;
 
 use common::{World, datatype, fails, last_error, number, ok};
 use oxccl::nccl::collectives::{ncclAllReduce, ncclRecv, ncclSend};
+use oxccl::nccl::comm::ncclCommGetAsyncError;
 use oxccl::nccl::group::{ncclGroupEnd, ncclGroupStart};
 use oxccl::nccl::types::ncclResult_t;
 use oxccl::oxccl::graph::{
@@ -433,8 +434,14 @@ fn counts_that_disagree_name_both_ranks() {
     }
     // SAFETY: any handle may be passed.
     let result = unsafe { oxcclStreamSynchronize(world.streams[0], -1) };
-    fails(result, ncclResult_t::ncclInvalidUsage, "rank 0 receives 5 bytes from rank 1");
+    fails(result, ncclResult_t::ncclInvalidUsage, "rank 0 calls send/recv of 5 bytes of uint8");
+    assert!(last_error().contains("rank 1 calls send/recv of 4 bytes of uint8"));
     assert_eq!(out[0][8..], [0; 8]);
-    // SAFETY: as above.
-    ok(unsafe { oxcclStreamSynchronize(world.streams[1], -1) });
+    // Rank 1 has what was due to it, but hears that rank 0 has not.
+    let mut state = ncclResult_t::ncclSuccess;
+    while state == ncclResult_t::ncclSuccess {
+        // SAFETY: a place for the result.
+        ok(unsafe { ncclCommGetAsyncError(world.comms[1], &mut state) });
+    }
+    assert_eq!(state, ncclResult_t::ncclInvalidUsage);
 }

@@ -108,7 +108,8 @@ fn transfer(
         let argument = if send { "sendbuff" } else { "recvbuff" };
         return Err(Error::argument(function, argument, "null", "a buffer for the elements"));
     }
-    group::transfer(comm.clone(), Transfer { peer, send, data: data.cast(), bytes }, stream)
+    let transfer = Transfer { peer, send, data: data.cast(), bytes, dtype };
+    group::transfer(comm.clone(), transfer, stream)
 }
 
 unsafe fn all_reduce(

@@ -115,7 +115,8 @@ impl Common {
         self.check_buffer("sendbuff", send.is_null(), &to)?;
         self.check_buffer("recvbuff", recv.is_null(), &from)?;
         let (send, recv) = ((send.cast(), &to[..]), (recv.cast(), &from[..]));
-        let list = vcollective::transfers(self.function, self.comm.rank(), send, recv)?;
+        let whose = (self.comm.rank(), self.dtype);
+        let list = vcollective::transfers(self.function, whose, send, recv)?;
         if list.is_empty() {
             return Ok(());
         }

@@ -19,7 +19,7 @@ pub struct Message {
     pub len: usize,
     /// The tag of the operation that sent it.
     pub tag: u32,
-    /// That operation, where the message says so; ranks of one host can look it up.
+    /// That operation, where the message says so; collectives of ranks of one host can be looked up.
     pub descriptor: Option<Descriptor>,
     /// How many collectives its sender had begun, the last 32 bits of it, where the message says so.
     pub begun: Option<u32>,
@@ -51,7 +51,7 @@ impl Edge {
         match self {
             Edge::Own => Ok(()),
             Edge::Direct(edge) => {
-                edge.commit(len, label.tag);
+                edge.commit(len, label.tag, label.descriptor.to_words().1);
                 Ok(())
             }
             Edge::Message(edge) => edge.commit(len, label.descriptor, begun as u32),

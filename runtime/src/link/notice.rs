@@ -77,6 +77,7 @@ pub fn parse(bytes: &[u8]) -> Result<Option<(Notice, usize)>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use oxccl_plan::DataType;
 
     #[test]
     fn notices_survive_the_round_trip_and_wait_for_their_last_byte() {
@@ -88,9 +89,10 @@ mod tests {
         let Ok(Some((Notice::Failed(read), len))) = parse(&bytes) else { panic!("no record") };
         assert_eq!((read.code, read.culprit, len), (record.code, -1, bytes.len()));
         assert_eq!(read.text, "ü".repeat(500));
-        let bytes = doing(7, Descriptor::message(9));
+        let message = Descriptor::message(DataType::Int8, 9);
+        let bytes = doing(7, message);
         (0..21).for_each(|cut| assert_eq!(parse(&bytes[..cut]), Ok(None)));
-        let read = Notice::Doing(7, Descriptor::message(9));
+        let read = Notice::Doing(7, message);
         assert_eq!(parse(&bytes), Ok(Some((read, 21))));
         assert_eq!(parse(b"G"), Ok(Some((Notice::Goodbye, 1))));
         assert!(parse(b"x").is_err());

@@ -219,7 +219,8 @@ fn exchange(place: &Place, random: &mut Random) -> oxccl_runtime::Result<Operati
             if send {
                 buffer.inner().copy_from_slice(&data);
             }
-            let transfer = Transfer { peer, send, data: buffer.inner().as_mut_ptr(), bytes };
+            let (place, dtype) = (buffer.inner().as_mut_ptr(), DataType::Uint8);
+            let transfer = Transfer { peer, send, data: place, bytes, dtype };
             part.expected.push((part.buffers.len(), 0, data.clone()));
             part.buffers.push(buffer);
             match part.work.get_or_insert_with(|| Template::Exchange(Vec::new())) {

@@ -13,8 +13,8 @@ use std::sync::atomic::Ordering;
 pub(super) enum Doing {
     /// A collective and its number among the communicator's.
     Collective(Label, u64),
-    /// Sends and receives; the number is that of the next collective.
-    Exchange(u64),
+    /// Sends and receives, and one of them; the number is that of the next collective.
+    Exchange(Option<Descriptor>, u64),
     /// A one-sided operation; the number as above.
     OneSided(u64),
 }
@@ -23,14 +23,15 @@ impl Doing {
     fn name(&self) -> String {
         match self {
             Doing::Collective(label, _) => label.descriptor.to_string(),
-            Doing::Exchange(_) => "send/recv".to_owned(),
+            Doing::Exchange(Some(message), _) => message.to_string(),
+            Doing::Exchange(None, _) => "send/recv".to_owned(),
             Doing::OneSided(_) => "a one-sided operation".to_owned(),
         }
     }
 
     fn number(&self) -> u64 {
         match *self {
-            Doing::Collective(_, seq) | Doing::Exchange(seq) | Doing::OneSided(seq) => seq,
+            Doing::Collective(_, seq) | Doing::Exchange(_, seq) | Doing::OneSided(seq) => seq,
         }
     }
 
@@ -69,12 +70,10 @@ pub(super) fn compare(
 /// The error for a message that another operation sent.
 pub(super) fn unexpected(endpoint: &Endpoint, doing: Doing, peer: u32, message: &Message) -> Error {
     let seq = doing.number();
-    let is_message = message.tag == crate::descriptor::MESSAGE_TAG;
     let place = endpoint.segment.as_ref().zip(endpoint.local[peer as usize]);
     let looked_up = || place.and_then(|(segment, local)| segment.announced(local, seq));
     let theirs = match message.descriptor {
         Some(descriptor) => descriptor.to_string(),
-        None if is_message => "send/recv".to_owned(),
         None => looked_up().map_or_else(|| "another collective".to_owned(), |d| d.to_string()),
     };
     doing.differs(endpoint, peer, theirs)
@@ -117,7 +116,7 @@ pub(super) fn suspect(endpoint: &Endpoint, doing: Doing, awaited: Awaited) -> Op
     match doing {
         // A window may be registered at any time.
         Doing::OneSided(_) => {}
-        Doing::Exchange(next) => {
+        Doing::Exchange(_, next) => {
             if let Some(theirs) = place.and_then(|(segment, local)| segment.announced(local, next))
             {
                 return Some(doing.differs(endpoint, awaited, theirs.to_string()));
@@ -134,7 +133,7 @@ pub(super) fn suspect(endpoint: &Endpoint, doing: Doing, awaited: Awaited) -> Op
             for peer in peers.filter(|&p| (p as usize) < state.edges.len()).collect::<Vec<_>>() {
                 // A broken link is reported by who uses it.
                 if let Ok(Some(message)) = state.edges[peer as usize].peek()
-                    && message.tag == crate::descriptor::MESSAGE_TAG
+                    && message.descriptor.is_some_and(|d| d.is_message())
                     && !is_ahead(endpoint, seq, peer, &message)
                 {
                     return Some(unexpected(endpoint, doing, peer, &message));

@@ -5,9 +5,10 @@ use super::agreement::{Doing, unexpected};
 use super::collective::{Budget, Visit};
 use super::endpoint::{Awaited, Endpoint, State, broken};
 use super::kernels;
-use crate::descriptor::{Descriptor, Label, MESSAGE_TAG};
-use crate::error::{Error, Result};
+use crate::descriptor::{Descriptor, Label};
+use crate::error::Result;
 use crate::link::EDGE_SLOTS;
+use oxccl_plan::DataType;
 
 /// A send or receive of a group.
 #[derive(Clone, Copy, Debug)]
@@ -20,6 +21,8 @@ pub struct Transfer {
     pub data: *mut u8,
     /// Its size.
     pub bytes: usize,
+    /// What it holds; both sides have to say the same.
+    pub dtype: DataType,
 }
 
 // SAFETY: by the contract of send and receive the buffer stays valid until the call is complete,
@@ -37,11 +40,20 @@ pub struct Transfers {
     pub list: Vec<Transfer>,
 }
 
+/// A transfer under way. Also one of 0 bytes is a message: the other side may expect more.
+struct Moving {
+    transfer: Transfer,
+    /// Bytes that are done.
+    done: usize,
+    /// Whether its last piece is.
+    over: bool,
+}
+
 /// Transfers under way.
 pub struct Exchange {
     operation: &'static str,
     /// With other ranks.
-    transfers: Vec<(Transfer, usize)>,
+    transfers: Vec<Moving>,
     /// Messages to itself: source, destination, bytes that are done.
     own: Vec<(Transfer, Transfer, usize)>,
 }
@@ -53,8 +65,9 @@ impl Exchange {
         let own = |send| transfers.list.iter().filter(move |t| t.peer == rank && t.send == send);
         let pairs = own(true).zip(own(false)).map(|(from, to)| (*from, *to, 0)).collect();
         let others = transfers.list.iter().filter(|t| t.peer != rank);
-        let mut others: Vec<_> = others.map(|t| (*t, 0)).collect();
-        others.sort_by_key(|(t, _)| {
+        let begun = |t: &Transfer| Moving { transfer: *t, done: 0, over: false };
+        let mut others: Vec<_> = others.map(begun).collect();
+        others.sort_by_key(|Moving { transfer: t, .. }| {
             let (to, from) = if t.send { (t.peer, rank) } else { (rank, t.peer) };
             (to + nranks - from) % nranks
         });
@@ -72,46 +85,45 @@ impl Exchange {
         if let Some(ended) = endpoint.ended(&state) {
             return Visit::Done(Err(ended));
         }
-        let mut spent = 0;
-        for _ in 0..=budget.polls {
-            match self.pass(endpoint, &mut state) {
+        let (mut spent, mut polls) = (0, 0);
+        loop {
+            let awaited = match self.pass(endpoint, &mut state) {
                 Err(e) => return Visit::Done(Err(e)),
                 Ok((_, None)) => return Visit::Done(Ok(())),
-                Ok((0, Some(_))) => std::hint::spin_loop(),
-                Ok((bytes, Some(_))) => {
+                Ok((bytes, Some(peer))) => {
                     spent += bytes;
-                    if spent >= budget.bytes {
-                        break;
-                    }
+                    Awaited { peer: peer as i32, step: -1 }
                 }
+            };
+            polls += 1;
+            if polls > budget.polls || spent >= budget.bytes {
+                return Visit::Waiting { moved: spent > 0, awaited };
             }
+            std::hint::spin_loop();
         }
-        let open = self.transfers.iter().find(|(t, done)| *done < t.bytes);
-        let peer = open.map_or(-1, |(t, _)| t.peer as i32);
-        Visit::Waiting { moved: spent > 0, awaited: Awaited { peer, step: -1 } }
     }
 
     /// Tries every lane once; tells how many bytes moved, and a peer still awaited.
     fn pass(&mut self, endpoint: &Endpoint, state: &mut State) -> Result<(usize, Option<u32>)> {
         let (mut moved, mut awaited) = self.copy_own(endpoint);
         let mut busy: Vec<(u32, bool)> = Vec::new();
-        for (transfer, done) in &mut self.transfers {
-            let lane = (transfer.peer, transfer.send);
-            if *done >= transfer.bytes || busy.contains(&lane) {
+        for moving in &mut self.transfers {
+            let Transfer { peer, send, .. } = moving.transfer;
+            if moving.over || busy.contains(&(peer, send)) {
                 continue;
             }
             // Not more than the slots of an edge at a time: a call must not go on as long as its
             // peer keeps up.
-            let before = *done;
+            let before = moving.done;
             for _ in 0..EDGE_SLOTS {
-                if *done >= transfer.bytes || !piece(endpoint, state, transfer, done)? {
+                if moving.over || !piece(endpoint, state, moving)? {
                     break;
                 }
             }
-            moved += *done - before;
-            if *done < transfer.bytes {
-                busy.push(lane);
-                awaited = Some(transfer.peer);
+            moved += moving.done - before;
+            if !moving.over {
+                busy.push((peer, send));
+                awaited = Some(peer);
             }
         }
         let left = state.flush()?;
@@ -140,36 +152,30 @@ impl Exchange {
 }
 
 /// Moves one slot's worth of a transfer; false when the lane is blocked.
-fn piece(endpoint: &Endpoint, state: &mut State, t: &Transfer, done: &mut usize) -> Result<bool> {
+fn piece(endpoint: &Endpoint, state: &mut State, moving: &mut Moving) -> Result<bool> {
+    let Moving { transfer: t, done, over } = moving;
     let next = state.collectives;
     let edge = &mut state.edges[t.peer as usize];
     let bytes = (t.bytes - *done).min(endpoint.edge_slot_bytes);
     let at = t.data.wrapping_add(*done);
+    let whole = Descriptor::message(t.dtype, t.bytes as u64);
     if t.send {
         let Some(slot) = edge.reserve().map_err(broken(t.peer))? else { return Ok(false) };
         // SAFETY: the user's buffer holds `t.bytes` bytes and the slot at least `bytes`.
         unsafe { kernels::copy(slot, at, bytes, false) };
-        let label = Label::from(Descriptor::message(t.bytes as u64));
-        edge.commit(bytes, &label, next).map_err(broken(t.peer))?;
+        edge.commit(bytes, &Label::from(whole), next).map_err(broken(t.peer))?;
     } else {
         let Some(message) = edge.peek().map_err(broken(t.peer))? else { return Ok(false) };
-        if message.tag != MESSAGE_TAG {
-            return Err(unexpected(endpoint, Doing::Exchange(next), t.peer, &message));
-        }
-        let (slot, got) = (message.data, message.len);
-        if got != bytes {
-            let rank = endpoint.rank;
-            let what = format!(
-                "rank {rank} receives {} bytes from rank {}, which sends another number: a piece \
-                 of {bytes} bytes was due and one of {got} came",
-                t.bytes, t.peer
-            );
-            return Err(Error::usage(what, "make counts and types of send and receive equal"));
+        // Every piece tells of the whole: what does not fit is found before anything is written.
+        if message.descriptor != Some(whole) || message.len != bytes {
+            let doing = Doing::Exchange(Some(whole), next);
+            return Err(unexpected(endpoint, doing, t.peer, &message));
         }
         // SAFETY: as above, the other way.
-        unsafe { kernels::copy(at, slot, bytes, false) };
+        unsafe { kernels::copy(at, message.data, bytes, false) };
         edge.release().map_err(broken(t.peer))?;
     }
     *done += bytes;
+    *over = *done == t.bytes;
     Ok(true)
 }

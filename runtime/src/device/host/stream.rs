@@ -215,7 +215,7 @@ impl Stream {
 
     /// Waits for all work, at most for `limit`; false when time is over.
     pub fn synchronize(&self, limit: Option<Duration>) -> Result<bool> {
-        if self.queue().capture.is_some() {
+        if self.is_capturing() {
             let hint = "end the capture first";
             return Err(Error::usage("the stream is being captured", hint));
         }
@@ -228,6 +228,11 @@ impl Stream {
             return Ok(false);
         }
         self.take_error().map(|()| true)
+    }
+
+    /// Whether work is recorded instead of executed.
+    pub fn is_capturing(&self) -> bool {
+        self.queue().capture.is_some()
     }
 
     /// Begins to capture: work is recorded instead of executed.

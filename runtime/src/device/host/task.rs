@@ -401,7 +401,7 @@ impl Operation {
         let endpoint = &self.endpoint;
         let doing = match &self.kind {
             Kind::Collective(running) => running.doing(),
-            Kind::Exchange(_) => Doing::Exchange(endpoint.state().collectives),
+            Kind::Exchange(_) => Doing::Exchange(None, endpoint.state().collectives),
             Kind::OneSided(_) => Doing::OneSided(endpoint.state().collectives),
         };
         if let Some(error) = look_around(endpoint, doing) {

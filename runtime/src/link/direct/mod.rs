@@ -52,6 +52,7 @@ const _: () = assert!(RING_AT + RING as usize * 16 <= RECORD_AT);
 const _: () = assert!(RECORD_AT + 24 + RECORD_TEXT <= PACKETS_AT);
 const _: () = assert!(PACKETS_AT + 2 * PACKETS * LINE <= WINDOWS_AT);
 const _: () = assert!(WINDOWS_AT + WINDOWS * 24 <= CONTROL_BYTES);
+const _: () = assert!(2 * LINE + 2 * EDGE_SLOTS * 8 <= SIGNALS_AT);
 const _: () = assert!(SIGNALS_AT + SIGNALS as usize * 8 <= EDGE_HEADER);
 
 /// Whether `counter` has reached `target`, wrap-around considered.
@@ -430,6 +431,11 @@ impl Segment {
         self.word(self.edge(from, to) + 2 * LINE + slot * 8)
     }
 
+    /// Bytes of the whole that the message in a slot is a piece of.
+    fn edge_whole(&self, from: usize, to: usize, slot: usize) -> &AtomicU64 {
+        self.word(self.edge(from, to) + 2 * LINE + (EDGE_SLOTS + slot) * 8)
+    }
+
     fn edge_slot(&self, from: usize, to: usize, slot: usize) -> *mut u8 {
         self.at(self.edge(from, to) + EDGE_HEADER + slot * self.layout.edge_slot_bytes)
     }
@@ -471,10 +477,11 @@ impl DirectEdge {
         Some(self.segment.edge_slot(self.own, self.peer, self.slot(self.sent)))
     }
 
-    pub(super) fn commit(&mut self, len: usize, tag: u32) {
+    pub(super) fn commit(&mut self, len: usize, tag: u32, whole: u64) {
         let slot = self.slot(self.sent);
         let word = u64::from(tag) << 32 | len as u64;
         self.segment.edge_len(self.own, self.peer, slot).store(word, Ordering::Relaxed);
+        self.segment.edge_whole(self.own, self.peer, slot).store(whole, Ordering::Relaxed);
         self.sent = self.sent.wrapping_add(1);
         self.segment.edge_word(self.own, self.peer, 0).store(self.sent, Ordering::Release);
     }
@@ -489,11 +496,13 @@ impl DirectEdge {
         }
         let slot = self.slot(self.taken);
         let word = self.segment.edge_len(self.peer, self.own, slot).load(Ordering::Relaxed);
+        let whole = self.segment.edge_whole(self.peer, self.own, slot).load(Ordering::Relaxed);
+        let tag = (word >> 32) as u32;
         Some(Message {
             data: self.segment.edge_slot(self.peer, self.own, slot),
             len: word as u32 as usize,
-            tag: (word >> 32) as u32,
-            descriptor: None,
+            tag,
+            descriptor: Descriptor::of_message(tag, whole),
             begun: None,
         })
     }
@@ -556,7 +565,7 @@ mod tests {
                 let slot = a.reserve().unwrap();
                 // SAFETY: a reserved slot has 4096 bytes.
                 unsafe { slot.write(round * 16 + i) };
-                a.commit(usize::from(i) + 1, 7);
+                a.commit(usize::from(i) + 1, 7, 9);
             }
             assert!(a.reserve().is_none());
             for i in 0..EDGE_SLOTS as u8 {
