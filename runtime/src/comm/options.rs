@@ -380,4 +380,23 @@ mod tests {
         assert_eq!(lines.len(), fields + 1, "{lines:?}");
         assert!(lines.iter().all(|l| l.contains(" has no effect: ")));
     }
+
+    #[test]
+    fn the_manual_lists_every_field_with_what_it_does_here() {
+        let manual = include_str!("../../../docs/nccl.md");
+        for field in FIELDS {
+            let variable = match field.variable {
+                "" => String::new(),
+                name => format!("`NCCL_{name}`"),
+            };
+            let mut line = format!("| {} | {variable} | {} | ", field.name, field.expected());
+            if !field.moot.is_empty() {
+                line += &format!("no effect: {} |", field.moot);
+            }
+            assert!(manual.contains(&line), "docs/nccl.md lacks: {line}");
+        }
+        for text in ["| netName | `NCCL_NET` | ", "| commName | "] {
+            assert!(manual.contains(text), "docs/nccl.md lacks: {text}");
+        }
+    }
 }
