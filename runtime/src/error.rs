@@ -56,9 +56,9 @@ pub enum Error {
     )]
     Remote { site: Site, why: String },
     #[error(
-        "rank {} waited {waited_ms} ms for rank {} at step {} of {} (operation {}), the limit set \
-         by oxcclCommSetTimeout or OXCCL_TIMEOUT; look at what that rank is doing",
-        site.rank, site.peer, site.step, site.operation, site.op_seq
+        "rank {} waited {waited_ms} ms for rank {}{} of {} (operation {}), the limit set by \
+         oxcclCommSetTimeout or OXCCL_TIMEOUT; look at what that rank is doing",
+        site.rank, site.peer, at_step(site.step), site.operation, site.op_seq
     )]
     Deadline { site: Site, waited_ms: u64 },
     #[error(
@@ -97,6 +97,11 @@ impl Code {
         .find(|code| *code as i32 == number)
         .unwrap_or(Code::InternalError)
     }
+}
+
+/// Only collectives have steps.
+fn at_step(step: i32) -> String {
+    if step < 0 { String::new() } else { format!(" at step {step}") }
 }
 
 impl Error {
