@@ -111,6 +111,7 @@ pub fn outcome(comm: &Arc<Communicator>, case: Case) -> Error {
             let block = count as usize * dtype.size();
             input = Guarded::new(spec.input_blocks(rank) as usize * block);
             output = Guarded::new(spec.output_blocks(rank) as usize * block);
+            input.poison();
             let (input, output) = (input.at, output.at);
             let call = Call { spec, input, output, count, dtype, op, scale: None };
             // It may be told at the call.
@@ -120,6 +121,7 @@ pub fn outcome(comm: &Arc<Communicator>, case: Case) -> Error {
             let bytes = count as usize * dtype.size();
             let from_zero = matches!(case, Case::SendFromZero(..));
             (input, output) = (Guarded::new(bytes), Guarded::new(bytes * nranks as usize));
+            input.poison();
             output.poison();
             let peers = if rank == 0 { 1..nranks } else { 0..1 };
             group::start();
@@ -137,6 +139,8 @@ pub fn outcome(comm: &Arc<Communicator>, case: Case) -> Error {
         let done = stream.synchronize(Some(Duration::from_millis(20))).unwrap_or(true);
         match comm.failure() {
             Some(error) if done => {
+                assert!(input.is_poisoned(), "rank {rank}'s input has changed: {case:?}");
+                // What a collective leaves in its output is unknown, but for the guards around it.
                 if !matches!(case, Case::Collective(..)) {
                     assert!(output.is_poisoned(), "rank {rank} received something: {case:?}");
                 }
