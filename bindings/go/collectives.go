@@ -15,6 +15,11 @@ func onSlices[T Element](ctx context.Context, c *Comm, send, recv []T, f func(se
 		text := "a call on slices cannot wait in a Group; call the Async function with a Buffer"
 		return &Error{Code: InvalidUsage, Rank: c.rank, Peer: -1, Text: text}
 	}
+	if ctx.Err() != nil {
+		// The others wait for this call in vain.
+		c.Abort()
+		return context.Cause(ctx)
+	}
 	var pins runtime.Pinner
 	defer pins.Unpin()
 	if len(send) > 0 {

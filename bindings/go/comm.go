@@ -45,9 +45,10 @@ func (id *UniqueID) raw() (raw C.ncclUniqueId) {
 type Comm struct {
 	handle C.ncclComm_t
 	// Of the calls that take slices.
-	stream     *Stream
-	ended      atomic.Bool
-	rank, size int
+	stream *Stream
+	// Whether it was aborted or closed, and whether its stream was closed.
+	ended, closed atomic.Bool
+	rank, size    int
 }
 
 // Option asks something of a new communicator, as WithCommName does. What nobody asks for is as NCCL has
@@ -220,8 +221,11 @@ func create(ctx context.Context, options []Option, begin func(*C.ncclComm_t, *C.
 		return nil, err
 	}
 	c.rank, c.size = int(rank), int(size)
-	c.stream, err = NewStream()
-	return c, err
+	if c.stream, err = NewStream(); err != nil {
+		c.Abort()
+		return nil, err
+	}
+	return c, nil
 }
 
 // rest waits until nothing is under way on the communicator itself.
@@ -310,17 +314,16 @@ func (c *Comm) InPlace() (uint64, error) {
 }
 
 // Close completes all operations and ends the communicator; it waits for the other ranks. After Abort
-// it only frees what is left.
+// it only frees what is left. Later calls fail with InvalidArgument.
 func (c *Comm) Close() error {
 	var err error
 	if !c.ended.Swap(true) {
 		err = ncclCommDestroy(c.handle)
 	}
-	if c.stream != nil {
+	if !c.closed.Swap(true) {
 		if end := c.stream.Close(); err == nil {
 			err = end
 		}
-		c.stream = nil
 	}
 	return err
 }
@@ -354,14 +357,11 @@ func Register[T Element](c *Comm, b Buffer[T]) (*Registration, error) {
 // Close ends the registration; call it before the communicator's.
 func (r *Registration) Close() error { return ncclCommDeregister(r.comm.handle, r.handle) }
 
-// wait has a call on slices done: what it began is complete, or the context has ended it.
+// wait has a call on slices done: what it began is complete, or the context has ended it. Nobody uses the
+// slices any more, as the stream has come to its end in both cases.
 func (c *Comm) wait(ctx context.Context) error {
 	if ctx.Done() == nil {
 		return c.stream.Synchronize()
-	}
-	if ctx.Err() != nil {
-		c.Abort()
-		return context.Cause(ctx)
 	}
 	stop := context.AfterFunc(ctx, func() { c.Abort() })
 	err := c.stream.Synchronize()

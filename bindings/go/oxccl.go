@@ -1,7 +1,8 @@
 // Package oxccl is collective communication between processes and hosts: all-reduce, all-gather,
 // send and receive and their kin, on host memory as on GPUs.
 //
-// Functions that take slices block until the elements are there, and end when their context does.
+// Functions that take slices block until the elements are there, and end when their context does: that aborts
+// the communicator on all ranks, also when it had ended before the call.
 // Functions whose names end in Async take a [Buffer], return at once, and are complete when their
 // [Stream] is. What is made here is ended by Close.
 //

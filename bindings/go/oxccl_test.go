@@ -277,35 +277,64 @@ func TestErrors(t *testing.T) {
 		ok(t, c.Close())
 		err = AllReduceAsync(c, view(x), view(x), Sum, &Stream{})
 		expectError(t, err, InvalidArgument, "destroyed")
+		expectError(t, AllReduce(background, c, x, x, Sum), InvalidArgument, "destroyed")
+		expectError(t, Recv(background, c, x[:0], 0), InvalidArgument, "destroyed")
+		ctx, cancel := context.WithCancel(background)
+		defer cancel()
+		expectError(t, Broadcast(ctx, c, x, 0), InvalidArgument, "destroyed")
+		ok(t, c.Close())
 	})
 }
 
-// A context that is cancelled while its rank waits ends the communicator on all ranks.
+// A context that ends before its rank calls, or while it waits, ends the communicator on all ranks.
 func TestCancel(t *testing.T) {
-	onRanks(t, func(t *testing.T, c *Comm) {
-		x := make([]float32, 1)
-		if c.Rank() == 0 {
-			ok(t, AllReduce(background, c, x, x, Sum))
+	const wait = 50 * time.Millisecond
+	for _, end := range []struct {
+		context  func() (context.Context, context.CancelFunc)
+		expected error
+	}{
+		{func() (context.Context, context.CancelFunc) {
 			ctx, cancel := context.WithCancel(background)
-			go cancel()
-			err := Recv(ctx, c, x, 1)
-			if !errors.Is(err, context.Canceled) {
-				t.Errorf("%v; expected that it was cancelled", err)
+			cancel()
+			return ctx, cancel
+		}, context.Canceled},
+		{func() (context.Context, context.CancelFunc) {
+			ctx, cancel := context.WithCancel(background)
+			time.AfterFunc(wait, cancel)
+			return ctx, cancel
+		}, context.Canceled},
+		{func() (context.Context, context.CancelFunc) {
+			return context.WithTimeout(background, wait)
+		}, context.DeadlineExceeded},
+	} {
+		onRanks(t, func(t *testing.T, c *Comm) {
+			x := make([]float32, 1)
+			if c.Rank() == 0 {
+				ok(t, AllReduce(background, c, x, x, Sum))
+				ctx, cancel := end.context()
+				defer cancel()
+				if err := Recv(ctx, c, x, 1); !errors.Is(err, end.expected) {
+					t.Errorf("%v; expected %v", err, end.expected)
+				}
+				// Nothing of the call is left, not even its failure.
+				if done, err := c.stream.Query(); !done || err != nil {
+					t.Error(done, err)
+				}
+			} else {
+				// Either of them may hear of it.
+				err := AllReduce(background, c, x, x, Sum)
+				if err == nil {
+					err = Recv(background, c, x, 0)
+				}
+				expectError(t, err, RemoteError, "rank 0")
+				var failure *Error
+				if !errors.As(err, &failure) || failure.Peer != 0 {
+					t.Errorf("%v does not name rank 0", err)
+				}
 			}
-		} else {
-			// Either of them may hear of it.
-			err := AllReduce(background, c, x, x, Sum)
-			if err == nil {
-				err = Recv(background, c, x, 0)
-			}
-			expectError(t, err, RemoteError, "rank 0")
-			var failure *Error
-			if !errors.As(err, &failure) || failure.Peer != 0 {
-				t.Errorf("%v does not name rank 0", err)
-			}
-		}
-		ok(t, c.Close())
-	})
+			ok(t, c.Close())
+		})
+	}
 }
 
 // Ranks that never come are waited for until the context ends.
