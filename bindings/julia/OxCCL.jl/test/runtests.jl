@@ -164,6 +164,11 @@ end
         large, before = alloc(Float32, 1 << 20), OxCCL.in_place(c)
         Allreduce!(large, +, c)
         @test OxCCL.in_place(c) == before + 1
+        # Another shape of the memory keeps it when the array itself is dropped.
+        shaped = reshape(alloc(Float32, 1 << 16), 256, 256)
+        GC.gc()
+        shaped .= 1
+        @test Allreduce!(shaped, +, c) == fill(4, 256, 256)
         registered = register(c, x)
         @test Allreduce!(x, +, c) == zeros(4)
         close(registered)
