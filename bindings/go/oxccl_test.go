@@ -337,6 +337,29 @@ func TestCancel(t *testing.T) {
 	}
 }
 
+// A rank waits for a message that nobody sends for as long as its bound says; other communicators go on.
+func TestTimeout(t *testing.T) {
+	onRanks(t, func(t *testing.T, c *Comm) {
+		part, err := c.Split(background, 0, 0)
+		ok(t, err)
+		if c.Rank() == 0 {
+			ok(t, part.SetTimeout(50*time.Millisecond))
+			err := Recv(background, part, make([]float32, 1), 1)
+			expectError(t, err, RemoteError, "ms for rank 1")
+			var failure *Error
+			if !errors.As(err, &failure) || failure.Rank != 0 || failure.Peer != 1 {
+				t.Errorf("%v does not name the ranks 0 and 1", err)
+			}
+		}
+		x := []float32{1}
+		ok(t, AllReduce(background, c, x, x, Sum))
+		expect(t, "AllReduce", x, 4)
+		for _, end := range []func() error{part.Abort, part.Close, c.Close} {
+			ok(t, end())
+		}
+	})
+}
+
 // Ranks that never come are waited for until the context ends.
 func TestCancelCreation(t *testing.T) {
 	if os.Getenv("OXCCL_RANK") != "" {

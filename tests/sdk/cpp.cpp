@@ -274,6 +274,28 @@ void grown_and_suspended(const oxccl::communicator &comm, const oxccl::stream &s
   EXPECT(together.estimate() > 0 && x[0] == kRanks);
 }
 
+// A rank waits for a message that nobody sends for as long as its bound says; other communicators go on.
+void timeout(const oxccl::communicator &comm, const oxccl::stream &s) {
+  auto part = comm.split(0, 0);
+  if (comm.rank() == 0) {
+    part.set_timeout(std::chrono::milliseconds(50));
+    std::vector<float> never(1);
+    part.recv(never, 1, s);
+    try {
+      s.synchronize();
+      EXPECT(!"it ends without an error");
+    } catch (const oxccl::error &e) {
+      EXPECT(e.code() == ncclRemoteError && e.rank() == 0 && e.peer() == 1);
+      EXPECT(std::strstr(e.what(), "ms for rank 1"));
+    }
+  }
+  std::vector<float> x{1};
+  comm.all_reduce(x, x, ncclSum, s);
+  s.synchronize();
+  EXPECT(x[0] == kRanks);
+  part.abort();
+}
+
 // Run last: the communicator is over then.
 void errors(oxccl::communicator comm, const oxccl::stream &s) {
   const int rank = comm.rank();
@@ -330,6 +352,7 @@ void rank(oxccl::communicator comm) {
   made_from_others(comm, s);
   one_sided(comm, s);
   grown_and_suspended(comm, s);
+  timeout(comm, s);
   errors(std::move(comm), s);
 }
 

@@ -298,6 +298,18 @@ def errors(comm):
     expect_error(ValueError, "shape", lambda: oxccl.empty(-1))
     expect_error(ValueError, "128 bytes", lambda: oxccl.UniqueId(b"x"))
     beyond_32_bits(comm, x)
+    # A rank waits for a message that nobody sends for as long as its bound says; other communicators go on.
+    part = comm.split(0)
+    if comm.rank == 0:
+        part.set_timeout(0.05)
+        failure = expect_error(oxccl.Error, "ms for rank 1", lambda: part.recv(np.zeros(1), 1))
+        assert (failure.code, failure.rank, failure.peer) == (ncclResult_t.ncclRemoteError, 0, 1)
+    else:
+        part.set_timeout(None)
+    # 2^64 ns are not 0.
+    assert [oxccl._nanoseconds(t) for t in (None, 0.05, 2**64 / 1e9, np.inf)] == [-1, 50_000_000] + 2 * [2**63 - 1]
+    same(comm.all_reduce(np.ones(1)), [RANKS])
+    part.abort()
     assert comm.error() is None
     fixed = np.zeros(3)
     fixed.flags.writeable = False
