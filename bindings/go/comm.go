@@ -10,6 +10,7 @@ import "C"
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"strings"
@@ -122,15 +123,18 @@ func InitEnv(ctx context.Context, options ...Option) (*Comm, error) {
 // Init makes a communicator of size ranks, which all have the same id. It blocks until all have come.
 func Init(ctx context.Context, size int, id UniqueID, rank int, options ...Option) (*Comm, error) {
 	return create(ctx, options, func(handle *C.ncclComm_t, config *C.ncclConfig_t) error {
-		return ncclCommInitRankConfig(handle, C.int(size), id.raw(), C.int(rank), config)
+		return ncclCommInitRankConfig(handle, narrow(size), id.raw(), narrow(rank), config)
 	})
 }
 
 // Split makes communicators of the ranks with equal color, ordered by key; nil for the color
 // NcclSplitNocolor. It blocks until all have called.
 func (c *Comm) Split(ctx context.Context, color, key int, options ...Option) (*Comm, error) {
+	if err := errors.Join(within32("Split", "color", color), within32("Split", "key", key)); err != nil {
+		return nil, err
+	}
 	part, err := create(ctx, options, func(handle *C.ncclComm_t, config *C.ncclConfig_t) error {
-		return ncclCommSplit(c.handle, C.int(color), C.int(key), handle, config)
+		return ncclCommSplit(c.handle, narrow(color), narrow(key), handle, config)
 	})
 	if part == nil && err == nil {
 		// The others still need this rank. That they may end this communicator afterwards is no
@@ -145,7 +149,7 @@ func (c *Comm) Split(ctx context.Context, color, key int, options ...Option) (*C
 func (c *Comm) Shrink(ctx context.Context, exclude []int, options ...Option) (*Comm, error) {
 	list := make([]C.int, len(exclude)+1)
 	for i, rank := range exclude {
-		list[i] = C.int(rank)
+		list[i] = narrow(rank)
 	}
 	return create(ctx, options, func(handle *C.ncclComm_t, config *C.ncclConfig_t) error {
 		return ncclCommShrink(c.handle, &list[0], C.int(len(exclude)), handle, config, NcclShrinkAbort)
@@ -169,7 +173,7 @@ func (c *Comm) Grow(ctx context.Context, size int, id *UniqueID, options ...Opti
 		raw = &copied
 	}
 	return create(ctx, options, func(handle *C.ncclComm_t, config *C.ncclConfig_t) error {
-		return ncclCommGrow(c.handle, C.int(size), raw, -1, handle, config)
+		return ncclCommGrow(c.handle, narrow(size), raw, -1, handle, config)
 	})
 }
 
@@ -178,7 +182,7 @@ func (c *Comm) Grow(ctx context.Context, size int, id *UniqueID, options ...Opti
 func Join(ctx context.Context, size int, id UniqueID, rank int, options ...Option) (*Comm, error) {
 	raw := id.raw()
 	return create(ctx, options, func(handle *C.ncclComm_t, config *C.ncclConfig_t) error {
-		return ncclCommGrow(nil, C.int(size), &raw, C.int(rank), handle, config)
+		return ncclCommGrow(nil, narrow(size), &raw, narrow(rank), handle, config)
 	})
 }
 

@@ -282,6 +282,29 @@ func TestErrors(t *testing.T) {
 		expectError(t, Broadcast(background, c, x, 4), InvalidArgument, "root")
 		expectError(t, AllGather(background, c, x, x), InvalidArgument, "recv has 3 elements; expected 12")
 		expectError(t, AllReduce(background, c, x, x, RedOp(77)), InvalidArgument, "op")
+		// None of these is taken for 0.
+		for _, wide := range []int{1 << 32, -1 << 32} {
+			expectError(t, Broadcast(background, c, x, wide), InvalidArgument, "root")
+			expectError(t, Gather(background, c, x, nil, wide), InvalidArgument, "root")
+			expectError(t, Gatherv(background, c, x, nil, nil, nil, wide), InvalidArgument, "root")
+			expectError(t, Send(background, c, x, wide), InvalidArgument, "peer")
+			expectError(t, Recv(background, c, x, wide), InvalidArgument, "peer")
+			expectError(t, c.Signal(wide, 0, c.stream), InvalidArgument, "peer")
+			expectError(t, c.Signal(0, wide, c.stream), InvalidArgument, "sigIdx")
+			expectError(t, c.WaitSignals(c.stream, Signals{From: wide, Count: 1}), InvalidArgument, "peer")
+			_, err := c.Split(background, wide, 0)
+			expectError(t, err, InvalidArgument, "color")
+			_, err = c.Split(background, 0, wide)
+			expectError(t, err, InvalidArgument, "key")
+			id, err := NewUniqueID()
+			ok(t, err)
+			_, err = Init(background, wide, id, 0)
+			expectError(t, err, InvalidArgument, "nranks")
+			_, err = Init(background, 1, id, wide)
+			expectError(t, err, InvalidArgument, "rank")
+			err = OnDevice(DeviceHost, wide, func() error { return nil })
+			expectError(t, err, InvalidArgument, "index")
+		}
 		// The data of a slice would not be there yet, also for other goroutines that are in no group.
 		expectError(t, Group(func() error {
 			outside := make(chan error)
