@@ -6,53 +6,53 @@ import (
 	"testing"
 )
 
-// Rank r has r + 1 elements of value r.
-func TestCountsPerRank(t *testing.T) {
-	onRanks(t, func(t *testing.T, c *Comm) {
-		rank := c.Rank()
-		counts, displs := []int{1, 2, 3, 4}, []int{0, 1, 3, 6}
-		all := []int32{0, 1, 1, 2, 2, 2, 3, 3, 3, 3}
-		fill := func(n int, value int32) []int32 {
-			out := make([]int32, n)
-			for i := range out {
-				out[i] = value
-			}
-			return out
-		}
-		own, out, part := fill(rank+1, int32(rank)), fill(10, -1), fill(rank+1, -1)
-		ok(t, AllGatherv(background, c, own, out, counts, displs))
-		expect(t, "AllGatherv", out, all...)
-		out = fill(10, -1)
-		if rank == 2 {
-			ok(t, Gatherv(background, c, own, out, counts, displs, 2))
-			expect(t, "Gatherv", out, all...)
-			ok(t, Scatterv(background, c, all, counts, displs, part, 2))
-		} else {
-			ok(t, Gatherv(background, c, own, out, nil, nil, 2))
-			expect(t, "Gatherv", out, fill(10, -1)...)
-			ok(t, Scatterv(background, c, nil, nil, nil, part, 2))
-		}
-		expect(t, "Scatterv", part, own...)
-		ok(t, ReduceScatterv(background, c, all, part, counts, Sum))
-		expect(t, "ReduceScatterv", part, fill(rank+1, int32(rank*ranks))...)
-		// Every rank sends r + 1 elements to rank r.
-		mine, at := make([]int, ranks), make([]int, ranks)
-		to, expected := fill(ranks*(rank+1), -1), []int32{}
-		for r := range mine {
-			mine[r], at[r] = rank+1, r*(rank+1)
-			expected = append(expected, fill(rank+1, int32(r))...)
-		}
-		ok(t, AllToAllv(background, c, fill(10, int32(rank)), counts, displs, to, mine, at))
-		expect(t, "AllToAllv", to, expected...)
+// countsPerRank runs every collective with counts: rank r has r + 1 elements, each the number r.
+func countsPerRank[T Element](t *testing.T, c *Comm, number func(int) T) {
+	rank, none := c.Rank(), number(5)
+	counts, displs := []int{1, 2, 3, 4}, []int{0, 1, 3, 6}
+	fill := func(n, value int) []T { return filled(n, number(value)) }
+	var all []T
+	for r, count := range counts {
+		all = append(all, fill(count, r)...)
+	}
+	own, out, part := fill(rank+1, rank), filled(10, none), filled(rank+1, none)
+	ok(t, AllGatherv(background, c, own, out, counts, displs))
+	expect(t, "AllGatherv", out, all...)
+	out = filled(10, none)
+	if rank == 2 {
+		ok(t, Gatherv(background, c, own, out, counts, displs, 2))
+		expect(t, "Gatherv", out, all...)
+		ok(t, Scatterv(background, c, all, counts, displs, part, 2))
+	} else {
+		ok(t, Gatherv(background, c, own, out, nil, nil, 2))
+		expect(t, "Gatherv", out, filled(10, none)...)
+		ok(t, Scatterv(background, c, nil, nil, nil, part, 2))
+	}
+	expect(t, "Scatterv", part, own...)
+	ok(t, ReduceScatterv(background, c, all, part, counts, Sum))
+	expect(t, "ReduceScatterv", part, fill(rank+1, rank*ranks)...)
+	// Every rank sends r + 1 elements to rank r.
+	mine, at := make([]int, ranks), make([]int, ranks)
+	to, expected := filled(ranks*(rank+1), none), []T{}
+	for r := range mine {
+		mine[r], at[r] = rank+1, r*(rank+1)
+		expected = append(expected, fill(rank+1, r)...)
+	}
+	ok(t, AllToAllv(background, c, fill(10, rank), counts, displs, to, mine, at))
+	expect(t, "AllToAllv", to, expected...)
+}
 
-		expectError(t, AllGatherv(background, c, own, out, counts, []int{0, 1, 3, 7}), InvalidArgument,
+func TestErrorsOfCounts(t *testing.T) {
+	onRanks(t, func(t *testing.T, c *Comm) {
+		counts, displs, own, all := []int{1, 2, 3, 4}, []int{0, 1, 3, 6}, make([]int32, c.Rank()+1), make([]int32, 10)
+		expectError(t, AllGatherv(background, c, own, all, counts, []int{0, 1, 3, 7}), InvalidArgument,
 			"AllGatherv: the part of rank 3 in recv is 4 elements from element 7 on; recv has 10 elements")
-		expectError(t, AllGatherv(background, c, own, out, counts[1:], displs), InvalidArgument,
+		expectError(t, AllGatherv(background, c, own, all, counts[1:], displs), InvalidArgument,
 			"counts of recv has 3 elements; expected 4")
-		expectError(t, ReduceScatterv(background, c, all, part, []int{-1, 1, 5, 5}, Sum), InvalidArgument,
+		expectError(t, ReduceScatterv(background, c, all, own, []int{-1, 1, 5, 5}, Sum), InvalidArgument,
 			"the part of rank 0 in send is -1 elements")
-		expectError(t, ReduceScatterv(background, c, all[1:], part, counts, Sum), InvalidArgument, "rank 3 in send")
-		expectError(t, AllToAllv(background, c, all, counts, displs[1:], to, mine, at), InvalidArgument,
+		expectError(t, ReduceScatterv(background, c, all[1:], own, counts, Sum), InvalidArgument, "rank 3 in send")
+		expectError(t, AllToAllv(background, c, all, counts, displs[1:], all, counts, displs), InvalidArgument,
 			"displs of send has 3 elements; expected 4")
 		ok(t, c.Close())
 	})

@@ -15,6 +15,11 @@ func onSlices[T Element](ctx context.Context, c *Comm, send, recv []T, f func(se
 		text := "a call on slices cannot wait in a Group; call the Async function with a Buffer"
 		return &Error{Code: InvalidUsage, Rank: c.rank, Peer: -1, Text: text}
 	}
+	if ctx.Err() != nil {
+		// The others wait for this call in vain.
+		c.Abort()
+		return context.Cause(ctx)
+	}
 	var pins runtime.Pinner
 	defer pins.Unpin()
 	if len(send) > 0 {
@@ -69,7 +74,7 @@ func Broadcast[T Element](ctx context.Context, c *Comm, data []T, root int) erro
 
 // BroadcastAsync is Broadcast without waiting.
 func BroadcastAsync[T Element](c *Comm, data Buffer[T], root int, on *Stream) error {
-	return ncclBcast(data.data, C.size_t(data.n), dataType[T](), C.int(root), c.handle, on.handle)
+	return ncclBcast(data.data, C.size_t(data.n), dataType[T](), narrow(root), c.handle, on.handle)
 }
 
 // Reduce leaves the reduction of all ranks' send in the root's recv, which is ignored elsewhere.
@@ -86,7 +91,7 @@ func ReduceAsync[T Element](c *Comm, send, recv Buffer[T], op RedOp, root int, o
 			return err
 		}
 	}
-	return ncclReduce(send.data, recv.data, C.size_t(send.n), dataType[T](), op, C.int(root), c.handle, on.handle)
+	return ncclReduce(send.data, recv.data, C.size_t(send.n), dataType[T](), op, narrow(root), c.handle, on.handle)
 }
 
 // AllGather puts every rank's send, one behind the other, into every rank's recv.
@@ -152,7 +157,7 @@ func GatherAsync[T Element](c *Comm, send, recv Buffer[T], root int, on *Stream)
 			return err
 		}
 	}
-	return ncclGather(send.data, recv.data, C.size_t(send.n), dataType[T](), C.int(root), c.handle, on.handle)
+	return ncclGather(send.data, recv.data, C.size_t(send.n), dataType[T](), narrow(root), c.handle, on.handle)
 }
 
 // Scatter puts block r of the root's send, which is ignored elsewhere, into the recv of rank r.
@@ -169,7 +174,7 @@ func ScatterAsync[T Element](c *Comm, send, recv Buffer[T], root int, on *Stream
 			return err
 		}
 	}
-	return ncclScatter(send.data, recv.data, C.size_t(recv.n), dataType[T](), C.int(root), c.handle, on.handle)
+	return ncclScatter(send.data, recv.data, C.size_t(recv.n), dataType[T](), narrow(root), c.handle, on.handle)
 }
 
 // Send sends elements to a rank, which receives as many.
@@ -181,7 +186,7 @@ func Send[T Element](ctx context.Context, c *Comm, data []T, to int) error {
 
 // SendAsync is Send without waiting.
 func SendAsync[T Element](c *Comm, data Buffer[T], to int, on *Stream) error {
-	return ncclSend(data.data, C.size_t(data.n), dataType[T](), C.int(to), c.handle, on.handle)
+	return ncclSend(data.data, C.size_t(data.n), dataType[T](), narrow(to), c.handle, on.handle)
 }
 
 // Recv receives elements from a rank, which sends as many.
@@ -193,5 +198,5 @@ func Recv[T Element](ctx context.Context, c *Comm, data []T, from int) error {
 
 // RecvAsync is Recv without waiting.
 func RecvAsync[T Element](c *Comm, data Buffer[T], from int, on *Stream) error {
-	return ncclRecv(data.data, C.size_t(data.n), dataType[T](), C.int(from), c.handle, on.handle)
+	return ncclRecv(data.data, C.size_t(data.n), dataType[T](), narrow(from), c.handle, on.handle)
 }

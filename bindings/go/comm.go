@@ -10,6 +10,7 @@ import "C"
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"strings"
@@ -45,9 +46,10 @@ func (id *UniqueID) raw() (raw C.ncclUniqueId) {
 type Comm struct {
 	handle C.ncclComm_t
 	// Of the calls that take slices.
-	stream     *Stream
-	ended      atomic.Bool
-	rank, size int
+	stream *Stream
+	// Whether it was aborted or closed, and whether its stream was closed.
+	ended, closed atomic.Bool
+	rank, size    int
 }
 
 // Option asks something of a new communicator, as WithCommName does. What nobody asks for is as NCCL has
@@ -121,15 +123,18 @@ func InitEnv(ctx context.Context, options ...Option) (*Comm, error) {
 // Init makes a communicator of size ranks, which all have the same id. It blocks until all have come.
 func Init(ctx context.Context, size int, id UniqueID, rank int, options ...Option) (*Comm, error) {
 	return create(ctx, options, func(handle *C.ncclComm_t, config *C.ncclConfig_t) error {
-		return ncclCommInitRankConfig(handle, C.int(size), id.raw(), C.int(rank), config)
+		return ncclCommInitRankConfig(handle, narrow(size), id.raw(), narrow(rank), config)
 	})
 }
 
 // Split makes communicators of the ranks with equal color, ordered by key; nil for the color
 // NcclSplitNocolor. It blocks until all have called.
 func (c *Comm) Split(ctx context.Context, color, key int, options ...Option) (*Comm, error) {
+	if err := errors.Join(within32("Split", "color", color), within32("Split", "key", key)); err != nil {
+		return nil, err
+	}
 	part, err := create(ctx, options, func(handle *C.ncclComm_t, config *C.ncclConfig_t) error {
-		return ncclCommSplit(c.handle, C.int(color), C.int(key), handle, config)
+		return ncclCommSplit(c.handle, narrow(color), narrow(key), handle, config)
 	})
 	if part == nil && err == nil {
 		// The others still need this rank. That they may end this communicator afterwards is no
@@ -144,7 +149,7 @@ func (c *Comm) Split(ctx context.Context, color, key int, options ...Option) (*C
 func (c *Comm) Shrink(ctx context.Context, exclude []int, options ...Option) (*Comm, error) {
 	list := make([]C.int, len(exclude)+1)
 	for i, rank := range exclude {
-		list[i] = C.int(rank)
+		list[i] = narrow(rank)
 	}
 	return create(ctx, options, func(handle *C.ncclComm_t, config *C.ncclConfig_t) error {
 		return ncclCommShrink(c.handle, &list[0], C.int(len(exclude)), handle, config, NcclShrinkAbort)
@@ -168,7 +173,7 @@ func (c *Comm) Grow(ctx context.Context, size int, id *UniqueID, options ...Opti
 		raw = &copied
 	}
 	return create(ctx, options, func(handle *C.ncclComm_t, config *C.ncclConfig_t) error {
-		return ncclCommGrow(c.handle, C.int(size), raw, -1, handle, config)
+		return ncclCommGrow(c.handle, narrow(size), raw, -1, handle, config)
 	})
 }
 
@@ -177,7 +182,7 @@ func (c *Comm) Grow(ctx context.Context, size int, id *UniqueID, options ...Opti
 func Join(ctx context.Context, size int, id UniqueID, rank int, options ...Option) (*Comm, error) {
 	raw := id.raw()
 	return create(ctx, options, func(handle *C.ncclComm_t, config *C.ncclConfig_t) error {
-		return ncclCommGrow(nil, C.int(size), &raw, C.int(rank), handle, config)
+		return ncclCommGrow(nil, narrow(size), &raw, narrow(rank), handle, config)
 	})
 }
 
@@ -220,8 +225,11 @@ func create(ctx context.Context, options []Option, begin func(*C.ncclComm_t, *C.
 		return nil, err
 	}
 	c.rank, c.size = int(rank), int(size)
-	c.stream, err = NewStream()
-	return c, err
+	if c.stream, err = NewStream(); err != nil {
+		c.Abort()
+		return nil, err
+	}
+	return c, nil
 }
 
 // rest waits until nothing is under way on the communicator itself.
@@ -310,17 +318,16 @@ func (c *Comm) InPlace() (uint64, error) {
 }
 
 // Close completes all operations and ends the communicator; it waits for the other ranks. After Abort
-// it only frees what is left.
+// it only frees what is left. Later calls fail with InvalidArgument.
 func (c *Comm) Close() error {
 	var err error
 	if !c.ended.Swap(true) {
 		err = ncclCommDestroy(c.handle)
 	}
-	if c.stream != nil {
+	if !c.closed.Swap(true) {
 		if end := c.stream.Close(); err == nil {
 			err = end
 		}
-		c.stream = nil
 	}
 	return err
 }
@@ -354,14 +361,11 @@ func Register[T Element](c *Comm, b Buffer[T]) (*Registration, error) {
 // Close ends the registration; call it before the communicator's.
 func (r *Registration) Close() error { return ncclCommDeregister(r.comm.handle, r.handle) }
 
-// wait has a call on slices done: what it began is complete, or the context has ended it.
+// wait has a call on slices done: what it began is complete, or the context has ended it. Nobody uses the
+// slices any more, as the stream has come to its end in both cases.
 func (c *Comm) wait(ctx context.Context) error {
 	if ctx.Done() == nil {
 		return c.stream.Synchronize()
-	}
-	if ctx.Err() != nil {
-		c.Abort()
-		return context.Cause(ctx)
 	}
 	stop := context.AfterFunc(ctx, func() { c.Abort() })
 	err := c.stream.Synchronize()

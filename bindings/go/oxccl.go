@@ -1,7 +1,8 @@
 // Package oxccl is collective communication between processes and hosts: all-reduce, all-gather,
 // send and receive and their kin, on host memory as on GPUs.
 //
-// Functions that take slices block until the elements are there, and end when their context does.
+// Functions that take slices block until the elements are there, and end when their context does: that aborts
+// the communicator on all ranks, also when it had ended before the call.
 // Functions whose names end in Async take a [Buffer], return at once, and are complete when their
 // [Stream] is. What is made here is ended by Close.
 //
@@ -18,6 +19,7 @@ import "C"
 
 import (
 	"fmt"
+	"math"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -70,6 +72,18 @@ func mismatch(function, argument string, got, expected int) error {
 	return &Error{Code: InvalidArgument, Rank: -1, Peer: -1, Text: text}
 }
 
+// narrow is a number as C takes it. One beyond 32 bits becomes the nearest that C has, which is no rank, size
+// or signal either; where it could be right, within32 is asked first.
+func narrow(n int) C.int { return C.int(max(min(n, math.MaxInt32), math.MinInt32)) }
+
+func within32(function, argument string, n int) error {
+	if int(narrow(n)) == n {
+		return nil
+	}
+	text := fmt.Sprintf("%s: %s is %d; expected a number of 32 bits", function, argument, n)
+	return &Error{Code: InvalidArgument, Rank: -1, Peer: -1, Text: text}
+}
+
 // Version of the library, as NcclVersionCode and OxcclVersionCode.
 func Version() (nccl, oxccl int, err error) {
 	var n, o C.int
@@ -98,6 +112,9 @@ func CurrentDevice() (kind DeviceKind, index int, err error) {
 
 // OnDevice calls f with another current device, for what f makes: communicators, streams, buffers.
 func OnDevice(kind DeviceKind, index int, f func() error) error {
+	if err := within32("OnDevice", "index", index); err != nil {
+		return err
+	}
 	// The device belongs to the thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -105,7 +122,7 @@ func OnDevice(kind DeviceKind, index int, f func() error) error {
 	if err != nil {
 		return err
 	}
-	if err := oxcclDeviceSet(kind, C.int(index)); err != nil {
+	if err := oxcclDeviceSet(kind, narrow(index)); err != nil {
 		return err
 	}
 	// It was the device before, so it can be set.
@@ -115,7 +132,7 @@ func OnDevice(kind DeviceKind, index int, f func() error) error {
 
 // SetLogLevel sets what is logged: 0 nothing, 1 the version, 2 warnings, 3 information, 5 everything.
 // Lines go where NCCL_DEBUG_FILE says.
-func SetLogLevel(level int) error { return oxcclSetLog(C.int(level), nil, nil) }
+func SetLogLevel(level int) error { return oxcclSetLog(narrow(level), nil, nil) }
 
 // Group launches together what f calls: the Async functions, whose sends and receives then need no
 // order. Functions that take slices fail in it, as nothing is complete before its end.

@@ -3,6 +3,8 @@ package oxccl
 import (
 	"context"
 	"errors"
+	"fmt"
+	"math/bits"
 	"os"
 	"slices"
 	"strings"
@@ -69,49 +71,67 @@ func expectError(t *testing.T, err error, code Result, text string) {
 	}
 }
 
-// collectives runs every collective on slices. Rank 0 has one where the others have two, so that the
-// place that data came from shows; one + one is two, two + two is four.
-func collectives[T Element](t *testing.T, c *Comm, one, two, four T) {
+// whole is a number in a type that Go has.
+func whole[T ~int8 | ~uint8 | ~int32 | ~uint32 | ~int64 | ~uint64 | ~int | ~uint | ~float32 | ~float64](n int) T {
+	return T(n)
+}
+
+// bitsOf is a small number, 0 or more, as a float with so many bits of mantissa and such a bias. The leading one,
+// which floats leave out, counts up the exponent.
+func bitsOf(n, mantissa, bias int) uint16 {
+	if n == 0 {
+		return 0
+	}
+	exponent := bits.Len(uint(n)) - 1
+	return uint16((exponent+bias-1)<<mantissa + n<<mantissa>>exponent)
+}
+
+func filled[T Element](n int, value T) []T {
+	all := make([]T, n)
+	for i := range all {
+		all[i] = value
+	}
+	return all
+}
+
+// collectives runs every collective on slices, of numbers that a function makes: rank r has r + 1, so that the
+// place that data came from shows.
+func collectives[T Element](t *testing.T, c *Comm, number func(int) T) {
 	const n = 3
-	of := func(r int) T {
-		if r == 0 {
-			return one
-		}
-		return two
-	}
-	fill := func(n int, value T) []T {
-		all := make([]T, n)
-		for i := range all {
-			all[i] = value
-		}
-		return all
-	}
+	full := func(value int) []T { return filled(n, number(value)) }
 	var blocks []T
 	for r := 0; r < ranks; r++ {
-		blocks = append(blocks, fill(n, of(r))...)
+		blocks = append(blocks, full(r+1)...)
 	}
 	rank := c.Rank()
-	own, out, wide := fill(n, of(rank)), make([]T, n), make([]T, n*ranks)
+	own, out, wide := full(rank+1), make([]T, n), make([]T, n*ranks)
 
-	ok(t, AllReduce(background, c, fill(n, one), out, Sum))
-	expect(t, "AllReduce", out, four, four, four)
-	ok(t, AllReduce(background, c, own, out, Max))
-	expect(t, "AllReduce", out, two, two, two)
+	// Their sum, product, maximum, minimum and mean are five numbers.
+	weight := full([ranks]int{1, 2, 3, 2}[rank])
+	for _, reduction := range []struct {
+		op       RedOp
+		expected int
+	}{{Sum, 8}, {Prod, 12}, {Max, 3}, {Min, 1}, {Avg, 2}} {
+		what := fmt.Sprintf("AllReduce of %T by %d", own, reduction.op)
+		ok(t, AllReduce(background, c, weight, out, reduction.op))
+		expect(t, what, out, full(reduction.expected)...)
+	}
 	copy(out, own)
-	ok(t, Broadcast(background, c, out, 0))
-	expect(t, "Broadcast", out, one, one, one)
-	ok(t, Reduce(background, c, fill(n, one), out, Sum, 3))
+	ok(t, Broadcast(background, c, out, 2))
+	expect(t, "Broadcast", out, full(3)...)
+	clear(out)
+	ok(t, Reduce(background, c, weight, out, Prod, 3))
 	if rank == 3 {
-		expect(t, "Reduce", out, four, four, four)
+		expect(t, "Reduce", out, full(12)...)
 	} else {
-		expect(t, "Reduce", out, one, one, one)
+		expect(t, "Reduce", out, full(0)...)
 	}
 	ok(t, AllGather(background, c, own, wide))
 	expect(t, "AllGather", wide, blocks...)
-	ok(t, ReduceScatter(background, c, fill(n*ranks, one), out, Sum))
-	expect(t, "ReduceScatter", out, four, four, four)
+	ok(t, ReduceScatter(background, c, blocks, out, Sum))
+	expect(t, "ReduceScatter", out, full(ranks*(rank+1))...)
 	clear(wide)
-	ok(t, AllToAll(background, c, fill(n*ranks, of(rank)), wide))
+	ok(t, AllToAll(background, c, filled(n*ranks, own[0]), wide))
 	expect(t, "AllToAll", wide, blocks...)
 	clear(wide)
 	ok(t, Gather(background, c, own, wide, 1))
@@ -127,7 +147,7 @@ func collectives[T Element](t *testing.T, c *Comm, one, two, four T) {
 		ok(t, Send(background, c, own, 1))
 	case 1:
 		ok(t, Recv(background, c, out, 0))
-		expect(t, "Recv", out, one, one, one)
+		expect(t, "Recv", out, full(1)...)
 	}
 }
 
@@ -135,23 +155,28 @@ type named int32
 
 func TestCollectives(t *testing.T) {
 	onRanks(t, func(t *testing.T, c *Comm) {
-		collectives[int8](t, c, 1, 2, 4)
-		collectives[uint8](t, c, 1, 2, 4)
-		collectives[int32](t, c, 1, 2, 4)
-		collectives[uint32](t, c, 1, 2, 4)
-		collectives[int64](t, c, 1, 2, 4)
-		collectives[uint64](t, c, 1, 2, 4)
-		collectives[int](t, c, 1, 2, 4)
-		collectives[uint](t, c, 1, 2, 4)
-		collectives[named](t, c, 1, 2, 4)
-		collectives(t, c, F16{0x3c00}, F16{0x4000}, F16{0x4400})
-		collectives[float32](t, c, 1, 2, 4)
-		collectives[float64](t, c, 1, 2, 4)
-		collectives(t, c, BF16{0x3f80}, BF16{0x4000}, BF16{0x4080})
-		collectives(t, c, F8E4M3{0x38}, F8E4M3{0x40}, F8E4M3{0x48})
-		collectives(t, c, F8E5M2{0x3c}, F8E5M2{0x40}, F8E5M2{0x44})
+		of(t, c, whole[int8])
+		of(t, c, whole[uint8])
+		of(t, c, whole[int32])
+		of(t, c, whole[uint32])
+		of(t, c, whole[int64])
+		of(t, c, whole[uint64])
+		of(t, c, whole[int])
+		of(t, c, whole[uint])
+		of(t, c, whole[named])
+		of(t, c, func(n int) F16 { return F16{bitsOf(n, 10, 15)} })
+		of(t, c, whole[float32])
+		of(t, c, whole[float64])
+		of(t, c, func(n int) BF16 { return BF16{bitsOf(n, 7, 127)} })
+		of(t, c, func(n int) F8E4M3 { return F8E4M3{uint8(bitsOf(n, 3, 7))} })
+		of(t, c, func(n int) F8E5M2 { return F8E5M2{uint8(bitsOf(n, 2, 15))} })
 		ok(t, c.Close())
 	})
+}
+
+func of[T Element](t *testing.T, c *Comm, number func(int) T) {
+	collectives(t, c, number)
+	countsPerRank(t, c, number)
 }
 
 func TestBuffersGroupsGraphsAndEvents(t *testing.T) {
@@ -257,6 +282,29 @@ func TestErrors(t *testing.T) {
 		expectError(t, Broadcast(background, c, x, 4), InvalidArgument, "root")
 		expectError(t, AllGather(background, c, x, x), InvalidArgument, "recv has 3 elements; expected 12")
 		expectError(t, AllReduce(background, c, x, x, RedOp(77)), InvalidArgument, "op")
+		// None of these is taken for 0.
+		for _, wide := range []int{1 << 32, -1 << 32} {
+			expectError(t, Broadcast(background, c, x, wide), InvalidArgument, "root")
+			expectError(t, Gather(background, c, x, nil, wide), InvalidArgument, "root")
+			expectError(t, Gatherv(background, c, x, nil, nil, nil, wide), InvalidArgument, "root")
+			expectError(t, Send(background, c, x, wide), InvalidArgument, "peer")
+			expectError(t, Recv(background, c, x, wide), InvalidArgument, "peer")
+			expectError(t, c.Signal(wide, 0, c.stream), InvalidArgument, "peer")
+			expectError(t, c.Signal(0, wide, c.stream), InvalidArgument, "sigIdx")
+			expectError(t, c.WaitSignals(c.stream, Signals{From: wide, Count: 1}), InvalidArgument, "peer")
+			_, err := c.Split(background, wide, 0)
+			expectError(t, err, InvalidArgument, "color")
+			_, err = c.Split(background, 0, wide)
+			expectError(t, err, InvalidArgument, "key")
+			id, err := NewUniqueID()
+			ok(t, err)
+			_, err = Init(background, wide, id, 0)
+			expectError(t, err, InvalidArgument, "nranks")
+			_, err = Init(background, 1, id, wide)
+			expectError(t, err, InvalidArgument, "rank")
+			err = OnDevice(DeviceHost, wide, func() error { return nil })
+			expectError(t, err, InvalidArgument, "index")
+		}
 		// The data of a slice would not be there yet, also for other goroutines that are in no group.
 		expectError(t, Group(func() error {
 			outside := make(chan error)
@@ -277,34 +325,86 @@ func TestErrors(t *testing.T) {
 		ok(t, c.Close())
 		err = AllReduceAsync(c, view(x), view(x), Sum, &Stream{})
 		expectError(t, err, InvalidArgument, "destroyed")
+		expectError(t, AllReduce(background, c, x, x, Sum), InvalidArgument, "destroyed")
+		expectError(t, Recv(background, c, x[:0], 0), InvalidArgument, "destroyed")
+		ctx, cancel := context.WithCancel(background)
+		defer cancel()
+		expectError(t, Broadcast(ctx, c, x, 0), InvalidArgument, "destroyed")
+		ok(t, c.Close())
 	})
 }
 
-// A context that is cancelled while its rank waits ends the communicator on all ranks.
+// A context that ends before its rank calls, or while it waits, ends the communicator on all ranks.
 func TestCancel(t *testing.T) {
-	onRanks(t, func(t *testing.T, c *Comm) {
-		x := make([]float32, 1)
-		if c.Rank() == 0 {
-			ok(t, AllReduce(background, c, x, x, Sum))
+	const wait = 50 * time.Millisecond
+	for _, end := range []struct {
+		context  func() (context.Context, context.CancelFunc)
+		expected error
+	}{
+		{func() (context.Context, context.CancelFunc) {
 			ctx, cancel := context.WithCancel(background)
-			go cancel()
-			err := Recv(ctx, c, x, 1)
-			if !errors.Is(err, context.Canceled) {
-				t.Errorf("%v; expected that it was cancelled", err)
+			cancel()
+			return ctx, cancel
+		}, context.Canceled},
+		{func() (context.Context, context.CancelFunc) {
+			ctx, cancel := context.WithCancel(background)
+			time.AfterFunc(wait, cancel)
+			return ctx, cancel
+		}, context.Canceled},
+		{func() (context.Context, context.CancelFunc) {
+			return context.WithTimeout(background, wait)
+		}, context.DeadlineExceeded},
+	} {
+		onRanks(t, func(t *testing.T, c *Comm) {
+			x := make([]float32, 1)
+			if c.Rank() == 0 {
+				ok(t, AllReduce(background, c, x, x, Sum))
+				ctx, cancel := end.context()
+				defer cancel()
+				if err := Recv(ctx, c, x, 1); !errors.Is(err, end.expected) {
+					t.Errorf("%v; expected %v", err, end.expected)
+				}
+				// Nothing of the call is left, not even its failure.
+				if done, err := c.stream.Query(); !done || err != nil {
+					t.Error(done, err)
+				}
+			} else {
+				// Either of them may hear of it.
+				err := AllReduce(background, c, x, x, Sum)
+				if err == nil {
+					err = Recv(background, c, x, 0)
+				}
+				expectError(t, err, RemoteError, "rank 0")
+				var failure *Error
+				if !errors.As(err, &failure) || failure.Peer != 0 {
+					t.Errorf("%v does not name rank 0", err)
+				}
 			}
-		} else {
-			// Either of them may hear of it.
-			err := AllReduce(background, c, x, x, Sum)
-			if err == nil {
-				err = Recv(background, c, x, 0)
-			}
-			expectError(t, err, RemoteError, "rank 0")
+			ok(t, c.Close())
+		})
+	}
+}
+
+// A rank waits for a message that nobody sends for as long as its bound says; other communicators go on.
+func TestTimeout(t *testing.T) {
+	onRanks(t, func(t *testing.T, c *Comm) {
+		part, err := c.Split(background, 0, 0)
+		ok(t, err)
+		if c.Rank() == 0 {
+			ok(t, part.SetTimeout(50*time.Millisecond))
+			err := Recv(background, part, make([]float32, 1), 1)
+			expectError(t, err, RemoteError, "ms for rank 1")
 			var failure *Error
-			if !errors.As(err, &failure) || failure.Peer != 0 {
-				t.Errorf("%v does not name rank 0", err)
+			if !errors.As(err, &failure) || failure.Rank != 0 || failure.Peer != 1 {
+				t.Errorf("%v does not name the ranks 0 and 1", err)
 			}
 		}
-		ok(t, c.Close())
+		x := []float32{1}
+		ok(t, AllReduce(background, c, x, x, Sum))
+		expect(t, "AllReduce", x, 4)
+		for _, end := range []func() error{part.Abort, part.Close, c.Close} {
+			ok(t, end())
+		}
 	})
 }
 

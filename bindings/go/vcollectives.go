@@ -117,7 +117,7 @@ func GathervAsync[T Element](c *Comm, send, recv Buffer[T], counts, displs []int
 			return err
 		}
 	}
-	return oxcclGatherv(send.data, C.size_t(send.n), recv.data, n, at, dataType[T](), C.int(root), c.handle, on.handle)
+	return oxcclGatherv(send.data, C.size_t(send.n), recv.data, n, at, dataType[T](), narrow(root), c.handle, on.handle)
 }
 
 // Scatterv puts counts[r] elements from element displs[r] of the root's send on into the recv of rank r;
@@ -137,5 +137,5 @@ func ScattervAsync[T Element](c *Comm, send Buffer[T], counts, displs []int, rec
 			return err
 		}
 	}
-	return oxcclScatterv(send.data, n, at, recv.data, C.size_t(recv.n), dataType[T](), C.int(root), c.handle, on.handle)
+	return oxcclScatterv(send.data, n, at, recv.data, C.size_t(recv.n), dataType[T](), narrow(root), c.handle, on.handle)
 }

@@ -36,13 +36,13 @@ func (w *Window[T]) Put(data Buffer[T], to, at, signal int, on *Stream) error {
 		return &Error{Code: InvalidArgument, Rank: -1, Peer: -1, Text: text}
 	}
 	offset := C.size_t(uintptr(at) * sizeOf[T]())
-	return ncclPutSignal(data.data, C.size_t(data.n), dataType[T](), C.int(to), w.handle, offset, C.int(signal),
+	return ncclPutSignal(data.data, C.size_t(data.n), dataType[T](), narrow(to), w.handle, offset, narrow(signal),
 		0, 0, w.comm.handle, on.handle)
 }
 
 // Signal counts up a signal (0 to 15) of a rank. What was put there before is there when it is seen.
 func (c *Comm) Signal(to, signal int, on *Stream) error {
-	return ncclSignal(C.int(to), C.int(signal), 0, 0, c.handle, on.handle)
+	return ncclSignal(narrow(to), narrow(signal), 0, 0, c.handle, on.handle)
 }
 
 // Signals are some of those that a rank has sent.
@@ -59,7 +59,7 @@ type Signals struct {
 func (c *Comm) WaitSignals(on *Stream, signals ...Signals) error {
 	list := make([]C.ncclWaitSignalDesc_t, len(signals))
 	for i, s := range signals {
-		list[i] = C.ncclWaitSignalDesc_t{opCnt: C.int(s.Count), peer: C.int(s.From), sigIdx: C.int(s.Signal)}
+		list[i] = C.ncclWaitSignalDesc_t{opCnt: narrow(s.Count), peer: narrow(s.From), sigIdx: narrow(s.Signal)}
 	}
 	return ncclWaitSignal(C.int(len(list)), unsafe.SliceData(list), c.handle, on.handle)
 }

@@ -1,4 +1,5 @@
 // The C++ binding on four ranks: as processes where a launcher started them, else as threads.
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -22,18 +23,22 @@ namespace {
 
 constexpr int kRanks = 4;
 
-// 1, 2 or 4, in a type that C++ may know the bits of only.
+// A small number, 0 or more, in a type that C++ may know the bits of only.
 template <class T>
 T number(int value) {
   if constexpr (std::is_arithmetic_v<T>) {
     return static_cast<T>(value);
   } else {
-    unsigned step = value == 1 ? 0 : value == 2 ? 1 : 2;
-    unsigned one = std::is_same_v<T, oxccl::float16>    ? 0x3c00 + (step << 10)
-                   : std::is_same_v<T, oxccl::bfloat16> ? 0x3f80 + (step << 7)
-                   : std::is_same_v<T, oxccl::float8_e4m3> ? 0x38 + (step << 3)
-                                                           : 0x3c + (step << 2);
-    return T{static_cast<decltype(T::bits)>(one)};
+    if (value == 0) return T{};
+    int mantissa = 7, bias = 127;
+    if (std::is_same_v<T, oxccl::float16>) mantissa = 10, bias = 15;
+    if (std::is_same_v<T, oxccl::float8_e4m3>) mantissa = 3, bias = 7;
+    if (std::is_same_v<T, oxccl::float8_e5m2>) mantissa = 2, bias = 15;
+    int exponent = 0;
+    while (value >> exponent > 1) exponent++;
+    // The leading one, which floats leave out, counts up the exponent.
+    int bits = ((exponent + bias - 1) << mantissa) + ((value << mantissa) >> exponent);
+    return T{static_cast<decltype(T::bits)>(bits)};
   }
 }
 
@@ -60,61 +65,59 @@ void expect_error(ncclResult_t code, const char *text, F call) {
   std::abort();
 }
 
-// Every collective with elements of one type. A rank's own element is 1 at rank 0, else 2, so that the
-// place that data came from shows.
+// Every collective with elements of one type. A rank's own element is the rank + 1, so that the place
+// that data came from shows.
 template <class T>
 void collectives(const oxccl::communicator &comm, const oxccl::stream &s) {
   const int rank = comm.rank();
   const std::size_t n = 37;
-  const T one = number<T>(1), two = number<T>(2), four = number<T>(4);
-  auto of = [&](int r) { return r == 0 ? one : two; };
-  std::vector<T> in(n, one), out(n), wide(n * kRanks), own(n, of(rank));
+  const T zero = number<T>(0);
+  auto of = [](int r) { return number<T>(r + 1); };
+  std::vector<T> own(n, of(rank)), out(n), wide(n * kRanks), all_blocks;
+  for (int r = 0; r < kRanks; r++) all_blocks.insert(all_blocks.end(), n, of(r));
+  auto blocks = [&](const std::vector<T> &got) {
+    return std::equal(got.begin(), got.end(), all_blocks.begin(), all_blocks.end(), same<T>);
+  };
 
-  comm.all_reduce(in, out, ncclSum, s);
-  s.synchronize();
-  EXPECT(all(out, four));
-  comm.all_reduce(own, out, ncclMax, s);
-  s.synchronize();
-  EXPECT(all(out, two));
+  // Their sum, product, maximum, minimum and mean are five numbers.
+  std::vector<T> weight(n, number<T>(std::array{1, 2, 3, 2}[static_cast<std::size_t>(rank)]));
+  using reduction = std::pair<ncclRedOp_t, int>;
+  for (auto [op, expected] : {reduction(ncclSum, 8), reduction(ncclProd, 12), reduction(ncclMax, 3),
+                              reduction(ncclMin, 1), reduction(ncclAvg, 2)}) {
+    comm.all_reduce(weight, out, op, s);
+    s.synchronize();
+    EXPECT(all(out, number<T>(expected)));
+  }
 
   auto shared = oxccl::buffer<T>::allocate(n);
   std::fill(shared.begin(), shared.end(), of(rank));
-  comm.broadcast(shared, 0, s);
+  comm.broadcast(shared, 2, s);
   s.synchronize();
-  EXPECT(all(shared, one));
+  EXPECT(all(shared, of(2)));
 
-  std::fill(out.begin(), out.end(), one);
-  comm.reduce(in, out, ncclSum, 3, s);
+  std::fill(out.begin(), out.end(), zero);
+  comm.reduce(weight, out, ncclProd, 3, s);
   s.synchronize();
-  EXPECT(all(out, rank == 3 ? four : one));
+  EXPECT(all(out, rank == 3 ? number<T>(12) : zero));
 
-  auto blocks = [&](const std::vector<T> &from) {
-    for (int r = 0; r < kRanks; r++) {
-      for (std::size_t i = 0; i < n; i++) {
-        if (!same(from[static_cast<std::size_t>(r) * n + i], of(r))) return false;
-      }
-    }
-    return true;
-  };
   comm.all_gather(own, wide, s);
   s.synchronize();
   EXPECT(blocks(wide));
 
-  std::vector<T> ones(n * kRanks, one);
-  comm.reduce_scatter(ones, out, ncclSum, s);
+  comm.reduce_scatter(all_blocks, out, ncclSum, s);
   s.synchronize();
-  EXPECT(all(out, four));
+  EXPECT(all(out, number<T>(kRanks * (rank + 1))));
 
   std::vector<T> to_all(n * kRanks, of(rank));
-  std::fill(wide.begin(), wide.end(), four);
+  std::fill(wide.begin(), wide.end(), zero);
   comm.all_to_all(to_all, wide, s);
   s.synchronize();
   EXPECT(blocks(wide));
 
-  std::fill(wide.begin(), wide.end(), four);
+  std::fill(wide.begin(), wide.end(), zero);
   comm.gather(own, wide, 1, s);
   s.synchronize();
-  EXPECT(rank == 1 ? blocks(wide) : all(wide, four));
+  EXPECT(rank == 1 ? blocks(wide) : all(wide, zero));
 
   if (rank == 1) comm.scatter(wide, out, 1, s);
   else comm.scatter(std::vector<T>(), out, 1, s);
@@ -131,40 +134,66 @@ void collectives(const oxccl::communicator &comm, const oxccl::stream &s) {
   EXPECT(all(out, of(before)));
 }
 
+const std::vector<std::size_t> kCounts{1, 2, 3, 4}, kDispls{0, 1, 3, 6};
+
+// Every collective with counts: rank r has r + 1 elements, each the number r.
+template <class T>
 void counts_per_rank(const oxccl::communicator &comm, const oxccl::stream &s) {
   const auto rank = static_cast<std::size_t>(comm.rank());
-  // Rank r has r + 1 elements of value r.
-  std::vector<std::size_t> counts{1, 2, 3, 4}, displs{0, 1, 3, 6};
-  std::vector<int> own(rank + 1, static_cast<int>(rank)), out(10, -1);
-  const std::vector<int> expected{0, 1, 1, 2, 2, 2, 3, 3, 3, 3};
-  comm.all_gather_v(own, out, counts, displs, s);
+  const T mine = number<T>(comm.rank()), none = number<T>(5);
+  std::vector<T> own(rank + 1, mine), out(10, none), expected;
+  for (int r = 0; r < kRanks; r++) expected.insert(expected.end(), kCounts[r], number<T>(r));
+  auto right = [&] { return std::equal(out.begin(), out.end(), expected.begin(), same<T>); };
+  comm.all_gather_v(own, out, kCounts, kDispls, s);
   s.synchronize();
-  EXPECT(out == expected);
-  std::fill(out.begin(), out.end(), -1);
-  comm.gather_v(own, out, counts, displs, 2, s);
+  EXPECT(right());
+  std::fill(out.begin(), out.end(), none);
+  comm.gather_v(own, out, kCounts, kDispls, 2, s);
   s.synchronize();
-  EXPECT(rank == 2 ? out == expected : out == std::vector<int>(10, -1));
-  std::vector<int> part(rank + 1, -1);
-  comm.scatter_v(expected, counts, displs, part, 2, s);
+  EXPECT(rank == 2 ? right() : all(out, none));
+  std::vector<T> part(rank + 1, none);
+  comm.scatter_v(expected, kCounts, kDispls, part, 2, s);
   s.synchronize();
-  EXPECT(part == own);
-  comm.reduce_scatter_v(expected, part, counts, ncclSum, s);
+  EXPECT(all(part, mine));
+  comm.reduce_scatter_v(expected, part, kCounts, ncclSum, s);
   s.synchronize();
-  EXPECT(all(part, static_cast<int>(rank) * kRanks));
+  EXPECT(all(part, number<T>(comm.rank() * kRanks)));
   // Every rank sends r + 1 elements to rank r.
-  std::vector<std::size_t> mine(kRanks, rank + 1), at(kRanks);
+  std::vector<std::size_t> each(kRanks, rank + 1), at(kRanks);
   for (std::size_t r = 0; r < kRanks; r++) at[r] = r * (rank + 1);
-  std::vector<int> from(10, static_cast<int>(rank)), to(kRanks * (rank + 1), -1);
-  comm.all_to_all_v(from, counts, displs, to, mine, at, s);
+  std::vector<T> from(10, mine), to(kRanks * (rank + 1), none);
+  comm.all_to_all_v(from, kCounts, kDispls, to, each, at, s);
   s.synchronize();
-  for (std::size_t i = 0; i < to.size(); i++) EXPECT(to[i] == static_cast<int>(i / (rank + 1)));
+  for (std::size_t i = 0; i < to.size(); i++) {
+    EXPECT(same(to[i], number<T>(static_cast<int>(i / (rank + 1)))));
+  }
+}
 
+void wrong_counts(const oxccl::communicator &comm, const oxccl::stream &s) {
+  std::vector<int> own(static_cast<std::size_t>(comm.rank()) + 1), out(10);
   expect_error(ncclInvalidArgument, "all_gather_v: out has 10 elements; expected 11", [&] {
-    comm.all_gather_v(own, out, counts, std::vector<std::size_t>{0, 1, 3, 7}, s);
+    comm.all_gather_v(own, out, kCounts, std::vector<std::size_t>{0, 1, 3, 7}, s);
   });
   expect_error(ncclInvalidArgument, "counts has 3 elements; expected 4", [&] {
-    comm.all_gather_v(own, out, std::vector<std::size_t>(3), displs, s);
+    comm.all_gather_v(own, out, std::vector<std::size_t>(3), kDispls, s);
   });
+  // Not even where their sum has as many as there are, in 64 bits.
+  const std::size_t quarter = SIZE_MAX / 4 + 1;
+  expect_error(ncclInvalidArgument, "reduce_scatter_v: in has 10 elements; expected 1844674407", [&] {
+    std::vector<std::size_t> counts{quarter, quarter, quarter, quarter + 10};
+    comm.reduce_scatter_v(out, own, counts, ncclSum, s);
+  });
+  expect_error(ncclInvalidArgument, "comm is null", [&] {
+    std::vector<int> nothing;
+    std::vector<std::size_t> counts;
+    oxccl::communicator().reduce_scatter_v(nothing, nothing, counts, ncclSum, s);
+  });
+}
+
+template <class T>
+void of(const oxccl::communicator &comm, const oxccl::stream &s) {
+  collectives<T>(comm, s);
+  counts_per_rank<T>(comm, s);
 }
 
 void graphs_and_events(const oxccl::communicator &comm, const oxccl::stream &s) {
@@ -274,6 +303,28 @@ void grown_and_suspended(const oxccl::communicator &comm, const oxccl::stream &s
   EXPECT(together.estimate() > 0 && x[0] == kRanks);
 }
 
+// A rank waits for a message that nobody sends for as long as its bound says; other communicators go on.
+void timeout(const oxccl::communicator &comm, const oxccl::stream &s) {
+  auto part = comm.split(0, 0);
+  if (comm.rank() == 0) {
+    part.set_timeout(std::chrono::milliseconds(50));
+    std::vector<float> never(1);
+    part.recv(never, 1, s);
+    try {
+      s.synchronize();
+      EXPECT(!"it ends without an error");
+    } catch (const oxccl::error &e) {
+      EXPECT(e.code() == ncclRemoteError && e.rank() == 0 && e.peer() == 1);
+      EXPECT(std::strstr(e.what(), "ms for rank 1"));
+    }
+  }
+  std::vector<float> x{1};
+  comm.all_reduce(x, x, ncclSum, s);
+  s.synchronize();
+  EXPECT(x[0] == kRanks);
+  part.abort();
+}
+
 // Run last: the communicator is over then.
 void errors(oxccl::communicator comm, const oxccl::stream &s) {
   const int rank = comm.rank();
@@ -312,24 +363,25 @@ void errors(oxccl::communicator comm, const oxccl::stream &s) {
 void rank(oxccl::communicator comm) {
   EXPECT(comm.size() == kRanks);
   auto s = oxccl::stream::create();
-  collectives<std::int8_t>(comm, s);
-  collectives<std::uint8_t>(comm, s);
-  collectives<std::int32_t>(comm, s);
-  collectives<std::uint32_t>(comm, s);
-  collectives<std::int64_t>(comm, s);
-  collectives<std::uint64_t>(comm, s);
-  collectives<long long>(comm, s);
-  collectives<oxccl::float16>(comm, s);
-  collectives<float>(comm, s);
-  collectives<double>(comm, s);
-  collectives<oxccl::bfloat16>(comm, s);
-  collectives<oxccl::float8_e4m3>(comm, s);
-  collectives<oxccl::float8_e5m2>(comm, s);
-  counts_per_rank(comm, s);
+  of<std::int8_t>(comm, s);
+  of<std::uint8_t>(comm, s);
+  of<std::int32_t>(comm, s);
+  of<std::uint32_t>(comm, s);
+  of<std::int64_t>(comm, s);
+  of<std::uint64_t>(comm, s);
+  of<long long>(comm, s);
+  of<oxccl::float16>(comm, s);
+  of<float>(comm, s);
+  of<double>(comm, s);
+  of<oxccl::bfloat16>(comm, s);
+  of<oxccl::float8_e4m3>(comm, s);
+  of<oxccl::float8_e5m2>(comm, s);
+  wrong_counts(comm, s);
   graphs_and_events(comm, s);
   made_from_others(comm, s);
   one_sided(comm, s);
   grown_and_suspended(comm, s);
+  timeout(comm, s);
   errors(std::move(comm), s);
 }
 

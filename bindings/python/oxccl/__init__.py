@@ -73,6 +73,18 @@ def _check(code):
     raise _last_error(_c.oxcclLastError)
 
 
+def _int(name, value):
+    """A number as C takes it; ctypes would silently cut off what is beyond 32 bits."""
+    if not -(2**31) < value < 2**31:
+        raise ValueError(f"{name} is {value}; expected a number of 32 bits")
+    return value
+
+
+def _nanoseconds(seconds):
+    """A time as C takes it, where None is no bound."""
+    return -1 if seconds is None else int(min(seconds * 1e9, 2**63 - 1))
+
+
 def version():
     """The versions of NCCL's interface and of OxCCL, as numbers."""
     nccl, oxccl = ctypes.c_int(), ctypes.c_int()
@@ -83,7 +95,7 @@ def version():
 
 def set_log_level(level):
     """Sets what is logged: 0 nothing, 1 the version, 2 warnings, 3 information, 5 everything."""
-    _check(_c.oxcclSetLog(level, _gen.oxcclLogFn_t(), None))
+    _check(_c.oxcclSetLog(_int("level", level), _gen.oxcclLogFn_t(), None))
 
 
 _HOST = int(_gen.oxcclDeviceKind_t.oxcclDeviceHost)
@@ -121,7 +133,7 @@ def on_device(index):
     """`with on_device(1):` makes communicators, streams and arrays for a device of the host; any index will do,
     so that a laptop can stand for a larger machine."""
     before = _device()
-    _check(_c.oxcclDeviceSet(_HOST, index))
+    _check(_c.oxcclDeviceSet(_HOST, _int("index", index)))
     try:
         yield
     finally:
@@ -157,7 +169,7 @@ class Event(_Owner):
     """A mark in a stream."""
 
     def __init__(self):
-        super().__init__(_c.oxcclEventCreate, _c.oxcclEventDestroy)
+        _on_host(lambda: super(Event, self).__init__(_c.oxcclEventCreate, _c.oxcclEventDestroy))
 
     def record(self, stream):
         """Marks the present end of a stream."""
@@ -376,9 +388,7 @@ def _configure(options):
             value = value.encode()
         if isinstance(value, bytes) and 0 in value:
             raise ValueError(f"{name} is {value!r}; expected a text without zeros")
-        if isinstance(value, int) and not -(2**31) < value < 2**31:
-            raise ValueError(f"{name} is {value}; expected a number of 32 bits")
-        setattr(config, name, value)
+        setattr(config, name, _int(name, value) if isinstance(value, int) else value)
     return config
 
 
@@ -399,7 +409,7 @@ class Comm:
             self._create(options, _c.oxcclCommInitEnv)
         else:
             self._create(options, lambda place, config: _c.ncclCommInitRankConfig(
-                place, size, unique_id._raw, rank, config))
+                place, _int("size", size), unique_id._raw, _int("rank", rank), config))
 
     def _create(self, options, begin):
         # The group's end would write to a place that is no more.
@@ -410,7 +420,7 @@ class Comm:
 
         def make():
             # Of this thread, until it is taken back.
-            _check(_c.oxcclSetInitTimeout(-1 if limit is None else int(limit * 1e9)))
+            _check(_c.oxcclSetInitTimeout(_nanoseconds(limit)))
             try:
                 _check(begin(ctypes.byref(self._handle), ctypes.byref(config)))
             finally:
@@ -433,11 +443,11 @@ class Comm:
     def split(self, color, key=0, **options):
         """Communicators of the ranks with equal color, ordered by key; None for NO_COLOR."""
         return Comm._from(options, lambda place, config: _c.ncclCommSplit(
-            self._handle, color, key, place, config))
+            self._handle, _int("color", color), _int("key", key), place, config))
 
     def shrink(self, exclude, **options):
         """One without some ranks, which need not be alive; all others call. Ends this one's operations."""
-        ranks = (ctypes.c_int * len(exclude))(*exclude)
+        ranks = (ctypes.c_int * len(exclude))(*(_int("a rank of exclude", rank) for rank in exclude))
         flags = _gen.NCCL_SHRINK_ABORT
         return Comm._from(options, lambda place, config: _c.ncclCommShrink(
             self._handle, ranks, len(exclude), place, config, flags))
@@ -453,14 +463,14 @@ class Comm:
         """One of `size` ranks, of which these keep their numbers; the root passes the growth_id()."""
         raw = None if unique_id is None else ctypes.byref(unique_id._raw)
         return Comm._from(options, lambda place, config: _c.ncclCommGrow(
-            self._handle, size, raw, -1, place, config))
+            self._handle, _int("size", size), raw, -1, place, config))
 
     @classmethod
     def join(cls, size, unique_id, rank, **options):
         """A new rank's part of a communicator that others grow to `size` ranks."""
         raw = ctypes.byref(unique_id._raw)
         return cls._from(options, lambda place, config: _c.ncclCommGrow(
-            None, size, raw, rank, place, config))
+            None, _int("size", size), raw, _int("rank", rank), place, config))
 
     def error(self):
         """Why the communicator failed; None where it did not."""
@@ -469,8 +479,7 @@ class Comm:
 
     def set_timeout(self, seconds):
         """Bounds how long an operation may wait for a rank without getting anywhere; None is no bound."""
-        bound = -1 if seconds is None else int(seconds * 1e9)
-        _check(_c.oxcclCommSetTimeout(self._handle, bound))
+        _check(_c.oxcclCommSetTimeout(self._handle, _nanoseconds(seconds)))
 
     def abort(self):
         """Ends the communicator at once, also for other threads; the other ranks are told."""
@@ -555,7 +564,7 @@ class Comm:
         """The root's elements, on every rank."""
         d = place("data", data, writable=True)
         return self._run(stream, lambda on: _c.ncclBcast(
-            d.address, d.count, d.kind, root, self._handle, on), data)
+            d.address, d.count, d.kind, _int("root", root), self._handle, on), data)
 
     def reduce(self, send, recv, root=0, op=SUM, stream=None):
         """The reduction of all ranks' `send` in the root's `recv`, which is ignored elsewhere."""
@@ -564,7 +573,7 @@ class Comm:
         if self.rank == root:
             r.length("recv", s.count)
         return self._run(stream, lambda on: _c.ncclReduce(
-            s.address, r.address, s.count, s.kind, op, root, self._handle, on), send, recv)
+            s.address, r.address, s.count, s.kind, op, _int("root", root), self._handle, on), send, recv)
 
     def all_gather(self, send, recv, stream=None):
         """Every rank's elements, one behind the other, on every rank."""
@@ -599,7 +608,7 @@ class Comm:
         if self.rank == root:
             r.length("recv", s.count * self.size)
         return self._run(stream, lambda on: _c.ncclGather(
-            s.address, r.address, s.count, s.kind, root, self._handle, on), send, recv)
+            s.address, r.address, s.count, s.kind, _int("root", root), self._handle, on), send, recv)
 
     def scatter(self, send, recv, root=0, stream=None):
         """Block r of the root's `send`, which is ignored elsewhere, in the `recv` of rank r."""
@@ -608,19 +617,19 @@ class Comm:
         if self.rank == root:
             s.length("send", r.count * self.size)
         return self._run(stream, lambda on: _c.ncclScatter(
-            s.address, r.address, r.count, s.kind, root, self._handle, on), send, recv)
+            s.address, r.address, r.count, s.kind, _int("root", root), self._handle, on), send, recv)
 
     def send(self, data, to, stream=None):
         """To a rank, which receives as many elements."""
         d = place("data", data)
         self._run(stream, lambda on: _c.ncclSend(
-            d.address, d.count, d.kind, to, self._handle, on), data)
+            d.address, d.count, d.kind, _int("to", to), self._handle, on), data)
 
     def recv(self, data, source, stream=None):
         """From a rank, which sends as many elements."""
         d = place("data", data, writable=True)
         return self._run(stream, lambda on: _c.ncclRecv(
-            d.address, d.count, d.kind, source, self._handle, on), data)
+            d.address, d.count, d.kind, _int("source", source), self._handle, on), data)
 
     # With a length per rank: part r has counts[r] elements and begins at element displs[r]; without
     # displs the parts lie one behind the other.
@@ -661,7 +670,7 @@ class Comm:
         r = place("recv", recv, s, True)
         parts = Parts("recv", r, self.size, counts, displs) if self.rank == root else NO_PARTS
         return self._run(stream, lambda on: _c.oxcclGatherv(
-            s.address, s.count, r.address, parts.counts, parts.displs, s.kind, root, self._handle, on),
+            s.address, s.count, r.address, parts.counts, parts.displs, s.kind, _int("root", root), self._handle, on),
             send, recv)
 
     def scatterv(self, send, recv, counts=None, displs=None, root=0, stream=None):
@@ -670,20 +679,23 @@ class Comm:
         r = place("recv", recv, s, True)
         parts = Parts("send", s, self.size, counts, displs) if self.rank == root else NO_PARTS
         return self._run(stream, lambda on: _c.oxcclScatterv(
-            s.address, parts.counts, parts.displs, r.address, r.count, s.kind, root, self._handle, on),
+            s.address, parts.counts, parts.displs, r.address, r.count, s.kind, _int("root", root), self._handle, on),
             send, recv)
 
     def signal(self, to, signal=0, stream=None):
         """Counts up a signal (0 to 15) of a rank of this host. What was put there before is there when
         it is seen."""
-        self._run(stream, lambda on: _c.ncclSignal(to, signal, 0, 0, self._handle, on))
+        self._run(stream, lambda on: _c.ncclSignal(
+            _int("to", to), _int("signal", signal), 0, 0, self._handle, on))
 
     def wait_signals(self, *signals, stream=None):
         """Waits until signals have come: each a tuple of the rank that sends them, the signal, and how many
         of those that nobody has waited for yet."""
-        wanted = (_gen.ncclWaitSignalDesc_t * len(signals))(
-            *(_gen.ncclWaitSignalDesc_t(opCnt=n, peer=source, sigIdx=signal) for source, signal, n in signals)
-        )
+        wanted = (_gen.ncclWaitSignalDesc_t * len(signals))(*(
+            _gen.ncclWaitSignalDesc_t(
+                opCnt=_int("a number of signals", n), peer=_int("a source", source), sigIdx=_int("a signal", signal))
+            for source, signal, n in signals
+        ))
         self._run(stream, lambda on: _c.ncclWaitSignal(len(signals), wanted, self._handle, on))
 
 
@@ -731,11 +743,12 @@ class Window(_Made):
         """Writes elements into a rank's window, from its element `at` on, then counts up a signal (0 to
         15) of that rank."""
         d = place("data", data)
-        if at < 0:
-            raise ValueError(f"at is {at}; expected 0 or more")
-        offset = at * (d.bytes // d.count) if d.count else 0
+        offset = at * (d.bytes // d.count if d.count else 1)
+        if not 0 <= offset < 2**64:
+            raise ValueError(f"at is {at}; expected an element of the window, 0 or more")
         self._comm._run(stream, lambda on: _c.ncclPutSignal(
-            d.address, d.count, d.kind, to, self._handle, offset, signal, 0, 0, self._comm._handle, on), data)
+            d.address, d.count, d.kind, _int("to", to), self._handle, offset, _int("signal", signal), 0, 0,
+            self._comm._handle, on), data)
 
     def close(self):
         """Ends the window, into which no rank may still write."""

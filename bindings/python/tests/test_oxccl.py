@@ -154,7 +154,18 @@ def registered_and_windows(comm):
         comm.wait_signals((before, 3, 1), (after, 15, 1))
         same(memory, [before + 1 if r == before else 0 for r in range(RANKS)])
         expect_error(oxccl.Error, "16", lambda: comm.signal(after, 16))
-        expect_error(ValueError, "at is -1", lambda: window.put(memory, after, at=-1))
+        for at in (-1, 1 << 62, -(1 << 62)):
+            expect_error(ValueError, f"at is {at}; expected", lambda: window.put(memory, after, at=at))
+            expect_error(ValueError, f"at is {at * 8}; expected", lambda: window.put(memory[:0], after, at=at * 8))
+        expect_error(oxccl.Error, "16", lambda: window.put(memory, after, at=1))
+        for wide in (1 << 32, -(1 << 32)):
+            got = f"is {wide}; expected a number of 32 bits"
+            expect_error(ValueError, f"to {got}", lambda: window.put(memory, wide))
+            expect_error(ValueError, f"signal {got}", lambda: window.put(memory, after, signal=wide))
+            expect_error(ValueError, f"to {got}", lambda: comm.signal(wide))
+            expect_error(ValueError, f"signal {got}", lambda: comm.signal(after, wide))
+            for wrong in ((wide, 0, 1), (after, wide, 1), (after, 0, wide)):
+                expect_error(ValueError, got, lambda: comm.wait_signals(wrong))
         comm.all_reduce(np.zeros(1))
     expect_error(oxccl.Error, "peerWin", lambda: window.put(memory, after))
 
@@ -191,6 +202,22 @@ def made_from_others(comm):
             expect_error(oxccl.Error, "revoke", lambda: grown.all_reduce(np.ones(1)))
 
 
+def made_on_host(function, make):
+    """Expects that what makes something calls a function of the library where the host is the device."""
+    call, kinds = getattr(oxccl._c, function), []
+
+    def watched(*arguments):
+        kinds.append(oxccl._device()[0])
+        return call(*arguments)
+
+    setattr(oxccl._c, function, watched)
+    try:
+        make()
+    finally:
+        setattr(oxccl._c, function, call)
+    assert set(kinds) == {oxccl._HOST}, (function, kinds)
+
+
 def options_and_devices(comm):
     with comm.split(0, numRmaCtx=0, commName="quiet") as without:
         expect_error(oxccl.Error, "numRmaCtx", lambda: without.signal(0))
@@ -218,8 +245,38 @@ def options_and_devices(comm):
         with comm.split(0) as part:
             same(part.all_reduce(oxccl.empty(3)), [0] * 3)
             expect_error(oxccl.Error, "minCTAs", lambda: comm.split(0, minCTAs=0))
+        made_on_host("oxcclStreamCreate", oxccl.Stream)
+        made_on_host("oxcclEventCreate", oxccl.Event)
+        made_on_host("oxcclMemAlloc", lambda: oxccl.empty(1))
+        made_on_host("ncclCommSplit", lambda: comm.split(0).close())
         oxccl._device = device
     oxccl.set_log_level(2)
+
+
+def beyond_32_bits(comm, x):
+    """None of these is taken for rank 0, or for the color 0."""
+    wide, wider = 1 << 32, np.zeros(12)
+    for name, call in (
+        ("root", lambda: comm.broadcast(x, wide)),
+        ("root", lambda: comm.reduce(x, x, wide)),
+        ("root", lambda: comm.gather(x, wider, wide)),
+        ("root", lambda: comm.scatter(wider, x, wide)),
+        ("root", lambda: comm.gatherv(x, wider, root=wide)),
+        ("root", lambda: comm.scatterv(wider, x, root=wide)),
+        ("to", lambda: comm.send(x, wide)),
+        ("source", lambda: comm.recv(x, wide)),
+        ("color", lambda: comm.split(wide)),
+        ("key", lambda: comm.split(0, wide)),
+        ("a rank of exclude", lambda: comm.shrink([wide])),
+        ("size", lambda: comm.grow(wide)),
+        ("size", lambda: oxccl.Comm.join(wide, oxccl.UniqueId(), 0)),
+        ("rank", lambda: oxccl.Comm.join(1, oxccl.UniqueId(), wide)),
+        ("size", lambda: oxccl.Comm(wide, oxccl.UniqueId(), 0)),
+        ("rank", lambda: oxccl.Comm(1, oxccl.UniqueId(), wide)),
+        ("index", oxccl.on_device(wide).__enter__),
+        ("level", lambda: oxccl.set_log_level(wide)),
+    ):
+        expect_error(ValueError, f"{name} is {wide}; expected a number of 32 bits", call)
 
 
 def errors(comm):
@@ -240,6 +297,19 @@ def errors(comm):
     expect_error(TypeError, "a list", lambda: comm.all_reduce([1.0]))
     expect_error(ValueError, "shape", lambda: oxccl.empty(-1))
     expect_error(ValueError, "128 bytes", lambda: oxccl.UniqueId(b"x"))
+    beyond_32_bits(comm, x)
+    # A rank waits for a message that nobody sends for as long as its bound says; other communicators go on.
+    part = comm.split(0)
+    if comm.rank == 0:
+        part.set_timeout(0.05)
+        failure = expect_error(oxccl.Error, "ms for rank 1", lambda: part.recv(np.zeros(1), 1))
+        assert (failure.code, failure.rank, failure.peer) == (ncclResult_t.ncclRemoteError, 0, 1)
+    else:
+        part.set_timeout(None)
+    # 2^64 ns are not 0.
+    assert [oxccl._nanoseconds(t) for t in (None, 0.05, 2**64 / 1e9, np.inf)] == [-1, 50_000_000] + 2 * [2**63 - 1]
+    same(comm.all_reduce(np.ones(1)), [RANKS])
+    part.abort()
     assert comm.error() is None
     fixed = np.zeros(3)
     fixed.flags.writeable = False

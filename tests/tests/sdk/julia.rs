@@ -1,6 +1,6 @@
 //! The Julia package: its own tests on tasks and processes, and in another project.
 
-use crate::{ROOT, expect_options, folder, have, prefix, succeed};
+use crate::{ROOT, expect_options, folder, have, prefix, run, succeed};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -42,6 +42,22 @@ fn another_project_uses_it() {
     let text = succeed(on_four_julias("julia-user").arg(hello).env("NCCL_DEBUG", "INFO"));
     assert_eq!(text.matches("of 4: all right").count(), 4, "{text}");
     expect_options(&text);
+}
+
+#[test]
+fn the_system_finds_the_library_unless_the_environment_names_it() {
+    if !have("julia") {
+        return;
+    }
+    let project = project("julia-library");
+    let mut hello = Command::new("julia");
+    hello.args(["-O0", &project]).arg(Path::new(ROOT).join("tests/sdk/hello.jl"));
+    let text = succeed(hello.env_remove("OXCCL_LIBRARY"));
+    assert!(text.contains("rank 0 of 1: all right"), "{text}");
+    let mut load = Command::new("julia");
+    load.args(["-O0", &project, "-e", "using OxCCL"]).env("OXCCL_LIBRARY", "/nonexistent.so");
+    let (status, text) = run(prefix(), &mut load);
+    assert!(status == Some(1) && text.contains("/nonexistent.so"), "{status:?}: {text}");
 }
 
 /// Julia on 4 ranks, in an empty project that has the package; a file is to follow.

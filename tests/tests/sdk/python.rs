@@ -45,6 +45,17 @@ fn collectives_errors_graphs_and_aborts_on_threads_and_processes() {
 }
 
 #[test]
+fn the_system_finds_the_library_where_nobody_names_it() {
+    if !have_numpy() {
+        return;
+    }
+    let mut hello = Command::new("python3");
+    hello.arg(Path::new(ROOT).join("tests/sdk/hello.py")).env_remove("OXCCL_LIBRARY");
+    let text = succeed(python(&mut hello));
+    assert!(text.contains("rank 0 of 1: all right"), "{text}");
+}
+
+#[test]
 fn a_library_that_is_not_there_is_an_error() {
     if !have_numpy() {
         return;

@@ -140,11 +140,15 @@ is no longer used. Only on the host device: memory of a GPU is no `Array`.
 function alloc(::Type{T}, dims::Integer...) where {T}
     device()[1] == oxcclDeviceHost || throw(OxCCLError(
         ncclInvalidUsage, -1, -1, "alloc: the current device is a GPU, whose memory is no Array; use CuArray"))
+    # No elements are no memory, and all arrays without elements may be one object.
+    prod(dims) == 0 && return Array{T}(undef, Int.(dims))
     place = Ref{Ptr{Cvoid}}()
     check(oxcclMemAlloc(place, prod(dims) * sizeof(T)))
     data = place[]
     array = unsafe_wrap(Array, Ptr{T}(data), Int.(dims))
-    finalizer(_ -> oxcclMemFree(data), array)
+    # Arrays that share the memory, as by `reshape`, share no more than `Memory` from Julia 1.11 on; before, they
+    # keep the array.
+    finalizer(_ -> oxcclMemFree(data), isdefined(array, :ref) ? getfield(array, :ref).mem : array)
     return array
 end
 

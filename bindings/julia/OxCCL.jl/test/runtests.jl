@@ -164,6 +164,11 @@ end
         large, before = alloc(Float32, 1 << 20), OxCCL.in_place(c)
         Allreduce!(large, +, c)
         @test OxCCL.in_place(c) == before + 1
+        # Another shape of the memory keeps it when the array itself is dropped.
+        shaped = reshape(alloc(Float32, 1 << 16), 256, 256)
+        GC.gc()
+        shaped .= 1
+        @test Allreduce!(shaped, +, c) == fill(4, 256, 256)
         registered = register(c, x)
         @test Allreduce!(x, +, c) == zeros(4)
         close(registered)
@@ -277,6 +282,17 @@ end
         expect_error(() -> group(() -> group(() -> Allreduce!(x, +, c))), ncclInvalidUsage, "cannot wait in a group")
         @test_throws MethodError Allreduce!(ComplexF64[1], +, c)
         @test_throws MethodError Allreduce!(x, zeros(Float32, 3), +, c)
+        # A rank waits for a message that nobody sends for as long as its bound says; other communicators go on.
+        part = OxCCL.split(c, 0, 0)
+        if c.rank == 0
+            OxCCL.timeout!(part, 0.05)
+            e = expect_error(() -> Recv!([0.0], 1, part), ncclRemoteError, "ms for rank 1")
+            @test (e.rank, e.peer) == (0, 1)
+        else
+            OxCCL.timeout!(part, Inf)
+        end
+        @test Allreduce!([1], +, c) == [RANKS]
+        abort(part)
         # Rank 0 waits for a message that nobody sends, until another task aborts.
         Allreduce!(x, +, c)
         if c.rank == 0
