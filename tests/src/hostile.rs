@@ -4,7 +4,7 @@
 use oxccl::nccl::config;
 use oxccl_runtime::bootstrap::auth::{Client, Ends, Progress, Role, Server};
 use oxccl_runtime::bootstrap::interface::Interface;
-use oxccl_runtime::bootstrap::launch;
+use oxccl_runtime::bootstrap::launch::{self, Meet};
 use oxccl_runtime::bootstrap::root::{self, Action, Machine};
 use oxccl_runtime::bootstrap::wire::Frame;
 use oxccl_runtime::bootstrap::{ID_BYTES, UniqueId};
@@ -101,7 +101,8 @@ pub fn launched(data: &[u8]) {
         if let Ok(Some(launch)) = fuzzing::launch(own, &lookup) {
             assert!(launch.rank < launch.nranks && launch.local_rank < launch.nranks);
             let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
-            assert!(launch.job.chars().all(plain), "{:?} becomes the name of a file", launch.job);
+            let (Meet::Job(name) | Meet::Host(name)) = launch.meet;
+            assert!(name.len() < 200 && name.chars().all(plain), "{name:?} becomes a file's name");
         }
     } else {
         let found: Vec<_> = fields

@@ -9,11 +9,11 @@ use super::deadline::Deadline;
 use super::id::{SECRET_BYTES, random};
 use crate::error::{Error, Result};
 use crate::log::{self, Level, Subsystem};
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg, sockopt::socket_peercred,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 use std::io::{IoSlice, IoSliceMut, Read};
 use std::os::linux::net::SocketAddrExt;
@@ -132,12 +132,26 @@ fn set_timeout(stream: &UnixStream, limit: Duration, peer: u32) -> Result<()> {
 }
 
 fn check_user(stream: &UnixStream, peer: u32) -> Result<()> {
-    let theirs = socket_peercred(stream).map_err(|e| lost(peer, e))?.uid;
-    let ours = rustix::process::geteuid();
+    let theirs = user_of(stream).map_err(|e| lost(peer, e))?;
+    let ours = rustix::process::geteuid().as_raw();
     if theirs != ours {
-        return Err(lost(peer, format!("it runs as user {theirs:?}, this process as {ours:?}")));
+        return Err(lost(peer, format!("it runs as user {theirs}, this process as user {ours}")));
     }
     Ok(())
+}
+
+/// The user id of the other end. Not by rustix, whose type has no room for the pid 0 that a process of
+/// another pid namespace is shown with.
+fn user_of(stream: &UnixStream) -> std::io::Result<u32> {
+    let mut theirs = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    let mut len = size_of_val(&theirs) as libc::socklen_t;
+    let place = (&raw mut theirs).cast();
+    let (level, name) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
+    // SAFETY: the place is writable and as large as the length says.
+    match unsafe { libc::getsockopt(stream.as_raw_fd(), level, name, place, &mut len) } {
+        0 => Ok(theirs.uid),
+        _ => Err(std::io::Error::last_os_error()),
+    }
 }
 
 /// Sends a short message. Not by `write`: on Unix sockets not every supported standard library keeps

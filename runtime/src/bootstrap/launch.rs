@@ -1,10 +1,11 @@
 //! Ranks, sizes and the unique id from the environment that a launcher sets.
 //!
 //! `oxccl run` hands the id over in a file. Under the other launchers rank 0 makes it and leaves
-//! it in a file of mode 0600 in a folder of mode 0700; the name comes from the job, the contents
-//! tell which process wrote it, so that what an earlier job left behind is not taken for it.
+//! it in a file of mode 0600 in a folder of mode 0700, which `handover.rs` describes; torchrun's
+//! ranks on several hosts meet at the address that it gives them.
 
 use super::deadline::{Cancel, Deadline};
+use super::handover;
 use super::id::{ID_BYTES, UniqueId};
 use crate::config::{Config, launcher_variable};
 use crate::error::{Error, Result};
@@ -23,27 +24,80 @@ pub struct Launch {
     pub nranks: u32,
     /// Rank on this host: the device to use.
     pub local_rank: u32,
-    /// A name that the job's processes on this host share.
-    pub job: String,
+    /// How the job's ranks find each other.
+    pub meet: Meet,
     /// The launcher's name.
     pub launcher: &'static str,
 }
 
-/// Names of the launchers' variables: rank, size, local rank, and those that tell jobs apart.
-const LAUNCHERS: [(&str, [&str; 3], &[&str]); 4] = [
-    (
-        "mpirun",
-        ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"],
-        &["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"],
-    ),
-    ("srun", ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"], &["SLURM_JOB_ID", "SLURM_STEP_ID"]),
-    ("pmi", ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"], &[]),
-    (
-        "torchrun",
-        ["RANK", "WORLD_SIZE", "LOCAL_RANK"],
-        &["TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"],
-    ),
+/// How the ranks of a job find each other where neither `NCCL_COMM_ID` nor `oxccl run` tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Meet {
+    /// By a file of this name, which no other job has, on whatever host.
+    Job(String),
+    /// By a file of this name, which no other job of this host has.
+    Host(String),
+}
+
+/// What a launcher sets.
+struct Known {
+    launcher: &'static str,
+    /// Without this variable it was something else.
+    mark: &'static str,
+    /// Rank, size, local rank.
+    place: [&'static str; 3],
+    /// What tells jobs apart.
+    job: &'static [&'static str],
+    /// Whether that tells apart the jobs of all hosts.
+    everywhere: bool,
+}
+
+const TORCHRUN: Known = Known {
+    launcher: "torchrun",
+    mark: "TORCHELASTIC_RUN_ID",
+    place: ["RANK", "WORLD_SIZE", "LOCAL_RANK"],
+    job: &["TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"],
+    everywhere: false,
+};
+
+const PMI: Known = Known {
+    launcher: "pmi",
+    mark: "MPI_LOCALRANKID",
+    place: ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"],
+    job: &[],
+    everywhere: false,
+};
+
+/// One launcher may start another, as srun does torchrun on every host; the inner one counts.
+const LAUNCHERS: [Known; 6] = [
+    TORCHRUN,
+    Known {
+        launcher: "mpirun",
+        mark: "OMPI_COMM_WORLD_RANK",
+        place: ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"],
+        // The last is a random number, under Open MPI 4, whose other names may come again elsewhere.
+        job: &[
+            "PMIX_NAMESPACE",
+            "OMPI_MCA_ess_base_jobid",
+            "OMPI_MCA_orte_precondition_transports",
+        ],
+        everywhere: true,
+    },
+    PMI,
+    Known {
+        launcher: "srun",
+        mark: "SLURM_PROCID",
+        place: ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"],
+        job: &["SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID"],
+        everywhere: true,
+    },
+    // What sets no more than the same ranks and sizes.
+    Known { mark: "PMI_RANK", ..PMI },
+    Known { mark: "RANK", ..TORCHRUN },
 ];
+
+/// The longest part of a file's name that is made of what a launcher says.
+const MAX_NAME: usize = 128;
 
 /// The place of this process, if a launcher has set one.
 pub fn detect() -> Result<Option<Launch>> {
@@ -58,39 +112,54 @@ pub(crate) fn detect_in(
 ) -> Result<Option<Launch>> {
     if !own[0].is_empty() && !own[1].is_empty() {
         let values = own.map(|v| Some(v.to_owned()).filter(|v| !v.is_empty()));
-        return parse(
-            "oxccl run",
-            ["OXCCL_RANK", "OXCCL_NRANKS", "OXCCL_LOCAL_RANK"],
-            values,
-            "oxccl".to_owned(),
-        )
-        .map(Some);
+        let names = ["OXCCL_RANK", "OXCCL_NRANKS", "OXCCL_LOCAL_RANK"];
+        return parse(OWN, names, values, of_parent("oxccl")).map(Some);
     }
-    for (launcher, names, job) in LAUNCHERS {
-        let values = names.map(lookup);
-        if values[0].is_none() || values[1].is_none() {
-            continue;
+    let there = |name: &&str| lookup(name).is_some();
+    let Some(known) =
+        LAUNCHERS.iter().find(|k| there(&k.mark) && k.place[..2].iter().all(|n| there(n)))
+    else {
+        return Ok(None);
+    };
+    parse(known.launcher, known.place, known.place.map(lookup), known.meet(lookup)).map(Some)
+}
+
+/// The launcher's name of `oxccl run`.
+const OWN: &str = "oxccl run";
+
+/// The launcher's daemon on this host is everyone's parent.
+fn of_parent(launcher: &str) -> Meet {
+    Meet::Host(format!("{launcher}-{}", std::os::unix::process::parent_id()))
+}
+
+impl Known {
+    fn meet(&self, lookup: &dyn Fn(&str) -> Option<String>) -> Meet {
+        let mut name = self.launcher.to_owned();
+        for part in self.job.iter().filter_map(|name| lookup(name)) {
+            name.push('-');
+            name.extend(part.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }));
         }
-        let mut key = launcher.to_owned();
-        let parts: Vec<_> = job.iter().filter_map(|name| lookup(name)).collect();
-        if parts.is_empty() {
-            // The launcher's daemon on this host is everyone's parent.
-            key += &format!("-{}", std::os::unix::process::parent_id());
+        if name == self.launcher {
+            return of_parent(self.launcher);
         }
-        for part in parts {
-            key.push('-');
-            key.extend(part.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }));
+        if name.len() > MAX_NAME {
+            name = format!("{}-{}", self.launcher, digest(&name));
         }
-        return parse(launcher, names, values, key).map(Some);
+        if self.everywhere { Meet::Job(name) } else { Meet::Host(name) }
     }
-    Ok(None)
+}
+
+/// A short name for a long one.
+fn digest(text: &str) -> String {
+    use sha2::Digest;
+    hex(&sha2::Sha256::digest(text)[..16])
 }
 
 fn parse(
     launcher: &'static str,
     names: [&str; 3],
     values: [Option<String>; 3],
-    job: String,
+    meet: Meet,
 ) -> Result<Launch> {
     let number = |i: usize| -> Result<u32> {
         let value = values[i].as_deref().unwrap_or("0");
@@ -105,7 +174,7 @@ fn parse(
             return Err(Error::Init { why });
         }
     }
-    Ok(Launch { rank, nranks, local_rank, job, launcher })
+    Ok(Launch { rank, nranks, local_rank, meet, launcher })
 }
 
 /// The unique id for the next communicator of a job. Every rank has to call it equally often.
@@ -117,36 +186,35 @@ pub fn unique_id(launch: &Launch, limit: Duration) -> Result<UniqueId> {
     }
     static CALLS: AtomicU32 = AtomicU32::new(0);
     let nth = CALLS.fetch_add(1, Ordering::Relaxed);
-    if nth == 0 && launch.job == "oxccl" && !config.secret_file.is_empty() {
+    if nth == 0 && launch.launcher == OWN && !config.secret_file.is_empty() {
         return parse_id(&read_private_file(&config.secret_file)?)
             .ok_or_else(|| Error::Init { why: format!("{} holds no id", config.secret_file) });
     }
-    let mut name = launch.job.clone();
-    if launch.job == "oxccl" {
-        name += &format!("-{}", std::os::unix::process::parent_id());
-    }
+    let (name, advice) = match &launch.meet {
+        Meet::Job(name) => (
+            name.clone(),
+            "where rank 0 is on another host, set OXCCL_RENDEZVOUS to a folder that all hosts share, \
+             or NCCL_COMM_ID",
+        ),
+        // Another host's job may have this name.
+        Meet::Host(name) => (
+            format!("{name}-{}", digest(&handover::place())),
+            "its name is known on this host only: where rank 0 is on another one, set NCCL_COMM_ID",
+        ),
+    };
     let path = folder(config)?.join(format!("{name}.{nth}"));
     if launch.rank == 0 {
         let id = super::new_unique_id()?;
-        let text = format!("{}{}", hex(&id.encode()), writer(std::process::id()));
-        write_private_file(&path, text.as_bytes())?;
+        handover::leave(&path, &id)?;
         return Ok(id);
     }
     let deadline = Deadline::new(limit, &Cancel::default());
-    loop {
-        if let Ok(bytes) = read_private_file(&path)
-            && let Some(id) = parse_id(&bytes)
-            && is_written_by_the_living(&bytes)
-        {
-            return Ok(id);
-        }
-        if deadline.passed() {
-            let limit_s = limit.as_millis() as f64 / 1000.0;
-            let why = format!("rank 0 left no id in {} within {limit_s} s", path.display());
-            return Err(Error::InitTimeout { rank: launch.rank, nranks: launch.nranks, why });
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    handover::take(&path, launch.rank, &deadline).map_err(|found| {
+        let found = if found.is_empty() { found } else { format!(" (of the one there: {found})") };
+        let (path, limit_s) = (path.display(), limit.as_millis() as f64 / 1000.0);
+        let why = format!("rank 0 left no id in {path} within {limit_s} s{found}; {advice}");
+        Error::InitTimeout { rank: launch.rank, nranks: launch.nranks, why }
+    })
 }
 
 /// The id as text for `OXCCL_SECRET_FILE`.
@@ -161,20 +229,6 @@ pub(crate) fn parse_id(text: &[u8]) -> Option<UniqueId> {
         *byte = (digit(0)? * 16 + digit(1)?) as u8;
     }
     UniqueId::decode(&bytes)
-}
-
-/// ` pid start-time`: names a process for good.
-fn writer(pid: u32) -> String {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The 22nd field; the second may contain spaces and ends at the last parenthesis.
-    let start = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(19));
-    format!(" {pid} {}", start.unwrap_or("0"))
-}
-
-fn is_written_by_the_living(text: &[u8]) -> bool {
-    let text = String::from_utf8_lossy(&text[2 * ID_BYTES..]);
-    let pid = text.split_whitespace().next().and_then(|pid| pid.parse().ok());
-    pid.is_some_and(|pid: u32| writer(pid) == text)
 }
 
 fn folder(config: &Config) -> Result<PathBuf> {
@@ -217,7 +271,8 @@ pub fn read_private_file(path: impl AsRef<Path>) -> Result<Vec<u8>> {
 /// Writes a file that only this user can read; appears under its name when complete.
 pub fn write_private_file(path: &Path, bytes: &[u8]) -> Result<()> {
     let failed = |e| Error::system(format!("writing {}", path.display()), e, "is there room?");
-    let partial = path.with_extension(format!("{}.part", std::process::id()));
+    // Another host may share the folder, and have a process of the same number.
+    let partial = path.with_extension(format!("{}.part", hex(&super::id::random::<8>()?)));
     let mut file = std::fs::OpenOptions::new()
         .write(true)
         .create_new(true)
@@ -232,48 +287,85 @@ pub fn write_private_file(path: &Path, bytes: &[u8]) -> Result<()> {
 mod tests {
     use super::*;
 
-    fn detected(pairs: &[(&str, &str)], own: [&str; 3]) -> Option<(u32, u32, u32, String)> {
+    const NONE: [&str; 3] = ["", "", ""];
+
+    fn detected(pairs: &[(&str, &str)], own: [&str; 3]) -> Option<Launch> {
         let lookup =
             |name: &str| pairs.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned());
-        let launch = detect_in(own, &lookup).unwrap()?;
-        Some((launch.rank, launch.nranks, launch.local_rank, launch.job))
+        detect_in(own, &lookup).unwrap()
     }
+
+    /// A launch of the launcher that is named first in the file's name.
+    fn launch(place: [u32; 3], launcher: &'static str, meet: Meet) -> Option<Launch> {
+        let [rank, nranks, local_rank] = place;
+        Some(Launch { rank, nranks, local_rank, meet, launcher })
+    }
+
+    const OMPI: [(&str, &str); 4] = [
+        ("OMPI_COMM_WORLD_RANK", "1"),
+        ("OMPI_COMM_WORLD_SIZE", "2"),
+        ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
+        ("PMIX_NAMESPACE", "prte-x@1"),
+    ];
+    const SLURM: [(&str, &str); 3] =
+        [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2"), ("SLURM_JOB_ID", "9")];
+    const TORCH: [(&str, &str); 4] =
+        [("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1"), ("MASTER_PORT", "7")];
 
     #[test]
     fn launchers_are_recognised() {
-        let none = ["", "", ""];
-        assert_eq!(detected(&[], none), None);
-        assert_eq!(detected(&[], ["3", "4", ""]), Some((3, 4, 0, "oxccl".to_owned())));
-        let ompi = [
-            ("OMPI_COMM_WORLD_RANK", "1"),
-            ("OMPI_COMM_WORLD_SIZE", "2"),
-            ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
-            ("PMIX_NAMESPACE", "prte-x@1"),
-        ];
-        assert_eq!(detected(&ompi, none), Some((1, 2, 1, "mpirun-prte_x_1".to_owned())));
-        let torch = [("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1"), ("MASTER_PORT", "7")];
-        assert_eq!(detected(&torch, none), Some((5, 8, 1, "torchrun-7".to_owned())));
-        let slurm = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2"), ("SLURM_JOB_ID", "9")];
-        assert_eq!(detected(&slurm, none), Some((0, 2, 0, "srun-9".to_owned())));
+        assert_eq!(detected(&[], NONE), None);
+        let parent = |launcher| of_parent(launcher);
+        let own = detected(&[], ["3", "4", ""]);
+        assert_eq!(own, launch([3, 4, 0], "oxccl run", parent("oxccl")));
+        let job = |name: &str| Meet::Job(name.to_owned());
+        assert_eq!(detected(&OMPI, NONE), launch([1, 2, 1], "mpirun", job("mpirun-prte_x_1")));
+        assert_eq!(detected(&OMPI[..3], NONE), launch([1, 2, 1], "mpirun", parent("mpirun")));
+        assert_eq!(detected(&SLURM, NONE), launch([0, 2, 0], "srun", job("srun-9")));
+        let host = Meet::Host("torchrun-7".to_owned());
+        assert_eq!(detected(&TORCH, NONE), launch([5, 8, 1], "torchrun", host));
+        let pmi = [("PMI_RANK", "1"), ("PMI_SIZE", "2")];
+        assert_eq!(detected(&pmi, NONE), launch([1, 2, 0], "pmi", parent("pmi")));
         let bad = |name: &str| (name == "RANK").then(|| "x".to_owned()).or(Some("2".to_owned()));
-        assert!(detect_in(none, &bad).is_err());
+        assert!(detect_in(NONE, &bad).is_err());
     }
 
     #[test]
-    fn files_of_others_or_of_the_dead_are_not_taken() {
+    fn the_inner_one_of_two_launchers_counts() {
+        let of = |pairs: &[&[(&str, &str)]]| detected(&pairs.concat(), NONE).unwrap().launcher;
+        let torchrun = [&TORCH[..], &[("TORCHELASTIC_RUN_ID", "none")]].concat();
+        assert_eq!(of(&[&torchrun, &SLURM]), "torchrun");
+        assert_eq!(of(&[&torchrun, &OMPI]), "torchrun");
+        assert_eq!(of(&[&OMPI, &SLURM]), "mpirun");
+        let pmi = [("PMI_RANK", "1"), ("PMI_SIZE", "2")];
+        assert_eq!(of(&[&pmi, &[("MPI_LOCALRANKID", "1")], &SLURM]), "pmi");
+        // srun sets these itself, also for programs that read nothing else.
+        assert_eq!(of(&[&pmi, &TORCH, &SLURM]), "srun");
+    }
+
+    #[test]
+    fn long_names_of_jobs_become_short_ones() {
+        let long = "x".repeat(MAX_NAME);
+        let name = |end: &str| {
+            let id = format!("{long}{end}");
+            let torchrun = [&TORCH[..3], &[("TORCHELASTIC_RUN_ID", &id)]].concat();
+            detected(&torchrun, NONE).unwrap().meet
+        };
+        assert!(matches!(name("a"), Meet::Host(name) if name.len() < MAX_NAME));
+        assert!(name("a") == name("a") && name("a") != name("b"));
+    }
+
+    #[test]
+    fn files_of_others_are_not_taken() {
         let dir = std::env::temp_dir().join(format!("oxccl-test-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let path = dir.join("id");
         let id = UniqueId::new("127.0.0.1:1".parse().unwrap()).unwrap();
-        let text = format!("{}{}", hex(&id.encode()), writer(std::process::id()));
-        write_private_file(&path, text.as_bytes()).unwrap();
+        write_private_file(&path, hex(&id.encode()).as_bytes()).unwrap();
         let bytes = read_private_file(&path).unwrap();
         assert_eq!(parse_id(&bytes), Some(id.clone()));
-        assert!(is_written_by_the_living(&bytes));
         let signed = [b"+f", &bytes[2..]].concat();
         assert_eq!(parse_id(&signed), None, "a sign is no hexadecimal digit");
-        let dead = format!("{} {} 1", hex(&id.encode()), std::process::id());
-        assert!(!is_written_by_the_living(dead.as_bytes()));
         use std::os::unix::fs::PermissionsExt;
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
         assert!(read_private_file(&path).is_err());

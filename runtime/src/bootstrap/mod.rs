@@ -3,6 +3,7 @@
 pub mod auth;
 pub mod deadline;
 pub mod descriptors;
+mod handover;
 pub mod id;
 pub mod interface;
 pub mod launch;

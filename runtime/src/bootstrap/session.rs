@@ -9,7 +9,7 @@ use super::wire::{Connection, Frame};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::log::{self, Level, Subsystem};
-use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 /// How long a rank waits for the rendezvous to say which ranks did not come in time.
@@ -129,6 +129,18 @@ fn connect(meeting: &Meeting<'_>, deadline: &Deadline) -> Result<Connection> {
             Err(_) => std::thread::sleep(Duration::from_millis(5)),
         }
     }
+}
+
+/// Whether the rendezvous of an id is held: a connection that authenticates, and no more. Blocks for
+/// five seconds at most.
+pub(super) fn ask(id: &UniqueId, rank: u32, deadline: &Deadline) -> Result<()> {
+    let limit = deadline.left().clamp(Duration::from_millis(1), super::wire::HANDSHAKE_TIMEOUT);
+    let deadline = Deadline::new(limit, &Cancel::default());
+    let hint = "check NCCL_SOCKET_IFNAME on rank 0's host, and firewalls";
+    let stream = TcpStream::connect_timeout(&id.address, limit)
+        .map_err(|e| Error::system(format!("connecting to {}", id.address), e, hint))?;
+    let ends = Ends { role: Role::Rendezvous, from: rank, to: u32::MAX, comm: id.comm };
+    Connection::client(stream, id.secret, ends, 0)?.wait_open(&deadline)
 }
 
 /// Who meets where.

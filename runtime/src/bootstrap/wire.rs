@@ -78,6 +78,16 @@ impl Connection {
             }
             pause = (pause * 2).min(Duration::from_millis(200));
         };
+        Self::client(stream, secret, ends, max_body)
+    }
+
+    /// Takes a stream that this side has connected.
+    pub fn client(
+        stream: TcpStream,
+        secret: [u8; SECRET_BYTES],
+        ends: Ends,
+        max_body: usize,
+    ) -> Result<Self> {
         let (client, hello) = Client::new(secret, ends)?;
         let mut connection = Self::new(stream, State::Client(client), max_body)?;
         connection.peer_rank = ends.to;

@@ -2,7 +2,11 @@
 
 use oxccl_tests::job::bind_to_parent;
 use oxccl_tests::missing;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 const OXCCL: &str = env!("CARGO_BIN_EXE_oxccl");
 
@@ -199,7 +203,8 @@ struct Hosts(Vec<String>);
 
 impl Hosts {
     fn new() -> Result<Self, String> {
-        let id = std::process::id();
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        let id = format!("{}-{}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed));
         let hosts = Self(vec![format!("oxccl-a-{id}"), format!("oxccl-b-{id}")]);
         let (a, b) = (&hosts.0[0], &hosts.0[1]);
         for line in [
@@ -235,50 +240,148 @@ impl Drop for Hosts {
     }
 }
 
+/// A folder for what only this user may read.
+struct Private(PathBuf);
+
+impl Private {
+    fn new(name: &str) -> Self {
+        let folder = std::env::temp_dir().join(format!("oxccl-{name}-{}", std::process::id()));
+        std::fs::DirBuilder::new().mode(0o700).create(&folder).expect("a folder");
+        Self(folder)
+    }
+
+    /// A file with a job's secret.
+    fn secret(&self) -> PathBuf {
+        let path = self.0.join("secret");
+        let mut options = std::fs::OpenOptions::new();
+        let mut file =
+            options.write(true).create_new(true).mode(0o600).open(&path).expect("a file");
+        file.write_all(b"a secret of at least sixteen bytes").expect("room");
+        path
+    }
+}
+
+impl Drop for Private {
+    fn drop(&mut self) {
+        // What is left is in the system's folder for such things.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Even ranks run on the first host, odd ones on the second.
+const RANKS: [usize; 4] = [0, 1, 2, 3];
+
+/// `oxccl perf` as a rank of a host, below another command if one is given.
+fn member(hosts: &Hosts, rank: usize, around: &[&str], collective: &str) -> Command {
+    let mut command = timed("ip");
+    command.args(["netns", "exec", &hosts.0[rank % 2]]).args(around);
+    command.args([OXCCL, "perf", collective, "-b", "8", "-e", "1M", "-f", "512", "-n", "3"]);
+    command.args(["-w", "1"]).env("NCCL_SOCKET_IFNAME", "ox0").env("NCCL_DEBUG", "INFO");
+    command
+}
+
+/// Checks that ranks succeeded; what the first one printed.
+fn all_well(outputs: &[Output]) -> String {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let all: Vec<_> = outputs.iter().map(|o| text(&o.stdout) + &text(&o.stderr)).collect();
+    assert!(outputs.iter().all(|output| output.status.success()), "{}", all.join("\n"));
+    text(&outputs[0].stdout)
+}
+
+/// Runs these ranks at once.
+fn run(ranks: &[usize], command: impl Fn(usize) -> Command) -> Vec<Output> {
+    let start = |&rank| {
+        let mut command = command(rank);
+        std::thread::spawn(move || output(&mut command).expect("it runs"))
+    };
+    let running: Vec<_> = ranks.iter().map(start).collect();
+    running.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+}
+
 #[test]
 fn two_hosts_run_all_collectives_over_tcp() {
     let hosts = match Hosts::new() {
         Ok(hosts) => hosts,
         Err(reason) => return missing("netns", &reason),
     };
-    let secret = std::env::temp_dir().join(format!("oxccl-secret-{}", std::process::id()));
-    use std::io::Write;
-    use std::os::unix::fs::OpenOptionsExt;
-    let mut file = std::fs::OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(&secret)
-        .expect("a file");
-    file.write_all(b"a secret of at least sixteen bytes").expect("room");
-    let ranks = 4;
-    let children: Vec<_> = (0..ranks)
-        .map(|rank| {
-            let mut command = timed("ip");
-            command
-                .args(["netns", "exec", &hosts.0[rank % 2], OXCCL, "perf", "all"])
-                .args(["-b", "8", "-e", "1M", "-f", "512", "-n", "3", "-w", "1"])
-                .env("OXCCL_RANK", rank.to_string())
-                .env("OXCCL_NRANKS", ranks.to_string())
-                .env("NCCL_COMM_ID", "192.0.2.1:7411")
-                .env("NCCL_SOCKET_IFNAME", "ox0")
-                .env("OXCCL_SECRET_FILE", &secret)
-                .env("NCCL_DEBUG", "INFO");
-            std::thread::spawn(move || output(&mut command).expect("it runs"))
-        })
-        .collect();
-    for (rank, child) in children.into_iter().enumerate() {
-        let output = child.join().expect("no panic");
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert!(
-            output.status.success(),
-            "rank {rank}: {text}{}",
-            String::from_utf8_lossy(&output.stderr)
-        );
-        if rank == 0 {
-            check_table(&text, 18);
-        }
+    let folder = Private::new("tcp");
+    let secret = folder.secret();
+    let command = |rank: usize| {
+        let mut command = member(&hosts, rank, &[], "all");
+        command
+            .env("OXCCL_RANK", rank.to_string())
+            .env("OXCCL_NRANKS", RANKS.len().to_string())
+            .env("NCCL_COMM_ID", "192.0.2.1:7411")
+            .env("OXCCL_SECRET_FILE", &secret);
+        command
+    };
+    check_table(&all_well(&run(&RANKS, command)), 18);
+}
+
+/// Ranks 0 and 2 see each other's processes; 1 and 3 are each alone in a pid namespace, on a host of
+/// another name.
+#[test]
+fn two_hosts_meet_by_a_shared_folder_though_an_earlier_job_used_it() {
+    let apart = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--uts"];
+    match output(Command::new(apart[0]).args(&apart[1..]).arg("true")) {
+        Ok(done) if done.status.success() => {}
+        done => return missing("unshare", &format!("{done:?}")),
     }
-    std::fs::remove_file(secret).expect("it can be removed");
+    let hosts = match Hosts::new() {
+        Ok(hosts) => hosts,
+        Err(reason) => return missing("netns", &reason),
+    };
+    let folder = Private::new("shared");
+    let named = ["sh", "-c", "echo other >/proc/sys/kernel/hostname; exec \"$0\" \"$@\""];
+    let start = |rank: usize| {
+        let around = [&apart[..], &named].concat();
+        let around = if rank % 2 == 1 { &around[..] } else { &[] };
+        let mut command = member(&hosts, rank, around, "all_reduce");
+        command
+            .env("OMPI_COMM_WORLD_RANK", rank.to_string())
+            .env("OMPI_COMM_WORLD_SIZE", RANKS.len().to_string())
+            .env("OMPI_COMM_WORLD_LOCAL_RANK", (rank / 2).to_string())
+            .env("PMIX_NAMESPACE", "prterun-a-1@1")
+            .env("OXCCL_RENDEZVOUS", &folder.0);
+        command
+    };
+    let text = all_well(&run(&RANKS, start));
+    check_table(&text, 2);
+    assert!(text.contains("4 ranks by mpirun"), "{text}");
+    // Rank 1 finds the first job's id and must wait for the second one's.
+    let mut first = start(1);
+    first.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut first = bind_to_parent(&mut first).spawn().expect("it starts");
+    let mut log = BufReader::new(first.stderr.take().expect("a pipe"));
+    let mut said = String::new();
+    while !said.contains("not taking the id in") {
+        assert!(log.read_line(&mut said).expect("text") > 0, "{said}");
+    }
+    assert!(said.contains("which left it, does not answer"), "{said}");
+    let rest = std::thread::spawn(move || {
+        log.read_to_string(&mut said).expect("text");
+        said
+    });
+    let text = all_well(&run(&[0, 2, 3], start));
+    check_table(&text, 2);
+    let said = rest.join().expect("no panic");
+    assert!(first.wait().expect("its end").success(), "{said}");
+}
+
+#[test]
+fn who_finds_no_id_is_told_how_ranks_of_several_hosts_meet() {
+    let folder = Private::new("alone");
+    let alone = |variables: [(&str, &str); 3], told: &str| {
+        let mut command = timed(OXCCL);
+        command.args(["perf", "all_reduce"]).envs(variables).env("OXCCL_RENDEZVOUS", &folder.0);
+        let output = output(command.env("OXCCL_INIT_TIMEOUT", "1")).expect("it runs");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && text.contains("rank 0 left no id in"), "{text}");
+        assert!(text.contains(told), "{text}");
+    };
+    let slurm = [("SLURM_PROCID", "1"), ("SLURM_NTASKS", "2"), ("SLURM_JOB_ID", "7")];
+    let shared = "set OXCCL_RENDEZVOUS to a folder that all hosts share, or NCCL_COMM_ID";
+    alone(slurm, shared);
+    let pmi = [("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("MPI_LOCALRANKID", "0")];
+    alone(pmi, "where rank 0 is on another one, set NCCL_COMM_ID");
 }

@@ -11,7 +11,7 @@ use crate::api::Api;
 use crate::error::{Error, Result};
 use measure::Team;
 use options::{Kind, Options};
-use oxccl_runtime::bootstrap::launch::{self, Launch};
+use oxccl_runtime::bootstrap::launch::{self, Launch, Meet};
 use report::{Report, Row};
 use std::process::ExitCode;
 
@@ -33,7 +33,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
                 rank: 0,
                 nranks: 1,
                 local_rank: 0,
-                job: "alone".to_owned(),
+                meet: Meet::Host("alone".to_owned()),
                 launcher: "no launcher",
             };
             member(options, &alone)

@@ -1,0 +1,224 @@
+//! The file in which rank 0 leaves a unique id for the other ranks of its job, and how they tell that it is
+//! this job's.
+//!
+//! The names of jobs come again: a job is started once more, a script runs one program after the
+//! other. So the file also says which process wrote it, on which host and in which pid namespace. Ranks
+//! there look whether that process lives. To all others a pid means nothing; they ask the
+//! rendezvous. The id's secret is new every time, so that no rendezvous but the one that the id was
+//! made for can answer. An id of which neither holds is not taken, and the file is read again.
+
+use super::deadline::Deadline;
+use super::id::{ID_BYTES, UniqueId};
+use super::launch::{hex, parse_id, read_private_file, write_private_file};
+use super::session;
+use crate::error::Result;
+use crate::log::{self, Level, Subsystem};
+use std::fmt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// A process, and what is needed to tell whether it is the same one later.
+#[derive(PartialEq, Eq)]
+struct Writer {
+    pid: u32,
+    /// When it began, in ticks since the boot; None where that cannot be looked up.
+    start: Option<u64>,
+    place: String,
+}
+
+impl Writer {
+    fn own() -> Self {
+        let pid = std::process::id();
+        let start = sees_own_pids().then(|| start_of(pid)).flatten();
+        Self { pid, start, place: place() }
+    }
+
+    /// What the process's `Display` wrote.
+    fn parse(text: &str) -> Option<Self> {
+        let [pid, start, place] = text.split_whitespace().collect::<Vec<_>>().try_into().ok()?;
+        Some(Self { pid: pid.parse().ok()?, start: start.parse().ok(), place: place.to_owned() })
+    }
+
+    /// Whether it still runs; None where this process cannot know.
+    fn lives(&self) -> Option<bool> {
+        let start = self.start.filter(|_| self.place == place() && sees_own_pids())?;
+        Some(start_of(self.pid) == Some(start))
+    }
+}
+
+impl fmt::Display for Writer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.start {
+            Some(start) => write!(f, "{} {start} {}", self.pid, self.place),
+            None => write!(f, "{} ? {}", self.pid, self.place),
+        }
+    }
+}
+
+/// Where a pid means the same: host's name, boot and pid namespace. The name tells apart what was
+/// copied while it ran, with its boot.
+pub(super) fn place() -> String {
+    use std::os::unix::fs::MetadataExt;
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let namespace = std::fs::metadata("/proc/self/ns/pid").map_or(0, |m| m.ino());
+    let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    format!("{name}/{}/{namespace}", boot.trim()).replace(char::is_whitespace, "_")
+}
+
+/// Whether `/proc` shows this process's pid namespace, not one around it.
+fn sees_own_pids() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let pids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    pids.is_some_and(|pids| pids.split_whitespace().count() == 1)
+}
+
+/// When a process began; None if there is none.
+fn start_of(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The 22nd field; the second may contain spaces and ends at the last parenthesis.
+    stat.rsplit(')').next()?.split_whitespace().nth(19)?.parse().ok()
+}
+
+/// Leaves an id of this process.
+pub(super) fn leave(path: &Path, id: &UniqueId) -> Result<()> {
+    write_private_file(path, format!("{} {}", hex(&id.encode()), Writer::own()).as_bytes())
+}
+
+/// Takes the id for `rank` as soon as there is one of a job that lives; at the deadline, what was found
+/// instead (nothing, where there was no file).
+pub(super) fn take(
+    path: &Path,
+    rank: u32,
+    deadline: &Deadline,
+) -> std::result::Result<UniqueId, String> {
+    let begin = Instant::now();
+    let mut said = String::new();
+    loop {
+        let why = match look(path, rank, deadline) {
+            Ok(id) => return Ok(id),
+            Err(why) => why,
+        };
+        if deadline.passed() {
+            return Err(why);
+        }
+        if why != said {
+            let text = format!("not taking the id in {}: {why}", path.display());
+            log::line(Level::Info, Subsystem::Bootstrap, &text);
+            said = why;
+        }
+        // Soon enough for who comes at the same time, and no burden where many wait long.
+        let pause = begin.elapsed() / 16;
+        std::thread::sleep(pause.clamp(Duration::from_millis(2), Duration::from_millis(100)));
+    }
+}
+
+fn look(path: &Path, rank: u32, deadline: &Deadline) -> std::result::Result<UniqueId, String> {
+    // A client of NFS asks its server anew for what is in a folder only when the folder is opened.
+    let _ = path.parent().map(std::fs::File::open);
+    if !path.exists() {
+        return Err(String::new());
+    }
+    let bytes = read_private_file(path).map_err(|e| e.to_string())?;
+    let writer = bytes.get(2 * ID_BYTES..).map(String::from_utf8_lossy);
+    let writer = writer.and_then(|text| Writer::parse(&text));
+    let (Some(id), Some(writer)) = (parse_id(&bytes), writer) else {
+        return Err("it holds none".to_owned());
+    };
+    match writer.lives() {
+        Some(true) => Ok(id),
+        Some(false) => Err(format!("process {}, which left it, has ended", writer.pid)),
+        None => session::ask(&id, rank, deadline).map(|()| id).map_err(|e| {
+            let Writer { pid, place, .. } = &writer;
+            let host = place.split('/').next().unwrap_or_default();
+            format!("process {pid} on {host}, which left it, does not answer: {e}")
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bootstrap::Cancel;
+
+    fn folder(name: &str) -> std::path::PathBuf {
+        let dir = std::env::temp_dir().join(format!("oxccl-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        dir
+    }
+
+    fn text(id: &UniqueId, writer: &Writer) -> String {
+        format!("{} {writer}", hex(&id.encode()))
+    }
+
+    fn elsewhere(place: &str) -> Writer {
+        Writer { place: place.to_owned(), ..Writer::own() }
+    }
+
+    /// An id at an address where nobody listens.
+    fn stale() -> UniqueId {
+        let listener = session::listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        UniqueId::new(listener.local_addr().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn on_its_own_host_an_id_counts_while_its_writer_lives() {
+        let dir = folder("own");
+        let path = dir.join("id");
+        let deadline = Deadline::new(Duration::from_secs(60), &Cancel::default());
+        assert_eq!(look(&path, 1, &deadline), Err(String::new()));
+        let id = stale();
+        leave(&path, &id).unwrap();
+        assert_eq!(look(&path, 1, &deadline), Ok(id.clone()));
+        let own = Writer::own();
+        assert!(Writer::parse(&own.to_string()) == Some(Writer::own()));
+        let dead = Writer { start: own.start.map(|s| s + 1), ..own };
+        write_private_file(&path, text(&id, &dead).as_bytes()).unwrap();
+        assert!(look(&path, 1, &deadline).unwrap_err().contains("has ended"));
+        for bad in [hex(&id.encode()), format!("{} 1 2", hex(&id.encode())), "xy".to_owned()] {
+            write_private_file(&path, bad.as_bytes()).unwrap();
+            assert_eq!(look(&path, 1, &deadline).unwrap_err(), "it holds none");
+        }
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    /// The writer's pid and start are those of a process that lives here, this one.
+    #[test]
+    fn from_elsewhere_an_id_counts_while_its_rendezvous_answers() {
+        let dir = folder("elsewhere");
+        let path = dir.join("id");
+        let deadline = Deadline::new(Duration::from_secs(60), &Cancel::default());
+        let writer = elsewhere("other/boot/1");
+        write_private_file(&path, text(&stale(), &writer).as_bytes()).unwrap();
+        let why = look(&path, 1, &deadline).unwrap_err();
+        assert!(why.contains("on other") && why.contains("does not answer"), "{why}");
+        let listener = session::listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let id = UniqueId::new(listener.local_addr().unwrap()).unwrap();
+        session::start_rendezvous(listener, id.clone()).unwrap();
+        // Somebody's rendezvous took the address over.
+        let other = UniqueId::new(id.address).unwrap();
+        write_private_file(&path, text(&other, &writer).as_bytes()).unwrap();
+        assert!(look(&path, 1, &deadline).unwrap_err().contains("does not answer"));
+        for writer in [writer, Writer { start: None, ..Writer::own() }] {
+            write_private_file(&path, text(&id, &writer).as_bytes()).unwrap();
+            assert_eq!(look(&path, 1, &deadline), Ok(id.clone()));
+        }
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_stale_id_is_read_again_until_the_limit() {
+        let dir = folder("again");
+        let path = dir.join("id");
+        write_private_file(&path, text(&stale(), &elsewhere("other/boot/1")).as_bytes()).unwrap();
+        let over = Deadline::new(Duration::ZERO, &Cancel::default());
+        assert!(take(&path, 1, &over).unwrap_err().contains("does not answer"));
+        let deadline = Deadline::new(Duration::from_secs(60), &Cancel::default());
+        std::thread::scope(|scope| {
+            let taken = scope.spawn(|| take(&path, 1, &deadline));
+            let id = stale();
+            leave(&path, &id).unwrap();
+            assert_eq!(taken.join().unwrap(), Ok(id));
+        });
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+}
