@@ -5,8 +5,8 @@
 //! ranks on several hosts meet at the address that it gives them.
 
 use super::deadline::{Cancel, Deadline};
-use super::handover;
 use super::id::{ID_BYTES, UniqueId};
+use super::{handover, session};
 use crate::config::{Config, launcher_variable};
 use crate::error::{Error, Result};
 use std::io::{Read, Write};
@@ -37,6 +37,8 @@ pub enum Meet {
     Job(String),
     /// By a file of this name, which no other job of this host has.
     Host(String),
+    /// At `MASTER_ADDR`, at the port behind `MASTER_PORT`; empty where the variable is missing.
+    Master(String, String),
 }
 
 /// What a launcher sets.
@@ -121,7 +123,21 @@ pub(crate) fn detect_in(
     else {
         return Ok(None);
     };
-    parse(known.launcher, known.place, known.place.map(lookup), known.meet(lookup)).map(Some)
+    let values = known.place.map(lookup);
+    let meet = if known.launcher == TORCHRUN.launcher && has_other_hosts(&values[1], lookup) {
+        let [address, port] =
+            ["MASTER_ADDR", "MASTER_PORT"].map(|name| lookup(name).unwrap_or_default());
+        Meet::Master(address, port)
+    } else {
+        known.meet(lookup)
+    };
+    parse(known.launcher, known.place, values, meet).map(Some)
+}
+
+/// Whether torchrun started ranks on other hosts too.
+fn has_other_hosts(nranks: &Option<String>, lookup: &dyn Fn(&str) -> Option<String>) -> bool {
+    let here = lookup("LOCAL_WORLD_SIZE");
+    here.is_some_and(|here| nranks.as_ref().is_some_and(|all| all.trim() != here.trim()))
 }
 
 /// The launcher's name of `oxccl run`.
@@ -201,6 +217,7 @@ pub fn unique_id(launch: &Launch, limit: Duration) -> Result<UniqueId> {
             format!("{name}-{}", digest(&handover::place())),
             "its name is known on this host only: where rank 0 is on another one, set NCCL_COMM_ID",
         ),
+        Meet::Master(address, port) => return at_master(address, port, config),
     };
     let path = folder(config)?.join(format!("{name}.{nth}"));
     if launch.rank == 0 {
@@ -215,6 +232,19 @@ pub fn unique_id(launch: &Launch, limit: Duration) -> Result<UniqueId> {
         let why = format!("rank 0 left no id in {path} within {limit_s} s{found}; {advice}");
         Error::InitTimeout { rank: launch.rank, nranks: launch.nranks, why }
     })
+}
+
+/// The id of ranks that meet next to torchrun, which listens at `MASTER_PORT` itself.
+fn at_master(address: &str, port: &str, config: &Config) -> Result<UniqueId> {
+    let source = format!("torchrun's MASTER_ADDR={address} and MASTER_PORT={port}");
+    match port.trim().parse::<u16>().ok().and_then(|port| port.checked_add(1)) {
+        Some(next) => session::fixed_id(&source, (address.trim(), next), config),
+        None => {
+            let why = "the ranks of several hosts meet at the port behind MASTER_PORT, which must be \
+                       1 to 65534; or set NCCL_COMM_ID";
+            Err(Error::Init { why: format!("{source}: {why}") })
+        }
+    }
 }
 
 /// The id as text for `OXCCL_SECRET_FILE`.
@@ -328,6 +358,29 @@ mod tests {
         assert_eq!(detected(&pmi, NONE), launch([1, 2, 0], "pmi", parent("pmi")));
         let bad = |name: &str| (name == "RANK").then(|| "x".to_owned()).or(Some("2".to_owned()));
         assert!(detect_in(NONE, &bad).is_err());
+    }
+
+    #[test]
+    fn torchruns_ranks_on_several_hosts_meet_behind_its_port() {
+        let sized = |here, more: &[(&str, &str)]| {
+            let torchrun = [&TORCH[..], &[("LOCAL_WORLD_SIZE", here)], more].concat();
+            detected(&torchrun, NONE).unwrap().meet
+        };
+        assert_eq!(sized("8", &[]), Meet::Host("torchrun-7".to_owned()));
+        assert_eq!(sized("4", &[]), Meet::Master(String::new(), "7".to_owned()));
+        let [address, port] = ["192.0.2.1", "7"].map(str::to_owned);
+        assert_eq!(sized("4", &[("MASTER_ADDR", "192.0.2.1")]), Meet::Master(address, port));
+        let trusting = Config::from_lookup(|n| (n == "OXCCL_INSECURE").then(|| "1".to_owned()));
+        let id = |address, port| at_master(address, port, &trusting);
+        assert_eq!(id("192.0.2.1", "7").unwrap().address, "192.0.2.1:8".parse().unwrap());
+        assert_eq!(id("2001:db8::1", "7").unwrap().address, "[2001:db8::1]:8".parse().unwrap());
+        for port in ["65535", "", "x"] {
+            let text = id("192.0.2.1", port).unwrap_err().to_string();
+            assert!(text.contains("or set NCCL_COMM_ID"), "{text}");
+        }
+        let careful = Config::from_lookup(|_| None);
+        let text = at_master("192.0.2.1", "7", &careful).unwrap_err().to_string();
+        assert!(text.contains("MASTER_ADDR=192.0.2.1") && text.contains("OXCCL_SECRET_FILE"));
     }
 
     #[test]

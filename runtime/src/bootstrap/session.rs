@@ -2,7 +2,7 @@
 
 use super::auth::{Ends, Role};
 use super::deadline::{Cancel, Deadline};
-use super::id::UniqueId;
+use super::id::{FIXED, UniqueId};
 use super::root::{self, BYE, FAILED, GATHER, JOIN, MAX_BLOB, MAX_RANKS, TABLE};
 use super::serve;
 use super::wire::{Connection, Frame};
@@ -64,9 +64,18 @@ pub fn start_rendezvous(listener: TcpListener, id: UniqueId) -> Result<()> {
 
 /// The id that `NCCL_COMM_ID` and `OXCCL_SECRET_FILE` describe.
 fn id_from_environment(config: &Config) -> Result<UniqueId> {
-    let text = &config.comm_id;
-    let bad = |why: String| Error::Init { why: format!("NCCL_COMM_ID={text}: {why}") };
-    let address = text
+    fixed_id(&format!("NCCL_COMM_ID={}", config.comm_id), &config.comm_id, config)
+}
+
+/// The id of an address, found in `source`, at which one communicator after the other is made. Blocks
+/// while the name is looked up.
+pub(super) fn fixed_id(
+    source: &str,
+    place: impl ToSocketAddrs,
+    config: &Config,
+) -> Result<UniqueId> {
+    let bad = |why: String| Error::Init { why: format!("{source}: {why}") };
+    let address = place
         .to_socket_addrs()
         .map_err(|e| bad(e.to_string()))?
         .next()
@@ -74,7 +83,8 @@ fn id_from_environment(config: &Config) -> Result<UniqueId> {
     let mut secret = [0; 32];
     if config.secret_file.is_empty() {
         if !address.ip().is_loopback() && !config.insecure {
-            let why = "an address other than loopback needs OXCCL_SECRET_FILE, or \
+            let why = "an address other than loopback needs OXCCL_SECRET_FILE, a file of mode 0600 \
+                       with 16 random bytes or more that are the same on all hosts, or \
                        OXCCL_INSECURE=1 where everyone on the network is trusted";
             return Err(bad(why.to_owned()));
         }
@@ -94,13 +104,7 @@ fn id_from_environment(config: &Config) -> Result<UniqueId> {
         use sha2::Digest;
         secret = sha2::Sha256::digest(&bytes).into();
     }
-    Ok(UniqueId { address, comm: 0, secret })
-}
-
-/// Whether the id is that of `NCCL_COMM_ID`, where one communicator after the other is made.
-fn has_fixed_address(id: &UniqueId) -> bool {
-    let config = Config::get();
-    !config.comm_id.is_empty() && id_from_environment(config).is_ok_and(|fixed| fixed == *id)
+    Ok(UniqueId { address, comm: FIXED, secret })
 }
 
 /// Listens as soon as the rendezvous before has given up the address.
@@ -178,7 +182,7 @@ impl Session {
         let Meeting { id, rank, nranks, reused, limit, cancel } = *meeting;
         // A little longer than the rendezvous itself waits, whose answer says more.
         let deadline = Deadline::new(limit.saturating_add(ANSWER), cancel);
-        let fixed = has_fixed_address(id);
+        let fixed = id.comm == FIXED;
         if rank == 0 && fixed {
             start_rendezvous(listen_until(id.address, &deadline)?, id.clone())?;
         }

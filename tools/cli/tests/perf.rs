@@ -318,6 +318,49 @@ fn two_hosts_run_all_collectives_over_tcp() {
     check_table(&all_well(&run(&RANKS, command)), 18);
 }
 
+/// As `srun torchrun --nnodes 2 --nproc-per-node 2` starts them.
+#[test]
+fn two_hosts_meet_under_torchrun_behind_its_port() {
+    let hosts = match Hosts::new() {
+        Ok(hosts) => hosts,
+        Err(reason) => return missing("netns", &reason),
+    };
+    let folder = Private::new("torchrun");
+    let secret = folder.secret();
+    let command = |rank: usize| {
+        let mut command = member(&hosts, rank, &[], "all_reduce");
+        let (group, local) = ((rank % 2).to_string(), rank / 2);
+        // torchrun numbers ranks host by host.
+        command
+            .env("RANK", (rank % 2 * 2 + local).to_string())
+            .env("LOCAL_RANK", local.to_string())
+            .env("GROUP_RANK", &group)
+            .env("LOCAL_WORLD_SIZE", "2")
+            .env("WORLD_SIZE", "4")
+            .env("GROUP_WORLD_SIZE", "2")
+            .env("MASTER_ADDR", "192.0.2.1")
+            .env("MASTER_PORT", "7511")
+            .env("TORCHELASTIC_RUN_ID", "none")
+            .env("TORCHELASTIC_RESTART_COUNT", &group)
+            .env("SLURM_PROCID", &group)
+            .env("SLURM_NTASKS", "2")
+            .env("SLURM_JOB_ID", "7");
+        command
+    };
+    let outputs = run(&RANKS, |rank| {
+        let mut command = command(rank);
+        command.env("OXCCL_SECRET_FILE", &secret);
+        command
+    });
+    let text = all_well(&outputs);
+    check_table(&text, 2);
+    assert!(text.contains("4 ranks by torchrun"), "{text}");
+    let refused = output(&mut command(1)).expect("it runs");
+    let text = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && text.contains("MASTER_ADDR=192.0.2.1"), "{text}");
+    assert!(text.contains("needs OXCCL_SECRET_FILE"), "{text}");
+}
+
 /// Ranks 0 and 2 see each other's processes; 1 and 3 are each alone in a pid namespace, on a host of
 /// another name.
 #[test]
