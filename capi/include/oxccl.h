@@ -179,8 +179,13 @@ ncclResult_t oxcclSetLog(int level,
 // Makes a communicator of all processes that oxccl run, mpirun, srun or torchrun started; alone
 // without a launcher. The device's index becomes the rank on this host.
 //
+// Ranks of several hosts need NCCL_COMM_ID, or, under mpirun and srun, OXCCL_RENDEZVOUS: a folder that all
+// hosts share. Under torchrun they meet at MASTER_ADDR, at the port behind MASTER_PORT, as if that were
+// NCCL_COMM_ID; both need OXCCL_SECRET_FILE or OXCCL_INSECURE=1.
+//
 // `comm`: out. `config`: as for ncclCommInitRankConfig. Blocks as ncclCommInitRank.
-ncclResult_t oxcclCommInitEnv(ncclComm_t *comm, const ncclConfig_t *config);
+ncclResult_t oxcclCommInitEnv(ncclComm_t *comm,
+                              const ncclConfig_t *config);
 
 // Bounds how long an operation of the communicator may wait for a peer without getting anywhere;
 // then it fails with ncclRemoteError, and the communicator with it.

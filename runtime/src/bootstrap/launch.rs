@@ -117,10 +117,10 @@ pub(crate) fn detect_in(
         let names = ["OXCCL_RANK", "OXCCL_NRANKS", "OXCCL_LOCAL_RANK"];
         return parse(OWN, names, values, of_parent("oxccl")).map(Some);
     }
-    let there = |name: &&str| lookup(name).is_some();
-    let Some(known) =
-        LAUNCHERS.iter().find(|k| there(&k.mark) && k.place[..2].iter().all(|n| there(n)))
-    else {
+    let fits = |known: &&Known| {
+        [known.mark, known.place[0], known.place[1]].iter().all(|name| lookup(name).is_some())
+    };
+    let Some(known) = LAUNCHERS.iter().find(fits) else {
         return Ok(None);
     };
     let values = known.place.map(lookup);

@@ -78,7 +78,8 @@ variables! {
     nranks: String = "OXCCL_NRANKS", "";
     /// This process's rank on its host, as set by `oxccl run`.
     local_rank: String = "OXCCL_LOCAL_RANK", "";
-    /// Folder for the files through which launched processes find each other.
+    /// Folder for the files through which launched processes find each other; for several hosts one
+    /// that they share. Default: one of this user below the folder for temporary files.
     rendezvous: String = "OXCCL_RENDEZVOUS", "";
 }
 "Operations" {

@@ -954,6 +954,10 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # Makes a communicator of all processes that oxccl run, mpirun, srun or torchrun started; alone
 # without a launcher. The device's index becomes the rank on this host.
 #
+# Ranks of several hosts need NCCL_COMM_ID, or, under mpirun and srun, OXCCL_RENDEZVOUS: a folder that all
+# hosts share. Under torchrun they meet at MASTER_ADDR, at the port behind MASTER_PORT, as if that were
+# NCCL_COMM_ID; both need OXCCL_SECRET_FILE or OXCCL_INSECURE=1.
+#
 # `comm`: out. `config`: as for ncclCommInitRankConfig. Blocks as ncclCommInitRank.
 @inline oxcclCommInitEnv(comm, config) =
     ccall(@inbounds(ADDRESSES[88]), Cint, (Ptr{Ptr{Cvoid}}, Ptr{ncclConfig_t},), comm, config)
