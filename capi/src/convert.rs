@@ -4,6 +4,7 @@ use crate::nccl::types::ncclDataType_t;
 use oxccl_plan::DataType;
 use oxccl_runtime::error::{Error, Result};
 use std::mem::MaybeUninit;
+use std::time::Duration;
 
 /// The number behind an enumerator that C passed.
 pub(crate) fn number<E>(value: MaybeUninit<E>) -> i32 {
@@ -34,6 +35,12 @@ pub(crate) fn rank(
     let rank = u32::try_from(value).ok().filter(|&r| r < nranks);
     let expected = || format!("a rank of the communicator, 0 to {}", nranks - 1);
     rank.ok_or_else(|| Error::argument(function, argument, value, expected()))
+}
+
+/// How long to wait; None for no bound.
+pub(crate) fn limit(ns: i64, function: &'static str) -> Result<Option<Duration>> {
+    let bad = || Error::argument(function, "timeoutNs", ns, "nanoseconds, or -1 for no bound");
+    if ns < -1 { Err(bad()) } else { Ok(u64::try_from(ns).ok().map(Duration::from_nanos)) }
 }
 
 /// Fails where there is no place for a result; for functions that must not begin without one.

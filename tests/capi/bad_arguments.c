@@ -1,55 +1,7 @@
 /* Every function with every kind of bad argument: the code, a text that names the function, the argument
  * and what it is, and outputs that stay untouched. A new function is one line in each list that concerns
- * it. Runs plain, under valgrind and with AddressSanitizer. */
-#include "oxccl.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-static int failures, calls;
-
-/* `call` is the source of the call: the text has to begin with its function's name. */
-static void expect(ncclResult_t have, ncclResult_t want, const char *argument, const char *is,
-                   const char *call) {
-  const char *text = ncclGetLastError(NULL);
-  size_t name = strcspn(call, "(");
-  char wanted[160];
-  snprintf(wanted, sizeof wanted, "argument %s is %s", argument, is);
-  calls++;
-  if (have != want || strncmp(text, call, name) != 0 || !strstr(text, wanted)) {
-    fprintf(stderr, "%s: code %d, expected %d; text \"%s\", expected \"%s\"\n", call, have, want,
-            text, wanted);
-    failures++;
-  }
-}
-
-#define BAD(call, argument, is) expect((call), ncclInvalidArgument, argument, is, #call)
-#define FINE(call)                                                                       \
-  do {                                                                                   \
-    calls++;                                                                             \
-    if ((call) != ncclSuccess) {                                                         \
-      fprintf(stderr, "%s failed: %s\n", #call, ncclGetLastError(NULL));                 \
-      failures++;                                                                        \
-    }                                                                                    \
-  } while (0)
-
-/* Every function has a code for a bad state too: the text says what, and that it is no use. */
-static void usage(ncclResult_t have, const char *text, const char *call) {
-  calls++;
-  if (have != ncclInvalidUsage || !strstr(ncclGetLastError(NULL), text)) {
-    fprintf(stderr, "%s: code %d: %s\n", call, have, ncclGetLastError(NULL));
-    failures++;
-  }
-}
-#define USAGE(call, text) usage((call), text, #call)
-
-static int in[8] = {1, 2, 3, 4, 5, 6, 7, 8}, out[8];
-static ncclComm_t comm;
-/* Three ranks of one communicator. */
-static ncclComm_t trio[3];
-static cudaStream_t stream;
-static void *const UNTOUCHED = (void *)0x5a5a;
+ * it, here or in bad_structures.h. Runs plain, under valgrind and with AddressSanitizer. */
+#include "bad_structures.h"
 
 /* Functions that take a communicator; `is` says what is wrong with it. */
 static void communicators(ncclComm_t bad, const char *is) {
@@ -59,6 +11,10 @@ static void communicators(ncclComm_t bad, const char *is) {
   ncclComm_t made = (ncclComm_t)UNTOUCHED;
   ncclUniqueId id;
   uint64_t value = 7;
+  void *place = UNTOUCHED;
+  ncclRedOp_t op = ncclMax;
+  ncclTeam_t whole = {1, 0, 1};
+  ncclCommProperties_t properties = NCCL_COMM_PROPERTIES_INITIALIZER;
   memset(&id, 7, sizeof id);
   BAD(ncclAllReduce(in, out, 1, ncclInt, ncclSum, bad, stream), "comm", is);
   BAD(ncclBroadcast(in, out, 1, ncclInt, 0, bad, stream), "comm", is);
@@ -89,6 +45,29 @@ static void communicators(ncclComm_t bad, const char *is) {
   BAD(ncclCommSuspend(bad, NCCL_SUSPEND_MEM), "comm", is);
   BAD(ncclCommResume(bad), "comm", is);
   BAD(ncclCommMemStats(bad, ncclStatGpuMemTotal, &value), "comm", is);
+  BAD(oxcclAllGatherv(in, 1, out, &one, &zero, ncclInt, bad, stream), "comm", is);
+  BAD(oxcclReduceScatterv(in, out, &one, ncclInt, ncclSum, bad, stream), "comm", is);
+  BAD(oxcclAlltoAllv(in, &one, &zero, out, &one, &zero, ncclInt, bad, stream), "comm", is);
+  BAD(oxcclGatherv(in, 1, out, &one, &zero, ncclInt, 0, bad, stream), "comm", is);
+  BAD(oxcclScatterv(in, &one, &zero, out, 1, ncclInt, 0, bad, stream), "comm", is);
+  BAD(ncclPutSignal(in, 1, ncclInt, 0, window, 0, 0, 0, 0, bad, stream), "comm", is);
+  BAD(ncclSignal(0, 0, 0, 0, bad, stream), "comm", is);
+  BAD(ncclWaitSignal(1, &awaited, bad, stream), "comm", is);
+  BAD(oxcclCommInPlace(bad, &value), "comm", is);
+  BAD(ncclCommRegister(bad, in, sizeof in, &place), "comm", is);
+  BAD(ncclCommDeregister(bad, in), "comm", is);
+  BAD(ncclCommWindowRegister(bad, in, sizeof in, (ncclWindow_t *)&place, NCCL_WIN_DEFAULT), "comm", is);
+  BAD(ncclCommWindowDeregister(bad, window), "comm", is);
+  BAD(ncclWinGetUserPtr(bad, window, &place), "comm", is);
+  BAD(ncclRedOpCreatePreMulSum(&op, in, ncclInt, ncclScalarHostImmediate, bad), "comm", is);
+  BAD(ncclRedOpDestroy(op, bad), "comm", is);
+  NONE(ncclTeamWorld(bad).nRanks, 0, "comm", is);
+  NONE(ncclTeamLsa(bad).nRanks, 0, "comm", is);
+  NONE(ncclTeamRail(bad).nRanks, 0, "comm", is);
+  NONE(ncclTeamRankToWorld(bad, whole, 0), -1, "comm", is);
+  NONE(ncclTeamRankToLsa(bad, whole, 0), -1, "comm", is);
+  BAD(ncclCommQueryProperties(bad, &properties), "comm", is);
+  if (place != UNTOUCHED || op != ncclMax || properties.nRanks != 0) failures++;
   if (made != (ncclComm_t)UNTOUCHED || value != 7 || id.internal[0] != 7) failures++;
   if (number != -7 || (int)code != -7 || info.text[0] != 0 || out[0] != 0) failures++;
 }
@@ -107,6 +86,14 @@ static void streams(cudaStream_t bad, const char *is, oxcclEvent_t event, oxcclG
   BAD(ncclScatter(in, out, 1, ncclInt, 0, comm, bad), "stream", is);
   BAD(ncclSend(in, 1, ncclInt, 0, comm, bad), "stream", is);
   BAD(ncclRecv(out, 1, ncclInt, 0, comm, bad), "stream", is);
+  BAD(oxcclAllGatherv(in, 1, out, &one, &zero, ncclInt, comm, bad), "stream", is);
+  BAD(oxcclReduceScatterv(in, out, &one, ncclInt, ncclSum, comm, bad), "stream", is);
+  BAD(oxcclAlltoAllv(in, &one, &zero, out, &one, &zero, ncclInt, comm, bad), "stream", is);
+  BAD(oxcclGatherv(in, 1, out, &one, &zero, ncclInt, 0, comm, bad), "stream", is);
+  BAD(oxcclScatterv(in, &one, &zero, out, 1, ncclInt, 0, comm, bad), "stream", is);
+  BAD(ncclPutSignal(in, 1, ncclInt, 0, window, 0, 0, 0, 0, comm, bad), "stream", is);
+  BAD(ncclSignal(0, 0, 0, 0, comm, bad), "stream", is);
+  BAD(ncclWaitSignal(1, &awaited, comm, bad), "stream", is);
   BAD(oxcclMemcpyAsync(out, in, 4, bad), "stream", is);
   BAD(oxcclMemsetAsync(out, 1, 4, bad), "stream", is);
   BAD(oxcclEventRecord(event, bad), "stream", is);
@@ -176,6 +163,12 @@ static void outputs(oxcclEvent_t event, oxcclGraph_t graph) {
   BAD(oxcclDeviceGet(&kind, NULL), "index", "null");
   BAD(oxcclLastError(NULL), "info", "null");
   BAD(oxcclCommLastError(comm, NULL), "info", "null");
+  BAD(oxcclCommInPlace(comm, NULL), "count", "null");
+  BAD(ncclCommRegister(comm, in, sizeof in, NULL), "handle", "null");
+  BAD(ncclCommWindowRegister(comm, in, sizeof in, NULL, NCCL_WIN_DEFAULT), "win", "null");
+  BAD(ncclWinGetUserPtr(comm, window, NULL), "outUserPtr", "null");
+  BAD(ncclRedOpCreatePreMulSum(NULL, in, ncclInt, ncclScalarDevice, comm), "op", "null");
+  BAD(ncclCommQueryProperties(comm, NULL), "props", "null");
   BAD(oxcclStreamCreate(NULL), "stream", "null");
   BAD(oxcclEventCreate(NULL), "event", "null");
   BAD(oxcclEventElapsedTime(NULL, event, event), "ms", "null");
@@ -189,6 +182,8 @@ static void outputs(oxcclEvent_t event, oxcclGraph_t graph) {
 
 /* Buffers that are null although there are elements. */
 static void buffers(void) {
+  void *place = UNTOUCHED;
+  ncclRedOp_t op = ncclMax;
   BAD(ncclAllReduce(NULL, out, 1, ncclInt, ncclSum, comm, stream), "sendbuff", "null");
   BAD(ncclAllReduce(in, NULL, 1, ncclInt, ncclSum, comm, stream), "recvbuff", "null");
   BAD(ncclBroadcast(NULL, out, 1, ncclInt, 0, comm, stream), "sendbuff", "null");
@@ -208,11 +203,70 @@ static void buffers(void) {
   BAD(ncclScatter(in, NULL, 1, ncclInt, 0, comm, stream), "recvbuff", "null");
   BAD(ncclSend(NULL, 1, ncclInt, 0, comm, stream), "sendbuff", "null");
   BAD(ncclRecv(NULL, 1, ncclInt, 0, comm, stream), "recvbuff", "null");
+  BAD(oxcclAllGatherv(NULL, 1, out, &one, &zero, ncclInt, comm, stream), "sendbuff", "null");
+  BAD(oxcclAllGatherv(in, 1, NULL, &one, &zero, ncclInt, comm, stream), "recvbuff", "null");
+  BAD(oxcclAllGatherv(in, 1, out, NULL, &zero, ncclInt, comm, stream), "recvcounts", "null");
+  BAD(oxcclAllGatherv(in, 1, out, &one, NULL, ncclInt, comm, stream), "recvdispls", "null");
+  BAD(oxcclReduceScatterv(NULL, out, &one, ncclInt, ncclSum, comm, stream), "sendbuff", "null");
+  BAD(oxcclReduceScatterv(in, NULL, &one, ncclInt, ncclSum, comm, stream), "recvbuff", "null");
+  BAD(oxcclReduceScatterv(in, out, NULL, ncclInt, ncclSum, comm, stream), "counts", "null");
+#define ALLTOALLV(send, counts, displs, recv, recvcounts, recvdispls, argument)                   \
+  BAD(oxcclAlltoAllv(send, counts, displs, recv, recvcounts, recvdispls, ncclInt, comm, stream), \
+      argument, "null")
+  ALLTOALLV(NULL, &one, &zero, out, &one, &zero, "sendbuff");
+  ALLTOALLV(in, NULL, &zero, out, &one, &zero, "sendcounts");
+  ALLTOALLV(in, &one, NULL, out, &one, &zero, "senddispls");
+  ALLTOALLV(in, &one, &zero, NULL, &one, &zero, "recvbuff");
+  ALLTOALLV(in, &one, &zero, out, NULL, &zero, "recvcounts");
+  ALLTOALLV(in, &one, &zero, out, &one, NULL, "recvdispls");
+  BAD(oxcclGatherv(NULL, 1, out, &one, &zero, ncclInt, 0, comm, stream), "sendbuff", "null");
+  BAD(oxcclGatherv(in, 1, NULL, &one, &zero, ncclInt, 0, comm, stream), "recvbuff", "null");
+  BAD(oxcclGatherv(in, 1, out, NULL, &zero, ncclInt, 0, comm, stream), "recvcounts", "null");
+  BAD(oxcclGatherv(in, 1, out, &one, NULL, ncclInt, 0, comm, stream), "recvdispls", "null");
+  BAD(oxcclScatterv(NULL, &one, &zero, out, 1, ncclInt, 0, comm, stream), "sendbuff", "null");
+  BAD(oxcclScatterv(in, NULL, &zero, out, 1, ncclInt, 0, comm, stream), "sendcounts", "null");
+  BAD(oxcclScatterv(in, &one, NULL, out, 1, ncclInt, 0, comm, stream), "senddispls", "null");
+  BAD(oxcclScatterv(in, &one, &zero, NULL, 1, ncclInt, 0, comm, stream), "recvbuff", "null");
+  BAD(ncclPutSignal(NULL, 1, ncclInt, 0, window, 0, 0, 0, 0, comm, stream), "localbuff", "null");
+  BAD(ncclWaitSignal(1, NULL, comm, stream), "signalDescs", "null");
+  BAD(ncclCommRegister(comm, NULL, 4, &place), "buff", "null");
+  BAD(ncclCommWindowRegister(comm, NULL, 4, (ncclWindow_t *)&place, 0), "buff", "null");
+  BAD(ncclRedOpCreatePreMulSum(&op, NULL, ncclInt, ncclScalarDevice, comm), "scalar", "null");
+  if (place != UNTOUCHED || op != ncclMax) failures++;
   BAD(oxcclMemcpyAsync(NULL, in, 4, stream), "dst", "null");
   BAD(oxcclMemcpyAsync(out, NULL, 4, stream), "src", "null");
   BAD(oxcclMemsetAsync(NULL, 1, 4, stream), "dst", "null");
   BAD(oxcclStreamHostFunc(stream, NULL, NULL), "func", "null");
   if (out[0] != 0) failures++;
+}
+
+/* Operations that one rank carries out alone, with numbers that do not exist. */
+static void one_sided(int n, const char *is) {
+  ncclWaitSignalDesc_t count = awaited, peer = awaited, signal = awaited, context = awaited;
+  ncclDataType_t type = (ncclDataType_t)n;
+  void *place = UNTOUCHED;
+  char of_context[64];
+  snprintf(of_context, sizeof of_context, "0 in context %s", is);
+  BAD(ncclPutSignal(in, 1, type, 0, window, 0, 0, 0, 0, comm, stream), "datatype", is);
+  BAD(ncclPutSignal(in, 1, ncclInt, n, window, 0, 0, 0, 0, comm, stream), "peer", is);
+  BAD(ncclPutSignal(in, 1, ncclInt, 0, window, 0, n, 0, 0, comm, stream), "sigIdx", is);
+  BAD(ncclPutSignal(in, 1, ncclInt, 0, window, 0, 0, n, 0, comm, stream), "sigIdx", of_context);
+  BAD(ncclPutSignal(in, 1, ncclInt, 0, window, 0, 0, 0, (unsigned)n, comm, stream), "flags", "");
+  BAD(ncclSignal(n, 0, 0, 0, comm, stream), "peer", is);
+  BAD(ncclSignal(0, n, 0, 0, comm, stream), "sigIdx", is);
+  BAD(ncclSignal(0, 0, n, 0, comm, stream), "sigIdx", of_context);
+  BAD(ncclSignal(0, 0, 0, (unsigned)n, comm, stream), "flags", "");
+  peer.peer = signal.sigIdx = context.ctx = n;
+  BAD(ncclWaitSignal(1, &peer, comm, stream), "signalDescs.peer", is);
+  BAD(ncclWaitSignal(1, &signal, comm, stream), "sigIdx", is);
+  BAD(ncclWaitSignal(1, &context, comm, stream), "sigIdx", of_context);
+  if (n < 0) {
+    count.opCnt = n;
+    BAD(ncclWaitSignal(1, &count, comm, stream), "signalDescs.opCnt", is);
+    BAD(ncclWaitSignal(n, &awaited, comm, stream), "nDesc", is);
+  }
+  BAD(ncclCommWindowRegister(comm, in, sizeof in, (ncclWindow_t *)&place, n), "winFlags", is);
+  if (place != UNTOUCHED) failures++;
 }
 
 /* Types, operations, ranks, counts out of range. `n` stands for a number that none of them has. */
@@ -240,6 +294,25 @@ static void ranges(int n, const char *is) {
   BAD(ncclScatter(in, out, 1, ncclInt, n, comm, stream), "root", is);
   BAD(ncclSend(in, 1, ncclInt, n, comm, stream), "peer", is);
   BAD(ncclRecv(out, 1, ncclInt, n, comm, stream), "peer", is);
+  BAD(oxcclAllGatherv(in, 1, out, &one, &zero, type, comm, stream), "datatype", is);
+  BAD(oxcclReduceScatterv(in, out, &one, type, ncclSum, comm, stream), "datatype", is);
+  BAD(oxcclAlltoAllv(in, &one, &zero, out, &one, &zero, type, comm, stream), "datatype", is);
+  BAD(oxcclGatherv(in, 1, out, &one, &zero, type, 0, comm, stream), "datatype", is);
+  BAD(oxcclScatterv(in, &one, &zero, out, 1, type, 0, comm, stream), "datatype", is);
+  BAD(oxcclReduceScatterv(in, out, &one, ncclInt, op, comm, stream), "op", is);
+  BAD(oxcclGatherv(in, 1, out, &one, &zero, ncclInt, n, comm, stream), "root", is);
+  BAD(oxcclScatterv(in, &one, &zero, out, 1, ncclInt, n, comm, stream), "root", is);
+  one_sided(n, is);
+  ncclRedOp_t user = ncclMax;
+  ncclScalarResidence_t residence = (ncclScalarResidence_t)n;
+  BAD(ncclRedOpCreatePreMulSum(&user, in, type, ncclScalarDevice, comm), "datatype", is);
+  BAD(ncclRedOpCreatePreMulSum(&user, in, ncclInt, residence, comm), "residence", is);
+  BAD(ncclRedOpDestroy(op, comm), "op", is);
+  ncclTeam_t whole = {1, 0, 1};
+  NONE(ncclTeamRankToWorld(comm, whole, n), -1, "rank", is);
+  NONE(ncclTeamRankToLsa(comm, whole, n), -1, "rank", is);
+  BAD(oxcclSetLog(n, NULL, NULL), "level", is);
+  if (user != ncclMax) failures++;
   ncclComm_t made = (ncclComm_t)UNTOUCHED;
   ncclUniqueId id;
   uint64_t value = 7;
@@ -282,6 +355,28 @@ static void counts(size_t n, const char *is) {
   BAD(ncclScatter(in, out, n, ncclInt, 0, comm, stream), "count", is);
   BAD(ncclSend(in, n, ncclInt, 0, comm, stream), "count", is);
   BAD(ncclRecv(out, n, ncclInt, 0, comm, stream), "count", is);
+  char of_rank[64];
+  snprintf(of_rank, sizeof of_rank, "%s for rank 0", is);
+  BAD(oxcclAllGatherv(in, n, out, &one, &zero, ncclInt, comm, stream), "sendcount", is);
+  BAD(oxcclAllGatherv(in, 1, out, &n, &zero, ncclInt, comm, stream), "recvcounts", of_rank);
+  BAD(oxcclAllGatherv(in, 1, out, &one, &n, ncclInt, comm, stream), "recvdispls", of_rank);
+  BAD(oxcclReduceScatterv(in, out, &n, ncclInt, ncclSum, comm, stream), "counts", of_rank);
+  BAD(oxcclAlltoAllv(in, &n, &zero, out, &one, &zero, ncclInt, comm, stream), "sendcounts", of_rank);
+  BAD(oxcclAlltoAllv(in, &one, &n, out, &one, &zero, ncclInt, comm, stream), "senddispls", of_rank);
+  BAD(oxcclAlltoAllv(in, &one, &zero, out, &n, &zero, ncclInt, comm, stream), "recvcounts", of_rank);
+  BAD(oxcclAlltoAllv(in, &one, &zero, out, &one, &n, ncclInt, comm, stream), "recvdispls", of_rank);
+  BAD(oxcclGatherv(in, n, out, &one, &zero, ncclInt, 0, comm, stream), "sendcount", is);
+  BAD(oxcclGatherv(in, 1, out, &n, &zero, ncclInt, 0, comm, stream), "recvcounts", of_rank);
+  BAD(oxcclGatherv(in, 1, out, &one, &n, ncclInt, 0, comm, stream), "recvdispls", of_rank);
+  BAD(oxcclScatterv(in, &n, &zero, out, 1, ncclInt, 0, comm, stream), "sendcounts", of_rank);
+  BAD(oxcclScatterv(in, &one, &n, out, 1, ncclInt, 0, comm, stream), "senddispls", of_rank);
+  BAD(oxcclScatterv(in, &one, &zero, out, n, ncclInt, 0, comm, stream), "recvcount", is);
+  BAD(ncclPutSignal(in, n, ncclInt, 0, window, 0, 0, 0, 0, comm, stream), "count", is);
+  BAD(ncclPutSignal(in, 1, ncclInt, 0, window, n, 0, 0, 0, comm, stream), "peerWinOffset", is);
+  if (n == (size_t)-1) {
+    BAD(ncclCommRegister(comm, in, n, &ptr), "size", is);
+    BAD(ncclCommWindowRegister(comm, in, n, (ncclWindow_t *)&ptr, 0), "size", is);
+  }
   BAD(oxcclMemcpyAsync(out, in, n, stream), "bytes", is);
   BAD(oxcclMemsetAsync(out, 1, n, stream), "bytes", is);
   BAD(ncclMemAlloc(&ptr, n), "size", is);
@@ -289,123 +384,113 @@ static void counts(size_t n, const char *is) {
   if (ptr != UNTOUCHED || out[0] != 0) failures++;
 }
 
-/* Configurations of every function that takes one. */
-static void configurations(ncclConfig_t *bad, const char *argument, const char *is) {
-  ncclComm_t made = (ncclComm_t)UNTOUCHED;
-  ncclUniqueId id;
-  int one = 1;
-  FINE(ncclGetUniqueId(&id));
-  BAD(ncclCommInitRankConfig(&made, 1, id, 0, bad), argument, is);
-  BAD(ncclCommInitRankScalable(&made, 1, 0, 1, &id, bad), argument, is);
-  BAD(oxcclCommInitEnv(&made, bad), argument, is);
-  BAD(ncclCommSplit(comm, 0, 0, &made, bad), argument, is);
-  BAD(ncclCommShrink(trio[0], &one, 1, &made, bad, NCCL_SHRINK_DEFAULT), argument, is);
-  BAD(ncclCommGrow(comm, 2, &id, -1, &made, bad), argument, is);
-  BAD(ncclCommGrow(NULL, 2, &id, 1, &made, bad), argument, is);
-  if (made != (ncclComm_t)UNTOUCHED) failures++;
+/* Handles of registered memory. */
+static void windows(ncclWindow_t bad, const char *is) {
+  void *place = UNTOUCHED;
+  BAD(ncclCommDeregister(comm, bad), "handle", is);
+  BAD(ncclCommWindowDeregister(comm, bad), "win", is);
+  BAD(ncclWinGetUserPtr(comm, bad, &place), "win", is);
+  BAD(ncclPutSignal(in, 1, ncclInt, 0, bad, 0, 0, 0, 0, comm, stream), "peerWin", is);
+  if (place != UNTOUCHED) failures++;
 }
 
-static void bad_configurations(void) {
-  const size_t sizes[] = {0, 8, 16, 20, 23, 25, 4104, (size_t)1 << 40, (size_t)-1};
-  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-    /* No byte more than it says, so that valgrind sees what is read beyond. */
-    size_t bytes = sizes[i] > 8 && sizes[i] <= sizeof config ? sizes[i] : 8;
-    ncclConfig_t *small = (ncclConfig_t *)malloc(bytes);
-    char is[64];
-    config.size = sizes[i];
-    memcpy((void *)small, &config, bytes);
-    snprintf(is, sizeof is, "a structure of %zu bytes", sizes[i]);
-    configurations(small, "config", is);
-    free(small);
-  }
-  config.size = sizeof config;
-  config.magic = 1;
-  configurations(&config, "config", "a structure with magic 0x1");
-#define FIELD(field, value, text)                         \
-  do {                                                    \
-    ncclConfig_t bad_field = NCCL_CONFIG_INITIALIZER;     \
-    bad_field.maxCTAs = 4;                                \
-    bad_field.field = value;                              \
-    configurations(&bad_field, #field, text);             \
-  } while (0)
-  FIELD(blocking, 7, "7");
-  FIELD(blocking, -1, "-1");
-  FIELD(cgaClusterSize, -1, "-1");
-  FIELD(minCTAs, 0, "0");
-  FIELD(minCTAs, 5, "5");
-  FIELD(maxCTAs, 0, "0");
-  FIELD(splitShare, 2, "2");
-  FIELD(collnetEnable, -1, "-1");
-  FIELD(CTAPolicy, 4, "4");
-  FIELD(shrinkShare, 3, "3");
-  FIELD(nvlsCTAs, 0, "0");
-  FIELD(nChannelsPerNetPeer, 65, "65");
-  FIELD(nvlinkCentricSched, 2, "2");
-  FIELD(graphUsageMode, 3, "3");
-  FIELD(numRmaCtx, -1, "-1");
-  FIELD(maxP2pPeers, 0, "0");
-  FIELD(graphStreamOrdering, 2, "2");
+static void bad_windows(void) {
+  void *registered, *place, *memory;
+  ncclWindow_t win, another, many[64];
+  int local;
+  FINE(ncclMemAlloc(&memory, 64));
+  FINE(ncclCommWindowRegister(comm, memory, 64, &win, NCCL_WIN_DEFAULT));
+  FINE(ncclCommWindowRegister(trio[0], memory, 64, &another, NCCL_WIN_DEFAULT));
+  FINE(ncclCommRegister(comm, in, sizeof in, &registered));
+  windows(NULL, "null");
+  windows((ncclWindow_t)&local, "0x");
+  windows((ncclWindow_t)comm, "0x");
+  windows(another, "0x");
+  BAD(ncclCommDeregister(comm, win), "handle", "0x");
+  BAD(ncclCommDeregister(trio[0], registered), "handle", "0x");
+  BAD(ncclCommWindowDeregister(comm, (ncclWindow_t)registered), "win", "0x");
+  BAD(ncclWinGetUserPtr(comm, (ncclWindow_t)registered, &place), "win", "0x");
+  BAD(ncclPutSignal(in, 1, ncclInt, 0, win, 61, 0, 0, 0, comm, stream), "peerWinOffset", "61, with 4");
+  BAD(ncclPutSignal(in, 17, ncclInt, 0, win, 0, 0, 0, 0, comm, stream), "peerWinOffset", "0, with 68");
+  BAD(ncclPutSignal(in, 1, ncclInt, 0, win, 0, 16, 0, 0, comm, stream), "sigIdx", "16");
+  BAD(ncclCommRegister(comm, in, 0, &place), "size", "0");
+  BAD(ncclCommWindowRegister(comm, in, 0, &win, NCCL_WIN_DEFAULT), "size", "0");
+  BAD(ncclCommWindowRegister(comm, in, 4, &win, 4), "winFlags", "4");
+  FINE(ncclCommWindowDeregister(comm, win));
+  windows(win, "0x");
+  FINE(ncclCommDeregister(comm, registered));
+  BAD(ncclCommDeregister(comm, registered), "handle", "0x");
+  FINE(ncclCommWindowDeregister(trio[0], another));
+  /* One more than may be at a time. */
+  for (int i = 0; i < 64; i++) FINE(ncclCommWindowRegister(trio[0], memory, 64, &many[i], 0));
+  USAGE(ncclCommWindowRegister(trio[0], memory, 64, &win, 0), "64 may be registered at a time");
+  for (int i = 0; i < 64; i++) FINE(ncclCommWindowDeregister(trio[0], many[i]));
+  FINE(ncclMemFree(memory));
 }
 
-/* Functions that take the handle of a variable. */
-static void variables(ncclParamHandle_t bad, const char *is) {
-  int64_t number = 7;
-  const char *text = NULL;
-  int length = 7;
-  BAD(ncclParamGetI8(bad, (int8_t *)&number), "h", is);
-  BAD(ncclParamGetI16(bad, (int16_t *)&number), "h", is);
-  BAD(ncclParamGetI32(bad, (int32_t *)&number), "h", is);
-  BAD(ncclParamGetI64(bad, &number), "h", is);
-  BAD(ncclParamGetU8(bad, (uint8_t *)&number), "h", is);
-  BAD(ncclParamGetU16(bad, (uint16_t *)&number), "h", is);
-  BAD(ncclParamGetU32(bad, (uint32_t *)&number), "h", is);
-  BAD(ncclParamGetU64(bad, (uint64_t *)&number), "h", is);
-  if (strncmp(is, "that of", 7) != 0) {
-    BAD(ncclParamGetStr(bad, &text), "h", is);
-    BAD(ncclParamGet(bad, &number, sizeof number, &length), "h", is);
-  }
-  if (number != 7 || text || length != 7) failures++;
+/* Operations of the user's own: of another communicator, for another type, destroyed, built in. */
+static void bad_operations(void) {
+  ncclRedOp_t own, another;
+  char is[64];
+  FINE(ncclRedOpCreatePreMulSum(&own, in, ncclInt, ncclScalarHostImmediate, comm));
+  FINE(ncclRedOpCreatePreMulSum(&another, in, ncclInt, ncclScalarHostImmediate, trio[0]));
+  snprintf(is, sizeof is, "%d, ", (int)another);
+  BAD(ncclRedOpDestroy(another, comm), "op", is);
+  BAD(ncclAllReduce(in, out, 1, ncclInt, another, comm, stream), "op", is);
+  BAD(oxcclReduceScatterv(in, out, &one, ncclInt, another, comm, stream), "op", is);
+  snprintf(is, sizeof is, "%d, made for", (int)own);
+  BAD(ncclReduce(in, out, 1, ncclFloat, own, 0, comm, stream), "op", is);
+  BAD(oxcclReduceScatterv(in, out, &one, ncclFloat, own, comm, stream), "op", is);
+  BAD(ncclRedOpDestroy(ncclSum, comm), "op", "0, which is built in");
+  FINE(ncclRedOpDestroy(own, comm));
+  FINE(ncclRedOpDestroy(another, trio[0]));
+  snprintf(is, sizeof is, "%d, which was destroyed", (int)own);
+  BAD(ncclRedOpDestroy(own, comm), "op", is);
+  BAD(ncclReduceScatter(in, out, 1, ncclInt, own, comm, stream), "op", is);
+  if (out[0] != 0) failures++;
 }
 
-static void bad_variables(void) {
-  ncclParamHandle_t number, text, none = NULL;
-  const char *value = NULL, **table = NULL;
-  char bytes[4] = "xyz";
-  int length = 7;
-  FINE(ncclParamBind(&number, "OXCCL_INIT_TIMEOUT"));
-  FINE(ncclParamBind(&text, "NCCL_DEBUG"));
-  variables(NULL, "null");
-  variables((ncclParamHandle_t)&length, "0x");
-  variables((ncclParamHandle_t)comm, "0x");
-  variables((ncclParamHandle_t)((char *)number + 4096), "0x");
-  variables(text, "that of NCCL_DEBUG=");
-  BAD(ncclParamBind(NULL, "NCCL_DEBUG"), "out", "null");
-  BAD(ncclParamBind(&none, NULL), "key", "null");
-  BAD(ncclParamBind(&none, ""), "key", "\"\"");
-  BAD(ncclParamBind(&none, "NCCL_DEBG"), "key", "\"NCCL_DEBG\"");
-  BAD(ncclParamGetI8(number, NULL), "out", "null");
-  BAD(ncclParamGetI16(number, NULL), "out", "null");
-  BAD(ncclParamGetI32(number, NULL), "out", "null");
-  BAD(ncclParamGetI64(number, NULL), "out", "null");
-  BAD(ncclParamGetU8(number, NULL), "out", "null");
-  BAD(ncclParamGetU16(number, NULL), "out", "null");
-  BAD(ncclParamGetU32(number, NULL), "out", "null");
-  BAD(ncclParamGetU64(number, NULL), "out", "null");
-  BAD(ncclParamGetStr(text, NULL), "out", "null");
-  BAD(ncclParamGet(text, NULL, 4, &length), "out", "null");
-  BAD(ncclParamGet(text, bytes, 4, NULL), "len", "null");
-  BAD(ncclParamGetParameter(NULL, &value, &length), "key", "null");
-  BAD(ncclParamGetParameter("DEBUG", &value, &length), "key", "\"DEBUG\"");
-  BAD(ncclParamGetParameter("NCCL_DEBUG", NULL, &length), "value", "null");
-  BAD(ncclParamGetParameter("NCCL_DEBUG", &value, NULL), "valueLen", "null");
-  BAD(ncclParamGetAllParameterKeys(NULL, &length), "table", "null");
-  BAD(ncclParamGetAllParameterKeys(&table, NULL), "tableLen", "null");
-  if (none || value || table || length != 7) failures++;
-  /* The length that would do is told. */
-  BAD(ncclParamGet(number, bytes, -1, &length), "maxLen", "-1");
-  BAD(ncclParamGet(number, bytes, 3, &length), "maxLen", "3");
-  if (length != 8 || strcmp(bytes, "xyz") != 0) failures++;
+/* Counts per rank that contradict each other. */
+static void bad_parts(void) {
+  const size_t two = 2, three[3] = {2, 2, 2}, overlapping[3] = {0, 1, 4};
+  const char *another = "8 bytes for rank 0 itself";
+  BAD(oxcclAllGatherv(in, 1, out, &two, &zero, ncclInt, comm, stream), "its receive count", another);
+  BAD(oxcclAlltoAllv(in, &one, &zero, out, &two, &zero, ncclInt, comm, stream), "its receive count",
+      another);
+  BAD(oxcclGatherv(in, 1, out, &two, &zero, ncclInt, 0, comm, stream), "its receive count", another);
+  BAD(oxcclScatterv(in, &one, &zero, out, 2, ncclInt, 0, comm, stream), "its receive count", another);
+  BAD(oxcclAllGatherv(in, 2, out, three, overlapping, ncclInt, trio[0], stream),
+      "the receive displacements", "such that the data of ranks 0 and 1 overlap");
+  BAD(oxcclAlltoAllv(in, &two, &zero, in + 1, &two, &zero, ncclInt, comm, stream), "sendbuff",
+      "such that data for rank 0 lie where data of rank 0 come, too");
+  BAD(oxcclReduceScatterv(in, in + 1, &two, ncclInt, ncclSum, comm, stream), "recvbuff",
+      "within sendbuff, but not at the block of rank 0");
+  if (in[1] != 2 || out[0] != 0) failures++;
+}
+
+/* There is nothing on the host that kernels could communicate with, whatever the arguments are. */
+static void kernels(void) {
+  const char *text = "no kernels on the host device";
+  ncclTeam_t team = ncclTeamWorld(comm);
+  ncclMultimemHandle_t multimem = {NULL};
+  void *place = UNTOUCHED;
+  USAGE(ncclDevCommCreate(comm, NULL, NULL), text);
+  USAGE(ncclDevCommDestroy(NULL, NULL), text);
+  USAGE(ncclGetLsaMultimemDevicePointer(window, 0, &place), text);
+  USAGE(ncclGetMultimemDevicePointer(NULL, 0, multimem, &place), text);
+  USAGE(ncclGetLsaDevicePointer(window, 0, -1, &place), text);
+  USAGE(ncclGetPeerDevicePointer(window, 0, 0, NULL), text);
+  USAGE(ncclLsaBarrierCreateRequirement(team, 1, NULL, NULL), text);
+  USAGE(ncclGinBarrierCreateRequirement(comm, team, 1, NULL, NULL), text);
+  USAGE(ncclLLA2ACreateRequirement(1, -1, NULL, NULL), text);
+  USAGE(ncclGinOutboxCreateRequirement(1, 1, NULL, NULL), text);
+  USAGE(ncclGinInboxA2ACreateRequirement(team, 1, 1, NULL, NULL), text);
+  NONE(ncclLLA2ACalcSlots(-1, 8), -1, "maxElts", "-1 × 8 bytes");
+  NONE(ncclLLA2ACalcSlots(8, -1), -1, "maxElts", "8 × -1 bytes");
+  team.stride = 0;
+  NONE(ncclTeamRankToWorld(comm, team, 1), -1, "rank", "1 of ncclTeam");
+  NONE(ncclTeamRankToLsa(comm, team, 1), -1, "rank", "1 of ncclTeam");
+  if (place != UNTOUCHED) failures++;
 }
 
 /* What belongs to one function that makes a communicator from another only. */
@@ -470,6 +555,10 @@ static void others(void) {
   BAD(ncclCommInitAll(&made, -1, NULL), "ndev", "-1");
   BAD(ncclCommInitAll(&made, 2, devices), "devlist", "-4");
   BAD(oxcclDeviceSet(oxcclDeviceHost, -1), "index", "-1");
+  BAD(oxcclSetLog(6, NULL, NULL), "level", "6");
+  BAD(oxcclSetInitTimeout(-2), "timeoutNs", "-2");
+  BAD(oxcclCommSetTimeout(comm, -2), "timeoutNs", "-2");
+  BAD(oxcclStreamSynchronize(stream, INT64_MIN), "timeoutNs", "-9223372036854775808");
   USAGE(oxcclDeviceSet(oxcclDeviceCuda, 0), "no usable CUDA device");
   BAD(ncclMemFree(&local), "ptr", "0x");
   BAD(oxcclMemFree(&local), "ptr", "0x");
@@ -512,10 +601,19 @@ static void no_operations(const char *text) {
   USAGE(ncclScatter(in, out, 1, ncclInt, 0, comm, stream), text);
   USAGE(ncclSend(in, 1, ncclInt, 0, comm, stream), text);
   USAGE(ncclRecv(out, 1, ncclInt, 0, comm, stream), text);
+  USAGE(oxcclAllGatherv(in, 1, out, &one, &zero, ncclInt, comm, stream), text);
+  USAGE(oxcclReduceScatterv(in, out, &one, ncclInt, ncclSum, comm, stream), text);
+  USAGE(oxcclAlltoAllv(in, &one, &zero, out, &one, &zero, ncclInt, comm, stream), text);
+  USAGE(oxcclGatherv(in, 1, out, &one, &zero, ncclInt, 0, comm, stream), text);
+  USAGE(oxcclScatterv(in, &one, &zero, out, 1, ncclInt, 0, comm, stream), text);
+  USAGE(ncclPutSignal(in, 1, ncclInt, 0, window, 0, 0, 0, 0, comm, stream), text);
+  USAGE(ncclSignal(0, 0, 0, 0, comm, stream), text);
+  USAGE(ncclWaitSignal(1, &awaited, comm, stream), text);
 }
 
 int main(void) {
   int local = 0;
+  void *memory;
   cudaStream_t dead_stream;
   ncclComm_t aborted;
   oxcclEvent_t event, dead_event;
@@ -528,6 +626,8 @@ int main(void) {
   FINE(ncclCommInitAll(&aborted, 1, NULL));
   FINE(ncclCommInitAll(trio, 3, NULL));
   FINE(oxcclStreamCreate(&stream));
+  FINE(ncclMemAlloc(&memory, 100));
+  FINE(ncclCommWindowRegister(comm, memory, 100, &window, NCCL_WIN_DEFAULT));
   FINE(oxcclStreamCreate(&dead_stream));
   FINE(oxcclEventCreate(&event));
   FINE(oxcclEventCreate(&dead_event));
@@ -571,6 +671,11 @@ int main(void) {
   others();
   bad_configurations();
   bad_variables();
+  bad_answers();
+  bad_windows();
+  bad_operations();
+  bad_parts();
+  kernels();
   children();
 
   /* Everything still works after all that. */
@@ -590,6 +695,7 @@ int main(void) {
   no_operations("revoked");
   USAGE(ncclCommFinalize(comm), "revoked");
   for (int i = 0; i < 3; i++) FINE(ncclCommAbort(trio[i]));
+  FINE(ncclMemFree(memory));
   FINE(oxcclGraphDestroy(graph, exec));
   FINE(oxcclEventDestroy(event));
   FINE(oxcclStreamDestroy(stream));

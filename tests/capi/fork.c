@@ -1,6 +1,7 @@
 /* Forks in the middle of work: the child gets an error with a text from every call that takes or makes
  * something, and ends however it likes; the parent goes on. Before anything but an id exists, a fork is
  * harmless. */
+#include "nccl_device.h"
 #include "oxccl.h"
 
 #include <pthread.h>
@@ -28,6 +29,8 @@ static oxcclEvent_t event;
 static oxcclGraphExec_t exec;
 static oxcclGraph_t graph;
 static ncclUniqueId id;
+static ncclWindow_t window;
+static ncclRedOp_t user_op;
 static int *in[2], *out[2];
 static atomic_int stop;
 
@@ -41,6 +44,8 @@ static void refused(ncclResult_t result, const char *call) {
   refusals++;
 }
 #define REFUSED(call) refused((call), #call)
+/* Returns no code, but nothing. */
+#define NOTHING(none) refused((none) ? ncclInvalidUsage : ncclSuccess, #none)
 
 /* A line for every function that takes or makes something. */
 static void child(void) {
@@ -55,6 +60,12 @@ static void child(void) {
   const char **keys, *text;
   uint64_t value;
   int number, excluded = 1;
+  const size_t counts[2] = {1, 0}, displs[2] = {0, 0};
+  ncclWaitSignalDesc_t awaited = {1, 1, 0, 0};
+  ncclCommProperties_t properties = NCCL_COMM_PROPERTIES_INITIALIZER;
+  ncclTeam_t team = {2, 0, 1};
+  ncclRedOp_t op = user_op;
+  ncclWindow_t made_window;
   void *ptr;
   float ms;
   REFUSED(ncclAllReduce(in[0], out[0], 1, ncclInt, ncclSum, comm, stream));
@@ -116,12 +127,37 @@ static void child(void) {
   REFUSED(oxcclGraphExecUpdate(exec, graph));
   REFUSED(oxcclGraphLaunch(exec, stream));
   REFUSED(oxcclGraphDestroy(graph, exec));
+  REFUSED(oxcclAllGatherv(in[0], 1, out[0], counts, displs, ncclInt, comm, stream));
+  REFUSED(oxcclReduceScatterv(in[0], out[0], counts, ncclInt, ncclSum, comm, stream));
+  REFUSED(oxcclAlltoAllv(in[0], counts, displs, out[0], counts, displs, ncclInt, comm, stream));
+  REFUSED(oxcclGatherv(in[0], 1, out[0], counts, displs, ncclInt, 0, comm, stream));
+  REFUSED(oxcclScatterv(in[0], counts, displs, out[0], 1, ncclInt, 0, comm, stream));
+  REFUSED(ncclPutSignal(in[0], 1, ncclInt, 0, window, 0, 0, 0, 0, comm, stream));
+  REFUSED(ncclSignal(1, 0, 0, 0, comm, stream));
+  REFUSED(ncclWaitSignal(1, &awaited, comm, stream));
+  REFUSED(ncclCommRegister(comm, in[0], 4, &ptr));
+  REFUSED(ncclCommDeregister(comm, in[0]));
+  REFUSED(ncclCommWindowRegister(comm, in[0], 4, &made_window, NCCL_WIN_DEFAULT));
+  REFUSED(ncclCommWindowDeregister(comm, window));
+  REFUSED(ncclWinGetUserPtr(comm, window, &ptr));
+  REFUSED(ncclRedOpCreatePreMulSum(&op, in[0], ncclInt, ncclScalarHostImmediate, comm));
+  REFUSED(ncclRedOpDestroy(op, comm));
+  REFUSED(ncclCommQueryProperties(comm, &properties));
+  REFUSED(oxcclCommInPlace(comm, &value));
+  REFUSED(oxcclSetLog(3, NULL, NULL));
+  NOTHING(ncclTeamWorld(comm).nRanks == 0);
+  NOTHING(ncclTeamLsa(comm).nRanks == 0);
+  NOTHING(ncclTeamRail(comm).nRanks == 0);
+  NOTHING(ncclTeamRankToWorld(comm, team, 0) == -1);
+  NOTHING(ncclTeamRankToLsa(comm, team, 0) == -1);
+  REFUSED(ncclGroupSimulateEnd(NULL));
   REFUSED(ncclGroupEnd());
   /* These need nothing of the parent's. */
+  CHECK(oxcclSetInitTimeout(-1) == ncclSuccess);
   CHECK(ncclGetVersion(&number) == ncclSuccess);
   CHECK(oxcclLastError(&info) == ncclSuccess && strstr(info.text, "forked"));
   CHECK(strstr(ncclGetLastError(comm), "forked"));
-  CHECK(refusals == 60);
+  CHECK(refusals == 84);
   /* Variables were read before. */
   CHECK(ncclParamBind(&variable, "OXCCL_INIT_TIMEOUT") == ncclSuccess);
   CHECK(ncclParamGetU64(variable, &value) == ncclSuccess && value > 0);
@@ -194,6 +230,8 @@ int main(void) {
     CHECK(ncclMemAlloc((void **)&in[r], COUNT * sizeof(int)) == ncclSuccess);
     CHECK(ncclMemAlloc((void **)&out[r], COUNT * sizeof(int)) == ncclSuccess);
   }
+  CHECK(ncclCommWindowRegister(comms[0], in[0], 4, &window, NCCL_WIN_DEFAULT) == ncclSuccess);
+  CHECK(ncclRedOpCreatePreMulSum(&user_op, in[0], ncclInt, ncclScalarDevice, comms[0]) == ncclSuccess);
   CHECK(oxcclStreamBeginCapture(streams[0], oxcclCaptureGlobal) == ncclSuccess);
   CHECK(oxcclStreamEndCapture(streams[0], &graph) == ncclSuccess);
   CHECK(oxcclGraphInstantiate(&exec, graph) == ncclSuccess);

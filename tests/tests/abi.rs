@@ -9,6 +9,20 @@ use xtask::abi;
 /// Facts about NCCL, from its own headers and library.
 const FACTS: &str = include_str!("../abi/nccl-2.30.7.txt");
 
+/// What programs include.
+const HEADERS: [&str; 3] = [
+    include_str!("../../capi/include/nccl.h"),
+    include_str!("../../capi/include/nccl_device.h"),
+    include_str!("../../capi/include/oxccl.h"),
+];
+
+/// The program with every bad argument of every function, and what it includes.
+const ARGUMENTS: &str = include_str!("../capi/bad_arguments.c");
+const STRUCTURES: &str = include_str!("../capi/bad_structures.h");
+
+/// Takes nothing and returns nothing: there is nothing to get wrong.
+const INERT: [&str; 2] = ["ncclParamDumpAll", "ncclResetDebugInit"];
+
 /// Exported by NCCL's library, but declared nowhere: for its own use.
 const INTERNAL: [&str; 1] = ["ncclResetDebugInitInternal"];
 
@@ -60,6 +74,21 @@ fn everything_that_nccls_library_exports_is_exported() {
     let wanted = theirs.iter().filter(|s| !INTERNAL.contains(s));
     let lacking: Vec<_> = wanted.filter(|s| !ours.iter().any(|o| o == **s)).collect();
     assert!(lacking.is_empty(), "{} are not exported: {lacking:?}", lacking.len());
+}
+
+#[test]
+fn bad_arguments_of_every_function_are_tested() {
+    let lines = HEADERS.into_iter().flat_map(str::lines).filter(|line| !line.starts_with("//"));
+    let before = lines.filter_map(|line| line.split_once('(')?.0.split_whitespace().last());
+    let names = before.map(|name| name.trim_start_matches('*'));
+    let functions = names.filter(|n| n.starts_with("nccl") || n.starts_with("oxccl"));
+    let (inert, tested): (Vec<_>, Vec<_>) = functions.partition(|n| INERT.contains(n));
+    assert!(tested.len() > 110 && inert == INERT, "{} {inert:?}", tested.len());
+    // As the call that a macro checks, which one of a longer name is not.
+    let called =
+        |name: &str| [ARGUMENTS, STRUCTURES].iter().any(|text| text.contains(&format!("({name}(")));
+    let lacking: Vec<_> = tested.iter().filter(|n| !called(n)).collect();
+    assert!(lacking.is_empty(), "bad_arguments.c does not call {lacking:?}");
 }
 
 #[test]

@@ -5,7 +5,8 @@ use crate::boundary::{self, boundary};
 use crate::nccl::types::{ncclComm_t, ncclResult_t};
 use crate::{convert, objects};
 use oxccl_runtime::error::{Error, Result, Site};
-use oxccl_runtime::log;
+use oxccl_runtime::fork;
+use oxccl_runtime::log::{self, Level};
 use std::ffi::{CString, c_char, c_int, c_void};
 
 /// The version of OxCCL: major · 10000 + minor · 100 + patch.
@@ -128,6 +129,12 @@ pub unsafe extern "C" fn oxcclSetLog(
     user: *mut c_void,
 ) -> ncclResult_t {
     boundary(|| {
+        // A thread of the parent may be handing a line over.
+        fork::check()?;
+        if !(0..=Level::Trace as c_int).contains(&level) {
+            let expected = "0 (nothing) to 5 (everything), as NCCL_DEBUG";
+            return Err(Error::argument("oxcclSetLog", "level", level, expected));
+        }
         let user = user as usize;
         let callback = func.map(|func| -> log::Callback {
             Box::new(move |level, line| {

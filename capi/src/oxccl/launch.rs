@@ -4,10 +4,9 @@ use crate::boundary::boundary;
 use crate::nccl::comm::make;
 use crate::nccl::config::{self, ncclConfig_t};
 use crate::nccl::types::{ncclComm_t, ncclResult_t};
-use crate::objects;
+use crate::{convert, objects};
 use oxccl_runtime::bootstrap::launch;
 use oxccl_runtime::device;
-use std::time::Duration;
 
 /// Makes a communicator of all processes that oxccl run, mpirun, srun or torchrun started; alone
 /// without a launcher. The device's index becomes the rank on this host.
@@ -57,7 +56,7 @@ pub unsafe extern "C" fn oxcclCommInitEnv(
 pub unsafe extern "C" fn oxcclCommSetTimeout(comm: ncclComm_t, timeoutNs: i64) -> ncclResult_t {
     boundary(|| {
         let comm = objects::comm(comm, "oxcclCommSetTimeout")?;
-        comm.set_timeout(u64::try_from(timeoutNs).ok().map(Duration::from_nanos));
+        comm.set_timeout(convert::limit(timeoutNs, "oxcclCommSetTimeout")?);
         Ok(())
     })
 }
@@ -74,7 +73,7 @@ pub unsafe extern "C" fn oxcclCommSetTimeout(comm: ncclComm_t, timeoutNs: i64) -
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn oxcclSetInitTimeout(timeoutNs: i64) -> ncclResult_t {
     boundary(|| {
-        config::INIT_TIMEOUT.set(u64::try_from(timeoutNs).ok().map(Duration::from_nanos));
+        config::INIT_TIMEOUT.set(convert::limit(timeoutNs, "oxcclSetInitTimeout")?);
         Ok(())
     })
 }

@@ -11,7 +11,6 @@ use oxccl_runtime::device::host::stream::Stream;
 use oxccl_runtime::device::host::task::{Address, HostFunction, Work};
 use oxccl_runtime::error::Error;
 use std::ffi::c_void;
-use std::time::Duration;
 
 /// Makes a stream on the calling thread's device; on a GPU one that the default stream does not wait
 /// for. `stream`: out. Blocks: never.
@@ -74,8 +73,9 @@ pub unsafe extern "C" fn oxcclStreamSynchronize(
     timeoutNs: i64,
 ) -> ncclResult_t {
     boundary(|| {
-        let limit = u64::try_from(timeoutNs).ok().map(Duration::from_nanos);
-        let done = match objects::stream(stream, "oxcclStreamSynchronize")? {
+        let stream = objects::stream(stream, "oxcclStreamSynchronize")?;
+        let limit = convert::limit(timeoutNs, "oxcclStreamSynchronize")?;
+        let done = match stream {
             On::Host(stream) => stream.synchronize(limit),
             On::Cuda(stream) => stream.synchronize(limit),
         }?;
