@@ -64,26 +64,34 @@ fn killing_a_rank_gives_the_others_its_number_within_five_seconds() {
     }
 }
 
+/// Stops rank 1 within an operation that the others end; it goes on when they have repainted their
+/// buffers. Tells whether any has: one into whose buffers rank 1 was writing cannot.
+fn repainted(how: &str) -> bool {
+    let mut job = Job::start(Path::new(RANK), 3, Duration::from_secs(60), |_, command| {
+        command.args(["repaint", how]);
+    });
+    wait_for_running(&mut job, 1);
+    let stopped = rustix::process::Pid::from_child(job.child(1));
+    rustix::process::kill_process(stopped, rustix::process::Signal::STOP).expect("it stops");
+    let repainted = [0, 2].map(|rank| {
+        let lines = job.child(rank).stdout.take().expect("a pipe");
+        let mut lines = BufReader::new(lines).lines().map_while(Result::ok);
+        let ended = lines.find(|line| line == "repainted" || line == "exposed");
+        ended.unwrap_or_else(|| panic!("rank {rank}: no {how}")) == "repainted"
+    });
+    rustix::process::kill_process(stopped, rustix::process::Signal::CONT).expect("it goes on");
+    for (rank, ended) in job.wait().iter().enumerate() {
+        assert_eq!(ended.status, Some(0), "{how}, rank {rank}: {}", ended.output);
+    }
+    repainted.contains(&true)
+}
+
 #[test]
 fn after_abort_timeout_or_shrink_no_peer_that_goes_on_writes_into_the_buffers() {
-    for how in ["abort", "timeout", "shrink"].repeat(2) {
-        let mut job = Job::start(Path::new(RANK), 3, Duration::from_secs(60), |_, command| {
-            command.args(["repaint", how]);
-        });
-        wait_for_running(&mut job, 1);
-        let stopped = rustix::process::Pid::from_child(job.child(1));
-        rustix::process::kill_process(stopped, rustix::process::Signal::STOP).expect("it stops");
-        // Both others have aborted and repainted; only then the stopped one goes on.
-        for rank in [0, 2] {
-            let lines = job.child(rank).stdout.take().expect("a pipe");
-            let mut lines = BufReader::new(lines).lines().map_while(Result::ok);
-            let aborted = lines.any(|line| line == "repainted" || line == "exposed");
-            assert!(aborted, "rank {rank}: no {how}");
-        }
-        rustix::process::kill_process(stopped, rustix::process::Signal::CONT).expect("it goes on");
-        for (rank, ended) in job.wait().iter().enumerate() {
-            assert_eq!(ended.status, Some(0), "{how}, rank {rank}: {}", ended.output);
-        }
+    for how in ["abort", "timeout", "shrink"] {
+        // Where rank 1 stops is chance; most places are not within a write.
+        let looked = (0..5).any(|_| repainted(how));
+        assert!(looked, "{how}: rank 1 was writing each time, nobody could repaint");
     }
 }
 

@@ -218,6 +218,13 @@ mod tests {
     }
 
     #[test]
+    fn by_default_operations_wait_for_ever_and_the_making_of_communicators_a_minute() {
+        let config = Config::from_lookup(|_| None);
+        // 0 is no limit: a rank may compute for as long as it likes before it calls.
+        assert_eq!((config.timeout_ms, config.init_timeout_s), (0, 60));
+    }
+
+    #[test]
     fn values_come_from_the_lookup_and_bad_ones_are_reported() {
         let config = Config::from_lookup(|name| match name {
             "OXCCL_TIMEOUT" => Some("1500".to_owned()),
