@@ -1,5 +1,9 @@
 //! Split, shrink, grow, abort, revoke and non-blocking communicators, through the C interface.
 
+#[allow(dead_code, reason = "other tests use the rest")]
+mod common;
+
+use common::{last_error, ok};
 use oxccl::nccl::children::{ncclCommGetUniqueId, ncclCommGrow, ncclCommShrink, ncclCommSplit};
 use oxccl::nccl::collectives::ncclAllReduce;
 use oxccl::nccl::comm::{
@@ -8,7 +12,6 @@ use oxccl::nccl::comm::{
 };
 use oxccl::nccl::config::{NCCL_API_MAGIC, ncclConfig_t};
 use oxccl::nccl::group::{ncclGroupEnd, ncclGroupStart};
-use oxccl::nccl::info::ncclGetLastError;
 use oxccl::nccl::lifetime::{
     ncclCommAbort, ncclCommMemStats, ncclCommResume, ncclCommRevoke, ncclCommSuspend,
 };
@@ -18,11 +21,11 @@ use oxccl::nccl::types::{
 use oxccl::oxccl::launch::oxcclSetInitTimeout;
 use oxccl::oxccl::stream::{oxcclStreamCreate, oxcclStreamDestroy, oxcclStreamSynchronize};
 use oxccl::oxccl::types::oxcclStream_t;
-use std::ffi::{CStr, c_int};
+use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::ptr::{null, null_mut};
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
 
 use ncclResult_t::*;
@@ -61,16 +64,6 @@ fn config(blocking: bool) -> ncclConfig_t {
         maxP2pPeers: UNDEF,
         graphStreamOrdering: UNDEF,
     }
-}
-
-fn last_error() -> String {
-    // SAFETY: the text lives until the thread's next error.
-    unsafe { CStr::from_ptr(ncclGetLastError(null_mut())) }.to_string_lossy().into_owned()
-}
-
-#[track_caller]
-fn ok(result: ncclResult_t) {
-    assert_eq!(result, ncclSuccess, "{}", last_error());
 }
 
 /// A sum that was called, on a stream of its own.
@@ -115,6 +108,16 @@ impl Comm {
         let mut comm = null_mut();
         // SAFETY: a place for the handle, and a whole configuration.
         ok(unsafe { ncclCommInitRankConfig(&mut comm, nranks, id, rank, &mut config(true)) });
+        Self(comm)
+    }
+
+    /// Does not wait for the others.
+    fn begin(nranks: i32, id: ncclUniqueId, rank: i32) -> Self {
+        let mut comm = null_mut();
+        let mut config = config(false);
+        // SAFETY: a place for the handle, and a whole configuration.
+        let made = unsafe { ncclCommInitRankConfig(&mut comm, nranks, id, rank, &mut config) };
+        assert_eq!(made, ncclInProgress);
         Self(comm)
     }
 
@@ -375,7 +378,7 @@ fn shrink_ends_operations_that_hang_and_makes_a_working_communicator() {
 
 #[test]
 fn grow_by_two() {
-    let (barrier, id_of_root) = (Barrier::new(5), std::sync::Mutex::new(None));
+    let (barrier, id_of_root) = (Barrier::new(5), Mutex::new(None));
     let join = |comm: Option<Comm>, id: Option<ncclUniqueId>, rank| {
         let mut new = null_mut();
         let handle = comm.map_or(null_mut(), |c| c.0);
@@ -511,12 +514,7 @@ fn non_blocking_init_split_and_finalize() {
     std::thread::scope(|scope| {
         for rank in 0..3 {
             scope.spawn(move || {
-                let mut comm = null_mut();
-                let mut config = config(false);
-                // SAFETY: a place for the handle, and a whole configuration.
-                let made = unsafe { ncclCommInitRankConfig(&mut comm, 3, id, rank, &mut config) };
-                assert_eq!(made, ncclInProgress);
-                let comm = Comm(comm);
+                let comm = Comm::begin(3, id, rank);
                 assert_eq!(wait(comm), ncclSuccess);
                 comm.works();
                 let mut child = null_mut();
@@ -534,6 +532,108 @@ fn non_blocking_init_split_and_finalize() {
                     assert_eq!(wait(comm), ncclSuccess);
                     comm.destroy();
                 }
+            });
+        }
+    });
+}
+
+#[test]
+fn non_blocking_shrink_and_grow() {
+    let (first, second, made) = (id(), Mutex::new(None), Barrier::new(3));
+    std::thread::scope(|scope| {
+        for rank in 0..3 {
+            let (second, made) = (&second, &made);
+            scope.spawn(move || {
+                let comm = Comm::begin(3, first, rank);
+                assert_eq!(wait(comm), ncclSuccess);
+                let mut shrunk = Comm(null_mut());
+                if rank != 1 {
+                    let (mut list, none) = ([1], null_mut());
+                    let list = list.as_mut_ptr();
+                    // SAFETY: a list of one rank, and a place for the handle.
+                    let result = unsafe { ncclCommShrink(comm.0, list, 1, &mut shrunk.0, none, 0) };
+                    assert_eq!(
+                        (result, wait(comm), wait(shrunk)),
+                        (ncclInProgress, ncclSuccess, ncclSuccess)
+                    );
+                    assert_eq!((shrunk.nranks(), shrunk.rank()), (2, rank / 2));
+                    shrunk.works();
+                }
+                if rank == 0 {
+                    let mut id = ncclUniqueId { internal: [0; 128] };
+                    // SAFETY: a place for the id.
+                    ok(unsafe { ncclCommGetUniqueId(shrunk.0, &mut id) });
+                    *second.lock().unwrap() = Some(id);
+                }
+                made.wait();
+                // The rank that stayed out comes back as a new one, the last.
+                let id = second.lock().unwrap().filter(|_| rank < 2);
+                let id = id.as_ref().map_or(null(), |id| id as *const _);
+                let number = if rank == 1 { 2 } else { -1 };
+                let (mut grown, mut config) = (null_mut(), config(false));
+                // SAFETY: an id or null, a place for the handle, and a whole configuration.
+                let result =
+                    unsafe { ncclCommGrow(shrunk.0, 3, id, number, &mut grown, &mut config) };
+                let grown = Comm(grown);
+                assert_eq!(
+                    (result, wait(grown)),
+                    (ncclInProgress, ncclSuccess),
+                    "{}",
+                    last_error()
+                );
+                assert_eq!((grown.nranks(), grown.rank()), (3, [0, 2, 1][rank as usize]));
+                grown.works();
+                for comm in [grown, shrunk, comm] {
+                    comm.destroy();
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_non_blocking_init_that_fails_is_told_with_the_ranks_that_did_not_come() {
+    let id = id();
+    std::thread::scope(|scope| {
+        for rank in [1, 3] {
+            scope.spawn(move || {
+                limit(300);
+                let comm = Comm::begin(4, id, rank);
+                assert_eq!(wait(comm), ncclSystemError);
+                let text = last_error();
+                let named = text.contains("2 of 4 ranks did not come within 0.");
+                assert!(named && text.ends_with(": 0, 2"), "{text}");
+                let mut count = 0;
+                // SAFETY: a place for the number.
+                assert_eq!(unsafe { ncclCommCount(comm.0, &mut count) }, ncclSystemError);
+                assert_eq!(last_error(), text);
+                assert_eq!(comm.abort(), ncclSuccess);
+            });
+        }
+    });
+}
+
+#[test]
+fn a_child_in_the_making_can_be_aborted_and_its_parent_goes_on() {
+    let (id, aborted) = (id(), Barrier::new(2));
+    std::thread::scope(|scope| {
+        for rank in 0..2 {
+            let aborted = &aborted;
+            scope.spawn(move || {
+                let comm = Comm::begin(2, id, rank);
+                assert_eq!(wait(comm), ncclSuccess);
+                if rank == 0 {
+                    let mut child = null_mut();
+                    // SAFETY: a place for the handle.
+                    let split = unsafe { ncclCommSplit(comm.0, 0, 0, &mut child, null_mut()) };
+                    assert_eq!(split, ncclInProgress);
+                    // Rank 1 does not come before it is gone.
+                    assert_eq!(Comm(child).abort(), ncclSuccess);
+                    assert_eq!(wait(comm), ncclSuccess);
+                }
+                aborted.wait();
+                comm.works();
+                comm.destroy();
             });
         }
     });
@@ -562,11 +662,7 @@ fn non_blocking_communicators_of_one_thread_in_a_group() {
 
 #[test]
 fn a_communicator_in_the_making_refuses_calls_and_can_be_aborted() {
-    let mut comm = null_mut();
-    // SAFETY: a place for the handle, and a whole configuration.
-    let made = unsafe { ncclCommInitRankConfig(&mut comm, 2, id(), 0, &mut config(false)) };
-    assert_eq!(made, ncclInProgress);
-    let comm = Comm(comm);
+    let comm = Comm::begin(2, id(), 0);
     let mut count = 0;
     // SAFETY: a place for the number.
     assert_eq!(unsafe { ncclCommCount(comm.0, &mut count) }, ncclInvalidUsage);
@@ -575,12 +671,14 @@ fn a_communicator_in_the_making_refuses_calls_and_can_be_aborted() {
     assert_eq!(comm.abort(), ncclSuccess);
 }
 
+/// How long the making of communicators that this thread begins may take; −1 for the default.
+fn limit(ms: i64) {
+    // SAFETY: any number may be passed.
+    ok(unsafe { oxcclSetInitTimeout(if ms < 0 { -1 } else { ms * 1_000_000 }) });
+}
+
 #[test]
 fn a_limit_of_the_thread_bounds_init_and_split_and_names_the_ranks_that_do_not_come() {
-    let limit = |ms: i64| {
-        // SAFETY: any number may be passed.
-        ok(unsafe { oxcclSetInitTimeout(if ms < 0 { -1 } else { ms * 1_000_000 }) });
-    };
     let (start, id) = (Instant::now(), id());
     std::thread::scope(|scope| {
         for rank in [0, 2] {
@@ -634,12 +732,7 @@ fn split_without_rank_0(end: impl Fn(Comm, &AtomicU32) + Sync) {
         for rank in 0..3 {
             let (called, ending, end, split) = (&called, &ending, &end, &split);
             scope.spawn(move || {
-                let mut comm = null_mut();
-                let mut config = config(false);
-                // SAFETY: a place for the handle, and a whole configuration.
-                let made = unsafe { ncclCommInitRankConfig(&mut comm, 3, id, rank, &mut config) };
-                assert_eq!(made, ncclInProgress);
-                let comm = Comm(comm);
+                let comm = Comm::begin(3, id, rank);
                 assert_eq!(wait(comm), ncclSuccess);
                 if rank == 0 {
                     // It holds the meeting.

@@ -1,7 +1,7 @@
 //! A rank of the multi-process tests: `oxccl-test-rank sequence SEED OPERATIONS MAX_BYTES`,
 //! `deterministic SEED THREADS` for reductions compared with the fold in rank order,
 //! `mismatch BASE OURS THEIRS` for two numbers of differing calls, `windows SEED mapped|plain`,
-//! `once` for one all-reduce, `repaint abort|timeout|shrink` beside a rank that is stopped, or `loop` to all-reduce until something fails.
+//! `once` for one all-reduce, `repaint abort|timeout|shrink between|within` beside a rank that is stopped, or `loop` to all-reduce until something fails.
 
 use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
 use oxccl_runtime::bootstrap::launch;
@@ -112,8 +112,9 @@ fn say(line: &str) {
 
 /// All-reduces in place on mapped memory until it stops moving, because a rank is stopped; then ends
 /// that, repaints the buffers and watches them while the stopped one goes on. `how`: abort; timeout,
-/// of the operation; shrink, without the stopped rank 1.
-fn repaint(how: &str) -> Result<()> {
+/// of the operation; shrink, without the stopped rank 1. That one stops by itself between two operations,
+/// or else is stopped wherever it is.
+fn repaint(how: &str, stops: bool) -> Result<()> {
     const BYTES: usize = 4 << 20;
     let comm = join()?;
     let stream = Stream::new();
@@ -130,6 +131,10 @@ fn repaint(how: &str) -> Result<()> {
         if round == 20 {
             assert!(comm.endpoint().state().modes.mapped > 0, "the buffers are not used in place");
             println!("running");
+            if stops && comm.rank() == 1 {
+                use rustix::process::{Signal, getpid, kill_process};
+                kill_process(getpid(), Signal::STOP).expect("it stops");
+            }
         }
         match done {
             Ok(true) => {}
@@ -219,7 +224,7 @@ fn main() {
         Some("deterministic") => compare_bits(&arguments),
         Some("mismatch") => differ(&arguments),
         Some("windows") => put(&arguments),
-        Some("repaint") => repaint(&arguments[1]),
+        Some("repaint") => repaint(&arguments[1], arguments[2] == "between"),
         Some("once") => once(),
         Some("loop") => forever(arguments[1].parse().expect("a number")),
         other => panic!("unknown test {other:?}"),
