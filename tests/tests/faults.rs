@@ -64,6 +64,34 @@ fn killing_a_rank_gives_the_others_its_number_within_five_seconds() {
     }
 }
 
+#[test]
+fn killed_ranks_are_shrunk_away_and_a_joiner_grows_the_rest() {
+    for victim in [0, 2] {
+        let name = format!("oxccl-survivors-{}-{victim}", std::process::id());
+        let file = std::env::temp_dir().join(name);
+        let mut job = Job::start(Path::new(RANK), 4, Duration::from_secs(60), |_, command| {
+            command.arg("survive").arg(&file);
+        });
+        wait_for_running(&mut job, victim);
+        job.child(victim).kill().expect("it can be killed");
+        // The second of those that are left has the id.
+        let lines = job.child(if victim == 0 { 2 } else { 1 }).stdout.take().expect("a pipe");
+        let mut lines = BufReader::new(lines).lines().map_while(Result::ok);
+        let killed = format!("killed {victim}");
+        assert!(lines.any(|line| line == killed), "rank {victim} is not named");
+        let joiner = Job::start(Path::new(RANK), 1, Duration::from_secs(60), |_, command| {
+            command.arg("once").env("OXCCL_SECRET_FILE", &file);
+            command.envs([("OXCCL_RANK", "3"), ("OXCCL_NRANKS", "4")]);
+        });
+        joiner.expect_success();
+        for (rank, ended) in job.wait().iter().enumerate() {
+            let expected = (rank as u32 != victim).then_some(0);
+            assert_eq!(ended.status, expected, "rank {rank}: {}", ended.output);
+        }
+        std::fs::remove_file(file).expect("it can be removed");
+    }
+}
+
 /// The others end an operation in which rank 1 is stopped; it goes on when they have repainted their
 /// buffers. Tells which of them have: one into whose buffers rank 1 was writing cannot.
 fn repainted(how: &str, place: &str) -> [bool; 2] {

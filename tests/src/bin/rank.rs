@@ -1,10 +1,10 @@
 //! A rank of the multi-process tests: `oxccl-test-rank sequence SEED OPERATIONS MAX_BYTES`,
 //! `deterministic SEED THREADS` for reductions compared with the fold in rank order,
 //! `mismatch BASE OURS THEIRS` for two numbers of differing calls, `windows SEED mapped|plain`,
-//! `once` for one all-reduce, `repaint abort|timeout|shrink between|within` beside a rank that is stopped, or `loop` to all-reduce until something fails.
+//! `once` for one all-reduce, `survive FILE` beside a rank that is killed, `repaint abort|timeout|shrink between|within` beside a rank that is stopped, or `loop` to all-reduce until something fails.
 
 use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
-use oxccl_runtime::bootstrap::launch;
+use oxccl_runtime::bootstrap::{self, launch};
 use oxccl_runtime::comm::{Communicator, Holder, Member, Options, create};
 use oxccl_runtime::device::Device;
 use oxccl_runtime::device::host::arena;
@@ -14,6 +14,7 @@ use oxccl_runtime::{Code, Error, Result, group};
 use oxccl_tests::sequence::{Player, Shape, play};
 use oxccl_tests::{deterministic, mismatch, windows};
 use std::io::Write;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -181,25 +182,47 @@ fn repaint(how: &str, stops: bool) -> Result<()> {
     Ok(())
 }
 
-/// One all-reduce of rank numbers.
-fn once() -> Result<()> {
-    let comm = join()?;
+/// One all-reduce of rank numbers, and the end.
+fn once(comm: &Arc<Communicator>) -> Result<()> {
     let (stream, n) = (Stream::new(), u64::from(comm.nranks()));
     let (input, mut output) = (u64::from(comm.rank()), 0u64);
     let spec = Spec::new(Collective::AllReduce, comm.nranks(), 0);
     let (from, to) = ((&raw const input).cast(), (&raw mut output).cast());
     let (dtype, op) = (DataType::Uint64, ReduceOp::Sum);
     let call = Call { spec, input: from, output: to, count: 1, dtype, op, scale: None };
-    group::collective(&comm, call, &stream)?;
+    group::collective(comm, call, &stream)?;
     stream.synchronize(None)?;
     assert_eq!(output, n * (n - 1) / 2);
     comm.destroy();
     Ok(())
 }
 
-/// Prints `running` after the first operations; ends with the error.
-fn forever(bytes: usize) -> Result<()> {
+/// All-reduces until a rank dies, goes on without it, and with a new one in its place: that finds the id
+/// in a file.
+fn survive(id_file: &str) -> Result<()> {
     let comm = join()?;
+    let error = forever(&comm, 65536).expect_err("a rank is killed");
+    let victim = error.site().and_then(|site| u32::try_from(site.peer).ok()).expect("a rank");
+    let make = |origin| -> Result<Arc<Communicator>> {
+        let holder = Holder::new(comm.device(), Options::default());
+        holder.make(&origin)?;
+        holder.ready().cloned()
+    };
+    let shrunk = make(comm.shrink(vec![victim], true))?;
+    assert_eq!((comm.nranks(), shrunk.nranks()), (4, 3));
+    let id = (shrunk.rank() == 1).then(bootstrap::new_unique_id).transpose()?;
+    if let Some(id) = &id {
+        launch::write_private_file(Path::new(id_file), launch::hex(&id.encode()).as_bytes())?;
+        println!("killed {victim}");
+    }
+    let grown = make(shrunk.grow(4, id))?;
+    once(&grown)?;
+    once(&shrunk)?;
+    comm.abort()
+}
+
+/// Prints `running` after the first operations; ends with the error.
+fn forever(comm: &Arc<Communicator>, bytes: usize) -> Result<()> {
     let stream = Stream::new();
     let spec = Spec::new(Collective::AllReduce, comm.nranks(), 0);
     let (input, mut output) = (vec![1u8; bytes], vec![0u8; bytes]);
@@ -208,7 +231,7 @@ fn forever(bytes: usize) -> Result<()> {
         let (from, to) = (input.as_ptr(), output.as_mut_ptr());
         let call =
             Call { spec, input: from, output: to, count: bytes as u64, dtype, op, scale: None };
-        group::collective(&comm, call, &stream)?;
+        group::collective(comm, call, &stream)?;
         stream.synchronize(None)?;
         if round == 10 {
             println!("running");
@@ -225,8 +248,12 @@ fn main() {
         Some("mismatch") => differ(&arguments),
         Some("windows") => put(&arguments),
         Some("repaint") => repaint(&arguments[1], arguments[2] == "between"),
-        Some("once") => once(),
-        Some("loop") => forever(arguments[1].parse().expect("a number")),
+        Some("once") => join().and_then(|comm| once(&comm)),
+        Some("survive") => survive(&arguments[1]),
+        Some("loop") => {
+            let bytes = arguments[1].parse().expect("a number");
+            join().and_then(|comm| forever(&comm, bytes))
+        }
         other => panic!("unknown test {other:?}"),
     };
     if let Err(error) = outcome {
