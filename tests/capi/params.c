@@ -163,6 +163,29 @@ static const char *content(const char *path) {
 }
 
 static char heard[256];
+static int lines[6];
+
+static void count(void *user, int level, const char *text) {
+  CHECK(user == lines && level >= 0 && level < 6 && text);
+  lines[level]++;
+}
+
+/* Level 3 brings INFO, 2 only warnings, 0 nothing. */
+static void levels(void) {
+  int number;
+  EXPECT(oxcclSetLog(3, count, lines), ncclSuccess, NULL);
+  BAD(ncclCommCount(NULL, &number), "comm is null");
+  EXPECT(oxcclSetLog(2, count, lines), ncclSuccess, NULL);
+  CHECK(lines[3] > 0);
+  memset(lines, 0, sizeof lines);
+  BAD(ncclCommCount(NULL, &number), "comm is null");
+  EXPECT(oxcclSetLog(0, count, lines), ncclSuccess, NULL);
+  CHECK(lines[3] == 0);
+  memset(lines, 0, sizeof lines);
+  BAD(ncclCommCount(NULL, &number), "comm is null");
+  EXPECT(oxcclSetLog(2, NULL, NULL), ncclSuccess, NULL);
+  for (int i = 0; i < 6; i++) CHECK(lines[i] == 0);
+}
 
 static void hear(void *user, int level, const char *text) {
   /* A callback may set the callback, which then gets the next line. */
@@ -171,7 +194,7 @@ static void hear(void *user, int level, const char *text) {
 }
 
 static void logging(const char *folder) {
-  char pattern[512], path[512], prefix[64];
+  char pattern[512], path[512], prefix[64], host[256];
   struct stat status;
   ncclUniqueId id;
   ncclComm_t comm;
@@ -184,8 +207,10 @@ static void logging(const char *folder) {
   CHECK(strstr(heard, "OXCCL_TIMEOUT = 40000 (environment; default \"0\"), unsigned: Milliseconds") == heard);
   EXPECT(oxcclSetLog(2, NULL, NULL), ncclSuccess, NULL);
 
-  snprintf(pattern, sizeof pattern, "%s/%%%%-%%p.log", folder);
-  snprintf(path, sizeof path, "%s/%%-%d.log", folder, getpid());
+  CHECK(gethostname(host, sizeof host) == 0);
+  host[strcspn(host, ".")] = 0;
+  snprintf(pattern, sizeof pattern, "%s/%%%%-%%h-%%p.log", folder);
+  snprintf(path, sizeof path, "%s/%%-%.200s-%d.log", folder, host, getpid());
   setenv("NCCL_DEBUG", "INFO", 1);
   setenv("NCCL_DEBUG_SUBSYS", "^ENV", 1);
   setenv("NCCL_DEBUG_FILE", pattern, 1);
@@ -234,6 +259,7 @@ int main(void) {
   numbers();
   texts();
   keys();
+  levels();
   logging(folder);
   unlink(conf);
   rmdir(folder);
