@@ -195,6 +195,7 @@ impl Comm {
         let start = Instant::now();
         // SAFETY: any handle may be passed.
         let result = unsafe { ncclCommAbort(self.0) };
+        // It promises a second also beside a rank that never comes; one more is for a busy machine.
         assert!(start.elapsed() < 2 * SECOND, "abort took {:?}", start.elapsed());
         result
     }
