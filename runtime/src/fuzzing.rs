@@ -7,6 +7,7 @@ use crate::bootstrap::launch::{self, Launch};
 use crate::bootstrap::wire::{self, Frame};
 use crate::comm::blob::Blob;
 use crate::descriptor::Descriptor;
+use crate::device::cuda::{mail, seat};
 use crate::error::Result;
 use crate::link::Message;
 use crate::link::message::MessageEdge;
@@ -27,6 +28,16 @@ pub fn take_frame(
 /// What a rank's blob says, written again.
 pub fn blob(rank: usize, bytes: &[u8]) -> Result<Vec<u8>> {
     Blob::decode(rank, bytes).map(|blob| blob.encode())
+}
+
+/// What a rank's seat on a GPU says, written again.
+pub fn seat(rank: usize, bytes: &[u8]) -> Result<Vec<u8>> {
+    seat::Offer::decode(rank, bytes).map(|offer| offer.encode())
+}
+
+/// Whether a datagram without descriptors is one of a rank on a GPU that knows the key.
+pub fn is_mail(key: &[u8; 16], bytes: &[u8]) -> bool {
+    mail::decode(key, bytes, Vec::new()).is_some()
 }
 
 /// The id in the text of a file.

@@ -61,6 +61,49 @@ static void configured(void) {
   EXPECT(ncclCommDestroy(comm), ncclSuccess, NULL);
 }
 
+/* Whether a communicator has the three contexts of its parent; ends it. */
+static void has_three_contexts(ncclComm_t comm) {
+  int rank = -1;
+  EXPECT(ncclCommUserRank(comm, &rank), ncclSuccess, NULL);
+  EXPECT(ncclSignal(rank, 0, 2, 0, comm, NULL), ncclSuccess, NULL);
+  EXPECT(ncclSignal(rank, 0, 3, 0, comm, NULL), ncclInvalidArgument, "in context 3");
+  EXPECT(ncclCommDestroy(comm), ncclSuccess, NULL);
+}
+
+/* Children without a configuration have what their parent was given. */
+static void inherited(void) {
+  enum { ranks = 2 };
+  ncclComm_t parents[ranks], split[ranks], shrunk, grown[ranks], none = NCCL_COMM_NULL;
+  int excluded[] = {1};
+  ncclUniqueId id;
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.numRmaCtx = 3;
+  EXPECT(ncclGetUniqueId(&id), ncclSuccess, NULL);
+  EXPECT(ncclGroupStart(), ncclSuccess, NULL);
+  for (int i = 0; i < ranks; i++)
+    EXPECT(ncclCommInitRankConfig(&parents[i], ranks, id, i, &config), ncclSuccess, NULL);
+  EXPECT(ncclGroupEnd(), ncclSuccess, NULL);
+  EXPECT(ncclGroupStart(), ncclSuccess, NULL);
+  for (int i = 0; i < ranks; i++)
+    EXPECT(ncclCommSplit(parents[i], 0, 0, &split[i], NULL), ncclSuccess, NULL);
+  EXPECT(ncclGroupEnd(), ncclSuccess, NULL);
+  EXPECT(ncclCommShrink(parents[0], excluded, 1, &shrunk, NULL, 0), ncclSuccess, NULL);
+  EXPECT(ncclCommGetUniqueId(shrunk, &id), ncclSuccess, NULL);
+  EXPECT(ncclGroupStart(), ncclSuccess, NULL);
+  EXPECT(ncclCommGrow(shrunk, ranks, &id, -1, &grown[0], NULL), ncclSuccess, NULL);
+  EXPECT(ncclCommGrow(none, ranks, &id, 1, &grown[1], NULL), ncclSuccess, NULL);
+  EXPECT(ncclGroupEnd(), ncclSuccess, NULL);
+  /* Who joins has no parent. */
+  EXPECT(ncclSignal(1, 0, 1, 0, grown[1], NULL), ncclInvalidArgument, "in context 1");
+  EXPECT(ncclCommDestroy(grown[1]), ncclSuccess, NULL);
+  has_three_contexts(grown[0]);
+  has_three_contexts(shrunk);
+  for (int i = 0; i < ranks; i++) {
+    has_three_contexts(split[i]);
+    has_three_contexts(parents[i]);
+  }
+}
+
 static void several_ids(void) {
   enum { ranks = 3 };
   ncclComm_t comms[ranks];
@@ -150,6 +193,7 @@ static void teams(void) {
 int main(void) {
   bad_configurations();
   configured();
+  inherited();
   several_ids();
   teams();
   if (failures) return 1;

@@ -41,10 +41,10 @@ pub fn bootstrap(data: &[u8]) {
     }
 }
 
-/// Ids, what ranks say about themselves, and tables of that; the first byte chooses.
+/// Ids, what ranks say about themselves, also on GPUs, and tables of that; the first byte chooses.
 pub fn identity(data: &[u8]) {
     let Some((&choice, data)) = data.split_first() else { return };
-    match choice % 4 {
+    match choice % 6 {
         0 => id(data),
         1 => {
             if let Ok(again) = fuzzing::blob(3, data) {
@@ -56,6 +56,16 @@ pub fn identity(data: &[u8]) {
                 let text = launch::hex(&id.encode());
                 assert!(data[..2 * ID_BYTES].eq_ignore_ascii_case(text.as_bytes()));
             }
+        }
+        3 => {
+            if let Ok(again) = fuzzing::seat(3, data) {
+                let once_more = fuzzing::seat(3, &again);
+                assert!(once_more.is_ok_and(|bytes| bytes == again), "a seat stays what it is");
+            }
+        }
+        4 => {
+            let knows_the_key = data.starts_with(&[7; 16]);
+            assert!(knows_the_key || !fuzzing::is_mail(&[7; 16], data));
         }
         _ => table(data),
     }

@@ -9,6 +9,9 @@ use xtask::abi;
 /// Facts about NCCL, from its own headers and library.
 const FACTS: &str = include_str!("../abi/nccl-2.30.7.txt");
 
+/// The variables that NCCL's manual describes.
+const VARIABLES: &str = include_str!("../abi/variables-2.30.7.txt");
+
 /// What programs include.
 const HEADERS: [&str; 3] = [
     include_str!("../../capi/include/nccl.h"),
@@ -142,4 +145,12 @@ fn a_variable_or_a_file_decides_whether_creation_and_end_wait() {
     run("1", Some("1"), None, "calls wait");
     run("0", None, Some(&file), "calls return");
     run("1", Some("1"), Some(&file), "calls wait");
+}
+
+#[test]
+fn every_variable_of_the_manual_is_in_the_table() {
+    for name in VARIABLES.lines() {
+        let known = oxccl_runtime::config::variables().any(|variable| variable.name == name);
+        assert!(known, "{name} is in no row of runtime/src/config");
+    }
 }

@@ -2,7 +2,7 @@
 
 use oxccl_plan::Collective;
 use oxccl_runtime::bootstrap;
-use oxccl_runtime::comm::{Communicator, Member, Options, create};
+use oxccl_runtime::comm::{Communicator, Holder, Member, Options, create};
 use oxccl_runtime::device::Device;
 use oxccl_tests::job::Job;
 use oxccl_tests::mismatch::{Case, cases, names_both, outcome};
@@ -98,6 +98,24 @@ fn every_pair_of_differing_calls_is_reported_on_all_ranks() {
             });
         }
     });
+}
+
+#[test]
+fn ranks_that_both_pass_an_id_for_a_growth_are_named() {
+    let comms = ranks(3);
+    let id = bootstrap::new_unique_id().expect("an id");
+    std::thread::scope(|scope| {
+        for comm in &comms {
+            let id = (comm.rank() != 1).then(|| id.clone());
+            scope.spawn(move || {
+                let grown = Holder::new(Device::Host(0), Options::default());
+                let error = grown.make(&comm.grow(4, id)).expect_err("two roots");
+                let text = error.to_string();
+                assert!(text.contains("ranks 0 and 2 both pass an id"), "{text}");
+            });
+        }
+    });
+    comms.iter().for_each(|comm| comm.destroy());
 }
 
 fn processes(ours: usize, theirs: usize, hosts: bool) {

@@ -182,7 +182,7 @@ impl Letter {
 }
 
 /// None for anything but a whole message with the right key.
-fn decode(key: &[u8; 16], bytes: &[u8], fds: Vec<OwnedFd>) -> Option<Mail> {
+pub(crate) fn decode(key: &[u8; 16], bytes: &[u8], fds: Vec<OwnedFd>) -> Option<Mail> {
     let (theirs, rest) = bytes.split_first_chunk::<16>()?;
     let differing = theirs.iter().zip(key).fold(0, |bits, (a, b)| bits | (a ^ b));
     let (words, rest) = rest.split_first_chunk::<{ WORDS * 8 }>()?;
