@@ -7,7 +7,7 @@ namespace oxccl {
 
 
 // Bytes of a rank's shared memory before the packets: signals, announcements, arrivals, credits,
-// entries.
+// entries, the users' signals.
 #define WORDS_BYTES (96 * 1024)
 
 // Ranks that can reach each other's GPU memory.
@@ -37,6 +37,15 @@ namespace oxccl {
 
 // The first of them is the rank's large stage.
 #define STAGE_BUFFER 0
+
+// Windows that a rank has at a time.
+#define WINDOWS 64
+
+// Signals of one-sided operations from a rank to another.
+#define USER_SIGNALS 64
+
+// Signals that a launch waits for.
+#define AWAITED 64
 
 // Queues of a rank: one per rank and direction.
 #define QUEUES 32
@@ -143,8 +152,8 @@ namespace oxccl {
 // Another operation of the communicator was running.
 #define FAULT_OVERLAP 4
 
-// In the place of a collective's descriptor: a message of send and receive.
-#define MESSAGES UINT32_MAX
+// A put goes beyond what is reached of a peer's window.
+#define FAULT_WINDOW 5
 
 // Inputs are not multiplied.
 #define SCALE_NONE 0
@@ -171,9 +180,9 @@ typedef struct Control {
   uint32_t own_what;
   // What the peer called.
   uint32_t their_what;
-  // See `own_what`.
+  // See `own_what`; of a put, where it ends in the window.
   uint64_t own_count;
-  // See `their_what`.
+  // See `their_what`; of a put, the bytes of the window that are reached.
   uint64_t their_count;
   // How long a kernel may wait, in ns; 0: as long as it takes.
   uint64_t limit_ns;
@@ -252,6 +261,10 @@ typedef struct Message {
   uint64_t data;
   // Its bytes.
   uint64_t bytes;
+  // Of the descriptor.
+  uint32_t what;
+  // Padding.
+  uint32_t unused;
 } Message;
 
 // A group with few messages: launches hold their arguments until they run, and there is not much
@@ -270,6 +283,48 @@ typedef struct ManyMessages {
   // The messages.
   Message messages[MAX_MESSAGES];
 } ManyMessages;
+
+// Writes into a peer's window, and signals; or only signals.
+typedef struct Put {
+  // Who calls it.
+  Rank rank;
+  // To whom.
+  uint32_t peer;
+  // Which signal.
+  uint32_t signal;
+  // What is written.
+  uint64_t data;
+  // Its bytes.
+  uint64_t bytes;
+  // Number of the window, from 1; 0 where nothing is written.
+  uint64_t window;
+  // Where this rank's own window begins, for puts to itself.
+  uint64_t own;
+  // Offset in the window.
+  uint64_t offset;
+} Put;
+
+// Signals of a rank.
+typedef struct Awaited {
+  // Which rank.
+  uint32_t peer;
+  // Which signal.
+  uint32_t signal;
+  // How many more.
+  uint64_t count;
+} Awaited;
+
+// Waits for signals; each is named once.
+typedef struct SignalWait {
+  // Who calls it.
+  Rank rank;
+  // How many.
+  uint32_t count;
+  // Of the descriptor.
+  uint32_t what;
+  // Which.
+  Awaited awaited[AWAITED];
+} SignalWait;
 
 // A collective.
 typedef struct Collective {
@@ -396,13 +451,27 @@ typedef struct Program {
 typedef struct Shared {
   // `FAULT_*`: nothing runs any more.
   uint32_t fault;
-  // Padding.
-  uint32_t unused;
+  // Blocks of a put that have written their part.
+  uint32_t written;
   // Collectives so far.
   uint64_t operations;
   // Of these, on user memory.
   uint64_t in_place;
+  // Signals that this rank gave each one.
+  uint64_t signals_given[MAX_RANKS][USER_SIGNALS];
+  // Signals of each rank that were waited for.
+  uint64_t signals_taken[MAX_RANKS][USER_SIGNALS];
 } Shared;
+
+// A peer's window.
+typedef struct Window {
+  // Its number among the communicator's windows, from 1; 0 for none. It is written last.
+  uint64_t number;
+  // Where it is mapped here.
+  uint64_t base;
+  // Its bytes; 0 where it cannot be mapped.
+  uint64_t bytes;
+} Window;
 
 // What ranks have mapped of each other, in the rank's own GPU memory; the host writes it.
 typedef struct Maps {
@@ -410,6 +479,8 @@ typedef struct Maps {
   uint64_t ready[BUFFERS];
   // Where the peers' buffers are mapped here; 0 for nowhere.
   uint64_t bases[MAX_RANKS][BUFFERS];
+  // The peers' windows, by their numbers modulo [`WINDOWS`].
+  Window windows[MAX_RANKS][WINDOWS];
 } Maps;
 
 }  // namespace oxccl

@@ -33,42 +33,39 @@ struct Lane {
 
   // One thread waits for all; false when it will not come.
   template <typename Ready>
-  __device__ bool wait(Ready ready) const {
-    bool over = false;
-    if (threadIdx.x == 0) {
-      Wait w;
-      while (!over && !ready()) over = w.over(rank, peer, -1);
-    }
-    return !any_mover(over);
+  __device__ bool wait(const Message& m, Ready ready) const {
+    return !any_mover(threadIdx.x == 0 && !await(rank, peer, m.what, m.bytes, ready));
   }
 
-  __device__ bool send(const char* data, uint64_t len, uint64_t message) {
+  __device__ bool send(const Message& m, const char* data, uint64_t len) {
     const uint64_t* credits = credit(rank, rank.rank, peer, lane);
     uint64_t used = number;
-    if (!wait([=] { return load_acquire(credits) + LANE_SLOTS > used; })) return false;
+    if (!wait(m, [=] { return load_acquire(credits) + LANE_SLOTS > used; })) return false;
     int slot = number % LANE_SLOTS;
     copy_bytes(lane_slot(rank, peer, rank.rank, lane, slot), data, len);
     sync_movers();
     number += 1;
     if (threadIdx.x == 0) {
-      Arrival* there = arrival(rank, peer, rank.rank, lane, slot);
-      *const_cast<volatile uint64_t*>(&there->bytes) = message;
+      volatile Arrival* there = arrival(rank, peer, rank.rank, lane, slot);
+      there->bytes = m.bytes;
+      there->what = m.what;
       __threadfence_system();
-      store_release(&there->number, number);
+      store_release(const_cast<uint64_t*>(&there->number), number);
     }
     return true;
   }
 
-  __device__ bool receive(char* data, uint64_t len, uint64_t message) {
+  __device__ bool receive(const Message& m, char* data, uint64_t len) {
     int slot = number % LANE_SLOTS;
     const Arrival* here = arrival(rank, rank.rank, peer, lane, slot);
     number += 1;
     uint64_t awaited = number;
-    if (!wait([=] { return load_acquire(&here->number) == awaited; })) return false;
-    uint64_t theirs = *const_cast<const volatile uint64_t*>(&here->bytes);
-    if (any_mover(theirs != message)) {
+    if (!wait(m, [=] { return load_acquire(&here->number) == awaited; })) return false;
+    const volatile Arrival* theirs = here;
+    uint64_t bytes = theirs->bytes, what = theirs->what;
+    if (any_mover(bytes != m.bytes || what != m.what)) {
       if (threadIdx.x == 0)
-        differ(rank, peer, common(rank)->operations, MESSAGES, message, MESSAGES, theirs);
+        differ(rank, peer, common(rank)->operations, m.what, m.bytes, what, bytes);
       return false;
     }
     copy_bytes(data, lane_slot(rank, rank.rank, peer, lane, slot), len);
@@ -80,21 +77,23 @@ struct Lane {
     return true;
   }
 
-  // The part of a message that this lane carries, slot by slot.
+  // The part of a message that this lane carries, slot by slot; one without bytes takes a slot, too.
   __device__ bool carry(const Message& m, bool sends) {
-    uint64_t first = 0, last = m.bytes;
+    uint64_t at = 0, last = m.bytes;
     if (m.bytes > SMALL_MESSAGE_BYTES) {
       uint64_t lines = (m.bytes + 15) / 16, share = (lines + rank.lanes - 1) / rank.lanes * 16;
-      first = lane * share < m.bytes ? lane * share : m.bytes;
-      last = first + share < m.bytes ? first + share : m.bytes;
+      at = lane * share;
+      if (at >= m.bytes) return true;
+      last = at + share < m.bytes ? at + share : m.bytes;
     } else if (lane > 0) {
       return true;
     }
-    for (uint64_t at = first; at < last; at += LANE_SLOT_BYTES) {
+    do {
       uint64_t len = last - at < LANE_SLOT_BYTES ? last - at : LANE_SLOT_BYTES;
       char* data = reinterpret_cast<char*>(m.data) + at;
-      if (!(sends ? send(data, len, m.bytes) : receive(data, len, m.bytes))) return false;
-    }
+      if (!(sends ? send(m, data, len) : receive(m, data, len))) return false;
+      at += len;
+    } while (at < last);
     return true;
   }
 };

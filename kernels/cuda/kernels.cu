@@ -1,4 +1,5 @@
 // All kernels, as one translation unit.
 #include "exchange.cuh"
 #include "interpret.cuh"
+#include "one_sided.cuh"
 #include "packets.cuh"

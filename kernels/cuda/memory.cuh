@@ -28,10 +28,11 @@ struct alignas(16) Entry {
   uint64_t number_fourth, what;
 };
 
-// The end of a lane's slot: a message's part has arrived there.
+// The end of a lane's slot: a part of such a message has arrived there.
 struct alignas(16) Arrival {
   uint64_t number;
   uint64_t bytes;
+  uint64_t what;
 };
 
 __device__ inline uint64_t load_acquire(const uint64_t* at) {
@@ -69,14 +70,16 @@ __device__ inline void load_pair(const void* at, uint64_t& a, uint64_t& b) {
 
 // Shared memory of a rank: signals by channel and rank, announcements by number and rank, then of
 // every lane by sender the slots' arrivals, by receiver the credits; entries by channel, half and
-// rank; then packets, lanes, stage.
+// rank; users' signals by rank; then packets, lanes, stage.
 constexpr uint64_t SIGNALS_AT = 0;
 constexpr uint64_t ANNOUNCEMENTS_AT = SIGNALS_AT + sizeof(uint64_t) * MAX_CHANNELS * MAX_RANKS;
 constexpr uint64_t ARRIVALS_AT =
     ANNOUNCEMENTS_AT + sizeof(Announcement) * ANNOUNCEMENTS * MAX_RANKS;
 constexpr uint64_t CREDITS_AT = ARRIVALS_AT + sizeof(Arrival) * LANE_SLOTS * LANES * MAX_RANKS;
 constexpr uint64_t ENTRIES_AT = CREDITS_AT + sizeof(uint64_t) * LANES * MAX_RANKS;
-static_assert(ENTRIES_AT + sizeof(Entry) * MAX_CHANNELS * 2 * MAX_RANKS <= WORDS_BYTES, "words fit");
+constexpr uint64_t USER_SIGNALS_AT = ENTRIES_AT + sizeof(Entry) * MAX_CHANNELS * 2 * MAX_RANKS;
+static_assert(USER_SIGNALS_AT + sizeof(uint64_t) * USER_SIGNALS * MAX_RANKS <= WORDS_BYTES,
+              "words fit");
 
 __device__ inline uint64_t* signal_word(const Rank& r, int at, int channel, int from) {
   return reinterpret_cast<uint64_t*>(r.shared[at] + SIGNALS_AT) + channel * MAX_RANKS + from;
@@ -109,6 +112,10 @@ __device__ inline Arrival* arrival(const Rank& r, int at, int from, int lane, in
 
 __device__ inline uint64_t* credit(const Rank& r, int at, int from, int lane) {
   return reinterpret_cast<uint64_t*>(r.shared[at] + CREDITS_AT) + from * LANES + lane;
+}
+
+__device__ inline uint64_t* user_signal(const Rank& r, int at, int from, int signal) {
+  return reinterpret_cast<uint64_t*>(r.shared[at] + USER_SIGNALS_AT) + from * USER_SIGNALS + signal;
 }
 
 __device__ inline Counters* counters(const Rank& r, int index) {

@@ -20,21 +20,26 @@ __device__ inline uint32_t faulty(const Rank& r) {
   return *const_cast<volatile uint32_t*>(&common(r)->fault);
 }
 
-// The first fault of a communicator is told to the host; nothing runs after it.
-__device__ inline void fail(const Rank& r, uint32_t fault, int peer, int step) {
-  if (atomicCAS(&common(r)->fault, FAULT_NONE, fault) != FAULT_NONE) return;
+__device__ inline void tell(const Rank& r, uint32_t fault, int peer, int step, uint64_t operation) {
   volatile Control* c = reinterpret_cast<volatile Control*>(r.control);
   c->peer = peer;
   c->step = step;
-  c->operation = common(r)->operations;
+  c->operation = operation;
   __threadfence_system();
   c->fault = fault;
   __threadfence_system();
 }
 
+// The first fault of a communicator is told to the host; nothing runs after it.
+__device__ inline void fail(const Rank& r, uint32_t fault, int peer, int step) {
+  if (atomicCAS(&common(r)->fault, FAULT_NONE, fault) != FAULT_NONE) return;
+  tell(r, fault, peer, step, common(r)->operations);
+}
+
 // One thread's wait.
 struct Wait {
   uint32_t spins = 0;
+  uint32_t looks = 0;  // at what is slow to look at
   uint64_t since = 0;
   uint64_t next = 0;
 
@@ -49,6 +54,7 @@ struct Wait {
     }
     if (now < next) return false;
     next = now + LOOK_NS;
+    looks += 1;
     volatile Control* c = reinterpret_cast<volatile Control*>(r.control);
     if (c->abort) {
       fail(r, FAULT_ABORTED, -1, step);
@@ -63,21 +69,41 @@ struct Wait {
   }
 };
 
-// The same for a peer's call that differs from this rank's.
+// The same where a peer's call does not fit this rank's.
 __device__ inline void differ(const Rank& r, int peer, uint64_t operation, uint32_t own_what,
                               uint64_t own_count, uint32_t their_what, uint64_t their_count) {
   if (atomicCAS(&common(r)->fault, FAULT_NONE, FAULT_MISMATCH) != FAULT_NONE) return;
   volatile Control* c = reinterpret_cast<volatile Control*>(r.control);
-  c->peer = peer;
-  c->step = -1;
-  c->operation = operation;
   c->own_what = own_what;
   c->own_count = own_count;
   c->their_what = their_what;
   c->their_count = their_count;
-  __threadfence_system();
-  c->fault = FAULT_MISMATCH;
-  __threadfence_system();
+  tell(r, FAULT_MISMATCH, peer, -1, operation);
+}
+
+// Waits for something that a peer does outside collectives; false when it will not come. A peer that
+// has begun the next collective waits there for this rank: it will not.
+template <typename Ready>
+__device__ inline bool await(const Rank& r, int peer, uint32_t own_what, uint64_t own_count,
+                             Ready ready) {
+  Wait wait;
+  for (uint32_t looks = 0; !ready();) {
+    if (wait.over(r, peer, -1)) return false;
+    if (wait.looks == looks) continue;
+    looks = wait.looks;
+    uint64_t operation = common(r)->operations + 1;
+    const Announcement* here = announcement(r, r.rank, operation, peer);
+    uint64_t first, count, again, what;
+    load_pair(here, first, count);
+    load_pair(&here->again, again, what);
+    if (first != operation || again != operation) continue;
+    // What the peer did before it is here as well.
+    __threadfence_system();
+    if (ready()) return true;
+    differ(r, peer, operation - 1, own_what, own_count, what, count);
+    return false;
+  }
+  return true;
 }
 
 // The last warp of the first block: tells the peers what is called here, and compares it with what

@@ -7,14 +7,16 @@ use std::fmt;
 /// An operation, as far as all ranks have to agree on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Descriptor {
-    /// Collective, type, operation and root; or [`MESSAGES`] and a type.
+    /// Collective, type, operation and root; or [`MESSAGES`] and a type; or [`SIGNALS`].
     what: u32,
-    /// Elements per block; bytes of a message.
+    /// Elements per block; bytes of a message; number of signals.
     count: u64,
 }
 
 /// Sends and receives, which are compared message by message.
 const MESSAGES: u32 = 0xf << 28;
+/// Waiting for signals of one-sided operations, which no collective's first bits are either.
+const SIGNALS: u32 = 0xe << 28;
 /// In the place of a reduction: a user's own scale before the sum.
 const SCALED_SUM: u32 = 5;
 
@@ -41,6 +43,11 @@ impl Descriptor {
     /// A message of send and receive.
     pub const fn message(dtype: DataType, bytes: u64) -> Self {
         Self { what: MESSAGES | (dtype as u32) << 4, count: bytes }
+    }
+
+    /// Waiting for so many signals.
+    pub const fn signals(count: u64) -> Self {
+        Self { what: SIGNALS, count }
     }
 
     /// The message that has this tag and so many bytes; None for the tag of a collective.
@@ -87,6 +94,9 @@ impl fmt::Display for Descriptor {
             let dtype = DataType::ALL.get((self.what >> 4 & 15) as usize);
             let name = dtype.map_or("an unknown type", |d| d.name());
             return write!(f, "send/recv of {} bytes of {name}", self.count);
+        }
+        if self.what == SIGNALS {
+            return write!(f, "wait_signal for {} signals", self.count);
         }
         let collective = Collective::ALL.iter().find(|c| **c as u32 == self.what & 15);
         let dtype = DataType::ALL.get((self.what >> 4 & 15) as usize);

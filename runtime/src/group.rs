@@ -3,8 +3,8 @@
 use crate::comm::{Communicator, Holder, NO_COLOR, Origin};
 use crate::descriptor::Descriptor;
 use crate::device::Target;
+use crate::device::cuda::order;
 use crate::device::cuda::stream::Stream as CudaStream;
-use crate::device::cuda::{launch, order};
 use crate::device::host::collective::Call;
 use crate::device::host::event::Event;
 use crate::device::host::exchange::{Transfer, Transfers};
@@ -12,7 +12,6 @@ use crate::device::host::one_sided::OneSided;
 use crate::device::host::stream::Stream;
 use crate::device::host::task::Work;
 use crate::error::{Error, Result};
-use oxccl_plan::DataType;
 use std::cell::RefCell;
 use std::sync::Arc;
 
@@ -28,10 +27,26 @@ enum Pending {
     Create(Creation),
 }
 
-/// What a GPU runs as one kernel.
+/// What a GPU runs.
 enum Kernel {
     Collective(Call),
     Exchange(Transfers),
+    OneSided(OneSided),
+}
+
+impl Kernel {
+    fn launch(&self, comm: &Communicator, stream: CudaStream) -> Result<()> {
+        match self {
+            Kernel::Collective(call) => comm.run_on_gpu(call, stream),
+            Kernel::Exchange(transfers) => comm.exchange_on_gpu(&transfers.list, stream),
+            Kernel::OneSided(item) => comm.one_sided_on_gpu(item, stream),
+        }
+    }
+
+    /// Whether it gives peers nothing.
+    fn only_waits(&self) -> bool {
+        matches!(self, Kernel::OneSided(item) if item.only_waits())
+    }
 }
 
 /// A communicator to be made.
@@ -130,12 +145,7 @@ pub fn collective(comm: &Arc<Communicator>, call: Call, stream: &Arc<Stream>) ->
 
 /// A collective on a GPU: launched at once outside groups.
 pub fn collective_on_gpu(comm: &Arc<Communicator>, call: Call, stream: CudaStream) -> Result<()> {
-    if !active() {
-        return comm.run_on_gpu(&call, stream);
-    }
-    let pending = Pending::Kernel(comm.clone(), Kernel::Collective(call), stream);
-    GROUP.with_borrow_mut(|g| g.calls.push(pending));
-    Ok(())
+    launch_kernel(comm.clone(), Kernel::Collective(call), stream)
 }
 
 /// A send or receive: a group of its own outside groups.
@@ -152,21 +162,28 @@ pub fn transfer(comm: Arc<Communicator>, transfer: Transfer, stream: Target) -> 
 pub fn exchange(comm: Arc<Communicator>, transfers: Transfers, stream: Target) -> Result<()> {
     let stream = match stream {
         Target::Host(stream) => stream,
-        Target::Cuda(stream) if !active() => return comm.exchange_on_gpu(&transfers.list, stream),
-        Target::Cuda(stream) => {
-            let pending = Pending::Kernel(comm, Kernel::Exchange(transfers), stream);
-            GROUP.with_borrow_mut(|g| g.calls.push(pending));
-            return Ok(());
-        }
+        Target::Cuda(stream) => return launch_kernel(comm, Kernel::Exchange(transfers), stream),
     };
     let work = Work::Exchange(comm.endpoint().clone(), Arc::new(transfers));
     launch_work(comm, work, stream)
 }
 
 /// A one-sided operation: launched at once outside groups.
-pub fn one_sided(comm: Arc<Communicator>, item: OneSided, stream: Arc<Stream>) -> Result<()> {
+pub fn one_sided(comm: Arc<Communicator>, item: OneSided, stream: Target) -> Result<()> {
+    let stream = match stream {
+        Target::Host(stream) => stream,
+        Target::Cuda(stream) => return launch_kernel(comm, Kernel::OneSided(item), stream),
+    };
     let work = Work::OneSided(comm.endpoint().clone(), Arc::new(item));
     launch_work(comm, work, stream)
+}
+
+fn launch_kernel(comm: Arc<Communicator>, kernel: Kernel, stream: CudaStream) -> Result<()> {
+    if !active() {
+        return kernel.launch(&comm, stream);
+    }
+    GROUP.with_borrow_mut(|g| g.calls.push(Pending::Kernel(comm, kernel, stream)));
+    Ok(())
 }
 
 fn launch_work(comm: Arc<Communicator>, work: Work, stream: Arc<Stream>) -> Result<()> {
@@ -227,11 +244,6 @@ impl Prepared {
             }
         }
         exchanges.iter().try_for_each(Exchange::check)?;
-        for (comm, kernel, _) in &*kernels {
-            if let Kernel::Exchange(transfers) = kernel {
-                launch::check(&transfers.list, comm.rank())?;
-            }
-        }
         Ok(prepared)
     }
 
@@ -251,12 +263,9 @@ impl Prepared {
             })
         };
         enqueue(first)?;
-        for (comm, kernel, stream) in &self.kernels {
-            match kernel {
-                Kernel::Collective(call) => comm.run_on_gpu(call, *stream)?,
-                Kernel::Exchange(transfers) => comm.exchange_on_gpu(&transfers.list, *stream)?,
-            }
-        }
+        let (waits, kernels): (Vec<_>, Vec<_>) =
+            self.kernels.into_iter().partition(|(_, kernel, _)| kernel.only_waits());
+        kernels.iter().try_for_each(|(comm, kernel, stream)| kernel.launch(comm, *stream))?;
         let mut others = Vec::new();
         for exchange in self.exchanges {
             if let Target::Host(stream) = &exchange.streams[0] {
@@ -265,6 +274,7 @@ impl Prepared {
             exchange.launch()?;
         }
         enqueue(last)?;
+        waits.iter().try_for_each(|(comm, kernel, stream)| kernel.launch(comm, *stream))?;
         streams.extend(others);
         nudge(&streams);
         Ok(launched)
@@ -279,20 +289,7 @@ impl Prepared {
             let time_us = match work {
                 Work::Collective(_, programs, call) => comm.estimate_us(programs, call),
                 Work::Exchange(_, transfers) => comm.estimate_exchange_us(&transfers.list),
-                Work::OneSided(_, item) => match &**item {
-                    OneSided::Signal(peer, Some(put), _) => {
-                        let (data, bytes) = (put.from.0, put.bytes);
-                        let transfer = Transfer {
-                            peer: *peer,
-                            send: true,
-                            data,
-                            bytes,
-                            dtype: DataType::Int8,
-                        };
-                        comm.estimate_exchange_us(&[transfer])
-                    }
-                    _ => 0.0,
-                },
+                Work::OneSided(_, item) => comm.estimate_one_sided_us(item),
                 _ => 0.0,
             };
             (comm, time_us)
@@ -303,6 +300,7 @@ impl Prepared {
                     comm.programs(call).map(|programs| comm.estimate_us(&programs, call))
                 }
                 Kernel::Exchange(transfers) => Ok(comm.estimate_exchange_us(&transfers.list)),
+                Kernel::OneSided(item) => Ok(comm.estimate_one_sided_us(item)),
             };
             (comm, time_us.unwrap_or(0.0))
         });
@@ -368,10 +366,7 @@ impl Exchange {
             let hint = "a send to itself needs an equal receive in the same group";
             return Err(Error::usage(what, hint));
         }
-        match self.comm.seat() {
-            Some(_) => launch::check(&self.transfers, rank),
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     /// Runs on the first stream; the others wait for it, and it for what they had to do before.

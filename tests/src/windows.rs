@@ -2,6 +2,7 @@
 
 use crate::sequence::{Player, Random};
 use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
+use oxccl_runtime::device::Target;
 use oxccl_runtime::device::host::arena;
 use oxccl_runtime::device::host::collective::Call;
 use oxccl_runtime::device::host::one_sided::{Awaiting, OneSided};
@@ -66,7 +67,7 @@ pub fn play(player: &Player, seed: u64, rounds: u32, mapped: bool) -> Result<()>
             let target = (put.to, window, rank as usize * SHARE + put.at);
             let work = comm.put_signal((data.as_ptr(), put.len), target, signal);
             let work = work.expect("the window lives")?;
-            group::one_sided(comm.clone(), work, player.stream.clone())?;
+            group::one_sided(comm.clone(), work, Target::Host(player.stream.clone()))?;
         }
         let awaiting: Vec<Awaiting> = puts
             .iter()
@@ -76,7 +77,11 @@ pub fn play(player: &Player, seed: u64, rounds: u32, mapped: bool) -> Result<()>
                 Awaiting { peer: p.from, signal, count: 1 }
             })
             .collect();
-        group::one_sided(comm.clone(), OneSided::Wait(awaiting), player.stream.clone())?;
+        group::one_sided(
+            comm.clone(),
+            OneSided::Wait(awaiting),
+            Target::Host(player.stream.clone()),
+        )?;
         if grouped {
             group::end()?;
         }

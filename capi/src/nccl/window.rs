@@ -142,11 +142,11 @@ unsafe fn put_signal(
     if localbuff.is_null() && bytes > 0 {
         return Err(Error::argument(FUNCTION, "localbuff", "null", "a buffer for the elements"));
     }
-    let stream = objects::stream_of(&comm, stream, FUNCTION)?;
+    let stream = objects::target_of(&comm, stream, FUNCTION)?;
     let target = (peer, peerWin as u64, peerWinOffset);
     let put = comm.put_signal((localbuff.cast(), bytes), target, signal);
     let put = put.ok_or_else(|| unknown(FUNCTION, "peerWin", peerWin as usize))??;
-    group::one_sided(comm.clone(), put, stream.clone())
+    group::one_sided(comm.clone(), put, stream)
 }
 
 unsafe fn signal_peer(
@@ -163,8 +163,8 @@ unsafe fn signal_peer(
     let peer = convert::rank(peer, comm.nranks(), FUNCTION, "peer")?;
     let signal = signal(&comm, (sigIdx, ctx), FUNCTION)?;
     no_flags(flags, FUNCTION)?;
-    let stream = objects::stream_of(&comm, stream, FUNCTION)?;
-    group::one_sided(comm.clone(), OneSided::Signal(peer, None, signal), stream.clone())
+    let stream = objects::target_of(&comm, stream, FUNCTION)?;
+    group::one_sided(comm.clone(), OneSided::Signal(peer, None, signal), stream)
 }
 
 unsafe fn wait_signal(
@@ -193,8 +193,8 @@ unsafe fn wait_signal(
         })?;
         list.push(Awaiting { peer, signal, count });
     }
-    let stream = objects::stream_of(&comm, stream, FUNCTION)?;
-    group::one_sided(comm.clone(), OneSided::Wait(list), stream.clone())
+    let stream = objects::target_of(&comm, stream, FUNCTION)?;
+    group::one_sided(comm.clone(), OneSided::Wait(list), stream)
 }
 
 /// Registers a buffer.

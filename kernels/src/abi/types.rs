@@ -2,7 +2,7 @@
 //! `kernels/cuda/abi.h` is generated from here.
 
 /// Bytes of a rank's shared memory before the packets: signals, announcements, arrivals, credits,
-/// entries.
+/// entries, the users' signals.
 pub const WORDS_BYTES: usize = 96 * 1024;
 /// Ranks that can reach each other's GPU memory.
 pub const MAX_RANKS: usize = 16;
@@ -23,6 +23,12 @@ pub const STAGE_SLOT_BYTES: usize = 128 * 1024;
 pub const BUFFERS: usize = 256;
 /// The first of them is the rank's large stage.
 pub const STAGE_BUFFER: u32 = 0;
+/// Windows that a rank has at a time.
+pub const WINDOWS: usize = 64;
+/// Signals of one-sided operations from a rank to another.
+pub const USER_SIGNALS: usize = 64;
+/// Signals that a launch waits for.
+pub const AWAITED: usize = 64;
 /// Queues of a rank: one per rank and direction.
 pub const QUEUES: usize = 32;
 /// Where each of them begins, and the end.
@@ -99,9 +105,8 @@ pub const FAULT_DEADLINE: u32 = 2;
 pub const FAULT_MISMATCH: u32 = 3;
 /// Another operation of the communicator was running.
 pub const FAULT_OVERLAP: u32 = 4;
-
-/// In the place of a collective's descriptor: a message of send and receive.
-pub const MESSAGES: u32 = u32::MAX;
+/// A put goes beyond what is reached of a peer's window.
+pub const FAULT_WINDOW: u32 = 5;
 
 /// Inputs are not multiplied.
 pub const SCALE_NONE: u8 = 0;
@@ -168,9 +173,9 @@ pub struct Control {
     pub own_what: u32,
     /// What the peer called.
     pub their_what: u32,
-    /// See `own_what`.
+    /// See `own_what`; of a put, where it ends in the window.
     pub own_count: u64,
-    /// See `their_what`.
+    /// See `their_what`; of a put, the bytes of the window that are reached.
     pub their_count: u64,
     /// How long a kernel may wait, in ns; 0: as long as it takes.
     pub limit_ns: u64,
@@ -202,16 +207,20 @@ pub struct Counters {
 
 /// The part of the private memory that all channels share.
 #[repr(C)]
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Shared {
     /// `FAULT_*`: nothing runs any more.
     pub fault: u32,
-    /// Padding.
-    pub unused: u32,
+    /// Blocks of a put that have written their part.
+    pub written: u32,
     /// Collectives so far.
     pub operations: u64,
     /// Of these, on user memory.
     pub in_place: u64,
+    /// Signals that this rank gave each one.
+    pub signals_given: [[u64; USER_SIGNALS]; MAX_RANKS],
+    /// Signals of each rank that were waited for.
+    pub signals_taken: [[u64; USER_SIGNALS]; MAX_RANKS],
 }
 
 /// What ranks have mapped of each other, in the rank's own GPU memory; the host writes it.
@@ -222,6 +231,20 @@ pub struct Maps {
     pub ready: [u64; BUFFERS],
     /// Where the peers' buffers are mapped here; 0 for nowhere.
     pub bases: [[u64; BUFFERS]; MAX_RANKS],
+    /// The peers' windows, by their numbers modulo [`WINDOWS`].
+    pub windows: [[Window; WINDOWS]; MAX_RANKS],
+}
+
+/// A peer's window.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Window {
+    /// Its number among the communicator's windows, from 1; 0 for none. It is written last.
+    pub number: u64,
+    /// Where it is mapped here.
+    pub base: u64,
+    /// Its bytes; 0 where it cannot be mapped.
+    pub bytes: u64,
 }
 
 /// A rank of a communicator, as kernels see it. Nothing of it changes.
@@ -355,6 +378,10 @@ pub struct Message {
     pub data: u64,
     /// Its bytes.
     pub bytes: u64,
+    /// Of the descriptor.
+    pub what: u32,
+    /// Padding.
+    pub unused: u32,
 }
 
 /// Whose messages a group's are. A queue is a peer and a direction; each lane of a queue is a block,
@@ -395,4 +422,52 @@ pub struct ManyMessages {
     pub exchange: Exchange,
     /// The messages.
     pub messages: [Message; MAX_MESSAGES],
+}
+
+/// Writes into a peer's window, and signals; or only signals.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Put {
+    /// Who calls it.
+    pub rank: Rank,
+    /// To whom.
+    pub peer: u32,
+    /// Which signal.
+    pub signal: u32,
+    /// What is written.
+    pub data: u64,
+    /// Its bytes.
+    pub bytes: u64,
+    /// Number of the window, from 1; 0 where nothing is written.
+    pub window: u64,
+    /// Where this rank's own window begins, for puts to itself.
+    pub own: u64,
+    /// Offset in the window.
+    pub offset: u64,
+}
+
+/// Signals of a rank.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Awaited {
+    /// Which rank.
+    pub peer: u32,
+    /// Which signal.
+    pub signal: u32,
+    /// How many more.
+    pub count: u64,
+}
+
+/// Waits for signals; each is named once.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct SignalWait {
+    /// Who calls it.
+    pub rank: Rank,
+    /// How many.
+    pub count: u32,
+    /// Of the descriptor.
+    pub what: u32,
+    /// Which.
+    pub awaited: [Awaited; AWAITED],
 }

@@ -4,6 +4,8 @@ use super::Communicator;
 use crate::device::host::collective::{Call, Programs};
 use crate::device::host::endpoint::MAPPED;
 use crate::device::host::exchange::Transfer;
+use crate::device::host::one_sided::{OneSided, Put};
+use oxccl_plan::DataType;
 use oxccl_plan::select::{self, Memory};
 
 impl Communicator {
@@ -38,5 +40,13 @@ impl Communicator {
         let messages: Vec<_> = others.map(|t| (t.bytes as u64, t.send)).collect();
         let own: usize = own;
         self.topology.model.for_buffer(total as u64).messages_us(&messages, own as u64)
+    }
+
+    /// Time in µs of a one-sided operation, without what it waits for.
+    pub fn estimate_one_sided_us(&self, item: &OneSided) -> f64 {
+        let OneSided::Signal(peer, Some(put), _) = *item else { return 0.0 };
+        let Put { from, bytes, .. } = put;
+        let (send, dtype) = (true, DataType::Int8);
+        self.estimate_exchange_us(&[Transfer { peer, send, data: from.0, bytes, dtype }])
     }
 }

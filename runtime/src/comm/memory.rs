@@ -22,6 +22,11 @@ const WINDOW: u64 = tagged(6);
 const BUFFER: u64 = tagged(7);
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
+/// Bits of both kinds differ in one that the window's lacks.
+fn is_window(handle: u64) -> bool {
+    handle & BUFFER == WINDOW
+}
+
 /// A registered range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Range {
@@ -83,11 +88,32 @@ impl Communicator {
     /// into it waits until it is there.
     pub fn register_window(&self, base: *mut u8, len: usize) -> Result<u64> {
         self.check()?;
-        let endpoint = self.endpoint();
         let mut registry = self.registry();
         // Also where it fails: the others count on.
         let number = registry.windows;
         registry.windows += 1;
+        let place = |number: u64| number % WINDOWS as u64;
+        let windows = registry.ranges.iter().filter(|(handle, _)| is_window(**handle));
+        if windows.into_iter().any(|(_, range)| place(range.number) == place(number)) {
+            let what =
+                format!("window {number} has no room: {WINDOWS} may be registered at a time");
+            return Err(Error::usage(what, "deregister windows in the order of their making"));
+        }
+        let buffer = match &self.seat {
+            Some(seat) => seat.hold_window(base as u64, len as u64, number + 1)?,
+            None => {
+                self.open_window(base, len, number)?;
+                None
+            }
+        };
+        let handle = WINDOW | NEXT.fetch_add(1, Ordering::Relaxed);
+        registry.ranges.insert(handle, Range { base: base as usize, len, number, buffer });
+        Ok(handle)
+    }
+
+    /// Tells the peers where a window in host memory is.
+    fn open_window(&self, base: *mut u8, len: usize, number: u64) -> Result<()> {
+        let endpoint = self.endpoint();
         let token = endpoint.token(base, len);
         let mapped = token & crate::device::host::endpoint::MAPPED != 0;
         if !mapped && !self.topology.pull && self.nranks() > 1 {
@@ -95,16 +121,10 @@ impl Communicator {
             return Err(Error::usage(what, "take a window's memory from ncclMemAlloc"));
         }
         let place = endpoint.local[endpoint.rank as usize];
-        if let (Some(segment), Some(own)) = (&endpoint.segment, place)
-            && !segment.open_window(own, number, token, len as u64)
-        {
-            let what =
-                format!("window {number} has no room: {WINDOWS} may be registered at a time");
-            return Err(Error::usage(what, "deregister windows in the order of their making"));
+        if let (Some(segment), Some(own)) = (&endpoint.segment, place) {
+            segment.open_window(own, number, token, len as u64);
         }
-        let handle = WINDOW | NEXT.fetch_add(1, Ordering::Relaxed);
-        registry.ranges.insert(handle, Range { base: base as usize, len, number, buffer: None });
-        Ok(handle)
+        Ok(())
     }
 
     /// Ends a window; false for anything else than a living handle.
@@ -115,16 +135,16 @@ impl Communicator {
         let Some(range) = self.registry().ranges.remove(&handle) else { return false };
         let endpoint = self.endpoint();
         let place = endpoint.local[endpoint.rank as usize];
-        if let (Some(segment), Some(own)) = (&endpoint.segment, place) {
+        if let Some((seat, buffer)) = self.seat.as_ref().zip(range.buffer) {
+            seat.release(buffer);
+        } else if let (Some(segment), Some(own)) = (&endpoint.segment, place) {
             segment.close_window(own, range.number);
         }
         true
     }
 
     fn window(&self, handle: u64) -> Option<Range> {
-        // Bits of both kinds differ in one that the window's lacks.
-        let right = handle & BUFFER == WINDOW;
-        self.registry().ranges.get(&handle).copied().filter(|_| right)
+        self.registry().ranges.get(&handle).copied().filter(|_| is_window(handle))
     }
 
     /// Where a window begins; None for anything else than a living handle.

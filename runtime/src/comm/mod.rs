@@ -14,10 +14,11 @@ use crate::device::Device;
 use crate::device::cuda::driver::Entered;
 use crate::device::cuda::seat::Seat;
 use crate::device::cuda::stream::Stream as CudaStream;
-use crate::device::cuda::{launch, reaper};
+use crate::device::cuda::{self, launch, reaper};
 use crate::device::host::collective::{Call, MAX_DIRECT_RANKS, Programs};
 use crate::device::host::endpoint::Endpoint;
 use crate::device::host::exchange::Transfer;
+use crate::device::host::one_sided::OneSided;
 use crate::device::host::stream::Stream;
 use crate::device::host::{self, worker};
 use crate::error::{Error, Result};
@@ -157,6 +158,11 @@ impl Communicator {
     /// Launches a collective on its GPU. Blocks: never.
     pub fn run_on_gpu(&self, call: &Call, stream: CudaStream) -> Result<()> {
         launch::run(self.on_gpu()?, &*self.programs(call)?, call, stream)
+    }
+
+    /// Launches a one-sided operation on its GPU. Blocks: never.
+    pub fn one_sided_on_gpu(&self, item: &OneSided, stream: CudaStream) -> Result<()> {
+        cuda::one_sided::run(self.on_gpu()?, item, stream)
     }
 
     /// Launches sends and receives on its GPU. Blocks: never.
@@ -317,11 +323,10 @@ impl Communicator {
             sharing.fence();
         }
         let running = || self.seat.as_ref().is_some_and(|seat| seat.busy());
-        let inside = || sharing.map_or_else(Vec::new, |sharing| sharing.fenced());
-        let wait = || running() || !inside().is_empty();
-        worker::wait_while(|| wait() && start.elapsed() < QUIET);
+        let inside = || sharing.is_some_and(|sharing| !sharing.fenced().is_empty());
+        worker::wait_while(|| (running() || inside()) && start.elapsed() < QUIET);
         let mut writers = self.endpoint.writers();
-        writers.extend(inside());
+        writers.extend(sharing.map_or_else(Vec::new, |sharing| sharing.end_fence()));
         if writers.is_empty() {
             return Ok(());
         }

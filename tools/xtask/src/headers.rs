@@ -206,6 +206,8 @@ fn headers() -> [Header; 4] {
                 "Counters",
                 "FewMessages",
                 "ManyMessages",
+                "Put",
+                "SignalWait",
                 "Program",
                 "Shared",
                 "Maps",

@@ -309,43 +309,69 @@ pub fn exchange(seat: &Arc<Seat>, transfers: &[Transfer], stream: Stream) -> Res
     let rank = seat.view.rank;
     let own = |send| transfers.iter().filter(move |t| t.peer == rank && t.send == send);
     let pairs: Vec<_> = own(true).zip(own(false)).filter(|(from, _)| from.bytes > 0).collect();
-    check(transfers, rank)?;
-    let (exchange, messages) = queues(seat, transfers);
-    let queues = exchange.first.windows(2).take_while(|bounds| bounds[1] > bounds[0]).count();
-    if pairs.is_empty() && queues == 0 {
+    let queues = queues(transfers, rank);
+    let rounds = rounds(&queues, depth(seat.view.nranks));
+    if pairs.is_empty() && rounds.is_empty() {
         return Ok(());
     }
-    let shape = (queues as u32 * exchange.lanes, abi::EXCHANGE_THREADS as u32);
     seat.launch(stream, || {
         for (from, to) in &pairs {
             // SAFETY: the user's buffers, of these sizes by the contract of the call.
             unsafe { cu!(cuMemcpyAsync(to.data as u64, from.data as u64, from.bytes, stream.0)) }?;
         }
-        let functions = seat.functions;
-        if queues == 0 {
-            Ok(())
-        } else if messages.len() <= abi::FEW_MESSAGES {
-            let few = abi::FewMessages { exchange, messages: filled(&messages) };
-            // SAFETY: the kernel takes this structure; the buffers are the user's by the contract of
-            // the call.
-            unsafe { launch(functions.few_messages, shape, &few, stream.0) }
-        } else {
-            let many = abi::ManyMessages { exchange, messages: filled(&messages) };
-            // SAFETY: as above.
-            unsafe { launch(functions.many_messages, shape, &many, stream.0) }
-        }
+        rounds.iter().try_for_each(|queues| launch_messages(seat, queues, stream))
     })
 }
 
-/// Fails when a group has more messages than a launch takes: before anything of it is launched.
-pub fn check(transfers: &[Transfer], rank: u32) -> Result<()> {
-    let others = transfers.iter().filter(|t| t.peer != rank && t.bytes > 0).count();
-    if others > abi::MAX_MESSAGES {
-        let what = format!("a group of {others} messages");
-        let hint = "group at most 512 sends and receives of a communicator on a GPU";
-        return Err(Error::usage(what, hint));
+/// The messages of a queue: a peer × 2, + 1 for sending.
+type Queue<'a> = (u32, &'a [abi::Message]);
+
+fn launch_messages(seat: &Seat, queues: &[Queue<'_>], stream: Stream) -> Result<()> {
+    let mut exchange = abi::Exchange {
+        rank: seat.view,
+        lanes: 1,
+        unused: 0,
+        queues: [0; abi::QUEUES],
+        first: [0; abi::QUEUE_BOUNDS],
+        unused_too: 0,
+    };
+    let mut messages = Vec::new();
+    for (index, (queue, of_queue)) in queues.iter().enumerate() {
+        exchange.queues[index] = *queue;
+        messages.extend_from_slice(of_queue);
+        exchange.first[index + 1] = messages.len() as u32;
     }
-    Ok(())
+    if messages.iter().any(|m| m.bytes > abi::SMALL_MESSAGE_BYTES as u64) {
+        exchange.lanes = seat.view.lanes;
+    }
+    let shape = (queues.len() as u32 * exchange.lanes, abi::EXCHANGE_THREADS as u32);
+    if messages.len() <= abi::FEW_MESSAGES {
+        let few = abi::FewMessages { exchange, messages: filled(&messages) };
+        // SAFETY: the kernel takes this structure; the buffers are the user's by the contract of the
+        // call.
+        unsafe { launch(seat.functions.few_messages, shape, &few, stream.0) }
+    } else {
+        let many = abi::ManyMessages { exchange, messages: filled(&messages) };
+        // SAFETY: as above.
+        unsafe { launch(seat.functions.many_messages, shape, &many, stream.0) }
+    }
+}
+
+/// Messages of a queue that a launch takes: both ends of a queue find the same.
+fn depth(nranks: u32) -> usize {
+    abi::MAX_MESSAGES / (2 * (nranks as usize - 1)).max(1)
+}
+
+/// The launches of a group, in which the n-th holds the n-th stretch of each queue. So a launch waits
+/// for no other one than that of the same number at its peers.
+fn rounds<'a>(queues: &'a [(u32, Vec<abi::Message>)], depth: usize) -> Vec<Vec<Queue<'a>>> {
+    let number = queues.iter().map(|(_, all)| all.len().div_ceil(depth)).max().unwrap_or(0);
+    let stretch = |round| {
+        move |(queue, all): &'a (u32, Vec<abi::Message>)| {
+            all.chunks(depth).nth(round).map(|some| (*queue, some))
+        }
+    };
+    (0..number).map(|round| queues.iter().filter_map(stretch(round)).collect()).collect()
 }
 
 /// As many messages as there are, and then empty ones.
@@ -356,35 +382,18 @@ fn filled<const N: usize>(messages: &[abi::Message]) -> [abi::Message; N] {
 }
 
 /// The messages with other ranks, by queue.
-fn queues(seat: &Seat, transfers: &[Transfer]) -> (abi::Exchange, Vec<abi::Message>) {
-    let rank = seat.view.rank;
-    let mut exchange = abi::Exchange {
-        rank: seat.view,
-        lanes: 1,
-        unused: 0,
-        queues: [0; abi::QUEUES],
-        first: [0; abi::QUEUE_BOUNDS],
-        unused_too: 0,
-    };
-    let others: Vec<&Transfer> =
-        transfers.iter().filter(|t| t.peer != rank && t.bytes > 0).collect();
-    if others.iter().any(|t| t.bytes > abi::SMALL_MESSAGE_BYTES) {
-        exchange.lanes = seat.view.lanes;
-    }
-    let (mut queue, mut messages) = (0, Vec::new());
-    for number in 0..abi::QUEUES as u32 {
-        let (peer, send) = (number / 2, number % 2 == 1);
-        let before = messages.len();
-        let of_queue = others.iter().filter(|t| t.peer == peer && t.send == send);
-        messages
-            .extend(of_queue.map(|t| abi::Message { data: t.data as u64, bytes: t.bytes as u64 }));
-        if messages.len() > before {
-            exchange.queues[queue] = number;
-            exchange.first[queue + 1] = messages.len() as u32;
-            queue += 1;
+fn queues(transfers: &[Transfer], rank: u32) -> Vec<(u32, Vec<abi::Message>)> {
+    let mut queues: Vec<(u32, Vec<abi::Message>)> = Vec::new();
+    for t in transfers.iter().filter(|t| t.peer != rank) {
+        let (what, bytes) = Descriptor::message(t.dtype, t.bytes as u64).to_words();
+        let message = abi::Message { data: t.data as u64, bytes, what, unused: 0 };
+        let queue = t.peer * 2 + u32::from(t.send);
+        match queues.binary_search_by_key(&queue, |(known, _)| *known) {
+            Ok(at) => queues[at].1.push(message),
+            Err(at) => queues.insert(at, (queue, vec![message])),
         }
     }
-    (exchange, messages)
+    queues
 }
 
 #[cfg(test)]
@@ -435,6 +444,29 @@ mod tests {
             }
         }
         assert!(any);
+    }
+
+    #[test]
+    fn the_stretches_of_a_queue_are_in_the_same_launches_at_both_ends() {
+        let transfer = |peer, send, bytes| {
+            let (data, dtype) =
+                (std::ptr::without_provenance_mut(bytes), oxccl_plan::DataType::Int8);
+            Transfer { peer, send, data, bytes, dtype }
+        };
+        let few = (0..3).flat_map(|i| [transfer(0, true, i), transfer(2, false, 10 + i)]);
+        let all: Vec<_> = few.chain((0..5).map(|i| transfer(2, true, 20 + i))).collect();
+        let queues = queues(&all, 1);
+        let bytes =
+            |(queue, some): &Queue<'_>| (*queue, some.iter().map(|m| m.bytes).collect::<Vec<_>>());
+        let rounds = rounds(&queues, 2);
+        let seen: Vec<Vec<_>> = rounds.iter().map(|r| r.iter().map(bytes).collect()).collect();
+        let first = vec![(1, vec![0, 1]), (4, vec![10, 11]), (5, vec![20, 21])];
+        let second = vec![(1, vec![2]), (4, vec![12]), (5, vec![22, 23])];
+        assert_eq!(seen, [first, second, vec![(5, vec![24])]]);
+        for nranks in 2..=abi::MAX_RANKS as u32 {
+            let most = depth(nranks) * 2 * (nranks as usize - 1);
+            assert!(most <= abi::MAX_MESSAGES && depth(nranks) > 0, "{nranks} ranks");
+        }
     }
 
     #[test]

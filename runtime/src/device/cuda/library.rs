@@ -18,6 +18,10 @@ pub struct Functions {
     pub few_messages: CUfunction,
     /// The same, [`oxccl_kernels::abi::ManyMessages`].
     pub many_messages: CUfunction,
+    /// [`oxccl_kernels::abi::Put`].
+    pub put: CUfunction,
+    /// [`oxccl_kernels::abi::SignalWait`].
+    pub wait_signal: CUfunction,
 }
 
 // SAFETY: functions may be launched from any thread.
@@ -92,6 +96,8 @@ pub fn functions(gpu: &'static Gpu) -> Result<&'static Functions> {
         programs: each("oxccl_program_")?,
         few_messages: function("oxccl_few_messages")?,
         many_messages: function("oxccl_many_messages")?,
+        put: function("oxccl_put")?,
+        wait_signal: function("oxccl_wait_signal")?,
     };
     let functions = &*Box::leak(Box::new(functions));
     ready.push((gpu.index, functions));

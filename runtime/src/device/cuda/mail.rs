@@ -25,11 +25,24 @@ pub struct Address {
     pub key: [u8; 16],
 }
 
+/// A buffer that may be mapped.
+#[derive(Debug, Default)]
+pub struct Offered {
+    /// Its address at its owner.
+    pub base: u64,
+    /// Its bytes.
+    pub len: u64,
+    /// Its number among the communicator's windows, from 1; 0 where it is none.
+    pub window: u64,
+    /// How others map it.
+    pub exported: Exported,
+}
+
 /// What is told of a buffer.
 #[derive(Debug)]
 pub enum News {
-    /// It may be mapped: its address at its owner, and how others map it.
-    Offer(u64, Exported),
+    /// It may be mapped.
+    Offer(Offered),
     /// The receiver's buffer was mapped; or cannot be.
     Answer(bool),
     /// It has to be let go.
@@ -59,7 +72,7 @@ pub struct Postbox {
     pub address: Address,
 }
 
-const WORDS: usize = 8;
+const WORDS: usize = 10;
 const HEAD: usize = 16 + WORDS * 8 + 64;
 const LONGEST: usize = HEAD + MAX_SEGMENTS * 8;
 
@@ -130,24 +143,19 @@ pub struct Letter {
 impl Letter {
     /// To the box with this key.
     pub fn new(key: &[u8; 16], mail: &Mail) -> Self {
-        let (kind, base, offset, handle, segments) = match &mail.news {
-            News::Offer(base, e) => (0, *base, e.offset, e.handle, &e.segments[..]),
-            News::Answer(has) => (1 + u64::from(*has), 0, 0, None, &[][..]),
-            News::Withdraw => (3, 0, 0, None, &[][..]),
-            News::Returned => (4, 0, 0, None, &[][..]),
+        let nothing = Offered::default();
+        let (kind, offered) = match &mail.news {
+            News::Offer(offered) => (0, offered),
+            News::Answer(has) => (1 + u64::from(*has), &nothing),
+            News::Withdraw => (3, &nothing),
+            News::Returned => (4, &nothing),
         };
+        let Offered { base, len, window, exported } = offered;
+        let Exported { offset, handle, segments } = exported;
         let by_handle = u64::from(handle.is_some());
-        let (from, number, count) = (mail.from, mail.number, segments.len());
-        let words = [
-            kind,
-            from.into(),
-            number.into(),
-            mail.generation,
-            base,
-            offset,
-            by_handle,
-            count as u64,
-        ];
+        let (from, number, count) = (mail.from.into(), mail.number.into(), segments.len() as u64);
+        let words: [u64; WORDS] =
+            [kind, from, number, mail.generation, *base, *len, *window, *offset, by_handle, count];
         let mut bytes = key.to_vec();
         bytes.extend(words.iter().flat_map(|word| word.to_le_bytes()));
         bytes.extend(handle.unwrap_or([0; 64]));
@@ -190,7 +198,8 @@ pub(crate) fn decode(key: &[u8; 16], bytes: &[u8], fds: Vec<OwnedFd>) -> Option<
     let mut words = words.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
     let mut next = || words.next().unwrap_or_default();
     let (kind, from, number, generation) = (next(), next(), next(), next());
-    let (base, offset, by_handle, count) = (next(), next(), next(), next());
+    let (base, len, window) = (next(), next(), next());
+    let (offset, by_handle, count) = (next(), next(), next());
     if differing != 0 || sizes.len() as u64 != count.checked_mul(8)? || by_handle > 1 {
         return None;
     }
@@ -199,10 +208,11 @@ pub(crate) fn decode(key: &[u8; 16], bytes: &[u8], fds: Vec<OwnedFd>) -> Option<
     let sizes = sizes.as_chunks::<8>().0.iter().map(|size| u64::from_le_bytes(*size));
     let segments = sizes.zip(fds).map(|(size, fd)| (size, Arc::new(fd))).collect();
     let news = match kind {
-        0 => News::Offer(
-            base,
-            Exported { offset, handle: (by_handle == 1).then_some(*handle), segments },
-        ),
+        0 => {
+            let handle = (by_handle == 1).then_some(*handle);
+            let exported = Exported { offset, handle, segments };
+            News::Offer(Offered { base, len, window, exported })
+        }
         1 | 2 => News::Answer(kind == 2),
         3 => News::Withdraw,
         4 => News::Returned,
@@ -218,7 +228,8 @@ mod tests {
     use crate::device::host::arena::sealed_memfd;
 
     fn offer(segments: Vec<(u64, Arc<OwnedFd>)>, handle: Option<[u8; 64]>) -> Mail {
-        let news = News::Offer(0x7f00_0000, Exported { offset: 256, handle, segments });
+        let exported = Exported { offset: 256, handle, segments };
+        let news = News::Offer(Offered { base: 0x7f00_0000, len: 99, window: 7, exported });
         Mail { from: 3, number: 255, generation: 1 << 40, news }
     }
 
@@ -236,7 +247,10 @@ mod tests {
         }
         let first = to.take().flatten().unwrap();
         assert_eq!((first.from, first.number, first.generation), (3, 255, 1 << 40));
-        let News::Offer(base, exported) = first.news else { panic!("{first:?}") };
+        let News::Offer(Offered { base, len, window, exported }) = first.news else {
+            panic!("{first:?}")
+        };
+        assert_eq!((len, window), (99, 7));
         let sizes: Vec<_> = exported
             .segments
             .iter()
@@ -245,7 +259,7 @@ mod tests {
         assert_eq!((base, exported.offset, exported.handle), (0x7f00_0000, 256, None));
         assert_eq!(sizes, [(4096, 4096), (8192, 8192)]);
         let second = to.take().flatten().unwrap();
-        assert!(matches!(second.news, News::Offer(_, e) if e.handle == Some([7; 64])));
+        assert!(matches!(second.news, News::Offer(o) if o.exported.handle == Some([7; 64])));
         assert!(matches!(to.take().flatten().unwrap().news, News::Answer(true)));
         assert!(to.take().is_none());
     }
@@ -259,7 +273,7 @@ mod tests {
         short.bytes.pop();
         assert!(short.send(&to.address) == Sent::Delivered);
         let mut lying = Letter::new(&to.address.key, &mail());
-        lying.bytes[16 + 7 * 8] = 2;
+        lying.bytes[16 + (WORDS - 1) * 8] = 2;
         lying.bytes.extend([0; 16]);
         assert!(lying.send(&to.address) == Sent::Delivered);
         assert!(Letter::new(&to.address.key, &mail()).send(&to.address) == Sent::Delivered);

@@ -3,8 +3,8 @@
 
 use super::driver::{Gpu, Relaxed, cu};
 use super::export::{self, Exported, Mapping};
-use super::mail::{Address, Letter, Mail, News, Postbox, Sent};
-use super::registry::{Key, Registry, State};
+use super::mail::{Address, Letter, Mail, News, Offered, Postbox, Sent};
+use super::registry::{Buffer, Key, Registry, State};
 use super::seat::Seat;
 use super::shared::Memory;
 use super::stream::Stream;
@@ -22,12 +22,14 @@ use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Between looks while peers have to answer or a box is full.
 const SOON: Duration = Duration::from_millis(2);
 /// Messages that are looked at, at a time.
 const AT_A_TIME: usize = 64;
+/// Between questions to a peer that does not answer.
+const ASK_AGAIN: Duration = Duration::from_millis(50);
 /// Between looks otherwise.
 const LATER: Duration = Duration::from_secs(10);
 
@@ -53,7 +55,6 @@ pub struct Sharing {
     stage_wanted: AtomicBool,
     /// Peers, by bit, whose kernels may still be in this rank's memory after it has given up.
     fenced: AtomicU32,
-    fence_wanted: AtomicBool,
     /// GPUs do not reach each other: nothing of them is mapped.
     apart: bool,
     /// Bytes of the large stage.
@@ -64,6 +65,8 @@ pub struct Sharing {
 #[derive(Default)]
 struct Desk {
     mapped: HashMap<(u32, u32), Mapping>,
+    /// The buffers that are the peers' windows, by peer and place.
+    windows: HashMap<(u32, u64), Key>,
     letters: VecDeque<Posted>,
     stage: Option<Arc<Memory>>,
     stream: Option<Private>,
@@ -71,6 +74,8 @@ struct Desk {
     marks: Option<Private>,
     /// What is done when the operations launched before have ended, in that order.
     later: VecDeque<(Mark, Later)>,
+    /// When peers were last asked whether they are out.
+    asked: Option<Instant>,
 }
 
 /// A letter that is to be sent.
@@ -156,7 +161,6 @@ impl Sharing {
             desk: Mutex::default(),
             stage_wanted: AtomicBool::new(false),
             fenced: AtomicU32::new(0),
-            fence_wanted: AtomicBool::new(false),
             apart: false,
             bytes: AtomicU64::new(0),
         })
@@ -199,7 +203,7 @@ impl Sharing {
             .iter()
             .map(|&rank| {
                 let exported = Exported { segments: segments.clone(), ..Exported::default() };
-                let news = News::Offer(0, exported);
+                let news = News::Offer(Offered { exported, ..Offered::default() });
                 let mail = Mail { from: self.rank, number: u32::MAX, generation: 0, news };
                 (rank, Letter::new(&self.peers[rank].address.key, &mail))
             })
@@ -220,8 +224,8 @@ impl Sharing {
                 let Some(mail) = self.post.take() else { break };
                 let Some(mail) = mail else { continue };
                 let from = mail.from as usize;
-                if let News::Offer(_, mut exported) = mail.news
-                    && let Some((_, fd)) = exported.segments.pop()
+                if let News::Offer(mut offered) = mail.news
+                    && let Some((_, fd)) = offered.exported.segments.pop()
                     && let Some(fd) = Arc::into_inner(fd)
                     && ranks.contains(&from)
                 {
@@ -271,6 +275,16 @@ impl Sharing {
     fn set_base(&self, desk: &mut Desk, peer: u32, number: u32, base: u64) -> Result<()> {
         let index = peer as usize * abi::BUFFERS + number as usize;
         self.set(desk, offset_of!(abi::Maps, bases) + index * size_of::<u64>(), base)
+    }
+
+    /// Tells the kernels where a peer's window is, or that there is none any more. The number, for
+    /// which they wait, comes last.
+    fn set_window(&self, desk: &mut Desk, peer: u32, place: u64, now: abi::Window) -> Result<()> {
+        let index = peer as usize * abi::WINDOWS + place as usize;
+        let at = offset_of!(abi::Maps, windows) + index * size_of::<abi::Window>();
+        self.set(desk, at + offset_of!(abi::Window, base), now.base)?;
+        self.set(desk, at + offset_of!(abi::Window, bytes), now.bytes)?;
+        self.set(desk, at + offset_of!(abi::Window, number), now.number)
     }
 
     fn write(&self, desk: &mut Desk, to: u32, mail: &Mail) {
@@ -328,8 +342,8 @@ impl Sharing {
             false => export::export(buffer.base, buffer.len),
         };
         let told = exported.map(|exported| {
-            let news = News::Offer(buffer.base, exported);
-            let generation = buffer.generation;
+            let Buffer { base, len, window, generation, .. } = buffer;
+            let news = News::Offer(Offered { base, len, window, exported });
             self.write_all(desk, &Mail { from: self.rank, number, generation, news });
         });
         if let Err(error) = &told {
@@ -350,11 +364,23 @@ impl Sharing {
             self.set_ready(desk, key.number, 0)?;
             self.after_operations(desk, seat, Later::Withdraw(key))?;
         }
-        if self.fence_wanted.swap(false, Ordering::AcqRel) {
-            let (from, number, generation) = (self.rank, FENCE, 0);
-            self.write_all(desk, &Mail { from, number, generation, news: News::Withdraw });
-        }
+        self.ask_fenced(desk);
         staged
+    }
+
+    /// Asks those that have not answered the fence, again and again: who ends while the letter is in
+    /// its box answers nothing, but the next letter finds no box.
+    fn ask_fenced(&self, desk: &mut Desk) {
+        let missing = self.fenced();
+        let asked = |posted: &Posted| posted.about.is_some_and(|key| key.number == FENCE);
+        let early = desk.asked.is_some_and(|at| at.elapsed() < ASK_AGAIN);
+        if missing.is_empty() || early || desk.letters.iter().any(asked) {
+            return;
+        }
+        desk.asked = Some(Instant::now());
+        let (from, number, generation) = (self.rank, FENCE, 0);
+        let mail = Mail { from, number, generation, news: News::Withdraw };
+        missing.into_iter().for_each(|peer| self.write(desk, peer, &mail));
     }
 
     /// Does what has waited for operations that have ended.
@@ -375,15 +401,37 @@ impl Sharing {
         }
     }
 
-    fn map(&self, desk: &mut Desk, from: u32, key: Key, offer: (u64, Exported)) -> Result<()> {
-        let (base, exported) = offer;
-        let mapping = match self.peers[from as usize].here {
+    fn map(&self, desk: &mut Desk, from: u32, key: Key, offered: Offered) -> Result<()> {
+        let Offered { base, len, window: number, exported } = offered;
+        let place = (number > 0).then(|| (number - 1) % abi::WINDOWS as u64);
+        let mapped = match self.peers[from as usize].here {
             true => export::map_here(self.gpu, base),
             false => export::map(self.gpu, exported),
-        }?;
-        self.set_base(desk, from, key.number, mapping.address())?;
+        };
+        let Ok(mapping) = mapped else {
+            // Who puts into it has to hear that it will not come.
+            let window = abi::Window { number, base: 0, bytes: 0 };
+            place.map_or(Ok(()), |place| self.set_window(desk, from, place, window))?;
+            return mapped.map(drop);
+        };
+        let base = mapping.address();
         desk.mapped.insert((from, key.number), mapping);
-        Ok(())
+        if let Some(place) = place {
+            desk.windows.insert((from, place), key);
+            self.set_window(desk, from, place, abi::Window { number, base, bytes: len })?;
+        }
+        self.set_base(desk, from, key.number, base)
+    }
+
+    /// Kernels find a peer's buffer no more. A window may have got the place of an older one already.
+    fn unmap(&self, desk: &mut Desk, from: u32, key: Key) -> Result<Option<Mapping>> {
+        let place = desk.windows.iter().find(|((peer, _), k)| *peer == from && **k == key);
+        if let Some((&(_, place), _)) = place {
+            desk.windows.remove(&(from, place));
+            self.set_window(desk, from, place, abi::Window { number: 0, base: 0, bytes: 0 })?;
+        }
+        self.set_base(desk, from, key.number, 0)?;
+        Ok(desk.mapped.remove(&(from, key.number)))
     }
 
     fn hear(&self, desk: &mut Desk, seat: &Seat, mail: Mail) -> Result<()> {
@@ -394,8 +442,8 @@ impl Sharing {
             return Ok(());
         }
         match news {
-            News::Offer(base, exported) => {
-                let mapped = self.map(desk, from, key, (base, exported));
+            News::Offer(offered) => {
+                let mapped = self.map(desk, from, key, offered);
                 if let Err(error) = &mapped {
                     say(&format!("a buffer of rank {from} is not used in place: {error}"));
                 }
@@ -414,8 +462,7 @@ impl Sharing {
                 self.after_operations(desk, seat, Later::Return { peer, key, mapping })?;
             }
             News::Withdraw => {
-                self.set_base(desk, from, number, 0)?;
-                let (peer, mapping) = (from, desk.mapped.remove(&(from, number)));
+                let (peer, mapping) = (from, self.unmap(desk, from, key)?);
                 self.after_operations(desk, seat, Later::Return { peer, key, mapping })?;
             }
             News::Returned => self.let_go(key, from),
@@ -461,13 +508,20 @@ impl Sharing {
     pub fn fence(&self) {
         let others = (0..self.peers.len() as u32).filter(|&peer| peer != self.rank);
         self.fenced.store(others.fold(0, |bits, peer| bits | 1 << peer), Ordering::Release);
-        self.fence_wanted.store(true, Ordering::Release);
         wake();
     }
 
     /// The peers that have not answered the [`fence`](Self::fence).
     pub fn fenced(&self) -> Vec<u32> {
-        let bits = self.fenced.load(Ordering::Acquire);
+        self.peers_in(self.fenced.load(Ordering::Acquire))
+    }
+
+    /// The same, which are asked no more.
+    pub fn end_fence(&self) -> Vec<u32> {
+        self.peers_in(self.fenced.swap(0, Ordering::AcqRel))
+    }
+
+    fn peers_in(&self, bits: u32) -> Vec<u32> {
         (0..self.peers.len() as u32).filter(|peer| bits & 1 << peer != 0).collect()
     }
 
@@ -485,7 +539,8 @@ impl Sharing {
         self.settle(&mut desk);
         self.post(&mut desk);
         outcome?;
-        let busy = !desk.letters.is_empty() || !desk.later.is_empty();
+        let asks = self.fenced.load(Ordering::Acquire) != 0;
+        let busy = asks || !desk.letters.is_empty() || !desk.later.is_empty();
         Ok(busy || !self.registry().all(|state| state == State::Wanted).is_empty())
     }
 

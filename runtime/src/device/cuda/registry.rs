@@ -42,6 +42,8 @@ pub struct Buffer {
     pub generation: u64,
     /// The allocation's number at the driver: an address may be given again.
     pub id: u64,
+    /// Its number among the communicator's windows, from 1; 0 where it is none.
+    pub window: u64,
     /// How far it has come.
     pub state: State,
     holders: u32,
@@ -66,7 +68,7 @@ pub struct Found {
 }
 
 const NONE: Buffer =
-    Buffer { base: 0, len: 0, generation: 0, id: 0, state: State::Free, holders: 0 };
+    Buffer { base: 0, len: 0, generation: 0, id: 0, window: 0, state: State::Free, holders: 0 };
 
 /// The buffers of a rank by number; the first is the rank's large stage.
 pub struct Registry {
@@ -115,23 +117,29 @@ impl Registry {
     /// Has a range mapped by the peers, or one more holder keep it; None when all numbers are taken.
     pub fn hold(&mut self, base: u64, len: u64, id: u64) -> Option<Key> {
         let same = |b: &Buffer| (b.base, b.len, b.id) == (base, len, id) && b.holders > 0;
-        let known = self.buffers.iter().skip(1).position(same);
-        let free = || self.buffers.iter().skip(1).position(|b| b.state == State::Free);
-        let number = known.or_else(free)? + 1;
-        let buffer = &mut self.buffers[number];
-        if buffer.state == State::Free {
-            let generation = buffer.generation + 1;
-            *buffer = Buffer { base, len, generation, id, state: State::Wanted, holders: 0 };
+        match self.buffers.iter_mut().zip(0u32..).skip(1).find(|(b, _)| same(b)) {
+            Some((buffer, number)) => {
+                buffer.holders += 1;
+                Some(Key { number, generation: buffer.generation })
+            }
+            None => self.hold_window(base, len, id, 0),
         }
-        buffer.holders += 1;
-        Some(Key { number: number as u32, generation: buffer.generation })
+    }
+
+    /// The same as a window of this number, with one holder; None when all numbers are taken.
+    pub fn hold_window(&mut self, base: u64, len: u64, id: u64, window: u64) -> Option<Key> {
+        let mut users = self.buffers.iter_mut().zip(0u32..).skip(1);
+        let (buffer, number) = users.find(|(b, _)| b.state == State::Free)?;
+        let (generation, state) = (buffer.generation + 1, State::Wanted);
+        *buffer = Buffer { base, len, generation, id, window, state, holders: 1 };
+        Some(Key { number, generation })
     }
 
     /// Has the large stage mapped by the peers; it stays.
     pub fn hold_stage(&mut self, base: u64, len: u64) {
         let state = State::Wanted;
         self.buffers[abi::STAGE_BUFFER as usize] =
-            Buffer { base, len, generation: 1, id: 0, state, holders: 1 };
+            Buffer { base, len, generation: 1, id: 0, window: 0, state, holders: 1 };
     }
 
     /// The buffer of this name, if it still is.

@@ -387,6 +387,31 @@ impl Seat {
         key
     }
 
+    /// Has a range mapped by the peers as the window of a number, in the background; its name, for
+    /// [`release`](Self::release). None of a rank alone.
+    pub fn hold_window(&self, base: u64, len: u64, number: u64) -> Result<Option<Key>> {
+        let Some(sharing) = &self.sharing else { return Ok(None) };
+        let hint = "take a window's memory from ncclMemAlloc or cudaMalloc";
+        if sharing.is_apart() {
+            let what = "a window on GPUs that do not reach each other";
+            return Err(Error::usage(what, "use ncclSend and ncclRecv there"));
+        }
+        let _context = self.gpu.enter()?;
+        let _relaxed = Relaxed::begin()?;
+        let reached = match sharing.all_here() {
+            true => export::reached_here(self.gpu, base),
+            false => export::export(base, len).is_ok(),
+        };
+        if !reached {
+            return Err(Error::usage("this memory cannot be reached by the other ranks", hint));
+        }
+        let id = export::id_of(base).unwrap_or(0);
+        let key = sharing.registry().hold_window(base, len, id, number);
+        mapper::wake();
+        let what = "255 buffers and windows are registered";
+        key.map(Some).ok_or_else(|| Error::usage(what, "deregister some of them"))
+    }
+
     /// Ends one holding of a buffer.
     pub fn release(&self, key: Key) {
         if let Some(sharing) = &self.sharing {
@@ -527,6 +552,16 @@ impl Seat {
                 let own = text(control.own_what, control.own_count);
                 let theirs = text(control.their_what, control.their_count);
                 Some(Error::Mismatch { site, own, theirs })
+            }
+            abi::FAULT_WINDOW => {
+                let (own, peer) = (self.view.rank, control.peer);
+                let (end, bytes) = (control.own_count, control.their_count);
+                let what = format!(
+                    "rank {own} puts up to byte {end} of the window of rank {peer}, of which it \
+                     reaches {bytes} bytes"
+                );
+                let hint = "register windows of equal size on all ranks, in ncclMemAlloc's memory";
+                Some(Error::usage(what, hint))
             }
             abi::FAULT_OVERLAP => {
                 let what = "two operations of a communicator ran at once";

@@ -386,17 +386,12 @@ impl Segment {
         self.word(self.rank(local) + WINDOWS_AT + slot * 24 + word * 8)
     }
 
-    /// Publishes this rank's window of a number, by a token and its size; false while another one
-    /// has its place.
-    pub fn open_window(&self, local: usize, number: u64, token: u64, len: u64) -> bool {
-        let state = self.window_word(local, number, 2);
-        if state.load(Ordering::Relaxed) != 0 {
-            return false;
-        }
+    /// Publishes this rank's window of a number, by a token and its size. No other one may have its
+    /// place, which all numbers share that are equal modulo [`WINDOWS`].
+    pub fn open_window(&self, local: usize, number: u64, token: u64, len: u64) {
         self.window_word(local, number, 0).store(token, Ordering::Relaxed);
         self.window_word(local, number, 1).store(len, Ordering::Relaxed);
-        state.store(number.wrapping_add(1), Ordering::Release);
-        true
+        self.window_word(local, number, 2).store(number.wrapping_add(1), Ordering::Release);
     }
 
     /// Takes a window of this rank away.

@@ -1,0 +1,85 @@
+//! Launching one-sided operations on a rank's seat.
+
+use super::library::launch;
+use super::seat::Seat;
+use super::stream::Stream;
+use crate::descriptor::Descriptor;
+use crate::device::host::one_sided::{Awaiting, OneSided, Put};
+use crate::error::Result;
+use oxccl_kernels::abi;
+use std::sync::Arc;
+
+/// Bytes of a put that a block writes at least, so that small ones take few blocks.
+const BLOCK_BYTES: usize = 32 << 10;
+
+/// Launches an operation after all that the communicator has launched. Blocks: never.
+pub fn run(seat: &Arc<Seat>, item: &OneSided, stream: Stream) -> Result<()> {
+    match item {
+        OneSided::Signal(peer, put, signal) => signal_peer(seat, *peer, *put, *signal, stream),
+        OneSided::Wait(list) => wait(seat, list, stream),
+    }
+}
+
+fn signal_peer(
+    seat: &Arc<Seat>,
+    peer: u32,
+    put: Option<Put>,
+    signal: u32,
+    stream: Stream,
+) -> Result<()> {
+    let nothing =
+        abi::Put { rank: seat.view, peer, signal, data: 0, bytes: 0, window: 0, own: 0, offset: 0 };
+    let argument = put.map_or(nothing, |put| abi::Put {
+        data: put.from.0 as u64,
+        bytes: put.bytes as u64,
+        window: put.window + 1,
+        own: put.own.0 as u64,
+        offset: put.offset as u64,
+        ..nothing
+    });
+    let blocks = (argument.bytes as usize).div_ceil(BLOCK_BYTES);
+    let shape = (blocks.clamp(1, seat.channels as usize) as u32, abi::BLOCK_THREADS as u32);
+    // SAFETY: the kernel takes this structure; the memory is the user's by the contract of the call.
+    seat.launch(stream, || unsafe { launch(seat.functions.put, shape, &argument, stream.0) })
+}
+
+/// Every signal once, with all that is awaited of it: each has a thread of its own.
+fn merged(list: &[Awaiting]) -> Vec<abi::Awaited> {
+    let mut all: Vec<abi::Awaited> = Vec::new();
+    for &Awaiting { peer, signal, count } in list {
+        match all.iter_mut().find(|known| (known.peer, known.signal) == (peer, signal)) {
+            Some(known) => known.count += count,
+            None => all.push(abi::Awaited { peer, signal, count }),
+        }
+    }
+    all
+}
+
+fn wait(seat: &Arc<Seat>, list: &[Awaiting], stream: Stream) -> Result<()> {
+    let all = merged(list);
+    let (what, _) = Descriptor::signals(0).to_words();
+    let shape = (1, abi::AWAITED.next_multiple_of(32) as u32 + 32);
+    seat.launch(stream, || {
+        all.chunks(abi::AWAITED).try_for_each(|some| {
+            let mut awaited = [abi::Awaited::default(); abi::AWAITED];
+            awaited[..some.len()].copy_from_slice(some);
+            let count = some.len() as u32;
+            let argument = abi::SignalWait { rank: seat.view, count, what, awaited };
+            // SAFETY: the kernel takes this structure, and points to the communicator's memory.
+            unsafe { launch(seat.functions.wait_signal, shape, &argument, stream.0) }
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_that_is_named_twice_is_awaited_by_one_thread() {
+        let one = |peer, signal, count| Awaiting { peer, signal, count };
+        let all = merged(&[one(0, 3, 1), one(1, 3, 5), one(0, 3, 2), one(0, 4, 0)]);
+        let seen: Vec<_> = all.iter().map(|a| (a.peer, a.signal, a.count)).collect();
+        assert_eq!(seen, [(0, 3, 3), (1, 3, 5), (0, 4, 0)]);
+    }
+}
