@@ -17,11 +17,11 @@ namespace oxccl {
 // of its own, so that blocks of different indices never wait for each other.
 #define MAX_CHANNELS 32
 
-// Channels that exchange packets.
-#define PACKET_CHANNELS 16
+// Packets that a channel has room for at first, per rank and half.
+#define CHANNEL_PACKETS 128
 
-// Packets that a channel has room for, per rank and half.
-#define CHANNEL_PACKETS 256
+// Bytes of the packets' room behind the large stage, which all channels, ranks and halves share.
+#define LARGE_PACKETS_BYTES (4 << 20)
 
 // Bytes of data in a packet, which is twice as large.
 #define PACKET_DATA_BYTES 8
@@ -31,6 +31,9 @@ namespace oxccl {
 
 // The same of the large stage, which comes with the first large operation.
 #define STAGE_SLOT_BYTES (128 * 1024)
+
+// Bytes of the large stage.
+#define STAGE_BYTES ((MAX_CHANNELS * 2) * STAGE_SLOT_BYTES)
 
 // Buffers of a rank that its peers can map at a time.
 #define BUFFERS 256
@@ -206,8 +209,8 @@ typedef struct Counters {
   uint64_t agreements;
   // Whether a block of this channel is running.
   uint32_t busy;
-  // Padding.
-  uint32_t unused;
+  // Whether all ranks have said in packets that they have mapped all large stages.
+  uint32_t large;
 } Counters;
 
 // A rank of a communicator, as kernels see it. Nothing of it changes.
@@ -218,8 +221,8 @@ typedef struct Rank {
   uint32_t nranks;
   // Lanes of a queue.
   uint32_t lanes;
-  // Padding.
-  uint32_t unused;
+  // Packets that a channel has room for behind the large stage, per rank and half.
+  uint32_t large_packets;
   // The memory that ranks write at each other, as mapped here, by rank.
   uint64_t shared[MAX_RANKS];
   // Offset of the packets there.

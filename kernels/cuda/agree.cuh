@@ -19,10 +19,6 @@ constexpr uint64_t USABLE = 1ull << 63, MAPPED = 1ull << 62, LARGE = 1ull << 61;
 constexpr int BUFFER_AT = 52;
 static_assert(BUFFERS <= 256, "a buffer's number has 8 bits");
 
-__device__ inline const volatile Maps* maps(const Rank& r) {
-  return reinterpret_cast<const volatile Maps*>(r.maps);
-}
-
 __device__ inline uint64_t word_of(const Rank& r, const Place& place) {
   switch (place.reach) {
     case REACH_NEEDLESS: return USABLE;
@@ -100,8 +96,6 @@ __device__ inline int agree(const Program& p, Counters* own, Reach& reach) {
     // The host may change it meanwhile: all peers are told the same.
     input = __shfl_sync(~0u, input, 0);
     output = __shfl_sync(~0u, output, 0);
-    // Who comes late to a communicator that has failed must not touch the peers' memory any more.
-    if (peer == 31) over = reinterpret_cast<volatile Control*>(r.control)->abort != 0;
     if (peer < r.nranks) {
       // What the stream did before is there for who reads this.
       __threadfence_system();

@@ -90,9 +90,16 @@ __device__ inline Announcement* announcement(const Rank& r, int at, uint64_t ope
          (operation % ANNOUNCEMENTS) * MAX_RANKS + from;
 }
 
-__device__ inline Packet* packets(const Rank& r, int at, int channel, int half, int from) {
-  return reinterpret_cast<Packet*>(r.shared[at] + r.packets_at) +
-         ((channel * 2 + half) * uint64_t(r.nranks) + from) * CHANNEL_PACKETS;
+__device__ inline const volatile Maps* maps(const Rank& r) {
+  return reinterpret_cast<const volatile Maps*>(r.maps);
+}
+
+__device__ inline Packet* packets(const Rank& r, bool large, int at, int channel, int half,
+                                  int from) {
+  uint64_t base = large ? maps(r)->bases[at][STAGE_BUFFER] + STAGE_BYTES
+                        : r.shared[at] + r.packets_at;
+  uint64_t row = (channel * 2 + half) * uint64_t(r.nranks) + from;
+  return reinterpret_cast<Packet*>(base) + row * (large ? r.large_packets : CHANNEL_PACKETS);
 }
 
 __device__ inline Entry* entry(const Rank& r, int at, int channel, uint64_t number, int from) {

@@ -1,6 +1,8 @@
 // One-shot with packets: every rank puts what a peer needs into that peer's slots, 8 bytes of data
 // and two flags in one store, so that data and signal are one. It carries out the one-shot plans of
-// all collectives for small blocks.
+// all collectives for small blocks, and of those in which all hear from all for larger ones, which
+// have more room for packets behind the large stage. A bit of the flags tells whether a rank has
+// mapped it; each block uses it when all of its peers' blocks said so in an operation before.
 #pragma once
 
 #include "arith.cuh"
@@ -47,6 +49,12 @@ __device__ inline bool folds(const Collective& c) {
   return c.kind == ALL_REDUCE || c.kind == REDUCE || c.kind == REDUCE_SCATTER;
 }
 
+// Whether every rank gets something of every other one.
+__device__ inline bool hears_all(const Collective& c) {
+  return c.kind == ALL_REDUCE || c.kind == ALL_GATHER || c.kind == REDUCE_SCATTER ||
+         c.kind == ALL_TO_ALL;
+}
+
 // Data of a packet.
 union Eight {
   uint64_t all;
@@ -88,20 +96,26 @@ __device__ inline Eight scale_eight(Eight e, uint64_t scale) {
   return e;
 }
 
+// A rank's part of a window: the lines of a block that have room at a time.
 template <typename E>
 struct PacketRun {
   const Collective& call;
-  uint64_t number;  // of the packet operation on this channel
-  int channel;
-  uint64_t bytes;  // of a block
+  bool large;       // whether the packets behind the large stage are used
+  bool ready;       // whether this rank has mapped all large stages: told in all packets
+  uint64_t number;  // of the window on this channel
+  uint64_t bytes;   // of a block
   uint64_t scale;
+  bool all_ready;  // of the packets that came
+
+  // Lines that a thread has under way at a time.
+  static constexpr int AHEAD = 4;
 
   __device__ uint32_t flag() const {
     return uint32_t(number) ^ uint32_t(number >> 32) * 0x9e3779b9u;
   }
 
   __device__ Packet* slots(int at, int from) const {
-    return packets(call.rank, at, channel, number & 1, from);
+    return packets(call.rank, large, at, blockIdx.x, number & 1, from);
   }
 
   // This rank's contribution at a line of a block of its input.
@@ -111,123 +125,171 @@ struct PacketRun {
     return call.scaled ? scale_eight<E>(e, scale) : e;
   }
 
-  __device__ void send(int to, int line, Eight e) const {
-    store_packet(slots(to, call.rank.rank) + line,
-                 {e.halves[0], flag(), e.halves[1], ~flag()});
+  __device__ void send(Packet* to, Eight e) const {
+    store_packet(to, {e.halves[0], flag(), e.halves[1], ~flag() & ~1u | ready});
   }
 
-  // What a peer sent; false when it will not come.
-  __device__ bool receive(int from, int line, Eight& e, Wait& wait) const {
+  // Whether a packet has come.
+  __device__ bool take(const Packet* at, Eight& e) {
+    Packet p = load_packet(at);
+    e.halves[0] = p.low;
+    e.halves[1] = p.high;
+    if (p.low_flag != flag() || (p.high_flag | 1) != (~flag() | 1)) return false;
+    all_ready &= p.high_flag & 1;
+    return true;
+  }
+
+  // Lines `line`, `line + step` and so on of what a peer sent; false when they will not come.
+  __device__ bool receive(int from, int line, int step, int lines, Eight* e, Wait& wait) {
     const Packet* at = slots(call.rank.rank, from) + line;
     for (;;) {
-      Packet p = load_packet(at);
-      if (p.low_flag == flag() && p.high_flag == ~flag()) {
-        e.halves[0] = p.low;
-        e.halves[1] = p.high;
-        return true;
-      }
+      bool here = true;
+#pragma unroll
+      for (int k = 0; k < AHEAD; k++)
+        if (line + k * step < lines) here &= take(at + k * step, e[k]);
+      if (here) return true;
       if (wait.over(call.rank, from, 0)) return false;
     }
   }
 
-  __device__ void fold_line(int line, uint64_t at) const {
+  __device__ void load(int block, uint64_t first, int line, int lines, Eight* e) const {
+#pragma unroll
+    for (int k = 0; k < AHEAD; k++) {
+      int at = line + k * movers();
+      if (at < lines) e[k] = own(block, (first + at) * 8);
+    }
+  }
+
+  // Sends a thread's lines to all that need them.
+  __device__ void send_lines(uint64_t first, int line, int lines) const {
+    const Rank& r = call.rank;
+    Eight e[AHEAD];
+    int loaded = -1;
+    for (int i = 1; i < r.nranks; i++) {
+      int peer = (r.rank + i) % r.nranks, block = block_for(call, peer);
+      if (block < 0) continue;
+      if (block != loaded) load(block, first, line, lines, e);
+      loaded = block;
+      Packet* to = slots(peer, r.rank) + line;
+#pragma unroll
+      for (int k = 0; k < AHEAD; k++)
+        if (line + k * movers() < lines) send(to + k * movers(), e[k]);
+    }
+  }
+
+  __device__ void store_lines(int block, uint64_t first, int line, int lines, const Eight* e) const {
+    char* to = reinterpret_cast<char*>(call.output) + block * bytes;
+#pragma unroll
+    for (int k = 0; k < AHEAD; k++) {
+      uint64_t at = (first + line + k * movers()) * 8;
+      if (line + k * movers() < lines) store_eight(to + at, bytes - at, e[k]);
+    }
+  }
+
+  __device__ void fold_lines(uint64_t first, int line, int lines) {
     constexpr int N = 8 / sizeof(typename E::Bits);
     const Rank& r = call.rank;
-    int block = call.kind == REDUCE_SCATTER ? r.rank : 0;
     Wait wait;
-    typename E::Lane lanes[N];
-    Eight mine = own(block, at);
+    typename E::Lane lanes[AHEAD][N];
+    Eight mine[AHEAD];
+    load(call.kind == REDUCE_SCATTER ? r.rank : 0, first, line, lines, mine);
     for (int from = 0; from < r.nranks; from++) {
-      Eight e = mine;
-      if (from != r.rank && !receive(from, line, e, wait)) return;
+      Eight e[AHEAD];
+      if (from != r.rank && !receive(from, line, movers(), lines, e, wait)) return;
+#pragma unroll
+      for (int k = 0; k < AHEAD; k++) {
+        typename E::Bits v[N];
+        memcpy(v, from == r.rank ? &mine[k] : &e[k], 8);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+          typename E::Lane lane = E::widen(v[i]);
+          lanes[k][i] = from == 0 ? lane : combine(call.op, lanes[k][i], lane);
+        }
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < AHEAD; k++) {
       typename E::Bits v[N];
-      memcpy(v, &e, 8);
 #pragma unroll
-      for (int i = 0; i < N; i++) {
-        typename E::Lane lane = E::widen(v[i]);
-        lanes[i] = from == 0 ? lane : combine(call.op, lanes[i], lane);
-      }
+      for (int i = 0; i < N; i++)
+        v[i] = E::round(call.op == AVG ? E::divide(lanes[k][i], r.nranks) : lanes[k][i]);
+      memcpy(&mine[k], v, 8);
     }
-    typename E::Bits v[N];
-#pragma unroll
-    for (int i = 0; i < N; i++)
-      v[i] = E::round(call.op == AVG ? E::divide(lanes[i], r.nranks) : lanes[i]);
-    Eight e;
-    memcpy(&e, v, 8);
-    store_eight(reinterpret_cast<char*>(call.output) + at, bytes - at, e);
+    store_lines(0, first, line, lines, mine);
   }
 
-  // What does not fold: everything is sent before anything is waited for, or ranks that pass over
-  // their peers in different orders would wait for each other.
-  __device__ void copy_lines(uint64_t first, int lines) const {
+  __device__ void receive_lines(uint64_t first, int line, int lines) {
     const Rank& r = call.rank;
-    char* output = reinterpret_cast<char*>(call.output);
-    for (int i = threadIdx.x; i < lines * r.nranks; i += movers()) {
-      int peer = (r.rank + i / lines) % r.nranks, line = i % lines;
-      uint64_t at = (first + line) * 8;
-      int block = block_for(call, peer);
-      if (block < 0) continue;
-      Eight e = own(block, at);
-      if (peer != r.rank) {
-        send(peer, line, e);
-      } else if (comes_from(call, peer)) {
-        store_eight(output + block_from(call, peer) * bytes + at, bytes - at, e);
+    Wait wait;
+    Eight e[AHEAD];
+    for (int i = 0; i < r.nranks; i++) {
+      int peer = (r.rank + i) % r.nranks;
+      if (!comes_from(call, peer)) continue;
+      if (peer == r.rank) {
+        load(block_for(call, peer), first, line, lines, e);
+      } else if (!receive(peer, line, movers(), lines, e, wait)) {
+        return;
       }
-    }
-    // In place, a line may be written only when it was sent.
-    sync_movers();
-    for (int i = threadIdx.x; i < lines * (r.nranks - 1); i += movers()) {
-      int peer = (r.rank + 1 + i / lines) % r.nranks, line = i % lines;
-      uint64_t at = (first + line) * 8;
-      Eight e;
-      Wait wait;
-      if (comes_from(call, peer) && receive(peer, line, e, wait))
-        store_eight(output + block_from(call, peer) * bytes + at, bytes - at, e);
+      store_lines(block_from(call, peer), first, line, lines, e);
     }
   }
 
-  // One thread per line.
-  __device__ void fold_lines(uint64_t first, int lines) const {
-    const Rank& r = call.rank;
-    for (int i = threadIdx.x; i < lines * (r.nranks - 1); i += movers()) {
-      int peer = (r.rank + 1 + i / lines) % r.nranks, line = i % lines;
-      int block = block_for(call, peer);
-      if (block >= 0) send(peer, line, own(block, (first + line) * 8));
+  // Everything is sent before anything is waited for, or ranks would wait for each other. A thread
+  // receives the lines that it sent: in place, none is written before it was sent to all.
+  __device__ void run(uint64_t first, int lines) {
+    int step = AHEAD * movers();
+    for (int line = threadIdx.x; line < lines; line += step) send_lines(first, line, lines);
+    if (!folds(call)) {
+      for (int line = threadIdx.x; line < lines; line += step) receive_lines(first, line, lines);
+    } else if (comes_from(call, call.rank.rank)) {
+      for (int line = threadIdx.x; line < lines; line += step) fold_lines(first, line, lines);
     }
-    if (!comes_from(call, r.rank)) return;
-    // In place, a line may be written only when it was sent to all.
-    sync_movers();
-    for (int line = threadIdx.x; line < lines; line += movers())
-      fold_line(line, (first + line) * 8);
   }
 };
+
+// Windows of a block share two halves of the room: a half is written again when all peers have read
+// it, which they had when they sent what came in the window between. So calls of several windows are
+// those in which all hear from all.
+template <typename E>
+__device__ inline void run_windows(const Collective& call, Counters* own, bool ready) {
+  const Rank& r = call.rank;
+  uint64_t bytes = call.count * call.element_bytes;
+  uint64_t all = (bytes + 7) / 8, share = (all + gridDim.x - 1) / gridDim.x;
+  uint64_t first = blockIdx.x * share;
+  uint64_t left = first >= all ? 0 : all - first < share ? all - first : share;
+  bool large = own->large != 0;
+  uint64_t room = large ? r.large_packets : CHANNEL_PACKETS;
+  uint64_t number = own->packets, windows = share > room ? (share + room - 1) / room : 1;
+  PacketRun<E> run{call, large, ready, number, bytes, scale_of(call), ready};
+  for (uint64_t at = 0; at < left; at += room) {
+    run.number += 1;
+    run.run(first + at, int(left - at < room ? left - at : room));
+    sync_movers();
+  }
+  // All ranks' blocks of this index have heard the same.
+  bool agreed = !large && left > 0 && hears_all(call) && !any_mover(!run.all_ready);
+  if (threadIdx.x == 0) {
+    own->packets = number + windows;
+    if (agreed) own->large = 1;
+  }
+}
 
 template <typename E>
 __device__ inline void run_packets(const Collective& call) {
   const Rank& r = call.rank;
   Counters* own = counters(r, blockIdx.x);
-  uint64_t number = own->packets + 1;
+  // It may change meanwhile: all peers are told the same.
+  __shared__ bool ready;
+  if (threadIdx.x == 0) ready = maps(r)->ready[STAGE_BUFFER] != 0;
   if (__syncthreads_or(faulty(r))) return;
   if (is_watcher()) {
     enter(r, own);
     if (blockIdx.x == 0) announce(call);
   } else {
-    uint64_t bytes = call.count * call.element_bytes;
-    uint64_t all = (bytes + 7) / 8, share = (all + gridDim.x - 1) / gridDim.x;
-    uint64_t first = blockIdx.x * share;
-    int lines = first >= all ? 0 : int(all - first < share ? all - first : share);
-    PacketRun<E> run{call, number, int(blockIdx.x), bytes, scale_of(call)};
-    if (folds(call)) {
-      run.fold_lines(first, lines);
-    } else {
-      run.copy_lines(first, lines);
-    }
+    run_windows<E>(call, own, ready);
   }
   __syncthreads();
-  if (threadIdx.x == 0) {
-    own->packets = number;
-    leave(own);
-  }
+  if (threadIdx.x == 0) leave(own);
 }
 
 }  // namespace oxccl

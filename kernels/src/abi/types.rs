@@ -9,16 +9,18 @@ pub const MAX_RANKS: usize = 16;
 /// Channels of a communicator: a channel is one block of a kernel with counters, signals and memory
 /// of its own, so that blocks of different indices never wait for each other.
 pub const MAX_CHANNELS: usize = 32;
-/// Channels that exchange packets.
-pub const PACKET_CHANNELS: usize = 16;
-/// Packets that a channel has room for, per rank and half.
-pub const CHANNEL_PACKETS: usize = 256;
+/// Packets that a channel has room for at first, per rank and half.
+pub const CHANNEL_PACKETS: usize = 128;
+/// Bytes of the packets' room behind the large stage, which all channels, ranks and halves share.
+pub const LARGE_PACKETS_BYTES: usize = 4 << 20;
 /// Bytes of data in a packet, which is twice as large.
 pub const PACKET_DATA_BYTES: usize = 8;
 /// The stage of a channel has two slots of so many bytes, until the large one is there.
 pub const SMALL_STAGE_SLOT_BYTES: usize = 32 * 1024;
 /// The same of the large stage, which comes with the first large operation.
 pub const STAGE_SLOT_BYTES: usize = 128 * 1024;
+/// Bytes of the large stage.
+pub const STAGE_BYTES: usize = MAX_CHANNELS * 2 * STAGE_SLOT_BYTES;
 /// Buffers of a rank that its peers can map at a time.
 pub const BUFFERS: usize = 256;
 /// The first of them is the rank's large stage.
@@ -201,8 +203,8 @@ pub struct Counters {
     pub agreements: u64,
     /// Whether a block of this channel is running.
     pub busy: u32,
-    /// Padding.
-    pub unused: u32,
+    /// Whether all ranks have said in packets that they have mapped all large stages.
+    pub large: u32,
 }
 
 /// The part of the private memory that all channels share.
@@ -257,8 +259,8 @@ pub struct Rank {
     pub nranks: u32,
     /// Lanes of a queue.
     pub lanes: u32,
-    /// Padding.
-    pub unused: u32,
+    /// Packets that a channel has room for behind the large stage, per rank and half.
+    pub large_packets: u32,
     /// The memory that ranks write at each other, as mapped here, by rank.
     pub shared: [u64; MAX_RANKS],
     /// Offset of the packets there.

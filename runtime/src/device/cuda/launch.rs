@@ -24,6 +24,8 @@ const CHANNEL_BYTES: u64 = 8 << 10;
 /// From so many bytes of a block on the ranks agree on a way: below, that would cost more than it
 /// gives.
 const AGREE_BYTES: u64 = 512 << 10;
+/// Bytes of all ranks' blocks up to which packets are faster than a stage, where all hear from all.
+const PACKET_BYTES: u64 = 1 << 20;
 /// Parts begin on lines of this size.
 const ALIGN_BYTES: u64 = 16;
 
@@ -53,15 +55,18 @@ fn collective(seat: &Seat, call: &Call) -> abi::Collective {
     }
 }
 
-/// Channels that packets may take: the same on all ranks.
-fn packet_channels(seat: &Seat) -> u64 {
-    u64::from(seat.channels).min(abi::PACKET_CHANNELS as u64)
+/// Bytes of a block for which all channels have room at a time.
+fn packet_room(seat: &Seat) -> u64 {
+    (abi::CHANNEL_PACKETS * abi::PACKET_DATA_BYTES) as u64 * u64::from(seat.channels)
 }
 
-/// Whether a plan's data fits the packets.
+/// Whether packets carry a plan out: from facts that all ranks share.
 fn fits_packets(seat: &Seat, plan: &Plan, bytes: u64) -> bool {
-    let room = (abi::CHANNEL_PACKETS * abi::PACKET_DATA_BYTES) as u64 * packet_channels(seat);
-    plan.algorithm == Algorithm::OneShot && bytes <= room
+    use Collective::{AllGather, AllReduce, AllToAll, ReduceScatter};
+    let hear_all = [AllReduce, AllGather, ReduceScatter, AllToAll].contains(&plan.spec.collective);
+    let many = hear_all && seat.sharing().is_some_and(|sharing| !sharing.is_apart());
+    let most = if many { PACKET_BYTES / u64::from(plan.spec.nranks) } else { 0 };
+    plan.algorithm == Algorithm::OneShot && bytes <= packet_room(seat).max(most)
 }
 
 /// Launches a collective after all that the communicator has launched. Blocks: never.
@@ -70,6 +75,11 @@ pub fn run(seat: &Arc<Seat>, programs: &Programs, call: &Call, stream: Stream) -
     let bytes = call.count * call.dtype.size() as u64;
     let head = collective(seat, call);
     if fits_packets(seat, plan, bytes) {
+        if bytes > packet_room(seat)
+            && let Some(sharing) = seat.sharing()
+        {
+            sharing.want_stage();
+        }
         let (function, shape) =
             (seat.functions.packets[call.dtype as usize], packets(seat, call, bytes));
         // SAFETY: the kernel takes this structure; what it points to is the communicator's, or the
@@ -89,9 +99,10 @@ fn packets(seat: &Seat, call: &Call, bytes: u64) -> (u32, u32) {
     let most = abi::BLOCK_THREADS as u64 - u64::from(WARP);
     let (lines, nranks) = (bytes.div_ceil(abi::PACKET_DATA_BYTES as u64), call.spec.nranks);
     let work = lines * u64::from(nranks);
-    let least = lines.div_ceil(abi::CHANNEL_PACKETS as u64).max(1);
-    let blocks = work.div_ceil(most).clamp(least, packet_channels(seat));
-    let movers = (work.div_ceil(blocks)).clamp(1, most).next_multiple_of(u64::from(WARP));
+    let channels = u64::from(seat.channels);
+    let least = lines.div_ceil(abi::CHANNEL_PACKETS as u64).clamp(1, channels);
+    let blocks = work.div_ceil(most).clamp(least, channels);
+    let movers = work.div_ceil(blocks).clamp(1, most).next_multiple_of(u64::from(WARP));
     (blocks as u32, movers as u32 + WARP)
 }
 

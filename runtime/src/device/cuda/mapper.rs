@@ -26,6 +26,8 @@ use std::time::{Duration, Instant};
 
 /// Between looks while peers have to answer or a box is full.
 const SOON: Duration = Duration::from_millis(2);
+/// Bytes of what comes with the first large operation: the large stage, and more packets.
+pub(super) const LATER_BYTES: usize = abi::STAGE_BYTES + abi::LARGE_PACKETS_BYTES;
 /// Messages that are looked at, at a time.
 const AT_A_TIME: usize = 64;
 /// Between questions to a peer that does not answer.
@@ -320,7 +322,7 @@ impl Sharing {
         if desk.stage.is_some() || !self.stage_wanted.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let bytes = abi::MAX_CHANNELS * 2 * abi::STAGE_SLOT_BYTES;
+        let bytes = LATER_BYTES;
         let made = Memory::new(self.gpu, bytes, Private::of(&mut desk.stream)?);
         let stage = made.inspect_err(|error| {
             // Operations go on with the small one; the next large one asks again.
@@ -457,7 +459,8 @@ impl Sharing {
                 }
             }
             News::Withdraw if fence => {
-                seat.give_up(from);
+                // What starts after the mark finds the communicator closed.
+                seat.give_up(from, Private::of(&mut desk.marks)?)?;
                 let (peer, mapping) = (from, None);
                 self.after_operations(desk, seat, Later::Return { peer, key, mapping })?;
             }

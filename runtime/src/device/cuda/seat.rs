@@ -89,13 +89,19 @@ impl Layout {
     fn new(nranks: u32) -> Self {
         let n = u64::from(nranks);
         let packet = 2 * abi::PACKET_DATA_BYTES as u64;
-        let halves = 2 * abi::PACKET_CHANNELS as u64;
+        let halves = 2 * abi::MAX_CHANNELS as u64;
         let packets_at = abi::WORDS_BYTES as u64;
         let lanes_at = packets_at + halves * n * abi::CHANNEL_PACKETS as u64 * packet;
         let stage_at = lanes_at + n * (abi::LANES * abi::LANE_SLOTS * abi::LANE_SLOT_BYTES) as u64;
         let bytes = stage_at + (abi::MAX_CHANNELS * 2 * abi::SMALL_STAGE_SLOT_BYTES) as u64;
         Self { packets_at, lanes_at, stage_at, bytes }
     }
+}
+
+/// Packets of a rank that a channel has room for behind the large stage, in each half.
+fn large_packets(nranks: u32) -> u32 {
+    let packet = 2 * abi::PACKET_DATA_BYTES as u32;
+    abi::LARGE_PACKETS_BYTES as u32 / (packet * 2 * abi::MAX_CHANNELS as u32 * nranks)
 }
 
 /// The channels' counters, then the lanes', then what they share.
@@ -167,7 +173,7 @@ impl Seat {
             rank,
             nranks,
             lanes: abi::LANES as u32,
-            unused: 0,
+            large_packets: large_packets(nranks),
             shared: [0; abi::MAX_RANKS],
             packets_at: layout.packets_at,
             lanes_at: layout.lanes_at,
@@ -498,16 +504,14 @@ impl Seat {
     }
 
     /// A peer has given up and wants its memory back: the communicator fails here too, and no
-    /// operation begins any more.
-    pub fn give_up(&self, peer: u32) {
+    /// operation begins any more once the stream has come so far. The GPU's context is the thread's.
+    pub fn give_up(&self, peer: u32, stream: CUstream) -> Result<()> {
         if let Some(endpoint) = self.endpoint() {
             let told = endpoint.hear_from(peer);
             endpoint
                 .fail(told.unwrap_or_else(|| endpoint.lost(peer, "it has given up".to_owned())));
         }
-        if let Err(error) = self.close() {
-            log::line(Level::Info, Subsystem::Coll, &error.to_string());
-        }
+        self.close_on(stream)
     }
 
     fn control(&self) -> &abi::Control {
@@ -629,12 +633,17 @@ impl Seat {
         let _relaxed = Relaxed::begin()?;
         let mut stream = null_mut();
         let nonblocking = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: the first byte of the fault word, in memory that this seat owns.
+        // SAFETY: a place for the stream; what is launched there is done after its end, too.
         unsafe {
             cu!(cuStreamCreate(&mut stream, nonblocking))?;
-            cu!(cuMemsetD8Async(self.view.common, abi::FAULT_ABORTED as u8, 1, stream))?;
-            cu!(cuStreamDestroy_v2(stream))
+            let closed = self.close_on(stream);
+            closed.and(cu!(cuStreamDestroy_v2(stream)))
         }
+    }
+
+    fn close_on(&self, stream: CUstream) -> Result<()> {
+        // SAFETY: the first byte of the fault word, in memory that this seat owns.
+        unsafe { cu!(cuMemsetD8Async(self.view.common, abi::FAULT_ABORTED as u8, 1, stream)) }
     }
 
     /// A graph holds the seat until it is destroyed, and a buffer of it.
@@ -740,6 +749,7 @@ mod tests {
     fn four_ranks_take_less_than_four_megabytes_each() {
         let bytes = Layout::new(4).bytes + PRIVATE_BYTES as u64;
         assert!(bytes <= 4 << 20, "{bytes}");
+        assert!(bytes + mapper::LATER_BYTES as u64 <= 16 << 20, "{bytes}");
         for nranks in 1..=abi::MAX_RANKS as u32 {
             let Layout { packets_at, lanes_at, stage_at, bytes } = Layout::new(nranks);
             let places = [0, packets_at, lanes_at, stage_at, bytes];
