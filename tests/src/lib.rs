@@ -7,7 +7,10 @@ pub mod job;
 pub mod mismatch;
 pub mod sequence;
 pub mod simulation;
+pub mod vcollectives;
 pub mod windows;
+
+use std::mem::MaybeUninit;
 
 /// Skips a test with a reason, or fails it where `OXCCL_TEST_REQUIRE` names what is missing (or
 /// says `all`).
@@ -16,4 +19,13 @@ pub fn missing(what: &str, reason: &str) {
     let listed = required.split(',').any(|r| r == what || r == "all");
     assert!(!listed, "OXCCL_TEST_REQUIRE={required}, but {what} is missing: {reason}");
     println!("skipped: {what} is missing: {reason}");
+}
+
+/// An enumerator, or what is none, as C passes it.
+pub fn number<E>(value: i32) -> MaybeUninit<E> {
+    assert_eq!(size_of::<E>(), size_of::<i32>());
+    let mut out = MaybeUninit::<E>::uninit();
+    // SAFETY: as large as an int.
+    unsafe { out.as_mut_ptr().cast::<i32>().write(value) };
+    out
 }

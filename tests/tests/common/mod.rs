@@ -6,6 +6,7 @@ use oxccl::nccl::types::{ncclComm_t, ncclDataType_t, ncclResult_t};
 use oxccl::oxccl::stream::{oxcclStreamCreate, oxcclStreamDestroy, oxcclStreamSynchronize};
 use oxccl::oxccl::types::oxcclStream_t;
 use oxccl_plan::DataType;
+pub(crate) use oxccl_tests::number;
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
 
@@ -32,15 +33,6 @@ pub(crate) fn fails(result: ncclResult_t, code: ncclResult_t, text: &str) {
 /// A type as C passes it.
 pub(crate) fn datatype(dtype: DataType) -> MaybeUninit<ncclDataType_t> {
     number(dtype as i32)
-}
-
-/// An enumerator, or what is none, as C passes it.
-pub(crate) fn number<E>(value: i32) -> MaybeUninit<E> {
-    assert_eq!(size_of::<E>(), size_of::<i32>());
-    let mut out = MaybeUninit::<E>::uninit();
-    // SAFETY: as large as an int.
-    unsafe { out.as_mut_ptr().cast::<i32>().write(value) };
-    out
 }
 
 /// The ranks, each with a stream.

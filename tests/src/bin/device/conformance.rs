@@ -1,7 +1,6 @@
 //! Every collective against the fold in rank order, on random data with poisoned outputs.
 
-use crate::rank::{Call, Memory, Outcome, Rank, Replay, ok};
-use oxccl::nccl::group::{ncclGroupEnd, ncclGroupStart};
+use crate::rank::{Call, Memory, Outcome, Rank, Replay, group, ok};
 use oxccl::oxccl::types::oxcclCaptureMode_t;
 use oxccl_plan::{Collective, DataType, ReduceOp, Spec, arith};
 use oxccl_tests::deterministic::element;
@@ -28,6 +27,8 @@ pub(crate) struct Case {
     pub(crate) skew: usize,
     pub(crate) seed: u64,
     pub(crate) manner: Manner,
+    /// What makes the ranks' factors, where inputs are multiplied first.
+    pub(crate) factors: Option<u64>,
 }
 
 impl Case {
@@ -39,11 +40,11 @@ impl Case {
         self.call.count * self.call.dtype.size()
     }
 
-    /// What a rank contributes; every rank can tell.
-    fn input(&self, nranks: i32, rank: u32) -> Vec<u8> {
-        let blocks = self.spec(nranks).input_blocks(rank) as usize;
-        let mut random = Random(self.seed.wrapping_mul(0x9e37_79b9) ^ u64::from(rank) << 40);
-        let bytes = blocks * self.block();
+    /// A block of what a rank contributes; every rank can tell.
+    fn input_block(&self, rank: u32, block: u32) -> Vec<u8> {
+        let seed = self.seed.wrapping_mul(0x9e37_79b9);
+        let mut random = Random(seed ^ u64::from(rank) << 40 ^ u64::from(block) << 48);
+        let bytes = self.block();
         let mut out = Vec::with_capacity(bytes + 8);
         while out.len() < bytes {
             if self.seed.is_multiple_of(2) {
@@ -56,16 +57,35 @@ impl Case {
         out
     }
 
+    /// All of it.
+    fn input(&self, nranks: i32, rank: u32) -> Vec<u8> {
+        let blocks = self.spec(nranks).input_blocks(rank);
+        (0..blocks).flat_map(|block| self.input_block(rank, block)).collect()
+    }
+
+    /// What a rank's input is multiplied by.
+    pub(crate) fn factor(&self, rank: u32) -> Vec<u8> {
+        let seed = self.factors.unwrap_or(0).wrapping_mul(0x9e37_79b9);
+        element(&mut Random(seed ^ u64::from(rank) << 48), self.call.dtype)
+    }
+
+    /// A block of what a rank gives to the others.
+    fn given(&self, rank: u32, block: u32) -> Vec<u8> {
+        let data = self.input_block(rank, block);
+        if self.factors.is_none() {
+            return data;
+        }
+        let factors = self.factor(rank).repeat(self.call.count);
+        arith::fold(self.call.dtype, ReduceOp::Prod, &[&data, &factors], None)
+    }
+
     /// What a rank has to get.
     fn expected(&self, nranks: i32, rank: u32) -> Vec<u8> {
-        let (spec, block) = (self.spec(nranks), self.block());
+        let spec = self.spec(nranks);
         let blocks = spec.output_blocks(rank);
         let mut out = Vec::new();
         for number in 0..blocks {
-            let of = |source: u32, from: u32| {
-                let input = self.input(nranks, from);
-                input[source as usize * block..(source as usize + 1) * block].to_vec()
-            };
+            let of = |source: u32, from: u32| self.given(from, source);
             let source = spec.source_block(rank);
             match spec.source_rank(number) {
                 Some(from) => {
@@ -100,9 +120,9 @@ impl Buffers {
 }
 
 /// Where a case's data lies at a rank.
-struct Laid {
-    from: *const c_void,
-    to: *mut c_void,
+pub(crate) struct Laid {
+    pub(crate) from: *const c_void,
+    pub(crate) to: *mut c_void,
     /// The output with its guard.
     bytes: usize,
 }
@@ -155,6 +175,19 @@ fn verify(case: &Case, rank: &Rank, laid: &Laid) -> Outcome {
     Ok(())
 }
 
+/// Plays a case on a rank, whose call `run` makes.
+pub(crate) fn play_one(
+    case: &Case,
+    rank: &Rank,
+    buffers: &Buffers,
+    run: impl FnOnce(&Laid) -> Outcome,
+) -> Outcome {
+    let laid = lay(case, rank, buffers)?;
+    run(&laid)?;
+    rank.synchronize()?;
+    verify(case, rank, &laid)
+}
+
 /// Plays a case on the ranks of this thread.
 pub(crate) fn play(case: &Case, ranks: &[Rank], buffers: &[Buffers]) -> Outcome {
     let mut laid = Vec::new();
@@ -172,14 +205,8 @@ pub(crate) fn play(case: &Case, ranks: &[Rank], buffers: &[Buffers]) -> Outcome 
         }
         (_, [rank]) => call(rank, &laid[0])?,
         _ => {
-            // SAFETY: no arguments.
-            unsafe {
-                ok(ncclGroupStart())?;
-                for (rank, laid) in ranks.iter().zip(&laid) {
-                    call(rank, laid)?;
-                }
-                ok(ncclGroupEnd())?;
-            }
+            let mut all = ranks.iter().zip(&laid);
+            group(|| all.try_for_each(|(rank, laid)| call(rank, laid)))?;
         }
     }
     ranks.iter().zip(&laid).try_for_each(|(rank, laid)| {
@@ -204,7 +231,7 @@ pub(crate) fn small(nranks: i32, single: bool) -> Vec<Case> {
                     // In place, all-to-all is not defined.
                     let in_place = number % 4 == 1 && collective != Collective::AllToAll;
                     let skew = if number % 5 == 2 { dtype.size() } else { 0 };
-                    cases.push(Case { call, in_place, skew, seed: number, manner });
+                    cases.push(Case { call, in_place, skew, seed: number, manner, factors: None });
                 }
             }
         }
@@ -234,6 +261,7 @@ pub(crate) fn large(nranks: i32, single: bool, bytes: usize, cases: u64) -> Vec<
             skew: random.below(2) as usize * dtype.size() * random.below(16) as usize,
             seed: i * 7 + bytes as u64 % 2,
             manner: if captured { Manner::Captured } else { Manner::Eager },
+            factors: None,
         }
     };
     (0..cases).map(draw).collect()

@@ -1,28 +1,44 @@
 //! What goes wrong is told, on all ranks and in time.
 
-use crate::rank::{Call, Memory, Outcome, Rank, last_error, ok};
+use crate::rank::{Memory, Outcome, Rank, group, last_error, ok, one, sum, words};
 use oxccl::nccl::lifetime::ncclCommAbort;
+use oxccl::nccl::types::NCCL_SHRINK_ABORT;
 use oxccl::nccl::types::ncclResult_t;
 use oxccl::oxccl::launch::oxcclCommSetTimeout;
-use oxccl_plan::{Collective, DataType, ReduceOp};
+use oxccl_plan::DataType;
+use rustix::process::{Signal, getpid, kill_process};
 use std::time::{Duration, Instant};
 
-fn sum(count: usize) -> Call {
-    let (collective, dtype, op) = (Collective::AllReduce, DataType::Int32, ReduceOp::Sum);
-    Call { collective, count, dtype, op, root: 0 }
-}
-
-fn one(ranks: &[Rank]) -> Outcome<&Rank> {
-    ranks.first().ok_or_else(|| "no rank".to_owned())
-}
-
-fn abort_now(rank: &Rank) -> Outcome {
+pub(crate) fn abort_now(rank: &Rank) -> Outcome {
     let start = Instant::now();
     // SAFETY: a living handle.
     ok(unsafe { ncclCommAbort(rank.comm) })?;
     match start.elapsed() {
         long if long > Duration::from_secs(2) => Err(format!("abort took {long:?}")),
         _ => Ok(()),
+    }
+}
+
+/// Waits until the communicator has failed; why it has.
+fn hear(rank: &Rank) -> Outcome<String> {
+    let start = Instant::now();
+    while rank.async_error() == ncclResult_t::ncclSuccess {
+        if start.elapsed() > Duration::from_secs(20) {
+            return Err(format!("rank {}: nobody told of the failure", rank.rank));
+        }
+        std::thread::yield_now();
+    }
+    Ok(last_error())
+}
+
+/// The end of what was called, and of its communicator; every part has to be told.
+pub(crate) fn told(rank: &Rank, parts: &[&str]) -> Outcome {
+    // Who gives something small may be done before anyone knows.
+    let ended = rank.synchronize();
+    let text = hear(rank).map_err(|e| format!("{e}; its stream ended with {ended:?}"))?;
+    match parts.iter().find(|part| !text.contains(**part)) {
+        Some(part) => Err(format!("rank {}: {part} is not in: {text}", rank.rank)),
+        None => Ok(()),
     }
 }
 
@@ -58,17 +74,11 @@ pub(crate) fn abort(ranks: &[Rank]) -> Outcome {
     if let Some(text) = first.err().filter(|text| !text.contains("ncclCommAbort")) {
         return Err(text);
     }
-    let start = Instant::now();
     let heard = ok(rank.call(sum(100_000), memory.at, memory.at)).err();
     if let Some(text) = heard.filter(|text| !text.contains("ncclCommAbort")) {
         return Err(text);
     }
-    while rank.async_error() == ncclResult_t::ncclSuccess {
-        if start.elapsed() > Duration::from_secs(20) {
-            return Err("nobody told of the abort".to_owned());
-        }
-        std::thread::yield_now();
-    }
+    hear(rank)?;
     let _ = rank.synchronize();
     abort_now(rank)
 }
@@ -86,13 +96,123 @@ pub(crate) fn limit(ranks: &[Rank]) -> Outcome {
             return Err(format!("not a deadline: {text}, {}", last_error()));
         }
     } else {
-        let start = Instant::now();
-        while rank.async_error() == ncclResult_t::ncclSuccess {
-            if start.elapsed() > Duration::from_secs(20) {
-                return Err("nobody told of the limit".to_owned());
-            }
-            std::thread::yield_now();
-        }
+        hear(rank)?;
     }
     abort_now(rank)
+}
+
+/// What one of two ranks does with the other.
+#[derive(Clone, Copy, Debug)]
+enum Doing {
+    Send(DataType, usize),
+    Receive(DataType, usize),
+    /// Both, so many bytes.
+    Exchange(usize),
+    /// A collective.
+    Sum(usize),
+}
+
+/// What ranks 0 and 1 do, at the same time.
+const DIFFERENT: [(Doing, Doing); 7] = [
+    (Doing::Send(DataType::Uint8, 1000), Doing::Receive(DataType::Uint8, 2000)),
+    (Doing::Receive(DataType::Uint8, 777), Doing::Send(DataType::Uint8, 300_001)),
+    (Doing::Send(DataType::Uint8, 3), Doing::Receive(DataType::Uint8, 300_000)),
+    (Doing::Send(DataType::Int32, 250), Doing::Receive(DataType::Float32, 250)),
+    (Doing::Exchange(1000), Doing::Sum(300)),
+    (Doing::Sum(100_000), Doing::Exchange(100_000)),
+    (Doing::Send(DataType::Uint8, 0), Doing::Receive(DataType::Uint8, 100)),
+];
+
+impl Doing {
+    /// How a text has to name it.
+    fn name(self) -> String {
+        match self {
+            Self::Send(dtype, count) | Self::Receive(dtype, count) => {
+                format!("send/recv of {} bytes of {}", count * dtype.size(), dtype.name())
+            }
+            Self::Exchange(_) => "send/recv".to_owned(),
+            Self::Sum(count) => format!("all_reduce of {count} × int32, sum"),
+        }
+    }
+
+    fn call(self, rank: &Rank, memory: &Memory, to: usize) -> Outcome {
+        let (peer, from, to) = (1 - rank.rank, memory.at, memory.part(to));
+        match self {
+            Self::Send(dtype, count) => ok(rank.message_of(true, from, (dtype, count), peer)),
+            Self::Receive(dtype, count) => ok(rank.message_of(false, to, (dtype, count), peer)),
+            Self::Exchange(bytes) => group(|| {
+                ok(rank.message(true, from, bytes, peer))?;
+                ok(rank.message(false, to, bytes, peer))
+            }),
+            Self::Sum(count) => ok(rank.call(sum(count), from, to)),
+        }
+    }
+}
+
+/// Two ranks whose messages differ are told of both, and nothing is received.
+pub(crate) fn messages(ranks: &[Rank]) -> Outcome {
+    const ROOM: usize = 1 << 19;
+    let rank = one(ranks)?;
+    let memory = Memory::new(2 * ROOM)?;
+    for (ours, theirs) in DIFFERENT {
+        let pair = rank.split(if rank.rank < 2 { 0 } else { -1 })?;
+        let Some(pair) = pair else { continue };
+        let doing = if pair.rank == 0 { ours } else { theirs };
+        pair.upload(memory.part(ROOM), &vec![0xa5; ROOM])?;
+        // Who comes late hears of it at the call.
+        let called = doing.call(&pair, &memory, ROOM);
+        let parts = [ours.name(), theirs.name()];
+        told(&pair, &parts.each_ref().map(String::as_str))
+            .map_err(|e| format!("{e}; {ours:?} and {theirs:?}, called: {called:?}"))?;
+        abort_now(&pair)?;
+        // Of a sum it is unknown how far it came.
+        if !matches!(doing, Doing::Sum(_)) {
+            let untouched = pair.expect(memory.part(ROOM), &vec![0xa5; ROOM]);
+            untouched.map_err(|e| format!("{e}; {ours:?} and {theirs:?}"))?;
+        }
+    }
+    total(rank, &memory)?;
+    rank.leave()
+}
+
+/// A sum of all ranks, which has to be right.
+pub(crate) fn total(rank: &Rank, memory: &Memory) -> Outcome {
+    const COUNT: usize = 30_000;
+    rank.upload(memory.at, &words(rank.rank + 1, COUNT))?;
+    ok(rank.call(sum(COUNT), memory.at, memory.part(COUNT * 4)))?;
+    rank.synchronize()?;
+    rank.expect(memory.part(COUNT * 4), &words((1..=rank.nranks).sum(), COUNT))
+}
+
+/// What the ranks but the last one do with a communicator that has lost it: they make one without it,
+/// and end the old one.
+pub(crate) fn survive(rank: &Rank, memory: &Memory) -> Outcome {
+    let rest = rank.without_last(NCCL_SHRINK_ABORT)?;
+    total(&rest, memory)?;
+    rest.leave()?;
+    abort_now(rank)
+}
+
+/// The last rank's process is killed while the others wait for it.
+pub(crate) fn killed(ranks: &[Rank]) -> Outcome {
+    const BYTES: usize = 1 << 20;
+    let rank = one(ranks)?;
+    let last = rank.nranks - 1;
+    let memory = Memory::new(3 * BYTES)?;
+    let beside = rank.again()?;
+    total(rank, &memory)?;
+    if rank.rank == last {
+        // The others say that they wait.
+        group(|| (0..last).try_for_each(|peer| ok(beside.message(false, memory.at, 1, peer))))?;
+        beside.synchronize()?;
+        kill_process(getpid(), Signal::KILL).map_err(|e| e.to_string())?;
+        return Err("the signal did not kill".to_owned());
+    }
+    ok(rank.call(sum(BYTES / 4), memory.at, memory.part(BYTES)))?;
+    ok(beside.message(true, memory.part(2 * BYTES), 1, last))?;
+    told(rank, &[&format!("rank {last}")])?;
+    abort_now(&beside)?;
+    rank.upload(memory.at, &words(5, 1000))?;
+    rank.expect(memory.at, &words(5, 1000))?;
+    survive(rank, &memory)
 }

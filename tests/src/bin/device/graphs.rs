@@ -1,10 +1,9 @@
 //! Captured operations.
 
-use crate::order::group;
 use crate::rank::{
-    Call, Memory, Outcome, Rank, Replay, choose, last_error, ok, stream, synchronize,
+    Call, Memory, Outcome, Rank, Replay, choose, group, last_error, ok, one, stream, sum,
+    synchronize, words,
 };
-use oxccl::nccl::children::ncclCommSplit;
 use oxccl::nccl::comm::ncclCommDestroy;
 use oxccl::nccl::lifetime::ncclCommAbort;
 use oxccl::oxccl::stream::oxcclStreamHostFunc;
@@ -12,34 +11,11 @@ use oxccl::oxccl::types::oxcclCaptureMode_t::{
     self, oxcclCaptureGlobal, oxcclCaptureRelaxed, oxcclCaptureThreadLocal,
 };
 use oxccl::oxccl::types::oxcclStream_t;
-use oxccl_plan::{Collective, DataType, ReduceOp};
+use oxccl_plan::ReduceOp;
 use std::sync::{Barrier, Condvar, Mutex};
 
 const COUNT: usize = 5000;
 const BYTES: usize = COUNT * 4;
-
-fn sum() -> Call {
-    let (collective, dtype, op) = (Collective::AllReduce, DataType::Int32, ReduceOp::Sum);
-    Call { collective, count: COUNT, dtype, op, root: 0 }
-}
-
-fn words(value: i32) -> Vec<u8> {
-    value.to_ne_bytes().repeat(COUNT)
-}
-
-fn one(ranks: &[Rank]) -> Outcome<&Rank> {
-    ranks.first().ok_or_else(|| "no rank".to_owned())
-}
-
-fn expect(rank: &Rank, memory: &Memory, part: usize, value: i32) -> Outcome {
-    let found = rank.download(memory.at.wrapping_byte_add(part * BYTES), BYTES)?;
-    let word =
-        |at: usize| i32::from_ne_bytes([found[at], found[at + 1], found[at + 2], found[at + 3]]);
-    match (0..COUNT).find(|i| word(i * 4) != value) {
-        Some(i) => Err(format!("rank {}: element {i} is {} not {value}", rank.rank, word(i * 4))),
-        None => Ok(()),
-    }
-}
 
 /// No warm-up: the communicator's first operation is captured, in every mode.
 pub(crate) fn first_captured(ranks: &[Rank]) -> Outcome {
@@ -50,11 +26,12 @@ pub(crate) fn first_captured(ranks: &[Rank]) -> Outcome {
     let modes: [oxcclCaptureMode_t; 3] =
         [oxcclCaptureGlobal, oxcclCaptureThreadLocal, oxcclCaptureRelaxed];
     for (round, mode) in (1..).zip(modes) {
-        let replay = Replay::capture(rank.stream, mode, || ok(rank.call(sum(), memory.at, to)))?;
-        rank.upload(memory.at, &words(round * (rank.rank + 1)))?;
+        let replay =
+            Replay::capture(rank.stream, mode, || ok(rank.call(sum(COUNT), memory.at, to)))?;
+        rank.upload(memory.at, &words(round * (rank.rank + 1), COUNT))?;
         replay.launch(rank.stream)?;
         rank.synchronize()?;
-        expect(rank, &memory, 1, round * scale)?;
+        rank.expect(memory.part(BYTES), &words(round * scale, COUNT))?;
     }
     rank.leave()
 }
@@ -64,14 +41,14 @@ pub(crate) fn replays(ranks: &[Rank]) -> Outcome {
     let rank = one(ranks)?;
     let memory = Memory::new(2 * BYTES)?;
     let to = memory.at.wrapping_byte_add(BYTES);
-    let call = Call { op: ReduceOp::Max, ..sum() };
+    let call = Call { op: ReduceOp::Max, ..sum(COUNT) };
     let replay = Replay::capture(rank.stream, oxcclCaptureGlobal, || {
         ok(rank.call(call, memory.at, to))?;
-        ok(rank.call(sum(), memory.at, memory.at.wrapping_byte_add(BYTES)))
+        ok(rank.call(sum(COUNT), memory.at, memory.at.wrapping_byte_add(BYTES)))
     })?;
     let scale: i32 = (1..=rank.nranks).sum();
     for round in 0..50 {
-        rank.upload(memory.at, &words((rank.rank + 1) * (round + 1)))?;
+        rank.upload(memory.at, &words((rank.rank + 1) * (round + 1), COUNT))?;
         for number in 0..2000 {
             replay.launch(rank.stream)?;
             // Ranks that share a GPU share the room for launches: who fills it keeps the others out.
@@ -80,7 +57,7 @@ pub(crate) fn replays(ranks: &[Rank]) -> Outcome {
             }
         }
         rank.synchronize()?;
-        expect(rank, &memory, 1, (round + 1) * scale)?;
+        rank.expect(memory.part(BYTES), &words((round + 1) * scale, COUNT))?;
     }
     rank.leave()
 }
@@ -92,20 +69,20 @@ pub(crate) fn mixed(ranks: &[Rank]) -> Outcome {
     let at = |part: usize| memory.at.wrapping_byte_add(part * BYTES);
     let second = stream()?;
     let replay = Replay::capture(rank.stream, oxcclCaptureThreadLocal, || {
-        ok(rank.call(sum(), at(0), at(1)))
+        ok(rank.call(sum(COUNT), at(0), at(1)))
     })?;
     let scale: i32 = (1..=rank.nranks).sum();
     for round in 1..200 {
-        rank.upload(at(0), &words((rank.rank + 1) * round))?;
-        rank.upload(at(2), &words((rank.rank + 1) * -round))?;
+        rank.upload(at(0), &words((rank.rank + 1) * round, COUNT))?;
+        rank.upload(at(2), &words((rank.rank + 1) * -round, COUNT))?;
         for _ in 0..5 {
             replay.launch(rank.stream)?;
-            ok(rank.call_on(second, sum(), at(2), at(3)))?;
+            ok(rank.call_on(second, sum(COUNT), at(2), at(3)))?;
         }
         synchronize(second)?;
         rank.synchronize()?;
-        expect(rank, &memory, 1, round * scale)?;
-        expect(rank, &memory, 3, -round * scale)?;
+        rank.expect(memory.part(BYTES), &words(round * scale, COUNT))?;
+        rank.expect(memory.part(3 * BYTES), &words(-round * scale, COUNT))?;
     }
     rank.leave()
 }
@@ -115,7 +92,7 @@ pub(crate) fn messages(ranks: &[Rank]) -> Outcome {
     let rank = one(ranks)?;
     let memory = Memory::new(2 * BYTES)?;
     let to = memory.at.wrapping_byte_add(BYTES);
-    let (next, last) = ((rank.rank + 1) % rank.nranks, (rank.rank + rank.nranks - 1) % rank.nranks);
+    let (next, last) = rank.neighbours();
     let replay = Replay::capture(rank.stream, oxcclCaptureGlobal, || {
         group(|| {
             ok(rank.message(true, memory.at, BYTES, next))?;
@@ -123,10 +100,10 @@ pub(crate) fn messages(ranks: &[Rank]) -> Outcome {
         })
     })?;
     for round in 1..100 {
-        rank.upload(memory.at, &words(rank.rank + round))?;
+        rank.upload(memory.at, &words(rank.rank + round, COUNT))?;
         replay.launch(rank.stream)?;
         rank.synchronize()?;
-        expect(rank, &memory, 1, last + round)?;
+        rank.expect(memory.part(BYTES), &words(last + round, COUNT))?;
     }
     rank.leave()
 }
@@ -138,8 +115,9 @@ pub(crate) fn destroyed_first(ranks: &[Rank]) -> Outcome {
     let met = MET.get_or_init(|| Barrier::new(rank.nranks as usize));
     let memory = Memory::new(2 * BYTES)?;
     let to = memory.at.wrapping_byte_add(BYTES);
-    let replay =
-        Replay::capture(rank.stream, oxcclCaptureGlobal, || ok(rank.call(sum(), memory.at, to)))?;
+    let replay = Replay::capture(rank.stream, oxcclCaptureGlobal, || {
+        ok(rank.call(sum(COUNT), memory.at, to))
+    })?;
     replay.launch(rank.stream)?;
     rank.synchronize()?;
     met.wait();
@@ -152,8 +130,8 @@ pub(crate) fn destroyed_first(ranks: &[Rank]) -> Outcome {
     met.wait();
     drop(replay);
     // Nothing stuck: the device still works.
-    rank.upload(memory.at, &words(5))?;
-    expect(rank, &memory, 0, 5)
+    rank.upload(memory.at, &words(5, COUNT))?;
+    rank.expect(memory.part(0), &words(5, COUNT))
 }
 
 /// Captured at even ranks and eager at odd ones.
@@ -164,17 +142,19 @@ pub(crate) fn some_captured(ranks: &[Rank]) -> Outcome {
     let scale: i32 = (1..=rank.nranks).sum();
     let replay = (rank.rank % 2 == 0)
         .then(|| {
-            Replay::capture(rank.stream, oxcclCaptureGlobal, || ok(rank.call(sum(), memory.at, to)))
+            Replay::capture(rank.stream, oxcclCaptureGlobal, || {
+                ok(rank.call(sum(COUNT), memory.at, to))
+            })
         })
         .transpose()?;
     for round in 1..50 {
-        rank.upload(memory.at, &words(round * (rank.rank + 1)))?;
+        rank.upload(memory.at, &words(round * (rank.rank + 1), COUNT))?;
         match &replay {
             Some(replay) => replay.launch(rank.stream)?,
-            None => ok(rank.call(sum(), memory.at, to))?,
+            None => ok(rank.call(sum(COUNT), memory.at, to))?,
         }
         rank.synchronize().map_err(|e| format!("{e} {}", last_error()))?;
-        expect(rank, &memory, 1, round * scale)?;
+        rank.expect(memory.part(BYTES), &words(round * scale, COUNT))?;
     }
     rank.leave()
 }
@@ -186,18 +166,18 @@ pub(crate) fn updated(ranks: &[Rank]) -> Outcome {
     let at = |part: usize| memory.part(part * BYTES);
     let scale: i32 = (1..=rank.nranks).sum();
     let capture = |from: usize, to: usize| {
-        let call = || ok(rank.call(sum(), at(from), at(to)));
+        let call = || ok(rank.call(sum(COUNT), at(from), at(to)));
         Replay::capture(rank.stream, oxcclCaptureThreadLocal, call)
     };
     let mut replay = capture(0, 1)?;
     for number in 1..20 {
         let (from, to) = if number % 2 == 0 { (0, 1) } else { (2, 3) };
         replay.update(capture(from, to)?)?;
-        rank.upload(at(from), &words((rank.rank + 1) * number))?;
-        rank.upload(at(to), &words(-1))?;
+        rank.upload(at(from), &words((rank.rank + 1) * number, COUNT))?;
+        rank.upload(at(to), &words(-1, COUNT))?;
         replay.launch(rank.stream)?;
         rank.synchronize()?;
-        expect(rank, &memory, to, number * scale)?;
+        rank.expect(memory.part(to * BYTES), &words(number * scale, COUNT))?;
     }
     rank.leave()
 }
@@ -209,20 +189,20 @@ pub(crate) fn two_at_once(ranks: &[Rank]) -> Outcome {
     let at = |part: usize| memory.part(part * BYTES);
     let second = stream()?;
     let mode = oxcclCaptureThreadLocal;
-    let a = Replay::capture(rank.stream, mode, || ok(rank.call(sum(), at(0), at(1))))?;
-    let b = Replay::capture(second, mode, || ok(rank.call_on(second, sum(), at(2), at(3))))?;
+    let a = Replay::capture(rank.stream, mode, || ok(rank.call(sum(COUNT), at(0), at(1))))?;
+    let b = Replay::capture(second, mode, || ok(rank.call_on(second, sum(COUNT), at(2), at(3))))?;
     let scale: i32 = (1..=rank.nranks).sum();
     for round in 1..100 {
-        rank.upload(at(0), &words((rank.rank + 1) * round))?;
-        rank.upload(at(2), &words((rank.rank + 1) * -round))?;
+        rank.upload(at(0), &words((rank.rank + 1) * round, COUNT))?;
+        rank.upload(at(2), &words((rank.rank + 1) * -round, COUNT))?;
         for _ in 0..3 {
             a.launch(rank.stream)?;
             b.launch(second)?;
         }
         synchronize(second)?;
         rank.synchronize()?;
-        expect(rank, &memory, 1, round * scale)?;
-        expect(rank, &memory, 3, -round * scale)?;
+        rank.expect(memory.part(BYTES), &words(round * scale, COUNT))?;
+        rank.expect(memory.part(3 * BYTES), &words(-round * scale, COUNT))?;
     }
     rank.leave()
 }
@@ -233,7 +213,7 @@ pub(crate) fn one_launcher(ranks: &[Rank]) -> Outcome {
     for rank in ranks {
         choose(rank.rank)?;
         let memory = Memory::new(2 * BYTES)?;
-        let call = || ok(rank.call(sum(), memory.at, memory.part(BYTES)));
+        let call = || ok(rank.call(sum(COUNT), memory.at, memory.part(BYTES)));
         let replay = Replay::capture(rank.stream, oxcclCaptureThreadLocal, call)?;
         all.push((memory, replay));
     }
@@ -241,7 +221,7 @@ pub(crate) fn one_launcher(ranks: &[Rank]) -> Outcome {
     for round in 1..100usize {
         for (rank, (memory, _)) in ranks.iter().zip(&all) {
             choose(rank.rank)?;
-            rank.upload(memory.at, &words((rank.rank + 1) * round as i32))?;
+            rank.upload(memory.at, &words((rank.rank + 1) * round as i32, COUNT))?;
         }
         for i in 0..ranks.len() {
             let rank = &ranks[(i + round) % ranks.len()];
@@ -253,7 +233,7 @@ pub(crate) fn one_launcher(ranks: &[Rank]) -> Outcome {
         for (rank, (memory, _)) in ranks.iter().zip(&all) {
             choose(rank.rank)?;
             rank.synchronize()?;
-            expect(rank, memory, 1, round as i32 * scale)?;
+            rank.expect(memory.part(BYTES), &words(round as i32 * scale, COUNT))?;
         }
     }
     drop(all);
@@ -264,16 +244,14 @@ pub(crate) fn one_launcher(ranks: &[Rank]) -> Outcome {
 /// while a stream hangs and another thread captures in global mode; the replays come in any order.
 pub(crate) fn opposite(ranks: &[Rank]) -> Outcome {
     let rank = one(ranks)?;
-    let mut other = std::ptr::null_mut();
-    // SAFETY: a place for the handle.
-    ok(unsafe { ncclCommSplit(rank.comm, 0, rank.rank, &mut other, std::ptr::null_mut()) })?;
-    let second = Rank { comm: other, stream: stream()?, ..*rank };
+    let second = rank.again()?;
     let memory = Memory::new(4 * BYTES)?;
     let held = Held::new()?;
     let scale: i32 = (1..=rank.nranks).sum();
     let capture = |rank: &Rank, part: usize| {
-        let call =
-            || ok(rank.call(sum(), memory.part(part * BYTES), memory.part((part + 1) * BYTES)));
+        let call = || {
+            ok(rank.call(sum(COUNT), memory.part(part * BYTES), memory.part((part + 1) * BYTES)))
+        };
         Replay::capture(rank.stream, oxcclCaptureGlobal, call)
     };
     let graphs = std::thread::scope(|scope| {
@@ -307,8 +285,8 @@ pub(crate) fn opposite(ranks: &[Rank]) -> Outcome {
     held.release()?;
     let (a, b) = graphs?;
     for round in 1..50 {
-        rank.upload(memory.at, &words((rank.rank + 1) * round))?;
-        rank.upload(memory.part(2 * BYTES), &words((rank.rank + 1) * -round))?;
+        rank.upload(memory.at, &words((rank.rank + 1) * round, COUNT))?;
+        rank.upload(memory.part(2 * BYTES), &words((rank.rank + 1) * -round, COUNT))?;
         // Both fit the GPU at a time, so their order is free.
         if (rank.rank + round) % 2 == 0 {
             a.launch(rank.stream)?;
@@ -319,8 +297,8 @@ pub(crate) fn opposite(ranks: &[Rank]) -> Outcome {
         }
         rank.synchronize()?;
         second.synchronize()?;
-        expect(rank, &memory, 1, round * scale)?;
-        expect(rank, &memory, 3, -round * scale)?;
+        rank.expect(memory.part(BYTES), &words(round * scale, COUNT))?;
+        rank.expect(memory.part(3 * BYTES), &words(-round * scale, COUNT))?;
     }
     drop((a, b));
     second.leave()?;
@@ -363,7 +341,7 @@ pub(crate) fn aborted(ranks: &[Rank]) -> Outcome {
     let rank = one(ranks)?;
     let met = MET.get_or_init(|| Barrier::new(rank.nranks as usize));
     let memory = Memory::new(2 * BYTES)?;
-    let call = || ok(rank.call(sum(), memory.at, memory.part(BYTES)));
+    let call = || ok(rank.call(sum(COUNT), memory.at, memory.part(BYTES)));
     let replay = Replay::capture(rank.stream, oxcclCaptureGlobal, call)?;
     for _ in 0..20 {
         replay.launch(rank.stream)?;
@@ -395,6 +373,6 @@ pub(crate) fn aborted(ranks: &[Rank]) -> Outcome {
         ok(unsafe { ncclCommAbort(rank.comm) })?;
     }
     drop(replay);
-    rank.upload(memory.at, &words(5))?;
-    expect(rank, &memory, 0, 5)
+    rank.upload(memory.at, &words(5, COUNT))?;
+    rank.expect(memory.part(0), &words(5, COUNT))
 }

@@ -1,19 +1,12 @@
 //! Bodies that call much in one order on all ranks.
 
 use crate::conformance::{self, Buffers, Case};
-use crate::rank::{Call, Memory, Outcome, Rank, ok, stream, synchronize};
-use oxccl::nccl::group::{ncclGroupEnd, ncclGroupStart};
-use oxccl_plan::{Collective, DataType, ReduceOp};
+use crate::rank::{
+    Call, Memory, Outcome, Rank, Replay, group, ok, one, stream, sum, synchronize, words,
+};
+use oxccl::oxccl::types::oxcclCaptureMode_t::oxcclCaptureThreadLocal;
+use oxccl_plan::{Collective, DataType};
 use oxccl_tests::sequence::Random;
-
-/// Runs calls as a group.
-pub(crate) fn group(calls: impl FnOnce() -> Outcome) -> Outcome {
-    // SAFETY: no arguments.
-    ok(unsafe { ncclGroupStart() })?;
-    let called = calls();
-    // SAFETY: as above.
-    called.and(ok(unsafe { ncclGroupEnd() }))
-}
 
 fn play_all(cases: &[Case], ranks: &[Rank]) -> Outcome {
     let blocks = ranks[0].nranks as usize;
@@ -40,80 +33,9 @@ pub(crate) fn large(ranks: &[Rank]) -> Outcome {
     play_all(&cases, ranks)
 }
 
-/// Where a message's bytes come from: sender, receiver, number.
-fn pattern(from: i32, to: i32, number: usize, bytes: usize) -> Vec<u8> {
-    let mut random = Random((from as u64) << 32 | (to as u64) << 16 | number as u64);
-    (0..bytes).map(|_| random.draw() as u8).collect()
-}
-
-const SIZES: [usize; 8] = [1, 0, 4096, 65_536, 65_537, 100_001, 3, 3_000_000];
-
-/// Every rank sends messages of many sizes to every rank, itself included, in one group.
-pub(crate) fn messages(ranks: &[Rank]) -> Outcome {
-    let nranks = ranks[0].nranks;
-    let total: usize = SIZES.iter().sum::<usize>() * nranks as usize;
-    let mut memory = Vec::new();
-    for rank in ranks {
-        crate::rank::choose(rank.rank)?;
-        let (sends, receives) = (Memory::new(total)?, Memory::new(total)?);
-        let mut at = 0;
-        for peer in 0..nranks {
-            for (number, &bytes) in SIZES.iter().enumerate() {
-                let data = pattern(rank.rank, peer, number, bytes);
-                rank.upload(sends.at.wrapping_byte_add(at), &data)?;
-                at += bytes;
-            }
-        }
-        rank.upload(receives.at, &vec![0xa5; total])?;
-        memory.push((sends, receives));
-    }
-    for _ in 0..3 {
-        group(|| {
-            for (rank, (sends, receives)) in ranks.iter().zip(&memory) {
-                let mut at = 0;
-                for peer in 0..nranks {
-                    for &bytes in &SIZES {
-                        let (from, to) = (sends.at.wrapping_byte_add(at), receives.at);
-                        ok(rank.message(true, from, bytes, peer))?;
-                        ok(rank.message(false, to.wrapping_byte_add(at), bytes, peer))?;
-                        at += bytes;
-                    }
-                }
-            }
-            Ok(())
-        })?;
-    }
-    for (rank, (_, receives)) in ranks.iter().zip(&memory) {
-        rank.synchronize()?;
-        let found = rank.download(receives.at, total)?;
-        let mut at = 0;
-        for peer in 0..nranks {
-            for (number, &bytes) in SIZES.iter().enumerate() {
-                if found[at..at + bytes] != pattern(peer, rank.rank, number, bytes)[..] {
-                    let own = rank.rank;
-                    return Err(format!(
-                        "message {number} of {bytes} from {peer} to {own} differs"
-                    ));
-                }
-                at += bytes;
-            }
-        }
-    }
-    ranks.iter().try_for_each(|rank| rank.leave())
-}
-
-fn sum(count: usize) -> Call {
-    let (collective, dtype, op) = (Collective::AllReduce, DataType::Int32, ReduceOp::Sum);
-    Call { collective, count, dtype, op, root: 0 }
-}
-
-fn words(value: i32, count: usize) -> Vec<u8> {
-    value.to_ne_bytes().repeat(count)
-}
-
 /// All-reduces of the same shape and other data on two streams: they never swap.
 pub(crate) fn two_streams(ranks: &[Rank]) -> Outcome {
-    let [rank] = ranks else { return Err("one rank per thread".to_owned()) };
+    let rank = one(ranks)?;
     let (second, count) = (stream()?, 3000);
     let bytes = count * 4;
     let memory = Memory::new(4 * bytes)?;
@@ -141,7 +63,7 @@ pub(crate) fn two_streams(ranks: &[Rank]) -> Outcome {
 
 /// Calls of all kinds and sizes without a pause; the results of the last ones tell.
 pub(crate) fn sequence(ranks: &[Rank]) -> Outcome {
-    let [rank] = ranks else { return Err("one rank per thread".to_owned()) };
+    let rank = one(ranks)?;
     let most = 200_000;
     let memory = Memory::new(3 * most * 4)?;
     let at = |part: usize| memory.at.wrapping_byte_add(part * most * 4);
@@ -165,10 +87,7 @@ pub(crate) fn sequence(ranks: &[Rank]) -> Outcome {
                     ok(rank.call(call, at(0), at(2)))?;
                 }
                 _ => {
-                    let (to, from) = (
-                        (rank.rank + 1) % rank.nranks,
-                        (rank.rank + rank.nranks - 1) % rank.nranks,
-                    );
+                    let (to, from) = rank.neighbours();
                     group(|| {
                         ok(rank.message(true, at(0), count * 4, to))?;
                         ok(rank.message(false, at(2), count * 4, from))
@@ -180,6 +99,49 @@ pub(crate) fn sequence(ranks: &[Rank]) -> Outcome {
         ok(rank.call(sum(count), at(0), at(1)))?;
         if rank.download(at(1), count * 4)? != words(scale, count) {
             return Err(format!("the sum of {count} after {round} rounds is wrong"));
+        }
+    }
+    rank.leave()
+}
+
+/// Small all-to-alls, each with the result of the one before: after two of them everything is where
+/// it was, or a packet was torn.
+pub(crate) fn chained(ranks: &[Rank]) -> Outcome {
+    /// All-to-alls between two looks at the data, in pairs.
+    const PAIRS: usize = 25;
+    const MOST: usize = 2000;
+    let rank = one(ranks)?;
+    let blocks = rank.nranks as usize;
+    let (one, other) = (Memory::new(blocks * MOST + 64)?, Memory::new(blocks * MOST + 64)?);
+    let mut random = Random(rank.rank as u64 + 41);
+    let pair = |count: usize, skew: usize| {
+        let dtype = DataType::Uint8;
+        let call = Call { collective: Collective::AllToAll, count, dtype, ..sum(count) };
+        ok(rank.call(call, one.part(skew), other.part(skew)))?;
+        ok(rank.call(call, other.part(skew), one.part(skew)))
+    };
+    let mut check = |count: usize, skew: usize, run: &dyn Fn() -> Outcome| {
+        let data: Vec<u8> = (0..blocks * count + 16).map(|_| random.draw() as u8).collect();
+        rank.upload(one.part(skew), &data)?;
+        run()?;
+        let checked = rank.expect(one.part(skew), &data);
+        checked.map_err(|e| format!("{e} after all-to-alls of {count} bytes"))
+    };
+    // All ranks draw the same.
+    let mut shared = Random(43);
+    for _ in 0..400 {
+        // Odd sizes of all magnitudes.
+        let power = 1u64 << shared.below(10);
+        let count = 2 * ((power + shared.below(power)) as usize).min(MOST / 2) - 1;
+        let skew = shared.below(16) as usize;
+        check(count, skew, &|| (0..PAIRS).try_for_each(|_| pair(count, skew)))?;
+    }
+    for count in [7, 121, 501, 1999] {
+        let replay = Replay::capture(rank.stream, oxcclCaptureThreadLocal, || {
+            (0..PAIRS).try_for_each(|_| pair(count, 1))
+        })?;
+        for _ in 0..20 {
+            check(count, 1, &|| replay.launch(rank.stream))?;
         }
     }
     rank.leave()

@@ -1,10 +1,13 @@
 //! A rank as these tests use it: through the C interface only, on whatever device is chosen.
 
 use cudarc::driver::sys;
+use oxccl::nccl::children::{ncclCommShrink, ncclCommSplit};
 use oxccl::nccl::collectives as nccl;
 use oxccl::nccl::comm::{
-    ncclCommDestroy, ncclCommGetAsyncError, ncclCommInitRank, ncclGetUniqueId,
+    ncclCommCount, ncclCommDestroy, ncclCommGetAsyncError, ncclCommInitRank, ncclCommUserRank,
+    ncclGetUniqueId,
 };
+use oxccl::nccl::group::{ncclGroupEnd, ncclGroupStart};
 use oxccl::nccl::info::ncclGetLastError;
 use oxccl::nccl::types::{ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclUniqueId};
 use oxccl::oxccl::device::{
@@ -20,6 +23,7 @@ use oxccl::oxccl::types::{
     oxcclCaptureMode_t, oxcclDeviceKind_t, oxcclGraph_t, oxcclGraphExec_t, oxcclStream_t,
 };
 use oxccl_plan::{Collective, DataType, ReduceOp};
+use oxccl_tests::number;
 use std::alloc::Layout;
 use std::ffi::{CStr, c_void};
 use std::mem::MaybeUninit;
@@ -133,6 +137,34 @@ pub(crate) struct Call {
     pub(crate) root: i32,
 }
 
+/// A sum of int32 on all ranks.
+pub(crate) fn sum(count: usize) -> Call {
+    let (collective, dtype, op) = (Collective::AllReduce, DataType::Int32, ReduceOp::Sum);
+    Call { collective, count, dtype, op, root: 0 }
+}
+
+/// So many times the same int32.
+pub(crate) fn words(value: i32, count: usize) -> Vec<u8> {
+    value.to_ne_bytes().repeat(count)
+}
+
+/// Runs calls as a group.
+pub(crate) fn group(calls: impl FnOnce() -> Outcome) -> Outcome {
+    // SAFETY: no arguments.
+    ok(unsafe { ncclGroupStart() })?;
+    let called = calls();
+    // SAFETY: as above.
+    called.and(ok(unsafe { ncclGroupEnd() }))
+}
+
+/// The rank of a test whose ranks have a thread each.
+pub(crate) fn one(ranks: &[Rank]) -> Outcome<&Rank> {
+    match ranks {
+        [rank] => Ok(rank),
+        _ => Err("one rank per thread".to_owned()),
+    }
+}
+
 /// A rank with a stream.
 #[derive(Clone, Copy)]
 pub(crate) struct Rank {
@@ -168,6 +200,42 @@ impl Rank {
     /// A rank whose communicator was made; its device is the thread's.
     pub(crate) fn with(comm: ncclComm_t, nranks: i32, rank: i32) -> Outcome<Self> {
         Ok(Self { rank, nranks, comm, stream: stream()? })
+    }
+
+    fn of(comm: ncclComm_t) -> Outcome<Self> {
+        let (mut rank, mut nranks) = (0, 0);
+        // SAFETY: places for the numbers.
+        unsafe {
+            ok(ncclCommUserRank(comm, &mut rank))?;
+            ok(ncclCommCount(comm, &mut nranks))?;
+        }
+        Self::with(comm, nranks, rank)
+    }
+
+    /// This rank among those with its color, with a stream of its own; None for the color −1.
+    pub(crate) fn split(&self, color: i32) -> Outcome<Option<Self>> {
+        let mut comm = null_mut();
+        // SAFETY: a place for the handle.
+        ok(unsafe { ncclCommSplit(self.comm, color, self.rank, &mut comm, null_mut()) })?;
+        (!comm.is_null()).then(|| Self::of(comm)).transpose()
+    }
+
+    /// This rank among all of its communicator.
+    pub(crate) fn again(&self) -> Outcome<Self> {
+        self.split(0)?.ok_or_else(|| "no child for a color".to_owned())
+    }
+
+    /// This rank among all but the last one; `flags` as for ncclCommShrink.
+    pub(crate) fn without_last(&self, flags: i32) -> Outcome<Self> {
+        let (mut last, mut comm) = (self.nranks - 1, null_mut());
+        // SAFETY: a rank to leave out, and a place for the handle.
+        ok(unsafe { ncclCommShrink(self.comm, &mut last, 1, &mut comm, null_mut(), flags) })?;
+        Self::of(comm)
+    }
+
+    /// The next rank and the one before.
+    pub(crate) fn neighbours(&self) -> (i32, i32) {
+        ((self.rank + 1) % self.nranks, (self.rank + self.nranks - 1) % self.nranks)
     }
 
     /// Ends both.
@@ -209,6 +277,23 @@ impl Rank {
         Ok(out)
     }
 
+    /// Compares bytes of the device.
+    pub(crate) fn expect(&self, at: *const c_void, expected: &[u8]) -> Outcome {
+        let found = self.download(at, expected.len())?;
+        if found == expected {
+            return Ok(());
+        }
+        let i = (0..found.len()).find(|&i| found[i] != expected[i]).unwrap_or(0);
+        let (rank, bytes, got, want) = (self.rank, found.len(), found[i], expected[i]);
+        Err(format!("rank {rank}: byte {i} of {bytes} is {got:#04x} instead of {want:#04x}"))
+    }
+
+    /// Waits for all ranks; `scratch` holds a word.
+    pub(crate) fn meet(&self, scratch: *mut c_void) -> Outcome {
+        ok(self.call(sum(1), scratch, scratch))?;
+        self.synchronize()
+    }
+
     /// Collectives so far that used the ranks' buffers where they lie.
     pub(crate) fn in_place(&self) -> Outcome<u64> {
         let mut count = 0;
@@ -230,12 +315,19 @@ impl Rank {
         from: *const c_void,
         to: *mut c_void,
     ) -> ncclResult_t {
-        let Call { collective, count, dtype, op, root } = call;
-        // SAFETY: the numbers are those of the header.
-        let dtype = unsafe { std::mem::transmute::<i32, ncclDataType_t>(dtype as i32) };
-        // SAFETY: as above.
-        let op = unsafe { std::mem::transmute::<i32, ncclRedOp_t>(op as i32) };
-        let (dtype, op) = (MaybeUninit::new(dtype), MaybeUninit::new(op));
+        self.call_with(stream, (call, number(call.op as i32)), from, to)
+    }
+
+    /// Calls a collective with an operation of the user.
+    pub(crate) fn call_with(
+        &self,
+        stream: oxcclStream_t,
+        (call, op): (Call, MaybeUninit<ncclRedOp_t>),
+        from: *const c_void,
+        to: *mut c_void,
+    ) -> ncclResult_t {
+        let Call { collective, count, dtype, root, .. } = call;
+        let dtype: MaybeUninit<ncclDataType_t> = number(dtype as i32);
         let comm = self.comm;
         // SAFETY: buffers of these sizes by the contract of the caller.
         unsafe {
@@ -270,13 +362,24 @@ impl Rank {
         bytes: usize,
         peer: i32,
     ) -> ncclResult_t {
-        let byte = MaybeUninit::new(ncclDataType_t::ncclUint8);
+        self.message_of(send, data, (DataType::Uint8, bytes), peer)
+    }
+
+    /// Sends or receives elements.
+    pub(crate) fn message_of(
+        &self,
+        send: bool,
+        data: *mut c_void,
+        (dtype, count): (DataType, usize),
+        peer: i32,
+    ) -> ncclResult_t {
+        let dtype = number(dtype as i32);
         // SAFETY: buffers of these sizes by the contract of the caller.
         unsafe {
             if send {
-                nccl::ncclSend(data, bytes, byte, peer, self.comm, self.stream)
+                nccl::ncclSend(data, count, dtype, peer, self.comm, self.stream)
             } else {
-                nccl::ncclRecv(data, bytes, byte, peer, self.comm, self.stream)
+                nccl::ncclRecv(data, count, dtype, peer, self.comm, self.stream)
             }
         }
     }

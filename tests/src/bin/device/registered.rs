@@ -1,10 +1,10 @@
 //! Buffers that peers map: used where they lie once all ranks can, and right all along.
 
-use crate::rank::{Call, Memory, Outcome, Rank, Replay, devices, ok};
+use crate::rank::{Call, Memory, Outcome, Rank, Replay, devices, ok, one, sum, words};
 use oxccl::nccl::window::{ncclCommDeregister, ncclCommRegister};
 use oxccl::oxccl::types::oxcclCaptureMode_t::{oxcclCaptureGlobal, oxcclCaptureThreadLocal};
 use oxccl::oxccl::types::oxcclDeviceKind_t;
-use oxccl_plan::{Collective, DataType, ReduceOp};
+use oxccl_plan::Collective;
 use oxccl_tests::sequence::Random;
 use std::ffi::c_void;
 use std::sync::{Barrier, OnceLock};
@@ -16,15 +16,6 @@ const BYTES: usize = COUNT * 4;
 /// How long buffers may take until all ranks map them.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-fn one(ranks: &[Rank]) -> Outcome<&Rank> {
-    ranks.first().ok_or_else(|| "no rank".to_owned())
-}
-
-fn sum() -> Call {
-    let (collective, dtype, op) = (Collective::AllReduce, DataType::Int32, ReduceOp::Sum);
-    Call { collective, count: COUNT, dtype, op, root: 0 }
-}
-
 /// Fills the input of a round, runs it, and compares what comes out.
 fn round(
     rank: &Rank,
@@ -35,13 +26,10 @@ fn round(
 ) -> Outcome {
     let own = (rank.rank + 1) * (number + 1);
     rank.upload(to, &vec![0xa5; BYTES])?;
-    rank.upload(from, &own.to_ne_bytes().repeat(COUNT))?;
+    rank.upload(from, &words(own, COUNT))?;
     run()?;
     let sum = (1..=rank.nranks).sum::<i32>() * (number + 1);
-    match rank.download(to, BYTES)? == sum.to_ne_bytes().repeat(COUNT) {
-        true => Ok(()),
-        false => Err(format!("rank {}: round {number} is wrong", rank.rank)),
-    }
+    rank.expect(to, &words(sum, COUNT)).map_err(|e| format!("{e} in round {number}"))
 }
 
 /// Runs rounds until operations use the buffers in place; all ranks see that in the same round.
@@ -77,7 +65,7 @@ pub(crate) fn from_library(ranks: &[Rank]) -> Outcome {
     let memory = Memory::new(3 * BYTES)?;
     all_idle(rank);
     let (from, to) = (memory.part(rank.rank as usize * 64), memory.part(2 * BYTES));
-    let play = |number| round(rank, number, from, to, || ok(rank.call(sum(), from, to)));
+    let play = |number| round(rank, number, from, to, || ok(rank.call(sum(COUNT), from, to)));
     until_in_place(rank, play)?;
     let before = rank.in_place()?;
     (0..10).try_for_each(play)?;
@@ -94,7 +82,7 @@ pub(crate) fn foreign(ranks: &[Rank]) -> Outcome {
     let memory = Memory::foreign(4 * BYTES)?;
     all_idle(rank);
     let (from, to) = (memory.part((rank.rank as usize + 1) * 256), memory.part(3 * BYTES));
-    let play = |number| round(rank, number, from, to, || ok(rank.call(sum(), from, to)));
+    let play = |number| round(rank, number, from, to, || ok(rank.call(sum(COUNT), from, to)));
     for again in 0..3 {
         // All but one: nothing changes but that all must see it.
         let handle =
@@ -111,6 +99,19 @@ pub(crate) fn foreign(ranks: &[Rank]) -> Outcome {
     rank.leave()
 }
 
+/// Bytes for [`a_few`].
+pub(crate) const ROOM: usize = 2 * BYTES;
+
+/// A few calls with registered memory from elsewhere.
+pub(crate) fn a_few(rank: &Rank, memory: &Memory) -> Outcome {
+    let handle = register(rank, memory.at, ROOM)?;
+    let (from, to) = (memory.at, memory.part(BYTES));
+    for number in 0..5 {
+        round(rank, number, from, to, || ok(rank.call(sum(COUNT), from, to)))?;
+    }
+    deregister(rank, handle)
+}
+
 /// Buffers of captured operations are mapped while their graph lives.
 pub(crate) fn captured(ranks: &[Rank]) -> Outcome {
     let rank = one(ranks)?;
@@ -118,7 +119,7 @@ pub(crate) fn captured(ranks: &[Rank]) -> Outcome {
         let memory = Memory::foreign(2 * BYTES)?;
         all_idle(rank);
         let (from, to) = (memory.at, memory.part(BYTES));
-        let call = || ok(rank.call(sum(), from, to));
+        let call = || ok(rank.call(sum(COUNT), from, to));
         let replay = Replay::capture(rank.stream, oxcclCaptureThreadLocal, call)?;
         let launch = |number| round(rank, number + again, from, to, || replay.launch(rank.stream));
         until_in_place(rank, launch)?;
@@ -155,7 +156,7 @@ pub(crate) fn reused(ranks: &[Rank]) -> Outcome {
         let (from, to) = (memory.at, memory.part(BYTES));
         // A registration that outlives its memory must do no harm, and can be ended.
         let handle = register(rank, memory.at, 2 * BYTES)?;
-        round(rank, number, from, to, || ok(rank.call(sum(), from, to)))?;
+        round(rank, number, from, to, || ok(rank.call(sum(COUNT), from, to)))?;
         if random.below(2) == 0 {
             deregister(rank, handle)?;
         } else if let Some(old) = kept.replace(handle) {
@@ -200,14 +201,14 @@ pub(crate) fn random(ranks: &[Rank]) -> Outcome {
         let count = 1 + shared.below(COUNT as u64) as usize;
         let collective = [Collective::AllReduce, Collective::Broadcast][shared.below(2) as usize];
         let root = shared.below(rank.nranks as u64) as i32;
-        let call = Call { collective, count, root, ..sum() };
+        let call = Call { collective, count, root, ..sum(COUNT) };
         let from = memory[own.below(2) as usize].part(own.below(2000) as usize * 4);
         let in_place = own.below(3) == 0;
         let other = memory[own.below(2) as usize].part(2 * BYTES - own.below(2000) as usize * 4);
         let to = if in_place { from } else { other };
         let value = (rank.rank + 1) * (number + 1);
         rank.upload(to, &vec![0xa5; count * 4])?;
-        rank.upload(from, &value.to_ne_bytes().repeat(count))?;
+        rank.upload(from, &words(value, count))?;
         let run = || ok(rank.call(call, from, to));
         if own.below(3) == 0 {
             Replay::capture(rank.stream, oxcclCaptureGlobal, run)?.launch(rank.stream)?;
@@ -219,9 +220,8 @@ pub(crate) fn random(ranks: &[Rank]) -> Outcome {
             Collective::Broadcast => (root + 1) * (number + 1),
             _ => (1..=rank.nranks).sum::<i32>() * (number + 1),
         };
-        if rank.download(to, count * 4)? != expected.to_ne_bytes().repeat(count) {
-            return Err(format!("rank {}: call {number} is wrong: {call:?}", rank.rank));
-        }
+        let checked = rank.expect(to, &words(expected, count));
+        checked.map_err(|e| format!("{e} in call {number}: {call:?}"))?;
     }
     rank.leave()
 }

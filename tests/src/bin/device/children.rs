@@ -1,0 +1,67 @@
+//! Communicators that come from others.
+
+use crate::failures::{abort_now, survive, told, total};
+use crate::rank::{Memory, Outcome, Rank, ok, one, sum, words};
+use oxccl::nccl::types::NCCL_SHRINK_DEFAULT;
+
+const COUNT: usize = 20_000;
+const BYTES: usize = COUNT * 4;
+
+/// Even and odd ranks apart, the last one in neither, beside all; then all without the last one,
+/// which is first just left out and then gone.
+pub(crate) fn split_and_shrunk(ranks: &[Rank]) -> Outcome {
+    let rank = one(ranks)?;
+    let last = rank.rank + 1 == rank.nranks;
+    let memory = Memory::new(4 * BYTES)?;
+    let child = rank.split(if last { -1 } else { rank.rank % 2 })?;
+    if child.is_some() == last {
+        return Err(format!("rank {} has a child where it has no color", rank.rank));
+    }
+    beside(rank, child.as_ref(), &memory)?;
+    child.map_or(Ok(()), Rank::leave)?;
+    if !last {
+        let rest = rank.without_last(NCCL_SHRINK_DEFAULT)?;
+        total(&rest, &memory)?;
+        rest.leave()?;
+    }
+    total(rank, &memory)?;
+    let ending = rank.again()?;
+    if last {
+        abort_now(&ending)?;
+    } else {
+        // The last one may have ended it already.
+        let _ = ok(ending.call(sum(COUNT), memory.at, memory.part(BYTES)));
+        told(&ending, &["ncclCommAbort"])?;
+        survive(&ending, &memory)?;
+    }
+    total(rank, &memory)?;
+    rank.leave()
+}
+
+/// Sums in a communicator and in its child, under way together.
+fn beside(rank: &Rank, child: Option<&Rank>, memory: &Memory) -> Outcome {
+    let at = |part: usize| memory.part(part * BYTES);
+    for round in 1..100 {
+        rank.upload(at(0), &words((rank.rank + 1) * round, COUNT))?;
+        rank.upload(at(2), &words((rank.rank + 1) * -round, COUNT))?;
+        for _ in 0..3 {
+            if let Some(child) = child.filter(|_| round % 2 == 0) {
+                ok(child.call(sum(COUNT), at(2), at(3)))?;
+            }
+            ok(rank.call(sum(COUNT), at(0), at(1)))?;
+            if let Some(child) = child.filter(|_| round % 2 == 1) {
+                ok(child.call(sum(COUNT), at(2), at(3)))?;
+            }
+        }
+        rank.synchronize()?;
+        rank.expect(at(1), &words((1..=rank.nranks).sum::<i32>() * round, COUNT))?;
+        if let Some(child) = child {
+            child.synchronize()?;
+            // Every second of all ranks but the last one.
+            let all = (0..rank.nranks - 1).filter(|other| other % 2 == rank.rank % 2);
+            let sum: i32 = all.map(|other| (other + 1) * -round).sum();
+            child.expect(at(3), &words(sum, COUNT))?;
+        }
+    }
+    Ok(())
+}
