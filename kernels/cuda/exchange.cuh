@@ -40,7 +40,7 @@ struct Lane {
   __device__ bool send(const Message& m, const char* data, uint64_t len) {
     const uint64_t* credits = credit(rank, rank.rank, peer, lane);
     uint64_t used = number;
-    if (!wait(m, [=] { return load_acquire(credits) + LANE_SLOTS > used; })) return false;
+    if (!wait(m, [=] { return reached(load_acquire(credits) + LANE_SLOTS, used + 1); })) return false;
     int slot = number % LANE_SLOTS;
     copy_bytes(lane_slot(rank, peer, rank.rank, lane, slot), data, len);
     sync_movers();

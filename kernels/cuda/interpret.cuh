@@ -267,7 +267,7 @@ struct Interpreter {
     if (waits) {
       const uint64_t* word = signal_word(rank(), rank().rank, blockIdx.x, peer);
       Wait w;
-      while (load_acquire(word) < target) {
+      while (!reached(load_acquire(word), target)) {
         over = w.over(rank(), peer, step);
         if (over) break;
       }

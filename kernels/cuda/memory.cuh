@@ -41,6 +41,11 @@ __device__ inline uint64_t load_acquire(const uint64_t* at) {
   return value;
 }
 
+// Whether a counter has come so far; counters may wrap around.
+__device__ inline bool reached(uint64_t count, uint64_t target) {
+  return int64_t(count - target) >= 0;
+}
+
 __device__ inline void store_release(uint64_t* at, uint64_t value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }

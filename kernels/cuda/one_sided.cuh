@@ -63,7 +63,7 @@ __device__ inline void run_wait(const SignalWait& wait) {
   uint64_t* taken = &common(r)->signals_taken[awaited.peer][awaited.signal];
   const uint64_t* word = user_signal(r, r.rank, awaited.peer, awaited.signal);
   uint64_t target = *taken + awaited.count;
-  auto ready = [=] { return load_acquire(word) >= target; };
+  auto ready = [=] { return reached(load_acquire(word), target); };
   if (await(r, awaited.peer, wait.what, awaited.count, ready)) *taken = target;
 }
 

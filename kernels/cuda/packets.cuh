@@ -96,8 +96,9 @@ __device__ inline Eight scale_eight(Eight e, uint64_t scale) {
   return e;
 }
 
-// A rank's part of a window: the lines of a block that have room at a time.
-template <typename E>
+// A rank's part of a window: the lines of a block that have room at a time. A thread has AHEAD of
+// them under way.
+template <typename E, int AHEAD>
 struct PacketRun {
   const Collective& call;
   bool large;       // whether the packets behind the large stage are used
@@ -106,9 +107,6 @@ struct PacketRun {
   uint64_t bytes;   // of a block
   uint64_t scale;
   bool all_ready;  // of the packets that came
-
-  // Lines that a thread has under way at a time.
-  static constexpr int AHEAD = 4;
 
   __device__ uint32_t flag() const {
     return uint32_t(number) ^ uint32_t(number >> 32) * 0x9e3779b9u;
@@ -250,7 +248,7 @@ struct PacketRun {
 // Windows of a block share two halves of the room: a half is written again when all peers have read
 // it, which they had when they sent what came in the window between. So calls of several windows are
 // those in which all hear from all.
-template <typename E>
+template <typename E, int AHEAD>
 __device__ inline void run_windows(const Collective& call, Counters* own, bool ready) {
   const Rank& r = call.rank;
   uint64_t bytes = call.count * call.element_bytes;
@@ -260,7 +258,7 @@ __device__ inline void run_windows(const Collective& call, Counters* own, bool r
   bool large = own->large != 0;
   uint64_t room = large ? r.large_packets : CHANNEL_PACKETS;
   uint64_t number = own->packets, windows = share > room ? (share + room - 1) / room : 1;
-  PacketRun<E> run{call, large, ready, number, bytes, scale_of(call), ready};
+  PacketRun<E, AHEAD> run{call, large, ready, number, bytes, scale_of(call), ready};
   for (uint64_t at = 0; at < left; at += room) {
     run.number += 1;
     run.run(first + at, int(left - at < room ? left - at : room));
@@ -286,7 +284,13 @@ __device__ inline void run_packets(const Collective& call) {
     enter(r, own);
     if (blockIdx.x == 0) announce(call);
   } else {
-    run_windows<E>(call, own, ready);
+    // Small calls are in a hurry, and little code is loaded sooner.
+    uint64_t lines = (call.count * call.element_bytes + 7) / 8;
+    if (lines <= uint64_t(gridDim.x) * movers()) {
+      run_windows<E, 1>(call, own, ready);
+    } else {
+      run_windows<E, 4>(call, own, ready);
+    }
   }
   __syncthreads();
   if (threadIdx.x == 0) leave(own);

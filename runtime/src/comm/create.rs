@@ -298,7 +298,8 @@ fn take_seat(index: i32, room: &mut Room, members: &Members, options: &Options) 
     let seat = Seat::new(index, members.rank, nranks, options.graph_usage_mode == 2);
     // The others hear of a failure by the end of the meeting.
     let mut seat = seat?;
-    let answers = room.gather(&seat.offer()?.encode())?;
+    let max_blocks = u32::try_from(options.max_ctas).unwrap_or(1);
+    let answers = room.gather(&seat.offer(max_blocks)?.encode())?;
     let offers = answers.iter().enumerate().map(|(rank, bytes)| Offer::decode(rank, bytes));
     let offers = offers.collect::<Result<Vec<_>>>()?;
     let own = members.blobs[members.rank as usize].process;
@@ -306,7 +307,10 @@ fn take_seat(index: i32, room: &mut Room, members: &Members, options: &Options) 
     seat.meet(&offers, here);
     let connected = seat.connect(&offers, here);
     let answers = room.gather(&[u8::from(connected.is_ok())])?;
-    let Some(apart) = answers.iter().position(|answer| answer != &[1]) else { return Ok(seat) };
+    let Some(apart) = answers.iter().position(|answer| answer != &[1]) else {
+        seat.start(members.start())?;
+        return Ok(seat);
+    };
     let why = connected.map_or_else(|e| e.to_string(), |()| format!("rank {apart} says so"));
     let text = format!("GPUs do not reach each other's memory ({why}): host memory lies between");
     log::line(Level::Info, Subsystem::Init, &text);
@@ -320,6 +324,7 @@ fn take_seat(index: i32, room: &mut Room, members: &Members, options: &Options) 
         .map(|bytes| bytes.as_slice().try_into().map_or(0, u64::from_le_bytes))
         .collect();
     seat.connect_by_host(&offers, &addresses, here, room.session.deadline())?;
+    seat.start(members.start())?;
     Ok(seat)
 }
 

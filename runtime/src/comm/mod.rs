@@ -323,10 +323,13 @@ impl Communicator {
             sharing.fence();
         }
         let running = || self.seat.as_ref().is_some_and(|seat| seat.busy());
-        let inside = || sharing.is_some_and(|sharing| !sharing.fenced().is_empty());
-        worker::wait_while(|| (running() || inside()) && start.elapsed() < QUIET);
+        // Who has left may be freeing memory, during which the driver lets nobody answer.
+        let inside = |peer: &u32| !self.endpoint.is_out(*peer);
+        let asked = || sharing.is_some_and(|sharing| sharing.fenced().iter().any(inside));
+        worker::wait_while(|| (running() || asked()) && start.elapsed() < QUIET);
         let mut writers = self.endpoint.writers();
-        writers.extend(sharing.map_or_else(Vec::new, |sharing| sharing.end_fence()));
+        let missing = sharing.map_or_else(Vec::new, |sharing| sharing.end_fence());
+        writers.extend(missing.into_iter().filter(inside));
         if writers.is_empty() {
             return Ok(());
         }
@@ -404,6 +407,9 @@ impl Communicator {
             let closed = seat.close();
             if let Err(error) = closed {
                 log::line(Level::Info, Subsystem::Init, &error.to_string());
+            }
+            if !seat.busy() {
+                self.endpoint.be_out();
             }
             reaper::retire(seat.clone(), self.endpoint.clone());
         }

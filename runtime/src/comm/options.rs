@@ -23,7 +23,7 @@ pub struct Options {
     pub cga_cluster_size: i32,
     /// Fewest thread blocks of a kernel.
     pub min_ctas: i32,
-    /// Most thread blocks of a kernel.
+    /// Most thread blocks of a collective's kernel; the least number of all ranks counts.
     pub max_ctas: i32,
     /// The network plugin to use; None: the first that works.
     pub net_name: Option<String>,
@@ -126,7 +126,7 @@ static FIELDS: &[Field] = fields! {
     "blocking", "COMM_BLOCKING", SWITCH, flag blocking, "";
     "cgaClusterSize", "CGA_CLUSTER_SIZE", (0, i32::MAX), number cga_cluster_size, CTAS;
     "minCTAs", "MIN_CTAS", COUNT, number min_ctas, CTAS;
-    "maxCTAs", "MAX_CTAS", COUNT, number max_ctas, CTAS;
+    "maxCTAs", "MAX_CTAS", COUNT, number max_ctas, "";
     "splitShare", "COMM_SPLIT_SHARE_RESOURCES", SWITCH, flag split_share, NO_SHARING;
     "trafficClass", "", ANY, optional traffic_class, NETWORKS;
     "collnetEnable", "COLLNET_ENABLE", SWITCH, flag collnet_enable, NETWORKS;

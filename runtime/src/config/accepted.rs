@@ -4,7 +4,7 @@
 use super::value::Kind;
 use super::{Lookup, Report, Status, Variable, read};
 
-pub(crate) const CTAS: &str = "the host device has neither thread blocks nor channels";
+pub(crate) const CTAS: &str = "blocks and channels follow from the sizes of calls";
 pub(crate) const NETWORKS: &str = "hosts are linked by TCP only; no network plugins yet";
 pub(crate) const NO_NVLS: &str = "there are no NVLink switches on the host device";
 pub(crate) const NO_SHARING: &str = "children never share their parent's resources";

@@ -113,8 +113,8 @@ variables! {
     cga_cluster_size: Option<i64> = "NCCL_CGA_CLUSTER_SIZE", "", CTAS;
     /// Overrides `minCTAs`, the least number of thread blocks.
     min_ctas: Option<i64> = "NCCL_MIN_CTAS", "", CTAS;
-    /// Overrides `maxCTAs`, the greatest number of thread blocks.
-    max_ctas: Option<i64> = "NCCL_MAX_CTAS", "", CTAS;
+    /// Overrides `maxCTAs`, the greatest number of thread blocks; of a collective on GPUs at most 32.
+    max_ctas: Option<i64> = "NCCL_MAX_CTAS", "";
     /// Overrides `CTAPolicy`: DEFAULT, EFFICIENCY, ZERO, joined by `|`.
     cta_policy: Option<String> = "NCCL_CTA_POLICY", "", CTAS;
     /// Overrides `netName`: the network to use, by name.

@@ -37,6 +37,8 @@ pub struct Offer {
     pub index: i32,
     /// Its multiprocessors.
     pub multiprocessors: u32,
+    /// The most thread blocks that its creator allows a kernel of a collective.
+    pub max_blocks: u32,
     /// Where it is told of buffers.
     pub mail: Address,
     /// Whether other GPUs may reach its memory.
@@ -45,16 +47,17 @@ pub struct Offer {
     pub host_memory: bool,
 }
 
-const OFFER_BYTES: usize = 16 + 8 + 64 + 4 + 4 + 32 + 2;
+const OFFER_BYTES: usize = 16 + 8 + 64 + 4 + 4 + 4 + 32 + 2;
 
 impl Offer {
     /// As bytes, for [`decode`](Self::decode).
     pub fn encode(&self) -> Vec<u8> {
         let (index, sms) = (self.index.to_le_bytes(), self.multiprocessors.to_le_bytes());
+        let blocks = self.max_blocks.to_le_bytes();
         let Address { name, key } = &self.mail;
         let address = self.address.to_le_bytes();
         let may = [u8::from(self.peer_access), u8::from(self.host_memory)];
-        [&self.uuid[..], &address, &self.handle, &index, &sms, name, key, &may].concat()
+        [&self.uuid[..], &address, &self.handle, &index, &sms, &blocks, name, key, &may].concat()
     }
 
     /// What a rank sent.
@@ -69,11 +72,21 @@ impl Offer {
         };
         let address = u64::from(word(16)) | u64::from(word(20)) << 32;
         let mut mail = Address::default();
-        mail.name.copy_from_slice(&bytes[96..112]);
-        mail.key.copy_from_slice(&bytes[112..128]);
-        let (index, multiprocessors) = (word(88) as i32, word(92));
-        let (peer_access, host_memory) = (bytes[128] != 0, bytes[129] != 0);
-        Ok(Self { uuid, address, handle, index, multiprocessors, mail, peer_access, host_memory })
+        mail.name.copy_from_slice(&bytes[100..116]);
+        mail.key.copy_from_slice(&bytes[116..132]);
+        let (index, multiprocessors, max_blocks) = (word(88) as i32, word(92), word(96));
+        let (peer_access, host_memory) = (bytes[132] != 0, bytes[133] != 0);
+        Ok(Self {
+            uuid,
+            address,
+            handle,
+            index,
+            multiprocessors,
+            max_blocks,
+            mail,
+            peer_access,
+            host_memory,
+        })
     }
 }
 
@@ -205,8 +218,8 @@ impl Seat {
         })
     }
 
-    /// What the others need to reach it.
-    pub fn offer(&self) -> Result<Offer> {
+    /// What the others need to reach it, and how many thread blocks its creator allows.
+    pub fn offer(&self, max_blocks: u32) -> Result<Offer> {
         let _context = self.gpu.enter()?;
         let mut handle = sys::CUipcMemHandle { reserved: [0; 64] };
         // SAFETY: memory of cuMemAlloc, and a place for the handle.
@@ -221,6 +234,7 @@ impl Seat {
             handle: handle.reserved.map(|b| b as u8),
             index: self.gpu.index,
             multiprocessors: self.gpu.multiprocessors,
+            max_blocks,
             mail: self.sharing.as_ref().map_or_else(Address::default, Sharing::address),
             peer_access: !Config::get().forbids_peer_access(),
             host_memory: !Config::get().shm_disable,
@@ -237,8 +251,9 @@ impl Seat {
         let most = |of: &Offer| offers.iter().filter(|o| o.uuid == of.uuid).count() as u32;
         let shares = offers.iter().map(|o| (most(o), o.multiprocessors / most(o)));
         let (ranks, share) = shares.fold((1, u32::MAX), |(r, s), (a, b)| (r.max(a), s.min(b)));
+        let allowed = offers.iter().map(|o| o.max_blocks).min().unwrap_or(u32::MAX);
         // All blocks of all ranks on a GPU have to run at once, beside another communicator's.
-        self.channels = (share / 2).clamp(1, abi::MAX_CHANNELS as u32);
+        self.channels = (share / 2).min(allowed).clamp(1, abi::MAX_CHANNELS as u32);
         self.view.lanes = if ranks > 1 { 1 } else { abi::LANES as u32 };
     }
 
@@ -315,6 +330,46 @@ impl Seat {
         }
         sharing.stay_apart();
         Ok(())
+    }
+
+    /// Has all counters begin at a number, before any peer writes here: zero unless a test wants to
+    /// see them wrap around.
+    pub fn start(&self, number: u64) -> Result<()> {
+        if number == 0 {
+            return Ok(());
+        }
+        let _context = self.gpu.enter()?;
+        let _relaxed = Relaxed::begin()?;
+        let words = vec![number; abi::WORDS_BYTES / size_of::<u64>()];
+        let counters = abi::Counters {
+            packets: number,
+            phase: number,
+            slot_need: [number; 2],
+            messages: number,
+            agreements: number,
+            ..abi::Counters::default()
+        };
+        let signals = [[number; abi::USER_SIGNALS]; abi::MAX_RANKS];
+        let common = abi::Shared {
+            fault: abi::FAULT_NONE,
+            written: 0,
+            operations: number,
+            in_place: 0,
+            signals_given: signals,
+            signals_taken: signals,
+        };
+        // SAFETY: memory of this seat of these sizes; the sources live until the copies are done.
+        unsafe {
+            let (from, to) = (words.as_ptr().cast(), self.shared.at());
+            cu!(cuMemcpyHtoD_v2(to, from, abi::WORDS_BYTES))?;
+            for index in 0..COUNTERS {
+                let to = self.private + (index * size_of::<abi::Counters>()) as u64;
+                let from = (&raw const counters).cast();
+                cu!(cuMemcpyHtoD_v2(to, from, size_of::<abi::Counters>()))?;
+            }
+            let from = (&raw const common).cast();
+            cu!(cuMemcpyHtoD_v2(self.view.common, from, size_of::<abi::Shared>()))
+        }
     }
 
     /// Lets kernels here use the memory of another GPU of this process.
@@ -735,10 +790,19 @@ mod tests {
     fn offers_survive_the_round_trip_and_others_are_refused() {
         let (uuid, handle) = (std::array::from_fn(|i| i as u8), std::array::from_fn(|i| !i as u8));
         let mail = Address { name: [8; 16], key: [9; 16] };
-        let (address, multiprocessors) = (0x7f01_0203_0405, 132);
+        let (address, multiprocessors, max_blocks) = (0x7f01_0203_0405, 132, 20);
         let (peer_access, host_memory, index) = (true, false, 3);
-        let offer =
-            Offer { uuid, address, handle, index, multiprocessors, mail, peer_access, host_memory };
+        let offer = Offer {
+            uuid,
+            address,
+            handle,
+            index,
+            multiprocessors,
+            max_blocks,
+            mail,
+            peer_access,
+            host_memory,
+        };
         let bytes = offer.encode();
         assert_eq!(Offer::decode(0, &bytes).unwrap(), offer);
         let text = Offer::decode(2, &bytes[1..]).unwrap_err().to_string();

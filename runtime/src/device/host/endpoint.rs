@@ -335,6 +335,19 @@ impl Endpoint {
         state.edges.clear();
     }
 
+    /// On a GPU, after [`leave`](Self::leave): nothing of this rank runs there any more.
+    pub fn be_out(&self) {
+        if let Some((segment, own)) = self.segment.as_ref().zip(self.local[self.rank as usize]) {
+            segment.out(own).store(1, Ordering::Release);
+        }
+    }
+
+    /// Whether a peer on a GPU has left with nothing running there.
+    pub fn is_out(&self, peer: u32) -> bool {
+        let place = self.segment.as_ref().zip(self.local[peer as usize]);
+        place.is_some_and(|(segment, local)| segment.out(local).load(Ordering::Acquire) != 0)
+    }
+
     /// The failure, if there is one.
     pub fn failure(&self) -> Option<Error> {
         if self.failed.load(Ordering::Acquire) { self.failure.get().cloned() } else { None }

@@ -29,6 +29,7 @@ const PHASE_AT: usize = 0;
 const STATE_AT: usize = LINE;
 const ENTRY_AT: usize = 2 * LINE;
 const WRITING_AT: usize = 4 * LINE;
+const OUT_AT: usize = 5 * LINE;
 const RING_AT: usize = 1024;
 const RECORD_AT: usize = 2048;
 const PACKETS_AT: usize = 4096;
@@ -155,6 +156,11 @@ impl Segment {
     /// The state of a rank, a [`PeerState`].
     pub fn state(&self, local: usize) -> &AtomicU64 {
         self.word(self.rank(local) + STATE_AT)
+    }
+
+    /// Whether a rank on a GPU has left with nothing running there: it writes nowhere any more.
+    pub fn out(&self, local: usize) -> &AtomicU64 {
+        self.word(self.rank(local) + OUT_AT)
     }
 
     /// Whether a rank is writing into the user memory of others right now.

@@ -36,6 +36,8 @@ pub(crate) fn told(rank: &Rank, parts: &[&str]) -> Outcome {
     // Who gives something small may be done before anyone knows.
     let ended = rank.synchronize();
     let text = hear(rank).map_err(|e| format!("{e}; its stream ended with {ended:?}"))?;
+    // It is delivered there, too, and only once.
+    let _ = rank.synchronize();
     match parts.iter().find(|part| !text.contains(**part)) {
         Some(part) => Err(format!("rank {}: {part} is not in: {text}", rank.rank)),
         None => Ok(()),
