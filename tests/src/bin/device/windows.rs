@@ -226,10 +226,10 @@ fn captured(rank: &Rank, target: &Target, from: &Memory, scratch: &Memory) -> Ou
     window.end()
 }
 
-/// Puts once to the next rank.
-pub(crate) fn put_once(rank: &Rank) -> Outcome {
+/// Puts once to the next rank; `memory` holds 10 000 bytes.
+pub(crate) fn put_once(rank: &Rank, memory: &Memory) -> Outcome {
     const BYTES: usize = 5000;
-    let (memory, (next, before)) = (Memory::new(2 * BYTES)?, rank.neighbours());
+    let (next, before) = rank.neighbours();
     let own = |of: i32| vec![of as u8 + 1; BYTES];
     rank.upload(memory.part(BYTES), &own(rank.rank))?;
     let window = Window::new(rank, memory.at, BYTES)?;
