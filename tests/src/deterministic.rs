@@ -77,20 +77,19 @@ impl Drop for Buffer {
     }
 }
 
-/// An element between 2⁻¹⁰ and 2¹⁰ in magnitude: sums cancel and lose low bits, products saturate.
-pub fn element(random: &mut Random, dtype: DataType) -> Vec<u8> {
-    let (draw, exponent) = (random.draw(), random.below(20) as i32 - 10);
-    let fraction = 1.0 + (draw >> 12) as f64 / (1u64 << 52) as f64;
-    let value = fraction * 2f64.powi(exponent) * if draw & 1 == 0 { 1.0 } else { -1.0 };
+/// Adds an element between 2⁻¹⁰ and 2¹⁰ in magnitude: sums cancel and lose low bits, products saturate.
+pub fn element(random: &mut Random, dtype: DataType, out: &mut Vec<u8>) {
+    let (draw, exponent) = (random.draw(), random.below(20) + 1023 - 10);
+    let value = f64::from_bits(draw << 63 | exponent << 52 | draw >> 12);
     let narrow = value as f32;
     match dtype {
-        DataType::Float64 => value.to_ne_bytes().to_vec(),
-        DataType::Float32 => narrow.to_ne_bytes().to_vec(),
-        DataType::Float16 => F16::round(narrow).0.to_ne_bytes().to_vec(),
-        DataType::Bfloat16 => Bf16::round(narrow).0.to_ne_bytes().to_vec(),
-        DataType::Float8e4m3 => vec![E4m3::round(narrow).0],
-        DataType::Float8e5m2 => vec![E5m2::round(narrow).0],
-        _ => draw.to_ne_bytes()[..dtype.size()].to_vec(),
+        DataType::Float64 => out.extend(value.to_ne_bytes()),
+        DataType::Float32 => out.extend(narrow.to_ne_bytes()),
+        DataType::Float16 => out.extend(F16::round(narrow).0.to_ne_bytes()),
+        DataType::Bfloat16 => out.extend(Bf16::round(narrow).0.to_ne_bytes()),
+        DataType::Float8e4m3 => out.push(E4m3::round(narrow).0),
+        DataType::Float8e5m2 => out.push(E5m2::round(narrow).0),
+        _ => out.extend(&draw.to_ne_bytes()[..dtype.size()]),
     }
 }
 
@@ -130,7 +129,9 @@ impl Case {
         let inputs: Vec<Vec<u8>> = (0..spec.nranks)
             .map(|rank| {
                 let elements = spec.input_blocks(rank) as usize * count;
-                (0..elements).flat_map(|_| element(random, dtype)).collect()
+                let mut input = Vec::with_capacity(elements * dtype.size());
+                (0..elements).for_each(|_| element(random, dtype, &mut input));
+                input
             })
             .collect();
         let plan = Plan::new(spec, Algorithm::OneShot).expect("it serves reductions");

@@ -45,11 +45,13 @@ fn beside(rank: &Rank, child: Option<&Rank>, memory: &Memory) -> Outcome {
         rank.upload(at(0), &words((rank.rank + 1) * round, COUNT))?;
         rank.upload(at(2), &words((rank.rank + 1) * -round, COUNT))?;
         for _ in 0..3 {
-            if let Some(child) = child.filter(|_| round % 2 == 0) {
+            // Each in an order of its own.
+            let first = (rank.rank + round) % 2 == 0;
+            if let Some(child) = child.filter(|_| first) {
                 ok(child.call(sum(COUNT), at(2), at(3)))?;
             }
             ok(rank.call(sum(COUNT), at(0), at(1)))?;
-            if let Some(child) = child.filter(|_| round % 2 == 1) {
+            if let Some(child) = child.filter(|_| !first) {
                 ok(child.call(sum(COUNT), at(2), at(3)))?;
             }
         }

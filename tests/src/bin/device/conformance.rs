@@ -50,7 +50,7 @@ impl Case {
             if self.seed.is_multiple_of(2) {
                 out.extend(random.draw().to_ne_bytes());
             } else {
-                out.extend(element(&mut random, self.call.dtype));
+                element(&mut random, self.call.dtype, &mut out);
             }
         }
         out.truncate(bytes);
@@ -60,13 +60,15 @@ impl Case {
     /// All of it.
     fn input(&self, nranks: i32, rank: u32) -> Vec<u8> {
         let blocks = self.spec(nranks).input_blocks(rank);
-        (0..blocks).flat_map(|block| self.input_block(rank, block)).collect()
+        (0..blocks).map(|block| self.input_block(rank, block)).collect::<Vec<_>>().concat()
     }
 
     /// What a rank's input is multiplied by.
     pub(crate) fn factor(&self, rank: u32) -> Vec<u8> {
         let seed = self.factors.unwrap_or(0).wrapping_mul(0x9e37_79b9);
-        element(&mut Random(seed ^ u64::from(rank) << 48), self.call.dtype)
+        let (mut random, mut out) = (Random(seed ^ u64::from(rank) << 48), Vec::new());
+        element(&mut random, self.call.dtype, &mut out);
+        out
     }
 
     /// A block of what a rank gives to the others.

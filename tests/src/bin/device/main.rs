@@ -17,6 +17,7 @@ mod vcollectives;
 mod windows;
 
 use oxccl::nccl::comm::ncclCommInitAll;
+use oxccl::nccl::lifetime::ncclCommAbort;
 use oxccl::oxccl::types::oxcclDeviceKind_t;
 use oxccl_tests::job::{Job, bind_to_parent, wait_until};
 use rank::{Outcome, Rank, devices, last_error, ok, unique_id};
@@ -132,7 +133,12 @@ fn in_threads(test: &Test, nranks: i32) -> Outcome {
             .map(|rank| {
                 scope.spawn(move || {
                     let rank = Rank::join(id, nranks, rank)?;
-                    (test.body)(&[rank])
+                    let result = (test.body)(&[rank]);
+                    if result.is_err() {
+                        // The others need not wait. SAFETY: any handle may be passed.
+                        unsafe { ncclCommAbort(rank.comm) };
+                    }
+                    result
                 })
             })
             .collect();

@@ -104,12 +104,12 @@ pub(crate) fn sequence(ranks: &[Rank]) -> Outcome {
     rank.leave()
 }
 
-/// Small all-to-alls, each with the result of the one before: after two of them everything is where
+/// All-to-alls of few bytes, each with the result of the one before: after two of them everything is where
 /// it was, or a packet was torn.
 pub(crate) fn chained(ranks: &[Rank]) -> Outcome {
     /// All-to-alls between two looks at the data, in pairs.
     const PAIRS: usize = 25;
-    const MOST: usize = 2000;
+    const MOST: usize = 60_000;
     let rank = one(ranks)?;
     let blocks = rank.nranks as usize;
     let (one, other) = (Memory::new(blocks * MOST + 64)?, Memory::new(blocks * MOST + 64)?);
@@ -131,12 +131,12 @@ pub(crate) fn chained(ranks: &[Rank]) -> Outcome {
     let mut shared = Random(43);
     for _ in 0..400 {
         // Odd sizes of all magnitudes.
-        let power = 1u64 << shared.below(10);
+        let power = 1u64 << shared.below(15);
         let count = 2 * ((power + shared.below(power)) as usize).min(MOST / 2) - 1;
         let skew = shared.below(16) as usize;
         check(count, skew, &|| (0..PAIRS).try_for_each(|_| pair(count, skew)))?;
     }
-    for count in [7, 121, 501, 1999] {
+    for count in [7, 121, 501, 1999, 30_001] {
         let replay = Replay::capture(rank.stream, oxcclCaptureThreadLocal, || {
             (0..PAIRS).try_for_each(|_| pair(count, 1))
         })?;

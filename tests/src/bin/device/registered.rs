@@ -135,7 +135,7 @@ pub(crate) fn captured(ranks: &[Rank]) -> Outcome {
 
 /// Allocating and freeing may wait for all that a GPU does: where ranks share one, none may wait in an
 /// operation for who does so.
-fn all_idle(rank: &Rank) {
+pub(crate) fn all_idle(rank: &Rank) {
     static MET: OnceLock<Barrier> = OnceLock::new();
     let (kind, count) = devices();
     if kind == oxcclDeviceKind_t::oxcclDeviceCuda && count < rank.nranks {

@@ -11,6 +11,9 @@ pub(crate) fn everything(ranks: &[Rank]) -> Outcome {
     const MOST: usize = 1 << 20;
     let rank = one(ranks)?;
     let buffers = [Buffers::new(rank.nranks as usize * MOST + 4096)?];
+    let mail = Mail::new(rank, vec![1, 5000, 100_001])?;
+    let foreign = Memory::foreign(registered::ROOM)?;
+    registered::all_idle(rank);
     let collectives = [Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter];
     let mut seed = 0;
     for bytes in [100, 100 << 10, MOST] {
@@ -24,13 +27,11 @@ pub(crate) fn everything(ranks: &[Rank]) -> Outcome {
             }
         }
     }
-    let mail = Mail::new(rank, vec![1, 5000, 100_001])?;
     mail.fill(rank, 0)?;
     group(|| mail.post(rank))?;
     mail.verify(rank, 0)?;
-    let foreign = Memory::foreign(registered::ROOM)?;
     registered::a_few(rank, &foreign)?;
-    windows::put_once(rank)?;
+    windows::put_once(rank, &buffers[0].input)?;
     drop((buffers, mail, foreign));
     rank.leave()
 }

@@ -226,10 +226,10 @@ fn captured(rank: &Rank, target: &Target, from: &Memory, scratch: &Memory) -> Ou
     window.end()
 }
 
-/// Puts once to the next rank.
-pub(crate) fn put_once(rank: &Rank) -> Outcome {
+/// Puts once to the next rank; `memory` holds 10 000 bytes.
+pub(crate) fn put_once(rank: &Rank, memory: &Memory) -> Outcome {
     const BYTES: usize = 5000;
-    let (memory, (next, before)) = (Memory::new(2 * BYTES)?, rank.neighbours());
+    let (next, before) = rank.neighbours();
     let own = |of: i32| vec![of as u8 + 1; BYTES];
     rank.upload(memory.part(BYTES), &own(rank.rank))?;
     let window = Window::new(rank, memory.at, BYTES)?;
@@ -250,12 +250,11 @@ pub(crate) fn outside(ranks: &[Rank]) -> Outcome {
     let memory = Memory::new(2 * BYTES)?;
     rank.upload(memory.at, &vec![0xa5; 2 * BYTES])?;
     let bytes = if rank.rank == last { BYTES } else { 2 * BYTES };
-    let window = Window::new(rank, memory.at, bytes)?;
-    let called = if rank.rank == 0 {
-        window.put((memory.at, 5000), (last, BYTES - 4999), (0, 0))
-    } else {
-        wait(rank, &BTreeMap::from([((0, (0, 0)), 1)]))
-    };
+    // Who comes late hears of it at one of these.
+    let called = Window::new(rank, memory.at, bytes).and_then(|window| match rank.rank {
+        0 => window.put((memory.at, 5000), (last, BYTES - 4999), (0, 0)),
+        _ => wait(rank, &BTreeMap::from([((0, (0, 0)), 1)])),
+    });
     let parts = ["rank 0 puts 5000 bytes at offset 95001", &format!("rank {last}"), "100000"];
     told(rank, &parts).map_err(|e| format!("{e}; called: {called:?}"))?;
     abort_now(rank)?;
