@@ -25,6 +25,8 @@ pub struct CostModel {
     pub read_call_us: f64,
     /// Bandwidth of reading from peers where it is below that of a copy.
     pub read_gbps: f64,
+    /// The same of reading from a single peer, of which less is under way at a time.
+    pub peer_read_gbps: f64,
     /// Bandwidth of writing to peers' memory while reading from them.
     pub push_gbps: f64,
     /// Lines that change hands between cores, on top of their copying: stages and edges.
@@ -50,6 +52,7 @@ impl CostModel {
         fold_gbps: 32.0,
         read_call_us: 0.0,
         read_gbps: f64::INFINITY,
+        peer_read_gbps: f64::INFINITY,
         push_gbps: f64::INFINITY,
         handover_gbps: 24.0,
         stage_slot_bytes: 256 << 10,
@@ -67,7 +70,7 @@ impl CostModel {
     };
 
     /// GPUs that reach each other over NVLink: a signal with its fence takes 2.3 µs, loads 400 GB/s,
-    /// stores 350 GB/s alone and 284 GB/s beside loads (four H200, `docs/gpu-results.md`).
+    /// from one peer 250 GB/s, stores 350 GB/s alone and 284 GB/s beside loads (H200, `docs/gpu-results.md`).
     pub const NVLINK: CostModel = CostModel {
         latency_us: 1.5,
         signal_us: 0.8,
@@ -80,6 +83,7 @@ impl CostModel {
         fold_gbps: 2000.0,
         read_call_us: 0.0,
         read_gbps: 400.0,
+        peer_read_gbps: 250.0,
         push_gbps: 284.0,
         handover_gbps: f64::INFINITY,
         stage_slot_bytes: 4 << 20,
@@ -118,7 +122,8 @@ impl CostModel {
     /// Reading so many bytes from the memory of `peers` peers, folding them when `reduces`.
     pub fn read_us(&self, bytes: u64, peers: u32, reduces: bool) -> f64 {
         let fold = if reduces { Self::at_gbps(bytes, self.fold_gbps) / 2.0 } else { 0.0 };
-        let read = self.copy_us(bytes).max(Self::at_gbps(bytes, self.read_gbps));
+        let gbps = self.read_gbps.min(self.peer_read_gbps * f64::from(peers.max(1)));
+        let read = self.copy_us(bytes).max(Self::at_gbps(bytes, gbps));
         read + fold + f64::from(peers) * self.read_call_us
     }
 

@@ -61,6 +61,9 @@ const TESTS: &[Test] = &[
     Test { name: "large calls through host memory", layouts: APART, body: order::large },
     Test { name: "two streams, random delays", layouts: APART, body: order::two_streams },
     Test { name: "a sequence of 10 000", layouts: APART, body: order::sequence },
+    Test { name: "counters beyond 32 bits", layouts: THREADS, body: order::sequence },
+    Test { name: "counters beyond 64 bits", layouts: APART, body: order::sequence },
+    Test { name: "four thread blocks", layouts: THREADS, body: order::large },
     Test { name: "no packet is torn", layouts: APART, body: order::chained },
     Test { name: "the first operation captured", layouts: THREADS, body: graphs::first_captured },
     Test { name: "100 000 replays", layouts: THREADS, body: graphs::replays },
@@ -97,13 +100,16 @@ const TESTS: &[Test] = &[
 const KILLED: &str = "a killed process is told";
 
 /// Variables that tests are run with.
-const SETTINGS: [(&str, &str, &str); 7] = [
+const SETTINGS: [(&str, &str, &str); 10] = [
     // Through the stage also where buffers are mapped.
     ("staged in one shot", "OXCCL_ALGORITHM", "one_shot"),
     ("staged in two shots", "OXCCL_ALGORITHM", "two_shot"),
     ("results collected by reading", "OXCCL_ALGORITHM", "two_shot_pulled"),
     ("small calls through host memory", "NCCL_P2P_DISABLE", "1"),
     ("large calls through host memory", "NCCL_P2P_LEVEL", "LOC"),
+    ("counters beyond 32 bits", "OXCCL_COUNTER_START", "4294966296"),
+    ("counters beyond 64 bits", "OXCCL_COUNTER_START", "18446744073709550616"),
+    ("four thread blocks", "NCCL_MAX_CTAS", "4"),
     ("windows", "NCCL_NUM_RMA_CTX", "4"),
     // The fold in rank order is what the results are compared with.
     ("multiplied inputs", "OXCCL_DETERMINISTIC", "1"),
