@@ -183,10 +183,12 @@ typedef struct Control {
   uint32_t own_what;
   // What the peer called.
   uint32_t their_what;
-  // See `own_what`; of a put, where it ends in the window.
+  // See `own_what`; of a put, its bytes.
   uint64_t own_count;
   // See `their_what`; of a put, the bytes of the window that are reached.
   uint64_t their_count;
+  // Of a put, where it begins in the window.
+  uint64_t offset;
   // How long a kernel may wait, in ns; 0: as long as it takes.
   uint64_t limit_ns;
   // Collectives so far that read or wrote user memory of peers.
@@ -460,6 +462,10 @@ typedef struct Shared {
   uint64_t operations;
   // Of these, on user memory.
   uint64_t in_place;
+  // When the host's memory is to be looked at again.
+  uint64_t next_look_ns;
+  // How long a kernel may wait, as it was found there.
+  uint64_t limit_ns;
   // Signals that this rank gave each one.
   uint64_t signals_given[MAX_RANKS][USER_SIGNALS];
   // Signals of each rank that were waited for.

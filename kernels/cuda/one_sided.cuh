@@ -21,7 +21,8 @@ __device__ inline bool find_window(const Put& put, uint64_t& to) {
   uint64_t reached = window->bytes;
   if (put.offset <= reached && put.bytes <= reached - put.offset) return true;
   volatile Control* c = reinterpret_cast<volatile Control*>(r.control);
-  c->own_count = put.offset + put.bytes;
+  c->own_count = put.bytes;
+  c->offset = put.offset;
   c->their_count = reached;
   fail(r, FAULT_WINDOW, put.peer, -1);
   return false;

@@ -197,7 +197,8 @@ struct PacketRun {
 #pragma unroll
       for (int k = 0; k < AHEAD; k++) {
         typename E::Bits v[N];
-        memcpy(v, from == r.rank ? &mine[k] : &e[k], 8);
+        Eight here = from == r.rank ? mine[k] : e[k];
+        memcpy(v, &here, 8);
 #pragma unroll
         for (int i = 0; i < N; i++) {
           typename E::Lane lane = E::widen(v[i]);

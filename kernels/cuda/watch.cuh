@@ -6,7 +6,7 @@
 namespace oxccl {
 
 constexpr uint64_t PATIENCE_NS = 20000;  // of spinning, before anything slow is looked at
-constexpr uint64_t LOOK_NS = 500000;     // between looks into the host's memory
+constexpr uint64_t LOOK_NS = 500000;     // between looks at what is slow
 
 __device__ inline uint64_t now_ns() {
   uint64_t t;
@@ -36,6 +36,18 @@ __device__ inline void fail(const Rank& r, uint32_t fault, int peer, int step) {
   tell(r, fault, peer, step, common(r)->operations);
 }
 
+// Finds what the host has to say. A look into its memory takes a microsecond, and they come one after
+// the other: of all threads of the communicator one looks at a time.
+__device__ inline void hear_host(const Rank& r, uint64_t now) {
+  volatile Shared* s = common(r);
+  unsigned long long next = s->next_look_ns;
+  auto* at = reinterpret_cast<unsigned long long*>(&common(r)->next_look_ns);
+  if (now < next || atomicCAS(at, next, now + LOOK_NS) != next) return;
+  const volatile Control* c = reinterpret_cast<const volatile Control*>(r.control);
+  s->limit_ns = c->limit_ns;
+  if (c->abort) fail(r, FAULT_ABORTED, -1, -1);
+}
+
 // One thread's wait.
 struct Wait {
   uint32_t spins = 0;
@@ -55,17 +67,10 @@ struct Wait {
     if (now < next) return false;
     next = now + LOOK_NS;
     looks += 1;
-    volatile Control* c = reinterpret_cast<volatile Control*>(r.control);
-    if (c->abort) {
-      fail(r, FAULT_ABORTED, -1, step);
-      return true;
-    }
-    uint64_t limit = c->limit_ns;
-    if (limit != 0 && now - since > limit) {
-      fail(r, FAULT_DEADLINE, peer, step);
-      return true;
-    }
-    return false;
+    hear_host(r, now);
+    uint64_t limit = const_cast<volatile Shared*>(common(r))->limit_ns;
+    if (limit != 0 && now - since > limit) fail(r, FAULT_DEADLINE, peer, step);
+    return faulty(r);
   }
 };
 

@@ -175,10 +175,12 @@ pub struct Control {
     pub own_what: u32,
     /// What the peer called.
     pub their_what: u32,
-    /// See `own_what`; of a put, where it ends in the window.
+    /// See `own_what`; of a put, its bytes.
     pub own_count: u64,
     /// See `their_what`; of a put, the bytes of the window that are reached.
     pub their_count: u64,
+    /// Of a put, where it begins in the window.
+    pub offset: u64,
     /// How long a kernel may wait, in ns; 0: as long as it takes.
     pub limit_ns: u64,
     /// Collectives so far that read or wrote user memory of peers.
@@ -219,6 +221,10 @@ pub struct Shared {
     pub operations: u64,
     /// Of these, on user memory.
     pub in_place: u64,
+    /// When the host's memory is to be looked at again.
+    pub next_look_ns: u64,
+    /// How long a kernel may wait, as it was found there.
+    pub limit_ns: u64,
     /// Signals that this rank gave each one.
     pub signals_given: [[u64; USER_SIGNALS]; MAX_RANKS],
     /// Signals of each rank that were waited for.

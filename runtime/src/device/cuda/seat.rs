@@ -15,6 +15,7 @@ use crate::bootstrap::deadline::Deadline;
 use crate::config::Config;
 use crate::descriptor::Descriptor;
 use crate::device::host::endpoint::Endpoint;
+use crate::device::host::one_sided;
 use crate::error::{Error, Result, Site};
 use crate::log::{self, Level, Subsystem};
 use cudarc::driver::sys::{self, CUdeviceptr, CUgraph, CUstream};
@@ -355,6 +356,8 @@ impl Seat {
             written: 0,
             operations: number,
             in_place: 0,
+            next_look_ns: 0,
+            limit_ns: 0,
             signals_given: signals,
             signals_taken: signals,
         };
@@ -613,14 +616,9 @@ impl Seat {
                 Some(Error::Mismatch { site, own, theirs })
             }
             abi::FAULT_WINDOW => {
-                let (own, peer) = (self.view.rank, control.peer);
-                let (end, bytes) = (control.own_count, control.their_count);
-                let what = format!(
-                    "rank {own} puts up to byte {end} of the window of rank {peer}, of which it \
-                     reaches {bytes} bytes"
-                );
-                let hint = "register windows of equal size on all ranks, in ncclMemAlloc's memory";
-                Some(Error::usage(what, hint))
+                let put = (control.own_count, control.offset);
+                let window = (control.peer.unsigned_abs(), control.their_count);
+                Some(one_sided::beyond(self.view.rank, put, window))
             }
             abi::FAULT_OVERLAP => {
                 let what = "two operations of a communicator ran at once";

@@ -158,6 +158,15 @@ fn places(endpoint: &Endpoint, peer: u32) -> Result<(&Segment, usize, usize)> {
     }
 }
 
+/// What a put of so many bytes at an offset is told, of which the peer's window has less.
+pub(crate) fn beyond(rank: u32, (bytes, offset): (u64, u64), (peer, len): (u32, u64)) -> Error {
+    let what = format!(
+        "rank {rank} puts {bytes} bytes at offset {offset} into the window of rank {peer}, of which \
+         it reaches {len} bytes"
+    );
+    Error::usage(what, "register windows of equal size on all ranks, in memory from ncclMemAlloc")
+}
+
 /// Writes the next stretch; true when everything is written. False also while the peer has not
 /// registered the window.
 fn write(
@@ -180,12 +189,7 @@ fn write(
     let (segment, _, place) = places(endpoint, peer)?;
     let Some((token, len)) = segment.window(place, window) else { return Ok(false) };
     if offset.checked_add(bytes).is_none_or(|end| end > len as usize) {
-        let what = format!(
-            "rank {} puts {bytes} bytes at offset {offset} into the window of rank {peer}, which \
-             has {len} bytes",
-            endpoint.rank
-        );
-        return Err(Error::usage(what, "register windows of equal size on all ranks"));
+        return Err(beyond(endpoint.rank, (bytes as u64, offset as u64), (peer, len)));
     }
     let Some(base) = state.resolve(peer, token) else {
         let what = format!("the arena of rank {peer} is not mapped here");
