@@ -97,8 +97,8 @@ __device__ inline Eight scale_eight(Eight e, uint64_t scale) {
 }
 
 // A rank's part of a window: the lines of a block that have room at a time. A thread has AHEAD of
-// them under way.
-template <typename E, int AHEAD>
+// them under way, of RANKS ranks.
+template <typename E, int AHEAD, int RANKS>
 struct PacketRun {
   const Collective& call;
   bool large;       // whether the packets behind the large stage are used
@@ -137,17 +137,48 @@ struct PacketRun {
     return true;
   }
 
-  // Lines `line`, `line + step` and so on of what a peer sent; false when they will not come.
-  __device__ bool receive(int from, int line, int step, int lines, Eight* e, Wait& wait) {
-    const Packet* at = slots(call.rank.rank, from) + line;
+  // A thread's lines of the ranks from `first` on, but for its own; false when they will not come.
+  __device__ bool receive(int first, int line, int lines, Eight (*e)[AHEAD], Wait& wait) {
+    const Rank& r = call.rank;
+    const Packet* at = slots(r.rank, first) + line;
+    uint64_t row = large ? r.large_packets : CHANNEL_PACKETS;
     for (;;) {
-      bool here = true;
+      int missing = -1;
 #pragma unroll
-      for (int k = 0; k < AHEAD; k++)
-        if (line + k * step < lines) here &= take(at + k * step, e[k]);
-      if (here) return true;
-      if (wait.over(call.rank, from, 0)) return false;
+      for (int from = 0; from < RANKS; from++) {
+        int peer = first + from;
+        if (peer >= r.nranks || peer == r.rank || !comes_from(call, peer)) continue;
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++)
+          if (line + k * movers() < lines && !take(at + from * row + k * movers(), e[from][k]))
+            missing = peer;
+      }
+      if (missing < 0) return true;
+      if (wait.over(r, missing, 0)) return false;
     }
+  }
+
+  // Does something with a thread's lines of every rank whose data comes here, in rank order; `mine`
+  // are its own. False when they will not come.
+  template <typename Use>
+  __device__ bool each(int line, int lines, const Eight* mine, Use use) {
+    const Rank& r = call.rank;
+    Wait wait;
+    for (int first = 0; first < r.nranks; first += RANKS) {
+      Eight e[RANKS][AHEAD];
+      if (!receive(first, line, lines, e, wait)) return false;
+#pragma unroll
+      for (int from = 0; from < RANKS; from++) {
+        int peer = first + from;
+        if (peer >= r.nranks || !comes_from(call, peer)) continue;
+        if (peer == r.rank) {
+#pragma unroll
+          for (int k = 0; k < AHEAD; k++) e[from][k] = mine[k];
+        }
+        use(peer, e[from]);
+      }
+    }
+    return true;
   }
 
   __device__ void load(int block, uint64_t first, int line, int lines, Eight* e) const {
@@ -187,25 +218,22 @@ struct PacketRun {
   __device__ void fold_lines(uint64_t first, int line, int lines) {
     constexpr int N = 8 / sizeof(typename E::Bits);
     const Rank& r = call.rank;
-    Wait wait;
     typename E::Lane lanes[AHEAD][N];
     Eight mine[AHEAD];
     load(call.kind == REDUCE_SCATTER ? r.rank : 0, first, line, lines, mine);
-    for (int from = 0; from < r.nranks; from++) {
-      Eight e[AHEAD];
-      if (from != r.rank && !receive(from, line, movers(), lines, e, wait)) return;
+    bool all = each(line, lines, mine, [&](int from, const Eight* e) {
 #pragma unroll
       for (int k = 0; k < AHEAD; k++) {
         typename E::Bits v[N];
-        Eight here = from == r.rank ? mine[k] : e[k];
-        memcpy(v, &here, 8);
+        memcpy(v, &e[k], 8);
 #pragma unroll
         for (int i = 0; i < N; i++) {
           typename E::Lane lane = E::widen(v[i]);
           lanes[k][i] = from == 0 ? lane : combine(call.op, lanes[k][i], lane);
         }
       }
-    }
+    });
+    if (!all) return;
 #pragma unroll
     for (int k = 0; k < AHEAD; k++) {
       typename E::Bits v[N];
@@ -218,19 +246,12 @@ struct PacketRun {
   }
 
   __device__ void receive_lines(uint64_t first, int line, int lines) {
-    const Rank& r = call.rank;
-    Wait wait;
-    Eight e[AHEAD];
-    for (int i = 0; i < r.nranks; i++) {
-      int peer = (r.rank + i) % r.nranks;
-      if (!comes_from(call, peer)) continue;
-      if (peer == r.rank) {
-        load(block_for(call, peer), first, line, lines, e);
-      } else if (!receive(peer, line, movers(), lines, e, wait)) {
-        return;
-      }
-      store_lines(block_from(call, peer), first, line, lines, e);
-    }
+    Eight mine[AHEAD];
+    int own = block_for(call, call.rank.rank);
+    if (own >= 0) load(own, first, line, lines, mine);
+    each(line, lines, mine, [&](int from, const Eight* e) {
+      store_lines(block_from(call, from), first, line, lines, e);
+    });
   }
 
   // Everything is sent before anything is waited for, or ranks would wait for each other. A thread
@@ -249,7 +270,7 @@ struct PacketRun {
 // Windows of a block share two halves of the room: a half is written again when all peers have read
 // it, which they had when they sent what came in the window between. So calls of several windows are
 // those in which all hear from all.
-template <typename E, int AHEAD>
+template <typename E, int AHEAD, int RANKS>
 __device__ inline void run_windows(const Collective& call, Counters* own, bool ready) {
   const Rank& r = call.rank;
   uint64_t bytes = call.count * call.element_bytes;
@@ -259,7 +280,7 @@ __device__ inline void run_windows(const Collective& call, Counters* own, bool r
   bool large = own->large != 0;
   uint64_t room = large ? r.large_packets : CHANNEL_PACKETS;
   uint64_t number = own->packets, windows = share > room ? (share + room - 1) / room : 1;
-  PacketRun<E, AHEAD> run{call, large, ready, number, bytes, scale_of(call), ready};
+  PacketRun<E, AHEAD, RANKS> run{call, large, ready, number, bytes, scale_of(call), ready};
   for (uint64_t at = 0; at < left; at += room) {
     run.number += 1;
     run.run(first + at, int(left - at < room ? left - at : room));
@@ -288,9 +309,9 @@ __device__ inline void run_packets(const Collective& call) {
     // Small calls are in a hurry, and little code is loaded sooner.
     uint64_t lines = (call.count * call.element_bytes + 7) / 8;
     if (lines <= uint64_t(gridDim.x) * movers()) {
-      run_windows<E, 1>(call, own, ready);
+      run_windows<E, 1, 4>(call, own, ready);
     } else {
-      run_windows<E, 4>(call, own, ready);
+      run_windows<E, 4, 1>(call, own, ready);
     }
   }
   __syncthreads();
