@@ -7,7 +7,7 @@ use crate::bootstrap::launch::{self, Launch};
 use crate::bootstrap::wire::{self, Frame};
 use crate::comm::blob::Blob;
 use crate::descriptor::Descriptor;
-use crate::device::cuda::{mail, seat};
+use crate::device::cuda::{mail, offer};
 use crate::error::Result;
 use crate::link::Message;
 use crate::link::message::MessageEdge;
@@ -32,7 +32,7 @@ pub fn blob(rank: usize, bytes: &[u8]) -> Result<Vec<u8>> {
 
 /// What a rank's seat on a GPU says, written again.
 pub fn seat(rank: usize, bytes: &[u8]) -> Result<Vec<u8>> {
-    seat::Offer::decode(rank, bytes).map(|offer| offer.encode())
+    offer::Offer::decode(rank, bytes).map(|offer| offer.encode())
 }
 
 /// Whether a datagram without descriptors is one of a rank on a GPU that knows the key.

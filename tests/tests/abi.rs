@@ -118,15 +118,15 @@ fn options_come_from_the_configuration_and_from_variables_and_say_what_has_no_ef
     let mut command = Command::new(program.path());
     let text = expect_success(command.envs(variables), "teams work");
     let prefix = "communicator weights: option";
-    let reason = "has no effect: the host device has neither thread blocks nor channels";
+    let reason = "has no effect: blocks and channels follow from the sizes of calls";
     for line in [
-        format!("{prefix} maxCTAs = 8 {reason}"),
         format!("{prefix} cgaClusterSize = 2 {reason}"),
         "communicator without a name: option cgaClusterSize = 2".to_owned(),
         "NCCL_MIN_CTAS=0 is ignored: minCTAs takes at least 1".to_owned(),
     ] {
         assert!(text.contains(&line), "no {line:?} in:\n{text}");
     }
+    assert!(!text.contains("option maxCTAs"), "it has an effect on GPUs:\n{text}");
 }
 
 #[test]

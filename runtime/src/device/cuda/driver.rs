@@ -72,6 +72,7 @@ const SYMBOLS: &[&str] = &[
     "cuMemSetAccess",
     "cuMemUnmap",
     "cuMemcpyAsync",
+    "cuMemcpyHtoD_v2",
     "cuMemsetD8Async",
     "cuPointerGetAttribute",
     "cuStreamBeginCapture_v2",

@@ -9,6 +9,7 @@ pub mod library;
 pub mod mail;
 pub mod mapper;
 pub mod memory;
+pub mod offer;
 pub mod one_sided;
 pub mod order;
 pub mod reaper;

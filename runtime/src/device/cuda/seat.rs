@@ -6,6 +6,7 @@ use super::export;
 use super::library::{self, Functions};
 use super::mail::Address;
 use super::mapper::{self, Peer, Sharing};
+use super::offer::Offer;
 use super::order::Order;
 use super::registry::{Found, Key};
 use super::shared::{Memory, Pinned, zeroed};
@@ -24,72 +25,6 @@ use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
-
-/// What a rank tells the others of its seat.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Offer {
-    /// The GPU.
-    pub uuid: [u8; 16],
-    /// Address of the shared memory in the rank's process.
-    pub address: u64,
-    /// By which other processes map it.
-    pub handle: [u8; 64],
-    /// Number of the GPU in the rank's process.
-    pub index: i32,
-    /// Its multiprocessors.
-    pub multiprocessors: u32,
-    /// The most thread blocks that its creator allows a kernel of a collective.
-    pub max_blocks: u32,
-    /// Where it is told of buffers.
-    pub mail: Address,
-    /// Whether other GPUs may reach its memory.
-    pub peer_access: bool,
-    /// Whether it may share memory of the host.
-    pub host_memory: bool,
-}
-
-const OFFER_BYTES: usize = 16 + 8 + 64 + 4 + 4 + 4 + 32 + 2;
-
-impl Offer {
-    /// As bytes, for [`decode`](Self::decode).
-    pub fn encode(&self) -> Vec<u8> {
-        let (index, sms) = (self.index.to_le_bytes(), self.multiprocessors.to_le_bytes());
-        let blocks = self.max_blocks.to_le_bytes();
-        let Address { name, key } = &self.mail;
-        let address = self.address.to_le_bytes();
-        let may = [u8::from(self.peer_access), u8::from(self.host_memory)];
-        [&self.uuid[..], &address, &self.handle, &index, &sms, &blocks, name, key, &may].concat()
-    }
-
-    /// What a rank sent.
-    pub fn decode(rank: usize, bytes: &[u8]) -> Result<Self> {
-        let bad = || Error::Init { why: format!("rank {rank} sent no seat on a GPU") };
-        let bytes: &[u8; OFFER_BYTES] = bytes.try_into().map_err(|_| bad())?;
-        let (mut uuid, mut handle) = ([0; 16], [0; 64]);
-        uuid.copy_from_slice(&bytes[..16]);
-        handle.copy_from_slice(&bytes[24..88]);
-        let word = |at: usize| {
-            u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
-        };
-        let address = u64::from(word(16)) | u64::from(word(20)) << 32;
-        let mut mail = Address::default();
-        mail.name.copy_from_slice(&bytes[100..116]);
-        mail.key.copy_from_slice(&bytes[116..132]);
-        let (index, multiprocessors, max_blocks) = (word(88) as i32, word(92), word(96));
-        let (peer_access, host_memory) = (bytes[132] != 0, bytes[133] != 0);
-        Ok(Self {
-            uuid,
-            address,
-            handle,
-            index,
-            multiprocessors,
-            max_blocks,
-            mail,
-            peer_access,
-            host_memory,
-        })
-    }
-}
 
 /// Places in the memory that ranks share, and its size, for a number of ranks.
 struct Layout {
@@ -783,29 +718,6 @@ impl Drop for Seat {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn offers_survive_the_round_trip_and_others_are_refused() {
-        let (uuid, handle) = (std::array::from_fn(|i| i as u8), std::array::from_fn(|i| !i as u8));
-        let mail = Address { name: [8; 16], key: [9; 16] };
-        let (address, multiprocessors, max_blocks) = (0x7f01_0203_0405, 132, 20);
-        let (peer_access, host_memory, index) = (true, false, 3);
-        let offer = Offer {
-            uuid,
-            address,
-            handle,
-            index,
-            multiprocessors,
-            max_blocks,
-            mail,
-            peer_access,
-            host_memory,
-        };
-        let bytes = offer.encode();
-        assert_eq!(Offer::decode(0, &bytes).unwrap(), offer);
-        let text = Offer::decode(2, &bytes[1..]).unwrap_err().to_string();
-        assert!(text.contains("rank 2"), "{text}");
-    }
 
     #[test]
     fn four_ranks_take_less_than_four_megabytes_each() {
