@@ -11,7 +11,7 @@ import (
 
 func main() {
 	ctx := context.Background()
-	comm, err := oxccl.InitEnv(ctx, oxccl.WithCommName("greeting"), oxccl.WithMaxCTAs(8))
+	comm, err := oxccl.InitEnv(ctx, oxccl.WithCommName("greeting"), oxccl.WithMinCTAs(8))
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -1,7 +1,7 @@
 # An all-reduce of all ranks; alone where nobody started more.
 using OxCCL
 
-comm = Comm(commName = "greeting", maxCTAs = 8)
+comm = Comm(commName = "greeting", minCTAs = 8)
 x = [1.0, comm.rank]
 Allreduce!(x, +, comm)
 x == [comm.size, comm.size * (comm.size - 1) ÷ 2] || error("$x is wrong")

@@ -122,7 +122,7 @@ fn folder_file() -> PathBuf {
 
 /// What the logs of 4 ranks of `hello.go`, `.jl` and `.py` say of the options that those ask for.
 fn expect_options(log: &str) {
-    let line = "communicator greeting: option maxCTAs = 8 has no effect";
+    let line = "communicator greeting: option minCTAs = 8 has no effect";
     assert_eq!(log.matches(line).count(), 4, "{log}");
 }
 
