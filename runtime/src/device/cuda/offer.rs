@@ -2,6 +2,7 @@
 
 use super::mail::Address;
 use crate::error::{Error, Result};
+use oxccl_kernels::abi;
 
 /// What a rank tells the others of its seat.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,9 +70,43 @@ impl Offer {
     }
 }
 
+/// The most ranks that share a GPU, and the channels that an operation may take: the same on all ranks.
+pub fn shares(offers: &[Offer]) -> (u32, u32) {
+    let most = |of: &Offer| offers.iter().filter(|o| o.uuid == of.uuid).count() as u32;
+    let shares = offers.iter().map(|o| (most(o), o.multiprocessors / most(o)));
+    let (ranks, share) = shares.fold((1, u32::MAX), |(r, s), (a, b)| (r.max(a), s.min(b)));
+    let allowed = offers.iter().map(|o| o.max_blocks).min().unwrap_or(u32::MAX);
+    // All blocks of all ranks on a GPU have to run at once, beside another communicator's.
+    (ranks, (share / 2).min(allowed).clamp(1, abi::MAX_CHANNELS as u32))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn channels_fit_the_gpu_that_most_ranks_share_and_what_every_rank_allows() {
+        let offer = |gpu: u8, max_blocks| Offer {
+            uuid: [gpu; 16],
+            address: 0,
+            handle: [0; 64],
+            index: 0,
+            multiprocessors: 132,
+            max_blocks,
+            mail: Address::default(),
+            peer_access: true,
+            host_memory: true,
+        };
+        let all = |gpus: [u8; 4], blocks: [u32; 4]| {
+            let offers: Vec<_> = gpus.into_iter().zip(blocks).map(|(g, b)| offer(g, b)).collect();
+            shares(&offers)
+        };
+        assert_eq!(all([0, 1, 2, 3], [64; 4]), (1, 32));
+        assert_eq!(all([0, 1, 2, 3], [64, 64, 4, 20]), (1, 4));
+        assert_eq!(all([5; 4], [64; 4]), (4, 16));
+        assert_eq!(all([0, 1, 1, 2], [64, 24, 64, 64]), (2, 24));
+        assert_eq!(all([0; 4], [64, 0, 64, 64]), (4, 1), "at least one");
+    }
 
     #[test]
     fn offers_survive_the_round_trip_and_others_are_refused() {

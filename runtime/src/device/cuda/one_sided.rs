@@ -6,8 +6,12 @@ use super::stream::Stream;
 use crate::descriptor::Descriptor;
 use crate::device::host::one_sided::{Awaiting, OneSided, Put};
 use crate::error::Result;
+use crate::link::direct::{SIGNALS, WINDOWS};
 use oxccl_kernels::abi;
 use std::sync::Arc;
+
+// What a communicator gives numbers to is what the kernels have places for.
+const _: () = assert!(abi::WINDOWS == WINDOWS && abi::USER_SIGNALS == SIGNALS as usize);
 
 /// Bytes of a put that a block writes at least, so that small ones take few blocks.
 const BLOCK_BYTES: usize = 32 << 10;

@@ -6,7 +6,7 @@ use super::export;
 use super::library::{self, Functions};
 use super::mail::Address;
 use super::mapper::{self, Peer, Sharing};
-use super::offer::Offer;
+use super::offer::{self, Offer};
 use super::order::Order;
 use super::registry::{Found, Key};
 use super::shared::{Memory, Pinned, zeroed};
@@ -184,12 +184,8 @@ impl Seat {
                 |(rank, offer): (usize, &Offer)| Peer { address: offer.mail, here: here(rank) };
             sharing.connect(offers.iter().enumerate().map(peer).collect());
         }
-        let most = |of: &Offer| offers.iter().filter(|o| o.uuid == of.uuid).count() as u32;
-        let shares = offers.iter().map(|o| (most(o), o.multiprocessors / most(o)));
-        let (ranks, share) = shares.fold((1, u32::MAX), |(r, s), (a, b)| (r.max(a), s.min(b)));
-        let allowed = offers.iter().map(|o| o.max_blocks).min().unwrap_or(u32::MAX);
-        // All blocks of all ranks on a GPU have to run at once, beside another communicator's.
-        self.channels = (share / 2).min(allowed).clamp(1, abi::MAX_CHANNELS as u32);
+        let (ranks, channels) = offer::shares(offers);
+        self.channels = channels;
         self.view.lanes = if ranks > 1 { 1 } else { abi::LANES as u32 };
     }
 
