@@ -150,6 +150,7 @@ pub(super) fn assemble(
         Device::Host(_) => None,
         Device::Cuda(index) => Some(take_seat(index, &mut room, &members, options)?),
     };
+    seat.as_ref().map_or(Ok(()), |seat| seat.start(members.start()))?;
     let agreed = agree(&mut room, &members.blobs, &mut endpoint);
     let pull = agreed.inspect_err(|_| {
         // Others may believe that all is well.
@@ -308,10 +309,7 @@ fn take_seat(index: i32, room: &mut Room, members: &Members, options: &Options) 
     seat.meet(&offers, here);
     let connected = seat.connect(&offers, here);
     let answers = room.gather(&[u8::from(connected.is_ok())])?;
-    let Some(apart) = answers.iter().position(|answer| answer != &[1]) else {
-        seat.start(members.start())?;
-        return Ok(seat);
-    };
+    let Some(apart) = answers.iter().position(|answer| answer != &[1]) else { return Ok(seat) };
     let why = connected.map_or_else(|e| e.to_string(), |()| format!("rank {apart} says so"));
     let text = format!("GPUs do not reach each other's memory ({why}): host memory lies between");
     log::line(Level::Info, Subsystem::Init, &text);
@@ -325,7 +323,6 @@ fn take_seat(index: i32, room: &mut Room, members: &Members, options: &Options) 
         .map(|bytes| bytes.as_slice().try_into().map_or(0, u64::from_le_bytes))
         .collect();
     seat.connect_by_host(&offers, &addresses, here, room.session.deadline())?;
-    seat.start(members.start())?;
     Ok(seat)
 }
 
