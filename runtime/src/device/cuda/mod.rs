@@ -12,6 +12,7 @@ pub mod memory;
 pub mod offer;
 pub mod one_sided;
 pub mod order;
+pub mod pool;
 pub mod reaper;
 pub mod registry;
 pub mod seat;

@@ -8,8 +8,9 @@ use super::mail::Address;
 use super::mapper::{self, Peer, Sharing};
 use super::offer::{self, Offer};
 use super::order::Order;
+use super::pool::Block;
 use super::registry::{Found, Key};
-use super::shared::{Memory, Pinned, zeroed};
+use super::shared::{Memory, Pinned};
 use super::stream::Stream;
 use super::{Failing, memory, reaper};
 use crate::bootstrap::deadline::Deadline;
@@ -73,11 +74,13 @@ pub struct Seat {
     shared: Arc<Memory>,
     /// That of the ranks of this process: it lives as long as kernels here may write there.
     neighbours: Vec<Arc<Memory>>,
-    private: CUdeviceptr,
+    /// Counters and maps.
+    _private: Block,
     imports: Vec<CUdeviceptr>,
     /// Host memory of ranks of other processes.
     pinned: Vec<Pinned>,
-    control: *mut abi::Control,
+    /// [`abi::Control`], on the host.
+    control: Block,
     order: Mutex<Option<Order>>,
     /// Streams that it has launched on.
     streams: Mutex<Vec<Used>>,
@@ -104,18 +107,17 @@ impl Seat {
         let _context = gpu.enter()?;
         let _relaxed = Relaxed::begin()?;
         let layout = Layout::new(nranks);
-        let (mut stream, mut control) = (null_mut(), null_mut());
+        let mut stream = null_mut();
         let nonblocking = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        // Portable, so that every context of the process may use it, and mapped.
-        let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
-        // SAFETY: places for the results; the control block is all zeros.
+        let control = Block::on_host(gpu, size_of::<abi::Control>())?;
+        let words: *mut abi::Control = std::ptr::with_exposed_provenance_mut(control.at() as usize);
+        // SAFETY: memory of that size and alignment, and a place for the stream.
         unsafe {
+            words.write(abi::Control::default());
             cu!(cuStreamCreate(&mut stream, nonblocking))?;
-            cu!(cuMemHostAlloc(&mut control, size_of::<abi::Control>(), flags))?;
-            control.cast::<abi::Control>().write(abi::Control::default());
         }
         let shared = Memory::new(gpu, layout.bytes as usize, stream)?;
-        let private = zeroed(PRIVATE_BYTES, stream)?;
+        let private = Block::on_gpu(gpu, PRIVATE_BYTES, stream)?;
         // SAFETY: nothing runs on it any more.
         unsafe { cu!(cuStreamDestroy_v2(stream)) }?;
         let mut view = abi::Rank {
@@ -127,10 +129,10 @@ impl Seat {
             packets_at: layout.packets_at,
             lanes_at: layout.lanes_at,
             stage_at: layout.stage_at,
-            counters: private,
-            common: private + COMMON_AT,
-            control: control as u64,
-            maps: private + MAPS_AT,
+            counters: private.at(),
+            common: private.at() + COMMON_AT,
+            control: control.at(),
+            maps: private.at() + MAPS_AT,
         };
         view.shared[rank as usize] = shared.at();
         let sharing =
@@ -143,10 +145,10 @@ impl Seat {
             endpoint: Weak::new(),
             shared,
             neighbours: Vec::new(),
-            private,
+            _private: private,
             imports: Vec::new(),
             pinned: Vec::new(),
-            control: control.cast(),
+            control,
             order: Mutex::new(Some(Order::new(mixes)?)),
             streams: Mutex::default(),
             sharing,
@@ -297,7 +299,7 @@ impl Seat {
             let (from, to) = (words.as_ptr().cast(), self.shared.at());
             cu!(cuMemcpyHtoD_v2(to, from, abi::WORDS_BYTES))?;
             for index in 0..COUNTERS {
-                let to = self.private + (index * size_of::<abi::Counters>()) as u64;
+                let to = self.view.counters + (index * size_of::<abi::Counters>()) as u64;
                 let from = (&raw const counters).cast();
                 cu!(cuMemcpyHtoD_v2(to, from, size_of::<abi::Counters>()))?;
             }
@@ -369,7 +371,8 @@ impl Seat {
     /// Collectives that read or wrote user memory of peers, as far as they have ended.
     pub fn in_place(&self) -> u64 {
         // SAFETY: an aligned word of the control block, which kernels write at once.
-        unsafe { AtomicU64::from_ptr(&raw mut (*self.control).in_place) }.load(Ordering::Relaxed)
+        unsafe { AtomicU64::from_ptr(&raw mut (*self.control_at()).in_place) }
+            .load(Ordering::Relaxed)
     }
 
     /// Has a range mapped by the peers, in the background; its name, for [`release`](Self::release).
@@ -503,9 +506,13 @@ impl Seat {
         self.close_on(stream)
     }
 
+    fn control_at(&self) -> *mut abi::Control {
+        std::ptr::with_exposed_provenance_mut(self.control.at() as usize)
+    }
+
     fn control(&self) -> &abi::Control {
         // SAFETY: it lives as long as this seat; words that change are accessed by atomics.
-        unsafe { &*self.control }
+        unsafe { &*self.control_at() }
     }
 
     fn word(word: &u32) -> &AtomicU32 {
@@ -521,7 +528,7 @@ impl Seat {
     /// Bounds the kernels' waiting; None: as long as it takes.
     pub fn set_limit(&self, limit_ns: Option<u64>) {
         // SAFETY: an aligned word of the control block, which all access atomically.
-        let limit = unsafe { AtomicU64::from_ptr(&raw mut (*self.control).limit_ns) };
+        let limit = unsafe { AtomicU64::from_ptr(&raw mut (*self.control_at()).limit_ns) };
         limit.store(limit_ns.unwrap_or(0), Ordering::Relaxed);
     }
 
@@ -700,13 +707,9 @@ impl Drop for Seat {
             sharing.close();
         }
         self.pinned.clear();
-        // SAFETY: no kernel of this rank runs any more, and the reaper saw that no peer's does.
-        unsafe {
-            for at in &self.imports {
-                sys::cuIpcCloseMemHandle(*at);
-            }
-            sys::cuMemFree_v2(self.private);
-            sys::cuMemFreeHost(self.control.cast());
+        for at in &self.imports {
+            // SAFETY: no kernel of this rank runs any more.
+            unsafe { sys::cuIpcCloseMemHandle(*at) };
         }
     }
 }

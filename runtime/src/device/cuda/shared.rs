@@ -2,6 +2,7 @@
 //! other.
 
 use super::driver::{Gpu, Relaxed, cu};
+use super::pool::Block;
 use crate::device::host::arena::{Mapping, sealed_memfd};
 use crate::error::Result;
 use cudarc::driver::sys::{self, CUdeviceptr, CUstream};
@@ -11,9 +12,13 @@ use std::sync::{Arc, Mutex, Weak};
 /// Memory that a rank shares with its peers.
 pub struct Memory {
     gpu: &'static Gpu,
-    at: CUdeviceptr,
-    /// Of memory on the host.
-    pinned: Option<Pinned>,
+    place: Place,
+}
+
+enum Place {
+    Gpu(Block),
+    /// None once it is let go.
+    Host(Option<Pinned>),
 }
 
 static SHARED: Mutex<Vec<Weak<Memory>>> = Mutex::new(Vec::new());
@@ -21,15 +26,13 @@ static SHARED: Mutex<Vec<Weak<Memory>>> = Mutex::new(Vec::new());
 impl Memory {
     /// Zeroed, on the GPU whose context is the thread's.
     pub fn new(gpu: &'static Gpu, bytes: usize, stream: CUstream) -> Result<Arc<Self>> {
-        let at = zeroed(bytes, stream)?;
-        Ok(Self { gpu, at, pinned: None }.known())
+        Ok(Self { gpu, place: Place::Gpu(Block::on_gpu(gpu, bytes, stream)?) }.known())
     }
 
     /// Zeroed, on the host. The GPU's context is the thread's.
     pub fn on_host(gpu: &'static Gpu, bytes: usize) -> Result<Arc<Self>> {
         let fd = sealed_memfd("oxccl-gpu", bytes)?;
-        let pinned = Pinned::new(fd, bytes)?;
-        Ok(Self { gpu, at: pinned.at, pinned: Some(pinned) }.known())
+        Ok(Self { gpu, place: Place::Host(Some(Pinned::new(fd, bytes)?)) }.known())
     }
 
     fn known(self) -> Arc<Self> {
@@ -42,43 +45,37 @@ impl Memory {
 
     /// Where it is.
     pub fn at(&self) -> CUdeviceptr {
-        self.at
+        match &self.place {
+            Place::Gpu(block) => block.at(),
+            Place::Host(pinned) => pinned.as_ref().map_or(0, |pinned| pinned.at),
+        }
     }
 
     /// By which another process maps it; None of memory on a GPU.
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.pinned.as_ref().map(|pinned| pinned.fd.as_fd())
+        match &self.place {
+            Place::Gpu(..) => None,
+            Place::Host(pinned) => pinned.as_ref().map(|pinned| pinned.fd.as_fd()),
+        }
     }
 
     /// That of another rank of this process.
     pub fn find(address: u64) -> Option<Arc<Self>> {
         let all = SHARED.lock().unwrap_or_else(|e| e.into_inner());
-        all.iter().filter_map(Weak::upgrade).find(|memory| memory.at == address)
+        all.iter().filter_map(Weak::upgrade).find(|memory| memory.at() == address)
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if let (Ok(_context), Ok(_relaxed)) = (self.gpu.enter(), Relaxed::begin())
-            && self.pinned.take().is_none()
+        // All seats whose kernels may write there are gone, and the reaper saw that no other process
+        // writes there.
+        if let Place::Host(pinned) = &mut self.place
+            && let (Ok(_context), Ok(_relaxed)) = (self.gpu.enter(), Relaxed::begin())
         {
-            // SAFETY: all seats whose kernels may write there are gone, and the reaper saw that no
-            // other process writes there.
-            unsafe { sys::cuMemFree_v2(self.at) };
+            *pinned = None;
         }
     }
-}
-
-/// Zeroed memory of the GPU whose context is the thread's.
-pub(super) fn zeroed(bytes: usize, stream: CUstream) -> Result<CUdeviceptr> {
-    let mut at = 0;
-    // SAFETY: a place for the address, and memory of that size.
-    unsafe {
-        cu!(cuMemAlloc_v2(&mut at, bytes))?;
-        cu!(cuMemsetD8Async(at, 0, bytes, stream))?;
-        cu!(cuStreamSynchronize(stream))?;
-    }
-    Ok(at)
 }
 
 /// Memory of the host that processes share and all GPUs reach.

@@ -1,0 +1,156 @@
+//! Memory that seats work in, kept for the next one while there are any on the GPU: the driver frees
+//! memory when all kernels of a GPU have ended and launches nothing there meanwhile. A kernel that
+//! waits for a rank whose launch waits for the driver would never end.
+
+use super::driver::{Gpu, Relaxed, cu};
+use crate::error::Result;
+use cudarc::driver::sys::{self, CUdeviceptr, CUstream};
+use std::collections::BTreeMap;
+use std::ptr::null_mut;
+use std::sync::{Mutex, MutexGuard};
+
+/// What is kept, and how much more is in use.
+struct Pool<T> {
+    taken: usize,
+    kept: Vec<T>,
+}
+
+impl<T> Default for Pool<T> {
+    fn default() -> Self {
+        Self { taken: 0, kept: Vec::new() }
+    }
+}
+
+impl<T> Pool<T> {
+    /// One more is in use; what was kept and fits.
+    fn take(&mut self, fits: impl FnMut(&T) -> bool) -> Option<T> {
+        self.taken += 1;
+        let index = self.kept.iter().position(fits)?;
+        Some(self.kept.swap_remove(index))
+    }
+
+    /// One less is in use, and kept. After the last one nothing is: what is to be freed.
+    fn give(&mut self, item: Option<T>) -> Vec<T> {
+        self.taken -= 1;
+        self.kept.extend(item);
+        if self.taken == 0 { std::mem::take(&mut self.kept) } else { Vec::new() }
+    }
+}
+
+/// By number of the GPU.
+static POOLS: Mutex<BTreeMap<i32, Pool<Piece>>> = Mutex::new(BTreeMap::new());
+
+fn pools() -> MutexGuard<'static, BTreeMap<i32, Pool<Piece>>> {
+    POOLS.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// What the driver gave: memory of the GPU, or of the host.
+struct Piece {
+    at: u64,
+    on_host: bool,
+    bytes: usize,
+}
+
+impl Piece {
+    fn new(on_host: bool, bytes: usize) -> Result<Self> {
+        let (mut at, mut pointer) = (0, null_mut());
+        // SAFETY: places for the address.
+        unsafe {
+            if on_host {
+                // Portable, so that every context of the process may use it, and mapped.
+                let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
+                cu!(cuMemHostAlloc(&mut pointer, bytes, flags))?;
+                at = pointer.expose_provenance() as u64;
+            } else {
+                cu!(cuMemAlloc_v2(&mut at, bytes))?;
+            }
+        }
+        Ok(Self { at, on_host, bytes })
+    }
+
+    fn free(self) {
+        // SAFETY: memory of these functions, which nobody uses any more.
+        unsafe {
+            match self.on_host {
+                true => sys::cuMemFreeHost(std::ptr::with_exposed_provenance_mut(self.at as usize)),
+                false => sys::cuMemFree_v2(self.at),
+            }
+        };
+    }
+}
+
+/// Memory in use; dropped, it is kept for the next one of its size, or freed where it was the last
+/// one in use on its GPU, which waits for what the GPU does.
+pub(super) struct Block {
+    gpu: &'static Gpu,
+    /// Always there until it is dropped.
+    piece: Option<Piece>,
+}
+
+impl Block {
+    /// Zeroed, on the GPU whose context is the thread's.
+    pub(super) fn on_gpu(gpu: &'static Gpu, bytes: usize, stream: CUstream) -> Result<Self> {
+        let block = Self::take(gpu, false, bytes)?;
+        // SAFETY: memory of that size.
+        unsafe {
+            cu!(cuMemsetD8Async(block.at(), 0, bytes, stream))?;
+            cu!(cuStreamSynchronize(stream))?;
+        }
+        Ok(block)
+    }
+
+    /// On the host, where all GPUs reach it; its contents are anything. The GPU's context is the
+    /// thread's.
+    pub(super) fn on_host(gpu: &'static Gpu, bytes: usize) -> Result<Self> {
+        Self::take(gpu, true, bytes)
+    }
+
+    fn take(gpu: &'static Gpu, on_host: bool, bytes: usize) -> Result<Self> {
+        let fits = |kept: &Piece| kept.bytes == bytes && kept.on_host == on_host;
+        let kept = pools().entry(gpu.index).or_default().take(fits);
+        // Counted from here on, also where the driver has none.
+        let mut block = Self { gpu, piece: kept };
+        if block.piece.is_none() {
+            block.piece = Some(Piece::new(on_host, bytes)?);
+        }
+        Ok(block)
+    }
+
+    /// Its address, for GPUs; that of memory on the host is the same there.
+    pub(super) fn at(&self) -> CUdeviceptr {
+        self.piece.as_ref().map_or(0, |piece| piece.at)
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        let idle = pools().entry(self.gpu.index).or_default().give(self.piece.take());
+        if idle.is_empty() {
+            return;
+        }
+        let (Ok(_context), Ok(_relaxed)) = (self.gpu.enter(), Relaxed::begin()) else { return };
+        idle.into_iter().for_each(Piece::free);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_used_again_and_freed_with_the_last_one_in_use() {
+        let mut pool = Pool::default();
+        assert_eq!(pool.take(|_| true), None);
+        assert_eq!(pool.take(|_| true), None);
+        assert_eq!(pool.take(|_| true), None, "in use: three");
+        assert!(pool.give(Some(7)).is_empty());
+        assert_eq!(pool.take(|&item| item == 8), None, "it does not fit");
+        assert_eq!(pool.take(|&item| item == 7), Some(7));
+        assert_eq!(pool.take(|&item| item == 7), None, "it is in use");
+        assert!(pool.give(None).is_empty(), "what could not be made");
+        assert!(pool.give(Some(7)).is_empty() && pool.give(Some(8)).is_empty());
+        assert!(pool.give(Some(9)).is_empty());
+        assert_eq!(pool.give(Some(10)), [7, 8, 9, 10]);
+        assert_eq!(pool.take(|_| true), None, "nothing is kept");
+    }
+}
