@@ -21,7 +21,7 @@ fn packages_are_installed_used_and_removed() {
     let folder = folder("deb");
     let profile = if cfg!(debug_assertions) { "dev" } else { "release" };
     let options =
-        xtask::deb::Options { output: folder.join("packages"), profile: Some(profile.to_owned()) };
+        xtask::deb::Options { output: folder.join("packages"), profile: profile.to_owned() };
     let files = xtask::deb::build(Path::new(ROOT), &options).expect("packages");
     assert_eq!(files.len(), 4, "{files:?}");
     let root = folder.join("root");

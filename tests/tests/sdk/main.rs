@@ -32,9 +32,9 @@ fn prefix() -> &'static Path {
         let profile = if cfg!(debug_assertions) { "dev" } else { "release" };
         let options = xtask::install::Options {
             prefix: prefix.clone(),
-            profile: Some(profile.to_owned()),
+            libdir: xtask::install::LIBDIR.to_owned(),
+            profile: profile.to_owned(),
             nccl_compat: true,
-            ..Default::default()
         };
         xtask::install::install(Path::new(ROOT), &options).expect("it installs");
         prefix

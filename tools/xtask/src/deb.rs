@@ -6,33 +6,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// What to make.
-#[derive(Debug, Default)]
+#[derive(Debug, clap::Args)]
 pub struct Options {
     /// Where the packages go; made where it is not there.
+    #[arg(long)]
     pub output: PathBuf,
-    /// Cargo's profile; None: release.
-    pub profile: Option<String>,
-}
-
-impl Options {
-    /// Reads the arguments of the command.
-    pub fn parse(arguments: &[&str]) -> Result<Self, String> {
-        let mut options = Self::default();
-        let mut rest = arguments.iter();
-        while let Some(&argument) = rest.next() {
-            let mut value =
-                || rest.next().copied().ok_or_else(|| format!("{argument} needs a value"));
-            match argument {
-                "--output" => options.output = PathBuf::from(value()?),
-                "--profile" => options.profile = Some(value()?.to_owned()),
-                other => return Err(format!("deb: {other} is no option")),
-            }
-        }
-        if options.output.as_os_str().is_empty() {
-            return Err("deb: say where to, by --output DIR".to_owned());
-        }
-        Ok(options)
-    }
+    /// Cargo's profile.
+    #[arg(long, default_value = "release")]
+    pub profile: String,
 }
 
 /// A package: what is in it, and what dpkg is told.
@@ -114,7 +95,7 @@ pub fn build(root: &Path, options: &Options) -> Result<Vec<PathBuf>, Error> {
     let staged = work.join("usr");
     let profile = options.profile.clone();
     let prefix = staged.clone();
-    let staging = install::Options { prefix, libdir: Some(libdir()), profile, nccl_compat: true };
+    let staging = install::Options { prefix, libdir: libdir(), profile, nccl_compat: true };
     install(root, &staging)?;
     let stripped =
         ["LIB/liboxccl.so.2", "LIB/liboxccl.a", "bin/oxccl"].map(|f| staged.join(place(f)));
@@ -235,20 +216,6 @@ fn newest_glibc(bytes: &[u8]) -> (u32, u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn arguments_are_read_or_refused() {
-        let options = Options::parse(&["--output", "/a", "--profile", "dev"]).expect("right");
-        assert!(options.output == Path::new("/a") && options.profile.as_deref() == Some("dev"));
-        for (wrong, complaint) in [
-            (&["--output"][..], "--output needs a value"),
-            (&[], "say where to"),
-            (&["--prefix", "/a"], "--prefix is no option"),
-        ] {
-            let error = Options::parse(wrong).expect_err(complaint);
-            assert!(error.contains(complaint), "{error}");
-        }
-    }
 
     #[test]
     fn the_newest_glibc_is_found() {

@@ -22,44 +22,30 @@ pub enum Error {
     Model(#[from] model::Error),
 }
 
+/// The folder of libraries below a prefix where nobody says otherwise.
+pub const LIBDIR: &str = "lib";
+
 /// What to install.
-#[derive(Debug, Default)]
+#[derive(Debug, clap::Args)]
 pub struct Options {
     /// Where to; made where it is not there.
+    #[arg(long)]
     pub prefix: PathBuf,
-    /// The folder of libraries below it; None: `lib`.
-    pub libdir: Option<String>,
-    /// Cargo's profile; None: release.
-    pub profile: Option<String>,
+    /// The folder of libraries below it.
+    #[arg(long, default_value = LIBDIR, value_parser = below)]
+    pub libdir: String,
+    /// Cargo's profile.
+    #[arg(long, default_value = "release")]
+    pub profile: String,
     /// Also under NCCL's names.
+    #[arg(long)]
     pub nccl_compat: bool,
 }
 
-impl Options {
-    /// Reads the arguments of the command.
-    pub fn parse(arguments: &[&str]) -> Result<Self, String> {
-        let mut options = Self::default();
-        let mut rest = arguments.iter();
-        while let Some(&argument) = rest.next() {
-            let mut value =
-                || rest.next().copied().ok_or_else(|| format!("{argument} needs a value"));
-            match argument {
-                "--prefix" => options.prefix = PathBuf::from(value()?),
-                "--libdir" => options.libdir = Some(value()?.to_owned()),
-                "--profile" => options.profile = Some(value()?.to_owned()),
-                "--nccl-compat" => options.nccl_compat = true,
-                other => return Err(format!("install: {other} is no option")),
-            }
-        }
-        if options.prefix.as_os_str().is_empty() {
-            return Err("install: say where to, by --prefix DIR".to_owned());
-        }
-        let below = |part: &str| !matches!(part, "" | "." | "..");
-        if options.libdir.as_ref().is_some_and(|libdir| !libdir.split('/').all(below)) {
-            return Err("install: --libdir is below the prefix, as lib64".to_owned());
-        }
-        Ok(options)
-    }
+/// A folder below another one.
+fn below(folder: &str) -> Result<String, &'static str> {
+    let inside = |part: &str| !matches!(part, "" | "." | "..");
+    folder.split('/').all(inside).then(|| folder.to_owned()).ok_or("not below the prefix, as lib64")
 }
 
 /// The name programs are linked to.
@@ -68,9 +54,9 @@ const HEADERS: [&str; 3] = ["nccl.h", "nccl_device.h", "oxccl.h"];
 
 /// Builds and installs.
 pub fn install(root: &Path, options: &Options) -> Result<(), Error> {
-    let built = build(root, options.profile.as_deref().unwrap_or("release"))?;
+    let built = build(root, &options.profile)?;
     let prefix = &options.prefix;
-    let libdir = options.libdir.as_deref().unwrap_or("lib");
+    let libdir = &options.libdir;
     let lib = prefix.join(libdir);
     copy(&built.shared, &lib.join(SONAME))?;
     link(SONAME, &lib.join("liboxccl.so"))?;
@@ -221,21 +207,28 @@ fn nccl_library(lib: &Path) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::{Args, FromArgMatches};
 
     #[test]
     fn arguments_are_read_or_refused() {
-        let options = Options::parse(&["--nccl-compat", "--prefix", "/a", "--profile", "dev"]);
+        let read = |arguments: &[&str]| {
+            let command = Options::augment_args(clap::Command::new("install").no_binary_name(true));
+            let matches = command.try_get_matches_from(arguments)?;
+            Options::from_arg_matches(&matches)
+        };
+        let options = read(&["--nccl-compat", "--prefix", "/a", "--profile", "dev"]);
         let options = options.expect("they are right");
         assert!(options.nccl_compat && options.prefix == Path::new("/a"));
-        assert_eq!(options.profile.as_deref(), Some("dev"));
+        assert_eq!((options.profile.as_str(), options.libdir.as_str()), ("dev", "lib"));
         for (wrong, complaint) in [
-            (&["--prefix"][..], "--prefix needs a value"),
-            (&["--nccl-compat"], "say where to"),
-            (&["--prefix", "/a", "--frob"], "--frob is no option"),
+            (&["--prefix"][..], "a value is required for '--prefix"),
+            (&["--nccl-compat"], "arguments were not provided"),
+            (&["--prefix", "/a", "--frob"], "unexpected argument '--frob'"),
+            (&["--prefix", ""], "a value is required"),
             (&["--prefix", "/a", "--libdir", "../lib"], "below the prefix"),
             (&["--prefix", "/a", "--libdir", "/lib"], "below the prefix"),
         ] {
-            let error = Options::parse(wrong).expect_err(complaint);
+            let error = read(wrong).expect_err(complaint).to_string();
             assert!(error.contains(complaint), "{error}");
         }
     }

@@ -1,55 +1,72 @@
-//! `cargo xtask codegen | tidy | abi-facts WHEEL | install --prefix DIR [--libdir lib]
-//! [--nccl-compat] [--profile NAME] | wheel --out DIR [--profile NAME] | deb --output DIR [--profile NAME]`.
+//! `cargo xtask`: what is generated, checked, installed and packaged.
 
-use std::path::Path;
+use clap::Parser;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-const USAGE: &str = "usage: cargo xtask codegen | tidy | abi-facts WHEEL | install --prefix DIR \
-                     [--libdir lib] [--nccl-compat] [--profile NAME] | wheel --out DIR [--profile NAME] \
-                     | deb --output DIR [--profile NAME]";
+/// Chores of the OxCCL workspace.
+#[derive(Parser)]
+#[command(name = "cargo xtask")]
+enum Chore {
+    /// Writes what is generated from the source: headers, bindings, docs/environment.md.
+    Codegen,
+    /// Checks the rules of the source that no compiler knows.
+    Tidy,
+    /// Writes the facts of NCCL's unpacked wheel where the tests read them.
+    AbiFacts {
+        /// Its folder.
+        wheel: PathBuf,
+    },
+    /// Builds and installs libraries, headers, the command and what build systems need.
+    Install(xtask::install::Options),
+    /// Makes a Python wheel.
+    Wheel {
+        /// Where it goes.
+        #[arg(long)]
+        out: PathBuf,
+        /// Cargo's profile.
+        #[arg(long, default_value = "release")]
+        profile: String,
+    },
+    /// Makes Debian packages.
+    Deb(xtask::deb::Options),
+}
 
 fn main() -> ExitCode {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let complaints = match arguments[..] {
-        ["codegen"] => codegen(&root).err(),
-        ["abi-facts", wheel] => abi_facts(&root, Path::new(wheel)).err().map(|e| e.to_string()),
-        ["tidy"] => {
+    let done = match Chore::parse() {
+        Chore::Codegen => codegen(&root),
+        Chore::AbiFacts { wheel } => abi_facts(&root, &wheel).map_err(|e| e.to_string()),
+        Chore::Tidy => {
             let complaints = xtask::tidy::complaints(&root);
-            (!complaints.is_empty()).then(|| complaints.join("\n"))
+            complaints.is_empty().then_some(()).ok_or(complaints.join("\n"))
         }
-        ["install", ref options @ ..] => install(&root, options).err(),
-        ["wheel", "--out", out] => wheel(&root, Path::new(out), None).err(),
-        ["wheel", "--out", out, "--profile", profile] => {
-            wheel(&root, Path::new(out), Some(profile.to_owned())).err()
-        }
-        ["deb", ref options @ ..] => deb(&root, options).err(),
-        _ => Some(USAGE.to_owned()),
+        Chore::Install(options) => install(&root, &options),
+        Chore::Wheel { out, profile } => wheel(&root, &out, profile),
+        Chore::Deb(options) => deb(&root, &options),
     };
-    match complaints {
-        None => ExitCode::SUCCESS,
-        Some(text) => {
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(text) => {
             eprintln!("{text}");
             ExitCode::FAILURE
         }
     }
 }
 
-fn install(root: &Path, options: &[&str]) -> Result<(), String> {
-    let options = xtask::install::Options::parse(options)?;
-    xtask::install::install(root, &options).map_err(|e| e.to_string())?;
+fn install(root: &Path, options: &xtask::install::Options) -> Result<(), String> {
+    xtask::install::install(root, options).map_err(|e| e.to_string())?;
     println!("installed under {}", options.prefix.display());
     Ok(())
 }
 
-fn wheel(root: &Path, out: &Path, profile: Option<String>) -> Result<(), String> {
+fn wheel(root: &Path, out: &Path, profile: String) -> Result<(), String> {
     let prefix = out.join(".oxccl-prefix");
     let options = xtask::install::Options {
         prefix: prefix.clone(),
         profile,
         nccl_compat: true,
-        ..Default::default()
+        libdir: xtask::install::LIBDIR.to_owned(),
     };
     xtask::install::install(root, &options).map_err(|e| e.to_string())?;
     let wheel = xtask::wheel::wheel(root, &prefix, out).map_err(|e| e.to_string())?;
@@ -57,14 +74,12 @@ fn wheel(root: &Path, out: &Path, profile: Option<String>) -> Result<(), String>
     std::fs::remove_dir_all(&prefix).map_err(|e| format!("{}: {e}", prefix.display()))
 }
 
-fn deb(root: &Path, options: &[&str]) -> Result<(), String> {
-    let options = xtask::deb::Options::parse(options)?;
-    let files = xtask::deb::build(root, &options).map_err(|e| e.to_string())?;
+fn deb(root: &Path, options: &xtask::deb::Options) -> Result<(), String> {
+    let files = xtask::deb::build(root, options).map_err(|e| e.to_string())?;
     files.iter().for_each(|file| println!("{}", file.display()));
     Ok(())
 }
 
-/// Writes the facts of an unpacked wheel where the tests read them.
 fn abi_facts(root: &Path, wheel: &Path) -> Result<(), xtask::abi::Error> {
     let file = |path: &Path, e| xtask::abi::Error::File(path.to_owned(), e);
     let scratch = std::env::temp_dir().join(format!("oxccl-abi-facts-{}", std::process::id()));

@@ -233,7 +233,8 @@ fn read_item(item: &Item) -> Result<Found<'_>, String> {
         Item::Struct(i) if public(&i.vis) => Some((&i.attrs, structure(i)?)),
         Item::Type(i) if public(&i.vis) => Some((&i.attrs, alias(&i.ty)?)),
         Item::Fn(i) if i.sig.abi.is_some() => {
-            if !public(&i.vis) || i.sig.unsafety.is_none() || !i.sig.generics.params.is_empty() {
+            let unsafely = matches!(i.sig.safety, syn::Safety::Unsafe(..));
+            if !public(&i.vis) || !unsafely || !i.sig.generics.params.is_empty() {
                 return Err("exports are `pub unsafe extern \"C\" fn`, not generic".to_owned());
             }
             Some((&i.attrs, function(&i.sig)?))
@@ -309,7 +310,7 @@ fn structure(item: &syn::ItemStruct) -> Result<Kind, String> {
 }
 
 fn alias(ty: &syn::Type) -> Result<Kind, String> {
-    if let Some(syn::Type::BareFn(callback)) = argument_of(ty, "Option") {
+    if let Some(syn::Type::FnPtr(callback)) = argument_of(ty, "Option") {
         if callback.abi.is_none() || !matches!(callback.output, ReturnType::Default) {
             return Err("a callback is `extern \"C\"` and returns nothing".to_owned());
         }
@@ -355,9 +356,10 @@ fn read_type(ty: &syn::Type) -> Result<Type, String> {
         return read_type(inner);
     }
     match ty {
-        syn::Type::Ptr(pointer) => {
-            Ok(Type::Pointer(pointer.const_token.is_some(), Box::new(read_type(&pointer.elem)?)))
-        }
+        syn::Type::Ptr(pointer) => Ok(Type::Pointer(
+            matches!(pointer.mutability, syn::PointerMutability::Const(..)),
+            Box::new(read_type(&pointer.elem)?),
+        )),
         syn::Type::Array(array) => {
             let length = usize::try_from(number(&array.len)?).map_err(|e| e.to_string())?;
             Ok(Type::Array(Box::new(read_type(&array.elem)?), length))
