@@ -9,6 +9,7 @@ use crate::bootstrap::{Cancel, Deadline, UniqueId, interface};
 use crate::config::Config;
 use crate::device::Device;
 use crate::device::cuda::offer::Offer;
+use crate::device::cuda::reaper;
 use crate::device::cuda::seat::Seat;
 use crate::device::host::arena::{Arena, Mapping, sealed_memfd};
 use crate::device::host::endpoint::{Endpoint, PeerMemory};
@@ -148,14 +149,20 @@ pub(super) fn assemble(
     let mut endpoint = members.endpoint(segment, edges, memory);
     let seat = match device {
         Device::Host(_) => None,
-        Device::Cuda(index) => Some(take_seat(index, &mut room, &members, options)?),
+        Device::Cuda(index) => {
+            let taken = take_seat(index, &mut room, &members, options);
+            let taken = taken.and_then(|seat| seat.start(members.start()).map(|()| seat));
+            // Nothing of this rank will run there.
+            Some(taken.inspect_err(|_| endpoint.be_out())?)
+        }
     };
-    seat.as_ref().map_or(Ok(()), |seat| seat.start(members.start()))?;
-    let agreed = agree(&mut room, &members.blobs, &mut endpoint);
-    let pull = agreed.inspect_err(|_| {
-        // Others may believe that all is well.
-        endpoint.fail(Error::Aborted { by: "its failed initialisation" });
-    })?;
+    let agreed = match agree(&mut room, &members.blobs, &mut endpoint) {
+        Ok(pull) => pull,
+        Err(error) => {
+            abandon(endpoint, seat);
+            return Err(error);
+        }
+    };
     room.session.close();
     worker::note_local_ranks(members.ranks.len());
     let family = Family {
@@ -169,7 +176,7 @@ pub(super) fn assemble(
     let hosts = if members.ranks.len() == nranks as usize { 1 } else { 2 };
     let comm = Communicator::new(endpoint, device, options, Some(family));
     let mut comm =
-        comm.with_topology(hosts, pull, members.blobs[0].policy(&members.blobs[rank as usize]));
+        comm.with_topology(hosts, agreed, members.blobs[0].policy(&members.blobs[rank as usize]));
     if let Some(seat) = seat {
         comm = comm.with_seat(seat);
     }
@@ -182,6 +189,15 @@ pub(super) fn assemble(
     }
     apply_timeout(&comm);
     Ok(comm)
+}
+
+/// Ends what could not be made; others may believe that all is well, and use the seat.
+fn abandon(endpoint: Endpoint, seat: Option<Seat>) {
+    let endpoint = Arc::new(endpoint);
+    endpoint.fail(Error::Aborted { by: "its failed initialisation" });
+    if let Some(seat) = seat {
+        reaper::retire(seat.attach(&endpoint), endpoint);
+    }
 }
 
 /// The ranks of a communicator in the making.

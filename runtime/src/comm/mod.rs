@@ -408,9 +408,6 @@ impl Communicator {
             if let Err(error) = closed {
                 log::line(Level::Info, Subsystem::Init, &error.to_string());
             }
-            if !seat.busy() {
-                self.endpoint.be_out();
-            }
             reaper::retire(seat.clone(), self.endpoint.clone());
         }
     }

@@ -3,6 +3,7 @@
 //! Functions are looked up by name at their first call and would panic when missing, so
 //! everything that this folder calls is in [`SYMBOLS`] and probed once.
 
+use super::pool::Pool;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use cudarc::driver::sys::{self, CUcontext, CUdevice, CUresult, CUstreamCaptureMode};
@@ -173,6 +174,8 @@ pub struct Gpu {
     pub uuid: [u8; 16],
     /// Multiprocessors.
     pub multiprocessors: u32,
+    /// Memory of seats there.
+    pub(super) pool: Mutex<Pool>,
 }
 
 // SAFETY: contexts may be used from any thread.
@@ -210,7 +213,8 @@ fn open(index: i32) -> Result<Gpu> {
         cu!(cuDevicePrimaryCtxRetain(&mut context, device))?;
     }
     let uuid = uuid.bytes.map(|b| b as u8);
-    Ok(Gpu { index, device, context, uuid, multiprocessors: multiprocessors as u32 })
+    let (multiprocessors, pool) = (multiprocessors as u32, Mutex::default());
+    Ok(Gpu { index, device, context, uuid, multiprocessors, pool })
 }
 
 impl Gpu {

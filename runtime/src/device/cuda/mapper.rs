@@ -7,11 +7,11 @@ use super::mail::{Address, Letter, Mail, News, Offered, Postbox, Sent};
 use super::registry::{Buffer, Key, Registry, State};
 use super::seat::Seat;
 use super::shared::Memory;
-use super::stream::Stream;
+use super::stream::{Private, Stream};
 use crate::bootstrap::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::log::{self, Level, Subsystem};
-use cudarc::driver::sys::{self, CUdeviceptr, CUevent, CUstream};
+use cudarc::driver::sys::{self, CUdeviceptr, CUevent};
 use oxccl_kernels::abi;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::OwnedFd;
@@ -118,32 +118,6 @@ impl Drop for Mark {
 
 /// In the place of a buffer's number: a rank that has given up asks whether its peers are out.
 const FENCE: u32 = u32::MAX;
-
-/// A stream that nobody else uses.
-struct Private(CUstream);
-
-impl Private {
-    fn of(place: &mut Option<Self>) -> Result<CUstream> {
-        if place.is_none() {
-            let mut stream = std::ptr::null_mut();
-            let nonblocking = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-            // SAFETY: a place for the handle.
-            unsafe { cu!(cuStreamCreate(&mut stream, nonblocking)) }?;
-            *place = Some(Self(stream));
-        }
-        Ok(place.as_ref().map_or(std::ptr::null_mut(), |stream| stream.0))
-    }
-}
-
-// SAFETY: streams may be used from any thread.
-unsafe impl Send for Private {}
-
-impl Drop for Private {
-    fn drop(&mut self) {
-        // SAFETY: this value's alone; all that was launched there was waited for.
-        unsafe { sys::cuStreamDestroy_v2(self.0) };
-    }
-}
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())

@@ -5,23 +5,22 @@
 use super::driver::{Gpu, Relaxed, cu};
 use crate::error::Result;
 use cudarc::driver::sys::{self, CUdeviceptr, CUstream};
-use std::collections::BTreeMap;
 use std::ptr::null_mut;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::MutexGuard;
 
 /// What is kept, and how much more is in use.
-struct Pool<T> {
+struct Kept<T> {
     taken: usize,
     kept: Vec<T>,
 }
 
-impl<T> Default for Pool<T> {
+impl<T> Default for Kept<T> {
     fn default() -> Self {
         Self { taken: 0, kept: Vec::new() }
     }
 }
 
-impl<T> Pool<T> {
+impl<T> Kept<T> {
     /// One more is in use; what was kept and fits.
     fn take(&mut self, fits: impl FnMut(&T) -> bool) -> Option<T> {
         self.taken += 1;
@@ -37,11 +36,12 @@ impl<T> Pool<T> {
     }
 }
 
-/// By number of the GPU.
-static POOLS: Mutex<BTreeMap<i32, Pool<Piece>>> = Mutex::new(BTreeMap::new());
+/// The memory of a GPU's seats.
+#[derive(Default)]
+pub(super) struct Pool(Kept<Piece>);
 
-fn pools() -> MutexGuard<'static, BTreeMap<i32, Pool<Piece>>> {
-    POOLS.lock().unwrap_or_else(|e| e.into_inner())
+fn pool(gpu: &Gpu) -> MutexGuard<'_, Pool> {
+    gpu.pool.lock().unwrap_or_else(|e| e.into_inner())
 }
 
 /// What the driver gave: memory of the GPU, or of the host.
@@ -107,7 +107,7 @@ impl Block {
 
     fn take(gpu: &'static Gpu, on_host: bool, bytes: usize) -> Result<Self> {
         let fits = |kept: &Piece| kept.bytes == bytes && kept.on_host == on_host;
-        let kept = pools().entry(gpu.index).or_default().take(fits);
+        let kept = pool(gpu).0.take(fits);
         // Counted from here on, also where the driver has none.
         let mut block = Self { gpu, piece: kept };
         if block.piece.is_none() {
@@ -124,7 +124,10 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        let idle = pools().entry(self.gpu.index).or_default().give(self.piece.take());
+        // Nobody takes a block until all are freed: its kernels would be waited for, and keep others
+        // from launching what they wait for.
+        let mut pool = pool(self.gpu);
+        let idle = pool.0.give(self.piece.take());
         if idle.is_empty() {
             return;
         }
@@ -139,7 +142,7 @@ mod tests {
 
     #[test]
     fn pieces_are_used_again_and_freed_with_the_last_one_in_use() {
-        let mut pool = Pool::default();
+        let mut pool = Kept::default();
         assert_eq!(pool.take(|_| true), None);
         assert_eq!(pool.take(|_| true), None);
         assert_eq!(pool.take(|_| true), None, "in use: three");

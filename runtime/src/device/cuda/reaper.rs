@@ -3,9 +3,7 @@
 
 use super::seat::Seat;
 use crate::device::host::endpoint::Endpoint;
-use crate::link::direct::PeerState;
 use rustix::process::{Pid, test_kill_process};
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// A seat whose communicator is gone, or a graph's reference to one.
@@ -18,10 +16,12 @@ struct Grave {
 impl Grave {
     /// The communicator's own reference is the last one, and stays while anyone writes there.
     fn needed(&self) -> bool {
-        let inhabited = |endpoint: &Arc<Endpoint>| {
-            Arc::strong_count(&self.seat) > 1 || self.seat.busy() || inhabited(endpoint)
-        };
-        self.endpoint.as_ref().is_some_and(inhabited)
+        let Some(endpoint) = &self.endpoint else { return false };
+        let busy = self.seat.busy();
+        if !busy {
+            endpoint.be_out();
+        }
+        busy || Arc::strong_count(&self.seat) > 1 || inhabited(endpoint)
     }
 }
 
@@ -49,15 +49,15 @@ pub fn retire(seat: Arc<Seat>, endpoint: Arc<Endpoint>) {
     crate::monitor::wake();
 }
 
-/// Whether a peer's kernels may still write here.
+/// Whether a peer's kernels may still write here: also one that has failed may have some that wait
+/// for their turn.
 fn inhabited(endpoint: &Endpoint) -> bool {
-    let Some(segment) = &endpoint.segment else { return false };
-    let mut peers = (0..endpoint.nranks as usize).filter(|&p| p != endpoint.rank as usize);
+    let mut peers = (0..endpoint.nranks).filter(|&peer| peer != endpoint.rank);
     peers.any(|peer| {
-        let Some(local) = endpoint.local[peer] else { return false };
-        let running = segment.state(local).load(Ordering::Acquire) == PeerState::Running as u64;
-        let process = Pid::from_raw(endpoint.pids[peer]);
-        running && process.is_none_or(|pid| test_kill_process(pid).is_ok())
+        let here = endpoint.segment.is_some() && endpoint.local[peer as usize].is_some();
+        let process = Pid::from_raw(endpoint.pids[peer as usize]);
+        let lives = process.is_none_or(|pid| test_kill_process(pid).is_ok());
+        here && !endpoint.is_out(peer) && lives
     })
 }
 

@@ -11,7 +11,7 @@ use super::order::Order;
 use super::pool::Block;
 use super::registry::{Found, Key};
 use super::shared::{Memory, Pinned};
-use super::stream::Stream;
+use super::stream::{Private, Stream};
 use super::{Failing, memory, reaper};
 use crate::bootstrap::deadline::Deadline;
 use crate::config::Config;
@@ -82,6 +82,8 @@ pub struct Seat {
     /// [`abi::Control`], on the host.
     control: Block,
     order: Mutex<Option<Order>>,
+    /// On which it is closed.
+    closing: Mutex<Option<Private>>,
     /// Streams that it has launched on.
     streams: Mutex<Vec<Used>>,
     /// None of a rank alone.
@@ -107,19 +109,14 @@ impl Seat {
         let _context = gpu.enter()?;
         let _relaxed = Relaxed::begin()?;
         let layout = Layout::new(nranks);
-        let mut stream = null_mut();
-        let nonblocking = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        let mut zeroing = None;
+        let stream = Private::of(&mut zeroing)?;
         let control = Block::on_host(gpu, size_of::<abi::Control>())?;
         let words: *mut abi::Control = std::ptr::with_exposed_provenance_mut(control.at() as usize);
-        // SAFETY: memory of that size and alignment, and a place for the stream.
-        unsafe {
-            words.write(abi::Control::default());
-            cu!(cuStreamCreate(&mut stream, nonblocking))?;
-        }
+        // SAFETY: memory of that size and alignment.
+        unsafe { words.write(abi::Control::default()) };
         let shared = Memory::new(gpu, layout.bytes as usize, stream)?;
         let private = Block::on_gpu(gpu, PRIVATE_BYTES, stream)?;
-        // SAFETY: nothing runs on it any more.
-        unsafe { cu!(cuStreamDestroy_v2(stream)) }?;
         let mut view = abi::Rank {
             rank,
             nranks,
@@ -150,6 +147,7 @@ impl Seat {
             pinned: Vec::new(),
             control,
             order: Mutex::new(Some(Order::new(mixes)?)),
+            closing: Mutex::default(),
             streams: Mutex::default(),
             sharing,
             first_bytes: layout.bytes + PRIVATE_BYTES as u64,
@@ -622,14 +620,8 @@ impl Seat {
     pub fn close(&self) -> Result<()> {
         let _context = self.gpu.enter()?;
         let _relaxed = Relaxed::begin()?;
-        let mut stream = null_mut();
-        let nonblocking = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: a place for the stream; what is launched there is done after its end, too.
-        unsafe {
-            cu!(cuStreamCreate(&mut stream, nonblocking))?;
-            let closed = self.close_on(stream);
-            closed.and(cu!(cuStreamDestroy_v2(stream)))
-        }
+        let mut closing = self.closing.lock().unwrap_or_else(|e| e.into_inner());
+        self.close_on(Private::of(&mut closing)?)
     }
 
     fn close_on(&self, stream: CUstream) -> Result<()> {
@@ -703,6 +695,7 @@ impl Drop for Seat {
     fn drop(&mut self) {
         let (Ok(_context), Ok(_relaxed)) = (self.gpu.enter(), Relaxed::begin()) else { return };
         *self.order() = None;
+        *self.closing.lock().unwrap_or_else(|e| e.into_inner()) = None;
         if let Some(sharing) = &self.sharing {
             sharing.close();
         }

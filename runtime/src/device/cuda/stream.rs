@@ -28,6 +28,37 @@ const NAP: Duration = Duration::from_micros(50);
 /// How long it looks away from failures at most.
 const FAILURES: Duration = Duration::from_micros(100);
 
+/// A stream that nobody else uses. Dropped, it is waited for: what it has to write comes before its
+/// seat's memory is another one's.
+pub(super) struct Private(CUstream);
+
+impl Private {
+    /// The stream at a place, made where there is none yet. The GPU's context is the thread's.
+    pub(super) fn of(place: &mut Option<Self>) -> Result<CUstream> {
+        if place.is_none() {
+            let mut stream = std::ptr::null_mut();
+            let nonblocking = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+            // SAFETY: a place for the handle.
+            unsafe { cu!(cuStreamCreate(&mut stream, nonblocking)) }?;
+            *place = Some(Self(stream));
+        }
+        Ok(place.as_ref().map_or(std::ptr::null_mut(), |stream| stream.0))
+    }
+}
+
+// SAFETY: streams may be used from any thread.
+unsafe impl Send for Private {}
+
+impl Drop for Private {
+    fn drop(&mut self) {
+        // SAFETY: this value's alone.
+        unsafe {
+            sys::cuStreamSynchronize(self.0);
+            sys::cuStreamDestroy_v2(self.0);
+        }
+    }
+}
+
 /// A function that a stream calls.
 pub type Function = unsafe extern "C" fn(*mut c_void);
 
