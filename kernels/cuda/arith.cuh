@@ -129,14 +129,21 @@ struct BF16 {
   __device__ static Lane divide(Lane l, uint32_t n) { return __fdiv_rn(l, float(n)); }
 };
 
+// Where there are no instructions for fp8, much code stands for each: once, not wherever it is used.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+#define OXCCL_CONVERSION __device__ __noinline__ static
+#else
+#define OXCCL_CONVERSION __device__ static
+#endif
+
 template <__nv_fp8_interpretation_t KIND>
 struct F8 {
   using Bits = uint8_t;
   using Lane = float;
-  __device__ static Lane widen(Bits b) {
+  OXCCL_CONVERSION Lane widen(Bits b) {
     return __half2float(__half(__nv_cvt_fp8_to_halfraw(b, KIND)));
   }
-  __device__ static Bits round(Lane l) {
+  OXCCL_CONVERSION Bits round(Lane l) {
     return l != l ? 0x7f : __nv_cvt_float_to_fp8(l, __NV_SATFINITE, KIND);
   }
   __device__ static Lane divide(Lane l, uint32_t n) { return __fdiv_rn(l, float(n)); }
