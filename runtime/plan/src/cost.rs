@@ -47,7 +47,7 @@ impl CostModel {
         message_us: 0.08,
         cached_gbps: 40.0,
         memory_gbps: 12.0,
-        cache_bytes: 1 << 20,
+        cache_bytes: 2 << 20,
         link_gbps: f64::INFINITY,
         fold_gbps: 32.0,
         read_call_us: 0.0,

@@ -21,7 +21,7 @@ use std::sync::atomic::Ordering;
 
 /// Large copies and folds are cut into stretches of so many bytes, a multiple of every element.
 const STRETCH_BYTES: usize = 128 << 10;
-/// Results of calls at least this large bypass the cache.
+/// Results of calls at least this large bypass the cache, unless they replace the input, which is in it.
 const STREAMING_BYTES: u64 = 4 << 20;
 /// What the system copies at a time where it is folded next: a few fit the second-level cache.
 const PULL_BYTES: usize = 64 << 10;
@@ -482,8 +482,9 @@ impl<'a> VisitState<'a> {
 
     /// Whether what is written to a buffer is too much to keep in the cache.
     fn streaming(&self, dst: Slice) -> bool {
-        let user = matches!(dst.buffer, Buffer::Input | Buffer::Output);
         let run = &*self.run;
+        let in_place = std::ptr::eq(run.call.input, run.call.output);
+        let user = matches!(dst.buffer, Buffer::Input | Buffer::Output) && !in_place;
         let blocks = u64::from(run.call.spec.output_blocks(self.endpoint.rank).max(1));
         user && blocks * run.call.count * run.call.dtype.size() as u64 >= STREAMING_BYTES
     }
