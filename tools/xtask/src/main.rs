@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 /// Chores of the OxCCL workspace.
 #[derive(Parser)]
-#[command(name = "cargo xtask")]
+#[command(name = "xtask", bin_name = "cargo xtask")]
 enum Chore {
     /// Writes what is generated from the source: headers, bindings, docs/environment.md.
     Codegen,
@@ -95,4 +95,22 @@ fn codegen(root: &Path) -> Result<(), String> {
     xtask::bindings::write(root).map_err(|e| e.to_string())?;
     let file = xtask::environment::FILE;
     xtask::environment::write(root).map_err(|e| format!("{file}: {e}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_of_packages_are_read_or_refused() {
+        let read = |arguments: &str| Chore::try_parse_from(arguments.split(' '));
+        let deb = read("xtask deb --output /a --profile dev");
+        let right = |o: &xtask::deb::Options| o.output == Path::new("/a") && o.profile == "dev";
+        assert!(matches!(deb, Ok(Chore::Deb(options)) if right(&options)));
+        let wheel = read("xtask wheel --out /a");
+        assert!(matches!(wheel, Ok(Chore::Wheel { profile, .. }) if profile == "release"));
+        for wrong in ["xtask deb", "xtask deb --prefix /a", "xtask wheel", "xtask abi-facts"] {
+            assert!(read(wrong).is_err(), "{wrong}");
+        }
+    }
 }
