@@ -156,7 +156,7 @@ pub(super) fn assemble(
             Some(taken.inspect_err(|_| endpoint.be_out())?)
         }
     };
-    let agreed = match agree(&mut room, &members.blobs, &mut endpoint) {
+    let pull = match agree(&mut room, &members.blobs, &mut endpoint) {
         Ok(pull) => pull,
         Err(error) => {
             abandon(endpoint, seat);
@@ -176,7 +176,7 @@ pub(super) fn assemble(
     let hosts = if members.ranks.len() == nranks as usize { 1 } else { 2 };
     let comm = Communicator::new(endpoint, device, options, Some(family));
     let mut comm =
-        comm.with_topology(hosts, agreed, members.blobs[0].policy(&members.blobs[rank as usize]));
+        comm.with_topology(hosts, pull, members.blobs[0].policy(&members.blobs[rank as usize]));
     if let Some(seat) = seat {
         comm = comm.with_seat(seat);
     }
