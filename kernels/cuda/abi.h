@@ -104,6 +104,9 @@ namespace oxccl {
 // See [`Step`].
 #define STEP_REDUCE 5
 
+// See [`Step`].
+#define STEP_PUT 6
+
 // Where the result of a fold goes: one slice of this rank.
 #define TO_OWN 0
 
@@ -115,6 +118,9 @@ namespace oxccl {
 
 // A slice of every rank's.
 #define TO_EVERYONE 3
+
+// A slice of this rank, and one of all others' inboxes.
+#define TO_INBOXES 4
 
 // In the place of a peer: all of them.
 #define ALL_PEERS 255
@@ -405,7 +411,7 @@ typedef struct Step {
   Slice dst;
   // Of a fold: what is read at this rank.
   Slice own;
-  // Of a fold with [`TO_BOTH`]: the second slice written.
+  // Of a fold with [`TO_BOTH`] or [`TO_INBOXES`]: the second slice written.
   Slice second;
 } Step;
 

@@ -9,7 +9,7 @@
 namespace oxccl {
 
 // Buffers of a slice (`oxccl_plan::Buffer`).
-enum BufferKind { INPUT = 0, OUTPUT = 1, SCRATCH = 2, STAGE = 3 };
+enum BufferKind { INPUT = 0, OUTPUT = 1, SCRATCH = 2, STAGE = 3, INBOX = 4 };
 
 // Up to 16 bytes of a buffer of any alignment. What others wrote since the last wait is read past the
 // first-level cache.
@@ -71,8 +71,8 @@ struct Interpreter {
   Counters* own;
   uint64_t scale, window_elems;
   uint64_t phase, base, windows, need[2];
-  // The current window: its first element, and how its parts are cut.
-  uint64_t start, elems, share, rest;
+  // The current window: its first element, how its parts are cut, and the size of inboxes' blocks.
+  uint64_t start, elems, share, rest, inbox_bytes;
 
   __device__ const Rank& rank() const { return p.call.rank; }
 
@@ -82,6 +82,7 @@ struct Interpreter {
     uint64_t units = (elems + way.align_elems - 1) / way.align_elems;
     share = units / way.parts;
     rest = units % way.parts;
+    inbox_bytes = (share + (rest > 0)) * way.align_elems * p.call.element_bytes;
     base = phase;
     phase += way.entered;
   }
@@ -98,6 +99,12 @@ struct Interpreter {
       first = bound(s.part);
       last = bound(s.part + s.parts);
     }
+    len = (last - first) * p.call.element_bytes;
+    if (s.buffer == INBOX) {
+      int n = rank().nranks;
+      offset = s.block / n * (n - 1) * inbox_bytes;
+      return;
+    }
     uint64_t at;
     if (s.buffer == STAGE) {
       at = s.block * window_elems + first;
@@ -105,7 +112,18 @@ struct Interpreter {
       at = s.block * p.call.count + start + first;
     }
     offset = at * p.call.element_bytes;
-    len = (last - first) * p.call.element_bytes;
+  }
+
+  // From the first block of a group in a rank's inbox to the writer's: as `inbox_place` in oxccl_plan.
+  __device__ uint64_t inbox(int owner, int writer) const {
+    int at = writer - owner - 1;
+    return (at < 0 ? at + rank().nranks : at) * inbox_bytes;
+  }
+
+  // A slice at a rank, of which `range` gave the offset.
+  __device__ char* slice_at(int at, const Slice& s, uint64_t offset) const {
+    if (s.buffer == INBOX) offset += inbox(at, s.block % rank().nranks);
+    return place(at, s.buffer, offset);
   }
 
   __device__ char* place(int at, int buffer, uint64_t offset) const {
@@ -155,16 +173,28 @@ struct Interpreter {
   };
 
   __device__ const char* source(const Fold& f, int from) const {
-    return from == rank().rank ? place(from, f.own_buffer, f.own) : place(from, f.src_buffer, f.src);
+    int me = rank().rank;
+    if (from == me) return place(from, f.own_buffer, f.own);
+    if (f.src_buffer == INBOX) return place(me, INBOX, f.src + inbox(me, from));
+    return place(from, f.src_buffer, f.src);
   }
+
+  // Where a fold that goes to all ranks writes at one.
+  __device__ char* target(const Fold& f, int at) const {
+    int me = rank().rank;
+    if (f.to == TO_INBOXES && at != me) return place(at, INBOX, f.second + inbox(at, me));
+    return place(at, f.dst_buffer, f.dst);
+  }
+
+  __device__ static bool goes_to_all(int to) { return to == TO_EVERYONE || to == TO_INBOXES; }
 
   __device__ void deliver(const Fold& f, uint64_t at, uint4 v) const {
     int me = rank().rank;
     uint64_t left = f.len - at;
-    if (f.to == TO_EVERYONE) {
+    if (goes_to_all(f.to)) {
       for (int i = 0; i < rank().nranks; i++) {
         int peer = me + i < rank().nranks ? me + i : me + i - rank().nranks;
-        store_line(place(peer, f.dst_buffer, f.dst) + at, left, f.fits, v);
+        store_line(target(f, peer) + at, left, f.fits, v);
       }
       return;
     }
@@ -177,7 +207,7 @@ struct Interpreter {
   template <int OP, int LINES>
   __device__ void fold_lines(const Fold& f, uint64_t at, uint64_t step) const {
     using B = typename E::Bits;
-    constexpr int N = 16 / sizeof(B), AHEAD = 4;
+    constexpr int N = 16 / sizeof(B), AHEAD = 2;
     const int n = rank().nranks;
     typename E::Lane lanes[LINES][N];
     for (int from = 0; from < n; from += AHEAD) {
@@ -221,8 +251,10 @@ struct Interpreter {
 
   template <int OP>
   __device__ void fold(const Fold& f) const {
-    // Small elements fill the registers with one line.
-    constexpr int LINES = OP == SUM && sizeof(typename E::Bits) > 1 ? 2 : 1;
+    // What is under way has to cover the time of a load from a peer; small elements fill the
+    // registers with one line.
+    constexpr int BYTES = sizeof(typename E::Bits);
+    constexpr int LINES = OP != SUM || BYTES == 1 ? 1 : BYTES == 2 ? 3 : 4;
     uint64_t step = movers() * 16, at = threadIdx.x * 16;
     for (; at + (LINES - 1) * step < f.len; at += LINES * step) fold_lines<OP, LINES>(f, at, step);
     for (; at < f.len; at += step) fold_lines<OP, 1>(f, at, step);
@@ -233,7 +265,7 @@ struct Interpreter {
     range(s.src, f.src, f.len);
     range(s.own, f.own, f.len);
     range(s.dst, f.dst, f.len);
-    if (s.to == TO_BOTH) range(s.second, f.second, f.len);
+    if (s.to == TO_BOTH || s.to == TO_INBOXES) range(s.second, f.second, f.len);
     f.src_buffer = s.src.buffer;
     f.own_buffer = s.own.buffer;
     f.dst_buffer = s.dst.buffer;
@@ -245,9 +277,9 @@ struct Interpreter {
     auto look = [&](const char* at) { all |= reinterpret_cast<uint64_t>(at); };
     for (int i = 0; i < rank().nranks; i++) {
       look(source(f, i));
-      if (s.to == TO_EVERYONE) look(place(i, f.dst_buffer, f.dst));
+      if (goes_to_all(s.to)) look(target(f, i));
     }
-    if (s.to != TO_EVERYONE)
+    if (!goes_to_all(s.to))
       look(place(s.to == TO_PEER ? s.peer : rank().rank, f.dst_buffer, f.dst));
     if (s.to == TO_BOTH) look(place(rank().rank, STAGE, f.second));
     f.fits = aligned(all);
@@ -297,8 +329,8 @@ struct Interpreter {
     range(s.src, from, len);
     range(s.dst, to, len);
     int at = s.kind == STEP_GET ? s.peer : rank().rank;
-    const char* src = place(at, s.src.buffer, from);
-    char* dst = place(rank().rank, s.dst.buffer, to);
+    const char* src = slice_at(at, s.src, from);
+    char* dst = slice_at(s.kind == STEP_PUT ? s.peer : rank().rank, s.dst, to);
     bool multiply = multiplied(at, s.src.buffer);
     if (src != dst || multiply) copy(dst, src, len, multiply);
     return true;

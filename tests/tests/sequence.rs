@@ -96,6 +96,7 @@ fn every_algorithm_when_forced() {
         "halving",
         "bruck",
         "pairwise",
+        "push",
     ] {
         processes(5, ["4", "600", "262144"], |_, command| {
             command.env("OXCCL_ALGORITHM", algorithm);

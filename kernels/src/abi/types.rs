@@ -68,6 +68,8 @@ pub const STEP_WAIT: u8 = 3;
 pub const STEP_GET: u8 = 4;
 /// See [`Step`].
 pub const STEP_REDUCE: u8 = 5;
+/// See [`Step`].
+pub const STEP_PUT: u8 = 6;
 
 /// Where the result of a fold goes: one slice of this rank.
 pub const TO_OWN: u8 = 0;
@@ -77,6 +79,9 @@ pub const TO_BOTH: u8 = 1;
 pub const TO_PEER: u8 = 2;
 /// A slice of every rank's.
 pub const TO_EVERYONE: u8 = 3;
+
+/// A slice of this rank, and one of all others' inboxes.
+pub const TO_INBOXES: u8 = 4;
 
 /// In the place of a peer: all of them.
 pub const ALL_PEERS: u8 = 255;
@@ -153,7 +158,7 @@ pub struct Step {
     pub dst: Slice,
     /// Of a fold: what is read at this rank.
     pub own: Slice,
-    /// Of a fold with [`TO_BOTH`]: the second slice written.
+    /// Of a fold with [`TO_BOTH`] or [`TO_INBOXES`]: the second slice written.
     pub second: Slice,
 }
 

@@ -137,6 +137,16 @@ impl CostModel {
         Self::at_gbps(bytes, self.push_gbps)
     }
 
+    /// Writing so many bytes to peers' inboxes.
+    pub fn put_us(&self, bytes: u64) -> f64 {
+        Self::at_gbps(bytes, self.link_gbps.min(self.memory_gbps))
+    }
+
+    /// Going over so many bytes that lie at this rank, written by the others.
+    pub fn inbox_us(&self, bytes: u64) -> f64 {
+        Self::at_gbps(bytes, self.fold_gbps)
+    }
+
     /// Putting a message on an edge.
     pub fn send_us(&self, bytes: u64) -> f64 {
         let messages = bytes.div_ceil(self.edge_slot_bytes).max(1);

@@ -19,6 +19,9 @@ pub enum Buffer {
     Scratch = 2,
     /// Memory that all direct peers may read, one window large, in two slots used in turn.
     Stage = 3,
+    /// The stage's slots where the peers may write: each block is as large as a part, as in scratch,
+    /// and has one writer. Block `g · ranks + p` is rank p's, the g-th of its blocks here.
+    Inbox = 4,
 }
 
 /// Consecutive parts of one block of a buffer in the current window.
@@ -75,6 +78,8 @@ pub enum Destination {
     Peer(u32, Slice),
     /// The same slice of every rank's user memory, this one's included.
     Everyone(Slice),
+    /// A slice of this rank, and the same slice of every other rank's inbox.
+    Inboxes(Slice, Slice),
 }
 
 /// One operation. `finish` marks the fold that completes a reduction: there avg divides, before
@@ -116,7 +121,7 @@ pub enum Op {
         finish: bool,
     },
     /// Wait until every peer has finished reading what this rank had published in the stage slot
-    /// that this window uses.
+    /// that this window uses, and what it had been sent there.
     Acquire,
     /// Count one up where all peers can see it: all that this rank did before is visible to whom
     /// waits for it.
@@ -137,10 +142,19 @@ pub enum Op {
         /// Where to, in this rank's.
         dst: Slice,
     },
+    /// Copy to a peer's inbox.
+    Put {
+        /// Whose inbox.
+        peer: u32,
+        /// What, in this rank's memory.
+        src: Slice,
+        /// Where to, in the peer's.
+        dst: Slice,
+    },
     /// Fold the slices of all ranks in rank order, in the accumulation type, rounding once.
     Reduce {
-        /// What is read at the other ranks; of scratch, which is private, block p of this rank's
-        /// own stands for rank p.
+        /// What is read at the other ranks; of scratch and the inbox, the p-th block of this rank's
+        /// own from there on stands for rank p.
         src: Slice,
         /// What is read at this one.
         own: Slice,
@@ -178,6 +192,9 @@ pub struct Layout {
     pub stage_blocks: u32,
     /// Blocks of scratch.
     pub scratch_blocks: u32,
+    /// Blocks that the peers write into a rank's inbox; 0 when the plan does not use it. A plan uses
+    /// the stage's slots in one way.
+    pub inbox_blocks: u32,
     /// The most parts that one message on an edge carries; 0 when the plan uses no edges.
     pub message_parts: u32,
     /// Signals of each rank in each window.
@@ -188,6 +205,20 @@ pub struct Layout {
     /// How ranks access each other's user memory; such a plan has one window, unless
     /// it copies to scratch.
     pub user_memory: UserMemory,
+}
+
+impl Layout {
+    /// Whether windows take the stage's slots in turn.
+    pub const fn uses_slots(&self) -> bool {
+        self.stage_blocks > 0 || self.inbox_blocks > 0
+    }
+}
+
+/// Where a block of an inbox lies, as a number of blocks: those of its owner itself, which nobody
+/// writes, take no room.
+pub const fn inbox_place(block: u32, owner: u32, nranks: u32) -> u32 {
+    let (group, writer) = (block / nranks, block % nranks);
+    group * (nranks - 1) + (writer + nranks - owner - 1) % nranks
 }
 
 /// The room that a communicator has for a plan, in elements of the call's type.
@@ -235,6 +266,10 @@ impl Geometry {
                 // What is copied from the others should still be in the cache when it is folded.
                 window = share(window, room.stage_slot_elems, layout.scratch_blocks);
             }
+            if layout.inbox_blocks > 0 {
+                let part = room.stage_slot_elems / u64::from(layout.inbox_blocks);
+                window = window.min((part / align * align).max(1) * parts);
+            }
             if layout.message_parts > 0 {
                 let part = room.edge_slot_elems / u64::from(layout.message_parts);
                 window = window.min((part / align * align).max(1) * parts);
@@ -255,6 +290,11 @@ impl Geometry {
     /// Elements that a block of scratch has room for: the largest part's.
     pub fn scratch_block_elems(&self) -> u64 {
         self.range(0, 0, 1).1
+    }
+
+    /// Elements from one block of an inbox to the next, in a window: aligned, for the largest part.
+    pub fn inbox_block_elems(&self, window: u64) -> u64 {
+        self.range(window, 0, 1).1.next_multiple_of(self.align_elems)
     }
 
     /// Number of windows.
@@ -293,10 +333,24 @@ impl Geometry {
 mod tests {
     use super::*;
 
+    #[test]
+    fn blocks_of_an_inbox_lie_side_by_side_and_none_is_its_owners() {
+        for nranks in 2..9 {
+            for owner in 0..nranks {
+                let written = (0..3 * nranks).filter(|block| block % nranks != owner);
+                let mut places: Vec<_> =
+                    written.map(|block| inbox_place(block, owner, nranks)).collect();
+                places.sort_unstable();
+                assert!(places.iter().copied().eq(0..3 * (nranks - 1)));
+            }
+        }
+    }
+
     const LAYOUT: Layout = Layout {
         parts: 3,
         stage_blocks: 1,
         scratch_blocks: 0,
+        inbox_blocks: 2,
         message_parts: 1,
         signals: 1,
         done_signal: 2,
@@ -319,6 +373,9 @@ mod tests {
                         assert_eq!(geometry.window_start(window) + offset, next);
                         next += len;
                     }
+                    let inbox = geometry.inbox_block_elems(window);
+                    assert!(inbox >= geometry.range(window, 0, 1).1);
+                    assert!(inbox * 2 <= room.stage_slot_elems, "{geometry:?}");
                     let (_, all) = geometry.range(window, 0, geometry.parts);
                     assert_eq!(geometry.window_start(window) + all, next);
                 }

@@ -12,6 +12,8 @@ pub struct Topology {
     pub direct: bool,
     /// Whether all ranks can have the system copy from each other's memory.
     pub pull: bool,
+    /// Whether stores to a peer's memory may be faster than loads from it.
+    pub push: bool,
     /// The costs of the slowest kind of link in use.
     pub model: CostModel,
 }
@@ -72,6 +74,9 @@ pub fn candidates(
 ) -> Vec<Candidate> {
     let usable = |plan: &Plan| match (plan.algorithm.generator().needs, memory) {
         (Needs::Nothing | Needs::Edges, _) => true,
+        (Needs::Inbox, _) => {
+            topology.direct && (topology.push || policy.only == Some(plan.algorithm))
+        }
         (Needs::Stage, _) | (Needs::UserMemory, Memory::Mapped) => topology.direct,
         // In place, all-to-all overwrites what others still read: only one's own rank knows.
         (Needs::UserMemory, Memory::Any) => {

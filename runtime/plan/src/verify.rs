@@ -118,7 +118,7 @@ impl Conditions {
         Self {
             room: Capacity {
                 edge_slot_elems: slot_elems,
-                stage_slot_elems: slot_elems.max(u64::from(nranks)),
+                stage_slot_elems: slot_elems.max(2 * u64::from(nranks)),
                 align_elems: 1,
             },
             edge_slots: 2,

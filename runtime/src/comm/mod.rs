@@ -106,7 +106,7 @@ impl Communicator {
             endpoint: Arc::new(endpoint),
             seat: None,
             device,
-            topology: Topology { direct: false, pull: false, model },
+            topology: Topology { direct: false, pull: false, push: false, model },
             policy: Policy::default(),
             programs: Mutex::default(),
             options: options.clone(),
@@ -126,7 +126,8 @@ impl Communicator {
         let direct = hosts == 1 && self.endpoint.local.len() <= MAX_DIRECT_RANKS;
         let model = if hosts > 1 { CostModel::TCP } else { CostModel::SHARED_MEMORY };
         let edge_slot_bytes = self.endpoint.edge_slot_bytes as u64;
-        self.topology = Topology { direct, pull, model: CostModel { edge_slot_bytes, ..model } };
+        let model = CostModel { edge_slot_bytes, ..model };
+        self.topology = Topology { direct, pull, push: false, model };
         self.policy = policy;
         self
     }
@@ -134,7 +135,7 @@ impl Communicator {
     /// On a GPU: the ranks reach each other's memory there.
     fn with_seat(mut self, seat: Seat) -> Self {
         let model = CostModel::NVLINK;
-        self.topology = Topology { direct: true, pull: false, model };
+        self.topology = Topology { direct: true, pull: false, push: true, model };
         let edges = |a: Algorithm| a.generator().needs == Needs::Edges;
         if let Some(only) = self.policy.only.filter(|a| edges(*a)) {
             let text = format!("OXCCL_ALGORITHM={} has no effect on GPUs", only.name());

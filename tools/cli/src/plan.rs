@@ -42,7 +42,8 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
         return Err(Error::Options("the root has to be one of at least one rank".to_owned()));
     }
     let model = if options.network { CostModel::TCP } else { CostModel::SHARED_MEMORY };
-    let topology = Topology { direct: !options.network, pull: !options.network, model };
+    let (direct, pull) = (!options.network, !options.network);
+    let topology = Topology { direct, pull, push: false, model };
     let spec = Spec::new(collective, options.ranks, options.root);
     let policy = Policy { only: None, deterministic: Config::get().deterministic };
     print!("{}", select::explain(spec, options.bytes, &topology, policy));

@@ -8,6 +8,7 @@ mod halving;
 mod local;
 mod one_shot;
 mod pairwise;
+mod push;
 mod ring;
 mod tree;
 mod two_shot;
@@ -45,6 +46,8 @@ pub enum Algorithm {
     TwoShotPulled = 10,
     /// Two-shot over edges: shares are exchanged, folded in rank order, and passed on.
     TwoShotEdges = 11,
+    /// What a rank needs is written into its inbox.
+    Push = 12,
 }
 
 /// What a plan needs of the links between ranks.
@@ -54,6 +57,8 @@ pub enum Needs {
     Nothing,
     /// A stage of each rank that all others map.
     Stage,
+    /// The same, which all others write.
+    Inbox,
     /// User memory that all ranks can access.
     UserMemory,
     /// Edges, which every kind of link offers.
@@ -81,7 +86,7 @@ pub struct Generator {
 }
 
 /// All algorithms, in the order in which ties of the cost model break.
-pub static GENERATORS: [Generator; 12] = [
+pub static GENERATORS: [Generator; 13] = [
     local::GENERATOR,
     one_shot::STAGED,
     one_shot::MAPPED,
@@ -94,6 +99,7 @@ pub static GENERATORS: [Generator; 12] = [
     pairwise::GENERATOR,
     two_shot::PULLED,
     two_shot_edges::GENERATOR,
+    push::GENERATOR,
 ];
 
 impl Algorithm {
@@ -143,6 +149,7 @@ const fn edge_layout(parts: u32, message_parts: u32, scratch_blocks: u32) -> Lay
         parts,
         stage_blocks: 0,
         scratch_blocks,
+        inbox_blocks: 0,
         message_parts,
         signals: 0,
         done_signal: 0,

@@ -66,7 +66,8 @@ fn fits_packets(seat: &Seat, plan: &Plan, bytes: u64) -> bool {
     let hear_all = [AllReduce, AllGather, ReduceScatter, AllToAll].contains(&plan.spec.collective);
     let many = hear_all && seat.sharing().is_some_and(|sharing| !sharing.is_apart());
     let most = if many { PACKET_BYTES / u64::from(plan.spec.nranks) } else { 0 };
-    plan.algorithm == Algorithm::OneShot && bytes <= packet_room(seat).max(most)
+    let fitting = [Algorithm::OneShot, Algorithm::Push].contains(&plan.algorithm);
+    fitting && bytes <= packet_room(seat).max(most)
 }
 
 /// Launches a collective after all that the communicator has launched. Blocks: never.
@@ -129,7 +130,7 @@ fn geometry(plan: &Plan, call: &Call, share: u64, slot_bytes: usize) -> Geometry
     let align_elems = align_elems(call);
     let room = Capacity { edge_slot_elems: 0, stage_slot_elems, align_elems };
     let mut geometry = Geometry::new(&plan.layout, share, &room);
-    if plan.layout.stage_blocks == 0 {
+    if !plan.layout.uses_slots() {
         geometry.window_elems = share;
     }
     geometry
@@ -154,8 +155,11 @@ fn touched(op: Op) -> (Option<Slice>, Vec<Slice>) {
     match op {
         Op::Copy { src, dst } => (Some(src), vec![dst]),
         Op::Get { dst, .. } => (None, vec![dst]),
+        Op::Put { src, .. } => (Some(src), Vec::new()),
         Op::Reduce { own, dst, .. } => match dst {
-            Destination::Own(dst) | Destination::Everyone(dst) => (Some(own), vec![dst]),
+            Destination::Own(dst) | Destination::Everyone(dst) | Destination::Inboxes(dst, _) => {
+                (Some(own), vec![dst])
+            }
             Destination::Both(dst, second) => (Some(own), vec![dst, second]),
             Destination::Peer(..) => (Some(own), Vec::new()),
         },
@@ -205,12 +209,17 @@ fn step(op: Op) -> Option<abi::Step> {
             let (peer, src, dst) = (peer as u8, slice(src), slice(dst));
             abi::Step { kind: abi::STEP_GET, peer, src, dst, ..none }
         }
+        Op::Put { peer, src, dst } => {
+            let (peer, src, dst) = (peer as u8, slice(src), slice(dst));
+            abi::Step { kind: abi::STEP_PUT, peer, src, dst, ..none }
+        }
         Op::Reduce { src, own, dst, finish } => {
             let (to, peer, dst, second) = match dst {
                 Destination::Own(dst) => (abi::TO_OWN, 0, dst, dst),
                 Destination::Both(dst, second) => (abi::TO_BOTH, 0, dst, second),
                 Destination::Peer(peer, dst) => (abi::TO_PEER, peer as u8, dst, dst),
                 Destination::Everyone(dst) => (abi::TO_EVERYONE, 0, dst, dst),
+                Destination::Inboxes(dst, second) => (abi::TO_INBOXES, 0, dst, second),
             };
             let (src, own) = (slice(src), slice(own));
             let (dst, second, finish) = (slice(dst), slice(second), u8::from(finish));
@@ -239,7 +248,7 @@ fn way(plan: &Plan, ops: &[Op], call: &Call, share: u64) -> Result<abi::Way> {
         parts: small.parts,
         signals: plan.layout.signals,
         done_signal: plan.layout.done_signal,
-        staged: u32::from(plan.layout.stage_blocks > 0),
+        staged: u32::from(plan.layout.uses_slots()),
         nsteps: ops.len() as u32,
         entered: 0,
         steps: room,
@@ -415,7 +424,7 @@ mod tests {
 
     /// All plans that a communicator on GPUs may choose.
     fn chosen() -> impl Iterator<Item = Choice> {
-        let topology = Topology { direct: true, pull: false, model: CostModel::NVLINK };
+        let topology = Topology { direct: true, pull: false, push: true, model: CostModel::NVLINK };
         let specs = (1..=abi::MAX_RANKS as u32).flat_map(|nranks| {
             Collective::ALL.map(|collective| Spec::new(collective, nranks, nranks / 2))
         });

@@ -17,11 +17,8 @@ impl Grave {
     /// The communicator's own reference is the last one, and stays while anyone writes there.
     fn needed(&self) -> bool {
         let Some(endpoint) = &self.endpoint else { return false };
-        let busy = self.seat.busy();
-        if !busy {
-            endpoint.be_out();
-        }
-        busy || Arc::strong_count(&self.seat) > 1 || inhabited(endpoint)
+        let out = say_out(&self.seat, endpoint);
+        !out || Arc::strong_count(&self.seat) > 1 || inhabited(endpoint)
     }
 }
 
@@ -43,8 +40,19 @@ pub fn bury(seat: Arc<Seat>) {
     lock(&GRAVES).push(Grave { seat, endpoint: None });
 }
 
+/// Tells the peers when nothing of a rank runs any more; whether that is so.
+fn say_out(seat: &Seat, endpoint: &Endpoint) -> bool {
+    let out = seat.is_out();
+    if out {
+        endpoint.be_out();
+    }
+    out
+}
+
 /// Drops the communicator's reference once all peers have left.
 pub fn retire(seat: Arc<Seat>, endpoint: Arc<Endpoint>) {
+    // At once where that is so: the process may end before the monitor looks.
+    say_out(&seat, &endpoint);
     lock(&GRAVES).push(Grave { seat, endpoint: Some(endpoint) });
     crate::monitor::wake();
 }

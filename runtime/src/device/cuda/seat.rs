@@ -26,6 +26,7 @@ use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::{Duration, Instant};
 
 /// Places in the memory that ranks share, and its size, for a number of ranks.
 struct Layout {
@@ -616,12 +617,33 @@ impl Seat {
         }
     }
 
-    /// Nothing runs from here on: what graphs still hold ends at once.
+    /// Nothing runs from here on: what graphs still hold ends at once. Blocks until that is so, or for
+    /// [`CLOSING`] where the GPU is busy.
     pub fn close(&self) -> Result<()> {
-        let _context = self.gpu.enter()?;
-        let _relaxed = Relaxed::begin()?;
-        let mut closing = self.closing.lock().unwrap_or_else(|e| e.into_inner());
-        self.close_on(Private::of(&mut closing)?)
+        {
+            let _context = self.gpu.enter()?;
+            let _relaxed = Relaxed::begin()?;
+            self.close_on(Private::of(&mut self.closing())?)?;
+        }
+        let begun = Instant::now();
+        while !self.is_closed() && begun.elapsed() < CLOSING {
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
+    fn closing(&self) -> MutexGuard<'_, Option<Private>> {
+        self.closing.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Whether nothing begins here any more, once [`close`](Self::close) was called.
+    fn is_closed(&self) -> bool {
+        self.closing().as_ref().is_none_or(Private::is_idle)
+    }
+
+    /// Whether nothing of a rank that has left runs here any more, nor will.
+    pub fn is_out(&self) -> bool {
+        self.is_closed() && !self.busy()
     }
 
     fn close_on(&self, stream: CUstream) -> Result<()> {
@@ -666,6 +688,9 @@ struct Held {
     buffer: Option<Key>,
 }
 
+/// How long the end of a communicator waits for a busy GPU.
+const CLOSING: Duration = Duration::from_millis(100);
+
 /// Streams of a communicator on which failures are delivered: the last ones that it used.
 const REMEMBERED: usize = 64;
 
@@ -695,7 +720,7 @@ impl Drop for Seat {
     fn drop(&mut self) {
         let (Ok(_context), Ok(_relaxed)) = (self.gpu.enter(), Relaxed::begin()) else { return };
         *self.order() = None;
-        *self.closing.lock().unwrap_or_else(|e| e.into_inner()) = None;
+        *self.closing() = None;
         if let Some(sharing) = &self.sharing {
             sharing.close();
         }

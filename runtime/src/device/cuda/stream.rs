@@ -44,6 +44,13 @@ impl Private {
         }
         Ok(place.as_ref().map_or(std::ptr::null_mut(), |stream| stream.0))
     }
+
+    /// Whether all that was given to it is done.
+    pub(super) fn is_idle(&self) -> bool {
+        let _relaxed = Relaxed::begin();
+        // SAFETY: a living stream.
+        unsafe { sys::cuStreamQuery(self.0) != CUresult::CUDA_ERROR_NOT_READY }
+    }
 }
 
 // SAFETY: streams may be used from any thread.

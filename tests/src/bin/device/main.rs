@@ -56,6 +56,7 @@ const TESTS: &[Test] = &[
     Test { name: "a count per rank", layouts: APART, body: vcollectives::random },
     Test { name: "staged in one shot", layouts: THREADS, body: order::large },
     Test { name: "staged in two shots", layouts: THREADS, body: order::large },
+    Test { name: "written into inboxes", layouts: APART, body: order::large },
     Test { name: "results collected by reading", layouts: THREADS, body: order::large },
     Test { name: "small calls through host memory", layouts: APART, body: order::small },
     Test { name: "large calls through host memory", layouts: APART, body: order::large },
@@ -100,10 +101,11 @@ const TESTS: &[Test] = &[
 const KILLED: &str = "a killed process is told";
 
 /// Variables that tests are run with.
-const SETTINGS: [(&str, &str, &str); 10] = [
+const SETTINGS: [(&str, &str, &str); 11] = [
     // Through the stage also where buffers are mapped.
     ("staged in one shot", "OXCCL_ALGORITHM", "one_shot"),
     ("staged in two shots", "OXCCL_ALGORITHM", "two_shot"),
+    ("written into inboxes", "OXCCL_ALGORITHM", "push"),
     ("results collected by reading", "OXCCL_ALGORITHM", "two_shot_pulled"),
     ("small calls through host memory", "NCCL_P2P_DISABLE", "1"),
     ("large calls through host memory", "NCCL_P2P_LEVEL", "LOC"),

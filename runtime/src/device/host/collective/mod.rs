@@ -12,7 +12,7 @@ use crate::descriptor::{Descriptor, Label};
 use crate::error::{Error, Result};
 use crate::link::direct::{PACKET_BYTES, STAGE_SLOT_BYTES, Segment};
 use oxccl_plan::generate::Algorithm;
-use oxccl_plan::ir::{Capacity, UserMemory};
+use oxccl_plan::ir::{Capacity, UserMemory, inbox_place};
 use oxccl_plan::{
     Buffer, DataType, Destination, From, Geometry, Op, Order, Plan, Program, ReduceOp, Slice, Spec,
 };
@@ -348,7 +348,7 @@ impl<'a> VisitState<'a> {
             // Its memory may have been in use again when it was read: the operation hears of it.
             return Ok(Poll::Wait(self.endpoint.rank));
         }
-        if layout.stage_blocks > 0 {
+        if layout.uses_slots() {
             let slot = (self.state.stage_windows & 1) as usize;
             let done = u64::from(layout.done_signal);
             self.state.slot_need[slot] = self.run.phase_base.wrapping_add(done);
@@ -413,6 +413,11 @@ impl<'a> VisitState<'a> {
                     }
                 }
             }
+            Op::Put { peer, src, dst } => {
+                let (from, len) = self.own(src);
+                let to = self.writable(peer, dst)?;
+                self.copy(to, from, len, dst)
+            }
             Op::Reduce { src, own, dst, finish } => self.reduce(src, own, dst, finish),
             Op::Send { peer, src } => self.send(peer, src),
             Op::Recv { peer, dst } => self.receive(peer, dst),
@@ -422,8 +427,8 @@ impl<'a> VisitState<'a> {
         }
     }
 
-    /// Byte offset of a slice within its buffer, and its length in bytes.
-    fn range(&self, slice: Slice) -> (usize, usize) {
+    /// Byte offset of a slice within its owner's buffer, and its length in bytes.
+    fn range(&self, owner: u32, slice: Slice) -> (usize, usize) {
         let run = &*self.run;
         let (offset, len) = run.geometry.range(run.window, slice.part, slice.parts);
         let block = u64::from(slice.block);
@@ -433,18 +438,22 @@ impl<'a> VisitState<'a> {
             }
             Buffer::Scratch => block * run.geometry.scratch_block_elems(),
             Buffer::Stage => block * run.geometry.window_elems + offset,
+            Buffer::Inbox => {
+                let place = inbox_place(slice.block, owner, self.endpoint.nranks);
+                u64::from(place) * run.geometry.inbox_block_elems(run.window)
+            }
         };
         let size = run.call.dtype.size();
         (first as usize * size, len as usize * size)
     }
 
     fn own(&mut self, slice: Slice) -> (*mut u8, usize) {
-        let (offset, len) = self.range(slice);
+        let (offset, len) = self.range(self.endpoint.rank, slice);
         let base = match slice.buffer {
             Buffer::Input => self.run.call.input.cast_mut(),
             Buffer::Output => self.run.call.output,
             Buffer::Scratch => self.state.scratch.as_mut_ptr().cast(),
-            Buffer::Stage => self.stage(self.endpoint.rank),
+            Buffer::Stage | Buffer::Inbox => self.stage(self.endpoint.rank),
         };
         (base.wrapping_add(offset), len)
     }
@@ -456,9 +465,9 @@ impl<'a> VisitState<'a> {
     }
 
     fn of_peer(&self, peer: u32, slice: Slice) -> (Place, usize) {
-        let (offset, len) = self.range(slice);
+        let (offset, len) = self.range(peer, slice);
         let base = match slice.buffer {
-            Buffer::Stage | Buffer::Scratch => Place::Here(self.stage(peer)),
+            Buffer::Stage | Buffer::Inbox | Buffer::Scratch => Place::Here(self.stage(peer)),
             Buffer::Input => self.state.user[peer as usize].0,
             Buffer::Output => self.state.user[peer as usize].1,
         };
@@ -559,6 +568,15 @@ impl<'a> VisitState<'a> {
                 }
                 (&mut dsts[..nranks as usize], slice)
             }
+            Destination::Inboxes(own, slice) => {
+                for (peer, dst) in (0u32..).zip(dsts.iter_mut().take(nranks as usize)) {
+                    *dst = match peer == rank {
+                        true => self.own(own).0,
+                        false => self.writable(peer, slice)?,
+                    };
+                }
+                (&mut dsts[..nranks as usize], slice)
+            }
         };
         for dst in dsts.iter_mut() {
             *dst = dst.wrapping_add(at);
@@ -583,7 +601,7 @@ impl<'a> VisitState<'a> {
     /// its size.
     fn sources(&mut self, src: Slice, len: usize, srcs: &mut [*const u8]) -> Result<usize> {
         let (at, own) = (self.run.cursor, self.endpoint.rank);
-        if src.buffer == Buffer::Scratch {
+        if matches!(src.buffer, Buffer::Scratch | Buffer::Inbox) {
             for (peer, from) in (0u32..).zip(srcs.iter_mut()).filter(|(p, _)| *p != own) {
                 let copied = self.own(Slice { block: src.block + peer, ..src }).0;
                 *from = copied.wrapping_add(at).cast_const();

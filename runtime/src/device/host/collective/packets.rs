@@ -22,7 +22,7 @@ impl VisitState<'_> {
 
     #[inline]
     pub(super) fn unpack(&mut self, peer: u32, src: Slice, to: *mut u8) -> Result<bool> {
-        let (offset, len) = self.range(src);
+        let (offset, len) = self.range(peer, src);
         let slot = (self.state.stage_windows & 1) as usize;
         let epoch = self.run.phase_base.wrapping_add(1);
         let mark = self.run.packet_mark();
