@@ -98,9 +98,9 @@ __device__ inline int agree(const Program& p, Counters* own, Reach& reach) {
     output = __shfl_sync(~0u, output, 0);
     if (peer < r.nranks) {
       // What the stream did before is there for who reads this.
-      __threadfence_system();
+      fence();
       if (peer != r.rank) over = !exchange_entries(p, peer, number, input, output);
-      __threadfence_system();
+      fence();
       inputs[peer] = input;
       outputs[peer] = output;
     }

@@ -49,7 +49,6 @@ struct Lane {
       volatile Arrival* there = arrival(rank, peer, rank.rank, lane, slot);
       there->bytes = m.bytes;
       there->what = m.what;
-      __threadfence_system();
       store_release(const_cast<uint64_t*>(&there->number), number);
     }
     return true;
@@ -70,10 +69,7 @@ struct Lane {
     }
     copy_bytes(data, lane_slot(rank, rank.rank, peer, lane, slot), len);
     sync_movers();
-    if (threadIdx.x == 0) {
-      __threadfence_system();
-      store_release(credit(rank, peer, rank.rank, lane), number);
-    }
+    if (threadIdx.x == 0) store_release(credit(rank, peer, rank.rank, lane), number);
     return true;
   }
 

@@ -63,11 +63,21 @@ __device__ inline uint4 scale_line(uint4 v, uint64_t scale) {
   return v;
 }
 
+// From a thread's line to its next one: all movers of a block go over a slice side by side.
+constexpr uint64_t STEP = (BLOCK_THREADS - 32) * 16;
+
+// Where a fold reads, by rank, and writes.
+struct Ends {
+  char* sources[MAX_RANKS];
+  char* targets[MAX_RANKS];
+};
+
 template <typename E>
 struct Interpreter {
   const Program& p;
   const Way& way;
   const Reach& reach;
+  Ends& ends;
   Counters* own;
   uint64_t scale, window_elems;
   uint64_t phase, base, windows, need[2];
@@ -150,62 +160,46 @@ struct Interpreter {
   __device__ void copy(char* to, const char* from, uint64_t len, bool multiply) const {
     bool fits = aligned(reinterpret_cast<uint64_t>(to) | reinterpret_cast<uint64_t>(from));
     constexpr int AHEAD = 8;
-    uint64_t step = movers() * 16, at = threadIdx.x * 16;
-    for (; fits && !multiply && at + (AHEAD - 1) * step + 16 <= len; at += AHEAD * step) {
+    uint64_t at = threadIdx.x * 16, whole = fits && !multiply ? len & ~15ull : 0;
+    for (; at + (AHEAD - 1) * STEP < whole; at += AHEAD * STEP) {
       uint4 v[AHEAD];
 #pragma unroll
-      for (int k = 0; k < AHEAD; k++) v[k] = load_line(from + at + k * step, 16, true);
+      for (int k = 0; k < AHEAD; k++) v[k] = load_line(from + at + k * STEP, 16, true);
 #pragma unroll
-      for (int k = 0; k < AHEAD; k++) store_line(to + at + k * step, 16, true, v[k]);
+      for (int k = 0; k < AHEAD; k++) store_line(to + at + k * STEP, 16, true, v[k]);
     }
-    for (; at < len; at += step) {
+    // What is left: all of it under way at once, too.
+    if (at < whole) {
+      uint4 v[AHEAD];
+#pragma unroll
+      for (int k = 0; k < AHEAD; k++)
+        if (at + k * STEP < whole) v[k] = load_line(from + at + k * STEP, 16, true);
+#pragma unroll
+      for (int k = 0; k < AHEAD; k++)
+        if (at + k * STEP < whole) store_line(to + at + k * STEP, 16, true, v[k]);
+    }
+    for (at = whole + threadIdx.x * 16; at < len; at += STEP) {
       uint4 v = load_line(from + at, len - at, fits);
       if (multiply) v = scale_line<E>(v, scale);
       store_line(to + at, len - at, fits, v);
     }
   }
 
-  // Where a fold reads and writes.
+  // A fold of what all ranks have at the same place, written to all targets.
   struct Fold {
-    uint64_t src, own, dst, second, len;
-    int src_buffer, own_buffer, dst_buffer, to, peer;
-    bool divide, fits;
+    uint64_t len;
+    int targets, multiplied;  // how many; which rank's, -1 for none
+    bool divide;
   };
 
-  __device__ const char* source(const Fold& f, int from) const {
-    int me = rank().rank;
-    if (from == me) return place(from, f.own_buffer, f.own);
-    if (f.src_buffer == INBOX) return place(me, INBOX, f.src + inbox(me, from));
-    return place(from, f.src_buffer, f.src);
-  }
+  // Lines that are all whole and aligned; such lines, as far as there are any; a piece of any kind.
+  enum Shape { WHOLE, PARTLY, ANY };
 
-  // Where a fold that goes to all ranks writes at one.
-  __device__ char* target(const Fold& f, int at) const {
-    int me = rank().rank;
-    if (f.to == TO_INBOXES && at != me) return place(at, INBOX, f.second + inbox(at, me));
-    return place(at, f.dst_buffer, f.dst);
-  }
-
-  __device__ static bool goes_to_all(int to) { return to == TO_EVERYONE || to == TO_INBOXES; }
-
-  __device__ void deliver(const Fold& f, uint64_t at, uint4 v) const {
-    int me = rank().rank;
-    uint64_t left = f.len - at;
-    if (goes_to_all(f.to)) {
-      for (int i = 0; i < rank().nranks; i++) {
-        int peer = me + i < rank().nranks ? me + i : me + i - rank().nranks;
-        store_line(target(f, peer) + at, left, f.fits, v);
-      }
-      return;
-    }
-    int to = f.to == TO_PEER ? f.peer : me;
-    store_line(place(to, f.dst_buffer, f.dst) + at, left, f.fits, v);
-    if (f.to == TO_BOTH) store_line(place(me, STAGE, f.second) + at, left, f.fits, v);
-  }
-
-  // Folds the ranks' lines at LINES places, in rank order.
-  template <int OP, int LINES>
-  __device__ void fold_lines(const Fold& f, uint64_t at, uint64_t step) const {
+  // Folds the ranks' lines at LINES places before `end`, in rank order.
+  template <int OP, int LINES, Shape SHAPE>
+  __device__ void fold_lines(const Fold& f, uint64_t at, uint64_t end) const {
+    auto is_there = [&](int l) { return SHAPE != PARTLY || at + l * STEP < end; };
+    constexpr bool FITS = SHAPE != ANY;
     using B = typename E::Bits;
     constexpr int N = 16 / sizeof(B), AHEAD = 2;
     const int n = rank().nranks;
@@ -215,15 +209,15 @@ struct Interpreter {
 #pragma unroll
       for (int k = 0; k < AHEAD; k++) {
         if (from + k >= n) continue;
-        const char* base = source(f, from + k) + at;
+        const char* base = ends.sources[from + k] + at;
 #pragma unroll
         for (int l = 0; l < LINES; l++)
-          v[k][l] = load_line(base + l * step, f.len - at - l * step, f.fits);
+          if (is_there(l)) v[k][l] = load_line(base + l * STEP, FITS ? 16 : end - at, FITS);
       }
 #pragma unroll
       for (int k = 0; k < AHEAD; k++) {
         if (from + k >= n) continue;
-        bool multiply = from + k == rank().rank && multiplied(from + k, f.own_buffer);
+        bool multiply = from + k == f.multiplied;
 #pragma unroll
         for (int l = 0; l < LINES; l++) {
           if (multiply) v[k][l] = scale_line<E>(v[k][l], scale);
@@ -237,57 +231,87 @@ struct Interpreter {
         }
       }
     }
+    uint4 v[LINES];
 #pragma unroll
     for (int l = 0; l < LINES; l++) {
       B b[N];
 #pragma unroll
       for (int i = 0; i < N; i++)
         b[i] = E::round(f.divide ? E::divide(lanes[l][i], n) : lanes[l][i]);
-      uint4 v;
-      memcpy(&v, b, 16);
-      deliver(f, at + l * step, v);
+      memcpy(&v[l], b, 16);
+    }
+    for (int i = 0; i < f.targets; i++) {
+      char* base = ends.targets[i] + at;
+#pragma unroll
+      for (int l = 0; l < LINES; l++)
+        if (is_there(l)) store_line(base + l * STEP, FITS ? 16 : end - at, FITS, v[l]);
     }
   }
 
   template <int OP>
-  __device__ void fold(const Fold& f) const {
+  __device__ void fold(const Fold& f, bool fits) const {
     // What is under way has to cover the time of a load from a peer; small elements fill the
     // registers with one line.
     constexpr int BYTES = sizeof(typename E::Bits);
     constexpr int LINES = OP != SUM || BYTES == 1 ? 1 : BYTES == 2 ? 3 : 4;
-    uint64_t step = movers() * 16, at = threadIdx.x * 16;
-    for (; at + (LINES - 1) * step < f.len; at += LINES * step) fold_lines<OP, LINES>(f, at, step);
-    for (; at < f.len; at += step) fold_lines<OP, 1>(f, at, step);
+    uint64_t at = threadIdx.x * 16, whole = fits ? f.len & ~15ull : 0;
+    for (; at + (LINES - 1) * STEP < whole; at += LINES * STEP)
+      fold_lines<OP, LINES, WHOLE>(f, at, whole);
+    if (LINES > 1 && at < whole) fold_lines<OP, LINES, PARTLY>(f, at, whole);
+    for (at = whole + threadIdx.x * 16; at < f.len; at += STEP) fold_lines<OP, 1, ANY>(f, at, f.len);
+  }
+
+  // Where the i-th copy of a fold's result goes.
+  __device__ char* target(const Step& s, int i, uint64_t dst, uint64_t second) const {
+    int me = rank().rank, n = rank().nranks;
+    int at = me + i < n ? me + i : me + i - n;
+    switch (s.to) {
+      case TO_PEER: return place(s.peer, s.dst.buffer, dst);
+      case TO_EVERYONE: return place(at, s.dst.buffer, dst);
+      case TO_INBOXES:
+        if (at != me) return place(at, INBOX, second + inbox(at, me));
+        break;
+      case TO_BOTH:
+        if (i == 1) return place(me, s.second.buffer, second);
+        break;
+    }
+    return place(me, s.dst.buffer, dst);
   }
 
   __device__ void reduce(const Step& s) const {
     Fold f;
-    range(s.src, f.src, f.len);
-    range(s.own, f.own, f.len);
-    range(s.dst, f.dst, f.len);
-    if (s.to == TO_BOTH || s.to == TO_INBOXES) range(s.second, f.second, f.len);
-    f.src_buffer = s.src.buffer;
-    f.own_buffer = s.own.buffer;
-    f.dst_buffer = s.dst.buffer;
-    f.to = s.to;
-    f.peer = s.peer;
+    uint64_t src, own, dst, second;
+    range(s.src, src, f.len);
+    range(s.own, own, f.len);
+    range(s.second, second, f.len);
+    range(s.dst, dst, f.len);
+    int me = rank().rank, n = rank().nranks, i = threadIdx.x;
+    bool all = s.to == TO_EVERYONE || s.to == TO_INBOXES;
+    f.targets = all ? n : s.to == TO_BOTH ? 2 : 1;
+    f.multiplied = multiplied(me, s.own.buffer) ? me : -1;
     f.divide = s.finish && p.call.op == AVG;
-    // Only this rank's own accesses depend on it, so ranks may differ.
-    uint64_t all = 0;
-    auto look = [&](const char* at) { all |= reinterpret_cast<uint64_t>(at); };
-    for (int i = 0; i < rank().nranks; i++) {
-      look(source(f, i));
-      if (goes_to_all(s.to)) look(target(f, i));
+    // The fold before may still read them.
+    sync_movers();
+    uint64_t bits = 0;
+    if (i < n) {
+      bool inboxes = s.src.buffer == INBOX;
+      char* from = place(inboxes ? me : i, s.src.buffer, inboxes ? src + inbox(me, i) : src);
+      if (i == me) from = place(me, s.own.buffer, own);
+      ends.sources[i] = from;
+      bits |= reinterpret_cast<uint64_t>(from);
     }
-    if (!goes_to_all(s.to))
-      look(place(s.to == TO_PEER ? s.peer : rank().rank, f.dst_buffer, f.dst));
-    if (s.to == TO_BOTH) look(place(rank().rank, STAGE, f.second));
-    f.fits = aligned(all);
+    if (i < f.targets) {
+      char* to = target(s, i, dst, second);
+      ends.targets[i] = to;
+      bits |= reinterpret_cast<uint64_t>(to);
+    }
+    // Only this rank's own accesses depend on it, so ranks may differ.
+    bool fits = !any_mover(!aligned(bits));
     switch (p.call.op) {
-      case PROD: fold<PROD>(f); break;
-      case MAX: fold<MAX>(f); break;
-      case MIN: fold<MIN>(f); break;
-      default: fold<SUM>(f);
+      case PROD: fold<PROD>(f, fits); break;
+      case MAX: fold<MAX>(f, fits); break;
+      case MIN: fold<MIN>(f, fits); break;
+      default: fold<SUM>(f, fits);
     }
   }
 
@@ -311,10 +335,8 @@ struct Interpreter {
     phase += 1;
     sync_movers();
     int peer = threadIdx.x;
-    if (peer < rank().nranks && peer != rank().rank) {
-      __threadfence_system();
+    if (peer < rank().nranks && peer != rank().rank)
       store_release(signal_word(rank(), peer, blockIdx.x, rank().rank), phase);
-    }
   }
 
   __device__ bool step(const Step& s, int index) {
@@ -368,6 +390,7 @@ __device__ inline void run_program(const Program& program) {
   const Rank& r = program.call.rank;
   Counters* own = counters(r, blockIdx.x);
   __shared__ Reach reach;
+  __shared__ Ends ends;
   if (__syncthreads_or(faulty(r))) return;
   if (is_watcher()) {
     enter(r, own);
@@ -378,7 +401,7 @@ __device__ inline void run_program(const Program& program) {
       const Way& way = program.ways[taken];
       bool large = taken == WAY_STAGED && reach.stage_slot_bytes == STAGE_SLOT_BYTES;
       uint64_t window = large ? way.large_window_elems : way.window_elems;
-      Interpreter<E>{program, way, reach, own, scale_of(program.call), window}.run();
+      Interpreter<E>{program, way, reach, ends, own, scale_of(program.call), window}.run();
     }
   }
   __syncthreads();

@@ -16,7 +16,7 @@ __device__ inline bool find_window(const Put& put, uint64_t& to) {
   Wait w;
   while (window->number != put.window)
     if (w.over(r, put.peer, -1)) return false;
-  __threadfence_system();
+  fence();
   to = window->base + put.offset;
   uint64_t reached = window->bytes;
   if (put.offset <= reached && put.bytes <= reached - put.offset) return true;
@@ -31,12 +31,12 @@ __device__ inline bool find_window(const Put& put, uint64_t& to) {
 // The last block that has written its part signals.
 __device__ inline void signal_peer(const Put& put) {
   const Rank& r = put.rank;
-  __threadfence_system();
+  fence();
   if (atomicAdd(&common(r)->written, 1) + 1 != gridDim.x) return;
   common(r)->written = 0;
   uint64_t count = common(r)->signals_given[put.peer][put.signal] + 1;
   common(r)->signals_given[put.peer][put.signal] = count;
-  __threadfence_system();
+  fence();
   store_release(user_signal(r, put.peer, r.rank, put.signal), count);
 }
 

@@ -25,9 +25,9 @@ __device__ inline void tell(const Rank& r, uint32_t fault, int peer, int step, u
   c->peer = peer;
   c->step = step;
   c->operation = operation;
-  __threadfence_system();
+  fence();
   c->fault = fault;
-  __threadfence_system();
+  fence();
 }
 
 // The first fault of a communicator is told to the host; nothing runs after it.
@@ -103,7 +103,7 @@ __device__ inline bool await(const Rank& r, int peer, uint32_t own_what, uint64_
     load_pair(&here->again, again, what);
     if (first != operation || again != operation) continue;
     // What the peer did before it is here as well.
-    __threadfence_system();
+    fence();
     if (ready()) return true;
     differ(r, peer, operation - 1, own_what, own_count, what, count);
     return false;

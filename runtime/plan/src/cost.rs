@@ -139,7 +139,7 @@ impl CostModel {
 
     /// Writing so many bytes to peers' inboxes.
     pub fn put_us(&self, bytes: u64) -> f64 {
-        Self::at_gbps(bytes, self.link_gbps.min(self.memory_gbps))
+        Self::at_gbps(bytes, self.push_gbps.min(self.memory_gbps))
     }
 
     /// Going over so many bytes that lie at this rank, written by the others.

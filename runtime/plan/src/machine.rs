@@ -213,12 +213,8 @@ impl<'a, V: Values> Machine<'a, V> {
     /// A machine with fresh state.
     pub fn new(nranks: u32, values: V, options: Options<'a>) -> Self {
         let clock = || vec![0; if options.races { nranks as usize } else { 0 }];
-        let slot = || Slot {
-            generation: 0,
-            cells: Vec::new(),
-            reads: Vec::new(),
-            earlier: Vec::new(),
-        };
+        let slot =
+            || Slot { generation: 0, cells: Vec::new(), reads: Vec::new(), earlier: Vec::new() };
         let rank = || Rank {
             phase: 0,
             signals: vec![(clock(), 0.0)],

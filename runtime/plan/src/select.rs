@@ -101,16 +101,18 @@ pub fn candidates(
 
 /// Chooses for blocks of `bytes` bytes. None when the policy names an algorithm that does not serve.
 pub fn choose(spec: Spec, bytes: u64, topology: &Topology, policy: Policy) -> Option<Choice> {
-    let best = |memory, policy| candidates(spec, bytes, topology, memory, policy).first().copied();
-    let mapped = best(Memory::Mapped, policy);
-    let any = match best(Memory::Any, policy) {
+    let all = |memory, policy| candidates(spec, bytes, topology, memory, policy).into_iter();
+    let needs_mapping = |c: &Candidate| c.plan.layout.user_memory != UserMemory::Private;
+    let mapped = all(Memory::Mapped, policy).find(needs_mapping);
+    let any = match all(Memory::Any, policy).next() {
         Some(any) => any,
         // What was asked for needs mapped memory: beside it stands what works for any.
-        None => mapped.and(best(Memory::Any, Policy { only: None, ..policy }))?,
+        None => mapped.and(all(Memory::Any, Policy { only: None, ..policy }).next())?,
     };
-    let needs_mapping = |c: &Candidate| c.plan.layout.user_memory != UserMemory::Private;
-    let pays = |c: &Candidate| policy.only.is_some() || c.cost_us < any.cost_us;
-    let mapped = mapped.filter(|c| needs_mapping(c) && c.plan != any.plan && pays(c));
+    // Where loads from peers are slow, so is all that only adds copies to them: the device knows from
+    // which size on mapped memory is worth asking for.
+    let pays = |c: &Candidate| policy.only.is_some() || topology.push || c.cost_us < any.cost_us;
+    let mapped = mapped.filter(|c| c.plan != any.plan && pays(c));
     Some(Choice { any_memory: any.plan, mapped: mapped.map(|c| c.plan) })
 }
 
