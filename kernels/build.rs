@@ -1,5 +1,6 @@
-//! Compiles the kernels with nvcc, from `$CUDA_HOME/bin` or the path. `CUDAARCHS=90` (a list
-//! with semicolons, as CMake reads it) makes fewer architectures, which is faster; an empty one none.
+//! Compiles the kernels with nvcc, from `$CUDA_HOME/bin` or the path: in release builds for all
+//! architectures, else for the GPUs that are here. `CUDAARCHS=90` (a list with semicolons, as CMake
+//! reads it) says which, an empty one none.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -15,13 +16,27 @@ fn nvcc() -> Option<PathBuf> {
     folders.find_map(|f| Some(f.join("nvcc")).filter(|p| p.is_file()))
 }
 
+/// The compute capabilities of this machine's GPUs; nothing without a driver.
+fn archs_here() -> String {
+    let mut query = Command::new("nvidia-smi");
+    let answer = query.args(["--query-gpu=compute_cap", "--format=csv,noheader"]).output();
+    let text = answer.ok().filter(|o| o.status.success()).map(|o| o.stdout).unwrap_or_default();
+    let mut archs: Vec<String> =
+        String::from_utf8_lossy(&text).lines().map(|line| line.trim().replace('.', "")).collect();
+    archs.sort_unstable_by_key(|arch| arch.parse::<u32>().unwrap_or(0));
+    archs.dedup();
+    archs.join(",")
+}
+
 fn main() {
     for name in ["CUDA_HOME", "PATH", "CUDAARCHS"] {
         println!("cargo::rerun-if-env-changed={name}");
     }
     println!("cargo::rerun-if-changed=cuda");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it")).join("kernels.fatbin");
-    let archs = env::var("CUDAARCHS").unwrap_or_else(|_| ARCHS.to_owned());
+    let release = env::var("PROFILE").is_ok_and(|profile| profile == "release");
+    let default = || if release { ARCHS.to_owned() } else { archs_here() };
+    let archs = env::var("CUDAARCHS").unwrap_or_else(|_| default());
     let Some(nvcc) = nvcc().filter(|_| !archs.is_empty()) else {
         std::fs::write(&out, b"").expect("the output folder is writable");
         return;

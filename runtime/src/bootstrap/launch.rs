@@ -7,7 +7,7 @@
 use super::deadline::{Cancel, Deadline};
 use super::id::{ID_BYTES, UniqueId};
 use super::{handover, session};
-use crate::config::{Config, launcher_variable};
+use crate::config::{Config, foreign_variable};
 use crate::error::{Error, Result};
 use std::io::{Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -105,7 +105,7 @@ const MAX_NAME: usize = 128;
 pub fn detect() -> Result<Option<Launch>> {
     let config = Config::get();
     let own = [&config.rank, &config.nranks, &config.local_rank].map(String::as_str);
-    detect_in(own, &launcher_variable)
+    detect_in(own, &foreign_variable)
 }
 
 pub(crate) fn detect_in(

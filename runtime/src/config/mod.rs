@@ -11,7 +11,7 @@ mod suggest;
 mod table;
 mod value;
 
-pub(crate) use source::launcher_variable;
+pub(crate) use source::foreign_variable;
 pub use table::Config;
 pub use value::{Kind, Value};
 

@@ -14,7 +14,7 @@ use super::shared::{Memory, Pinned};
 use super::stream::{Private, Stream};
 use super::{Failing, memory, reaper};
 use crate::bootstrap::deadline::Deadline;
-use crate::config::Config;
+use crate::config::{self, Config};
 use crate::descriptor::Descriptor;
 use crate::device::host::endpoint::Endpoint;
 use crate::device::host::one_sided;
@@ -188,6 +188,14 @@ impl Seat {
         let (ranks, channels) = offer::shares(offers);
         self.channels = channels;
         self.view.lanes = if ranks > 1 { 1 } else { abi::LANES as u32 };
+        if ranks > 1 && few_queues() {
+            let text = format!(
+                "{ranks} ranks share GPU {}: set CUDA_DEVICE_MAX_CONNECTIONS=32 before the program starts, \
+                 or their kernels may wait for each other in one queue of the driver for ever",
+                self.gpu.index
+            );
+            log::line(Level::Warn, Subsystem::Init, &text);
+        }
     }
 
     fn others(&self, offers: &[Offer]) -> Vec<usize> {
@@ -680,6 +688,13 @@ impl Seat {
             kept
         }
     }
+}
+
+/// Whether streams share queues of the driver, which has 8 unless it is told otherwise: a kernel that
+/// waits for another rank's may then stand before it.
+fn few_queues() -> bool {
+    let queues = config::foreign_variable("CUDA_DEVICE_MAX_CONNECTIONS");
+    queues.and_then(|number| number.parse().ok()).unwrap_or(8) < 32
 }
 
 /// What a graph holds.
