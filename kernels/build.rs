@@ -16,16 +16,24 @@ fn nvcc() -> Option<PathBuf> {
     folders.find_map(|f| Some(f.join("nvcc")).filter(|p| p.is_file()))
 }
 
-/// The compute capabilities of this machine's GPUs; nothing without a driver.
+/// Those of [`ARCHS`] that this machine's GPUs run; nothing without a driver. Newer GPUs take the last
+/// one's PTX.
 fn archs_here() -> String {
     let mut query = Command::new("nvidia-smi");
     let answer = query.args(["--query-gpu=compute_cap", "--format=csv,noheader"]).output();
     let text = answer.ok().filter(|o| o.status.success()).map(|o| o.stdout).unwrap_or_default();
-    let mut archs: Vec<String> =
-        String::from_utf8_lossy(&text).lines().map(|line| line.trim().replace('.', "")).collect();
-    archs.sort_unstable_by_key(|arch| arch.parse::<u32>().unwrap_or(0));
+    let number = |arch: &str| arch.trim().replace('.', "").parse::<u32>().ok();
+    let known: Vec<u32> = ARCHS.split(',').filter_map(number).collect();
+    let text = String::from_utf8_lossy(&text);
+    let mut archs: Vec<u32> = text.lines().filter_map(number).collect();
+    // The newest known one that is not newer than the GPU.
+    archs
+        .iter_mut()
+        .for_each(|arch| *arch = known.iter().copied().rfind(|k| k <= arch).unwrap_or(0));
+    archs.retain(|arch| *arch > 0);
+    archs.sort_unstable();
     archs.dedup();
-    archs.join(",")
+    archs.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
 }
 
 fn main() {

@@ -55,6 +55,8 @@ pub enum Fault {
     InputWritten { rank: u32, step: usize },
     #[error("rank {rank} step {step} uses the stage without having acquired its slot")]
     NotAcquired { rank: u32, step: usize },
+    #[error("rank {rank} step {step} uses {what}, for which the layout has no room")]
+    NoRoom { rank: u32, step: usize, what: String },
     #[error("rank {rank} signals {got} times in a window; the plan says {expected}")]
     SignalCount { rank: u32, got: u64, expected: u32 },
     #[error("rank {rank} step {step}: message of {got} parts where {expected} are awaited")]

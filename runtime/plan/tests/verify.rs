@@ -240,6 +240,18 @@ fn early_reuse_of_a_slot_is_named() {
         });
         assert_eq!(fault, Fault::NotAcquired { rank: 1, step: 0 });
     }
+    for (algorithm, block) in [(Algorithm::Push, 3), (Algorithm::Push, 4), (Algorithm::OneShot, 1)]
+    {
+        let fault = broken(&plan(Collective::AllGather, algorithm), |programs| {
+            let far = |op: &mut Op| match op {
+                Op::Put { peer: 3, dst, .. } => dst.block = block,
+                Op::Copy { dst, .. } if dst.buffer == Buffer::Stage => dst.block = block,
+                _ => {}
+            };
+            programs[1].ops.iter_mut().for_each(far);
+        });
+        assert!(matches!(fault, Fault::NoRoom { rank: 1, .. }), "{fault}");
+    }
     // Everyone hears from everyone: without that, what is in the inbox is read early or overwritten.
     let fault = broken(&plan(Collective::ReduceScatter, Algorithm::Push), |programs| {
         programs[1].ops.retain(|op| !matches!(op, Op::Wait { .. }));

@@ -363,7 +363,8 @@ impl Communicator {
             return Err(Error::usage("operations of the communicator are under way", hint));
         }
         self.suspended.store(true, Ordering::Release);
-        self.endpoint.release_memory();
+        let inboxes = |algorithm: Algorithm| algorithm.generator().needs == Needs::Inbox;
+        self.endpoint.release_memory(self.policy.only.is_some_and(inboxes));
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! One operation of one rank, on the machine.
 
 use super::{Access, Fault, Machine, Running, Values};
-use crate::ir::{Buffer, Destination, From, Op, Order, Slice, UserMemory};
+use crate::ir::{Buffer, Destination, From, Op, Order, Slice, UserMemory, inbox_place};
 
 /// One operation being executed.
 pub(super) struct Step<'m, 'r, 'a, 'b, V: Values> {
@@ -168,7 +168,7 @@ impl<V: Values> Step<'_, '_, '_, '_, V> {
     fn load(&mut self, owner: u32, slice: Slice) -> Result<Vec<V::Value>, Fault> {
         let mut values = Vec::new();
         for part in self.parts(slice) {
-            values.push(if let Some(cell) = self.slot_cell(slice, part) {
+            values.push(if let Some(cell) = self.slot_cell(owner, slice, part)? {
                 self.load_stage(owner, slice, cell)?
             } else {
                 self.load_user(owner, slice, part)?
@@ -190,13 +190,24 @@ impl<V: Values> Step<'_, '_, '_, '_, V> {
         value.ok_or_else(|| Fault::Empty { rank: self.rank, step: self.step, what: what() })
     }
 
-    /// Which cell of a slot a part is; None of other memory.
-    fn slot_cell(&self, slice: Slice, part: u32) -> Option<usize> {
-        match slice.buffer {
-            Buffer::Stage => Some((slice.block * self.run.geometry.parts + part) as usize),
-            Buffer::Inbox => Some(slice.block as usize),
-            _ => None,
-        }
+    /// Which cell of a slot a part is, where the layout has room for it; None of other memory.
+    fn slot_cell(&self, owner: u32, slice: Slice, part: u32) -> Result<Option<usize>, Fault> {
+        let (layout, nranks) = (&self.run.plan.layout, self.run.plan.spec.nranks);
+        let (cell, fits) = match slice.buffer {
+            Buffer::Stage => {
+                let cell = slice.block * self.run.geometry.parts + part;
+                (cell, slice.block < layout.stage_blocks)
+            }
+            Buffer::Inbox => {
+                let others = slice.block % nranks != owner && slice.parts == 1;
+                let place = inbox_place(slice.block, owner, nranks);
+                (slice.block, others && place < layout.inbox_blocks && layout.stage_blocks == 0)
+            }
+            _ => return Ok(None),
+        };
+        let what = || format!("{slice:?} of rank {owner}");
+        let no_room = || Fault::NoRoom { rank: self.rank, step: self.step, what: what() };
+        if fits { Ok(Some(cell as usize)) } else { Err(no_room()) }
     }
 
     fn generation(&self) -> (usize, u64) {
@@ -221,7 +232,7 @@ impl<V: Values> Step<'_, '_, '_, '_, V> {
 
     fn store(&mut self, owner: u32, slice: Slice, values: Vec<V::Value>) -> Result<(), Fault> {
         for (part, value) in self.parts(slice).zip(values) {
-            if let Some(cell) = self.slot_cell(slice, part) {
+            if let Some(cell) = self.slot_cell(owner, slice, part)? {
                 self.store_stage(owner, cell, value)?;
             } else {
                 self.store_user(owner, slice, part, value)?;

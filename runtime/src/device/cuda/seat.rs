@@ -646,6 +646,8 @@ impl Seat {
 
     /// Whether nothing begins here any more, once [`close`](Self::close) was called.
     fn is_closed(&self) -> bool {
+        // Where there is no context any more, nothing runs.
+        let Ok(_context) = self.gpu.enter() else { return true };
         self.closing().as_ref().is_none_or(Private::is_idle)
     }
 

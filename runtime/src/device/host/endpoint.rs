@@ -372,8 +372,9 @@ impl Endpoint {
         self.fail(self.lost(peer, why));
     }
 
-    /// Gives scratch memory back to the system, and the stage slots that no peer reads any more.
-    pub fn release_memory(&self) {
+    /// Gives scratch memory back to the system, and the stage slots that no peer reads any more, unless
+    /// peers write there (`inboxes`): they may have begun the next operation.
+    pub fn release_memory(&self, inboxes: bool) {
         let mut state = self.state();
         (state.scratch, state.unpacked) = (Vec::new(), Vec::new());
         let Some((segment, own)) = self.segment.as_ref().zip(self.local[self.rank as usize]) else {
@@ -383,7 +384,7 @@ impl Endpoint {
             let need = state.slot_need[slot];
             let all_direct = self.local.iter().all(Option::is_some);
             let mut peers = (0..self.nranks).filter(|&p| p != self.rank);
-            if all_direct && peers.all(|p| state.has_reached(segment, p, need)) {
+            if !inboxes && all_direct && peers.all(|p| state.has_reached(segment, p, need)) {
                 segment.release_stage(own, slot);
             }
         }
