@@ -143,7 +143,7 @@ fn classes(nranks: u32) -> Vec<Box<dyn Fn() -> Step>> {
 #[test]
 fn all_triples_of_operation_classes() {
     let mut verified = 0;
-    for nranks in 2..=4 {
+    for nranks in 2..=5 {
         let classes = classes(nranks);
         let conditions = Conditions::tight(SLOT, nranks);
         for a in &classes {
