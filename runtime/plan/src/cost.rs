@@ -70,7 +70,8 @@ impl CostModel {
     };
 
     /// GPUs that reach each other over NVLink: a signal with its fence takes 2.3 µs, loads 400 GB/s,
-    /// from one peer 250 GB/s, stores 350 GB/s alone and 284 GB/s beside loads (H200, `docs/gpu-results.md`).
+    /// from one peer 250 GB/s, stores 350 GB/s alone and 284 GB/s beside loads (H200, measured before signals and folds became
+    /// faster, which `docs/gpu-results.md` tells of).
     pub const NVLINK: CostModel = CostModel {
         latency_us: 1.5,
         signal_us: 0.8,
