@@ -638,6 +638,11 @@ class communicator {
     std::uint64_t count = 0;
     return detail::made(oxcclCommInPlace(get(), &count), [&] { return count; });
   }
+  // How many of these had their data moved by copy engines of a GPU.
+  result<std::uint64_t> by_copy_engines() const {
+    std::uint64_t count = 0;
+    return detail::made(oxcclCommByCopyEngines(get(), &count), [&] { return count; });
+  }
   // How long an operation may wait for a rank without getting anywhere; a negative time: for ever.
   result<void> set_timeout(std::chrono::nanoseconds time) const {
     std::int64_t bound = time.count() < 0 ? -1 : time.count();

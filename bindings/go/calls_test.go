@@ -155,6 +155,9 @@ func TestSuspendAndEstimate(t *testing.T) {
 		if after, err := c.InPlace(); after != before+1 || err != nil {
 			t.Errorf("%d collectives in place became %d, %v", before, after, err)
 		}
+		if count, err := c.ByCopyEngines(); count != 0 || err != nil {
+			t.Errorf("host memory has no copy engines: %d, %v", count, err)
+		}
 		ok(t, large.Close())
 		ok(t, SetLogLevel(2))
 		ok(t, AllReduce(background, c, x, x, Sum))

@@ -317,6 +317,13 @@ func (c *Comm) InPlace() (uint64, error) {
 	return uint64(count), err
 }
 
+// ByCopyEngines tells how many of these had their data moved by copy engines of a GPU.
+func (c *Comm) ByCopyEngines() (uint64, error) {
+	var count C.uint64_t
+	err := oxcclCommByCopyEngines(c.handle, &count)
+	return uint64(count), err
+}
+
 // Close completes all operations and ends the communicator; it waits for the other ranks. After Abort
 // it only frees what is left. Later calls fail with InvalidArgument.
 func (c *Comm) Close() error {

@@ -96,6 +96,7 @@ enum {
   oxgo_index_oxcclLastError,
   oxgo_index_oxcclCommLastError,
   oxgo_index_oxcclCommInPlace,
+  oxgo_index_oxcclCommByCopyEngines,
   oxgo_index_oxcclSetLog,
   oxgo_index_oxcclCommInitEnv,
   oxgo_index_oxcclCommSetTimeout,
@@ -203,6 +204,7 @@ static const char *const oxgo_names[oxgo_count] = {
   "oxcclLastError",
   "oxcclCommLastError",
   "oxcclCommInPlace",
+  "oxcclCommByCopyEngines",
   "oxcclSetLog",
   "oxcclCommInitEnv",
   "oxcclCommSetTimeout",
@@ -594,6 +596,10 @@ static oxgo_status oxgo_oxcclCommLastError(ncclComm_t comm, oxcclErrorInfo_t *in
 
 static oxgo_status oxgo_oxcclCommInPlace(ncclComm_t comm, uint64_t *count) {
   return oxgo_done(OXGO_CALL(oxcclCommInPlace)(comm, count));
+}
+
+static oxgo_status oxgo_oxcclCommByCopyEngines(ncclComm_t comm, uint64_t *count) {
+  return oxgo_done(OXGO_CALL(oxcclCommByCopyEngines)(comm, count));
 }
 
 static oxgo_status oxgo_oxcclSetLog(int level, oxcclLogFn_t func, void *user) {

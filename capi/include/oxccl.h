@@ -169,6 +169,13 @@ ncclResult_t oxcclCommLastError(ncclComm_t comm, oxcclErrorInfo_t *info);
 ncclResult_t oxcclCommInPlace(ncclComm_t comm,
                               uint64_t *count);
 
+// How many of these had their data moved by copy engines of a GPU: large ncclAllGather and ncclAlltoAll
+// outside graphs, between windows. With CTAPolicy NCCL_CTA_POLICY_ZERO, all above 512 KiB per rank.
+//
+// `count`: out; of operations that have begun at least. Blocks: never.
+ncclResult_t oxcclCommByCopyEngines(ncclComm_t comm,
+                                    uint64_t *count);
+
 // Sets the log level (0 none to 5 trace, as NCCL_DEBUG) and where lines go: `func(user, level, text)`
 // without what NCCL puts before the text, or NCCL_DEBUG_FILE when `func` is null. Blocks until the
 // function before has had its lines and has returned: `user` may go then. Within it: never.

@@ -86,6 +86,9 @@ namespace oxccl {
 // Threads of a block that sends or receives: many blocks have to run at once.
 #define EXCHANGE_THREADS 288
 
+// Threads of the one block that goes before copy engines: a warp that agrees and one that watches.
+#define EXPECT_THREADS 64
+
 // Kinds of [`Step`].
 #define STEP_COPY 0
 
@@ -199,6 +202,11 @@ typedef struct Control {
   uint64_t limit_ns;
   // Collectives so far that read or wrote user memory of peers.
   uint64_t in_place;
+  // Of these, whose blocks copy engines moved.
+  uint64_t by_engines;
+  // Collectives for which they took blocks from other places than the peers told, so that kernels
+  // moved them once more.
+  uint64_t astray;
 } Control;
 
 // A channel's counters, in the rank's own GPU memory: they are what changes from launch to launch.
@@ -452,8 +460,10 @@ typedef struct Program {
   uint64_t share_elems;
   // Whether the ranks agree on a way, and on the large stage; else it is [`WAY_STAGED`].
   uint32_t agrees;
-  // Padding.
-  uint32_t unused;
+  // Whether copy engines are at work between `oxccl_expect` and the program.
+  uint32_t engines;
+  // Where they take blocks from: the peers' send buffers, by rank; 0 where they take none.
+  uint64_t expected[MAX_RANKS];
   // `WAY_*`.
   Way ways[WAYS];
 } Program;
@@ -468,6 +478,12 @@ typedef struct Shared {
   uint64_t operations;
   // Of these, on user memory.
   uint64_t in_place;
+  // Whether copy engines move the blocks of the collective that is under way.
+  uint64_t moved;
+  // What its first block has told the peers of its input, before they did.
+  uint64_t told_input;
+  // The same of its output.
+  uint64_t told_output;
   // When the host's memory is to be looked at again.
   uint64_t next_look_ns;
   // How long a kernel may wait, as it was found there.

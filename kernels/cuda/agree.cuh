@@ -78,8 +78,29 @@ __device__ inline bool exchange_entries(const Program& p, int peer, uint64_t num
   }
 }
 
+// What a block tells of its rank's buffers: what it told ahead, if it did.
+__device__ inline void offer(const Program& p, Time time, uint64_t& input, uint64_t& output) {
+  const Rank& r = p.call.rank;
+  Shared* s = common(r);
+  if (time == IN_TIME && p.engines && blockIdx.x == 0) {
+    input = s->told_input;
+    output = s->told_output;
+    return;
+  }
+  input = word_of(r, p.input);
+  output = word_of(r, p.output);
+  if (maps(r)->ready[STAGE_BUFFER] != 0) input |= LARGE;
+  // The host may change it meanwhile: all peers are told the same.
+  input = __shfl_sync(~0u, input, 0);
+  output = __shfl_sync(~0u, output, 0);
+  if (time == AHEAD && threadIdx.x == 0) {
+    s->told_input = input;
+    s->told_output = output;
+  }
+}
+
 // The way that all ranks take, and `reach` for it; -1 when there will be none. For all movers.
-__device__ inline int agree(const Program& p, Counters* own, Reach& reach) {
+__device__ inline int agree(const Program& p, Counters* own, Reach& reach, Time time) {
   const Rank& r = p.call.rank;
   if (!p.agrees) {
     use_small_stage(r, reach);
@@ -91,11 +112,8 @@ __device__ inline int agree(const Program& p, Counters* own, Reach& reach) {
   uint64_t number = own->agreements + 1;
   bool over = false;
   if (peer < 32) {
-    uint64_t input = word_of(r, p.input), output = word_of(r, p.output);
-    if (maps(r)->ready[STAGE_BUFFER] != 0) input |= LARGE;
-    // The host may change it meanwhile: all peers are told the same.
-    input = __shfl_sync(~0u, input, 0);
-    output = __shfl_sync(~0u, output, 0);
+    uint64_t input, output;
+    offer(p, time, input, output);
     if (peer < r.nranks) {
       // What the stream did before is there for who reads this.
       fence();
@@ -121,7 +139,7 @@ __device__ inline int agree(const Program& p, Counters* own, Reach& reach) {
   } else {
     use_small_stage(r, reach);
   }
-  if (threadIdx.x == 0) {
+  if (threadIdx.x == 0 && time == IN_TIME) {
     own->agreements = number;
     if (blockIdx.x == 0 && (all & USABLE)) {
       common(r)->in_place += 1;

@@ -65,6 +65,8 @@ __device__ inline uint4 scale_line(uint4 v, uint64_t scale) {
 
 // From a thread's line to its next one: all movers of a block go over a slice side by side.
 constexpr uint64_t STEP = (BLOCK_THREADS - 32) * 16;
+// Lines of a thread's copy that are under way at once.
+constexpr int COPIES_AHEAD = 8;
 
 // Where a fold reads, by rank, and writes.
 struct Ends {
@@ -79,6 +81,7 @@ struct Interpreter {
   const Reach& reach;
   Ends& ends;
   Counters* own;
+  bool moved;  // whether the blocks are where they belong already
   uint64_t scale, window_elems;
   uint64_t phase, base, windows, need[2];
   // The current window: its first element, how its parts are cut, and the size of inboxes' blocks.
@@ -157,27 +160,25 @@ struct Interpreter {
     return p.call.scaled && buffer == INPUT && at == rank().rank;
   }
 
+  // Copies lines from `at` on, as many as are under way at once. ALL: they all lie before `end`.
+  template <bool ALL>
+  __device__ static void copy_lines(char* to, const char* from, uint64_t at, uint64_t end) {
+    auto is_there = [&](int k) { return ALL || at + k * STEP < end; };
+    uint4 v[COPIES_AHEAD];
+#pragma unroll
+    for (int k = 0; k < COPIES_AHEAD; k++)
+      if (is_there(k)) v[k] = load_line(from + at + k * STEP, 16, true);
+#pragma unroll
+    for (int k = 0; k < COPIES_AHEAD; k++)
+      if (is_there(k)) store_line(to + at + k * STEP, 16, true, v[k]);
+  }
+
   __device__ void copy(char* to, const char* from, uint64_t len, bool multiply) const {
     bool fits = aligned(reinterpret_cast<uint64_t>(to) | reinterpret_cast<uint64_t>(from));
-    constexpr int AHEAD = 8;
     uint64_t at = threadIdx.x * 16, whole = fits && !multiply ? len & ~15ull : 0;
-    for (; at + (AHEAD - 1) * STEP < whole; at += AHEAD * STEP) {
-      uint4 v[AHEAD];
-#pragma unroll
-      for (int k = 0; k < AHEAD; k++) v[k] = load_line(from + at + k * STEP, 16, true);
-#pragma unroll
-      for (int k = 0; k < AHEAD; k++) store_line(to + at + k * STEP, 16, true, v[k]);
-    }
-    // What is left: all of it under way at once, too.
-    if (at < whole) {
-      uint4 v[AHEAD];
-#pragma unroll
-      for (int k = 0; k < AHEAD; k++)
-        if (at + k * STEP < whole) v[k] = load_line(from + at + k * STEP, 16, true);
-#pragma unroll
-      for (int k = 0; k < AHEAD; k++)
-        if (at + k * STEP < whole) store_line(to + at + k * STEP, 16, true, v[k]);
-    }
+    for (; at + (COPIES_AHEAD - 1) * STEP < whole; at += COPIES_AHEAD * STEP)
+      copy_lines<true>(to, from, at, whole);
+    if (at < whole) copy_lines<false>(to, from, at, whole);
     for (at = whole + threadIdx.x * 16; at < len; at += STEP) {
       uint4 v = load_line(from + at, len - at, fits);
       if (multiply) v = scale_line<E>(v, scale);
@@ -348,6 +349,7 @@ struct Interpreter {
       case STEP_SIGNAL: signal(); return true;
       case STEP_REDUCE: reduce(s); return true;
     }
+    if (moved) return true;
     range(s.src, from, len);
     range(s.dst, to, len);
     int at = s.kind == STEP_GET ? s.peer : rank().rank;
@@ -394,14 +396,15 @@ __device__ inline void run_program(const Program& program) {
   if (__syncthreads_or(faulty(r))) return;
   if (is_watcher()) {
     enter(r, own);
-    if (blockIdx.x == 0) announce(program.call);
+    if (blockIdx.x == 0) announce(program.call, IN_TIME);
   } else {
-    int taken = agree(program, own, reach);
+    int taken = agree(program, own, reach, IN_TIME);
     if (taken >= 0) {
       const Way& way = program.ways[taken];
       bool large = taken == WAY_STAGED && reach.stage_slot_bytes == STAGE_SLOT_BYTES;
       uint64_t window = large ? way.large_window_elems : way.window_elems;
-      Interpreter<E>{program, way, reach, ends, own, scale_of(program.call), window}.run();
+      bool moved = taken == WAY_IN_PLACE && program.engines && common(r)->moved;
+      Interpreter<E>{program, way, reach, ends, own, moved, scale_of(program.call), window}.run();
     }
   }
   __syncthreads();

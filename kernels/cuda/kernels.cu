@@ -1,5 +1,6 @@
 // All kernels, as one translation unit.
 #include "exchange.cuh"
+#include "expect.cuh"
 #include "interpret.cuh"
 #include "one_sided.cuh"
 #include "packets.cuh"

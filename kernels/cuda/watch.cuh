@@ -111,10 +111,15 @@ __device__ inline bool await(const Rank& r, int peer, uint32_t own_what, uint64_
   return true;
 }
 
+// Whether a block runs the operation, or goes before copy engines that move its blocks: the operation
+// then does the same once more.
+enum Time { IN_TIME, AHEAD };
+
 // The last warp of the first block: tells the peers what is called here, and compares it with what
 // they call. That every peer has begun this operation also proves that it has ended the one before,
-// so what was written for that may be overwritten in the next.
-__device__ inline void announce(const Collective& call) {
+// so what was written for that may be overwritten in the next. Announced ahead, it does not count yet,
+// and is announced once more.
+__device__ inline void announce(const Collective& call, Time time) {
   const Rank& r = call.rank;
   int peer = threadIdx.x & 31;
   uint64_t operation = common(r)->operations + 1;
@@ -137,7 +142,7 @@ __device__ inline void announce(const Collective& call) {
     }
   }
   __syncwarp();
-  if (peer == 0) common(r)->operations = operation;
+  if (peer == 0 && time == IN_TIME) common(r)->operations = operation;
 }
 
 __device__ inline bool is_watcher() { return threadIdx.x >= blockDim.x - 32; }

@@ -54,6 +54,7 @@ static void communicators(ncclComm_t bad, const char *is) {
   BAD(ncclSignal(0, 0, 0, 0, bad, stream), "comm", is);
   BAD(ncclWaitSignal(1, &awaited, bad, stream), "comm", is);
   BAD(oxcclCommInPlace(bad, &value), "comm", is);
+  BAD(oxcclCommByCopyEngines(bad, &value), "comm", is);
   BAD(ncclCommRegister(bad, in, sizeof in, &place), "comm", is);
   BAD(ncclCommDeregister(bad, in), "comm", is);
   BAD(ncclCommWindowRegister(bad, in, sizeof in, (ncclWindow_t *)&place, NCCL_WIN_DEFAULT), "comm", is);
@@ -164,6 +165,7 @@ static void outputs(oxcclEvent_t event, oxcclGraph_t graph) {
   BAD(oxcclLastError(NULL), "info", "null");
   BAD(oxcclCommLastError(comm, NULL), "info", "null");
   BAD(oxcclCommInPlace(comm, NULL), "count", "null");
+  BAD(oxcclCommByCopyEngines(comm, NULL), "count", "null");
   BAD(ncclCommRegister(comm, in, sizeof in, NULL), "handle", "null");
   BAD(ncclCommWindowRegister(comm, in, sizeof in, NULL, NCCL_WIN_DEFAULT), "win", "null");
   BAD(ncclWinGetUserPtr(comm, window, NULL), "outUserPtr", "null");

@@ -144,6 +144,7 @@ static void child(void) {
   REFUSED(ncclRedOpDestroy(op, comm));
   REFUSED(ncclCommQueryProperties(comm, &properties));
   REFUSED(oxcclCommInPlace(comm, &value));
+  REFUSED(oxcclCommByCopyEngines(comm, &value));
   REFUSED(oxcclSetLog(3, NULL, NULL));
   NOTHING(ncclTeamWorld(comm).nRanks == 0);
   NOTHING(ncclTeamLsa(comm).nRanks == 0);

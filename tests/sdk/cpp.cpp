@@ -237,7 +237,7 @@ void made_from_others(oxccl::communicator &comm, const oxccl::stream &s) {
   const auto before = comm.in_place();
   comm.all_reduce(large, large, ncclSum, s);
   s.synchronize();
-  EXPECT(comm.in_place() == before + 1);
+  EXPECT(comm.in_place() == before + 1 && comm.by_copy_engines() == 0);
   auto own = comm.register_buffer(memory);
   auto open = comm.open_window(memory);
   EXPECT(own.get() != nullptr && open.get() != nullptr);

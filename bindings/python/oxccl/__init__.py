@@ -521,6 +521,12 @@ class Comm:
         _check(_c.oxcclCommInPlace(self._handle, ctypes.byref(count)))
         return count.value
 
+    def by_copy_engines(self):
+        """How many of these had their data moved by copy engines of a GPU."""
+        count = ctypes.c_uint64()
+        _check(_c.oxcclCommByCopyEngines(self._handle, ctypes.byref(count)))
+        return count.value
+
     def device(self):
         """The index of the device that it works on."""
         index = ctypes.c_int()

@@ -888,6 +888,13 @@ PROTOTYPES = {
     # `count`: out; of operations that have ended at least. Blocks: for an operation that is under way
     # on host memory, while it moves on.
     "oxcclCommInPlace": (c_int, (c_void_p, POINTER(c_uint64),)),
+    # oxcclCommByCopyEngines(comm, count)
+    #
+    # How many of these had their data moved by copy engines of a GPU: large ncclAllGather and ncclAlltoAll
+    # outside graphs, between windows. With CTAPolicy NCCL_CTA_POLICY_ZERO, all above 512 KiB per rank.
+    #
+    # `count`: out; of operations that have begun at least. Blocks: never.
+    "oxcclCommByCopyEngines": (c_int, (c_void_p, POINTER(c_uint64),)),
     # oxcclSetLog(level, func, user)
     #
     # Sets the log level (0 none to 5 trace, as NCCL_DEBUG) and where lines go: `func(user, level, text)`

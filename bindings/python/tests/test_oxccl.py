@@ -228,7 +228,7 @@ def options_and_devices(comm):
         without.resume()
         before = without.in_place()
         without.all_reduce(oxccl.empty(1 << 20))
-        assert without.in_place() == before + 1
+        assert without.in_place() == before + 1 and without.by_copy_engines() == 0
     expect_error(oxccl.Error, "minCTAs", lambda: comm.split(0, minCTAs=0))
     expect_error(TypeError, "blocking is no option", lambda: comm.split(0, blocking=0))
     expect_error(ValueError, "without zeros", lambda: comm.split(0, commName="a\0b"))

@@ -116,6 +116,22 @@ pub unsafe extern "C" fn oxcclCommInPlace(comm: ncclComm_t, count: *mut u64) -> 
     })
 }
 
+/// How many of these had their data moved by copy engines of a GPU: large ncclAllGather and ncclAlltoAll
+/// outside graphs, between windows. With CTAPolicy NCCL_CTA_POLICY_ZERO, all above 512 KiB per rank.
+///
+/// `count`: out; of operations that have begun at least. Blocks: never.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn oxcclCommByCopyEngines(comm: ncclComm_t, count: *mut u64) -> ncclResult_t {
+    boundary(|| {
+        let comm = objects::comm(comm, "oxcclCommByCopyEngines")?;
+        // SAFETY: passed on from the caller.
+        unsafe { convert::store(count, comm.by_copy_engines(), "oxcclCommByCopyEngines", "count") }
+    })
+}
+
 /// Sets the log level (0 none to 5 trace, as NCCL_DEBUG) and where lines go: `func(user, level, text)`
 /// without what NCCL puts before the text, or NCCL_DEBUG_FILE when `func` is null. Blocks until the
 /// function before has had its lines and has returned: `user` may go then. Within it: never.

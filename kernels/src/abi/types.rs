@@ -55,6 +55,8 @@ pub const MAX_MESSAGES: usize = 512;
 pub const BLOCK_THREADS: usize = 512;
 /// Threads of a block that sends or receives: many blocks have to run at once.
 pub const EXCHANGE_THREADS: usize = 288;
+/// Threads of the one block that goes before copy engines: a warp that agrees and one that watches.
+pub const EXPECT_THREADS: usize = 64;
 
 /// Kinds of [`Step`].
 pub const STEP_COPY: u8 = 0;
@@ -190,6 +192,11 @@ pub struct Control {
     pub limit_ns: u64,
     /// Collectives so far that read or wrote user memory of peers.
     pub in_place: u64,
+    /// Of these, whose blocks copy engines moved.
+    pub by_engines: u64,
+    /// Collectives for which they took blocks from other places than the peers told, so that kernels
+    /// moved them once more.
+    pub astray: u64,
 }
 
 /// A channel's counters, in the rank's own GPU memory: they are what changes from launch to launch.
@@ -226,6 +233,12 @@ pub struct Shared {
     pub operations: u64,
     /// Of these, on user memory.
     pub in_place: u64,
+    /// Whether copy engines move the blocks of the collective that is under way.
+    pub moved: u64,
+    /// What its first block has told the peers of its input, before they did.
+    pub told_input: u64,
+    /// The same of its output.
+    pub told_output: u64,
     /// When the host's memory is to be looked at again.
     pub next_look_ns: u64,
     /// How long a kernel may wait, as it was found there.
@@ -377,8 +390,10 @@ pub struct Program {
     pub share_elems: u64,
     /// Whether the ranks agree on a way, and on the large stage; else it is [`WAY_STAGED`].
     pub agrees: u32,
-    /// Padding.
-    pub unused: u32,
+    /// Whether copy engines are at work between `oxccl_expect` and the program.
+    pub engines: u32,
+    /// Where they take blocks from: the peers' send buffers, by rank; 0 where they take none.
+    pub expected: [u64; MAX_RANKS],
     /// `WAY_*`.
     pub ways: [Way; WAYS],
 }

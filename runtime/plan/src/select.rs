@@ -14,8 +14,22 @@ pub struct Topology {
     pub pull: bool,
     /// Whether stores to a peer's memory may be faster than loads from it.
     pub push: bool,
+    /// Bytes of a block from which on user memory is used in place where all ranks map it: below, to
+    /// agree on that costs more than it gives.
+    pub mapped_from_bytes: u64,
     /// The costs of the slowest kind of link in use.
     pub model: CostModel,
+}
+
+impl Topology {
+    /// GPUs of one host that reach each other's memory.
+    pub const GPUS: Self = Self {
+        direct: true,
+        pull: false,
+        push: true,
+        mapped_from_bytes: 512 << 10,
+        model: CostModel::NVLINK,
+    };
 }
 
 /// What restricts the choice; equal on all ranks.
@@ -109,9 +123,9 @@ pub fn choose(spec: Spec, bytes: u64, topology: &Topology, policy: Policy) -> Op
         // What was asked for needs mapped memory: beside it stands what works for any.
         None => mapped.and(all(Memory::Any, Policy { only: None, ..policy }).next())?,
     };
-    // Where loads from peers are slow, so is all that only adds copies to them: the device knows from
-    // which size on mapped memory is worth asking for.
-    let pays = |c: &Candidate| policy.only.is_some() || topology.push || c.cost_us < any.cost_us;
+    // Where loads from peers are slow, so is all that only adds copies to them.
+    let cheaper = |c: &Candidate| policy.only.is_some() || topology.push || c.cost_us < any.cost_us;
+    let pays = |c: &Candidate| bytes >= topology.mapped_from_bytes && cheaper(c);
     let mapped = mapped.filter(|c| c.plan != any.plan && pays(c));
     Some(Choice { any_memory: any.plan, mapped: mapped.map(|c| c.plan) })
 }

@@ -112,9 +112,13 @@ fn the_cost_formulas_stay_within_a_factor_of_the_simulator() {
 
 #[test]
 fn the_choice_is_right_at_the_ends_and_explained() {
-    let direct =
-        Topology { direct: true, pull: false, push: false, model: CostModel::SHARED_MEMORY };
-    let network = Topology { direct: false, pull: false, push: false, model: CostModel::TCP };
+    let direct = Topology {
+        push: false,
+        mapped_from_bytes: 0,
+        model: CostModel::SHARED_MEMORY,
+        ..Topology::GPUS
+    };
+    let network = Topology { direct: false, model: CostModel::TCP, ..direct };
     let spec = Spec::new(Collective::AllReduce, 8, 0);
     let small = select::choose(spec, 8, &direct, Policy::default()).unwrap();
     assert_eq!((small.any_memory.algorithm, small.mapped), (Algorithm::OneShot, None));

@@ -8,6 +8,7 @@ use crate::bootstrap::session::{self, Meeting, Session};
 use crate::bootstrap::{Cancel, Deadline, UniqueId, interface};
 use crate::config::Config;
 use crate::device::Device;
+use crate::device::cuda::engines;
 use crate::device::cuda::offer::Offer;
 use crate::device::cuda::reaper;
 use crate::device::cuda::seat::Seat;
@@ -316,6 +317,7 @@ fn take_seat(index: i32, room: &mut Room, members: &Members, options: &Options) 
     let seat = Seat::new(index, members.rank, nranks, options.graph_usage_mode == 2);
     // The others hear of a failure by the end of the meeting.
     let mut seat = seat?;
+    seat.engine_bytes = engines::least_bytes(options.wants_no_blocks());
     let max_blocks = u32::try_from(options.max_ctas).unwrap_or(1);
     let answers = room.gather(&seat.offer(max_blocks)?.encode())?;
     let offers = answers.iter().enumerate().map(|(rank, bytes)| Offer::decode(rank, bytes));

@@ -106,7 +106,13 @@ impl Communicator {
             endpoint: Arc::new(endpoint),
             seat: None,
             device,
-            topology: Topology { direct: false, pull: false, push: false, model },
+            topology: Topology {
+                direct: false,
+                pull: false,
+                push: false,
+                mapped_from_bytes: 0,
+                model,
+            },
             policy: Policy::default(),
             programs: Mutex::default(),
             options: options.clone(),
@@ -127,15 +133,14 @@ impl Communicator {
         let model = if hosts > 1 { CostModel::TCP } else { CostModel::SHARED_MEMORY };
         let edge_slot_bytes = self.endpoint.edge_slot_bytes as u64;
         let model = CostModel { edge_slot_bytes, ..model };
-        self.topology = Topology { direct, pull, push: false, model };
+        self.topology = Topology { direct, pull, push: false, mapped_from_bytes: 0, model };
         self.policy = policy;
         self
     }
 
     /// On a GPU: the ranks reach each other's memory there.
     fn with_seat(mut self, seat: Seat) -> Self {
-        let model = CostModel::NVLINK;
-        self.topology = Topology { direct: true, pull: false, push: true, model };
+        self.topology = Topology::GPUS;
         let edges = |a: Algorithm| a.generator().needs == Needs::Edges;
         if let Some(only) = self.policy.only.filter(|a| edges(*a)) {
             let text = format!("OXCCL_ALGORITHM={} has no effect on GPUs", only.name());
@@ -392,6 +397,11 @@ impl Communicator {
                 modes.mapped + modes.pulled
             }
         }
+    }
+
+    /// Of these, whose blocks copy engines of a GPU moved.
+    pub fn by_copy_engines(&self) -> u64 {
+        self.seat.as_ref().map_or(0, |seat| seat.by_engines())
     }
 
     /// Ends the communicator: waits for all operations and leaves in order. Blocks.

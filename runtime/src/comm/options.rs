@@ -130,14 +130,14 @@ static FIELDS: &[Field] = fields! {
     "splitShare", "COMM_SPLIT_SHARE_RESOURCES", SWITCH, flag split_share, NO_SHARING;
     "trafficClass", "", ANY, optional traffic_class, NETWORKS;
     "collnetEnable", "COLLNET_ENABLE", SWITCH, flag collnet_enable, NETWORKS;
-    "CTAPolicy", "CTA_POLICY", (0, POLICY_EFFICIENCY | POLICY_ZERO), number cta_policy, CTAS;
+    "CTAPolicy", "CTA_POLICY", (0, POLICY_EFFICIENCY | POLICY_ZERO), number cta_policy, "";
     "shrinkShare", "COMM_SHRINK_SHARE_RESOURCES", SWITCH, flag shrink_share, NO_SHARING;
     "nvlsCTAs", "NVLS_NCHANNELS", COUNT, optional nvls_ctas, NO_NVLS;
     "nChannelsPerNetPeer", "NCHANNELS_PER_NET_PEER", (1, MAX_CTAS), optional channels_per_net_peer,
         CTAS;
     "nvlinkCentricSched", "NVLINK_UTIL_CENTRIC_SCHED_ENABLE", SWITCH, flag nvlink_centric_sched,
         NO_NVLINK;
-    "graphUsageMode", "", (0, 2), number graph_usage_mode, ORDERED;
+    "graphUsageMode", "", (0, 2), number graph_usage_mode, "";
     "numRmaCtx", "NUM_RMA_CTX", (0, i32::MAX), number rma_contexts, "";
     "maxP2pPeers", "P2P_MAX_PEERS", COUNT, optional max_p2p_peers, PROXIES;
     "graphStreamOrdering", "GRAPH_STREAM_ORDERING", SWITCH, flag graph_stream_ordering, ORDERED;
@@ -249,6 +249,11 @@ impl Options {
         }
     }
 
+    /// Whether thread blocks are wanted for other things than collectives.
+    pub fn wants_no_blocks(&self) -> bool {
+        self.cta_policy & POLICY_ZERO != 0
+    }
+
     /// For each field that is not at its default and has no effect on the host device: a line that
     /// says why.
     pub fn without_effect(&self) -> Vec<String> {
@@ -338,12 +343,13 @@ mod tests {
             let status = if moot.is_empty() { Status::Honoured } else { Status::Accepted(moot) };
             assert_eq!(row.status, status, "{name}");
         }
-        for (variable, name, moot) in
-            [("GRAPH_MIXING_SUPPORT", "graphUsageMode", ORDERED), ("NET", "netName", NETWORKS)]
-        {
+        for (variable, name, status) in [
+            ("GRAPH_MIXING_SUPPORT", "graphUsageMode", Status::Honoured),
+            ("NET", "netName", Status::Accepted(NETWORKS)),
+        ] {
             let row = row(variable);
             assert!(row.doc.starts_with(&format!("Overrides `{name}`")), "{}", row.doc);
-            assert_eq!(row.status, Status::Accepted(moot));
+            assert_eq!(row.status, status);
         }
     }
 

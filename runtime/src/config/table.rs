@@ -115,8 +115,9 @@ variables! {
     min_ctas: Option<i64> = "NCCL_MIN_CTAS", "", CTAS;
     /// Overrides `maxCTAs`, the greatest number of thread blocks; of a collective on GPUs at most 32.
     max_ctas: Option<i64> = "NCCL_MAX_CTAS", "";
-    /// Overrides `CTAPolicy`: DEFAULT, EFFICIENCY, ZERO, joined by `|`.
-    cta_policy: Option<String> = "NCCL_CTA_POLICY", "", CTAS;
+    /// Overrides `CTAPolicy`: DEFAULT, EFFICIENCY, ZERO, joined by `|`. ZERO has copy engines of GPUs move what
+    /// they can; EFFICIENCY does nothing.
+    cta_policy: Option<String> = "NCCL_CTA_POLICY", "";
     /// Overrides `netName`: the network to use, by name.
     net: Option<String> = "NCCL_NET", "", NETWORKS;
     /// Overrides `collnetEnable`: 1 has switches reduce.
@@ -137,7 +138,7 @@ variables! {
     /// Overrides `maxP2pPeers`, peers that send and receive at a time.
     p2p_max_peers: Option<i64> = "NCCL_P2P_MAX_PEERS", "", PROXIES;
     /// Overrides `graphUsageMode`: 1 makes it 2, graphs may mix with other work; 0 makes it 0.
-    graph_mixing_support: Option<i64> = "NCCL_GRAPH_MIXING_SUPPORT", "", ORDERED;
+    graph_mixing_support: Option<i64> = "NCCL_GRAPH_MIXING_SUPPORT", "";
     /// Overrides `graphStreamOrdering`: 0 lets captured operations of a communicator overlap.
     graph_stream_ordering: Option<i64> = "NCCL_GRAPH_STREAM_ORDERING", "", ORDERED;
 }

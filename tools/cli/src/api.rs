@@ -64,7 +64,7 @@ macro_rules! api {
     };
 }
 
-use oxccl::nccl::{collectives as coll, comm, group, memory};
+use oxccl::nccl::{collectives as coll, comm, group, memory, window};
 use oxccl::oxccl::{device, graph, stream};
 
 type In = *const c_void;
@@ -78,6 +78,8 @@ api! {
     group_end = group::ncclGroupEnd, b"ncclGroupEnd\0", ();
     mem_alloc = memory::ncclMemAlloc, b"ncclMemAlloc\0", (*mut Out, usize);
     mem_free = memory::ncclMemFree, b"ncclMemFree\0", (Out);
+    window_register = window::ncclCommWindowRegister, b"ncclCommWindowRegister\0", (Handle, Out, usize, *mut Handle, c_int);
+    window_deregister = window::ncclCommWindowDeregister, b"ncclCommWindowDeregister\0", (Handle, Handle);
     all_reduce = coll::ncclAllReduce, b"ncclAllReduce\0", (In, Out, usize, c_int, c_int, Handle, Handle);
     broadcast = coll::ncclBroadcast, b"ncclBroadcast\0", (In, Out, usize, c_int, c_int, Handle, Handle);
     reduce = coll::ncclReduce, b"ncclReduce\0", (In, Out, usize, c_int, c_int, c_int, Handle, Handle);

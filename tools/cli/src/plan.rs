@@ -43,7 +43,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     }
     let model = if options.network { CostModel::TCP } else { CostModel::SHARED_MEMORY };
     let (direct, pull) = (!options.network, !options.network);
-    let topology = Topology { direct, pull, push: false, model };
+    let topology = Topology { direct, pull, push: false, mapped_from_bytes: 0, model };
     let spec = Spec::new(collective, options.ranks, options.root);
     let policy = Policy { only: None, deterministic: Config::get().deterministic };
     print!("{}", select::explain(spec, options.bytes, &topology, policy));

@@ -590,6 +590,13 @@ function in_place(c::Comm)
     return place[]
 end
 
+"How many of these had their data moved by copy engines of a GPU."
+function by_copy_engines(c::Comm)
+    place = Ref{UInt64}()
+    check(oxcclCommByCopyEngines(c.handle, place))
+    return place[]
+end
+
 "The index of the device that a communicator works on."
 function device(c::Comm)
     place = Ref{Cint}()

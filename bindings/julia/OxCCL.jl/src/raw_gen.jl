@@ -389,6 +389,7 @@ const FUNCTIONS = [
     :oxcclLastError,
     :oxcclCommLastError,
     :oxcclCommInPlace,
+    :oxcclCommByCopyEngines,
     :oxcclSetLog,
     :oxcclCommInitEnv,
     :oxcclCommSetTimeout,
@@ -945,11 +946,18 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 @inline oxcclCommInPlace(comm, count) =
     ccall(@inbounds(ADDRESSES[86]), Cint, (Ptr{Cvoid}, Ptr{UInt64},), comm, count)
 
+# How many of these had their data moved by copy engines of a GPU: large ncclAllGather and ncclAlltoAll
+# outside graphs, between windows. With CTAPolicy NCCL_CTA_POLICY_ZERO, all above 512 KiB per rank.
+#
+# `count`: out; of operations that have begun at least. Blocks: never.
+@inline oxcclCommByCopyEngines(comm, count) =
+    ccall(@inbounds(ADDRESSES[87]), Cint, (Ptr{Cvoid}, Ptr{UInt64},), comm, count)
+
 # Sets the log level (0 none to 5 trace, as NCCL_DEBUG) and where lines go: `func(user, level, text)`
 # without what NCCL puts before the text, or NCCL_DEBUG_FILE when `func` is null. Blocks until the
 # function before has had its lines and has returned: `user` may go then. Within it: never.
 @inline oxcclSetLog(level, func, user) =
-    ccall(@inbounds(ADDRESSES[87]), Cint, (Cint, Ptr{Cvoid}, Ptr{Cvoid},), level, func, user)
+    ccall(@inbounds(ADDRESSES[88]), Cint, (Cint, Ptr{Cvoid}, Ptr{Cvoid},), level, func, user)
 
 # Makes a communicator of all processes that oxccl run, mpirun, srun or torchrun started; alone
 # without a launcher. The device's index becomes the rank on this host.
@@ -960,14 +968,14 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 #
 # `comm`: out. `config`: as for ncclCommInitRankConfig. Blocks as ncclCommInitRank.
 @inline oxcclCommInitEnv(comm, config) =
-    ccall(@inbounds(ADDRESSES[88]), Cint, (Ptr{Ptr{Cvoid}}, Ptr{ncclConfig_t},), comm, config)
+    ccall(@inbounds(ADDRESSES[89]), Cint, (Ptr{Ptr{Cvoid}}, Ptr{ncclConfig_t},), comm, config)
 
 # Bounds how long an operation of the communicator may wait for a peer without getting anywhere;
 # then it fails with ncclRemoteError, and the communicator with it.
 #
 # `timeoutNs`: nanoseconds, −1 for no bound. Blocks: never.
 @inline oxcclCommSetTimeout(comm, timeoutNs) =
-    ccall(@inbounds(ADDRESSES[89]), Cint, (Ptr{Cvoid}, Int64,), comm, timeoutNs)
+    ccall(@inbounds(ADDRESSES[90]), Cint, (Ptr{Cvoid}, Int64,), comm, timeoutNs)
 
 # Bounds how long the making of communicators, also from others, that the calling thread begins from
 # now on waits for the other ranks, instead of OXCCL_INIT_TIMEOUT. Then it fails on all ranks that came,
@@ -976,35 +984,35 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # `timeoutNs`: nanoseconds; −1: what OXCCL_INIT_TIMEOUT says, and for children what their parent had.
 # Blocks: never.
 @inline oxcclSetInitTimeout(timeoutNs) =
-    ccall(@inbounds(ADDRESSES[90]), Cint, (Int64,), timeoutNs)
+    ccall(@inbounds(ADDRESSES[91]), Cint, (Int64,), timeoutNs)
 
 # Makes a stream on the calling thread's device; on a GPU one that the default stream does not wait
 # for. `stream`: out. Blocks: never.
 @inline oxcclStreamCreate(stream) =
-    ccall(@inbounds(ADDRESSES[91]), Cint, (Ptr{Ptr{Cvoid}},), stream)
+    ccall(@inbounds(ADDRESSES[92]), Cint, (Ptr{Ptr{Cvoid}},), stream)
 
 # Ends a stream; what it still has to do is done nevertheless. Blocks: never.
 @inline oxcclStreamDestroy(stream) =
-    ccall(@inbounds(ADDRESSES[92]), Cint, (Ptr{Cvoid},), stream)
+    ccall(@inbounds(ADDRESSES[93]), Cint, (Ptr{Cvoid},), stream)
 
 # Tells whether a stream has done everything: ncclSuccess, or ncclInProgress. An asynchronous error
 # of its work is returned once. Blocks: never.
 @inline oxcclStreamQuery(stream) =
-    ccall(@inbounds(ADDRESSES[93]), Cint, (Ptr{Cvoid},), stream)
+    ccall(@inbounds(ADDRESSES[94]), Cint, (Ptr{Cvoid},), stream)
 
 # Waits until a stream has done everything, at most `timeoutNs` nanoseconds (−1: for ever);
 # ncclInProgress when time is over. An asynchronous error of its work is returned once. Blocks.
 @inline oxcclStreamSynchronize(stream, timeoutNs) =
-    ccall(@inbounds(ADDRESSES[94]), Cint, (Ptr{Cvoid}, Int64,), stream, timeoutNs)
+    ccall(@inbounds(ADDRESSES[95]), Cint, (Ptr{Cvoid}, Int64,), stream, timeoutNs)
 
 # Makes what the stream does from now on wait for an event. Blocks: never.
 @inline oxcclStreamWaitEvent(stream, event) =
-    ccall(@inbounds(ADDRESSES[95]), Cint, (Ptr{Cvoid}, Ptr{Cvoid},), stream, event)
+    ccall(@inbounds(ADDRESSES[96]), Cint, (Ptr{Cvoid}, Ptr{Cvoid},), stream, event)
 
 # Calls `func(arg)` on a thread of the library, or of CUDA, in the order of the stream. It must not call this
 # library's functions that block. Blocks: never.
 @inline oxcclStreamHostFunc(stream, func, arg) =
-    ccall(@inbounds(ADDRESSES[96]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Ptr{Cvoid},), stream, func, arg)
+    ccall(@inbounds(ADDRESSES[97]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Ptr{Cvoid},), stream, func, arg)
 
 # Gathers the inputs of all ranks, of different lengths, in every rank's output.
 #
@@ -1018,7 +1026,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # Cost: every rank sends its data directly to every other one.
 # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 @inline oxcclAllGatherv(sendbuff, sendcount, recvbuff, recvcounts, recvdispls, datatype, comm, stream) =
-    ccall(@inbounds(ADDRESSES[97]), Cint, (Ptr{Cvoid}, Csize_t, Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, sendcount, recvbuff, recvcounts, recvdispls, datatype, comm, stream)
+    ccall(@inbounds(ADDRESSES[98]), Cint, (Ptr{Cvoid}, Csize_t, Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, sendcount, recvbuff, recvcounts, recvdispls, datatype, comm, stream)
 
 # Leaves in every rank's output the reduction of that rank's block of all inputs.
 #
@@ -1029,7 +1037,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # is the faster one.
 # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 @inline oxcclReduceScatterv(sendbuff, recvbuff, counts, datatype, op, comm, stream) =
-    ccall(@inbounds(ADDRESSES[98]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Ptr{Csize_t}, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, recvbuff, counts, datatype, op, comm, stream)
+    ccall(@inbounds(ADDRESSES[99]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Ptr{Csize_t}, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, recvbuff, counts, datatype, op, comm, stream)
 
 # Every rank sends a part of its own to every rank.
 #
@@ -1043,7 +1051,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # Cost: one message to and from every rank with elements.
 # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 @inline oxcclAlltoAllv(sendbuff, sendcounts, senddispls, recvbuff, recvcounts, recvdispls, datatype, comm, stream) =
-    ccall(@inbounds(ADDRESSES[99]), Cint, (Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, sendcounts, senddispls, recvbuff, recvcounts, recvdispls, datatype, comm, stream)
+    ccall(@inbounds(ADDRESSES[100]), Cint, (Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, sendcounts, senddispls, recvbuff, recvcounts, recvdispls, datatype, comm, stream)
 
 # Gathers the inputs of all ranks, of different lengths, in the root's output.
 #
@@ -1056,7 +1064,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # Cost: one message from every rank to the root.
 # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 @inline oxcclGatherv(sendbuff, sendcount, recvbuff, recvcounts, recvdispls, datatype, root, comm, stream) =
-    ccall(@inbounds(ADDRESSES[100]), Cint, (Ptr{Cvoid}, Csize_t, Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, sendcount, recvbuff, recvcounts, recvdispls, datatype, root, comm, stream)
+    ccall(@inbounds(ADDRESSES[101]), Cint, (Ptr{Cvoid}, Csize_t, Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, sendcount, recvbuff, recvcounts, recvdispls, datatype, root, comm, stream)
 
 # Sends to every rank its part, of a length of its own, of the root's input.
 #
@@ -1070,4 +1078,4 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # Cost: one message from the root to every rank.
 # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 @inline oxcclScatterv(sendbuff, sendcounts, senddispls, recvbuff, recvcount, datatype, root, comm, stream) =
-    ccall(@inbounds(ADDRESSES[101]), Cint, (Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, sendcounts, senddispls, recvbuff, recvcount, datatype, root, comm, stream)
+    ccall(@inbounds(ADDRESSES[102]), Cint, (Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, sendcounts, senddispls, recvbuff, recvcount, datatype, root, comm, stream)

@@ -1,6 +1,7 @@
 //! Launching collectives and groups of sends and receives on a rank's seat.
 
 use super::driver::cu;
+use super::engines;
 use super::library::launch;
 use super::order;
 use super::seat::Seat;
@@ -14,6 +15,7 @@ use crate::error::{Error, Result};
 use oxccl_kernels::abi;
 use oxccl_plan::generate::Algorithm;
 use oxccl_plan::ir::{Capacity, UserMemory};
+use oxccl_plan::select::Topology;
 use oxccl_plan::{Buffer, Collective, Destination, From, Geometry, Op, Plan, Program, Slice};
 use std::sync::Arc;
 
@@ -21,9 +23,8 @@ use std::sync::Arc;
 const WARP: u32 = 32;
 /// Bytes of a block that a channel moves at least, so that small calls take few of them.
 const CHANNEL_BYTES: u64 = 8 << 10;
-/// From so many bytes of a block on the ranks agree on a way: below, that would cost more than it
-/// gives.
-const AGREE_BYTES: u64 = 512 << 10;
+/// From so many bytes of a block on the ranks agree on a way.
+const AGREE_BYTES: u64 = Topology::GPUS.mapped_from_bytes;
 /// Bytes of all ranks' blocks up to which packets are faster than a stage, where all hear from all.
 const PACKET_BYTES: u64 = 1 << 20;
 /// Parts begin on lines of this size.
@@ -88,11 +89,16 @@ pub fn run(seat: &Arc<Seat>, programs: &Programs, call: &Call, stream: Stream) -
         return seat.launch(stream, || unsafe { launch(function, shape, &head, stream.0) });
     }
     let _context = seat.gpu.enter()?;
-    let (argument, blocks) = bind(seat, head, programs, call, stream)?;
+    let (mut argument, blocks) = bind(seat, head, programs, call, stream)?;
     let function = seat.functions.programs[call.dtype as usize];
     let shape = (blocks, abi::BLOCK_THREADS as u32);
-    // SAFETY: as above.
-    seat.launch(stream, || unsafe { launch(function, shape, &argument, stream.0) })
+    seat.launch(stream, || {
+        if argument.engines != 0 {
+            engines::launch_before(seat, call, &mut argument, stream)?;
+        }
+        // SAFETY: as above.
+        unsafe { launch(function, shape, &argument, stream.0) }
+    })
 }
 
 /// Blocks and threads for packets: from facts that all ranks share.
@@ -297,7 +303,8 @@ fn bind(
         output: none,
         share_elems: share,
         agrees: 0,
-        unused: 0,
+        engines: 0,
+        expected: [0; abi::MAX_RANKS],
         ways: [staged; abi::WAYS],
     };
     let bytes = call.count * call.dtype.size() as u64;
@@ -320,6 +327,8 @@ fn bind(
         let written = plan.layout.user_memory == UserMemory::Written || collects(&program.ops);
         argument.input = place(head.input, spec.input_blocks(rank), true);
         argument.output = place(head.output, spec.output_blocks(rank), written);
+        let reached = argument.input.reach != abi::REACH_NONE && graph.is_none();
+        argument.engines = u32::from(reached && engines::fit(seat, call, &program.ops));
     }
     Ok((argument, blocks))
 }
@@ -419,18 +428,17 @@ fn queues(transfers: &[Transfer], rank: u32) -> Vec<(u32, Vec<abi::Message>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use oxccl_plan::select::{Choice, Policy, Topology, choose};
-    use oxccl_plan::{Spec, cost::CostModel};
+    use oxccl_plan::Spec;
+    use oxccl_plan::select::{Choice, Policy, choose};
 
     /// All plans that a communicator on GPUs may choose.
     fn chosen() -> impl Iterator<Item = Choice> {
-        let topology = Topology { direct: true, pull: false, push: true, model: CostModel::NVLINK };
         let specs = (1..=abi::MAX_RANKS as u32).flat_map(|nranks| {
             Collective::ALL.map(|collective| Spec::new(collective, nranks, nranks / 2))
         });
         specs.flat_map(move |spec| {
             (0..31).map(move |power| {
-                choose(spec, 1 << power, &topology, Policy::default()).expect("a plan")
+                choose(spec, 1 << power, &Topology::GPUS, Policy::default()).expect("a plan")
             })
         })
     }

@@ -22,6 +22,8 @@ pub struct Functions {
     pub put: CUfunction,
     /// [`oxccl_kernels::abi::SignalWait`].
     pub wait_signal: CUfunction,
+    /// What goes before copy engines: [`oxccl_kernels::abi::Program`].
+    pub expect: CUfunction,
 }
 
 // SAFETY: functions may be launched from any thread.
@@ -98,6 +100,7 @@ pub fn functions(gpu: &'static Gpu) -> Result<&'static Functions> {
         many_messages: function("oxccl_many_messages")?,
         put: function("oxccl_put")?,
         wait_signal: function("oxccl_wait_signal")?,
+        expect: function("oxccl_expect")?,
     };
     let functions = &*Box::leak(Box::new(functions));
     ready.push((gpu.index, functions));

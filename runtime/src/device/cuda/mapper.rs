@@ -54,6 +54,8 @@ pub struct Sharing {
     maps: CUdeviceptr,
     registry: Mutex<Registry>,
     desk: Mutex<Desk>,
+    /// The peers' windows as they are mapped here, by peer and place.
+    windows: Mutex<HashMap<(u32, u64), abi::Window>>,
     stage_wanted: AtomicBool,
     /// Peers, by bit, whose kernels may still be in this rank's memory after it has given up.
     fenced: AtomicU32,
@@ -135,6 +137,7 @@ impl Sharing {
             maps,
             registry: Mutex::new(Registry::new(rank, nranks)),
             desk: Mutex::default(),
+            windows: Mutex::default(),
             stage_wanted: AtomicBool::new(false),
             fenced: AtomicU32::new(0),
             apart: false,
@@ -232,6 +235,14 @@ impl Sharing {
         }
     }
 
+    /// A peer's window of a number, where it is mapped here. What is launched before the thread's next
+    /// mark may use it.
+    pub fn window(&self, peer: u32, number: u64) -> Option<abi::Window> {
+        let place = (number - 1) % abi::WINDOWS as u64;
+        let known = lock(&self.windows).get(&(peer, place)).copied();
+        known.filter(|window| window.number == number && window.bytes > 0)
+    }
+
     /// Writes a word of the maps.
     fn set(&self, desk: &mut Desk, at: usize, value: u64) -> Result<()> {
         let (to, from, stream) =
@@ -253,9 +264,10 @@ impl Sharing {
         self.set(desk, offset_of!(abi::Maps, bases) + index * size_of::<u64>(), base)
     }
 
-    /// Tells the kernels where a peer's window is, or that there is none any more. The number, for
-    /// which they wait, comes last.
+    /// Notes where a peer's window is, or that there is none any more, and tells the kernels. The number,
+    /// for which they wait, comes last.
     fn set_window(&self, desk: &mut Desk, peer: u32, place: u64, now: abi::Window) -> Result<()> {
+        lock(&self.windows).insert((peer, place), now);
         let index = peer as usize * abi::WINDOWS + place as usize;
         let at = offset_of!(abi::Maps, windows) + index * size_of::<abi::Window>();
         self.set(desk, at + offset_of!(abi::Window, base), now.base)?;

@@ -1,6 +1,7 @@
 //! The CUDA device: the driver, a rank's seat on a GPU, the order of its operations, and launches.
 
 pub mod driver;
+pub mod engines;
 pub mod event;
 pub mod export;
 pub mod graph;

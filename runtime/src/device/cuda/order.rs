@@ -103,11 +103,11 @@ pub fn graph_of(stream: Stream) -> Result<Option<CUgraph>> {
     Ok(capture_of(stream.0)?.map(|capture| capture.graph))
 }
 
-/// A stream's number, which no other one ever has.
-fn number_of(stream: CUstream) -> Result<u64> {
+/// A stream's number, which no other one ever has; not of one that is captured.
+pub fn number_of(stream: Stream) -> Result<u64> {
     let mut number = 0;
     // SAFETY: a place for the number.
-    unsafe { cu!(cuStreamGetId(stream, &mut number)) }?;
+    unsafe { cu!(cuStreamGetId(stream.0, &mut number)) }?;
     Ok(number)
 }
 
@@ -135,21 +135,25 @@ impl Order {
         unsafe { cu!(cuStreamWaitEvent(stream.0, self.event, 0)) }
     }
 
-    /// Launches after what was launched before. `keep` is called with the graph of each new capture.
+    /// Launches after what was launched before. `keep` is called with the graph of each new capture. The
+    /// stream's number; None where it is captured.
     pub fn launch(
         &mut self,
         stream: Stream,
         keep: impl FnOnce(CUgraph) -> Result<()>,
         launch: impl FnOnce() -> Result<()>,
-    ) -> Result<()> {
+    ) -> Result<Option<u64>> {
         match capture_of(stream.0)? {
-            None => self.launch_now(stream.0, launch),
-            Some(capture) => self.launch_captured(stream.0, capture, keep, launch),
+            None => self.launch_now(stream.0, launch).map(Some),
+            Some(capture) => {
+                self.launch_captured(stream.0, capture, keep, launch)?;
+                Ok(None)
+            }
         }
     }
 
-    fn launch_now(&mut self, stream: CUstream, launch: impl FnOnce() -> Result<()>) -> Result<()> {
-        let number = number_of(stream)?;
+    fn launch_now(&mut self, stream: CUstream, launch: impl FnOnce() -> Result<()>) -> Result<u64> {
+        let number = number_of(Stream(stream))?;
         if self.captured || self.stream.is_some_and(|last| last != number) {
             // SAFETY: a living stream by the contract of the call.
             unsafe { cu!(cuStreamWaitEvent(stream, self.event, 0)) }?;
@@ -157,7 +161,8 @@ impl Order {
         launch()?;
         self.stream = Some(number);
         // SAFETY: as above.
-        unsafe { cu!(cuEventRecord(self.event, stream)) }
+        unsafe { cu!(cuEventRecord(self.event, stream)) }?;
+        Ok(number)
     }
 
     fn launch_captured(
@@ -187,10 +192,8 @@ impl Order {
         launch()?;
         self.captured = true;
         let last = capture_of(stream)?.map_or(null_mut(), |capture| capture.last);
-        let recorded = match self.mixes {
-            true => self.record_beside(stream, last, known.map(|known| known.recorded))?,
-            false => null_mut(),
-        };
+        // Also where nothing waits for it: by it replays are seen to be under way.
+        let recorded = self.record_beside(stream, last, known.map(|known| known.recorded))?;
         self.captures.retain(|known| known.id != capture.id);
         // Those that have ended are never heard of again.
         if self.captures.len() == REMEMBERED {

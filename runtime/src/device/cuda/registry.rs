@@ -49,6 +49,12 @@ pub struct Buffer {
     holders: u32,
 }
 
+impl Buffer {
+    fn holds(&self, at: u64, bytes: u64) -> bool {
+        at >= self.base && at - self.base <= self.len && bytes <= self.len - (at - self.base)
+    }
+}
+
 /// Names a buffer: numbers are given again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key {
@@ -97,8 +103,6 @@ impl Registry {
 
     /// The living buffer that holds a range. One that is settled goes before one that is under way.
     pub fn find(&self, at: u64, bytes: u64) -> Option<Found> {
-        let holds =
-            |b: &Buffer| at >= b.base && at - b.base <= b.len && bytes <= b.len - (at - b.base);
         let rank = |b: &Buffer| match b.state {
             State::Ready => Some(0),
             State::Wanted | State::Offered { .. } => Some(1),
@@ -106,12 +110,18 @@ impl Registry {
             _ => None,
         };
         let users = self.buffers.iter().zip(0u32..).skip(1);
-        let living = users.filter(|(b, _)| holds(b));
+        let living = users.filter(|(b, _)| b.holds(at, bytes));
         let found = living.filter_map(|(&buffer, number)| {
             let key = Key { number, generation: buffer.generation };
             Some((rank(&buffer)?, Found { key, buffer }))
         });
         found.min_by_key(|(rank, found)| (*rank, found.key.number)).map(|(_, found)| found)
+    }
+
+    /// The window that holds a range and that all peers have mapped.
+    pub fn window(&self, at: u64, bytes: u64) -> Option<Buffer> {
+        let all = self.buffers.iter().filter(|b| b.window > 0 && b.state == State::Ready);
+        all.copied().find(|b| b.holds(at, bytes))
     }
 
     /// Has a range mapped by the peers, or one more holder keep it; None when all numbers are taken.
@@ -278,6 +288,24 @@ mod tests {
             State::Wanted,
             "not what the old one's holder had"
         );
+    }
+
+    #[test]
+    fn a_window_is_found_by_what_lies_within_it_once_all_peers_have_it() {
+        let mut registry = Registry::new(0, 2);
+        registry.hold(0x1000, 64, 7).unwrap();
+        let key = registry.hold_window(0x1000, 64, 7, 3).unwrap();
+        for number in registry.all(|state| state == State::Wanted) {
+            assert!(registry.window(0x1000, 64).is_none());
+            let key = Key { number, generation: 1 };
+            registry.offered(key, true);
+            registry.answered(key, 1, true);
+        }
+        let found = registry.window(0x1010, 48).map(|buffer| (buffer.base, buffer.window));
+        assert_eq!(found, Some((0x1000, 3)), "not the buffer at the same place");
+        assert!(registry.window(0x1010, 49).is_none());
+        registry.release(key);
+        assert!(registry.window(0x1000, 64).is_none());
     }
 
     #[test]

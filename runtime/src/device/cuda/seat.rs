@@ -7,7 +7,7 @@ use super::library::{self, Functions};
 use super::mail::Address;
 use super::mapper::{self, Peer, Sharing};
 use super::offer::{self, Offer};
-use super::order::Order;
+use super::order::{self, Order};
 use super::pool::Block;
 use super::registry::{Found, Key};
 use super::shared::{Memory, Pinned};
@@ -71,6 +71,8 @@ pub struct Seat {
     pub view: abi::Rank,
     /// Channels that an operation may take: the same on all ranks.
     pub channels: u32,
+    /// Bytes that a rank gets from the others, from which on copy engines move them.
+    pub engine_bytes: u64,
     endpoint: Weak<Endpoint>,
     shared: Arc<Memory>,
     /// That of the ranks of this process: it lives as long as kernels here may write there.
@@ -140,6 +142,7 @@ impl Seat {
             functions,
             view,
             channels: abi::MAX_CHANNELS as u32,
+            engine_bytes: u64::MAX,
             endpoint: Weak::new(),
             shared,
             neighbours: Vec::new(),
@@ -296,6 +299,9 @@ impl Seat {
             written: 0,
             operations: number,
             in_place: 0,
+            moved: 0,
+            told_input: 0,
+            told_output: 0,
             next_look_ns: 0,
             limit_ns: 0,
             signals_given: signals,
@@ -377,9 +383,23 @@ impl Seat {
 
     /// Collectives that read or wrote user memory of peers, as far as they have ended.
     pub fn in_place(&self) -> u64 {
+        Self::count(&self.control().in_place)
+    }
+
+    /// Of these, whose blocks copy engines moved.
+    pub fn by_engines(&self) -> u64 {
+        Self::count(&self.control().by_engines)
+    }
+
+    /// Collectives for which engines were sent to the wrong places.
+    pub fn astray(&self) -> u64 {
+        Self::count(&self.control().astray)
+    }
+
+    fn count(word: &u64) -> u64 {
         // SAFETY: an aligned word of the control block, which kernels write at once.
-        unsafe { AtomicU64::from_ptr(&raw mut (*self.control_at()).in_place) }
-            .load(Ordering::Relaxed)
+        let word = unsafe { AtomicU64::from_ptr(std::ptr::from_ref(word).cast_mut()) };
+        word.load(Ordering::Relaxed)
     }
 
     /// Has a range mapped by the peers, in the background; its name, for [`release`](Self::release).
@@ -595,25 +615,27 @@ impl Seat {
         launch: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         let _context = self.gpu.enter()?;
-        self.note(stream);
         let mut order = self.order();
         let order =
             order.as_mut().ok_or_else(|| Error::Internal { what: "no order".to_owned() })?;
-        order.launch(stream, |graph| self.keep(graph, None), launch)
+        let number = order.launch(stream, |graph| self.keep(graph, None), launch)?;
+        self.note(Used { stream, number, told: false });
+        Ok(())
     }
 
     /// Has the stream deliver failures from now on.
-    fn note(&self, stream: Stream) {
+    fn note(&self, used: Used) {
         let mut streams = self.streams.lock().unwrap_or_else(|e| e.into_inner());
-        if streams.last().is_some_and(|used| used.stream == stream) {
+        let same = |known: &Used| (known.stream, known.number) == (used.stream, used.number);
+        if streams.last().is_some_and(same) {
             return;
         }
-        streams.retain(|used| used.stream != stream);
+        streams.retain(|known| known.stream != used.stream);
         // Those that were destroyed are never heard of again.
         if streams.len() == REMEMBERED {
             streams.remove(0);
         }
-        streams.push(Used { stream, told: false });
+        streams.push(used);
     }
 
     /// Has the communicator fail with what the kernels found, if they did. When it returns that is
@@ -714,6 +736,9 @@ const REMEMBERED: usize = 64;
 /// A stream on which something was launched.
 struct Used {
     stream: Stream,
+    /// Its handle may be another one's after its end, its number is not; None of one that is captured, which
+    /// the driver does not number.
+    number: Option<u64>,
     /// Whether the communicator's failure was delivered there.
     told: bool,
 }
@@ -726,8 +751,10 @@ impl Failing for Seat {
         if Stream(stream).is_default() && driver::current() != Some(self.gpu.index) {
             return None;
         }
+        let number = order::number_of(Stream(stream)).ok();
         let mut streams = self.streams.lock().unwrap_or_else(|e| e.into_inner());
-        let used = streams.iter_mut().find(|used| used.stream.0 == stream && !used.told)?;
+        let mut untold = streams.iter_mut().filter(|used| used.stream.0 == stream && !used.told);
+        let used = untold.find(|used| used.number.is_none() || used.number == number)?;
         used.told = true;
         Some(failure)
     }

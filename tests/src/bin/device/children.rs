@@ -1,7 +1,7 @@
 //! Communicators that come from others.
 
 use crate::failures::{abort_now, survive, told, total};
-use crate::rank::{Memory, Outcome, Rank, ok, one, sum, words};
+use crate::rank::{Memory, Outcome, Rank, ok, one, stream, sum, words};
 use oxccl::nccl::types::NCCL_SHRINK_DEFAULT;
 
 const COUNT: usize = 20_000;
@@ -35,6 +35,28 @@ pub(crate) fn split_and_shrunk(ranks: &[Rank]) -> Outcome {
         survive(&ending, &memory)?;
     }
     total(rank, &memory)?;
+    rank.leave()
+}
+
+/// A stream may get the handle of one that has ended: what became of that one's communicator is nothing to it.
+pub(crate) fn one_after_the_other(ranks: &[Rank]) -> Outcome {
+    let rank = one(ranks)?;
+    let memory = Memory::new(4 * BYTES)?;
+    for _ in 0..30 {
+        let child = rank.again()?;
+        total(&child, &memory)?;
+        // What the others have of theirs stays until this one has left, too.
+        let kept = (rank.rank == 0).then_some(child);
+        if kept.is_none() {
+            child.end_communicator()?;
+            child.end_stream()?;
+        }
+        // Mostly the same handle as that one's.
+        let other = Rank { stream: stream()?, ..*rank };
+        total(&other, &memory)?;
+        other.end_stream()?;
+        kept.map_or(Ok(()), Rank::leave)?;
+    }
     rank.leave()
 }
 

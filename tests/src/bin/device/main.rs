@@ -5,6 +5,7 @@
 mod children;
 mod conformance;
 mod costs;
+mod engines;
 mod failures;
 mod graphs;
 mod messages;
@@ -87,7 +88,15 @@ const TESTS: &[Test] = &[
     Test { name: "memory used again", layouts: APART, body: registered::reused },
     Test { name: "each rank registers as it likes", layouts: APART, body: registered::random },
     Test { name: "windows", layouts: APART, body: windows::random },
+    Test { name: "copy engines", layouts: APART, body: engines::gathers },
+    Test { name: "copy engines sent astray", layouts: APART, body: engines::astray },
+    Test { name: "copy engines and an abort", layouts: APART, body: engines::aborted },
     Test { name: "split and shrunk", layouts: APART, body: children::split_and_shrunk },
+    Test {
+        name: "streams one after the other",
+        layouts: APART,
+        body: children::one_after_the_other,
+    },
     Test { name: "a short run of everything", layouts: THREADS, body: short::everything },
     Test { name: "differing calls are told", layouts: APART, body: failures::mismatch },
     Test { name: "messages that differ", layouts: APART, body: failures::messages },
@@ -101,7 +110,7 @@ const TESTS: &[Test] = &[
 const KILLED: &str = "a killed process is told";
 
 /// Variables that tests are run with.
-const SETTINGS: [(&str, &str, &str); 11] = [
+const SETTINGS: [(&str, &str, &str); 14] = [
     // Through the stage also where buffers are mapped.
     ("staged in one shot", "OXCCL_ALGORITHM", "one_shot"),
     ("staged in two shots", "OXCCL_ALGORITHM", "two_shot"),
@@ -113,6 +122,9 @@ const SETTINGS: [(&str, &str, &str); 11] = [
     ("counters beyond 64 bits", "OXCCL_COUNTER_START", "18446744073709550616"),
     ("four thread blocks", "NCCL_MAX_CTAS", "4"),
     ("windows", "NCCL_NUM_RMA_CTX", "4"),
+    ("copy engines", "NCCL_CTA_POLICY", "ZERO"),
+    ("copy engines sent astray", "NCCL_CTA_POLICY", "ZERO"),
+    ("copy engines and an abort", "NCCL_CTA_POLICY", "ZERO"),
     // The fold in rank order is what the results are compared with.
     ("multiplied inputs", "OXCCL_DETERMINISTIC", "1"),
 ];
@@ -202,11 +214,16 @@ fn run(test: &Test, layout: Layout, nranks: i32) -> Outcome {
         return if failed.is_empty() { Ok(()) } else { Err(text.collect::<Vec<_>>().join(" | ")) };
     }
     let mut command = Command::new(program);
-    command.arg("--one").arg(test.name).arg(format!("{layout:?}"));
+    command.arg("--one").arg(test.name).arg(format!("{layout:?}")).stdout(Stdio::null());
     set(test, &mut command);
+    one_process(command)
+}
+
+/// Runs a process, all ranks of which are its threads.
+fn one_process(mut command: Command) -> Outcome {
     // Ranks that share a GPU need hardware queues of their own.
     command.env("CUDA_DEVICE_MAX_CONNECTIONS", "32");
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.stdin(Stdio::null()).stderr(Stdio::piped());
     let mut child = bind_to_parent(&mut command).spawn().map_err(|e| e.to_string())?;
     let reader = child.stderr.take().map(|mut err| {
         std::thread::spawn(move || {
@@ -229,6 +246,9 @@ fn skipped(test: &Test, layout: Layout, nranks: i32) -> Option<String> {
     let cuda = kind == oxcclDeviceKind_t::oxcclDeviceCuda;
     if !cuda && ["registered memory in place", "captured memory in place"].contains(&test.name) {
         return Some("of host memory, only what ncclMemAlloc gives can be mapped".into());
+    }
+    if !cuda && test.name.starts_with("copy engines") {
+        return Some("host memory has none".into());
     }
     if !cuda && test.name.ends_with("through host memory") {
         return Some("it is host memory anyway".into());
@@ -275,7 +295,12 @@ fn main() -> ExitCode {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let find = |name: &str| TESTS.iter().find(|t| t.name == name).expect("a known test");
     let outcome = match arguments[..] {
-        ["--costs"] => costs::print(nranks()),
+        ["--costs"] => std::env::current_exe().map_err(|e| e.to_string()).and_then(|program| {
+            let mut command = Command::new(program);
+            command.arg("--costs-of-threads");
+            one_process(command)
+        }),
+        ["--costs-of-threads"] => costs::print(nranks()),
         ["--rank", name] => as_a_rank(find(name)),
         ["--one", name, "Single"] => in_one_thread(find(name), nranks()),
         ["--one", name, _] => in_threads(find(name), nranks()),

@@ -17,7 +17,7 @@ use oxccl::oxccl::graph::{
     oxcclGraphDestroy, oxcclGraphExecUpdate, oxcclGraphInstantiate, oxcclGraphLaunch,
     oxcclStreamBeginCapture, oxcclStreamEndCapture,
 };
-use oxccl::oxccl::info::oxcclCommInPlace;
+use oxccl::oxccl::info::{oxcclCommByCopyEngines, oxcclCommInPlace};
 use oxccl::oxccl::stream::{oxcclStreamCreate, oxcclStreamDestroy, oxcclStreamSynchronize};
 use oxccl::oxccl::types::{
     oxcclCaptureMode_t, oxcclDeviceKind_t, oxcclGraph_t, oxcclGraphExec_t, oxcclStream_t,
@@ -238,13 +238,22 @@ impl Rank {
         ((self.rank + 1) % self.nranks, (self.rank + self.nranks - 1) % self.nranks)
     }
 
+    /// Ends its stream.
+    pub(crate) fn end_stream(&self) -> Outcome {
+        // SAFETY: a living handle.
+        ok(unsafe { oxcclStreamDestroy(self.stream) })
+    }
+
+    /// Ends its communicator.
+    pub(crate) fn end_communicator(&self) -> Outcome {
+        // SAFETY: a living handle.
+        ok(unsafe { ncclCommDestroy(self.comm) })
+    }
+
     /// Ends both.
     pub(crate) fn leave(self) -> Outcome {
-        // SAFETY: living handles.
-        unsafe {
-            ok(oxcclStreamDestroy(self.stream))?;
-            ok(ncclCommDestroy(self.comm))
-        }
+        self.end_stream()?;
+        self.end_communicator()
     }
 
     pub(crate) fn synchronize(&self) -> Outcome {
@@ -299,6 +308,14 @@ impl Rank {
         let mut count = 0;
         // SAFETY: a place for the number.
         ok(unsafe { oxcclCommInPlace(self.comm, &mut count) })?;
+        Ok(count)
+    }
+
+    /// Of these, whose blocks copy engines moved.
+    pub(crate) fn by_engines(&self) -> Outcome<u64> {
+        let mut count = 0;
+        // SAFETY: a place for the number.
+        ok(unsafe { oxcclCommByCopyEngines(self.comm, &mut count) })?;
         Ok(count)
     }
 

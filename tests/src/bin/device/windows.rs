@@ -23,13 +23,13 @@ const CONTEXTS: u64 = 4;
 const GENERATIONS: u64 = 25;
 
 /// A window of a rank.
-struct Window<'a> {
+pub(crate) struct Window<'a> {
     rank: &'a Rank,
     handle: ncclWindow_t,
 }
 
 impl<'a> Window<'a> {
-    fn new(rank: &'a Rank, at: *mut c_void, bytes: usize) -> Outcome<Self> {
+    pub(crate) fn new(rank: &'a Rank, at: *mut c_void, bytes: usize) -> Outcome<Self> {
         let mut handle = std::ptr::null_mut();
         // SAFETY: memory that outlives the window, and a place for the handle.
         ok(unsafe { ncclCommWindowRegister(rank.comm, at, bytes, &mut handle, NCCL_WIN_DEFAULT) })?;
@@ -51,7 +51,7 @@ impl<'a> Window<'a> {
         })
     }
 
-    fn end(self) -> Outcome {
+    pub(crate) fn end(self) -> Outcome {
         // SAFETY: a handle of this communicator.
         ok(unsafe { ncclCommWindowDeregister(self.rank.comm, self.handle) })
     }

@@ -17,7 +17,8 @@ pub(super) struct Device {
 impl Device {
     /// The host, which takes any number.
     pub(super) const HOST: Self = Self { kind: 0, count: u32::MAX };
-    const CUDA: c_int = 1;
+    /// A GPU.
+    pub(super) const CUDA: c_int = 1;
 
     /// What the options say, or the library of its own.
     pub(super) fn find(options: &Options, api: &Api, rank: u32) -> Result<Self> {
@@ -87,6 +88,10 @@ impl Buffer {
         // Not zeroed memory: that would be one page, mapped many times.
         let data = Box::into_raw(vec![1u8; bytes].into_boxed_slice()).cast();
         Ok(Self { data, bytes, library, rank, stream })
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
     }
 
     pub(super) fn data(&self) -> *mut u8 {

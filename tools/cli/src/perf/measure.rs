@@ -75,6 +75,8 @@ struct Member {
     stream: Handle,
     input: Buffer,
     output: Buffer,
+    /// Over input and output, if asked for.
+    windows: Vec<Handle>,
 }
 
 // SAFETY: the handles are used by one thread at a time, and the library allows any thread.
@@ -89,7 +91,39 @@ impl Member {
         api.check(rank, "oxcclStreamCreate", code)?;
         let input = Buffer::new(api, (rank, stream), bytes, library)?;
         let output = Buffer::new(api, (rank, stream), bytes, library)?;
-        Ok(Self { rank, comm: std::ptr::null_mut(), stream, input, output })
+        let comm = std::ptr::null_mut();
+        Ok(Self { rank, comm, stream, input, output, windows: Vec::new() })
+    }
+
+    /// Makes windows of its buffers, as all ranks do.
+    fn open_windows(&mut self, api: &Api) -> Result<()> {
+        for buffer in [&self.input, &self.output] {
+            let (data, bytes, mut window) = (buffer.data(), buffer.bytes(), std::ptr::null_mut());
+            let flags = oxccl::nccl::types::NCCL_WIN_COLL_SYMMETRIC;
+            // SAFETY: the buffer outlives the window; the place is writable.
+            let code =
+                unsafe { (api.window_register)(self.comm, data.cast(), bytes, &mut window, flags) };
+            api.check(self.rank, "ncclCommWindowRegister", code)?;
+            self.windows.push(window);
+        }
+        Ok(())
+    }
+
+    /// Ends all that it has; nothing of it is in use.
+    fn close(self, api: &Api) -> Result<()> {
+        // SAFETY: the handles are alive and used no more.
+        unsafe {
+            for window in self.windows {
+                let code = (api.window_deregister)(self.comm, window);
+                api.check(self.rank, "ncclCommWindowDeregister", code)?;
+            }
+            let code = (api.comm_destroy)(self.comm);
+            api.check(self.rank, "ncclCommDestroy", code)?;
+            let code = (api.stream_destroy)(self.stream);
+            api.check(self.rank, "oxcclStreamDestroy", code)?;
+        }
+        self.input.free(api)?;
+        self.output.free(api)
     }
 }
 
@@ -199,7 +233,7 @@ impl Team {
             let ranks = (0..options.per_thread).map(|i| first + thread * options.per_thread + i);
             let members = ranks.map(|rank| {
                 device.choose(&api, rank, place(rank))?;
-                Member::new(&api, rank, bytes, options.register == 1)
+                Member::new(&api, rank, bytes, options.register > 0)
             });
             threads.push(members.collect::<Result<_>>()?);
         }
@@ -214,6 +248,9 @@ impl Team {
             }
             api.check(first, "ncclGroupEnd", (api.group_end)())?;
         }
+        if options.register == 2 {
+            threads.iter_mut().flatten().try_for_each(|member| member.open_windows(&api))?;
+        }
         Ok(Self { name, api, device, threads, nranks, control, iteration: 0 })
     }
 
@@ -227,15 +264,7 @@ impl Team {
 
     pub(super) fn close(self) -> Result<()> {
         for member in self.threads.into_iter().flatten() {
-            // SAFETY: the handles are alive and used no more.
-            unsafe {
-                let code = (self.api.comm_destroy)(member.comm);
-                self.api.check(member.rank, "ncclCommDestroy", code)?;
-                let code = (self.api.stream_destroy)(member.stream);
-                self.api.check(member.rank, "oxcclStreamDestroy", code)?;
-            }
-            member.input.free(&self.api)?;
-            member.output.free(&self.api)?;
+            member.close(&self.api)?;
         }
         self.control.close()
     }
@@ -399,7 +428,8 @@ pub(super) fn alternate(options: &Options, teams: &mut [Team], case: &Case) -> R
         // Send/recv has no place to be in.
         let skipped = place == Place::In && case.kind == Kind::SendRecv;
         let mut times = vec![Vec::new(); teams.len()];
-        let iterations = options.iterations(case.bytes).div_ceil(ROUNDS);
+        let on_gpus = teams.iter().any(|team| team.device.kind == Device::CUDA);
+        let iterations = options.iterations(case.bytes, on_gpus).div_ceil(ROUNDS);
         for _ in 0..ROUNDS {
             for (team, times) in teams.iter_mut().zip(&mut times) {
                 if !skipped {

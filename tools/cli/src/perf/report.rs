@@ -97,7 +97,11 @@ impl<'a> Report<'a> {
             _ => None,
         };
         if leader {
-            let memory = if options.register == 1 { "ncclMemAlloc" } else { "malloc" };
+            let memory = match options.register {
+                0 => "malloc",
+                1 => "ncclMemAlloc",
+                _ => "ncclMemAlloc, in windows",
+            };
             println!(
                 "# device: {}, memory from {memory}; {nranks} ranks by {}",
                 device.name(),

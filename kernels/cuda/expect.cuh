@@ -1,0 +1,33 @@
+// What goes before copy engines: waits until the peers' blocks are there to be taken, and compares where
+// they are with where the host has the engines take them from. The program that comes after them moves
+// everything itself where that is not so.
+#pragma once
+
+#include "agree.cuh"
+
+extern "C" __global__ void __launch_bounds__(EXPECT_THREADS)
+    oxccl_expect(const __grid_constant__ oxccl::Program program) {
+  using namespace oxccl;
+  const Rank& r = program.call.rank;
+  Counters* own = counters(r, 0);
+  __shared__ Reach reach;
+  if (__syncthreads_or(faulty(r))) return;
+  if (is_watcher()) {
+    enter(r, own);
+    announce(program.call, AHEAD);
+  } else {
+    int taken = agree(program, own, reach, AHEAD);
+    int peer = threadIdx.x;
+    uint64_t from = peer < r.nranks ? program.expected[peer] : 0;
+    bool astray = any_mover(taken == WAY_IN_PLACE && from != 0 && from != reach.inputs[peer]);
+    if (peer == 0 && taken >= 0) {
+      volatile Control* c = reinterpret_cast<volatile Control*>(r.control);
+      bool moved = taken == WAY_IN_PLACE && !astray;
+      common(r)->moved = moved;
+      if (moved) c->by_engines = c->by_engines + 1;
+      if (astray) c->astray = c->astray + 1;
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) leave(own);
+}
