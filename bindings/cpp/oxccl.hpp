@@ -638,7 +638,7 @@ class communicator {
     std::uint64_t count = 0;
     return detail::made(oxcclCommInPlace(get(), &count), [&] { return count; });
   }
-  // How many of these had their data moved by copy engines of a GPU.
+  // How many operations so far had their data moved by copy engines of a GPU.
   result<std::uint64_t> by_copy_engines() const {
     std::uint64_t count = 0;
     return detail::made(oxcclCommByCopyEngines(get(), &count), [&] { return count; });

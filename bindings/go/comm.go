@@ -317,7 +317,7 @@ func (c *Comm) InPlace() (uint64, error) {
 	return uint64(count), err
 }
 
-// ByCopyEngines tells how many of these had their data moved by copy engines of a GPU.
+// ByCopyEngines tells how many operations so far had their data moved by copy engines of a GPU.
 func (c *Comm) ByCopyEngines() (uint64, error) {
 	var count C.uint64_t
 	err := oxcclCommByCopyEngines(c.handle, &count)

@@ -522,7 +522,7 @@ class Comm:
         return count.value
 
     def by_copy_engines(self):
-        """How many of these had their data moved by copy engines of a GPU."""
+        """How many operations so far had their data moved by copy engines of a GPU."""
         count = ctypes.c_uint64()
         _check(_c.oxcclCommByCopyEngines(self._handle, ctypes.byref(count)))
         return count.value

@@ -399,7 +399,7 @@ impl Communicator {
         }
     }
 
-    /// Of these, whose blocks copy engines of a GPU moved.
+    /// Operations so far whose data copy engines of a GPU moved.
     pub fn by_copy_engines(&self) -> u64 {
         self.seat.as_ref().map_or(0, |seat| seat.by_engines())
     }

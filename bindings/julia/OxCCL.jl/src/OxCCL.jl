@@ -590,7 +590,7 @@ function in_place(c::Comm)
     return place[]
 end
 
-"How many of these had their data moved by copy engines of a GPU."
+"How many operations so far had their data moved by copy engines of a GPU."
 function by_copy_engines(c::Comm)
     place = Ref{UInt64}()
     check(oxcclCommByCopyEngines(c.handle, place))

@@ -1,5 +1,5 @@
 //! Copy engines: they take the blocks of large all-gathers and all-to-alls from the peers, where all
-//! ranks' send buffers lie at the same place of a window.
+//! ranks' send buffers lie at the same place of a window, and do large puts.
 //!
 //! Where a peer's buffer is mapped, only kernels hear in time for a call; of windows this side can
 //! tell. So a kernel of one block goes before the engines (`expect.cuh`): it waits until the peers' blocks are
@@ -10,21 +10,27 @@
 
 use super::driver::cu;
 use super::library::launch;
+use super::order;
 use super::seat::Seat;
 use super::stream::Stream;
 use crate::device::host::collective::Call;
+use crate::device::host::one_sided::Put;
 use crate::error::Result;
 use oxccl_kernels::abi;
 use oxccl_plan::{Buffer, Collective, Op};
+use std::sync::atomic::Ordering;
 
 /// Bytes that a rank gets from the others, from which on engines are faster than kernels: they take 38 µs and
 /// move 374 GB/s, kernels 24 µs and 333 GB/s (2 × H200, all-gather in place).
 const FASTER_BYTES: u64 = 64 << 20;
 
-/// Bytes that a rank gets from the others, from which on engines move them; `always` where blocks of kernels
-/// are wanted for other things.
-pub fn least_bytes(always: bool) -> u64 {
-    if always { 0 } else { FASTER_BYTES }
+/// The same where blocks of kernels are wanted for other things.
+const LEAST_BYTES: u64 = 512 << 10;
+
+/// Bytes that a rank gets from the others or gives them, from which on engines move them; `sparing` where blocks of
+/// kernels are wanted for other things.
+pub fn least_bytes(sparing: bool) -> u64 {
+    if sparing { LEAST_BYTES } else { FASTER_BYTES }
 }
 
 /// Whether engines may do what a program does with memory, and pay.
@@ -131,6 +137,24 @@ fn moves(seat: &Seat, call: &Call, expected: &mut [u64; abi::MAX_RANKS]) -> Opti
             fits.then_some(Move { to, from: input + taken, bytes })
         })
         .collect()
+}
+
+/// Launches a put without its signal where engines can do it, and that pays; whether it was. Only within
+/// [`Seat::launch`].
+pub fn launch_put(seat: &Seat, peer: u32, put: &Put, stream: Stream) -> Result<bool> {
+    let large = put.bytes as u64 >= seat.engine_bytes && peer != seat.view.rank;
+    if !large || order::graph_of(stream)?.is_some() {
+        return Ok(false);
+    }
+    let window = seat.sharing().and_then(|sharing| sharing.window(peer, put.window + 1));
+    let (offset, bytes) = (put.offset as u64, put.bytes as u64);
+    // What does not fit is told by the kernel.
+    let fitting = window.filter(|w| w.bytes >= offset && w.bytes - offset >= bytes);
+    let Some(window) = fitting else { return Ok(false) };
+    let (to, from) = (window.base + offset, put.from.0 as u64);
+    Move { to, from, bytes: put.bytes }.launch(stream)?;
+    seat.engine_puts.fetch_add(1, Ordering::Relaxed);
+    Ok(true)
 }
 
 #[cfg(test)]

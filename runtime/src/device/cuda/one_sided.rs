@@ -1,5 +1,6 @@
 //! Launching one-sided operations on a rank's seat.
 
+use super::engines;
 use super::library::launch;
 use super::seat::Seat;
 use super::stream::Stream;
@@ -33,7 +34,7 @@ fn signal_peer(
 ) -> Result<()> {
     let nothing =
         abi::Put { rank: seat.view, peer, signal, data: 0, bytes: 0, window: 0, own: 0, offset: 0 };
-    let argument = put.map_or(nothing, |put| abi::Put {
+    let whole = put.map_or(nothing, |put| abi::Put {
         data: put.from.0 as u64,
         bytes: put.bytes as u64,
         window: put.window + 1,
@@ -41,10 +42,14 @@ fn signal_peer(
         offset: put.offset as u64,
         ..nothing
     });
-    let blocks = (argument.bytes as usize).div_ceil(BLOCK_BYTES);
-    let shape = (blocks.clamp(1, seat.channels as usize) as u32, abi::BLOCK_THREADS as u32);
-    // SAFETY: the kernel takes this structure; the memory is the user's by the contract of the call.
-    seat.launch(stream, || unsafe { launch(seat.functions.put, shape, &argument, stream.0) })
+    seat.launch(stream, || {
+        let done = put.map(|put| engines::launch_put(seat, peer, &put, stream)).transpose()?;
+        let argument = if done == Some(true) { nothing } else { whole };
+        let blocks = (argument.bytes as usize).div_ceil(BLOCK_BYTES);
+        let shape = (blocks.clamp(1, seat.channels as usize) as u32, abi::BLOCK_THREADS as u32);
+        // SAFETY: the kernel takes this structure; the memory is the user's by the contract of the call.
+        unsafe { launch(seat.functions.put, shape, &argument, stream.0) }
+    })
 }
 
 /// Every signal once, with all that is awaited of it: each has a thread of its own.

@@ -71,8 +71,10 @@ pub struct Seat {
     pub view: abi::Rank,
     /// Channels that an operation may take: the same on all ranks.
     pub channels: u32,
-    /// Bytes that a rank gets from the others, from which on copy engines move them.
+    /// Bytes that a rank gets from the others or gives them, from which on copy engines move them.
     pub engine_bytes: u64,
+    /// Puts that engines did.
+    pub engine_puts: AtomicU64,
     endpoint: Weak<Endpoint>,
     shared: Arc<Memory>,
     /// That of the ranks of this process: it lives as long as kernels here may write there.
@@ -143,6 +145,7 @@ impl Seat {
             view,
             channels: abi::MAX_CHANNELS as u32,
             engine_bytes: u64::MAX,
+            engine_puts: AtomicU64::new(0),
             endpoint: Weak::new(),
             shared,
             neighbours: Vec::new(),
@@ -386,9 +389,9 @@ impl Seat {
         Self::count(&self.control().in_place)
     }
 
-    /// Of these, whose blocks copy engines moved.
+    /// Collectives whose blocks copy engines moved, and puts that they did.
     pub fn by_engines(&self) -> u64 {
-        Self::count(&self.control().by_engines)
+        Self::count(&self.control().by_engines) + self.engine_puts.load(Ordering::Relaxed)
     }
 
     /// Collectives for which engines were sent to the wrong places.

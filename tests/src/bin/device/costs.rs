@@ -2,10 +2,12 @@
 //! them with nothing.
 
 use crate::rank::{Call, Memory, Outcome, Rank, ok};
+use crate::windows::{Window, wait};
 use oxccl::nccl::lifetime::ncclCommMemStats;
 use oxccl::nccl::types::ncclCommMemStat_t::ncclStatGpuMemTotal;
 use oxccl::nccl::types::ncclUniqueId;
 use oxccl_plan::{Collective, DataType, ReduceOp};
+use std::collections::BTreeMap;
 use std::mem::MaybeUninit;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -55,6 +57,29 @@ fn calls(rank: &Rank, data: &Memory) -> Outcome {
     Ok(())
 }
 
+/// Microseconds of a put to the next rank; every rank does so at once.
+fn puts(rank: &Rank, data: &Memory) -> Outcome {
+    let bytes = 32 << 20;
+    let window = Window::new(rank, data.at, 2 * bytes)?;
+    let (next, before) = rank.neighbours();
+    let mut done_us = 0.0;
+    for _ in 0..3 {
+        rank.meet(data.at)?;
+        let start = Instant::now();
+        for _ in 0..CALLS {
+            window.put((data.at, bytes), (next, bytes), (0, 0))?;
+            wait(rank, &BTreeMap::from([((before, (0, 0)), 1)]))?;
+        }
+        rank.synchronize()?;
+        done_us = ms(start) * 1e3 / f64::from(CALLS);
+    }
+    if rank.rank == 0 {
+        println!("put of {bytes} bytes: {done_us:.1} us, {} by engines", rank.by_engines()?);
+    }
+    rank.meet(data.at)?;
+    window.end()
+}
+
 /// Makes communicators of a rank per thread, one after the other.
 pub(crate) fn print(nranks: i32) -> Outcome {
     let ids = (0..ROUNDS).map(|_| crate::rank::unique_id()).collect::<Outcome<Vec<_>>>()?;
@@ -99,6 +124,7 @@ fn of_rank(rank: i32, nranks: i32, ids: &[ncclUniqueId], met: &Barrier) -> Outco
         let at_last = memory(&own)?;
         if round + 1 == ROUNDS {
             calls(&own, &data)?;
+            puts(&own, &data)?;
         }
         met.wait();
         let start = Instant::now();

@@ -3,11 +3,13 @@
 
 use crate::conformance::{Buffers, Case, Manner, play};
 use crate::failures::{abort_now, told};
-use crate::rank::{Call, Memory, Outcome, Rank, ok, one, words};
+use crate::rank::{Call, Memory, Outcome, Rank, Replay, ok, one, words};
 use crate::registered::all_idle;
-use crate::windows::Window;
+use crate::windows::{Window, wait};
+use oxccl::oxccl::types::oxcclCaptureMode_t::oxcclCaptureThreadLocal;
 use oxccl_plan::{Collective, DataType, ReduceOp};
 use oxccl_tests::sequence::Random;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// Bytes of a block that do not fit packets.
@@ -110,6 +112,50 @@ pub(crate) fn gathers(ranks: &[Rank]) -> Outcome {
         }
         place.end(rank)?;
     }
+    rank.leave()
+}
+
+/// Puts to the next rank: large ones by engines, small and captured ones by kernels.
+pub(crate) fn puts(ranks: &[Rank]) -> Outcome {
+    let rank = one(ranks)?;
+    let (mut random, scratch) = (Random(4), Memory::new(4)?);
+    let place = Place::new(rank, true)?;
+    until_moved(rank, &place, &scratch)?;
+    let Place { buffers: Buffers { input, output }, windows } = &place;
+    let (next, before) = rank.neighbours();
+    let data = |of: i32, number: u64, bytes: usize| {
+        let mut random = Random(number << 8 | of as u64);
+        (0..bytes).map(|_| random.draw() as u8).collect::<Vec<_>>()
+    };
+    for number in 0..30 {
+        let bytes =
+            [LEAST, MOST, 100, 300_000][random.below(4) as usize] + random.below(50) as usize;
+        let (from, to) = (random.below(99) as usize, random.below(9999) as usize);
+        let captured = random.below(3) == 0;
+        rank.upload(input.part(from), &data(rank.rank, number, bytes))?;
+        rank.upload(output.at, &vec![0xa5; to + bytes + 64])?;
+        rank.meet(scratch.at)?;
+        let known = rank.by_engines()?;
+        let calls = || {
+            windows[1].put((input.part(from), bytes), (next, to), (0, 0))?;
+            wait(rank, &BTreeMap::from([((before, (0, 0)), 1)]))
+        };
+        if captured {
+            Replay::capture(rank.stream, oxcclCaptureThreadLocal, calls)?.launch(rank.stream)?;
+        } else {
+            calls()?;
+        }
+        rank.synchronize()?;
+        let mut expected = vec![0xa5; to + bytes + 64];
+        expected[to..to + bytes].copy_from_slice(&data(before, number, bytes));
+        rank.expect(output.at, &expected).map_err(|e| format!("{e} in put {number}"))?;
+        let (moved, wanted) = (rank.by_engines()? - known, !captured && bytes >= LEAST);
+        if moved != u64::from(wanted) {
+            return Err(format!("engines did {moved} of put {number}: {bytes} bytes, {captured}"));
+        }
+        rank.meet(scratch.at)?;
+    }
+    place.end(rank)?;
     rank.leave()
 }
 

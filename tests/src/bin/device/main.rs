@@ -89,6 +89,7 @@ const TESTS: &[Test] = &[
     Test { name: "each rank registers as it likes", layouts: APART, body: registered::random },
     Test { name: "windows", layouts: APART, body: windows::random },
     Test { name: "copy engines", layouts: APART, body: engines::gathers },
+    Test { name: "copy engines put", layouts: APART, body: engines::puts },
     Test { name: "copy engines sent astray", layouts: APART, body: engines::astray },
     Test { name: "copy engines and an abort", layouts: APART, body: engines::aborted },
     Test { name: "split and shrunk", layouts: APART, body: children::split_and_shrunk },
@@ -110,7 +111,7 @@ const TESTS: &[Test] = &[
 const KILLED: &str = "a killed process is told";
 
 /// Variables that tests are run with.
-const SETTINGS: [(&str, &str, &str); 14] = [
+const SETTINGS: [(&str, &str, &str); 15] = [
     // Through the stage also where buffers are mapped.
     ("staged in one shot", "OXCCL_ALGORITHM", "one_shot"),
     ("staged in two shots", "OXCCL_ALGORITHM", "two_shot"),
@@ -123,6 +124,7 @@ const SETTINGS: [(&str, &str, &str); 14] = [
     ("four thread blocks", "NCCL_MAX_CTAS", "4"),
     ("windows", "NCCL_NUM_RMA_CTX", "4"),
     ("copy engines", "NCCL_CTA_POLICY", "ZERO"),
+    ("copy engines put", "NCCL_CTA_POLICY", "ZERO"),
     ("copy engines sent astray", "NCCL_CTA_POLICY", "ZERO"),
     ("copy engines and an abort", "NCCL_CTA_POLICY", "ZERO"),
     // The fold in rank order is what the results are compared with.

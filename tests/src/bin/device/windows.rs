@@ -37,7 +37,7 @@ impl<'a> Window<'a> {
     }
 
     /// Puts bytes at an offset into the window of a peer.
-    fn put(
+    pub(crate) fn put(
         &self,
         (from, bytes): (*const c_void, usize),
         (peer, offset): (i32, usize),
@@ -58,9 +58,9 @@ impl<'a> Window<'a> {
 }
 
 /// Index and context.
-type Signal = (i32, i32);
+pub(crate) type Signal = (i32, i32);
 
-fn wait(rank: &Rank, awaited: &BTreeMap<(i32, Signal), i32>) -> Outcome {
+pub(crate) fn wait(rank: &Rank, awaited: &BTreeMap<(i32, Signal), i32>) -> Outcome {
     let one = |(&(peer, (index, context)), &count): (&(i32, Signal), &i32)| ncclWaitSignalDesc_t {
         opCnt: count,
         peer,
