@@ -454,7 +454,8 @@ func ncclCommWindowRegister(comm C.ncclComm_t, buff unsafe.Pointer, size C.size_
 	return failed(C.oxgo_ncclCommWindowRegister(comm, buff, size, win, winFlags))
 }
 
-// Ends a window. No rank may still write into it. Blocks: never.
+// Ends a window. No rank may still write into it; its memory may be freed when no rank calls anything on its
+// own memory in this window any more. Blocks: never.
 func ncclCommWindowDeregister(comm C.ncclComm_t, win C.ncclWindow_t) error {
 	return failed(C.oxgo_ncclCommWindowDeregister(comm, win))
 }

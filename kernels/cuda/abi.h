@@ -202,7 +202,7 @@ typedef struct Control {
   uint64_t limit_ns;
   // Collectives so far that read or wrote user memory of peers.
   uint64_t in_place;
-  // Of these, whose blocks copy engines moved.
+  // Of these, whose blocks copy engines move, as far as they have begun.
   uint64_t by_engines;
   // Collectives for which they took blocks from other places than the peers told, so that kernels
   // moved them once more.

@@ -158,7 +158,7 @@ static void child(void) {
   CHECK(ncclGetVersion(&number) == ncclSuccess);
   CHECK(oxcclLastError(&info) == ncclSuccess && strstr(info.text, "forked"));
   CHECK(strstr(ncclGetLastError(comm), "forked"));
-  CHECK(refusals == 84);
+  CHECK(refusals == 85);
   /* Variables were read before. */
   CHECK(ncclParamBind(&variable, "OXCCL_INIT_TIMEOUT") == ncclSuccess);
   CHECK(ncclParamGetU64(variable, &value) == ncclSuccess && value > 0);

@@ -1003,8 +1003,10 @@ ncclResult_t pncclCommWindowRegister(ncclComm_t comm,
                                      ncclWindow_t *win,
                                      int winFlags);
 
-// Ends a window. No rank may still write into it. Blocks: never.
-ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win);
+// Ends a window. No rank may still write into it; its memory may be freed when no rank calls anything on its
+// own memory in this window any more. Blocks: never.
+ncclResult_t ncclCommWindowDeregister(ncclComm_t comm,
+                                      ncclWindow_t win);
 
 // Same as ncclCommWindowDeregister, for wrappers that replace it.
 ncclResult_t pncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win);

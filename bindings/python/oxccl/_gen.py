@@ -741,7 +741,8 @@ PROTOTYPES = {
     "ncclCommWindowRegister": (c_int, (c_void_p, c_void_p, c_size_t, POINTER(c_void_p), c_int,)),
     # ncclCommWindowDeregister(comm, win)
     #
-    # Ends a window. No rank may still write into it. Blocks: never.
+    # Ends a window. No rank may still write into it; its memory may be freed when no rank calls anything on its
+    # own memory in this window any more. Blocks: never.
     "ncclCommWindowDeregister": (c_int, (c_void_p, c_void_p,)),
     # ncclWinGetUserPtr(comm, win, outUserPtr)
     #

@@ -292,7 +292,8 @@ pub unsafe extern "C" fn pncclCommWindowRegister(
     boundary(|| unsafe { comm_window_register(comm, buff, size, win, winFlags) })
 }
 
-/// Ends a window. No rank may still write into it. Blocks: never.
+/// Ends a window. No rank may still write into it; its memory may be freed when no rank calls anything on its
+/// own memory in this window any more. Blocks: never.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.

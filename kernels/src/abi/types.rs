@@ -192,7 +192,7 @@ pub struct Control {
     pub limit_ns: u64,
     /// Collectives so far that read or wrote user memory of peers.
     pub in_place: u64,
-    /// Of these, whose blocks copy engines moved.
+    /// Of these, whose blocks copy engines move, as far as they have begun.
     pub by_engines: u64,
     /// Collectives for which they took blocks from other places than the peers told, so that kernels
     /// moved them once more.

@@ -797,7 +797,8 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 @inline ncclCommWindowRegister(comm, buff, size, win, winFlags) =
     ccall(@inbounds(ADDRESSES[59]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Ptr{Ptr{Cvoid}}, Cint,), comm, buff, size, win, winFlags)
 
-# Ends a window. No rank may still write into it. Blocks: never.
+# Ends a window. No rank may still write into it; its memory may be freed when no rank calls anything on its
+# own memory in this window any more. Blocks: never.
 @inline ncclCommWindowDeregister(comm, win) =
     ccall(@inbounds(ADDRESSES[60]), Cint, (Ptr{Cvoid}, Ptr{Cvoid},), comm, win)
 

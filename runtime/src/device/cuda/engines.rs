@@ -27,6 +27,10 @@ const FASTER_BYTES: u64 = 64 << 20;
 /// The same where blocks of kernels are wanted for other things.
 const LEAST_BYTES: u64 = 512 << 10;
 
+/// Calls with send buffers at different places, after which engines are not used any more: when windows come it
+/// happens that ranks find their buffers in different ones.
+const ASTRAY: u64 = 8;
+
 /// Bytes that a rank gets from the others or gives them, from which on engines move them; `sparing` where blocks of
 /// kernels are wanted for other things.
 pub fn least_bytes(sparing: bool) -> u64 {
@@ -45,8 +49,15 @@ pub fn fit(seat: &Seat, call: &Call, ops: &[Op]) -> bool {
     let spec = &call.spec;
     let gathers = matches!(spec.collective, Collective::AllGather | Collective::AllToAll);
     let bytes = call.count * call.dtype.size() as u64 * u64::from(spec.nranks - 1);
-    // Ranks that once brought buffers at different places may do so again.
-    gathers && bytes >= seat.engine_bytes && ops.iter().all(taken) && seat.astray() == 0
+    // Ranks that bring buffers at different places do so again and again.
+    gathers && bytes >= seat.engine_bytes && ops.iter().all(taken) && seat.astray() < ASTRAY
+}
+
+/// Whether what is launched now may use engines: nothing stops them, so not after a failure, of which the peers have heard
+/// that nothing begins after it; and copies on the default stream wait for both GPUs.
+fn may_run(seat: &Seat, stream: Stream) -> bool {
+    let sound = seat.endpoint().is_some_and(|endpoint| endpoint.failure().is_none());
+    sound && !stream.is_default()
 }
 
 /// Bytes that an engine moves.
@@ -60,7 +71,8 @@ struct Move {
 impl Move {
     fn launch(&self, stream: Stream) -> Result<()> {
         // SAFETY: the user's memory, of these sizes by the contract of the call, or a place within a peer's
-        // window, which stays mapped until what is launched now has ended.
+        // window: what was mapped here stays until what is launched now has ended, and no rank frees memory of
+        // its own while others call with that window.
         unsafe { cu!(cuMemcpyAsync(self.to, self.from, self.bytes, stream.0)) }
     }
 }
@@ -101,6 +113,9 @@ pub fn launch_before(
     stream: Stream,
 ) -> Result<()> {
     program.engines = 0;
+    if !may_run(seat, stream) {
+        return Ok(());
+    }
     let Some(moves) = moves(seat, call, &mut program.expected) else { return Ok(()) };
     program.engines = 1;
     let (rank, bytes) = (u64::from(seat.view.rank), call.count as usize * call.dtype.size());
@@ -143,7 +158,7 @@ fn moves(seat: &Seat, call: &Call, expected: &mut [u64; abi::MAX_RANKS]) -> Opti
 /// [`Seat::launch`].
 pub fn launch_put(seat: &Seat, peer: u32, put: &Put, stream: Stream) -> Result<bool> {
     let large = put.bytes as u64 >= seat.engine_bytes && peer != seat.view.rank;
-    if !large || order::graph_of(stream)?.is_some() {
+    if !large || !may_run(seat, stream) || order::graph_of(stream)?.is_some() {
         return Ok(false);
     }
     let window = seat.sharing().and_then(|sharing| sharing.window(peer, put.window + 1));

@@ -19,6 +19,7 @@ pub mod registry;
 pub mod seat;
 pub mod shared;
 pub mod stream;
+pub mod used;
 
 use crate::error::Error;
 use cudarc::driver::sys::CUstream;

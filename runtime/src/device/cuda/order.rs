@@ -192,8 +192,10 @@ impl Order {
         launch()?;
         self.captured = true;
         let last = capture_of(stream)?.map_or(null_mut(), |capture| capture.last);
-        // Also where nothing waits for it: by it replays are seen to be under way.
-        let recorded = self.record_beside(stream, last, known.map(|known| known.recorded))?;
+        let recorded = match self.mixes {
+            true => self.record_beside(stream, last, known.map(|known| known.recorded))?,
+            false => null_mut(),
+        };
         self.captures.retain(|known| known.id != capture.id);
         // Those that have ended are never heard of again.
         if self.captures.len() == REMEMBERED {

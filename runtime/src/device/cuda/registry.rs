@@ -101,7 +101,8 @@ impl Registry {
         numbered.filter(|(buffer, _)| wanted(buffer.state)).map(|(_, number)| number).collect()
     }
 
-    /// The living buffer that holds a range. One that is settled goes before one that is under way.
+    /// The living buffer that holds a range. One that is settled goes before one that is under way, then a
+    /// window before others.
     pub fn find(&self, at: u64, bytes: u64) -> Option<Found> {
         let rank = |b: &Buffer| match b.state {
             State::Ready => Some(0),
@@ -115,13 +116,17 @@ impl Registry {
             let key = Key { number, generation: buffer.generation };
             Some((rank(&buffer)?, Found { key, buffer }))
         });
-        found.min_by_key(|(rank, found)| (*rank, found.key.number)).map(|(_, found)| found)
+        // As `window` finds it.
+        let order = |(rank, found): &(u32, Found)| {
+            (*rank, found.buffer.window == 0, found.buffer.window, found.key.number)
+        };
+        found.min_by_key(order).map(|(_, found)| found)
     }
 
-    /// The window that holds a range and that all peers have mapped.
+    /// The first window that holds a range and that all peers have mapped.
     pub fn window(&self, at: u64, bytes: u64) -> Option<Buffer> {
         let all = self.buffers.iter().filter(|b| b.window > 0 && b.state == State::Ready);
-        all.copied().find(|b| b.holds(at, bytes))
+        all.copied().filter(|b| b.holds(at, bytes)).min_by_key(|b| b.window)
     }
 
     /// Has a range mapped by the peers, or one more holder keep it; None when all numbers are taken.
@@ -303,6 +308,7 @@ mod tests {
         }
         let found = registry.window(0x1010, 48).map(|buffer| (buffer.base, buffer.window));
         assert_eq!(found, Some((0x1000, 3)), "not the buffer at the same place");
+        assert_eq!(registry.find(0x1010, 48).map(|found| found.key), Some(key), "the same");
         assert!(registry.window(0x1010, 49).is_none());
         registry.release(key);
         assert!(registry.window(0x1000, 64).is_none());

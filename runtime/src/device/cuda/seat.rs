@@ -7,11 +7,12 @@ use super::library::{self, Functions};
 use super::mail::Address;
 use super::mapper::{self, Peer, Sharing};
 use super::offer::{self, Offer};
-use super::order::{self, Order};
+use super::order::Order;
 use super::pool::Block;
 use super::registry::{Found, Key};
 use super::shared::{Memory, Pinned};
 use super::stream::{Private, Stream};
+use super::used::Used;
 use super::{Failing, memory, reaper};
 use crate::bootstrap::deadline::Deadline;
 use crate::config::{self, Config};
@@ -90,7 +91,7 @@ pub struct Seat {
     /// On which it is closed.
     closing: Mutex<Option<Private>>,
     /// Streams that it has launched on.
-    streams: Mutex<Vec<Used>>,
+    used: Used,
     /// None of a rank alone.
     sharing: Option<Sharing>,
     /// Bytes of GPU memory that it began with.
@@ -155,7 +156,7 @@ impl Seat {
             control,
             order: Mutex::new(Some(Order::new(mixes)?)),
             closing: Mutex::default(),
-            streams: Mutex::default(),
+            used: Used::default(),
             sharing,
             first_bytes: layout.bytes + PRIVATE_BYTES as u64,
         })
@@ -389,7 +390,7 @@ impl Seat {
         Self::count(&self.control().in_place)
     }
 
-    /// Collectives whose blocks copy engines moved, and puts that they did.
+    /// Collectives whose blocks copy engines move, as far as they have begun, and puts.
     pub fn by_engines(&self) -> u64 {
         Self::count(&self.control().by_engines) + self.engine_puts.load(Ordering::Relaxed)
     }
@@ -622,23 +623,15 @@ impl Seat {
         let order =
             order.as_mut().ok_or_else(|| Error::Internal { what: "no order".to_owned() })?;
         let number = order.launch(stream, |graph| self.keep(graph, None), launch)?;
-        self.note(Used { stream, number, told: false });
+        self.used.note(stream, number);
         Ok(())
     }
 
-    /// Has the stream deliver failures from now on.
-    fn note(&self, used: Used) {
-        let mut streams = self.streams.lock().unwrap_or_else(|e| e.into_inner());
-        let same = |known: &Used| (known.stream, known.number) == (used.stream, used.number);
-        if streams.last().is_some_and(same) {
-            return;
+    /// Has the communicator fail.
+    pub fn fail(&self, error: &Error) {
+        if let Some(endpoint) = self.endpoint() {
+            endpoint.fail(error.clone());
         }
-        streams.retain(|known| known.stream != used.stream);
-        // Those that were destroyed are never heard of again.
-        if streams.len() == REMEMBERED {
-            streams.remove(0);
-        }
-        streams.push(used);
     }
 
     /// Has the communicator fail with what the kernels found, if they did. When it returns that is
@@ -733,19 +726,6 @@ struct Held {
 /// How long the end of a communicator waits for a busy GPU.
 const CLOSING: Duration = Duration::from_millis(100);
 
-/// Streams of a communicator on which failures are delivered: the last ones that it used.
-const REMEMBERED: usize = 64;
-
-/// A stream on which something was launched.
-struct Used {
-    stream: Stream,
-    /// Its handle may be another one's after its end, its number is not; None of one that is captured, which
-    /// the driver does not number.
-    number: Option<u64>,
-    /// Whether the communicator's failure was delivered there.
-    told: bool,
-}
-
 impl Failing for Seat {
     fn failure_on(&self, stream: CUstream) -> Option<Error> {
         self.hear();
@@ -754,12 +734,7 @@ impl Failing for Seat {
         if Stream(stream).is_default() && driver::current() != Some(self.gpu.index) {
             return None;
         }
-        let number = order::number_of(Stream(stream)).ok();
-        let mut streams = self.streams.lock().unwrap_or_else(|e| e.into_inner());
-        let mut untold = streams.iter_mut().filter(|used| used.stream.0 == stream && !used.told);
-        let used = untold.find(|used| used.number.is_none() || used.number == number)?;
-        used.told = true;
-        Some(failure)
+        self.used.tell(Stream(stream)).then_some(failure)
     }
 }
 

@@ -1,8 +1,10 @@
 //! Communicators that come from others.
 
 use crate::failures::{abort_now, survive, told, total};
-use crate::rank::{Memory, Outcome, Rank, ok, one, stream, sum, words};
-use oxccl::nccl::types::NCCL_SHRINK_DEFAULT;
+use crate::rank::{Memory, Outcome, Rank, devices, ok, one, stream, sum, words};
+use oxccl::nccl::lifetime::{ncclCommResume, ncclCommSuspend};
+use oxccl::nccl::types::{NCCL_SHRINK_DEFAULT, NCCL_SUSPEND_MEM, ncclResult_t};
+use oxccl::oxccl::types::oxcclDeviceKind_t;
 
 const COUNT: usize = 20_000;
 const BYTES: usize = COUNT * 4;
@@ -38,24 +40,53 @@ pub(crate) fn split_and_shrunk(ranks: &[Rank]) -> Outcome {
     rank.leave()
 }
 
+/// Memory is given back and used again while peers may still be at the end of what was called before.
+pub(crate) fn suspended(ranks: &[Rank]) -> Outcome {
+    const MANY: usize = 600_000;
+    let rank = one(ranks)?;
+    let memory = Memory::new(2 * MANY * 4)?;
+    let (from, to) = (memory.at, memory.part(MANY * 4));
+    for round in 1..30 {
+        let count = if round % 3 == 0 { 1000 } else { MANY - round as usize };
+        rank.upload(from, &words((rank.rank + 1) * round, count))?;
+        ok(rank.call(sum(count), from, to))?;
+        rank.synchronize()?;
+        // SAFETY: a living handle.
+        ok(unsafe { ncclCommSuspend(rank.comm, NCCL_SUSPEND_MEM) })?;
+        if rank.call(sum(count), from, to) != ncclResult_t::ncclInvalidUsage {
+            return Err("a call of a suspended communicator is not refused".to_owned());
+        }
+        let sum = (1..=rank.nranks).sum::<i32>() * round;
+        rank.expect(to, &words(sum, count)).map_err(|e| format!("{e} in round {round}"))?;
+        // SAFETY: as above.
+        ok(unsafe { ncclCommResume(rank.comm) })?;
+    }
+    rank.leave()
+}
+
 /// A stream may get the handle of one that has ended: what became of that one's communicator is nothing to it.
 pub(crate) fn one_after_the_other(ranks: &[Rank]) -> Outcome {
     let rank = one(ranks)?;
     let memory = Memory::new(4 * BYTES)?;
+    let mut again = 0;
     for _ in 0..30 {
         let child = rank.again()?;
         total(&child, &memory)?;
         // What the others have of theirs stays until this one has left, too.
-        let kept = (rank.rank == 0).then_some(child);
+        let (ended, kept) = (child.stream, (rank.rank == 0).then_some(child));
         if kept.is_none() {
             child.end_communicator()?;
             child.end_stream()?;
         }
-        // Mostly the same handle as that one's.
         let other = Rank { stream: stream()?, ..*rank };
+        again += u32::from(other.stream == ended && rank.rank > 0);
         total(&other, &memory)?;
         other.end_stream()?;
         kept.map_or(Ok(()), Rank::leave)?;
+    }
+    let cuda = devices().0 == oxcclDeviceKind_t::oxcclDeviceCuda;
+    if cuda && rank.rank > 0 && again == 0 {
+        return Err("no handle was given again: this test tests nothing here".to_owned());
     }
     rank.leave()
 }

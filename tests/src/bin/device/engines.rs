@@ -1,14 +1,15 @@
 //! Copy engines: between windows they move what all-gathers and all-to-alls move, and nothing else
 //! changes. main.rs asks for them at all sizes.
 
-use crate::conformance::{Buffers, Case, Manner, play};
+use crate::conformance::{Buffers, Case, Laid, Manner, play, play_one};
 use crate::failures::{abort_now, told};
 use crate::rank::{Call, Memory, Outcome, Rank, Replay, ok, one, words};
 use crate::registered::all_idle;
-use crate::windows::{Window, wait};
+use crate::windows::{Window, put_once, wait};
 use oxccl::oxccl::types::oxcclCaptureMode_t::oxcclCaptureThreadLocal;
 use oxccl_plan::{Collective, DataType, ReduceOp};
 use oxccl_tests::sequence::Random;
+use rustix::process::{Signal, getpid, kill_process};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -177,6 +178,53 @@ pub(crate) fn astray(ranks: &[Rank]) -> Outcome {
         0 => place.end(rank).and_then(|()| rank.leave()),
         some => Err(format!("rank {}: engines moved {some} times", rank.rank)),
     }
+}
+
+/// While engines of the others wait for rank 0, windows of another communicator come and are written into: their mapping
+/// must not wait for those engines.
+pub(crate) fn beside(ranks: &[Rank]) -> Outcome {
+    let rank = one(ranks)?;
+    let scratch = Memory::new(4)?;
+    let (place, memory) = (Place::new(rank, true)?, Memory::new(10_000)?);
+    until_moved(rank, &place, &scratch)?;
+    let other = rank.again()?;
+    for seed in 0..5 {
+        let case = gather(false, 0, seed);
+        let call = |laid: &Laid| ok(rank.call(case.call, laid.from, laid.to));
+        play_one(&case, rank, &place.buffers, |laid| {
+            if rank.rank > 0 {
+                call(laid)?;
+            }
+            put_once(&other, &memory)?;
+            if rank.rank == 0 { call(laid) } else { Ok(()) }
+        })?;
+    }
+    other.leave()?;
+    place.end(rank)?;
+    rank.leave()
+}
+
+/// The last rank's process is killed while the others' engines wait for it.
+pub(crate) fn killed(ranks: &[Rank]) -> Outcome {
+    let rank = one(ranks)?;
+    let scratch = Memory::new(4)?;
+    let place = Place::new(rank, false)?;
+    until_moved(rank, &place, &scratch)?;
+    let (Case { call, .. }, last) = (gather(false, 0, 0), rank.nranks - 1);
+    if rank.rank == last {
+        // Rank 0 waits in its call, or comes to it.
+        ok(rank.message(false, scratch.at, 1, 0))?;
+        rank.synchronize()?;
+        kill_process(getpid(), Signal::KILL).map_err(|e| e.to_string())?;
+        return Err("the signal did not kill".to_owned());
+    }
+    if rank.rank == 0 {
+        ok(rank.message(true, scratch.at, 1, last))?;
+    }
+    let (from, to) = (place.buffers.input.at, place.buffers.output.at);
+    let called = ok(rank.call(call, from, to));
+    told(rank, &[&format!("rank {last}")]).map_err(|e| format!("{e}; called: {called:?}"))?;
+    abort_now(rank)
 }
 
 /// Rank 0 aborts while the others' engines wait for it, once and again.

@@ -91,6 +91,7 @@ const TESTS: &[Test] = &[
     Test { name: "copy engines", layouts: APART, body: engines::gathers },
     Test { name: "copy engines put", layouts: APART, body: engines::puts },
     Test { name: "copy engines sent astray", layouts: APART, body: engines::astray },
+    Test { name: "copy engines beside windows", layouts: APART, body: engines::beside },
     Test { name: "copy engines and an abort", layouts: APART, body: engines::aborted },
     Test { name: "split and shrunk", layouts: APART, body: children::split_and_shrunk },
     Test {
@@ -98,24 +99,28 @@ const TESTS: &[Test] = &[
         layouts: APART,
         body: children::one_after_the_other,
     },
+    Test { name: "suspended and resumed", layouts: APART, body: children::suspended },
+    Test { name: "suspended, with inboxes", layouts: APART, body: children::suspended },
     Test { name: "a short run of everything", layouts: THREADS, body: short::everything },
     Test { name: "differing calls are told", layouts: APART, body: failures::mismatch },
     Test { name: "messages that differ", layouts: APART, body: failures::messages },
     Test { name: "a put outside a window is told", layouts: APART, body: windows::outside },
     Test { name: "abort ends a running kernel", layouts: APART, body: failures::abort },
     Test { name: "a limit ends a wait", layouts: THREADS, body: failures::limit },
-    Test { name: KILLED, layouts: &[Layout::Processes], body: failures::killed },
+    Test { name: KILLED[1], layouts: &[Layout::Processes], body: engines::killed },
+    Test { name: KILLED[0], layouts: &[Layout::Processes], body: failures::killed },
 ];
 
-/// The test whose last rank does not end by itself.
-const KILLED: &str = "a killed process is told";
+/// The tests whose last rank does not end by itself.
+const KILLED: [&str; 2] = ["a killed process is told", "copy engines and a killed process"];
 
 /// Variables that tests are run with.
-const SETTINGS: [(&str, &str, &str); 15] = [
+const SETTINGS: [(&str, &str, &str); 18] = [
     // Through the stage also where buffers are mapped.
     ("staged in one shot", "OXCCL_ALGORITHM", "one_shot"),
     ("staged in two shots", "OXCCL_ALGORITHM", "two_shot"),
     ("written into inboxes", "OXCCL_ALGORITHM", "push"),
+    ("suspended, with inboxes", "OXCCL_ALGORITHM", "push"),
     ("results collected by reading", "OXCCL_ALGORITHM", "two_shot_pulled"),
     ("small calls through host memory", "NCCL_P2P_DISABLE", "1"),
     ("large calls through host memory", "NCCL_P2P_LEVEL", "LOC"),
@@ -126,6 +131,8 @@ const SETTINGS: [(&str, &str, &str); 15] = [
     ("copy engines", "NCCL_CTA_POLICY", "ZERO"),
     ("copy engines put", "NCCL_CTA_POLICY", "ZERO"),
     ("copy engines sent astray", "NCCL_CTA_POLICY", "ZERO"),
+    ("copy engines beside windows", "NCCL_CTA_POLICY", "ZERO"),
+    ("copy engines and a killed process", "NCCL_CTA_POLICY", "ZERO"),
     ("copy engines and an abort", "NCCL_CTA_POLICY", "ZERO"),
     // The fold in rank order is what the results are compared with.
     ("multiplied inputs", "OXCCL_DETERMINISTIC", "1"),
@@ -206,7 +213,7 @@ fn run(test: &Test, layout: Layout, nranks: i32) -> Outcome {
             set(test, command);
         });
         let ended = job.wait();
-        let right = |rank: usize| match test.name == KILLED && rank + 1 == nranks as usize {
+        let right = |rank: usize| match KILLED.contains(&test.name) && rank + 1 == nranks as usize {
             true => None,
             false => Some(0),
         };
