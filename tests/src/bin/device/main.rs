@@ -45,6 +45,7 @@ pub(crate) struct Test {
 
 const THREADS: &[Layout] = &[Layout::Threads];
 const SINGLE: &[Layout] = &[Layout::Single];
+const PROCESSES: &[Layout] = &[Layout::Processes];
 const APART: &[Layout] = &[Layout::Threads, Layout::Processes];
 const ALL: &[Layout] = &[Layout::Threads, Layout::Single, Layout::Processes];
 
@@ -84,6 +85,7 @@ const TESTS: &[Test] = &[
     Test { name: "aborted while graphs run", layouts: THREADS, body: graphs::aborted },
     Test { name: "library memory in place", layouts: APART, body: registered::from_library },
     Test { name: "registered memory in place", layouts: APART, body: registered::foreign },
+    Test { name: "memory in pieces in place", layouts: PROCESSES, body: registered::in_pieces },
     Test { name: "captured memory in place", layouts: APART, body: registered::captured },
     Test { name: "memory used again", layouts: APART, body: registered::reused },
     Test { name: "each rank registers as it likes", layouts: APART, body: registered::random },
@@ -107,8 +109,8 @@ const TESTS: &[Test] = &[
     Test { name: "a put outside a window is told", layouts: APART, body: windows::outside },
     Test { name: "abort ends a running kernel", layouts: APART, body: failures::abort },
     Test { name: "a limit ends a wait", layouts: THREADS, body: failures::limit },
-    Test { name: KILLED[1], layouts: &[Layout::Processes], body: engines::killed },
-    Test { name: KILLED[0], layouts: &[Layout::Processes], body: failures::killed },
+    Test { name: KILLED[1], layouts: PROCESSES, body: engines::killed },
+    Test { name: KILLED[0], layouts: PROCESSES, body: failures::killed },
 ];
 
 /// The tests whose last rank does not end by itself.
@@ -253,7 +255,9 @@ fn one_process(mut command: Command) -> Outcome {
 fn skipped(test: &Test, layout: Layout, nranks: i32) -> Option<String> {
     let (kind, count) = devices();
     let cuda = kind == oxcclDeviceKind_t::oxcclDeviceCuda;
-    if !cuda && ["registered memory in place", "captured memory in place"].contains(&test.name) {
+    let foreign =
+        ["registered memory in place", "memory in pieces in place", "captured memory in place"];
+    if !cuda && foreign.contains(&test.name) {
         return Some("of host memory, only what ncclMemAlloc gives can be mapped".into());
     }
     if !cuda && test.name.starts_with("copy engines") {

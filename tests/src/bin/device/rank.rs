@@ -76,6 +76,8 @@ enum Owner {
     Library,
     /// cudaMalloc's.
     Driver,
+    /// Pieces of virtual memory, so many bytes in all.
+    Pieces(usize),
     /// malloc's, with this layout.
     System(Layout),
 }
@@ -109,6 +111,39 @@ impl Memory {
         Ok(Self { at: at.cast(), owner: Owner::System(layout) })
     }
 
+    /// As allocators have it that grow: pieces of a GPU's virtual memory one after the other, which only the thread's
+    /// device reaches.
+    pub(crate) fn in_pieces(bytes: usize) -> Outcome<Self> {
+        const PIECE: usize = 2 << 20;
+        if devices().0 != oxcclDeviceKind_t::oxcclDeviceCuda {
+            return Self::foreign(bytes);
+        }
+        let bytes = bytes.next_multiple_of(PIECE);
+        let ok = |result: sys::CUresult| result.result().map_err(|e| e.to_string());
+        let (mut base, mut device, mut piece) = (0, 0, 0);
+        // SAFETY: all zeroes are a value of this structure; places for the results, and a range that is reserved.
+        unsafe {
+            ok(sys::cuCtxGetDevice(&mut device))?;
+            let mut kind: sys::CUmemAllocationProp = std::mem::zeroed();
+            kind.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+            kind.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+            kind.location.id = device;
+            kind.requestedHandleTypes =
+                sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+            ok(sys::cuMemAddressReserve(&mut base, bytes, 0, 0, 0))?;
+            for at in (0..bytes).step_by(PIECE) {
+                ok(sys::cuMemCreate(&mut piece, PIECE, &kind, 0))?;
+                ok(sys::cuMemMap(base + at as u64, PIECE, 0, piece, 0))?;
+                ok(sys::cuMemRelease(piece))?;
+            }
+            let flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+            let access = sys::CUmemAccessDesc { location: kind.location, flags };
+            ok(sys::cuMemSetAccess(base, bytes, &access, 1))?;
+        }
+        let at = std::ptr::with_exposed_provenance_mut(base as usize);
+        Ok(Self { at, owner: Owner::Pieces(bytes) })
+    }
+
     pub(crate) fn part(&self, offset: usize) -> *mut c_void {
         self.at.wrapping_byte_add(offset)
     }
@@ -121,6 +156,10 @@ impl Drop for Memory {
             match self.owner {
                 Owner::Library => _ = oxcclMemFree(self.at),
                 Owner::Driver => _ = sys::cuMemFree_v2(self.at as u64),
+                Owner::Pieces(bytes) => {
+                    sys::cuMemUnmap(self.at as u64, bytes);
+                    sys::cuMemAddressFree(self.at as u64, bytes);
+                }
                 Owner::System(layout) => std::alloc::dealloc(self.at.cast(), layout),
             }
         }

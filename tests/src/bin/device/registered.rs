@@ -79,7 +79,16 @@ pub(crate) fn from_library(ranks: &[Rank]) -> Outcome {
 /// registration.
 pub(crate) fn foreign(ranks: &[Rank]) -> Outcome {
     let rank = one(ranks)?;
-    let memory = Memory::foreign(4 * BYTES)?;
+    registered_from(rank, Memory::foreign(4 * BYTES)?)
+}
+
+/// The same of an allocator that grows: a registration lies across its pieces.
+pub(crate) fn in_pieces(ranks: &[Rank]) -> Outcome {
+    let rank = one(ranks)?;
+    registered_from(rank, Memory::in_pieces(4 * BYTES)?)
+}
+
+fn registered_from(rank: &Rank, memory: Memory) -> Outcome {
     all_idle(rank);
     let (from, to) = (memory.part((rank.rank as usize + 1) * 256), memory.part(3 * BYTES));
     let play = |number| round(rank, number, from, to, || ok(rank.call(sum(COUNT), from, to)));
@@ -96,6 +105,8 @@ pub(crate) fn foreign(ranks: &[Rank]) -> Outcome {
         }
         (0..5).try_for_each(play)?;
     }
+    // No peer reads it any more.
+    rank.meet(memory.at)?;
     rank.leave()
 }
 
@@ -179,17 +190,22 @@ pub(crate) fn reused(ranks: &[Rank]) -> Outcome {
     rank.leave()
 }
 
+/// Kinds of memory.
+const KINDS: usize = 3;
+
 /// Whose memory, which offset, registered or not, captured or not, in place or not: each rank draws
 /// for itself.
 pub(crate) fn random(ranks: &[Rank]) -> Outcome {
     let rank = one(ranks)?;
     let mut own = Random(1000 + rank.rank as u64);
     let mut shared = Random(5);
-    let memory = [Memory::new(3 * BYTES)?, Memory::foreign(3 * BYTES)?];
+    let make: [fn(usize) -> Outcome<Memory>; KINDS] =
+        [Memory::new, Memory::foreign, Memory::in_pieces];
+    let memory = make.into_iter().map(|make| make(3 * BYTES)).collect::<Outcome<Vec<_>>>()?;
     all_idle(rank);
-    let mut handles: [Option<*mut c_void>; 2] = [None; 2];
+    let mut handles: [Option<*mut c_void>; KINDS] = [None; KINDS];
     for number in 0..300 {
-        let of = own.below(2) as usize;
+        let of = own.below(KINDS as u64) as usize;
         match (own.below(5), handles[of]) {
             (0, None) => handles[of] = Some(register(rank, memory[of].at, 3 * BYTES)?),
             (1, Some(handle)) => {
@@ -202,9 +218,11 @@ pub(crate) fn random(ranks: &[Rank]) -> Outcome {
         let collective = [Collective::AllReduce, Collective::Broadcast][shared.below(2) as usize];
         let root = shared.below(rank.nranks as u64) as i32;
         let call = Call { collective, count, root, ..sum(COUNT) };
-        let from = memory[own.below(2) as usize].part(own.below(2000) as usize * 4);
+        let mut any = || &memory[own.below(KINDS as u64) as usize];
+        let (from, to) = (any(), any());
+        let from = from.part(own.below(2000) as usize * 4);
         let in_place = own.below(3) == 0;
-        let other = memory[own.below(2) as usize].part(2 * BYTES - own.below(2000) as usize * 4);
+        let other = to.part(2 * BYTES - own.below(2000) as usize * 4);
         let to = if in_place { from } else { other };
         let value = (rank.rank + 1) * (number + 1);
         rank.upload(to, &vec![0xa5; count * 4])?;
