@@ -170,7 +170,8 @@ ncclResult_t oxcclCommInPlace(ncclComm_t comm,
                               uint64_t *count);
 
 // How many operations so far had their data moved by copy engines of a GPU: large ncclAllGather and ncclAlltoAll
-// between windows, and ncclPutSignal, outside graphs. With CTAPolicy NCCL_CTA_POLICY_ZERO, all above 512 KiB.
+// between windows, and ncclPutSignal, outside graphs. With CTAPolicy NCCL_CTA_POLICY_ZERO, all of
+// more than 512 KiB per rank.
 //
 // `count`: out; of operations that have begun at least. Blocks: never.
 ncclResult_t oxcclCommByCopyEngines(ncclComm_t comm,

@@ -44,6 +44,18 @@ fn without_arguments_there_is_help_and_typos_are_answered() {
 }
 
 #[test]
+fn buffers_in_windows_are_measured_with_ranks_in_processes_and_threads() {
+    for layout in [["--ranks", "2"], ["-t", "2"]] {
+        let sizes = ["-b", "8", "-e", "64K", "-f", "8192", "-n", "5", "-R", "2"];
+        let arguments = [&["perf", "all_gather"], &layout[..], &sizes[..]].concat();
+        let (ok, out, err) = oxccl(&arguments);
+        assert!(ok, "{out}{err}");
+        assert!(out.contains("memory from ncclMemAlloc, in windows"), "{out}");
+        check_table(&out, 2);
+    }
+}
+
+#[test]
 fn all_collectives_on_several_ranks_with_json_and_plot() {
     let folder = std::env::temp_dir().join(format!("oxccl-perf-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder");

@@ -948,7 +948,8 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
     ccall(@inbounds(ADDRESSES[86]), Cint, (Ptr{Cvoid}, Ptr{UInt64},), comm, count)
 
 # How many operations so far had their data moved by copy engines of a GPU: large ncclAllGather and ncclAlltoAll
-# between windows, and ncclPutSignal, outside graphs. With CTAPolicy NCCL_CTA_POLICY_ZERO, all above 512 KiB.
+# between windows, and ncclPutSignal, outside graphs. With CTAPolicy NCCL_CTA_POLICY_ZERO, all of
+# more than 512 KiB per rank.
 #
 # `count`: out; of operations that have begun at least. Blocks: never.
 @inline oxcclCommByCopyEngines(comm, count) =

@@ -104,8 +104,8 @@ impl Site {
     }
 }
 
-/// Launches the engines, and what goes before them, in the order of the stream, where they can be used;
-/// the program has to be told. Only within [`Seat::launch`], which keeps windows mapped.
+/// Launches the engines, and what goes before them, in the order of the stream, where they can be used, and
+/// tells `program` whether they are. Only within [`Seat::launch`], which keeps windows mapped.
 pub fn launch_before(
     seat: &Seat,
     call: &Call,

@@ -235,8 +235,8 @@ impl Sharing {
         }
     }
 
-    /// A peer's window of a number, where it is mapped here. What is launched before the thread's next
-    /// mark may use it.
+    /// A peer's window of a number, where it is mapped here. Within [`Seat::launch`], what is launched may use
+    /// it: it stays mapped until that has ended.
     pub fn window(&self, peer: u32, number: u64) -> Option<abi::Window> {
         let place = (number - 1) % abi::WINDOWS as u64;
         let known = lock(&self.windows).get(&(peer, place)).copied();

@@ -227,7 +227,7 @@ pub(crate) fn killed(ranks: &[Rank]) -> Outcome {
     abort_now(rank)
 }
 
-/// Rank 0 aborts while the others' engines wait for it, once and again.
+/// Rank 0 aborts while the others' engines wait for it, with more calls queued behind them.
 pub(crate) fn aborted(ranks: &[Rank]) -> Outcome {
     let rank = one(ranks)?;
     let scratch = Memory::new(4)?;

@@ -350,7 +350,7 @@ impl Rank {
         Ok(count)
     }
 
-    /// Of these, whose blocks copy engines moved.
+    /// Operations so far whose data copy engines moved.
     pub(crate) fn by_engines(&self) -> Outcome<u64> {
         let mut count = 0;
         // SAFETY: a place for the number.
