@@ -247,37 +247,65 @@ impl Prepared {
         Ok(prepared)
     }
 
+    /// Makes the communicators, then launches the rest. Where a part of the group is launched and
+    /// the rest cannot be, the communicators of all calls fail: the peers wait for the whole.
+    fn launch(mut self) -> Result<Launched> {
+        let created = create_all(std::mem::take(&mut self.creations))?;
+        let comms = self.communicators();
+        let mut first = None;
+        let outcome = self.launch_calls(&mut first);
+        if let Err(error) = &outcome
+            && first.is_some_and(|stream| !stream.is_capturing())
+        {
+            comms.iter().for_each(|comm| comm.endpoint().fail(error.clone()));
+        }
+        outcome.map(|()| created)
+    }
+
+    /// The communicators of all calls.
+    fn communicators(&self) -> Vec<Arc<Communicator>> {
+        let works = self.works.iter().map(|(comm, ..)| comm);
+        let kernels = self.kernels.iter().map(|(comm, ..)| comm);
+        let exchanges = self.exchanges.iter().map(|exchange| &exchange.comm);
+        let mut all: Vec<_> = works.chain(kernels).chain(exchanges).cloned().collect();
+        all.dedup_by(|a, b| Arc::ptr_eq(a, b));
+        all
+    }
+
     /// Collectives and puts first, in the order of calls, then each communicator's transfers as one,
-    /// then what waits for signals.
-    fn launch(self) -> Result<Launched> {
-        let launched = create_all(self.creations)?;
+    /// then what waits for signals. Notes the stream on which something was launched first.
+    fn launch_calls(self, launched: &mut Option<Target>) -> Result<()> {
         let mut streams: Vec<Arc<Stream>> = Vec::new();
         // What waits for a peer's signals must not hold up what the peer waits for.
         let waits = |work: &Work| matches!(work, Work::OneSided(_, item) if item.only_waits());
-        let (last, first): (Vec<_>, Vec<_>) =
+        let (last, works): (Vec<_>, Vec<_>) =
             self.works.into_iter().partition(|(_, work, _)| waits(work));
-        let mut enqueue = |works: Vec<(Arc<Communicator>, Work, Arc<Stream>)>| {
-            works.into_iter().try_for_each(|(_, work, stream)| {
-                streams.push(stream.clone());
-                stream.enqueue(work, false)
-            })
-        };
-        enqueue(first)?;
+        for (_, work, stream) in works {
+            stream.enqueue(work, false)?;
+            launched.get_or_insert_with(|| Target::Host(stream.clone()));
+            streams.push(stream);
+        }
         let (waits, kernels): (Vec<_>, Vec<_>) =
             self.kernels.into_iter().partition(|(_, kernel, _)| kernel.only_waits());
-        kernels.iter().try_for_each(|(comm, kernel, stream)| kernel.launch(comm, *stream))?;
-        let mut others = Vec::new();
-        for exchange in self.exchanges {
-            if let Target::Host(stream) = &exchange.streams[0] {
-                others.push(stream.clone());
-            }
-            exchange.launch()?;
+        for (comm, kernel, stream) in kernels {
+            kernel.launch(&comm, stream)?;
+            launched.get_or_insert(Target::Cuda(stream));
         }
-        enqueue(last)?;
+        for exchange in self.exchanges {
+            let stream = exchange.streams[0].clone();
+            exchange.launch()?;
+            if let Target::Host(stream) = &stream {
+                streams.push(stream.clone());
+            }
+            launched.get_or_insert(stream);
+        }
+        for (_, work, stream) in last {
+            stream.enqueue(work, false)?;
+            streams.push(stream);
+        }
         waits.iter().try_for_each(|(comm, kernel, stream)| kernel.launch(comm, *stream))?;
-        streams.extend(others);
         nudge(&streams);
-        Ok(launched)
+        Ok(())
     }
 
     fn estimate_us(&self) -> Result<f64> {

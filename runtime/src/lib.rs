@@ -10,6 +10,7 @@ pub mod config;
 pub mod descriptor;
 pub mod device;
 pub mod error;
+mod exit;
 pub mod fork;
 #[doc(hidden)]
 pub mod fuzzing;

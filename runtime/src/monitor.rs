@@ -9,6 +9,7 @@ use crate::device::cuda::reaper;
 use crate::device::host::agreement;
 use crate::device::host::endpoint::Endpoint;
 use crate::error::{Error, Result};
+use crate::exit;
 use crate::link::direct::PeerState;
 use crate::link::notice::{self, Notice};
 use crate::log::{self, Level, Subsystem};
@@ -106,6 +107,8 @@ pub fn wake() {
 
 fn run(monitor: &Monitor, mut woken: &UnixStream) {
     loop {
+        // A failure that it notices is written to memory that the driver gave.
+        let Some(visit) = exit::visit_driver() else { return };
         let waiting = catch_unwind(AssertUnwindSafe(|| {
             let waiting = look(&mut lock(monitor));
             reaper::look() || waiting
@@ -118,6 +121,7 @@ fn run(monitor: &Monitor, mut woken: &UnixStream) {
             );
             true
         });
+        drop(visit);
         let limit = if waiting { Duration::from_millis(20) } else { Duration::from_millis(250) };
         crate::bootstrap::wire::wait_for(&mut [PollFd::new(woken, PollFlags::IN)], limit);
         let _ = woken.read(&mut [0; 64]);

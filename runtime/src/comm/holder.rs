@@ -6,6 +6,7 @@ use crate::bootstrap::{Cancel, UniqueId};
 use crate::device::Device;
 use crate::device::host::worker;
 use crate::error::{Error, Result};
+use crate::exit;
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
@@ -160,6 +161,7 @@ impl Holder {
         }
         let (own, of) = (self.clone(), parent.clone());
         let run = move || {
+            exit::mark_own_thread();
             let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(&own)));
             let panicked = || Error::Internal { what: "the library's thread panicked".to_owned() };
             let outcome = outcome.unwrap_or_else(|_| Err(panicked()));

@@ -43,6 +43,16 @@ pub enum Target {
     Cuda(cuda::stream::Stream),
 }
 
+impl Target {
+    /// Whether work on it is recorded into a graph instead of executed.
+    pub fn is_capturing(&self) -> bool {
+        match self {
+            Target::Host(stream) => stream.is_capturing(),
+            Target::Cuda(stream) => !matches!(cuda::order::graph_of(*stream), Ok(None)),
+        }
+    }
+}
+
 impl PartialEq for Target {
     fn eq(&self, other: &Self) -> bool {
         match (self, other) {

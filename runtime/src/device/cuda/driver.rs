@@ -6,6 +6,7 @@
 use super::pool::Pool;
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::exit::{self, Visit};
 use cudarc::driver::sys::{self, CUcontext, CUdevice, CUresult, CUstreamCaptureMode};
 use std::ffi::CStr;
 use std::sync::{Mutex, OnceLock};
@@ -212,6 +213,7 @@ fn open(index: i32) -> Result<Gpu> {
         cu!(cuDeviceGetAttribute(&mut multiprocessors, attribute, device))?;
         cu!(cuDevicePrimaryCtxRetain(&mut context, device))?;
     }
+    exit::close_before_the_driver();
     let uuid = uuid.bytes.map(|b| b as u8);
     let (multiprocessors, pool) = (multiprocessors as u32, Mutex::default());
     Ok(Gpu { index, device, context, uuid, multiprocessors, pool })
@@ -232,16 +234,22 @@ impl Gpu {
 
 /// Makes a living context the thread's, until what is returned is dropped.
 pub(super) fn enter(context: CUcontext) -> Result<Entered> {
+    let visit = exit::is_own_thread().then(|| exit::visit_driver().ok_or_else(exiting));
+    let visit = visit.transpose()?;
     let mut current = std::ptr::null_mut();
     // SAFETY: a place for the context, and one that is alive.
     unsafe {
         cu!(cuCtxGetCurrent(&mut current))?;
         if current == context {
-            return Ok(Entered { pushed: false });
+            return Ok(Entered { pushed: false, _visit: visit });
         }
         cu!(cuCtxPushCurrent_v2(context))?;
     }
-    Ok(Entered { pushed: true })
+    Ok(Entered { pushed: true, _visit: visit })
+}
+
+fn exiting() -> Error {
+    Error::usage("the process exits", "destroy or abort communicators before")
 }
 
 /// Leaves the thread in its context; where it has none, enters that of its device.
@@ -251,7 +259,7 @@ pub fn enter_any() -> Result<Entered> {
     // SAFETY: a place for the context.
     unsafe { cu!(cuCtxGetCurrent(&mut context)) }?;
     if !context.is_null() {
-        return Ok(Entered { pushed: false });
+        return Ok(Entered { pushed: false, _visit: None });
     }
     match crate::device::current()? {
         Device::Cuda(index) => gpu(index)?.enter(),
@@ -264,6 +272,8 @@ pub fn enter_any() -> Result<Entered> {
 #[must_use]
 pub struct Entered {
     pushed: bool,
+    /// Ends after the context is popped.
+    _visit: Option<Visit>,
 }
 
 impl Drop for Entered {

@@ -94,9 +94,7 @@ pub fn run(seat: &Arc<Seat>, programs: &Programs, call: &Call, stream: Stream) -
     let shape = (blocks, abi::BLOCK_THREADS as u32);
     seat.launch(stream, || {
         if argument.engines != 0 {
-            let begun = engines::launch_before(seat, call, &mut argument, stream);
-            // The peers have heard of what cannot be completed now.
-            begun.inspect_err(|error| seat.fail(error))?;
+            engines::launch_before(seat, call, &mut argument, stream)?;
         }
         // SAFETY: as above.
         unsafe { launch(function, shape, &argument, stream.0) }

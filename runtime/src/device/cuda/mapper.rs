@@ -10,6 +10,7 @@ use super::shared::Memory;
 use super::stream::{Private, Stream};
 use crate::bootstrap::deadline::Deadline;
 use crate::error::{Error, Result};
+use crate::exit;
 use crate::log::{self, Level, Subsystem};
 use cudarc::driver::sys::{self, CUdeviceptr, CUevent};
 use oxccl_kernels::abi;
@@ -599,21 +600,10 @@ pub fn forget(base: u64, len: u64) {
     }
 }
 
-/// The driver may go away while the process ends.
-static ENDING: AtomicBool = AtomicBool::new(false);
-
-extern "C" fn at_exit() {
-    ENDING.store(true, Ordering::Release);
-}
-
 fn run(mut woken: &UnixStream) {
-    // SAFETY: a function that lives as long as the library, which is never unloaded.
-    unsafe { libc::atexit(at_exit) };
     loop {
         let (mut limit, mut boxes) = (LATER, Vec::new());
-        if ENDING.load(Ordering::Acquire) {
-            return;
-        }
+        let Some(visit) = exit::visit_driver() else { return };
         // Not kept while this waits: a seat ends with its communicator and graphs.
         for seat in seats() {
             let Some(sharing) = seat.sharing() else { continue };
@@ -629,6 +619,7 @@ fn run(mut woken: &UnixStream) {
                 }
             }
         }
+        drop(visit);
         let mut fds = vec![PollFd::new(woken, PollFlags::IN)];
         fds.extend(boxes.iter().map(|socket| PollFd::new(&**socket, PollFlags::IN)));
         crate::bootstrap::wire::wait_for(&mut fds, limit);

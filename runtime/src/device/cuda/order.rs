@@ -158,11 +158,12 @@ impl Order {
             // SAFETY: a living stream by the contract of the call.
             unsafe { cu!(cuStreamWaitEvent(stream, self.event, 0)) }?;
         }
-        launch()?;
+        let launched = launch();
         self.stream = Some(number);
+        // Also after an error: what was queued before it has to be waited for.
         // SAFETY: as above.
-        unsafe { cu!(cuEventRecord(self.event, stream)) }?;
-        Ok(number)
+        let recorded = unsafe { cu!(cuEventRecord(self.event, stream)) };
+        launched.and(recorded).map(|()| number)
     }
 
     fn launch_captured(

@@ -3,6 +3,7 @@
 
 use super::seat::Seat;
 use crate::device::host::endpoint::Endpoint;
+use crate::exit;
 use rustix::process::{Pid, test_kill_process};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
@@ -89,7 +90,13 @@ pub fn look() -> bool {
         // Freeing waits for all that the GPU does, which the monitor may have to end.
         let thread = std::thread::Builder::new().name("oxccl-free".to_owned());
         // Without a thread they are freed here.
-        let _ = thread.spawn(move || drop(free));
+        let _ = thread.spawn(move || {
+            // What is not freed when the process exits ends with it.
+            match exit::visit_driver() {
+                Some(_visit) => drop(free),
+                None => std::mem::forget(free),
+            }
+        });
     }
     waiting
 }

@@ -7,7 +7,7 @@ use super::library::{self, Functions};
 use super::mail::Address;
 use super::mapper::{self, Peer, Sharing};
 use super::offer::{self, Offer};
-use super::order::Order;
+use super::order::{self, Order};
 use super::pool::Block;
 use super::registry::{Found, Key};
 use super::shared::{Memory, Pinned};
@@ -612,17 +612,30 @@ impl Seat {
         self.order().as_ref().is_some_and(Order::busy)
     }
 
-    /// Launches after all that the communicator has launched; graphs keep the seat.
+    /// Launches after all that the communicator has launched; graphs keep the seat. Where the driver
+    /// refuses a launch outside of captures, the communicator fails: a part of the operation may be
+    /// queued, and the peers wait for the whole.
     pub fn launch(
         self: &Arc<Self>,
         stream: Stream,
         launch: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         let _context = self.gpu.enter()?;
-        let mut order = self.order();
-        let order =
-            order.as_mut().ok_or_else(|| Error::Internal { what: "no order".to_owned() })?;
-        let number = order.launch(stream, |graph| self.keep(graph, None), launch)?;
+        let mut refused = false;
+        let launch = || {
+            launch().inspect_err(|_| {
+                refused = order::graph_of(stream).is_ok_and(|graph| graph.is_none());
+            })
+        };
+        let launched = match self.order().as_mut() {
+            Some(order) => order.launch(stream, |graph| self.keep(graph, None), launch),
+            None => Err(Error::Internal { what: "no order".to_owned() }),
+        };
+        let number = launched.inspect_err(|error| {
+            if refused {
+                self.fail(error);
+            }
+        })?;
         self.used.note(stream, number);
         Ok(())
     }

@@ -1,0 +1,155 @@
+//! Keeps the library's own threads out of the CUDA driver while the process exits: the driver
+//! unloads in an exit handler of its own, and a call that it meets there crashes the process.
+//!
+//! A thread of the library holds a [`Visit`] while it may call the driver or touch memory that the
+//! driver gave. An exit handler, registered after the driver's and therefore run before it, lets no
+//! visit begin any more and waits for those under way.
+
+use std::cell::Cell;
+use std::sync::{Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+/// How long the exit handler waits for visits under way. Only a free that waits for a kernel takes
+/// long; after this time the exit goes on, as it must not hang.
+const LIMIT: Duration = Duration::from_secs(5);
+
+#[derive(Default)]
+struct State {
+    closed: bool,
+    visits: usize,
+}
+
+/// Counts visits, until it is closed.
+struct Gate {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+static DRIVER: Gate = Gate::new();
+
+thread_local! {
+    /// Whether this thread belongs to the library. Users' threads are left alone: what they call
+    /// while the process exits is their own order of events.
+    static OWN: Cell<bool> = const { Cell::new(false) };
+}
+
+impl Gate {
+    const fn new() -> Self {
+        let state = Mutex::new(State { closed: false, visits: 0 });
+        Self { state, changed: Condvar::new() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    fn visit(&'static self) -> Option<Visit> {
+        let mut state = self.state();
+        if state.closed {
+            return None;
+        }
+        state.visits += 1;
+        Some(Visit(self))
+    }
+
+    /// Refuses visits from now on and waits for those under way; returns whether all ended in time.
+    fn close(&self, limit: Duration) -> bool {
+        let until = Instant::now() + limit;
+        let mut state = self.state();
+        state.closed = true;
+        while state.visits > 0 {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            let waited = self.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(|e| e.into_inner()).0;
+        }
+        true
+    }
+}
+
+/// A stay of one of the library's threads in the driver.
+#[must_use]
+pub(crate) struct Visit(&'static Gate);
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        self.0.state().visits -= 1;
+        self.0.changed.notify_all();
+    }
+}
+
+/// Begins a visit; `None` once the process exits, when the thread has to end or to wait for ever.
+pub(crate) fn visit_driver() -> Option<Visit> {
+    DRIVER.visit()
+}
+
+/// Marks the calling thread as one of the library's.
+pub(crate) fn mark_own_thread() {
+    OWN.set(true);
+}
+
+/// Whether the calling thread is one of the library's.
+pub(crate) fn is_own_thread() -> bool {
+    OWN.get()
+}
+
+extern "C" fn close() {
+    // A forked child has none of these threads, and perhaps the count of visits that they made.
+    if !crate::fork::forked() {
+        DRIVER.close(LIMIT);
+    }
+}
+
+/// Has the exit handler run before those that are registered already. To be called after the
+/// driver has registered its own: once it is initialised and each time it has made a context.
+pub(crate) fn close_before_the_driver() {
+    // SAFETY: a function that lives as long as the library, which is never unloaded. It may be
+    // registered repeatedly. Where there is no room for it, the exit is as it was without.
+    unsafe { libc::atexit(close) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    #[test]
+    fn no_thread_is_in_the_driver_after_the_gate_is_closed() {
+        static GATE: Gate = Gate::new();
+        static UNLOADED: AtomicBool = AtomicBool::new(false);
+        let threads: Vec<_> = (0..4)
+            .map(|_| {
+                std::thread::spawn(|| {
+                    let mut calls = 0u64;
+                    while let Some(_visit) = GATE.visit() {
+                        // A call of the driver, which is not there any more after its handler.
+                        assert!(!UNLOADED.load(Ordering::SeqCst));
+                        std::thread::yield_now();
+                        assert!(!UNLOADED.load(Ordering::SeqCst));
+                        calls += 1;
+                    }
+                    calls
+                })
+            })
+            .collect();
+        while GATE.state().visits == 0 {
+            std::thread::yield_now();
+        }
+        assert!(GATE.close(Duration::from_secs(60)));
+        UNLOADED.store(true, Ordering::SeqCst);
+        let calls: Vec<u64> = threads.into_iter().map(|t| t.join().unwrap()).collect();
+        assert!(calls.iter().any(|&n| n > 0));
+        assert!(GATE.close(Duration::ZERO) && GATE.visit().is_none());
+    }
+
+    #[test]
+    fn a_visit_that_does_not_end_holds_the_exit_up_for_a_bounded_time() {
+        static GATE: Gate = Gate::new();
+        let visit = GATE.visit();
+        assert!(!GATE.close(Duration::from_millis(1)) && GATE.visit().is_none());
+        drop(visit);
+        assert!(GATE.close(Duration::ZERO));
+    }
+}
