@@ -75,6 +75,13 @@ pub enum Error {
     Init { why: String },
     #[error("initialisation of rank {rank} of {nranks} failed: {why}")]
     InitTimeout { rank: u32, nranks: u32, why: String },
+    #[error("initialisation failed: rank {} {why}; look at that rank's own output", site.peer)]
+    InitPeer { site: Site, why: String },
+    #[error(
+        "{at} does not know the secret of this rank; give all ranks the same unique id, or \
+         OXCCL_SECRET_FILE with the same contents, and no two jobs the same address"
+    )]
+    Secret { at: String },
     #[error("internal error of OxCCL: {what}; please report it")]
     Internal { what: String },
 }
@@ -134,6 +141,12 @@ impl Error {
         Error::Usage { what: what.to_string(), hint }
     }
 
+    /// The failure of an initialisation because of one rank.
+    pub fn init_peer(peer: u32, why: impl Display) -> Self {
+        let site = Site { rank: -1, peer: peer as i32, step: -1, ..Site::default() };
+        Error::InitPeer { site, why: why.to_string() }
+    }
+
     /// What a caught panic becomes.
     pub fn panicked(payload: &(dyn Any + Send)) -> Self {
         let text = payload
@@ -148,15 +161,18 @@ impl Error {
     pub fn code(&self) -> Code {
         match self {
             Error::Argument { .. } => Code::InvalidArgument,
-            Error::Usage { .. } | Error::Mismatch { .. } | Error::Aborted { .. } => {
-                Code::InvalidUsage
-            }
+            Error::Usage { .. }
+            | Error::Mismatch { .. }
+            | Error::Aborted { .. }
+            | Error::Secret { .. } => Code::InvalidUsage,
             Error::Reported { code, .. } => *code,
             Error::Cuda { .. } => Code::UnhandledCudaError,
             Error::System { .. } | Error::Init { .. } | Error::InitTimeout { .. } => {
                 Code::SystemError
             }
-            Error::Remote { .. } | Error::Deadline { .. } => Code::RemoteError,
+            Error::Remote { .. } | Error::Deadline { .. } | Error::InitPeer { .. } => {
+                Code::RemoteError
+            }
             Error::Internal { .. } => Code::InternalError,
         }
     }
@@ -167,6 +183,7 @@ impl Error {
             Error::Remote { site, .. }
             | Error::Deadline { site, .. }
             | Error::Mismatch { site, .. }
+            | Error::InitPeer { site, .. }
             | Error::Reported { site, .. } => Some(site),
             _ => None,
         }

@@ -28,6 +28,8 @@ pub enum Role {
     Data = 2,
     /// File descriptors between ranks of one host.
     Descriptors = 3,
+    /// Notices and heartbeats between ranks of different hosts.
+    Control = 4,
 }
 
 /// Both ends of a connection.

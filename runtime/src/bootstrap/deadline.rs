@@ -14,11 +14,15 @@ const FAR: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 /// Set when what is under way is wanted no more.
 pub type Cancel = Arc<AtomicBool>;
 
-/// A point in time after which, or a flag upon which, waiting ends.
-#[derive(Clone, Debug)]
+/// Finds out why waiting is in vain, for example because a rank that is needed has died.
+pub type InVain = Arc<dyn Fn() -> Option<Error> + Send + Sync>;
+
+/// A point in time after which, or a flag or a finding upon which, waiting ends.
+#[derive(Clone)]
 pub struct Deadline {
     at: Instant,
     cancel: Cancel,
+    in_vain: Option<InVain>,
 }
 
 impl Deadline {
@@ -27,12 +31,21 @@ impl Deadline {
         // What is beyond the clock's range will not be lived to see.
         let at = |limit| Instant::now().checked_add(limit);
         let at = at(limit).or_else(|| at(FAR)).unwrap_or_else(Instant::now);
-        Self { at, cancel: cancel.clone() }
+        Self { at, cancel: cancel.clone(), in_vain: None }
     }
 
-    /// The time left; none when it is cancelled.
+    /// The same, which also ends when `in_vain` finds a reason.
+    pub fn unless(self, in_vain: Option<InVain>) -> Self {
+        Self { in_vain, ..self }
+    }
+
+    fn finding(&self) -> Option<Error> {
+        self.in_vain.as_ref().and_then(|in_vain| in_vain())
+    }
+
+    /// The time left; none when it is cancelled or waiting is in vain.
     pub fn left(&self) -> Duration {
-        if self.is_cancelled() {
+        if self.is_cancelled() || self.finding().is_some() {
             return Duration::ZERO;
         }
         self.at.saturating_duration_since(Instant::now())
@@ -53,13 +66,13 @@ impl Deadline {
         self.cancel.load(Ordering::Acquire)
     }
 
-    /// The error for the end of waiting: the time-out, or that it was cancelled.
+    /// The error for the end of waiting: what was found, the time-out, or that it was cancelled.
     pub fn error(&self, timed_out: impl FnOnce() -> Error) -> Error {
         if self.is_cancelled() {
             let hint = "it was aborted meanwhile";
             return Error::usage("the communicator was not made", hint);
         }
-        timed_out()
+        self.finding().unwrap_or_else(timed_out)
     }
 }
 
@@ -77,5 +90,9 @@ mod tests {
         cancel.store(true, Ordering::Release);
         assert!(deadline.passed() && deadline.error(text).to_string().contains("aborted"));
         assert!(Deadline::new(Duration::ZERO, &Cancel::default()).passed());
+        let gone = || Some(Error::Init { why: "rank 2 is gone".to_owned() });
+        let vain = Deadline::new(Duration::from_secs(3600), &Cancel::default());
+        let vain = vain.unless(Some(Arc::new(gone)));
+        assert!(vain.passed() && vain.error(text).to_string().contains("rank 2 is gone"));
     }
 }

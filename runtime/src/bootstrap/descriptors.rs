@@ -2,22 +2,31 @@
 //!
 //! The lowest rank of the host is the leader: it makes the communicator's shared segment, collects
 //! every process's arena and hands everyone everything. Both sides check the other's user id by
-//! `SO_PEERCRED` and authenticate with the communicator's secret.
+//! `SO_PEERCRED` and authenticate with the communicator's secret. While they wait for each other
+//! they hear what the rendezvous says of ranks that fail.
 
-use super::auth::{Client, Ends, Progress, Role, Server};
+use super::auth::{Ends, Role};
 use super::deadline::Deadline;
+use super::dial::Dial;
+use super::door::{Admission, Door};
 use super::id::{SECRET_BYTES, random};
+use super::session::Session;
+use super::wire::wait_for;
 use crate::error::{Error, Result};
 use crate::log::{self, Level, Subsystem};
+use rustix::event::{PollFd, PollFlags};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
-use std::io::{IoSlice, IoSliceMut, Read};
+use socket2::{SockAddr, Socket};
+use std::ffi::OsStr;
+use std::io::{IoSlice, IoSliceMut};
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
 use std::time::{Duration, Instant};
 
 /// Who takes part.
@@ -59,80 +68,184 @@ impl Listener {
     }
 }
 
-fn address(name: &[u8; 16]) -> std::io::Result<SocketAddr> {
-    SocketAddr::from_abstract_name([b"oxccl-", &name[..]].concat())
+fn abstract_name(name: &[u8; 16]) -> Vec<u8> {
+    [b"oxccl-", &name[..]].concat()
 }
 
+fn address(name: &[u8; 16]) -> std::io::Result<SocketAddr> {
+    SocketAddr::from_abstract_name(abstract_name(name))
+}
+
+/// The error for a rank that went away. Who went first is what the rendezvous knows.
 fn lost(rank: u32, e: impl std::fmt::Display) -> Error {
-    Error::Init { why: format!("passing descriptors to or from rank {rank}: {e}") }
+    Error::init_peer(rank, format!("did not pass its descriptors on: {e}"))
+}
+
+/// What ends the waiting for other ranks.
+struct Waiting<'a, 's> {
+    deadline: &'a Deadline,
+    session: Option<&'s mut Session>,
+}
+
+impl Waiting<'_, '_> {
+    /// Fails once the rendezvous says so, or when the time is over: then with what `late` says.
+    fn check(&mut self, late: impl FnOnce() -> Error) -> Result<()> {
+        if let Some(session) = &mut self.session {
+            session.check()?;
+        }
+        if self.deadline.passed() {
+            return Err(self.deadline.error(late));
+        }
+        Ok(())
+    }
+
+    /// Blocks until there is an event, or for a moment.
+    fn wait<'f>(&'f self, mut fds: Vec<PollFd<'f>>) {
+        fds.extend(self.session.as_ref().map(|session| session.poll_fd()));
+        wait_for(&mut fds, self.deadline.slice());
+    }
+}
+
+/// A rank of the host at its leader.
+struct Member {
+    socket: Socket,
+    /// Its place among the ranks of the host.
+    place: usize,
+    /// What it gave.
+    given: Option<OwnedFd>,
+    /// How many descriptors it has got.
+    got: usize,
 }
 
 /// The leader's part: takes a descriptor from every other rank of the host, then gives every rank
-/// those of `group.shown`, in that order, and `segment` behind them.
+/// those of `group.shown`, in that order, and `segment` behind them. Blocks for these ranks, until
+/// `session` hears of a failure.
 pub fn lead(
     group: &Group<'_>,
-    listener: &Listener,
-    own: BorrowedFd<'_>,
-    segment: BorrowedFd<'_>,
+    listener: Listener,
+    (own, segment): (BorrowedFd<'_>, BorrowedFd<'_>),
+    session: Option<&mut Session>,
 ) -> Result<Vec<OwnedFd>> {
-    let mut streams: Vec<Option<(UnixStream, OwnedFd)>> = Vec::new();
-    streams.resize_with(group.ranks.len(), || None);
-    let failed = |e| Error::system("accepting on a Unix socket", e, "see ulimit -n");
-    listener.socket.set_nonblocking(true).map_err(failed)?;
-    while streams.iter().skip(1).any(Option::is_none) {
-        if group.deadline.passed() {
-            let missing = group.ranks.iter().zip(&streams).skip(1).find(|(_, s)| s.is_none());
-            let rank = missing.map_or(0, |(r, _)| *r);
-            return Err(group.deadline.error(|| lost(rank, "it did not come in time")));
+    let mut waiting = Waiting { deadline: &group.deadline, session };
+    let mut members = collect(group, listener, &mut waiting)?;
+    let mut all: Vec<OwnedFd> = Vec::new();
+    let copy = |fd: BorrowedFd<'_>| {
+        fd.try_clone_to_owned().map_err(|e| Error::system("dup of a descriptor", e, super::dial::NO_SOCKET))
+    };
+    all.push(copy(own)?);
+    for member in &mut members {
+        if let Some(fd) = member.given.take().filter(|_| group.shown.contains(&group.ranks[member.place])) {
+            all.push(fd);
         }
-        let events = rustix::event::PollFlags::IN;
-        let mut fds = [rustix::event::PollFd::new(&listener.socket, events)];
-        super::wire::wait_for(&mut fds, group.deadline.slice());
-        let Ok((stream, _)) = listener.socket.accept() else { continue };
-        // A stranger is turned away and does not stop the members.
-        match greet_client(group, &stream).and_then(|rank| Ok((rank, receive_one(&stream, rank)?)))
-        {
-            Ok((rank, fd)) => {
-                let Some(i) = group.ranks.iter().position(|&r| r == rank) else { continue };
-                if streams[i].replace((stream, fd)).is_some() {
-                    return Err(lost(rank, "two processes claim this rank"));
-                }
+    }
+    all.push(copy(segment)?);
+    while let Some(first) = members.iter().find(|member| member.got < all.len()) {
+        let rank = group.ranks[first.place];
+        waiting.check(|| lost(rank, "it does not read in time"))?;
+        for member in &mut members {
+            while member.got < all.len()
+                && send_one(&member.socket, all[member.got].as_fd(), group.ranks[member.place])?
+            {
+                member.got += 1;
             }
-            Err(e) => log::line(Level::Warn, Subsystem::Bootstrap, &e.to_string()),
+        }
+        let open = members.iter().filter(|member| member.got < all.len());
+        let fds: Vec<_> = open.map(|m| PollFd::new(&m.socket, PollFlags::OUT)).collect();
+        if !fds.is_empty() {
+            waiting.wait(fds);
         }
     }
-    let others: Vec<_> = streams.into_iter().skip(1).flatten().collect();
-    let mut all: Vec<BorrowedFd<'_>> = vec![own];
-    let ranked = others.iter().zip(&group.ranks[1..]);
-    let shown = ranked.filter(|(_, rank)| group.shown.contains(rank));
-    all.extend(shown.map(|((_, fd), _)| fd.as_fd()));
-    all.push(segment);
-    for ((stream, _), &rank) in others.iter().zip(&group.ranks[1..]) {
-        all.iter().try_for_each(|fd| send_one(stream, *fd, rank))?;
+    Ok(all)
+}
+
+/// Waits for the other ranks of the host, each with its descriptor; in their order.
+fn collect(
+    group: &Group<'_>,
+    listener: Listener,
+    waiting: &mut Waiting<'_, '_>,
+) -> Result<Vec<Member>> {
+    let ends = Ends { role: Role::Descriptors, from: 0, to: group.rank, comm: group.comm };
+    let admission = Admission { secret: group.secret, ends, nranks: u32::MAX };
+    let mut door = Door::new(OwnedFd::from(listener.socket).into(), admission)?;
+    let mut members: Vec<Member> = Vec::new();
+    loop {
+        for connection in door.progress(Instant::now())? {
+            let rank = connection.peer_rank();
+            let socket = connection.into_socket();
+            if let Err(error) = check_user(&socket, rank) {
+                // A stranger is turned away and does not stop the members.
+                log::line(Level::Warn, Subsystem::Bootstrap, &error.to_string());
+                continue;
+            }
+            let Some(place) = group.ranks.iter().position(|&r| r == rank) else { continue };
+            if members.iter().any(|member| member.place == place) {
+                return Err(lost(rank, "two processes claim to be it"));
+            }
+            members.push(Member { socket, place, given: None, got: 0 });
+        }
+        for member in members.iter_mut().filter(|member| member.given.is_none()) {
+            member.given = receive_one(&member.socket, group.ranks[member.place])?;
+        }
+        let come = |place: &usize| members.iter().any(|m| m.place == *place && m.given.is_some());
+        let Some(missing) = (1..group.ranks.len()).find(|place| !come(place)) else { break };
+        waiting.check(|| lost(group.ranks[missing], "it did not come in time"))?;
+        let mut fds = Vec::new();
+        door.poll_fds(&mut fds);
+        let silent = members.iter().filter(|member| member.given.is_none());
+        fds.extend(silent.map(|m| PollFd::new(&m.socket, PollFlags::IN)));
+        waiting.wait(fds);
     }
-    all.iter().map(|fd| fd.try_clone_to_owned().map_err(|e| lost(group.rank, e))).collect()
+    members.sort_by_key(|member| member.place);
+    Ok(members)
 }
 
-/// The others' part.
-pub fn follow(group: &Group<'_>, name: &[u8; 16], own: BorrowedFd<'_>) -> Result<Vec<OwnedFd>> {
+/// The others' part. Blocks for the ranks of the host, until `session` hears of a failure.
+pub fn follow(
+    group: &Group<'_>,
+    name: &[u8; 16],
+    own: BorrowedFd<'_>,
+    session: Option<&mut Session>,
+) -> Result<Vec<OwnedFd>> {
     let leader = group.ranks[0];
-    let stream = address(name)
-        .and_then(|address| UnixStream::connect_addr(&address))
-        .map_err(|e| lost(leader, e))?;
-    greet_server(group, &stream, leader)?;
-    send_one(&stream, own, leader)?;
+    let mut waiting = Waiting { deadline: &group.deadline, session };
+    let ends = Ends { role: Role::Descriptors, from: group.rank, to: leader, comm: group.comm };
+    // A leading zero makes the name an abstract one.
+    let path = [&[0][..], &abstract_name(name)].concat();
+    let address = SockAddr::unix(OsStr::from_bytes(&path)).map_err(|e| lost(leader, e))?;
+    let mut dial = Dial::new(address, format!("rank {leader}'s socket"), group.secret, ends);
+    let socket = loop {
+        let now = Instant::now();
+        if let Some(connection) = dial.progress(now)? {
+            break connection.into_socket();
+        }
+        waiting.check(|| lost(leader, dial.why()))?;
+        match dial.poll_fd() {
+            Some(fd) => waiting.wait(vec![fd]),
+            None => wait_for(&mut [], dial.pause(now).min(Duration::from_millis(50))),
+        }
+    };
+    check_user(&socket, leader)?;
+    let sent_late = || lost(leader, "it does not read in time");
+    while !send_one(&socket, own, leader)? {
+        waiting.check(sent_late)?;
+        waiting.wait(vec![PollFd::new(&socket, PollFlags::OUT)]);
+    }
     // The leader answers once everybody has come.
-    set_timeout(&stream, group.deadline.left().max(Duration::from_secs(1)), leader)?;
-    (0..=group.shown.len()).map(|_| receive_one(&stream, leader)).collect()
+    let mut all = Vec::new();
+    while all.len() <= group.shown.len() {
+        match receive_one(&socket, leader)? {
+            Some(fd) => all.push(fd),
+            None => {
+                waiting.check(|| lost(leader, "it did not answer in time"))?;
+                waiting.wait(vec![PollFd::new(&socket, PollFlags::IN)]);
+            }
+        }
+    }
+    Ok(all)
 }
 
-fn set_timeout(stream: &UnixStream, limit: Duration, peer: u32) -> Result<()> {
-    stream.set_read_timeout(Some(limit)).map_err(|e| lost(peer, e))?;
-    stream.set_write_timeout(Some(limit)).map_err(|e| lost(peer, e))
-}
-
-fn check_user(stream: &UnixStream, peer: u32) -> Result<()> {
-    let theirs = user_of(stream).map_err(|e| lost(peer, e))?;
+fn check_user(socket: &Socket, peer: u32) -> Result<()> {
+    let theirs = user_of(socket).map_err(|e| lost(peer, e))?;
     let ours = rustix::process::geteuid().as_raw();
     if theirs != ours {
         return Err(lost(peer, format!("it runs as user {theirs}, this process as user {ours}")));
@@ -142,98 +255,57 @@ fn check_user(stream: &UnixStream, peer: u32) -> Result<()> {
 
 /// The user id of the other end. Not by rustix, whose type has no room for the pid 0 that a process of
 /// another pid namespace is shown with.
-fn user_of(stream: &UnixStream) -> std::io::Result<u32> {
+fn user_of(socket: &Socket) -> std::io::Result<u32> {
     let mut theirs = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut len = size_of_val(&theirs) as libc::socklen_t;
     let place = (&raw mut theirs).cast();
     let (level, name) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
     // SAFETY: the place is writable and as large as the length says.
-    match unsafe { libc::getsockopt(stream.as_raw_fd(), level, name, place, &mut len) } {
+    match unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, place, &mut len) } {
         0 => Ok(theirs.uid),
         _ => Err(std::io::Error::last_os_error()),
     }
 }
 
-/// Sends a short message. Not by `write`: on Unix sockets not every supported standard library keeps
-/// SIGPIPE from ending a C program.
-fn say(stream: &UnixStream, bytes: &[u8], peer: u32) -> Result<()> {
-    match rustix::net::send(stream, bytes, SendFlags::NOSIGNAL) {
-        Ok(n) if n == bytes.len() => Ok(()),
-        Ok(n) => Err(lost(peer, format!("{n} of {} bytes could be sent", bytes.len()))),
-        Err(e) => Err(lost(peer, e)),
-    }
-}
-
-fn greet_client(group: &Group<'_>, mut stream: &UnixStream) -> Result<u32> {
-    check_user(stream, group.rank)?;
-    set_timeout(stream, super::wire::HANDSHAKE_TIMEOUT, group.rank)?;
-    let ends = Ends { role: Role::Descriptors, from: 0, to: group.rank, comm: group.comm };
-    let mut server = Server::new(group.secret, ends, u32::MAX)?;
-    loop {
-        let mut buffer = vec![0; server.wants()];
-        stream.read_exact(&mut buffer).map_err(|e| lost(group.rank, e))?;
-        match server.input(&buffer)? {
-            Progress::Send(bytes) => say(stream, &bytes, group.rank)?,
-            Progress::Done(_) => return Ok(server.client()),
-            Progress::More => {}
-        }
-    }
-}
-
-fn greet_server(group: &Group<'_>, mut stream: &UnixStream, leader: u32) -> Result<()> {
-    check_user(stream, leader)?;
-    set_timeout(stream, super::wire::HANDSHAKE_TIMEOUT, leader)?;
-    let ends = Ends { role: Role::Descriptors, from: group.rank, to: leader, comm: group.comm };
-    let (mut client, hello) = Client::new(group.secret, ends)?;
-    say(stream, &hello, leader)?;
-    let mut buffer = vec![0; client.wants()];
-    stream.read_exact(&mut buffer).map_err(|e| lost(leader, e))?;
-    match client.input(&buffer)? {
-        Progress::Done(proof) => say(stream, &proof, leader),
-        _ => Err(lost(leader, "a short handshake")),
-    }
-}
-
-/// One descriptor with one byte: no message can swallow another's descriptor.
-fn send_one(stream: &UnixStream, fd: BorrowedFd<'_>, peer: u32) -> Result<()> {
+/// Sends one descriptor with one byte, so that no message can swallow another's descriptor; false:
+/// not now.
+fn send_one(socket: &Socket, fd: BorrowedFd<'_>, peer: u32) -> Result<bool> {
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let fds = [fd];
     if !control.push(SendAncillaryMessage::ScmRights(&fds)) {
         return Err(lost(peer, "no room for a descriptor"));
     }
-    let deadline = Instant::now() + super::wire::HANDSHAKE_TIMEOUT;
-    loop {
-        match sendmsg(stream, &[IoSlice::new(&[1])], &mut control, SendFlags::NOSIGNAL) {
-            Err(Errno::INTR) => {}
-            // Too many descriptors are under way: the receivers take them soon.
-            Err(Errno::TOOMANYREFS) if Instant::now() < deadline => {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            sent => return sent.map(drop).map_err(|e| lost(peer, e)),
-        }
+    match sendmsg(socket, &[IoSlice::new(&[1])], &mut control, SendFlags::NOSIGNAL) {
+        Ok(_) => Ok(true),
+        // Of the last one: too many descriptors are under way, and the receivers take them soon.
+        Err(Errno::INTR | Errno::AGAIN | Errno::TOOMANYREFS) => Ok(false),
+        Err(e) => Err(lost(peer, e)),
     }
 }
 
-fn receive_one(stream: &UnixStream, peer: u32) -> Result<OwnedFd> {
+/// The next descriptor; `None`: not yet.
+fn receive_one(socket: &Socket, peer: u32) -> Result<Option<OwnedFd>> {
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0];
-    let flags = RecvFlags::CMSG_CLOEXEC;
-    loop {
-        match recvmsg(stream, &mut [IoSliceMut::new(&mut byte)], &mut control, flags) {
-            Err(Errno::INTR) => {}
-            received => break received.map(drop).map_err(|e| lost(peer, e))?,
-        }
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    match recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut control, flags) {
+        Err(Errno::INTR | Errno::AGAIN) => return Ok(None),
+        Ok(message) if message.bytes == 0 => return Err(lost(peer, "its connection ended")),
+        Ok(_) => {}
+        Err(e) => return Err(lost(peer, e)),
     }
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(mut fds) = message
             && let Some(fd) = fds.next()
         {
-            return Ok(fd);
+            return Ok(Some(fd));
         }
     }
-    Err(lost(peer, "it sent no descriptor"))
+    // The kernel drops what this process has no room for.
+    let cause = "a descriptor that was passed got lost";
+    Err(Error::system("receiving descriptors", cause, super::dial::NO_SOCKET))
 }
 
 #[cfg(test)]
@@ -262,7 +334,7 @@ mod tests {
                 .map(|rank| {
                     scope.spawn(move || {
                         let own = sealed_memfd("t", rank as usize * 4096).unwrap();
-                        follow(&group(rank, &ranks, 1), &name, own.as_fd()).unwrap()
+                        follow(&group(rank, &ranks, 1), &name, own.as_fd(), None).unwrap()
                     })
                 })
                 .into_iter()
@@ -270,12 +342,12 @@ mod tests {
             // A stranger with another secret is turned away without harm to the members.
             let refused = scope.spawn(move || {
                 let own = sealed_memfd("t", 4096).unwrap();
-                follow(&group(5, &ranks, 9), &name, own.as_fd()).is_err()
+                follow(&group(5, &ranks, 9), &name, own.as_fd(), None).is_err()
             });
             let own = sealed_memfd("t", 2 * 4096).unwrap();
             let segment = sealed_memfd("t", 99 * 4096).unwrap();
-            let led = lead(&group(2, &ranks, 1), &listener, own.as_fd(), segment.as_fd()).unwrap();
-            drop(listener);
+            let given = (own.as_fd(), segment.as_fd());
+            let led = lead(&group(2, &ranks, 1), listener, given, None).unwrap();
             assert!(refused.join().unwrap());
             let mut all = vec![led];
             all.extend(followers.into_iter().map(|f| f.join().unwrap()));

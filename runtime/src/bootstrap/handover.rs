@@ -138,7 +138,7 @@ fn look(path: &Path, rank: u32, deadline: &Deadline) -> std::result::Result<Uniq
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bootstrap::Cancel;
+    use crate::bootstrap::{Cancel, rendezvous};
 
     fn folder(name: &str) -> std::path::PathBuf {
         let dir = std::env::temp_dir().join(format!("oxccl-{name}-{}", std::process::id()));
@@ -193,7 +193,7 @@ mod tests {
         assert!(why.contains("on other") && why.contains("does not answer"), "{why}");
         let listener = session::listen("127.0.0.1:0".parse().unwrap()).unwrap();
         let id = UniqueId::new(listener.local_addr().unwrap()).unwrap();
-        session::start_rendezvous(listener, id.clone()).unwrap();
+        rendezvous::start(listener, id.clone(), Vec::new()).unwrap();
         // Somebody's rendezvous took the address over.
         let other = UniqueId::new(id.address).unwrap();
         write_private_file(&path, text(&other, &writer).as_bytes()).unwrap();

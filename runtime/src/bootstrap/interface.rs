@@ -34,6 +34,15 @@ pub fn choose(config: &Config) -> Result<SocketAddr> {
     choose_from(&interfaces, &config.socket_ifname, &config.socket_family)
 }
 
+/// The address to use for what belongs to a rendezvous at `address`: on loopback all stays there,
+/// as nobody else can come to the rendezvous either.
+pub fn beside(address: SocketAddr, config: &Config) -> Result<SocketAddr> {
+    match address.ip() {
+        ip if ip.is_loopback() => Ok(SocketAddr::new(ip, 0)),
+        _ => choose(config),
+    }
+}
+
 pub(crate) fn choose_from(
     interfaces: &[Interface],
     ifname: &str,

@@ -5,7 +5,7 @@
 //! ranks on several hosts meet at the address that it gives them.
 
 use super::deadline::{Cancel, Deadline};
-use super::id::{ID_BYTES, UniqueId};
+use super::id::{ID_BYTES, SECRET_BYTES, UniqueId, random};
 use super::{handover, session};
 use crate::config::{Config, foreign_variable};
 use crate::error::{Error, Result};
@@ -281,6 +281,33 @@ fn folder(config: &Config) -> Result<PathBuf> {
     Ok(path)
 }
 
+/// A secret that all processes of this user on this host share: random, made when it is first
+/// needed, in a file that nobody else can read.
+pub(super) fn secret_of_user(config: &Config) -> Result<[u8; SECRET_BYTES]> {
+    let path = folder(config)?.join("secret");
+    if !path.exists() {
+        // The first of those who write it at a time wins: a link is made where there is no file.
+        let own = path.with_extension(hex(&random::<8>()?));
+        write_private_file(&own, &random::<SECRET_BYTES>()?)?;
+        let linked = std::fs::hard_link(&own, &path);
+        let removed = std::fs::remove_file(&own);
+        match linked {
+            Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => {
+                let hint = "set OXCCL_RENDEZVOUS to a folder of this user";
+                return Err(Error::system(format!("making {}", path.display()), e, hint));
+            }
+            _ => {}
+        }
+        // A file that stays is in nobody's way.
+        let _ = removed;
+    }
+    let bytes = read_private_file(&path)?;
+    bytes.try_into().map_err(|bytes: Vec<u8>| {
+        let (path, n) = (path.display(), bytes.len());
+        Error::Init { why: format!("{path} has {n} bytes, not {SECRET_BYTES}: remove it") }
+    })
+}
+
 /// Reads a file that must belong to this user, be no link and be closed to others.
 pub fn read_private_file(path: impl AsRef<Path>) -> Result<Vec<u8>> {
     let path = path.as_ref();
@@ -302,7 +329,7 @@ pub fn read_private_file(path: impl AsRef<Path>) -> Result<Vec<u8>> {
 pub fn write_private_file(path: &Path, bytes: &[u8]) -> Result<()> {
     let failed = |e| Error::system(format!("writing {}", path.display()), e, "is there room?");
     // Another host may share the folder, and have a process of the same number.
-    let partial = path.with_extension(format!("{}.part", hex(&super::id::random::<8>()?)));
+    let partial = path.with_extension(format!("{}.part", hex(&random::<8>()?)));
     let mut file = std::fs::OpenOptions::new()
         .write(true)
         .create_new(true)

@@ -3,10 +3,13 @@
 pub mod auth;
 pub mod deadline;
 pub mod descriptors;
+pub mod dial;
+pub mod door;
 mod handover;
 pub mod id;
 pub mod interface;
 pub mod launch;
+pub mod rendezvous;
 pub mod root;
 pub mod serve;
 pub mod session;

@@ -2,13 +2,16 @@
 //! them, as often as the ranks ask. [`Machine`] is sans-I/O; `serve.rs` drives it over TCP.
 
 use super::wire::Frame;
+use crate::error::Error;
 use crate::log::{self, Level, Subsystem};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// Kinds of frames. A rank's first frame is `JOIN` (number of ranks, how many ms it waits for them,
-/// blob), the others `GATHER` (blob); the root answers `TABLE` (all blobs) or `FAILED` (text). `BYE` ends a rank's part: the
-/// others go on without it, and its blobs are empty.
+/// blob), the others `GATHER` (blob); the root answers `TABLE` (all blobs) or `FAILED` (who is to
+/// blame, text), also to those who come later. `BYE` ends a rank's part: the others go on without
+/// it, and its blobs are empty. A rank that cannot go on says so by `GIVE_UP`, which has the body of
+/// a `FAILED`.
 pub const JOIN: u8 = 1;
 /// A further round.
 pub const GATHER: u8 = 2;
@@ -18,6 +21,8 @@ pub const TABLE: u8 = 3;
 pub const FAILED: u8 = 4;
 /// This rank needs the rendezvous no more.
 pub const BYE: u8 = 5;
+/// Initialisation failed at this rank; the body says why.
+pub const GIVE_UP: u8 = 6;
 
 /// Bytes before the blob in a `JOIN`.
 pub const JOIN_HEADER: usize = 12;
@@ -40,28 +45,96 @@ pub enum Action {
 /// The rendezvous without I/O.
 #[derive(Default)]
 pub struct Machine {
+    /// What the ranks are called in texts, where that is not their number in the meeting.
+    names: Vec<u32>,
     nranks: Option<u32>,
     members: BTreeMap<u32, String>,
     blobs: BTreeMap<u32, Vec<u8>>,
     left: BTreeSet<u32>,
-    failed: bool,
+    /// Ranks that will never come, and why.
+    absent: BTreeMap<u32, String>,
+    /// What all ranks are told once initialisation has failed, and who has been told.
+    verdict: Option<Frame>,
+    told: BTreeSet<u32>,
 }
 
 impl Machine {
+    /// A rendezvous of ranks that are called by these numbers; none: by their own.
+    pub fn new(names: Vec<u32>) -> Self {
+        Self { names, ..Self::default() }
+    }
+
+    /// Whether initialisation has failed.
+    pub fn has_failed(&self) -> bool {
+        self.verdict.is_some()
+    }
+
+    /// Whether every rank has been told that initialisation has failed.
+    pub fn has_told_all(&self) -> bool {
+        self.nranks.is_some_and(|n| self.told.len() as u32 >= n)
+    }
+
+    fn name(&self, rank: u32) -> u32 {
+        self.names.get(rank as usize).copied().unwrap_or(rank)
+    }
+
     /// A frame came from an authenticated rank at `address`.
     pub fn frame(&mut self, rank: u32, address: &str, frame: Frame) -> Vec<Action> {
+        if let Some(verdict) = self.verdict.clone() {
+            return self.tell_late(rank, address, &frame, verdict);
+        }
         match frame.kind {
             JOIN => self.join(rank, address, &frame.body),
             GATHER => self.blob(rank, frame.body),
             BYE if !self.members.contains_key(&rank) => {
-                self.fail(&format!("rank {rank} at {address} left without having joined"))
+                self.blame(rank, &format!("(at {address}) left without having joined"))
             }
             BYE => {
                 self.left.insert(rank);
                 let all = self.nranks.is_some_and(|n| self.left.len() as u32 == n);
                 if all { vec![Action::Finish] } else { self.round() }
             }
-            kind => self.fail(&format!("rank {rank} at {address} sent a frame of kind {kind}")),
+            GIVE_UP => match split_failure(&frame.body) {
+                Some((culprit, why)) if culprit >= 0 => self.fail(culprit, why),
+                Some((_, why)) => self.blame(rank, &format!("gave up: {why}")),
+                None => self.blame(rank, &format!("(at {address}) sent a short frame")),
+            },
+            kind => self.blame(rank, &format!("(at {address}) sent a frame of kind {kind}")),
+        }
+    }
+
+    /// Who comes after the failure hears of it, once: who comes again wants the next communicator
+    /// at this address.
+    fn tell_late(&mut self, rank: u32, address: &str, frame: &Frame, verdict: Frame) -> Vec<Action> {
+        if frame.kind != JOIN {
+            return Vec::new();
+        }
+        if let Some((n, ..)) = split_join(&frame.body) {
+            self.nranks.get_or_insert(n);
+        }
+        self.members.insert(rank, address.to_owned());
+        match self.told.insert(rank) {
+            true => vec![Action::Send(vec![rank], verdict)],
+            false => vec![Action::Turn(rank)],
+        }
+    }
+
+    /// A rank is known never to come.
+    pub fn absent(&mut self, rank: u32, why: String) -> Vec<Action> {
+        if self.members.contains_key(&rank) || self.has_failed() {
+            return Vec::new();
+        }
+        self.absent.insert(rank, why);
+        self.miss()
+    }
+
+    /// Fails once somebody waits for a rank that will never come.
+    fn miss(&mut self) -> Vec<Action> {
+        let Some(n) = self.nranks else { return Vec::new() };
+        let missed = self.absent.iter().find(|(rank, _)| **rank < n);
+        match missed.map(|(rank, why)| (*rank, why.clone())) {
+            Some((rank, why)) => self.blame(rank, &why),
+            None => Vec::new(),
         }
     }
 
@@ -71,32 +144,37 @@ impl Machine {
             return vec![Action::Turn(rank)];
         }
         let Some((n, _, blob)) = split_join(body) else {
-            return self.fail(&format!("rank {rank} at {address} sent a short frame"));
+            return self.blame(rank, &format!("(at {address}) sent a short frame"));
         };
         // From now on it hears what fails, also when it is at fault itself.
         let before = self.members.insert(rank, address.to_owned());
         if n > MAX_RANKS || rank >= n {
-            return self.fail(&format!("rank {rank} at {address} claims {n} ranks"));
+            return self.blame(rank, &format!("(at {address}) says that there are {n} ranks"));
         }
         if let Some(known) = self.nranks
             && known != n
         {
-            let others = "the others say";
-            return self.fail(&format!("rank {rank} says nranks is {n}, {others} {known}"));
+            let name = self.name(rank);
+            let why = format!("rank {name} says nranks is {n}, the others say {known}");
+            return self.fail(NOBODY, &why);
         }
         if let Some(other) = before {
-            return self.fail(&format!("rank {rank} is claimed by {other} and by {address}"));
+            let name = self.name(rank);
+            let why = format!("rank {name} is claimed by {other} and by {address}");
+            return self.fail(NOBODY, &why);
         }
         self.nranks = Some(n);
-        self.blob(rank, blob.to_vec())
+        self.absent.remove(&rank);
+        let missed = self.miss();
+        if missed.is_empty() { self.blob(rank, blob.to_vec()) } else { missed }
     }
 
     fn blob(&mut self, rank: u32, blob: Vec<u8>) -> Vec<Action> {
         if !self.members.contains_key(&rank) || blob.len() > MAX_BLOB {
-            return self.fail(&format!("rank {rank} sent a blob of {} bytes", blob.len()));
+            return self.blame(rank, &format!("sent a blob of {} bytes", blob.len()));
         }
         if self.blobs.insert(rank, blob).is_some() {
-            return self.fail(&format!("rank {rank} sent two blobs in one round"));
+            return self.blame(rank, "sent two blobs in one round");
         }
         self.round()
     }
@@ -120,32 +198,64 @@ impl Machine {
 
     /// The connection of a rank closed.
     pub fn closed(&mut self, rank: u32, finished: bool) -> Vec<Action> {
-        if finished || self.failed || !self.members.contains_key(&rank) {
+        if finished || self.has_failed() || !self.members.contains_key(&rank) {
             return Vec::new();
         }
-        self.fail(&format!("rank {rank} closed its connection during initialisation"))
+        self.blame(rank, "ended during initialisation: its connection closed")
     }
 
     /// The time to wait for ranks is over.
     pub fn deadline(&mut self, waited: Duration) -> Vec<Action> {
-        let Some(n) = self.nranks else { return Vec::new() };
+        let Some(n) = self.nranks.filter(|_| !self.has_failed()) else { return Vec::new() };
         // In the first round those are missing that never joined, later those that got stuck.
         let come = |r: &u32| self.blobs.contains_key(r) || self.left.contains(r);
-        let missing: Vec<_> = (0..n).filter(|r| !come(r)).collect();
+        let missing: Vec<_> = (0..n).filter(|r| !come(r)).map(|r| self.name(r)).collect();
+        let secs = waited.as_millis() as f64 / 1000.0;
+        if let [only] = missing[..] {
+            return self.fail(only as i32, &format!("did not come within {secs} s"));
+        }
         let shown: Vec<_> = missing.iter().take(16).map(u32::to_string).collect();
         let more = if missing.len() > 16 { ", …" } else { "" };
-        let (secs, list) = (waited.as_millis() as f64 / 1000.0, shown.join(", "));
-        self.fail(&format!(
-            "{} of {n} ranks did not come within {secs} s: {list}{more}",
-            missing.len()
-        ))
+        let list = shown.join(", ");
+        let why = format!("{} of {n} ranks did not come within {secs} s: {list}{more}", missing.len());
+        self.fail(NOBODY, &why)
     }
 
-    fn fail(&mut self, why: &str) -> Vec<Action> {
-        self.failed = true;
-        log::line(Level::Warn, Subsystem::Bootstrap, &format!("rendezvous: {why}"));
-        let frame = Frame { kind: FAILED, body: why.as_bytes().to_vec() };
-        vec![Action::Send(self.members.keys().copied().collect(), frame), Action::Finish]
+    fn blame(&mut self, rank: u32, why: &str) -> Vec<Action> {
+        self.fail(self.name(rank) as i32, why)
+    }
+
+    fn fail(&mut self, culprit: i32, why: &str) -> Vec<Action> {
+        let frame = Frame { kind: FAILED, body: failure(culprit, why) };
+        let error = failure_in(&frame.body);
+        log::line(Level::Warn, Subsystem::Bootstrap, &format!("rendezvous: {error}"));
+        self.verdict = Some(frame.clone());
+        self.told.extend(self.members.keys());
+        vec![Action::Send(self.members.keys().copied().collect(), frame)]
+    }
+}
+
+/// In the place of a rank that is to blame.
+const NOBODY: i32 = -1;
+
+/// The body of a `FAILED` or `GIVE_UP`: the rank to blame, −1 for none, and what it did, or the text.
+pub fn failure(culprit: i32, why: &str) -> Vec<u8> {
+    [&culprit.to_le_bytes()[..], why.as_bytes()].concat()
+}
+
+fn split_failure(body: &[u8]) -> Option<(i32, &str)> {
+    let (culprit, text) = body.split_first_chunk()?;
+    Some((i32::from_le_bytes(*culprit), std::str::from_utf8(text).ok()?))
+}
+
+/// The error that such a body stands for.
+pub fn failure_in(body: &[u8]) -> Error {
+    match split_failure(body) {
+        Some((culprit, why)) => match u32::try_from(culprit) {
+            Ok(culprit) => Error::init_peer(culprit, why),
+            Err(_) => Error::Init { why: why.to_owned() },
+        },
+        None => Error::Init { why: "the rendezvous sent a bad frame".to_owned() },
     }
 }
 
@@ -185,7 +295,7 @@ mod tests {
 
     fn failure(actions: &[Action]) -> String {
         match &actions[0] {
-            Action::Send(_, Frame { kind: FAILED, body }) => String::from_utf8_lossy(body).into(),
+            Action::Send(_, Frame { kind: FAILED, body }) => failure_in(body).to_string(),
             other => panic!("no failure but {other:?}"),
         }
     }
@@ -215,17 +325,48 @@ mod tests {
         machine.frame(2, "a", join(4, b""));
         machine.frame(0, "b", join(4, b""));
         let text = failure(&machine.deadline(Duration::from_secs(7)));
-        assert_eq!(text, "2 of 4 ranks did not come within 7 s: 1, 3");
+        assert!(text.contains("2 of 4 ranks did not come within 7 s: 1, 3"), "{text}");
         let mut machine = Machine::default();
         machine.frame(1, "10.0.0.1:5", join(4, b""));
         let text = failure(&machine.frame(1, "10.0.0.2:6", join(4, b"")));
-        assert_eq!(text, "rank 1 is claimed by 10.0.0.1:5 and by 10.0.0.2:6");
+        assert!(text.contains("rank 1 is claimed by 10.0.0.1:5 and by 10.0.0.2:6"), "{text}");
         let mut machine = Machine::default();
         machine.frame(1, "a", join(4, b""));
         assert!(failure(&machine.frame(2, "b", join(5, b""))).contains("nranks is 5"));
         let mut machine = Machine::default();
         machine.frame(1, "a", join(4, b""));
-        assert!(failure(&machine.closed(1, false)).contains("rank 1 closed"));
+        assert!(failure(&machine.closed(1, false)).contains("rank 1 ended"));
+        assert!(machine.closed(1, false).is_empty(), "it is told once");
+    }
+
+    #[test]
+    fn who_comes_to_a_failed_rendezvous_is_told_why_once() {
+        let mut machine = Machine::new(vec![4, 5, 7]);
+        machine.frame(1, "a", join(3, b""));
+        let give_up = |culprit, why: &str| Frame { kind: GIVE_UP, body: super::failure(culprit, why) };
+        let text = failure(&machine.frame(1, "a", give_up(-1, "no memory")));
+        assert!(text.contains("rank 5 gave up: no memory"), "{text}");
+        let late = machine.frame(2, "b", join(3, b""));
+        assert!(matches!(&late[..], [Action::Send(ranks, _)] if ranks[..] == [2]), "{late:?}");
+        assert!(failure(&late).contains("rank 5 gave up") && !machine.has_told_all());
+        assert_eq!(machine.frame(2, "b", join(3, b"")), [Action::Turn(2)]);
+        machine.frame(0, "c", join(3, b""));
+        assert!(machine.has_told_all());
+        let mut machine = Machine::default();
+        machine.frame(0, "a", join(2, b""));
+        assert!(failure(&machine.frame(0, "a", give_up(1, "has died"))).contains("rank 1 has died"));
+    }
+
+    #[test]
+    fn who_will_never_come_is_named_as_soon_as_someone_waits() {
+        let mut machine = Machine::default();
+        assert_eq!(machine.absent(2, "exited with status 0".to_owned()), []);
+        let text = failure(&machine.frame(0, "a", join(3, b"")));
+        assert!(text.contains("rank 2 exited with status 0"), "{text}");
+        let mut machine = Machine::default();
+        machine.frame(1, "a", join(3, b""));
+        assert_eq!(machine.absent(1, "has come before".to_owned()), []);
+        assert!(failure(&machine.absent(0, "is gone".to_owned())).contains("rank 0 is gone"));
     }
 
     #[test]

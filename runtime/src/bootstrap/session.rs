@@ -1,22 +1,38 @@
-//! A rank's connection to the rendezvous, and the rendezvous's thread.
+//! A rank's connection to the rendezvous.
 
 use super::auth::{Ends, Role};
-use super::deadline::{Cancel, Deadline};
-use super::id::{FIXED, UniqueId};
-use super::root::{self, BYE, FAILED, GATHER, JOIN, MAX_BLOB, MAX_RANKS, TABLE};
-use super::serve;
+use super::deadline::{Cancel, Deadline, InVain};
+use super::dial::Dial;
+use super::id::{FIXED, SECRET_BYTES, UniqueId};
+use super::root::{
+    self, BYE, FAILED, GATHER, GIVE_UP, JOIN, MAX_BLOB, MAX_RANKS, TABLE, failure, failure_in,
+};
 use super::wire::{Connection, Frame};
+use super::{interface, launch, rendezvous};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::log::{self, Level, Subsystem};
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use rustix::event::PollFd;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 /// How long a rank waits for the rendezvous to say which ranks did not come in time.
 const ANSWER: Duration = Duration::from_secs(3);
 
+/// How long a rank that has lost another one waits for the rendezvous to say who went first, and a
+/// process that holds the rendezvous until all others have heard of the failure.
+const VERDICT: Duration = Duration::from_secs(2);
+
+/// How long to ask whether a rendezvous is held.
+const ASK: Duration = Duration::from_secs(5);
+
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 4096;
+
+/// Attempts after which nobody is taken to listen at an address where the listener came first.
+const REFUSALS: u32 = 5;
+
+const UNREACHABLE: &str = "check that rank 0 runs, and NCCL_SOCKET_IFNAME and firewalls";
 
 /// Makes a unique id and starts its rendezvous in a thread of this process. Blocks: never.
 pub fn new_unique_id() -> Result<UniqueId> {
@@ -26,10 +42,10 @@ pub fn new_unique_id() -> Result<UniqueId> {
         // Rank 0 opens the rendezvous, on the machine that the variable names.
         return id_from_environment(config);
     }
-    let listener = listen(super::interface::choose(config)?)?;
+    let listener = listen(interface::choose(config)?)?;
     let address = listener.local_addr().map_err(|e| Error::system("getsockname", e, ""))?;
     let id = UniqueId::new(address)?;
-    start_rendezvous(listener, id.clone())?;
+    rendezvous::start(listener, id.clone(), Vec::new())?;
     Ok(id)
 }
 
@@ -46,20 +62,6 @@ pub fn listen(address: SocketAddr) -> Result<TcpListener> {
         Ok(TcpListener::from(socket))
     };
     bound().map_err(|e: std::io::Error| Error::system(format!("listening on {address}"), e, hint))
-}
-
-/// Holds the rendezvous of an id at a listener, in a thread.
-pub fn start_rendezvous(listener: TcpListener, id: UniqueId) -> Result<()> {
-    let serve = move || {
-        if let Err(e) = serve::serve(listener, &id) {
-            log::line(Level::Warn, Subsystem::Bootstrap, &format!("rendezvous: {e}"));
-        }
-    };
-    std::thread::Builder::new()
-        .name("oxccl-rendezvous".to_owned())
-        .spawn(serve)
-        .map(drop)
-        .map_err(|e| Error::system("starting a thread", e, "raise ulimit -u"))
 }
 
 /// The id that `NCCL_COMM_ID` and `OXCCL_SECRET_FILE` describe.
@@ -80,36 +82,39 @@ pub(super) fn fixed_id(
         .map_err(|e| bad(e.to_string()))?
         .next()
         .ok_or_else(|| bad("no address found".to_owned()))?;
-    let mut secret = [0; 32];
-    if config.secret_file.is_empty() {
-        if !address.ip().is_loopback() && !config.insecure {
-            let why = "an address other than loopback needs OXCCL_SECRET_FILE, a file of mode 0600 \
-                       with 16 random bytes or more that are the same on all hosts, or \
-                       OXCCL_INSECURE=1 where everyone on the network is trusted";
-            return Err(bad(why.to_owned()));
-        }
-        if config.insecure {
-            log::line(
-                Level::Warn,
-                Subsystem::Bootstrap,
-                "OXCCL_INSECURE=1: anyone who reaches the port can join",
-            );
-        }
+    let secret = if !config.secret_file.is_empty() {
+        secret_in_file(&config.secret_file)?
+    } else if config.insecure {
+        let text = "OXCCL_INSECURE=1: anyone who reaches the port can join";
+        log::line(Level::Warn, Subsystem::Bootstrap, text);
+        [0; SECRET_BYTES]
+    } else if address.ip().is_loopback() {
+        // What listens there can be reached by all users of this host.
+        launch::secret_of_user(config)?
     } else {
-        let bytes = super::launch::read_private_file(&config.secret_file)?;
-        if bytes.len() < 16 {
-            let why = format!("{} holds fewer than 16 bytes", config.secret_file);
-            return Err(bad(why));
-        }
-        use sha2::Digest;
-        secret = sha2::Sha256::digest(&bytes).into();
-    }
+        let why = "an address other than loopback needs OXCCL_SECRET_FILE, a file of mode 0600 \
+                   with 16 random bytes or more that are the same on all hosts, or \
+                   OXCCL_INSECURE=1 where everyone on the network is trusted";
+        return Err(bad(why.to_owned()));
+    };
     Ok(UniqueId { address, comm: FIXED, secret })
+}
+
+fn secret_in_file(path: &str) -> Result<[u8; SECRET_BYTES]> {
+    use sha2::Digest;
+    let bytes = launch::read_private_file(path)?;
+    if bytes.len() < 16 {
+        let expected = "16 random bytes or more, the same on all hosts";
+        let got = format!("{path}, which holds {} bytes", bytes.len());
+        return Err(Error::argument("initialisation", "OXCCL_SECRET_FILE", got, expected));
+    }
+    Ok(sha2::Sha256::digest(&bytes).into())
 }
 
 /// Listens as soon as the rendezvous before has given up the address.
 fn listen_until(address: SocketAddr, deadline: &Deadline) -> Result<TcpListener> {
     loop {
+        rendezvous::replace(address);
         match listen(address) {
             Err(_) if !deadline.passed() => {
                 std::thread::sleep(Duration::from_millis(5));
@@ -119,36 +124,60 @@ fn listen_until(address: SocketAddr, deadline: &Deadline) -> Result<TcpListener>
     }
 }
 
-/// An open connection; tries again where the rendezvous before is just ending.
-fn connect(meeting: &Meeting<'_>, deadline: &Deadline) -> Result<Connection> {
-    let Meeting { id, rank, nranks, .. } = *meeting;
+fn dial(id: &UniqueId, rank: u32) -> Dial {
     let ends = Ends { role: Role::Rendezvous, from: rank, to: u32::MAX, comm: id.comm };
+    Dial::new(id.address.into(), id.address.to_string(), id.secret, ends)
+}
+
+/// An open connection; tries again until the deadline, also where the rendezvous before is just
+/// ending or where the connection was lost before it was open.
+fn connect(meeting: &Meeting<'_>, deadline: &Deadline) -> Result<Connection> {
+    let Meeting { id, rank, nranks, reused, .. } = *meeting;
     let max_body = (MAX_BLOB + 4) * nranks.min(MAX_RANKS) as usize;
+    let mut dial = dial(id, rank);
     loop {
-        let mut connection = Connection::connect(id.address, id.secret, ends, max_body, deadline)?;
-        match connection.wait_open(deadline) {
-            Ok(()) => return Ok(connection),
-            Err(e) if !meeting.reused => return Err(e),
-            Err(e) if deadline.passed() => return Err(deadline.error(|| e)),
-            Err(_) => std::thread::sleep(Duration::from_millis(5)),
+        let now = Instant::now();
+        if let Some(connection) = dial.progress(now)? {
+            return Ok(connection.with_frames(max_body));
         }
+        if !reused && dial.refusals() >= REFUSALS {
+            // The listener was there before the id.
+            let why = format!(
+                "nobody listens at {} any more: the process that made the unique id, rank 0's as a \
+                 rule, has ended, or all ranks of that id have met already",
+                id.address
+            );
+            return Err(Error::Init { why });
+        }
+        if deadline.passed() {
+            let late = || Error::system(dial.why(), "the time for it is over", UNREACHABLE);
+            return Err(deadline.error(late));
+        }
+        dial.wait_for_event(deadline.slice(), now);
     }
 }
 
 /// Whether the rendezvous of an id is held: a connection that authenticates, and no more. Blocks for
 /// five seconds at most.
 pub(super) fn ask(id: &UniqueId, rank: u32, deadline: &Deadline) -> Result<()> {
-    let limit = deadline.left().clamp(Duration::from_millis(1), super::wire::HANDSHAKE_TIMEOUT);
-    let deadline = Deadline::new(limit, &Cancel::default());
-    let hint = "check NCCL_SOCKET_IFNAME on rank 0's host, and firewalls";
-    let stream = TcpStream::connect_timeout(&id.address, limit)
-        .map_err(|e| Error::system(format!("connecting to {}", id.address), e, hint))?;
-    let ends = Ends { role: Role::Rendezvous, from: rank, to: u32::MAX, comm: id.comm };
-    Connection::client(stream, id.secret, ends, 0)?.wait_open(&deadline)
+    let limit = deadline.left().clamp(Duration::from_millis(1), ASK);
+    let mut dial = dial(id, rank);
+    let until = Instant::now() + limit;
+    loop {
+        let now = Instant::now();
+        if dial.progress(now)?.is_some() {
+            return Ok(());
+        }
+        if now >= until || dial.attempts() > 0 {
+            let hint = "check NCCL_SOCKET_IFNAME on rank 0's host, and firewalls";
+            return Err(Error::system(dial.why(), "no answer", hint));
+        }
+        dial.wait_for_event(until - now, now);
+    }
 }
 
 /// Who meets where.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub struct Meeting<'a> {
     /// The rendezvous.
     pub id: &'a UniqueId,
@@ -162,6 +191,10 @@ pub struct Meeting<'a> {
     pub limit: Duration,
     /// Set when it is to end.
     pub cancel: &'a Cancel,
+    /// Finds out that one of the ranks will not come.
+    pub in_vain: Option<InVain>,
+    /// The rank whose process holds the rendezvous, where that is known beforehand.
+    pub holder: Option<u32>,
 }
 
 /// A rank in conversation with the rendezvous.
@@ -174,27 +207,41 @@ pub struct Session {
     reused: bool,
     deadline: Deadline,
     joined: bool,
+    holder: Option<u32>,
+    /// What the rendezvous has said of the failure.
+    verdict: Option<Error>,
 }
 
 impl Session {
     /// Connects rank `rank` of `nranks`. Blocks until the rendezvous answers or time is over.
     pub fn open(meeting: &Meeting<'_>) -> Result<Self> {
-        let Meeting { id, rank, nranks, reused, limit, cancel } = *meeting;
+        let Meeting { id, rank, nranks, limit, cancel, holder, .. } = *meeting;
         // A little longer than the rendezvous itself waits, whose answer says more.
         let deadline = Deadline::new(limit.saturating_add(ANSWER), cancel);
+        let deadline = deadline.unless(meeting.in_vain.clone());
         let fixed = id.comm == FIXED;
         if rank == 0 && fixed {
-            start_rendezvous(listen_until(id.address, &deadline)?, id.clone())?;
+            rendezvous::start(listen_until(id.address, &deadline)?, id.clone(), Vec::new())?;
         }
-        let reused = reused || fixed;
-        let connection = connect(&Meeting { reused, ..*meeting }, &deadline)?;
-        let id = id.clone();
-        Ok(Self { connection, id, rank, nranks, limit, reused, deadline, joined: false })
+        let reused = meeting.reused || fixed;
+        let connection = connect(&Meeting { reused, ..meeting.clone() }, &deadline)?;
+        let (id, joined, verdict) = (id.clone(), false, None);
+        Ok(Self { connection, id, rank, nranks, limit, reused, deadline, joined, holder, verdict })
     }
 
     /// When initialisation has to be over.
     pub fn deadline(&self) -> &Deadline {
         &self.deadline
+    }
+
+    /// Whether this process holds the rendezvous.
+    pub fn is_held_here(&self) -> bool {
+        rendezvous::is_here(&self.id)
+    }
+
+    /// Notes which rank's process holds the rendezvous.
+    pub fn set_holder(&mut self, rank: Option<u32>) {
+        self.holder = rank;
     }
 
     /// Gives every rank the blobs of all, in rank order. Blocks for all ranks.
@@ -209,8 +256,7 @@ impl Session {
         match frame.kind {
             TABLE => root::split_table(&frame.body, self.nranks)
                 .ok_or_else(|| Error::Init { why: "the rendezvous sent a bad table".to_owned() }),
-            FAILED => Err(Error::Init { why: String::from_utf8_lossy(&frame.body).into_owned() }),
-            kind => Err(Error::Init { why: format!("the rendezvous sent a frame {kind}") }),
+            _ => Err(self.fail(&frame)),
         }
     }
 
@@ -221,19 +267,114 @@ impl Session {
             // It may have been the rendezvous of the communicator before.
             let again = !self.joined && self.reused;
             if answer.is_ok() || !again || self.deadline.passed() {
-                return answer;
+                return answer.map_err(|error| self.lost(error));
             }
             let (id, cancel) = (&self.id, &Cancel::default());
-            let Self { rank, nranks, reused, limit, .. } = *self;
-            let meeting = Meeting { id, rank, nranks, reused, limit, cancel };
+            let Self { rank, nranks, reused, limit, holder, .. } = *self;
+            let in_vain = None;
+            let meeting = Meeting { id, rank, nranks, reused, limit, cancel, in_vain, holder };
             self.connection = connect(&meeting, &self.deadline)?;
         }
+    }
+
+    /// The error for a frame that is no answer.
+    fn fail(&mut self, frame: &Frame) -> Error {
+        let error = match frame.kind {
+            FAILED => failure_in(&frame.body),
+            kind => Error::Init { why: format!("the rendezvous sent a frame {kind}") },
+        };
+        self.verdict = Some(error.clone());
+        error
+    }
+
+    /// The error for the end of the connection to the rendezvous.
+    fn lost(&self, error: Error) -> Error {
+        if !self.connection.is_broken() {
+            return error;
+        }
+        let at = self.id.address;
+        match self.holder {
+            Some(holder) => {
+                Error::init_peer(holder, format!("ended: its process held the rendezvous at {at}"))
+            }
+            None => Error::Init {
+                why: format!(
+                    "the process that made the unique id (rank 0's as a rule) and held the \
+                     rendezvous at {at} ended"
+                ),
+            },
+        }
+    }
+
+    /// Fails if the rendezvous has said that initialisation has failed, or has ended itself. To be
+    /// asked while waiting for something else. Never blocks.
+    pub fn check(&mut self) -> Result<()> {
+        if let Some(verdict) = &self.verdict {
+            return Err(verdict.clone());
+        }
+        match self.connection.progress() {
+            Ok(None) => Ok(()),
+            Ok(Some(frame)) => Err(self.fail(&frame)),
+            Err(error) => Err(self.lost(error)),
+        }
+    }
+
+    /// What to poll while waiting for something else.
+    pub fn poll_fd(&self) -> PollFd<'_> {
+        self.connection.poll_fd()
+    }
+
+    /// Ends a meeting that has failed at this rank; returns the error to report. Where this rank
+    /// only lost another one, the rendezvous knows who went first. Otherwise the others hear from
+    /// here what happened. Blocks, for [`VERDICT`] twice at most.
+    pub fn give_up(mut self, error: Error) -> Error {
+        let error = match (&self.verdict, &error) {
+            (Some(_), _) => error,
+            (None, Error::InitPeer { site, why }) => {
+                let culprit = site.peer;
+                self.wait_for_verdict().unwrap_or_else(|| {
+                    self.tell(culprit, why);
+                    error
+                })
+            }
+            (None, _) => {
+                self.tell(-1, &error.to_string());
+                error
+            }
+        };
+        rendezvous::wait_until_told(&self.id, VERDICT);
+        error
+    }
+
+    fn wait_for_verdict(&mut self) -> Option<Error> {
+        let until = Instant::now() + VERDICT;
+        while self.joined && !self.connection.is_broken() {
+            if let Err(error) = self.check() {
+                return self.verdict.clone().or(Some(error));
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            super::wire::wait_for(&mut [self.connection.poll_fd()], left);
+        }
+        None
+    }
+
+    fn tell(&mut self, culprit: i32, why: &str) {
+        if !self.joined {
+            // Who has not joined is missed, or refused, by the others anyway.
+            return;
+        }
+        self.connection.send(&Frame { kind: GIVE_UP, body: failure(culprit, why) });
+        // Where it cannot be sent, the end of the connection says as much.
+        let _ = self.connection.progress_handshake();
     }
 
     /// Leaves the rendezvous.
     pub fn close(mut self) {
         self.connection.send(&Frame { kind: BYE, body: Vec::new() });
-        let _ = self.connection.progress(Instant::now());
+        let _ = self.connection.progress_handshake();
     }
 
     /// The number of ranks that meet.
@@ -252,24 +393,28 @@ mod tests {
         })
     }
 
+    fn meeting<'a>(id: &'a UniqueId, rank: u32, nranks: u32, cancel: &'a Cancel) -> Meeting<'a> {
+        let limit = Duration::from_secs(60);
+        Meeting { id, rank, nranks, reused: true, limit, cancel, in_vain: None, holder: None }
+    }
+
     /// As after a rendezvous that did not read in time, or that was the one before.
     #[test]
     fn who_is_dropped_before_having_joined_comes_again_where_others_meet_later() {
         let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
         let id = UniqueId::new(listener.local_addr().unwrap()).unwrap();
-        let (limit, cancel) = (Duration::from_secs(60), Cancel::default());
-        let deadline = Deadline::new(limit, &cancel);
+        let cancel = Cancel::default();
+        let deadline = Deadline::new(Duration::from_secs(60), &cancel);
         std::thread::scope(|scope| {
             let hold = scope.spawn(|| {
                 let (stream, _) = listener.accept().unwrap();
                 let ends = Ends { role: Role::Rendezvous, from: 0, to: u32::MAX, comm: id.comm };
                 let server = super::super::auth::Server::new(id.secret, ends, 1).unwrap();
-                Connection::accept(stream, server, 64).unwrap().wait_open(&deadline).unwrap();
-                start_rendezvous(listener.try_clone().unwrap(), id.clone()).unwrap();
+                let mut connection = Connection::accept(stream.into(), server).unwrap();
+                connection.wait_open(&deadline).unwrap();
+                rendezvous::start(listener.try_clone().unwrap(), id.clone(), Vec::new()).unwrap();
             });
-            let meeting =
-                Meeting { id: &id, rank: 0, nranks: 1, reused: true, limit, cancel: &cancel };
-            let mut session = Session::open(&meeting).unwrap();
+            let mut session = Session::open(&meeting(&id, 0, 1, &cancel)).unwrap();
             hold.join().unwrap();
             assert_eq!(session.gather(b"here").unwrap(), [b"here".to_vec()]);
             session.close();
@@ -277,9 +422,59 @@ mod tests {
     }
 
     #[test]
+    fn what_fails_at_one_rank_is_told_to_all_also_to_those_who_come_later() {
+        let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let id = UniqueId::new(listener.local_addr().unwrap()).unwrap();
+        rendezvous::start(listener, id.clone(), Vec::new()).unwrap();
+        let cancel = Cancel::default();
+        std::thread::scope(|scope| {
+            let rank = |rank| {
+                let (id, cancel) = (&id, &cancel);
+                scope.spawn(move || {
+                    let mut session = Session::open(&meeting(id, rank, 3, cancel)).unwrap();
+                    session.gather(b"here").unwrap();
+                    session
+                })
+            };
+            let [first, second, third] = [0, 1, 2].map(rank).map(|thread| thread.join().unwrap());
+            let own = Error::Init { why: "no memory".to_owned() };
+            assert!(first.give_up(own).to_string().contains("no memory"));
+            for mut session in [second, third] {
+                let error = session.gather(b"again").unwrap_err();
+                assert!(error.to_string().contains("rank 0 gave up"), "{error}");
+                assert_eq!(error.site().map(|site| site.peer), Some(0));
+                let told = session.give_up(Error::init_peer(1, "is out of reach"));
+                assert!(told.to_string().contains("out of reach"), "{told}");
+            }
+        });
+        let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let id = UniqueId::new(listener.local_addr().unwrap()).unwrap();
+        rendezvous::start(listener, id.clone(), Vec::new()).unwrap();
+        rendezvous::note_absent(&id, 1, "exited with status 0".to_owned());
+        let mut waiting = Session::open(&meeting(&id, 0, 3, &cancel)).unwrap();
+        let mut late = Session::open(&meeting(&id, 2, 3, &cancel)).unwrap();
+        for session in [&mut waiting, &mut late] {
+            let error = session.gather(b"here").unwrap_err().to_string();
+            assert!(error.contains("rank 1 exited with status 0"), "{error}");
+        }
+    }
+
+    #[test]
+    fn who_has_another_secret_is_told_so_at_once() {
+        let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let id = UniqueId::new(listener.local_addr().unwrap()).unwrap();
+        rendezvous::start(listener, id.clone(), Vec::new()).unwrap();
+        let other = UniqueId { secret: [9; SECRET_BYTES], ..id };
+        let cancel = Cancel::default();
+        let refused = Session::open(&meeting(&other, 1, 2, &cancel)).err().unwrap();
+        assert!(matches!(refused, Error::Secret { .. }), "{refused}");
+    }
+
+    #[test]
     fn an_open_port_needs_a_secret_or_a_word_that_it_may_be_insecure() {
         let local = config(&[("NCCL_COMM_ID", "127.0.0.1:4000")]);
-        assert!(id_from_environment(&local).is_ok());
+        let [first, second] = [(), ()].map(|()| id_from_environment(&local).unwrap());
+        assert!(first.secret != [0; SECRET_BYTES] && first.secret == second.secret);
         let open = config(&[("NCCL_COMM_ID", "192.0.2.1:4000")]);
         let text = id_from_environment(&open).unwrap_err().to_string();
         assert!(text.contains("OXCCL_SECRET_FILE"), "{text}");

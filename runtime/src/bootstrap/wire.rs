@@ -3,19 +3,19 @@
 
 use super::auth::{Client, Ends, Progress, Server};
 use super::deadline::Deadline;
-use super::id::SECRET_BYTES;
 use crate::error::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use socket2::Socket;
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// An unauthenticated connection is dropped after this time.
-pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// More unauthenticated connections than this are refused.
-pub const MAX_UNAUTHENTICATED: usize = 64;
+/// Unauthenticated connections that are held at a time. More wait in the kernel's queue.
+pub const MAX_UNAUTHENTICATED: usize = 256;
+/// After this time an unauthenticated connection makes room for one that waits in the queue.
+/// Members authenticate within a round trip and come again when they were too slow.
+pub const UNAUTHENTICATED: Duration = Duration::from_millis(50);
 const HEADER: usize = 5;
 
 /// A frame.
@@ -43,77 +43,63 @@ enum State {
 
 /// A non-blocking connection with its buffers.
 pub struct Connection {
-    stream: TcpStream,
+    socket: Socket,
     state: State,
     peer_rank: u32,
+    /// Of the other side; kept, as a connection that is gone has none any more.
+    peer: String,
     since: Instant,
     outgoing: VecDeque<Arc<[u8]>>,
     /// Bytes of the first of them that have been sent.
     sent: usize,
     incoming: Vec<u8>,
     max_body: usize,
+    /// How reading or writing failed, where it did.
+    broken: Option<ErrorKind>,
 }
 
 impl Connection {
-    /// Connects as a client; retries until the deadline where nobody listens yet.
-    pub fn connect(
-        address: SocketAddr,
-        secret: [u8; SECRET_BYTES],
-        ends: Ends,
-        max_body: usize,
-        deadline: &Deadline,
-    ) -> Result<Self> {
-        let mut pause = Duration::from_millis(2);
-        let stream = loop {
-            let left = deadline.left();
-            let attempt = left.min(Duration::from_secs(5)).max(Duration::from_millis(1));
-            match TcpStream::connect_timeout(&address, attempt) {
-                Ok(stream) => break stream,
-                Err(e) if left.is_zero() => {
-                    let hint = "check that rank 0 runs, and NCCL_SOCKET_IFNAME and firewalls";
-                    let failed = || Error::system(format!("connecting to {address}"), e, hint);
-                    return Err(deadline.error(failed));
-                }
-                Err(_) => std::thread::sleep(pause.min(left)),
-            }
-            pause = (pause * 2).min(Duration::from_millis(200));
-        };
-        Self::client(stream, secret, ends, max_body)
-    }
-
-    /// Takes a stream that this side has connected.
-    pub fn client(
-        stream: TcpStream,
-        secret: [u8; SECRET_BYTES],
-        ends: Ends,
-        max_body: usize,
-    ) -> Result<Self> {
-        let (client, hello) = Client::new(secret, ends)?;
-        let mut connection = Self::new(stream, State::Client(client), max_body)?;
-        connection.peer_rank = ends.to;
+    /// Takes a socket that this side has connected, or that is being connected, to `peer`.
+    pub fn client(socket: Socket, peer: String, client: Client, hello: Vec<u8>) -> Result<Self> {
+        let mut connection = Self::new(socket, peer, State::Client(client))?;
         connection.queue(hello.into());
         Ok(connection)
     }
 
-    /// Takes an accepted stream.
-    pub fn accept(stream: TcpStream, server: Server, max_body: usize) -> Result<Self> {
-        Self::new(stream, State::Server(server), max_body)
+    /// Takes an accepted socket.
+    pub fn accept(socket: Socket, server: Server) -> Result<Self> {
+        let peer = socket.peer_addr().ok().and_then(|address| address.as_socket());
+        let peer = peer.map_or_else(|| "a peer".to_owned(), |address| address.to_string());
+        Self::new(socket, peer, State::Server(server))
     }
 
-    fn new(stream: TcpStream, state: State, max_body: usize) -> Result<Self> {
+    fn new(socket: Socket, peer: String, state: State) -> Result<Self> {
         let failed = |e| Error::system("setting socket options", e, "out of kernel memory?");
-        stream.set_nonblocking(true).map_err(failed)?;
-        stream.set_nodelay(true).map_err(failed)?;
+        socket.set_nonblocking(true).map_err(failed)?;
+        // Unix sockets have no such thing, and need none.
+        let _ = socket.set_tcp_nodelay(true);
         Ok(Self {
-            stream,
+            socket,
             state,
             peer_rank: 0,
+            peer,
             since: Instant::now(),
             outgoing: VecDeque::new(),
             sent: 0,
             incoming: Vec::new(),
-            max_body,
+            max_body: 0,
+            broken: None,
         })
+    }
+
+    /// Lets it carry frames with bodies of so many bytes; none without.
+    pub fn with_frames(self, max_body: usize) -> Self {
+        Self { max_body, ..self }
+    }
+
+    /// When it was made.
+    pub fn since(&self) -> Instant {
+        self.since
     }
 
     /// Whether both sides have authenticated and nothing of that is left to send.
@@ -132,18 +118,35 @@ impl Connection {
     }
 
     /// The other side's address.
-    pub fn peer_address(&self) -> String {
-        self.stream.peer_addr().map_or_else(|e| e.to_string(), |a| a.to_string())
+    pub fn peer_address(&self) -> &str {
+        &self.peer
     }
 
-    /// The stream, when the handshake is over and it is to carry something else.
-    pub fn into_stream(self) -> TcpStream {
-        self.stream
+    /// The socket, when the handshake is over and it is to carry something else.
+    pub fn into_socket(self) -> Socket {
+        self.socket
     }
 
-    /// The stream, to poll.
-    pub fn stream(&self) -> &TcpStream {
-        &self.stream
+    /// The socket, to poll.
+    pub fn socket(&self) -> &Socket {
+        &self.socket
+    }
+
+    /// What to poll it for.
+    pub fn poll_fd(&self) -> PollFd<'_> {
+        let mut events = PollFlags::IN;
+        events.set(PollFlags::OUT, self.wants_write());
+        PollFd::new(&self.socket, events)
+    }
+
+    /// Whether it has failed or ended: the other side is gone.
+    pub fn is_broken(&self) -> bool {
+        self.broken.is_some()
+    }
+
+    /// Whether nobody listened at the other side.
+    pub fn is_refused(&self) -> bool {
+        self.broken == Some(ErrorKind::ConnectionRefused)
     }
 
     /// Whether there are bytes to send.
@@ -164,8 +167,8 @@ impl Connection {
     }
 
     /// Moves what can be moved; returns a frame when one is complete.
-    pub fn progress(&mut self, now: Instant) -> Result<Option<Frame>> {
-        self.progress_handshake(now)?;
+    pub fn progress(&mut self) -> Result<Option<Frame>> {
+        self.progress_handshake()?;
         if !self.is_open() {
             return Ok(None);
         }
@@ -182,16 +185,16 @@ impl Connection {
     }
 
     /// Moves the handshake on; once it is over it reads nothing that follows it.
-    pub fn progress_handshake(&mut self, now: Instant) -> Result<()> {
+    pub fn progress_handshake(&mut self) -> Result<()> {
         self.flush()?;
         if !matches!(self.state, State::Open) {
-            self.handshake(now)?;
+            self.handshake()?;
             self.flush()?;
         }
         Ok(())
     }
 
-    fn handshake(&mut self, now: Instant) -> Result<()> {
+    fn handshake(&mut self) -> Result<()> {
         let mut buffer = [0; 128];
         let wants = match &self.state {
             State::Client(client) => client.wants(),
@@ -201,15 +204,13 @@ impl Connection {
         // No more than the handshake's own bytes: what follows may not be a frame.
         let n = self.read(&mut buffer[..wants.min(128)])?;
         if n == 0 {
-            // Only now: what came in time may be read late, where this process was stopped or starved.
-            if now.saturating_duration_since(self.since) > HANDSHAKE_TIMEOUT {
-                let why = format!("{} did not authenticate in time", self.peer_address());
-                return Err(Error::Init { why });
-            }
             return Ok(());
         }
         let progress = match &mut self.state {
-            State::Client(client) => client.input(&buffer[..n])?,
+            State::Client(client) => {
+                let refused = |_| Error::Secret { at: self.peer.clone() };
+                client.input(&buffer[..n]).map_err(refused)?
+            }
             State::Server(server) => server.input(&buffer[..n])?,
             State::Open => Progress::More,
         };
@@ -236,20 +237,21 @@ impl Connection {
 
     /// 0 when there is nothing to read now.
     fn read(&mut self, buffer: &mut [u8]) -> Result<usize> {
-        match self.stream.read(buffer) {
-            Ok(0) => Err(self.closed("it closed the connection")),
+        match self.socket.read(buffer) {
+            Ok(0) => Err(self.closed(ErrorKind::UnexpectedEof.into())),
             Ok(n) => Ok(n),
             Err(e) if would_block(&e) => Ok(0),
-            Err(e) => Err(self.closed(&e.to_string())),
+            Err(e) => Err(self.closed(e)),
         }
     }
 
     fn flush(&mut self) -> Result<()> {
         while let Some(bytes) = self.outgoing.front() {
-            match self.stream.write(&bytes[self.sent..]) {
+            // A peer that is gone must not end a C program with SIGPIPE.
+            match self.socket.send_with_flags(&bytes[self.sent..], libc::MSG_NOSIGNAL) {
                 Ok(n) => self.sent += n,
                 Err(e) if would_block(&e) => break,
-                Err(e) => return Err(self.closed(&e.to_string())),
+                Err(e) => return Err(self.closed(e)),
             }
             if self.sent == bytes.len() {
                 self.outgoing.pop_front();
@@ -259,15 +261,17 @@ impl Connection {
         Ok(())
     }
 
-    fn closed(&self, why: &str) -> Error {
-        let peer = self.peer_address();
+    fn closed(&mut self, error: std::io::Error) -> Error {
+        self.broken = Some(error.kind());
+        let (peer, eof) = (&self.peer, error.kind() == ErrorKind::UnexpectedEof);
+        let why = if eof { "it closed the connection".to_owned() } else { error.to_string() };
         Error::Init { why: format!("lost the connection to {peer}: {why}") }
     }
 
     /// Waits until a frame comes, at most until the deadline.
     pub fn wait_frame(&mut self, deadline: &Deadline, awaited: &str) -> Result<Frame> {
         loop {
-            if let Some(frame) = self.progress(Instant::now())? {
+            if let Some(frame) = self.progress()? {
                 return Ok(frame);
             }
             self.wait(deadline, awaited)?;
@@ -277,7 +281,7 @@ impl Connection {
     /// Waits until the handshake is over, at most until the deadline.
     pub fn wait_open(&mut self, deadline: &Deadline) -> Result<()> {
         while !self.is_open() {
-            self.progress_handshake(Instant::now())?;
+            self.progress_handshake()?;
             if !self.is_open() {
                 self.wait(deadline, "the handshake")?;
             }
@@ -290,9 +294,7 @@ impl Connection {
             let why = format!("timed out waiting for {awaited} from {}", self.peer_address());
             return Err(deadline.error(|| Error::Init { why }));
         }
-        let mut events = PollFlags::IN;
-        events.set(PollFlags::OUT, self.wants_write());
-        wait_for(&mut [PollFd::new(&self.stream, events)], deadline.slice());
+        wait_for(&mut [self.poll_fd()], deadline.slice());
         Ok(())
     }
 }
@@ -334,50 +336,43 @@ mod tests {
     use super::*;
     use crate::bootstrap::Cancel;
     use crate::bootstrap::auth::Role;
+    use crate::bootstrap::dial::Dial;
     use std::net::TcpListener;
 
     const ENDS: Ends = Ends { role: Role::Data, from: 1, to: 0, comm: 3 };
 
     fn pair(max_body: usize) -> (Connection, Connection) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let deadline = Deadline::new(Duration::from_secs(10), &Cancel::default());
         let address = listener.local_addr().unwrap();
-        let client = Connection::connect(address, [1; 32], ENDS, max_body, &deadline).unwrap();
+        let mut dial = Dial::new(address.into(), address.to_string(), [1; 32], ENDS);
+        dial.start(Instant::now()).unwrap();
+        let (socket, _) = listener.accept().unwrap();
         let server = Server::new([1; 32], ENDS, 2).unwrap();
-        let server = Connection::accept(listener.accept().unwrap().0, server, max_body).unwrap();
-        (client, server)
-    }
-
-    fn open(client: &mut Connection, server: &mut Connection) {
-        let now = Instant::now();
-        while !client.is_open() || !server.is_open() {
-            client.progress_handshake(now).unwrap();
-            server.progress_handshake(now).unwrap();
+        let mut server = Connection::accept(socket.into(), server).unwrap().with_frames(max_body);
+        loop {
+            server.progress_handshake().unwrap();
+            if let Some(client) = dial.progress(Instant::now()).unwrap() {
+                while !server.is_open() {
+                    server.progress_handshake().unwrap();
+                }
+                return (client.with_frames(max_body), server);
+            }
         }
     }
 
     #[test]
     fn frames_arrive_whole_and_one_that_is_too_long_ends_the_connection() {
         let (mut client, mut server) = pair(100);
-        open(&mut client, &mut server);
         assert_eq!(server.peer_rank(), 1);
         let deadline = Deadline::new(Duration::from_secs(10), &Cancel::default());
         for frame in [Frame { kind: 7, body: vec![] }, Frame { kind: 8, body: vec![5; 100] }] {
             client.send(&frame);
-            client.progress(Instant::now()).unwrap();
+            client.progress().unwrap();
             assert_eq!(server.wait_frame(&deadline, "a frame").unwrap(), frame);
         }
         client.send(&Frame { kind: 9, body: vec![0; 101] });
-        client.progress(Instant::now()).unwrap();
+        client.progress().unwrap();
         let text = server.wait_frame(&deadline, "a frame").unwrap_err().to_string();
         assert!(text.contains("a frame of 101 bytes"), "{text}");
-    }
-
-    #[test]
-    fn who_does_not_authenticate_in_time_is_dropped() {
-        let (_client, mut server) = pair(100);
-        let late = Instant::now() + HANDSHAKE_TIMEOUT + Duration::from_secs(1);
-        let text = server.progress_handshake(late).unwrap_err().to_string();
-        assert!(text.contains("did not authenticate in time"), "{text}");
     }
 }

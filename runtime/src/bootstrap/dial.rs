@@ -1,0 +1,145 @@
+//! A connection that this side makes: tried again until the other side has authenticated.
+
+use super::auth::{Client, Ends};
+use super::id::SECRET_BYTES;
+use super::wire::{Connection, wait_for};
+use crate::error::{Error, Result};
+use rustix::event::PollFd;
+use socket2::{Domain, SockAddr, Socket, Type};
+use std::io::ErrorKind;
+use std::time::{Duration, Instant};
+
+/// Pauses between attempts: they begin with the first and double up to the last.
+const PAUSES: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(200)];
+
+/// A connection in the making, without blocking.
+pub struct Dial {
+    address: SockAddr,
+    /// The address, for texts.
+    at: String,
+    secret: [u8; SECRET_BYTES],
+    ends: Ends,
+    connection: Option<Connection>,
+    /// When the next attempt begins, where there is none under way.
+    again: Option<Instant>,
+    pause: Duration,
+    /// Why the last attempt failed.
+    last: Option<String>,
+    attempts: u32,
+    /// How many of them found that nobody listens.
+    refusals: u32,
+}
+
+impl Dial {
+    /// Nothing happens before [`progress`](Self::progress).
+    pub fn new(address: SockAddr, at: String, secret: [u8; SECRET_BYTES], ends: Ends) -> Self {
+        let pause = PAUSES[0];
+        Self { address, at, secret, ends, connection: None, again: None, pause, last: None, attempts: 0, refusals: 0 }
+    }
+
+    /// Moves it on; returns the connection once both sides have authenticated. What may be
+    /// different a moment later is tried again. Fails where the other side has another secret, or
+    /// where this process has no more descriptors.
+    pub fn progress(&mut self, now: Instant) -> Result<Option<Connection>> {
+        self.start(now)?;
+        let Some(connection) = &mut self.connection else { return Ok(None) };
+        match connection.progress_handshake() {
+            Ok(()) if connection.is_open() => Ok(self.connection.take()),
+            Ok(()) => Ok(None),
+            Err(error @ Error::Secret { .. }) => Err(error),
+            Err(error) => {
+                let refused = connection.is_refused();
+                self.put_off(error.to_string(), refused, now);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Begins an attempt if it is time for one.
+    pub(super) fn start(&mut self, now: Instant) -> Result<()> {
+        if self.connection.is_some() || self.again.is_some_and(|again| now < again) {
+            return Ok(());
+        }
+        let failed = |e| Error::system(format!("connecting to {}", self.at), e, NO_SOCKET);
+        let socket = Socket::new(self.address.domain(), Type::STREAM, None).map_err(failed)?;
+        socket.set_nonblocking(true).map_err(failed)?;
+        match socket.connect(&self.address) {
+            Ok(()) => {}
+            Err(e) if e.raw_os_error() == Some(libc::EINPROGRESS) => {}
+            Err(e) => {
+                self.put_off(e.to_string(), e.kind() == ErrorKind::ConnectionRefused, now);
+                return Ok(());
+            }
+        }
+        watch_for_cuts(&socket);
+        let (client, hello) = Client::new(self.secret, self.ends)?;
+        self.connection = Some(Connection::client(socket, self.at.clone(), client, hello)?);
+        Ok(())
+    }
+
+    fn put_off(&mut self, why: String, refused: bool, now: Instant) {
+        self.connection = None;
+        self.last = Some(why);
+        self.attempts += 1;
+        self.refusals += u32::from(refused);
+        self.again = now.checked_add(self.pause);
+        self.pause = (self.pause * 2).min(PAUSES[1]);
+    }
+
+    /// What to poll; `None` between attempts.
+    pub fn poll_fd(&self) -> Option<PollFd<'_>> {
+        self.connection.as_ref().map(Connection::poll_fd)
+    }
+
+    /// How long until there is something to do without an event.
+    pub fn pause(&self, now: Instant) -> Duration {
+        match (&self.connection, self.again) {
+            (None, Some(again)) => again.saturating_duration_since(now),
+            _ => Duration::MAX,
+        }
+    }
+
+    /// Attempts that have failed so far.
+    pub fn attempts(&self) -> u32 {
+        self.attempts
+    }
+
+    /// Attempts so far that found nobody listening.
+    pub fn refusals(&self) -> u32 {
+        self.refusals
+    }
+
+    /// Why there is no connection yet.
+    pub fn why(&self) -> String {
+        let at = &self.at;
+        match &self.last {
+            Some(last) => format!("connecting to {at}: {last}"),
+            None => format!("{at} does not answer"),
+        }
+    }
+
+    /// Waits for an event or the next attempt, for `limit` at most.
+    pub fn wait_for_event(&self, limit: Duration, now: Instant) {
+        let mut fds: Vec<_> = self.poll_fd().into_iter().collect();
+        wait_for(&mut fds, limit.min(self.pause(now)));
+    }
+}
+
+/// What to do where there is no socket to be had.
+pub const NO_SOCKET: &str = "raise the limit of open files (ulimit -n), or fs.file-max";
+
+/// A link that is cut while nothing or little is under way is noticed after so long.
+const CUT: Duration = Duration::from_secs(5);
+
+/// Has the kernel notice that the other host is out of reach. Its kernel answers, so that a stopped
+/// process does not count. For connections that carry little: the limit holds for a full buffer too.
+pub fn watch_for_cuts(socket: &Socket) {
+    let second = Duration::from_secs(1);
+    let keepalive = socket2::TcpKeepalive::new().with_time(second).with_interval(second);
+    // Unix sockets cannot be cut; where it is refused, the deadline is what is left.
+    if socket.domain().is_ok_and(|domain| domain != Domain::UNIX) {
+        let _ = socket.set_tcp_keepalive(&keepalive.with_retries(4));
+        let _ = socket.set_tcp_user_timeout(Some(CUT));
+    }
+}
+

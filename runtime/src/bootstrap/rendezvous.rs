@@ -1,0 +1,130 @@
+//! The rendezvous that this process holds, each in a thread.
+
+use super::id::UniqueId;
+use super::serve;
+use crate::error::{Error, Result};
+use crate::log::{self, Level, Subsystem};
+use std::net::{SocketAddr, TcpListener};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+/// How far a rendezvous is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Status {
+    /// Ranks meet.
+    Running,
+    /// It has failed, and all who have come were told.
+    Failed,
+    /// Its thread has ended.
+    Over,
+}
+
+/// What the thread of a rendezvous and the rest of its process say to each other.
+pub(super) struct Rendezvous {
+    comm: u64,
+    address: SocketAddr,
+    status: Mutex<Status>,
+    changed: Condvar,
+    /// Another one begins at this address: this one, if it has failed, need not be there any more.
+    replaced: AtomicBool,
+    absent: Mutex<Vec<(u32, String)>>,
+}
+
+static HELD: Mutex<Vec<Arc<Rendezvous>>> = Mutex::new(Vec::new());
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+impl Rendezvous {
+    fn new(id: &UniqueId) -> Self {
+        Self {
+            comm: id.comm,
+            address: id.address,
+            status: Mutex::new(Status::Running),
+            changed: Condvar::new(),
+            replaced: AtomicBool::new(false),
+            absent: Mutex::default(),
+        }
+    }
+
+    pub(super) fn set(&self, status: Status) {
+        *lock(&self.status) = status;
+        self.changed.notify_all();
+    }
+
+    pub(super) fn is_replaced(&self) -> bool {
+        self.replaced.load(Ordering::Acquire)
+    }
+
+    pub(super) fn take_absent(&self) -> Vec<(u32, String)> {
+        std::mem::take(&mut *lock(&self.absent))
+    }
+}
+
+/// Holds the rendezvous of an id at a listener, in a thread. `names` are the numbers by which texts
+/// call the ranks; none: their own. A rendezvous that has failed at this address ends.
+pub fn start(listener: TcpListener, id: UniqueId, names: Vec<u32>) -> Result<()> {
+    let state = Arc::new(Rendezvous::new(&id));
+    replace(id.address);
+    lock(&HELD).push(state.clone());
+    let own = state.clone();
+    let serve = move || {
+        if let Err(e) = serve::serve(listener, &id, names, &own) {
+            log::line(Level::Warn, Subsystem::Bootstrap, &format!("rendezvous: {e}"));
+        }
+        end(&own);
+    };
+    let thread = std::thread::Builder::new().name("oxccl-rendezvous".to_owned());
+    thread.spawn(serve).map(drop).map_err(|e| {
+        end(&state);
+        Error::system("starting a thread", e, "raise ulimit -u")
+    })
+}
+
+fn end(state: &Arc<Rendezvous>) {
+    lock(&HELD).retain(|held| !Arc::ptr_eq(held, state));
+    state.set(Status::Over);
+}
+
+fn find(id: &UniqueId) -> Option<Arc<Rendezvous>> {
+    let same = |held: &&Arc<Rendezvous>| held.comm == id.comm && held.address == id.address;
+    lock(&HELD).iter().rev().find(same).cloned()
+}
+
+/// Has failed rendezvous at an address end: another one begins there.
+pub(super) fn replace(address: SocketAddr) {
+    for held in lock(&HELD).iter().filter(|held| held.address == address) {
+        held.replaced.store(true, Ordering::Release);
+    }
+}
+
+/// Whether this process holds the rendezvous of an id.
+pub(super) fn is_here(id: &UniqueId) -> bool {
+    find(id).is_some()
+}
+
+/// Tells the rendezvous of an id, where this process holds it, that a rank will never come. Nothing
+/// happens where it has come already, or where nobody waits for it.
+pub fn note_absent(id: &UniqueId, rank: u32, why: String) {
+    if let Some(held) = find(id) {
+        lock(&held.absent).push((rank, why));
+    }
+}
+
+/// Waits until a rendezvous that this process holds has told everyone that it has failed: what
+/// comes next may be the end of the process. Blocks, for `limit` at most.
+pub(super) fn wait_until_told(id: &UniqueId, limit: Duration) {
+    let Some(held) = find(id) else { return };
+    let until = Instant::now() + limit;
+    let mut status = lock(&held.status);
+    while *status == Status::Running {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return;
+        }
+        let waited = held.changed.wait_timeout(status, left);
+        status = waited.unwrap_or_else(|e| e.into_inner()).0;
+    }
+}
