@@ -619,7 +619,8 @@ class communicator {
     if (!detail::failed(code) && detail::failed(state)) OXCCL_FAIL(error::of(get(), state));
     return detail::finished(detail::failed(code) ? code : state);
   }
-  // Completes all operations; no further ones may follow. Blocks.
+  // Completes all operations, and waits until the peers have what was sent to them; no further ones may
+  // follow. Blocks.
   result<void> finalize() const { return detail::check(ncclCommFinalize(get())); }
   // Ends all operations, also of other threads, with an error. Blocks for a second at most.
   result<void> abort() { return detail::check(ncclCommAbort(comm_.exchange(nullptr))); }

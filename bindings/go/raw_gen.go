@@ -182,12 +182,17 @@ func ncclCommInitAll(comm *C.ncclComm_t, ndev C.int, devlist *C.int) error {
 	return failed(C.oxgo_ncclCommInitAll(comm, ndev, devlist))
 }
 
-// Completes all operations of a communicator; no further ones may follow. Blocks.
+// Completes all operations of a communicator; no further ones may follow.
+//
+// Blocks: also until the peers have received what was sent to them, as long as an operation may
+// wait, else 60 s; an error tells who has not, or that the calls of the ranks differ.
 func ncclCommFinalize(comm C.ncclComm_t) error {
 	return failed(C.oxgo_ncclCommFinalize(comm))
 }
 
-// Completes all operations of a communicator and ends it; null is ignored. Blocks.
+// Completes all operations of a communicator and ends it, whatever it answers; null is ignored.
+//
+// Blocks and answers as ncclCommFinalize does.
 func ncclCommDestroy(comm C.ncclComm_t) error {
 	return failed(C.oxgo_ncclCommDestroy(comm))
 }

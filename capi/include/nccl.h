@@ -663,13 +663,18 @@ ncclResult_t ncclCommInitAll(ncclComm_t *comm,
 // Same as ncclCommInitAll, for wrappers that replace it.
 ncclResult_t pncclCommInitAll(ncclComm_t *comm, int ndev, const int *devlist);
 
-// Completes all operations of a communicator; no further ones may follow. Blocks.
+// Completes all operations of a communicator; no further ones may follow.
+//
+// Blocks: also until the peers have received what was sent to them, as long as an operation may
+// wait, else 60 s; an error tells who has not, or that the calls of the ranks differ.
 ncclResult_t ncclCommFinalize(ncclComm_t comm);
 
 // Same as ncclCommFinalize, for wrappers that replace it.
 ncclResult_t pncclCommFinalize(ncclComm_t comm);
 
-// Completes all operations of a communicator and ends it; null is ignored. Blocks.
+// Completes all operations of a communicator and ends it, whatever it answers; null is ignored.
+//
+// Blocks and answers as ncclCommFinalize does.
 ncclResult_t ncclCommDestroy(ncclComm_t comm);
 
 // Same as ncclCommDestroy, for wrappers that replace it.

@@ -83,7 +83,9 @@ fn failed(error: Error) -> ncclResult_t {
     group::note_error(&error);
     if !fork::forked() {
         // Of no subsystem, and so of one that is shown by default.
-        log::line(Level::Info, Subsystem::Init, &format!("a call failed: {error}"));
+        let rank = error.site().and_then(|site| u32::try_from(site.rank).ok());
+        let text = format!("a call failed: {error}");
+        log::line_of(rank, Level::Info, Subsystem::Init, &text);
     }
     remember(error);
     code

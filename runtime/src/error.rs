@@ -33,9 +33,36 @@ pub struct Site {
     pub step: i32,
     /// Sequence number of the operation on its communicator, counted from 0.
     pub op_seq: u64,
-    /// Name of the operation, for example `all_reduce`.
+    /// Name of the operation, for example `all_reduce`; empty where it is not known, or none.
     pub operation: &'static str,
 }
+
+impl Site {
+    /// The operation, as texts go on with it; nothing where it is not known.
+    fn within(&self) -> String {
+        let Site { step, op_seq, operation, .. } = self;
+        if operation.is_empty() {
+            String::new()
+        } else if *step < 0 {
+            // Only collectives have steps.
+            format!(" in {operation} (operation {op_seq})")
+        } else {
+            format!(" at step {step} of {operation} (operation {op_seq})")
+        }
+    }
+
+    /// The rank that is waited for; who waits for a signal of its own waits for itself.
+    fn awaited(&self) -> String {
+        match self.peer {
+            -1 => String::new(),
+            peer if peer == self.rank => " for itself".to_owned(),
+            peer => format!(" for rank {peer}"),
+        }
+    }
+}
+
+/// What to do when a rank is lost.
+const LOST: &str = "destroy or abort this communicator, the survivors can make a new one";
 
 /// Everything that can go wrong.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -50,15 +77,14 @@ pub enum Error {
     #[error("{call} failed: {cause}")]
     Cuda { call: &'static str, cause: String },
     #[error(
-        "rank {} lost rank {} in {} (operation {}): {why}; destroy or abort this communicator, \
-         the survivors can make a new one",
-        site.rank, site.peer, site.operation, site.op_seq
+        "rank {} lost rank {}{}: {why}; {}",
+        site.rank, site.peer, site.within(), LOST
     )]
     Remote { site: Site, why: String },
     #[error(
-        "rank {} waited {waited_ms} ms for rank {}{} of {} (operation {}), the limit set by \
-         oxcclCommSetTimeout or OXCCL_TIMEOUT; look at what that rank is doing",
-        site.rank, site.peer, at_step(site.step), site.operation, site.op_seq
+        "rank {} waited {waited_ms} ms{}{}, the limit set by oxcclCommSetTimeout or OXCCL_TIMEOUT; \
+         look at what that rank is doing",
+        site.rank, site.awaited(), site.within()
     )]
     Deadline { site: Site, waited_ms: u64 },
     #[error(
@@ -69,7 +95,16 @@ pub enum Error {
     Mismatch { site: Site, own: String, theirs: String },
     #[error("the communicator was ended by {by}; its operations are not complete")]
     Aborted { by: &'static str },
-    #[error("{text} (reported by rank {})", site.peer)]
+    #[error(
+        "rank {} has sent to rank {} what that rank did not receive {until}; give every send a \
+         receive of the same size and type",
+        site.rank, site.peer
+    )]
+    Untaken { site: Site, until: String },
+    /// The failure record of a peer, whose text is passed on as it is. `code` says what kind:
+    /// `InvalidUsage`, the same mistake on all sides, which `peer` reports; `Timeout`, a rank gave up
+    /// waiting for `peer`; `RemoteError`, `peer` is lost.
+    #[error("{}", reported(site, *code, text))]
     Reported { site: Site, code: Code, text: String },
     #[error("initialisation failed: {why}")]
     Init { why: String },
@@ -106,9 +141,17 @@ impl Code {
     }
 }
 
-/// Only collectives have steps.
-fn at_step(step: i32) -> String {
-    if step < 0 { String::new() } else { format!(" at step {step}") }
+/// The text of [`Error::Reported`].
+fn reported(site: &Site, code: Code, text: &str) -> String {
+    let Site { rank, peer, .. } = site;
+    match code {
+        Code::InvalidUsage => format!("{text} (reported by rank {peer})"),
+        Code::Timeout if rank == peer => {
+            format!("this rank, {rank}, was awaited: {text}; come in time, or raise that limit")
+        }
+        Code::Timeout => format!("{text}; look at what the awaited rank is doing"),
+        _ => format!("rank {rank} lost rank {peer}{}: {text}; {LOST}", site.within()),
+    }
 }
 
 impl Error {
@@ -165,7 +208,9 @@ impl Error {
             | Error::Mismatch { .. }
             | Error::Aborted { .. }
             | Error::Secret { .. } => Code::InvalidUsage,
-            Error::Reported { code, .. } => *code,
+            // A limit is ncclRemoteError on all ranks.
+            Error::Reported { code: Code::InvalidUsage, .. } => Code::InvalidUsage,
+            Error::Reported { .. } | Error::Untaken { .. } => Code::RemoteError,
             Error::Cuda { .. } => Code::UnhandledCudaError,
             Error::System { .. } | Error::Init { .. } | Error::InitTimeout { .. } => {
                 Code::SystemError
@@ -184,8 +229,28 @@ impl Error {
             | Error::Deadline { site, .. }
             | Error::Mismatch { site, .. }
             | Error::InitPeer { site, .. }
+            | Error::Untaken { site, .. }
             | Error::Reported { site, .. } => Some(site),
             _ => None,
+        }
+    }
+
+    /// What the peers of a rank that fails with it are told, each of which adds what it means there:
+    /// the cause alone, with ranks by their numbers.
+    pub fn cause(&self, rank: u32) -> String {
+        match self {
+            Error::Remote { why, .. } => format!("{why} (reported by rank {rank})"),
+            Error::Deadline { site, waited_ms } => format!(
+                "rank {rank} gave up waiting{} after {waited_ms} ms{}",
+                site.awaited(),
+                site.within()
+            ),
+            Error::Aborted { by } => format!("it was ended by {by}"),
+            Error::Reported { text, .. } => text.clone(),
+            // The same mistake on all sides.
+            error if error.code() == Code::InvalidUsage => error.to_string(),
+            Error::System { call, cause, .. } => format!("its {call} failed: {cause}"),
+            error => format!("it failed: {error}"),
         }
     }
 }

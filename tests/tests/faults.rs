@@ -150,6 +150,56 @@ fn a_limit_of_operations_names_operation_number_step_and_rank() {
 }
 
 #[test]
+fn a_limit_names_who_waited_and_who_was_awaited_on_all_ranks() {
+    let id = bootstrap::new_unique_id().expect("an id");
+    let member = |rank| {
+        let (id, device, options) = (id.clone(), Device::Host(0), Options::default());
+        let made = create(&Member { id, rank, nranks: 3, device, options });
+        Arc::new(made.expect("a communicator"))
+    };
+    let member = &member;
+    let comms = std::thread::scope(|scope| {
+        let threads = [0, 1, 2].map(|rank| scope.spawn(move || member(rank)));
+        threads.map(|thread| thread.join().expect("no panic"))
+    });
+    comms[0].set_timeout(Some(Duration::from_millis(50)));
+    let (spec, mut data) = (Spec::new(Collective::AllReduce, 3, 0), [1u64; 2]);
+    let streams = [Stream::new(), Stream::new()];
+    // Rank 2 never comes.
+    for rank in [1, 0] {
+        let place = &raw mut data[rank];
+        let (input, output) = (place.cast_const().cast(), place.cast());
+        let (dtype, op) = (DataType::Uint64, ReduceOp::Sum);
+        let call = Call { spec, input, output, count: 1, dtype, op, scale: None };
+        group::collective(&comms[rank], call, &streams[rank]).expect("it is called");
+    }
+    let deadline = Instant::now() + Duration::from_secs(30);
+    for (rank, comm) in comms.iter().enumerate() {
+        let error = loop {
+            match comm.failure() {
+                Some(error) => break error,
+                None => std::thread::yield_now(),
+            }
+            assert!(Instant::now() < deadline, "rank {rank} was told nothing");
+        };
+        let text = error.to_string();
+        let blamed = error.site().map(|site| site.peer);
+        assert_eq!((error.code(), blamed), (Code::RemoteError, Some(2)), "{text}");
+        let expected = match rank {
+            0 => "rank 0 waited ",
+            1 => "rank 0 gave up waiting for rank 2 after ",
+            _ => "this rank, 2, was awaited: rank 0 gave up waiting for rank 2 after ",
+        };
+        assert!(text.starts_with(expected), "rank {rank}: {text}");
+        assert!(text.contains(" of all_reduce (operation 0)"), "rank {rank}: {text}");
+    }
+    for stream in streams {
+        stream.synchronize(None).expect_err("rank 2 did not come");
+    }
+    comms.iter().for_each(|comm| comm.destroy().expect("it is told"));
+}
+
+#[test]
 fn a_rank_that_never_comes_is_named_after_the_time_that_was_set() {
     let address = format!("127.0.0.1:{}", free_port());
     let job = Job::start(Path::new(RANK), 2, Duration::from_secs(30), |_, command| {
@@ -212,7 +262,7 @@ fn a_communicator_that_is_dropped_after_the_last_barrier_of_its_making_is_told_t
                 let error = called.and_then(|()| stream.synchronize(None)).expect_err("rank 1");
                 let peer = error.site().map(|site| site.peer);
                 assert_eq!((error.code(), peer), (Code::RemoteError, Some(1)), "{error}");
-                comm.destroy();
+                comm.destroy().expect("it is told");
             });
         }
     });

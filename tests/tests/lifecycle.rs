@@ -141,7 +141,7 @@ fn threads_256_of_one_process_make_a_communicator() {
                 let call = Call { spec, input, output, count: 1, dtype, op, scale: None };
                 group::collective(&comm, call, &stream).expect("it is launched");
                 stream.synchronize(None).expect("it succeeds");
-                comm.destroy();
+                comm.destroy().expect("all is well");
                 sum
             })
         };
@@ -187,7 +187,7 @@ fn options_drawn_at_random_per_rank_make_a_working_communicator() {
                     let player = Player { comm: comm.clone(), stream: Stream::new() };
                     let shape = Shape { seed, operations: 20, max_bytes: 1 << 20 };
                     play(&[player], shape).expect("it works");
-                    comm.destroy();
+                    comm.destroy().expect("all is well");
                 });
             }
         });
@@ -240,7 +240,7 @@ fn a_panic_in_the_worker_fails_the_operation_and_the_worker_goes_on() {
     assert!(comm.failure().is_some(), "its communicator is sound");
     let later = group::collective(&comm, call, &stream).and_then(|()| stream.synchronize(None));
     assert!(later.is_err(), "an operation after the failed one succeeds");
-    comm.destroy();
+    comm.destroy().expect("it is told");
 }
 
 #[test]
@@ -251,5 +251,5 @@ fn a_panic_in_a_call_is_an_error_and_later_calls_do_not_hang() {
     assert!(matches!(&error, Error::Internal { what } if what.contains("a panic")), "{error}");
     let later = group::collective(&comm, call, &stream).and_then(|()| stream.synchronize(None));
     assert!(later.is_err(), "an operation after the failed one succeeds");
-    comm.destroy();
+    comm.destroy().expect("it is told");
 }

@@ -1,14 +1,16 @@
 //! Calls that differ between ranks: every rank is told which, whatever the pair, with no deadline set.
 
-use oxccl_plan::Collective;
-use oxccl_runtime::bootstrap;
+use oxccl_plan::{Collective, DataType};
 use oxccl_runtime::comm::{Communicator, Holder, Member, Options, create};
-use oxccl_runtime::device::Device;
+use oxccl_runtime::device::host::exchange::Transfer;
+use oxccl_runtime::device::host::stream::Stream;
+use oxccl_runtime::device::{Device, Target};
+use oxccl_runtime::{Code, Result, bootstrap, group};
 use oxccl_tests::job::Job;
 use oxccl_tests::mismatch::{Case, cases, names_both, outcome};
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 const RANK: &str = env!("CARGO_BIN_EXE_oxccl-test-rank");
@@ -41,7 +43,7 @@ fn differ(nranks: u32, ours: Case, theirs: Case) {
             });
         }
     });
-    comms.iter().for_each(|comm| comm.destroy());
+    comms.iter().for_each(|comm| comm.destroy().expect("it is told"));
 }
 
 /// Rank 0 gives or does nothing in its call, and the others wait for nothing of it in theirs: all are
@@ -115,7 +117,84 @@ fn ranks_that_both_pass_an_id_for_a_growth_are_named() {
             });
         }
     });
-    comms.iter().for_each(|comm| comm.destroy());
+    comms.iter().for_each(|comm| comm.destroy().expect("it is told"));
+}
+
+/// Sends so many bytes to the other one of two ranks, or receives them, and waits for that.
+fn message(comm: &Arc<Communicator>, send: bool, bytes: usize) -> Result<()> {
+    let (mut buffer, stream) = (vec![7u8; bytes], Stream::new());
+    let (peer, data, dtype) = (1 - comm.rank(), buffer.as_mut_ptr(), DataType::Uint8);
+    let transfer = Transfer { peer, send, data, bytes, dtype };
+    group::transfer(comm.clone(), transfer, Target::Host(stream.clone()))?;
+    assert!(stream.synchronize(Some(Duration::from_secs(60)))?, "it hangs");
+    Ok(())
+}
+
+#[test]
+fn a_sender_that_is_done_hears_at_its_end_that_the_receive_differs() {
+    for finalizes in [false, true] {
+        let (comms, sent) = (ranks(2), Barrier::new(2));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                message(&comms[0], true, 8).expect("it is buffered");
+                sent.wait();
+                let ended = if finalizes { comms[0].finalize() } else { comms[0].destroy() };
+                let error = ended.expect_err("rank 1 expects more");
+                assert!(names_both(&error), "{error}");
+                if finalizes {
+                    comms[0].destroy().expect("it is told");
+                }
+            });
+            scope.spawn(|| {
+                sent.wait();
+                let error = message(&comms[1], false, 16).expect_err("rank 0 sends less");
+                assert!(names_both(&error), "{error}");
+                comms[1].destroy().expect("it is told");
+            });
+        });
+    }
+}
+
+#[test]
+fn an_end_waits_until_what_was_sent_is_received() {
+    let (comms, sent, receives) = (ranks(2), Barrier::new(2), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            message(&comms[0], true, 8).expect("it is buffered");
+            sent.wait();
+            comms[0].destroy().expect("it is received");
+            assert!(receives.load(Ordering::Acquire), "it did not wait");
+        });
+        scope.spawn(|| {
+            sent.wait();
+            (0..1000).for_each(|_| std::thread::yield_now());
+            receives.store(true, Ordering::Release);
+            message(&comms[1], false, 8).expect("it was sent");
+            comms[1].destroy().expect("all is well");
+        });
+    });
+}
+
+#[test]
+fn an_end_names_the_rank_that_does_not_receive() {
+    for leaves in [false, true] {
+        let comms = ranks(2);
+        comms[0].set_timeout((!leaves).then(|| Duration::from_millis(50)));
+        message(&comms[0], true, 8).expect("it is buffered");
+        if leaves {
+            comms[1].destroy().expect("it has sent nothing");
+        }
+        let error = comms[0].destroy().expect_err("nobody has received it");
+        let expected = if leaves { "before it destroyed" } else { "did not receive within" };
+        assert!(error.to_string().contains(expected), "{error}");
+        let peer = error.site().map(|site| site.peer);
+        assert_eq!((error.code(), peer), (Code::RemoteError, Some(1)), "{error}");
+        if !leaves {
+            // What was sent is still there.
+            message(&comms[1], false, 8).expect("it was sent");
+            comms[1].destroy().expect("all is well");
+        }
+    }
 }
 
 fn processes(ours: usize, theirs: usize, hosts: bool) {

@@ -153,7 +153,7 @@ fn players(nranks: u32) -> Vec<Player> {
 fn by_groups_64_ranks_in_one_thread() {
     let players = players(64);
     play(&players, Shape { seed: 5, operations: 10_000, max_bytes: 64 << 10 }).expect("it works");
-    players.iter().for_each(|p| p.comm.destroy());
+    players.iter().for_each(|p| p.comm.destroy().expect("all is well"));
 }
 
 #[test]

@@ -25,7 +25,7 @@ fn threads(nranks: u32, run: impl Fn(Player) + Sync) {
                 let member = Member { id, rank, nranks, device: Device::Host(0), options };
                 let comm = Arc::new(create(&member).expect("a communicator"));
                 run(Player { comm: comm.clone(), stream: Stream::new() });
-                comm.destroy();
+                comm.destroy().expect("all is well");
             });
         }
     });

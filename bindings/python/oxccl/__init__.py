@@ -487,7 +487,7 @@ class Comm:
         _check(_c.ncclCommAbort(handle))
 
     def close(self):
-        """Completes all operations and ends the communicator; waits for the other ranks."""
+        """Completes all operations and ends the communicator; waits until the other ranks have what was sent to them."""
         handle, self._handle = self._handle, ctypes.c_void_p()
         _check(_c.ncclCommDestroy(handle))
 

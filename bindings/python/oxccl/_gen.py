@@ -508,11 +508,16 @@ PROTOTYPES = {
     "ncclCommInitAll": (c_int, (POINTER(c_void_p), c_int, POINTER(c_int),)),
     # ncclCommFinalize(comm)
     #
-    # Completes all operations of a communicator; no further ones may follow. Blocks.
+    # Completes all operations of a communicator; no further ones may follow.
+    #
+    # Blocks: also until the peers have received what was sent to them, as long as an operation may
+    # wait, else 60 s; an error tells who has not, or that the calls of the ranks differ.
     "ncclCommFinalize": (c_int, (c_void_p,)),
     # ncclCommDestroy(comm)
     #
-    # Completes all operations of a communicator and ends it; null is ignored. Blocks.
+    # Completes all operations of a communicator and ends it, whatever it answers; null is ignored.
+    #
+    # Blocks and answers as ncclCommFinalize does.
     "ncclCommDestroy": (c_int, (c_void_p,)),
     # ncclCommGetAsyncError(comm, asyncError)
     #

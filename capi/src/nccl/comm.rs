@@ -247,8 +247,7 @@ unsafe fn comm_destroy(comm: ncclComm_t) -> Result<()> {
     if comm.is_null() {
         return Ok(());
     }
-    objects::remove(&objects::COMMS, comm, "ncclCommDestroy", "comm")?.destroy();
-    Ok(())
+    objects::remove(&objects::COMMS, comm, "ncclCommDestroy", "comm")?.destroy()
 }
 
 unsafe fn comm_get_async_error(comm: ncclComm_t, asyncError: *mut ncclResult_t) -> Result<()> {
@@ -448,7 +447,10 @@ pub unsafe extern "C" fn pncclCommInitAll(
     boundary(|| unsafe { comm_init_all(comm, ndev, devlist) })
 }
 
-/// Completes all operations of a communicator; no further ones may follow. Blocks.
+/// Completes all operations of a communicator; no further ones may follow.
+///
+/// Blocks: also until the peers have received what was sent to them, as long as an operation may
+/// wait, else 60 s; an error tells who has not, or that the calls of the ranks differ.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -468,7 +470,9 @@ pub unsafe extern "C" fn pncclCommFinalize(comm: ncclComm_t) -> ncclResult_t {
     boundary(|| unsafe { comm_finalize(comm) })
 }
 
-/// Completes all operations of a communicator and ends it; null is ignored. Blocks.
+/// Completes all operations of a communicator and ends it, whatever it answers; null is ignored.
+///
+/// Blocks and answers as ncclCommFinalize does.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.

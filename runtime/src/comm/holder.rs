@@ -198,11 +198,9 @@ impl Holder {
 
     /// Ends the communicator when its operations are complete, and the children that are being made:
     /// the others need this rank also for one that it is no member of. Blocks.
-    pub fn destroy(&self) {
+    pub fn destroy(&self) -> Result<()> {
         self.cancel.store(true, Ordering::Release);
         worker::wait_while(|| self.jobs().running > 0);
-        if let Some(comm) = self.ready.get() {
-            comm.destroy();
-        }
+        self.ready.get().map_or(Ok(()), |comm| comm.destroy())
     }
 }

@@ -21,7 +21,7 @@ use crate::device::host::exchange::Transfer;
 use crate::device::host::one_sided::OneSided;
 use crate::device::host::stream::Stream;
 use crate::device::host::{self, worker};
-use crate::error::{Error, Result};
+use crate::error::{Code, Error, Result, Site};
 use crate::log::{self, Level, Subsystem};
 use crate::monitor;
 use oxccl_plan::cost::CostModel;
@@ -42,6 +42,9 @@ pub use team::Team;
 
 /// How long an end waits for what cannot be hurried.
 const QUIET: Duration = Duration::from_secs(1);
+
+/// How long an end waits for peers to take what was sent to them, where operations have no limit.
+const TAKING: Duration = Duration::from_secs(60);
 
 /// Plans that a communicator remembers before it forgets them all.
 const REMEMBERED: usize = 4096;
@@ -144,7 +147,7 @@ impl Communicator {
         let edges = |a: Algorithm| a.generator().needs == Needs::Edges;
         if let Some(only) = self.policy.only.filter(|a| edges(*a)) {
             let text = format!("OXCCL_ALGORITHM={} has no effect on GPUs", only.name());
-            log::line(Level::Warn, Subsystem::Init, &text);
+            log::line_of(Some(self.rank()), Level::Warn, Subsystem::Init, &text);
             self.policy.only = None;
         }
         self.seat = Some(seat.attach(&self.endpoint));
@@ -216,9 +219,9 @@ impl Communicator {
         host::default_stream(self.device.index())
     }
 
-    /// The latched failure, if there is one that was not asked for.
+    /// The latched failure, if there is one that was not asked for; the user is told of it.
     pub fn failure(&self) -> Option<Error> {
-        self.endpoint.failure().filter(|_| !self.revoked.load(Ordering::Acquire))
+        self.endpoint.deliver().filter(|_| !self.revoked.load(Ordering::Acquire))
     }
 
     /// Bounds the waiting of every operation; None takes the bound away.
@@ -235,7 +238,7 @@ impl Communicator {
         if self.revoked.load(Ordering::Acquire) {
             return Err(self.revoked_error());
         }
-        if let Some(error) = self.endpoint.failure() {
+        if let Some(error) = self.endpoint.deliver() {
             return Err(error);
         }
         if self.ended.load(Ordering::Acquire) {
@@ -285,14 +288,16 @@ impl Communicator {
         Ok(programs)
     }
 
-    /// Waits for all operations, and takes no more. Blocks; of a failed communicator at most for
-    /// [`QUIET`].
+    /// Waits for all operations, and until the peers have taken what was sent to them; takes no more
+    /// operations. An error tells who has not, or that the calls differ, unless the user knows.
+    /// Blocks; for what was sent as long as an operation may wait, else for [`TAKING`]; of a failed
+    /// communicator at most for [`QUIET`].
     pub fn finalize(&self) -> Result<()> {
         if self.revoked.load(Ordering::Acquire) {
             return Err(self.revoked_error());
         }
         self.drain();
-        Ok(())
+        self.settle()
     }
 
     fn revoked_error(&self) -> Error {
@@ -309,6 +314,49 @@ impl Communicator {
             // What is still queued behind other work ends with the failure when it comes up.
             self.busy() && since.is_none_or(|since| since.elapsed() < QUIET)
         });
+    }
+
+    /// Waits until the peers have taken what was sent to them: until then a rank has not heard whether
+    /// its messages are what they expect.
+    fn settle(&self) -> Result<()> {
+        let endpoint = &self.endpoint;
+        let asked = matches!(endpoint.failure(), Some(Error::Aborted { .. }));
+        if asked || endpoint.is_delivered() || self.revoked.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let limit_ns = endpoint.timeout_ns.load(Ordering::Relaxed);
+        let limit = u64::try_from(limit_ns).map_or(TAKING, Duration::from_nanos);
+        let (start, mut untaken) = (Instant::now(), None);
+        worker::wait_while(|| {
+            untaken = endpoint.untaken();
+            // Another failure of a peer that has taken everything is none of this rank's.
+            let concerns = |e: &Error| untaken.is_some() || e.code() == Code::InvalidUsage;
+            if let Some(error) = endpoint.hear().filter(concerns) {
+                endpoint.fail(error);
+            }
+            let comes = untaken.is_some_and(|(_, left)| !left);
+            comes && endpoint.failure().is_none() && start.elapsed() < limit
+        });
+        let until = |left| match left {
+            true => "before it destroyed its communicator".to_owned(),
+            false => format!(
+                "within {} ms, the limit of finalize and destroy",
+                start.elapsed().as_millis()
+            ),
+        };
+        let error = match (endpoint.failure(), untaken) {
+            (Some(error), None) if error.code() != Code::InvalidUsage => return Ok(()),
+            (Some(error), _) => error,
+            (None, None) => return Ok(()),
+            (None, Some((peer, left))) => {
+                let (rank, peer) = (self.rank() as i32, peer as i32);
+                let op_seq = endpoint.finished.load(Ordering::Acquire);
+                let site = Site { rank, peer, step: -1, op_seq, operation: "" };
+                Error::Untaken { site, until: until(left) }
+            }
+        };
+        endpoint.set_delivered();
+        Err(error)
     }
 
     /// Ends all operations now, with `why`. Returns when nothing touches the user's memory any
@@ -404,10 +452,13 @@ impl Communicator {
         self.seat.as_ref().map_or(0, |seat| seat.by_engines())
     }
 
-    /// Ends the communicator: waits for all operations and leaves in order. Blocks.
-    pub fn destroy(&self) {
+    /// Ends the communicator: waits as [`finalize`](Self::finalize) does and leaves in order, whatever
+    /// the outcome. Blocks.
+    pub fn destroy(&self) -> Result<()> {
         self.drain();
+        let settled = self.settle();
         self.leave();
+        settled
     }
 
     fn leave(&self) {
@@ -418,7 +469,8 @@ impl Communicator {
             // What cannot be closed any more ends with the process.
             let closed = seat.close();
             if let Err(error) = closed {
-                log::line(Level::Info, Subsystem::Init, &error.to_string());
+                let rank = Some(self.rank());
+                log::line_of(rank, Level::Info, Subsystem::Init, &error.to_string());
             }
             reaper::retire(seat.clone(), self.endpoint.clone());
         }

@@ -92,6 +92,14 @@ impl Edge {
         }
     }
 
+    /// Whether the peer has taken everything sent, as far as this side can tell.
+    pub fn is_taken(&mut self) -> bool {
+        match self {
+            Edge::Direct(edge) => edge.is_taken(),
+            Edge::Own | Edge::Message(_) => true,
+        }
+    }
+
     /// Bytes of slots that are not in the shared segment.
     pub fn memory_bytes(&self) -> usize {
         match self {

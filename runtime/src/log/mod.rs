@@ -1,7 +1,8 @@
 //! Logging in NCCL's levels and subsystems: to standard error, a file, or a callback.
 //!
-//! A line reads `host:pid:tid [device] OXCCL INFO text`, with the time before it where
-//! `NCCL_DEBUG_TIMESTAMP_LEVELS` says so. A callback gets the text alone.
+//! A line reads `host:pid:tid [device] OXCCL INFO text`, or `[device, rank 3]` where it is about a
+//! rank of this process, with the time before it where `NCCL_DEBUG_TIMESTAMP_LEVELS` says so. A
+//! callback gets the text alone.
 
 mod callback;
 
@@ -166,7 +167,7 @@ fn configure(config: &Config) {
         timestamp_levels: config.debug_timestamp_levels,
     };
     if let Some(error) = trouble.filter(|_| config.debug >= Level::Warn) {
-        output.write(Level::Warn, &format!("logging to standard error: {error}"));
+        output.write(Level::Warn, None, &format!("logging to standard error: {error}"));
     }
     *OUTPUT.write().unwrap_or_else(|e| e.into_inner()) = Some(Arc::new(output));
     SUBSYSTEM_BITS.store(config.debug_subsys.0, Ordering::Relaxed);
@@ -204,23 +205,32 @@ pub fn enabled(at: Level, about: Subsystem) -> bool {
 /// Writes a line. Those of level VERSION appear with NCCL_DEBUG=VERSION, INFO and above only: WARN
 /// is the default, and a program in which all is well says nothing.
 pub fn line(at: Level, about: Subsystem, text: &str) {
+    line_of(None, at, about, text);
+}
+
+/// As [`line`], for what one rank of this process has to say.
+pub fn line_of(rank: Option<u32>, at: Level, about: Subsystem, text: &str) {
     if enabled(at, about) {
-        write(at, text);
+        put(at, rank, text);
     }
 }
 
 /// Writes a line whatever the level is: one that the user asked for by a call.
 pub fn write(at: Level, text: &str) {
+    put(at, None, text);
+}
+
+fn put(at: Level, rank: Option<u32>, text: &str) {
     CONFIGURED.call_once(|| configure(Config::get()));
     if callback::POST.take(at, text) {
         return;
     }
     let output = OUTPUT.read().unwrap_or_else(|e| e.into_inner()).clone();
-    output.expect("set when logging was configured").write(at, text);
+    output.expect("set when logging was configured").write(at, rank, text);
 }
 
 impl Output {
-    fn write(&self, at: Level, text: &str) {
+    fn write(&self, at: Level, rank: Option<u32>, text: &str) {
         let time = if self.timestamp_levels.contains(at) {
             timestamp(&self.timestamp_format, SystemTime::now())
         } else {
@@ -228,7 +238,8 @@ impl Output {
         };
         let (pid, tid) = (std::process::id(), rustix::thread::gettid().as_raw_nonzero());
         let (host, device, name) = (host(), device::told(), at.name());
-        let line = format!("{time}{host}:{pid}:{tid} [{device}] OXCCL {name} {text}\n");
+        let rank = rank.map_or_else(String::new, |rank| format!(", rank {rank}"));
+        let line = format!("{time}{host}:{pid}:{tid} [{device}{rank}] OXCCL {name} {text}\n");
         // In one call, so that lines of several threads and processes do not mix. A full disk must
         // not stop the program.
         let _ = match &self.file {
@@ -376,19 +387,20 @@ mod tests {
         std::fs::create_dir_all(&folder).unwrap();
         let path = folder.join("log");
         let text = path.to_str().unwrap();
-        for round in 0..2 {
+        for (round, rank) in [(0, None), (1, Some(3))] {
             let output = Output {
                 file: open(text).unwrap(),
                 timestamp_format: "<%1f>".to_owned(),
                 timestamp_levels: Levels::listed("WARN").unwrap(),
             };
-            output.write(Level::Info, &format!("round {round}"));
+            output.write(Level::Info, rank, &format!("round {round}"));
         }
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         let tid = rustix::thread::gettid().as_raw_nonzero();
-        let prefix = format!("{}:{}:{tid} [0] OXCCL INFO round", host(), std::process::id());
+        let from = format!("{}:{}:{tid}", host(), std::process::id());
         let written = std::fs::read_to_string(&path).unwrap();
-        assert_eq!(written, format!("{prefix} 0\n{prefix} 1\n"));
+        let lines = ["[0] OXCCL INFO round 0", "[0, rank 3] OXCCL INFO round 1"];
+        assert_eq!(written, lines.map(|line| format!("{from} {line}\n")).concat());
         let link = folder.join("link");
         std::os::unix::fs::symlink(&path, &link).unwrap();
         assert!(open(link.to_str().unwrap()).is_err());

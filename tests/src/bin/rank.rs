@@ -35,8 +35,7 @@ fn sequence(arguments: &[String]) -> Result<()> {
     play(&[player], shape)?;
     let modes = comm.endpoint().state().modes;
     println!("mapped {} pulled {}", modes.mapped > 0, modes.pulled > 0);
-    comm.destroy();
-    Ok(())
+    comm.destroy()
 }
 
 /// The ranks of this process, each in a thread of its own: a job of one process has `threads` ranks,
@@ -55,8 +54,7 @@ fn compare_bits(arguments: &[String]) -> Result<()> {
             scope.spawn(move || -> Result<()> {
                 let player = Player { comm: Arc::new(create(&member)?), stream: Stream::new() };
                 println!("{}", deterministic::reduce_all(&player, seed)?);
-                player.comm.destroy();
-                Ok(())
+                player.comm.destroy()
             })
         });
         let ranks: Vec<_> = ranks.collect();
@@ -73,8 +71,7 @@ fn differ(arguments: &[String]) -> Result<()> {
     let error = mismatch::outcome(&comm, case);
     assert!(mismatch::names_both(&error), "{error}");
     // What the others have to hear stays to be read when this process ends.
-    comm.destroy();
-    Ok(())
+    comm.destroy()
 }
 
 /// One-sided operations between processes.
@@ -83,8 +80,7 @@ fn put(arguments: &[String]) -> Result<()> {
     let (seed, mapped) = (arguments[1].parse().expect("a number"), arguments[2] == "mapped");
     windows::play(&Player { comm: comm.clone(), stream: Stream::new() }, seed, 300, mapped)?;
     register_again_and_again(&comm)?;
-    comm.destroy();
-    Ok(())
+    comm.destroy()
 }
 
 /// The same memory as a window and as a buffer, a thousand times: that takes no address space.
@@ -202,8 +198,7 @@ fn once(comm: &Arc<Communicator>) -> Result<()> {
     group::collective(comm, call, &stream)?;
     stream.synchronize(None)?;
     assert_eq!(output, n * (n - 1) / 2);
-    comm.destroy();
-    Ok(())
+    comm.destroy()
 }
 
 /// All-reduces until a rank dies, goes on without it, and with a new one in its place: that finds the id

@@ -342,7 +342,9 @@ impl History {
 
     /// Whether an error says who is to blame.
     fn blames(&self, rank: usize, error: &Error) -> bool {
-        let names = |ranks: &[usize]| matches!(error, Error::Remote { site, .. } if ranks.contains(&(site.peer as usize)));
+        let blamed = error.site().filter(|_| error.code() == Code::RemoteError);
+        let blamed = blamed.and_then(|site| usize::try_from(site.peer).ok());
+        let names = |ranks: &[usize]| blamed.is_some_and(|rank| ranks.contains(&rank));
         let asked = || matches!(error, Error::Aborted { .. });
         self.struck.is_some()
             && match &self.trouble.fault {
@@ -356,7 +358,15 @@ impl History {
                     }
                 }
                 Fault::Revoke(by) => by.contains(&rank) && asked() || names(by),
-                Fault::Deadline(_) => error.code() == Code::RemoteError,
+                // Nobody is lost, and nobody waits for itself.
+                Fault::Deadline(ranks) => match error {
+                    Error::Deadline { .. } => {
+                        ranks.contains(&rank) && blamed.is_some_and(|peer| peer != rank)
+                    }
+                    _ => {
+                        blamed.is_some() && error.to_string().contains(" gave up waiting for rank ")
+                    }
+                },
             }
     }
 

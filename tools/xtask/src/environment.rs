@@ -22,7 +22,7 @@ rights than its caller (set-user-id and the like) takes no paths from its enviro
 `oxccl env` prints the values in effect and where they come from; in a program, `NCCL_DEBUG=INFO` logs those that were given, and
 the functions `ncclParam*` read them.
 
-Log lines read `host:pid:tid [device] OXCCL INFO text`. They go to standard error, which differs from NCCL's standard output.
+Log lines read `host:pid:tid [device] OXCCL INFO text`, or `[device, rank 3]` where a rank is known. They go to standard error, which differs from NCCL's standard output.
 ";
 
 /// A cell of a table.

@@ -564,11 +564,16 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 @inline ncclCommInitAll(comm, ndev, devlist) =
     ccall(@inbounds(ADDRESSES[20]), Cint, (Ptr{Ptr{Cvoid}}, Cint, Ptr{Cint},), comm, ndev, devlist)
 
-# Completes all operations of a communicator; no further ones may follow. Blocks.
+# Completes all operations of a communicator; no further ones may follow.
+#
+# Blocks: also until the peers have received what was sent to them, as long as an operation may
+# wait, else 60 s; an error tells who has not, or that the calls of the ranks differ.
 @inline ncclCommFinalize(comm) =
     ccall(@inbounds(ADDRESSES[21]), Cint, (Ptr{Cvoid},), comm)
 
-# Completes all operations of a communicator and ends it; null is ignored. Blocks.
+# Completes all operations of a communicator and ends it, whatever it answers; null is ignored.
+#
+# Blocks and answers as ncclCommFinalize does.
 @inline ncclCommDestroy(comm) =
     ccall(@inbounds(ADDRESSES[22]), Cint, (Ptr{Cvoid},), comm)
 

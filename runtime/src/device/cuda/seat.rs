@@ -572,7 +572,7 @@ impl Seat {
             peer: control.peer,
             step: control.step,
             op_seq: control.operation,
-            operation: "an operation",
+            operation: "a kernel",
         };
         match fault {
             abi::FAULT_DEADLINE => {
@@ -742,12 +742,17 @@ const CLOSING: Duration = Duration::from_millis(100);
 impl Failing for Seat {
     fn failure_on(&self, stream: CUstream) -> Option<Error> {
         self.hear();
-        let failure = self.endpoint()?.failure()?;
+        let endpoint = self.endpoint()?;
+        let failure = endpoint.failure()?;
         // Default streams have the same handles on all GPUs.
         if Stream(stream).is_default() && driver::current() != Some(self.gpu.index) {
             return None;
         }
-        self.used.tell(Stream(stream)).then_some(failure)
+        let tells = self.used.tell(Stream(stream));
+        if tells {
+            endpoint.set_delivered();
+        }
+        tells.then_some(failure)
     }
 }
 

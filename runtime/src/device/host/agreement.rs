@@ -4,9 +4,8 @@
 use super::endpoint::{Awaited, Endpoint};
 use crate::descriptor::{Descriptor, Label};
 use crate::error::{Error, Result, Site};
-use crate::link::direct::{PeerState, RING, Segment};
+use crate::link::direct::{RING, Segment};
 use crate::link::{Edge, Message, notice};
-use std::sync::atomic::Ordering;
 
 /// What an operation does, as others can check.
 #[derive(Clone, Copy, Debug)]
@@ -141,10 +140,7 @@ pub(super) fn suspect(endpoint: &Endpoint, doing: Doing, awaited: Awaited) -> Op
             }
         }
     }
-    let left = place.is_some_and(|(segment, local)| {
-        segment.state(local).load(Ordering::Acquire) == PeerState::Left as u64
-    });
-    left.then(|| {
+    endpoint.has_left(awaited).then(|| {
         endpoint.lost(awaited, "it has destroyed its communicator, without this call".to_owned())
     })
 }

@@ -121,6 +121,10 @@ pub struct Endpoint {
     gpu: OnceLock<Weak<Seat>>,
     failed: AtomicBool,
     failure: OnceLock<Error>,
+    /// Whether the user was told of the failure.
+    delivered: AtomicBool,
+    /// Number and name of the operation that last had to wait.
+    waiting: Mutex<(u64, &'static str)>,
     state: Mutex<State>,
 }
 
@@ -177,6 +181,8 @@ impl Endpoint {
             gpu: OnceLock::new(),
             failed: AtomicBool::new(false),
             failure: OnceLock::new(),
+            delivered: AtomicBool::new(false),
+            waiting: Mutex::default(),
             state: Mutex::new(state),
         }
     }
@@ -206,13 +212,7 @@ impl Endpoint {
             }
             return;
         }
-        let (code, culprit) = match (&error, error.site()) {
-            // To the others this rank is lost.
-            (Error::Aborted { .. }, _) => (Code::RemoteError, self.rank as i32),
-            (_, Some(site)) => (error.code(), site.peer),
-            (_, None) => (error.code(), -1),
-        };
-        let record = Record { code, culprit, text: error.to_string() };
+        let record = self.record(&error);
         if let (Some(segment), Some(local)) = (&self.segment, self.local[self.rank as usize]) {
             segment.publish_failure(local, &record);
         }
@@ -221,9 +221,25 @@ impl Endpoint {
         if let Some(seat) = self.gpu.get().and_then(Weak::upgrade) {
             seat.abort();
         }
-        log::line(Level::Warn, Subsystem::Coll, &record.text);
+        log::line_of(Some(self.rank), Level::Warn, Subsystem::Coll, &error.to_string());
         let notice = notice::failed(&record);
         self.state().edges.iter_mut().for_each(|edge| edge.tell(&notice));
+    }
+
+    /// What the peers are told of a failure: of what kind it is, whom it is about, and why. What a
+    /// peer reported is passed on as it came.
+    fn record(&self, error: &Error) -> Record {
+        let own = self.rank as i32;
+        let (code, culprit) = match error {
+            Error::Reported { site, code, .. } => (*code, site.peer),
+            Error::Remote { site, .. } => (Code::RemoteError, site.peer),
+            // For whom it waited.
+            Error::Deadline { site, .. } => (Code::Timeout, site.peer),
+            // To the others this rank is lost.
+            Error::Aborted { .. } => (Code::RemoteError, own),
+            error => (error.code(), own),
+        };
+        Record { code, culprit, text: error.cause(self.rank) }
     }
 
     /// Ties it to the rank's seat on a GPU.
@@ -245,29 +261,33 @@ impl Endpoint {
     /// The error here for a failure that a peer tells of.
     pub fn told(&self, peer: u32, record: Record) -> Error {
         let Record { code, culprit, text } = record;
-        let known = culprit >= 0 && culprit != self.rank as i32;
-        match code {
-            // The same mistake on all sides.
-            Code::InvalidUsage => {
-                let site = self.site(peer as i32);
-                Error::Reported { site, code, text }
-            }
-            Code::RemoteError if known && culprit != peer as i32 => {
-                let site = self.site(culprit);
-                Error::Remote { site, why: format!("rank {peer} says: {text}") }
-            }
-            _ => self.lost(peer, format!("it says: {text}")),
-        }
+        let (own, peer) = (self.rank as i32, peer as i32);
+        let known = (0..self.nranks as i32).contains(&culprit);
+        let (code, whom, text) = match code {
+            // The same mistake on all sides; the culprit is who found it.
+            Code::InvalidUsage => (code, if known { culprit } else { peer }, text),
+            // It may be this rank that was awaited.
+            Code::Timeout => (code, if known { culprit } else { -1 }, text),
+            _ if culprit == own => (Code::RemoteError, peer, format!("it lost rank {own}: {text}")),
+            _ => (Code::RemoteError, if known { culprit } else { peer }, text),
+        };
+        Error::Reported { site: self.site(whom), code, text }
     }
 
     fn site(&self, peer: i32) -> Site {
-        Site {
-            rank: self.rank as i32,
-            peer,
-            step: -1,
-            op_seq: self.finished.load(Ordering::Acquire),
-            operation: "an operation",
-        }
+        let op_seq = self.finished.load(Ordering::Acquire);
+        let (number, name) = *self.waiting();
+        let operation = if number == op_seq { name } else { "" };
+        Site { rank: self.rank as i32, peer, step: -1, op_seq, operation }
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, (u64, &'static str)> {
+        self.waiting.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Says what this rank waits in: for failures that are found elsewhere.
+    pub(super) fn waits_in(&self, number: u64, name: &'static str) {
+        *self.waiting() = (number, name);
     }
 
     /// The error for the loss of a peer.
@@ -351,6 +371,40 @@ impl Endpoint {
     /// The failure, if there is one.
     pub fn failure(&self) -> Option<Error> {
         if self.failed.load(Ordering::Acquire) { self.failure.get().cloned() } else { None }
+    }
+
+    /// The failure, if there is one, for the user to be told of.
+    pub fn deliver(&self) -> Option<Error> {
+        let failure = self.failure()?;
+        self.set_delivered();
+        Some(failure)
+    }
+
+    /// The user is told that not all is well.
+    pub fn set_delivered(&self) {
+        self.delivered.store(true, Ordering::Release);
+    }
+
+    /// Whether the user was told.
+    pub fn is_delivered(&self) -> bool {
+        self.delivered.load(Ordering::Acquire)
+    }
+
+    /// Whether a peer of this host has left in order.
+    pub fn has_left(&self, peer: u32) -> bool {
+        let place = self.segment.as_ref().zip(self.local[peer as usize]);
+        let left = PeerState::Left as u64;
+        place.is_some_and(|(segment, place)| segment.state(place).load(Ordering::Acquire) == left)
+    }
+
+    /// A peer that has not taken all that was sent to it, and whether it has left without.
+    pub fn untaken(&self) -> Option<(u32, bool)> {
+        let mut state = self.state();
+        (0u32..).zip(&mut state.edges).find_map(|(peer, edge)| {
+            // Looked up first: it leaves after it has taken all that it takes.
+            let left = self.has_left(peer);
+            (!edge.is_taken()).then_some((peer, left))
+        })
     }
 
     /// Why nothing can run any more, when the communicator's links are gone.
@@ -504,5 +558,75 @@ pub fn broken(peer: u32) -> impl Fn(Error) -> Error {
             why: format!("{call}: {cause}"),
         },
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A rank of four, in an operation of this name.
+    fn alone(rank: u32, operation: &'static str) -> Endpoint {
+        let edges = (0..4).map(|_| Edge::Own).collect();
+        let memory = (0..4).map(|_| PeerMemory::Unreachable).collect();
+        let endpoint =
+            Endpoint::new(rank, vec![None; 4], None, false, vec![0; 4], 64, edges, memory, 0);
+        endpoint.waits_in(0, operation);
+        endpoint
+    }
+
+    #[test]
+    fn what_a_rank_reports_reaches_all_with_one_cause_one_reporter_and_one_remedy() {
+        let first = alone(1, "reduce");
+        let (second, third) = (alone(2, "all_reduce"), alone(3, "broadcast"));
+        let texts = |error: &Error| {
+            let record = first.record(error);
+            let heard = second.told(1, record.clone());
+            // It is passed on as it is.
+            assert_eq!(second.record(&heard), record);
+            let again = third.told(2, second.record(&heard));
+            assert_eq!(again.code(), error.code());
+            [heard, again].map(|error| error.to_string())
+        };
+        let remedy = "destroy or abort this communicator, the survivors can make a new one";
+        let cause = "its process ended (reported by rank 1)";
+        assert_eq!(
+            texts(&first.lost(0, "its process ended".to_owned())),
+            [
+                format!("rank 2 lost rank 0 in all_reduce (operation 0): {cause}; {remedy}"),
+                format!("rank 3 lost rank 0 in broadcast (operation 0): {cause}; {remedy}"),
+            ]
+        );
+        let cause = "it lost rank 3: its connection closed (reported by rank 1)";
+        let lost = first.record(&first.lost(3, "its connection closed".to_owned()));
+        assert_eq!(
+            third.told(1, lost).to_string(),
+            format!("rank 3 lost rank 1 in broadcast (operation 0): {cause}; {remedy}")
+        );
+        let deadline = deadline_error(&first, Awaited { peer: 3, step: 2 }, "reduce", 500);
+        let cause =
+            "rank 1 gave up waiting for rank 3 after 500 ms at step 2 of reduce (operation 0)";
+        assert_eq!(
+            texts(&deadline),
+            [
+                format!("{cause}; look at what the awaited rank is doing"),
+                format!("this rank, 3, was awaited: {cause}; come in time, or raise that limit"),
+            ]
+        );
+        let site = first.site(2);
+        let mismatch = Error::Mismatch { site, own: "this".to_owned(), theirs: "that".to_owned() };
+        let expected = format!("{mismatch} (reported by rank 1)");
+        assert_eq!(texts(&mismatch), [expected.clone(), expected]);
+    }
+
+    #[test]
+    fn a_record_that_blames_no_rank_of_the_communicator_is_about_who_sent_it() {
+        let endpoint = alone(0, "");
+        for (code, peer) in [(Code::RemoteError, 2), (Code::InvalidUsage, 2), (Code::Timeout, -1)] {
+            for culprit in [-1, 4, i32::MIN, i32::MAX] {
+                let told = endpoint.told(2, Record { code, culprit, text: "x".to_owned() });
+                assert_eq!(told.site().map(|site| site.peer), Some(peer), "{code:?} {culprit}");
+            }
+        }
     }
 }

@@ -317,6 +317,7 @@ impl Operation {
             return self.wait_for_writers(since, error);
         }
         if let Some(error) = endpoint.failure() {
+            let error = self.place(error);
             return self.wait_for_writers(clock::now(), error);
         }
         if let Some((since, error)) = self.broken.take() {
@@ -343,6 +344,10 @@ impl Operation {
     }
 
     fn end(&self, result: Result<()>) -> Step {
+        if result.is_err() {
+            // Its stream does it.
+            self.endpoint.set_delivered();
+        }
         // Only the running operation changes it.
         self.endpoint.finished.store(self.number + 1, Ordering::Release);
         Step::Done(result)
@@ -380,7 +385,7 @@ impl Operation {
             "ranks {writers:?} do not answer and may still write into the buffers of {}: keep them",
             self.name()
         );
-        log::line(Level::Warn, Subsystem::Coll, &text);
+        log::line_of(Some(self.endpoint.rank), Level::Warn, Subsystem::Coll, &text);
         self.end(Err(error))
     }
 
@@ -393,6 +398,7 @@ impl Operation {
         if !self.idle_visits.is_multiple_of(IDLE_VISITS) {
             return;
         }
+        self.endpoint.waits_in(self.number, self.name());
         let now = clock::now();
         let long = now - *self.looked.get_or_insert(now) > LONG;
         if long {
@@ -419,16 +425,15 @@ impl Operation {
         }
     }
 
-    /// Says where a link broke.
-    fn place(&self, error: Error) -> Error {
-        match error {
-            Error::Remote { site, why } => {
-                let (rank, op_seq) = (self.endpoint.rank as i32, self.number);
-                let site = Site { rank, op_seq, step: -1, operation: self.name(), ..site };
-                Error::Remote { site, why }
-            }
-            other => other,
+    /// Says in what a rank was lost, where the error does not.
+    fn place(&self, mut error: Error) -> Error {
+        if let Error::Remote { site, .. } | Error::Reported { site, .. } = &mut error
+            && site.operation.is_empty()
+        {
+            let (rank, peer) = (self.endpoint.rank as i32, site.peer);
+            *site = Site { rank, peer, step: -1, op_seq: self.number, operation: self.name() };
         }
+        error
     }
 
     /// A link that broke may be that of a rank which only gave up: the monitor, which sees who went
@@ -448,7 +453,9 @@ impl Operation {
         let waited = now - *self.waiting_since.get_or_insert(now);
         if waited.as_nanos() as i128 > i128::from(limit) {
             let waited_ms = waited.as_millis() as u64;
-            self.endpoint.fail(deadline_error(&self.endpoint, awaited, self.name(), waited_ms));
+            let deadline = || deadline_error(&self.endpoint, awaited, self.name(), waited_ms);
+            // Who ended because of a failure is not to blame; nor this rank, which waits to hear of it.
+            self.endpoint.fail(self.endpoint.hear().unwrap_or_else(deadline));
         }
     }
 }

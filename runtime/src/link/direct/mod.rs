@@ -80,9 +80,10 @@ pub enum PeerState {
 pub struct Record {
     /// The code of its error.
     pub code: Code,
-    /// The rank at fault; −1 where none is.
+    /// The rank at fault; where it is a limit's the rank waited for, and where the calls differ the rank
+    /// that found it; −1 where there is none.
     pub culprit: i32,
-    /// The error's text.
+    /// The cause alone.
     pub text: String,
 }
 
@@ -512,6 +513,15 @@ impl DirectEdge {
     pub(super) fn is_full(&self) -> bool {
         let sent = self.segment.edge_word(self.peer, self.own, 0).load(Ordering::Acquire);
         sent.wrapping_sub(self.taken) >= EDGE_SLOTS as u64
+    }
+
+    /// Whether the peer has taken all messages.
+    pub(super) fn is_taken(&mut self) -> bool {
+        if self.taken_by_peer != self.sent {
+            let taken = self.segment.edge_word(self.own, self.peer, 1).load(Ordering::Acquire);
+            self.taken_by_peer = taken;
+        }
+        self.taken_by_peer == self.sent
     }
 
     pub(super) fn release(&mut self) {
