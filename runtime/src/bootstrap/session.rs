@@ -21,7 +21,7 @@ const BACKLOG: i32 = 4096;
 /// Makes a unique id and starts its rendezvous in a thread of this process. Blocks: never.
 pub fn new_unique_id() -> Result<UniqueId> {
     crate::fork::check()?;
-    let config = Config::get();
+    let config = Config::checked()?;
     if !config.comm_id.is_empty() {
         // Rank 0 opens the rendezvous, on the machine that the variable names.
         return id_from_environment(config);
