@@ -1,9 +1,14 @@
 //! Links the shared library under its SONAME and keeps it loaded: its threads outlive `dlclose`.
 
+use std::path::PathBuf;
+
 fn main() {
     println!("cargo::rerun-if-changed=exports.map");
-    let map = std::path::Path::new(&std::env::var("CARGO_MANIFEST_DIR").unwrap_or_default())
-        .join("exports.map");
+    // Checkouts may share a target folder, and what this one printed with it: no path of a checkout.
+    let map =
+        PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets it")).join("exports.map");
+    let text = std::fs::read("exports.map").expect("exports.map can be read");
+    std::fs::write(&map, text).expect("the output folder is writable");
     for argument in [
         "-Wl,-soname,liboxccl.so.2".to_owned(),
         "-Wl,-z,nodelete".to_owned(),

@@ -1,6 +1,9 @@
 //! Compiles the kernels with nvcc, from `$CUDA_HOME/bin` or the path: in release builds for all
 //! architectures, else for the GPUs that are here. `CUDAARCHS=90` (a list with semicolons, as CMake
 //! reads it) says which, an empty one none.
+//!
+//! The path is searched but not watched, as it changes with every environment that someone activates: the
+//! compiler found there is. What it made is kept while it is the same one and has the same to compile.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -14,6 +17,34 @@ fn nvcc() -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let mut folders = home.into_iter().chain(env::split_paths(&path));
     folders.find_map(|f| Some(f.join("nvcc")).filter(|p| p.is_file()))
+}
+
+/// What the compiler is told, but for where the result goes.
+fn arguments(archs: &str) -> Vec<String> {
+    let archs: Vec<&str> = archs.split([';', ',']).map(str::trim).collect();
+    let fixed = ["-fatbin", "-O3", "-std=c++17", "-fmad=false", "--compress-mode=size"];
+    let mut arguments: Vec<String> = fixed.map(str::to_owned).to_vec();
+    arguments.extend(["-t", "0", "-Werror=all-warnings", "cuda/kernels.cu"].map(str::to_owned));
+    arguments.extend(archs.iter().map(|a| format!("-gencode=arch=compute_{a},code=sm_{a}")));
+    let last = archs.last().map(|a| format!("-gencode=arch=compute_{a},code=compute_{a}"));
+    arguments.extend(last);
+    arguments
+}
+
+/// All that decides about the result: the compiler, what it is told, and the sources.
+fn recipe(nvcc: &Path, arguments: &[String]) -> std::io::Result<Vec<u8>> {
+    let version = Command::new(nvcc).arg("--version").output()?.stdout;
+    let mut recipe = format!("{}\n{arguments:?}\n", nvcc.canonicalize()?.display()).into_bytes();
+    recipe.extend(version);
+    let files = std::fs::read_dir("cuda")?.map(|entry| entry.map(|e| e.path()));
+    let mut files = files.collect::<std::io::Result<Vec<PathBuf>>>()?;
+    files.sort();
+    for file in files {
+        let text = std::fs::read(&file)?;
+        recipe.extend(format!("{} {}\n", file.display(), text.len()).into_bytes());
+        recipe.extend(text);
+    }
+    Ok(recipe)
 }
 
 /// Those of [`ARCHS`] that this machine's GPUs run; nothing without a driver. Newer GPUs take the last
@@ -37,32 +68,37 @@ fn archs_here() -> String {
 }
 
 fn main() {
-    for name in ["CUDA_HOME", "PATH", "CUDAARCHS"] {
+    for name in ["CUDA_HOME", "CUDAARCHS"] {
         println!("cargo::rerun-if-env-changed={name}");
     }
     println!("cargo::rerun-if-changed=cuda");
-    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it")).join("kernels.fatbin");
+    let nvcc = nvcc();
+    if let Some(nvcc) = &nvcc {
+        println!("cargo::rerun-if-changed={}", nvcc.display());
+    }
     let release = env::var("PROFILE").is_ok_and(|profile| profile == "release");
     let default = || if release { ARCHS.to_owned() } else { archs_here() };
     let archs = env::var("CUDAARCHS").unwrap_or_else(|_| default());
-    let Some(nvcc) = nvcc().filter(|_| !archs.is_empty()) else {
-        std::fs::write(&out, b"").expect("the output folder is writable");
-        return;
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
+    let (fatbin, stamp) = (out.join("kernels.fatbin"), out.join("kernels.stamp"));
+    let write = |file: &Path, bytes: &[u8]| {
+        std::fs::write(file, bytes).expect("the output folder is writable");
     };
-    let archs: Vec<&str> = archs.split([';', ',']).map(str::trim).collect();
-    let mut command = Command::new(nvcc);
-    command.args(["-fatbin", "-O3", "-std=c++17", "-fmad=false", "--compress-mode=size"]);
-    command.args(["-t", "0", "-Werror=all-warnings", "-o"]).arg(&out);
-    for arch in &archs {
-        command.arg(format!("-gencode=arch=compute_{arch},code=sm_{arch}"));
+    let Some(nvcc) = nvcc.filter(|_| !archs.is_empty()) else {
+        write(&stamp, b"");
+        return write(&fatbin, b"");
+    };
+    let arguments = arguments(&archs);
+    let recipe = recipe(&nvcc, &arguments).expect("nvcc starts and the sources can be read");
+    if fatbin.exists() && std::fs::read(&stamp).is_ok_and(|made| made == recipe) {
+        return;
     }
-    if let Some(last) = archs.last() {
-        command.arg(format!("-gencode=arch=compute_{last},code=compute_{last}"));
-    }
-    let status = command.arg("cuda/kernels.cu").status().expect("nvcc starts");
+    // Of a compiler that fails or is stopped something may stay.
+    write(&stamp, b"");
+    let status = Command::new(nvcc).args(&arguments).arg("-o").arg(&fatbin).status();
     assert!(
-        status.success(),
-        "nvcc failed: its messages are above; without nvcc on the PATH the \
-                               host device is built alone"
+        status.expect("nvcc starts").success(),
+        "nvcc failed: its messages are above; with CUDAARCHS= the host device is built alone"
     );
+    write(&stamp, &recipe);
 }

@@ -149,7 +149,7 @@ func ncclGetUniqueId(uniqueId *C.ncclUniqueId) error {
 //
 // `comm`: out, the handle. `nranks`: number of ranks. `commId`: the id that one rank got from
 // ncclGetUniqueId, copied to all. `rank`: this rank, 0 to nranks − 1. The device is the calling thread's
-// current one. Blocks until all ranks have come, at most OXCCL_INIT_TIMEOUT seconds; within a group at
+// current one. Blocks until all ranks have come, at most OXCCL_INIT_TIMEOUT; within a group at
 // its end.
 func ncclCommInitRank(comm *C.ncclComm_t, nranks C.int, commId C.ncclUniqueId, rank C.int) error {
 	return failed(C.oxgo_ncclCommInitRank(comm, nranks, commId, rank))
@@ -315,56 +315,56 @@ func ncclParamBind(out *C.ncclParamHandle_t, key *C.char) error {
 	return failed(C.oxgo_ncclParamBind(out, key))
 }
 
-// Reads a variable as a signed number of 8 bits; switches are 0 or 1.
+// Reads a variable as a signed number of 8 bits; switches are 0 or 1, durations nanoseconds.
 //
 // `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 func ncclParamGetI8(h C.ncclParamHandle_t, out *C.int8_t) error {
 	return failed(C.oxgo_ncclParamGetI8(h, out))
 }
 
-// Reads a variable as a signed number of 16 bits; switches are 0 or 1.
+// Reads a variable as a signed number of 16 bits; switches are 0 or 1, durations nanoseconds.
 //
 // `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 func ncclParamGetI16(h C.ncclParamHandle_t, out *C.int16_t) error {
 	return failed(C.oxgo_ncclParamGetI16(h, out))
 }
 
-// Reads a variable as a signed number of 32 bits; switches are 0 or 1.
+// Reads a variable as a signed number of 32 bits; switches are 0 or 1, durations nanoseconds.
 //
 // `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 func ncclParamGetI32(h C.ncclParamHandle_t, out *C.int32_t) error {
 	return failed(C.oxgo_ncclParamGetI32(h, out))
 }
 
-// Reads a variable as a signed number of 64 bits; switches are 0 or 1.
+// Reads a variable as a signed number of 64 bits; switches are 0 or 1, durations nanoseconds.
 //
 // `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 func ncclParamGetI64(h C.ncclParamHandle_t, out *C.int64_t) error {
 	return failed(C.oxgo_ncclParamGetI64(h, out))
 }
 
-// Reads a variable as a unsigned number of 8 bits; switches are 0 or 1.
+// Reads a variable as a unsigned number of 8 bits; switches are 0 or 1, durations nanoseconds.
 //
 // `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 func ncclParamGetU8(h C.ncclParamHandle_t, out *C.uint8_t) error {
 	return failed(C.oxgo_ncclParamGetU8(h, out))
 }
 
-// Reads a variable as a unsigned number of 16 bits; switches are 0 or 1.
+// Reads a variable as a unsigned number of 16 bits; switches are 0 or 1, durations nanoseconds.
 //
 // `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 func ncclParamGetU16(h C.ncclParamHandle_t, out *C.uint16_t) error {
 	return failed(C.oxgo_ncclParamGetU16(h, out))
 }
 
-// Reads a variable as a unsigned number of 32 bits; switches are 0 or 1.
+// Reads a variable as a unsigned number of 32 bits; switches are 0 or 1, durations nanoseconds.
 //
 // `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 func ncclParamGetU32(h C.ncclParamHandle_t, out *C.uint32_t) error {
 	return failed(C.oxgo_ncclParamGetU32(h, out))
 }
 
-// Reads a variable as a unsigned number of 64 bits; switches are 0 or 1.
+// Reads a variable as a unsigned number of 64 bits; switches are 0 or 1, durations nanoseconds.
 //
 // `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 func ncclParamGetU64(h C.ncclParamHandle_t, out *C.uint64_t) error {

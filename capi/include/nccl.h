@@ -603,7 +603,7 @@ ncclResult_t pncclGetUniqueId(ncclUniqueId *uniqueId);
 //
 // `comm`: out, the handle. `nranks`: number of ranks. `commId`: the id that one rank got from
 // ncclGetUniqueId, copied to all. `rank`: this rank, 0 to nranks − 1. The device is the calling thread's
-// current one. Blocks until all ranks have come, at most OXCCL_INIT_TIMEOUT seconds; within a group at
+// current one. Blocks until all ranks have come, at most OXCCL_INIT_TIMEOUT; within a group at
 // its end.
 ncclResult_t ncclCommInitRank(ncclComm_t *comm,
                               int nranks,
@@ -820,7 +820,7 @@ ncclResult_t ncclParamBind(ncclParamHandle_t *out,
 // Same as ncclParamBind, for wrappers that replace it.
 ncclResult_t pncclParamBind(ncclParamHandle_t *out, const char *key);
 
-// Reads a variable as a signed number of 8 bits; switches are 0 or 1.
+// Reads a variable as a signed number of 8 bits; switches are 0 or 1, durations nanoseconds.
 //
 // `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 ncclResult_t ncclParamGetI8(ncclParamHandle_t h, int8_t *out);
@@ -828,7 +828,7 @@ ncclResult_t ncclParamGetI8(ncclParamHandle_t h, int8_t *out);
 // Same as ncclParamGetI8, for wrappers that replace it.
 ncclResult_t pncclParamGetI8(ncclParamHandle_t h, int8_t *out);
 
-// Reads a variable as a signed number of 16 bits; switches are 0 or 1.
+// Reads a variable as a signed number of 16 bits; switches are 0 or 1, durations nanoseconds.
 //
 // `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 ncclResult_t ncclParamGetI16(ncclParamHandle_t h, int16_t *out);
@@ -836,7 +836,7 @@ ncclResult_t ncclParamGetI16(ncclParamHandle_t h, int16_t *out);
 // Same as ncclParamGetI16, for wrappers that replace it.
 ncclResult_t pncclParamGetI16(ncclParamHandle_t h, int16_t *out);
 
-// Reads a variable as a signed number of 32 bits; switches are 0 or 1.
+// Reads a variable as a signed number of 32 bits; switches are 0 or 1, durations nanoseconds.
 //
 // `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 ncclResult_t ncclParamGetI32(ncclParamHandle_t h, int32_t *out);
@@ -844,7 +844,7 @@ ncclResult_t ncclParamGetI32(ncclParamHandle_t h, int32_t *out);
 // Same as ncclParamGetI32, for wrappers that replace it.
 ncclResult_t pncclParamGetI32(ncclParamHandle_t h, int32_t *out);
 
-// Reads a variable as a signed number of 64 bits; switches are 0 or 1.
+// Reads a variable as a signed number of 64 bits; switches are 0 or 1, durations nanoseconds.
 //
 // `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 ncclResult_t ncclParamGetI64(ncclParamHandle_t h, int64_t *out);
@@ -852,7 +852,7 @@ ncclResult_t ncclParamGetI64(ncclParamHandle_t h, int64_t *out);
 // Same as ncclParamGetI64, for wrappers that replace it.
 ncclResult_t pncclParamGetI64(ncclParamHandle_t h, int64_t *out);
 
-// Reads a variable as a unsigned number of 8 bits; switches are 0 or 1.
+// Reads a variable as a unsigned number of 8 bits; switches are 0 or 1, durations nanoseconds.
 //
 // `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 ncclResult_t ncclParamGetU8(ncclParamHandle_t h, uint8_t *out);
@@ -860,7 +860,7 @@ ncclResult_t ncclParamGetU8(ncclParamHandle_t h, uint8_t *out);
 // Same as ncclParamGetU8, for wrappers that replace it.
 ncclResult_t pncclParamGetU8(ncclParamHandle_t h, uint8_t *out);
 
-// Reads a variable as a unsigned number of 16 bits; switches are 0 or 1.
+// Reads a variable as a unsigned number of 16 bits; switches are 0 or 1, durations nanoseconds.
 //
 // `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 ncclResult_t ncclParamGetU16(ncclParamHandle_t h, uint16_t *out);
@@ -868,7 +868,7 @@ ncclResult_t ncclParamGetU16(ncclParamHandle_t h, uint16_t *out);
 // Same as ncclParamGetU16, for wrappers that replace it.
 ncclResult_t pncclParamGetU16(ncclParamHandle_t h, uint16_t *out);
 
-// Reads a variable as a unsigned number of 32 bits; switches are 0 or 1.
+// Reads a variable as a unsigned number of 32 bits; switches are 0 or 1, durations nanoseconds.
 //
 // `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 ncclResult_t ncclParamGetU32(ncclParamHandle_t h, uint32_t *out);
@@ -876,7 +876,7 @@ ncclResult_t ncclParamGetU32(ncclParamHandle_t h, uint32_t *out);
 // Same as ncclParamGetU32, for wrappers that replace it.
 ncclResult_t pncclParamGetU32(ncclParamHandle_t h, uint32_t *out);
 
-// Reads a variable as a unsigned number of 64 bits; switches are 0 or 1.
+// Reads a variable as a unsigned number of 64 bits; switches are 0 or 1, durations nanoseconds.
 //
 // `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 ncclResult_t ncclParamGetU64(ncclParamHandle_t h, uint64_t *out);

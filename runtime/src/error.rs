@@ -70,6 +70,8 @@ const LOST: &str = "destroy or abort this communicator, the survivors can make a
 pub enum Error {
     #[error("{function}: argument {argument} is {got}; expected {expected}")]
     Argument { function: &'static str, argument: &'static str, got: String, expected: String },
+    #[error("{given} {why}; expected {expected}")]
+    Variable { given: String, why: &'static str, expected: String },
     #[error("{what}; {hint}")]
     Usage { what: String, hint: &'static str },
     #[error("{call} failed: {cause}; {hint}")]
@@ -203,7 +205,7 @@ impl Error {
     /// The code that C callers get.
     pub fn code(&self) -> Code {
         match self {
-            Error::Argument { .. } => Code::InvalidArgument,
+            Error::Argument { .. } | Error::Variable { .. } => Code::InvalidArgument,
             Error::Usage { .. }
             | Error::Mismatch { .. }
             | Error::Aborted { .. }

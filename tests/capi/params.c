@@ -44,8 +44,8 @@ static void numbers(void) {
   uint32_t u32 = 77;
   int64_t i64 = 77;
   uint64_t u64 = 77;
-  ncclParamHandle_t h = bound("OXCCL_TIMEOUT"); /* 40000 */
-  BAD(ncclParamGetI8(h, &i8), "OXCCL_TIMEOUT=40000; expected a value from -128 to 127");
+  ncclParamHandle_t h = bound("OXCCL_TIMEOUT"); /* in nanoseconds */
+  BAD(ncclParamGetI8(h, &i8), "OXCCL_TIMEOUT=40us; expected a value from -128 to 127");
   BAD(ncclParamGetU8(h, &u8), "expected a value from 0 to 255");
   BAD(ncclParamGetI16(h, &i16), "expected a value from -32768 to 32767");
   CHECK(i8 == 77 && u8 == 77 && i16 == 77);
@@ -89,7 +89,7 @@ static void texts(void) {
   EXPECT(ncclParamGetStr(bound("NCCL_HOSTID"), &text), ncclSuccess, NULL);
   CHECK(text && strcmp(text, "from a file") == 0);
   EXPECT(ncclParamGetStr(bound("OXCCL_TIMEOUT"), &text), ncclSuccess, NULL);
-  CHECK(text && strcmp(text, "40000") == 0);
+  CHECK(text && strcmp(text, "40us") == 0);
   EXPECT(ncclParamGetStr(bound("NCCL_MIN_CTAS"), &text), ncclSuccess, NULL);
   CHECK(text && strcmp(text, "") == 0);
   BAD(ncclParamGetStr(NULL, &text), "h is null");
@@ -204,7 +204,7 @@ static void logging(const char *folder) {
   ncclParamDumpAll();
   /* Which waits for the lines on their way. */
   EXPECT(oxcclSetLog(2, hear, NULL), ncclSuccess, NULL);
-  CHECK(strstr(heard, "OXCCL_TIMEOUT = 40000 (environment; default \"0\"), unsigned: Milliseconds") == heard);
+  CHECK(strstr(heard, "OXCCL_TIMEOUT = 40us (environment; default \"0s\"), duration: How long") == heard);
   EXPECT(oxcclSetLog(2, NULL, NULL), ncclSuccess, NULL);
 
   CHECK(gethostname(host, sizeof host) == 0);
@@ -228,7 +228,7 @@ static void logging(const char *folder) {
   CHECK(strstr(content(path), prefix) && strstr(content(path), "OXCCL VERSION OxCCL "));
   CHECK(strstr(content(path), "OXCCL WARN NCCL_DEBG (environment) is no variable; did you mean NCCL_DEBUG?\n"));
   CHECK(strstr(content(path), "<time> "));
-  CHECK(!strstr(content(path), "OXCCL_TIMEOUT=40000"));
+  CHECK(!strstr(content(path), "OXCCL_TIMEOUT=40us"));
 
   /* Back to the level WARN and another file: nothing more arrives in the first. */
   size_t before = strlen(content(path));
@@ -253,7 +253,7 @@ int main(void) {
   setenv("NCCL_DEBUG", "WARN", 1);
   setenv("NCCL_DEBUG_TIMESTAMP_FORMAT", "<time> ", 1);
   setenv("NCCL_DEBG", "INFO", 1);
-  setenv("OXCCL_TIMEOUT", "40000", 1);
+  setenv("OXCCL_TIMEOUT", "40us", 1);
   setenv("OXCCL_COUNTER_START", "0xffffffffffffffff", 1);
   setenv("OXCCL_INSECURE", "true", 1);
   numbers();

@@ -12,6 +12,17 @@ const MANIFEST: &str = env!("CARGO_MANIFEST_DIR");
 /// A folder that goes with its owner.
 pub struct Folder(PathBuf);
 
+impl Folder {
+    /// A new one among the temporary files; `name` is part of its name.
+    pub fn new(name: &str) -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let own = format!("{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+        let folder = std::env::temp_dir().join(format!("oxccl-{own}-{name}"));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        Self(folder)
+    }
+}
+
 impl std::ops::Deref for Folder {
     type Target = Path;
 
@@ -33,14 +44,11 @@ pub fn library(name: &str) -> Folder {
     let test = std::env::current_exe().expect("a path");
     let built = test.parent().expect("a folder").join("liboxccl.so");
     assert!(built.exists(), "{} is not there", built.display());
-    static NUMBER: AtomicU32 = AtomicU32::new(0);
-    let own = format!("{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
-    let folder = std::env::temp_dir().join(format!("oxccl-capi-{own}-{name}"));
-    std::fs::create_dir_all(&folder).expect("a folder");
+    let folder = Folder::new(name);
     for link in ["liboxccl.so", "liboxccl.so.2"] {
         std::os::unix::fs::symlink(&built, folder.join(link)).expect("a link");
     }
-    Folder(folder)
+    folder
 }
 
 /// A language: the compiler and its flags.

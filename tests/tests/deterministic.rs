@@ -115,7 +115,7 @@ fn a_forced_algorithm_with_an_order_of_its_own_is_refused() {
         let ended = run(1, 2, |_, command| {
             command.env(SETTING, "1").env("OXCCL_ALGORITHM", name);
         });
-        let text = format!("OXCCL_ALGORITHM={name} folds in an order of its own");
+        let text = format!("OXCCL_ALGORITHM={name} (environment) folds in an order of its own");
         assert_eq!(ended[0].status, Some(3), "{ended:?}");
         assert!(ended[0].output.contains(&text), "{ended:?}");
         assert!(ended[0].output.contains("two_shot_edges"), "{ended:?}");

@@ -132,7 +132,7 @@ fn after_abort_timeout_or_shrink_no_peer_that_goes_on_writes_into_the_buffers() 
 #[test]
 fn a_limit_of_operations_names_operation_number_step_and_rank() {
     let mut job = Job::start(Path::new(RANK), 2, Duration::from_secs(60), |_, command| {
-        command.args(["loop", "100000"]).env("OXCCL_TIMEOUT", "300");
+        command.args(["loop", "100000"]).env("OXCCL_TIMEOUT", "300ms");
     });
     wait_for_running(&mut job, 1);
     let stopped = rustix::process::Pid::from_child(job.child(1));
@@ -197,6 +197,29 @@ fn a_limit_names_who_waited_and_who_was_awaited_on_all_ranks() {
         stream.synchronize(None).expect_err("rank 2 did not come");
     }
     comms.iter().for_each(|comm| comm.destroy().expect("it is told"));
+}
+
+#[test]
+fn no_communicator_is_made_with_a_variable_that_cannot_be_read() {
+    for (name, value, expected) in [
+        ("OXCCL_TIMEOUT", "2x", "cannot be read; expected a duration "),
+        ("OXCCL_INIT_TIMEOUT", "soon", "cannot be read; expected a duration "),
+        ("OXCCL_DETERMINISTIC", "perhaps", "cannot be read; expected 0 or 1"),
+        ("OXCCL_COUNTER_START", "-1", "cannot be read; expected a number from 0 "),
+        ("OXCCL_ALGORITHM", "rang", "is no algorithm; expected one of local, "),
+        ("NCCL_COMM_BLOCKING", "perhaps", "cannot be read; expected 0 or 1; using no value"),
+    ] {
+        let job = Job::start(Path::new(RANK), 1, Duration::from_secs(30), |_, command| {
+            command.arg("once").env(name, value);
+        });
+        let ended = &job.wait()[0];
+        // NCCL's own are as NCCL has them; 4 is ncclInvalidArgument.
+        let own = name.starts_with("OXCCL_");
+        assert_eq!(ended.status, Some(if own { 3 } else { 0 }), "{}", ended.output);
+        let before = if own { "code 4 peer -1: " } else { "WARN " };
+        let text = format!("{before}{name}={value} (environment) {expected}");
+        assert!(ended.output.contains(&text), "{text}: {}", ended.output);
+    }
 }
 
 #[test]

@@ -479,7 +479,7 @@ PROTOTYPES = {
     #
     # `comm`: out, the handle. `nranks`: number of ranks. `commId`: the id that one rank got from
     # ncclGetUniqueId, copied to all. `rank`: this rank, 0 to nranks − 1. The device is the calling thread's
-    # current one. Blocks until all ranks have come, at most OXCCL_INIT_TIMEOUT seconds; within a group at
+    # current one. Blocks until all ranks have come, at most OXCCL_INIT_TIMEOUT; within a group at
     # its end.
     "ncclCommInitRank": (c_int, (POINTER(c_void_p), c_int, ncclUniqueId, c_int,)),
     # ncclCommInitRankConfig(comm, nranks, commId, rank, config)
@@ -621,49 +621,49 @@ PROTOTYPES = {
     "ncclParamBind": (c_int, (POINTER(c_void_p), c_char_p,)),
     # ncclParamGetI8(h, out)
     #
-    # Reads a variable as a signed number of 8 bits; switches are 0 or 1.
+    # Reads a variable as a signed number of 8 bits; switches are 0 or 1, durations nanoseconds.
     #
     # `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
     "ncclParamGetI8": (c_int, (c_void_p, POINTER(c_int8),)),
     # ncclParamGetI16(h, out)
     #
-    # Reads a variable as a signed number of 16 bits; switches are 0 or 1.
+    # Reads a variable as a signed number of 16 bits; switches are 0 or 1, durations nanoseconds.
     #
     # `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
     "ncclParamGetI16": (c_int, (c_void_p, POINTER(c_int16),)),
     # ncclParamGetI32(h, out)
     #
-    # Reads a variable as a signed number of 32 bits; switches are 0 or 1.
+    # Reads a variable as a signed number of 32 bits; switches are 0 or 1, durations nanoseconds.
     #
     # `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
     "ncclParamGetI32": (c_int, (c_void_p, POINTER(c_int32),)),
     # ncclParamGetI64(h, out)
     #
-    # Reads a variable as a signed number of 64 bits; switches are 0 or 1.
+    # Reads a variable as a signed number of 64 bits; switches are 0 or 1, durations nanoseconds.
     #
     # `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
     "ncclParamGetI64": (c_int, (c_void_p, POINTER(c_int64),)),
     # ncclParamGetU8(h, out)
     #
-    # Reads a variable as a unsigned number of 8 bits; switches are 0 or 1.
+    # Reads a variable as a unsigned number of 8 bits; switches are 0 or 1, durations nanoseconds.
     #
     # `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
     "ncclParamGetU8": (c_int, (c_void_p, POINTER(c_uint8),)),
     # ncclParamGetU16(h, out)
     #
-    # Reads a variable as a unsigned number of 16 bits; switches are 0 or 1.
+    # Reads a variable as a unsigned number of 16 bits; switches are 0 or 1, durations nanoseconds.
     #
     # `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
     "ncclParamGetU16": (c_int, (c_void_p, POINTER(c_uint16),)),
     # ncclParamGetU32(h, out)
     #
-    # Reads a variable as a unsigned number of 32 bits; switches are 0 or 1.
+    # Reads a variable as a unsigned number of 32 bits; switches are 0 or 1, durations nanoseconds.
     #
     # `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
     "ncclParamGetU32": (c_int, (c_void_p, POINTER(c_uint32),)),
     # ncclParamGetU64(h, out)
     #
-    # Reads a variable as a unsigned number of 64 bits; switches are 0 or 1.
+    # Reads a variable as a unsigned number of 64 bits; switches are 0 or 1, durations nanoseconds.
     #
     # `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
     "ncclParamGetU64": (c_int, (c_void_p, POINTER(c_uint64),)),

@@ -310,7 +310,7 @@ pub unsafe extern "C" fn pncclGetUniqueId(uniqueId: *mut ncclUniqueId) -> ncclRe
 ///
 /// `comm`: out, the handle. `nranks`: number of ranks. `commId`: the id that one rank got from
 /// ncclGetUniqueId, copied to all. `rank`: this rank, 0 to nranks − 1. The device is the calling thread's
-/// current one. Blocks until all ranks have come, at most OXCCL_INIT_TIMEOUT seconds; within a group at
+/// current one. Blocks until all ranks have come, at most OXCCL_INIT_TIMEOUT; within a group at
 /// its end.
 ///
 /// # Safety

@@ -136,6 +136,10 @@ unsafe fn get(
             number = value.to_ne_bytes();
             &number
         }
+        Value::Duration(value) => {
+            number = (value.as_nanos() as u64).to_ne_bytes();
+            &number
+        }
         Value::Text(_) | Value::Unset => texts()[row].1.as_bytes_with_nul(),
     };
     // SAFETY: passed on from the caller.
@@ -251,7 +255,7 @@ pub unsafe extern "C" fn pncclParamBind(
     boundary(|| unsafe { bind(out, key) })
 }
 
-/// Reads a variable as a signed number of 8 bits; switches are 0 or 1.
+/// Reads a variable as a signed number of 8 bits; switches are 0 or 1, durations nanoseconds.
 ///
 /// `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 ///
@@ -273,7 +277,7 @@ pub unsafe extern "C" fn pncclParamGetI8(h: ncclParamHandle_t, out: *mut i8) -> 
     boundary(|| unsafe { get_number(h, out, "ncclParamGetI8", "a value from -128 to 127") })
 }
 
-/// Reads a variable as a signed number of 16 bits; switches are 0 or 1.
+/// Reads a variable as a signed number of 16 bits; switches are 0 or 1, durations nanoseconds.
 ///
 /// `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 ///
@@ -295,7 +299,7 @@ pub unsafe extern "C" fn pncclParamGetI16(h: ncclParamHandle_t, out: *mut i16) -
     boundary(|| unsafe { get_number(h, out, "ncclParamGetI16", "a value from -32768 to 32767") })
 }
 
-/// Reads a variable as a signed number of 32 bits; switches are 0 or 1.
+/// Reads a variable as a signed number of 32 bits; switches are 0 or 1, durations nanoseconds.
 ///
 /// `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 ///
@@ -317,7 +321,7 @@ pub unsafe extern "C" fn pncclParamGetI32(h: ncclParamHandle_t, out: *mut i32) -
     boundary(|| unsafe { get_number(h, out, "ncclParamGetI32", "a value from -2^31 to 2^31 - 1") })
 }
 
-/// Reads a variable as a signed number of 64 bits; switches are 0 or 1.
+/// Reads a variable as a signed number of 64 bits; switches are 0 or 1, durations nanoseconds.
 ///
 /// `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 ///
@@ -339,7 +343,7 @@ pub unsafe extern "C" fn pncclParamGetI64(h: ncclParamHandle_t, out: *mut i64) -
     boundary(|| unsafe { get_number(h, out, "ncclParamGetI64", "a value from -2^63 to 2^63 - 1") })
 }
 
-/// Reads a variable as a unsigned number of 8 bits; switches are 0 or 1.
+/// Reads a variable as a unsigned number of 8 bits; switches are 0 or 1, durations nanoseconds.
 ///
 /// `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 ///
@@ -361,7 +365,7 @@ pub unsafe extern "C" fn pncclParamGetU8(h: ncclParamHandle_t, out: *mut u8) -> 
     boundary(|| unsafe { get_number(h, out, "ncclParamGetU8", "a value from 0 to 255") })
 }
 
-/// Reads a variable as a unsigned number of 16 bits; switches are 0 or 1.
+/// Reads a variable as a unsigned number of 16 bits; switches are 0 or 1, durations nanoseconds.
 ///
 /// `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 ///
@@ -383,7 +387,7 @@ pub unsafe extern "C" fn pncclParamGetU16(h: ncclParamHandle_t, out: *mut u16) -
     boundary(|| unsafe { get_number(h, out, "ncclParamGetU16", "a value from 0 to 65535") })
 }
 
-/// Reads a variable as a unsigned number of 32 bits; switches are 0 or 1.
+/// Reads a variable as a unsigned number of 32 bits; switches are 0 or 1, durations nanoseconds.
 ///
 /// `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 ///
@@ -405,7 +409,7 @@ pub unsafe extern "C" fn pncclParamGetU32(h: ncclParamHandle_t, out: *mut u32) -
     boundary(|| unsafe { get_number(h, out, "ncclParamGetU32", "a value from 0 to 2^32 - 1") })
 }
 
-/// Reads a variable as a unsigned number of 64 bits; switches are 0 or 1.
+/// Reads a variable as a unsigned number of 64 bits; switches are 0 or 1, durations nanoseconds.
 ///
 /// `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 ///

@@ -196,7 +196,7 @@ fn parse(
 /// The unique id for the next communicator of a job. Every rank has to call it equally often.
 /// Blocks until rank 0 has made it, for `limit` at most.
 pub fn unique_id(launch: &Launch, limit: Duration) -> Result<UniqueId> {
-    let config = Config::get();
+    let config = Config::checked()?;
     if !config.comm_id.is_empty() {
         return super::new_unique_id();
     }

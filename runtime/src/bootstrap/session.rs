@@ -37,7 +37,7 @@ const UNREACHABLE: &str = "check that rank 0 runs, and NCCL_SOCKET_IFNAME and fi
 /// Makes a unique id and starts its rendezvous in a thread of this process. Blocks: never.
 pub fn new_unique_id() -> Result<UniqueId> {
     crate::fork::check()?;
-    let config = Config::get();
+    let config = Config::checked()?;
     if !config.comm_id.is_empty() {
         // Rank 0 opens the rendezvous, on the machine that the variable names.
         return id_from_environment(config);

@@ -69,22 +69,22 @@ fn algorithm_named(name: &str) -> Option<Algorithm> {
     GENERATORS.iter().find(|g| g.name == name).map(|g| g.algorithm)
 }
 
-/// Checks the value of OXCCL_ALGORITHM.
-fn forced(name: &str, deterministic: bool) -> Result<()> {
+/// The value of OXCCL_ALGORITHM, and zeros behind it.
+pub(super) fn algorithm(config: &Config) -> Result<[u8; 16]> {
+    let (name, deterministic) = (config.algorithm.as_str(), config.deterministic);
     let known = algorithm_named(name).map(Algorithm::generator);
-    if known.is_some_and(|g| g.canonical || !deterministic) {
-        return Ok(());
+    if name.is_empty() || known.is_some_and(|g| g.canonical || !deterministic) {
+        let mut bytes = [0; 16];
+        bytes[..name.len()].copy_from_slice(name.as_bytes());
+        return Ok(bytes);
     }
     let eligible = GENERATORS.iter().filter(|g| g.canonical || !deterministic);
     let names = eligible.map(|g| g.name).collect::<Vec<_>>().join(", ");
     let why = match known {
-        None => format!("OXCCL_ALGORITHM={name}: expected one of {names}"),
-        Some(_) => format!(
-            "OXCCL_ALGORITHM={name} folds in an order of its own, which OXCCL_DETERMINISTIC=1 forbids: \
-             expected one of {names}"
-        ),
+        None => "is no algorithm",
+        Some(_) => "folds in an order of its own, which OXCCL_DETERMINISTIC=1 forbids",
     };
-    Err(Error::Init { why })
+    Err(config.refused("OXCCL_ALGORITHM", why, format!("one of {names}")))
 }
 
 impl Blob {
@@ -96,12 +96,6 @@ impl Blob {
             Ok(name) => (name.as_ptr() as usize, *name),
             Err(e) => return Err(e.clone()),
         };
-        let mut algorithm = [0; 16];
-        let name = config.algorithm.as_bytes();
-        if !name.is_empty() {
-            forced(&config.algorithm, config.deterministic)?;
-        }
-        algorithm[..name.len()].copy_from_slice(name);
         Ok(Self {
             process,
             probe: place as u64,
@@ -112,7 +106,7 @@ impl Blob {
             control,
             arena_len: Arena::get().map_or(0, |arena| arena.bytes() as u64),
             counter_start: config.counter_start,
-            algorithm,
+            algorithm: algorithm(config)?,
             deterministic: config.deterministic,
             gpu: matches!(device, Device::Cuda(_)),
         })
@@ -216,7 +210,12 @@ mod tests {
             ("rang", true, Some("expected one of local, one_shot")),
             ("longer than sixteen bytes", false, Some("expected one of local, one_shot")),
         ] {
-            let text = forced(name, deterministic).err().map(|e| e.to_string());
+            let config = Config::from_lookup(|variable| match variable {
+                "OXCCL_ALGORITHM" => Some(name.to_owned()),
+                "OXCCL_DETERMINISTIC" => Some(u8::from(deterministic).to_string()),
+                _ => None,
+            });
+            let text = algorithm(&config).err().map(|e| e.to_string());
             let fits = |c: &str| text.as_ref().is_some_and(|t| t.contains(c) && t.contains(name));
             assert!(complaint.map_or(text.is_none(), fits), "{name}: {text:?}");
         }

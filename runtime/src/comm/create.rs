@@ -1,7 +1,7 @@
 //! Making a communicator: rendezvous, shared memory with the ranks of this host, connections to
 //! the others, and a last barrier after which every rank can run everything.
 
-use super::blob::Blob;
+use super::blob::{self, Blob};
 use super::{Communicator, Options, team};
 use crate::bootstrap::descriptors::{self, Group, Listener};
 use crate::bootstrap::session::{self, Meeting, Session};
@@ -78,7 +78,7 @@ pub(super) struct Family {
     pub(super) shrinks: Mutex<HashMap<Vec<u32>, u64>>,
 }
 
-/// Tells which variables are given, and complains about those that cannot be read.
+/// Tells which variables are given, and complains about what is of no use.
 fn warn_once() {
     static WARN: std::sync::Once = std::sync::Once::new();
     WARN.call_once(|| {
@@ -111,6 +111,8 @@ pub(super) fn join(member: &Member, cancel: &Cancel) -> Result<Communicator> {
     fork::check()?;
     fork::refuse_children()?;
     warn_once();
+    // Variables are read once: what is made of this communicator has them too.
+    blob::algorithm(Config::checked()?)?;
     let limit = options.init_limit();
     let meeting = Meeting { id, rank: *rank, nranks: *nranks, reused: false, limit, cancel };
     let mut session = Session::open(&meeting)?;
@@ -355,8 +357,7 @@ fn agree(room: &mut Room, blobs: &[Blob], endpoint: &mut Endpoint) -> Result<boo
 }
 
 fn apply_timeout(comm: &Communicator) {
-    let timeout_ms = Config::get().timeout_ms;
-    comm.set_timeout((timeout_ms > 0).then(|| Duration::from_millis(timeout_ms)));
+    comm.set_timeout(Some(Config::get().timeout).filter(|limit| !limit.is_zero()));
 }
 
 /// A communicator of one rank.

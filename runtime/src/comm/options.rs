@@ -177,8 +177,7 @@ fn number(field: &Field, text: &str) -> Option<i32> {
 impl Options {
     /// How long creation waits for the other ranks.
     pub fn init_limit(&self) -> Duration {
-        let default = || Duration::from_secs(Config::get().init_timeout_s);
-        self.init_timeout.unwrap_or_else(default)
+        self.init_timeout.unwrap_or_else(|| Config::get().init_timeout)
     }
 
     /// Sets a numeric field by its name in `ncclConfig_t`, for the function that was called.

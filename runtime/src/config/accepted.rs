@@ -3,6 +3,7 @@
 
 use super::value::Kind;
 use super::{Lookup, Report, Status, Variable, read};
+use std::time::Duration;
 
 pub(crate) const CTAS: &str = "blocks and channels follow from the sizes of calls";
 pub(crate) const NETWORKS: &str = "hosts are linked by TCP only; no network plugins yet";
@@ -50,6 +51,7 @@ pub(super) fn read_all(lookup: &Lookup<'_>, report: &mut Report) {
             Kind::Bool => drop(read::<Option<bool>>(row, lookup, report)),
             Kind::Int => drop(read::<Option<i64>>(row, lookup, report)),
             Kind::Uint => drop(read::<Option<u64>>(row, lookup, report)),
+            Kind::Duration => drop(read::<Option<Duration>>(row, lookup, report)),
             Kind::Text => drop(read::<String>(row, lookup, report)),
         }
     }

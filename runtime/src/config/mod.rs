@@ -15,6 +15,7 @@ pub(crate) use source::foreign_variable;
 pub use table::Config;
 pub use value::{Kind, Value};
 
+use crate::error::{Error, Result};
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 use value::Parse;
@@ -37,6 +38,11 @@ pub struct Variable {
 }
 
 impl Variable {
+    /// Whether it is this library's own, not NCCL's.
+    fn is_own(&self) -> bool {
+        self.name.starts_with("OXCCL_")
+    }
+
     /// Whether its documentation, ours or NCCL's, promises something to users.
     pub fn is_documented(&self) -> bool {
         self.section != accepted::UNDOCUMENTED
@@ -96,6 +102,8 @@ pub struct Report {
     pub settings: Vec<Setting>,
     /// Complaints about values, names and files that cannot be used.
     pub warnings: Vec<String>,
+    /// Values of this library's own variables that cannot be read: no communicator is made with them.
+    pub unreadable: Vec<Error>,
 }
 
 impl Report {
@@ -124,6 +132,12 @@ pub fn nearest(name: &str) -> Option<&'static str> {
 /// Finds the text given for a variable.
 type Lookup<'a> = dyn Fn(&str) -> Option<(String, Origin)> + 'a;
 
+/// The error for a text that is no value of a variable.
+fn unreadable(name: &str, text: &str, origin: &Origin, expected: &str) -> Error {
+    let given = format!("{name}={text} ({origin})");
+    Error::Variable { given, why: "cannot be read", expected: expected.to_owned() }
+}
+
 /// Takes the value of a row; one that cannot be read leaves the default. Only texts can be empty:
 /// for the others that means nothing was given.
 fn read<T: Parse>(row: &'static Variable, lookup: &Lookup<'_>, report: &mut Report) -> T {
@@ -136,11 +150,15 @@ fn read<T: Parse>(row: &'static Variable, lookup: &Lookup<'_>, report: &mut Repo
     if let Some((text, origin)) = lookup(name).filter(|(text, _)| !blank(text)) {
         match T::parse(&text) {
             Some(value) => return take(value, &text, origin),
-            None => report.warnings.push(format!(
-                "{name}={text} ({origin}) cannot be read, expected {}; using {}",
-                T::EXPECTED,
-                if default.is_empty() { "no value" } else { default },
-            )),
+            None => {
+                let error = unreadable(name, &text, &origin, T::EXPECTED);
+                if row.is_own() {
+                    report.unreadable.push(error);
+                } else {
+                    let instead = if default.is_empty() { "no value" } else { default };
+                    report.warnings.push(format!("{error}; using {instead}"));
+                }
+            }
         }
     }
     let value = T::parse(default).expect("the default of a variable parses");
@@ -157,6 +175,21 @@ impl Config {
     pub fn get() -> &'static Config {
         static CONFIG: OnceLock<Config> = OnceLock::new();
         CONFIG.get_or_init(Config::fresh)
+    }
+
+    /// The same where all values of this library's own variables could be read.
+    pub fn checked() -> Result<&'static Config> {
+        let config = Config::get();
+        config.report.unreadable.first().map_or(Ok(config), |error| Err(error.clone()))
+    }
+
+    /// The error for the value of a variable that could be read and yet is of no use.
+    pub(crate) fn refused(&self, name: &str, why: &'static str, expected: String) -> Error {
+        let given = self.setting(name).map_or_else(
+            || name.to_owned(),
+            |(_, Setting { value, origin, .. })| format!("{name}={value} ({origin})"),
+        );
+        Error::Variable { given, why, expected }
     }
 
     /// What the process's environment and files say now.
@@ -196,7 +229,9 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Code;
     use std::collections::HashSet;
+    use std::time::Duration;
 
     #[test]
     fn every_row_is_unique_documented_and_has_a_readable_default() {
@@ -221,13 +256,17 @@ mod tests {
     fn by_default_operations_wait_for_ever_and_the_making_of_communicators_a_minute() {
         let config = Config::from_lookup(|_| None);
         // 0 is no limit: a rank may compute for as long as it likes before it calls.
-        assert_eq!((config.timeout_ms, config.init_timeout_s), (0, 60));
+        assert_eq!(
+            (config.timeout, config.init_timeout),
+            (Duration::ZERO, Duration::from_secs(60))
+        );
     }
 
     #[test]
     fn values_come_from_the_lookup_and_bad_ones_are_reported() {
         let config = Config::from_lookup(|name| match name {
-            "OXCCL_TIMEOUT" => Some("1500".to_owned()),
+            "OXCCL_TIMEOUT" => Some("1500ms".to_owned()),
+            "OXCCL_INIT_TIMEOUT" => Some("2 parsecs".to_owned()),
             "OXCCL_INSECURE" => Some("perhaps".to_owned()),
             "OXCCL_DETERMINISTIC" => Some(String::new()),
             "OXCCL_COUNTER_START" => Some("0xfffffffffffffff0".to_owned()),
@@ -239,8 +278,8 @@ mod tests {
             _ => None,
         });
         assert_eq!(
-            (config.timeout_ms, config.insecure, config.deterministic),
-            (1500, false, false)
+            (config.timeout, config.insecure, config.deterministic),
+            (Duration::from_millis(1500), false, false)
         );
         assert_eq!(config.counter_start, u64::MAX - 15);
         assert_eq!(
@@ -248,12 +287,21 @@ mod tests {
             (Some(false), None, &None)
         );
         let warnings = [
-            "OXCCL_INSECURE=perhaps (environment) cannot be read, expected 0 or 1; using 0",
-            "NCCL_MIN_CTAS=many (environment) cannot be read, expected a number from -2^63 to 2^63 \
+            "NCCL_MIN_CTAS=many (environment) cannot be read; expected a number from -2^63 to 2^63 \
              - 1; using no value",
-            "NCCL_IB_SL=-1 (environment) cannot be read, expected a number from 0 to 2^64 - 1; using 0",
+            "NCCL_IB_SL=-1 (environment) cannot be read; expected a number from 0 to 2^64 - 1; using 0",
         ];
         assert_eq!(config.report.warnings, warnings);
+        let unreadable: Vec<String> =
+            config.report.unreadable.iter().map(ToString::to_string).collect();
+        let errors = [
+            "OXCCL_INSECURE=perhaps (environment) cannot be read; expected 0 or 1",
+            "OXCCL_INIT_TIMEOUT=2 parsecs (environment) cannot be read; expected a duration of at \
+             most 292 years in ns, us, ms, s, m or h, as 500ms or 1.5s; without a unit it is in \
+             seconds",
+        ];
+        assert_eq!(unreadable, errors);
+        assert!(config.report.unreadable.iter().all(|e| e.code() == Code::InvalidArgument));
         let given: Vec<String> = config.report.given().collect();
         assert_eq!(given.len(), 5);
         let no_effect = "NCCL_IB_TIMEOUT=22 (environment) has no effect: there is no InfiniBand \

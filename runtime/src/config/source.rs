@@ -1,6 +1,7 @@
 //! Where values come from: the process's environment and configuration files.
 
-use super::{Config, Origin, file, nearest, variables};
+use super::{Config, Origin, file, nearest, unreadable, variables};
+use crate::error::Error;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -54,6 +55,7 @@ pub(super) struct Sources {
     /// The most important one first.
     files: Vec<(Arc<str>, file::Parsed)>,
     warnings: Vec<String>,
+    unreadable: Vec<Error>,
 }
 
 impl Sources {
@@ -82,6 +84,11 @@ impl Sources {
                     sources.warnings.push(format!("{name} {why}"));
                 }
                 Ok(value) => drop(sources.environment.insert(name, value)),
+                Err(value) if variables().any(|v| v.is_own() && v.name == name) => {
+                    let text = value.to_string_lossy();
+                    let error = unreadable(&name, &text, &Origin::Environment, "text in UTF-8");
+                    sources.unreadable.push(error);
+                }
                 Err(_) => sources.warnings.push(format!("{name} is ignored: it is not UTF-8")),
             }
         }
@@ -137,6 +144,7 @@ impl Sources {
         });
         config.report.warnings.extend(unknown);
         config.report.warnings.append(&mut self.warnings);
+        config.report.unreadable.append(&mut self.unreadable);
         config
     }
 }
@@ -145,6 +153,7 @@ impl Sources {
 mod tests {
     use super::*;
     use std::os::unix::ffi::OsStringExt;
+    use std::time::Duration;
 
     /// A folder of its own that disappears with it.
     struct Folder(PathBuf);
@@ -186,12 +195,13 @@ mod tests {
         };
 
         let at_home = config(&[("OXCCL_TIMEOUT", "9")]);
-        assert_eq!((at_home.timeout_ms, at_home.init_timeout_s), (9, 4));
+        let seconds = Duration::from_secs;
+        assert_eq!((at_home.timeout, at_home.init_timeout), (seconds(9), seconds(4)));
         assert_eq!(at_home.hostid, "system");
         assert!(at_home.report.warnings.is_empty(), "{:?}", at_home.report.warnings);
 
         let elsewhere = config(&[("NCCL_CONF_FILE", named.to_str().unwrap())]);
-        assert_eq!((elsewhere.timeout_ms, elsewhere.init_timeout_s), (5, 2));
+        assert_eq!((elsewhere.timeout, elsewhere.init_timeout), (seconds(5), seconds(2)));
         let origin = &elsewhere.setting("OXCCL_TIMEOUT").unwrap().1.origin;
         assert_eq!(origin.to_string(), format!("{}:1", named.display()));
         let named = named.display();
@@ -217,15 +227,21 @@ mod tests {
         ];
         let nowhere = Path::new("/nonexistent/conf");
         let mut pairs: Vec<_> = environment(&pairs).collect();
-        pairs.push(("NCCL_HOSTID".into(), OsString::from_vec(vec![0xff])));
-        let warnings =
-            Sources::new(pairs.into_iter(), false, None, nowhere).config().report.warnings;
+        for name in ["NCCL_HOSTID", "OXCCL_RENDEZVOUS", "OXCCL_NONE"] {
+            pairs.push((name.into(), OsString::from_vec(vec![0xff])));
+        }
+        let report = Sources::new(pairs.into_iter(), false, None, nowhere).config().report;
         let expected = [
             "NCCL_DEBG (environment) is no variable; did you mean NCCL_DEBUG?",
             "OXCCL_WHATEVER_ELSE (environment) is no variable that this library knows",
             "NCCL_HOSTID is ignored: it is not UTF-8",
+            "OXCCL_NONE is ignored: it is not UTF-8",
         ];
-        assert_eq!(warnings, expected);
+        assert_eq!(report.warnings, expected);
+        let unreadable: Vec<String> = report.unreadable.iter().map(ToString::to_string).collect();
+        let place =
+            "OXCCL_RENDEZVOUS=\u{fffd} (environment) cannot be read; expected text in UTF-8";
+        assert_eq!(unreadable, [place]);
     }
 
     #[test]
@@ -242,9 +258,10 @@ mod tests {
         ];
         let nowhere = Path::new("/nonexistent/conf");
         let config = |secure| Sources::new(environment(&pairs), secure, None, nowhere).config();
-        assert_eq!((config(false).timeout_ms, config(false).debug_file.as_str()), (5, "/tmp/x"));
+        let five = Duration::from_secs(5);
+        assert_eq!((config(false).timeout, config(false).debug_file.as_str()), (five, "/tmp/x"));
         let privileged = config(true);
-        assert_eq!((privileged.timeout_ms, privileged.debug_file.as_str()), (0, ""));
+        assert_eq!((privileged.timeout, privileged.debug_file.as_str()), (Duration::ZERO, ""));
         assert_eq!((privileged.secret_file.as_str(), privileged.rendezvous.as_str()), ("", ""));
         let given: Vec<String> = privileged.report.given().collect();
         assert_eq!(given, ["NCCL_DEBUG=INFO (environment)"]);

@@ -4,6 +4,7 @@ use super::accepted::{CTAS, NETWORKS, NO_NVLINK, NO_NVLS, NO_SHARING, ORDERED, P
 use super::value::Parse;
 use super::{Lookup, Report, Status, Variable, read};
 use crate::log::{Level, Levels, Subsystems};
+use std::time::Duration;
 
 const fn status(reason: &[&'static str]) -> Status {
     match reason {
@@ -67,8 +68,8 @@ variables! {
     socket_ifname: String = "NCCL_SOCKET_IFNAME", "";
     /// Address family: AF_INET or AF_INET6; empty takes either.
     socket_family: String = "NCCL_SOCKET_FAMILY", "";
-    /// Seconds that initialisation waits for all ranks.
-    init_timeout_s: u64 = "OXCCL_INIT_TIMEOUT", "60";
+    /// How long initialisation waits for all ranks.
+    init_timeout: Duration = "OXCCL_INIT_TIMEOUT", "60s";
     /// Gibibytes of address space from which oxcclMemAlloc and ncclMemAlloc take memory; 0 means
     /// twice the machine's memory.
     arena_gib: u64 = "OXCCL_ARENA_GIB", "0";
@@ -83,8 +84,8 @@ variables! {
     rendezvous: String = "OXCCL_RENDEZVOUS", "";
 }
 "Operations" {
-    /// Milliseconds that an operation may wait for a peer; 0 waits for ever.
-    timeout_ms: u64 = "OXCCL_TIMEOUT", "0";
+    /// How long an operation may wait for a peer; 0 waits for ever.
+    timeout: Duration = "OXCCL_TIMEOUT", "0s";
     /// 1 gives the same bits whatever the algorithm, the memory, the split and the grouping of a
     /// reduction, and however ranks are spread over hosts: all contributions are folded in rank order,
     /// with one rounding. Rank 0's value holds for a communicator.

@@ -1,6 +1,7 @@
 //! What variables hold, and how it is read from text.
 
 use crate::log::{Level, Levels, Subsystems};
+use std::time::Duration;
 
 /// What a variable holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,6 +12,8 @@ pub enum Kind {
     Int,
     /// An unsigned integer.
     Uint,
+    /// A time.
+    Duration,
     /// Anything else.
     Text,
 }
@@ -22,6 +25,7 @@ impl Kind {
             Kind::Bool => "0 or 1",
             Kind::Int => "integer",
             Kind::Uint => "unsigned",
+            Kind::Duration => "duration",
             Kind::Text => "text",
         }
     }
@@ -34,18 +38,20 @@ pub enum Value {
     Bool(bool),
     Int(i64),
     Uint(u64),
+    Duration(Duration),
     Text(String),
     /// Neither given, nor is there a default.
     Unset,
 }
 
 impl Value {
-    /// As a number; None for a text.
+    /// As a number, durations in nanoseconds; None for a text.
     pub fn number(&self) -> Option<i128> {
         match self {
             Value::Bool(value) => Some(i128::from(*value)),
             Value::Int(value) => Some(i128::from(*value)),
             Value::Uint(value) => Some(i128::from(*value)),
+            Value::Duration(value) => i128::try_from(value.as_nanos()).ok(),
             Value::Text(_) | Value::Unset => None,
         }
     }
@@ -57,10 +63,26 @@ impl std::fmt::Display for Value {
         match self {
             Value::Text(text) => f.write_str(text),
             Value::Unset => Ok(()),
+            Value::Duration(value) => {
+                let time_ns = value.as_nanos();
+                let fits = UNITS.iter().find(|unit| time_ns.is_multiple_of(unit.1.into()));
+                let (name, unit_ns) = fits.expect("all are multiples of a nanosecond");
+                write!(f, "{}{name}", time_ns / u128::from(*unit_ns))
+            }
             value => write!(f, "{}", value.number().expect("all others are numbers")),
         }
     }
 }
+
+/// Units of durations, in nanoseconds. A duration is shown in the first that it is a multiple of.
+const UNITS: &[(&str, u64)] = &[
+    ("s", 1_000_000_000),
+    ("ms", 1_000_000),
+    ("us", 1_000),
+    ("ns", 1),
+    ("m", 60_000_000_000),
+    ("h", 3_600_000_000_000),
+];
 
 /// How a value is read from text.
 pub(super) trait Parse: Sized {
@@ -112,6 +134,36 @@ impl Parse for i64 {
     }
     fn value(&self, _: &str) -> Value {
         Value::Int(*self)
+    }
+}
+
+impl Parse for Duration {
+    const KIND: Kind = Kind::Duration;
+    const EXPECTED: &'static str = "a duration of at most 292 years in ns, us, ms, s, m or h, as \
+                                    500ms or 1.5s; without a unit it is in seconds";
+    fn parse(text: &str) -> Option<Self> {
+        let text = text.trim();
+        let end = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
+        let (number, unit) = text.split_at(end);
+        let unit = if unit.is_empty() { "s" } else { unit };
+        let mut place_ns = UNITS.iter().find(|(name, _)| *name == unit)?.1;
+        let number = number.trim_end();
+        let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
+        let mut time_ns = whole.parse::<u64>().ok()?.checked_mul(place_ns)?;
+        for digit in fraction.chars() {
+            place_ns /= 10;
+            let digit = digit.to_digit(10)?;
+            if place_ns == 0 && digit != 0 {
+                // Rounded to 0, a limit would become none.
+                return None;
+            }
+            time_ns = time_ns.checked_add(u64::from(digit) * place_ns)?;
+        }
+        // What the C interface can tell.
+        i64::try_from(time_ns).ok().map(|_| Duration::from_nanos(time_ns))
+    }
+    fn value(&self, _: &str) -> Value {
+        Value::Duration(*self)
     }
 }
 
@@ -180,6 +232,35 @@ mod tests {
             assert_eq!(bool::parse(text), Some(value), "{text}");
         }
         assert_eq!((bool::parse("2"), bool::parse("perhaps")), (None, None));
+    }
+
+    #[test]
+    fn durations_have_a_unit_or_are_in_seconds_and_are_shown_as_they_may_be_written() {
+        for (text, ns, shown) in [
+            ("5", 5_000_000_000, "5s"),
+            (" 0.25 ", 250_000_000, "250ms"),
+            ("500ms", 500_000_000, "500ms"),
+            ("1.5s", 1_500_000_000, "1500ms"),
+            ("2 m", 120_000_000_000, "120s"),
+            ("0.5h", 1_800_000_000_000, "1800s"),
+            ("40us", 40_000, "40us"),
+            ("0.000000001", 1, "1ns"),
+            ("3000000001ns", 3_000_000_001, "3000000001ns"),
+            ("9223372036854775807ns", i64::MAX as u64, "9223372036854775807ns"),
+            ("0", 0, "0s"),
+            ("0ms", 0, "0s"),
+        ] {
+            let read = Duration::parse(text);
+            assert_eq!(read, Some(Duration::from_nanos(ns)), "{text}");
+            let value = Value::Duration(Duration::from_nanos(ns));
+            assert_eq!((value.to_string().as_str(), value.number()), (shown, Some(i128::from(ns))));
+            assert_eq!(Duration::parse(shown), read, "{shown}");
+        }
+        let bad = "2x soon -1 -1s 1e3 0x10 inf nan . .5s s 1.2.3 1s2 5S 1,5s 1.-5 0.1ns 1.0005us \
+                   0.0000000001 9223372036854775808ns 18446744073709551615 99999999999999999999s";
+        for text in bad.split(' ') {
+            assert_eq!(Duration::parse(text), None, "{text}");
+        }
     }
 
     #[test]

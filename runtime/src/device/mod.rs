@@ -4,7 +4,7 @@ pub mod cuda;
 pub mod host;
 
 use crate::config::Config;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use std::cell::Cell;
 use std::sync::Arc;
 
@@ -98,9 +98,9 @@ pub fn current() -> Result<Device> {
                 Ok(_) if cuda::built() => Ok(Device::Cuda(gpu(0))),
                 _ => Ok(Device::Host(0)),
             },
-            other => {
-                let expected = "auto, host or cuda";
-                Err(Error::argument("the choice of a device", "OXCCL_DEVICE", other, expected))
+            _ => {
+                let expected = "auto, host or cuda".to_owned();
+                Err(Config::get().refused("OXCCL_DEVICE", "is no device", expected))
             }
         },
     }

@@ -71,6 +71,7 @@ pub(crate) fn main() -> Result<ExitCode> {
         }
         _ => {}
     }
+    config.report.unreadable.iter().for_each(|error| eprintln!("oxccl: {error}"));
     config.report.warnings.iter().for_each(|warning| eprintln!("oxccl: {warning}"));
     Ok(ExitCode::SUCCESS)
 }
@@ -82,12 +83,12 @@ mod tests {
     #[test]
     fn all_variables_are_listed_with_value_origin_and_meaning_or_reason() {
         let config = Config::from_lookup(|name| match name {
-            "OXCCL_TIMEOUT" => Some("1500".to_owned()),
+            "OXCCL_TIMEOUT" => Some("1500ms".to_owned()),
             "NCCL_IB_HCA" => Some("mlx5_0".to_owned()),
             _ => None,
         });
         let text = listing(&config);
-        let timeout = "OXCCL_TIMEOUT = 1500 (environment; default 0)\n    Milliseconds that an";
+        let timeout = "OXCCL_TIMEOUT = 1500ms (environment; default 0s)\n    How long an";
         assert!(text.contains(timeout), "{text}");
         let hca = "NCCL_IB_HCA = \"mlx5_0\" (environment): there is no InfiniBand transport yet\n";
         assert!(text.contains(hca), "{text}");

@@ -45,7 +45,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     let (direct, pull) = (!options.network, !options.network);
     let topology = Topology { direct, pull, push: false, mapped_from_bytes: 0, model };
     let spec = Spec::new(collective, options.ranks, options.root);
-    let policy = Policy { only: None, deterministic: Config::get().deterministic };
+    let policy = Policy { only: None, deterministic: Config::checked()?.deterministic };
     print!("{}", select::explain(spec, options.bytes, &topology, policy));
     if options.explain {
         let memory = Memory::Mapped;

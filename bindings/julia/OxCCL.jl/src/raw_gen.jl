@@ -535,7 +535,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 #
 # `comm`: out, the handle. `nranks`: number of ranks. `commId`: the id that one rank got from
 # ncclGetUniqueId, copied to all. `rank`: this rank, 0 to nranks − 1. The device is the calling thread's
-# current one. Blocks until all ranks have come, at most OXCCL_INIT_TIMEOUT seconds; within a group at
+# current one. Blocks until all ranks have come, at most OXCCL_INIT_TIMEOUT; within a group at
 # its end.
 @inline ncclCommInitRank(comm, nranks, commId, rank) =
     ccall(@inbounds(ADDRESSES[17]), Cint, (Ptr{Ptr{Cvoid}}, Cint, ncclUniqueId, Cint,), comm, nranks, commId, rank)
@@ -677,49 +677,49 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 @inline ncclParamBind(out, key) =
     ccall(@inbounds(ADDRESSES[40]), Cint, (Ptr{Ptr{Cvoid}}, Cstring,), out, key)
 
-# Reads a variable as a signed number of 8 bits; switches are 0 or 1.
+# Reads a variable as a signed number of 8 bits; switches are 0 or 1, durations nanoseconds.
 #
 # `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 @inline ncclParamGetI8(h, out) =
     ccall(@inbounds(ADDRESSES[41]), Cint, (Ptr{Cvoid}, Ptr{Int8},), h, out)
 
-# Reads a variable as a signed number of 16 bits; switches are 0 or 1.
+# Reads a variable as a signed number of 16 bits; switches are 0 or 1, durations nanoseconds.
 #
 # `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 @inline ncclParamGetI16(h, out) =
     ccall(@inbounds(ADDRESSES[42]), Cint, (Ptr{Cvoid}, Ptr{Int16},), h, out)
 
-# Reads a variable as a signed number of 32 bits; switches are 0 or 1.
+# Reads a variable as a signed number of 32 bits; switches are 0 or 1, durations nanoseconds.
 #
 # `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 @inline ncclParamGetI32(h, out) =
     ccall(@inbounds(ADDRESSES[43]), Cint, (Ptr{Cvoid}, Ptr{Int32},), h, out)
 
-# Reads a variable as a signed number of 64 bits; switches are 0 or 1.
+# Reads a variable as a signed number of 64 bits; switches are 0 or 1, durations nanoseconds.
 #
 # `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 @inline ncclParamGetI64(h, out) =
     ccall(@inbounds(ADDRESSES[44]), Cint, (Ptr{Cvoid}, Ptr{Int64},), h, out)
 
-# Reads a variable as a unsigned number of 8 bits; switches are 0 or 1.
+# Reads a variable as a unsigned number of 8 bits; switches are 0 or 1, durations nanoseconds.
 #
 # `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 @inline ncclParamGetU8(h, out) =
     ccall(@inbounds(ADDRESSES[45]), Cint, (Ptr{Cvoid}, Ptr{UInt8},), h, out)
 
-# Reads a variable as a unsigned number of 16 bits; switches are 0 or 1.
+# Reads a variable as a unsigned number of 16 bits; switches are 0 or 1, durations nanoseconds.
 #
 # `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 @inline ncclParamGetU16(h, out) =
     ccall(@inbounds(ADDRESSES[46]), Cint, (Ptr{Cvoid}, Ptr{UInt16},), h, out)
 
-# Reads a variable as a unsigned number of 32 bits; switches are 0 or 1.
+# Reads a variable as a unsigned number of 32 bits; switches are 0 or 1, durations nanoseconds.
 #
 # `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 @inline ncclParamGetU32(h, out) =
     ccall(@inbounds(ADDRESSES[47]), Cint, (Ptr{Cvoid}, Ptr{UInt32},), h, out)
 
-# Reads a variable as a unsigned number of 64 bits; switches are 0 or 1.
+# Reads a variable as a unsigned number of 64 bits; switches are 0 or 1, durations nanoseconds.
 #
 # `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 @inline ncclParamGetU64(h, out) =

@@ -43,7 +43,7 @@ fn library() -> Result<CUlibrary> {
         let image = oxccl_kernels::FATBIN;
         if image.is_empty() {
             let what = "this build has no kernels for GPUs";
-            return Err(Error::usage(what, "build it with nvcc of CUDA 13 on the PATH"));
+            return Err(Error::usage(what, "build it with CUDA_HOME set to CUDA 13"));
         }
         let mut library = null_mut();
         // SAFETY: the image is a fat binary; there are no options.

@@ -73,8 +73,7 @@ impl Net for Tcp {
         };
         let Identity { comm, secret, rank, .. } = identity;
         let ends = Ends { role: Role::Data, from: rank, to: peer, comm };
-        let limit = Duration::from_secs(Config::get().init_timeout_s);
-        let deadline = Deadline::new(limit, &Cancel::default());
+        let deadline = Deadline::new(Config::get().init_timeout, &Cancel::default());
         let connection = Connection::connect(address, secret, ends, 0, &deadline)?;
         Ok(Box::new(TcpConnecting(Some(connection))))
     }
