@@ -211,7 +211,7 @@ typedef struct Control {
 
 // A channel's counters, in the rank's own GPU memory: they are what changes from launch to launch.
 typedef struct Counters {
-  // Packet operations so far.
+  // Windows in packets that its blocks ran so far; the parity chooses the half.
   uint64_t packets;
   // Signals so far.
   uint64_t phase;

@@ -55,19 +55,19 @@ __device__ inline bool exchange_entries(const Program& p, int peer, uint64_t num
                                         uint64_t& input, uint64_t& output) {
   const Rank& r = p.call.rank;
   Entry* there = entry(r, peer, blockIdx.x, number, r.rank);
-  store_pair(&there->number, number, input);
-  store_pair(&there->number_again, number, output);
-  store_pair(&there->number_third, number, p.call.descriptor_count);
-  store_pair(&there->number_fourth, number, p.call.descriptor_what);
+  store_packet(&there->input, number, input);
+  store_packet(&there->output, number, output);
+  store_packet(&there->count, number, p.call.descriptor_count);
+  store_packet(&there->what, number, p.call.descriptor_what);
   const Entry* here = entry(r, r.rank, blockIdx.x, number, peer);
   Wait wait;
   for (;;) {
-    uint64_t first, second, third, fourth, count, what;
-    load_pair(&here->number, first, input);
-    load_pair(&here->number_again, second, output);
-    load_pair(&here->number_third, third, count);
-    load_pair(&here->number_fourth, fourth, what);
-    if (first == number && second == number && third == number && fourth == number) {
+    uint64_t count, what;
+    bool all = load_packet(&here->input, number, input);
+    all &= load_packet(&here->output, number, output);
+    all &= load_packet(&here->count, number, count);
+    all &= load_packet(&here->what, number, what);
+    if (all) {
       bool same = count == p.call.descriptor_count && what == p.call.descriptor_what;
       if (!same)
         differ(r, peer, common(r)->operations, p.call.descriptor_what, p.call.descriptor_count,

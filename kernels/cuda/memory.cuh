@@ -7,25 +7,27 @@
 
 namespace oxccl {
 
+// 8 bytes of data and, beside each half of them, the number of what they belong to: data and
+// signal in one store. Each half is seen whole or not at all, the two in any order. More is not
+// promised: PTX's memory consistency model takes an access to a vector for one to each of its
+// elements, in any order ("Vector Data-types"); an aligned element of up to 64 bits that is
+// `.volatile` at both ends comes from one store ("Single-Copy Atomicity"). CUDA's conditions for
+// system scope ("Atomicity" in the C++ memory model) hold within a GPU, between GPUs whose link
+// has native atomics (NVLink), and for loads and stores of 8 bytes in mapped memory of the host.
+// Between GPUs that reach each other by PCIe CUDA promises nothing: there all 8-byte words of this
+// file rely, as NCCL's packets do, on aligned stores of 8 bytes not being split.
 struct alignas(16) Packet {
   uint32_t low, low_flag, high, high_flag;
 };
 
-// What a peer called: it fits two 16-byte stores, each of which carries the number.
-struct alignas(16) Announcement {
-  uint64_t operation;
-  uint64_t count;
-  uint64_t again;
-  uint64_t what;
+// What a peer called.
+struct Announcement {
+  Packet count, what;
 };
 
-// What a rank brings to an agreement: where peers find its buffers, and what it calls. Every pair
-// carries the number.
-struct alignas(16) Entry {
-  uint64_t number, input;
-  uint64_t number_again, output;
-  uint64_t number_third, count;
-  uint64_t number_fourth, what;
+// What a rank brings to an agreement: where peers find its buffers, and what it calls.
+struct Entry {
+  Packet input, output, count, what;
 };
 
 // The end of a lane's slot: a part of such a message has arrived there.
@@ -55,27 +57,35 @@ __device__ inline void store_release(uint64_t* at, uint64_t value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
 
-__device__ inline void store_packet(Packet* at, Packet p) {
-  asm volatile("st.volatile.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(at), "r"(p.low),
-               "r"(p.low_flag), "r"(p.high), "r"(p.high_flag)
-               : "memory");
+// Stores data of a number, and a bit of the sender's. The second flag is the complement of the
+// first, so that memory of zeros or of equal words never looks like a packet.
+__device__ inline void store_packet(Packet* at, uint64_t number, uint64_t data, bool bit = false) {
+  uint32_t flag = uint32_t(number);
+  asm volatile(
+      "{ .reg .b64 a, b; mov.b64 a, {%1,%2}; mov.b64 b, {%3,%4};"
+      " st.volatile.global.v2.u64 [%0], {a,b}; }" ::"l"(at),
+      "r"(uint32_t(data)), "r"(flag), "r"(uint32_t(data >> 32)), "r"((~flag & ~1u) | uint32_t(bit))
+      : "memory");
 }
 
-__device__ inline Packet load_packet(const Packet* at) {
+// Whether a packet of a number has come; then its data and the sender's bit.
+__device__ inline bool load_packet(const Packet* at, uint64_t number, uint64_t& data, bool& bit) {
   Packet p;
-  asm volatile("ld.volatile.global.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(p.low), "=r"(p.low_flag), "=r"(p.high), "=r"(p.high_flag)
-               : "l"(at)
-               : "memory");
-  return p;
+  asm volatile(
+      "{ .reg .b64 a, b; ld.volatile.global.v2.u64 {a,b}, [%4];"
+      " mov.b64 {%0,%1}, a; mov.b64 {%2,%3}, b; }"
+      : "=r"(p.low), "=r"(p.low_flag), "=r"(p.high), "=r"(p.high_flag)
+      : "l"(at)
+      : "memory");
+  uint32_t flag = uint32_t(number);
+  data = p.low | uint64_t(p.high) << 32;
+  bit = p.high_flag & 1;
+  return p.low_flag == flag && (p.high_flag | 1) == (~flag | 1);
 }
 
-__device__ inline void store_pair(void* at, uint64_t a, uint64_t b) {
-  asm volatile("st.volatile.global.v2.u64 [%0], {%1,%2};" ::"l"(at), "l"(a), "l"(b) : "memory");
-}
-
-__device__ inline void load_pair(const void* at, uint64_t& a, uint64_t& b) {
-  asm volatile("ld.volatile.global.v2.u64 {%0,%1}, [%2];" : "=l"(a), "=l"(b) : "l"(at) : "memory");
+__device__ inline bool load_packet(const Packet* at, uint64_t number, uint64_t& data) {
+  bool bit;
+  return load_packet(at, number, data, bit);
 }
 
 // Shared memory of a rank: signals by channel and rank, announcements by number and rank, then of
@@ -104,12 +114,17 @@ __device__ inline const volatile Maps* maps(const Rank& r) {
   return reinterpret_cast<const volatile Maps*>(r.maps);
 }
 
+// Packets of a rank that a channel has room for in a half.
+__device__ inline uint64_t packet_room(const Rank& r, bool large) {
+  return large ? r.large_packets : CHANNEL_PACKETS;
+}
+
 __device__ inline Packet* packets(const Rank& r, bool large, int at, int channel, int half,
                                   int from) {
   uint64_t base = large ? maps(r)->bases[at][STAGE_BUFFER] + STAGE_BYTES
                         : r.shared[at] + r.packets_at;
   uint64_t row = (channel * 2 + half) * uint64_t(r.nranks) + from;
-  return reinterpret_cast<Packet*>(base) + row * (large ? r.large_packets : CHANNEL_PACKETS);
+  return reinterpret_cast<Packet*>(base) + row * packet_room(r, large);
 }
 
 __device__ inline Entry* entry(const Rank& r, int at, int channel, uint64_t number, int from) {

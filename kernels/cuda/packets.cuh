@@ -58,7 +58,6 @@ __device__ inline bool hears_all(const Collective& c) {
 // Data of a packet.
 union Eight {
   uint64_t all;
-  uint32_t halves[2];
   unsigned char bytes[8];
 };
 
@@ -96,6 +95,9 @@ __device__ inline Eight scale_eight(Eight e, uint64_t scale) {
   return e;
 }
 
+// Windows after which the halves are cleared: flags begin anew after twice as many.
+constexpr uint64_t CLEARED_EVERY = 1ull << 31;
+
 // A rank's part of a window: the lines of a block that have room at a time. A thread has AHEAD of
 // them under way, of RANKS ranks.
 template <typename E, int AHEAD, int RANKS>
@@ -108,10 +110,6 @@ struct PacketRun {
   uint64_t scale;
   bool all_ready;  // of the packets that came
 
-  __device__ uint32_t flag() const {
-    return uint32_t(number) ^ uint32_t(number >> 32) * 0x9e3779b9u;
-  }
-
   __device__ Packet* slots(int at, int from) const {
     return packets(call.rank, large, at, blockIdx.x, number & 1, from);
   }
@@ -123,17 +121,11 @@ struct PacketRun {
     return call.scaled ? scale_eight<E>(e, scale) : e;
   }
 
-  __device__ void send(Packet* to, Eight e) const {
-    store_packet(to, {e.halves[0], flag(), e.halves[1], ~flag() & ~1u | ready});
-  }
-
   // Whether a packet has come.
   __device__ bool take(const Packet* at, Eight& e) {
-    Packet p = load_packet(at);
-    e.halves[0] = p.low;
-    e.halves[1] = p.high;
-    if (p.low_flag != flag() || (p.high_flag | 1) != (~flag() | 1)) return false;
-    all_ready &= p.high_flag & 1;
+    bool theirs;
+    if (!load_packet(at, number, e.all, theirs)) return false;
+    all_ready &= theirs;
     return true;
   }
 
@@ -141,7 +133,7 @@ struct PacketRun {
   __device__ bool receive(int first, int line, int lines, Eight (*e)[AHEAD], Wait& wait) {
     const Rank& r = call.rank;
     const Packet* at = slots(r.rank, first) + line;
-    uint64_t row = large ? r.large_packets : CHANNEL_PACKETS;
+    uint64_t row = packet_room(r, large);
     for (;;) {
       int missing = -1;
 #pragma unroll
@@ -202,7 +194,8 @@ struct PacketRun {
       Packet* to = slots(peer, r.rank) + line;
 #pragma unroll
       for (int k = 0; k < AHEAD; k++)
-        if (line + k * movers() < lines) send(to + k * movers(), e[k]);
+        if (line + k * movers() < lines)
+          store_packet(to + k * movers(), number, e[k].all, ready);
     }
   }
 
@@ -265,11 +258,25 @@ struct PacketRun {
       for (int line = threadIdx.x; line < lines; line += step) fold_lines(first, line, lines);
     }
   }
+
+  // After a window: what lay in its half for long must not be taken for new when flags begin anew.
+  // All of the window has been read, and peers write there again when they have heard of what comes
+  // after this, or that the next operation has begun.
+  __device__ void clear_half() const {
+    Packet* here = slots(call.rank.rank, 0);
+    uint64_t all = packet_room(call.rank, large) * call.rank.nranks;
+    for (uint64_t i = threadIdx.x; i < all; i += movers()) store_packet(here + i, number, 0);
+    fence();
+    sync_movers();
+  }
 };
 
-// Windows of a block share two halves of the room: a half is written again when all peers have read
-// it, which they had when they sent what came in the window between. So calls of several windows are
-// those in which all hear from all.
+// Windows of a block share two halves of the room. A half is written again when all peers have
+// read it: after that they sent what came in the window between, or began an operation since. So
+// calls of several windows are those in which all hear from all; and only windows that ran are
+// counted, or one of a block with a short share would be followed by one in the same half. Blocks
+// of an index have the same share at all ranks. `runtime/plan/tests/packets.rs` is a model of
+// this.
 template <typename E, int AHEAD, int RANKS>
 __device__ inline void run_windows(const Collective& call, Counters* own, bool ready) {
   const Rank& r = call.rank;
@@ -278,18 +285,18 @@ __device__ inline void run_windows(const Collective& call, Counters* own, bool r
   uint64_t first = blockIdx.x * share;
   uint64_t left = first >= all ? 0 : all - first < share ? all - first : share;
   bool large = own->large != 0;
-  uint64_t room = large ? r.large_packets : CHANNEL_PACKETS;
-  uint64_t number = own->packets, windows = share > room ? (share + room - 1) / room : 1;
-  PacketRun<E, AHEAD, RANKS> run{call, large, ready, number, bytes, scale_of(call), ready};
+  uint64_t room = packet_room(r, large);
+  PacketRun<E, AHEAD, RANKS> run{call, large, ready, own->packets, bytes, scale_of(call), ready};
   for (uint64_t at = 0; at < left; at += room) {
     run.number += 1;
     run.run(first + at, int(left - at < room ? left - at : room));
     sync_movers();
+    if (run.number % CLEARED_EVERY < 2) run.clear_half();
   }
   // All ranks' blocks of this index have heard the same.
   bool agreed = !large && left > 0 && hears_all(call) && !any_mover(!run.all_ready);
   if (threadIdx.x == 0) {
-    own->packets = number + windows;
+    own->packets = run.number;
     if (agreed) own->large = 1;
   }
 }

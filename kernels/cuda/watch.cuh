@@ -86,6 +86,15 @@ __device__ inline void differ(const Rank& r, int peer, uint64_t operation, uint3
   tell(r, FAULT_MISMATCH, peer, -1, operation);
 }
 
+// Whether a peer has announced an operation; then what it called.
+__device__ inline bool announced(const Rank& r, int peer, uint64_t operation, uint64_t& count,
+                                 uint64_t& what) {
+  const Announcement* here = announcement(r, r.rank, operation, peer);
+  bool all = load_packet(&here->count, operation, count);
+  all &= load_packet(&here->what, operation, what);
+  return all;
+}
+
 // Waits for something that a peer does outside collectives; false when it will not come. A peer that
 // has begun the next collective waits there for this rank: it will not.
 template <typename Ready>
@@ -97,11 +106,8 @@ __device__ inline bool await(const Rank& r, int peer, uint32_t own_what, uint64_
     if (wait.looks == looks) continue;
     looks = wait.looks;
     uint64_t operation = common(r)->operations + 1;
-    const Announcement* here = announcement(r, r.rank, operation, peer);
-    uint64_t first, count, again, what;
-    load_pair(here, first, count);
-    load_pair(&here->again, again, what);
-    if (first != operation || again != operation) continue;
+    uint64_t count, what;
+    if (!announced(r, peer, operation, count, what)) continue;
     // What the peer did before it is here as well.
     fence();
     if (ready()) return true;
@@ -125,15 +131,12 @@ __device__ inline void announce(const Collective& call, Time time) {
   uint64_t operation = common(r)->operations + 1;
   if (peer < r.nranks && peer != r.rank) {
     Announcement* there = announcement(r, peer, operation, r.rank);
-    store_pair(there, operation, call.descriptor_count);
-    store_pair(&there->again, operation, call.descriptor_what);
-    const Announcement* here = announcement(r, r.rank, operation, peer);
-    uint64_t first, count, again, what;
+    store_packet(&there->count, operation, call.descriptor_count);
+    store_packet(&there->what, operation, call.descriptor_what);
+    uint64_t count, what;
     Wait wait;
     for (;;) {
-      load_pair(here, first, count);
-      load_pair(&here->again, again, what);
-      if (first == operation && again == operation) {
+      if (announced(r, peer, operation, count, what)) {
         if (count != call.descriptor_count || what != call.descriptor_what)
           differ(r, peer, operation - 1, call.descriptor_what, call.descriptor_count, what, count);
         break;

@@ -203,7 +203,7 @@ pub struct Control {
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Counters {
-    /// Packet operations so far.
+    /// Windows in packets that its blocks ran so far; the parity chooses the half.
     pub packets: u64,
     /// Signals so far.
     pub phase: u64,

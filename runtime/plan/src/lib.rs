@@ -13,6 +13,7 @@ pub mod dtype;
 pub mod generate;
 pub mod ir;
 pub mod machine;
+pub mod packets;
 pub mod reference;
 pub mod select;
 pub mod simulate;

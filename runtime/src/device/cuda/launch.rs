@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use oxccl_kernels::abi;
 use oxccl_plan::generate::Algorithm;
 use oxccl_plan::ir::{Capacity, UserMemory};
+use oxccl_plan::packets::Room;
 use oxccl_plan::select::Topology;
 use oxccl_plan::{Buffer, Collective, Destination, From, Geometry, Op, Plan, Program, Slice};
 use std::sync::Arc;
@@ -56,19 +57,24 @@ fn collective(seat: &Seat, call: &Call) -> abi::Collective {
     }
 }
 
-/// Bytes of a block for which all channels have room at a time.
-fn packet_room(seat: &Seat) -> u64 {
-    (abi::CHANNEL_PACKETS * abi::PACKET_DATA_BYTES) as u64 * u64::from(seat.channels)
+/// What the communicator has for packets: the same at all ranks.
+fn packet_room(seat: &Seat) -> Room {
+    let movers = abi::BLOCK_THREADS as u64 - u64::from(WARP);
+    Room { channels: u64::from(seat.channels), lines: abi::CHANNEL_PACKETS as u64, movers }
+}
+
+/// Packets that bytes of a block take.
+fn packet_lines(bytes: u64) -> u64 {
+    bytes.div_ceil(abi::PACKET_DATA_BYTES as u64)
 }
 
 /// Whether packets carry a plan out: from facts that all ranks share.
 fn fits_packets(seat: &Seat, plan: &Plan, bytes: u64) -> bool {
-    use Collective::{AllGather, AllReduce, AllToAll, ReduceScatter};
-    let hear_all = [AllReduce, AllGather, ReduceScatter, AllToAll].contains(&plan.spec.collective);
-    let many = hear_all && seat.sharing().is_some_and(|sharing| !sharing.is_apart());
-    let most = if many { PACKET_BYTES / u64::from(plan.spec.nranks) } else { 0 };
-    let fitting = [Algorithm::OneShot, Algorithm::Push].contains(&plan.algorithm);
-    fitting && bytes <= packet_room(seat).max(most)
+    let Plan { spec, algorithm, .. } = plan;
+    let many = seat.sharing().is_some_and(|sharing| !sharing.is_apart());
+    let most = if many { PACKET_BYTES / u64::from(spec.nranks) } else { 0 };
+    let fitting = [Algorithm::OneShot, Algorithm::Push].contains(algorithm);
+    fitting && packet_room(seat).fits(spec.collective, packet_lines(bytes), packet_lines(most))
 }
 
 /// Launches a collective after all that the communicator has launched. Blocks: never.
@@ -77,13 +83,14 @@ pub fn run(seat: &Arc<Seat>, programs: &Programs, call: &Call, stream: Stream) -
     let bytes = call.count * call.dtype.size() as u64;
     let head = collective(seat, call);
     if fits_packets(seat, plan, bytes) {
-        if bytes > packet_room(seat)
+        let (room, lines) = (packet_room(seat), packet_lines(bytes));
+        if lines > room.all_lines()
             && let Some(sharing) = seat.sharing()
         {
             sharing.want_stage();
         }
         let (function, shape) =
-            (seat.functions.packets[call.dtype as usize], packets(seat, call, bytes));
+            (seat.functions.packets[call.dtype as usize], packets(&room, call, lines));
         // SAFETY: the kernel takes this structure; what it points to is the communicator's, or the
         // user's by the contract of the call.
         return seat.launch(stream, || unsafe { launch(function, shape, &head, stream.0) });
@@ -102,14 +109,11 @@ pub fn run(seat: &Arc<Seat>, programs: &Programs, call: &Call, stream: Stream) -
 }
 
 /// Blocks and threads for packets: from facts that all ranks share.
-fn packets(seat: &Seat, call: &Call, bytes: u64) -> (u32, u32) {
-    let most = abi::BLOCK_THREADS as u64 - u64::from(WARP);
-    let (lines, nranks) = (bytes.div_ceil(abi::PACKET_DATA_BYTES as u64), call.spec.nranks);
-    let work = lines * u64::from(nranks);
-    let channels = u64::from(seat.channels);
-    let least = lines.div_ceil(abi::CHANNEL_PACKETS as u64).clamp(1, channels);
-    let blocks = work.div_ceil(most).clamp(least, channels);
-    let movers = work.div_ceil(blocks).clamp(1, most).next_multiple_of(u64::from(WARP));
+fn packets(room: &Room, call: &Call, lines: u64) -> (u32, u32) {
+    let nranks = call.spec.nranks;
+    let blocks = room.blocks(lines, nranks);
+    let each = (lines * u64::from(nranks)).div_ceil(blocks);
+    let movers = each.clamp(1, room.movers).next_multiple_of(u64::from(WARP));
     (blocks as u32, movers as u32 + WARP)
 }
 
