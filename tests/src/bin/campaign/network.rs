@@ -1,0 +1,135 @@
+//! Hosts that are network namespaces behind a router, whose ways can be cut.
+//!
+//! The router is the namespace of the thread that made it, so it is gone with the thread and the
+//! descriptors here. Packets between hosts that are cut off vanish without an answer.
+
+use crate::plan::SPACES;
+use rustix::process::{getegid, geteuid};
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+/// The name of the rules that cut.
+const CUT: &str = "pref 100";
+
+/// The hosts of a thread.
+pub(crate) struct Network {
+    hosts: Vec<File>,
+}
+
+fn unshare(flags: UnshareFlags) -> Result<(), String> {
+    // SAFETY: these namespaces are about networks and users; no memory or descriptor changes hands.
+    unsafe { unshare_unsafe(flags) }.map_err(|e| format!("unshare {flags:?}: {e}"))
+}
+
+/// Runs `ip` with some arguments.
+fn ip(arguments: &str) -> Result<(), String> {
+    run(Command::new("ip").args(arguments.split(' ')), arguments)
+}
+
+fn run(command: &mut Command, arguments: &str) -> Result<(), String> {
+    let output = command.output().map_err(|e| format!("ip: {e}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(format!("ip {arguments}: {}", String::from_utf8_lossy(&output.stderr).trim()))
+}
+
+/// Moves the process off the machine's network into a namespace of its own, whether as root or in a
+/// user namespace. It must have one thread.
+pub(crate) fn leave_the_machine() -> Result<(), String> {
+    ip("-V")?;
+    if unshare(UnshareFlags::NEWNET).is_err() {
+        let (user, group) = (geteuid().as_raw(), getegid().as_raw());
+        unshare(UnshareFlags::NEWUSER | UnshareFlags::NEWNET)?;
+        let maps = [
+            ("setgroups", "deny".to_owned()),
+            ("uid_map", format!("0 {user} 1")),
+            ("gid_map", format!("0 {group} 1")),
+        ];
+        for (name, text) in maps {
+            let path = format!("/proc/self/{name}");
+            std::fs::write(&path, text).map_err(|e| format!("{path}: {e}"))?;
+        }
+    }
+    ip("link set lo up")
+}
+
+/// A namespace that stays while its file is open.
+fn space() -> Result<File, String> {
+    let make = || {
+        unshare(UnshareFlags::NEWNET)?;
+        File::open("/proc/thread-self/ns/net").map_err(|e| format!("a namespace: {e}"))
+    };
+    std::thread::spawn(make).join().map_err(|_| "no namespace".to_owned())?
+}
+
+impl Network {
+    /// Makes the calling thread's namespace, and what it starts, a router with hosts behind it.
+    pub(crate) fn new() -> Result<Self, String> {
+        unshare(UnshareFlags::NEWNET)?;
+        ip("link set lo up")?;
+        let forward = "/proc/sys/net/ipv4/ip_forward";
+        std::fs::write(forward, "1").map_err(|e| format!("{forward}: {e}"))?;
+        let hosts = (0..SPACES).map(|_| space()).collect::<Result<_, _>>()?;
+        let network = Self { hosts };
+        for host in 0..SPACES {
+            network.wire(host)?;
+        }
+        Ok(network)
+    }
+
+    /// Connects a host with the router.
+    fn wire(&self, host: u32) -> Result<(), String> {
+        let fd = self.hosts[host as usize].as_raw_fd();
+        let space = format!("/proc/{}/fd/{fd}", std::process::id());
+        ip(&format!("link add h{host} type veth peer name eth0 netns {space}"))?;
+        ip(&format!("addr add 10.77.{host}.1/24 dev h{host}"))?;
+        ip(&format!("link set h{host} up"))?;
+        for arguments in [
+            "link set lo up".to_owned(),
+            format!("addr add 10.77.{host}.2/24 dev eth0"),
+            "link set eth0 up".to_owned(),
+            format!("route add default via 10.77.{host}.1"),
+        ] {
+            let mut command = Command::new("ip");
+            command.args(arguments.split(' '));
+            run(self.enter(&mut command, host), &arguments)?;
+        }
+        Ok(())
+    }
+
+    /// Has a command run on a host.
+    pub(crate) fn enter<'a>(&self, command: &'a mut Command, host: u32) -> &'a mut Command {
+        let fd = self.hosts[host as usize].try_clone().expect("a descriptor");
+        // SAFETY: the closure makes one system call, which is safe between fork and exec.
+        unsafe {
+            command.pre_exec(move || {
+                move_into_link_name_space(fd.as_fd(), Some(LinkNameSpaceType::Network))?;
+                Ok(())
+            })
+        }
+    }
+
+    /// Cuts a host off from another one, or from all.
+    pub(crate) fn cut(&self, (host, other): (u32, Option<u32>)) {
+        let of = |host: u32| format!("10.77.{host}.0/24");
+        let ways = match other {
+            Some(other) => [
+                format!("from {} to {}", of(host), of(other)),
+                format!("from {} to {}", of(other), of(host)),
+            ],
+            None => [format!("from {}", of(host)), format!("to {}", of(host))],
+        };
+        for way in ways {
+            ip(&format!("rule add {CUT} {way} blackhole")).expect("a rule");
+        }
+    }
+
+    /// Takes back all cuts.
+    pub(crate) fn mend(&self) {
+        while ip(&format!("rule del {CUT}")).is_ok() {}
+    }
+}
