@@ -13,8 +13,7 @@ use crate::link::Message;
 use crate::link::message::MessageEdge;
 use crate::link::message::net::{HANDLE_BYTES, Handle, Request, Sender};
 use crate::link::message::socket::{TcpReceiver, address_in};
-use rustix::fd::OwnedFd;
-use std::io::{Read, Write};
+use std::io::Read;
 use std::net::SocketAddr;
 
 /// As a connection takes frames out of what came in; the error is the length of one that is too long.
@@ -65,7 +64,7 @@ pub struct Incoming(MessageEdge);
 
 impl Incoming {
     /// Offers all slots.
-    pub fn new(stream: impl Read + Write + Send + 'static, slot_bytes: usize) -> Result<Self> {
+    pub fn new(stream: impl Read + Send + 'static, slot_bytes: usize) -> Result<Self> {
         let receiver = Box::new(TcpReceiver::new(stream));
         MessageEdge::new(Box::new(NoSender), receiver, slot_bytes).map(Self)
     }
@@ -89,9 +88,5 @@ impl Sender for NoSender {
 
     fn test(&mut self, _request: Request) -> Result<bool> {
         Ok(true)
-    }
-
-    fn watch(&self) -> Option<OwnedFd> {
-        None
     }
 }

@@ -1,39 +1,61 @@
 //! The monitor: one thread per process that notices the death of peers.
 //!
 //! Peers on this host are watched by process descriptors and by what they say in shared memory,
-//! others by their connections. A rank that left in order, or failed, says so before: by its state
-//! word and record, or by a notice on the connection.
+//! others by their control connections. Where neither shows a death for certain, a peer is dead that
+//! has given no sign of life for [`SILENCE`]. A rank that left in order, or failed, says so before: by
+//! its state word and record, or by a notice.
 
+use crate::bootstrap::wire::wait_for;
 use crate::clock;
 use crate::device::cuda::reaper;
 use crate::device::host::agreement;
 use crate::device::host::endpoint::Endpoint;
 use crate::error::{Error, Result};
 use crate::exit;
-use crate::link::direct::PeerState;
+use crate::link::control::Control;
 use crate::link::notice::{self, Notice};
 use crate::log::{self, Level, Subsystem};
-use rustix::event::{PollFd, PollFlags};
-use rustix::fd::OwnedFd;
-use rustix::net::RecvFlags;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fd::{AsFd, OwnedFd};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 /// Operations that need the dead rank no more may still complete in this time.
 const GRACE: Duration = Duration::from_millis(200);
 
+/// Time between two signs of life.
+const PULSE: Duration = Duration::from_secs(1);
+/// A peer that has given none for so long is dead.
+const SILENCE: Duration = Duration::from_secs(5);
+/// The same before the first one: the peer may not have come out of initialisation yet.
+const FIRST: Duration = Duration::from_secs(60);
+/// Events are looked at together that come within this time.
+const TOGETHER: Duration = Duration::from_millis(10);
+
 /// What shows the end of a peer.
 pub enum Sign {
     /// Its process descriptor becomes readable.
     Process(OwnedFd),
-    /// Its connection ends.
-    Connection(OwnedFd),
-    /// Nothing: it lives in this process, or where this one cannot see it.
+    /// It lives on another host: what it says, its silence and the end of its connection.
+    Control(Arc<Control>),
+    /// Its process cannot be watched from here: its silence in shared memory.
+    Pulse,
+    /// Nothing: it lives in this process.
     Memory,
+}
+
+impl Sign {
+    fn poll_fd(&self) -> Option<PollFd<'_>> {
+        match self {
+            Sign::Process(fd) => Some(PollFd::new(fd, PollFlags::IN)),
+            Sign::Control(control) => Some(control.poll_fd()),
+            Sign::Pulse | Sign::Memory => None,
+        }
+    }
 }
 
 /// A peer of a communicator that is watched.
@@ -44,19 +66,101 @@ pub struct Watch {
     dead_since: Option<(Instant, String)>,
     /// Collectives before this one were compared with the peer's.
     compared: u64,
+    /// Of a notice that is not complete.
+    incoming: Vec<u8>,
+    /// The peer wants to know when so many of its messages are taken.
+    asked: Option<u64>,
+    /// When the last sign of life came, the count of those in shared memory, and whether any came.
+    heard: Instant,
+    pulses: u64,
+    ever: bool,
+    /// When this rank gave the last one.
+    pulsed: Option<Instant>,
+    looked: Instant,
 }
 
 impl Watch {
     /// A peer that nothing is known of yet.
     pub fn new(endpoint: &Arc<Endpoint>, peer: u32, sign: Sign) -> Self {
-        let endpoint = Arc::downgrade(endpoint);
-        Self { endpoint, peer, sign, dead_since: None, compared: 0 }
+        let (pulses, now) = (endpoint.pulse_of(peer), clock::now());
+        Self {
+            endpoint: Arc::downgrade(endpoint),
+            peer,
+            sign,
+            dead_since: None,
+            compared: 0,
+            incoming: Vec::new(),
+            asked: None,
+            heard: now,
+            pulses,
+            ever: false,
+            pulsed: None,
+            looked: now,
+        }
+    }
+
+    /// Gives a sign of life if it is time for one.
+    fn pulse(&mut self, endpoint: &Endpoint, now: Instant) {
+        if self.pulsed.is_some_and(|pulsed| now.saturating_duration_since(pulsed) < PULSE) {
+            return;
+        }
+        self.pulsed = Some(now);
+        match &self.sign {
+            Sign::Control(control) => control.tell(notice::PULSE),
+            // It may be that the peer cannot watch this process, though this one can watch it.
+            Sign::Process(_) | Sign::Pulse => endpoint.pulse(),
+            Sign::Memory => {}
+        }
+    }
+
+    /// Notes that the peer has given a sign of life.
+    fn hear(&mut self, now: Instant) {
+        (self.heard, self.ever) = (now, true);
+    }
+
+    /// How long the peer has been silent, when that is too long.
+    fn silence(&mut self, endpoint: &Endpoint, now: Instant) -> Option<Duration> {
+        match self.sign {
+            Sign::Control(_) => {}
+            Sign::Pulse => {
+                let pulses = endpoint.pulse_of(self.peer);
+                if pulses != self.pulses {
+                    self.pulses = pulses;
+                    self.hear(now);
+                }
+            }
+            Sign::Process(_) | Sign::Memory => return None,
+        }
+        // Who was stopped, or starved, has not listened meanwhile.
+        let gap = now.saturating_duration_since(self.looked);
+        if gap > PULSE {
+            self.heard += gap;
+        }
+        self.looked = now;
+        let silence = now.saturating_duration_since(self.heard);
+        (silence >= if self.ever { SILENCE } else { FIRST }).then_some(silence)
+    }
+
+    /// Answers a peer that wants to know when its messages are taken; whether that is to be looked
+    /// at again.
+    fn answer(&mut self, endpoint: &Endpoint) -> bool {
+        let (Some(asked), Sign::Control(control)) = (self.asked, &self.sign) else { return false };
+        let Some(state) = endpoint.try_state() else { return true };
+        let taken = state.edges.get(self.peer as usize).map_or(0, |edge| edge.messages().1);
+        if taken >= asked {
+            control.tell(&notice::taken(taken));
+            self.asked = None;
+        }
+        taken < asked
     }
 }
 
 struct Monitor {
     watches: Mutex<Vec<Watch>>,
     wake: UnixStream,
+    /// Shows what the watches have to look at. Edge-triggered: what nobody has read yet, or will,
+    /// wakes the thread once.
+    events: OwnedFd,
 }
 
 fn lock(monitor: &Monitor) -> MutexGuard<'_, Vec<Watch>> {
@@ -70,7 +174,8 @@ fn monitor() -> Result<&'static Arc<Monitor>> {
         let (wake, woken) = UnixStream::pair().map_err(failed)?;
         wake.set_nonblocking(true).map_err(failed)?;
         woken.set_nonblocking(true).map_err(failed)?;
-        let monitor = Arc::new(Monitor { watches: Mutex::default(), wake });
+        let events = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| failed(e.into()))?;
+        let monitor = Arc::new(Monitor { watches: Mutex::default(), wake, events });
         let own = monitor.clone();
         std::thread::Builder::new()
             .name("oxccl-monitor".to_owned())
@@ -84,6 +189,13 @@ fn monitor() -> Result<&'static Arc<Monitor>> {
 /// Watches a peer of a communicator.
 pub fn watch(endpoint: &Arc<Endpoint>, peer: u32, sign: Sign) -> Result<()> {
     let monitor = monitor()?;
+    let added = sign.poll_fd().map_or(Ok(()), |fd| {
+        let flags = EventFlags::IN | EventFlags::ET;
+        epoll::add(&monitor.events, fd.as_fd(), EventData::new_u64(0), flags)
+    });
+    added.map_err(|e| {
+        Error::system("watching a peer", std::io::Error::from(e), "raise ulimit -n")
+    })?;
     lock(monitor).push(Watch::new(endpoint, peer, sign));
     let _ = (&monitor.wake).write(&[1]);
     Ok(())
@@ -123,53 +235,47 @@ fn run(monitor: &Monitor, mut woken: &UnixStream) {
         });
         drop(visit);
         let limit = if waiting { Duration::from_millis(20) } else { Duration::from_millis(250) };
-        crate::bootstrap::wire::wait_for(&mut [PollFd::new(woken, PollFlags::IN)], limit);
+        let own = || PollFd::new(woken, PollFlags::IN);
+        wait_for(&mut [own()], TOGETHER);
+        wait_for(&mut [own(), PollFd::new(&monitor.events, PollFlags::IN)], limit - TOGETHER);
         let _ = woken.read(&mut [0; 64]);
+        let mut seen = Vec::with_capacity(64);
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        // What more there is shows at the next look.
+        let _ = epoll::wait(&monitor.events, rustix::buffer::spare_capacity(&mut seen), Some(&now));
     }
 }
 
 /// Which watches show something, without waiting.
 fn poll_now(watches: &[Watch]) -> Vec<bool> {
-    let open = |watch: &&Watch| watch.dead_since.is_none();
-    let mut fds: Vec<_> = watches
-        .iter()
-        .filter(open)
-        .filter_map(|watch| match &watch.sign {
-            Sign::Process(fd) => Some(PollFd::new(fd, PollFlags::IN)),
-            Sign::Connection(fd) => Some(PollFd::new(fd, PollFlags::IN | PollFlags::RDHUP)),
-            Sign::Memory => None,
-        })
-        .collect();
-    let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+    fn shown(watch: &Watch) -> Option<PollFd<'_>> {
+        watch.sign.poll_fd().filter(|_| watch.dead_since.is_none())
+    }
+    let mut fds: Vec<_> = watches.iter().filter_map(shown).collect();
+    let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
     // An error shows nothing; the next look comes soon.
     let _ = rustix::event::poll(&mut fds, Some(&zero));
     let mut seen = fds.iter().map(|fd| !fd.revents().is_empty());
-    let mut show = |watch: &Watch| match watch.sign {
-        Sign::Memory => true,
-        _ if watch.dead_since.is_some() => false,
-        _ => seen.next().unwrap_or(false),
-    };
+    let mut show = |watch| shown(watch).is_some() && seen.next().unwrap_or(false);
     watches.iter().map(&mut show).collect()
 }
 
 /// Looks once at all that is watched and draws the conclusions, forgetting what is decided; true
-/// while a death waits for its grace to end. Blocks: never.
+/// while there is something to look at again soon. Blocks: never.
 pub fn look(watches: &mut Vec<Watch>) -> bool {
     let ready = poll_now(watches);
     let now = clock::now();
-    let mut i = 0;
+    let (mut i, mut waiting) = (0, false);
     let (mut lost, mut failed) = (Vec::new(), Vec::new());
     watches.retain_mut(|watch| {
         let ready = ready.get(i).copied().unwrap_or(false);
         i += 1;
         let Some(endpoint) = watch.endpoint.upgrade() else { return false };
-        match catch_unwind(AssertUnwindSafe(|| verdict(watch, &endpoint, ready))) {
-            Ok(Verdict::Alive) => {}
+        match catch_unwind(AssertUnwindSafe(|| verdict(watch, &endpoint, ready, now))) {
+            Ok(Verdict::Alive) => waiting |= watch.answer(&endpoint),
             Ok(Verdict::Left) => return false,
-            Ok(Verdict::Failed(error)) => {
-                failed.push((endpoint, error));
-                return false;
-            }
+            // Its death has to be noticed all the same, as children may be made of the communicator.
+            Ok(Verdict::Failed(error)) => failed.push((endpoint, error)),
             Ok(Verdict::Dead(why)) => watch.dead_since = Some((now, why)),
             // The one communicator fails; the others are watched on.
             Err(panic) => {
@@ -179,6 +285,7 @@ pub fn look(watches: &mut Vec<Watch>) -> bool {
         }
         match &watch.dead_since {
             Some((since, why)) if now - *since >= GRACE => {
+                let Some(endpoint) = watch.endpoint.upgrade() else { return false };
                 lost.push((*since, endpoint, watch.peer, why.clone()));
                 false
             }
@@ -193,7 +300,7 @@ pub fn look(watches: &mut Vec<Watch>) -> bool {
     for (_, endpoint, peer, why) in lost {
         endpoint.lose(peer, why);
     }
-    watches.iter().any(|w| w.dead_since.is_some())
+    waiting || watches.iter().any(|w| w.dead_since.is_some())
 }
 
 enum Verdict {
@@ -203,59 +310,86 @@ enum Verdict {
     Dead(String),
 }
 
-fn verdict(watch: &mut Watch, endpoint: &Endpoint, ready: bool) -> Verdict {
-    if endpoint.failure().is_some() {
-        return Verdict::Left;
-    }
-    let differs = || agreement::compare_past(endpoint, watch.peer, &mut watch.compared);
-    if let Some(error) = endpoint.hear_from(watch.peer).or_else(differs) {
-        return Verdict::Failed(error);
-    }
-    if !ready || watch.dead_since.is_some() {
+fn verdict(watch: &mut Watch, endpoint: &Endpoint, ready: bool, now: Instant) -> Verdict {
+    watch.pulse(endpoint, now);
+    if watch.dead_since.is_some() {
         return Verdict::Alive;
     }
-    match &watch.sign {
-        Sign::Process(_) => {
-            let left =
-                endpoint.segment.as_ref().zip(endpoint.local[watch.peer as usize]).is_some_and(
-                    |(segment, local)| {
-                        segment.state(local).load(Ordering::Acquire) == PeerState::Left as u64
-                    },
-                );
-            if left { Verdict::Left } else { Verdict::Dead("its process ended".to_owned()) }
+    let peer = watch.peer;
+    let left = || endpoint.has_left(peer);
+    let said = match &watch.sign {
+        Sign::Process(_) if ready && left() => return Verdict::Left,
+        Sign::Process(_) if ready => Verdict::Dead("its process ended".to_owned()),
+        Sign::Control(control) if ready => {
+            let control = control.clone();
+            read_notices(watch, &control, endpoint, now)
         }
-        Sign::Memory => Verdict::Alive,
-        Sign::Connection(fd) => read_notices(fd, watch.peer, endpoint),
+        // Who has left in order gives no sign any more.
+        Sign::Pulse if left() => return Verdict::Left,
+        _ => Verdict::Alive,
+    };
+    if !matches!(said, Verdict::Alive) {
+        return said;
+    }
+    if let Some(silence) = watch.silence(endpoint, now) {
+        let secs = silence.as_secs();
+        return Verdict::Dead(format!(
+            "rank {} has heard nothing of it for {secs} s: its process or host is stopped, or the \
+             network between the two is cut",
+            endpoint.rank
+        ));
+    }
+    if endpoint.failure().is_some() {
+        return Verdict::Alive;
+    }
+    let differs = || agreement::compare_past(endpoint, peer, &mut watch.compared);
+    match endpoint.hear_from(peer).or_else(differs) {
+        Some(error) => Verdict::Failed(error),
+        None => Verdict::Alive,
     }
 }
 
 /// What a peer of another host has to say.
-fn read_notices(fd: &OwnedFd, peer: u32, endpoint: &Endpoint) -> Verdict {
+fn read_notices(
+    watch: &mut Watch,
+    control: &Control,
+    endpoint: &Endpoint,
+    now: Instant,
+) -> Verdict {
+    let ended = control.receive(&mut watch.incoming);
     loop {
-        let mut bytes = [0; notice::MAX_BYTES];
-        let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
-        let n = match rustix::net::recv(fd, &mut bytes, flags) {
-            Ok((_, 0)) => return Verdict::Dead("its connection closed".to_owned()),
-            Ok((_, n)) => n,
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Verdict::Alive,
-            Err(e) => return Verdict::Dead(format!("its connection failed: {e}")),
-        };
-        match notice::parse(&bytes[..n]) {
-            Ok(None) => return Verdict::Alive,
-            Ok(Some((Notice::Goodbye, _))) => return Verdict::Left,
-            Ok(Some((Notice::Failed(record), _))) => {
-                return Verdict::Failed(endpoint.told(peer, record));
-            }
-            Ok(Some((Notice::Doing(seq, theirs), len))) => {
-                if let Some(error) = agreement::compare_told(endpoint, peer, seq, theirs) {
-                    return Verdict::Failed(error);
-                }
-                // They are there, as the look before showed.
-                let _ = rustix::net::recv(fd, &mut bytes[..len], RecvFlags::DONTWAIT);
-            }
+        let (notice, len) = match notice::parse(&watch.incoming) {
+            Ok(None) => break,
+            Ok(Some(read)) => read,
             Err(what) => return Verdict::Dead(format!("its connection carried {what}")),
+        };
+        watch.incoming.drain(..len);
+        watch.hear(now);
+        let error = match notice {
+            Notice::Pulse => None,
+            Notice::Goodbye(taken) => {
+                control.set_taken(taken);
+                control.set_left();
+                return Verdict::Left;
+            }
+            Notice::Ask(messages) => {
+                watch.asked = Some(messages);
+                None
+            }
+            Notice::Taken(messages) => {
+                control.set_taken(messages);
+                None
+            }
+            Notice::Failed(record) => Some(endpoint.told(watch.peer, record)),
+            Notice::Doing(seq, theirs) => {
+                agreement::compare_told(endpoint, watch.peer, seq, theirs)
+            }
+        };
+        if let Some(error) = error.filter(|_| endpoint.failure().is_none()) {
+            return Verdict::Failed(error);
         }
     }
+    ended.map_or(Verdict::Alive, Verdict::Dead)
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use oxccl_runtime::link::message::HEADER_BYTES;
 use oxccl_runtime::link::notice::{self, Notice};
 use oxccl_runtime::{Code, Result, fuzzing};
 use std::collections::BTreeSet;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, Read};
 use std::mem::offset_of;
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -313,8 +313,9 @@ fn tampered_handshake(data: &[u8]) {
                     let (now, later) = chunk.split_at(server.wants().min(chunk.len()));
                     match server.input(now)? {
                         Progress::More => {}
-                        Progress::Send(reply) => to_client = over_the_wire(reply),
-                        Progress::Done(_) => accepted = true,
+                        Progress::Send(reply) | Progress::Done(reply) => {
+                            to_client = over_the_wire(reply);
+                        }
                     }
                     chunk = later;
                 }
@@ -323,8 +324,10 @@ fn tampered_handshake(data: &[u8]) {
                 return Ok(());
             }
             for chunk in to_client.chunks(step) {
-                if let Progress::Done(proof) = client.input(chunk)? {
-                    to_server = over_the_wire(proof);
+                match client.input(chunk)? {
+                    Progress::More => {}
+                    Progress::Send(proof) => to_server = over_the_wire(proof),
+                    Progress::Done(_) => accepted = true,
                 }
             }
         }
@@ -346,6 +349,7 @@ fn rendezvous(data: &[u8]) {
             0 => machine.closed(rank, false),
             7 => machine.closed(rank, true),
             8 => machine.deadline(Duration::from_secs(1)),
+            9 => machine.absent(rank, "is not there".to_owned()),
             kind => {
                 if kind == root::JOIN {
                     joined.insert(rank);
@@ -402,16 +406,6 @@ impl Read for Pieces {
         buffer[..n].copy_from_slice(&self.left[..n]);
         self.left.drain(..n);
         Ok(n)
-    }
-}
-
-impl Write for Pieces {
-    fn write(&mut self, buffer: &[u8]) -> std::io::Result<usize> {
-        Ok(buffer.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
     }
 }
 

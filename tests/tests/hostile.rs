@@ -53,8 +53,8 @@ fn good(target: &str) -> Vec<Vec<u8>> {
             ]
         }
         "identity" => {
-            let mut blob = vec![0; 126];
-            blob[..5].copy_from_slice(&[5, 0, 0, 0, 77]);
+            let mut blob = vec![0; 134];
+            blob[..5].copy_from_slice(&[6, 0, 0, 0, 77]);
             vec![
                 [&[0][..], &id.encode()].concat(),
                 [&[1][..], &blob].concat(),
@@ -65,7 +65,7 @@ fn good(target: &str) -> Vec<Vec<u8>> {
         "message" => vec![
             [&[0][..], b"[fe80::1%3]:4711"].concat(),
             [&[2][..], &notice::failed(&record)].concat(),
-            b"\x02GG".to_vec(),
+            [&[2][..], &notice::goodbye(7), notice::PULSE].concat(),
             [&[1, 3][..], &sent(&[8, 9]), &sent(&[]), &56u32.to_le_bytes(), &[7; 20]].concat(),
         ],
         "structures" => vec![

@@ -4,7 +4,11 @@
 //! client → server   hello: magic, role, from, to, communicator, nonce
 //! server → client   nonce, HMAC(secret, "server", hello, nonce)
 //! client → server   HMAC(secret, "client", hello, nonce)
+//! server → client   welcome
 //! ```
+//! The welcome tells the client that the server has taken it: until then it may have been dropped
+//! to make room for another one.
+
 //! HMAC-SHA-256 over both nonces; role, ranks and communicator are bound in, so that no message
 //! can be replayed on another connection or reflected to its sender.
 
@@ -13,9 +17,10 @@ use crate::error::{Error, Result};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
-const MAGIC: &[u8; 8] = b"OXCCLAU1";
+const MAGIC: &[u8; 8] = b"OXCCLAU2";
 const NONCE: usize = 32;
 const MAC: usize = 32;
+const WELCOME: u8 = 1;
 const HELLO: usize = 8 + 4 + 4 + 4 + 8 + NONCE;
 
 /// What a connection is for.
@@ -85,22 +90,32 @@ pub struct Client {
     secret: [u8; SECRET_BYTES],
     hello: Vec<u8>,
     received: Vec<u8>,
+    /// Whether the server has proved itself, and has this side's proof.
+    proved: bool,
 }
 
 impl Client {
     /// Starts; the bytes are the first message.
     pub fn new(secret: [u8; SECRET_BYTES], ends: Ends) -> Result<(Self, Vec<u8>)> {
         let hello = ends.hello(&random()?);
-        Ok((Self { secret, hello: hello.clone(), received: Vec::new() }, hello))
+        let received = Vec::new();
+        Ok((Self { secret, hello: hello.clone(), received, proved: false }, hello))
     }
 
     /// How many bytes to read next at most.
     pub fn wants(&self) -> usize {
-        NONCE + MAC - self.received.len()
+        if self.proved { 1 } else { NONCE + MAC - self.received.len() }
     }
 
     /// Takes bytes from the server.
     pub fn input(&mut self, bytes: &[u8]) -> Result<Progress> {
+        if self.proved {
+            return match bytes {
+                [] => Ok(Progress::More),
+                [WELCOME] => Ok(Progress::Done(Vec::new())),
+                _ => Err(refused("the server sent no welcome")),
+            };
+        }
         self.received.extend(bytes);
         if self.received.len() < NONCE + MAC {
             return Ok(Progress::More);
@@ -110,7 +125,8 @@ impl Client {
             .verify_slice(mac)
             .map_err(|_| refused("the server does not know the secret"))?;
         let proof = code(&self.secret, b"client", &self.hello, nonce).finalize().into_bytes();
-        Ok(Progress::Done(proof.to_vec()))
+        self.proved = true;
+        Ok(Progress::Send(proof.to_vec()))
     }
 }
 
@@ -172,7 +188,7 @@ impl Server {
         code(&self.secret, b"client", hello, &self.nonce)
             .verify_slice(proof)
             .map_err(|_| refused("the client does not know the secret"))?;
-        Ok(Progress::Done(Vec::new()))
+        Ok(Progress::Done(vec![WELCOME]))
     }
 }
 
@@ -192,13 +208,14 @@ mod tests {
             for byte in to_server.drain(..) {
                 match server.input(&[byte])? {
                     Progress::More => {}
-                    Progress::Send(reply) => to_client = reply,
-                    Progress::Done(_) => return Ok(server.client()),
+                    Progress::Send(reply) | Progress::Done(reply) => to_client = reply,
                 }
             }
             for byte in to_client {
-                if let Progress::Done(proof) = client.input(&[byte])? {
-                    to_server = proof;
+                match client.input(&[byte])? {
+                    Progress::More => {}
+                    Progress::Send(proof) => to_server = proof,
+                    Progress::Done(_) => return Ok(server.client()),
                 }
             }
         }

@@ -29,6 +29,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::time::{Duration, Instant};
 
+/// Attempts after which nobody is taken to listen.
+const REFUSALS: u32 = 5;
+
 /// Who takes part.
 #[derive(Clone)]
 pub struct Group<'a> {
@@ -130,11 +133,14 @@ pub fn lead(
     let mut members = collect(group, listener, &mut waiting)?;
     let mut all: Vec<OwnedFd> = Vec::new();
     let copy = |fd: BorrowedFd<'_>| {
-        fd.try_clone_to_owned().map_err(|e| Error::system("dup of a descriptor", e, super::dial::NO_SOCKET))
+        fd.try_clone_to_owned()
+            .map_err(|e| Error::system("dup of a descriptor", e, super::dial::NO_SOCKET))
     };
     all.push(copy(own)?);
     for member in &mut members {
-        if let Some(fd) = member.given.take().filter(|_| group.shown.contains(&group.ranks[member.place])) {
+        if let Some(fd) =
+            member.given.take().filter(|_| group.shown.contains(&group.ranks[member.place]))
+        {
             all.push(fd);
         }
     }
@@ -217,6 +223,10 @@ pub fn follow(
         let now = Instant::now();
         if let Some(connection) = dial.progress(now)? {
             break connection.into_socket();
+        }
+        if dial.refusals() >= REFUSALS {
+            // It listens until all have come.
+            return Err(lost(leader, dial.why()));
         }
         waiting.check(|| lost(leader, dial.why()))?;
         match dial.poll_fd() {

@@ -34,7 +34,18 @@ impl Dial {
     /// Nothing happens before [`progress`](Self::progress).
     pub fn new(address: SockAddr, at: String, secret: [u8; SECRET_BYTES], ends: Ends) -> Self {
         let pause = PAUSES[0];
-        Self { address, at, secret, ends, connection: None, again: None, pause, last: None, attempts: 0, refusals: 0 }
+        Self {
+            address,
+            at,
+            secret,
+            ends,
+            connection: None,
+            again: None,
+            pause,
+            last: None,
+            attempts: 0,
+            refusals: 0,
+        }
     }
 
     /// Moves it on; returns the connection once both sides have authenticated. What may be
@@ -143,3 +154,8 @@ pub fn watch_for_cuts(socket: &Socket) {
     }
 }
 
+/// Undoes [`watch_for_cuts`]: the connection carries data from now on, which may wait long.
+pub fn watch_no_more(socket: &Socket) {
+    let _ = socket.set_tcp_user_timeout(None);
+    let _ = socket.set_keepalive(false);
+}

@@ -134,7 +134,8 @@ mod tests {
         let secret = [1; 32];
         let admission = Admission { secret, ends: ENDS, nranks: 8 };
         let mut door = Door::new(listener.into(), admission).unwrap();
-        let dial = |from| Dial::new(address.into(), address.to_string(), secret, Ends { from, ..ENDS });
+        let dial =
+            |from| Dial::new(address.into(), address.to_string(), secret, Ends { from, ..ENDS });
         let mut dials: Vec<Dial> = (1..4).map(dial).collect();
         let mut strangers = Vec::new();
         let (mut members, mut clients) = (Vec::new(), Vec::new());

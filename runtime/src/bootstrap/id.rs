@@ -92,6 +92,12 @@ impl UniqueId {
         Self { address, comm, secret: digest(b"secret") }
     }
 
+    /// The same with another number and secret, for those who know `salt` too.
+    pub fn salted(&self, salt: &[u8]) -> Self {
+        let salt: String = salt.iter().map(|byte| format!("{byte:02x}")).collect();
+        self.derive(&salt, 0, self.address)
+    }
+
     /// magic 8 · comm 8 · secret 32 · IPv6 (or mapped IPv4) 16 · scope 4 · port 2 · zeros.
     pub fn encode(&self) -> [u8; ID_BYTES] {
         let mut bytes = [0; ID_BYTES];

@@ -105,7 +105,13 @@ impl Machine {
 
     /// Who comes after the failure hears of it, once: who comes again wants the next communicator
     /// at this address.
-    fn tell_late(&mut self, rank: u32, address: &str, frame: &Frame, verdict: Frame) -> Vec<Action> {
+    fn tell_late(
+        &mut self,
+        rank: u32,
+        address: &str,
+        frame: &Frame,
+        verdict: Frame,
+    ) -> Vec<Action> {
         if frame.kind != JOIN {
             return Vec::new();
         }
@@ -217,7 +223,8 @@ impl Machine {
         let shown: Vec<_> = missing.iter().take(16).map(u32::to_string).collect();
         let more = if missing.len() > 16 { ", …" } else { "" };
         let list = shown.join(", ");
-        let why = format!("{} of {n} ranks did not come within {secs} s: {list}{more}", missing.len());
+        let why =
+            format!("{} of {n} ranks did not come within {secs} s: {list}{more}", missing.len());
         self.fail(NOBODY, &why)
     }
 
@@ -343,7 +350,8 @@ mod tests {
     fn who_comes_to_a_failed_rendezvous_is_told_why_once() {
         let mut machine = Machine::new(vec![4, 5, 7]);
         machine.frame(1, "a", join(3, b""));
-        let give_up = |culprit, why: &str| Frame { kind: GIVE_UP, body: super::failure(culprit, why) };
+        let give_up =
+            |culprit, why: &str| Frame { kind: GIVE_UP, body: super::failure(culprit, why) };
         let text = failure(&machine.frame(1, "a", give_up(-1, "no memory")));
         assert!(text.contains("rank 5 gave up: no memory"), "{text}");
         let late = machine.frame(2, "b", join(3, b""));
@@ -354,7 +362,9 @@ mod tests {
         assert!(machine.has_told_all());
         let mut machine = Machine::default();
         machine.frame(0, "a", join(2, b""));
-        assert!(failure(&machine.frame(0, "a", give_up(1, "has died"))).contains("rank 1 has died"));
+        assert!(
+            failure(&machine.frame(0, "a", give_up(1, "has died"))).contains("rank 1 has died")
+        );
     }
 
     #[test]

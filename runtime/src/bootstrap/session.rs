@@ -239,9 +239,9 @@ impl Session {
         rendezvous::is_here(&self.id)
     }
 
-    /// Notes which rank's process holds the rendezvous.
+    /// Notes which rank's process holds the rendezvous, unless that is known.
     pub fn set_holder(&mut self, rank: Option<u32>) {
-        self.holder = rank;
+        self.holder = self.holder.or(rank);
     }
 
     /// Gives every rank the blobs of all, in rank order. Blocks for all ranks.
@@ -328,22 +328,20 @@ impl Session {
     /// only lost another one, the rendezvous knows who went first. Otherwise the others hear from
     /// here what happened. Blocks, for [`VERDICT`] twice at most.
     pub fn give_up(mut self, error: Error) -> Error {
-        let error = match (&self.verdict, &error) {
-            (Some(_), _) => error,
-            (None, Error::InitPeer { site, why }) => {
-                let culprit = site.peer;
-                self.wait_for_verdict().unwrap_or_else(|| {
-                    self.tell(culprit, why);
-                    error
-                })
+        let mut verdict = None;
+        match &error {
+            _ if self.verdict.is_some() => {}
+            Error::InitPeer { site, why } => {
+                verdict = self.wait_for_verdict();
+                if verdict.is_none() {
+                    self.tell(site.peer, why);
+                }
             }
-            (None, _) => {
-                self.tell(-1, &error.to_string());
-                error
-            }
-        };
+            Error::Init { why } => self.tell(-1, why),
+            _ => self.tell(-1, &error.to_string()),
+        }
         rendezvous::wait_until_told(&self.id, VERDICT);
-        error
+        verdict.unwrap_or(error)
     }
 
     fn wait_for_verdict(&mut self) -> Option<Error> {
@@ -363,7 +361,8 @@ impl Session {
 
     fn tell(&mut self, culprit: i32, why: &str) {
         if !self.joined {
-            // Who has not joined is missed, or refused, by the others anyway.
+            // The others would wait for it.
+            rendezvous::note_absent(&self.id, self.rank, format!("gave up: {why}"));
             return;
         }
         self.connection.send(&Frame { kind: GIVE_UP, body: failure(culprit, why) });

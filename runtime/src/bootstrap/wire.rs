@@ -1,13 +1,13 @@
 //! Connections of the bootstrap: non-blocking sockets that authenticate and then carry frames of
 //! bounded length. Little-endian `length u32 · kind u8 · body`.
 
-use super::auth::{Client, Ends, Progress, Server};
+use super::auth::{Client, Progress, Server};
 use super::deadline::Deadline;
 use crate::error::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use socket2::Socket;
 use std::collections::VecDeque;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, Read};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -335,7 +335,7 @@ fn would_block(e: &std::io::Error) -> bool {
 mod tests {
     use super::*;
     use crate::bootstrap::Cancel;
-    use crate::bootstrap::auth::Role;
+    use crate::bootstrap::auth::{Ends, Role};
     use crate::bootstrap::dial::Dial;
     use std::net::TcpListener;
 

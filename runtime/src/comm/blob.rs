@@ -12,10 +12,13 @@ use std::net::SocketAddr;
 use std::sync::OnceLock;
 
 /// The wire format of the blob and of everything that ranks share: they must agree.
-const FORMAT: u32 = 5;
+const FORMAT: u32 = 6;
 
 /// Size of a blob.
-const BYTES: usize = 104 + ADDRESS_BYTES;
+const BYTES: usize = FLAGS_AT + 8 + ADDRESS_BYTES;
+const FLAGS_AT: usize = 104;
+/// Bits of the flags.
+const HOLDER: u64 = 4;
 
 /// Facts about a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,6 +44,10 @@ pub(crate) struct Blob {
     pub(super) deterministic: bool,
     /// Whether its data lies on a GPU.
     pub(super) gpu: bool,
+    /// Whether its process holds the rendezvous.
+    pub(super) holder: bool,
+    /// Ranks with equal values share processors.
+    pub(super) machine: u64,
 }
 
 fn inode(path: &str) -> u64 {
@@ -53,6 +60,10 @@ fn hash(bytes: &[u8]) -> u64 {
     bytes
         .iter()
         .fold(0xcbf2_9ce4_8422_2325, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3))
+}
+
+fn machine() -> u64 {
+    hash(&std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default())
 }
 
 fn host(config: &Config) -> u64 {
@@ -109,6 +120,8 @@ impl Blob {
             algorithm: algorithm(config)?,
             deterministic: config.deterministic,
             gpu: matches!(device, Device::Cuda(_)),
+            holder: false,
+            machine: machine(),
         })
     }
 
@@ -132,13 +145,20 @@ impl Blob {
         out.extend(self.process);
         out.extend(self.socket);
         out.extend(self.algorithm);
-        let flags = u64::from(self.deterministic) | u64::from(self.gpu) << 1;
-        let words = [self.pid_namespace, self.host, self.arena_len, self.counter_start, self.probe];
+        let flags = [self.deterministic, self.gpu, self.holder];
+        let flags = (0..).zip(flags).fold(0, |bits, (i, set)| bits | u64::from(set) << i);
+        let Self { pid_namespace, host, machine, arena_len, counter_start, probe, .. } = *self;
+        let words = [pid_namespace, host, arena_len, counter_start, probe, machine];
         for word in words.into_iter().chain([flags]) {
             out.extend(word.to_le_bytes());
         }
         out.extend(encode_address(self.control));
         out
+    }
+
+    /// Whether these are the bytes of the rank whose process holds the rendezvous.
+    pub(super) fn is_holder(bytes: &[u8]) -> bool {
+        bytes.get(FLAGS_AT).is_some_and(|flags| u64::from(*flags) & HOLDER != 0)
     }
 
     pub(crate) fn decode(rank: usize, bytes: &[u8]) -> Result<Self> {
@@ -152,7 +172,7 @@ impl Blob {
         let fixed = <&[u8; BYTES]>::try_from(bytes)
             .map_err(|_| bad(format!("sent {} bytes about itself, not {BYTES}", bytes.len())))?;
         let mut control = [0; ADDRESS_BYTES];
-        control.copy_from_slice(&fixed[104..]);
+        control.copy_from_slice(&fixed[FLAGS_AT + 8..]);
         let name = |at: usize| <[u8; 16]>::try_from(&fixed[at..at + 16]).unwrap_or_default();
         let word = |at: usize| {
             u64::from_le_bytes(<[u8; 8]>::try_from(&fixed[at..at + 8]).unwrap_or_default())
@@ -161,8 +181,8 @@ impl Blob {
         if i32::try_from(pid).map_or(true, |pid| pid <= 0) {
             return Err(bad(format!("says that its process has the number {pid}")));
         }
-        let flags = word(96);
-        if flags > 3 {
+        let flags = word(FLAGS_AT);
+        if flags > 7 {
             return Err(bad(format!("sent unknown flags {flags:#x}")));
         }
         Ok(Self {
@@ -177,6 +197,8 @@ impl Blob {
             probe: word(88),
             deterministic: flags & 1 != 0,
             gpu: flags & 2 != 0,
+            holder: flags & HOLDER != 0,
+            machine: word(96),
             control: decode_address(&control)
                 .ok_or_else(|| bad("sent a bad address".to_owned()))?,
         })

@@ -3,7 +3,9 @@
 
 use super::create::{Family, Room, alone, assemble, join};
 use super::{Communicator, Member, Options, Origin};
-use crate::bootstrap::session::{Meeting, Session, start_rendezvous};
+use crate::bootstrap::deadline::InVain;
+use crate::bootstrap::rendezvous;
+use crate::bootstrap::session::{Meeting, Session};
 use crate::bootstrap::{Cancel, ID_BYTES, UniqueId};
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -14,7 +16,16 @@ use std::time::Duration;
 /// The color of a rank that joins no child: `NCCL_SPLIT_NOCOLOR`.
 pub const NO_COLOR: i32 = -1;
 
-/// Meets with `ranks` of the parent, whose first one holds the meeting.
+/// Finds out whether one of these ranks of the parent has died.
+fn deaths(parent: &Communicator, ranks: &[u32]) -> InVain {
+    let (endpoint, ranks) = (parent.endpoint().clone(), ranks.to_vec());
+    Arc::new(move || {
+        let dead = |&rank: &u32| endpoint.death_of(rank).map(|why| Error::init_peer(rank, why));
+        ranks.iter().find_map(dead)
+    })
+}
+
+/// Meets with `ranks` of the parent, whose first one holds the meeting. Ends when one of them dies.
 fn meet(
     parent: &Communicator,
     family: &Family,
@@ -24,14 +35,32 @@ fn meet(
 ) -> Result<(Session, UniqueId)> {
     let (leader, own) = (ranks[0], parent.rank());
     let id = family.id.derive(purpose, number, family.addresses[leader as usize]);
+    let place = |rank| ranks.iter().position(|&r| r == rank).unwrap_or(0) as u32;
     if own == leader {
         let failed = |e| Error::system("dup of a listener", e, "raise ulimit -n");
-        start_rendezvous(family.listener.try_clone().map_err(failed)?, id.clone())?;
+        let listener = family.listener.try_clone().map_err(failed)?;
+        rendezvous::start(listener, id.clone(), ranks.to_vec())?;
     }
-    let seat = ranks.iter().position(|&r| r == own).unwrap_or(0) as u32;
-    let nranks = ranks.len() as u32;
-    let meeting = Meeting { id: &id, rank: seat, nranks, reused: true, limit, cancel };
-    Ok((Session::open(&meeting)?, id))
+    let (rank, nranks) = (place(own), ranks.len() as u32);
+    let (in_vain, holder) = (Some(deaths(parent, ranks)), Some(leader));
+    let meeting = Meeting { id: &id, rank, nranks, reused: true, limit, cancel, in_vain, holder };
+    let session = Session::open(&meeting).inspect_err(|error| {
+        // Nothing where this process does not hold the meeting.
+        let (absent, why) = match error {
+            Error::InitPeer { site, why } => (site.peer as u32, why.clone()),
+            other => (own, format!("gave up: {other}")),
+        };
+        rendezvous::note_absent(&id, place(absent), why);
+    })?;
+    Ok((session, id))
+}
+
+/// Gives every rank what all say; a meeting that fails is over. Blocks for all who meet.
+fn gather(mut session: Session, blob: &[u8]) -> Result<(Session, Vec<Vec<u8>>)> {
+    match session.gather(blob) {
+        Ok(answers) => Ok((session, answers)),
+        Err(error) => Err(session.give_up(error)),
+    }
 }
 
 /// Splits a communicator by colors; ranks are ordered by key, then by their rank. None for a rank
@@ -48,17 +77,19 @@ pub(super) fn split(
     };
     let everyone: Vec<u32> = (0..parent.nranks()).collect();
     let wait = (options.init_limit(), cancel);
-    let (mut session, id) = meet(parent, family, ("split", number), &everyone, wait)?;
-    let answers = session.gather(&[color.to_le_bytes(), key.to_le_bytes()].concat())?;
+    let (session, id) = meet(parent, family, ("split", number), &everyone, wait)?;
+    let own = [color.to_le_bytes(), key.to_le_bytes()].concat();
+    let (session, answers) = gather(session, &own)?;
     if color == NO_COLOR {
         session.close();
         return Ok(None);
     }
     let mut members = Vec::new();
     for (rank, answer) in (0u32..).zip(&answers) {
-        let words = <&[u8; 8]>::try_from(&answer[..]).map_err(|_| Error::Init {
-            why: format!("rank {rank} sent no color: is it in another call than ncclCommSplit?"),
-        })?;
+        let Ok(words) = <&[u8; 8]>::try_from(&answer[..]) else {
+            let why = "sent no color: is it in another call than ncclCommSplit?";
+            return Err(session.give_up(Error::init_peer(rank, why)));
+        };
         let [a, b, c, d, key @ ..] = *words;
         if i32::from_le_bytes([a, b, c, d]) == color {
             members.push((i32::from_le_bytes(key), rank));
@@ -111,8 +142,9 @@ pub(super) fn grow(
     if let Some(family) = &parent.family {
         let everyone: Vec<u32> = (0..parent.nranks()).collect();
         let wait = (options.init_limit(), cancel);
-        let (mut session, _) = meet(parent, family, ("grow", number), &everyone, wait)?;
-        let answers = session.gather(&id.map_or(Vec::new(), |id| id.encode().to_vec()))?;
+        let (session, _) = meet(parent, family, ("grow", number), &everyone, wait)?;
+        let own = id.map_or(Vec::new(), |id| id.encode().to_vec());
+        let (session, answers) = gather(session, &own)?;
         session.close();
         let mut roots = (0u32..).zip(&answers).filter(|(_, answer)| !answer.is_empty());
         let (first, second) = (roots.next(), roots.next());
@@ -131,7 +163,9 @@ pub(super) fn grow(
         return Err(Error::usage("no rank passed an id to ncclCommGrow", hint));
     };
     let (rank, options) = (parent.rank(), options.clone());
-    join(&Member { id, rank, nranks, device, options }, cancel)
+    let everyone: Vec<u32> = (0..parent.nranks()).collect();
+    let in_vain = Some(deaths(parent, &everyone));
+    join(&Member { id, rank, nranks, device, options }, cancel, in_vain)
 }
 
 /// The numbers of meetings count calls, not threads: they are taken in the order of the calls.

@@ -2,10 +2,12 @@
 //! the others, and a last barrier after which every rank can run everything.
 
 use super::blob::{self, Blob};
+use super::connect::{self, Links};
 use super::{Communicator, Options, team};
+use crate::bootstrap::deadline::InVain;
 use crate::bootstrap::descriptors::{self, Group, Listener};
 use crate::bootstrap::session::{self, Meeting, Session};
-use crate::bootstrap::{Cancel, Deadline, UniqueId, interface};
+use crate::bootstrap::{Cancel, UniqueId, interface};
 use crate::config::Config;
 use crate::device::Device;
 use crate::device::cuda::engines;
@@ -18,10 +20,10 @@ use crate::device::host::{pull, worker};
 use crate::error::{Error, Result};
 use crate::fork;
 use crate::link::Edge;
+use crate::link::control::Control;
 use crate::link::direct::{DirectEdge, Segment, SegmentLayout};
 use crate::link::message::MessageEdge;
-use crate::link::message::net::{Connecting, HANDLE_BYTES, Handle, Identity, Net};
-use crate::link::message::socket::Tcp;
+use crate::link::message::net::Identity;
 use crate::log::{self, Level, Subsystem};
 use crate::monitor::{self, Sign};
 use oxccl_plan::select::Policy;
@@ -30,7 +32,6 @@ use std::collections::{HashMap, HashSet};
 use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, Weak};
-use std::time::Duration;
 
 /// Who asks to become a member of a communicator.
 #[derive(Clone, Debug)]
@@ -56,10 +57,15 @@ pub(super) struct Room {
 
 impl Room {
     /// Gives every member the blobs of all, by rank. Blocks for all who meet.
-    fn gather(&mut self, blob: &[u8]) -> Result<Vec<Vec<u8>>> {
-        let mut all = self.session.gather(blob)?;
+    pub(super) fn gather(&mut self, blob: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let all = self.session.gather(blob)?;
+        Ok(self.select(all))
+    }
+
+    /// What the members gave, by rank, of what all gave who meet.
+    fn select(&self, mut all: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
         let mut take = |seat: &u32| all.get_mut(*seat as usize).map(std::mem::take);
-        Ok(self.seats.iter().filter_map(&mut take).collect())
+        self.seats.iter().filter_map(&mut take).collect()
     }
 }
 
@@ -102,11 +108,15 @@ fn edge_slot_bytes(nranks: u32) -> usize {
 
 /// Makes a communicator. Blocks until all ranks have come, or initialisation's time is over.
 pub fn create(member: &Member) -> Result<Communicator> {
-    join(member, &Cancel::default())
+    join(member, &Cancel::default(), None)
 }
 
-/// As [`create`], until `cancel` is set.
-pub(super) fn join(member: &Member, cancel: &Cancel) -> Result<Communicator> {
+/// As [`create`], until `cancel` is set or `in_vain` finds a reason.
+pub(super) fn join(
+    member: &Member,
+    cancel: &Cancel,
+    in_vain: Option<InVain>,
+) -> Result<Communicator> {
     let Member { id, rank, nranks, device, options } = member;
     fork::check()?;
     fork::refuse_children()?;
@@ -114,16 +124,18 @@ pub(super) fn join(member: &Member, cancel: &Cancel) -> Result<Communicator> {
     // Variables are read once: what is made of this communicator has them too.
     blob::algorithm(Config::checked()?)?;
     let limit = options.init_limit();
-    let meeting = Meeting { id, rank: *rank, nranks: *nranks, reused: false, limit, cancel };
+    let (rank, nranks) = (*rank, *nranks);
+    let (reused, holder) = (false, None);
+    let meeting = Meeting { id, rank, nranks, reused, limit, cancel, in_vain, holder };
     let mut session = Session::open(&meeting)?;
-    if *nranks == 1 {
+    if nranks == 1 {
         // The id's rendezvous ends when all have come and gone.
         session.gather(&[])?;
         session.close();
         return alone(*device, options);
     }
-    let room = Room { session, seats: (0..*nranks).collect() };
-    assemble(room, id, *rank, *device, options)
+    let room = Room { session, seats: (0..nranks).collect() };
+    assemble(room, id, rank, *device, options)
 }
 
 /// Makes a communicator of those who meet in a room; the calling one becomes `rank`. `id` tells
@@ -140,34 +152,55 @@ pub(super) fn assemble(
         room.session.close();
         return alone(device, options);
     }
+    match make(&mut room, id, rank, device, options) {
+        Ok(comm) => {
+            room.session.close();
+            Ok(comm)
+        }
+        Err(error) => Err(room.session.give_up(error)),
+    }
+}
+
+fn make(
+    room: &mut Room,
+    id: &UniqueId,
+    rank: u32,
+    device: Device,
+    options: &Options,
+) -> Result<Communicator> {
+    let nranks = room.seats.len() as u32;
     let listener = Listener::new()?;
-    let control = session::listen(interface::choose(Config::get())?)?;
-    let members = Members::meet(&mut room, (rank, device), &listener, &control)?;
-    let deadline = room.session.deadline().clone();
-    let (segment, memory) = share_memory(&members, id, &listener, deadline)?;
-    let identity = Identity { comm: id.comm, secret: id.secret, rank, nranks };
-    let slots = (edge_slot_bytes(nranks), members.start());
-    let edges = edges(identity, &members.local, segment.as_ref(), &mut room, slots)?;
-    let signs = signs(&members.blobs, &edges, rank);
+    let control = session::listen(interface::beside(id.address, Config::get())?)?;
+    let members = Members::meet(room, (rank, device), &listener, &control)?;
+    // At a fixed address one communicator follows the other: connections belong to this one.
+    let own = id.salted(&members.blobs[0].socket);
+    let (segment, memory) = share_memory(&members, &own, listener, room)?;
+    let identity = Identity { comm: own.comm, secret: own.secret, rank, nranks };
+    let links = match members.is_one_host() {
+        true => Links::default(),
+        false => connect::connect(identity, &members, &control, room, edge_slot_bytes(nranks))?,
+    };
+    let signs = signs(&members.blobs, &links.controls, rank);
+    let edges = edges(&members, segment.as_ref(), links.edges, members.start());
     let mut endpoint = members.endpoint(segment, edges, memory);
+    endpoint.set_controls(links.controls);
     let seat = match device {
         Device::Host(_) => None,
         Device::Cuda(index) => {
-            let taken = take_seat(index, &mut room, &members, options);
+            let taken = take_seat(index, room, &members, options);
             let taken = taken.and_then(|seat| seat.start(members.start()).map(|()| seat));
             // Nothing of this rank will run there.
             Some(taken.inspect_err(|_| endpoint.be_out())?)
         }
     };
-    let pull = match agree(&mut room, &members.blobs, &mut endpoint) {
+    let pull = match agree(room, &members.blobs, &mut endpoint) {
         Ok(pull) => pull,
         Err(error) => {
             abandon(endpoint, seat);
             return Err(error);
         }
     };
-    room.session.close();
-    worker::note_local_ranks(members.ranks.len());
+    worker::note_local_ranks(members.on_this_machine());
     let family = Family {
         id: id.clone(),
         listener: control,
@@ -176,7 +209,7 @@ pub(super) fn assemble(
         grows: AtomicU64::new(0),
         shrinks: Mutex::default(),
     };
-    let hosts = if members.ranks.len() == nranks as usize { 1 } else { 2 };
+    let hosts = if members.is_one_host() { 1 } else { 2 };
     let comm = Communicator::new(endpoint, device, options, Some(family));
     let mut comm =
         comm.with_topology(hosts, pull, members.blobs[0].policy(&members.blobs[rank as usize]));
@@ -204,7 +237,7 @@ fn abandon(endpoint: Endpoint, seat: Option<Seat>) {
 }
 
 /// The ranks of a communicator in the making.
-struct Members {
+pub(super) struct Members {
     /// This one.
     rank: u32,
     /// What each told of itself.
@@ -224,8 +257,12 @@ impl Members {
         control: &TcpListener,
     ) -> Result<Self> {
         let address = control.local_addr().map_err(|e| Error::system("getsockname", e, ""))?;
-        let blob = Blob::own(*listener.name(), address, device)?;
-        let answers = room.gather(&blob.encode())?;
+        let mut blob = Blob::own(*listener.name(), address, device)?;
+        blob.holder = room.session.is_held_here();
+        let answers = room.session.gather(&blob.encode())?;
+        let holder = answers.iter().position(|bytes| Blob::is_holder(bytes));
+        room.session.set_holder(holder.map(|rank| rank as u32));
+        let answers = room.select(answers);
         let blobs: Vec<Blob> = answers
             .iter()
             .enumerate()
@@ -240,6 +277,26 @@ impl Members {
             ranks.extend(here.then_some(r));
         }
         Ok(Self { rank, blobs, ranks, local })
+    }
+
+    /// Where a rank takes control connections, and would hold a later meeting.
+    pub(super) fn address(&self, rank: u32) -> SocketAddr {
+        self.blobs[rank as usize].control
+    }
+
+    /// The ranks of other hosts.
+    pub(super) fn remote(&self) -> Vec<u32> {
+        (0u32..).zip(&self.local).filter(|(_, place)| place.is_none()).map(|(r, _)| r).collect()
+    }
+
+    fn is_one_host(&self) -> bool {
+        self.ranks.len() == self.blobs.len()
+    }
+
+    /// Ranks on this machine, whatever they call their hosts: they share its processors.
+    fn on_this_machine(&self) -> usize {
+        let own = self.blobs[self.rank as usize].machine;
+        self.blobs.iter().filter(|blob| blob.machine == own).count()
     }
 
     fn own_place(&self) -> usize {
@@ -274,18 +331,19 @@ impl Members {
 fn share_memory(
     members: &Members,
     id: &UniqueId,
-    listener: &Listener,
-    deadline: Deadline,
+    listener: Listener,
+    room: &mut Room,
 ) -> Result<(Option<Arc<Segment>>, Vec<PeerMemory>)> {
     let Members { rank, blobs, ranks, .. } = members;
     // Ranks of one process share an arena: many threads would fill the table of descriptors.
     let mut seen = HashSet::new();
     let first = |r: &&u32| seen.insert(blobs[**r as usize].process);
     let shown: Vec<u32> = ranks.iter().filter(first).copied().collect();
-    let (comm, secret) = (id.comm, id.secret);
+    let (comm, secret, deadline) = (id.comm, id.secret, room.session.deadline().clone());
     let group = Group { rank: *rank, ranks, shown: &shown, comm, secret, deadline };
     let leader = &blobs[ranks[0] as usize];
-    let shared = share(&group, listener, leader, edge_slot_bytes(blobs.len() as u32))?;
+    let slot_bytes = edge_slot_bytes(blobs.len() as u32);
+    let shared = share(&group, listener, leader, slot_bytes, &mut room.session)?;
     let (segment, fds) = shared.unzip();
     if let Some(segment) = &segment {
         segment.initialise(members.own_place(), members.start());
@@ -398,9 +456,10 @@ fn can_pull(blobs: &[Blob], endpoint: &Endpoint) -> bool {
 /// The shared segment and the arenas of the ranks of this host; None for a rank that is alone.
 fn share(
     group: &Group<'_>,
-    listener: &Listener,
+    listener: Listener,
     leader: &Blob,
     edge_slot_bytes: usize,
+    session: &mut Session,
 ) -> Result<Option<(Arc<Segment>, Vec<OwnedFd>)>> {
     if group.ranks.len() < 2 {
         return Ok(None);
@@ -416,9 +475,9 @@ fn share(
     };
     let mut fds = if group.rank == group.ranks[0] {
         let segment = sealed_memfd("oxccl-comm", layout.bytes())?;
-        descriptors::lead(group, listener, own, segment.as_fd())?
+        descriptors::lead(group, listener, (own, segment.as_fd()), Some(session))?
     } else {
-        descriptors::follow(group, &leader.socket, own)?
+        descriptors::follow(group, &leader.socket, own, Some(session))?
     };
     let missing = || Error::Init { why: "the leader sent no segment".to_owned() };
     let segment = fds.pop().ok_or_else(missing)?;
@@ -472,122 +531,56 @@ fn user_memory(
 
 /// The links to all ranks.
 fn edges(
-    identity: Identity,
-    local: &[Option<usize>],
+    members: &Members,
     segment: Option<&Arc<Segment>>,
-    room: &mut Room,
-    (slot_bytes, start): (usize, u64),
-) -> Result<Vec<Edge>> {
-    let own = local[identity.rank as usize].unwrap_or(0);
-    let mut edges: Vec<Edge> = (0..identity.nranks)
-        .map(|peer| match (segment, local[peer as usize]) {
-            (Some(segment), Some(place)) if peer != identity.rank => {
+    remote: Vec<(u32, MessageEdge)>,
+    start: u64,
+) -> Vec<Edge> {
+    let own = members.own_place();
+    let mut edges: Vec<Edge> = (0u32..)
+        .zip(&members.local)
+        .map(|(peer, place)| match (segment, place) {
+            (Some(segment), &Some(place)) if peer != members.rank => {
                 Edge::Direct(DirectEdge::new(segment.clone(), own, place, start))
             }
             _ => Edge::Own,
         })
         .collect();
-    if local.iter().any(Option::is_none) {
-        for (peer, edge) in connect(identity, local, room, slot_bytes)? {
-            edges[peer as usize] = Edge::Message(Box::new(edge));
-        }
+    for (peer, edge) in remote {
+        edges[peer as usize] = Edge::Message(Box::new(edge));
     }
-    Ok(edges)
-}
-
-/// Connections with all ranks of other hosts, in both directions.
-fn connect(
-    identity: Identity,
-    local: &[Option<usize>],
-    room: &mut Room,
-    slot_bytes: usize,
-) -> Result<Vec<(u32, MessageEdge)>> {
-    let net = Tcp;
-    let (handle, mut listener) = net.listen(identity)?;
-    let handles = room.gather(&handle.0)?;
-    let mut connecting: Vec<(u32, Box<dyn Connecting>)> = Vec::new();
-    let (mut senders, mut receivers) = (HashMap::new(), HashMap::new());
-    for (peer, bytes) in (0u32..).zip(&handles) {
-        if local[peer as usize].is_none() {
-            let bytes = <[u8; HANDLE_BYTES]>::try_from(&bytes[..])
-                .map_err(|_| Error::Init { why: format!("rank {peer} sent no address") })?;
-            connecting.push((peer, net.connect(identity, peer, &Handle(bytes))?));
-        }
-    }
-    let expected = connecting.len();
-    while senders.len() < expected || receivers.len() < expected {
-        let mut open = Vec::new();
-        for (peer, mut connection) in connecting {
-            match connection.progress()? {
-                Some(sender) => drop(senders.insert(peer, sender)),
-                None => open.push((peer, connection)),
-            }
-        }
-        connecting = open;
-        while let Some((peer, receiver)) = listener.accept()? {
-            if local[peer as usize].is_some() || receivers.insert(peer, receiver).is_some() {
-                let why = format!("a second connection claims to come from rank {peer}");
-                return Err(Error::Init { why });
-            }
-        }
-        if room.session.deadline().passed() {
-            let missing: Vec<_> = (0..identity.nranks)
-                .filter(|p| local[*p as usize].is_none())
-                .filter(|p| !receivers.contains_key(p) || !senders.contains_key(p))
-                .collect();
-            let why = format!("no data connection with ranks {missing:?}");
-            let Identity { rank, nranks, .. } = identity;
-            let late = || Error::InitTimeout { rank, nranks, why };
-            return Err(room.session.deadline().error(late));
-        }
-        std::thread::sleep(Duration::from_micros(200));
-    }
-    let mut edges = Vec::new();
-    for (peer, sender) in senders {
-        if let Some(receiver) = receivers.remove(&peer) {
-            edges.push((peer, MessageEdge::new(sender, receiver, slot_bytes)?));
-        }
-    }
-    Ok(edges)
+    edges
 }
 
 /// What to watch for the end of each peer: one descriptor per process of this host, and each
-/// connection.
+/// control connection.
 fn signs(
     blobs: &[Blob],
-    edges: &[Edge],
+    controls: &[Option<Arc<Control>>],
     rank: u32,
 ) -> Vec<(u32, std::result::Result<Sign, String>)> {
     let own = &blobs[rank as usize];
-    let mut signs = Vec::new();
-    for (peer, (blob, edge)) in (0u32..).zip(blobs.iter().zip(edges)) {
-        match edge {
-            Edge::Message(edge) => {
-                signs.extend(edge.watch().map(|fd| (peer, Ok(Sign::Connection(fd)))));
-            }
-            Edge::Direct(_) if blob.process != own.process => {
-                if blob.pid_namespace != own.pid_namespace {
-                    let text = format!("rank {peer} lives in another pid namespace: not watched");
-                    log::line(Level::Info, Subsystem::Init, &text);
-                    signs.push((peer, Ok(Sign::Memory)));
-                    continue;
-                }
-                let pid = rustix::process::Pid::from_raw(blob.pid as i32);
-                let opened = pid.map(|pid| {
-                    rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())
-                });
-                match opened {
-                    Some(Ok(fd)) => signs.push((peer, Ok(Sign::Process(fd)))),
-                    Some(Err(rustix::io::Errno::SRCH)) => {
-                        signs.push((peer, Err("its process ended".to_owned())));
-                    }
-                    _ => signs.push((peer, Ok(Sign::Memory))),
-                }
-            }
+    let sign = |(peer, blob): (u32, &Blob)| {
+        let control = controls.get(peer as usize).cloned().flatten();
+        let sign = match control {
+            _ if peer == rank => return None,
+            Some(control) => Ok(Sign::Control(control)),
             // In this process: what it says is read where all say it.
-            Edge::Direct(_) => signs.push((peer, Ok(Sign::Memory))),
-            Edge::Own => {}
-        }
+            None if blob.process == own.process => Ok(Sign::Memory),
+            None if blob.pid_namespace != own.pid_namespace => Ok(Sign::Pulse),
+            None => watch_process(blob.pid),
+        };
+        Some((peer, sign))
+    };
+    (0u32..).zip(blobs).filter_map(sign).collect()
+}
+
+fn watch_process(pid: u32) -> std::result::Result<Sign, String> {
+    let pid = rustix::process::Pid::from_raw(pid as i32);
+    let open = |pid| rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty());
+    match pid.map(open) {
+        Some(Ok(fd)) => Ok(Sign::Process(fd)),
+        Some(Err(rustix::io::Errno::SRCH)) => Err("its process ended".to_owned()),
+        _ => Ok(Sign::Pulse),
     }
-    signs
 }

@@ -120,7 +120,7 @@ impl Holder {
             Origin::Id { id, rank, nranks } => {
                 let (id, options) = (id.clone(), options.clone());
                 let member = Member { id, rank: *rank, nranks: *nranks, device, options };
-                Some(create::join(&member, cancel)?)
+                Some(create::join(&member, cancel, None)?)
             }
             Origin::Split { parent, color, key, number } => {
                 children::split(parent, (*color, *key, *number), device, options, cancel)?

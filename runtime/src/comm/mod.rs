@@ -2,6 +2,7 @@
 
 pub(crate) mod blob;
 mod children;
+mod connect;
 mod create;
 mod estimate;
 mod holder;
@@ -327,6 +328,7 @@ impl Communicator {
         let limit_ns = endpoint.timeout_ns.load(Ordering::Relaxed);
         let limit = u64::try_from(limit_ns).map_or(TAKING, Duration::from_nanos);
         let (start, mut untaken) = (Instant::now(), None);
+        endpoint.ask_taken();
         worker::wait_while(|| {
             untaken = endpoint.untaken();
             // Another failure of a peer that has taken everything is none of this rank's.

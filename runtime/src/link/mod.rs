@@ -1,5 +1,6 @@
 //! Links: where bytes go between ranks. *Direct*: memory that both map. *Message*: a network.
 
+pub mod control;
 pub mod direct;
 pub mod message;
 pub mod notice;
@@ -92,11 +93,21 @@ impl Edge {
         }
     }
 
-    /// Whether the peer has taken everything sent, as far as this side can tell.
-    pub fn is_taken(&mut self) -> bool {
+    /// Whether the peer has taken everything sent. Over a network it says so: `told` is how many
+    /// messages it has taken.
+    pub fn is_taken(&mut self, told: u64) -> bool {
         match self {
+            Edge::Own => true,
             Edge::Direct(edge) => edge.is_taken(),
-            Edge::Own | Edge::Message(_) => true,
+            Edge::Message(edge) => told >= edge.sent(),
+        }
+    }
+
+    /// Messages over a network so far: (sent, taken).
+    pub fn messages(&self) -> (u64, u64) {
+        match self {
+            Edge::Message(edge) => (edge.sent(), edge.taken()),
+            Edge::Own | Edge::Direct(_) => (0, 0),
         }
     }
 
@@ -105,13 +116,6 @@ impl Edge {
         match self {
             Edge::Message(edge) => edge.memory_bytes(),
             Edge::Own | Edge::Direct(_) => 0,
-        }
-    }
-
-    /// Tells the peer's monitor something, where it does not see this rank's memory.
-    pub fn tell(&mut self, notice: &[u8]) {
-        if let Edge::Message(edge) = self {
-            edge.tell(notice);
         }
     }
 }

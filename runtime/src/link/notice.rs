@@ -1,13 +1,15 @@
-//! What a rank tells peers that do not see its memory, against the direction of their messages:
-//! `G`: it leaves in order; `F` with a failure record: `code u8 · culprit i32 · length u16 · text`;
-//! `D` with the collective that it waits in: `number u64 · what u32 · count u64`.
+//! What a rank tells peers that do not see its memory, over their control connection:
+//! `H`: it lives; `G`: it leaves in order, with how many of the peer's messages it has taken (u64);
+//! `F` with a failure record: `code u8 · culprit i32 · length u16 · text`; `D` with the collective
+//! that it waits in: `number u64 · what u32 · count u64`; `A`: asks to be told by a `T` when the peer
+//! has taken so many messages (u64).
 
 use super::direct::{RECORD_TEXT, Record};
 use crate::descriptor::Descriptor;
 use crate::error::Code;
 
-/// It leaves in order.
-pub const GOODBYE: &[u8] = b"G";
+/// A heartbeat.
+pub const PULSE: &[u8] = b"H";
 const HEADER: usize = 8;
 /// The longest notice.
 pub const MAX_BYTES: usize = HEADER + RECORD_TEXT;
@@ -15,8 +17,14 @@ pub const MAX_BYTES: usize = HEADER + RECORD_TEXT;
 /// A notice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
-    /// See [`GOODBYE`].
-    Goodbye,
+    /// It lives.
+    Pulse,
+    /// It leaves in order, and has taken so many messages of the one who hears it.
+    Goodbye(u64),
+    /// It wants to know when so many of its messages are taken.
+    Ask(u64),
+    /// It has taken so many messages of the one who hears it.
+    Taken(u64),
     /// It failed.
     Failed(Record),
     /// It waits in the collective of this number.
@@ -33,6 +41,25 @@ pub fn failed(record: &Record) -> Vec<u8> {
     bytes
 }
 
+fn counted(kind: u8, count: u64) -> Vec<u8> {
+    [&[kind][..], &count.to_le_bytes()].concat()
+}
+
+/// The bytes with which a rank leaves that has taken so many messages.
+pub fn goodbye(taken: u64) -> Vec<u8> {
+    counted(b'G', taken)
+}
+
+/// The bytes that ask when so many messages are taken.
+pub fn ask(messages: u64) -> Vec<u8> {
+    counted(b'A', messages)
+}
+
+/// The bytes that say how many messages are taken.
+pub fn taken(messages: u64) -> Vec<u8> {
+    counted(b'T', messages)
+}
+
 /// The bytes that tell what this rank waits in.
 pub fn doing(seq: u64, descriptor: Descriptor) -> Vec<u8> {
     let (what, count) = descriptor.to_words();
@@ -47,7 +74,17 @@ pub fn doing(seq: u64, descriptor: Descriptor) -> Vec<u8> {
 pub fn parse(bytes: &[u8]) -> Result<Option<(Notice, usize)>, String> {
     match bytes {
         [] => Ok(None),
-        [b'G', ..] => Ok(Some((Notice::Goodbye, 1))),
+        [b'H', ..] => Ok(Some((Notice::Pulse, 1))),
+        [kind @ (b'G' | b'A' | b'T'), rest @ ..] => {
+            let Some((count, _)) = rest.split_first_chunk() else { return Ok(None) };
+            let count = u64::from_le_bytes(*count);
+            let notice = match kind {
+                b'G' => Notice::Goodbye(count),
+                b'A' => Notice::Ask(count),
+                _ => Notice::Taken(count),
+            };
+            Ok(Some((notice, 9)))
+        }
         [b'F', code, a, b, c, d, low, high, text @ ..] => {
             let len = usize::from(u16::from_le_bytes([*low, *high]));
             if len > RECORD_TEXT {
@@ -94,7 +131,16 @@ mod tests {
         (0..21).for_each(|cut| assert_eq!(parse(&bytes[..cut]), Ok(None)));
         let read = Notice::Doing(7, message);
         assert_eq!(parse(&bytes), Ok(Some((read, 21))));
-        assert_eq!(parse(b"G"), Ok(Some((Notice::Goodbye, 1))));
+        assert_eq!(parse(PULSE), Ok(Some((Notice::Pulse, 1))));
+        let counts = [
+            (goodbye(7), Notice::Goodbye(7)),
+            (ask(8), Notice::Ask(8)),
+            (taken(u64::MAX), Notice::Taken(u64::MAX)),
+        ];
+        for (bytes, read) in counts {
+            (0..9).for_each(|cut| assert_eq!(parse(&bytes[..cut]), Ok(None)));
+            assert_eq!(parse(&bytes), Ok(Some((read, 9))));
+        }
         assert!(parse(b"x").is_err());
         assert!(parse(&[b'F', 0, 0, 0, 0, 0, 255, 255]).is_err());
     }

@@ -1,15 +1,16 @@
 //! The bootstrap of many ranks in one process: over TCP, and the state machines alone.
 
 use oxccl_runtime::bootstrap::auth::{Client, Ends, Progress, Role, Server};
+use oxccl_runtime::bootstrap::dial::Dial;
 use oxccl_runtime::bootstrap::root::{
     self, Action, BYE, GATHER, JOIN, MAX_BLOB, MAX_RANKS, Machine, TABLE,
 };
 use oxccl_runtime::bootstrap::wire::{Connection, Frame};
-use oxccl_runtime::bootstrap::{Cancel, Deadline, UniqueId, serve, session};
+use oxccl_runtime::bootstrap::{Cancel, Deadline, UniqueId, rendezvous, session};
 use std::time::{Duration, Instant};
 
 /// The size of what a rank tells about itself when a communicator is made.
-const BLOB: usize = 118;
+const BLOB: usize = 134;
 const LIMIT: Duration = Duration::from_secs(60);
 /// Threads that drive the ranks over TCP.
 const THREADS: u32 = 2;
@@ -36,19 +37,24 @@ fn check(table: &[u8], n: u32) {
 /// The rounds of the initialisation of some ranks, over connections with a rendezvous.
 fn drive(id: &UniqueId, n: u32, ranks: std::ops::Range<u32>) {
     let deadline = Deadline::new(LIMIT, &Cancel::default());
-    let open = |rank| {
+    let open = |rank| -> (u32, Connection) {
         let ends = Ends { role: Role::Rendezvous, from: rank, to: u32::MAX, comm: id.comm };
         let max_body = (MAX_BLOB + 4) * n as usize;
-        let mut connection = Connection::connect(id.address, id.secret, ends, max_body, &deadline)
-            .expect("a connection");
-        connection.wait_open(&deadline).expect("a handshake");
-        (rank, connection)
+        let mut dial = Dial::new(id.address.into(), id.address.to_string(), id.secret, ends);
+        loop {
+            let now = Instant::now();
+            if let Some(connection) = dial.progress(now).expect("the same secret") {
+                return (rank, connection.with_frames(max_body));
+            }
+            assert!(!deadline.passed(), "{}", dial.why());
+            dial.wait_for_event(deadline.slice(), now);
+        }
     };
     let mut connections: Vec<_> = ranks.map(open).collect();
     for kind in [JOIN, GATHER] {
         for (rank, connection) in &mut connections {
             connection.send(&frame(kind, n, *rank));
-            connection.progress(Instant::now()).expect("a frame is sent");
+            connection.progress().expect("a frame is sent");
         }
         for (_, connection) in &mut connections {
             let answer = connection.wait_frame(&deadline, "the table").expect("a table");
@@ -58,17 +64,17 @@ fn drive(id: &UniqueId, n: u32, ranks: std::ops::Range<u32>) {
     }
     for (_, connection) in &mut connections {
         connection.send(&bye());
-        connection.progress(Instant::now()).expect("a frame is sent");
+        connection.progress().expect("a frame is sent");
     }
 }
 
-/// Seconds from the first connection to the end of the rendezvous.
+/// Seconds from the first connection until all ranks have left the rendezvous.
 fn over_tcp(n: u32) -> f64 {
     let listener = session::listen("127.0.0.1:0".parse().expect("an address")).expect("a listener");
     let id = UniqueId::new(listener.local_addr().expect("an address")).expect("an id");
     let start = Instant::now();
     std::thread::scope(|scope| {
-        scope.spawn(|| serve::serve(listener, &id).expect("the rendezvous"));
+        rendezvous::start(listener, id.clone(), Vec::new()).expect("the rendezvous");
         for thread in 0..THREADS {
             let (id, share) = (&id, n.div_ceil(THREADS));
             scope.spawn(move || drive(id, n, thread * share..((thread + 1) * share).min(n)));
@@ -94,9 +100,10 @@ fn authenticate(id: &UniqueId, rank: u32) -> usize {
     let mut server = Server::new(id.secret, ends, MAX_RANKS).expect("a server");
     let (mut client, hello) = Client::new(id.secret, ends).expect("a client");
     let Ok(Progress::Send(challenge)) = server.input(&hello) else { panic!("no challenge") };
-    let Ok(Progress::Done(proof)) = client.input(&challenge) else { panic!("no proof") };
-    assert_eq!(server.input(&proof).expect("a good proof"), Progress::Done(Vec::new()));
-    3
+    let Ok(Progress::Send(proof)) = client.input(&challenge) else { panic!("no proof") };
+    let Ok(Progress::Done(welcome)) = server.input(&proof) else { panic!("no welcome") };
+    assert_eq!(client.input(&welcome).expect("a welcome"), Progress::Done(Vec::new()));
+    4
 }
 
 fn simulated(n: u32) -> Simulated {

@@ -1,16 +1,12 @@
 //! A network in memory: ordered messages that take random virtual time, and connections that break.
 //!
 //! As with TCP, what a sender starts leaves only with its further help, in pieces that the wire has
-//! room for, and what the wire has taken arrives even when the sender has gone. The way back, for
-//! notices, is a real socket, because the monitor polls it.
+//! room for, and what the wire has taken arrives even when the sender has gone.
 
 use crate::sequence::Random;
 use oxccl_runtime::link::message::net::{Receiver, Request, Sender};
 use oxccl_runtime::{Error, Result, clock};
-use rustix::fd::OwnedFd;
 use std::collections::VecDeque;
-use std::io::Write;
-use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -50,9 +46,8 @@ pub(super) fn connect(random: Random) -> (Wire, Box<dyn Sender>, Box<dyn Receive
         sender_gone: false,
         receiver_gone: false,
     })));
-    let (back, told) = UnixStream::pair().expect("descriptors");
-    let sender = SimSender { wire: wire.clone(), queued: VecDeque::new(), done: 0, back };
-    let receiver = SimReceiver { wire: wire.clone(), posted: VecDeque::new(), first: 0, told };
+    let sender = SimSender { wire: wire.clone(), queued: VecDeque::new(), done: 0 };
+    let receiver = SimReceiver { wire: wire.clone(), posted: VecDeque::new(), first: 0 };
     (wire, Box::new(sender), Box::new(receiver))
 }
 
@@ -64,7 +59,6 @@ struct SimSender {
     wire: Wire,
     queued: VecDeque<(*const u8, usize)>,
     done: u64,
-    back: UnixStream,
 }
 
 // SAFETY: the pointers are only followed under the contract of `isend`.
@@ -108,10 +102,6 @@ impl Sender for SimSender {
         }
         Ok(self.done >= request)
     }
-
-    fn watch(&self) -> Option<OwnedFd> {
-        self.back.try_clone().ok().map(OwnedFd::from)
-    }
 }
 
 impl Drop for SimSender {
@@ -125,7 +115,6 @@ struct SimReceiver {
     posted: VecDeque<(*mut u8, usize)>,
     /// Requests that are complete.
     first: u64,
-    told: UnixStream,
 }
 
 // SAFETY: the pointers are only followed under the contract of `irecv`.
@@ -155,11 +144,6 @@ impl Receiver for SimReceiver {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), data, bytes.len()) };
         self.first += 1;
         Ok(Some(bytes.len()))
-    }
-
-    fn tell(&mut self, notice: &[u8]) {
-        // A sender that is gone needs none.
-        let _ = self.told.write(notice);
     }
 }
 

@@ -6,6 +6,7 @@ use crate::sequence::Random;
 use oxccl_runtime::device::host::arena::{Arena, Mapping, sealed_memfd};
 use oxccl_runtime::device::host::endpoint::{Endpoint, PeerMemory};
 use oxccl_runtime::link::Edge;
+use oxccl_runtime::link::control::Control;
 use oxccl_runtime::link::direct::{DirectEdge, Segment, SegmentLayout};
 use oxccl_runtime::link::message::MessageEdge;
 use oxccl_runtime::monitor::{self, Sign, Watch};
@@ -80,6 +81,7 @@ impl World {
                 receivers.insert((from, to), receiver);
             }
         }
+        let mut controls = controls(&place);
         let mut endpoints = Vec::new();
         for (rank, host) in place.hosts.iter().enumerate() {
             let ranks: Vec<usize> = (0..n).filter(|&r| place.hosts[r] == *host).collect();
@@ -115,6 +117,7 @@ impl World {
             let mut endpoint =
                 Endpoint::new(rank, local, shared, one, pids, slot_bytes, edges, memory, start);
             endpoint.all_mapped = place.direct();
+            endpoint.set_controls(std::mem::take(&mut controls[rank as usize]));
             endpoints.push(Arc::new(endpoint));
         }
         let lives: Vec<_> = (0..n).map(|_| UnixStream::pair().expect("descriptors")).collect();
@@ -131,7 +134,7 @@ impl World {
     /// The rank's process dies.
     pub(super) fn kill(&mut self, rank: usize) {
         self.wires.iter().filter(|(from, _)| *from == rank).for_each(|(_, wire)| wire.cut());
-        self.endpoints[rank].state().edges.clear();
+        self.endpoints[rank].cut();
         self.watches[rank].clear();
         self.lives[rank] = None;
     }
@@ -148,6 +151,20 @@ impl World {
     }
 }
 
+/// The control connections of each rank, by peer: real sockets, because the monitor polls them.
+fn controls(place: &Place) -> Vec<Vec<Option<Arc<Control>>>> {
+    let n = place.hosts.len();
+    let mut all: Vec<Vec<_>> = (0..n).map(|_| vec![None; n]).collect();
+    for (low, high) in (0..n).flat_map(|high| (0..high).map(move |low| (low, high))) {
+        if place.hosts[low] != place.hosts[high] {
+            let (a, b) = UnixStream::pair().expect("descriptors");
+            all[low][high] = Some(Arc::new(Control::new(a.into())));
+            all[high][low] = Some(Arc::new(Control::new(b.into())));
+        }
+    }
+    all
+}
+
 /// What a rank's monitor watches.
 fn watch(
     place: &Place,
@@ -160,7 +177,7 @@ fn watch(
         .filter_map(|(peer, edge)| {
             let sign = match edge {
                 Edge::Own => return None,
-                Edge::Message(edge) => Sign::Connection(edge.watch().expect("a descriptor")),
+                Edge::Message(_) => Sign::Control(endpoint.control(peer).expect("a connection")),
                 Edge::Direct(_) if place.one_process => Sign::Memory,
                 Edge::Direct(_) => {
                     let life = lives[peer as usize].1.try_clone().expect("a descriptor");

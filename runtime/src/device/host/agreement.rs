@@ -100,8 +100,7 @@ pub(super) fn look_around(endpoint: &Endpoint, doing: Doing) -> Option<Error> {
 /// Tells peers of other hosts, who cannot look it up, what this rank waits in.
 pub(super) fn tell(endpoint: &Endpoint, doing: Doing) {
     if let Doing::Collective(label, seq) = doing {
-        let notice = notice::doing(seq, label.descriptor);
-        endpoint.state().edges.iter_mut().for_each(|edge| edge.tell(&notice));
+        endpoint.tell_all(&notice::doing(seq, label.descriptor));
     }
 }
 

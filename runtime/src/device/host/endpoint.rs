@@ -4,12 +4,14 @@ use super::arena::{Arena, Mapping};
 use crate::descriptor::Descriptor;
 use crate::device::cuda::seat::Seat;
 use crate::error::{Code, Error, Result, Site};
+use crate::link::control::Control;
 use crate::link::direct::{PeerState, Record, Segment, reached};
 use crate::link::{Edge, notice};
 use crate::log::{self, Level, Subsystem};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::time::{Duration, Instant};
 
 /// How this rank reaches the user memory of a peer.
 pub enum PeerMemory {
@@ -20,6 +22,9 @@ pub enum PeerMemory {
     /// Not at all.
     Unreachable,
 }
+
+/// How long the end of a communicator waits for a peer that does not read its notices.
+const FLUSHING: Duration = Duration::from_secs(1);
 
 /// Collectives that a rank with peers on other hosts remembers.
 pub const HISTORY: usize = 64;
@@ -119,6 +124,10 @@ pub struct Endpoint {
     pub finished: AtomicU64,
     /// Its seat on a GPU, whose kernels end with it.
     gpu: OnceLock<Weak<Seat>>,
+    /// Control connections with the ranks of other hosts, by rank.
+    controls: Mutex<Vec<Option<Arc<Control>>>>,
+    /// Peers that have died, and why that is believed.
+    deaths: Mutex<BTreeMap<u32, String>>,
     failed: AtomicBool,
     failure: OnceLock<Error>,
     /// Whether the user was told of the failure.
@@ -179,6 +188,8 @@ impl Endpoint {
             issued: AtomicU64::new(0),
             finished: AtomicU64::new(0),
             gpu: OnceLock::new(),
+            controls: Mutex::default(),
+            deaths: Mutex::default(),
             failed: AtomicBool::new(false),
             failure: OnceLock::new(),
             delivered: AtomicBool::new(false),
@@ -222,8 +233,40 @@ impl Endpoint {
             seat.abort();
         }
         log::line_of(Some(self.rank), Level::Warn, Subsystem::Coll, &error.to_string());
-        let notice = notice::failed(&record);
-        self.state().edges.iter_mut().for_each(|edge| edge.tell(&notice));
+        self.tell_all(&notice::failed(&record));
+    }
+
+    /// Takes the control connections with the ranks of other hosts, by rank.
+    pub fn set_controls(&mut self, controls: Vec<Option<Arc<Control>>>) {
+        self.controls = Mutex::new(controls);
+    }
+
+    fn controls(&self) -> MutexGuard<'_, Vec<Option<Arc<Control>>>> {
+        self.controls.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// The control connection with a peer of another host, until the communicator ends.
+    pub fn control(&self, peer: u32) -> Option<Arc<Control>> {
+        self.controls().get(peer as usize).cloned().flatten()
+    }
+
+    /// Tells all ranks of other hosts.
+    pub(super) fn tell_all(&self, notice: &[u8]) {
+        self.controls().iter().flatten().for_each(|control| control.tell(notice));
+    }
+
+    /// Tells the ranks of this host that this one lives.
+    pub(crate) fn pulse(&self) {
+        if let Some((segment, own)) = self.segment.as_ref().zip(self.local[self.rank as usize]) {
+            segment.pulse(own).fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The count of signs of life of a peer of this host.
+    pub(crate) fn pulse_of(&self, peer: u32) -> u64 {
+        let place = self.local.get(peer as usize).copied().flatten();
+        let place = self.segment.as_ref().zip(place);
+        place.map_or(0, |(segment, local)| segment.pulse(local).load(Ordering::Relaxed))
     }
 
     /// What the peers are told of a failure: of what kind it is, whom it is about, and why. What a
@@ -349,10 +392,29 @@ impl Endpoint {
         let hint = "make a new communicator";
         let _ = self.failure.set(Error::usage("the communicator was destroyed", hint));
         self.failed.store(true, Ordering::Release);
-        let mut state = self.state();
-        state.edges.iter_mut().for_each(|edge| edge.tell(notice::GOODBYE));
-        // Connections end here, also when a graph still holds the endpoint.
-        state.edges.clear();
+        let controls = std::mem::take(&mut *self.controls());
+        {
+            let mut state = self.state();
+            for (control, edge) in controls.iter().zip(&state.edges) {
+                let goodbye = || notice::goodbye(edge.messages().1);
+                control.iter().for_each(|control| control.tell(&goodbye()));
+            }
+            // Connections end here, also when a graph still holds the endpoint.
+            state.edges.clear();
+        }
+        // A peer that does not read for so long is stopped, or out of reach.
+        let start = Instant::now();
+        let left = || controls.iter().flatten().any(|control| !control.flush());
+        while left() && start.elapsed() < FLUSHING {
+            std::thread::yield_now();
+        }
+        controls.iter().flatten().for_each(|control| control.finish());
+    }
+
+    /// Ends all links without a word, as the death of this process would.
+    pub fn cut(&self) {
+        self.state().edges.clear();
+        self.controls().clear();
     }
 
     /// On a GPU, after [`leave`](Self::leave): nothing of this rank runs there any more.
@@ -390,8 +452,11 @@ impl Endpoint {
         self.delivered.load(Ordering::Acquire)
     }
 
-    /// Whether a peer of this host has left in order.
+    /// Whether a peer has left in order.
     pub fn has_left(&self, peer: u32) -> bool {
+        if let Some(control) = self.control(peer) {
+            return control.has_left();
+        }
         let place = self.segment.as_ref().zip(self.local[peer as usize]);
         let left = PeerState::Left as u64;
         place.is_some_and(|(segment, place)| segment.state(place).load(Ordering::Acquire) == left)
@@ -403,8 +468,19 @@ impl Endpoint {
         (0u32..).zip(&mut state.edges).find_map(|(peer, edge)| {
             // Looked up first: it leaves after it has taken all that it takes.
             let left = self.has_left(peer);
-            (!edge.is_taken()).then_some((peer, left))
+            let told = self.control(peer).map_or(0, |control| control.taken());
+            (!edge.is_taken(told)).then_some((peer, left))
         })
+    }
+
+    /// Asks the ranks of other hosts to tell when they have taken all that was sent to them.
+    pub fn ask_taken(&self) {
+        let state = self.state();
+        for (peer, edge) in (0u32..).zip(&state.edges) {
+            if let Some(control) = self.control(peer) {
+                control.tell(&notice::ask(edge.messages().0));
+            }
+        }
     }
 
     /// Why nothing can run any more, when the communicator's links are gone.
@@ -418,8 +494,18 @@ impl Endpoint {
         self.issued.load(Ordering::Acquire) != self.finished.load(Ordering::Acquire)
     }
 
+    fn deaths(&self) -> MutexGuard<'_, BTreeMap<u32, String>> {
+        self.deaths.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Why a peer is dead, where it is; also of a communicator that had failed before.
+    pub fn death_of(&self, peer: u32) -> Option<String> {
+        self.deaths().get(&peer).cloned()
+    }
+
     /// Latches the death of a peer: it writes no more.
     pub fn lose(&self, peer: u32, why: String) {
+        self.deaths().entry(peer).or_insert_with(|| why.clone());
         if let Some((segment, place)) = self.segment.as_ref().zip(self.local[peer as usize]) {
             segment.writing(place).store(0, Ordering::Release);
         }

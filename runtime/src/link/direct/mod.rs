@@ -30,6 +30,7 @@ const STATE_AT: usize = LINE;
 const ENTRY_AT: usize = 2 * LINE;
 const WRITING_AT: usize = 4 * LINE;
 const OUT_AT: usize = 5 * LINE;
+const PULSE_AT: usize = 6 * LINE;
 const RING_AT: usize = 1024;
 const RECORD_AT: usize = 2048;
 const PACKETS_AT: usize = 4096;
@@ -162,6 +163,11 @@ impl Segment {
     /// Whether a rank on a GPU has left with nothing running there: it writes nowhere any more.
     pub fn out(&self, local: usize) -> &AtomicU64 {
         self.word(self.rank(local) + OUT_AT)
+    }
+
+    /// A rank's signs of life so far, for those who cannot watch its process.
+    pub fn pulse(&self, local: usize) -> &AtomicU64 {
+        self.word(self.rank(local) + PULSE_AT)
     }
 
     /// Whether a rank is writing into the user memory of others right now.

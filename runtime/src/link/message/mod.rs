@@ -7,6 +7,7 @@ use super::{EDGE_SLOTS, Message};
 use crate::descriptor::Descriptor;
 use crate::error::{Error, Result};
 use net::{Receiver, Request, Sender};
+use std::collections::VecDeque;
 
 /// A message begins with the descriptor of its operation: `what u32 · begun u32 · count u64`, where
 /// `begun` counts the collectives that its sender has begun. A shorter one has no meaning, and fails.
@@ -23,6 +24,8 @@ pub struct MessageEdge {
     /// Requests under way, by slot.
     sends: [Option<Request>; EDGE_SLOTS],
     receives: [Option<Request>; EDGE_SLOTS],
+    /// Messages that the transport had no room for, the oldest first: slot and size.
+    unsent: VecDeque<(usize, usize)>,
     sent: usize,
     taken: usize,
     /// The size of the oldest message, once it was seen complete.
@@ -47,6 +50,7 @@ impl MessageEdge {
             incoming: slots(),
             sends: [None; EDGE_SLOTS],
             receives: [None; EDGE_SLOTS],
+            unsent: VecDeque::new(),
             sent: 0,
             taken: 0,
             arrived: None,
@@ -65,13 +69,38 @@ impl MessageEdge {
 
     pub(super) fn reserve(&mut self) -> Result<Option<*mut u8>> {
         let slot = self.sent % EDGE_SLOTS;
+        self.send_more()?;
+        let waits = self.unsent.iter().any(|(unsent, _)| *unsent == slot);
+        if waits || !self.is_done(slot)? {
+            return Ok(None);
+        }
+        Ok(Some(self.outgoing[slot][HEADER_BYTES..].as_mut_ptr()))
+    }
+
+    /// Whether the transport is done with a slot that it has got.
+    fn is_done(&mut self, slot: usize) -> Result<bool> {
         if let Some(request) = self.sends[slot] {
             if !self.sender.test(request)? {
-                return Ok(None);
+                return Ok(false);
             }
             self.sends[slot] = None;
         }
-        Ok(Some(self.outgoing[slot][HEADER_BYTES..].as_mut_ptr()))
+        Ok(true)
+    }
+
+    /// Gives the transport what it had no room for; nothing overtakes.
+    fn send_more(&mut self) -> Result<()> {
+        while let Some(&(slot, len)) = self.unsent.front() {
+            // SAFETY: the slot lives as long as the sender and is written again only after the
+            // request is done.
+            let request = unsafe { self.sender.isend(self.outgoing[slot].as_ptr(), len)? };
+            if request.is_none() {
+                break;
+            }
+            self.sends[slot] = request;
+            self.unsent.pop_front();
+        }
+        Ok(())
     }
 
     pub(super) fn commit(&mut self, len: usize, descriptor: Descriptor, begun: u32) -> Result<()> {
@@ -80,12 +109,9 @@ impl MessageEdge {
         self.outgoing[slot][..4].copy_from_slice(&what.to_le_bytes());
         self.outgoing[slot][4..8].copy_from_slice(&begun.to_le_bytes());
         self.outgoing[slot][8..HEADER_BYTES].copy_from_slice(&count.to_le_bytes());
-        let len = HEADER_BYTES + len;
-        // SAFETY: the slot lives as long as the sender and is written again only after the request
-        // is done.
-        self.sends[slot] = unsafe { self.sender.isend(self.outgoing[slot].as_ptr(), len)? };
+        self.unsent.push_back((slot, HEADER_BYTES + len));
         self.sent += 1;
-        Ok(())
+        self.send_more()
     }
 
     pub(crate) fn peek(&mut self) -> Result<Option<Message>> {
@@ -129,20 +155,88 @@ impl MessageEdge {
     }
 
     pub(super) fn flushed(&mut self) -> Result<bool> {
-        let Some(last) = self.sends.iter().flatten().max().copied() else { return Ok(true) };
-        self.sender.test(last)
+        self.send_more()?;
+        let mut all = self.unsent.is_empty();
+        for slot in 0..EDGE_SLOTS {
+            all &= self.is_done(slot)?;
+        }
+        Ok(all)
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
         2 * EDGE_SLOTS * (HEADER_BYTES + self.slot_bytes)
     }
 
-    pub(super) fn tell(&mut self, notice: &[u8]) {
-        self.receiver.tell(notice);
+    /// Messages sent so far.
+    pub(super) fn sent(&self) -> u64 {
+        self.sent as u64
     }
 
-    /// A descriptor on which the peer's end shows.
-    pub fn watch(&self) -> Option<rustix::fd::OwnedFd> {
-        self.sender.watch()
+    /// Messages taken so far.
+    pub(super) fn taken(&self) -> u64 {
+        self.taken as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Arc, Mutex};
+
+    /// Takes every third message only; done at once.
+    struct Reluctant {
+        asked: u32,
+        sent: Arc<Mutex<Vec<Vec<u8>>>>,
+    }
+
+    impl Sender for Reluctant {
+        unsafe fn isend(&mut self, data: *const u8, len: usize) -> Result<Option<Request>> {
+            self.asked += 1;
+            if !self.asked.is_multiple_of(3) {
+                return Ok(None);
+            }
+            // SAFETY: readable by the contract.
+            let bytes = unsafe { std::slice::from_raw_parts(data, len) };
+            self.sent.lock().unwrap().push(bytes[HEADER_BYTES..].to_vec());
+            Ok(Some(u64::from(self.asked)))
+        }
+
+        fn test(&mut self, _request: Request) -> Result<bool> {
+            Ok(true)
+        }
+    }
+
+    struct Silent;
+
+    impl Receiver for Silent {
+        unsafe fn irecv(&mut self, _data: *mut u8, _capacity: usize) -> Result<Option<Request>> {
+            Ok(None)
+        }
+
+        fn test(&mut self, _request: Request) -> Result<Option<usize>> {
+            Ok(None)
+        }
+    }
+
+    #[test]
+    fn what_the_transport_has_no_room_for_is_sent_later_in_order() {
+        let sent = Arc::new(Mutex::new(Vec::new()));
+        let sender = Reluctant { asked: 0, sent: sent.clone() };
+        let mut edge = MessageEdge::new(Box::new(sender), Box::new(Silent), 8).unwrap();
+        let message = Descriptor::message(oxccl_plan::DataType::Int8, 1);
+        for number in 0u8..20 {
+            let place = loop {
+                if let Some(place) = edge.reserve().unwrap() {
+                    break place;
+                }
+            };
+            // SAFETY: a slot of eight bytes.
+            unsafe { place.write(number) };
+            edge.commit(1, message, 0).unwrap();
+        }
+        while !edge.flushed().unwrap() {}
+        let expected: Vec<Vec<u8>> = (0..20).map(|number| vec![number]).collect();
+        assert_eq!(*sent.lock().unwrap(), expected);
+        assert_eq!(edge.sent(), 20);
     }
 }

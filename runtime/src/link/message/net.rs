@@ -2,7 +2,8 @@
 //! later), which will implement it too. Nothing here blocks.
 
 use crate::error::Result;
-use rustix::fd::OwnedFd;
+use rustix::event::PollFd;
+use std::net::SocketAddr;
 
 /// What a listener's address looks like on the wire; NCCL's size.
 pub const HANDLE_BYTES: usize = 128;
@@ -31,8 +32,12 @@ pub struct Identity {
 pub trait Net: Send + Sync {
     /// Its name, as `NCCL_NET` would choose it.
     fn name(&self) -> &'static str;
-    /// Listens; the handle goes to the peers.
-    fn listen(&self, identity: Identity) -> Result<(Handle, Box<dyn Listener>)>;
+    /// Listens at a local address, on a port of its choice; the handle goes to the peers.
+    fn listen(
+        &self,
+        identity: Identity,
+        address: SocketAddr,
+    ) -> Result<(Handle, Box<dyn Listener>)>;
     /// Begins to connect to rank `peer`, who sent its handle.
     fn connect(
         &self,
@@ -46,12 +51,18 @@ pub trait Net: Send + Sync {
 pub trait Listener: Send {
     /// A new connection and the rank it comes from, if one is complete.
     fn accept(&mut self) -> Result<Option<(u32, Box<dyn Receiver>)>>;
+    /// What to poll for it.
+    fn poll_fds<'a>(&'a self, fds: &mut Vec<PollFd<'a>>);
 }
 
 /// A connection on its way.
 pub trait Connecting: Send {
     /// The connection, once it is complete.
     fn progress(&mut self) -> Result<Option<Box<dyn Sender>>>;
+    /// What to poll for it.
+    fn poll_fds<'a>(&'a self, fds: &mut Vec<PollFd<'a>>);
+    /// Why it is not complete yet.
+    fn why(&self) -> String;
 }
 
 /// The sending end of a connection.
@@ -61,11 +72,8 @@ pub trait Sender: Send {
     /// # Safety
     /// `data` stays readable for `len` bytes, and unchanged, until the request is done.
     unsafe fn isend(&mut self, data: *const u8, len: usize) -> Result<Option<Request>>;
-    /// Whether a request is done.
+    /// Whether a request is done: the data may be written again.
     fn test(&mut self, request: Request) -> Result<bool>;
-    /// A descriptor on which the monitor reads the peer's notices, and the end of the stream after
-    /// them, or alone after a death.
-    fn watch(&self) -> Option<OwnedFd>;
 }
 
 /// The receiving end of a connection.
@@ -77,6 +85,4 @@ pub trait Receiver: Send {
     unsafe fn irecv(&mut self, data: *mut u8, capacity: usize) -> Result<Option<Request>>;
     /// The size of the message, once it is complete.
     fn test(&mut self, request: Request) -> Result<Option<usize>>;
-    /// Sends a few bytes the other way, to whoever watches the sender's descriptor.
-    fn tell(&mut self, notice: &[u8]);
 }

@@ -1,25 +1,21 @@
-//! The TCP transport. A message is `length u32` and the bytes; the reverse direction of each
-//! connection carries only the receiver's notices.
+//! The TCP transport. A message is `length u32` and the bytes. Nothing goes the other way: a socket
+//! that has unread bytes when it is closed would reset the connection, and data might be lost.
 
 use super::net::{
     Connecting, HANDLE_BYTES, Handle, Identity, Listener, Net, Receiver, Request, Sender,
 };
-use crate::bootstrap::auth::{Ends, Role, Server};
-use crate::bootstrap::wire::{Connection, MAX_UNAUTHENTICATED};
-use crate::bootstrap::{Cancel, Deadline, interface};
-use crate::config::Config;
+use crate::bootstrap::auth::{Ends, Role};
+use crate::bootstrap::dial::{Dial, watch_no_more};
+use crate::bootstrap::door::{Admission, Door};
+use crate::bootstrap::session;
+use crate::bootstrap::wire::Connection;
 use crate::error::{Error, Result};
-use rustix::fd::OwnedFd;
+use rustix::event::PollFd;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use std::collections::VecDeque;
-use std::io::{ErrorKind, IoSlice, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::time::{Duration, Instant};
-
-/// Bytes that the kernel may hold per connection and direction: a few slots.
-const SOCKET_BUFFER_BYTES: usize = 4 << 20;
-/// A connection whose data is not acknowledged for so long is dead.
-const UNACKNOWLEDGED: Duration = Duration::from_secs(30);
+use std::io::{ErrorKind, IoSlice, Read};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Instant;
 
 /// TCP.
 pub struct Tcp;
@@ -34,17 +30,12 @@ pub(crate) fn address_in(handle: &Handle) -> Option<SocketAddr> {
     std::str::from_utf8(text).ok()?.parse().ok()
 }
 
-fn tune(stream: &TcpStream) {
-    let socket = socket2::SockRef::from(stream);
-    // Larger buffers and early detection of dead hosts help but are not needed.
-    let _ = socket.set_send_buffer_size(SOCKET_BUFFER_BYTES);
-    let _ = socket.set_recv_buffer_size(SOCKET_BUFFER_BYTES);
-    let _ = socket.set_tcp_user_timeout(Some(UNACKNOWLEDGED));
-    let _ = socket.set_tcp_keepalive(
-        &socket2::TcpKeepalive::new()
-            .with_time(Duration::from_secs(10))
-            .with_interval(Duration::from_secs(5)),
-    );
+/// The stream of a connection that carries data from now on. Whether the peer lives is up to the
+/// control connection: a full buffer is no sign of death.
+fn stream_of(connection: Connection) -> TcpStream {
+    let socket = connection.into_socket();
+    watch_no_more(&socket);
+    socket.into()
 }
 
 impl Net for Tcp {
@@ -52,14 +43,19 @@ impl Net for Tcp {
         "Socket"
     }
 
-    fn listen(&self, identity: Identity) -> Result<(Handle, Box<dyn Listener>)> {
-        let listener = TcpListener::bind(interface::choose(Config::get())?)
-            .map_err(failed("listening for data connections"))?;
-        listener.set_nonblocking(true).map_err(failed("fcntl"))?;
+    fn listen(
+        &self,
+        identity: Identity,
+        address: SocketAddr,
+    ) -> Result<(Handle, Box<dyn Listener>)> {
+        let listener = session::listen(address)?;
         let address = listener.local_addr().map_err(failed("getsockname"))?.to_string();
         let mut handle = [0; HANDLE_BYTES];
         handle[..address.len()].copy_from_slice(address.as_bytes());
-        Ok((Handle(handle), Box::new(TcpAccept { listener, identity, strangers: Vec::new() })))
+        let Identity { comm, secret, rank, nranks } = identity;
+        let ends = Ends { role: Role::Data, from: 0, to: rank, comm };
+        let door = Door::new(listener.into(), Admission { secret, ends, nranks })?;
+        Ok((Handle(handle), Box::new(TcpAccept { door, arrived: VecDeque::new() })))
     }
 
     fn connect(
@@ -69,59 +65,49 @@ impl Net for Tcp {
         handle: &Handle,
     ) -> Result<Box<dyn Connecting>> {
         let Some(address) = address_in(handle) else {
-            return Err(Error::Init { why: format!("rank {peer} sent a bad address") });
+            return Err(Error::init_peer(peer, "sent a bad address"));
         };
         let Identity { comm, secret, rank, .. } = identity;
         let ends = Ends { role: Role::Data, from: rank, to: peer, comm };
-        let deadline = Deadline::new(Config::get().init_timeout, &Cancel::default());
-        let connection = Connection::connect(address, secret, ends, 0, &deadline)?;
-        Ok(Box::new(TcpConnecting(Some(connection))))
+        Ok(Box::new(TcpConnecting(Dial::new(address.into(), address.to_string(), secret, ends))))
     }
 }
 
 struct TcpAccept {
-    listener: TcpListener,
-    identity: Identity,
-    strangers: Vec<Connection>,
+    door: Door,
+    arrived: VecDeque<Connection>,
 }
 
 impl Listener for TcpAccept {
     fn accept(&mut self) -> Result<Option<(u32, Box<dyn Receiver>)>> {
-        while self.strangers.len() < MAX_UNAUTHENTICATED
-            && let Ok((stream, _)) = self.listener.accept()
-        {
-            let Identity { comm, secret, rank, nranks } = self.identity;
-            let ends = Ends { role: Role::Data, from: 0, to: rank, comm };
-            let server = Server::new(secret, ends, nranks)?;
-            self.strangers.push(Connection::accept(stream, server, 0)?);
+        if self.arrived.is_empty() {
+            self.arrived.extend(self.door.progress(Instant::now())?);
         }
-        let now = Instant::now();
-        // A stranger that fails is dropped; the members are not disturbed.
-        self.strangers.retain_mut(|c| c.progress_handshake(now).is_ok());
-        let Some(open) = self.strangers.iter().position(Connection::is_open) else {
-            return Ok(None);
-        };
-        let connection = self.strangers.swap_remove(open);
+        let Some(connection) = self.arrived.pop_front() else { return Ok(None) };
         let rank = connection.peer_rank();
-        let stream = connection.into_stream();
-        tune(&stream);
-        Ok(Some((rank, Box::new(TcpReceiver::new(stream)))))
+        Ok(Some((rank, Box::new(TcpReceiver::new(stream_of(connection))))))
+    }
+
+    fn poll_fds<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) {
+        self.door.poll_fds(fds);
     }
 }
 
-struct TcpConnecting(Option<Connection>);
+struct TcpConnecting(Dial);
 
 impl Connecting for TcpConnecting {
     fn progress(&mut self) -> Result<Option<Box<dyn Sender>>> {
-        let Some(connection) = &mut self.0 else { return Ok(None) };
-        connection.progress_handshake(Instant::now())?;
-        if !connection.is_open() {
-            return Ok(None);
-        }
-        let Some(connection) = self.0.take() else { return Ok(None) };
-        let stream = connection.into_stream();
-        tune(&stream);
+        let Some(connection) = self.0.progress(Instant::now())? else { return Ok(None) };
+        let stream = stream_of(connection);
         Ok(Some(Box::new(TcpSender { stream, queued: VecDeque::new(), done: 0 })))
+    }
+
+    fn poll_fds<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) {
+        fds.extend(self.0.poll_fd());
+    }
+
+    fn why(&self) -> String {
+        self.0.why()
     }
 }
 
@@ -186,10 +172,6 @@ impl Sender for TcpSender {
         }
         Ok(self.done >= request)
     }
-
-    fn watch(&self) -> Option<OwnedFd> {
-        self.stream.try_clone().ok().map(OwnedFd::from)
-    }
 }
 
 struct Incoming {
@@ -224,8 +206,8 @@ impl<S: Read> TcpReceiver<S> {
         while let Some(front) = self.posted.get_mut((self.done - self.first) as usize) {
             let len = u32::from_le_bytes(front.header) as usize;
             if front.received >= 4 && len > front.capacity {
-                let what = format!("a message of {len} bytes for a slot of {}", front.capacity);
-                return Err(Error::Internal { what });
+                let cause = format!("a message of {len} bytes for a slot of {}", front.capacity);
+                return Err(Error::system("receiving from a peer", cause, "report it"));
             }
             let result = if front.received < 4 {
                 self.stream.read(&mut front.header[front.received..])
@@ -256,7 +238,7 @@ impl<S: Read> TcpReceiver<S> {
     }
 }
 
-impl<S: Read + Write + Send> Receiver for TcpReceiver<S> {
+impl<S: Read + Send> Receiver for TcpReceiver<S> {
     unsafe fn irecv(&mut self, data: *mut u8, capacity: usize) -> Result<Option<Request>> {
         self.posted.push_back(Incoming { data, capacity, header: [0; 4], received: 0 });
         Ok(Some(self.first + self.posted.len() as u64))
@@ -275,10 +257,5 @@ impl<S: Read + Write + Send> Receiver for TcpReceiver<S> {
         // Requests are tested in order.
         self.first += 1;
         Ok(self.posted.pop_front().map(|done| done.received - 4))
-    }
-
-    fn tell(&mut self, notice: &[u8]) {
-        // A sender that is gone needs none; the direction is empty, so that it goes out whole.
-        let _ = self.stream.write(notice);
     }
 }

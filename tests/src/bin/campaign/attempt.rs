@@ -4,7 +4,7 @@ use crate::network::Network;
 use crate::plan::{Fault, GROW_ROOT, Phase, Plan};
 use crate::strangers;
 use crate::trace::Tracer;
-use oxccl_runtime::bootstrap::{UniqueId, launch, session};
+use oxccl_runtime::bootstrap::{UniqueId, launch, rendezvous, session};
 use oxccl_tests::job::bind_to_parent;
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, pidfd_open, pidfd_send_signal,
@@ -94,7 +94,7 @@ fn rendezvous() -> UniqueId {
     let made = || {
         let listener = session::listen(([127, 0, 0, 1], 0).into())?;
         let id = UniqueId::new(listener.local_addr().expect("an address"))?;
-        session::start_rendezvous(listener, id.clone())?;
+        rendezvous::start(listener, id.clone(), Vec::new())?;
         Ok::<_, oxccl_runtime::Error>(id)
     };
     made().expect("a rendezvous")

@@ -250,14 +250,13 @@ impl Rank {
             self.prove(&comm, &[])?;
         }
         match self.phase {
-            _ if joins => comm.destroy(),
-            Phase::Leave => self.leave(&comm)?,
+            _ if joins => Ok(comm.destroy()?),
+            Phase::Leave => self.leave(&comm),
             _ => {
                 self.go_on(&comm)?;
-                comm.destroy();
+                Ok(comm.destroy()?)
             }
         }
-        Ok(())
     }
 
     fn device(&self) -> Device {
@@ -303,8 +302,7 @@ impl Rank {
         keep(comm);
         mark(END);
         self.prove(comm, members)?;
-        comm.destroy();
-        Ok(())
+        Ok(comm.destroy()?)
     }
 
     /// Shows that a communicator works; its ranks are these of the first one.
@@ -378,7 +376,7 @@ impl Rank {
         if self.rank != root {
             compare(output, "what the leaving rank said", |i| word(self.seed, root, i))?;
         }
-        comm.destroy();
+        comm.destroy()?;
         mark(END);
         Ok(())
     }

@@ -1,0 +1,178 @@
+//! Connections with the ranks of other hosts: data both ways, and one for control. All are made side
+//! by side, so that no rank waits for one that waits itself.
+
+use super::create::{Members, Room};
+use crate::bootstrap::auth::{Ends, Role};
+use crate::bootstrap::dial::Dial;
+use crate::bootstrap::door::{Admission, Door};
+use crate::bootstrap::wire::wait_for;
+use crate::bootstrap::{Deadline, interface};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::link::control::Control;
+use crate::link::message::MessageEdge;
+use crate::link::message::net::{
+    Connecting, HANDLE_BYTES, Handle, Identity, Listener, Net, Receiver, Sender,
+};
+use crate::link::message::socket::Tcp;
+use std::collections::HashMap;
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The links to the ranks of other hosts.
+#[derive(Default)]
+pub(super) struct Links {
+    pub(super) edges: Vec<(u32, MessageEdge)>,
+    /// By rank; `None` for ranks of this host.
+    pub(super) controls: Vec<Option<Arc<Control>>>,
+}
+
+/// Makes all connections. Blocks for the ranks of other hosts, until the rendezvous says that one of
+/// them has failed.
+pub(super) fn connect(
+    identity: Identity,
+    members: &Members,
+    control: &TcpListener,
+    room: &mut Room,
+    slot_bytes: usize,
+) -> Result<Links> {
+    let net = Tcp;
+    let address = interface::beside(members.address(identity.rank), Config::get())?;
+    let (handle, listener) = net.listen(identity, address)?;
+    let handles = room.gather(&handle.0)?;
+    let mut making = Making::new(identity, members, control, &handles, (&net, listener))?;
+    loop {
+        making.progress()?;
+        let missing = making.missing();
+        if missing.is_empty() {
+            return making.finish(slot_bytes);
+        }
+        room.session.check()?;
+        let deadline = room.session.deadline().clone();
+        if deadline.passed() {
+            return Err(making.late(&missing, &deadline));
+        }
+        making.wait(room, deadline.slice());
+    }
+}
+
+/// Connections in the making.
+struct Making {
+    identity: Identity,
+    remote: Vec<u32>,
+    listener: Box<dyn Listener>,
+    connecting: Vec<(u32, Box<dyn Connecting>)>,
+    senders: HashMap<u32, Box<dyn Sender>>,
+    receivers: HashMap<u32, Box<dyn Receiver>>,
+    door: Door,
+    dials: Vec<(u32, Dial)>,
+    controls: HashMap<u32, Control>,
+}
+
+impl Making {
+    fn new(
+        identity: Identity,
+        members: &Members,
+        control: &TcpListener,
+        handles: &[Vec<u8>],
+        (net, listener): (&dyn Net, Box<dyn Listener>),
+    ) -> Result<Self> {
+        let Identity { comm, secret, rank, nranks } = identity;
+        let remote = members.remote();
+        let ends = |from, to| Ends { role: Role::Control, from, to, comm };
+        let admission = Admission { secret, ends: ends(0, rank), nranks };
+        let failed = |e| Error::system("dup of a listener", e, "raise ulimit -n");
+        let door = Door::new(control.try_clone().map_err(failed)?.into(), admission)?;
+        let (mut connecting, mut dials) = (Vec::new(), Vec::new());
+        for &peer in &remote {
+            let bytes = handles.get(peer as usize).map_or(&[][..], |handle| handle);
+            let bytes = <[u8; HANDLE_BYTES]>::try_from(bytes)
+                .map_err(|_| Error::init_peer(peer, "sent no address"))?;
+            connecting.push((peer, net.connect(identity, peer, &Handle(bytes))?));
+            // Of two ranks the lower one makes the control connection.
+            if rank < peer {
+                let at = members.address(peer);
+                dials.push((peer, Dial::new(at.into(), at.to_string(), secret, ends(rank, peer))));
+            }
+        }
+        let (senders, receivers, controls) = Default::default();
+        Ok(Self {
+            identity,
+            remote,
+            listener,
+            connecting,
+            senders,
+            receivers,
+            door,
+            dials,
+            controls,
+        })
+    }
+
+    fn progress(&mut self) -> Result<()> {
+        let now = Instant::now();
+        for (peer, mut connection) in std::mem::take(&mut self.connecting) {
+            match connection.progress()? {
+                Some(sender) => drop(self.senders.insert(peer, sender)),
+                None => self.connecting.push((peer, connection)),
+            }
+        }
+        // Who comes again has lost the connection before.
+        while let Some((peer, receiver)) = self.listener.accept()? {
+            self.receivers.insert(peer, receiver);
+        }
+        for (peer, mut dial) in std::mem::take(&mut self.dials) {
+            match dial.progress(now)? {
+                Some(open) => {
+                    drop(self.controls.insert(peer, Control::new(open.into_socket().into())))
+                }
+                None => self.dials.push((peer, dial)),
+            }
+        }
+        for open in self.door.progress(now)? {
+            self.controls.insert(open.peer_rank(), Control::new(open.into_socket().into()));
+        }
+        Ok(())
+    }
+
+    fn missing(&self) -> Vec<u32> {
+        let complete = |peer: &u32| {
+            self.senders.contains_key(peer)
+                && self.receivers.contains_key(peer)
+                && self.controls.contains_key(peer)
+        };
+        self.remote.iter().copied().filter(|peer| !complete(peer)).collect()
+    }
+
+    fn wait(&self, room: &Room, limit: Duration) {
+        let mut fds = vec![room.session.poll_fd()];
+        self.listener.poll_fds(&mut fds);
+        self.door.poll_fds(&mut fds);
+        self.connecting.iter().for_each(|(_, connection)| connection.poll_fds(&mut fds));
+        fds.extend(self.dials.iter().filter_map(|(_, dial)| dial.poll_fd()));
+        wait_for(&mut fds, limit);
+    }
+
+    fn late(&self, missing: &[u32], deadline: &Deadline) -> Error {
+        let whys = self.connecting.iter().map(|(peer, connection)| (*peer, connection.why()));
+        let whys = whys.chain(self.dials.iter().map(|(peer, dial)| (*peer, dial.why())));
+        let whys: Vec<_> = whys.take(4).map(|(peer, why)| format!("rank {peer}: {why}")).collect();
+        let Identity { rank, nranks, .. } = self.identity;
+        let why = format!("no connection with ranks {missing:?} ({})", whys.join("; "));
+        deadline.error(|| Error::InitTimeout { rank, nranks, why })
+    }
+
+    fn finish(mut self, slot_bytes: usize) -> Result<Links> {
+        let mut links = Links::default();
+        links.controls.resize_with(self.identity.nranks as usize, || None);
+        for peer in self.remote {
+            let sender = self.senders.remove(&peer).zip(self.receivers.remove(&peer));
+            if let Some((sender, receiver)) = sender {
+                links.edges.push((peer, MessageEdge::new(sender, receiver, slot_bytes)?));
+            }
+            links.controls[peer as usize] = self.controls.remove(&peer).map(Arc::new);
+        }
+        Ok(links)
+    }
+}

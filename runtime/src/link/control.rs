@@ -1,0 +1,136 @@
+//! The control connection between two ranks of different hosts: notices and heartbeats both ways,
+//! never data. So nothing that fills up or waits on the way of data delays or fakes a sign of life.
+
+use super::notice;
+use rustix::event::{PollFd, PollFlags};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, Shutdown};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard};
+
+/// One end of a control connection. Nothing here blocks.
+pub struct Control {
+    socket: OwnedFd,
+    /// What the socket had no room for.
+    outgoing: Mutex<Vec<u8>>,
+    /// Messages of this rank that the peer has said it has taken.
+    taken: AtomicU64,
+    left: AtomicBool,
+}
+
+impl Control {
+    /// Takes a connected stream socket.
+    pub fn new(socket: OwnedFd) -> Self {
+        let (taken, left) = (AtomicU64::new(0), AtomicBool::new(false));
+        Self { socket, outgoing: Mutex::default(), taken, left }
+    }
+
+    fn outgoing(&self) -> MutexGuard<'_, Vec<u8>> {
+        self.outgoing.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Sends a notice, whole and after those before it. A peer that is gone needs none.
+    pub fn tell(&self, notice: &[u8]) {
+        let mut outgoing = self.outgoing();
+        outgoing.extend(notice);
+        self.flush_into(&mut outgoing);
+    }
+
+    /// Sends what could not be sent before; returns whether nothing is left.
+    pub fn flush(&self) -> bool {
+        let mut outgoing = self.outgoing();
+        self.flush_into(&mut outgoing);
+        outgoing.is_empty()
+    }
+
+    fn flush_into(&self, outgoing: &mut Vec<u8>) {
+        while !outgoing.is_empty() {
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            match rustix::net::send(&self.socket, outgoing, flags) {
+                Ok(n) => drop(outgoing.drain(..n)),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return,
+                Err(_) => outgoing.clear(),
+            }
+        }
+    }
+
+    /// Appends what has come to `incoming`; returns why the connection has ended, if it has.
+    pub fn receive(&self, incoming: &mut Vec<u8>) -> Option<String> {
+        loop {
+            let mut bytes = [0; notice::MAX_BYTES];
+            match rustix::net::recv(&self.socket, &mut bytes, RecvFlags::DONTWAIT) {
+                Ok((_, 0)) => return Some("its connection closed".to_owned()),
+                Ok((_, n)) => incoming.extend(&bytes[..n]),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return None,
+                Err(e) => return Some(format!("its connection failed: {e}")),
+            }
+        }
+    }
+
+    /// What to poll for notices.
+    pub fn poll_fd(&self) -> PollFd<'_> {
+        PollFd::new(&self.socket, PollFlags::IN)
+    }
+
+    /// Ends this direction: what was sent still arrives. What has come is read away, as a socket
+    /// that is closed with unread bytes resets the connection and may take back what it has sent.
+    pub fn finish(&self) {
+        // A peer that is gone has ended it already.
+        let _ = rustix::net::shutdown(&self.socket, Shutdown::Write);
+        self.receive(&mut Vec::new());
+    }
+
+    /// Messages of this rank that the peer has taken, as far as it has said.
+    pub fn taken(&self) -> u64 {
+        self.taken.load(Ordering::Acquire)
+    }
+
+    /// The peer says how many messages it has taken.
+    pub fn set_taken(&self, messages: u64) {
+        self.taken.fetch_max(messages, Ordering::AcqRel);
+    }
+
+    /// Whether the peer has said that it leaves in order.
+    pub fn has_left(&self) -> bool {
+        self.left.load(Ordering::Acquire)
+    }
+
+    /// The peer says that it leaves in order.
+    pub fn set_left(&self) {
+        self.left.store(true, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn notices_arrive_whole_and_in_order_also_when_there_is_no_room_for_a_while() {
+        let (a, b) = UnixStream::pair().unwrap();
+        let (near, far) = (Control::new(a.into()), Control::new(b.into()));
+        let mut sent = 0u64;
+        while near.flush() {
+            near.tell(&notice::taken(sent));
+            sent += 1;
+        }
+        let mut incoming = Vec::new();
+        let mut next = 0;
+        while next < sent {
+            assert_eq!(far.receive(&mut incoming), None);
+            while let Ok(Some((notice, len))) = notice::parse(&incoming) {
+                assert_eq!(notice, notice::Notice::Taken(next));
+                incoming.drain(..len);
+                next += 1;
+            }
+            near.flush();
+        }
+        near.finish();
+        assert!(far.receive(&mut incoming).is_some_and(|why| why.contains("closed")));
+        assert!(incoming.is_empty());
+    }
+}
