@@ -756,6 +756,8 @@ const char *pncclGetLastError(ncclComm_t comm);
 //
 // Afterwards no rank touches the buffers of its operations any more; where one does not answer, the error
 // names it. Blocks: a second at most, whatever the other ranks do.
+// Not for signal handlers, which may interrupt what this waits for: let the handler set a flag or write to a
+// pipe, or read signals from a signalfd, and call this in a thread.
 ncclResult_t ncclCommAbort(ncclComm_t comm);
 
 // Same as ncclCommAbort, for wrappers that replace it.

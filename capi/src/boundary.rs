@@ -1,19 +1,24 @@
-//! The one boundary that every export crosses: no panic leaves it, and what failed is remembered
-//! for `ncclGetLastError` and `oxcclLastError`.
+//! The one boundary that every export crosses: no panic leaves it, no thread is cancelled within,
+//! and what failed is remembered for `ncclGetLastError` and `oxcclLastError`.
 
 use crate::nccl::types::ncclResult_t;
+use oxccl_runtime::cancel::Uncancelled;
+use oxccl_runtime::comm::Communicator;
 use oxccl_runtime::error::{Code, Error};
 use oxccl_runtime::fork;
 use oxccl_runtime::group::{self, Launched};
 use oxccl_runtime::log::{self, Level, Subsystem};
-use std::cell::RefCell;
+use std::any::Any;
+use std::cell::{Cell, RefCell};
 use std::ffi::{CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 thread_local! {
     /// The last error of this thread, and its text for C.
     static LAST: RefCell<Option<(Error, CString)>> = const { RefCell::new(None) };
+    /// The communicator of the call that is being unwound.
+    static INVOLVED: Cell<Option<Arc<Communicator>>> = const { Cell::new(None) };
 }
 
 /// The last error of any thread: for those that ask from another one.
@@ -39,6 +44,7 @@ pub(crate) fn result(code: Code) -> ncclResult_t {
 pub(crate) fn boundary<T: Into<ncclResult_t>>(
     body: impl FnOnce() -> Result<T, Error>,
 ) -> ncclResult_t {
+    let _whole = Uncancelled::begin();
     caught(body).map_or_else(failed, T::into)
 }
 
@@ -59,6 +65,7 @@ impl From<Launched> for ncclResult_t {
 
 /// Runs the body of an export that answers no code; `otherwise` is the answer of one that fails.
 pub(crate) fn boundary_or<T>(otherwise: T, body: impl FnOnce() -> Result<T, Error>) -> T {
+    let _whole = Uncancelled::begin();
     caught(body).unwrap_or_else(|error| {
         failed(error);
         otherwise
@@ -67,14 +74,25 @@ pub(crate) fn boundary_or<T>(otherwise: T, body: impl FnOnce() -> Result<T, Erro
 
 #[inline]
 fn caught<T>(body: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
-    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
-        let text = panic
-            .downcast_ref::<String>()
-            .map(String::as_str)
-            .or_else(|| panic.downcast_ref::<&str>().copied())
-            .unwrap_or("no message");
-        Err(Error::Internal { what: format!("a panic: {text}") })
-    })
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(panicked(&*panic)))
+}
+
+/// A panic passes a call on this communicator.
+#[cold]
+pub(crate) fn involve(comm: &Arc<Communicator>) {
+    let _ = INVOLVED.try_with(|involved| involved.set(Some(comm.clone())));
+}
+
+/// The error of a call that panicked. Its communicator fails with it: what was left half done must
+/// not be gone on with.
+#[cold]
+fn panicked(panic: &(dyn Any + Send)) -> Error {
+    let error = Error::panicked(panic);
+    if let Ok(Some(comm)) = INVOLVED.try_with(Cell::take) {
+        // No panic may leave this either.
+        let _ = catch_unwind(AssertUnwindSafe(|| comm.endpoint().fail(error.clone())));
+    }
+    error
 }
 
 #[cold]
@@ -97,16 +115,67 @@ pub(crate) fn remember(error: Error) -> *const c_char {
         *anywhere = Some(error.clone());
     }
     let text = CString::new(error.to_string().replace('\0', " ")).unwrap_or_default();
-    LAST.with_borrow_mut(|last| last.insert((error, text)).1.as_ptr())
+    let (start, mut new) = (text.as_ptr(), Some((error, text)));
+    if LAST.try_with(|last| last.replace(new.take())).is_err() {
+        // Exit handlers run when the thread keeps nothing any more: such a text stays.
+        std::mem::forget(new);
+    }
+    start
 }
 
 /// The last error of this thread, or else of any thread.
 pub(crate) fn last() -> Option<Error> {
-    LAST.with_borrow(|last| last.as_ref().map(|(error, _)| error.clone()))
-        .or_else(|| anywhere().and_then(|last| last.clone()))
+    let own = LAST.try_with(|last| last.borrow().as_ref().map(|(error, _)| error.clone()));
+    own.ok().flatten().or_else(|| anywhere().and_then(|last| last.clone()))
 }
 
 /// None in a forked child, where another thread of the parent may have left it locked.
 fn anywhere() -> Option<MutexGuard<'static, Option<Error>>> {
     (!fork::forked()).then(|| LAST_ANYWHERE.lock().unwrap_or_else(|e| e.into_inner()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nccl::comm::{ncclCommDestroy, ncclCommGetAsyncError, ncclCommInitAll};
+    use crate::nccl::types::ncclComm_t;
+    use crate::objects;
+
+    fn async_error(comm: ncclComm_t) -> ncclResult_t {
+        let mut code = ncclResult_t::ncclInProgress;
+        // SAFETY: a place for the result.
+        let asked = unsafe { ncclCommGetAsyncError(comm, &mut code) };
+        assert_eq!(asked, ncclResult_t::ncclSuccess);
+        code
+    }
+
+    fn panics(comm: ncclComm_t) -> Result<(), Error> {
+        let _comm = objects::comm(comm, "f")?;
+        panic!("half done")
+    }
+
+    #[test]
+    fn the_communicator_of_a_call_that_panics_fails_and_no_other_does() {
+        let mut comms: [ncclComm_t; 2] = [std::ptr::null_mut(); 2];
+        for comm in &mut comms {
+            // SAFETY: a place for the handle.
+            let made = unsafe { ncclCommInitAll(comm, 1, std::ptr::null()) };
+            assert_eq!(made, ncclResult_t::ncclSuccess);
+        }
+        let [comm, other] = comms;
+        assert!(boundary(|| objects::comm(other, "f").map(drop)) == ncclResult_t::ncclSuccess);
+        let no_argument = || -> Result<(), Error> { panic!("of no communicator") };
+        assert!(boundary(no_argument) == ncclResult_t::ncclInternalError);
+        assert_eq!(async_error(other), ncclResult_t::ncclSuccess);
+        assert!(boundary(|| panics(comm)) == ncclResult_t::ncclInternalError);
+        assert!(last().is_some_and(|error| error.to_string().contains("a panic: half done")));
+        assert_eq!(async_error(comm), ncclResult_t::ncclInternalError);
+        let after = objects::comm(comm, "f").and_then(|comm| comm.check());
+        assert!(after.is_err_and(|error| error.to_string().contains("a panic: half done")));
+        assert_eq!(async_error(other), ncclResult_t::ncclSuccess);
+        for comm in comms {
+            // SAFETY: any handle may be passed.
+            assert_eq!(unsafe { ncclCommDestroy(comm) }, ncclResult_t::ncclSuccess);
+        }
+    }
 }

@@ -2,7 +2,9 @@
 
 use crate::nccl::types::ncclDataType_t;
 use oxccl_plan::DataType;
+use oxccl_runtime::device;
 use oxccl_runtime::error::{Error, Result};
+use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::time::Duration;
 
@@ -35,6 +37,41 @@ pub(crate) fn rank(
     let rank = u32::try_from(value).ok().filter(|&r| r < nranks);
     let expected = || format!("a rank of the communicator, 0 to {}", nranks - 1);
     rank.ok_or_else(|| Error::argument(function, argument, value, expected()))
+}
+
+/// Fails where a buffer is missing, or known to be shorter than what a call touches of it.
+#[inline]
+pub(crate) fn buffer(
+    ptr: *const c_void,
+    bytes: usize,
+    function: &'static str,
+    argument: &'static str,
+) -> Result<()> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    let left = if ptr.is_null() { Some(0) } else { device::left(ptr.cast()) };
+    match left {
+        Some(left) if left < bytes => Err(short((ptr, bytes, left), function, argument)),
+        _ => Ok(()),
+    }
+}
+
+#[cold]
+fn short(
+    (ptr, bytes, left): (*const c_void, usize, usize),
+    function: &'static str,
+    argument: &'static str,
+) -> Error {
+    if ptr.is_null() {
+        return Error::argument(function, argument, "null", format!("a buffer of {bytes} bytes"));
+    }
+    let got = format!("{ptr:?}, of which the call touches {bytes} bytes");
+    let expected = match left {
+        0 => "an address within memory from ncclMemAlloc that is not freed".to_owned(),
+        left => format!("at most the {left} bytes from there to the end of its allocation"),
+    };
+    Error::argument(function, argument, got, expected)
 }
 
 /// How long to wait; None for no bound.

@@ -1,5 +1,6 @@
 //! The tables of objects that C holds handles of.
 
+use crate::boundary;
 use oxccl_runtime::comm::{Communicator, Holder};
 use oxccl_runtime::device::host::event::Event;
 use oxccl_runtime::device::host::graph::Graph;
@@ -9,7 +10,9 @@ use oxccl_runtime::error::{Error, Result};
 use oxccl_runtime::fork;
 use oxccl_runtime::handle::{Cached, Dead, Handles, Lent, may_be_cuda};
 use std::cell::Cell;
+use std::ops::Deref;
 use std::sync::{Arc, Mutex};
+use std::thread::panicking;
 
 /// A graph made ready to launch.
 pub type Executable = Mutex<Arc<Graph>>;
@@ -63,12 +66,47 @@ pub(crate) fn get<T, H>(
     table.get(handle as usize).map_err(|why| dead(function, argument, handle as usize, why))
 }
 
+/// The communicator of a call, which the call holds until its end: where it panics, the boundary hears
+/// whose it was.
+pub(crate) struct Called {
+    comm: Lent<Communicator>,
+    /// Whether the caller was panicking before.
+    within_panic: bool,
+}
+
+impl Called {
+    /// Of a communicator that was looked up.
+    #[inline]
+    pub(crate) fn new(comm: impl Into<Lent<Communicator>>) -> Self {
+        Self { comm: comm.into(), within_panic: panicking() }
+    }
+}
+
+impl Deref for Called {
+    type Target = Arc<Communicator>;
+
+    #[inline]
+    fn deref(&self) -> &Arc<Communicator> {
+        &self.comm
+    }
+}
+
+impl Drop for Called {
+    #[inline]
+    fn drop(&mut self) {
+        if panicking() && !self.within_panic {
+            boundary::involve(&self.comm);
+        }
+    }
+}
+
 /// Looks a communicator up, for calls that have to be fast.
-pub(crate) fn comm<H>(handle: *mut H, function: &'static str) -> Result<Lent<Communicator>> {
+pub(crate) fn comm<H>(handle: *mut H, function: &'static str) -> Result<Called> {
     fork::check()?;
-    COMMS
+    let comm = COMMS
         .get_cached(handle as usize, &LAST_COMM, |holder| holder.ready().cloned())
-        .map_err(|why| dead(function, "comm", handle as usize, why))?
+        .map_err(|why| dead(function, "comm", handle as usize, why))??;
+    Ok(Called::new(comm))
 }
 
 /// Ends a handle.

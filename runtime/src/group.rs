@@ -13,6 +13,8 @@ use crate::device::host::stream::Stream;
 use crate::device::host::task::Work;
 use crate::error::{Error, Result};
 use std::cell::RefCell;
+use std::mem::{ManuallyDrop, take};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 /// A call that was checked and waits for the end of its group.
@@ -25,6 +27,18 @@ enum Pending {
     /// receives of the group.
     Work(Arc<Communicator>, Work, Arc<Stream>),
     Create(Creation),
+}
+
+impl Pending {
+    fn comm(&self) -> Option<&Arc<Communicator>> {
+        match self {
+            Pending::Collective(comm, ..)
+            | Pending::Kernel(comm, ..)
+            | Pending::Transfer(comm, ..)
+            | Pending::Work(comm, ..) => Some(comm),
+            Pending::Create(_) => None,
+        }
+    }
 }
 
 /// What a GPU runs.
@@ -77,12 +91,31 @@ struct Group {
     error: Option<Error>,
 }
 
+impl Group {
+    const NONE: Self = Self { depth: 0, calls: Vec::new(), error: None };
+}
+
+/// What a thread leaves in a group that it did not end goes with the thread.
+struct Unended;
+
+impl Drop for Unended {
+    fn drop(&mut self) {
+        // Dropped behind the borrow: it may be the last of a communicator.
+        drop(GROUP.with_borrow_mut(|g| take(&mut **g)));
+    }
+}
+
 thread_local! {
-    static GROUP: RefCell<Group> = RefCell::default();
+    /// Never dropped itself: calls and groups work in exit handlers, too.
+    static GROUP: RefCell<ManuallyDrop<Group>> =
+        const { RefCell::new(ManuallyDrop::new(Group::NONE)) };
+    static UNENDED: Unended = const { Unended };
 }
 
 /// Begins a group; groups nest.
 pub fn start() {
+    // In exit handlers it is gone already.
+    let _ = UNENDED.try_with(|_| ());
     GROUP.with_borrow_mut(|g| g.depth += 1);
 }
 
@@ -103,9 +136,26 @@ pub fn note_error(error: &Error) {
 /// Ends a group; the outermost end launches. Blocks: never, but for communicators that are made.
 pub fn end() -> Result<Launched> {
     match leave()? {
-        Some(calls) => Prepared::new(calls)?.launch(),
+        Some(calls) => launch(calls),
         None => Ok(Launched::Done),
     }
+}
+
+/// Launches the calls of a group. Where that panics nobody knows what was launched, so all their
+/// communicators fail.
+fn launch(calls: Vec<Pending>) -> Result<Launched> {
+    let mut comms: Vec<Arc<Communicator>> = Vec::new();
+    for comm in calls.iter().filter_map(Pending::comm) {
+        if !comms.iter().any(|known| Arc::ptr_eq(known, comm)) {
+            comms.push(comm.clone());
+        }
+    }
+    let launched = catch_unwind(AssertUnwindSafe(|| Prepared::new(calls)?.launch()));
+    launched.unwrap_or_else(|panic| {
+        let error = Error::panicked(&*panic);
+        comms.iter().for_each(|comm| comm.endpoint().fail(error.clone()));
+        Err(error)
+    })
 }
 
 /// Ends a group without launching anything: all calls are checked, and the outermost end tells how
@@ -125,7 +175,7 @@ fn leave() -> Result<Option<Vec<Pending>>> {
             return Err(Error::usage(what, "balance the calls"));
         }
         g.depth -= 1;
-        Ok((g.depth == 0).then(|| std::mem::take(g)))
+        Ok((g.depth == 0).then(|| take(&mut **g)))
     })?;
     match group {
         Some(Group { error: Some(error), .. }) => Err(error),
@@ -320,22 +370,21 @@ impl Prepared {
                 Work::OneSided(_, item) => comm.estimate_one_sided_us(item),
                 _ => 0.0,
             };
-            (comm, time_us)
+            Ok::<_, Error>((comm, time_us))
         });
         let kernels = self.kernels.iter().map(|(comm, kernel, _)| {
             let time_us = match kernel {
-                Kernel::Collective(call) => {
-                    comm.programs(call).map(|programs| comm.estimate_us(&programs, call))
-                }
-                Kernel::Exchange(transfers) => Ok(comm.estimate_exchange_us(&transfers.list)),
-                Kernel::OneSided(item) => Ok(comm.estimate_one_sided_us(item)),
+                Kernel::Collective(call) => comm.estimate_us(&comm.programs(call)?, call),
+                Kernel::Exchange(transfers) => comm.estimate_exchange_us(&transfers.list),
+                Kernel::OneSided(item) => comm.estimate_one_sided_us(item),
             };
-            (comm, time_us.unwrap_or(0.0))
+            Ok::<_, Error>((comm, time_us))
         });
         let exchanges =
-            self.exchanges.iter().map(|e| (&e.comm, e.comm.estimate_exchange_us(&e.transfers)));
+            self.exchanges.iter().map(|e| Ok((&e.comm, e.comm.estimate_exchange_us(&e.transfers))));
         let mut sums: Vec<(&Arc<Communicator>, f64)> = Vec::new();
-        for (comm, time_us) in works.chain(kernels).chain(exchanges) {
+        for estimate in works.chain(kernels).chain(exchanges) {
+            let (comm, time_us) = estimate?;
             match sums.iter_mut().find(|(known, _)| Arc::ptr_eq(known, comm)) {
                 Some((_, sum)) => *sum += time_us,
                 None => sums.push((comm, time_us)),
@@ -473,4 +522,62 @@ fn create_all(creations: Vec<Creation>) -> Result<Launched> {
         }
     }
     outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bootstrap;
+    use crate::comm::{Member, Options, create};
+    use crate::device::Device;
+    use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
+
+    /// A communicator of one rank.
+    fn alone() -> Arc<Communicator> {
+        let id = bootstrap::new_unique_id().unwrap();
+        let (device, options) = (Device::Host(0), Options::default());
+        Arc::new(create(&Member { id, rank: 0, nranks: 1, device, options }).unwrap())
+    }
+
+    /// An all-reduce of nothing.
+    fn call(nranks: u32) -> Call {
+        let spec = Spec::new(Collective::AllReduce, nranks, 0);
+        let (input, output) = (std::ptr::null(), std::ptr::null_mut());
+        let (dtype, op) = (DataType::Int8, ReduceOp::Sum);
+        Call { spec, input, output, count: 0, dtype, op, scale: None }
+    }
+
+    #[test]
+    fn a_group_that_panics_fails_its_communicators_and_the_next_one_works() {
+        let (comm, other, stream) = (alone(), alone(), Stream::new());
+        let device = Device::Host(0);
+        let holder = Arc::new(Holder::new(device, Options::default()));
+        let origin = Origin::Id { id: bootstrap::new_unique_id().unwrap(), rank: 0, nranks: 1 };
+        let finish = Box::new(|_: Arc<Holder>, _: bool| -> Result<()> { panic!("half done") });
+        start();
+        collective(&comm, call(1), &stream).unwrap();
+        create_communicator(Creation { origin, holder, parent: None, finish }).unwrap();
+        let error = end().unwrap_err().to_string();
+        assert!(error.contains("a panic: half done"), "{error}");
+        let failure = comm.failure().expect("it failed").to_string();
+        assert!(failure.contains("a panic: half done"), "{failure}");
+        assert!(other.failure().is_none(), "it had no part in it");
+        start();
+        collective(&other, call(1), &stream).unwrap();
+        assert_eq!(end().unwrap(), Launched::Done);
+        assert!(stream.synchronize(None).unwrap());
+    }
+
+    #[test]
+    fn what_has_no_estimate_is_an_error_and_not_0() {
+        let comm = alone();
+        let kernel = |nranks| {
+            let stream = CudaStream(std::ptr::null_mut());
+            Pending::Kernel(comm.clone(), Kernel::Collective(call(nranks)), stream)
+        };
+        let estimate = |nranks| Prepared::new(vec![kernel(nranks)]).unwrap().estimate_us();
+        assert!(estimate(1).unwrap() >= 0.0);
+        let error = estimate(0).unwrap_err().to_string();
+        assert!(error.contains("no plan serves"), "{error}");
+    }
 }

@@ -4,6 +4,7 @@
 //! it, `link` moves bytes. Nothing here knows the C interface.
 
 pub mod bootstrap;
+pub mod cancel;
 pub mod clock;
 pub mod comm;
 pub mod config;

@@ -396,6 +396,66 @@ static void windows(ncclWindow_t bad, const char *is) {
   if (place != UNTOUCHED) failures++;
 }
 
+/* What is said of an address from which a call touches more than there is. */
+static const char *beyond(const void *from, size_t touched, size_t left) {
+  static char is[128];
+  snprintf(is, sizeof is, "%p, of which the call touches %zu bytes; expected at most the %zu bytes", from,
+           touched, left);
+  return is;
+}
+
+/* Buffers from ncclMemAlloc of 25 numbers, which end before the call does. */
+static void short_buffers(void) {
+  const size_t nine[3] = {9, 9, 9}, places[3] = {0, 9, 18}, two = 2, last = 24;
+  int *s, *r;
+  void *place;
+  ncclWindow_t win;
+  FINE(ncclMemAlloc((void **)&s, 100));
+  FINE(ncclMemAlloc((void **)&r, 100));
+  BAD(ncclAllReduce(s, out, 26, ncclInt, ncclSum, comm, stream), "sendbuff", beyond(s, 104, 100));
+  BAD(ncclAllReduce(in, r, 26, ncclInt, ncclSum, comm, stream), "recvbuff", beyond(r, 104, 100));
+  BAD(ncclAllReduce(in, r + 5, 21, ncclInt, ncclSum, comm, stream), "recvbuff", beyond(r + 5, 84, 80));
+  BAD(ncclBroadcast(s, out, 26, ncclInt, 0, comm, stream), "sendbuff", beyond(s, 104, 100));
+  BAD(ncclBroadcast(in, r, 26, ncclInt, 0, comm, stream), "recvbuff", beyond(r, 104, 100));
+  BAD(ncclBcast(s, 26, ncclInt, 0, comm, stream), "buff", beyond(s, 104, 100));
+  BAD(ncclBcast(r, 26, ncclInt, 1, trio[0], stream), "buff", beyond(r, 104, 100));
+  BAD(ncclReduce(in, r, 26, ncclInt, ncclSum, 0, comm, stream), "recvbuff", beyond(r, 104, 100));
+  BAD(ncclReduceScatter(s, out, 9, ncclInt, ncclSum, trio[0], stream), "sendbuff", beyond(s, 108, 100));
+  BAD(ncclAllGather(in, r, 9, ncclInt, trio[0], stream), "recvbuff", beyond(r, 108, 100));
+  BAD(ncclAlltoAll(s, out, 9, ncclInt, trio[0], stream), "sendbuff", beyond(s, 108, 100));
+  BAD(ncclAlltoAll(in, r, 9, ncclInt, trio[0], stream), "recvbuff", beyond(r, 108, 100));
+  BAD(ncclGather(in, r, 9, ncclInt, 0, trio[0], stream), "recvbuff", beyond(r, 108, 100));
+  BAD(ncclScatter(s, out, 9, ncclInt, 0, trio[0], stream), "sendbuff", beyond(s, 108, 100));
+  BAD(ncclSend(s, 26, ncclInt, 1, trio[0], stream), "sendbuff", beyond(s, 104, 100));
+  BAD(ncclRecv(r, 26, ncclInt, 1, trio[0], stream), "recvbuff", beyond(r, 104, 100));
+  BAD(ncclPutSignal(s + 20, 6, ncclInt, 0, window, 0, 0, 0, 0, comm, stream), "localbuff",
+      beyond(s + 20, 24, 20));
+  BAD(oxcclAllGatherv(in, 9, r, nine, places, ncclInt, trio[0], stream), "recvbuff", beyond(r + 18, 36, 28));
+  BAD(oxcclReduceScatterv(s, out, nine, ncclInt, ncclSum, trio[0], stream), "sendbuff",
+      beyond(s + 18, 36, 28));
+  BAD(oxcclReduceScatterv(in, r + 20, nine, ncclInt, ncclSum, trio[0], stream), "recvbuff",
+      beyond(r + 20, 36, 20));
+  BAD(oxcclAlltoAllv(s, nine, places, out, nine, places, ncclInt, trio[0], stream), "sendbuff",
+      beyond(s + 18, 36, 28));
+  BAD(oxcclGatherv(in, 2, r, &two, &last, ncclInt, 0, comm, stream), "recvbuff", beyond(r + 24, 8, 4));
+  BAD(oxcclScatterv(s, &two, &last, out, 2, ncclInt, 0, comm, stream), "sendbuff", beyond(s + 24, 8, 4));
+  BAD(oxcclMemcpyAsync(r, in, 101, stream), "dst", beyond(r, 101, 100));
+  BAD(oxcclMemcpyAsync(out, s, 101, stream), "src", beyond(s, 101, 100));
+  BAD(oxcclMemsetAsync(r, 0, 101, stream), "dst", beyond(r, 101, 100));
+  BAD(ncclCommRegister(comm, s, 101, &place), "size", "101; expected at most 100");
+  BAD(ncclCommWindowRegister(comm, s + 1, 97, &win, NCCL_WIN_DEFAULT), "size", "97; expected at most 96");
+  /* All of it, its end, and none of it behind. */
+  for (int i = 0; i < 25; i++) s[i] = i;
+  FINE(ncclAllReduce(s, r, 25, ncclInt, ncclSum, comm, stream));
+  FINE(ncclAllReduce(s + 20, r + 20, 5, ncclInt, ncclSum, comm, stream));
+  FINE(ncclAllReduce(s + 25, r + 25, 0, ncclInt, ncclSum, comm, stream));
+  FINE(oxcclStreamSynchronize(stream, -1));
+  if (memcmp(s, r, 100) != 0) failures++;
+  FINE(ncclMemFree(s));
+  BAD(ncclAllReduce(s, r, 1, ncclInt, ncclSum, comm, stream), "sendbuff", "0x");
+  FINE(ncclMemFree(r));
+}
+
 static void bad_windows(void) {
   void *registered, *place, *memory;
   ncclWindow_t win, another, many[64];
@@ -674,6 +734,7 @@ int main(void) {
   bad_configurations();
   bad_variables();
   bad_answers();
+  short_buffers();
   bad_windows();
   bad_operations();
   bad_parts();

@@ -104,6 +104,33 @@ fn a_process_that_ends_with_work_pending_ends_cleanly_and_its_peers_hear_of_it()
     }
 }
 
+/// Has `adverse.c` make its calls; it defines a function of the C library, which the library has to find.
+fn adverse(how: &str) {
+    let flags = [C11.1, &["-rdynamic"]].concat();
+    let Some(program) = Program::build("adverse.c", ("cc", &flags)) else { return };
+    expect_success(Command::new(program.path()).arg(how), "it went well");
+}
+
+#[test]
+fn host_functions_that_no_thread_can_call_are_errors_and_run_once_there_is_one() {
+    adverse("no-threads");
+}
+
+#[test]
+fn calls_and_groups_work_in_exit_handlers_and_destructors_of_keys() {
+    adverse("at-exit");
+}
+
+#[test]
+fn a_thread_that_waits_is_cancelled_after_the_call() {
+    adverse("cancellation");
+}
+
+#[test]
+fn without_an_arena_there_is_memory_that_is_copied() {
+    adverse("no-arena");
+}
+
 #[test]
 fn processes_256_of_one_machine_make_a_communicator() {
     let limit = Duration::from_secs(60);

@@ -4,6 +4,7 @@ use super::comm::{self, begin, new_unique_id};
 use super::config::{self, ncclConfig_t};
 use super::types::{NCCL_SHRINK_ABORT, ncclComm_t, ncclResult_t, ncclUniqueId};
 use crate::boundary::boundary;
+use crate::objects::Called;
 use crate::{convert, objects};
 use oxccl_runtime::bootstrap::root::MAX_RANKS;
 use oxccl_runtime::comm::{Communicator, Holder, NO_COLOR, Origin};
@@ -13,9 +14,9 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 /// The parent of a child, not suspended.
-fn parent(comm: ncclComm_t, function: &'static str) -> Result<(Arc<Holder>, Arc<Communicator>)> {
+fn parent(comm: ncclComm_t, function: &'static str) -> Result<(Arc<Holder>, Called)> {
     let holder = objects::get(&objects::COMMS, comm, function, "comm")?;
-    let ready = holder.ready()?.clone();
+    let ready = Called::new(holder.ready()?.clone());
     Ok((holder, ready))
 }
 

@@ -44,15 +44,13 @@ impl Arguments {
         };
         let spec = Spec::new(self.collective, comm.nranks(), root);
         bytes(function, self.count_name(), self.count, dtype, comm.nranks() as usize)?;
-        let missing = |argument| {
-            Error::argument(function, argument, "null", "a buffer for the elements of this rank")
+        let buffer = |ptr: *const c_void, blocks: u32, argument: &'static str| {
+            let argument = if function == "ncclBcast" { "buff" } else { argument };
+            let bytes = blocks as usize * self.count * dtype.size();
+            convert::buffer(ptr, bytes, function, argument)
         };
-        if self.count > 0 && spec.input_blocks(comm.rank()) > 0 && self.input.is_null() {
-            return Err(missing(if function == "ncclBcast" { "buff" } else { "sendbuff" }));
-        }
-        if self.count > 0 && spec.output_blocks(comm.rank()) > 0 && self.output.is_null() {
-            return Err(missing("recvbuff"));
-        }
+        buffer(self.input, spec.input_blocks(comm.rank()), "sendbuff")?;
+        buffer(self.output, spec.output_blocks(comm.rank()), "recvbuff")?;
         // Also of 0 elements: the others check that all ranks call the same.
         let (input, output) = (self.input.cast(), self.output.cast());
         let call = Call { spec, input, output, count: self.count as u64, dtype, op, scale };
@@ -104,10 +102,7 @@ fn transfer(
     let peer = convert::rank(peer, comm.nranks(), function, "peer")?;
     let stream = objects::target_of(&comm, stream, function)?;
     let bytes = bytes(function, "count", count, dtype, 1)?;
-    if data.is_null() && bytes > 0 {
-        let argument = if send { "sendbuff" } else { "recvbuff" };
-        return Err(Error::argument(function, argument, "null", "a buffer for the elements"));
-    }
+    convert::buffer(data, bytes, function, if send { "sendbuff" } else { "recvbuff" })?;
     let transfer = Transfer { peer, send, data: data.cast(), bytes, dtype };
     group::transfer(comm.clone(), transfer, stream)
 }

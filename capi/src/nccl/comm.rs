@@ -3,6 +3,7 @@
 use super::config::{self, ncclConfig_t};
 use super::types::{ncclComm_t, ncclResult_t, ncclUniqueId};
 use crate::boundary::{self, boundary};
+use crate::objects::Called;
 use crate::{convert, objects};
 use oxccl_runtime::bootstrap::{self, UniqueId};
 use oxccl_runtime::comm::{Holder, Options, Origin};
@@ -235,10 +236,11 @@ unsafe fn comm_init_all(
 
 unsafe fn comm_finalize(comm: ncclComm_t) -> Result<Launched> {
     let holder = objects::get(&objects::COMMS, comm, "ncclCommFinalize", "comm")?;
-    let ready = holder.ready()?.clone();
+    let called = Called::new(holder.ready()?.clone());
     if holder.options().blocking {
-        return ready.finalize().map(|()| Launched::Done);
+        return called.finalize().map(|()| Launched::Done);
     }
+    let ready = called.clone();
     holder.start(None, move |_| ready.finalize())?;
     Ok(Launched::InProgress)
 }

@@ -66,6 +66,8 @@ unsafe fn comm_mem_stats(
 ///
 /// Afterwards no rank touches the buffers of its operations any more; where one does not answer, the error
 /// names it. Blocks: a second at most, whatever the other ranks do.
+/// Not for signal handlers, which may interrupt what this waits for: let the handler set a flag or write to a
+/// pipe, or read signals from a signalfd, and call this in a thread.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.

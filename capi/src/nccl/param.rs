@@ -13,6 +13,7 @@ use oxccl_runtime::handle::tagged;
 use oxccl_runtime::log::{self, Level};
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::mem::{forget, take};
 use std::sync::OnceLock;
 
 /// A variable; use only through its handle.
@@ -185,14 +186,15 @@ unsafe fn get_all_parameter_keys(
     if table.is_null() {
         return Err(Error::argument(FUNCTION, "table", "null", "a place for the result"));
     }
-    let keys: Vec<_> = shown().map(|(row, _)| texts()[row].0.as_ptr()).collect();
+    let mut keys: Vec<_> = shown().map(|(row, _)| texts()[row].0.as_ptr()).collect();
     let count = c_int::try_from(keys.len()).expect("the table is small");
     // SAFETY: passed on from the caller.
     unsafe { convert::store(table_len, count, FUNCTION, "tableLen")? };
-    let start = KEYS.with_borrow_mut(|kept| {
-        *kept = keys;
-        kept.as_mut_ptr()
-    });
+    let start = keys.as_mut_ptr();
+    if KEYS.try_with(|kept| kept.replace(take(&mut keys))).is_err() {
+        // Exit handlers run when the thread keeps nothing any more: such a table stays.
+        forget(keys);
+    }
     // SAFETY: passed on from the caller.
     unsafe { convert::store(table, start, FUNCTION, "table") }
 }

@@ -11,6 +11,7 @@ use crate::boundary::boundary;
 use crate::{convert, objects};
 use oxccl_runtime::comm::Communicator;
 use oxccl_runtime::comm::memory::{CONTEXTS, SIGNALS_PER_CONTEXT};
+use oxccl_runtime::device;
 use oxccl_runtime::device::host::one_sided::{Awaiting, OneSided};
 use oxccl_runtime::error::{Error, Result};
 use oxccl_runtime::group;
@@ -24,6 +25,12 @@ fn buffer(function: &'static str, buff: *mut c_void, size: usize) -> Result<()> 
     }
     if size == 0 || (buff as usize).checked_add(size).is_none() {
         let expected = "the size of the buffer in bytes, at least 1";
+        return Err(Error::argument(function, "size", size, expected));
+    }
+    if let Some(left) = device::left(buff.cast::<u8>())
+        && size > left
+    {
+        let expected = format!("at most {left}, the bytes from buff to the end of its allocation");
         return Err(Error::argument(function, "size", size, expected));
     }
     Ok(())
@@ -139,9 +146,7 @@ unsafe fn put_signal(
     let signal = signal(&comm, (sigIdx, ctx), FUNCTION)?;
     no_flags(flags, FUNCTION)?;
     let bytes = bytes(FUNCTION, "count", count, dtype, 1)?;
-    if localbuff.is_null() && bytes > 0 {
-        return Err(Error::argument(FUNCTION, "localbuff", "null", "a buffer for the elements"));
-    }
+    convert::buffer(localbuff, bytes, FUNCTION, "localbuff")?;
     let stream = objects::target_of(&comm, stream, FUNCTION)?;
     let target = (peer, peerWin as u64, peerWinOffset);
     let put = comm.put_signal((localbuff.cast(), bytes), target, signal);

@@ -32,14 +32,11 @@ fn check_buffer(
     ptr: *const c_void,
     bytes: usize,
 ) -> Result<()> {
-    if ptr.is_null() && bytes > 0 {
-        return Err(Error::argument(function, argument, "null", "a buffer"));
-    }
     if bytes > isize::MAX as usize {
         let expected = "a number of bytes that fits the address space";
         return Err(Error::argument(function, "bytes", bytes, expected));
     }
-    Ok(())
+    convert::buffer(ptr, bytes, function, argument)
 }
 
 /// The number of devices of a kind: of the host its processors, of CUDA the GPUs that the

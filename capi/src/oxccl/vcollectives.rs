@@ -6,9 +6,9 @@ use super::types::oxcclStream_t;
 use crate::boundary::boundary;
 use crate::nccl::redop;
 use crate::nccl::types::{ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t};
+use crate::objects::Called;
 use crate::{convert, objects};
 use oxccl_plan::{Collective, DataType, Spec};
-use oxccl_runtime::comm::Communicator;
 use oxccl_runtime::device::Target;
 use oxccl_runtime::device::host::collective::Call;
 use oxccl_runtime::device::host::exchange::Transfers;
@@ -17,13 +17,12 @@ use oxccl_runtime::group;
 use oxccl_runtime::vcollective::{self, Part};
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
-use std::sync::Arc;
 
 /// What all of these calls have in common.
 struct Common {
     function: &'static str,
     operation: &'static str,
-    comm: Arc<Communicator>,
+    comm: Called,
     stream: Target,
     dtype: DataType,
 }
@@ -39,7 +38,6 @@ impl Common {
         comm.check()?;
         let dtype = convert::dtype(datatype, function)?;
         let stream = objects::target_of(&comm, stream, function)?;
-        let comm = comm.clone();
         Ok(Self { function, operation, comm, stream, dtype })
     }
 
@@ -97,12 +95,16 @@ impl Common {
         vec![Part::default(); self.comm.nranks() as usize]
     }
 
-    fn check_buffer(&self, argument: &'static str, is_null: bool, parts: &[Part]) -> Result<()> {
-        if is_null && parts.iter().any(|p| p.bytes > 0) {
-            let expected = "a buffer for the elements of this rank";
-            return Err(Error::argument(self.function, argument, "null", expected));
-        }
-        Ok(())
+    fn check_buffer(
+        &self,
+        argument: &'static str,
+        base: *const c_void,
+        parts: &[Part],
+    ) -> Result<()> {
+        parts.iter().try_for_each(|part| {
+            let at = if base.is_null() { base } else { base.wrapping_byte_add(part.offset) };
+            convert::buffer(at, part.bytes, self.function, argument)
+        })
     }
 
     fn exchange(
@@ -112,8 +114,8 @@ impl Common {
         recv: *mut c_void,
         from: Vec<Part>,
     ) -> Result<()> {
-        self.check_buffer("sendbuff", send.is_null(), &to)?;
-        self.check_buffer("recvbuff", recv.is_null(), &from)?;
+        self.check_buffer("sendbuff", send, &to)?;
+        self.check_buffer("recvbuff", recv, &from)?;
         let (send, recv) = ((send.cast(), &to[..]), (recv.cast(), &from[..]));
         let whose = (self.comm.rank(), self.dtype);
         let list = vcollective::transfers(self.function, whose, send, recv)?;
@@ -121,7 +123,7 @@ impl Common {
             return Ok(());
         }
         let operation = self.operation;
-        group::exchange(self.comm, Transfers { operation, list }, self.stream)
+        group::exchange(self.comm.clone(), Transfers { operation, list }, self.stream)
     }
 }
 
@@ -188,8 +190,8 @@ pub unsafe extern "C" fn oxcclReduceScatterv(
         // SAFETY: passed on from the caller.
         let counts = unsafe { call.array("counts", counts)? };
         let blocks = vcollective::packed(FUNCTION, ("counts", &counts), dtype.size())?;
-        call.check_buffer("sendbuff", sendbuff.is_null(), &blocks)?;
-        call.check_buffer("recvbuff", recvbuff.is_null(), &blocks[call.rank()..][..1])?;
+        call.check_buffer("sendbuff", sendbuff, &blocks)?;
+        convert::buffer(recvbuff, blocks[call.rank()].bytes, FUNCTION, "recvbuff")?;
         let spec = Spec::new(Collective::ReduceScatter, call.comm.nranks(), 0);
         let (input, output) = (sendbuff.cast(), recvbuff.cast());
         let whole = Call { spec, input, output, count: 0, dtype, op, scale };

@@ -28,7 +28,7 @@ use crate::monitor;
 use oxccl_plan::cost::CostModel;
 use oxccl_plan::generate::{Algorithm, Needs};
 use oxccl_plan::select::{self, Policy, Topology};
-use oxccl_plan::{Plan, Spec};
+use oxccl_plan::{Plan, Program, Spec};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -88,6 +88,30 @@ struct Remembered {
     last: Option<((Spec, u64), Arc<Programs>)>,
     by_call: HashMap<(Spec, u64), Arc<Programs>>,
     by_plans: HashMap<(Plan, Option<Plan>), Arc<Programs>>,
+}
+
+impl Remembered {
+    /// Keeps the plans of a call, and their programs once for all calls that they serve.
+    fn keep(
+        &mut self,
+        call: (Spec, u64),
+        plans: (Plan, Option<Plan>),
+        program: impl Fn(Plan) -> Program,
+    ) -> Arc<Programs> {
+        // Each call has brought at most one entry of the other table.
+        if self.by_call.len() >= REMEMBERED {
+            *self = Self::default();
+        }
+        let programs = self.by_plans.entry(plans).or_insert_with(|| {
+            let with_program = |plan: Plan| (plan, program(plan));
+            let (any, mapped) = (with_program(plans.0), plans.1.map(with_program));
+            Arc::new(Programs { any, mapped })
+        });
+        let programs = programs.clone();
+        self.by_call.insert(call, programs.clone());
+        self.last = Some((call, programs.clone()));
+        programs
+    }
 }
 
 /// The others may believe that all is well, as when this rank fails after init's last round: they
@@ -275,18 +299,7 @@ impl Communicator {
         };
         let plans = (choice.any_memory, choice.mapped);
         let rank = self.rank();
-        let programs = memory.by_plans.entry(plans).or_insert_with(|| {
-            let with_program = |plan: Plan| (plan, plan.program(rank));
-            let (any, mapped) = (with_program(plans.0), plans.1.map(with_program));
-            Arc::new(Programs { any, mapped })
-        });
-        let programs = programs.clone();
-        if memory.by_call.len() >= REMEMBERED {
-            memory.by_call.clear();
-        }
-        memory.by_call.insert(key, programs.clone());
-        memory.last = Some((key, programs.clone()));
-        Ok(programs)
+        Ok(memory.keep(key, plans, |plan| plan.program(rank)))
     }
 
     /// Waits for all operations, and until the peers have taken what was sent to them; takes no more
@@ -486,5 +499,31 @@ impl Communicator {
     /// Why a plan would be chosen.
     pub fn explain(&self, spec: Spec, bytes: u64) -> String {
         select::explain(spec, bytes, &self.topology, self.policy)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use oxccl_plan::Collective;
+
+    #[test]
+    fn what_is_remembered_of_calls_is_bounded() {
+        let mut memory = Remembered::default();
+        let mut kept = 0;
+        for nranks in 2..120 {
+            for root in 0..nranks {
+                let spec = Spec::new(Collective::Broadcast, nranks, root);
+                let plan = Plan::candidates(spec).next().expect("a plan");
+                let programs =
+                    memory.keep((spec, 8), (plan, None), |_| Program { ops: Vec::new() });
+                assert_eq!(programs.any.0, plan);
+                assert!(memory.by_call.contains_key(&(spec, 8)));
+                assert!(memory.by_call.len() <= REMEMBERED);
+                assert!(memory.by_plans.len() <= REMEMBERED);
+                kept += 1;
+            }
+        }
+        assert!(kept > REMEMBERED, "the bound was not reached");
     }
 }

@@ -633,6 +633,8 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 #
 # Afterwards no rank touches the buffers of its operations any more; where one does not answer, the error
 # names it. Blocks: a second at most, whatever the other ranks do.
+# Not for signal handlers, which may interrupt what this waits for: let the handler set a flag or write to a
+# pipe, or read signals from a signalfd, and call this in a thread.
 @inline ncclCommAbort(comm) =
     ccall(@inbounds(ADDRESSES[33]), Cint, (Ptr{Cvoid},), comm)
 

@@ -25,6 +25,10 @@ struct Block {
     gpu: &'static Gpu,
 }
 
+/// The number of the next allocation.
+static NEXT: AtomicU64 = AtomicU64::new(FIRST);
+const FIRST: u64 = 1;
+
 fn blocks() -> MutexGuard<'static, BTreeMap<usize, Block>> {
     BLOCKS.lock().unwrap_or_else(|e| e.into_inner())
 }
@@ -36,6 +40,17 @@ pub fn find(ptr: *const u8) -> Option<(*mut u8, usize, u64)> {
     let (&base, block) = blocks.range(..=ptr as usize).next_back()?;
     let within = (ptr as usize) - base < block.size;
     within.then_some((std::ptr::with_exposed_provenance_mut(base), block.size, block.id))
+}
+
+/// Bytes from an address to the end of its allocation, as mapped; None for memory from elsewhere. Takes no
+/// lock in a process that never allocated any.
+#[inline]
+pub fn left(ptr: *const u8) -> Option<usize> {
+    if NEXT.load(Ordering::Relaxed) == FIRST {
+        return None;
+    }
+    let (base, size, _) = find(ptr)?;
+    Some(size - (ptr as usize - base as usize))
 }
 
 fn has(gpu: &Gpu, attribute: CUdevice_attribute) -> Result<bool> {
@@ -199,7 +214,6 @@ pub fn allocate(gpu: i32, bytes: usize) -> Result<*mut u8> {
     range.map(&memory, bytes)?;
     range.allow(&neighbourhood(gpu)?)?;
     zero(gpu, &range)?;
-    static NEXT: AtomicU64 = AtomicU64::new(1);
     let id = NEXT.fetch_add(1, Ordering::Relaxed);
     let base = range.base as usize;
     blocks().insert(base, Block { size: bytes, id, gpu });

@@ -11,8 +11,10 @@ use crate::log::{self, Level, Subsystem};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::BTreeMap;
-use std::sync::{Mutex, OnceLock};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 
 /// Allocations are multiples of this, in bytes: a page of every supported machine.
 const GRANULE: usize = 64 << 10;
@@ -82,11 +84,16 @@ pub fn sealed_memfd(name: &str, len: usize) -> Result<OwnedFd> {
     Ok(fd)
 }
 
+static ARENA: OnceLock<Option<Arena>> = OnceLock::new();
+
 /// The arena of this process.
 pub struct Arena {
     fd: OwnedFd,
     mapping: Mapping,
     blocks: Mutex<Blocks>,
+    /// For each granule the offset at which the buffer ends that it belongs to, 0 for none: every call
+    /// looks here, and takes no lock.
+    ends: Box<[AtomicUsize]>,
 }
 
 /// Which parts of the arena are taken, by offset.
@@ -126,7 +133,6 @@ impl Blocks {
 impl Arena {
     /// The process's arena; None, logged once, where it cannot be had.
     pub fn get() -> Option<&'static Arena> {
-        static ARENA: OnceLock<Option<Arena>> = OnceLock::new();
         ARENA
             .get_or_init(|| {
                 let made =
@@ -156,7 +162,11 @@ impl Arena {
         let fd = sealed_memfd("oxccl-arena", len)?;
         let mapping = Mapping::of(fd.as_fd(), len)?;
         let blocks = Blocks { taken: BTreeMap::new(), free: BTreeMap::from([(0, len)]) };
-        Ok(Self { fd, mapping, blocks: Mutex::new(blocks) })
+        // Zeros take no memory until they are written to.
+        let ends = Box::into_raw(vec![0usize; len / GRANULE].into_boxed_slice());
+        // SAFETY: both types have the same size, alignment and valid values; the first box is given up.
+        let ends = unsafe { Box::from_raw(ends as *mut [AtomicUsize]) };
+        Ok(Self { fd, mapping, blocks: Mutex::new(blocks), ends })
     }
 
     /// The file, to pass to peers.
@@ -173,6 +183,7 @@ impl Arena {
     pub fn allocate(&self, bytes: usize) -> Option<*mut u8> {
         let len = bytes.max(1).checked_next_multiple_of(GRANULE)?;
         let offset = self.lock().allocate(len)?;
+        self.set_end(offset, len, offset + bytes);
         // SAFETY: the block lies within the mapping.
         Some(unsafe { self.mapping.base().add(offset) })
     }
@@ -189,7 +200,22 @@ impl Arena {
             // gave it up.
             unsafe { std::ptr::write_bytes(self.mapping.base().add(offset), 0, len) };
         }
+        self.set_end(offset, len, 0);
         blocks.release(offset).is_some()
+    }
+
+    fn set_end(&self, offset: usize, len: usize, end: usize) {
+        let granules = &self.ends[offset / GRANULE..][..len / GRANULE];
+        granules.iter().for_each(|word| word.store(end, Ordering::Relaxed));
+    }
+
+    /// See [`left`].
+    #[inline]
+    fn left(&self, ptr: *const u8) -> Option<usize> {
+        let offset = self.offset(ptr, 0)?;
+        // Whoever was given the address was given it after its end was set.
+        let end = self.ends[offset / GRANULE].load(Ordering::Relaxed);
+        Some(end.saturating_sub(offset))
     }
 
     /// Where `len` bytes from `ptr` on lie in the arena; None when they are not within it.
@@ -198,22 +224,77 @@ impl Arena {
         (offset < self.bytes() && len <= self.bytes() - offset).then_some(offset)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Blocks> {
+    fn lock(&self) -> MutexGuard<'_, Blocks> {
         self.blocks.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+/// Bytes from an address to the end of the buffer from [`allocate`] in which it lies, none where that
+/// is freed; None for memory from elsewhere, of which nothing is known. Cheap enough for every call.
+#[inline]
+pub fn left(ptr: *const u8) -> Option<usize> {
+    match ARENA.get()? {
+        Some(arena) => arena.left(ptr),
+        None => Staged::left(ptr),
+    }
+}
+
+/// Buffers from the C library, by address: what there is in a process without an arena.
+struct Staged;
+
+impl Staged {
+    fn sizes() -> MutexGuard<'static, BTreeMap<usize, usize>> {
+        static SIZES: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
+        SIZES.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// None where the size does not fit the address space.
+    fn layout(bytes: usize) -> Option<Layout> {
+        Layout::from_size_align(bytes.max(1), GRANULE).ok()
+    }
+
+    /// As [`Arena::allocate`]; None without memory.
+    fn allocate(bytes: usize) -> Option<*mut u8> {
+        // SAFETY: the size is not 0.
+        let ptr = unsafe { alloc_zeroed(Self::layout(bytes)?) };
+        if ptr.is_null() {
+            return None;
+        }
+        Self::sizes().insert(ptr as usize, bytes);
+        Some(ptr)
+    }
+
+    /// As [`Arena::free`].
+    fn free(ptr: *mut u8) -> bool {
+        let size = Self::sizes().remove(&(ptr as usize));
+        let Some(layout) = size.and_then(Self::layout) else { return false };
+        // SAFETY: it was allocated with this layout, and is found in the table once.
+        unsafe { dealloc(ptr, layout) };
+        true
+    }
+
+    #[cold]
+    fn left(ptr: *const u8) -> Option<usize> {
+        let sizes = Self::sizes();
+        let (&base, &bytes) = sizes.range(..=ptr as usize).next_back()?;
+        bytes.checked_sub(ptr as usize - base).filter(|&left| left > 0)
     }
 }
 
 /// Memory for user buffers, mapped by peers where possible.
 pub fn allocate(bytes: usize) -> Result<*mut u8> {
     crate::fork::check()?;
-    let limit = "reduce the size, or raise OXCCL_ARENA_GIB";
     if bytes > isize::MAX as usize - GRANULE {
         return Err(Error::argument("oxcclMemAlloc", "size", bytes, "less than the address space"));
     }
-    if let Some(ptr) = Arena::get().and_then(|arena| arena.allocate(bytes)) {
-        return Ok(ptr);
-    }
-    Err(Error::system(format!("allocating {bytes} bytes"), "the arena is full", limit))
+    let (made, cause, hint) = match Arena::get() {
+        Some(arena) => {
+            let hint = "reduce the size, or raise OXCCL_ARENA_GIB";
+            (arena.allocate(bytes), "the arena is full", hint)
+        }
+        None => (Staged::allocate(bytes), "there is no memory", "reduce the size"),
+    };
+    made.ok_or_else(|| Error::system(format!("allocating {bytes} bytes"), cause, hint))
 }
 
 /// Frees what [`allocate`] returned.
@@ -222,7 +303,7 @@ pub fn free(ptr: *mut u8) -> Result<()> {
         return Ok(());
     }
     crate::fork::check()?;
-    if Arena::get().is_some_and(|arena| arena.free(ptr)) {
+    if Arena::get().map_or_else(|| Staged::free(ptr), |arena| arena.free(ptr)) {
         return Ok(());
     }
     let got = format!("{ptr:?}");
@@ -249,6 +330,40 @@ mod tests {
         assert_eq!(arena.lock().free, BTreeMap::from([(0, 16 << 20)]));
         assert!(arena.allocate((16 << 20) + 1).is_none());
         assert_eq!(arena.offset(std::ptr::dangling(), 1), None);
+    }
+
+    #[test]
+    fn what_is_left_of_a_buffer_is_known_until_it_is_freed() {
+        let arena = Arena::new(16 << 20).unwrap();
+        let before = arena.allocate(100).unwrap();
+        let bytes = 3 * GRANULE + 5;
+        let buffer = arena.allocate(bytes).unwrap();
+        for at in [0, 1, GRANULE - 1, GRANULE, 3 * GRANULE, bytes - 1, bytes, bytes + 1] {
+            let left = arena.left(buffer.wrapping_add(at));
+            assert_eq!(left, Some(bytes.saturating_sub(at)), "{at}");
+        }
+        assert_eq!(arena.left(before), Some(100));
+        assert!(arena.free(buffer));
+        assert_eq!(arena.left(buffer), Some(0));
+        assert_eq!(arena.left(buffer.wrapping_add(bytes - 1)), Some(0));
+        assert_eq!(arena.left(before), Some(100));
+        let reused = arena.allocate(7).unwrap();
+        assert_eq!((reused, arena.left(reused)), (buffer, Some(7)));
+        assert_eq!(arena.left(std::ptr::dangling()), None);
+        assert_eq!(arena.left(arena.mapping.base().wrapping_add(16 << 20)), None);
+    }
+
+    #[test]
+    fn without_an_arena_buffers_are_aligned_zeroed_and_known() {
+        let ptr = Staged::allocate(100).unwrap();
+        assert!((ptr as usize).is_multiple_of(GRANULE));
+        // SAFETY: it has 100 bytes.
+        assert!(unsafe { std::slice::from_raw_parts(ptr, 100) }.iter().all(|&byte| byte == 0));
+        assert_eq!(Staged::left(ptr.wrapping_add(40)), Some(60));
+        assert_eq!(Staged::left(ptr.wrapping_add(100)), None, "someone else's");
+        assert!(!Staged::free(ptr.wrapping_add(1)) && Staged::free(ptr) && !Staged::free(ptr));
+        assert_eq!(Staged::left(ptr), None);
+        assert!(Staged::allocate(isize::MAX as usize).is_none());
     }
 
     #[test]

@@ -80,6 +80,10 @@ impl Stream {
         if let Some(capture) = &mut queue.capture {
             return capture.add(work);
         }
+        if let Work::Function(_) = work {
+            // Where nobody would call it, the user hears of it here and not when it comes up.
+            worker::caller()?;
+        }
         let task = Task::start(work)?;
         if self.pending.fetch_add(1, Ordering::SeqCst) == 0
             && inline

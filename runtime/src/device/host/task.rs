@@ -247,10 +247,13 @@ impl Task {
             Task::Wait(event, number) if event.reached(*number) => Step::Done(Ok(())),
             Task::Wait(..) => Step::Waiting { moved: false },
             Task::Function(function, flag) => match flag {
-                None => {
-                    *flag = Some(worker::call(*function));
-                    Step::Waiting { moved: true }
-                }
+                None => match worker::call(*function) {
+                    Ok(called) => {
+                        *flag = Some(called);
+                        Step::Waiting { moved: true }
+                    }
+                    Err(error) => Step::Done(Err(error)),
+                },
                 Some(flag) if flag.load(Ordering::Acquire) => Step::Done(Ok(())),
                 Some(_) => Step::Waiting { moved: false },
             },

@@ -7,6 +7,7 @@
 use super::collective::Budget;
 use super::stream::{Progress, Stream, VISIT};
 use super::task::HostFunction;
+use crate::error::{Error, Result};
 use crate::fork;
 use crate::log::{self, Level, Subsystem};
 use crossbeam::channel::{Sender, unbounded};
@@ -196,30 +197,37 @@ fn count_list(list: &str) -> Option<usize> {
     })
 }
 
-/// Calls a user's function on a thread for such; the flag is set when it has returned.
-pub(super) fn call(function: HostFunction) -> Arc<AtomicBool> {
-    type Job = (HostFunction, Arc<AtomicBool>);
-    static CALLER: OnceLock<Sender<Job>> = OnceLock::new();
-    let done = Arc::new(AtomicBool::new(false));
-    let caller = CALLER.get_or_init(|| {
-        refuse_children();
-        let (sender, jobs) = unbounded::<Job>();
-        let run = move || {
-            for (function, done) in jobs {
-                // SAFETY: the user gave the function with this argument to be called once.
-                unsafe { (function.function)(function.argument.0.cast()) };
-                done.store(true, Ordering::Release);
-            }
-        };
-        if let Err(e) = std::thread::Builder::new().name("oxccl-hostfunc".to_owned()).spawn(run) {
-            log::line(Level::Warn, Subsystem::Init, &format!("no thread for host functions: {e}"));
-        }
-        sender
-    });
-    if caller.send((function, done.clone())).is_err() {
-        done.store(true, Ordering::Release);
+/// A function to be called, and the flag to be set when it has returned.
+pub(super) type Job = (HostFunction, Arc<AtomicBool>);
+
+/// The way to the thread that calls users' functions, which is started here if need be.
+pub(super) fn caller() -> Result<Sender<Job>> {
+    static CALLER: Mutex<Option<Sender<Job>>> = Mutex::new(None);
+    let mut caller = CALLER.lock().unwrap_or_else(|e| e.into_inner());
+    if let Some(caller) = &*caller {
+        return Ok(caller.clone());
     }
-    done
+    refuse_children();
+    let (sender, jobs) = unbounded::<Job>();
+    let run = move || {
+        for (function, done) in jobs {
+            // SAFETY: the user gave the function with this argument to be called once.
+            unsafe { (function.function)(function.argument.0.cast()) };
+            done.store(true, Ordering::Release);
+        }
+    };
+    let started = std::thread::Builder::new().name("oxccl-hostfunc".to_owned()).spawn(run);
+    let hint = "raise ulimit -u";
+    started.map_err(|e| Error::system("starting the thread for host functions", e, hint))?;
+    Ok(caller.insert(sender).clone())
+}
+
+/// Has a user's function called; the flag is set when it has returned.
+pub(super) fn call(function: HostFunction) -> Result<Arc<AtomicBool>> {
+    let done = Arc::new(AtomicBool::new(false));
+    let gone = |_| Error::Internal { what: "the thread for host functions has ended".to_owned() };
+    caller()?.send((function, done.clone())).map_err(gone)?;
+    Ok(done)
 }
 
 #[cfg(test)]
