@@ -8,6 +8,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use cudarc::driver::sys::{self, CUcontext, CUdevice, CUresult, CUstreamCaptureMode};
 use std::ffi::CStr;
+use std::sync::atomic::AtomicU32;
 use std::sync::{Mutex, OnceLock};
 
 /// CUDA 13.0: driver 580.
@@ -75,6 +76,7 @@ const SYMBOLS: &[&str] = &[
     "cuMemcpyAsync",
     "cuMemcpyHtoD_v2",
     "cuMemsetD8Async",
+    "cuOccupancyMaxActiveBlocksPerMultiprocessor",
     "cuPointerGetAttribute",
     "cuStreamBeginCapture_v2",
     "cuStreamCreate",
@@ -174,6 +176,8 @@ pub struct Gpu {
     pub uuid: [u8; 16],
     /// Multiprocessors.
     pub multiprocessors: u32,
+    /// Those that communicators of this process may hold at a time.
+    pub held: AtomicU32,
     /// Memory of seats there.
     pub(super) pool: Mutex<Pool>,
 }
@@ -214,7 +218,8 @@ fn open(index: i32) -> Result<Gpu> {
     }
     let uuid = uuid.bytes.map(|b| b as u8);
     let (multiprocessors, pool) = (multiprocessors as u32, Mutex::default());
-    Ok(Gpu { index, device, context, uuid, multiprocessors, pool })
+    let held = AtomicU32::new(0);
+    Ok(Gpu { index, device, context, uuid, multiprocessors, held, pool })
 }
 
 impl Gpu {
