@@ -66,8 +66,8 @@ struct Entry<T> {
     object: Arc<T>,
 }
 
-/// Where a thread keeps that between its calls. Others look there only when a handle is removed, so it
-/// stays in the processor's own cache.
+/// Where a thread keeps that between its calls. Others look there only when a handle is removed,
+/// so it stays in the processor's own cache.
 #[repr(align(128))]
 struct Place<T> {
     entry: AtomicPtr<Entry<T>>,
@@ -85,8 +85,8 @@ impl<T> Place<T> {
         (!old.is_null()).then(|| unsafe { Box::from_raw(old) })
     }
 
-    /// Keeps what was looked up, unless a handle was removed meanwhile: who removes one counts first,
-    /// then empties the places, so one of the two sees the other.
+    /// Keeps what was looked up, unless a handle was removed meanwhile: who removes one counts
+    /// first, then empties the places, so one of the two sees the other.
     #[inline]
     fn keep(&self, entry: Box<Entry<T>>, removals: &AtomicU64) {
         let then = entry.removals;

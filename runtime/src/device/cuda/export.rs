@@ -3,6 +3,7 @@
 
 use super::driver::{Gpu, cu};
 use super::memory;
+use super::registry::{self, Piece};
 use super::shared::Memory;
 use crate::error::{Error, Result};
 use cudarc::driver::sys::{
@@ -42,6 +43,13 @@ fn is_plain(at: u64) -> bool {
 /// The allocation's number, which no other one of the process has had; None where there is none.
 pub fn id_of(at: u64) -> Option<u64> {
     attribute(at, CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID).ok()
+}
+
+/// The allocations that a range lies across.
+pub fn pieces(base: u64, len: u64) -> Vec<Piece> {
+    registry::pieces(base, len, MAX_SEGMENTS, |at| {
+        (id_of(at), allocation(at).ok().map(|(start, bytes)| start + bytes))
+    })
 }
 
 /// The allocation that holds an address: its own address and bytes.

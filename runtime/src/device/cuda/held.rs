@@ -1,5 +1,5 @@
-//! The multiprocessors of a GPU that communicators of this process may hold at a time, with blocks that
-//! wait for their peers.
+//! The multiprocessors of a GPU that communicators of this process may hold at a time, with blocks
+//! that wait for their peers.
 
 use super::driver::Gpu;
 use crate::log::{self, Level, Subsystem};

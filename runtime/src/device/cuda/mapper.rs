@@ -4,7 +4,7 @@
 use super::driver::{Gpu, Relaxed, cu};
 use super::export::{self, Exported, Mapping};
 use super::mail::{Address, Letter, Mail, News, Offered, Postbox, Sent};
-use super::registry::{Buffer, Key, Registry, State};
+use super::registry::{self, Buffer, Key, Registry, State};
 use super::seat::Seat;
 use super::shared::Memory;
 use super::stream::{Private, Stream};
@@ -32,8 +32,8 @@ pub(super) const LATER_BYTES: usize = abi::STAGE_BYTES + abi::LARGE_PACKETS_BYTE
 const AT_A_TIME: usize = 64;
 /// Between questions to a peer that does not answer.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
-/// Between looks otherwise.
-const LATER: Duration = Duration::from_secs(10);
+/// Between looks otherwise, and between looks whether buffers' memory is still there.
+const LATER: Duration = Duration::from_secs(1);
 
 /// How a peer is told.
 #[derive(Clone, Copy, Debug)]
@@ -80,6 +80,8 @@ struct Desk {
     later: VecDeque<(Mark, Later)>,
     /// When peers were last asked whether they are out.
     asked: Option<Instant>,
+    /// When it was last seen whether the buffers' memory is still there.
+    looked: Option<Instant>,
 }
 
 /// A letter that is to be sent.
@@ -356,6 +358,22 @@ impl Sharing {
         staged
     }
 
+    /// Takes back the buffers whose memory was freed or is another one's: where nobody calls with
+    /// them again, nothing else would let the peers' mappings go, which keep the memory.
+    fn look_over(&self, desk: &mut Desk) {
+        if desk.looked.is_some_and(|at| at.elapsed() < LATER) {
+            return;
+        }
+        desk.looked = Some(Instant::now());
+        let living = self.registry().living();
+        // Not under the lock, which calls take.
+        for (key, pieces) in living {
+            if !registry::unchanged(&pieces, export::id_of) {
+                self.registry().take_back(key);
+            }
+        }
+    }
+
     /// Asks those that have not answered the fence, again and again: who ends while the letter is in
     /// its box answers nothing, but the next letter finds no box.
     fn ask_fenced(&self, desk: &mut Desk) {
@@ -524,6 +542,7 @@ impl Sharing {
             let Some(mail) = mail else { continue };
             outcome = outcome.and(self.hear(&mut desk, seat, mail));
         }
+        self.look_over(&mut desk);
         outcome = outcome.and(self.tell(&mut desk, seat));
         self.settle(&mut desk);
         self.post(&mut desk);

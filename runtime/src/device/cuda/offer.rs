@@ -96,11 +96,11 @@ const LATER: u32 = 3;
 
 /// From the offers of all ranks, so the same at all of them.
 ///
-/// A kernel's blocks wait for those of the peers, so all have to run at once, beside those of the other
-/// communicators at work: what they hold together has to fit the GPU, or a block may wait for ever for
-/// the place of one that waits for another GPU. So each takes a part of what is left, and later ones
-/// find less: of 132 multiprocessors 32, 25, 18, 14, 10, 8 and so on. Where nothing is left a
-/// communicator takes the least that it works with.
+/// A kernel's blocks wait for those of the peers, so all have to run at once, beside those of the
+/// other communicators at work: what they hold together has to fit the GPU, or a block may wait
+/// for ever for the place of one that waits for another GPU. So each takes a part of what is left,
+/// and later ones find less: of 132 multiprocessors 32, 25, 18, 14, 10, 8 and so on. Where nothing
+/// is left a communicator takes the least that it works with.
 pub fn shares(offers: &[Offer]) -> Shares {
     let most = |of: &Offer| offers.iter().filter(|o| o.uuid == of.uuid).count() as u32;
     let least = |part: &dyn Fn(&Offer) -> u32| offers.iter().map(part).min().unwrap_or(0);

@@ -2,7 +2,7 @@
 
 use super::driver::Relaxed;
 use super::mapper::{self, Sharing};
-use super::registry::{Found, Key};
+use super::registry::{self, Found, Key};
 use super::seat::Seat;
 use super::{export, memory};
 use crate::config::Config;
@@ -12,12 +12,12 @@ use oxccl_kernels::abi;
 use std::sync::Arc;
 
 impl Seat {
-    /// Has a range mapped by the peers, in the background; its name, for [`release`](Self::release).
-    /// None when there is no peer that could, or no number left.
+    /// Has a range mapped by the peers, in the background; its name, for
+    /// [`release`](Self::release). None when there is no peer that could, or no number left.
     pub fn hold(&self, base: u64, len: u64) -> Option<Key> {
         let sharing = self.sharing().filter(|s| !s.all_here() && !s.is_apart())?;
-        let id = export::id_of(base).unwrap_or(0);
-        let key = sharing.registry().hold(base, len, id);
+        let pieces = export::pieces(base, len);
+        let key = sharing.registry().hold(base, len, pieces);
         mapper::wake();
         key
     }
@@ -40,8 +40,8 @@ impl Seat {
         if !reached {
             return Err(Error::usage("this memory cannot be reached by the other ranks", hint));
         }
-        let id = export::id_of(base).unwrap_or(0);
-        let key = sharing.registry().hold_window(base, len, id, number);
+        let pieces = export::pieces(base, len);
+        let key = sharing.registry().hold_window(base, len, pieces, number);
         mapper::wake();
         let what = "255 buffers and windows are registered";
         key.map(Some).ok_or_else(|| Error::usage(what, "deregister some of them"))
@@ -82,12 +82,13 @@ impl Seat {
         Some(abi::Place { reach, buffer: number, generation, at: at - base })
     }
 
-    /// A buffer that holds a range and whose memory is still what was registered; where it is not,
-    /// the buffer is taken back.
+    /// A buffer that holds a range, whose memory is still what was registered; where it is not,
+    /// the buffer is taken back. Asks for the allocations that the range touches; the mapper looks
+    /// at the others.
     fn find_current(&self, sharing: &Sharing, at: u64, bytes: u64) -> Option<Found> {
         loop {
             let found = sharing.registry().find(at, bytes)?;
-            if export::id_of(found.buffer.base).unwrap_or(0) == found.buffer.id {
+            if registry::unchanged(&found.pieces, export::id_of) {
                 return Some(found);
             }
             sharing.registry().take_back(found.key);
@@ -107,7 +108,7 @@ impl Seat {
         let ours = memory::find(std::ptr::with_exposed_provenance(at as usize));
         let registers = graph.is_some() && Config::get().graph_register;
         let (base, len) = match (known, ours) {
-            (Some(Found { key, buffer }), _) if !registers => return Some((key, buffer.base)),
+            (Some(Found { key, buffer, .. }), _) if !registers => return Some((key, buffer.base)),
             (Some(Found { buffer, .. }), _) => (buffer.base, buffer.len),
             (None, Some((base, size, _))) => (base as u64, size as u64),
             (None, None) if !registers => return None,
