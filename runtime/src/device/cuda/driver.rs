@@ -3,6 +3,7 @@
 //! Functions are looked up by name at their first call and would panic when missing, so
 //! everything that this folder calls is in [`SYMBOLS`] and probed once.
 
+use super::closing::Closing;
 use super::pool::Pool;
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -180,6 +181,8 @@ pub struct Gpu {
     pub held: AtomicU32,
     /// Memory of seats there.
     pub(super) pool: Mutex<Pool>,
+    /// What is let go of when no communicator has a kernel there.
+    pub(super) closing: Closing,
 }
 
 // SAFETY: contexts may be used from any thread.
@@ -218,8 +221,8 @@ fn open(index: i32) -> Result<Gpu> {
     }
     let uuid = uuid.bytes.map(|b| b as u8);
     let (multiprocessors, pool) = (multiprocessors as u32, Mutex::default());
-    let held = AtomicU32::new(0);
-    Ok(Gpu { index, device, context, uuid, multiprocessors, held, pool })
+    let (held, closing) = (AtomicU32::new(0), Closing::default());
+    Ok(Gpu { index, device, context, uuid, multiprocessors, held, pool, closing })
 }
 
 impl Gpu {

@@ -145,6 +145,11 @@ impl Mapping {
             Mapping::Range { range, offset } => range.base() + offset,
         }
     }
+
+    /// Whether the driver maps it, and is to be told when it is let go.
+    pub fn is_foreign(&self) -> bool {
+        !matches!(self, Mapping::Here(..))
+    }
 }
 
 impl Drop for Mapping {
@@ -171,15 +176,21 @@ pub fn map_here(gpu: &Gpu, base: u64) -> Result<Mapping> {
     Ok(Mapping::Here(base, Memory::find(base)))
 }
 
+/// Maps memory of another process by its handle of CUDA IPC, for the GPU whose context is the
+/// thread's; the buffer begins at `offset`.
+pub fn open(handle: [u8; 64], offset: u64) -> Result<Mapping> {
+    let handle = sys::CUipcMemHandle { reserved: handle.map(|b| b as _) };
+    let (mut base, lazily) = (0, 1);
+    // SAFETY: a handle that the rank made for us, and a place for the address.
+    unsafe { cu!(cuIpcOpenMemHandle_v2(&mut base, handle, lazily)) }?;
+    Ok(Mapping::Handle { base, offset })
+}
+
 /// Maps a buffer of another process for the GPU whose context is the thread's.
 pub fn map(gpu: &Gpu, exported: Exported) -> Result<Mapping> {
     let Exported { offset, handle, segments } = exported;
     if let Some(handle) = handle {
-        let handle = sys::CUipcMemHandle { reserved: handle.map(|b| b as _) };
-        let (mut base, lazily) = (0, 1);
-        // SAFETY: a handle that the rank made for us, and a place for the address.
-        unsafe { cu!(cuIpcOpenMemHandle_v2(&mut base, handle, lazily)) }?;
-        return Ok(Mapping::Handle { base, offset });
+        return open(handle, offset);
     }
     let total: u64 = segments.iter().map(|(bytes, _)| bytes).sum();
     let mut range = memory::Range::new(total as usize, 0)?;

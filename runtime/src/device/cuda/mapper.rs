@@ -1,6 +1,7 @@
 //! Makes ranks' buffers known to their peers and maps those of the peers, in a thread of its own: no
 //! operation waits for it, and the monitor is not held up by a driver that waits for a GPU.
 
+use super::closing;
 use super::driver::{Gpu, Relaxed, cu};
 use super::export::{self, Exported, Mapping};
 use super::mail::{Address, Letter, Mail, News, Offered, Postbox, Sent};
@@ -399,11 +400,18 @@ impl Sharing {
                     self.write_all(desk, &Mail { from, number, generation, news: News::Withdraw });
                 }
                 Later::Return { peer, key: Key { number, generation }, mapping } => {
-                    drop(mapping);
+                    self.close_later(mapping);
                     let news = News::Returned;
                     self.write(desk, peer, &Mail { from, number, generation, news });
                 }
             }
+        }
+    }
+
+    /// Closes what no kernel finds any more: the driver may have it wait for kernels.
+    fn close_later(&self, mapping: Option<Mapping>) {
+        if let Some(mapping) = mapping.filter(Mapping::is_foreign) {
+            closing::when_quiet(self.gpu, move || drop(mapping));
         }
     }
 
@@ -421,7 +429,7 @@ impl Sharing {
             return mapped.map(drop);
         };
         let base = mapping.address();
-        desk.mapped.insert((from, key.number), mapping);
+        self.close_later(desk.mapped.insert((from, key.number), mapping));
         if let Some(place) = place {
             desk.windows.insert((from, place), key);
             self.set_window(desk, from, place, abi::Window { number, base, bytes: len })?;
@@ -552,9 +560,15 @@ impl Sharing {
         Ok(busy || !self.registry().all(|state| state == State::Wanted).is_empty())
     }
 
-    /// Lets go of all that it has of others. The GPU's context is the thread's.
-    pub fn close(&self) {
-        drop(std::mem::take(&mut *lock(&self.desk)));
+    /// Ends its work; what it has of other processes. The GPU's context is the thread's.
+    pub fn close(&self) -> Vec<Mapping> {
+        let mut desk = std::mem::take(&mut *lock(&self.desk));
+        let later = desk.later.drain(..).filter_map(|(_, later)| match later {
+            Later::Return { mapping, .. } => mapping,
+            Later::Withdraw(_) => None,
+        });
+        let mapped = desk.mapped.drain().map(|(_, mapping)| mapping);
+        later.chain(mapped).filter(Mapping::is_foreign).collect()
     }
 }
 
@@ -597,7 +611,8 @@ pub fn wake() {
     }
 }
 
-fn seats() -> Vec<Arc<Seat>> {
+/// All that it serves.
+pub(super) fn seats() -> Vec<Arc<Seat>> {
     let Ok(mapper) = mapper() else { return Vec::new() };
     let mut seats = lock(&mapper.seats);
     seats.retain(|seat| seat.strong_count() > 0);

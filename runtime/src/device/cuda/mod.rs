@@ -1,5 +1,6 @@
 //! The CUDA device: the driver, a rank's seat on a GPU, the order of its operations, and launches.
 
+pub mod closing;
 pub mod driver;
 pub mod engines;
 pub mod event;

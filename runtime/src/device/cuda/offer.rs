@@ -91,7 +91,7 @@ pub struct Shares {
     pub held: u32,
 }
 
-/// Communicators that find as much room as one that is made now, while it lives.
+/// What is kept for later communicators: as much as so many more ranks would take.
 const LATER: u32 = 3;
 
 /// From the offers of all ranks, so the same at all of them.

@@ -2,6 +2,7 @@
 //! and what it says to running kernels.
 
 use super::driver::{self, Gpu, Relaxed, cu};
+use super::export::{self, Mapping};
 use super::held;
 use super::library::{self, Functions};
 use super::mail::Address;
@@ -13,7 +14,7 @@ use super::registry::Key;
 use super::shared::{Memory, Pinned};
 use super::stream::{Private, Stream};
 use super::used::Used;
-use super::{Failing, reaper};
+use super::{Failing, closing, reaper};
 use crate::bootstrap::deadline::Deadline;
 use crate::config::{self, Config};
 use crate::descriptor::Descriptor;
@@ -21,9 +22,10 @@ use crate::device::host::endpoint::Endpoint;
 use crate::device::host::one_sided;
 use crate::error::{Error, Result, Site};
 use crate::log::{self, Level, Subsystem};
-use cudarc::driver::sys::{self, CUdeviceptr, CUgraph, CUstream};
+use cudarc::driver::sys::{self, CUgraph, CUstream};
 use oxccl_kernels::abi;
 use std::ffi::c_void;
+use std::mem::take;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -82,7 +84,7 @@ pub struct Seat {
     neighbours: Vec<Arc<Memory>>,
     /// Counters and maps.
     _private: Block,
-    imports: Vec<CUdeviceptr>,
+    imports: Vec<Mapping>,
     /// Host memory of ranks of other processes.
     pinned: Vec<Pinned>,
     /// [`abi::Control`], on the host.
@@ -96,6 +98,8 @@ pub struct Seat {
     sharing: Option<Sharing>,
     /// Until it is closed.
     held: held::Held,
+    /// What graphs hold of it.
+    graphs: AtomicU32,
     /// Bytes of GPU memory that it began with.
     first_bytes: u64,
 }
@@ -161,6 +165,7 @@ impl Seat {
             used: Used::default(),
             sharing,
             held: held::Held::new(&gpu.held),
+            graphs: AtomicU32::new(0),
             first_bytes: layout.bytes + PRIVATE_BYTES as u64,
         })
     }
@@ -245,9 +250,9 @@ impl Seat {
     pub fn move_to_host(&mut self) -> Result<u64> {
         let _context = self.gpu.enter()?;
         let _relaxed = Relaxed::begin()?;
-        for at in self.imports.drain(..) {
-            // SAFETY: opened, and not used yet.
-            unsafe { sys::cuIpcCloseMemHandle(at) };
+        let imports = take(&mut self.imports);
+        if !imports.is_empty() {
+            closing::when_quiet(self.gpu, move || drop(imports));
         }
         self.neighbours.clear();
         let bytes = Layout::new(self.view.nranks).bytes;
@@ -355,14 +360,11 @@ impl Seat {
     }
 
     fn import(&mut self, rank: usize, offer: &Offer) -> Result<u64> {
-        let handle = sys::CUipcMemHandle { reserved: offer.handle.map(|b| b as _) };
-        let (mut at, lazily) = (0, 1);
-        // SAFETY: a handle that the rank made for us, and a place for the address.
-        let opened = unsafe { cu!(cuIpcOpenMemHandle_v2(&mut at, handle, lazily)) };
-        opened.map_err(|e| Error::Init {
+        let opened = export::open(offer.handle, 0).map_err(|e| Error::Init {
             why: format!("the GPU memory of rank {rank} cannot be mapped: {e}"),
         })?;
-        self.imports.push(at);
+        let at = opened.address();
+        self.imports.push(opened);
         Ok(at)
     }
 
@@ -505,6 +507,11 @@ impl Seat {
         self.order().as_ref().is_some_and(Order::busy)
     }
 
+    /// Whether there are graphs with its operations.
+    pub fn has_graphs(&self) -> bool {
+        self.graphs.load(Ordering::Acquire) > 0
+    }
+
     /// Launches after all that the communicator has launched; graphs keep the seat.
     pub fn launch(
         self: &Arc<Self>,
@@ -512,6 +519,7 @@ impl Seat {
         launch: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         let _context = self.gpu.enter()?;
+        let _launching = self.gpu.closing.launch();
         let mut order = self.order();
         let order =
             order.as_mut().ok_or_else(|| Error::Internal { what: "no order".to_owned() })?;
@@ -581,8 +589,10 @@ impl Seat {
             if let Some(key) = held.buffer {
                 held.seat.release(key);
             }
+            held.seat.graphs.fetch_sub(1, Ordering::AcqRel);
             reaper::bury(held.seat);
         }
+        self.graphs.fetch_add(1, Ordering::AcqRel);
         let held = Box::into_raw(Box::new(Held { seat: self.clone(), buffer }));
         let mut object = null_mut();
         let no_sync = sys::CUuserObject_flags::CU_USER_OBJECT_NO_DESTRUCTOR_SYNC as u32;
@@ -637,13 +647,13 @@ impl Drop for Seat {
         let (Ok(_context), Ok(_relaxed)) = (self.gpu.enter(), Relaxed::begin()) else { return };
         *self.order() = None;
         *self.closing() = None;
-        if let Some(sharing) = &self.sharing {
-            sharing.close();
-        }
-        self.pinned.clear();
-        for at in &self.imports {
-            // SAFETY: no kernel of this rank runs any more.
-            unsafe { sys::cuIpcCloseMemHandle(*at) };
+        let mut given = take(&mut self.imports);
+        given.extend(self.sharing.iter().flat_map(Sharing::close));
+        let pinned = take(&mut self.pinned);
+        let apart = self.sharing.as_ref().is_some_and(Sharing::is_apart);
+        let host = apart.then(|| (self.shared.clone(), take(&mut self.neighbours)));
+        if !given.is_empty() || apart {
+            closing::when_quiet(self.gpu, move || drop((given, pinned, host)));
         }
     }
 }
