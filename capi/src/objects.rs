@@ -8,8 +8,7 @@ use oxccl_runtime::device::host::stream::Stream;
 use oxccl_runtime::device::{self, Device, Target, cuda, host};
 use oxccl_runtime::error::{Error, Result};
 use oxccl_runtime::fork;
-use oxccl_runtime::handle::{Cached, Dead, Handles, Lent, may_be_cuda};
-use std::cell::Cell;
+use oxccl_runtime::handle::{Cache, Dead, Handles, Lent, may_be_cuda};
 use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 use std::thread::panicking;
@@ -38,8 +37,8 @@ pub(crate) enum On<H, C> {
 
 thread_local! {
     /// What this thread used last: most calls name the same communicator and stream again.
-    static LAST_COMM: Cell<Cached<Communicator>> = const { Cell::new(None) };
-    static LAST_STREAM: Cell<Cached<Stream>> = const { Cell::new(None) };
+    static LAST_COMM: Cache<Holder> = const { Cache::new() };
+    static LAST_STREAM: Cache<Stream> = const { Cache::new() };
 }
 
 /// Handles that mean a default stream: null, `cudaStreamLegacy`, `cudaStreamPerThread`.
@@ -56,7 +55,7 @@ fn dead(function: &'static str, argument: &'static str, handle: usize, why: Dead
 }
 
 /// Looks a handle up.
-pub(crate) fn get<T, H>(
+pub(crate) fn get<T: 'static, H>(
     table: &Handles<T>,
     handle: *mut H,
     function: &'static str,
@@ -69,16 +68,18 @@ pub(crate) fn get<T, H>(
 /// The communicator of a call, which the call holds until its end: where it panics, the boundary hears
 /// whose it was.
 pub(crate) struct Called {
-    comm: Lent<Communicator>,
+    holder: Lent<Holder>,
     /// Whether the caller was panicking before.
     within_panic: bool,
 }
 
 impl Called {
-    /// Of a communicator that was looked up.
+    /// Of a handle that was looked up; fails where the communicator is not made yet.
     #[inline]
-    pub(crate) fn new(comm: impl Into<Lent<Communicator>>) -> Self {
-        Self { comm: comm.into(), within_panic: panicking() }
+    pub(crate) fn new(holder: impl Into<Lent<Holder>>) -> Result<Self> {
+        let holder = holder.into();
+        holder.ready()?;
+        Ok(Self { holder, within_panic: panicking() })
     }
 }
 
@@ -87,7 +88,7 @@ impl Deref for Called {
 
     #[inline]
     fn deref(&self) -> &Arc<Communicator> {
-        &self.comm
+        self.holder.ready().expect("a communicator that is made stays so")
     }
 }
 
@@ -95,7 +96,7 @@ impl Drop for Called {
     #[inline]
     fn drop(&mut self) {
         if panicking() && !self.within_panic {
-            boundary::involve(&self.comm);
+            boundary::involve(self);
         }
     }
 }
@@ -103,14 +104,12 @@ impl Drop for Called {
 /// Looks a communicator up, for calls that have to be fast.
 pub(crate) fn comm<H>(handle: *mut H, function: &'static str) -> Result<Called> {
     fork::check()?;
-    let comm = COMMS
-        .get_cached(handle as usize, &LAST_COMM, |holder| holder.ready().cloned())
-        .map_err(|why| dead(function, "comm", handle as usize, why))??;
-    Ok(Called::new(comm))
+    let found = COMMS.get_cached(handle as usize, &LAST_COMM);
+    Called::new(found.map_err(|why| dead(function, "comm", handle as usize, why))?)
 }
 
 /// Ends a handle.
-pub(crate) fn remove<T, H>(
+pub(crate) fn remove<T: 'static, H>(
     table: &Handles<T>,
     handle: *mut H,
     function: &'static str,
@@ -142,7 +141,7 @@ fn on<T, H, C: From<*mut H>>(
 }
 
 /// Looks a handle up that the host or CUDA made.
-pub(crate) fn find<T, H, C: From<*mut H>>(
+pub(crate) fn find<T: 'static, H, C: From<*mut H>>(
     table: &Handles<T>,
     handle: *mut H,
     function: &'static str,
@@ -153,7 +152,7 @@ pub(crate) fn find<T, H, C: From<*mut H>>(
 }
 
 /// Ends a handle of the host, or returns that of CUDA to be ended.
-pub(crate) fn take<T, H, C: From<*mut H>>(
+pub(crate) fn take<T: 'static, H, C: From<*mut H>>(
     table: &Handles<T>,
     handle: *mut H,
     function: &'static str,
@@ -190,7 +189,7 @@ pub(crate) fn device() -> Result<Device> {
 ///
 /// # Safety
 /// `out` is null or writable.
-pub(crate) unsafe fn put<T, H>(
+pub(crate) unsafe fn put<T: 'static, H>(
     table: &Handles<T>,
     object: Arc<T>,
     out: *mut *mut H,
@@ -220,8 +219,7 @@ pub(crate) fn stream_of<H>(
     if handle as usize <= LAST_DEFAULT {
         return Ok(comm.default_stream().into());
     }
-    let found = STREAMS.get_cached(handle as usize, &LAST_STREAM, Ok);
-    found.and_then(|stream| stream).map_err(|why| match why {
+    STREAMS.get_cached(handle as usize, &LAST_STREAM).map_err(|why| match why {
         Dead::Alien => {
             let got = format!("{handle:?}, which is no stream of the host device");
             let expected = "a stream from oxcclStreamCreate: the communicator is on the host";
@@ -269,14 +267,18 @@ pub(crate) fn stream<H>(
             Device::Cuda(_) => On::Cuda(handle.into()),
         });
     }
-    let found = STREAMS.get_cached(handle as usize, &LAST_STREAM, Ok);
-    on(found.and_then(|stream| stream), handle, function, "stream")
+    on(STREAMS.get_cached(handle as usize, &LAST_STREAM), handle, function, "stream")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::nccl::comm::{ncclCommDestroy, ncclCommInitAll};
+    use crate::nccl::types::ncclResult_t;
     use std::ffi::c_void;
+    use std::ptr::{null, null_mut, without_provenance_mut};
+    use std::sync::mpsc::channel;
+    use std::time::{Duration, Instant};
 
     /// An address in this process, as CUDA's handles are.
     const ADDRESS: *mut c_void = std::ptr::without_provenance_mut(0x7f00_1234_5678);
@@ -318,6 +320,35 @@ mod tests {
             let On::Host(found) = stream(handle, "f").unwrap() else { panic!("{number}") };
             assert!(Arc::ptr_eq(&found, &host::default_stream(3)));
         }
+    }
+
+    #[test]
+    fn a_destroyed_communicator_is_gone_though_a_thread_that_called_it_lives() {
+        let mut handle = null_mut();
+        // SAFETY: a place for the handle.
+        let made = unsafe { ncclCommInitAll(&mut handle, 1, null()) };
+        assert_eq!(made, ncclResult_t::ncclSuccess);
+        let (number, left) = (handle as usize, Arc::downgrade(&*comm(handle, "f").unwrap()));
+        std::thread::scope(|scope| {
+            let ((destroyed, wait), (called, ready)) = (channel(), channel());
+            scope.spawn(move || {
+                let found = comm(without_provenance_mut::<c_void>(number), "f").unwrap();
+                assert_eq!(found.nranks(), 1);
+                drop(found);
+                called.send(()).unwrap();
+                wait.recv().unwrap();
+            });
+            ready.recv().unwrap();
+            // SAFETY: any handle may be passed.
+            assert_eq!(unsafe { ncclCommDestroy(handle) }, ncclResult_t::ncclSuccess);
+            // The thread that made it may hold it for a moment.
+            let deadline = Instant::now() + Duration::from_secs(30);
+            while left.strong_count() > 0 {
+                assert!(Instant::now() < deadline, "it is kept");
+                std::thread::yield_now();
+            }
+            destroyed.send(()).unwrap();
+        });
     }
 
     #[test]

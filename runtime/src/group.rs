@@ -374,7 +374,7 @@ impl Prepared {
         });
         let kernels = self.kernels.iter().map(|(comm, kernel, _)| {
             let time_us = match kernel {
-                Kernel::Collective(call) => comm.estimate_us(&comm.programs(call)?, call),
+                Kernel::Collective(call) => comm.estimate_us(&*comm.programs(call)?, call),
                 Kernel::Exchange(transfers) => comm.estimate_exchange_us(&transfers.list),
                 Kernel::OneSided(item) => comm.estimate_one_sided_us(item),
             };

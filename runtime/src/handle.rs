@@ -5,9 +5,11 @@
 //! an address that no process can have: it differs from every CUDA handle.
 
 use std::cell::Cell;
+use std::marker::PhantomData;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, RwLock};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock};
 use std::thread::LocalKey;
 
 const TAG: u64 = 0x0c << 56;
@@ -47,33 +49,112 @@ struct Slot<T> {
 type Chunk<T> = Box<[RwLock<Slot<T>>]>;
 
 /// All handles of one kind.
-pub struct Handles<T> {
+pub struct Handles<T: 'static> {
     kind: u64,
     chunks: [OnceLock<Chunk<T>>; CHUNKS],
     free: Mutex<(Vec<u32>, u32)>,
     /// How many were removed so far.
     removals: AtomicU64,
+    places: Mutex<Places<T>>,
 }
 
-/// What a thread looked up last: handle, number of removals then, object.
-pub type Cached<T> = Option<(usize, u64, Arc<T>)>;
+/// What a thread looked up last.
+struct Entry<T> {
+    handle: usize,
+    /// The number of removals then.
+    removals: u64,
+    object: Arc<T>,
+}
 
-/// Where a thread keeps that.
-pub type Cache<T> = LocalKey<Cell<Cached<T>>>;
+/// Where a thread keeps that between its calls. Others look there only when a handle is removed,
+/// so it stays in the processor's own cache.
+#[repr(align(128))]
+struct Place<T> {
+    entry: AtomicPtr<Entry<T>>,
+    owns: PhantomData<Entry<T>>,
+}
 
-/// An object that was looked up. It is taken out of the thread's cache and goes back at the end:
-/// counting references would cost more than the look-up.
-pub struct Lent<T: 'static> {
-    /// There until the end.
-    entry: Cached<T>,
-    /// Where it goes back to.
-    home: Option<&'static Cache<T>>,
+impl<T> Place<T> {
+    const fn new() -> Self {
+        Self { entry: AtomicPtr::new(null_mut()), owns: PhantomData }
+    }
+
+    fn swap(&self, entry: Option<Box<Entry<T>>>) -> Option<Box<Entry<T>>> {
+        let old = self.entry.swap(entry.map_or(null_mut(), Box::into_raw), Ordering::SeqCst);
+        // SAFETY: it was a box's by the line above, and only who takes it out has it.
+        (!old.is_null()).then(|| unsafe { Box::from_raw(old) })
+    }
+
+    /// Keeps what was looked up, unless a handle was removed meanwhile: who removes one counts
+    /// first, then empties the places, so one of the two sees the other.
+    #[inline]
+    fn keep(&self, entry: Box<Entry<T>>, removals: &AtomicU64) {
+        let then = entry.removals;
+        drop(self.swap(Some(entry)));
+        if removals.load(Ordering::SeqCst) != then {
+            drop(self.swap(None));
+        }
+    }
+}
+
+/// The places of all threads. They are never freed, but used again by later threads.
+struct Places<T: 'static> {
+    all: Vec<&'static Place<T>>,
+    free: Vec<&'static Place<T>>,
+}
+
+/// The calling thread's place in a table, made when it is first needed.
+pub struct Cache<T: 'static>(Cell<Option<(&'static Handles<T>, &'static Place<T>)>>);
+
+impl<T> Cache<T> {
+    /// Has no place yet.
+    pub const fn new() -> Self {
+        Self(Cell::new(None))
+    }
+
+    #[inline]
+    fn place(&self, table: &'static Handles<T>) -> &'static Place<T> {
+        match self.0.get() {
+            Some((_, place)) => place,
+            None => {
+                let place = table.take_place();
+                self.0.set(Some((table, place)));
+                place
+            }
+        }
+    }
+}
+
+impl<T> Default for Cache<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<T> Drop for Cache<T> {
+    fn drop(&mut self) {
+        if let Some((table, place)) = self.0.take() {
+            drop(place.swap(None));
+            table.places().free.push(place);
+        }
+    }
+}
+
+/// An object that was looked up. It is taken out of the thread's place and goes back at the end:
+/// counting references, which threads may share, would cost more than the look-up.
+pub struct Lent<T: 'static>(Source<T>);
+
+enum Source<T: 'static> {
+    /// Goes nowhere.
+    Own(Arc<T>),
+    /// There until the end; the place that it goes back to, and the table's number of removals.
+    Kept(Option<Box<Entry<T>>>, &'static Place<T>, &'static AtomicU64),
 }
 
 impl<T> From<Arc<T>> for Lent<T> {
     /// One that goes nowhere.
     fn from(object: Arc<T>) -> Self {
-        Self { entry: Some((0, 0, object)), home: None }
+        Self(Source::Own(object))
     }
 }
 
@@ -82,17 +163,22 @@ impl<T> Deref for Lent<T> {
 
     #[inline]
     fn deref(&self) -> &Arc<T> {
-        &self.entry.as_ref().expect("an object is lent until the end").2
+        match &self.0 {
+            Source::Own(object) => object,
+            Source::Kept(entry, ..) => {
+                &entry.as_ref().expect("an object is lent until the end").object
+            }
+        }
     }
 }
 
 impl<T> Drop for Lent<T> {
     #[inline]
     fn drop(&mut self) {
-        let entry = self.entry.take();
-        if let Some(home) = self.home {
-            // A thread that ends keeps nothing.
-            let _ = home.try_with(|cache| cache.set(entry));
+        if let Source::Kept(entry, place, removals) = &mut self.0
+            && let Some(entry) = entry.take()
+        {
+            place.keep(entry, removals);
         }
     }
 }
@@ -105,7 +191,22 @@ impl<T> Handles<T> {
             chunks: [const { OnceLock::new() }; CHUNKS],
             free: Mutex::new((Vec::new(), 0)),
             removals: AtomicU64::new(0),
+            places: Mutex::new(Places { all: Vec::new(), free: Vec::new() }),
         }
+    }
+
+    fn places(&self) -> MutexGuard<'_, Places<T>> {
+        self.places.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    #[cold]
+    fn take_place(&self) -> &'static Place<T> {
+        let mut places = self.places();
+        places.free.pop().unwrap_or_else(|| {
+            let place: &'static Place<T> = Box::leak(Box::new(Place::new()));
+            places.all.push(place);
+            place
+        })
     }
 
     fn slot(&self, index: u32) -> Option<&RwLock<Slot<T>>> {
@@ -155,33 +256,37 @@ impl<T> Handles<T> {
         }
     }
 
-    /// As [`get`](Self::get), with what the calling thread looked up last kept in `cache`: no lock
-    /// is taken while no handle of the kind was removed since. Cheap enough for every call.
-    ///
-    /// What is kept is what `find` finds in the object; where it fails, nothing is.
+    /// As [`get`](Self::get), with what the calling thread looked up last kept in `cache`, which is
+    /// this table's alone: no lock is taken while no handle of the kind was removed since. Cheap
+    /// enough for every call. What is kept does not outlive the handle.
     #[inline]
-    pub fn get_cached<U, E>(
-        &self,
+    pub fn get_cached(
+        &'static self,
         handle: usize,
-        cache: &'static Cache<U>,
-        find: impl FnOnce(Arc<T>) -> Result<Arc<U>, E>,
-    ) -> Result<Result<Lent<U>, E>, Dead> {
-        let removals = self.removals.load(Ordering::Acquire);
-        let lend = |entry| Ok(Ok(Lent { entry, home: Some(cache) }));
-        // What does not fit is dropped: not to keep a removed object alive.
-        let kept = cache.try_with(Cell::take).unwrap_or(None);
-        if let Some((known, at, _)) = &kept
-            && (*known, *at) == (handle, removals)
-        {
-            return lend(kept);
+        cache: &'static LocalKey<Cache<T>>,
+    ) -> Result<Lent<T>, Dead> {
+        // A thread that ends keeps nothing.
+        let Ok(place) = cache.try_with(|cache| cache.place(self)) else {
+            return self.get(handle).map(Lent::from);
+        };
+        let removals = self.removals.load(Ordering::SeqCst);
+        let lend = |entry| Lent(Source::Kept(Some(entry), place, &self.removals));
+        let mut kept = place.swap(None);
+        if let Some(entry) = kept.take_if(|e| (e.handle, e.removals) == (handle, removals)) {
+            return Ok(lend(entry));
         }
-        match find(self.get(handle)?) {
-            Ok(object) => lend(Some((handle, removals, object))),
-            Err(e) => Ok(Err(e)),
-        }
+        let entry = Entry { handle, removals, object: self.get(handle)? };
+        Ok(lend(match kept {
+            Some(mut room) => {
+                *room = entry;
+                room
+            }
+            None => Box::new(entry),
+        }))
     }
 
-    /// Ends a handle and returns its object.
+    /// Ends a handle and returns its object, which no thread keeps any more but those that are in a
+    /// call with it.
     pub fn remove(&self, handle: usize) -> Result<Arc<T>, Dead> {
         let (index, generation) = self.parse(handle)?;
         let slot = self.slot(index).ok_or(Dead::Alien)?;
@@ -191,7 +296,10 @@ impl<T> Handles<T> {
         }
         let object = slot.object.take().ok_or(Dead::Destroyed)?;
         drop(slot);
-        self.removals.fetch_add(1, Ordering::AcqRel);
+        self.removals.fetch_add(1, Ordering::SeqCst);
+        // Dropped without the lock.
+        let kept: Vec<_> = self.places().all.iter().filter_map(|place| place.swap(None)).collect();
+        drop(kept);
         self.free.lock().unwrap_or_else(|e| e.into_inner()).0.push(index);
         Ok(object)
     }
@@ -200,6 +308,8 @@ impl<T> Handles<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Barrier;
+    use std::sync::mpsc::channel;
 
     #[test]
     fn dead_and_alien_handles_are_told_apart_also_when_slots_are_reused() {
@@ -207,11 +317,12 @@ mod tests {
         let first = HANDLES.insert(Arc::new(7)).unwrap();
         assert_eq!(HANDLES.get(first).map(|v| *v), Ok(7));
         thread_local! {
-            static CACHE: Cell<Cached<u32>> = const { Cell::new(None) };
+            static CACHE: Cache<u32> = const { Cache::new() };
         }
-        let look = |handle| HANDLES.get_cached(handle, &CACHE, Ok::<_, ()>).map(|v| v.map(|v| **v));
-        assert_eq!((look(first), look(first)), (Ok(Ok(7)), Ok(Ok(7))));
-        assert_eq!(CACHE.take().map(|(handle, ..)| handle), Some(first), "it came back");
+        let look = |handle| HANDLES.get_cached(handle, &CACHE).map(|v| **v);
+        assert_eq!((look(first), look(first)), (Ok(7), Ok(7)));
+        let kept = CACHE.with(|cache| cache.place(&HANDLES).swap(None));
+        assert_eq!(kept.map(|entry| entry.handle), Some(first), "it came back");
         assert_eq!(HANDLES.remove(first).map(|v| *v), Ok(7));
         assert_eq!(look(first), Err(Dead::Destroyed));
         assert_eq!(HANDLES.get(first), Err(Dead::Destroyed));
@@ -222,6 +333,86 @@ mod tests {
         assert_eq!(HANDLES.get(second).map(|v| *v), Ok(8));
         assert_eq!(HANDLES.get(0x7f00_1234_5678), Err(Dead::Alien));
         assert_eq!(Handles::<u32>::new(4).get(second), Err(Dead::Alien));
+    }
+
+    #[test]
+    fn an_object_goes_with_its_handle_whatever_threads_have_looked_it_up() {
+        static HANDLES: Handles<u32> = Handles::new(3);
+        thread_local! {
+            static CACHE: Cache<u32> = const { Cache::new() };
+        }
+        let look = |handle| HANDLES.get_cached(handle, &CACHE);
+        let objects: Vec<_> = (0..2).map(Arc::new).collect();
+        let handles: Vec<_> =
+            objects.iter().map(|object| HANDLES.insert(object.clone()).unwrap()).collect();
+        let (weak, first): (Vec<_>, _) = (objects.iter().map(Arc::downgrade).collect(), handles[0]);
+        drop(objects);
+        std::thread::scope(|scope| {
+            let ((removed, wait), (looked_up, ready)) = (channel(), channel());
+            // It has called, and never calls again.
+            scope.spawn(move || {
+                assert_eq!(look(first).map(|v| **v), Ok(0));
+                looked_up.send(()).unwrap();
+                wait.recv().unwrap();
+            });
+            ready.recv().unwrap();
+            let within = look(first).unwrap();
+            drop(HANDLES.remove(first).unwrap());
+            assert_eq!(weak[0].strong_count(), 1, "this call's alone");
+            drop(within);
+            assert_eq!(weak[0].strong_count(), 0, "nor does it come back after the call");
+            assert_eq!(look(handles[1]).map(|v| **v), Ok(1));
+            assert_eq!(weak[1].strong_count(), 2, "what is alive is kept");
+            removed.send(()).unwrap();
+        });
+        drop(HANDLES.remove(handles[1]).unwrap());
+        assert_eq!(weak[1].strong_count(), 0);
+    }
+
+    #[test]
+    fn threads_that_have_ended_keep_nothing_and_leave_their_places_to_others() {
+        static HANDLES: Handles<u32> = Handles::new(3);
+        thread_local! {
+            static CACHE: Cache<u32> = const { Cache::new() };
+        }
+        let object = Arc::new(5);
+        let handle = HANDLES.insert(object.clone()).unwrap();
+        for _ in 0..8 {
+            let look = move || HANDLES.get_cached(handle, &CACHE).map(|v| **v);
+            assert_eq!(std::thread::spawn(look).join().unwrap(), Ok(5));
+            assert_eq!(Arc::strong_count(&object), 2, "this one and the table's");
+        }
+        assert_eq!(HANDLES.places().all.len(), 1);
+    }
+
+    #[test]
+    fn removals_while_threads_look_up_leave_nothing_behind() {
+        static HANDLES: Handles<u32> = Handles::new(3);
+        thread_local! {
+            static CACHE: Cache<u32> = const { Cache::new() };
+        }
+        for round in 0..500u32 {
+            let object = Arc::new(round);
+            let handle = HANDLES.insert(object.clone()).unwrap();
+            let (start, done, end) = (Barrier::new(3), Barrier::new(3), Barrier::new(3));
+            let left = std::thread::scope(|scope| {
+                let look = || {
+                    start.wait();
+                    (0..1 + round % 8).for_each(|_| drop(HANDLES.get_cached(handle, &CACHE)));
+                    done.wait();
+                    end.wait();
+                };
+                scope.spawn(look);
+                scope.spawn(look);
+                start.wait();
+                drop(HANDLES.remove(handle));
+                done.wait();
+                let left = Arc::strong_count(&object);
+                end.wait();
+                left
+            });
+            assert_eq!(left, 1, "round {round}");
+        }
     }
 
     #[test]

@@ -236,7 +236,7 @@ unsafe fn comm_init_all(
 
 unsafe fn comm_finalize(comm: ncclComm_t) -> Result<Launched> {
     let holder = objects::get(&objects::COMMS, comm, "ncclCommFinalize", "comm")?;
-    let called = Called::new(holder.ready()?.clone());
+    let called = Called::new(holder.clone())?;
     if holder.options().blocking {
         return called.finalize().map(|()| Launched::Done);
     }

@@ -3,12 +3,14 @@
 //! Functions are looked up by name at their first call and would panic when missing, so
 //! everything that this folder calls is in [`SYMBOLS`] and probed once.
 
+use super::closing::Closing;
 use super::pool::Pool;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::exit::{self, Visit};
 use cudarc::driver::sys::{self, CUcontext, CUdevice, CUresult, CUstreamCaptureMode};
 use std::ffi::CStr;
+use std::sync::atomic::AtomicU32;
 use std::sync::{Mutex, OnceLock};
 
 /// CUDA 13.0: driver 580.
@@ -76,6 +78,7 @@ const SYMBOLS: &[&str] = &[
     "cuMemcpyAsync",
     "cuMemcpyHtoD_v2",
     "cuMemsetD8Async",
+    "cuOccupancyMaxActiveBlocksPerMultiprocessor",
     "cuPointerGetAttribute",
     "cuStreamBeginCapture_v2",
     "cuStreamCreate",
@@ -175,8 +178,12 @@ pub struct Gpu {
     pub uuid: [u8; 16],
     /// Multiprocessors.
     pub multiprocessors: u32,
+    /// Those that communicators of this process may hold at a time.
+    pub held: AtomicU32,
     /// Memory of seats there.
     pub(super) pool: Mutex<Pool>,
+    /// What is let go of when no communicator has a kernel there.
+    pub(super) closing: Closing,
 }
 
 // SAFETY: contexts may be used from any thread.
@@ -216,7 +223,8 @@ fn open(index: i32) -> Result<Gpu> {
     exit::close_before_the_driver();
     let uuid = uuid.bytes.map(|b| b as u8);
     let (multiprocessors, pool) = (multiprocessors as u32, Mutex::default());
-    Ok(Gpu { index, device, context, uuid, multiprocessors, pool })
+    let (held, closing) = (AtomicU32::new(0), Closing::default());
+    Ok(Gpu { index, device, context, uuid, multiprocessors, held, pool, closing })
 }
 
 impl Gpu {

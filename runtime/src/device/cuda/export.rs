@@ -3,6 +3,7 @@
 
 use super::driver::{Gpu, cu};
 use super::memory;
+use super::registry::{self, Piece};
 use super::shared::Memory;
 use crate::error::{Error, Result};
 use cudarc::driver::sys::{
@@ -42,6 +43,13 @@ fn is_plain(at: u64) -> bool {
 /// The allocation's number, which no other one of the process has had; None where there is none.
 pub fn id_of(at: u64) -> Option<u64> {
     attribute(at, CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID).ok()
+}
+
+/// The allocations that a range lies across.
+pub fn pieces(base: u64, len: u64) -> Vec<Piece> {
+    registry::pieces(base, len, MAX_SEGMENTS, |at| {
+        (id_of(at), allocation(at).ok().map(|(start, bytes)| start + bytes))
+    })
 }
 
 /// The allocation that holds an address: its own address and bytes.
@@ -137,6 +145,11 @@ impl Mapping {
             Mapping::Range { range, offset } => range.base() + offset,
         }
     }
+
+    /// Whether the driver maps it, and is to be told when it is let go.
+    pub fn is_foreign(&self) -> bool {
+        !matches!(self, Mapping::Here(..))
+    }
 }
 
 impl Drop for Mapping {
@@ -163,15 +176,21 @@ pub fn map_here(gpu: &Gpu, base: u64) -> Result<Mapping> {
     Ok(Mapping::Here(base, Memory::find(base)))
 }
 
+/// Maps memory of another process by its handle of CUDA IPC, for the GPU whose context is the
+/// thread's; the buffer begins at `offset`.
+pub fn open(handle: [u8; 64], offset: u64) -> Result<Mapping> {
+    let handle = sys::CUipcMemHandle { reserved: handle.map(|b| b as _) };
+    let (mut base, lazily) = (0, 1);
+    // SAFETY: a handle that the rank made for us, and a place for the address.
+    unsafe { cu!(cuIpcOpenMemHandle_v2(&mut base, handle, lazily)) }?;
+    Ok(Mapping::Handle { base, offset })
+}
+
 /// Maps a buffer of another process for the GPU whose context is the thread's.
 pub fn map(gpu: &Gpu, exported: Exported) -> Result<Mapping> {
     let Exported { offset, handle, segments } = exported;
     if let Some(handle) = handle {
-        let handle = sys::CUipcMemHandle { reserved: handle.map(|b| b as _) };
-        let (mut base, lazily) = (0, 1);
-        // SAFETY: a handle that the rank made for us, and a place for the address.
-        unsafe { cu!(cuIpcOpenMemHandle_v2(&mut base, handle, lazily)) }?;
-        return Ok(Mapping::Handle { base, offset });
+        return open(handle, offset);
     }
     let total: u64 = segments.iter().map(|(bytes, _)| bytes).sum();
     let mut range = memory::Range::new(total as usize, 0)?;

@@ -3,6 +3,7 @@
 use super::driver::{Gpu, Relaxed, cu};
 use crate::error::{Error, Result};
 use cudarc::driver::sys::{CUfunction, CUlibrary};
+use oxccl_kernels::abi;
 use oxccl_plan::DataType;
 use std::ffi::CString;
 use std::ptr::{null, null_mut};
@@ -24,6 +25,8 @@ pub struct Functions {
     pub wait_signal: CUfunction,
     /// What goes before copy engines: [`oxccl_kernels::abi::Program`].
     pub expect: CUfunction,
+    /// Blocks that send or receive which a multiprocessor runs at a time.
+    pub exchange_blocks: u32,
 }
 
 // SAFETY: functions may be launched from any thread.
@@ -93,18 +96,29 @@ pub fn functions(gpu: &'static Gpu) -> Result<&'static Functions> {
         }
         Ok(all)
     };
+    let few_messages = function("oxccl_few_messages")?;
+    let many_messages = function("oxccl_many_messages")?;
     let functions = Functions {
         packets: each("oxccl_packets_")?,
         programs: each("oxccl_program_")?,
-        few_messages: function("oxccl_few_messages")?,
-        many_messages: function("oxccl_many_messages")?,
+        few_messages,
+        many_messages,
         put: function("oxccl_put")?,
         wait_signal: function("oxccl_wait_signal")?,
         expect: function("oxccl_expect")?,
+        exchange_blocks: exchange_blocks(few_messages)?.min(exchange_blocks(many_messages)?),
     };
     let functions = &*Box::leak(Box::new(functions));
     ready.push((gpu.index, functions));
     Ok(functions)
+}
+
+/// Blocks of a kernel that sends and receives which a multiprocessor runs at a time.
+fn exchange_blocks(function: CUfunction) -> Result<u32> {
+    let (mut blocks, threads) = (0, abi::EXCHANGE_THREADS as i32);
+    // SAFETY: a place for the number, and a loaded function.
+    unsafe { cu!(cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, function, threads, 0)) }?;
+    Ok(blocks as u32)
 }
 
 /// Launches a function with one structure as its argument.

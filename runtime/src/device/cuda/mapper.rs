@@ -1,10 +1,11 @@
 //! Makes ranks' buffers known to their peers and maps those of the peers, in a thread of its own: no
 //! operation waits for it, and the monitor is not held up by a driver that waits for a GPU.
 
+use super::closing;
 use super::driver::{Gpu, Relaxed, cu};
 use super::export::{self, Exported, Mapping};
 use super::mail::{Address, Letter, Mail, News, Offered, Postbox, Sent};
-use super::registry::{Buffer, Key, Registry, State};
+use super::registry::{self, Buffer, Key, Registry, State};
 use super::seat::Seat;
 use super::shared::Memory;
 use super::stream::{Private, Stream};
@@ -33,8 +34,8 @@ pub(super) const LATER_BYTES: usize = abi::STAGE_BYTES + abi::LARGE_PACKETS_BYTE
 const AT_A_TIME: usize = 64;
 /// Between questions to a peer that does not answer.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
-/// Between looks otherwise.
-const LATER: Duration = Duration::from_secs(10);
+/// Between looks otherwise, and between looks whether buffers' memory is still there.
+const LATER: Duration = Duration::from_secs(1);
 
 /// How a peer is told.
 #[derive(Clone, Copy, Debug)]
@@ -81,6 +82,8 @@ struct Desk {
     later: VecDeque<(Mark, Later)>,
     /// When peers were last asked whether they are out.
     asked: Option<Instant>,
+    /// When it was last seen whether the buffers' memory is still there.
+    looked: Option<Instant>,
 }
 
 /// A letter that is to be sent.
@@ -357,6 +360,22 @@ impl Sharing {
         staged
     }
 
+    /// Takes back the buffers whose memory was freed or is another one's: where nobody calls with
+    /// them again, nothing else would let the peers' mappings go, which keep the memory.
+    fn look_over(&self, desk: &mut Desk) {
+        if desk.looked.is_some_and(|at| at.elapsed() < LATER) {
+            return;
+        }
+        desk.looked = Some(Instant::now());
+        let living = self.registry().living();
+        // Not under the lock, which calls take.
+        for (key, pieces) in living {
+            if !registry::unchanged(&pieces, export::id_of) {
+                self.registry().take_back(key);
+            }
+        }
+    }
+
     /// Asks those that have not answered the fence, again and again: who ends while the letter is in
     /// its box answers nothing, but the next letter finds no box.
     fn ask_fenced(&self, desk: &mut Desk) {
@@ -382,11 +401,18 @@ impl Sharing {
                     self.write_all(desk, &Mail { from, number, generation, news: News::Withdraw });
                 }
                 Later::Return { peer, key: Key { number, generation }, mapping } => {
-                    drop(mapping);
+                    self.close_later(mapping);
                     let news = News::Returned;
                     self.write(desk, peer, &Mail { from, number, generation, news });
                 }
             }
+        }
+    }
+
+    /// Closes what no kernel finds any more: the driver may have it wait for kernels.
+    fn close_later(&self, mapping: Option<Mapping>) {
+        if let Some(mapping) = mapping.filter(Mapping::is_foreign) {
+            closing::when_quiet(self.gpu, move || drop(mapping));
         }
     }
 
@@ -404,7 +430,7 @@ impl Sharing {
             return mapped.map(drop);
         };
         let base = mapping.address();
-        desk.mapped.insert((from, key.number), mapping);
+        self.close_later(desk.mapped.insert((from, key.number), mapping));
         if let Some(place) = place {
             desk.windows.insert((from, place), key);
             self.set_window(desk, from, place, abi::Window { number, base, bytes: len })?;
@@ -525,6 +551,7 @@ impl Sharing {
             let Some(mail) = mail else { continue };
             outcome = outcome.and(self.hear(&mut desk, seat, mail));
         }
+        self.look_over(&mut desk);
         outcome = outcome.and(self.tell(&mut desk, seat));
         self.settle(&mut desk);
         self.post(&mut desk);
@@ -534,9 +561,15 @@ impl Sharing {
         Ok(busy || !self.registry().all(|state| state == State::Wanted).is_empty())
     }
 
-    /// Lets go of all that it has of others. The GPU's context is the thread's.
-    pub fn close(&self) {
-        drop(std::mem::take(&mut *lock(&self.desk)));
+    /// Ends its work; what it has of other processes. The GPU's context is the thread's.
+    pub fn close(&self) -> Vec<Mapping> {
+        let mut desk = std::mem::take(&mut *lock(&self.desk));
+        let later = desk.later.drain(..).filter_map(|(_, later)| match later {
+            Later::Return { mapping, .. } => mapping,
+            Later::Withdraw(_) => None,
+        });
+        let mapped = desk.mapped.drain().map(|(_, mapping)| mapping);
+        later.chain(mapped).filter(Mapping::is_foreign).collect()
     }
 }
 
@@ -579,7 +612,8 @@ pub fn wake() {
     }
 }
 
-fn seats() -> Vec<Arc<Seat>> {
+/// All that it serves.
+pub(super) fn seats() -> Vec<Arc<Seat>> {
     let Ok(mapper) = mapper() else { return Vec::new() };
     let mut seats = lock(&mapper.seats);
     seats.retain(|seat| seat.strong_count() > 0);

@@ -1,10 +1,12 @@
 //! The CUDA device: the driver, a rank's seat on a GPU, the order of its operations, and launches.
 
+pub mod closing;
 pub mod driver;
 pub mod engines;
 pub mod event;
 pub mod export;
 pub mod graph;
+pub mod held;
 pub mod launch;
 pub mod library;
 pub mod mail;
@@ -13,6 +15,7 @@ pub mod memory;
 pub mod offer;
 pub mod one_sided;
 pub mod order;
+pub mod places;
 pub mod pool;
 pub mod reaper;
 pub mod registry;

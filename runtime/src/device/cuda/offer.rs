@@ -17,6 +17,10 @@ pub struct Offer {
     pub index: i32,
     /// Its multiprocessors.
     pub multiprocessors: u32,
+    /// Those that no communicator of the rank's process holds (see [`Held`](super::held::Held)).
+    pub free: u32,
+    /// Blocks of an exchange that one of them runs at a time.
+    pub exchange_blocks: u32,
     /// The most thread blocks that its creator allows a kernel of a collective.
     pub max_blocks: u32,
     /// Where it is told of buffers.
@@ -27,17 +31,18 @@ pub struct Offer {
     pub host_memory: bool,
 }
 
-const OFFER_BYTES: usize = 16 + 8 + 64 + 4 + 4 + 4 + 32 + 2;
+const OFFER_BYTES: usize = 16 + 8 + 64 + 5 * 4 + 32 + 2;
 
 impl Offer {
     /// As bytes, for [`decode`](Self::decode).
     pub fn encode(&self) -> Vec<u8> {
-        let (index, sms) = (self.index.to_le_bytes(), self.multiprocessors.to_le_bytes());
-        let blocks = self.max_blocks.to_le_bytes();
+        let numbers = [self.multiprocessors, self.free, self.exchange_blocks, self.max_blocks]
+            .map(u32::to_le_bytes);
+        let (index, numbers) = (self.index.to_le_bytes(), numbers.as_flattened());
         let Address { name, key } = &self.mail;
         let address = self.address.to_le_bytes();
         let may = [u8::from(self.peer_access), u8::from(self.host_memory)];
-        [&self.uuid[..], &address, &self.handle, &index, &sms, &blocks, name, key, &may].concat()
+        [&self.uuid[..], &address, &self.handle, &index, numbers, name, key, &may].concat()
     }
 
     /// What a rank sent.
@@ -52,16 +57,19 @@ impl Offer {
         };
         let address = u64::from(word(16)) | u64::from(word(20)) << 32;
         let mut mail = Address::default();
-        mail.name.copy_from_slice(&bytes[100..116]);
-        mail.key.copy_from_slice(&bytes[116..132]);
-        let (index, multiprocessors, max_blocks) = (word(88) as i32, word(92), word(96));
-        let (peer_access, host_memory) = (bytes[132] != 0, bytes[133] != 0);
+        mail.name.copy_from_slice(&bytes[108..124]);
+        mail.key.copy_from_slice(&bytes[124..140]);
+        let (index, multiprocessors, free) = (word(88) as i32, word(92), word(96));
+        let (exchange_blocks, max_blocks) = (word(100), word(104));
+        let (peer_access, host_memory) = (bytes[140] != 0, bytes[141] != 0);
         Ok(Self {
             uuid,
             address,
             handle,
             index,
             multiprocessors,
+            free,
+            exchange_blocks,
             max_blocks,
             mail,
             peer_access,
@@ -70,42 +78,114 @@ impl Offer {
     }
 }
 
-/// The most ranks that share a GPU, and the channels that an operation may take: the same on all ranks.
-pub fn shares(offers: &[Offer]) -> (u32, u32) {
+/// What all ranks of a communicator take of their GPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shares {
+    /// The most ranks that share a GPU.
+    pub ranks: u32,
+    /// Channels that an operation may take.
+    pub channels: u32,
+    /// Lanes of a queue of messages.
+    pub lanes: u32,
+    /// Multiprocessors that its kernels hold at most, on a rank's GPU.
+    pub held: u32,
+}
+
+/// What is kept for later communicators: as much as so many more ranks would take.
+const LATER: u32 = 3;
+
+/// From the offers of all ranks, so the same at all of them.
+///
+/// A kernel's blocks wait for those of the peers, so all have to run at once, beside those of the
+/// other communicators at work: what they hold together has to fit the GPU, or a block may wait
+/// for ever for the place of one that waits for another GPU. So each takes a part of what is left,
+/// and later ones find less: of 132 multiprocessors 32, 25, 18, 14, 10, 8 and so on. Where nothing
+/// is left a communicator takes the least that it works with.
+pub fn shares(offers: &[Offer]) -> Shares {
     let most = |of: &Offer| offers.iter().filter(|o| o.uuid == of.uuid).count() as u32;
-    let shares = offers.iter().map(|o| (most(o), o.multiprocessors / most(o)));
-    let (ranks, share) = shares.fold((1, u32::MAX), |(r, s), (a, b)| (r.max(a), s.min(b)));
-    let allowed = offers.iter().map(|o| o.max_blocks).min().unwrap_or(u32::MAX);
-    // All blocks of all ranks on a GPU have to run at once, beside another communicator's.
-    (ranks, (share / 2).min(allowed).clamp(1, abi::MAX_CHANNELS as u32))
+    let least = |part: &dyn Fn(&Offer) -> u32| offers.iter().map(part).min().unwrap_or(0);
+    let ranks = offers.iter().map(most).max().unwrap_or(1);
+    let left = least(&|o| o.free / (most(o) + LATER));
+    let half = least(&|o| o.multiprocessors / most(o) / 2);
+    let allowed = least(&|o| o.max_blocks);
+    let channels = half.min(left).min(allowed).clamp(1, abi::MAX_CHANNELS as u32);
+    // Messages with all peers, in both directions.
+    let (queues, blocks) = (2 * (offers.len() as u32 - 1), least(&|o| o.exchange_blocks).max(1));
+    let exchange = |lanes: u32| (queues * lanes).div_ceil(blocks);
+    let fitting = (1..=abi::LANES as u32).rev().find(|&lanes| exchange(lanes) <= left);
+    let lanes = fitting.filter(|_| ranks == 1).unwrap_or(1);
+    Shares { ranks, channels, lanes, held: channels.max(exchange(lanes)) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn channels_fit_the_gpu_that_most_ranks_share_and_what_every_rank_allows() {
-        let offer = |gpu: u8, max_blocks| Offer {
+    const MULTIPROCESSORS: u32 = 132;
+
+    fn offer(gpu: u8, max_blocks: u32) -> Offer {
+        Offer {
             uuid: [gpu; 16],
             address: 0,
             handle: [0; 64],
             index: 0,
-            multiprocessors: 132,
+            multiprocessors: MULTIPROCESSORS,
+            free: MULTIPROCESSORS,
+            exchange_blocks: 3,
             max_blocks,
             mail: Address::default(),
             peer_access: true,
             host_memory: true,
-        };
+        }
+    }
+
+    #[test]
+    fn channels_fit_the_gpu_that_most_ranks_share_and_what_every_rank_allows() {
         let all = |gpus: [u8; 4], blocks: [u32; 4]| {
             let offers: Vec<_> = gpus.into_iter().zip(blocks).map(|(g, b)| offer(g, b)).collect();
-            shares(&offers)
+            let Shares { ranks, channels, lanes, .. } = shares(&offers);
+            (ranks, channels, lanes)
         };
-        assert_eq!(all([0, 1, 2, 3], [64; 4]), (1, 32));
-        assert_eq!(all([0, 1, 2, 3], [64, 64, 4, 20]), (1, 4));
-        assert_eq!(all([5; 4], [64; 4]), (4, 16));
-        assert_eq!(all([0, 1, 1, 2], [64, 24, 64, 64]), (2, 24));
-        assert_eq!(all([0; 4], [64, 0, 64, 64]), (4, 1), "at least one");
+        assert_eq!(all([0, 1, 2, 3], [64; 4]), (1, 32, 4));
+        assert_eq!(all([0, 1, 2, 3], [64, 64, 4, 20]), (1, 4, 4));
+        assert_eq!(all([5; 4], [64; 4]), (4, 16, 1));
+        assert_eq!(all([0, 1, 1, 2], [64, 24, 64, 64]), (2, 24, 1));
+        assert_eq!(all([0; 4], [64, 0, 64, 64]), (4, 1, 1), "at least one");
+    }
+
+    /// The channels of one communicator after the other, which all live, as long as they fit.
+    fn fitting(ranks_per_gpu: usize, nranks: usize) -> Vec<u32> {
+        let mut offers: Vec<_> =
+            (0..nranks).map(|rank| offer((rank / ranks_per_gpu) as u8, 64)).collect();
+        let mut channels = Vec::new();
+        loop {
+            let shares = shares(&offers);
+            let held = shares.held * ranks_per_gpu as u32;
+            if held > offers[0].free {
+                return channels;
+            }
+            channels.push(shares.channels);
+            offers.iter_mut().for_each(|offer| offer.free -= held);
+        }
+    }
+
+    #[test]
+    fn what_living_communicators_hold_together_fits_a_gpu() {
+        assert_eq!(fitting(1, 2)[..6], [32, 25, 18, 14, 10, 8]);
+        assert_eq!(fitting(1, 8)[..6], [32, 25, 18, 14, 10, 8]);
+        assert_eq!(fitting(4, 4)[..3], [16, 9, 4]);
+        for (ranks_per_gpu, nranks, least) in [(1, 2, 12), (1, 8, 10), (1, 16, 6), (2, 16, 2)] {
+            let channels = fitting(ranks_per_gpu, nranks);
+            assert!(channels.is_sorted_by(|a, b| a >= b), "{channels:?}");
+            assert!(channels.len() >= least, "{nranks}, {ranks_per_gpu} a GPU: {channels:?}");
+        }
+    }
+
+    #[test]
+    fn a_rank_with_a_full_gpu_has_the_least_and_so_have_its_peers() {
+        let full = Offer { free: 0, ..offer(1, 64) };
+        let shares = shares(&[offer(0, 64), full, offer(2, 64)]);
+        assert_eq!(shares, Shares { ranks: 1, channels: 1, lanes: 1, held: 2 });
     }
 
     #[test]
@@ -113,6 +193,7 @@ mod tests {
         let (uuid, handle) = (std::array::from_fn(|i| i as u8), std::array::from_fn(|i| !i as u8));
         let mail = Address { name: [8; 16], key: [9; 16] };
         let (address, multiprocessors, max_blocks) = (0x7f01_0203_0405, 132, 20);
+        let (free, exchange_blocks) = (101, 3);
         let (peer_access, host_memory, index) = (true, false, 3);
         let offer = Offer {
             uuid,
@@ -120,6 +201,8 @@ mod tests {
             handle,
             index,
             multiprocessors,
+            free,
+            exchange_blocks,
             max_blocks,
             mail,
             peer_access,

@@ -40,8 +40,6 @@ pub struct Buffer {
     pub len: u64,
     /// Which one of this number it is, from 1.
     pub generation: u64,
-    /// The allocation's number at the driver: an address may be given again.
-    pub id: u64,
     /// Its number among the communicator's windows, from 1; 0 where it is none.
     pub window: u64,
     /// How far it has come.
@@ -55,6 +53,40 @@ impl Buffer {
     }
 }
 
+/// A part of a buffer that is memory of one allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Its address.
+    pub at: u64,
+    /// The allocation's number at the driver, if it has one: an address may be given again.
+    pub id: Option<u64>,
+}
+
+/// The allocations that a range lies across, `most` of them, by what `look` finds at an address:
+/// the allocation's number and its end.
+pub fn pieces(
+    base: u64,
+    len: u64,
+    most: usize,
+    look: impl Fn(u64) -> (Option<u64>, Option<u64>),
+) -> Vec<Piece> {
+    let (mut at, mut all) = (base, Vec::new());
+    while all.len() < most {
+        let (id, end) = look(at);
+        all.push(Piece { at, id });
+        match end {
+            Some(end) if end > at && end < base.saturating_add(len) => at = end,
+            _ => break,
+        }
+    }
+    all
+}
+
+/// Whether the memory is still what was registered.
+pub fn unchanged(pieces: &[Piece], id_of: impl Fn(u64) -> Option<u64>) -> bool {
+    pieces.iter().all(|piece| id_of(piece.at) == piece.id)
+}
+
 /// Names a buffer: numbers are given again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key {
@@ -65,20 +97,24 @@ pub struct Key {
 }
 
 /// A buffer that holds a range.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Found {
     /// Its name.
     pub key: Key,
     /// As it is.
     pub buffer: Buffer,
+    /// The range's part of what it was registered with.
+    pub pieces: Vec<Piece>,
 }
 
 const NONE: Buffer =
-    Buffer { base: 0, len: 0, generation: 0, id: 0, window: 0, state: State::Free, holders: 0 };
+    Buffer { base: 0, len: 0, generation: 0, window: 0, state: State::Free, holders: 0 };
 
 /// The buffers of a rank by number; the first is the rank's large stage.
 pub struct Registry {
     buffers: Vec<Buffer>,
+    /// The memory of each, as it was registered, by address.
+    pieces: Vec<Vec<Piece>>,
     /// A bit per rank.
     peers: u32,
 }
@@ -87,7 +123,8 @@ impl Registry {
     /// With no buffer yet.
     pub fn new(rank: u32, nranks: u32) -> Self {
         let peers = ((1u64 << nranks) - 1) as u32 & !(1 << rank);
-        Self { buffers: vec![NONE; abi::BUFFERS], peers }
+        let pieces = vec![Vec::new(); abi::BUFFERS];
+        Self { buffers: vec![NONE; abi::BUFFERS], pieces, peers }
     }
 
     /// The buffer of a number, which is within bounds.
@@ -112,15 +149,32 @@ impl Registry {
         };
         let users = self.buffers.iter().zip(0u32..).skip(1);
         let living = users.filter(|(b, _)| b.holds(at, bytes));
-        let found = living.filter_map(|(&buffer, number)| {
-            let key = Key { number, generation: buffer.generation };
-            Some((rank(&buffer)?, Found { key, buffer }))
-        });
+        let ranked = living.filter_map(|(&buffer, number)| Some((rank(&buffer)?, buffer, number)));
         // As `window` finds it.
-        let order = |(rank, found): &(u32, Found)| {
-            (*rank, found.buffer.window == 0, found.buffer.window, found.key.number)
-        };
-        found.min_by_key(order).map(|(_, found)| found)
+        let order =
+            |(rank, b, number): &(u32, Buffer, u32)| (*rank, b.window == 0, b.window, *number);
+        let (_, buffer, number) = ranked.min_by_key(order)?;
+        let key = Key { number, generation: buffer.generation };
+        Some(Found { key, buffer, pieces: self.touched(number, at, bytes) })
+    }
+
+    /// The pieces of a buffer in which a range lies.
+    fn touched(&self, number: u32, at: u64, bytes: u64) -> Vec<Piece> {
+        let all = &self.pieces[number as usize];
+        let first = all.partition_point(|piece| piece.at <= at).saturating_sub(1);
+        let end = all.partition_point(|piece| piece.at < at.saturating_add(bytes));
+        all.get(first..end).unwrap_or_default().to_vec()
+    }
+
+    /// All living buffers of users, with their memory as it was registered.
+    pub fn living(&self) -> Vec<(Key, Vec<Piece>)> {
+        let gone = |state| matches!(state, State::Free | State::Leaving | State::Withdrawn { .. });
+        let users = self.buffers.iter().zip(0u32..).skip(1).filter(|(b, _)| !gone(b.state));
+        let named = users.map(|(b, number)| {
+            let key = Key { number, generation: b.generation };
+            (key, self.pieces[number as usize].clone())
+        });
+        named.collect()
     }
 
     /// The first window that holds a range and that all peers have mapped.
@@ -130,23 +184,33 @@ impl Registry {
     }
 
     /// Has a range mapped by the peers, or one more holder keep it; None when all numbers are taken.
-    pub fn hold(&mut self, base: u64, len: u64, id: u64) -> Option<Key> {
-        let same = |b: &Buffer| (b.base, b.len, b.id) == (base, len, id) && b.holders > 0;
-        match self.buffers.iter_mut().zip(0u32..).skip(1).find(|(b, _)| same(b)) {
+    pub fn hold(&mut self, base: u64, len: u64, pieces: Vec<Piece>) -> Option<Key> {
+        let known = &self.pieces;
+        let same = |b: &Buffer, number: u32| {
+            (b.base, b.len) == (base, len) && b.holders > 0 && known[number as usize] == pieces
+        };
+        match self.buffers.iter_mut().zip(0u32..).skip(1).find(|(b, number)| same(b, *number)) {
             Some((buffer, number)) => {
                 buffer.holders += 1;
                 Some(Key { number, generation: buffer.generation })
             }
-            None => self.hold_window(base, len, id, 0),
+            None => self.hold_window(base, len, pieces, 0),
         }
     }
 
     /// The same as a window of this number, with one holder; None when all numbers are taken.
-    pub fn hold_window(&mut self, base: u64, len: u64, id: u64, window: u64) -> Option<Key> {
+    pub fn hold_window(
+        &mut self,
+        base: u64,
+        len: u64,
+        pieces: Vec<Piece>,
+        window: u64,
+    ) -> Option<Key> {
         let mut users = self.buffers.iter_mut().zip(0u32..).skip(1);
         let (buffer, number) = users.find(|(b, _)| b.state == State::Free)?;
         let (generation, state) = (buffer.generation + 1, State::Wanted);
-        *buffer = Buffer { base, len, generation, id, window, state, holders: 1 };
+        *buffer = Buffer { base, len, generation, window, state, holders: 1 };
+        self.pieces[number as usize] = pieces;
         Some(Key { number, generation })
     }
 
@@ -154,7 +218,7 @@ impl Registry {
     pub fn hold_stage(&mut self, base: u64, len: u64) {
         let state = State::Wanted;
         self.buffers[abi::STAGE_BUFFER as usize] =
-            Buffer { base, len, generation: 1, id: 0, window: 0, state, holders: 1 };
+            Buffer { base, len, generation: 1, window: 0, state, holders: 1 };
     }
 
     /// The buffer of this name, if it still is.
@@ -252,14 +316,20 @@ impl Registry {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeMap;
 
     const PEERS: [u32; 3] = [0, 2, 3];
+
+    /// Memory of one allocation.
+    fn piece(at: u64, id: u64) -> Vec<Piece> {
+        vec![Piece { at, id: Some(id) }]
+    }
 
     #[test]
     fn a_buffer_is_ready_when_all_peers_have_it_and_its_number_is_free_when_none_has() {
         let mut registry = Registry::new(1, 4);
-        let key = registry.hold(0x1000, 64, 7).unwrap();
-        assert_eq!(registry.hold(0x1000, 64, 7), Some(key), "held twice");
+        let key = registry.hold(0x1000, 64, piece(0x1000, 7)).unwrap();
+        assert_eq!(registry.hold(0x1000, 64, piece(0x1000, 7)), Some(key), "held twice");
         let found = registry.find(0x1010, 48).unwrap();
         assert_eq!((found.key, found.buffer.base), (key, 0x1000));
         assert!(registry.find(0x1010, 49).is_none());
@@ -278,7 +348,7 @@ mod tests {
         assert_eq!(registry.get(key.number).state, State::Leaving);
         assert!(registry.find(0x1000, 1).is_none());
         // The same range anew gets another number while the old one is on its way out.
-        assert_ne!(registry.hold(0x1000, 64, 7).unwrap().number, key.number);
+        assert_ne!(registry.hold(0x1000, 64, piece(0x1000, 7)).unwrap().number, key.number);
         assert_eq!(registry.leaving(), [key]);
         assert_eq!(registry.leaving(), []);
         for peer in PEERS {
@@ -286,7 +356,7 @@ mod tests {
             registry.returned(key, peer);
         }
         assert_eq!(registry.get(key.number).state, State::Free);
-        assert_eq!(registry.hold(0x9000, 64, 8), Some(other));
+        assert_eq!(registry.hold(0x9000, 64, piece(0x9000, 8)), Some(other));
         registry.release(key);
         assert_eq!(
             registry.get(key.number).state,
@@ -298,8 +368,8 @@ mod tests {
     #[test]
     fn a_window_is_found_by_what_lies_within_it_once_all_peers_have_it() {
         let mut registry = Registry::new(0, 2);
-        registry.hold(0x1000, 64, 7).unwrap();
-        let key = registry.hold_window(0x1000, 64, 7, 3).unwrap();
+        registry.hold(0x1000, 64, piece(0x1000, 7)).unwrap();
+        let key = registry.hold_window(0x1000, 64, piece(0x1000, 7), 3).unwrap();
         for number in registry.all(|state| state == State::Wanted) {
             assert!(registry.window(0x1000, 64).is_none());
             let key = Key { number, generation: 1 };
@@ -317,17 +387,17 @@ mod tests {
     #[test]
     fn what_one_peer_cannot_map_is_never_ready_and_is_taken_back_all_the_same() {
         let mut registry = Registry::new(0, 3);
-        let key = registry.hold(0x1000, 64, 1).unwrap();
+        let key = registry.hold(0x1000, 64, piece(0x1000, 1)).unwrap();
         registry.offered(key, true);
         assert!(!registry.answered(key, 2, false));
         assert!(!registry.answered(key, 1, true));
         assert_eq!(registry.get(key.number).state, State::Refused);
         registry.forget(0x103f, 100);
         assert_eq!(registry.get(key.number).state, State::Leaving);
-        let unheard = registry.hold(0x5000, 64, 2).unwrap();
+        let unheard = registry.hold(0x5000, 64, piece(0x5000, 2)).unwrap();
         registry.release(unheard);
         assert_eq!(registry.get(unheard.number).state, State::Free, "nobody had heard of it");
-        let raced = registry.hold(0x5000, 64, 2).unwrap();
+        let raced = registry.hold(0x5000, 64, piece(0x5000, 2)).unwrap();
         registry.release(raced);
         registry.offered(raced, true);
         assert_eq!(registry.get(raced.number).state, State::Leaving, "while it was offered");
@@ -336,9 +406,9 @@ mod tests {
     #[test]
     fn a_buffer_that_got_the_number_of_one_that_was_just_being_offered_is_offered_itself() {
         let mut registry = Registry::new(0, 2);
-        let first = registry.hold(0x1000, 64, 1).unwrap();
+        let first = registry.hold(0x1000, 64, piece(0x1000, 1)).unwrap();
         registry.release(first);
-        let second = registry.hold(0x2000, 64, 2).unwrap();
+        let second = registry.hold(0x2000, 64, piece(0x2000, 2)).unwrap();
         assert_eq!(first.number, second.number);
         registry.offered(first, true);
         assert_eq!(registry.get(second.number).state, State::Wanted);
@@ -348,11 +418,70 @@ mod tests {
     #[test]
     fn numbers_run_out_and_come_back() {
         let mut registry = Registry::new(0, 2);
-        let held: Vec<Key> =
-            (1..abi::BUFFERS as u64).map(|i| registry.hold(i << 20, 64, i).unwrap()).collect();
+        let held: Vec<Key> = (1..abi::BUFFERS as u64)
+            .map(|i| registry.hold(i << 20, 64, piece(i << 20, i)).unwrap())
+            .collect();
         assert!(held.iter().all(|key| key.number != abi::STAGE_BUFFER));
-        assert_eq!(registry.hold(1, 64, 0), None);
+        assert_eq!(registry.hold(1, 64, piece(1, 0)), None);
         registry.release(held[9]);
-        assert_eq!(registry.hold(1, 64, 0).unwrap().number, held[9].number);
+        assert_eq!(registry.hold(1, 64, piece(1, 0)).unwrap().number, held[9].number);
+    }
+
+    /// Allocations by address, with their bytes and numbers, as the driver knows them.
+    struct Memory(BTreeMap<u64, (u64, u64)>);
+
+    impl Memory {
+        fn at(&self, at: u64) -> Option<(u64, u64)> {
+            let (start, &(bytes, id)) = self.0.range(..=at).next_back()?;
+            (at < start + bytes).then_some((id, start + bytes))
+        }
+
+        fn look(&self, at: u64) -> (Option<u64>, Option<u64>) {
+            self.at(at).unzip()
+        }
+
+        fn id_of(&self, at: u64) -> Option<u64> {
+            self.look(at).0
+        }
+    }
+
+    #[test]
+    fn a_piece_that_is_mapped_anew_is_noticed_by_who_touches_it_and_by_who_looks_at_all() {
+        let pages = (0..5u64).map(|i| (0x10_0000 + i * 0x1000, (0x1000, 100 + i)));
+        let mut memory = Memory(pages.collect());
+        // It begins and ends within an allocation.
+        let (base, len) = (0x10_0800, 0x3800);
+        let all = pieces(base, len, 64, |at| memory.look(at));
+        let seen: Vec<_> = all.iter().map(|piece| (piece.at, piece.id)).collect();
+        let id = |i: u64| Some(100 + i);
+        let starts = [base, 0x10_1000, 0x10_2000, 0x10_3000];
+        assert_eq!(seen, starts.into_iter().zip((0..4).map(id)).collect::<Vec<_>>());
+        assert_eq!(pieces(base, len, 2, |at| memory.look(at)), all[..2]);
+        let mut registry = Registry::new(0, 2);
+        let key = registry.hold(base, len, all.clone()).unwrap();
+        assert_eq!(registry.hold(base, len, all.clone()), Some(key), "the same memory");
+        let current = |registry: &Registry, memory: &Memory, at, bytes| {
+            let found = registry.find(at, bytes).expect("it is registered");
+            unchanged(&found.pieces, |at| memory.id_of(at))
+        };
+        assert_eq!(registry.find(0x10_1800, 0x1000).map(|found| found.pieces.len()), Some(2));
+        assert_eq!(registry.find(0x10_1000, 0x1000).map(|found| found.pieces.len()), Some(1));
+        assert!(current(&registry, &memory, base, len));
+        memory.0.insert(0x10_2000, (0x1000, 200));
+        assert!(!current(&registry, &memory, base, len), "the first piece is what it was");
+        assert!(!current(&registry, &memory, 0x10_2fff, 1));
+        assert!(current(&registry, &memory, 0x10_1000, 0x1000), "another piece");
+        let again = pieces(base, len, 64, |at| memory.look(at));
+        assert_ne!(registry.hold(base, len, again), Some(key), "other memory");
+        let stale = |registry: &Registry, memory: &Memory| -> Vec<Key> {
+            let changed = |all: &[Piece]| !unchanged(all, |at| memory.id_of(at));
+            let living = registry.living().into_iter();
+            living.filter(|(_, all)| changed(all)).map(|(key, _)| key).collect()
+        };
+        assert_eq!(stale(&registry, &memory), [key]);
+        registry.take_back(key);
+        assert_eq!(stale(&registry, &memory), []);
+        memory.0.remove(&0x10_3000);
+        assert_eq!(stale(&registry, &memory).len(), 1, "what is freed, and never called with");
     }
 }

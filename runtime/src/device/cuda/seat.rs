@@ -2,18 +2,19 @@
 //! and what it says to running kernels.
 
 use super::driver::{self, Gpu, Relaxed, cu};
-use super::export;
+use super::export::{self, Mapping};
+use super::held;
 use super::library::{self, Functions};
 use super::mail::Address;
 use super::mapper::{self, Peer, Sharing};
-use super::offer::{self, Offer};
+use super::offer::{self, Offer, Shares};
 use super::order::{self, Order};
 use super::pool::Block;
-use super::registry::{Found, Key};
+use super::registry::Key;
 use super::shared::{Memory, Pinned};
 use super::stream::{Private, Stream};
 use super::used::Used;
-use super::{Failing, memory, reaper};
+use super::{Failing, closing, reaper};
 use crate::bootstrap::deadline::Deadline;
 use crate::config::{self, Config};
 use crate::descriptor::Descriptor;
@@ -21,9 +22,10 @@ use crate::device::host::endpoint::Endpoint;
 use crate::device::host::one_sided;
 use crate::error::{Error, Result, Site};
 use crate::log::{self, Level, Subsystem};
-use cudarc::driver::sys::{self, CUdeviceptr, CUgraph, CUstream};
+use cudarc::driver::sys::{self, CUgraph, CUstream};
 use oxccl_kernels::abi;
 use std::ffi::c_void;
+use std::mem::take;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -82,7 +84,7 @@ pub struct Seat {
     neighbours: Vec<Arc<Memory>>,
     /// Counters and maps.
     _private: Block,
-    imports: Vec<CUdeviceptr>,
+    imports: Vec<Mapping>,
     /// Host memory of ranks of other processes.
     pinned: Vec<Pinned>,
     /// [`abi::Control`], on the host.
@@ -94,6 +96,10 @@ pub struct Seat {
     used: Used,
     /// None of a rank alone.
     sharing: Option<Sharing>,
+    /// Until it is closed.
+    held: held::Held,
+    /// What graphs hold of it.
+    graphs: AtomicU32,
     /// Bytes of GPU memory that it began with.
     first_bytes: u64,
 }
@@ -158,6 +164,8 @@ impl Seat {
             closing: Mutex::default(),
             used: Used::default(),
             sharing,
+            held: held::Held::new(&gpu.held),
+            graphs: AtomicU32::new(0),
             first_bytes: layout.bytes + PRIVATE_BYTES as u64,
         })
     }
@@ -178,6 +186,8 @@ impl Seat {
             handle: handle.reserved.map(|b| b as u8),
             index: self.gpu.index,
             multiprocessors: self.gpu.multiprocessors,
+            free: self.held.free_of(self.gpu.multiprocessors),
+            exchange_blocks: self.functions.exchange_blocks,
             max_blocks,
             mail: self.sharing.as_ref().map_or_else(Address::default, Sharing::address),
             peer_access: !Config::get().forbids_peer_access(),
@@ -192,9 +202,9 @@ impl Seat {
                 |(rank, offer): (usize, &Offer)| Peer { address: offer.mail, here: here(rank) };
             sharing.connect(offers.iter().enumerate().map(peer).collect());
         }
-        let (ranks, channels) = offer::shares(offers);
-        self.channels = channels;
-        self.view.lanes = if ranks > 1 { 1 } else { abi::LANES as u32 };
+        let Shares { ranks, channels, lanes, held } = offer::shares(offers);
+        (self.channels, self.view.lanes) = (channels, lanes);
+        self.held.settle(self.gpu, held, channels);
         if ranks > 1 && few_queues() {
             let text = format!(
                 "{ranks} ranks share GPU {}: set CUDA_DEVICE_MAX_CONNECTIONS=32 before the program starts, \
@@ -240,9 +250,9 @@ impl Seat {
     pub fn move_to_host(&mut self) -> Result<u64> {
         let _context = self.gpu.enter()?;
         let _relaxed = Relaxed::begin()?;
-        for at in self.imports.drain(..) {
-            // SAFETY: opened, and not used yet.
-            unsafe { sys::cuIpcCloseMemHandle(at) };
+        let imports = take(&mut self.imports);
+        if !imports.is_empty() {
+            closing::when_quiet(self.gpu, move || drop(imports));
         }
         self.neighbours.clear();
         let bytes = Layout::new(self.view.nranks).bytes;
@@ -350,14 +360,11 @@ impl Seat {
     }
 
     fn import(&mut self, rank: usize, offer: &Offer) -> Result<u64> {
-        let handle = sys::CUipcMemHandle { reserved: offer.handle.map(|b| b as _) };
-        let (mut at, lazily) = (0, 1);
-        // SAFETY: a handle that the rank made for us, and a place for the address.
-        let opened = unsafe { cu!(cuIpcOpenMemHandle_v2(&mut at, handle, lazily)) };
-        opened.map_err(|e| Error::Init {
+        let opened = export::open(offer.handle, 0).map_err(|e| Error::Init {
             why: format!("the GPU memory of rank {rank} cannot be mapped: {e}"),
         })?;
-        self.imports.push(at);
+        let at = opened.address();
+        self.imports.push(opened);
         Ok(at)
     }
 
@@ -404,118 +411,6 @@ impl Seat {
         // SAFETY: an aligned word of the control block, which kernels write at once.
         let word = unsafe { AtomicU64::from_ptr(std::ptr::from_ref(word).cast_mut()) };
         word.load(Ordering::Relaxed)
-    }
-
-    /// Has a range mapped by the peers, in the background; its name, for [`release`](Self::release).
-    /// None when there is no peer that could, or no number left.
-    pub fn hold(&self, base: u64, len: u64) -> Option<Key> {
-        let sharing = self.sharing.as_ref().filter(|s| !s.all_here() && !s.is_apart())?;
-        let id = export::id_of(base).unwrap_or(0);
-        let key = sharing.registry().hold(base, len, id);
-        mapper::wake();
-        key
-    }
-
-    /// Has a range mapped by the peers as the window of a number, in the background; its name, for
-    /// [`release`](Self::release). None of a rank alone.
-    pub fn hold_window(&self, base: u64, len: u64, number: u64) -> Result<Option<Key>> {
-        let Some(sharing) = &self.sharing else { return Ok(None) };
-        let hint = "take a window's memory from ncclMemAlloc or cudaMalloc";
-        if sharing.is_apart() {
-            let what = "a window on GPUs that do not reach each other";
-            return Err(Error::usage(what, "use ncclSend and ncclRecv there"));
-        }
-        let _context = self.gpu.enter()?;
-        let _relaxed = Relaxed::begin()?;
-        let reached = match sharing.all_here() {
-            true => export::reached_here(self.gpu, base),
-            false => export::export(base, len).is_ok(),
-        };
-        if !reached {
-            return Err(Error::usage("this memory cannot be reached by the other ranks", hint));
-        }
-        let id = export::id_of(base).unwrap_or(0);
-        let key = sharing.registry().hold_window(base, len, id, number);
-        mapper::wake();
-        let what = "255 buffers and windows are registered";
-        key.map(Some).ok_or_else(|| Error::usage(what, "deregister some of them"))
-    }
-
-    /// Ends one holding of a buffer.
-    pub fn release(&self, key: Key) {
-        if let Some(sharing) = &self.sharing {
-            sharing.registry().release(key);
-            mapper::wake();
-        }
-    }
-
-    /// Where peers find user memory of an operation that is launched now; captured, the graph keeps
-    /// it mapped. The GPU's context is the thread's.
-    pub fn place(self: &Arc<Self>, at: u64, bytes: u64, graph: Option<CUgraph>) -> abi::Place {
-        self.find_place(at, bytes, graph).unwrap_or_default()
-    }
-
-    fn find_place(
-        self: &Arc<Self>,
-        at: u64,
-        bytes: u64,
-        graph: Option<CUgraph>,
-    ) -> Option<abi::Place> {
-        let sharing = self.sharing.as_ref().filter(|sharing| !sharing.is_apart())?;
-        if sharing.all_here() {
-            let place = abi::Place { reach: abi::REACH_ADDRESS, at, ..abi::Place::default() };
-            return export::reached_here(self.gpu, at).then_some(place);
-        }
-        let known = self.find_current(sharing, at, bytes);
-        let held = match (known, graph) {
-            (Some(found), None) => Some((found.key, found.buffer.base)),
-            (known, graph) => self.hold_allocation(at, bytes, graph, known),
-        };
-        let (Key { number, generation }, base) = held?;
-        let reach = abi::REACH_BUFFER;
-        Some(abi::Place { reach, buffer: number, generation, at: at - base })
-    }
-
-    /// A buffer that holds a range and whose memory is still what was registered; where it is not,
-    /// the buffer is taken back.
-    fn find_current(&self, sharing: &Sharing, at: u64, bytes: u64) -> Option<Found> {
-        loop {
-            let found = sharing.registry().find(at, bytes)?;
-            if export::id_of(found.buffer.base).unwrap_or(0) == found.buffer.id {
-                return Some(found);
-            }
-            sharing.registry().take_back(found.key);
-            mapper::wake();
-        }
-    }
-
-    /// Has the allocation around a range mapped by the peers: where the memory is this library's,
-    /// and for graphs, which keep it mapped. Its name and address.
-    fn hold_allocation(
-        self: &Arc<Self>,
-        at: u64,
-        bytes: u64,
-        graph: Option<CUgraph>,
-        known: Option<Found>,
-    ) -> Option<(Key, u64)> {
-        let ours = memory::find(std::ptr::with_exposed_provenance(at as usize));
-        let registers = graph.is_some() && Config::get().graph_register;
-        let (base, len) = match (known, ours) {
-            (Some(Found { key, buffer }), _) if !registers => return Some((key, buffer.base)),
-            (Some(Found { buffer, .. }), _) => (buffer.base, buffer.len),
-            (None, Some((base, size, _))) => (base as u64, size as u64),
-            (None, None) if !registers => return None,
-            (None, None) => {
-                // What lies across several allocations is taken as it is.
-                let whole = export::allocation(at).ok().filter(|(b, l)| at + bytes <= b + l);
-                whole.unwrap_or((at, bytes))
-            }
-        };
-        let key = self.hold(base, len)?;
-        if let Some(graph) = graph.filter(|_| registers) {
-            self.keep(graph, Some(key)).ok()?;
-        }
-        Some((key, base))
     }
 
     /// Makes a stream wait for all operations launched so far.
@@ -612,6 +507,11 @@ impl Seat {
         self.order().as_ref().is_some_and(Order::busy)
     }
 
+    /// Whether there are graphs with its operations.
+    pub fn has_graphs(&self) -> bool {
+        self.graphs.load(Ordering::Acquire) > 0
+    }
+
     /// Launches after all that the communicator has launched; graphs keep the seat. Where the driver
     /// refuses a launch outside of captures, the communicator fails: a part of the operation may be
     /// queued, and the peers wait for the whole.
@@ -621,6 +521,7 @@ impl Seat {
         launch: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         let _context = self.gpu.enter()?;
+        let _launching = self.gpu.closing.launch();
         let mut refused = false;
         let launch = || {
             launch().inspect_err(|_| {
@@ -659,6 +560,7 @@ impl Seat {
     /// Nothing runs from here on: what graphs still hold ends at once. Blocks until that is so, or for
     /// [`CLOSING`] where the GPU is busy.
     pub fn close(&self) -> Result<()> {
+        self.held.give_back();
         {
             let _context = self.gpu.enter()?;
             let _relaxed = Relaxed::begin()?;
@@ -693,15 +595,17 @@ impl Seat {
     }
 
     /// A graph holds the seat until it is destroyed, and a buffer of it.
-    fn keep(self: &Arc<Self>, graph: CUgraph, buffer: Option<Key>) -> Result<()> {
+    pub(super) fn keep(self: &Arc<Self>, graph: CUgraph, buffer: Option<Key>) -> Result<()> {
         unsafe extern "C" fn release(held: *mut c_void) {
             // SAFETY: what `keep` gave away. No CUDA here: the reaper drops the seat.
             let held = unsafe { Box::from_raw(held.cast::<Held>()) };
             if let Some(key) = held.buffer {
                 held.seat.release(key);
             }
+            held.seat.graphs.fetch_sub(1, Ordering::AcqRel);
             reaper::bury(held.seat);
         }
+        self.graphs.fetch_add(1, Ordering::AcqRel);
         let held = Box::into_raw(Box::new(Held { seat: self.clone(), buffer }));
         let mut object = null_mut();
         let no_sync = sys::CUuserObject_flags::CU_USER_OBJECT_NO_DESTRUCTOR_SYNC as u32;
@@ -761,13 +665,13 @@ impl Drop for Seat {
         let (Ok(_context), Ok(_relaxed)) = (self.gpu.enter(), Relaxed::begin()) else { return };
         *self.order() = None;
         *self.closing() = None;
-        if let Some(sharing) = &self.sharing {
-            sharing.close();
-        }
-        self.pinned.clear();
-        for at in &self.imports {
-            // SAFETY: no kernel of this rank runs any more.
-            unsafe { sys::cuIpcCloseMemHandle(*at) };
+        let mut given = take(&mut self.imports);
+        given.extend(self.sharing.iter().flat_map(Sharing::close));
+        let pinned = take(&mut self.pinned);
+        let apart = self.sharing.as_ref().is_some_and(Sharing::is_apart);
+        let host = apart.then(|| (self.shared.clone(), take(&mut self.neighbours)));
+        if !given.is_empty() || apart {
+            closing::when_quiet(self.gpu, move || drop((given, pinned, host)));
         }
     }
 }

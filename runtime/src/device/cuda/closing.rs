@@ -1,0 +1,136 @@
+//! Lets go of what other processes have given, when no kernel of a communicator runs on the GPU.
+//! The driver may wait there for all that the GPU does, and launch nothing meanwhile: a kernel
+//! that waits for a rank whose launch waits so would never end.
+
+use super::driver::{Gpu, Relaxed};
+use super::mapper;
+use crate::exit;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, TryLockError};
+use std::time::Duration;
+
+/// Between looks whether the GPU is quiet.
+const AGAIN: Duration = Duration::from_millis(5);
+
+type Work = Box<dyn FnOnce() + Send>;
+
+/// What is to be let go of on a GPU.
+#[derive(Default)]
+pub struct Closing {
+    /// Launches share it, closing has it alone.
+    gate: RwLock<()>,
+    queue: Mutex<Queue>,
+}
+
+#[derive(Default)]
+struct Queue {
+    waiting: Vec<Work>,
+    /// Whether a thread serves it.
+    served: bool,
+}
+
+impl Closing {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Held while something is launched. Blocks while something is closed, when no kernel of a
+    /// communicator runs.
+    pub fn launch(&self) -> RwLockReadGuard<'_, ()> {
+        self.gate.read().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// True where a thread has to be started that serves it.
+    fn add(&self, work: Work) -> bool {
+        let mut queue = self.queue();
+        queue.waiting.push(work);
+        !std::mem::replace(&mut queue.served, true)
+    }
+
+    /// Does what waits if nothing is launched and all is quiet; true when nothing is left to serve.
+    fn serve(&self, quiet: impl FnOnce() -> bool) -> bool {
+        // It never queues for the gate: launches would wait behind it.
+        let gate = match self.gate.try_write() {
+            Ok(gate) => Some(gate),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        };
+        if gate.is_some() && quiet() {
+            let waiting = std::mem::take(&mut self.queue().waiting);
+            for work in waiting {
+                // The others are done nevertheless.
+                let _ = catch_unwind(AssertUnwindSafe(work));
+            }
+        }
+        drop(gate);
+        let mut queue = self.queue();
+        queue.served = !queue.waiting.is_empty();
+        !queue.served
+    }
+}
+
+/// Does something in a thread of its own, with the GPU's context, when no communicator of this
+/// process has a kernel there; until then no launch is held up. Graphs come without being seen, so
+/// it waits for their end, too.
+pub(super) fn when_quiet(gpu: &'static Gpu, work: impl FnOnce() + Send + 'static) {
+    if !gpu.closing.add(Box::new(work)) {
+        return;
+    }
+    let serve = move || {
+        // Once the process exits, what is left goes with it.
+        while let Some(visit) = exit::visit_driver() {
+            // Where there is no context any more, there is nothing to close.
+            let (Ok(context), Ok(relaxed)) = (gpu.enter(), Relaxed::begin()) else { return };
+            if gpu.closing.serve(|| is_quiet(gpu)) {
+                return;
+            }
+            drop((relaxed, context, visit));
+            std::thread::sleep(AGAIN);
+        }
+    };
+    let thread = std::thread::Builder::new().name("oxccl-free".to_owned());
+    if thread.spawn(serve).is_err() {
+        // Who comes next tries again.
+        gpu.closing.queue().served = false;
+    }
+}
+
+fn is_quiet(gpu: &Gpu) -> bool {
+    let seats = mapper::seats();
+    let mut there = seats.iter().filter(|seat| seat.gpu.index == gpu.index);
+    there.all(|seat| !seat.has_graphs() && !seat.busy())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    #[test]
+    fn nothing_is_closed_beside_launches_and_kernels_nor_launched_beside_closing() {
+        let (closing, closed) = (Arc::new(Closing::default()), Arc::new(AtomicU32::new(0)));
+        let close = || {
+            let (closing, closed) = (closing.clone(), closed.clone());
+            Box::new(move || {
+                assert!(closing.gate.try_read().is_err(), "something may be launched");
+                closed.fetch_add(1, Ordering::Relaxed);
+            })
+        };
+        assert!(closing.add(close()), "nobody serves it yet");
+        assert!(!closing.add(close()));
+        let launching = closing.launch();
+        assert!(!closing.serve(|| panic!("it is not asked while something is launched")));
+        drop(launching);
+        assert!(!closing.serve(|| false), "a kernel runs");
+        assert!(closing.gate.try_read().is_ok(), "launches go on");
+        assert_eq!(closed.load(Ordering::Relaxed), 0);
+        // What panics does not keep the others.
+        assert!(!closing.add(Box::new(|| panic!("on purpose"))));
+        assert!(!closing.add(close()));
+        assert!(closing.serve(|| true));
+        assert_eq!(closed.load(Ordering::Relaxed), 3);
+        drop(closing.launch());
+        assert!(closing.add(close()), "who served it has gone");
+    }
+}

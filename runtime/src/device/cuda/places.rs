@@ -1,0 +1,127 @@
+//! Where peers find user memory: what is registered, checked, and offered to them.
+
+use super::driver::Relaxed;
+use super::mapper::{self, Sharing};
+use super::registry::{self, Found, Key};
+use super::seat::Seat;
+use super::{export, memory};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use cudarc::driver::sys::CUgraph;
+use oxccl_kernels::abi;
+use std::sync::Arc;
+
+impl Seat {
+    /// Has a range mapped by the peers, in the background; its name, for
+    /// [`release`](Self::release). None when there is no peer that could, or no number left.
+    pub fn hold(&self, base: u64, len: u64) -> Option<Key> {
+        let sharing = self.sharing().filter(|s| !s.all_here() && !s.is_apart())?;
+        let pieces = export::pieces(base, len);
+        let key = sharing.registry().hold(base, len, pieces);
+        mapper::wake();
+        key
+    }
+
+    /// Has a range mapped by the peers as the window of a number, in the background; its name, for
+    /// [`release`](Self::release). None of a rank alone.
+    pub fn hold_window(&self, base: u64, len: u64, number: u64) -> Result<Option<Key>> {
+        let Some(sharing) = self.sharing() else { return Ok(None) };
+        let hint = "take a window's memory from ncclMemAlloc or cudaMalloc";
+        if sharing.is_apart() {
+            let what = "a window on GPUs that do not reach each other";
+            return Err(Error::usage(what, "use ncclSend and ncclRecv there"));
+        }
+        let _context = self.gpu.enter()?;
+        let _relaxed = Relaxed::begin()?;
+        let reached = match sharing.all_here() {
+            true => export::reached_here(self.gpu, base),
+            false => export::export(base, len).is_ok(),
+        };
+        if !reached {
+            return Err(Error::usage("this memory cannot be reached by the other ranks", hint));
+        }
+        let pieces = export::pieces(base, len);
+        let key = sharing.registry().hold_window(base, len, pieces, number);
+        mapper::wake();
+        let what = "255 buffers and windows are registered";
+        key.map(Some).ok_or_else(|| Error::usage(what, "deregister some of them"))
+    }
+
+    /// Ends one holding of a buffer.
+    pub fn release(&self, key: Key) {
+        if let Some(sharing) = self.sharing() {
+            sharing.registry().release(key);
+            mapper::wake();
+        }
+    }
+
+    /// Where peers find user memory of an operation that is launched now; captured, the graph keeps
+    /// it mapped. The GPU's context is the thread's.
+    pub fn place(self: &Arc<Self>, at: u64, bytes: u64, graph: Option<CUgraph>) -> abi::Place {
+        self.find_place(at, bytes, graph).unwrap_or_default()
+    }
+
+    fn find_place(
+        self: &Arc<Self>,
+        at: u64,
+        bytes: u64,
+        graph: Option<CUgraph>,
+    ) -> Option<abi::Place> {
+        let sharing = self.sharing().filter(|sharing| !sharing.is_apart())?;
+        if sharing.all_here() {
+            let place = abi::Place { reach: abi::REACH_ADDRESS, at, ..abi::Place::default() };
+            return export::reached_here(self.gpu, at).then_some(place);
+        }
+        let known = self.find_current(sharing, at, bytes);
+        let held = match (known, graph) {
+            (Some(found), None) => Some((found.key, found.buffer.base)),
+            (known, graph) => self.hold_allocation(at, bytes, graph, known),
+        };
+        let (Key { number, generation }, base) = held?;
+        let reach = abi::REACH_BUFFER;
+        Some(abi::Place { reach, buffer: number, generation, at: at - base })
+    }
+
+    /// A buffer that holds a range, whose memory is still what was registered; where it is not,
+    /// the buffer is taken back. Asks for the allocations that the range touches; the mapper looks
+    /// at the others.
+    fn find_current(&self, sharing: &Sharing, at: u64, bytes: u64) -> Option<Found> {
+        loop {
+            let found = sharing.registry().find(at, bytes)?;
+            if registry::unchanged(&found.pieces, export::id_of) {
+                return Some(found);
+            }
+            sharing.registry().take_back(found.key);
+            mapper::wake();
+        }
+    }
+
+    /// Has the allocation around a range mapped by the peers: where the memory is this library's,
+    /// and for graphs, which keep it mapped. Its name and address.
+    fn hold_allocation(
+        self: &Arc<Self>,
+        at: u64,
+        bytes: u64,
+        graph: Option<CUgraph>,
+        known: Option<Found>,
+    ) -> Option<(Key, u64)> {
+        let ours = memory::find(std::ptr::with_exposed_provenance(at as usize));
+        let registers = graph.is_some() && Config::get().graph_register;
+        let (base, len) = match (known, ours) {
+            (Some(Found { key, buffer, .. }), _) if !registers => return Some((key, buffer.base)),
+            (Some(Found { buffer, .. }), _) => (buffer.base, buffer.len),
+            (None, Some((base, size, _))) => (base as u64, size as u64),
+            (None, None) if !registers => return None,
+            (None, None) => {
+                // What lies across several allocations is taken as it is.
+                let whole = export::allocation(at).ok().filter(|(b, l)| at + bytes <= b + l);
+                whole.unwrap_or((at, bytes))
+            }
+        };
+        let key = self.hold(base, len)?;
+        if let Some(graph) = graph.filter(|_| registers) {
+            self.keep(graph, Some(key)).ok()?;
+        }
+        Some((key, base))
+    }
+}
