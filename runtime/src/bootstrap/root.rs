@@ -18,6 +18,8 @@ pub const TABLE: u8 = 3;
 pub const FAILED: u8 = 4;
 /// This rank needs the rendezvous no more.
 pub const BYE: u8 = 5;
+/// From the launcher in the name of a rank: its process ended, with the status in the body.
+pub const ENDED: u8 = 6;
 
 /// Bytes before the blob in a `JOIN`.
 pub const JOIN_HEADER: usize = 12;
@@ -44,6 +46,8 @@ pub struct Machine {
     members: BTreeMap<u32, String>,
     blobs: BTreeMap<u32, Vec<u8>>,
     left: BTreeSet<u32>,
+    /// Ranks whose processes ended before they joined, and how.
+    absent: BTreeMap<u32, String>,
     failed: bool,
 }
 
@@ -53,6 +57,7 @@ impl Machine {
         match frame.kind {
             JOIN => self.join(rank, address, &frame.body),
             GATHER => self.blob(rank, frame.body),
+            ENDED => self.absent(rank, &String::from_utf8_lossy(&frame.body)),
             BYE if !self.members.contains_key(&rank) => {
                 self.fail(&format!("rank {rank} at {address} left without having joined"))
             }
@@ -88,7 +93,39 @@ impl Machine {
             return self.fail(&format!("rank {rank} is claimed by {other} and by {address}"));
         }
         self.nranks = Some(n);
+        let in_vain = self.in_vain();
+        if !in_vain.is_empty() {
+            return in_vain;
+        }
         self.blob(rank, blob.to_vec())
+    }
+
+    /// The process of a rank ended: a rank that has not joined will not come.
+    fn absent(&mut self, rank: u32, status: &str) -> Vec<Action> {
+        // How one that has joined leaves, its connection says.
+        if self.members.contains_key(&rank) {
+            return Vec::new();
+        }
+        self.absent.entry(rank).or_insert_with(|| status.to_owned());
+        self.in_vain()
+    }
+
+    /// Tells those who have come that one of the ranks will not; nothing where all may still come.
+    fn in_vain(&mut self) -> Vec<Action> {
+        let n = self.nranks.unwrap_or(0);
+        let Some((rank, status)) = self.absent.first_key_value().filter(|(r, _)| **r < n) else {
+            return Vec::new();
+        };
+        let why = format!(
+            "rank {rank}'s process ended with {status} before it joined; look at its output"
+        );
+        let mut actions = self.fail(&why);
+        // Those who come later shall hear it as well.
+        let known = |r: &u32| self.members.contains_key(r) || self.absent.contains_key(r);
+        if !(0..n).all(|r| known(&r)) {
+            actions.retain(|action| *action != Action::Finish);
+        }
+        actions
     }
 
     fn blob(&mut self, rank: u32, blob: Vec<u8>) -> Vec<Action> {
@@ -142,8 +179,9 @@ impl Machine {
     }
 
     fn fail(&mut self, why: &str) -> Vec<Action> {
-        self.failed = true;
-        log::line(Level::Warn, Subsystem::Bootstrap, &format!("rendezvous: {why}"));
+        if !std::mem::replace(&mut self.failed, true) {
+            log::line(Level::Warn, Subsystem::Bootstrap, &format!("rendezvous: {why}"));
+        }
         let frame = Frame { kind: FAILED, body: why.as_bytes().to_vec() };
         vec![Action::Send(self.members.keys().copied().collect(), frame), Action::Finish]
     }
@@ -226,6 +264,23 @@ mod tests {
         let mut machine = Machine::default();
         machine.frame(1, "a", join(4, b""));
         assert!(failure(&machine.closed(1, false)).contains("rank 1 closed"));
+    }
+
+    #[test]
+    fn who_has_come_and_who_comes_later_hear_of_a_process_that_ended() {
+        let mut machine = Machine::default();
+        let ended = |status: &str| Frame { kind: ENDED, body: status.as_bytes().to_vec() };
+        // Nobody waits yet; and rank 7 is none of the three.
+        assert_eq!(machine.frame(7, "l", ended("status 1")), []);
+        assert_eq!(machine.frame(0, "a", join(3, b"")), []);
+        // It has joined.
+        assert_eq!(machine.frame(0, "l", ended("status 1")), []);
+        let told = "rank 2's process ended with status 0 before it joined; look at its output";
+        let actions = machine.frame(2, "l", ended("status 0"));
+        assert_eq!((failure(&actions).as_str(), actions.len()), (told, 1));
+        assert_eq!(machine.closed(0, false), []);
+        let actions = machine.frame(1, "b", join(3, b""));
+        assert_eq!((failure(&actions).as_str(), &actions[1..]), (told, &[Action::Finish][..]));
     }
 
     #[test]

@@ -3,13 +3,14 @@
 use super::auth::{Ends, Role};
 use super::deadline::{Cancel, Deadline};
 use super::id::{FIXED, UniqueId};
-use super::root::{self, BYE, FAILED, GATHER, JOIN, MAX_BLOB, MAX_RANKS, TABLE};
+use super::root::{self, BYE, ENDED, FAILED, GATHER, JOIN, MAX_BLOB, MAX_RANKS, TABLE};
 use super::serve;
-use super::wire::{Connection, Frame};
+use super::wire::{Connection, Frame, HANDSHAKE_TIMEOUT};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::log::{self, Level, Subsystem};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How long a rank waits for the rendezvous to say which ranks did not come in time.
@@ -20,17 +21,23 @@ const BACKLOG: i32 = 4096;
 
 /// Makes a unique id and starts its rendezvous in a thread of this process. Blocks: never.
 pub fn new_unique_id() -> Result<UniqueId> {
+    hold().map(|(id, _)| id)
+}
+
+/// Makes a unique id as [`new_unique_id`] does, and returns the thread of its rendezvous too, which ends when
+/// that is over; None where a rank will hold it. Blocks: never.
+pub fn hold() -> Result<(UniqueId, Option<JoinHandle<()>>)> {
     crate::fork::check()?;
     let config = Config::get();
     if !config.comm_id.is_empty() {
         // Rank 0 opens the rendezvous, on the machine that the variable names.
-        return id_from_environment(config);
+        return Ok((id_from_environment(config)?, None));
     }
     let listener = listen(super::interface::choose(config)?)?;
     let address = listener.local_addr().map_err(|e| Error::system("getsockname", e, ""))?;
     let id = UniqueId::new(address)?;
-    start_rendezvous(listener, id.clone())?;
-    Ok(id)
+    let rendezvous = start_rendezvous(listener, id.clone())?;
+    Ok((id, Some(rendezvous)))
 }
 
 /// Listens for members.
@@ -49,7 +56,7 @@ pub fn listen(address: SocketAddr) -> Result<TcpListener> {
 }
 
 /// Holds the rendezvous of an id at a listener, in a thread.
-pub fn start_rendezvous(listener: TcpListener, id: UniqueId) -> Result<()> {
+pub fn start_rendezvous(listener: TcpListener, id: UniqueId) -> Result<JoinHandle<()>> {
     let serve = move || {
         if let Err(e) = serve::serve(listener, &id) {
             log::line(Level::Warn, Subsystem::Bootstrap, &format!("rendezvous: {e}"));
@@ -58,7 +65,6 @@ pub fn start_rendezvous(listener: TcpListener, id: UniqueId) -> Result<()> {
     std::thread::Builder::new()
         .name("oxccl-rendezvous".to_owned())
         .spawn(serve)
-        .map(drop)
         .map_err(|e| Error::system("starting a thread", e, "raise ulimit -u"))
 }
 
@@ -138,13 +144,34 @@ fn connect(meeting: &Meeting<'_>, deadline: &Deadline) -> Result<Connection> {
 /// Whether the rendezvous of an id is held: a connection that authenticates, and no more. Blocks for
 /// five seconds at most.
 pub(super) fn ask(id: &UniqueId, rank: u32, deadline: &Deadline) -> Result<()> {
-    let limit = deadline.left().clamp(Duration::from_millis(1), super::wire::HANDSHAKE_TIMEOUT);
+    visit(id, rank, deadline.left()).map(drop)
+}
+
+/// Tells the rendezvous of an id that the process of a rank ended with `status`: the others are not to
+/// wait for that rank, if it has not joined. Tells nobody where the rendezvous is over, or where ranks
+/// hold it, at an address that they know beforehand. Blocks for five seconds at most.
+pub fn note_ended(id: &UniqueId, rank: u32, status: &str) {
+    if id.comm == FIXED {
+        return;
+    }
+    if let Ok(mut connection) = visit(id, rank, HANDSHAKE_TIMEOUT) {
+        connection.send(&Frame { kind: ENDED, body: status.as_bytes().to_vec() });
+        // One small frame on a fresh connection leaves at once.
+        let _ = connection.progress(Instant::now());
+    }
+}
+
+/// An open connection to the rendezvous of an id, where one is held now. Blocks for five seconds at most.
+fn visit(id: &UniqueId, rank: u32, limit: Duration) -> Result<Connection> {
+    let limit = limit.clamp(Duration::from_millis(1), HANDSHAKE_TIMEOUT);
     let deadline = Deadline::new(limit, &Cancel::default());
     let hint = "check NCCL_SOCKET_IFNAME on rank 0's host, and firewalls";
     let stream = TcpStream::connect_timeout(&id.address, limit)
         .map_err(|e| Error::system(format!("connecting to {}", id.address), e, hint))?;
     let ends = Ends { role: Role::Rendezvous, from: rank, to: u32::MAX, comm: id.comm };
-    Connection::client(stream, id.secret, ends, 0)?.wait_open(&deadline)
+    let mut connection = Connection::client(stream, id.secret, ends, 0)?;
+    connection.wait_open(&deadline)?;
+    Ok(connection)
 }
 
 /// Who meets where.
@@ -274,6 +301,23 @@ mod tests {
             assert_eq!(session.gather(b"here").unwrap(), [b"here".to_vec()]);
             session.close();
         });
+    }
+
+    #[test]
+    fn who_waits_for_a_rank_whose_process_ended_hears_it() {
+        let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let id = UniqueId::new(listener.local_addr().unwrap()).unwrap();
+        let rendezvous = start_rendezvous(listener, id.clone()).unwrap();
+        let (limit, cancel) = (Duration::from_secs(60), Cancel::default());
+        let meeting =
+            Meeting { id: &id, rank: 0, nranks: 2, reused: false, limit, cancel: &cancel };
+        let mut session = Session::open(&meeting).unwrap();
+        note_ended(&id, 1, "exit status: 0");
+        let text = session.gather(b"here").unwrap_err().to_string();
+        assert!(text.contains("rank 1's process ended with exit status: 0"), "{text}");
+        rendezvous.join().unwrap();
+        // Nobody is there any more.
+        note_ended(&id, 0, "exit status: 1");
     }
 
     #[test]
