@@ -308,10 +308,13 @@ pub(super) fn secret_of_user(config: &Config) -> Result<[u8; SECRET_BYTES]> {
     })
 }
 
+const READING: &str =
+    "check its mode; oxccl run removes its own when the ranks have met, or failed to";
+
 /// Reads a file that must belong to this user, be no link and be closed to others.
 pub fn read_private_file(path: impl AsRef<Path>) -> Result<Vec<u8>> {
     let path = path.as_ref();
-    let failed = |e| Error::system(format!("reading {}", path.display()), e, "check its mode");
+    let failed = |e| Error::system(format!("reading {}", path.display()), e, READING);
     let flags = (rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::CLOEXEC).bits() as i32;
     let mut file =
         std::fs::OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;

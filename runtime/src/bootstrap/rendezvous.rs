@@ -101,8 +101,18 @@ pub(super) fn replace(address: SocketAddr) {
 }
 
 /// Whether this process holds the rendezvous of an id.
-pub(super) fn is_here(id: &UniqueId) -> bool {
+pub fn is_here(id: &UniqueId) -> bool {
     find(id).is_some()
+}
+
+/// Waits until the rendezvous of an id, where this process holds it, is over: all ranks have met, or
+/// will not any more. Blocks, for as long as ranks may come.
+pub fn wait(id: &UniqueId) {
+    let Some(held) = find(id) else { return };
+    let mut status = lock(&held.status);
+    while *status != Status::Over {
+        status = held.changed.wait(status).unwrap_or_else(|e| e.into_inner());
+    }
 }
 
 /// Tells the rendezvous of an id, where this process holds it, that a rank will never come. Nothing

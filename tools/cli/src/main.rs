@@ -42,7 +42,7 @@ fn main() -> ExitCode {
             return ExitCode::SUCCESS;
         }
         Some(Command::Perf(options)) => perf::main(&options),
-        Some(Command::Run(options)) => run::main(&options),
+        Some(Command::Run(options)) => run::start(&options),
         Some(Command::Plan(options)) => plan::main(&options),
         Some(Command::Env) => env::main(),
         Some(Command::Share(options)) => share::main(&options, Arguments::command()),

@@ -1,32 +1,74 @@
-//! `oxccl run`: ranks on this host, as direct children.
+//! `oxccl run`: ranks on this host, as direct children with process groups of their own.
+
+mod job;
+mod signals;
 
 use crate::error::{Error, Result};
-use oxccl_runtime::bootstrap::{self, launch};
+use job::Job;
+use oxccl_runtime::bootstrap::{self, launch, rendezvous};
+use signals::Signals;
 use std::ffi::OsString;
+use std::fmt;
+use std::io::IsTerminal;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
-use std::process::{Child, Command, ExitCode, ExitStatus};
-use std::time::{Duration, Instant};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::str::FromStr;
+use std::time::Duration;
 
 /// Options of `oxccl run`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
     /// Number of ranks.
     #[arg(short = 'n', long = "ranks", default_value_t = 2)]
-    ranks: u32,
+    pub(crate) ranks: u32,
     /// Bind rank i to processor i, modulo their number.
     #[arg(long)]
-    pin: bool,
+    pub(crate) pin: bool,
+    /// Time that ranks have to end, after a signal or the failure of another one, until they are killed:
+    /// seconds, or with a unit as in 500ms, 2s, 1m.
+    #[arg(long, value_name = "TIME", default_value_t = Grace::default())]
+    pub(crate) grace: Grace,
     /// The program and its arguments.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
-    program: Vec<OsString>,
+    pub(crate) program: Vec<OsString>,
 }
 
-pub(crate) fn main(options: &Options) -> Result<ExitCode> {
-    start(options.ranks, options.pin, &options.program)
+/// How long ranks may take to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Grace(Duration);
+
+impl Default for Grace {
+    fn default() -> Self {
+        Self(Duration::from_secs(10))
+    }
 }
 
-/// Removes the file with the secret when the job is over.
+impl fmt::Display for Grace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.0)
+    }
+}
+
+impl FromStr for Grace {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+        let unit_ms = match &text[digits.len()..] {
+            "ms" => Some(1),
+            "" | "s" => Some(1000),
+            "m" => Some(60_000),
+            _ => None,
+        };
+        let number = digits.parse::<u64>().ok();
+        let limit_ms = number.zip(unit_ms).and_then(|(n, unit_ms)| n.checked_mul(unit_ms));
+        let limit = limit_ms.map(Duration::from_millis);
+        limit.map(Self).ok_or_else(|| "a time like 10, 500ms, 2s or 1m".to_owned())
+    }
+}
+
+/// Removes the file with the secret.
 struct SecretFile(PathBuf);
 
 impl Drop for SecretFile {
@@ -36,43 +78,57 @@ impl Drop for SecretFile {
     }
 }
 
-/// Runs a program on `ranks` ranks of this host and returns the first failure's status.
-pub(crate) fn start(ranks: u32, pin: bool, program: &[OsString]) -> Result<ExitCode> {
+/// Runs a program on several ranks of this host; the exit code of the first that failed, or 128 and the
+/// number of the signal that ended it or this process.
+pub(crate) fn start(options: &Options) -> Result<ExitCode> {
+    // Before there are threads, which have the mask of the one that starts them.
+    let signals = Signals::block();
     let id = bootstrap::new_unique_id()?;
     let name = format!("oxccl-run-{}-{:x}", std::process::id(), id.comm);
     let secret = SecretFile(std::env::temp_dir().join(name));
     launch::write_private_file(&secret.0, launch::hex(&id.encode()).as_bytes())?;
-    let mut children = Vec::new();
-    for rank in 0..ranks {
-        match spawn(rank, ranks, pin, program, &secret.0) {
-            Ok(child) => children.push((rank, child)),
+    if rendezvous::is_here(&id) {
+        let (path, id) = (secret.0.clone(), id.clone());
+        aside(move || {
+            // Then all ranks have met, or never will; and nothing stays when this process is killed.
+            rendezvous::wait(&id);
+            drop(SecretFile(path));
+        });
+    }
+    let mut job = Job::new(signals, options.grace, id);
+    for rank in 0..options.ranks {
+        match spawn(rank, options, &secret.0, signals) {
+            Ok(child) => job.add(rank, &child),
             Err(error) => {
-                end(&mut children);
+                job.kill();
                 return Err(error);
             }
         }
     }
-    wait(children)
+    Ok(job.wait())
 }
 
-fn spawn(
-    rank: u32,
-    ranks: u32,
-    pin: bool,
-    program: &[OsString],
-    secret: &std::path::Path,
-) -> Result<Child> {
+fn spawn(rank: u32, options: &Options, secret: &Path, signals: Signals) -> Result<Child> {
+    let Options { ranks, pin, program, .. } = options;
     let mut command = Command::new(&program[0]);
     command
         .args(&program[1..])
         .env("OXCCL_RANK", rank.to_string())
         .env("OXCCL_NRANKS", ranks.to_string())
         .env("OXCCL_LOCAL_RANK", rank.to_string())
-        .env("OXCCL_SECRET_FILE", secret);
-    let parent = rustix::process::getpid();
+        .env("OXCCL_SECRET_FILE", secret)
+        .stdin(match rank {
+            // The terminal stops who reads it and is of another group than the user's command.
+            0 if std::io::stdin().is_terminal() => Stdio::piped(),
+            0 => Stdio::inherit(),
+            _ => Stdio::null(),
+        })
+        .process_group(0);
+    let (parent, pin) = (rustix::process::getpid(), *pin);
     // SAFETY: the closure makes only system calls that are safe between fork and exec.
     unsafe {
         command.pre_exec(move || {
+            signals.restore()?;
             // No rank outlives its launcher, also when that is killed.
             rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
             if rustix::process::getppid() != Some(parent) {
@@ -87,48 +143,38 @@ fn spawn(
             Ok(())
         });
     }
-    command.spawn().map_err(|e| Error::File {
+    let mut child = command.spawn().map_err(|e| Error::File {
         path: program[0].to_string_lossy().into_owned(),
         cause: e.to_string(),
-    })
+    })?;
+    if let Some(mut input) = child.stdin.take() {
+        aside(move || {
+            // It ends with the input or with the rank.
+            let _ = std::io::copy(&mut std::io::stdin().lock(), &mut input);
+        });
+    }
+    Ok(child)
 }
 
-/// After the first failure the others get this time to report theirs.
-const GRACE: Duration = Duration::from_secs(10);
-
-fn wait(mut children: Vec<(u32, Child)>) -> Result<ExitCode> {
-    let mut failure: Option<(u32, ExitStatus, Instant)> = None;
-    while !children.is_empty() {
-        let mut i = 0;
-        while i < children.len() {
-            let (rank, child) = &mut children[i];
-            match child.try_wait() {
-                Ok(None) => {
-                    i += 1;
-                    continue;
-                }
-                Ok(Some(status)) if !status.success() => {
-                    failure.get_or_insert((*rank, status, Instant::now()));
-                }
-                _ => {}
-            }
-            children.swap_remove(i);
-        }
-        if failure.as_ref().is_some_and(|(_, _, at)| at.elapsed() > GRACE) {
-            end(&mut children);
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    let Some((rank, status, _)) = failure else { return Ok(ExitCode::SUCCESS) };
-    eprintln!("oxccl: rank {rank} ended with {status}");
-    Ok(ExitCode::from(status.code().and_then(|c| u8::try_from(c).ok()).unwrap_or(1)))
+/// Does something in a thread. Where none can be had it stays undone, and the job runs all the same.
+fn aside(work: impl FnOnce() + Send + 'static) {
+    let _ = std::thread::Builder::new().spawn(work);
 }
 
-fn end(children: &mut Vec<(u32, Child)>) {
-    for (_, child) in children.iter_mut() {
-        // A child that has ended meanwhile needs no end.
-        let _ = child.kill();
-        let _ = child.wait();
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_units_or_are_seconds() {
+        for (text, limit_ms) in [("10", 10_000), ("500ms", 500), ("2s", 2000), ("1m", 60_000)] {
+            assert_eq!(text.parse::<Grace>(), Ok(Grace(Duration::from_millis(limit_ms))), "{text}");
+        }
+        assert_eq!(Grace::default().to_string().parse::<Grace>(), Ok(Grace::default()));
+        for text in
+            ["", "s", "-1", "1.5s", "2h", "1 s", "99999999999999999999", "18446744073709551615m"]
+        {
+            assert!(text.parse::<Grace>().is_err(), "{text}");
+        }
     }
-    children.clear();
 }

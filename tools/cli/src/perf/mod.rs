@@ -9,6 +9,7 @@ mod report;
 
 use crate::api::Api;
 use crate::error::{Error, Result};
+use crate::run;
 use measure::Team;
 use options::{Kind, Options};
 use oxccl_runtime::bootstrap::launch::{self, Launch, Meet};
@@ -25,7 +26,8 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
             })?;
             let mut program = vec![own.into_os_string()];
             program.extend(std::env::args_os().skip(1));
-            crate::run::start(ranks, options.pin, &program)
+            let (pin, grace) = (options.pin, run::Grace::default());
+            run::start(&run::Options { ranks, pin, grace, program })
         }
         (_, Some(launch)) => member(options, &launch),
         (None, None) => {

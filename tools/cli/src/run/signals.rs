@@ -1,0 +1,81 @@
+//! The signals that `oxccl run` takes one by one, in the thread that waits for its ranks.
+
+use rustix::process::Signal;
+use std::io;
+use std::mem::zeroed;
+use std::ptr;
+use std::time::Duration;
+
+/// Those that are passed on to the ranks.
+const FORWARDED: [(Signal, &str); 4] = [
+    (Signal::HUP, "SIGHUP"),
+    (Signal::INT, "SIGINT"),
+    (Signal::QUIT, "SIGQUIT"),
+    (Signal::TERM, "SIGTERM"),
+];
+
+/// The name of a signal that is passed on to the ranks.
+pub(super) fn forwarded(signal: Signal) -> Option<&'static str> {
+    FORWARDED.iter().find(|(known, _)| *known == signal).map(|(_, name)| *name)
+}
+
+/// The signals that are blocked, to be taken one by one.
+#[derive(Clone, Copy)]
+pub(super) struct Signals {
+    taken: libc::sigset_t,
+    /// What was blocked before.
+    before: libc::sigset_t,
+}
+
+impl Signals {
+    /// Blocks them in this thread, and in those that it starts from now on. What this process was started to
+    /// ignore, as by nohup, it ignores.
+    pub(super) fn block() -> Self {
+        // SAFETY: all zeros is a value of this type.
+        let (mut taken, mut before): (libc::sigset_t, libc::sigset_t) = unsafe { zeroed() };
+        // SAFETY: the set can be written; no thread relies on another disposition of SIGCHLD, without
+        // which, where the parent ignored it, the ends of children would be lost.
+        unsafe {
+            libc::sigemptyset(&mut taken);
+            libc::signal(libc::SIGCHLD, libc::SIG_DFL);
+        }
+        // With SIGTTIN blocked, to read the terminal in the background fails, and does not stop this
+        // process.
+        let others = [Signal::CHILD, Signal::TSTP, Signal::TTIN];
+        for signal in FORWARDED.iter().map(|(signal, _)| *signal).chain(others) {
+            if !is_ignored(signal) {
+                // SAFETY: the set was made empty before.
+                unsafe { libc::sigaddset(&mut taken, signal.as_raw()) };
+            }
+        }
+        // SAFETY: one set is complete, the other can be written.
+        unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &taken, &mut before) };
+        Self { taken, before }
+    }
+
+    /// Blocks what was blocked before, in a child before its program begins; safe between fork and exec.
+    pub(super) fn restore(&self) -> io::Result<()> {
+        // SAFETY: the set is complete, and the old mask is not asked for.
+        let code =
+            unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, ptr::null_mut()) };
+        if code == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(code)) }
+    }
+
+    /// The next of them; None where none comes within the limit. Blocks.
+    pub(super) fn take(&self, limit: Duration) -> Option<Signal> {
+        let (tv_sec, tv_nsec) = (limit.as_secs() as i64, i64::from(limit.subsec_nanos()));
+        let limit = libc::timespec { tv_sec, tv_nsec };
+        // SAFETY: set and limit are complete, and nothing but the number is asked for.
+        let number = unsafe { libc::sigtimedwait(&self.taken, ptr::null_mut(), &limit) };
+        Signal::from_named_raw(number)
+    }
+}
+
+fn is_ignored(signal: Signal) -> bool {
+    // SAFETY: all zeros is a value of this type, and it can be written; nothing is changed.
+    unsafe {
+        let mut action: libc::sigaction = zeroed();
+        let known = libc::sigaction(signal.as_raw(), ptr::null(), &mut action) == 0;
+        known && action.sa_sigaction == libc::SIG_IGN
+    }
+}

@@ -1,0 +1,208 @@
+//! `oxccl run`: what it does with signals, failures and what its ranks leave behind.
+
+use oxccl_runtime::bootstrap::wire::wait_for;
+use oxccl_tests::job::{bind_to_parent, wait_until};
+use oxccl_tests::missing;
+use rustix::event::{PollFd, PollFlags};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal, test_kill_process,
+};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const OXCCL: &str = env!("CARGO_BIN_EXE_oxccl");
+
+/// A command that has not ended by then is killed.
+const LIMIT: Duration = Duration::from_secs(100);
+
+/// A command, and the folder for temporary files that it has for its own.
+struct Launcher {
+    child: Child,
+    output: BufReader<ChildStdout>,
+    folder: PathBuf,
+}
+
+impl Launcher {
+    /// Starts `oxccl run`, in the way that a terminal would, whatever the test ignores.
+    fn start(name: &str, arguments: &[&str]) -> Self {
+        let mut command = Command::new("env");
+        command.args(["--default-signal=INT,HUP,QUIT,TERM", OXCCL, "run"]).args(arguments);
+        Self::of(name, command.env("OXCCL", OXCCL).stdin(Stdio::null()))
+    }
+
+    fn of(name: &str, command: &mut Command) -> Self {
+        let folder = std::env::temp_dir().join(format!("oxccl-run-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        command.env("TMPDIR", &folder).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = bind_to_parent(command).spawn().expect("it starts");
+        let output = BufReader::new(child.stdout.take().expect("a pipe"));
+        let process = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).expect("its own");
+        std::thread::spawn(move || {
+            wait_for(&mut [PollFd::new(&process, PollFlags::IN)], LIMIT);
+            // It has ended, as a rule.
+            let _ = pidfd_send_signal(&process, Signal::KILL);
+        });
+        Self { child, output, folder }
+    }
+
+    /// The next lines of its ranks that begin with a word, without that.
+    fn lines(&mut self, word: &str, count: usize) -> Vec<String> {
+        let lines = self.output.by_ref().lines().map_while(Result::ok);
+        let found = lines.filter_map(|line| line.strip_prefix(word).map(str::to_owned));
+        let found: Vec<_> = found.take(count).collect();
+        assert_eq!(found.len(), count, "{word}: {found:?}");
+        found
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).expect("its end was not waited for");
+    }
+
+    fn left(&self) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(&self.folder).expect("its folder");
+        entries.map(|entry| entry.expect("a name").path()).collect()
+    }
+
+    /// Waits for its end; its exit code, what it printed since, and its errors. Nothing may be left.
+    fn end(mut self) -> (Option<i32>, String, String) {
+        let status = wait_until(&mut self.child, Instant::now() + LIMIT);
+        let (mut out, mut err) = (String::new(), String::new());
+        self.output.read_to_string(&mut out).expect("text");
+        self.child.stderr.take().expect("a pipe").read_to_string(&mut err).expect("text");
+        let left = self.left();
+        assert!(left.is_empty(), "{left:?} {out}{err}");
+        (status, out, err)
+    }
+}
+
+impl Drop for Launcher {
+    fn drop(&mut self) {
+        // It has ended, unless the test failed.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+#[test]
+fn signals_reach_the_ranks_which_may_take_their_time() {
+    for (signal, name, code) in
+        [(Signal::HUP, "HUP", 129), (Signal::INT, "INT", 130), (Signal::TERM, "TERM", 143)]
+    {
+        // The sleep is of the rank's group and ends as well, before the trap runs.
+        let script = format!(
+            "trap 'echo got {name} $OXCCL_RANK; exit 0' {name}; echo ready; while :; do sleep 1; done"
+        );
+        let mut launcher = Launcher::start(name, &["-n", "2", "sh", "-c", &script]);
+        launcher.lines("ready", 2);
+        launcher.signal(signal);
+        let (status, out, err) = launcher.end();
+        assert_eq!(status, Some(code), "{out}{err}");
+        for rank in 0..2 {
+            assert!(out.contains(&format!("got {name} {rank}")), "{out}{err}");
+        }
+        assert!(
+            err.contains(&format!("SIG{name}: passed on to the ranks, which have 10s")),
+            "{err}"
+        );
+    }
+}
+
+/// A rank that ignores SIGTERM, as do what it has started: a child, and a process that has lost its parent
+/// and has a session of its own.
+const STUBBORN: &str = "trap '' TERM; echo pid $$; \
+     (setsid sh -c 'echo pid $$; exec sleep 90' &); \
+     sh -c 'echo pid $$; exec sleep 90' & \
+     exec sleep 90";
+
+#[test]
+fn nothing_survives_the_grace_period_or_a_second_signal() {
+    for (name, grace, signals) in [("grace", "100ms", 1), ("again", "10m", usize::MAX)] {
+        let arguments = ["-n", "2", "--grace", grace, "sh", "-c", STUBBORN];
+        let mut launcher = Launcher::start(name, &arguments);
+        let pids = launcher.lines("pid ", 6);
+        for _ in 0..signals {
+            launcher.signal(Signal::TERM);
+            if launcher.child.try_wait().expect("its own child").is_some() {
+                break;
+            }
+            // One that follows at once counts as the same.
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let (status, out, err) = launcher.end();
+        assert_eq!(status, Some(143), "{out}{err}");
+        assert!(err.contains("killing the ranks that still run (2)"), "{err}");
+        for pid in pids {
+            let process = Pid::from_raw(pid.parse().expect("a number")).expect("a process");
+            assert!(test_kill_process(process).is_err(), "{pid} survived: {err}");
+        }
+    }
+}
+
+#[test]
+fn a_failed_rank_ends_the_others_and_gives_its_status() {
+    for (end, code, told) in
+        [("exit 7", 7, "exit status: 7"), ("kill -KILL $$", 137, "signal: 9 (SIGKILL)")]
+    {
+        let script = format!("test $OXCCL_RANK = 1 && {end}; {STUBBORN}");
+        let arguments = ["-n", "3", "--grace", "100ms", "sh", "-c", &script];
+        let (status, out, err) = Launcher::start("failed", &arguments).end();
+        assert_eq!(status, Some(code), "{out}{err}");
+        let told = format!("rank 1 ended with {told}; the other ranks (2) have 100ms to end");
+        assert!(err.contains(&told), "{err}");
+    }
+    let (status, out, err) = Launcher::start("missing", &["-n", "2", "/nonexistent"]).end();
+    assert!(status == Some(1) && err.contains("/nonexistent"), "{out}{err}");
+    let (status, _, err) = Launcher::start("time", &["--grace", "2h", "true"]).end();
+    assert!(status == Some(2) && err.contains("a time like 10, 500ms, 2s or 1m"), "{err}");
+}
+
+#[test]
+fn a_killed_launcher_leaves_no_secret_once_the_ranks_have_met() {
+    let script = "\"$OXCCL\" perf all_reduce -b 8 -e 8 -n 1 && echo met && exec sleep 90";
+    let mut launcher = Launcher::start("killed", &["-n", "2", "sh", "-c", script]);
+    launcher.lines("met", 2);
+    let until = Instant::now() + LIMIT;
+    while !launcher.left().is_empty() && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    launcher.signal(Signal::KILL);
+    let (status, ..) = launcher.end();
+    assert_eq!(status, None);
+}
+
+#[test]
+fn ranks_do_not_wait_for_one_whose_process_has_ended() {
+    let script = "test $OXCCL_RANK = 1 && exit 0; exec \"$OXCCL\" perf all_reduce -b 8 -e 8 -n 1";
+    let (status, out, err) = Launcher::start("absent", &["-n", "3", "sh", "-c", script]).end();
+    assert_eq!(status, Some(1), "{out}{err}");
+    let told = "initialisation failed: rank 1 ended with exit status: 0 before it joined";
+    assert!(err.contains(told), "{out}{err}");
+}
+
+#[test]
+fn the_first_rank_has_the_standard_input_also_of_a_terminal() {
+    let script = "read line; echo \"$OXCCL_RANK has $line\"";
+    let text = |mut launcher: Launcher| {
+        let mut input = launcher.child.stdin.take().expect("a pipe");
+        input.write_all(b"words\n").expect("room");
+        let (status, out, err) = launcher.end();
+        assert!(out.contains("0 has words"), "{out}{err}");
+        (status, out, err)
+    };
+    let mut command = Command::new(OXCCL);
+    command.args(["run", "-n", "2", "sh", "-c", script]);
+    let (status, out, err) = text(Launcher::of("pipe", command.stdin(Stdio::piped())));
+    assert!(status == Some(0) && out.contains("1 has \n"), "{out}{err}");
+    if let Err(e) = Command::new("script").arg("--version").output() {
+        return missing("script", &e.to_string());
+    }
+    let line = "exec \"$OXCCL\" run -n 1 sh -c \"$SCRIPT\"";
+    let mut command = Command::new("script");
+    command.args(["--quiet", "--return", "--command", line, "/dev/null"]);
+    command.env("OXCCL", OXCCL).env("SCRIPT", script).env("SHELL", "/bin/sh");
+    let (status, out, err) = text(Launcher::of("terminal", command.stdin(Stdio::piped())));
+    assert_eq!(status, Some(0), "{out}{err}");
+}
