@@ -105,15 +105,16 @@ pub enum Error {
     Untaken { site: Site, until: String },
     /// The failure record of a peer, whose text is passed on as it is. `code` says what kind:
     /// `InvalidUsage`, the same mistake on all sides, which `peer` reports; `Timeout`, a rank gave up
-    /// waiting for `peer`; `RemoteError`, `peer` is lost.
+    /// waiting for `peer`; `RemoteError`, `peer` is lost or, where `lost` is not set, has ended its
+    /// communicator.
     #[error("{}", reported(site, *code, text))]
-    Reported { site: Site, code: Code, text: String },
+    Reported { site: Site, code: Code, reporter: u32, lost: bool, text: String },
     #[error("initialisation failed: {why}")]
     Init { why: String },
     #[error("initialisation of rank {rank} of {nranks} failed: {why}")]
     InitTimeout { rank: u32, nranks: u32, why: String },
     #[error("initialisation failed: rank {} {why}; look at that rank's own output", site.peer)]
-    InitPeer { site: Site, why: String },
+    InitPeer { site: Site, why: String, died: bool },
     #[error(
         "{at} does not know the secret of this rank; give all ranks the same unique id, or \
          OXCCL_SECRET_FILE with the same contents, and no two jobs the same address"
@@ -189,7 +190,15 @@ impl Error {
     /// The failure of an initialisation because of one rank.
     pub fn init_peer(peer: u32, why: impl Display) -> Self {
         let site = Site { rank: -1, peer: peer as i32, step: -1, ..Site::default() };
-        Error::InitPeer { site, why: why.to_string() }
+        Error::InitPeer { site, why: why.to_string(), died: false }
+    }
+
+    /// The same where that rank has died, or is out of reach.
+    pub fn init_death(peer: u32, why: impl Display) -> Self {
+        match Self::init_peer(peer, why) {
+            Error::InitPeer { site, why, .. } => Error::InitPeer { site, why, died: true },
+            other => other,
+        }
     }
 
     /// What a caught panic becomes.

@@ -316,6 +316,13 @@ fn verdict(watch: &mut Watch, endpoint: &Endpoint, ready: bool, now: Instant) ->
         return Verdict::Alive;
     }
     let peer = watch.peer;
+    if endpoint.failure().is_none() {
+        // First of all: a rank that fails may end at once.
+        let differs = || agreement::compare_past(endpoint, peer, &mut watch.compared);
+        if let Some(error) = endpoint.hear_from(peer).or_else(differs) {
+            return Verdict::Failed(error);
+        }
+    }
     let left = || endpoint.has_left(peer);
     let said = match &watch.sign {
         Sign::Process(_) if ready && left() => return Verdict::Left,
@@ -339,14 +346,7 @@ fn verdict(watch: &mut Watch, endpoint: &Endpoint, ready: bool, now: Instant) ->
             endpoint.rank
         ));
     }
-    if endpoint.failure().is_some() {
-        return Verdict::Alive;
-    }
-    let differs = || agreement::compare_past(endpoint, peer, &mut watch.compared);
-    match endpoint.hear_from(peer).or_else(differs) {
-        Some(error) => Verdict::Failed(error),
-        None => Verdict::Alive,
-    }
+    Verdict::Alive
 }
 
 /// What a peer of another host has to say.

@@ -145,7 +145,7 @@ static void bad_variables(void) {
   const char *value = NULL, **table = NULL;
   char bytes[4] = "xyz";
   int length = 7;
-  FINE(ncclParamBind(&number, "OXCCL_INIT_TIMEOUT"));
+  FINE(ncclParamBind(&number, "OXCCL_ARENA_GIB"));
   FINE(ncclParamBind(&text, "NCCL_DEBUG"));
   variables(NULL, "null");
   variables((ncclParamHandle_t)&length, "0x");

@@ -37,7 +37,10 @@ fn good(target: &str) -> Vec<Vec<u8>> {
         |kind: u8, body: &[u8]| [&(body.len() as u32).to_le_bytes()[..], &[kind], body].concat();
     let event =
         |rank: u8, kind: u8, body: &[u8]| [&[rank, kind, body.len() as u8][..], body].concat();
-    let record = Record { code: Code::RemoteError, culprit: 3, text: "ünderneath".to_owned() };
+    let record = {
+        let (code, text) = (Code::RemoteError, "ünderneath".to_owned());
+        Record { code, culprit: 3, reporter: 1, text }
+    };
     match target {
         "bootstrap" => {
             let join = root::join(2, Duration::from_secs(1), &[9, 9]);

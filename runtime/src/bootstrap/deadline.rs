@@ -39,7 +39,8 @@ impl Deadline {
         Self { in_vain, ..self }
     }
 
-    fn finding(&self) -> Option<Error> {
+    /// Why waiting is in vain, if it is.
+    pub fn finding(&self) -> Option<Error> {
         self.in_vain.as_ref().and_then(|in_vain| in_vain())
     }
 

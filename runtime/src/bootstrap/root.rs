@@ -11,7 +11,7 @@ use std::time::Duration;
 /// blob), the others `GATHER` (blob); the root answers `TABLE` (all blobs) or `FAILED` (who is to
 /// blame, text), also to those who come later. `BYE` ends a rank's part: the others go on without
 /// it, and its blobs are empty. A rank that cannot go on says so by `GIVE_UP`, which has the body of
-/// a `FAILED`.
+/// a `FAILED`. One that waits long for others outside of rounds says so by `WAITING`, for this round.
 pub const JOIN: u8 = 1;
 /// A further round.
 pub const GATHER: u8 = 2;
@@ -23,6 +23,8 @@ pub const FAILED: u8 = 4;
 pub const BYE: u8 = 5;
 /// Initialisation failed at this rank; the body says why.
 pub const GIVE_UP: u8 = 6;
+/// This rank waits for other ranks, outside of rounds: it is not to blame when time is over.
+pub const WAITING: u8 = 7;
 
 /// Bytes before the blob in a `JOIN`.
 pub const JOIN_HEADER: usize = 12;
@@ -51,6 +53,8 @@ pub struct Machine {
     members: BTreeMap<u32, String>,
     blobs: BTreeMap<u32, Vec<u8>>,
     left: BTreeSet<u32>,
+    /// Those that wait for others outside of rounds.
+    waiting: BTreeSet<u32>,
     /// Ranks that will never come, and why.
     absent: BTreeMap<u32, String>,
     /// What all ranks are told once initialisation has failed, and who has been told.
@@ -94,9 +98,13 @@ impl Machine {
                 let all = self.nranks.is_some_and(|n| self.left.len() as u32 == n);
                 if all { vec![Action::Finish] } else { self.round() }
             }
+            WAITING => {
+                self.waiting.insert(rank);
+                Vec::new()
+            }
             GIVE_UP => match split_failure(&frame.body) {
-                Some((culprit, why)) if culprit >= 0 => self.fail(culprit, why),
-                Some((_, why)) => self.blame(rank, &format!("gave up: {why}")),
+                Some((culprit, died, why)) if culprit >= 0 => self.fail(culprit, died, why),
+                Some((.., why)) => self.blame(rank, &format!("gave up: {why}")),
                 None => self.blame(rank, &format!("(at {address}) sent a short frame")),
             },
             kind => self.blame(rank, &format!("(at {address}) sent a frame of kind {kind}")),
@@ -139,7 +147,7 @@ impl Machine {
         let Some(n) = self.nranks else { return Vec::new() };
         let missed = self.absent.iter().find(|(rank, _)| **rank < n);
         match missed.map(|(rank, why)| (*rank, why.clone())) {
-            Some((rank, why)) => self.blame(rank, &why),
+            Some((rank, why)) => self.fail(self.name(rank) as i32, true, &why),
             None => Vec::new(),
         }
     }
@@ -162,12 +170,12 @@ impl Machine {
         {
             let name = self.name(rank);
             let why = format!("rank {name} says nranks is {n}, the others say {known}");
-            return self.fail(NOBODY, &why);
+            return self.fail(NOBODY, false, &why);
         }
         if let Some(other) = before {
             let name = self.name(rank);
             let why = format!("rank {name} is claimed by {other} and by {address}");
-            return self.fail(NOBODY, &why);
+            return self.fail(NOBODY, false, &why);
         }
         self.nranks = Some(n);
         self.absent.remove(&rank);
@@ -192,6 +200,7 @@ impl Machine {
             return Vec::new();
         }
         let blobs = std::mem::take(&mut self.blobs);
+        self.waiting.clear();
         let mut body = Vec::new();
         for rank in 0..n {
             let blob = blobs.get(&rank).map_or(&[][..], |blob| blob);
@@ -207,7 +216,8 @@ impl Machine {
         if finished || self.has_failed() || !self.members.contains_key(&rank) {
             return Vec::new();
         }
-        self.blame(rank, "ended during initialisation: its connection closed")
+        let why = "ended during initialisation: its connection closed";
+        self.fail(self.name(rank) as i32, true, why)
     }
 
     /// The time to wait for ranks is over.
@@ -215,25 +225,27 @@ impl Machine {
         let Some(n) = self.nranks.filter(|_| !self.has_failed()) else { return Vec::new() };
         // In the first round those are missing that never joined, later those that got stuck.
         let come = |r: &u32| self.blobs.contains_key(r) || self.left.contains(r);
-        let missing: Vec<_> = (0..n).filter(|r| !come(r)).map(|r| self.name(r)).collect();
-        let secs = waited.as_millis() as f64 / 1000.0;
-        if let [only] = missing[..] {
-            return self.fail(only as i32, &format!("did not come within {secs} s"));
+        let mut missing: Vec<_> = (0..n).filter(|r| !come(r)).collect();
+        // Those who wait for others are not to blame, unless all wait for each other.
+        if missing.iter().any(|rank| !self.waiting.contains(rank)) {
+            missing.retain(|rank| !self.waiting.contains(rank));
         }
+        let missing: Vec<_> = missing.into_iter().map(|rank| self.name(rank)).collect();
+        let secs = waited.as_millis() as f64 / 1000.0;
         let shown: Vec<_> = missing.iter().take(16).map(u32::to_string).collect();
         let more = if missing.len() > 16 { ", …" } else { "" };
         let list = shown.join(", ");
         let why =
             format!("{} of {n} ranks did not come within {secs} s: {list}{more}", missing.len());
-        self.fail(NOBODY, &why)
+        self.fail(NOBODY, false, &why)
     }
 
     fn blame(&mut self, rank: u32, why: &str) -> Vec<Action> {
-        self.fail(self.name(rank) as i32, why)
+        self.fail(self.name(rank) as i32, false, why)
     }
 
-    fn fail(&mut self, culprit: i32, why: &str) -> Vec<Action> {
-        let frame = Frame { kind: FAILED, body: failure(culprit, why) };
+    fn fail(&mut self, culprit: i32, died: bool, why: &str) -> Vec<Action> {
+        let frame = Frame { kind: FAILED, body: failure(culprit, died, why) };
         let error = failure_in(&frame.body);
         log::line(Level::Warn, Subsystem::Bootstrap, &format!("rendezvous: {error}"));
         self.verdict = Some(frame.clone());
@@ -245,20 +257,23 @@ impl Machine {
 /// In the place of a rank that is to blame.
 const NOBODY: i32 = -1;
 
-/// The body of a `FAILED` or `GIVE_UP`: the rank to blame, −1 for none, and what it did, or the text.
-pub fn failure(culprit: i32, why: &str) -> Vec<u8> {
-    [&culprit.to_le_bytes()[..], why.as_bytes()].concat()
+/// The body of a `FAILED` or `GIVE_UP`: the rank to blame, −1 for none, whether it has died, and what it
+/// did, or the text.
+pub fn failure(culprit: i32, died: bool, why: &str) -> Vec<u8> {
+    [&culprit.to_le_bytes()[..], &[u8::from(died)], why.as_bytes()].concat()
 }
 
-fn split_failure(body: &[u8]) -> Option<(i32, &str)> {
-    let (culprit, text) = body.split_first_chunk()?;
-    Some((i32::from_le_bytes(*culprit), std::str::from_utf8(text).ok()?))
+fn split_failure(body: &[u8]) -> Option<(i32, bool, &str)> {
+    let (culprit, rest) = body.split_first_chunk()?;
+    let (died, text) = rest.split_first()?;
+    Some((i32::from_le_bytes(*culprit), *died != 0, std::str::from_utf8(text).ok()?))
 }
 
 /// The error that such a body stands for.
 pub fn failure_in(body: &[u8]) -> Error {
     match split_failure(body) {
-        Some((culprit, why)) => match u32::try_from(culprit) {
+        Some((culprit, died, why)) => match u32::try_from(culprit) {
+            Ok(culprit) if died => Error::init_death(culprit, why),
             Ok(culprit) => Error::init_peer(culprit, why),
             Err(_) => Error::Init { why: why.to_owned() },
         },
@@ -333,6 +348,12 @@ mod tests {
         machine.frame(0, "b", join(4, b""));
         let text = failure(&machine.deadline(Duration::from_secs(7)));
         assert!(text.contains("2 of 4 ranks did not come within 7 s: 1, 3"), "{text}");
+        let waits = || Frame { kind: WAITING, body: Vec::new() };
+        let mut machine = Machine::default();
+        (0..3).for_each(|rank| drop(machine.frame(rank, "a", join(3, b""))));
+        (0..2).for_each(|rank| assert_eq!(machine.frame(rank, "a", waits()), []));
+        let text = failure(&machine.deadline(Duration::from_secs(7)));
+        assert!(text.contains("1 of 3 ranks did not come within 7 s: 2"), "{text}");
         let mut machine = Machine::default();
         machine.frame(1, "10.0.0.1:5", join(4, b""));
         let text = failure(&machine.frame(1, "10.0.0.2:6", join(4, b"")));
@@ -351,7 +372,7 @@ mod tests {
         let mut machine = Machine::new(vec![4, 5, 7]);
         machine.frame(1, "a", join(3, b""));
         let give_up =
-            |culprit, why: &str| Frame { kind: GIVE_UP, body: super::failure(culprit, why) };
+            |culprit, why: &str| Frame { kind: GIVE_UP, body: super::failure(culprit, false, why) };
         let text = failure(&machine.frame(1, "a", give_up(-1, "no memory")));
         assert!(text.contains("rank 5 gave up: no memory"), "{text}");
         let late = machine.frame(2, "b", join(3, b""));

@@ -5,7 +5,8 @@ use super::deadline::{Cancel, Deadline, InVain};
 use super::dial::Dial;
 use super::id::{FIXED, SECRET_BYTES, UniqueId};
 use super::root::{
-    self, BYE, FAILED, GATHER, GIVE_UP, JOIN, MAX_BLOB, MAX_RANKS, TABLE, failure, failure_in,
+    self, BYE, FAILED, GATHER, GIVE_UP, JOIN, MAX_BLOB, MAX_RANKS, TABLE, WAITING, failure,
+    failure_in,
 };
 use super::wire::{Connection, Frame};
 use super::{interface, launch, rendezvous};
@@ -31,6 +32,9 @@ const BACKLOG: i32 = 4096;
 
 /// Attempts after which nobody is taken to listen at an address where the listener came first.
 const REFUSALS: u32 = 5;
+
+/// After so long a rank tells the rendezvous that it waits for others.
+const LONG: Duration = Duration::from_secs(1);
 
 const UNREACHABLE: &str = "check that rank 0 runs, and NCCL_SOCKET_IFNAME and firewalls";
 
@@ -142,9 +146,13 @@ fn connect(meeting: &Meeting<'_>, deadline: &Deadline) -> Result<Connection> {
         }
         if !reused && dial.refusals() >= REFUSALS {
             // The listener was there before the id.
+            if let Some(holder) = meeting.holder {
+                let why = format!("ended: its process held the rendezvous at {}", id.address);
+                return Err(Error::init_death(holder, why));
+            }
             let why = format!(
-                "nobody listens at {} any more: the process that made the unique id, rank 0's as a \
-                 rule, has ended, or all ranks of that id have met already",
+                "nobody holds the rendezvous at {} any more: the process that made the unique id has \
+                 ended, or all ranks of that id have met already",
                 id.address
             );
             return Err(Error::Init { why });
@@ -207,7 +215,12 @@ pub struct Session {
     reused: bool,
     deadline: Deadline,
     joined: bool,
+    /// Whether the rendezvous may know of this rank.
+    told: bool,
     holder: Option<u32>,
+    /// Since when it waits for others outside of rounds, and whether it has said so.
+    waits: Option<Instant>,
+    says_so: bool,
     /// What the rendezvous has said of the failure.
     verdict: Option<Error>,
 }
@@ -225,8 +238,22 @@ impl Session {
         }
         let reused = meeting.reused || fixed;
         let connection = connect(&Meeting { reused, ..meeting.clone() }, &deadline)?;
-        let (id, joined, verdict) = (id.clone(), false, None);
-        Ok(Self { connection, id, rank, nranks, limit, reused, deadline, joined, holder, verdict })
+        let (id, joined, told, verdict) = (id.clone(), false, false, None);
+        Ok(Self {
+            connection,
+            id,
+            rank,
+            nranks,
+            limit,
+            reused,
+            deadline,
+            joined,
+            told,
+            holder,
+            waits: None,
+            says_so: false,
+            verdict,
+        })
     }
 
     /// When initialisation has to be over.
@@ -253,6 +280,7 @@ impl Session {
         };
         let frame = self.ask(&frame)?;
         self.joined = true;
+        (self.waits, self.says_so) = (None, false);
         match frame.kind {
             TABLE => root::split_table(&frame.body, self.nranks)
                 .ok_or_else(|| Error::Init { why: "the rendezvous sent a bad table".to_owned() }),
@@ -263,6 +291,7 @@ impl Session {
     fn ask(&mut self, frame: &Frame) -> Result<Frame> {
         loop {
             self.connection.send(frame);
+            self.told = true;
             let answer = self.connection.wait_frame(&self.deadline, "the other ranks' data");
             // It may have been the rendezvous of the communicator before.
             let again = !self.joined && self.reused;
@@ -280,7 +309,8 @@ impl Session {
     /// The error for a frame that is no answer.
     fn fail(&mut self, frame: &Frame) -> Error {
         let error = match frame.kind {
-            FAILED => failure_in(&frame.body),
+            // Of a cut between this rank and another one it may be that one's view.
+            FAILED => self.deadline.finding().unwrap_or_else(|| failure_in(&frame.body)),
             kind => Error::Init { why: format!("the rendezvous sent a frame {kind}") },
         };
         self.verdict = Some(error.clone());
@@ -295,12 +325,11 @@ impl Session {
         let at = self.id.address;
         match self.holder {
             Some(holder) => {
-                Error::init_peer(holder, format!("ended: its process held the rendezvous at {at}"))
+                Error::init_death(holder, format!("ended: its process held the rendezvous at {at}"))
             }
             None => Error::Init {
                 why: format!(
-                    "the process that made the unique id (rank 0's as a rule) and held the \
-                     rendezvous at {at} ended"
+                    "the process that made the unique id and held the rendezvous at {at} ended"
                 ),
             },
         }
@@ -311,6 +340,11 @@ impl Session {
     pub fn check(&mut self) -> Result<()> {
         if let Some(verdict) = &self.verdict {
             return Err(verdict.clone());
+        }
+        let waits = *self.waits.get_or_insert_with(Instant::now);
+        if !self.says_so && waits.elapsed() > LONG {
+            self.connection.send(&Frame { kind: WAITING, body: Vec::new() });
+            self.says_so = true;
         }
         match self.connection.progress() {
             Ok(None) => Ok(()),
@@ -331,14 +365,16 @@ impl Session {
         let mut verdict = None;
         match &error {
             _ if self.verdict.is_some() => {}
-            Error::InitPeer { site, why } => {
-                verdict = self.wait_for_verdict();
+            Error::InitPeer { site, why, died } => {
+                // What is known from elsewhere needs no verdict.
+                let known = self.deadline.finding().is_some();
+                verdict = if known { None } else { self.wait_for_verdict() };
                 if verdict.is_none() {
-                    self.tell(site.peer, why);
+                    self.tell(site.peer, *died, why);
                 }
             }
-            Error::Init { why } => self.tell(-1, why),
-            _ => self.tell(-1, &error.to_string()),
+            Error::Init { why } => self.tell(-1, false, why),
+            _ => self.tell(-1, false, &error.to_string()),
         }
         rendezvous::wait_until_told(&self.id, VERDICT);
         verdict.unwrap_or(error)
@@ -346,7 +382,7 @@ impl Session {
 
     fn wait_for_verdict(&mut self) -> Option<Error> {
         let until = Instant::now() + VERDICT;
-        while self.joined && !self.connection.is_broken() {
+        while self.told && !self.connection.is_broken() {
             if let Err(error) = self.check() {
                 return self.verdict.clone().or(Some(error));
             }
@@ -359,13 +395,13 @@ impl Session {
         None
     }
 
-    fn tell(&mut self, culprit: i32, why: &str) {
-        if !self.joined {
+    fn tell(&mut self, culprit: i32, died: bool, why: &str) {
+        if !self.told {
             // The others would wait for it.
             rendezvous::note_absent(&self.id, self.rank, format!("gave up: {why}"));
             return;
         }
-        self.connection.send(&Frame { kind: GIVE_UP, body: failure(culprit, why) });
+        self.connection.send(&Frame { kind: GIVE_UP, body: failure(culprit, died, why) });
         // Where it cannot be sent, the end of the connection says as much.
         let _ = self.connection.progress_handshake();
     }

@@ -20,7 +20,9 @@ pub const NO_COLOR: i32 = -1;
 fn deaths(parent: &Communicator, ranks: &[u32]) -> InVain {
     let (endpoint, ranks) = (parent.endpoint().clone(), ranks.to_vec());
     Arc::new(move || {
-        let dead = |&rank: &u32| endpoint.death_of(rank).map(|why| Error::init_peer(rank, why));
+        let lost = |why| format!("is lost: {why}");
+        let dead =
+            |&rank: &u32| endpoint.death_of(rank).map(|why| Error::init_death(rank, lost(why)));
         ranks.iter().find_map(dead)
     })
 }
@@ -47,7 +49,7 @@ fn meet(
     let session = Session::open(&meeting).inspect_err(|error| {
         // Nothing where this process does not hold the meeting.
         let (absent, why) = match error {
-            Error::InitPeer { site, why } => (site.peer as u32, why.clone()),
+            Error::InitPeer { site, why, .. } => (site.peer as u32, why.clone()),
             other => (own, format!("gave up: {other}")),
         };
         rendezvous::note_absent(&id, place(absent), why);
@@ -138,7 +140,7 @@ pub(super) fn grow(
     options: &Options,
     cancel: &Cancel,
 ) -> Result<Communicator> {
-    let mut known = id.cloned();
+    let (mut known, mut holder) = (id.cloned(), id.map(|_| parent.rank()));
     if let Some(family) = &parent.family {
         let everyone: Vec<u32> = (0..parent.nranks()).collect();
         let wait = (options.init_limit(), cancel);
@@ -156,6 +158,7 @@ pub(super) fn grow(
             let id = <&[u8; ID_BYTES]>::try_from(&bytes[..]).ok().and_then(UniqueId::decode);
             let bad = || Error::Init { why: format!("rank {rank} sent a bad id") };
             known = Some(id.ok_or_else(bad)?);
+            holder = Some(rank);
         }
     }
     let Some(id) = known else {
@@ -165,7 +168,7 @@ pub(super) fn grow(
     let (rank, options) = (parent.rank(), options.clone());
     let everyone: Vec<u32> = (0..parent.nranks()).collect();
     let in_vain = Some(deaths(parent, &everyone));
-    join(&Member { id, rank, nranks, device, options }, cancel, in_vain)
+    join(&Member { id, rank, nranks, device, options }, cancel, (in_vain, holder))
 }
 
 /// The numbers of meetings count calls, not threads: they are taken in the order of the calls.

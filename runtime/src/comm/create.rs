@@ -108,14 +108,15 @@ fn edge_slot_bytes(nranks: u32) -> usize {
 
 /// Makes a communicator. Blocks until all ranks have come, or initialisation's time is over.
 pub fn create(member: &Member) -> Result<Communicator> {
-    join(member, &Cancel::default(), None)
+    join(member, &Cancel::default(), (None, None))
 }
 
-/// As [`create`], until `cancel` is set or `in_vain` finds a reason.
+/// As [`create`], until `cancel` is set or `in_vain` finds a reason; `holder` is the rank whose process
+/// holds the rendezvous, where that is known.
 pub(super) fn join(
     member: &Member,
     cancel: &Cancel,
-    in_vain: Option<InVain>,
+    (in_vain, holder): (Option<InVain>, Option<u32>),
 ) -> Result<Communicator> {
     let Member { id, rank, nranks, device, options } = member;
     fork::check()?;
@@ -125,7 +126,7 @@ pub(super) fn join(
     blob::algorithm(Config::checked()?)?;
     let limit = options.init_limit();
     let (rank, nranks) = (*rank, *nranks);
-    let (reused, holder) = (false, None);
+    let reused = false;
     let meeting = Meeting { id, rank, nranks, reused, limit, cancel, in_vain, holder };
     let mut session = Session::open(&meeting)?;
     if nranks == 1 {

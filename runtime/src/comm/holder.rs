@@ -57,6 +57,18 @@ pub enum Origin {
     },
 }
 
+impl Origin {
+    /// The communicator that it is made from, if any.
+    fn parent(&self) -> Option<&Arc<Communicator>> {
+        match self {
+            Origin::Id { .. } => None,
+            Origin::Split { parent, .. }
+            | Origin::Shrink { parent, .. }
+            | Origin::Grow { parent, .. } => Some(parent),
+        }
+    }
+}
+
 /// What is under way in threads, and how the last of it failed.
 #[derive(Default)]
 struct Jobs {
@@ -115,25 +127,15 @@ impl Holder {
 
     /// Makes the communicator; false when this rank joins none. Blocks for the other ranks.
     pub fn make(&self, origin: &Origin) -> Result<bool> {
-        let (device, options, cancel) = (self.device, &self.options, &self.cancel);
-        let made = match origin {
-            Origin::Id { id, rank, nranks } => {
-                let (id, options) = (id.clone(), options.clone());
-                let member = Member { id, rank: *rank, nranks: *nranks, device, options };
-                Some(create::join(&member, cancel, None)?)
+        let made = self.make_from(origin).inspect_err(|error| {
+            // The others of the parent hear of a death before this process may end because of it.
+            if let (Some(parent), Error::InitPeer { site, why, died: true }) =
+                (origin.parent(), error)
+                && let Some(peer) = u32::try_from(site.peer).ok().filter(|p| *p < parent.nranks())
+            {
+                parent.endpoint().lose(peer, why.clone());
             }
-            Origin::Split { parent, color, key, number } => {
-                children::split(parent, (*color, *key, *number), device, options, cancel)?
-            }
-            Origin::Shrink { parent, excluded, abort, number } => {
-                let whom = (&excluded[..], *number);
-                Some(children::shrink(parent, whom, *abort, device, options, cancel)?)
-            }
-            Origin::Grow { parent, nranks, id, number } => {
-                let id = (id.as_ref(), *number);
-                Some(children::grow(parent, *nranks, id, device, options, cancel)?)
-            }
-        };
+        })?;
         let Some(made) = made else { return Ok(false) };
         let made = Arc::new(made);
         if self.ready.set(made.clone()).is_err() {
@@ -146,6 +148,28 @@ impl Holder {
             made.abort()?;
         }
         Ok(true)
+    }
+
+    fn make_from(&self, origin: &Origin) -> Result<Option<Communicator>> {
+        let (device, options, cancel) = (self.device, &self.options, &self.cancel);
+        match origin {
+            Origin::Id { id, rank, nranks } => {
+                let (id, options) = (id.clone(), options.clone());
+                let member = Member { id, rank: *rank, nranks: *nranks, device, options };
+                create::join(&member, cancel, (None, None)).map(Some)
+            }
+            Origin::Split { parent, color, key, number } => {
+                children::split(parent, (*color, *key, *number), device, options, cancel)
+            }
+            Origin::Shrink { parent, excluded, abort, number } => {
+                let whom = (&excluded[..], *number);
+                children::shrink(parent, whom, *abort, device, options, cancel).map(Some)
+            }
+            Origin::Grow { parent, nranks, id, number } => {
+                let id = (id.as_ref(), *number);
+                children::grow(parent, *nranks, id, device, options, cancel).map(Some)
+            }
+        }
     }
 
     /// Does something in a thread of its own; until it is done, [`state`](Self::state) says so, here

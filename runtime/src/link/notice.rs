@@ -1,6 +1,6 @@
 //! What a rank tells peers that do not see its memory, over their control connection:
 //! `H`: it lives; `G`: it leaves in order, with how many of the peer's messages it has taken (u64);
-//! `F` with a failure record: `code u8 · culprit i32 · length u16 · text`; `D` with the collective
+//! `F` with a failure record: `code u8 · culprit i32 · reporter u32 · length u16 · text`; `D` with the collective
 //! that it waits in: `number u64 · what u32 · count u64`; `A`: asks to be told by a `T` when the peer
 //! has taken so many messages (u64).
 
@@ -10,7 +10,7 @@ use crate::error::Code;
 
 /// A heartbeat.
 pub const PULSE: &[u8] = b"H";
-const HEADER: usize = 8;
+const HEADER: usize = 12;
 /// The longest notice.
 pub const MAX_BYTES: usize = HEADER + RECORD_TEXT;
 
@@ -36,6 +36,7 @@ pub fn failed(record: &Record) -> Vec<u8> {
     let text = record.text(RECORD_TEXT).as_bytes();
     let mut bytes = vec![b'F', record.code as i32 as u8];
     bytes.extend(record.culprit.to_le_bytes());
+    bytes.extend(record.reporter.to_le_bytes());
     bytes.extend((text.len() as u16).to_le_bytes());
     bytes.extend(text);
     bytes
@@ -85,7 +86,7 @@ pub fn parse(bytes: &[u8]) -> Result<Option<(Notice, usize)>, String> {
             };
             Ok(Some((notice, 9)))
         }
-        [b'F', code, a, b, c, d, low, high, text @ ..] => {
+        [b'F', code, a, b, c, d, e, f, g, h, low, high, text @ ..] => {
             let len = usize::from(u16::from_le_bytes([*low, *high]));
             if len > RECORD_TEXT {
                 return Err(format!("a notice of {len} bytes"));
@@ -94,6 +95,7 @@ pub fn parse(bytes: &[u8]) -> Result<Option<(Notice, usize)>, String> {
             let record = Record {
                 code: Code::from_number(i32::from(*code)),
                 culprit: i32::from_le_bytes([*a, *b, *c, *d]),
+                reporter: u32::from_le_bytes([*e, *f, *g, *h]),
                 text: String::from_utf8_lossy(text).into_owned(),
             };
             Ok(Some((Notice::Failed(record), HEADER + len)))
@@ -118,13 +120,15 @@ mod tests {
 
     #[test]
     fn notices_survive_the_round_trip_and_wait_for_their_last_byte() {
-        let record = Record { code: Code::InvalidUsage, culprit: -1, text: "ü".repeat(900) };
+        let (code, text) = (Code::InvalidUsage, "ü".repeat(900));
+        let record = Record { code, culprit: -1, reporter: 5, text };
         let bytes = failed(&record);
         for cut in 0..bytes.len() {
             assert_eq!(parse(&bytes[..cut]), Ok(None), "{cut}");
         }
         let Ok(Some((Notice::Failed(read), len))) = parse(&bytes) else { panic!("no record") };
-        assert_eq!((read.code, read.culprit, len), (record.code, -1, bytes.len()));
+        assert_eq!((read.code, read.culprit, read.reporter), (record.code, -1, 5));
+        assert_eq!(len, bytes.len());
         assert_eq!(read.text, "ü".repeat(500));
         let message = Descriptor::message(DataType::Int8, 9);
         let bytes = doing(7, message);
@@ -142,6 +146,6 @@ mod tests {
             assert_eq!(parse(&bytes), Ok(Some((read, 9))));
         }
         assert!(parse(b"x").is_err());
-        assert!(parse(&[b'F', 0, 0, 0, 0, 0, 255, 255]).is_err());
+        assert!(parse(&[b'F', 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255]).is_err());
     }
 }

@@ -259,21 +259,30 @@ impl History {
         format!("{} ({:?})", open.collect::<Vec<_>>().join(", "), self.trouble)
     }
 
+    /// A rank's monitor looks, when it is time for that.
+    fn look(&mut self, rank: usize, now: Instant) {
+        if now >= self.players[rank].look_at {
+            let most_ms = if self.world.look(rank) { 20 } else { 250 };
+            let pause = Duration::from_micros(self.random.below(most_ms * 1000));
+            self.players[rank].look_at = now + pause;
+        }
+    }
+
     /// A rank's turn; whether it got anywhere.
     fn turn(&mut self, rank: usize) -> bool {
         self.strike();
         let now = clock::now();
         match self.players[rank].life {
             Life::Dead => return false,
-            Life::Stands(until) if now < until => return false,
+            Life::Stands(until) if now < until => {
+                // The caller is late; the monitor has a thread of its own.
+                self.look(rank, now);
+                return false;
+            }
             Life::Stands(_) => self.return_late(rank),
             Life::Runs => {}
         }
-        if now >= self.players[rank].look_at {
-            let most_ms = if self.world.look(rank) { 20 } else { 250 };
-            let pause = Duration::from_micros(self.random.below(most_ms * 1000));
-            self.players[rank].look_at = now + pause;
-        }
+        self.look(rank, now);
         self.stop(rank);
         let queued = self.players[rank].tasks.len();
         let all_called = self.players[rank].next == self.operations.len();

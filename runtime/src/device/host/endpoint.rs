@@ -223,6 +223,11 @@ impl Endpoint {
             }
             return;
         }
+        if let Error::Reported { site, lost: true, text, .. } = &error
+            && let Ok(peer) = u32::try_from(site.peer)
+        {
+            self.deaths().entry(peer).or_insert_with(|| text.clone());
+        }
         let record = self.record(&error);
         if let (Some(segment), Some(local)) = (&self.segment, self.local[self.rank as usize]) {
             segment.publish_failure(local, &record);
@@ -274,15 +279,20 @@ impl Endpoint {
     fn record(&self, error: &Error) -> Record {
         let own = self.rank as i32;
         let (code, culprit) = match error {
+            Error::Reported { code: Code::RemoteError, lost: false, .. } => (Code::RemoteError, -1),
             Error::Reported { site, code, .. } => (*code, site.peer),
             Error::Remote { site, .. } => (Code::RemoteError, site.peer),
             // For whom it waited.
             Error::Deadline { site, .. } => (Code::Timeout, site.peer),
-            // To the others this rank is lost.
-            Error::Aborted { .. } => (Code::RemoteError, own),
+            // Nobody is lost.
+            Error::Aborted { .. } => (Code::RemoteError, -1),
             error => (error.code(), own),
         };
-        Record { code, culprit, text: error.cause(self.rank) }
+        let reporter = match error {
+            Error::Reported { reporter, .. } => *reporter,
+            _ => self.rank,
+        };
+        Record { code, culprit, reporter, text: error.cause(self.rank) }
     }
 
     /// Ties it to the rank's seat on a GPU.
@@ -303,18 +313,22 @@ impl Endpoint {
 
     /// The error here for a failure that a peer tells of.
     pub fn told(&self, peer: u32, record: Record) -> Error {
-        let Record { code, culprit, text } = record;
-        let (own, peer) = (self.rank as i32, peer as i32);
+        let Record { code, culprit, reporter, text } = record;
+        let own = self.rank as i32;
         let known = (0..self.nranks as i32).contains(&culprit);
+        // It may have come by way of others.
+        let by = if reporter < self.nranks { reporter } else { peer } as i32;
+        // Who ended its communicator, or could not go on, says so itself.
+        let lost = code == Code::RemoteError && known && culprit != by;
         let (code, whom, text) = match code {
             // The same mistake on all sides; the culprit is who found it.
-            Code::InvalidUsage => (code, if known { culprit } else { peer }, text),
+            Code::InvalidUsage => (code, if known { culprit } else { by }, text),
             // It may be this rank that was awaited.
             Code::Timeout => (code, if known { culprit } else { -1 }, text),
-            _ if culprit == own => (Code::RemoteError, peer, format!("it lost rank {own}: {text}")),
-            _ => (Code::RemoteError, if known { culprit } else { peer }, text),
+            _ if culprit == own => (Code::RemoteError, by, format!("it lost rank {own}: {text}")),
+            _ => (Code::RemoteError, if known { culprit } else { by }, text),
         };
-        Error::Reported { site: self.site(whom), code, text }
+        Error::Reported { site: self.site(whom), code, reporter: by as u32, lost, text }
     }
 
     fn site(&self, peer: i32) -> Site {
@@ -710,7 +724,8 @@ mod tests {
         let endpoint = alone(0, "");
         for (code, peer) in [(Code::RemoteError, 2), (Code::InvalidUsage, 2), (Code::Timeout, -1)] {
             for culprit in [-1, 4, i32::MIN, i32::MAX] {
-                let told = endpoint.told(2, Record { code, culprit, text: "x".to_owned() });
+                let told =
+                    endpoint.told(2, Record { code, culprit, reporter: 2, text: "x".to_owned() });
                 assert_eq!(told.site().map(|site| site.peer), Some(peer), "{code:?} {culprit}");
             }
         }

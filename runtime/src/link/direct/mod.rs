@@ -84,6 +84,8 @@ pub struct Record {
     /// The rank at fault; where it is a limit's the rank waited for, and where the calls differ the rank
     /// that found it; −1 where there is none.
     pub culprit: i32,
+    /// The rank that found it; the others pass it on.
+    pub reporter: u32,
     /// The cause alone.
     pub text: String,
 }
@@ -231,7 +233,8 @@ impl Segment {
         let at = self.rank(local) + RECORD_AT;
         let codes = (record.code as u64) << 32 | u64::from(record.culprit as u32);
         self.word(at).store(codes, Ordering::Relaxed);
-        self.word(at + 8).store(len as u64, Ordering::Relaxed);
+        let rest = u64::from(record.reporter) << 32 | len as u64;
+        self.word(at + 8).store(rest, Ordering::Relaxed);
         for (i, bytes) in text.chunks_exact(8).enumerate() {
             let value = u64::from_ne_bytes(bytes.try_into().unwrap_or_default());
             self.word(at + 16 + i * 8).store(value, Ordering::Relaxed);
@@ -246,13 +249,15 @@ impl Segment {
         }
         let at = self.rank(local) + RECORD_AT;
         let codes = self.word(at).load(Ordering::Relaxed);
-        let len = (self.word(at + 8).load(Ordering::Relaxed) as usize).min(RECORD_TEXT);
+        let rest = self.word(at + 8).load(Ordering::Relaxed);
+        let len = (rest as u32 as usize).min(RECORD_TEXT);
         let words = (0..len.div_ceil(8))
             .flat_map(|i| self.word(at + 16 + i * 8).load(Ordering::Relaxed).to_ne_bytes());
         let bytes: Vec<u8> = words.take(len).collect();
         Some(Record {
             code: Code::from_number((codes >> 32) as i32),
             culprit: codes as u32 as i32,
+            reporter: (rest >> 32) as u32,
             text: String::from_utf8_lossy(&bytes).into_owned(),
         })
     }
@@ -620,7 +625,7 @@ mod tests {
         assert!(!segment.agrees(0, 250, &label(1)));
         assert_eq!(segment.failure(1), None);
         let text = "é".repeat(600);
-        let record = Record { code: Code::InvalidUsage, culprit: -1, text };
+        let record = Record { code: Code::InvalidUsage, culprit: -1, reporter: 3, text };
         segment.publish_failure(1, &record);
         let read = segment.failure(1).unwrap();
         assert_eq!((read.code, read.culprit, read.text.len()), (Code::InvalidUsage, -1, 1000));

@@ -43,6 +43,9 @@ pub(crate) struct Seen {
     pub(crate) hung: bool,
 }
 
+/// How long the ranks wait for each other in initialisation.
+pub(crate) const INIT_LIMIT_S: u64 = 12;
+
 enum Event {
     Line(u32, Instant, String),
     Struck(Instant),
@@ -66,6 +69,7 @@ fn start(plan: &Plan, rank: u32, network: Option<&Network>) -> (Started, PipeRea
     command.args([&layout.nranks.to_string(), &plan.seed.to_string(), &dead]);
     command.arg(plan.late_ms.to_string()).stdin(Stdio::piped());
     command.stdout(writer.try_clone().expect("a descriptor")).stderr(writer);
+    command.env("OXCCL_INIT_TIMEOUT", INIT_LIMIT_S.to_string());
     let host = layout.host(rank);
     match network.filter(|_| layout.spaces) {
         Some(network) => {
@@ -124,9 +128,9 @@ pub(crate) fn run(plan: &Plan, network: Option<&Network>) -> Record {
         }
         let (pids, over) = (&pids, &over);
         scope.spawn(move || strangers::visit_all(pids, known, plan.seed, over));
-        let mut conductor = Conductor::new(plan, &fds, stdins);
+        let mut conductor = Conductor::new(plan, &fds, stdins, id.as_ref());
         let conductor = scope.spawn(move || {
-            conductor.begin(id.as_ref());
+            conductor.begin();
             conductor.conduct(&receiver);
             conductor.finish()
         });
@@ -192,6 +196,8 @@ struct Conductor<'a> {
     plan: &'a Plan,
     fds: &'a [OwnedFd],
     stdins: Vec<Option<ChildStdin>>,
+    /// The id whose rendezvous this process holds.
+    id: Option<&'a UniqueId>,
     struck: Option<Instant>,
     ranks: Vec<Seen>,
     /// When all that are left are killed.
@@ -201,10 +207,15 @@ struct Conductor<'a> {
 }
 
 impl<'a> Conductor<'a> {
-    fn new(plan: &'a Plan, fds: &'a [OwnedFd], stdins: Vec<Option<ChildStdin>>) -> Self {
+    fn new(
+        plan: &'a Plan,
+        fds: &'a [OwnedFd],
+        stdins: Vec<Option<ChildStdin>>,
+        id: Option<&'a UniqueId>,
+    ) -> Self {
         let ranks = fds.iter().map(|_| Seen::default()).collect();
         let deadline = Instant::now() + COMES;
-        Self { plan, fds, stdins, struck: None, ranks, deadline, release: None }
+        Self { plan, fds, stdins, id, struck: None, ranks, deadline, release: None }
     }
 
     fn finish(self) -> (Option<Instant>, Vec<Seen>) {
@@ -219,8 +230,8 @@ impl<'a> Conductor<'a> {
     }
 
     /// Has the ranks of the first communicator begin.
-    fn begin(&mut self, id: Option<&UniqueId>) {
-        match id {
+    fn begin(&mut self) {
+        match self.id {
             Some(id) => {
                 let line = format!("id {}", launch::hex(&id.encode()));
                 (0..self.plan.cell.layout.nranks).for_each(|rank| self.tell(rank, &line));
@@ -263,6 +274,10 @@ impl<'a> Conductor<'a> {
             }
             Event::Ended(rank, status) => {
                 self.ranks[rank as usize].status = Some(status);
+                if let Some(id) = self.id {
+                    // As a launcher does.
+                    rendezvous::note_absent(id, rank, "ended before it joined".to_owned());
+                }
                 if let Some(newcomer) = self.plan.newcomer().filter(|_| rank == GROW_ROOT) {
                     // Whom it has not told of the growth, nobody will.
                     self.stdins[newcomer as usize] = None;

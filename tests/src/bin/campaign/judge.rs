@@ -1,6 +1,6 @@
 //! Judging: every survivor completes, or ends in time with an error that names who is at fault.
 
-use crate::attempt::{Record, Seen};
+use crate::attempt::{INIT_LIMIT_S, Record, Seen};
 use crate::plan::{Fault, Phase, Plan, sender};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -9,6 +9,10 @@ use std::time::Duration;
 const DEATH: Duration = Duration::from_secs(2);
 /// The same after a silence: a peer is dead that was not heard for five seconds.
 const SILENCE: Duration = Duration::from_secs(7);
+
+/// How soon a rank is missed that died, or was cut off, before it had come to the rendezvous: after the
+/// limit of initialisation, and what the ranks wait longer for its word.
+const MISSED: Duration = Duration::from_secs(INIT_LIMIT_S + 4);
 
 /// What an attempt, or a rank in it, comes to; the worst last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -28,6 +32,10 @@ pub(crate) fn judge(plan: &Plan, record: &Record) -> Verdict {
     verdicts.max().unwrap_or(Verdict::Right)
 }
 
+/// What texts say of ranks that have not come.
+const MISSING: [&str; 3] =
+    [" did not come within ", "the time for it is over", "no connection with "];
+
 /// The ranks that a text names, but for those who report.
 fn named(text: &str) -> BTreeSet<u32> {
     let mut named = BTreeSet::new();
@@ -36,6 +44,9 @@ fn named(text: &str) -> BTreeSet<u32> {
             continue;
         }
         let mut rest = text[at + word.len()..].trim_start_matches('s');
+        if let Some((_, list)) = rest.split_once(" did not come within ") {
+            rest = list.split_once(": ").map_or("", |(_, list)| list);
+        }
         rest = rest.trim_start_matches([' ', '[']);
         loop {
             let digits = rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_digit()).len();
@@ -106,7 +117,7 @@ impl Judged<'_> {
         };
         match right {
             false => Verdict::Wrong,
-            true if after > self.limit() => Verdict::Late,
+            true if after > self.limit(text) => Verdict::Late,
             true => Verdict::Right,
         }
     }
@@ -119,10 +130,15 @@ impl Judged<'_> {
         cell.phase == Phase::Leave && done(&self.record.ranks[sender as usize])
     }
 
-    fn limit(&self) -> Duration {
+    fn limit(&self, text: &str) -> Duration {
         let Plan { cell, hold, ends, .. } = self.plan;
+        if MISSING.iter().any(|missing| text.contains(missing)) {
+            return MISSED;
+        }
         match cell.fault {
             Fault::Kill => DEATH,
+            // Of the process that holds its rendezvous it hears when that ends.
+            Fault::Stop if *ends && self.knows_an_id_alone() => *hold + DEATH,
             // Processes of one host are not given up while they live.
             Fault::Stop if *ends && cell.layout.hosts == 1 => *hold + DEATH,
             Fault::Stop if *ends => SILENCE.min(*hold + DEATH),
@@ -178,12 +194,13 @@ mod tests {
 
     #[test]
     fn ranks_are_found_in_texts_of_any_form() {
-        let cases: [(&str, &[u32]); 6] = [
+        let cases: [(&str, &[u32]); 7] = [
             ("initialisation of rank 2 of 4 failed: rank 10 has ended", &[2, 10]),
             ("ranks 1, 3 and 4 did not come", &[1, 3, 4]),
             ("ranks [0, 2] do not answer", &[0, 2]),
             ("rank 3 is gone (reported by rank 1)", &[3]),
             ("rank 1 says: rank 0's process ended", &[0]),
+            ("2 of 4 ranks did not come within 8 s: 1, 3", &[1, 3]),
             ("the ranks disagree", &[]),
         ];
         for (text, ranks) in cases {

@@ -171,7 +171,8 @@ impl Plan {
         let dead = (phase == Phase::Shrink).then_some((victim + away) % nranks);
         let hold_ms = match fault {
             Fault::Pause => 200 + random.below(2600),
-            _ => 3000 + random.below(6000),
+            // Within the limit of initialisation.
+            _ => 3000 + random.below(5000),
         };
         let ends = fault == Fault::Stop && random.below(2) == 0;
         let late_ms = if fault == Fault::None { 3000 } else { 300 };

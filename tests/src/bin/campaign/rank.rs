@@ -302,7 +302,7 @@ impl Rank {
         keep(comm);
         mark(END);
         self.prove(comm, members)?;
-        Ok(comm.destroy()?)
+        comm.destroy().map_err(|error| Ended::from(error).among(members))
     }
 
     /// Shows that a communicator works; its ranks are these of the first one.

@@ -1,10 +1,12 @@
 //! What goes wrong is told, on all ranks and in time.
 
-use crate::rank::{Memory, Outcome, Rank, group, last_error, ok, one, sum, words};
+use crate::rank::{Memory, Outcome, Rank, devices, group, last_error, ok, one, stream, sum, words};
+use cudarc::driver::sys;
 use oxccl::nccl::lifetime::ncclCommAbort;
 use oxccl::nccl::types::NCCL_SHRINK_ABORT;
 use oxccl::nccl::types::ncclResult_t;
 use oxccl::oxccl::launch::oxcclCommSetTimeout;
+use oxccl::oxccl::types::oxcclDeviceKind_t;
 use oxccl_plan::DataType;
 use rustix::process::{Signal, getpid, kill_process};
 use std::time::{Duration, Instant};
@@ -82,6 +84,37 @@ pub(crate) fn abort(ranks: &[Rank]) -> Outcome {
     }
     hear(rank)?;
     let _ = rank.synchronize();
+    abort_now(rank)
+}
+
+/// A group of two sums, the second of which cannot be launched: its stream's capture is broken. The
+/// first one is under way already, so the communicator fails.
+pub(crate) fn half_a_group(ranks: &[Rank]) -> Outcome {
+    let rank = one(ranks)?;
+    if devices().0 != oxcclDeviceKind_t::oxcclDeviceCuda {
+        return Ok(());
+    }
+    let memory = Memory::new(1 << 20)?;
+    let broken = Rank { stream: stream()?, ..*rank };
+    let handle: sys::CUstream = broken.stream.cast();
+    let relaxed = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    // SAFETY: a living stream; to wait for it breaks its capture.
+    unsafe {
+        sys::cuStreamBeginCapture_v2(handle, relaxed).result().map_err(|e| e.to_string())?;
+        sys::cuStreamSynchronize(handle).result().err().ok_or("a capture was waited for")?;
+    }
+    let launched = group(|| {
+        ok(rank.call(sum(100), memory.at, memory.at))?;
+        ok(broken.call(sum(100), memory.part(1 << 19), memory.part(1 << 19)))
+    });
+    let Err(text) = launched else { return Err("no error".to_owned()) };
+    if !text.contains("capture is invalidated") {
+        return Err(format!("another error: {text}"));
+    }
+    let text = hear(rank)?;
+    if !text.contains("capture is invalidated") {
+        return Err(format!("the communicator failed otherwise: {text}"));
+    }
     abort_now(rank)
 }
 
