@@ -369,8 +369,11 @@ impl Session {
                 // What is known from elsewhere needs no verdict.
                 let known = self.deadline.finding().is_some();
                 verdict = if known { None } else { self.wait_for_verdict() };
-                if verdict.is_none() {
-                    self.tell(site.peer, *died, why);
+                match (&verdict, *died) {
+                    (Some(_), _) => {}
+                    (None, true) => self.tell(site.peer, true, why),
+                    // Who is to blame is one rank's view: the others hear whose.
+                    (None, false) => self.tell(-1, false, &format!("rank {} {why}", site.peer)),
                 }
             }
             Error::Init { why } => self.tell(-1, false, why),

@@ -8,6 +8,7 @@ use crate::bootstrap::rendezvous;
 use crate::bootstrap::session::{Meeting, Session};
 use crate::bootstrap::{Cancel, ID_BYTES, UniqueId};
 use crate::device::Device;
+use crate::device::host::endpoint::Death;
 use crate::error::{Error, Result};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,12 +20,13 @@ pub const NO_COLOR: i32 = -1;
 /// Finds out whether one of these ranks of the parent has died.
 fn deaths(parent: &Communicator, ranks: &[u32]) -> InVain {
     let (endpoint, ranks) = (parent.endpoint().clone(), ranks.to_vec());
-    Arc::new(move || {
-        let lost = |why| format!("is lost: {why}");
-        let dead =
-            |&rank: &u32| endpoint.death_of(rank).map(|why| Error::init_death(rank, lost(why)));
-        ranks.iter().find_map(dead)
-    })
+    let lost = move |&rank: &u32| {
+        let Death { why, mutual } = endpoint.death_of(rank)?;
+        let why = format!("is lost: {why}");
+        // The others may see it the other way round.
+        Some(if mutual { Error::init_peer(rank, why) } else { Error::init_death(rank, why) })
+    };
+    Arc::new(move || ranks.iter().find_map(&lost))
 }
 
 /// Meets with `ranks` of the parent, whose first one holds the meeting. Ends when one of them dies.

@@ -146,9 +146,10 @@ impl Mapping {
         }
     }
 
-    /// Whether the driver maps it, and is to be told when it is let go.
-    pub fn is_foreign(&self) -> bool {
-        !matches!(self, Mapping::Here(..))
+    /// Whether letting it go waits for the kernels of the GPU and holds up launches there, as closing a
+    /// handle of CUDA IPC does; unmapping does not (`tests/gpu/waits.cu`, docs/gpu-results.md).
+    pub fn waits_for_kernels(&self) -> bool {
+        matches!(self, Mapping::Handle { .. })
     }
 }
 

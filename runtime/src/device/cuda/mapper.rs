@@ -411,7 +411,7 @@ impl Sharing {
 
     /// Closes what no kernel finds any more: the driver may have it wait for kernels.
     fn close_later(&self, mapping: Option<Mapping>) {
-        if let Some(mapping) = mapping.filter(Mapping::is_foreign) {
+        if let Some(mapping) = mapping.filter(Mapping::waits_for_kernels) {
             closing::when_quiet(self.gpu, move || drop(mapping));
         }
     }
@@ -569,7 +569,7 @@ impl Sharing {
             Later::Withdraw(_) => None,
         });
         let mapped = desk.mapped.drain().map(|(_, mapping)| mapping);
-        later.chain(mapped).filter(Mapping::is_foreign).collect()
+        later.chain(mapped).filter(Mapping::waits_for_kernels).collect()
     }
 }
 

@@ -13,6 +13,16 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+/// The loss of a peer.
+#[derive(Clone, Debug)]
+pub struct Death {
+    /// Why it is believed.
+    pub why: String,
+    /// Whether it is the peer that has lost this rank: one of the two, or the network between them, is
+    /// at fault.
+    pub mutual: bool,
+}
+
 /// How this rank reaches the user memory of a peer.
 pub enum PeerMemory {
     /// Same process: by pointer.
@@ -127,7 +137,7 @@ pub struct Endpoint {
     /// Control connections with the ranks of other hosts, by rank.
     controls: Mutex<Vec<Option<Arc<Control>>>>,
     /// Peers that have died, and why that is believed.
-    deaths: Mutex<BTreeMap<u32, String>>,
+    deaths: Mutex<BTreeMap<u32, Death>>,
     failed: AtomicBool,
     failure: OnceLock<Error>,
     /// Whether the user was told of the failure.
@@ -223,10 +233,11 @@ impl Endpoint {
             }
             return;
         }
-        if let Error::Reported { site, lost: true, text, .. } = &error
+        if let Error::Reported { site, lost: true, reporter, text, .. } = &error
             && let Ok(peer) = u32::try_from(site.peer)
         {
-            self.deaths().entry(peer).or_insert_with(|| text.clone());
+            let mutual = site.peer == *reporter as i32;
+            self.deaths().entry(peer).or_insert_with(|| Death { why: text.clone(), mutual });
         }
         let record = self.record(&error);
         if let (Some(segment), Some(local)) = (&self.segment, self.local[self.rank as usize]) {
@@ -508,18 +519,19 @@ impl Endpoint {
         self.issued.load(Ordering::Acquire) != self.finished.load(Ordering::Acquire)
     }
 
-    fn deaths(&self) -> MutexGuard<'_, BTreeMap<u32, String>> {
+    fn deaths(&self) -> MutexGuard<'_, BTreeMap<u32, Death>> {
         self.deaths.lock().unwrap_or_else(|e| e.into_inner())
     }
 
     /// Why a peer is dead, where it is; also of a communicator that had failed before.
-    pub fn death_of(&self, peer: u32) -> Option<String> {
+    pub fn death_of(&self, peer: u32) -> Option<Death> {
         self.deaths().get(&peer).cloned()
     }
 
     /// Latches the death of a peer: it writes no more.
     pub fn lose(&self, peer: u32, why: String) {
-        self.deaths().entry(peer).or_insert_with(|| why.clone());
+        let mutual = false;
+        self.deaths().entry(peer).or_insert_with(|| Death { why: why.clone(), mutual });
         if let Some((segment, place)) = self.segment.as_ref().zip(self.local[peer as usize]) {
             segment.writing(place).store(0, Ordering::Release);
         }

@@ -137,8 +137,10 @@ impl Judged<'_> {
         }
         match cell.fault {
             Fault::Kill => DEATH,
-            // Of the process that holds its rendezvous it hears when that ends.
-            Fault::Stop if *ends && self.knows_an_id_alone() => *hold + DEATH,
+            // In initialisation, and of a process that holds a rendezvous, only the end shows.
+            Fault::Stop if *ends && (cell.phase == Phase::Init || self.knows_an_id_alone()) => {
+                *hold + DEATH
+            }
             // Processes of one host are not given up while they live.
             Fault::Stop if *ends && cell.layout.hosts == 1 => *hold + DEATH,
             Fault::Stop if *ends => SILENCE.min(*hold + DEATH),
