@@ -167,6 +167,9 @@ namespace oxccl {
 // A put goes beyond what is reached of a peer's window.
 #define FAULT_WINDOW 5
 
+// A peer has left the communicator without what is awaited of it.
+#define FAULT_LEFT 6
+
 // Inputs are not multiplied.
 #define SCALE_NONE 0
 
@@ -200,6 +203,8 @@ typedef struct Control {
   uint64_t offset;
   // How long a kernel may wait, in ns; 0: as long as it takes.
   uint64_t limit_ns;
+  // Set by the host, a bit per rank: those that have left in order. What they wrote before is here.
+  uint64_t left;
   // Collectives so far that read or wrote user memory of peers.
   uint64_t in_place;
   // Of these, whose blocks copy engines move, as far as they have begun.
@@ -488,6 +493,8 @@ typedef struct Shared {
   uint64_t next_look_ns;
   // How long a kernel may wait, as it was found there.
   uint64_t limit_ns;
+  // Ranks that have left, as it was found there.
+  uint64_t left;
   // Signals that this rank gave each one.
   uint64_t signals_given[MAX_RANKS][USER_SIGNALS];
   // Signals of each rank that were waited for.

@@ -45,6 +45,7 @@ __device__ inline void hear_host(const Rank& r, uint64_t now) {
   if (now < next || atomicCAS(at, next, now + LOOK_NS) != next) return;
   const volatile Control* c = reinterpret_cast<const volatile Control*>(r.control);
   s->limit_ns = c->limit_ns;
+  s->left = c->left;
   if (c->abort) fail(r, FAULT_ABORTED, -1, -1);
 }
 
@@ -54,6 +55,7 @@ struct Wait {
   uint32_t looks = 0;  // at what is slow to look at
   uint64_t since = 0;
   uint64_t next = 0;
+  int gone = -1;  // the peer that had left at the last slow look
 
   // Whether to give up; to be asked after every look that found nothing.
   __device__ bool over(const Rank& r, int peer, int step) {
@@ -70,6 +72,10 @@ struct Wait {
     hear_host(r, now);
     uint64_t limit = const_cast<volatile Shared*>(common(r))->limit_ns;
     if (limit != 0 && now - since > limit) fail(r, FAULT_DEADLINE, peer, step);
+    bool left = peer >= 0 && const_cast<volatile Shared*>(common(r))->left >> peer & 1;
+    // What a peer wrote before it left was there to be seen since the last look: it did not.
+    if (left && gone == peer) fail(r, FAULT_LEFT, peer, step);
+    gone = left ? peer : -1;
     return faulty(r);
   }
 };

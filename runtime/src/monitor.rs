@@ -273,7 +273,10 @@ pub fn look(watches: &mut Vec<Watch>) -> bool {
         let Some(endpoint) = watch.endpoint.upgrade() else { return false };
         match catch_unwind(AssertUnwindSafe(|| verdict(watch, &endpoint, ready, now))) {
             Ok(Verdict::Alive) => waiting |= watch.answer(&endpoint),
-            Ok(Verdict::Left) => return false,
+            Ok(Verdict::Left) => {
+                endpoint.note_left(watch.peer);
+                return false;
+            }
             // Its death has to be noticed all the same, as children may be made of the communicator.
             Ok(Verdict::Failed(error)) => failed.push((endpoint, error)),
             Ok(Verdict::Dead(why)) => watch.dead_since = Some((now, why)),
@@ -323,16 +326,15 @@ fn verdict(watch: &mut Watch, endpoint: &Endpoint, ready: bool, now: Instant) ->
             return Verdict::Failed(error);
         }
     }
-    let left = || endpoint.has_left(peer);
+    if !matches!(watch.sign, Sign::Control(_)) && endpoint.has_left(peer) {
+        return Verdict::Left;
+    }
     let said = match &watch.sign {
-        Sign::Process(_) if ready && left() => return Verdict::Left,
         Sign::Process(_) if ready => Verdict::Dead("its process ended".to_owned()),
         Sign::Control(control) if ready => {
             let control = control.clone();
             read_notices(watch, &control, endpoint, now)
         }
-        // Who has left in order gives no sign any more.
-        Sign::Pulse if left() => return Verdict::Left,
         _ => Verdict::Alive,
     };
     if !matches!(said, Verdict::Alive) {

@@ -121,6 +121,7 @@ int main(int argc, char **argv) {
     }
     close(to[0]);
   }
+  close(first[1]);
   if (layout == "processes") {
     ncclUniqueId id;
     if (read(first[0], &id, sizeof id) != sizeof id) return 2;

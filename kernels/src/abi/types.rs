@@ -116,6 +116,8 @@ pub const FAULT_MISMATCH: u32 = 3;
 pub const FAULT_OVERLAP: u32 = 4;
 /// A put goes beyond what is reached of a peer's window.
 pub const FAULT_WINDOW: u32 = 5;
+/// A peer has left the communicator without what is awaited of it.
+pub const FAULT_LEFT: u32 = 6;
 
 /// Inputs are not multiplied.
 pub const SCALE_NONE: u8 = 0;
@@ -190,6 +192,8 @@ pub struct Control {
     pub offset: u64,
     /// How long a kernel may wait, in ns; 0: as long as it takes.
     pub limit_ns: u64,
+    /// Set by the host, a bit per rank: those that have left in order. What they wrote before is here.
+    pub left: u64,
     /// Collectives so far that read or wrote user memory of peers.
     pub in_place: u64,
     /// Of these, whose blocks copy engines move, as far as they have begun.
@@ -243,6 +247,8 @@ pub struct Shared {
     pub next_look_ns: u64,
     /// How long a kernel may wait, as it was found there.
     pub limit_ns: u64,
+    /// Ranks that have left, as it was found there.
+    pub left: u64,
     /// Signals that this rank gave each one.
     pub signals_given: [[u64; USER_SIGNALS]; MAX_RANKS],
     /// Signals of each rank that were waited for.

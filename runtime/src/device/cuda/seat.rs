@@ -318,6 +318,7 @@ impl Seat {
             told_output: 0,
             next_look_ns: 0,
             limit_ns: 0,
+            left: 0,
             signals_given: signals,
             signals_taken: signals,
         };
@@ -451,6 +452,13 @@ impl Seat {
         Self::word(&self.control().abort).store(1, Ordering::Release);
     }
 
+    /// Tells running kernels that a peer has left in order: they wait for it no more.
+    pub fn note_left(&self, peer: u32) {
+        // SAFETY: an aligned word of the control block, which all access atomically.
+        let left = unsafe { AtomicU64::from_ptr(&raw mut (*self.control_at()).left) };
+        left.fetch_or(1 << peer, Ordering::Release);
+    }
+
     /// Bounds the kernels' waiting; None: as long as it takes.
     pub fn set_limit(&self, limit_ns: Option<u64>) {
         // SAFETY: an aligned word of the control block, which all access atomically.
@@ -478,6 +486,10 @@ impl Seat {
                 let own = text(control.own_what, control.own_count);
                 let theirs = text(control.their_what, control.their_count);
                 Some(Error::Mismatch { site, own, theirs })
+            }
+            abi::FAULT_LEFT => {
+                let why = "it has destroyed its communicator, without this call".to_owned();
+                Some(Error::Remote { site, why })
             }
             abi::FAULT_WINDOW => {
                 let put = (control.own_count, control.offset);

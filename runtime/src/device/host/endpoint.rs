@@ -311,6 +311,13 @@ impl Endpoint {
         let _ = self.gpu.set(Arc::downgrade(seat));
     }
 
+    /// A peer has left in order: kernels wait for it no more.
+    pub(crate) fn note_left(&self, peer: u32) {
+        if let Some(seat) = self.gpu.get().and_then(Weak::upgrade) {
+            seat.note_left(peer);
+        }
+    }
+
     /// The failure of a peer of this host, as it tells.
     pub fn hear_from(&self, peer: u32) -> Option<Error> {
         let (segment, place) = self.segment.as_ref().zip(self.local[peer as usize])?;

@@ -87,6 +87,24 @@ pub(crate) fn abort(ranks: &[Rank]) -> Outcome {
     abort_now(rank)
 }
 
+/// The last rank leaves in order, and the others call on.
+pub(crate) fn left_behind(ranks: &[Rank]) -> Outcome {
+    let rank = one(ranks)?;
+    let memory = Memory::new(1 << 20)?;
+    ok(rank.call(sum(100), memory.at, memory.at))?;
+    rank.synchronize()?;
+    if rank.rank + 1 == rank.nranks {
+        return rank.end_communicator();
+    }
+    // It may have left before the call, and its departure may be heard of at the call.
+    let called = ok(rank.call(sum(100), memory.at, memory.at)).and_then(|()| rank.synchronize());
+    let Err(text) = called else { return Err("no error".to_owned()) };
+    if !text.contains("destroyed its communicator") {
+        return Err(format!("another error: {text}"));
+    }
+    abort_now(rank)
+}
+
 /// A group of two sums, the second of which cannot be launched: its stream's capture is broken. The
 /// first one is under way already, so the communicator fails.
 pub(crate) fn half_a_group(ranks: &[Rank]) -> Outcome {

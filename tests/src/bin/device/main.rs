@@ -107,6 +107,7 @@ const TESTS: &[Test] = &[
     Test { name: "differing calls are told", layouts: APART, body: failures::mismatch },
     Test { name: "messages that differ", layouts: APART, body: failures::messages },
     Test { name: "a put outside a window is told", layouts: APART, body: windows::outside },
+    Test { name: "a rank that has left is awaited", layouts: APART, body: failures::left_behind },
     Test { name: "half of a group", layouts: APART, body: failures::half_a_group },
     Test { name: "abort ends a running kernel", layouts: APART, body: failures::abort },
     Test { name: "a limit ends a wait", layouts: THREADS, body: failures::limit },
