@@ -387,8 +387,10 @@ fn read_notices(
                 agreement::compare_told(endpoint, watch.peer, seq, theirs)
             }
         };
-        if let Some(error) = error.filter(|_| endpoint.failure().is_none()) {
-            return Verdict::Failed(error);
+        match error {
+            Some(error) if endpoint.failure().is_none() => return Verdict::Failed(error),
+            Some(error) => endpoint.note_loss(&error),
+            None => {}
         }
     }
     ended.map_or(Verdict::Alive, Verdict::Dead)

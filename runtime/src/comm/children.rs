@@ -20,13 +20,12 @@ pub const NO_COLOR: i32 = -1;
 /// Finds out whether one of these ranks of the parent has died.
 fn deaths(parent: &Communicator, ranks: &[u32]) -> InVain {
     let (endpoint, ranks) = (parent.endpoint().clone(), ranks.to_vec());
-    let lost = move |&rank: &u32| {
-        let Death { why, mutual } = endpoint.death_of(rank)?;
+    Arc::new(move || {
+        let (rank, Death { why, mutual }) = endpoint.first_death(&ranks)?;
         let why = format!("is lost: {why}");
         // The others may see it the other way round.
         Some(if mutual { Error::init_peer(rank, why) } else { Error::init_death(rank, why) })
-    };
-    Arc::new(move || ranks.iter().find_map(&lost))
+    })
 }
 
 /// Meets with `ranks` of the parent, whose first one holds the meeting. Ends when one of them dies.

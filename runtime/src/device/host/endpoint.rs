@@ -8,7 +8,7 @@ use crate::link::control::Control;
 use crate::link::direct::{PeerState, Record, Segment, reached};
 use crate::link::{Edge, notice};
 use crate::log::{self, Level, Subsystem};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -136,8 +136,8 @@ pub struct Endpoint {
     gpu: OnceLock<Weak<Seat>>,
     /// Control connections with the ranks of other hosts, by rank.
     controls: Mutex<Vec<Option<Arc<Control>>>>,
-    /// Peers that have died, and why that is believed.
-    deaths: Mutex<BTreeMap<u32, Death>>,
+    /// Peers that have died, in this order, and why that is believed.
+    deaths: Mutex<Vec<(u32, Death)>>,
     failed: AtomicBool,
     failure: OnceLock<Error>,
     /// Whether the user was told of the failure.
@@ -226,18 +226,13 @@ impl Endpoint {
     /// Latches a failure: the first one stays. All operations under way and to come fail with it,
     /// and the peers hear of it. The caller must not hold the state.
     pub fn fail(&self, error: Error) {
+        self.note_loss(&error);
         if self.failure.set(error.clone()).is_err() {
             // Not before the peers can see it: then they write no more.
             while !self.failed.load(Ordering::Acquire) {
                 std::thread::yield_now();
             }
             return;
-        }
-        if let Error::Reported { site, lost: true, reporter, text, .. } = &error
-            && let Ok(peer) = u32::try_from(site.peer)
-        {
-            let mutual = site.peer == *reporter as i32;
-            self.deaths().entry(peer).or_insert_with(|| Death { why: text.clone(), mutual });
         }
         let record = self.record(&error);
         if let (Some(segment), Some(local)) = (&self.segment, self.local[self.rank as usize]) {
@@ -526,23 +521,48 @@ impl Endpoint {
         self.issued.load(Ordering::Acquire) != self.finished.load(Ordering::Acquire)
     }
 
-    fn deaths(&self) -> MutexGuard<'_, BTreeMap<u32, Death>> {
+    fn deaths(&self) -> MutexGuard<'_, Vec<(u32, Death)>> {
         self.deaths.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Why a peer is dead, where it is; also of a communicator that had failed before.
-    pub fn death_of(&self, peer: u32) -> Option<Death> {
-        self.deaths().get(&peer).cloned()
+    /// The first of these peers that died, and why that is believed; also of a communicator that had
+    /// failed before.
+    pub fn first_death(&self, peers: &[u32]) -> Option<(u32, Death)> {
+        self.deaths().iter().find(|(peer, _)| peers.contains(peer)).cloned()
+    }
+
+    /// Notes the death of a peer; whether it is news.
+    fn note_death(&self, peer: u32, death: Death) -> bool {
+        let mut deaths = self.deaths();
+        let new = deaths.iter().all(|(known, _)| *known != peer);
+        if new {
+            deaths.push((peer, death));
+        }
+        new
+    }
+
+    /// Notes the loss that a peer reports, unless that one is believed to be lost itself: of a cut
+    /// between two ranks both report the other.
+    pub(crate) fn note_loss(&self, error: &Error) {
+        let Error::Reported { site, lost: true, reporter, text, .. } = error else { return };
+        let Ok(peer) = u32::try_from(site.peer) else { return };
+        if self.first_death(&[*reporter]).is_none() {
+            self.note_death(peer, Death { why: text.clone(), mutual: peer == *reporter });
+        }
     }
 
     /// Latches the death of a peer: it writes no more.
     pub fn lose(&self, peer: u32, why: String) {
-        let mutual = false;
-        self.deaths().entry(peer).or_insert_with(|| Death { why: why.clone(), mutual });
         if let Some((segment, place)) = self.segment.as_ref().zip(self.local[peer as usize]) {
             segment.writing(place).store(0, Ordering::Release);
         }
-        self.fail(self.lost(peer, why));
+        let new = self.note_death(peer, Death { why: why.clone(), mutual: false });
+        let error = self.lost(peer, why);
+        if new && self.failure().is_some() {
+            // Children may be made of a communicator that has failed: the others hear of it all the same.
+            self.tell_all(&notice::failed(&self.record(&error)));
+        }
+        self.fail(error);
     }
 
     /// Gives scratch memory back to the system, and the stage slots that no peer reads any more, unless

@@ -138,9 +138,8 @@ impl Judged<'_> {
         match cell.fault {
             Fault::Kill => DEATH,
             // In initialisation, and of a process that holds a rendezvous, only the end shows.
-            Fault::Stop if *ends && (cell.phase == Phase::Init || self.knows_an_id_alone()) => {
-                *hold + DEATH
-            }
+            Fault::Stop if self.knows_an_id_alone() => *hold + DEATH,
+            Fault::Stop if *ends && cell.phase == Phase::Init => *hold + DEATH,
             // Processes of one host are not given up while they live.
             Fault::Stop if *ends && cell.layout.hosts == 1 => *hold + DEATH,
             Fault::Stop if *ends => SILENCE.min(*hold + DEATH),
@@ -158,7 +157,9 @@ impl Judged<'_> {
         let of_a_side = |host: u32| host == a || b.is_none_or(|b| host == b);
         let elsewhere = |rank: &u32| {
             let host = layout.host(*rank);
-            host != layout.host(self.rank) && of_a_side(host)
+            // A newcomer hears what either side has said.
+            let apart = host != layout.host(self.rank) || Some(self.rank) == plan.newcomer();
+            apart && of_a_side(host)
         };
         (0..plan.processes()).filter(elsewhere).collect()
     }
