@@ -6,9 +6,11 @@ use oxccl_runtime::device::Device;
 use oxccl_runtime::device::host::collective::Call;
 use oxccl_runtime::device::host::stream::Stream;
 use oxccl_runtime::{Code, bootstrap, group};
-use oxccl_tests::job::Job;
+use oxccl_tests::job::{Job, bind_to_parent, wait_until};
+use oxccl_tests::missing;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
+use std::process::Command;
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
@@ -308,4 +310,47 @@ fn a_rank_claimed_twice_is_an_error_that_names_both() {
         threads.map(|t| t.join().expect("no panic").expect("an error").to_string())
     });
     assert!(errors.iter().all(|e| e.contains("rank 1 is claimed by")), "{errors:?}");
+}
+
+#[test]
+fn a_limit_of_files_makes_the_arena_smaller_or_is_named() {
+    let run = |blocks: &str| {
+        let script = format!("ulimit -f {blocks}; exec {RANK} once");
+        let job = Job::start(Path::new("sh"), 2, Duration::from_secs(60), |_, command| {
+            command.args(["-c", &script]);
+        });
+        job.wait()
+    };
+    // In blocks of 512 bytes: 64 MiB, and half a MiB, which the segment of two ranks does not fit.
+    for (rank, ended) in run("131072").iter().enumerate() {
+        assert_eq!(ended.status, Some(0), "rank {rank}: {}", ended.output);
+    }
+    let ended = run("1024");
+    assert_eq!(ended[0].status, Some(3), "{}", ended[0].output);
+    assert!(ended[0].output.contains("raise ulimit -f"), "{}", ended[0].output);
+    let told = "rank 0 gave up: making shared memory of";
+    assert!(ended[1].output.contains(told), "{}", ended[1].output);
+}
+
+/// Two processes as two hosts, in a network where few connections wait to be accepted: more ranks
+/// connect to each than that.
+#[test]
+fn more_ranks_than_a_backlog_meet_across_hosts() {
+    let script = format!(
+        "ip link set lo up; echo 4 >/proc/sys/net/core/somaxconn || exit 77
+         for host in 0 1; do
+           NCCL_HOSTID=$host OXCCL_RANK=$host OXCCL_NRANKS=2 NCCL_COMM_ID=127.0.0.1:4000 {RANK} crowd 12 &
+         done
+         wait %1 && wait %2"
+    );
+    let mut command = Command::new("unshare");
+    command.args(["-rn", "sh", "-c", &script]).env("OXCCL_INIT_TIMEOUT", "20");
+    let Ok(mut child) = bind_to_parent(&mut command).spawn() else {
+        return missing("unshare", "it cannot be run");
+    };
+    match wait_until(&mut child, Instant::now() + Duration::from_secs(60)) {
+        Some(0) => {}
+        Some(77) => missing("unshare", "there are no user and network namespaces to be had"),
+        other => panic!("{other:?}"),
+    }
 }

@@ -84,6 +84,13 @@ pub(super) fn leave(path: &Path, id: &UniqueId) -> Result<()> {
     write_private_file(path, format!("{} {}", hex(&id.encode()), Writer::own()).as_bytes())
 }
 
+/// Removes the file if it still holds this id: all ranks have met, or will not any more.
+pub(super) fn remove(path: &Path, id: &UniqueId) {
+    let own = read_private_file(path).is_ok_and(|bytes| parse_id(&bytes).as_ref() == Some(id));
+    // Who cannot remove it leaves it, as a process does that is killed.
+    let _ = own.then(|| std::fs::remove_file(path));
+}
+
 /// Takes the id for `rank` as soon as there is one of a job that lives; at the deadline, what was found
 /// instead (nothing, where there was no file).
 pub(super) fn take(
@@ -202,6 +209,33 @@ mod tests {
             write_private_file(&path, text(&id, &writer).as_bytes()).unwrap();
             assert_eq!(look(&path, 1, &deadline), Ok(id.clone()));
         }
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn the_file_goes_with_its_rendezvous_and_that_of_another_job_stays() {
+        let dir = folder("removed");
+        let path = dir.join("id");
+        let listener = session::listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let id = UniqueId::new(listener.local_addr().unwrap()).unwrap();
+        rendezvous::start(listener, id.clone(), Vec::new()).unwrap();
+        leave(&path, &stale()).unwrap();
+        remove(&path, &id);
+        assert!(path.exists(), "another job's");
+        leave(&path, &id).unwrap();
+        let (file, own) = (path.clone(), id.clone());
+        rendezvous::when_over(&id, move || remove(&file, &own));
+        let cancel = Cancel::default();
+        let limit = Duration::from_secs(60);
+        let (reused, in_vain, holder) = (false, None, None);
+        let (rank, nranks, cancel) = (0, 1, &cancel);
+        let meeting =
+            session::Meeting { id: &id, rank, nranks, reused, limit, cancel, in_vain, holder };
+        let mut session = session::Session::open(&meeting).unwrap();
+        session.gather(b"").unwrap();
+        session.close();
+        rendezvous::wait(&id);
+        assert!(!path.exists());
         std::fs::remove_dir_all(dir).unwrap();
     }
 

@@ -6,7 +6,7 @@
 
 use super::deadline::{Cancel, Deadline};
 use super::id::{ID_BYTES, SECRET_BYTES, UniqueId, random};
-use super::{handover, session};
+use super::{handover, rendezvous, session};
 use crate::config::{Config, foreign_variable};
 use crate::error::{Error, Result};
 use std::io::{Read, Write};
@@ -223,6 +223,8 @@ pub fn unique_id(launch: &Launch, limit: Duration) -> Result<UniqueId> {
     if launch.rank == 0 {
         let id = super::new_unique_id()?;
         handover::leave(&path, &id)?;
+        let own = id.clone();
+        rendezvous::when_over(&id, move || handover::remove(&path, &own));
         return Ok(id);
     }
     let deadline = Deadline::new(limit, &Cancel::default());

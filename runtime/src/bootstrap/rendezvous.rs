@@ -29,6 +29,8 @@ pub(super) struct Rendezvous {
     /// Another one begins at this address: this one, if it has failed, need not be there any more.
     replaced: AtomicBool,
     absent: Mutex<Vec<(u32, String)>>,
+    /// What is to be done when it is over.
+    after: Mutex<Vec<Box<dyn FnOnce() + Send>>>,
 }
 
 static HELD: Mutex<Vec<Arc<Rendezvous>>> = Mutex::new(Vec::new());
@@ -46,6 +48,7 @@ impl Rendezvous {
             changed: Condvar::new(),
             replaced: AtomicBool::new(false),
             absent: Mutex::default(),
+            after: Mutex::default(),
         }
     }
 
@@ -85,7 +88,16 @@ pub fn start(listener: TcpListener, id: UniqueId, names: Vec<u32>) -> Result<()>
 
 fn end(state: &Arc<Rendezvous>) {
     lock(&HELD).retain(|held| !Arc::ptr_eq(held, state));
+    let after = std::mem::take(&mut *lock(&state.after));
+    after.into_iter().for_each(|work| work());
     state.set(Status::Over);
+}
+
+/// Does something when the rendezvous of an id, where this process holds it, is over.
+pub(super) fn when_over(id: &UniqueId, work: impl FnOnce() + Send + 'static) {
+    if let Some(held) = find(id) {
+        lock(&held.after).push(Box::new(work));
+    }
 }
 
 fn find(id: &UniqueId) -> Option<Arc<Rendezvous>> {

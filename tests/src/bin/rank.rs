@@ -1,7 +1,7 @@
 //! A rank of the multi-process tests: `oxccl-test-rank sequence SEED OPERATIONS MAX_BYTES`,
 //! `deterministic SEED THREADS` for reductions compared with the fold in rank order,
 //! `mismatch BASE OURS THEIRS` for two numbers of differing calls, `windows SEED mapped|plain`,
-//! `once` for one all-reduce, `survive FILE` beside a rank that is killed, `repaint abort|timeout|shrink between|within` beside a rank that is stopped, or `loop` to all-reduce until something fails.
+//! `once` for one all-reduce, `crowd THREADS` for one of so many ranks in each process, `survive FILE` beside a rank that is killed, `repaint abort|timeout|shrink between|within` beside a rank that is stopped, or `loop` to all-reduce until something fails.
 
 use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
 use oxccl_runtime::bootstrap::{self, launch};
@@ -201,6 +201,22 @@ fn once(comm: &Arc<Communicator>) -> Result<()> {
     comm.destroy()
 }
 
+/// Ranks in threads of this process, as many in each; each all-reduces once.
+fn crowd(threads: u32) -> Result<()> {
+    let launch = launch::detect()?.expect("started by a test");
+    let id = launch::unique_id(&launch, Options::default().init_limit())?;
+    std::thread::scope(|scope| {
+        let rank = |thread| {
+            let (rank, nranks) = (launch.rank * threads + thread, launch.nranks * threads);
+            let (device, options) = (Device::Host(thread as i32), Options::default());
+            let member = Member { id: id.clone(), rank, nranks, device, options };
+            scope.spawn(move || once(&Arc::new(create(&member)?)))
+        };
+        let ranks: Vec<_> = (0..threads).map(rank).collect();
+        ranks.into_iter().try_for_each(|rank| rank.join().expect("no panic"))
+    })
+}
+
 /// All-reduces until a rank dies, goes on without it, and with a new one in its place: that finds the id
 /// in a file.
 fn survive(id_file: &str) -> Result<()> {
@@ -253,6 +269,7 @@ fn main() {
         Some("windows") => put(&arguments),
         Some("repaint") => repaint(&arguments[1], arguments[2] == "between"),
         Some("once") => join().and_then(|comm| once(&comm)),
+        Some("crowd") => crowd(arguments[1].parse().expect("a number")),
         Some("survive") => survive(&arguments[1]),
         Some("loop") => {
             let bytes = arguments[1].parse().expect("a number");

@@ -73,8 +73,19 @@ impl Drop for Mapping {
     }
 }
 
+/// The largest file that this process may make; beyond it the system ends the process.
+fn largest_file() -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
+    limit.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(usize::MAX)
+}
+
 /// A new memfd of fixed size.
 pub fn sealed_memfd(name: &str, len: usize) -> Result<OwnedFd> {
+    if len > largest_file() {
+        let call = format!("making shared memory of {len} bytes");
+        let cause = format!("files may have {} bytes", largest_file());
+        return Err(Error::system(call, cause, "raise ulimit -f"));
+    }
     let failed = |call: &str, e| Error::system(call, e, "check memory limits and seccomp rules");
     let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
         .map_err(|e| failed("memfd_create", e))?;
@@ -148,17 +159,22 @@ impl Arena {
 
     fn default_len() -> usize {
         let gib = 1usize << 30;
-        match Config::get().arena_gib as usize {
+        let len = match Config::get().arena_gib as usize {
             0 => {
                 let ram = rustix::system::sysinfo().totalram as usize;
                 // 64 peers' arenas must fit the 47 bits of user addresses with room to spare.
                 (2 * ram).next_multiple_of(gib).min(512 * gib)
             }
             wanted => wanted.min(512) * gib,
-        }
+        };
+        len.min(largest_file()) / GRANULE * GRANULE
     }
 
     fn new(len: usize) -> Result<Self> {
+        if len == 0 {
+            let cause = format!("files may have {} bytes", largest_file());
+            return Err(Error::system("making an arena", cause, "raise ulimit -f"));
+        }
         let fd = sealed_memfd("oxccl-arena", len)?;
         let mapping = Mapping::of(fd.as_fd(), len)?;
         let blocks = Blocks { taken: BTreeMap::new(), free: BTreeMap::from([(0, len)]) };
