@@ -5,13 +5,16 @@
 //! driver gave. An exit handler, registered after the driver's and therefore run before it, lets no
 //! visit begin any more and waits for those under way.
 
+use crate::device::cuda::reaper;
 use std::cell::Cell;
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// How long the exit handler waits for visits under way. Only a free that waits for a kernel takes
 /// long; after this time the exit goes on, as it must not hang.
-const LIMIT: Duration = Duration::from_secs(5);
+const LIMIT: Duration = Duration::from_secs(4);
+/// How long it waits before it makes kernels give up that a visit may wait for.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
 struct State {
@@ -97,9 +100,11 @@ pub(crate) fn is_own_thread() -> bool {
 
 extern "C" fn close() {
     // A forked child has none of these threads, and perhaps the count of visits that they made.
-    if !crate::fork::forked() {
-        DRIVER.close(LIMIT);
+    if crate::fork::forked() || DRIVER.close(PATIENCE) {
+        return;
     }
+    reaper::give_up();
+    DRIVER.close(LIMIT);
 }
 
 /// Has the exit handler run before those that are registered already. To be called after the

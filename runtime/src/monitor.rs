@@ -219,11 +219,17 @@ pub fn wake() {
 
 fn run(monitor: &Monitor, mut woken: &UnixStream) {
     loop {
-        // A failure that it notices is written to memory that the driver gave.
-        let Some(visit) = exit::visit_driver() else { return };
+        // A failure that it notices is written to memory that the driver gave. Once the process exits,
+        // those on host memory are looked after alone: what is called then still ends.
+        let visit = exit::visit_driver();
         let waiting = catch_unwind(AssertUnwindSafe(|| {
-            let waiting = look(&mut lock(monitor));
-            reaper::look() || waiting
+            let mut watches = lock(monitor);
+            if visit.is_none() {
+                watches.retain(|watch| watch.endpoint.upgrade().is_some_and(|e| !e.is_on_gpu()));
+            }
+            let waiting = look(&mut watches);
+            drop(watches);
+            visit.is_some() && reaper::look() || waiting
         }));
         let waiting = waiting.unwrap_or_else(|_| {
             log::line(
@@ -326,10 +332,14 @@ fn verdict(watch: &mut Watch, endpoint: &Endpoint, ready: bool, now: Instant) ->
             return Verdict::Failed(error);
         }
     }
-    if !matches!(watch.sign, Sign::Control(_)) && endpoint.has_left(peer) {
+    // Graphs of a rank that has left may run on a GPU for a while.
+    let out = || !endpoint.is_on_gpu() || endpoint.is_out(peer);
+    let left = !matches!(watch.sign, Sign::Control(_)) && endpoint.has_left(peer);
+    if left && out() {
         return Verdict::Left;
     }
     let said = match &watch.sign {
+        Sign::Process(_) if ready && left => return Verdict::Left,
         Sign::Process(_) if ready => Verdict::Dead("its process ended".to_owned()),
         Sign::Control(control) if ready => {
             let control = control.clone();

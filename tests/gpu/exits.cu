@@ -15,6 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <string>
 #include <thread>
 #include <vector>
@@ -22,6 +23,7 @@
 static std::string when, how, layout, streams;
 static int nranks = 2;
 static const int COUNT = 1 << 20;
+static std::atomic<int> ready{0};  // threads that have done what they do
 
 #define CHECK(good, text)                                               \
   do {                                                                  \
@@ -83,10 +85,13 @@ static int threads() {
   for (int rank = 1; rank < nranks; rank++) {
     std::thread([=] {
       live(rank, id);
+      // From here on it calls nothing.
+      ready++;
       pause();
     }).detach();
   }
   live(0, id);
+  while (ready < nranks - 1) std::this_thread::yield();
   return leave(0);
 }
 
@@ -94,6 +99,7 @@ int main(int argc, char **argv) {
   if (argc < 5) return 2;
   when = argv[1], how = argv[2], layout = argv[3], streams = argv[4];
   if (argc > 5) nranks = atoi(argv[5]);
+  setenv("OXCCL_INIT_TIMEOUT", "20s", 1);
   // The ids pass through pipes: nothing of CUDA or the library is used before the forks.
   int processes = layout == "threads" ? 1 : nranks;
   std::vector<int> tell(processes);
@@ -107,7 +113,9 @@ int main(int argc, char **argv) {
     pids[rank] = fork();
     if (pids[rank] == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);
-      alarm(60);
+      alarm(40);
+      close(to[1]);
+      if (rank != 0) close(first[1]);
       if (layout == "threads") return threads();
       ncclUniqueId id;
       if (rank == 0) {

@@ -349,7 +349,7 @@ fn rendezvous(data: &[u8]) {
             0 => machine.closed(rank, false),
             7 => machine.closed(rank, true),
             8 => machine.deadline(Duration::from_secs(1)),
-            9 => machine.absent(rank, "is not there".to_owned()),
+            9 => machine.absent(rank, "is not there".to_owned(), true),
             kind => {
                 if kind == root::JOIN {
                     joined.insert(rank);

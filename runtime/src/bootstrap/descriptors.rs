@@ -288,8 +288,12 @@ fn send_one(socket: &Socket, fd: BorrowedFd<'_>, peer: u32) -> Result<bool> {
     }
     match sendmsg(socket, &[IoSlice::new(&[1])], &mut control, SendFlags::NOSIGNAL) {
         Ok(_) => Ok(true),
-        // Of the last one: too many descriptors are under way, and the receivers take them soon.
-        Err(Errno::INTR | Errno::AGAIN | Errno::TOOMANYREFS) => Ok(false),
+        Err(Errno::INTR | Errno::AGAIN) => Ok(false),
+        // Too many descriptors are under way, which the receivers take soon; the socket has room.
+        Err(Errno::TOOMANYREFS) => {
+            std::thread::sleep(Duration::from_millis(1));
+            Ok(false)
+        }
         Err(e) => Err(lost(peer, e)),
     }
 }

@@ -55,7 +55,8 @@ impl Door {
                 // A stranger's descriptor serves a member as well.
                 Err(e) if is_shortage(&e) => drop(self.strangers.pop_front()),
                 // The connection that waited is gone already.
-                Err(_) => {}
+                Err(e) if is_over(&e) => {}
+                Err(e) => return Err(Error::system("accepting a connection", e, NO_SOCKET)),
             }
         }
         let mut members = Vec::new();
@@ -102,6 +103,23 @@ impl Door {
     pub fn is_idle(&self) -> bool {
         self.strangers.is_empty()
     }
+}
+
+/// Whether it was the connection that failed, not the listener (accept(2)).
+fn is_over(e: &std::io::Error) -> bool {
+    let of_connections = [
+        libc::ECONNABORTED,
+        libc::EINTR,
+        libc::EPROTO,
+        libc::ENOPROTOOPT,
+        libc::ENETDOWN,
+        libc::ENETUNREACH,
+        libc::EHOSTDOWN,
+        libc::EHOSTUNREACH,
+        libc::ENONET,
+        libc::EOPNOTSUPP,
+    ];
+    e.raw_os_error().is_some_and(|errno| of_connections.contains(&errno))
 }
 
 fn is_shortage(e: &std::io::Error) -> bool {

@@ -20,6 +20,13 @@ pub(super) enum Status {
     Over,
 }
 
+/// A rank that will never come.
+pub(super) struct Absent {
+    pub(super) rank: u32,
+    pub(super) why: String,
+    pub(super) died: bool,
+}
+
 /// What the thread of a rendezvous and the rest of its process say to each other.
 pub(super) struct Rendezvous {
     comm: u64,
@@ -28,7 +35,7 @@ pub(super) struct Rendezvous {
     changed: Condvar,
     /// Another one begins at this address: this one, if it has failed, need not be there any more.
     replaced: AtomicBool,
-    absent: Mutex<Vec<(u32, String)>>,
+    absent: Mutex<Vec<Absent>>,
     /// What is to be done when it is over.
     after: Mutex<Vec<Box<dyn FnOnce() + Send>>>,
 }
@@ -61,7 +68,7 @@ impl Rendezvous {
         self.replaced.load(Ordering::Acquire)
     }
 
-    pub(super) fn take_absent(&self) -> Vec<(u32, String)> {
+    pub(super) fn take_absent(&self) -> Vec<Absent> {
         std::mem::take(&mut *lock(&self.absent))
     }
 }
@@ -70,20 +77,28 @@ impl Rendezvous {
 /// call the ranks; none: their own. A rendezvous that has failed at this address ends.
 pub fn start(listener: TcpListener, id: UniqueId, names: Vec<u32>) -> Result<()> {
     let state = Arc::new(Rendezvous::new(&id));
-    replace(id.address);
+    replace(&id);
     lock(&HELD).push(state.clone());
-    let own = state.clone();
+    let own = Held(state.clone());
     let serve = move || {
-        if let Err(e) = serve::serve(listener, &id, names, &own) {
+        if let Err(e) = serve::serve(listener, &id, names, &own.0) {
             log::line(Level::Warn, Subsystem::Bootstrap, &format!("rendezvous: {e}"));
         }
-        end(&own);
     };
     let thread = std::thread::Builder::new().name("oxccl-rendezvous".to_owned());
-    thread.spawn(serve).map(drop).map_err(|e| {
-        end(&state);
-        Error::system("starting a thread", e, "raise ulimit -u")
-    })
+    thread
+        .spawn(serve)
+        .map(drop)
+        .map_err(|e| Error::system("starting a thread", e, "raise ulimit -u"))
+}
+
+/// A rendezvous until it is over, also by a panic.
+struct Held(Arc<Rendezvous>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        end(&self.0);
+    }
 }
 
 fn end(state: &Arc<Rendezvous>) {
@@ -105,9 +120,12 @@ fn find(id: &UniqueId) -> Option<Arc<Rendezvous>> {
     lock(&HELD).iter().rev().find(same).cloned()
 }
 
-/// Has failed rendezvous at an address end: another one begins there.
-pub(super) fn replace(address: SocketAddr) {
-    for held in lock(&HELD).iter().filter(|held| held.address == address) {
+/// Has rendezvous end that hold the same id, fixed at an address, and have failed or are unused: another
+/// one begins there.
+/// Others at a listener that several share go on beside it.
+pub(super) fn replace(id: &UniqueId) {
+    let same = |held: &&Arc<Rendezvous>| held.comm == id.comm && held.address == id.address;
+    for held in lock(&HELD).iter().filter(same) {
         held.replaced.store(true, Ordering::Release);
     }
 }
@@ -128,10 +146,10 @@ pub fn wait(id: &UniqueId) {
 }
 
 /// Tells the rendezvous of an id, where this process holds it, that a rank will never come. Nothing
-/// happens where it has come already, or where nobody waits for it.
-pub fn note_absent(id: &UniqueId, rank: u32, why: String) {
+/// happens where it has come already, or where nobody waits for it. `died`: not for another reason.
+pub fn note_absent(id: &UniqueId, rank: u32, why: String, died: bool) {
     if let Some(held) = find(id) {
-        lock(&held.absent).push((rank, why));
+        lock(&held.absent).push(Absent { rank, why, died });
     }
 }
 

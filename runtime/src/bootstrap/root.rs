@@ -55,8 +55,8 @@ pub struct Machine {
     left: BTreeSet<u32>,
     /// Those that wait for others outside of rounds.
     waiting: BTreeSet<u32>,
-    /// Ranks that will never come, and why.
-    absent: BTreeMap<u32, String>,
+    /// Ranks that will never come, why, and whether they have died.
+    absent: BTreeMap<u32, (String, bool)>,
     /// What all ranks are told once initialisation has failed, and who has been told.
     verdict: Option<Frame>,
     told: BTreeSet<u32>,
@@ -133,12 +133,17 @@ impl Machine {
         }
     }
 
-    /// A rank is known never to come.
-    pub fn absent(&mut self, rank: u32, why: String) -> Vec<Action> {
+    /// The rendezvous cannot go on.
+    pub fn broken(&mut self, why: &str) -> Vec<Action> {
+        self.fail(NOBODY, false, &format!("the rendezvous cannot go on: {why}"))
+    }
+
+    /// A rank is known never to come, as it has died or for another reason.
+    pub fn absent(&mut self, rank: u32, why: String, died: bool) -> Vec<Action> {
         if self.members.contains_key(&rank) || self.has_failed() {
             return Vec::new();
         }
-        self.absent.insert(rank, why);
+        self.absent.insert(rank, (why, died));
         self.miss()
     }
 
@@ -147,7 +152,7 @@ impl Machine {
         let Some(n) = self.nranks else { return Vec::new() };
         let missed = self.absent.iter().find(|(rank, _)| **rank < n);
         match missed.map(|(rank, why)| (*rank, why.clone())) {
-            Some((rank, why)) => self.fail(self.name(rank) as i32, true, &why),
+            Some((rank, (why, died))) => self.fail(self.name(rank) as i32, died, &why),
             None => Vec::new(),
         }
     }
@@ -391,13 +396,13 @@ mod tests {
     #[test]
     fn who_will_never_come_is_named_as_soon_as_someone_waits() {
         let mut machine = Machine::default();
-        assert_eq!(machine.absent(2, "exited with status 0".to_owned()), []);
+        assert_eq!(machine.absent(2, "exited with status 0".to_owned(), true), []);
         let text = failure(&machine.frame(0, "a", join(3, b"")));
         assert!(text.contains("rank 2 exited with status 0"), "{text}");
         let mut machine = Machine::default();
         machine.frame(1, "a", join(3, b""));
-        assert_eq!(machine.absent(1, "has come before".to_owned()), []);
-        assert!(failure(&machine.absent(0, "is gone".to_owned())).contains("rank 0 is gone"));
+        assert_eq!(machine.absent(1, "has come before".to_owned(), true), []);
+        assert!(failure(&machine.absent(0, "is gone".to_owned(), true)).contains("rank 0 is gone"));
     }
 
     #[test]

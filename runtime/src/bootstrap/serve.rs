@@ -4,7 +4,7 @@
 use super::auth::{Ends, Role};
 use super::door::{Admission, Door};
 use super::id::UniqueId;
-use super::rendezvous::{Rendezvous, Status};
+use super::rendezvous::{Absent, Rendezvous, Status};
 use super::root::{Action, BYE, JOIN, JOIN_HEADER, MAX_BLOB, MAX_RANKS, Machine, split_join};
 use super::wire::{Connection, Frame, UNAUTHENTICATED, wait_for};
 use crate::error::{Error, Result};
@@ -21,6 +21,12 @@ const EVENTS: usize = 256;
 
 /// An id to which no rank has come for so long is given up.
 const UNUSED: Duration = Duration::from_secs(3600);
+
+/// One that has failed tells those who come later for so long at most.
+const TELLING: Duration = Duration::from_secs(120);
+
+/// How long to wait at a time while nobody has come.
+const IDLE: Duration = Duration::from_secs(1);
 
 /// How long to wait at a time, as news from this process come without an event.
 const LOOK: Duration = Duration::from_millis(20);
@@ -148,14 +154,17 @@ impl Guests {
     /// Sends a frame to these ranks, in ascending order.
     fn send(&mut self, ranks: &[u32], frame: &Frame) -> Result<()> {
         let bytes = frame.encode();
+        let named = |guest: &Guest| guest.rank.filter(|rank| ranks.binary_search(rank).is_ok());
         // Two of a rank that was claimed twice: both shall know.
-        for (number, guest) in &mut self.all {
-            if guest.rank.is_some_and(|rank| ranks.binary_search(&rank).is_ok()) {
-                guest.connection.queue(bytes.clone());
-                // What fails now is found again when the kernel shows it.
-                let _ = guest.connection.progress_handshake();
-                guest.watch(&self.epoll, *number)?;
-            }
+        let mut all: Vec<_> =
+            self.all.iter_mut().filter_map(|(n, guest)| Some((named(guest)?, *n, guest))).collect();
+        // Rank 0 hears it last: this thread is in its process as a rule, and may end with it.
+        all.sort_by_key(|(rank, ..)| std::cmp::Reverse(*rank));
+        for (_, number, guest) in all {
+            guest.connection.queue(bytes.clone());
+            // What fails now is found again when the kernel shows it.
+            let _ = guest.connection.progress_handshake();
+            guest.watch(&self.epoll, number)?;
         }
         Ok(())
     }
@@ -186,14 +195,22 @@ pub(super) fn serve(
 ) -> Result<()> {
     let mut machine = Machine::new(names);
     let mut guests = Guests::new(listener, id)?;
-    let (mut patience, begun, mut told) = (Patience::default(), Instant::now(), false);
+    let (mut patience, begun, mut failed_since) = (Patience::default(), Instant::now(), None);
     loop {
         let idle = patience.since.is_none() && guests.all.is_empty();
-        let ready = guests.wait(if idle { UNUSED } else { LOOK })?;
-        let now = Instant::now();
         let mut actions = Vec::new();
-        for (rank, why) in state.take_absent() {
-            actions.extend(machine.absent(rank, why));
+        let ready = match guests.wait(if idle { IDLE } else { LOOK }) {
+            Ok(ready) => ready,
+            Err(error) if machine.has_failed() => return Err(error),
+            // The ranks that have come hear of it.
+            Err(error) => {
+                actions.extend(machine.broken(&error.to_string()));
+                Vec::new()
+            }
+        };
+        let now = Instant::now();
+        for Absent { rank, why, died } in state.take_absent() {
+            actions.extend(machine.absent(rank, why, died));
         }
         for number in ready {
             actions.extend(guests.progress(number, (&mut machine, &mut patience), now)?);
@@ -202,7 +219,7 @@ pub(super) fn serve(
         if let Some(waited) = over {
             actions.extend(machine.deadline(waited));
         }
-        let mut finished = idle && begun.elapsed() >= UNUSED;
+        let mut finished = idle && (begun.elapsed() >= UNUSED || state.is_replaced());
         for action in actions {
             match action {
                 Action::Send(ranks, frame) => guests.send(&ranks, &frame)?,
@@ -213,11 +230,12 @@ pub(super) fn serve(
             }
         }
         if machine.has_failed() {
-            if !told {
+            let since = *failed_since.get_or_insert_with(|| {
                 guests.flush();
                 state.set(Status::Failed);
-                told = true;
-            }
+                now
+            });
+            finished |= now.saturating_duration_since(since) >= TELLING;
             finished |= machine.has_told_all() || over.is_some() || state.is_replaced();
         }
         if finished {

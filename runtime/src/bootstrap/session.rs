@@ -14,6 +14,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::log::{self, Level, Subsystem};
 use rustix::event::PollFd;
+use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
@@ -32,6 +33,9 @@ const BACKLOG: i32 = 4096;
 
 /// Attempts after which nobody is taken to listen at an address where the listener came first.
 const REFUSALS: u32 = 5;
+
+/// The longest pause before a rank comes again that was turned away.
+const LONGEST: Duration = Duration::from_millis(200);
 
 /// After so long a rank tells the rendezvous that it waits for others.
 const LONG: Duration = Duration::from_secs(1);
@@ -55,17 +59,22 @@ pub fn new_unique_id() -> Result<UniqueId> {
 
 /// Listens for members.
 pub fn listen(address: SocketAddr) -> Result<TcpListener> {
+    bind(address).map_err(not_listening(address))
+}
+
+fn not_listening(address: SocketAddr) -> impl Fn(std::io::Error) -> Error {
     let hint = "check NCCL_SOCKET_IFNAME, NCCL_COMM_ID and that the port is free";
-    let bound = || {
-        let kind = socket2::Domain::for_address(address);
-        let socket = socket2::Socket::new(kind, socket2::Type::STREAM, None)?;
-        socket.set_reuse_address(true)?;
-        socket.bind(&address.into())?;
-        // All ranks may come at once.
-        socket.listen(BACKLOG)?;
-        Ok(TcpListener::from(socket))
-    };
-    bound().map_err(|e: std::io::Error| Error::system(format!("listening on {address}"), e, hint))
+    move |e| Error::system(format!("listening on {address}"), e, hint)
+}
+
+fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let kind = socket2::Domain::for_address(address);
+    let socket = socket2::Socket::new(kind, socket2::Type::STREAM, None)?;
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())?;
+    // All ranks may come at once.
+    socket.listen(BACKLOG)?;
+    Ok(TcpListener::from(socket))
 }
 
 /// The id that `NCCL_COMM_ID` and `OXCCL_SECRET_FILE` describe.
@@ -116,14 +125,14 @@ fn secret_in_file(path: &str) -> Result<[u8; SECRET_BYTES]> {
 }
 
 /// Listens as soon as the rendezvous before has given up the address.
-fn listen_until(address: SocketAddr, deadline: &Deadline) -> Result<TcpListener> {
+fn listen_until(id: &UniqueId, deadline: &Deadline) -> Result<TcpListener> {
     loop {
-        rendezvous::replace(address);
-        match listen(address) {
-            Err(_) if !deadline.passed() => {
+        rendezvous::replace(id);
+        match bind(id.address) {
+            Err(e) if e.kind() == ErrorKind::AddrInUse && !deadline.passed() => {
                 std::thread::sleep(Duration::from_millis(5));
             }
-            outcome => return outcome,
+            outcome => return outcome.map_err(not_listening(id.address)),
         }
     }
 }
@@ -214,6 +223,8 @@ pub struct Session {
     limit: Duration,
     reused: bool,
     deadline: Deadline,
+    /// Before it comes again.
+    pause: Duration,
     joined: bool,
     /// Whether the rendezvous may know of this rank.
     told: bool,
@@ -234,7 +245,7 @@ impl Session {
         let deadline = deadline.unless(meeting.in_vain.clone());
         let fixed = id.comm == FIXED;
         if rank == 0 && fixed {
-            rendezvous::start(listen_until(id.address, &deadline)?, id.clone(), Vec::new())?;
+            rendezvous::start(listen_until(id, &deadline)?, id.clone(), Vec::new())?;
         }
         let reused = meeting.reused || fixed;
         let connection = connect(&Meeting { reused, ..meeting.clone() }, &deadline)?;
@@ -247,6 +258,7 @@ impl Session {
             limit,
             reused,
             deadline,
+            pause: Duration::from_millis(2),
             joined,
             told,
             holder,
@@ -302,6 +314,9 @@ impl Session {
             let Self { rank, nranks, reused, limit, holder, .. } = *self;
             let in_vain = None;
             let meeting = Meeting { id, rank, nranks, reused, limit, cancel, in_vain, holder };
+            // It may be turned away again and again, until the one before is over.
+            std::thread::sleep(self.pause.min(self.deadline.slice()));
+            self.pause = (self.pause * 2).min(LONGEST);
             self.connection = connect(&meeting, &self.deadline)?;
         }
     }
@@ -353,6 +368,11 @@ impl Session {
         }
     }
 
+    /// Whether the rendezvous has said why initialisation failed.
+    pub fn has_verdict(&self) -> bool {
+        self.verdict.is_some()
+    }
+
     /// What to poll while waiting for something else.
     pub fn poll_fd(&self) -> PollFd<'_> {
         self.connection.poll_fd()
@@ -379,7 +399,9 @@ impl Session {
             Error::Init { why } => self.tell(-1, false, why),
             _ => self.tell(-1, false, &error.to_string()),
         }
-        rendezvous::wait_until_told(&self.id, VERDICT);
+        if self.told {
+            rendezvous::wait_until_told(&self.id, VERDICT);
+        }
         verdict.unwrap_or(error)
     }
 
@@ -401,7 +423,7 @@ impl Session {
     fn tell(&mut self, culprit: i32, died: bool, why: &str) {
         if !self.told {
             // The others would wait for it.
-            rendezvous::note_absent(&self.id, self.rank, format!("gave up: {why}"));
+            rendezvous::note_absent(&self.id, self.rank, format!("gave up: {why}"), false);
             return;
         }
         self.connection.send(&Frame { kind: GIVE_UP, body: failure(culprit, died, why) });
@@ -488,7 +510,7 @@ mod tests {
         let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
         let id = UniqueId::new(listener.local_addr().unwrap()).unwrap();
         rendezvous::start(listener, id.clone(), Vec::new()).unwrap();
-        rendezvous::note_absent(&id, 1, "exited with status 0".to_owned());
+        rendezvous::note_absent(&id, 1, "exited with status 0".to_owned(), true);
         let mut waiting = Session::open(&meeting(&id, 0, 3, &cancel)).unwrap();
         let mut late = Session::open(&meeting(&id, 2, 3, &cancel)).unwrap();
         for session in [&mut waiting, &mut late] {

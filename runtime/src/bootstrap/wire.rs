@@ -107,11 +107,6 @@ impl Connection {
         matches!(self.state, State::Open) && self.outgoing.is_empty()
     }
 
-    /// Whether the other side has authenticated.
-    pub fn is_authenticated(&self) -> bool {
-        matches!(self.state, State::Open)
-    }
-
     /// The other side's rank, once it is open.
     pub fn peer_rank(&self) -> u32 {
         self.peer_rank

@@ -49,11 +49,11 @@ fn meet(
     let meeting = Meeting { id: &id, rank, nranks, reused: true, limit, cancel, in_vain, holder };
     let session = Session::open(&meeting).inspect_err(|error| {
         // Nothing where this process does not hold the meeting.
-        let (absent, why) = match error {
-            Error::InitPeer { site, why, .. } => (site.peer as u32, why.clone()),
-            other => (own, format!("gave up: {other}")),
+        let (absent, why, died) = match error {
+            Error::InitPeer { site, why, died } => (site.peer as u32, why.clone(), *died),
+            other => (own, format!("gave up: {other}"), false),
         };
-        rendezvous::note_absent(&id, place(absent), why);
+        rendezvous::note_absent(&id, place(absent), why, died);
     })?;
     Ok((session, id))
 }
@@ -102,7 +102,8 @@ pub(super) fn split(
     let seats: Vec<u32> = members.into_iter().map(|(_, rank)| rank).collect();
     let rank = seats.iter().position(|&r| r == parent.rank()).unwrap_or(0) as u32;
     let id = id.derive("color", color as u64, id.address);
-    assemble(Room { session, seats }, &id, rank, device, options).map(Some)
+    let names = seats.clone();
+    assemble(Room { session, seats, names }, &id, rank, device, options).map(Some)
 }
 
 /// Makes a communicator without some ranks; with `abort` the parent's operations end first, and the
@@ -128,7 +129,7 @@ pub(super) fn shrink(
     let (session, id) = meet(parent, family, (&purpose, number), &survivors, wait)?;
     let seats: Vec<u32> = (0..survivors.len() as u32).collect();
     let rank = survivors.iter().position(|&r| r == parent.rank()).unwrap_or(0) as u32;
-    assemble(Room { session, seats }, &id, rank, device, options)
+    assemble(Room { session, seats, names: survivors }, &id, rank, device, options)
 }
 
 /// Makes a communicator of `nranks` ranks, the parent's first. One of them, the root, brings the id

@@ -53,6 +53,8 @@ pub(super) struct Room {
     pub(super) session: Session,
     /// The members' numbers in the meeting, by their rank in the communicator.
     pub(super) seats: Vec<u32>,
+    /// What they are called in texts, by their rank in the communicator.
+    pub(super) names: Vec<u32>,
 }
 
 impl Room {
@@ -60,6 +62,18 @@ impl Room {
     pub(super) fn gather(&mut self, blob: &[u8]) -> Result<Vec<Vec<u8>>> {
         let all = self.session.gather(blob)?;
         Ok(self.select(all))
+    }
+
+    /// An error that was found here, with the name of the rank that it is about; what the rendezvous says,
+    /// and what is known of deaths, has it already.
+    fn rename(&self, error: Error) -> Error {
+        match error {
+            Error::InitPeer { site, why, died: false } if !self.session.has_verdict() => {
+                let name = self.names.get(site.peer as usize).copied();
+                Error::init_peer(name.unwrap_or(site.peer as u32), why)
+            }
+            other => other,
+        }
     }
 
     /// What the members gave, by rank, of what all gave who meet.
@@ -135,7 +149,8 @@ pub(super) fn join(
         session.close();
         return alone(*device, options);
     }
-    let room = Room { session, seats: (0..nranks).collect() };
+    let everyone: Vec<u32> = (0..nranks).collect();
+    let room = Room { session, seats: everyone.clone(), names: everyone };
     assemble(room, id, rank, *device, options)
 }
 
@@ -158,7 +173,10 @@ pub(super) fn assemble(
             room.session.close();
             Ok(comm)
         }
-        Err(error) => Err(room.session.give_up(error)),
+        Err(error) => {
+            let error = room.rename(error);
+            Err(room.session.give_up(error))
+        }
     }
 }
 

@@ -131,7 +131,9 @@ impl Holder {
             // The others of the parent hear of a death before this process may end because of it.
             if let (Some(parent), Error::InitPeer { site, why, died: true }) =
                 (origin.parent(), error)
-                && let Some(peer) = u32::try_from(site.peer).ok().filter(|p| *p < parent.nranks())
+                && let Some(peer) = u32::try_from(site.peer)
+                    .ok()
+                    .filter(|p| *p < parent.nranks() && *p != parent.rank())
             {
                 parent.endpoint().lose(peer, why.clone());
             }

@@ -80,7 +80,11 @@ pub(super) fn when_quiet(gpu: &'static Gpu, work: impl FnOnce() + Send + 'static
         // Once the process exits, what is left goes with it.
         while let Some(visit) = exit::visit_driver() {
             // Where there is no context any more, there is nothing to close.
-            let (Ok(context), Ok(relaxed)) = (gpu.enter(), Relaxed::begin()) else { return };
+            let (Ok(context), Ok(relaxed)) = (gpu.enter(), Relaxed::begin()) else {
+                // Who comes next tries again.
+                gpu.closing.queue().served = false;
+                return;
+            };
             if gpu.closing.serve(|| is_quiet(gpu)) {
                 return;
             }

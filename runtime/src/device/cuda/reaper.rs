@@ -70,6 +70,15 @@ fn inhabited(endpoint: &Endpoint) -> bool {
     })
 }
 
+/// Makes all running kernels give up, without a call of the driver: the process exits, and a thread of
+/// the library waits for them.
+pub(crate) fn give_up() {
+    let seats: Vec<_> = lock(&WATCHED).iter().filter_map(Weak::upgrade).collect();
+    seats.iter().for_each(|seat| seat.abort());
+    // The last reference must not be dropped here.
+    seats.into_iter().for_each(std::mem::forget);
+}
+
 /// Looks once; true while there is something to look at again soon.
 pub fn look() -> bool {
     let places: Vec<_> = {

@@ -25,7 +25,7 @@ use crate::log::{self, Level, Subsystem};
 use cudarc::driver::sys::{self, CUgraph, CUstream};
 use oxccl_kernels::abi;
 use std::ffi::c_void;
-use std::mem::take;
+use std::mem::{forget, take};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -534,18 +534,18 @@ impl Seat {
     ) -> Result<()> {
         let _context = self.gpu.enter()?;
         let _launching = self.gpu.closing.launch();
-        let mut refused = false;
+        let mut begun = false;
         let launch = || {
-            launch().inspect_err(|_| {
-                refused = order::graph_of(stream).is_ok_and(|graph| graph.is_none());
-            })
+            begun = true;
+            launch()
         };
         let launched = match self.order().as_mut() {
             Some(order) => order.launch(stream, |graph| self.keep(graph, None), launch),
             None => Err(Error::Internal { what: "no order".to_owned() }),
         };
         let number = launched.inspect_err(|error| {
-            if refused {
+            let eager = || order::graph_of(stream).is_ok_and(|graph| graph.is_none());
+            if begun && eager() {
                 self.fail(error);
             }
         })?;
@@ -674,7 +674,12 @@ impl Failing for Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        let (Ok(_context), Ok(_relaxed)) = (self.gpu.enter(), Relaxed::begin()) else { return };
+        let (Ok(_context), Ok(_relaxed)) = (self.gpu.enter(), Relaxed::begin()) else {
+            // The process exits, and the driver with it: nothing may be given back any more.
+            let given = (take(&mut self.imports), take(&mut self.pinned), self.sharing.take());
+            forget((given, self.order().take(), self.closing().take()));
+            return;
+        };
         *self.order() = None;
         *self.closing() = None;
         let mut given = take(&mut self.imports);

@@ -306,6 +306,11 @@ impl Endpoint {
         let _ = self.gpu.set(Arc::downgrade(seat));
     }
 
+    /// Whether its data lies on a GPU.
+    pub(crate) fn is_on_gpu(&self) -> bool {
+        self.gpu.get().is_some()
+    }
+
     /// A peer has left in order: kernels wait for it no more.
     pub(crate) fn note_left(&self, peer: u32) {
         if let Some(seat) = self.gpu.get().and_then(Weak::upgrade) {

@@ -276,7 +276,7 @@ impl<'a> Conductor<'a> {
                 self.ranks[rank as usize].status = Some(status);
                 if let Some(id) = self.id {
                     // As a launcher does.
-                    rendezvous::note_absent(id, rank, "ended before it joined".to_owned());
+                    rendezvous::note_absent(id, rank, "ended before it joined".to_owned(), true);
                 }
                 if let Some(newcomer) = self.plan.newcomer().filter(|_| rank == GROW_ROOT) {
                     // Whom it has not told of the growth, nobody will.

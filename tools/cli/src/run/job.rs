@@ -99,7 +99,12 @@ impl Job {
 
     fn ended(&mut self, rank: u32, status: ExitStatus) {
         // The others may wait for it.
-        rendezvous::note_absent(&self.id, rank, format!("ended with {status} before it joined"));
+        rendezvous::note_absent(
+            &self.id,
+            rank,
+            format!("ended with {status} before it joined"),
+            true,
+        );
         if status.success() || self.end.is_some() {
             return;
         }
