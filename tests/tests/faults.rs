@@ -67,6 +67,21 @@ fn killing_a_rank_gives_the_others_its_number_within_five_seconds() {
 }
 
 #[test]
+fn a_split_with_a_dead_rank_ends_at_once_and_names_it() {
+    for hosts in [1, 3] {
+        let mut job = Job::start(Path::new(RANK), 3, Duration::from_secs(60), |rank, command| {
+            command.arg("split-with-dead").env("NCCL_SOCKET_IFNAME", "lo");
+            command.env("NCCL_HOSTID", (rank % hosts).to_string());
+        });
+        wait_for_running(&mut job, 1);
+        job.child(1).kill().expect("it can be killed");
+        for (rank, ended) in job.wait().iter().enumerate().filter(|(rank, _)| *rank != 1) {
+            assert_eq!(ended.status, Some(0), "rank {rank}, {hosts} hosts: {}", ended.output);
+        }
+    }
+}
+
+#[test]
 fn killed_ranks_are_shrunk_away_and_a_joiner_grows_the_rest() {
     for victim in [0, 2] {
         let name = format!("oxccl-survivors-{}-{victim}", std::process::id());

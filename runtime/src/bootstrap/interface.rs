@@ -125,4 +125,15 @@ mod tests {
         assert_eq!(chosen("eth", "AF_INET6"), "fe80::1");
         assert!(chosen("wlan", "").contains("there are: lo 127.0.0.1"));
     }
+
+    #[test]
+    fn what_belongs_to_a_rendezvous_on_loopback_stays_there() {
+        let config = Config::from_lookup(|_| None);
+        for at in ["127.0.0.1:4000", "127.0.0.9:1", "[::1]:7"] {
+            let at: SocketAddr = at.parse().unwrap();
+            assert_eq!(beside(at, &config).unwrap(), SocketAddr::new(at.ip(), 0));
+        }
+        let elsewhere = "192.0.2.7:4000".parse().unwrap();
+        assert_eq!(beside(elsewhere, &config).ok(), choose(&config).ok());
+    }
 }

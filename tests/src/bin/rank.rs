@@ -1,7 +1,7 @@
 //! A rank of the multi-process tests: `oxccl-test-rank sequence SEED OPERATIONS MAX_BYTES`,
 //! `deterministic SEED THREADS` for reductions compared with the fold in rank order,
 //! `mismatch BASE OURS THEIRS` for two numbers of differing calls, `windows SEED mapped|plain`,
-//! `once` for one all-reduce, `crowd THREADS` for one of so many ranks in each process, `survive FILE` beside a rank that is killed, `repaint abort|timeout|shrink between|within` beside a rank that is stopped, or `loop` to all-reduce until something fails.
+//! `once` for one all-reduce, `crowd THREADS` for one of so many ranks in each process, `split-with-dead` and `survive FILE` beside a rank that is killed, `repaint abort|timeout|shrink between|within` beside a rank that is stopped, or `loop` to all-reduce until something fails.
 
 use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
 use oxccl_runtime::bootstrap::{self, launch};
@@ -217,6 +217,20 @@ fn crowd(threads: u32) -> Result<()> {
     })
 }
 
+/// All-reduces until a rank dies; then a split of all, which cannot be, ends at once.
+fn split_with_dead() -> Result<()> {
+    let comm = join()?;
+    let error = forever(&comm, 8).expect_err("a rank is killed");
+    let victim = error.site().map(|site| site.peer);
+    let (holder, start) = (Holder::new(comm.device(), Options::default()), Instant::now());
+    let error = holder.make(&comm.split(0, 0)).expect_err("a rank is dead");
+    let named = (error.code(), error.site().map(|site| site.peer));
+    assert_eq!(named, (Code::RemoteError, victim), "{error}");
+    // The limit of initialisation is a minute.
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+    abort(&comm)
+}
+
 /// All-reduces until a rank dies, goes on without it, and with a new one in its place: that finds the id
 /// in a file.
 fn survive(id_file: &str) -> Result<()> {
@@ -270,6 +284,7 @@ fn main() {
         Some("repaint") => repaint(&arguments[1], arguments[2] == "between"),
         Some("once") => join().and_then(|comm| once(&comm)),
         Some("crowd") => crowd(arguments[1].parse().expect("a number")),
+        Some("split-with-dead") => split_with_dead(),
         Some("survive") => survive(&arguments[1]),
         Some("loop") => {
             let bytes = arguments[1].parse().expect("a number");
