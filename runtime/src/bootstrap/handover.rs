@@ -29,7 +29,7 @@ struct Writer {
 impl Writer {
     fn own() -> Self {
         let pid = std::process::id();
-        let start = sees_own_pids().then(|| start_of(pid)).flatten();
+        let start = sees_own_pids().then(|| began(pid)).flatten().map(|(start, _)| start);
         Self { pid, start, place: place() }
     }
 
@@ -39,10 +39,13 @@ impl Writer {
         Some(Self { pid: pid.parse().ok()?, start: start.parse().ok(), place: place.to_owned() })
     }
 
-    /// Whether it still runs; None where this process cannot know.
+    /// Whether it still runs; None where this process cannot know, also while that one ends.
     fn lives(&self) -> Option<bool> {
         let start = self.start.filter(|_| self.place == place() && sees_own_pids())?;
-        Some(start_of(self.pid) == Some(start))
+        match began(self.pid) {
+            Some((began, ends)) if began == start => (!ends).then_some(true),
+            _ => Some(false),
+        }
     }
 }
 
@@ -72,11 +75,17 @@ fn sees_own_pids() -> bool {
     pids.is_some_and(|pids| pids.split_whitespace().count() == 1)
 }
 
-/// When a process began; None if there is none.
-fn start_of(pid: u32) -> Option<u64> {
+/// When a process began, and whether it ends or has ended without being waited for; None if there is
+/// no such process.
+fn began(pid: u32) -> Option<(u64, bool)> {
+    /// The kernel's mark of a task that ends; it is set before the process's sockets are closed.
+    const PF_EXITING: u32 = 4;
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The 22nd field; the second may contain spaces and ends at the last parenthesis.
-    stat.rsplit(')').next()?.split_whitespace().nth(19)?.parse().ok()
+    // From the third field on; the second may contain spaces and ends at the last parenthesis.
+    let fields: Vec<_> = stat.rsplit(')').next()?.split_whitespace().collect();
+    let (state, flags, start) = (fields.first()?, fields.get(6)?, fields.get(19)?);
+    let ends = matches!(*state, "Z" | "X") || flags.parse::<u32>().ok()? & PF_EXITING != 0;
+    Some((start.parse().ok()?, ends))
 }
 
 /// Leaves an id of this process.
@@ -185,6 +194,28 @@ mod tests {
             write_private_file(&path, bad.as_bytes()).unwrap();
             assert_eq!(look(&path, 1, &deadline).unwrap_err(), "it holds none");
         }
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    /// A process that was killed and that nobody waited for yet.
+    #[test]
+    fn the_id_of_a_process_that_ends_does_not_count() {
+        use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+        let dir = folder("ended");
+        let path = dir.join("id");
+        let deadline = Deadline::new(Duration::from_secs(60), &Cancel::default());
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let start = began(child.id()).map(|(start, _)| start);
+        assert!(start.is_some());
+        let writer = Writer { pid: child.id(), start, place: place() };
+        write_private_file(&path, text(&stale(), &writer).as_bytes()).unwrap();
+        assert!(look(&path, 1, &deadline).is_ok());
+        child.kill().unwrap();
+        let ended = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        waitid(WaitId::Pid(Pid::from_child(&child)), ended).unwrap();
+        assert!(look(&path, 1, &deadline).unwrap_err().contains("does not answer"));
+        child.wait().unwrap();
+        assert!(look(&path, 1, &deadline).unwrap_err().contains("has ended"));
         std::fs::remove_dir_all(dir).unwrap();
     }
 

@@ -2,6 +2,7 @@
 
 use oxccl_tests::job::bind_to_parent;
 use oxccl_tests::missing;
+use rustix::process::{Pid, Signal, kill_process_group};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::PathBuf;
@@ -403,7 +404,20 @@ fn two_hosts_meet_by_a_shared_folder_though_an_earlier_job_used_it() {
     let text = all_well(&run(&RANKS, start));
     check_table(&text, 2);
     assert!(text.contains("4 ranks by mpirun"), "{text}");
-    // Rank 1 finds the first job's id and must wait for the second one's.
+    // A job that is killed leaves its id. Rank 1 finds it and must wait for the second job's.
+    let id = folder.0.join("mpirun-prterun_a_1_1.0");
+    assert!(!id.exists(), "a job that ended well left its id");
+    let mut killed = start(0);
+    killed.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut killed = bind_to_parent(&mut killed).spawn().expect("it starts");
+    while !id.exists() {
+        assert!(killed.try_wait().expect("a child").is_none(), "rank 0 ended without its peers");
+        std::thread::yield_now();
+    }
+    // `timeout` is the leader of a group of its own.
+    let group = Pid::from_child(&killed);
+    kill_process_group(group, Signal::KILL).expect("it is killed");
+    killed.wait().expect("its end");
     let mut first = start(1);
     first.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut first = bind_to_parent(&mut first).spawn().expect("it starts");
