@@ -29,10 +29,9 @@ const GRACE: Duration = Duration::from_millis(200);
 
 /// Time between two signs of life.
 const PULSE: Duration = Duration::from_secs(1);
-/// A peer that has given none for so long is dead.
+/// A peer that has given none for so long is dead; at first since it ended its initialisation, which
+/// all ranks do together.
 const SILENCE: Duration = Duration::from_secs(5);
-/// The same before the first one: the peer may not have come out of initialisation yet.
-const FIRST: Duration = Duration::from_secs(60);
 /// Events are looked at together that come within this time.
 const TOGETHER: Duration = Duration::from_millis(10);
 
@@ -70,10 +69,9 @@ pub struct Watch {
     incoming: Vec<u8>,
     /// The peer wants to know when so many of its messages are taken.
     asked: Option<u64>,
-    /// When the last sign of life came, the count of those in shared memory, and whether any came.
+    /// When the last sign of life came, and the count of those in shared memory.
     heard: Instant,
     pulses: u64,
-    ever: bool,
     /// When this rank gave the last one.
     pulsed: Option<Instant>,
     looked: Instant,
@@ -93,7 +91,6 @@ impl Watch {
             asked: None,
             heard: now,
             pulses,
-            ever: false,
             pulsed: None,
             looked: now,
         }
@@ -113,11 +110,6 @@ impl Watch {
         }
     }
 
-    /// Notes that the peer has given a sign of life.
-    fn hear(&mut self, now: Instant) {
-        (self.heard, self.ever) = (now, true);
-    }
-
     /// How long the peer has been silent, when that is too long.
     fn silence(&mut self, endpoint: &Endpoint, now: Instant) -> Option<Duration> {
         match self.sign {
@@ -126,7 +118,7 @@ impl Watch {
                 let pulses = endpoint.pulse_of(self.peer);
                 if pulses != self.pulses {
                     self.pulses = pulses;
-                    self.hear(now);
+                    self.heard = now;
                 }
             }
             Sign::Process(_) | Sign::Memory => return None,
@@ -138,7 +130,7 @@ impl Watch {
         }
         self.looked = now;
         let silence = now.saturating_duration_since(self.heard);
-        (silence >= if self.ever { SILENCE } else { FIRST }).then_some(silence)
+        (silence >= SILENCE).then_some(silence)
     }
 
     /// Answers a peer that wants to know when its messages are taken; whether that is to be looked
@@ -376,7 +368,7 @@ fn read_notices(
             Err(what) => return Verdict::Dead(format!("its connection carried {what}")),
         };
         watch.incoming.drain(..len);
-        watch.hear(now);
+        watch.heard = now;
         let error = match notice {
             Notice::Pulse => None,
             Notice::Goodbye(taken) => {

@@ -87,3 +87,15 @@ fn a_late_rank_lives_a_silent_one_is_dead_and_who_was_stopped_itself_blames_nobo
         assert!(error.contains("has heard nothing of it for 5 s"), "{error}");
     }
 }
+
+#[test]
+fn a_rank_that_is_stopped_before_its_first_sign_of_life_is_dead_too() {
+    for one_host in [false, true] {
+        let mut ranks = ranks(one_host);
+        pass(&mut ranks, &[0], Duration::from_secs(4));
+        assert!(ranks[0].0.failure().is_none());
+        pass(&mut ranks, &[0], Duration::from_secs(3));
+        let error = ranks[0].0.failure().expect("it is silent").to_string();
+        assert!(error.contains("has heard nothing of it for 5 s"), "{error}");
+    }
+}
