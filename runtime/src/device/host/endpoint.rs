@@ -238,13 +238,15 @@ impl Endpoint {
         if let (Some(segment), Some(local)) = (&self.segment, self.local[self.rank as usize]) {
             segment.publish_failure(local, &record);
         }
+        // Before anyone here sees the failure: the process may end then, and the peers would know no more
+        // than that this rank is gone.
+        self.tell_all(&notice::failed(&record));
         // Operations end from here on, and their buffers are the user's again.
         self.failed.store(true, Ordering::Release);
         if let Some(seat) = self.gpu.get().and_then(Weak::upgrade) {
             seat.abort();
         }
         log::line_of(Some(self.rank), Level::Warn, Subsystem::Coll, &error.to_string());
-        self.tell_all(&notice::failed(&record));
     }
 
     /// Takes the control connections with the ranks of other hosts, by rank.
@@ -761,6 +763,36 @@ mod tests {
         let mismatch = Error::Mismatch { site, own: "this".to_owned(), theirs: "that".to_owned() };
         let expected = format!("{mismatch} (reported by rank 1)");
         assert_eq!(texts(&mismatch), [expected.clone(), expected]);
+    }
+
+    #[test]
+    fn the_peers_are_told_of_a_failure_before_anyone_here_sees_it() {
+        for _ in 0..100 {
+            let (near, far) = std::os::unix::net::UnixStream::pair().unwrap();
+            let far = Control::new(far.into());
+            let mut endpoint = alone(0, "");
+            endpoint.set_controls(vec![
+                None,
+                Some(Arc::new(Control::new(near.into()))),
+                None,
+                None,
+            ]);
+            let both = std::sync::Barrier::new(2);
+            std::thread::scope(|scope| {
+                let told = scope.spawn(|| {
+                    both.wait();
+                    while endpoint.failure().is_none() {
+                        std::hint::spin_loop();
+                    }
+                    let mut notices = Vec::new();
+                    far.receive(&mut notices);
+                    notices
+                });
+                both.wait();
+                endpoint.fail(endpoint.lost(2, "its process ended".to_owned()));
+                assert!(!told.join().unwrap().is_empty());
+            });
+        }
     }
 
     #[test]
