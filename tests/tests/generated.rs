@@ -26,6 +26,13 @@ fn the_table_of_variables_is_what_codegen_would_write() {
 }
 
 #[test]
+fn the_picture_of_speed_is_what_codegen_would_draw() {
+    let found = std::fs::read_to_string(root().join(xtask::speed::FILE)).expect("a file");
+    let stale = "docs/speed.svg is stale: run cargo run -p xtask -- codegen";
+    assert!(found == xtask::speed::text(&root()).expect("the tables can be read"), "{stale}");
+}
+
+#[test]
 fn the_code_base_is_tidy() {
     let complaints = xtask::tidy::complaints(&root());
     assert!(complaints.is_empty(), "{}", complaints.join("\n"));

@@ -1,4 +1,4 @@
-//! The book in `docs/`: its pages and links are there, and its code runs.
+//! The book in `docs/` and README: all pages and links are there, and the code runs.
 //!
 //! A block of code is written to `program.c` (`.cpp`, `.jl`, `.py`, `.go`) in the page's folder; a block of `sh`, whose
 //! words say what it needs, is run there. Blocks of `text` are not run.
@@ -9,6 +9,9 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+
+/// From the pages' folder.
+const README: &str = "../README.md";
 
 fn docs() -> PathBuf {
     Path::new(ROOT).join("docs")
@@ -89,7 +92,7 @@ fn the_summary_has_all_pages_and_links_lead_somewhere() {
     let mut listed = links(&summary);
     listed.sort_unstable();
     assert_eq!(listed, pages(""));
-    for page in &listed {
+    for page in listed.iter().chain(&[README]) {
         let text = with_includes(page);
         for link in links(&text) {
             let at = docs().join(page).with_file_name(link);
@@ -162,7 +165,7 @@ fn shell(folder: &Path, page: &str, script: &str) {
 
 #[test]
 fn the_code_runs() {
-    let ran: usize = pages("").iter().map(|page| run_page(page)).sum();
+    let ran: usize = pages("").iter().map(|page| run_page(page)).sum::<usize>() + run_page(README);
     // Those without needs at least.
     assert!(ran >= 1);
 }

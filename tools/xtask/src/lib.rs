@@ -7,5 +7,6 @@ pub mod environment;
 pub mod headers;
 pub mod install;
 pub mod model;
+pub mod speed;
 pub mod tidy;
 pub mod wheel;

@@ -8,7 +8,8 @@ use std::process::ExitCode;
 #[derive(Parser)]
 #[command(name = "xtask", bin_name = "cargo xtask")]
 enum Chore {
-    /// Writes what is generated from the source: headers, bindings, docs/environment.md.
+    /// Writes what is generated from the source: headers, bindings, docs/environment.md,
+    /// docs/speed.svg.
     Codegen,
     /// Checks the rules of the source that no compiler knows.
     Tidy,
@@ -94,7 +95,9 @@ fn codegen(root: &Path) -> Result<(), String> {
     xtask::headers::write(root).map_err(|e| e.to_string())?;
     xtask::bindings::write(root).map_err(|e| e.to_string())?;
     let file = xtask::environment::FILE;
-    xtask::environment::write(root).map_err(|e| format!("{file}: {e}"))
+    xtask::environment::write(root).map_err(|e| format!("{file}: {e}"))?;
+    let file = xtask::speed::FILE;
+    xtask::speed::write(root).map_err(|e| format!("{file}: {e}"))
 }
 
 #[cfg(test)]
