@@ -308,7 +308,8 @@ int ncclLLA2ACalcSlots(int maxElts,
                        int maxEltSize);
 
 // Same as ncclLLA2ACalcSlots, for wrappers that replace it.
-int pncclLLA2ACalcSlots(int maxElts, int maxEltSize);
+int pncclLLA2ACalcSlots(int maxElts,
+                        int maxEltSize);
 
 // Tells what a communicator can do for kernels: on the host device, nothing.
 //
@@ -333,7 +334,8 @@ ncclResult_t ncclDevCommDestroy(ncclComm_t comm,
                                 const ncclDevComm_t *devComm);
 
 // Same as ncclDevCommDestroy, for wrappers that replace it.
-ncclResult_t pncclDevCommDestroy(ncclComm_t comm, const ncclDevComm_t *devComm);
+ncclResult_t pncclDevCommDestroy(ncclComm_t comm,
+                                 const ncclDevComm_t *devComm);
 
 // Would give a window's multicast address; fails with ncclInvalidUsage on the host device. Blocks: never.
 ncclResult_t ncclGetLsaMultimemDevicePointer(ncclWindow_t window,
@@ -341,7 +343,9 @@ ncclResult_t ncclGetLsaMultimemDevicePointer(ncclWindow_t window,
                                              void **outPtr);
 
 // Same as ncclGetLsaMultimemDevicePointer, for wrappers that replace it.
-ncclResult_t pncclGetLsaMultimemDevicePointer(ncclWindow_t window, size_t offset, void **outPtr);
+ncclResult_t pncclGetLsaMultimemDevicePointer(ncclWindow_t window,
+                                              size_t offset,
+                                              void **outPtr);
 
 // Would give a window's address for a multicast handle; fails with ncclInvalidUsage on the host device. Blocks: never.
 ncclResult_t ncclGetMultimemDevicePointer(ncclWindow_t window,
@@ -374,7 +378,10 @@ ncclResult_t ncclGetPeerDevicePointer(ncclWindow_t window,
                                       void **outPtr);
 
 // Same as ncclGetPeerDevicePointer, for wrappers that replace it.
-ncclResult_t pncclGetPeerDevicePointer(ncclWindow_t window, size_t offset, int peer, void **outPtr);
+ncclResult_t pncclGetPeerDevicePointer(ncclWindow_t window,
+                                       size_t offset,
+                                       int peer,
+                                       void **outPtr);
 
 // Would describe a barrier of ranks that share memory; fails with ncclInvalidUsage on the host device. Blocks: never.
 ncclResult_t ncclLsaBarrierCreateRequirement(ncclTeam_t team,

@@ -611,7 +611,10 @@ ncclResult_t ncclCommInitRank(ncclComm_t *comm,
                               int rank);
 
 // Same as ncclCommInitRank, for wrappers that replace it.
-ncclResult_t pncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank);
+ncclResult_t pncclCommInitRank(ncclComm_t *comm,
+                               int nranks,
+                               ncclUniqueId commId,
+                               int rank);
 
 // Makes a communicator as ncclCommInitRank does, with options.
 //
@@ -661,7 +664,9 @@ ncclResult_t ncclCommInitAll(ncclComm_t *comm,
                              const int *devlist);
 
 // Same as ncclCommInitAll, for wrappers that replace it.
-ncclResult_t pncclCommInitAll(ncclComm_t *comm, int ndev, const int *devlist);
+ncclResult_t pncclCommInitAll(ncclComm_t *comm,
+                              int ndev,
+                              const int *devlist);
 
 // Completes all operations of a communicator; no further ones may follow.
 //
@@ -770,7 +775,8 @@ ncclResult_t ncclCommRevoke(ncclComm_t comm,
                             int revokeFlags);
 
 // Same as ncclCommRevoke, for wrappers that replace it.
-ncclResult_t pncclCommRevoke(ncclComm_t comm, int revokeFlags);
+ncclResult_t pncclCommRevoke(ncclComm_t comm,
+                             int revokeFlags);
 
 // Gives memory of a communicator back to the system; until ncclCommResume it takes no operations.
 //
@@ -795,7 +801,9 @@ ncclResult_t ncclCommMemStats(ncclComm_t comm,
                               uint64_t *value);
 
 // Same as ncclCommMemStats, for wrappers that replace it.
-ncclResult_t pncclCommMemStats(ncclComm_t comm, ncclCommMemStat_t stat, uint64_t *value);
+ncclResult_t pncclCommMemStats(ncclComm_t comm,
+                               ncclCommMemStat_t stat,
+                               uint64_t *value);
 
 // Allocates memory of the calling thread's device that peers on this host map, so that collectives
 // use it in place.
@@ -820,7 +828,8 @@ ncclResult_t ncclParamBind(ncclParamHandle_t *out,
                            const char *key);
 
 // Same as ncclParamBind, for wrappers that replace it.
-ncclResult_t pncclParamBind(ncclParamHandle_t *out, const char *key);
+ncclResult_t pncclParamBind(ncclParamHandle_t *out,
+                            const char *key);
 
 // Reads a variable as a signed number of 8 bits; switches are 0 or 1, durations nanoseconds.
 //
@@ -904,7 +913,10 @@ ncclResult_t ncclParamGet(ncclParamHandle_t h,
                           int *len);
 
 // Same as ncclParamGet, for wrappers that replace it.
-ncclResult_t pncclParamGet(ncclParamHandle_t h, void *out, int maxLen, int *len);
+ncclResult_t pncclParamGet(ncclParamHandle_t h,
+                           void *out,
+                           int maxLen,
+                           int *len);
 
 // Reads the variable of a name as text.
 //
@@ -915,7 +927,9 @@ ncclResult_t ncclParamGetParameter(const char *key,
                                    int *valueLen);
 
 // Same as ncclParamGetParameter, for wrappers that replace it.
-ncclResult_t pncclParamGetParameter(const char *key, const char **value, int *valueLen);
+ncclResult_t pncclParamGetParameter(const char *key,
+                                    const char **value,
+                                    int *valueLen);
 
 // The names of all variables; with NCCL_PARAM_DUMP_ALL=1 also of those that NCCL does not document.
 //
@@ -925,7 +939,8 @@ ncclResult_t ncclParamGetAllParameterKeys(const char ***table,
                                           int *tableLen);
 
 // Same as ncclParamGetAllParameterKeys, for wrappers that replace it.
-ncclResult_t pncclParamGetAllParameterKeys(const char ***table, int *tableLen);
+ncclResult_t pncclParamGetAllParameterKeys(const char ***table,
+                                           int *tableLen);
 
 // Writes all variables with value, origin and meaning to the log, whatever its level is; which
 // ones, is as for ncclParamGetAllParameterKeys. Blocks: for the log file.
@@ -982,7 +997,10 @@ ncclResult_t ncclCommRegister(ncclComm_t comm,
                               void **handle);
 
 // Same as ncclCommRegister, for wrappers that replace it.
-ncclResult_t pncclCommRegister(ncclComm_t comm, void *buff, size_t size, void **handle);
+ncclResult_t pncclCommRegister(ncclComm_t comm,
+                               void *buff,
+                               size_t size,
+                               void **handle);
 
 // Ends the registration of a buffer.
 //
@@ -1016,7 +1034,8 @@ ncclResult_t ncclCommWindowDeregister(ncclComm_t comm,
                                       ncclWindow_t win);
 
 // Same as ncclCommWindowDeregister, for wrappers that replace it.
-ncclResult_t pncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win);
+ncclResult_t pncclCommWindowDeregister(ncclComm_t comm,
+                                       ncclWindow_t win);
 
 // The memory that a window was registered with.
 //

@@ -10,6 +10,7 @@ use oxccl_runtime::bootstrap::root::MAX_RANKS;
 use oxccl_runtime::comm::{Communicator, Holder, NO_COLOR, Origin};
 use oxccl_runtime::error::{Error, Result};
 use oxccl_runtime::group::Launched;
+use oxccl_twin::twin;
 use std::ffi::c_int;
 use std::sync::Arc;
 
@@ -173,24 +174,9 @@ unsafe fn comm_grow(
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommSplit(
-    comm: ncclComm_t,
-    color: c_int,
-    key: c_int,
-    newcomm: *mut ncclComm_t,
-    config: *mut ncclConfig_t,
-) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { comm_split(comm, color, key, newcomm, config) })
-}
-
-/// Same as ncclCommSplit, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclCommSplit(
     comm: ncclComm_t,
     color: c_int,
     key: c_int,
@@ -210,27 +196,9 @@ pub unsafe extern "C" fn pncclCommSplit(
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommShrink(
-    comm: ncclComm_t,
-    excludeRanksList: *mut c_int,
-    excludeRanksCount: c_int,
-    newcomm: *mut ncclComm_t,
-    config: *mut ncclConfig_t,
-    shrinkFlags: c_int,
-) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe {
-        comm_shrink(comm, excludeRanksList, excludeRanksCount, newcomm, config, shrinkFlags)
-    })
-}
-
-/// Same as ncclCommShrink, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclCommShrink(
     comm: ncclComm_t,
     excludeRanksList: *mut c_int,
     excludeRanksCount: c_int,
@@ -250,21 +218,9 @@ pub unsafe extern "C" fn pncclCommShrink(
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommGetUniqueId(
-    comm: ncclComm_t,
-    uniqueId: *mut ncclUniqueId,
-) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { comm_get_unique_id(comm, uniqueId) })
-}
-
-/// Same as ncclCommGetUniqueId, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclCommGetUniqueId(
     comm: ncclComm_t,
     uniqueId: *mut ncclUniqueId,
 ) -> ncclResult_t {
@@ -280,25 +236,9 @@ pub unsafe extern "C" fn pncclCommGetUniqueId(
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommGrow(
-    comm: ncclComm_t,
-    nRanks: c_int,
-    uniqueId: *const ncclUniqueId,
-    rank: c_int,
-    newcomm: *mut ncclComm_t,
-    config: *mut ncclConfig_t,
-) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { comm_grow(comm, nRanks, uniqueId, rank, newcomm, config) })
-}
-
-/// Same as ncclCommGrow, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclCommGrow(
     comm: ncclComm_t,
     nRanks: c_int,
     uniqueId: *const ncclUniqueId,

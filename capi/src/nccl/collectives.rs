@@ -11,6 +11,7 @@ use oxccl_runtime::device::host::collective::Call;
 use oxccl_runtime::device::host::exchange::Transfer;
 use oxccl_runtime::error::{Error, Result};
 use oxccl_runtime::group;
+use oxccl_twin::twin;
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 
@@ -138,26 +139,9 @@ unsafe fn all_reduce(
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclAllReduce(
-    sendbuff: *const c_void,
-    recvbuff: *mut c_void,
-    count: usize,
-    datatype: MaybeUninit<ncclDataType_t>,
-    op: MaybeUninit<ncclRedOp_t>,
-    comm: ncclComm_t,
-    stream: cudaStream_t,
-) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { all_reduce(sendbuff, recvbuff, count, datatype, op, comm, stream) })
-}
-
-/// Same as ncclAllReduce, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclAllReduce(
     sendbuff: *const c_void,
     recvbuff: *mut c_void,
     count: usize,
@@ -202,26 +186,9 @@ unsafe fn broadcast(
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclBroadcast(
-    sendbuff: *const c_void,
-    recvbuff: *mut c_void,
-    count: usize,
-    datatype: MaybeUninit<ncclDataType_t>,
-    root: c_int,
-    comm: ncclComm_t,
-    stream: cudaStream_t,
-) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { broadcast(sendbuff, recvbuff, count, datatype, root, comm, stream) })
-}
-
-/// Same as ncclBroadcast, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclBroadcast(
     sendbuff: *const c_void,
     recvbuff: *mut c_void,
     count: usize,
@@ -264,25 +231,9 @@ unsafe fn bcast(
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclBcast(
-    buff: *mut c_void,
-    count: usize,
-    datatype: MaybeUninit<ncclDataType_t>,
-    root: c_int,
-    comm: ncclComm_t,
-    stream: cudaStream_t,
-) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { bcast(buff, count, datatype, root, comm, stream) })
-}
-
-/// Same as ncclBcast, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclBcast(
     buff: *mut c_void,
     count: usize,
     datatype: MaybeUninit<ncclDataType_t>,
@@ -327,27 +278,9 @@ unsafe fn reduce(
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclReduce(
-    sendbuff: *const c_void,
-    recvbuff: *mut c_void,
-    count: usize,
-    datatype: MaybeUninit<ncclDataType_t>,
-    op: MaybeUninit<ncclRedOp_t>,
-    root: c_int,
-    comm: ncclComm_t,
-    stream: cudaStream_t,
-) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { reduce(sendbuff, recvbuff, count, datatype, op, root, comm, stream) })
-}
-
-/// Same as ncclReduce, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclReduce(
     sendbuff: *const c_void,
     recvbuff: *mut c_void,
     count: usize,
@@ -393,28 +326,9 @@ unsafe fn reduce_scatter(
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclReduceScatter(
-    sendbuff: *const c_void,
-    recvbuff: *mut c_void,
-    recvcount: usize,
-    datatype: MaybeUninit<ncclDataType_t>,
-    op: MaybeUninit<ncclRedOp_t>,
-    comm: ncclComm_t,
-    stream: cudaStream_t,
-) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe {
-        reduce_scatter(sendbuff, recvbuff, recvcount, datatype, op, comm, stream)
-    })
-}
-
-/// Same as ncclReduceScatter, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclReduceScatter(
     sendbuff: *const c_void,
     recvbuff: *mut c_void,
     recvcount: usize,
@@ -460,25 +374,9 @@ unsafe fn all_gather(
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclAllGather(
-    sendbuff: *const c_void,
-    recvbuff: *mut c_void,
-    sendcount: usize,
-    datatype: MaybeUninit<ncclDataType_t>,
-    comm: ncclComm_t,
-    stream: cudaStream_t,
-) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { all_gather(sendbuff, recvbuff, sendcount, datatype, comm, stream) })
-}
-
-/// Same as ncclAllGather, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclAllGather(
     sendbuff: *const c_void,
     recvbuff: *mut c_void,
     sendcount: usize,
@@ -521,25 +419,9 @@ unsafe fn all_to_all(
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclAlltoAll(
-    sendbuff: *const c_void,
-    recvbuff: *mut c_void,
-    count: usize,
-    datatype: MaybeUninit<ncclDataType_t>,
-    comm: ncclComm_t,
-    stream: cudaStream_t,
-) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { all_to_all(sendbuff, recvbuff, count, datatype, comm, stream) })
-}
-
-/// Same as ncclAlltoAll, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclAlltoAll(
     sendbuff: *const c_void,
     recvbuff: *mut c_void,
     count: usize,
@@ -583,26 +465,9 @@ unsafe fn gather(
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGather(
-    sendbuff: *const c_void,
-    recvbuff: *mut c_void,
-    count: usize,
-    datatype: MaybeUninit<ncclDataType_t>,
-    root: c_int,
-    comm: ncclComm_t,
-    stream: cudaStream_t,
-) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { gather(sendbuff, recvbuff, count, datatype, root, comm, stream) })
-}
-
-/// Same as ncclGather, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclGather(
     sendbuff: *const c_void,
     recvbuff: *mut c_void,
     count: usize,
@@ -647,26 +512,9 @@ unsafe fn scatter(
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclScatter(
-    sendbuff: *const c_void,
-    recvbuff: *mut c_void,
-    count: usize,
-    datatype: MaybeUninit<ncclDataType_t>,
-    root: c_int,
-    comm: ncclComm_t,
-    stream: cudaStream_t,
-) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { scatter(sendbuff, recvbuff, count, datatype, root, comm, stream) })
-}
-
-/// Same as ncclScatter, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclScatter(
     sendbuff: *const c_void,
     recvbuff: *mut c_void,
     count: usize,
@@ -697,25 +545,9 @@ unsafe fn send(
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclSend(
-    sendbuff: *const c_void,
-    count: usize,
-    datatype: MaybeUninit<ncclDataType_t>,
-    peer: c_int,
-    comm: ncclComm_t,
-    stream: cudaStream_t,
-) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { send(sendbuff, count, datatype, peer, comm, stream) })
-}
-
-/// Same as ncclSend, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclSend(
     sendbuff: *const c_void,
     count: usize,
     datatype: MaybeUninit<ncclDataType_t>,
@@ -745,25 +577,9 @@ unsafe fn recv(
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclRecv(
-    recvbuff: *mut c_void,
-    count: usize,
-    datatype: MaybeUninit<ncclDataType_t>,
-    peer: c_int,
-    comm: ncclComm_t,
-    stream: cudaStream_t,
-) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { recv(recvbuff, count, datatype, peer, comm, stream) })
-}
-
-/// Same as ncclRecv, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclRecv(
     recvbuff: *mut c_void,
     count: usize,
     datatype: MaybeUninit<ncclDataType_t>,

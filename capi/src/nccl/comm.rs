@@ -11,6 +11,7 @@ use oxccl_runtime::device::{self, Device};
 use oxccl_runtime::error::{Error, Result};
 use oxccl_runtime::group::{self, Creation, Launched};
 use oxccl_runtime::log::{self, Level, Subsystem};
+use oxccl_twin::twin;
 use std::ffi::c_int;
 use std::sync::Arc;
 
@@ -292,18 +293,9 @@ unsafe fn comm_user_rank(comm: ncclComm_t, rank: *mut c_int) -> Result<()> {
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGetUniqueId(uniqueId: *mut ncclUniqueId) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { get_unique_id(uniqueId) })
-}
-
-/// Same as ncclGetUniqueId, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclGetUniqueId(uniqueId: *mut ncclUniqueId) -> ncclResult_t {
     // SAFETY: passed on from the caller.
     boundary(|| unsafe { get_unique_id(uniqueId) })
 }
@@ -317,23 +309,9 @@ pub unsafe extern "C" fn pncclGetUniqueId(uniqueId: *mut ncclUniqueId) -> ncclRe
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommInitRank(
-    comm: *mut ncclComm_t,
-    nranks: c_int,
-    commId: ncclUniqueId,
-    rank: c_int,
-) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { comm_init_rank(comm, nranks, commId, rank) })
-}
-
-/// Same as ncclCommInitRank, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclCommInitRank(
     comm: *mut ncclComm_t,
     nranks: c_int,
     commId: ncclUniqueId,
@@ -351,24 +329,9 @@ pub unsafe extern "C" fn pncclCommInitRank(
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommInitRankConfig(
-    comm: *mut ncclComm_t,
-    nranks: c_int,
-    commId: ncclUniqueId,
-    rank: c_int,
-    config: *mut ncclConfig_t,
-) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { comm_init_rank_config(comm, nranks, commId, rank, config) })
-}
-
-/// Same as ncclCommInitRankConfig, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclCommInitRankConfig(
     comm: *mut ncclComm_t,
     nranks: c_int,
     commId: ncclUniqueId,
@@ -389,25 +352,9 @@ pub unsafe extern "C" fn pncclCommInitRankConfig(
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommInitRankScalable(
-    newcomm: *mut ncclComm_t,
-    nranks: c_int,
-    myrank: c_int,
-    nId: c_int,
-    commIds: *mut ncclUniqueId,
-    config: *mut ncclConfig_t,
-) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { comm_init_rank_scalable(newcomm, nranks, myrank, nId, commIds, config) })
-}
-
-/// Same as ncclCommInitRankScalable, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclCommInitRankScalable(
     newcomm: *mut ncclComm_t,
     nranks: c_int,
     myrank: c_int,
@@ -425,22 +372,9 @@ pub unsafe extern "C" fn pncclCommInitRankScalable(
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommInitAll(
-    comm: *mut ncclComm_t,
-    ndev: c_int,
-    devlist: *const c_int,
-) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { comm_init_all(comm, ndev, devlist) })
-}
-
-/// Same as ncclCommInitAll, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclCommInitAll(
     comm: *mut ncclComm_t,
     ndev: c_int,
     devlist: *const c_int,
@@ -456,18 +390,9 @@ pub unsafe extern "C" fn pncclCommInitAll(
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommFinalize(comm: ncclComm_t) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { comm_finalize(comm) })
-}
-
-/// Same as ncclCommFinalize, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclCommFinalize(comm: ncclComm_t) -> ncclResult_t {
     // SAFETY: passed on from the caller.
     boundary(|| unsafe { comm_finalize(comm) })
 }
@@ -478,18 +403,9 @@ pub unsafe extern "C" fn pncclCommFinalize(comm: ncclComm_t) -> ncclResult_t {
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommDestroy(comm: ncclComm_t) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { comm_destroy(comm) })
-}
-
-/// Same as ncclCommDestroy, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclCommDestroy(comm: ncclComm_t) -> ncclResult_t {
     // SAFETY: passed on from the caller.
     boundary(|| unsafe { comm_destroy(comm) })
 }
@@ -500,21 +416,9 @@ pub unsafe extern "C" fn pncclCommDestroy(comm: ncclComm_t) -> ncclResult_t {
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommGetAsyncError(
-    comm: ncclComm_t,
-    asyncError: *mut ncclResult_t,
-) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { comm_get_async_error(comm, asyncError) })
-}
-
-/// Same as ncclCommGetAsyncError, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclCommGetAsyncError(
     comm: ncclComm_t,
     asyncError: *mut ncclResult_t,
 ) -> ncclResult_t {
@@ -526,18 +430,9 @@ pub unsafe extern "C" fn pncclCommGetAsyncError(
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommCount(comm: ncclComm_t, count: *mut c_int) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { comm_count(comm, count) })
-}
-
-/// Same as ncclCommCount, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclCommCount(comm: ncclComm_t, count: *mut c_int) -> ncclResult_t {
     // SAFETY: passed on from the caller.
     boundary(|| unsafe { comm_count(comm, count) })
 }
@@ -546,18 +441,9 @@ pub unsafe extern "C" fn pncclCommCount(comm: ncclComm_t, count: *mut c_int) -> 
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommCuDevice(comm: ncclComm_t, device: *mut c_int) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { comm_cu_device(comm, device) })
-}
-
-/// Same as ncclCommCuDevice, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclCommCuDevice(comm: ncclComm_t, device: *mut c_int) -> ncclResult_t {
     // SAFETY: passed on from the caller.
     boundary(|| unsafe { comm_cu_device(comm, device) })
 }
@@ -566,18 +452,9 @@ pub unsafe extern "C" fn pncclCommCuDevice(comm: ncclComm_t, device: *mut c_int)
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommUserRank(comm: ncclComm_t, rank: *mut c_int) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { comm_user_rank(comm, rank) })
-}
-
-/// Same as ncclCommUserRank, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclCommUserRank(comm: ncclComm_t, rank: *mut c_int) -> ncclResult_t {
     // SAFETY: passed on from the caller.
     boundary(|| unsafe { comm_user_rank(comm, rank) })
 }

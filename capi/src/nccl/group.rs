@@ -5,6 +5,7 @@ use super::types::ncclResult_t;
 use crate::boundary::boundary;
 use oxccl_runtime::error::Result;
 use oxccl_runtime::group::{self, Launched};
+use oxccl_twin::twin;
 
 unsafe fn group_simulate_end(simInfo: *mut ncclSimInfo_t) -> Result<()> {
     // The group ends whatever else is wrong.
@@ -26,18 +27,9 @@ unsafe fn group_end() -> Result<Launched> {
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGroupStart() -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { group_start() })
-}
-
-/// Same as ncclGroupStart, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclGroupStart() -> ncclResult_t {
     // SAFETY: passed on from the caller.
     boundary(|| unsafe { group_start() })
 }
@@ -47,18 +39,9 @@ pub unsafe extern "C" fn pncclGroupStart() -> ncclResult_t {
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGroupEnd() -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { group_end() })
-}
-
-/// Same as ncclGroupEnd, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclGroupEnd() -> ncclResult_t {
     // SAFETY: passed on from the caller.
     boundary(|| unsafe { group_end() })
 }
@@ -73,18 +56,9 @@ pub unsafe extern "C" fn pncclGroupEnd() -> ncclResult_t {
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGroupSimulateEnd(simInfo: *mut ncclSimInfo_t) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { group_simulate_end(simInfo) })
-}
-
-/// Same as ncclGroupSimulateEnd, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclGroupSimulateEnd(simInfo: *mut ncclSimInfo_t) -> ncclResult_t {
     // SAFETY: passed on from the caller.
     boundary(|| unsafe { group_simulate_end(simInfo) })
 }

@@ -4,6 +4,7 @@ use super::types::{ncclComm_t, ncclResult_t};
 use crate::boundary::{self, boundary};
 use crate::{convert, objects};
 use oxccl_runtime::error::Result;
+use oxccl_twin::twin;
 use std::ffi::{CStr, c_char, c_int};
 use std::mem::MaybeUninit;
 
@@ -44,18 +45,9 @@ fn last_error(comm: ncclComm_t) -> *const c_char {
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGetVersion(version: *mut c_int) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { get_version(version) })
-}
-
-/// Same as ncclGetVersion, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclGetVersion(version: *mut c_int) -> ncclResult_t {
     // SAFETY: passed on from the caller.
     boundary(|| unsafe { get_version(version) })
 }
@@ -64,17 +56,9 @@ pub unsafe extern "C" fn pncclGetVersion(version: *mut c_int) -> ncclResult_t {
 ///
 /// # Safety
 /// Any integer may be passed.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGetErrorString(result: MaybeUninit<ncclResult_t>) -> *const c_char {
-    error_string(result)
-}
-
-/// Same as ncclGetErrorString, for wrappers that replace it.
-///
-/// # Safety
-/// Any integer may be passed.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclGetErrorString(result: MaybeUninit<ncclResult_t>) -> *const c_char {
     error_string(result)
 }
 
@@ -84,16 +68,8 @@ pub unsafe extern "C" fn pncclGetErrorString(result: MaybeUninit<ncclResult_t>) 
 ///
 /// # Safety
 /// Any handle may be passed.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGetLastError(comm: ncclComm_t) -> *const c_char {
-    last_error(comm)
-}
-
-/// Same as ncclGetLastError, for wrappers that replace it.
-///
-/// # Safety
-/// Any handle may be passed.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclGetLastError(comm: ncclComm_t) -> *const c_char {
     last_error(comm)
 }

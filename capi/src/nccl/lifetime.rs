@@ -6,6 +6,7 @@ use super::types::{
 use crate::boundary::boundary;
 use crate::{convert, objects};
 use oxccl_runtime::error::{Error, Result};
+use oxccl_twin::twin;
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 
@@ -71,18 +72,9 @@ unsafe fn comm_mem_stats(
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { comm_abort(comm) })
-}
-
-/// Same as ncclCommAbort, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclCommAbort(comm: ncclComm_t) -> ncclResult_t {
     // SAFETY: passed on from the caller.
     boundary(|| unsafe { comm_abort(comm) })
 }
@@ -93,18 +85,9 @@ pub unsafe extern "C" fn pncclCommAbort(comm: ncclComm_t) -> ncclResult_t {
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommRevoke(comm: ncclComm_t, revokeFlags: c_int) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { comm_revoke(comm, revokeFlags) })
-}
-
-/// Same as ncclCommRevoke, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclCommRevoke(comm: ncclComm_t, revokeFlags: c_int) -> ncclResult_t {
     // SAFETY: passed on from the caller.
     boundary(|| unsafe { comm_revoke(comm, revokeFlags) })
 }
@@ -115,18 +98,9 @@ pub unsafe extern "C" fn pncclCommRevoke(comm: ncclComm_t, revokeFlags: c_int) -
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommSuspend(comm: ncclComm_t, flags: c_int) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { comm_suspend(comm, flags) })
-}
-
-/// Same as ncclCommSuspend, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclCommSuspend(comm: ncclComm_t, flags: c_int) -> ncclResult_t {
     // SAFETY: passed on from the caller.
     boundary(|| unsafe { comm_suspend(comm, flags) })
 }
@@ -135,18 +109,9 @@ pub unsafe extern "C" fn pncclCommSuspend(comm: ncclComm_t, flags: c_int) -> ncc
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommResume(comm: ncclComm_t) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { comm_resume(comm) })
-}
-
-/// Same as ncclCommResume, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclCommResume(comm: ncclComm_t) -> ncclResult_t {
     // SAFETY: passed on from the caller.
     boundary(|| unsafe { comm_resume(comm) })
 }
@@ -158,22 +123,9 @@ pub unsafe extern "C" fn pncclCommResume(comm: ncclComm_t) -> ncclResult_t {
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommMemStats(
-    comm: ncclComm_t,
-    stat: MaybeUninit<ncclCommMemStat_t>,
-    value: *mut u64,
-) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { comm_mem_stats(comm, stat, value) })
-}
-
-/// Same as ncclCommMemStats, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclCommMemStats(
     comm: ncclComm_t,
     stat: MaybeUninit<ncclCommMemStat_t>,
     value: *mut u64,

@@ -7,6 +7,7 @@ use oxccl_runtime::device::host::arena;
 use oxccl_runtime::device::{Device, cuda};
 use oxccl_runtime::error::Result;
 use oxccl_runtime::fork;
+use oxccl_twin::twin;
 use std::ffi::c_void;
 
 /// Allocates on the calling thread's device.
@@ -45,18 +46,9 @@ pub(crate) fn free(ptr: *mut c_void, function: &'static str) -> Result<()> {
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclMemAlloc(ptr: *mut *mut c_void, size: usize) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { allocate(ptr, size, "ncclMemAlloc") })
-}
-
-/// Same as ncclMemAlloc, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclMemAlloc(ptr: *mut *mut c_void, size: usize) -> ncclResult_t {
     // SAFETY: passed on from the caller.
     boundary(|| unsafe { allocate(ptr, size, "ncclMemAlloc") })
 }
@@ -66,16 +58,8 @@ pub unsafe extern "C" fn pncclMemAlloc(ptr: *mut *mut c_void, size: usize) -> nc
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclMemFree(ptr: *mut c_void) -> ncclResult_t {
-    boundary(|| free(ptr, "ncclMemFree"))
-}
-
-/// Same as ncclMemFree, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclMemFree(ptr: *mut c_void) -> ncclResult_t {
     boundary(|| free(ptr, "ncclMemFree"))
 }

@@ -11,6 +11,7 @@ use oxccl_runtime::error::{Error, Result};
 use oxccl_runtime::fork;
 use oxccl_runtime::handle::tagged;
 use oxccl_runtime::log::{self, Level};
+use oxccl_twin::twin;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::mem::{forget, take};
@@ -235,21 +236,9 @@ fn reset_debug_init() -> Result<()> {
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclParamBind(
-    out: *mut ncclParamHandle_t,
-    key: *const c_char,
-) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { bind(out, key) })
-}
-
-/// Same as ncclParamBind, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclParamBind(
     out: *mut ncclParamHandle_t,
     key: *const c_char,
 ) -> ncclResult_t {
@@ -263,18 +252,9 @@ pub unsafe extern "C" fn pncclParamBind(
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclParamGetI8(h: ncclParamHandle_t, out: *mut i8) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { get_number(h, out, "ncclParamGetI8", "a value from -128 to 127") })
-}
-
-/// Same as ncclParamGetI8, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclParamGetI8(h: ncclParamHandle_t, out: *mut i8) -> ncclResult_t {
     // SAFETY: passed on from the caller.
     boundary(|| unsafe { get_number(h, out, "ncclParamGetI8", "a value from -128 to 127") })
 }
@@ -285,18 +265,9 @@ pub unsafe extern "C" fn pncclParamGetI8(h: ncclParamHandle_t, out: *mut i8) -> 
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclParamGetI16(h: ncclParamHandle_t, out: *mut i16) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { get_number(h, out, "ncclParamGetI16", "a value from -32768 to 32767") })
-}
-
-/// Same as ncclParamGetI16, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclParamGetI16(h: ncclParamHandle_t, out: *mut i16) -> ncclResult_t {
     // SAFETY: passed on from the caller.
     boundary(|| unsafe { get_number(h, out, "ncclParamGetI16", "a value from -32768 to 32767") })
 }
@@ -307,18 +278,9 @@ pub unsafe extern "C" fn pncclParamGetI16(h: ncclParamHandle_t, out: *mut i16) -
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclParamGetI32(h: ncclParamHandle_t, out: *mut i32) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { get_number(h, out, "ncclParamGetI32", "a value from -2^31 to 2^31 - 1") })
-}
-
-/// Same as ncclParamGetI32, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclParamGetI32(h: ncclParamHandle_t, out: *mut i32) -> ncclResult_t {
     // SAFETY: passed on from the caller.
     boundary(|| unsafe { get_number(h, out, "ncclParamGetI32", "a value from -2^31 to 2^31 - 1") })
 }
@@ -329,18 +291,9 @@ pub unsafe extern "C" fn pncclParamGetI32(h: ncclParamHandle_t, out: *mut i32) -
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclParamGetI64(h: ncclParamHandle_t, out: *mut i64) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { get_number(h, out, "ncclParamGetI64", "a value from -2^63 to 2^63 - 1") })
-}
-
-/// Same as ncclParamGetI64, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclParamGetI64(h: ncclParamHandle_t, out: *mut i64) -> ncclResult_t {
     // SAFETY: passed on from the caller.
     boundary(|| unsafe { get_number(h, out, "ncclParamGetI64", "a value from -2^63 to 2^63 - 1") })
 }
@@ -351,18 +304,9 @@ pub unsafe extern "C" fn pncclParamGetI64(h: ncclParamHandle_t, out: *mut i64) -
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclParamGetU8(h: ncclParamHandle_t, out: *mut u8) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { get_number(h, out, "ncclParamGetU8", "a value from 0 to 255") })
-}
-
-/// Same as ncclParamGetU8, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclParamGetU8(h: ncclParamHandle_t, out: *mut u8) -> ncclResult_t {
     // SAFETY: passed on from the caller.
     boundary(|| unsafe { get_number(h, out, "ncclParamGetU8", "a value from 0 to 255") })
 }
@@ -373,18 +317,9 @@ pub unsafe extern "C" fn pncclParamGetU8(h: ncclParamHandle_t, out: *mut u8) -> 
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclParamGetU16(h: ncclParamHandle_t, out: *mut u16) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { get_number(h, out, "ncclParamGetU16", "a value from 0 to 65535") })
-}
-
-/// Same as ncclParamGetU16, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclParamGetU16(h: ncclParamHandle_t, out: *mut u16) -> ncclResult_t {
     // SAFETY: passed on from the caller.
     boundary(|| unsafe { get_number(h, out, "ncclParamGetU16", "a value from 0 to 65535") })
 }
@@ -395,18 +330,9 @@ pub unsafe extern "C" fn pncclParamGetU16(h: ncclParamHandle_t, out: *mut u16) -
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclParamGetU32(h: ncclParamHandle_t, out: *mut u32) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { get_number(h, out, "ncclParamGetU32", "a value from 0 to 2^32 - 1") })
-}
-
-/// Same as ncclParamGetU32, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclParamGetU32(h: ncclParamHandle_t, out: *mut u32) -> ncclResult_t {
     // SAFETY: passed on from the caller.
     boundary(|| unsafe { get_number(h, out, "ncclParamGetU32", "a value from 0 to 2^32 - 1") })
 }
@@ -417,18 +343,9 @@ pub unsafe extern "C" fn pncclParamGetU32(h: ncclParamHandle_t, out: *mut u32) -
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclParamGetU64(h: ncclParamHandle_t, out: *mut u64) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { get_number(h, out, "ncclParamGetU64", "a value from 0 to 2^64 - 1") })
-}
-
-/// Same as ncclParamGetU64, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclParamGetU64(h: ncclParamHandle_t, out: *mut u64) -> ncclResult_t {
     // SAFETY: passed on from the caller.
     boundary(|| unsafe { get_number(h, out, "ncclParamGetU64", "a value from 0 to 2^64 - 1") })
 }
@@ -439,21 +356,9 @@ pub unsafe extern "C" fn pncclParamGetU64(h: ncclParamHandle_t, out: *mut u64) -
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclParamGetStr(
-    h: ncclParamHandle_t,
-    out: *mut *const c_char,
-) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { get_str(h, out) })
-}
-
-/// Same as ncclParamGetStr, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclParamGetStr(
     h: ncclParamHandle_t,
     out: *mut *const c_char,
 ) -> ncclResult_t {
@@ -468,23 +373,9 @@ pub unsafe extern "C" fn pncclParamGetStr(
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclParamGet(
-    h: ncclParamHandle_t,
-    out: *mut c_void,
-    maxLen: c_int,
-    len: *mut c_int,
-) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { get(h, out, maxLen, len) })
-}
-
-/// Same as ncclParamGet, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclParamGet(
     h: ncclParamHandle_t,
     out: *mut c_void,
     maxLen: c_int,
@@ -501,22 +392,9 @@ pub unsafe extern "C" fn pncclParamGet(
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclParamGetParameter(
-    key: *const c_char,
-    value: *mut *const c_char,
-    valueLen: *mut c_int,
-) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { get_parameter(key, value, valueLen) })
-}
-
-/// Same as ncclParamGetParameter, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclParamGetParameter(
     key: *const c_char,
     value: *mut *const c_char,
     valueLen: *mut c_int,
@@ -532,21 +410,9 @@ pub unsafe extern "C" fn pncclParamGetParameter(
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclParamGetAllParameterKeys(
-    table: *mut *mut *const c_char,
-    tableLen: *mut c_int,
-) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { get_all_parameter_keys(table, tableLen) })
-}
-
-/// Same as ncclParamGetAllParameterKeys, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclParamGetAllParameterKeys(
     table: *mut *mut *const c_char,
     tableLen: *mut c_int,
 ) -> ncclResult_t {
@@ -559,18 +425,9 @@ pub unsafe extern "C" fn pncclParamGetAllParameterKeys(
 ///
 /// # Safety
 /// May be called at any time.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclParamDumpAll() {
-    // There is nobody to tell; the error stays for ncclGetLastError.
-    let _ = boundary(dump_all);
-}
-
-/// Same as ncclParamDumpAll, for wrappers that replace it.
-///
-/// # Safety
-/// May be called at any time.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclParamDumpAll() {
     // There is nobody to tell; the error stays for ncclGetLastError.
     let _ = boundary(dump_all);
 }
@@ -580,18 +437,9 @@ pub unsafe extern "C" fn pncclParamDumpAll() {
 ///
 /// # Safety
 /// No other thread changes the environment meanwhile.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclResetDebugInit() {
-    // There is nobody to tell; the error stays for ncclGetLastError.
-    let _ = boundary(reset_debug_init);
-}
-
-/// Same as ncclResetDebugInit, for wrappers that replace it.
-///
-/// # Safety
-/// No other thread changes the environment meanwhile.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclResetDebugInit() {
     // There is nobody to tell; the error stays for ncclGetLastError.
     let _ = boundary(reset_debug_init);
 }

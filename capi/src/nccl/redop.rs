@@ -9,6 +9,7 @@ use oxccl_runtime::comm::redop::PreMulSum;
 use oxccl_runtime::device::host::scale::Scale;
 use oxccl_runtime::device::host::task::Address;
 use oxccl_runtime::error::{Error, Result};
+use oxccl_twin::twin;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
 
@@ -139,24 +140,9 @@ unsafe fn red_op_destroy(op: MaybeUninit<ncclRedOp_t>, comm: ncclComm_t) -> Resu
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclRedOpCreatePreMulSum(
-    op: *mut ncclRedOp_t,
-    scalar: *mut c_void,
-    datatype: MaybeUninit<ncclDataType_t>,
-    residence: MaybeUninit<ncclScalarResidence_t>,
-    comm: ncclComm_t,
-) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { create_pre_mul_sum(op, scalar, datatype, residence, comm) })
-}
-
-/// Same as ncclRedOpCreatePreMulSum, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclRedOpCreatePreMulSum(
     op: *mut ncclRedOp_t,
     scalar: *mut c_void,
     datatype: MaybeUninit<ncclDataType_t>,
@@ -173,21 +159,9 @@ pub unsafe extern "C" fn pncclRedOpCreatePreMulSum(
 ///
 /// # Safety
 /// Any handle may be passed.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclRedOpDestroy(
-    op: MaybeUninit<ncclRedOp_t>,
-    comm: ncclComm_t,
-) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { red_op_destroy(op, comm) })
-}
-
-/// Same as ncclRedOpDestroy, for wrappers that replace it.
-///
-/// # Safety
-/// Any handle may be passed.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclRedOpDestroy(
     op: MaybeUninit<ncclRedOp_t>,
     comm: ncclComm_t,
 ) -> ncclResult_t {

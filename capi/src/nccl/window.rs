@@ -15,6 +15,7 @@ use oxccl_runtime::device;
 use oxccl_runtime::device::host::one_sided::{Awaiting, OneSided};
 use oxccl_runtime::error::{Error, Result};
 use oxccl_runtime::group;
+use oxccl_twin::twin;
 use std::ffi::{c_int, c_uint, c_void};
 use std::mem::MaybeUninit;
 
@@ -210,23 +211,9 @@ unsafe fn wait_signal(
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommRegister(
-    comm: ncclComm_t,
-    buff: *mut c_void,
-    size: usize,
-    handle: *mut *mut c_void,
-) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { comm_register(comm, buff, size, handle) })
-}
-
-/// Same as ncclCommRegister, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclCommRegister(
     comm: ncclComm_t,
     buff: *mut c_void,
     size: usize,
@@ -242,21 +229,9 @@ pub unsafe extern "C" fn pncclCommRegister(
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommDeregister(comm: ncclComm_t, handle: *mut c_void) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { comm_deregister(comm, handle) })
-}
-
-/// Same as ncclCommDeregister, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclCommDeregister(
-    comm: ncclComm_t,
-    handle: *mut c_void,
-) -> ncclResult_t {
     // SAFETY: passed on from the caller.
     boundary(|| unsafe { comm_deregister(comm, handle) })
 }
@@ -269,24 +244,9 @@ pub unsafe extern "C" fn pncclCommDeregister(
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommWindowRegister(
-    comm: ncclComm_t,
-    buff: *mut c_void,
-    size: usize,
-    win: *mut ncclWindow_t,
-    winFlags: c_int,
-) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { comm_window_register(comm, buff, size, win, winFlags) })
-}
-
-/// Same as ncclCommWindowRegister, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclCommWindowRegister(
     comm: ncclComm_t,
     buff: *mut c_void,
     size: usize,
@@ -302,21 +262,9 @@ pub unsafe extern "C" fn pncclCommWindowRegister(
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommWindowDeregister(
-    comm: ncclComm_t,
-    win: ncclWindow_t,
-) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { comm_window_deregister(comm, win) })
-}
-
-/// Same as ncclCommWindowDeregister, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclCommWindowDeregister(
     comm: ncclComm_t,
     win: ncclWindow_t,
 ) -> ncclResult_t {
@@ -330,22 +278,9 @@ pub unsafe extern "C" fn pncclCommWindowDeregister(
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclWinGetUserPtr(
-    comm: ncclComm_t,
-    win: ncclWindow_t,
-    outUserPtr: *mut *mut c_void,
-) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { win_get_user_ptr(comm, win, outUserPtr) })
-}
-
-/// Same as ncclWinGetUserPtr, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclWinGetUserPtr(
     comm: ncclComm_t,
     win: ncclWindow_t,
     outUserPtr: *mut *mut c_void,
@@ -362,44 +297,9 @@ pub unsafe extern "C" fn pncclWinGetUserPtr(
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclPutSignal(
-    localbuff: *const c_void,
-    count: usize,
-    datatype: MaybeUninit<ncclDataType_t>,
-    peer: c_int,
-    peerWin: ncclWindow_t,
-    peerWinOffset: usize,
-    sigIdx: c_int,
-    ctx: c_int,
-    flags: c_uint,
-    comm: ncclComm_t,
-    stream: cudaStream_t,
-) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe {
-        put_signal(
-            localbuff,
-            count,
-            datatype,
-            peer,
-            peerWin,
-            peerWinOffset,
-            sigIdx,
-            ctx,
-            flags,
-            comm,
-            stream,
-        )
-    })
-}
-
-/// Same as ncclPutSignal, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclPutSignal(
     localbuff: *const c_void,
     count: usize,
     datatype: MaybeUninit<ncclDataType_t>,
@@ -436,25 +336,9 @@ pub unsafe extern "C" fn pncclPutSignal(
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclSignal(
-    peer: c_int,
-    sigIdx: c_int,
-    ctx: c_int,
-    flags: c_uint,
-    comm: ncclComm_t,
-    stream: cudaStream_t,
-) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { signal_peer(peer, sigIdx, ctx, flags, comm, stream) })
-}
-
-/// Same as ncclSignal, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclSignal(
     peer: c_int,
     sigIdx: c_int,
     ctx: c_int,
@@ -472,23 +356,9 @@ pub unsafe extern "C" fn pncclSignal(
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclWaitSignal(
-    nDesc: c_int,
-    signalDescs: *mut ncclWaitSignalDesc_t,
-    comm: ncclComm_t,
-    stream: cudaStream_t,
-) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { wait_signal(nDesc, signalDescs, comm, stream) })
-}
-
-/// Same as ncclWaitSignal, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclWaitSignal(
     nDesc: c_int,
     signalDescs: *mut ncclWaitSignalDesc_t,
     comm: ncclComm_t,

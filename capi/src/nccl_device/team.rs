@@ -7,6 +7,7 @@ use crate::nccl::types::{ncclComm_t, ncclResult_t};
 use crate::objects;
 use oxccl_runtime::comm::{Communicator, Team};
 use oxccl_runtime::error::{Error, Result};
+use oxccl_twin::twin;
 use std::ffi::c_int;
 use std::sync::Arc;
 
@@ -86,17 +87,9 @@ unsafe fn query_properties(comm: ncclComm_t, props: *mut ncclCommProperties_t) -
 ///
 /// # Safety
 /// Any handle may be passed.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclTeamWorld(comm: ncclComm_t) -> ncclTeam_t {
-    boundary_or(NO_TEAM, || Ok(team_of(&living(comm, "ncclTeamWorld")?.team_world())))
-}
-
-/// Same as ncclTeamWorld, for wrappers that replace it.
-///
-/// # Safety
-/// Any handle may be passed.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclTeamWorld(comm: ncclComm_t) -> ncclTeam_t {
     boundary_or(NO_TEAM, || Ok(team_of(&living(comm, "ncclTeamWorld")?.team_world())))
 }
 
@@ -105,17 +98,9 @@ pub unsafe extern "C" fn pncclTeamWorld(comm: ncclComm_t) -> ncclTeam_t {
 ///
 /// # Safety
 /// Any handle may be passed.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclTeamLsa(comm: ncclComm_t) -> ncclTeam_t {
-    boundary_or(NO_TEAM, || Ok(team_of(&living(comm, "ncclTeamLsa")?.team_lsa())))
-}
-
-/// Same as ncclTeamLsa, for wrappers that replace it.
-///
-/// # Safety
-/// Any handle may be passed.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclTeamLsa(comm: ncclComm_t) -> ncclTeam_t {
     boundary_or(NO_TEAM, || Ok(team_of(&living(comm, "ncclTeamLsa")?.team_lsa())))
 }
 
@@ -123,17 +108,9 @@ pub unsafe extern "C" fn pncclTeamLsa(comm: ncclComm_t) -> ncclTeam_t {
 ///
 /// # Safety
 /// Any handle may be passed.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclTeamRail(comm: ncclComm_t) -> ncclTeam_t {
-    boundary_or(NO_TEAM, || Ok(team_of(&living(comm, "ncclTeamRail")?.team_rail())))
-}
-
-/// Same as ncclTeamRail, for wrappers that replace it.
-///
-/// # Safety
-/// Any handle may be passed.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclTeamRail(comm: ncclComm_t) -> ncclTeam_t {
     boundary_or(NO_TEAM, || Ok(team_of(&living(comm, "ncclTeamRail")?.team_rail())))
 }
 
@@ -143,21 +120,9 @@ pub unsafe extern "C" fn pncclTeamRail(comm: ncclComm_t) -> ncclTeam_t {
 ///
 /// # Safety
 /// Any handle may be passed.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclTeamRankToWorld(
-    comm: ncclComm_t,
-    team: ncclTeam_t,
-    rank: c_int,
-) -> c_int {
-    boundary_or(-1, || member(comm, "ncclTeamRankToWorld", team, rank, Communicator::team_to_world))
-}
-
-/// Same as ncclTeamRankToWorld, for wrappers that replace it.
-///
-/// # Safety
-/// Any handle may be passed.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclTeamRankToWorld(
     comm: ncclComm_t,
     team: ncclTeam_t,
     rank: c_int,
@@ -171,21 +136,9 @@ pub unsafe extern "C" fn pncclTeamRankToWorld(
 ///
 /// # Safety
 /// Any handle may be passed.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclTeamRankToLsa(
-    comm: ncclComm_t,
-    team: ncclTeam_t,
-    rank: c_int,
-) -> c_int {
-    boundary_or(-1, || member(comm, "ncclTeamRankToLsa", team, rank, Communicator::team_to_lsa))
-}
-
-/// Same as ncclTeamRankToLsa, for wrappers that replace it.
-///
-/// # Safety
-/// Any handle may be passed.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclTeamRankToLsa(
     comm: ncclComm_t,
     team: ncclTeam_t,
     rank: c_int,
@@ -199,17 +152,9 @@ pub unsafe extern "C" fn pncclTeamRankToLsa(
 ///
 /// # Safety
 /// Any integer may be passed.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclLLA2ACalcSlots(maxElts: c_int, maxEltSize: c_int) -> c_int {
-    boundary_or(-1, || slots(maxElts, maxEltSize))
-}
-
-/// Same as ncclLLA2ACalcSlots, for wrappers that replace it.
-///
-/// # Safety
-/// Any integer may be passed.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclLLA2ACalcSlots(maxElts: c_int, maxEltSize: c_int) -> c_int {
     boundary_or(-1, || slots(maxElts, maxEltSize))
 }
 
@@ -219,21 +164,9 @@ pub unsafe extern "C" fn pncclLLA2ACalcSlots(maxElts: c_int, maxEltSize: c_int) 
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommQueryProperties(
-    comm: ncclComm_t,
-    props: *mut ncclCommProperties_t,
-) -> ncclResult_t {
-    // SAFETY: passed on from the caller.
-    boundary(|| unsafe { query_properties(comm, props) })
-}
-
-/// Same as ncclCommQueryProperties, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclCommQueryProperties(
     comm: ncclComm_t,
     props: *mut ncclCommProperties_t,
 ) -> ncclResult_t {

@@ -10,6 +10,7 @@ use super::types::{
 use crate::boundary::boundary;
 use crate::nccl::types::{ncclComm_t, ncclResult_t, ncclWindow_t};
 use oxccl_runtime::error::{Error, Result};
+use oxccl_twin::twin;
 use std::ffi::{c_int, c_void};
 
 fn unavailable(function: &'static str) -> Result<()> {
@@ -23,21 +24,9 @@ fn unavailable(function: &'static str) -> Result<()> {
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclDevCommCreate(
-    comm: ncclComm_t,
-    reqs: *const ncclDevCommRequirements_t,
-    outDevComm: *mut ncclDevComm_t,
-) -> ncclResult_t {
-    boundary(|| unavailable("ncclDevCommCreate"))
-}
-
-/// Same as ncclDevCommCreate, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclDevCommCreate(
     comm: ncclComm_t,
     reqs: *const ncclDevCommRequirements_t,
     outDevComm: *mut ncclDevComm_t,
@@ -49,20 +38,9 @@ pub unsafe extern "C" fn pncclDevCommCreate(
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclDevCommDestroy(
-    comm: ncclComm_t,
-    devComm: *const ncclDevComm_t,
-) -> ncclResult_t {
-    boundary(|| unavailable("ncclDevCommDestroy"))
-}
-
-/// Same as ncclDevCommDestroy, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclDevCommDestroy(
     comm: ncclComm_t,
     devComm: *const ncclDevComm_t,
 ) -> ncclResult_t {
@@ -73,21 +51,9 @@ pub unsafe extern "C" fn pncclDevCommDestroy(
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGetLsaMultimemDevicePointer(
-    window: ncclWindow_t,
-    offset: usize,
-    outPtr: *mut *mut c_void,
-) -> ncclResult_t {
-    boundary(|| unavailable("ncclGetLsaMultimemDevicePointer"))
-}
-
-/// Same as ncclGetLsaMultimemDevicePointer, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclGetLsaMultimemDevicePointer(
     window: ncclWindow_t,
     offset: usize,
     outPtr: *mut *mut c_void,
@@ -99,22 +65,9 @@ pub unsafe extern "C" fn pncclGetLsaMultimemDevicePointer(
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGetMultimemDevicePointer(
-    window: ncclWindow_t,
-    offset: usize,
-    multimem: ncclMultimemHandle_t,
-    outPtr: *mut *mut c_void,
-) -> ncclResult_t {
-    boundary(|| unavailable("ncclGetMultimemDevicePointer"))
-}
-
-/// Same as ncclGetMultimemDevicePointer, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclGetMultimemDevicePointer(
     window: ncclWindow_t,
     offset: usize,
     multimem: ncclMultimemHandle_t,
@@ -127,22 +80,9 @@ pub unsafe extern "C" fn pncclGetMultimemDevicePointer(
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGetLsaDevicePointer(
-    window: ncclWindow_t,
-    offset: usize,
-    lsaRank: c_int,
-    outPtr: *mut *mut c_void,
-) -> ncclResult_t {
-    boundary(|| unavailable("ncclGetLsaDevicePointer"))
-}
-
-/// Same as ncclGetLsaDevicePointer, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclGetLsaDevicePointer(
     window: ncclWindow_t,
     offset: usize,
     lsaRank: c_int,
@@ -155,22 +95,9 @@ pub unsafe extern "C" fn pncclGetLsaDevicePointer(
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGetPeerDevicePointer(
-    window: ncclWindow_t,
-    offset: usize,
-    peer: c_int,
-    outPtr: *mut *mut c_void,
-) -> ncclResult_t {
-    boundary(|| unavailable("ncclGetPeerDevicePointer"))
-}
-
-/// Same as ncclGetPeerDevicePointer, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclGetPeerDevicePointer(
     window: ncclWindow_t,
     offset: usize,
     peer: c_int,
@@ -183,22 +110,9 @@ pub unsafe extern "C" fn pncclGetPeerDevicePointer(
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclLsaBarrierCreateRequirement(
-    team: ncclTeam_t,
-    nBarriers: c_int,
-    outHandle: *mut ncclLsaBarrierHandle_t,
-    outReq: *mut ncclDevResourceRequirements_t,
-) -> ncclResult_t {
-    boundary(|| unavailable("ncclLsaBarrierCreateRequirement"))
-}
-
-/// Same as ncclLsaBarrierCreateRequirement, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclLsaBarrierCreateRequirement(
     team: ncclTeam_t,
     nBarriers: c_int,
     outHandle: *mut ncclLsaBarrierHandle_t,
@@ -211,23 +125,9 @@ pub unsafe extern "C" fn pncclLsaBarrierCreateRequirement(
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGinBarrierCreateRequirement(
-    comm: ncclComm_t,
-    team: ncclTeam_t,
-    nBarriers: c_int,
-    outHandle: *mut ncclGinBarrierHandle_t,
-    outReq: *mut ncclDevResourceRequirements_t,
-) -> ncclResult_t {
-    boundary(|| unavailable("ncclGinBarrierCreateRequirement"))
-}
-
-/// Same as ncclGinBarrierCreateRequirement, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclGinBarrierCreateRequirement(
     comm: ncclComm_t,
     team: ncclTeam_t,
     nBarriers: c_int,
@@ -241,22 +141,9 @@ pub unsafe extern "C" fn pncclGinBarrierCreateRequirement(
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclLLA2ACreateRequirement(
-    nBlocks: c_int,
-    nSlots: c_int,
-    outHandle: *mut ncclLLA2AHandle_t,
-    outReq: *mut ncclDevResourceRequirements_t,
-) -> ncclResult_t {
-    boundary(|| unavailable("ncclLLA2ACreateRequirement"))
-}
-
-/// Same as ncclLLA2ACreateRequirement, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclLLA2ACreateRequirement(
     nBlocks: c_int,
     nSlots: c_int,
     outHandle: *mut ncclLLA2AHandle_t,
@@ -269,22 +156,9 @@ pub unsafe extern "C" fn pncclLLA2ACreateRequirement(
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGinOutboxCreateRequirement(
-    nBlocks: c_int,
-    size_log2: c_int,
-    outHandle: *mut ncclGinOutboxHandle,
-    outReq: *mut ncclDevResourceRequirements_t,
-) -> ncclResult_t {
-    boundary(|| unavailable("ncclGinOutboxCreateRequirement"))
-}
-
-/// Same as ncclGinOutboxCreateRequirement, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclGinOutboxCreateRequirement(
     nBlocks: c_int,
     size_log2: c_int,
     outHandle: *mut ncclGinOutboxHandle,
@@ -297,23 +171,9 @@ pub unsafe extern "C" fn pncclGinOutboxCreateRequirement(
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
+#[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGinInboxA2ACreateRequirement(
-    peers: ncclTeam_t,
-    nBlocks: c_int,
-    size_log2: c_int,
-    outHandle: *mut ncclGinInboxA2AHandle,
-    outReq: *mut ncclDevResourceRequirements_t,
-) -> ncclResult_t {
-    boundary(|| unavailable("ncclGinInboxA2ACreateRequirement"))
-}
-
-/// Same as ncclGinInboxA2ACreateRequirement, for wrappers that replace it.
-///
-/// # Safety
-/// Pointers are null or point to what the documentation says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pncclGinInboxA2ACreateRequirement(
     peers: ncclTeam_t,
     nBlocks: c_int,
     size_log2: c_int,

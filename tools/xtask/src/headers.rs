@@ -308,7 +308,28 @@ fn generate(root: &Path, header: &Header) -> Result<String, Error> {
     ] {
         text = text.replace(&format!("//\n// # Safety\n// {safety}\n"), "");
     }
-    Ok(tagged(&text))
+    Ok(with_twins(&tagged(&text)))
+}
+
+/// Declares each function `ncclX` as `pncclX` too, which the attribute `twin` defines.
+fn with_twins(text: &str) -> String {
+    let blocks = text.split("\n\n").map(|block| match twin(block) {
+        Some(twin) => format!("{block}\n\n{twin}"),
+        None => block.to_owned(),
+    });
+    blocks.collect::<Vec<_>>().join("\n\n")
+}
+
+/// The declaration of the twin of what a block declares; `None` where that has none.
+fn twin(block: &str) -> Option<String> {
+    let lines: Vec<&str> = block.lines().filter(|line| !line.starts_with("//")).collect();
+    let (head, arguments) = lines.first()?.split_once('(')?;
+    let name = head.rsplit([' ', '*']).next().filter(|name| name.starts_with("nccl"))?;
+    let result = head.strip_suffix(name)?;
+    let first = format!("{result}p{name}({arguments}");
+    // Arguments stay below each other.
+    let rest = lines[1..].iter().map(|line| format!("\n {line}")).collect::<String>();
+    Some(format!("// Same as {name}, for wrappers that replace it.\n{first}{rest}"))
 }
 
 /// Gives structures their names as tags too: programs may declare them in advance.

@@ -83,8 +83,8 @@ pub struct Declaration<T> {
     pub what: T,
 }
 
-/// The interface: every declaration of `nccl.h` and `oxccl.h`, types before what uses them. The
-/// twins `pncclX` are left out, as they say the same.
+/// The interface: every declaration of `nccl.h` and `oxccl.h`, types before what uses them, without
+/// the twins `pncclX`.
 #[derive(Debug)]
 pub struct Model(pub Vec<Declaration<Kind>>);
 
@@ -101,9 +101,8 @@ impl Model {
                 read_file(&path, &text, &mut all)?;
             }
         }
-        let mut model = Self(all);
+        let model = Self(all);
         model.check_names()?;
-        model.pair_twins()?;
         Ok(model)
     }
 
@@ -157,29 +156,6 @@ impl Model {
         }
         Ok(())
     }
-
-    /// Removes the twins, which must look like what they stand for.
-    fn pair_twins(&mut self) -> Result<(), Error> {
-        let signature = |kind: &Kind| match kind {
-            Kind::Function(parameters, output) => {
-                let types: Vec<_> = parameters.iter().map(|p| p.what.clone()).collect();
-                Some((types, output.clone()))
-            }
-            _ => None,
-        };
-        for declaration in self.0.iter().filter(|d| signature(&d.what).is_some()) {
-            let twin =
-                declaration.name.starts_with("nccl").then(|| format!("p{}", declaration.name));
-            if let Some(twin) = twin
-                && self.find(&twin).and_then(signature) != signature(&declaration.what)
-            {
-                let why = format!("{twin} is not there, or has other parameters");
-                return Err(wrong(Path::new(FOLDERS[0]), &declaration.name, why));
-            }
-        }
-        self.0.retain(|d| !d.name.starts_with("pnccl"));
-        Ok(())
-    }
 }
 
 fn wrong(file: &Path, item: &str, why: impl Into<String>) -> Error {
@@ -198,7 +174,7 @@ fn read_file(path: &Path, text: &str, all: &mut Vec<Declaration<Kind>>) -> Resul
             return Err(wrong(path, &name, "no documentation"));
         }
         let text = doc.join(" ");
-        if function && !name.starts_with("pnccl") && !text.contains("Blocks") {
+        if function && !text.contains("Blocks") {
             return Err(wrong(path, &name, "the documentation does not say `Blocks: …`"));
         }
         all.push(Declaration { name, doc, what });
