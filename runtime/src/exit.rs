@@ -5,9 +5,8 @@
 //! driver gave. An exit handler, registered after the driver's and therefore run before it, lets no
 //! visit begin any more and waits for those under way.
 
-use crate::device::cuda::reaper;
 use std::cell::Cell;
-use std::sync::{Condvar, Mutex, MutexGuard};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 /// How long the exit handler waits for visits under way. Only a free that waits for a kernel takes
@@ -29,6 +28,8 @@ struct Gate {
 }
 
 static DRIVER: Gate = Gate::new();
+/// Makes kernels give up that a visit may wait for.
+static GIVE_UP: OnceLock<fn()> = OnceLock::new();
 
 thread_local! {
     /// Whether this thread belongs to the library. Users' threads are left alone: what they call
@@ -103,13 +104,16 @@ extern "C" fn close() {
     if crate::fork::forked() || DRIVER.close(PATIENCE) {
         return;
     }
-    reaper::give_up();
+    if let Some(give_up) = GIVE_UP.get() {
+        give_up();
+    }
     DRIVER.close(LIMIT);
 }
 
 /// Has the exit handler run before those that are registered already. To be called after the
-/// driver has registered its own: once it is initialised and each time it has made a context.
-pub(crate) fn close_before_the_driver() {
+/// driver has registered its own: once it is initialised and each time it has made a context. `give_up` makes kernels give up that a visit may wait for.
+pub(crate) fn close_before_the_driver(give_up: fn()) {
+    GIVE_UP.get_or_init(|| give_up);
     // SAFETY: a function that lives as long as the library, which is never unloaded. It may be
     // registered repeatedly. Where there is no room for it, the exit is as it was without.
     unsafe { libc::atexit(close) };

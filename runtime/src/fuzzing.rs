@@ -6,13 +6,13 @@ use crate::bootstrap::interface::{self, Interface};
 use crate::bootstrap::launch::{self, Launch};
 use crate::bootstrap::wire::{self, Frame};
 use crate::comm::blob::Blob;
-use crate::descriptor::Descriptor;
 use crate::device::cuda::{mail, offer};
 use crate::error::Result;
 use crate::link::Message;
 use crate::link::message::MessageEdge;
 use crate::link::message::net::{HANDLE_BYTES, Handle, Request, Sender};
 use crate::link::message::socket::{TcpReceiver, address_in};
+use crate::op::descriptor::Descriptor;
 use std::io::Read;
 use std::net::SocketAddr;
 

@@ -1,17 +1,15 @@
 //! Groups: calls between start and end are checked one by one and launched together.
 
 use crate::comm::{Communicator, Holder, NO_COLOR, Origin};
-use crate::descriptor::Descriptor;
 use crate::device::Target;
 use crate::device::cuda::order;
 use crate::device::cuda::stream::Stream as CudaStream;
-use crate::device::host::collective::Call;
 use crate::device::host::event::Event;
-use crate::device::host::exchange::{Transfer, Transfers};
-use crate::device::host::one_sided::OneSided;
 use crate::device::host::stream::Stream;
 use crate::device::host::task::Work;
 use crate::error::{Error, Result};
+use crate::op::descriptor::Descriptor;
+use crate::op::{Call, OneSided, Transfer, Transfers};
 use std::cell::RefCell;
 use std::mem::{ManuallyDrop, take};
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -8,7 +8,6 @@ pub mod cancel;
 pub mod clock;
 pub mod comm;
 pub mod config;
-pub mod descriptor;
 pub mod device;
 pub mod error;
 mod exit;
@@ -20,6 +19,7 @@ pub mod handle;
 pub mod link;
 pub mod log;
 pub mod monitor;
-pub mod vcollective;
+pub mod op;
+pub mod os;
 
 pub use error::{Code, Error, Result};

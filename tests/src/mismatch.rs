@@ -3,9 +3,8 @@
 use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
 use oxccl_runtime::comm::Communicator;
 use oxccl_runtime::device::Target;
-use oxccl_runtime::device::host::collective::Call;
-use oxccl_runtime::device::host::exchange::Transfer;
 use oxccl_runtime::device::host::stream::Stream;
+use oxccl_runtime::op::{Call, Transfer};
 use oxccl_runtime::{Code, Error, group};
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 use std::sync::Arc;

@@ -9,10 +9,10 @@ use oxccl_plan::{Collective, DataType, Geometry, Plan, ReduceOp, Spec, reference
 use oxccl_runtime::comm::Communicator;
 use oxccl_runtime::device::Target;
 use oxccl_runtime::device::host::arena;
-use oxccl_runtime::device::host::collective::{Call, capacity};
+use oxccl_runtime::device::host::collective::capacity;
 use oxccl_runtime::device::host::endpoint::Modes;
-use oxccl_runtime::device::host::exchange::Transfer;
 use oxccl_runtime::device::host::stream::Stream;
+use oxccl_runtime::op::{Call, Transfer};
 use oxccl_runtime::{Result, group};
 use std::collections::HashSet;
 use std::sync::Arc;

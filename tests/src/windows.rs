@@ -4,8 +4,7 @@ use crate::sequence::{Player, Random};
 use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
 use oxccl_runtime::device::Target;
 use oxccl_runtime::device::host::arena;
-use oxccl_runtime::device::host::collective::Call;
-use oxccl_runtime::device::host::one_sided::{Awaiting, OneSided};
+use oxccl_runtime::op::{Awaiting, Call, OneSided};
 use oxccl_runtime::{Result, group};
 
 /// Bytes of the window that each rank may write, in every other rank's window and its own.

@@ -3,8 +3,8 @@
 use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
 use oxccl_runtime::comm::{Member, Options, create};
 use oxccl_runtime::device::Device;
-use oxccl_runtime::device::host::collective::Call;
 use oxccl_runtime::device::host::stream::Stream;
+use oxccl_runtime::op::Call;
 use oxccl_runtime::{Code, bootstrap, group};
 use oxccl_tests::job::{Job, bind_to_parent, wait_until};
 use oxccl_tests::missing;

@@ -1,12 +1,12 @@
 //! Signs of life, in virtual time: a rank that is late lives, one that is silent is dead.
 
 use oxccl_runtime::clock;
-use oxccl_runtime::device::host::arena::{Mapping, sealed_memfd};
 use oxccl_runtime::device::host::endpoint::{Endpoint, PeerMemory};
 use oxccl_runtime::link::Edge;
 use oxccl_runtime::link::control::Control;
 use oxccl_runtime::link::direct::{DirectEdge, Segment, SegmentLayout};
 use oxccl_runtime::monitor::{self, Sign, Watch};
+use oxccl_runtime::os::memory::{Mapping, sealed_memfd};
 use rustix::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;

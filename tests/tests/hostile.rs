@@ -4,10 +4,10 @@
 use oxccl::nccl::config::{self, NCCL_API_MAGIC};
 use oxccl_runtime::bootstrap::root::{self, BYE, GATHER, JOIN};
 use oxccl_runtime::bootstrap::{UniqueId, launch};
-use oxccl_runtime::descriptor::Descriptor;
 use oxccl_runtime::link::direct::Record;
 use oxccl_runtime::link::message::HEADER_BYTES;
 use oxccl_runtime::link::notice;
+use oxccl_runtime::op::descriptor::Descriptor;
 use oxccl_runtime::{Code, fuzzing};
 use oxccl_tests::hostile::{SIM_MAGIC, TARGETS};
 use std::io::Cursor;

@@ -2,9 +2,9 @@
 
 use oxccl_plan::{Collective, DataType};
 use oxccl_runtime::comm::{Communicator, Holder, Member, Options, create};
-use oxccl_runtime::device::host::exchange::Transfer;
 use oxccl_runtime::device::host::stream::Stream;
 use oxccl_runtime::device::{Device, Target};
+use oxccl_runtime::op::Transfer;
 use oxccl_runtime::{Code, Result, bootstrap, group};
 use oxccl_tests::job::Job;
 use oxccl_tests::mismatch::{Case, cases, names_both, outcome};

@@ -17,7 +17,8 @@ use oxccl::oxccl::graph::{
 };
 use oxccl::oxccl::vcollectives::oxcclReduceScatterv;
 use oxccl_plan::{Collective, DataType, Geometry, ReduceOp, Spec, arith, reference};
-use oxccl_runtime::device::host::collective::{Call, capacity};
+use oxccl_runtime::device::host::collective::capacity;
+use oxccl_runtime::op::Call;
 use oxccl_tests::sequence::Random;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;

@@ -2,10 +2,10 @@
 
 use oxccl_runtime::bootstrap;
 use oxccl_runtime::comm::{Member, Options, create};
-use oxccl_runtime::device::host::one_sided::OneSided;
 use oxccl_runtime::device::host::stream::Stream;
 use oxccl_runtime::device::{Device, Target};
 use oxccl_runtime::group;
+use oxccl_runtime::op::OneSided;
 use oxccl_tests::job::Job;
 use oxccl_tests::sequence::Player;
 use oxccl_tests::windows::play;
@@ -95,8 +95,7 @@ fn a_put_waits_until_the_peer_has_its_window() {
         } else {
             late.wait();
             comm.register_window(memory.as_mut_ptr(), 4096).expect("a window");
-            let signal =
-                oxccl_runtime::device::host::one_sided::Awaiting { peer: 0, signal: 0, count: 1 };
+            let signal = oxccl_runtime::op::Awaiting { peer: 0, signal: 0, count: 1 };
             let wait = OneSided::Wait(vec![signal]);
             group::one_sided(comm, wait, Target::Host(stream.clone())).expect("called");
             assert!(stream.synchronize(Some(Duration::from_secs(60))).expect("it works"));

@@ -7,10 +7,9 @@ use super::types::{cudaStream_t, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclRe
 use crate::boundary::boundary;
 use crate::{convert, objects};
 use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
-use oxccl_runtime::device::host::collective::Call;
-use oxccl_runtime::device::host::exchange::Transfer;
 use oxccl_runtime::error::{Error, Result};
 use oxccl_runtime::group;
+use oxccl_runtime::op::{Call, Transfer};
 use oxccl_twin::twin;
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;

@@ -8,8 +8,10 @@ use crate::objects::On;
 use crate::{convert, objects};
 use oxccl_runtime::device::{self, Device, cuda};
 
-use oxccl_runtime::device::host::task::{Address, Work};
+use oxccl_runtime::device::host::task::Work;
+
 use oxccl_runtime::error::{Error, Result};
+use oxccl_runtime::op::Address;
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 

@@ -8,8 +8,9 @@ use crate::{convert, objects};
 use oxccl_runtime::device::Device;
 use oxccl_runtime::device::cuda::stream::Stream as CudaStream;
 use oxccl_runtime::device::host::stream::Stream;
-use oxccl_runtime::device::host::task::{Address, HostFunction, Work};
+use oxccl_runtime::device::host::task::{HostFunction, Work};
 use oxccl_runtime::error::Error;
+use oxccl_runtime::op::Address;
 use std::ffi::c_void;
 
 /// Makes a stream on the calling thread's device; on a GPU one that the default stream does not wait

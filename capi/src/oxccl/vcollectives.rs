@@ -10,11 +10,10 @@ use crate::objects::Called;
 use crate::{convert, objects};
 use oxccl_plan::{Collective, DataType, Spec};
 use oxccl_runtime::device::Target;
-use oxccl_runtime::device::host::collective::Call;
-use oxccl_runtime::device::host::exchange::Transfers;
 use oxccl_runtime::error::{Error, Result};
 use oxccl_runtime::group;
-use oxccl_runtime::vcollective::{self, Part};
+use oxccl_runtime::op::vcollective::{self, Part};
+use oxccl_runtime::op::{Call, Transfers};
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 

@@ -326,7 +326,7 @@ fn receive_one(socket: &Socket, peer: u32) -> Result<Option<OwnedFd>> {
 mod tests {
     use super::*;
     use crate::bootstrap::Cancel;
-    use crate::device::host::arena::sealed_memfd;
+    use crate::os::memory::sealed_memfd;
 
     fn group(rank: u32, ranks: &[u32], secret: u8) -> Group<'_> {
         let deadline = Deadline::new(Duration::from_secs(20), &Cancel::default());

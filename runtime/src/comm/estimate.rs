@@ -1,10 +1,9 @@
 //! How long calls would take, by the cost model: nothing is launched.
 
 use super::Communicator;
-use crate::device::host::collective::{Call, Programs};
+use crate::device::host::collective::Programs;
 use crate::device::host::endpoint::MAPPED;
-use crate::device::host::exchange::Transfer;
-use crate::device::host::one_sided::{OneSided, Put};
+use crate::op::{Call, OneSided, Put, Transfer};
 use oxccl_plan::DataType;
 use oxccl_plan::select::{self, Memory};
 

@@ -3,11 +3,10 @@
 use super::Communicator;
 use crate::config::Config;
 use crate::device::cuda::registry::Key;
-use crate::device::host::one_sided::{OneSided, Put};
-use crate::device::host::task::Address;
 use crate::error::{Error, Result};
 use crate::handle::tagged;
 use crate::link::direct::{SIGNALS, WINDOWS};
+use crate::op::{Address, OneSided, Put};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};

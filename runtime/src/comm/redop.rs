@@ -1,7 +1,7 @@
 //! Reduction operations that the user made for a communicator.
 
-use crate::device::host::scale::Scale;
 use crate::error::{Error, Result};
+use crate::op::Scale;
 use oxccl_plan::DataType;
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard};

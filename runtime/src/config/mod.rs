@@ -10,10 +10,12 @@ mod source;
 mod suggest;
 mod table;
 mod value;
+mod verbosity;
 
 pub(crate) use source::foreign_variable;
 pub use table::Config;
 pub use value::{Kind, Value};
+pub use verbosity::{Level, Levels, Subsystem, Subsystems};
 
 use crate::error::{Error, Result};
 use std::fmt;

@@ -2,8 +2,8 @@
 
 use super::accepted::{CTAS, NETWORKS, NO_NVLINK, NO_NVLS, NO_SHARING, ORDERED, PROXIES};
 use super::value::Parse;
+use super::verbosity::{Level, Levels, Subsystems};
 use super::{Lookup, Report, Status, Variable, read};
-use crate::log::{Level, Levels, Subsystems};
 use std::time::Duration;
 
 const fn status(reason: &[&'static str]) -> Status {

@@ -1,6 +1,6 @@
 //! What variables hold, and how it is read from text.
 
-use crate::log::{Level, Levels, Subsystems};
+use super::verbosity::{Level, Levels, Subsystems};
 use std::time::Duration;
 
 /// What a variable holds.

@@ -5,6 +5,7 @@ pub mod host;
 
 use crate::config::Config;
 use crate::error::Result;
+use crate::log;
 use std::cell::Cell;
 use std::sync::Arc;
 
@@ -81,13 +82,9 @@ pub fn choose(device: Device) -> Result<()> {
         Device::Cuda(index) => cuda::driver::gpu(index)?.select()?,
         Device::Host(_) => {}
     }
+    log::set_device(device.index());
     CHOSEN.set(Some(device));
     Ok(())
-}
-
-/// The index that is told in messages, without asking anyone.
-pub fn told() -> i32 {
-    CHOSEN.get().map_or(0, Device::index)
 }
 
 /// The calling thread's device: what it chose, else what `OXCCL_DEVICE` says, where auto means CUDA

@@ -5,8 +5,8 @@ pub mod direct;
 pub mod message;
 pub mod notice;
 
-use crate::descriptor::{Descriptor, Label};
 use crate::error::Result;
+use crate::op::descriptor::{Descriptor, Label};
 
 /// Messages that an edge holds before its sender has to wait.
 pub const EDGE_SLOTS: usize = 4;

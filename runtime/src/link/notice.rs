@@ -5,8 +5,8 @@
 //! has taken so many messages (u64).
 
 use super::direct::{RECORD_TEXT, Record};
-use crate::descriptor::Descriptor;
 use crate::error::Code;
+use crate::op::descriptor::Descriptor;
 
 /// A heartbeat.
 pub const PULSE: &[u8] = b"H";

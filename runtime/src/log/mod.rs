@@ -7,8 +7,8 @@
 mod callback;
 
 use crate::config::Config;
-use crate::device;
 use crate::error::{Error, Result};
+use std::cell::Cell;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsFd;
@@ -17,126 +17,7 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Once, RwLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Levels, with the numbers that plugins get.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[repr(i32)]
-#[allow(missing_docs, reason = "the names are NCCL's")]
-pub enum Level {
-    None = 0,
-    Version = 1,
-    Warn = 2,
-    Info = 3,
-    Abort = 4,
-    Trace = 5,
-}
-
-const LEVELS: [(&str, Level); 6] = [
-    ("NONE", Level::None),
-    ("VERSION", Level::Version),
-    ("WARN", Level::Warn),
-    ("INFO", Level::Info),
-    ("ABORT", Level::Abort),
-    ("TRACE", Level::Trace),
-];
-
-impl Level {
-    /// The level of this name, in capitals or not.
-    pub fn named(name: &str) -> Option<Self> {
-        LEVELS.iter().find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, level)| *level)
-    }
-
-    fn name(self) -> &'static str {
-        LEVELS[self as usize].0
-    }
-}
-
-/// What a line is about, with the bits that plugins get.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u64)]
-#[allow(missing_docs, reason = "the names are NCCL's")]
-pub enum Subsystem {
-    Init = 0x1,
-    Coll = 0x2,
-    P2p = 0x4,
-    Shm = 0x8,
-    Net = 0x10,
-    Graph = 0x20,
-    Tuning = 0x40,
-    Env = 0x80,
-    Alloc = 0x100,
-    Call = 0x200,
-    Proxy = 0x400,
-    Nvls = 0x800,
-    Bootstrap = 0x1000,
-    Reg = 0x2000,
-    Profile = 0x4000,
-    Ras = 0x8000,
-    Destroy = 0x10000,
-    AllocHost = 0x20000,
-}
-
-const SUBSYSTEMS: [(&str, Subsystem); 18] = [
-    ("INIT", Subsystem::Init),
-    ("COLL", Subsystem::Coll),
-    ("P2P", Subsystem::P2p),
-    ("SHM", Subsystem::Shm),
-    ("NET", Subsystem::Net),
-    ("GRAPH", Subsystem::Graph),
-    ("TUNING", Subsystem::Tuning),
-    ("ENV", Subsystem::Env),
-    ("ALLOC", Subsystem::Alloc),
-    ("CALL", Subsystem::Call),
-    ("PROXY", Subsystem::Proxy),
-    ("NVLS", Subsystem::Nvls),
-    ("BOOTSTRAP", Subsystem::Bootstrap),
-    ("REG", Subsystem::Reg),
-    ("PROFILE", Subsystem::Profile),
-    ("RAS", Subsystem::Ras),
-    ("DESTROY", Subsystem::Destroy),
-    ("ALLOC_HOST", Subsystem::AllocHost),
-];
-
-/// The bits of a list of names: `A,B`, `^A,B` for all others, `ALL`. None for an unknown name.
-fn listed(text: &str, bit: impl Fn(&str) -> Option<u64>) -> Option<u64> {
-    let text = text.trim();
-    let (inverted, names) = match text.strip_prefix('^') {
-        Some(names) => (true, names),
-        None => (false, text),
-    };
-    let mut bits = 0;
-    for name in names.split(',').map(str::trim).filter(|name| !name.is_empty()) {
-        bits |= if name.eq_ignore_ascii_case("ALL") { u64::MAX } else { bit(name)? };
-    }
-    Some(if inverted { !bits } else { bits })
-}
-
-/// A set of subsystems.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Subsystems(u64);
-
-impl Subsystems {
-    /// Reads a list as that of `NCCL_DEBUG_SUBSYS`.
-    pub fn listed(text: &str) -> Option<Self> {
-        let known = |name: &str| SUBSYSTEMS.iter().find(|(n, _)| n.eq_ignore_ascii_case(name));
-        listed(text, |name| known(name).map(|(_, subsystem)| *subsystem as u64)).map(Self)
-    }
-}
-
-/// A set of levels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Levels(u64);
-
-impl Levels {
-    /// Reads a list as that of `NCCL_DEBUG_TIMESTAMP_LEVELS`.
-    pub fn listed(text: &str) -> Option<Self> {
-        listed(text, |name| Level::named(name).map(|level| 1 << level as u64)).map(Self)
-    }
-
-    fn contains(self, level: Level) -> bool {
-        self.0 & (1 << level as u64) != 0
-    }
-}
-
+pub use crate::config::{Level, Levels, Subsystem, Subsystems};
 pub use callback::Callback;
 
 /// Where lines go when there is no callback, and what stands before them.
@@ -145,6 +26,11 @@ struct Output {
     file: Option<File>,
     timestamp_format: String,
     timestamp_levels: Levels,
+}
+
+thread_local! {
+    /// The number of this thread's device, for what stands before a line.
+    static DEVICE: Cell<i32> = const { Cell::new(0) };
 }
 
 static CONFIGURED: Once = Once::new();
@@ -170,7 +56,7 @@ fn configure(config: &Config) {
         output.write(Level::Warn, None, &format!("logging to standard error: {error}"));
     }
     *OUTPUT.write().unwrap_or_else(|e| e.into_inner()) = Some(Arc::new(output));
-    SUBSYSTEM_BITS.store(config.debug_subsys.0, Ordering::Relaxed);
+    SUBSYSTEM_BITS.store(config.debug_subsys.bits(), Ordering::Relaxed);
     LEVEL.store(config.debug as i32, Ordering::Relaxed);
 }
 
@@ -180,6 +66,11 @@ pub fn set(level: i32, callback: Option<Callback>) {
     CONFIGURED.call_once(|| configure(Config::get()));
     LEVEL.store(level.max(0), Ordering::Relaxed);
     callback::POST.set(callback);
+}
+
+/// Notes the number of the calling thread's device, for the lines that the thread writes.
+pub fn set_device(index: i32) {
+    DEVICE.set(index);
 }
 
 /// Does what NCCL_DEBUG, NCCL_DEBUG_SUBSYS and NCCL_DEBUG_FILE say now. A callback stays.
@@ -237,7 +128,7 @@ impl Output {
             String::new()
         };
         let (pid, tid) = (std::process::id(), rustix::thread::gettid().as_raw_nonzero());
-        let (host, device, name) = (host(), device::told(), at.name());
+        let (host, device, name) = (host(), DEVICE.get(), at.name());
         let rank = rank.map_or_else(String::new, |rank| format!(", rank {rank}"));
         let line = format!("{time}{host}:{pid}:{tid} [{device}{rank}] OXCCL {name} {text}\n");
         // In one call, so that lines of several threads and processes do not mix. A full disk must
@@ -341,28 +232,6 @@ fn timestamp(format: &str, now: SystemTime) -> String {
 mod tests {
     use super::*;
     use std::time::Duration;
-
-    #[test]
-    fn tables_agree_with_the_enums() {
-        for (i, (name, level)) in LEVELS.into_iter().enumerate() {
-            assert_eq!((level as usize, level.name()), (i, name));
-        }
-        for (i, (name, subsystem)) in SUBSYSTEMS.into_iter().enumerate() {
-            assert_eq!(subsystem as u64, 1 << i, "{name}");
-        }
-    }
-
-    #[test]
-    fn lists_select_exclude_and_take_all() {
-        let bits = |text| Subsystems::listed(text).map(|s| s.0);
-        assert_eq!(bits("INIT, net"), Some(0x11));
-        assert_eq!(bits("^COLL,P2P"), Some(!0x6));
-        assert_eq!((bits("ALL"), bits("^ALL")), (Some(u64::MAX), Some(0)));
-        assert_eq!((bits("INIT,NOTHING"), bits("")), (None, Some(0)));
-        let levels = Levels::listed("WARN,TRACE").unwrap();
-        assert!(levels.contains(Level::Warn) && !levels.contains(Level::Info));
-        assert!(Levels::listed("^WARN").unwrap().contains(Level::Info));
-    }
 
     #[test]
     fn file_names_carry_host_and_process() {

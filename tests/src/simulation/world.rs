@@ -3,13 +3,14 @@
 
 use super::net::{self, Wire};
 use crate::sequence::Random;
-use oxccl_runtime::device::host::arena::{Arena, Mapping, sealed_memfd};
+use oxccl_runtime::device::host::arena::Arena;
 use oxccl_runtime::device::host::endpoint::{Endpoint, PeerMemory};
 use oxccl_runtime::link::Edge;
 use oxccl_runtime::link::control::Control;
 use oxccl_runtime::link::direct::{DirectEdge, Segment, SegmentLayout};
 use oxccl_runtime::link::message::MessageEdge;
 use oxccl_runtime::monitor::{self, Sign, Watch};
+use oxccl_runtime::os::memory::{Mapping, sealed_memfd};
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::HashMap;
 use std::os::unix::net::UnixStream;

@@ -220,7 +220,7 @@ fn open(index: i32) -> Result<Gpu> {
         cu!(cuDeviceGetAttribute(&mut multiprocessors, attribute, device))?;
         cu!(cuDevicePrimaryCtxRetain(&mut context, device))?;
     }
-    exit::close_before_the_driver();
+    exit::close_before_the_driver(super::reaper::give_up);
     let uuid = uuid.bytes.map(|b| b as u8);
     let (multiprocessors, pool) = (multiprocessors as u32, Mutex::default());
     let (held, closing) = (AtomicU32::new(0), Closing::default());

@@ -225,7 +225,7 @@ pub(crate) fn decode(key: &[u8; 16], bytes: &[u8], fds: Vec<OwnedFd>) -> Option<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::host::arena::sealed_memfd;
+    use crate::os::memory::sealed_memfd;
 
     fn offer(segments: Vec<(u64, Arc<OwnedFd>)>, handle: Option<[u8; 64]>) -> Mail {
         let exported = Exported { offset: 256, handle, segments };

@@ -4,10 +4,10 @@ use super::engines;
 use super::library::launch;
 use super::seat::Seat;
 use super::stream::Stream;
-use crate::descriptor::Descriptor;
-use crate::device::host::one_sided::{Awaiting, OneSided, Put};
 use crate::error::Result;
 use crate::link::direct::{SIGNALS, WINDOWS};
+use crate::op::descriptor::Descriptor;
+use crate::op::{Awaiting, OneSided, Put};
 use oxccl_kernels::abi;
 use std::sync::Arc;
 

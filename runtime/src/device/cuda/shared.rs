@@ -3,8 +3,8 @@
 
 use super::driver::{Gpu, Relaxed, cu};
 use super::pool::Block;
-use crate::device::host::arena::{Mapping, sealed_memfd};
 use crate::error::Result;
+use crate::os::memory::{Mapping, sealed_memfd};
 use cudarc::driver::sys::{self, CUdeviceptr, CUstream};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, Weak};

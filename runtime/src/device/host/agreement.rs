@@ -2,10 +2,10 @@
 //! about those it waits for.
 
 use super::endpoint::{Awaited, Endpoint};
-use crate::descriptor::{Descriptor, Label};
 use crate::error::{Error, Result, Site};
 use crate::link::direct::{RING, Segment};
 use crate::link::{Edge, Message, notice};
+use crate::op::descriptor::{Descriptor, Label};
 
 /// What an operation does, as others can check.
 #[derive(Clone, Copy, Debug)]

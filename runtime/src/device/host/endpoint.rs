@@ -1,13 +1,14 @@
 //! A rank's place in a communicator on the host device: its links, its counters, its failure.
 
-use super::arena::{Arena, Mapping};
-use crate::descriptor::Descriptor;
+use super::arena::Arena;
 use crate::device::cuda::seat::Seat;
 use crate::error::{Code, Error, Result, Site};
 use crate::link::control::Control;
 use crate::link::direct::{PeerState, Record, Segment, reached};
 use crate::link::{Edge, notice};
 use crate::log::{self, Level, Subsystem};
+use crate::op::descriptor::Descriptor;
+use crate::os::memory::Mapping;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};

@@ -5,40 +5,10 @@ use super::agreement::{Doing, unexpected};
 use super::collective::{Budget, Visit};
 use super::endpoint::{Awaited, Endpoint, State, broken};
 use super::kernels;
-use crate::descriptor::{Descriptor, Label};
 use crate::error::Result;
 use crate::link::EDGE_SLOTS;
-use oxccl_plan::DataType;
-
-/// A send or receive of a group.
-#[derive(Clone, Copy, Debug)]
-pub struct Transfer {
-    /// The other side; this rank itself for a message to itself.
-    pub peer: u32,
-    /// Whether this rank sends.
-    pub send: bool,
-    /// The buffer.
-    pub data: *mut u8,
-    /// Its size.
-    pub bytes: usize,
-    /// What it holds; both sides have to say the same.
-    pub dtype: DataType,
-}
-
-// SAFETY: by the contract of send and receive the buffer stays valid until the call is complete,
-// whichever thread runs it.
-unsafe impl Send for Transfer {}
-// SAFETY: as above; a `Transfer` is only read.
-unsafe impl Sync for Transfer {}
-
-/// Transfers that are launched together.
-#[derive(Debug)]
-pub struct Transfers {
-    /// The name of the operation that they make up, for errors.
-    pub operation: &'static str,
-    /// In the order of calls; messages to itself come in equal pairs.
-    pub list: Vec<Transfer>,
-}
+use crate::op::descriptor::{Descriptor, Label};
+use crate::op::{Transfer, Transfers};
 
 /// A transfer under way. Also one of 0 bytes is a message: the other side may expect more.
 struct Moving {

@@ -2,66 +2,15 @@
 
 use super::collective::{Budget, Visit};
 use super::endpoint::{Awaited, Endpoint, Place, State, broken};
-use super::task::Address;
 use super::{kernels, pull};
 use crate::error::{Error, Result};
 use crate::link::direct::{Segment, reached};
+use crate::op::{Awaiting, OneSided, Put};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// What is written at a time.
 const STRETCH_BYTES: usize = 128 << 10;
-
-/// Bytes for a peer's window.
-#[derive(Clone, Copy, Debug)]
-pub struct Put {
-    /// Where they are.
-    pub from: Address,
-    /// How many.
-    pub bytes: usize,
-    /// Number of the window, the same on all ranks.
-    pub window: u64,
-    /// Where this rank's own window lies, for puts to itself.
-    pub own: Address,
-    /// Where in the window they go, in bytes.
-    pub offset: usize,
-}
-
-/// Signals to wait for.
-#[derive(Clone, Copy, Debug)]
-pub struct Awaiting {
-    /// From which rank.
-    pub peer: u32,
-    /// Which signal.
-    pub signal: u32,
-    /// How many more.
-    pub count: u64,
-}
-
-/// A one-sided operation.
-#[derive(Clone, Debug)]
-pub enum OneSided {
-    /// Writes, if there is something to write, then counts up a signal of the peer.
-    Signal(u32, Option<Put>, u32),
-    /// Waits for signals.
-    Wait(Vec<Awaiting>),
-}
-
-impl OneSided {
-    /// Whether it gives peers nothing.
-    pub fn only_waits(&self) -> bool {
-        matches!(self, OneSided::Wait(_))
-    }
-
-    /// Its name.
-    pub fn name(&self) -> &'static str {
-        match self {
-            OneSided::Signal(_, Some(_), _) => "put_signal",
-            OneSided::Signal(_, None, _) => "signal",
-            OneSided::Wait(_) => "wait_signal",
-        }
-    }
-}
 
 /// A one-sided operation under way.
 pub struct Acting {

@@ -1,21 +1,11 @@
 //! Multiplying a rank's input before a sum: a private copy, made in stretches.
 
-use super::collective::Call;
 use super::kernels;
-use super::task::Address;
 use crate::error::{Error, Result};
+use crate::op::{Address, Call, Scale};
 
 /// Bytes that are multiplied before others get a turn, a multiple of every element.
 const STRETCH_BYTES: usize = 128 << 10;
-
-/// A factor of the type of a call's elements.
-#[derive(Clone, Copy, Debug)]
-pub enum Scale {
-    /// Its bytes, from the first one on.
-    Value([u8; 8]),
-    /// Where it is when the call runs.
-    At(Address),
-}
 
 /// A rank's input, multiplied; it holds no memory before the first stretch.
 #[derive(Default)]

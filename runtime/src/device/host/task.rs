@@ -1,16 +1,17 @@
 //! Work, as it is called or captured, and tasks: work under way.
 
 use super::agreement::{Doing, look_around, suspect, tell};
-use super::collective::{Budget, Call, Programs, Running, Visit};
+use super::collective::{Budget, Programs, Running, Visit};
 use super::endpoint::{Awaited, Endpoint, deadline_error};
 use super::event::Event;
-use super::exchange::{Exchange, Transfers};
+use super::exchange::Exchange;
 use super::graph::{Graph, GraphRun};
-use super::one_sided::{Acting, OneSided};
+use super::one_sided::Acting;
 use super::worker;
 use crate::clock;
 use crate::error::{Error, Result, Site};
 use crate::log::{self, Level, Subsystem};
+use crate::op::{Address, Call, OneSided, Transfers};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,15 +31,6 @@ const IDLE_VISITS: u32 = 64;
 
 /// Bytes that a copy moves before others get a turn.
 const STRETCH_BYTES: usize = 1 << 20;
-
-/// An address of user memory.
-#[derive(Clone, Copy, Debug)]
-pub struct Address(pub *mut u8);
-
-// SAFETY: the caller of the operation that carries it vouches for the memory until it is complete.
-unsafe impl Send for Address {}
-// SAFETY: as above.
-unsafe impl Sync for Address {}
 
 /// A function of the user and its argument.
 #[derive(Clone, Copy)]

@@ -5,9 +5,9 @@
 //! compared by their difference.
 
 use super::{EDGE_SLOTS, Message};
-use crate::descriptor::{Descriptor, Label};
-use crate::device::host::arena::Mapping;
 use crate::error::Code;
+use crate::op::descriptor::{Descriptor, Label};
+use crate::os::memory::Mapping;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -544,7 +544,7 @@ impl DirectEdge {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::host::arena::sealed_memfd;
+    use crate::os::memory::sealed_memfd;
     use rustix::fd::AsFd;
 
     fn segment(start: u64) -> Arc<Segment> {

@@ -4,8 +4,8 @@ pub mod net;
 pub mod socket;
 
 use super::{EDGE_SLOTS, Message};
-use crate::descriptor::Descriptor;
 use crate::error::{Error, Result};
+use crate::op::descriptor::Descriptor;
 use net::{Receiver, Request, Sender};
 use std::collections::VecDeque;
 

@@ -1,8 +1,9 @@
 //! How a collective begins: what it is, where the user's buffers lie, and which plan runs.
 
-use super::{Call, Poll, Stage, VisitState, agreement, capacity};
+use super::{Poll, Stage, VisitState, agreement, capacity};
 use crate::device::host::endpoint::{HISTORY, MAPPED, Place};
 use crate::error::{Error, Result};
+use crate::op::Call;
 use oxccl_plan::ir::UserMemory;
 use oxccl_plan::{Collective, From, Geometry};
 use std::sync::atomic::Ordering;

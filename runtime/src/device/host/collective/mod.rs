@@ -7,15 +7,14 @@ use super::agreement::{self, Doing};
 use super::endpoint::{Awaited, Endpoint, Place, State, broken};
 use super::kernels::{self, Fold};
 use super::pull;
-use super::scale::{Scale, Scaled};
-use crate::descriptor::{Descriptor, Label};
+use super::scale::Scaled;
 use crate::error::{Error, Result};
 use crate::link::direct::{PACKET_BYTES, STAGE_SLOT_BYTES, Segment};
+use crate::op::Call;
+use crate::op::descriptor::{Descriptor, Label};
 use oxccl_plan::generate::Algorithm;
 use oxccl_plan::ir::{Capacity, UserMemory, inbox_place};
-use oxccl_plan::{
-    Buffer, DataType, Destination, From, Geometry, Op, Order, Plan, Program, ReduceOp, Slice, Spec,
-};
+use oxccl_plan::{Buffer, DataType, Destination, From, Geometry, Op, Order, Plan, Program, Slice};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -39,31 +38,6 @@ pub struct Programs {
     /// For user memory that all ranks map.
     pub mapped: Option<(Plan, Program)>,
 }
-
-/// A call as the user made it.
-#[derive(Clone, Copy, Debug)]
-pub struct Call {
-    /// What is done, by how many ranks, with which root.
-    pub spec: Spec,
-    /// The send buffer.
-    pub input: *const u8,
-    /// The receive buffer.
-    pub output: *mut u8,
-    /// Elements per block.
-    pub count: u64,
-    /// Their type.
-    pub dtype: DataType,
-    /// How they are combined.
-    pub op: ReduceOp,
-    /// By what this rank's input is multiplied first; the product is rounded once.
-    pub scale: Option<Scale>,
-}
-
-// SAFETY: by the contract of the collectives the buffers and the factor stay valid until the call is complete,
-// whichever thread runs it.
-unsafe impl Send for Call {}
-// SAFETY: as above; a `Call` is only read.
-unsafe impl Sync for Call {}
 
 /// How much one visit to an operation may do.
 #[derive(Clone, Copy, Debug)]

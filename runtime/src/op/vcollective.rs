@@ -2,9 +2,8 @@
 //!
 //! Pure translation, from counts to what a group can launch; nothing here knows a communicator.
 
-use crate::device::host::collective::Call;
-use crate::device::host::exchange::Transfer;
 use crate::error::{Error, Result};
+use crate::op::{Call, Transfer};
 use oxccl_plan::{Collective, DataType, Spec};
 
 /// The part of a buffer that belongs to one rank, in bytes.

@@ -1,0 +1,14 @@
+//! What is asked of a communicator: the operations as their callers describe them. Nothing here knows
+//! a device, and nothing here is done.
+
+mod address;
+mod collective;
+pub mod descriptor;
+mod one_sided;
+mod transfer;
+pub mod vcollective;
+
+pub use address::Address;
+pub use collective::{Call, Scale};
+pub use one_sided::{Awaiting, OneSided, Put};
+pub use transfer::{Transfer, Transfers};

@@ -1,0 +1,3 @@
+//! What several parts need of the operating system.
+
+pub mod memory;
