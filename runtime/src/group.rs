@@ -151,7 +151,7 @@ fn launch(calls: Vec<Pending>) -> Result<Launched> {
     let launched = catch_unwind(AssertUnwindSafe(|| Prepared::new(calls)?.launch()));
     launched.unwrap_or_else(|panic| {
         let error = Error::panicked(&*panic);
-        comms.iter().for_each(|comm| comm.endpoint().fail(error.clone()));
+        comms.iter().for_each(|comm| comm.endpoint().rank.fail(error.clone()));
         Err(error)
     })
 }
@@ -305,7 +305,7 @@ impl Prepared {
         if let Err(error) = &outcome
             && first.is_some_and(|stream| !stream.is_capturing())
         {
-            comms.iter().for_each(|comm| comm.endpoint().fail(error.clone()));
+            comms.iter().for_each(|comm| comm.endpoint().rank.fail(error.clone()));
         }
         outcome.map(|()| created)
     }

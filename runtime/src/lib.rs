@@ -18,8 +18,8 @@ pub mod group;
 pub mod handle;
 pub mod link;
 pub mod log;
-pub mod monitor;
 pub mod op;
 pub mod os;
+pub mod rank;
 
 pub use error::{Code, Error, Result};

@@ -1,12 +1,11 @@
 //! Signs of life, in virtual time: a rank that is late lives, one that is silent is dead.
 
 use oxccl_runtime::clock;
-use oxccl_runtime::device::host::endpoint::{Endpoint, PeerMemory};
-use oxccl_runtime::link::Edge;
 use oxccl_runtime::link::control::Control;
-use oxccl_runtime::link::direct::{DirectEdge, Segment, SegmentLayout};
-use oxccl_runtime::monitor::{self, Sign, Watch};
+use oxccl_runtime::link::direct::{Segment, SegmentLayout};
 use oxccl_runtime::os::memory::{Mapping, sealed_memfd};
+use oxccl_runtime::rank::Rank;
+use oxccl_runtime::rank::monitor::{self, Sign, Watch};
 use rustix::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -15,7 +14,7 @@ use std::time::Duration;
 const SLOT_BYTES: usize = 4096;
 
 /// Two ranks, and what each of their monitors watches. Their applications do nothing at all.
-fn ranks(one_host: bool) -> [(Arc<Endpoint>, Vec<Watch>); 2] {
+fn ranks(one_host: bool) -> [(Arc<Rank>, Vec<Watch>); 2] {
     clock::advance(Duration::ZERO);
     let layout = SegmentLayout { nlocal: 2, edge_slot_bytes: SLOT_BYTES };
     let segment = one_host.then(|| {
@@ -29,33 +28,25 @@ fn ranks(one_host: bool) -> [(Arc<Endpoint>, Vec<Watch>); 2] {
     let controls = [a, b].map(|end| Arc::new(Control::new(end.into())));
     [0u32, 1].map(|rank| {
         let (own, peer) = (rank as usize, 1 - rank as usize);
-        let mut edges = vec![Edge::Own, Edge::Own];
         let local = (0..2).map(|r| (one_host || r == own).then_some(if one_host { r } else { 0 }));
-        if let Some(segment) = &segment {
-            edges[peer] = Edge::Direct(DirectEdge::new(segment.clone(), own, peer, 0));
-        }
-        let memory = vec![PeerMemory::Unreachable, PeerMemory::Unreachable];
-        let (local, pids) = (local.collect(), vec![1, 1]);
-        let segment = segment.clone();
-        let mut endpoint =
-            Endpoint::new(rank, local, segment, false, pids, SLOT_BYTES, edges, memory, 0);
+        let rank = Rank::new(rank, local.collect(), segment.clone(), vec![1, 1]);
         let mut all = vec![None, None];
         if !one_host {
             all[peer] = Some(controls[own].clone());
         }
-        endpoint.set_controls(all);
-        let endpoint = Arc::new(endpoint);
+        rank.set_controls(all);
+        let rank = Arc::new(rank);
         let sign = match one_host {
             true => Sign::Pulse,
             false => Sign::Control(controls[own].clone()),
         };
-        let watches = vec![Watch::new(&endpoint, peer as u32, sign)];
-        (endpoint, watches)
+        let watches = vec![Watch::new(&rank, peer as u32, sign)];
+        (rank, watches)
     })
 }
 
 /// Time passes, and the monitors of these ranks look every quarter of a second.
-fn pass(ranks: &mut [(Arc<Endpoint>, Vec<Watch>); 2], looking: &[usize], time: Duration) {
+fn pass(ranks: &mut [(Arc<Rank>, Vec<Watch>); 2], looking: &[usize], time: Duration) {
     let quarter = Duration::from_millis(250);
     for _ in 0..time.as_millis() / quarter.as_millis() {
         clock::advance(quarter);
@@ -75,8 +66,8 @@ fn a_late_rank_lives_a_silent_one_is_dead_and_who_was_stopped_itself_blames_nobo
         pass(&mut ranks, &[1], Duration::from_secs(4));
         clock::advance(Duration::from_secs(3600));
         pass(&mut ranks, &[0, 1], Duration::from_secs(10));
-        for (endpoint, _) in &ranks {
-            assert!(endpoint.failure().is_none(), "{:?}", endpoint.failure());
+        for (rank, _) in &ranks {
+            assert!(rank.failure().is_none(), "{:?}", rank.failure());
         }
         // Rank 1 is stopped, or cut off.
         pass(&mut ranks, &[0], Duration::from_secs(4));

@@ -24,7 +24,9 @@ pub fn twin(_: TokenStream, item: TokenStream) -> TokenStream {
         }
     }
     let name = name.unwrap_or_default();
-    let doc = format!("#[doc = \"Same as [`{name}`].\n\n# Safety\nAs of [`{name}`].\"]");
+    // What has to hold stands there.
+    let allow = "#[allow(clippy::missing_safety_doc)]";
+    let doc = format!("#[doc = \"Same as [`{name}`].\"] {allow}");
     let doc: TokenStream = doc.parse().unwrap_or_default();
     item.into_iter().chain(doc).chain(twin).collect()
 }

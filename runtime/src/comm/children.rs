@@ -8,8 +8,8 @@ use crate::bootstrap::rendezvous;
 use crate::bootstrap::session::{Meeting, Session};
 use crate::bootstrap::{Cancel, ID_BYTES, UniqueId};
 use crate::device::Device;
-use crate::device::host::endpoint::Death;
 use crate::error::{Error, Result};
+use crate::rank::Death;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -21,7 +21,7 @@ pub const NO_COLOR: i32 = -1;
 fn deaths(parent: &Communicator, ranks: &[u32]) -> InVain {
     let (endpoint, ranks) = (parent.endpoint().clone(), ranks.to_vec());
     Arc::new(move || {
-        let (rank, Death { why, mutual }) = endpoint.first_death(&ranks)?;
+        let (rank, Death { why, mutual }) = endpoint.rank.first_death(&ranks)?;
         let why = format!("is lost: {why}");
         // The others may see it the other way round.
         Some(if mutual { Error::init_peer(rank, why) } else { Error::init_death(rank, why) })

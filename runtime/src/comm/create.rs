@@ -25,8 +25,9 @@ use crate::link::direct::{DirectEdge, Segment, SegmentLayout};
 use crate::link::message::MessageEdge;
 use crate::link::message::net::Identity;
 use crate::log::{self, Level, Subsystem};
-use crate::monitor::{self, Sign};
 use crate::os::memory::{Mapping, sealed_memfd};
+use crate::rank::Rank;
+use crate::rank::monitor::{self, Sign};
 use oxccl_plan::select::Policy;
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::{HashMap, HashSet};
@@ -203,14 +204,14 @@ fn make(
     let signs = signs(&members.blobs, &links.controls, rank);
     let edges = edges(&members, segment.as_ref(), links.edges, members.start());
     let mut endpoint = members.endpoint(segment, edges, memory);
-    endpoint.set_controls(links.controls);
+    endpoint.rank.set_controls(links.controls);
     let seat = match device {
         Device::Host(_) => None,
         Device::Cuda(index) => {
             let taken = take_seat(index, room, &members, options);
             let taken = taken.and_then(|seat| seat.start(members.start()).map(|()| seat));
             // Nothing of this rank will run there.
-            Some(taken.inspect_err(|_| endpoint.be_out())?)
+            Some(taken.inspect_err(|_| endpoint.rank.be_out())?)
         }
     };
     let pull = match agree(room, &members.blobs, &mut endpoint) {
@@ -239,8 +240,8 @@ fn make(
     comm.lsa_size = team::lsa_size(members.blobs.iter().map(|b| b.host));
     for (peer, sign) in signs {
         match sign {
-            Ok(sign) => monitor::watch(&comm.endpoint, peer, sign)?,
-            Err(why) => comm.endpoint.lose(peer, why),
+            Ok(sign) => monitor::watch(&comm.endpoint.rank, peer, sign)?,
+            Err(why) => comm.endpoint.rank.lose(peer, why),
         }
     }
     apply_timeout(&comm);
@@ -249,10 +250,9 @@ fn make(
 
 /// Ends what could not be made; others may believe that all is well, and use the seat.
 fn abandon(endpoint: Endpoint, seat: Option<Seat>) {
-    let endpoint = Arc::new(endpoint);
-    endpoint.fail(Error::Aborted { by: "its failed initialisation" });
+    endpoint.rank.fail(Error::Aborted { by: "its failed initialisation" });
     if let Some(seat) = seat {
-        reaper::retire(seat.attach(&endpoint), endpoint);
+        reaper::retire(seat.attach(&endpoint.rank), endpoint.rank.clone());
     }
 }
 
@@ -341,9 +341,8 @@ impl Members {
     ) -> Endpoint {
         let pids = self.blobs.iter().map(|b| b.pid as i32).collect();
         let slot_bytes = edge_slot_bytes(self.blobs.len() as u32);
-        let (local, one_process, start) = (self.local.clone(), self.one_process(), self.start());
-        let rank = self.rank;
-        Endpoint::new(rank, local, segment, one_process, pids, slot_bytes, edges, memory, start)
+        let rank = Rank::new(self.rank, self.local.clone(), segment, pids);
+        Endpoint::new(rank, self.one_process(), slot_bytes, edges, memory, self.start())
     }
 }
 
@@ -442,8 +441,8 @@ fn apply_timeout(comm: &Communicator) {
 pub(super) fn alone(device: Device, options: &Options) -> Result<Communicator> {
     let memory = vec![PeerMemory::Unreachable];
     let (slot_bytes, edges) = (edge_slot_bytes(1), vec![Edge::Own]);
-    let endpoint =
-        Endpoint::new(0, vec![Some(0)], None, true, vec![0], slot_bytes, edges, memory, 0);
+    let rank = Rank::new(0, vec![Some(0)], None, vec![0]);
+    let endpoint = Endpoint::new(rank, true, slot_bytes, edges, memory, 0);
     let comm = Communicator::new(endpoint, device, options, None);
     let mut comm = comm.with_topology(1, false, Policy::default());
     if let Device::Cuda(index) = device {
@@ -456,8 +455,8 @@ pub(super) fn alone(device: Device, options: &Options) -> Result<Communicator> {
 /// Whether this rank can have the system copy from every other rank of its host: ptrace rules,
 /// containers and seccomp may forbid it.
 fn can_pull(blobs: &[Blob], endpoint: &Endpoint) -> bool {
-    let own = &blobs[endpoint.rank as usize];
-    let peers = blobs.iter().enumerate().filter(|(r, _)| endpoint.local[*r].is_some());
+    let own = &blobs[endpoint.rank.number as usize];
+    let peers = blobs.iter().enumerate().filter(|(r, _)| endpoint.rank.local[*r].is_some());
     let mut answers = peers.map(|(rank, blob)| {
         let mut word = [0u8; 16];
         let (pid, from) = (blob.pid as i32, blob.probe as usize);

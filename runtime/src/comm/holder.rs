@@ -135,7 +135,7 @@ impl Holder {
                     .ok()
                     .filter(|p| *p < parent.nranks() && *p != parent.rank())
             {
-                parent.endpoint().lose(peer, why.clone());
+                parent.endpoint().rank.lose(peer, why.clone());
             }
         })?;
         let Some(made) = made else { return Ok(false) };

@@ -119,8 +119,8 @@ impl Communicator {
             let what = "this memory cannot be reached by the other ranks";
             return Err(Error::usage(what, "take a window's memory from ncclMemAlloc"));
         }
-        let place = endpoint.local[endpoint.rank as usize];
-        if let (Some(segment), Some(own)) = (&endpoint.segment, place) {
+        let place = endpoint.rank.local[endpoint.rank.number as usize];
+        if let (Some(segment), Some(own)) = (&endpoint.rank.segment, place) {
             segment.open_window(own, number, token, len as u64);
         }
         Ok(())
@@ -133,10 +133,10 @@ impl Communicator {
         }
         let Some(range) = self.registry().ranges.remove(&handle) else { return false };
         let endpoint = self.endpoint();
-        let place = endpoint.local[endpoint.rank as usize];
+        let place = endpoint.rank.local[endpoint.rank.number as usize];
         if let Some((seat, buffer)) = self.seat.as_ref().zip(range.buffer) {
             seat.release(buffer);
-        } else if let (Some(segment), Some(own)) = (&endpoint.segment, place) {
+        } else if let (Some(segment), Some(own)) = (&endpoint.rank.segment, place) {
             segment.close_window(own, range.number);
         }
         true

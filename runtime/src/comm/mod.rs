@@ -22,8 +22,8 @@ use crate::device::host::stream::Stream;
 use crate::device::host::{self, worker};
 use crate::error::{Code, Error, Result, Site};
 use crate::log::{self, Level, Subsystem};
-use crate::monitor;
 use crate::op::{Call, OneSided, Transfer};
+use crate::rank::monitor;
 use oxccl_plan::cost::CostModel;
 use oxccl_plan::generate::{Algorithm, Needs};
 use oxccl_plan::select::{self, Policy, Topology};
@@ -119,7 +119,7 @@ impl Drop for Communicator {
     fn drop(&mut self) {
         if !*self.left.get_mut() {
             if self.nranks() > 1 {
-                self.endpoint.fail(Error::Aborted { by: "its being dropped" });
+                self.endpoint.rank.fail(Error::Aborted { by: "its being dropped" });
             }
             self.leave();
         }
@@ -130,7 +130,7 @@ impl Communicator {
     fn new(endpoint: Endpoint, device: Device, options: &Options, family: Option<Family>) -> Self {
         let model = CostModel::SHARED_MEMORY;
         Self {
-            endpoint: Arc::new(endpoint),
+            endpoint: endpoint.share(),
             seat: None,
             device,
             topology: Topology {
@@ -156,7 +156,7 @@ impl Communicator {
 
     /// With what is known about the ways between the ranks.
     fn with_topology(mut self, hosts: usize, pull: bool, policy: Policy) -> Self {
-        let direct = hosts == 1 && self.endpoint.local.len() <= MAX_DIRECT_RANKS;
+        let direct = hosts == 1 && self.endpoint.rank.local.len() <= MAX_DIRECT_RANKS;
         let model = if hosts > 1 { CostModel::TCP } else { CostModel::SHARED_MEMORY };
         let edge_slot_bytes = self.endpoint.edge_slot_bytes as u64;
         let model = CostModel { edge_slot_bytes, ..model };
@@ -174,7 +174,7 @@ impl Communicator {
             log::line_of(Some(self.rank()), Level::Warn, Subsystem::Init, &text);
             self.policy.only = None;
         }
-        self.seat = Some(seat.attach(&self.endpoint));
+        self.seat = Some(seat.attach(&self.endpoint.rank));
         self
     }
 
@@ -215,12 +215,12 @@ impl Communicator {
 
     /// This rank.
     pub fn rank(&self) -> u32 {
-        self.endpoint.rank
+        self.endpoint.rank.number
     }
 
     /// Number of ranks.
     pub fn nranks(&self) -> u32 {
-        self.endpoint.nranks
+        self.endpoint.rank.nranks
     }
 
     /// Where its data lies.
@@ -245,13 +245,13 @@ impl Communicator {
 
     /// The latched failure, if there is one that was not asked for; the user is told of it.
     pub fn failure(&self) -> Option<Error> {
-        self.endpoint.deliver().filter(|_| !self.revoked.load(Ordering::Acquire))
+        self.endpoint.rank.deliver().filter(|_| !self.revoked.load(Ordering::Acquire))
     }
 
     /// Bounds the waiting of every operation; None takes the bound away.
     pub fn set_timeout(&self, limit: Option<Duration>) {
         let ns = limit.map_or(-1, |d| i64::try_from(d.as_nanos()).unwrap_or(i64::MAX));
-        self.endpoint.timeout_ns.store(ns, Ordering::Relaxed);
+        self.endpoint.rank.timeout_ns.store(ns, Ordering::Relaxed);
         if let Some(seat) = &self.seat {
             seat.set_limit(u64::try_from(ns).ok());
         }
@@ -262,7 +262,7 @@ impl Communicator {
         if self.revoked.load(Ordering::Acquire) {
             return Err(self.revoked_error());
         }
-        if let Some(error) = self.endpoint.deliver() {
+        if let Some(error) = self.endpoint.rank.deliver() {
             return Err(error);
         }
         if self.ended.load(Ordering::Acquire) {
@@ -322,7 +322,7 @@ impl Communicator {
         self.ended.store(true, Ordering::Release);
         let mut failed_since = None;
         worker::wait_while(|| {
-            let failed = self.endpoint.failure().is_some();
+            let failed = self.endpoint.rank.failure().is_some();
             let since = failed.then(|| *failed_since.get_or_insert_with(Instant::now));
             // What is still queued behind other work ends with the failure when it comes up.
             self.busy() && since.is_none_or(|since| since.elapsed() < QUIET)
@@ -333,11 +333,11 @@ impl Communicator {
     /// its messages are what they expect.
     fn settle(&self) -> Result<()> {
         let endpoint = &self.endpoint;
-        let asked = matches!(endpoint.failure(), Some(Error::Aborted { .. }));
-        if asked || endpoint.is_delivered() || self.revoked.load(Ordering::Acquire) {
+        let asked = matches!(endpoint.rank.failure(), Some(Error::Aborted { .. }));
+        if asked || endpoint.rank.is_delivered() || self.revoked.load(Ordering::Acquire) {
             return Ok(());
         }
-        let limit_ns = endpoint.timeout_ns.load(Ordering::Relaxed);
+        let limit_ns = endpoint.rank.timeout_ns.load(Ordering::Relaxed);
         let limit = u64::try_from(limit_ns).map_or(TAKING, Duration::from_nanos);
         let (start, mut untaken) = (Instant::now(), None);
         endpoint.ask_taken();
@@ -345,11 +345,11 @@ impl Communicator {
             untaken = endpoint.untaken();
             // Another failure of a peer that has taken everything is none of this rank's.
             let concerns = |e: &Error| untaken.is_some() || e.code() == Code::InvalidUsage;
-            if let Some(error) = endpoint.hear().filter(concerns) {
-                endpoint.fail(error);
+            if let Some(error) = endpoint.rank.hear().filter(concerns) {
+                endpoint.rank.fail(error);
             }
             let comes = untaken.is_some_and(|(_, left)| !left);
-            comes && endpoint.failure().is_none() && start.elapsed() < limit
+            comes && endpoint.rank.failure().is_none() && start.elapsed() < limit
         });
         let until = |left| match left {
             true => "before it destroyed its communicator".to_owned(),
@@ -358,29 +358,29 @@ impl Communicator {
                 start.elapsed().as_millis()
             ),
         };
-        let error = match (endpoint.failure(), untaken) {
+        let error = match (endpoint.rank.failure(), untaken) {
             (Some(error), None) if error.code() != Code::InvalidUsage => return Ok(()),
             (Some(error), _) => error,
             (None, None) => return Ok(()),
             (None, Some((peer, left))) => {
                 let (rank, peer) = (self.rank() as i32, peer as i32);
-                let op_seq = endpoint.finished.load(Ordering::Acquire);
+                let op_seq = endpoint.rank.finished.load(Ordering::Acquire);
                 let site = Site { rank, peer, step: -1, op_seq, operation: "" };
                 Error::Untaken { site, until: until(left) }
             }
         };
-        endpoint.set_delivered();
+        endpoint.rank.set_delivered();
         Err(error)
     }
 
     /// Ends all operations now, with `why`. Returns when nothing touches the user's memory any
     /// more; the ranks that may still do so after a second are named in the error.
     fn stop(&self, why: Error) -> Result<()> {
-        self.endpoint.fail(why);
+        self.endpoint.rank.fail(why);
         let start = Instant::now();
         // A visit under way ends before the state can be had.
         drop(self.endpoint.state());
-        worker::wait_while(|| !self.endpoint.writers().is_empty() && start.elapsed() < QUIET);
+        worker::wait_while(|| !self.endpoint.rank.writers().is_empty() && start.elapsed() < QUIET);
         // Those that run look at the word of the host twice per millisecond; those that wait for
         // their turn end when it comes.
         let sharing = self.seat.as_ref().and_then(|seat| seat.sharing());
@@ -392,10 +392,10 @@ impl Communicator {
         }
         let running = || self.seat.as_ref().is_some_and(|seat| seat.busy());
         // Who has left may be freeing memory, during which the driver lets nobody answer.
-        let inside = |peer: &u32| !self.endpoint.is_out(*peer);
+        let inside = |peer: &u32| !self.endpoint.rank.is_out(*peer);
         let asked = || sharing.is_some_and(|sharing| sharing.fenced().iter().any(inside));
         worker::wait_while(|| (running() || asked()) && start.elapsed() < QUIET);
-        let mut writers = self.endpoint.writers();
+        let mut writers = self.endpoint.rank.writers();
         let missing = sharing.map_or_else(Vec::new, |sharing| sharing.end_fence());
         writers.extend(missing.into_iter().filter(inside));
         if writers.is_empty() {
@@ -403,7 +403,7 @@ impl Communicator {
         }
         let why =
             format!("ranks {writers:?} do not answer and may still write into this rank's buffers");
-        Err(self.endpoint.lost(writers[0], why))
+        Err(self.endpoint.rank.lost(writers[0], why))
     }
 
     /// Ends all operations and the communicator, whatever the other ranks do. Blocks for a second
@@ -477,7 +477,7 @@ impl Communicator {
 
     fn leave(&self) {
         self.left.store(true, Ordering::Release);
-        monitor::forget(&self.endpoint);
+        monitor::forget(&self.endpoint.rank);
         self.endpoint.leave();
         if let Some(seat) = &self.seat {
             // What cannot be closed any more ends with the process.
@@ -486,13 +486,13 @@ impl Communicator {
                 let rank = Some(self.rank());
                 log::line_of(rank, Level::Info, Subsystem::Init, &error.to_string());
             }
-            reaper::retire(seat.clone(), self.endpoint.clone());
+            reaper::retire(seat.clone(), self.endpoint.rank.clone());
         }
     }
 
     /// Whether operations are under way.
     fn busy(&self) -> bool {
-        self.endpoint.busy() || self.seat.as_ref().is_some_and(|seat| seat.busy())
+        self.endpoint.rank.busy() || self.seat.as_ref().is_some_and(|seat| seat.busy())
     }
 
     /// Why a plan would be chosen.

@@ -167,7 +167,7 @@ fn repaint(how: &str, stops: bool) -> Result<()> {
     if let Err(error) = &ended {
         assert!(error.to_string().contains("may still write"), "{error}");
     }
-    if ended.is_err() || !comm.endpoint().writers().is_empty() {
+    if ended.is_err() || !comm.endpoint().rank.writers().is_empty() {
         // It was stopped in the middle of writing.
         say("exposed");
         return Ok(());

@@ -314,7 +314,7 @@ impl History {
         let operation = self.players[rank].next;
         self.players[rank].next += 1;
         let endpoint = &self.world.endpoints[rank];
-        if let Some(error) = endpoint.failure() {
+        if let Some(error) = endpoint.rank.failure() {
             return self.ended(rank, operation, Err(error));
         }
         match self.operations[operation].parts[rank].work(endpoint) {
@@ -417,13 +417,13 @@ impl History {
                 self.failing_since = Some(now);
             }
             Fault::Abort(rank) => {
-                self.world.endpoints[rank].fail(Error::Aborted { by: "ncclCommAbort" });
+                self.world.endpoints[rank].rank.fail(Error::Aborted { by: "ncclCommAbort" });
                 self.players[rank].stops = Some(now);
                 self.failing_since = Some(now);
             }
             Fault::Revoke(ranks) => {
                 for rank in ranks.iter().filter(|rank| !self.players[**rank].left) {
-                    self.world.endpoints[*rank].fail(Error::Aborted { by: "ncclCommRevoke" });
+                    self.world.endpoints[*rank].rank.fail(Error::Aborted { by: "ncclCommRevoke" });
                     self.failing_since = Some(now);
                 }
             }
@@ -431,7 +431,7 @@ impl History {
                 for rank in ranks {
                     let limit = Duration::from_millis(20 + self.random.below(500));
                     let ns = limit.as_nanos() as i64;
-                    self.world.endpoints[rank].timeout_ns.store(ns, Ordering::Relaxed);
+                    self.world.endpoints[rank].rank.timeout_ns.store(ns, Ordering::Relaxed);
                 }
             }
         }
@@ -442,7 +442,7 @@ impl History {
     fn begin_writing(&mut self, rank: usize) {
         let Some((operation, _)) = self.players[rank].tasks.first() else { return };
         let operation = *operation;
-        if self.operations[operation].writes && self.world.endpoints[rank].begin_writing() {
+        if self.operations[operation].writes && self.world.endpoints[rank].rank.begin_writing() {
             self.writing = true;
             let called = |p: &usize| *p != rank && self.players[*p].next > operation;
             let called = (0..self.players.len()).filter(called).collect();
@@ -463,13 +463,13 @@ impl History {
         for peer in peers.iter().filter(failed).filter(|_| now - struck < WRITING) {
             self.operations[operation].parts[*peer].write_late();
         }
-        self.world.endpoints[rank].end_writing();
+        self.world.endpoints[rank].rank.end_writing();
     }
 
     /// An abort that can return does: nothing of this rank's is touched from here on.
     fn stop(&mut self, rank: usize) {
         let Some(since) = self.players[rank].stops else { return };
-        let quiet = self.world.endpoints[rank].writers().is_empty();
+        let quiet = self.world.endpoints[rank].rank.writers().is_empty();
         if self.players[rank].left || !quiet && clock::now() - since < QUIET {
             return;
         }

@@ -9,8 +9,9 @@ use oxccl_runtime::link::Edge;
 use oxccl_runtime::link::control::Control;
 use oxccl_runtime::link::direct::{DirectEdge, Segment, SegmentLayout};
 use oxccl_runtime::link::message::MessageEdge;
-use oxccl_runtime::monitor::{self, Sign, Watch};
 use oxccl_runtime::os::memory::{Mapping, sealed_memfd};
+use oxccl_runtime::rank::Rank;
+use oxccl_runtime::rank::monitor::{self, Sign, Watch};
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::HashMap;
 use std::os::unix::net::UnixStream;
@@ -115,11 +116,11 @@ impl World {
             let (edges, memory) = (edges.collect(), (0..n).map(reach).collect());
             let (pids, one) = (vec![std::process::id() as i32; n], place.one_process);
             let rank = rank as u32;
-            let mut endpoint =
-                Endpoint::new(rank, local, shared, one, pids, slot_bytes, edges, memory, start);
+            let rank = Rank::new(rank, local, shared, pids);
+            rank.set_controls(std::mem::take(&mut controls[rank.number as usize]));
+            let mut endpoint = Endpoint::new(rank, one, slot_bytes, edges, memory, start);
             endpoint.all_mapped = place.direct();
-            endpoint.set_controls(std::mem::take(&mut controls[rank as usize]));
-            endpoints.push(Arc::new(endpoint));
+            endpoints.push(endpoint.share());
         }
         let lives: Vec<_> = (0..n).map(|_| UnixStream::pair().expect("descriptors")).collect();
         let watches = (0..n).map(|rank| watch(&place, &endpoints[rank], &lives)).collect();
@@ -178,14 +179,16 @@ fn watch(
         .filter_map(|(peer, edge)| {
             let sign = match edge {
                 Edge::Own => return None,
-                Edge::Message(_) => Sign::Control(endpoint.control(peer).expect("a connection")),
+                Edge::Message(_) => {
+                    Sign::Control(endpoint.rank.control(peer).expect("a connection"))
+                }
                 Edge::Direct(_) if place.one_process => Sign::Memory,
                 Edge::Direct(_) => {
                     let life = lives[peer as usize].1.try_clone().expect("a descriptor");
                     Sign::Process(OwnedFd::from(life))
                 }
             };
-            Some(Watch::new(endpoint, peer, sign))
+            Some(Watch::new(&endpoint.rank, peer, sign))
         })
         .collect()
 }

@@ -55,7 +55,7 @@ pub fn fit(seat: &Seat, call: &Call, ops: &[Op]) -> bool {
 /// Whether what is launched now may use engines: nothing stops them, so not after a failure, of which the peers have heard
 /// that nothing begins after it; and copies on the default stream wait for both GPUs.
 fn may_run(seat: &Seat, stream: Stream) -> bool {
-    let sound = seat.endpoint().is_some_and(|endpoint| endpoint.failure().is_none());
+    let sound = seat.owner().is_some_and(|rank| rank.failure().is_none());
     sound && !stream.is_default()
 }
 

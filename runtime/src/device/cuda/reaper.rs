@@ -2,8 +2,8 @@
 //! can write there any more.
 
 use super::seat::Seat;
-use crate::device::host::endpoint::Endpoint;
 use crate::exit;
+use crate::rank::{Accelerator, Rank, monitor};
 use rustix::process::{Pid, test_kill_process};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
@@ -11,15 +11,15 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 struct Grave {
     seat: Arc<Seat>,
     /// Of the communicator, to see which peers are still there; None for a graph's reference.
-    endpoint: Option<Arc<Endpoint>>,
+    rank: Option<Arc<Rank>>,
 }
 
 impl Grave {
     /// The communicator's own reference is the last one, and stays while anyone writes there.
     fn needed(&self) -> bool {
-        let Some(endpoint) = &self.endpoint else { return false };
-        let out = say_out(&self.seat, endpoint);
-        !out || Arc::strong_count(&self.seat) > 1 || inhabited(endpoint)
+        let Some(rank) = &self.rank else { return false };
+        let out = say_out(&self.seat, rank);
+        !out || Arc::strong_count(&self.seat) > 1 || inhabited(rank)
     }
 }
 
@@ -33,40 +33,40 @@ fn lock<T>(list: &'static Mutex<Vec<T>>) -> MutexGuard<'static, Vec<T>> {
 /// Hears of the faults of a seat from now on.
 pub fn watch(seat: &Arc<Seat>) {
     lock(&WATCHED).push(Arc::downgrade(seat));
-    crate::monitor::wake();
+    monitor::also(look);
 }
 
 /// Drops a graph's reference: where it is let go, CUDA must not be called.
 pub fn bury(seat: Arc<Seat>) {
-    lock(&GRAVES).push(Grave { seat, endpoint: None });
+    lock(&GRAVES).push(Grave { seat, rank: None });
 }
 
 /// Tells the peers when nothing of a rank runs any more; whether that is so.
-fn say_out(seat: &Seat, endpoint: &Endpoint) -> bool {
+fn say_out(seat: &Seat, rank: &Rank) -> bool {
     let out = seat.is_out();
     if out {
-        endpoint.be_out();
+        rank.be_out();
     }
     out
 }
 
 /// Drops the communicator's reference once all peers have left.
-pub fn retire(seat: Arc<Seat>, endpoint: Arc<Endpoint>) {
+pub fn retire(seat: Arc<Seat>, rank: Arc<Rank>) {
     // At once where that is so: the process may end before the monitor looks.
-    say_out(&seat, &endpoint);
-    lock(&GRAVES).push(Grave { seat, endpoint: Some(endpoint) });
-    crate::monitor::wake();
+    say_out(&seat, &rank);
+    lock(&GRAVES).push(Grave { seat, rank: Some(rank) });
+    monitor::also(look);
 }
 
 /// Whether a peer's kernels may still write here: also one that has failed may have some that wait
 /// for their turn.
-fn inhabited(endpoint: &Endpoint) -> bool {
-    let mut peers = (0..endpoint.nranks).filter(|&peer| peer != endpoint.rank);
+fn inhabited(rank: &Rank) -> bool {
+    let mut peers = (0..rank.nranks).filter(|&peer| peer != rank.number);
     peers.any(|peer| {
-        let here = endpoint.segment.is_some() && endpoint.local[peer as usize].is_some();
-        let process = Pid::from_raw(endpoint.pids[peer as usize]);
+        let here = rank.segment.is_some() && rank.local[peer as usize].is_some();
+        let process = Pid::from_raw(rank.pids[peer as usize]);
         let lives = process.is_none_or(|pid| test_kill_process(pid).is_ok());
-        here && !endpoint.is_out(peer) && lives
+        here && !rank.is_out(peer) && lives
     })
 }
 

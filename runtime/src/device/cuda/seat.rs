@@ -17,11 +17,11 @@ use super::used::Used;
 use super::{Failing, closing, reaper};
 use crate::bootstrap::deadline::Deadline;
 use crate::config::{self, Config};
-use crate::device::host::endpoint::Endpoint;
 use crate::device::host::one_sided;
 use crate::error::{Error, Result, Site};
 use crate::log::{self, Level, Subsystem};
 use crate::op::descriptor::Descriptor;
+use crate::rank::{Accelerator, Rank};
 use cudarc::driver::sys::{self, CUgraph, CUstream};
 use oxccl_kernels::abi;
 use std::ffi::c_void;
@@ -78,7 +78,7 @@ pub struct Seat {
     pub engine_bytes: u64,
     /// Puts that engines did.
     pub engine_puts: AtomicU64,
-    endpoint: Weak<Endpoint>,
+    owner: Weak<Rank>,
     shared: Arc<Memory>,
     /// That of the ranks of this process: it lives as long as kernels here may write there.
     neighbours: Vec<Arc<Memory>>,
@@ -153,7 +153,7 @@ impl Seat {
             channels: abi::MAX_CHANNELS as u32,
             engine_bytes: u64::MAX,
             engine_puts: AtomicU64::new(0),
-            endpoint: Weak::new(),
+            owner: Weak::new(),
             shared,
             neighbours: Vec::new(),
             _private: private,
@@ -369,14 +369,14 @@ impl Seat {
         Ok(at)
     }
 
-    /// Ties it to the rank's endpoint: the failures of one are those of the other.
-    pub fn attach(mut self, endpoint: &Arc<Endpoint>) -> Arc<Self> {
-        self.endpoint = Arc::downgrade(endpoint);
+    /// Ties it to its rank: the failures of one are those of the other.
+    pub fn attach(mut self, rank: &Arc<Rank>) -> Arc<Self> {
+        self.owner = Arc::downgrade(rank);
         let seat = Arc::new(self);
         if seat.sharing.is_some() {
             mapper::attend(&seat);
         }
-        endpoint.attach(&seat);
+        rank.set_accelerator(Arc::downgrade(&seat) as _);
         super::register(Arc::downgrade(&seat) as _);
         reaper::watch(&seat);
         seat
@@ -425,10 +425,9 @@ impl Seat {
     /// A peer has given up and wants its memory back: the communicator fails here too, and no
     /// operation begins any more once the stream has come so far. The GPU's context is the thread's.
     pub fn give_up(&self, peer: u32, stream: CUstream) -> Result<()> {
-        if let Some(endpoint) = self.endpoint() {
-            let told = endpoint.hear_from(peer);
-            endpoint
-                .fail(told.unwrap_or_else(|| endpoint.lost(peer, "it has given up".to_owned())));
+        if let Some(rank) = self.owner() {
+            let told = rank.hear_from(peer);
+            rank.fail(told.unwrap_or_else(|| rank.lost(peer, "it has given up".to_owned())));
         }
         self.close_on(stream)
     }
@@ -445,18 +444,6 @@ impl Seat {
     fn word(word: &u32) -> &AtomicU32 {
         // SAFETY: an aligned word of the control block, which all access atomically.
         unsafe { AtomicU32::from_ptr(std::ptr::from_ref(word).cast_mut()) }
-    }
-
-    /// Makes running kernels give up.
-    pub fn abort(&self) {
-        Self::word(&self.control().abort).store(1, Ordering::Release);
-    }
-
-    /// Tells running kernels that a peer has left in order: they wait for it no more.
-    pub fn note_left(&self, peer: u32) {
-        // SAFETY: an aligned word of the control block, which all access atomically.
-        let left = unsafe { AtomicU64::from_ptr(&raw mut (*self.control_at()).left) };
-        left.fetch_or(1 << peer, Ordering::Release);
     }
 
     /// Bounds the kernels' waiting; None: as long as it takes.
@@ -505,9 +492,9 @@ impl Seat {
         }
     }
 
-    /// The rank's endpoint, while the communicator lives.
-    pub fn endpoint(&self) -> Option<Arc<Endpoint>> {
-        self.endpoint.upgrade()
+    /// Its rank, while the communicator lives.
+    pub fn owner(&self) -> Option<Arc<Rank>> {
+        self.owner.upgrade()
     }
 
     fn order(&self) -> MutexGuard<'_, Option<Order>> {
@@ -555,17 +542,17 @@ impl Seat {
 
     /// Has the communicator fail.
     pub fn fail(&self, error: &Error) {
-        if let Some(endpoint) = self.endpoint() {
-            endpoint.fail(error.clone());
+        if let Some(rank) = self.owner() {
+            rank.fail(error.clone());
         }
     }
 
     /// Has the communicator fail with what the kernels found, if they did. When it returns that is
     /// so, also where another thread was first.
     pub fn hear(&self) {
-        let whole = self.endpoint().filter(|endpoint| endpoint.failure().is_none());
-        if let Some((endpoint, error)) = whole.zip(self.fault()) {
-            endpoint.fail(error);
+        let whole = self.owner().filter(|rank| rank.failure().is_none());
+        if let Some((rank, error)) = whole.zip(self.fault()) {
+            rank.fail(error);
         }
     }
 
@@ -658,17 +645,29 @@ const CLOSING: Duration = Duration::from_millis(100);
 impl Failing for Seat {
     fn failure_on(&self, stream: CUstream) -> Option<Error> {
         self.hear();
-        let endpoint = self.endpoint()?;
-        let failure = endpoint.failure()?;
+        let rank = self.owner()?;
+        let failure = rank.failure()?;
         // Default streams have the same handles on all GPUs.
         if Stream(stream).is_default() && driver::current() != Some(self.gpu.index) {
             return None;
         }
         let tells = self.used.tell(Stream(stream));
         if tells {
-            endpoint.set_delivered();
+            rank.set_delivered();
         }
         tells.then_some(failure)
+    }
+}
+
+impl Accelerator for Seat {
+    fn abort(&self) {
+        Self::word(&self.control().abort).store(1, Ordering::Release);
+    }
+
+    fn note_left(&self, peer: u32) {
+        // SAFETY: an aligned word of the control block, which all access atomically.
+        let left = unsafe { AtomicU64::from_ptr(&raw mut (*self.control_at()).left) };
+        left.fetch_or(1 << peer, Ordering::Release);
     }
 }
 

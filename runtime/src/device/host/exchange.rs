@@ -1,14 +1,15 @@
 //! Grouped sends and receives: every lane (peer and direction) moves when it can, so that no order
 //! of calls within a group can deadlock.
 
-use super::agreement::{Doing, unexpected};
 use super::collective::{Budget, Visit};
-use super::endpoint::{Awaited, Endpoint, State, broken};
+use super::endpoint::{Endpoint, State, broken};
 use super::kernels;
 use crate::error::Result;
 use crate::link::EDGE_SLOTS;
 use crate::op::descriptor::{Descriptor, Label};
 use crate::op::{Transfer, Transfers};
+use crate::rank::Awaited;
+use crate::rank::agreement::{Doing, unexpected};
 
 /// A transfer under way. Also one of 0 bytes is a message: the other side may expect more.
 struct Moving {
@@ -114,7 +115,7 @@ impl Exchange {
             moved += bytes;
             *done += bytes;
             if *done < from.bytes {
-                return (moved, Some(endpoint.rank));
+                return (moved, Some(endpoint.rank.number));
             }
         }
         (moved, None)
@@ -139,7 +140,7 @@ fn piece(endpoint: &Endpoint, state: &mut State, moving: &mut Moving) -> Result<
         // Every piece tells of the whole: what does not fit is found before anything is written.
         if message.descriptor != Some(whole) || message.len != bytes {
             let doing = Doing::Exchange(Some(whole), next);
-            return Err(unexpected(endpoint, doing, t.peer, &message));
+            return Err(unexpected(&endpoint.rank, doing, t.peer, &message));
         }
         // SAFETY: as above, the other way.
         unsafe { kernels::copy(at, message.data, bytes, false) };

@@ -1,6 +1,5 @@
 //! The host device: memory that peers map, streams, events, graphs, and the executor.
 
-pub(crate) mod agreement;
 pub mod arena;
 pub mod collective;
 pub mod endpoint;
@@ -12,6 +11,7 @@ pub mod one_sided;
 pub mod pull;
 pub mod scale;
 pub mod stream;
+mod suspicion;
 pub mod task;
 pub mod worker;
 

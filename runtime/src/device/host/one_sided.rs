@@ -1,11 +1,12 @@
 //! One-sided operations: writing into a peer's window, counting up its signals, waiting for one's own.
 
 use super::collective::{Budget, Visit};
-use super::endpoint::{Awaited, Endpoint, Place, State, broken};
+use super::endpoint::{Endpoint, Place, State, broken};
 use super::{kernels, pull};
 use crate::error::{Error, Result};
 use crate::link::direct::{Segment, reached};
 use crate::op::{Awaiting, OneSided, Put};
+use crate::rank::Awaited;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -61,7 +62,7 @@ impl Acting {
                 {
                     return Ok(Some(*peer));
                 }
-                if *peer == endpoint.rank {
+                if *peer == endpoint.rank.number {
                     *state.own_signals.entry(*signal).or_default() += 1;
                 } else {
                     let (segment, own, place) = places(endpoint, *peer)?;
@@ -75,7 +76,7 @@ impl Acting {
             OneSided::Wait(list) => {
                 while let Some(awaiting) = list.get(self.done) {
                     let Awaiting { peer, signal, count } = *awaiting;
-                    let come = if peer == endpoint.rank {
+                    let come = if peer == endpoint.rank.number {
                         state.own_signals.get(&signal).copied().unwrap_or(0)
                     } else {
                         let (segment, own, place) = places(endpoint, peer)?;
@@ -96,12 +97,12 @@ impl Acting {
 
 /// The segment, and the places of this rank and a peer in it.
 fn places(endpoint: &Endpoint, peer: u32) -> Result<(&Segment, usize, usize)> {
-    let own = endpoint.local[endpoint.rank as usize];
-    let place = endpoint.local[peer as usize];
-    match (&endpoint.segment, own, place) {
+    let own = endpoint.rank.local[endpoint.rank.number as usize];
+    let place = endpoint.rank.local[peer as usize];
+    match (&endpoint.rank.segment, own, place) {
         (Some(segment), Some(own), Some(place)) => Ok((segment, own, place)),
         _ => Err(Error::usage(
-            format!("rank {peer} is on another host than rank {}", endpoint.rank),
+            format!("rank {peer} is on another host than rank {}", endpoint.rank.number),
             "one-sided operations reach the ranks of the same host; use ncclSend and ncclRecv",
         )),
     }
@@ -129,7 +130,7 @@ fn write(
     let stretch = (bytes - *done).min(STRETCH_BYTES);
     let from = from.0.wrapping_add(*done);
     let at = offset + *done;
-    if peer == endpoint.rank {
+    if peer == endpoint.rank.number {
         // SAFETY: the call checked the range against the window; the user vouches for both.
         unsafe { std::ptr::copy(from, own.0.wrapping_add(at), stretch) };
         *done += stretch;
@@ -138,13 +139,13 @@ fn write(
     let (segment, _, place) = places(endpoint, peer)?;
     let Some((token, len)) = segment.window(place, window) else { return Ok(false) };
     if offset.checked_add(bytes).is_none_or(|end| end > len as usize) {
-        return Err(beyond(endpoint.rank, (bytes as u64, offset as u64), (peer, len)));
+        return Err(beyond(endpoint.rank.number, (bytes as u64, offset as u64), (peer, len)));
     }
     let Some(base) = state.resolve(peer, token) else {
         let what = format!("the arena of rank {peer} is not mapped here");
         return Err(Error::Internal { what });
     };
-    if !endpoint.begin_writing() {
+    if !endpoint.rank.begin_writing() {
         // Someone has failed: the operation hears of it.
         return Ok(false);
     }
@@ -155,12 +156,12 @@ fn write(
             Ok(())
         }
         Place::There(base) => {
-            let pid = endpoint.pids[peer as usize];
+            let pid = endpoint.rank.pids[peer as usize];
             // SAFETY: the user vouches for the source.
             unsafe { pull::push(pid, base + at, from, stretch, peer) }
         }
     };
-    endpoint.end_writing();
+    endpoint.rank.end_writing();
     written.map_err(broken(peer))?;
     *done += stretch;
     Ok(*done == bytes)

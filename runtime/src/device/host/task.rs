@@ -1,17 +1,19 @@
 //! Work, as it is called or captured, and tasks: work under way.
 
-use super::agreement::{Doing, look_around, suspect, tell};
 use super::collective::{Budget, Programs, Running, Visit};
-use super::endpoint::{Awaited, Endpoint, deadline_error};
+use super::endpoint::Endpoint;
 use super::event::Event;
 use super::exchange::Exchange;
 use super::graph::{Graph, GraphRun};
 use super::one_sided::Acting;
+use super::suspicion::suspect;
 use super::worker;
 use crate::clock;
 use crate::error::{Error, Result, Site};
 use crate::log::{self, Level, Subsystem};
 use crate::op::{Address, Call, OneSided, Transfers};
+use crate::rank::Awaited;
+use crate::rank::agreement::{Doing, look_around, tell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -171,7 +173,8 @@ impl Task {
                 Self::collective(endpoint, programs, call)
             }
             Work::Exchange(endpoint, transfers) => {
-                let exchange = Exchange::new(endpoint.rank, endpoint.nranks, &transfers);
+                let exchange =
+                    Exchange::new(endpoint.rank.number, endpoint.rank.nranks, &transfers);
                 Self::operation(endpoint, Kind::Exchange(exchange))
             }
             Work::OneSided(endpoint, item) => {
@@ -188,12 +191,12 @@ impl Task {
 
     /// As [`start`](Self::start), for a collective: what it takes to run is made when it comes up.
     pub fn collective(endpoint: Arc<Endpoint>, programs: Arc<Programs>, call: Call) -> Self {
-        let number = endpoint.issued.fetch_add(1, Ordering::AcqRel);
+        let number = endpoint.rank.issued.fetch_add(1, Ordering::AcqRel);
         Task::Called(endpoint, programs, call, number)
     }
 
     fn operation(endpoint: Arc<Endpoint>, kind: Kind) -> Self {
-        let number = endpoint.issued.fetch_add(1, Ordering::AcqRel);
+        let number = endpoint.rank.issued.fetch_add(1, Ordering::AcqRel);
         Task::Operation(Box::new(Operation::new(endpoint, number, kind)))
     }
 
@@ -267,14 +270,15 @@ pub(super) fn try_now(
     call: Call,
     budget: Budget,
 ) -> std::result::Result<Result<()>, Task> {
-    let number = endpoint.issued.fetch_add(1, Ordering::AcqRel);
+    let number = endpoint.rank.issued.fetch_add(1, Ordering::AcqRel);
     let mut running = Running::new(endpoint, programs, call);
     let mut failed = None;
-    if endpoint.finished.load(Ordering::Acquire) == number && endpoint.failure().is_none() {
+    if endpoint.rank.finished.load(Ordering::Acquire) == number && endpoint.rank.failure().is_none()
+    {
         let visit = catch_unwind(AssertUnwindSafe(|| running.visit(endpoint, budget)));
         match visit.unwrap_or_else(|panic| Visit::Done(Err(Error::panicked(&*panic)))) {
             Visit::Done(Ok(())) => {
-                endpoint.finished.store(number + 1, Ordering::Release);
+                endpoint.rank.finished.store(number + 1, Ordering::Release);
                 return Ok(Ok(()));
             }
             Visit::Done(Err(error)) => failed = Some(error),
@@ -305,13 +309,13 @@ impl Operation {
 
     fn step(&mut self, budget: Budget) -> Step {
         let endpoint = &self.endpoint;
-        if endpoint.finished.load(Ordering::Acquire) != self.number {
+        if endpoint.rank.finished.load(Ordering::Acquire) != self.number {
             return Step::Waiting { moved: false };
         }
         if let Some((since, error)) = self.ending.take() {
             return self.wait_for_writers(since, error);
         }
-        if let Some(error) = endpoint.failure() {
+        if let Some(error) = endpoint.rank.failure() {
             let error = self.place(error);
             return self.wait_for_writers(clock::now(), error);
         }
@@ -341,10 +345,10 @@ impl Operation {
     fn end(&self, result: Result<()>) -> Step {
         if result.is_err() {
             // Its stream does it.
-            self.endpoint.set_delivered();
+            self.endpoint.rank.set_delivered();
         }
         // Only the running operation changes it.
-        self.endpoint.finished.store(self.number + 1, Ordering::Release);
+        self.endpoint.rank.finished.store(self.number + 1, Ordering::Release);
         Step::Done(result)
     }
 
@@ -360,7 +364,7 @@ impl Operation {
         match self.place(error) {
             error @ Error::Remote { .. } => self.wait_for_verdict(clock::now(), error),
             error => {
-                self.endpoint.fail(error.clone());
+                self.endpoint.rank.fail(error.clone());
                 self.wait_for_writers(clock::now(), error)
             }
         }
@@ -368,7 +372,7 @@ impl Operation {
 
     /// Ends with an error as soon as no peer writes into this rank's memory any more.
     fn wait_for_writers(&mut self, since: Instant, error: Error) -> Step {
-        let writers = self.endpoint.writers();
+        let writers = self.endpoint.rank.writers();
         if writers.is_empty() {
             return self.end(Err(error));
         }
@@ -380,20 +384,20 @@ impl Operation {
             "ranks {writers:?} do not answer and may still write into the buffers of {}: keep them",
             self.name()
         );
-        log::line_of(Some(self.endpoint.rank), Level::Warn, Subsystem::Coll, &text);
+        log::line_of(Some(self.endpoint.rank.number), Level::Warn, Subsystem::Coll, &text);
         self.end(Err(error))
     }
 
     /// Nothing moved in a visit: looks from time to time why.
     fn wait_on(&mut self, awaited: Awaited) {
         self.idle_visits += 1;
-        if self.endpoint.timeout_ns.load(Ordering::Relaxed) >= 0 {
+        if self.endpoint.rank.timeout_ns.load(Ordering::Relaxed) >= 0 {
             self.check_deadline(awaited);
         }
         if !self.idle_visits.is_multiple_of(IDLE_VISITS) {
             return;
         }
-        self.endpoint.waits_in(self.number, self.name());
+        self.endpoint.rank.waits_in(self.number, self.name());
         let now = clock::now();
         let long = now - *self.looked.get_or_insert(now) > LONG;
         if long {
@@ -405,17 +409,17 @@ impl Operation {
             Kind::Exchange(_) => Doing::Exchange(None, endpoint.state().collectives),
             Kind::OneSided(_) => Doing::OneSided(endpoint.state().collectives),
         };
-        if let Some(error) = look_around(endpoint, doing) {
-            return endpoint.fail(error);
+        if let Some(error) = look_around(&endpoint.rank, doing) {
+            return endpoint.rank.fail(error);
         }
         if long {
-            tell(endpoint, doing);
+            tell(&endpoint.rank, doing);
         }
         if !long && !self.suspicion {
             return;
         }
         match suspect(endpoint, doing, awaited) {
-            Some(error) if self.suspicion => endpoint.fail(error),
+            Some(error) if self.suspicion => endpoint.rank.fail(error),
             suspected => self.suspicion = suspected.is_some(),
         }
     }
@@ -425,7 +429,7 @@ impl Operation {
         if let Error::Remote { site, .. } | Error::Reported { site, .. } = &mut error
             && site.operation.is_empty()
         {
-            let (rank, peer) = (self.endpoint.rank as i32, site.peer);
+            let (rank, peer) = (self.endpoint.rank.number as i32, site.peer);
             *site = Site { rank, peer, step: -1, op_seq: self.number, operation: self.name() };
         }
         error
@@ -438,19 +442,19 @@ impl Operation {
             self.broken = Some((since, error));
             return Step::Waiting { moved: false };
         }
-        self.endpoint.fail(error.clone());
+        self.endpoint.rank.fail(error.clone());
         self.wait_for_writers(clock::now(), error)
     }
 
     fn check_deadline(&mut self, awaited: Awaited) {
-        let limit = self.endpoint.timeout_ns.load(Ordering::Relaxed);
+        let limit = self.endpoint.rank.timeout_ns.load(Ordering::Relaxed);
         let now = clock::now();
         let waited = now - *self.waiting_since.get_or_insert(now);
         if waited.as_nanos() as i128 > i128::from(limit) {
             let waited_ms = waited.as_millis() as u64;
-            let deadline = || deadline_error(&self.endpoint, awaited, self.name(), waited_ms);
+            let deadline = || self.endpoint.rank.deadline_error(awaited, self.name(), waited_ms);
             // Who ended because of a failure is not to blame; nor this rank, which waits to hear of it.
-            self.endpoint.fail(self.endpoint.hear().unwrap_or_else(deadline));
+            self.endpoint.rank.fail(self.endpoint.rank.hear().unwrap_or_else(deadline));
         }
     }
 }

@@ -15,7 +15,7 @@ impl VisitState<'_> {
         self.state.collectives += 1;
         let (endpoint, run) = (self.endpoint, &mut *self.run);
         if let (Some(segment), Some(own)) =
-            (&endpoint.segment, endpoint.local[endpoint.rank as usize])
+            (&endpoint.rank.segment, endpoint.rank.local[endpoint.rank.number as usize])
         {
             segment.announce(own, run.seq, &run.label);
         }
@@ -34,8 +34,8 @@ impl VisitState<'_> {
     #[inline(always)]
     pub(super) fn compare(&mut self, peer: u32) -> Result<()> {
         let (seq, known) = (self.run.seq, self.state.compared[peer as usize]);
-        if known != seq && peer != self.endpoint.rank {
-            agreement::compare(self.endpoint, self.segment()?, &self.run.label, seq, peer)?;
+        if known != seq && peer != self.endpoint.rank.number {
+            agreement::compare(&self.endpoint.rank, self.segment()?, &self.run.label, seq, peer)?;
             self.state.compared[peer as usize] = seq;
         }
         Ok(())
@@ -65,7 +65,7 @@ impl VisitState<'_> {
     pub(super) fn enter(&mut self, slot: usize) -> Result<Poll> {
         let (endpoint, call) = (self.endpoint, self.run.call);
         let bytes = call.count as usize * call.dtype.size();
-        let rank = endpoint.rank;
+        let rank = endpoint.rank.number;
         let buffer = |blocks: u32, ptr: *const u8| match blocks {
             0 => endpoint.token(std::ptr::null(), 0),
             n => endpoint.token(ptr, n as usize * bytes),
@@ -107,8 +107,8 @@ impl VisitState<'_> {
         let segment = self.segment()?;
         let target = self.run.phase_base.wrapping_add(1);
         let slot = (self.state.entries.wrapping_sub(1) & 1) as usize;
-        let (mut mapped, own) = (self.run.mapped_here, self.endpoint.rank);
-        for peer in 0..self.endpoint.nranks {
+        let (mut mapped, own) = (self.run.mapped_here, self.endpoint.rank.number);
+        for peer in 0..self.endpoint.rank.nranks {
             if peer == own {
                 let Call { input, output, .. } = self.run.call;
                 self.state.user[peer as usize] =

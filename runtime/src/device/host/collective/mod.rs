@@ -3,8 +3,7 @@
 mod entry;
 mod packets;
 
-use super::agreement::{self, Doing};
-use super::endpoint::{Awaited, Endpoint, Place, State, broken};
+use super::endpoint::{Endpoint, Place, State, broken};
 use super::kernels::{self, Fold};
 use super::pull;
 use super::scale::Scaled;
@@ -12,6 +11,8 @@ use crate::error::{Error, Result};
 use crate::link::direct::{PACKET_BYTES, STAGE_SLOT_BYTES, Segment};
 use crate::op::Call;
 use crate::op::descriptor::{Descriptor, Label};
+use crate::rank::Awaited;
+use crate::rank::agreement::{self, Doing};
 use oxccl_plan::generate::Algorithm;
 use oxccl_plan::ir::{Capacity, UserMemory, inbox_place};
 use oxccl_plan::{Buffer, DataType, Destination, From, Geometry, Op, Order, Plan, Program, Slice};
@@ -258,12 +259,12 @@ impl<'a> VisitState<'a> {
 
     fn segment(&self) -> Result<&'a Segment> {
         let missing = || Error::Internal { what: "a direct plan without shared memory".to_owned() };
-        self.endpoint.segment.as_deref().ok_or_else(missing)
+        self.endpoint.rank.segment.as_deref().ok_or_else(missing)
     }
 
     fn signal(&mut self) -> Result<()> {
         self.state.phase = self.state.phase.wrapping_add(1);
-        let own = self.endpoint.rank as usize;
+        let own = self.endpoint.rank.number as usize;
         let phase = self.state.phase;
         self.segment()?.phase(own).store(phase, Ordering::Release);
         Ok(())
@@ -272,11 +273,11 @@ impl<'a> VisitState<'a> {
     fn wait(&mut self, from: From, target: u64) -> Result<Poll> {
         let segment = self.segment()?;
         let peers = match from {
-            From::All => 0..self.endpoint.nranks,
+            From::All => 0..self.endpoint.rank.nranks,
             From::One(peer) => peer..peer + 1,
         };
         for peer in peers {
-            if peer != self.endpoint.rank && !self.state.has_reached(segment, peer, target) {
+            if peer != self.endpoint.rank.number && !self.state.has_reached(segment, peer, target) {
                 return Ok(Poll::Wait(peer));
             }
         }
@@ -285,7 +286,7 @@ impl<'a> VisitState<'a> {
 
     /// The next stretch of the input, multiplied; the last one makes the copy the call's input.
     fn scale(&mut self) -> Result<Poll> {
-        let blocks = self.run.call.spec.input_blocks(self.endpoint.rank);
+        let blocks = self.run.call.spec.input_blocks(self.endpoint.rank.number);
         let (bytes, copy) =
             self.run.scaled.get_or_insert_default().stretch(&self.run.call, blocks)?;
         self.spent += bytes;
@@ -318,9 +319,10 @@ impl<'a> VisitState<'a> {
     fn end_window(&mut self) -> Result<Poll> {
         let layout = self.run.plan().layout;
         let last = self.run.window + 1 >= self.run.geometry.windows();
-        if last && layout.user_memory != UserMemory::Private && self.endpoint.someone_failed() {
+        if last && layout.user_memory != UserMemory::Private && self.endpoint.rank.someone_failed()
+        {
             // Its memory may have been in use again when it was read: the operation hears of it.
-            return Ok(Poll::Wait(self.endpoint.rank));
+            return Ok(Poll::Wait(self.endpoint.rank.number));
         }
         if layout.uses_slots() {
             let slot = (self.state.stage_windows & 1) as usize;
@@ -357,7 +359,9 @@ impl<'a> VisitState<'a> {
                 if matches!(poll, Poll::Ready) {
                     match from {
                         From::One(peer) => self.compare(peer)?,
-                        From::All => (0..self.endpoint.nranks).try_for_each(|p| self.compare(p))?,
+                        From::All => {
+                            (0..self.endpoint.rank.nranks).try_for_each(|p| self.compare(p))?
+                        }
                     }
                 }
                 Ok(poll)
@@ -378,7 +382,7 @@ impl<'a> VisitState<'a> {
                     Place::There(from) => {
                         let at = self.run.cursor;
                         let bytes = (len - at).min(STRETCH_BYTES);
-                        let pid = self.endpoint.pids[peer as usize];
+                        let pid = self.endpoint.rank.pids[peer as usize];
                         // SAFETY: the destination is this rank's and has `len` bytes.
                         let pulled =
                             unsafe { pull::pull(pid, from + at, to.wrapping_add(at), bytes, peer) };
@@ -413,7 +417,7 @@ impl<'a> VisitState<'a> {
             Buffer::Scratch => block * run.geometry.scratch_block_elems(),
             Buffer::Stage => block * run.geometry.window_elems + offset,
             Buffer::Inbox => {
-                let place = inbox_place(slice.block, owner, self.endpoint.nranks);
+                let place = inbox_place(slice.block, owner, self.endpoint.rank.nranks);
                 u64::from(place) * run.geometry.inbox_block_elems(run.window)
             }
         };
@@ -422,19 +426,19 @@ impl<'a> VisitState<'a> {
     }
 
     fn own(&mut self, slice: Slice) -> (*mut u8, usize) {
-        let (offset, len) = self.range(self.endpoint.rank, slice);
+        let (offset, len) = self.range(self.endpoint.rank.number, slice);
         let base = match slice.buffer {
             Buffer::Input => self.run.call.input.cast_mut(),
             Buffer::Output => self.run.call.output,
             Buffer::Scratch => self.state.scratch.as_mut_ptr().cast(),
-            Buffer::Stage | Buffer::Inbox => self.stage(self.endpoint.rank),
+            Buffer::Stage | Buffer::Inbox => self.stage(self.endpoint.rank.number),
         };
         (base.wrapping_add(offset), len)
     }
 
     fn stage(&self, rank: u32) -> *mut u8 {
         let slot = (self.state.stage_windows & 1) as usize;
-        let segment = self.endpoint.segment.as_ref();
+        let segment = self.endpoint.rank.segment.as_ref();
         segment.map_or(std::ptr::null_mut(), |s| s.stage(rank as usize, slot))
     }
 
@@ -468,7 +472,7 @@ impl<'a> VisitState<'a> {
         let run = &*self.run;
         let in_place = std::ptr::eq(run.call.input, run.call.output);
         let user = matches!(dst.buffer, Buffer::Input | Buffer::Output) && !in_place;
-        let blocks = u64::from(run.call.spec.output_blocks(self.endpoint.rank).max(1));
+        let blocks = u64::from(run.call.spec.output_blocks(self.endpoint.rank.number).max(1));
         user && blocks * run.call.count * run.call.dtype.size() as u64 >= STREAMING_BYTES
     }
 
@@ -512,7 +516,7 @@ impl<'a> VisitState<'a> {
         finish: bool,
         (srcs, dsts): (&mut [*const u8], &mut [*mut u8]),
     ) -> Result<Poll> {
-        let (nranks, rank) = (self.endpoint.nranks, self.endpoint.rank);
+        let (nranks, rank) = (self.endpoint.rank.nranks, self.endpoint.rank.number);
         if self.run.packets {
             if let Poll::Wait(peer) = self.unpack_all(src, srcs)? {
                 return Ok(Poll::Wait(peer));
@@ -557,7 +561,7 @@ impl<'a> VisitState<'a> {
         }
         let streaming = self.streaming(first);
         let abroad = matches!(dst, Destination::Peer(..) | Destination::Everyone(_));
-        if abroad && !self.endpoint.begin_writing() {
+        if abroad && !self.endpoint.rank.begin_writing() {
             // Someone has failed: the operation hears of it.
             return Ok(Poll::Wait(rank));
         }
@@ -566,7 +570,7 @@ impl<'a> VisitState<'a> {
         unsafe { kernels::fold(dsts, srcs, bytes, self.how(finish, streaming)) };
         let poll = self.stretch_done(bytes, len, streaming);
         if abroad {
-            self.endpoint.end_writing();
+            self.endpoint.rank.end_writing();
         }
         Ok(poll)
     }
@@ -574,7 +578,7 @@ impl<'a> VisitState<'a> {
     /// The next stretch of the peers' slices, copied here by the system where they are not mapped;
     /// its size.
     fn sources(&mut self, src: Slice, len: usize, srcs: &mut [*const u8]) -> Result<usize> {
-        let (at, own) = (self.run.cursor, self.endpoint.rank);
+        let (at, own) = (self.run.cursor, self.endpoint.rank.number);
         if matches!(src.buffer, Buffer::Scratch | Buffer::Inbox) {
             for (peer, from) in (0u32..).zip(srcs.iter_mut()).filter(|(p, _)| *p != own) {
                 let copied = self.own(Slice { block: src.block + peer, ..src }).0;
@@ -582,7 +586,7 @@ impl<'a> VisitState<'a> {
             }
             return Ok((len - at).min(STRETCH_BYTES));
         }
-        let peers = (0..self.endpoint.nranks).filter(move |&p| p != own);
+        let peers = (0..self.endpoint.rank.nranks).filter(move |&p| p != own);
         let pulled = peers.clone().any(|p| matches!(self.of_peer(p, src).0, Place::There(_)));
         let bytes = (len - at).min(if pulled { PULL_BYTES } else { STRETCH_BYTES });
         if pulled {
@@ -597,7 +601,7 @@ impl<'a> VisitState<'a> {
                 Place::There(from) => {
                     let room = &mut self.state.unpacked[peer as usize * PULL_BYTES / 8..];
                     let to: *mut u8 = room.as_mut_ptr().cast();
-                    let pid = self.endpoint.pids[peer as usize];
+                    let pid = self.endpoint.rank.pids[peer as usize];
                     // SAFETY: the room has PULL_BYTES bytes.
                     let pulled = unsafe { pull::pull(pid, from + at, to, bytes, peer) };
                     pulled.map_err(broken(peer))?;
@@ -630,7 +634,12 @@ impl<'a> VisitState<'a> {
             return Ok(None);
         };
         if message.tag != self.run.label.tag {
-            return Err(agreement::unexpected(self.endpoint, self.run.doing(), peer, &message));
+            return Err(agreement::unexpected(
+                &self.endpoint.rank,
+                self.run.doing(),
+                peer,
+                &message,
+            ));
         }
         if message.len != len {
             let (name, got) = (self.run.name(), message.len);

@@ -14,7 +14,7 @@ impl VisitState<'_> {
             * run.call.count as usize
             * run.call.dtype.size();
         let slot = (self.state.stage_windows & 1) as usize;
-        let (own, epoch) = (self.endpoint.rank as usize, run.packet_mark());
+        let (own, epoch) = (self.endpoint.rank.number as usize, run.packet_mark());
         // SAFETY: the input has that many bytes; the slot was acquired.
         unsafe { self.segment()?.write_packets(own, slot, run.call.input, bytes, epoch) };
         Ok(())
@@ -46,7 +46,7 @@ impl VisitState<'_> {
 
     #[inline]
     pub(super) fn unpack_all(&mut self, src: Slice, srcs: &mut [*const u8]) -> Result<Poll> {
-        let (nranks, rank) = (self.endpoint.nranks, self.endpoint.rank);
+        let (nranks, rank) = (self.endpoint.rank.nranks, self.endpoint.rank.number);
         let words = PACKET_BYTES.div_ceil(64) * 8;
         if self.state.unpacked.len() < nranks as usize * words {
             self.state.unpacked.resize(nranks as usize * words, 0);

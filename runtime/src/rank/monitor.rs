@@ -5,11 +5,9 @@
 //! has given no sign of life for [`SILENCE`]. A rank that left in order, or failed, says so before: by
 //! its state word and record, or by a notice.
 
+use super::{Rank, agreement};
 use crate::bootstrap::wire::wait_for;
 use crate::clock;
-use crate::device::cuda::reaper;
-use crate::device::host::agreement;
-use crate::device::host::endpoint::Endpoint;
 use crate::error::{Error, Result};
 use crate::exit;
 use crate::link::control::Control;
@@ -59,7 +57,7 @@ impl Sign {
 
 /// A peer of a communicator that is watched.
 pub struct Watch {
-    endpoint: Weak<Endpoint>,
+    rank: Weak<Rank>,
     peer: u32,
     sign: Sign,
     dead_since: Option<(Instant, String)>,
@@ -79,10 +77,10 @@ pub struct Watch {
 
 impl Watch {
     /// A peer that nothing is known of yet.
-    pub fn new(endpoint: &Arc<Endpoint>, peer: u32, sign: Sign) -> Self {
-        let (pulses, now) = (endpoint.pulse_of(peer), clock::now());
+    pub fn new(rank: &Arc<Rank>, peer: u32, sign: Sign) -> Self {
+        let (pulses, now) = (rank.pulse_of(peer), clock::now());
         Self {
-            endpoint: Arc::downgrade(endpoint),
+            rank: Arc::downgrade(rank),
             peer,
             sign,
             dead_since: None,
@@ -97,7 +95,7 @@ impl Watch {
     }
 
     /// Gives a sign of life if it is time for one.
-    fn pulse(&mut self, endpoint: &Endpoint, now: Instant) {
+    fn pulse(&mut self, rank: &Rank, now: Instant) {
         if self.pulsed.is_some_and(|pulsed| now.saturating_duration_since(pulsed) < PULSE) {
             return;
         }
@@ -105,17 +103,17 @@ impl Watch {
         match &self.sign {
             Sign::Control(control) => control.tell(notice::PULSE),
             // It may be that the peer cannot watch this process, though this one can watch it.
-            Sign::Process(_) | Sign::Pulse => endpoint.pulse(),
+            Sign::Process(_) | Sign::Pulse => rank.pulse(),
             Sign::Memory => {}
         }
     }
 
     /// How long the peer has been silent, when that is too long.
-    fn silence(&mut self, endpoint: &Endpoint, now: Instant) -> Option<Duration> {
+    fn silence(&mut self, rank: &Rank, now: Instant) -> Option<Duration> {
         match self.sign {
             Sign::Control(_) => {}
             Sign::Pulse => {
-                let pulses = endpoint.pulse_of(self.peer);
+                let pulses = rank.pulse_of(self.peer);
                 if pulses != self.pulses {
                     self.pulses = pulses;
                     self.heard = now;
@@ -135,10 +133,10 @@ impl Watch {
 
     /// Answers a peer that wants to know when its messages are taken; whether that is to be looked
     /// at again.
-    fn answer(&mut self, endpoint: &Endpoint) -> bool {
+    fn answer(&mut self, rank: &Rank) -> bool {
         let (Some(asked), Sign::Control(control)) = (self.asked, &self.sign) else { return false };
-        let Some(state) = endpoint.try_state() else { return true };
-        let taken = state.edges.get(self.peer as usize).map_or(0, |edge| edge.messages().1);
+        let taken = rank.links().map(|links| links.taken_from(self.peer));
+        let Some(taken) = taken.unwrap_or(Some(0)) else { return true };
         if taken >= asked {
             control.tell(&notice::taken(taken));
             self.asked = None;
@@ -178,8 +176,18 @@ fn monitor() -> Result<&'static Arc<Monitor>> {
     made.as_ref().map_err(Clone::clone)
 }
 
+/// What the monitor's thread looks at beside peers; true while there is something to look at again soon.
+static ALSO: OnceLock<fn() -> bool> = OnceLock::new();
+
+/// Has the monitor look at something else too, at once and with each look; starts it if need be. There is
+/// one such thing: the memory and the kernels of GPUs.
+pub(crate) fn also(look: fn() -> bool) {
+    ALSO.get_or_init(|| look);
+    wake();
+}
+
 /// Watches a peer of a communicator.
-pub fn watch(endpoint: &Arc<Endpoint>, peer: u32, sign: Sign) -> Result<()> {
+pub fn watch(rank: &Arc<Rank>, peer: u32, sign: Sign) -> Result<()> {
     let monitor = monitor()?;
     let added = sign.poll_fd().map_or(Ok(()), |fd| {
         let flags = EventFlags::IN | EventFlags::ET;
@@ -188,22 +196,21 @@ pub fn watch(endpoint: &Arc<Endpoint>, peer: u32, sign: Sign) -> Result<()> {
     added.map_err(|e| {
         Error::system("watching a peer", std::io::Error::from(e), "raise ulimit -n")
     })?;
-    lock(monitor).push(Watch::new(endpoint, peer, sign));
+    lock(monitor).push(Watch::new(rank, peer, sign));
     let _ = (&monitor.wake).write(&[1]);
     Ok(())
 }
 
 /// Forgets a communicator.
-pub fn forget(endpoint: &Arc<Endpoint>) {
+pub fn forget(rank: &Arc<Rank>) {
     if let Ok(monitor) = monitor() {
-        let gone = Arc::downgrade(endpoint);
-        lock(monitor).retain(|w| !w.endpoint.ptr_eq(&gone));
+        let gone = Arc::downgrade(rank);
+        lock(monitor).retain(|w| !w.rank.ptr_eq(&gone));
         let _ = (&monitor.wake).write(&[1]);
     }
 }
 
-/// Has it look at once, and starts it if need be.
-pub fn wake() {
+fn wake() {
     if let Ok(monitor) = monitor() {
         let _ = (&monitor.wake).write(&[1]);
     }
@@ -217,11 +224,11 @@ fn run(monitor: &Monitor, mut woken: &UnixStream) {
         let waiting = catch_unwind(AssertUnwindSafe(|| {
             let mut watches = lock(monitor);
             if visit.is_none() {
-                watches.retain(|watch| watch.endpoint.upgrade().is_some_and(|e| !e.is_on_gpu()));
+                watches.retain(|watch| watch.rank.upgrade().is_some_and(|e| !e.is_on_gpu()));
             }
             let waiting = look(&mut watches);
             drop(watches);
-            visit.is_some() && reaper::look() || waiting
+            visit.is_some() && ALSO.get().is_some_and(|look| look()) || waiting
         }));
         let waiting = waiting.unwrap_or_else(|_| {
             log::line(
@@ -268,38 +275,38 @@ pub fn look(watches: &mut Vec<Watch>) -> bool {
     watches.retain_mut(|watch| {
         let ready = ready.get(i).copied().unwrap_or(false);
         i += 1;
-        let Some(endpoint) = watch.endpoint.upgrade() else { return false };
-        match catch_unwind(AssertUnwindSafe(|| verdict(watch, &endpoint, ready, now))) {
-            Ok(Verdict::Alive) => waiting |= watch.answer(&endpoint),
+        let Some(rank) = watch.rank.upgrade() else { return false };
+        match catch_unwind(AssertUnwindSafe(|| verdict(watch, &rank, ready, now))) {
+            Ok(Verdict::Alive) => waiting |= watch.answer(&rank),
             Ok(Verdict::Left) => {
-                endpoint.note_left(watch.peer);
+                rank.note_left(watch.peer);
                 return false;
             }
             // Its death has to be noticed all the same, as children may be made of the communicator.
-            Ok(Verdict::Failed(error)) => failed.push((endpoint, error)),
+            Ok(Verdict::Failed(error)) => failed.push((rank, error)),
             Ok(Verdict::Dead(why)) => watch.dead_since = Some((now, why)),
             // The one communicator fails; the others are watched on.
             Err(panic) => {
-                failed.push((endpoint, Error::panicked(&*panic)));
+                failed.push((rank, Error::panicked(&*panic)));
                 return false;
             }
         }
         match &watch.dead_since {
             Some((since, why)) if now - *since >= GRACE => {
-                let Some(endpoint) = watch.endpoint.upgrade() else { return false };
-                lost.push((*since, endpoint, watch.peer, why.clone()));
+                let Some(rank) = watch.rank.upgrade() else { return false };
+                lost.push((*since, rank, watch.peer, why.clone()));
                 false
             }
             _ => true,
         }
     });
-    for (endpoint, error) in failed {
-        endpoint.fail(error);
+    for (rank, error) in failed {
+        rank.fail(error);
     }
     // Who went first is to blame: others may have ended because of it.
     lost.sort_by_key(|(since, ..)| *since);
-    for (_, endpoint, peer, why) in lost {
-        endpoint.lose(peer, why);
+    for (_, rank, peer, why) in lost {
+        rank.lose(peer, why);
     }
     waiting || watches.iter().any(|w| w.dead_since.is_some())
 }
@@ -311,22 +318,22 @@ enum Verdict {
     Dead(String),
 }
 
-fn verdict(watch: &mut Watch, endpoint: &Endpoint, ready: bool, now: Instant) -> Verdict {
-    watch.pulse(endpoint, now);
+fn verdict(watch: &mut Watch, rank: &Rank, ready: bool, now: Instant) -> Verdict {
+    watch.pulse(rank, now);
     if watch.dead_since.is_some() {
         return Verdict::Alive;
     }
     let peer = watch.peer;
-    if endpoint.failure().is_none() {
+    if rank.failure().is_none() {
         // First of all: a rank that fails may end at once.
-        let differs = || agreement::compare_past(endpoint, peer, &mut watch.compared);
-        if let Some(error) = endpoint.hear_from(peer).or_else(differs) {
+        let differs = || agreement::compare_past(rank, peer, &mut watch.compared);
+        if let Some(error) = rank.hear_from(peer).or_else(differs) {
             return Verdict::Failed(error);
         }
     }
     // Graphs of a rank that has left may run on a GPU for a while.
-    let out = || !endpoint.is_on_gpu() || endpoint.is_out(peer);
-    let left = !matches!(watch.sign, Sign::Control(_)) && endpoint.has_left(peer);
+    let out = || !rank.is_on_gpu() || rank.is_out(peer);
+    let left = !matches!(watch.sign, Sign::Control(_)) && rank.has_left(peer);
     if left && out() {
         return Verdict::Left;
     }
@@ -335,31 +342,26 @@ fn verdict(watch: &mut Watch, endpoint: &Endpoint, ready: bool, now: Instant) ->
         Sign::Process(_) if ready => Verdict::Dead("its process ended".to_owned()),
         Sign::Control(control) if ready => {
             let control = control.clone();
-            read_notices(watch, &control, endpoint, now)
+            read_notices(watch, &control, rank, now)
         }
         _ => Verdict::Alive,
     };
     if !matches!(said, Verdict::Alive) {
         return said;
     }
-    if let Some(silence) = watch.silence(endpoint, now) {
+    if let Some(silence) = watch.silence(rank, now) {
         let secs = silence.as_secs();
         return Verdict::Dead(format!(
             "rank {} has heard nothing of it for {secs} s: its process or host is stopped, or the \
              network between the two is cut",
-            endpoint.rank
+            rank.number
         ));
     }
     Verdict::Alive
 }
 
 /// What a peer of another host has to say.
-fn read_notices(
-    watch: &mut Watch,
-    control: &Control,
-    endpoint: &Endpoint,
-    now: Instant,
-) -> Verdict {
+fn read_notices(watch: &mut Watch, control: &Control, rank: &Rank, now: Instant) -> Verdict {
     let ended = control.receive(&mut watch.incoming);
     loop {
         let (notice, len) = match notice::parse(&watch.incoming) {
@@ -384,14 +386,12 @@ fn read_notices(
                 control.set_taken(messages);
                 None
             }
-            Notice::Failed(record) => Some(endpoint.told(watch.peer, record)),
-            Notice::Doing(seq, theirs) => {
-                agreement::compare_told(endpoint, watch.peer, seq, theirs)
-            }
+            Notice::Failed(record) => Some(rank.told(watch.peer, record)),
+            Notice::Doing(seq, theirs) => agreement::compare_told(rank, watch.peer, seq, theirs),
         };
         match error {
-            Some(error) if endpoint.failure().is_none() => return Verdict::Failed(error),
-            Some(error) => endpoint.note_loss(&error),
+            Some(error) if rank.failure().is_none() => return Verdict::Failed(error),
+            Some(error) => rank.note_loss(&error),
             None => {}
         }
     }
@@ -401,25 +401,22 @@ fn read_notices(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::host::endpoint::PeerMemory;
-    use crate::link::Edge;
     use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-    /// An endpoint without peers, and the sign of a process that has ended.
-    fn alone() -> (Arc<Endpoint>, Sign) {
-        let (memory, edges) = (vec![PeerMemory::Unreachable], vec![Edge::Own]);
-        let endpoint = Endpoint::new(0, vec![Some(0)], None, true, vec![0], 64, edges, memory, 0);
+    /// A rank without peers, and the sign of a process that has ended.
+    fn alone() -> (Arc<Rank>, Sign) {
+        let rank = Rank::new(0, vec![Some(0)], None, vec![0]);
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let pid = Pid::from_raw(child.id() as i32).unwrap();
         let fd = pidfd_open(pid, PidfdFlags::empty()).unwrap();
         child.wait().unwrap();
-        (Arc::new(endpoint), Sign::Process(fd))
+        (Arc::new(rank), Sign::Process(fd))
     }
 
     #[test]
     fn a_panic_fails_one_communicator_and_the_others_are_watched_on() {
         let ((broken, ended), (sound, ended_too)) = (alone(), alone());
-        // A peer that the endpoint does not have.
+        // A peer that the rank does not have.
         watch(&broken, 9, ended).unwrap();
         watch(&sound, 0, ended_too).unwrap();
         let deadline = Instant::now() + Duration::from_secs(30);

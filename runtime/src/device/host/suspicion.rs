@@ -1,0 +1,59 @@
+//! What an operation that gets nowhere must suspect of the ranks that it waits for.
+
+use super::endpoint::Endpoint;
+use crate::error::Error;
+use crate::link::{Edge, Message};
+use crate::rank::agreement::{Doing, unexpected};
+use crate::rank::{Awaited, Rank};
+
+/// What an operation that has waited long must suspect: a peer that left, or is in another kind of
+/// call. It is so if the operation gets nowhere after this look either: what the look saw may be
+/// newer than what the operation saw.
+pub(super) fn suspect(endpoint: &Endpoint, doing: Doing, awaited: Awaited) -> Option<Error> {
+    let peers = (0..endpoint.rank.nranks).filter(|&p| p != endpoint.rank.number);
+    let awaited = u32::try_from(awaited.peer).ok()?;
+    let place = endpoint.rank.segment.as_ref().zip(endpoint.rank.local[awaited as usize]);
+    match doing {
+        // A window may be registered at any time.
+        Doing::OneSided(_) => {}
+        Doing::Exchange(_, next) => {
+            if let Some(theirs) = place.and_then(|(segment, local)| segment.announced(local, next))
+            {
+                return Some(doing.differs(&endpoint.rank, awaited, theirs.to_string()));
+            }
+            // What it would receive moves: so both only send.
+            let state = endpoint.state();
+            if state.edges.get(awaited as usize).is_some_and(Edge::is_full) {
+                let theirs = "send/recv in another order: both send first".to_owned();
+                return Some(doing.differs(&endpoint.rank, awaited, theirs));
+            }
+        }
+        Doing::Collective(_, seq) => {
+            let mut state = endpoint.state();
+            for peer in peers.filter(|&p| (p as usize) < state.edges.len()).collect::<Vec<_>>() {
+                // A broken link is reported by who uses it.
+                if let Ok(Some(message)) = state.edges[peer as usize].peek()
+                    && message.descriptor.is_some_and(|d| d.is_message())
+                    && !is_ahead(&endpoint.rank, seq, peer, &message)
+                {
+                    return Some(unexpected(&endpoint.rank, doing, peer, &message));
+                }
+            }
+        }
+    }
+    endpoint.rank.has_left(awaited).then(|| {
+        endpoint
+            .rank
+            .lost(awaited, "it has destroyed its communicator, without this call".to_owned())
+    })
+}
+
+/// Whether a peer sent a message after it had begun the collective `seq`: it is done with that, or
+/// in it, and waits for others as this rank does.
+fn is_ahead(rank: &Rank, seq: u64, peer: u32, message: &Message) -> bool {
+    if let Some(begun) = message.begun {
+        return begun.wrapping_sub(seq.wrapping_add(1) as u32) as i32 >= 0;
+    }
+    let place = rank.segment.as_ref().zip(rank.local[peer as usize]);
+    place.is_some_and(|(segment, local)| segment.has_begun(local, seq))
+}

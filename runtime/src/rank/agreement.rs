@@ -1,0 +1,136 @@
+//! Whether the ranks of a communicator do the same, and what an operation that waits can find out
+//! about those it waits for.
+
+use super::Rank;
+use crate::error::{Error, Result, Site};
+use crate::link::direct::{RING, Segment};
+use crate::link::{Message, notice};
+use crate::op::descriptor::{Descriptor, Label};
+
+/// What an operation does, as others can check.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Doing {
+    /// A collective and its number among the communicator's.
+    Collective(Label, u64),
+    /// Sends and receives, and one of them; the number is that of the next collective.
+    Exchange(Option<Descriptor>, u64),
+    /// A one-sided operation; the number as above.
+    OneSided(u64),
+}
+
+impl Doing {
+    fn name(&self) -> String {
+        match self {
+            Doing::Collective(label, _) => label.descriptor.to_string(),
+            Doing::Exchange(Some(message), _) => message.to_string(),
+            Doing::Exchange(None, _) => "send/recv".to_owned(),
+            Doing::OneSided(_) => "a one-sided operation".to_owned(),
+        }
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        match *self {
+            Doing::Collective(_, seq) | Doing::Exchange(_, seq) | Doing::OneSided(seq) => seq,
+        }
+    }
+
+    /// The error that names both sides.
+    pub(crate) fn differs(&self, rank: &Rank, peer: u32, theirs: String) -> Error {
+        let seq = self.number();
+        let site = Site {
+            rank: rank.number as i32,
+            peer: peer as i32,
+            step: -1,
+            op_seq: seq,
+            operation: "",
+        };
+        Error::Mismatch { site, own: self.name(), theirs }
+    }
+}
+
+/// Fails when a peer that has signalled in this collective does another one. Direct plans only:
+/// there a rank is its own place in the segment.
+#[inline(always)]
+pub(crate) fn compare(
+    rank: &Rank,
+    segment: &Segment,
+    label: &Label,
+    seq: u64,
+    peer: u32,
+) -> Result<()> {
+    if segment.agrees(peer as usize, seq, label) {
+        return Ok(());
+    }
+    let theirs = segment.announced(peer as usize, seq);
+    let theirs = theirs.map_or_else(|| "something else".to_owned(), |d| d.to_string());
+    Err(Doing::Collective(*label, seq).differs(rank, peer, theirs))
+}
+
+/// The error for a message that another operation sent.
+pub(crate) fn unexpected(rank: &Rank, doing: Doing, peer: u32, message: &Message) -> Error {
+    let seq = doing.number();
+    let place = rank.segment.as_ref().zip(rank.local[peer as usize]);
+    let looked_up = || place.and_then(|(segment, local)| segment.announced(local, seq));
+    let theirs = match message.descriptor {
+        Some(descriptor) => descriptor.to_string(),
+        None => looked_up().map_or_else(|| "another collective".to_owned(), |d| d.to_string()),
+    };
+    doing.differs(rank, peer, theirs)
+}
+
+/// What an operation that gets nowhere can learn: a peer's failure, or a peer that does something
+/// else.
+pub(crate) fn look_around(rank: &Rank, doing: Doing) -> Option<Error> {
+    if let Some(error) = rank.hear() {
+        return Some(error);
+    }
+    let peers = (0..rank.nranks).filter(|&p| p != rank.number);
+    if let (Doing::Collective(label, seq), Some(segment)) = (doing, &rank.segment) {
+        for peer in peers {
+            let place = rank.local[peer as usize];
+            let theirs = place.and_then(|local| segment.announced(local, seq));
+            if let Some(theirs) = theirs.filter(|d| *d != label.descriptor) {
+                return Some(doing.differs(rank, peer, theirs.to_string()));
+            }
+        }
+    }
+    None
+}
+
+/// Tells peers of other hosts, who cannot look it up, what this rank waits in.
+pub(crate) fn tell(rank: &Rank, doing: Doing) {
+    if let Doing::Collective(label, seq) = doing {
+        rank.tell_all(&notice::doing(seq, label.descriptor));
+    }
+}
+
+/// Compares collectives that may be long over: where nobody had to wait, nobody noticed that they
+/// differ. `from` is the first one to compare, and is moved on.
+pub(crate) fn compare_past(rank: &Rank, peer: u32, from: &mut u64) -> Option<Error> {
+    let segment = rank.segment.as_ref()?;
+    let (own, place) = (rank.local[rank.number as usize]?, rank.local[peer as usize]?);
+    let end = rank.links()?.begun()?;
+    *from = (*from).max(end.saturating_sub(RING));
+    while *from < end {
+        let theirs = segment.announced(place, *from);
+        if let (Some(ours), Some(theirs)) = (segment.announced(own, *from), theirs)
+            && ours != theirs
+        {
+            let doing = Doing::Collective(ours.into(), *from);
+            return Some(doing.differs(rank, peer, theirs.to_string()));
+        }
+        // A peer that is behind is looked at again; one that is far ahead has left it behind.
+        if theirs.is_none() && segment.announced(place, from.wrapping_add(RING)).is_none() {
+            return None;
+        }
+        *from += 1;
+    }
+    None
+}
+
+/// Compares a collective that a peer on another host waits in with this rank's of the same number.
+pub(crate) fn compare_told(rank: &Rank, peer: u32, seq: u64, theirs: Descriptor) -> Option<Error> {
+    let ours = rank.links()?.remembered(seq)?;
+    (ours != theirs)
+        .then(|| Doing::Collective(ours.into(), seq).differs(rank, peer, theirs.to_string()))
+}

@@ -1,0 +1,309 @@
+//! The failure of a rank and of its peers: the first one counts, and everyone hears of it.
+
+use super::Rank;
+use crate::error::{Code, Error, Site};
+use crate::link::direct::Record;
+use crate::link::notice;
+use crate::log::{self, Level, Subsystem};
+use std::sync::MutexGuard;
+use std::sync::atomic::Ordering;
+
+/// The loss of a peer.
+#[derive(Clone, Debug)]
+pub struct Death {
+    /// Why it is believed.
+    pub why: String,
+    /// Whether it is the peer that has lost this rank: one of the two, or the network between them, is
+    /// at fault.
+    pub mutual: bool,
+}
+
+/// What an operation is waiting for, for errors.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Awaited {
+    /// The rank; −1 for none.
+    pub peer: i32,
+    /// The step of the plan.
+    pub step: i32,
+}
+
+impl Rank {
+    /// Latches a failure: the first one stays. All operations under way and to come fail with it,
+    /// and the peers hear of it. The caller must not hold the state.
+    pub fn fail(&self, error: Error) {
+        self.note_loss(&error);
+        if self.failure.set(error.clone()).is_err() {
+            // Not before the peers can see it: then they write no more.
+            while !self.failed.load(Ordering::Acquire) {
+                std::thread::yield_now();
+            }
+            return;
+        }
+        let record = self.record(&error);
+        if let (Some(segment), Some(local)) = (&self.segment, self.local[self.number as usize]) {
+            segment.publish_failure(local, &record);
+        }
+        // Before anyone here sees the failure: the process may end then, and the peers would know no more
+        // than that this rank is gone.
+        self.tell_all(&notice::failed(&record));
+        // Operations end from here on, and their buffers are the user's again.
+        self.failed.store(true, Ordering::Release);
+        if let Some(accelerator) = self.accelerator() {
+            accelerator.abort();
+        }
+        log::line_of(Some(self.number), Level::Warn, Subsystem::Coll, &error.to_string());
+    }
+
+    /// What the peers are told of a failure: of what kind it is, whom it is about, and why. What a
+    /// peer reported is passed on as it came.
+    fn record(&self, error: &Error) -> Record {
+        let own = self.number as i32;
+        let (code, culprit) = match error {
+            Error::Reported { code: Code::RemoteError, lost: false, .. } => (Code::RemoteError, -1),
+            Error::Reported { site, code, .. } => (*code, site.peer),
+            Error::Remote { site, .. } => (Code::RemoteError, site.peer),
+            // For whom it waited.
+            Error::Deadline { site, .. } => (Code::Timeout, site.peer),
+            // Nobody is lost.
+            Error::Aborted { .. } => (Code::RemoteError, -1),
+            error => (error.code(), own),
+        };
+        let reporter = match error {
+            Error::Reported { reporter, .. } => *reporter,
+            _ => self.number,
+        };
+        Record { code, culprit, reporter, text: error.cause(self.number) }
+    }
+
+    /// The error here for a failure that a peer tells of.
+    pub fn told(&self, peer: u32, record: Record) -> Error {
+        let Record { code, culprit, reporter, text } = record;
+        let own = self.number as i32;
+        let known = (0..self.nranks as i32).contains(&culprit);
+        // It may have come by way of others.
+        let by = if reporter < self.nranks { reporter } else { peer } as i32;
+        // Who ended its communicator, or could not go on, says so itself.
+        let lost = code == Code::RemoteError && known && culprit != by;
+        let (code, whom, text) = match code {
+            // The same mistake on all sides; the culprit is who found it.
+            Code::InvalidUsage => (code, if known { culprit } else { by }, text),
+            // It may be this rank that was awaited.
+            Code::Timeout => (code, if known { culprit } else { -1 }, text),
+            _ if culprit == own => (Code::RemoteError, by, format!("it lost rank {own}: {text}")),
+            _ => (Code::RemoteError, if known { culprit } else { by }, text),
+        };
+        Error::Reported { site: self.site(whom), code, reporter: by as u32, lost, text }
+    }
+
+    fn site(&self, peer: i32) -> Site {
+        let op_seq = self.finished.load(Ordering::Acquire);
+        let (number, name) = *self.waiting();
+        let operation = if number == op_seq { name } else { "" };
+        Site { rank: self.number as i32, peer, step: -1, op_seq, operation }
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, (u64, &'static str)> {
+        self.waiting.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Says what this rank waits in: for failures that are found elsewhere.
+    pub(crate) fn waits_in(&self, number: u64, name: &'static str) {
+        *self.waiting() = (number, name);
+    }
+
+    /// The error for the loss of a peer.
+    pub fn lost(&self, peer: u32, why: String) -> Error {
+        Error::Remote { site: self.site(peer as i32), why }
+    }
+
+    /// The error of an operation that waited too long.
+    pub(crate) fn deadline_error(
+        &self,
+        awaited: Awaited,
+        operation: &'static str,
+        waited_ms: u64,
+    ) -> Error {
+        let site = Site {
+            rank: self.number as i32,
+            peer: awaited.peer,
+            step: awaited.step,
+            op_seq: self.finished.load(Ordering::Acquire),
+            operation,
+        };
+        Error::Deadline { site, waited_ms }
+    }
+}
+
+impl Rank {
+    /// The failure of a peer of this host, as it tells.
+    pub fn hear_from(&self, peer: u32) -> Option<Error> {
+        let (segment, place) = self.segment.as_ref().zip(self.local[peer as usize])?;
+        segment.failure(place).map(|record| self.told(peer, record))
+    }
+
+    /// The failure of any peer of this host.
+    pub fn hear(&self) -> Option<Error> {
+        (0..self.nranks).filter(|&p| p != self.number).find_map(|p| self.hear_from(p))
+    }
+
+    /// The failure, if there is one.
+    pub fn failure(&self) -> Option<Error> {
+        if self.failed.load(Ordering::Acquire) { self.failure.get().cloned() } else { None }
+    }
+
+    /// The failure, if there is one, for the user to be told of.
+    pub fn deliver(&self) -> Option<Error> {
+        let failure = self.failure()?;
+        self.set_delivered();
+        Some(failure)
+    }
+
+    /// The user is told that not all is well.
+    pub fn set_delivered(&self) {
+        self.delivered.store(true, Ordering::Release);
+    }
+
+    /// Whether the user was told.
+    pub fn is_delivered(&self) -> bool {
+        self.delivered.load(Ordering::Acquire)
+    }
+
+    fn deaths(&self) -> MutexGuard<'_, Vec<(u32, Death)>> {
+        self.deaths.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// The first of these peers that died, and why that is believed; also of a communicator that had
+    /// failed before.
+    pub fn first_death(&self, peers: &[u32]) -> Option<(u32, Death)> {
+        self.deaths().iter().find(|(peer, _)| peers.contains(peer)).cloned()
+    }
+
+    /// Notes the death of a peer; whether it is news.
+    fn note_death(&self, peer: u32, death: Death) -> bool {
+        let mut deaths = self.deaths();
+        let new = deaths.iter().all(|(known, _)| *known != peer);
+        if new {
+            deaths.push((peer, death));
+        }
+        new
+    }
+
+    /// Notes the loss that a peer reports, unless that one is believed to be lost itself: of a cut
+    /// between two ranks both report the other.
+    pub(crate) fn note_loss(&self, error: &Error) {
+        let Error::Reported { site, lost: true, reporter, text, .. } = error else { return };
+        let Ok(peer) = u32::try_from(site.peer) else { return };
+        if self.first_death(&[*reporter]).is_none() {
+            self.note_death(peer, Death { why: text.clone(), mutual: peer == *reporter });
+        }
+    }
+
+    /// Latches the death of a peer: it writes no more.
+    pub fn lose(&self, peer: u32, why: String) {
+        if let Some((segment, place)) = self.segment.as_ref().zip(self.local[peer as usize]) {
+            segment.writing(place).store(0, Ordering::Release);
+        }
+        let new = self.note_death(peer, Death { why: why.clone(), mutual: false });
+        let error = self.lost(peer, why);
+        if new && self.failure().is_some() {
+            // Children may be made of a communicator that has failed: the others hear of it all the same.
+            self.tell_all(&notice::failed(&self.record(&error)));
+        }
+        self.fail(error);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::link::control::Control;
+    use std::sync::Arc;
+
+    /// A rank of four, in an operation of this name.
+    fn alone(number: u32, operation: &'static str) -> Rank {
+        let rank = Rank::new(number, vec![None; 4], None, vec![0; 4]);
+        rank.waits_in(0, operation);
+        rank
+    }
+
+    #[test]
+    fn what_a_rank_reports_reaches_all_with_one_cause_one_reporter_and_one_remedy() {
+        let first = alone(1, "reduce");
+        let (second, third) = (alone(2, "all_reduce"), alone(3, "broadcast"));
+        let texts = |error: &Error| {
+            let record = first.record(error);
+            let heard = second.told(1, record.clone());
+            // It is passed on as it is.
+            assert_eq!(second.record(&heard), record);
+            let again = third.told(2, second.record(&heard));
+            assert_eq!(again.code(), error.code());
+            [heard, again].map(|error| error.to_string())
+        };
+        let remedy = "destroy or abort this communicator, the survivors can make a new one";
+        let cause = "its process ended (reported by rank 1)";
+        assert_eq!(
+            texts(&first.lost(0, "its process ended".to_owned())),
+            [
+                format!("rank 2 lost rank 0 in all_reduce (operation 0): {cause}; {remedy}"),
+                format!("rank 3 lost rank 0 in broadcast (operation 0): {cause}; {remedy}"),
+            ]
+        );
+        let cause = "it lost rank 3: its connection closed (reported by rank 1)";
+        let lost = first.record(&first.lost(3, "its connection closed".to_owned()));
+        assert_eq!(
+            third.told(1, lost).to_string(),
+            format!("rank 3 lost rank 1 in broadcast (operation 0): {cause}; {remedy}")
+        );
+        let deadline = first.deadline_error(Awaited { peer: 3, step: 2 }, "reduce", 500);
+        let cause =
+            "rank 1 gave up waiting for rank 3 after 500 ms at step 2 of reduce (operation 0)";
+        assert_eq!(
+            texts(&deadline),
+            [
+                format!("{cause}; look at what the awaited rank is doing"),
+                format!("this rank, 3, was awaited: {cause}; come in time, or raise that limit"),
+            ]
+        );
+        let site = first.site(2);
+        let mismatch = Error::Mismatch { site, own: "this".to_owned(), theirs: "that".to_owned() };
+        let expected = format!("{mismatch} (reported by rank 1)");
+        assert_eq!(texts(&mismatch), [expected.clone(), expected]);
+    }
+
+    #[test]
+    fn the_peers_are_told_of_a_failure_before_anyone_here_sees_it() {
+        for _ in 0..100 {
+            let (near, far) = std::os::unix::net::UnixStream::pair().unwrap();
+            let far = Control::new(far.into());
+            let rank = alone(0, "");
+            rank.set_controls(vec![None, Some(Arc::new(Control::new(near.into()))), None, None]);
+            let both = std::sync::Barrier::new(2);
+            std::thread::scope(|scope| {
+                let told = scope.spawn(|| {
+                    both.wait();
+                    while rank.failure().is_none() {
+                        std::hint::spin_loop();
+                    }
+                    let mut notices = Vec::new();
+                    far.receive(&mut notices);
+                    notices
+                });
+                both.wait();
+                rank.fail(rank.lost(2, "its process ended".to_owned()));
+                assert!(!told.join().unwrap().is_empty());
+            });
+        }
+    }
+
+    #[test]
+    fn a_record_that_blames_no_rank_of_the_communicator_is_about_who_sent_it() {
+        let rank = alone(0, "");
+        for (code, peer) in [(Code::RemoteError, 2), (Code::InvalidUsage, 2), (Code::Timeout, -1)] {
+            for culprit in [-1, 4, i32::MIN, i32::MAX] {
+                let told =
+                    rank.told(2, Record { code, culprit, reporter: 2, text: "x".to_owned() });
+                assert_eq!(told.site().map(|site| site.peer), Some(peer), "{code:?} {culprit}");
+            }
+        }
+    }
+}

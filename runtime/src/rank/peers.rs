@@ -1,0 +1,135 @@
+//! What the ranks of a communicator tell each other beside their data: in shared memory, and over the
+//! control connections between hosts.
+
+use super::Rank;
+use crate::error::Error;
+use crate::link::control::Control;
+use crate::link::direct::PeerState;
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, MutexGuard};
+
+impl Rank {
+    /// Takes the control connections with the ranks of other hosts, by rank.
+    pub fn set_controls(&self, controls: Vec<Option<Arc<Control>>>) {
+        *self.controls() = controls;
+    }
+
+    fn controls(&self) -> MutexGuard<'_, Vec<Option<Arc<Control>>>> {
+        self.controls.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// The control connection with a peer of another host, until the communicator ends.
+    pub fn control(&self, peer: u32) -> Option<Arc<Control>> {
+        self.controls().get(peer as usize).cloned().flatten()
+    }
+
+    /// Tells all ranks of other hosts.
+    pub(crate) fn tell_all(&self, notice: &[u8]) {
+        self.controls().iter().flatten().for_each(|control| control.tell(notice));
+    }
+
+    /// Tells the ranks of this host that this one lives.
+    pub(crate) fn pulse(&self) {
+        if let Some((segment, own)) = self.segment.as_ref().zip(self.local[self.number as usize]) {
+            segment.pulse(own).fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The count of signs of life of a peer of this host.
+    pub(crate) fn pulse_of(&self, peer: u32) -> u64 {
+        let place = self.local.get(peer as usize).copied().flatten();
+        let place = self.segment.as_ref().zip(place);
+        place.map_or(0, |(segment, local)| segment.pulse(local).load(Ordering::Relaxed))
+    }
+
+    /// Asks whether this rank may write into the user memory of its peers; when true,
+    /// [`end_writing`](Self::end_writing) has to follow. A rank that fails says so first and then
+    /// looks at who writes; a rank that writes says so first and then looks at who failed: so one
+    /// of the two sees the other.
+    pub fn begin_writing(&self) -> bool {
+        let Some((segment, own)) = self.segment.as_ref().zip(self.local[self.number as usize])
+        else {
+            return false;
+        };
+        segment.writing(own).store(1, Ordering::Relaxed);
+        let clear = !self.someone_failed();
+        if !clear {
+            self.end_writing();
+        }
+        clear
+    }
+
+    /// Whether a rank of this host has said that it failed, this one included, before what this
+    /// thread did or saw until now. Such a rank's user memory may be in use for something else.
+    pub fn someone_failed(&self) -> bool {
+        fence(Ordering::SeqCst);
+        let failed = PeerState::Failed as u64;
+        let places = || self.local.iter().flatten();
+        self.segment.as_ref().is_some_and(|segment| {
+            places().any(|&p| segment.state(p).load(Ordering::Relaxed) == failed)
+        })
+    }
+
+    /// See [`begin_writing`](Self::begin_writing).
+    pub fn end_writing(&self) {
+        if let Some((segment, own)) = self.segment.as_ref().zip(self.local[self.number as usize]) {
+            segment.writing(own).store(0, Ordering::Release);
+        }
+    }
+
+    /// Peers that may still be writing into this rank's user memory, after it failed.
+    pub fn writers(&self) -> Vec<u32> {
+        let Some(segment) = &self.segment else { return Vec::new() };
+        fence(Ordering::SeqCst);
+        let writes = |place: &usize| segment.writing(*place).load(Ordering::Acquire) != 0;
+        let peers = (0u32..).zip(&self.local).filter(|(peer, _)| *peer != self.number);
+        peers.filter(|(_, place)| place.as_ref().is_some_and(writes)).map(|(p, _)| p).collect()
+    }
+
+    /// A peer has left in order: kernels wait for it no more.
+    pub(crate) fn note_left(&self, peer: u32) {
+        if let Some(accelerator) = self.accelerator() {
+            accelerator.note_left(peer);
+        }
+    }
+
+    /// Whether a peer has left in order.
+    pub fn has_left(&self, peer: u32) -> bool {
+        if let Some(control) = self.control(peer) {
+            return control.has_left();
+        }
+        let place = self.segment.as_ref().zip(self.local[peer as usize]);
+        let left = PeerState::Left as u64;
+        place.is_some_and(|(segment, place)| segment.state(place).load(Ordering::Acquire) == left)
+    }
+
+    /// On a GPU, after [`leave`](Self::leave): nothing of this rank runs there any more.
+    pub fn be_out(&self) {
+        if let Some((segment, own)) = self.segment.as_ref().zip(self.local[self.number as usize]) {
+            segment.out(own).store(1, Ordering::Release);
+        }
+    }
+
+    /// Whether a peer on a GPU has left with nothing running there.
+    pub fn is_out(&self, peer: u32) -> bool {
+        let place = self.segment.as_ref().zip(self.local[peer as usize]);
+        place.is_some_and(|(segment, local)| segment.out(local).load(Ordering::Acquire) != 0)
+    }
+
+    /// Says that it leaves in order: no operation can follow. Why it failed, if it did, stays to be read.
+    pub(crate) fn mark_left(&self) {
+        if let Some((segment, own)) = self.segment.as_ref().zip(self.local[self.number as usize]) {
+            let (running, left) = (PeerState::Running as u64, PeerState::Left as u64);
+            let state = segment.state(own);
+            let _ = state.compare_exchange(running, left, Ordering::AcqRel, Ordering::Relaxed);
+        }
+        let hint = "make a new communicator";
+        let _ = self.failure.set(Error::usage("the communicator was destroyed", hint));
+        self.failed.store(true, Ordering::Release);
+    }
+
+    /// Takes the control connections away: nothing more is told.
+    pub(crate) fn take_controls(&self) -> Vec<Option<Arc<Control>>> {
+        std::mem::take(&mut *self.controls())
+    }
+}
