@@ -2,8 +2,9 @@
 //! architectures, else for the GPUs that are here. `CUDAARCHS=90` (a list with semicolons, as CMake
 //! reads it) says which, an empty one none.
 //!
-//! The path is searched but not watched, as it changes with every environment that someone activates: the
-//! compiler found there is. What it made is kept while it is the same one and has the same to compile.
+//! The path is searched but not watched, as it changes with every environment that someone
+//! activates: the compiler found there is. What it made is kept while it is the same one and has
+//! the same to compile.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -47,8 +48,8 @@ fn recipe(nvcc: &Path, arguments: &[String]) -> std::io::Result<Vec<u8>> {
     Ok(recipe)
 }
 
-/// Those of [`ARCHS`] that this machine's GPUs run; nothing without a driver. Newer GPUs take the last
-/// one's PTX.
+/// Those of [`ARCHS`] that this machine's GPUs run; nothing without a driver. Newer GPUs take the
+/// last one's PTX.
 fn archs_here() -> String {
     let mut query = Command::new("nvidia-smi");
     let answer = query.args(["--query-gpu=compute_cap", "--format=csv,noheader"]).output();

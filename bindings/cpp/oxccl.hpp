@@ -1,8 +1,8 @@
 // OxCCL for C++17, header only. SPDX: MIT OR Apache-2.0.
 //
-// Objects own what they stand for; buffers are anything with data() and size(), whose type and length
-// are those of the call. Collectives never block: they are complete when the stream is, and buffers must
-// live until then.
+// Objects own what they stand for; buffers are anything with data() and size(), whose type and
+// length are those of the call. Collectives never block: they are complete when the stream is, and
+// buffers must live until then.
 //
 // Failures are exceptions of type oxccl::error. Where exceptions are off (-fno-exceptions), or with
 // OXCCL_NO_EXCEPTIONS defined, every function that can fail returns an oxccl::result instead.
@@ -228,8 +228,8 @@ class span {
   std::size_t size_ = 0;
 };
 
-// Elements in memory of the calling thread's device, which other ranks of this host read and write in
-// place; zero at first. Where the device is no host memory, copy() brings them in and out.
+// Elements in memory of the calling thread's device, which other ranks of this host read and write
+// in place; zero at first. Where the device is no host memory, copy() brings them in and out.
 template <class T>
 class buffer {
   static_assert(std::is_trivially_copyable_v<T>, "elements are copied byte by byte");
@@ -457,8 +457,8 @@ class group {
 
 // ---- Communicators ----
 
-// Bounds how long communicators that this thread begins to make from now on wait for ranks that do not come; a
-// negative time: as OXCCL_INIT_TIMEOUT says.
+// Bounds how long communicators that this thread begins to make from now on wait for ranks that do
+// not come; a negative time: as OXCCL_INIT_TIMEOUT says.
 inline result<void> set_init_timeout(std::chrono::nanoseconds time) {
   return detail::check(oxcclSetInitTimeout(std::max<std::int64_t>(-1, time.count())));
 }
@@ -482,8 +482,8 @@ inline result<std::pair<int, int>> version() {
   return detail::made(code, [&] { return std::make_pair(nccl, oxccl); });
 }
 
-// Sets the log level, as NCCL_DEBUG (0 to 5), and where lines go: to the function, called on any thread, or
-// where NCCL_DEBUG_FILE says.
+// Sets the log level, as NCCL_DEBUG (0 to 5), and where lines go: to the function, called on any
+// thread, or where NCCL_DEBUG_FILE says.
 inline result<void> set_log(int level, oxcclLogFn_t function = nullptr, void *argument = nullptr) {
   return detail::check(oxcclSetLog(level, function, argument));
 }
@@ -521,8 +521,8 @@ using registered = registration<void *, ncclCommDeregister>;
 using window = registration<ncclWindow_t, ncclCommWindowDeregister>;
 using operation = registration<ncclRedOp_t, detail::end_operation>;
 
-// This rank's part of a communicator. Its end completes all operations, waiting for the other ranks;
-// while an exception is on its way it aborts instead, so that they are told.
+// This rank's part of a communicator. Its end completes all operations, waiting for the other
+// ranks; while an exception is on its way it aborts instead, so that they are told.
 class communicator {
  public:
   communicator() = default;
@@ -543,7 +543,8 @@ class communicator {
     }
   }
 
-  // All processes that oxccl run, mpirun, srun or torchrun started; alone without a launcher. Blocks.
+  // All processes that oxccl run, mpirun, srun or torchrun started; alone without a launcher.
+  // Blocks.
   static result<communicator> from_env(const config &with = {}) {
     ncclComm_t raw = nullptr;
     return detail::made(oxcclCommInitEnv(&raw, &with), [&] { return communicator(raw); });
@@ -563,7 +564,8 @@ class communicator {
       return all;
     });
   }
-  // Ranks of equal color, ordered by key; nothing (false) for NCCL_SPLIT_NOCOLOR. All ranks call. Blocks.
+  // Ranks of equal color, ordered by key; nothing (false) for NCCL_SPLIT_NOCOLOR. All ranks call.
+  // Blocks.
   result<communicator> split(int color, int key, config with = {}) const {
     ncclComm_t raw = nullptr;
     ncclResult_t code = ncclCommSplit(get(), color, key, &raw, &with);
@@ -583,8 +585,8 @@ class communicator {
     ncclUniqueId id;
     return detail::made(ncclCommGetUniqueId(get(), &id), [&] { return id; });
   }
-  // With `size` ranks; those of this one keep their numbers. All of them call: one passes growth_id(), the others
-  // null. Blocks for those that join, too.
+  // With `size` ranks; those of this one keep their numbers. All of them call: one passes
+  // growth_id(), the others null. Blocks for those that join, too.
   result<communicator> grow(int size, const ncclUniqueId *id = nullptr, config with = {}) const {
     ncclComm_t raw = nullptr;
     ncclResult_t code = ncclCommGrow(get(), size, id, -1, &raw, &with);
@@ -619,17 +621,19 @@ class communicator {
     if (!detail::failed(code) && detail::failed(state)) OXCCL_FAIL(error::of(get(), state));
     return detail::finished(detail::failed(code) ? code : state);
   }
-  // Completes all operations, and waits until the peers have what was sent to them; no further ones may
-  // follow. Blocks.
+  // Completes all operations, and waits until the peers have what was sent to them; no further ones
+  // may follow. Blocks.
   result<void> finalize() const { return detail::check(ncclCommFinalize(get())); }
   // Ends all operations, also of other threads, with an error. Blocks for a second at most.
   result<void> abort() { return detail::check(ncclCommAbort(comm_.exchange(nullptr))); }
   // Ends all operations; only split, shrink and the end are left. Blocks for a second at most.
   result<void> revoke() const { return detail::check(ncclCommRevoke(get(), NCCL_REVOKE_DEFAULT)); }
-  // Gives memory back to the system; until resume() it takes no operations, and none may be under way.
+  // Gives memory back to the system; until resume() it takes no operations, and none may be under
+  // way.
   result<void> suspend() const { return detail::check(ncclCommSuspend(get(), NCCL_SUSPEND_MEM)); }
   result<void> resume() const { return detail::check(ncclCommResume(get())); }
-  // How much memory, in bytes, it takes in this process; ncclStatGpuMemSuspended is 1 while it is suspended.
+  // How much memory, in bytes, it takes in this process; ncclStatGpuMemSuspended is 1 while it is
+  // suspended.
   result<std::uint64_t> memory(ncclCommMemStat_t stat) const {
     std::uint64_t value = 0;
     return detail::made(ncclCommMemStats(get(), stat, &value), [&] { return value; });
@@ -674,8 +678,8 @@ class communicator {
     return detail::made(code, [&] { return operation(get(), op); });
   }
 
-  // Collectives: all ranks call them in the same order. None blocks. In place where both buffers are
-  // the same, or as NCCL has it.
+  // Collectives: all ranks call them in the same order. None blocks. In place where both buffers
+  // are the same, or as NCCL has it.
 
   // The reduction of all ranks' inputs, in every rank's output.
   template <class In, class Out>
@@ -751,8 +755,8 @@ class communicator {
                                   on.get()));
   }
 
-  // Writes into the window of a rank of this host, from its element `at` on, and then counts up that rank's signal
-  // `number` (0 to 15) of a context (below config::numRmaCtx).
+  // Writes into the window of a rank of this host, from its element `at` on, and then counts up
+  // that rank's signal `number` (0 to 15) of a context (below config::numRmaCtx).
   template <class In>
   result<void> put(const In &in, int to, const window &into, std::size_t at, int number,
                    const stream &on, int context = 0) const {
@@ -772,7 +776,8 @@ class communicator {
     return detail::check(ncclWaitSignal(count, signals.data(), get(), on.get()));
   }
 
-  // The same with counts and displacements per rank, in elements. The parts must lie within the buffer.
+  // The same with counts and displacements per rank, in elements. The parts must lie within the
+  // buffer.
   template <class In, class Out, class C, class D>
   result<void> all_gather_v(const In &in, Out &&out, const C &counts, const D &displs,
                             const stream &on) const {

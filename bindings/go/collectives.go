@@ -143,7 +143,8 @@ func AllToAllAsync[T Element](c *Comm, send, recv Buffer[T], on *Stream) error {
 	return ncclAlltoAll(send.data, recv.data, C.size_t(count), dataType[T](), c.handle, on.handle)
 }
 
-// Gather puts every rank's send, one behind the other, into the root's recv, which is ignored elsewhere.
+// Gather puts every rank's send, one behind the other, into the root's recv, which is ignored
+// elsewhere.
 func Gather[T Element](ctx context.Context, c *Comm, send, recv []T, root int) error {
 	return onSlices(ctx, c, send, recv, func(send, recv Buffer[T], on *Stream) error {
 		return GatherAsync(c, send, recv, root, on)

@@ -52,8 +52,8 @@ type Comm struct {
 	rank, size    int
 }
 
-// Option asks something of a new communicator, as WithCommName does. What nobody asks for is as NCCL has
-// it, whatever communicator one is made of.
+// Option asks something of a new communicator, as WithCommName does. What nobody asks for is as
+// NCCL has it, whatever communicator one is made of.
 type Option func(*config)
 
 type config struct {
@@ -65,8 +65,8 @@ type config struct {
 	err   error
 }
 
-// WithInitTimeout bounds how long creation waits for ranks that do not come; then it fails on all that did. A
-// negative time is OXCCL_INIT_TIMEOUT's. The shortest bound of any rank holds.
+// WithInitTimeout bounds how long creation waits for ranks that do not come; then it fails on all
+// that did. A negative time is OXCCL_INIT_TIMEOUT's. The shortest bound of any rank holds.
 func WithInitTimeout(limit time.Duration) Option {
 	return func(c *config) { c.limit = &limit }
 }
@@ -120,7 +120,8 @@ func InitEnv(ctx context.Context, options ...Option) (*Comm, error) {
 	})
 }
 
-// Init makes a communicator of size ranks, which all have the same id. It blocks until all have come.
+// Init makes a communicator of size ranks, which all have the same id. It blocks until all have
+// come.
 func Init(ctx context.Context, size int, id UniqueID, rank int, options ...Option) (*Comm, error) {
 	return create(ctx, options, func(handle *C.ncclComm_t, config *C.ncclConfig_t) error {
 		return ncclCommInitRankConfig(handle, narrow(size), id.raw(), narrow(rank), config)
@@ -156,16 +157,17 @@ func (c *Comm) Shrink(ctx context.Context, exclude []int, options ...Option) (*C
 	})
 }
 
-// GrowID makes the id by which ranks Join one growth of this communicator; the rank that calls it passes
-// it to Grow.
+// GrowID makes the id by which ranks Join one growth of this communicator; the rank that calls it
+// passes it to Grow.
 func (c *Comm) GrowID() (id UniqueID, err error) {
 	var raw C.ncclUniqueId
 	err = ncclCommGetUniqueId(c.handle, &raw)
 	return fromRaw(&raw), err
 }
 
-// Grow makes a communicator of size ranks; all ranks of this one call, and keep their numbers. The rank
-// that called GrowID passes the id, the others nil. It blocks until all have called and joined.
+// Grow makes a communicator of size ranks; all ranks of this one call, and keep their numbers. The
+// rank that called GrowID passes the id, the others nil. It blocks until all have called and
+// joined.
 func (c *Comm) Grow(ctx context.Context, size int, id *UniqueID, options ...Option) (*Comm, error) {
 	var raw *C.ncclUniqueId
 	if id != nil {
@@ -282,8 +284,8 @@ func (c *Comm) SetTimeout(limit time.Duration) error {
 	return oxcclCommSetTimeout(c.handle, C.int64_t(max(limit, -1)))
 }
 
-// Abort ends the communicator at once, whatever goroutines use it: its operations end with an error,
-// and so do those of the other ranks.
+// Abort ends the communicator at once, whatever goroutines use it: its operations end with an
+// error, and so do those of the other ranks.
 func (c *Comm) Abort() error {
 	if c.ended.Swap(true) {
 		return nil
@@ -295,15 +297,15 @@ func (c *Comm) Abort() error {
 // aborted. It blocks a second at most.
 func (c *Comm) Revoke() error { return ncclCommRevoke(c.handle, NcclRevokeDefault) }
 
-// Suspend gives memory of the communicator back to the system; until Resume it takes no operations, and
-// none may be under way.
+// Suspend gives memory of the communicator back to the system; until Resume it takes no operations,
+// and none may be under way.
 func (c *Comm) Suspend() error { return ncclCommSuspend(c.handle, NcclSuspendMem) }
 
 // Resume lets a suspended communicator take operations again.
 func (c *Comm) Resume() error { return ncclCommResume(c.handle) }
 
-// MemStat tells how much memory, in bytes, the communicator takes in this process; StatGpuMemSuspended
-// is 1 while it is suspended.
+// MemStat tells how much memory, in bytes, the communicator takes in this process;
+// StatGpuMemSuspended is 1 while it is suspended.
 func (c *Comm) MemStat(stat CommMemStat) (uint64, error) {
 	var value C.uint64_t
 	err := ncclCommMemStats(c.handle, stat, &value)
@@ -324,8 +326,8 @@ func (c *Comm) ByCopyEngines() (uint64, error) {
 	return uint64(count), err
 }
 
-// Close completes all operations and ends the communicator; it waits for the other ranks. After Abort
-// it only frees what is left. Later calls fail with InvalidArgument.
+// Close completes all operations and ends the communicator; it waits for the other ranks. After
+// Abort it only frees what is left. Later calls fail with InvalidArgument.
 func (c *Comm) Close() error {
 	var err error
 	if !c.ended.Swap(true) {
@@ -368,8 +370,8 @@ func Register[T Element](c *Comm, b Buffer[T]) (*Registration, error) {
 // Close ends the registration; call it before the communicator's.
 func (r *Registration) Close() error { return ncclCommDeregister(r.comm.handle, r.handle) }
 
-// wait has a call on slices done: what it began is complete, or the context has ended it. Nobody uses the
-// slices any more, as the stream has come to its end in both cases.
+// wait has a call on slices done: what it began is complete, or the context has ended it. Nobody
+// uses the slices any more, as the stream has come to its end in both cases.
 func (c *Comm) wait(ctx context.Context) error {
 	if ctx.Done() == nil {
 		return c.stream.Synchronize()

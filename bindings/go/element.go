@@ -111,8 +111,8 @@ func (b Buffer[T]) Part(from, to int) Buffer[T] {
 	return part
 }
 
-// Slice is the elements themselves, where the device's memory is the host's; it panics where it is not:
-// CopyIn and CopyOut work on every device. It is of no use after Close.
+// Slice is the elements themselves, where the device's memory is the host's; it panics where it is
+// not: CopyIn and CopyOut work on every device. It is of no use after Close.
 func (b Buffer[T]) Slice() []T {
 	if b.far {
 		panic("oxccl: Slice of a GPU's memory; use CopyIn and CopyOut")

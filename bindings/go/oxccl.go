@@ -1,13 +1,13 @@
 // Package oxccl is collective communication between processes and hosts: all-reduce, all-gather,
 // send and receive and their kin, on host memory as on GPUs.
 //
-// Functions that take slices block until the elements are there, and end when their context does: that aborts
-// the communicator on all ranks, also when it had ended before the call.
-// Functions whose names end in Async take a [Buffer], return at once, and are complete when their
-// [Stream] is. What is made here is ended by Close.
+// Functions that take slices block until the elements are there, and end when their context does:
+// that aborts the communicator on all ranks, also when it had ended before the call. Functions
+// whose names end in Async take a [Buffer], return at once, and are complete when their [Stream]
+// is. What is made here is ended by Close.
 //
-// A program is linked with liboxccl by pkg-config; with the build tag oxccl_dlopen it needs no library
-// to be built, and loads the one that OXCCL_LIBRARY names, or liboxccl.so.2.
+// A program is linked with liboxccl by pkg-config; with the build tag oxccl_dlopen it needs no
+// library to be built, and loads the one that OXCCL_LIBRARY names, or liboxccl.so.2.
 package oxccl
 
 // #include "shim_gen.h"
@@ -72,8 +72,8 @@ func mismatch(function, argument string, got, expected int) error {
 	return &Error{Code: InvalidArgument, Rank: -1, Peer: -1, Text: text}
 }
 
-// narrow is a number as C takes it. One beyond 32 bits becomes the nearest that C has, which is no rank, size
-// or signal either; where it could be right, within32 is asked first.
+// narrow is a number as C takes it. One beyond 32 bits becomes the nearest that C has, which is no
+// rank, size or signal either; where it could be right, within32 is asked first.
 func narrow(n int) C.int { return C.int(max(min(n, math.MaxInt32), math.MinInt32)) }
 
 func within32(function, argument string, n int) error {
@@ -101,8 +101,8 @@ func DeviceCount(kind DeviceKind) (int, error) {
 	return int(count), err
 }
 
-// CurrentDevice is the device of what is made here: that of OnDevice, else a GPU where there is one, else the
-// host, unless OXCCL_DEVICE says otherwise.
+// CurrentDevice is the device of what is made here: that of OnDevice, else a GPU where there is
+// one, else the host, unless OXCCL_DEVICE says otherwise.
 func CurrentDevice() (kind DeviceKind, index int, err error) {
 	var rawKind C.oxcclDeviceKind_t
 	var rawIndex C.int
@@ -130,8 +130,8 @@ func OnDevice(kind DeviceKind, index int, f func() error) error {
 	return f()
 }
 
-// SetLogLevel sets what is logged: 0 nothing, 1 the version, 2 warnings, 3 information, 5 everything.
-// Lines go where NCCL_DEBUG_FILE says.
+// SetLogLevel sets what is logged: 0 nothing, 1 the version, 2 warnings, 3 information, 5
+// everything. Lines go where NCCL_DEBUG_FILE says.
 func SetLogLevel(level int) error { return oxcclSetLog(narrow(level), nil, nil) }
 
 // Group launches together what f calls: the Async functions, whose sends and receives then need no

@@ -17,8 +17,8 @@ const ranks = 4
 
 var background = context.Background()
 
-// onRanks calls f on four ranks: goroutines of this process, or this process where a launcher started
-// it as one of them.
+// onRanks calls f on four ranks: goroutines of this process, or this process where a launcher
+// started it as one of them.
 func onRanks(t *testing.T, f func(t *testing.T, c *Comm)) {
 	t.Helper()
 	if os.Getenv("OXCCL_RANK") != "" {
@@ -76,8 +76,8 @@ func whole[T ~int8 | ~uint8 | ~int32 | ~uint32 | ~int64 | ~uint64 | ~int | ~uint
 	return T(n)
 }
 
-// bitsOf is a small number, 0 or more, as a float with so many bits of mantissa and such a bias. The leading one,
-// which floats leave out, counts up the exponent.
+// bitsOf is a small number, 0 or more, as a float with so many bits of mantissa and such a bias.
+// The leading one, which floats leave out, counts up the exponent.
 func bitsOf(n, mantissa, bias int) uint16 {
 	if n == 0 {
 		return 0
@@ -94,8 +94,8 @@ func filled[T Element](n int, value T) []T {
 	return all
 }
 
-// collectives runs every collective on slices, of numbers that a function makes: rank r has r + 1, so that the
-// place that data came from shows.
+// collectives runs every collective on slices, of numbers that a function makes: rank r has r + 1,
+// so that the place that data came from shows.
 func collectives[T Element](t *testing.T, c *Comm, number func(int) T) {
 	const n = 3
 	full := func(value int) []T { return filled(n, number(value)) }
@@ -385,7 +385,8 @@ func TestCancel(t *testing.T) {
 	}
 }
 
-// A rank waits for a message that nobody sends for as long as its bound says; other communicators go on.
+// A rank waits for a message that nobody sends for as long as its bound says; other communicators
+// go on.
 func TestTimeout(t *testing.T) {
 	onRanks(t, func(t *testing.T, c *Comm) {
 		part, err := c.Split(background, 0, 0)

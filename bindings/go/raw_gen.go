@@ -10,19 +10,22 @@ import "unsafe"
 
 // Splits a communicator: ranks of equal color make a new one, ordered by key, then by rank.
 //
-// All ranks of `comm` call. `color`: 0 or more, or NCCL_SPLIT_NOCOLOR for a rank that joins none and gets
-// a null handle. `newcomm`: out. `config`: as for ncclCommInitRankConfig; null takes the parent's. Blocks
-// for all ranks, or returns ncclInProgress where the new communicator does not block.
+// All ranks of `comm` call. `color`: 0 or more, or NCCL_SPLIT_NOCOLOR for a rank that joins none
+// and gets a null handle. `newcomm`: out. `config`: as for ncclCommInitRankConfig; null takes the
+// parent's. Blocks for all ranks, or returns ncclInProgress where the new communicator does not
+// block.
 func ncclCommSplit(comm C.ncclComm_t, color C.int, key C.int, newcomm *C.ncclComm_t, config *C.ncclConfig_t) error {
 	return failed(C.oxgo_ncclCommSplit(comm, color, key, newcomm, config))
 }
 
 // Makes a communicator without some ranks, which need not be alive.
 //
-// All other ranks call, with the same list. `excludeRanksList`: in, excludeRanksCount ranks. `newcomm`: out.
-// `config`: as for ncclCommSplit. `shrinkFlags`: NCCL_SHRINK_ABORT ends the parent's operations first; the
-// new communicator is made only when those of all survivors have ended, and the parent can only be
-// destroyed or aborted after. Without it no operation may be under way. Blocks as ncclCommSplit.
+// All other ranks call, with the same list. `excludeRanksList`: in, excludeRanksCount ranks.
+// `newcomm`: out.
+// `config`: as for ncclCommSplit. `shrinkFlags`: NCCL_SHRINK_ABORT ends the parent's operations
+// first; the new communicator is made only when those of all survivors have ended, and the parent
+// can only be destroyed or aborted after. Without it no operation may be under way. Blocks as
+// ncclCommSplit.
 func ncclCommShrink(comm C.ncclComm_t, excludeRanksList *C.int, excludeRanksCount C.int, newcomm *C.ncclComm_t, config *C.ncclConfig_t, shrinkFlags C.int) error {
 	return failed(C.oxgo_ncclCommShrink(comm, excludeRanksList, excludeRanksCount, newcomm, config, shrinkFlags))
 }
@@ -36,9 +39,10 @@ func ncclCommGetUniqueId(comm C.ncclComm_t, uniqueId *C.ncclUniqueId) error {
 
 // Makes a communicator with more ranks; those of `comm` keep their numbers.
 //
-// The root passes `comm`, the id from ncclCommGetUniqueId and rank −1; the others of `comm` pass null
-// instead of the id; new ranks pass null instead of `comm`, the id and their rank. `nRanks`: the number of
-// ranks then. `newcomm`: out. `config`: as for ncclCommSplit. Blocks as ncclCommSplit.
+// The root passes `comm`, the id from ncclCommGetUniqueId and rank −1; the others of `comm` pass
+// null instead of the id; new ranks pass null instead of `comm`, the id and their rank. `nRanks`:
+// the number of ranks then. `newcomm`: out. `config`: as for ncclCommSplit. Blocks as
+// ncclCommSplit.
 func ncclCommGrow(comm C.ncclComm_t, nRanks C.int, uniqueId *C.ncclUniqueId, rank C.int, newcomm *C.ncclComm_t, config *C.ncclConfig_t) error {
 	return failed(C.oxgo_ncclCommGrow(comm, nRanks, uniqueId, rank, newcomm, config))
 }
@@ -46,16 +50,18 @@ func ncclCommGrow(comm C.ncclComm_t, nRanks C.int, uniqueId *C.ncclUniqueId, ran
 // Leaves the reduction of all ranks' inputs in every rank's output.
 //
 // `sendbuff`: in, count × datatype. `recvbuff`: out, count × datatype; may equal `sendbuff`.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+// done.
 func ncclAllReduce(sendbuff unsafe.Pointer, recvbuff unsafe.Pointer, count C.size_t, datatype DataType, op RedOp, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_ncclAllReduce(sendbuff, recvbuff, count, C.ncclDataType_t(datatype), C.ncclRedOp_t(op), comm, stream))
 }
 
 // Copies the root's input to every rank's output.
 //
-// `sendbuff`: in at the root, count × datatype, ignored elsewhere. `recvbuff`: out, count × datatype;
-// may equal `sendbuff`.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+// `sendbuff`: in at the root, count × datatype, ignored elsewhere. `recvbuff`: out, count ×
+// datatype; may equal `sendbuff`.
+// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+// done.
 func ncclBroadcast(sendbuff unsafe.Pointer, recvbuff unsafe.Pointer, count C.size_t, datatype DataType, root C.int, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_ncclBroadcast(sendbuff, recvbuff, count, C.ncclDataType_t(datatype), root, comm, stream))
 }
@@ -63,16 +69,18 @@ func ncclBroadcast(sendbuff unsafe.Pointer, recvbuff unsafe.Pointer, count C.siz
 // Copies the root's buffer to every rank's; ncclBroadcast in place.
 //
 // `buff`: in at the root, out elsewhere, count × datatype.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+// done.
 func ncclBcast(buff unsafe.Pointer, count C.size_t, datatype DataType, root C.int, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_ncclBcast(buff, count, C.ncclDataType_t(datatype), root, comm, stream))
 }
 
 // Leaves the reduction of all ranks' inputs in the root's output.
 //
-// `sendbuff`: in, count × datatype. `recvbuff`: out at the root, count × datatype, ignored elsewhere;
-// may equal `sendbuff`.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+// `sendbuff`: in, count × datatype. `recvbuff`: out at the root, count × datatype, ignored
+// elsewhere; may equal `sendbuff`.
+// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+// done.
 func ncclReduce(sendbuff unsafe.Pointer, recvbuff unsafe.Pointer, count C.size_t, datatype DataType, op RedOp, root C.int, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_ncclReduce(sendbuff, recvbuff, count, C.ncclDataType_t(datatype), C.ncclRedOp_t(op), root, comm, stream))
 }
@@ -81,16 +89,18 @@ func ncclReduce(sendbuff unsafe.Pointer, recvbuff unsafe.Pointer, count C.size_t
 //
 // `sendbuff`: in, ranks × recvcount × datatype. `recvbuff`: out, recvcount × datatype; in place at
 // `sendbuff + rank × recvcount`.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+// done.
 func ncclReduceScatter(sendbuff unsafe.Pointer, recvbuff unsafe.Pointer, recvcount C.size_t, datatype DataType, op RedOp, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_ncclReduceScatter(sendbuff, recvbuff, recvcount, C.ncclDataType_t(datatype), C.ncclRedOp_t(op), comm, stream))
 }
 
 // Leaves the inputs of all ranks, in rank order, in every rank's output.
 //
-// `sendbuff`: in, sendcount × datatype. `recvbuff`: out, ranks × sendcount × datatype; in place with
-// `sendbuff` at `recvbuff + rank × sendcount`.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+// `sendbuff`: in, sendcount × datatype. `recvbuff`: out, ranks × sendcount × datatype; in place
+// with `sendbuff` at `recvbuff + rank × sendcount`.
+// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+// done.
 func ncclAllGather(sendbuff unsafe.Pointer, recvbuff unsafe.Pointer, sendcount C.size_t, datatype DataType, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_ncclAllGather(sendbuff, recvbuff, sendcount, C.ncclDataType_t(datatype), comm, stream))
 }
@@ -99,7 +109,8 @@ func ncclAllGather(sendbuff unsafe.Pointer, recvbuff unsafe.Pointer, sendcount C
 //
 // `sendbuff`: in, ranks × count × datatype. `recvbuff`: out, ranks × count × datatype; may equal
 // `sendbuff`.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+// done.
 func ncclAlltoAll(sendbuff unsafe.Pointer, recvbuff unsafe.Pointer, count C.size_t, datatype DataType, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_ncclAlltoAll(sendbuff, recvbuff, count, C.ncclDataType_t(datatype), comm, stream))
 }
@@ -108,7 +119,8 @@ func ncclAlltoAll(sendbuff unsafe.Pointer, recvbuff unsafe.Pointer, count C.size
 //
 // `sendbuff`: in, count × datatype. `recvbuff`: out at the root, ranks × count × datatype, ignored
 // elsewhere; in place with `sendbuff` at `recvbuff + root × count`.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+// done.
 func ncclGather(sendbuff unsafe.Pointer, recvbuff unsafe.Pointer, count C.size_t, datatype DataType, root C.int, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_ncclGather(sendbuff, recvbuff, count, C.ncclDataType_t(datatype), root, comm, stream))
 }
@@ -117,7 +129,8 @@ func ncclGather(sendbuff unsafe.Pointer, recvbuff unsafe.Pointer, count C.size_t
 //
 // `sendbuff`: in at the root, ranks × count × datatype, ignored elsewhere. `recvbuff`: out,
 // count × datatype; in place at `sendbuff + root × count`.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+// done.
 func ncclScatter(sendbuff unsafe.Pointer, recvbuff unsafe.Pointer, count C.size_t, datatype DataType, root C.int, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_ncclScatter(sendbuff, recvbuff, count, C.ncclDataType_t(datatype), root, comm, stream))
 }
@@ -125,7 +138,8 @@ func ncclScatter(sendbuff unsafe.Pointer, recvbuff unsafe.Pointer, count C.size_
 // Sends to rank `peer`, which has to receive as much.
 //
 // `sendbuff`: in, count × datatype. Sends and receives of a group make progress in any order.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+// done.
 func ncclSend(sendbuff unsafe.Pointer, count C.size_t, datatype DataType, peer C.int, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_ncclSend(sendbuff, count, C.ncclDataType_t(datatype), peer, comm, stream))
 }
@@ -133,7 +147,8 @@ func ncclSend(sendbuff unsafe.Pointer, count C.size_t, datatype DataType, peer C
 // Receives from rank `peer`, which has to send as much.
 //
 // `recvbuff`: out, count × datatype. Sends and receives of a group make progress in any order.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+// done.
 func ncclRecv(recvbuff unsafe.Pointer, count C.size_t, datatype DataType, peer C.int, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_ncclRecv(recvbuff, count, C.ncclDataType_t(datatype), peer, comm, stream))
 }
@@ -148,36 +163,37 @@ func ncclGetUniqueId(uniqueId *C.ncclUniqueId) error {
 // Makes a communicator, together with all other ranks.
 //
 // `comm`: out, the handle. `nranks`: number of ranks. `commId`: the id that one rank got from
-// ncclGetUniqueId, copied to all. `rank`: this rank, 0 to nranks − 1. The device is the calling thread's
-// current one. Blocks until all ranks have come, at most OXCCL_INIT_TIMEOUT; within a group at
-// its end.
+// ncclGetUniqueId, copied to all. `rank`: this rank, 0 to nranks − 1. The device is the calling
+// thread's current one. Blocks until all ranks have come, at most OXCCL_INIT_TIMEOUT; within a
+// group at its end.
 func ncclCommInitRank(comm *C.ncclComm_t, nranks C.int, commId C.ncclUniqueId, rank C.int) error {
 	return failed(C.oxgo_ncclCommInitRank(comm, nranks, commId, rank))
 }
 
 // Makes a communicator as ncclCommInitRank does, with options.
 //
-// `comm`: out, the handle. `nranks`, `commId`, `rank`: as for ncclCommInitRank. `config`: in, begun with
-// NCCL_CONFIG_INITIALIZER of any version from 2.14 on, or null for the defaults; environment variables
-// override it. Blocks as ncclCommInitRank.
+// `comm`: out, the handle. `nranks`, `commId`, `rank`: as for ncclCommInitRank. `config`: in,
+// begun with NCCL_CONFIG_INITIALIZER of any version from 2.14 on, or null for the defaults;
+// environment variables override it. Blocks as ncclCommInitRank.
 func ncclCommInitRankConfig(comm *C.ncclComm_t, nranks C.int, commId C.ncclUniqueId, rank C.int, config *C.ncclConfig_t) error {
 	return failed(C.oxgo_ncclCommInitRankConfig(comm, nranks, commId, rank, config))
 }
 
 // Makes a communicator as ncclCommInitRankConfig does, with several ids.
 //
-// `newcomm`: out, the handle. `nranks`: number of ranks. `myrank`: this rank. `nId`: number of ids, 1 to
-// nranks. `commIds`: in, nId ids, in the same order on all ranks. `config`: as for
-// ncclCommInitRankConfig. More ids bring nothing yet: all ranks meet at the first one, because every
-// rank needs everyone's message, and several meeting points would first have to exchange theirs. Blocks
-// as ncclCommInitRank.
+// `newcomm`: out, the handle. `nranks`: number of ranks. `myrank`: this rank. `nId`: number of
+// ids, 1 to nranks. `commIds`: in, nId ids, in the same order on all ranks. `config`: as for
+// ncclCommInitRankConfig. More ids bring nothing yet: all ranks meet at the first one, because
+// every rank needs everyone's message, and several meeting points would first have to exchange
+// theirs. Blocks as ncclCommInitRank.
 func ncclCommInitRankScalable(newcomm *C.ncclComm_t, nranks C.int, myrank C.int, nId C.int, commIds *C.ncclUniqueId, config *C.ncclConfig_t) error {
 	return failed(C.oxgo_ncclCommInitRankScalable(newcomm, nranks, myrank, nId, commIds, config))
 }
 
 // Makes all ranks of a communicator in this process, one for each device.
 //
-// `comm`: out, ndev handles. `devlist`: in, ndev device indices, or null for 0 to ndev − 1. Blocks.
+// `comm`: out, ndev handles. `devlist`: in, ndev device indices, or null for 0 to ndev − 1.
+// Blocks.
 func ncclCommInitAll(comm *C.ncclComm_t, ndev C.int, devlist *C.int) error {
 	return failed(C.oxgo_ncclCommInitAll(comm, ndev, devlist))
 }
@@ -231,12 +247,12 @@ func ncclGroupEnd() error {
 }
 
 // Ends a group without launching anything: its calls are checked as by ncclGroupEnd, and
-// `estimatedTime` of the outermost group becomes the time in µs that they would take by the cost model,
-// one after the other on each communicator and side by side on several.
+// `estimatedTime` of the outermost group becomes the time in µs that they would take by the cost
+// model, one after the other on each communicator and side by side on several.
 //
-// `simInfo`: in and out; `size` and `magic` must be set. An inner group only ends, and `estimatedTime` stays.
-// Where the group makes communicators (NCCL makes them then), the answer is ncclInvalidUsage and none
-// is made. The group ends on errors, too. Blocks: never.
+// `simInfo`: in and out; `size` and `magic` must be set. An inner group only ends, and
+// `estimatedTime` stays. Where the group makes communicators (NCCL makes them then), the answer is
+// ncclInvalidUsage and none is made. The group ends on errors, too. Blocks: never.
 func ncclGroupSimulateEnd(simInfo *C.ncclSimInfo_t) error {
 	return failed(C.oxgo_ncclGroupSimulateEnd(simInfo))
 }
@@ -251,25 +267,27 @@ func ncclGetErrorString(result Result) *C.char {
 	return C.oxgo_ncclGetErrorString(C.ncclResult_t(result))
 }
 
-// What failed last: on the communicator, if it has failed, else in this thread, else in the process.
+// What failed last: on the communicator, if it has failed, else in this thread, else in the
+// process.
 //
 // `comm`: a handle or null. The text lives until the calling thread's next error. Blocks: never.
 func ncclGetLastError(comm C.ncclComm_t) *C.char {
 	return C.oxgo_ncclGetLastError(comm)
 }
 
-// Ends a communicator at once, also one that is still being made: its operations end with an error, the
-// other ranks get ncclRemoteError. Null is ignored.
+// Ends a communicator at once, also one that is still being made: its operations end with an
+// error, the other ranks get ncclRemoteError. Null is ignored.
 //
-// Afterwards no rank touches the buffers of its operations any more; where one does not answer, the error
-// names it. Blocks: a second at most, whatever the other ranks do.
-// Not for signal handlers, which may interrupt what this waits for: let the handler set a flag or write to a
+// Afterwards no rank touches the buffers of its operations any more; where one does not answer,
+// the error names it. Blocks: a second at most, whatever the other ranks do. Not for signal
+// handlers, which may interrupt what this waits for: let the handler set a flag or write to a
 // pipe, or read signals from a signalfd, and call this in a thread.
 func ncclCommAbort(comm C.ncclComm_t) error {
 	return failed(C.oxgo_ncclCommAbort(comm))
 }
 
-// Ends the operations of a communicator, which can then only be split, shrunk, destroyed or aborted.
+// Ends the operations of a communicator, which can then only be split, shrunk, destroyed or
+// aborted.
 //
 // `revokeFlags`: NCCL_REVOKE_DEFAULT. Blocks: a second at most.
 func ncclCommRevoke(comm C.ncclComm_t, revokeFlags C.int) error {
@@ -290,8 +308,8 @@ func ncclCommResume(comm C.ncclComm_t) error {
 
 // Tells how much memory a communicator takes in this process, by what ncclCommSuspend does to it.
 //
-// `stat`: what is asked, bytes but for ncclStatGpuMemSuspended (0 or 1). `value`: out. Memory that all
-// ranks of a host share is counted where it belongs to this rank. Blocks: never.
+// `stat`: what is asked, bytes but for ncclStatGpuMemSuspended (0 or 1). `value`: out. Memory that
+// all ranks of a host share is counted where it belongs to this rank. Blocks: never.
 func ncclCommMemStats(comm C.ncclComm_t, stat CommMemStat, value *C.uint64_t) error {
 	return failed(C.oxgo_ncclCommMemStats(comm, C.ncclCommMemStat_t(stat), value))
 }
@@ -312,7 +330,8 @@ func ncclMemFree(ptr unsafe.Pointer) error {
 
 // Finds a variable by its full name, for example NCCL_DEBUG.
 //
-// `out`: out, a handle that lives as long as the library; unchanged for an unknown name. Blocks: never.
+// `out`: out, a handle that lives as long as the library; unchanged for an unknown name. Blocks:
+// never.
 func ncclParamBind(out *C.ncclParamHandle_t, key *C.char) error {
 	return failed(C.oxgo_ncclParamBind(out, key))
 }
@@ -380,9 +399,11 @@ func ncclParamGetStr(h C.ncclParamHandle_t, out **C.char) error {
 	return failed(C.oxgo_ncclParamGetStr(h, out))
 }
 
-// Reads a variable as bytes: one for a switch, eight for a number, a text with the zero at its end.
+// Reads a variable as bytes: one for a switch, eight for a number, a text with the zero at its
+// end.
 //
-// `out`: out, of `maxLen` bytes. `len`: out, the bytes written, or needed where `maxLen` is too small.
+// `out`: out, of `maxLen` bytes. `len`: out, the bytes written, or needed where `maxLen` is too
+// small.
 // Blocks: never.
 func ncclParamGet(h C.ncclParamHandle_t, out unsafe.Pointer, maxLen C.int, len *C.int) error {
 	return failed(C.oxgo_ncclParamGet(h, out, maxLen, len))
@@ -390,16 +411,17 @@ func ncclParamGet(h C.ncclParamHandle_t, out unsafe.Pointer, maxLen C.int, len *
 
 // Reads the variable of a name as text.
 //
-// `value`: out, a text that lives as long as the library. `valueLen`: out, its bytes without the zero
-// at the end. Blocks: never.
+// `value`: out, a text that lives as long as the library. `valueLen`: out, its bytes without the
+// zero at the end. Blocks: never.
 func ncclParamGetParameter(key *C.char, value **C.char, valueLen *C.int) error {
 	return failed(C.oxgo_ncclParamGetParameter(key, value, valueLen))
 }
 
-// The names of all variables; with NCCL_PARAM_DUMP_ALL=1 also of those that NCCL does not document.
+// The names of all variables; with NCCL_PARAM_DUMP_ALL=1 also of those that NCCL does not
+// document.
 //
-// `table`: out, lives until the calling thread's next call of this function. `tableLen`: out, the number
-// of names. Blocks: never.
+// `table`: out, lives until the calling thread's next call of this function. `tableLen`: out, the
+// number of names. Blocks: never.
 func ncclParamGetAllParameterKeys(table ***C.char, tableLen *C.int) error {
 	return failed(C.oxgo_ncclParamGetAllParameterKeys(table, tableLen))
 }
@@ -410,8 +432,8 @@ func ncclParamDumpAll() {
 	C.oxgo_ncclParamDumpAll()
 }
 
-// Has logging follow what NCCL_DEBUG and the variables that begin like it say now. A function set by
-// oxcclSetLog stays; `ncclParam*` go on to show what was read first. Blocks: for files.
+// Has logging follow what NCCL_DEBUG and the variables that begin like it say now. A function set
+// by oxcclSetLog stays; `ncclParam*` go on to show what was read first. Blocks: for files.
 func ncclResetDebugInit() {
 	C.oxgo_ncclResetDebugInit()
 }
@@ -419,12 +441,13 @@ func ncclResetDebugInit() {
 // Makes a reduction operation: a sum in which the elements of every rank are first multiplied by a
 // scalar of that rank, which may differ from the others'.
 //
-// `op`: out, valid in calls on `comm` with `datatype` until ncclRedOpDestroy or the end of `comm`. `scalar`:
-// in, one element of `datatype`. `residence`: ncclScalarHostImmediate reads the scalar before this call
-// returns; ncclScalarDevice reads it whenever an operation that uses it runs (also when a graph
-// is replayed), so it must stay until those are complete; on the host device that is any memory of
-// the process. The product is rounded once to `datatype`: 16- and 8-bit floats are multiplied in float32,
-// integers wrap. An operation that uses it copies its input. Blocks: never.
+// `op`: out, valid in calls on `comm` with `datatype` until ncclRedOpDestroy or the end of `comm`.
+// `scalar`: in, one element of `datatype`. `residence`: ncclScalarHostImmediate reads the scalar
+// before this call returns; ncclScalarDevice reads it whenever an operation that uses it runs
+// (also when a graph is replayed), so it must stay until those are complete; on the host device
+// that is any memory of the process. The product is rounded once to `datatype`: 16- and 8-bit
+// floats are multiplied in float32, integers wrap. An operation that uses it copies its input.
+// Blocks: never.
 func ncclRedOpCreatePreMulSum(op *C.ncclRedOp_t, scalar unsafe.Pointer, datatype DataType, residence ScalarResidence, comm C.ncclComm_t) error {
 	return failed(C.oxgo_ncclRedOpCreatePreMulSum(op, scalar, C.ncclDataType_t(datatype), C.ncclScalarResidence_t(residence), comm))
 }
@@ -438,9 +461,9 @@ func ncclRedOpDestroy(op RedOp, comm C.ncclComm_t) error {
 
 // Registers a buffer.
 //
-// `buff`: in, `size` bytes. `handle`: out. On the host device memory from ncclMemAlloc is used in place by
-// all ranks whether registered or not; other memory is read in place by the system, from some MiB on and
-// where it is allowed. Blocks: never.
+// `buff`: in, `size` bytes. `handle`: out. On the host device memory from ncclMemAlloc is used in
+// place by all ranks whether registered or not; other memory is read in place by the system, from
+// some MiB on and where it is allowed. Blocks: never.
 func ncclCommRegister(comm C.ncclComm_t, buff unsafe.Pointer, size C.size_t, handle *unsafe.Pointer) error {
 	return failed(C.oxgo_ncclCommRegister(comm, buff, size, handle))
 }
@@ -454,15 +477,16 @@ func ncclCommDeregister(comm C.ncclComm_t, handle unsafe.Pointer) error {
 
 // Registers memory as a window, into which the other ranks of the host can write by ncclPutSignal.
 //
-// All ranks call, in the same order. `buff`: in, `size` bytes; from ncclMemAlloc, or any memory where the
-// system lets ranks write into each other's. `win`: out, never null on success. `winFlags`:
-// NCCL_WIN_DEFAULT or NCCL_WIN_ bits. Takes no address space; at most 64 at a time. Blocks: never.
+// All ranks call, in the same order. `buff`: in, `size` bytes; from ncclMemAlloc, or any memory
+// where the system lets ranks write into each other's. `win`: out, never null on success.
+// `winFlags`: NCCL_WIN_DEFAULT or NCCL_WIN_ bits. Takes no address space; at most 64 at a time.
+// Blocks: never.
 func ncclCommWindowRegister(comm C.ncclComm_t, buff unsafe.Pointer, size C.size_t, win *C.ncclWindow_t, winFlags C.int) error {
 	return failed(C.oxgo_ncclCommWindowRegister(comm, buff, size, win, winFlags))
 }
 
-// Ends a window. No rank may still write into it; its memory may be freed when no rank calls anything on its
-// own memory in this window any more. Blocks: never.
+// Ends a window. No rank may still write into it; its memory may be freed when no rank calls
+// anything on its own memory in this window any more. Blocks: never.
 func ncclCommWindowDeregister(comm C.ncclComm_t, win C.ncclWindow_t) error {
 	return failed(C.oxgo_ncclCommWindowDeregister(comm, win))
 }
@@ -476,9 +500,10 @@ func ncclWinGetUserPtr(comm C.ncclComm_t, win C.ncclWindow_t, outUserPtr *unsafe
 
 // Writes into the window of a rank of this host, and then counts up one of its signals.
 //
-// `localbuff`: in, count × datatype. `peerWin`: this rank's handle of the window that `peer` registered at the
-// same place in the order of registrations. `peerWinOffset`: in bytes. `sigIdx`: 0 to 15. `ctx`: below
-// numRmaCtx, at most 4. `flags`: 0. Blocks: never; runs on `stream` once `peer` has registered the window.
+// `localbuff`: in, count × datatype. `peerWin`: this rank's handle of the window that `peer`
+// registered at the same place in the order of registrations. `peerWinOffset`: in bytes. `sigIdx`:
+// 0 to 15. `ctx`: below numRmaCtx, at most 4. `flags`: 0. Blocks: never; runs on `stream` once
+// `peer` has registered the window.
 func ncclPutSignal(localbuff unsafe.Pointer, count C.size_t, datatype DataType, peer C.int, peerWin C.ncclWindow_t, peerWinOffset C.size_t, sigIdx C.int, ctx C.int, flags C.uint, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_ncclPutSignal(localbuff, count, C.ncclDataType_t(datatype), peer, peerWin, peerWinOffset, sigIdx, ctx, flags, comm, stream))
 }
@@ -490,9 +515,11 @@ func ncclSignal(peer C.int, sigIdx C.int, ctx C.int, flags C.uint, comm C.ncclCo
 	return failed(C.oxgo_ncclSignal(peer, sigIdx, ctx, flags, comm, stream))
 }
 
-// Makes a stream wait until signals have come: of each descriptor `opCnt` more than were waited for before.
+// Makes a stream wait until signals have come: of each descriptor `opCnt` more than were waited
+// for before.
 //
-// `signalDescs`: in, nDesc descriptors, read before the call returns. Blocks: never; the stream waits.
+// `signalDescs`: in, nDesc descriptors, read before the call returns. Blocks: never; the stream
+// waits.
 func ncclWaitSignal(nDesc C.int, signalDescs *C.ncclWaitSignalDesc_t, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_ncclWaitSignal(nDesc, signalDescs, comm, stream))
 }
@@ -525,17 +552,17 @@ func oxcclMemAlloc(ptr *unsafe.Pointer, size C.size_t) error {
 	return failed(C.oxgo_oxcclMemAlloc(ptr, size))
 }
 
-// Frees memory from oxcclMemAlloc or ncclMemAlloc, of whatever device; null is ignored. Blocks: on a
-// GPU until that has done everything, as cudaFree does.
+// Frees memory from oxcclMemAlloc or ncclMemAlloc, of whatever device; null is ignored. Blocks: on
+// a GPU until that has done everything, as cudaFree does.
 func oxcclMemFree(ptr unsafe.Pointer) error {
 	return failed(C.oxgo_oxcclMemFree(ptr))
 }
 
-// Copies `bytes` bytes, in the order of the stream; the buffers must not overlap. On a stream of CUDA
-// each may be memory of the host or of any GPU.
+// Copies `bytes` bytes, in the order of the stream; the buffers must not overlap. On a stream of
+// CUDA each may be memory of the host or of any GPU.
 //
-// `dst`: out. `src`: in. Blocks: never; but a stream of CUDA may wait for its turn where memory of the
-// host is not pinned.
+// `dst`: out. `src`: in. Blocks: never; but a stream of CUDA may wait for its turn where memory of
+// the host is not pinned.
 func oxcclMemcpyAsync(dst unsafe.Pointer, src unsafe.Pointer, bytes C.size_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_oxcclMemcpyAsync(dst, src, bytes, stream))
 }
@@ -592,8 +619,9 @@ func oxcclGraphInstantiate(exec *C.oxcclGraphExec_t, graph C.oxcclGraph_t) error
 	return failed(C.oxgo_oxcclGraphInstantiate(exec, graph))
 }
 
-// Puts another graph's parameters into an executable graph: both need the same calls in the same order, on the
-// same communicators; buffers, counts and roots may differ. Launches that are under way keep theirs.
+// Puts another graph's parameters into an executable graph: both need the same calls in the same
+// order, on the same communicators; buffers, counts and roots may differ. Launches that are under
+// way keep theirs.
 // Blocks: never.
 func oxcclGraphExecUpdate(exec C.oxcclGraphExec_t, graph C.oxcclGraph_t) error {
 	return failed(C.oxgo_oxcclGraphExecUpdate(exec, graph))
@@ -629,8 +657,8 @@ func oxcclCommLastError(comm C.ncclComm_t, info *C.oxcclErrorInfo_t) error {
 	return failed(C.oxgo_oxcclCommLastError(comm, info))
 }
 
-// How many collectives so far read or wrote the other ranks' buffers where they lie, without a stage
-// in between: what memory from ncclMemAlloc, ncclCommRegister and captures are for.
+// How many collectives so far read or wrote the other ranks' buffers where they lie, without a
+// stage in between: what memory from ncclMemAlloc, ncclCommRegister and captures are for.
 //
 // `count`: out; of operations that have ended at least. Blocks: for an operation that is under way
 // on host memory, while it moves on.
@@ -638,18 +666,19 @@ func oxcclCommInPlace(comm C.ncclComm_t, count *C.uint64_t) error {
 	return failed(C.oxgo_oxcclCommInPlace(comm, count))
 }
 
-// How many operations so far had their data moved by copy engines of a GPU: large ncclAllGather and ncclAlltoAll
-// between windows, and ncclPutSignal, outside graphs. With CTAPolicy NCCL_CTA_POLICY_ZERO, all of
-// more than 512 KiB per rank.
+// How many operations so far had their data moved by copy engines of a GPU: large ncclAllGather
+// and ncclAlltoAll between windows, and ncclPutSignal, outside graphs. With CTAPolicy
+// NCCL_CTA_POLICY_ZERO, all of more than 512 KiB per rank.
 //
 // `count`: out; of operations that have begun at least. Blocks: never.
 func oxcclCommByCopyEngines(comm C.ncclComm_t, count *C.uint64_t) error {
 	return failed(C.oxgo_oxcclCommByCopyEngines(comm, count))
 }
 
-// Sets the log level (0 none to 5 trace, as NCCL_DEBUG) and where lines go: `func(user, level, text)`
-// without what NCCL puts before the text, or NCCL_DEBUG_FILE when `func` is null. Blocks until the
-// function before has had its lines and has returned: `user` may go then. Within it: never.
+// Sets the log level (0 none to 5 trace, as NCCL_DEBUG) and where lines go: `func(user, level,
+// text)` without what NCCL puts before the text, or NCCL_DEBUG_FILE when `func` is null. Blocks
+// until the function before has had its lines and has returned: `user` may go then. Within it:
+// never.
 func oxcclSetLog(level C.int, func_ C.oxcclLogFn_t, user unsafe.Pointer) error {
 	return failed(C.oxgo_oxcclSetLog(level, func_, user))
 }
@@ -657,9 +686,9 @@ func oxcclSetLog(level C.int, func_ C.oxcclLogFn_t, user unsafe.Pointer) error {
 // Makes a communicator of all processes that oxccl run, mpirun, srun or torchrun started; alone
 // without a launcher. The device's index becomes the rank on this host.
 //
-// Ranks of several hosts need NCCL_COMM_ID, or, under mpirun and srun, OXCCL_RENDEZVOUS: a folder that all
-// hosts share. Under torchrun they meet at MASTER_ADDR, at the port behind MASTER_PORT, as if that were
-// NCCL_COMM_ID; both need OXCCL_SECRET_FILE or OXCCL_INSECURE=1.
+// Ranks of several hosts need NCCL_COMM_ID, or, under mpirun and srun, OXCCL_RENDEZVOUS: a folder
+// that all hosts share. Under torchrun they meet at MASTER_ADDR, at the port behind MASTER_PORT,
+// as if that were NCCL_COMM_ID; both need OXCCL_SECRET_FILE or OXCCL_INSECURE=1.
 //
 // `comm`: out. `config`: as for ncclCommInitRankConfig. Blocks as ncclCommInitRank.
 func oxcclCommInitEnv(comm *C.ncclComm_t, config *C.ncclConfig_t) error {
@@ -674,18 +703,19 @@ func oxcclCommSetTimeout(comm C.ncclComm_t, timeoutNs C.int64_t) error {
 	return failed(C.oxgo_oxcclCommSetTimeout(comm, timeoutNs))
 }
 
-// Bounds how long the making of communicators, also from others, that the calling thread begins from
-// now on waits for the other ranks, instead of OXCCL_INIT_TIMEOUT. Then it fails on all ranks that came,
-// with the ranks that did not; the shortest bound of any rank holds.
+// Bounds how long the making of communicators, also from others, that the calling thread begins
+// from now on waits for the other ranks, instead of OXCCL_INIT_TIMEOUT. Then it fails on all ranks
+// that came, with the ranks that did not; the shortest bound of any rank holds.
 //
-// `timeoutNs`: nanoseconds; −1: what OXCCL_INIT_TIMEOUT says, and for children what their parent had.
+// `timeoutNs`: nanoseconds; −1: what OXCCL_INIT_TIMEOUT says, and for children what their parent
+// had.
 // Blocks: never.
 func oxcclSetInitTimeout(timeoutNs C.int64_t) error {
 	return failed(C.oxgo_oxcclSetInitTimeout(timeoutNs))
 }
 
-// Makes a stream on the calling thread's device; on a GPU one that the default stream does not wait
-// for. `stream`: out. Blocks: never.
+// Makes a stream on the calling thread's device; on a GPU one that the default stream does not
+// wait for. `stream`: out. Blocks: never.
 func oxcclStreamCreate(stream *C.cudaStream_t) error {
 	return failed(C.oxgo_oxcclStreamCreate(stream))
 }
@@ -695,8 +725,8 @@ func oxcclStreamDestroy(stream C.cudaStream_t) error {
 	return failed(C.oxgo_oxcclStreamDestroy(stream))
 }
 
-// Tells whether a stream has done everything: ncclSuccess, or ncclInProgress. An asynchronous error
-// of its work is returned once. Blocks: never.
+// Tells whether a stream has done everything: ncclSuccess, or ncclInProgress. An asynchronous
+// error of its work is returned once. Blocks: never.
 func oxcclStreamQuery(stream C.cudaStream_t) error {
 	return failed(C.oxgo_oxcclStreamQuery(stream))
 }
@@ -712,22 +742,22 @@ func oxcclStreamWaitEvent(stream C.cudaStream_t, event C.oxcclEvent_t) error {
 	return failed(C.oxgo_oxcclStreamWaitEvent(stream, event))
 }
 
-// Calls `func(arg)` on a thread of the library, or of CUDA, in the order of the stream. It must not call this
-// library's functions that block. Blocks: never.
+// Calls `func(arg)` on a thread of the library, or of CUDA, in the order of the stream. It must
+// not call this library's functions that block. Blocks: never.
 func oxcclStreamHostFunc(stream C.cudaStream_t, func_ C.oxcclHostFn_t, arg unsafe.Pointer) error {
 	return failed(C.oxgo_oxcclStreamHostFunc(stream, func_, arg))
 }
 
 // Gathers the inputs of all ranks, of different lengths, in every rank's output.
 //
-// `sendbuff`: in, sendcount × datatype, which must be recvcounts of this rank. `recvbuff`: out; the data of rank
-// r come at element recvdispls[r] and have recvcounts[r] elements; parts must not overlap.
-// `sendbuff` may be recvbuff + recvdispls of this rank, in place, and must not overlap `recvbuff` otherwise.
-// Counts and displacements are in elements and read before the call returns; a part without elements
-// is not looked at, and its displacement may be anything.
-// Counts that differ between the two ranks that they concern are an error that names both where
-// a piece comes with another length than expected, and otherwise as for ncclSend and ncclRecv.
-// Cost: every rank sends its data directly to every other one.
+// `sendbuff`: in, sendcount × datatype, which must be recvcounts of this rank. `recvbuff`: out;
+// the data of rank r come at element recvdispls[r] and have recvcounts[r] elements; parts must not
+// overlap. `sendbuff` may be recvbuff + recvdispls of this rank, in place, and must not overlap
+// `recvbuff` otherwise. Counts and displacements are in elements and read before the call returns;
+// a part without elements is not looked at, and its displacement may be anything. Counts that
+// differ between the two ranks that they concern are an error that names both where a piece comes
+// with another length than expected, and otherwise as for ncclSend and ncclRecv. Cost: every rank
+// sends its data directly to every other one.
 // Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 func oxcclAllGatherv(sendbuff unsafe.Pointer, sendcount C.size_t, recvbuff unsafe.Pointer, recvcounts *C.size_t, recvdispls *C.size_t, datatype DataType, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_oxcclAllGatherv(sendbuff, sendcount, recvbuff, recvcounts, recvdispls, C.ncclDataType_t(datatype), comm, stream))
@@ -735,11 +765,11 @@ func oxcclAllGatherv(sendbuff unsafe.Pointer, sendcount C.size_t, recvbuff unsaf
 
 // Leaves in every rank's output the reduction of that rank's block of all inputs.
 //
-// `sendbuff`: in; the blocks of all ranks one behind the other, counts[r] × datatype for rank r. `recvbuff`: out,
-// counts of this rank; may be this rank's block in `sendbuff`, in place, and must not overlap it otherwise.
-// `counts` is in elements, the same on all ranks, and read before the call returns; a block may be empty.
-// Cost: a reduce per block that is not empty, one after the other: with equal counts ncclReduceScatter
-// is the faster one.
+// `sendbuff`: in; the blocks of all ranks one behind the other, counts[r] × datatype for rank r.
+// `recvbuff`: out, counts of this rank; may be this rank's block in `sendbuff`, in place, and must
+// not overlap it otherwise. `counts` is in elements, the same on all ranks, and read before the
+// call returns; a block may be empty. Cost: a reduce per block that is not empty, one after the
+// other: with equal counts ncclReduceScatter is the faster one.
 // Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 func oxcclReduceScatterv(sendbuff unsafe.Pointer, recvbuff unsafe.Pointer, counts *C.size_t, datatype DataType, op RedOp, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_oxcclReduceScatterv(sendbuff, recvbuff, counts, C.ncclDataType_t(datatype), C.ncclRedOp_t(op), comm, stream))
@@ -747,14 +777,14 @@ func oxcclReduceScatterv(sendbuff unsafe.Pointer, recvbuff unsafe.Pointer, count
 
 // Every rank sends a part of its own to every rank.
 //
-// `sendbuff`: in; what goes to rank r begins at element senddispls[r] and has sendcounts[r] elements. `recvbuff`: out;
-// what comes from rank r lands at element recvdispls[r] and has recvcounts[r] elements; parts must not overlap each
-// other or what is sent (no in place).
-// Counts and displacements are in elements and read before the call returns; a part without elements
-// is not looked at, and its displacement may be anything.
-// Counts that differ between the two ranks that they concern are an error that names both where
-// a piece comes with another length than expected, and otherwise as for ncclSend and ncclRecv.
-// Cost: one message to and from every rank with elements.
+// `sendbuff`: in; what goes to rank r begins at element senddispls[r] and has sendcounts[r]
+// elements. `recvbuff`: out; what comes from rank r lands at element recvdispls[r] and has
+// recvcounts[r] elements; parts must not overlap each other or what is sent (no in place). Counts
+// and displacements are in elements and read before the call returns; a part without elements is
+// not looked at, and its displacement may be anything. Counts that differ between the two ranks
+// that they concern are an error that names both where a piece comes with another length than
+// expected, and otherwise as for ncclSend and ncclRecv. Cost: one message to and from every rank
+// with elements.
 // Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 func oxcclAlltoAllv(sendbuff unsafe.Pointer, sendcounts *C.size_t, senddispls *C.size_t, recvbuff unsafe.Pointer, recvcounts *C.size_t, recvdispls *C.size_t, datatype DataType, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_oxcclAlltoAllv(sendbuff, sendcounts, senddispls, recvbuff, recvcounts, recvdispls, C.ncclDataType_t(datatype), comm, stream))
@@ -762,13 +792,12 @@ func oxcclAlltoAllv(sendbuff unsafe.Pointer, sendcounts *C.size_t, senddispls *C
 
 // Gathers the inputs of all ranks, of different lengths, in the root's output.
 //
-// `sendbuff`: in, sendcount × datatype. `recvbuff`, `recvcounts`, `recvdispls`: at the root as for oxcclAllGatherv, in place
-// too; ignored elsewhere.
-// Counts and displacements are in elements and read before the call returns; a part without elements
-// is not looked at, and its displacement may be anything.
-// Counts that differ between the two ranks that they concern are an error that names both where
-// a piece comes with another length than expected, and otherwise as for ncclSend and ncclRecv.
-// Cost: one message from every rank to the root.
+// `sendbuff`: in, sendcount × datatype. `recvbuff`, `recvcounts`, `recvdispls`: at the root as for
+// oxcclAllGatherv, in place too; ignored elsewhere. Counts and displacements are in elements and
+// read before the call returns; a part without elements is not looked at, and its displacement may
+// be anything. Counts that differ between the two ranks that they concern are an error that names
+// both where a piece comes with another length than expected, and otherwise as for ncclSend and
+// ncclRecv. Cost: one message from every rank to the root.
 // Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 func oxcclGatherv(sendbuff unsafe.Pointer, sendcount C.size_t, recvbuff unsafe.Pointer, recvcounts *C.size_t, recvdispls *C.size_t, datatype DataType, root C.int, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_oxcclGatherv(sendbuff, sendcount, recvbuff, recvcounts, recvdispls, C.ncclDataType_t(datatype), root, comm, stream))
@@ -776,14 +805,14 @@ func oxcclGatherv(sendbuff unsafe.Pointer, sendcount C.size_t, recvbuff unsafe.P
 
 // Sends to every rank its part, of a length of its own, of the root's input.
 //
-// `sendbuff`, `sendcounts`, `senddispls`: in at the root, where the part of rank r begins at element senddispls[r] and
-// has sendcounts[r] elements; ignored elsewhere. `recvbuff`: out, recvcount × datatype; at the root it may be sendbuff +
-// senddispls of the root, in place, and must not overlap `sendbuff` otherwise.
-// Counts and displacements are in elements and read before the call returns; a part without elements
-// is not looked at, and its displacement may be anything.
-// Counts that differ between the two ranks that they concern are an error that names both where
-// a piece comes with another length than expected, and otherwise as for ncclSend and ncclRecv.
-// Cost: one message from the root to every rank.
+// `sendbuff`, `sendcounts`, `senddispls`: in at the root, where the part of rank r begins at
+// element senddispls[r] and has sendcounts[r] elements; ignored elsewhere. `recvbuff`: out,
+// recvcount × datatype; at the root it may be sendbuff + senddispls of the root, in place, and
+// must not overlap `sendbuff` otherwise. Counts and displacements are in elements and read before
+// the call returns; a part without elements is not looked at, and its displacement may be
+// anything. Counts that differ between the two ranks that they concern are an error that names
+// both where a piece comes with another length than expected, and otherwise as for ncclSend and
+// ncclRecv. Cost: one message from the root to every rank.
 // Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 func oxcclScatterv(sendbuff unsafe.Pointer, sendcounts *C.size_t, senddispls *C.size_t, recvbuff unsafe.Pointer, recvcount C.size_t, datatype DataType, root C.int, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_oxcclScatterv(sendbuff, sendcounts, senddispls, recvbuff, recvcount, C.ncclDataType_t(datatype), root, comm, stream))

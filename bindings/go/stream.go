@@ -66,14 +66,14 @@ func Copy[T Element](to, from Buffer[T], on *Stream) error {
 	return oxcclMemcpyAsync(to.data, from.data, bytes, on.handle)
 }
 
-// CopyIn copies a slice into a buffer of equal length, of any device, behind what the stream does. It
-// blocks until that is done.
+// CopyIn copies a slice into a buffer of equal length, of any device, behind what the stream does.
+// It blocks until that is done.
 func CopyIn[T Element](to Buffer[T], from []T, on *Stream) error {
 	return copyPinned(to, view(from), from, on)
 }
 
-// CopyOut copies a buffer of any device into a slice of equal length, behind what the stream does. It
-// blocks until that is done.
+// CopyOut copies a buffer of any device into a slice of equal length, behind what the stream does.
+// It blocks until that is done.
 func CopyOut[T Element](to []T, from Buffer[T], on *Stream) error {
 	return copyPinned(view(to), from, to, on)
 }
@@ -141,8 +141,8 @@ func Capture(on *Stream, f func() error) (*Graph, error) {
 	return &Graph{handle}, nil
 }
 
-// Update puts what f calls on the stream in the place of what the graph does. Both must be the same calls
-// in the same order; buffers, counts and roots may differ. Launches under way keep theirs.
+// Update puts what f calls on the stream in the place of what the graph does. Both must be the same
+// calls in the same order; buffers, counts and roots may differ. Launches under way keep theirs.
 func (g *Graph) Update(on *Stream, f func() error) error {
 	return captured(on, f, func(graph C.oxcclGraph_t) error {
 		return oxcclGraphExecUpdate(g.handle, graph)

@@ -8,8 +8,8 @@ import (
 	"fmt"
 )
 
-// parts turns counts and displacements, in elements, into C's, and checks that every part lies within a
-// buffer of n elements. The displacement of a part without elements may be anything.
+// parts turns counts and displacements, in elements, into C's, and checks that every part lies
+// within a buffer of n elements. The displacement of a part without elements may be anything.
 func parts(c *Comm, function, argument string, n int, counts, displs []int) (*C.size_t, *C.size_t, error) {
 	if len(counts) != c.size {
 		return nil, nil, mismatch(function, "counts of "+argument, len(counts), c.size)
@@ -32,8 +32,8 @@ func parts(c *Comm, function, argument string, n int, counts, displs []int) (*C.
 	return &raw[0], &raw[c.size], nil
 }
 
-// AllGatherv puts the send of rank r, which has counts[r] elements, at element displs[r] of every rank's
-// recv. Cost: every rank sends its elements directly to every other one.
+// AllGatherv puts the send of rank r, which has counts[r] elements, at element displs[r] of every
+// rank's recv. Cost: every rank sends its elements directly to every other one.
 func AllGatherv[T Element](ctx context.Context, c *Comm, send, recv []T, counts, displs []int) error {
 	return onSlices(ctx, c, send, recv, func(send, recv Buffer[T], on *Stream) error {
 		return AllGathervAsync(c, send, recv, counts, displs, on)
@@ -49,8 +49,8 @@ func AllGathervAsync[T Element](c *Comm, send, recv Buffer[T], counts, displs []
 	return oxcclAllGatherv(send.data, C.size_t(send.n), recv.data, n, at, dataType[T](), c.handle, on.handle)
 }
 
-// ReduceScatterv leaves block r of the reduction of all ranks' send, of counts[r] elements, in the recv
-// of rank r. Cost: a reduce per block; with equal counts ReduceScatter is faster.
+// ReduceScatterv leaves block r of the reduction of all ranks' send, of counts[r] elements, in the
+// recv of rank r. Cost: a reduce per block; with equal counts ReduceScatter is faster.
 func ReduceScatterv[T Element](ctx context.Context, c *Comm, send, recv []T, counts []int, op RedOp) error {
 	return onSlices(ctx, c, send, recv, func(send, recv Buffer[T], on *Stream) error {
 		return ReduceScattervAsync(c, send, recv, counts, op, on)
@@ -77,8 +77,8 @@ func ReduceScattervAsync[T Element](c *Comm, send, recv Buffer[T], counts []int,
 	return oxcclReduceScatterv(send.data, recv.data, n, dataType[T](), op, c.handle, on.handle)
 }
 
-// AllToAllv sends sendCounts[r] elements from element sendDispls[r] of send on to rank r, and puts the
-// recvCounts[r] that come from rank r at element recvDispls[r] of recv.
+// AllToAllv sends sendCounts[r] elements from element sendDispls[r] of send on to rank r, and puts
+// the recvCounts[r] that come from rank r at element recvDispls[r] of recv.
 func AllToAllv[T Element](ctx context.Context, c *Comm, send []T, sendCounts, sendDispls []int,
 	recv []T, recvCounts, recvDispls []int) error {
 	return onSlices(ctx, c, send, recv, func(send, recv Buffer[T], on *Stream) error {
@@ -100,8 +100,8 @@ func AllToAllvAsync[T Element](c *Comm, send Buffer[T], sendCounts, sendDispls [
 	return oxcclAlltoAllv(send.data, n, at, recv.data, m, to, dataType[T](), c.handle, on.handle)
 }
 
-// Gatherv puts the send of rank r, which has counts[r] elements, at element displs[r] of the root's recv;
-// recv, counts and displs are ignored elsewhere.
+// Gatherv puts the send of rank r, which has counts[r] elements, at element displs[r] of the root's
+// recv; recv, counts and displs are ignored elsewhere.
 func Gatherv[T Element](ctx context.Context, c *Comm, send, recv []T, counts, displs []int, root int) error {
 	return onSlices(ctx, c, send, recv, func(send, recv Buffer[T], on *Stream) error {
 		return GathervAsync(c, send, recv, counts, displs, root, on)
@@ -120,8 +120,8 @@ func GathervAsync[T Element](c *Comm, send, recv Buffer[T], counts, displs []int
 	return oxcclGatherv(send.data, C.size_t(send.n), recv.data, n, at, dataType[T](), narrow(root), c.handle, on.handle)
 }
 
-// Scatterv puts counts[r] elements from element displs[r] of the root's send on into the recv of rank r;
-// send, counts and displs are ignored elsewhere.
+// Scatterv puts counts[r] elements from element displs[r] of the root's send on into the recv of
+// rank r; send, counts and displs are ignored elsewhere.
 func Scatterv[T Element](ctx context.Context, c *Comm, send []T, counts, displs []int, recv []T, root int) error {
 	return onSlices(ctx, c, send, recv, func(send, recv Buffer[T], on *Stream) error {
 		return ScattervAsync(c, send, counts, displs, recv, root, on)

@@ -14,8 +14,8 @@ type Window[T Element] struct {
 	handle C.ncclWindow_t
 }
 
-// OpenWindow makes a window of a buffer. All ranks call, in the same order; each then holds all ranks'
-// windows by this one. Buffer and communicator must outlive it. It does not block.
+// OpenWindow makes a window of a buffer. All ranks call, in the same order; each then holds all
+// ranks' windows by this one. Buffer and communicator must outlive it. It does not block.
 func OpenWindow[T Element](c *Comm, b Buffer[T]) (*Window[T], error) {
 	var handle C.ncclWindow_t
 	bytes := C.size_t(uintptr(b.n) * sizeOf[T]())
@@ -28,8 +28,8 @@ func OpenWindow[T Element](c *Comm, b Buffer[T]) (*Window[T], error) {
 // Close ends the window, into which no rank may still write.
 func (w *Window[T]) Close() error { return ncclCommWindowDeregister(w.comm.handle, w.handle) }
 
-// Put writes elements into a rank's window, from its element at on, and then counts up a signal (0 to
-// 15) of that rank. It returns at once; the elements may change when the stream is done.
+// Put writes elements into a rank's window, from its element at on, and then counts up a signal (0
+// to 15) of that rank. It returns at once; the elements may change when the stream is done.
 func (w *Window[T]) Put(data Buffer[T], to, at, signal int, on *Stream) error {
 	if at < 0 || uintptr(at) > ^uintptr(0)/sizeOf[T]() {
 		text := fmt.Sprintf("Put: at is %d; expected an element of the window, 0 or more", at)
@@ -40,7 +40,8 @@ func (w *Window[T]) Put(data Buffer[T], to, at, signal int, on *Stream) error {
 		0, 0, w.comm.handle, on.handle)
 }
 
-// Signal counts up a signal (0 to 15) of a rank. What was put there before is there when it is seen.
+// Signal counts up a signal (0 to 15) of a rank. What was put there before is there when it is
+// seen.
 func (c *Comm) Signal(to, signal int, on *Stream) error {
 	return ncclSignal(narrow(to), narrow(signal), 0, 0, c.handle, on.handle)
 }

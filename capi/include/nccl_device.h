@@ -272,14 +272,15 @@ ncclTeam_t ncclTeamWorld(ncclComm_t comm);
 // Same as ncclTeamWorld, for wrappers that replace it.
 ncclTeam_t pncclTeamWorld(ncclComm_t comm);
 
-// The block of neighbouring ranks that share memory with this one; on one host these are all ranks.
-// A team of no ranks for a bad handle. Blocks: never.
+// The block of neighbouring ranks that share memory with this one; on one host these are all
+// ranks. A team of no ranks for a bad handle. Blocks: never.
 ncclTeam_t ncclTeamLsa(ncclComm_t comm);
 
 // Same as ncclTeamLsa, for wrappers that replace it.
 ncclTeam_t pncclTeamLsa(ncclComm_t comm);
 
-// The ranks with this one's place in their blocks; a team of no ranks for a bad handle. Blocks: never.
+// The ranks with this one's place in their blocks; a team of no ranks for a bad handle. Blocks:
+// never.
 ncclTeam_t ncclTeamRail(ncclComm_t comm);
 
 // Same as ncclTeamRail, for wrappers that replace it.
@@ -301,15 +302,14 @@ int ncclTeamRankToLsa(ncclComm_t comm, ncclTeam_t team, int rank);
 // Same as ncclTeamRankToLsa, for wrappers that replace it.
 int pncclTeamRankToLsa(ncclComm_t comm, ncclTeam_t team, int rank);
 
-// The slots of 8 bytes that elements need in an all-to-all exchange; −1 for sizes that make no sense.
+// The slots of 8 bytes that elements need in an all-to-all exchange; −1 for sizes that make no
+// sense.
 //
 // `maxElts`: number of elements. `maxEltSize`: bytes of each. Blocks: never.
-int ncclLLA2ACalcSlots(int maxElts,
-                       int maxEltSize);
+int ncclLLA2ACalcSlots(int maxElts, int maxEltSize);
 
 // Same as ncclLLA2ACalcSlots, for wrappers that replace it.
-int pncclLLA2ACalcSlots(int maxElts,
-                        int maxEltSize);
+int pncclLLA2ACalcSlots(int maxElts, int maxEltSize);
 
 // Tells what a communicator can do for kernels: on the host device, nothing.
 //
@@ -319,7 +319,8 @@ ncclResult_t ncclCommQueryProperties(ncclComm_t comm, ncclCommProperties_t *prop
 // Same as ncclCommQueryProperties, for wrappers that replace it.
 ncclResult_t pncclCommQueryProperties(ncclComm_t comm, ncclCommProperties_t *props);
 
-// Would make a communicator for kernels; fails with ncclInvalidUsage on the host device. Blocks: never.
+// Would make a communicator for kernels; fails with ncclInvalidUsage on the host device. Blocks:
+// never.
 ncclResult_t ncclDevCommCreate(ncclComm_t comm,
                                const ncclDevCommRequirements_t *reqs,
                                ncclDevComm_t *outDevComm);
@@ -329,25 +330,22 @@ ncclResult_t pncclDevCommCreate(ncclComm_t comm,
                                 const ncclDevCommRequirements_t *reqs,
                                 ncclDevComm_t *outDevComm);
 
-// Would end a communicator for kernels; fails with ncclInvalidUsage on the host device. Blocks: never.
-ncclResult_t ncclDevCommDestroy(ncclComm_t comm,
-                                const ncclDevComm_t *devComm);
+// Would end a communicator for kernels; fails with ncclInvalidUsage on the host device. Blocks:
+// never.
+ncclResult_t ncclDevCommDestroy(ncclComm_t comm, const ncclDevComm_t *devComm);
 
 // Same as ncclDevCommDestroy, for wrappers that replace it.
-ncclResult_t pncclDevCommDestroy(ncclComm_t comm,
-                                 const ncclDevComm_t *devComm);
+ncclResult_t pncclDevCommDestroy(ncclComm_t comm, const ncclDevComm_t *devComm);
 
-// Would give a window's multicast address; fails with ncclInvalidUsage on the host device. Blocks: never.
-ncclResult_t ncclGetLsaMultimemDevicePointer(ncclWindow_t window,
-                                             size_t offset,
-                                             void **outPtr);
+// Would give a window's multicast address; fails with ncclInvalidUsage on the host device. Blocks:
+// never.
+ncclResult_t ncclGetLsaMultimemDevicePointer(ncclWindow_t window, size_t offset, void **outPtr);
 
 // Same as ncclGetLsaMultimemDevicePointer, for wrappers that replace it.
-ncclResult_t pncclGetLsaMultimemDevicePointer(ncclWindow_t window,
-                                              size_t offset,
-                                              void **outPtr);
+ncclResult_t pncclGetLsaMultimemDevicePointer(ncclWindow_t window, size_t offset, void **outPtr);
 
-// Would give a window's address for a multicast handle; fails with ncclInvalidUsage on the host device. Blocks: never.
+// Would give a window's address for a multicast handle; fails with ncclInvalidUsage on the host
+// device. Blocks: never.
 ncclResult_t ncclGetMultimemDevicePointer(ncclWindow_t window,
                                           size_t offset,
                                           ncclMultimemHandle_t multimem,
@@ -359,7 +357,8 @@ ncclResult_t pncclGetMultimemDevicePointer(ncclWindow_t window,
                                            ncclMultimemHandle_t multimem,
                                            void **outPtr);
 
-// Would give a window's address in the memory of a rank of the block; fails with ncclInvalidUsage on the host device. Blocks: never.
+// Would give a window's address in the memory of a rank of the block; fails with ncclInvalidUsage
+// on the host device. Blocks: never.
 ncclResult_t ncclGetLsaDevicePointer(ncclWindow_t window,
                                      size_t offset,
                                      int lsaRank,
@@ -371,19 +370,15 @@ ncclResult_t pncclGetLsaDevicePointer(ncclWindow_t window,
                                       int lsaRank,
                                       void **outPtr);
 
-// Would give a window's address in the memory of a rank; fails with ncclInvalidUsage on the host device. Blocks: never.
-ncclResult_t ncclGetPeerDevicePointer(ncclWindow_t window,
-                                      size_t offset,
-                                      int peer,
-                                      void **outPtr);
+// Would give a window's address in the memory of a rank; fails with ncclInvalidUsage on the host
+// device. Blocks: never.
+ncclResult_t ncclGetPeerDevicePointer(ncclWindow_t window, size_t offset, int peer, void **outPtr);
 
 // Same as ncclGetPeerDevicePointer, for wrappers that replace it.
-ncclResult_t pncclGetPeerDevicePointer(ncclWindow_t window,
-                                       size_t offset,
-                                       int peer,
-                                       void **outPtr);
+ncclResult_t pncclGetPeerDevicePointer(ncclWindow_t window, size_t offset, int peer, void **outPtr);
 
-// Would describe a barrier of ranks that share memory; fails with ncclInvalidUsage on the host device. Blocks: never.
+// Would describe a barrier of ranks that share memory; fails with ncclInvalidUsage on the host
+// device. Blocks: never.
 ncclResult_t ncclLsaBarrierCreateRequirement(ncclTeam_t team,
                                              int nBarriers,
                                              ncclLsaBarrierHandle_t *outHandle,
@@ -395,7 +390,8 @@ ncclResult_t pncclLsaBarrierCreateRequirement(ncclTeam_t team,
                                               ncclLsaBarrierHandle_t *outHandle,
                                               ncclDevResourceRequirements_t *outReq);
 
-// Would describe a barrier over the network; fails with ncclInvalidUsage on the host device. Blocks: never.
+// Would describe a barrier over the network; fails with ncclInvalidUsage on the host device.
+// Blocks: never.
 ncclResult_t ncclGinBarrierCreateRequirement(ncclComm_t comm,
                                              ncclTeam_t team,
                                              int nBarriers,
@@ -409,7 +405,8 @@ ncclResult_t pncclGinBarrierCreateRequirement(ncclComm_t comm,
                                               ncclGinBarrierHandle_t *outHandle,
                                               ncclDevResourceRequirements_t *outReq);
 
-// Would describe the slots of an all-to-all exchange; fails with ncclInvalidUsage on the host device. Blocks: never.
+// Would describe the slots of an all-to-all exchange; fails with ncclInvalidUsage on the host
+// device. Blocks: never.
 ncclResult_t ncclLLA2ACreateRequirement(int nBlocks,
                                         int nSlots,
                                         ncclLLA2AHandle_t *outHandle,
@@ -421,7 +418,8 @@ ncclResult_t pncclLLA2ACreateRequirement(int nBlocks,
                                          ncclLLA2AHandle_t *outHandle,
                                          ncclDevResourceRequirements_t *outReq);
 
-// Would describe a buffer for sending over the network; fails with ncclInvalidUsage on the host device. Blocks: never.
+// Would describe a buffer for sending over the network; fails with ncclInvalidUsage on the host
+// device. Blocks: never.
 ncclResult_t ncclGinOutboxCreateRequirement(int nBlocks,
                                             int size_log2,
                                             struct ncclGinOutboxHandle *outHandle,
@@ -433,7 +431,8 @@ ncclResult_t pncclGinOutboxCreateRequirement(int nBlocks,
                                              struct ncclGinOutboxHandle *outHandle,
                                              ncclDevResourceRequirements_t *outReq);
 
-// Would describe a buffer for receiving over the network; fails with ncclInvalidUsage on the host device. Blocks: never.
+// Would describe a buffer for receiving over the network; fails with ncclInvalidUsage on the host
+// device. Blocks: never.
 ncclResult_t ncclGinInboxA2ACreateRequirement(ncclTeam_t peers,
                                               int nBlocks,
                                               int size_log2,

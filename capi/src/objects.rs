@@ -65,8 +65,8 @@ pub(crate) fn get<T: 'static, H>(
     table.get(handle as usize).map_err(|why| dead(function, argument, handle as usize, why))
 }
 
-/// The communicator of a call, which the call holds until its end: where it panics, the boundary hears
-/// whose it was.
+/// The communicator of a call, which the call holds until its end: where it panics, the boundary
+/// hears whose it was.
 pub(crate) struct Called {
     holder: Lent<Holder>,
     /// Whether the caller was panicking before.
@@ -119,8 +119,8 @@ pub(crate) fn remove<T: 'static, H>(
     table.remove(handle as usize).map_err(|why| dead(function, argument, handle as usize, why))
 }
 
-/// Whether an alien handle is one of CUDA: so are all that are not ours, where there is CUDA. As there,
-/// they have to be alive.
+/// Whether an alien handle is one of CUDA: so are all that are not ours, where there is CUDA. As
+/// there, they have to be alive.
 #[cold]
 fn is_cuda(handle: usize) -> bool {
     may_be_cuda(handle) && cuda::driver::count().is_ok()

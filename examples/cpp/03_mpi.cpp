@@ -1,4 +1,5 @@
-// A communicator of MPI's ranks, from an id that MPI hands round: mpirun -n 4 ./03_mpi (compile with mpicxx)
+// A communicator of MPI's ranks, from an id that MPI hands round: mpirun -n 4 ./03_mpi (compile
+// with mpicxx)
 #include <mpi.h>
 
 #include "verdict.hpp"

@@ -4,7 +4,8 @@
 
 #include "verdict.hpp"
 
-// The number of ranks by an all-reduce. `ranks` is in use until the stream is done, also after an error.
+// The number of ranks by an all-reduce. `ranks` is in use until the stream is done, also after an
+// error.
 static int count(const oxccl::communicator &comm, const oxccl::stream &stream,
                  const oxccl::buffer<int> &x, std::vector<int> &ranks) {
   ranks = {1};

@@ -203,14 +203,15 @@ typedef struct Control {
   uint64_t offset;
   // How long a kernel may wait, in ns; 0: as long as it takes.
   uint64_t limit_ns;
-  // Set by the host, a bit per rank: those that have left in order. What they wrote before is here.
+  // Set by the host, a bit per rank: those that have left in order. What they wrote before is
+  // here.
   uint64_t left;
   // Collectives so far that read or wrote user memory of peers.
   uint64_t in_place;
   // Of these, whose blocks copy engines move, as far as they have begun.
   uint64_t by_engines;
-  // Collectives for which they took blocks from other places than the peers told, so that kernels
-  // moved them once more.
+  // Collectives for which they took blocks from other places than the peers told, so that
+  // kernels moved them once more.
   uint64_t astray;
 } Control;
 
@@ -262,8 +263,8 @@ typedef struct Rank {
   uint64_t maps;
 } Rank;
 
-// Whose messages a group's are. A queue is a peer and a direction; each lane of a queue is a block,
-// and carries its part of the queue's large messages, the first one all of the small ones.
+// Whose messages a group's are. A queue is a peer and a direction; each lane of a queue is a
+// block, and carries its part of the queue's large messages, the first one all of the small ones.
 typedef struct Exchange {
   // Who calls it.
   Rank rank;
@@ -460,8 +461,8 @@ typedef struct Program {
   Place input;
   // Its receive buffer.
   Place output;
-  // Elements of each block that are a channel's, whatever the way: the blocks of a launch may agree
-  // on different ones.
+  // Elements of each block that are a channel's, whatever the way: the blocks of a launch may
+  // agree on different ones.
   uint64_t share_elems;
   // Whether the ranks agree on a way, and on the large stage; else it is [`WAY_STAGED`].
   uint32_t agrees;

@@ -1,7 +1,8 @@
 // Whether an operation may use the ranks' user memory, and the large stage: what only one rank
 // knows, and all have to decide alike. Every block tells its peers' blocks of the same index where
 // its rank's buffers are found and waits for what they tell; all see the same words, so all come to
-// the same answer, which need not be that of the rank's other blocks. That every rank has entered also stands for the program's first signal.
+// the same answer, which need not be that of the rank's other blocks. That every rank has entered
+// also stands for the program's first signal.
 #pragma once
 
 #include "watch.cuh"

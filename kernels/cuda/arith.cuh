@@ -129,7 +129,8 @@ struct BF16 {
   __device__ static Lane divide(Lane l, uint32_t n) { return __fdiv_rn(l, float(n)); }
 };
 
-// Where there are no instructions for fp8, much code stands for each: once, not wherever it is used.
+// Where there are no instructions for fp8, much code stands for each: once, not wherever it is
+// used.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
 #define OXCCL_CONVERSION __device__ __noinline__ static
 #else

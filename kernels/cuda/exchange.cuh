@@ -1,6 +1,6 @@
-// Sends and receives of a group: a block per lane of a queue, so that none waits for its turn behind
-// another. A lane is a bounded queue in the receiver's memory: the sender fills slots and counts
-// arrivals, the receiver empties them and gives credits back.
+// Sends and receives of a group: a block per lane of a queue, so that none waits for its turn
+// behind another. A lane is a bounded queue in the receiver's memory: the sender fills slots and
+// counts arrivals, the receiver empties them and gives credits back.
 #pragma once
 
 #include "watch.cuh"
@@ -73,7 +73,8 @@ struct Lane {
     return true;
   }
 
-  // The part of a message that this lane carries, slot by slot; one without bytes takes a slot, too.
+  // The part of a message that this lane carries, slot by slot; one without bytes takes a slot,
+  // too.
   __device__ bool carry(const Message& m, bool sends) {
     uint64_t at = 0, last = m.bytes;
     if (m.bytes > SMALL_MESSAGE_BYTES) {

@@ -1,6 +1,6 @@
-// What goes before copy engines: waits until the peers' blocks are there to be taken, and compares where
-// they are with where the host has the engines take them from. The program that comes after them moves
-// everything itself where that is not so.
+// What goes before copy engines: waits until the peers' blocks are there to be taken, and compares
+// where they are with where the host has the engines take them from. The program that comes after
+// them moves everything itself where that is not so.
 #pragma once
 
 #include "agree.cuh"

@@ -1,6 +1,6 @@
-// Runs a rank's program: each block is a channel with a share of the elements, which it takes window
-// by window, and with signals, stage slots and counters of its own. So a channel is the verified protocol over a smaller buffer,
-// and blocks never wait for blocks of other indices.
+// Runs a rank's program: each block is a channel with a share of the elements, which it takes
+// window by window, and with signals, stage slots and counters of its own. So a channel is the
+// verified protocol over a smaller buffer, and blocks never wait for blocks of other indices.
 #pragma once
 
 #include "agree.cuh"
@@ -11,8 +11,8 @@ namespace oxccl {
 // Buffers of a slice (`oxccl_plan::Buffer`).
 enum BufferKind { INPUT = 0, OUTPUT = 1, SCRATCH = 2, STAGE = 3, INBOX = 4 };
 
-// Up to 16 bytes of a buffer of any alignment. What others wrote since the last wait is read past the
-// first-level cache.
+// Up to 16 bytes of a buffer of any alignment. What others wrote since the last wait is read past
+// the first-level cache.
 __device__ inline bool aligned(uint64_t at) { return (at & 15) == 0; }
 
 __device__ inline uint4 load_line(const char* at, uint64_t len, bool fits) {
@@ -127,7 +127,8 @@ struct Interpreter {
     offset = at * p.call.element_bytes;
   }
 
-  // From the first block of a group in a rank's inbox to the writer's: as `inbox_place` in oxccl_plan.
+  // From the first block of a group in a rank's inbox to the writer's: as `inbox_place` in
+  // oxccl_plan.
   __device__ uint64_t inbox(int owner, int writer) const {
     int at = writer - owner - 1;
     return (at < 0 ? at + rank().nranks : at) * inbox_bytes;

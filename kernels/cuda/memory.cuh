@@ -38,7 +38,8 @@ struct alignas(16) Arrival {
 };
 
 // Orders what is before it and what is after it, for all GPUs and the host. `__threadfence_system`
-// also puts all threads' fences into one order, which costs microseconds and is needed nowhere here.
+// also puts all threads' fences into one order, which costs microseconds and is needed nowhere
+// here.
 __device__ inline void fence() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
 __device__ inline uint64_t load_acquire(const uint64_t* at) {

@@ -1,8 +1,9 @@
 // One-shot with packets: every rank puts what a peer needs into that peer's slots, 8 bytes of data
-// and two flags in one store, so that data and signal are one. It carries out the one-shot and push plans of
-// all collectives for small blocks, and of those in which all hear from all for larger ones, which
-// have more room for packets behind the large stage. A bit of the flags tells whether a rank has
-// mapped it; each block uses it when all of its peers' blocks said so in an operation before.
+// and two flags in one store, so that data and signal are one. It carries out the one-shot and push
+// plans of all collectives for small blocks, and of those in which all hear from all for larger
+// ones, which have more room for packets behind the large stage. A bit of the flags tells whether a
+// rank has mapped it; each block uses it when all of its peers' blocks said so in an operation
+// before.
 #pragma once
 
 #include "arith.cuh"

@@ -36,8 +36,8 @@ __device__ inline void fail(const Rank& r, uint32_t fault, int peer, int step) {
   tell(r, fault, peer, step, common(r)->operations);
 }
 
-// Finds what the host has to say. A look into its memory takes a microsecond, and they come one after
-// the other: of all threads of the communicator one looks at a time.
+// Finds what the host has to say. A look into its memory takes a microsecond, and they come one
+// after the other: of all threads of the communicator one looks at a time.
 __device__ inline void hear_host(const Rank& r, uint64_t now) {
   volatile Shared* s = common(r);
   unsigned long long next = s->next_look_ns;
@@ -101,8 +101,8 @@ __device__ inline bool announced(const Rank& r, int peer, uint64_t operation, ui
   return all;
 }
 
-// Waits for something that a peer does outside collectives; false when it will not come. A peer that
-// has begun the next collective waits there for this rank: it will not.
+// Waits for something that a peer does outside collectives; false when it will not come. A peer
+// that has begun the next collective waits there for this rank: it will not.
 template <typename Ready>
 __device__ inline bool await(const Rank& r, int peer, uint32_t own_what, uint64_t own_count,
                              Ready ready) {
@@ -123,14 +123,14 @@ __device__ inline bool await(const Rank& r, int peer, uint32_t own_what, uint64_
   return true;
 }
 
-// Whether a block runs the operation, or goes before copy engines that move its blocks: the operation
-// then does the same once more.
+// Whether a block runs the operation, or goes before copy engines that move its blocks: the
+// operation then does the same once more.
 enum Time { IN_TIME, AHEAD };
 
 // The last warp of the first block: tells the peers what is called here, and compares it with what
 // they call. That every peer has begun this operation also proves that it has ended the one before,
-// so what was written for that may be overwritten in the next. Announced ahead, it does not count yet,
-// and is announced once more.
+// so what was written for that may be overwritten in the next. Announced ahead, it does not count
+// yet, and is announced once more.
 __device__ inline void announce(const Collective& call, Time time) {
   const Rank& r = call.rank;
   int peer = threadIdx.x & 31;
@@ -160,8 +160,8 @@ __device__ inline bool is_watcher() { return threadIdx.x >= blockDim.x - 32; }
 __device__ inline int movers() { return blockDim.x - 32; }
 
 // All movers of a block, which the watchers do not hold up. The compiler may copy inline assembly
-// into the branches before it, where threads of a warp would meet different copies; it does not copy
-// what brings a warp together.
+// into the branches before it, where threads of a warp would meet different copies; it does not
+// copy what brings a warp together.
 __device__ inline void sync_movers() {
   __syncwarp();
   asm volatile("bar.sync 1, %0;" ::"r"(movers()) : "memory");

@@ -104,9 +104,9 @@ pub enum Error {
     )]
     Untaken { site: Site, until: String },
     /// The failure record of a peer, whose text is passed on as it is. `code` says what kind:
-    /// `InvalidUsage`, the same mistake on all sides, which `peer` reports; `Timeout`, a rank gave up
-    /// waiting for `peer`; `RemoteError`, `peer` is lost or, where `lost` is not set, has ended its
-    /// communicator.
+    /// `InvalidUsage`, the same mistake on all sides, which `peer` reports; `Timeout`, a rank gave
+    /// up waiting for `peer`; `RemoteError`, `peer` is lost or, where `lost` is not set, has ended
+    /// its communicator.
     #[error("{}", reported(site, *code, text))]
     Reported { site: Site, code: Code, reporter: u32, lost: bool, text: String },
     #[error("initialisation failed: {why}")]
@@ -246,8 +246,8 @@ impl Error {
         }
     }
 
-    /// What the peers of a rank that fails with it are told, each of which adds what it means there:
-    /// the cause alone, with ranks by their numbers.
+    /// What the peers of a rank that fails with it are told, each of which adds what it means
+    /// there: the cause alone, with ranks by their numbers.
     pub fn cause(&self, rank: u32) -> String {
         match self {
             Error::Remote { why, .. } => format!("{why} (reported by rank {rank})"),

@@ -110,8 +110,9 @@ extern "C" fn close() {
     DRIVER.close(LIMIT);
 }
 
-/// Has the exit handler run before those that are registered already. To be called after the
-/// driver has registered its own: once it is initialised and each time it has made a context. `give_up` makes kernels give up that a visit may wait for.
+/// Has the exit handler run before those that are registered already. To be called after the driver
+/// has registered its own: once it is initialised and each time it has made a context. `give_up`
+/// makes kernels give up that a visit may wait for.
 pub(crate) fn close_before_the_driver(give_up: fn()) {
     GIVE_UP.get_or_init(|| give_up);
     // SAFETY: a function that lives as long as the library, which is never unloaded. It may be

@@ -1,6 +1,7 @@
-//! What a fork leaves of the library. The child has none of its threads, perhaps locks that nobody will
-//! open, and the parent's shared memory, sockets and operations under way, which it must not touch. So
-//! once this process uses more than ids, what it forks is refused everything, with a text.
+//! What a fork leaves of the library. The child has none of its threads, perhaps locks that nobody
+//! will open, and the parent's shared memory, sockets and operations under way, which it must not
+//! touch. So once this process uses more than ids, what it forks is refused everything, with a
+//! text.
 
 use crate::error::{Error, Result};
 use std::sync::OnceLock;

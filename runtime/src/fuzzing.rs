@@ -16,7 +16,8 @@ use crate::op::descriptor::Descriptor;
 use std::io::Read;
 use std::net::SocketAddr;
 
-/// As a connection takes frames out of what came in; the error is the length of one that is too long.
+/// As a connection takes frames out of what came in; the error is the length of one that is too
+/// long.
 pub fn take_frame(
     incoming: &mut Vec<u8>,
     max_body: usize,

@@ -320,8 +320,8 @@ impl Prepared {
         all
     }
 
-    /// Collectives and puts first, in the order of calls, then each communicator's transfers as one,
-    /// then what waits for signals. Notes the stream on which something was launched first.
+    /// Collectives and puts first, in the order of calls, then each communicator's transfers as
+    /// one, then what waits for signals. Notes the stream on which something was launched first.
     fn launch_calls(self, launched: &mut Option<Target>) -> Result<()> {
         let mut streams: Vec<Arc<Stream>> = Vec::new();
         // What waits for a peer's signals must not hold up what the peer waits for.
@@ -416,7 +416,8 @@ impl Exchange {
         }
     }
 
-    /// Messages to itself need their other half in the same group, and of streams all or none are captured.
+    /// Messages to itself need their other half in the same group, and of streams all or none are
+    /// captured.
     fn check(&self) -> Result<()> {
         let rank = self.comm.rank();
         let captured = |stream: &Target| match stream {

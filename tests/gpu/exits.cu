@@ -1,5 +1,5 @@
-// How processes end that use the library: `exits WHEN HOW LAYOUT STREAMS [RANKS]`. Every process has to
-// end as HOW says and no other way, while its peers go on for a second.
+// How processes end that use the library: `exits WHEN HOW LAYOUT STREAMS [RANKS]`. Every process
+// has to end as HOW says and no other way, while its peers go on for a second.
 //   WHEN     init | op | destroy: what rank 0 has done last
 //   HOW      return | exit | _exit | abort | kill
 //   LAYOUT   processes | threads: a rank each

@@ -1,5 +1,6 @@
-// Which calls of the driver wait for kernels that run, and whether kernels can be launched meanwhile: a
-// kernel that waits for a rank which waits in such a call never ends. A table in Markdown, in a minute.
+// Which calls of the driver wait for kernels that run, and whether kernels can be launched
+// meanwhile: a kernel that waits for a rank which waits in such a call never ends. A table in
+// Markdown, in a minute.
 //
 //   nvcc -std=c++17 -arch=sm_90 -o waits tests/gpu/waits.cu -lcuda && ./waits
 #include <cuda.h>

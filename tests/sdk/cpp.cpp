@@ -65,8 +65,8 @@ void expect_error(ncclResult_t code, const char *text, F call) {
   std::abort();
 }
 
-// Every collective with elements of one type. A rank's own element is the rank + 1, so that the place
-// that data came from shows.
+// Every collective with elements of one type. A rank's own element is the rank + 1, so that the
+// place that data came from shows.
 template <class T>
 void collectives(const oxccl::communicator &comm, const oxccl::stream &s) {
   const int rank = comm.rank();
@@ -303,7 +303,8 @@ void grown_and_suspended(const oxccl::communicator &comm, const oxccl::stream &s
   EXPECT(together.estimate() > 0 && x[0] == kRanks);
 }
 
-// A rank waits for a message that nobody sends for as long as its bound says; other communicators go on.
+// A rank waits for a message that nobody sends for as long as its bound says; other communicators
+// go on.
 void timeout(const oxccl::communicator &comm, const oxccl::stream &s) {
   auto part = comm.split(0, 0);
   if (comm.rank() == 0) {

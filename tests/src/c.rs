@@ -64,8 +64,8 @@ pub struct Program {
 }
 
 impl Program {
-    /// Compiles a program of `tests/capi` and links it with the library; None where there is no such
-    /// compiler.
+    /// Compiles a program of `tests/capi` and links it with the library; None where there is no
+    /// such compiler.
     pub fn build(source: &str, (compiler, flags): Language<'_>) -> Option<Self> {
         let program = Self { folder: library(source) };
         let output = Command::new(compiler)
@@ -105,7 +105,8 @@ impl Program {
     }
 }
 
-/// Runs a command, at most 90 s, and checks that it succeeds and prints `expected`; what it printed.
+/// Runs a command, at most 90 s, and checks that it succeeds and prints `expected`; what it
+/// printed.
 pub fn expect_success(command: &mut Command, expected: &str) -> String {
     let piped = command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = bind_to_parent(piped).spawn().expect("it starts");

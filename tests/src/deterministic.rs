@@ -78,7 +78,8 @@ impl Drop for Buffer {
     }
 }
 
-/// Adds an element between 2⁻¹⁰ and 2¹⁰ in magnitude: sums cancel and lose low bits, products saturate.
+/// Adds an element between 2⁻¹⁰ and 2¹⁰ in magnitude: sums cancel and lose low bits, products
+/// saturate.
 pub fn element(random: &mut Random, dtype: DataType, out: &mut Vec<u8>) {
     let (draw, exponent) = (random.draw(), random.below(20) + 1023 - 10);
     let value = f64::from_bits(draw << 63 | exponent << 52 | draw >> 12);

@@ -1,5 +1,5 @@
-//! What bytes from outside may do: every reader of such bytes, with what has to hold whatever they are.
-//! The fuzz targets in `fuzz/` call these functions; `tests/hostile.rs` replays seeded inputs.
+//! What bytes from outside may do: every reader of such bytes, with what has to hold whatever they
+//! are. The fuzz targets in `fuzz/` call these functions; `tests/hostile.rs` replays seeded inputs.
 
 use oxccl::nccl::config;
 use oxccl_runtime::bootstrap::auth::{Client, Ends, Progress, Role, Server};

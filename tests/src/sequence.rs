@@ -146,8 +146,8 @@ impl Pending {
         Ok(())
     }
 
-    /// Checks all results and lets the memory go, so that later buffers have the same addresses; how
-    /// many of the outputs lie where others lay before.
+    /// Checks all results and lets the memory go, so that later buffers have the same addresses;
+    /// how many of the outputs lie where others lay before.
     fn check(self, seen: &mut HashSet<usize>) -> usize {
         let outputs = self.expectations.iter().map(|e| e.buffer.inner().as_ptr().addr());
         let again = outputs.filter(|&at| !seen.insert(at)).count();

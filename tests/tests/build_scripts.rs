@@ -8,8 +8,8 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A file that is open for writing in a child that was just forked cannot be executed, so one test at
-/// a time makes programs.
+/// A file that is open for writing in a child that was just forked cannot be executed, so one test
+/// at a time makes programs.
 static ALONE: Mutex<()> = Mutex::new(());
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
@@ -54,8 +54,8 @@ impl Script {
     }
 }
 
-/// What stands for nvcc: notes that it was called, fails for architecture 99, and makes a file of what
-/// it was told.
+/// What stands for nvcc: notes that it was called, fails for architecture 99, and makes a file of
+/// what it was told.
 const NVCC: &str = "#!/bin/sh
 if [ \"$1\" = --version ]; then read -r version < \"$FAKE/version\"; echo \"$version\"; exit; fi
 echo called >> \"$FAKE/calls\"

@@ -157,7 +157,8 @@ impl Comm {
         Called { result, stream, _input: input, output }
     }
 
-    /// Sums `count` elements, rank + 1 each, over all ranks; the code of the call or of the synchronisation.
+    /// Sums `count` elements, rank + 1 each, over all ranks; the code of the call or of the
+    /// synchronisation.
     fn sum(self, count: usize) -> Result<f32, ncclResult_t> {
         self.call_sum(count).wait()
     }
@@ -718,8 +719,8 @@ fn a_limit_of_the_thread_bounds_init_and_split_and_names_the_ranks_that_do_not_c
     assert!(start.elapsed() < 30 * SECOND, "that was OXCCL_INIT_TIMEOUT");
 }
 
-/// Ranks 1 and 2 split a communicator of three, all without waiting; rank 0 has no color, and ends the
-/// parent before they have called.
+/// Ranks 1 and 2 split a communicator of three, all without waiting; rank 0 has no color, and ends
+/// the parent before they have called.
 fn split_without_rank_0(end: impl Fn(Comm, &AtomicU32) + Sync) {
     let (id, called, ending) = (id(), AtomicU32::new(0), Barrier::new(3));
     let split = |comm: Comm, color| {

@@ -109,8 +109,8 @@ fn killed_ranks_are_shrunk_away_and_a_joiner_grows_the_rest() {
     }
 }
 
-/// The others end an operation in which rank 1 is stopped; it goes on when they have repainted their
-/// buffers. Tells which of them have: one into whose buffers rank 1 was writing cannot.
+/// The others end an operation in which rank 1 is stopped; it goes on when they have repainted
+/// their buffers. Tells which of them have: one into whose buffers rank 1 was writing cannot.
 fn repainted(how: &str, place: &str) -> [bool; 2] {
     use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
     let mut job = Job::start(Path::new(RANK), 3, Duration::from_secs(60), |_, command| {
@@ -243,7 +243,8 @@ fn no_communicator_is_made_with_a_variable_that_cannot_be_read() {
 fn a_rank_that_never_comes_is_named_after_the_time_that_was_set() {
     let address = format!("127.0.0.1:{}", free_port());
     let job = Job::start(Path::new(RANK), 2, Duration::from_secs(30), |_, command| {
-        // Both say that there are four ranks; rank 0 runs the rendezvous. Both have to start in time.
+        // Both say that there are four ranks; rank 0 runs the rendezvous. Both have to start in
+        // time.
         command.args(["loop", "8"]).env("OXCCL_NRANKS", "4").env("OXCCL_INIT_TIMEOUT", "5");
         command.env("NCCL_COMM_ID", &address);
     });

@@ -1,5 +1,5 @@
-//! Right input with seeded changes into every reader of bytes from outside: what `fuzz/run` searches
-//! longer for, in every test run.
+//! Right input with seeded changes into every reader of bytes from outside: what `fuzz/run`
+//! searches longer for, in every test run.
 
 use oxccl::nccl::config::{self, NCCL_API_MAGIC};
 use oxccl_runtime::bootstrap::root::{self, BYE, GATHER, JOIN};

@@ -1,5 +1,5 @@
-//! Beginning and end: bad arguments under valgrind and AddressSanitizer, forks, exits with work pending,
-//! a thousand communicators, 256 ranks, panics.
+//! Beginning and end: bad arguments under valgrind and AddressSanitizer, forks, exits with work
+//! pending, a thousand communicators, 256 ranks, panics.
 
 use oxccl_plan::{Buffer, Collective, DataType, Op, Program as Steps, ReduceOp, Slice, Spec};
 use oxccl_runtime::comm::{Communicator, Member, Options, create};
@@ -105,7 +105,8 @@ fn a_process_that_ends_with_work_pending_ends_cleanly_and_its_peers_hear_of_it()
     }
 }
 
-/// Has `adverse.c` make its calls; it defines a function of the C library, which the library has to find.
+/// Has `adverse.c` make its calls; it defines a function of the C library, which the library has to
+/// find.
 fn adverse(how: &str) {
     let flags = [C11.1, &["-rdynamic"]].concat();
     let Some(program) = Program::build("adverse.c", ("cc", &flags)) else { return };
@@ -222,8 +223,8 @@ fn options_drawn_at_random_per_rank_make_a_working_communicator() {
     }
 }
 
-/// A communicator of one rank, and a call of it with a program that no generator makes: it sends to a
-/// rank that does not exist.
+/// A communicator of one rank, and a call of it with a program that no generator makes: it sends to
+/// a rank that does not exist.
 fn broken() -> (Arc<Communicator>, Call, Arc<Programs>) {
     let id = bootstrap::new_unique_id().expect("an id");
     let comm = create(&Member {

@@ -1,5 +1,5 @@
-//! Limits of operations, through the C interface: whatever waits, it ends, and the rank that did not come
-//! is named.
+//! Limits of operations, through the C interface: whatever waits, it ends, and the rank that did
+//! not come is named.
 
 mod common;
 

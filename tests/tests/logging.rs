@@ -1,4 +1,5 @@
-//! The log callback, through the C interface. It belongs to the process: this file has one test of it.
+//! The log callback, through the C interface. It belongs to the process: this file has one test of
+//! it.
 
 #[allow(dead_code, reason = "other tests use the rest")]
 mod common;

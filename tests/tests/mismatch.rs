@@ -1,4 +1,5 @@
-//! Calls that differ between ranks: every rank is told which, whatever the pair, with no deadline set.
+//! Calls that differ between ranks: every rank is told which, whatever the pair, with no deadline
+//! set.
 
 use oxccl_plan::{Collective, DataType};
 use oxccl_runtime::comm::{Communicator, Holder, Member, Options, create};
@@ -46,8 +47,8 @@ fn differ(nranks: u32, ours: Case, theirs: Case) {
     comms.iter().for_each(|comm| comm.destroy().expect("it is told"));
 }
 
-/// Rank 0 gives or does nothing in its call, and the others wait for nothing of it in theirs: all are
-/// done, and nobody can tell that the calls were not meant to come later.
+/// Rank 0 gives or does nothing in its call, and the others wait for nothing of it in theirs: all
+/// are done, and nobody can tell that the calls were not meant to come later.
 fn somebody_waits(ours: Case, theirs: Case) -> bool {
     let rank_0_only_gives = match ours {
         Case::Collective(_, 0, ..) | Case::Collective(Collective::Gather, .., 1) => true,

@@ -57,8 +57,8 @@ fn random_counts_on_one_to_five_ranks_in_threads() {
     }
 }
 
-/// Every rank sends a word to itself and around the ring and all-reduces one; in another order of calls on
-/// even ranks: what belongs to v-collectives must not mix with it.
+/// Every rank sends a word to itself and around the ring and all-reduces one; in another order of
+/// calls on even ranks: what belongs to v-collectives must not mix with it.
 #[test]
 fn in_groups_with_all_reduce_and_send_and_receive() {
     for nranks in 1..=5usize {

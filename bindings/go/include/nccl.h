@@ -296,9 +296,10 @@ extern "C" {
 
 // Splits a communicator: ranks of equal color make a new one, ordered by key, then by rank.
 //
-// All ranks of `comm` call. `color`: 0 or more, or NCCL_SPLIT_NOCOLOR for a rank that joins none and gets
-// a null handle. `newcomm`: out. `config`: as for ncclCommInitRankConfig; null takes the parent's. Blocks
-// for all ranks, or returns ncclInProgress where the new communicator does not block.
+// All ranks of `comm` call. `color`: 0 or more, or NCCL_SPLIT_NOCOLOR for a rank that joins none
+// and gets a null handle. `newcomm`: out. `config`: as for ncclCommInitRankConfig; null takes the
+// parent's. Blocks for all ranks, or returns ncclInProgress where the new communicator does not
+// block.
 ncclResult_t ncclCommSplit(ncclComm_t comm,
                            int color,
                            int key,
@@ -314,10 +315,12 @@ ncclResult_t pncclCommSplit(ncclComm_t comm,
 
 // Makes a communicator without some ranks, which need not be alive.
 //
-// All other ranks call, with the same list. `excludeRanksList`: in, excludeRanksCount ranks. `newcomm`: out.
-// `config`: as for ncclCommSplit. `shrinkFlags`: NCCL_SHRINK_ABORT ends the parent's operations first; the
-// new communicator is made only when those of all survivors have ended, and the parent can only be
-// destroyed or aborted after. Without it no operation may be under way. Blocks as ncclCommSplit.
+// All other ranks call, with the same list. `excludeRanksList`: in, excludeRanksCount ranks.
+// `newcomm`: out.
+// `config`: as for ncclCommSplit. `shrinkFlags`: NCCL_SHRINK_ABORT ends the parent's operations
+// first; the new communicator is made only when those of all survivors have ended, and the parent
+// can only be destroyed or aborted after. Without it no operation may be under way. Blocks as
+// ncclCommSplit.
 ncclResult_t ncclCommShrink(ncclComm_t comm,
                             int *excludeRanksList,
                             int excludeRanksCount,
@@ -343,9 +346,10 @@ ncclResult_t pncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId *uniqueId);
 
 // Makes a communicator with more ranks; those of `comm` keep their numbers.
 //
-// The root passes `comm`, the id from ncclCommGetUniqueId and rank −1; the others of `comm` pass null
-// instead of the id; new ranks pass null instead of `comm`, the id and their rank. `nRanks`: the number of
-// ranks then. `newcomm`: out. `config`: as for ncclCommSplit. Blocks as ncclCommSplit.
+// The root passes `comm`, the id from ncclCommGetUniqueId and rank −1; the others of `comm` pass
+// null instead of the id; new ranks pass null instead of `comm`, the id and their rank. `nRanks`:
+// the number of ranks then. `newcomm`: out. `config`: as for ncclCommSplit. Blocks as
+// ncclCommSplit.
 ncclResult_t ncclCommGrow(ncclComm_t comm,
                           int nRanks,
                           const ncclUniqueId *uniqueId,
@@ -364,7 +368,8 @@ ncclResult_t pncclCommGrow(ncclComm_t comm,
 // Leaves the reduction of all ranks' inputs in every rank's output.
 //
 // `sendbuff`: in, count × datatype. `recvbuff`: out, count × datatype; may equal `sendbuff`.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+// done.
 ncclResult_t ncclAllReduce(const void *sendbuff,
                            void *recvbuff,
                            size_t count,
@@ -384,9 +389,10 @@ ncclResult_t pncclAllReduce(const void *sendbuff,
 
 // Copies the root's input to every rank's output.
 //
-// `sendbuff`: in at the root, count × datatype, ignored elsewhere. `recvbuff`: out, count × datatype;
-// may equal `sendbuff`.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+// `sendbuff`: in at the root, count × datatype, ignored elsewhere. `recvbuff`: out, count ×
+// datatype; may equal `sendbuff`.
+// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+// done.
 ncclResult_t ncclBroadcast(const void *sendbuff,
                            void *recvbuff,
                            size_t count,
@@ -407,7 +413,8 @@ ncclResult_t pncclBroadcast(const void *sendbuff,
 // Copies the root's buffer to every rank's; ncclBroadcast in place.
 //
 // `buff`: in at the root, out elsewhere, count × datatype.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+// done.
 ncclResult_t ncclBcast(void *buff,
                        size_t count,
                        ncclDataType_t datatype,
@@ -425,9 +432,10 @@ ncclResult_t pncclBcast(void *buff,
 
 // Leaves the reduction of all ranks' inputs in the root's output.
 //
-// `sendbuff`: in, count × datatype. `recvbuff`: out at the root, count × datatype, ignored elsewhere;
-// may equal `sendbuff`.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+// `sendbuff`: in, count × datatype. `recvbuff`: out at the root, count × datatype, ignored
+// elsewhere; may equal `sendbuff`.
+// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+// done.
 ncclResult_t ncclReduce(const void *sendbuff,
                         void *recvbuff,
                         size_t count,
@@ -451,7 +459,8 @@ ncclResult_t pncclReduce(const void *sendbuff,
 //
 // `sendbuff`: in, ranks × recvcount × datatype. `recvbuff`: out, recvcount × datatype; in place at
 // `sendbuff + rank × recvcount`.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+// done.
 ncclResult_t ncclReduceScatter(const void *sendbuff,
                                void *recvbuff,
                                size_t recvcount,
@@ -471,9 +480,10 @@ ncclResult_t pncclReduceScatter(const void *sendbuff,
 
 // Leaves the inputs of all ranks, in rank order, in every rank's output.
 //
-// `sendbuff`: in, sendcount × datatype. `recvbuff`: out, ranks × sendcount × datatype; in place with
-// `sendbuff` at `recvbuff + rank × sendcount`.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+// `sendbuff`: in, sendcount × datatype. `recvbuff`: out, ranks × sendcount × datatype; in place
+// with `sendbuff` at `recvbuff + rank × sendcount`.
+// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+// done.
 ncclResult_t ncclAllGather(const void *sendbuff,
                            void *recvbuff,
                            size_t sendcount,
@@ -493,7 +503,8 @@ ncclResult_t pncclAllGather(const void *sendbuff,
 //
 // `sendbuff`: in, ranks × count × datatype. `recvbuff`: out, ranks × count × datatype; may equal
 // `sendbuff`.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+// done.
 ncclResult_t ncclAlltoAll(const void *sendbuff,
                           void *recvbuff,
                           size_t count,
@@ -513,7 +524,8 @@ ncclResult_t pncclAlltoAll(const void *sendbuff,
 //
 // `sendbuff`: in, count × datatype. `recvbuff`: out at the root, ranks × count × datatype, ignored
 // elsewhere; in place with `sendbuff` at `recvbuff + root × count`.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+// done.
 ncclResult_t ncclGather(const void *sendbuff,
                         void *recvbuff,
                         size_t count,
@@ -535,7 +547,8 @@ ncclResult_t pncclGather(const void *sendbuff,
 //
 // `sendbuff`: in at the root, ranks × count × datatype, ignored elsewhere. `recvbuff`: out,
 // count × datatype; in place at `sendbuff + root × count`.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+// done.
 ncclResult_t ncclScatter(const void *sendbuff,
                          void *recvbuff,
                          size_t count,
@@ -556,7 +569,8 @@ ncclResult_t pncclScatter(const void *sendbuff,
 // Sends to rank `peer`, which has to receive as much.
 //
 // `sendbuff`: in, count × datatype. Sends and receives of a group make progress in any order.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+// done.
 ncclResult_t ncclSend(const void *sendbuff,
                       size_t count,
                       ncclDataType_t datatype,
@@ -575,7 +589,8 @@ ncclResult_t pncclSend(const void *sendbuff,
 // Receives from rank `peer`, which has to send as much.
 //
 // `recvbuff`: out, count × datatype. Sends and receives of a group make progress in any order.
-// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+// done.
 ncclResult_t ncclRecv(void *recvbuff,
                       size_t count,
                       ncclDataType_t datatype,
@@ -602,25 +617,19 @@ ncclResult_t pncclGetUniqueId(ncclUniqueId *uniqueId);
 // Makes a communicator, together with all other ranks.
 //
 // `comm`: out, the handle. `nranks`: number of ranks. `commId`: the id that one rank got from
-// ncclGetUniqueId, copied to all. `rank`: this rank, 0 to nranks − 1. The device is the calling thread's
-// current one. Blocks until all ranks have come, at most OXCCL_INIT_TIMEOUT; within a group at
-// its end.
-ncclResult_t ncclCommInitRank(ncclComm_t *comm,
-                              int nranks,
-                              ncclUniqueId commId,
-                              int rank);
+// ncclGetUniqueId, copied to all. `rank`: this rank, 0 to nranks − 1. The device is the calling
+// thread's current one. Blocks until all ranks have come, at most OXCCL_INIT_TIMEOUT; within a
+// group at its end.
+ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank);
 
 // Same as ncclCommInitRank, for wrappers that replace it.
-ncclResult_t pncclCommInitRank(ncclComm_t *comm,
-                               int nranks,
-                               ncclUniqueId commId,
-                               int rank);
+ncclResult_t pncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId commId, int rank);
 
 // Makes a communicator as ncclCommInitRank does, with options.
 //
-// `comm`: out, the handle. `nranks`, `commId`, `rank`: as for ncclCommInitRank. `config`: in, begun with
-// NCCL_CONFIG_INITIALIZER of any version from 2.14 on, or null for the defaults; environment variables
-// override it. Blocks as ncclCommInitRank.
+// `comm`: out, the handle. `nranks`, `commId`, `rank`: as for ncclCommInitRank. `config`: in,
+// begun with NCCL_CONFIG_INITIALIZER of any version from 2.14 on, or null for the defaults;
+// environment variables override it. Blocks as ncclCommInitRank.
 ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm,
                                     int nranks,
                                     ncclUniqueId commId,
@@ -636,11 +645,11 @@ ncclResult_t pncclCommInitRankConfig(ncclComm_t *comm,
 
 // Makes a communicator as ncclCommInitRankConfig does, with several ids.
 //
-// `newcomm`: out, the handle. `nranks`: number of ranks. `myrank`: this rank. `nId`: number of ids, 1 to
-// nranks. `commIds`: in, nId ids, in the same order on all ranks. `config`: as for
-// ncclCommInitRankConfig. More ids bring nothing yet: all ranks meet at the first one, because every
-// rank needs everyone's message, and several meeting points would first have to exchange theirs. Blocks
-// as ncclCommInitRank.
+// `newcomm`: out, the handle. `nranks`: number of ranks. `myrank`: this rank. `nId`: number of
+// ids, 1 to nranks. `commIds`: in, nId ids, in the same order on all ranks. `config`: as for
+// ncclCommInitRankConfig. More ids bring nothing yet: all ranks meet at the first one, because
+// every rank needs everyone's message, and several meeting points would first have to exchange
+// theirs. Blocks as ncclCommInitRank.
 ncclResult_t ncclCommInitRankScalable(ncclComm_t *newcomm,
                                       int nranks,
                                       int myrank,
@@ -658,15 +667,12 @@ ncclResult_t pncclCommInitRankScalable(ncclComm_t *newcomm,
 
 // Makes all ranks of a communicator in this process, one for each device.
 //
-// `comm`: out, ndev handles. `devlist`: in, ndev device indices, or null for 0 to ndev − 1. Blocks.
-ncclResult_t ncclCommInitAll(ncclComm_t *comm,
-                             int ndev,
-                             const int *devlist);
+// `comm`: out, ndev handles. `devlist`: in, ndev device indices, or null for 0 to ndev − 1.
+// Blocks.
+ncclResult_t ncclCommInitAll(ncclComm_t *comm, int ndev, const int *devlist);
 
 // Same as ncclCommInitAll, for wrappers that replace it.
-ncclResult_t pncclCommInitAll(ncclComm_t *comm,
-                              int ndev,
-                              const int *devlist);
+ncclResult_t pncclCommInitAll(ncclComm_t *comm, int ndev, const int *devlist);
 
 // Completes all operations of a communicator; no further ones may follow.
 //
@@ -725,12 +731,12 @@ ncclResult_t ncclGroupEnd(void);
 ncclResult_t pncclGroupEnd(void);
 
 // Ends a group without launching anything: its calls are checked as by ncclGroupEnd, and
-// `estimatedTime` of the outermost group becomes the time in µs that they would take by the cost model,
-// one after the other on each communicator and side by side on several.
+// `estimatedTime` of the outermost group becomes the time in µs that they would take by the cost
+// model, one after the other on each communicator and side by side on several.
 //
-// `simInfo`: in and out; `size` and `magic` must be set. An inner group only ends, and `estimatedTime` stays.
-// Where the group makes communicators (NCCL makes them then), the answer is ncclInvalidUsage and none
-// is made. The group ends on errors, too. Blocks: never.
+// `simInfo`: in and out; `size` and `magic` must be set. An inner group only ends, and
+// `estimatedTime` stays. Where the group makes communicators (NCCL makes them then), the answer is
+// ncclInvalidUsage and none is made. The group ends on errors, too. Blocks: never.
 ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t *simInfo);
 
 // Same as ncclGroupSimulateEnd, for wrappers that replace it.
@@ -748,7 +754,8 @@ const char *ncclGetErrorString(ncclResult_t result);
 // Same as ncclGetErrorString, for wrappers that replace it.
 const char *pncclGetErrorString(ncclResult_t result);
 
-// What failed last: on the communicator, if it has failed, else in this thread, else in the process.
+// What failed last: on the communicator, if it has failed, else in this thread, else in the
+// process.
 //
 // `comm`: a handle or null. The text lives until the calling thread's next error. Blocks: never.
 const char *ncclGetLastError(ncclComm_t comm);
@@ -756,27 +763,26 @@ const char *ncclGetLastError(ncclComm_t comm);
 // Same as ncclGetLastError, for wrappers that replace it.
 const char *pncclGetLastError(ncclComm_t comm);
 
-// Ends a communicator at once, also one that is still being made: its operations end with an error, the
-// other ranks get ncclRemoteError. Null is ignored.
+// Ends a communicator at once, also one that is still being made: its operations end with an
+// error, the other ranks get ncclRemoteError. Null is ignored.
 //
-// Afterwards no rank touches the buffers of its operations any more; where one does not answer, the error
-// names it. Blocks: a second at most, whatever the other ranks do.
-// Not for signal handlers, which may interrupt what this waits for: let the handler set a flag or write to a
+// Afterwards no rank touches the buffers of its operations any more; where one does not answer,
+// the error names it. Blocks: a second at most, whatever the other ranks do. Not for signal
+// handlers, which may interrupt what this waits for: let the handler set a flag or write to a
 // pipe, or read signals from a signalfd, and call this in a thread.
 ncclResult_t ncclCommAbort(ncclComm_t comm);
 
 // Same as ncclCommAbort, for wrappers that replace it.
 ncclResult_t pncclCommAbort(ncclComm_t comm);
 
-// Ends the operations of a communicator, which can then only be split, shrunk, destroyed or aborted.
+// Ends the operations of a communicator, which can then only be split, shrunk, destroyed or
+// aborted.
 //
 // `revokeFlags`: NCCL_REVOKE_DEFAULT. Blocks: a second at most.
-ncclResult_t ncclCommRevoke(ncclComm_t comm,
-                            int revokeFlags);
+ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags);
 
 // Same as ncclCommRevoke, for wrappers that replace it.
-ncclResult_t pncclCommRevoke(ncclComm_t comm,
-                             int revokeFlags);
+ncclResult_t pncclCommRevoke(ncclComm_t comm, int revokeFlags);
 
 // Gives memory of a communicator back to the system; until ncclCommResume it takes no operations.
 //
@@ -794,16 +800,12 @@ ncclResult_t pncclCommResume(ncclComm_t comm);
 
 // Tells how much memory a communicator takes in this process, by what ncclCommSuspend does to it.
 //
-// `stat`: what is asked, bytes but for ncclStatGpuMemSuspended (0 or 1). `value`: out. Memory that all
-// ranks of a host share is counted where it belongs to this rank. Blocks: never.
-ncclResult_t ncclCommMemStats(ncclComm_t comm,
-                              ncclCommMemStat_t stat,
-                              uint64_t *value);
+// `stat`: what is asked, bytes but for ncclStatGpuMemSuspended (0 or 1). `value`: out. Memory that
+// all ranks of a host share is counted where it belongs to this rank. Blocks: never.
+ncclResult_t ncclCommMemStats(ncclComm_t comm, ncclCommMemStat_t stat, uint64_t *value);
 
 // Same as ncclCommMemStats, for wrappers that replace it.
-ncclResult_t pncclCommMemStats(ncclComm_t comm,
-                               ncclCommMemStat_t stat,
-                               uint64_t *value);
+ncclResult_t pncclCommMemStats(ncclComm_t comm, ncclCommMemStat_t stat, uint64_t *value);
 
 // Allocates memory of the calling thread's device that peers on this host map, so that collectives
 // use it in place.
@@ -823,13 +825,12 @@ ncclResult_t pncclMemFree(void *ptr);
 
 // Finds a variable by its full name, for example NCCL_DEBUG.
 //
-// `out`: out, a handle that lives as long as the library; unchanged for an unknown name. Blocks: never.
-ncclResult_t ncclParamBind(ncclParamHandle_t *out,
-                           const char *key);
+// `out`: out, a handle that lives as long as the library; unchanged for an unknown name. Blocks:
+// never.
+ncclResult_t ncclParamBind(ncclParamHandle_t *out, const char *key);
 
 // Same as ncclParamBind, for wrappers that replace it.
-ncclResult_t pncclParamBind(ncclParamHandle_t *out,
-                            const char *key);
+ncclResult_t pncclParamBind(ncclParamHandle_t *out, const char *key);
 
 // Reads a variable as a signed number of 8 bits; switches are 0 or 1, durations nanoseconds.
 //
@@ -903,44 +904,35 @@ ncclResult_t ncclParamGetStr(ncclParamHandle_t h, const char **out);
 // Same as ncclParamGetStr, for wrappers that replace it.
 ncclResult_t pncclParamGetStr(ncclParamHandle_t h, const char **out);
 
-// Reads a variable as bytes: one for a switch, eight for a number, a text with the zero at its end.
+// Reads a variable as bytes: one for a switch, eight for a number, a text with the zero at its
+// end.
 //
-// `out`: out, of `maxLen` bytes. `len`: out, the bytes written, or needed where `maxLen` is too small.
+// `out`: out, of `maxLen` bytes. `len`: out, the bytes written, or needed where `maxLen` is too
+// small.
 // Blocks: never.
-ncclResult_t ncclParamGet(ncclParamHandle_t h,
-                          void *out,
-                          int maxLen,
-                          int *len);
+ncclResult_t ncclParamGet(ncclParamHandle_t h, void *out, int maxLen, int *len);
 
 // Same as ncclParamGet, for wrappers that replace it.
-ncclResult_t pncclParamGet(ncclParamHandle_t h,
-                           void *out,
-                           int maxLen,
-                           int *len);
+ncclResult_t pncclParamGet(ncclParamHandle_t h, void *out, int maxLen, int *len);
 
 // Reads the variable of a name as text.
 //
-// `value`: out, a text that lives as long as the library. `valueLen`: out, its bytes without the zero
-// at the end. Blocks: never.
-ncclResult_t ncclParamGetParameter(const char *key,
-                                   const char **value,
-                                   int *valueLen);
+// `value`: out, a text that lives as long as the library. `valueLen`: out, its bytes without the
+// zero at the end. Blocks: never.
+ncclResult_t ncclParamGetParameter(const char *key, const char **value, int *valueLen);
 
 // Same as ncclParamGetParameter, for wrappers that replace it.
-ncclResult_t pncclParamGetParameter(const char *key,
-                                    const char **value,
-                                    int *valueLen);
+ncclResult_t pncclParamGetParameter(const char *key, const char **value, int *valueLen);
 
-// The names of all variables; with NCCL_PARAM_DUMP_ALL=1 also of those that NCCL does not document.
+// The names of all variables; with NCCL_PARAM_DUMP_ALL=1 also of those that NCCL does not
+// document.
 //
-// `table`: out, lives until the calling thread's next call of this function. `tableLen`: out, the number
-// of names. Blocks: never.
-ncclResult_t ncclParamGetAllParameterKeys(const char ***table,
-                                          int *tableLen);
+// `table`: out, lives until the calling thread's next call of this function. `tableLen`: out, the
+// number of names. Blocks: never.
+ncclResult_t ncclParamGetAllParameterKeys(const char ***table, int *tableLen);
 
 // Same as ncclParamGetAllParameterKeys, for wrappers that replace it.
-ncclResult_t pncclParamGetAllParameterKeys(const char ***table,
-                                           int *tableLen);
+ncclResult_t pncclParamGetAllParameterKeys(const char ***table, int *tableLen);
 
 // Writes all variables with value, origin and meaning to the log, whatever its level is; which
 // ones, is as for ncclParamGetAllParameterKeys. Blocks: for the log file.
@@ -949,8 +941,8 @@ void ncclParamDumpAll(void);
 // Same as ncclParamDumpAll, for wrappers that replace it.
 void pncclParamDumpAll(void);
 
-// Has logging follow what NCCL_DEBUG and the variables that begin like it say now. A function set by
-// oxcclSetLog stays; `ncclParam*` go on to show what was read first. Blocks: for files.
+// Has logging follow what NCCL_DEBUG and the variables that begin like it say now. A function set
+// by oxcclSetLog stays; `ncclParam*` go on to show what was read first. Blocks: for files.
 void ncclResetDebugInit(void);
 
 // Same as ncclResetDebugInit, for wrappers that replace it.
@@ -959,12 +951,13 @@ void pncclResetDebugInit(void);
 // Makes a reduction operation: a sum in which the elements of every rank are first multiplied by a
 // scalar of that rank, which may differ from the others'.
 //
-// `op`: out, valid in calls on `comm` with `datatype` until ncclRedOpDestroy or the end of `comm`. `scalar`:
-// in, one element of `datatype`. `residence`: ncclScalarHostImmediate reads the scalar before this call
-// returns; ncclScalarDevice reads it whenever an operation that uses it runs (also when a graph
-// is replayed), so it must stay until those are complete; on the host device that is any memory of
-// the process. The product is rounded once to `datatype`: 16- and 8-bit floats are multiplied in float32,
-// integers wrap. An operation that uses it copies its input. Blocks: never.
+// `op`: out, valid in calls on `comm` with `datatype` until ncclRedOpDestroy or the end of `comm`.
+// `scalar`: in, one element of `datatype`. `residence`: ncclScalarHostImmediate reads the scalar
+// before this call returns; ncclScalarDevice reads it whenever an operation that uses it runs
+// (also when a graph is replayed), so it must stay until those are complete; on the host device
+// that is any memory of the process. The product is rounded once to `datatype`: 16- and 8-bit
+// floats are multiplied in float32, integers wrap. An operation that uses it copies its input.
+// Blocks: never.
 ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op,
                                       void *scalar,
                                       ncclDataType_t datatype,
@@ -988,19 +981,13 @@ ncclResult_t pncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm);
 
 // Registers a buffer.
 //
-// `buff`: in, `size` bytes. `handle`: out. On the host device memory from ncclMemAlloc is used in place by
-// all ranks whether registered or not; other memory is read in place by the system, from some MiB on and
-// where it is allowed. Blocks: never.
-ncclResult_t ncclCommRegister(ncclComm_t comm,
-                              void *buff,
-                              size_t size,
-                              void **handle);
+// `buff`: in, `size` bytes. `handle`: out. On the host device memory from ncclMemAlloc is used in
+// place by all ranks whether registered or not; other memory is read in place by the system, from
+// some MiB on and where it is allowed. Blocks: never.
+ncclResult_t ncclCommRegister(ncclComm_t comm, void *buff, size_t size, void **handle);
 
 // Same as ncclCommRegister, for wrappers that replace it.
-ncclResult_t pncclCommRegister(ncclComm_t comm,
-                               void *buff,
-                               size_t size,
-                               void **handle);
+ncclResult_t pncclCommRegister(ncclComm_t comm, void *buff, size_t size, void **handle);
 
 // Ends the registration of a buffer.
 //
@@ -1012,9 +999,10 @@ ncclResult_t pncclCommDeregister(ncclComm_t comm, void *handle);
 
 // Registers memory as a window, into which the other ranks of the host can write by ncclPutSignal.
 //
-// All ranks call, in the same order. `buff`: in, `size` bytes; from ncclMemAlloc, or any memory where the
-// system lets ranks write into each other's. `win`: out, never null on success. `winFlags`:
-// NCCL_WIN_DEFAULT or NCCL_WIN_ bits. Takes no address space; at most 64 at a time. Blocks: never.
+// All ranks call, in the same order. `buff`: in, `size` bytes; from ncclMemAlloc, or any memory
+// where the system lets ranks write into each other's. `win`: out, never null on success.
+// `winFlags`: NCCL_WIN_DEFAULT or NCCL_WIN_ bits. Takes no address space; at most 64 at a time.
+// Blocks: never.
 ncclResult_t ncclCommWindowRegister(ncclComm_t comm,
                                     void *buff,
                                     size_t size,
@@ -1028,14 +1016,12 @@ ncclResult_t pncclCommWindowRegister(ncclComm_t comm,
                                      ncclWindow_t *win,
                                      int winFlags);
 
-// Ends a window. No rank may still write into it; its memory may be freed when no rank calls anything on its
-// own memory in this window any more. Blocks: never.
-ncclResult_t ncclCommWindowDeregister(ncclComm_t comm,
-                                      ncclWindow_t win);
+// Ends a window. No rank may still write into it; its memory may be freed when no rank calls
+// anything on its own memory in this window any more. Blocks: never.
+ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win);
 
 // Same as ncclCommWindowDeregister, for wrappers that replace it.
-ncclResult_t pncclCommWindowDeregister(ncclComm_t comm,
-                                       ncclWindow_t win);
+ncclResult_t pncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win);
 
 // The memory that a window was registered with.
 //
@@ -1047,9 +1033,10 @@ ncclResult_t pncclWinGetUserPtr(ncclComm_t comm, ncclWindow_t win, void **outUse
 
 // Writes into the window of a rank of this host, and then counts up one of its signals.
 //
-// `localbuff`: in, count × datatype. `peerWin`: this rank's handle of the window that `peer` registered at the
-// same place in the order of registrations. `peerWinOffset`: in bytes. `sigIdx`: 0 to 15. `ctx`: below
-// numRmaCtx, at most 4. `flags`: 0. Blocks: never; runs on `stream` once `peer` has registered the window.
+// `localbuff`: in, count × datatype. `peerWin`: this rank's handle of the window that `peer`
+// registered at the same place in the order of registrations. `peerWinOffset`: in bytes. `sigIdx`:
+// 0 to 15. `ctx`: below numRmaCtx, at most 4. `flags`: 0. Blocks: never; runs on `stream` once
+// `peer` has registered the window.
 ncclResult_t ncclPutSignal(const void *localbuff,
                            size_t count,
                            ncclDataType_t datatype,
@@ -1093,9 +1080,11 @@ ncclResult_t pncclSignal(int peer,
                          ncclComm_t comm,
                          cudaStream_t stream);
 
-// Makes a stream wait until signals have come: of each descriptor `opCnt` more than were waited for before.
+// Makes a stream wait until signals have come: of each descriptor `opCnt` more than were waited
+// for before.
 //
-// `signalDescs`: in, nDesc descriptors, read before the call returns. Blocks: never; the stream waits.
+// `signalDescs`: in, nDesc descriptors, read before the call returns. Blocks: never; the stream
+// waits.
 ncclResult_t ncclWaitSignal(int nDesc,
                             ncclWaitSignalDesc_t *signalDescs,
                             ncclComm_t comm,

@@ -55,9 +55,9 @@ typedef struct oxcclErrorInfo_t {
   char text[512];
 } oxcclErrorInfo_t;
 
-// Receives log lines: its argument, the level as in NCCL_DEBUG (1 VERSION, 2 WARN, 3 INFO,
-// 5 TRACE), and the line. Called in a thread of its own, one line after the other, soon after each was
-// written; may call any function of this library.
+// Receives log lines: its argument, the level as in NCCL_DEBUG (1 VERSION, 2 WARN, 3 INFO, 5
+// TRACE), and the line. Called in a thread of its own, one line after the other, soon after each
+// was written; may call any function of this library.
 typedef void (*oxcclLogFn_t)(void*, int, const char*);
 
 // A function that a stream calls.
@@ -87,19 +87,16 @@ ncclResult_t oxcclDeviceGet(oxcclDeviceKind_t *kind, int *index);
 // `ptr`: out, aligned to 64 KiB, zeroed. `size`: in bytes. Blocks: on a GPU until it is zeroed.
 ncclResult_t oxcclMemAlloc(void **ptr, size_t size);
 
-// Frees memory from oxcclMemAlloc or ncclMemAlloc, of whatever device; null is ignored. Blocks: on a
-// GPU until that has done everything, as cudaFree does.
+// Frees memory from oxcclMemAlloc or ncclMemAlloc, of whatever device; null is ignored. Blocks: on
+// a GPU until that has done everything, as cudaFree does.
 ncclResult_t oxcclMemFree(void *ptr);
 
-// Copies `bytes` bytes, in the order of the stream; the buffers must not overlap. On a stream of CUDA
-// each may be memory of the host or of any GPU.
+// Copies `bytes` bytes, in the order of the stream; the buffers must not overlap. On a stream of
+// CUDA each may be memory of the host or of any GPU.
 //
-// `dst`: out. `src`: in. Blocks: never; but a stream of CUDA may wait for its turn where memory of the
-// host is not pinned.
-ncclResult_t oxcclMemcpyAsync(void *dst,
-                              const void *src,
-                              size_t bytes,
-                              oxcclStream_t stream);
+// `dst`: out. `src`: in. Blocks: never; but a stream of CUDA may wait for its turn where memory of
+// the host is not pinned.
+ncclResult_t oxcclMemcpyAsync(void *dst, const void *src, size_t bytes, oxcclStream_t stream);
 
 // Sets `bytes` bytes to the low 8 bits of `value`, in the order of the stream.
 //
@@ -135,11 +132,11 @@ ncclResult_t oxcclStreamEndCapture(oxcclStream_t stream, oxcclGraph_t *graph);
 // Blocks: never.
 ncclResult_t oxcclGraphInstantiate(oxcclGraphExec_t *exec, oxcclGraph_t graph);
 
-// Puts another graph's parameters into an executable graph: both need the same calls in the same order, on the
-// same communicators; buffers, counts and roots may differ. Launches that are under way keep theirs.
+// Puts another graph's parameters into an executable graph: both need the same calls in the same
+// order, on the same communicators; buffers, counts and roots may differ. Launches that are under
+// way keep theirs.
 // Blocks: never.
-ncclResult_t oxcclGraphExecUpdate(oxcclGraphExec_t exec,
-                                  oxcclGraph_t graph);
+ncclResult_t oxcclGraphExecUpdate(oxcclGraphExec_t exec, oxcclGraph_t graph);
 
 // Runs a graph once, in the order of the stream. Blocks: never.
 ncclResult_t oxcclGraphLaunch(oxcclGraphExec_t exec, oxcclStream_t stream);
@@ -161,39 +158,35 @@ ncclResult_t oxcclLastError(oxcclErrorInfo_t *info);
 // `info`: in its size, out the rest. Blocks: never.
 ncclResult_t oxcclCommLastError(ncclComm_t comm, oxcclErrorInfo_t *info);
 
-// How many collectives so far read or wrote the other ranks' buffers where they lie, without a stage
-// in between: what memory from ncclMemAlloc, ncclCommRegister and captures are for.
+// How many collectives so far read or wrote the other ranks' buffers where they lie, without a
+// stage in between: what memory from ncclMemAlloc, ncclCommRegister and captures are for.
 //
 // `count`: out; of operations that have ended at least. Blocks: for an operation that is under way
 // on host memory, while it moves on.
-ncclResult_t oxcclCommInPlace(ncclComm_t comm,
-                              uint64_t *count);
+ncclResult_t oxcclCommInPlace(ncclComm_t comm, uint64_t *count);
 
-// How many operations so far had their data moved by copy engines of a GPU: large ncclAllGather and ncclAlltoAll
-// between windows, and ncclPutSignal, outside graphs. With CTAPolicy NCCL_CTA_POLICY_ZERO, all of
-// more than 512 KiB per rank.
+// How many operations so far had their data moved by copy engines of a GPU: large ncclAllGather
+// and ncclAlltoAll between windows, and ncclPutSignal, outside graphs. With CTAPolicy
+// NCCL_CTA_POLICY_ZERO, all of more than 512 KiB per rank.
 //
 // `count`: out; of operations that have begun at least. Blocks: never.
-ncclResult_t oxcclCommByCopyEngines(ncclComm_t comm,
-                                    uint64_t *count);
+ncclResult_t oxcclCommByCopyEngines(ncclComm_t comm, uint64_t *count);
 
-// Sets the log level (0 none to 5 trace, as NCCL_DEBUG) and where lines go: `func(user, level, text)`
-// without what NCCL puts before the text, or NCCL_DEBUG_FILE when `func` is null. Blocks until the
-// function before has had its lines and has returned: `user` may go then. Within it: never.
-ncclResult_t oxcclSetLog(int level,
-                         oxcclLogFn_t func,
-                         void *user);
+// Sets the log level (0 none to 5 trace, as NCCL_DEBUG) and where lines go: `func(user, level,
+// text)` without what NCCL puts before the text, or NCCL_DEBUG_FILE when `func` is null. Blocks
+// until the function before has had its lines and has returned: `user` may go then. Within it:
+// never.
+ncclResult_t oxcclSetLog(int level, oxcclLogFn_t func, void *user);
 
 // Makes a communicator of all processes that oxccl run, mpirun, srun or torchrun started; alone
 // without a launcher. The device's index becomes the rank on this host.
 //
-// Ranks of several hosts need NCCL_COMM_ID, or, under mpirun and srun, OXCCL_RENDEZVOUS: a folder that all
-// hosts share. Under torchrun they meet at MASTER_ADDR, at the port behind MASTER_PORT, as if that were
-// NCCL_COMM_ID; both need OXCCL_SECRET_FILE or OXCCL_INSECURE=1.
+// Ranks of several hosts need NCCL_COMM_ID, or, under mpirun and srun, OXCCL_RENDEZVOUS: a folder
+// that all hosts share. Under torchrun they meet at MASTER_ADDR, at the port behind MASTER_PORT,
+// as if that were NCCL_COMM_ID; both need OXCCL_SECRET_FILE or OXCCL_INSECURE=1.
 //
 // `comm`: out. `config`: as for ncclCommInitRankConfig. Blocks as ncclCommInitRank.
-ncclResult_t oxcclCommInitEnv(ncclComm_t *comm,
-                              const ncclConfig_t *config);
+ncclResult_t oxcclCommInitEnv(ncclComm_t *comm, const ncclConfig_t *config);
 
 // Bounds how long an operation of the communicator may wait for a peer without getting anywhere;
 // then it fails with ncclRemoteError, and the communicator with it.
@@ -201,23 +194,24 @@ ncclResult_t oxcclCommInitEnv(ncclComm_t *comm,
 // `timeoutNs`: nanoseconds, −1 for no bound. Blocks: never.
 ncclResult_t oxcclCommSetTimeout(ncclComm_t comm, int64_t timeoutNs);
 
-// Bounds how long the making of communicators, also from others, that the calling thread begins from
-// now on waits for the other ranks, instead of OXCCL_INIT_TIMEOUT. Then it fails on all ranks that came,
-// with the ranks that did not; the shortest bound of any rank holds.
+// Bounds how long the making of communicators, also from others, that the calling thread begins
+// from now on waits for the other ranks, instead of OXCCL_INIT_TIMEOUT. Then it fails on all ranks
+// that came, with the ranks that did not; the shortest bound of any rank holds.
 //
-// `timeoutNs`: nanoseconds; −1: what OXCCL_INIT_TIMEOUT says, and for children what their parent had.
+// `timeoutNs`: nanoseconds; −1: what OXCCL_INIT_TIMEOUT says, and for children what their parent
+// had.
 // Blocks: never.
 ncclResult_t oxcclSetInitTimeout(int64_t timeoutNs);
 
-// Makes a stream on the calling thread's device; on a GPU one that the default stream does not wait
-// for. `stream`: out. Blocks: never.
+// Makes a stream on the calling thread's device; on a GPU one that the default stream does not
+// wait for. `stream`: out. Blocks: never.
 ncclResult_t oxcclStreamCreate(oxcclStream_t *stream);
 
 // Ends a stream; what it still has to do is done nevertheless. Blocks: never.
 ncclResult_t oxcclStreamDestroy(oxcclStream_t stream);
 
-// Tells whether a stream has done everything: ncclSuccess, or ncclInProgress. An asynchronous error
-// of its work is returned once. Blocks: never.
+// Tells whether a stream has done everything: ncclSuccess, or ncclInProgress. An asynchronous
+// error of its work is returned once. Blocks: never.
 ncclResult_t oxcclStreamQuery(oxcclStream_t stream);
 
 // Waits until a stream has done everything, at most `timeoutNs` nanoseconds (−1: for ever);
@@ -227,22 +221,20 @@ ncclResult_t oxcclStreamSynchronize(oxcclStream_t stream, int64_t timeoutNs);
 // Makes what the stream does from now on wait for an event. Blocks: never.
 ncclResult_t oxcclStreamWaitEvent(oxcclStream_t stream, oxcclEvent_t event);
 
-// Calls `func(arg)` on a thread of the library, or of CUDA, in the order of the stream. It must not call this
-// library's functions that block. Blocks: never.
-ncclResult_t oxcclStreamHostFunc(oxcclStream_t stream,
-                                 oxcclHostFn_t func,
-                                 void *arg);
+// Calls `func(arg)` on a thread of the library, or of CUDA, in the order of the stream. It must
+// not call this library's functions that block. Blocks: never.
+ncclResult_t oxcclStreamHostFunc(oxcclStream_t stream, oxcclHostFn_t func, void *arg);
 
 // Gathers the inputs of all ranks, of different lengths, in every rank's output.
 //
-// `sendbuff`: in, sendcount × datatype, which must be recvcounts of this rank. `recvbuff`: out; the data of rank
-// r come at element recvdispls[r] and have recvcounts[r] elements; parts must not overlap.
-// `sendbuff` may be recvbuff + recvdispls of this rank, in place, and must not overlap `recvbuff` otherwise.
-// Counts and displacements are in elements and read before the call returns; a part without elements
-// is not looked at, and its displacement may be anything.
-// Counts that differ between the two ranks that they concern are an error that names both where
-// a piece comes with another length than expected, and otherwise as for ncclSend and ncclRecv.
-// Cost: every rank sends its data directly to every other one.
+// `sendbuff`: in, sendcount × datatype, which must be recvcounts of this rank. `recvbuff`: out;
+// the data of rank r come at element recvdispls[r] and have recvcounts[r] elements; parts must not
+// overlap. `sendbuff` may be recvbuff + recvdispls of this rank, in place, and must not overlap
+// `recvbuff` otherwise. Counts and displacements are in elements and read before the call returns;
+// a part without elements is not looked at, and its displacement may be anything. Counts that
+// differ between the two ranks that they concern are an error that names both where a piece comes
+// with another length than expected, and otherwise as for ncclSend and ncclRecv. Cost: every rank
+// sends its data directly to every other one.
 // Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 ncclResult_t oxcclAllGatherv(const void *sendbuff,
                              size_t sendcount,
@@ -255,11 +247,11 @@ ncclResult_t oxcclAllGatherv(const void *sendbuff,
 
 // Leaves in every rank's output the reduction of that rank's block of all inputs.
 //
-// `sendbuff`: in; the blocks of all ranks one behind the other, counts[r] × datatype for rank r. `recvbuff`: out,
-// counts of this rank; may be this rank's block in `sendbuff`, in place, and must not overlap it otherwise.
-// `counts` is in elements, the same on all ranks, and read before the call returns; a block may be empty.
-// Cost: a reduce per block that is not empty, one after the other: with equal counts ncclReduceScatter
-// is the faster one.
+// `sendbuff`: in; the blocks of all ranks one behind the other, counts[r] × datatype for rank r.
+// `recvbuff`: out, counts of this rank; may be this rank's block in `sendbuff`, in place, and must
+// not overlap it otherwise. `counts` is in elements, the same on all ranks, and read before the
+// call returns; a block may be empty. Cost: a reduce per block that is not empty, one after the
+// other: with equal counts ncclReduceScatter is the faster one.
 // Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 ncclResult_t oxcclReduceScatterv(const void *sendbuff,
                                  void *recvbuff,
@@ -271,14 +263,14 @@ ncclResult_t oxcclReduceScatterv(const void *sendbuff,
 
 // Every rank sends a part of its own to every rank.
 //
-// `sendbuff`: in; what goes to rank r begins at element senddispls[r] and has sendcounts[r] elements. `recvbuff`: out;
-// what comes from rank r lands at element recvdispls[r] and has recvcounts[r] elements; parts must not overlap each
-// other or what is sent (no in place).
-// Counts and displacements are in elements and read before the call returns; a part without elements
-// is not looked at, and its displacement may be anything.
-// Counts that differ between the two ranks that they concern are an error that names both where
-// a piece comes with another length than expected, and otherwise as for ncclSend and ncclRecv.
-// Cost: one message to and from every rank with elements.
+// `sendbuff`: in; what goes to rank r begins at element senddispls[r] and has sendcounts[r]
+// elements. `recvbuff`: out; what comes from rank r lands at element recvdispls[r] and has
+// recvcounts[r] elements; parts must not overlap each other or what is sent (no in place). Counts
+// and displacements are in elements and read before the call returns; a part without elements is
+// not looked at, and its displacement may be anything. Counts that differ between the two ranks
+// that they concern are an error that names both where a piece comes with another length than
+// expected, and otherwise as for ncclSend and ncclRecv. Cost: one message to and from every rank
+// with elements.
 // Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 ncclResult_t oxcclAlltoAllv(const void *sendbuff,
                             const size_t *sendcounts,
@@ -292,13 +284,12 @@ ncclResult_t oxcclAlltoAllv(const void *sendbuff,
 
 // Gathers the inputs of all ranks, of different lengths, in the root's output.
 //
-// `sendbuff`: in, sendcount × datatype. `recvbuff`, `recvcounts`, `recvdispls`: at the root as for oxcclAllGatherv, in place
-// too; ignored elsewhere.
-// Counts and displacements are in elements and read before the call returns; a part without elements
-// is not looked at, and its displacement may be anything.
-// Counts that differ between the two ranks that they concern are an error that names both where
-// a piece comes with another length than expected, and otherwise as for ncclSend and ncclRecv.
-// Cost: one message from every rank to the root.
+// `sendbuff`: in, sendcount × datatype. `recvbuff`, `recvcounts`, `recvdispls`: at the root as for
+// oxcclAllGatherv, in place too; ignored elsewhere. Counts and displacements are in elements and
+// read before the call returns; a part without elements is not looked at, and its displacement may
+// be anything. Counts that differ between the two ranks that they concern are an error that names
+// both where a piece comes with another length than expected, and otherwise as for ncclSend and
+// ncclRecv. Cost: one message from every rank to the root.
 // Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 ncclResult_t oxcclGatherv(const void *sendbuff,
                           size_t sendcount,
@@ -312,14 +303,14 @@ ncclResult_t oxcclGatherv(const void *sendbuff,
 
 // Sends to every rank its part, of a length of its own, of the root's input.
 //
-// `sendbuff`, `sendcounts`, `senddispls`: in at the root, where the part of rank r begins at element senddispls[r] and
-// has sendcounts[r] elements; ignored elsewhere. `recvbuff`: out, recvcount × datatype; at the root it may be sendbuff +
-// senddispls of the root, in place, and must not overlap `sendbuff` otherwise.
-// Counts and displacements are in elements and read before the call returns; a part without elements
-// is not looked at, and its displacement may be anything.
-// Counts that differ between the two ranks that they concern are an error that names both where
-// a piece comes with another length than expected, and otherwise as for ncclSend and ncclRecv.
-// Cost: one message from the root to every rank.
+// `sendbuff`, `sendcounts`, `senddispls`: in at the root, where the part of rank r begins at
+// element senddispls[r] and has sendcounts[r] elements; ignored elsewhere. `recvbuff`: out,
+// recvcount × datatype; at the root it may be sendbuff + senddispls of the root, in place, and
+// must not overlap `sendbuff` otherwise. Counts and displacements are in elements and read before
+// the call returns; a part without elements is not looked at, and its displacement may be
+// anything. Counts that differ between the two ranks that they concern are an error that names
+// both where a piece comes with another length than expected, and otherwise as for ncclSend and
+// ncclRecv. Cost: one message from the root to every rank.
 // Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 ncclResult_t oxcclScatterv(const void *sendbuff,
                            const size_t *sendcounts,

@@ -321,9 +321,9 @@ oxcclGraphExec_t = c_void_p
 #: A function that a stream calls.
 oxcclHostFn_t = CFUNCTYPE(None, c_void_p)
 
-#: Receives log lines: its argument, the level as in NCCL_DEBUG (1 VERSION, 2 WARN, 3 INFO,
-#: 5 TRACE), and the line. Called in a thread of its own, one line after the other, soon after each was
-#: written; may call any function of this library.
+#: Receives log lines: its argument, the level as in NCCL_DEBUG (1 VERSION, 2 WARN, 3 INFO, 5
+#: TRACE), and the line. Called in a thread of its own, one line after the other, soon after each
+#: was written; may call any function of this library.
 oxcclLogFn_t = CFUNCTYPE(None, c_void_p, c_int, c_char_p)
 
 
@@ -356,18 +356,21 @@ PROTOTYPES = {
     #
     # Splits a communicator: ranks of equal color make a new one, ordered by key, then by rank.
     #
-    # All ranks of `comm` call. `color`: 0 or more, or NCCL_SPLIT_NOCOLOR for a rank that joins none and gets
-    # a null handle. `newcomm`: out. `config`: as for ncclCommInitRankConfig; null takes the parent's. Blocks
-    # for all ranks, or returns ncclInProgress where the new communicator does not block.
+    # All ranks of `comm` call. `color`: 0 or more, or NCCL_SPLIT_NOCOLOR for a rank that joins none
+    # and gets a null handle. `newcomm`: out. `config`: as for ncclCommInitRankConfig; null takes the
+    # parent's. Blocks for all ranks, or returns ncclInProgress where the new communicator does not
+    # block.
     "ncclCommSplit": (c_int, (c_void_p, c_int, c_int, POINTER(c_void_p), POINTER(ncclConfig_t),)),
     # ncclCommShrink(comm, excludeRanksList, excludeRanksCount, newcomm, config, shrinkFlags)
     #
     # Makes a communicator without some ranks, which need not be alive.
     #
-    # All other ranks call, with the same list. `excludeRanksList`: in, excludeRanksCount ranks. `newcomm`: out.
-    # `config`: as for ncclCommSplit. `shrinkFlags`: NCCL_SHRINK_ABORT ends the parent's operations first; the
-    # new communicator is made only when those of all survivors have ended, and the parent can only be
-    # destroyed or aborted after. Without it no operation may be under way. Blocks as ncclCommSplit.
+    # All other ranks call, with the same list. `excludeRanksList`: in, excludeRanksCount ranks.
+    # `newcomm`: out.
+    # `config`: as for ncclCommSplit. `shrinkFlags`: NCCL_SHRINK_ABORT ends the parent's operations
+    # first; the new communicator is made only when those of all survivors have ended, and the parent
+    # can only be destroyed or aborted after. Without it no operation may be under way. Blocks as
+    # ncclCommSplit.
     "ncclCommShrink": (c_int, (c_void_p, POINTER(c_int), c_int, POINTER(c_void_p), POINTER(ncclConfig_t), c_int,)),
     # ncclCommGetUniqueId(comm, uniqueId)
     #
@@ -379,39 +382,44 @@ PROTOTYPES = {
     #
     # Makes a communicator with more ranks; those of `comm` keep their numbers.
     #
-    # The root passes `comm`, the id from ncclCommGetUniqueId and rank −1; the others of `comm` pass null
-    # instead of the id; new ranks pass null instead of `comm`, the id and their rank. `nRanks`: the number of
-    # ranks then. `newcomm`: out. `config`: as for ncclCommSplit. Blocks as ncclCommSplit.
+    # The root passes `comm`, the id from ncclCommGetUniqueId and rank −1; the others of `comm` pass
+    # null instead of the id; new ranks pass null instead of `comm`, the id and their rank. `nRanks`:
+    # the number of ranks then. `newcomm`: out. `config`: as for ncclCommSplit. Blocks as
+    # ncclCommSplit.
     "ncclCommGrow": (c_int, (c_void_p, c_int, POINTER(ncclUniqueId), c_int, POINTER(c_void_p), POINTER(ncclConfig_t),)),
     # ncclAllReduce(sendbuff, recvbuff, count, datatype, op, comm, stream)
     #
     # Leaves the reduction of all ranks' inputs in every rank's output.
     #
     # `sendbuff`: in, count × datatype. `recvbuff`: out, count × datatype; may equal `sendbuff`.
-    # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+    # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+    # done.
     "ncclAllReduce": (c_int, (c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p,)),
     # ncclBroadcast(sendbuff, recvbuff, count, datatype, root, comm, stream)
     #
     # Copies the root's input to every rank's output.
     #
-    # `sendbuff`: in at the root, count × datatype, ignored elsewhere. `recvbuff`: out, count × datatype;
-    # may equal `sendbuff`.
-    # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+    # `sendbuff`: in at the root, count × datatype, ignored elsewhere. `recvbuff`: out, count ×
+    # datatype; may equal `sendbuff`.
+    # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+    # done.
     "ncclBroadcast": (c_int, (c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p,)),
     # ncclBcast(buff, count, datatype, root, comm, stream)
     #
     # Copies the root's buffer to every rank's; ncclBroadcast in place.
     #
     # `buff`: in at the root, out elsewhere, count × datatype.
-    # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+    # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+    # done.
     "ncclBcast": (c_int, (c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p,)),
     # ncclReduce(sendbuff, recvbuff, count, datatype, op, root, comm, stream)
     #
     # Leaves the reduction of all ranks' inputs in the root's output.
     #
-    # `sendbuff`: in, count × datatype. `recvbuff`: out at the root, count × datatype, ignored elsewhere;
-    # may equal `sendbuff`.
-    # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+    # `sendbuff`: in, count × datatype. `recvbuff`: out at the root, count × datatype, ignored
+    # elsewhere; may equal `sendbuff`.
+    # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+    # done.
     "ncclReduce": (c_int, (c_void_p, c_void_p, c_size_t, c_int, c_int, c_int, c_void_p, c_void_p,)),
     # ncclReduceScatter(sendbuff, recvbuff, recvcount, datatype, op, comm, stream)
     #
@@ -419,15 +427,17 @@ PROTOTYPES = {
     #
     # `sendbuff`: in, ranks × recvcount × datatype. `recvbuff`: out, recvcount × datatype; in place at
     # `sendbuff + rank × recvcount`.
-    # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+    # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+    # done.
     "ncclReduceScatter": (c_int, (c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p,)),
     # ncclAllGather(sendbuff, recvbuff, sendcount, datatype, comm, stream)
     #
     # Leaves the inputs of all ranks, in rank order, in every rank's output.
     #
-    # `sendbuff`: in, sendcount × datatype. `recvbuff`: out, ranks × sendcount × datatype; in place with
-    # `sendbuff` at `recvbuff + rank × sendcount`.
-    # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+    # `sendbuff`: in, sendcount × datatype. `recvbuff`: out, ranks × sendcount × datatype; in place
+    # with `sendbuff` at `recvbuff + rank × sendcount`.
+    # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+    # done.
     "ncclAllGather": (c_int, (c_void_p, c_void_p, c_size_t, c_int, c_void_p, c_void_p,)),
     # ncclAlltoAll(sendbuff, recvbuff, count, datatype, comm, stream)
     #
@@ -435,7 +445,8 @@ PROTOTYPES = {
     #
     # `sendbuff`: in, ranks × count × datatype. `recvbuff`: out, ranks × count × datatype; may equal
     # `sendbuff`.
-    # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+    # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+    # done.
     "ncclAlltoAll": (c_int, (c_void_p, c_void_p, c_size_t, c_int, c_void_p, c_void_p,)),
     # ncclGather(sendbuff, recvbuff, count, datatype, root, comm, stream)
     #
@@ -443,7 +454,8 @@ PROTOTYPES = {
     #
     # `sendbuff`: in, count × datatype. `recvbuff`: out at the root, ranks × count × datatype, ignored
     # elsewhere; in place with `sendbuff` at `recvbuff + root × count`.
-    # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+    # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+    # done.
     "ncclGather": (c_int, (c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p,)),
     # ncclScatter(sendbuff, recvbuff, count, datatype, root, comm, stream)
     #
@@ -451,21 +463,24 @@ PROTOTYPES = {
     #
     # `sendbuff`: in at the root, ranks × count × datatype, ignored elsewhere. `recvbuff`: out,
     # count × datatype; in place at `sendbuff + root × count`.
-    # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+    # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+    # done.
     "ncclScatter": (c_int, (c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p,)),
     # ncclSend(sendbuff, count, datatype, peer, comm, stream)
     #
     # Sends to rank `peer`, which has to receive as much.
     #
     # `sendbuff`: in, count × datatype. Sends and receives of a group make progress in any order.
-    # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+    # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+    # done.
     "ncclSend": (c_int, (c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p,)),
     # ncclRecv(recvbuff, count, datatype, peer, comm, stream)
     #
     # Receives from rank `peer`, which has to send as much.
     #
     # `recvbuff`: out, count × datatype. Sends and receives of a group make progress in any order.
-    # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+    # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+    # done.
     "ncclRecv": (c_int, (c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p,)),
     # ncclGetUniqueId(uniqueId)
     #
@@ -478,33 +493,34 @@ PROTOTYPES = {
     # Makes a communicator, together with all other ranks.
     #
     # `comm`: out, the handle. `nranks`: number of ranks. `commId`: the id that one rank got from
-    # ncclGetUniqueId, copied to all. `rank`: this rank, 0 to nranks − 1. The device is the calling thread's
-    # current one. Blocks until all ranks have come, at most OXCCL_INIT_TIMEOUT; within a group at
-    # its end.
+    # ncclGetUniqueId, copied to all. `rank`: this rank, 0 to nranks − 1. The device is the calling
+    # thread's current one. Blocks until all ranks have come, at most OXCCL_INIT_TIMEOUT; within a
+    # group at its end.
     "ncclCommInitRank": (c_int, (POINTER(c_void_p), c_int, ncclUniqueId, c_int,)),
     # ncclCommInitRankConfig(comm, nranks, commId, rank, config)
     #
     # Makes a communicator as ncclCommInitRank does, with options.
     #
-    # `comm`: out, the handle. `nranks`, `commId`, `rank`: as for ncclCommInitRank. `config`: in, begun with
-    # NCCL_CONFIG_INITIALIZER of any version from 2.14 on, or null for the defaults; environment variables
-    # override it. Blocks as ncclCommInitRank.
+    # `comm`: out, the handle. `nranks`, `commId`, `rank`: as for ncclCommInitRank. `config`: in,
+    # begun with NCCL_CONFIG_INITIALIZER of any version from 2.14 on, or null for the defaults;
+    # environment variables override it. Blocks as ncclCommInitRank.
     "ncclCommInitRankConfig": (c_int, (POINTER(c_void_p), c_int, ncclUniqueId, c_int, POINTER(ncclConfig_t),)),
     # ncclCommInitRankScalable(newcomm, nranks, myrank, nId, commIds, config)
     #
     # Makes a communicator as ncclCommInitRankConfig does, with several ids.
     #
-    # `newcomm`: out, the handle. `nranks`: number of ranks. `myrank`: this rank. `nId`: number of ids, 1 to
-    # nranks. `commIds`: in, nId ids, in the same order on all ranks. `config`: as for
-    # ncclCommInitRankConfig. More ids bring nothing yet: all ranks meet at the first one, because every
-    # rank needs everyone's message, and several meeting points would first have to exchange theirs. Blocks
-    # as ncclCommInitRank.
+    # `newcomm`: out, the handle. `nranks`: number of ranks. `myrank`: this rank. `nId`: number of
+    # ids, 1 to nranks. `commIds`: in, nId ids, in the same order on all ranks. `config`: as for
+    # ncclCommInitRankConfig. More ids bring nothing yet: all ranks meet at the first one, because
+    # every rank needs everyone's message, and several meeting points would first have to exchange
+    # theirs. Blocks as ncclCommInitRank.
     "ncclCommInitRankScalable": (c_int, (POINTER(c_void_p), c_int, c_int, c_int, POINTER(ncclUniqueId), POINTER(ncclConfig_t),)),
     # ncclCommInitAll(comm, ndev, devlist)
     #
     # Makes all ranks of a communicator in this process, one for each device.
     #
-    # `comm`: out, ndev handles. `devlist`: in, ndev device indices, or null for 0 to ndev − 1. Blocks.
+    # `comm`: out, ndev handles. `devlist`: in, ndev device indices, or null for 0 to ndev − 1.
+    # Blocks.
     "ncclCommInitAll": (c_int, (POINTER(c_void_p), c_int, POINTER(c_int),)),
     # ncclCommFinalize(comm)
     #
@@ -549,12 +565,12 @@ PROTOTYPES = {
     # ncclGroupSimulateEnd(simInfo)
     #
     # Ends a group without launching anything: its calls are checked as by ncclGroupEnd, and
-    # `estimatedTime` of the outermost group becomes the time in µs that they would take by the cost model,
-    # one after the other on each communicator and side by side on several.
+    # `estimatedTime` of the outermost group becomes the time in µs that they would take by the cost
+    # model, one after the other on each communicator and side by side on several.
     #
-    # `simInfo`: in and out; `size` and `magic` must be set. An inner group only ends, and `estimatedTime` stays.
-    # Where the group makes communicators (NCCL makes them then), the answer is ncclInvalidUsage and none
-    # is made. The group ends on errors, too. Blocks: never.
+    # `simInfo`: in and out; `size` and `magic` must be set. An inner group only ends, and
+    # `estimatedTime` stays. Where the group makes communicators (NCCL makes them then), the answer is
+    # ncclInvalidUsage and none is made. The group ends on errors, too. Blocks: never.
     "ncclGroupSimulateEnd": (c_int, (POINTER(ncclSimInfo_t),)),
     # ncclGetVersion(version)
     #
@@ -566,23 +582,25 @@ PROTOTYPES = {
     "ncclGetErrorString": (c_char_p, (c_int,)),
     # ncclGetLastError(comm)
     #
-    # What failed last: on the communicator, if it has failed, else in this thread, else in the process.
+    # What failed last: on the communicator, if it has failed, else in this thread, else in the
+    # process.
     #
     # `comm`: a handle or null. The text lives until the calling thread's next error. Blocks: never.
     "ncclGetLastError": (c_char_p, (c_void_p,)),
     # ncclCommAbort(comm)
     #
-    # Ends a communicator at once, also one that is still being made: its operations end with an error, the
-    # other ranks get ncclRemoteError. Null is ignored.
+    # Ends a communicator at once, also one that is still being made: its operations end with an
+    # error, the other ranks get ncclRemoteError. Null is ignored.
     #
-    # Afterwards no rank touches the buffers of its operations any more; where one does not answer, the error
-    # names it. Blocks: a second at most, whatever the other ranks do.
-    # Not for signal handlers, which may interrupt what this waits for: let the handler set a flag or write to a
+    # Afterwards no rank touches the buffers of its operations any more; where one does not answer,
+    # the error names it. Blocks: a second at most, whatever the other ranks do. Not for signal
+    # handlers, which may interrupt what this waits for: let the handler set a flag or write to a
     # pipe, or read signals from a signalfd, and call this in a thread.
     "ncclCommAbort": (c_int, (c_void_p,)),
     # ncclCommRevoke(comm, revokeFlags)
     #
-    # Ends the operations of a communicator, which can then only be split, shrunk, destroyed or aborted.
+    # Ends the operations of a communicator, which can then only be split, shrunk, destroyed or
+    # aborted.
     #
     # `revokeFlags`: NCCL_REVOKE_DEFAULT. Blocks: a second at most.
     "ncclCommRevoke": (c_int, (c_void_p, c_int,)),
@@ -600,8 +618,8 @@ PROTOTYPES = {
     #
     # Tells how much memory a communicator takes in this process, by what ncclCommSuspend does to it.
     #
-    # `stat`: what is asked, bytes but for ncclStatGpuMemSuspended (0 or 1). `value`: out. Memory that all
-    # ranks of a host share is counted where it belongs to this rank. Blocks: never.
+    # `stat`: what is asked, bytes but for ncclStatGpuMemSuspended (0 or 1). `value`: out. Memory that
+    # all ranks of a host share is counted where it belongs to this rank. Blocks: never.
     "ncclCommMemStats": (c_int, (c_void_p, c_int, POINTER(c_uint64),)),
     # ncclMemAlloc(ptr, size)
     #
@@ -619,7 +637,8 @@ PROTOTYPES = {
     #
     # Finds a variable by its full name, for example NCCL_DEBUG.
     #
-    # `out`: out, a handle that lives as long as the library; unchanged for an unknown name. Blocks: never.
+    # `out`: out, a handle that lives as long as the library; unchanged for an unknown name. Blocks:
+    # never.
     "ncclParamBind": (c_int, (POINTER(c_void_p), c_char_p,)),
     # ncclParamGetI8(h, out)
     #
@@ -677,24 +696,27 @@ PROTOTYPES = {
     "ncclParamGetStr": (c_int, (c_void_p, POINTER(c_char_p),)),
     # ncclParamGet(h, out, maxLen, len)
     #
-    # Reads a variable as bytes: one for a switch, eight for a number, a text with the zero at its end.
+    # Reads a variable as bytes: one for a switch, eight for a number, a text with the zero at its
+    # end.
     #
-    # `out`: out, of `maxLen` bytes. `len`: out, the bytes written, or needed where `maxLen` is too small.
+    # `out`: out, of `maxLen` bytes. `len`: out, the bytes written, or needed where `maxLen` is too
+    # small.
     # Blocks: never.
     "ncclParamGet": (c_int, (c_void_p, c_void_p, c_int, POINTER(c_int),)),
     # ncclParamGetParameter(key, value, valueLen)
     #
     # Reads the variable of a name as text.
     #
-    # `value`: out, a text that lives as long as the library. `valueLen`: out, its bytes without the zero
-    # at the end. Blocks: never.
+    # `value`: out, a text that lives as long as the library. `valueLen`: out, its bytes without the
+    # zero at the end. Blocks: never.
     "ncclParamGetParameter": (c_int, (c_char_p, POINTER(c_char_p), POINTER(c_int),)),
     # ncclParamGetAllParameterKeys(table, tableLen)
     #
-    # The names of all variables; with NCCL_PARAM_DUMP_ALL=1 also of those that NCCL does not document.
+    # The names of all variables; with NCCL_PARAM_DUMP_ALL=1 also of those that NCCL does not
+    # document.
     #
-    # `table`: out, lives until the calling thread's next call of this function. `tableLen`: out, the number
-    # of names. Blocks: never.
+    # `table`: out, lives until the calling thread's next call of this function. `tableLen`: out, the
+    # number of names. Blocks: never.
     "ncclParamGetAllParameterKeys": (c_int, (POINTER(POINTER(c_char_p)), POINTER(c_int),)),
     # ncclParamDumpAll()
     #
@@ -703,20 +725,21 @@ PROTOTYPES = {
     "ncclParamDumpAll": (None, ()),
     # ncclResetDebugInit()
     #
-    # Has logging follow what NCCL_DEBUG and the variables that begin like it say now. A function set by
-    # oxcclSetLog stays; `ncclParam*` go on to show what was read first. Blocks: for files.
+    # Has logging follow what NCCL_DEBUG and the variables that begin like it say now. A function set
+    # by oxcclSetLog stays; `ncclParam*` go on to show what was read first. Blocks: for files.
     "ncclResetDebugInit": (None, ()),
     # ncclRedOpCreatePreMulSum(op, scalar, datatype, residence, comm)
     #
     # Makes a reduction operation: a sum in which the elements of every rank are first multiplied by a
     # scalar of that rank, which may differ from the others'.
     #
-    # `op`: out, valid in calls on `comm` with `datatype` until ncclRedOpDestroy or the end of `comm`. `scalar`:
-    # in, one element of `datatype`. `residence`: ncclScalarHostImmediate reads the scalar before this call
-    # returns; ncclScalarDevice reads it whenever an operation that uses it runs (also when a graph
-    # is replayed), so it must stay until those are complete; on the host device that is any memory of
-    # the process. The product is rounded once to `datatype`: 16- and 8-bit floats are multiplied in float32,
-    # integers wrap. An operation that uses it copies its input. Blocks: never.
+    # `op`: out, valid in calls on `comm` with `datatype` until ncclRedOpDestroy or the end of `comm`.
+    # `scalar`: in, one element of `datatype`. `residence`: ncclScalarHostImmediate reads the scalar
+    # before this call returns; ncclScalarDevice reads it whenever an operation that uses it runs
+    # (also when a graph is replayed), so it must stay until those are complete; on the host device
+    # that is any memory of the process. The product is rounded once to `datatype`: 16- and 8-bit
+    # floats are multiplied in float32, integers wrap. An operation that uses it copies its input.
+    # Blocks: never.
     "ncclRedOpCreatePreMulSum": (c_int, (POINTER(c_int), c_void_p, c_int, c_int, c_void_p,)),
     # ncclRedOpDestroy(op, comm)
     #
@@ -728,9 +751,9 @@ PROTOTYPES = {
     #
     # Registers a buffer.
     #
-    # `buff`: in, `size` bytes. `handle`: out. On the host device memory from ncclMemAlloc is used in place by
-    # all ranks whether registered or not; other memory is read in place by the system, from some MiB on and
-    # where it is allowed. Blocks: never.
+    # `buff`: in, `size` bytes. `handle`: out. On the host device memory from ncclMemAlloc is used in
+    # place by all ranks whether registered or not; other memory is read in place by the system, from
+    # some MiB on and where it is allowed. Blocks: never.
     "ncclCommRegister": (c_int, (c_void_p, c_void_p, c_size_t, POINTER(c_void_p),)),
     # ncclCommDeregister(comm, handle)
     #
@@ -742,14 +765,15 @@ PROTOTYPES = {
     #
     # Registers memory as a window, into which the other ranks of the host can write by ncclPutSignal.
     #
-    # All ranks call, in the same order. `buff`: in, `size` bytes; from ncclMemAlloc, or any memory where the
-    # system lets ranks write into each other's. `win`: out, never null on success. `winFlags`:
-    # NCCL_WIN_DEFAULT or NCCL_WIN_ bits. Takes no address space; at most 64 at a time. Blocks: never.
+    # All ranks call, in the same order. `buff`: in, `size` bytes; from ncclMemAlloc, or any memory
+    # where the system lets ranks write into each other's. `win`: out, never null on success.
+    # `winFlags`: NCCL_WIN_DEFAULT or NCCL_WIN_ bits. Takes no address space; at most 64 at a time.
+    # Blocks: never.
     "ncclCommWindowRegister": (c_int, (c_void_p, c_void_p, c_size_t, POINTER(c_void_p), c_int,)),
     # ncclCommWindowDeregister(comm, win)
     #
-    # Ends a window. No rank may still write into it; its memory may be freed when no rank calls anything on its
-    # own memory in this window any more. Blocks: never.
+    # Ends a window. No rank may still write into it; its memory may be freed when no rank calls
+    # anything on its own memory in this window any more. Blocks: never.
     "ncclCommWindowDeregister": (c_int, (c_void_p, c_void_p,)),
     # ncclWinGetUserPtr(comm, win, outUserPtr)
     #
@@ -761,9 +785,10 @@ PROTOTYPES = {
     #
     # Writes into the window of a rank of this host, and then counts up one of its signals.
     #
-    # `localbuff`: in, count × datatype. `peerWin`: this rank's handle of the window that `peer` registered at the
-    # same place in the order of registrations. `peerWinOffset`: in bytes. `sigIdx`: 0 to 15. `ctx`: below
-    # numRmaCtx, at most 4. `flags`: 0. Blocks: never; runs on `stream` once `peer` has registered the window.
+    # `localbuff`: in, count × datatype. `peerWin`: this rank's handle of the window that `peer`
+    # registered at the same place in the order of registrations. `peerWinOffset`: in bytes. `sigIdx`:
+    # 0 to 15. `ctx`: below numRmaCtx, at most 4. `flags`: 0. Blocks: never; runs on `stream` once
+    # `peer` has registered the window.
     "ncclPutSignal": (c_int, (c_void_p, c_size_t, c_int, c_int, c_void_p, c_size_t, c_int, c_int, c_uint, c_void_p, c_void_p,)),
     # ncclSignal(peer, sigIdx, ctx, flags, comm, stream)
     #
@@ -773,9 +798,11 @@ PROTOTYPES = {
     "ncclSignal": (c_int, (c_int, c_int, c_int, c_uint, c_void_p, c_void_p,)),
     # ncclWaitSignal(nDesc, signalDescs, comm, stream)
     #
-    # Makes a stream wait until signals have come: of each descriptor `opCnt` more than were waited for before.
+    # Makes a stream wait until signals have come: of each descriptor `opCnt` more than were waited
+    # for before.
     #
-    # `signalDescs`: in, nDesc descriptors, read before the call returns. Blocks: never; the stream waits.
+    # `signalDescs`: in, nDesc descriptors, read before the call returns. Blocks: never; the stream
+    # waits.
     "ncclWaitSignal": (c_int, (c_int, POINTER(ncclWaitSignalDesc_t), c_void_p, c_void_p,)),
     # oxcclDeviceCount(kind, count)
     #
@@ -803,16 +830,16 @@ PROTOTYPES = {
     "oxcclMemAlloc": (c_int, (POINTER(c_void_p), c_size_t,)),
     # oxcclMemFree(ptr)
     #
-    # Frees memory from oxcclMemAlloc or ncclMemAlloc, of whatever device; null is ignored. Blocks: on a
-    # GPU until that has done everything, as cudaFree does.
+    # Frees memory from oxcclMemAlloc or ncclMemAlloc, of whatever device; null is ignored. Blocks: on
+    # a GPU until that has done everything, as cudaFree does.
     "oxcclMemFree": (c_int, (c_void_p,)),
     # oxcclMemcpyAsync(dst, src, bytes, stream)
     #
-    # Copies `bytes` bytes, in the order of the stream; the buffers must not overlap. On a stream of CUDA
-    # each may be memory of the host or of any GPU.
+    # Copies `bytes` bytes, in the order of the stream; the buffers must not overlap. On a stream of
+    # CUDA each may be memory of the host or of any GPU.
     #
-    # `dst`: out. `src`: in. Blocks: never; but a stream of CUDA may wait for its turn where memory of the
-    # host is not pinned.
+    # `dst`: out. `src`: in. Blocks: never; but a stream of CUDA may wait for its turn where memory of
+    # the host is not pinned.
     "oxcclMemcpyAsync": (c_int, (c_void_p, c_void_p, c_size_t, c_void_p,)),
     # oxcclMemsetAsync(dst, value, bytes, stream)
     #
@@ -859,8 +886,9 @@ PROTOTYPES = {
     "oxcclGraphInstantiate": (c_int, (POINTER(c_void_p), c_void_p,)),
     # oxcclGraphExecUpdate(exec, graph)
     #
-    # Puts another graph's parameters into an executable graph: both need the same calls in the same order, on the
-    # same communicators; buffers, counts and roots may differ. Launches that are under way keep theirs.
+    # Puts another graph's parameters into an executable graph: both need the same calls in the same
+    # order, on the same communicators; buffers, counts and roots may differ. Launches that are under
+    # way keep theirs.
     # Blocks: never.
     "oxcclGraphExecUpdate": (c_int, (c_void_p, c_void_p,)),
     # oxcclGraphLaunch(exec, stream)
@@ -890,34 +918,35 @@ PROTOTYPES = {
     "oxcclCommLastError": (c_int, (c_void_p, POINTER(oxcclErrorInfo_t),)),
     # oxcclCommInPlace(comm, count)
     #
-    # How many collectives so far read or wrote the other ranks' buffers where they lie, without a stage
-    # in between: what memory from ncclMemAlloc, ncclCommRegister and captures are for.
+    # How many collectives so far read or wrote the other ranks' buffers where they lie, without a
+    # stage in between: what memory from ncclMemAlloc, ncclCommRegister and captures are for.
     #
     # `count`: out; of operations that have ended at least. Blocks: for an operation that is under way
     # on host memory, while it moves on.
     "oxcclCommInPlace": (c_int, (c_void_p, POINTER(c_uint64),)),
     # oxcclCommByCopyEngines(comm, count)
     #
-    # How many operations so far had their data moved by copy engines of a GPU: large ncclAllGather and ncclAlltoAll
-    # between windows, and ncclPutSignal, outside graphs. With CTAPolicy NCCL_CTA_POLICY_ZERO, all of
-    # more than 512 KiB per rank.
+    # How many operations so far had their data moved by copy engines of a GPU: large ncclAllGather
+    # and ncclAlltoAll between windows, and ncclPutSignal, outside graphs. With CTAPolicy
+    # NCCL_CTA_POLICY_ZERO, all of more than 512 KiB per rank.
     #
     # `count`: out; of operations that have begun at least. Blocks: never.
     "oxcclCommByCopyEngines": (c_int, (c_void_p, POINTER(c_uint64),)),
     # oxcclSetLog(level, func, user)
     #
-    # Sets the log level (0 none to 5 trace, as NCCL_DEBUG) and where lines go: `func(user, level, text)`
-    # without what NCCL puts before the text, or NCCL_DEBUG_FILE when `func` is null. Blocks until the
-    # function before has had its lines and has returned: `user` may go then. Within it: never.
+    # Sets the log level (0 none to 5 trace, as NCCL_DEBUG) and where lines go: `func(user, level,
+    # text)` without what NCCL puts before the text, or NCCL_DEBUG_FILE when `func` is null. Blocks
+    # until the function before has had its lines and has returned: `user` may go then. Within it:
+    # never.
     "oxcclSetLog": (c_int, (c_int, oxcclLogFn_t, c_void_p,)),
     # oxcclCommInitEnv(comm, config)
     #
     # Makes a communicator of all processes that oxccl run, mpirun, srun or torchrun started; alone
     # without a launcher. The device's index becomes the rank on this host.
     #
-    # Ranks of several hosts need NCCL_COMM_ID, or, under mpirun and srun, OXCCL_RENDEZVOUS: a folder that all
-    # hosts share. Under torchrun they meet at MASTER_ADDR, at the port behind MASTER_PORT, as if that were
-    # NCCL_COMM_ID; both need OXCCL_SECRET_FILE or OXCCL_INSECURE=1.
+    # Ranks of several hosts need NCCL_COMM_ID, or, under mpirun and srun, OXCCL_RENDEZVOUS: a folder
+    # that all hosts share. Under torchrun they meet at MASTER_ADDR, at the port behind MASTER_PORT,
+    # as if that were NCCL_COMM_ID; both need OXCCL_SECRET_FILE or OXCCL_INSECURE=1.
     #
     # `comm`: out. `config`: as for ncclCommInitRankConfig. Blocks as ncclCommInitRank.
     "oxcclCommInitEnv": (c_int, (POINTER(c_void_p), POINTER(ncclConfig_t),)),
@@ -930,17 +959,18 @@ PROTOTYPES = {
     "oxcclCommSetTimeout": (c_int, (c_void_p, c_int64,)),
     # oxcclSetInitTimeout(timeoutNs)
     #
-    # Bounds how long the making of communicators, also from others, that the calling thread begins from
-    # now on waits for the other ranks, instead of OXCCL_INIT_TIMEOUT. Then it fails on all ranks that came,
-    # with the ranks that did not; the shortest bound of any rank holds.
+    # Bounds how long the making of communicators, also from others, that the calling thread begins
+    # from now on waits for the other ranks, instead of OXCCL_INIT_TIMEOUT. Then it fails on all ranks
+    # that came, with the ranks that did not; the shortest bound of any rank holds.
     #
-    # `timeoutNs`: nanoseconds; −1: what OXCCL_INIT_TIMEOUT says, and for children what their parent had.
+    # `timeoutNs`: nanoseconds; −1: what OXCCL_INIT_TIMEOUT says, and for children what their parent
+    # had.
     # Blocks: never.
     "oxcclSetInitTimeout": (c_int, (c_int64,)),
     # oxcclStreamCreate(stream)
     #
-    # Makes a stream on the calling thread's device; on a GPU one that the default stream does not wait
-    # for. `stream`: out. Blocks: never.
+    # Makes a stream on the calling thread's device; on a GPU one that the default stream does not
+    # wait for. `stream`: out. Blocks: never.
     "oxcclStreamCreate": (c_int, (POINTER(c_void_p),)),
     # oxcclStreamDestroy(stream)
     #
@@ -948,8 +978,8 @@ PROTOTYPES = {
     "oxcclStreamDestroy": (c_int, (c_void_p,)),
     # oxcclStreamQuery(stream)
     #
-    # Tells whether a stream has done everything: ncclSuccess, or ncclInProgress. An asynchronous error
-    # of its work is returned once. Blocks: never.
+    # Tells whether a stream has done everything: ncclSuccess, or ncclInProgress. An asynchronous
+    # error of its work is returned once. Blocks: never.
     "oxcclStreamQuery": (c_int, (c_void_p,)),
     # oxcclStreamSynchronize(stream, timeoutNs)
     #
@@ -962,73 +992,72 @@ PROTOTYPES = {
     "oxcclStreamWaitEvent": (c_int, (c_void_p, c_void_p,)),
     # oxcclStreamHostFunc(stream, func, arg)
     #
-    # Calls `func(arg)` on a thread of the library, or of CUDA, in the order of the stream. It must not call this
-    # library's functions that block. Blocks: never.
+    # Calls `func(arg)` on a thread of the library, or of CUDA, in the order of the stream. It must
+    # not call this library's functions that block. Blocks: never.
     "oxcclStreamHostFunc": (c_int, (c_void_p, oxcclHostFn_t, c_void_p,)),
     # oxcclAllGatherv(sendbuff, sendcount, recvbuff, recvcounts, recvdispls, datatype, comm, stream)
     #
     # Gathers the inputs of all ranks, of different lengths, in every rank's output.
     #
-    # `sendbuff`: in, sendcount × datatype, which must be recvcounts of this rank. `recvbuff`: out; the data of rank
-    # r come at element recvdispls[r] and have recvcounts[r] elements; parts must not overlap.
-    # `sendbuff` may be recvbuff + recvdispls of this rank, in place, and must not overlap `recvbuff` otherwise.
-    # Counts and displacements are in elements and read before the call returns; a part without elements
-    # is not looked at, and its displacement may be anything.
-    # Counts that differ between the two ranks that they concern are an error that names both where
-    # a piece comes with another length than expected, and otherwise as for ncclSend and ncclRecv.
-    # Cost: every rank sends its data directly to every other one.
+    # `sendbuff`: in, sendcount × datatype, which must be recvcounts of this rank. `recvbuff`: out;
+    # the data of rank r come at element recvdispls[r] and have recvcounts[r] elements; parts must not
+    # overlap. `sendbuff` may be recvbuff + recvdispls of this rank, in place, and must not overlap
+    # `recvbuff` otherwise. Counts and displacements are in elements and read before the call returns;
+    # a part without elements is not looked at, and its displacement may be anything. Counts that
+    # differ between the two ranks that they concern are an error that names both where a piece comes
+    # with another length than expected, and otherwise as for ncclSend and ncclRecv. Cost: every rank
+    # sends its data directly to every other one.
     # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
     "oxcclAllGatherv": (c_int, (c_void_p, c_size_t, c_void_p, POINTER(c_size_t), POINTER(c_size_t), c_int, c_void_p, c_void_p,)),
     # oxcclReduceScatterv(sendbuff, recvbuff, counts, datatype, op, comm, stream)
     #
     # Leaves in every rank's output the reduction of that rank's block of all inputs.
     #
-    # `sendbuff`: in; the blocks of all ranks one behind the other, counts[r] × datatype for rank r. `recvbuff`: out,
-    # counts of this rank; may be this rank's block in `sendbuff`, in place, and must not overlap it otherwise.
-    # `counts` is in elements, the same on all ranks, and read before the call returns; a block may be empty.
-    # Cost: a reduce per block that is not empty, one after the other: with equal counts ncclReduceScatter
-    # is the faster one.
+    # `sendbuff`: in; the blocks of all ranks one behind the other, counts[r] × datatype for rank r.
+    # `recvbuff`: out, counts of this rank; may be this rank's block in `sendbuff`, in place, and must
+    # not overlap it otherwise. `counts` is in elements, the same on all ranks, and read before the
+    # call returns; a block may be empty. Cost: a reduce per block that is not empty, one after the
+    # other: with equal counts ncclReduceScatter is the faster one.
     # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
     "oxcclReduceScatterv": (c_int, (c_void_p, c_void_p, POINTER(c_size_t), c_int, c_int, c_void_p, c_void_p,)),
     # oxcclAlltoAllv(sendbuff, sendcounts, senddispls, recvbuff, recvcounts, recvdispls, datatype, comm, stream)
     #
     # Every rank sends a part of its own to every rank.
     #
-    # `sendbuff`: in; what goes to rank r begins at element senddispls[r] and has sendcounts[r] elements. `recvbuff`: out;
-    # what comes from rank r lands at element recvdispls[r] and has recvcounts[r] elements; parts must not overlap each
-    # other or what is sent (no in place).
-    # Counts and displacements are in elements and read before the call returns; a part without elements
-    # is not looked at, and its displacement may be anything.
-    # Counts that differ between the two ranks that they concern are an error that names both where
-    # a piece comes with another length than expected, and otherwise as for ncclSend and ncclRecv.
-    # Cost: one message to and from every rank with elements.
+    # `sendbuff`: in; what goes to rank r begins at element senddispls[r] and has sendcounts[r]
+    # elements. `recvbuff`: out; what comes from rank r lands at element recvdispls[r] and has
+    # recvcounts[r] elements; parts must not overlap each other or what is sent (no in place). Counts
+    # and displacements are in elements and read before the call returns; a part without elements is
+    # not looked at, and its displacement may be anything. Counts that differ between the two ranks
+    # that they concern are an error that names both where a piece comes with another length than
+    # expected, and otherwise as for ncclSend and ncclRecv. Cost: one message to and from every rank
+    # with elements.
     # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
     "oxcclAlltoAllv": (c_int, (c_void_p, POINTER(c_size_t), POINTER(c_size_t), c_void_p, POINTER(c_size_t), POINTER(c_size_t), c_int, c_void_p, c_void_p,)),
     # oxcclGatherv(sendbuff, sendcount, recvbuff, recvcounts, recvdispls, datatype, root, comm, stream)
     #
     # Gathers the inputs of all ranks, of different lengths, in the root's output.
     #
-    # `sendbuff`: in, sendcount × datatype. `recvbuff`, `recvcounts`, `recvdispls`: at the root as for oxcclAllGatherv, in place
-    # too; ignored elsewhere.
-    # Counts and displacements are in elements and read before the call returns; a part without elements
-    # is not looked at, and its displacement may be anything.
-    # Counts that differ between the two ranks that they concern are an error that names both where
-    # a piece comes with another length than expected, and otherwise as for ncclSend and ncclRecv.
-    # Cost: one message from every rank to the root.
+    # `sendbuff`: in, sendcount × datatype. `recvbuff`, `recvcounts`, `recvdispls`: at the root as for
+    # oxcclAllGatherv, in place too; ignored elsewhere. Counts and displacements are in elements and
+    # read before the call returns; a part without elements is not looked at, and its displacement may
+    # be anything. Counts that differ between the two ranks that they concern are an error that names
+    # both where a piece comes with another length than expected, and otherwise as for ncclSend and
+    # ncclRecv. Cost: one message from every rank to the root.
     # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
     "oxcclGatherv": (c_int, (c_void_p, c_size_t, c_void_p, POINTER(c_size_t), POINTER(c_size_t), c_int, c_int, c_void_p, c_void_p,)),
     # oxcclScatterv(sendbuff, sendcounts, senddispls, recvbuff, recvcount, datatype, root, comm, stream)
     #
     # Sends to every rank its part, of a length of its own, of the root's input.
     #
-    # `sendbuff`, `sendcounts`, `senddispls`: in at the root, where the part of rank r begins at element senddispls[r] and
-    # has sendcounts[r] elements; ignored elsewhere. `recvbuff`: out, recvcount × datatype; at the root it may be sendbuff +
-    # senddispls of the root, in place, and must not overlap `sendbuff` otherwise.
-    # Counts and displacements are in elements and read before the call returns; a part without elements
-    # is not looked at, and its displacement may be anything.
-    # Counts that differ between the two ranks that they concern are an error that names both where
-    # a piece comes with another length than expected, and otherwise as for ncclSend and ncclRecv.
-    # Cost: one message from the root to every rank.
+    # `sendbuff`, `sendcounts`, `senddispls`: in at the root, where the part of rank r begins at
+    # element senddispls[r] and has sendcounts[r] elements; ignored elsewhere. `recvbuff`: out,
+    # recvcount × datatype; at the root it may be sendbuff + senddispls of the root, in place, and
+    # must not overlap `sendbuff` otherwise. Counts and displacements are in elements and read before
+    # the call returns; a part without elements is not looked at, and its displacement may be
+    # anything. Counts that differ between the two ranks that they concern are an error that names
+    # both where a piece comes with another length than expected, and otherwise as for ncclSend and
+    # ncclRecv. Cost: one message from the root to every rank.
     # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
     "oxcclScatterv": (c_int, (c_void_p, POINTER(c_size_t), POINTER(c_size_t), c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p,)),
 }

@@ -168,9 +168,10 @@ unsafe fn comm_grow(
 
 /// Splits a communicator: ranks of equal color make a new one, ordered by key, then by rank.
 ///
-/// All ranks of `comm` call. `color`: 0 or more, or NCCL_SPLIT_NOCOLOR for a rank that joins none and gets
-/// a null handle. `newcomm`: out. `config`: as for ncclCommInitRankConfig; null takes the parent's. Blocks
-/// for all ranks, or returns ncclInProgress where the new communicator does not block.
+/// All ranks of `comm` call. `color`: 0 or more, or NCCL_SPLIT_NOCOLOR for a rank that joins none
+/// and gets a null handle. `newcomm`: out. `config`: as for ncclCommInitRankConfig; null takes the
+/// parent's. Blocks for all ranks, or returns ncclInProgress where the new communicator does not
+/// block.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -189,10 +190,12 @@ pub unsafe extern "C" fn ncclCommSplit(
 
 /// Makes a communicator without some ranks, which need not be alive.
 ///
-/// All other ranks call, with the same list. `excludeRanksList`: in, excludeRanksCount ranks. `newcomm`: out.
-/// `config`: as for ncclCommSplit. `shrinkFlags`: NCCL_SHRINK_ABORT ends the parent's operations first; the
-/// new communicator is made only when those of all survivors have ended, and the parent can only be
-/// destroyed or aborted after. Without it no operation may be under way. Blocks as ncclCommSplit.
+/// All other ranks call, with the same list. `excludeRanksList`: in, excludeRanksCount ranks.
+/// `newcomm`: out.
+/// `config`: as for ncclCommSplit. `shrinkFlags`: NCCL_SHRINK_ABORT ends the parent's operations
+/// first; the new communicator is made only when those of all survivors have ended, and the parent
+/// can only be destroyed or aborted after. Without it no operation may be under way. Blocks as
+/// ncclCommSplit.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -230,9 +233,10 @@ pub unsafe extern "C" fn ncclCommGetUniqueId(
 
 /// Makes a communicator with more ranks; those of `comm` keep their numbers.
 ///
-/// The root passes `comm`, the id from ncclCommGetUniqueId and rank −1; the others of `comm` pass null
-/// instead of the id; new ranks pass null instead of `comm`, the id and their rank. `nRanks`: the number of
-/// ranks then. `newcomm`: out. `config`: as for ncclCommSplit. Blocks as ncclCommSplit.
+/// The root passes `comm`, the id from ncclCommGetUniqueId and rank −1; the others of `comm` pass
+/// null instead of the id; new ranks pass null instead of `comm`, the id and their rank. `nRanks`:
+/// the number of ranks then. `newcomm`: out. `config`: as for ncclCommSplit. Blocks as
+/// ncclCommSplit.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.

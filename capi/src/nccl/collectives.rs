@@ -134,7 +134,8 @@ unsafe fn all_reduce(
 /// Leaves the reduction of all ranks' inputs in every rank's output.
 ///
 /// `sendbuff`: in, count × datatype. `recvbuff`: out, count × datatype; may equal `sendbuff`.
-/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+/// done.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -179,9 +180,10 @@ unsafe fn broadcast(
 
 /// Copies the root's input to every rank's output.
 ///
-/// `sendbuff`: in at the root, count × datatype, ignored elsewhere. `recvbuff`: out, count × datatype;
-/// may equal `sendbuff`.
-/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+/// `sendbuff`: in at the root, count × datatype, ignored elsewhere. `recvbuff`: out, count ×
+/// datatype; may equal `sendbuff`.
+/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+/// done.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -226,7 +228,8 @@ unsafe fn bcast(
 /// Copies the root's buffer to every rank's; ncclBroadcast in place.
 ///
 /// `buff`: in at the root, out elsewhere, count × datatype.
-/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+/// done.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -271,9 +274,10 @@ unsafe fn reduce(
 
 /// Leaves the reduction of all ranks' inputs in the root's output.
 ///
-/// `sendbuff`: in, count × datatype. `recvbuff`: out at the root, count × datatype, ignored elsewhere;
-/// may equal `sendbuff`.
-/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+/// `sendbuff`: in, count × datatype. `recvbuff`: out at the root, count × datatype, ignored
+/// elsewhere; may equal `sendbuff`.
+/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+/// done.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -321,7 +325,8 @@ unsafe fn reduce_scatter(
 ///
 /// `sendbuff`: in, ranks × recvcount × datatype. `recvbuff`: out, recvcount × datatype; in place at
 /// `sendbuff + rank × recvcount`.
-/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+/// done.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -367,9 +372,10 @@ unsafe fn all_gather(
 
 /// Leaves the inputs of all ranks, in rank order, in every rank's output.
 ///
-/// `sendbuff`: in, sendcount × datatype. `recvbuff`: out, ranks × sendcount × datatype; in place with
-/// `sendbuff` at `recvbuff + rank × sendcount`.
-/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+/// `sendbuff`: in, sendcount × datatype. `recvbuff`: out, ranks × sendcount × datatype; in place
+/// with `sendbuff` at `recvbuff + rank × sendcount`.
+/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+/// done.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -414,7 +420,8 @@ unsafe fn all_to_all(
 ///
 /// `sendbuff`: in, ranks × count × datatype. `recvbuff`: out, ranks × count × datatype; may equal
 /// `sendbuff`.
-/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+/// done.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -460,7 +467,8 @@ unsafe fn gather(
 ///
 /// `sendbuff`: in, count × datatype. `recvbuff`: out at the root, ranks × count × datatype, ignored
 /// elsewhere; in place with `sendbuff` at `recvbuff + root × count`.
-/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+/// done.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -507,7 +515,8 @@ unsafe fn scatter(
 ///
 /// `sendbuff`: in at the root, ranks × count × datatype, ignored elsewhere. `recvbuff`: out,
 /// count × datatype; in place at `sendbuff + root × count`.
-/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+/// done.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -540,7 +549,8 @@ unsafe fn send(
 /// Sends to rank `peer`, which has to receive as much.
 ///
 /// `sendbuff`: in, count × datatype. Sends and receives of a group make progress in any order.
-/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+/// done.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -572,7 +582,8 @@ unsafe fn recv(
 /// Receives from rank `peer`, which has to send as much.
 ///
 /// `recvbuff`: out, count × datatype. Sends and receives of a group make progress in any order.
-/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+/// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+/// done.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.

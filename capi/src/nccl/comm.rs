@@ -56,8 +56,8 @@ fn ranks(number: c_int, function: &'static str, argument: &'static str) -> Resul
     nranks.ok_or_else(|| Error::argument(function, argument, number, format!("1 to {limit} ranks")))
 }
 
-/// Starts to make a communicator whose handle goes to `comm`; the names are those of the function and
-/// of its arguments for the handle and the rank.
+/// Starts to make a communicator whose handle goes to `comm`; the names are those of the function
+/// and of its arguments for the handle and the rank.
 ///
 /// # Safety
 /// `comm` is null or stays writable until the communicator is made.
@@ -303,9 +303,9 @@ pub unsafe extern "C" fn ncclGetUniqueId(uniqueId: *mut ncclUniqueId) -> ncclRes
 /// Makes a communicator, together with all other ranks.
 ///
 /// `comm`: out, the handle. `nranks`: number of ranks. `commId`: the id that one rank got from
-/// ncclGetUniqueId, copied to all. `rank`: this rank, 0 to nranks − 1. The device is the calling thread's
-/// current one. Blocks until all ranks have come, at most OXCCL_INIT_TIMEOUT; within a group at
-/// its end.
+/// ncclGetUniqueId, copied to all. `rank`: this rank, 0 to nranks − 1. The device is the calling
+/// thread's current one. Blocks until all ranks have come, at most OXCCL_INIT_TIMEOUT; within a
+/// group at its end.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -323,9 +323,9 @@ pub unsafe extern "C" fn ncclCommInitRank(
 
 /// Makes a communicator as ncclCommInitRank does, with options.
 ///
-/// `comm`: out, the handle. `nranks`, `commId`, `rank`: as for ncclCommInitRank. `config`: in, begun with
-/// NCCL_CONFIG_INITIALIZER of any version from 2.14 on, or null for the defaults; environment variables
-/// override it. Blocks as ncclCommInitRank.
+/// `comm`: out, the handle. `nranks`, `commId`, `rank`: as for ncclCommInitRank. `config`: in,
+/// begun with NCCL_CONFIG_INITIALIZER of any version from 2.14 on, or null for the defaults;
+/// environment variables override it. Blocks as ncclCommInitRank.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -344,11 +344,11 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
 
 /// Makes a communicator as ncclCommInitRankConfig does, with several ids.
 ///
-/// `newcomm`: out, the handle. `nranks`: number of ranks. `myrank`: this rank. `nId`: number of ids, 1 to
-/// nranks. `commIds`: in, nId ids, in the same order on all ranks. `config`: as for
-/// ncclCommInitRankConfig. More ids bring nothing yet: all ranks meet at the first one, because every
-/// rank needs everyone's message, and several meeting points would first have to exchange theirs. Blocks
-/// as ncclCommInitRank.
+/// `newcomm`: out, the handle. `nranks`: number of ranks. `myrank`: this rank. `nId`: number of
+/// ids, 1 to nranks. `commIds`: in, nId ids, in the same order on all ranks. `config`: as for
+/// ncclCommInitRankConfig. More ids bring nothing yet: all ranks meet at the first one, because
+/// every rank needs everyone's message, and several meeting points would first have to exchange
+/// theirs. Blocks as ncclCommInitRank.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -368,7 +368,8 @@ pub unsafe extern "C" fn ncclCommInitRankScalable(
 
 /// Makes all ranks of a communicator in this process, one for each device.
 ///
-/// `comm`: out, ndev handles. `devlist`: in, ndev device indices, or null for 0 to ndev − 1. Blocks.
+/// `comm`: out, ndev handles. `devlist`: in, ndev device indices, or null for 0 to ndev − 1.
+/// Blocks.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.

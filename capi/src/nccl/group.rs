@@ -47,12 +47,12 @@ pub unsafe extern "C" fn ncclGroupEnd() -> ncclResult_t {
 }
 
 /// Ends a group without launching anything: its calls are checked as by ncclGroupEnd, and
-/// `estimatedTime` of the outermost group becomes the time in µs that they would take by the cost model,
-/// one after the other on each communicator and side by side on several.
+/// `estimatedTime` of the outermost group becomes the time in µs that they would take by the cost
+/// model, one after the other on each communicator and side by side on several.
 ///
-/// `simInfo`: in and out; `size` and `magic` must be set. An inner group only ends, and `estimatedTime` stays.
-/// Where the group makes communicators (NCCL makes them then), the answer is ncclInvalidUsage and none
-/// is made. The group ends on errors, too. Blocks: never.
+/// `simInfo`: in and out; `size` and `magic` must be set. An inner group only ends, and
+/// `estimatedTime` stays. Where the group makes communicators (NCCL makes them then), the answer is
+/// ncclInvalidUsage and none is made. The group ends on errors, too. Blocks: never.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.

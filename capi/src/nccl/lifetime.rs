@@ -62,12 +62,12 @@ unsafe fn comm_mem_stats(
     unsafe { convert::store(value, found, FUNCTION, "value") }
 }
 
-/// Ends a communicator at once, also one that is still being made: its operations end with an error, the
-/// other ranks get ncclRemoteError. Null is ignored.
+/// Ends a communicator at once, also one that is still being made: its operations end with an
+/// error, the other ranks get ncclRemoteError. Null is ignored.
 ///
-/// Afterwards no rank touches the buffers of its operations any more; where one does not answer, the error
-/// names it. Blocks: a second at most, whatever the other ranks do.
-/// Not for signal handlers, which may interrupt what this waits for: let the handler set a flag or write to a
+/// Afterwards no rank touches the buffers of its operations any more; where one does not answer,
+/// the error names it. Blocks: a second at most, whatever the other ranks do. Not for signal
+/// handlers, which may interrupt what this waits for: let the handler set a flag or write to a
 /// pipe, or read signals from a signalfd, and call this in a thread.
 ///
 /// # Safety
@@ -79,7 +79,8 @@ pub unsafe extern "C" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t {
     boundary(|| unsafe { comm_abort(comm) })
 }
 
-/// Ends the operations of a communicator, which can then only be split, shrunk, destroyed or aborted.
+/// Ends the operations of a communicator, which can then only be split, shrunk, destroyed or
+/// aborted.
 ///
 /// `revokeFlags`: NCCL_REVOKE_DEFAULT. Blocks: a second at most.
 ///
@@ -118,8 +119,8 @@ pub unsafe extern "C" fn ncclCommResume(comm: ncclComm_t) -> ncclResult_t {
 
 /// Tells how much memory a communicator takes in this process, by what ncclCommSuspend does to it.
 ///
-/// `stat`: what is asked, bytes but for ncclStatGpuMemSuspended (0 or 1). `value`: out. Memory that all
-/// ranks of a host share is counted where it belongs to this rank. Blocks: never.
+/// `stat`: what is asked, bytes but for ncclStatGpuMemSuspended (0 or 1). `value`: out. Memory that
+/// all ranks of a host share is counted where it belongs to this rank. Blocks: never.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.

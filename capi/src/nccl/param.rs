@@ -232,7 +232,8 @@ fn reset_debug_init() -> Result<()> {
 
 /// Finds a variable by its full name, for example NCCL_DEBUG.
 ///
-/// `out`: out, a handle that lives as long as the library; unchanged for an unknown name. Blocks: never.
+/// `out`: out, a handle that lives as long as the library; unchanged for an unknown name. Blocks:
+/// never.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -366,9 +367,11 @@ pub unsafe extern "C" fn ncclParamGetStr(
     boundary(|| unsafe { get_str(h, out) })
 }
 
-/// Reads a variable as bytes: one for a switch, eight for a number, a text with the zero at its end.
+/// Reads a variable as bytes: one for a switch, eight for a number, a text with the zero at its
+/// end.
 ///
-/// `out`: out, of `maxLen` bytes. `len`: out, the bytes written, or needed where `maxLen` is too small.
+/// `out`: out, of `maxLen` bytes. `len`: out, the bytes written, or needed where `maxLen` is too
+/// small.
 /// Blocks: never.
 ///
 /// # Safety
@@ -387,8 +390,8 @@ pub unsafe extern "C" fn ncclParamGet(
 
 /// Reads the variable of a name as text.
 ///
-/// `value`: out, a text that lives as long as the library. `valueLen`: out, its bytes without the zero
-/// at the end. Blocks: never.
+/// `value`: out, a text that lives as long as the library. `valueLen`: out, its bytes without the
+/// zero at the end. Blocks: never.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -403,10 +406,11 @@ pub unsafe extern "C" fn ncclParamGetParameter(
     boundary(|| unsafe { get_parameter(key, value, valueLen) })
 }
 
-/// The names of all variables; with NCCL_PARAM_DUMP_ALL=1 also of those that NCCL does not document.
+/// The names of all variables; with NCCL_PARAM_DUMP_ALL=1 also of those that NCCL does not
+/// document.
 ///
-/// `table`: out, lives until the calling thread's next call of this function. `tableLen`: out, the number
-/// of names. Blocks: never.
+/// `table`: out, lives until the calling thread's next call of this function. `tableLen`: out, the
+/// number of names. Blocks: never.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -432,8 +436,8 @@ pub unsafe extern "C" fn ncclParamDumpAll() {
     let _ = boundary(dump_all);
 }
 
-/// Has logging follow what NCCL_DEBUG and the variables that begin like it say now. A function set by
-/// oxcclSetLog stays; `ncclParam*` go on to show what was read first. Blocks: for files.
+/// Has logging follow what NCCL_DEBUG and the variables that begin like it say now. A function set
+/// by oxcclSetLog stays; `ncclParam*` go on to show what was read first. Blocks: for files.
 ///
 /// # Safety
 /// No other thread changes the environment meanwhile.

@@ -130,12 +130,13 @@ unsafe fn red_op_destroy(op: MaybeUninit<ncclRedOp_t>, comm: ncclComm_t) -> Resu
 /// Makes a reduction operation: a sum in which the elements of every rank are first multiplied by a
 /// scalar of that rank, which may differ from the others'.
 ///
-/// `op`: out, valid in calls on `comm` with `datatype` until ncclRedOpDestroy or the end of `comm`. `scalar`:
-/// in, one element of `datatype`. `residence`: ncclScalarHostImmediate reads the scalar before this call
-/// returns; ncclScalarDevice reads it whenever an operation that uses it runs (also when a graph
-/// is replayed), so it must stay until those are complete; on the host device that is any memory of
-/// the process. The product is rounded once to `datatype`: 16- and 8-bit floats are multiplied in float32,
-/// integers wrap. An operation that uses it copies its input. Blocks: never.
+/// `op`: out, valid in calls on `comm` with `datatype` until ncclRedOpDestroy or the end of `comm`.
+/// `scalar`: in, one element of `datatype`. `residence`: ncclScalarHostImmediate reads the scalar
+/// before this call returns; ncclScalarDevice reads it whenever an operation that uses it runs
+/// (also when a graph is replayed), so it must stay until those are complete; on the host device
+/// that is any memory of the process. The product is rounded once to `datatype`: 16- and 8-bit
+/// floats are multiplied in float32, integers wrap. An operation that uses it copies its input.
+/// Blocks: never.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.

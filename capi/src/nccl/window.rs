@@ -205,9 +205,9 @@ unsafe fn wait_signal(
 
 /// Registers a buffer.
 ///
-/// `buff`: in, `size` bytes. `handle`: out. On the host device memory from ncclMemAlloc is used in place by
-/// all ranks whether registered or not; other memory is read in place by the system, from some MiB on and
-/// where it is allowed. Blocks: never.
+/// `buff`: in, `size` bytes. `handle`: out. On the host device memory from ncclMemAlloc is used in
+/// place by all ranks whether registered or not; other memory is read in place by the system, from
+/// some MiB on and where it is allowed. Blocks: never.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -238,9 +238,10 @@ pub unsafe extern "C" fn ncclCommDeregister(comm: ncclComm_t, handle: *mut c_voi
 
 /// Registers memory as a window, into which the other ranks of the host can write by ncclPutSignal.
 ///
-/// All ranks call, in the same order. `buff`: in, `size` bytes; from ncclMemAlloc, or any memory where the
-/// system lets ranks write into each other's. `win`: out, never null on success. `winFlags`:
-/// NCCL_WIN_DEFAULT or NCCL_WIN_ bits. Takes no address space; at most 64 at a time. Blocks: never.
+/// All ranks call, in the same order. `buff`: in, `size` bytes; from ncclMemAlloc, or any memory
+/// where the system lets ranks write into each other's. `win`: out, never null on success.
+/// `winFlags`: NCCL_WIN_DEFAULT or NCCL_WIN_ bits. Takes no address space; at most 64 at a time.
+/// Blocks: never.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -257,8 +258,8 @@ pub unsafe extern "C" fn ncclCommWindowRegister(
     boundary(|| unsafe { comm_window_register(comm, buff, size, win, winFlags) })
 }
 
-/// Ends a window. No rank may still write into it; its memory may be freed when no rank calls anything on its
-/// own memory in this window any more. Blocks: never.
+/// Ends a window. No rank may still write into it; its memory may be freed when no rank calls
+/// anything on its own memory in this window any more. Blocks: never.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -291,9 +292,10 @@ pub unsafe extern "C" fn ncclWinGetUserPtr(
 
 /// Writes into the window of a rank of this host, and then counts up one of its signals.
 ///
-/// `localbuff`: in, count × datatype. `peerWin`: this rank's handle of the window that `peer` registered at the
-/// same place in the order of registrations. `peerWinOffset`: in bytes. `sigIdx`: 0 to 15. `ctx`: below
-/// numRmaCtx, at most 4. `flags`: 0. Blocks: never; runs on `stream` once `peer` has registered the window.
+/// `localbuff`: in, count × datatype. `peerWin`: this rank's handle of the window that `peer`
+/// registered at the same place in the order of registrations. `peerWinOffset`: in bytes. `sigIdx`:
+/// 0 to 15. `ctx`: below numRmaCtx, at most 4. `flags`: 0. Blocks: never; runs on `stream` once
+/// `peer` has registered the window.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -350,9 +352,11 @@ pub unsafe extern "C" fn ncclSignal(
     boundary(|| unsafe { signal_peer(peer, sigIdx, ctx, flags, comm, stream) })
 }
 
-/// Makes a stream wait until signals have come: of each descriptor `opCnt` more than were waited for before.
+/// Makes a stream wait until signals have come: of each descriptor `opCnt` more than were waited
+/// for before.
 ///
-/// `signalDescs`: in, nDesc descriptors, read before the call returns. Blocks: never; the stream waits.
+/// `signalDescs`: in, nDesc descriptors, read before the call returns. Blocks: never; the stream
+/// waits.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.

@@ -93,8 +93,8 @@ pub unsafe extern "C" fn ncclTeamWorld(comm: ncclComm_t) -> ncclTeam_t {
     boundary_or(NO_TEAM, || Ok(team_of(&living(comm, "ncclTeamWorld")?.team_world())))
 }
 
-/// The block of neighbouring ranks that share memory with this one; on one host these are all ranks.
-/// A team of no ranks for a bad handle. Blocks: never.
+/// The block of neighbouring ranks that share memory with this one; on one host these are all
+/// ranks. A team of no ranks for a bad handle. Blocks: never.
 ///
 /// # Safety
 /// Any handle may be passed.
@@ -104,7 +104,8 @@ pub unsafe extern "C" fn ncclTeamLsa(comm: ncclComm_t) -> ncclTeam_t {
     boundary_or(NO_TEAM, || Ok(team_of(&living(comm, "ncclTeamLsa")?.team_lsa())))
 }
 
-/// The ranks with this one's place in their blocks; a team of no ranks for a bad handle. Blocks: never.
+/// The ranks with this one's place in their blocks; a team of no ranks for a bad handle. Blocks:
+/// never.
 ///
 /// # Safety
 /// Any handle may be passed.
@@ -146,7 +147,8 @@ pub unsafe extern "C" fn ncclTeamRankToLsa(
     boundary_or(-1, || member(comm, "ncclTeamRankToLsa", team, rank, Communicator::team_to_lsa))
 }
 
-/// The slots of 8 bytes that elements need in an all-to-all exchange; −1 for sizes that make no sense.
+/// The slots of 8 bytes that elements need in an all-to-all exchange; −1 for sizes that make no
+/// sense.
 ///
 /// `maxElts`: number of elements. `maxEltSize`: bytes of each. Blocks: never.
 ///

@@ -20,7 +20,8 @@ fn unavailable(function: &'static str) -> Result<()> {
     Err(Error::usage(what, hint))
 }
 
-/// Would make a communicator for kernels; fails with ncclInvalidUsage on the host device. Blocks: never.
+/// Would make a communicator for kernels; fails with ncclInvalidUsage on the host device. Blocks:
+/// never.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -34,7 +35,8 @@ pub unsafe extern "C" fn ncclDevCommCreate(
     boundary(|| unavailable("ncclDevCommCreate"))
 }
 
-/// Would end a communicator for kernels; fails with ncclInvalidUsage on the host device. Blocks: never.
+/// Would end a communicator for kernels; fails with ncclInvalidUsage on the host device. Blocks:
+/// never.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -47,7 +49,8 @@ pub unsafe extern "C" fn ncclDevCommDestroy(
     boundary(|| unavailable("ncclDevCommDestroy"))
 }
 
-/// Would give a window's multicast address; fails with ncclInvalidUsage on the host device. Blocks: never.
+/// Would give a window's multicast address; fails with ncclInvalidUsage on the host device. Blocks:
+/// never.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -61,7 +64,8 @@ pub unsafe extern "C" fn ncclGetLsaMultimemDevicePointer(
     boundary(|| unavailable("ncclGetLsaMultimemDevicePointer"))
 }
 
-/// Would give a window's address for a multicast handle; fails with ncclInvalidUsage on the host device. Blocks: never.
+/// Would give a window's address for a multicast handle; fails with ncclInvalidUsage on the host
+/// device. Blocks: never.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -76,7 +80,8 @@ pub unsafe extern "C" fn ncclGetMultimemDevicePointer(
     boundary(|| unavailable("ncclGetMultimemDevicePointer"))
 }
 
-/// Would give a window's address in the memory of a rank of the block; fails with ncclInvalidUsage on the host device. Blocks: never.
+/// Would give a window's address in the memory of a rank of the block; fails with ncclInvalidUsage
+/// on the host device. Blocks: never.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -91,7 +96,8 @@ pub unsafe extern "C" fn ncclGetLsaDevicePointer(
     boundary(|| unavailable("ncclGetLsaDevicePointer"))
 }
 
-/// Would give a window's address in the memory of a rank; fails with ncclInvalidUsage on the host device. Blocks: never.
+/// Would give a window's address in the memory of a rank; fails with ncclInvalidUsage on the host
+/// device. Blocks: never.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -106,7 +112,8 @@ pub unsafe extern "C" fn ncclGetPeerDevicePointer(
     boundary(|| unavailable("ncclGetPeerDevicePointer"))
 }
 
-/// Would describe a barrier of ranks that share memory; fails with ncclInvalidUsage on the host device. Blocks: never.
+/// Would describe a barrier of ranks that share memory; fails with ncclInvalidUsage on the host
+/// device. Blocks: never.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -121,7 +128,8 @@ pub unsafe extern "C" fn ncclLsaBarrierCreateRequirement(
     boundary(|| unavailable("ncclLsaBarrierCreateRequirement"))
 }
 
-/// Would describe a barrier over the network; fails with ncclInvalidUsage on the host device. Blocks: never.
+/// Would describe a barrier over the network; fails with ncclInvalidUsage on the host device.
+/// Blocks: never.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -137,7 +145,8 @@ pub unsafe extern "C" fn ncclGinBarrierCreateRequirement(
     boundary(|| unavailable("ncclGinBarrierCreateRequirement"))
 }
 
-/// Would describe the slots of an all-to-all exchange; fails with ncclInvalidUsage on the host device. Blocks: never.
+/// Would describe the slots of an all-to-all exchange; fails with ncclInvalidUsage on the host
+/// device. Blocks: never.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -152,7 +161,8 @@ pub unsafe extern "C" fn ncclLLA2ACreateRequirement(
     boundary(|| unavailable("ncclLLA2ACreateRequirement"))
 }
 
-/// Would describe a buffer for sending over the network; fails with ncclInvalidUsage on the host device. Blocks: never.
+/// Would describe a buffer for sending over the network; fails with ncclInvalidUsage on the host
+/// device. Blocks: never.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -167,7 +177,8 @@ pub unsafe extern "C" fn ncclGinOutboxCreateRequirement(
     boundary(|| unavailable("ncclGinOutboxCreateRequirement"))
 }
 
-/// Would describe a buffer for receiving over the network; fails with ncclInvalidUsage on the host device. Blocks: never.
+/// Would describe a buffer for receiving over the network; fails with ncclInvalidUsage on the host
+/// device. Blocks: never.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.

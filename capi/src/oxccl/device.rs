@@ -125,8 +125,8 @@ pub unsafe extern "C" fn oxcclMemAlloc(ptr: *mut *mut c_void, size: usize) -> nc
     boundary(|| unsafe { memory::allocate(ptr, size, "oxcclMemAlloc") })
 }
 
-/// Frees memory from oxcclMemAlloc or ncclMemAlloc, of whatever device; null is ignored. Blocks: on a
-/// GPU until that has done everything, as cudaFree does.
+/// Frees memory from oxcclMemAlloc or ncclMemAlloc, of whatever device; null is ignored. Blocks: on
+/// a GPU until that has done everything, as cudaFree does.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -135,11 +135,11 @@ pub unsafe extern "C" fn oxcclMemFree(ptr: *mut c_void) -> ncclResult_t {
     boundary(|| memory::free(ptr, "oxcclMemFree"))
 }
 
-/// Copies `bytes` bytes, in the order of the stream; the buffers must not overlap. On a stream of CUDA
-/// each may be memory of the host or of any GPU.
+/// Copies `bytes` bytes, in the order of the stream; the buffers must not overlap. On a stream of
+/// CUDA each may be memory of the host or of any GPU.
 ///
-/// `dst`: out. `src`: in. Blocks: never; but a stream of CUDA may wait for its turn where memory of the
-/// host is not pinned.
+/// `dst`: out. `src`: in. Blocks: never; but a stream of CUDA may wait for its turn where memory of
+/// the host is not pinned.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.

@@ -94,8 +94,9 @@ pub unsafe extern "C" fn oxcclGraphInstantiate(
     })
 }
 
-/// Puts another graph's parameters into an executable graph: both need the same calls in the same order, on the
-/// same communicators; buffers, counts and roots may differ. Launches that are under way keep theirs.
+/// Puts another graph's parameters into an executable graph: both need the same calls in the same
+/// order, on the same communicators; buffers, counts and roots may differ. Launches that are under
+/// way keep theirs.
 /// Blocks: never.
 ///
 /// # Safety

@@ -99,8 +99,8 @@ pub unsafe extern "C" fn oxcclCommLastError(
     })
 }
 
-/// How many collectives so far read or wrote the other ranks' buffers where they lie, without a stage
-/// in between: what memory from ncclMemAlloc, ncclCommRegister and captures are for.
+/// How many collectives so far read or wrote the other ranks' buffers where they lie, without a
+/// stage in between: what memory from ncclMemAlloc, ncclCommRegister and captures are for.
 ///
 /// `count`: out; of operations that have ended at least. Blocks: for an operation that is under way
 /// on host memory, while it moves on.
@@ -116,9 +116,9 @@ pub unsafe extern "C" fn oxcclCommInPlace(comm: ncclComm_t, count: *mut u64) -> 
     })
 }
 
-/// How many operations so far had their data moved by copy engines of a GPU: large ncclAllGather and ncclAlltoAll
-/// between windows, and ncclPutSignal, outside graphs. With CTAPolicy NCCL_CTA_POLICY_ZERO, all of
-/// more than 512 KiB per rank.
+/// How many operations so far had their data moved by copy engines of a GPU: large ncclAllGather
+/// and ncclAlltoAll between windows, and ncclPutSignal, outside graphs. With CTAPolicy
+/// NCCL_CTA_POLICY_ZERO, all of more than 512 KiB per rank.
 ///
 /// `count`: out; of operations that have begun at least. Blocks: never.
 ///
@@ -133,9 +133,10 @@ pub unsafe extern "C" fn oxcclCommByCopyEngines(comm: ncclComm_t, count: *mut u6
     })
 }
 
-/// Sets the log level (0 none to 5 trace, as NCCL_DEBUG) and where lines go: `func(user, level, text)`
-/// without what NCCL puts before the text, or NCCL_DEBUG_FILE when `func` is null. Blocks until the
-/// function before has had its lines and has returned: `user` may go then. Within it: never.
+/// Sets the log level (0 none to 5 trace, as NCCL_DEBUG) and where lines go: `func(user, level,
+/// text)` without what NCCL puts before the text, or NCCL_DEBUG_FILE when `func` is null. Blocks
+/// until the function before has had its lines and has returned: `user` may go then. Within it:
+/// never.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.

@@ -11,9 +11,9 @@ use oxccl_runtime::device;
 /// Makes a communicator of all processes that oxccl run, mpirun, srun or torchrun started; alone
 /// without a launcher. The device's index becomes the rank on this host.
 ///
-/// Ranks of several hosts need NCCL_COMM_ID, or, under mpirun and srun, OXCCL_RENDEZVOUS: a folder that all
-/// hosts share. Under torchrun they meet at MASTER_ADDR, at the port behind MASTER_PORT, as if that were
-/// NCCL_COMM_ID; both need OXCCL_SECRET_FILE or OXCCL_INSECURE=1.
+/// Ranks of several hosts need NCCL_COMM_ID, or, under mpirun and srun, OXCCL_RENDEZVOUS: a folder
+/// that all hosts share. Under torchrun they meet at MASTER_ADDR, at the port behind MASTER_PORT,
+/// as if that were NCCL_COMM_ID; both need OXCCL_SECRET_FILE or OXCCL_INSECURE=1.
 ///
 /// `comm`: out. `config`: as for ncclCommInitRankConfig. Blocks as ncclCommInitRank.
 ///
@@ -61,11 +61,12 @@ pub unsafe extern "C" fn oxcclCommSetTimeout(comm: ncclComm_t, timeoutNs: i64) -
     })
 }
 
-/// Bounds how long the making of communicators, also from others, that the calling thread begins from
-/// now on waits for the other ranks, instead of OXCCL_INIT_TIMEOUT. Then it fails on all ranks that came,
-/// with the ranks that did not; the shortest bound of any rank holds.
+/// Bounds how long the making of communicators, also from others, that the calling thread begins
+/// from now on waits for the other ranks, instead of OXCCL_INIT_TIMEOUT. Then it fails on all ranks
+/// that came, with the ranks that did not; the shortest bound of any rank holds.
 ///
-/// `timeoutNs`: nanoseconds; −1: what OXCCL_INIT_TIMEOUT says, and for children what their parent had.
+/// `timeoutNs`: nanoseconds; −1: what OXCCL_INIT_TIMEOUT says, and for children what their parent
+/// had.
 /// Blocks: never.
 ///
 /// # Safety

@@ -13,8 +13,8 @@ use oxccl_runtime::error::Error;
 use oxccl_runtime::op::Address;
 use std::ffi::c_void;
 
-/// Makes a stream on the calling thread's device; on a GPU one that the default stream does not wait
-/// for. `stream`: out. Blocks: never.
+/// Makes a stream on the calling thread's device; on a GPU one that the default stream does not
+/// wait for. `stream`: out. Blocks: never.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -47,8 +47,8 @@ pub unsafe extern "C" fn oxcclStreamDestroy(stream: oxcclStream_t) -> ncclResult
     })
 }
 
-/// Tells whether a stream has done everything: ncclSuccess, or ncclInProgress. An asynchronous error
-/// of its work is returned once. Blocks: never.
+/// Tells whether a stream has done everything: ncclSuccess, or ncclInProgress. An asynchronous
+/// error of its work is returned once. Blocks: never.
 ///
 /// # Safety
 /// Any handle may be passed.
@@ -103,8 +103,8 @@ pub unsafe extern "C" fn oxcclStreamWaitEvent(
     })
 }
 
-/// Calls `func(arg)` on a thread of the library, or of CUDA, in the order of the stream. It must not call this
-/// library's functions that block. Blocks: never.
+/// Calls `func(arg)` on a thread of the library, or of CUDA, in the order of the stream. It must
+/// not call this library's functions that block. Blocks: never.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.

@@ -29,9 +29,9 @@ pub type oxcclGraphExec_t = *mut CUgraphExec_st;
 /// A function that a stream calls.
 pub type oxcclHostFn_t = Option<unsafe extern "C" fn(*mut std::ffi::c_void)>;
 
-/// Receives log lines: its argument, the level as in NCCL_DEBUG (1 VERSION, 2 WARN, 3 INFO,
-/// 5 TRACE), and the line. Called in a thread of its own, one line after the other, soon after each was
-/// written; may call any function of this library.
+/// Receives log lines: its argument, the level as in NCCL_DEBUG (1 VERSION, 2 WARN, 3 INFO, 5
+/// TRACE), and the line. Called in a thread of its own, one line after the other, soon after each
+/// was written; may call any function of this library.
 pub type oxcclLogFn_t = Option<unsafe extern "C" fn(*mut std::ffi::c_void, c_int, *const c_char)>;
 
 /// Kinds of devices.

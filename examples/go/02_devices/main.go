@@ -1,4 +1,5 @@
-// One process drives many devices, a goroutine for each: all GPUs, or four devices of the host. ./02_devices
+// One process drives many devices, a goroutine for each: all GPUs, or four devices of the host.
+// ./02_devices
 package main
 
 import (

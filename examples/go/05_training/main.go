@@ -28,8 +28,8 @@ type flower struct {
 	kind   int
 }
 
-// load reads four lengths in cm and the kind per line, after a line of titles, and centres and scales
-// the lengths.
+// load reads four lengths in cm and the kind per line, after a line of titles, and centres and
+// scales the lengths.
 func load(path string) []flower {
 	lines := Must(csv.NewReader(Must(os.Open(path))).ReadAll())[1:]
 	flowers := make([]flower, len(lines))

@@ -1,5 +1,5 @@
-//! Heat in a rod that is cut into a piece per rank. In each step neighbours exchange the cells at their
-//! edges: `oxccl run -n 4 04_halo`
+//! Heat in a rod that is cut into a piece per rank. In each step neighbours exchange the cells at
+//! their edges: `oxccl run -n 4 04_halo`
 
 use oxccl::nccl::collectives::{ncclRecv, ncclSend};
 use oxccl::nccl::group::{ncclGroupEnd, ncclGroupStart};

@@ -1,5 +1,5 @@
-//! Softmax regression on Fisher's irises: every rank has a part of the flowers, and all add up their
-//! gradients in each step: `oxccl run -n 4 05_training ../data/iris.csv`
+//! Softmax regression on Fisher's irises: every rank has a part of the flowers, and all add up
+//! their gradients in each step: `oxccl run -n 4 05_training ../data/iris.csv`
 
 use oxccl::nccl::collectives::ncclAllReduce;
 use oxccl::nccl::types::{ncclDataType_t, ncclRedOp_t};
@@ -17,7 +17,8 @@ struct Flower {
     kind: usize,
 }
 
-/// Four lengths in cm and the kind per line, after a line of titles; lengths are centred and scaled.
+/// Four lengths in cm and the kind per line, after a line of titles; lengths are centred and
+/// scaled.
 fn load(path: &str) -> Outcome<Vec<Flower>> {
     let text = std::fs::read_to_string(path).map_err(|e| format!("{path}: {e}"))?;
     let flower = |line: &str| {

@@ -33,8 +33,8 @@ fn survive(r: &Rank<i32>) -> Outcome<bool> {
         std::process::exit(0);
     }
     while count(r).is_ok() {}
-    // SAFETY: a structure of numbers and characters may be zero; its size is told, and all places are
-    // valid.
+    // SAFETY: a structure of numbers and characters may be zero; its size is told, and all places
+    // are valid.
     let rest = unsafe {
         let mut error: oxcclErrorInfo_t = std::mem::zeroed();
         error.size = size_of::<oxcclErrorInfo_t>();

@@ -108,7 +108,8 @@ impl<T: Copy> Rank<T> {
 
 impl<T> Drop for Rank<T> {
     fn drop(&mut self) {
-        // SAFETY: the memory and the handles are this rank's own; synchronized work uses them no more.
+        // SAFETY: the memory and the handles are this rank's own; synchronized work uses them no
+        // more.
         unsafe {
             ncclCommDestroy(self.comm);
             oxcclStreamDestroy(self.stream);

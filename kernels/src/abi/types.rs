@@ -192,14 +192,15 @@ pub struct Control {
     pub offset: u64,
     /// How long a kernel may wait, in ns; 0: as long as it takes.
     pub limit_ns: u64,
-    /// Set by the host, a bit per rank: those that have left in order. What they wrote before is here.
+    /// Set by the host, a bit per rank: those that have left in order. What they wrote before is
+    /// here.
     pub left: u64,
     /// Collectives so far that read or wrote user memory of peers.
     pub in_place: u64,
     /// Of these, whose blocks copy engines move, as far as they have begun.
     pub by_engines: u64,
-    /// Collectives for which they took blocks from other places than the peers told, so that kernels
-    /// moved them once more.
+    /// Collectives for which they took blocks from other places than the peers told, so that
+    /// kernels moved them once more.
     pub astray: u64,
 }
 
@@ -391,8 +392,8 @@ pub struct Program {
     pub input: Place,
     /// Its receive buffer.
     pub output: Place,
-    /// Elements of each block that are a channel's, whatever the way: the blocks of a launch may agree
-    /// on different ones.
+    /// Elements of each block that are a channel's, whatever the way: the blocks of a launch may
+    /// agree on different ones.
     pub share_elems: u64,
     /// Whether the ranks agree on a way, and on the large stage; else it is [`WAY_STAGED`].
     pub agrees: u32,
@@ -418,8 +419,8 @@ pub struct Message {
     pub unused: u32,
 }
 
-/// Whose messages a group's are. A queue is a peer and a direction; each lane of a queue is a block,
-/// and carries its part of the queue's large messages, the first one all of the small ones.
+/// Whose messages a group's are. A queue is a peer and a direction; each lane of a queue is a
+/// block, and carries its part of the queue's large messages, the first one all of the small ones.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Exchange {

@@ -38,8 +38,8 @@ pub struct CostModel {
 }
 
 impl CostModel {
-    /// Ranks on one host that share memory. Fitted to all-reduces of 2, 4 and 8 ranks on a Xeon with
-    /// 16 cores, every algorithm forced in turn (`docs/results/host-2026-11-21.md`).
+    /// Ranks on one host that share memory. Fitted to all-reduces of 2, 4 and 8 ranks on a Xeon
+    /// with 16 cores, every algorithm forced in turn (`docs/results/host-2026-11-21.md`).
     pub const SHARED_MEMORY: CostModel = CostModel {
         latency_us: 0.15,
         signal_us: 0.02,
@@ -69,9 +69,9 @@ impl CostModel {
         ..CostModel::SHARED_MEMORY
     };
 
-    /// GPUs that reach each other over NVLink: a signal with its fence takes 2.3 µs, loads 400 GB/s,
-    /// from one peer 250 GB/s, stores 350 GB/s alone and 284 GB/s beside loads (H200, measured before signals and folds became
-    /// faster, which `docs/gpu-results.md` tells of).
+    /// GPUs that reach each other over NVLink: a signal with its fence takes 2.3 µs, loads 400
+    /// GB/s, from one peer 250 GB/s, stores 350 GB/s alone and 284 GB/s beside loads (H200,
+    /// measured before signals and folds became faster, which `docs/gpu-results.md` tells of).
     pub const NVLINK: CostModel = CostModel {
         latency_us: 1.5,
         signal_us: 0.8,

@@ -14,13 +14,13 @@ pub enum Buffer {
     Input = 0,
     /// The caller's receive buffer.
     Output = 1,
-    /// Memory of this rank alone, each block as large as a part: a slice of it is one part, whichever,
-    /// and lies at the start of its block.
+    /// Memory of this rank alone, each block as large as a part: a slice of it is one part,
+    /// whichever, and lies at the start of its block.
     Scratch = 2,
     /// Memory that all direct peers may read, one window large, in two slots used in turn.
     Stage = 3,
-    /// The stage's slots where the peers may write: each block is as large as a part, as in scratch,
-    /// and has one writer. Block `g · ranks + p` is rank p's, the g-th of its blocks here.
+    /// The stage's slots where the peers may write: each block is as large as a part, as in
+    /// scratch, and has one writer. Block `g · ranks + p` is rank p's, the g-th of its blocks here.
     Inbox = 4,
 }
 
@@ -192,8 +192,8 @@ pub struct Layout {
     pub stage_blocks: u32,
     /// Blocks of scratch.
     pub scratch_blocks: u32,
-    /// Blocks that the peers write into a rank's inbox; 0 when the plan does not use it. A plan uses
-    /// the stage's slots in one way.
+    /// Blocks that the peers write into a rank's inbox; 0 when the plan does not use it. A plan
+    /// uses the stage's slots in one way.
     pub inbox_blocks: u32,
     /// The most parts that one message on an edge carries; 0 when the plan uses no edges.
     pub message_parts: u32,

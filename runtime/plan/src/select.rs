@@ -14,8 +14,8 @@ pub struct Topology {
     pub pull: bool,
     /// Whether stores to a peer's memory may be faster than loads from it.
     pub push: bool,
-    /// Bytes of a block from which on user memory is used in place where all ranks map it: below, to
-    /// agree on that costs more than it gives.
+    /// Bytes of a block from which on user memory is used in place where all ranks map it: below,
+    /// to agree on that costs more than it gives.
     pub mapped_from_bytes: u64,
     /// The costs of the slowest kind of link in use.
     pub model: CostModel,
@@ -113,7 +113,8 @@ pub fn candidates(
     list
 }
 
-/// Chooses for blocks of `bytes` bytes. None when the policy names an algorithm that does not serve.
+/// Chooses for blocks of `bytes` bytes. None when the policy names an algorithm that does not
+/// serve.
 pub fn choose(spec: Spec, bytes: u64, topology: &Topology, policy: Policy) -> Option<Choice> {
     let all = |memory, policy| candidates(spec, bytes, topology, memory, policy).into_iter();
     let needs_mapping = |c: &Candidate| c.plan.layout.user_memory != UserMemory::Private;

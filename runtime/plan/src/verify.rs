@@ -1,9 +1,9 @@
 //! The verifier: runs all ranks' programs on symbols and judges what they leave in the outputs.
 //!
-//! A plan is right when every output part is exactly the required contributions, every wait has
-//! its signal and every message its receiver, no stage slot or user buffer is written while
-//! somebody may still read it, and nothing deadlocks with bounded slots. A plan of an algorithm that
-//! is called canonical must fold each part of a reduction at once, in rank order.
+//! A plan is right when every output part is exactly the required contributions, every wait has its
+//! signal and every message its receiver, no stage slot or user buffer is written while somebody
+//! may still read it, and nothing deadlocks with bounded slots. A plan of an algorithm that is
+//! called canonical must fold each part of a reduction at once, in rank order.
 
 use crate::generate::Plan;
 use crate::ir::{Capacity, Geometry, Program, UserMemory};

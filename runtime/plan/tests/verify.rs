@@ -252,7 +252,8 @@ fn early_reuse_of_a_slot_is_named() {
         });
         assert!(matches!(fault, Fault::NoRoom { rank: 1, .. }), "{fault}");
     }
-    // Everyone hears from everyone: without that, what is in the inbox is read early or overwritten.
+    // Everyone hears from everyone: without that, what is in the inbox is read early or
+    // overwritten.
     let fault = broken(&plan(Collective::ReduceScatter, Algorithm::Push), |programs| {
         programs[1].ops.retain(|op| !matches!(op, Op::Wait { .. }));
     });

@@ -263,8 +263,8 @@ fn check_user(socket: &Socket, peer: u32) -> Result<()> {
     Ok(())
 }
 
-/// The user id of the other end. Not by rustix, whose type has no room for the pid 0 that a process of
-/// another pid namespace is shown with.
+/// The user id of the other end. Not by rustix, whose type has no room for the pid 0 that a process
+/// of another pid namespace is shown with.
 fn user_of(socket: &Socket) -> std::io::Result<u32> {
     let mut theirs = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut len = size_of_val(&theirs) as libc::socklen_t;

@@ -143,7 +143,8 @@ pub const NO_SOCKET: &str = "raise the limit of open files (ulimit -n), or fs.fi
 const CUT: Duration = Duration::from_secs(5);
 
 /// Has the kernel notice that the other host is out of reach. Its kernel answers, so that a stopped
-/// process does not count. For connections that carry little: the limit holds for a full buffer too.
+/// process does not count. For connections that carry little: the limit holds for a full buffer
+/// too.
 pub fn watch_for_cuts(socket: &Socket) {
     let second = Duration::from_secs(1);
     let keepalive = socket2::TcpKeepalive::new().with_time(second).with_interval(second);

@@ -1,9 +1,9 @@
-//! The file in which rank 0 leaves a unique id for the other ranks of its job, and how they tell that it is
-//! this job's.
+//! The file in which rank 0 leaves a unique id for the other ranks of its job, and how they tell
+//! that it is this job's.
 //!
 //! The names of jobs come again: a job is started once more, a script runs one program after the
-//! other. So the file also says which process wrote it, on which host and in which pid namespace. Ranks
-//! there look whether that process lives. To all others a pid means nothing; they ask the
+//! other. So the file also says which process wrote it, on which host and in which pid namespace.
+//! Ranks there look whether that process lives. To all others a pid means nothing; they ask the
 //! rendezvous. The id's secret is new every time, so that no rendezvous but the one that the id was
 //! made for can answer. An id of which neither holds is not taken, and the file is read again.
 
@@ -75,8 +75,8 @@ fn sees_own_pids() -> bool {
     pids.is_some_and(|pids| pids.split_whitespace().count() == 1)
 }
 
-/// When a process began, and whether it ends or has ended without being waited for; None if there is
-/// no such process.
+/// When a process began, and whether it ends or has ended without being waited for; None if there
+/// is no such process.
 fn began(pid: u32) -> Option<(u64, bool)> {
     /// The kernel's mark of a task that ends; it is set before the process's sockets are closed.
     const PF_EXITING: u32 = 4;
@@ -100,8 +100,8 @@ pub(super) fn remove(path: &Path, id: &UniqueId) {
     let _ = own.then(|| std::fs::remove_file(path));
 }
 
-/// Takes the id for `rank` as soon as there is one of a job that lives; at the deadline, what was found
-/// instead (nothing, where there was no file).
+/// Takes the id for `rank` as soon as there is one of a job that lives; at the deadline, what was
+/// found instead (nothing, where there was no file).
 pub(super) fn take(
     path: &Path,
     rank: u32,

@@ -41,8 +41,8 @@ pub fn decode_address(bytes: &[u8; ADDRESS_BYTES]) -> Option<SocketAddr> {
     }
 }
 
-/// The number of all communicators that are made at an address which is known beforehand, one after the
-/// other; others have random ones.
+/// The number of all communicators that are made at an address which is known beforehand, one after
+/// the other; others have random ones.
 pub const FIXED: u64 = 0;
 
 /// A decoded `ncclUniqueId`.

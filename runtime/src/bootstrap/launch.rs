@@ -77,7 +77,8 @@ const LAUNCHERS: [Known; 6] = [
         launcher: "mpirun",
         mark: "OMPI_COMM_WORLD_RANK",
         place: ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"],
-        // The last is a random number, under Open MPI 4, whose other names may come again elsewhere.
+        // The last is a random number, under Open MPI 4, whose other names may come again
+        // elsewhere.
         job: &[
             "PMIX_NAMESPACE",
             "OMPI_MCA_ess_base_jobid",

@@ -120,9 +120,8 @@ fn find(id: &UniqueId) -> Option<Arc<Rendezvous>> {
     lock(&HELD).iter().rev().find(same).cloned()
 }
 
-/// Has rendezvous end that hold the same id, fixed at an address, and have failed or are unused: another
-/// one begins there.
-/// Others at a listener that several share go on beside it.
+/// Has rendezvous end that hold the same id, fixed at an address, and have failed or are unused:
+/// another one begins there. Others at a listener that several share go on beside it.
 pub(super) fn replace(id: &UniqueId) {
     let same = |held: &&Arc<Rendezvous>| held.comm == id.comm && held.address == id.address;
     for held in lock(&HELD).iter().filter(same) {
@@ -135,8 +134,8 @@ pub fn is_here(id: &UniqueId) -> bool {
     find(id).is_some()
 }
 
-/// Waits until the rendezvous of an id, where this process holds it, is over: all ranks have met, or
-/// will not any more. Blocks, for as long as ranks may come.
+/// Waits until the rendezvous of an id, where this process holds it, is over: all ranks have met,
+/// or will not any more. Blocks, for as long as ranks may come.
 pub fn wait(id: &UniqueId) {
     let Some(held) = find(id) else { return };
     let mut status = lock(&held.status);

@@ -10,8 +10,9 @@ use std::time::Duration;
 /// Kinds of frames. A rank's first frame is `JOIN` (number of ranks, how many ms it waits for them,
 /// blob), the others `GATHER` (blob); the root answers `TABLE` (all blobs) or `FAILED` (who is to
 /// blame, text), also to those who come later. `BYE` ends a rank's part: the others go on without
-/// it, and its blobs are empty. A rank that cannot go on says so by `GIVE_UP`, which has the body of
-/// a `FAILED`. One that waits long for others outside of rounds says so by `WAITING`, for this round.
+/// it, and its blobs are empty. A rank that cannot go on says so by `GIVE_UP`, which has the body
+/// of a `FAILED`. One that waits long for others outside of rounds says so by `WAITING`, for this
+/// round.
 pub const JOIN: u8 = 1;
 /// A further round.
 pub const GATHER: u8 = 2;
@@ -262,8 +263,8 @@ impl Machine {
 /// In the place of a rank that is to blame.
 const NOBODY: i32 = -1;
 
-/// The body of a `FAILED` or `GIVE_UP`: the rank to blame, −1 for none, whether it has died, and what it
-/// did, or the text.
+/// The body of a `FAILED` or `GIVE_UP`: the rank to blame, −1 for none, whether it has died, and
+/// what it did, or the text.
 pub fn failure(culprit: i32, died: bool, why: &str) -> Vec<u8> {
     [&culprit.to_le_bytes()[..], &[u8::from(died)], why.as_bytes()].concat()
 }

@@ -1,5 +1,5 @@
-//! Drives a rendezvous over TCP. Each event costs what it concerns, not what there is: thousands of ranks
-//! come at once.
+//! Drives a rendezvous over TCP. Each event costs what it concerns, not what there is: thousands of
+//! ranks come at once.
 
 use super::auth::{Ends, Role};
 use super::door::{Admission, Door};

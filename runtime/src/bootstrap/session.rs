@@ -82,8 +82,8 @@ fn id_from_environment(config: &Config) -> Result<UniqueId> {
     fixed_id(&format!("NCCL_COMM_ID={}", config.comm_id), &config.comm_id, config)
 }
 
-/// The id of an address, found in `source`, at which one communicator after the other is made. Blocks
-/// while the name is looked up.
+/// The id of an address, found in `source`, at which one communicator after the other is made.
+/// Blocks while the name is looked up.
 pub(super) fn fixed_id(
     source: &str,
     place: impl ToSocketAddrs,
@@ -174,8 +174,8 @@ fn connect(meeting: &Meeting<'_>, deadline: &Deadline) -> Result<Connection> {
     }
 }
 
-/// Whether the rendezvous of an id is held: a connection that authenticates, and no more. Blocks for
-/// five seconds at most.
+/// Whether the rendezvous of an id is held: a connection that authenticates, and no more. Blocks
+/// for five seconds at most.
 pub(super) fn ask(id: &UniqueId, rank: u32, deadline: &Deadline) -> Result<()> {
     let limit = deadline.left().clamp(Duration::from_millis(1), ASK);
     let mut dial = dial(id, rank);

@@ -294,8 +294,8 @@ impl Connection {
     }
 }
 
-/// Takes the first frame out of what came in, once it is complete; fails with its length when that is
-/// more than `max_body`.
+/// Takes the first frame out of what came in, once it is complete; fails with its length when that
+/// is more than `max_body`.
 pub(crate) fn take_frame(
     incoming: &mut Vec<u8>,
     max_body: usize,

@@ -125,8 +125,8 @@ impl Blob {
         })
     }
 
-    /// How plans are chosen, if this is rank 0's blob; complains where `own` asks for something else
-    /// that matters for results.
+    /// How plans are chosen, if this is rank 0's blob; complains where `own` asks for something
+    /// else that matters for results.
     pub(super) fn policy(&self, own: &Blob) -> Policy {
         if own.deterministic != self.deterministic {
             let value = u8::from(self.deterministic);

@@ -1,5 +1,5 @@
-//! Connections with the ranks of other hosts: data both ways, and one for control. All are made side
-//! by side, so that no rank waits for one that waits itself.
+//! Connections with the ranks of other hosts: data both ways, and one for control. All are made
+//! side by side, so that no rank waits for one that waits itself.
 
 use super::create::{Members, Room};
 use crate::bootstrap::auth::{Ends, Role};
@@ -28,8 +28,8 @@ pub(super) struct Links {
     pub(super) controls: Vec<Option<Arc<Control>>>,
 }
 
-/// Makes all connections. Blocks for the ranks of other hosts, until the rendezvous says that one of
-/// them has failed.
+/// Makes all connections. Blocks for the ranks of other hosts, until the rendezvous says that one
+/// of them has failed.
 pub(super) fn connect(
     identity: Identity,
     members: &Members,

@@ -66,8 +66,8 @@ impl Room {
         Ok(self.select(all))
     }
 
-    /// An error that was found here, with the name of the rank that it is about; what the rendezvous says,
-    /// and what is known of deaths, has it already.
+    /// An error that was found here, with the name of the rank that it is about; what the
+    /// rendezvous says, and what is known of deaths, has it already.
     fn rename(&self, error: Error) -> Error {
         match error {
             Error::InitPeer { site, why, died: false } if !self.session.has_verdict() => {
@@ -127,8 +127,8 @@ pub fn create(member: &Member) -> Result<Communicator> {
     join(member, &Cancel::default(), (None, None))
 }
 
-/// As [`create`], until `cancel` is set or `in_vain` finds a reason; `holder` is the rank whose process
-/// holds the rendezvous, where that is known.
+/// As [`create`], until `cancel` is set or `in_vain` finds a reason; `holder` is the rank whose
+/// process holds the rendezvous, where that is known.
 pub(super) fn join(
     member: &Member,
     cancel: &Cancel,

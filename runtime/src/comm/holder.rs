@@ -174,8 +174,8 @@ impl Holder {
         }
     }
 
-    /// Does something in a thread of its own; until it is done, [`state`](Self::state) says so, here
-    /// and of the parent.
+    /// Does something in a thread of its own; until it is done, [`state`](Self::state) says so,
+    /// here and of the parent.
     pub fn start(
         self: &Arc<Self>,
         parent: Option<Arc<Holder>>,
@@ -222,8 +222,8 @@ impl Holder {
         self.ready.get().map_or(Ok(()), |comm| comm.abort())
     }
 
-    /// Ends the communicator when its operations are complete, and the children that are being made:
-    /// the others need this rank also for one that it is no member of. Blocks.
+    /// Ends the communicator when its operations are complete, and the children that are being
+    /// made: the others need this rank also for one that it is no member of. Blocks.
     pub fn destroy(&self) -> Result<()> {
         self.cancel.store(true, Ordering::Release);
         worker::wait_while(|| self.jobs().running > 0);

@@ -53,9 +53,9 @@ impl Communicator {
         self.registered.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Registers a buffer; a handle for it. On a GPU the peers map it, in the background. In host memory,
-    /// what is from `ncclMemAlloc` is mapped by all peers already; other memory is read in place by
-    /// the system from some MiB on, where it may.
+    /// Registers a buffer; a handle for it. On a GPU the peers map it, in the background. In host
+    /// memory, what is from `ncclMemAlloc` is mapped by all peers already; other memory is read in
+    /// place by the system from some MiB on, where it may.
     pub fn register(&self, base: usize, len: usize) -> Result<u64> {
         self.check()?;
         let handle = BUFFER | NEXT.fetch_add(1, Ordering::Relaxed);

@@ -301,10 +301,10 @@ impl Communicator {
         Ok(memory.keep(key, plans, |plan| plan.program(rank)))
     }
 
-    /// Waits for all operations, and until the peers have taken what was sent to them; takes no more
-    /// operations. An error tells who has not, or that the calls differ, unless the user knows.
-    /// Blocks; for what was sent as long as an operation may wait, else for [`TAKING`]; of a failed
-    /// communicator at most for [`QUIET`].
+    /// Waits for all operations, and until the peers have taken what was sent to them; takes no
+    /// more operations. An error tells who has not, or that the calls differ, unless the user
+    /// knows. Blocks; for what was sent as long as an operation may wait, else for [`TAKING`]; of a
+    /// failed communicator at most for [`QUIET`].
     pub fn finalize(&self) -> Result<()> {
         if self.revoked.load(Ordering::Acquire) {
             return Err(self.revoked_error());
@@ -329,8 +329,8 @@ impl Communicator {
         });
     }
 
-    /// Waits until the peers have taken what was sent to them: until then a rank has not heard whether
-    /// its messages are what they expect.
+    /// Waits until the peers have taken what was sent to them: until then a rank has not heard
+    /// whether its messages are what they expect.
     fn settle(&self) -> Result<()> {
         let endpoint = &self.endpoint;
         let asked = matches!(endpoint.rank.failure(), Some(Error::Aborted { .. }));
@@ -466,8 +466,8 @@ impl Communicator {
         self.seat.as_ref().map_or(0, |seat| seat.by_engines())
     }
 
-    /// Ends the communicator: waits as [`finalize`](Self::finalize) does and leaves in order, whatever
-    /// the outcome. Blocks.
+    /// Ends the communicator: waits as [`finalize`](Self::finalize) does and leaves in order,
+    /// whatever the outcome. Blocks.
     pub fn destroy(&self) -> Result<()> {
         self.drain();
         let settled = self.settle();

@@ -104,7 +104,8 @@ pub struct Report {
     pub settings: Vec<Setting>,
     /// Complaints about values, names and files that cannot be used.
     pub warnings: Vec<String>,
-    /// Values of this library's own variables that cannot be read: no communicator is made with them.
+    /// Values of this library's own variables that cannot be read: no communicator is made with
+    /// them.
     pub unreadable: Vec<Error>,
 }
 
@@ -215,8 +216,8 @@ impl Config {
         config
     }
 
-    /// The text of a variable that has a value from outside; None where none was given, or none that
-    /// can be read.
+    /// The text of a variable that has a value from outside; None where none was given, or none
+    /// that can be read.
     pub fn given(&self, name: &str) -> Option<String> {
         let (_, Setting { value, origin, .. }) = self.setting(name)?;
         (*origin != Origin::Default && *value != Value::Unset).then(|| value.to_string())

@@ -43,7 +43,8 @@ fn admitted(name: &str, secure: bool) -> bool {
     !(secure && path)
 }
 
-/// Reads a variable that belongs to a launcher (`OMPI_…`, `SLURM_…`) or to CUDA, not to this library.
+/// Reads a variable that belongs to a launcher (`OMPI_…`, `SLURM_…`) or to CUDA, not to this
+/// library.
 pub(crate) fn foreign_variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }

@@ -87,8 +87,8 @@ variables! {
     /// How long an operation may wait for a peer; 0 waits for ever.
     timeout: Duration = "OXCCL_TIMEOUT", "0s";
     /// 1 gives the same bits whatever the algorithm, the memory, the split and the grouping of a
-    /// reduction, and however ranks are spread over hosts: all contributions are folded in rank order,
-    /// with one rounding. Rank 0's value holds for a communicator.
+    /// reduction, and however ranks are spread over hosts: all contributions are folded in rank
+    /// order, with one rounding. Rank 0's value holds for a communicator.
     deterministic: bool = "OXCCL_DETERMINISTIC", "0";
     /// Algorithm to use wherever it serves, for example `ring`; empty leaves it to the cost model.
     algorithm: String = "OXCCL_ALGORITHM", "";
@@ -98,8 +98,9 @@ variables! {
     graph_register: bool = "NCCL_GRAPH_REGISTER", "1";
     /// 1 forbids GPUs to reach each other's memory: their data goes through memory of the host.
     p2p_disable: bool = "NCCL_P2P_DISABLE", "0";
-    /// Greatest distance at which GPUs reach each other's memory: LOC or 0 is as NCCL_P2P_DISABLE=1;
-    /// NVL, PIX, PXB, PHB, SYS and greater numbers leave it to what the driver offers.
+    /// Greatest distance at which GPUs reach each other's memory: LOC or 0 is as
+    /// NCCL_P2P_DISABLE=1; NVL, PIX, PXB, PHB, SYS and greater numbers leave it to what the driver
+    /// offers.
     p2p_level: String = "NCCL_P2P_LEVEL", "";
     /// 1 forbids memory of the host between GPUs that do not reach each other.
     shm_disable: bool = "NCCL_SHM_DISABLE", "0";
@@ -114,10 +115,11 @@ variables! {
     cga_cluster_size: Option<i64> = "NCCL_CGA_CLUSTER_SIZE", "", CTAS;
     /// Overrides `minCTAs`, the least number of thread blocks.
     min_ctas: Option<i64> = "NCCL_MIN_CTAS", "", CTAS;
-    /// Overrides `maxCTAs`, the greatest number of thread blocks; of a collective on GPUs at most 32.
+    /// Overrides `maxCTAs`, the greatest number of thread blocks; of a collective on GPUs at most
+    /// 32.
     max_ctas: Option<i64> = "NCCL_MAX_CTAS", "";
-    /// Overrides `CTAPolicy`: DEFAULT, EFFICIENCY, ZERO, joined by `|`. ZERO has copy engines of GPUs move what
-    /// they can; EFFICIENCY does nothing.
+    /// Overrides `CTAPolicy`: DEFAULT, EFFICIENCY, ZERO, joined by `|`. ZERO has copy engines of
+    /// GPUs move what they can; EFFICIENCY does nothing.
     cta_policy: Option<String> = "NCCL_CTA_POLICY", "";
     /// Overrides `netName`: the network to use, by name.
     net: Option<String> = "NCCL_NET", "", NETWORKS;
@@ -152,9 +154,9 @@ variables! {
     /// ENV, ALLOC, CALL, PROXY, NVLS, BOOTSTRAP, REG, PROFILE, RAS, DESTROY, ALLOC_HOST, or ALL;
     /// `^` before the list takes all but these.
     debug_subsys: Subsystems = "NCCL_DEBUG_SUBSYS", "INIT,BOOTSTRAP,ENV";
-    /// File to append log lines to, instead of standard error; made with mode 0600, no link. `%h` is
-    /// the host's name, `%p` the process, `%%` a percent sign. `/dev/stdout` and `/dev/stderr` are
-    /// the process's streams.
+    /// File to append log lines to, instead of standard error; made with mode 0600, no link. `%h`
+    /// is the host's name, `%p` the process, `%%` a percent sign. `/dev/stdout` and `/dev/stderr`
+    /// are the process's streams.
     debug_file: String = "NCCL_DEBUG_FILE", "";
     /// Time before log lines, as for strftime, with `%1f` to `%9f` for digits of the second; empty
     /// writes none.
@@ -167,8 +169,8 @@ variables! {
     param_dump_all: bool = "NCCL_PARAM_DUMP_ALL", "0";
 }
 "Bindings" {
-    /// Path of this library, for the bindings that load it while the program runs: Julia, Python, and
-    /// Go with the build tag oxccl_dlopen. Empty: the system finds liboxccl.so.2.
+    /// Path of this library, for the bindings that load it while the program runs: Julia, Python,
+    /// and Go with the build tag oxccl_dlopen. Empty: the system finds liboxccl.so.2.
     library: String = "OXCCL_LIBRARY", "";
 }
 }

@@ -64,8 +64,8 @@ impl PartialEq for Target {
     }
 }
 
-/// Bytes from an address to the end of its allocation, where it is this library's; None for memory from
-/// elsewhere, of which nothing is known.
+/// Bytes from an address to the end of its allocation, where it is this library's; None for memory
+/// from elsewhere, of which nothing is known.
 #[inline]
 pub fn left(ptr: *const u8) -> Option<usize> {
     host::arena::left(ptr).or_else(|| cuda::memory::left(ptr))

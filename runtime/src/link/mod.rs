@@ -20,9 +20,11 @@ pub struct Message {
     pub len: usize,
     /// The tag of the operation that sent it.
     pub tag: u32,
-    /// That operation, where the message says so; collectives of ranks of one host can be looked up.
+    /// That operation, where the message says so; collectives of ranks of one host can be looked
+    /// up.
     pub descriptor: Option<Descriptor>,
-    /// How many collectives its sender had begun, the last 32 bits of it, where the message says so.
+    /// How many collectives its sender had begun, the last 32 bits of it, where the message says
+    /// so.
     pub begun: Option<u32>,
 }
 

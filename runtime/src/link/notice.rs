@@ -1,8 +1,8 @@
-//! What a rank tells peers that do not see its memory, over their control connection:
-//! `H`: it lives; `G`: it leaves in order, with how many of the peer's messages it has taken (u64);
-//! `F` with a failure record: `code u8 · culprit i32 · reporter u32 · length u16 · text`; `D` with the collective
-//! that it waits in: `number u64 · what u32 · count u64`; `A`: asks to be told by a `T` when the peer
-//! has taken so many messages (u64).
+//! What a rank tells peers that do not see its memory, over their control connection: `H`: it
+//! lives; `G`: it leaves in order, with how many of the peer's messages it has taken (u64); `F`
+//! with a failure record: `code u8 · culprit i32 · reporter u32 · length u16 · text`; `D` with the
+//! collective that it waits in: `number u64 · what u32 · count u64`; `A`: asks to be told by a `T`
+//! when the peer has taken so many messages (u64).
 
 use super::direct::{RECORD_TEXT, Record};
 use crate::error::Code;

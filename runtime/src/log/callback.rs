@@ -1,5 +1,5 @@
-//! Delivers lines to the user's function, in a thread of its own: whoever logs may hold locks of the
-//! library or be a thread on which others wait, and the function may call the library.
+//! Delivers lines to the user's function, in a thread of its own: whoever logs may hold locks of
+//! the library or be a thread on which others wait, and the function may call the library.
 
 use super::Level;
 use std::cell::Cell;
@@ -70,8 +70,8 @@ impl Post {
         self.mailbox.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Replaces the callback. Blocks until the one before has had its lines and returned, but within
-    /// it.
+    /// Replaces the callback. Blocks until the one before has had its lines and returned, but
+    /// within it.
     pub(super) fn set(&self, callback: Option<Callback>) {
         let mut mailbox = self.mailbox();
         mailbox.callback = callback.map(Arc::new);

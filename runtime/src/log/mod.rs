@@ -60,8 +60,9 @@ fn configure(config: &Config) {
     LEVEL.store(config.debug as i32, Ordering::Relaxed);
 }
 
-/// Sets the level, and where lines go: without a callback, to where NCCL_DEBUG_FILE says. A callback
-/// runs in a thread of its own and may call anything. Blocks until the one before has had its lines.
+/// Sets the level, and where lines go: without a callback, to where NCCL_DEBUG_FILE says. A
+/// callback runs in a thread of its own and may call anything. Blocks until the one before has had
+/// its lines.
 pub fn set(level: i32, callback: Option<Callback>) {
     CONFIGURED.call_once(|| configure(Config::get()));
     LEVEL.store(level.max(0), Ordering::Relaxed);

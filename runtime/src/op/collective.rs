@@ -22,8 +22,8 @@ pub struct Call {
     pub scale: Option<Scale>,
 }
 
-// SAFETY: by the contract of the collectives the buffers and the factor stay valid until the call is complete,
-// whichever thread runs it.
+// SAFETY: by the contract of the collectives the buffers and the factor stay valid until the call
+// is complete, whichever thread runs it.
 unsafe impl Send for Call {}
 // SAFETY: as above; a `Call` is only read.
 unsafe impl Sync for Call {}

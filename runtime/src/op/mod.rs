@@ -1,5 +1,5 @@
-//! What is asked of a communicator: the operations as their callers describe them. Nothing here knows
-//! a device, and nothing here is done.
+//! What is asked of a communicator: the operations as their callers describe them. Nothing here
+//! knows a device, and nothing here is done.
 
 mod address;
 mod collective;

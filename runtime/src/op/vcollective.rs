@@ -71,8 +71,8 @@ fn too_large(function: &'static str, argument: &'static str, got: String) -> Err
     Error::argument(function, argument, got, "elements that fit the address space")
 }
 
-/// What a rank sends and receives when `send` and `recv` say what goes to and comes from every rank.
-/// What it keeps is a message to itself.
+/// What a rank sends and receives when `send` and `recv` say what goes to and comes from every
+/// rank. What it keeps is a message to itself.
 ///
 /// Fails where a rank sends itself another number than it receives, where two ranks' data would
 /// come to the same place, and where data would come to a place that is yet to be sent. In place

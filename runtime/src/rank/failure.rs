@@ -13,8 +13,8 @@ use std::sync::atomic::Ordering;
 pub struct Death {
     /// Why it is believed.
     pub why: String,
-    /// Whether it is the peer that has lost this rank: one of the two, or the network between them, is
-    /// at fault.
+    /// Whether it is the peer that has lost this rank: one of the two, or the network between them,
+    /// is at fault.
     pub mutual: bool,
 }
 
@@ -43,8 +43,8 @@ impl Rank {
         if let (Some(segment), Some(local)) = (&self.segment, self.local[self.number as usize]) {
             segment.publish_failure(local, &record);
         }
-        // Before anyone here sees the failure: the process may end then, and the peers would know no more
-        // than that this rank is gone.
+        // Before anyone here sees the failure: the process may end then, and the peers would know
+        // no more than that this rank is gone.
         self.tell_all(&notice::failed(&record));
         // Operations end from here on, and their buffers are the user's again.
         self.failed.store(true, Ordering::Release);
@@ -172,8 +172,8 @@ impl Rank {
         self.deaths.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// The first of these peers that died, and why that is believed; also of a communicator that had
-    /// failed before.
+    /// The first of these peers that died, and why that is believed; also of a communicator that
+    /// had failed before.
     pub fn first_death(&self, peers: &[u32]) -> Option<(u32, Death)> {
         self.deaths().iter().find(|(peer, _)| peers.contains(peer)).cloned()
     }
@@ -206,7 +206,8 @@ impl Rank {
         let new = self.note_death(peer, Death { why: why.clone(), mutual: false });
         let error = self.lost(peer, why);
         if new && self.failure().is_some() {
-            // Children may be made of a communicator that has failed: the others hear of it all the same.
+            // Children may be made of a communicator that has failed: the others hear of it all the
+            // same.
             self.tell_all(&notice::failed(&self.record(&error)));
         }
         self.fail(error);

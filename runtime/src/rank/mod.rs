@@ -1,5 +1,5 @@
-//! A rank of a communicator, on whatever device: who it is, how it reaches its peers, what it and they
-//! have failed of, and what they agree on. How its data moves is the device's concern.
+//! A rank of a communicator, on whatever device: who it is, how it reaches its peers, what it and
+//! they have failed of, and what they agree on. How its data moves is the device's concern.
 
 pub(crate) mod agreement;
 mod failure;

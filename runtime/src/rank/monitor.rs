@@ -1,9 +1,9 @@
 //! The monitor: one thread per process that notices the death of peers.
 //!
 //! Peers on this host are watched by process descriptors and by what they say in shared memory,
-//! others by their control connections. Where neither shows a death for certain, a peer is dead that
-//! has given no sign of life for [`SILENCE`]. A rank that left in order, or failed, says so before: by
-//! its state word and record, or by a notice.
+//! others by their control connections. Where neither shows a death for certain, a peer is dead
+//! that has given no sign of life for [`SILENCE`]. A rank that left in order, or failed, says so
+//! before: by its state word and record, or by a notice.
 
 use super::{Rank, agreement};
 use crate::bootstrap::wire::wait_for;
@@ -27,8 +27,8 @@ const GRACE: Duration = Duration::from_millis(200);
 
 /// Time between two signs of life.
 const PULSE: Duration = Duration::from_secs(1);
-/// A peer that has given none for so long is dead; at first since it ended its initialisation, which
-/// all ranks do together.
+/// A peer that has given none for so long is dead; at first since it ended its initialisation,
+/// which all ranks do together.
 const SILENCE: Duration = Duration::from_secs(5);
 /// Events are looked at together that come within this time.
 const TOGETHER: Duration = Duration::from_millis(10);
@@ -176,11 +176,12 @@ fn monitor() -> Result<&'static Arc<Monitor>> {
     made.as_ref().map_err(Clone::clone)
 }
 
-/// What the monitor's thread looks at beside peers; true while there is something to look at again soon.
+/// What the monitor's thread looks at beside peers; true while there is something to look at again
+/// soon.
 static ALSO: OnceLock<fn() -> bool> = OnceLock::new();
 
-/// Has the monitor look at something else too, at once and with each look; starts it if need be. There is
-/// one such thing: the memory and the kernels of GPUs.
+/// Has the monitor look at something else too, at once and with each look; starts it if need be.
+/// There is one such thing: the memory and the kernels of GPUs.
 pub(crate) fn also(look: fn() -> bool) {
     ALSO.get_or_init(|| look);
     wake();
@@ -218,8 +219,8 @@ fn wake() {
 
 fn run(monitor: &Monitor, mut woken: &UnixStream) {
     loop {
-        // A failure that it notices is written to memory that the driver gave. Once the process exits,
-        // those on host memory are looked after alone: what is called then still ends.
+        // A failure that it notices is written to memory that the driver gave. Once the process
+        // exits, those on host memory are looked after alone: what is called then still ends.
         let visit = exit::visit_driver();
         let waiting = catch_unwind(AssertUnwindSafe(|| {
             let mut watches = lock(monitor);
@@ -282,7 +283,8 @@ pub fn look(watches: &mut Vec<Watch>) -> bool {
                 rank.note_left(watch.peer);
                 return false;
             }
-            // Its death has to be noticed all the same, as children may be made of the communicator.
+            // Its death has to be noticed all the same, as children may be made of the
+            // communicator.
             Ok(Verdict::Failed(error)) => failed.push((rank, error)),
             Ok(Verdict::Dead(why)) => watch.dead_since = Some((now, why)),
             // The one communicator fails; the others are watched on.

@@ -1,5 +1,5 @@
-//! What the ranks of a communicator tell each other beside their data: in shared memory, and over the
-//! control connections between hosts.
+//! What the ranks of a communicator tell each other beside their data: in shared memory, and over
+//! the control connections between hosts.
 
 use super::Rank;
 use crate::error::Error;
@@ -116,7 +116,8 @@ impl Rank {
         place.is_some_and(|(segment, local)| segment.out(local).load(Ordering::Acquire) != 0)
     }
 
-    /// Says that it leaves in order: no operation can follow. Why it failed, if it did, stays to be read.
+    /// Says that it leaves in order: no operation can follow. Why it failed, if it did, stays to be
+    /// read.
     pub(crate) fn mark_left(&self) {
         if let Some((segment, own)) = self.segment.as_ref().zip(self.local[self.number as usize]) {
             let (running, left) = (PeerState::Running as u64, PeerState::Left as u64);

@@ -1,6 +1,6 @@
-//! What everything but data costs: making, splitting and destroying communicators, a call itself, and
-//! the bootstrap of many ranks. Prints Markdown tables:
-//! `cargo bench -p oxccl-tests --bench control`, or with `lifetime`, `call` or `bootstrap` one of them.
+//! What everything but data costs: making, splitting and destroying communicators, a call itself,
+//! and the bootstrap of many ranks. Prints Markdown tables: `cargo bench -p oxccl-tests --bench
+//! control`, or with `lifetime`, `call` or `bootstrap` one of them.
 
 mod bootstrap;
 mod call;
@@ -14,7 +14,8 @@ fn ok(result: ncclResult_t) {
 }
 
 fn last_error() -> String {
-    // SAFETY: null asks for the last error of any communicator; the text stays until the next error.
+    // SAFETY: null asks for the last error of any communicator; the text stays until the next
+    // error.
     let text = unsafe { oxccl::nccl::info::ncclGetLastError(std::ptr::null_mut()) };
     if text.is_null() {
         return String::new();

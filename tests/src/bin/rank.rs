@@ -1,7 +1,9 @@
 //! A rank of the multi-process tests: `oxccl-test-rank sequence SEED OPERATIONS MAX_BYTES`,
-//! `deterministic SEED THREADS` for reductions compared with the fold in rank order,
-//! `mismatch BASE OURS THEIRS` for two numbers of differing calls, `windows SEED mapped|plain`,
-//! `once` for one all-reduce, `crowd THREADS` for one of so many ranks in each process, `split-with-dead` and `survive FILE` beside a rank that is killed, `repaint abort|timeout|shrink between|within` beside a rank that is stopped, or `loop` to all-reduce until something fails.
+//! `deterministic SEED THREADS` for reductions compared with the fold in rank order, `mismatch BASE
+//! OURS THEIRS` for two numbers of differing calls, `windows SEED mapped|plain`, `once` for one
+//! all-reduce, `crowd THREADS` for one of so many ranks in each process, `split-with-dead` and
+//! `survive FILE` beside a rank that is killed, `repaint abort|timeout|shrink between|within`
+//! beside a rank that is stopped, or `loop` to all-reduce until something fails.
 
 use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
 use oxccl_runtime::bootstrap::{self, launch};
@@ -38,8 +40,8 @@ fn sequence(arguments: &[String]) -> Result<()> {
     comm.destroy()
 }
 
-/// The ranks of this process, each in a thread of its own: a job of one process has `threads` ranks,
-/// one of several processes one rank in each.
+/// The ranks of this process, each in a thread of its own: a job of one process has `threads`
+/// ranks, one of several processes one rank in each.
 fn compare_bits(arguments: &[String]) -> Result<()> {
     let seed = arguments[1].parse().expect("a number");
     let threads: u32 = arguments[2].parse().expect("a number");
@@ -116,10 +118,10 @@ fn abort(comm: &Communicator) -> Result<()> {
     ended
 }
 
-/// All-reduces in place on mapped memory until it stops moving, because a rank is stopped; then ends
-/// that, repaints the buffers and watches them while the stopped one goes on. `how`: abort; timeout,
-/// of the operation; shrink, without the stopped rank 1. That one stops by itself between two operations,
-/// or else is stopped wherever it is.
+/// All-reduces in place on mapped memory until it stops moving, because a rank is stopped; then
+/// ends that, repaints the buffers and watches them while the stopped one goes on. `how`: abort;
+/// timeout, of the operation; shrink, without the stopped rank 1. That one stops by itself between
+/// two operations, or else is stopped wherever it is.
 fn repaint(how: &str, stops: bool) -> Result<()> {
     const BYTES: usize = 4 << 20;
     let comm = join()?;
@@ -231,8 +233,8 @@ fn split_with_dead() -> Result<()> {
     abort(&comm)
 }
 
-/// All-reduces until a rank dies, goes on without it, and with a new one in its place: that finds the id
-/// in a file.
+/// All-reduces until a rank dies, goes on without it, and with a new one in its place: that finds
+/// the id in a file.
 fn survive(id_file: &str) -> Result<()> {
     let comm = join()?;
     let error = forever(&comm, 65536).expect_err("a rank is killed");

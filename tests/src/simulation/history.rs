@@ -1,8 +1,8 @@
 //! A history: operations, one trouble, and what must hold then.
 //!
 //! Every turn a random rank gets a random budget. Without a fault all results have to be right.
-//! With one, every survivor's operations end in bounded virtual time with an error that names who is
-//! to blame; what a rank's operation used is repainted as soon as it has ended, and must stay so
+//! With one, every survivor's operations end in bounded virtual time with an error that names who
+//! is to blame; what a rank's operation used is repainted as soon as it has ended, and must stay so
 //! while others, the late ones too, go on; and the survivors can make a new communicator.
 
 use super::plays::{self, Operation};

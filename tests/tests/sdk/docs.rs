@@ -1,7 +1,7 @@
 //! The book in `docs/` and README: all pages and links are there, and the code runs.
 //!
-//! A block of code is written to `program.c` (`.cpp`, `.jl`, `.py`, `.go`) in the page's folder; a block of `sh`, whose
-//! words say what it needs, is run there. Blocks of `text` are not run.
+//! A block of code is written to `program.c` (`.cpp`, `.jl`, `.py`, `.go`) in the page's folder; a
+//! block of `sh`, whose words say what it needs, is run there. Blocks of `text` are not run.
 
 use crate::{ROOT, folder, have, prefix, watch};
 use oxccl_tests::job::{bind_to_parent, wait_until};

@@ -72,8 +72,8 @@ fn command(name: &str, start: Start, program: &[OsString]) -> Command {
     command
 }
 
-/// Runs all examples of a folder, and once more with a wrong library, where `wrong_at` is the variable that
-/// puts it before the right one.
+/// Runs all examples of a folder, and once more with a wrong library, where `wrong_at` is the
+/// variable that puts it before the right one.
 fn check(folder: &str, program: impl Fn(&str) -> Vec<OsString>, wrong_at: Option<&str>) {
     assert_eq!(names(&examples().join(folder)), EXAMPLES.map(|(name, ..)| name));
     let mpirun = have("mpirun");

@@ -1,5 +1,5 @@
-//! The Go module: its own tests on goroutines and processes, with the race detector, loaded at run time,
-//! and as a dependency of another module.
+//! The Go module: its own tests on goroutines and processes, with the race detector, loaded at run
+//! time, and as a dependency of another module.
 
 use crate::{ROOT, expect_options, folder, have, on_four_ranks, prefix, succeed};
 use oxccl_tests::missing;

@@ -1,5 +1,5 @@
-//! Ranks that srun starts, under a Slurm of one node, and mpiexec of MPICH, and ranks with the variables of
-//! torchrun.
+//! Ranks that srun starts, under a Slurm of one node, and mpiexec of MPICH, and ranks with the
+//! variables of torchrun.
 
 use crate::{ROOT, folder, have, pkg_config, prefix, run, succeed};
 use oxccl_tests::job::{bind_to_parent, wait_until};
@@ -136,8 +136,8 @@ fn mpiexec_of_mpich() {
     assert_eq!(text.matches("of 4: all right").count(), 4, "{text}");
 }
 
-/// The variables that torchrun gives to one of 4 processes of a host, and no others but those that any
-/// process has.
+/// The variables that torchrun gives to one of 4 processes of a host, and no others but those that
+/// any process has.
 fn torchrun(program: &Path, rank: u32, port: u16, restart: u32) -> Command {
     let mut command = Command::new(program);
     command.env_clear().env("PATH", "/usr/bin:/bin").env("LD_LIBRARY_PATH", prefix().join("lib"));
@@ -167,8 +167,8 @@ fn torchruns_variables() {
     }
     let folder = folder("torchrun");
     let hello = hello(&folder);
-    // torchrun itself listens at MASTER_PORT. Two jobs at once, both of the run "none", and one restart of
-    // the first.
+    // torchrun itself listens at MASTER_PORT. Two jobs at once, both of the run "none", and one
+    // restart of the first.
     let stores = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").expect("a port"));
     let [first, second] = stores.each_ref().map(|s| s.local_addr().expect("its port").port());
     let mut ranks = Vec::new();

@@ -1,4 +1,5 @@
-//! The installed product as others use it: build systems and languages, each outside the repository.
+//! The installed product as others use it: build systems and languages, each outside the
+//! repository.
 
 mod complete;
 mod cpp;
@@ -80,7 +81,8 @@ fn libraries(prefix: &Path) -> PathBuf {
     if debian.exists() { debian } else { prefix.join("lib") }
 }
 
-/// Runs a command, with what is installed under a prefix in its sight; its status, and what it printed.
+/// Runs a command, with what is installed under a prefix in its sight; its status, and what it
+/// printed.
 fn run(prefix: &Path, command: &mut Command) -> (Option<i32>, String) {
     let lib = libraries(prefix);
     let own = command.get_envs().any(|(name, _)| name == "OXCCL_LIBRARY");

@@ -25,8 +25,8 @@ pub(crate) struct Options {
     /// Bind rank i to processor i, modulo their number.
     #[arg(long)]
     pub(crate) pin: bool,
-    /// Time that ranks have to end, after a signal or the failure of another one, until they are killed:
-    /// seconds, or with a unit as in 500ms, 2s, 1m.
+    /// Time that ranks have to end, after a signal or the failure of another one, until they are
+    /// killed: seconds, or with a unit as in 500ms, 2s, 1m.
     #[arg(long, value_name = "TIME", default_value_t = Grace::default())]
     pub(crate) grace: Grace,
     /// The program and its arguments.
@@ -78,8 +78,8 @@ impl Drop for SecretFile {
     }
 }
 
-/// Runs a program on several ranks of this host; the exit code of the first that failed, or 128 and the
-/// number of the signal that ended it or this process.
+/// Runs a program on several ranks of this host; the exit code of the first that failed, or 128 and
+/// the number of the signal that ended it or this process.
 pub(crate) fn start(options: &Options) -> Result<ExitCode> {
     // Before there are threads, which have the mask of the one that starts them.
     let signals = Signals::block();
@@ -90,7 +90,8 @@ pub(crate) fn start(options: &Options) -> Result<ExitCode> {
     if rendezvous::is_here(&id) {
         let (path, id) = (secret.0.clone(), id.clone());
         aside(move || {
-            // Then all ranks have met, or never will; and nothing stays when this process is killed.
+            // Then all ranks have met, or never will; and nothing stays when this process is
+            // killed.
             rendezvous::wait(&id);
             drop(SecretFile(path));
         });
@@ -156,7 +157,8 @@ fn spawn(rank: u32, options: &Options, secret: &Path, signals: Signals) -> Resul
     Ok(child)
 }
 
-/// Does something in a thread. Where none can be had it stays undone, and the job runs all the same.
+/// Does something in a thread. Where none can be had it stays undone, and the job runs all the
+/// same.
 fn aside(work: impl FnOnce() + Send + 'static) {
     let _ = std::thread::Builder::new().spawn(work);
 }

@@ -374,8 +374,8 @@ fn two_hosts_meet_under_torchrun_behind_its_port() {
     assert!(text.contains("needs OXCCL_SECRET_FILE"), "{text}");
 }
 
-/// Ranks 0 and 2 see each other's processes; 1 and 3 are each alone in a pid namespace, on a host of
-/// another name.
+/// Ranks 0 and 2 see each other's processes; 1 and 3 are each alone in a pid namespace, on a host
+/// of another name.
 #[test]
 fn two_hosts_meet_by_a_shared_folder_though_an_earlier_job_used_it() {
     let apart = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--uts"];

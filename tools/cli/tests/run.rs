@@ -65,7 +65,8 @@ impl Launcher {
         entries.map(|entry| entry.expect("a name").path()).collect()
     }
 
-    /// Waits for its end; its exit code, what it printed since, and its errors. Nothing may be left.
+    /// Waits for its end; its exit code, what it printed since, and its errors. Nothing may be
+    /// left.
     fn end(mut self) -> (Option<i32>, String, String) {
         let status = wait_until(&mut self.child, Instant::now() + LIMIT);
         let (mut out, mut err) = (String::new(), String::new());
@@ -110,8 +111,8 @@ fn signals_reach_the_ranks_which_may_take_their_time() {
     }
 }
 
-/// A rank that ignores SIGTERM, as do what it has started: a child, and a process that has lost its parent
-/// and has a session of its own.
+/// A rank that ignores SIGTERM, as do what it has started: a child, and a process that has lost its
+/// parent and has a session of its own.
 const STUBBORN: &str = "trap '' TERM; echo pid $$; \
      (setsid sh -c 'echo pid $$; exec sleep 90' &); \
      sh -c 'echo pid $$; exec sleep 90' & \

@@ -12,23 +12,27 @@ const BEGIN: &str = "\
 
 # Environment variables
 
-Each variable is read once, at the first use of the library: from the process's environment, else from the file that
-`NCCL_CONF_FILE` names (without that `~/.nccl.conf`), else from `/etc/nccl.conf`. Files have lines `NAME=VALUE`, of which the first
-for a name counts; lines that begin with `#` are comments, and spaces around name and value do not count. The library never
-writes to the environment. An empty value is as none, except for texts. A program with more rights than its caller (set-user-id
-and the like) takes no paths from its environment and does not read `~/.nccl.conf`.
+Each variable is read once, at the first use of the library: from the process's environment, else
+from the file that `NCCL_CONF_FILE` names (without that `~/.nccl.conf`), else from `/etc/nccl.conf`.
+Files have lines `NAME=VALUE`, of which the first for a name counts; lines that begin with `#` are
+comments, and spaces around name and value do not count. The library never writes to the
+environment. An empty value is as none, except for texts. A program with more rights than its caller
+(set-user-id and the like) takes no paths from its environment and does not read `~/.nccl.conf`.
 
-No communicator is made where a value of an `OXCCL_` variable cannot be read: ncclInvalidArgument, with the variable, the value and
-what is expected. For NCCL's own variables that is a warning, and the default counts, as in NCCL. An unknown name that begins with
-`NCCL_` or `OXCCL_` and a bad line are reported by one warning each, and the program goes on.
+No communicator is made where a value of an `OXCCL_` variable cannot be read: ncclInvalidArgument,
+with the variable, the value and what is expected. For NCCL's own variables that is a warning, and
+the default counts, as in NCCL. An unknown name that begins with `NCCL_` or `OXCCL_` and a bad line
+are reported by one warning each, and the program goes on.
 
-Durations are written with a unit, as `500ms`, `2s` or `1.5m` (ns, us, ms, s, m, h). A number without one is seconds; for
-`OXCCL_TIMEOUT` it was milliseconds before. The functions `ncclParam*` give them as nanoseconds, as C functions take them.
+Durations are written with a unit, as `500ms`, `2s` or `1.5m` (ns, us, ms, s, m, h). A number
+without one is seconds; for `OXCCL_TIMEOUT` it was milliseconds before. The functions `ncclParam*`
+give them as nanoseconds, as C functions take them.
 
-`oxccl env` prints the values in effect and where they come from; in a program, `NCCL_DEBUG=INFO` logs those that were given, and
-the functions `ncclParam*` read them.
+`oxccl env` prints the values in effect and where they come from; in a program, `NCCL_DEBUG=INFO`
+logs those that were given, and the functions `ncclParam*` read them.
 
-Log lines read `host:pid:tid [device] OXCCL INFO text`, or `[device, rank 3]` where a rank is known. They go to standard error, which differs from NCCL's standard output.
+Log lines read `host:pid:tid [device] OXCCL INFO text`, or `[device, rank 3]` where a rank is known.
+They go to standard error, which differs from NCCL's standard output.
 ";
 
 /// A cell of a table.

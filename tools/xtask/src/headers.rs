@@ -1,5 +1,5 @@
-//! `nccl.h`, `nccl_device.h` and `oxccl.h` from the plain items in the folders of `capi/src`, and what
-//! the kernels share with the host from `kernels/src/abi`.
+//! `nccl.h`, `nccl_device.h` and `oxccl.h` from the plain items in the folders of `capi/src`, and
+//! what the kernels share with the host from `kernels/src/abi`.
 //!
 //! cbindgen turns items into declarations; what it cannot express (macros, CUDA's types) is raw
 //! text here.

@@ -1,7 +1,8 @@
 //! One model of the C interface, read from the plain Rust items that cbindgen reads too.
 //!
-//! The grammar is closed: what it does not know is an error, so that nothing is left out in silence.
-//! Private items, `impl` blocks and functions that are not `extern "C"` belong to the implementation.
+//! The grammar is closed: what it does not know is an error, so that nothing is left out in
+//! silence. Private items, `impl` blocks and functions that are not `extern "C"` belong to the
+//! implementation.
 
 use crate::headers;
 use std::path::{Path, PathBuf};

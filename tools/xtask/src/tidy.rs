@@ -8,8 +8,8 @@ const FILE_LINES: usize = 800;
 const FUNCTION_LINES: usize = 70;
 
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
-    // Cargo marks the target folders that it makes, wherever they are, with this file; `target` may have
-    // been made for something else before.
+    // Cargo marks the target folders that it makes, wherever they are, with this file; `target` may
+    // have been made for something else before.
     if folder.join("CACHEDIR.TAG").exists() || folder.ends_with("target") {
         return;
     }

@@ -1,4 +1,5 @@
-//! `wheel`: a Python wheel with the package, the library and the command, made from an installed prefix.
+//! `wheel`: a Python wheel with the package, the library and the command, made from an installed
+//! prefix.
 
 use crate::install::{Error, copy, make_place};
 use std::path::{Path, PathBuf};

@@ -412,18 +412,21 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 
 # Splits a communicator: ranks of equal color make a new one, ordered by key, then by rank.
 #
-# All ranks of `comm` call. `color`: 0 or more, or NCCL_SPLIT_NOCOLOR for a rank that joins none and gets
-# a null handle. `newcomm`: out. `config`: as for ncclCommInitRankConfig; null takes the parent's. Blocks
-# for all ranks, or returns ncclInProgress where the new communicator does not block.
+# All ranks of `comm` call. `color`: 0 or more, or NCCL_SPLIT_NOCOLOR for a rank that joins none
+# and gets a null handle. `newcomm`: out. `config`: as for ncclCommInitRankConfig; null takes the
+# parent's. Blocks for all ranks, or returns ncclInProgress where the new communicator does not
+# block.
 @inline ncclCommSplit(comm, color, key, newcomm, config) =
     ccall(@inbounds(ADDRESSES[1]), Cint, (Ptr{Cvoid}, Cint, Cint, Ptr{Ptr{Cvoid}}, Ptr{ncclConfig_t},), comm, color, key, newcomm, config)
 
 # Makes a communicator without some ranks, which need not be alive.
 #
-# All other ranks call, with the same list. `excludeRanksList`: in, excludeRanksCount ranks. `newcomm`: out.
-# `config`: as for ncclCommSplit. `shrinkFlags`: NCCL_SHRINK_ABORT ends the parent's operations first; the
-# new communicator is made only when those of all survivors have ended, and the parent can only be
-# destroyed or aborted after. Without it no operation may be under way. Blocks as ncclCommSplit.
+# All other ranks call, with the same list. `excludeRanksList`: in, excludeRanksCount ranks.
+# `newcomm`: out.
+# `config`: as for ncclCommSplit. `shrinkFlags`: NCCL_SHRINK_ABORT ends the parent's operations
+# first; the new communicator is made only when those of all survivors have ended, and the parent
+# can only be destroyed or aborted after. Without it no operation may be under way. Blocks as
+# ncclCommSplit.
 @inline ncclCommShrink(comm, excludeRanksList, excludeRanksCount, newcomm, config, shrinkFlags) =
     ccall(@inbounds(ADDRESSES[2]), Cint, (Ptr{Cvoid}, Ptr{Cint}, Cint, Ptr{Ptr{Cvoid}}, Ptr{ncclConfig_t}, Cint,), comm, excludeRanksList, excludeRanksCount, newcomm, config, shrinkFlags)
 
@@ -435,39 +438,44 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 
 # Makes a communicator with more ranks; those of `comm` keep their numbers.
 #
-# The root passes `comm`, the id from ncclCommGetUniqueId and rank −1; the others of `comm` pass null
-# instead of the id; new ranks pass null instead of `comm`, the id and their rank. `nRanks`: the number of
-# ranks then. `newcomm`: out. `config`: as for ncclCommSplit. Blocks as ncclCommSplit.
+# The root passes `comm`, the id from ncclCommGetUniqueId and rank −1; the others of `comm` pass
+# null instead of the id; new ranks pass null instead of `comm`, the id and their rank. `nRanks`:
+# the number of ranks then. `newcomm`: out. `config`: as for ncclCommSplit. Blocks as
+# ncclCommSplit.
 @inline ncclCommGrow(comm, nRanks, uniqueId, rank, newcomm, config) =
     ccall(@inbounds(ADDRESSES[4]), Cint, (Ptr{Cvoid}, Cint, Ptr{ncclUniqueId}, Cint, Ptr{Ptr{Cvoid}}, Ptr{ncclConfig_t},), comm, nRanks, uniqueId, rank, newcomm, config)
 
 # Leaves the reduction of all ranks' inputs in every rank's output.
 #
 # `sendbuff`: in, count × datatype. `recvbuff`: out, count × datatype; may equal `sendbuff`.
-# Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+# Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+# done.
 @inline ncclAllReduce(sendbuff, recvbuff, count, datatype, op, comm, stream) =
     ccall(@inbounds(ADDRESSES[5]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, recvbuff, count, datatype, op, comm, stream)
 
 # Copies the root's input to every rank's output.
 #
-# `sendbuff`: in at the root, count × datatype, ignored elsewhere. `recvbuff`: out, count × datatype;
-# may equal `sendbuff`.
-# Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+# `sendbuff`: in at the root, count × datatype, ignored elsewhere. `recvbuff`: out, count ×
+# datatype; may equal `sendbuff`.
+# Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+# done.
 @inline ncclBroadcast(sendbuff, recvbuff, count, datatype, root, comm, stream) =
     ccall(@inbounds(ADDRESSES[6]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, recvbuff, count, datatype, root, comm, stream)
 
 # Copies the root's buffer to every rank's; ncclBroadcast in place.
 #
 # `buff`: in at the root, out elsewhere, count × datatype.
-# Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+# Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+# done.
 @inline ncclBcast(buff, count, datatype, root, comm, stream) =
     ccall(@inbounds(ADDRESSES[7]), Cint, (Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), buff, count, datatype, root, comm, stream)
 
 # Leaves the reduction of all ranks' inputs in the root's output.
 #
-# `sendbuff`: in, count × datatype. `recvbuff`: out at the root, count × datatype, ignored elsewhere;
-# may equal `sendbuff`.
-# Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+# `sendbuff`: in, count × datatype. `recvbuff`: out at the root, count × datatype, ignored
+# elsewhere; may equal `sendbuff`.
+# Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+# done.
 @inline ncclReduce(sendbuff, recvbuff, count, datatype, op, root, comm, stream) =
     ccall(@inbounds(ADDRESSES[8]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, recvbuff, count, datatype, op, root, comm, stream)
 
@@ -475,15 +483,17 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 #
 # `sendbuff`: in, ranks × recvcount × datatype. `recvbuff`: out, recvcount × datatype; in place at
 # `sendbuff + rank × recvcount`.
-# Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+# Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+# done.
 @inline ncclReduceScatter(sendbuff, recvbuff, recvcount, datatype, op, comm, stream) =
     ccall(@inbounds(ADDRESSES[9]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, recvbuff, recvcount, datatype, op, comm, stream)
 
 # Leaves the inputs of all ranks, in rank order, in every rank's output.
 #
-# `sendbuff`: in, sendcount × datatype. `recvbuff`: out, ranks × sendcount × datatype; in place with
-# `sendbuff` at `recvbuff + rank × sendcount`.
-# Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+# `sendbuff`: in, sendcount × datatype. `recvbuff`: out, ranks × sendcount × datatype; in place
+# with `sendbuff` at `recvbuff + rank × sendcount`.
+# Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+# done.
 @inline ncclAllGather(sendbuff, recvbuff, sendcount, datatype, comm, stream) =
     ccall(@inbounds(ADDRESSES[10]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, recvbuff, sendcount, datatype, comm, stream)
 
@@ -491,7 +501,8 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 #
 # `sendbuff`: in, ranks × count × datatype. `recvbuff`: out, ranks × count × datatype; may equal
 # `sendbuff`.
-# Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+# Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+# done.
 @inline ncclAlltoAll(sendbuff, recvbuff, count, datatype, comm, stream) =
     ccall(@inbounds(ADDRESSES[11]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, recvbuff, count, datatype, comm, stream)
 
@@ -499,7 +510,8 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 #
 # `sendbuff`: in, count × datatype. `recvbuff`: out at the root, ranks × count × datatype, ignored
 # elsewhere; in place with `sendbuff` at `recvbuff + root × count`.
-# Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+# Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+# done.
 @inline ncclGather(sendbuff, recvbuff, count, datatype, root, comm, stream) =
     ccall(@inbounds(ADDRESSES[12]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, recvbuff, count, datatype, root, comm, stream)
 
@@ -507,21 +519,24 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 #
 # `sendbuff`: in at the root, ranks × count × datatype, ignored elsewhere. `recvbuff`: out,
 # count × datatype; in place at `sendbuff + root × count`.
-# Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+# Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+# done.
 @inline ncclScatter(sendbuff, recvbuff, count, datatype, root, comm, stream) =
     ccall(@inbounds(ADDRESSES[13]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, recvbuff, count, datatype, root, comm, stream)
 
 # Sends to rank `peer`, which has to receive as much.
 #
 # `sendbuff`: in, count × datatype. Sends and receives of a group make progress in any order.
-# Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+# Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+# done.
 @inline ncclSend(sendbuff, count, datatype, peer, comm, stream) =
     ccall(@inbounds(ADDRESSES[14]), Cint, (Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, count, datatype, peer, comm, stream)
 
 # Receives from rank `peer`, which has to send as much.
 #
 # `recvbuff`: out, count × datatype. Sends and receives of a group make progress in any order.
-# Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is done.
+# Blocks: never; complete when oxcclStreamSynchronize on `stream` says so. 0 elements: nothing is
+# done.
 @inline ncclRecv(recvbuff, count, datatype, peer, comm, stream) =
     ccall(@inbounds(ADDRESSES[15]), Cint, (Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), recvbuff, count, datatype, peer, comm, stream)
 
@@ -534,33 +549,34 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # Makes a communicator, together with all other ranks.
 #
 # `comm`: out, the handle. `nranks`: number of ranks. `commId`: the id that one rank got from
-# ncclGetUniqueId, copied to all. `rank`: this rank, 0 to nranks − 1. The device is the calling thread's
-# current one. Blocks until all ranks have come, at most OXCCL_INIT_TIMEOUT; within a group at
-# its end.
+# ncclGetUniqueId, copied to all. `rank`: this rank, 0 to nranks − 1. The device is the calling
+# thread's current one. Blocks until all ranks have come, at most OXCCL_INIT_TIMEOUT; within a
+# group at its end.
 @inline ncclCommInitRank(comm, nranks, commId, rank) =
     ccall(@inbounds(ADDRESSES[17]), Cint, (Ptr{Ptr{Cvoid}}, Cint, ncclUniqueId, Cint,), comm, nranks, commId, rank)
 
 # Makes a communicator as ncclCommInitRank does, with options.
 #
-# `comm`: out, the handle. `nranks`, `commId`, `rank`: as for ncclCommInitRank. `config`: in, begun with
-# NCCL_CONFIG_INITIALIZER of any version from 2.14 on, or null for the defaults; environment variables
-# override it. Blocks as ncclCommInitRank.
+# `comm`: out, the handle. `nranks`, `commId`, `rank`: as for ncclCommInitRank. `config`: in,
+# begun with NCCL_CONFIG_INITIALIZER of any version from 2.14 on, or null for the defaults;
+# environment variables override it. Blocks as ncclCommInitRank.
 @inline ncclCommInitRankConfig(comm, nranks, commId, rank, config) =
     ccall(@inbounds(ADDRESSES[18]), Cint, (Ptr{Ptr{Cvoid}}, Cint, ncclUniqueId, Cint, Ptr{ncclConfig_t},), comm, nranks, commId, rank, config)
 
 # Makes a communicator as ncclCommInitRankConfig does, with several ids.
 #
-# `newcomm`: out, the handle. `nranks`: number of ranks. `myrank`: this rank. `nId`: number of ids, 1 to
-# nranks. `commIds`: in, nId ids, in the same order on all ranks. `config`: as for
-# ncclCommInitRankConfig. More ids bring nothing yet: all ranks meet at the first one, because every
-# rank needs everyone's message, and several meeting points would first have to exchange theirs. Blocks
-# as ncclCommInitRank.
+# `newcomm`: out, the handle. `nranks`: number of ranks. `myrank`: this rank. `nId`: number of
+# ids, 1 to nranks. `commIds`: in, nId ids, in the same order on all ranks. `config`: as for
+# ncclCommInitRankConfig. More ids bring nothing yet: all ranks meet at the first one, because
+# every rank needs everyone's message, and several meeting points would first have to exchange
+# theirs. Blocks as ncclCommInitRank.
 @inline ncclCommInitRankScalable(newcomm, nranks, myrank, nId, commIds, config) =
     ccall(@inbounds(ADDRESSES[19]), Cint, (Ptr{Ptr{Cvoid}}, Cint, Cint, Cint, Ptr{ncclUniqueId}, Ptr{ncclConfig_t},), newcomm, nranks, myrank, nId, commIds, config)
 
 # Makes all ranks of a communicator in this process, one for each device.
 #
-# `comm`: out, ndev handles. `devlist`: in, ndev device indices, or null for 0 to ndev − 1. Blocks.
+# `comm`: out, ndev handles. `devlist`: in, ndev device indices, or null for 0 to ndev − 1.
+# Blocks.
 @inline ncclCommInitAll(comm, ndev, devlist) =
     ccall(@inbounds(ADDRESSES[20]), Cint, (Ptr{Ptr{Cvoid}}, Cint, Ptr{Cint},), comm, ndev, devlist)
 
@@ -605,12 +621,12 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
     ccall(@inbounds(ADDRESSES[28]), Cint, ())
 
 # Ends a group without launching anything: its calls are checked as by ncclGroupEnd, and
-# `estimatedTime` of the outermost group becomes the time in µs that they would take by the cost model,
-# one after the other on each communicator and side by side on several.
+# `estimatedTime` of the outermost group becomes the time in µs that they would take by the cost
+# model, one after the other on each communicator and side by side on several.
 #
-# `simInfo`: in and out; `size` and `magic` must be set. An inner group only ends, and `estimatedTime` stays.
-# Where the group makes communicators (NCCL makes them then), the answer is ncclInvalidUsage and none
-# is made. The group ends on errors, too. Blocks: never.
+# `simInfo`: in and out; `size` and `magic` must be set. An inner group only ends, and
+# `estimatedTime` stays. Where the group makes communicators (NCCL makes them then), the answer is
+# ncclInvalidUsage and none is made. The group ends on errors, too. Blocks: never.
 @inline ncclGroupSimulateEnd(simInfo) =
     ccall(@inbounds(ADDRESSES[29]), Cint, (Ptr{ncclSimInfo_t},), simInfo)
 
@@ -622,23 +638,25 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 @inline ncclGetErrorString(result) =
     ccall(@inbounds(ADDRESSES[31]), Cstring, (Cint,), result)
 
-# What failed last: on the communicator, if it has failed, else in this thread, else in the process.
+# What failed last: on the communicator, if it has failed, else in this thread, else in the
+# process.
 #
 # `comm`: a handle or null. The text lives until the calling thread's next error. Blocks: never.
 @inline ncclGetLastError(comm) =
     ccall(@inbounds(ADDRESSES[32]), Cstring, (Ptr{Cvoid},), comm)
 
-# Ends a communicator at once, also one that is still being made: its operations end with an error, the
-# other ranks get ncclRemoteError. Null is ignored.
+# Ends a communicator at once, also one that is still being made: its operations end with an
+# error, the other ranks get ncclRemoteError. Null is ignored.
 #
-# Afterwards no rank touches the buffers of its operations any more; where one does not answer, the error
-# names it. Blocks: a second at most, whatever the other ranks do.
-# Not for signal handlers, which may interrupt what this waits for: let the handler set a flag or write to a
+# Afterwards no rank touches the buffers of its operations any more; where one does not answer,
+# the error names it. Blocks: a second at most, whatever the other ranks do. Not for signal
+# handlers, which may interrupt what this waits for: let the handler set a flag or write to a
 # pipe, or read signals from a signalfd, and call this in a thread.
 @inline ncclCommAbort(comm) =
     ccall(@inbounds(ADDRESSES[33]), Cint, (Ptr{Cvoid},), comm)
 
-# Ends the operations of a communicator, which can then only be split, shrunk, destroyed or aborted.
+# Ends the operations of a communicator, which can then only be split, shrunk, destroyed or
+# aborted.
 #
 # `revokeFlags`: NCCL_REVOKE_DEFAULT. Blocks: a second at most.
 @inline ncclCommRevoke(comm, revokeFlags) =
@@ -656,8 +674,8 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 
 # Tells how much memory a communicator takes in this process, by what ncclCommSuspend does to it.
 #
-# `stat`: what is asked, bytes but for ncclStatGpuMemSuspended (0 or 1). `value`: out. Memory that all
-# ranks of a host share is counted where it belongs to this rank. Blocks: never.
+# `stat`: what is asked, bytes but for ncclStatGpuMemSuspended (0 or 1). `value`: out. Memory that
+# all ranks of a host share is counted where it belongs to this rank. Blocks: never.
 @inline ncclCommMemStats(comm, stat, value) =
     ccall(@inbounds(ADDRESSES[37]), Cint, (Ptr{Cvoid}, Cint, Ptr{UInt64},), comm, stat, value)
 
@@ -675,7 +693,8 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 
 # Finds a variable by its full name, for example NCCL_DEBUG.
 #
-# `out`: out, a handle that lives as long as the library; unchanged for an unknown name. Blocks: never.
+# `out`: out, a handle that lives as long as the library; unchanged for an unknown name. Blocks:
+# never.
 @inline ncclParamBind(out, key) =
     ccall(@inbounds(ADDRESSES[40]), Cint, (Ptr{Ptr{Cvoid}}, Cstring,), out, key)
 
@@ -733,24 +752,27 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 @inline ncclParamGetStr(h, out) =
     ccall(@inbounds(ADDRESSES[49]), Cint, (Ptr{Cvoid}, Ptr{Cstring},), h, out)
 
-# Reads a variable as bytes: one for a switch, eight for a number, a text with the zero at its end.
+# Reads a variable as bytes: one for a switch, eight for a number, a text with the zero at its
+# end.
 #
-# `out`: out, of `maxLen` bytes. `len`: out, the bytes written, or needed where `maxLen` is too small.
+# `out`: out, of `maxLen` bytes. `len`: out, the bytes written, or needed where `maxLen` is too
+# small.
 # Blocks: never.
 @inline ncclParamGet(h, out, maxLen, len) =
     ccall(@inbounds(ADDRESSES[50]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Cint, Ptr{Cint},), h, out, maxLen, len)
 
 # Reads the variable of a name as text.
 #
-# `value`: out, a text that lives as long as the library. `valueLen`: out, its bytes without the zero
-# at the end. Blocks: never.
+# `value`: out, a text that lives as long as the library. `valueLen`: out, its bytes without the
+# zero at the end. Blocks: never.
 @inline ncclParamGetParameter(key, value, valueLen) =
     ccall(@inbounds(ADDRESSES[51]), Cint, (Cstring, Ptr{Cstring}, Ptr{Cint},), key, value, valueLen)
 
-# The names of all variables; with NCCL_PARAM_DUMP_ALL=1 also of those that NCCL does not document.
+# The names of all variables; with NCCL_PARAM_DUMP_ALL=1 also of those that NCCL does not
+# document.
 #
-# `table`: out, lives until the calling thread's next call of this function. `tableLen`: out, the number
-# of names. Blocks: never.
+# `table`: out, lives until the calling thread's next call of this function. `tableLen`: out, the
+# number of names. Blocks: never.
 @inline ncclParamGetAllParameterKeys(table, tableLen) =
     ccall(@inbounds(ADDRESSES[52]), Cint, (Ptr{Ptr{Cstring}}, Ptr{Cint},), table, tableLen)
 
@@ -759,20 +781,21 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 @inline ncclParamDumpAll() =
     ccall(@inbounds(ADDRESSES[53]), Cvoid, ())
 
-# Has logging follow what NCCL_DEBUG and the variables that begin like it say now. A function set by
-# oxcclSetLog stays; `ncclParam*` go on to show what was read first. Blocks: for files.
+# Has logging follow what NCCL_DEBUG and the variables that begin like it say now. A function set
+# by oxcclSetLog stays; `ncclParam*` go on to show what was read first. Blocks: for files.
 @inline ncclResetDebugInit() =
     ccall(@inbounds(ADDRESSES[54]), Cvoid, ())
 
 # Makes a reduction operation: a sum in which the elements of every rank are first multiplied by a
 # scalar of that rank, which may differ from the others'.
 #
-# `op`: out, valid in calls on `comm` with `datatype` until ncclRedOpDestroy or the end of `comm`. `scalar`:
-# in, one element of `datatype`. `residence`: ncclScalarHostImmediate reads the scalar before this call
-# returns; ncclScalarDevice reads it whenever an operation that uses it runs (also when a graph
-# is replayed), so it must stay until those are complete; on the host device that is any memory of
-# the process. The product is rounded once to `datatype`: 16- and 8-bit floats are multiplied in float32,
-# integers wrap. An operation that uses it copies its input. Blocks: never.
+# `op`: out, valid in calls on `comm` with `datatype` until ncclRedOpDestroy or the end of `comm`.
+# `scalar`: in, one element of `datatype`. `residence`: ncclScalarHostImmediate reads the scalar
+# before this call returns; ncclScalarDevice reads it whenever an operation that uses it runs
+# (also when a graph is replayed), so it must stay until those are complete; on the host device
+# that is any memory of the process. The product is rounded once to `datatype`: 16- and 8-bit
+# floats are multiplied in float32, integers wrap. An operation that uses it copies its input.
+# Blocks: never.
 @inline ncclRedOpCreatePreMulSum(op, scalar, datatype, residence, comm) =
     ccall(@inbounds(ADDRESSES[55]), Cint, (Ptr{Cint}, Ptr{Cvoid}, Cint, Cint, Ptr{Cvoid},), op, scalar, datatype, residence, comm)
 
@@ -784,9 +807,9 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 
 # Registers a buffer.
 #
-# `buff`: in, `size` bytes. `handle`: out. On the host device memory from ncclMemAlloc is used in place by
-# all ranks whether registered or not; other memory is read in place by the system, from some MiB on and
-# where it is allowed. Blocks: never.
+# `buff`: in, `size` bytes. `handle`: out. On the host device memory from ncclMemAlloc is used in
+# place by all ranks whether registered or not; other memory is read in place by the system, from
+# some MiB on and where it is allowed. Blocks: never.
 @inline ncclCommRegister(comm, buff, size, handle) =
     ccall(@inbounds(ADDRESSES[57]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Ptr{Ptr{Cvoid}},), comm, buff, size, handle)
 
@@ -798,14 +821,15 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 
 # Registers memory as a window, into which the other ranks of the host can write by ncclPutSignal.
 #
-# All ranks call, in the same order. `buff`: in, `size` bytes; from ncclMemAlloc, or any memory where the
-# system lets ranks write into each other's. `win`: out, never null on success. `winFlags`:
-# NCCL_WIN_DEFAULT or NCCL_WIN_ bits. Takes no address space; at most 64 at a time. Blocks: never.
+# All ranks call, in the same order. `buff`: in, `size` bytes; from ncclMemAlloc, or any memory
+# where the system lets ranks write into each other's. `win`: out, never null on success.
+# `winFlags`: NCCL_WIN_DEFAULT or NCCL_WIN_ bits. Takes no address space; at most 64 at a time.
+# Blocks: never.
 @inline ncclCommWindowRegister(comm, buff, size, win, winFlags) =
     ccall(@inbounds(ADDRESSES[59]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Ptr{Ptr{Cvoid}}, Cint,), comm, buff, size, win, winFlags)
 
-# Ends a window. No rank may still write into it; its memory may be freed when no rank calls anything on its
-# own memory in this window any more. Blocks: never.
+# Ends a window. No rank may still write into it; its memory may be freed when no rank calls
+# anything on its own memory in this window any more. Blocks: never.
 @inline ncclCommWindowDeregister(comm, win) =
     ccall(@inbounds(ADDRESSES[60]), Cint, (Ptr{Cvoid}, Ptr{Cvoid},), comm, win)
 
@@ -817,9 +841,10 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 
 # Writes into the window of a rank of this host, and then counts up one of its signals.
 #
-# `localbuff`: in, count × datatype. `peerWin`: this rank's handle of the window that `peer` registered at the
-# same place in the order of registrations. `peerWinOffset`: in bytes. `sigIdx`: 0 to 15. `ctx`: below
-# numRmaCtx, at most 4. `flags`: 0. Blocks: never; runs on `stream` once `peer` has registered the window.
+# `localbuff`: in, count × datatype. `peerWin`: this rank's handle of the window that `peer`
+# registered at the same place in the order of registrations. `peerWinOffset`: in bytes. `sigIdx`:
+# 0 to 15. `ctx`: below numRmaCtx, at most 4. `flags`: 0. Blocks: never; runs on `stream` once
+# `peer` has registered the window.
 @inline ncclPutSignal(localbuff, count, datatype, peer, peerWin, peerWinOffset, sigIdx, ctx, flags, comm, stream) =
     ccall(@inbounds(ADDRESSES[62]), Cint, (Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Csize_t, Cint, Cint, Cuint, Ptr{Cvoid}, Ptr{Cvoid},), localbuff, count, datatype, peer, peerWin, peerWinOffset, sigIdx, ctx, flags, comm, stream)
 
@@ -829,9 +854,11 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 @inline ncclSignal(peer, sigIdx, ctx, flags, comm, stream) =
     ccall(@inbounds(ADDRESSES[63]), Cint, (Cint, Cint, Cint, Cuint, Ptr{Cvoid}, Ptr{Cvoid},), peer, sigIdx, ctx, flags, comm, stream)
 
-# Makes a stream wait until signals have come: of each descriptor `opCnt` more than were waited for before.
+# Makes a stream wait until signals have come: of each descriptor `opCnt` more than were waited
+# for before.
 #
-# `signalDescs`: in, nDesc descriptors, read before the call returns. Blocks: never; the stream waits.
+# `signalDescs`: in, nDesc descriptors, read before the call returns. Blocks: never; the stream
+# waits.
 @inline ncclWaitSignal(nDesc, signalDescs, comm, stream) =
     ccall(@inbounds(ADDRESSES[64]), Cint, (Cint, Ptr{ncclWaitSignalDesc_t}, Ptr{Cvoid}, Ptr{Cvoid},), nDesc, signalDescs, comm, stream)
 
@@ -859,16 +886,16 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 @inline oxcclMemAlloc(ptr, size) =
     ccall(@inbounds(ADDRESSES[68]), Cint, (Ptr{Ptr{Cvoid}}, Csize_t,), ptr, size)
 
-# Frees memory from oxcclMemAlloc or ncclMemAlloc, of whatever device; null is ignored. Blocks: on a
-# GPU until that has done everything, as cudaFree does.
+# Frees memory from oxcclMemAlloc or ncclMemAlloc, of whatever device; null is ignored. Blocks: on
+# a GPU until that has done everything, as cudaFree does.
 @inline oxcclMemFree(ptr) =
     ccall(@inbounds(ADDRESSES[69]), Cint, (Ptr{Cvoid},), ptr)
 
-# Copies `bytes` bytes, in the order of the stream; the buffers must not overlap. On a stream of CUDA
-# each may be memory of the host or of any GPU.
+# Copies `bytes` bytes, in the order of the stream; the buffers must not overlap. On a stream of
+# CUDA each may be memory of the host or of any GPU.
 #
-# `dst`: out. `src`: in. Blocks: never; but a stream of CUDA may wait for its turn where memory of the
-# host is not pinned.
+# `dst`: out. `src`: in. Blocks: never; but a stream of CUDA may wait for its turn where memory of
+# the host is not pinned.
 @inline oxcclMemcpyAsync(dst, src, bytes, stream) =
     ccall(@inbounds(ADDRESSES[70]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Ptr{Cvoid},), dst, src, bytes, stream)
 
@@ -915,8 +942,9 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 @inline oxcclGraphInstantiate(exec, graph) =
     ccall(@inbounds(ADDRESSES[79]), Cint, (Ptr{Ptr{Cvoid}}, Ptr{Cvoid},), exec, graph)
 
-# Puts another graph's parameters into an executable graph: both need the same calls in the same order, on the
-# same communicators; buffers, counts and roots may differ. Launches that are under way keep theirs.
+# Puts another graph's parameters into an executable graph: both need the same calls in the same
+# order, on the same communicators; buffers, counts and roots may differ. Launches that are under
+# way keep theirs.
 # Blocks: never.
 @inline oxcclGraphExecUpdate(exec, graph) =
     ccall(@inbounds(ADDRESSES[80]), Cint, (Ptr{Cvoid}, Ptr{Cvoid},), exec, graph)
@@ -946,34 +974,35 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 @inline oxcclCommLastError(comm, info) =
     ccall(@inbounds(ADDRESSES[85]), Cint, (Ptr{Cvoid}, Ptr{oxcclErrorInfo_t},), comm, info)
 
-# How many collectives so far read or wrote the other ranks' buffers where they lie, without a stage
-# in between: what memory from ncclMemAlloc, ncclCommRegister and captures are for.
+# How many collectives so far read or wrote the other ranks' buffers where they lie, without a
+# stage in between: what memory from ncclMemAlloc, ncclCommRegister and captures are for.
 #
 # `count`: out; of operations that have ended at least. Blocks: for an operation that is under way
 # on host memory, while it moves on.
 @inline oxcclCommInPlace(comm, count) =
     ccall(@inbounds(ADDRESSES[86]), Cint, (Ptr{Cvoid}, Ptr{UInt64},), comm, count)
 
-# How many operations so far had their data moved by copy engines of a GPU: large ncclAllGather and ncclAlltoAll
-# between windows, and ncclPutSignal, outside graphs. With CTAPolicy NCCL_CTA_POLICY_ZERO, all of
-# more than 512 KiB per rank.
+# How many operations so far had their data moved by copy engines of a GPU: large ncclAllGather
+# and ncclAlltoAll between windows, and ncclPutSignal, outside graphs. With CTAPolicy
+# NCCL_CTA_POLICY_ZERO, all of more than 512 KiB per rank.
 #
 # `count`: out; of operations that have begun at least. Blocks: never.
 @inline oxcclCommByCopyEngines(comm, count) =
     ccall(@inbounds(ADDRESSES[87]), Cint, (Ptr{Cvoid}, Ptr{UInt64},), comm, count)
 
-# Sets the log level (0 none to 5 trace, as NCCL_DEBUG) and where lines go: `func(user, level, text)`
-# without what NCCL puts before the text, or NCCL_DEBUG_FILE when `func` is null. Blocks until the
-# function before has had its lines and has returned: `user` may go then. Within it: never.
+# Sets the log level (0 none to 5 trace, as NCCL_DEBUG) and where lines go: `func(user, level,
+# text)` without what NCCL puts before the text, or NCCL_DEBUG_FILE when `func` is null. Blocks
+# until the function before has had its lines and has returned: `user` may go then. Within it:
+# never.
 @inline oxcclSetLog(level, func, user) =
     ccall(@inbounds(ADDRESSES[88]), Cint, (Cint, Ptr{Cvoid}, Ptr{Cvoid},), level, func, user)
 
 # Makes a communicator of all processes that oxccl run, mpirun, srun or torchrun started; alone
 # without a launcher. The device's index becomes the rank on this host.
 #
-# Ranks of several hosts need NCCL_COMM_ID, or, under mpirun and srun, OXCCL_RENDEZVOUS: a folder that all
-# hosts share. Under torchrun they meet at MASTER_ADDR, at the port behind MASTER_PORT, as if that were
-# NCCL_COMM_ID; both need OXCCL_SECRET_FILE or OXCCL_INSECURE=1.
+# Ranks of several hosts need NCCL_COMM_ID, or, under mpirun and srun, OXCCL_RENDEZVOUS: a folder
+# that all hosts share. Under torchrun they meet at MASTER_ADDR, at the port behind MASTER_PORT,
+# as if that were NCCL_COMM_ID; both need OXCCL_SECRET_FILE or OXCCL_INSECURE=1.
 #
 # `comm`: out. `config`: as for ncclCommInitRankConfig. Blocks as ncclCommInitRank.
 @inline oxcclCommInitEnv(comm, config) =
@@ -986,17 +1015,18 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 @inline oxcclCommSetTimeout(comm, timeoutNs) =
     ccall(@inbounds(ADDRESSES[90]), Cint, (Ptr{Cvoid}, Int64,), comm, timeoutNs)
 
-# Bounds how long the making of communicators, also from others, that the calling thread begins from
-# now on waits for the other ranks, instead of OXCCL_INIT_TIMEOUT. Then it fails on all ranks that came,
-# with the ranks that did not; the shortest bound of any rank holds.
+# Bounds how long the making of communicators, also from others, that the calling thread begins
+# from now on waits for the other ranks, instead of OXCCL_INIT_TIMEOUT. Then it fails on all ranks
+# that came, with the ranks that did not; the shortest bound of any rank holds.
 #
-# `timeoutNs`: nanoseconds; −1: what OXCCL_INIT_TIMEOUT says, and for children what their parent had.
+# `timeoutNs`: nanoseconds; −1: what OXCCL_INIT_TIMEOUT says, and for children what their parent
+# had.
 # Blocks: never.
 @inline oxcclSetInitTimeout(timeoutNs) =
     ccall(@inbounds(ADDRESSES[91]), Cint, (Int64,), timeoutNs)
 
-# Makes a stream on the calling thread's device; on a GPU one that the default stream does not wait
-# for. `stream`: out. Blocks: never.
+# Makes a stream on the calling thread's device; on a GPU one that the default stream does not
+# wait for. `stream`: out. Blocks: never.
 @inline oxcclStreamCreate(stream) =
     ccall(@inbounds(ADDRESSES[92]), Cint, (Ptr{Ptr{Cvoid}},), stream)
 
@@ -1004,8 +1034,8 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 @inline oxcclStreamDestroy(stream) =
     ccall(@inbounds(ADDRESSES[93]), Cint, (Ptr{Cvoid},), stream)
 
-# Tells whether a stream has done everything: ncclSuccess, or ncclInProgress. An asynchronous error
-# of its work is returned once. Blocks: never.
+# Tells whether a stream has done everything: ncclSuccess, or ncclInProgress. An asynchronous
+# error of its work is returned once. Blocks: never.
 @inline oxcclStreamQuery(stream) =
     ccall(@inbounds(ADDRESSES[94]), Cint, (Ptr{Cvoid},), stream)
 
@@ -1018,73 +1048,72 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 @inline oxcclStreamWaitEvent(stream, event) =
     ccall(@inbounds(ADDRESSES[96]), Cint, (Ptr{Cvoid}, Ptr{Cvoid},), stream, event)
 
-# Calls `func(arg)` on a thread of the library, or of CUDA, in the order of the stream. It must not call this
-# library's functions that block. Blocks: never.
+# Calls `func(arg)` on a thread of the library, or of CUDA, in the order of the stream. It must
+# not call this library's functions that block. Blocks: never.
 @inline oxcclStreamHostFunc(stream, func, arg) =
     ccall(@inbounds(ADDRESSES[97]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Ptr{Cvoid},), stream, func, arg)
 
 # Gathers the inputs of all ranks, of different lengths, in every rank's output.
 #
-# `sendbuff`: in, sendcount × datatype, which must be recvcounts of this rank. `recvbuff`: out; the data of rank
-# r come at element recvdispls[r] and have recvcounts[r] elements; parts must not overlap.
-# `sendbuff` may be recvbuff + recvdispls of this rank, in place, and must not overlap `recvbuff` otherwise.
-# Counts and displacements are in elements and read before the call returns; a part without elements
-# is not looked at, and its displacement may be anything.
-# Counts that differ between the two ranks that they concern are an error that names both where
-# a piece comes with another length than expected, and otherwise as for ncclSend and ncclRecv.
-# Cost: every rank sends its data directly to every other one.
+# `sendbuff`: in, sendcount × datatype, which must be recvcounts of this rank. `recvbuff`: out;
+# the data of rank r come at element recvdispls[r] and have recvcounts[r] elements; parts must not
+# overlap. `sendbuff` may be recvbuff + recvdispls of this rank, in place, and must not overlap
+# `recvbuff` otherwise. Counts and displacements are in elements and read before the call returns;
+# a part without elements is not looked at, and its displacement may be anything. Counts that
+# differ between the two ranks that they concern are an error that names both where a piece comes
+# with another length than expected, and otherwise as for ncclSend and ncclRecv. Cost: every rank
+# sends its data directly to every other one.
 # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 @inline oxcclAllGatherv(sendbuff, sendcount, recvbuff, recvcounts, recvdispls, datatype, comm, stream) =
     ccall(@inbounds(ADDRESSES[98]), Cint, (Ptr{Cvoid}, Csize_t, Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, sendcount, recvbuff, recvcounts, recvdispls, datatype, comm, stream)
 
 # Leaves in every rank's output the reduction of that rank's block of all inputs.
 #
-# `sendbuff`: in; the blocks of all ranks one behind the other, counts[r] × datatype for rank r. `recvbuff`: out,
-# counts of this rank; may be this rank's block in `sendbuff`, in place, and must not overlap it otherwise.
-# `counts` is in elements, the same on all ranks, and read before the call returns; a block may be empty.
-# Cost: a reduce per block that is not empty, one after the other: with equal counts ncclReduceScatter
-# is the faster one.
+# `sendbuff`: in; the blocks of all ranks one behind the other, counts[r] × datatype for rank r.
+# `recvbuff`: out, counts of this rank; may be this rank's block in `sendbuff`, in place, and must
+# not overlap it otherwise. `counts` is in elements, the same on all ranks, and read before the
+# call returns; a block may be empty. Cost: a reduce per block that is not empty, one after the
+# other: with equal counts ncclReduceScatter is the faster one.
 # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 @inline oxcclReduceScatterv(sendbuff, recvbuff, counts, datatype, op, comm, stream) =
     ccall(@inbounds(ADDRESSES[99]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Ptr{Csize_t}, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, recvbuff, counts, datatype, op, comm, stream)
 
 # Every rank sends a part of its own to every rank.
 #
-# `sendbuff`: in; what goes to rank r begins at element senddispls[r] and has sendcounts[r] elements. `recvbuff`: out;
-# what comes from rank r lands at element recvdispls[r] and has recvcounts[r] elements; parts must not overlap each
-# other or what is sent (no in place).
-# Counts and displacements are in elements and read before the call returns; a part without elements
-# is not looked at, and its displacement may be anything.
-# Counts that differ between the two ranks that they concern are an error that names both where
-# a piece comes with another length than expected, and otherwise as for ncclSend and ncclRecv.
-# Cost: one message to and from every rank with elements.
+# `sendbuff`: in; what goes to rank r begins at element senddispls[r] and has sendcounts[r]
+# elements. `recvbuff`: out; what comes from rank r lands at element recvdispls[r] and has
+# recvcounts[r] elements; parts must not overlap each other or what is sent (no in place). Counts
+# and displacements are in elements and read before the call returns; a part without elements is
+# not looked at, and its displacement may be anything. Counts that differ between the two ranks
+# that they concern are an error that names both where a piece comes with another length than
+# expected, and otherwise as for ncclSend and ncclRecv. Cost: one message to and from every rank
+# with elements.
 # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 @inline oxcclAlltoAllv(sendbuff, sendcounts, senddispls, recvbuff, recvcounts, recvdispls, datatype, comm, stream) =
     ccall(@inbounds(ADDRESSES[100]), Cint, (Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, sendcounts, senddispls, recvbuff, recvcounts, recvdispls, datatype, comm, stream)
 
 # Gathers the inputs of all ranks, of different lengths, in the root's output.
 #
-# `sendbuff`: in, sendcount × datatype. `recvbuff`, `recvcounts`, `recvdispls`: at the root as for oxcclAllGatherv, in place
-# too; ignored elsewhere.
-# Counts and displacements are in elements and read before the call returns; a part without elements
-# is not looked at, and its displacement may be anything.
-# Counts that differ between the two ranks that they concern are an error that names both where
-# a piece comes with another length than expected, and otherwise as for ncclSend and ncclRecv.
-# Cost: one message from every rank to the root.
+# `sendbuff`: in, sendcount × datatype. `recvbuff`, `recvcounts`, `recvdispls`: at the root as for
+# oxcclAllGatherv, in place too; ignored elsewhere. Counts and displacements are in elements and
+# read before the call returns; a part without elements is not looked at, and its displacement may
+# be anything. Counts that differ between the two ranks that they concern are an error that names
+# both where a piece comes with another length than expected, and otherwise as for ncclSend and
+# ncclRecv. Cost: one message from every rank to the root.
 # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 @inline oxcclGatherv(sendbuff, sendcount, recvbuff, recvcounts, recvdispls, datatype, root, comm, stream) =
     ccall(@inbounds(ADDRESSES[101]), Cint, (Ptr{Cvoid}, Csize_t, Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, sendcount, recvbuff, recvcounts, recvdispls, datatype, root, comm, stream)
 
 # Sends to every rank its part, of a length of its own, of the root's input.
 #
-# `sendbuff`, `sendcounts`, `senddispls`: in at the root, where the part of rank r begins at element senddispls[r] and
-# has sendcounts[r] elements; ignored elsewhere. `recvbuff`: out, recvcount × datatype; at the root it may be sendbuff +
-# senddispls of the root, in place, and must not overlap `sendbuff` otherwise.
-# Counts and displacements are in elements and read before the call returns; a part without elements
-# is not looked at, and its displacement may be anything.
-# Counts that differ between the two ranks that they concern are an error that names both where
-# a piece comes with another length than expected, and otherwise as for ncclSend and ncclRecv.
-# Cost: one message from the root to every rank.
+# `sendbuff`, `sendcounts`, `senddispls`: in at the root, where the part of rank r begins at
+# element senddispls[r] and has sendcounts[r] elements; ignored elsewhere. `recvbuff`: out,
+# recvcount × datatype; at the root it may be sendbuff + senddispls of the root, in place, and
+# must not overlap `sendbuff` otherwise. Counts and displacements are in elements and read before
+# the call returns; a part without elements is not looked at, and its displacement may be
+# anything. Counts that differ between the two ranks that they concern are an error that names
+# both where a piece comes with another length than expected, and otherwise as for ncclSend and
+# ncclRecv. Cost: one message from the root to every rank.
 # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 @inline oxcclScatterv(sendbuff, sendcounts, senddispls, recvbuff, recvcount, datatype, root, comm, stream) =
     ccall(@inbounds(ADDRESSES[102]), Cint, (Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, sendcounts, senddispls, recvbuff, recvcount, datatype, root, comm, stream)

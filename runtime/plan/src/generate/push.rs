@@ -1,4 +1,5 @@
-//! Push: every rank writes what the others need into their inboxes, and reads what came into its own.
+//! Push: every rank writes what the others need into their inboxes, and reads what came into its
+//! own.
 //!
 //! Where memory is far, stores are on their way while the next ones are made, and loads are waited
 //! for. An all-reduce folds part `r` at rank `r`, which writes the result into all inboxes.

@@ -1,12 +1,12 @@
-//! Copy engines: they take the blocks of large all-gathers and all-to-alls from the peers, where all
-//! ranks' send buffers lie at the same place of a window, and do large puts.
+//! Copy engines: they take the blocks of large all-gathers and all-to-alls from the peers, where
+//! all ranks' send buffers lie at the same place of a window, and do large puts.
 //!
 //! Where a peer's buffer is mapped, only kernels hear in time for a call; of windows this side can
-//! tell. So a kernel of one block goes before the engines (`expect.cuh`): it waits until the peers' blocks are
-//! there, and compares what the peers tell with what was assumed here. The program that comes after
-//! only signals and waits then, or moves everything itself. To the peers all that is the same
-//! operation: which of the ranks use engines is nothing that they have to agree on. Not for graphs,
-//! which may be launched when a peer's memory is gone: engines cannot give up.
+//! tell. So a kernel of one block goes before the engines (`expect.cuh`): it waits until the peers'
+//! blocks are there, and compares what the peers tell with what was assumed here. The program that
+//! comes after only signals and waits then, or moves everything itself. To the peers all that is
+//! the same operation: which of the ranks use engines is nothing that they have to agree on. Not
+//! for graphs, which may be launched when a peer's memory is gone: engines cannot give up.
 
 use super::driver::cu;
 use super::library::launch;
@@ -19,19 +19,19 @@ use oxccl_kernels::abi;
 use oxccl_plan::{Buffer, Collective, Op};
 use std::sync::atomic::Ordering;
 
-/// Bytes that a rank gets from the others, from which on engines are faster than kernels: they take 38 µs and
-/// move 374 GB/s, kernels 24 µs and 333 GB/s (2 × H200, all-gather in place).
+/// Bytes that a rank gets from the others, from which on engines are faster than kernels: they take
+/// 38 µs and move 374 GB/s, kernels 24 µs and 333 GB/s (2 × H200, all-gather in place).
 const FASTER_BYTES: u64 = 64 << 20;
 
 /// The same where blocks of kernels are wanted for other things.
 const LEAST_BYTES: u64 = 512 << 10;
 
-/// Calls with send buffers at different places, after which engines are not used any more: when windows come it
-/// happens that ranks find their buffers in different ones.
+/// Calls with send buffers at different places, after which engines are not used any more: when
+/// windows come it happens that ranks find their buffers in different ones.
 const ASTRAY: u64 = 8;
 
-/// Bytes that a rank gets from the others or gives them, from which on engines move them; `sparing` where blocks of
-/// kernels are wanted for other things.
+/// Bytes that a rank gets from the others or gives them, from which on engines move them; `sparing`
+/// where blocks of kernels are wanted for other things.
 pub fn least_bytes(sparing: bool) -> u64 {
     if sparing { LEAST_BYTES } else { FASTER_BYTES }
 }
@@ -52,8 +52,9 @@ pub fn fit(seat: &Seat, call: &Call, ops: &[Op]) -> bool {
     gathers && bytes >= seat.engine_bytes && ops.iter().all(taken) && seat.astray() < ASTRAY
 }
 
-/// Whether what is launched now may use engines: nothing stops them, so not after a failure, of which the peers have heard
-/// that nothing begins after it; and copies on the default stream wait for both GPUs.
+/// Whether what is launched now may use engines: nothing stops them, so not after a failure, of
+/// which the peers have heard that nothing begins after it; and copies on the default stream wait
+/// for both GPUs.
 fn may_run(seat: &Seat, stream: Stream) -> bool {
     let sound = seat.owner().is_some_and(|rank| rank.failure().is_none());
     sound && !stream.is_default()
@@ -69,9 +70,9 @@ struct Move {
 
 impl Move {
     fn launch(&self, stream: Stream) -> Result<()> {
-        // SAFETY: the user's memory, of these sizes by the contract of the call, or a place within a peer's
-        // window: what was mapped here stays until what is launched now has ended, and no rank frees memory of
-        // its own while others call with that window.
+        // SAFETY: the user's memory, of these sizes by the contract of the call, or a place within
+        // a peer's window: what was mapped here stays until what is launched now has ended, and no
+        // rank frees memory of its own while others call with that window.
         unsafe { cu!(cuMemcpyAsync(self.to, self.from, self.bytes, stream.0)) }
     }
 }
@@ -103,8 +104,9 @@ impl Site {
     }
 }
 
-/// Launches the engines, and what goes before them, in the order of the stream, where they can be used, and
-/// tells `program` whether they are. Only within [`Seat::launch`], which keeps windows mapped.
+/// Launches the engines, and what goes before them, in the order of the stream, where they can be
+/// used, and tells `program` whether they are. Only within [`Seat::launch`], which keeps windows
+/// mapped.
 pub fn launch_before(
     seat: &Seat,
     call: &Call,
@@ -131,8 +133,8 @@ pub fn launch_before(
     moves.iter().try_for_each(|one| one.launch(stream))
 }
 
-/// The blocks that a rank takes from the others, and where it expects their send buffers; None where that is
-/// not known.
+/// The blocks that a rank takes from the others, and where it expects their send buffers; None
+/// where that is not known.
 fn moves(seat: &Seat, call: &Call, expected: &mut [u64; abi::MAX_RANKS]) -> Option<Vec<Move>> {
     let (rank, sharing) = (seat.view.rank, seat.sharing()?);
     let Site { at, len, step } = Site::of(call, rank);
@@ -153,8 +155,8 @@ fn moves(seat: &Seat, call: &Call, expected: &mut [u64; abi::MAX_RANKS]) -> Opti
         .collect()
 }
 
-/// Launches a put without its signal where engines can do it, and that pays; whether it was. Only within
-/// [`Seat::launch`].
+/// Launches a put without its signal where engines can do it, and that pays; whether it was. Only
+/// within [`Seat::launch`].
 pub fn launch_put(seat: &Seat, peer: u32, put: &Put, stream: Stream) -> Result<bool> {
     let large = put.bytes as u64 >= seat.engine_bytes && peer != seat.view.rank;
     if !large || !may_run(seat, stream) || order::graph_of(stream)?.is_some() {

@@ -146,8 +146,9 @@ impl Mapping {
         }
     }
 
-    /// Whether letting it go waits for the kernels of the GPU and holds up launches there, as closing a
-    /// handle of CUDA IPC does; unmapping does not (`tests/gpu/waits.cu`, docs/gpu-results.md).
+    /// Whether letting it go waits for the kernels of the GPU and holds up launches there, as
+    /// closing a handle of CUDA IPC does; unmapping does not (`tests/gpu/waits.cu`,
+    /// docs/gpu-results.md).
     pub fn waits_for_kernels(&self) -> bool {
         matches!(self, Mapping::Handle { .. })
     }

@@ -378,8 +378,8 @@ fn launch_messages(seat: &Seat, queues: &[Queue<'_>], stream: Stream) -> Result<
     let shape = (queues.len() as u32 * exchange.lanes, abi::EXCHANGE_THREADS as u32);
     if messages.len() <= abi::FEW_MESSAGES {
         let few = abi::FewMessages { exchange, messages: filled(&messages) };
-        // SAFETY: the kernel takes this structure; the buffers are the user's by the contract of the
-        // call.
+        // SAFETY: the kernel takes this structure; the buffers are the user's by the contract of
+        // the call.
         unsafe { launch(seat.functions.few_messages, shape, &few, stream.0) }
     } else {
         let many = abi::ManyMessages { exchange, messages: filled(&messages) };
@@ -393,8 +393,8 @@ fn depth(nranks: u32) -> usize {
     abi::MAX_MESSAGES / (2 * (nranks as usize - 1)).max(1)
 }
 
-/// The launches of a group, in which the n-th holds the n-th stretch of each queue. So a launch waits
-/// for no other one than that of the same number at its peers.
+/// The launches of a group, in which the n-th holds the n-th stretch of each queue. So a launch
+/// waits for no other one than that of the same number at its peers.
 fn rounds<'a>(queues: &'a [(u32, Vec<abi::Message>)], depth: usize) -> Vec<Vec<Queue<'a>>> {
     let number = queues.iter().map(|(_, all)| all.len().div_ceil(depth)).max().unwrap_or(0);
     let stretch = |round| {

@@ -1,5 +1,5 @@
-//! Makes ranks' buffers known to their peers and maps those of the peers, in a thread of its own: no
-//! operation waits for it, and the monitor is not held up by a driver that waits for a GPU.
+//! Makes ranks' buffers known to their peers and maps those of the peers, in a thread of its own:
+//! no operation waits for it, and the monitor is not held up by a driver that waits for a GPU.
 
 use super::closing;
 use super::driver::{Gpu, Relaxed, cu};
@@ -239,8 +239,8 @@ impl Sharing {
         }
     }
 
-    /// A peer's window of a number, where it is mapped here. Within [`Seat::launch`], what is launched may use
-    /// it: it stays mapped until that has ended.
+    /// A peer's window of a number, where it is mapped here. Within [`Seat::launch`], what is
+    /// launched may use it: it stays mapped until that has ended.
     pub fn window(&self, peer: u32, number: u64) -> Option<abi::Window> {
         let place = (number - 1) % abi::WINDOWS as u64;
         let known = lock(&self.windows).get(&(peer, place)).copied();
@@ -268,8 +268,8 @@ impl Sharing {
         self.set(desk, offset_of!(abi::Maps, bases) + index * size_of::<u64>(), base)
     }
 
-    /// Notes where a peer's window is, or that there is none any more, and tells the kernels. The number,
-    /// for which they wait, comes last.
+    /// Notes where a peer's window is, or that there is none any more, and tells the kernels. The
+    /// number, for which they wait, comes last.
     fn set_window(&self, desk: &mut Desk, peer: u32, place: u64, now: abi::Window) -> Result<()> {
         lock(&self.windows).insert((peer, place), now);
         let index = peer as usize * abi::WINDOWS + place as usize;
@@ -376,8 +376,8 @@ impl Sharing {
         }
     }
 
-    /// Asks those that have not answered the fence, again and again: who ends while the letter is in
-    /// its box answers nothing, but the next letter finds no box.
+    /// Asks those that have not answered the fence, again and again: who ends while the letter is
+    /// in its box answers nothing, but the next letter finds no box.
     fn ask_fenced(&self, desk: &mut Desk) {
         let missing = self.fenced();
         let asked = |posted: &Posted| posted.about.is_some_and(|key| key.number == FENCE);
@@ -438,7 +438,8 @@ impl Sharing {
         self.set_base(desk, from, key.number, base)
     }
 
-    /// Kernels find a peer's buffer no more. A window may have got the place of an older one already.
+    /// Kernels find a peer's buffer no more. A window may have got the place of an older one
+    /// already.
     fn unmap(&self, desk: &mut Desk, from: u32, key: Key) -> Result<Option<Mapping>> {
         let place = desk.windows.iter().find(|((peer, _), k)| *peer == from && **k == key);
         if let Some((&(_, place), _)) = place {

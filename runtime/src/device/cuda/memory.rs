@@ -33,8 +33,8 @@ fn blocks() -> MutexGuard<'static, BTreeMap<usize, Block>> {
     BLOCKS.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// The allocation in which an address lies: where it begins, its size in bytes, and its number, which
-/// no other allocation of the process has had. None for memory from elsewhere.
+/// The allocation in which an address lies: where it begins, its size in bytes, and its number,
+/// which no other allocation of the process has had. None for memory from elsewhere.
 pub fn find(ptr: *const u8) -> Option<(*mut u8, usize, u64)> {
     let blocks = blocks();
     let (&base, block) = blocks.range(..=ptr as usize).next_back()?;
@@ -42,8 +42,8 @@ pub fn find(ptr: *const u8) -> Option<(*mut u8, usize, u64)> {
     within.then_some((std::ptr::with_exposed_provenance_mut(base), block.size, block.id))
 }
 
-/// Bytes from an address to the end of its allocation, as mapped; None for memory from elsewhere. Takes no
-/// lock in a process that never allocated any.
+/// Bytes from an address to the end of its allocation, as mapped; None for memory from elsewhere.
+/// Takes no lock in a process that never allocated any.
 #[inline]
 pub fn left(ptr: *const u8) -> Option<usize> {
     if NEXT.load(Ordering::Relaxed) == FIRST {

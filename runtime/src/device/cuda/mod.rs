@@ -35,8 +35,8 @@ pub fn built() -> bool {
 
 /// What launches on streams and may fail there later, which no call of CUDA tells.
 pub trait Failing {
-    /// The failure of what it launched on this stream that was not delivered yet. Must not block, nor
-    /// wait for a stream: it is asked often, also while the stream hangs.
+    /// The failure of what it launched on this stream that was not delivered yet. Must not block,
+    /// nor wait for a stream: it is asked often, also while the stream hangs.
     fn failure_on(&self, stream: CUstream) -> Option<Error>;
 }
 

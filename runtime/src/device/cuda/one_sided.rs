@@ -47,7 +47,8 @@ fn signal_peer(
         let argument = if done == Some(true) { nothing } else { whole };
         let blocks = (argument.bytes as usize).div_ceil(BLOCK_BYTES);
         let shape = (blocks.clamp(1, seat.channels as usize) as u32, abi::BLOCK_THREADS as u32);
-        // SAFETY: the kernel takes this structure; the memory is the user's by the contract of the call.
+        // SAFETY: the kernel takes this structure; the memory is the user's by the contract of the
+        // call.
         unsafe { launch(seat.functions.put, shape, &argument, stream.0) }
     })
 }

@@ -1,5 +1,5 @@
-//! The order of a communicator's operations on a GPU: one at a time, in the order of calls and graph
-//! launches, whatever their streams.
+//! The order of a communicator's operations on a GPU: one at a time, in the order of calls and
+//! graph launches, whatever their streams.
 
 use super::driver::{Relaxed, cu};
 use super::stream::Stream;
@@ -14,7 +14,8 @@ use std::ptr::{null, null_mut};
 pub fn join(from: Stream, to: Stream) -> Result<()> {
     let mut event = null_mut();
     let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
-    // SAFETY: living streams by the contract of the call; the driver keeps what it needs of the event.
+    // SAFETY: living streams by the contract of the call; the driver keeps what it needs of the
+    // event.
     unsafe {
         cu!(cuEventCreate(&mut event, flags))?;
         let recorded = cu!(cuEventRecord(event, from.0));
@@ -135,8 +136,8 @@ impl Order {
         unsafe { cu!(cuStreamWaitEvent(stream.0, self.event, 0)) }
     }
 
-    /// Launches after what was launched before. `keep` is called with the graph of each new capture. The
-    /// stream's number; None where it is captured.
+    /// Launches after what was launched before. `keep` is called with the graph of each new
+    /// capture. The stream's number; None where it is captured.
     pub fn launch(
         &mut self,
         stream: Stream,
@@ -206,8 +207,8 @@ impl Order {
         Ok(())
     }
 
-    /// Records the event after `last`, the node of an operation, and after the record `before` of the
-    /// operation before it; nothing in the graph waits for it.
+    /// Records the event after `last`, the node of an operation, and after the record `before` of
+    /// the operation before it; nothing in the graph waits for it.
     fn record_beside(
         &self,
         stream: CUstream,

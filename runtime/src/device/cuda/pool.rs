@@ -1,6 +1,6 @@
-//! Memory that seats work in, kept for the next one while there are any on the GPU: the driver frees
-//! memory when all kernels of a GPU have ended and launches nothing there meanwhile. A kernel that
-//! waits for a rank whose launch waits for the driver would never end.
+//! Memory that seats work in, kept for the next one while there are any on the GPU: the driver
+//! frees memory when all kernels of a GPU have ended and launches nothing there meanwhile. A kernel
+//! that waits for a rank whose launch waits for the driver would never end.
 
 use super::driver::{Gpu, Relaxed, cu};
 use crate::error::Result;
@@ -124,8 +124,8 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // Nobody takes a block until all are freed: its kernels would be waited for, and keep others
-        // from launching what they wait for.
+        // Nobody takes a block until all are freed: its kernels would be waited for, and keep
+        // others from launching what they wait for.
         let mut pool = pool(self.gpu);
         let idle = pool.0.give(self.piece.take());
         if idle.is_empty() {

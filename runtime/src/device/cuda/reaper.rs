@@ -70,8 +70,8 @@ fn inhabited(rank: &Rank) -> bool {
     })
 }
 
-/// Makes all running kernels give up, without a call of the driver: the process exits, and a thread of
-/// the library waits for them.
+/// Makes all running kernels give up, without a call of the driver: the process exits, and a thread
+/// of the library waits for them.
 pub(crate) fn give_up() {
     let seats: Vec<_> = lock(&WATCHED).iter().filter_map(Weak::upgrade).collect();
     seats.iter().for_each(|seat| seat.abort());

@@ -1,6 +1,6 @@
-//! A rank's buffers that its peers map: which there are, and how far each has come. Peers map them in
-//! the background, so a buffer is used in place only once all of them have said that they have it;
-//! a number is given again only once all have said that they have let it go.
+//! A rank's buffers that its peers map: which there are, and how far each has come. Peers map them
+//! in the background, so a buffer is used in place only once all of them have said that they have
+//! it; a number is given again only once all have said that they have let it go.
 
 use oxccl_kernels::abi;
 
@@ -138,8 +138,8 @@ impl Registry {
         numbered.filter(|(buffer, _)| wanted(buffer.state)).map(|(_, number)| number).collect()
     }
 
-    /// The living buffer that holds a range. One that is settled goes before one that is under way, then a
-    /// window before others.
+    /// The living buffer that holds a range. One that is settled goes before one that is under way,
+    /// then a window before others.
     pub fn find(&self, at: u64, bytes: u64) -> Option<Found> {
         let rank = |b: &Buffer| match b.state {
             State::Ready => Some(0),
@@ -183,7 +183,8 @@ impl Registry {
         all.copied().filter(|b| b.holds(at, bytes)).min_by_key(|b| b.window)
     }
 
-    /// Has a range mapped by the peers, or one more holder keep it; None when all numbers are taken.
+    /// Has a range mapped by the peers, or one more holder keep it; None when all numbers are
+    /// taken.
     pub fn hold(&mut self, base: u64, len: u64, pieces: Vec<Piece>) -> Option<Key> {
         let known = &self.pieces;
         let same = |b: &Buffer, number: u32| {
@@ -264,8 +265,8 @@ impl Registry {
         }
     }
 
-    /// It was told to all peers, or cannot be. Another one that has got its number meanwhile is told
-    /// later, and takes its place at the peers.
+    /// It was told to all peers, or cannot be. Another one that has got its number meanwhile is
+    /// told later, and takes its place at the peers.
     pub fn offered(&mut self, key: Key, told: bool) {
         let missing = self.peers;
         let Some(buffer) = self.named(key) else { return };

@@ -1,5 +1,5 @@
-//! A rank's seat in a communicator on a GPU: the memory that it shares with its peers, its counters,
-//! and what it says to running kernels.
+//! A rank's seat in a communicator on a GPU: the memory that it shares with its peers, its
+//! counters, and what it says to running kernels.
 
 use super::driver::{self, Gpu, Relaxed, cu};
 use super::export::{self, Mapping};
@@ -262,7 +262,8 @@ impl Seat {
         Ok(self.shared.at())
     }
 
-    /// Maps the host memory of all ranks, each of which has moved there. Blocks until all have come.
+    /// Maps the host memory of all ranks, each of which has moved there. Blocks until all have
+    /// come.
     pub fn connect_by_host(
         &mut self,
         offers: &[Offer],
@@ -423,7 +424,8 @@ impl Seat {
     }
 
     /// A peer has given up and wants its memory back: the communicator fails here too, and no
-    /// operation begins any more once the stream has come so far. The GPU's context is the thread's.
+    /// operation begins any more once the stream has come so far. The GPU's context is the
+    /// thread's.
     pub fn give_up(&self, peer: u32, stream: CUstream) -> Result<()> {
         if let Some(rank) = self.owner() {
             let told = rank.hear_from(peer);
@@ -511,9 +513,9 @@ impl Seat {
         self.graphs.load(Ordering::Acquire) > 0
     }
 
-    /// Launches after all that the communicator has launched; graphs keep the seat. Where the driver
-    /// refuses a launch outside of captures, the communicator fails: a part of the operation may be
-    /// queued, and the peers wait for the whole.
+    /// Launches after all that the communicator has launched; graphs keep the seat. Where the
+    /// driver refuses a launch outside of captures, the communicator fails: a part of the operation
+    /// may be queued, and the peers wait for the whole.
     pub fn launch(
         self: &Arc<Self>,
         stream: Stream,
@@ -556,8 +558,8 @@ impl Seat {
         }
     }
 
-    /// Nothing runs from here on: what graphs still hold ends at once. Blocks until that is so, or for
-    /// [`CLOSING`] where the GPU is busy.
+    /// Nothing runs from here on: what graphs still hold ends at once. Blocks until that is so, or
+    /// for [`CLOSING`] where the GPU is busy.
     pub fn close(&self) -> Result<()> {
         self.held.give_back();
         {
@@ -626,8 +628,8 @@ impl Seat {
     }
 }
 
-/// Whether streams share queues of the driver, which has 8 unless it is told otherwise: a kernel that
-/// waits for another rank's may then stand before it.
+/// Whether streams share queues of the driver, which has 8 unless it is told otherwise: a kernel
+/// that waits for another rank's may then stand before it.
 fn few_queues() -> bool {
     let queues = config::foreign_variable("CUDA_DEVICE_MAX_CONNECTIONS");
     queues.and_then(|number| number.parse().ok()).unwrap_or(8) < 32

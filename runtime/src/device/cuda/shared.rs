@@ -1,5 +1,5 @@
-//! Memory that a rank shares with its peers: on its GPU, or on the host where GPUs do not reach each
-//! other.
+//! Memory that a rank shares with its peers: on its GPU, or on the host where GPUs do not reach
+//! each other.
 
 use super::driver::{Gpu, Relaxed, cu};
 use super::pool::Block;
@@ -68,8 +68,8 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // All seats whose kernels may write there are gone, and the reaper saw that no other process
-        // writes there.
+        // All seats whose kernels may write there are gone, and the reaper saw that no other
+        // process writes there.
         if let Place::Host(pinned) = &mut self.place
             && let (Ok(_context), Ok(_relaxed)) = (self.gpu.enter(), Relaxed::begin())
         {

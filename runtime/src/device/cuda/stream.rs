@@ -11,7 +11,8 @@ use cudarc::driver::sys::{
 use std::ffi::c_void;
 use std::time::{Duration, Instant};
 
-/// A stream: its handle, which is alive, or null, 1 and 2 for the default ones of the thread's device.
+/// A stream: its handle, which is alive, or null, 1 and 2 for the default ones of the thread's
+/// device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stream(pub CUstream);
 

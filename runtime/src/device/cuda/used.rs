@@ -11,8 +11,8 @@ const REMEMBERED: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Known {
     stream: Stream,
-    /// Its handle may be another one's after its end, its number is not; None of one that is captured, which
-    /// the driver does not number.
+    /// Its handle may be another one's after its end, its number is not; None of one that is
+    /// captured, which the driver does not number.
     number: Option<u64>,
     /// Whether the communicator's failure was delivered there.
     told: bool,

@@ -26,8 +26,8 @@ pub struct Arena {
     fd: OwnedFd,
     mapping: Mapping,
     blocks: Mutex<Blocks>,
-    /// For each granule the offset at which the buffer ends that it belongs to, 0 for none: every call
-    /// looks here, and takes no lock.
+    /// For each granule the offset at which the buffer ends that it belongs to, 0 for none: every
+    /// call looks here, and takes no lock.
     ends: Box<[AtomicUsize]>,
 }
 
@@ -104,7 +104,8 @@ impl Arena {
         let blocks = Blocks { taken: BTreeMap::new(), free: BTreeMap::from([(0, len)]) };
         // Zeros take no memory until they are written to.
         let ends = Box::into_raw(vec![0usize; len / GRANULE].into_boxed_slice());
-        // SAFETY: both types have the same size, alignment and valid values; the first box is given up.
+        // SAFETY: both types have the same size, alignment and valid values; the first box is given
+        // up.
         let ends = unsafe { Box::from_raw(ends as *mut [AtomicUsize]) };
         Ok(Self { fd, mapping, blocks: Mutex::new(blocks), ends })
     }
@@ -169,8 +170,9 @@ impl Arena {
     }
 }
 
-/// Bytes from an address to the end of the buffer from [`allocate`] in which it lies, none where that
-/// is freed; None for memory from elsewhere, of which nothing is known. Cheap enough for every call.
+/// Bytes from an address to the end of the buffer from [`allocate`] in which it lies, none where
+/// that is freed; None for memory from elsewhere, of which nothing is known. Cheap enough for every
+/// call.
 #[inline]
 pub fn left(ptr: *const u8) -> Option<usize> {
     match ARENA.get()? {

@@ -231,8 +231,8 @@ impl Endpoint {
         state.edges.is_empty().then(|| self.rank.failure().unwrap_or_else(gone))
     }
 
-    /// Gives scratch memory back to the system, and the stage slots that no peer reads any more, unless
-    /// peers write there (`inboxes`): they may have begun the next operation.
+    /// Gives scratch memory back to the system, and the stage slots that no peer reads any more,
+    /// unless peers write there (`inboxes`): they may have begun the next operation.
     pub fn release_memory(&self, inboxes: bool) {
         let mut state = self.state();
         (state.scratch, state.unpacked) = (Vec::new(), Vec::new());
@@ -319,8 +319,8 @@ impl State {
         }
     }
 
-    /// Moves what is on its way to all peers over a network; a peer to which something is left. Done
-    /// whenever an operation waits: its peers may wait for just that.
+    /// Moves what is on its way to all peers over a network; a peer to which something is left.
+    /// Done whenever an operation waits: its peers may wait for just that.
     pub fn flush(&mut self) -> Result<Option<u32>> {
         if !self.networked {
             return Ok(None);

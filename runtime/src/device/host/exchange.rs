@@ -109,7 +109,8 @@ impl Exchange {
         for (from, to, done) in &mut self.own {
             let bytes = (from.bytes - *done).min(limit - moved);
             if bytes > 0 && !std::ptr::eq(from.data, to.data) {
-                // SAFETY: both buffers hold as many bytes as the call says; the sizes were compared.
+                // SAFETY: both buffers hold as many bytes as the call says; the sizes were
+                // compared.
                 unsafe { std::ptr::copy(from.data.add(*done), to.data.add(*done), bytes) };
             }
             moved += bytes;

@@ -1,4 +1,5 @@
-//! One-sided operations: writing into a peer's window, counting up its signals, waiting for one's own.
+//! One-sided operations: writing into a peer's window, counting up its signals, waiting for one's
+//! own.
 
 use super::collective::{Budget, Visit};
 use super::endpoint::{Endpoint, Place, State, broken};

@@ -40,7 +40,8 @@ impl Scaled {
         }
         let copy: *mut u8 = self.copy.as_mut_ptr().cast();
         let bytes = (len - self.done).min(STRETCH_BYTES);
-        // SAFETY: the input has `len` bytes by the contract of the call, and the copy room for them.
+        // SAFETY: the input has `len` bytes by the contract of the call, and the copy room for
+        // them.
         unsafe {
             let (to, from) = (copy.add(self.done), call.input.add(self.done));
             kernels::scale(to, from, bytes, call.dtype, self.factor);

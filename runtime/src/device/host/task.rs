@@ -200,8 +200,8 @@ impl Task {
         Task::Operation(Box::new(Operation::new(endpoint, number, kind)))
     }
 
-    /// Moves the task on. A task that panics fails, and with it its communicator: neither the thread
-    /// that happens to run it nor its stream ends. Blocks: never.
+    /// Moves the task on. A task that panics fails, and with it its communicator: neither the
+    /// thread that happens to run it nor its stream ends. Blocks: never.
     pub fn step(&mut self, budget: Budget) -> Step {
         catch_unwind(AssertUnwindSafe(|| self.go_on(budget))).unwrap_or_else(|panic| {
             let error = Error::panicked(&*panic);
@@ -453,7 +453,8 @@ impl Operation {
         if waited.as_nanos() as i128 > i128::from(limit) {
             let waited_ms = waited.as_millis() as u64;
             let deadline = || self.endpoint.rank.deadline_error(awaited, self.name(), waited_ms);
-            // Who ended because of a failure is not to blame; nor this rank, which waits to hear of it.
+            // Who ended because of a failure is not to blame; nor this rank, which waits to hear of
+            // it.
             self.endpoint.rank.fail(self.endpoint.rank.hear().unwrap_or_else(deadline));
         }
     }

@@ -81,8 +81,8 @@ pub enum PeerState {
 pub struct Record {
     /// The code of its error.
     pub code: Code,
-    /// The rank at fault; where it is a limit's the rank waited for, and where the calls differ the rank
-    /// that found it; −1 where there is none.
+    /// The rank at fault; where it is a limit's the rank waited for, and where the calls differ the
+    /// rank that found it; −1 where there is none.
     pub culprit: i32,
     /// The rank that found it; the others pass it on.
     pub reporter: u32,

@@ -10,7 +10,8 @@ use net::{Receiver, Request, Sender};
 use std::collections::VecDeque;
 
 /// A message begins with the descriptor of its operation: `what u32 · begun u32 · count u64`, where
-/// `begun` counts the collectives that its sender has begun. A shorter one has no meaning, and fails.
+/// `begun` counts the collectives that its sender has begun. A shorter one has no meaning, and
+/// fails.
 pub const HEADER_BYTES: usize = 16;
 
 /// The edges from and to one remote peer. Slots live here; a message leaves from its slot and

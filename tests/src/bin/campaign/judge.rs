@@ -10,8 +10,8 @@ const DEATH: Duration = Duration::from_secs(2);
 /// The same after a silence: a peer is dead that was not heard for five seconds.
 const SILENCE: Duration = Duration::from_secs(7);
 
-/// How soon a rank is missed that died, or was cut off, before it had come to the rendezvous: after the
-/// limit of initialisation, and what the ranks wait longer for its word.
+/// How soon a rank is missed that died, or was cut off, before it had come to the rendezvous: after
+/// the limit of initialisation, and what the ranks wait longer for its word.
 const MISSED: Duration = Duration::from_secs(INIT_LIMIT_S + 4);
 
 /// What an attempt, or a rank in it, comes to; the worst last.

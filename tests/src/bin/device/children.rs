@@ -40,7 +40,8 @@ pub(crate) fn split_and_shrunk(ranks: &[Rank]) -> Outcome {
     rank.leave()
 }
 
-/// Memory is given back and used again while peers may still be at the end of what was called before.
+/// Memory is given back and used again while peers may still be at the end of what was called
+/// before.
 pub(crate) fn suspended(ranks: &[Rank]) -> Outcome {
     const MANY: usize = 600_000;
     let rank = one(ranks)?;
@@ -64,7 +65,8 @@ pub(crate) fn suspended(ranks: &[Rank]) -> Outcome {
     rank.leave()
 }
 
-/// A stream may get the handle of one that has ended: what became of that one's communicator is nothing to it.
+/// A stream may get the handle of one that has ended: what became of that one's communicator is
+/// nothing to it.
 pub(crate) fn one_after_the_other(ranks: &[Rank]) -> Outcome {
     let rank = one(ranks)?;
     let memory = Memory::new(4 * BYTES)?;

@@ -1,5 +1,5 @@
-//! What a communicator and its calls cost: `oxccl-device-tests --costs` prints times and memory, and compares
-//! them with nothing.
+//! What a communicator and its calls cost: `oxccl-device-tests --costs` prints times and memory,
+//! and compares them with nothing.
 
 use crate::rank::{Call, Memory, Outcome, Rank, ok};
 use crate::windows::{Window, wait};

@@ -160,8 +160,8 @@ pub(crate) fn puts(ranks: &[Rank]) -> Outcome {
     rank.leave()
 }
 
-/// Rank 0 brings another place of its window, again and again: the results are right, and no rank sends its
-/// engines to the wrong place for long.
+/// Rank 0 brings another place of its window, again and again: the results are right, and no rank
+/// sends its engines to the wrong place for long.
 pub(crate) fn astray(ranks: &[Rank]) -> Outcome {
     let rank = one(ranks)?;
     let scratch = Memory::new(4)?;
@@ -180,8 +180,8 @@ pub(crate) fn astray(ranks: &[Rank]) -> Outcome {
     }
 }
 
-/// While engines of the others wait for rank 0, windows of another communicator come and are written into: their mapping
-/// must not wait for those engines.
+/// While engines of the others wait for rank 0, windows of another communicator come and are
+/// written into: their mapping must not wait for those engines.
 pub(crate) fn beside(ranks: &[Rank]) -> Outcome {
     let rank = one(ranks)?;
     let scratch = Memory::new(4)?;

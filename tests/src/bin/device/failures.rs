@@ -237,8 +237,8 @@ pub(crate) fn total(rank: &Rank, memory: &Memory) -> Outcome {
     rank.expect(memory.part(COUNT * 4), &words((1..=rank.nranks).sum(), COUNT))
 }
 
-/// What the ranks but the last one do with a communicator that has lost it: they make one without it,
-/// and end the old one.
+/// What the ranks but the last one do with a communicator that has lost it: they make one without
+/// it, and end the old one.
 pub(crate) fn survive(rank: &Rank, memory: &Memory) -> Outcome {
     let rest = rank.without_last(NCCL_SHRINK_ABORT)?;
     total(&rest, memory)?;

@@ -51,7 +51,8 @@ pub(crate) fn replays(ranks: &[Rank]) -> Outcome {
         rank.upload(memory.at, &words((rank.rank + 1) * (round + 1), COUNT))?;
         for number in 0..2000 {
             replay.launch(rank.stream)?;
-            // Ranks that share a GPU share the room for launches: who fills it keeps the others out.
+            // Ranks that share a GPU share the room for launches: who fills it keeps the others
+            // out.
             if number % 50 == 0 {
                 rank.synchronize()?;
             }

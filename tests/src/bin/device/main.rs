@@ -1,6 +1,7 @@
 //! Conformance, graphs, registration and failures on the device that is there: GPUs where there are
-//! any, host memory otherwise. `oxccl-device-tests [FILTER]` runs every test in a process of its own
-//! and prints a table (`--costs`: what a communicator costs); with more than one GPU a rank per GPU, else four ranks on the one.
+//! any, host memory otherwise. `oxccl-device-tests [FILTER]` runs every test in a process of its
+//! own and prints a table (`--costs`: what a communicator costs); with more than one GPU a rank per
+//! GPU, else four ranks on the one.
 
 mod children;
 mod conformance;

@@ -104,8 +104,8 @@ pub(crate) fn sequence(ranks: &[Rank]) -> Outcome {
     rank.leave()
 }
 
-/// All-to-alls of few bytes, each with the result of the one before: after two of them everything is where
-/// it was, or a packet was torn.
+/// All-to-alls of few bytes, each with the result of the one before: after two of them everything
+/// is where it was, or a packet was torn.
 pub(crate) fn chained(ranks: &[Rank]) -> Outcome {
     /// All-to-alls between two looks at the data, in pairs.
     const PAIRS: usize = 25;

@@ -111,8 +111,8 @@ impl Memory {
         Ok(Self { at: at.cast(), owner: Owner::System(layout) })
     }
 
-    /// As allocators have it that grow: pieces of a GPU's virtual memory one after the other, which only the thread's
-    /// device reaches.
+    /// As allocators have it that grow: pieces of a GPU's virtual memory one after the other, which
+    /// only the thread's device reaches.
     pub(crate) fn in_pieces(bytes: usize) -> Outcome<Self> {
         const PIECE: usize = 2 << 20;
         if devices().0 != oxcclDeviceKind_t::oxcclDeviceCuda {
@@ -121,7 +121,8 @@ impl Memory {
         let bytes = bytes.next_multiple_of(PIECE);
         let ok = |result: sys::CUresult| result.result().map_err(|e| e.to_string());
         let (mut base, mut device, mut piece) = (0, 0, 0);
-        // SAFETY: all zeroes are a value of this structure; places for the results, and a range that is reserved.
+        // SAFETY: all zeroes are a value of this structure; places for the results, and a range
+        // that is reserved.
         unsafe {
             ok(sys::cuCtxGetDevice(&mut device))?;
             let mut kind: sys::CUmemAllocationProp = std::mem::zeroed();

@@ -75,8 +75,8 @@ pub(crate) fn from_library(ranks: &[Rank]) -> Outcome {
     }
 }
 
-/// What came from elsewhere is used in place while it is registered on all ranks: sub-buffers of one
-/// registration.
+/// What came from elsewhere is used in place while it is registered on all ranks: sub-buffers of
+/// one registration.
 pub(crate) fn foreign(ranks: &[Rank]) -> Outcome {
     let rank = one(ranks)?;
     registered_from(rank, Memory::foreign(4 * BYTES)?)
@@ -144,8 +144,8 @@ pub(crate) fn captured(ranks: &[Rank]) -> Outcome {
     rank.leave()
 }
 
-/// Allocating and freeing may wait for all that a GPU does: where ranks share one, none may wait in an
-/// operation for who does so.
+/// Allocating and freeing may wait for all that a GPU does: where ranks share one, none may wait in
+/// an operation for who does so.
 pub(crate) fn all_idle(rank: &Rank) {
     static MET: OnceLock<Barrier> = OnceLock::new();
     let (kind, count) = devices();

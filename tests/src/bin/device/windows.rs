@@ -77,7 +77,8 @@ struct Action {
     from: i32,
     to: i32,
     signal: Signal,
-    /// The place in the source, that in the share of the window, and how many bytes; None for a signal alone.
+    /// The place in the source, that in the share of the window, and how many bytes; None for a
+    /// signal alone.
     put: Option<(usize, usize, usize)>,
 }
 
@@ -147,8 +148,8 @@ impl Target {
     }
 }
 
-/// Puts of all sizes at odd places, and signals, grouped or not, into windows that come and go; then
-/// one put that is captured.
+/// Puts of all sizes at odd places, and signals, grouped or not, into windows that come and go;
+/// then one put that is captured.
 pub(crate) fn random(ranks: &[Rank]) -> Outcome {
     let rank = one(ranks)?;
     let sources: Vec<_> = (0..rank.nranks).map(source).collect();

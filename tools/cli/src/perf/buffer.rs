@@ -1,5 +1,5 @@
-//! Where the measured data lies: the device, and buffers that are filled and read through copies, as
-//! a GPU's memory has to be.
+//! Where the measured data lies: the device, and buffers that are filled and read through copies,
+//! as a GPU's memory has to be.
 
 use super::options::{Options, Wanted};
 use crate::api::{Api, Handle};

@@ -138,8 +138,8 @@ pub(super) struct Team {
     iteration: u64,
 }
 
-/// A communicator of the built-in library with one rank per process, on the host, for what has to be
-/// agreed.
+/// A communicator of the built-in library with one rank per process, on the host, for what has to
+/// be agreed.
 struct Control {
     api: Api,
     comm: Handle,

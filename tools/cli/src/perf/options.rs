@@ -198,8 +198,8 @@ impl Options {
         sizes
     }
 
-    /// Timed iterations for a size: about as long for each. GPUs have more of them before anyone waits,
-    /// which takes as long as some.
+    /// Timed iterations for a size: about as long for each. GPUs have more of them before anyone
+    /// waits, which takes as long as some.
     pub(crate) fn iterations(&self, bytes: u64, on_gpus: bool) -> u32 {
         let [small, medium, large, huge] =
             if on_gpus { [400, 300, 150, 60] } else { [400, 100, 20, 5] };

@@ -1,8 +1,8 @@
 //! The processes of a job: how they end, and how all of them are brought to an end.
 //!
-//! The launcher is the subreaper of what its ranks start: a process whose parent has ended becomes the
-//! launcher's child, whatever group or session it has made. So killing children until there are none
-//! reaches everyone, and no number of a process that others may have taken is ever used.
+//! The launcher is the subreaper of what its ranks start: a process whose parent has ended becomes
+//! the launcher's child, whatever group or session it has made. So killing children until there are
+//! none reaches everyone, and no number of a process that others may have taken is ever used.
 
 use super::Grace;
 use super::signals::{Signals, forwarded};
@@ -20,8 +20,8 @@ const IDLE: Duration = Duration::from_secs(3600);
 /// What was killed has this time to be gone.
 const LAST: Duration = Duration::from_secs(5);
 
-/// What comes so soon after the first signal is the same one: `timeout` and shells send theirs to a process
-/// and once more to its group.
+/// What comes so soon after the first signal is the same one: `timeout` and shells send theirs to a
+/// process and once more to its group.
 const SAME: Duration = Duration::from_millis(200);
 
 /// How the job ends, once that has begun.
@@ -69,7 +69,8 @@ impl Job {
                 None if gone => return ExitCode::SUCCESS,
                 None => IDLE,
                 Some(end) => {
-                    // What got the signal with its rank has the same time, also when the rank is gone.
+                    // What got the signal with its rank has the same time, also when the rank is
+                    // gone.
                     let rest = || self.signalled.is_some() && !self.children().is_empty();
                     if end.until.passed() || gone && !rest() {
                         let code = ExitCode::from(end.code);

@@ -28,19 +28,19 @@ pub(super) struct Signals {
 }
 
 impl Signals {
-    /// Blocks them in this thread, and in those that it starts from now on. What this process was started to
-    /// ignore, as by nohup, it ignores.
+    /// Blocks them in this thread, and in those that it starts from now on. What this process was
+    /// started to ignore, as by nohup, it ignores.
     pub(super) fn block() -> Self {
         // SAFETY: all zeros is a value of this type.
         let (mut taken, mut before): (libc::sigset_t, libc::sigset_t) = unsafe { zeroed() };
-        // SAFETY: the set can be written; no thread relies on another disposition of SIGCHLD, without
-        // which, where the parent ignored it, the ends of children would be lost.
+        // SAFETY: the set can be written; no thread relies on another disposition of SIGCHLD,
+        // without which, where the parent ignored it, the ends of children would be lost.
         unsafe {
             libc::sigemptyset(&mut taken);
             libc::signal(libc::SIGCHLD, libc::SIG_DFL);
         }
-        // With SIGTTIN blocked, to read the terminal in the background fails, and does not stop this
-        // process.
+        // With SIGTTIN blocked, to read the terminal in the background fails, and does not stop
+        // this process.
         let others = [Signal::CHILD, Signal::TSTP, Signal::TTIN];
         for signal in FORWARDED.iter().map(|(signal, _)| *signal).chain(others) {
             if !is_ignored(signal) {
@@ -53,7 +53,8 @@ impl Signals {
         Self { taken, before }
     }
 
-    /// Blocks what was blocked before, in a child before its program begins; safe between fork and exec.
+    /// Blocks what was blocked before, in a child before its program begins; safe between fork and
+    /// exec.
     pub(super) fn restore(&self) -> io::Result<()> {
         // SAFETY: the set is complete, and the old mask is not asked for.
         let code =

@@ -34,8 +34,8 @@ pub(super) fn types(model: &Model) -> String {
     out
 }
 
-/// `options_gen.go`: a function for each field of ncclConfig_t that is the user's. Whether creation waits
-/// is the binding's.
+/// `options_gen.go`: a function for each field of ncclConfig_t that is the user's. Whether creation
+/// waits is the binding's.
 pub(super) fn options(model: &Model) -> String {
     let mut out =
         format!("// {NOTE}\n\npackage oxccl\n\n// #include \"shim_gen.h\"\nimport \"C\"\n");

@@ -75,8 +75,8 @@ impl VisitState<'_> {
         let same = std::ptr::eq(call.input, call.output.cast_const());
         let overwritten = same && call.spec.collective == Collective::AllToAll;
         if overwritten || call.scale.is_some() {
-            // In place it must not be read directly; and a multiplied copy goes with this call, even
-            // where that fails while others still read.
+            // In place it must not be read directly; and a multiplied copy goes with this call,
+            // even where that fails while others still read.
             input &= !MAPPED;
         }
         let mapped = input & output & MAPPED != 0;

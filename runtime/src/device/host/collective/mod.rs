@@ -21,7 +21,8 @@ use std::sync::atomic::Ordering;
 
 /// Large copies and folds are cut into stretches of so many bytes, a multiple of every element.
 const STRETCH_BYTES: usize = 128 << 10;
-/// Results of calls at least this large bypass the cache, unless they replace the input, which is in it.
+/// Results of calls at least this large bypass the cache, unless they replace the input, which is
+/// in it.
 const STREAMING_BYTES: u64 = 4 << 20;
 /// What the system copies at a time where it is folded next: a few fit the second-level cache.
 const PULL_BYTES: usize = 64 << 10;
