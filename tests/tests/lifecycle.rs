@@ -4,10 +4,9 @@
 use oxccl_plan::{Buffer, Collective, DataType, Op, Program as Steps, ReduceOp, Slice, Spec};
 use oxccl_runtime::comm::{Communicator, Member, Options, create};
 use oxccl_runtime::device::Device;
-use oxccl_runtime::device::host::collective::Programs;
 use oxccl_runtime::device::host::stream::Stream;
 use oxccl_runtime::device::host::task::{HostFunction, Work};
-use oxccl_runtime::op::{Address, Call};
+use oxccl_runtime::op::{Address, Call, Programs};
 use oxccl_runtime::{Error, bootstrap, group};
 use oxccl_tests::c::{C11, Program, expect_success, run};
 use oxccl_tests::job::Job;

@@ -48,7 +48,7 @@ pub(super) fn connect(
         if missing.is_empty() {
             return making.finish(slot_bytes);
         }
-        room.session.check()?;
+        room.session.check().map_err(|verdict| making.explained(verdict, &missing))?;
         let deadline = room.session.deadline().clone();
         if deadline.passed() {
             return Err(making.late(&missing, &deadline));
@@ -154,12 +154,28 @@ impl Making {
         wait_for(&mut fds, limit);
     }
 
-    fn late(&self, missing: &[u32], deadline: &Deadline) -> Error {
+    /// What the rendezvous says, with what is known here: the rank that it misses may be this one, which
+    /// waits for others.
+    fn explained(&self, verdict: Error, missing: &[u32]) -> Error {
+        match verdict {
+            Error::Init { why } => {
+                let rank = self.identity.rank;
+                Error::Init { why: format!("{why}; rank {rank} has {}", self.lacking(missing)) }
+            }
+            named => named,
+        }
+    }
+
+    fn lacking(&self, missing: &[u32]) -> String {
         let whys = self.connecting.iter().map(|(peer, connection)| (*peer, connection.why()));
         let whys = whys.chain(self.dials.iter().map(|(peer, dial)| (*peer, dial.why())));
         let whys: Vec<_> = whys.take(4).map(|(peer, why)| format!("rank {peer}: {why}")).collect();
+        format!("no connection with ranks {missing:?} ({})", whys.join("; "))
+    }
+
+    fn late(&self, missing: &[u32], deadline: &Deadline) -> Error {
         let Identity { rank, nranks, .. } = self.identity;
-        let why = format!("no connection with ranks {missing:?} ({})", whys.join("; "));
+        let why = self.lacking(missing);
         deadline.error(|| Error::InitTimeout { rank, nranks, why })
     }
 

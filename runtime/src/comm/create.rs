@@ -217,7 +217,7 @@ fn make(
     let pull = match agree(room, &members.blobs, &mut endpoint) {
         Ok(pull) => pull,
         Err(error) => {
-            abandon(endpoint, seat);
+            abandon(&endpoint.rank, seat, culprit(&room.names, &room.rename(error.clone())));
             return Err(error);
         }
     };
@@ -248,11 +248,21 @@ fn make(
     Ok(comm)
 }
 
-/// Ends what could not be made; others may believe that all is well, and use the seat.
-fn abandon(endpoint: Endpoint, seat: Option<Seat>) {
-    endpoint.rank.fail(Error::Aborted { by: "its failed initialisation" });
+/// The rank that an error of a meeting is about, by its number in the communicator, and why.
+fn culprit(names: &[u32], error: &Error) -> Option<(u32, String)> {
+    let Error::InitPeer { site, why, .. } = error else { return None };
+    let peer = (0u32..).zip(names).find(|(_, name)| **name as i32 == site.peer)?.0;
+    Some((peer, why.clone()))
+}
+
+/// Ends what could not be made. Others may believe that all is well: they are told of the one who is at
+/// fault, where that is known.
+fn abandon(rank: &Arc<Rank>, seat: Option<Seat>, culprit: Option<(u32, String)>) {
+    let culprit = culprit.filter(|(peer, _)| *peer != rank.number);
+    let lost = culprit.map(|(peer, why)| rank.lost(peer, why));
+    rank.fail(lost.unwrap_or(Error::Aborted { by: "its failed initialisation" }));
     if let Some(seat) = seat {
-        reaper::retire(seat.attach(&endpoint.rank), endpoint.rank.clone());
+        reaper::retire(seat.attach(rank), rank.clone());
     }
 }
 
@@ -458,11 +468,8 @@ fn can_pull(blobs: &[Blob], endpoint: &Endpoint) -> bool {
     let own = &blobs[endpoint.rank.number as usize];
     let peers = blobs.iter().enumerate().filter(|(r, _)| endpoint.rank.local[*r].is_some());
     let mut answers = peers.map(|(rank, blob)| {
-        let mut word = [0u8; 16];
-        let (pid, from) = (blob.pid as i32, blob.probe as usize);
-        // SAFETY: the word has 16 bytes.
-        let pulled = unsafe { pull::pull(pid, from, word.as_mut_ptr(), 16, rank as u32) };
-        blob.pid_namespace == own.pid_namespace && pulled.is_ok() && word == blob.process
+        let pulled = pull::pulled(blob.pid as i32, blob.probe as usize, rank as u32);
+        blob.pid_namespace == own.pid_namespace && pulled.is_ok_and(|word| word == blob.process)
     });
     let able = answers.all(|answer| answer);
     if !able {
@@ -601,5 +608,29 @@ fn watch_process(pid: u32) -> std::result::Result<Sign, String> {
         Some(Ok(fd)) => Ok(Sign::Process(fd)),
         Some(Err(rustix::io::Errno::SRCH)) => Err("its process ended".to_owned()),
         _ => Ok(Sign::Pulse),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_that_cannot_go_on_tells_its_peers_of_the_one_at_fault() {
+        // Rank 1 of the communicator is called 5 where it is made.
+        let names = [2, 5, 7];
+        let died = Error::init_death(5, "its process ended");
+        assert_eq!(culprit(&names, &died), Some((1, "its process ended".to_owned())));
+        assert_eq!(culprit(&names, &Error::init_death(1, "it is none of these")), None);
+        assert_eq!(culprit(&names, &Error::Init { why: "nobody's fault".to_owned() }), None);
+        let told = |culprit| {
+            let rank = Arc::new(Rank::new(0, vec![None; 3], None, vec![0; 3]));
+            abandon(&rank, None, culprit);
+            rank.failure().expect("it failed").to_string()
+        };
+        let lost = told(culprit(&names, &died));
+        assert!(lost.contains("rank 0 lost rank 1: its process ended"), "{lost}");
+        assert!(told(None).contains("its failed initialisation"));
+        assert!(told(Some((0, "itself".to_owned()))).contains("its failed initialisation"));
     }
 }

@@ -1,9 +1,8 @@
 //! How long calls would take, by the cost model: nothing is launched.
 
 use super::Communicator;
-use crate::device::host::collective::Programs;
 use crate::device::host::endpoint::MAPPED;
-use crate::op::{Call, OneSided, Put, Transfer};
+use crate::op::{Call, OneSided, Programs, Put, Transfer};
 use oxccl_plan::DataType;
 use oxccl_plan::select::{self, Memory};
 

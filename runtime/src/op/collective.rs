@@ -1,7 +1,15 @@
 //! Collectives with equal blocks.
 
 use super::Address;
-use oxccl_plan::{DataType, ReduceOp, Spec};
+use oxccl_plan::{DataType, Plan, Program, ReduceOp, Spec};
+
+/// The programs of this rank for one kind of call.
+pub struct Programs {
+    /// For any user memory.
+    pub any: (Plan, Program),
+    /// For user memory that all ranks map.
+    pub mapped: Option<(Plan, Program)>,
+}
 
 /// A call as the user made it.
 #[derive(Clone, Copy, Debug)]

@@ -1,6 +1,7 @@
 //! Puts, signals and waits for them.
 
 use super::Address;
+use crate::error::Error;
 
 /// Bytes for a peer's window.
 #[derive(Clone, Copy, Debug)]
@@ -51,4 +52,13 @@ impl OneSided {
             OneSided::Wait(_) => "wait_signal",
         }
     }
+}
+
+/// What a put of so many bytes at an offset is told, of which the peer's window has less.
+pub(crate) fn beyond(rank: u32, (bytes, offset): (u64, u64), (peer, len): (u32, u64)) -> Error {
+    let what = format!(
+        "rank {rank} puts {bytes} bytes at offset {offset} into the window of rank {peer}, of which \
+         it reaches {len} bytes"
+    );
+    Error::usage(what, "register windows of equal size on all ranks, in memory from ncclMemAlloc")
 }

@@ -5,10 +5,9 @@ use crate::sequence::{Framed, Random, outcome};
 use oxccl_plan::generate::{Algorithm, Needs};
 use oxccl_plan::ir::UserMemory;
 use oxccl_plan::{Collective, DataType, Plan, ReduceOp, Spec};
-use oxccl_runtime::device::host::collective::Programs;
 use oxccl_runtime::device::host::endpoint::Endpoint;
 use oxccl_runtime::device::host::task::Work;
-use oxccl_runtime::op::{Call, Transfer, Transfers};
+use oxccl_runtime::op::{Call, Programs, Transfer, Transfers};
 use std::sync::Arc;
 
 /// What a rank's memory is filled with as soon as its operation has ended.

@@ -17,9 +17,9 @@ use super::used::Used;
 use super::{Failing, closing, reaper};
 use crate::bootstrap::deadline::Deadline;
 use crate::config::{self, Config};
-use crate::device::host::one_sided;
 use crate::error::{Error, Result, Site};
 use crate::log::{self, Level, Subsystem};
+use crate::op;
 use crate::op::descriptor::Descriptor;
 use crate::rank::{Accelerator, Rank};
 use cudarc::driver::sys::{self, CUgraph, CUstream};
@@ -483,7 +483,7 @@ impl Seat {
             abi::FAULT_WINDOW => {
                 let put = (control.own_count, control.offset);
                 let window = (control.peer.unsigned_abs(), control.their_count);
-                Some(one_sided::beyond(self.view.rank, put, window))
+                Some(op::beyond(self.view.rank, put, window))
             }
             abi::FAULT_OVERLAP => {
                 let what = "two operations of a communicator ran at once";

@@ -6,7 +6,7 @@ use super::endpoint::{Endpoint, Place, State, broken};
 use super::{kernels, pull};
 use crate::error::{Error, Result};
 use crate::link::direct::{Segment, reached};
-use crate::op::{Awaiting, OneSided, Put};
+use crate::op::{Awaiting, OneSided, Put, beyond};
 use crate::rank::Awaited;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -107,15 +107,6 @@ fn places(endpoint: &Endpoint, peer: u32) -> Result<(&Segment, usize, usize)> {
             "one-sided operations reach the ranks of the same host; use ncclSend and ncclRecv",
         )),
     }
-}
-
-/// What a put of so many bytes at an offset is told, of which the peer's window has less.
-pub(crate) fn beyond(rank: u32, (bytes, offset): (u64, u64), (peer, len): (u32, u64)) -> Error {
-    let what = format!(
-        "rank {rank} puts {bytes} bytes at offset {offset} into the window of rank {peer}, of which \
-         it reaches {len} bytes"
-    );
-    Error::usage(what, "register windows of equal size on all ranks, in memory from ncclMemAlloc")
 }
 
 /// Writes the next stretch; true when everything is written. False also while the peer has not

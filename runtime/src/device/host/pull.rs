@@ -17,6 +17,14 @@ pub unsafe fn pull(pid: i32, from: usize, to: *mut u8, len: usize, peer: u32) ->
     })
 }
 
+/// Copies a word of a rank's process, to see whether that is allowed.
+pub fn pulled(pid: i32, from: usize, rank: u32) -> Result<[u8; 16]> {
+    let mut word = [0u8; 16];
+    // SAFETY: the word has 16 bytes.
+    unsafe { pull(pid, from, word.as_mut_ptr(), word.len(), rank) }?;
+    Ok(word)
+}
+
 /// Copies `len` bytes to address `to` of process `pid`, which is rank `peer`'s.
 ///
 /// # Safety

@@ -3,7 +3,8 @@
 //! Who holds a stream's `current` task owns the stream for that moment: the calling thread in its
 //! short inline budget, a thread in synchronize, or the worker. A call never waits for a peer.
 
-use super::collective::{Budget, Programs};
+use super::collective::Budget;
+use crate::op::{Call, Programs};
 
 use super::endpoint::Endpoint;
 use super::event::Event;
@@ -11,7 +12,6 @@ use super::graph::Capture;
 use super::task::{Step, Task, Work, try_now};
 use super::worker;
 use crate::error::{Error, Result};
-use crate::op::Call;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};

@@ -1,6 +1,6 @@
 //! Work, as it is called or captured, and tasks: work under way.
 
-use super::collective::{Budget, Programs, Running, Visit};
+use super::collective::{Budget, Running, Visit};
 use super::endpoint::Endpoint;
 use super::event::Event;
 use super::exchange::Exchange;
@@ -11,7 +11,7 @@ use super::worker;
 use crate::clock;
 use crate::error::{Error, Result, Site};
 use crate::log::{self, Level, Subsystem};
-use crate::op::{Address, Call, OneSided, Transfers};
+use crate::op::{Address, Call, OneSided, Programs, Transfers};
 use crate::rank::Awaited;
 use crate::rank::agreement::{Doing, look_around, tell};
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -9,13 +9,13 @@ use super::pull;
 use super::scale::Scaled;
 use crate::error::{Error, Result};
 use crate::link::direct::{PACKET_BYTES, STAGE_SLOT_BYTES, Segment};
-use crate::op::Call;
 use crate::op::descriptor::{Descriptor, Label};
+use crate::op::{Call, Programs};
 use crate::rank::Awaited;
 use crate::rank::agreement::{self, Doing};
 use oxccl_plan::generate::Algorithm;
 use oxccl_plan::ir::{Capacity, UserMemory, inbox_place};
-use oxccl_plan::{Buffer, DataType, Destination, From, Geometry, Op, Order, Plan, Program, Slice};
+use oxccl_plan::{Buffer, DataType, Destination, From, Geometry, Op, Order, Plan, Slice};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -32,14 +32,6 @@ const EAGER_POLLS: u32 = 24;
 pub const MAX_DIRECT_RANKS: usize = 64;
 /// Parts begin on cache lines.
 const ALIGN_BYTES: u64 = 64;
-
-/// The programs of this rank for one kind of call.
-pub struct Programs {
-    /// For any user memory.
-    pub any: (Plan, Program),
-    /// For user memory that all ranks map.
-    pub mapped: Option<(Plan, Program)>,
-}
 
 /// How much one visit to an operation may do.
 #[derive(Clone, Copy, Debug)]
