@@ -355,7 +355,8 @@ fn more_ranks_than_a_backlog_meet_across_hosts() {
     let script = format!(
         "ip link set lo up; echo 4 >/proc/sys/net/core/somaxconn || exit 77
          for host in 0 1; do
-           NCCL_HOSTID=$host OXCCL_RANK=$host OXCCL_NRANKS=2 NCCL_COMM_ID=127.0.0.1:4000 {RANK} crowd 12 &
+           export NCCL_HOSTID=$host OXCCL_RANK=$host OXCCL_NRANKS=2
+           NCCL_COMM_ID=127.0.0.1:4000 {RANK} crowd 12 &
          done
          wait %1 && wait %2"
     );

@@ -55,7 +55,12 @@ fn every_collective_has_a_plan_over_edges_alone() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, rng_seed: RngSeed::Fixed(20_261_121), ..Default::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 12,
+        failure_persistence: None,
+        rng_seed: RngSeed::Fixed(20_261_121),
+        ..Default::default()
+    })]
 
     #[test]
     fn every_generator_for_large_communicators(

@@ -154,8 +154,8 @@ impl Making {
         wait_for(&mut fds, limit);
     }
 
-    /// What the rendezvous says, with what is known here: the rank that it misses may be this one, which
-    /// waits for others.
+    /// What the rendezvous says, with what is known here: the rank that it misses may be this one,
+    /// which waits for others.
     fn explained(&self, verdict: Error, missing: &[u32]) -> Error {
         match verdict {
             Error::Init { why } => {

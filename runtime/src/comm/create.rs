@@ -255,8 +255,8 @@ fn culprit(names: &[u32], error: &Error) -> Option<(u32, String)> {
     Some((peer, why.clone()))
 }
 
-/// Ends what could not be made. Others may believe that all is well: they are told of the one who is at
-/// fault, where that is known.
+/// Ends what could not be made. Others may believe that all is well: they are told of the one who
+/// is at fault, where that is known.
 fn abandon(rank: &Arc<Rank>, seat: Option<Seat>, culprit: Option<(u32, String)>) {
     let culprit = culprit.filter(|(peer, _)| *peer != rank.number);
     let lost = culprit.map(|(peer, why)| rank.lost(peer, why));

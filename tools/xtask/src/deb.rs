@@ -143,8 +143,8 @@ fn describe(
     let text = format!(
         "Package: {name}\nVersion: {version}\nArchitecture: {architecture}\nSection: {section}\n\
          Priority: optional\nMaintainer: OxCCL developers\nDepends: {depends}\n{control}\
-         Description: {description}\n All-reduce, all-gather, send and receive and their kin between \
-         processes and\n hosts, on host memory and GPUs.\n"
+         Description: {description}\n All-reduce, all-gather, send and receive and their kin \
+         between processes and\n hosts, on host memory and GPUs.\n"
     );
     write(&folder.join("DEBIAN/control"), &text)?;
     if package.contents.iter().any(|file| file.contains(".so.")) {

@@ -7,9 +7,9 @@ use crate::model::{Kind, Model, Type, Value};
 pub(super) fn raw(model: &Model) -> String {
     let mut out = format!(
         "# {NOTE}\n\"\"\"The C interface for ctypes: nccl.h and oxccl.h, name by name.\"\"\"\n\n\
-         from ctypes import (\n    CFUNCTYPE, POINTER, Structure, c_char, c_char_p, c_double, c_float, \
-         c_int, c_int8,\n    c_int16, c_int32, c_int64, c_size_t, c_uint, c_uint8, c_uint16, c_uint32, \
-         c_uint64, c_void_p,\n)\nfrom enum import IntEnum\n"
+         from ctypes import (\n    CFUNCTYPE, POINTER, Structure, c_char, c_char_p, c_double, \
+         c_float, c_int, c_int8,\n    c_int16, c_int32, c_int64, c_size_t, c_uint, c_uint8, \
+         c_uint16, c_uint32, c_uint64, c_void_p,\n)\nfrom enum import IntEnum\n"
     );
     for d in &model.0 {
         match &d.what {
