@@ -212,7 +212,7 @@ pub(crate) fn stream_of<H>(
     handle: *mut H,
     function: &'static str,
 ) -> Result<Lent<Stream>> {
-    if comm.seat().is_some() {
+    if comm.cuda_rank().is_some() {
         let hint = "on a GPU use ncclSend and ncclRecv";
         return Err(Error::usage(format!("{function}: the communicator is on a GPU"), hint));
     }
@@ -248,7 +248,7 @@ pub(crate) fn target_of<H>(
     handle: *mut H,
     function: &'static str,
 ) -> Result<Target> {
-    match comm.seat() {
+    match comm.cuda_rank() {
         Some(_) => cuda_stream(handle, function).map(Target::Cuda),
         None => stream_of(comm, handle, function).map(|stream| Target::Host(stream.clone())),
     }

@@ -212,7 +212,7 @@ typedef struct Control {
   uint64_t by_engines;
   // Collectives for which they took blocks from other places than the peers told, so that
   // kernels moved them once more.
-  uint64_t astray;
+  uint64_t engine_mispredictions;
 } Control;
 
 // A channel's counters, in the rank's own GPU memory: they are what changes from launch to launch.

@@ -19,13 +19,13 @@ extern "C" __global__ void __launch_bounds__(EXPECT_THREADS)
     int taken = agree(program, own, reach, AHEAD);
     int peer = threadIdx.x;
     uint64_t from = peer < r.nranks ? program.expected[peer] : 0;
-    bool astray = any_mover(taken == WAY_IN_PLACE && from != 0 && from != reach.inputs[peer]);
+    bool engine_mispredictions = any_mover(taken == WAY_IN_PLACE && from != 0 && from != reach.inputs[peer]);
     if (peer == 0 && taken >= 0) {
       volatile Control* c = reinterpret_cast<volatile Control*>(r.control);
-      bool moved = taken == WAY_IN_PLACE && !astray;
+      bool moved = taken == WAY_IN_PLACE && !engine_mispredictions;
       common(r)->moved = moved;
       if (moved) c->by_engines = c->by_engines + 1;
-      if (astray) c->astray = c->astray + 1;
+      if (engine_mispredictions) c->engine_mispredictions = c->engine_mispredictions + 1;
     }
   }
   __syncthreads();

@@ -5,8 +5,8 @@ use crate::bootstrap::UniqueId;
 use crate::bootstrap::interface::{self, Interface};
 use crate::bootstrap::launch::{self, Launch};
 use crate::bootstrap::wire::{self, Frame};
-use crate::comm::blob::Blob;
-use crate::device::cuda::{mail, offer};
+use crate::comm::rank_info::RankInfo;
+use crate::device::cuda::{exchange, offer};
 use crate::error::Result;
 use crate::link::Message;
 use crate::link::message::MessageEdge;
@@ -27,17 +27,17 @@ pub fn take_frame(
 
 /// What a rank's blob says, written again.
 pub fn blob(rank: usize, bytes: &[u8]) -> Result<Vec<u8>> {
-    Blob::decode(rank, bytes).map(|blob| blob.encode())
+    RankInfo::decode(rank, bytes).map(|blob| blob.encode())
 }
 
-/// What a rank's seat on a GPU says, written again.
-pub fn seat(rank: usize, bytes: &[u8]) -> Result<Vec<u8>> {
+/// What a rank on a GPU offers its peers, written again.
+pub fn cuda_rank(rank: usize, bytes: &[u8]) -> Result<Vec<u8>> {
     offer::Offer::decode(rank, bytes).map(|offer| offer.encode())
 }
 
 /// Whether a datagram without descriptors is one of a rank on a GPU that knows the key.
 pub fn is_mail(key: &[u8; 16], bytes: &[u8]) -> bool {
-    mail::decode(key, bytes, Vec::new()).is_some()
+    exchange::decode(key, bytes, Vec::new()).is_some()
 }
 
 /// The id in the text of a file.

@@ -58,9 +58,9 @@ pub fn identity(data: &[u8]) {
             }
         }
         3 => {
-            if let Ok(again) = fuzzing::seat(3, data) {
-                let once_more = fuzzing::seat(3, &again);
-                assert!(once_more.is_ok_and(|bytes| bytes == again), "a seat stays what it is");
+            if let Ok(again) = fuzzing::cuda_rank(3, data) {
+                let once_more = fuzzing::cuda_rank(3, &again);
+                assert!(once_more.is_ok_and(|bytes| bytes == again), "an offer stays what it is");
             }
         }
         4 => {

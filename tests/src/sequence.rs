@@ -10,7 +10,7 @@ use oxccl_runtime::comm::Communicator;
 use oxccl_runtime::device::Target;
 use oxccl_runtime::device::host::arena;
 use oxccl_runtime::device::host::collective::capacity;
-use oxccl_runtime::device::host::endpoint::Modes;
+use oxccl_runtime::device::host::endpoint::CarrierCounts;
 use oxccl_runtime::device::host::stream::Stream;
 use oxccl_runtime::op::{Call, Transfer};
 use oxccl_runtime::{Result, group};
@@ -165,7 +165,7 @@ pub fn play(players: &[Player], shape: Shape) -> Result<()> {
     let (mut number, mut mapped, mut pulled) = (0, 0, 0);
     let (mut seen, mut again) = (HashSet::new(), 0);
     let modes = |player: &Player| player.comm.endpoint().state().modes;
-    let before: Vec<Modes> = players.iter().map(modes).collect();
+    let before: Vec<CarrierCounts> = players.iter().map(modes).collect();
     while number < shape.operations {
         let mut pending = Pending::default();
         let together = if random.below(4) == 0 { 1 + random.below(4) } else { 1 };

@@ -54,7 +54,7 @@ impl Arguments {
         // Also of 0 elements: the others check that all ranks call the same.
         let (input, output) = (self.input.cast(), self.output.cast());
         let call = Call { spec, input, output, count: self.count as u64, dtype, op, scale };
-        if comm.seat().is_some() {
+        if comm.cuda_rank().is_some() {
             let stream = objects::cuda_stream(self.stream, function)?;
             return group::collective_on_gpu(&comm, call, stream);
         }

@@ -201,7 +201,7 @@ pub struct Control {
     pub by_engines: u64,
     /// Collectives for which they took blocks from other places than the peers told, so that
     /// kernels moved them once more.
-    pub astray: u64,
+    pub engine_mispredictions: u64,
 }
 
 /// A channel's counters, in the rank's own GPU memory: they are what changes from launch to launch.

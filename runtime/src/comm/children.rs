@@ -1,7 +1,7 @@
 //! Communicators made from others. The ranks meet again at an address that every rank told when
 //! the parent was made; nothing of the parent's data path is used, which may have failed.
 
-use super::create::{Family, Room, alone, assemble, join};
+use super::create::{ChildMeetings, Rendezvous, alone, assemble, join};
 use super::{Communicator, Member, Options, Origin};
 use crate::bootstrap::deadline::InVain;
 use crate::bootstrap::rendezvous;
@@ -31,17 +31,17 @@ fn deaths(parent: &Communicator, ranks: &[u32]) -> InVain {
 /// Meets with `ranks` of the parent, whose first one holds the meeting. Ends when one of them dies.
 fn meet(
     parent: &Communicator,
-    family: &Family,
+    child_meetings: &ChildMeetings,
     (purpose, number): (&str, u64),
     ranks: &[u32],
     (limit, cancel): (Duration, &Cancel),
 ) -> Result<(Session, UniqueId)> {
     let (leader, own) = (ranks[0], parent.rank());
-    let id = family.id.derive(purpose, number, family.addresses[leader as usize]);
+    let id = child_meetings.id.derive(purpose, number, child_meetings.addresses[leader as usize]);
     let place = |rank| ranks.iter().position(|&r| r == rank).unwrap_or(0) as u32;
     if own == leader {
         let failed = |e| Error::system("dup of a listener", e, "raise ulimit -n");
-        let listener = family.listener.try_clone().map_err(failed)?;
+        let listener = child_meetings.listener.try_clone().map_err(failed)?;
         rendezvous::start(listener, id.clone(), ranks.to_vec())?;
     }
     let (rank, nranks) = (place(own), ranks.len() as u32);
@@ -75,12 +75,12 @@ pub(super) fn split(
     options: &Options,
     cancel: &Cancel,
 ) -> Result<Option<Communicator>> {
-    let Some(family) = &parent.family else {
+    let Some(child_meetings) = &parent.child_meetings else {
         return if color == NO_COLOR { Ok(None) } else { alone(device, options).map(Some) };
     };
     let everyone: Vec<u32> = (0..parent.nranks()).collect();
     let wait = (options.init_limit(), cancel);
-    let (session, id) = meet(parent, family, ("split", number), &everyone, wait)?;
+    let (session, id) = meet(parent, child_meetings, ("split", number), &everyone, wait)?;
     let own = [color.to_le_bytes(), key.to_le_bytes()].concat();
     let (session, answers) = gather(session, &own)?;
     if color == NO_COLOR {
@@ -99,11 +99,11 @@ pub(super) fn split(
         }
     }
     members.sort_unstable();
-    let seats: Vec<u32> = members.into_iter().map(|(_, rank)| rank).collect();
-    let rank = seats.iter().position(|&r| r == parent.rank()).unwrap_or(0) as u32;
+    let participants: Vec<u32> = members.into_iter().map(|(_, rank)| rank).collect();
+    let rank = participants.iter().position(|&r| r == parent.rank()).unwrap_or(0) as u32;
     let id = id.derive("color", color as u64, id.address);
-    let names = seats.clone();
-    assemble(Room { session, seats, names }, &id, rank, device, options).map(Some)
+    let names = participants.clone();
+    assemble(Rendezvous { session, participants, names }, &id, rank, device, options).map(Some)
 }
 
 /// Makes a communicator without some ranks; with `abort` the parent's operations end first, and the
@@ -120,16 +120,17 @@ pub(super) fn shrink(
         parent.stop(Error::Aborted { by: "ncclCommShrink with NCCL_SHRINK_ABORT" })?;
     }
     let survivors: Vec<u32> = (0..parent.nranks()).filter(|r| !excluded.contains(r)).collect();
-    let Some(family) = parent.family.as_ref().filter(|_| survivors.len() > 1) else {
+    let Some(child_meetings) = parent.child_meetings.as_ref().filter(|_| survivors.len() > 1)
+    else {
         return alone(device, options);
     };
     // Who has another list in mind must not join by accident.
     let purpose = format!("shrink without {excluded:?}");
     let wait = (options.init_limit(), cancel);
-    let (session, id) = meet(parent, family, (&purpose, number), &survivors, wait)?;
-    let seats: Vec<u32> = (0..survivors.len() as u32).collect();
+    let (session, id) = meet(parent, child_meetings, (&purpose, number), &survivors, wait)?;
+    let participants: Vec<u32> = (0..survivors.len() as u32).collect();
     let rank = survivors.iter().position(|&r| r == parent.rank()).unwrap_or(0) as u32;
-    assemble(Room { session, seats, names: survivors }, &id, rank, device, options)
+    assemble(Rendezvous { session, participants, names: survivors }, &id, rank, device, options)
 }
 
 /// Makes a communicator of `nranks` ranks, the parent's first. One of them, the root, brings the id
@@ -143,10 +144,10 @@ pub(super) fn grow(
     cancel: &Cancel,
 ) -> Result<Communicator> {
     let (mut known, mut holder) = (id.cloned(), id.map(|_| parent.rank()));
-    if let Some(family) = &parent.family {
+    if let Some(child_meetings) = &parent.child_meetings {
         let everyone: Vec<u32> = (0..parent.nranks()).collect();
         let wait = (options.init_limit(), cancel);
-        let (session, _) = meet(parent, family, ("grow", number), &everyone, wait)?;
+        let (session, _) = meet(parent, child_meetings, ("grow", number), &everyone, wait)?;
         let own = id.map_or(Vec::new(), |id| id.encode().to_vec());
         let (session, answers) = gather(session, &own)?;
         session.close();
@@ -177,14 +178,15 @@ pub(super) fn grow(
 impl Communicator {
     /// A split.
     pub fn split(self: &Arc<Self>, color: i32, key: i32) -> Origin {
-        let number = self.family.as_ref().map_or(0, |f| f.splits.fetch_add(1, Ordering::AcqRel));
+        let number =
+            self.child_meetings.as_ref().map_or(0, |f| f.splits.fetch_add(1, Ordering::AcqRel));
         Origin::Split { parent: self.clone(), color, key, number }
     }
 
     /// A shrink without these ranks, in ascending order.
     pub fn shrink(self: &Arc<Self>, excluded: Vec<u32>, abort: bool) -> Origin {
-        let number = self.family.as_ref().map_or(0, |family| {
-            let mut shrinks = family.shrinks.lock().unwrap_or_else(|e| e.into_inner());
+        let number = self.child_meetings.as_ref().map_or(0, |child_meetings| {
+            let mut shrinks = child_meetings.shrinks.lock().unwrap_or_else(|e| e.into_inner());
             let count = shrinks.entry(excluded.clone()).or_default();
             *count += 1;
             *count
@@ -194,7 +196,8 @@ impl Communicator {
 
     /// A growth to so many ranks.
     pub fn grow(self: &Arc<Self>, nranks: u32, id: Option<UniqueId>) -> Origin {
-        let number = self.family.as_ref().map_or(0, |f| f.grows.fetch_add(1, Ordering::AcqRel));
+        let number =
+            self.child_meetings.as_ref().map_or(0, |f| f.grows.fetch_add(1, Ordering::AcqRel));
         Origin::Grow { parent: self.clone(), nranks, id, number }
     }
 }

@@ -1,7 +1,7 @@
 //! Connections with the ranks of other hosts: data both ways, and one for control. All are made
 //! side by side, so that no rank waits for one that waits itself.
 
-use super::create::{Members, Room};
+use super::create::{Members, Rendezvous};
 use crate::bootstrap::auth::{Ends, Role};
 use crate::bootstrap::dial::Dial;
 use crate::bootstrap::door::{Admission, Door};
@@ -34,13 +34,13 @@ pub(super) fn connect(
     identity: Identity,
     members: &Members,
     control: &TcpListener,
-    room: &mut Room,
+    rendezvous: &mut Rendezvous,
     slot_bytes: usize,
 ) -> Result<Links> {
     let net = Tcp;
     let address = interface::beside(members.address(identity.rank), Config::get())?;
     let (handle, listener) = net.listen(identity, address)?;
-    let handles = room.gather(&handle.0)?;
+    let handles = rendezvous.gather(&handle.0)?;
     let mut making = Making::new(identity, members, control, &handles, (&net, listener))?;
     loop {
         making.progress()?;
@@ -48,12 +48,12 @@ pub(super) fn connect(
         if missing.is_empty() {
             return making.finish(slot_bytes);
         }
-        room.session.check().map_err(|verdict| making.explained(verdict, &missing))?;
-        let deadline = room.session.deadline().clone();
+        rendezvous.session.check().map_err(|verdict| making.explained(verdict, &missing))?;
+        let deadline = rendezvous.session.deadline().clone();
         if deadline.passed() {
             return Err(making.late(&missing, &deadline));
         }
-        making.wait(room, deadline.slice());
+        making.wait(rendezvous, deadline.slice());
     }
 }
 
@@ -145,8 +145,8 @@ impl Making {
         self.remote.iter().copied().filter(|peer| !complete(peer)).collect()
     }
 
-    fn wait(&self, room: &Room, limit: Duration) {
-        let mut fds = vec![room.session.poll_fd()];
+    fn wait(&self, rendezvous: &Rendezvous, limit: Duration) {
+        let mut fds = vec![rendezvous.session.poll_fd()];
         self.listener.poll_fds(&mut fds);
         self.door.poll_fds(&mut fds);
         self.connecting.iter().for_each(|(_, connection)| connection.poll_fds(&mut fds));

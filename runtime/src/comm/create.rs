@@ -1,8 +1,8 @@
 //! Making a communicator: rendezvous, shared memory with the ranks of this host, connections to
 //! the others, and a last barrier after which every rank can run everything.
 
-use super::blob::{self, Blob};
 use super::connect::{self, Links};
+use super::rank_info::{self, RankInfo};
 use super::{Communicator, Options, team};
 use crate::bootstrap::deadline::InVain;
 use crate::bootstrap::descriptors::{self, Group, Listener};
@@ -12,8 +12,8 @@ use crate::config::Config;
 use crate::device::Device;
 use crate::device::cuda::engines;
 use crate::device::cuda::offer::Offer;
+use crate::device::cuda::rank::CudaRank;
 use crate::device::cuda::reaper;
-use crate::device::cuda::seat::Seat;
 use crate::device::host::arena::Arena;
 use crate::device::host::endpoint::{Endpoint, PeerMemory};
 use crate::device::host::{pull, worker};
@@ -51,15 +51,15 @@ pub struct Member {
 }
 
 /// A meeting of ranks, some of whom make a communicator.
-pub(super) struct Room {
+pub(super) struct Rendezvous {
     pub(super) session: Session,
     /// The members' numbers in the meeting, by their rank in the communicator.
-    pub(super) seats: Vec<u32>,
+    pub(super) participants: Vec<u32>,
     /// What they are called in texts, by their rank in the communicator.
     pub(super) names: Vec<u32>,
 }
 
-impl Room {
+impl Rendezvous {
     /// Gives every member the blobs of all, by rank. Blocks for all who meet.
     pub(super) fn gather(&mut self, blob: &[u8]) -> Result<Vec<Vec<u8>>> {
         let all = self.session.gather(blob)?;
@@ -80,13 +80,13 @@ impl Room {
 
     /// What the members gave, by rank, of what all gave who meet.
     fn select(&self, mut all: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
-        let mut take = |seat: &u32| all.get_mut(*seat as usize).map(std::mem::take);
-        self.seats.iter().filter_map(&mut take).collect()
+        let mut take = |cuda_rank: &u32| all.get_mut(*cuda_rank as usize).map(std::mem::take);
+        self.participants.iter().filter_map(&mut take).collect()
     }
 }
 
 /// What a communicator needs to meet again, for children: nothing of its data path.
-pub(super) struct Family {
+pub(super) struct ChildMeetings {
     /// From which the ids of later meetings derive.
     pub(super) id: UniqueId,
     /// Where this rank would hold a meeting.
@@ -139,7 +139,7 @@ pub(super) fn join(
     fork::refuse_children()?;
     warn_once();
     // Variables are read once: what is made of this communicator has them too.
-    blob::algorithm(Config::checked()?)?;
+    rank_info::algorithm(Config::checked()?)?;
     let limit = options.init_limit();
     let (rank, nranks) = (*rank, *nranks);
     let reused = false;
@@ -152,77 +152,84 @@ pub(super) fn join(
         return alone(*device, options);
     }
     let everyone: Vec<u32> = (0..nranks).collect();
-    let room = Room { session, seats: everyone.clone(), names: everyone };
-    assemble(room, id, rank, *device, options)
+    let rendezvous = Rendezvous { session, participants: everyone.clone(), names: everyone };
+    assemble(rendezvous, id, rank, *device, options)
 }
 
-/// Makes a communicator of those who meet in a room; the calling one becomes `rank`. `id` tells
+/// Makes a communicator of those who meet in a rendezvous; the calling one becomes `rank`. `id` tells
 /// its connections from others.
 pub(super) fn assemble(
-    mut room: Room,
+    mut rendezvous: Rendezvous,
     id: &UniqueId,
     rank: u32,
     device: Device,
     options: &Options,
 ) -> Result<Communicator> {
-    let nranks = room.seats.len() as u32;
+    let nranks = rendezvous.participants.len() as u32;
     if nranks == 1 {
-        room.session.close();
+        rendezvous.session.close();
         return alone(device, options);
     }
-    match make(&mut room, id, rank, device, options) {
+    match make(&mut rendezvous, id, rank, device, options) {
         Ok(comm) => {
-            room.session.close();
+            rendezvous.session.close();
             Ok(comm)
         }
         Err(error) => {
-            let error = room.rename(error);
-            Err(room.session.give_up(error))
+            let error = rendezvous.rename(error);
+            Err(rendezvous.session.give_up(error))
         }
     }
 }
 
 fn make(
-    room: &mut Room,
+    rendezvous: &mut Rendezvous,
     id: &UniqueId,
     rank: u32,
     device: Device,
     options: &Options,
 ) -> Result<Communicator> {
-    let nranks = room.seats.len() as u32;
+    let nranks = rendezvous.participants.len() as u32;
     let listener = Listener::new()?;
     let control = session::listen(interface::beside(id.address, Config::get())?)?;
-    let members = Members::meet(room, (rank, device), &listener, &control)?;
+    let members = Members::meet(rendezvous, (rank, device), &listener, &control)?;
     // At a fixed address one communicator follows the other: connections belong to this one.
     let own = id.salted(&members.blobs[0].socket);
-    let (segment, memory) = share_memory(&members, &own, listener, room)?;
+    let (segment, memory) = share_memory(&members, &own, listener, rendezvous)?;
     let identity = Identity { comm: own.comm, secret: own.secret, rank, nranks };
     let links = match members.is_one_host() {
         true => Links::default(),
-        false => connect::connect(identity, &members, &control, room, edge_slot_bytes(nranks))?,
+        false => {
+            connect::connect(identity, &members, &control, rendezvous, edge_slot_bytes(nranks))?
+        }
     };
     let signs = signs(&members.blobs, &links.controls, rank);
     let edges = edges(&members, segment.as_ref(), links.edges, members.start());
     let mut endpoint = members.endpoint(segment, edges, memory);
     endpoint.rank.set_controls(links.controls);
-    let seat = match device {
+    let cuda_rank = match device {
         Device::Host(_) => None,
         Device::Cuda(index) => {
-            let taken = take_seat(index, room, &members, options);
-            let taken = taken.and_then(|seat| seat.start(members.start()).map(|()| seat));
+            let taken = make_cuda_rank(index, rendezvous, &members, options);
+            let taken =
+                taken.and_then(|cuda_rank| cuda_rank.start(members.start()).map(|()| cuda_rank));
             // Nothing of this rank will run there.
-            Some(taken.inspect_err(|_| endpoint.rank.be_out())?)
+            Some(taken.inspect_err(|_| endpoint.rank.set_quiescent())?)
         }
     };
-    let pull = match agree(room, &members.blobs, &mut endpoint) {
+    let pull = match agree(rendezvous, &members.blobs, &mut endpoint) {
         Ok(pull) => pull,
         Err(error) => {
-            abandon(&endpoint.rank, seat, culprit(&room.names, &room.rename(error.clone())));
+            abandon(
+                &endpoint.rank,
+                cuda_rank,
+                culprit(&rendezvous.names, &rendezvous.rename(error.clone())),
+            );
             return Err(error);
         }
     };
     worker::note_local_ranks(members.on_this_machine());
-    let family = Family {
+    let child_meetings = ChildMeetings {
         id: id.clone(),
         listener: control,
         addresses: members.blobs.iter().map(|b| b.control).collect(),
@@ -231,11 +238,11 @@ fn make(
         shrinks: Mutex::default(),
     };
     let hosts = if members.is_one_host() { 1 } else { 2 };
-    let comm = Communicator::new(endpoint, device, options, Some(family));
+    let comm = Communicator::new(endpoint, device, options, Some(child_meetings));
     let mut comm =
         comm.with_topology(hosts, pull, members.blobs[0].policy(&members.blobs[rank as usize]));
-    if let Some(seat) = seat {
-        comm = comm.with_seat(seat);
+    if let Some(cuda_rank) = cuda_rank {
+        comm = comm.with_cuda_rank(cuda_rank);
     }
     comm.lsa_size = team::lsa_size(members.blobs.iter().map(|b| b.host));
     for (peer, sign) in signs {
@@ -257,12 +264,12 @@ fn culprit(names: &[u32], error: &Error) -> Option<(u32, String)> {
 
 /// Ends what could not be made. Others may believe that all is well: they are told of the one who
 /// is at fault, where that is known.
-fn abandon(rank: &Arc<Rank>, seat: Option<Seat>, culprit: Option<(u32, String)>) {
+fn abandon(rank: &Arc<Rank>, cuda_rank: Option<CudaRank>, culprit: Option<(u32, String)>) {
     let culprit = culprit.filter(|(peer, _)| *peer != rank.number);
     let lost = culprit.map(|(peer, why)| rank.lost(peer, why));
     rank.fail(lost.unwrap_or(Error::Aborted { by: "its failed initialisation" }));
-    if let Some(seat) = seat {
-        reaper::retire(seat.attach(rank), rank.clone());
+    if let Some(cuda_rank) = cuda_rank {
+        reaper::retire(cuda_rank.attach(rank), rank.clone());
     }
 }
 
@@ -271,7 +278,7 @@ pub(super) struct Members {
     /// This one.
     rank: u32,
     /// What each told of itself.
-    blobs: Vec<Blob>,
+    blobs: Vec<RankInfo>,
     /// Those of this rank's host, in ascending order.
     ranks: Vec<u32>,
     /// The place of each among these; None for ranks elsewhere.
@@ -281,22 +288,22 @@ pub(super) struct Members {
 impl Members {
     /// Tells where this rank listens, and hears the same of all. Blocks for all who meet.
     fn meet(
-        room: &mut Room,
+        rendezvous: &mut Rendezvous,
         (rank, device): (u32, Device),
         listener: &Listener,
         control: &TcpListener,
     ) -> Result<Self> {
         let address = control.local_addr().map_err(|e| Error::system("getsockname", e, ""))?;
-        let mut blob = Blob::own(*listener.name(), address, device)?;
-        blob.holder = room.session.is_held_here();
-        let answers = room.session.gather(&blob.encode())?;
-        let holder = answers.iter().position(|bytes| Blob::is_holder(bytes));
-        room.session.set_holder(holder.map(|rank| rank as u32));
-        let answers = room.select(answers);
-        let blobs: Vec<Blob> = answers
+        let mut blob = RankInfo::own(*listener.name(), address, device)?;
+        blob.holder = rendezvous.session.is_held_here();
+        let answers = rendezvous.session.gather(&blob.encode())?;
+        let holder = answers.iter().position(|bytes| RankInfo::is_holder(bytes));
+        rendezvous.session.set_holder(holder.map(|rank| rank as u32));
+        let answers = rendezvous.select(answers);
+        let blobs: Vec<RankInfo> = answers
             .iter()
             .enumerate()
-            .map(|(r, bytes)| Blob::decode(r, bytes))
+            .map(|(r, bytes)| RankInfo::decode(r, bytes))
             .collect::<Result<_>>()?;
         let host = blobs[rank as usize].host;
         same_device(&blobs)?;
@@ -361,18 +368,18 @@ fn share_memory(
     members: &Members,
     id: &UniqueId,
     listener: Listener,
-    room: &mut Room,
+    rendezvous: &mut Rendezvous,
 ) -> Result<(Option<Arc<Segment>>, Vec<PeerMemory>)> {
     let Members { rank, blobs, ranks, .. } = members;
     // Ranks of one process share an arena: many threads would fill the table of descriptors.
     let mut seen = HashSet::new();
     let first = |r: &&u32| seen.insert(blobs[**r as usize].process);
     let shown: Vec<u32> = ranks.iter().filter(first).copied().collect();
-    let (comm, secret, deadline) = (id.comm, id.secret, room.session.deadline().clone());
+    let (comm, secret, deadline) = (id.comm, id.secret, rendezvous.session.deadline().clone());
     let group = Group { rank: *rank, ranks, shown: &shown, comm, secret, deadline };
     let leader = &blobs[ranks[0] as usize];
     let slot_bytes = edge_slot_bytes(blobs.len() as u32);
-    let shared = share(&group, listener, leader, slot_bytes, &mut room.session)?;
+    let shared = share(&group, listener, leader, slot_bytes, &mut rendezvous.session)?;
     let (segment, fds) = shared.unzip();
     if let Some(segment) = &segment {
         segment.initialise(members.own_place(), members.start());
@@ -382,7 +389,7 @@ fn share_memory(
 }
 
 /// Data lies in host memory on all ranks, or on GPUs of one host.
-fn same_device(blobs: &[Blob]) -> Result<()> {
+fn same_device(blobs: &[RankInfo]) -> Result<()> {
     let kind = |gpu| if gpu { "a GPU" } else { "host memory" };
     for (rank, blob) in blobs.iter().enumerate() {
         let (gpu, first) = (blob.gpu, blobs[0].gpu);
@@ -399,24 +406,31 @@ fn same_device(blobs: &[Blob]) -> Result<()> {
     Ok(())
 }
 
-/// A seat on a GPU, with the memory of all others mapped: that of the GPUs, or, where not all reach
+/// A rank on a GPU, with the memory of all others mapped: that of the GPUs, or, where not all reach
 /// each other, memory of the host.
-fn take_seat(index: i32, room: &mut Room, members: &Members, options: &Options) -> Result<Seat> {
+fn make_cuda_rank(
+    index: i32,
+    rendezvous: &mut Rendezvous,
+    members: &Members,
+    options: &Options,
+) -> Result<CudaRank> {
     let nranks = members.blobs.len() as u32;
-    let seat = Seat::new(index, members.rank, nranks, options.graph_usage_mode == 2);
+    let cuda_rank = CudaRank::new(index, members.rank, nranks, options.graph_usage_mode == 2);
     // The others hear of a failure by the end of the meeting.
-    let mut seat = seat?;
-    seat.engine_bytes = engines::least_bytes(options.wants_no_blocks());
+    let mut cuda_rank = cuda_rank?;
+    cuda_rank.engine_bytes = engines::least_bytes(options.wants_no_blocks());
     let max_blocks = u32::try_from(options.max_ctas).unwrap_or(1);
-    let answers = room.gather(&seat.offer(max_blocks)?.encode())?;
+    let answers = rendezvous.gather(&cuda_rank.offer(max_blocks)?.encode())?;
     let offers = answers.iter().enumerate().map(|(rank, bytes)| Offer::decode(rank, bytes));
     let offers = offers.collect::<Result<Vec<_>>>()?;
     let own = members.blobs[members.rank as usize].process;
     let here = |rank: usize| members.blobs[rank].process == own;
-    seat.meet(&offers, here);
-    let connected = seat.connect(&offers, here);
-    let answers = room.gather(&[u8::from(connected.is_ok())])?;
-    let Some(apart) = answers.iter().position(|answer| answer != &[1]) else { return Ok(seat) };
+    cuda_rank.meet(&offers, here);
+    let connected = cuda_rank.connect(&offers, here);
+    let answers = rendezvous.gather(&[u8::from(connected.is_ok())])?;
+    let Some(apart) = answers.iter().position(|answer| answer != &[1]) else {
+        return Ok(cuda_rank);
+    };
     let why = connected.map_or_else(|e| e.to_string(), |()| format!("rank {apart} says so"));
     let text = format!("GPUs do not reach each other's memory ({why}): host memory lies between");
     log::line(Level::Info, Subsystem::Init, &text);
@@ -424,20 +438,20 @@ fn take_seat(index: i32, room: &mut Room, members: &Members, options: &Options) 
         let what = format!("GPUs do not reach each other, and rank {rank} has NCCL_SHM_DISABLE=1");
         return Err(Error::usage(what, "allow peer access or shared memory"));
     }
-    let answers = room.gather(&seat.move_to_host()?.to_le_bytes())?;
+    let answers = rendezvous.gather(&cuda_rank.move_to_host()?.to_le_bytes())?;
     let addresses: Vec<u64> = answers
         .iter()
         .map(|bytes| bytes.as_slice().try_into().map_or(0, u64::from_le_bytes))
         .collect();
-    seat.connect_by_host(&offers, &addresses, here, room.session.deadline())?;
-    Ok(seat)
+    cuda_rank.connect_by_host(&offers, &addresses, here, rendezvous.session.deadline())?;
+    Ok(cuda_rank)
 }
 
 /// The last round: everyone's counters are set and connections made before anyone runs anything.
 /// Tells whether all ranks may have the system copy, and notes whether all map each other's arenas.
-fn agree(room: &mut Room, blobs: &[Blob], endpoint: &mut Endpoint) -> Result<bool> {
+fn agree(rendezvous: &mut Rendezvous, blobs: &[RankInfo], endpoint: &mut Endpoint) -> Result<bool> {
     let abilities = [u8::from(can_pull(blobs, endpoint)), u8::from(endpoint.maps_all())];
-    let answers = room.gather(&abilities)?;
+    let answers = rendezvous.gather(&abilities)?;
     let all = |i: usize| answers.iter().all(|answer| answer.get(i) == Some(&1));
     endpoint.all_mapped = all(1);
     Ok(all(0))
@@ -456,7 +470,7 @@ pub(super) fn alone(device: Device, options: &Options) -> Result<Communicator> {
     let comm = Communicator::new(endpoint, device, options, None);
     let mut comm = comm.with_topology(1, false, Policy::default());
     if let Device::Cuda(index) = device {
-        comm = comm.with_seat(Seat::new(index, 0, 1, options.graph_usage_mode == 2)?);
+        comm = comm.with_cuda_rank(CudaRank::new(index, 0, 1, options.graph_usage_mode == 2)?);
     }
     apply_timeout(&comm);
     Ok(comm)
@@ -464,7 +478,7 @@ pub(super) fn alone(device: Device, options: &Options) -> Result<Communicator> {
 
 /// Whether this rank can have the system copy from every other rank of its host: ptrace rules,
 /// containers and seccomp may forbid it.
-fn can_pull(blobs: &[Blob], endpoint: &Endpoint) -> bool {
+fn can_pull(blobs: &[RankInfo], endpoint: &Endpoint) -> bool {
     let own = &blobs[endpoint.rank.number as usize];
     let peers = blobs.iter().enumerate().filter(|(r, _)| endpoint.rank.local[*r].is_some());
     let mut answers = peers.map(|(rank, blob)| {
@@ -483,7 +497,7 @@ fn can_pull(blobs: &[Blob], endpoint: &Endpoint) -> bool {
 fn share(
     group: &Group<'_>,
     listener: Listener,
-    leader: &Blob,
+    leader: &RankInfo,
     edge_slot_bytes: usize,
     session: &mut Session,
 ) -> Result<Option<(Arc<Segment>, Vec<OwnedFd>)>> {
@@ -513,7 +527,7 @@ fn share(
 
 /// Maps the arenas of the other processes, each once per process.
 fn user_memory(
-    blobs: &[Blob],
+    blobs: &[RankInfo],
     fds: Option<(&[u32], &[OwnedFd])>,
     one_process: bool,
 ) -> Vec<PeerMemory> {
@@ -524,7 +538,7 @@ fn user_memory(
     let (ranks, fds) = fds.unwrap_or_default();
     let arenas: HashMap<[u8; 16], &OwnedFd> =
         ranks.iter().map(|&r| blobs[r as usize].process).zip(fds).collect();
-    let mut reach = |blob: &Blob| -> Option<Arc<Mapping>> {
+    let mut reach = |blob: &RankInfo| -> Option<Arc<Mapping>> {
         let fd = arenas.get(&blob.process)?;
         if blob.arena_len == 0 {
             return None;
@@ -581,12 +595,12 @@ fn edges(
 /// What to watch for the end of each peer: one descriptor per process of this host, and each
 /// control connection.
 fn signs(
-    blobs: &[Blob],
+    blobs: &[RankInfo],
     controls: &[Option<Arc<Control>>],
     rank: u32,
 ) -> Vec<(u32, std::result::Result<Sign, String>)> {
     let own = &blobs[rank as usize];
-    let sign = |(peer, blob): (u32, &Blob)| {
+    let sign = |(peer, blob): (u32, &RankInfo)| {
         let control = controls.get(peer as usize).cloned().flatten();
         let sign = match control {
             _ if peer == rank => return None,

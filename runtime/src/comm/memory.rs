@@ -59,11 +59,11 @@ impl Communicator {
     pub fn register(&self, base: usize, len: usize) -> Result<u64> {
         self.check()?;
         let handle = BUFFER | NEXT.fetch_add(1, Ordering::Relaxed);
-        let seat = self.seat.as_ref().filter(|_| Config::get().local_register && len > 0);
-        let buffer = match seat {
-            Some(seat) => {
-                let _context = seat.gpu.enter()?;
-                seat.hold(base as u64, len as u64)
+        let cuda_rank = self.cuda_rank.as_ref().filter(|_| Config::get().local_register && len > 0);
+        let buffer = match cuda_rank {
+            Some(cuda_rank) => {
+                let _context = cuda_rank.gpu.enter()?;
+                cuda_rank.hold(base as u64, len as u64)
             }
             None => None,
         };
@@ -77,8 +77,8 @@ impl Communicator {
             return false;
         }
         let Some(range) = self.registry().ranges.remove(&handle) else { return false };
-        if let Some((seat, buffer)) = self.seat.as_ref().zip(range.buffer) {
-            seat.release(buffer);
+        if let Some((cuda_rank, buffer)) = self.cuda_rank.as_ref().zip(range.buffer) {
+            cuda_rank.release(buffer);
         }
         true
     }
@@ -98,8 +98,8 @@ impl Communicator {
                 format!("window {number} has no room: {WINDOWS} may be registered at a time");
             return Err(Error::usage(what, "deregister windows in the order of their making"));
         }
-        let buffer = match &self.seat {
-            Some(seat) => seat.hold_window(base as u64, len as u64, number + 1)?,
+        let buffer = match &self.cuda_rank {
+            Some(cuda_rank) => cuda_rank.hold_window(base as u64, len as u64, number + 1)?,
             None => {
                 self.open_window(base, len, number)?;
                 None
@@ -134,8 +134,8 @@ impl Communicator {
         let Some(range) = self.registry().ranges.remove(&handle) else { return false };
         let endpoint = self.endpoint();
         let place = endpoint.rank.local[endpoint.rank.number as usize];
-        if let Some((seat, buffer)) = self.seat.as_ref().zip(range.buffer) {
-            seat.release(buffer);
+        if let Some((cuda_rank, buffer)) = self.cuda_rank.as_ref().zip(range.buffer) {
+            cuda_rank.release(buffer);
         } else if let (Some(segment), Some(own)) = (&endpoint.rank.segment, place) {
             segment.close_window(own, range.number);
         }

@@ -1,6 +1,5 @@
 //! Communicators: what a call means, which plan carries it out, and the end of it all.
 
-pub(crate) mod blob;
 mod children;
 mod connect;
 mod create;
@@ -8,12 +7,13 @@ mod estimate;
 mod holder;
 pub mod memory;
 mod options;
+pub(crate) mod rank_info;
 pub mod redop;
 mod team;
 
 use crate::device::Device;
 use crate::device::cuda::driver::Entered;
-use crate::device::cuda::seat::Seat;
+use crate::device::cuda::rank::CudaRank;
 use crate::device::cuda::stream::Stream as CudaStream;
 use crate::device::cuda::{self, launch, reaper};
 use crate::device::host::collective::MAX_DIRECT_RANKS;
@@ -34,7 +34,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 pub use children::NO_COLOR;
-use create::Family;
+use create::ChildMeetings;
 pub use create::{Member, create};
 pub use holder::{Holder, Origin};
 pub use options::Options;
@@ -53,7 +53,7 @@ const REMEMBERED: usize = 4096;
 pub struct Communicator {
     endpoint: Arc<Endpoint>,
     /// Of a communicator on a GPU.
-    seat: Option<Arc<Seat>>,
+    cuda_rank: Option<Arc<CudaRank>>,
     device: Device,
     topology: Topology,
     policy: Policy,
@@ -62,7 +62,7 @@ pub struct Communicator {
     /// See [`Team`].
     lsa_size: u32,
     /// None for one rank alone.
-    family: Option<Family>,
+    child_meetings: Option<ChildMeetings>,
     redops: redop::RedOps,
     ended: AtomicBool,
     left: AtomicBool,
@@ -127,11 +127,16 @@ impl Drop for Communicator {
 }
 
 impl Communicator {
-    fn new(endpoint: Endpoint, device: Device, options: &Options, family: Option<Family>) -> Self {
+    fn new(
+        endpoint: Endpoint,
+        device: Device,
+        options: &Options,
+        child_meetings: Option<ChildMeetings>,
+    ) -> Self {
         let model = CostModel::SHARED_MEMORY;
         Self {
             endpoint: endpoint.share(),
-            seat: None,
+            cuda_rank: None,
             device,
             topology: Topology {
                 direct: false,
@@ -144,7 +149,7 @@ impl Communicator {
             programs: Mutex::default(),
             options: options.clone(),
             lsa_size: 1,
-            family,
+            child_meetings,
             redops: redop::RedOps::default(),
             ended: AtomicBool::new(false),
             left: AtomicBool::new(false),
@@ -166,7 +171,7 @@ impl Communicator {
     }
 
     /// On a GPU: the ranks reach each other's memory there.
-    fn with_seat(mut self, seat: Seat) -> Self {
+    fn with_cuda_rank(mut self, cuda_rank: CudaRank) -> Self {
         self.topology = Topology::GPUS;
         let edges = |a: Algorithm| a.generator().needs == Needs::Edges;
         if let Some(only) = self.policy.only.filter(|a| edges(*a)) {
@@ -174,18 +179,18 @@ impl Communicator {
             log::line_of(Some(self.rank()), Level::Warn, Subsystem::Init, &text);
             self.policy.only = None;
         }
-        self.seat = Some(seat.attach(&self.endpoint.rank));
+        self.cuda_rank = Some(cuda_rank.attach(&self.endpoint.rank));
         self
     }
 
     /// Its place on a GPU, if it is on one.
-    pub fn seat(&self) -> Option<&Arc<Seat>> {
-        self.seat.as_ref()
+    pub fn cuda_rank(&self) -> Option<&Arc<CudaRank>> {
+        self.cuda_rank.as_ref()
     }
 
-    fn on_gpu(&self) -> Result<&Arc<Seat>> {
+    fn on_gpu(&self) -> Result<&Arc<CudaRank>> {
         let missing = || Error::Internal { what: "a host communicator on a GPU".to_owned() };
-        self.seat.as_ref().ok_or_else(missing)
+        self.cuda_rank.as_ref().ok_or_else(missing)
     }
 
     /// Launches a collective on its GPU. Blocks: never.
@@ -252,8 +257,8 @@ impl Communicator {
     pub fn set_timeout(&self, limit: Option<Duration>) {
         let ns = limit.map_or(-1, |d| i64::try_from(d.as_nanos()).unwrap_or(i64::MAX));
         self.endpoint.rank.timeout_ns.store(ns, Ordering::Relaxed);
-        if let Some(seat) = &self.seat {
-            seat.set_limit(u64::try_from(ns).ok());
+        if let Some(cuda_rank) = &self.cuda_rank {
+            cuda_rank.set_limit(u64::try_from(ns).ok());
         }
     }
 
@@ -383,16 +388,16 @@ impl Communicator {
         worker::wait_while(|| !self.endpoint.rank.writers().is_empty() && start.elapsed() < QUIET);
         // Those that run look at the word of the host twice per millisecond; those that wait for
         // their turn end when it comes.
-        let sharing = self.seat.as_ref().and_then(|seat| seat.sharing());
-        if let Some(seat) = &self.seat {
-            seat.close()?;
+        let sharing = self.cuda_rank.as_ref().and_then(|cuda_rank| cuda_rank.sharing());
+        if let Some(cuda_rank) = &self.cuda_rank {
+            cuda_rank.close()?;
         }
         if let Some(sharing) = sharing {
             sharing.fence();
         }
-        let running = || self.seat.as_ref().is_some_and(|seat| seat.busy());
+        let running = || self.cuda_rank.as_ref().is_some_and(|cuda_rank| cuda_rank.busy());
         // Who has left may be freeing memory, during which the driver lets nobody answer.
-        let inside = |peer: &u32| !self.endpoint.rank.is_out(*peer);
+        let inside = |peer: &u32| !self.endpoint.rank.is_quiescent(*peer);
         let asked = || sharing.is_some_and(|sharing| sharing.fenced().iter().any(inside));
         worker::wait_while(|| (running() || asked()) && start.elapsed() < QUIET);
         let mut writers = self.endpoint.rank.writers();
@@ -446,14 +451,15 @@ impl Communicator {
     /// What it takes in this process.
     pub fn memory(&self) -> Memory {
         let (releasable, persistent) = self.endpoint.memory_bytes();
-        let persistent = persistent + self.seat.as_ref().map_or(0, |seat| seat.bytes());
+        let persistent =
+            persistent + self.cuda_rank.as_ref().map_or(0, |cuda_rank| cuda_rank.bytes());
         Memory { releasable, persistent, suspended: self.suspended.load(Ordering::Acquire) }
     }
 
     /// Collectives so far that read or wrote the other ranks' user memory where it lies.
     pub fn in_place(&self) -> u64 {
-        match &self.seat {
-            Some(seat) => seat.in_place(),
+        match &self.cuda_rank {
+            Some(cuda_rank) => cuda_rank.in_place(),
             None => {
                 let modes = self.endpoint.state().modes;
                 modes.mapped + modes.pulled
@@ -463,7 +469,7 @@ impl Communicator {
 
     /// Operations so far whose data copy engines of a GPU moved.
     pub fn by_copy_engines(&self) -> u64 {
-        self.seat.as_ref().map_or(0, |seat| seat.by_engines())
+        self.cuda_rank.as_ref().map_or(0, |cuda_rank| cuda_rank.by_engines())
     }
 
     /// Ends the communicator: waits as [`finalize`](Self::finalize) does and leaves in order,
@@ -479,20 +485,21 @@ impl Communicator {
         self.left.store(true, Ordering::Release);
         monitor::forget(&self.endpoint.rank);
         self.endpoint.leave();
-        if let Some(seat) = &self.seat {
+        if let Some(cuda_rank) = &self.cuda_rank {
             // What cannot be closed any more ends with the process.
-            let closed = seat.close();
+            let closed = cuda_rank.close();
             if let Err(error) = closed {
                 let rank = Some(self.rank());
                 log::line_of(rank, Level::Info, Subsystem::Init, &error.to_string());
             }
-            reaper::retire(seat.clone(), self.endpoint.rank.clone());
+            reaper::retire(cuda_rank.clone(), self.endpoint.rank.clone());
         }
     }
 
     /// Whether operations are under way.
     fn busy(&self) -> bool {
-        self.endpoint.rank.busy() || self.seat.as_ref().is_some_and(|seat| seat.busy())
+        self.endpoint.rank.busy()
+            || self.cuda_rank.as_ref().is_some_and(|cuda_rank| cuda_rank.busy())
     }
 
     /// Why a plan would be chosen.

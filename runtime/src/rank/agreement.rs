@@ -9,7 +9,7 @@ use crate::op::descriptor::{Descriptor, Label};
 
 /// What an operation does, as others can check.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Doing {
+pub(crate) enum CurrentOp {
     /// A collective and its number among the communicator's.
     Collective(Label, u64),
     /// Sends and receives, and one of them; the number is that of the next collective.
@@ -18,19 +18,21 @@ pub(crate) enum Doing {
     OneSided(u64),
 }
 
-impl Doing {
+impl CurrentOp {
     fn name(&self) -> String {
         match self {
-            Doing::Collective(label, _) => label.descriptor.to_string(),
-            Doing::Exchange(Some(message), _) => message.to_string(),
-            Doing::Exchange(None, _) => "send/recv".to_owned(),
-            Doing::OneSided(_) => "a one-sided operation".to_owned(),
+            CurrentOp::Collective(label, _) => label.descriptor.to_string(),
+            CurrentOp::Exchange(Some(message), _) => message.to_string(),
+            CurrentOp::Exchange(None, _) => "send/recv".to_owned(),
+            CurrentOp::OneSided(_) => "a one-sided operation".to_owned(),
         }
     }
 
     pub(crate) fn number(&self) -> u64 {
         match *self {
-            Doing::Collective(_, seq) | Doing::Exchange(_, seq) | Doing::OneSided(seq) => seq,
+            CurrentOp::Collective(_, seq)
+            | CurrentOp::Exchange(_, seq)
+            | CurrentOp::OneSided(seq) => seq,
         }
     }
 
@@ -63,11 +65,11 @@ pub(crate) fn compare(
     }
     let theirs = segment.announced(peer as usize, seq);
     let theirs = theirs.map_or_else(|| "something else".to_owned(), |d| d.to_string());
-    Err(Doing::Collective(*label, seq).differs(rank, peer, theirs))
+    Err(CurrentOp::Collective(*label, seq).differs(rank, peer, theirs))
 }
 
 /// The error for a message that another operation sent.
-pub(crate) fn unexpected(rank: &Rank, doing: Doing, peer: u32, message: &Message) -> Error {
+pub(crate) fn unexpected(rank: &Rank, doing: CurrentOp, peer: u32, message: &Message) -> Error {
     let seq = doing.number();
     let place = rank.segment.as_ref().zip(rank.local[peer as usize]);
     let looked_up = || place.and_then(|(segment, local)| segment.announced(local, seq));
@@ -80,12 +82,12 @@ pub(crate) fn unexpected(rank: &Rank, doing: Doing, peer: u32, message: &Message
 
 /// What an operation that gets nowhere can learn: a peer's failure, or a peer that does something
 /// else.
-pub(crate) fn look_around(rank: &Rank, doing: Doing) -> Option<Error> {
+pub(crate) fn look_around(rank: &Rank, doing: CurrentOp) -> Option<Error> {
     if let Some(error) = rank.hear() {
         return Some(error);
     }
     let peers = (0..rank.nranks).filter(|&p| p != rank.number);
-    if let (Doing::Collective(label, seq), Some(segment)) = (doing, &rank.segment) {
+    if let (CurrentOp::Collective(label, seq), Some(segment)) = (doing, &rank.segment) {
         for peer in peers {
             let place = rank.local[peer as usize];
             let theirs = place.and_then(|local| segment.announced(local, seq));
@@ -98,8 +100,8 @@ pub(crate) fn look_around(rank: &Rank, doing: Doing) -> Option<Error> {
 }
 
 /// Tells peers of other hosts, who cannot look it up, what this rank waits in.
-pub(crate) fn tell(rank: &Rank, doing: Doing) {
-    if let Doing::Collective(label, seq) = doing {
+pub(crate) fn tell(rank: &Rank, doing: CurrentOp) {
+    if let CurrentOp::Collective(label, seq) = doing {
         rank.tell_all(&notice::doing(seq, label.descriptor));
     }
 }
@@ -116,7 +118,7 @@ pub(crate) fn compare_past(rank: &Rank, peer: u32, from: &mut u64) -> Option<Err
         if let (Some(ours), Some(theirs)) = (segment.announced(own, *from), theirs)
             && ours != theirs
         {
-            let doing = Doing::Collective(ours.into(), *from);
+            let doing = CurrentOp::Collective(ours.into(), *from);
             return Some(doing.differs(rank, peer, theirs.to_string()));
         }
         // A peer that is behind is looked at again; one that is far ahead has left it behind.
@@ -132,5 +134,5 @@ pub(crate) fn compare_past(rank: &Rank, peer: u32, from: &mut u64) -> Option<Err
 pub(crate) fn compare_told(rank: &Rank, peer: u32, seq: u64, theirs: Descriptor) -> Option<Error> {
     let ours = rank.links()?.remembered(seq)?;
     (ours != theirs)
-        .then(|| Doing::Collective(ours.into(), seq).differs(rank, peer, theirs.to_string()))
+        .then(|| CurrentOp::Collective(ours.into(), seq).differs(rank, peer, theirs.to_string()))
 }

@@ -334,7 +334,7 @@ fn verdict(watch: &mut Watch, rank: &Rank, ready: bool, now: Instant) -> Verdict
         }
     }
     // Graphs of a rank that has left may run on a GPU for a while.
-    let out = || !rank.is_on_gpu() || rank.is_out(peer);
+    let out = || !rank.is_on_gpu() || rank.is_quiescent(peer);
     let left = !matches!(watch.sign, Sign::Control(_)) && rank.has_left(peer);
     if left && out() {
         return Verdict::Left;

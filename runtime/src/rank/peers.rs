@@ -104,14 +104,14 @@ impl Rank {
     }
 
     /// On a GPU, after [`leave`](Self::leave): nothing of this rank runs there any more.
-    pub fn be_out(&self) {
+    pub fn set_quiescent(&self) {
         if let Some((segment, own)) = self.segment.as_ref().zip(self.local[self.number as usize]) {
             segment.out(own).store(1, Ordering::Release);
         }
     }
 
     /// Whether a peer on a GPU has left with nothing running there.
-    pub fn is_out(&self, peer: u32) -> bool {
+    pub fn is_quiescent(&self, peer: u32) -> bool {
         let place = self.segment.as_ref().zip(self.local[peer as usize]);
         place.is_some_and(|(segment, local)| segment.out(local).load(Ordering::Acquire) != 0)
     }

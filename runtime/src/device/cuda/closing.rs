@@ -101,8 +101,8 @@ pub(super) fn when_quiet(gpu: &'static Gpu, work: impl FnOnce() + Send + 'static
 
 fn is_quiet(gpu: &Gpu) -> bool {
     let seats = mapper::seats();
-    let mut there = seats.iter().filter(|seat| seat.gpu.index == gpu.index);
-    there.all(|seat| !seat.has_graphs() && !seat.busy())
+    let mut there = seats.iter().filter(|cuda_rank| cuda_rank.gpu.index == gpu.index);
+    there.all(|cuda_rank| !cuda_rank.has_graphs() && !cuda_rank.busy())
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@
 use super::driver::cu;
 use super::library::launch;
 use super::order;
-use super::seat::Seat;
+use super::rank::CudaRank;
 use super::stream::Stream;
 use crate::error::Result;
 use crate::op::{Call, Put};
@@ -37,7 +37,7 @@ pub fn least_bytes(sparing: bool) -> u64 {
 }
 
 /// Whether engines may do what a program does with memory, and pay.
-pub fn fit(seat: &Seat, call: &Call, ops: &[Op]) -> bool {
+pub fn fit(cuda_rank: &CudaRank, call: &Call, ops: &[Op]) -> bool {
     let taken = |op: &Op| match op {
         Op::Copy { src, dst } | Op::Get { src, dst, .. } => {
             src.buffer == Buffer::Input && dst.buffer == Buffer::Output
@@ -49,14 +49,17 @@ pub fn fit(seat: &Seat, call: &Call, ops: &[Op]) -> bool {
     let gathers = matches!(spec.collective, Collective::AllGather | Collective::AllToAll);
     let bytes = call.count * call.dtype.size() as u64 * u64::from(spec.nranks - 1);
     // Ranks that bring buffers at different places do so again and again.
-    gathers && bytes >= seat.engine_bytes && ops.iter().all(taken) && seat.astray() < ASTRAY
+    gathers
+        && bytes >= cuda_rank.engine_bytes
+        && ops.iter().all(taken)
+        && cuda_rank.engine_mispredictions() < ASTRAY
 }
 
 /// Whether what is launched now may use engines: nothing stops them, so not after a failure, of
 /// which the peers have heard that nothing begins after it; and copies on the default stream wait
 /// for both GPUs.
-fn may_run(seat: &Seat, stream: Stream) -> bool {
-    let sound = seat.owner().is_some_and(|rank| rank.failure().is_none());
+fn may_run(cuda_rank: &CudaRank, stream: Stream) -> bool {
+    let sound = cuda_rank.owner().is_some_and(|rank| rank.failure().is_none());
     sound && !stream.is_default()
 }
 
@@ -105,23 +108,23 @@ impl Site {
 }
 
 /// Launches the engines, and what goes before them, in the order of the stream, where they can be
-/// used, and tells `program` whether they are. Only within [`Seat::launch`], which keeps windows
+/// used, and tells `program` whether they are. Only within [`CudaRank::launch`], which keeps windows
 /// mapped.
 pub fn launch_before(
-    seat: &Seat,
+    cuda_rank: &CudaRank,
     call: &Call,
     program: &mut abi::Program,
     stream: Stream,
 ) -> Result<()> {
     program.engines = 0;
-    if !may_run(seat, stream) {
+    if !may_run(cuda_rank, stream) {
         return Ok(());
     }
-    let Some(moves) = moves(seat, call, &mut program.expected) else { return Ok(()) };
+    let Some(moves) = moves(cuda_rank, call, &mut program.expected) else { return Ok(()) };
     program.engines = 1;
-    let (rank, bytes) = (u64::from(seat.view.rank), call.count as usize * call.dtype.size());
+    let (rank, bytes) = (u64::from(cuda_rank.view.rank), call.count as usize * call.dtype.size());
     let block = |buffer: u64, number: u64| buffer + number * bytes as u64;
-    let kept = u64::from(call.spec.source_block(seat.view.rank));
+    let kept = u64::from(call.spec.source_block(cuda_rank.view.rank));
     let to = block(call.output as u64, rank);
     let own = Move { to, from: block(call.input as u64, kept), bytes };
     if own.from != own.to {
@@ -129,19 +132,23 @@ pub fn launch_before(
     }
     let shape = (1, abi::EXPECT_THREADS as u32);
     // SAFETY: the kernel takes this structure; what it points to is the communicator's.
-    unsafe { launch(seat.functions.expect, shape, program, stream.0) }?;
+    unsafe { launch(cuda_rank.functions.expect, shape, program, stream.0) }?;
     moves.iter().try_for_each(|one| one.launch(stream))
 }
 
 /// The blocks that a rank takes from the others, and where it expects their send buffers; None
 /// where that is not known.
-fn moves(seat: &Seat, call: &Call, expected: &mut [u64; abi::MAX_RANKS]) -> Option<Vec<Move>> {
-    let (rank, sharing) = (seat.view.rank, seat.sharing()?);
+fn moves(
+    cuda_rank: &CudaRank,
+    call: &Call,
+    expected: &mut [u64; abi::MAX_RANKS],
+) -> Option<Vec<Move>> {
+    let (rank, sharing) = (cuda_rank.view.rank, cuda_rank.sharing()?);
     let Site { at, len, step } = Site::of(call, rank);
     let own = sharing.registry().window(at, len)?;
     let bytes = call.count as usize * call.dtype.size();
     let taken = u64::from(call.spec.source_block(rank)) * bytes as u64;
-    let others = (1..seat.view.nranks).map(|d| (rank + d) % seat.view.nranks);
+    let others = (1..cuda_rank.view.nranks).map(|d| (rank + d) % cuda_rank.view.nranks);
     others
         .map(|peer| {
             let window = sharing.window(peer, own.window)?;
@@ -156,20 +163,20 @@ fn moves(seat: &Seat, call: &Call, expected: &mut [u64; abi::MAX_RANKS]) -> Opti
 }
 
 /// Launches a put without its signal where engines can do it, and that pays; whether it was. Only
-/// within [`Seat::launch`].
-pub fn launch_put(seat: &Seat, peer: u32, put: &Put, stream: Stream) -> Result<bool> {
-    let large = put.bytes as u64 >= seat.engine_bytes && peer != seat.view.rank;
-    if !large || !may_run(seat, stream) || order::graph_of(stream)?.is_some() {
+/// within [`CudaRank::launch`].
+pub fn launch_put(cuda_rank: &CudaRank, peer: u32, put: &Put, stream: Stream) -> Result<bool> {
+    let large = put.bytes as u64 >= cuda_rank.engine_bytes && peer != cuda_rank.view.rank;
+    if !large || !may_run(cuda_rank, stream) || order::graph_of(stream)?.is_some() {
         return Ok(false);
     }
-    let window = seat.sharing().and_then(|sharing| sharing.window(peer, put.window + 1));
+    let window = cuda_rank.sharing().and_then(|sharing| sharing.window(peer, put.window + 1));
     let (offset, bytes) = (put.offset as u64, put.bytes as u64);
     // What does not fit is told by the kernel.
     let fitting = window.filter(|w| w.bytes >= offset && w.bytes - offset >= bytes);
     let Some(window) = fitting else { return Ok(false) };
     let (to, from) = (window.base + offset, put.from.0 as u64);
     Move { to, from, bytes: put.bytes }.launch(stream)?;
-    seat.engine_puts.fetch_add(1, Ordering::Relaxed);
+    cuda_rank.engine_puts.fetch_add(1, Ordering::Relaxed);
     Ok(true)
 }
 

@@ -1,10 +1,10 @@
-//! Launching collectives and groups of sends and receives on a rank's seat.
+//! Launching collectives and groups of sends and receives on a GPU.
 
 use super::driver::cu;
 use super::engines;
 use super::library::launch;
 use super::order;
-use super::seat::Seat;
+use super::rank::CudaRank;
 use super::stream::Stream;
 use crate::error::{Error, Result};
 use crate::op::descriptor::Descriptor;
@@ -28,7 +28,7 @@ const PACKET_BYTES: u64 = 1 << 20;
 /// Parts begin on lines of this size.
 const ALIGN_BYTES: u64 = 16;
 
-fn collective(seat: &Seat, call: &Call) -> abi::Collective {
+fn collective(cuda_rank: &CudaRank, call: &Call) -> abi::Collective {
     let Call { spec, dtype, op, count, .. } = *call;
     let descriptor = Descriptor::collective(&spec, dtype, op, call.scale.is_some(), count);
     let (descriptor_what, descriptor_count) = descriptor.to_words();
@@ -38,7 +38,7 @@ fn collective(seat: &Seat, call: &Call) -> abi::Collective {
         Some(Scale::At(Address(at))) => (abi::SCALE_AT, at as u64),
     };
     abi::Collective {
-        rank: seat.view,
+        rank: cuda_rank.view,
         input: call.input as u64,
         output: call.output as u64,
         count,
@@ -55,9 +55,9 @@ fn collective(seat: &Seat, call: &Call) -> abi::Collective {
 }
 
 /// What the communicator has for packets: the same at all ranks.
-fn packet_room(seat: &Seat) -> Room {
+fn packet_room(cuda_rank: &CudaRank) -> Room {
     let movers = abi::BLOCK_THREADS as u64 - u64::from(WARP);
-    Room { channels: u64::from(seat.channels), lines: abi::CHANNEL_PACKETS as u64, movers }
+    Room { channels: u64::from(cuda_rank.channels), lines: abi::CHANNEL_PACKETS as u64, movers }
 }
 
 /// Packets that bytes of a block take.
@@ -66,39 +66,44 @@ fn packet_lines(bytes: u64) -> u64 {
 }
 
 /// Whether packets carry a plan out: from facts that all ranks share.
-fn fits_packets(seat: &Seat, plan: &Plan, bytes: u64) -> bool {
+fn fits_packets(cuda_rank: &CudaRank, plan: &Plan, bytes: u64) -> bool {
     let Plan { spec, algorithm, .. } = plan;
-    let many = seat.sharing().is_some_and(|sharing| !sharing.is_apart());
+    let many = cuda_rank.sharing().is_some_and(|sharing| !sharing.lacks_peer_access());
     let most = if many { PACKET_BYTES / u64::from(spec.nranks) } else { 0 };
     let fitting = [Algorithm::OneShot, Algorithm::Push].contains(algorithm);
-    fitting && packet_room(seat).fits(spec.collective, packet_lines(bytes), packet_lines(most))
+    fitting && packet_room(cuda_rank).fits(spec.collective, packet_lines(bytes), packet_lines(most))
 }
 
 /// Launches a collective after all that the communicator has launched. Blocks: never.
-pub fn run(seat: &Arc<Seat>, programs: &Programs, call: &Call, stream: Stream) -> Result<()> {
+pub fn run(
+    cuda_rank: &Arc<CudaRank>,
+    programs: &Programs,
+    call: &Call,
+    stream: Stream,
+) -> Result<()> {
     let (plan, _) = &programs.any;
     let bytes = call.count * call.dtype.size() as u64;
-    let head = collective(seat, call);
-    if fits_packets(seat, plan, bytes) {
-        let (room, lines) = (packet_room(seat), packet_lines(bytes));
+    let head = collective(cuda_rank, call);
+    if fits_packets(cuda_rank, plan, bytes) {
+        let (room, lines) = (packet_room(cuda_rank), packet_lines(bytes));
         if lines > room.all_lines()
-            && let Some(sharing) = seat.sharing()
+            && let Some(sharing) = cuda_rank.sharing()
         {
             sharing.want_stage();
         }
         let (function, shape) =
-            (seat.functions.packets[call.dtype as usize], packets(&room, call, lines));
+            (cuda_rank.functions.packets[call.dtype as usize], packets(&room, call, lines));
         // SAFETY: the kernel takes this structure; what it points to is the communicator's, or the
         // user's by the contract of the call.
-        return seat.launch(stream, || unsafe { launch(function, shape, &head, stream.0) });
+        return cuda_rank.launch(stream, || unsafe { launch(function, shape, &head, stream.0) });
     }
-    let _context = seat.gpu.enter()?;
-    let (mut argument, blocks) = bind(seat, head, programs, call, stream)?;
-    let function = seat.functions.programs[call.dtype as usize];
+    let _context = cuda_rank.gpu.enter()?;
+    let (mut argument, blocks) = bind(cuda_rank, head, programs, call, stream)?;
+    let function = cuda_rank.functions.programs[call.dtype as usize];
     let shape = (blocks, abi::BLOCK_THREADS as u32);
-    seat.launch(stream, || {
+    cuda_rank.launch(stream, || {
         if argument.engines != 0 {
-            engines::launch_before(seat, call, &mut argument, stream)?;
+            engines::launch_before(cuda_rank, call, &mut argument, stream)?;
         }
         // SAFETY: as above.
         unsafe { launch(function, shape, &argument, stream.0) }
@@ -115,9 +120,9 @@ fn packets(room: &Room, call: &Call, lines: u64) -> (u32, u32) {
 }
 
 /// Channels of a call, the same for all its ways.
-fn channels(seat: &Seat, call: &Call) -> u64 {
+fn channels(cuda_rank: &CudaRank, call: &Call) -> u64 {
     let bytes = call.count * call.dtype.size() as u64;
-    bytes.div_ceil(CHANNEL_BYTES).clamp(1, u64::from(seat.channels))
+    bytes.div_ceil(CHANNEL_BYTES).clamp(1, u64::from(cuda_rank.channels))
 }
 
 /// Elements of each block that are a channel's, of so many channels: the same for all ways, whose
@@ -286,15 +291,15 @@ fn in_place<'a>(programs: &'a Programs, call: &Call) -> Option<&'a (Plan, Progra
 
 /// A call's programs, with all that this rank brings to it; the blocks that run it.
 fn bind(
-    seat: &Arc<Seat>,
+    cuda_rank: &Arc<CudaRank>,
     head: abi::Collective,
     programs: &Programs,
     call: &Call,
     stream: Stream,
 ) -> Result<(abi::Program, u32)> {
     let (plan, program) = &programs.any;
-    let (rank, spec) = (seat.view.rank, &call.spec);
-    let share = share(call, channels(seat, call));
+    let (rank, spec) = (cuda_rank.view.rank, &call.spec);
+    let share = share(call, channels(cuda_rank, call));
     let staged = way(plan, &program.ops, call, share)?;
     let blocks = call.count.div_ceil(share).max(1) as u32;
     let none = abi::Place::default();
@@ -313,7 +318,7 @@ fn bind(
         return Ok((argument, blocks));
     }
     argument.agrees = 1;
-    if let Some(sharing) = seat.sharing() {
+    if let Some(sharing) = cuda_rank.sharing() {
         sharing.want_stage();
     }
     if let Some((plan, program)) = in_place(programs, call) {
@@ -322,43 +327,43 @@ fn bind(
         let graph = order::graph_of(stream)?;
         let needless = abi::Place { reach: abi::REACH_NEEDLESS, ..none };
         let place = |at: u64, blocks: u32, needed: bool| match needed && blocks > 0 {
-            true => seat.place(at, bytes * u64::from(blocks), graph),
+            true => cuda_rank.place(at, bytes * u64::from(blocks), graph),
             false => needless,
         };
         let written = plan.layout.user_memory == UserMemory::Written || collects(&program.ops);
         argument.input = place(head.input, spec.input_blocks(rank), true);
         argument.output = place(head.output, spec.output_blocks(rank), written);
         let reached = argument.input.reach != abi::REACH_NONE && graph.is_none();
-        argument.engines = u32::from(reached && engines::fit(seat, call, &program.ops));
+        argument.engines = u32::from(reached && engines::fit(cuda_rank, call, &program.ops));
     }
     Ok((argument, blocks))
 }
 
 /// Launches the sends and receives of a group. Blocks: never.
-pub fn exchange(seat: &Arc<Seat>, transfers: &[Transfer], stream: Stream) -> Result<()> {
-    let rank = seat.view.rank;
+pub fn exchange(cuda_rank: &Arc<CudaRank>, transfers: &[Transfer], stream: Stream) -> Result<()> {
+    let rank = cuda_rank.view.rank;
     let own = |send| transfers.iter().filter(move |t| t.peer == rank && t.send == send);
     let pairs: Vec<_> = own(true).zip(own(false)).filter(|(from, _)| from.bytes > 0).collect();
     let queues = queues(transfers, rank);
-    let rounds = rounds(&queues, depth(seat.view.nranks));
+    let rounds = rounds(&queues, depth(cuda_rank.view.nranks));
     if pairs.is_empty() && rounds.is_empty() {
         return Ok(());
     }
-    seat.launch(stream, || {
+    cuda_rank.launch(stream, || {
         for (from, to) in &pairs {
             // SAFETY: the user's buffers, of these sizes by the contract of the call.
             unsafe { cu!(cuMemcpyAsync(to.data as u64, from.data as u64, from.bytes, stream.0)) }?;
         }
-        rounds.iter().try_for_each(|queues| launch_messages(seat, queues, stream))
+        rounds.iter().try_for_each(|queues| launch_messages(cuda_rank, queues, stream))
     })
 }
 
 /// The messages of a queue: a peer × 2, + 1 for sending.
 type Queue<'a> = (u32, &'a [abi::Message]);
 
-fn launch_messages(seat: &Seat, queues: &[Queue<'_>], stream: Stream) -> Result<()> {
+fn launch_messages(cuda_rank: &CudaRank, queues: &[Queue<'_>], stream: Stream) -> Result<()> {
     let mut exchange = abi::Exchange {
-        rank: seat.view,
+        rank: cuda_rank.view,
         lanes: 1,
         unused: 0,
         queues: [0; abi::QUEUES],
@@ -372,18 +377,18 @@ fn launch_messages(seat: &Seat, queues: &[Queue<'_>], stream: Stream) -> Result<
         exchange.first[index + 1] = messages.len() as u32;
     }
     if messages.iter().any(|m| m.bytes > abi::SMALL_MESSAGE_BYTES as u64) {
-        exchange.lanes = seat.view.lanes;
+        exchange.lanes = cuda_rank.view.lanes;
     }
     let shape = (queues.len() as u32 * exchange.lanes, abi::EXCHANGE_THREADS as u32);
     if messages.len() <= abi::FEW_MESSAGES {
         let few = abi::FewMessages { exchange, messages: filled(&messages) };
         // SAFETY: the kernel takes this structure; the buffers are the user's by the contract of
         // the call.
-        unsafe { launch(seat.functions.few_messages, shape, &few, stream.0) }
+        unsafe { launch(cuda_rank.functions.few_messages, shape, &few, stream.0) }
     } else {
         let many = abi::ManyMessages { exchange, messages: filled(&messages) };
         // SAFETY: as above.
-        unsafe { launch(seat.functions.many_messages, shape, &many, stream.0) }
+        unsafe { launch(cuda_rank.functions.many_messages, shape, &many, stream.0) }
     }
 }
 

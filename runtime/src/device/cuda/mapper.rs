@@ -3,10 +3,10 @@
 
 use super::closing;
 use super::driver::{Gpu, Relaxed, cu};
+use super::exchange::{Address, BufferEvent, BufferMessage, Datagram, Inbound, Offered, Sent};
 use super::export::{self, Exported, Mapping};
-use super::mail::{Address, Letter, Mail, News, Offered, Postbox, Sent};
+use super::rank::CudaRank;
 use super::registry::{self, Buffer, Key, Registry, State};
-use super::seat::Seat;
 use super::shared::Memory;
 use super::stream::{Private, Stream};
 use crate::bootstrap::deadline::Deadline;
@@ -50,12 +50,12 @@ pub struct Peer {
 pub struct Sharing {
     gpu: &'static Gpu,
     rank: u32,
-    post: Postbox,
+    inbound: Inbound,
     peers: Vec<Peer>,
     /// [`abi::Maps`].
     maps: CUdeviceptr,
     registry: Mutex<Registry>,
-    desk: Mutex<Desk>,
+    state: Mutex<MapperState>,
     /// The peers' windows as they are mapped here, by peer and place.
     windows: Mutex<HashMap<(u32, u64), abi::Window>>,
     stage_wanted: AtomicBool,
@@ -69,11 +69,11 @@ pub struct Sharing {
 
 /// What the thread works with.
 #[derive(Default)]
-struct Desk {
+struct MapperState {
     mapped: HashMap<(u32, u32), Mapping>,
     /// The buffers that are the peers' windows, by peer and place.
     windows: HashMap<(u32, u64), Key>,
-    letters: VecDeque<Posted>,
+    datagrams: VecDeque<Queued>,
     stage: Option<Arc<Memory>>,
     stream: Option<Private>,
     /// Waits for operations, which nothing else may wait for.
@@ -86,12 +86,12 @@ struct Desk {
     looked: Option<Instant>,
 }
 
-/// A letter that is to be sent.
-struct Posted {
+/// A datagram that is to be sent.
+struct Queued {
     to: u32,
     /// The buffer that it is about, and whether the peer's answer is awaited.
     about: Option<Key>,
-    letter: Letter,
+    datagram: Datagram,
 }
 
 /// What waits for operations to end.
@@ -136,11 +136,11 @@ impl Sharing {
         Ok(Self {
             gpu,
             rank,
-            post: Postbox::new()?,
+            inbound: Inbound::new()?,
             peers: Vec::new(),
             maps,
             registry: Mutex::new(Registry::new(rank, nranks)),
-            desk: Mutex::default(),
+            state: Mutex::default(),
             windows: Mutex::default(),
             stage_wanted: AtomicBool::new(false),
             fenced: AtomicU32::new(0),
@@ -151,7 +151,7 @@ impl Sharing {
 
     /// Where this rank is told.
     pub fn address(&self) -> Address {
-        self.post.address
+        self.inbound.address
     }
 
     /// All ranks, by number.
@@ -165,12 +165,12 @@ impl Sharing {
     }
 
     /// GPUs do not reach each other: no memory of them is mapped from here on.
-    pub fn stay_apart(&mut self) {
+    pub fn note_no_peer_access(&mut self) {
         self.apart = true;
     }
 
     /// Whether GPUs do not reach each other.
-    pub fn is_apart(&self) -> bool {
+    pub fn lacks_peer_access(&self) -> bool {
         self.apart
     }
 
@@ -182,32 +182,33 @@ impl Sharing {
         deadline: &Deadline,
     ) -> Result<Vec<(usize, OwnedFd)>> {
         let segments: Vec<_> = own.into_iter().map(|fd| (0, Arc::new(fd))).collect();
-        let mut letters: VecDeque<_> = ranks
+        let mut datagrams: VecDeque<_> = ranks
             .iter()
             .map(|&rank| {
                 let exported = Exported { segments: segments.clone(), ..Exported::default() };
-                let news = News::Offer(Offered { exported, ..Offered::default() });
-                let mail = Mail { from: self.rank, number: u32::MAX, generation: 0, news };
-                (rank, Letter::new(&self.peers[rank].address.key, &mail))
+                let event = BufferEvent::Offer(Offered { exported, ..Offered::default() });
+                let message =
+                    BufferMessage { from: self.rank, number: u32::MAX, generation: 0, event };
+                (rank, Datagram::new(&self.peers[rank].address.key, &message))
             })
             .collect();
         let mut taken = Vec::new();
-        while taken.len() < ranks.len() || !letters.is_empty() {
-            for _ in 0..letters.len() {
-                let Some((rank, letter)) = letters.pop_front() else { break };
-                match letter.send(&self.peers[rank].address) {
+        while taken.len() < ranks.len() || !datagrams.is_empty() {
+            for _ in 0..datagrams.len() {
+                let Some((rank, datagram)) = datagrams.pop_front() else { break };
+                match datagram.send(&self.peers[rank].address) {
                     Sent::Delivered => {}
-                    Sent::Later => letters.push_back((rank, letter)),
+                    Sent::Later => datagrams.push_back((rank, datagram)),
                     Sent::Gone => {
                         return Err(Error::Init { why: format!("rank {rank} has left") });
                     }
                 }
             }
             for _ in 0..AT_A_TIME {
-                let Some(mail) = self.post.take() else { break };
-                let Some(mail) = mail else { continue };
-                let from = mail.from as usize;
-                if let News::Offer(mut offered) = mail.news
+                let Some(message) = self.inbound.take() else { break };
+                let Some(message) = message else { continue };
+                let from = message.from as usize;
+                if let BufferEvent::Offer(mut offered) = message.event
                     && let Some((_, fd)) = offered.exported.segments.pop()
                     && let Some(fd) = Arc::into_inner(fd)
                     && ranks.contains(&from)
@@ -221,7 +222,7 @@ impl Sharing {
                 let why = format!("rank {rank} did not pass its host memory on in time");
                 return Err(deadline.error(|| Error::Init { why }));
             }
-            let mut fds = [PollFd::new(&*self.post.socket, PollFlags::IN)];
+            let mut fds = [PollFd::new(&*self.inbound.socket, PollFlags::IN)];
             crate::bootstrap::wire::wait_for(&mut fds, deadline.slice().min(SOON));
         }
         Ok(taken)
@@ -239,7 +240,7 @@ impl Sharing {
         }
     }
 
-    /// A peer's window of a number, where it is mapped here. Within [`Seat::launch`], what is
+    /// A peer's window of a number, where it is mapped here. Within [`CudaRank::launch`], what is
     /// launched may use it: it stays mapped until that has ended.
     pub fn window(&self, peer: u32, number: u64) -> Option<abi::Window> {
         let place = (number - 1) % abi::WINDOWS as u64;
@@ -248,9 +249,9 @@ impl Sharing {
     }
 
     /// Writes a word of the maps.
-    fn set(&self, desk: &mut Desk, at: usize, value: u64) -> Result<()> {
+    fn set(&self, state: &mut MapperState, at: usize, value: u64) -> Result<()> {
         let (to, from, stream) =
-            (self.maps + at as u64, &raw const value, Private::of(&mut desk.stream)?);
+            (self.maps + at as u64, &raw const value, Private::of(&mut state.stream)?);
         // SAFETY: a word of memory that this rank owns; the value is read before this returns.
         unsafe {
             cu!(cuMemcpyAsync(to, from as u64, size_of::<u64>(), stream))?;
@@ -258,45 +259,56 @@ impl Sharing {
         }
     }
 
-    fn set_ready(&self, desk: &mut Desk, number: u32, generation: u64) -> Result<()> {
+    fn set_ready(&self, state: &mut MapperState, number: u32, generation: u64) -> Result<()> {
         let at = offset_of!(abi::Maps, ready) + number as usize * size_of::<u64>();
-        self.set(desk, at, generation)
+        self.set(state, at, generation)
     }
 
-    fn set_base(&self, desk: &mut Desk, peer: u32, number: u32, base: u64) -> Result<()> {
+    fn set_base(&self, state: &mut MapperState, peer: u32, number: u32, base: u64) -> Result<()> {
         let index = peer as usize * abi::BUFFERS + number as usize;
-        self.set(desk, offset_of!(abi::Maps, bases) + index * size_of::<u64>(), base)
+        self.set(state, offset_of!(abi::Maps, bases) + index * size_of::<u64>(), base)
     }
 
     /// Notes where a peer's window is, or that there is none any more, and tells the kernels. The
     /// number, for which they wait, comes last.
-    fn set_window(&self, desk: &mut Desk, peer: u32, place: u64, now: abi::Window) -> Result<()> {
+    fn set_window(
+        &self,
+        state: &mut MapperState,
+        peer: u32,
+        place: u64,
+        now: abi::Window,
+    ) -> Result<()> {
         lock(&self.windows).insert((peer, place), now);
         let index = peer as usize * abi::WINDOWS + place as usize;
         let at = offset_of!(abi::Maps, windows) + index * size_of::<abi::Window>();
-        self.set(desk, at + offset_of!(abi::Window, base), now.base)?;
-        self.set(desk, at + offset_of!(abi::Window, bytes), now.bytes)?;
-        self.set(desk, at + offset_of!(abi::Window, number), now.number)
+        self.set(state, at + offset_of!(abi::Window, base), now.base)?;
+        self.set(state, at + offset_of!(abi::Window, bytes), now.bytes)?;
+        self.set(state, at + offset_of!(abi::Window, number), now.number)
     }
 
-    fn write(&self, desk: &mut Desk, to: u32, mail: &Mail) {
+    fn write(&self, state: &mut MapperState, to: u32, message: &BufferMessage) {
         let Some(peer) = self.peers.get(to as usize) else { return };
-        let key = Key { number: mail.number, generation: mail.generation };
-        let awaited = matches!(mail.news, News::Offer(..) | News::Withdraw);
-        let letter = Letter::new(&peer.address.key, mail);
-        desk.letters.push_back(Posted { to, about: awaited.then_some(key), letter });
+        let key = Key { number: message.number, generation: message.generation };
+        let awaited = matches!(message.event, BufferEvent::Offer(..) | BufferEvent::Withdraw);
+        let datagram = Datagram::new(&peer.address.key, message);
+        state.datagrams.push_back(Queued { to, about: awaited.then_some(key), datagram });
     }
 
-    fn write_all(&self, desk: &mut Desk, mail: &Mail) {
+    fn write_all(&self, state: &mut MapperState, message: &BufferMessage) {
         let others = (0..self.peers.len() as u32).filter(|&peer| peer != self.rank);
-        others.for_each(|peer| self.write(desk, peer, mail));
+        others.for_each(|peer| self.write(state, peer, message));
     }
 
     /// Does something when all operations launched so far have ended.
-    fn after_operations(&self, desk: &mut Desk, seat: &Seat, later: Later) -> Result<()> {
-        let (stream, mut event) = (Private::of(&mut desk.marks)?, std::ptr::null_mut());
+    fn after_operations(
+        &self,
+        state: &mut MapperState,
+        cuda_rank: &CudaRank,
+        later: Later,
+    ) -> Result<()> {
+        let (stream, mut event) = (Private::of(&mut state.marks)?, std::ptr::null_mut());
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
-        seat.mark(Stream(stream))?;
+        cuda_rank.mark(Stream(stream))?;
         // SAFETY: a place for the event, and a living stream.
         let mark = unsafe {
             cu!(cuEventCreate(&mut event, flags))?;
@@ -304,30 +316,30 @@ impl Sharing {
             cu!(cuEventRecord(event, stream))?;
             mark
         };
-        desk.later.push_back((mark, later));
+        state.later.push_back((mark, later));
         Ok(())
     }
 
-    fn make_stage(&self, desk: &mut Desk) -> Result<()> {
-        if desk.stage.is_some() || !self.stage_wanted.load(Ordering::Relaxed) {
+    fn make_stage(&self, state: &mut MapperState) -> Result<()> {
+        if state.stage.is_some() || !self.stage_wanted.load(Ordering::Relaxed) {
             return Ok(());
         }
         let bytes = LATER_BYTES;
-        let made = Memory::new(self.gpu, bytes, Private::of(&mut desk.stream)?);
+        let made = Memory::new(self.gpu, bytes, Private::of(&mut state.stream)?);
         let stage = made.inspect_err(|error| {
             // Operations go on with the small one; the next large one asks again.
             self.stage_wanted.store(false, Ordering::Relaxed);
             say(&format!("there is no room for a large stage: {error}"));
         })?;
         let base = stage.at();
-        self.set_base(desk, self.rank, abi::STAGE_BUFFER, base)?;
+        self.set_base(state, self.rank, abi::STAGE_BUFFER, base)?;
         self.bytes.store(bytes as u64, Ordering::Relaxed);
-        desk.stage = Some(stage);
+        state.stage = Some(stage);
         self.registry().hold_stage(base, bytes as u64);
         Ok(())
     }
 
-    fn offer(&self, desk: &mut Desk, number: u32) {
+    fn offer(&self, state: &mut MapperState, number: u32) {
         let buffer = self.registry().get(number);
         let exported = match self.all_here() {
             true => Ok(Exported::default()),
@@ -335,8 +347,8 @@ impl Sharing {
         };
         let told = exported.map(|exported| {
             let Buffer { base, len, window, generation, .. } = buffer;
-            let news = News::Offer(Offered { base, len, window, exported });
-            self.write_all(desk, &Mail { from: self.rank, number, generation, news });
+            let event = BufferEvent::Offer(Offered { base, len, window, exported });
+            self.write_all(state, &BufferMessage { from: self.rank, number, generation, event });
         });
         if let Err(error) = &told {
             say(&format!("a buffer at {:#x} is not used in place: {error}", buffer.base));
@@ -346,27 +358,27 @@ impl Sharing {
     }
 
     /// Offers what is wanted, and takes back what is left.
-    fn tell(&self, desk: &mut Desk, seat: &Seat) -> Result<()> {
-        let staged = self.make_stage(desk);
+    fn tell(&self, state: &mut MapperState, cuda_rank: &CudaRank) -> Result<()> {
+        let staged = self.make_stage(state);
         let wanted = self.registry().all(|state| state == State::Wanted);
-        wanted.into_iter().for_each(|number| self.offer(desk, number));
+        wanted.into_iter().for_each(|number| self.offer(state, number));
         let leaving = self.registry().leaving();
         for key in leaving {
             // An operation that still found it ready ends first.
-            self.set_ready(desk, key.number, 0)?;
-            self.after_operations(desk, seat, Later::Withdraw(key))?;
+            self.set_ready(state, key.number, 0)?;
+            self.after_operations(state, cuda_rank, Later::Withdraw(key))?;
         }
-        self.ask_fenced(desk);
+        self.ask_fenced(state);
         staged
     }
 
     /// Takes back the buffers whose memory was freed or is another one's: where nobody calls with
     /// them again, nothing else would let the peers' mappings go, which keep the memory.
-    fn look_over(&self, desk: &mut Desk) {
-        if desk.looked.is_some_and(|at| at.elapsed() < LATER) {
+    fn look_over(&self, state: &mut MapperState) {
+        if state.looked.is_some_and(|at| at.elapsed() < LATER) {
             return;
         }
-        desk.looked = Some(Instant::now());
+        state.looked = Some(Instant::now());
         let living = self.registry().living();
         // Not under the lock, which calls take.
         for (key, pieces) in living {
@@ -376,34 +388,37 @@ impl Sharing {
         }
     }
 
-    /// Asks those that have not answered the fence, again and again: who ends while the letter is
-    /// in its box answers nothing, but the next letter finds no box.
-    fn ask_fenced(&self, desk: &mut Desk) {
+    /// Asks those that have not answered the fence, again and again: who ends while the datagram is
+    /// in its box answers nothing, but the next datagram finds no box.
+    fn ask_fenced(&self, state: &mut MapperState) {
         let missing = self.fenced();
-        let asked = |posted: &Posted| posted.about.is_some_and(|key| key.number == FENCE);
-        let early = desk.asked.is_some_and(|at| at.elapsed() < ASK_AGAIN);
-        if missing.is_empty() || early || desk.letters.iter().any(asked) {
+        let asked = |posted: &Queued| posted.about.is_some_and(|key| key.number == FENCE);
+        let early = state.asked.is_some_and(|at| at.elapsed() < ASK_AGAIN);
+        if missing.is_empty() || early || state.datagrams.iter().any(asked) {
             return;
         }
-        desk.asked = Some(Instant::now());
+        state.asked = Some(Instant::now());
         let (from, number, generation) = (self.rank, FENCE, 0);
-        let mail = Mail { from, number, generation, news: News::Withdraw };
-        missing.into_iter().for_each(|peer| self.write(desk, peer, &mail));
+        let message = BufferMessage { from, number, generation, event: BufferEvent::Withdraw };
+        missing.into_iter().for_each(|peer| self.write(state, peer, &message));
     }
 
     /// Does what has waited for operations that have ended.
-    fn settle(&self, desk: &mut Desk) {
-        while desk.later.front().is_some_and(|(mark, _)| mark.is_over()) {
-            let Some((_, later)) = desk.later.pop_front() else { break };
+    fn settle(&self, state: &mut MapperState) {
+        while state.later.front().is_some_and(|(mark, _)| mark.is_over()) {
+            let Some((_, later)) = state.later.pop_front() else { break };
             let from = self.rank;
             match later {
                 Later::Withdraw(Key { number, generation }) => {
-                    self.write_all(desk, &Mail { from, number, generation, news: News::Withdraw });
+                    self.write_all(
+                        state,
+                        &BufferMessage { from, number, generation, event: BufferEvent::Withdraw },
+                    );
                 }
                 Later::Return { peer, key: Key { number, generation }, mapping } => {
                     self.close_later(mapping);
-                    let news = News::Returned;
-                    self.write(desk, peer, &Mail { from, number, generation, news });
+                    let event = BufferEvent::Returned;
+                    self.write(state, peer, &BufferMessage { from, number, generation, event });
                 }
             }
         }
@@ -416,7 +431,7 @@ impl Sharing {
         }
     }
 
-    fn map(&self, desk: &mut Desk, from: u32, key: Key, offered: Offered) -> Result<()> {
+    fn map(&self, state: &mut MapperState, from: u32, key: Key, offered: Offered) -> Result<()> {
         let Offered { base, len, window: number, exported } = offered;
         let place = (number > 0).then(|| (number - 1) % abi::WINDOWS as u64);
         let mapped = match self.peers[from as usize].here {
@@ -426,63 +441,73 @@ impl Sharing {
         let Ok(mapping) = mapped else {
             // Who puts into it has to hear that it will not come.
             let window = abi::Window { number, base: 0, bytes: 0 };
-            place.map_or(Ok(()), |place| self.set_window(desk, from, place, window))?;
+            place.map_or(Ok(()), |place| self.set_window(state, from, place, window))?;
             return mapped.map(drop);
         };
         let base = mapping.address();
-        self.close_later(desk.mapped.insert((from, key.number), mapping));
+        self.close_later(state.mapped.insert((from, key.number), mapping));
         if let Some(place) = place {
-            desk.windows.insert((from, place), key);
-            self.set_window(desk, from, place, abi::Window { number, base, bytes: len })?;
+            state.windows.insert((from, place), key);
+            self.set_window(state, from, place, abi::Window { number, base, bytes: len })?;
         }
-        self.set_base(desk, from, key.number, base)
+        self.set_base(state, from, key.number, base)
     }
 
     /// Kernels find a peer's buffer no more. A window may have got the place of an older one
     /// already.
-    fn unmap(&self, desk: &mut Desk, from: u32, key: Key) -> Result<Option<Mapping>> {
-        let place = desk.windows.iter().find(|((peer, _), k)| *peer == from && **k == key);
+    fn unmap(&self, state: &mut MapperState, from: u32, key: Key) -> Result<Option<Mapping>> {
+        let place = state.windows.iter().find(|((peer, _), k)| *peer == from && **k == key);
         if let Some((&(_, place), _)) = place {
-            desk.windows.remove(&(from, place));
-            self.set_window(desk, from, place, abi::Window { number: 0, base: 0, bytes: 0 })?;
+            state.windows.remove(&(from, place));
+            self.set_window(state, from, place, abi::Window { number: 0, base: 0, bytes: 0 })?;
         }
-        self.set_base(desk, from, key.number, 0)?;
-        Ok(desk.mapped.remove(&(from, key.number)))
+        self.set_base(state, from, key.number, 0)?;
+        Ok(state.mapped.remove(&(from, key.number)))
     }
 
-    fn hear(&self, desk: &mut Desk, seat: &Seat, mail: Mail) -> Result<()> {
-        let Mail { from, number, generation, news } = mail;
+    fn hear(
+        &self,
+        state: &mut MapperState,
+        cuda_rank: &CudaRank,
+        message: BufferMessage,
+    ) -> Result<()> {
+        let BufferMessage { from, number, generation, event } = message;
         let key = Key { number, generation };
-        let fence = number == FENCE && matches!(news, News::Withdraw | News::Returned);
+        let fence =
+            number == FENCE && matches!(event, BufferEvent::Withdraw | BufferEvent::Returned);
         if from as usize >= self.peers.len() || !(fence || (number as usize) < abi::BUFFERS) {
             return Ok(());
         }
-        match news {
-            News::Offer(offered) => {
-                let mapped = self.map(desk, from, key, offered);
+        match event {
+            BufferEvent::Offer(offered) => {
+                let mapped = self.map(state, from, key, offered);
                 if let Err(error) = &mapped {
                     say(&format!("a buffer of rank {from} is not used in place: {error}"));
                 }
-                let news = News::Answer(mapped.is_ok());
-                self.write(desk, from, &Mail { from: self.rank, number, generation, news });
+                let event = BufferEvent::Answer(mapped.is_ok());
+                self.write(
+                    state,
+                    from,
+                    &BufferMessage { from: self.rank, number, generation, event },
+                );
             }
-            News::Answer(has) => {
+            BufferEvent::Answer(has) => {
                 let ready = self.registry().answered(key, from, has);
                 if ready {
-                    self.set_ready(desk, number, generation)?;
+                    self.set_ready(state, number, generation)?;
                 }
             }
-            News::Withdraw if fence => {
+            BufferEvent::Withdraw if fence => {
                 // What starts after the mark finds the communicator closed.
-                seat.give_up(from, Private::of(&mut desk.marks)?)?;
+                cuda_rank.give_up(from, Private::of(&mut state.marks)?)?;
                 let (peer, mapping) = (from, None);
-                self.after_operations(desk, seat, Later::Return { peer, key, mapping })?;
+                self.after_operations(state, cuda_rank, Later::Return { peer, key, mapping })?;
             }
-            News::Withdraw => {
-                let (peer, mapping) = (from, self.unmap(desk, from, key)?);
-                self.after_operations(desk, seat, Later::Return { peer, key, mapping })?;
+            BufferEvent::Withdraw => {
+                let (peer, mapping) = (from, self.unmap(state, from, key)?);
+                self.after_operations(state, cuda_rank, Later::Return { peer, key, mapping })?;
             }
-            News::Returned => self.let_go(key, from),
+            BufferEvent::Returned => self.let_go(key, from),
         }
         Ok(())
     }
@@ -496,20 +521,20 @@ impl Sharing {
         }
     }
 
-    /// Sends letters until a box is full; those to others go on.
-    fn post(&self, desk: &mut Desk) {
+    /// Sends datagrams until a box is full; those to others go on.
+    fn post(&self, state: &mut MapperState) {
         let mut full = 0u32;
-        for posted in std::mem::take(&mut desk.letters) {
-            let Posted { to, about, ref letter } = posted;
+        for posted in std::mem::take(&mut state.datagrams) {
+            let Queued { to, about, ref datagram } = posted;
             let sent = match full & 1 << to {
-                0 => letter.send(&self.peers[to as usize].address),
+                0 => datagram.send(&self.peers[to as usize].address),
                 _ => Sent::Later,
             };
             match sent {
                 Sent::Delivered => {}
                 Sent::Later => {
                     full |= 1 << to;
-                    desk.letters.push_back(posted);
+                    state.datagrams.push_back(posted);
                 }
                 Sent::Gone => {
                     if let Some(key) = about {
@@ -543,33 +568,33 @@ impl Sharing {
     }
 
     /// Does what there is to do; true while more comes soon. What fails does not hold up the rest.
-    fn work(&self, seat: &Seat) -> Result<bool> {
+    fn work(&self, cuda_rank: &CudaRank) -> Result<bool> {
         let _place = (self.gpu.enter()?, Relaxed::begin()?);
-        let mut desk = lock(&self.desk);
+        let mut state = lock(&self.state);
         let mut outcome = Ok(());
         for _ in 0..AT_A_TIME {
-            let Some(mail) = self.post.take() else { break };
-            let Some(mail) = mail else { continue };
-            outcome = outcome.and(self.hear(&mut desk, seat, mail));
+            let Some(message) = self.inbound.take() else { break };
+            let Some(message) = message else { continue };
+            outcome = outcome.and(self.hear(&mut state, cuda_rank, message));
         }
-        self.look_over(&mut desk);
-        outcome = outcome.and(self.tell(&mut desk, seat));
-        self.settle(&mut desk);
-        self.post(&mut desk);
+        self.look_over(&mut state);
+        outcome = outcome.and(self.tell(&mut state, cuda_rank));
+        self.settle(&mut state);
+        self.post(&mut state);
         outcome?;
         let asks = self.fenced.load(Ordering::Acquire) != 0;
-        let busy = asks || !desk.letters.is_empty() || !desk.later.is_empty();
+        let busy = asks || !state.datagrams.is_empty() || !state.later.is_empty();
         Ok(busy || !self.registry().all(|state| state == State::Wanted).is_empty())
     }
 
     /// Ends its work; what it has of other processes. The GPU's context is the thread's.
     pub fn close(&self) -> Vec<Mapping> {
-        let mut desk = std::mem::take(&mut *lock(&self.desk));
-        let later = desk.later.drain(..).filter_map(|(_, later)| match later {
+        let mut state = std::mem::take(&mut *lock(&self.state));
+        let later = state.later.drain(..).filter_map(|(_, later)| match later {
             Later::Return { mapping, .. } => mapping,
             Later::Withdraw(_) => None,
         });
-        let mapped = desk.mapped.drain().map(|(_, mapping)| mapping);
+        let mapped = state.mapped.drain().map(|(_, mapping)| mapping);
         later.chain(mapped).filter(Mapping::waits_for_kernels).collect()
     }
 }
@@ -579,7 +604,7 @@ fn say(text: &str) {
 }
 
 struct Mapper {
-    seats: Mutex<Vec<Weak<Seat>>>,
+    seats: Mutex<Vec<Weak<CudaRank>>>,
     wake: UnixStream,
 }
 
@@ -597,11 +622,11 @@ fn mapper() -> Result<&'static Mapper> {
     made.as_ref().map_err(Clone::clone)
 }
 
-/// Serves a seat from now on.
-pub fn attend(seat: &Arc<Seat>) {
-    // It was started when the seat was made.
+/// Serves a rank from now on.
+pub fn attend(cuda_rank: &Arc<CudaRank>) {
+    // It was started when the rank was made.
     if let Ok(mapper) = mapper() {
-        lock(&mapper.seats).push(Arc::downgrade(seat));
+        lock(&mapper.seats).push(Arc::downgrade(cuda_rank));
         wake();
     }
 }
@@ -614,18 +639,18 @@ pub fn wake() {
 }
 
 /// All that it serves.
-pub(super) fn seats() -> Vec<Arc<Seat>> {
+pub(super) fn seats() -> Vec<Arc<CudaRank>> {
     let Ok(mapper) = mapper() else { return Vec::new() };
     let mut seats = lock(&mapper.seats);
-    seats.retain(|seat| seat.strong_count() > 0);
+    seats.retain(|cuda_rank| cuda_rank.strong_count() > 0);
     seats.iter().filter_map(Weak::upgrade).collect()
 }
 
 /// Takes back all buffers within memory that goes away.
 pub fn forget(base: u64, len: u64) {
     let mut any = false;
-    for seat in seats() {
-        if let Some(sharing) = seat.sharing() {
+    for cuda_rank in seats() {
+        if let Some(sharing) = cuda_rank.sharing() {
             sharing.registry().forget(base, len);
             any = true;
         }
@@ -639,11 +664,11 @@ fn run(mut woken: &UnixStream) {
     loop {
         let (mut limit, mut boxes) = (LATER, Vec::new());
         let Some(visit) = exit::visit_driver() else { return };
-        // Not kept while this waits: a seat ends with its communicator and graphs.
-        for seat in seats() {
-            let Some(sharing) = seat.sharing() else { continue };
-            boxes.push(sharing.post.socket.clone());
-            let worked = catch_unwind(AssertUnwindSafe(|| sharing.work(&seat)));
+        // Not kept while this waits: a rank ends with its communicator and graphs.
+        for cuda_rank in seats() {
+            let Some(sharing) = cuda_rank.sharing() else { continue };
+            boxes.push(sharing.inbound.socket.clone());
+            let worked = catch_unwind(AssertUnwindSafe(|| sharing.work(&cuda_rank)));
             match worked.unwrap_or_else(|panic| Err(Error::panicked(&*panic))) {
                 Ok(false) => {}
                 Ok(true) => limit = SOON,

@@ -1,10 +1,10 @@
 //! What ranks tell each other of their seats when a communicator is made.
 
-use super::mail::Address;
+use super::exchange::Address;
 use crate::error::{Error, Result};
 use oxccl_kernels::abi;
 
-/// What a rank tells the others of its seat.
+/// What a rank tells the others of its memory on a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
     /// The GPU.
@@ -24,7 +24,7 @@ pub struct Offer {
     /// The most thread blocks that its creator allows a kernel of a collective.
     pub max_blocks: u32,
     /// Where it is told of buffers.
-    pub mail: Address,
+    pub inbound: Address,
     /// Whether other GPUs may reach its memory.
     pub peer_access: bool,
     /// Whether it may share memory of the host.
@@ -39,7 +39,7 @@ impl Offer {
         let numbers = [self.multiprocessors, self.free, self.exchange_blocks, self.max_blocks]
             .map(u32::to_le_bytes);
         let (index, numbers) = (self.index.to_le_bytes(), numbers.as_flattened());
-        let Address { name, key } = &self.mail;
+        let Address { name, key } = &self.inbound;
         let address = self.address.to_le_bytes();
         let may = [u8::from(self.peer_access), u8::from(self.host_memory)];
         [&self.uuid[..], &address, &self.handle, &index, numbers, name, key, &may].concat()
@@ -47,7 +47,7 @@ impl Offer {
 
     /// What a rank sent.
     pub fn decode(rank: usize, bytes: &[u8]) -> Result<Self> {
-        let bad = || Error::Init { why: format!("rank {rank} sent no seat on a GPU") };
+        let bad = || Error::Init { why: format!("rank {rank} offered no memory on a GPU") };
         let bytes: &[u8; OFFER_BYTES] = bytes.try_into().map_err(|_| bad())?;
         let (mut uuid, mut handle) = ([0; 16], [0; 64]);
         uuid.copy_from_slice(&bytes[..16]);
@@ -56,9 +56,9 @@ impl Offer {
             u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
         };
         let address = u64::from(word(16)) | u64::from(word(20)) << 32;
-        let mut mail = Address::default();
-        mail.name.copy_from_slice(&bytes[108..124]);
-        mail.key.copy_from_slice(&bytes[124..140]);
+        let mut inbound = Address::default();
+        inbound.name.copy_from_slice(&bytes[108..124]);
+        inbound.key.copy_from_slice(&bytes[124..140]);
         let (index, multiprocessors, free) = (word(88) as i32, word(92), word(96));
         let (exchange_blocks, max_blocks) = (word(100), word(104));
         let (peer_access, host_memory) = (bytes[140] != 0, bytes[141] != 0);
@@ -71,7 +71,7 @@ impl Offer {
             free,
             exchange_blocks,
             max_blocks,
-            mail,
+            inbound,
             peer_access,
             host_memory,
         })
@@ -133,7 +133,7 @@ mod tests {
             free: MULTIPROCESSORS,
             exchange_blocks: 3,
             max_blocks,
-            mail: Address::default(),
+            inbound: Address::default(),
             peer_access: true,
             host_memory: true,
         }
@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn offers_survive_the_round_trip_and_others_are_refused() {
         let (uuid, handle) = (std::array::from_fn(|i| i as u8), std::array::from_fn(|i| !i as u8));
-        let mail = Address { name: [8; 16], key: [9; 16] };
+        let inbound = Address { name: [8; 16], key: [9; 16] };
         let (address, multiprocessors, max_blocks) = (0x7f01_0203_0405, 132, 20);
         let (free, exchange_blocks) = (101, 3);
         let (peer_access, host_memory, index) = (true, false, 3);
@@ -204,7 +204,7 @@ mod tests {
             free,
             exchange_blocks,
             max_blocks,
-            mail,
+            inbound,
             peer_access,
             host_memory,
         };

@@ -1,8 +1,8 @@
-//! Launching one-sided operations on a rank's seat.
+//! Launching one-sided operations on a GPU.
 
 use super::engines;
 use super::library::launch;
-use super::seat::Seat;
+use super::rank::CudaRank;
 use super::stream::Stream;
 use crate::error::Result;
 use crate::link::direct::{SIGNALS, WINDOWS};
@@ -18,22 +18,30 @@ const _: () = assert!(abi::WINDOWS == WINDOWS && abi::USER_SIGNALS == SIGNALS as
 const BLOCK_BYTES: usize = 32 << 10;
 
 /// Launches an operation after all that the communicator has launched. Blocks: never.
-pub fn run(seat: &Arc<Seat>, item: &OneSided, stream: Stream) -> Result<()> {
+pub fn run(cuda_rank: &Arc<CudaRank>, item: &OneSided, stream: Stream) -> Result<()> {
     match item {
-        OneSided::Signal(peer, put, signal) => signal_peer(seat, *peer, *put, *signal, stream),
-        OneSided::Wait(list) => wait(seat, list, stream),
+        OneSided::Signal(peer, put, signal) => signal_peer(cuda_rank, *peer, *put, *signal, stream),
+        OneSided::Wait(list) => wait(cuda_rank, list, stream),
     }
 }
 
 fn signal_peer(
-    seat: &Arc<Seat>,
+    cuda_rank: &Arc<CudaRank>,
     peer: u32,
     put: Option<Put>,
     signal: u32,
     stream: Stream,
 ) -> Result<()> {
-    let nothing =
-        abi::Put { rank: seat.view, peer, signal, data: 0, bytes: 0, window: 0, own: 0, offset: 0 };
+    let nothing = abi::Put {
+        rank: cuda_rank.view,
+        peer,
+        signal,
+        data: 0,
+        bytes: 0,
+        window: 0,
+        own: 0,
+        offset: 0,
+    };
     let whole = put.map_or(nothing, |put| abi::Put {
         data: put.from.0 as u64,
         bytes: put.bytes as u64,
@@ -42,14 +50,15 @@ fn signal_peer(
         offset: put.offset as u64,
         ..nothing
     });
-    seat.launch(stream, || {
-        let done = put.map(|put| engines::launch_put(seat, peer, &put, stream)).transpose()?;
+    cuda_rank.launch(stream, || {
+        let done = put.map(|put| engines::launch_put(cuda_rank, peer, &put, stream)).transpose()?;
         let argument = if done == Some(true) { nothing } else { whole };
         let blocks = (argument.bytes as usize).div_ceil(BLOCK_BYTES);
-        let shape = (blocks.clamp(1, seat.channels as usize) as u32, abi::BLOCK_THREADS as u32);
+        let shape =
+            (blocks.clamp(1, cuda_rank.channels as usize) as u32, abi::BLOCK_THREADS as u32);
         // SAFETY: the kernel takes this structure; the memory is the user's by the contract of the
         // call.
-        unsafe { launch(seat.functions.put, shape, &argument, stream.0) }
+        unsafe { launch(cuda_rank.functions.put, shape, &argument, stream.0) }
     })
 }
 
@@ -65,18 +74,18 @@ fn merged(list: &[Awaiting]) -> Vec<abi::Awaited> {
     all
 }
 
-fn wait(seat: &Arc<Seat>, list: &[Awaiting], stream: Stream) -> Result<()> {
+fn wait(cuda_rank: &Arc<CudaRank>, list: &[Awaiting], stream: Stream) -> Result<()> {
     let all = merged(list);
     let (what, _) = Descriptor::signals(0).to_words();
     let shape = (1, abi::AWAITED.next_multiple_of(32) as u32 + 32);
-    seat.launch(stream, || {
+    cuda_rank.launch(stream, || {
         all.chunks(abi::AWAITED).try_for_each(|some| {
             let mut awaited = [abi::Awaited::default(); abi::AWAITED];
             awaited[..some.len()].copy_from_slice(some);
             let count = some.len() as u32;
-            let argument = abi::SignalWait { rank: seat.view, count, what, awaited };
+            let argument = abi::SignalWait { rank: cuda_rank.view, count, what, awaited };
             // SAFETY: the kernel takes this structure, and points to the communicator's memory.
-            unsafe { launch(seat.functions.wait_signal, shape, &argument, stream.0) }
+            unsafe { launch(cuda_rank.functions.wait_signal, shape, &argument, stream.0) }
         })
     })
 }

@@ -2,8 +2,8 @@
 
 use super::driver::Relaxed;
 use super::mapper::{self, Sharing};
+use super::rank::CudaRank;
 use super::registry::{self, Found, Key};
-use super::seat::Seat;
 use super::{export, memory};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -11,11 +11,11 @@ use cudarc::driver::sys::CUgraph;
 use oxccl_kernels::abi;
 use std::sync::Arc;
 
-impl Seat {
+impl CudaRank {
     /// Has a range mapped by the peers, in the background; its name, for
     /// [`release`](Self::release). None when there is no peer that could, or no number left.
     pub fn hold(&self, base: u64, len: u64) -> Option<Key> {
-        let sharing = self.sharing().filter(|s| !s.all_here() && !s.is_apart())?;
+        let sharing = self.sharing().filter(|s| !s.all_here() && !s.lacks_peer_access())?;
         let pieces = export::pieces(base, len);
         let key = sharing.registry().hold(base, len, pieces);
         mapper::wake();
@@ -27,7 +27,7 @@ impl Seat {
     pub fn hold_window(&self, base: u64, len: u64, number: u64) -> Result<Option<Key>> {
         let Some(sharing) = self.sharing() else { return Ok(None) };
         let hint = "take a window's memory from ncclMemAlloc or cudaMalloc";
-        if sharing.is_apart() {
+        if sharing.lacks_peer_access() {
             let what = "a window on GPUs that do not reach each other";
             return Err(Error::usage(what, "use ncclSend and ncclRecv there"));
         }
@@ -67,7 +67,7 @@ impl Seat {
         bytes: u64,
         graph: Option<CUgraph>,
     ) -> Option<abi::Place> {
-        let sharing = self.sharing().filter(|sharing| !sharing.is_apart())?;
+        let sharing = self.sharing().filter(|sharing| !sharing.lacks_peer_access())?;
         if sharing.all_here() {
             let place = abi::Place { reach: abi::REACH_ADDRESS, at, ..abi::Place::default() };
             return export::reached_here(self.gpu, at).then_some(place);

@@ -30,7 +30,7 @@ const NAP: Duration = Duration::from_micros(50);
 const FAILURES: Duration = Duration::from_micros(100);
 
 /// A stream that nobody else uses. Dropped, it is waited for: what it has to write comes before its
-/// seat's memory is another one's.
+/// rank's memory is another one's.
 pub(super) struct Private(CUstream);
 
 impl Private {

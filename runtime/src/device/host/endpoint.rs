@@ -30,7 +30,7 @@ pub const HISTORY: usize = 64;
 
 /// Collectives so far, by the way in which they moved data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Modes {
+pub struct CarrierCounts {
     /// In cache lines that carry their own signal.
     pub packets: u64,
     /// Through the library's own memory: stages or edges.
@@ -60,7 +60,7 @@ pub struct State {
     /// As `slot_need`, for the entry words.
     pub entry_need: [u64; 2],
     /// How collectives were carried out.
-    pub modes: Modes,
+    pub modes: CarrierCounts,
     /// Collectives begun so far.
     pub collectives: u64,
     /// The last collectives, by number, where peers cannot look them up: see [`HISTORY`].
@@ -131,7 +131,7 @@ impl Endpoint {
             slot_need: [start; 2],
             entries: 0,
             entry_need: [start; 2],
-            modes: Modes::default(),
+            modes: CarrierCounts::default(),
             collectives: 0,
             history: Vec::new(),
             compared: vec![u64::MAX; nranks],

@@ -9,10 +9,10 @@ use crate::link::EDGE_SLOTS;
 use crate::op::descriptor::{Descriptor, Label};
 use crate::op::{Transfer, Transfers};
 use crate::rank::Awaited;
-use crate::rank::agreement::{Doing, unexpected};
+use crate::rank::agreement::{CurrentOp, unexpected};
 
 /// A transfer under way. Also one of 0 bytes is a message: the other side may expect more.
-struct Moving {
+struct TransferProgress {
     transfer: Transfer,
     /// Bytes that are done.
     done: usize,
@@ -24,7 +24,7 @@ struct Moving {
 pub struct Exchange {
     operation: &'static str,
     /// With other ranks.
-    transfers: Vec<Moving>,
+    transfers: Vec<TransferProgress>,
     /// Messages to itself: source, destination, bytes that are done.
     own: Vec<(Transfer, Transfer, usize)>,
 }
@@ -36,9 +36,9 @@ impl Exchange {
         let own = |send| transfers.list.iter().filter(move |t| t.peer == rank && t.send == send);
         let pairs = own(true).zip(own(false)).map(|(from, to)| (*from, *to, 0)).collect();
         let others = transfers.list.iter().filter(|t| t.peer != rank);
-        let begun = |t: &Transfer| Moving { transfer: *t, done: 0, over: false };
+        let begun = |t: &Transfer| TransferProgress { transfer: *t, done: 0, over: false };
         let mut others: Vec<_> = others.map(begun).collect();
-        others.sort_by_key(|Moving { transfer: t, .. }| {
+        others.sort_by_key(|TransferProgress { transfer: t, .. }| {
             let (to, from) = if t.send { (t.peer, rank) } else { (rank, t.peer) };
             (to + nranks - from) % nranks
         });
@@ -124,8 +124,8 @@ impl Exchange {
 }
 
 /// Moves one slot's worth of a transfer; false when the lane is blocked.
-fn piece(endpoint: &Endpoint, state: &mut State, moving: &mut Moving) -> Result<bool> {
-    let Moving { transfer: t, done, over } = moving;
+fn piece(endpoint: &Endpoint, state: &mut State, moving: &mut TransferProgress) -> Result<bool> {
+    let TransferProgress { transfer: t, done, over } = moving;
     let next = state.collectives;
     let edge = &mut state.edges[t.peer as usize];
     let bytes = (t.bytes - *done).min(endpoint.edge_slot_bytes);
@@ -140,7 +140,7 @@ fn piece(endpoint: &Endpoint, state: &mut State, moving: &mut Moving) -> Result<
         let Some(message) = edge.peek().map_err(broken(t.peer))? else { return Ok(false) };
         // Every piece tells of the whole: what does not fit is found before anything is written.
         if message.descriptor != Some(whole) || message.len != bytes {
-            let doing = Doing::Exchange(Some(whole), next);
+            let doing = CurrentOp::Exchange(Some(whole), next);
             return Err(unexpected(&endpoint.rank, doing, t.peer, &message));
         }
         // SAFETY: as above, the other way.

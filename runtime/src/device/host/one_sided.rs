@@ -15,13 +15,13 @@ use std::sync::atomic::Ordering;
 const STRETCH_BYTES: usize = 128 << 10;
 
 /// A one-sided operation under way.
-pub struct Acting {
+pub struct OneSidedTask {
     operation: Arc<OneSided>,
     /// Bytes written, or signals that came.
     done: usize,
 }
 
-impl Acting {
+impl OneSidedTask {
     /// An operation that has not begun.
     pub fn new(operation: Arc<OneSided>) -> Self {
         Self { operation, done: 0 }

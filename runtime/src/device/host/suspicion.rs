@@ -3,20 +3,20 @@
 use super::endpoint::Endpoint;
 use crate::error::Error;
 use crate::link::{Edge, Message};
-use crate::rank::agreement::{Doing, unexpected};
+use crate::rank::agreement::{CurrentOp, unexpected};
 use crate::rank::{Awaited, Rank};
 
 /// What an operation that has waited long must suspect: a peer that left, or is in another kind of
 /// call. It is so if the operation gets nowhere after this look either: what the look saw may be
 /// newer than what the operation saw.
-pub(super) fn suspect(endpoint: &Endpoint, doing: Doing, awaited: Awaited) -> Option<Error> {
+pub(super) fn suspect(endpoint: &Endpoint, doing: CurrentOp, awaited: Awaited) -> Option<Error> {
     let peers = (0..endpoint.rank.nranks).filter(|&p| p != endpoint.rank.number);
     let awaited = u32::try_from(awaited.peer).ok()?;
     let place = endpoint.rank.segment.as_ref().zip(endpoint.rank.local[awaited as usize]);
     match doing {
         // A window may be registered at any time.
-        Doing::OneSided(_) => {}
-        Doing::Exchange(_, next) => {
+        CurrentOp::OneSided(_) => {}
+        CurrentOp::Exchange(_, next) => {
             if let Some(theirs) = place.and_then(|(segment, local)| segment.announced(local, next))
             {
                 return Some(doing.differs(&endpoint.rank, awaited, theirs.to_string()));
@@ -28,7 +28,7 @@ pub(super) fn suspect(endpoint: &Endpoint, doing: Doing, awaited: Awaited) -> Op
                 return Some(doing.differs(&endpoint.rank, awaited, theirs));
             }
         }
-        Doing::Collective(_, seq) => {
+        CurrentOp::Collective(_, seq) => {
             let mut state = endpoint.state();
             for peer in peers.filter(|&p| (p as usize) < state.edges.len()).collect::<Vec<_>>() {
                 // A broken link is reported by who uses it.

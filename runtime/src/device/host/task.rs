@@ -5,7 +5,7 @@ use super::endpoint::Endpoint;
 use super::event::Event;
 use super::exchange::Exchange;
 use super::graph::{Graph, GraphRun};
-use super::one_sided::Acting;
+use super::one_sided::OneSidedTask;
 use super::suspicion::suspect;
 use super::worker;
 use crate::clock;
@@ -13,7 +13,7 @@ use crate::error::{Error, Result, Site};
 use crate::log::{self, Level, Subsystem};
 use crate::op::{Address, Call, OneSided, Programs, Transfers};
 use crate::rank::Awaited;
-use crate::rank::agreement::{Doing, look_around, tell};
+use crate::rank::agreement::{CurrentOp, look_around, tell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -124,7 +124,7 @@ pub enum Step {
 enum Kind {
     Collective(Running),
     Exchange(Exchange),
-    OneSided(Acting),
+    OneSided(OneSidedTask),
 }
 
 /// Work under way.
@@ -178,7 +178,7 @@ impl Task {
                 Self::operation(endpoint, Kind::Exchange(exchange))
             }
             Work::OneSided(endpoint, item) => {
-                Self::operation(endpoint, Kind::OneSided(Acting::new(item)))
+                Self::operation(endpoint, Kind::OneSided(OneSidedTask::new(item)))
             }
             Work::Copy(to, from, bytes) => Task::Copy(to, from, bytes, 0),
             Work::Set(to, value, bytes) => Task::Set(to, value, bytes, 0),
@@ -406,8 +406,8 @@ impl Operation {
         let endpoint = &self.endpoint;
         let doing = match &self.kind {
             Kind::Collective(running) => running.doing(),
-            Kind::Exchange(_) => Doing::Exchange(None, endpoint.state().collectives),
-            Kind::OneSided(_) => Doing::OneSided(endpoint.state().collectives),
+            Kind::Exchange(_) => CurrentOp::Exchange(None, endpoint.state().collectives),
+            Kind::OneSided(_) => CurrentOp::OneSided(endpoint.state().collectives),
         };
         if let Some(error) = look_around(&endpoint.rank, doing) {
             return endpoint.rank.fail(error);

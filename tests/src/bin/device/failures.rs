@@ -156,7 +156,7 @@ pub(crate) fn limit(ranks: &[Rank]) -> Outcome {
 
 /// What one of two ranks does with the other.
 #[derive(Clone, Copy, Debug)]
-enum Doing {
+enum CurrentOp {
     Send(DataType, usize),
     Receive(DataType, usize),
     /// Both, so many bytes.
@@ -166,17 +166,17 @@ enum Doing {
 }
 
 /// What ranks 0 and 1 do, at the same time.
-const DIFFERENT: [(Doing, Doing); 7] = [
-    (Doing::Send(DataType::Uint8, 1000), Doing::Receive(DataType::Uint8, 2000)),
-    (Doing::Receive(DataType::Uint8, 777), Doing::Send(DataType::Uint8, 300_001)),
-    (Doing::Send(DataType::Uint8, 3), Doing::Receive(DataType::Uint8, 300_000)),
-    (Doing::Send(DataType::Int32, 250), Doing::Receive(DataType::Float32, 250)),
-    (Doing::Exchange(1000), Doing::Sum(300)),
-    (Doing::Sum(100_000), Doing::Exchange(100_000)),
-    (Doing::Send(DataType::Uint8, 0), Doing::Receive(DataType::Uint8, 100)),
+const DIFFERENT: [(CurrentOp, CurrentOp); 7] = [
+    (CurrentOp::Send(DataType::Uint8, 1000), CurrentOp::Receive(DataType::Uint8, 2000)),
+    (CurrentOp::Receive(DataType::Uint8, 777), CurrentOp::Send(DataType::Uint8, 300_001)),
+    (CurrentOp::Send(DataType::Uint8, 3), CurrentOp::Receive(DataType::Uint8, 300_000)),
+    (CurrentOp::Send(DataType::Int32, 250), CurrentOp::Receive(DataType::Float32, 250)),
+    (CurrentOp::Exchange(1000), CurrentOp::Sum(300)),
+    (CurrentOp::Sum(100_000), CurrentOp::Exchange(100_000)),
+    (CurrentOp::Send(DataType::Uint8, 0), CurrentOp::Receive(DataType::Uint8, 100)),
 ];
 
-impl Doing {
+impl CurrentOp {
     /// How a text has to name it.
     fn name(self) -> String {
         match self {
@@ -219,7 +219,7 @@ pub(crate) fn messages(ranks: &[Rank]) -> Outcome {
             .map_err(|e| format!("{e}; {ours:?} and {theirs:?}, called: {called:?}"))?;
         abort_now(&pair)?;
         // Of a sum it is unknown how far it came.
-        if !matches!(doing, Doing::Sum(_)) {
+        if !matches!(doing, CurrentOp::Sum(_)) {
             let untouched = pair.expect(memory.part(ROOM), &vec![0xa5; ROOM]);
             untouched.map_err(|e| format!("{e}; {ours:?} and {theirs:?}"))?;
         }

@@ -12,7 +12,7 @@ use crate::link::direct::{PACKET_BYTES, STAGE_SLOT_BYTES, Segment};
 use crate::op::descriptor::{Descriptor, Label};
 use crate::op::{Call, Programs};
 use crate::rank::Awaited;
-use crate::rank::agreement::{self, Doing};
+use crate::rank::agreement::{self, CurrentOp};
 use oxccl_plan::generate::Algorithm;
 use oxccl_plan::ir::{Capacity, UserMemory, inbox_place};
 use oxccl_plan::{Buffer, DataType, Destination, From, Geometry, Op, Order, Plan, Slice};
@@ -160,8 +160,8 @@ impl Running {
     }
 
     /// What the operation does, for comparison with others.
-    pub(super) fn doing(&self) -> Doing {
-        Doing::Collective(self.label, self.seq)
+    pub(super) fn doing(&self) -> CurrentOp {
+        CurrentOp::Collective(self.label, self.seq)
     }
 
     /// What marks the packets of this operation: those of another one never match.
@@ -553,8 +553,8 @@ impl<'a> VisitState<'a> {
             *dst = dst.wrapping_add(at);
         }
         let streaming = self.streaming(first);
-        let abroad = matches!(dst, Destination::Peer(..) | Destination::Everyone(_));
-        if abroad && !self.endpoint.rank.begin_writing() {
+        let writes_to_peers = matches!(dst, Destination::Peer(..) | Destination::Everyone(_));
+        if writes_to_peers && !self.endpoint.rank.begin_writing() {
             // Someone has failed: the operation hears of it.
             return Ok(Poll::Wait(rank));
         }
@@ -562,7 +562,7 @@ impl<'a> VisitState<'a> {
         // other rank accesses the destinations or writes the sources now.
         unsafe { kernels::fold(dsts, srcs, bytes, self.how(finish, streaming)) };
         let poll = self.stretch_done(bytes, len, streaming);
-        if abroad {
+        if writes_to_peers {
             self.endpoint.rank.end_writing();
         }
         Ok(poll)

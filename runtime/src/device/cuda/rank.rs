@@ -1,11 +1,11 @@
-//! A rank's seat in a communicator on a GPU: the memory that it shares with its peers, its
+//! A rank of a communicator on a GPU: the memory that it shares with its peers, its
 //! counters, and what it says to running kernels.
 
 use super::driver::{self, Gpu, Relaxed, cu};
+use super::exchange::Address;
 use super::export::{self, Mapping};
 use super::held;
 use super::library::{self, Functions};
-use super::mail::Address;
 use super::mapper::{self, Peer, Sharing};
 use super::offer::{self, Offer, Shares};
 use super::order::{self, Order};
@@ -13,7 +13,7 @@ use super::pool::Block;
 use super::registry::Key;
 use super::shared::{Memory, Pinned};
 use super::stream::{Private, Stream};
-use super::used::Used;
+use super::streams::LaunchedStreams;
 use super::{Failing, closing, reaper};
 use crate::bootstrap::deadline::Deadline;
 use crate::config::{self, Config};
@@ -65,7 +65,7 @@ const MAPS_AT: u64 = COMMON_AT + size_of::<abi::Shared>() as u64;
 const PRIVATE_BYTES: usize = MAPS_AT as usize + size_of::<abi::Maps>();
 
 /// See the module.
-pub struct Seat {
+pub struct CudaRank {
     /// The GPU.
     pub gpu: &'static Gpu,
     /// The kernels there.
@@ -93,7 +93,7 @@ pub struct Seat {
     /// On which it is closed.
     closing: Mutex<Option<Private>>,
     /// Streams that it has launched on.
-    used: Used,
+    used: LaunchedStreams,
     /// None of a rank alone.
     sharing: Option<Sharing>,
     /// Until it is closed.
@@ -105,11 +105,11 @@ pub struct Seat {
 }
 
 // SAFETY: addresses of the GPU, and host memory that is only accessed by atomics.
-unsafe impl Send for Seat {}
+unsafe impl Send for CudaRank {}
 // SAFETY: as above.
-unsafe impl Sync for Seat {}
+unsafe impl Sync for CudaRank {}
 
-impl Seat {
+impl CudaRank {
     /// Allocates what a rank needs; [`connect`](Self::connect) makes it usable.
     pub fn new(index: i32, rank: u32, nranks: u32, mixes: bool) -> Result<Self> {
         let gpu = driver::gpu(index)?;
@@ -162,7 +162,7 @@ impl Seat {
             control,
             order: Mutex::new(Some(Order::new(mixes)?)),
             closing: Mutex::default(),
-            used: Used::default(),
+            used: LaunchedStreams::default(),
             sharing,
             held: held::Held::new(&gpu.held),
             graphs: AtomicU32::new(0),
@@ -189,7 +189,7 @@ impl Seat {
             free: self.held.free_of(self.gpu.multiprocessors),
             exchange_blocks: self.functions.exchange_blocks,
             max_blocks,
-            mail: self.sharing.as_ref().map_or_else(Address::default, Sharing::address),
+            inbound: self.sharing.as_ref().map_or_else(Address::default, Sharing::address),
             peer_access: !Config::get().forbids_peer_access(),
             host_memory: !Config::get().shm_disable,
         })
@@ -199,7 +199,7 @@ impl Seat {
     pub fn meet(&mut self, offers: &[Offer], here: impl Fn(usize) -> bool) {
         if let Some(sharing) = &mut self.sharing {
             let peer =
-                |(rank, offer): (usize, &Offer)| Peer { address: offer.mail, here: here(rank) };
+                |(rank, offer): (usize, &Offer)| Peer { address: offer.inbound, here: here(rank) };
             sharing.connect(offers.iter().enumerate().map(peer).collect());
         }
         let Shares { ranks, channels, lanes, held } = offer::shares(offers);
@@ -287,7 +287,7 @@ impl Seat {
             self.view.shared[rank] = pinned.at;
             self.pinned.push(pinned);
         }
-        sharing.stay_apart();
+        sharing.note_no_peer_access();
         Ok(())
     }
 
@@ -323,7 +323,7 @@ impl Seat {
             signals_given: signals,
             signals_taken: signals,
         };
-        // SAFETY: memory of this seat of these sizes; the sources live until the copies are done.
+        // SAFETY: memory of this rank of these sizes; the sources live until the copies are done.
         unsafe {
             let (from, to) = (words.as_ptr().cast(), self.shared.at());
             cu!(cuMemcpyHtoD_v2(to, from, abi::WORDS_BYTES))?;
@@ -373,14 +373,14 @@ impl Seat {
     /// Ties it to its rank: the failures of one are those of the other.
     pub fn attach(mut self, rank: &Arc<Rank>) -> Arc<Self> {
         self.owner = Arc::downgrade(rank);
-        let seat = Arc::new(self);
-        if seat.sharing.is_some() {
-            mapper::attend(&seat);
+        let cuda_rank = Arc::new(self);
+        if cuda_rank.sharing.is_some() {
+            mapper::attend(&cuda_rank);
         }
-        rank.set_accelerator(Arc::downgrade(&seat) as _);
-        super::register(Arc::downgrade(&seat) as _);
-        reaper::watch(&seat);
-        seat
+        rank.set_accelerator(Arc::downgrade(&cuda_rank) as _);
+        super::register(Arc::downgrade(&cuda_rank) as _);
+        reaper::watch(&cuda_rank);
+        cuda_rank
     }
 
     /// What it shares with its peers; None of a rank alone.
@@ -405,8 +405,8 @@ impl Seat {
     }
 
     /// Collectives for which engines were sent to the wrong places.
-    pub fn astray(&self) -> u64 {
-        Self::count(&self.control().astray)
+    pub fn engine_mispredictions(&self) -> u64 {
+        Self::count(&self.control().engine_mispredictions)
     }
 
     fn count(word: &u64) -> u64 {
@@ -439,7 +439,7 @@ impl Seat {
     }
 
     fn control(&self) -> &abi::Control {
-        // SAFETY: it lives as long as this seat; words that change are accessed by atomics.
+        // SAFETY: it lives as long as this rank; words that change are accessed by atomics.
         unsafe { &*self.control_at() }
     }
 
@@ -513,7 +513,7 @@ impl Seat {
         self.graphs.load(Ordering::Acquire) > 0
     }
 
-    /// Launches after all that the communicator has launched; graphs keep the seat. Where the
+    /// Launches after all that the communicator has launched; graphs keep the rank. Where the
     /// driver refuses a launch outside of captures, the communicator fails: a part of the operation
     /// may be queued, and the peers wait for the whole.
     pub fn launch(
@@ -586,28 +586,28 @@ impl Seat {
     }
 
     /// Whether nothing of a rank that has left runs here any more, nor will.
-    pub fn is_out(&self) -> bool {
+    pub fn is_quiescent(&self) -> bool {
         self.is_closed() && !self.busy()
     }
 
     fn close_on(&self, stream: CUstream) -> Result<()> {
-        // SAFETY: the first byte of the fault word, in memory that this seat owns.
+        // SAFETY: the first byte of the fault word, in memory that this rank owns.
         unsafe { cu!(cuMemsetD8Async(self.view.common, abi::FAULT_ABORTED as u8, 1, stream)) }
     }
 
-    /// A graph holds the seat until it is destroyed, and a buffer of it.
+    /// A graph holds the rank until it is destroyed, and a buffer of it.
     pub(super) fn keep(self: &Arc<Self>, graph: CUgraph, buffer: Option<Key>) -> Result<()> {
         unsafe extern "C" fn release(held: *mut c_void) {
-            // SAFETY: what `keep` gave away. No CUDA here: the reaper drops the seat.
+            // SAFETY: what `keep` gave away. No CUDA here: the reaper drops the rank.
             let held = unsafe { Box::from_raw(held.cast::<Held>()) };
             if let Some(key) = held.buffer {
-                held.seat.release(key);
+                held.cuda_rank.release(key);
             }
-            held.seat.graphs.fetch_sub(1, Ordering::AcqRel);
-            reaper::bury(held.seat);
+            held.cuda_rank.graphs.fetch_sub(1, Ordering::AcqRel);
+            reaper::retire_graph_ref(held.cuda_rank);
         }
         self.graphs.fetch_add(1, Ordering::AcqRel);
-        let held = Box::into_raw(Box::new(Held { seat: self.clone(), buffer }));
+        let held = Box::into_raw(Box::new(Held { cuda_rank: self.clone(), buffer }));
         let mut object = null_mut();
         let no_sync = sys::CUuserObject_flags::CU_USER_OBJECT_NO_DESTRUCTOR_SYNC as u32;
         let moved = sys::CUuserObjectRetain_flags::CU_GRAPH_USER_OBJECT_MOVE as u32;
@@ -637,14 +637,14 @@ fn few_queues() -> bool {
 
 /// What a graph holds.
 struct Held {
-    seat: Arc<Seat>,
+    cuda_rank: Arc<CudaRank>,
     buffer: Option<Key>,
 }
 
 /// How long the end of a communicator waits for a busy GPU.
 const CLOSING: Duration = Duration::from_millis(100);
 
-impl Failing for Seat {
+impl Failing for CudaRank {
     fn failure_on(&self, stream: CUstream) -> Option<Error> {
         self.hear();
         let rank = self.owner()?;
@@ -661,7 +661,7 @@ impl Failing for Seat {
     }
 }
 
-impl Accelerator for Seat {
+impl Accelerator for CudaRank {
     fn abort(&self) {
         Self::word(&self.control().abort).store(1, Ordering::Release);
     }
@@ -673,7 +673,7 @@ impl Accelerator for Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for CudaRank {
     fn drop(&mut self) {
         let (Ok(_context), Ok(_relaxed)) = (self.gpu.enter(), Relaxed::begin()) else {
             // The process exits, and the driver with it: nothing may be given back any more.
@@ -686,7 +686,7 @@ impl Drop for Seat {
         let mut given = take(&mut self.imports);
         given.extend(self.sharing.iter().flat_map(Sharing::close));
         let pinned = take(&mut self.pinned);
-        let apart = self.sharing.as_ref().is_some_and(Sharing::is_apart);
+        let apart = self.sharing.as_ref().is_some_and(Sharing::lacks_peer_access);
         let host = apart.then(|| (self.shared.clone(), take(&mut self.neighbours)));
         if !given.is_empty() || apart {
             closing::when_quiet(self.gpu, move || drop((given, pinned, host)));

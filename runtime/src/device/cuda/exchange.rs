@@ -40,7 +40,7 @@ pub struct Offered {
 
 /// What is told of a buffer.
 #[derive(Debug)]
-pub enum News {
+pub enum BufferEvent {
     /// It may be mapped.
     Offer(Offered),
     /// The receiver's buffer was mapped; or cannot be.
@@ -53,7 +53,7 @@ pub enum News {
 
 /// A message.
 #[derive(Debug)]
-pub struct Mail {
+pub struct BufferMessage {
     /// The rank that sent it.
     pub from: u32,
     /// The number of the buffer.
@@ -61,11 +61,11 @@ pub struct Mail {
     /// Which one of this number.
     pub generation: u64,
     /// What is told.
-    pub news: News,
+    pub event: BufferEvent,
 }
 
 /// A rank's box.
-pub struct Postbox {
+pub struct Inbound {
     /// Becomes readable when there is something in it.
     pub socket: Arc<UnixDatagram>,
     /// Where it is.
@@ -84,7 +84,7 @@ fn socket_name(name: &[u8; 16]) -> std::io::Result<SocketAddr> {
     SocketAddr::from_abstract_name([b"oxccl-box-", &name[..]].concat())
 }
 
-impl Postbox {
+impl Inbound {
     /// An empty one.
     pub fn new() -> Result<Self> {
         let address = Address { name: random()?, key: random()? };
@@ -97,7 +97,7 @@ impl Postbox {
     }
 
     /// Takes the next message: Some(None) is a stranger's, which is thrown away. Blocks: never.
-    pub fn take(&self) -> Option<Option<Mail>> {
+    pub fn take(&self) -> Option<Option<BufferMessage>> {
         let mut bytes = [0; LONGEST];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_SEGMENTS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -114,7 +114,7 @@ impl Postbox {
     }
 }
 
-/// What became of a letter.
+/// What became of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sent {
     /// It is in the box.
@@ -134,28 +134,39 @@ impl Sent {
     }
 }
 
-/// A letter on its way.
-pub struct Letter {
+/// A datagram on its way.
+pub struct Datagram {
     bytes: Vec<u8>,
     fds: Vec<Arc<OwnedFd>>,
 }
 
-impl Letter {
+impl Datagram {
     /// To the box with this key.
-    pub fn new(key: &[u8; 16], mail: &Mail) -> Self {
+    pub fn new(key: &[u8; 16], message: &BufferMessage) -> Self {
         let nothing = Offered::default();
-        let (kind, offered) = match &mail.news {
-            News::Offer(offered) => (0, offered),
-            News::Answer(has) => (1 + u64::from(*has), &nothing),
-            News::Withdraw => (3, &nothing),
-            News::Returned => (4, &nothing),
+        let (kind, offered) = match &message.event {
+            BufferEvent::Offer(offered) => (0, offered),
+            BufferEvent::Answer(has) => (1 + u64::from(*has), &nothing),
+            BufferEvent::Withdraw => (3, &nothing),
+            BufferEvent::Returned => (4, &nothing),
         };
         let Offered { base, len, window, exported } = offered;
         let Exported { offset, handle, segments } = exported;
         let by_handle = u64::from(handle.is_some());
-        let (from, number, count) = (mail.from.into(), mail.number.into(), segments.len() as u64);
-        let words: [u64; WORDS] =
-            [kind, from, number, mail.generation, *base, *len, *window, *offset, by_handle, count];
+        let (from, number, count) =
+            (message.from.into(), message.number.into(), segments.len() as u64);
+        let words: [u64; WORDS] = [
+            kind,
+            from,
+            number,
+            message.generation,
+            *base,
+            *len,
+            *window,
+            *offset,
+            by_handle,
+            count,
+        ];
         let mut bytes = key.to_vec();
         bytes.extend(words.iter().flat_map(|word| word.to_le_bytes()));
         bytes.extend(handle.unwrap_or([0; 64]));
@@ -190,7 +201,7 @@ impl Letter {
 }
 
 /// None for anything but a whole message with the right key.
-pub(crate) fn decode(key: &[u8; 16], bytes: &[u8], fds: Vec<OwnedFd>) -> Option<Mail> {
+pub(crate) fn decode(key: &[u8; 16], bytes: &[u8], fds: Vec<OwnedFd>) -> Option<BufferMessage> {
     let (theirs, rest) = bytes.split_first_chunk::<16>()?;
     let differing = theirs.iter().zip(key).fold(0, |bits, (a, b)| bits | (a ^ b));
     let (words, rest) = rest.split_first_chunk::<{ WORDS * 8 }>()?;
@@ -207,19 +218,19 @@ pub(crate) fn decode(key: &[u8; 16], bytes: &[u8], fds: Vec<OwnedFd>) -> Option<
     let fds = if fds.len() as u64 == count { fds } else { Vec::new() };
     let sizes = sizes.as_chunks::<8>().0.iter().map(|size| u64::from_le_bytes(*size));
     let segments = sizes.zip(fds).map(|(size, fd)| (size, Arc::new(fd))).collect();
-    let news = match kind {
+    let event = match kind {
         0 => {
             let handle = (by_handle == 1).then_some(*handle);
             let exported = Exported { offset, handle, segments };
-            News::Offer(Offered { base, len, window, exported })
+            BufferEvent::Offer(Offered { base, len, window, exported })
         }
-        1 | 2 => News::Answer(kind == 2),
-        3 => News::Withdraw,
-        4 => News::Returned,
+        1 | 2 => BufferEvent::Answer(kind == 2),
+        3 => BufferEvent::Withdraw,
+        4 => BufferEvent::Returned,
         _ => return None,
     };
     let (from, number) = (u32::try_from(from).ok()?, u32::try_from(number).ok()?);
-    Some(Mail { from, number, generation, news })
+    Some(BufferMessage { from, number, generation, event })
 }
 
 #[cfg(test)]
@@ -227,27 +238,27 @@ mod tests {
     use super::*;
     use crate::os::memory::sealed_memfd;
 
-    fn offer(segments: Vec<(u64, Arc<OwnedFd>)>, handle: Option<[u8; 64]>) -> Mail {
+    fn offer(segments: Vec<(u64, Arc<OwnedFd>)>, handle: Option<[u8; 64]>) -> BufferMessage {
         let exported = Exported { offset: 256, handle, segments };
-        let news = News::Offer(Offered { base: 0x7f00_0000, len: 99, window: 7, exported });
-        Mail { from: 3, number: 255, generation: 1 << 40, news }
+        let event = BufferEvent::Offer(Offered { base: 0x7f00_0000, len: 99, window: 7, exported });
+        BufferMessage { from: 3, number: 255, generation: 1 << 40, event }
     }
 
     #[test]
     fn messages_and_their_descriptors_arrive_in_order() {
-        let to = Postbox::new().unwrap();
+        let to = Inbound::new().unwrap();
         let file = |pages: usize| Arc::new(sealed_memfd("t", pages * 4096).unwrap());
         let key = &to.address.key;
-        for mail in [
+        for message in [
             offer(vec![(4096, file(1)), (8192, file(2))], None),
             offer(Vec::new(), Some([7; 64])),
-            Mail { news: News::Answer(true), ..offer(Vec::new(), None) },
+            BufferMessage { event: BufferEvent::Answer(true), ..offer(Vec::new(), None) },
         ] {
-            assert_eq!(Letter::new(key, &mail).send(&to.address), Sent::Delivered);
+            assert_eq!(Datagram::new(key, &message).send(&to.address), Sent::Delivered);
         }
         let first = to.take().flatten().unwrap();
         assert_eq!((first.from, first.number, first.generation), (3, 255, 1 << 40));
-        let News::Offer(Offered { base, len, window, exported }) = first.news else {
+        let BufferEvent::Offer(Offered { base, len, window, exported }) = first.event else {
             panic!("{first:?}")
         };
         assert_eq!((len, window), (99, 7));
@@ -259,50 +270,52 @@ mod tests {
         assert_eq!((base, exported.offset, exported.handle), (0x7f00_0000, 256, None));
         assert_eq!(sizes, [(4096, 4096), (8192, 8192)]);
         let second = to.take().flatten().unwrap();
-        assert!(matches!(second.news, News::Offer(o) if o.exported.handle == Some([7; 64])));
-        assert!(matches!(to.take().flatten().unwrap().news, News::Answer(true)));
+        assert!(
+            matches!(second.event, BufferEvent::Offer(o) if o.exported.handle == Some([7; 64]))
+        );
+        assert!(matches!(to.take().flatten().unwrap().event, BufferEvent::Answer(true)));
         assert!(to.take().is_none());
     }
 
     #[test]
     fn strangers_and_garbage_are_thrown_away() {
-        let to = Postbox::new().unwrap();
-        let mail = || Mail { news: News::Withdraw, ..offer(Vec::new(), None) };
-        assert!(Letter::new(&[0; 16], &mail()).send(&to.address) == Sent::Delivered);
-        let mut short = Letter::new(&to.address.key, &mail());
+        let to = Inbound::new().unwrap();
+        let message = || BufferMessage { event: BufferEvent::Withdraw, ..offer(Vec::new(), None) };
+        assert!(Datagram::new(&[0; 16], &message()).send(&to.address) == Sent::Delivered);
+        let mut short = Datagram::new(&to.address.key, &message());
         short.bytes.pop();
         assert!(short.send(&to.address) == Sent::Delivered);
-        let mut lying = Letter::new(&to.address.key, &mail());
+        let mut lying = Datagram::new(&to.address.key, &message());
         lying.bytes[16 + (WORDS - 1) * 8] = 2;
         lying.bytes.extend([0; 16]);
         assert!(lying.send(&to.address) == Sent::Delivered);
-        assert!(Letter::new(&to.address.key, &mail()).send(&to.address) == Sent::Delivered);
+        assert!(Datagram::new(&to.address.key, &message()).send(&to.address) == Sent::Delivered);
         for _ in 0..2 {
             assert!(matches!(to.take(), Some(None)));
         }
         // Its descriptors are missing, which makes it no stranger's.
         assert!(to.take().flatten().is_some());
-        assert!(matches!(to.take().flatten().unwrap().news, News::Withdraw));
+        assert!(matches!(to.take().flatten().unwrap().event, BufferEvent::Withdraw));
         assert!(to.take().is_none());
     }
 
     #[test]
     fn a_full_box_says_so_and_takes_more_when_it_was_emptied() {
-        let to = Postbox::new().unwrap();
-        let letter = Letter::new(&to.address.key, &offer(Vec::new(), None));
+        let to = Inbound::new().unwrap();
+        let datagram = Datagram::new(&to.address.key, &offer(Vec::new(), None));
         let mut sent = 0;
-        while letter.send(&to.address) == Sent::Delivered {
+        while datagram.send(&to.address) == Sent::Delivered {
             sent += 1;
             assert!(sent < 100_000, "the system bounds it");
         }
         assert!(to.take().is_some());
-        assert_eq!(letter.send(&to.address), Sent::Delivered);
+        assert_eq!(datagram.send(&to.address), Sent::Delivered);
         let mut taken = 0;
         while to.take().is_some() {
             taken += 1;
         }
         assert_eq!(taken, sent);
         let nowhere = Address { name: [9; 16], key: [0; 16] };
-        assert_eq!(letter.send(&nowhere), Sent::Gone);
+        assert_eq!(datagram.send(&nowhere), Sent::Gone);
     }
 }

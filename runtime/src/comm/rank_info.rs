@@ -22,7 +22,7 @@ const HOLDER: u64 = 4;
 
 /// Facts about a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Blob {
+pub(crate) struct RankInfo {
     /// Names the process.
     pub(super) process: [u8; 16],
     pub(super) pid: u32,
@@ -98,7 +98,7 @@ pub(super) fn algorithm(config: &Config) -> Result<[u8; 16]> {
     Err(config.refused("OXCCL_ALGORITHM", why, format!("one of {names}")))
 }
 
-impl Blob {
+impl RankInfo {
     pub(super) fn own(socket: [u8; 16], control: SocketAddr, device: Device) -> Result<Self> {
         static PROCESS: OnceLock<Result<[u8; 16]>> = OnceLock::new();
         let config = Config::get();
@@ -127,7 +127,7 @@ impl Blob {
 
     /// How plans are chosen, if this is rank 0's blob; complains where `own` asks for something
     /// else that matters for results.
-    pub(super) fn policy(&self, own: &Blob) -> Policy {
+    pub(super) fn policy(&self, own: &RankInfo) -> Policy {
         if own.deterministic != self.deterministic {
             let value = u8::from(self.deterministic);
             let text =
@@ -211,15 +211,16 @@ mod tests {
 
     #[test]
     fn blobs_survive_the_round_trip_and_other_formats_are_refused() {
-        let blob = Blob::own([7; 16], "[fe80::1%3]:9".parse().unwrap(), Device::Cuda(0)).unwrap();
+        let blob =
+            RankInfo::own([7; 16], "[fe80::1%3]:9".parse().unwrap(), Device::Cuda(0)).unwrap();
         let mut bytes = blob.encode();
-        assert_eq!(Blob::decode(0, &bytes).unwrap(), blob);
-        assert!(Blob::decode(0, &bytes[..80]).is_err());
-        let set = Blob { deterministic: true, ..blob };
-        let policy = Blob::decode(0, &set.encode()).unwrap().policy(&set);
+        assert_eq!(RankInfo::decode(0, &bytes).unwrap(), blob);
+        assert!(RankInfo::decode(0, &bytes[..80]).is_err());
+        let set = RankInfo { deterministic: true, ..blob };
+        let policy = RankInfo::decode(0, &set.encode()).unwrap().policy(&set);
         assert!(policy.deterministic);
         bytes[0] = 9;
-        let text = Blob::decode(3, &bytes).unwrap_err().to_string();
+        let text = RankInfo::decode(3, &bytes).unwrap_err().to_string();
         assert!(text.contains("rank 3 speaks format Some(9)"), "{text}");
     }
 

@@ -20,9 +20,9 @@ struct Known {
 
 /// See the module.
 #[derive(Default)]
-pub struct Used(Mutex<Vec<Known>>);
+pub struct LaunchedStreams(Mutex<Vec<Known>>);
 
-impl Used {
+impl LaunchedStreams {
     fn known(&self) -> MutexGuard<'_, Vec<Known>> {
         self.0.lock().unwrap_or_else(|e| e.into_inner())
     }
@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn a_failure_is_told_once_on_each_stream_and_not_on_one_that_got_the_handle() {
-        let (used, first, second) = (Used::default(), stream(0x1000), stream(0x2000));
+        let (used, first, second) = (LaunchedStreams::default(), stream(0x1000), stream(0x2000));
         used.note(first, Some(7));
         used.note(second, Some(8));
         let tell = |stream, number| used.tell_numbered(stream, || Some(number));
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn streams_of_threads_are_known_apart_and_the_oldest_is_forgotten() {
-        let (used, one) = (Used::default(), stream(2));
+        let (used, one) = (LaunchedStreams::default(), stream(2));
         for number in 0..=REMEMBERED as u64 {
             used.note(one, Some(number));
         }
