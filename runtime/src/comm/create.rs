@@ -156,8 +156,8 @@ pub(super) fn join(
     assemble(rendezvous, id, rank, *device, options)
 }
 
-/// Makes a communicator of those who meet in a rendezvous; the calling one becomes `rank`. `id` tells
-/// its connections from others.
+/// Makes a communicator of those who meet in a rendezvous; the calling one becomes `rank`. `id`
+/// tells its connections from others.
 pub(super) fn assemble(
     mut rendezvous: Rendezvous,
     id: &UniqueId,
@@ -245,14 +245,20 @@ fn make(
         comm = comm.with_cuda_rank(cuda_rank);
     }
     comm.lsa_size = team::lsa_size(members.blobs.iter().map(|b| b.host));
-    for (peer, sign) in signs {
-        match sign {
-            Ok(sign) => monitor::watch(&comm.endpoint.rank, peer, sign)?,
-            Err(why) => comm.endpoint.rank.lose(peer, why),
-        }
-    }
+    watch(&comm.endpoint.rank, signs)?;
     apply_timeout(&comm);
     Ok(comm)
+}
+
+/// Has the monitor watch all peers by these signs. Those of which nothing can be seen are lost.
+fn watch(rank: &Arc<Rank>, signs: Vec<(u32, std::result::Result<Sign, String>)>) -> Result<()> {
+    for (peer, sign) in signs {
+        match sign {
+            Ok(sign) => monitor::watch(rank, peer, sign)?,
+            Err(why) => rank.lose(peer, why),
+        }
+    }
+    Ok(())
 }
 
 /// The rank that an error of a meeting is about, by its number in the communicator, and why.

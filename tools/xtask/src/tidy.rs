@@ -81,10 +81,7 @@ impl Layers {
     /// The part to which a path within the runtime belongs, as `device/host/arena`.
     fn part(&self, path: &str) -> Option<String> {
         let ends = path.match_indices('/').map(|(at, _)| at).chain([path.len()]);
-        ends.map(|end| &path[..end])
-            .filter(|part| self.0.contains_key(*part))
-            .last()
-            .map(str::to_owned)
+        ends.map(|end| &path[..end]).rfind(|part| self.0.contains_key(*part)).map(str::to_owned)
     }
 
     /// Checks a file, and notes what it uses.

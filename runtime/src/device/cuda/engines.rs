@@ -108,8 +108,8 @@ impl Site {
 }
 
 /// Launches the engines, and what goes before them, in the order of the stream, where they can be
-/// used, and tells `program` whether they are. Only within [`CudaRank::launch`], which keeps windows
-/// mapped.
+/// used, and tells `program` whether they are. Only within [`CudaRank::launch`], which keeps
+/// windows mapped.
 pub fn launch_before(
     cuda_rank: &CudaRank,
     call: &Call,
