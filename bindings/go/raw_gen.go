@@ -267,8 +267,8 @@ func ncclGetErrorString(result Result) *C.char {
 	return C.oxgo_ncclGetErrorString(C.ncclResult_t(result))
 }
 
-// What failed last: on the communicator, if it has failed, else in this thread, else in the
-// process.
+// Returns what failed last: on the communicator, if it has failed, else in this thread, else in
+// the process.
 //
 // `comm`: a handle or null. The text lives until the calling thread's next error. Blocks: never.
 func ncclGetLastError(comm C.ncclComm_t) *C.char {

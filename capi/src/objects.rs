@@ -119,8 +119,8 @@ pub(crate) fn remove<T: 'static, H>(
     table.remove(handle as usize).map_err(|why| dead(function, argument, handle as usize, why))
 }
 
-/// Whether an alien handle is one of CUDA: so are all that are not ours, where there is CUDA. As
-/// there, they have to be alive.
+/// Returns whether an alien handle is one of CUDA: so are all that are not ours, where there is
+/// CUDA. As there, they have to be alive.
 #[cold]
 fn is_cuda(handle: usize) -> bool {
     may_be_cuda(handle) && cuda::driver::count().is_ok()

@@ -754,8 +754,8 @@ const char *ncclGetErrorString(ncclResult_t result);
 // Same as ncclGetErrorString, for wrappers that replace it.
 const char *pncclGetErrorString(ncclResult_t result);
 
-// What failed last: on the communicator, if it has failed, else in this thread, else in the
-// process.
+// Returns what failed last: on the communicator, if it has failed, else in this thread, else in
+// the process.
 //
 // `comm`: a handle or null. The text lives until the calling thread's next error. Blocks: never.
 const char *ncclGetLastError(ncclComm_t comm);

@@ -582,8 +582,8 @@ PROTOTYPES = {
     "ncclGetErrorString": (c_char_p, (c_int,)),
     # ncclGetLastError(comm)
     #
-    # What failed last: on the communicator, if it has failed, else in this thread, else in the
-    # process.
+    # Returns what failed last: on the communicator, if it has failed, else in this thread, else in
+    # the process.
     #
     # `comm`: a handle or null. The text lives until the calling thread's next error. Blocks: never.
     "ncclGetLastError": (c_char_p, (c_void_p,)),

@@ -62,8 +62,8 @@ pub unsafe extern "C" fn ncclGetErrorString(result: MaybeUninit<ncclResult_t>) -
     error_string(result)
 }
 
-/// What failed last: on the communicator, if it has failed, else in this thread, else in the
-/// process.
+/// Returns what failed last: on the communicator, if it has failed, else in this thread, else in
+/// the process.
 ///
 /// `comm`: a handle or null. The text lives until the calling thread's next error. Blocks: never.
 ///

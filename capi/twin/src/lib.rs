@@ -35,7 +35,7 @@ fn is(word: &Ident, text: &str) -> bool {
     word.to_string() == text
 }
 
-/// Whether these are the contents of an attribute that documents.
+/// Returns whether these are the contents of a `doc` attribute.
 fn is_doc(token: &TokenTree) -> bool {
     let TokenTree::Group(group) = token else { return false };
     matches!(group.stream().into_iter().next(), Some(TokenTree::Ident(word)) if is(&word, "doc"))

@@ -39,7 +39,7 @@ impl Writer {
         Some(Self { pid: pid.parse().ok()?, start: start.parse().ok(), place: place.to_owned() })
     }
 
-    /// Whether it still runs; None where this process cannot know, also while that one ends.
+    /// Returns whether it still runs; `None` where this process cannot know, and while it ends.
     fn lives(&self) -> Option<bool> {
         let start = self.start.filter(|_| self.place == place() && sees_own_pids())?;
         match began(self.pid) {

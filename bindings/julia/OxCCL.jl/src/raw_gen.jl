@@ -638,8 +638,8 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 @inline ncclGetErrorString(result) =
     ccall(@inbounds(ADDRESSES[31]), Cstring, (Cint,), result)
 
-# What failed last: on the communicator, if it has failed, else in this thread, else in the
-# process.
+# Returns what failed last: on the communicator, if it has failed, else in this thread, else in
+# the process.
 #
 # `comm`: a handle or null. The text lives until the calling thread's next error. Blocks: never.
 @inline ncclGetLastError(comm) =
