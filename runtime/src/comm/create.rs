@@ -80,7 +80,7 @@ impl Rendezvous {
 
     /// What the members gave, by rank, of what all gave who meet.
     fn select(&self, mut all: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
-        let mut take = |cuda_rank: &u32| all.get_mut(*cuda_rank as usize).map(std::mem::take);
+        let mut take = |number: &u32| all.get_mut(*number as usize).map(std::mem::take);
         self.participants.iter().filter_map(&mut take).collect()
     }
 }
