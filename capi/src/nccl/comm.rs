@@ -62,7 +62,7 @@ fn ranks(number: c_int, function: &'static str, argument: &'static str) -> Resul
 /// # Safety
 /// `comm` is null or stays writable until the communicator is made.
 pub(crate) unsafe fn make(
-    (function, output, cuda_rank): (&'static str, &'static str, &'static str),
+    (function, output, rank_name): (&'static str, &'static str, &'static str),
     comm: *mut ncclComm_t,
     nranks: c_int,
     id: UniqueId,
@@ -71,7 +71,7 @@ pub(crate) unsafe fn make(
     options: Options,
 ) -> Result<Launched> {
     let nranks = ranks(nranks, function, "nranks")?;
-    let rank = convert::rank(rank, nranks, function, cuda_rank)?;
+    let rank = convert::rank(rank, nranks, function, rank_name)?;
     let origin = Origin::Id { id, rank, nranks };
     // SAFETY: passed on from the caller.
     unsafe { begin((function, output), comm, origin, None, (device, options)) }
@@ -131,7 +131,7 @@ unsafe fn comm_init_rank(
 /// # Safety
 /// As for `make` and `config::read`.
 unsafe fn join(
-    (function, [output, cuda_rank, key]): Names,
+    (function, [output, rank_name, key]): Names,
     comm: *mut ncclComm_t,
     nranks: c_int,
     commId: ncclUniqueId,
@@ -144,7 +144,7 @@ unsafe fn join(
     // SAFETY: passed on from the caller.
     unsafe {
         let device = device::current()?;
-        make((function, output, cuda_rank), comm, nranks, id, rank, device, options)
+        make((function, output, rank_name), comm, nranks, id, rank, device, options)
     }
 }
 
