@@ -144,7 +144,7 @@ const CUT: Duration = Duration::from_secs(5);
 
 /// Has the kernel notice that the other host is out of reach. Its kernel answers, so that a stopped
 /// process does not count. For connections that carry little: the limit holds for a full buffer
-/// too.
+/// too, see [`tolerate_full_buffer`].
 pub fn watch_for_cuts(socket: &Socket) {
     let second = Duration::from_secs(1);
     let keepalive = socket2::TcpKeepalive::new().with_time(second).with_interval(second);
@@ -155,8 +155,15 @@ pub fn watch_for_cuts(socket: &Socket) {
     }
 }
 
+/// Lets the other process leave data unread for as long as it likes. A cut is still noticed by the
+/// side that waits for data, and by this one once all data have been acknowledged.
+pub fn tolerate_full_buffer(socket: &Socket) {
+    // Refused by sockets that are not TCP's, which have no such limit.
+    let _ = socket.set_tcp_user_timeout(None);
+}
+
 /// Undoes [`watch_for_cuts`]: the connection carries data from now on, which may wait long.
 pub fn watch_no_more(socket: &Socket) {
-    let _ = socket.set_tcp_user_timeout(None);
+    tolerate_full_buffer(socket);
     let _ = socket.set_keepalive(false);
 }

@@ -3,6 +3,7 @@
 
 use super::auth::{Client, Progress, Server};
 use super::deadline::Deadline;
+use super::dial::tolerate_full_buffer;
 use crate::error::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use socket2::Socket;
@@ -17,6 +18,9 @@ pub const MAX_UNAUTHENTICATED: usize = 256;
 /// Members authenticate within a round trip and come again when they were too slow.
 pub const UNAUTHENTICATED: Duration = Duration::from_millis(50);
 const HEADER: usize = 5;
+/// Messages up to this size fit into the receive buffer of any system, so that a peer that does not
+/// read them does not stop the connection.
+const SMALL: usize = 16 << 10;
 
 /// A frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -156,6 +160,9 @@ impl Connection {
 
     /// Queues what [`Frame::encode`] made.
     pub fn queue(&mut self, bytes: Arc<[u8]>) {
+        if bytes.len() > SMALL {
+            tolerate_full_buffer(&self.socket);
+        }
         if !bytes.is_empty() {
             self.outgoing.push_back(bytes);
         }
@@ -369,5 +376,19 @@ mod tests {
         client.progress().unwrap();
         let text = server.wait_frame(&deadline, "a frame").unwrap_err().to_string();
         assert!(text.contains("a frame of 101 bytes"), "{text}");
+    }
+
+    #[test]
+    fn a_peer_that_does_not_read_a_large_frame_is_not_taken_for_one_that_is_out_of_reach() {
+        let (mut client, _server) = pair(1 << 20);
+        let limit = |client: &Connection| client.socket.tcp_user_timeout().unwrap();
+        client.send(&Frame { kind: 7, body: vec![0; 100] });
+        client.progress().unwrap();
+        assert!(limit(&client).is_some(), "a cut would not be noticed");
+        // As the table of a thousand ranks, sent to one that is stopped.
+        client.send(&Frame { kind: 7, body: vec![0; 1 << 20] });
+        client.progress().unwrap();
+        assert_eq!(limit(&client), None);
+        assert!(client.socket.keepalive().unwrap(), "a cut would not be noticed");
     }
 }
