@@ -48,12 +48,22 @@ pub(super) fn connect(
         if missing.is_empty() {
             return making.finish(slot_bytes);
         }
-        rendezvous.session.check().map_err(|verdict| making.explained(verdict, &missing))?;
+        let explain = |verdict| explained(verdict, identity.rank, || making.lacking(&missing));
+        rendezvous.session.check().map_err(explain)?;
         let deadline = rendezvous.session.deadline().clone();
         if deadline.passed() {
             return Err(making.late(&missing, &deadline));
         }
         making.wait(rendezvous, deadline.slice());
+    }
+}
+
+/// The rendezvous' verdict, with what this rank lacks: the rank that the rendezvous misses may be
+/// this one, which waits for others. A verdict that names a rank stays as it is.
+fn explained(verdict: Error, rank: u32, lacking: impl FnOnce() -> String) -> Error {
+    match verdict {
+        Error::Init { why } => Error::Init { why: format!("{why}; rank {rank} has {}", lacking()) },
+        named => named,
     }
 }
 
@@ -154,18 +164,6 @@ impl Making {
         wait_for(&mut fds, limit);
     }
 
-    /// What the rendezvous says, with what is known here: the rank that it misses may be this one,
-    /// which waits for others.
-    fn explained(&self, verdict: Error, missing: &[u32]) -> Error {
-        match verdict {
-            Error::Init { why } => {
-                let rank = self.identity.rank;
-                Error::Init { why: format!("{why}; rank {rank} has {}", self.lacking(missing)) }
-            }
-            named => named,
-        }
-    }
-
     fn lacking(&self, missing: &[u32]) -> String {
         let whys = self.connecting.iter().map(|(peer, connection)| (*peer, connection.why()));
         let whys = whys.chain(self.dials.iter().map(|(peer, dial)| (*peer, dial.why())));
@@ -190,5 +188,21 @@ impl Making {
             links.controls[peer as usize] = self.controls.remove(&peer).map(Arc::new);
         }
         Ok(links)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_verdict_without_a_culprit_tells_what_this_rank_lacks() {
+        let lacking = || "no connection with ranks [3] (rank 3: refused)".to_owned();
+        let missed = Error::Init { why: "rank 1 did not come".to_owned() };
+        let text = explained(missed, 1, lacking).to_string();
+        assert!(text.contains("rank 1 did not come; rank 1 has no connection with ranks [3]"));
+        let named = Error::init_death(2, "its process ended");
+        let text = explained(named.clone(), 1, lacking).to_string();
+        assert_eq!(text, named.to_string());
     }
 }
