@@ -720,7 +720,7 @@ func oxcclStreamCreate(stream *C.cudaStream_t) error {
 	return failed(C.oxgo_oxcclStreamCreate(stream))
 }
 
-// Ends a stream; what it still has to do is done nevertheless. Blocks: never.
+// Destroys a stream; queued work still completes. Blocks: never.
 func oxcclStreamDestroy(stream C.cudaStream_t) error {
 	return failed(C.oxgo_oxcclStreamDestroy(stream))
 }

@@ -90,7 +90,7 @@ fn panicked(panic: &(dyn Any + Send)) -> Error {
     let error = Error::panicked(panic);
     if let Ok(Some(comm)) = INVOLVED.try_with(Cell::take) {
         // No panic may leave this either.
-        let _ = catch_unwind(AssertUnwindSafe(|| comm.endpoint().rank.fail(error.clone())));
+        let _ = catch_unwind(AssertUnwindSafe(|| comm.fail(error.clone())));
     }
     error
 }

@@ -1,7 +1,7 @@
 //! The clock of everything that waits for peers: the system's, or one that a simulation moves.
 
 use std::cell::Cell;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 thread_local! {
     static SIMULATED: Cell<Option<Instant>> = const { Cell::new(None) };
@@ -14,7 +14,7 @@ pub fn now() -> Instant {
 
 /// Moves this thread's clock on; from the first call on it stands still in between. For
 /// simulations.
-#[doc(hidden)]
-pub fn advance(by: Duration) {
+#[cfg(feature = "testing")]
+pub fn advance(by: std::time::Duration) {
     SIMULATED.set(Some(now() + by));
 }

@@ -6,7 +6,7 @@ use crate::bootstrap::interface::{self, Interface};
 use crate::bootstrap::launch::{self, Launch};
 use crate::bootstrap::wire::{self, Frame};
 use crate::comm::rank_info::RankInfo;
-use crate::device::cuda::{exchange, offer};
+use crate::device::{CudaOffer, decode_datagram};
 use crate::error::Result;
 use crate::link::Message;
 use crate::link::message::MessageEdge;
@@ -31,13 +31,13 @@ pub fn blob(rank: usize, bytes: &[u8]) -> Result<Vec<u8>> {
 }
 
 /// What a rank on a GPU offers its peers, written again.
-pub fn cuda_rank(rank: usize, bytes: &[u8]) -> Result<Vec<u8>> {
-    offer::Offer::decode(rank, bytes).map(|offer| offer.encode())
+pub fn offer(rank: usize, bytes: &[u8]) -> Result<Vec<u8>> {
+    CudaOffer::decode(rank, bytes).map(|offer| offer.encode())
 }
 
 /// Whether a datagram without descriptors is one of a rank on a GPU that knows the key.
 pub fn is_mail(key: &[u8; 16], bytes: &[u8]) -> bool {
-    exchange::decode(key, bytes, Vec::new()).is_some()
+    decode_datagram(key, bytes, Vec::new()).is_some()
 }
 
 /// The id in the text of a file.

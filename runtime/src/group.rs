@@ -1,15 +1,10 @@
 //! Groups: calls between start and end are checked one by one and launched together.
 
 use crate::comm::{Communicator, Holder, NO_COLOR, Origin};
-use crate::device::Target;
-use crate::device::cuda::order;
-use crate::device::cuda::stream::Stream as CudaStream;
-use crate::device::host::event::Event;
-use crate::device::host::stream::Stream;
-use crate::device::host::task::Work;
+use crate::device::Stream;
 use crate::error::{Error, Result};
 use crate::op::descriptor::Descriptor;
-use crate::op::{Call, OneSided, Transfer, Transfers};
+use crate::op::{Call, Operation, Transfer, Transfers};
 use std::cell::RefCell;
 use std::mem::{ManuallyDrop, take};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,47 +12,19 @@ use std::sync::Arc;
 
 /// A call that was checked and waits for the end of its group.
 enum Pending {
-    Collective(Arc<Communicator>, Call, Arc<Stream>),
-    /// What runs on a GPU, but for sends and receives.
-    Kernel(Arc<Communicator>, Kernel, CudaStream),
-    Transfer(Arc<Communicator>, Transfer, Target),
-    /// Something else, such as a collective made of transfers: never mixed with other sends and
-    /// receives of the group.
-    Work(Arc<Communicator>, Work, Arc<Stream>),
+    /// A whole operation.
+    Operation(Arc<Communicator>, Operation, Stream),
+    /// A send or receive, which becomes one operation with the others of its communicator.
+    Transfer(Arc<Communicator>, Transfer, Stream),
     Create(Creation),
 }
 
 impl Pending {
     fn comm(&self) -> Option<&Arc<Communicator>> {
         match self {
-            Pending::Collective(comm, ..)
-            | Pending::Kernel(comm, ..)
-            | Pending::Transfer(comm, ..)
-            | Pending::Work(comm, ..) => Some(comm),
+            Pending::Operation(comm, ..) | Pending::Transfer(comm, ..) => Some(comm),
             Pending::Create(_) => None,
         }
-    }
-}
-
-/// What a GPU runs.
-enum Kernel {
-    Collective(Call),
-    Exchange(Transfers),
-    OneSided(OneSided),
-}
-
-impl Kernel {
-    fn launch(&self, comm: &Communicator, stream: CudaStream) -> Result<()> {
-        match self {
-            Kernel::Collective(call) => comm.run_on_gpu(call, stream),
-            Kernel::Exchange(transfers) => comm.exchange_on_gpu(&transfers.list, stream),
-            Kernel::OneSided(item) => comm.one_sided_on_gpu(item, stream),
-        }
-    }
-
-    /// Whether it gives peers nothing.
-    fn only_waits(&self) -> bool {
-        matches!(self, Kernel::OneSided(item) if item.only_waits())
     }
 }
 
@@ -151,7 +118,7 @@ fn launch(calls: Vec<Pending>) -> Result<Launched> {
     let launched = catch_unwind(AssertUnwindSafe(|| Prepared::new(calls)?.launch()));
     launched.unwrap_or_else(|panic| {
         let error = Error::panicked(&*panic);
-        comms.iter().for_each(|comm| comm.endpoint().rank.fail(error.clone()));
+        comms.iter().for_each(|comm| comm.fail(error.clone()));
         Err(error)
     })
 }
@@ -181,64 +148,41 @@ fn leave() -> Result<Option<Vec<Pending>>> {
     }
 }
 
-/// A collective: launched at once outside groups.
-pub fn collective(comm: &Arc<Communicator>, call: Call, stream: &Arc<Stream>) -> Result<()> {
+/// A collective: submitted at once outside groups.
+#[inline]
+pub fn collective(comm: &Arc<Communicator>, call: Call, stream: impl Into<Stream>) -> Result<()> {
+    let operation = Operation::Collective(comm.programs(&call)?, call);
+    self::operation(comm, operation, stream)
+}
+
+/// An operation: submitted at once outside groups. It is never mixed with other sends and receives
+/// of its group.
+#[inline]
+pub fn operation(
+    comm: &Arc<Communicator>,
+    operation: impl Into<Operation>,
+    stream: impl Into<Stream>,
+) -> Result<()> {
+    let (operation, stream) = (operation.into(), stream.into());
     if !active() {
-        return stream.launch(comm.endpoint(), comm.programs(&call)?, call);
+        return comm.executor().submit(operation, &stream, true);
     }
-    let pending = Pending::Collective(comm.clone(), call, stream.clone());
+    let pending = Pending::Operation(comm.clone(), operation, stream.into_owned());
     GROUP.with_borrow_mut(|g| g.calls.push(pending));
     Ok(())
 }
 
-/// A collective on a GPU: launched at once outside groups.
-pub fn collective_on_gpu(comm: &Arc<Communicator>, call: Call, stream: CudaStream) -> Result<()> {
-    launch_kernel(comm.clone(), Kernel::Collective(call), stream)
-}
-
 /// A send or receive: a group of its own outside groups.
-pub fn transfer(comm: Arc<Communicator>, transfer: Transfer, stream: Target) -> Result<()> {
-    let call = Pending::Transfer(comm, transfer, stream);
+pub fn transfer(
+    comm: &Arc<Communicator>,
+    transfer: Transfer,
+    stream: impl Into<Stream>,
+) -> Result<()> {
+    let call = Pending::Transfer(comm.clone(), transfer, stream.into().into_owned());
     if !active() {
         return Prepared::new(vec![call])?.launch().map(drop);
     }
     GROUP.with_borrow_mut(|g| g.calls.push(call));
-    Ok(())
-}
-
-/// A collective made of transfers: launched at once outside groups.
-pub fn exchange(comm: Arc<Communicator>, transfers: Transfers, stream: Target) -> Result<()> {
-    let stream = match stream {
-        Target::Host(stream) => stream,
-        Target::Cuda(stream) => return launch_kernel(comm, Kernel::Exchange(transfers), stream),
-    };
-    let work = Work::Exchange(comm.endpoint().clone(), Arc::new(transfers));
-    launch_work(comm, work, stream)
-}
-
-/// A one-sided operation: launched at once outside groups.
-pub fn one_sided(comm: Arc<Communicator>, item: OneSided, stream: Target) -> Result<()> {
-    let stream = match stream {
-        Target::Host(stream) => stream,
-        Target::Cuda(stream) => return launch_kernel(comm, Kernel::OneSided(item), stream),
-    };
-    let work = Work::OneSided(comm.endpoint().clone(), Arc::new(item));
-    launch_work(comm, work, stream)
-}
-
-fn launch_kernel(comm: Arc<Communicator>, kernel: Kernel, stream: CudaStream) -> Result<()> {
-    if !active() {
-        return kernel.launch(&comm, stream);
-    }
-    GROUP.with_borrow_mut(|g| g.calls.push(Pending::Kernel(comm, kernel, stream)));
-    Ok(())
-}
-
-fn launch_work(comm: Arc<Communicator>, work: Work, stream: Arc<Stream>) -> Result<()> {
-    if !active() {
-        return stream.enqueue(work, true);
-    }
-    GROUP.with_borrow_mut(|g| g.calls.push(Pending::Work(comm, work, stream)));
     Ok(())
 }
 
@@ -252,14 +196,24 @@ pub fn create_communicator(creation: Creation) -> Result<Launched> {
     Ok(Launched::Done)
 }
 
+/// An operation of a group, its communicator, and its stream.
+type Submission = (Arc<Communicator>, Operation, Stream);
+
+/// Submits operations in their order, and notes the streams.
+fn submit(operations: Vec<Submission>, launched: &mut Vec<Stream>) -> Result<()> {
+    for (comm, operation, stream) in operations {
+        comm.executor().submit(operation, &stream, false)?;
+        launched.push(stream);
+    }
+    Ok(())
+}
+
 /// The calls of a group, checked and ready.
 #[derive(Default)]
 struct Prepared {
     creations: Vec<Creation>,
-    /// Collectives, in the order of calls.
-    works: Vec<(Arc<Communicator>, Work, Arc<Stream>)>,
-    /// The same on GPUs.
-    kernels: Vec<(Arc<Communicator>, Kernel, CudaStream)>,
+    /// Whole operations, in the order of calls.
+    operations: Vec<Submission>,
     /// Each communicator's sends and receives.
     exchanges: Vec<Exchange>,
 }
@@ -268,17 +222,13 @@ impl Prepared {
     /// Everything is checked before anything is launched.
     fn new(calls: Vec<Pending>) -> Result<Self> {
         let mut prepared = Self::default();
-        let Self { creations, works, kernels, exchanges } = &mut prepared;
+        let Self { creations, operations, exchanges } = &mut prepared;
         for call in calls {
             match call {
                 Pending::Create(creation) => creations.push(creation),
-                Pending::Collective(comm, call, stream) => {
-                    let programs = comm.programs(&call)?;
-                    let work = Work::Collective(comm.endpoint().clone(), programs, call);
-                    works.push((comm, work, stream));
+                Pending::Operation(comm, operation, stream) => {
+                    operations.push((comm, operation, stream));
                 }
-                Pending::Kernel(comm, kernel, stream) => kernels.push((comm, kernel, stream)),
-                Pending::Work(comm, work, stream) => works.push((comm, work, stream)),
                 Pending::Transfer(comm, transfer, stream) => {
                     match exchanges.iter_mut().find(|e| Arc::ptr_eq(&e.comm, &comm)) {
                         Some(exchange) => exchange.add(transfer, stream),
@@ -300,59 +250,41 @@ impl Prepared {
     fn launch(mut self) -> Result<Launched> {
         let created = create_all(std::mem::take(&mut self.creations))?;
         let comms = self.communicators();
-        let mut first = None;
-        let outcome = self.launch_calls(&mut first);
+        let mut launched = Vec::new();
+        let outcome = self.launch_calls(&mut launched);
         if let Err(error) = &outcome
-            && first.is_some_and(|stream| !stream.is_capturing())
+            && launched.first().is_some_and(|stream| !stream.is_capturing())
         {
-            comms.iter().for_each(|comm| comm.endpoint().rank.fail(error.clone()));
+            comms.iter().for_each(|comm| comm.fail(error.clone()));
         }
         outcome.map(|()| created)
     }
 
     /// The communicators of all calls.
     fn communicators(&self) -> Vec<Arc<Communicator>> {
-        let works = self.works.iter().map(|(comm, ..)| comm);
-        let kernels = self.kernels.iter().map(|(comm, ..)| comm);
+        let operations = self.operations.iter().map(|(comm, ..)| comm);
         let exchanges = self.exchanges.iter().map(|exchange| &exchange.comm);
-        let mut all: Vec<_> = works.chain(kernels).chain(exchanges).cloned().collect();
+        let mut all: Vec<_> = operations.chain(exchanges).cloned().collect();
         all.dedup_by(|a, b| Arc::ptr_eq(a, b));
         all
     }
 
     /// Collectives and puts first, in the order of calls, then each communicator's transfers as
-    /// one, then what waits for signals. Notes the stream on which something was launched first.
-    fn launch_calls(self, launched: &mut Option<Target>) -> Result<()> {
-        let mut streams: Vec<Arc<Stream>> = Vec::new();
-        // What waits for a peer's signals must not hold up what the peer waits for.
-        let waits = |work: &Work| matches!(work, Work::OneSided(_, item) if item.only_waits());
-        let (last, works): (Vec<_>, Vec<_>) =
-            self.works.into_iter().partition(|(_, work, _)| waits(work));
-        for (_, work, stream) in works {
-            stream.enqueue(work, false)?;
-            launched.get_or_insert_with(|| Target::Host(stream.clone()));
-            streams.push(stream);
+    /// one, then what waits for signals: it must not hold up what the peer waits for. Notes the
+    /// streams on which something was launched.
+    fn launch_calls(self, launched: &mut Vec<Stream>) -> Result<()> {
+        let waits = |operation: &Operation| operation.only_waits();
+        let (last, first): (Vec<_>, Vec<_>) =
+            self.operations.into_iter().partition(|(_, operation, _)| waits(operation));
+        submit(first, launched)?;
+        for Exchange { comm, transfers, mut streams } in self.exchanges {
+            let transfers = Transfers { operation: "send/recv", list: transfers };
+            comm.executor().submit_on_all(transfers.into(), &streams)?;
+            launched.push(streams.swap_remove(0));
         }
-        let (waits, kernels): (Vec<_>, Vec<_>) =
-            self.kernels.into_iter().partition(|(_, kernel, _)| kernel.only_waits());
-        for (comm, kernel, stream) in kernels {
-            kernel.launch(&comm, stream)?;
-            launched.get_or_insert(Target::Cuda(stream));
-        }
-        for exchange in self.exchanges {
-            let stream = exchange.streams[0].clone();
-            exchange.launch()?;
-            if let Target::Host(stream) = &stream {
-                streams.push(stream.clone());
-            }
-            launched.get_or_insert(stream);
-        }
-        for (_, work, stream) in last {
-            stream.enqueue(work, false)?;
-            streams.push(stream);
-        }
-        waits.iter().try_for_each(|(comm, kernel, stream)| kernel.launch(comm, *stream))?;
-        nudge(&streams);
+        submit(last, launched)?;
+        // Moves what was launched on for a moment, as a single call would.
+        launched.iter().take(64).for_each(Stream::nudge);
         Ok(())
     }
 
@@ -361,28 +293,13 @@ impl Prepared {
             let what = "a group that makes communicators has no estimate; none was made";
             return Err(Error::usage(what, "make them outside the group to simulate"));
         }
-        let works = self.works.iter().map(|(comm, work, _)| {
-            let time_us = match work {
-                Work::Collective(_, programs, call) => comm.estimate_us(programs, call),
-                Work::Exchange(_, transfers) => comm.estimate_exchange_us(&transfers.list),
-                Work::OneSided(_, item) => comm.estimate_one_sided_us(item),
-                _ => 0.0,
-            };
-            Ok::<_, Error>((comm, time_us))
-        });
-        let kernels = self.kernels.iter().map(|(comm, kernel, _)| {
-            let time_us = match kernel {
-                Kernel::Collective(call) => comm.estimate_us(&*comm.programs(call)?, call),
-                Kernel::Exchange(transfers) => comm.estimate_exchange_us(&transfers.list),
-                Kernel::OneSided(item) => comm.estimate_one_sided_us(item),
-            };
-            Ok::<_, Error>((comm, time_us))
-        });
+        let operations = self.operations.iter();
+        let operations =
+            operations.map(|(comm, operation, _)| (comm, comm.estimate_operation_us(operation)));
         let exchanges =
-            self.exchanges.iter().map(|e| Ok((&e.comm, e.comm.estimate_exchange_us(&e.transfers))));
+            self.exchanges.iter().map(|e| (&e.comm, e.comm.estimate_exchange_us(&e.transfers)));
         let mut sums: Vec<(&Arc<Communicator>, f64)> = Vec::new();
-        for estimate in works.chain(kernels).chain(exchanges) {
-            let (comm, time_us) = estimate?;
+        for (comm, time_us) in operations.chain(exchanges) {
             match sums.iter_mut().find(|(known, _)| Arc::ptr_eq(known, comm)) {
                 Some((_, sum)) => *sum += time_us,
                 None => sums.push((comm, time_us)),
@@ -392,24 +309,16 @@ impl Prepared {
     }
 }
 
-/// Moves what was launched on for a moment, as a single call would.
-fn nudge(streams: &[Arc<Stream>]) {
-    const LOOK: crate::device::host::collective::Budget =
-        crate::device::host::collective::Budget { polls: 4, bytes: 16 << 10 };
-    for stream in streams.iter().take(64) {
-        stream.advance(LOOK);
-    }
-}
-
-/// The transfers of one communicator.
+/// The sends and receives of one communicator.
 struct Exchange {
     comm: Arc<Communicator>,
     transfers: Vec<Transfer>,
-    streams: Vec<Target>,
+    /// Those of the calls, each once. The first one runs them.
+    streams: Vec<Stream>,
 }
 
 impl Exchange {
-    fn add(&mut self, transfer: Transfer, stream: Target) {
+    fn add(&mut self, transfer: Transfer, stream: Stream) {
         self.transfers.push(transfer);
         if !self.streams.contains(&stream) {
             self.streams.push(stream);
@@ -420,17 +329,7 @@ impl Exchange {
     /// captured.
     fn check(&self) -> Result<()> {
         let rank = self.comm.rank();
-        let captured = |stream: &Target| match stream {
-            Target::Host(stream) => stream.is_capturing(),
-            // CUDA says so itself, of the first one that does not fit.
-            Target::Cuda(_) => false,
-        };
-        let (all, any) = (self.streams.iter().all(captured), self.streams.iter().any(captured));
-        if any && !all {
-            let what =
-                "a group's sends and receives are on streams of which only some are captured";
-            return Err(Error::usage(what, "capture all of them, or none"));
-        }
+        self.comm.executor().check_streams(&self.streams)?;
         let own = |send: bool| {
             let of = move |t: &&Transfer| t.peer == rank && t.send == send;
             let message = |t: &Transfer| Descriptor::message(t.dtype, t.bytes as u64).to_string();
@@ -443,46 +342,6 @@ impl Exchange {
             return Err(Error::usage(what, hint));
         }
         Ok(())
-    }
-
-    /// Runs on the first stream; the others wait for it, and it for what they had to do before.
-    fn launch(self) -> Result<()> {
-        let hosts = self.streams.iter().filter_map(|stream| match stream {
-            Target::Host(stream) => Some(stream.clone()),
-            Target::Cuda(_) => None,
-        });
-        let hosts: Vec<Arc<Stream>> = hosts.collect();
-        let Some((first, others)) = hosts.split_first() else { return self.launch_on_gpu() };
-        for other in others {
-            let before = Arc::new(Event::default());
-            other.record(&before)?;
-            first.wait_event(&before)?;
-        }
-        let transfers = Arc::new(Transfers { operation: "send/recv", list: self.transfers });
-        first
-            .enqueue(Work::Exchange(self.comm.endpoint().clone(), transfers), others.is_empty())?;
-        if !others.is_empty() {
-            let after = Arc::new(Event::default());
-            first.record(&after)?;
-            others.iter().try_for_each(|other| other.wait_event(&after))?;
-        }
-        Ok(())
-    }
-}
-
-impl Exchange {
-    /// The same with CUDA streams.
-    fn launch_on_gpu(self) -> Result<()> {
-        let streams = self.streams.iter().filter_map(|stream| match stream {
-            Target::Cuda(stream) => Some(*stream),
-            Target::Host(_) => None,
-        });
-        let streams: Vec<CudaStream> = streams.collect();
-        let Some((first, others)) = streams.split_first() else { return Ok(()) };
-        let _context = self.comm.enter_gpu()?;
-        others.iter().try_for_each(|other| order::join(*other, *first))?;
-        self.comm.exchange_on_gpu(&self.transfers, *first)?;
-        others.iter().try_for_each(|other| order::join(*first, *other))
     }
 }
 
@@ -529,6 +388,7 @@ mod tests {
     use crate::bootstrap;
     use crate::comm::{Member, Options, create};
     use crate::device::Device;
+    use crate::device::host::stream::Stream as HostStream;
     use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
 
     /// A communicator of one rank.
@@ -548,7 +408,7 @@ mod tests {
 
     #[test]
     fn a_group_that_panics_fails_its_communicators_and_the_next_one_works() {
-        let (comm, other, stream) = (alone(), alone(), Stream::new());
+        let (comm, other, stream) = (alone(), alone(), HostStream::new());
         let device = Device::Host(0);
         let holder = Arc::new(Holder::new(device, Options::default()));
         let origin = Origin::Id { id: bootstrap::new_unique_id().unwrap(), rank: 0, nranks: 1 };
@@ -568,15 +428,15 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_estimate_is_an_error_and_not_0() {
-        let comm = alone();
-        let kernel = |nranks| {
-            let stream = CudaStream(std::ptr::null_mut());
-            Pending::Kernel(comm.clone(), Kernel::Collective(call(nranks)), stream)
-        };
-        let estimate = |nranks| Prepared::new(vec![kernel(nranks)]).unwrap().estimate_us();
-        assert!(estimate(1).unwrap() >= 0.0);
-        let error = estimate(0).unwrap_err().to_string();
-        assert!(error.contains("no plan serves"), "{error}");
+    fn what_no_plan_serves_is_an_error_also_where_it_is_only_estimated() {
+        let (comm, stream) = (alone(), HostStream::new());
+        start();
+        collective(&comm, call(1), &stream).unwrap();
+        assert!(simulate_end().unwrap().is_some_and(|time_us| time_us >= 0.0));
+        start();
+        let error = collective(&comm, call(0), &stream).unwrap_err();
+        assert!(error.to_string().contains("no plan serves"), "{error}");
+        note_error(&error);
+        assert!(simulate_end().is_err());
     }
 }

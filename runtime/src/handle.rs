@@ -4,6 +4,7 @@
 //! their table is never freed, so a dead handle is found out instead of followed. The tag makes it
 //! an address that no process can have: it differs from every CUDA handle.
 
+use crate::error::{Error, Result};
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::ops::Deref;
@@ -38,6 +39,22 @@ pub enum Dead {
     Alien,
     /// Its object was destroyed.
     Destroyed,
+}
+
+/// What an error calls an argument: the function of the C interface, and the argument's name.
+pub type Named = (&'static str, &'static str);
+
+impl Dead {
+    /// The error for a handle that was passed as this argument.
+    #[cold]
+    pub fn error(self, handle: usize, (function, argument): Named) -> Error {
+        let got = match self {
+            Dead::Alien if handle == 0 => "null".to_owned(),
+            Dead::Alien => format!("{handle:#x}, which is no handle of that kind"),
+            Dead::Destroyed => format!("{handle:#x}, which was destroyed"),
+        };
+        Error::argument(function, argument, got, "a living handle from this library")
+    }
 }
 
 struct Slot<T> {
@@ -214,8 +231,9 @@ impl<T> Handles<T> {
         chunk.get(index as usize % CHUNK)
     }
 
-    /// A handle for an object; None when a million of them are alive.
-    pub fn insert(&self, object: Arc<T>) -> Option<usize> {
+    /// Returns a handle for an object. Fails while a million of them are alive.
+    pub fn insert(&self, object: Arc<T>) -> Result<usize> {
+        let full = || Error::usage("there are a million objects of one kind", "destroy some");
         let index = {
             let mut free = self.free.lock().unwrap_or_else(|e| e.into_inner());
             match free.0.pop() {
@@ -224,20 +242,21 @@ impl<T> Handles<T> {
                     free.1 += 1;
                     free.1 - 1
                 }
-                None => return None,
+                None => return Err(full()),
             }
         };
         self.chunks[index as usize / CHUNK].get_or_init(|| {
             (0..CHUNK).map(|_| RwLock::new(Slot { generation: 0, object: None })).collect()
         });
-        let mut slot = self.slot(index)?.write().unwrap_or_else(|e| e.into_inner());
+        let mut slot =
+            self.slot(index).ok_or_else(full)?.write().unwrap_or_else(|e| e.into_inner());
         slot.generation = (slot.generation + 1) & GENERATION_MASK;
         slot.object = Some(object);
         let generation = slot.generation << GENERATION_SHIFT;
-        Some((tagged(self.kind) | generation | u64::from(index)) as usize)
+        Ok((tagged(self.kind) | generation | u64::from(index)) as usize)
     }
 
-    fn parse(&self, handle: usize) -> Result<(u32, u64), Dead> {
+    fn parse(&self, handle: usize) -> std::result::Result<(u32, u64), Dead> {
         let handle = handle as u64;
         if handle >> KIND_SHIFT != tagged(self.kind) >> KIND_SHIFT {
             return Err(Dead::Alien);
@@ -246,7 +265,7 @@ impl<T> Handles<T> {
     }
 
     /// The object of a handle.
-    pub fn get(&self, handle: usize) -> Result<Arc<T>, Dead> {
+    pub fn get(&self, handle: usize) -> std::result::Result<Arc<T>, Dead> {
         let (index, generation) = self.parse(handle)?;
         let slot = self.slot(index).ok_or(Dead::Alien)?;
         let slot = slot.read().unwrap_or_else(|e| e.into_inner());
@@ -264,7 +283,7 @@ impl<T> Handles<T> {
         &'static self,
         handle: usize,
         cache: &'static LocalKey<Cache<T>>,
-    ) -> Result<Lent<T>, Dead> {
+    ) -> std::result::Result<Lent<T>, Dead> {
         // A thread that ends keeps nothing.
         let Ok(place) = cache.try_with(|cache| cache.place(self)) else {
             return self.get(handle).map(Lent::from);
@@ -287,7 +306,7 @@ impl<T> Handles<T> {
 
     /// Ends a handle and returns its object, which no thread keeps any more but those that are in a
     /// call with it.
-    pub fn remove(&self, handle: usize) -> Result<Arc<T>, Dead> {
+    pub fn remove(&self, handle: usize) -> std::result::Result<Arc<T>, Dead> {
         let (index, generation) = self.parse(handle)?;
         let slot = self.slot(index).ok_or(Dead::Alien)?;
         let mut slot = slot.write().unwrap_or_else(|e| e.into_inner());

@@ -13,6 +13,7 @@ pub mod error;
 mod exit;
 pub mod fork;
 #[doc(hidden)]
+#[cfg(feature = "testing")]
 pub mod fuzzing;
 pub mod group;
 pub mod handle;

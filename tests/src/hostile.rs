@@ -58,8 +58,8 @@ pub fn identity(data: &[u8]) {
             }
         }
         3 => {
-            if let Ok(again) = fuzzing::cuda_rank(3, data) {
-                let once_more = fuzzing::cuda_rank(3, &again);
+            if let Ok(again) = fuzzing::offer(3, data) {
+                let once_more = fuzzing::offer(3, &again);
                 assert!(once_more.is_ok_and(|bytes| bytes == again), "an offer stays what it is");
             }
         }

@@ -10,7 +10,10 @@ pub mod simulation;
 pub mod vcollectives;
 pub mod windows;
 
+use oxccl_runtime::comm::Communicator;
+use oxccl_runtime::device::host::endpoint::Endpoint;
 use std::mem::MaybeUninit;
+use std::sync::Arc;
 
 /// Skips a test with a reason, or fails it where `OXCCL_TEST_REQUIRE` names what is missing (or
 /// says `all`).
@@ -28,4 +31,9 @@ pub fn number<E>(value: i32) -> MaybeUninit<E> {
     // SAFETY: as large as an int.
     unsafe { out.as_mut_ptr().cast::<i32>().write(value) };
     out
+}
+
+/// The endpoint of a communicator in host memory.
+pub fn endpoint(comm: &Communicator) -> &Arc<Endpoint> {
+    comm.executor().host().expect("a communicator in host memory")
 }

@@ -2,7 +2,6 @@
 
 use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
 use oxccl_runtime::comm::Communicator;
-use oxccl_runtime::device::Target;
 use oxccl_runtime::device::host::stream::Stream;
 use oxccl_runtime::op::{Call, Transfer};
 use oxccl_runtime::{Code, Error, group};
@@ -129,7 +128,7 @@ pub fn outcome(comm: &Arc<Communicator>, case: Case) -> Error {
                 let to = output.at.wrapping_add(i * bytes);
                 let data = if send { input.at } else { to };
                 let transfer = Transfer { peer, send, data, bytes, dtype };
-                let _ = group::transfer(comm.clone(), transfer, Target::Host(stream.clone()));
+                let _ = group::transfer(comm, transfer, &stream);
             }
             let _ = group::end();
         }

@@ -4,10 +4,10 @@
 //! Every rank draws the same sequence from the seed, so each knows all inputs and what every
 //! output has to be. Outputs are poisoned before and surrounded by bytes that must not change.
 
+use crate::endpoint;
 use oxccl_plan::ir::UserMemory;
 use oxccl_plan::{Collective, DataType, Geometry, Plan, ReduceOp, Spec, reference};
 use oxccl_runtime::comm::Communicator;
-use oxccl_runtime::device::Target;
 use oxccl_runtime::device::host::arena;
 use oxccl_runtime::device::host::collective::capacity;
 use oxccl_runtime::device::host::endpoint::CarrierCounts;
@@ -164,7 +164,7 @@ pub fn play(players: &[Player], shape: Shape) -> Result<()> {
     let mut random = Random(shape.seed);
     let (mut number, mut mapped, mut pulled) = (0, 0, 0);
     let (mut seen, mut again) = (HashSet::new(), 0);
-    let modes = |player: &Player| player.comm.endpoint().state().modes;
+    let modes = |player: &Player| endpoint(&player.comm).state().modes;
     let before: Vec<CarrierCounts> = players.iter().map(modes).collect();
     while number < shape.operations {
         let mut pending = Pending::default();
@@ -261,7 +261,7 @@ fn collective(
     let call =
         |input: *const u8, output| Call { spec, input, output, count, dtype, op, scale: None };
     let probe = call(std::ptr::null(), std::ptr::null_mut());
-    let everyone = players[0].comm.endpoint().one_process || mapped.iter().all(|&m| m);
+    let everyone = endpoint(&players[0].comm).one_process || mapped.iter().all(|&m| m);
     let self_overlap = kind == Collective::AllToAll && in_place.iter().any(|&i| i);
     let (expected, used) = expected(&players[0].comm, &probe, everyone && !self_overlap, &data)?;
     for player in players {
@@ -322,7 +322,7 @@ fn expected(
     let mapped = programs.mapped.as_ref().filter(|_| mappable);
     let plan = mapped.map_or(programs.any.0, |(plan, _)| *plan);
     let Call { count, dtype, op, .. } = *call;
-    let got = outcome(&plan, comm.endpoint().edge_slot_bytes, count, dtype, op, data);
+    let got = outcome(&plan, endpoint(comm).edge_slot_bytes, count, dtype, op, data);
     let used = match plan.layout.user_memory {
         UserMemory::Private => Used::Not,
         _ if mapped.is_some() => Used::Mapped,
@@ -368,11 +368,7 @@ fn exchange(
                 let buffer = Framed::new(bytes, offset, arena)?;
                 let (place, dtype) = (buffer.inner().as_mut_ptr(), DataType::Uint8);
                 let transfer = Transfer { peer, send, data: place, bytes, dtype };
-                group::transfer(
-                    player.comm.clone(),
-                    transfer,
-                    Target::Host(player.stream.clone()),
-                )?;
+                group::transfer(&player.comm, transfer, &player.stream)?;
                 if send {
                     buffer.inner().copy_from_slice(&data);
                     pending.inputs.push(buffer);

@@ -2,7 +2,6 @@
 
 use crate::sequence::{Player, Random};
 use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
-use oxccl_runtime::device::Target;
 use oxccl_runtime::device::host::arena;
 use oxccl_runtime::op::{Awaiting, Call, OneSided};
 use oxccl_runtime::{Result, group};
@@ -66,7 +65,7 @@ pub fn play(player: &Player, seed: u64, rounds: u32, mapped: bool) -> Result<()>
             let target = (put.to, window, rank as usize * SHARE + put.at);
             let work = comm.put_signal((data.as_ptr(), put.len), target, signal);
             let work = work.expect("the window lives")?;
-            group::one_sided(comm.clone(), work, Target::Host(player.stream.clone()))?;
+            group::operation(comm, work, &player.stream)?;
         }
         let awaiting: Vec<Awaiting> = puts
             .iter()
@@ -76,11 +75,7 @@ pub fn play(player: &Player, seed: u64, rounds: u32, mapped: bool) -> Result<()>
                 Awaiting { peer: p.from, signal, count: 1 }
             })
             .collect();
-        group::one_sided(
-            comm.clone(),
-            OneSided::Wait(awaiting),
-            Target::Host(player.stream.clone()),
-        )?;
+        group::operation(comm, OneSided::Wait(awaiting), &player.stream)?;
         if grouped {
             group::end()?;
         }

@@ -6,9 +6,10 @@ use oxccl_runtime::comm::{Communicator, Member, Options, create};
 use oxccl_runtime::device::Device;
 use oxccl_runtime::device::host::stream::Stream;
 use oxccl_runtime::device::host::task::{HostFunction, Work};
-use oxccl_runtime::op::{Address, Call, Programs};
+use oxccl_runtime::op::{self, Address, Call, Programs};
 use oxccl_runtime::{Error, bootstrap, group};
 use oxccl_tests::c::{C11, Program, expect_success, run};
+use oxccl_tests::endpoint;
 use oxccl_tests::job::Job;
 use oxccl_tests::missing;
 use oxccl_tests::sequence::{Player, Random, Shape, play};
@@ -256,7 +257,7 @@ fn a_panic_in_the_worker_fails_the_operation_and_the_worker_goes_on() {
     let (comm, call, programs) = broken();
     let stream = Stream::new();
     // Not inline, and nobody synchronises: only the worker moves the stream on.
-    let work = Work::Collective(comm.endpoint().clone(), programs, call);
+    let work = Work::Operation(endpoint(&comm).clone(), op::Operation::Collective(programs, call));
     stream.enqueue(work, false).expect("it is taken");
     let (sender, heard) = channel::<()>();
     let argument = Address((&raw const sender).cast_mut().cast());
@@ -275,7 +276,7 @@ fn a_panic_in_the_worker_fails_the_operation_and_the_worker_goes_on() {
 fn a_panic_in_a_call_is_an_error_and_later_calls_do_not_hang() {
     let (comm, call, programs) = broken();
     let stream = Stream::new();
-    let error = stream.launch(comm.endpoint(), programs, call).expect_err("it panics");
+    let error = stream.launch(endpoint(&comm), programs, call).expect_err("it panics");
     assert!(matches!(&error, Error::Internal { what } if what.contains("a panic")), "{error}");
     let later = group::collective(&comm, call, &stream).and_then(|()| stream.synchronize(None));
     assert!(later.is_err(), "an operation after the failed one succeeds");

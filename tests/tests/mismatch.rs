@@ -3,8 +3,8 @@
 
 use oxccl_plan::{Collective, DataType};
 use oxccl_runtime::comm::{Communicator, Holder, Member, Options, create};
+use oxccl_runtime::device::Device;
 use oxccl_runtime::device::host::stream::Stream;
-use oxccl_runtime::device::{Device, Target};
 use oxccl_runtime::op::Transfer;
 use oxccl_runtime::{Code, Result, bootstrap, group};
 use oxccl_tests::job::Job;
@@ -126,7 +126,7 @@ fn message(comm: &Arc<Communicator>, send: bool, bytes: usize) -> Result<()> {
     let (mut buffer, stream) = (vec![7u8; bytes], Stream::new());
     let (peer, data, dtype) = (1 - comm.rank(), buffer.as_mut_ptr(), DataType::Uint8);
     let transfer = Transfer { peer, send, data, bytes, dtype };
-    group::transfer(comm.clone(), transfer, Target::Host(stream.clone()))?;
+    group::transfer(comm, transfer, &stream)?;
     assert!(stream.synchronize(Some(Duration::from_secs(60)))?, "it hangs");
     Ok(())
 }

@@ -10,7 +10,7 @@ use oxccl::nccl::config::ncclSimInfo_t;
 use oxccl::nccl::group::{ncclGroupEnd, ncclGroupSimulateEnd, ncclGroupStart};
 use oxccl::nccl::redop::{ncclRedOpCreatePreMulSum, ncclRedOpDestroy};
 use oxccl::nccl::types::{ncclComm_t, ncclRedOp_t, ncclResult_t, ncclUniqueId};
-use oxccl::objects::COMMS;
+use oxccl::objects;
 use oxccl::oxccl::graph::{
     oxcclGraphDestroy, oxcclGraphInstantiate, oxcclGraphLaunch, oxcclStreamBeginCapture,
     oxcclStreamEndCapture,
@@ -19,6 +19,7 @@ use oxccl::oxccl::vcollectives::oxcclReduceScatterv;
 use oxccl_plan::{Collective, DataType, Geometry, ReduceOp, Spec, arith, reference};
 use oxccl_runtime::device::host::collective::capacity;
 use oxccl_runtime::op::Call;
+use oxccl_tests::endpoint;
 use oxccl_tests::sequence::Random;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
@@ -49,7 +50,7 @@ fn expected(
     inputs: &[Vec<u8>],
     scalars: &[Vec<u8>],
 ) -> Vec<Vec<u8>> {
-    let holder = COMMS.get(world.comms[0] as usize).expect("it lives");
+    let holder = objects::holder(world.comms[0], "the test").expect("it lives");
     let comm = holder.ready().expect("it is made");
     let (input, output) = (std::ptr::null(), std::ptr::null_mut());
     let count = count as u64;
@@ -63,7 +64,7 @@ fn expected(
             arith::fold(dtype, ReduceOp::Prod, &[input, &factors], None)
         })
         .collect();
-    let room = capacity(comm.endpoint().edge_slot_bytes, dtype);
+    let room = capacity(endpoint(comm).edge_slot_bytes, dtype);
     let geometry = Geometry::new(&plan.layout, count, &room);
     reference::interpret(&plan, geometry, dtype, ReduceOp::Sum, &scaled).expect("a right plan")
 }

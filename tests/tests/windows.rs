@@ -2,8 +2,8 @@
 
 use oxccl_runtime::bootstrap;
 use oxccl_runtime::comm::{Member, Options, create};
+use oxccl_runtime::device::Device;
 use oxccl_runtime::device::host::stream::Stream;
-use oxccl_runtime::device::{Device, Target};
 use oxccl_runtime::group;
 use oxccl_runtime::op::OneSided;
 use oxccl_tests::job::Job;
@@ -87,8 +87,7 @@ fn a_put_waits_until_the_peer_has_its_window() {
             let window = comm.register_window(memory.as_mut_ptr(), 4096).expect("a window");
             let data = [7u8; 10];
             let put = comm.put_signal((data.as_ptr(), 10), (1, window, 5), 0).expect("it lives");
-            group::one_sided(comm.clone(), put.expect("in range"), Target::Host(stream.clone()))
-                .expect("called");
+            group::operation(&comm, put.expect("in range"), &stream).expect("called");
             assert!(!stream.query().expect("it waits"));
             late.wait();
             assert!(stream.synchronize(Some(Duration::from_secs(60))).expect("it works"));
@@ -97,7 +96,7 @@ fn a_put_waits_until_the_peer_has_its_window() {
             comm.register_window(memory.as_mut_ptr(), 4096).expect("a window");
             let signal = oxccl_runtime::op::Awaiting { peer: 0, signal: 0, count: 1 };
             let wait = OneSided::Wait(vec![signal]);
-            group::one_sided(comm, wait, Target::Host(stream.clone())).expect("called");
+            group::operation(&comm, wait, &stream).expect("called");
             assert!(stream.synchronize(Some(Duration::from_secs(60))).expect("it works"));
             assert_eq!((memory[4], memory[5], memory[14], memory[15]), (0, 7, 7, 0));
         }

@@ -207,7 +207,7 @@ ncclResult_t oxcclSetInitTimeout(int64_t timeoutNs);
 // wait for. `stream`: out. Blocks: never.
 ncclResult_t oxcclStreamCreate(oxcclStream_t *stream);
 
-// Ends a stream; what it still has to do is done nevertheless. Blocks: never.
+// Destroys a stream; queued work still completes. Blocks: never.
 ncclResult_t oxcclStreamDestroy(oxcclStream_t stream);
 
 // Tells whether a stream has done everything: ncclSuccess, or ncclInProgress. An asynchronous

@@ -974,7 +974,7 @@ PROTOTYPES = {
     "oxcclStreamCreate": (c_int, (POINTER(c_void_p),)),
     # oxcclStreamDestroy(stream)
     #
-    # Ends a stream; what it still has to do is done nevertheless. Blocks: never.
+    # Destroys a stream; queued work still completes. Blocks: never.
     "oxcclStreamDestroy": (c_int, (c_void_p,)),
     # oxcclStreamQuery(stream)
     #

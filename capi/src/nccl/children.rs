@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 /// The parent of a child, not suspended.
 fn parent(comm: ncclComm_t, function: &'static str) -> Result<(Arc<Holder>, Called)> {
-    let holder = objects::get(&objects::COMMS, comm, function, "comm")?;
+    let holder = objects::holder(comm, function)?;
     let ready = Called::new(holder.clone())?;
     Ok((holder, ready))
 }

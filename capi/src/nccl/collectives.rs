@@ -54,12 +54,8 @@ impl Arguments {
         // Also of 0 elements: the others check that all ranks call the same.
         let (input, output) = (self.input.cast(), self.output.cast());
         let call = Call { spec, input, output, count: self.count as u64, dtype, op, scale };
-        if comm.cuda_rank().is_some() {
-            let stream = objects::cuda_stream(self.stream, function)?;
-            return group::collective_on_gpu(&comm, call, stream);
-        }
-        let stream = objects::stream_of(&comm, self.stream, function)?;
-        group::collective(&comm, call, &stream)
+        let stream = comm.stream(self.stream as usize, function)?;
+        group::collective(&comm, call, stream)
     }
 
     fn count_name(&self) -> &'static str {
@@ -100,11 +96,11 @@ fn transfer(
     comm.check()?;
     let dtype = convert::dtype(dtype, function)?;
     let peer = convert::rank(peer, comm.nranks(), function, "peer")?;
-    let stream = objects::target_of(&comm, stream, function)?;
+    let stream = comm.stream(stream as usize, function)?;
     let bytes = bytes(function, "count", count, dtype, 1)?;
     convert::buffer(data, bytes, function, if send { "sendbuff" } else { "recvbuff" })?;
     let transfer = Transfer { peer, send, data: data.cast(), bytes, dtype };
-    group::transfer(comm.clone(), transfer, stream)
+    group::transfer(&comm, transfer, stream)
 }
 
 unsafe fn all_reduce(

@@ -100,7 +100,7 @@ pub(crate) unsafe fn begin(
     let finish = Box::new(move |holder, member| {
         if member {
             // SAFETY: by the contract of this function.
-            unsafe { objects::put(&objects::COMMS, holder, comm, function) }
+            unsafe { objects::put(holder, comm, function) }
         } else {
             // SAFETY: not null, and writable by the contract of this function.
             unsafe { convert::store(comm, std::ptr::null_mut(), function, output) }
@@ -236,7 +236,7 @@ unsafe fn comm_init_all(
 }
 
 unsafe fn comm_finalize(comm: ncclComm_t) -> Result<Launched> {
-    let holder = objects::get(&objects::COMMS, comm, "ncclCommFinalize", "comm")?;
+    let holder = objects::holder(comm, "ncclCommFinalize")?;
     let called = Called::new(holder.clone())?;
     if holder.options().blocking {
         return called.finalize().map(|()| Launched::Done);
@@ -250,12 +250,12 @@ unsafe fn comm_destroy(comm: ncclComm_t) -> Result<()> {
     if comm.is_null() {
         return Ok(());
     }
-    objects::remove(&objects::COMMS, comm, "ncclCommDestroy", "comm")?.destroy()
+    objects::remove(comm, "ncclCommDestroy")?.destroy()
 }
 
 unsafe fn comm_get_async_error(comm: ncclComm_t, asyncError: *mut ncclResult_t) -> Result<()> {
     const FUNCTION: &str = "ncclCommGetAsyncError";
-    let holder = objects::get(&objects::COMMS, comm, FUNCTION, "comm")?;
+    let holder = objects::holder(comm, FUNCTION)?;
     let code = match holder.state() {
         Ok(true) => ncclResult_t::ncclInProgress,
         Ok(false) => ncclResult_t::ncclSuccess,

@@ -35,9 +35,7 @@ fn error_string(result: MaybeUninit<ncclResult_t>) -> *const c_char {
 
 /// The text lives until this thread's next error; never null.
 fn last_error(comm: ncclComm_t) -> *const c_char {
-    let of_comm = objects::get(&objects::COMMS, comm, "ncclGetLastError", "comm")
-        .ok()
-        .and_then(|c| c.state().err());
+    let of_comm = objects::holder(comm, "ncclGetLastError").ok().and_then(|c| c.state().err());
     of_comm.or_else(boundary::last).map_or(c"".as_ptr(), boundary::remember)
 }
 

@@ -14,7 +14,7 @@ unsafe fn comm_abort(comm: ncclComm_t) -> Result<()> {
     if comm.is_null() {
         return Ok(());
     }
-    objects::remove(&objects::COMMS, comm, "ncclCommAbort", "comm")?.abort()
+    objects::remove(comm, "ncclCommAbort")?.abort()
 }
 
 unsafe fn comm_revoke(comm: ncclComm_t, revokeFlags: c_int) -> Result<()> {

@@ -2,11 +2,9 @@
 
 use super::types::ncclResult_t;
 use crate::boundary::boundary;
-use crate::{convert, objects};
-use oxccl_runtime::device::host::arena;
-use oxccl_runtime::device::{Device, cuda};
+use crate::convert;
+use oxccl_runtime::device;
 use oxccl_runtime::error::Result;
-use oxccl_runtime::fork;
 use oxccl_twin::twin;
 use std::ffi::c_void;
 
@@ -20,23 +18,14 @@ pub(crate) unsafe fn allocate(
     function: &'static str,
 ) -> Result<()> {
     convert::place(ptr, function, "ptr")?;
-    let made = match objects::device()? {
-        Device::Host(_) => arena::allocate(size),
-        Device::Cuda(gpu) => cuda::memory::allocate(gpu, size),
-    };
-    let made = made.map_err(|e| e.of(function))?;
+    let made = device::allocate(size).map_err(|e| e.of(function))?;
     // SAFETY: passed on from the caller.
     unsafe { convert::store(ptr, made.cast(), function, "ptr") }
 }
 
 /// Frees what [`allocate`] returned, on whatever device.
 pub(crate) fn free(ptr: *mut c_void, function: &'static str) -> Result<()> {
-    fork::check()?;
-    let freed = match cuda::memory::find(ptr.cast()) {
-        Some(_) => cuda::memory::free(ptr.cast()),
-        None => arena::free(ptr.cast()),
-    };
-    freed.map_err(|e| e.of(function))
+    device::free(ptr.cast()).map_err(|e| e.of(function))
 }
 
 /// Allocates memory of the calling thread's device that peers on this host map, so that collectives

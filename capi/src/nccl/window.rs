@@ -148,11 +148,11 @@ unsafe fn put_signal(
     no_flags(flags, FUNCTION)?;
     let bytes = bytes(FUNCTION, "count", count, dtype, 1)?;
     convert::buffer(localbuff, bytes, FUNCTION, "localbuff")?;
-    let stream = objects::target_of(&comm, stream, FUNCTION)?;
+    let stream = comm.stream(stream as usize, FUNCTION)?;
     let target = (peer, peerWin as u64, peerWinOffset);
     let put = comm.put_signal((localbuff.cast(), bytes), target, signal);
     let put = put.ok_or_else(|| unknown(FUNCTION, "peerWin", peerWin as usize))??;
-    group::one_sided(comm.clone(), put, stream)
+    group::operation(&comm, put, stream)
 }
 
 unsafe fn signal_peer(
@@ -169,8 +169,8 @@ unsafe fn signal_peer(
     let peer = convert::rank(peer, comm.nranks(), FUNCTION, "peer")?;
     let signal = signal(&comm, (sigIdx, ctx), FUNCTION)?;
     no_flags(flags, FUNCTION)?;
-    let stream = objects::target_of(&comm, stream, FUNCTION)?;
-    group::one_sided(comm.clone(), OneSided::Signal(peer, None, signal), stream)
+    let stream = comm.stream(stream as usize, FUNCTION)?;
+    group::operation(&comm, OneSided::Signal(peer, None, signal), stream)
 }
 
 unsafe fn wait_signal(
@@ -199,8 +199,8 @@ unsafe fn wait_signal(
         })?;
         list.push(Awaiting { peer, signal, count });
     }
-    let stream = objects::target_of(&comm, stream, FUNCTION)?;
-    group::one_sided(comm.clone(), OneSided::Wait(list), stream)
+    let stream = comm.stream(stream as usize, FUNCTION)?;
+    group::operation(&comm, OneSided::Wait(list), stream)
 }
 
 /// Registers a buffer.

@@ -4,14 +4,9 @@ use super::types::{oxcclDeviceKind_t, oxcclStream_t};
 use crate::boundary::boundary;
 use crate::nccl::memory;
 use crate::nccl::types::ncclResult_t;
-use crate::objects::On;
 use crate::{convert, objects};
-use oxccl_runtime::device::{self, Device, cuda};
-
-use oxccl_runtime::device::host::task::Work;
-
+use oxccl_runtime::device::{self, Device};
 use oxccl_runtime::error::{Error, Result};
-use oxccl_runtime::op::Address;
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 
@@ -55,12 +50,8 @@ pub unsafe extern "C" fn oxcclDeviceCount(
 ) -> ncclResult_t {
     boundary(|| {
         let host = is_host(kind, "oxcclDeviceCount")?;
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        // None is no error: a program asks to find out.
-        let gpus = || cuda::driver::count().unwrap_or(0);
-        let found = if host { processors as c_int } else { gpus() };
         // SAFETY: passed on from the caller.
-        unsafe { convert::store(count, found, "oxcclDeviceCount", "count") }
+        unsafe { convert::store(count, device::count(host), "oxcclDeviceCount", "count") }
     })
 }
 
@@ -82,7 +73,7 @@ pub unsafe extern "C" fn oxcclDeviceSet(
             return Err(Error::argument(FUNCTION, "index", index, "0 or more"));
         }
         let host = is_host(kind, FUNCTION)?;
-        device::choose(if host { Device::Host(index) } else { Device::Cuda(index) })
+        device::choose(Device::numbered(host, index))
     })
 }
 
@@ -101,9 +92,9 @@ pub unsafe extern "C" fn oxcclDeviceGet(
             return Err(Error::argument(FUNCTION, "index", "null", "a place for the result"));
         }
         let device = device::current()?;
-        let found = match device {
-            Device::Host(_) => oxcclDeviceKind_t::oxcclDeviceHost,
-            Device::Cuda(_) => oxcclDeviceKind_t::oxcclDeviceCuda,
+        let found = match device.is_host() {
+            true => oxcclDeviceKind_t::oxcclDeviceHost,
+            false => oxcclDeviceKind_t::oxcclDeviceCuda,
         };
         // SAFETY: passed on from the caller.
         unsafe {
@@ -157,14 +148,8 @@ pub unsafe extern "C" fn oxcclMemcpyAsync(
         if bytes == 0 {
             return Ok(());
         }
-        match stream {
-            On::Host(stream) => {
-                let (dst, src) = (Address(dst.cast()), Address(src.cast_mut().cast()));
-                stream.enqueue(Work::Copy(dst, src, bytes), true)
-            }
-            // SAFETY: passed on from the caller.
-            On::Cuda(stream) => unsafe { stream.copy(dst.cast(), src.cast(), bytes) },
-        }
+        // SAFETY: passed on from the caller.
+        unsafe { stream.copy(dst.cast(), src.cast(), bytes) }
     })
 }
 
@@ -187,12 +172,7 @@ pub unsafe extern "C" fn oxcclMemsetAsync(
         if bytes == 0 {
             return Ok(());
         }
-        match stream {
-            On::Host(stream) => {
-                stream.enqueue(Work::Set(Address(dst.cast()), value as u8, bytes), true)
-            }
-            // SAFETY: passed on from the caller.
-            On::Cuda(stream) => unsafe { stream.set(dst.cast(), value as u8, bytes) },
-        }
+        // SAFETY: passed on from the caller.
+        unsafe { stream.set(dst.cast(), value as u8, bytes) }
     })
 }

@@ -3,13 +3,10 @@
 use super::types::{oxcclCaptureMode_t, oxcclGraph_t, oxcclGraphExec_t, oxcclStream_t};
 use crate::boundary::boundary;
 use crate::nccl::types::ncclResult_t;
-use crate::objects::On;
 use crate::{convert, objects};
-use oxccl_runtime::device::cuda::graph::{Executable, Graph};
-use oxccl_runtime::device::host::task::Work;
+use oxccl_runtime::device::{Executable, Graph};
 use oxccl_runtime::error::Error;
 use std::mem::MaybeUninit;
-use std::sync::{Arc, Mutex};
 
 /// Begins to capture: calls on the stream, and on streams that wait for its events, go into a graph
 /// instead of being done. Blocks: never.
@@ -29,10 +26,7 @@ pub unsafe extern "C" fn oxcclStreamBeginCapture(
             let expected = "oxcclCaptureGlobal (0) to oxcclCaptureRelaxed (2)";
             return Err(Error::argument(FUNCTION, "mode", mode, expected));
         }
-        match objects::stream(stream, FUNCTION)? {
-            On::Host(stream) => stream.begin_capture(),
-            On::Cuda(stream) => stream.begin_capture(mode),
-        }
+        objects::stream(stream, FUNCTION)?.begin_capture(mode)
     })
 }
 
@@ -50,17 +44,7 @@ pub unsafe extern "C" fn oxcclStreamEndCapture(
         let stream = objects::stream(stream, FUNCTION)?;
         convert::place(graph, FUNCTION, "graph")?;
         // SAFETY: passed on from the caller.
-        unsafe {
-            match stream {
-                On::Host(stream) => {
-                    let captured = Arc::new(stream.end_capture()?);
-                    objects::put(&objects::GRAPHS, captured, graph, FUNCTION)
-                }
-                On::Cuda(stream) => {
-                    convert::store(graph, stream.end_capture()?.0.cast(), FUNCTION, "graph")
-                }
-            }
-        }
+        unsafe { convert::store(graph, stream.end_capture()? as oxcclGraph_t, FUNCTION, "graph") }
     })
 }
 
@@ -76,21 +60,10 @@ pub unsafe extern "C" fn oxcclGraphInstantiate(
 ) -> ncclResult_t {
     boundary(|| {
         const FUNCTION: &str = "oxcclGraphInstantiate";
-        let graph = objects::find(&objects::GRAPHS, graph, FUNCTION, "graph")?;
+        let graph = Graph::of_handle(graph as usize, (FUNCTION, "graph"))?;
         convert::place(exec, FUNCTION, "exec")?;
         // SAFETY: passed on from the caller.
-        unsafe {
-            match graph {
-                On::Host(graph) => {
-                    let made = Arc::new(Mutex::new(graph));
-                    objects::put(&objects::EXECUTABLES, made, exec, FUNCTION)
-                }
-                On::Cuda(graph) => {
-                    let made = Graph::instantiate(graph)?;
-                    convert::store(exec, made.0.cast(), FUNCTION, "exec")
-                }
-            }
-        }
+        unsafe { convert::store(exec, graph.instantiate()? as oxcclGraphExec_t, FUNCTION, "exec") }
     })
 }
 
@@ -108,18 +81,8 @@ pub unsafe extern "C" fn oxcclGraphExecUpdate(
 ) -> ncclResult_t {
     boundary(|| {
         const FUNCTION: &str = "oxcclGraphExecUpdate";
-        let exec = objects::find(&objects::EXECUTABLES, exec, FUNCTION, "exec")?;
-        let graph = objects::find(&objects::GRAPHS, graph, FUNCTION, "graph")?;
-        let (exec, graph) = match objects::both(exec, graph, FUNCTION, "graph")? {
-            On::Host(pair) => pair,
-            On::Cuda((exec, graph)) => return Executable::update(exec, graph),
-        };
-        let mut current = exec.lock().unwrap_or_else(|e| e.into_inner());
-        if let Some((got, expected)) = current.difference(&graph) {
-            return Err(Error::argument(FUNCTION, "graph", got, expected));
-        }
-        *current = graph;
-        Ok(())
+        let exec = Executable::of_handle(exec as usize, (FUNCTION, "exec"))?;
+        exec.update(Graph::of_handle(graph as usize, (FUNCTION, "graph"))?, (FUNCTION, "graph"))
     })
 }
 
@@ -134,14 +97,8 @@ pub unsafe extern "C" fn oxcclGraphLaunch(
 ) -> ncclResult_t {
     boundary(|| {
         const FUNCTION: &str = "oxcclGraphLaunch";
-        let exec = objects::find(&objects::EXECUTABLES, exec, FUNCTION, "exec")?;
-        match objects::both(exec, objects::stream(stream, FUNCTION)?, FUNCTION, "stream")? {
-            On::Host((exec, stream)) => {
-                let graph = exec.lock().unwrap_or_else(|e| e.into_inner()).clone();
-                stream.enqueue(Work::Graph(graph), true)
-            }
-            On::Cuda((exec, stream)) => Executable::launch(exec, stream),
-        }
+        let exec = Executable::of_handle(exec as usize, (FUNCTION, "exec"))?;
+        objects::stream(stream, FUNCTION)?.launch(exec, FUNCTION)
     })
 }
 
@@ -157,15 +114,11 @@ pub unsafe extern "C" fn oxcclGraphDestroy(
 ) -> ncclResult_t {
     boundary(|| {
         const FUNCTION: &str = "oxcclGraphDestroy";
-        if !graph.is_null()
-            && let On::Cuda(graph) = objects::take(&objects::GRAPHS, graph, FUNCTION, "graph")?
-        {
-            Graph::destroy(graph)?;
+        if !graph.is_null() {
+            Graph::destroy(graph as usize, (FUNCTION, "graph"))?;
         }
-        if !exec.is_null()
-            && let On::Cuda(exec) = objects::take(&objects::EXECUTABLES, exec, FUNCTION, "exec")?
-        {
-            Executable::destroy(exec)?;
+        if !exec.is_null() {
+            Executable::destroy(exec as usize, (FUNCTION, "exec"))?;
         }
         Ok(())
     })

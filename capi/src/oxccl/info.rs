@@ -93,7 +93,7 @@ pub unsafe extern "C" fn oxcclCommLastError(
     info: *mut oxcclErrorInfo_t,
 ) -> ncclResult_t {
     boundary(|| {
-        let comm = objects::get(&objects::COMMS, comm, "oxcclCommLastError", "comm")?;
+        let comm = objects::holder(comm, "oxcclCommLastError")?;
         // SAFETY: passed on from the caller.
         unsafe { fill(info, comm.state().err(), "oxcclCommLastError") }
     })
@@ -112,7 +112,7 @@ pub unsafe extern "C" fn oxcclCommInPlace(comm: ncclComm_t, count: *mut u64) -> 
     boundary(|| {
         let comm = objects::comm(comm, "oxcclCommInPlace")?;
         // SAFETY: passed on from the caller.
-        unsafe { convert::store(count, comm.in_place(), "oxcclCommInPlace", "count") }
+        unsafe { convert::store(count, comm.executor().in_place(), "oxcclCommInPlace", "count") }
     })
 }
 
@@ -129,7 +129,14 @@ pub unsafe extern "C" fn oxcclCommByCopyEngines(comm: ncclComm_t, count: *mut u6
     boundary(|| {
         let comm = objects::comm(comm, "oxcclCommByCopyEngines")?;
         // SAFETY: passed on from the caller.
-        unsafe { convert::store(count, comm.by_copy_engines(), "oxcclCommByCopyEngines", "count") }
+        unsafe {
+            convert::store(
+                count,
+                comm.executor().by_copy_engines(),
+                "oxcclCommByCopyEngines",
+                "count",
+            )
+        }
     })
 }
 

@@ -3,14 +3,9 @@
 use super::types::{oxcclEvent_t, oxcclHostFn_t, oxcclStream_t};
 use crate::boundary::boundary;
 use crate::nccl::types::ncclResult_t;
-use crate::objects::On;
 use crate::{convert, objects};
-use oxccl_runtime::device::Device;
-use oxccl_runtime::device::cuda::stream::Stream as CudaStream;
-use oxccl_runtime::device::host::stream::Stream;
-use oxccl_runtime::device::host::task::{HostFunction, Work};
+use oxccl_runtime::device::{Event, Stream};
 use oxccl_runtime::error::Error;
-use oxccl_runtime::op::Address;
 use std::ffi::c_void;
 
 /// Makes a stream on the calling thread's device; on a GPU one that the default stream does not
@@ -24,27 +19,17 @@ pub unsafe extern "C" fn oxcclStreamCreate(stream: *mut oxcclStream_t) -> ncclRe
         const FUNCTION: &str = "oxcclStreamCreate";
         convert::place(stream, FUNCTION, "stream")?;
         // SAFETY: passed on from the caller.
-        unsafe {
-            match objects::device()? {
-                Device::Host(_) => objects::put(&objects::STREAMS, Stream::new(), stream, FUNCTION),
-                Device::Cuda(gpu) => {
-                    convert::store(stream, CudaStream::new(gpu)?.0.cast(), FUNCTION, "stream")
-                }
-            }
-        }
+        unsafe { convert::store(stream, Stream::create()? as oxcclStream_t, FUNCTION, "stream") }
     })
 }
 
-/// Ends a stream; what it still has to do is done nevertheless. Blocks: never.
+/// Destroys a stream; queued work still completes. Blocks: never.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn oxcclStreamDestroy(stream: oxcclStream_t) -> ncclResult_t {
-    boundary(|| match objects::take(&objects::STREAMS, stream, "oxcclStreamDestroy", "stream")? {
-        On::Host(_) => Ok(()),
-        On::Cuda(stream) => CudaStream::destroy(stream),
-    })
+    boundary(|| Stream::destroy(stream as usize, "oxcclStreamDestroy"))
 }
 
 /// Tells whether a stream has done everything: ncclSuccess, or ncclInProgress. An asynchronous
@@ -55,10 +40,7 @@ pub unsafe extern "C" fn oxcclStreamDestroy(stream: oxcclStream_t) -> ncclResult
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn oxcclStreamQuery(stream: oxcclStream_t) -> ncclResult_t {
     boundary(|| {
-        let done = match objects::stream(stream, "oxcclStreamQuery")? {
-            On::Host(stream) => stream.query(),
-            On::Cuda(stream) => stream.query(),
-        }?;
+        let done = objects::stream(stream, "oxcclStreamQuery")?.query()?;
         Ok(if done { ncclResult_t::ncclSuccess } else { ncclResult_t::ncclInProgress })
     })
 }
@@ -76,10 +58,7 @@ pub unsafe extern "C" fn oxcclStreamSynchronize(
     boundary(|| {
         let stream = objects::stream(stream, "oxcclStreamSynchronize")?;
         let limit = convert::limit(timeoutNs, "oxcclStreamSynchronize")?;
-        let done = match stream {
-            On::Host(stream) => stream.synchronize(limit),
-            On::Cuda(stream) => stream.synchronize(limit),
-        }?;
+        let done = stream.synchronize(limit)?;
         Ok(if done { ncclResult_t::ncclSuccess } else { ncclResult_t::ncclInProgress })
     })
 }
@@ -95,11 +74,8 @@ pub unsafe extern "C" fn oxcclStreamWaitEvent(
 ) -> ncclResult_t {
     boundary(|| {
         const FUNCTION: &str = "oxcclStreamWaitEvent";
-        let event = objects::find(&objects::EVENTS, event, FUNCTION, "event")?;
-        match objects::both(objects::stream(stream, FUNCTION)?, event, FUNCTION, "event")? {
-            On::Host((stream, event)) => stream.wait_event(&event),
-            On::Cuda((stream, event)) => CudaStream::wait_event(stream, event),
-        }
+        let event = Event::of_handle(event as usize, (FUNCTION, "event"))?;
+        objects::stream(stream, FUNCTION)?.wait_event(event, FUNCTION)
     })
 }
 
@@ -118,13 +94,8 @@ pub unsafe extern "C" fn oxcclStreamHostFunc(
         const FUNCTION: &str = "oxcclStreamHostFunc";
         let function =
             func.ok_or_else(|| Error::argument(FUNCTION, "func", "null", "a function"))?;
-        match objects::stream(stream, FUNCTION)? {
-            On::Host(stream) => {
-                let argument = Address(arg.cast());
-                stream.enqueue(Work::Function(HostFunction { function, argument }), true)
-            }
-            // SAFETY: passed on from the caller.
-            On::Cuda(stream) => unsafe { stream.call(function, arg) },
-        }
+        let stream = objects::stream(stream, FUNCTION)?;
+        // SAFETY: passed on from the caller.
+        unsafe { stream.call(function, arg) }
     })
 }

@@ -9,7 +9,7 @@ use crate::nccl::types::{ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t};
 use crate::objects::Called;
 use crate::{convert, objects};
 use oxccl_plan::{Collective, DataType, Spec};
-use oxccl_runtime::device::Target;
+use oxccl_runtime::device::Stream;
 use oxccl_runtime::error::{Error, Result};
 use oxccl_runtime::group;
 use oxccl_runtime::op::vcollective::{self, Part};
@@ -22,7 +22,7 @@ struct Common {
     function: &'static str,
     operation: &'static str,
     comm: Called,
-    stream: Target,
+    stream: Stream,
     dtype: DataType,
 }
 
@@ -36,7 +36,7 @@ impl Common {
         let comm = objects::comm(comm, function)?;
         comm.check()?;
         let dtype = convert::dtype(datatype, function)?;
-        let stream = objects::target_of(&comm, stream, function)?;
+        let stream = comm.stream(stream as usize, function)?;
         Ok(Self { function, operation, comm, stream, dtype })
     }
 
@@ -122,7 +122,7 @@ impl Common {
             return Ok(());
         }
         let operation = self.operation;
-        group::exchange(self.comm.clone(), Transfers { operation, list }, self.stream)
+        group::operation(&self.comm, Transfers { operation, list }, self.stream)
     }
 }
 
@@ -196,10 +196,8 @@ pub unsafe extern "C" fn oxcclReduceScatterv(
         let whole = Call { spec, input, output, count: 0, dtype, op, scale };
         let reductions = vcollective::reductions(FUNCTION, call.comm.rank(), whole, &blocks)?;
         group::start();
-        let added = reductions.into_iter().try_for_each(|r| match &call.stream {
-            Target::Host(stream) => group::collective(&call.comm, r, stream),
-            Target::Cuda(stream) => group::collective_on_gpu(&call.comm, r, *stream),
-        });
+        let added =
+            reductions.into_iter().try_for_each(|r| group::collective(&call.comm, r, &call.stream));
         if let Err(error) = added {
             group::note_error(&error);
         }

@@ -18,3 +18,14 @@ pub mod wire;
 pub use deadline::{Cancel, Deadline};
 pub use id::{ID_BYTES, UniqueId};
 pub use session::new_unique_id;
+
+use crate::error::Result;
+
+/// The members of a communicator in the making, who tell each other things in rounds.
+pub trait Gather {
+    /// Gives every member what all bring, by rank. Blocks for all of them, until the deadline.
+    fn gather(&mut self, own: &[u8]) -> Result<Vec<Vec<u8>>>;
+
+    /// When the communicator has to be made.
+    fn deadline(&self) -> &Deadline;
+}

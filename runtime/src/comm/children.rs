@@ -19,9 +19,9 @@ pub const NO_COLOR: i32 = -1;
 
 /// Finds out whether one of these ranks of the parent has died.
 fn deaths(parent: &Communicator, ranks: &[u32]) -> InVain {
-    let (endpoint, ranks) = (parent.endpoint().clone(), ranks.to_vec());
+    let (own, ranks) = (parent.rank.clone(), ranks.to_vec());
     Arc::new(move || {
-        let (rank, Death { why, mutual }) = endpoint.rank.first_death(&ranks)?;
+        let (rank, Death { why, mutual }) = own.first_death(&ranks)?;
         let why = format!("is lost: {why}");
         // The others may see it the other way round.
         Some(if mutual { Error::init_peer(rank, why) } else { Error::init_death(rank, why) })

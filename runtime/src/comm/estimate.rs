@@ -1,22 +1,30 @@
 //! How long calls would take, by the cost model: nothing is launched.
 
 use super::Communicator;
-use crate::device::host::endpoint::MAPPED;
-use crate::op::{Call, OneSided, Programs, Put, Transfer};
+use crate::op::{Call, OneSided, Operation, Programs, Put, Transfer};
 use oxccl_plan::DataType;
 use oxccl_plan::select::{self, Memory};
 
 impl Communicator {
+    /// Time of an operation in µs.
+    pub fn estimate_operation_us(&self, operation: &Operation) -> f64 {
+        match operation {
+            Operation::Collective(programs, call) => self.estimate_us(programs, call),
+            Operation::Exchange(transfers) => self.estimate_exchange_us(&transfers.list),
+            Operation::OneSided(item) => self.estimate_one_sided_us(item),
+        }
+    }
+
     /// Time of a collective in µs, by the plan that runs when the others' buffers lie in the same
     /// kind of memory as this rank's.
-    pub fn estimate_us(&self, programs: &Programs, call: &Call) -> f64 {
+    fn estimate_us(&self, programs: &Programs, call: &Call) -> f64 {
         let (spec, rank) = (call.spec, self.rank());
         let bytes = call.count * call.dtype.size() as u64;
         let (inputs, outputs) = (spec.input_blocks(rank), spec.output_blocks(rank));
         let buffers = [(call.input, inputs), (call.output.cast_const(), outputs)];
         let is_mapped = |(ptr, blocks): (*const u8, u32)| {
             let len = u64::from(blocks) * bytes;
-            blocks == 0 || self.endpoint.token(ptr, len as usize) & MAPPED != 0
+            blocks == 0 || self.executor.is_mapped(ptr, len as usize)
         };
         // A scaled input is a private copy.
         let all_mapped = call.scale.is_none() && buffers.into_iter().all(is_mapped);
@@ -41,7 +49,7 @@ impl Communicator {
     }
 
     /// Time in µs of a one-sided operation, without what it waits for.
-    pub fn estimate_one_sided_us(&self, item: &OneSided) -> f64 {
+    fn estimate_one_sided_us(&self, item: &OneSided) -> f64 {
         let OneSided::Signal(peer, Some(put), _) = *item else { return 0.0 };
         let Put { from, bytes, .. } = put;
         let (send, dtype) = (true, DataType::Int8);

@@ -3,8 +3,7 @@
 
 use super::{Communicator, Member, Options, children, create};
 use crate::bootstrap::{Cancel, UniqueId};
-use crate::device::Device;
-use crate::device::host::worker;
+use crate::device::{Device, wait_while};
 use crate::error::{Error, Result};
 use crate::exit;
 use std::sync::atomic::{Ordering, fence};
@@ -135,7 +134,7 @@ impl Holder {
                     .ok()
                     .filter(|p| *p < parent.nranks() && *p != parent.rank())
             {
-                parent.endpoint().rank.lose(peer, why.clone());
+                parent.rank.lose(peer, why.clone());
             }
         })?;
         let Some(made) = made else { return Ok(false) };
@@ -226,7 +225,7 @@ impl Holder {
     /// made: the others need this rank also for one that it is no member of. Blocks.
     pub fn destroy(&self) -> Result<()> {
         self.cancel.store(true, Ordering::Release);
-        worker::wait_while(|| self.jobs().running > 0);
+        wait_while(|| self.jobs().running > 0);
         self.ready.get().map_or(Ok(()), |comm| comm.destroy())
     }
 }

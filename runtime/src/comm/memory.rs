@@ -2,7 +2,7 @@
 
 use super::Communicator;
 use crate::config::Config;
-use crate::device::cuda::registry::Key;
+use crate::device::Registration;
 use crate::error::{Error, Result};
 use crate::handle::tagged;
 use crate::link::direct::{SIGNALS, WINDOWS};
@@ -34,7 +34,7 @@ struct Range {
     /// Among the communicator's windows: the same on all ranks.
     number: u64,
     /// On a GPU: the buffer that the peers map.
-    buffer: Option<Key>,
+    buffer: Option<Registration>,
 }
 
 /// What a communicator has registered.
@@ -59,13 +59,9 @@ impl Communicator {
     pub fn register(&self, base: usize, len: usize) -> Result<u64> {
         self.check()?;
         let handle = BUFFER | NEXT.fetch_add(1, Ordering::Relaxed);
-        let cuda_rank = self.cuda_rank.as_ref().filter(|_| Config::get().local_register && len > 0);
-        let buffer = match cuda_rank {
-            Some(cuda_rank) => {
-                let _context = cuda_rank.gpu.enter()?;
-                cuda_rank.hold(base as u64, len as u64)
-            }
-            None => None,
+        let buffer = match Config::get().local_register && len > 0 {
+            true => self.executor.register(base, len)?,
+            false => None,
         };
         self.registry().ranges.insert(handle, Range { base, len, number: 0, buffer });
         Ok(handle)
@@ -77,8 +73,8 @@ impl Communicator {
             return false;
         }
         let Some(range) = self.registry().ranges.remove(&handle) else { return false };
-        if let Some((cuda_rank, buffer)) = self.cuda_rank.as_ref().zip(range.buffer) {
-            cuda_rank.release(buffer);
+        if let Some(buffer) = range.buffer {
+            self.executor.deregister(buffer);
         }
         true
     }
@@ -98,32 +94,10 @@ impl Communicator {
                 format!("window {number} has no room: {WINDOWS} may be registered at a time");
             return Err(Error::usage(what, "deregister windows in the order of their making"));
         }
-        let buffer = match &self.cuda_rank {
-            Some(cuda_rank) => cuda_rank.hold_window(base as u64, len as u64, number + 1)?,
-            None => {
-                self.open_window(base, len, number)?;
-                None
-            }
-        };
+        let buffer = self.executor.open_window(base, len, number, self.topology.pull)?;
         let handle = WINDOW | NEXT.fetch_add(1, Ordering::Relaxed);
         registry.ranges.insert(handle, Range { base: base as usize, len, number, buffer });
         Ok(handle)
-    }
-
-    /// Tells the peers where a window in host memory is.
-    fn open_window(&self, base: *mut u8, len: usize, number: u64) -> Result<()> {
-        let endpoint = self.endpoint();
-        let token = endpoint.token(base, len);
-        let mapped = token & crate::device::host::endpoint::MAPPED != 0;
-        if !mapped && !self.topology.pull && self.nranks() > 1 {
-            let what = "this memory cannot be reached by the other ranks";
-            return Err(Error::usage(what, "take a window's memory from ncclMemAlloc"));
-        }
-        let place = endpoint.rank.local[endpoint.rank.number as usize];
-        if let (Some(segment), Some(own)) = (&endpoint.rank.segment, place) {
-            segment.open_window(own, number, token, len as u64);
-        }
-        Ok(())
     }
 
     /// Ends a window; false for anything else than a living handle.
@@ -132,13 +106,7 @@ impl Communicator {
             return false;
         }
         let Some(range) = self.registry().ranges.remove(&handle) else { return false };
-        let endpoint = self.endpoint();
-        let place = endpoint.rank.local[endpoint.rank.number as usize];
-        if let Some((cuda_rank, buffer)) = self.cuda_rank.as_ref().zip(range.buffer) {
-            cuda_rank.release(buffer);
-        } else if let (Some(segment), Some(own)) = (&endpoint.rank.segment, place) {
-            segment.close_window(own, range.number);
-        }
+        self.executor.close_window(range.number, range.buffer);
         true
     }
 

@@ -1,7 +1,6 @@
 //! Communicators: what a call means, which plan carries it out, and the end of it all.
 
 mod children;
-mod connect;
 mod create;
 mod estimate;
 mod holder;
@@ -11,20 +10,11 @@ pub(crate) mod rank_info;
 pub mod redop;
 mod team;
 
-use crate::device::Device;
-use crate::device::cuda::driver::Entered;
-use crate::device::cuda::rank::CudaRank;
-use crate::device::cuda::stream::Stream as CudaStream;
-use crate::device::cuda::{self, launch, reaper};
-use crate::device::host::collective::MAX_DIRECT_RANKS;
-use crate::device::host::endpoint::Endpoint;
-use crate::device::host::stream::Stream;
-use crate::device::host::{self, worker};
+use crate::device::{Device, Executor, Stream, wait_while};
 use crate::error::{Code, Error, Result, Site};
 use crate::log::{self, Level, Subsystem};
-use crate::op::{Call, OneSided, Programs, Transfer};
-use crate::rank::monitor;
-use oxccl_plan::cost::CostModel;
+use crate::op::{Call, Programs};
+use crate::rank::{Rank, monitor};
 use oxccl_plan::generate::{Algorithm, Needs};
 use oxccl_plan::select::{self, Policy, Topology};
 use oxccl_plan::{Plan, Program, Spec};
@@ -51,9 +41,8 @@ const REMEMBERED: usize = 4096;
 
 /// A communicator.
 pub struct Communicator {
-    endpoint: Arc<Endpoint>,
-    /// Of a communicator on a GPU.
-    cuda_rank: Option<Arc<CudaRank>>,
+    rank: Arc<Rank>,
+    executor: Executor,
     device: Device,
     topology: Topology,
     policy: Policy,
@@ -119,7 +108,7 @@ impl Drop for Communicator {
     fn drop(&mut self) {
         if !*self.left.get_mut() {
             if self.nranks() > 1 {
-                self.endpoint.rank.fail(Error::Aborted { by: "its being dropped" });
+                self.rank.fail(Error::Aborted { by: "its being dropped" });
             }
             self.leave();
         }
@@ -127,25 +116,25 @@ impl Drop for Communicator {
 }
 
 impl Communicator {
+    /// With what carries operations out, how plans run there, and what restricts their choice.
     fn new(
-        endpoint: Endpoint,
+        (executor, topology, mut policy): (Executor, Topology, Policy),
         device: Device,
         options: &Options,
         child_meetings: Option<ChildMeetings>,
     ) -> Self {
-        let model = CostModel::SHARED_MEMORY;
+        let rank = executor.rank().clone();
+        let edges = |a: &Algorithm| !device.is_host() && a.generator().needs == Needs::Edges;
+        if let Some(only) = policy.only.take_if(|a| edges(a)) {
+            let text = format!("OXCCL_ALGORITHM={} has no effect on GPUs", only.name());
+            log::line_of(Some(rank.number), Level::Warn, Subsystem::Init, &text);
+        }
         Self {
-            endpoint: endpoint.share(),
-            cuda_rank: None,
+            rank,
+            executor,
             device,
-            topology: Topology {
-                direct: false,
-                pull: false,
-                push: false,
-                mapped_from_bytes: 0,
-                model,
-            },
-            policy: Policy::default(),
+            topology,
+            policy,
             programs: Mutex::default(),
             options: options.clone(),
             lsa_size: 1,
@@ -159,58 +148,16 @@ impl Communicator {
         }
     }
 
-    /// With what is known about the ways between the ranks.
-    fn with_topology(mut self, hosts: usize, pull: bool, policy: Policy) -> Self {
-        let direct = hosts == 1 && self.endpoint.rank.local.len() <= MAX_DIRECT_RANKS;
-        let model = if hosts > 1 { CostModel::TCP } else { CostModel::SHARED_MEMORY };
-        let edge_slot_bytes = self.endpoint.edge_slot_bytes as u64;
-        let model = CostModel { edge_slot_bytes, ..model };
-        self.topology = Topology { direct, pull, push: false, mapped_from_bytes: 0, model };
-        self.policy = policy;
-        self
+    /// What carries its operations out.
+    #[inline]
+    pub fn executor(&self) -> &Executor {
+        &self.executor
     }
 
-    /// On a GPU: the ranks reach each other's memory there.
-    fn with_cuda_rank(mut self, cuda_rank: CudaRank) -> Self {
-        self.topology = Topology::GPUS;
-        let edges = |a: Algorithm| a.generator().needs == Needs::Edges;
-        if let Some(only) = self.policy.only.filter(|a| edges(*a)) {
-            let text = format!("OXCCL_ALGORITHM={} has no effect on GPUs", only.name());
-            log::line_of(Some(self.rank()), Level::Warn, Subsystem::Init, &text);
-            self.policy.only = None;
-        }
-        self.cuda_rank = Some(cuda_rank.attach(&self.endpoint.rank));
-        self
-    }
-
-    /// Its place on a GPU, if it is on one.
-    pub fn cuda_rank(&self) -> Option<&Arc<CudaRank>> {
-        self.cuda_rank.as_ref()
-    }
-
-    fn on_gpu(&self) -> Result<&Arc<CudaRank>> {
-        let missing = || Error::Internal { what: "a host communicator on a GPU".to_owned() };
-        self.cuda_rank.as_ref().ok_or_else(missing)
-    }
-
-    /// Launches a collective on its GPU. Blocks: never.
-    pub fn run_on_gpu(&self, call: &Call, stream: CudaStream) -> Result<()> {
-        launch::run(self.on_gpu()?, &*self.programs(call)?, call, stream)
-    }
-
-    /// Launches a one-sided operation on its GPU. Blocks: never.
-    pub fn one_sided_on_gpu(&self, item: &OneSided, stream: CudaStream) -> Result<()> {
-        cuda::one_sided::run(self.on_gpu()?, item, stream)
-    }
-
-    /// Launches sends and receives on its GPU. Blocks: never.
-    pub fn exchange_on_gpu(&self, transfers: &[Transfer], stream: CudaStream) -> Result<()> {
-        launch::exchange(self.on_gpu()?, transfers, stream)
-    }
-
-    /// Makes its GPU's context the thread's.
-    pub fn enter_gpu(&self) -> Result<Entered> {
-        self.on_gpu()?.gpu.enter()
+    /// Looks up the stream of a call.
+    #[inline]
+    pub fn stream(&self, handle: usize, function: &'static str) -> Result<Stream> {
+        Stream::of_call(self.device, handle, function)
     }
 
     /// What its creator asked for.
@@ -220,12 +167,12 @@ impl Communicator {
 
     /// This rank.
     pub fn rank(&self) -> u32 {
-        self.endpoint.rank.number
+        self.rank.number
     }
 
     /// Number of ranks.
     pub fn nranks(&self) -> u32 {
-        self.endpoint.rank.nranks
+        self.rank.nranks
     }
 
     /// Where its data lies.
@@ -233,9 +180,9 @@ impl Communicator {
         self.device
     }
 
-    /// The place of this rank in the executor.
-    pub fn endpoint(&self) -> &Arc<Endpoint> {
-        &self.endpoint
+    /// Has it fail: all operations under way and to come do so, and the peers hear of it.
+    pub fn fail(&self, error: Error) {
+        self.rank.fail(error);
     }
 
     /// The operations that the user made.
@@ -243,23 +190,14 @@ impl Communicator {
         &self.redops
     }
 
-    /// The device's default stream.
-    pub fn default_stream(&self) -> Arc<Stream> {
-        host::default_stream(self.device.index())
-    }
-
     /// The latched failure, if there is one that was not asked for; the user is told of it.
     pub fn failure(&self) -> Option<Error> {
-        self.endpoint.rank.deliver().filter(|_| !self.revoked.load(Ordering::Acquire))
+        self.rank.deliver().filter(|_| !self.revoked.load(Ordering::Acquire))
     }
 
-    /// Bounds the waiting of every operation; None takes the bound away.
+    /// Bounds the waiting of every operation; `None` takes the bound away.
     pub fn set_timeout(&self, limit: Option<Duration>) {
-        let ns = limit.map_or(-1, |d| i64::try_from(d.as_nanos()).unwrap_or(i64::MAX));
-        self.endpoint.rank.timeout_ns.store(ns, Ordering::Relaxed);
-        if let Some(cuda_rank) = &self.cuda_rank {
-            cuda_rank.set_limit(u64::try_from(ns).ok());
-        }
+        self.executor.set_limit(limit);
     }
 
     /// Fails when the communicator is ended or broken.
@@ -267,7 +205,7 @@ impl Communicator {
         if self.revoked.load(Ordering::Acquire) {
             return Err(self.revoked_error());
         }
-        if let Some(error) = self.endpoint.rank.deliver() {
+        if let Some(error) = self.rank.deliver() {
             return Err(error);
         }
         if self.ended.load(Ordering::Acquire) {
@@ -326,35 +264,34 @@ impl Communicator {
     fn drain(&self) {
         self.ended.store(true, Ordering::Release);
         let mut failed_since = None;
-        worker::wait_while(|| {
-            let failed = self.endpoint.rank.failure().is_some();
+        wait_while(|| {
+            let failed = self.rank.failure().is_some();
             let since = failed.then(|| *failed_since.get_or_insert_with(Instant::now));
             // What is still queued behind other work ends with the failure when it comes up.
-            self.busy() && since.is_none_or(|since| since.elapsed() < QUIET)
+            self.executor.busy() && since.is_none_or(|since| since.elapsed() < QUIET)
         });
     }
 
     /// Waits until the peers have taken what was sent to them: until then a rank has not heard
     /// whether its messages are what they expect.
     fn settle(&self) -> Result<()> {
-        let endpoint = &self.endpoint;
-        let asked = matches!(endpoint.rank.failure(), Some(Error::Aborted { .. }));
-        if asked || endpoint.rank.is_delivered() || self.revoked.load(Ordering::Acquire) {
+        let asked = matches!(self.rank.failure(), Some(Error::Aborted { .. }));
+        if asked || self.rank.is_delivered() || self.revoked.load(Ordering::Acquire) {
             return Ok(());
         }
-        let limit_ns = endpoint.rank.timeout_ns.load(Ordering::Relaxed);
+        let limit_ns = self.rank.timeout_ns.load(Ordering::Relaxed);
         let limit = u64::try_from(limit_ns).map_or(TAKING, Duration::from_nanos);
         let (start, mut untaken) = (Instant::now(), None);
-        endpoint.ask_taken();
-        worker::wait_while(|| {
-            untaken = endpoint.untaken();
+        self.executor.ask_taken();
+        wait_while(|| {
+            untaken = self.executor.untaken();
             // Another failure of a peer that has taken everything is none of this rank's.
             let concerns = |e: &Error| untaken.is_some() || e.code() == Code::InvalidUsage;
-            if let Some(error) = endpoint.rank.hear().filter(concerns) {
-                endpoint.rank.fail(error);
+            if let Some(error) = self.rank.hear().filter(concerns) {
+                self.rank.fail(error);
             }
             let comes = untaken.is_some_and(|(_, left)| !left);
-            comes && endpoint.rank.failure().is_none() && start.elapsed() < limit
+            comes && self.rank.failure().is_none() && start.elapsed() < limit
         });
         let until = |left| match left {
             true => "before it destroyed its communicator".to_owned(),
@@ -363,52 +300,32 @@ impl Communicator {
                 start.elapsed().as_millis()
             ),
         };
-        let error = match (endpoint.rank.failure(), untaken) {
+        let error = match (self.rank.failure(), untaken) {
             (Some(error), None) if error.code() != Code::InvalidUsage => return Ok(()),
             (Some(error), _) => error,
             (None, None) => return Ok(()),
             (None, Some((peer, left))) => {
                 let (rank, peer) = (self.rank() as i32, peer as i32);
-                let op_seq = endpoint.rank.finished.load(Ordering::Acquire);
+                let op_seq = self.rank.finished.load(Ordering::Acquire);
                 let site = Site { rank, peer, step: -1, op_seq, operation: "" };
                 Error::Untaken { site, until: until(left) }
             }
         };
-        endpoint.rank.set_delivered();
+        self.rank.set_delivered();
         Err(error)
     }
 
     /// Ends all operations now, with `why`. Returns when nothing touches the user's memory any
     /// more; the ranks that may still do so after a second are named in the error.
     fn stop(&self, why: Error) -> Result<()> {
-        self.endpoint.rank.fail(why);
-        let start = Instant::now();
-        // A visit under way ends before the state can be had.
-        drop(self.endpoint.state());
-        worker::wait_while(|| !self.endpoint.rank.writers().is_empty() && start.elapsed() < QUIET);
-        // Those that run look at the word of the host twice per millisecond; those that wait for
-        // their turn end when it comes.
-        let sharing = self.cuda_rank.as_ref().and_then(|cuda_rank| cuda_rank.sharing());
-        if let Some(cuda_rank) = &self.cuda_rank {
-            cuda_rank.close()?;
-        }
-        if let Some(sharing) = sharing {
-            sharing.fence();
-        }
-        let running = || self.cuda_rank.as_ref().is_some_and(|cuda_rank| cuda_rank.busy());
-        // Who has left may be freeing memory, during which the driver lets nobody answer.
-        let inside = |peer: &u32| !self.endpoint.rank.is_quiescent(*peer);
-        let asked = || sharing.is_some_and(|sharing| sharing.fenced().iter().any(inside));
-        worker::wait_while(|| (running() || asked()) && start.elapsed() < QUIET);
-        let mut writers = self.endpoint.rank.writers();
-        let missing = sharing.map_or_else(Vec::new, |sharing| sharing.end_fence());
-        writers.extend(missing.into_iter().filter(inside));
+        self.rank.fail(why);
+        let writers = self.executor.stop(QUIET)?;
         if writers.is_empty() {
             return Ok(());
         }
         let why =
             format!("ranks {writers:?} do not answer and may still write into this rank's buffers");
-        Err(self.endpoint.rank.lost(writers[0], why))
+        Err(self.rank.lost(writers[0], why))
     }
 
     /// Ends all operations and the communicator, whatever the other ranks do. Blocks for a second
@@ -430,13 +347,13 @@ impl Communicator {
     /// way.
     pub fn suspend(&self) -> Result<()> {
         self.check()?;
-        if self.busy() {
+        if self.executor.busy() {
             let hint = "synchronize its streams before";
             return Err(Error::usage("operations of the communicator are under way", hint));
         }
         self.suspended.store(true, Ordering::Release);
         let inboxes = |algorithm: Algorithm| algorithm.generator().needs == Needs::Inbox;
-        self.endpoint.release_memory(self.policy.only.is_some_and(inboxes));
+        self.executor.release_memory(self.policy.only.is_some_and(inboxes));
         Ok(())
     }
 
@@ -450,26 +367,8 @@ impl Communicator {
 
     /// What it takes in this process.
     pub fn memory(&self) -> Memory {
-        let (releasable, persistent) = self.endpoint.memory_bytes();
-        let persistent =
-            persistent + self.cuda_rank.as_ref().map_or(0, |cuda_rank| cuda_rank.bytes());
+        let (releasable, persistent) = self.executor.memory_bytes();
         Memory { releasable, persistent, suspended: self.suspended.load(Ordering::Acquire) }
-    }
-
-    /// Collectives so far that read or wrote the other ranks' user memory where it lies.
-    pub fn in_place(&self) -> u64 {
-        match &self.cuda_rank {
-            Some(cuda_rank) => cuda_rank.in_place(),
-            None => {
-                let modes = self.endpoint.state().modes;
-                modes.mapped + modes.pulled
-            }
-        }
-    }
-
-    /// Operations so far whose data copy engines of a GPU moved.
-    pub fn by_copy_engines(&self) -> u64 {
-        self.cuda_rank.as_ref().map_or(0, |cuda_rank| cuda_rank.by_engines())
     }
 
     /// Ends the communicator: waits as [`finalize`](Self::finalize) does and leaves in order,
@@ -483,23 +382,8 @@ impl Communicator {
 
     fn leave(&self) {
         self.left.store(true, Ordering::Release);
-        monitor::forget(&self.endpoint.rank);
-        self.endpoint.leave();
-        if let Some(cuda_rank) = &self.cuda_rank {
-            // What cannot be closed any more ends with the process.
-            let closed = cuda_rank.close();
-            if let Err(error) = closed {
-                let rank = Some(self.rank());
-                log::line_of(rank, Level::Info, Subsystem::Init, &error.to_string());
-            }
-            reaper::retire(cuda_rank.clone(), self.endpoint.rank.clone());
-        }
-    }
-
-    /// Whether operations are under way.
-    fn busy(&self) -> bool {
-        self.endpoint.rank.busy()
-            || self.cuda_rank.as_ref().is_some_and(|cuda_rank| cuda_rank.busy())
+        monitor::forget(&self.rank);
+        self.executor.leave();
     }
 
     /// Why a plan would be chosen.

@@ -3,6 +3,7 @@
 
 use crate::config::Config;
 use crate::config::accepted::{CTAS, NETWORKS, NO_NVLINK, NO_NVLS, NO_SHARING, ORDERED, PROXIES};
+use crate::device::Wishes;
 use crate::error::{Error, Result};
 use crate::log::{self, Level, Subsystem};
 use std::time::Duration;
@@ -248,9 +249,13 @@ impl Options {
         }
     }
 
-    /// Whether thread blocks are wanted for other things than collectives.
-    pub fn wants_no_blocks(&self) -> bool {
-        self.cta_policy & POLICY_ZERO != 0
+    /// What concerns the device.
+    pub(super) fn of_device(&self) -> Wishes {
+        Wishes {
+            max_blocks: u32::try_from(self.max_ctas).unwrap_or(1),
+            spares_blocks: self.cta_policy & POLICY_ZERO != 0,
+            mixes_graphs: self.graph_usage_mode == 2,
+        }
     }
 
     /// For each field that is not at its default and has no effect on the host device: a line that

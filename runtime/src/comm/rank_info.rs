@@ -2,14 +2,12 @@
 
 use crate::bootstrap::id::{ADDRESS_BYTES, decode_address, encode_address};
 use crate::config::Config;
-use crate::device::Device;
-use crate::device::host::arena::Arena;
+use crate::device::{Device, Process};
 use crate::error::{Error, Result};
 use crate::log::{self, Level, Subsystem};
 use oxccl_plan::generate::{Algorithm, GENERATORS};
 use oxccl_plan::select::Policy;
 use std::net::SocketAddr;
-use std::sync::OnceLock;
 
 /// The wire format of the blob and of everything that ranks share: they must agree.
 const FORMAT: u32 = 6;
@@ -23,21 +21,13 @@ const HOLDER: u64 = 4;
 /// Facts about a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RankInfo {
-    /// Names the process.
-    pub(super) process: [u8; 16],
-    pub(super) pid: u32,
-    /// Inode of the process's pid namespace: a pid means something only within it.
-    pub(super) pid_namespace: u64,
+    pub(super) process: Process,
     /// Ranks with equal values share memory.
     pub(super) host: u64,
     /// Where the rank would hold a later meeting.
     pub(super) control: SocketAddr,
     /// Name of the socket for descriptors.
     pub(super) socket: [u8; 16],
-    /// Size of the process's arena; 0 for none.
-    pub(super) arena_len: u64,
-    /// Where `process` lies in the process's memory, to try whether others can read there.
-    pub(super) probe: u64,
     /// Rank 0's values hold for all.
     pub(super) counter_start: u64,
     pub(super) algorithm: [u8; 16],
@@ -100,22 +90,12 @@ pub(super) fn algorithm(config: &Config) -> Result<[u8; 16]> {
 
 impl RankInfo {
     pub(super) fn own(socket: [u8; 16], control: SocketAddr, device: Device) -> Result<Self> {
-        static PROCESS: OnceLock<Result<[u8; 16]>> = OnceLock::new();
         let config = Config::get();
-        let known = PROCESS.get_or_init(crate::bootstrap::id::random);
-        let (place, process) = match known {
-            Ok(name) => (name.as_ptr() as usize, *name),
-            Err(e) => return Err(e.clone()),
-        };
         Ok(Self {
-            process,
-            probe: place as u64,
-            pid: std::process::id(),
-            pid_namespace: inode("/proc/self/ns/pid"),
+            process: Process::own()?,
             host: host(config),
             socket,
             control,
-            arena_len: Arena::get().map_or(0, |arena| arena.bytes() as u64),
             counter_start: config.counter_start,
             algorithm: algorithm(config)?,
             deterministic: config.deterministic,
@@ -141,14 +121,15 @@ impl RankInfo {
 
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = FORMAT.to_le_bytes().to_vec();
-        out.extend(self.pid.to_le_bytes());
-        out.extend(self.process);
+        let Process { id, pid, pid_namespace, arena_bytes, probe } = self.process;
+        out.extend(pid.to_le_bytes());
+        out.extend(id);
         out.extend(self.socket);
         out.extend(self.algorithm);
         let flags = [self.deterministic, self.gpu, self.holder];
         let flags = (0..).zip(flags).fold(0, |bits, (i, set)| bits | u64::from(set) << i);
-        let Self { pid_namespace, host, machine, arena_len, counter_start, probe, .. } = *self;
-        let words = [pid_namespace, host, arena_len, counter_start, probe, machine];
+        let Self { host, machine, counter_start, .. } = *self;
+        let words = [pid_namespace, host, arena_bytes, counter_start, probe, machine];
         for word in words.into_iter().chain([flags]) {
             out.extend(word.to_le_bytes());
         }
@@ -185,16 +166,13 @@ impl RankInfo {
         if flags > 7 {
             return Err(bad(format!("sent unknown flags {flags:#x}")));
         }
+        let (id, pid_namespace, arena_bytes, probe) = (name(8), word(56), word(72), word(88));
         Ok(Self {
-            pid,
-            process: name(8),
+            process: Process { id, pid, pid_namespace, arena_bytes, probe },
             socket: name(24),
             algorithm: name(40),
-            pid_namespace: word(56),
             host: word(64),
-            arena_len: word(72),
             counter_start: word(80),
-            probe: word(88),
             deterministic: flags & 1 != 0,
             gpu: flags & 2 != 0,
             holder: flags & HOLDER != 0,

@@ -1,13 +1,30 @@
-//! Devices: who carries out what is planned.
+//! Devices: what carries out what is planned. Nothing outside of this folder names one of them:
+//! they are reached by [`Executor`], [`Stream`], [`Event`], [`Graph`] and the functions here.
 
 pub mod cuda;
+mod event;
+mod executor;
+mod graph;
 pub mod host;
+mod memory;
+mod object;
+mod stream;
 
 use crate::config::Config;
 use crate::error::Result;
 use crate::log;
 use std::cell::Cell;
-use std::sync::Arc;
+
+pub use cuda::create::Wishes;
+#[cfg(feature = "testing")]
+pub(crate) use cuda::{exchange::decode as decode_datagram, offer::Offer as CudaOffer};
+pub use event::Event;
+pub use executor::{Executor, Parts, Registration, Unfinished};
+pub use graph::{Executable, Graph};
+pub use host::reach::{Process, arena_fd};
+pub use host::worker::{note_local_ranks, wait_while};
+pub use memory::{allocate, free, left};
+pub use stream::{Function, Stream};
 
 /// Where a communicator's data lies and who moves it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -27,6 +44,16 @@ impl Device {
         }
     }
 
+    /// Returns the device of a number that is one of the host, or a GPU.
+    pub fn numbered(is_host: bool, index: i32) -> Self {
+        if is_host { Device::Host(index) } else { Device::Cuda(index) }
+    }
+
+    /// Returns whether it is one of the host.
+    pub fn is_host(self) -> bool {
+        matches!(self, Device::Host(_))
+    }
+
     /// Its number.
     pub fn index(self) -> i32 {
         match self {
@@ -35,40 +62,13 @@ impl Device {
     }
 }
 
-/// A stream of either kind.
-#[derive(Clone)]
-pub enum Target {
-    /// Of the host device.
-    Host(Arc<host::stream::Stream>),
-    /// A CUDA stream.
-    Cuda(cuda::stream::Stream),
-}
-
-impl Target {
-    /// Whether work on it is recorded into a graph instead of executed.
-    pub fn is_capturing(&self) -> bool {
-        match self {
-            Target::Host(stream) => stream.is_capturing(),
-            Target::Cuda(stream) => !matches!(cuda::order::graph_of(*stream), Ok(None)),
-        }
+/// Returns the number of devices of a kind: processors, or GPUs that the driver shows.
+pub fn count(is_host: bool) -> i32 {
+    match is_host {
+        true => std::thread::available_parallelism().map_or(1, |n| n.get() as i32),
+        // None is no error: a program asks to find out.
+        false => cuda::driver::count().unwrap_or(0),
     }
-}
-
-impl PartialEq for Target {
-    fn eq(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Target::Host(a), Target::Host(b)) => Arc::ptr_eq(a, b),
-            (Target::Cuda(a), Target::Cuda(b)) => a == b,
-            _ => false,
-        }
-    }
-}
-
-/// Bytes from an address to the end of its allocation, where it is this library's; None for memory
-/// from elsewhere, of which nothing is known.
-#[inline]
-pub fn left(ptr: *const u8) -> Option<usize> {
-    host::arena::left(ptr).or_else(|| cuda::memory::left(ptr))
 }
 
 thread_local! {

@@ -5,6 +5,7 @@ mod address;
 mod collective;
 pub mod descriptor;
 mod one_sided;
+mod operation;
 mod transfer;
 pub mod vcollective;
 
@@ -12,4 +13,5 @@ pub use address::Address;
 pub use collective::{Call, Programs, Scale};
 pub(crate) use one_sided::beyond;
 pub use one_sided::{Awaiting, OneSided, Put};
+pub use operation::Operation;
 pub use transfer::{Transfer, Transfers};

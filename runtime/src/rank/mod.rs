@@ -13,6 +13,7 @@ use crate::op::descriptor::Descriptor;
 pub use failure::{Awaited, Death};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::Duration;
 
 /// What a rank's messages and calls look like from outside, for the monitor.
 pub trait Links: Send + Sync {
@@ -113,6 +114,18 @@ impl Rank {
     /// Whether its data lies on a GPU.
     pub(crate) fn is_on_gpu(&self) -> bool {
         self.accelerator.get().is_some()
+    }
+
+    /// The segment that it shares with the ranks of its host, and its place there.
+    #[inline]
+    pub fn place(&self) -> Option<(&Arc<Segment>, usize)> {
+        self.segment.as_ref().zip(self.local[self.number as usize])
+    }
+
+    /// Bounds the waiting of every operation; `None` takes the bound away.
+    pub fn set_limit(&self, limit: Option<Duration>) {
+        let ns = limit.map_or(-1, |d| i64::try_from(d.as_nanos()).unwrap_or(i64::MAX));
+        self.timeout_ns.store(ns, Ordering::Relaxed);
     }
 
     /// Whether operations are under way or waiting.

@@ -5,8 +5,13 @@ use super::Rank;
 use crate::error::Error;
 use crate::link::control::Control;
 use crate::link::direct::PeerState;
+use crate::link::notice;
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, MutexGuard};
+use std::time::{Duration, Instant};
+
+/// How long the end of a communicator waits for a peer that does not read its notices.
+const FLUSHING: Duration = Duration::from_secs(1);
 
 impl Rank {
     /// Takes the control connections with the ranks of other hosts, by rank.
@@ -30,7 +35,7 @@ impl Rank {
 
     /// Tells the ranks of this host that this one lives.
     pub(crate) fn pulse(&self) {
-        if let Some((segment, own)) = self.segment.as_ref().zip(self.local[self.number as usize]) {
+        if let Some((segment, own)) = self.place() {
             segment.pulse(own).fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -47,8 +52,7 @@ impl Rank {
     /// looks at who writes; a rank that writes says so first and then looks at who failed: so one
     /// of the two sees the other.
     pub fn begin_writing(&self) -> bool {
-        let Some((segment, own)) = self.segment.as_ref().zip(self.local[self.number as usize])
-        else {
+        let Some((segment, own)) = self.place() else {
             return false;
         };
         segment.writing(own).store(1, Ordering::Relaxed);
@@ -72,7 +76,7 @@ impl Rank {
 
     /// See [`begin_writing`](Self::begin_writing).
     pub fn end_writing(&self) {
-        if let Some((segment, own)) = self.segment.as_ref().zip(self.local[self.number as usize]) {
+        if let Some((segment, own)) = self.place() {
             segment.writing(own).store(0, Ordering::Release);
         }
     }
@@ -105,7 +109,7 @@ impl Rank {
 
     /// On a GPU, after [`leave`](Self::leave): nothing of this rank runs there any more.
     pub fn set_quiescent(&self) {
-        if let Some((segment, own)) = self.segment.as_ref().zip(self.local[self.number as usize]) {
+        if let Some((segment, own)) = self.place() {
             segment.out(own).store(1, Ordering::Release);
         }
     }
@@ -116,10 +120,27 @@ impl Rank {
         place.is_some_and(|(segment, local)| segment.out(local).load(Ordering::Acquire) != 0)
     }
 
+    /// Leaves in order: the peers hear of it, and no operation can follow. `end_links` ends the
+    /// links and returns, by rank, the messages that were taken from it.
+    pub(crate) fn leave(&self, end_links: impl FnOnce() -> Vec<u64>) {
+        self.mark_left();
+        let controls = self.take_controls();
+        for (control, taken) in controls.iter().zip(end_links()) {
+            control.iter().for_each(|control| control.tell(&notice::goodbye(taken)));
+        }
+        // A peer that does not read for so long is stopped, or out of reach.
+        let start = Instant::now();
+        let left = || controls.iter().flatten().any(|control| !control.flush());
+        while left() && start.elapsed() < FLUSHING {
+            std::thread::yield_now();
+        }
+        controls.iter().flatten().for_each(|control| control.finish());
+    }
+
     /// Says that it leaves in order: no operation can follow. Why it failed, if it did, stays to be
     /// read.
-    pub(crate) fn mark_left(&self) {
-        if let Some((segment, own)) = self.segment.as_ref().zip(self.local[self.number as usize]) {
+    fn mark_left(&self) {
+        if let Some((segment, own)) = self.place() {
             let (running, left) = (PeerState::Running as u64, PeerState::Left as u64);
             let state = segment.state(own);
             let _ = state.compare_exchange(running, left, Ordering::AcqRel, Ordering::Relaxed);

@@ -20,6 +20,7 @@ use oxccl_runtime::comm::{Member, Options, create};
 use oxccl_runtime::device::Device;
 use oxccl_runtime::device::host::collective::{Budget, Running, Visit};
 use oxccl_runtime::op::Call;
+use oxccl_tests::endpoint;
 use rustix::time::{ClockId, clock_gettime};
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
@@ -152,12 +153,12 @@ fn executor() -> Vec<f64> {
         scale: None,
     };
     let programs = comm.programs(&call).expect("a plan");
-    let made = |_| Running::new(comm.endpoint(), programs.clone(), call);
+    let made = |_| Running::new(endpoint(&comm), programs.clone(), call);
     let times = (0..ROUNDS).map(|_| {
         let mut operations: Vec<Running> = (0..CALLS).map(made).collect();
         let start = cpu();
         for operation in &mut operations {
-            let visit = operation.visit(comm.endpoint(), Budget { polls: 64, bytes: 16 << 10 });
+            let visit = operation.visit(endpoint(&comm), Budget { polls: 64, bytes: 16 << 10 });
             assert!(matches!(visit, Visit::Done(Ok(()))));
         }
         (cpu() - start) / CALLS as f64

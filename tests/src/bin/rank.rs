@@ -13,6 +13,7 @@ use oxccl_runtime::device::host::arena;
 use oxccl_runtime::device::host::stream::Stream;
 use oxccl_runtime::op::Call;
 use oxccl_runtime::{Code, Error, Result, group};
+use oxccl_tests::endpoint;
 use oxccl_tests::sequence::{Player, Shape, play};
 use oxccl_tests::{deterministic, mismatch, windows};
 use std::io::Write;
@@ -35,7 +36,7 @@ fn sequence(arguments: &[String]) -> Result<()> {
     let comm = join()?;
     let player = Player { comm: comm.clone(), stream: Stream::new() };
     play(&[player], shape)?;
-    let modes = comm.endpoint().state().modes;
+    let modes = endpoint(&comm).state().modes;
     println!("mapped {} pulled {}", modes.mapped > 0, modes.pulled > 0);
     comm.destroy()
 }
@@ -137,7 +138,7 @@ fn repaint(how: &str, stops: bool) -> Result<()> {
         let wait = limit.filter(|_| how != "timeout");
         let done = called.and_then(|()| stream.synchronize(wait));
         if round == 20 {
-            assert!(comm.endpoint().state().modes.mapped > 0, "the buffers are not used in place");
+            assert!(endpoint(&comm).state().modes.mapped > 0, "the buffers are not used in place");
             println!("running");
             if stops && comm.rank() == 1 {
                 use rustix::process::{Signal, getpid, kill_process};
@@ -169,7 +170,7 @@ fn repaint(how: &str, stops: bool) -> Result<()> {
     if let Err(error) = &ended {
         assert!(error.to_string().contains("may still write"), "{error}");
     }
-    if ended.is_err() || !comm.endpoint().rank.writers().is_empty() {
+    if ended.is_err() || !endpoint(&comm).rank.writers().is_empty() {
         // It was stopped in the middle of writing.
         say("exposed");
         return Ok(());

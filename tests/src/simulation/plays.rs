@@ -7,7 +7,7 @@ use oxccl_plan::ir::UserMemory;
 use oxccl_plan::{Collective, DataType, Plan, ReduceOp, Spec};
 use oxccl_runtime::device::host::endpoint::Endpoint;
 use oxccl_runtime::device::host::task::Work;
-use oxccl_runtime::op::{Call, Programs, Transfer, Transfers};
+use oxccl_runtime::op::{self, Call, Programs, Transfer, Transfers};
 use std::sync::Arc;
 
 /// What a rank's memory is filled with as soon as its operation has ended.
@@ -46,11 +46,11 @@ impl Part {
     pub(super) fn work(&mut self, endpoint: &Arc<Endpoint>) -> Option<Work> {
         Some(match self.work.take()? {
             Template::Collective(programs, call) => {
-                Work::Collective(endpoint.clone(), programs, call)
+                Work::Operation(endpoint.clone(), op::Operation::Collective(programs, call))
             }
             Template::Exchange(list) => {
                 let transfers = Transfers { operation: "send/recv", list };
-                Work::Exchange(endpoint.clone(), Arc::new(transfers))
+                Work::Operation(endpoint.clone(), transfers.into())
             }
         })
     }

@@ -116,7 +116,7 @@ impl World {
             let (edges, memory) = (edges.collect(), (0..n).map(reach).collect());
             let (pids, one) = (vec![std::process::id() as i32; n], place.one_process);
             let rank = rank as u32;
-            let rank = Rank::new(rank, local, shared, pids);
+            let rank = Arc::new(Rank::new(rank, local, shared, pids));
             rank.set_controls(std::mem::take(&mut controls[rank.number as usize]));
             let mut endpoint = Endpoint::new(rank, one, slot_bytes, edges, memory, start);
             endpoint.all_mapped = place.direct();

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 const FILE_LINES: usize = 800;
 /// A function has at most so many lines.
 const FUNCTION_LINES: usize = 70;
+/// A struct of the library has at most so many fields.
+const STRUCT_FIELDS: usize = 25;
 /// A line has at most so many characters, but for tables and texts that are messages.
 const COLUMNS: usize = 100;
 /// Where the table of layers stands, and the line before it.
@@ -193,6 +195,46 @@ fn check(name: &str, text: &str, complaints: &mut Vec<String>) {
             complaints.push(format!("{name}:{}: more than {COLUMNS} columns", i + 1));
         }
     }
+    let outside = ["capi/", "tools/", "bindings/", "plugins/"];
+    if outside.iter().any(|folder| name.starts_with(folder)) && !name.ends_with("tidy.rs") {
+        for device in ["device::host", "device::cuda"].iter().filter(|d| text.contains(**d)) {
+            complaints.push(format!("{name}: names {device}, which only runtime/src/device may"));
+        }
+    }
+    if name.starts_with("runtime/") {
+        check_structs(name, &lines, complaints);
+    }
+    let without_reason = |line: &&str| line.trim() == "#[ignore]";
+    if lines.iter().any(without_reason) {
+        complaints.push(format!("{name}: a test is ignored without a reason"));
+    }
+    check_functions(name, &lines, complaints);
+}
+
+fn check_structs(name: &str, lines: &[&str], complaints: &mut Vec<String>) {
+    let mut open: Option<(usize, usize)> = None;
+    for (i, line) in lines.iter().enumerate() {
+        let begins = line.trim_start_matches("pub").trim_start_matches("(crate)");
+        let begins = begins.trim_start_matches("(super)").trim_start().starts_with("struct ");
+        if begins && line.ends_with('{') {
+            open = Some((i, 0));
+        } else if *line == "}" {
+            if let Some((start, fields)) = open.take().filter(|(_, n)| *n > STRUCT_FIELDS) {
+                let at = start + 1;
+                complaints.push(format!(
+                    "{name}:{at}: a struct of {fields} fields, at most {STRUCT_FIELDS}"
+                ));
+            }
+        } else if let Some((_, fields)) = &mut open {
+            let field = line.trim_start();
+            let begins = line.starts_with("    ") && !line.starts_with("     ");
+            *fields +=
+                usize::from(begins && !field.starts_with(['/', '#']) && field.contains(": "));
+        }
+    }
+}
+
+fn check_functions(name: &str, lines: &[&str], complaints: &mut Vec<String>) {
     let mut open: Option<(usize, usize)> = None;
     for (i, line) in lines.iter().enumerate() {
         let indent = line.len() - line.trim_start().len();
@@ -272,6 +314,12 @@ mod tests {
         let text = "//! A.\nfn f() { unsafe { g() } }\n";
         planted("runtime/src/high/a.rs", text, "high may not be unsafe");
         planted("runtime/src/other.rs", "//! A.\n", "other has no row");
+        let text =
+            format!("//! A.\nstruct S {{\n{}}}\n", "    /// A.\n    pub a: u8,\n".repeat(26));
+        planted("runtime/plan/src/a.rs", &text, "a struct of 26 fields, at most 25");
+        let text = "//! A.\nuse oxccl_runtime::device::cuda::rank;\n";
+        planted("capi/src/a.rs", text, "names device::cuda, which only runtime/src/device may");
+        planted("tests/a.rs", "//! A.\n#[ignore]\nfn f() {}\n", "ignored without a reason");
     }
 
     #[test]

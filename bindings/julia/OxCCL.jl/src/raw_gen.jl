@@ -1030,7 +1030,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 @inline oxcclStreamCreate(stream) =
     ccall(@inbounds(ADDRESSES[92]), Cint, (Ptr{Ptr{Cvoid}},), stream)
 
-# Ends a stream; what it still has to do is done nevertheless. Blocks: never.
+# Destroys a stream; queued work still completes. Blocks: never.
 @inline oxcclStreamDestroy(stream) =
     ccall(@inbounds(ADDRESSES[93]), Cint, (Ptr{Cvoid},), stream)
 

@@ -47,8 +47,8 @@ impl Event {
     }
 }
 
-impl<H> From<*mut H> for Event {
-    fn from(handle: *mut H) -> Self {
-        Self(handle.cast())
+impl From<usize> for Event {
+    fn from(handle: usize) -> Self {
+        Self(std::ptr::with_exposed_provenance_mut(handle))
     }
 }

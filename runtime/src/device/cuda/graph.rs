@@ -68,14 +68,14 @@ impl Executable {
     }
 }
 
-impl<H> From<*mut H> for Graph {
-    fn from(handle: *mut H) -> Self {
-        Self(handle.cast())
+impl From<usize> for Graph {
+    fn from(handle: usize) -> Self {
+        Self(std::ptr::with_exposed_provenance_mut(handle))
     }
 }
 
-impl<H> From<*mut H> for Executable {
-    fn from(handle: *mut H) -> Self {
-        Self(handle.cast())
+impl From<usize> for Executable {
+    fn from(handle: usize) -> Self {
+        Self(std::ptr::with_exposed_provenance_mut(handle))
     }
 }

@@ -3,12 +3,13 @@
 use super::driver::cu;
 use super::engines;
 use super::library::launch;
+use super::one_sided;
 use super::order;
 use super::rank::CudaRank;
 use super::stream::Stream;
 use crate::error::{Error, Result};
 use crate::op::descriptor::Descriptor;
-use crate::op::{Address, Call, Programs, Scale, Transfer};
+use crate::op::{Address, Call, Operation, Programs, Scale, Transfer};
 use oxccl_kernels::abi;
 use oxccl_plan::generate::Algorithm;
 use oxccl_plan::ir::{Capacity, UserMemory};
@@ -28,7 +29,7 @@ const PACKET_BYTES: u64 = 1 << 20;
 /// Parts begin on lines of this size.
 const ALIGN_BYTES: u64 = 16;
 
-fn collective(cuda_rank: &CudaRank, call: &Call) -> abi::Collective {
+fn head(cuda_rank: &CudaRank, call: &Call) -> abi::Collective {
     let Call { spec, dtype, op, count, .. } = *call;
     let descriptor = Descriptor::collective(&spec, dtype, op, call.scale.is_some(), count);
     let (descriptor_what, descriptor_count) = descriptor.to_words();
@@ -74,8 +75,16 @@ fn fits_packets(cuda_rank: &CudaRank, plan: &Plan, bytes: u64) -> bool {
     fitting && packet_room(cuda_rank).fits(spec.collective, packet_lines(bytes), packet_lines(most))
 }
 
-/// Launches a collective after all that the communicator has launched. Blocks: never.
-pub fn run(
+/// Launches an operation after all that the communicator has launched. Blocks: never.
+pub fn submit(cuda_rank: &Arc<CudaRank>, operation: &Operation, stream: Stream) -> Result<()> {
+    match operation {
+        Operation::Collective(programs, call) => collective(cuda_rank, programs, call, stream),
+        Operation::Exchange(transfers) => exchange(cuda_rank, &transfers.list, stream),
+        Operation::OneSided(item) => one_sided::run(cuda_rank, item, stream),
+    }
+}
+
+fn collective(
     cuda_rank: &Arc<CudaRank>,
     programs: &Programs,
     call: &Call,
@@ -83,7 +92,7 @@ pub fn run(
 ) -> Result<()> {
     let (plan, _) = &programs.any;
     let bytes = call.count * call.dtype.size() as u64;
-    let head = collective(cuda_rank, call);
+    let head = head(cuda_rank, call);
     if fits_packets(cuda_rank, plan, bytes) {
         let (room, lines) = (packet_room(cuda_rank), packet_lines(bytes));
         if lines > room.all_lines()
@@ -339,8 +348,8 @@ fn bind(
     Ok((argument, blocks))
 }
 
-/// Launches the sends and receives of a group. Blocks: never.
-pub fn exchange(cuda_rank: &Arc<CudaRank>, transfers: &[Transfer], stream: Stream) -> Result<()> {
+/// Launches the sends and receives of a group.
+fn exchange(cuda_rank: &Arc<CudaRank>, transfers: &[Transfer], stream: Stream) -> Result<()> {
     let rank = cuda_rank.view.rank;
     let own = |send| transfers.iter().filter(move |t| t.peer == rank && t.send == send);
     let pairs: Vec<_> = own(true).zip(own(false)).filter(|(from, _)| from.bytes > 0).collect();

@@ -1,6 +1,7 @@
 //! The CUDA device: the driver, a rank on a GPU, the order of its operations, and launches.
 
 pub mod closing;
+pub mod create;
 pub mod driver;
 pub mod engines;
 pub mod event;

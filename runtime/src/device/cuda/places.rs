@@ -55,6 +55,13 @@ impl CudaRank {
         }
     }
 
+    /// Returns whether the peers find a range where it lies, as far as that is known before a call.
+    pub fn is_known(&self, at: u64, bytes: u64) -> bool {
+        let Some(sharing) = self.sharing().filter(|s| !s.lacks_peer_access()) else { return false };
+        let ours = || memory::find(std::ptr::with_exposed_provenance(at as usize)).is_some();
+        sharing.all_here() || sharing.registry().find(at, bytes).is_some() || ours()
+    }
+
     /// Where peers find user memory of an operation that is launched now; captured, the graph keeps
     /// it mapped. The GPU's context is the thread's.
     pub fn place(self: &Arc<Self>, at: u64, bytes: u64, graph: Option<CUgraph>) -> abi::Place {

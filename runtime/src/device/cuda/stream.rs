@@ -226,8 +226,8 @@ impl Stream {
     }
 }
 
-impl<H> From<*mut H> for Stream {
-    fn from(handle: *mut H) -> Self {
-        Self(handle.cast())
+impl From<usize> for Stream {
+    fn from(handle: usize) -> Self {
+        Self(std::ptr::with_exposed_provenance_mut(handle))
     }
 }

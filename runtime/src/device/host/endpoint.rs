@@ -10,7 +10,6 @@ use crate::rank::{Links, Rank};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
-use std::time::{Duration, Instant};
 
 /// How this rank reaches the user memory of a peer.
 pub enum PeerMemory {
@@ -21,9 +20,6 @@ pub enum PeerMemory {
     /// Not at all.
     Unreachable,
 }
-
-/// How long the end of a communicator waits for a peer that does not read its notices.
-const FLUSHING: Duration = Duration::from_secs(1);
 
 /// Collectives that a rank with peers on other hosts remembers.
 pub const HISTORY: usize = 64;
@@ -113,7 +109,7 @@ pub struct Endpoint {
 impl Endpoint {
     /// Assembles an endpoint; all counters start at `start`.
     pub fn new(
-        rank: Rank,
+        rank: Arc<Rank>,
         one_process: bool,
         edge_slot_bytes: usize,
         edges: Vec<Edge>,
@@ -144,13 +140,7 @@ impl Endpoint {
             memory,
             user: vec![(Place::There(0), Place::There(0)); nranks],
         };
-        Self {
-            rank: Arc::new(rank),
-            one_process,
-            all_mapped: false,
-            edge_slot_bytes,
-            state: Mutex::new(state),
-        }
+        Self { rank, one_process, all_mapped: false, edge_slot_bytes, state: Mutex::new(state) }
     }
 
     /// Shares it, so that the monitor can ask what its messages and calls look like.
@@ -176,29 +166,17 @@ impl Endpoint {
         self.state.try_lock().ok()
     }
 
-    /// Leaves in order: the peers hear of it, and no operation can follow. The links end here.
+    /// Leaves in order: the peers hear of it, and no operation can follow. The links end here, also
+    /// where a graph still holds the endpoint.
     pub fn leave(&self) {
-        self.rank.mark_left();
-        let controls = self.rank.take_controls();
-        {
-            let mut state = self.state();
-            for (control, edge) in controls.iter().zip(&state.edges) {
-                let goodbye = || notice::goodbye(edge.messages().1);
-                control.iter().for_each(|control| control.tell(&goodbye()));
-            }
-            // Connections end here, also when a graph still holds the endpoint.
-            state.edges.clear();
-        }
-        // A peer that does not read for so long is stopped, or out of reach.
-        let start = Instant::now();
-        let left = || controls.iter().flatten().any(|control| !control.flush());
-        while left() && start.elapsed() < FLUSHING {
-            std::thread::yield_now();
-        }
-        controls.iter().flatten().for_each(|control| control.finish());
+        self.rank.leave(|| {
+            let edges = std::mem::take(&mut self.state().edges);
+            edges.iter().map(|edge| edge.messages().1).collect()
+        });
     }
 
     /// Ends all links without a word, as the death of this process would.
+    #[cfg(feature = "testing")]
     pub fn cut(&self) {
         self.state().edges.clear();
         self.rank.take_controls();
@@ -236,9 +214,7 @@ impl Endpoint {
     pub fn release_memory(&self, inboxes: bool) {
         let mut state = self.state();
         (state.scratch, state.unpacked) = (Vec::new(), Vec::new());
-        let Some((segment, own)) =
-            self.rank.segment.as_ref().zip(self.rank.local[self.rank.number as usize])
-        else {
+        let Some((segment, own)) = self.rank.place() else {
             return;
         };
         for slot in 0..2 {
@@ -272,6 +248,29 @@ impl Endpoint {
         }
         let offset = Arena::get().filter(|_| self.all_mapped).and_then(|a| a.offset(ptr, len));
         offset.map_or((ptr as u64) << 1, |offset| (offset as u64) << 1 | MAPPED)
+    }
+}
+
+impl Endpoint {
+    /// Tells the peers where the window of a number is. `copied`: whether the system copies from
+    /// the peers' memory.
+    pub fn open_window(&self, base: *mut u8, len: usize, number: u64, copied: bool) -> Result<()> {
+        let token = self.token(base, len);
+        if token & MAPPED == 0 && !copied && self.rank.nranks > 1 {
+            let what = "this memory cannot be reached by the other ranks";
+            return Err(Error::usage(what, "take a window's memory from ncclMemAlloc"));
+        }
+        if let Some((segment, own)) = self.rank.place() {
+            segment.open_window(own, number, token, len as u64);
+        }
+        Ok(())
+    }
+
+    /// Ends a window.
+    pub fn close_window(&self, number: u64) {
+        if let Some((segment, own)) = self.rank.place() {
+            segment.close_window(own, number);
+        }
     }
 }
 

@@ -9,6 +9,7 @@ pub mod graph;
 pub mod kernels;
 pub mod one_sided;
 pub mod pull;
+pub mod reach;
 pub mod scale;
 pub mod stream;
 mod suspicion;

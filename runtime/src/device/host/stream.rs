@@ -4,14 +4,13 @@
 //! short inline budget, a thread in synchronize, or the worker. A call never waits for a peer.
 
 use super::collective::Budget;
-use crate::op::{Call, Programs};
-
 use super::endpoint::Endpoint;
 use super::event::Event;
 use super::graph::Capture;
 use super::task::{Step, Task, Work, try_now};
 use super::worker;
 use crate::error::{Error, Result};
+use crate::op::{Call, Operation, Programs};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
@@ -119,12 +118,13 @@ impl Stream {
         programs: Arc<Programs>,
         call: Call,
     ) -> Result<()> {
+        let operation = |programs| Operation::Collective(programs, call);
         let mut queue = self.queue();
         if let Some(capture) = &mut queue.capture {
-            return capture.add(Work::Collective(endpoint.clone(), programs, call));
+            return capture.add(Work::Operation(endpoint.clone(), operation(programs)));
         }
         if self.pending.load(Ordering::Acquire) > 0 {
-            queue.tasks.push_back(Task::collective(endpoint.clone(), programs, call));
+            queue.tasks.push_back(Task::operation(endpoint.clone(), operation(programs)));
             let before = self.pending.fetch_add(1, Ordering::SeqCst);
             drop(queue);
             // As in `enqueue`; who is far ahead need not look every time.

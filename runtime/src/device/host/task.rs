@@ -1,6 +1,6 @@
 //! Work, as it is called or captured, and tasks: work under way.
 
-use super::collective::{Budget, Running, Visit};
+use super::collective::{self, Budget, Visit};
 use super::endpoint::Endpoint;
 use super::event::Event;
 use super::exchange::Exchange;
@@ -11,9 +11,9 @@ use super::worker;
 use crate::clock;
 use crate::error::{Error, Result, Site};
 use crate::log::{self, Level, Subsystem};
-use crate::op::{Address, Call, OneSided, Programs, Transfers};
-use crate::rank::Awaited;
+use crate::op::{Address, Call, Operation, Programs};
 use crate::rank::agreement::{CurrentOp, look_around, tell};
+use crate::rank::{Awaited, Rank};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -46,12 +46,8 @@ pub struct HostFunction {
 /// What a stream can be asked to do; a template that graphs replay.
 #[derive(Clone)]
 pub enum Work {
-    /// A collective.
-    Collective(Arc<Endpoint>, Arc<Programs>, Call),
-    /// Grouped sends and receives.
-    Exchange(Arc<Endpoint>, Arc<Transfers>),
-    /// A one-sided operation.
-    OneSided(Arc<Endpoint>, Arc<OneSided>),
+    /// An operation of a communicator.
+    Operation(Arc<Endpoint>, Operation),
     /// Copy so many bytes from the second address to the first.
     Copy(Address, Address, usize),
     /// Set so many bytes.
@@ -70,9 +66,7 @@ impl Work {
     /// The communicator that the work belongs to.
     pub fn endpoint(&self) -> Option<&Arc<Endpoint>> {
         match self {
-            Work::Collective(endpoint, ..)
-            | Work::Exchange(endpoint, _)
-            | Work::OneSided(endpoint, _) => Some(endpoint),
+            Work::Operation(endpoint, _) => Some(endpoint),
             _ => None,
         }
     }
@@ -80,15 +74,14 @@ impl Work {
     /// Its name, type and operation: what stays when buffers, counts and roots change.
     fn kind(&self) -> String {
         match self {
-            Work::Collective(_, _, call) => {
+            Work::Operation(_, Operation::Collective(_, call)) => {
                 let mut kind = format!("{} of {}", call.spec.collective.name(), call.dtype.name());
                 if call.spec.collective.reduces() {
                     kind = format!("{kind}, {}", call.op.name());
                 }
                 kind
             }
-            Work::Exchange(_, transfers) => transfers.operation.to_owned(),
-            Work::OneSided(_, operation) => operation.name().to_owned(),
+            Work::Operation(_, operation) => operation.name().to_owned(),
             Work::Copy(..) => "a copy".to_owned(),
             Work::Set(..) => "a memset".to_owned(),
             Work::Record(..) => "a record of an event".to_owned(),
@@ -122,7 +115,7 @@ pub enum Step {
 }
 
 enum Kind {
-    Collective(Running),
+    Collective(collective::Running),
     Exchange(Exchange),
     OneSided(OneSidedTask),
 }
@@ -130,7 +123,7 @@ enum Kind {
 /// Work under way.
 pub enum Task {
     /// An operation of a communicator, with its number there.
-    Operation(Box<Operation>),
+    Running(Box<Running>),
     /// A collective that did not come up yet, with its number.
     Called(Arc<Endpoint>, Arc<Programs>, Call, u64),
     /// See [`Work::Copy`]; the number counts the bytes that are done.
@@ -148,7 +141,7 @@ pub enum Task {
 }
 
 /// An operation of a communicator under way.
-pub struct Operation {
+pub struct Running {
     endpoint: Arc<Endpoint>,
     number: u64,
     kind: Kind,
@@ -169,17 +162,7 @@ impl Task {
     /// Starts work; operations of communicators take their number here, in the order of calls.
     pub fn start(work: Work) -> Result<Self> {
         Ok(match work {
-            Work::Collective(endpoint, programs, call) => {
-                Self::collective(endpoint, programs, call)
-            }
-            Work::Exchange(endpoint, transfers) => {
-                let exchange =
-                    Exchange::new(endpoint.rank.number, endpoint.rank.nranks, &transfers);
-                Self::operation(endpoint, Kind::Exchange(exchange))
-            }
-            Work::OneSided(endpoint, item) => {
-                Self::operation(endpoint, Kind::OneSided(OneSidedTask::new(item)))
-            }
+            Work::Operation(endpoint, operation) => Self::operation(endpoint, operation),
             Work::Copy(to, from, bytes) => Task::Copy(to, from, bytes, 0),
             Work::Set(to, value, bytes) => Task::Set(to, value, bytes, 0),
             Work::Record(event, number) => Task::Record(event, number),
@@ -189,15 +172,21 @@ impl Task {
         })
     }
 
-    /// As [`start`](Self::start), for a collective: what it takes to run is made when it comes up.
-    pub fn collective(endpoint: Arc<Endpoint>, programs: Arc<Programs>, call: Call) -> Self {
+    /// As [`start`](Self::start), for an operation of a communicator. What a collective takes to
+    /// run is made when it comes up.
+    pub fn operation(endpoint: Arc<Endpoint>, operation: Operation) -> Self {
         let number = endpoint.rank.issued.fetch_add(1, Ordering::AcqRel);
-        Task::Called(endpoint, programs, call, number)
-    }
-
-    fn operation(endpoint: Arc<Endpoint>, kind: Kind) -> Self {
-        let number = endpoint.rank.issued.fetch_add(1, Ordering::AcqRel);
-        Task::Operation(Box::new(Operation::new(endpoint, number, kind)))
+        let kind = match operation {
+            Operation::Collective(programs, call) => {
+                return Task::Called(endpoint, programs, call, number);
+            }
+            Operation::Exchange(transfers) => {
+                let Rank { number, nranks, .. } = *endpoint.rank;
+                Kind::Exchange(Exchange::new(number, nranks, &transfers))
+            }
+            Operation::OneSided(item) => Kind::OneSided(OneSidedTask::new(item)),
+        };
+        Task::Running(Box::new(Running::new(endpoint, number, kind)))
     }
 
     /// Moves the task on. A task that panics fails, and with it its communicator: neither the
@@ -206,7 +195,7 @@ impl Task {
         catch_unwind(AssertUnwindSafe(|| self.go_on(budget))).unwrap_or_else(|panic| {
             let error = Error::panicked(&*panic);
             match self {
-                Task::Operation(operation) => operation.conclude(error),
+                Task::Running(operation) => operation.conclude(error),
                 _ => Step::Done(Err(error)),
             }
         })
@@ -214,12 +203,12 @@ impl Task {
 
     fn go_on(&mut self, budget: Budget) -> Step {
         if let Task::Called(endpoint, programs, call, number) = self {
-            let running = Running::new(endpoint, programs.clone(), *call);
-            let operation = Operation::new(endpoint.clone(), *number, Kind::Collective(running));
-            *self = Task::Operation(Box::new(operation));
+            let running = collective::Running::new(endpoint, programs.clone(), *call);
+            let operation = Running::new(endpoint.clone(), *number, Kind::Collective(running));
+            *self = Task::Running(Box::new(operation));
         }
         match self {
-            Task::Operation(operation) => operation.step(budget),
+            Task::Running(operation) => operation.step(budget),
             // It became an operation.
             Task::Called(..) => Step::Waiting { moved: true },
             Task::Copy(to, from, bytes, done) => {
@@ -271,7 +260,7 @@ pub(super) fn try_now(
     budget: Budget,
 ) -> std::result::Result<Result<()>, Task> {
     let number = endpoint.rank.issued.fetch_add(1, Ordering::AcqRel);
-    let mut running = Running::new(endpoint, programs, call);
+    let mut running = collective::Running::new(endpoint, programs, call);
     let mut failed = None;
     if endpoint.rank.finished.load(Ordering::Acquire) == number && endpoint.rank.failure().is_none()
     {
@@ -285,14 +274,14 @@ pub(super) fn try_now(
             Visit::Waiting { .. } => {}
         }
     }
-    let mut operation = Operation::new(endpoint.clone(), number, Kind::Collective(running));
+    let mut operation = Running::new(endpoint.clone(), number, Kind::Collective(running));
     match failed.map(|error| operation.conclude(error)) {
         Some(Step::Done(result)) => Ok(result),
-        Some(Step::Waiting { .. }) | None => Err(Task::Operation(Box::new(operation))),
+        Some(Step::Waiting { .. }) | None => Err(Task::Running(Box::new(operation))),
     }
 }
 
-impl Operation {
+impl Running {
     fn new(endpoint: Arc<Endpoint>, number: u64, kind: Kind) -> Self {
         Self {
             endpoint,

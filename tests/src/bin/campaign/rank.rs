@@ -6,9 +6,9 @@ use crate::trace::{BEGIN, END, mark};
 use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
 use oxccl_runtime::bootstrap::{ID_BYTES, UniqueId, launch, new_unique_id};
 use oxccl_runtime::comm::{Communicator, Holder, Member, Options, Origin, create};
+use oxccl_runtime::device::Device;
 use oxccl_runtime::device::host::arena;
 use oxccl_runtime::device::host::stream::Stream;
-use oxccl_runtime::device::{Device, Target};
 use oxccl_runtime::op::{Call, Transfer};
 use oxccl_runtime::{Error, group};
 use oxccl_tests::sequence::Random;
@@ -191,7 +191,7 @@ fn exchange(
     for (peer, send, words) in messages {
         let (data, bytes) = (words.as_mut_ptr().cast(), words.len() * 8);
         let transfer = Transfer { peer: *peer, send: *send, data, bytes, dtype: DataType::Uint64 };
-        group::transfer(comm.clone(), transfer, Target::Host(stream.clone()))?;
+        group::transfer(comm, transfer, stream)?;
     }
     group::end()?;
     stream.synchronize(None)?;

@@ -1,20 +1,26 @@
 //! Connections with the ranks of other hosts: data both ways, and one for control. All are made
 //! side by side, so that no rank waits for one that waits itself.
 
-use super::create::{Members, Rendezvous};
+use super::Rendezvous;
+use super::members::Members;
 use crate::bootstrap::auth::{Ends, Role};
 use crate::bootstrap::dial::Dial;
 use crate::bootstrap::door::{Admission, Door};
 use crate::bootstrap::wire::wait_for;
-use crate::bootstrap::{Deadline, interface};
+use crate::bootstrap::{Deadline, Gather, interface};
+use crate::comm::rank_info::RankInfo;
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::link::Edge;
 use crate::link::control::Control;
+use crate::link::direct::{DirectEdge, Segment};
 use crate::link::message::MessageEdge;
 use crate::link::message::net::{
     Connecting, HANDLE_BYTES, Handle, Identity, Listener, Net, Receiver, Sender,
 };
 use crate::link::message::socket::Tcp;
+use crate::rank::Rank;
+use crate::rank::monitor::{self, Sign};
 use std::collections::HashMap;
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -189,6 +195,72 @@ impl Making {
         }
         Ok(links)
     }
+}
+
+/// The links to all ranks.
+pub(super) fn edges(
+    members: &Members,
+    segment: Option<&Arc<Segment>>,
+    remote: Vec<(u32, MessageEdge)>,
+    start: u64,
+) -> Vec<Edge> {
+    let own = members.own_place();
+    let mut edges: Vec<Edge> = (0u32..)
+        .zip(&members.local)
+        .map(|(peer, place)| match (segment, place) {
+            (Some(segment), &Some(place)) if peer != members.rank => {
+                Edge::Direct(DirectEdge::new(segment.clone(), own, place, start))
+            }
+            _ => Edge::Own,
+        })
+        .collect();
+    for (peer, edge) in remote {
+        edges[peer as usize] = Edge::Message(Box::new(edge));
+    }
+    edges
+}
+
+/// What shows the end of each peer, or why nothing does.
+pub(super) type Signs = Vec<(u32, std::result::Result<Sign, String>)>;
+
+/// Returns what to watch for the end of each peer: one descriptor per process of this host, and
+/// each control connection.
+pub(super) fn signs(infos: &[RankInfo], controls: &[Option<Arc<Control>>], rank: u32) -> Signs {
+    let own = &infos[rank as usize].process;
+    let sign = |(peer, RankInfo { process, .. }): (u32, &RankInfo)| {
+        let control = controls.get(peer as usize).cloned().flatten();
+        let sign = match control {
+            _ if peer == rank => return None,
+            Some(control) => Ok(Sign::Control(control)),
+            // In this process: what it says is read where all say it.
+            None if process.id == own.id => Ok(Sign::Memory),
+            None if process.pid_namespace != own.pid_namespace => Ok(Sign::Pulse),
+            None => watch_process(process.pid),
+        };
+        Some((peer, sign))
+    };
+    (0u32..).zip(infos).filter_map(sign).collect()
+}
+
+fn watch_process(pid: u32) -> std::result::Result<Sign, String> {
+    let pid = rustix::process::Pid::from_raw(pid as i32);
+    let open = |pid| rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty());
+    match pid.map(open) {
+        Some(Ok(fd)) => Ok(Sign::Process(fd)),
+        Some(Err(rustix::io::Errno::SRCH)) => Err("its process ended".to_owned()),
+        _ => Ok(Sign::Pulse),
+    }
+}
+
+/// Has the monitor watch all peers by these signs. Those of which nothing can be seen are lost.
+pub(super) fn watch(rank: &Arc<Rank>, signs: Signs) -> Result<()> {
+    for (peer, sign) in signs {
+        match sign {
+            Ok(sign) => monitor::watch(rank, peer, sign)?,
+            Err(why) => rank.lose(peer, why),
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -1,0 +1,317 @@
+//! Making a communicator: rendezvous, shared memory with the ranks of this host, connections to
+//! the others, and a last barrier after which every rank can run everything.
+
+mod links;
+mod members;
+mod memory;
+
+use super::{Communicator, Options, rank_info, team};
+use crate::bootstrap::deadline::InVain;
+use crate::bootstrap::descriptors::Listener;
+use crate::bootstrap::session::{self, Meeting, Session};
+use crate::bootstrap::{Cancel, Deadline, Gather, UniqueId, interface};
+use crate::config::Config;
+use crate::device::{self, Device, Parts, Process, Unfinished};
+use crate::error::{Error, Result};
+use crate::fork;
+use crate::link::Edge;
+use crate::link::message::net::Identity;
+use crate::log::{self, Level, Subsystem};
+use crate::rank::Rank;
+use links::Links;
+use members::Members;
+use oxccl_plan::select::Policy;
+use std::collections::HashMap;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
+
+/// Who asks to become a member of a communicator.
+#[derive(Clone, Debug)]
+pub struct Member {
+    /// The communicator's id.
+    pub id: UniqueId,
+    /// Rank.
+    pub rank: u32,
+    /// Number of ranks.
+    pub nranks: u32,
+    /// Where its data lies.
+    pub device: Device,
+    /// What its creator asks for.
+    pub options: Options,
+}
+
+/// A meeting of ranks, some of whom make a communicator.
+pub(super) struct Rendezvous {
+    pub(super) session: Session,
+    /// The members' numbers in the meeting, by their rank in the communicator.
+    pub(super) participants: Vec<u32>,
+    /// What they are called in texts, by their rank in the communicator.
+    pub(super) names: Vec<u32>,
+}
+
+impl Gather for Rendezvous {
+    fn gather(&mut self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let all = self.session.gather(own)?;
+        Ok(self.select(all))
+    }
+
+    fn deadline(&self) -> &Deadline {
+        self.session.deadline()
+    }
+}
+
+impl Rendezvous {
+    /// An error that was found here, with the name of the rank that it is about; what the
+    /// rendezvous says, and what is known of deaths, has it already.
+    fn rename(&self, error: Error) -> Error {
+        match error {
+            Error::InitPeer { site, why, died: false } if !self.session.has_verdict() => {
+                let name = self.names.get(site.peer as usize).copied();
+                Error::init_peer(name.unwrap_or(site.peer as u32), why)
+            }
+            other => other,
+        }
+    }
+
+    /// What the members gave, by rank, of what all gave who meet.
+    fn select(&self, mut all: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
+        let mut take = |number: &u32| all.get_mut(*number as usize).map(std::mem::take);
+        self.participants.iter().filter_map(&mut take).collect()
+    }
+}
+
+/// What a communicator needs to meet again, for children: nothing of its data path.
+pub(super) struct ChildMeetings {
+    /// From which the ids of later meetings derive.
+    pub(super) id: UniqueId,
+    /// Where this rank would hold a meeting.
+    pub(super) listener: TcpListener,
+    /// Where the ranks would.
+    pub(super) addresses: Vec<SocketAddr>,
+    /// Meetings of each kind so far: the same on all ranks.
+    pub(super) splits: AtomicU64,
+    pub(super) grows: AtomicU64,
+    /// Those who are excluded do not count.
+    pub(super) shrinks: Mutex<HashMap<Vec<u32>, u64>>,
+}
+
+/// Tells which variables are given, and complains about what is of no use.
+fn warn_once() {
+    static WARN: std::sync::Once = std::sync::Once::new();
+    WARN.call_once(|| {
+        let version = concat!("OxCCL ", env!("CARGO_PKG_VERSION"), ", interface of NCCL 2.30.7");
+        log::line(Level::Version, Subsystem::Init, version);
+        let report = &Config::get().report;
+        report.warnings.iter().for_each(|line| log::line(Level::Warn, Subsystem::Env, line));
+        report.given().for_each(|line| log::line(Level::Info, Subsystem::Env, &line));
+    });
+}
+
+/// Bytes of an edge's slot: edges are quadratic in the ranks of a host.
+fn edge_slot_bytes(nranks: u32) -> usize {
+    match nranks {
+        0..=8 => 64 << 10,
+        9..=16 => 32 << 10,
+        17..=32 => 16 << 10,
+        _ => 8 << 10,
+    }
+}
+
+/// Makes a communicator. Blocks until all ranks have come, or initialisation's time is over.
+pub fn create(member: &Member) -> Result<Communicator> {
+    join(member, &Cancel::default(), (None, None))
+}
+
+/// As [`create`], until `cancel` is set or `in_vain` finds a reason; `holder` is the rank whose
+/// process holds the rendezvous, where that is known.
+pub(super) fn join(
+    member: &Member,
+    cancel: &Cancel,
+    (in_vain, holder): (Option<InVain>, Option<u32>),
+) -> Result<Communicator> {
+    let Member { id, rank, nranks, device, options } = member;
+    fork::check()?;
+    fork::refuse_children()?;
+    warn_once();
+    // Variables are read once: what is made of this communicator has them too.
+    rank_info::algorithm(Config::checked()?)?;
+    let limit = options.init_limit();
+    let (rank, nranks) = (*rank, *nranks);
+    let reused = false;
+    let meeting = Meeting { id, rank, nranks, reused, limit, cancel, in_vain, holder };
+    let mut session = Session::open(&meeting)?;
+    if nranks == 1 {
+        // The id's rendezvous ends when all have come and gone.
+        session.gather(&[])?;
+        session.close();
+        return alone(*device, options);
+    }
+    let everyone: Vec<u32> = (0..nranks).collect();
+    let rendezvous = Rendezvous { session, participants: everyone.clone(), names: everyone };
+    assemble(rendezvous, id, rank, *device, options)
+}
+
+/// Makes a communicator of those who meet in a rendezvous; the calling one becomes `rank`. `id`
+/// tells its connections from others.
+pub(super) fn assemble(
+    mut rendezvous: Rendezvous,
+    id: &UniqueId,
+    rank: u32,
+    device: Device,
+    options: &Options,
+) -> Result<Communicator> {
+    let nranks = rendezvous.participants.len() as u32;
+    if nranks == 1 {
+        rendezvous.session.close();
+        return alone(device, options);
+    }
+    match make(&mut rendezvous, id, rank, device, options) {
+        Ok(comm) => {
+            rendezvous.session.close();
+            Ok(comm)
+        }
+        Err(error) => {
+            let error = rendezvous.rename(error);
+            Err(rendezvous.session.give_up(error))
+        }
+    }
+}
+
+fn make(
+    rendezvous: &mut Rendezvous,
+    id: &UniqueId,
+    rank: u32,
+    device: Device,
+    options: &Options,
+) -> Result<Communicator> {
+    let nranks = rendezvous.participants.len() as u32;
+    let listener = Listener::new()?;
+    let control = session::listen(interface::beside(id.address, Config::get())?)?;
+    let members = Members::meet(rendezvous, (rank, device), &listener, &control)?;
+    // At a fixed address one communicator follows the other: connections belong to this one.
+    let own = id.salted(&members.infos[0].socket);
+    let slot_bytes = edge_slot_bytes(nranks);
+    let (segment, arenas) = memory::share(&members, &own, listener, slot_bytes, rendezvous)?;
+    let identity = Identity { comm: own.comm, secret: own.secret, rank, nranks };
+    let links = match members.is_one_host() {
+        true => Links::default(),
+        false => links::connect(identity, &members, &control, rendezvous, slot_bytes)?,
+    };
+    let signs = links::signs(&members.infos, &links.controls, rank);
+    let counter_start = members.counter_start();
+    let parts = Parts {
+        edges: links::edges(&members, segment.as_ref(), links.edges, counter_start),
+        rank: Arc::new(members.own(segment)),
+        edge_slot_bytes: slot_bytes,
+        counter_start,
+        processes: members.processes(),
+        arenas,
+    };
+    parts.rank.set_controls(links.controls);
+    let own = parts.rank.clone();
+    let unfinished = Unfinished::make(device, parts, &options.of_device(), rendezvous)?;
+    let policy = members.infos[0].policy(&members.infos[rank as usize]);
+    // The last round: everyone's counters are set and connections made before anyone runs anything.
+    let answers = match rendezvous.gather(&unfinished.abilities()) {
+        Ok(answers) => answers,
+        Err(error) => {
+            let error = rendezvous.rename(error);
+            tell_peers(&own, culprit(&rendezvous.names, &error));
+            unfinished.abandon();
+            return Err(error);
+        }
+    };
+    device::note_local_ranks(members.on_this_machine());
+    let child_meetings = ChildMeetings {
+        id: id.clone(),
+        listener: control,
+        addresses: members.infos.iter().map(|info| info.control).collect(),
+        splits: AtomicU64::new(0),
+        grows: AtomicU64::new(0),
+        shrinks: Mutex::default(),
+    };
+    let (executor, topology) = unfinished.finish(&answers, members.is_one_host());
+    let parts = (executor, topology, policy);
+    let mut comm = Communicator::new(parts, device, options, Some(child_meetings));
+    comm.lsa_size = team::lsa_size(members.infos.iter().map(|info| info.host));
+    links::watch(&own, signs)?;
+    apply_timeout(&comm);
+    Ok(comm)
+}
+
+/// The rank that an error of a meeting is about, by its number in the communicator, and why.
+fn culprit(names: &[u32], error: &Error) -> Option<(u32, String)> {
+    let Error::InitPeer { site, why, .. } = error else { return None };
+    let peer = (0u32..).zip(names).find(|(_, name)| **name as i32 == site.peer)?.0;
+    Some((peer, why.clone()))
+}
+
+/// Tells the peers that this rank's communicator could not be made, as they may believe that all is
+/// well, and who is at fault, where that is known.
+fn tell_peers(rank: &Arc<Rank>, culprit: Option<(u32, String)>) {
+    let culprit = culprit.filter(|(peer, _)| *peer != rank.number);
+    let lost = culprit.map(|(peer, why)| rank.lost(peer, why));
+    rank.fail(lost.unwrap_or(Error::Aborted { by: "its failed initialisation" }));
+}
+
+fn apply_timeout(comm: &Communicator) {
+    comm.set_timeout(Some(Config::get().timeout).filter(|limit| !limit.is_zero()));
+}
+
+/// A communicator of one rank.
+pub(super) fn alone(device: Device, options: &Options) -> Result<Communicator> {
+    let mut nobody = Nobody(Deadline::new(options.init_limit(), &Cancel::default()));
+    let parts = Parts {
+        rank: Arc::new(Rank::new(0, vec![Some(0)], None, vec![0])),
+        edges: vec![Edge::Own],
+        edge_slot_bytes: edge_slot_bytes(1),
+        counter_start: 0,
+        processes: vec![Process::own()?],
+        arenas: Vec::new(),
+    };
+    let unfinished = Unfinished::make(device, parts, &options.of_device(), &mut nobody)?;
+    let answers = [unfinished.abilities()];
+    let (executor, topology) = unfinished.finish(&answers, true);
+    let parts = (executor, topology, Policy::default());
+    let comm = Communicator::new(parts, device, options, None);
+    apply_timeout(&comm);
+    Ok(comm)
+}
+
+/// The members of a communicator of one rank.
+struct Nobody(Deadline);
+
+impl Gather for Nobody {
+    fn gather(&mut self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+        Ok(vec![own.to_vec()])
+    }
+
+    fn deadline(&self) -> &Deadline {
+        &self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_that_cannot_go_on_tells_its_peers_of_the_one_at_fault() {
+        // Rank 1 of the communicator is called 5 where it is made.
+        let names = [2, 5, 7];
+        let died = Error::init_death(5, "its process ended");
+        assert_eq!(culprit(&names, &died), Some((1, "its process ended".to_owned())));
+        assert_eq!(culprit(&names, &Error::init_death(1, "it is none of these")), None);
+        assert_eq!(culprit(&names, &Error::Init { why: "nobody's fault".to_owned() }), None);
+        let told = |culprit| {
+            let rank = Arc::new(Rank::new(0, vec![None; 3], None, vec![0; 3]));
+            tell_peers(&rank, culprit);
+            rank.failure().expect("it failed").to_string()
+        };
+        let lost = told(culprit(&names, &died));
+        assert!(lost.contains("rank 0 lost rank 1: its process ended"), "{lost}");
+        assert!(told(None).contains("its failed initialisation"));
+        assert!(told(Some((0, "itself".to_owned()))).contains("its failed initialisation"));
+    }
+}

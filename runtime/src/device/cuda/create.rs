@@ -1,0 +1,63 @@
+//! Making a rank on a GPU: the ranks tell each other in rounds how their memory is reached.
+
+use super::engines;
+use super::offer::Offer;
+use super::rank::CudaRank;
+use crate::bootstrap::Gather;
+use crate::error::{Error, Result};
+use crate::log::{self, Level, Subsystem};
+
+/// What the creator of a communicator asks of its GPU.
+#[derive(Clone, Copy, Debug)]
+pub struct Wishes {
+    /// Thread blocks that an operation may take at most.
+    pub max_blocks: u32,
+    /// Whether copy engines are to move what they can, so that blocks are left for other things.
+    pub spares_blocks: bool,
+    /// Whether graphs order themselves against other operations of the communicator.
+    pub mixes_graphs: bool,
+}
+
+/// Makes a rank on the GPU of this number, with the memory of all others mapped: that of the GPUs,
+/// or, where not all reach each other, memory of the host. `here` has, by rank, whether it is in
+/// this process. Blocks for all ranks.
+pub fn create(
+    index: i32,
+    rank: u32,
+    here: &[bool],
+    wishes: Wishes,
+    members: &mut dyn Gather,
+) -> Result<CudaRank> {
+    let nranks = here.len() as u32;
+    let cuda_rank = CudaRank::new(index, rank, nranks, wishes.mixes_graphs);
+    // The others hear of a failure by the end of the meeting.
+    let mut cuda_rank = cuda_rank?;
+    if nranks == 1 {
+        return Ok(cuda_rank);
+    }
+    cuda_rank.engine_bytes = engines::least_bytes(wishes.spares_blocks);
+    let answers = members.gather(&cuda_rank.offer(wishes.max_blocks)?.encode())?;
+    let offers = answers.iter().enumerate().map(|(rank, bytes)| Offer::decode(rank, bytes));
+    let offers = offers.collect::<Result<Vec<_>>>()?;
+    let here = |rank: usize| here[rank];
+    cuda_rank.meet(&offers, here);
+    let connected = cuda_rank.connect(&offers, here);
+    let answers = members.gather(&[u8::from(connected.is_ok())])?;
+    let Some(apart) = answers.iter().position(|answer| answer != &[1]) else {
+        return Ok(cuda_rank);
+    };
+    let why = connected.map_or_else(|e| e.to_string(), |()| format!("rank {apart} says so"));
+    let text = format!("GPUs do not reach each other's memory ({why}): host memory lies between");
+    log::line(Level::Info, Subsystem::Init, &text);
+    if let Some(rank) = offers.iter().position(|offer| !offer.host_memory) {
+        let what = format!("GPUs do not reach each other, and rank {rank} has NCCL_SHM_DISABLE=1");
+        return Err(Error::usage(what, "allow peer access or shared memory"));
+    }
+    let answers = members.gather(&cuda_rank.move_to_host()?.to_le_bytes())?;
+    let addresses: Vec<u64> = answers
+        .iter()
+        .map(|bytes| bytes.as_slice().try_into().map_or(0, u64::from_le_bytes))
+        .collect();
+    cuda_rank.connect_by_host(&offers, &addresses, here, members.deadline())?;
+    Ok(cuda_rank)
+}

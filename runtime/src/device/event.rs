@@ -1,0 +1,56 @@
+//! Events of both devices.
+
+use super::object::{OnDevice, both, find, take};
+use super::{Device, cuda, host};
+use crate::error::Result;
+use crate::fork;
+use crate::handle::{Handles, Named};
+use std::sync::Arc;
+
+/// An event: a mark in a stream, to wait for and to measure time between.
+pub type Event = OnDevice<Arc<host::event::Event>, cuda::event::Event>;
+
+static EVENTS: Handles<host::event::Event> = Handles::new(3);
+
+impl Event {
+    /// Makes an event on the calling thread's device. Returns its handle.
+    pub fn create() -> Result<usize> {
+        fork::check()?;
+        match super::current()? {
+            Device::Host(_) => EVENTS.insert(Arc::default()),
+            Device::Cuda(gpu) => Ok(cuda::event::Event::new(gpu)?.0 as usize),
+        }
+    }
+
+    /// Looks an event up.
+    pub fn of_handle(handle: usize, named: Named) -> Result<Self> {
+        find(&EVENTS, handle, named)
+    }
+
+    /// Destroys an event.
+    pub fn destroy(handle: usize, named: Named) -> Result<()> {
+        match take(&EVENTS, handle, named)? {
+            Event::Host(_) => Ok(()),
+            OnDevice::Cuda(event) => cuda::event::Event::destroy(event),
+        }
+    }
+
+    /// Returns whether the stream has come to its last record, also where there was none.
+    pub fn query(&self) -> Result<bool> {
+        match self {
+            Event::Host(event) => Ok(event.query()),
+            Event::Cuda(event) => event.query(),
+        }
+    }
+
+    /// Returns the time from `earlier` to this event in ms; `None` while a stream has not come to
+    /// one of them. `named` names this one.
+    pub fn since_ms(self, earlier: Self, named: Named) -> Result<Option<f32>> {
+        match both(earlier, self, named)? {
+            OnDevice::Host((start, end)) => {
+                Ok(end.since(&start).map(|time| time.as_secs_f32() * 1e3))
+            }
+            OnDevice::Cuda((start, end)) => end.since(start),
+        }
+    }
+}

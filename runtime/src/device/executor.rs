@@ -1,0 +1,351 @@
+//! What carries out a communicator's operations: the one interface of the devices.
+
+use super::{Device, Stream, cuda, host};
+use crate::bootstrap::Gather;
+use crate::error::{Error, Result};
+use crate::link::Edge;
+use crate::log::{self, Level, Subsystem};
+use crate::op::Operation;
+use crate::rank::Rank;
+use cuda::create::Wishes;
+use cuda::rank::CudaRank;
+use cuda::reaper;
+use cuda::registry::Key;
+use host::collective::MAX_DIRECT_RANKS;
+use host::endpoint::{Endpoint, MAPPED};
+use host::reach::{self, Process};
+use host::task::Work;
+use host::worker::wait_while;
+use oxccl_plan::cost::CostModel;
+use oxccl_plan::select::Topology;
+use rustix::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// What carries out the operations of one rank of a communicator.
+pub enum Executor {
+    /// Threads of this process, in host memory.
+    Host(Arc<Endpoint>),
+    /// Kernels of a GPU.
+    Cuda(Arc<Rank>, Arc<CudaRank>),
+}
+
+/// A registered buffer of user memory that the peers map.
+pub type Registration = Key;
+
+/// What an executor is made of.
+pub struct Parts {
+    /// The rank.
+    pub rank: Arc<Rank>,
+    /// Links, by rank.
+    pub edges: Vec<Edge>,
+    /// Bytes of an edge's slot.
+    pub edge_slot_bytes: usize,
+    /// Where all counters begin.
+    pub counter_start: u64,
+    /// The processes of all ranks, by rank.
+    pub processes: Vec<Process>,
+    /// The arenas of the processes of this host, each with one of its ranks.
+    pub arenas: Vec<(u32, OwnedFd)>,
+}
+
+/// An executor before the last round of its communicator's creation.
+pub enum Unfinished {
+    /// In host memory. The flag: whether the system copies from the peers' memory.
+    Host(Box<Endpoint>, bool),
+    /// On a GPU.
+    Cuda(Arc<Rank>, Box<CudaRank>),
+}
+
+impl Unfinished {
+    /// Makes what a rank on a device needs. Blocks for all ranks.
+    pub fn make(
+        device: Device,
+        parts: Parts,
+        wishes: &Wishes,
+        members: &mut dyn Gather,
+    ) -> Result<Self> {
+        let Parts { rank, edges, edge_slot_bytes, counter_start, processes, arenas } = parts;
+        let Device::Cuda(index) = device else {
+            let (memory, one_process) =
+                (reach::map(&processes, &arenas), reach::is_one(&processes));
+            let endpoint =
+                Endpoint::new(rank, one_process, edge_slot_bytes, edges, memory, counter_start);
+            let copies = reach::can_copy(&processes, &endpoint);
+            return Ok(Unfinished::Host(Box::new(endpoint), copies));
+        };
+        let own = &processes[rank.number as usize];
+        let here: Vec<bool> = processes.iter().map(|process| process.id == own.id).collect();
+        let made = cuda::create::create(index, rank.number, &here, *wishes, members);
+        let made = made.and_then(|made| made.start(counter_start).map(|()| made));
+        // Where it failed, nothing of this rank will run there.
+        let made = made.inspect_err(|_| rank.set_quiescent())?;
+        Ok(Unfinished::Cuda(rank, Box::new(made)))
+    }
+
+    /// What the other ranks have to know before anything runs.
+    pub fn abilities(&self) -> Vec<u8> {
+        match self {
+            Unfinished::Host(endpoint, copies) => {
+                vec![u8::from(*copies), u8::from(endpoint.maps_all())]
+            }
+            Unfinished::Cuda(..) => Vec::new(),
+        }
+    }
+
+    /// Makes it usable, with the abilities of all ranks, and tells how plans run there.
+    pub fn finish(self, answers: &[Vec<u8>], one_host: bool) -> (Executor, Topology) {
+        match self {
+            Unfinished::Host(mut endpoint, _) => {
+                let all = |i: usize| answers.iter().all(|answer| answer.get(i) == Some(&1));
+                endpoint.all_mapped = all(1);
+                let direct = one_host && endpoint.rank.local.len() <= MAX_DIRECT_RANKS;
+                let model = if one_host { CostModel::SHARED_MEMORY } else { CostModel::TCP };
+                let edge_slot_bytes = endpoint.edge_slot_bytes as u64;
+                let model = CostModel { edge_slot_bytes, ..model };
+                let (pull, push, mapped_from_bytes) = (all(0), false, 0);
+                let topology = Topology { direct, pull, push, mapped_from_bytes, model };
+                (Executor::Host(endpoint.share()), topology)
+            }
+            Unfinished::Cuda(rank, cuda_rank) => {
+                let cuda_rank = cuda_rank.attach(&rank);
+                (Executor::Cuda(rank, cuda_rank), Topology::GPUS)
+            }
+        }
+    }
+
+    /// Ends it, as the communicator cannot be made after all.
+    pub fn abandon(self) {
+        if let Unfinished::Cuda(rank, cuda_rank) = self {
+            reaper::retire(cuda_rank.attach(&rank), rank);
+        }
+    }
+}
+
+fn wrong_device() -> Error {
+    Error::Internal { what: "a stream of another device than the communicator's".to_owned() }
+}
+
+impl Executor {
+    /// The rank whose operations it carries out.
+    #[inline]
+    pub fn rank(&self) -> &Arc<Rank> {
+        match self {
+            Executor::Host(endpoint) => &endpoint.rank,
+            Executor::Cuda(rank, _) => rank,
+        }
+    }
+
+    /// The endpoint of a rank in host memory; `None` on a GPU.
+    pub fn host(&self) -> Option<&Arc<Endpoint>> {
+        match self {
+            Executor::Host(endpoint) => Some(endpoint),
+            Executor::Cuda(..) => None,
+        }
+    }
+
+    /// The rank on a GPU; `None` in host memory.
+    fn cuda(&self) -> Option<&Arc<CudaRank>> {
+        match self {
+            Executor::Cuda(_, cuda_rank) => Some(cuda_rank),
+            Executor::Host(_) => None,
+        }
+    }
+
+    /// Puts an operation at the end of a stream, or into the graph that it captures. With `inline`
+    /// the calling thread may begin it. Blocks: never.
+    #[inline]
+    pub fn submit(&self, operation: Operation, stream: &Stream, inline: bool) -> Result<()> {
+        match (self, stream) {
+            (Executor::Host(endpoint), Stream::Host(stream)) => match operation {
+                Operation::Collective(programs, call) if inline => {
+                    stream.launch(endpoint, programs, call)
+                }
+                operation => stream.enqueue(Work::Operation(endpoint.clone(), operation), inline),
+            },
+            (Executor::Cuda(_, cuda_rank), Stream::Cuda(stream)) => {
+                cuda::launch::submit(cuda_rank, &operation, *stream)
+            }
+            _ => Err(wrong_device()),
+        }
+    }
+
+    /// Runs an operation on the first of some streams; the others wait for it, and it for what they
+    /// had to do before. Blocks: never.
+    pub fn submit_on_all(&self, operation: Operation, streams: &[Stream]) -> Result<()> {
+        let (first, others) = streams.split_first().ok_or_else(wrong_device)?;
+        let _context = self.cuda().map(|cuda_rank| cuda_rank.gpu.enter()).transpose()?;
+        others.iter().try_for_each(|other| first.join(other))?;
+        self.submit(operation, first, others.is_empty())?;
+        others.iter().try_for_each(|other| other.join(first))
+    }
+
+    /// Fails where only some of the streams of one operation are captured. CUDA says so itself, of
+    /// the first one that does not fit.
+    pub fn check_streams(&self, streams: &[Stream]) -> Result<()> {
+        let captured = |stream: &Stream| stream.is_capturing();
+        let host = self.host().is_some() && streams.len() > 1;
+        if host && streams.iter().any(captured) && !streams.iter().all(captured) {
+            let what =
+                "a group's sends and receives are on streams of which only some are captured";
+            return Err(Error::usage(what, "capture all of them, or none"));
+        }
+        Ok(())
+    }
+
+    /// Returns whether operations are under way.
+    pub fn busy(&self) -> bool {
+        self.rank().busy() || self.cuda().is_some_and(|cuda_rank| cuda_rank.busy())
+    }
+
+    /// Bounds the waiting of every operation; `None` takes the bound away.
+    pub fn set_limit(&self, limit: Option<Duration>) {
+        self.rank().set_limit(limit);
+        if let Some(cuda_rank) = self.cuda() {
+            let ns = limit.map(|limit| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX));
+            cuda_rank.set_limit(ns);
+        }
+    }
+
+    /// Once the rank has failed: waits until nothing touches the user's memory any more, at most
+    /// for `limit`. Returns the peers that may still do so.
+    pub fn stop(&self, limit: Duration) -> Result<Vec<u32>> {
+        let (rank, start) = (self.rank(), Instant::now());
+        let Executor::Cuda(_, cuda_rank) = self else {
+            if let Executor::Host(endpoint) = self {
+                // A visit under way ends before the state can be had.
+                drop(endpoint.state());
+            }
+            wait_while(|| !rank.writers().is_empty() && start.elapsed() < limit);
+            return Ok(rank.writers());
+        };
+        // Kernels that run look at the word of the host twice per millisecond; those that wait for
+        // their turn end when it comes.
+        cuda_rank.close()?;
+        let sharing = cuda_rank.sharing();
+        if let Some(sharing) = sharing {
+            sharing.fence();
+        }
+        // Who has left may be freeing memory, during which the driver lets nobody answer.
+        let inside = |peer: &u32| !rank.is_quiescent(*peer);
+        let asked = || sharing.is_some_and(|sharing| sharing.fenced().iter().any(inside));
+        wait_while(|| (cuda_rank.busy() || asked()) && start.elapsed() < limit);
+        let missing = sharing.map_or_else(Vec::new, |sharing| sharing.end_fence());
+        Ok(missing.into_iter().filter(inside).collect())
+    }
+
+    /// Asks the peers to say when they have taken what was sent to them.
+    pub fn ask_taken(&self) {
+        if let Executor::Host(endpoint) = self {
+            endpoint.ask_taken();
+        }
+    }
+
+    /// Returns a peer that has not taken all that was sent to it, and whether it has left without.
+    pub fn untaken(&self) -> Option<(u32, bool)> {
+        self.host().and_then(|endpoint| endpoint.untaken())
+    }
+
+    /// Leaves in order: the peers hear of it, and no operation can follow.
+    pub fn leave(&self) {
+        match self {
+            Executor::Host(endpoint) => endpoint.leave(),
+            Executor::Cuda(rank, cuda_rank) => {
+                rank.leave(Vec::new);
+                // What cannot be closed any more ends with the process.
+                if let Err(error) = cuda_rank.close() {
+                    let text = error.to_string();
+                    log::line_of(Some(rank.number), Level::Info, Subsystem::Init, &text);
+                }
+                reaper::retire(cuda_rank.clone(), rank.clone());
+            }
+        }
+    }
+
+    /// Returns the bytes that [`release_memory`](Self::release_memory) gives back, and those that
+    /// stay, of the host and the GPU.
+    pub fn memory_bytes(&self) -> (u64, u64) {
+        match self {
+            Executor::Host(endpoint) => endpoint.memory_bytes(),
+            Executor::Cuda(rank, cuda_rank) => {
+                let place = rank.segment.as_ref().zip(rank.local[rank.number as usize]);
+                let (releasable, kept) = place.map_or((0, 0), |(s, own)| s.resident(own));
+                (releasable, kept + cuda_rank.bytes())
+            }
+        }
+    }
+
+    /// Gives memory back that later operations take again. No operation may be under way.
+    /// `inboxes`: peers may write into the stage's slots at any time.
+    pub fn release_memory(&self, inboxes: bool) {
+        if let Executor::Host(endpoint) = self {
+            endpoint.release_memory(inboxes);
+        }
+    }
+
+    /// Returns the collectives so far that read or wrote the peers' user memory where it lies.
+    pub fn in_place(&self) -> u64 {
+        match self {
+            Executor::Host(endpoint) => {
+                let modes = endpoint.state().modes;
+                modes.mapped + modes.pulled
+            }
+            Executor::Cuda(_, cuda_rank) => cuda_rank.in_place(),
+        }
+    }
+
+    /// Returns the operations so far whose data copy engines of a GPU moved.
+    pub fn by_copy_engines(&self) -> u64 {
+        self.cuda().map_or(0, |cuda_rank| cuda_rank.by_engines())
+    }
+
+    /// Returns whether all peers map a buffer of user memory.
+    pub fn is_mapped(&self, ptr: *const u8, bytes: usize) -> bool {
+        match self {
+            Executor::Host(endpoint) => endpoint.token(ptr, bytes) & MAPPED != 0,
+            Executor::Cuda(_, cuda_rank) => cuda_rank.is_known(ptr as u64, bytes as u64),
+        }
+    }
+
+    /// Has the peers map a buffer, in the background, where that takes something.
+    pub fn register(&self, base: usize, bytes: usize) -> Result<Option<Registration>> {
+        let Some(cuda_rank) = self.cuda() else { return Ok(None) };
+        let _context = cuda_rank.gpu.enter()?;
+        Ok(cuda_rank.hold(base as u64, bytes as u64))
+    }
+
+    /// Ends a registration.
+    pub fn deregister(&self, registration: Registration) {
+        if let Some(cuda_rank) = self.cuda() {
+            cuda_rank.release(registration);
+        }
+    }
+
+    /// Makes a buffer the communicator's window of a number, which the peers find in the
+    /// background. `copied`: whether the system copies from the peers' memory.
+    pub fn open_window(
+        &self,
+        base: *mut u8,
+        bytes: usize,
+        number: u64,
+        copied: bool,
+    ) -> Result<Option<Registration>> {
+        match self {
+            Executor::Host(endpoint) => {
+                endpoint.open_window(base, bytes, number, copied).map(|()| None)
+            }
+            Executor::Cuda(_, cuda_rank) => {
+                cuda_rank.hold_window(base as u64, bytes as u64, number + 1)
+            }
+        }
+    }
+
+    /// Ends a window.
+    pub fn close_window(&self, number: u64, registration: Option<Registration>) {
+        match (self, registration) {
+            (Executor::Host(endpoint), _) => endpoint.close_window(number),
+            (Executor::Cuda(_, cuda_rank), Some(key)) => cuda_rank.release(key),
+            (Executor::Cuda(..), None) => {}
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! Graphs of both devices.
+
+use super::object::{OnDevice, both, find, take};
+use super::{cuda, host};
+use crate::error::{Error, Result};
+use crate::handle::{Handles, Named};
+use std::sync::{Arc, Mutex};
+
+/// A captured graph.
+pub type Graph = OnDevice<Arc<host::graph::Graph>, cuda::graph::Graph>;
+
+/// A graph of the host device made ready to launch: what it runs can be replaced.
+type HostExecutable = Mutex<Arc<host::graph::Graph>>;
+
+/// A graph made ready to launch.
+pub type Executable = OnDevice<Arc<HostExecutable>, cuda::graph::Executable>;
+
+static GRAPHS: Handles<host::graph::Graph> = Handles::new(4);
+static EXECUTABLES: Handles<HostExecutable> = Handles::new(5);
+
+impl Graph {
+    /// Returns a handle for a graph of the host device.
+    pub(super) fn keep(graph: host::graph::Graph) -> Result<usize> {
+        GRAPHS.insert(Arc::new(graph))
+    }
+
+    /// Looks a graph up.
+    pub fn of_handle(handle: usize, named: Named) -> Result<Self> {
+        find(&GRAPHS, handle, named)
+    }
+
+    /// Destroys a graph; what was made of it stays.
+    pub fn destroy(handle: usize, named: Named) -> Result<()> {
+        match take(&GRAPHS, handle, named)? {
+            Graph::Host(_) => Ok(()),
+            OnDevice::Cuda(graph) => cuda::graph::Graph::destroy(graph),
+        }
+    }
+
+    /// Makes it ready to launch. Returns the handle of what launches.
+    pub fn instantiate(self) -> Result<usize> {
+        match self {
+            Graph::Host(graph) => EXECUTABLES.insert(Arc::new(Mutex::new(graph))),
+            Graph::Cuda(graph) => Ok(graph.instantiate()?.0 as usize),
+        }
+    }
+}
+
+impl Executable {
+    /// Looks up a graph that is ready to launch.
+    pub fn of_handle(handle: usize, named: Named) -> Result<Self> {
+        find(&EXECUTABLES, handle, named)
+    }
+
+    /// Destroys it; launches under way are completed.
+    pub fn destroy(handle: usize, named: Named) -> Result<()> {
+        match take(&EXECUTABLES, handle, named)? {
+            Executable::Host(_) => Ok(()),
+            OnDevice::Cuda(graph) => cuda::graph::Executable::destroy(graph),
+        }
+    }
+
+    /// Takes the parameters of a graph with the same nodes; launches under way keep theirs. `named`
+    /// names the graph.
+    pub fn update(self, graph: Graph, named: Named) -> Result<()> {
+        let (executable, graph) = match both(self, graph, named)? {
+            OnDevice::Host(pair) => pair,
+            OnDevice::Cuda((executable, graph)) => return executable.update(graph),
+        };
+        let mut current = executable.lock().unwrap_or_else(|e| e.into_inner());
+        if let Some((got, expected)) = current.difference(&graph) {
+            return Err(Error::argument(named.0, named.1, got, expected));
+        }
+        *current = graph;
+        Ok(())
+    }
+}

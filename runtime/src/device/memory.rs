@@ -1,0 +1,31 @@
+//! Memory for buffers, of both devices.
+
+use super::{Device, cuda, host};
+use crate::error::Result;
+use crate::fork;
+
+/// Allocates zeroed memory on the calling thread's device, which the ranks of this host map, so
+/// that operations use it in place. Blocks: on a GPU until it is zeroed.
+pub fn allocate(bytes: usize) -> Result<*mut u8> {
+    fork::check()?;
+    match super::current()? {
+        Device::Host(_) => host::arena::allocate(bytes),
+        Device::Cuda(gpu) => cuda::memory::allocate(gpu, bytes),
+    }
+}
+
+/// Frees what [`allocate`] returned, on whatever device.
+pub fn free(ptr: *mut u8) -> Result<()> {
+    fork::check()?;
+    match cuda::memory::find(ptr) {
+        Some(_) => cuda::memory::free(ptr),
+        None => host::arena::free(ptr),
+    }
+}
+
+/// Returns the bytes from an address to the end of its allocation, where it is this library's;
+/// `None` for memory from elsewhere, of which nothing is known.
+#[inline]
+pub fn left(ptr: *const u8) -> Option<usize> {
+    host::arena::left(ptr).or_else(|| cuda::memory::left(ptr))
+}
