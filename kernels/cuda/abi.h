@@ -5,6 +5,36 @@
 
 namespace oxccl {
 
+// `oxccl_plan::Collective`.
+enum {
+  ALL_REDUCE = 0,
+  BROADCAST = 1,
+  REDUCE = 2,
+  ALL_GATHER = 3,
+  REDUCE_SCATTER = 4,
+  ALL_TO_ALL = 5,
+  GATHER = 6,
+  SCATTER = 7,
+};
+
+// `oxccl_plan::ReduceOp`.
+enum {
+  SUM = 0,
+  PROD = 1,
+  MAX = 2,
+  MIN = 3,
+  AVG = 4,
+};
+
+// `oxccl_plan::Buffer`.
+enum {
+  INPUT = 0,
+  OUTPUT = 1,
+  SCRATCH = 2,
+  STAGE = 3,
+  INBOX = 4,
+};
+
 
 // Bytes of a rank's shared memory before the packets: signals, announcements, arrivals, credits,
 // entries, the users' signals.

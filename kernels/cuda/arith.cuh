@@ -8,9 +8,9 @@
 #include <cuda_fp8.h>
 #include <stdint.h>
 
-namespace oxccl {
+#include "abi.h"
 
-enum Op { SUM = 0, PROD = 1, MAX = 2, MIN = 3, AVG = 4 };
+namespace oxccl {
 
 template <typename L>
 __device__ inline L combine(int op, L a, L b) {

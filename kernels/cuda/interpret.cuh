@@ -8,9 +8,6 @@
 
 namespace oxccl {
 
-// Buffers of a slice (`oxccl_plan::Buffer`).
-enum BufferKind { INPUT = 0, OUTPUT = 1, SCRATCH = 2, STAGE = 3, INBOX = 4 };
-
 // Up to 16 bytes of a buffer of any alignment. What others wrote since the last wait is read past
 // the first-level cache.
 __device__ inline bool aligned(uint64_t at) { return (at & 15) == 0; }

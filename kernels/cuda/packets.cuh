@@ -11,9 +11,6 @@
 
 namespace oxccl {
 
-// Numbers of `oxccl_plan::Collective`.
-enum Kind { ALL_REDUCE, BROADCAST, REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, GATHER, SCATTER };
-
 // The block of this rank's input that a rank needs; -1 for none.
 __device__ inline int block_for(const Collective& c, int to) {
   bool root = c.rank.rank == c.root;

@@ -5,14 +5,13 @@
 //! output has to be. Outputs are poisoned before and surrounded by bytes that must not change.
 
 use crate::endpoint;
-use oxccl_plan::ir::UserMemory;
-use oxccl_plan::{Collective, DataType, Geometry, Plan, ReduceOp, Spec, reference};
+use oxccl_plan::{Carrier, Collective, DataType, Geometry, Plan, ReduceOp, Spec, reference};
 use oxccl_runtime::comm::Communicator;
 use oxccl_runtime::device::host::arena;
 use oxccl_runtime::device::host::collective::capacity;
 use oxccl_runtime::device::host::endpoint::CarrierCounts;
 use oxccl_runtime::device::host::stream::Stream;
-use oxccl_runtime::op::{Call, Transfer};
+use oxccl_runtime::op::{Bound, Call, Transfer};
 use oxccl_runtime::{Result, group};
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -162,10 +161,10 @@ impl Pending {
 /// Plays a whole sequence on the ranks of this thread. Panics where a result is wrong.
 pub fn play(players: &[Player], shape: Shape) -> Result<()> {
     let mut random = Random(shape.seed);
-    let (mut number, mut mapped, mut pulled) = (0, 0, 0);
+    let (mut number, mut expected) = (0, CarrierCounts::default());
     let (mut seen, mut again) = (HashSet::new(), 0);
-    let modes = |player: &Player| endpoint(&player.comm).state().modes;
-    let before: Vec<CarrierCounts> = players.iter().map(modes).collect();
+    let carriers = |player: &Player| endpoint(&player.comm).state().carriers;
+    let before: Vec<CarrierCounts> = players.iter().map(carriers).collect();
     while number < shape.operations {
         let mut pending = Pending::default();
         let together = if random.below(4) == 0 { 1 + random.below(4) } else { 1 };
@@ -180,8 +179,9 @@ pub fn play(players: &[Player], shape: Shape) -> Result<()> {
                 exchange(players, Random(draw), shape, &mut pending, number)?;
             } else {
                 let used = collective(players, Random(draw), shape, &mut pending, number)?;
-                mapped += u64::from(used == Used::Mapped);
-                pulled += u64::from(used == Used::Pulled);
+                if let Some(carrier) = used {
+                    expected[carrier as usize] += 1;
+                }
             }
             number += 1;
         }
@@ -199,11 +199,11 @@ pub fn play(players: &[Player], shape: Shape) -> Result<()> {
     }
     let many = shape.operations >= 1000;
     assert!(again > 0 || !many, "no buffer was allocated where one had been");
-    // What could be used in place was, and nothing else.
+    // Data was moved by what the choice of the plan says.
     for (player, before) in players.iter().zip(before) {
-        let after = modes(player);
-        let counted = (after.mapped - before.mapped, after.pulled - before.pulled);
-        assert_eq!(counted, (mapped, pulled), "{after:?}");
+        let after = carriers(player);
+        let counted: Vec<u64> = after.iter().zip(before).map(|(a, b)| a - b).collect();
+        assert_eq!(counted, expected, "by the number of the carrier");
     }
     Ok(())
 }
@@ -239,7 +239,7 @@ fn collective(
     shape: Shape,
     pending: &mut Pending,
     number: u32,
-) -> Result<Used> {
+) -> Result<Option<Carrier>> {
     let nranks = players[0].comm.nranks();
     let kind = Collective::ALL[random.below(8) as usize];
     let spec = Spec::new(kind, nranks, random.below(u64::from(nranks)) as u32);
@@ -300,35 +300,23 @@ fn collective(
     Ok(used)
 }
 
-/// How a collective uses the memory of other ranks.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Used {
-    Not,
-    Mapped,
-    Pulled,
-}
-
-/// What all ranks have to get, and how: by the plan for mapped memory only where `mappable`.
+/// What all ranks have to get, and what has to move it: by the plan for mapped memory only where
+/// `mappable`. `None` where there is nothing to move.
 fn expected(
     comm: &Communicator,
     call: &Call,
     mappable: bool,
     data: &[Vec<u8>],
-) -> Result<(Vec<Vec<u8>>, Used)> {
+) -> Result<(Vec<Vec<u8>>, Option<Carrier>)> {
     if call.count == 0 {
-        return Ok((vec![Vec::new(); data.len()], Used::Not));
+        return Ok((vec![Vec::new(); data.len()], None));
     }
     let programs = comm.programs(call)?;
-    let mapped = programs.mapped.as_ref().filter(|_| mappable);
-    let plan = mapped.map_or(programs.any.0, |(plan, _)| *plan);
+    let bound = programs.mapped.as_ref().filter(|_| mappable).unwrap_or(&programs.any);
+    let Bound { plan, carrier, .. } = *bound;
     let Call { count, dtype, op, .. } = *call;
     let got = outcome(&plan, endpoint(comm).edge_slot_bytes, count, dtype, op, data);
-    let used = match plan.layout.user_memory {
-        UserMemory::Private => Used::Not,
-        _ if mapped.is_some() => Used::Mapped,
-        _ => Used::Pulled,
-    };
-    Ok((got, used))
+    Ok((got, Some(carrier)))
 }
 
 pub(crate) fn outcome(

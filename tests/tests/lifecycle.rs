@@ -6,7 +6,7 @@ use oxccl_runtime::comm::{Communicator, Member, Options, create};
 use oxccl_runtime::device::Device;
 use oxccl_runtime::device::host::stream::Stream;
 use oxccl_runtime::device::host::task::{HostFunction, Work};
-use oxccl_runtime::op::{self, Address, Call, Programs};
+use oxccl_runtime::op::{self, Address, Bound, Call, Programs};
 use oxccl_runtime::{Error, bootstrap, group};
 use oxccl_tests::c::{C11, Program, expect_success, run};
 use oxccl_tests::endpoint;
@@ -240,10 +240,11 @@ fn broken() -> (Arc<Communicator>, Call, Arc<Programs>) {
     let (input, output) = ((&raw const *data).cast(), (&raw mut *data).cast());
     let (dtype, op) = (DataType::Uint64, ReduceOp::Sum);
     let call = Call { spec, input, output, count: 1, dtype, op, scale: None };
-    let (plan, _) = comm.programs(&call).expect("a plan").any.clone();
+    let programs = comm.programs(&call).expect("a plan");
     let src = Slice { buffer: Buffer::Input, block: 0, part: 0, parts: 1 };
     let ops = vec![Op::Send { peer: 99, src }];
-    (Arc::new(comm), call, Arc::new(Programs { any: (plan, Steps { ops }), mapped: None }))
+    let any = Bound { program: Steps { ops }, ..programs.any.clone() };
+    (Arc::new(comm), call, Arc::new(Programs { any, mapped: None, engines: false }))
 }
 
 unsafe extern "C" fn tell(sender: *mut std::ffi::c_void) {

@@ -55,7 +55,7 @@ fn expected(
     let (input, output) = (std::ptr::null(), std::ptr::null_mut());
     let count = count as u64;
     let call = Call { spec, input, output, count, dtype, op: ReduceOp::Sum, scale: None };
-    let plan = comm.programs(&call).expect("a plan").any.0;
+    let plan = comm.programs(&call).expect("a plan").any.plan;
     let scaled: Vec<Vec<u8>> = inputs
         .iter()
         .zip(scalars)

@@ -31,6 +31,10 @@ pub struct CostModel {
     pub push_gbps: f64,
     /// Lines that change hands between cores, on top of their copying: stages and edges.
     pub handover_gbps: f64,
+    /// Fixed cost of having copy engines move blocks.
+    pub engine_call_us: f64,
+    /// Bandwidth of copy engines.
+    pub engine_gbps: f64,
     /// Size of a stage slot in bytes.
     pub stage_slot_bytes: u64,
     /// Size of an edge's slot in bytes.
@@ -55,6 +59,8 @@ impl CostModel {
         peer_read_gbps: f64::INFINITY,
         push_gbps: f64::INFINITY,
         handover_gbps: 24.0,
+        engine_call_us: 0.0,
+        engine_gbps: f64::INFINITY,
         stage_slot_bytes: 256 << 10,
         edge_slot_bytes: 64 << 10,
     };
@@ -71,7 +77,8 @@ impl CostModel {
 
     /// GPUs that reach each other over NVLink: a signal with its fence takes 2.3 µs, loads 400
     /// GB/s, from one peer 250 GB/s, stores 350 GB/s alone and 284 GB/s beside loads (H200,
-    /// measured before signals and folds became faster, which `docs/gpu-results.md` tells of).
+    /// measured before signals and folds became faster, which `docs/gpu-results.md` tells of). Copy
+    /// engines take 38 µs and move 374 GB/s.
     pub const NVLINK: CostModel = CostModel {
         latency_us: 1.5,
         signal_us: 0.8,
@@ -87,6 +94,8 @@ impl CostModel {
         peer_read_gbps: 250.0,
         push_gbps: 284.0,
         handover_gbps: f64::INFINITY,
+        engine_call_us: 38.0,
+        engine_gbps: 374.0,
         stage_slot_bytes: 4 << 20,
         edge_slot_bytes: 32 << 10,
     };
@@ -146,6 +155,11 @@ impl CostModel {
     /// Going over so many bytes that lie at this rank, written by the others.
     pub fn inbox_us(&self, bytes: u64) -> f64 {
         Self::at_gbps(bytes, self.fold_gbps)
+    }
+
+    /// Having copy engines take so many bytes from the peers.
+    pub fn engines_us(&self, bytes: u64) -> f64 {
+        self.engine_call_us + Self::at_gbps(bytes, self.engine_gbps)
     }
 
     /// Putting a message on an edge.

@@ -24,6 +24,12 @@ pub enum Buffer {
     Inbox = 4,
 }
 
+impl Buffer {
+    /// All of them, by number.
+    pub const ALL: [Buffer; 5] =
+        [Buffer::Input, Buffer::Output, Buffer::Scratch, Buffer::Stage, Buffer::Inbox];
+}
+
 /// Consecutive parts of one block of a buffer in the current window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Slice {

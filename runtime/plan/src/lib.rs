@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod arith;
+pub mod carrier;
 pub mod cost;
 pub mod dtype;
 pub mod generate;
@@ -20,6 +21,7 @@ pub mod simulate;
 pub mod spec;
 pub mod verify;
 
+pub use carrier::Carrier;
 pub use dtype::{DataType, ReduceOp};
 pub use generate::{Algorithm, Plan};
 pub use ir::{Buffer, Destination, From, Geometry, Op, Order, Program, Slice};

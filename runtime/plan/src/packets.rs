@@ -7,7 +7,7 @@
 use crate::Collective;
 
 /// What a communicator has for packets: facts that all ranks share.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Room {
     /// Channels: thread blocks that a launch may have.
     pub channels: u64,

@@ -1,5 +1,6 @@
 //! The choice of a plan: from facts that all ranks share, by the cost model, ties by table order.
 
+use crate::carrier::{Carrier, Packets};
 use crate::cost::CostModel;
 use crate::generate::{Algorithm, Needs, Plan};
 use crate::ir::UserMemory;
@@ -17,19 +18,15 @@ pub struct Topology {
     /// Bytes of a block from which on user memory is used in place where all ranks map it: below,
     /// to agree on that costs more than it gives.
     pub mapped_from_bytes: u64,
+    /// Whether plans that copy to scratch may work on user memory.
+    pub scratch: bool,
+    /// Which plans packets carry.
+    pub packets: Packets,
+    /// Bytes that a rank gets from the others from which on copy engines move them. No plan depends
+    /// on it, so that each rank may have its own.
+    pub engine_bytes: u64,
     /// The costs of the slowest kind of link in use.
     pub model: CostModel,
-}
-
-impl Topology {
-    /// GPUs of one host that reach each other's memory.
-    pub const GPUS: Self = Self {
-        direct: true,
-        pull: false,
-        push: true,
-        mapped_from_bytes: 512 << 10,
-        model: CostModel::NVLINK,
-    };
 }
 
 /// What restricts the choice; equal on all ranks.
@@ -50,13 +47,31 @@ pub struct Candidate {
     pub cost_us: f64,
 }
 
+/// A plan, and what moves its data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Route {
+    /// The plan.
+    pub plan: Plan,
+    /// What moves its data.
+    pub carrier: Carrier,
+}
+
+impl Route {
+    /// A plan for blocks of `bytes` bytes in some kind of memory.
+    pub fn new(plan: Plan, bytes: u64, topology: &Topology, memory: Memory) -> Self {
+        Self { plan, carrier: Carrier::of(&plan, bytes, topology, memory) }
+    }
+}
+
 /// What a communicator does for a call.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Choice {
-    /// The plan that works for any user memory. Where it reads user memory, the system copies.
-    pub any_memory: Plan,
-    /// The plan to take when every rank's user memory is mapped by all, where that pays.
-    pub mapped: Option<Plan>,
+    /// What works for any user memory.
+    pub any_memory: Route,
+    /// What is done when every rank's user memory is mapped by all, where that pays.
+    pub mapped: Option<Route>,
+    /// Whether copy engines do the same when it lies in windows.
+    pub engines: bool,
 }
 
 /// Which memory a plan has to cope with.
@@ -66,6 +81,8 @@ pub enum Memory {
     Any,
     /// Mapped by all ranks.
     Mapped,
+    /// In windows, at the same place of them on all ranks.
+    Windows,
 }
 
 /// Time by the cost model, in µs, of a plan for blocks of `bytes` bytes.
@@ -73,9 +90,12 @@ pub fn cost_us(plan: &Plan, bytes: u64, topology: &Topology, memory: Memory) -> 
     let spec = &plan.spec;
     let blocks = spec.input_blocks(spec.root).max(spec.output_blocks(spec.root));
     let model = topology.model.for_buffer(bytes * u64::from(blocks));
-    let generator = plan.algorithm.generator();
-    let reads = generator.needs == Needs::UserMemory && memory == Memory::Any;
-    (generator.cost_us)(spec, bytes, &if reads { model.pulled() } else { model })
+    let of_plan = plan.algorithm.generator().cost_us;
+    match Carrier::of(plan, bytes, topology, memory) {
+        Carrier::RemoteRead => of_plan(spec, bytes, &model.pulled()),
+        Carrier::CopyEngines => model.engines_us(bytes * u64::from(spec.nranks - 1)),
+        _ => of_plan(spec, bytes, &model),
+    }
 }
 
 /// All plans that can serve, the cheapest first.
@@ -91,7 +111,9 @@ pub fn candidates(
         (Needs::Inbox, _) => {
             topology.direct && (topology.push || policy.only == Some(plan.algorithm))
         }
-        (Needs::Stage, _) | (Needs::UserMemory, Memory::Mapped) => topology.direct,
+        (Needs::Stage, _) | (Needs::UserMemory, Memory::Mapped | Memory::Windows) => {
+            topology.direct
+        }
         // In place, all-to-all overwrites what others still read: only one's own rank knows.
         (Needs::UserMemory, Memory::Any) => {
             topology.direct
@@ -127,8 +149,15 @@ pub fn choose(spec: Spec, bytes: u64, topology: &Topology, policy: Policy) -> Op
     // Where loads from peers are slow, so is all that only adds copies to them.
     let cheaper = |c: &Candidate| policy.only.is_some() || topology.push || c.cost_us < any.cost_us;
     let pays = |c: &Candidate| bytes >= topology.mapped_from_bytes && cheaper(c);
-    let mapped = mapped.filter(|c| c.plan != any.plan && pays(c));
-    Some(Choice { any_memory: any.plan, mapped: mapped.map(|c| c.plan) })
+    let possible = |c: &Candidate| topology.scratch || c.plan.layout.scratch_blocks == 0;
+    let mapped = mapped.filter(|c| c.plan != any.plan && pays(c) && possible(c));
+    let route = |c: Candidate, memory| Route::new(c.plan, bytes, topology, memory);
+    let windows = mapped.map(|c| route(c, Memory::Windows).carrier);
+    Some(Choice {
+        any_memory: route(any, Memory::Any),
+        mapped: mapped.map(|c| route(c, Memory::Mapped)),
+        engines: windows == Some(Carrier::CopyEngines),
+    })
 }
 
 /// Why a plan was chosen, in lines for a person.
@@ -139,17 +168,27 @@ pub fn explain(spec: Spec, bytes: u64, topology: &Topology, policy: Policy) -> S
         spec.nranks,
         if topology.direct { "all sharing memory" } else { "over the network" }
     );
-    let choice = choose(spec, bytes, topology, policy);
-    for (memory, title) in [(Memory::Any, "any memory"), (Memory::Mapped, "mapped memory")] {
+    let Some(choice) = choose(spec, bytes, topology, policy) else {
+        return text + " no plan serves what the policy asks for\n";
+    };
+    let mapped = choice.mapped.map_or(choice.any_memory.plan, |route| route.plan);
+    for (memory, title, chosen) in [
+        (Memory::Any, "any memory", choice.any_memory.plan),
+        (Memory::Mapped, "memory that all ranks map", mapped),
+        (Memory::Windows, "memory in windows", mapped),
+    ] {
+        if memory == Memory::Windows && !choice.engines {
+            continue;
+        }
         text += &format!(" {title}:\n");
         for Candidate { plan, cost_us } in candidates(spec, bytes, topology, memory, policy) {
-            let chosen = match (memory, choice) {
-                (Memory::Any, Some(c)) => c.any_memory == plan,
-                (Memory::Mapped, Some(c)) => c.mapped.unwrap_or(c.any_memory) == plan,
-                (_, None) => false,
-            };
-            let mark = if chosen { "chosen" } else { "" };
-            text += &format!("  {:<16} {cost_us:>12.2} us  {mark}\n", plan.algorithm.name());
+            // What is not worth it for memory that all map is done as for any.
+            let as_any = chosen == choice.any_memory.plan;
+            let memory = if as_any && plan == chosen { Memory::Any } else { memory };
+            let carrier = Carrier::of(&plan, bytes, topology, memory).name();
+            let mark = if plan == chosen { "  chosen" } else { "" };
+            let name = plan.algorithm.name();
+            text += &format!("  {name:<16} {carrier:<12} {cost_us:>12.2} us{mark}\n");
         }
     }
     text

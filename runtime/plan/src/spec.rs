@@ -1,6 +1,6 @@
 //! What is asked of a collective: its kind, its root, and which blocks each rank gives and gets.
 
-/// The nine collective operations.
+/// The collective operations with equal blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Collective {

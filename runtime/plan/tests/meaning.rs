@@ -1,9 +1,10 @@
 //! What plans compute and how long they take: the reference interpreter against the definition of
 //! the collectives, the closed cost formulas against the simulator.
 
+use oxccl_plan::carrier::{Carrier, Packets};
 use oxccl_plan::cost::CostModel;
 use oxccl_plan::ir::{Capacity, UserMemory};
-use oxccl_plan::select::{self, Policy, Topology};
+use oxccl_plan::select::{self, Policy, Route, Topology};
 use oxccl_plan::{
     Algorithm, Collective, DataType, Geometry, Plan, ReduceOp, Spec, arith, reference, simulate,
 };
@@ -114,32 +115,42 @@ fn the_cost_formulas_stay_within_a_factor_of_the_simulator() {
 fn the_choice_is_right_at_the_ends_and_explained() {
     let direct = Topology {
         push: false,
+        pull: false,
+        direct: true,
         mapped_from_bytes: 0,
+        scratch: true,
+        packets: Packets::Lines { published_bytes: 16 << 10 },
+        engine_bytes: u64::MAX,
         model: CostModel::SHARED_MEMORY,
-        ..Topology::GPUS
     };
-    let network = Topology { direct: false, model: CostModel::TCP, ..direct };
+    let (model, packets) = (CostModel::TCP, Packets::Nowhere);
+    let network = Topology { direct: false, model, packets, ..direct };
     let spec = Spec::new(Collective::AllReduce, 8, 0);
     let small = select::choose(spec, 8, &direct, Policy::default()).unwrap();
-    assert_eq!((small.any_memory.algorithm, small.mapped), (Algorithm::OneShot, None));
+    assert_eq!((small.any_memory.plan.algorithm, small.mapped), (Algorithm::OneShot, None));
+    assert_eq!(small.any_memory.carrier, Carrier::Packets);
     let large = select::choose(spec, 64 << 20, &direct, Policy::default()).unwrap();
-    assert_eq!(large.any_memory.layout.user_memory, UserMemory::Private);
-    assert_eq!(large.mapped.map(|p| p.algorithm), Some(Algorithm::TwoShotMapped));
+    assert_eq!(large.any_memory.plan.layout.user_memory, UserMemory::Private);
+    let mapped = large.mapped.map(|route| (route.plan.algorithm, route.carrier));
+    assert_eq!(mapped, Some((Algorithm::TwoShotMapped, Carrier::InPlace)));
     for collective in Collective::ALL {
         for bytes in [1, 1 << 10, 1 << 20, 1 << 30] {
             let choice =
                 select::choose(Spec::new(collective, 5, 2), bytes, &network, Policy::default())
                     .unwrap();
-            assert!(choice.any_memory.layout.stage_blocks == 0 && choice.mapped.is_none());
+            assert!(choice.any_memory.plan.layout.stage_blocks == 0 && choice.mapped.is_none());
+            assert_eq!(choice.any_memory.carrier, Carrier::Edges);
         }
     }
     let pull = Topology { pull: true, ..direct };
     let pulled = select::choose(spec, 64 << 20, &pull, Policy::default()).unwrap();
-    assert_eq!(pulled.any_memory.layout.user_memory, UserMemory::Read);
+    assert_eq!(pulled.any_memory.plan.layout.user_memory, UserMemory::Read);
+    assert_eq!(pulled.any_memory.carrier, Carrier::RemoteRead);
     for collective in Collective::ALL {
         for bytes in [1, 1 << 10, 1 << 20, 1 << 30] {
             let spec = Spec::new(collective, 5, 2);
-            let any = select::choose(spec, bytes, &pull, Policy::default()).unwrap().any_memory;
+            let choice = select::choose(spec, bytes, &pull, Policy::default()).unwrap();
+            let any = choice.any_memory.plan;
             assert_ne!(any.layout.user_memory, UserMemory::Written, "{any:?}");
         }
     }
@@ -157,7 +168,7 @@ fn the_choice_is_right_at_the_ends_and_explained() {
                     continue;
                 }
                 let choice = choice.unwrap();
-                let canonical = |plan: Plan| plan.algorithm.generator().canonical;
+                let canonical = |route: Route| route.plan.algorithm.generator().canonical;
                 assert!(canonical(choice.any_memory) && choice.mapped.is_none_or(canonical));
             }
             let ring = Policy { only: Some(Algorithm::Ring), ..deterministic };

@@ -29,8 +29,8 @@ impl Communicator {
         // A scaled input is a private copy.
         let all_mapped = call.scale.is_none() && buffers.into_iter().all(is_mapped);
         let (plan, memory) = match &programs.mapped {
-            Some((plan, _)) if all_mapped => (plan, Memory::Mapped),
-            _ => (&programs.any.0, Memory::Any),
+            Some(bound) if all_mapped => (&bound.plan, Memory::Mapped),
+            _ => (&programs.any.plan, Memory::Any),
         };
         let scaled_bytes = call.scale.map_or(0, |_| u64::from(inputs) * bytes);
         let scale_us = self.topology.model.scale_us(scaled_bytes);

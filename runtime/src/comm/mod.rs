@@ -15,9 +15,9 @@ use crate::error::{Code, Error, Result, Site};
 use crate::log::{self, Level, Subsystem};
 use crate::op::{Call, Programs};
 use crate::rank::{Rank, monitor};
+use oxccl_plan::Spec;
 use oxccl_plan::generate::{Algorithm, Needs};
-use oxccl_plan::select::{self, Policy, Topology};
-use oxccl_plan::{Plan, Program, Spec};
+use oxccl_plan::select::{self, Choice, Policy, Topology};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -75,27 +75,18 @@ pub struct Memory {
 struct Remembered {
     last: Option<((Spec, u64), Arc<Programs>)>,
     by_call: HashMap<(Spec, u64), Arc<Programs>>,
-    by_plans: HashMap<(Plan, Option<Plan>), Arc<Programs>>,
+    by_choice: HashMap<Choice, Arc<Programs>>,
 }
 
 impl Remembered {
     /// Keeps the plans of a call, and their programs once for all calls that they serve.
-    fn keep(
-        &mut self,
-        call: (Spec, u64),
-        plans: (Plan, Option<Plan>),
-        program: impl Fn(Plan) -> Program,
-    ) -> Arc<Programs> {
+    fn keep(&mut self, call: (Spec, u64), choice: Choice, rank: u32) -> Arc<Programs> {
         // Each call has brought at most one entry of the other table.
         if self.by_call.len() >= REMEMBERED {
             *self = Self::default();
         }
-        let programs = self.by_plans.entry(plans).or_insert_with(|| {
-            let with_program = |plan: Plan| (plan, program(plan));
-            let (any, mapped) = (with_program(plans.0), plans.1.map(with_program));
-            Arc::new(Programs { any, mapped })
-        });
-        let programs = programs.clone();
+        let made = || Arc::new(Programs::new(&choice, rank));
+        let programs = self.by_choice.entry(choice).or_insert_with(made).clone();
         self.by_call.insert(call, programs.clone());
         self.last = Some((call, programs.clone()));
         programs
@@ -239,9 +230,7 @@ impl Communicator {
             let what = format!("no plan serves {:?}", key.0);
             return Err(Error::Internal { what });
         };
-        let plans = (choice.any_memory, choice.mapped);
-        let rank = self.rank();
-        Ok(memory.keep(key, plans, |plan| plan.program(rank)))
+        Ok(memory.keep(key, choice, self.rank()))
     }
 
     /// Waits for all operations, and until the peers have taken what was sent to them; takes no
@@ -395,7 +384,8 @@ impl Communicator {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use oxccl_plan::Collective;
+    use oxccl_plan::select::Route;
+    use oxccl_plan::{Carrier, Collective, Plan};
 
     #[test]
     fn what_is_remembered_of_calls_is_bounded() {
@@ -405,12 +395,13 @@ mod tests {
             for root in 0..nranks {
                 let spec = Spec::new(Collective::Broadcast, nranks, root);
                 let plan = Plan::candidates(spec).next().expect("a plan");
-                let programs =
-                    memory.keep((spec, 8), (plan, None), |_| Program { ops: Vec::new() });
-                assert_eq!(programs.any.0, plan);
+                let any_memory = Route { plan, carrier: Carrier::Local };
+                let choice = Choice { any_memory, mapped: None, engines: false };
+                let programs = memory.keep((spec, 8), choice, 0);
+                assert_eq!(programs.any.plan, plan);
                 assert!(memory.by_call.contains_key(&(spec, 8)));
                 assert!(memory.by_call.len() <= REMEMBERED);
-                assert!(memory.by_plans.len() <= REMEMBERED);
+                assert!(memory.by_choice.len() <= REMEMBERED);
                 kept += 1;
             }
         }

@@ -10,13 +10,12 @@ use crate::rank::Rank;
 use cuda::create::Wishes;
 use cuda::rank::CudaRank;
 use cuda::reaper;
-use cuda::registry::Key;
-use host::collective::MAX_DIRECT_RANKS;
+use cuda::sharing::registry::Key;
 use host::endpoint::{Endpoint, MAPPED};
 use host::reach::{self, Process};
 use host::task::Work;
 use host::worker::wait_while;
-use oxccl_plan::cost::CostModel;
+use oxccl_plan::Carrier;
 use oxccl_plan::select::Topology;
 use rustix::fd::OwnedFd;
 use std::sync::Arc;
@@ -99,17 +98,14 @@ impl Unfinished {
             Unfinished::Host(mut endpoint, _) => {
                 let all = |i: usize| answers.iter().all(|answer| answer.get(i) == Some(&1));
                 endpoint.all_mapped = all(1);
-                let direct = one_host && endpoint.rank.local.len() <= MAX_DIRECT_RANKS;
-                let model = if one_host { CostModel::SHARED_MEMORY } else { CostModel::TCP };
-                let edge_slot_bytes = endpoint.edge_slot_bytes as u64;
-                let model = CostModel { edge_slot_bytes, ..model };
-                let (pull, push, mapped_from_bytes) = (all(0), false, 0);
-                let topology = Topology { direct, pull, push, mapped_from_bytes, model };
+                let (nranks, pull) = (endpoint.rank.nranks, all(0));
+                let topology = host::topology(nranks, one_host, pull, endpoint.edge_slot_bytes);
                 (Executor::Host(endpoint.share()), topology)
             }
             Unfinished::Cuda(rank, cuda_rank) => {
                 let cuda_rank = cuda_rank.attach(&rank);
-                (Executor::Cuda(rank, cuda_rank), Topology::GPUS)
+                let topology = cuda::run::launch::topology(&cuda_rank);
+                (Executor::Cuda(rank, cuda_rank), topology)
             }
         }
     }
@@ -164,7 +160,7 @@ impl Executor {
                 operation => stream.enqueue(Work::Operation(endpoint.clone(), operation), inline),
             },
             (Executor::Cuda(_, cuda_rank), Stream::Cuda(stream)) => {
-                cuda::launch::submit(cuda_rank, &operation, *stream)
+                cuda::run::launch::submit(cuda_rank, &operation, *stream)
             }
             _ => Err(wrong_device()),
         }
@@ -287,8 +283,8 @@ impl Executor {
     pub fn in_place(&self) -> u64 {
         match self {
             Executor::Host(endpoint) => {
-                let modes = endpoint.state().modes;
-                modes.mapped + modes.pulled
+                let counts = endpoint.state().carriers;
+                counts[Carrier::InPlace as usize] + counts[Carrier::RemoteRead as usize]
             }
             Executor::Cuda(_, cuda_rank) => cuda_rank.in_place(),
         }

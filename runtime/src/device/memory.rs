@@ -10,15 +10,15 @@ pub fn allocate(bytes: usize) -> Result<*mut u8> {
     fork::check()?;
     match super::current()? {
         Device::Host(_) => host::arena::allocate(bytes),
-        Device::Cuda(gpu) => cuda::memory::allocate(gpu, bytes),
+        Device::Cuda(gpu) => cuda::memory::alloc::allocate(gpu, bytes),
     }
 }
 
 /// Frees what [`allocate`] returned, on whatever device.
 pub fn free(ptr: *mut u8) -> Result<()> {
     fork::check()?;
-    match cuda::memory::find(ptr) {
-        Some(_) => cuda::memory::free(ptr),
+    match cuda::memory::alloc::find(ptr) {
+        Some(_) => cuda::memory::alloc::free(ptr),
         None => host::arena::free(ptr),
     }
 }
@@ -27,5 +27,5 @@ pub fn free(ptr: *mut u8) -> Result<()> {
 /// `None` for memory from elsewhere, of which nothing is known.
 #[inline]
 pub fn left(ptr: *const u8) -> Option<usize> {
-    host::arena::left(ptr).or_else(|| cuda::memory::left(ptr))
+    host::arena::left(ptr).or_else(|| cuda::memory::alloc::left(ptr))
 }

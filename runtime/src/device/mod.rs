@@ -13,11 +13,12 @@ mod stream;
 use crate::config::Config;
 use crate::error::Result;
 use crate::log;
+use oxccl_plan::select::Topology;
 use std::cell::Cell;
 
 pub use cuda::create::Wishes;
 #[cfg(feature = "testing")]
-pub(crate) use cuda::{exchange::decode as decode_datagram, offer::Offer as CudaOffer};
+pub(crate) use cuda::sharing::{exchange::decode as decode_datagram, offer::Offer as CudaOffer};
 pub use event::Event;
 pub use executor::{Executor, Parts, Registration, Unfinished};
 pub use graph::{Executable, Graph};
@@ -59,6 +60,16 @@ impl Device {
         match self {
             Device::Host(index) | Device::Cuda(index) => index,
         }
+    }
+}
+
+/// Returns how plans run for so many ranks on the devices of one kind, as far as that is known
+/// before a communicator is made: in host memory of which the system copies what is not mapped, or
+/// on GPUs that reach each other, each of one rank.
+pub fn usual_topology(is_host: bool, nranks: u32, one_host: bool) -> Topology {
+    match is_host {
+        true => host::topology(nranks, one_host, one_host, crate::link::edge_slot_bytes(nranks)),
+        false => cuda::run::launch::usual_topology(),
     }
 }
 

@@ -132,7 +132,7 @@ impl Stream {
                 other.record(&event)?;
                 stream.wait_event(&event)
             }
-            (Stream::Cuda(stream), Stream::Cuda(other)) => cuda::order::join(*other, *stream),
+            (Stream::Cuda(stream), Stream::Cuda(other)) => cuda::run::order::join(*other, *stream),
             _ => Err(Error::Internal { what: "streams of two devices in one call".to_owned() }),
         }
     }
@@ -158,7 +158,7 @@ impl Stream {
     pub fn is_capturing(&self) -> bool {
         match self {
             Stream::Host(stream) => stream.is_capturing(),
-            Stream::Cuda(stream) => !matches!(cuda::order::graph_of(*stream), Ok(None)),
+            Stream::Cuda(stream) => !matches!(cuda::run::order::graph_of(*stream), Ok(None)),
         }
     }
 

@@ -8,6 +8,17 @@ pub mod notice;
 use crate::error::Result;
 use crate::op::descriptor::{Descriptor, Label};
 
+/// Returns the bytes of an edge's slot in a communicator of so many ranks: edges are quadratic in
+/// the ranks of a host.
+pub fn edge_slot_bytes(nranks: u32) -> usize {
+    match nranks {
+        0..=8 => 64 << 10,
+        9..=16 => 32 << 10,
+        17..=32 => 16 << 10,
+        _ => 8 << 10,
+    }
+}
+
 /// Messages that an edge holds before its sender has to wait.
 pub const EDGE_SLOTS: usize = 4;
 

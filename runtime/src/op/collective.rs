@@ -1,14 +1,47 @@
 //! Collectives with equal blocks.
 
 use super::Address;
-use oxccl_plan::{DataType, Plan, Program, ReduceOp, Spec};
+use oxccl_plan::select::{Choice, Route};
+use oxccl_plan::{Carrier, DataType, Plan, Program, ReduceOp, Spec};
 
-/// The programs of this rank for one kind of call.
+/// A plan, what moves its data, and the program of one rank.
+#[derive(Clone)]
+pub struct Bound {
+    /// The plan.
+    pub plan: Plan,
+    /// What moves its data.
+    pub carrier: Carrier,
+    /// The rank's program.
+    pub program: Program,
+}
+
+impl Bound {
+    /// For a rank.
+    pub fn new(Route { plan, carrier }: Route, rank: u32) -> Self {
+        Self { plan, carrier, program: plan.program(rank) }
+    }
+}
+
+/// What this rank does for one kind of call.
 pub struct Programs {
     /// For any user memory.
-    pub any: (Plan, Program),
+    pub any: Bound,
     /// For user memory that all ranks map.
-    pub mapped: Option<(Plan, Program)>,
+    pub mapped: Option<Bound>,
+    /// Whether copy engines do the latter where that memory lies in windows.
+    pub engines: bool,
+}
+
+impl Programs {
+    /// For a rank, by what was chosen.
+    pub fn new(choice: &Choice, rank: u32) -> Self {
+        let bound = |route| Bound::new(route, rank);
+        Self {
+            any: bound(choice.any_memory),
+            mapped: choice.mapped.map(bound),
+            engines: choice.engines,
+        }
+    }
 }
 
 /// A call as the user made it.

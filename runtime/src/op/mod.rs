@@ -10,7 +10,7 @@ mod transfer;
 pub mod vcollective;
 
 pub use address::Address;
-pub use collective::{Call, Programs, Scale};
+pub use collective::{Bound, Call, Programs, Scale};
 pub(crate) use one_sided::beyond;
 pub use one_sided::{Awaiting, OneSided, Put};
 pub use operation::Operation;

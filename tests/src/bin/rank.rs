@@ -5,7 +5,7 @@
 //! `survive FILE` beside a rank that is killed, `repaint abort|timeout|shrink between|within`
 //! beside a rank that is stopped, or `loop` to all-reduce until something fails.
 
-use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
+use oxccl_plan::{Carrier, Collective, DataType, ReduceOp, Spec};
 use oxccl_runtime::bootstrap::{self, launch};
 use oxccl_runtime::comm::{Communicator, Holder, Member, Options, create};
 use oxccl_runtime::device::Device;
@@ -36,8 +36,9 @@ fn sequence(arguments: &[String]) -> Result<()> {
     let comm = join()?;
     let player = Player { comm: comm.clone(), stream: Stream::new() };
     play(&[player], shape)?;
-    let modes = endpoint(&comm).state().modes;
-    println!("mapped {} pulled {}", modes.mapped > 0, modes.pulled > 0);
+    let carriers = endpoint(&comm).state().carriers;
+    let any = |carrier: Carrier| carriers[carrier as usize] > 0;
+    println!("mapped {} pulled {}", any(Carrier::InPlace), any(Carrier::RemoteRead));
     comm.destroy()
 }
 
@@ -138,7 +139,10 @@ fn repaint(how: &str, stops: bool) -> Result<()> {
         let wait = limit.filter(|_| how != "timeout");
         let done = called.and_then(|()| stream.synchronize(wait));
         if round == 20 {
-            assert!(endpoint(&comm).state().modes.mapped > 0, "the buffers are not used in place");
+            assert!(
+                endpoint(&comm).state().carriers[Carrier::InPlace as usize] > 0,
+                "the buffers are not used in place"
+            );
             println!("running");
             if stops && comm.rank() == 1 {
                 use rustix::process::{Signal, getpid, kill_process};

@@ -4,7 +4,9 @@ use super::world::Place;
 use crate::sequence::{Framed, Random, outcome};
 use oxccl_plan::generate::{Algorithm, Needs};
 use oxccl_plan::ir::UserMemory;
+use oxccl_plan::select::{Choice, Memory, Route};
 use oxccl_plan::{Collective, DataType, Plan, ReduceOp, Spec};
+use oxccl_runtime::device::host;
 use oxccl_runtime::device::host::endpoint::Endpoint;
 use oxccl_runtime::device::host::task::Work;
 use oxccl_runtime::op::{self, Call, Programs, Transfer, Transfers};
@@ -192,8 +194,11 @@ fn collective(
         let input = if input.is_empty() { std::ptr::null() } else { from.as_ptr() };
         let output = buffers[0].inner()[at..].as_mut_ptr();
         let call = Call { spec, input, output, count, dtype, op, scale: None };
-        let with_program = |plan: Plan| (plan, plan.program(rank));
-        let programs = Programs { any: with_program(any), mapped: user.map(with_program) };
+        let topology = host::topology(nranks, place.direct(), true, place.edge_slot_bytes);
+        let route = |plan, memory| Route::new(plan, block as u64, &topology, memory);
+        let any_memory = route(any, Memory::Any);
+        let mapped = user.map(|plan| route(plan, Memory::Mapped));
+        let programs = Programs::new(&Choice { any_memory, mapped, engines: false }, rank);
         let work = Some(Template::Collective(Arc::new(programs), call));
         parts.push(Part { work, buffers, expected: vec![(0, at, expected)], ended: false });
     }

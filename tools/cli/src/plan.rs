@@ -1,30 +1,42 @@
 //! `oxccl plan`: which plan serves a call, and why.
 
 use crate::error::{Error, Result};
-use crate::perf::options::Kind;
-use oxccl_plan::cost::CostModel;
-use oxccl_plan::select::{self, Memory, Policy, Topology};
-use oxccl_plan::{Plan, Spec, simulate};
+use crate::perf;
+use oxccl_plan::select::{self, Memory, Policy};
+use oxccl_plan::{Spec, simulate};
 use oxccl_runtime::config::Config;
+use oxccl_runtime::device;
 use std::process::ExitCode;
+
+/// Kinds of devices.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Kind {
+    /// Host memory.
+    Host,
+    /// GPUs that reach each other's memory, each of one rank.
+    Cuda,
+}
 
 /// Options of `oxccl plan`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
     /// The collective.
-    collective: Kind,
+    collective: perf::options::Kind,
     /// Number of ranks.
     #[arg(long, short = 'n', default_value_t = 4)]
     ranks: u32,
     /// Bytes per block: the count of the call times the size of its type.
-    #[arg(long, short = 'b', default_value = "1M", value_parser = crate::perf::options::size)]
+    #[arg(long, short = 'b', default_value = "1M", value_parser = perf::options::size)]
     bytes: u64,
     /// The root, for rooted collectives.
     #[arg(long, short = 'r', default_value_t = 0)]
     root: u32,
     /// Ranks talk over TCP instead of sharing memory.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "device")]
     network: bool,
+    /// Where the data lies: the one that the library would take here, unless it is given.
+    #[arg(long)]
+    device: Option<Kind>,
     /// Add the simulator's time of every plan.
     #[arg(long)]
     explain: bool,
@@ -41,9 +53,11 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     if options.ranks == 0 || options.root >= options.ranks {
         return Err(Error::Options("the root has to be one of at least one rank".to_owned()));
     }
-    let model = if options.network { CostModel::TCP } else { CostModel::SHARED_MEMORY };
-    let (direct, pull) = (!options.network, !options.network);
-    let topology = Topology { direct, pull, push: false, mapped_from_bytes: 0, model };
+    let is_host = match options.device {
+        Some(kind) => kind == Kind::Host,
+        None => options.network || device::current()?.is_host(),
+    };
+    let topology = device::usual_topology(is_host, options.ranks, !options.network);
     let spec = Spec::new(collective, options.ranks, options.root);
     let policy = Policy { only: None, deterministic: Config::checked()?.deterministic };
     print!("{}", select::explain(spec, options.bytes, &topology, policy));
@@ -60,7 +74,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     if let Some(rank) = options.program.filter(|&r| r < options.ranks)
         && let Some(choice) = select::choose(spec, options.bytes, &topology, policy)
     {
-        let plan: Plan = choice.any_memory;
+        let plan = choice.any_memory.plan;
         println!("program of rank {rank} of {}:", plan.algorithm.name());
         for (step, op) in plan.program(rank).ops.iter().enumerate() {
             println!("  {step:>4}  {op:?}");

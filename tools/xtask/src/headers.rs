@@ -5,6 +5,7 @@
 //! text here.
 
 use cbindgen::{Builder, Config, DocumentationStyle, EnumConfig, Language, Style};
+use oxccl_plan::{Buffer, Collective, ReduceOp};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
@@ -149,6 +150,32 @@ struct Header {
     guard: &'static str,
 }
 
+/// The enums of plans that kernels switch over, with their numbers.
+fn kernel_enums() -> String {
+    let collectives = Collective::ALL.map(|c| (format!("{c:?}"), c as u8));
+    let ops = ReduceOp::ALL.map(|op| (format!("{op:?}"), op as u8));
+    let buffers = Buffer::ALL.map(|buffer| (format!("{buffer:?}"), buffer as u8));
+    let lists = [("Collective", &collectives[..]), ("ReduceOp", &ops), ("Buffer", &buffers)];
+    let text = lists.map(|(of, variants)| {
+        let variants =
+            variants.iter().map(|(name, number)| format!("  {} = {number},\n", upper(name)));
+        format!("// `oxccl_plan::{of}`.\nenum {{\n{}}};\n", variants.collect::<String>())
+    });
+    text.join("\n")
+}
+
+/// A name of Rust as a constant of C is called: `AllReduce` as `ALL_REDUCE`.
+fn upper(name: &str) -> String {
+    let mut upper = String::new();
+    for (i, c) in name.chars().enumerate() {
+        if i > 0 && c.is_ascii_uppercase() {
+            upper.push('_');
+        }
+        upper.push(c.to_ascii_uppercase());
+    }
+    upper
+}
+
 fn headers() -> [Header; 4] {
     [
         Header {
@@ -199,7 +226,7 @@ fn headers() -> [Header; 4] {
         Header {
             folder: "kernels/src/abi",
             file: "kernels/cuda/abi.h",
-            begin: KERNELS_BEGIN.to_owned(),
+            begin: format!("{KERNELS_BEGIN}\n{}", kernel_enums()),
             end: "}  // namespace oxccl\n",
             include: &[
                 "Control",

@@ -14,8 +14,8 @@ use crate::config::Config;
 use crate::device::{self, Device, Parts, Process, Unfinished};
 use crate::error::{Error, Result};
 use crate::fork;
-use crate::link::Edge;
 use crate::link::message::net::Identity;
+use crate::link::{Edge, edge_slot_bytes};
 use crate::log::{self, Level, Subsystem};
 use crate::rank::Rank;
 use links::Links;
@@ -106,16 +106,6 @@ fn warn_once() {
         report.warnings.iter().for_each(|line| log::line(Level::Warn, Subsystem::Env, line));
         report.given().for_each(|line| log::line(Level::Info, Subsystem::Env, &line));
     });
-}
-
-/// Bytes of an edge's slot: edges are quadratic in the ranks of a host.
-fn edge_slot_bytes(nranks: u32) -> usize {
-    match nranks {
-        0..=8 => 64 << 10,
-        9..=16 => 32 << 10,
-        17..=32 => 16 << 10,
-        _ => 8 << 10,
-    }
 }
 
 /// Makes a communicator. Blocks until all ranks have come, or initialisation's time is over.

@@ -1,9 +1,9 @@
 //! Making a rank on a GPU: the ranks tell each other in rounds how their memory is reached.
 
-use super::engines;
-use super::offer::Offer;
-use super::rank::CudaRank;
 use crate::bootstrap::Gather;
+use crate::device::cuda::rank::CudaRank;
+use crate::device::cuda::run::engines;
+use crate::device::cuda::sharing::offer::Offer;
 use crate::error::{Error, Result};
 use crate::log::{self, Level, Subsystem};
 

@@ -1,6 +1,6 @@
 //! Events of CUDA.
 
-use super::driver::{self, Relaxed, cu};
+use crate::device::cuda::driver::{self, Relaxed, cu};
 use crate::error::Result;
 use cudarc::driver::sys::{self, CUevent, CUresult};
 

@@ -1,7 +1,7 @@
 //! Graphs of CUDA.
 
-use super::driver::{self, Relaxed, cu};
-use super::stream::Stream;
+use crate::device::cuda::driver::{self, Relaxed, cu};
+use crate::device::cuda::stream::Stream;
 use crate::error::{Error, Result};
 use cudarc::driver::sys::{
     self, CUgraph, CUgraphExec, CUgraphExecUpdateResult, CUgraphExecUpdateResultInfo, CUresult,

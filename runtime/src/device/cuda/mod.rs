@@ -1,29 +1,15 @@
 //! The CUDA device: the driver, a rank on a GPU, the order of its operations, and launches.
 
-pub mod closing;
 pub mod create;
 pub mod driver;
-pub mod engines;
 pub mod event;
-pub mod exchange;
-pub mod export;
 pub mod graph;
-pub mod held;
-pub mod launch;
-pub mod library;
-pub mod mapper;
 pub mod memory;
-pub mod offer;
-pub mod one_sided;
-pub mod order;
-pub mod places;
-pub mod pool;
 pub mod rank;
 pub mod reaper;
-pub mod registry;
-pub mod shared;
+pub mod run;
+pub mod sharing;
 pub mod stream;
-pub mod streams;
 
 use crate::error::Error;
 use cudarc::driver::sys::CUstream;

@@ -1,22 +1,23 @@
 //! A rank of a communicator on a GPU: the memory that it shares with its peers, its
 //! counters, and what it says to running kernels.
 
-use super::driver::{self, Gpu, Relaxed, cu};
-use super::exchange::Address;
-use super::export::{self, Mapping};
-use super::held;
-use super::library::{self, Functions};
-use super::mapper::{self, Peer, Sharing};
-use super::offer::{self, Offer, Shares};
-use super::order::{self, Order};
-use super::pool::Block;
-use super::registry::Key;
-use super::shared::{Memory, Pinned};
-use super::stream::{Private, Stream};
-use super::streams::LaunchedStreams;
-use super::{Failing, closing, reaper};
 use crate::bootstrap::deadline::Deadline;
 use crate::config::{self, Config};
+use crate::device::cuda::driver::library::{self, Functions};
+use crate::device::cuda::driver::{self, Gpu, Relaxed, cu};
+use crate::device::cuda::memory::closing;
+use crate::device::cuda::memory::export::{self, Mapping};
+use crate::device::cuda::memory::pool::Block;
+use crate::device::cuda::memory::shared::{Memory, Pinned};
+use crate::device::cuda::run::held;
+use crate::device::cuda::run::order::{self, Order};
+use crate::device::cuda::run::streams::LaunchedStreams;
+use crate::device::cuda::sharing::exchange::Address;
+use crate::device::cuda::sharing::mapper::{self, Peer, Sharing};
+use crate::device::cuda::sharing::offer::{self, Offer, Shares};
+use crate::device::cuda::sharing::registry::Key;
+use crate::device::cuda::stream::{Private, Stream};
+use crate::device::cuda::{Failing, reaper};
 use crate::error::{Error, Result, Site};
 use crate::log::{self, Level, Subsystem};
 use crate::op;
@@ -378,7 +379,7 @@ impl CudaRank {
             mapper::attend(&cuda_rank);
         }
         rank.set_accelerator(Arc::downgrade(&cuda_rank) as _);
-        super::register(Arc::downgrade(&cuda_rank) as _);
+        crate::device::cuda::register(Arc::downgrade(&cuda_rank) as _);
         reaper::watch(&cuda_rank);
         cuda_rank
     }
@@ -596,7 +597,11 @@ impl CudaRank {
     }
 
     /// A graph holds the rank until it is destroyed, and a buffer of it.
-    pub(super) fn keep(self: &Arc<Self>, graph: CUgraph, buffer: Option<Key>) -> Result<()> {
+    pub(in crate::device::cuda) fn keep(
+        self: &Arc<Self>,
+        graph: CUgraph,
+        buffer: Option<Key>,
+    ) -> Result<()> {
         unsafe extern "C" fn release(held: *mut c_void) {
             // SAFETY: what `keep` gave away. No CUDA here: the reaper drops the rank.
             let held = unsafe { Box::from_raw(held.cast::<Held>()) };

@@ -1,7 +1,7 @@
 //! What the monitor does for GPUs: it hears of kernels that gave up, and frees memory when no peer
 //! can write there any more.
 
-use super::rank::CudaRank;
+use crate::device::cuda::rank::CudaRank;
 use crate::exit;
 use crate::rank::{Accelerator, Rank, monitor};
 use rustix::process::{Pid, test_kill_process};

@@ -1,9 +1,9 @@
 //! Streams of CUDA: this library's and those of others.
 
-use super::driver::{self, Entered, Relaxed, cu};
-use super::event::Event;
-use super::failure_of;
-use super::graph::Graph;
+use crate::device::cuda::driver::{self, Entered, Relaxed, cu};
+use crate::device::cuda::event::Event;
+use crate::device::cuda::failure_of;
+use crate::device::cuda::graph::Graph;
 use crate::error::{Error, Result};
 use cudarc::driver::sys::{
     self, CUresult, CUstream, CUstream_flags, CUstreamCaptureMode, CUstreamCaptureStatus,
@@ -31,11 +31,11 @@ const FAILURES: Duration = Duration::from_micros(100);
 
 /// A stream that nobody else uses. Dropped, it is waited for: what it has to write comes before its
 /// rank's memory is another one's.
-pub(super) struct Private(CUstream);
+pub(in crate::device::cuda) struct Private(CUstream);
 
 impl Private {
     /// The stream at a place, made where there is none yet. The GPU's context is the thread's.
-    pub(super) fn of(place: &mut Option<Self>) -> Result<CUstream> {
+    pub(in crate::device::cuda) fn of(place: &mut Option<Self>) -> Result<CUstream> {
         if place.is_none() {
             let mut stream = std::ptr::null_mut();
             let nonblocking = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
@@ -47,7 +47,7 @@ impl Private {
     }
 
     /// Whether all that was given to it is done.
-    pub(super) fn is_idle(&self) -> bool {
+    pub(in crate::device::cuda) fn is_idle(&self) -> bool {
         let _relaxed = Relaxed::begin();
         // SAFETY: a living stream.
         unsafe { sys::cuStreamQuery(self.0) != CUresult::CUDA_ERROR_NOT_READY }
@@ -82,13 +82,13 @@ impl Stream {
     }
 
     /// Whether it is one of the thread's device's own streams, whose handles are the same for all.
-    pub(super) fn is_default(self) -> bool {
+    pub(in crate::device::cuda) fn is_default(self) -> bool {
         self.0 as usize <= LAST_DEFAULT
     }
 
     /// Makes its context the thread's. Nothing that is done with a stream here concerns captures of
     /// others.
-    pub(super) fn enter(self) -> Result<(Entered, Relaxed)> {
+    pub(in crate::device::cuda) fn enter(self) -> Result<(Entered, Relaxed)> {
         if self.is_default() {
             return Ok((driver::enter_any()?, Relaxed::begin()?));
         }

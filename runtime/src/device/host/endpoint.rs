@@ -7,6 +7,7 @@ use crate::link::{Edge, notice};
 use crate::op::descriptor::Descriptor;
 use crate::os::memory::Mapping;
 use crate::rank::{Links, Rank};
+use oxccl_plan::Carrier;
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -24,18 +25,8 @@ pub enum PeerMemory {
 /// Collectives that a rank with peers on other hosts remembers.
 pub const HISTORY: usize = 64;
 
-/// Collectives so far, by the way in which they moved data.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CarrierCounts {
-    /// In cache lines that carry their own signal.
-    pub packets: u64,
-    /// Through the library's own memory: stages or edges.
-    pub copied: u64,
-    /// In place: all ranks map all buffers.
-    pub mapped: u64,
-    /// In place: the system reads the other ranks' buffers.
-    pub pulled: u64,
-}
+/// Collectives so far by what moved their data, by the number of the [`Carrier`].
+pub type CarrierCounts = [u64; Carrier::ALL.len()];
 
 /// What only the operation that currently runs touches.
 pub struct State {
@@ -56,7 +47,7 @@ pub struct State {
     /// As `slot_need`, for the entry words.
     pub entry_need: [u64; 2],
     /// How collectives were carried out.
-    pub modes: CarrierCounts,
+    pub carriers: CarrierCounts,
     /// Collectives begun so far.
     pub collectives: u64,
     /// The last collectives, by number, where peers cannot look them up: see [`HISTORY`].
@@ -127,7 +118,7 @@ impl Endpoint {
             slot_need: [start; 2],
             entries: 0,
             entry_need: [start; 2],
-            modes: CarrierCounts::default(),
+            carriers: CarrierCounts::default(),
             collectives: 0,
             history: Vec::new(),
             compared: vec![u64::MAX; nranks],

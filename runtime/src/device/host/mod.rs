@@ -16,6 +16,11 @@ mod suspicion;
 pub mod task;
 pub mod worker;
 
+use crate::link::direct::PACKET_BYTES;
+use collective::MAX_DIRECT_RANKS;
+use oxccl_plan::carrier::Packets;
+use oxccl_plan::cost::CostModel;
+use oxccl_plan::select::Topology;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock};
 use stream::Stream;
@@ -25,4 +30,22 @@ pub fn default_stream(device: i32) -> Arc<Stream> {
     static STREAMS: OnceLock<Mutex<HashMap<i32, Arc<Stream>>>> = OnceLock::new();
     let mut streams = STREAMS.get_or_init(Mutex::default).lock().unwrap_or_else(|e| e.into_inner());
     streams.entry(device).or_default().clone()
+}
+
+/// How plans run in host memory, for so many ranks. `pull`: whether the system copies from other
+/// processes.
+pub fn topology(nranks: u32, one_host: bool, pull: bool, edge_slot_bytes: usize) -> Topology {
+    let model = if one_host { CostModel::SHARED_MEMORY } else { CostModel::TCP };
+    let direct = one_host && nranks as usize <= MAX_DIRECT_RANKS;
+    let published_bytes = PACKET_BYTES as u64;
+    Topology {
+        direct,
+        pull,
+        push: false,
+        mapped_from_bytes: 0,
+        scratch: true,
+        packets: if direct { Packets::Lines { published_bytes } } else { Packets::Nowhere },
+        engine_bytes: u64::MAX,
+        model: CostModel { edge_slot_bytes: edge_slot_bytes as u64, ..model },
+    }
 }

@@ -3,9 +3,8 @@
 use super::{Poll, Stage, VisitState, agreement, capacity};
 use crate::device::host::endpoint::{HISTORY, MAPPED, Place};
 use crate::error::{Error, Result};
-use crate::op::Call;
-use oxccl_plan::ir::UserMemory;
-use oxccl_plan::{Collective, From, Geometry};
+use crate::op::{Bound, Call};
+use oxccl_plan::{Carrier, Collective, From, Geometry};
 use std::sync::atomic::Ordering;
 
 impl VisitState<'_> {
@@ -45,7 +44,7 @@ impl VisitState<'_> {
     pub(super) fn begin(&mut self) -> Result<Poll> {
         self.make_scratch();
         let run = &*self.run;
-        let reads_user = run.programs.any.0.layout.user_memory != UserMemory::Private;
+        let reads_user = run.carrier == Carrier::RemoteRead;
         if run.programs.mapped.is_some() || reads_user {
             let slot = (self.state.entries & 1) as usize;
             let need = self.state.entry_need[slot];
@@ -56,8 +55,7 @@ impl VisitState<'_> {
         }
         self.run.phase_base = self.state.phase;
         self.run.stage = Stage::Running;
-        let modes = &mut self.state.modes;
-        *(if self.run.packets { &mut modes.packets } else { &mut modes.copied }) += 1;
+        self.count();
         Ok(Poll::Ready)
     }
 
@@ -90,12 +88,11 @@ impl VisitState<'_> {
         self.state.entries += 1;
         self.signal()?;
         self.run.phase_base = base;
-        let private = self.run.programs.any.0.layout.user_memory == UserMemory::Private;
-        if !mapped && private {
+        if !mapped && self.run.carrier != Carrier::RemoteRead {
             // One refusal decides: no need to hear the others.
             self.run.phase_base = base.wrapping_add(1);
             self.run.stage = Stage::Running;
-            self.state.modes.copied += 1;
+            self.count();
         } else {
             self.run.stage = Stage::Entered;
         }
@@ -130,21 +127,24 @@ impl VisitState<'_> {
             self.state.user[peer as usize] = (input, output);
         }
         self.run.stage = Stage::Running;
-        if mapped && let Some((plan, _)) = &self.run.programs.mapped {
+        if mapped && let Some(Bound { plan, carrier, .. }) = &self.run.programs.mapped {
             let room = capacity(self.endpoint.edge_slot_bytes, self.run.call.dtype);
             self.run.geometry = Geometry::new(&plan.layout, self.run.call.count, &room);
-            (self.run.mapped, self.run.packets) = (true, false);
-            self.state.modes.mapped += 1;
+            self.run.carrier = *carrier;
             // The entry signal was the program's first.
             self.run.step = 1;
             self.make_scratch();
-        } else if self.run.plan().layout.user_memory == UserMemory::Private {
-            self.run.phase_base = target;
-            self.state.modes.copied += 1;
+        } else if self.run.carrier == Carrier::RemoteRead {
+            self.run.step = 1;
         } else {
-            (self.run.step, self.run.packets) = (1, false);
-            self.state.modes.pulled += 1;
+            self.run.phase_base = target;
         }
+        self.count();
         Ok(Poll::Ready)
+    }
+
+    /// Counts the collective, by what moves its data.
+    fn count(&mut self) {
+        self.state.carriers[self.run.carrier as usize] += 1;
     }
 }

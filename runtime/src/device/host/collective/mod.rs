@@ -8,14 +8,13 @@ use super::kernels::{self, Fold};
 use super::pull;
 use super::scale::Scaled;
 use crate::error::{Error, Result};
-use crate::link::direct::{PACKET_BYTES, STAGE_SLOT_BYTES, Segment};
+use crate::link::direct::{STAGE_SLOT_BYTES, Segment};
 use crate::op::descriptor::{Descriptor, Label};
-use crate::op::{Call, Programs};
+use crate::op::{Bound, Call, Programs};
 use crate::rank::Awaited;
 use crate::rank::agreement::{self, CurrentOp};
-use oxccl_plan::generate::Algorithm;
 use oxccl_plan::ir::{Capacity, UserMemory, inbox_place};
-use oxccl_plan::{Buffer, DataType, Destination, From, Geometry, Op, Order, Plan, Slice};
+use oxccl_plan::{Buffer, Carrier, DataType, Destination, From, Geometry, Op, Order, Plan, Slice};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -85,9 +84,8 @@ pub struct Running {
     stage: Stage,
     /// Whether all peers map this rank's buffers.
     mapped_here: bool,
-    /// Whether the plan for mapped memory runs.
-    mapped: bool,
-    packets: bool,
+    /// What moves the data.
+    carrier: Carrier,
     phase_base: u64,
     window: u64,
     step: usize,
@@ -114,17 +112,12 @@ impl Running {
     /// A call with the programs that were chosen for it.
     pub fn new(endpoint: &Endpoint, programs: Arc<Programs>, call: Call) -> Self {
         let room = capacity(endpoint.edge_slot_bytes, call.dtype);
-        let plan = &programs.any.0;
-        let geometry = Geometry::new(&plan.layout, call.count, &room);
-        let published = u64::from(plan.layout.stage_blocks) * call.count * call.dtype.size() as u64;
-        let packets = plan.algorithm == Algorithm::OneShot
-            && geometry.windows() == 1
-            && published <= PACKET_BYTES as u64;
+        let geometry = Geometry::new(&programs.any.plan.layout, call.count, &room);
+        let carrier = programs.any.carrier;
         let Call { spec, dtype, op, count, .. } = call;
         let scaled = call.scale.is_some();
         let label = Descriptor::collective(&spec, dtype, op, scaled, count).into();
         let stage = if scaled { Stage::Scaling } else { Stage::New };
-        let (mapped, mapped_here) = (false, false);
         let (seq, phase_base, window, step, cursor) = (0, 0, 0, 0, 0);
         Self {
             programs,
@@ -133,9 +126,8 @@ impl Running {
             seq,
             geometry,
             stage,
-            mapped_here,
-            mapped,
-            packets,
+            mapped_here: false,
+            carrier,
             phase_base,
             window,
             step,
@@ -169,19 +161,23 @@ impl Running {
         self.phase_base.wrapping_add(1).wrapping_add(u64::from(self.label.tag) << 32)
     }
 
-    fn plan(&self) -> &Plan {
-        match (&self.programs.mapped, self.mapped) {
-            (Some((plan, _)), true) => plan,
-            _ => &self.programs.any.0,
+    fn by_packets(&self) -> bool {
+        self.carrier == Carrier::Packets
+    }
+
+    fn bound(&self) -> &Bound {
+        match &self.programs.mapped {
+            Some(bound) if self.carrier == Carrier::InPlace => bound,
+            _ => &self.programs.any,
         }
     }
 
+    fn plan(&self) -> &Plan {
+        &self.bound().plan
+    }
+
     fn op(&self) -> Option<Op> {
-        let program = match (&self.programs.mapped, self.mapped) {
-            (Some((_, program)), true) => program,
-            _ => &self.programs.any.1,
-        };
-        program.ops.get(self.step).copied()
+        self.bound().program.ops.get(self.step).copied()
     }
 }
 
@@ -338,14 +334,14 @@ impl<'a> VisitState<'a> {
                 let slot = (self.state.stage_windows & 1) as usize;
                 let need = self.state.slot_need[slot];
                 let poll = self.wait(From::All, need)?;
-                if self.run.packets && matches!(poll, Poll::Ready) {
+                if self.run.by_packets() && matches!(poll, Poll::Ready) {
                     self.publish_packets()?;
                 }
                 Ok(poll)
             }
             Op::Signal => self.signal().map(|()| Poll::Ready),
             // Packets carry their own signal.
-            Op::Wait { .. } if self.run.packets => Ok(Poll::Ready),
+            Op::Wait { .. } if self.run.by_packets() => Ok(Poll::Ready),
             Op::Wait { from, signal } => {
                 let target = self.run.phase_base.wrapping_add(u64::from(signal));
                 let poll = self.wait(from, target)?;
@@ -359,7 +355,7 @@ impl<'a> VisitState<'a> {
                 }
                 Ok(poll)
             }
-            Op::Copy { dst, .. } if self.run.packets && dst.buffer == Buffer::Stage => {
+            Op::Copy { dst, .. } if self.run.by_packets() && dst.buffer == Buffer::Stage => {
                 Ok(Poll::Ready)
             }
             Op::Copy { src, dst } => {
@@ -367,7 +363,7 @@ impl<'a> VisitState<'a> {
                 let (to, _) = self.own(dst);
                 self.copy(to, from, len, dst)
             }
-            Op::Get { peer, src, dst } if self.run.packets => self.get_packets(peer, src, dst),
+            Op::Get { peer, src, dst } if self.run.by_packets() => self.get_packets(peer, src, dst),
             Op::Get { peer, src, dst } => {
                 let (to, len) = self.own(dst);
                 match self.of_peer(peer, src).0 {
@@ -510,7 +506,7 @@ impl<'a> VisitState<'a> {
         (srcs, dsts): (&mut [*const u8], &mut [*mut u8]),
     ) -> Result<Poll> {
         let (nranks, rank) = (self.endpoint.rank.nranks, self.endpoint.rank.number);
-        if self.run.packets {
+        if self.run.by_packets() {
             if let Poll::Wait(peer) = self.unpack_all(src, srcs)? {
                 return Ok(Poll::Wait(peer));
             }
@@ -518,7 +514,7 @@ impl<'a> VisitState<'a> {
         }
         let (mine, len) = self.own(own);
         srcs[rank as usize] = mine.wrapping_add(self.run.cursor);
-        let bytes = if self.run.packets { len } else { self.sources(src, len, srcs)? };
+        let bytes = if self.run.by_packets() { len } else { self.sources(src, len, srcs)? };
         let at = self.run.cursor;
         let (dsts, first) = match dst {
             Destination::Own(slice) => {

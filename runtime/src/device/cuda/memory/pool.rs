@@ -2,7 +2,7 @@
 //! frees memory when all kernels of a GPU have ended and launches nothing there meanwhile. A kernel
 //! that waits for a rank whose launch waits for the driver would never end.
 
-use super::driver::{Gpu, Relaxed, cu};
+use crate::device::cuda::driver::{Gpu, Relaxed, cu};
 use crate::error::Result;
 use cudarc::driver::sys::{self, CUdeviceptr, CUstream};
 use std::ptr::null_mut;
@@ -38,7 +38,7 @@ impl<T> Kept<T> {
 
 /// The memory of a GPU's seats.
 #[derive(Default)]
-pub(super) struct Pool(Kept<Piece>);
+pub(in crate::device::cuda) struct Pool(Kept<Piece>);
 
 fn pool(gpu: &Gpu) -> MutexGuard<'_, Pool> {
     gpu.pool.lock().unwrap_or_else(|e| e.into_inner())
@@ -81,7 +81,7 @@ impl Piece {
 
 /// Memory in use; dropped, it is kept for the next one of its size, or freed where it was the last
 /// one in use on its GPU, which waits for what the GPU does.
-pub(super) struct Block {
+pub(in crate::device::cuda) struct Block {
     gpu: &'static Gpu,
     /// Always there until it is dropped.
     piece: Option<Piece>,
@@ -89,7 +89,11 @@ pub(super) struct Block {
 
 impl Block {
     /// Zeroed, on the GPU whose context is the thread's.
-    pub(super) fn on_gpu(gpu: &'static Gpu, bytes: usize, stream: CUstream) -> Result<Self> {
+    pub(in crate::device::cuda) fn on_gpu(
+        gpu: &'static Gpu,
+        bytes: usize,
+        stream: CUstream,
+    ) -> Result<Self> {
         let block = Self::take(gpu, false, bytes)?;
         // SAFETY: memory of that size.
         unsafe {
@@ -101,7 +105,7 @@ impl Block {
 
     /// On the host, where all GPUs reach it; its contents are anything. The GPU's context is the
     /// thread's.
-    pub(super) fn on_host(gpu: &'static Gpu, bytes: usize) -> Result<Self> {
+    pub(in crate::device::cuda) fn on_host(gpu: &'static Gpu, bytes: usize) -> Result<Self> {
         Self::take(gpu, true, bytes)
     }
 
@@ -117,7 +121,7 @@ impl Block {
     }
 
     /// Its address, for GPUs; that of memory on the host is the same there.
-    pub(super) fn at(&self) -> CUdeviceptr {
+    pub(in crate::device::cuda) fn at(&self) -> CUdeviceptr {
         self.piece.as_ref().map_or(0, |piece| piece.at)
     }
 }

@@ -1,8 +1,8 @@
 //! Memory of GPUs that other processes can map: whole allocations of the driver's virtual memory
 //! management, which have handles that can be passed on.
 
-use super::driver::{self, Gpu, Relaxed, cu};
-use super::stream::Stream;
+use crate::device::cuda::driver::{self, Gpu, Relaxed, cu};
+use crate::device::cuda::stream::Stream;
 use crate::error::{Error, Result};
 use cudarc::driver::sys::{
     self, CUdevice_attribute, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc,
@@ -61,7 +61,7 @@ fn has(gpu: &Gpu, attribute: CUdevice_attribute) -> Result<bool> {
 }
 
 /// A GPU as a place of memory.
-pub(super) fn location(device: i32) -> CUmemLocation {
+pub(in crate::device::cuda) fn location(device: i32) -> CUmemLocation {
     CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device }
 }
 
@@ -245,6 +245,6 @@ pub fn free(ptr: *mut u8) -> Result<()> {
     unsafe { cu!(cuCtxSynchronize()) }?;
     // Of two threads that free it one is told so.
     let block = blocks().remove(&(ptr as usize)).ok_or_else(unknown)?;
-    super::mapper::forget(ptr as u64, block.size as u64);
+    crate::device::cuda::sharing::mapper::forget(ptr as u64, block.size as u64);
     Range { base: ptr as CUdeviceptr, bytes: block.size, mapped: block.size }.free()
 }

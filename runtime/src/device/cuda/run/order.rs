@@ -1,8 +1,8 @@
 //! The order of a communicator's operations on a GPU: one at a time, in the order of calls and
 //! graph launches, whatever their streams.
 
-use super::driver::{Relaxed, cu};
-use super::stream::Stream;
+use crate::device::cuda::driver::{Relaxed, cu};
+use crate::device::cuda::stream::Stream;
 use crate::error::{Error, Result};
 use cudarc::driver::sys::{
     self, CUevent, CUgraph, CUgraphNode, CUresult, CUstream, CUstreamCaptureStatus,

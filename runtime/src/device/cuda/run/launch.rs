@@ -1,29 +1,31 @@
 //! Launching collectives and groups of sends and receives on a GPU.
 
-use super::driver::cu;
-use super::engines;
-use super::library::launch;
-use super::one_sided;
-use super::order;
-use super::rank::CudaRank;
-use super::stream::Stream;
+use crate::device::cuda::driver::cu;
+use crate::device::cuda::driver::library::launch;
+use crate::device::cuda::rank::CudaRank;
+use crate::device::cuda::run::engines;
+use crate::device::cuda::run::one_sided;
+use crate::device::cuda::run::order;
+use crate::device::cuda::stream::Stream;
 use crate::error::{Error, Result};
 use crate::op::descriptor::Descriptor;
-use crate::op::{Address, Call, Operation, Programs, Scale, Transfer};
+use crate::op::{Address, Bound, Call, Operation, Programs, Scale, Transfer};
 use oxccl_kernels::abi;
-use oxccl_plan::generate::Algorithm;
+use oxccl_plan::carrier::Packets;
+use oxccl_plan::cost::CostModel;
 use oxccl_plan::ir::{Capacity, UserMemory};
 use oxccl_plan::packets::Room;
 use oxccl_plan::select::Topology;
-use oxccl_plan::{Buffer, Collective, Destination, From, Geometry, Op, Plan, Program, Slice};
+use oxccl_plan::{Buffer, Carrier, Collective, Destination, From, Geometry, Op, Plan, Slice};
 use std::sync::Arc;
 
 /// Threads of a warp; the last one of a block watches.
 const WARP: u32 = 32;
 /// Bytes of a block that a channel moves at least, so that small calls take few of them.
 const CHANNEL_BYTES: u64 = 8 << 10;
-/// From so many bytes of a block on the ranks agree on a way.
-const AGREE_BYTES: u64 = Topology::GPUS.mapped_from_bytes;
+/// From so many bytes of a block on the ranks agree on a way: below, that costs more than what is
+/// done in place gives.
+const AGREE_BYTES: u64 = 512 << 10;
 /// Bytes of all ranks' blocks up to which packets are faster than a stage, where all hear from all.
 const PACKET_BYTES: u64 = 1 << 20;
 /// Parts begin on lines of this size.
@@ -55,10 +57,10 @@ fn head(cuda_rank: &CudaRank, call: &Call) -> abi::Collective {
     }
 }
 
-/// What the communicator has for packets: the same at all ranks.
-fn packet_room(cuda_rank: &CudaRank) -> Room {
+/// The room for packets in so many channels.
+fn room(channels: u32) -> Room {
     let movers = abi::BLOCK_THREADS as u64 - u64::from(WARP);
-    Room { channels: u64::from(cuda_rank.channels), lines: abi::CHANNEL_PACKETS as u64, movers }
+    Room { channels: u64::from(channels), lines: abi::CHANNEL_PACKETS as u64, movers }
 }
 
 /// Packets that bytes of a block take.
@@ -66,13 +68,35 @@ fn packet_lines(bytes: u64) -> u64 {
     bytes.div_ceil(abi::PACKET_DATA_BYTES as u64)
 }
 
-/// Whether packets carry a plan out: from facts that all ranks share.
-fn fits_packets(cuda_rank: &CudaRank, plan: &Plan, bytes: u64) -> bool {
-    let Plan { spec, algorithm, .. } = plan;
-    let many = cuda_rank.sharing().is_some_and(|sharing| !sharing.lacks_peer_access());
-    let most = if many { PACKET_BYTES / u64::from(spec.nranks) } else { 0 };
-    let fitting = [Algorithm::OneShot, Algorithm::Push].contains(algorithm);
-    fitting && packet_room(cuda_rank).fits(spec.collective, packet_lines(bytes), packet_lines(most))
+/// How plans run on GPUs of one host, with so many channels, which reach each other's memory or do
+/// not; `engine_bytes` as there.
+fn topology_of(channels: u32, reach: bool, engine_bytes: u64) -> Topology {
+    let packets = Packets::Kernels {
+        room: room(channels),
+        line_bytes: abi::PACKET_DATA_BYTES as u64,
+        windows_bytes: if reach { PACKET_BYTES } else { 0 },
+    };
+    Topology {
+        direct: true,
+        pull: false,
+        push: true,
+        mapped_from_bytes: AGREE_BYTES,
+        scratch: false,
+        packets,
+        engine_bytes,
+        model: CostModel::NVLINK,
+    }
+}
+
+/// How plans run on the GPUs of a communicator.
+pub fn topology(cuda_rank: &CudaRank) -> Topology {
+    let reach = cuda_rank.sharing().is_some_and(|sharing| !sharing.lacks_peer_access());
+    topology_of(cuda_rank.channels, reach, cuda_rank.engine_bytes)
+}
+
+/// How plans run on GPUs that reach each other's memory, each of one rank.
+pub fn usual_topology() -> Topology {
+    topology_of(abi::MAX_CHANNELS as u32, true, engines::least_bytes(false))
 }
 
 /// Launches an operation after all that the communicator has launched. Blocks: never.
@@ -90,11 +114,10 @@ fn collective(
     call: &Call,
     stream: Stream,
 ) -> Result<()> {
-    let (plan, _) = &programs.any;
-    let bytes = call.count * call.dtype.size() as u64;
     let head = head(cuda_rank, call);
-    if fits_packets(cuda_rank, plan, bytes) {
-        let (room, lines) = (packet_room(cuda_rank), packet_lines(bytes));
+    if programs.any.carrier == Carrier::Packets {
+        let bytes = call.count * call.dtype.size() as u64;
+        let (room, lines) = (room(cuda_rank.channels), packet_lines(bytes));
         if lines > room.all_lines()
             && let Some(sharing) = cuda_rank.sharing()
         {
@@ -290,12 +313,11 @@ fn collects(ops: &[Op]) -> bool {
 }
 
 /// The program on user memory that may be taken for a call; None where none pays or can.
-fn in_place<'a>(programs: &'a Programs, call: &Call) -> Option<&'a (Plan, Program)> {
+fn in_place<'a>(programs: &'a Programs, call: &Call) -> Option<&'a Bound> {
     // What peers read is not multiplied, and what they still read must not be overwritten.
     let overlap =
         call.spec.collective == Collective::AllToAll && call.input as u64 == call.output as u64;
-    let mapped = programs.mapped.as_ref().filter(|_| call.scale.is_none() && !overlap);
-    mapped.filter(|(plan, _)| plan.layout.scratch_blocks == 0)
+    programs.mapped.as_ref().filter(|_| call.scale.is_none() && !overlap)
 }
 
 /// A call's programs, with all that this rank brings to it; the blocks that run it.
@@ -306,7 +328,7 @@ fn bind(
     call: &Call,
     stream: Stream,
 ) -> Result<(abi::Program, u32)> {
-    let (plan, program) = &programs.any;
+    let Bound { plan, program, .. } = &programs.any;
     let (rank, spec) = (cuda_rank.view.rank, &call.spec);
     let share = share(call, channels(cuda_rank, call));
     let staged = way(plan, &program.ops, call, share)?;
@@ -330,7 +352,7 @@ fn bind(
     if let Some(sharing) = cuda_rank.sharing() {
         sharing.want_stage();
     }
-    if let Some((plan, program)) = in_place(programs, call) {
+    if let Some(Bound { plan, program, .. }) = in_place(programs, call) {
         let ops = &entered(&program.ops);
         argument.ways[abi::WAY_IN_PLACE] = abi::Way { entered: 1, ..way(plan, ops, call, share)? };
         let graph = order::graph_of(stream)?;
@@ -343,7 +365,8 @@ fn bind(
         argument.input = place(head.input, spec.input_blocks(rank), true);
         argument.output = place(head.output, spec.output_blocks(rank), written);
         let reached = argument.input.reach != abi::REACH_NONE && graph.is_none();
-        argument.engines = u32::from(reached && engines::fit(cuda_rank, call, &program.ops));
+        let engines = programs.engines && engines::are_worth_it(cuda_rank);
+        argument.engines = u32::from(reached && engines);
     }
     Ok((argument, blocks))
 }
@@ -453,14 +476,14 @@ mod tests {
         });
         specs.flat_map(move |spec| {
             (0..31).map(move |power| {
-                choose(spec, 1 << power, &Topology::GPUS, Policy::default()).expect("a plan")
+                choose(spec, 1 << power, &usual_topology(), Policy::default()).expect("a plan")
             })
         })
     }
 
     #[test]
     fn every_chosen_plan_fits_a_launch_and_needs_no_edges() {
-        for plan in chosen().map(|choice| choice.any_memory) {
+        for plan in chosen().map(|choice| choice.any_memory.plan) {
             for rank in 0..plan.spec.nranks {
                 let program = plan.program(rank);
                 let steps = steps(&program.ops).unwrap_or_else(|| panic!("{plan:?} needs edges"));
@@ -473,7 +496,7 @@ mod tests {
     fn every_plan_in_place_begins_with_a_signal_of_all_and_needs_none_of_it_when_all_agreed() {
         let mapped = chosen().filter_map(|choice| choice.mapped);
         let mut any = false;
-        for plan in mapped.filter(|plan| plan.layout.scratch_blocks == 0) {
+        for plan in mapped.map(|route| route.plan) {
             for rank in 0..plan.spec.nranks {
                 let ops = plan.program(rank).ops;
                 assert_eq!(ops[0], Op::Signal, "{plan:?}");

@@ -1,7 +1,7 @@
 //! The streams of a communicator on which its failure is delivered.
 
-use super::order;
-use super::stream::Stream;
+use crate::device::cuda::run::order;
+use crate::device::cuda::stream::Stream;
 use std::sync::{Mutex, MutexGuard};
 
 /// How many: the last ones that it used.

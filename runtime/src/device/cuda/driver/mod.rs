@@ -3,9 +3,11 @@
 //! Functions are looked up by name at their first call and would panic when missing, so
 //! everything that this folder calls is in [`SYMBOLS`] and probed once.
 
-use super::closing::Closing;
-use super::pool::Pool;
+pub mod library;
+
 use crate::device::Device;
+use crate::device::cuda::memory::closing::Closing;
+use crate::device::cuda::memory::pool::Pool;
 use crate::error::{Error, Result};
 use crate::exit::{self, Visit};
 use cudarc::driver::sys::{self, CUcontext, CUdevice, CUresult, CUstreamCaptureMode};
@@ -181,9 +183,9 @@ pub struct Gpu {
     /// Those that communicators of this process may hold at a time.
     pub held: AtomicU32,
     /// Memory of seats there.
-    pub(super) pool: Mutex<Pool>,
+    pub(in crate::device::cuda) pool: Mutex<Pool>,
     /// What is let go of when no communicator has a kernel there.
-    pub(super) closing: Closing,
+    pub(in crate::device::cuda) closing: Closing,
 }
 
 // SAFETY: contexts may be used from any thread.
@@ -220,7 +222,7 @@ fn open(index: i32) -> Result<Gpu> {
         cu!(cuDeviceGetAttribute(&mut multiprocessors, attribute, device))?;
         cu!(cuDevicePrimaryCtxRetain(&mut context, device))?;
     }
-    exit::close_before_the_driver(super::reaper::give_up);
+    exit::close_before_the_driver(crate::device::cuda::reaper::give_up);
     let uuid = uuid.bytes.map(|b| b as u8);
     let (multiprocessors, pool) = (multiprocessors as u32, Mutex::default());
     let (held, closing) = (AtomicU32::new(0), Closing::default());
@@ -241,7 +243,7 @@ impl Gpu {
 }
 
 /// Makes a living context the thread's, until what is returned is dropped.
-pub(super) fn enter(context: CUcontext) -> Result<Entered> {
+pub(in crate::device::cuda) fn enter(context: CUcontext) -> Result<Entered> {
     let visit = exit::is_own_thread().then(|| exit::visit_driver().ok_or_else(exiting));
     let visit = visit.transpose()?;
     let mut current = std::ptr::null_mut();

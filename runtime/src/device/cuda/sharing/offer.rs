@@ -1,6 +1,6 @@
 //! What ranks tell each other of their seats when a communicator is made.
 
-use super::exchange::Address;
+use crate::device::cuda::sharing::exchange::Address;
 use crate::error::{Error, Result};
 use oxccl_kernels::abi;
 
@@ -17,7 +17,8 @@ pub struct Offer {
     pub index: i32,
     /// Its multiprocessors.
     pub multiprocessors: u32,
-    /// Those that no communicator of the rank's process holds (see [`Held`](super::held::Held)).
+    /// Those that no communicator of the rank's process holds: see
+    /// [`Held`](crate::device::cuda::run::held::Held).
     pub free: u32,
     /// Blocks of an exchange that one of them runs at a time.
     pub exchange_blocks: u32,

@@ -2,8 +2,8 @@
 //! The driver may wait there for all that the GPU does, and launch nothing meanwhile: a kernel
 //! that waits for a rank whose launch waits so would never end.
 
-use super::driver::{Gpu, Relaxed};
-use super::mapper;
+use crate::device::cuda::driver::{Gpu, Relaxed};
+use crate::device::cuda::sharing::mapper;
 use crate::exit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, TryLockError};
@@ -72,7 +72,7 @@ impl Closing {
 /// Does something in a thread of its own, with the GPU's context, when no communicator of this
 /// process has a kernel there; until then no launch is held up. Graphs come without being seen, so
 /// it waits for their end, too.
-pub(super) fn when_quiet(gpu: &'static Gpu, work: impl FnOnce() + Send + 'static) {
+pub(in crate::device::cuda) fn when_quiet(gpu: &'static Gpu, work: impl FnOnce() + Send + 'static) {
     if !gpu.closing.add(Box::new(work)) {
         return;
     }

@@ -1,9 +1,9 @@
 //! Launching one-sided operations on a GPU.
 
-use super::engines;
-use super::library::launch;
-use super::rank::CudaRank;
-use super::stream::Stream;
+use crate::device::cuda::driver::library::launch;
+use crate::device::cuda::rank::CudaRank;
+use crate::device::cuda::run::engines;
+use crate::device::cuda::stream::Stream;
 use crate::error::Result;
 use crate::link::direct::{SIGNALS, WINDOWS};
 use crate::op::descriptor::Descriptor;

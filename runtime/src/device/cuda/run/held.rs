@@ -1,7 +1,7 @@
 //! The multiprocessors of a GPU that communicators of this process may hold at a time, with blocks
 //! that wait for their peers.
 
-use super::driver::Gpu;
+use crate::device::cuda::driver::Gpu;
 use crate::log::{self, Level, Subsystem};
 use std::sync::atomic::{AtomicU32, Ordering};
 

@@ -2,8 +2,8 @@
 //! messages over Unix datagram sockets, with descriptors. They are delivered whole, in order, and
 //! never lost; a box that is full takes more when its owner has looked.
 
-use super::export::{Exported, MAX_SEGMENTS};
 use crate::bootstrap::id::random;
+use crate::device::cuda::memory::export::{Exported, MAX_SEGMENTS};
 use crate::error::{Error, Result};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::net::{

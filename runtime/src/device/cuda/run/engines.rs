@@ -8,15 +8,15 @@
 //! the same operation: which of the ranks use engines is nothing that they have to agree on. Not
 //! for graphs, which may be launched when a peer's memory is gone: engines cannot give up.
 
-use super::driver::cu;
-use super::library::launch;
-use super::order;
-use super::rank::CudaRank;
-use super::stream::Stream;
+use crate::device::cuda::driver::cu;
+use crate::device::cuda::driver::library::launch;
+use crate::device::cuda::rank::CudaRank;
+use crate::device::cuda::run::order;
+use crate::device::cuda::stream::Stream;
 use crate::error::Result;
 use crate::op::{Call, Put};
 use oxccl_kernels::abi;
-use oxccl_plan::{Buffer, Collective, Op};
+use oxccl_plan::Collective;
 use std::sync::atomic::Ordering;
 
 /// Bytes that a rank gets from the others, from which on engines are faster than kernels: they take
@@ -36,23 +36,10 @@ pub fn least_bytes(sparing: bool) -> u64 {
     if sparing { LEAST_BYTES } else { FASTER_BYTES }
 }
 
-/// Whether engines may do what a program does with memory, and pay.
-pub fn fit(cuda_rank: &CudaRank, call: &Call, ops: &[Op]) -> bool {
-    let taken = |op: &Op| match op {
-        Op::Copy { src, dst } | Op::Get { src, dst, .. } => {
-            src.buffer == Buffer::Input && dst.buffer == Buffer::Output
-        }
-        Op::Signal | Op::Wait { .. } => true,
-        _ => false,
-    };
-    let spec = &call.spec;
-    let gathers = matches!(spec.collective, Collective::AllGather | Collective::AllToAll);
-    let bytes = call.count * call.dtype.size() as u64 * u64::from(spec.nranks - 1);
-    // Ranks that bring buffers at different places do so again and again.
-    gathers
-        && bytes >= cuda_rank.engine_bytes
-        && ops.iter().all(taken)
-        && cuda_rank.engine_mispredictions() < ASTRAY
+/// Returns whether copy engines have been sent to the right places often enough: ranks that bring
+/// buffers at different places do so again and again.
+pub fn are_worth_it(cuda_rank: &CudaRank) -> bool {
+    cuda_rank.engine_mispredictions() < ASTRAY
 }
 
 /// Whether what is launched now may use engines: nothing stops them, so not after a failure, of

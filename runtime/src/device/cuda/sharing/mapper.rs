@@ -1,15 +1,17 @@
 //! Makes ranks' buffers known to their peers and maps those of the peers, in a thread of its own:
 //! no operation waits for it, and the monitor is not held up by a driver that waits for a GPU.
 
-use super::closing;
-use super::driver::{Gpu, Relaxed, cu};
-use super::exchange::{Address, BufferEvent, BufferMessage, Datagram, Inbound, Offered, Sent};
-use super::export::{self, Exported, Mapping};
-use super::rank::CudaRank;
-use super::registry::{self, Buffer, Key, Registry, State};
-use super::shared::Memory;
-use super::stream::{Private, Stream};
 use crate::bootstrap::deadline::Deadline;
+use crate::device::cuda::driver::{Gpu, Relaxed, cu};
+use crate::device::cuda::memory::closing;
+use crate::device::cuda::memory::export::{self, Exported, Mapping};
+use crate::device::cuda::memory::shared::Memory;
+use crate::device::cuda::rank::CudaRank;
+use crate::device::cuda::sharing::exchange::{
+    Address, BufferEvent, BufferMessage, Datagram, Inbound, Offered, Sent,
+};
+use crate::device::cuda::sharing::registry::{self, Buffer, Key, Registry, State};
+use crate::device::cuda::stream::{Private, Stream};
 use crate::error::{Error, Result};
 use crate::exit;
 use crate::log::{self, Level, Subsystem};
@@ -29,7 +31,7 @@ use std::time::{Duration, Instant};
 /// Between looks while peers have to answer or a box is full.
 const SOON: Duration = Duration::from_millis(2);
 /// Bytes of what comes with the first large operation: the large stage, and more packets.
-pub(super) const LATER_BYTES: usize = abi::STAGE_BYTES + abi::LARGE_PACKETS_BYTES;
+pub(in crate::device::cuda) const LATER_BYTES: usize = abi::STAGE_BYTES + abi::LARGE_PACKETS_BYTES;
 /// Messages that are looked at, at a time.
 const AT_A_TIME: usize = 64;
 /// Between questions to a peer that does not answer.
@@ -639,7 +641,7 @@ pub fn wake() {
 }
 
 /// All that it serves.
-pub(super) fn seats() -> Vec<Arc<CudaRank>> {
+pub(in crate::device::cuda) fn seats() -> Vec<Arc<CudaRank>> {
     let Ok(mapper) = mapper() else { return Vec::new() };
     let mut seats = lock(&mapper.seats);
     seats.retain(|cuda_rank| cuda_rank.strong_count() > 0);

@@ -1,8 +1,8 @@
 //! Memory that a rank shares with its peers: on its GPU, or on the host where GPUs do not reach
 //! each other.
 
-use super::driver::{Gpu, Relaxed, cu};
-use super::pool::Block;
+use crate::device::cuda::driver::{Gpu, Relaxed, cu};
+use crate::device::cuda::memory::pool::Block;
 use crate::error::Result;
 use crate::os::memory::{Mapping, sealed_memfd};
 use cudarc::driver::sys::{self, CUdeviceptr, CUstream};

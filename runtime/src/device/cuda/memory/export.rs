@@ -1,10 +1,10 @@
 //! Memory of GPUs for other ranks: whatever allocator it came from, in a form that another process
 //! maps, and mapped there.
 
-use super::driver::{Gpu, cu};
-use super::memory;
-use super::registry::{self, Piece};
-use super::shared::Memory;
+use crate::device::cuda::driver::{Gpu, cu};
+use crate::device::cuda::memory::alloc;
+use crate::device::cuda::memory::shared::Memory;
+use crate::device::cuda::sharing::registry::{self, Piece};
 use crate::error::{Error, Result};
 use cudarc::driver::sys::{
     self, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType,
@@ -63,7 +63,7 @@ pub fn allocation(at: u64) -> Result<(u64, u64)> {
 /// Whether all GPUs of this process that a communicator uses reach an address of its rank on `gpu`:
 /// what this library gives, and what cudaMalloc gives there, as peer access is enabled for it.
 pub fn reached_here(gpu: &Gpu, at: u64) -> bool {
-    let ours = memory::find(std::ptr::with_exposed_provenance(at as usize)).is_some();
+    let ours = alloc::find(std::ptr::with_exposed_provenance(at as usize)).is_some();
     let context = || attribute(at, CUpointer_attribute::CU_POINTER_ATTRIBUTE_CONTEXT);
     ours || (is_plain(at) && context().is_ok_and(|context: usize| context == gpu.context as usize))
 }
@@ -130,7 +130,7 @@ pub enum Mapping {
     /// By descriptors.
     Range {
         /// Where the allocations begin.
-        range: memory::Range,
+        range: alloc::Range,
         /// Offset of the buffer.
         offset: u64,
     },
@@ -165,10 +165,10 @@ impl Drop for Mapping {
 
 /// Maps a buffer of a rank of this process for a GPU.
 pub fn map_here(gpu: &Gpu, base: u64) -> Result<Mapping> {
-    let ours = memory::find(std::ptr::with_exposed_provenance(base as usize)).is_some();
+    let ours = alloc::find(std::ptr::with_exposed_provenance(base as usize)).is_some();
     if !ours && !is_plain(base) {
         let mut flags = 0;
-        let location = memory::location(gpu.device);
+        let location = alloc::location(gpu.device);
         // SAFETY: a place for the answer.
         unsafe { cu!(cuMemGetAccess(&mut flags, &location, base)) }?;
         if flags != CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE as u64 {
@@ -195,11 +195,11 @@ pub fn map(gpu: &Gpu, exported: Exported) -> Result<Mapping> {
         return open(handle, offset);
     }
     let total: u64 = segments.iter().map(|(bytes, _)| bytes).sum();
-    let mut range = memory::Range::new(total as usize, 0)?;
+    let mut range = alloc::Range::new(total as usize, 0)?;
     for (bytes, fd) in &segments {
         range.map_shared(*bytes as usize, fd.as_raw_fd())?;
     }
     let flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    range.allow(&[CUmemAccessDesc { location: memory::location(gpu.device), flags }])?;
+    range.allow(&[CUmemAccessDesc { location: alloc::location(gpu.device), flags }])?;
     Ok(Mapping::Range { range, offset })
 }

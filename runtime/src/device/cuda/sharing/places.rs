@@ -1,11 +1,11 @@
 //! Where peers find user memory: what is registered, checked, and offered to them.
 
-use super::driver::Relaxed;
-use super::mapper::{self, Sharing};
-use super::rank::CudaRank;
-use super::registry::{self, Found, Key};
-use super::{export, memory};
 use crate::config::Config;
+use crate::device::cuda::driver::Relaxed;
+use crate::device::cuda::memory::{alloc, export};
+use crate::device::cuda::rank::CudaRank;
+use crate::device::cuda::sharing::mapper::{self, Sharing};
+use crate::device::cuda::sharing::registry::{self, Found, Key};
 use crate::error::{Error, Result};
 use cudarc::driver::sys::CUgraph;
 use oxccl_kernels::abi;
@@ -58,7 +58,7 @@ impl CudaRank {
     /// Returns whether the peers find a range where it lies, as far as that is known before a call.
     pub fn is_known(&self, at: u64, bytes: u64) -> bool {
         let Some(sharing) = self.sharing().filter(|s| !s.lacks_peer_access()) else { return false };
-        let ours = || memory::find(std::ptr::with_exposed_provenance(at as usize)).is_some();
+        let ours = || alloc::find(std::ptr::with_exposed_provenance(at as usize)).is_some();
         sharing.all_here() || sharing.registry().find(at, bytes).is_some() || ours()
     }
 
@@ -112,7 +112,7 @@ impl CudaRank {
         graph: Option<CUgraph>,
         known: Option<Found>,
     ) -> Option<(Key, u64)> {
-        let ours = memory::find(std::ptr::with_exposed_provenance(at as usize));
+        let ours = alloc::find(std::ptr::with_exposed_provenance(at as usize));
         let registers = graph.is_some() && Config::get().graph_register;
         let (base, len) = match (known, ours) {
             (Some(Found { key, buffer, .. }), _) if !registers => return Some((key, buffer.base)),

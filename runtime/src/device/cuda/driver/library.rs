@@ -1,6 +1,6 @@
 //! The kernels, loaded once per process and made ready on each GPU.
 
-use super::driver::{Gpu, Relaxed, cu};
+use crate::device::cuda::driver::{Gpu, Relaxed, cu};
 use crate::error::{Error, Result};
 use cudarc::driver::sys::{CUfunction, CUlibrary};
 use oxccl_kernels::abi;

@@ -1,0 +1,9 @@
+//! Operations on a GPU: their launches, their order, and the streams and thread blocks that they
+//! take.
+
+pub mod engines;
+pub mod held;
+pub mod launch;
+pub mod one_sided;
+pub mod order;
+pub mod streams;
