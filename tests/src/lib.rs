@@ -9,6 +9,7 @@ pub mod sequence;
 pub mod simulation;
 pub mod vcollectives;
 pub mod windows;
+pub mod world;
 
 use oxccl_runtime::comm::Communicator;
 use oxccl_runtime::device::host::endpoint::Endpoint;

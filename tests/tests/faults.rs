@@ -8,6 +8,7 @@ use oxccl_runtime::op::Call;
 use oxccl_runtime::{Code, bootstrap, group};
 use oxccl_tests::job::{Job, bind_to_parent, wait_until};
 use oxccl_tests::missing;
+use oxccl_tests::world::communicators;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::Command;
@@ -168,17 +169,7 @@ fn a_limit_of_operations_names_operation_number_step_and_rank() {
 
 #[test]
 fn a_limit_names_who_waited_and_who_was_awaited_on_all_ranks() {
-    let id = bootstrap::new_unique_id().expect("an id");
-    let member = |rank| {
-        let (id, device, options) = (id.clone(), Device::Host(0), Options::default());
-        let made = create(&Member { id, rank, nranks: 3, device, options });
-        Arc::new(made.expect("a communicator"))
-    };
-    let member = &member;
-    let comms = std::thread::scope(|scope| {
-        let threads = [0, 1, 2].map(|rank| scope.spawn(move || member(rank)));
-        threads.map(|thread| thread.join().expect("no panic"))
-    });
+    let comms = communicators(3);
     comms[0].set_timeout(Some(Duration::from_millis(50)));
     let (spec, mut data) = (Spec::new(Collective::AllReduce, 3, 0), [1u64; 2]);
     let streams = [Stream::new(), Stream::new()];

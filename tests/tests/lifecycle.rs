@@ -8,6 +8,7 @@ use oxccl_runtime::device::host::stream::Stream;
 use oxccl_runtime::device::host::task::{HostFunction, Work};
 use oxccl_runtime::op::{self, Address, Bound, Call, Programs};
 use oxccl_runtime::{Error, bootstrap, group};
+use oxccl_tests::world::on_threads;
 use oxccl_tests::c::{C11, Program, expect_success, run};
 use oxccl_tests::endpoint;
 use oxccl_tests::job::Job;
@@ -145,37 +146,22 @@ fn processes_256_of_one_machine_make_a_communicator() {
 #[test]
 fn threads_256_of_one_process_make_a_communicator() {
     // A process of its own, because of the descriptors: some thousand, for the moment of creation.
-    let id = bootstrap::new_unique_id().expect("an id");
     let limits = getrlimit(Resource::Nofile);
     if limits.maximum.is_some_and(|n| n < 4096) {
         return missing("descriptors", "ulimit -Hn is below 4096");
     }
     let raised = Rlimit { current: limits.maximum, ..limits };
     setrlimit(Resource::Nofile, raised).expect("the limit can be raised");
-    let sums: Vec<u64> = std::thread::scope(|scope| {
-        let rank = |rank| {
-            let member = Member {
-                id: id.clone(),
-                rank,
-                nranks: 256,
-                device: Device::Host(rank as i32),
-                options: Options::default(),
-            };
-            scope.spawn(move || {
-                let comm = Arc::new(create(&member).expect("a communicator"));
-                let (stream, input, mut sum) = (Stream::new(), u64::from(rank), 0u64);
-                let spec = Spec::new(Collective::AllReduce, 256, 0);
-                let (input, output) = ((&raw const input).cast(), (&raw mut sum).cast());
-                let (dtype, op) = (DataType::Uint64, ReduceOp::Sum);
-                let call = Call { spec, input, output, count: 1, dtype, op, scale: None };
-                group::collective(&comm, call, &stream).expect("it is launched");
-                stream.synchronize(None).expect("it succeeds");
-                comm.destroy().expect("all is well");
-                sum
-            })
-        };
-        let threads: Vec<_> = (0..256).map(rank).collect();
-        threads.into_iter().map(|t| t.join().expect("no panic")).collect()
+    let sums = on_threads(256, &Options::default(), |Player { comm, stream }| {
+        let (input, mut sum) = (u64::from(comm.rank()), 0u64);
+        let spec = Spec::new(Collective::AllReduce, 256, 0);
+        let (input, output) = ((&raw const input).cast(), (&raw mut sum).cast());
+        let (dtype, op) = (DataType::Uint64, ReduceOp::Sum);
+        let call = Call { spec, input, output, count: 1, dtype, op, scale: None };
+        group::collective(&comm, call, &stream).expect("it is launched");
+        stream.synchronize(None).expect("it succeeds");
+        comm.destroy().expect("all is well");
+        sum
     });
     assert_eq!(sums, [255 * 128; 256]);
 }

@@ -2,13 +2,14 @@
 //! set.
 
 use oxccl_plan::{Collective, DataType};
-use oxccl_runtime::comm::{Communicator, Holder, Member, Options, create};
+use oxccl_runtime::comm::{Communicator, Holder, Options};
 use oxccl_runtime::device::Device;
 use oxccl_runtime::device::host::stream::Stream;
 use oxccl_runtime::op::Transfer;
 use oxccl_runtime::{Code, Result, bootstrap, group};
 use oxccl_tests::job::Job;
 use oxccl_tests::mismatch::{Case, cases, names_both, outcome};
+use oxccl_tests::world::communicators;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
@@ -16,25 +17,9 @@ use std::time::Duration;
 
 const RANK: &str = env!("CARGO_BIN_EXE_oxccl-test-rank");
 
-fn ranks(nranks: u32) -> Vec<Arc<Communicator>> {
-    let id = bootstrap::new_unique_id().expect("an id");
-    std::thread::scope(|scope| {
-        let members = (0..nranks).map(|rank| Member {
-            id: id.clone(),
-            rank,
-            nranks,
-            device: Device::Host(0),
-            options: Options::default(),
-        });
-        let threads: Vec<_> = members.map(|m| scope.spawn(move || create(&m))).collect();
-        let join = |t: std::thread::ScopedJoinHandle<'_, _>| t.join().expect("no panic");
-        threads.into_iter().map(|t| Arc::new(join(t).expect("a communicator"))).collect()
-    })
-}
-
 /// Rank 0 makes the first call, the others the second one.
 fn differ(nranks: u32, ours: Case, theirs: Case) {
-    let comms = ranks(nranks);
+    let comms = communicators(nranks);
     std::thread::scope(|scope| {
         for comm in &comms {
             let case = if comm.rank() == 0 { ours } else { theirs };
@@ -105,7 +90,7 @@ fn every_pair_of_differing_calls_is_reported_on_all_ranks() {
 
 #[test]
 fn ranks_that_both_pass_an_id_for_a_growth_are_named() {
-    let comms = ranks(3);
+    let comms = communicators(3);
     let id = bootstrap::new_unique_id().expect("an id");
     std::thread::scope(|scope| {
         for comm in &comms {
@@ -134,7 +119,7 @@ fn message(comm: &Arc<Communicator>, send: bool, bytes: usize) -> Result<()> {
 #[test]
 fn a_sender_that_is_done_hears_at_its_end_that_the_receive_differs() {
     for finalizes in [false, true] {
-        let (comms, sent) = (ranks(2), Barrier::new(2));
+        let (comms, sent) = (communicators(2), Barrier::new(2));
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 message(&comms[0], true, 8).expect("it is buffered");
@@ -158,7 +143,7 @@ fn a_sender_that_is_done_hears_at_its_end_that_the_receive_differs() {
 
 #[test]
 fn an_end_waits_until_what_was_sent_is_received() {
-    let (comms, sent, receives) = (ranks(2), Barrier::new(2), AtomicBool::new(false));
+    let (comms, sent, receives) = (communicators(2), Barrier::new(2), AtomicBool::new(false));
     std::thread::scope(|scope| {
         scope.spawn(|| {
             message(&comms[0], true, 8).expect("it is buffered");
@@ -179,7 +164,7 @@ fn an_end_waits_until_what_was_sent_is_received() {
 #[test]
 fn an_end_names_the_rank_that_does_not_receive() {
     for leaves in [false, true] {
-        let comms = ranks(2);
+        let comms = communicators(2);
         comms[0].set_timeout((!leaves).then(|| Duration::from_millis(50)));
         message(&comms[0], true, 8).expect("it is buffered");
         if leaves {

@@ -1,17 +1,14 @@
 //! Random sequences of 10 000 operations on one communicator, in all layouts of ranks.
 
 use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
-use oxccl_runtime::bootstrap;
-use oxccl_runtime::comm::{Member, Options, create};
-use oxccl_runtime::device::Device;
 use oxccl_runtime::device::host::stream::Stream;
 use oxccl_runtime::group;
 use oxccl_runtime::op::Call;
 use oxccl_tests::job::Job;
 use oxccl_tests::sequence::{Player, Shape, play};
+use oxccl_tests::world::players;
 use std::path::Path;
 use std::process::Command;
-use std::sync::Arc;
 use std::time::Duration;
 
 const RANK: &str = env!("CARGO_BIN_EXE_oxccl-test-rank");
@@ -125,28 +122,6 @@ fn a_buffer_of_more_than_four_gib() {
         assert_eq!(buffers[0][at], i as u8 + 1, "byte {at}");
     }
     assert_eq!(buffers[0].iter().filter(|&&b| b != 0).count(), marks.len());
-}
-
-/// All ranks of a communicator in this process.
-fn players(nranks: u32) -> Vec<Player> {
-    let id = bootstrap::new_unique_id().expect("an id");
-    std::thread::scope(|scope| {
-        let members = (0..nranks).map(|rank| Member {
-            id: id.clone(),
-            rank,
-            nranks,
-            device: Device::Host(rank as i32),
-            options: Options::default(),
-        });
-        let threads: Vec<_> = members.map(|m| scope.spawn(move || create(&m))).collect();
-        threads
-            .into_iter()
-            .map(|t| {
-                let comm = t.join().expect("no panic").expect("a communicator");
-                Player { comm: Arc::new(comm), stream: Stream::new() }
-            })
-            .collect()
-    })
 }
 
 #[test]

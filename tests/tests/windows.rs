@@ -1,33 +1,23 @@
 //! Windows and one-sided operations, within a process and between processes.
 
-use oxccl_runtime::bootstrap;
-use oxccl_runtime::comm::{Member, Options, create};
-use oxccl_runtime::device::Device;
-use oxccl_runtime::device::host::stream::Stream;
+use oxccl_runtime::comm::Options;
 use oxccl_runtime::group;
 use oxccl_runtime::op::OneSided;
 use oxccl_tests::job::Job;
 use oxccl_tests::sequence::Player;
 use oxccl_tests::windows::play;
+use oxccl_tests::world::on_threads;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 const RANK: &str = env!("CARGO_BIN_EXE_oxccl-test-rank");
 
 fn threads(nranks: u32, run: impl Fn(Player) + Sync) {
-    let id = bootstrap::new_unique_id().expect("an id");
-    std::thread::scope(|scope| {
-        for rank in 0..nranks {
-            let (id, run) = (id.clone(), &run);
-            scope.spawn(move || {
-                let options = Options { rma_contexts: 4, ..Options::default() };
-                let member = Member { id, rank, nranks, device: Device::Host(0), options };
-                let comm = Arc::new(create(&member).expect("a communicator"));
-                run(Player { comm: comm.clone(), stream: Stream::new() });
-                comm.destroy().expect("all is well");
-            });
-        }
+    let options = Options { rma_contexts: 4, ..Options::default() };
+    on_threads(nranks, &options, |player| {
+        let comm = player.comm.clone();
+        run(player);
+        comm.destroy().expect("all is well");
     });
 }
 

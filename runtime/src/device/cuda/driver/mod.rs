@@ -341,9 +341,16 @@ mod tests {
     #[test]
     fn every_function_that_is_called_is_probed_and_no_other() {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/device/cuda");
-        let mut called = BTreeSet::new();
-        for file in std::fs::read_dir(folder).unwrap() {
-            let text = std::fs::read_to_string(file.unwrap().path()).unwrap();
+        let (mut called, mut folders) = (BTreeSet::new(), vec![std::path::PathBuf::from(folder)]);
+        let mut files = Vec::new();
+        while let Some(folder) = folders.pop() {
+            let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+            let (inner, more): (Vec<_>, Vec<_>) = entries.partition(|path| path.is_dir());
+            folders.extend(inner);
+            files.extend(more);
+        }
+        for file in files {
+            let text = std::fs::read_to_string(file).unwrap();
             for before in ["cu!(", "sys::"] {
                 let calls = text.split(before).skip(1).filter_map(|call| call.split_once('('));
                 let names = calls.map(|(name, _)| name.trim().to_owned());
