@@ -4,7 +4,9 @@ use crate::rank::{Call, Memory, Outcome, Rank, Replay, devices, ok, one, sum, wo
 use oxccl::nccl::window::{ncclCommDeregister, ncclCommRegister};
 use oxccl::oxccl::types::oxcclCaptureMode_t::{oxcclCaptureGlobal, oxcclCaptureThreadLocal};
 use oxccl::oxccl::types::oxcclDeviceKind_t;
-use oxccl_plan::Collective;
+use oxccl_plan::select::{Policy, choose};
+use oxccl_plan::{Carrier, Collective, Spec};
+use oxccl_runtime::device::usual_topology;
 use oxccl_tests::sequence::Random;
 use std::ffi::c_void;
 use std::sync::{Barrier, OnceLock};
@@ -70,9 +72,33 @@ pub(crate) fn from_library(ranks: &[Rank]) -> Outcome {
     let before = rank.in_place()?;
     (0..10).try_for_each(play)?;
     match rank.in_place()? - before {
-        10 => rank.leave(),
-        some => Err(format!("{some} of 10 calls were done in place")),
+        10 => as_planned(rank, from, to)?,
+        some => return Err(format!("{some} of 10 calls were done in place")),
     }
+    rank.leave()
+}
+
+/// Calls of all sizes are done in place where `oxccl plan` says so, and only there. The buffers are
+/// mapped by all ranks.
+fn as_planned(rank: &Rank, from: *mut c_void, to: *mut c_void) -> Outcome {
+    let (nranks, is_host) = (rank.nranks as u32, devices().0 == oxcclDeviceKind_t::oxcclDeviceHost);
+    let topology = usual_topology(is_host, nranks, true);
+    for count in [2, 1000, 16 << 10, (128 << 10) - 1, 128 << 10, COUNT] {
+        let spec = Spec::new(Collective::AllReduce, nranks, 0);
+        let choice = choose(spec, count as u64 * 4, &topology, Policy::default());
+        let carrier = choice.map(|c| c.mapped.unwrap_or(c.any_memory).carrier);
+        let carrier = carrier.ok_or("no plan")?;
+        let planned = matches!(carrier, Carrier::InPlace | Carrier::RemoteRead);
+        let before = rank.in_place()?;
+        rank.upload(from, &words(rank.rank + 1, count))?;
+        ok(rank.call(sum(count), from, to))?;
+        rank.synchronize()?;
+        rank.expect(to, &words((1..=rank.nranks).sum::<i32>(), count))?;
+        if rank.in_place()? - before != u64::from(planned) {
+            return Err(format!("{count} elements are not moved by {}", carrier.name()));
+        }
+    }
+    Ok(())
 }
 
 /// What came from elsewhere is used in place while it is registered on all ranks: sub-buffers of
