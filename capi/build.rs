@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 fn main() {
     println!("cargo::rerun-if-changed=exports.map");
-    // Checkouts may share a target folder, and what this one printed with it: no path of a
-    // checkout.
+    // Checkouts may share a target folder, and with it the output of this script: so the output
+    // names no path of a checkout.
     let map =
         PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets it")).join("exports.map");
     let text = std::fs::read("exports.map").expect("exports.map can be read");

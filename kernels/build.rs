@@ -1,16 +1,16 @@
 //! Compiles the kernels with nvcc, from `$CUDA_HOME/bin` or the path: in release builds for all
-//! architectures, else for the GPUs that are here. `CUDAARCHS=90` (a list with semicolons, as CMake
-//! reads it) says which, an empty one none.
+//! architectures, else for the GPUs of this machine. `CUDAARCHS=90` (a list with semicolons, as
+//! CMake reads it) chooses the architectures; an empty list means none.
 //!
 //! The path is searched but not watched, as it changes with every environment that someone
-//! activates: the compiler found there is. What it made is kept while it is the same one and has
-//! the same to compile.
+//! activates; the compiler found there is watched. The result is kept while the compiler, its
+//! arguments and the sources stay the same.
 
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Compute capabilities with machine code; the last one also as PTX, for those to come.
+/// Compute capabilities with machine code; the last one also as PTX, for newer GPUs.
 const ARCHS: &str = "75,80,86,89,90,100,120";
 
 fn nvcc() -> Option<PathBuf> {
@@ -20,7 +20,7 @@ fn nvcc() -> Option<PathBuf> {
     folders.find_map(|f| Some(f.join("nvcc")).filter(|p| p.is_file()))
 }
 
-/// What the compiler is told, but for where the result goes.
+/// Returns the arguments of the compiler, without the path of the result.
 fn arguments(archs: &str) -> Vec<String> {
     let archs: Vec<&str> = archs.split([';', ',']).map(str::trim).collect();
     let fixed = ["-fatbin", "-O3", "-std=c++17", "-fmad=false", "--compress-mode=size"];
@@ -32,7 +32,7 @@ fn arguments(archs: &str) -> Vec<String> {
     arguments
 }
 
-/// All that decides about the result: the compiler, what it is told, and the sources.
+/// Returns all that determines the result: the compiler, its arguments, and the sources.
 fn recipe(nvcc: &Path, arguments: &[String]) -> std::io::Result<Vec<u8>> {
     let version = Command::new(nvcc).arg("--version").output()?.stdout;
     let mut recipe = format!("{}\n{arguments:?}\n", nvcc.canonicalize()?.display()).into_bytes();
@@ -48,8 +48,8 @@ fn recipe(nvcc: &Path, arguments: &[String]) -> std::io::Result<Vec<u8>> {
     Ok(recipe)
 }
 
-/// Those of [`ARCHS`] that this machine's GPUs run; nothing without a driver. Newer GPUs take the
-/// last one's PTX.
+/// Returns those of [`ARCHS`] that this machine's GPUs need; an empty text without a driver. For
+/// newer GPUs, the PTX of the last one serves.
 fn archs_here() -> String {
     let mut query = Command::new("nvidia-smi");
     let answer = query.args(["--query-gpu=compute_cap", "--format=csv,noheader"]).output();
@@ -94,7 +94,7 @@ fn main() {
     if fatbin.exists() && std::fs::read(&stamp).is_ok_and(|made| made == recipe) {
         return;
     }
-    // Of a compiler that fails or is stopped something may stay.
+    // A compiler that fails or is stopped may leave a partial result.
     write(&stamp, b"");
     let status = Command::new(nvcc).args(&arguments).arg("-o").arg(&fatbin).status();
     assert!(

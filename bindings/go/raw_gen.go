@@ -30,7 +30,7 @@ func ncclCommShrink(comm C.ncclComm_t, excludeRanksList *C.int, excludeRanksCoun
 	return failed(C.oxgo_ncclCommShrink(comm, excludeRanksList, excludeRanksCount, newcomm, config, shrinkFlags))
 }
 
-// Makes an id for the ranks that join by ncclCommGrow; for one growth.
+// Makes an id for the ranks that join by ncclCommGrow. An id serves one growth.
 //
 // Called on one rank of `comm`, the root. `uniqueId`: out. Blocks: never.
 func ncclCommGetUniqueId(comm C.ncclComm_t, uniqueId *C.ncclUniqueId) error {
@@ -206,31 +206,32 @@ func ncclCommFinalize(comm C.ncclComm_t) error {
 	return failed(C.oxgo_ncclCommFinalize(comm))
 }
 
-// Completes all operations of a communicator and ends it, whatever it answers; null is ignored.
+// Completes all operations of a communicator and destroys it, whatever the result; null is
+// ignored.
 //
 // Blocks and answers as ncclCommFinalize does.
 func ncclCommDestroy(comm C.ncclComm_t) error {
 	return failed(C.oxgo_ncclCommDestroy(comm))
 }
 
-// Tells whether the communicator has failed, and how.
+// Returns whether the communicator has failed, and how.
 //
 // `asyncError`: out. Blocks: never.
 func ncclCommGetAsyncError(comm C.ncclComm_t, asyncError *C.ncclResult_t) error {
 	return failed(C.oxgo_ncclCommGetAsyncError(comm, asyncError))
 }
 
-// The number of ranks. `count`: out. Blocks: never.
+// Returns the number of ranks. `count`: out. Blocks: never.
 func ncclCommCount(comm C.ncclComm_t, count *C.int) error {
 	return failed(C.oxgo_ncclCommCount(comm, count))
 }
 
-// The index of the device. `device`: out. Blocks: never.
+// Returns the index of the device. `device`: out. Blocks: never.
 func ncclCommCuDevice(comm C.ncclComm_t, device *C.int) error {
 	return failed(C.oxgo_ncclCommCuDevice(comm, device))
 }
 
-// This rank. `rank`: out. Blocks: never.
+// Returns this rank's number. `rank`: out. Blocks: never.
 func ncclCommUserRank(comm C.ncclComm_t, rank *C.int) error {
 	return failed(C.oxgo_ncclCommUserRank(comm, rank))
 }
@@ -240,15 +241,15 @@ func ncclGroupStart() error {
 	return failed(C.oxgo_ncclGroupStart())
 }
 
-// Ends a group and launches its calls; when one of them failed, nothing is launched and its error
+// Ends a group and launches its calls; if one of them failed, nothing is launched and its error is
 // returned. Blocks: only for communicators that the group makes.
 func ncclGroupEnd() error {
 	return failed(C.oxgo_ncclGroupEnd())
 }
 
-// Ends a group without launching anything: its calls are checked as by ncclGroupEnd, and
-// `estimatedTime` of the outermost group becomes the time in µs that they would take by the cost
-// model, one after the other on each communicator and side by side on several.
+// Ends a group without launching anything. Its calls are checked as by ncclGroupEnd, and
+// `estimatedTime` of the outermost group becomes the time in µs that the cost model predicts for
+// them: one after the other on each communicator, several communicators side by side.
 //
 // `simInfo`: in and out; `size` and `magic` must be set. An inner group only ends, and
 // `estimatedTime` stays. Where the group makes communicators (NCCL makes them then), the answer is
@@ -257,18 +258,18 @@ func ncclGroupSimulateEnd(simInfo *C.ncclSimInfo_t) error {
 	return failed(C.oxgo_ncclGroupSimulateEnd(simInfo))
 }
 
-// The version of the interface, as NCCL_VERSION_CODE. `version`: out. Blocks: never.
+// Returns the version of the interface, as NCCL_VERSION_CODE. `version`: out. Blocks: never.
 func ncclGetVersion(version *C.int) error {
 	return failed(C.oxgo_ncclGetVersion(version))
 }
 
-// What a result code means; a static text. Blocks: never.
+// Returns the meaning of a result code, a static text. Blocks: never.
 func ncclGetErrorString(result Result) *C.char {
 	return C.oxgo_ncclGetErrorString(C.ncclResult_t(result))
 }
 
-// Returns what failed last: on the communicator, if it has failed, else in this thread, else in
-// the process.
+// Returns the text of the last error: of the communicator, if it has failed, else of this thread,
+// else of the process.
 //
 // `comm`: a handle or null. The text lives until the calling thread's next error. Blocks: never.
 func ncclGetLastError(comm C.ncclComm_t) *C.char {
@@ -278,10 +279,10 @@ func ncclGetLastError(comm C.ncclComm_t) *C.char {
 // Ends a communicator at once, also one that is still being made: its operations end with an
 // error, the other ranks get ncclRemoteError. Null is ignored.
 //
-// Afterwards no rank touches the buffers of its operations any more; where one does not answer,
+// Afterwards no rank accesses the buffers of its operations any more; if a rank does not answer,
 // the error names it. Blocks: a second at most, whatever the other ranks do. Not for signal
-// handlers, which may interrupt what this waits for: let the handler set a flag or write to a
-// pipe, or read signals from a signalfd, and call this in a thread.
+// handlers, which may interrupt the code that this call waits for: let the handler set a flag or
+// write to a pipe, or read signals from a signalfd, and call this in a thread.
 func ncclCommAbort(comm C.ncclComm_t) error {
 	return failed(C.oxgo_ncclCommAbort(comm))
 }
@@ -306,7 +307,8 @@ func ncclCommResume(comm C.ncclComm_t) error {
 	return failed(C.oxgo_ncclCommResume(comm))
 }
 
-// Tells how much memory a communicator takes in this process, by what ncclCommSuspend does to it.
+// Returns how much memory a communicator takes in this process: all of it, or the part that
+// ncclCommSuspend gives back or keeps.
 //
 // `stat`: what is asked, bytes but for ncclStatGpuMemSuspended (0 or 1). `value`: out. Memory that
 // all ranks of a host share is counted where it belongs to this rank. Blocks: never.
@@ -364,28 +366,28 @@ func ncclParamGetI64(h C.ncclParamHandle_t, out *C.int64_t) error {
 	return failed(C.oxgo_ncclParamGetI64(h, out))
 }
 
-// Reads a variable as a unsigned number of 8 bits; switches are 0 or 1, durations nanoseconds.
+// Reads a variable as an unsigned number of 8 bits; switches are 0 or 1, durations nanoseconds.
 //
 // `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 func ncclParamGetU8(h C.ncclParamHandle_t, out *C.uint8_t) error {
 	return failed(C.oxgo_ncclParamGetU8(h, out))
 }
 
-// Reads a variable as a unsigned number of 16 bits; switches are 0 or 1, durations nanoseconds.
+// Reads a variable as an unsigned number of 16 bits; switches are 0 or 1, durations nanoseconds.
 //
 // `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 func ncclParamGetU16(h C.ncclParamHandle_t, out *C.uint16_t) error {
 	return failed(C.oxgo_ncclParamGetU16(h, out))
 }
 
-// Reads a variable as a unsigned number of 32 bits; switches are 0 or 1, durations nanoseconds.
+// Reads a variable as an unsigned number of 32 bits; switches are 0 or 1, durations nanoseconds.
 //
 // `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 func ncclParamGetU32(h C.ncclParamHandle_t, out *C.uint32_t) error {
 	return failed(C.oxgo_ncclParamGetU32(h, out))
 }
 
-// Reads a variable as a unsigned number of 64 bits; switches are 0 or 1, durations nanoseconds.
+// Reads a variable as an unsigned number of 64 bits; switches are 0 or 1, durations nanoseconds.
 //
 // `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 func ncclParamGetU64(h C.ncclParamHandle_t, out *C.uint64_t) error {
@@ -417,7 +419,7 @@ func ncclParamGetParameter(key *C.char, value **C.char, valueLen *C.int) error {
 	return failed(C.oxgo_ncclParamGetParameter(key, value, valueLen))
 }
 
-// The names of all variables; with NCCL_PARAM_DUMP_ALL=1 also of those that NCCL does not
+// Returns the names of all variables; with NCCL_PARAM_DUMP_ALL=1 also of those that NCCL does not
 // document.
 //
 // `table`: out, lives until the calling thread's next call of this function. `tableLen`: out, the
@@ -426,14 +428,15 @@ func ncclParamGetAllParameterKeys(table ***C.char, tableLen *C.int) error {
 	return failed(C.oxgo_ncclParamGetAllParameterKeys(table, tableLen))
 }
 
-// Writes all variables with value, origin and meaning to the log, whatever its level is; which
-// ones, is as for ncclParamGetAllParameterKeys. Blocks: for the log file.
+// Writes the variables of ncclParamGetAllParameterKeys with value, origin and meaning to the log,
+// whatever its level is. Blocks: for the log file.
 func ncclParamDumpAll() {
 	C.oxgo_ncclParamDumpAll()
 }
 
-// Has logging follow what NCCL_DEBUG and the variables that begin like it say now. A function set
-// by oxcclSetLog stays; `ncclParam*` go on to show what was read first. Blocks: for files.
+// Makes logging follow the present values of NCCL_DEBUG and of the variables that begin like it. A
+// function set by oxcclSetLog stays; `ncclParam*` still return the values read first. Blocks: for
+// files.
 func ncclResetDebugInit() {
 	C.oxgo_ncclResetDebugInit()
 }
@@ -452,7 +455,7 @@ func ncclRedOpCreatePreMulSum(op *C.ncclRedOp_t, scalar unsafe.Pointer, datatype
 	return failed(C.oxgo_ncclRedOpCreatePreMulSum(op, scalar, C.ncclDataType_t(datatype), C.ncclScalarResidence_t(residence), comm))
 }
 
-// Ends an operation that ncclRedOpCreatePreMulSum made; calls made before keep its scalar.
+// Destroys an operation that ncclRedOpCreatePreMulSum made; earlier calls keep its scalar.
 //
 // `op`: in, of `comm`. Its number is never used again on `comm`. Blocks: never.
 func ncclRedOpDestroy(op RedOp, comm C.ncclComm_t) error {
@@ -462,8 +465,8 @@ func ncclRedOpDestroy(op RedOp, comm C.ncclComm_t) error {
 // Registers a buffer.
 //
 // `buff`: in, `size` bytes. `handle`: out. On the host device memory from ncclMemAlloc is used in
-// place by all ranks whether registered or not; other memory is read in place by the system, from
-// some MiB on and where it is allowed. Blocks: never.
+// place by all ranks whether registered or not; other memory is read by the system's remote reads,
+// from some MiB on and where they are allowed. Blocks: never.
 func ncclCommRegister(comm C.ncclComm_t, buff unsafe.Pointer, size C.size_t, handle *unsafe.Pointer) error {
 	return failed(C.oxgo_ncclCommRegister(comm, buff, size, handle))
 }
@@ -485,20 +488,20 @@ func ncclCommWindowRegister(comm C.ncclComm_t, buff unsafe.Pointer, size C.size_
 	return failed(C.oxgo_ncclCommWindowRegister(comm, buff, size, win, winFlags))
 }
 
-// Ends a window. No rank may still write into it; its memory may be freed when no rank calls
-// anything on its own memory in this window any more. Blocks: never.
+// Ends a window. No rank may still write into it. Its memory may be freed when no rank makes calls
+// on that rank's own memory in this window any more. Blocks: never.
 func ncclCommWindowDeregister(comm C.ncclComm_t, win C.ncclWindow_t) error {
 	return failed(C.oxgo_ncclCommWindowDeregister(comm, win))
 }
 
-// The memory that a window was registered with.
+// Returns the memory that a window was registered with.
 //
 // `outUserPtr`: out. Blocks: never.
 func ncclWinGetUserPtr(comm C.ncclComm_t, win C.ncclWindow_t, outUserPtr *unsafe.Pointer) error {
 	return failed(C.oxgo_ncclWinGetUserPtr(comm, win, outUserPtr))
 }
 
-// Writes into the window of a rank of this host, and then counts up one of its signals.
+// Writes into the window of a rank of this host, and then increments one of that rank's signals.
 //
 // `localbuff`: in, count × datatype. `peerWin`: this rank's handle of the window that `peer`
 // registered at the same place in the order of registrations. `peerWinOffset`: in bytes. `sigIdx`:
@@ -508,15 +511,14 @@ func ncclPutSignal(localbuff unsafe.Pointer, count C.size_t, datatype DataType, 
 	return failed(C.oxgo_ncclPutSignal(localbuff, count, C.ncclDataType_t(datatype), peer, peerWin, peerWinOffset, sigIdx, ctx, flags, comm, stream))
 }
 
-// Counts up a signal of a rank of this host; what was put before is there when it is seen.
+// Increments a signal of a rank of this host; data put before is there when the signal is seen.
 //
 // Arguments as for ncclPutSignal. Blocks: never.
 func ncclSignal(peer C.int, sigIdx C.int, ctx C.int, flags C.uint, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_ncclSignal(peer, sigIdx, ctx, flags, comm, stream))
 }
 
-// Makes a stream wait until signals have come: of each descriptor `opCnt` more than were waited
-// for before.
+// Makes a stream wait for signals: for each descriptor, `opCnt` more than were waited for before.
 //
 // `signalDescs`: in, nDesc descriptors, read before the call returns. Blocks: never; the stream
 // waits.
@@ -524,8 +526,8 @@ func ncclWaitSignal(nDesc C.int, signalDescs *C.ncclWaitSignalDesc_t, comm C.ncc
 	return failed(C.oxgo_ncclWaitSignal(nDesc, signalDescs, comm, stream))
 }
 
-// The number of devices of a kind: of the host its processors, of CUDA the GPUs that the
-// driver shows; 0 without a driver of version 580 or newer.
+// Returns the number of devices of a kind: the host's processors, or the GPUs that the CUDA driver
+// shows; 0 GPUs without a driver of version 580 or newer.
 //
 // `count`: out. Blocks: never.
 func oxcclDeviceCount(kind DeviceKind, count *C.int) error {
@@ -540,7 +542,7 @@ func oxcclDeviceSet(kind DeviceKind, index C.int) error {
 	return failed(C.oxgo_oxcclDeviceSet(C.oxcclDeviceKind_t(kind), index))
 }
 
-// The calling thread's device. `kind`, `index`: out. Blocks: never.
+// Returns the calling thread's device. `kind`, `index`: out. Blocks: never.
 func oxcclDeviceGet(kind *C.oxcclDeviceKind_t, index *C.int) error {
 	return failed(C.oxgo_oxcclDeviceGet(kind, index))
 }
@@ -552,14 +554,14 @@ func oxcclMemAlloc(ptr *unsafe.Pointer, size C.size_t) error {
 	return failed(C.oxgo_oxcclMemAlloc(ptr, size))
 }
 
-// Frees memory from oxcclMemAlloc or ncclMemAlloc, of whatever device; null is ignored. Blocks: on
+// Frees memory from oxcclMemAlloc or ncclMemAlloc, of any device; null is ignored. Blocks: on
 // a GPU until that has done everything, as cudaFree does.
 func oxcclMemFree(ptr unsafe.Pointer) error {
 	return failed(C.oxgo_oxcclMemFree(ptr))
 }
 
 // Copies `bytes` bytes, in the order of the stream; the buffers must not overlap. On a stream of
-// CUDA each may be memory of the host or of any GPU.
+// CUDA each buffer may be memory of the host or of any GPU.
 //
 // `dst`: out. `src`: in. Blocks: never; but a stream of CUDA may wait for its turn where memory of
 // the host is not pinned.
@@ -579,31 +581,31 @@ func oxcclEventCreate(event *C.oxcclEvent_t) error {
 	return failed(C.oxgo_oxcclEventCreate(event))
 }
 
-// Ends an event. Blocks: never.
+// Destroys an event. Blocks: never.
 func oxcclEventDestroy(event C.oxcclEvent_t) error {
 	return failed(C.oxgo_oxcclEventDestroy(event))
 }
 
-// Marks the present end of a stream with an event. Blocks: never.
+// Records an event at the present end of a stream. Blocks: never.
 func oxcclEventRecord(event C.oxcclEvent_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_oxcclEventRecord(event, stream))
 }
 
-// Tells whether the stream has come to the event's last mark: ncclSuccess, or ncclInProgress.
-// Blocks: never.
+// Returns ncclSuccess when the stream has reached the last record of the event, else
+// ncclInProgress. Blocks: never.
 func oxcclEventQuery(event C.oxcclEvent_t) error {
 	return failed(C.oxgo_oxcclEventQuery(event))
 }
 
-// The time from one event to another, in milliseconds; both must have come up.
+// Returns the time from one event to another, in milliseconds; both must be complete.
 //
 // `ms`: out. Blocks: never.
 func oxcclEventElapsedTime(ms *C.float, start C.oxcclEvent_t, end C.oxcclEvent_t) error {
 	return failed(C.oxgo_oxcclEventElapsedTime(ms, start, end))
 }
 
-// Begins to capture: calls on the stream, and on streams that wait for its events, go into a graph
-// instead of being done. Blocks: never.
+// Begins a capture: calls on the stream, and on streams that wait for its events, go into a graph
+// instead of being executed. Blocks: never.
 func oxcclStreamBeginCapture(stream C.cudaStream_t, mode CaptureMode) error {
 	return failed(C.oxgo_oxcclStreamBeginCapture(stream, C.oxcclCaptureMode_t(mode)))
 }
@@ -613,15 +615,15 @@ func oxcclStreamEndCapture(stream C.cudaStream_t, graph *C.oxcclGraph_t) error {
 	return failed(C.oxgo_oxcclStreamEndCapture(stream, graph))
 }
 
-// Makes a graph ready to be launched. `exec`: out. The graph may be destroyed before it.
+// Makes an executable graph. `exec`: out. The graph may be destroyed before it.
 // Blocks: never.
 func oxcclGraphInstantiate(exec *C.oxcclGraphExec_t, graph C.oxcclGraph_t) error {
 	return failed(C.oxgo_oxcclGraphInstantiate(exec, graph))
 }
 
 // Puts another graph's parameters into an executable graph: both need the same calls in the same
-// order, on the same communicators; buffers, counts and roots may differ. Launches that are under
-// way keep theirs.
+// order, on the same communicators; buffers, counts and roots may differ. Launches under way keep
+// their parameters.
 // Blocks: never.
 func oxcclGraphExecUpdate(exec C.oxcclGraphExec_t, graph C.oxcclGraph_t) error {
 	return failed(C.oxgo_oxcclGraphExecUpdate(exec, graph))
@@ -632,33 +634,33 @@ func oxcclGraphLaunch(exec C.oxcclGraphExec_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_oxcclGraphLaunch(exec, stream))
 }
 
-// Ends a graph, an executable graph, or both; null is ignored. Launches under way are completed.
+// Destroys a graph, an executable graph, or both; null is ignored. Launches under way complete.
 // Blocks: never.
 func oxcclGraphDestroy(graph C.oxcclGraph_t, exec C.oxcclGraphExec_t) error {
 	return failed(C.oxgo_oxcclGraphDestroy(graph, exec))
 }
 
-// The version of OxCCL, as OXCCL_VERSION_CODE. `version`: out. Blocks: never.
+// Returns the version of OxCCL, as OXCCL_VERSION_CODE. `version`: out. Blocks: never.
 func oxcclGetVersion(version *C.int) error {
 	return failed(C.oxgo_oxcclGetVersion(version))
 }
 
-// What failed last in this thread, else in the process; code 0 when nothing did.
+// Describes the last error of this thread, else of the process; code 0 when there was none.
 //
 // `info`: in its size, out the rest. Blocks: never.
 func oxcclLastError(info *C.oxcclErrorInfo_t) error {
 	return failed(C.oxgo_oxcclLastError(info))
 }
 
-// Why a communicator failed; code 0 when it did not.
+// Describes the error with which a communicator failed; code 0 when it has not failed.
 //
 // `info`: in its size, out the rest. Blocks: never.
 func oxcclCommLastError(comm C.ncclComm_t, info *C.oxcclErrorInfo_t) error {
 	return failed(C.oxgo_oxcclCommLastError(comm, info))
 }
 
-// How many collectives so far read or wrote the other ranks' buffers where they lie, without a
-// stage in between: what memory from ncclMemAlloc, ncclCommRegister and captures are for.
+// Returns the number of collectives so far that read or wrote the other ranks' buffers in place,
+// without a stage in between. Memory from ncclMemAlloc, ncclCommRegister and captures allow this.
 //
 // `count`: out; of operations that have ended at least. Blocks: for an operation that is under way
 // on host memory, while it moves on.
@@ -666,46 +668,47 @@ func oxcclCommInPlace(comm C.ncclComm_t, count *C.uint64_t) error {
 	return failed(C.oxgo_oxcclCommInPlace(comm, count))
 }
 
-// How many operations so far had their data moved by copy engines of a GPU: large ncclAllGather
-// and ncclAlltoAll between windows, and ncclPutSignal, outside graphs. With CTAPolicy
-// NCCL_CTA_POLICY_ZERO, all of more than 512 KiB per rank.
+// Returns the number of operations so far whose data was moved by copy engines of a GPU: large
+// ncclAllGather and ncclAlltoAll between windows, and ncclPutSignal, outside graphs. With
+// CTAPolicy NCCL_CTA_POLICY_ZERO, all of more than 512 KiB per rank.
 //
 // `count`: out; of operations that have begun at least. Blocks: never.
 func oxcclCommByCopyEngines(comm C.ncclComm_t, count *C.uint64_t) error {
 	return failed(C.oxgo_oxcclCommByCopyEngines(comm, count))
 }
 
-// Sets the log level (0 none to 5 trace, as NCCL_DEBUG) and where lines go: `func(user, level,
-// text)` without what NCCL puts before the text, or NCCL_DEBUG_FILE when `func` is null. Blocks
-// until the function before has had its lines and has returned: `user` may go then. Within it:
-// never.
+// Sets the log level (0 none to 5 trace, as NCCL_DEBUG) and the receiver of lines: `func(user,
+// level, text)`, without NCCL's prefix of the text, or NCCL_DEBUG_FILE when `func` is null.
+// Blocks until the function before has had its lines and has returned: `user` may go then. Within
+// it: never.
 func oxcclSetLog(level C.int, func_ C.oxcclLogFn_t, user unsafe.Pointer) error {
 	return failed(C.oxgo_oxcclSetLog(level, func_, user))
 }
 
-// Makes a communicator of all processes that oxccl run, mpirun, srun or torchrun started; alone
-// without a launcher. The device's index becomes the rank on this host.
+// Makes a communicator of all processes that oxccl run, mpirun, srun or torchrun started; without
+// a launcher, of this process alone. The device's index becomes the rank on this host.
 //
 // Ranks of several hosts need NCCL_COMM_ID, or, under mpirun and srun, OXCCL_RENDEZVOUS: a folder
-// that all hosts share. Under torchrun they meet at MASTER_ADDR, at the port behind MASTER_PORT,
-// as if that were NCCL_COMM_ID; both need OXCCL_SECRET_FILE or OXCCL_INSECURE=1.
+// that all hosts share. Under torchrun they meet at MASTER_ADDR and port MASTER_PORT + 1, as if
+// that were NCCL_COMM_ID; both need OXCCL_SECRET_FILE or OXCCL_INSECURE=1.
 //
 // `comm`: out. `config`: as for ncclCommInitRankConfig. Blocks as ncclCommInitRank.
 func oxcclCommInitEnv(comm *C.ncclComm_t, config *C.ncclConfig_t) error {
 	return failed(C.oxgo_oxcclCommInitEnv(comm, config))
 }
 
-// Bounds how long an operation of the communicator may wait for a peer without getting anywhere;
-// then it fails with ncclRemoteError, and the communicator with it.
+// Limits the time that an operation of the communicator may wait for a peer without progress; then
+// the operation fails with ncclRemoteError, and the communicator with it.
 //
 // `timeoutNs`: nanoseconds, −1 for no bound. Blocks: never.
 func oxcclCommSetTimeout(comm C.ncclComm_t, timeoutNs C.int64_t) error {
 	return failed(C.oxgo_oxcclCommSetTimeout(comm, timeoutNs))
 }
 
-// Bounds how long the making of communicators, also from others, that the calling thread begins
-// from now on waits for the other ranks, instead of OXCCL_INIT_TIMEOUT. Then it fails on all ranks
-// that came, with the ranks that did not; the shortest bound of any rank holds.
+// Limits the time that communicators wait for the other ranks while they are made, instead of
+// OXCCL_INIT_TIMEOUT. It holds for those that the calling thread begins to make from now on, also
+// from other communicators. Then the call fails on all ranks that came, and the error names the
+// missing ranks; the shortest limit of any rank holds.
 //
 // `timeoutNs`: nanoseconds; −1: what OXCCL_INIT_TIMEOUT says, and for children what their parent
 // had.
@@ -714,8 +717,8 @@ func oxcclSetInitTimeout(timeoutNs C.int64_t) error {
 	return failed(C.oxgo_oxcclSetInitTimeout(timeoutNs))
 }
 
-// Makes a stream on the calling thread's device; on a GPU one that the default stream does not
-// wait for. `stream`: out. Blocks: never.
+// Makes a stream on the calling thread's device; on a GPU, the default stream does not wait for
+// it. `stream`: out. Blocks: never.
 func oxcclStreamCreate(stream *C.cudaStream_t) error {
 	return failed(C.oxgo_oxcclStreamCreate(stream))
 }
@@ -725,7 +728,7 @@ func oxcclStreamDestroy(stream C.cudaStream_t) error {
 	return failed(C.oxgo_oxcclStreamDestroy(stream))
 }
 
-// Tells whether a stream has done everything: ncclSuccess, or ncclInProgress. An asynchronous
+// Returns ncclSuccess when a stream has done everything, else ncclInProgress. An asynchronous
 // error of its work is returned once. Blocks: never.
 func oxcclStreamQuery(stream C.cudaStream_t) error {
 	return failed(C.oxgo_oxcclStreamQuery(stream))
@@ -737,13 +740,13 @@ func oxcclStreamSynchronize(stream C.cudaStream_t, timeoutNs C.int64_t) error {
 	return failed(C.oxgo_oxcclStreamSynchronize(stream, timeoutNs))
 }
 
-// Makes what the stream does from now on wait for an event. Blocks: never.
+// Makes the stream's later work wait for an event. Blocks: never.
 func oxcclStreamWaitEvent(stream C.cudaStream_t, event C.oxcclEvent_t) error {
 	return failed(C.oxgo_oxcclStreamWaitEvent(stream, event))
 }
 
-// Calls `func(arg)` on a thread of the library, or of CUDA, in the order of the stream. It must
-// not call this library's functions that block. Blocks: never.
+// Calls `func(arg)` on a thread of the library, or of CUDA, in the order of the stream. `func`
+// must not call functions of this library that block. Blocks: never.
 func oxcclStreamHostFunc(stream C.cudaStream_t, func_ C.oxcclHostFn_t, arg unsafe.Pointer) error {
 	return failed(C.oxgo_oxcclStreamHostFunc(stream, func_, arg))
 }
@@ -754,10 +757,10 @@ func oxcclStreamHostFunc(stream C.cudaStream_t, func_ C.oxcclHostFn_t, arg unsaf
 // the data of rank r come at element recvdispls[r] and have recvcounts[r] elements; parts must not
 // overlap. `sendbuff` may be recvbuff + recvdispls of this rank, in place, and must not overlap
 // `recvbuff` otherwise. Counts and displacements are in elements and read before the call returns;
-// a part without elements is not looked at, and its displacement may be anything. Counts that
-// differ between the two ranks that they concern are an error that names both where a piece comes
-// with another length than expected, and otherwise as for ncclSend and ncclRecv. Cost: every rank
-// sends its data directly to every other one.
+// a part without elements is not looked at, and its displacement may be anything. If the two ranks
+// of a part disagree on its count, the error names both ranks where a piece has another length
+// than expected, and is otherwise as for ncclSend and ncclRecv. Cost: every rank sends its data
+// directly to every other one.
 // Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 func oxcclAllGatherv(sendbuff unsafe.Pointer, sendcount C.size_t, recvbuff unsafe.Pointer, recvcounts *C.size_t, recvdispls *C.size_t, datatype DataType, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_oxcclAllGatherv(sendbuff, sendcount, recvbuff, recvcounts, recvdispls, C.ncclDataType_t(datatype), comm, stream))
@@ -775,16 +778,15 @@ func oxcclReduceScatterv(sendbuff unsafe.Pointer, recvbuff unsafe.Pointer, count
 	return failed(C.oxgo_oxcclReduceScatterv(sendbuff, recvbuff, counts, C.ncclDataType_t(datatype), C.ncclRedOp_t(op), comm, stream))
 }
 
-// Every rank sends a part of its own to every rank.
+// Sends a separate part of every rank's input to every rank.
 //
 // `sendbuff`: in; what goes to rank r begins at element senddispls[r] and has sendcounts[r]
 // elements. `recvbuff`: out; what comes from rank r lands at element recvdispls[r] and has
 // recvcounts[r] elements; parts must not overlap each other or what is sent (no in place). Counts
 // and displacements are in elements and read before the call returns; a part without elements is
-// not looked at, and its displacement may be anything. Counts that differ between the two ranks
-// that they concern are an error that names both where a piece comes with another length than
-// expected, and otherwise as for ncclSend and ncclRecv. Cost: one message to and from every rank
-// with elements.
+// not looked at, and its displacement may be anything. If the two ranks of a part disagree on its
+// count, the error names both ranks where a piece has another length than expected, and is
+// otherwise as for ncclSend and ncclRecv. Cost: one message to and from every rank with elements.
 // Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 func oxcclAlltoAllv(sendbuff unsafe.Pointer, sendcounts *C.size_t, senddispls *C.size_t, recvbuff unsafe.Pointer, recvcounts *C.size_t, recvdispls *C.size_t, datatype DataType, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_oxcclAlltoAllv(sendbuff, sendcounts, senddispls, recvbuff, recvcounts, recvdispls, C.ncclDataType_t(datatype), comm, stream))
@@ -795,24 +797,24 @@ func oxcclAlltoAllv(sendbuff unsafe.Pointer, sendcounts *C.size_t, senddispls *C
 // `sendbuff`: in, sendcount × datatype. `recvbuff`, `recvcounts`, `recvdispls`: at the root as for
 // oxcclAllGatherv, in place too; ignored elsewhere. Counts and displacements are in elements and
 // read before the call returns; a part without elements is not looked at, and its displacement may
-// be anything. Counts that differ between the two ranks that they concern are an error that names
-// both where a piece comes with another length than expected, and otherwise as for ncclSend and
-// ncclRecv. Cost: one message from every rank to the root.
+// be anything. If the two ranks of a part disagree on its count, the error names both ranks where
+// a piece has another length than expected, and is otherwise as for ncclSend and ncclRecv. Cost:
+// one message from every rank to the root.
 // Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 func oxcclGatherv(sendbuff unsafe.Pointer, sendcount C.size_t, recvbuff unsafe.Pointer, recvcounts *C.size_t, recvdispls *C.size_t, datatype DataType, root C.int, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_oxcclGatherv(sendbuff, sendcount, recvbuff, recvcounts, recvdispls, C.ncclDataType_t(datatype), root, comm, stream))
 }
 
-// Sends to every rank its part, of a length of its own, of the root's input.
+// Sends every rank its part of the root's input; the parts may differ in length.
 //
 // `sendbuff`, `sendcounts`, `senddispls`: in at the root, where the part of rank r begins at
 // element senddispls[r] and has sendcounts[r] elements; ignored elsewhere. `recvbuff`: out,
 // recvcount × datatype; at the root it may be sendbuff + senddispls of the root, in place, and
 // must not overlap `sendbuff` otherwise. Counts and displacements are in elements and read before
 // the call returns; a part without elements is not looked at, and its displacement may be
-// anything. Counts that differ between the two ranks that they concern are an error that names
-// both where a piece comes with another length than expected, and otherwise as for ncclSend and
-// ncclRecv. Cost: one message from the root to every rank.
+// anything. If the two ranks of a part disagree on its count, the error names both ranks where a
+// piece has another length than expected, and is otherwise as for ncclSend and ncclRecv. Cost: one
+// message from the root to every rank.
 // Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 func oxcclScatterv(sendbuff unsafe.Pointer, sendcounts *C.size_t, senddispls *C.size_t, recvbuff unsafe.Pointer, recvcount C.size_t, datatype DataType, root C.int, comm C.ncclComm_t, stream C.cudaStream_t) error {
 	return failed(C.oxgo_oxcclScatterv(sendbuff, sendcounts, senddispls, recvbuff, recvcount, C.ncclDataType_t(datatype), root, comm, stream))

@@ -17,10 +17,10 @@ const NcclWinCollSymmetric = 1
 // NcclWinStrictOrdering: ncclCommWindowRegister: accesses keep their order.
 const NcclWinStrictOrdering = 2
 
-// NcclWinRequiredAlignment: A window's address is a multiple of so many bytes.
+// NcclWinRequiredAlignment: The alignment of a window's address, in bytes.
 const NcclWinRequiredAlignment = 4096
 
-// NcclCtaPolicyDefault: CTAPolicy: neither.
+// NcclCtaPolicyDefault: CTAPolicy: neither efficiency nor zero.
 const NcclCtaPolicyDefault = 0
 
 // NcclCtaPolicyEfficiency: CTAPolicy: few thread blocks.
@@ -41,7 +41,7 @@ const NcclRevokeDefault = 0
 // NcclSuspendMem: ncclCommSuspend: gives memory back.
 const NcclSuspendMem = 1
 
-// Result: What functions return.
+// Result: The result codes of functions.
 type Result int32
 
 const (
@@ -69,7 +69,7 @@ const (
 	// Not complete yet.
 	InProgress Result = 7
 
-	// Time is over.
+	// A time limit has passed.
 	Timeout Result = 8
 
 	// Number of codes.
@@ -135,7 +135,7 @@ const Float = Float32
 // Double: Same as ncclFloat64.
 const Double = Float64
 
-// RedOp: How elements of different ranks are combined.
+// RedOp: The operations that reduce elements of different ranks.
 type RedOp int32
 
 const (
@@ -161,7 +161,7 @@ const (
 	MaxRedOp RedOp = 2147483647
 )
 
-// ScalarResidence: Where the scalar of an operation with a factor lives.
+// ScalarResidence: The location of the scalar of an operation with a factor.
 type ScalarResidence int32
 
 const (
@@ -172,7 +172,7 @@ const (
 	ScalarHostImmediate ScalarResidence = 1
 )
 
-// CommMemStat: What ncclCommMemStats tells.
+// CommMemStat: The figures that ncclCommMemStats returns.
 type CommMemStat int32
 
 const (
@@ -206,17 +206,17 @@ const (
 	DeviceCuda DeviceKind = 1
 )
 
-// CaptureMode: How strictly a capture looks at other calls; the host device has none that disturb it.
+// CaptureMode: The threads whose calls a capture checks; on the host device no call disturbs a capture.
 type CaptureMode int32
 
 const (
-	// Looks at calls of all threads.
+	// Checks calls of all threads.
 	CaptureGlobal CaptureMode = 0
 
-	// Looks at calls of this thread.
+	// Checks calls of this thread.
 	CaptureThreadLocal CaptureMode = 1
 
-	// Looks at none.
+	// Checks no calls.
 	CaptureRelaxed CaptureMode = 2
 )
 

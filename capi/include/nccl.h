@@ -54,10 +54,10 @@ typedef enum { ncclNumOps_dummy = 5 } ncclRedOp_dummy_t;
 // ncclCommWindowRegister: accesses keep their order.
 #define NCCL_WIN_STRICT_ORDERING 2
 
-// A window's address is a multiple of so many bytes.
+// The alignment of a window's address, in bytes.
 #define NCCL_WIN_REQUIRED_ALIGNMENT 4096
 
-// CTAPolicy: neither.
+// CTAPolicy: neither efficiency nor zero.
 #define NCCL_CTA_POLICY_DEFAULT 0
 
 // CTAPolicy: few thread blocks.
@@ -81,7 +81,7 @@ typedef enum { ncclNumOps_dummy = 5 } ncclRedOp_dummy_t;
 // The version of the interface, NCCL 2.30.7.
 #define NCCL_VERSION_CODE 23007
 
-// What functions return.
+// The result codes of functions.
 typedef enum {
   // Done.
   ncclSuccess = 0,
@@ -99,7 +99,7 @@ typedef enum {
   ncclRemoteError = 6,
   // Not complete yet.
   ncclInProgress = 7,
-  // Time is over.
+  // A time limit has passed.
   ncclTimeout = 8,
   // Number of codes.
   ncclNumResults = 9,
@@ -135,7 +135,7 @@ typedef enum {
   ncclNumTypes = 12,
 } ncclDataType_t;
 
-// How elements of different ranks are combined.
+// The operations that reduce elements of different ranks.
 typedef enum {
   // Sum; integers wrap.
   ncclSum = 0,
@@ -153,7 +153,7 @@ typedef enum {
   ncclMaxRedOp = 2147483647,
 } ncclRedOp_t;
 
-// What ncclCommMemStats tells.
+// The figures that ncclCommMemStats returns.
 typedef enum {
   // Bytes that ncclCommSuspend would give back.
   ncclStatGpuMemSuspend = 0,
@@ -165,7 +165,7 @@ typedef enum {
   ncclStatGpuMemTotal = 3,
 } ncclCommMemStat_t;
 
-// Where the scalar of an operation with a factor lives.
+// The location of the scalar of an operation with a factor.
 typedef enum {
   // In memory that the device reads when the operation runs.
   ncclScalarDevice = 0,
@@ -185,7 +185,7 @@ typedef struct ncclWindow_vidmem ncclWindow_vidmem;
 // Handle of a communicator.
 typedef ncclComm *ncclComm_t;
 
-// What to ask of a new communicator; begin with NCCL_CONFIG_INITIALIZER. Fields left alone take
+// The options of a new communicator; begin with NCCL_CONFIG_INITIALIZER. Fields left alone take
 // NCCL's defaults.
 typedef struct ncclConfig_v23000 {
   // Set by the initializer.
@@ -232,17 +232,17 @@ typedef struct ncclConfig_v23000 {
   int graphStreamOrdering;
 } ncclConfig_v23000;
 
-// What to ask of a new communicator.
+// The options of a new communicator.
 typedef ncclConfig_v23000 ncclConfig_t;
 
-// Names a communicator that is to be made; copy it whole to all ranks, and keep it secret: who
-// has it can join.
+// The id of a communicator that is to be made. Copy it whole to all ranks, and keep it secret:
+// everyone who has it can join.
 typedef struct ncclUniqueId {
   // Opaque.
   char internal[128];
 } ncclUniqueId;
 
-// What ncclGroupSimulateEnd answers; begin with NCCL_SIM_INFO_INITIALIZER.
+// The answer of ncclGroupSimulateEnd; begin with NCCL_SIM_INFO_INITIALIZER.
 typedef struct ncclSimInfo_v22200 {
   // Set by the initializer.
   size_t size;
@@ -254,7 +254,7 @@ typedef struct ncclSimInfo_v22200 {
   float estimatedTime;
 } ncclSimInfo_v22200;
 
-// What ncclGroupSimulateEnd answers.
+// The answer of ncclGroupSimulateEnd.
 typedef ncclSimInfo_v22200 ncclSimInfo_t;
 
 // Handle of a variable. It lives as long as the library and needs no freeing.
@@ -265,9 +265,9 @@ typedef ncclWindow_vidmem *ncclWindow_t;
 
 // Signals to wait for.
 typedef struct ncclWaitSignalDesc_t {
-  // How many.
+  // Number of signals.
   int opCnt;
-  // From which rank.
+  // The rank that they come from.
   int peer;
   // Index of the signal.
   int sigIdx;
@@ -336,7 +336,7 @@ ncclResult_t pncclCommShrink(ncclComm_t comm,
                              ncclConfig_t *config,
                              int shrinkFlags);
 
-// Makes an id for the ranks that join by ncclCommGrow; for one growth.
+// Makes an id for the ranks that join by ncclCommGrow. An id serves one growth.
 //
 // Called on one rank of `comm`, the root. `uniqueId`: out. Blocks: never.
 ncclResult_t ncclCommGetUniqueId(ncclComm_t comm, ncclUniqueId *uniqueId);
@@ -683,7 +683,8 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm);
 // Same as ncclCommFinalize, for wrappers that replace it.
 ncclResult_t pncclCommFinalize(ncclComm_t comm);
 
-// Completes all operations of a communicator and ends it, whatever it answers; null is ignored.
+// Completes all operations of a communicator and destroys it, whatever the result; null is
+// ignored.
 //
 // Blocks and answers as ncclCommFinalize does.
 ncclResult_t ncclCommDestroy(ncclComm_t comm);
@@ -691,7 +692,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm);
 // Same as ncclCommDestroy, for wrappers that replace it.
 ncclResult_t pncclCommDestroy(ncclComm_t comm);
 
-// Tells whether the communicator has failed, and how.
+// Returns whether the communicator has failed, and how.
 //
 // `asyncError`: out. Blocks: never.
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError);
@@ -699,19 +700,19 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError);
 // Same as ncclCommGetAsyncError, for wrappers that replace it.
 ncclResult_t pncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError);
 
-// The number of ranks. `count`: out. Blocks: never.
+// Returns the number of ranks. `count`: out. Blocks: never.
 ncclResult_t ncclCommCount(ncclComm_t comm, int *count);
 
 // Same as ncclCommCount, for wrappers that replace it.
 ncclResult_t pncclCommCount(ncclComm_t comm, int *count);
 
-// The index of the device. `device`: out. Blocks: never.
+// Returns the index of the device. `device`: out. Blocks: never.
 ncclResult_t ncclCommCuDevice(ncclComm_t comm, int *device);
 
 // Same as ncclCommCuDevice, for wrappers that replace it.
 ncclResult_t pncclCommCuDevice(ncclComm_t comm, int *device);
 
-// This rank. `rank`: out. Blocks: never.
+// Returns this rank's number. `rank`: out. Blocks: never.
 ncclResult_t ncclCommUserRank(ncclComm_t comm, int *rank);
 
 // Same as ncclCommUserRank, for wrappers that replace it.
@@ -723,16 +724,16 @@ ncclResult_t ncclGroupStart(void);
 // Same as ncclGroupStart, for wrappers that replace it.
 ncclResult_t pncclGroupStart(void);
 
-// Ends a group and launches its calls; when one of them failed, nothing is launched and its error
+// Ends a group and launches its calls; if one of them failed, nothing is launched and its error is
 // returned. Blocks: only for communicators that the group makes.
 ncclResult_t ncclGroupEnd(void);
 
 // Same as ncclGroupEnd, for wrappers that replace it.
 ncclResult_t pncclGroupEnd(void);
 
-// Ends a group without launching anything: its calls are checked as by ncclGroupEnd, and
-// `estimatedTime` of the outermost group becomes the time in µs that they would take by the cost
-// model, one after the other on each communicator and side by side on several.
+// Ends a group without launching anything. Its calls are checked as by ncclGroupEnd, and
+// `estimatedTime` of the outermost group becomes the time in µs that the cost model predicts for
+// them: one after the other on each communicator, several communicators side by side.
 //
 // `simInfo`: in and out; `size` and `magic` must be set. An inner group only ends, and
 // `estimatedTime` stays. Where the group makes communicators (NCCL makes them then), the answer is
@@ -742,20 +743,20 @@ ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t *simInfo);
 // Same as ncclGroupSimulateEnd, for wrappers that replace it.
 ncclResult_t pncclGroupSimulateEnd(ncclSimInfo_t *simInfo);
 
-// The version of the interface, as NCCL_VERSION_CODE. `version`: out. Blocks: never.
+// Returns the version of the interface, as NCCL_VERSION_CODE. `version`: out. Blocks: never.
 ncclResult_t ncclGetVersion(int *version);
 
 // Same as ncclGetVersion, for wrappers that replace it.
 ncclResult_t pncclGetVersion(int *version);
 
-// What a result code means; a static text. Blocks: never.
+// Returns the meaning of a result code, a static text. Blocks: never.
 const char *ncclGetErrorString(ncclResult_t result);
 
 // Same as ncclGetErrorString, for wrappers that replace it.
 const char *pncclGetErrorString(ncclResult_t result);
 
-// Returns what failed last: on the communicator, if it has failed, else in this thread, else in
-// the process.
+// Returns the text of the last error: of the communicator, if it has failed, else of this thread,
+// else of the process.
 //
 // `comm`: a handle or null. The text lives until the calling thread's next error. Blocks: never.
 const char *ncclGetLastError(ncclComm_t comm);
@@ -766,10 +767,10 @@ const char *pncclGetLastError(ncclComm_t comm);
 // Ends a communicator at once, also one that is still being made: its operations end with an
 // error, the other ranks get ncclRemoteError. Null is ignored.
 //
-// Afterwards no rank touches the buffers of its operations any more; where one does not answer,
+// Afterwards no rank accesses the buffers of its operations any more; if a rank does not answer,
 // the error names it. Blocks: a second at most, whatever the other ranks do. Not for signal
-// handlers, which may interrupt what this waits for: let the handler set a flag or write to a
-// pipe, or read signals from a signalfd, and call this in a thread.
+// handlers, which may interrupt the code that this call waits for: let the handler set a flag or
+// write to a pipe, or read signals from a signalfd, and call this in a thread.
 ncclResult_t ncclCommAbort(ncclComm_t comm);
 
 // Same as ncclCommAbort, for wrappers that replace it.
@@ -798,7 +799,8 @@ ncclResult_t ncclCommResume(ncclComm_t comm);
 // Same as ncclCommResume, for wrappers that replace it.
 ncclResult_t pncclCommResume(ncclComm_t comm);
 
-// Tells how much memory a communicator takes in this process, by what ncclCommSuspend does to it.
+// Returns how much memory a communicator takes in this process: all of it, or the part that
+// ncclCommSuspend gives back or keeps.
 //
 // `stat`: what is asked, bytes but for ncclStatGpuMemSuspended (0 or 1). `value`: out. Memory that
 // all ranks of a host share is counted where it belongs to this rank. Blocks: never.
@@ -864,7 +866,7 @@ ncclResult_t ncclParamGetI64(ncclParamHandle_t h, int64_t *out);
 // Same as ncclParamGetI64, for wrappers that replace it.
 ncclResult_t pncclParamGetI64(ncclParamHandle_t h, int64_t *out);
 
-// Reads a variable as a unsigned number of 8 bits; switches are 0 or 1, durations nanoseconds.
+// Reads a variable as an unsigned number of 8 bits; switches are 0 or 1, durations nanoseconds.
 //
 // `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 ncclResult_t ncclParamGetU8(ncclParamHandle_t h, uint8_t *out);
@@ -872,7 +874,7 @@ ncclResult_t ncclParamGetU8(ncclParamHandle_t h, uint8_t *out);
 // Same as ncclParamGetU8, for wrappers that replace it.
 ncclResult_t pncclParamGetU8(ncclParamHandle_t h, uint8_t *out);
 
-// Reads a variable as a unsigned number of 16 bits; switches are 0 or 1, durations nanoseconds.
+// Reads a variable as an unsigned number of 16 bits; switches are 0 or 1, durations nanoseconds.
 //
 // `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 ncclResult_t ncclParamGetU16(ncclParamHandle_t h, uint16_t *out);
@@ -880,7 +882,7 @@ ncclResult_t ncclParamGetU16(ncclParamHandle_t h, uint16_t *out);
 // Same as ncclParamGetU16, for wrappers that replace it.
 ncclResult_t pncclParamGetU16(ncclParamHandle_t h, uint16_t *out);
 
-// Reads a variable as a unsigned number of 32 bits; switches are 0 or 1, durations nanoseconds.
+// Reads a variable as an unsigned number of 32 bits; switches are 0 or 1, durations nanoseconds.
 //
 // `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 ncclResult_t ncclParamGetU32(ncclParamHandle_t h, uint32_t *out);
@@ -888,7 +890,7 @@ ncclResult_t ncclParamGetU32(ncclParamHandle_t h, uint32_t *out);
 // Same as ncclParamGetU32, for wrappers that replace it.
 ncclResult_t pncclParamGetU32(ncclParamHandle_t h, uint32_t *out);
 
-// Reads a variable as a unsigned number of 64 bits; switches are 0 or 1, durations nanoseconds.
+// Reads a variable as an unsigned number of 64 bits; switches are 0 or 1, durations nanoseconds.
 //
 // `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 ncclResult_t ncclParamGetU64(ncclParamHandle_t h, uint64_t *out);
@@ -924,7 +926,7 @@ ncclResult_t ncclParamGetParameter(const char *key, const char **value, int *val
 // Same as ncclParamGetParameter, for wrappers that replace it.
 ncclResult_t pncclParamGetParameter(const char *key, const char **value, int *valueLen);
 
-// The names of all variables; with NCCL_PARAM_DUMP_ALL=1 also of those that NCCL does not
+// Returns the names of all variables; with NCCL_PARAM_DUMP_ALL=1 also of those that NCCL does not
 // document.
 //
 // `table`: out, lives until the calling thread's next call of this function. `tableLen`: out, the
@@ -934,15 +936,16 @@ ncclResult_t ncclParamGetAllParameterKeys(const char ***table, int *tableLen);
 // Same as ncclParamGetAllParameterKeys, for wrappers that replace it.
 ncclResult_t pncclParamGetAllParameterKeys(const char ***table, int *tableLen);
 
-// Writes all variables with value, origin and meaning to the log, whatever its level is; which
-// ones, is as for ncclParamGetAllParameterKeys. Blocks: for the log file.
+// Writes the variables of ncclParamGetAllParameterKeys with value, origin and meaning to the log,
+// whatever its level is. Blocks: for the log file.
 void ncclParamDumpAll(void);
 
 // Same as ncclParamDumpAll, for wrappers that replace it.
 void pncclParamDumpAll(void);
 
-// Has logging follow what NCCL_DEBUG and the variables that begin like it say now. A function set
-// by oxcclSetLog stays; `ncclParam*` go on to show what was read first. Blocks: for files.
+// Makes logging follow the present values of NCCL_DEBUG and of the variables that begin like it. A
+// function set by oxcclSetLog stays; `ncclParam*` still return the values read first. Blocks: for
+// files.
 void ncclResetDebugInit(void);
 
 // Same as ncclResetDebugInit, for wrappers that replace it.
@@ -971,7 +974,7 @@ ncclResult_t pncclRedOpCreatePreMulSum(ncclRedOp_t *op,
                                        ncclScalarResidence_t residence,
                                        ncclComm_t comm);
 
-// Ends an operation that ncclRedOpCreatePreMulSum made; calls made before keep its scalar.
+// Destroys an operation that ncclRedOpCreatePreMulSum made; earlier calls keep its scalar.
 //
 // `op`: in, of `comm`. Its number is never used again on `comm`. Blocks: never.
 ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm);
@@ -982,8 +985,8 @@ ncclResult_t pncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm);
 // Registers a buffer.
 //
 // `buff`: in, `size` bytes. `handle`: out. On the host device memory from ncclMemAlloc is used in
-// place by all ranks whether registered or not; other memory is read in place by the system, from
-// some MiB on and where it is allowed. Blocks: never.
+// place by all ranks whether registered or not; other memory is read by the system's remote reads,
+// from some MiB on and where they are allowed. Blocks: never.
 ncclResult_t ncclCommRegister(ncclComm_t comm, void *buff, size_t size, void **handle);
 
 // Same as ncclCommRegister, for wrappers that replace it.
@@ -1016,14 +1019,14 @@ ncclResult_t pncclCommWindowRegister(ncclComm_t comm,
                                      ncclWindow_t *win,
                                      int winFlags);
 
-// Ends a window. No rank may still write into it; its memory may be freed when no rank calls
-// anything on its own memory in this window any more. Blocks: never.
+// Ends a window. No rank may still write into it. Its memory may be freed when no rank makes calls
+// on that rank's own memory in this window any more. Blocks: never.
 ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win);
 
 // Same as ncclCommWindowDeregister, for wrappers that replace it.
 ncclResult_t pncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win);
 
-// The memory that a window was registered with.
+// Returns the memory that a window was registered with.
 //
 // `outUserPtr`: out. Blocks: never.
 ncclResult_t ncclWinGetUserPtr(ncclComm_t comm, ncclWindow_t win, void **outUserPtr);
@@ -1031,7 +1034,7 @@ ncclResult_t ncclWinGetUserPtr(ncclComm_t comm, ncclWindow_t win, void **outUser
 // Same as ncclWinGetUserPtr, for wrappers that replace it.
 ncclResult_t pncclWinGetUserPtr(ncclComm_t comm, ncclWindow_t win, void **outUserPtr);
 
-// Writes into the window of a rank of this host, and then counts up one of its signals.
+// Writes into the window of a rank of this host, and then increments one of that rank's signals.
 //
 // `localbuff`: in, count × datatype. `peerWin`: this rank's handle of the window that `peer`
 // registered at the same place in the order of registrations. `peerWinOffset`: in bytes. `sigIdx`:
@@ -1062,7 +1065,7 @@ ncclResult_t pncclPutSignal(const void *localbuff,
                             ncclComm_t comm,
                             cudaStream_t stream);
 
-// Counts up a signal of a rank of this host; what was put before is there when it is seen.
+// Increments a signal of a rank of this host; data put before is there when the signal is seen.
 //
 // Arguments as for ncclPutSignal. Blocks: never.
 ncclResult_t ncclSignal(int peer,
@@ -1080,8 +1083,7 @@ ncclResult_t pncclSignal(int peer,
                          ncclComm_t comm,
                          cudaStream_t stream);
 
-// Makes a stream wait until signals have come: of each descriptor `opCnt` more than were waited
-// for before.
+// Makes a stream wait for signals: for each descriptor, `opCnt` more than were waited for before.
 //
 // `signalDescs`: in, nDesc descriptors, read before the call returns. Blocks: never; the stream
 // waits.

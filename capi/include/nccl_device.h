@@ -12,9 +12,9 @@
 // NCCL's limit of connections for communication that kernels start.
 #define NCCL_GIN_MAX_CONNECTIONS 4
 
-// What moves data for kernels over the network.
+// The agent that moves data for kernels over the network.
 typedef enum ncclGinType_t {
-  // Nothing.
+  // None.
   NCCL_GIN_TYPE_NONE = 0,
   // A thread of the host.
   NCCL_GIN_TYPE_PROXY = 2,
@@ -24,13 +24,13 @@ typedef enum ncclGinType_t {
   NCCL_GIN_TYPE_GPI = 4,
 } ncclGinType_t;
 
-// How ranks of different hosts connect.
+// The connections between ranks of different hosts.
 typedef enum ncclGinConnectionType_t {
-  // Not at all.
+  // No connections.
   NCCL_GIN_CONNECTION_NONE = 0,
-  // All with all.
+  // Between all ranks.
   NCCL_GIN_CONNECTION_FULL = 1,
-  // Those with equal places on their hosts.
+  // Between ranks with equal places on their hosts.
   NCCL_GIN_CONNECTION_RAIL = 2,
 } ncclGinConnectionType_t;
 
@@ -47,7 +47,7 @@ typedef struct ncclGinOutboxHandle ncclGinOutboxHandle;
 typedef struct ncclTeam {
   // Number of members.
   int nRanks;
-  // The calling rank's place among them.
+  // The calling rank's place among the members.
   int rank;
   // Distance of neighbours, in ranks of the communicator.
   int stride;
@@ -56,7 +56,7 @@ typedef struct ncclTeam {
 // Ranks at even distances.
 typedef struct ncclTeam ncclTeam_t;
 
-// What a communicator can do for kernels; begin with NCCL_COMM_PROPERTIES_INITIALIZER.
+// The capabilities of a communicator for kernels; begin with NCCL_COMM_PROPERTIES_INITIALIZER.
 typedef struct ncclCommProperties {
   // Set by the initializer.
   size_t size;
@@ -72,21 +72,21 @@ typedef struct ncclCommProperties {
   int cudaDev;
   // Index of the device for NVML; −1 on the host device.
   int nvmlDev;
-  // Whether kernels can communicate.
+  // True if kernels can communicate.
   bool deviceApiSupport;
-  // Whether there is multicast.
+  // True if there is multicast.
   bool multimemSupport;
-  // What moves data for kernels over the network.
+  // The agent that moves data for kernels over the network.
   enum ncclGinType_t ginType;
   // Number of teams whose ranks share memory.
   int nLsaTeams;
-  // Whether ncclPutSignal and its kin reach every rank.
+  // True if ncclPutSignal and ncclSignal reach every rank.
   bool hostRmaSupport;
-  // What moves data for kernels between ranks with equal places on their hosts.
+  // The agent that moves data for kernels between ranks with equal places on their hosts.
   enum ncclGinType_t railedGinType;
 } ncclCommProperties;
 
-// What a communicator can do for kernels.
+// The capabilities of a communicator for kernels.
 typedef struct ncclCommProperties ncclCommProperties_t;
 
 // A buffer of a device communicator.
@@ -139,7 +139,7 @@ typedef struct ncclTeamRequirements {
   struct ncclTeamRequirements *next;
   // The team.
   ncclTeam_t team;
-  // Whether it needs multicast.
+  // True if the team needs multicast.
   bool multimem;
   // Out: the multicast address; may be null.
   ncclMultimemHandle_t *outMultimemHandle;
@@ -148,7 +148,7 @@ typedef struct ncclTeamRequirements {
 // A team that a device communicator shall have.
 typedef struct ncclTeamRequirements ncclTeamRequirements_t;
 
-// What a device communicator shall have; begin with NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER.
+// The requirements of a device communicator; begin with NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER.
 typedef struct ncclDevCommRequirements {
   size_t size;
   unsigned int magic;
@@ -174,7 +174,7 @@ typedef struct ncclDevCommRequirements {
   bool ginVaSignalsRequired;
 } ncclDevCommRequirements;
 
-// What a device communicator shall have.
+// The requirements of a device communicator.
 typedef struct ncclDevCommRequirements ncclDevCommRequirements_t;
 
 // Opaque.
@@ -195,7 +195,7 @@ typedef struct ncclResourceWindow_vidmem ncclResourceWindow_vidmem_t;
 
 // A barrier over the network.
 typedef struct ncclGinBarrierHandle {
-  // Its first signal.
+  // The first signal of the barrier.
   ncclGinSignal_t signal0;
   // Not used.
   ncclDevResourceHandle_t unused;
@@ -206,9 +206,9 @@ typedef struct ncclGinBarrierHandle ncclGinBarrierHandle_t;
 
 // A barrier of ranks that share memory.
 typedef struct ncclLsaBarrierHandle {
-  // Its buffer.
+  // The buffer of the barriers.
   ncclDevResourceHandle_t bufHandle;
-  // Number of barriers in it.
+  // Number of barriers in the buffer.
   int nBarriers;
 } ncclLsaBarrierHandle;
 
@@ -253,7 +253,7 @@ typedef struct ncclDevComm ncclDevComm_t;
 
 // Slots of an all-to-all exchange of small elements.
 typedef struct ncclLLA2AHandle {
-  // Their buffer.
+  // The buffer of the slots.
   ncclDevResourceHandle_t bufHandle;
   // Number of slots.
   uint32_t nSlots;
@@ -266,27 +266,28 @@ typedef struct ncclLLA2AHandle ncclLLA2AHandle_t;
 extern "C" {
 #endif // __cplusplus
 
-// All ranks of a communicator; a team of no ranks for a bad handle. Blocks: never.
+// Returns the team of all ranks of a communicator; a team of no ranks for a bad handle.
+// Blocks: never.
 ncclTeam_t ncclTeamWorld(ncclComm_t comm);
 
 // Same as ncclTeamWorld, for wrappers that replace it.
 ncclTeam_t pncclTeamWorld(ncclComm_t comm);
 
-// The block of neighbouring ranks that share memory with this one; on one host these are all
-// ranks. A team of no ranks for a bad handle. Blocks: never.
+// Returns the team of neighbouring ranks that share memory with this one; on one host these are
+// all ranks. A team of no ranks for a bad handle. Blocks: never.
 ncclTeam_t ncclTeamLsa(ncclComm_t comm);
 
 // Same as ncclTeamLsa, for wrappers that replace it.
 ncclTeam_t pncclTeamLsa(ncclComm_t comm);
 
-// The ranks with this one's place in their blocks; a team of no ranks for a bad handle. Blocks:
-// never.
+// Returns the team of the ranks with the same place in their ncclTeamLsa as this one; a team of
+// no ranks for a bad handle. Blocks: never.
 ncclTeam_t ncclTeamRail(ncclComm_t comm);
 
 // Same as ncclTeamRail, for wrappers that replace it.
 ncclTeam_t pncclTeamRail(ncclComm_t comm);
 
-// The rank in the communicator of a team's member; −1 where there is none.
+// Returns the rank in the communicator of a team's member; −1 where there is none.
 //
 // `team`: a team of the calling rank. `rank`: 0 to team.nRanks − 1. Blocks: never.
 int ncclTeamRankToWorld(ncclComm_t comm, ncclTeam_t team, int rank);
@@ -294,7 +295,7 @@ int ncclTeamRankToWorld(ncclComm_t comm, ncclTeam_t team, int rank);
 // Same as ncclTeamRankToWorld, for wrappers that replace it.
 int pncclTeamRankToWorld(ncclComm_t comm, ncclTeam_t team, int rank);
 
-// The place in the calling rank's block of a team's member; −1 where there is none.
+// Returns the place of a team's member in the calling rank's ncclTeamLsa; −1 if it has none.
 //
 // `team`: a team of the calling rank. `rank`: 0 to team.nRanks − 1. Blocks: never.
 int ncclTeamRankToLsa(ncclComm_t comm, ncclTeam_t team, int rank);
@@ -302,8 +303,7 @@ int ncclTeamRankToLsa(ncclComm_t comm, ncclTeam_t team, int rank);
 // Same as ncclTeamRankToLsa, for wrappers that replace it.
 int pncclTeamRankToLsa(ncclComm_t comm, ncclTeam_t team, int rank);
 
-// The slots of 8 bytes that elements need in an all-to-all exchange; −1 for sizes that make no
-// sense.
+// Returns the 8-byte slots that elements need in an all-to-all exchange; −1 for invalid sizes.
 //
 // `maxElts`: number of elements. `maxEltSize`: bytes of each. Blocks: never.
 int ncclLLA2ACalcSlots(int maxElts, int maxEltSize);
@@ -311,7 +311,7 @@ int ncclLLA2ACalcSlots(int maxElts, int maxEltSize);
 // Same as ncclLLA2ACalcSlots, for wrappers that replace it.
 int pncclLLA2ACalcSlots(int maxElts, int maxEltSize);
 
-// Tells what a communicator can do for kernels: on the host device, nothing.
+// Returns the capabilities of a communicator for kernels: on the host device, none.
 //
 // `props`: in and out, begun with NCCL_COMM_PROPERTIES_INITIALIZER. Blocks: never.
 ncclResult_t ncclCommQueryProperties(ncclComm_t comm, ncclCommProperties_t *props);

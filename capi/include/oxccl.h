@@ -25,17 +25,17 @@ typedef enum {
   oxcclDeviceCuda = 1,
 } oxcclDeviceKind_t;
 
-// How strictly a capture looks at other calls; the host device has none that disturb it.
+// The threads whose calls a capture checks; on the host device no call disturbs a capture.
 typedef enum {
-  // Looks at calls of all threads.
+  // Checks calls of all threads.
   oxcclCaptureGlobal = 0,
-  // Looks at calls of this thread.
+  // Checks calls of this thread.
   oxcclCaptureThreadLocal = 1,
-  // Looks at none.
+  // Checks no calls.
   oxcclCaptureRelaxed = 2,
 } oxcclCaptureMode_t;
 
-// What failed. Set `size` to sizeof(oxcclErrorInfo_t) before the call.
+// The description of an error. Set `size` to sizeof(oxcclErrorInfo_t) before the call.
 typedef struct oxcclErrorInfo_t {
   // Size of the structure as the caller knows it.
   size_t size;
@@ -45,19 +45,19 @@ typedef struct oxcclErrorInfo_t {
   int rank;
   // Rank at fault or waited for; −1 when unknown.
   int peer;
-  // Step of the plan; −1 outside one.
+  // Step of the plan; −1 outside a plan.
   int step;
   // Number of the operation on its communicator.
   uint64_t opSeq;
-  // Name of the operation; empty outside one.
+  // Name of the operation; empty outside an operation.
   char operation[32];
   // The whole message.
   char text[512];
 } oxcclErrorInfo_t;
 
-// Receives log lines: its argument, the level as in NCCL_DEBUG (1 VERSION, 2 WARN, 3 INFO, 5
-// TRACE), and the line. Called in a thread of its own, one line after the other, soon after each
-// was written; may call any function of this library.
+// A function that receives log lines: the user's argument, the level as in NCCL_DEBUG (1 VERSION,
+// 2 WARN, 3 INFO, 5 TRACE), and the line. It is called in a thread of its own, one line after the
+// other, soon after each was written, and may call any function of this library.
 typedef void (*oxcclLogFn_t)(void*, int, const char*);
 
 // A function that a stream calls.
@@ -67,8 +67,8 @@ typedef void (*oxcclHostFn_t)(void*);
 extern "C" {
 #endif // __cplusplus
 
-// The number of devices of a kind: of the host its processors, of CUDA the GPUs that the
-// driver shows; 0 without a driver of version 580 or newer.
+// Returns the number of devices of a kind: the host's processors, or the GPUs that the CUDA driver
+// shows; 0 GPUs without a driver of version 580 or newer.
 //
 // `count`: out. Blocks: never.
 ncclResult_t oxcclDeviceCount(oxcclDeviceKind_t kind, int *count);
@@ -79,7 +79,7 @@ ncclResult_t oxcclDeviceCount(oxcclDeviceKind_t kind, int *count);
 // Blocks: never.
 ncclResult_t oxcclDeviceSet(oxcclDeviceKind_t kind, int index);
 
-// The calling thread's device. `kind`, `index`: out. Blocks: never.
+// Returns the calling thread's device. `kind`, `index`: out. Blocks: never.
 ncclResult_t oxcclDeviceGet(oxcclDeviceKind_t *kind, int *index);
 
 // Allocates memory of the calling thread's device; same as ncclMemAlloc.
@@ -87,12 +87,12 @@ ncclResult_t oxcclDeviceGet(oxcclDeviceKind_t *kind, int *index);
 // `ptr`: out, aligned to 64 KiB, zeroed. `size`: in bytes. Blocks: on a GPU until it is zeroed.
 ncclResult_t oxcclMemAlloc(void **ptr, size_t size);
 
-// Frees memory from oxcclMemAlloc or ncclMemAlloc, of whatever device; null is ignored. Blocks: on
+// Frees memory from oxcclMemAlloc or ncclMemAlloc, of any device; null is ignored. Blocks: on
 // a GPU until that has done everything, as cudaFree does.
 ncclResult_t oxcclMemFree(void *ptr);
 
 // Copies `bytes` bytes, in the order of the stream; the buffers must not overlap. On a stream of
-// CUDA each may be memory of the host or of any GPU.
+// CUDA each buffer may be memory of the host or of any GPU.
 //
 // `dst`: out. `src`: in. Blocks: never; but a stream of CUDA may wait for its turn where memory of
 // the host is not pinned.
@@ -106,111 +106,112 @@ ncclResult_t oxcclMemsetAsync(void *dst, int value, size_t bytes, oxcclStream_t 
 // Makes an event of the calling thread's device. `event`: out. Blocks: never.
 ncclResult_t oxcclEventCreate(oxcclEvent_t *event);
 
-// Ends an event. Blocks: never.
+// Destroys an event. Blocks: never.
 ncclResult_t oxcclEventDestroy(oxcclEvent_t event);
 
-// Marks the present end of a stream with an event. Blocks: never.
+// Records an event at the present end of a stream. Blocks: never.
 ncclResult_t oxcclEventRecord(oxcclEvent_t event, oxcclStream_t stream);
 
-// Tells whether the stream has come to the event's last mark: ncclSuccess, or ncclInProgress.
-// Blocks: never.
+// Returns ncclSuccess when the stream has reached the last record of the event, else
+// ncclInProgress. Blocks: never.
 ncclResult_t oxcclEventQuery(oxcclEvent_t event);
 
-// The time from one event to another, in milliseconds; both must have come up.
+// Returns the time from one event to another, in milliseconds; both must be complete.
 //
 // `ms`: out. Blocks: never.
 ncclResult_t oxcclEventElapsedTime(float *ms, oxcclEvent_t start, oxcclEvent_t end);
 
-// Begins to capture: calls on the stream, and on streams that wait for its events, go into a graph
-// instead of being done. Blocks: never.
+// Begins a capture: calls on the stream, and on streams that wait for its events, go into a graph
+// instead of being executed. Blocks: never.
 ncclResult_t oxcclStreamBeginCapture(oxcclStream_t stream, oxcclCaptureMode_t mode);
 
 // Ends the capture that began on this stream. `graph`: out. Blocks: never.
 ncclResult_t oxcclStreamEndCapture(oxcclStream_t stream, oxcclGraph_t *graph);
 
-// Makes a graph ready to be launched. `exec`: out. The graph may be destroyed before it.
+// Makes an executable graph. `exec`: out. The graph may be destroyed before it.
 // Blocks: never.
 ncclResult_t oxcclGraphInstantiate(oxcclGraphExec_t *exec, oxcclGraph_t graph);
 
 // Puts another graph's parameters into an executable graph: both need the same calls in the same
-// order, on the same communicators; buffers, counts and roots may differ. Launches that are under
-// way keep theirs.
+// order, on the same communicators; buffers, counts and roots may differ. Launches under way keep
+// their parameters.
 // Blocks: never.
 ncclResult_t oxcclGraphExecUpdate(oxcclGraphExec_t exec, oxcclGraph_t graph);
 
 // Runs a graph once, in the order of the stream. Blocks: never.
 ncclResult_t oxcclGraphLaunch(oxcclGraphExec_t exec, oxcclStream_t stream);
 
-// Ends a graph, an executable graph, or both; null is ignored. Launches under way are completed.
+// Destroys a graph, an executable graph, or both; null is ignored. Launches under way complete.
 // Blocks: never.
 ncclResult_t oxcclGraphDestroy(oxcclGraph_t graph, oxcclGraphExec_t exec);
 
-// The version of OxCCL, as OXCCL_VERSION_CODE. `version`: out. Blocks: never.
+// Returns the version of OxCCL, as OXCCL_VERSION_CODE. `version`: out. Blocks: never.
 ncclResult_t oxcclGetVersion(int *version);
 
-// What failed last in this thread, else in the process; code 0 when nothing did.
+// Describes the last error of this thread, else of the process; code 0 when there was none.
 //
 // `info`: in its size, out the rest. Blocks: never.
 ncclResult_t oxcclLastError(oxcclErrorInfo_t *info);
 
-// Why a communicator failed; code 0 when it did not.
+// Describes the error with which a communicator failed; code 0 when it has not failed.
 //
 // `info`: in its size, out the rest. Blocks: never.
 ncclResult_t oxcclCommLastError(ncclComm_t comm, oxcclErrorInfo_t *info);
 
-// How many collectives so far read or wrote the other ranks' buffers where they lie, without a
-// stage in between: what memory from ncclMemAlloc, ncclCommRegister and captures are for.
+// Returns the number of collectives so far that read or wrote the other ranks' buffers in place,
+// without a stage in between. Memory from ncclMemAlloc, ncclCommRegister and captures allow this.
 //
 // `count`: out; of operations that have ended at least. Blocks: for an operation that is under way
 // on host memory, while it moves on.
 ncclResult_t oxcclCommInPlace(ncclComm_t comm, uint64_t *count);
 
-// How many operations so far had their data moved by copy engines of a GPU: large ncclAllGather
-// and ncclAlltoAll between windows, and ncclPutSignal, outside graphs. With CTAPolicy
-// NCCL_CTA_POLICY_ZERO, all of more than 512 KiB per rank.
+// Returns the number of operations so far whose data was moved by copy engines of a GPU: large
+// ncclAllGather and ncclAlltoAll between windows, and ncclPutSignal, outside graphs. With
+// CTAPolicy NCCL_CTA_POLICY_ZERO, all of more than 512 KiB per rank.
 //
 // `count`: out; of operations that have begun at least. Blocks: never.
 ncclResult_t oxcclCommByCopyEngines(ncclComm_t comm, uint64_t *count);
 
-// Sets the log level (0 none to 5 trace, as NCCL_DEBUG) and where lines go: `func(user, level,
-// text)` without what NCCL puts before the text, or NCCL_DEBUG_FILE when `func` is null. Blocks
-// until the function before has had its lines and has returned: `user` may go then. Within it:
-// never.
+// Sets the log level (0 none to 5 trace, as NCCL_DEBUG) and the receiver of lines: `func(user,
+// level, text)`, without NCCL's prefix of the text, or NCCL_DEBUG_FILE when `func` is null.
+// Blocks until the function before has had its lines and has returned: `user` may go then. Within
+// it: never.
 ncclResult_t oxcclSetLog(int level, oxcclLogFn_t func, void *user);
 
-// Makes a communicator of all processes that oxccl run, mpirun, srun or torchrun started; alone
-// without a launcher. The device's index becomes the rank on this host.
+// Makes a communicator of all processes that oxccl run, mpirun, srun or torchrun started; without
+// a launcher, of this process alone. The device's index becomes the rank on this host.
 //
 // Ranks of several hosts need NCCL_COMM_ID, or, under mpirun and srun, OXCCL_RENDEZVOUS: a folder
-// that all hosts share. Under torchrun they meet at MASTER_ADDR, at the port behind MASTER_PORT,
-// as if that were NCCL_COMM_ID; both need OXCCL_SECRET_FILE or OXCCL_INSECURE=1.
+// that all hosts share. Under torchrun they meet at MASTER_ADDR and port MASTER_PORT + 1, as if
+// that were NCCL_COMM_ID; both need OXCCL_SECRET_FILE or OXCCL_INSECURE=1.
 //
 // `comm`: out. `config`: as for ncclCommInitRankConfig. Blocks as ncclCommInitRank.
 ncclResult_t oxcclCommInitEnv(ncclComm_t *comm, const ncclConfig_t *config);
 
-// Bounds how long an operation of the communicator may wait for a peer without getting anywhere;
-// then it fails with ncclRemoteError, and the communicator with it.
+// Limits the time that an operation of the communicator may wait for a peer without progress; then
+// the operation fails with ncclRemoteError, and the communicator with it.
 //
 // `timeoutNs`: nanoseconds, −1 for no bound. Blocks: never.
 ncclResult_t oxcclCommSetTimeout(ncclComm_t comm, int64_t timeoutNs);
 
-// Bounds how long the making of communicators, also from others, that the calling thread begins
-// from now on waits for the other ranks, instead of OXCCL_INIT_TIMEOUT. Then it fails on all ranks
-// that came, with the ranks that did not; the shortest bound of any rank holds.
+// Limits the time that communicators wait for the other ranks while they are made, instead of
+// OXCCL_INIT_TIMEOUT. It holds for those that the calling thread begins to make from now on, also
+// from other communicators. Then the call fails on all ranks that came, and the error names the
+// missing ranks; the shortest limit of any rank holds.
 //
 // `timeoutNs`: nanoseconds; −1: what OXCCL_INIT_TIMEOUT says, and for children what their parent
 // had.
 // Blocks: never.
 ncclResult_t oxcclSetInitTimeout(int64_t timeoutNs);
 
-// Makes a stream on the calling thread's device; on a GPU one that the default stream does not
-// wait for. `stream`: out. Blocks: never.
+// Makes a stream on the calling thread's device; on a GPU, the default stream does not wait for
+// it. `stream`: out. Blocks: never.
 ncclResult_t oxcclStreamCreate(oxcclStream_t *stream);
 
 // Destroys a stream; queued work still completes. Blocks: never.
 ncclResult_t oxcclStreamDestroy(oxcclStream_t stream);
 
-// Tells whether a stream has done everything: ncclSuccess, or ncclInProgress. An asynchronous
+// Returns ncclSuccess when a stream has done everything, else ncclInProgress. An asynchronous
 // error of its work is returned once. Blocks: never.
 ncclResult_t oxcclStreamQuery(oxcclStream_t stream);
 
@@ -218,11 +219,11 @@ ncclResult_t oxcclStreamQuery(oxcclStream_t stream);
 // ncclInProgress when time is over. An asynchronous error of its work is returned once. Blocks.
 ncclResult_t oxcclStreamSynchronize(oxcclStream_t stream, int64_t timeoutNs);
 
-// Makes what the stream does from now on wait for an event. Blocks: never.
+// Makes the stream's later work wait for an event. Blocks: never.
 ncclResult_t oxcclStreamWaitEvent(oxcclStream_t stream, oxcclEvent_t event);
 
-// Calls `func(arg)` on a thread of the library, or of CUDA, in the order of the stream. It must
-// not call this library's functions that block. Blocks: never.
+// Calls `func(arg)` on a thread of the library, or of CUDA, in the order of the stream. `func`
+// must not call functions of this library that block. Blocks: never.
 ncclResult_t oxcclStreamHostFunc(oxcclStream_t stream, oxcclHostFn_t func, void *arg);
 
 // Gathers the inputs of all ranks, of different lengths, in every rank's output.
@@ -231,10 +232,10 @@ ncclResult_t oxcclStreamHostFunc(oxcclStream_t stream, oxcclHostFn_t func, void 
 // the data of rank r come at element recvdispls[r] and have recvcounts[r] elements; parts must not
 // overlap. `sendbuff` may be recvbuff + recvdispls of this rank, in place, and must not overlap
 // `recvbuff` otherwise. Counts and displacements are in elements and read before the call returns;
-// a part without elements is not looked at, and its displacement may be anything. Counts that
-// differ between the two ranks that they concern are an error that names both where a piece comes
-// with another length than expected, and otherwise as for ncclSend and ncclRecv. Cost: every rank
-// sends its data directly to every other one.
+// a part without elements is not looked at, and its displacement may be anything. If the two ranks
+// of a part disagree on its count, the error names both ranks where a piece has another length
+// than expected, and is otherwise as for ncclSend and ncclRecv. Cost: every rank sends its data
+// directly to every other one.
 // Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 ncclResult_t oxcclAllGatherv(const void *sendbuff,
                              size_t sendcount,
@@ -261,16 +262,15 @@ ncclResult_t oxcclReduceScatterv(const void *sendbuff,
                                  ncclComm_t comm,
                                  oxcclStream_t stream);
 
-// Every rank sends a part of its own to every rank.
+// Sends a separate part of every rank's input to every rank.
 //
 // `sendbuff`: in; what goes to rank r begins at element senddispls[r] and has sendcounts[r]
 // elements. `recvbuff`: out; what comes from rank r lands at element recvdispls[r] and has
 // recvcounts[r] elements; parts must not overlap each other or what is sent (no in place). Counts
 // and displacements are in elements and read before the call returns; a part without elements is
-// not looked at, and its displacement may be anything. Counts that differ between the two ranks
-// that they concern are an error that names both where a piece comes with another length than
-// expected, and otherwise as for ncclSend and ncclRecv. Cost: one message to and from every rank
-// with elements.
+// not looked at, and its displacement may be anything. If the two ranks of a part disagree on its
+// count, the error names both ranks where a piece has another length than expected, and is
+// otherwise as for ncclSend and ncclRecv. Cost: one message to and from every rank with elements.
 // Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 ncclResult_t oxcclAlltoAllv(const void *sendbuff,
                             const size_t *sendcounts,
@@ -287,9 +287,9 @@ ncclResult_t oxcclAlltoAllv(const void *sendbuff,
 // `sendbuff`: in, sendcount × datatype. `recvbuff`, `recvcounts`, `recvdispls`: at the root as for
 // oxcclAllGatherv, in place too; ignored elsewhere. Counts and displacements are in elements and
 // read before the call returns; a part without elements is not looked at, and its displacement may
-// be anything. Counts that differ between the two ranks that they concern are an error that names
-// both where a piece comes with another length than expected, and otherwise as for ncclSend and
-// ncclRecv. Cost: one message from every rank to the root.
+// be anything. If the two ranks of a part disagree on its count, the error names both ranks where
+// a piece has another length than expected, and is otherwise as for ncclSend and ncclRecv. Cost:
+// one message from every rank to the root.
 // Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 ncclResult_t oxcclGatherv(const void *sendbuff,
                           size_t sendcount,
@@ -301,16 +301,16 @@ ncclResult_t oxcclGatherv(const void *sendbuff,
                           ncclComm_t comm,
                           oxcclStream_t stream);
 
-// Sends to every rank its part, of a length of its own, of the root's input.
+// Sends every rank its part of the root's input; the parts may differ in length.
 //
 // `sendbuff`, `sendcounts`, `senddispls`: in at the root, where the part of rank r begins at
 // element senddispls[r] and has sendcounts[r] elements; ignored elsewhere. `recvbuff`: out,
 // recvcount × datatype; at the root it may be sendbuff + senddispls of the root, in place, and
 // must not overlap `sendbuff` otherwise. Counts and displacements are in elements and read before
 // the call returns; a part without elements is not looked at, and its displacement may be
-// anything. Counts that differ between the two ranks that they concern are an error that names
-// both where a piece comes with another length than expected, and otherwise as for ncclSend and
-// ncclRecv. Cost: one message from the root to every rank.
+// anything. If the two ranks of a part disagree on its count, the error names both ranks where a
+// piece has another length than expected, and is otherwise as for ncclSend and ncclRecv. Cost: one
+// message from the root to every rank.
 // Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 ncclResult_t oxcclScatterv(const void *sendbuff,
                            const size_t *sendcounts,

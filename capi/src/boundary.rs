@@ -1,5 +1,5 @@
-//! The one boundary that every export crosses: no panic leaves it, no thread is cancelled within,
-//! and what failed is remembered for `ncclGetLastError` and `oxcclLastError`.
+//! The boundary that every export crosses: no panic leaves it, no thread is cancelled within it,
+//! and errors are kept for `ncclGetLastError` and `oxcclLastError`.
 
 use crate::nccl::types::ncclResult_t;
 use oxccl_runtime::cancel::Uncancelled;
@@ -21,10 +21,10 @@ thread_local! {
     static INVOLVED: Cell<Option<Arc<Communicator>>> = const { Cell::new(None) };
 }
 
-/// The last error of any thread: for those that ask from another one.
+/// The last error of any thread, for callers that ask from another thread.
 static LAST_ANYWHERE: Mutex<Option<Error>> = Mutex::new(None);
 
-/// The code of an error, as C knows it.
+/// Returns the C code of an error.
 pub(crate) fn result(code: Code) -> ncclResult_t {
     match code {
         Code::Success => ncclResult_t::ncclSuccess,
@@ -39,7 +39,7 @@ pub(crate) fn result(code: Code) -> ncclResult_t {
     }
 }
 
-/// Runs the body of an export.
+/// Runs the body of an export; returns its result code.
 #[inline]
 pub(crate) fn boundary<T: Into<ncclResult_t>>(
     body: impl FnOnce() -> Result<T, Error>,
@@ -63,7 +63,7 @@ impl From<Launched> for ncclResult_t {
     }
 }
 
-/// Runs the body of an export that answers no code; `otherwise` is the answer of one that fails.
+/// Runs the body of an export that returns no result code; returns `otherwise` if the body fails.
 pub(crate) fn boundary_or<T>(otherwise: T, body: impl FnOnce() -> Result<T, Error>) -> T {
     let _whole = Uncancelled::begin();
     caught(body).unwrap_or_else(|error| {
@@ -77,19 +77,19 @@ fn caught<T>(body: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(panicked(&*panic)))
 }
 
-/// A panic passes a call on this communicator.
+/// Notes that a panic unwinds a call on this communicator.
 #[cold]
 pub(crate) fn involve(comm: &Arc<Communicator>) {
     let _ = INVOLVED.try_with(|involved| involved.set(Some(comm.clone())));
 }
 
-/// The error of a call that panicked. Its communicator fails with it: what was left half done must
-/// not be gone on with.
+/// Returns the error of a call that panicked. The communicator of the call fails with this error:
+/// work that was left half done must not be continued.
 #[cold]
 fn panicked(panic: &(dyn Any + Send)) -> Error {
     let error = Error::panicked(panic);
     if let Ok(Some(comm)) = INVOLVED.try_with(Cell::take) {
-        // No panic may leave this either.
+        // No panic may leave `fail` either.
         let _ = catch_unwind(AssertUnwindSafe(|| comm.fail(error.clone())));
     }
     error
@@ -100,7 +100,7 @@ fn failed(error: Error) -> ncclResult_t {
     let code = result(error.code());
     group::note_error(&error);
     if !fork::forked() {
-        // Of no subsystem, and so of one that is shown by default.
+        // The error belongs to no subsystem, so it takes one that is shown by default.
         let rank = error.site().and_then(|site| u32::try_from(site.rank).ok());
         let text = format!("a call failed: {error}");
         log::line_of(rank, Level::Info, Subsystem::Init, &text);
@@ -109,7 +109,7 @@ fn failed(error: Error) -> ncclResult_t {
     code
 }
 
-/// Makes an error this thread's last one; returns its text, valid until the thread's next error.
+/// Stores an error as this thread's last one; its text is valid until the thread's next error.
 pub(crate) fn remember(error: Error) -> *const c_char {
     if let Some(mut anywhere) = anywhere() {
         *anywhere = Some(error.clone());
@@ -117,19 +117,20 @@ pub(crate) fn remember(error: Error) -> *const c_char {
     let text = CString::new(error.to_string().replace('\0', " ")).unwrap_or_default();
     let (start, mut new) = (text.as_ptr(), Some((error, text)));
     if LAST.try_with(|last| last.replace(new.take())).is_err() {
-        // Exit handlers run when the thread keeps nothing any more: such a text stays.
+        // Exit handlers run after the thread's local values are gone: their text is leaked.
         std::mem::forget(new);
     }
     start
 }
 
-/// The last error of this thread, or else of any thread.
+/// Returns the last error of this thread, or else of any thread.
 pub(crate) fn last() -> Option<Error> {
     let own = LAST.try_with(|last| last.borrow().as_ref().map(|(error, _)| error.clone()));
     own.ok().flatten().or_else(|| anywhere().and_then(|last| last.clone()))
 }
 
-/// None in a forked child, where another thread of the parent may have left it locked.
+/// Locks the last error of any thread; `None` in a forked child, where another thread of the parent
+/// may have left it locked.
 fn anywhere() -> Option<MutexGuard<'static, Option<Error>>> {
     (!fork::forked()).then(|| LAST_ANYWHERE.lock().unwrap_or_else(|e| e.into_inner()))
 }

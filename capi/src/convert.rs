@@ -1,4 +1,4 @@
-//! From C arguments to the runtime's types, with errors that name the argument.
+//! Conversion of C arguments to the runtime's types, with errors that name the argument.
 
 use crate::nccl::types::ncclDataType_t;
 use oxccl_plan::DataType;
@@ -8,14 +8,14 @@ use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::time::Duration;
 
-/// The number behind an enumerator that C passed.
+/// Returns the number of an enumerator that C passed.
 pub(crate) fn number<E>(value: MaybeUninit<E>) -> i32 {
     const { assert!(size_of::<E>() == size_of::<i32>()) };
     // SAFETY: both enums are 32 bits wide and C passed an initialised int; any int is a valid i32.
     unsafe { value.as_ptr().cast::<i32>().read() }
 }
 
-/// A data type.
+/// Converts a data type.
 pub(crate) fn dtype(
     value: MaybeUninit<ncclDataType_t>,
     function: &'static str,
@@ -27,7 +27,7 @@ pub(crate) fn dtype(
     })
 }
 
-/// A rank of a communicator.
+/// Converts a rank of a communicator.
 pub(crate) fn rank(
     value: i32,
     nranks: u32,
@@ -39,7 +39,7 @@ pub(crate) fn rank(
     rank.ok_or_else(|| Error::argument(function, argument, value, expected()))
 }
 
-/// Fails where a buffer is missing, or known to be shorter than what a call touches of it.
+/// Fails if a buffer is missing, or is known to be shorter than the part that a call accesses.
 #[inline]
 pub(crate) fn buffer(
     ptr: *const c_void,
@@ -74,13 +74,13 @@ fn short(
     Error::argument(function, argument, got, expected)
 }
 
-/// How long to wait; None for no bound.
+/// Converts a time limit in nanoseconds; `None` for no limit.
 pub(crate) fn limit(ns: i64, function: &'static str) -> Result<Option<Duration>> {
     let bad = || Error::argument(function, "timeoutNs", ns, "nanoseconds, or -1 for no bound");
     if ns < -1 { Err(bad()) } else { Ok(u64::try_from(ns).ok().map(Duration::from_nanos)) }
 }
 
-/// Fails where there is no place for a result; for functions that must not begin without one.
+/// Fails if the place for a result is null; for functions that must not begin without one.
 pub(crate) fn place<T>(out: *mut T, function: &'static str, argument: &'static str) -> Result<()> {
     if out.is_null() {
         return Err(Error::argument(function, argument, "null", "a place for the result"));

@@ -1,6 +1,6 @@
-//! The C interface: exports only. Decisions are the runtime's; here are null checks, panics,
-//! error codes and handles. `nccl/` becomes `nccl.h`, `nccl_device/` becomes
-//! `nccl_device.h`, `oxccl/` becomes `oxccl.h`.
+//! The C interface: exports only. The runtime makes the decisions; this crate checks for null,
+//! catches panics, and converts error codes and handles. `nccl/` becomes `nccl.h`, `nccl_device/`
+//! becomes `nccl_device.h`, `oxccl/` becomes `oxccl.h`.
 
 #![allow(non_camel_case_types, reason = "the types carry their C names")]
 #![allow(non_snake_case, reason = "the functions carry their C names")]

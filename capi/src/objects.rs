@@ -10,36 +10,36 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::thread::panicking;
 
-/// Communicators.
+/// The communicators that C holds handles of.
 static COMMS: Handles<Holder> = Handles::new(1);
 
 thread_local! {
-    /// What this thread used last: most calls name the same communicator again.
+    /// The communicator that this thread used last: most calls name the same one again.
     static LAST_COMM: Cache<Holder> = const { Cache::new() };
 }
 
-/// Looks up what the handle of a communicator stands for.
+/// Looks up the holder of a communicator by its handle.
 pub fn holder<H>(comm: *mut H, function: &'static str) -> Result<Arc<Holder>> {
     fork::check()?;
     COMMS.get(comm as usize).map_err(|why| why.error(comm as usize, (function, "comm")))
 }
 
-/// Ends the handle of a communicator.
+/// Removes the handle of a communicator; returns the holder.
 pub(crate) fn remove<H>(comm: *mut H, function: &'static str) -> Result<Arc<Holder>> {
     fork::check()?;
     COMMS.remove(comm as usize).map_err(|why| why.error(comm as usize, (function, "comm")))
 }
 
-/// The communicator of a call, which the call holds until its end: where it panics, the boundary
-/// hears whose it was.
+/// The communicator of a call, which the call holds until its end. If the call panics, the boundary
+/// learns which communicator was involved.
 pub(crate) struct Called {
     holder: Lent<Holder>,
-    /// Whether the caller was panicking before.
+    /// True if the caller was already panicking before the call.
     within_panic: bool,
 }
 
 impl Called {
-    /// Of a handle that was looked up; fails where the communicator is not made yet.
+    /// Takes a holder that was looked up; fails if its communicator is not made yet.
     #[inline]
     pub(crate) fn new(holder: impl Into<Lent<Holder>>) -> Result<Self> {
         let holder = holder.into();
@@ -66,7 +66,7 @@ impl Drop for Called {
     }
 }
 
-/// Looks a communicator up, for calls that have to be fast.
+/// Looks up a communicator through this thread's cache, for calls that have to be fast.
 #[inline]
 pub(crate) fn comm<H>(handle: *mut H, function: &'static str) -> Result<Called> {
     fork::check()?;
@@ -129,7 +129,7 @@ mod tests {
             ready.recv().unwrap();
             // SAFETY: any handle may be passed.
             assert_eq!(unsafe { ncclCommDestroy(handle) }, ncclResult_t::ncclSuccess);
-            // The thread that made it may hold it for a moment.
+            // The thread that made the communicator may hold it for a moment.
             let deadline = Instant::now() + Duration::from_secs(30);
             while left.strong_count() > 0 {
                 assert!(Instant::now() < deadline, "it is kept");

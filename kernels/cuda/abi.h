@@ -40,7 +40,7 @@ enum {
 // entries, the users' signals.
 #define WORDS_BYTES (96 * 1024)
 
-// Ranks that can reach each other's GPU memory.
+// The most ranks that can reach each other's GPU memory.
 #define MAX_RANKS 16
 
 // Channels of a communicator: a channel is one block of a kernel with counters, signals and memory
@@ -56,198 +56,201 @@ enum {
 // Bytes of data in a packet, which is twice as large.
 #define PACKET_DATA_BYTES 8
 
-// The stage of a channel has two slots of so many bytes, until the large one is there.
+// Bytes of each of the two slots of a channel's stage, until the large stage is there.
 #define SMALL_STAGE_SLOT_BYTES (32 * 1024)
 
-// The same of the large stage, which comes with the first large operation.
+// Bytes of each of the two slots of a channel in the large stage, which is made after the first
+// large operation.
 #define STAGE_SLOT_BYTES (128 * 1024)
 
 // Bytes of the large stage.
 #define STAGE_BYTES ((MAX_CHANNELS * 2) * STAGE_SLOT_BYTES)
 
-// Buffers of a rank that its peers can map at a time.
+// The most buffers of a rank that its peers can map at a time.
 #define BUFFERS 256
 
-// The first of them is the rank's large stage.
+// The number of the buffer that is the rank's large stage.
 #define STAGE_BUFFER 0
 
-// Windows that a rank has at a time.
+// The most windows that a rank has at a time.
 #define WINDOWS 64
 
 // Signals of one-sided operations from a rank to another.
 #define USER_SIGNALS 64
 
-// Signals that a launch waits for.
+// The most signals that a launch waits for.
 #define AWAITED 64
 
 // Queues of a rank: one per rank and direction.
 #define QUEUES 32
 
-// Where each of them begins, and the end.
+// Bounds of the queues: the beginning of each, and the end of the last one.
 #define QUEUE_BOUNDS 33
 
 // The most lanes of a queue, which carry their parts of a message side by side.
 #define LANES 4
 
-// Messages of at most so many bytes use the first of them only.
+// The most bytes of a message that uses only the first lane of a queue.
 #define SMALL_MESSAGE_BYTES (64 * 1024)
 
-// Slots of such a queue.
+// Slots of a lane.
 #define LANE_SLOTS 2
 
-// Bytes of such a slot.
+// Bytes of a slot of a lane.
 #define LANE_SLOT_BYTES (32 * 1024)
 
 // Operations of which a rank remembers what its peers called.
 #define ANNOUNCEMENTS 4
 
-// Operations of a program.
+// The most steps of a program.
 #define MAX_STEPS 64
 
-// Messages that a launch with a small argument sends and receives.
+// The most messages that a launch with a small argument sends and receives.
 #define FEW_MESSAGES 32
 
-// Messages that any launch does.
+// The most messages that any launch sends and receives.
 #define MAX_MESSAGES 512
 
-// Threads of a block, the last warp of which watches: 128 registers each.
+// Threads of a block, of which the last warp watches; each thread has 128 registers.
 #define BLOCK_THREADS 512
 
-// Threads of a block that sends or receives: many blocks have to run at once.
+// Threads of a block that sends or receives: few, as many blocks have to run at once.
 #define EXCHANGE_THREADS 288
 
-// Threads of the one block that goes before copy engines: a warp that agrees and one that watches.
+// Threads of the one block that runs before copy engines: a warp that agrees and one that watches.
 #define EXPECT_THREADS 64
 
-// Kinds of [`Step`].
+// Kind of [`Step`]: copies a slice of this rank to another slice of it.
 #define STEP_COPY 0
 
-// See [`Step`].
+// Kind of [`Step`]: waits until the slot of the stage may be written again.
 #define STEP_ACQUIRE 1
 
-// See [`Step`].
+// Kind of [`Step`]: signals all peers.
 #define STEP_SIGNAL 2
 
-// See [`Step`].
+// Kind of [`Step`]: waits for a signal of a peer, or of all peers.
 #define STEP_WAIT 3
 
-// See [`Step`].
+// Kind of [`Step`]: reads a slice of a peer.
 #define STEP_GET 4
 
-// See [`Step`].
+// Kind of [`Step`]: folds slices of all ranks.
 #define STEP_REDUCE 5
 
-// See [`Step`].
+// Kind of [`Step`]: writes a slice of a peer.
 #define STEP_PUT 6
 
-// Where the result of a fold goes: one slice of this rank.
+// Destination of a fold: one slice of this rank.
 #define TO_OWN 0
 
-// Two slices of this rank.
+// Destination of a fold: two slices of this rank.
 #define TO_BOTH 1
 
-// A slice of a peer's.
+// Destination of a fold: a slice of a peer.
 #define TO_PEER 2
 
-// A slice of every rank's.
+// Destination of a fold: a slice of every rank.
 #define TO_EVERYONE 3
 
-// A slice of this rank, and one of all others' inboxes.
+// Destination of a fold: a slice of this rank, and one of the inboxes of all peers.
 #define TO_INBOXES 4
 
-// In the place of a peer: all of them.
+// The value in place of a peer that stands for all peers.
 #define ALL_PEERS 255
 
-// A buffer of the user's that the peers cannot reach.
+// Reach of a user's buffer: the peers cannot reach it.
 #define REACH_NONE 0
 
-// One that no peer needs to reach.
+// Reach of a user's buffer: no peer needs to reach it.
 #define REACH_NEEDLESS 1
 
-// One that all peers reach at the address that it has here.
+// Reach of a user's buffer: all peers reach it at the address that it has here.
 #define REACH_ADDRESS 2
 
-// One that the peers may have mapped.
+// Reach of a user's buffer: the peers may have mapped it.
 #define REACH_BUFFER 3
 
-// A program through the stage.
+// Index of the program through the stage.
 #define WAY_STAGED 0
 
-// A program on user memory.
+// Index of the program on user memory.
 #define WAY_IN_PLACE 1
 
-// Programs that a launch may bring.
+// The most programs that a launch may bring.
 #define WAYS 2
 
-// Why a kernel gave up.
+// Fault of a kernel: none.
 #define FAULT_NONE 0
 
-// The host said so.
+// Fault of a kernel: the host told it to give up.
 #define FAULT_ABORTED 1
 
-// It waited longer than the limit.
+// Fault of a kernel: it waited longer than the limit.
 #define FAULT_DEADLINE 2
 
-// A peer called something else.
+// Fault of a kernel: a peer called something else.
 #define FAULT_MISMATCH 3
 
-// Another operation of the communicator was running.
+// Fault of a kernel: another operation of the communicator was running.
 #define FAULT_OVERLAP 4
 
-// A put goes beyond what is reached of a peer's window.
+// Fault of a kernel: a put goes beyond what is reached of a peer's window.
 #define FAULT_WINDOW 5
 
-// A peer has left the communicator without what is awaited of it.
+// Fault of a kernel: a peer has left the communicator without what is awaited of it.
 #define FAULT_LEFT 6
 
 // Inputs are not multiplied.
 #define SCALE_NONE 0
 
-// They are, by a value.
+// Inputs are multiplied by a value.
 #define SCALE_VALUE 1
 
-// They are, by what lies at an address when the kernel runs.
+// Inputs are multiplied by what lies at an address when the kernel runs.
 #define SCALE_AT 2
 
-// What a kernel tells the host, and the host a running kernel: in host memory.
+// The control block in host memory: what kernels tell the host, and the host a running kernel.
 typedef struct Control {
-  // Set by the host: give up.
+  // Set by the host: kernels give up.
   uint32_t abort;
   // `FAULT_*`, set last.
   uint32_t fault;
-  // Rank waited for, or at fault; −1 for none.
+  // The rank waited for, or at fault; −1 for none.
   int32_t peer;
-  // Step of the program.
+  // The step of the program.
   int32_t step;
-  // Number of the operation on the communicator.
+  // The number of the operation on the communicator.
   uint64_t operation;
-  // What this rank called (`Descriptor::to_words`).
+  // The first word of this rank's descriptor (`Descriptor::to_words`).
   uint32_t own_what;
-  // What the peer called.
+  // The first word of the peer's descriptor.
   uint32_t their_what;
-  // See `own_what`; of a put, its bytes.
+  // The second word of this rank's descriptor; of a put, its bytes.
   uint64_t own_count;
-  // See `their_what`; of a put, the bytes of the window that are reached.
+  // The second word of the peer's descriptor; of a put, the bytes of the window that are
+  // reached.
   uint64_t their_count;
-  // Of a put, where it begins in the window.
+  // Of a put: the offset in the window at which it begins.
   uint64_t offset;
-  // How long a kernel may wait, in ns; 0: as long as it takes.
+  // The longest time that a kernel may wait, in ns; 0 for no limit.
   uint64_t limit_ns;
-  // Set by the host, a bit per rank: those that have left in order. What they wrote before is
-  // here.
+  // Set by the host: a bit per rank that has left in order. What these ranks wrote before is
+  // visible here.
   uint64_t left;
-  // Collectives so far that read or wrote user memory of peers.
+  // The number of collectives so far that read or wrote user memory of peers.
   uint64_t in_place;
-  // Of these, whose blocks copy engines move, as far as they have begun.
+  // The number of these that have begun and whose blocks copy engines move.
   uint64_t by_engines;
-  // Collectives for which they took blocks from other places than the peers told, so that
-  // kernels moved them once more.
+  // The number of collectives for which copy engines took blocks from other places than the
+  // peers told, so that kernels moved the blocks once more.
   uint64_t engine_mispredictions;
 } Control;
 
-// A channel's counters, in the rank's own GPU memory: they are what changes from launch to launch.
+// The counters of a channel, in the rank's own GPU memory: they hold what changes from launch to
+// launch.
 typedef struct Counters {
-  // Windows in packets that its blocks ran so far; the parity chooses the half.
+  // Windows that the channel ran with packets so far; the parity chooses the half.
   uint64_t packets;
   // Signals so far.
   uint64_t phase;
@@ -255,50 +258,52 @@ typedef struct Counters {
   uint64_t windows;
   // Signals that all peers must have made before a slot may be written again.
   uint64_t slot_need[2];
-  // Messages so far, of the lane that is this block.
+  // Of a lane: slots that it used for messages so far.
   uint64_t messages;
   // Agreements so far.
   uint64_t agreements;
-  // Whether a block of this channel is running.
+  // Not 0 while a block of this channel is running.
   uint32_t busy;
-  // Whether all ranks have said in packets that they have mapped all large stages.
+  // Not 0 once all ranks have said in packets that they have mapped all large stages.
   uint32_t large;
 } Counters;
 
-// A rank of a communicator, as kernels see it. Nothing of it changes.
+// A rank of a communicator, as kernels see it. It never changes.
 typedef struct Rank {
   // This rank.
   uint32_t rank;
-  // Number of ranks.
+  // The number of ranks.
   uint32_t nranks;
   // Lanes of a queue.
   uint32_t lanes;
   // Packets that a channel has room for behind the large stage, per rank and half.
   uint32_t large_packets;
-  // The memory that ranks write at each other, as mapped here, by rank.
+  // The addresses at which the ranks' shared memory is mapped here, by rank.
   uint64_t shared[MAX_RANKS];
-  // Offset of the packets there.
+  // Offset of the packets in the shared memory.
   uint64_t packets_at;
-  // Offset of the lanes' slots there.
+  // Offset of the lanes' slots in the shared memory.
   uint64_t lanes_at;
-  // Offset of the stage there.
+  // Offset of the stage in the shared memory.
   uint64_t stage_at;
-  // [`Counters`] of [`MAX_CHANNELS`] channels, then of all lanes: private.
+  // The address of the [`Counters`] of [`MAX_CHANNELS`] channels, then of all lanes, in private
+  // memory.
   uint64_t counters;
-  // [`Shared`]: private.
+  // The address of [`Shared`], in private memory.
   uint64_t common;
-  // [`Control`], as mapped here.
+  // The address of [`Control`], as mapped here.
   uint64_t control;
-  // [`Maps`]: private.
+  // The address of [`Maps`], in private memory.
   uint64_t maps;
 } Rank;
 
-// Whose messages a group's are. A queue is a peer and a direction; each lane of a queue is a
-// block, and carries its part of the queue's large messages, the first one all of the small ones.
+// The queues of a group of messages. A queue is a peer and a direction. Each lane of a queue is a
+// block, and carries its part of the queue's large messages; the first lane carries all of the
+// small ones.
 typedef struct Exchange {
-  // Who calls it.
+  // The rank that calls.
   Rank rank;
-  // Lanes that this launch uses of each queue: one where all messages are small.
+  // Lanes of each queue that this launch uses: one if all messages are small.
   uint32_t lanes;
   // Padding.
   uint32_t unused;
@@ -310,22 +315,22 @@ typedef struct Exchange {
   uint32_t unused_too;
 } Exchange;
 
-// A message of send and receive.
+// A message that is sent or received.
 typedef struct Message {
-  // The user's buffer.
+  // The address of the user's buffer.
   uint64_t data;
-  // Its bytes.
+  // Bytes of the buffer.
   uint64_t bytes;
-  // Of the descriptor.
+  // The first word of the descriptor.
   uint32_t what;
   // Padding.
   uint32_t unused;
 } Message;
 
-// A group with few messages: launches hold their arguments until they run, and there is not much
-// room for those that wait.
+// A group with few messages, as a small argument: launches hold their arguments until they run,
+// and there is not much room for those that wait.
 typedef struct FewMessages {
-  // Whose.
+  // The queues of the messages.
   Exchange exchange;
   // The messages.
   Message messages[FEW_MESSAGES];
@@ -333,57 +338,57 @@ typedef struct FewMessages {
 
 // A group with many messages.
 typedef struct ManyMessages {
-  // Whose.
+  // The queues of the messages.
   Exchange exchange;
   // The messages.
   Message messages[MAX_MESSAGES];
 } ManyMessages;
 
-// Writes into a peer's window, and signals; or only signals.
+// A put: writes into a peer's window and signals, or only signals.
 typedef struct Put {
-  // Who calls it.
+  // The rank that calls.
   Rank rank;
-  // To whom.
+  // The rank to which the put goes.
   uint32_t peer;
-  // Which signal.
+  // The number of the signal.
   uint32_t signal;
-  // What is written.
+  // The address of what is written.
   uint64_t data;
-  // Its bytes.
+  // Bytes that are written.
   uint64_t bytes;
-  // Number of the window, from 1; 0 where nothing is written.
+  // The number of the window, from 1; 0 if nothing is written.
   uint64_t window;
-  // Where this rank's own window begins, for puts to itself.
+  // The address of this rank's own window, for puts to itself.
   uint64_t own;
-  // Offset in the window.
+  // The offset in the window.
   uint64_t offset;
 } Put;
 
-// Signals of a rank.
+// Signals of a rank that are awaited.
 typedef struct Awaited {
-  // Which rank.
+  // The rank that signals.
   uint32_t peer;
-  // Which signal.
+  // The number of the signal.
   uint32_t signal;
-  // How many more.
+  // The number of further signals that are awaited.
   uint64_t count;
 } Awaited;
 
-// Waits for signals; each is named once.
+// A wait for signals, each of which is named once.
 typedef struct SignalWait {
-  // Who calls it.
+  // The rank that calls.
   Rank rank;
-  // How many.
+  // The number of signals that are named.
   uint32_t count;
-  // Of the descriptor.
+  // The first word of the descriptor.
   uint32_t what;
-  // Which.
+  // The signals.
   Awaited awaited[AWAITED];
 } SignalWait;
 
 // A collective.
 typedef struct Collective {
-  // Who calls it.
+  // The rank that calls.
   Rank rank;
   // The send buffer.
   uint64_t input;
@@ -393,17 +398,17 @@ typedef struct Collective {
   uint64_t count;
   // The user's scalar: its bits, or its address.
   uint64_t scale;
-  // Of the descriptor.
+  // The second word of the descriptor (`Descriptor::to_words`).
   uint64_t descriptor_count;
-  // Of the descriptor.
+  // The first word of the descriptor.
   uint32_t descriptor_what;
   // Bytes of an element.
   uint32_t element_bytes;
-  // Number of the element type (`oxccl_plan::DataType`).
+  // The number of the element type (`oxccl_plan::DataType`).
   uint8_t dtype;
-  // Number of the reduction (`oxccl_plan::ReduceOp`).
+  // The number of the reduction (`oxccl_plan::ReduceOp`).
   uint8_t op;
-  // Number of the collective (`oxccl_plan::Collective`).
+  // The number of the collective (`oxccl_plan::Collective`).
   uint8_t kind;
   // `SCALE_*`: whether inputs are multiplied by `scale`.
   uint8_t scaled;
@@ -411,27 +416,27 @@ typedef struct Collective {
   uint32_t root;
 } Collective;
 
-// A buffer of the user's, as peers find it.
+// The place of a user's buffer, as peers find it.
 typedef struct Place {
   // `REACH_*`.
   uint32_t reach;
-  // Number of the registered buffer.
+  // The number of the registered buffer.
   uint32_t buffer;
-  // Its generation.
+  // The generation of the registered buffer.
   uint64_t generation;
-  // Offset there, or the address.
+  // The offset in the registered buffer, or the address.
   uint64_t at;
 } Place;
 
 // A slice of a plan (`oxccl_plan::Slice`).
 typedef struct Slice {
-  // Number of the buffer (`oxccl_plan::Buffer`).
+  // The number of the buffer (`oxccl_plan::Buffer`).
   uint16_t buffer;
-  // Block.
+  // The block.
   uint16_t block;
-  // First part.
+  // The first part.
   uint16_t part;
-  // Number of parts.
+  // The number of parts.
   uint16_t parts;
 } Slice;
 
@@ -441,21 +446,22 @@ typedef struct Step {
   uint8_t kind;
   // The peer, or [`ALL_PEERS`].
   uint8_t peer;
-  // `TO_*`, of a fold.
+  // Of a fold: the destination, `TO_*`.
   uint8_t to;
-  // Whether a fold completes the reduction.
+  // Not 0 if a fold completes the reduction.
   uint8_t finish;
-  // Which signal a wait is for.
+  // The signal for which a wait is.
   uint16_t signal;
-  // Whether it depends on what steps since the last synchronisation of the block wrote.
+  // Not 0 if the step depends on what steps since the last synchronisation of the block read or
+  // wrote.
   uint16_t after;
-  // What is read; of a fold, at the others.
+  // The slice that is read; of a fold, at the peers.
   Slice src;
-  // What is written.
+  // The slice that is written.
   Slice dst;
-  // Of a fold: what is read at this rank.
+  // Of a fold: the slice that is read at this rank.
   Slice own;
-  // Of a fold with [`TO_BOTH`] or [`TO_INBOXES`]: the second slice written.
+  // Of a fold with [`TO_BOTH`] or [`TO_INBOXES`]: the second slice that is written.
   Slice second;
 } Step;
 
@@ -463,7 +469,7 @@ typedef struct Step {
 typedef struct Way {
   // Elements of a window.
   uint64_t window_elems;
-  // The same with the large stage.
+  // Elements of a window with the large stage.
   uint64_t large_window_elems;
   // Part boundaries fall on multiples of this.
   uint64_t align_elems;
@@ -471,82 +477,86 @@ typedef struct Way {
   uint32_t parts;
   // Signals per window.
   uint32_t signals;
-  // The signal by which peers have read what was staged.
+  // The signal by which the peers tell that they have read what was staged.
   uint32_t done_signal;
-  // Whether the stage is used.
+  // Not 0 if the stage is used.
   uint32_t staged;
-  // Number of steps.
+  // The number of steps.
   uint32_t nsteps;
-  // Signals that the agreement stands for: the steps begin behind them.
+  // Signals for which the agreement stands: the steps begin behind them.
   uint32_t entered;
   // The steps.
   Step steps[MAX_STEPS];
 } Way;
 
-// A collective as programs.
+// The argument of a program kernel: a collective as programs.
 typedef struct Program {
-  // What is called.
+  // The collective.
   Collective call;
   // The rank's send buffer, as peers find it.
   Place input;
-  // Its receive buffer.
+  // The rank's receive buffer, as peers find it.
   Place output;
-  // Elements of each block that are a channel's, whatever the way: the blocks of a launch may
-  // agree on different ones.
+  // Elements of each block that a channel moves, whatever the way: the blocks of a launch may
+  // agree on different ways.
   uint64_t share_elems;
-  // Whether the ranks agree on a way, and on the large stage; else it is [`WAY_STAGED`].
+  // Not 0 if the ranks agree on a way, and on the large stage; else the way is [`WAY_STAGED`].
   uint32_t agrees;
-  // Whether copy engines are at work between `oxccl_expect` and the program.
+  // Not 0 if copy engines are at work between `oxccl_expect` and the program.
   uint32_t engines;
-  // Where they take blocks from: the peers' send buffers, by rank; 0 where they take none.
+  // The addresses from which copy engines take blocks: the peers' send buffers, by rank; 0 where
+  // they take none.
   uint64_t expected[MAX_RANKS];
-  // `WAY_*`.
+  // The programs, by `WAY_*`.
   Way ways[WAYS];
 } Program;
 
 // The part of the private memory that all channels share.
 typedef struct Shared {
-  // `FAULT_*`: nothing runs any more.
+  // `FAULT_*`; after a fault nothing runs any more.
   uint32_t fault;
   // Blocks of a put that have written their part.
   uint32_t written;
   // Collectives so far.
   uint64_t operations;
-  // Of these, on user memory.
+  // Collectives so far on user memory.
   uint64_t in_place;
-  // Whether copy engines move the blocks of the collective that is under way.
+  // Not 0 if copy engines move the blocks of the collective that is under way.
   uint64_t moved;
-  // What its first block has told the peers of its input, before they did.
+  // The word for the input that was told to the peers before the copy engines ran: the first
+  // block of the program tells the same.
   uint64_t told_input;
-  // The same of its output.
+  // The word for the output that was told then.
   uint64_t told_output;
-  // When the host's memory is to be looked at again.
+  // The time, in ns, from which on the host's memory is to be looked at again.
   uint64_t next_look_ns;
-  // How long a kernel may wait, as it was found there.
+  // The longest time that a kernel may wait, in ns, as found in the host's memory.
   uint64_t limit_ns;
-  // Ranks that have left, as it was found there.
+  // A bit per rank that has left, as found in the host's memory.
   uint64_t left;
-  // Signals that this rank gave each one.
+  // Signals that this rank has given to each rank.
   uint64_t signals_given[MAX_RANKS][USER_SIGNALS];
-  // Signals of each rank that were waited for.
+  // Signals of each rank for which this rank has waited.
   uint64_t signals_taken[MAX_RANKS][USER_SIGNALS];
 } Shared;
 
 // A peer's window.
 typedef struct Window {
-  // Its number among the communicator's windows, from 1; 0 for none. It is written last.
+  // The number of the window among the communicator's windows, from 1; 0 for none. It is written
+  // last.
   uint64_t number;
-  // Where it is mapped here.
+  // The address at which the window is mapped here.
   uint64_t base;
-  // Its bytes; 0 where it cannot be mapped.
+  // Bytes of the window; 0 if it cannot be mapped.
   uint64_t bytes;
 } Window;
 
-// What ranks have mapped of each other, in the rank's own GPU memory; the host writes it.
+// The maps: what ranks have mapped of each other. They are in the rank's own GPU memory, and the
+// host writes them.
 typedef struct Maps {
-  // Generations of this rank's buffers that all peers have mapped; 0 for none.
+  // The generations of this rank's buffers that all peers have mapped; 0 for none.
   uint64_t ready[BUFFERS];
-  // Where the peers' buffers are mapped here; 0 for nowhere.
+  // The addresses at which the peers' buffers are mapped here; 0 for those that are not.
   uint64_t bases[MAX_RANKS][BUFFERS];
   // The peers' windows, by their numbers modulo [`WINDOWS`].
   Window windows[MAX_RANKS][WINDOWS];

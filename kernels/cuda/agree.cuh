@@ -1,15 +1,15 @@
-// Whether an operation may use the ranks' user memory, and the large stage: what only one rank
-// knows, and all have to decide alike. Every block tells its peers' blocks of the same index where
-// its rank's buffers are found and waits for what they tell; all see the same words, so all come to
-// the same answer, which need not be that of the rank's other blocks. That every rank has entered
-// also stands for the program's first signal.
+// The agreement on whether an operation uses the ranks' user memory, and the large stage: each rank
+// knows this only of itself, and all have to decide alike. Every block tells its peers' blocks of
+// the same index where its rank's buffers are found, and waits for what they tell. All see the same
+// words, so all come to the same answer, which need not be that of the rank's other blocks. The
+// agreement also shows that every rank has entered, so it stands for the program's first signal.
 #pragma once
 
 #include "watch.cuh"
 
 namespace oxccl {
 
-// Where the peers' memory lies, as this block uses it.
+// The addresses of the peers' memory, as this block uses it.
 struct Reach {
   uint64_t inputs[MAX_RANKS], outputs[MAX_RANKS], stages[MAX_RANKS];
   uint64_t stage_slot_bytes;
@@ -31,7 +31,8 @@ __device__ inline uint64_t word_of(const Rank& r, const Place& place) {
   }
 }
 
-// False when the peer's buffer is not mapped any more: the peer has given up since it told of it.
+// Finds the address of a peer's buffer; false when the buffer is not mapped any more, as the peer
+// has given up since it told of it.
 __device__ inline bool find(const Rank& r, int peer, uint64_t word, uint64_t& address) {
   address = word & ((1ull << BUFFER_AT) - 1);
   if (!(word & MAPPED)) return true;
@@ -51,7 +52,8 @@ __device__ inline void use_large_stage(const Rank& r, Reach& reach) {
   if (threadIdx.x == 0) reach.stage_slot_bytes = STAGE_SLOT_BYTES;
 }
 
-// Tells a peer, and hears what it tells; false when it does not come or calls something else.
+// Sends this rank's entry to a peer, and receives the peer's; false when that one does not come, or
+// the peer calls something else.
 __device__ inline bool exchange_entries(const Program& p, int peer, uint64_t number,
                                         uint64_t& input, uint64_t& output) {
   const Rank& r = p.call.rank;
@@ -79,7 +81,7 @@ __device__ inline bool exchange_entries(const Program& p, int peer, uint64_t num
   }
 }
 
-// What a block tells of its rank's buffers: what it told ahead, if it did.
+// Finds what a block tells of its rank's buffers: what was told ahead, if something was.
 __device__ inline void offer(const Program& p, Time time, uint64_t& input, uint64_t& output) {
   const Rank& r = p.call.rank;
   Shared* s = common(r);
@@ -91,7 +93,8 @@ __device__ inline void offer(const Program& p, Time time, uint64_t& input, uint6
   input = word_of(r, p.input);
   output = word_of(r, p.output);
   if (maps(r)->ready[STAGE_BUFFER] != 0) input |= LARGE;
-  // The host may change it meanwhile: all peers are told the same.
+  // The host may change the maps meanwhile, so one thread's answer counts: all peers are told the
+  // same.
   input = __shfl_sync(~0u, input, 0);
   output = __shfl_sync(~0u, output, 0);
   if (time == AHEAD && threadIdx.x == 0) {
@@ -100,7 +103,8 @@ __device__ inline void offer(const Program& p, Time time, uint64_t& input, uint6
   }
 }
 
-// The way that all ranks take, and `reach` for it; -1 when there will be none. For all movers.
+// Returns the way that all ranks take, and fills `reach` for it; -1 when there will be none. For
+// all movers.
 __device__ inline int agree(const Program& p, Counters* own, Reach& reach, Time time) {
   const Rank& r = p.call.rank;
   if (!p.agrees) {
@@ -116,7 +120,7 @@ __device__ inline int agree(const Program& p, Counters* own, Reach& reach, Time 
     uint64_t input, output;
     offer(p, time, input, output);
     if (peer < r.nranks) {
-      // What the stream did before is there for who reads this.
+      // A peer that reads the entry also sees what the stream did before.
       fence();
       if (peer != r.rank) over = !exchange_entries(p, peer, number, input, output);
       fence();

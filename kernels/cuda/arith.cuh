@@ -58,7 +58,7 @@ __device__ inline double combine<double>(int op, double a, double b) {
   }
 }
 
-// An element: what lies in memory (Bits), and what it is folded in (Lane).
+// An element: the type in memory (Bits), and the type in which it is folded (Lane).
 template <typename T>
 struct Integer {
   using Bits = T;
@@ -129,8 +129,8 @@ struct BF16 {
   __device__ static Lane divide(Lane l, uint32_t n) { return __fdiv_rn(l, float(n)); }
 };
 
-// Where there are no instructions for fp8, much code stands for each: once, not wherever it is
-// used.
+// Without instructions for fp8 each conversion is much code: it is compiled once, not wherever it
+// is used.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
 #define OXCCL_CONVERSION __device__ __noinline__ static
 #else

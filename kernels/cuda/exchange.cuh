@@ -31,7 +31,7 @@ struct Lane {
   int peer, lane;
   uint64_t number;  // slots used so far
 
-  // One thread waits for all; false when it will not come.
+  // One thread waits for all; false when what they wait for will not come.
   template <typename Ready>
   __device__ bool wait(const Message& m, Ready ready) const {
     return !any_mover(threadIdx.x == 0 && !await(rank, peer, m.what, m.bytes, ready));
@@ -73,8 +73,7 @@ struct Lane {
     return true;
   }
 
-  // The part of a message that this lane carries, slot by slot; one without bytes takes a slot,
-  // too.
+  // Carries this lane's part of a message, slot by slot; a message without bytes takes a slot, too.
   __device__ bool carry(const Message& m, bool sends) {
     uint64_t at = 0, last = m.bytes;
     if (m.bytes > SMALL_MESSAGE_BYTES) {

@@ -1,6 +1,6 @@
-// What goes before copy engines: waits until the peers' blocks are there to be taken, and compares
-// where they are with where the host has the engines take them from. The program that comes after
-// them moves everything itself where that is not so.
+// The kernel that runs before copy engines: it waits until the peers' blocks are ready to be taken,
+// and compares their addresses with those from which the host has the engines take them. If they
+// differ, the program that follows the engines moves everything itself.
 #pragma once
 
 #include "agree.cuh"

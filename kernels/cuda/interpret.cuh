@@ -8,8 +8,8 @@
 
 namespace oxccl {
 
-// Up to 16 bytes of a buffer of any alignment. What others wrote since the last wait is read past
-// the first-level cache.
+// Loads and stores of up to 16 bytes of a buffer of any alignment. What others wrote since the last
+// wait is read past the first-level cache.
 __device__ inline bool aligned(uint64_t at) { return (at & 15) == 0; }
 
 __device__ inline uint4 load_line(const char* at, uint64_t len, bool fits) {
@@ -60,12 +60,12 @@ __device__ inline uint4 scale_line(uint4 v, uint64_t scale) {
   return v;
 }
 
-// From a thread's line to its next one: all movers of a block go over a slice side by side.
+// Bytes from a thread's line to its next one: all movers of a block go over a slice side by side.
 constexpr uint64_t STEP = (BLOCK_THREADS - 32) * 16;
 // Lines of a thread's copy that are under way at once.
 constexpr int COPIES_AHEAD = 8;
 
-// Where a fold reads, by rank, and writes.
+// The addresses at which a fold reads, by rank, and those at which it writes.
 struct Ends {
   char* sources[MAX_RANKS];
   char* targets[MAX_RANKS];
@@ -124,14 +124,14 @@ struct Interpreter {
     offset = at * p.call.element_bytes;
   }
 
-  // From the first block of a group in a rank's inbox to the writer's: as `inbox_place` in
-  // oxccl_plan.
+  // Bytes from the first block of a group in a rank's inbox to the writer's block, as `inbox_place`
+  // in oxccl_plan.
   __device__ uint64_t inbox(int owner, int writer) const {
     int at = writer - owner - 1;
     return (at < 0 ? at + rank().nranks : at) * inbox_bytes;
   }
 
-  // A slice at a rank, of which `range` gave the offset.
+  // The address of a slice at a rank; `range` gave the offset.
   __device__ char* slice_at(int at, const Slice& s, uint64_t offset) const {
     if (s.buffer == INBOX) offset += inbox(at, s.block % rank().nranks);
     return place(at, s.buffer, offset);
@@ -191,7 +191,8 @@ struct Interpreter {
     bool divide;
   };
 
-  // Lines that are all whole and aligned; such lines, as far as there are any; a piece of any kind.
+  // WHOLE: lines that are all whole and aligned. PARTLY: such lines, as far as they lie before the
+  // end. ANY: a piece of any size and alignment.
   enum Shape { WHOLE, PARTLY, ANY };
 
   // Folds the ranks' lines at LINES places before `end`, in rank order.
@@ -249,7 +250,7 @@ struct Interpreter {
 
   template <int OP>
   __device__ void fold(const Fold& f, bool fits) const {
-    // What is under way has to cover the time of a load from a peer; small elements fill the
+    // The loads under way have to cover the time of a load from a peer; small elements fill the
     // registers with one line.
     constexpr int BYTES = sizeof(typename E::Bits);
     constexpr int LINES = OP != SUM || BYTES == 1 ? 1 : BYTES == 2 ? 3 : 4;
@@ -260,7 +261,7 @@ struct Interpreter {
     for (at = whole + threadIdx.x * 16; at < f.len; at += STEP) fold_lines<OP, 1, ANY>(f, at, f.len);
   }
 
-  // Where the i-th copy of a fold's result goes.
+  // The address to which the i-th copy of a fold's result goes.
   __device__ char* target(const Step& s, int i, uint64_t dst, uint64_t second) const {
     int me = rank().rank, n = rank().nranks;
     int at = me + i < n ? me + i : me + i - n;
@@ -289,7 +290,7 @@ struct Interpreter {
     f.targets = all ? n : s.to == TO_BOTH ? 2 : 1;
     f.multiplied = multiplied(me, s.own.buffer) ? me : -1;
     f.divide = s.finish && p.call.op == AVG;
-    // The fold before may still read them.
+    // The fold before may still read `ends`.
     sync_movers();
     uint64_t bits = 0;
     if (i < n) {
@@ -304,7 +305,7 @@ struct Interpreter {
       ends.targets[i] = to;
       bits |= reinterpret_cast<uint64_t>(to);
     }
-    // Only this rank's own accesses depend on it, so ranks may differ.
+    // Only this rank's own accesses depend on `fits`, so ranks may differ.
     bool fits = !any_mover(!aligned(bits));
     switch (p.call.op) {
       case PROD: fold<PROD>(f, fits); break;
@@ -314,7 +315,7 @@ struct Interpreter {
     }
   }
 
-  // One thread per peer waits; false when one will not come.
+  // One thread per peer waits; false when a signal will not come.
   __device__ bool wait(uint32_t from, uint64_t target, int step) const {
     int peer = threadIdx.x;
     bool over = false;

@@ -1,4 +1,4 @@
-// Words that ranks write at each other, and the places of a rank's shared memory.
+// Words that ranks write to each other, and the layout of a rank's shared memory.
 #pragma once
 
 #include <stdint.h>
@@ -7,37 +7,38 @@
 
 namespace oxccl {
 
-// 8 bytes of data and, beside each half of them, the number of what they belong to: data and
-// signal in one store. Each half is seen whole or not at all, the two in any order. More is not
-// promised: PTX's memory consistency model takes an access to a vector for one to each of its
-// elements, in any order ("Vector Data-types"); an aligned element of up to 64 bits that is
-// `.volatile` at both ends comes from one store ("Single-Copy Atomicity"). CUDA's conditions for
-// system scope ("Atomicity" in the C++ memory model) hold within a GPU, between GPUs whose link
-// has native atomics (NVLink), and for loads and stores of 8 bytes in mapped memory of the host.
-// Between GPUs that reach each other by PCIe CUDA promises nothing: there all 8-byte words of this
-// file rely, as NCCL's packets do, on aligned stores of 8 bytes not being split.
+// 8 bytes of data and, beside each half of them, the number of the window, operation or agreement
+// to which they belong: data and signal in one store. Each half is seen whole or not at all, the
+// two halves in any order. More is not promised: PTX's memory consistency model treats an access to
+// a vector as one access to each of its elements, in any order ("Vector Data-types"); an aligned
+// element of up to 64 bits that is `.volatile` at both ends comes from one store ("Single-Copy
+// Atomicity"). CUDA's conditions for system scope ("Atomicity" in the C++ memory model) hold within
+// a GPU, between GPUs whose link has native atomics (NVLink), and for loads and stores of 8 bytes
+// in mapped memory of the host. Between GPUs that reach each other by PCIe CUDA promises nothing:
+// there all 8-byte words of this file rely, as NCCL's packets do, on aligned stores of 8 bytes not
+// being split.
 struct alignas(16) Packet {
   uint32_t low, low_flag, high, high_flag;
 };
 
-// What a peer called.
+// The call that a peer announces.
 struct Announcement {
   Packet count, what;
 };
 
-// What a rank brings to an agreement: where peers find its buffers, and what it calls.
+// The entry of a rank to an agreement: where peers find its buffers, and what it calls.
 struct Entry {
   Packet input, output, count, what;
 };
 
-// The end of a lane's slot: a part of such a message has arrived there.
+// The arrival in a lane's slot: a part of the message that it describes has come there.
 struct alignas(16) Arrival {
   uint64_t number;
   uint64_t bytes;
   uint64_t what;
 };
 
-// Orders what is before it and what is after it, for all GPUs and the host. `__threadfence_system`
+// Orders all accesses before it and after it, for all GPUs and the host. `__threadfence_system`
 // also puts all threads' fences into one order, which costs microseconds and is needed nowhere
 // here.
 __device__ inline void fence() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
@@ -48,17 +49,17 @@ __device__ inline uint64_t load_acquire(const uint64_t* at) {
   return value;
 }
 
-// Whether a counter has come so far; counters may wrap around.
+// Returns whether a counter has reached a target; counters may wrap around.
 __device__ inline bool reached(uint64_t count, uint64_t target) {
   return int64_t(count - target) >= 0;
 }
 
-// What the thread's block did before they last met is there for who sees the value.
+// A thread that sees the value also sees what this thread's block did before its threads last met.
 __device__ inline void store_release(uint64_t* at, uint64_t value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
 
-// Stores data of a number, and a bit of the sender's. The second flag is the complement of the
+// Stores data with a number, and a bit of the sender. The second flag is the complement of the
 // first, so that memory of zeros or of equal words never looks like a packet.
 __device__ inline void store_packet(Packet* at, uint64_t number, uint64_t data, bool bit = false) {
   uint32_t flag = uint32_t(number);
@@ -69,7 +70,7 @@ __device__ inline void store_packet(Packet* at, uint64_t number, uint64_t data, 
       : "memory");
 }
 
-// Whether a packet of a number has come; then its data and the sender's bit.
+// Returns whether the packet of a number has come; if so, its data and the sender's bit.
 __device__ inline bool load_packet(const Packet* at, uint64_t number, uint64_t& data, bool& bit) {
   Packet p;
   asm volatile(
@@ -89,9 +90,9 @@ __device__ inline bool load_packet(const Packet* at, uint64_t number, uint64_t& 
   return load_packet(at, number, data, bit);
 }
 
-// Shared memory of a rank: signals by channel and rank, announcements by number and rank, then of
-// every lane by sender the slots' arrivals, by receiver the credits; entries by channel, half and
-// rank; users' signals by rank; then packets, lanes, stage.
+// The shared memory of a rank: signals by channel and rank; announcements by number and rank; for
+// every lane, the arrivals of its slots by sender, and the credits by receiver; entries by channel,
+// half and rank; users' signals by rank; then packets, lanes, stage.
 constexpr uint64_t SIGNALS_AT = 0;
 constexpr uint64_t ANNOUNCEMENTS_AT = SIGNALS_AT + sizeof(uint64_t) * MAX_CHANNELS * MAX_RANKS;
 constexpr uint64_t ARRIVALS_AT =
@@ -115,7 +116,7 @@ __device__ inline const volatile Maps* maps(const Rank& r) {
   return reinterpret_cast<const volatile Maps*>(r.maps);
 }
 
-// Packets of a rank that a channel has room for in a half.
+// Packets, per rank, that a channel has room for in a half.
 __device__ inline uint64_t packet_room(const Rank& r, bool large) {
   return large ? r.large_packets : CHANNEL_PACKETS;
 }

@@ -7,7 +7,7 @@
 
 namespace oxccl {
 
-// Where a put writes; false when it cannot. For one thread.
+// Finds the address to which a put writes; false when it cannot write. For one thread.
 __device__ inline bool find_window(const Put& put, uint64_t& to) {
   const Rank& r = put.rank;
   to = put.own + put.offset;
@@ -28,7 +28,7 @@ __device__ inline bool find_window(const Put& put, uint64_t& to) {
   return false;
 }
 
-// The last block that has written its part signals.
+// Counts a block that has written its part; the last one signals.
 __device__ inline void signal_peer(const Put& put) {
   const Rank& r = put.rank;
   fence();
@@ -56,7 +56,7 @@ __device__ inline void run_put(const Put& put) {
   if (threadIdx.x == 0) signal_peer(put);
 }
 
-// A thread for each signal.
+// Waits for signals, with a thread for each.
 __device__ inline void run_wait(const SignalWait& wait) {
   const Rank& r = wait.rank;
   if (threadIdx.x >= wait.count) return;

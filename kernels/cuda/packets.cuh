@@ -1,9 +1,9 @@
 // One-shot with packets: every rank puts what a peer needs into that peer's slots, 8 bytes of data
 // and two flags in one store, so that data and signal are one. It carries out the one-shot and push
-// plans of all collectives for small blocks, and of those in which all hear from all for larger
-// ones, which have more room for packets behind the large stage. A bit of the flags tells whether a
-// rank has mapped it; each block uses it when all of its peers' blocks said so in an operation
-// before.
+// plans of all collectives for small blocks, and for larger ones those of the collectives in which
+// every rank hears from every other one, which have more room for packets behind the large stage. A
+// bit of the flags tells whether a rank has mapped the large stages; each block uses that room once
+// all of its peers' blocks have said so in an operation before.
 #pragma once
 
 #include "arith.cuh"
@@ -26,7 +26,7 @@ __device__ inline int block_for(const Collective& c, int to) {
   }
 }
 
-// Whether a rank's data comes here.
+// Returns whether data of a rank comes to this one.
 __device__ inline bool comes_from(const Collective& c, int from) {
   bool root = c.rank.rank == c.root;
   switch (c.kind) {
@@ -38,7 +38,7 @@ __device__ inline bool comes_from(const Collective& c, int from) {
   }
 }
 
-// The block of the output where it goes; collectives that fold have one.
+// The block of the output to which a rank's data goes; collectives that fold have one.
 __device__ inline int block_from(const Collective& c, int from) {
   return c.kind == ALL_GATHER || c.kind == ALL_TO_ALL || c.kind == GATHER ? from : 0;
 }
@@ -47,7 +47,7 @@ __device__ inline bool folds(const Collective& c) {
   return c.kind == ALL_REDUCE || c.kind == REDUCE || c.kind == REDUCE_SCATTER;
 }
 
-// Whether every rank gets something of every other one.
+// Returns whether every rank gets something of every other one.
 __device__ inline bool hears_all(const Collective& c) {
   return c.kind == ALL_REDUCE || c.kind == ALL_GATHER || c.kind == REDUCE_SCATTER ||
          c.kind == ALL_TO_ALL;
@@ -93,7 +93,7 @@ __device__ inline Eight scale_eight(Eight e, uint64_t scale) {
   return e;
 }
 
-// Windows after which the halves are cleared: flags begin anew after twice as many.
+// The number of windows after which the halves are cleared: flags begin anew after twice as many.
 constexpr uint64_t CLEARED_EVERY = 1ull << 31;
 
 // A rank's part of a window: the lines of a block that have room at a time. A thread has AHEAD of
@@ -119,7 +119,7 @@ struct PacketRun {
     return call.scaled ? scale_eight<E>(e, scale) : e;
   }
 
-  // Whether a packet has come.
+  // Returns whether a packet has come.
   __device__ bool take(const Packet* at, Eight& e) {
     bool theirs;
     if (!load_packet(at, number, e.all, theirs)) return false;
@@ -127,7 +127,8 @@ struct PacketRun {
     return true;
   }
 
-  // A thread's lines of the ranks from `first` on, but for its own; false when they will not come.
+  // Receives a thread's lines of RANKS ranks from `first` on, except this rank; false when they
+  // will not come.
   __device__ bool receive(int first, int line, int lines, Eight (*e)[AHEAD], Wait& wait) {
     const Rank& r = call.rank;
     const Packet* at = slots(r.rank, first) + line;
@@ -257,9 +258,9 @@ struct PacketRun {
     }
   }
 
-  // After a window: what lay in its half for long must not be taken for new when flags begin anew.
-  // All of the window has been read, and peers write there again when they have heard of what comes
-  // after this, or that the next operation has begun.
+  // Clears the half of a window that has run: what lay there for long must not be taken for new
+  // when flags begin anew. All of the window has been read, and peers write there again only when
+  // they have heard of what comes after this, or that the next operation has begun.
   __device__ void clear_half() const {
     Packet* here = slots(call.rank.rank, 0);
     uint64_t all = packet_room(call.rank, large) * call.rank.nranks;
@@ -269,12 +270,12 @@ struct PacketRun {
   }
 };
 
-// Windows of a block share two halves of the room. A half is written again when all peers have
-// read it: after that they sent what came in the window between, or began an operation since. So
-// calls of several windows are those in which all hear from all; and only windows that ran are
-// counted, or one of a block with a short share would be followed by one in the same half. Blocks
-// of an index have the same share at all ranks. `runtime/plan/tests/packets.rs` is a model of
-// this.
+// The windows of a block share two halves of the room. A half is written again when all peers have
+// read it: since then they have sent the window in between, or begun an operation. So calls of
+// several windows are those in which every rank hears from every other one. Only windows that ran
+// are counted; otherwise a window of a block with a short share would be followed by one in the
+// same half. Blocks of an index have the same share at all ranks. `runtime/plan/tests/packets.rs`
+// is a model of this.
 template <typename E, int AHEAD, int RANKS>
 __device__ inline void run_windows(const Collective& call, Counters* own, bool ready) {
   const Rank& r = call.rank;
@@ -303,7 +304,7 @@ template <typename E>
 __device__ inline void run_packets(const Collective& call) {
   const Rank& r = call.rank;
   Counters* own = counters(r, blockIdx.x);
-  // It may change meanwhile: all peers are told the same.
+  // The maps may change meanwhile, so they are read once: all peers are told the same.
   __shared__ bool ready;
   if (threadIdx.x == 0) ready = maps(r)->ready[STAGE_BUFFER] != 0;
   if (__syncthreads_or(faulty(r))) return;
@@ -311,7 +312,7 @@ __device__ inline void run_packets(const Collective& call) {
     enter(r, own);
     if (blockIdx.x == 0) announce(call, IN_TIME);
   } else {
-    // Small calls are in a hurry, and little code is loaded sooner.
+    // Latency decides for small calls, and little code is loaded sooner.
     uint64_t lines = (call.count * call.element_bytes + 7) / 8;
     if (lines <= uint64_t(gridDim.x) * movers()) {
       run_windows<E, 1, 4>(call, own, ready);

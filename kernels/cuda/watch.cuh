@@ -1,4 +1,5 @@
-// Waiting that ends: when the host gives up, when time is over, when a peer calls something else.
+// Waits that end when the host gives up, when time is over, and when a peer has left or calls
+// something else.
 #pragma once
 
 #include "memory.cuh"
@@ -36,8 +37,8 @@ __device__ inline void fail(const Rank& r, uint32_t fault, int peer, int step) {
   tell(r, fault, peer, step, common(r)->operations);
 }
 
-// Finds what the host has to say. A look into its memory takes a microsecond, and they come one
-// after the other: of all threads of the communicator one looks at a time.
+// Reads what the host has to say. A look into the host's memory takes a microsecond, and looks come
+// one after the other, so of all threads of the communicator one looks at a time.
 __device__ inline void hear_host(const Rank& r, uint64_t now) {
   volatile Shared* s = common(r);
   unsigned long long next = s->next_look_ns;
@@ -57,7 +58,7 @@ struct Wait {
   uint64_t next = 0;
   int gone = -1;  // the peer that had left at the last slow look
 
-  // Whether to give up; to be asked after every look that found nothing.
+  // Returns whether to give up; to be called after every look that found nothing.
   __device__ bool over(const Rank& r, int peer, int step) {
     if (++spins & 63) return false;
     if (faulty(r)) return true;
@@ -73,14 +74,15 @@ struct Wait {
     uint64_t limit = const_cast<volatile Shared*>(common(r))->limit_ns;
     if (limit != 0 && now - since > limit) fail(r, FAULT_DEADLINE, peer, step);
     bool left = peer >= 0 && const_cast<volatile Shared*>(common(r))->left >> peer & 1;
-    // What a peer wrote before it left was there to be seen since the last look: it did not.
+    // What a peer wrote before it left has been visible since the last look: it did not write what
+    // is awaited.
     if (left && gone == peer) fail(r, FAULT_LEFT, peer, step);
     gone = left ? peer : -1;
     return faulty(r);
   }
 };
 
-// The same where a peer's call does not fit this rank's.
+// Reports, as `fail` does, that a peer's call does not fit this rank's.
 __device__ inline void differ(const Rank& r, int peer, uint64_t operation, uint32_t own_what,
                               uint64_t own_count, uint32_t their_what, uint64_t their_count) {
   if (atomicCAS(&common(r)->fault, FAULT_NONE, FAULT_MISMATCH) != FAULT_NONE) return;
@@ -92,7 +94,7 @@ __device__ inline void differ(const Rank& r, int peer, uint64_t operation, uint3
   tell(r, FAULT_MISMATCH, peer, -1, operation);
 }
 
-// Whether a peer has announced an operation; then what it called.
+// Returns whether a peer has announced an operation; if so, what it called.
 __device__ inline bool announced(const Rank& r, int peer, uint64_t operation, uint64_t& count,
                                  uint64_t& what) {
   const Announcement* here = announcement(r, r.rank, operation, peer);
@@ -101,8 +103,8 @@ __device__ inline bool announced(const Rank& r, int peer, uint64_t operation, ui
   return all;
 }
 
-// Waits for something that a peer does outside collectives; false when it will not come. A peer
-// that has begun the next collective waits there for this rank: it will not.
+// Waits for something that a peer does outside collectives; false when it will not come. It will
+// not if the peer has begun the next collective, as the peer waits there for this rank.
 template <typename Ready>
 __device__ inline bool await(const Rank& r, int peer, uint32_t own_what, uint64_t own_count,
                              Ready ready) {
@@ -114,7 +116,7 @@ __device__ inline bool await(const Rank& r, int peer, uint32_t own_what, uint64_
     uint64_t operation = common(r)->operations + 1;
     uint64_t count, what;
     if (!announced(r, peer, operation, count, what)) continue;
-    // What the peer did before it is here as well.
+    // What the peer did before its announcement is visible here as well.
     fence();
     if (ready()) return true;
     differ(r, peer, operation - 1, own_what, own_count, what, count);
@@ -123,14 +125,14 @@ __device__ inline bool await(const Rank& r, int peer, uint32_t own_what, uint64_
   return true;
 }
 
-// Whether a block runs the operation, or goes before copy engines that move its blocks: the
-// operation then does the same once more.
+// The time of a block: it runs the operation (IN_TIME), or runs before copy engines that move its
+// blocks (AHEAD). The operation then does the same once more.
 enum Time { IN_TIME, AHEAD };
 
 // The last warp of the first block: tells the peers what is called here, and compares it with what
-// they call. That every peer has begun this operation also proves that it has ended the one before,
-// so what was written for that may be overwritten in the next. Announced ahead, it does not count
-// yet, and is announced once more.
+// they call. If every peer has begun this operation, every peer has also ended the one before, so
+// what was written for that one may be overwritten in the next. An operation that is announced
+// ahead does not count yet, and is announced once more.
 __device__ inline void announce(const Collective& call, Time time) {
   const Rank& r = call.rank;
   int peer = threadIdx.x & 31;
@@ -159,15 +161,15 @@ __device__ inline bool is_watcher() { return threadIdx.x >= blockDim.x - 32; }
 // Threads that move data.
 __device__ inline int movers() { return blockDim.x - 32; }
 
-// All movers of a block, which the watchers do not hold up. The compiler may copy inline assembly
-// into the branches before it, where threads of a warp would meet different copies; it does not
-// copy what brings a warp together.
+// Brings all movers of a block together; the watchers do not hold them up. The compiler may copy
+// inline assembly into the branches before it, where threads of a warp would meet different copies;
+// it does not copy what brings a warp together.
 __device__ inline void sync_movers() {
   __syncwarp();
   asm volatile("bar.sync 1, %0;" ::"r"(movers()) : "memory");
 }
 
-// The same, telling whether any of them says so: all get the same answer.
+// The same; returns whether any of the movers says so, to all the same answer.
 __device__ inline bool any_mover(bool says) {
   uint32_t any;
   __syncwarp();
@@ -179,7 +181,7 @@ __device__ inline bool any_mover(bool says) {
   return any != 0;
 }
 
-// The user's scalar: in the call, or where it lies when the call runs.
+// The user's scalar: the value in the call, or that at its address when the call runs.
 __device__ inline uint64_t scale_of(const Collective& call) {
   if (call.scaled != SCALE_AT) return call.scale;
   uint64_t scale = 0;
@@ -187,7 +189,7 @@ __device__ inline uint64_t scale_of(const Collective& call) {
   return scale;
 }
 
-// Two operations of a communicator at once would mix their data up.
+// Marks a channel as running: two operations of a communicator at once would mix up their data.
 __device__ inline void enter(const Rank& r, Counters* own) {
   if ((threadIdx.x & 31) == 0 && atomicExch(&own->busy, 1) != 0) fail(r, FAULT_OVERLAP, -1, -1);
 }

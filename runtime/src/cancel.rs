@@ -1,5 +1,6 @@
-//! Cancellation of threads. `pthread_cancel` unwinds the stack out of a system call, which ends the
-//! process where it meets Rust's frames. So nobody is cancelled within a call, but after it.
+//! Cancellation of threads. `pthread_cancel` unwinds the stack out of a system call, and the
+//! process ends if the unwinding meets Rust's frames. So a thread is not cancelled within a call,
+//! but after it.
 
 use std::ffi::c_int;
 use std::marker::PhantomData;
@@ -10,19 +11,20 @@ unsafe extern "C" {
     fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
 }
 
-/// Keeps the calling thread from being cancelled as long as it lives.
+/// A guard that keeps the calling thread from being cancelled as long as the guard lives.
 pub struct Uncancelled {
     before: c_int,
-    /// It is the thread's.
+    /// The guard belongs to its thread.
     _thread: PhantomData<*const ()>,
 }
 
 impl Uncancelled {
-    /// From here on.
+    /// Disables cancellation from here on.
     #[inline]
     pub fn begin() -> Self {
         let mut before = 0;
-        // SAFETY: a place for the state; the other state is one that every thread may have.
+        // SAFETY: the pointer is a place for the old state; the new state is one that every thread
+        // may have.
         unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &mut before) };
         Self { before, _thread: PhantomData }
     }
@@ -31,7 +33,7 @@ impl Uncancelled {
 impl Drop for Uncancelled {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: a state that the thread had; nobody asks for the one before it.
+        // SAFETY: the thread had this state before; no place for the old state is passed.
         unsafe { pthread_setcancelstate(self.before, std::ptr::null_mut()) };
     }
 }

@@ -1,4 +1,5 @@
-//! The clock of everything that waits for peers: the system's, or one that a simulation moves.
+//! The clock of all code that waits for peers: the system's clock, or one that a simulation
+//! advances.
 
 use std::cell::Cell;
 use std::time::Instant;
@@ -7,12 +8,12 @@ thread_local! {
     static SIMULATED: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// The time now, as this thread's waiting sees it.
+/// Returns the current time of this thread's clock.
 pub fn now() -> Instant {
     SIMULATED.get().unwrap_or_else(Instant::now)
 }
 
-/// Moves this thread's clock on; from the first call on it stands still in between. For
+/// Advances this thread's clock, which from the first call on stands still between calls. For
 /// simulations.
 #[cfg(feature = "testing")]
 pub fn advance(by: std::time::Duration) {

@@ -1,4 +1,5 @@
-//! Typed errors: what failed, at which argument, rank or peer, what was expected, what to do.
+//! Typed errors: the failure, the argument, rank or peer concerned, the expectation, and the
+//! remedy.
 
 use std::any::Any;
 use std::fmt::Display;
@@ -22,23 +23,23 @@ pub enum Code {
     Timeout = 8,
 }
 
-/// Where in an operation an error struck.
+/// The place in an operation where an error occurred.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Site {
-    /// Rank that reports; −1 outside a communicator.
+    /// The rank that reports; −1 outside a communicator.
     pub rank: i32,
-    /// Rank at fault or waited for; −1 when unknown.
+    /// The rank at fault or waited for; −1 if unknown.
     pub peer: i32,
     /// Index of the plan's operation; −1 outside a plan.
     pub step: i32,
     /// Sequence number of the operation on its communicator, counted from 0.
     pub op_seq: u64,
-    /// Name of the operation, for example `all_reduce`; empty where it is not known, or none.
+    /// Name of the operation, for example `all_reduce`; empty if there is none or it is unknown.
     pub operation: &'static str,
 }
 
 impl Site {
-    /// The operation, as texts go on with it; nothing where it is not known.
+    /// Returns the part of a text that names the operation; empty if the operation is unknown.
     fn within(&self) -> String {
         let Site { step, op_seq, operation, .. } = self;
         if operation.is_empty() {
@@ -51,7 +52,8 @@ impl Site {
         }
     }
 
-    /// The rank that is waited for; who waits for a signal of its own waits for itself.
+    /// Returns the part of a text that names the awaited rank; a rank that waits for a signal of
+    /// its own waits for itself.
     fn awaited(&self) -> String {
         match self.peer {
             -1 => String::new(),
@@ -61,10 +63,10 @@ impl Site {
     }
 }
 
-/// What to do when a rank is lost.
+/// The remedy for the loss of a rank.
 const LOST: &str = "destroy or abort this communicator, the survivors can make a new one";
 
-/// Everything that can go wrong.
+/// All errors of the library.
 #[derive(Clone, Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum Error {
@@ -103,10 +105,10 @@ pub enum Error {
         site.rank, site.peer
     )]
     Untaken { site: Site, until: String },
-    /// The failure record of a peer, whose text is passed on as it is. `code` says what kind:
-    /// `InvalidUsage`, the same mistake on all sides, which `peer` reports; `Timeout`, a rank gave
-    /// up waiting for `peer`; `RemoteError`, `peer` is lost or, where `lost` is not set, has ended
-    /// its communicator.
+    /// The failure record of a peer, whose text is passed on unchanged. `code` gives the kind:
+    /// `InvalidUsage` is the same mistake on all sides, which `peer` reports; `Timeout` means that
+    /// a rank gave up waiting for `peer`; `RemoteError` means that `peer` is lost or, if `lost` is
+    /// not set, has ended its communicator.
     #[error("{}", reported(site, *code, text))]
     Reported { site: Site, code: Code, reporter: u32, lost: bool, text: String },
     #[error("initialisation failed: {why}")]
@@ -125,7 +127,7 @@ pub enum Error {
 }
 
 impl Code {
-    /// The code with this number; an internal error for others.
+    /// Returns the code with this number; an internal error for other numbers.
     pub fn from_number(number: i32) -> Self {
         [
             Code::Success,
@@ -144,7 +146,7 @@ impl Code {
     }
 }
 
-/// The text of [`Error::Reported`].
+/// Returns the text of [`Error::Reported`].
 fn reported(site: &Site, code: Code, text: &str) -> String {
     let Site { rank, peer, .. } = site;
     match code {
@@ -158,7 +160,7 @@ fn reported(site: &Site, code: Code, text: &str) -> String {
 }
 
 impl Error {
-    /// A bad argument.
+    /// Returns the error of a bad argument.
     pub fn argument(
         function: &'static str,
         argument: &'static str,
@@ -169,7 +171,7 @@ impl Error {
         Error::Argument { function, argument, got, expected }
     }
 
-    /// The same for a function that stands for another one.
+    /// Renames the function of an argument error, for a function that stands for another one.
     pub fn of(mut self, name: &'static str) -> Self {
         if let Error::Argument { function, .. } = &mut self {
             *function = name;
@@ -177,23 +179,24 @@ impl Error {
         self
     }
 
-    /// A failed system call.
+    /// Returns the error of a failed system call.
     pub fn system(call: impl Display, cause: impl Display, hint: &'static str) -> Self {
         Error::System { call: call.to_string(), cause: cause.to_string(), hint }
     }
 
-    /// A call that is not allowed now.
+    /// Returns the error of a call that is not allowed now.
     pub fn usage(what: impl Display, hint: &'static str) -> Self {
         Error::Usage { what: what.to_string(), hint }
     }
 
-    /// The failure of an initialisation because of one rank.
+    /// Returns the error of an initialisation that failed because of one rank.
     pub fn init_peer(peer: u32, why: impl Display) -> Self {
         let site = Site { rank: -1, peer: peer as i32, step: -1, ..Site::default() };
         Error::InitPeer { site, why: why.to_string(), died: false }
     }
 
-    /// The same where that rank has died, or is out of reach.
+    /// Returns the error of an initialisation that failed because that rank died or is out of
+    /// reach.
     pub fn init_death(peer: u32, why: impl Display) -> Self {
         match Self::init_peer(peer, why) {
             Error::InitPeer { site, why, .. } => Error::InitPeer { site, why, died: true },
@@ -201,7 +204,7 @@ impl Error {
         }
     }
 
-    /// What a caught panic becomes.
+    /// Returns the error for a caught panic.
     pub fn panicked(payload: &(dyn Any + Send)) -> Self {
         let text = payload
             .downcast_ref::<String>()
@@ -211,7 +214,7 @@ impl Error {
         Error::Internal { what: format!("a panic: {text}") }
     }
 
-    /// The code that C callers get.
+    /// Returns the code that C callers get.
     pub fn code(&self) -> Code {
         match self {
             Error::Argument { .. } | Error::Variable { .. } => Code::InvalidArgument,
@@ -219,7 +222,7 @@ impl Error {
             | Error::Mismatch { .. }
             | Error::Aborted { .. }
             | Error::Secret { .. } => Code::InvalidUsage,
-            // A limit is ncclRemoteError on all ranks.
+            // An exceeded limit is ncclRemoteError on all ranks.
             Error::Reported { code: Code::InvalidUsage, .. } => Code::InvalidUsage,
             Error::Reported { .. } | Error::Untaken { .. } => Code::RemoteError,
             Error::Cuda { .. } => Code::UnhandledCudaError,
@@ -233,7 +236,7 @@ impl Error {
         }
     }
 
-    /// Where it struck, for errors of operations.
+    /// Returns the place where the error occurred, for errors of operations.
     pub fn site(&self) -> Option<&Site> {
         match self {
             Error::Remote { site, .. }
@@ -246,8 +249,8 @@ impl Error {
         }
     }
 
-    /// What the peers of a rank that fails with it are told, each of which adds what it means
-    /// there: the cause alone, with ranks by their numbers.
+    /// Returns the text that the peers of a rank that fails with this error are told: only the
+    /// cause, with ranks by their numbers. Each peer adds the consequences at its side.
     pub fn cause(&self, rank: u32) -> String {
         match self {
             Error::Remote { why, .. } => format!("{why} (reported by rank {rank})"),

@@ -1,18 +1,18 @@
-//! Keeps the library's own threads out of the CUDA driver while the process exits: the driver
-//! unloads in an exit handler of its own, and a call that it meets there crashes the process.
+//! Exclusion of the library's own threads from the CUDA driver while the process exits: the driver
+//! unloads in an exit handler of its own, and a call during the unloading crashes the process.
 //!
-//! A thread of the library holds a [`Visit`] while it may call the driver or touch memory that the
-//! driver gave. An exit handler, registered after the driver's and therefore run before it, lets no
-//! visit begin any more and waits for those under way.
+//! A thread of the library holds a [`Visit`] while it may call the driver or touch memory from the
+//! driver. An exit handler, registered after the driver's and therefore run before it, lets no
+//! further visit begin and waits for those under way.
 
 use std::cell::Cell;
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
-/// How long the exit handler waits for visits under way. Only a free that waits for a kernel takes
-/// long; after this time the exit goes on, as it must not hang.
+/// The longest time that the exit handler waits for visits under way. Only a free that waits for a
+/// kernel takes long; after this time the exit goes on, as it must not hang.
 const LIMIT: Duration = Duration::from_secs(4);
-/// How long it waits before it makes kernels give up that a visit may wait for.
+/// The time after which the exit handler makes kernels give up for which a visit may wait.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
@@ -21,19 +21,19 @@ struct State {
     visits: usize,
 }
 
-/// Counts visits, until it is closed.
+/// A gate that counts visits until it is closed.
 struct Gate {
     state: Mutex<State>,
     changed: Condvar,
 }
 
 static DRIVER: Gate = Gate::new();
-/// Makes kernels give up that a visit may wait for.
+/// The function that makes kernels give up for which a visit may wait.
 static GIVE_UP: OnceLock<fn()> = OnceLock::new();
 
 thread_local! {
-    /// Whether this thread belongs to the library. Users' threads are left alone: what they call
-    /// while the process exits is their own order of events.
+    /// True if this thread belongs to the library. Users' threads are left alone: the order of
+    /// their calls while the process exits is the user's responsibility.
     static OWN: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -56,7 +56,8 @@ impl Gate {
         Some(Visit(self))
     }
 
-    /// Refuses visits from now on and waits for those under way; returns whether all ended in time.
+    /// Refuses visits from now on and waits for those under way; returns whether all of them ended
+    /// in time.
     fn close(&self, limit: Duration) -> bool {
         let until = Instant::now() + limit;
         let mut state = self.state();
@@ -94,13 +95,13 @@ pub(crate) fn mark_own_thread() {
     OWN.set(true);
 }
 
-/// Whether the calling thread is one of the library's.
+/// Returns whether the calling thread is one of the library's.
 pub(crate) fn is_own_thread() -> bool {
     OWN.get()
 }
 
 extern "C" fn close() {
-    // A forked child has none of these threads, and perhaps the count of visits that they made.
+    // A forked child has none of these threads, but may have inherited the count of their visits.
     if crate::fork::forked() || DRIVER.close(PATIENCE) {
         return;
     }
@@ -110,13 +111,13 @@ extern "C" fn close() {
     DRIVER.close(LIMIT);
 }
 
-/// Has the exit handler run before those that are registered already. To be called after the driver
-/// has registered its own: once it is initialised and each time it has made a context. `give_up`
-/// makes kernels give up that a visit may wait for.
+/// Registers the exit handler to run before those that are registered already. To be called after
+/// the driver has registered its own: once the driver is initialised, and each time it has made a
+/// context. `give_up` makes kernels give up for which a visit may wait.
 pub(crate) fn close_before_the_driver(give_up: fn()) {
     GIVE_UP.get_or_init(|| give_up);
-    // SAFETY: a function that lives as long as the library, which is never unloaded. It may be
-    // registered repeatedly. Where there is no room for it, the exit is as it was without.
+    // SAFETY: the function lives as long as the library, which is never unloaded. It may be
+    // registered repeatedly. If the registration finds no room, the process exits as without it.
     unsafe { libc::atexit(close) };
 }
 
@@ -134,7 +135,7 @@ mod tests {
                 std::thread::spawn(|| {
                     let mut calls = 0u64;
                     while let Some(_visit) = GATE.visit() {
-                        // A call of the driver, which is not there any more after its handler.
+                        // A call of the driver, which is unloaded after its handler.
                         assert!(!UNLOADED.load(Ordering::SeqCst));
                         std::thread::yield_now();
                         assert!(!UNLOADED.load(Ordering::SeqCst));

@@ -1,7 +1,7 @@
-//! What a fork leaves of the library. The child has none of its threads, perhaps locks that nobody
-//! will open, and the parent's shared memory, sockets and operations under way, which it must not
-//! touch. So once this process uses more than ids, what it forks is refused everything, with a
-//! text.
+//! The effects of a fork on the library. The child has none of the library's threads. It may have
+//! locks that no thread will release, and it has the parent's shared memory, sockets and operations
+//! under way, which it must not touch. So once this process uses more than ids, its forked children
+//! are refused everything, with a text.
 
 use crate::error::{Error, Result};
 use std::sync::OnceLock;
@@ -13,7 +13,7 @@ extern "C" fn in_child() {
     FORKED.store(true, Ordering::Relaxed);
 }
 
-/// From here on children are refused. To be called before the first thread, mapping or name of the
+/// Refuses children from here on. To be called before the first thread, mapping or name of the
 /// process is made.
 pub(crate) fn refuse_children() -> Result<()> {
     static REGISTERED: OnceLock<i32> = OnceLock::new();
@@ -27,13 +27,13 @@ pub(crate) fn refuse_children() -> Result<()> {
     }
 }
 
-/// Whether this process is a child that may use nothing.
+/// Returns whether this process is a forked child that may use nothing.
 #[inline]
 pub fn forked() -> bool {
     FORKED.load(Ordering::Relaxed)
 }
 
-/// Fails in such a child.
+/// Fails in a forked child that may use nothing.
 #[inline]
 pub fn check() -> Result<()> {
     if forked() { Err(refusal()) } else { Ok(()) }

@@ -1,4 +1,4 @@
-//! Readers of bytes from outside that are private otherwise, for the fuzz targets. No part of the
+//! Readers of bytes from outside that are private otherwise, for the fuzz targets. Not part of the
 //! interface.
 
 use crate::bootstrap::UniqueId;
@@ -16,8 +16,8 @@ use crate::op::descriptor::Descriptor;
 use std::io::Read;
 use std::net::SocketAddr;
 
-/// As a connection takes frames out of what came in; the error is the length of one that is too
-/// long.
+/// Takes a frame out of received bytes, as a connection does; the error is the length of a frame
+/// that is too long.
 pub fn take_frame(
     incoming: &mut Vec<u8>,
     max_body: usize,
@@ -25,37 +25,37 @@ pub fn take_frame(
     wire::take_frame(incoming, max_body)
 }
 
-/// What a rank's blob says, written again.
+/// Decodes a rank's blob and encodes it again.
 pub fn blob(rank: usize, bytes: &[u8]) -> Result<Vec<u8>> {
     RankInfo::decode(rank, bytes).map(|blob| blob.encode())
 }
 
-/// What a rank on a GPU offers its peers, written again.
+/// Decodes the offer of a rank on a GPU and encodes it again.
 pub fn offer(rank: usize, bytes: &[u8]) -> Result<Vec<u8>> {
     CudaOffer::decode(rank, bytes).map(|offer| offer.encode())
 }
 
-/// Whether a datagram without descriptors is one of a rank on a GPU that knows the key.
+/// Returns whether a datagram without descriptors comes from a rank on a GPU that knows the key.
 pub fn is_mail(key: &[u8; 16], bytes: &[u8]) -> bool {
     decode_datagram(key, bytes, Vec::new()).is_some()
 }
 
-/// The id in the text of a file.
+/// Returns the id in the text of a file.
 pub fn id_in_file(text: &[u8]) -> Option<UniqueId> {
     launch::parse_id(text)
 }
 
-/// The place in a job, from this library's three variables and the launchers'.
+/// Returns the place in a job, from this library's three variables and the launchers' variables.
 pub fn launch(own: [&str; 3], lookup: &dyn Fn(&str) -> Option<String>) -> Result<Option<Launch>> {
     launch::detect_in(own, lookup)
 }
 
-/// The address to listen on.
+/// Returns the address to listen on.
 pub fn interface(found: &[Interface], ifname: &str, family: &str) -> Result<SocketAddr> {
     interface::choose_from(found, ifname, family)
 }
 
-/// The address in a peer's handle.
+/// Returns the address in a peer's handle.
 pub fn handle(bytes: [u8; HANDLE_BYTES]) -> Option<SocketAddr> {
     address_in(&Handle(bytes))
 }
@@ -64,13 +64,13 @@ pub fn handle(bytes: [u8; HANDLE_BYTES]) -> Option<SocketAddr> {
 pub struct Incoming(MessageEdge);
 
 impl Incoming {
-    /// Offers all slots.
+    /// Returns a receiving half that offers all slots.
     pub fn new(stream: impl Read + Send + 'static, slot_bytes: usize) -> Result<Self> {
         let receiver = Box::new(TcpReceiver::new(stream));
         MessageEdge::new(Box::new(NoSender), receiver, slot_bytes).map(Self)
     }
 
-    /// The next message, if it is complete: its descriptor and its data.
+    /// Returns the next message if it is complete: its descriptor and its data.
     pub fn take(&mut self) -> Result<Option<(Descriptor, Vec<u8>)>> {
         let Some(Message { data, len, descriptor, .. }) = self.0.peek()? else { return Ok(None) };
         // SAFETY: a peeked message is readable until it is released.

@@ -28,22 +28,22 @@ impl Pending {
     }
 }
 
-/// A communicator to be made.
+/// A communicator that is to be made.
 pub struct Creation {
-    /// How.
+    /// The origin of the communicator.
     pub origin: Origin,
-    /// What it goes into.
+    /// The holder that the communicator goes into.
     pub holder: Arc<Holder>,
-    /// The parent's, for children.
+    /// The holder of the parent, for children.
     pub parent: Option<Arc<Holder>>,
-    /// Gives its maker the handle; false: there is none for this rank.
+    /// Gives the handle to the caller; false means that there is none for this rank.
     pub finish: Box<dyn FnOnce(Arc<Holder>, bool) -> Result<()>>,
 }
 
-/// What came of a group or a creation.
+/// The outcome of a group or a creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launched {
-    /// Everything is launched, or made.
+    /// All operations are launched, and all communicators are made.
     Done,
     /// A communicator that does not block is still being made.
     InProgress,
@@ -60,18 +60,18 @@ impl Group {
     const NONE: Self = Self { depth: 0, calls: Vec::new(), error: None };
 }
 
-/// What a thread leaves in a group that it did not end goes with the thread.
+/// A guard that drops the calls of a group that its thread did not end, when the thread ends.
 struct Unended;
 
 impl Drop for Unended {
     fn drop(&mut self) {
-        // Dropped behind the borrow: it may be the last of a communicator.
+        // Dropped outside the borrow: a call may hold the last reference to a communicator.
         drop(GROUP.with_borrow_mut(|g| take(&mut **g)));
     }
 }
 
 thread_local! {
-    /// Never dropped itself: calls and groups work in exit handlers, too.
+    /// The group of the thread. Never dropped itself: calls and groups work in exit handlers, too.
     static GROUP: RefCell<ManuallyDrop<Group>> =
         const { RefCell::new(ManuallyDrop::new(Group::NONE)) };
     static UNENDED: Unended = const { Unended };
@@ -79,17 +79,17 @@ thread_local! {
 
 /// Begins a group; groups nest.
 pub fn start() {
-    // In exit handlers it is gone already.
+    // In exit handlers the guard is gone already.
     let _ = UNENDED.try_with(|_| ());
     GROUP.with_borrow_mut(|g| g.depth += 1);
 }
 
-/// Whether this thread is within a group.
+/// Returns whether this thread is within a group.
 pub fn active() -> bool {
     GROUP.with_borrow(|g| g.depth > 0)
 }
 
-/// Remembers that a call of the group failed: nothing of the group is launched then.
+/// Notes that a call of the group failed: nothing of the group is launched then.
 pub fn note_error(error: &Error) {
     GROUP.with_borrow_mut(|g| {
         if g.depth > 0 {
@@ -98,7 +98,7 @@ pub fn note_error(error: &Error) {
     });
 }
 
-/// Ends a group; the outermost end launches. Blocks: never, but for communicators that are made.
+/// Ends a group; the outermost end launches. Blocks: never, except for communicators that are made.
 pub fn end() -> Result<Launched> {
     match leave()? {
         Some(calls) => launch(calls),
@@ -106,8 +106,8 @@ pub fn end() -> Result<Launched> {
     }
 }
 
-/// Launches the calls of a group. Where that panics nobody knows what was launched, so all their
-/// communicators fail.
+/// Launches the calls of a group. After a panic it is unknown which calls were launched, so the
+/// communicators of all calls fail.
 fn launch(calls: Vec<Pending>) -> Result<Launched> {
     let mut comms: Vec<Arc<Communicator>> = Vec::new();
     for comm in calls.iter().filter_map(Pending::comm) {
@@ -123,15 +123,15 @@ fn launch(calls: Vec<Pending>) -> Result<Launched> {
     })
 }
 
-/// Ends a group without launching anything: all calls are checked, and the outermost end tells how
-/// long they would take by the cost model, in µs. A communicator does one operation after the
-/// other, several work side by side. A group that makes communicators is refused, and none is made.
-/// Blocks: never.
+/// Ends a group without launching anything: all calls are checked, and the outermost end returns
+/// the time in µs that the calls would take by the cost model. The operations of a communicator run
+/// one after the other, those of several communicators side by side. A group that makes
+/// communicators is refused, and none is made. Blocks: never.
 pub fn simulate_end() -> Result<Option<f64>> {
     leave()?.map(|calls| Prepared::new(calls)?.estimate_us()).transpose()
 }
 
-/// Leaves a group; the calls of the outermost.
+/// Leaves a group; returns the calls when the group is the outermost.
 fn leave() -> Result<Option<Vec<Pending>>> {
     crate::fork::check()?;
     let group = GROUP.with_borrow_mut(|g| {
@@ -148,15 +148,15 @@ fn leave() -> Result<Option<Vec<Pending>>> {
     }
 }
 
-/// A collective: submitted at once outside groups.
+/// Calls a collective; outside groups it is submitted at once.
 #[inline]
 pub fn collective(comm: &Arc<Communicator>, call: Call, stream: impl Into<Stream>) -> Result<()> {
     let operation = Operation::Collective(comm.programs(&call)?, call);
     self::operation(comm, operation, stream)
 }
 
-/// An operation: submitted at once outside groups. It is never mixed with other sends and receives
-/// of its group.
+/// Calls an operation; outside groups it is submitted at once. It is never combined with other
+/// sends and receives of its group.
 #[inline]
 pub fn operation(
     comm: &Arc<Communicator>,
@@ -172,7 +172,7 @@ pub fn operation(
     Ok(())
 }
 
-/// A send or receive: a group of its own outside groups.
+/// Calls a send or receive; outside groups it is a group of its own.
 pub fn transfer(
     comm: &Arc<Communicator>,
     transfer: Transfer,
@@ -186,7 +186,8 @@ pub fn transfer(
     Ok(())
 }
 
-/// A communicator to be made: at the end of the group, together with the group's others.
+/// Makes a communicator; within a group at the end of the group, together with its other
+/// communicators.
 pub fn create_communicator(creation: Creation) -> Result<Launched> {
     crate::fork::check()?;
     if !active() {
@@ -199,7 +200,7 @@ pub fn create_communicator(creation: Creation) -> Result<Launched> {
 /// An operation of a group, its communicator, and its stream.
 type Submission = (Arc<Communicator>, Operation, Stream);
 
-/// Submits operations in their order, and notes the streams.
+/// Submits operations in their order, and collects their streams.
 fn submit(operations: Vec<Submission>, launched: &mut Vec<Stream>) -> Result<()> {
     for (comm, operation, stream) in operations {
         comm.executor().submit(operation, &stream, false)?;
@@ -214,12 +215,12 @@ struct Prepared {
     creations: Vec<Creation>,
     /// Whole operations, in the order of calls.
     operations: Vec<Submission>,
-    /// Each communicator's sends and receives.
+    /// The sends and receives of each communicator.
     exchanges: Vec<Exchange>,
 }
 
 impl Prepared {
-    /// Everything is checked before anything is launched.
+    /// Checks all calls before any is launched.
     fn new(calls: Vec<Pending>) -> Result<Self> {
         let mut prepared = Self::default();
         let Self { creations, operations, exchanges } = &mut prepared;
@@ -245,8 +246,9 @@ impl Prepared {
         Ok(prepared)
     }
 
-    /// Makes the communicators, then launches the rest. Where a part of the group is launched and
-    /// the rest cannot be, the communicators of all calls fail: the peers wait for the whole.
+    /// Makes the communicators, then launches the rest. If a part of the group is launched and the
+    /// rest cannot be, the communicators of all calls fail, because the peers wait for the whole
+    /// group.
     fn launch(mut self) -> Result<Launched> {
         let created = create_all(std::mem::take(&mut self.creations))?;
         let comms = self.communicators();
@@ -260,7 +262,7 @@ impl Prepared {
         outcome.map(|()| created)
     }
 
-    /// The communicators of all calls.
+    /// Returns the communicators of all calls.
     fn communicators(&self) -> Vec<Arc<Communicator>> {
         let operations = self.operations.iter().map(|(comm, ..)| comm);
         let exchanges = self.exchanges.iter().map(|exchange| &exchange.comm);
@@ -269,9 +271,9 @@ impl Prepared {
         all
     }
 
-    /// Collectives and puts first, in the order of calls, then each communicator's transfers as
-    /// one, then what waits for signals: it must not hold up what the peer waits for. Notes the
-    /// streams on which something was launched.
+    /// Launches collectives and puts first, in the order of calls, then the transfers of each
+    /// communicator as one operation, then waits for signals, which must not delay operations that
+    /// the peer waits for. Collects the streams on which something was launched.
     fn launch_calls(self, launched: &mut Vec<Stream>) -> Result<()> {
         let waits = |operation: &Operation| operation.only_waits();
         let (last, first): (Vec<_>, Vec<_>) =
@@ -283,7 +285,7 @@ impl Prepared {
             launched.push(streams.swap_remove(0));
         }
         submit(last, launched)?;
-        // Moves what was launched on for a moment, as a single call would.
+        // Advances the launched operations for a moment, as a single call would.
         launched.iter().take(64).for_each(Stream::nudge);
         Ok(())
     }
@@ -313,7 +315,7 @@ impl Prepared {
 struct Exchange {
     comm: Arc<Communicator>,
     transfers: Vec<Transfer>,
-    /// Those of the calls, each once. The first one runs them.
+    /// The streams of the calls, each once. The first stream runs the transfers.
     streams: Vec<Stream>,
 }
 
@@ -325,8 +327,8 @@ impl Exchange {
         }
     }
 
-    /// Messages to itself need their other half in the same group, and of streams all or none are
-    /// captured.
+    /// Checks that messages of a rank to itself have their other half in the same group, and that
+    /// all or none of the streams are captured.
     fn check(&self) -> Result<()> {
         let rank = self.comm.rank();
         self.comm.executor().check_streams(&self.streams)?;
@@ -345,8 +347,8 @@ impl Exchange {
     }
 }
 
-/// Makes communicators side by side: their ranks may wait for each other. Those that do not block
-/// go on in threads of their own.
+/// Makes communicators side by side, as their ranks may wait for each other. Communicators that do
+/// not block are made in threads of their own.
 fn create_all(creations: Vec<Creation>) -> Result<Launched> {
     let (blocking, others): (Vec<_>, Vec<_>) =
         creations.into_iter().partition(|c| c.holder.options().blocking);
@@ -391,14 +393,14 @@ mod tests {
     use crate::device::host::stream::Stream as HostStream;
     use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
 
-    /// A communicator of one rank.
+    /// Returns a communicator of one rank.
     fn alone() -> Arc<Communicator> {
         let id = bootstrap::new_unique_id().unwrap();
         let (device, options) = (Device::Host(0), Options::default());
         Arc::new(create(&Member { id, rank: 0, nranks: 1, device, options }).unwrap())
     }
 
-    /// An all-reduce of nothing.
+    /// Returns an all-reduce of no elements.
     fn call(nranks: u32) -> Call {
         let spec = Spec::new(Collective::AllReduce, nranks, 0);
         let (input, output) = (std::ptr::null(), std::ptr::null_mut());

@@ -1,8 +1,8 @@
-//! Handles for C: numbers that say what they stand for and whether it still exists.
+//! Handles for C: numbers that contain the kind of their object and show whether it still exists.
 //!
 //! A handle is `tag | kind | generation | slot`. Slots are reused with the next generation and
-//! their table is never freed, so a dead handle is found out instead of followed. The tag makes it
-//! an address that no process can have: it differs from every CUDA handle.
+//! their table is never freed, so a dead handle is detected instead of followed. The tag makes the
+//! handle an address that no process can have: it differs from every CUDA handle.
 
 use crate::error::{Error, Result};
 use std::cell::Cell;
@@ -21,31 +21,33 @@ const SLOT_MASK: u64 = (1 << GENERATION_SHIFT) - 1;
 const CHUNK: usize = 256;
 const CHUNKS: usize = 4096;
 
-/// What all handles of a kind begin with: their uppermost 12 bits.
+/// Returns the beginning of all handles of a kind: their uppermost 12 bits.
 pub const fn tagged(kind: u64) -> u64 {
     TAG | kind << KIND_SHIFT
 }
 
-/// Whether a number may be a handle of CUDA, which are addresses in this process: no small number,
-/// no kernel address, and none of ours, of whatever kind, living or not.
+/// Returns whether a number may be a handle of CUDA, which is an address in this process: no small
+/// number, no kernel address, and no handle of this library, whatever its kind and whether living
+/// or not.
 pub const fn may_be_cuda(handle: usize) -> bool {
     handle >= 1 << 16 && handle < 1 << 47 && handle.is_multiple_of(align_of::<usize>())
 }
 
-/// Why a handle does not stand for a living object.
+/// The reason why a handle does not stand for a living object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dead {
-    /// It never was a handle of this kind.
+    /// The number never was a handle of this kind.
     Alien,
-    /// Its object was destroyed.
+    /// The object of the handle was destroyed.
     Destroyed,
 }
 
-/// What an error calls an argument: the function of the C interface, and the argument's name.
+/// The names by which an error refers to an argument: the function of the C interface, and the
+/// argument.
 pub type Named = (&'static str, &'static str);
 
 impl Dead {
-    /// The error for a handle that was passed as this argument.
+    /// Returns the error for a handle that was passed as this argument.
     #[cold]
     pub fn error(self, handle: usize, (function, argument): Named) -> Error {
         let got = match self {
@@ -62,7 +64,7 @@ struct Slot<T> {
     object: Option<Arc<T>>,
 }
 
-/// Slots that are made together.
+/// Slots that are allocated together.
 type Chunk<T> = Box<[RwLock<Slot<T>>]>;
 
 /// All handles of one kind.
@@ -70,21 +72,21 @@ pub struct Handles<T: 'static> {
     kind: u64,
     chunks: [OnceLock<Chunk<T>>; CHUNKS],
     free: Mutex<(Vec<u32>, u32)>,
-    /// How many were removed so far.
+    /// The number of handles removed so far.
     removals: AtomicU64,
     places: Mutex<Places<T>>,
 }
 
-/// What a thread looked up last.
+/// The last look-up of a thread.
 struct Entry<T> {
     handle: usize,
-    /// The number of removals then.
+    /// The number of removals at the look-up.
     removals: u64,
     object: Arc<T>,
 }
 
-/// Where a thread keeps that between its calls. Others look there only when a handle is removed,
-/// so it stays in the processor's own cache.
+/// The place where a thread keeps its last look-up between its calls. Other threads access the
+/// place only when a handle is removed, so it stays in the processor's own cache.
 #[repr(align(128))]
 struct Place<T> {
     entry: AtomicPtr<Entry<T>>,
@@ -98,12 +100,13 @@ impl<T> Place<T> {
 
     fn swap(&self, entry: Option<Box<Entry<T>>>) -> Option<Box<Entry<T>>> {
         let old = self.entry.swap(entry.map_or(null_mut(), Box::into_raw), Ordering::SeqCst);
-        // SAFETY: it was a box's by the line above, and only who takes it out has it.
+        // SAFETY: a non-null pointer came from a box by the line above, and only the caller that
+        // takes it out has it.
         (!old.is_null()).then(|| unsafe { Box::from_raw(old) })
     }
 
-    /// Keeps what was looked up, unless a handle was removed meanwhile: who removes one counts
-    /// first, then empties the places, so one of the two sees the other.
+    /// Keeps a look-up unless a handle was removed meanwhile. A removal first counts itself and
+    /// then empties the places, so one of the two sees the other.
     #[inline]
     fn keep(&self, entry: Box<Entry<T>>, removals: &AtomicU64) {
         let then = entry.removals;
@@ -124,7 +127,7 @@ struct Places<T: 'static> {
 pub struct Cache<T: 'static>(Cell<Option<(&'static Handles<T>, &'static Place<T>)>>);
 
 impl<T> Cache<T> {
-    /// Has no place yet.
+    /// Returns a cache that has no place yet.
     pub const fn new() -> Self {
         Self(Cell::new(None))
     }
@@ -157,19 +160,20 @@ impl<T> Drop for Cache<T> {
     }
 }
 
-/// An object that was looked up. It is taken out of the thread's place and goes back at the end:
-/// counting references, which threads may share, would cost more than the look-up.
+/// An object that was looked up. The look-up is taken out of the thread's place and goes back at
+/// the end: counting references, which threads may share, would cost more than the look-up.
 pub struct Lent<T: 'static>(Source<T>);
 
 enum Source<T: 'static> {
-    /// Goes nowhere.
+    /// An object that goes back to no place.
     Own(Arc<T>),
-    /// There until the end; the place that it goes back to, and the table's number of removals.
+    /// A look-up, present until the end; the place that it goes back to; the table's number of
+    /// removals.
     Kept(Option<Box<Entry<T>>>, &'static Place<T>, &'static AtomicU64),
 }
 
 impl<T> From<Arc<T>> for Lent<T> {
-    /// One that goes nowhere.
+    /// Returns an object that goes back to no place.
     fn from(object: Arc<T>) -> Self {
         Self(Source::Own(object))
     }
@@ -201,7 +205,7 @@ impl<T> Drop for Lent<T> {
 }
 
 impl<T> Handles<T> {
-    /// A table of handles; each kind of object has a number below 16 of its own.
+    /// Returns a table of handles; each kind of object has a number of its own below 16.
     pub const fn new(kind: u64) -> Self {
         Self {
             kind,
@@ -231,7 +235,7 @@ impl<T> Handles<T> {
         chunk.get(index as usize % CHUNK)
     }
 
-    /// Returns a handle for an object. Fails while a million of them are alive.
+    /// Returns a handle for an object. Fails while a million handles of the kind are alive.
     pub fn insert(&self, object: Arc<T>) -> Result<usize> {
         let full = || Error::usage("there are a million objects of one kind", "destroy some");
         let index = {
@@ -264,7 +268,7 @@ impl<T> Handles<T> {
         Ok(((handle & SLOT_MASK) as u32, (handle >> GENERATION_SHIFT) & GENERATION_MASK))
     }
 
-    /// The object of a handle.
+    /// Returns the object of a handle.
     pub fn get(&self, handle: usize) -> std::result::Result<Arc<T>, Dead> {
         let (index, generation) = self.parse(handle)?;
         let slot = self.slot(index).ok_or(Dead::Alien)?;
@@ -275,16 +279,17 @@ impl<T> Handles<T> {
         }
     }
 
-    /// As [`get`](Self::get), with what the calling thread looked up last kept in `cache`, which is
-    /// this table's alone: no lock is taken while no handle of the kind was removed since. Cheap
-    /// enough for every call. What is kept does not outlive the handle.
+    /// Returns the same as [`get`](Self::get), with the calling thread's last look-up kept in
+    /// `cache`, which belongs to this table alone. Takes no lock if the last look-up was of this
+    /// handle and no handle of the kind was removed since; cheap enough for every call. The kept
+    /// object does not outlive the handle.
     #[inline]
     pub fn get_cached(
         &'static self,
         handle: usize,
         cache: &'static LocalKey<Cache<T>>,
     ) -> std::result::Result<Lent<T>, Dead> {
-        // A thread that ends keeps nothing.
+        // A thread that ends keeps no look-up.
         let Ok(place) = cache.try_with(|cache| cache.place(self)) else {
             return self.get(handle).map(Lent::from);
         };
@@ -304,8 +309,8 @@ impl<T> Handles<T> {
         }))
     }
 
-    /// Ends a handle and returns its object, which no thread keeps any more but those that are in a
-    /// call with it.
+    /// Ends a handle and returns its object, which is then kept only by threads that are in a call
+    /// with it.
     pub fn remove(&self, handle: usize) -> std::result::Result<Arc<T>, Dead> {
         let (index, generation) = self.parse(handle)?;
         let slot = self.slot(index).ok_or(Dead::Alien)?;
@@ -368,7 +373,7 @@ mod tests {
         drop(objects);
         std::thread::scope(|scope| {
             let ((removed, wait), (looked_up, ready)) = (channel(), channel());
-            // It has called, and never calls again.
+            // This thread has called, and never calls again.
             scope.spawn(move || {
                 assert_eq!(look(first).map(|v| **v), Ok(0));
                 looked_up.send(()).unwrap();

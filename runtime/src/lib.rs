@@ -1,7 +1,7 @@
 //! The runtime of OxCCL: communicators, devices, links. `ARCHITECTURE.md` has the map.
 //!
-//! Data flows down once: `group` and `comm` decide what is done, `oxccl_plan` how, `device` does
-//! it, `link` moves bytes. Nothing here knows the C interface.
+//! Data flows down once: `group` and `comm` decide on the operation, `oxccl_plan` on the algorithm,
+//! `device` executes it, `link` moves bytes. Nothing here knows the C interface.
 
 pub mod bootstrap;
 pub mod cancel;

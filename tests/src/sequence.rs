@@ -241,7 +241,7 @@ fn collective(
     number: u32,
 ) -> Result<Option<Carrier>> {
     let nranks = players[0].comm.nranks();
-    let kind = Collective::ALL[random.below(8) as usize];
+    let kind = Collective::ALL[random.below(Collective::ALL.len() as u64) as usize];
     let spec = Spec::new(kind, nranks, random.below(u64::from(nranks)) as u32);
     let dtype = DataType::ALL[random.below(12) as usize];
     let op = ReduceOp::ALL[random.below(5) as usize];

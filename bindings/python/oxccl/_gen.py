@@ -22,10 +22,10 @@ NCCL_WIN_COLL_SYMMETRIC = 1
 #: ncclCommWindowRegister: accesses keep their order.
 NCCL_WIN_STRICT_ORDERING = 2
 
-#: A window's address is a multiple of so many bytes.
+#: The alignment of a window's address, in bytes.
 NCCL_WIN_REQUIRED_ALIGNMENT = 4096
 
-#: CTAPolicy: neither.
+#: CTAPolicy: neither efficiency nor zero.
 NCCL_CTA_POLICY_DEFAULT = 0
 
 #: CTAPolicy: few thread blocks.
@@ -48,7 +48,7 @@ NCCL_SUSPEND_MEM = 1
 
 
 class ncclResult_t(IntEnum):
-    """What functions return."""
+    """The result codes of functions."""
 
     #: Done.
     ncclSuccess = 0
@@ -66,7 +66,7 @@ class ncclResult_t(IntEnum):
     ncclRemoteError = 6
     #: Not complete yet.
     ncclInProgress = 7
-    #: Time is over.
+    #: A time limit has passed.
     ncclTimeout = 8
     #: Number of codes.
     ncclNumResults = 9
@@ -106,7 +106,7 @@ class ncclDataType_t(IntEnum):
 
 
 class ncclRedOp_t(IntEnum):
-    """How elements of different ranks are combined."""
+    """The operations that reduce elements of different ranks."""
 
     #: Sum; integers wrap.
     ncclSum = 0
@@ -126,7 +126,7 @@ class ncclRedOp_t(IntEnum):
 
 
 class ncclScalarResidence_t(IntEnum):
-    """Where the scalar of an operation with a factor lives."""
+    """The location of the scalar of an operation with a factor."""
 
     #: In memory that the device reads when the operation runs.
     ncclScalarDevice = 0
@@ -136,7 +136,7 @@ class ncclScalarResidence_t(IntEnum):
 
 
 class ncclCommMemStat_t(IntEnum):
-    """What ncclCommMemStats tells."""
+    """The figures that ncclCommMemStats returns."""
 
     #: Bytes that ncclCommSuspend would give back.
     ncclStatGpuMemSuspend = 0
@@ -166,13 +166,13 @@ class oxcclDeviceKind_t(IntEnum):
 
 
 class oxcclCaptureMode_t(IntEnum):
-    """How strictly a capture looks at other calls; the host device has none that disturb it."""
+    """The threads whose calls a capture checks; on the host device no call disturbs a capture."""
 
-    #: Looks at calls of all threads.
+    #: Checks calls of all threads.
     oxcclCaptureGlobal = 0
-    #: Looks at calls of this thread.
+    #: Checks calls of this thread.
     oxcclCaptureThreadLocal = 1
-    #: Looks at none.
+    #: Checks no calls.
     oxcclCaptureRelaxed = 2
 
 
@@ -187,8 +187,8 @@ ncclWindow_t = c_void_p
 
 
 class ncclUniqueId(Structure):
-    """Names a communicator that is to be made; copy it whole to all ranks, and keep it secret: who
-    has it can join."""
+    """The id of a communicator that is to be made. Copy it whole to all ranks, and keep it secret:
+    everyone who has it can join."""
 
     _fields_ = [
         # Opaque.
@@ -216,9 +216,9 @@ class ncclWaitSignalDesc_t(Structure):
     """Signals to wait for."""
 
     _fields_ = [
-        # How many.
+        # Number of signals.
         ("opCnt", c_int),
-        # From which rank.
+        # The rank that they come from.
         ("peer", c_int),
         # Index of the signal.
         ("sigIdx", c_int),
@@ -232,7 +232,7 @@ cudaStream_t = c_void_p
 
 
 class ncclConfig_v23000(Structure):
-    """What to ask of a new communicator; begin with NCCL_CONFIG_INITIALIZER. Fields left alone take
+    """The options of a new communicator; begin with NCCL_CONFIG_INITIALIZER. Fields left alone take
     NCCL's defaults."""
 
     _fields_ = [
@@ -281,12 +281,12 @@ class ncclConfig_v23000(Structure):
     ]
 
 
-#: What to ask of a new communicator.
+#: The options of a new communicator.
 ncclConfig_t = ncclConfig_v23000
 
 
 class ncclSimInfo_v22200(Structure):
-    """What ncclGroupSimulateEnd answers; begin with NCCL_SIM_INFO_INITIALIZER."""
+    """The answer of ncclGroupSimulateEnd; begin with NCCL_SIM_INFO_INITIALIZER."""
 
     _fields_ = [
         # Set by the initializer.
@@ -300,7 +300,7 @@ class ncclSimInfo_v22200(Structure):
     ]
 
 
-#: What ncclGroupSimulateEnd answers.
+#: The answer of ncclGroupSimulateEnd.
 ncclSimInfo_t = ncclSimInfo_v22200
 
 #: Handle of a variable. It lives as long as the library and needs no freeing.
@@ -321,14 +321,14 @@ oxcclGraphExec_t = c_void_p
 #: A function that a stream calls.
 oxcclHostFn_t = CFUNCTYPE(None, c_void_p)
 
-#: Receives log lines: its argument, the level as in NCCL_DEBUG (1 VERSION, 2 WARN, 3 INFO, 5
-#: TRACE), and the line. Called in a thread of its own, one line after the other, soon after each
-#: was written; may call any function of this library.
+#: A function that receives log lines: the user's argument, the level as in NCCL_DEBUG (1 VERSION,
+#: 2 WARN, 3 INFO, 5 TRACE), and the line. It is called in a thread of its own, one line after the
+#: other, soon after each was written, and may call any function of this library.
 oxcclLogFn_t = CFUNCTYPE(None, c_void_p, c_int, c_char_p)
 
 
 class oxcclErrorInfo_t(Structure):
-    """What failed. Set `size` to sizeof(oxcclErrorInfo_t) before the call."""
+    """The description of an error. Set `size` to sizeof(oxcclErrorInfo_t) before the call."""
 
     _fields_ = [
         # Size of the structure as the caller knows it.
@@ -339,11 +339,11 @@ class oxcclErrorInfo_t(Structure):
         ("rank", c_int),
         # Rank at fault or waited for; −1 when unknown.
         ("peer", c_int),
-        # Step of the plan; −1 outside one.
+        # Step of the plan; −1 outside a plan.
         ("step", c_int),
         # Number of the operation on its communicator.
         ("opSeq", c_uint64),
-        # Name of the operation; empty outside one.
+        # Name of the operation; empty outside an operation.
         ("operation", c_char * 32),
         # The whole message.
         ("text", c_char * 512),
@@ -374,7 +374,7 @@ PROTOTYPES = {
     "ncclCommShrink": (c_int, (c_void_p, POINTER(c_int), c_int, POINTER(c_void_p), POINTER(ncclConfig_t), c_int,)),
     # ncclCommGetUniqueId(comm, uniqueId)
     #
-    # Makes an id for the ranks that join by ncclCommGrow; for one growth.
+    # Makes an id for the ranks that join by ncclCommGrow. An id serves one growth.
     #
     # Called on one rank of `comm`, the root. `uniqueId`: out. Blocks: never.
     "ncclCommGetUniqueId": (c_int, (c_void_p, POINTER(ncclUniqueId),)),
@@ -531,27 +531,28 @@ PROTOTYPES = {
     "ncclCommFinalize": (c_int, (c_void_p,)),
     # ncclCommDestroy(comm)
     #
-    # Completes all operations of a communicator and ends it, whatever it answers; null is ignored.
+    # Completes all operations of a communicator and destroys it, whatever the result; null is
+    # ignored.
     #
     # Blocks and answers as ncclCommFinalize does.
     "ncclCommDestroy": (c_int, (c_void_p,)),
     # ncclCommGetAsyncError(comm, asyncError)
     #
-    # Tells whether the communicator has failed, and how.
+    # Returns whether the communicator has failed, and how.
     #
     # `asyncError`: out. Blocks: never.
     "ncclCommGetAsyncError": (c_int, (c_void_p, POINTER(c_int),)),
     # ncclCommCount(comm, count)
     #
-    # The number of ranks. `count`: out. Blocks: never.
+    # Returns the number of ranks. `count`: out. Blocks: never.
     "ncclCommCount": (c_int, (c_void_p, POINTER(c_int),)),
     # ncclCommCuDevice(comm, device)
     #
-    # The index of the device. `device`: out. Blocks: never.
+    # Returns the index of the device. `device`: out. Blocks: never.
     "ncclCommCuDevice": (c_int, (c_void_p, POINTER(c_int),)),
     # ncclCommUserRank(comm, rank)
     #
-    # This rank. `rank`: out. Blocks: never.
+    # Returns this rank's number. `rank`: out. Blocks: never.
     "ncclCommUserRank": (c_int, (c_void_p, POINTER(c_int),)),
     # ncclGroupStart()
     #
@@ -559,14 +560,14 @@ PROTOTYPES = {
     "ncclGroupStart": (c_int, ()),
     # ncclGroupEnd()
     #
-    # Ends a group and launches its calls; when one of them failed, nothing is launched and its error
+    # Ends a group and launches its calls; if one of them failed, nothing is launched and its error is
     # returned. Blocks: only for communicators that the group makes.
     "ncclGroupEnd": (c_int, ()),
     # ncclGroupSimulateEnd(simInfo)
     #
-    # Ends a group without launching anything: its calls are checked as by ncclGroupEnd, and
-    # `estimatedTime` of the outermost group becomes the time in µs that they would take by the cost
-    # model, one after the other on each communicator and side by side on several.
+    # Ends a group without launching anything. Its calls are checked as by ncclGroupEnd, and
+    # `estimatedTime` of the outermost group becomes the time in µs that the cost model predicts for
+    # them: one after the other on each communicator, several communicators side by side.
     #
     # `simInfo`: in and out; `size` and `magic` must be set. An inner group only ends, and
     # `estimatedTime` stays. Where the group makes communicators (NCCL makes them then), the answer is
@@ -574,16 +575,16 @@ PROTOTYPES = {
     "ncclGroupSimulateEnd": (c_int, (POINTER(ncclSimInfo_t),)),
     # ncclGetVersion(version)
     #
-    # The version of the interface, as NCCL_VERSION_CODE. `version`: out. Blocks: never.
+    # Returns the version of the interface, as NCCL_VERSION_CODE. `version`: out. Blocks: never.
     "ncclGetVersion": (c_int, (POINTER(c_int),)),
     # ncclGetErrorString(result)
     #
-    # What a result code means; a static text. Blocks: never.
+    # Returns the meaning of a result code, a static text. Blocks: never.
     "ncclGetErrorString": (c_char_p, (c_int,)),
     # ncclGetLastError(comm)
     #
-    # Returns what failed last: on the communicator, if it has failed, else in this thread, else in
-    # the process.
+    # Returns the text of the last error: of the communicator, if it has failed, else of this thread,
+    # else of the process.
     #
     # `comm`: a handle or null. The text lives until the calling thread's next error. Blocks: never.
     "ncclGetLastError": (c_char_p, (c_void_p,)),
@@ -592,10 +593,10 @@ PROTOTYPES = {
     # Ends a communicator at once, also one that is still being made: its operations end with an
     # error, the other ranks get ncclRemoteError. Null is ignored.
     #
-    # Afterwards no rank touches the buffers of its operations any more; where one does not answer,
+    # Afterwards no rank accesses the buffers of its operations any more; if a rank does not answer,
     # the error names it. Blocks: a second at most, whatever the other ranks do. Not for signal
-    # handlers, which may interrupt what this waits for: let the handler set a flag or write to a
-    # pipe, or read signals from a signalfd, and call this in a thread.
+    # handlers, which may interrupt the code that this call waits for: let the handler set a flag or
+    # write to a pipe, or read signals from a signalfd, and call this in a thread.
     "ncclCommAbort": (c_int, (c_void_p,)),
     # ncclCommRevoke(comm, revokeFlags)
     #
@@ -616,7 +617,8 @@ PROTOTYPES = {
     "ncclCommResume": (c_int, (c_void_p,)),
     # ncclCommMemStats(comm, stat, value)
     #
-    # Tells how much memory a communicator takes in this process, by what ncclCommSuspend does to it.
+    # Returns how much memory a communicator takes in this process: all of it, or the part that
+    # ncclCommSuspend gives back or keeps.
     #
     # `stat`: what is asked, bytes but for ncclStatGpuMemSuspended (0 or 1). `value`: out. Memory that
     # all ranks of a host share is counted where it belongs to this rank. Blocks: never.
@@ -666,25 +668,25 @@ PROTOTYPES = {
     "ncclParamGetI64": (c_int, (c_void_p, POINTER(c_int64),)),
     # ncclParamGetU8(h, out)
     #
-    # Reads a variable as a unsigned number of 8 bits; switches are 0 or 1, durations nanoseconds.
+    # Reads a variable as an unsigned number of 8 bits; switches are 0 or 1, durations nanoseconds.
     #
     # `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
     "ncclParamGetU8": (c_int, (c_void_p, POINTER(c_uint8),)),
     # ncclParamGetU16(h, out)
     #
-    # Reads a variable as a unsigned number of 16 bits; switches are 0 or 1, durations nanoseconds.
+    # Reads a variable as an unsigned number of 16 bits; switches are 0 or 1, durations nanoseconds.
     #
     # `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
     "ncclParamGetU16": (c_int, (c_void_p, POINTER(c_uint16),)),
     # ncclParamGetU32(h, out)
     #
-    # Reads a variable as a unsigned number of 32 bits; switches are 0 or 1, durations nanoseconds.
+    # Reads a variable as an unsigned number of 32 bits; switches are 0 or 1, durations nanoseconds.
     #
     # `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
     "ncclParamGetU32": (c_int, (c_void_p, POINTER(c_uint32),)),
     # ncclParamGetU64(h, out)
     #
-    # Reads a variable as a unsigned number of 64 bits; switches are 0 or 1, durations nanoseconds.
+    # Reads a variable as an unsigned number of 64 bits; switches are 0 or 1, durations nanoseconds.
     #
     # `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
     "ncclParamGetU64": (c_int, (c_void_p, POINTER(c_uint64),)),
@@ -712,7 +714,7 @@ PROTOTYPES = {
     "ncclParamGetParameter": (c_int, (c_char_p, POINTER(c_char_p), POINTER(c_int),)),
     # ncclParamGetAllParameterKeys(table, tableLen)
     #
-    # The names of all variables; with NCCL_PARAM_DUMP_ALL=1 also of those that NCCL does not
+    # Returns the names of all variables; with NCCL_PARAM_DUMP_ALL=1 also of those that NCCL does not
     # document.
     #
     # `table`: out, lives until the calling thread's next call of this function. `tableLen`: out, the
@@ -720,13 +722,14 @@ PROTOTYPES = {
     "ncclParamGetAllParameterKeys": (c_int, (POINTER(POINTER(c_char_p)), POINTER(c_int),)),
     # ncclParamDumpAll()
     #
-    # Writes all variables with value, origin and meaning to the log, whatever its level is; which
-    # ones, is as for ncclParamGetAllParameterKeys. Blocks: for the log file.
+    # Writes the variables of ncclParamGetAllParameterKeys with value, origin and meaning to the log,
+    # whatever its level is. Blocks: for the log file.
     "ncclParamDumpAll": (None, ()),
     # ncclResetDebugInit()
     #
-    # Has logging follow what NCCL_DEBUG and the variables that begin like it say now. A function set
-    # by oxcclSetLog stays; `ncclParam*` go on to show what was read first. Blocks: for files.
+    # Makes logging follow the present values of NCCL_DEBUG and of the variables that begin like it. A
+    # function set by oxcclSetLog stays; `ncclParam*` still return the values read first. Blocks: for
+    # files.
     "ncclResetDebugInit": (None, ()),
     # ncclRedOpCreatePreMulSum(op, scalar, datatype, residence, comm)
     #
@@ -743,7 +746,7 @@ PROTOTYPES = {
     "ncclRedOpCreatePreMulSum": (c_int, (POINTER(c_int), c_void_p, c_int, c_int, c_void_p,)),
     # ncclRedOpDestroy(op, comm)
     #
-    # Ends an operation that ncclRedOpCreatePreMulSum made; calls made before keep its scalar.
+    # Destroys an operation that ncclRedOpCreatePreMulSum made; earlier calls keep its scalar.
     #
     # `op`: in, of `comm`. Its number is never used again on `comm`. Blocks: never.
     "ncclRedOpDestroy": (c_int, (c_int, c_void_p,)),
@@ -752,8 +755,8 @@ PROTOTYPES = {
     # Registers a buffer.
     #
     # `buff`: in, `size` bytes. `handle`: out. On the host device memory from ncclMemAlloc is used in
-    # place by all ranks whether registered or not; other memory is read in place by the system, from
-    # some MiB on and where it is allowed. Blocks: never.
+    # place by all ranks whether registered or not; other memory is read by the system's remote reads,
+    # from some MiB on and where they are allowed. Blocks: never.
     "ncclCommRegister": (c_int, (c_void_p, c_void_p, c_size_t, POINTER(c_void_p),)),
     # ncclCommDeregister(comm, handle)
     #
@@ -772,18 +775,18 @@ PROTOTYPES = {
     "ncclCommWindowRegister": (c_int, (c_void_p, c_void_p, c_size_t, POINTER(c_void_p), c_int,)),
     # ncclCommWindowDeregister(comm, win)
     #
-    # Ends a window. No rank may still write into it; its memory may be freed when no rank calls
-    # anything on its own memory in this window any more. Blocks: never.
+    # Ends a window. No rank may still write into it. Its memory may be freed when no rank makes calls
+    # on that rank's own memory in this window any more. Blocks: never.
     "ncclCommWindowDeregister": (c_int, (c_void_p, c_void_p,)),
     # ncclWinGetUserPtr(comm, win, outUserPtr)
     #
-    # The memory that a window was registered with.
+    # Returns the memory that a window was registered with.
     #
     # `outUserPtr`: out. Blocks: never.
     "ncclWinGetUserPtr": (c_int, (c_void_p, c_void_p, POINTER(c_void_p),)),
     # ncclPutSignal(localbuff, count, datatype, peer, peerWin, peerWinOffset, sigIdx, ctx, flags, comm, stream)
     #
-    # Writes into the window of a rank of this host, and then counts up one of its signals.
+    # Writes into the window of a rank of this host, and then increments one of that rank's signals.
     #
     # `localbuff`: in, count × datatype. `peerWin`: this rank's handle of the window that `peer`
     # registered at the same place in the order of registrations. `peerWinOffset`: in bytes. `sigIdx`:
@@ -792,22 +795,21 @@ PROTOTYPES = {
     "ncclPutSignal": (c_int, (c_void_p, c_size_t, c_int, c_int, c_void_p, c_size_t, c_int, c_int, c_uint, c_void_p, c_void_p,)),
     # ncclSignal(peer, sigIdx, ctx, flags, comm, stream)
     #
-    # Counts up a signal of a rank of this host; what was put before is there when it is seen.
+    # Increments a signal of a rank of this host; data put before is there when the signal is seen.
     #
     # Arguments as for ncclPutSignal. Blocks: never.
     "ncclSignal": (c_int, (c_int, c_int, c_int, c_uint, c_void_p, c_void_p,)),
     # ncclWaitSignal(nDesc, signalDescs, comm, stream)
     #
-    # Makes a stream wait until signals have come: of each descriptor `opCnt` more than were waited
-    # for before.
+    # Makes a stream wait for signals: for each descriptor, `opCnt` more than were waited for before.
     #
     # `signalDescs`: in, nDesc descriptors, read before the call returns. Blocks: never; the stream
     # waits.
     "ncclWaitSignal": (c_int, (c_int, POINTER(ncclWaitSignalDesc_t), c_void_p, c_void_p,)),
     # oxcclDeviceCount(kind, count)
     #
-    # The number of devices of a kind: of the host its processors, of CUDA the GPUs that the
-    # driver shows; 0 without a driver of version 580 or newer.
+    # Returns the number of devices of a kind: the host's processors, or the GPUs that the CUDA driver
+    # shows; 0 GPUs without a driver of version 580 or newer.
     #
     # `count`: out. Blocks: never.
     "oxcclDeviceCount": (c_int, (c_int, POINTER(c_int),)),
@@ -820,7 +822,7 @@ PROTOTYPES = {
     "oxcclDeviceSet": (c_int, (c_int, c_int,)),
     # oxcclDeviceGet(kind, index)
     #
-    # The calling thread's device. `kind`, `index`: out. Blocks: never.
+    # Returns the calling thread's device. `kind`, `index`: out. Blocks: never.
     "oxcclDeviceGet": (c_int, (POINTER(c_int), POINTER(c_int),)),
     # oxcclMemAlloc(ptr, size)
     #
@@ -830,13 +832,13 @@ PROTOTYPES = {
     "oxcclMemAlloc": (c_int, (POINTER(c_void_p), c_size_t,)),
     # oxcclMemFree(ptr)
     #
-    # Frees memory from oxcclMemAlloc or ncclMemAlloc, of whatever device; null is ignored. Blocks: on
+    # Frees memory from oxcclMemAlloc or ncclMemAlloc, of any device; null is ignored. Blocks: on
     # a GPU until that has done everything, as cudaFree does.
     "oxcclMemFree": (c_int, (c_void_p,)),
     # oxcclMemcpyAsync(dst, src, bytes, stream)
     #
     # Copies `bytes` bytes, in the order of the stream; the buffers must not overlap. On a stream of
-    # CUDA each may be memory of the host or of any GPU.
+    # CUDA each buffer may be memory of the host or of any GPU.
     #
     # `dst`: out. `src`: in. Blocks: never; but a stream of CUDA may wait for its turn where memory of
     # the host is not pinned.
@@ -853,27 +855,27 @@ PROTOTYPES = {
     "oxcclEventCreate": (c_int, (POINTER(c_void_p),)),
     # oxcclEventDestroy(event)
     #
-    # Ends an event. Blocks: never.
+    # Destroys an event. Blocks: never.
     "oxcclEventDestroy": (c_int, (c_void_p,)),
     # oxcclEventRecord(event, stream)
     #
-    # Marks the present end of a stream with an event. Blocks: never.
+    # Records an event at the present end of a stream. Blocks: never.
     "oxcclEventRecord": (c_int, (c_void_p, c_void_p,)),
     # oxcclEventQuery(event)
     #
-    # Tells whether the stream has come to the event's last mark: ncclSuccess, or ncclInProgress.
-    # Blocks: never.
+    # Returns ncclSuccess when the stream has reached the last record of the event, else
+    # ncclInProgress. Blocks: never.
     "oxcclEventQuery": (c_int, (c_void_p,)),
     # oxcclEventElapsedTime(ms, start, end)
     #
-    # The time from one event to another, in milliseconds; both must have come up.
+    # Returns the time from one event to another, in milliseconds; both must be complete.
     #
     # `ms`: out. Blocks: never.
     "oxcclEventElapsedTime": (c_int, (POINTER(c_float), c_void_p, c_void_p,)),
     # oxcclStreamBeginCapture(stream, mode)
     #
-    # Begins to capture: calls on the stream, and on streams that wait for its events, go into a graph
-    # instead of being done. Blocks: never.
+    # Begins a capture: calls on the stream, and on streams that wait for its events, go into a graph
+    # instead of being executed. Blocks: never.
     "oxcclStreamBeginCapture": (c_int, (c_void_p, c_int,)),
     # oxcclStreamEndCapture(stream, graph)
     #
@@ -881,14 +883,14 @@ PROTOTYPES = {
     "oxcclStreamEndCapture": (c_int, (c_void_p, POINTER(c_void_p),)),
     # oxcclGraphInstantiate(exec, graph)
     #
-    # Makes a graph ready to be launched. `exec`: out. The graph may be destroyed before it.
+    # Makes an executable graph. `exec`: out. The graph may be destroyed before it.
     # Blocks: never.
     "oxcclGraphInstantiate": (c_int, (POINTER(c_void_p), c_void_p,)),
     # oxcclGraphExecUpdate(exec, graph)
     #
     # Puts another graph's parameters into an executable graph: both need the same calls in the same
-    # order, on the same communicators; buffers, counts and roots may differ. Launches that are under
-    # way keep theirs.
+    # order, on the same communicators; buffers, counts and roots may differ. Launches under way keep
+    # their parameters.
     # Blocks: never.
     "oxcclGraphExecUpdate": (c_int, (c_void_p, c_void_p,)),
     # oxcclGraphLaunch(exec, stream)
@@ -897,71 +899,72 @@ PROTOTYPES = {
     "oxcclGraphLaunch": (c_int, (c_void_p, c_void_p,)),
     # oxcclGraphDestroy(graph, exec)
     #
-    # Ends a graph, an executable graph, or both; null is ignored. Launches under way are completed.
+    # Destroys a graph, an executable graph, or both; null is ignored. Launches under way complete.
     # Blocks: never.
     "oxcclGraphDestroy": (c_int, (c_void_p, c_void_p,)),
     # oxcclGetVersion(version)
     #
-    # The version of OxCCL, as OXCCL_VERSION_CODE. `version`: out. Blocks: never.
+    # Returns the version of OxCCL, as OXCCL_VERSION_CODE. `version`: out. Blocks: never.
     "oxcclGetVersion": (c_int, (POINTER(c_int),)),
     # oxcclLastError(info)
     #
-    # What failed last in this thread, else in the process; code 0 when nothing did.
+    # Describes the last error of this thread, else of the process; code 0 when there was none.
     #
     # `info`: in its size, out the rest. Blocks: never.
     "oxcclLastError": (c_int, (POINTER(oxcclErrorInfo_t),)),
     # oxcclCommLastError(comm, info)
     #
-    # Why a communicator failed; code 0 when it did not.
+    # Describes the error with which a communicator failed; code 0 when it has not failed.
     #
     # `info`: in its size, out the rest. Blocks: never.
     "oxcclCommLastError": (c_int, (c_void_p, POINTER(oxcclErrorInfo_t),)),
     # oxcclCommInPlace(comm, count)
     #
-    # How many collectives so far read or wrote the other ranks' buffers where they lie, without a
-    # stage in between: what memory from ncclMemAlloc, ncclCommRegister and captures are for.
+    # Returns the number of collectives so far that read or wrote the other ranks' buffers in place,
+    # without a stage in between. Memory from ncclMemAlloc, ncclCommRegister and captures allow this.
     #
     # `count`: out; of operations that have ended at least. Blocks: for an operation that is under way
     # on host memory, while it moves on.
     "oxcclCommInPlace": (c_int, (c_void_p, POINTER(c_uint64),)),
     # oxcclCommByCopyEngines(comm, count)
     #
-    # How many operations so far had their data moved by copy engines of a GPU: large ncclAllGather
-    # and ncclAlltoAll between windows, and ncclPutSignal, outside graphs. With CTAPolicy
-    # NCCL_CTA_POLICY_ZERO, all of more than 512 KiB per rank.
+    # Returns the number of operations so far whose data was moved by copy engines of a GPU: large
+    # ncclAllGather and ncclAlltoAll between windows, and ncclPutSignal, outside graphs. With
+    # CTAPolicy NCCL_CTA_POLICY_ZERO, all of more than 512 KiB per rank.
     #
     # `count`: out; of operations that have begun at least. Blocks: never.
     "oxcclCommByCopyEngines": (c_int, (c_void_p, POINTER(c_uint64),)),
     # oxcclSetLog(level, func, user)
     #
-    # Sets the log level (0 none to 5 trace, as NCCL_DEBUG) and where lines go: `func(user, level,
-    # text)` without what NCCL puts before the text, or NCCL_DEBUG_FILE when `func` is null. Blocks
-    # until the function before has had its lines and has returned: `user` may go then. Within it:
-    # never.
+    # Sets the log level (0 none to 5 trace, as NCCL_DEBUG) and the receiver of lines: `func(user,
+    # level, text)`, without NCCL's prefix of the text, or NCCL_DEBUG_FILE when `func` is null.
+    # Blocks until the function before has had its lines and has returned: `user` may go then. Within
+    # it: never.
     "oxcclSetLog": (c_int, (c_int, oxcclLogFn_t, c_void_p,)),
     # oxcclCommInitEnv(comm, config)
     #
-    # Makes a communicator of all processes that oxccl run, mpirun, srun or torchrun started; alone
-    # without a launcher. The device's index becomes the rank on this host.
+    # Makes a communicator of all processes that oxccl run, mpirun, srun or torchrun started; without
+    # a launcher, of this process alone. The device's index becomes the rank on this host.
     #
     # Ranks of several hosts need NCCL_COMM_ID, or, under mpirun and srun, OXCCL_RENDEZVOUS: a folder
-    # that all hosts share. Under torchrun they meet at MASTER_ADDR, at the port behind MASTER_PORT,
-    # as if that were NCCL_COMM_ID; both need OXCCL_SECRET_FILE or OXCCL_INSECURE=1.
+    # that all hosts share. Under torchrun they meet at MASTER_ADDR and port MASTER_PORT + 1, as if
+    # that were NCCL_COMM_ID; both need OXCCL_SECRET_FILE or OXCCL_INSECURE=1.
     #
     # `comm`: out. `config`: as for ncclCommInitRankConfig. Blocks as ncclCommInitRank.
     "oxcclCommInitEnv": (c_int, (POINTER(c_void_p), POINTER(ncclConfig_t),)),
     # oxcclCommSetTimeout(comm, timeoutNs)
     #
-    # Bounds how long an operation of the communicator may wait for a peer without getting anywhere;
-    # then it fails with ncclRemoteError, and the communicator with it.
+    # Limits the time that an operation of the communicator may wait for a peer without progress; then
+    # the operation fails with ncclRemoteError, and the communicator with it.
     #
     # `timeoutNs`: nanoseconds, −1 for no bound. Blocks: never.
     "oxcclCommSetTimeout": (c_int, (c_void_p, c_int64,)),
     # oxcclSetInitTimeout(timeoutNs)
     #
-    # Bounds how long the making of communicators, also from others, that the calling thread begins
-    # from now on waits for the other ranks, instead of OXCCL_INIT_TIMEOUT. Then it fails on all ranks
-    # that came, with the ranks that did not; the shortest bound of any rank holds.
+    # Limits the time that communicators wait for the other ranks while they are made, instead of
+    # OXCCL_INIT_TIMEOUT. It holds for those that the calling thread begins to make from now on, also
+    # from other communicators. Then the call fails on all ranks that came, and the error names the
+    # missing ranks; the shortest limit of any rank holds.
     #
     # `timeoutNs`: nanoseconds; −1: what OXCCL_INIT_TIMEOUT says, and for children what their parent
     # had.
@@ -969,8 +972,8 @@ PROTOTYPES = {
     "oxcclSetInitTimeout": (c_int, (c_int64,)),
     # oxcclStreamCreate(stream)
     #
-    # Makes a stream on the calling thread's device; on a GPU one that the default stream does not
-    # wait for. `stream`: out. Blocks: never.
+    # Makes a stream on the calling thread's device; on a GPU, the default stream does not wait for
+    # it. `stream`: out. Blocks: never.
     "oxcclStreamCreate": (c_int, (POINTER(c_void_p),)),
     # oxcclStreamDestroy(stream)
     #
@@ -978,7 +981,7 @@ PROTOTYPES = {
     "oxcclStreamDestroy": (c_int, (c_void_p,)),
     # oxcclStreamQuery(stream)
     #
-    # Tells whether a stream has done everything: ncclSuccess, or ncclInProgress. An asynchronous
+    # Returns ncclSuccess when a stream has done everything, else ncclInProgress. An asynchronous
     # error of its work is returned once. Blocks: never.
     "oxcclStreamQuery": (c_int, (c_void_p,)),
     # oxcclStreamSynchronize(stream, timeoutNs)
@@ -988,12 +991,12 @@ PROTOTYPES = {
     "oxcclStreamSynchronize": (c_int, (c_void_p, c_int64,)),
     # oxcclStreamWaitEvent(stream, event)
     #
-    # Makes what the stream does from now on wait for an event. Blocks: never.
+    # Makes the stream's later work wait for an event. Blocks: never.
     "oxcclStreamWaitEvent": (c_int, (c_void_p, c_void_p,)),
     # oxcclStreamHostFunc(stream, func, arg)
     #
-    # Calls `func(arg)` on a thread of the library, or of CUDA, in the order of the stream. It must
-    # not call this library's functions that block. Blocks: never.
+    # Calls `func(arg)` on a thread of the library, or of CUDA, in the order of the stream. `func`
+    # must not call functions of this library that block. Blocks: never.
     "oxcclStreamHostFunc": (c_int, (c_void_p, oxcclHostFn_t, c_void_p,)),
     # oxcclAllGatherv(sendbuff, sendcount, recvbuff, recvcounts, recvdispls, datatype, comm, stream)
     #
@@ -1003,10 +1006,10 @@ PROTOTYPES = {
     # the data of rank r come at element recvdispls[r] and have recvcounts[r] elements; parts must not
     # overlap. `sendbuff` may be recvbuff + recvdispls of this rank, in place, and must not overlap
     # `recvbuff` otherwise. Counts and displacements are in elements and read before the call returns;
-    # a part without elements is not looked at, and its displacement may be anything. Counts that
-    # differ between the two ranks that they concern are an error that names both where a piece comes
-    # with another length than expected, and otherwise as for ncclSend and ncclRecv. Cost: every rank
-    # sends its data directly to every other one.
+    # a part without elements is not looked at, and its displacement may be anything. If the two ranks
+    # of a part disagree on its count, the error names both ranks where a piece has another length
+    # than expected, and is otherwise as for ncclSend and ncclRecv. Cost: every rank sends its data
+    # directly to every other one.
     # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
     "oxcclAllGatherv": (c_int, (c_void_p, c_size_t, c_void_p, POINTER(c_size_t), POINTER(c_size_t), c_int, c_void_p, c_void_p,)),
     # oxcclReduceScatterv(sendbuff, recvbuff, counts, datatype, op, comm, stream)
@@ -1022,16 +1025,15 @@ PROTOTYPES = {
     "oxcclReduceScatterv": (c_int, (c_void_p, c_void_p, POINTER(c_size_t), c_int, c_int, c_void_p, c_void_p,)),
     # oxcclAlltoAllv(sendbuff, sendcounts, senddispls, recvbuff, recvcounts, recvdispls, datatype, comm, stream)
     #
-    # Every rank sends a part of its own to every rank.
+    # Sends a separate part of every rank's input to every rank.
     #
     # `sendbuff`: in; what goes to rank r begins at element senddispls[r] and has sendcounts[r]
     # elements. `recvbuff`: out; what comes from rank r lands at element recvdispls[r] and has
     # recvcounts[r] elements; parts must not overlap each other or what is sent (no in place). Counts
     # and displacements are in elements and read before the call returns; a part without elements is
-    # not looked at, and its displacement may be anything. Counts that differ between the two ranks
-    # that they concern are an error that names both where a piece comes with another length than
-    # expected, and otherwise as for ncclSend and ncclRecv. Cost: one message to and from every rank
-    # with elements.
+    # not looked at, and its displacement may be anything. If the two ranks of a part disagree on its
+    # count, the error names both ranks where a piece has another length than expected, and is
+    # otherwise as for ncclSend and ncclRecv. Cost: one message to and from every rank with elements.
     # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
     "oxcclAlltoAllv": (c_int, (c_void_p, POINTER(c_size_t), POINTER(c_size_t), c_void_p, POINTER(c_size_t), POINTER(c_size_t), c_int, c_void_p, c_void_p,)),
     # oxcclGatherv(sendbuff, sendcount, recvbuff, recvcounts, recvdispls, datatype, root, comm, stream)
@@ -1041,23 +1043,23 @@ PROTOTYPES = {
     # `sendbuff`: in, sendcount × datatype. `recvbuff`, `recvcounts`, `recvdispls`: at the root as for
     # oxcclAllGatherv, in place too; ignored elsewhere. Counts and displacements are in elements and
     # read before the call returns; a part without elements is not looked at, and its displacement may
-    # be anything. Counts that differ between the two ranks that they concern are an error that names
-    # both where a piece comes with another length than expected, and otherwise as for ncclSend and
-    # ncclRecv. Cost: one message from every rank to the root.
+    # be anything. If the two ranks of a part disagree on its count, the error names both ranks where
+    # a piece has another length than expected, and is otherwise as for ncclSend and ncclRecv. Cost:
+    # one message from every rank to the root.
     # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
     "oxcclGatherv": (c_int, (c_void_p, c_size_t, c_void_p, POINTER(c_size_t), POINTER(c_size_t), c_int, c_int, c_void_p, c_void_p,)),
     # oxcclScatterv(sendbuff, sendcounts, senddispls, recvbuff, recvcount, datatype, root, comm, stream)
     #
-    # Sends to every rank its part, of a length of its own, of the root's input.
+    # Sends every rank its part of the root's input; the parts may differ in length.
     #
     # `sendbuff`, `sendcounts`, `senddispls`: in at the root, where the part of rank r begins at
     # element senddispls[r] and has sendcounts[r] elements; ignored elsewhere. `recvbuff`: out,
     # recvcount × datatype; at the root it may be sendbuff + senddispls of the root, in place, and
     # must not overlap `sendbuff` otherwise. Counts and displacements are in elements and read before
     # the call returns; a part without elements is not looked at, and its displacement may be
-    # anything. Counts that differ between the two ranks that they concern are an error that names
-    # both where a piece comes with another length than expected, and otherwise as for ncclSend and
-    # ncclRecv. Cost: one message from the root to every rank.
+    # anything. If the two ranks of a part disagree on its count, the error names both ranks where a
+    # piece has another length than expected, and is otherwise as for ncclSend and ncclRecv. Cost: one
+    # message from the root to every rank.
     # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
     "oxcclScatterv": (c_int, (c_void_p, POINTER(c_size_t), POINTER(c_size_t), c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p,)),
 }

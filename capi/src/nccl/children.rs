@@ -14,7 +14,7 @@ use oxccl_twin::twin;
 use std::ffi::c_int;
 use std::sync::Arc;
 
-/// The parent of a child, not suspended.
+/// Looks up the parent of a new communicator; fails if the parent is not made yet.
 fn parent(comm: ncclComm_t, function: &'static str) -> Result<(Arc<Holder>, Called)> {
     let holder = objects::holder(comm, function)?;
     let ready = Called::new(holder.clone())?;
@@ -37,7 +37,7 @@ unsafe fn comm_split(
     // SAFETY: passed on from the caller.
     let options = unsafe { config::read(config, FUNCTION, Some(parent.options()))? };
     let device = parent.device();
-    // Before the call counts: the other ranks may repeat theirs with this one.
+    // Checked before the call is counted, so that this rank can repeat it together with the others.
     convert::place(newcomm, FUNCTION, "newcomm")?;
     let origin = parent.split(color, key);
     // SAFETY: passed on from the caller.
@@ -98,7 +98,7 @@ unsafe fn comm_shrink(
     // SAFETY: passed on from the caller.
     let options = unsafe { config::read(config, FUNCTION, Some(parent.options()))? };
     let device = parent.device();
-    // Before the call counts: the other ranks may repeat theirs with this one.
+    // Checked before the call is counted, so that this rank can repeat it together with the others.
     convert::place(newcomm, FUNCTION, "newcomm")?;
     let origin = parent.shrink(excluded, shrinkFlags == NCCL_SHRINK_ABORT);
     // SAFETY: passed on from the caller.
@@ -159,7 +159,7 @@ unsafe fn comm_grow(
     // SAFETY: passed on from the caller.
     let options = unsafe { config::read(config, FUNCTION, Some(parent.options()))? };
     let device = parent.device();
-    // Before the call counts: the other ranks may repeat theirs with this one.
+    // Checked before the call is counted, so that this rank can repeat it together with the others.
     convert::place(newcomm, FUNCTION, "newcomm")?;
     let origin = parent.grow(nranks, id);
     // SAFETY: passed on from the caller.
@@ -215,7 +215,7 @@ pub unsafe extern "C" fn ncclCommShrink(
     })
 }
 
-/// Makes an id for the ranks that join by ncclCommGrow; for one growth.
+/// Makes an id for the ranks that join by ncclCommGrow. An id serves one growth.
 ///
 /// Called on one rank of `comm`, the root. `uniqueId`: out. Blocks: never.
 ///

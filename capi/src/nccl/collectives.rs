@@ -29,7 +29,7 @@ struct Arguments {
 }
 
 impl Arguments {
-    /// Checks and launches.
+    /// Checks the arguments and launches the call.
     fn launch(self) -> Result<()> {
         let function = self.function;
         let comm = objects::comm(self.comm, function)?;
@@ -51,7 +51,7 @@ impl Arguments {
         };
         buffer(self.input, spec.input_blocks(comm.rank()), "sendbuff")?;
         buffer(self.output, spec.output_blocks(comm.rank()), "recvbuff")?;
-        // Also of 0 elements: the others check that all ranks call the same.
+        // Also with 0 elements: the other ranks check that all ranks make the same call.
         let (input, output) = (self.input.cast(), self.output.cast());
         let call = Call { spec, input, output, count: self.count as u64, dtype, op, scale };
         let stream = comm.stream(self.stream as usize, function)?;
@@ -67,7 +67,7 @@ impl Arguments {
     }
 }
 
-/// The size of a buffer, if it can exist.
+/// Returns the size of a buffer in bytes; fails if the address space is too small for it.
 pub(crate) fn bytes(
     function: &'static str,
     argument: &'static str,

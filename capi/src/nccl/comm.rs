@@ -1,4 +1,4 @@
-//! Making, asking and ending communicators.
+//! Creation, queries and destruction of communicators.
 
 use super::config::{self, ncclConfig_t};
 use super::types::{ncclComm_t, ncclResult_t, ncclUniqueId};
@@ -28,7 +28,7 @@ pub(super) unsafe fn new_unique_id(
     uniqueId: *mut ncclUniqueId,
     function: &'static str,
 ) -> Result<()> {
-    // Before a rendezvous is started for nobody.
+    // Checked before a rendezvous is started in vain.
     if uniqueId.is_null() {
         return Err(Error::argument(function, "uniqueId", "null", "a place for the id"));
     }
@@ -49,7 +49,7 @@ pub(crate) fn id(
     })
 }
 
-/// A number of ranks.
+/// Checks a number of ranks.
 fn ranks(number: c_int, function: &'static str, argument: &'static str) -> Result<u32> {
     let limit = bootstrap::root::MAX_RANKS;
     let nranks = u32::try_from(number).ok().filter(|n| (1..=limit).contains(n));
@@ -77,8 +77,8 @@ pub(crate) unsafe fn make(
     unsafe { begin((function, output), comm, origin, None, (device, options)) }
 }
 
-/// Makes a communicator, or begins to; the names are those of the function and of its argument for
-/// the handle.
+/// Makes a communicator, or begins to make it; the names are those of the function and of its
+/// argument for the handle.
 ///
 /// # Safety
 /// As for `make`.
@@ -89,7 +89,7 @@ pub(crate) unsafe fn begin(
     parent: Option<Arc<Holder>>,
     (device, options): (Device, Options),
 ) -> Result<Launched> {
-    // Before the id is used up.
+    // Checked before the id is used up.
     convert::place(comm, function, output)?;
     let name = options.name.as_deref().filter(|name| !name.is_empty());
     let name = name.unwrap_or("without a name");
@@ -109,7 +109,7 @@ pub(crate) unsafe fn begin(
     group::create_communicator(Creation { origin, holder, parent, finish })
 }
 
-/// A function and its arguments for the handle, the rank and the id.
+/// The names of a function and of its arguments for the handle, the rank and the id.
 type Names = (&'static str, [&'static str; 3]);
 
 fn names(function: &'static str) -> Names {
@@ -180,8 +180,8 @@ unsafe fn comm_init_rank_scalable(
         // SAFETY: nId ids by the contract of the caller.
         id(unsafe { &*commIds.add(i) }, FUNCTION, "commIds")?;
     }
-    // All meet at the first one: several meeting points would first have to tell each other what
-    // they collected, and every rank needs everyone's message in the end.
+    // All ranks meet at the first id: several meeting points would first have to exchange the
+    // messages that they collected, and every rank needs everyone's message in the end.
     // SAFETY: at least one id; the rest is passed on from the caller.
     unsafe {
         let names = (FUNCTION, ["newcomm", "myrank", "commIds"]);
@@ -398,7 +398,8 @@ pub unsafe extern "C" fn ncclCommFinalize(comm: ncclComm_t) -> ncclResult_t {
     boundary(|| unsafe { comm_finalize(comm) })
 }
 
-/// Completes all operations of a communicator and ends it, whatever it answers; null is ignored.
+/// Completes all operations of a communicator and destroys it, whatever the result; null is
+/// ignored.
 ///
 /// Blocks and answers as ncclCommFinalize does.
 ///
@@ -411,7 +412,7 @@ pub unsafe extern "C" fn ncclCommDestroy(comm: ncclComm_t) -> ncclResult_t {
     boundary(|| unsafe { comm_destroy(comm) })
 }
 
-/// Tells whether the communicator has failed, and how.
+/// Returns whether the communicator has failed, and how.
 ///
 /// `asyncError`: out. Blocks: never.
 ///
@@ -427,7 +428,7 @@ pub unsafe extern "C" fn ncclCommGetAsyncError(
     boundary(|| unsafe { comm_get_async_error(comm, asyncError) })
 }
 
-/// The number of ranks. `count`: out. Blocks: never.
+/// Returns the number of ranks. `count`: out. Blocks: never.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -438,7 +439,7 @@ pub unsafe extern "C" fn ncclCommCount(comm: ncclComm_t, count: *mut c_int) -> n
     boundary(|| unsafe { comm_count(comm, count) })
 }
 
-/// The index of the device. `device`: out. Blocks: never.
+/// Returns the index of the device. `device`: out. Blocks: never.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -449,7 +450,7 @@ pub unsafe extern "C" fn ncclCommCuDevice(comm: ncclComm_t, device: *mut c_int) 
     boundary(|| unsafe { comm_cu_device(comm, device) })
 }
 
-/// This rank. `rank`: out. Blocks: never.
+/// Returns this rank's number. `rank`: out. Blocks: never.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.

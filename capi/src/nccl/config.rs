@@ -1,5 +1,5 @@
-//! The versioned structures: callers of any NCCL from 2.14 on say which version they were built
-//! with, and only what that version knew is read.
+//! The versioned structures. Callers of any NCCL from 2.14 on state the version that they were
+//! built with, and only the fields that this version knew are read.
 
 use oxccl_runtime::comm::Options;
 use oxccl_runtime::config::Config;
@@ -17,7 +17,7 @@ const SIM_MAGIC: c_uint = 0x7468_5283;
 /// A field that is left to the library.
 const UNDEFINED: c_int = c_int::MIN;
 
-/// What to ask of a new communicator; begin with NCCL_CONFIG_INITIALIZER. Fields left alone take
+/// The options of a new communicator; begin with NCCL_CONFIG_INITIALIZER. Fields left alone take
 /// NCCL's defaults.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -66,10 +66,10 @@ pub struct ncclConfig_v23000 {
     pub graphStreamOrdering: c_int,
 }
 
-/// What to ask of a new communicator.
+/// The options of a new communicator.
 pub type ncclConfig_t = ncclConfig_v23000;
 
-/// What ncclGroupSimulateEnd answers; begin with NCCL_SIM_INFO_INITIALIZER.
+/// The answer of ncclGroupSimulateEnd; begin with NCCL_SIM_INFO_INITIALIZER.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ncclSimInfo_v22200 {
@@ -83,10 +83,10 @@ pub struct ncclSimInfo_v22200 {
     pub estimatedTime: f32,
 }
 
-/// What ncclGroupSimulateEnd answers.
+/// The answer of ncclGroupSimulateEnd.
 pub type ncclSimInfo_t = ncclSimInfo_v22200;
 
-/// Sizes that are believed: those of 2.14 and of versions far beyond this one.
+/// The sizes that are accepted: from that of 2.14 to those of versions far beyond this one.
 const SIZES: std::ops::RangeInclusive<usize> = 24..=4096;
 
 const INITIAL: ncclConfig_t = ncclConfig_v23000 {
@@ -117,8 +117,8 @@ const INITIAL: ncclConfig_t = ncclConfig_v23000 {
 type Field = (&'static str, c_uint, fn(&ncclConfig_t) -> c_int);
 
 /// The numeric fields. A field that took the place of padding needs its version, not only the
-/// structure's size. trafficClass came with 2.26: what callers built with 2.25 have there is
-/// padding, although NCCL reads it.
+/// structure's size. trafficClass came with 2.26: callers built with 2.25 have padding there,
+/// although NCCL reads it.
 const FIELDS: [Field; 16] = [
     ("blocking", 21400, |c| c.blocking),
     ("cgaClusterSize", 21700, |c| c.cgaClusterSize),
@@ -142,10 +142,11 @@ const FIELDS: [Field; 16] = [
 const NET_NAME: c_uint = 21700;
 const COMM_NAME: c_uint = 22700;
 
-/// The options that a configuration asks for, after the variables. Strings are copied.
+/// Returns the options of a configuration, overridden by the environment variables. Strings are
+/// copied.
 ///
-/// Without one, a child has its parent's options (`inherited`), others the defaults. With one,
-/// fields that are left alone take the defaults, for children too, as in NCCL.
+/// Without a configuration, a child has its parent's options (`inherited`), others the defaults.
+/// With one, fields that are left alone take the defaults, for children too, as in NCCL.
 ///
 /// # Safety
 /// `config` is null, or points to an ncclConfig_t of any version from 2.14 on.
@@ -166,12 +167,12 @@ pub(crate) unsafe fn read(
 }
 
 thread_local! {
-    /// What oxcclSetInitTimeout set.
+    /// The limit that oxcclSetInitTimeout set.
     pub(crate) static INIT_TIMEOUT: Cell<Option<Duration>> = const { Cell::new(None) };
 }
 
-/// Size and version of a structure, whose beginning all versioned ones have in common. Nothing is
-/// read beyond the size that it says.
+/// Returns the size and version of a structure; all versioned structures begin alike. Nothing is
+/// read beyond the size that the structure states.
 ///
 /// # Safety
 /// `from` points to a size, and to as many bytes as that says where it is 24 to 4096.
@@ -201,8 +202,8 @@ pub(crate) unsafe fn header(
     Ok((size, version))
 }
 
-/// The options that a structure asks for. Fails when no initializer made it, or a field is out of
-/// its range.
+/// Returns the options that a structure asks for. Fails if no initializer made the structure, or a
+/// field is out of its range.
 ///
 /// # Safety
 /// `config` points to an ncclConfig_t of any version from 2.14 on: to a size, to as many bytes as
@@ -230,7 +231,7 @@ pub unsafe fn parse(config: *const ncclConfig_t, function: &'static str) -> Resu
         let expected = format!("at most maxCTAs, which is {}", options.max_ctas);
         return Err(Error::argument(function, "minCTAs", options.min_ctas, expected));
     }
-    // Without a maximum of the caller's, as NCCL does.
+    // Has an effect only without a maximum of the caller's, as in NCCL.
     options.min_ctas = options.min_ctas.min(options.max_ctas);
     let text = |pointer: *const c_char, since| {
         (version >= since && !pointer.is_null()).then(|| {
@@ -273,8 +274,8 @@ mod tests {
     const F: &str = "ncclCommInitRankConfig";
     const POISON: i32 = 0x5a5a_5a5a;
 
-    /// A structure as a caller of some version hands it over: header, then 32-bit words, filled up
-    /// with poison beyond its size. Pointers take two words.
+    /// Returns a structure as a caller of some version passes it: header, then 32-bit words, filled
+    /// up with poison to 512 bytes. Pointers take two words.
     fn image(size: usize, version: u32, words: &[i32]) -> [u64; 64] {
         let mut bytes = Vec::new();
         bytes.extend((size as u64).to_ne_bytes());
@@ -298,15 +299,16 @@ mod tests {
         [bits as i32, (bits >> 32) as i32]
     }
 
-    /// Words of a complete structure: blocking 0, cluster 2, CTAs 3 and 4, splitShare 1, traffic
-    /// class 5, then the rest; all differ from the defaults.
+    /// Returns the words of a complete structure: blocking 0, cluster 2, CTAs 3 and 4, splitShare
+    /// 1, traffic class 5, then the rest; all differ from the defaults.
     fn all_words() -> Vec<i32> {
         let [n0, n1] = pointer(c"Socket");
         let [c0, c1] = pointer(c"weights");
         vec![0, 2, 3, 4, n0, n1, 1, 5, c0, c1, 1, 1, 1, 6, 7, 1, 1, 8, 9, 0]
     }
 
-    /// What the first so many groups of fields of `all_words` mean, by the version that added them.
+    /// Returns the options of the first `groups` groups of fields of `all_words`; a version added
+    /// each group.
     fn expected(groups: usize) -> Options {
         let full = Options {
             blocking: false,

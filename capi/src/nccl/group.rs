@@ -34,7 +34,7 @@ pub unsafe extern "C" fn ncclGroupStart() -> ncclResult_t {
     boundary(|| unsafe { group_start() })
 }
 
-/// Ends a group and launches its calls; when one of them failed, nothing is launched and its error
+/// Ends a group and launches its calls; if one of them failed, nothing is launched and its error is
 /// returned. Blocks: only for communicators that the group makes.
 ///
 /// # Safety
@@ -46,9 +46,9 @@ pub unsafe extern "C" fn ncclGroupEnd() -> ncclResult_t {
     boundary(|| unsafe { group_end() })
 }
 
-/// Ends a group without launching anything: its calls are checked as by ncclGroupEnd, and
-/// `estimatedTime` of the outermost group becomes the time in µs that they would take by the cost
-/// model, one after the other on each communicator and side by side on several.
+/// Ends a group without launching anything. Its calls are checked as by ncclGroupEnd, and
+/// `estimatedTime` of the outermost group becomes the time in µs that the cost model predicts for
+/// them: one after the other on each communicator, several communicators side by side.
 ///
 /// `simInfo`: in and out; `size` and `magic` must be set. An inner group only ends, and
 /// `estimatedTime` stays. Where the group makes communicators (NCCL makes them then), the answer is

@@ -33,13 +33,13 @@ fn error_string(result: MaybeUninit<ncclResult_t>) -> *const c_char {
     text.as_ptr()
 }
 
-/// The text lives until this thread's next error; never null.
+/// Returns the text of the last error, never null; it lives until this thread's next error.
 fn last_error(comm: ncclComm_t) -> *const c_char {
     let of_comm = objects::holder(comm, "ncclGetLastError").ok().and_then(|c| c.state().err());
     of_comm.or_else(boundary::last).map_or(c"".as_ptr(), boundary::remember)
 }
 
-/// The version of the interface, as NCCL_VERSION_CODE. `version`: out. Blocks: never.
+/// Returns the version of the interface, as NCCL_VERSION_CODE. `version`: out. Blocks: never.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -50,7 +50,7 @@ pub unsafe extern "C" fn ncclGetVersion(version: *mut c_int) -> ncclResult_t {
     boundary(|| unsafe { get_version(version) })
 }
 
-/// What a result code means; a static text. Blocks: never.
+/// Returns the meaning of a result code, a static text. Blocks: never.
 ///
 /// # Safety
 /// Any integer may be passed.
@@ -60,8 +60,8 @@ pub unsafe extern "C" fn ncclGetErrorString(result: MaybeUninit<ncclResult_t>) -
     error_string(result)
 }
 
-/// Returns what failed last: on the communicator, if it has failed, else in this thread, else in
-/// the process.
+/// Returns the text of the last error: of the communicator, if it has failed, else of this thread,
+/// else of the process.
 ///
 /// `comm`: a handle or null. The text lives until the calling thread's next error. Blocks: never.
 ///

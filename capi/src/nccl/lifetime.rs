@@ -1,4 +1,4 @@
-//! Ending communicators before their time, and resting them.
+//! Aborting, revoking, suspending and resuming communicators.
 
 use super::types::{
     NCCL_REVOKE_DEFAULT, NCCL_SUSPEND_MEM, ncclComm_t, ncclCommMemStat_t, ncclResult_t,
@@ -65,10 +65,10 @@ unsafe fn comm_mem_stats(
 /// Ends a communicator at once, also one that is still being made: its operations end with an
 /// error, the other ranks get ncclRemoteError. Null is ignored.
 ///
-/// Afterwards no rank touches the buffers of its operations any more; where one does not answer,
+/// Afterwards no rank accesses the buffers of its operations any more; if a rank does not answer,
 /// the error names it. Blocks: a second at most, whatever the other ranks do. Not for signal
-/// handlers, which may interrupt what this waits for: let the handler set a flag or write to a
-/// pipe, or read signals from a signalfd, and call this in a thread.
+/// handlers, which may interrupt the code that this call waits for: let the handler set a flag or
+/// write to a pipe, or read signals from a signalfd, and call this in a thread.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -117,7 +117,8 @@ pub unsafe extern "C" fn ncclCommResume(comm: ncclComm_t) -> ncclResult_t {
     boundary(|| unsafe { comm_resume(comm) })
 }
 
-/// Tells how much memory a communicator takes in this process, by what ncclCommSuspend does to it.
+/// Returns how much memory a communicator takes in this process: all of it, or the part that
+/// ncclCommSuspend gives back or keeps.
 ///
 /// `stat`: what is asked, bytes but for ncclStatGpuMemSuspended (0 or 1). `value`: out. Memory that
 /// all ranks of a host share is counted where it belongs to this rank. Blocks: never.

@@ -8,7 +8,7 @@ use oxccl_runtime::error::Result;
 use oxccl_twin::twin;
 use std::ffi::c_void;
 
-/// Allocates on the calling thread's device.
+/// Allocates memory on the calling thread's device.
 ///
 /// # Safety
 /// `ptr` is null or writable.
@@ -23,7 +23,7 @@ pub(crate) unsafe fn allocate(
     unsafe { convert::store(ptr, made.cast(), function, "ptr") }
 }
 
-/// Frees what [`allocate`] returned, on whatever device.
+/// Frees memory that [`allocate`] returned, on any device.
 pub(crate) fn free(ptr: *mut c_void, function: &'static str) -> Result<()> {
     device::free(ptr.cast()).map_err(|e| e.of(function))
 }

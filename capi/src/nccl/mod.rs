@@ -1,4 +1,4 @@
-//! What `nccl.h` declares.
+//! The declarations of `nccl.h`.
 
 pub mod children;
 pub mod collectives;

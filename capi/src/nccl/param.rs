@@ -25,7 +25,7 @@ pub struct ncclParamHandle {
 /// Handle of a variable. It lives as long as the library and needs no freeing.
 pub type ncclParamHandle_t = *mut ncclParamHandle;
 
-/// What handles begin with: the tag of all handles, and the kind 15.
+/// The bits that these handles begin with: the tag of all handles, and the kind 15.
 const HANDLE: usize = tagged(15) as usize;
 
 thread_local! {
@@ -33,7 +33,7 @@ thread_local! {
     static KEYS: RefCell<Vec<*const c_char>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Names and values of all variables for C, in the order of the settings.
+/// Returns the names and values of all variables for C, in the order of the settings.
 fn texts() -> &'static [(CString, CString)] {
     static TEXTS: OnceLock<Vec<(CString, CString)>> = OnceLock::new();
     TEXTS.get_or_init(|| {
@@ -43,7 +43,7 @@ fn texts() -> &'static [(CString, CString)] {
     })
 }
 
-/// The row of a key.
+/// Returns the row of a key.
 ///
 /// # Safety
 /// `key` is null or a string.
@@ -63,7 +63,7 @@ unsafe fn row(key: *const c_char, function: &'static str) -> Result<usize> {
     })
 }
 
-/// The row of a handle.
+/// Returns the row and the setting of a handle.
 fn bound(h: ncclParamHandle_t, function: &'static str) -> Result<(usize, &'static Setting)> {
     let row = (h as usize).wrapping_sub(HANDLE);
     Config::get().report.settings.get(row).map(|setting| (row, setting)).ok_or_else(|| {
@@ -81,7 +81,7 @@ unsafe fn bind(out: *mut ncclParamHandle_t, key: *const c_char) -> Result<()> {
     }
 }
 
-/// Reads a number in whatever width it fits.
+/// Reads a variable as a number of type `T`; fails if the value does not fit.
 unsafe fn get_number<T: TryFrom<i128>>(
     h: ncclParamHandle_t,
     out: *mut T,
@@ -110,7 +110,7 @@ unsafe fn get_str(h: ncclParamHandle_t, out: *mut *const c_char) -> Result<()> {
     unsafe { convert::store(out, texts()[row].1.as_ptr(), FUNCTION, "out") }
 }
 
-/// Length of a text as C counts it.
+/// Returns the length of a text as a C int.
 fn length(bytes: &[u8], function: &'static str) -> Result<c_int> {
     let too_long = |_| Error::argument(function, "key", "a text beyond 2 GiB", "a shorter one");
     c_int::try_from(bytes.len()).map_err(too_long)
@@ -172,7 +172,8 @@ unsafe fn get_parameter(
     }
 }
 
-/// The settings that are shown, with their rows. NCCL reads the variable at each call.
+/// Returns the settings that are shown, with their rows. NCCL_PARAM_DUMP_ALL is read at each call,
+/// as in NCCL.
 fn shown() -> impl Iterator<Item = (usize, &'static Setting)> {
     let all = Config::fresh().param_dump_all;
     let settings = Config::get().report.settings.iter().enumerate();
@@ -193,7 +194,7 @@ unsafe fn get_all_parameter_keys(
     unsafe { convert::store(table_len, count, FUNCTION, "tableLen")? };
     let start = keys.as_mut_ptr();
     if KEYS.try_with(|kept| kept.replace(take(&mut keys))).is_err() {
-        // Exit handlers run when the thread keeps nothing any more: such a table stays.
+        // Exit handlers run after the thread's local values are gone: their table is leaked.
         forget(keys);
     }
     // SAFETY: passed on from the caller.
@@ -299,7 +300,7 @@ pub unsafe extern "C" fn ncclParamGetI64(h: ncclParamHandle_t, out: *mut i64) ->
     boundary(|| unsafe { get_number(h, out, "ncclParamGetI64", "a value from -2^63 to 2^63 - 1") })
 }
 
-/// Reads a variable as a unsigned number of 8 bits; switches are 0 or 1, durations nanoseconds.
+/// Reads a variable as an unsigned number of 8 bits; switches are 0 or 1, durations nanoseconds.
 ///
 /// `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 ///
@@ -312,7 +313,7 @@ pub unsafe extern "C" fn ncclParamGetU8(h: ncclParamHandle_t, out: *mut u8) -> n
     boundary(|| unsafe { get_number(h, out, "ncclParamGetU8", "a value from 0 to 255") })
 }
 
-/// Reads a variable as a unsigned number of 16 bits; switches are 0 or 1, durations nanoseconds.
+/// Reads a variable as an unsigned number of 16 bits; switches are 0 or 1, durations nanoseconds.
 ///
 /// `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 ///
@@ -325,7 +326,7 @@ pub unsafe extern "C" fn ncclParamGetU16(h: ncclParamHandle_t, out: *mut u16) ->
     boundary(|| unsafe { get_number(h, out, "ncclParamGetU16", "a value from 0 to 65535") })
 }
 
-/// Reads a variable as a unsigned number of 32 bits; switches are 0 or 1, durations nanoseconds.
+/// Reads a variable as an unsigned number of 32 bits; switches are 0 or 1, durations nanoseconds.
 ///
 /// `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 ///
@@ -338,7 +339,7 @@ pub unsafe extern "C" fn ncclParamGetU32(h: ncclParamHandle_t, out: *mut u32) ->
     boundary(|| unsafe { get_number(h, out, "ncclParamGetU32", "a value from 0 to 2^32 - 1") })
 }
 
-/// Reads a variable as a unsigned number of 64 bits; switches are 0 or 1, durations nanoseconds.
+/// Reads a variable as an unsigned number of 64 bits; switches are 0 or 1, durations nanoseconds.
 ///
 /// `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 ///
@@ -406,7 +407,7 @@ pub unsafe extern "C" fn ncclParamGetParameter(
     boundary(|| unsafe { get_parameter(key, value, valueLen) })
 }
 
-/// The names of all variables; with NCCL_PARAM_DUMP_ALL=1 also of those that NCCL does not
+/// Returns the names of all variables; with NCCL_PARAM_DUMP_ALL=1 also of those that NCCL does not
 /// document.
 ///
 /// `table`: out, lives until the calling thread's next call of this function. `tableLen`: out, the
@@ -424,26 +425,27 @@ pub unsafe extern "C" fn ncclParamGetAllParameterKeys(
     boundary(|| unsafe { get_all_parameter_keys(table, tableLen) })
 }
 
-/// Writes all variables with value, origin and meaning to the log, whatever its level is; which
-/// ones, is as for ncclParamGetAllParameterKeys. Blocks: for the log file.
+/// Writes the variables of ncclParamGetAllParameterKeys with value, origin and meaning to the log,
+/// whatever its level is. Blocks: for the log file.
 ///
 /// # Safety
 /// May be called at any time.
 #[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclParamDumpAll() {
-    // There is nobody to tell; the error stays for ncclGetLastError.
+    // The function returns nothing; the error stays for ncclGetLastError.
     let _ = boundary(dump_all);
 }
 
-/// Has logging follow what NCCL_DEBUG and the variables that begin like it say now. A function set
-/// by oxcclSetLog stays; `ncclParam*` go on to show what was read first. Blocks: for files.
+/// Makes logging follow the present values of NCCL_DEBUG and of the variables that begin like it. A
+/// function set by oxcclSetLog stays; `ncclParam*` still return the values read first. Blocks: for
+/// files.
 ///
 /// # Safety
 /// No other thread changes the environment meanwhile.
 #[twin]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclResetDebugInit() {
-    // There is nobody to tell; the error stays for ncclGetLastError.
+    // The function returns nothing; the error stays for ncclGetLastError.
     let _ = boundary(reset_debug_init);
 }

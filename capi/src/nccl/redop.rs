@@ -1,4 +1,4 @@
-//! Reduction operations that the user makes.
+//! User-made reduction operations.
 
 use super::types::{ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclScalarResidence_t};
 use crate::boundary::boundary;
@@ -12,8 +12,9 @@ use oxccl_twin::twin;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
 
-/// Between the index of a user's operation and its number in C, both ways: a hash of the handle
-/// keeps operations of different communicators apart, and numbers of built-in ones stay free.
+/// Converts between the index of a user's operation and its number in C, in both directions. A hash
+/// of the handle keeps operations of different communicators apart; numbers of built-in operations
+/// stay free.
 fn mangle(handle: ncclComm_t, number: u32) -> u32 {
     let handle = handle as u64;
     let hash = (handle ^ (handle >> 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33;
@@ -27,7 +28,7 @@ impl ncclRedOp_t {
     const NUM_BUILT_IN: u32 = ncclRedOp_t::ncclNumOps as u32;
 }
 
-/// The index of a user's operation; None for what no operation has as its number.
+/// Returns the index of a user's operation; `None` for a number that no such operation has.
 fn index(handle: ncclComm_t, number: i32) -> Option<u32> {
     let number = u32::try_from(number).ok().filter(|&n| n >= ncclRedOp_t::NUM_BUILT_IN)?;
     Some(mangle(handle, number) - ncclRedOp_t::NUM_BUILT_IN)
@@ -39,7 +40,8 @@ fn unknown(function: &'static str, number: i32, why: &str) -> Error {
     Error::argument(function, "op", format!("{number}{why}"), expected)
 }
 
-/// What a call's operation means: how elements are combined, and what each is multiplied by first.
+/// Returns the meaning of a call's operation: the reduction, and the factor of each element before
+/// it.
 #[inline]
 pub(crate) fn resolve(
     value: MaybeUninit<ncclRedOp_t>,
@@ -153,7 +155,7 @@ pub unsafe extern "C" fn ncclRedOpCreatePreMulSum(
     boundary(|| unsafe { create_pre_mul_sum(op, scalar, datatype, residence, comm) })
 }
 
-/// Ends an operation that ncclRedOpCreatePreMulSum made; calls made before keep its scalar.
+/// Destroys an operation that ncclRedOpCreatePreMulSum made; earlier calls keep its scalar.
 ///
 /// `op`: in, of `comm`. Its number is never used again on `comm`. Blocks: never.
 ///

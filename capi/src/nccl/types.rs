@@ -14,10 +14,10 @@ pub const NCCL_WIN_DEFAULT: c_int = 0;
 pub const NCCL_WIN_COLL_SYMMETRIC: c_int = 1;
 /// ncclCommWindowRegister: accesses keep their order.
 pub const NCCL_WIN_STRICT_ORDERING: c_int = 2;
-/// A window's address is a multiple of so many bytes.
+/// The alignment of a window's address, in bytes.
 pub const NCCL_WIN_REQUIRED_ALIGNMENT: c_int = 4096;
 
-/// CTAPolicy: neither.
+/// CTAPolicy: neither efficiency nor zero.
 pub const NCCL_CTA_POLICY_DEFAULT: c_int = 0;
 /// CTAPolicy: few thread blocks.
 pub const NCCL_CTA_POLICY_EFFICIENCY: c_int = 1;
@@ -51,8 +51,8 @@ pub struct ncclWindow_vidmem {
 /// Handle of a registered window.
 pub type ncclWindow_t = *mut ncclWindow_vidmem;
 
-/// Names a communicator that is to be made; copy it whole to all ranks, and keep it secret: who
-/// has it can join.
+/// The id of a communicator that is to be made. Copy it whole to all ranks, and keep it secret:
+/// everyone who has it can join.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ncclUniqueId {
@@ -60,7 +60,7 @@ pub struct ncclUniqueId {
     pub internal: [c_char; 128],
 }
 
-/// What functions return.
+/// The result codes of functions.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ncclResult_t {
@@ -80,7 +80,7 @@ pub enum ncclResult_t {
     ncclRemoteError = 6,
     /// Not complete yet.
     ncclInProgress = 7,
-    /// Time is over.
+    /// A time limit has passed.
     ncclTimeout = 8,
     /// Number of codes.
     ncclNumResults = 9,
@@ -129,7 +129,7 @@ pub const ncclFloat: ncclDataType_t = ncclDataType_t::ncclFloat32;
 /// Same as ncclFloat64.
 pub const ncclDouble: ncclDataType_t = ncclDataType_t::ncclFloat64;
 
-/// How elements of different ranks are combined.
+/// The operations that reduce elements of different ranks.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ncclRedOp_t {
@@ -149,7 +149,7 @@ pub enum ncclRedOp_t {
     ncclMaxRedOp = 0x7fff_ffff,
 }
 
-/// Where the scalar of an operation with a factor lives.
+/// The location of the scalar of an operation with a factor.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ncclScalarResidence_t {
@@ -159,7 +159,7 @@ pub enum ncclScalarResidence_t {
     ncclScalarHostImmediate = 1,
 }
 
-/// What ncclCommMemStats tells.
+/// The figures that ncclCommMemStats returns.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ncclCommMemStat_t {
@@ -177,9 +177,9 @@ pub enum ncclCommMemStat_t {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ncclWaitSignalDesc_t {
-    /// How many.
+    /// Number of signals.
     pub opCnt: c_int,
-    /// From which rank.
+    /// The rank that they come from.
     pub peer: c_int,
     /// Index of the signal.
     pub sigIdx: c_int,

@@ -1,4 +1,4 @@
-//! Registered memory, and operations that one rank carries out alone.
+//! Registered memory, and one-sided operations.
 
 #![allow(clippy::too_many_arguments, reason = "C gives them one by one")]
 
@@ -19,7 +19,7 @@ use oxccl_twin::twin;
 use std::ffi::{c_int, c_uint, c_void};
 use std::mem::MaybeUninit;
 
-/// A buffer to register.
+/// Checks a buffer that is to be registered.
 fn buffer(function: &'static str, buff: *mut c_void, size: usize) -> Result<()> {
     if buff.is_null() {
         return Err(Error::argument(function, "buff", "null", "a buffer"));
@@ -206,8 +206,8 @@ unsafe fn wait_signal(
 /// Registers a buffer.
 ///
 /// `buff`: in, `size` bytes. `handle`: out. On the host device memory from ncclMemAlloc is used in
-/// place by all ranks whether registered or not; other memory is read in place by the system, from
-/// some MiB on and where it is allowed. Blocks: never.
+/// place by all ranks whether registered or not; other memory is read by the system's remote reads,
+/// from some MiB on and where they are allowed. Blocks: never.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -258,8 +258,8 @@ pub unsafe extern "C" fn ncclCommWindowRegister(
     boundary(|| unsafe { comm_window_register(comm, buff, size, win, winFlags) })
 }
 
-/// Ends a window. No rank may still write into it; its memory may be freed when no rank calls
-/// anything on its own memory in this window any more. Blocks: never.
+/// Ends a window. No rank may still write into it. Its memory may be freed when no rank makes calls
+/// on that rank's own memory in this window any more. Blocks: never.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -273,7 +273,7 @@ pub unsafe extern "C" fn ncclCommWindowDeregister(
     boundary(|| unsafe { comm_window_deregister(comm, win) })
 }
 
-/// The memory that a window was registered with.
+/// Returns the memory that a window was registered with.
 ///
 /// `outUserPtr`: out. Blocks: never.
 ///
@@ -290,7 +290,7 @@ pub unsafe extern "C" fn ncclWinGetUserPtr(
     boundary(|| unsafe { win_get_user_ptr(comm, win, outUserPtr) })
 }
 
-/// Writes into the window of a rank of this host, and then counts up one of its signals.
+/// Writes into the window of a rank of this host, and then increments one of that rank's signals.
 ///
 /// `localbuff`: in, count × datatype. `peerWin`: this rank's handle of the window that `peer`
 /// registered at the same place in the order of registrations. `peerWinOffset`: in bytes. `sigIdx`:
@@ -332,7 +332,7 @@ pub unsafe extern "C" fn ncclPutSignal(
     })
 }
 
-/// Counts up a signal of a rank of this host; what was put before is there when it is seen.
+/// Increments a signal of a rank of this host; data put before is there when the signal is seen.
 ///
 /// Arguments as for ncclPutSignal. Blocks: never.
 ///
@@ -352,8 +352,7 @@ pub unsafe extern "C" fn ncclSignal(
     boundary(|| unsafe { signal_peer(peer, sigIdx, ctx, flags, comm, stream) })
 }
 
-/// Makes a stream wait until signals have come: of each descriptor `opCnt` more than were waited
-/// for before.
+/// Makes a stream wait for signals: for each descriptor, `opCnt` more than were waited for before.
 ///
 /// `signalDescs`: in, nDesc descriptors, read before the call returns. Blocks: never; the stream
 /// waits.

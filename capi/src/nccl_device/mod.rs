@@ -1,7 +1,7 @@
-//! What `nccl_device.h` declares: the host's part of NCCL's interface for kernels.
+//! The declarations of `nccl_device.h`: the host's part of NCCL's interface for kernels.
 //!
-//! Programs find out here how ranks are grouped, and that there is no device-side communication
-//! on the host device.
+//! Programs learn here how ranks are grouped, and that the host device has no device-side
+//! communication.
 
 pub mod team;
 pub mod types;

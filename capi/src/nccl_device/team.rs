@@ -1,4 +1,4 @@
-//! How the ranks of a communicator are grouped, and what it can do for kernels.
+//! The teams of a communicator's ranks, and its capabilities for kernels.
 
 use super::types::{ncclCommProperties_t, ncclGinType_t, ncclTeam, ncclTeam_t};
 use crate::boundary::{boundary, boundary_or};
@@ -83,7 +83,8 @@ unsafe fn query_properties(comm: ncclComm_t, props: *mut ncclCommProperties_t) -
     Ok(())
 }
 
-/// All ranks of a communicator; a team of no ranks for a bad handle. Blocks: never.
+/// Returns the team of all ranks of a communicator; a team of no ranks for a bad handle.
+/// Blocks: never.
 ///
 /// # Safety
 /// Any handle may be passed.
@@ -93,8 +94,8 @@ pub unsafe extern "C" fn ncclTeamWorld(comm: ncclComm_t) -> ncclTeam_t {
     boundary_or(NO_TEAM, || Ok(team_of(&living(comm, "ncclTeamWorld")?.team_world())))
 }
 
-/// The block of neighbouring ranks that share memory with this one; on one host these are all
-/// ranks. A team of no ranks for a bad handle. Blocks: never.
+/// Returns the team of neighbouring ranks that share memory with this one; on one host these are
+/// all ranks. A team of no ranks for a bad handle. Blocks: never.
 ///
 /// # Safety
 /// Any handle may be passed.
@@ -104,8 +105,8 @@ pub unsafe extern "C" fn ncclTeamLsa(comm: ncclComm_t) -> ncclTeam_t {
     boundary_or(NO_TEAM, || Ok(team_of(&living(comm, "ncclTeamLsa")?.team_lsa())))
 }
 
-/// The ranks with this one's place in their blocks; a team of no ranks for a bad handle. Blocks:
-/// never.
+/// Returns the team of the ranks with the same place in their ncclTeamLsa as this one; a team of
+/// no ranks for a bad handle. Blocks: never.
 ///
 /// # Safety
 /// Any handle may be passed.
@@ -115,7 +116,7 @@ pub unsafe extern "C" fn ncclTeamRail(comm: ncclComm_t) -> ncclTeam_t {
     boundary_or(NO_TEAM, || Ok(team_of(&living(comm, "ncclTeamRail")?.team_rail())))
 }
 
-/// The rank in the communicator of a team's member; −1 where there is none.
+/// Returns the rank in the communicator of a team's member; −1 where there is none.
 ///
 /// `team`: a team of the calling rank. `rank`: 0 to team.nRanks − 1. Blocks: never.
 ///
@@ -131,7 +132,7 @@ pub unsafe extern "C" fn ncclTeamRankToWorld(
     boundary_or(-1, || member(comm, "ncclTeamRankToWorld", team, rank, Communicator::team_to_world))
 }
 
-/// The place in the calling rank's block of a team's member; −1 where there is none.
+/// Returns the place of a team's member in the calling rank's ncclTeamLsa; −1 if it has none.
 ///
 /// `team`: a team of the calling rank. `rank`: 0 to team.nRanks − 1. Blocks: never.
 ///
@@ -147,8 +148,7 @@ pub unsafe extern "C" fn ncclTeamRankToLsa(
     boundary_or(-1, || member(comm, "ncclTeamRankToLsa", team, rank, Communicator::team_to_lsa))
 }
 
-/// The slots of 8 bytes that elements need in an all-to-all exchange; −1 for sizes that make no
-/// sense.
+/// Returns the 8-byte slots that elements need in an all-to-all exchange; −1 for invalid sizes.
 ///
 /// `maxElts`: number of elements. `maxEltSize`: bytes of each. Blocks: never.
 ///
@@ -160,7 +160,7 @@ pub unsafe extern "C" fn ncclLLA2ACalcSlots(maxElts: c_int, maxEltSize: c_int) -
     boundary_or(-1, || slots(maxElts, maxEltSize))
 }
 
-/// Tells what a communicator can do for kernels: on the host device, nothing.
+/// Returns the capabilities of a communicator for kernels: on the host device, none.
 ///
 /// `props`: in and out, begun with NCCL_COMM_PROPERTIES_INITIALIZER. Blocks: never.
 ///

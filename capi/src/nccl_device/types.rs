@@ -12,7 +12,7 @@ pub const NCCL_GIN_MAX_CONNECTIONS: usize = 4;
 pub struct ncclTeam {
     /// Number of members.
     pub nRanks: c_int,
-    /// The calling rank's place among them.
+    /// The calling rank's place among the members.
     pub rank: c_int,
     /// Distance of neighbours, in ranks of the communicator.
     pub stride: c_int,
@@ -43,9 +43,9 @@ pub type ncclMultimemHandle_t = ncclMultimemHandle;
 /// A barrier of ranks that share memory.
 #[repr(C)]
 pub struct ncclLsaBarrierHandle {
-    /// Its buffer.
+    /// The buffer of the barriers.
     pub bufHandle: ncclDevResourceHandle_t,
-    /// Number of barriers in it.
+    /// Number of barriers in the buffer.
     pub nBarriers: c_int,
 }
 
@@ -55,7 +55,7 @@ pub type ncclLsaBarrierHandle_t = ncclLsaBarrierHandle;
 /// A barrier over the network.
 #[repr(C)]
 pub struct ncclGinBarrierHandle {
-    /// Its first signal.
+    /// The first signal of the barrier.
     pub signal0: ncclGinSignal_t,
     /// Not used.
     pub unused: ncclDevResourceHandle_t,
@@ -67,7 +67,7 @@ pub type ncclGinBarrierHandle_t = ncclGinBarrierHandle;
 /// Slots of an all-to-all exchange of small elements.
 #[repr(C)]
 pub struct ncclLLA2AHandle {
-    /// Their buffer.
+    /// The buffer of the slots.
     pub bufHandle: ncclDevResourceHandle_t,
     /// Number of slots.
     pub nSlots: u32,
@@ -94,23 +94,23 @@ pub struct ncclDevCommWindowTable {
 /// Opaque.
 pub type ncclDevCommWindowTable_t = *mut ncclDevCommWindowTable;
 
-/// How ranks of different hosts connect.
+/// The connections between ranks of different hosts.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ncclGinConnectionType_t {
-    /// Not at all.
+    /// No connections.
     NCCL_GIN_CONNECTION_NONE = 0,
-    /// All with all.
+    /// Between all ranks.
     NCCL_GIN_CONNECTION_FULL = 1,
-    /// Those with equal places on their hosts.
+    /// Between ranks with equal places on their hosts.
     NCCL_GIN_CONNECTION_RAIL = 2,
 }
 
-/// What moves data for kernels over the network.
+/// The agent that moves data for kernels over the network.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ncclGinType_t {
-    /// Nothing.
+    /// None.
     NCCL_GIN_TYPE_NONE = 0,
     /// A thread of the host.
     NCCL_GIN_TYPE_PROXY = 2,
@@ -151,7 +151,7 @@ pub struct ncclTeamRequirements {
     pub next: *mut ncclTeamRequirements,
     /// The team.
     pub team: ncclTeam_t,
-    /// Whether it needs multicast.
+    /// True if the team needs multicast.
     pub multimem: bool,
     /// Out: the multicast address; may be null.
     pub outMultimemHandle: *mut ncclMultimemHandle_t,
@@ -160,7 +160,7 @@ pub struct ncclTeamRequirements {
 /// A team that a device communicator shall have.
 pub type ncclTeamRequirements_t = ncclTeamRequirements;
 
-/// What a device communicator shall have; begin with NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER.
+/// The requirements of a device communicator; begin with NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER.
 #[repr(C)]
 #[allow(missing_docs, reason = "nothing here has a meaning on the host device")]
 pub struct ncclDevCommRequirements {
@@ -188,10 +188,10 @@ pub struct ncclDevCommRequirements {
     pub ginVaSignalsRequired: bool,
 }
 
-/// What a device communicator shall have.
+/// The requirements of a device communicator.
 pub type ncclDevCommRequirements_t = ncclDevCommRequirements;
 
-/// What a communicator can do for kernels; begin with NCCL_COMM_PROPERTIES_INITIALIZER.
+/// The capabilities of a communicator for kernels; begin with NCCL_COMM_PROPERTIES_INITIALIZER.
 #[repr(C)]
 pub struct ncclCommProperties {
     /// Set by the initializer.
@@ -208,21 +208,21 @@ pub struct ncclCommProperties {
     pub cudaDev: c_int,
     /// Index of the device for NVML; −1 on the host device.
     pub nvmlDev: c_int,
-    /// Whether kernels can communicate.
+    /// True if kernels can communicate.
     pub deviceApiSupport: bool,
-    /// Whether there is multicast.
+    /// True if there is multicast.
     pub multimemSupport: bool,
-    /// What moves data for kernels over the network.
+    /// The agent that moves data for kernels over the network.
     pub ginType: ncclGinType_t,
     /// Number of teams whose ranks share memory.
     pub nLsaTeams: c_int,
-    /// Whether ncclPutSignal and its kin reach every rank.
+    /// True if ncclPutSignal and ncclSignal reach every rank.
     pub hostRmaSupport: bool,
-    /// What moves data for kernels between ranks with equal places on their hosts.
+    /// The agent that moves data for kernels between ranks with equal places on their hosts.
     pub railedGinType: ncclGinType_t,
 }
 
-/// What a communicator can do for kernels.
+/// The capabilities of a communicator for kernels.
 pub type ncclCommProperties_t = ncclCommProperties;
 
 /// Part of a device communicator.

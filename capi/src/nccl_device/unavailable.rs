@@ -1,4 +1,4 @@
-//! Functions that need kernels which communicate: they say that the host device has none.
+//! Functions for kernels that communicate. They fail, because the host device has no such kernels.
 
 #![allow(unused_variables, reason = "the names of parameters are for the header")]
 

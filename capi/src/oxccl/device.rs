@@ -10,7 +10,7 @@ use oxccl_runtime::error::{Error, Result};
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 
-/// True for the host, false for CUDA.
+/// Returns true for the host, false for CUDA.
 fn is_host(kind: MaybeUninit<oxcclDeviceKind_t>, function: &'static str) -> Result<bool> {
     // SAFETY: C passed an initialised int; any int is a valid i32.
     match unsafe { kind.as_ptr().cast::<i32>().read() } {
@@ -36,8 +36,8 @@ fn check_buffer(
     convert::buffer(ptr, bytes, function, argument)
 }
 
-/// The number of devices of a kind: of the host its processors, of CUDA the GPUs that the
-/// driver shows; 0 without a driver of version 580 or newer.
+/// Returns the number of devices of a kind: the host's processors, or the GPUs that the CUDA driver
+/// shows; 0 GPUs without a driver of version 580 or newer.
 ///
 /// `count`: out. Blocks: never.
 ///
@@ -77,7 +77,7 @@ pub unsafe extern "C" fn oxcclDeviceSet(
     })
 }
 
-/// The calling thread's device. `kind`, `index`: out. Blocks: never.
+/// Returns the calling thread's device. `kind`, `index`: out. Blocks: never.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -116,7 +116,7 @@ pub unsafe extern "C" fn oxcclMemAlloc(ptr: *mut *mut c_void, size: usize) -> nc
     boundary(|| unsafe { memory::allocate(ptr, size, "oxcclMemAlloc") })
 }
 
-/// Frees memory from oxcclMemAlloc or ncclMemAlloc, of whatever device; null is ignored. Blocks: on
+/// Frees memory from oxcclMemAlloc or ncclMemAlloc, of any device; null is ignored. Blocks: on
 /// a GPU until that has done everything, as cudaFree does.
 ///
 /// # Safety
@@ -127,7 +127,7 @@ pub unsafe extern "C" fn oxcclMemFree(ptr: *mut c_void) -> ncclResult_t {
 }
 
 /// Copies `bytes` bytes, in the order of the stream; the buffers must not overlap. On a stream of
-/// CUDA each may be memory of the host or of any GPU.
+/// CUDA each buffer may be memory of the host or of any GPU.
 ///
 /// `dst`: out. `src`: in. Blocks: never; but a stream of CUDA may wait for its turn where memory of
 /// the host is not pinned.

@@ -21,7 +21,7 @@ pub unsafe extern "C" fn oxcclEventCreate(event: *mut oxcclEvent_t) -> ncclResul
     })
 }
 
-/// Ends an event. Blocks: never.
+/// Destroys an event. Blocks: never.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -30,7 +30,7 @@ pub unsafe extern "C" fn oxcclEventDestroy(event: oxcclEvent_t) -> ncclResult_t 
     boundary(|| Event::destroy(event as usize, ("oxcclEventDestroy", "event")))
 }
 
-/// Marks the present end of a stream with an event. Blocks: never.
+/// Records an event at the present end of a stream. Blocks: never.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -46,8 +46,8 @@ pub unsafe extern "C" fn oxcclEventRecord(
     })
 }
 
-/// Tells whether the stream has come to the event's last mark: ncclSuccess, or ncclInProgress.
-/// Blocks: never.
+/// Returns ncclSuccess when the stream has reached the last record of the event, else
+/// ncclInProgress. Blocks: never.
 ///
 /// # Safety
 /// Any handle may be passed.
@@ -59,7 +59,7 @@ pub unsafe extern "C" fn oxcclEventQuery(event: oxcclEvent_t) -> ncclResult_t {
     })
 }
 
-/// The time from one event to another, in milliseconds; both must have come up.
+/// Returns the time from one event to another, in milliseconds; both must be complete.
 ///
 /// `ms`: out. Blocks: never.
 ///

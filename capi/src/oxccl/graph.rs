@@ -8,8 +8,8 @@ use oxccl_runtime::device::{Executable, Graph};
 use oxccl_runtime::error::Error;
 use std::mem::MaybeUninit;
 
-/// Begins to capture: calls on the stream, and on streams that wait for its events, go into a graph
-/// instead of being done. Blocks: never.
+/// Begins a capture: calls on the stream, and on streams that wait for its events, go into a graph
+/// instead of being executed. Blocks: never.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -48,7 +48,7 @@ pub unsafe extern "C" fn oxcclStreamEndCapture(
     })
 }
 
-/// Makes a graph ready to be launched. `exec`: out. The graph may be destroyed before it.
+/// Makes an executable graph. `exec`: out. The graph may be destroyed before it.
 /// Blocks: never.
 ///
 /// # Safety
@@ -68,8 +68,8 @@ pub unsafe extern "C" fn oxcclGraphInstantiate(
 }
 
 /// Puts another graph's parameters into an executable graph: both need the same calls in the same
-/// order, on the same communicators; buffers, counts and roots may differ. Launches that are under
-/// way keep theirs.
+/// order, on the same communicators; buffers, counts and roots may differ. Launches under way keep
+/// their parameters.
 /// Blocks: never.
 ///
 /// # Safety
@@ -102,7 +102,7 @@ pub unsafe extern "C" fn oxcclGraphLaunch(
     })
 }
 
-/// Ends a graph, an executable graph, or both; null is ignored. Launches under way are completed.
+/// Destroys a graph, an executable graph, or both; null is ignored. Launches under way complete.
 /// Blocks: never.
 ///
 /// # Safety

@@ -12,7 +12,7 @@ use std::ffi::{CString, c_char, c_int, c_void};
 /// The version of OxCCL: major · 10000 + minor · 100 + patch.
 pub const OXCCL_VERSION_CODE: c_int = 100;
 
-/// Copies a text into a field, cut to its size, with a zero behind it.
+/// Copies a text into a field, cut to the field's size, with a zero byte at its end.
 fn put_text(field: &mut [c_char], text: &str) {
     let room = field.len() - 1;
     field.fill(0);
@@ -55,7 +55,7 @@ unsafe fn fill(
     Ok(())
 }
 
-/// The version of OxCCL, as OXCCL_VERSION_CODE. `version`: out. Blocks: never.
+/// Returns the version of OxCCL, as OXCCL_VERSION_CODE. `version`: out. Blocks: never.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -67,7 +67,7 @@ pub unsafe extern "C" fn oxcclGetVersion(version: *mut c_int) -> ncclResult_t {
     })
 }
 
-/// What failed last in this thread, else in the process; code 0 when nothing did.
+/// Describes the last error of this thread, else of the process; code 0 when there was none.
 ///
 /// `info`: in its size, out the rest. Blocks: never.
 ///
@@ -81,7 +81,7 @@ pub unsafe extern "C" fn oxcclLastError(info: *mut oxcclErrorInfo_t) -> ncclResu
     })
 }
 
-/// Why a communicator failed; code 0 when it did not.
+/// Describes the error with which a communicator failed; code 0 when it has not failed.
 ///
 /// `info`: in its size, out the rest. Blocks: never.
 ///
@@ -99,8 +99,8 @@ pub unsafe extern "C" fn oxcclCommLastError(
     })
 }
 
-/// How many collectives so far read or wrote the other ranks' buffers where they lie, without a
-/// stage in between: what memory from ncclMemAlloc, ncclCommRegister and captures are for.
+/// Returns the number of collectives so far that read or wrote the other ranks' buffers in place,
+/// without a stage in between. Memory from ncclMemAlloc, ncclCommRegister and captures allow this.
 ///
 /// `count`: out; of operations that have ended at least. Blocks: for an operation that is under way
 /// on host memory, while it moves on.
@@ -116,9 +116,9 @@ pub unsafe extern "C" fn oxcclCommInPlace(comm: ncclComm_t, count: *mut u64) -> 
     })
 }
 
-/// How many operations so far had their data moved by copy engines of a GPU: large ncclAllGather
-/// and ncclAlltoAll between windows, and ncclPutSignal, outside graphs. With CTAPolicy
-/// NCCL_CTA_POLICY_ZERO, all of more than 512 KiB per rank.
+/// Returns the number of operations so far whose data was moved by copy engines of a GPU: large
+/// ncclAllGather and ncclAlltoAll between windows, and ncclPutSignal, outside graphs. With
+/// CTAPolicy NCCL_CTA_POLICY_ZERO, all of more than 512 KiB per rank.
 ///
 /// `count`: out; of operations that have begun at least. Blocks: never.
 ///
@@ -140,10 +140,10 @@ pub unsafe extern "C" fn oxcclCommByCopyEngines(comm: ncclComm_t, count: *mut u6
     })
 }
 
-/// Sets the log level (0 none to 5 trace, as NCCL_DEBUG) and where lines go: `func(user, level,
-/// text)` without what NCCL puts before the text, or NCCL_DEBUG_FILE when `func` is null. Blocks
-/// until the function before has had its lines and has returned: `user` may go then. Within it:
-/// never.
+/// Sets the log level (0 none to 5 trace, as NCCL_DEBUG) and the receiver of lines: `func(user,
+/// level, text)`, without NCCL's prefix of the text, or NCCL_DEBUG_FILE when `func` is null.
+/// Blocks until the function before has had its lines and has returned: `user` may go then. Within
+/// it: never.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -154,7 +154,7 @@ pub unsafe extern "C" fn oxcclSetLog(
     user: *mut c_void,
 ) -> ncclResult_t {
     boundary(|| {
-        // A thread of the parent may be handing a line over.
+        // Another thread of the parent may have been handing a line over.
         fork::check()?;
         if !(0..=Level::Trace as c_int).contains(&level) {
             let expected = "0 (nothing) to 5 (everything), as NCCL_DEBUG";

@@ -8,12 +8,12 @@ use crate::{convert, objects};
 use oxccl_runtime::bootstrap::launch;
 use oxccl_runtime::device;
 
-/// Makes a communicator of all processes that oxccl run, mpirun, srun or torchrun started; alone
-/// without a launcher. The device's index becomes the rank on this host.
+/// Makes a communicator of all processes that oxccl run, mpirun, srun or torchrun started; without
+/// a launcher, of this process alone. The device's index becomes the rank on this host.
 ///
 /// Ranks of several hosts need NCCL_COMM_ID, or, under mpirun and srun, OXCCL_RENDEZVOUS: a folder
-/// that all hosts share. Under torchrun they meet at MASTER_ADDR, at the port behind MASTER_PORT,
-/// as if that were NCCL_COMM_ID; both need OXCCL_SECRET_FILE or OXCCL_INSECURE=1.
+/// that all hosts share. Under torchrun they meet at MASTER_ADDR and port MASTER_PORT + 1, as if
+/// that were NCCL_COMM_ID; both need OXCCL_SECRET_FILE or OXCCL_INSECURE=1.
 ///
 /// `comm`: out. `config`: as for ncclCommInitRankConfig. Blocks as ncclCommInitRank.
 ///
@@ -45,8 +45,8 @@ pub unsafe extern "C" fn oxcclCommInitEnv(
     })
 }
 
-/// Bounds how long an operation of the communicator may wait for a peer without getting anywhere;
-/// then it fails with ncclRemoteError, and the communicator with it.
+/// Limits the time that an operation of the communicator may wait for a peer without progress; then
+/// the operation fails with ncclRemoteError, and the communicator with it.
 ///
 /// `timeoutNs`: nanoseconds, −1 for no bound. Blocks: never.
 ///
@@ -61,9 +61,10 @@ pub unsafe extern "C" fn oxcclCommSetTimeout(comm: ncclComm_t, timeoutNs: i64) -
     })
 }
 
-/// Bounds how long the making of communicators, also from others, that the calling thread begins
-/// from now on waits for the other ranks, instead of OXCCL_INIT_TIMEOUT. Then it fails on all ranks
-/// that came, with the ranks that did not; the shortest bound of any rank holds.
+/// Limits the time that communicators wait for the other ranks while they are made, instead of
+/// OXCCL_INIT_TIMEOUT. It holds for those that the calling thread begins to make from now on, also
+/// from other communicators. Then the call fails on all ranks that came, and the error names the
+/// missing ranks; the shortest limit of any rank holds.
 ///
 /// `timeoutNs`: nanoseconds; −1: what OXCCL_INIT_TIMEOUT says, and for children what their parent
 /// had.

@@ -1,4 +1,4 @@
-//! What `oxccl.h` declares beyond `nccl.h`: what portable programs need on every device.
+//! The declarations of `oxccl.h` beyond `nccl.h`, which portable programs need on every device.
 
 pub mod device;
 pub mod event;

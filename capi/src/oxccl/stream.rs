@@ -8,8 +8,8 @@ use oxccl_runtime::device::{Event, Stream};
 use oxccl_runtime::error::Error;
 use std::ffi::c_void;
 
-/// Makes a stream on the calling thread's device; on a GPU one that the default stream does not
-/// wait for. `stream`: out. Blocks: never.
+/// Makes a stream on the calling thread's device; on a GPU, the default stream does not wait for
+/// it. `stream`: out. Blocks: never.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -32,7 +32,7 @@ pub unsafe extern "C" fn oxcclStreamDestroy(stream: oxcclStream_t) -> ncclResult
     boundary(|| Stream::destroy(stream as usize, "oxcclStreamDestroy"))
 }
 
-/// Tells whether a stream has done everything: ncclSuccess, or ncclInProgress. An asynchronous
+/// Returns ncclSuccess when a stream has done everything, else ncclInProgress. An asynchronous
 /// error of its work is returned once. Blocks: never.
 ///
 /// # Safety
@@ -63,7 +63,7 @@ pub unsafe extern "C" fn oxcclStreamSynchronize(
     })
 }
 
-/// Makes what the stream does from now on wait for an event. Blocks: never.
+/// Makes the stream's later work wait for an event. Blocks: never.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -79,8 +79,8 @@ pub unsafe extern "C" fn oxcclStreamWaitEvent(
     })
 }
 
-/// Calls `func(arg)` on a thread of the library, or of CUDA, in the order of the stream. It must
-/// not call this library's functions that block. Blocks: never.
+/// Calls `func(arg)` on a thread of the library, or of CUDA, in the order of the stream. `func`
+/// must not call functions of this library that block. Blocks: never.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.

@@ -29,9 +29,9 @@ pub type oxcclGraphExec_t = *mut CUgraphExec_st;
 /// A function that a stream calls.
 pub type oxcclHostFn_t = Option<unsafe extern "C" fn(*mut std::ffi::c_void)>;
 
-/// Receives log lines: its argument, the level as in NCCL_DEBUG (1 VERSION, 2 WARN, 3 INFO, 5
-/// TRACE), and the line. Called in a thread of its own, one line after the other, soon after each
-/// was written; may call any function of this library.
+/// A function that receives log lines: the user's argument, the level as in NCCL_DEBUG (1 VERSION,
+/// 2 WARN, 3 INFO, 5 TRACE), and the line. It is called in a thread of its own, one line after the
+/// other, soon after each was written, and may call any function of this library.
 pub type oxcclLogFn_t = Option<unsafe extern "C" fn(*mut std::ffi::c_void, c_int, *const c_char)>;
 
 /// Kinds of devices.
@@ -44,19 +44,19 @@ pub enum oxcclDeviceKind_t {
     oxcclDeviceCuda = 1,
 }
 
-/// How strictly a capture looks at other calls; the host device has none that disturb it.
+/// The threads whose calls a capture checks; on the host device no call disturbs a capture.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum oxcclCaptureMode_t {
-    /// Looks at calls of all threads.
+    /// Checks calls of all threads.
     oxcclCaptureGlobal = 0,
-    /// Looks at calls of this thread.
+    /// Checks calls of this thread.
     oxcclCaptureThreadLocal = 1,
-    /// Looks at none.
+    /// Checks no calls.
     oxcclCaptureRelaxed = 2,
 }
 
-/// What failed. Set `size` to sizeof(oxcclErrorInfo_t) before the call.
+/// The description of an error. Set `size` to sizeof(oxcclErrorInfo_t) before the call.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct oxcclErrorInfo_t {
@@ -68,11 +68,11 @@ pub struct oxcclErrorInfo_t {
     pub rank: c_int,
     /// Rank at fault or waited for; −1 when unknown.
     pub peer: c_int,
-    /// Step of the plan; −1 outside one.
+    /// Step of the plan; −1 outside a plan.
     pub step: c_int,
     /// Number of the operation on its communicator.
     pub opSeq: u64,
-    /// Name of the operation; empty outside one.
+    /// Name of the operation; empty outside an operation.
     pub operation: [c_char; 32],
     /// The whole message.
     pub text: [c_char; 512],

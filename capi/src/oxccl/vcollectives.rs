@@ -17,7 +17,7 @@ use oxccl_runtime::op::{Call, Transfers};
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 
-/// What all of these calls have in common.
+/// The arguments that all of these calls have in common.
 struct Common {
     function: &'static str,
     operation: &'static str,
@@ -48,7 +48,7 @@ impl Common {
         Ok(convert::rank(root, self.comm.nranks(), self.function, "root")? as usize)
     }
 
-    /// A number per rank.
+    /// Reads an array with a number per rank.
     ///
     /// # Safety
     /// `from` is null or has an element per rank.
@@ -76,7 +76,8 @@ impl Common {
         vcollective::parts(self.function, counts, displs, self.dtype.size())
     }
 
-    /// One part for each of the given ranks, all the same: the beginning of the buffer.
+    /// Returns the same part, the beginning of the buffer, for each of the given ranks, and empty
+    /// parts for the others.
     fn same(
         &self,
         argument: &'static str,
@@ -89,7 +90,7 @@ impl Common {
         Ok(all.map(|r| if ranks.contains(&r) { part } else { nobody }).collect())
     }
 
-    /// No parts at all: what a rank that is not the root has on the root's side.
+    /// Returns empty parts for all ranks: those of a rank that is not the root, on the root's side.
     fn nothing(&self) -> Vec<Part> {
         vec![Part::default(); self.comm.nranks() as usize]
     }
@@ -132,10 +133,10 @@ impl Common {
 /// the data of rank r come at element recvdispls[r] and have recvcounts[r] elements; parts must not
 /// overlap. `sendbuff` may be recvbuff + recvdispls of this rank, in place, and must not overlap
 /// `recvbuff` otherwise. Counts and displacements are in elements and read before the call returns;
-/// a part without elements is not looked at, and its displacement may be anything. Counts that
-/// differ between the two ranks that they concern are an error that names both where a piece comes
-/// with another length than expected, and otherwise as for ncclSend and ncclRecv. Cost: every rank
-/// sends its data directly to every other one.
+/// a part without elements is not looked at, and its displacement may be anything. If the two ranks
+/// of a part disagree on its count, the error names both ranks where a piece has another length
+/// than expected, and is otherwise as for ncclSend and ncclRecv. Cost: every rank sends its data
+/// directly to every other one.
 /// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 ///
 /// # Safety
@@ -205,16 +206,15 @@ pub unsafe extern "C" fn oxcclReduceScatterv(
     })
 }
 
-/// Every rank sends a part of its own to every rank.
+/// Sends a separate part of every rank's input to every rank.
 ///
 /// `sendbuff`: in; what goes to rank r begins at element senddispls[r] and has sendcounts[r]
 /// elements. `recvbuff`: out; what comes from rank r lands at element recvdispls[r] and has
 /// recvcounts[r] elements; parts must not overlap each other or what is sent (no in place). Counts
 /// and displacements are in elements and read before the call returns; a part without elements is
-/// not looked at, and its displacement may be anything. Counts that differ between the two ranks
-/// that they concern are an error that names both where a piece comes with another length than
-/// expected, and otherwise as for ncclSend and ncclRecv. Cost: one message to and from every rank
-/// with elements.
+/// not looked at, and its displacement may be anything. If the two ranks of a part disagree on its
+/// count, the error names both ranks where a piece has another length than expected, and is
+/// otherwise as for ncclSend and ncclRecv. Cost: one message to and from every rank with elements.
 /// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 ///
 /// # Safety
@@ -247,9 +247,9 @@ pub unsafe extern "C" fn oxcclAlltoAllv(
 /// `sendbuff`: in, sendcount × datatype. `recvbuff`, `recvcounts`, `recvdispls`: at the root as for
 /// oxcclAllGatherv, in place too; ignored elsewhere. Counts and displacements are in elements and
 /// read before the call returns; a part without elements is not looked at, and its displacement may
-/// be anything. Counts that differ between the two ranks that they concern are an error that names
-/// both where a piece comes with another length than expected, and otherwise as for ncclSend and
-/// ncclRecv. Cost: one message from every rank to the root.
+/// be anything. If the two ranks of a part disagree on its count, the error names both ranks where
+/// a piece has another length than expected, and is otherwise as for ncclSend and ncclRecv. Cost:
+/// one message from every rank to the root.
 /// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 ///
 /// # Safety
@@ -280,16 +280,16 @@ pub unsafe extern "C" fn oxcclGatherv(
     })
 }
 
-/// Sends to every rank its part, of a length of its own, of the root's input.
+/// Sends every rank its part of the root's input; the parts may differ in length.
 ///
 /// `sendbuff`, `sendcounts`, `senddispls`: in at the root, where the part of rank r begins at
 /// element senddispls[r] and has sendcounts[r] elements; ignored elsewhere. `recvbuff`: out,
 /// recvcount × datatype; at the root it may be sendbuff + senddispls of the root, in place, and
 /// must not overlap `sendbuff` otherwise. Counts and displacements are in elements and read before
 /// the call returns; a part without elements is not looked at, and its displacement may be
-/// anything. Counts that differ between the two ranks that they concern are an error that names
-/// both where a piece comes with another length than expected, and otherwise as for ncclSend and
-/// ncclRecv. Cost: one message from the root to every rank.
+/// anything. If the two ranks of a part disagree on its count, the error names both ranks where a
+/// piece has another length than expected, and is otherwise as for ncclSend and ncclRecv. Cost: one
+/// message from the root to every rank.
 /// Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 ///
 /// # Safety

@@ -24,7 +24,7 @@ pub fn twin(_: TokenStream, item: TokenStream) -> TokenStream {
         }
     }
     let name = name.unwrap_or_default();
-    // What has to hold stands there.
+    // The safety contract is documented at the original function.
     let allow = "#[allow(clippy::missing_safety_doc)]";
     let doc = format!("#[doc = \"Same as [`{name}`].\"] {allow}");
     let doc: TokenStream = doc.parse().unwrap_or_default();

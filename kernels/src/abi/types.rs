@@ -1,10 +1,10 @@
-//! What the host and the kernels share: structures, places in a rank's shared memory, numbers.
-//! `kernels/cuda/abi.h` is generated from here.
+//! The structures, constants and offsets in a rank's shared memory that the host and the kernels
+//! share. `kernels/cuda/abi.h` is generated from this file.
 
 /// Bytes of a rank's shared memory before the packets: signals, announcements, arrivals, credits,
 /// entries, the users' signals.
 pub const WORDS_BYTES: usize = 96 * 1024;
-/// Ranks that can reach each other's GPU memory.
+/// The most ranks that can reach each other's GPU memory.
 pub const MAX_RANKS: usize = 16;
 /// Channels of a communicator: a channel is one block of a kernel with counters, signals and memory
 /// of its own, so that blocks of different indices never wait for each other.
@@ -15,128 +15,129 @@ pub const CHANNEL_PACKETS: usize = 128;
 pub const LARGE_PACKETS_BYTES: usize = 4 << 20;
 /// Bytes of data in a packet, which is twice as large.
 pub const PACKET_DATA_BYTES: usize = 8;
-/// The stage of a channel has two slots of so many bytes, until the large one is there.
+/// Bytes of each of the two slots of a channel's stage, until the large stage is there.
 pub const SMALL_STAGE_SLOT_BYTES: usize = 32 * 1024;
-/// The same of the large stage, which comes with the first large operation.
+/// Bytes of each of the two slots of a channel in the large stage, which is made after the first
+/// large operation.
 pub const STAGE_SLOT_BYTES: usize = 128 * 1024;
 /// Bytes of the large stage.
 pub const STAGE_BYTES: usize = MAX_CHANNELS * 2 * STAGE_SLOT_BYTES;
-/// Buffers of a rank that its peers can map at a time.
+/// The most buffers of a rank that its peers can map at a time.
 pub const BUFFERS: usize = 256;
-/// The first of them is the rank's large stage.
+/// The number of the buffer that is the rank's large stage.
 pub const STAGE_BUFFER: u32 = 0;
-/// Windows that a rank has at a time.
+/// The most windows that a rank has at a time.
 pub const WINDOWS: usize = 64;
 /// Signals of one-sided operations from a rank to another.
 pub const USER_SIGNALS: usize = 64;
-/// Signals that a launch waits for.
+/// The most signals that a launch waits for.
 pub const AWAITED: usize = 64;
 /// Queues of a rank: one per rank and direction.
 pub const QUEUES: usize = 32;
-/// Where each of them begins, and the end.
+/// Bounds of the queues: the beginning of each, and the end of the last one.
 pub const QUEUE_BOUNDS: usize = 33;
 /// The most lanes of a queue, which carry their parts of a message side by side.
 pub const LANES: usize = 4;
-/// Messages of at most so many bytes use the first of them only.
+/// The most bytes of a message that uses only the first lane of a queue.
 pub const SMALL_MESSAGE_BYTES: usize = 64 * 1024;
-/// Slots of such a queue.
+/// Slots of a lane.
 pub const LANE_SLOTS: usize = 2;
-/// Bytes of such a slot.
+/// Bytes of a slot of a lane.
 pub const LANE_SLOT_BYTES: usize = 32 * 1024;
 /// Operations of which a rank remembers what its peers called.
 pub const ANNOUNCEMENTS: usize = 4;
-/// Operations of a program.
+/// The most steps of a program.
 pub const MAX_STEPS: usize = 64;
-/// Messages that a launch with a small argument sends and receives.
+/// The most messages that a launch with a small argument sends and receives.
 pub const FEW_MESSAGES: usize = 32;
-/// Messages that any launch does.
+/// The most messages that any launch sends and receives.
 pub const MAX_MESSAGES: usize = 512;
-/// Threads of a block, the last warp of which watches: 128 registers each.
+/// Threads of a block, of which the last warp watches; each thread has 128 registers.
 pub const BLOCK_THREADS: usize = 512;
-/// Threads of a block that sends or receives: many blocks have to run at once.
+/// Threads of a block that sends or receives: few, as many blocks have to run at once.
 pub const EXCHANGE_THREADS: usize = 288;
-/// Threads of the one block that goes before copy engines: a warp that agrees and one that watches.
+/// Threads of the one block that runs before copy engines: a warp that agrees and one that watches.
 pub const EXPECT_THREADS: usize = 64;
 
-/// Kinds of [`Step`].
+/// Kind of [`Step`]: copies a slice of this rank to another slice of it.
 pub const STEP_COPY: u8 = 0;
-/// See [`Step`].
+/// Kind of [`Step`]: waits until the slot of the stage may be written again.
 pub const STEP_ACQUIRE: u8 = 1;
-/// See [`Step`].
+/// Kind of [`Step`]: signals all peers.
 pub const STEP_SIGNAL: u8 = 2;
-/// See [`Step`].
+/// Kind of [`Step`]: waits for a signal of a peer, or of all peers.
 pub const STEP_WAIT: u8 = 3;
-/// See [`Step`].
+/// Kind of [`Step`]: reads a slice of a peer.
 pub const STEP_GET: u8 = 4;
-/// See [`Step`].
+/// Kind of [`Step`]: folds slices of all ranks.
 pub const STEP_REDUCE: u8 = 5;
-/// See [`Step`].
+/// Kind of [`Step`]: writes a slice of a peer.
 pub const STEP_PUT: u8 = 6;
 
-/// Where the result of a fold goes: one slice of this rank.
+/// Destination of a fold: one slice of this rank.
 pub const TO_OWN: u8 = 0;
-/// Two slices of this rank.
+/// Destination of a fold: two slices of this rank.
 pub const TO_BOTH: u8 = 1;
-/// A slice of a peer's.
+/// Destination of a fold: a slice of a peer.
 pub const TO_PEER: u8 = 2;
-/// A slice of every rank's.
+/// Destination of a fold: a slice of every rank.
 pub const TO_EVERYONE: u8 = 3;
 
-/// A slice of this rank, and one of all others' inboxes.
+/// Destination of a fold: a slice of this rank, and one of the inboxes of all peers.
 pub const TO_INBOXES: u8 = 4;
 
-/// In the place of a peer: all of them.
+/// The value in place of a peer that stands for all peers.
 pub const ALL_PEERS: u8 = 255;
 
-/// A buffer of the user's that the peers cannot reach.
+/// Reach of a user's buffer: the peers cannot reach it.
 pub const REACH_NONE: u32 = 0;
-/// One that no peer needs to reach.
+/// Reach of a user's buffer: no peer needs to reach it.
 pub const REACH_NEEDLESS: u32 = 1;
-/// One that all peers reach at the address that it has here.
+/// Reach of a user's buffer: all peers reach it at the address that it has here.
 pub const REACH_ADDRESS: u32 = 2;
-/// One that the peers may have mapped.
+/// Reach of a user's buffer: the peers may have mapped it.
 pub const REACH_BUFFER: u32 = 3;
 
-/// A program through the stage.
+/// Index of the program through the stage.
 pub const WAY_STAGED: usize = 0;
-/// A program on user memory.
+/// Index of the program on user memory.
 pub const WAY_IN_PLACE: usize = 1;
-/// Programs that a launch may bring.
+/// The most programs that a launch may bring.
 pub const WAYS: usize = 2;
 
-/// Why a kernel gave up.
+/// Fault of a kernel: none.
 pub const FAULT_NONE: u32 = 0;
-/// The host said so.
+/// Fault of a kernel: the host told it to give up.
 pub const FAULT_ABORTED: u32 = 1;
-/// It waited longer than the limit.
+/// Fault of a kernel: it waited longer than the limit.
 pub const FAULT_DEADLINE: u32 = 2;
-/// A peer called something else.
+/// Fault of a kernel: a peer called something else.
 pub const FAULT_MISMATCH: u32 = 3;
-/// Another operation of the communicator was running.
+/// Fault of a kernel: another operation of the communicator was running.
 pub const FAULT_OVERLAP: u32 = 4;
-/// A put goes beyond what is reached of a peer's window.
+/// Fault of a kernel: a put goes beyond what is reached of a peer's window.
 pub const FAULT_WINDOW: u32 = 5;
-/// A peer has left the communicator without what is awaited of it.
+/// Fault of a kernel: a peer has left the communicator without what is awaited of it.
 pub const FAULT_LEFT: u32 = 6;
 
 /// Inputs are not multiplied.
 pub const SCALE_NONE: u8 = 0;
-/// They are, by a value.
+/// Inputs are multiplied by a value.
 pub const SCALE_VALUE: u8 = 1;
-/// They are, by what lies at an address when the kernel runs.
+/// Inputs are multiplied by what lies at an address when the kernel runs.
 pub const SCALE_AT: u8 = 2;
 
 /// A slice of a plan (`oxccl_plan::Slice`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Slice {
-    /// Number of the buffer (`oxccl_plan::Buffer`).
+    /// The number of the buffer (`oxccl_plan::Buffer`).
     pub buffer: u16,
-    /// Block.
+    /// The block.
     pub block: u16,
-    /// First part.
+    /// The first part.
     pub part: u16,
-    /// Number of parts.
+    /// The number of parts.
     pub parts: u16,
 }
 
@@ -148,67 +149,70 @@ pub struct Step {
     pub kind: u8,
     /// The peer, or [`ALL_PEERS`].
     pub peer: u8,
-    /// `TO_*`, of a fold.
+    /// Of a fold: the destination, `TO_*`.
     pub to: u8,
-    /// Whether a fold completes the reduction.
+    /// Not 0 if a fold completes the reduction.
     pub finish: u8,
-    /// Which signal a wait is for.
+    /// The signal for which a wait is.
     pub signal: u16,
-    /// Whether it depends on what steps since the last synchronisation of the block wrote.
+    /// Not 0 if the step depends on what steps since the last synchronisation of the block read or
+    /// wrote.
     pub after: u16,
-    /// What is read; of a fold, at the others.
+    /// The slice that is read; of a fold, at the peers.
     pub src: Slice,
-    /// What is written.
+    /// The slice that is written.
     pub dst: Slice,
-    /// Of a fold: what is read at this rank.
+    /// Of a fold: the slice that is read at this rank.
     pub own: Slice,
-    /// Of a fold with [`TO_BOTH`] or [`TO_INBOXES`]: the second slice written.
+    /// Of a fold with [`TO_BOTH`] or [`TO_INBOXES`]: the second slice that is written.
     pub second: Slice,
 }
 
-/// What a kernel tells the host, and the host a running kernel: in host memory.
+/// The control block in host memory: what kernels tell the host, and the host a running kernel.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Control {
-    /// Set by the host: give up.
+    /// Set by the host: kernels give up.
     pub abort: u32,
     /// `FAULT_*`, set last.
     pub fault: u32,
-    /// Rank waited for, or at fault; −1 for none.
+    /// The rank waited for, or at fault; −1 for none.
     pub peer: i32,
-    /// Step of the program.
+    /// The step of the program.
     pub step: i32,
-    /// Number of the operation on the communicator.
+    /// The number of the operation on the communicator.
     pub operation: u64,
-    /// What this rank called (`Descriptor::to_words`).
+    /// The first word of this rank's descriptor (`Descriptor::to_words`).
     pub own_what: u32,
-    /// What the peer called.
+    /// The first word of the peer's descriptor.
     pub their_what: u32,
-    /// See `own_what`; of a put, its bytes.
+    /// The second word of this rank's descriptor; of a put, its bytes.
     pub own_count: u64,
-    /// See `their_what`; of a put, the bytes of the window that are reached.
+    /// The second word of the peer's descriptor; of a put, the bytes of the window that are
+    /// reached.
     pub their_count: u64,
-    /// Of a put, where it begins in the window.
+    /// Of a put: the offset in the window at which it begins.
     pub offset: u64,
-    /// How long a kernel may wait, in ns; 0: as long as it takes.
+    /// The longest time that a kernel may wait, in ns; 0 for no limit.
     pub limit_ns: u64,
-    /// Set by the host, a bit per rank: those that have left in order. What they wrote before is
-    /// here.
+    /// Set by the host: a bit per rank that has left in order. What these ranks wrote before is
+    /// visible here.
     pub left: u64,
-    /// Collectives so far that read or wrote user memory of peers.
+    /// The number of collectives so far that read or wrote user memory of peers.
     pub in_place: u64,
-    /// Of these, whose blocks copy engines move, as far as they have begun.
+    /// The number of these that have begun and whose blocks copy engines move.
     pub by_engines: u64,
-    /// Collectives for which they took blocks from other places than the peers told, so that
-    /// kernels moved them once more.
+    /// The number of collectives for which copy engines took blocks from other places than the
+    /// peers told, so that kernels moved the blocks once more.
     pub engine_mispredictions: u64,
 }
 
-/// A channel's counters, in the rank's own GPU memory: they are what changes from launch to launch.
+/// The counters of a channel, in the rank's own GPU memory: they hold what changes from launch to
+/// launch.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Counters {
-    /// Windows in packets that its blocks ran so far; the parity chooses the half.
+    /// Windows that the channel ran with packets so far; the parity chooses the half.
     pub packets: u64,
     /// Signals so far.
     pub phase: u64,
@@ -216,13 +220,13 @@ pub struct Counters {
     pub windows: u64,
     /// Signals that all peers must have made before a slot may be written again.
     pub slot_need: [u64; 2],
-    /// Messages so far, of the lane that is this block.
+    /// Of a lane: slots that it used for messages so far.
     pub messages: u64,
     /// Agreements so far.
     pub agreements: u64,
-    /// Whether a block of this channel is running.
+    /// Not 0 while a block of this channel is running.
     pub busy: u32,
-    /// Whether all ranks have said in packets that they have mapped all large stages.
+    /// Not 0 once all ranks have said in packets that they have mapped all large stages.
     pub large: u32,
 }
 
@@ -230,39 +234,41 @@ pub struct Counters {
 #[repr(C)]
 #[derive(Debug)]
 pub struct Shared {
-    /// `FAULT_*`: nothing runs any more.
+    /// `FAULT_*`; after a fault nothing runs any more.
     pub fault: u32,
     /// Blocks of a put that have written their part.
     pub written: u32,
     /// Collectives so far.
     pub operations: u64,
-    /// Of these, on user memory.
+    /// Collectives so far on user memory.
     pub in_place: u64,
-    /// Whether copy engines move the blocks of the collective that is under way.
+    /// Not 0 if copy engines move the blocks of the collective that is under way.
     pub moved: u64,
-    /// What its first block has told the peers of its input, before they did.
+    /// The word for the input that was told to the peers before the copy engines ran: the first
+    /// block of the program tells the same.
     pub told_input: u64,
-    /// The same of its output.
+    /// The word for the output that was told then.
     pub told_output: u64,
-    /// When the host's memory is to be looked at again.
+    /// The time, in ns, from which on the host's memory is to be looked at again.
     pub next_look_ns: u64,
-    /// How long a kernel may wait, as it was found there.
+    /// The longest time that a kernel may wait, in ns, as found in the host's memory.
     pub limit_ns: u64,
-    /// Ranks that have left, as it was found there.
+    /// A bit per rank that has left, as found in the host's memory.
     pub left: u64,
-    /// Signals that this rank gave each one.
+    /// Signals that this rank has given to each rank.
     pub signals_given: [[u64; USER_SIGNALS]; MAX_RANKS],
-    /// Signals of each rank that were waited for.
+    /// Signals of each rank for which this rank has waited.
     pub signals_taken: [[u64; USER_SIGNALS]; MAX_RANKS],
 }
 
-/// What ranks have mapped of each other, in the rank's own GPU memory; the host writes it.
+/// The maps: what ranks have mapped of each other. They are in the rank's own GPU memory, and the
+/// host writes them.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Maps {
-    /// Generations of this rank's buffers that all peers have mapped; 0 for none.
+    /// The generations of this rank's buffers that all peers have mapped; 0 for none.
     pub ready: [u64; BUFFERS],
-    /// Where the peers' buffers are mapped here; 0 for nowhere.
+    /// The addresses at which the peers' buffers are mapped here; 0 for those that are not.
     pub bases: [[u64; BUFFERS]; MAX_RANKS],
     /// The peers' windows, by their numbers modulo [`WINDOWS`].
     pub windows: [[Window; WINDOWS]; MAX_RANKS],
@@ -272,55 +278,57 @@ pub struct Maps {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Window {
-    /// Its number among the communicator's windows, from 1; 0 for none. It is written last.
+    /// The number of the window among the communicator's windows, from 1; 0 for none. It is written
+    /// last.
     pub number: u64,
-    /// Where it is mapped here.
+    /// The address at which the window is mapped here.
     pub base: u64,
-    /// Its bytes; 0 where it cannot be mapped.
+    /// Bytes of the window; 0 if it cannot be mapped.
     pub bytes: u64,
 }
 
-/// A rank of a communicator, as kernels see it. Nothing of it changes.
+/// A rank of a communicator, as kernels see it. It never changes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Rank {
     /// This rank.
     pub rank: u32,
-    /// Number of ranks.
+    /// The number of ranks.
     pub nranks: u32,
     /// Lanes of a queue.
     pub lanes: u32,
     /// Packets that a channel has room for behind the large stage, per rank and half.
     pub large_packets: u32,
-    /// The memory that ranks write at each other, as mapped here, by rank.
+    /// The addresses at which the ranks' shared memory is mapped here, by rank.
     pub shared: [u64; MAX_RANKS],
-    /// Offset of the packets there.
+    /// Offset of the packets in the shared memory.
     pub packets_at: u64,
-    /// Offset of the lanes' slots there.
+    /// Offset of the lanes' slots in the shared memory.
     pub lanes_at: u64,
-    /// Offset of the stage there.
+    /// Offset of the stage in the shared memory.
     pub stage_at: u64,
-    /// [`Counters`] of [`MAX_CHANNELS`] channels, then of all lanes: private.
+    /// The address of the [`Counters`] of [`MAX_CHANNELS`] channels, then of all lanes, in private
+    /// memory.
     pub counters: u64,
-    /// [`Shared`]: private.
+    /// The address of [`Shared`], in private memory.
     pub common: u64,
-    /// [`Control`], as mapped here.
+    /// The address of [`Control`], as mapped here.
     pub control: u64,
-    /// [`Maps`]: private.
+    /// The address of [`Maps`], in private memory.
     pub maps: u64,
 }
 
-/// A buffer of the user's, as peers find it.
+/// The place of a user's buffer, as peers find it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Place {
     /// `REACH_*`.
     pub reach: u32,
-    /// Number of the registered buffer.
+    /// The number of the registered buffer.
     pub buffer: u32,
-    /// Its generation.
+    /// The generation of the registered buffer.
     pub generation: u64,
-    /// Offset there, or the address.
+    /// The offset in the registered buffer, or the address.
     pub at: u64,
 }
 
@@ -328,7 +336,7 @@ pub struct Place {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Collective {
-    /// Who calls it.
+    /// The rank that calls.
     pub rank: Rank,
     /// The send buffer.
     pub input: u64,
@@ -338,17 +346,17 @@ pub struct Collective {
     pub count: u64,
     /// The user's scalar: its bits, or its address.
     pub scale: u64,
-    /// Of the descriptor.
+    /// The second word of the descriptor (`Descriptor::to_words`).
     pub descriptor_count: u64,
-    /// Of the descriptor.
+    /// The first word of the descriptor.
     pub descriptor_what: u32,
     /// Bytes of an element.
     pub element_bytes: u32,
-    /// Number of the element type (`oxccl_plan::DataType`).
+    /// The number of the element type (`oxccl_plan::DataType`).
     pub dtype: u8,
-    /// Number of the reduction (`oxccl_plan::ReduceOp`).
+    /// The number of the reduction (`oxccl_plan::ReduceOp`).
     pub op: u8,
-    /// Number of the collective (`oxccl_plan::Collective`).
+    /// The number of the collective (`oxccl_plan::Collective`).
     pub kind: u8,
     /// `SCALE_*`: whether inputs are multiplied by `scale`.
     pub scaled: u8,
@@ -362,7 +370,7 @@ pub struct Collective {
 pub struct Way {
     /// Elements of a window.
     pub window_elems: u64,
-    /// The same with the large stage.
+    /// Elements of a window with the large stage.
     pub large_window_elems: u64,
     /// Part boundaries fall on multiples of this.
     pub align_elems: u64,
@@ -370,63 +378,65 @@ pub struct Way {
     pub parts: u32,
     /// Signals per window.
     pub signals: u32,
-    /// The signal by which peers have read what was staged.
+    /// The signal by which the peers tell that they have read what was staged.
     pub done_signal: u32,
-    /// Whether the stage is used.
+    /// Not 0 if the stage is used.
     pub staged: u32,
-    /// Number of steps.
+    /// The number of steps.
     pub nsteps: u32,
-    /// Signals that the agreement stands for: the steps begin behind them.
+    /// Signals for which the agreement stands: the steps begin behind them.
     pub entered: u32,
     /// The steps.
     pub steps: [Step; MAX_STEPS],
 }
 
-/// A collective as programs.
+/// The argument of a program kernel: a collective as programs.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Program {
-    /// What is called.
+    /// The collective.
     pub call: Collective,
     /// The rank's send buffer, as peers find it.
     pub input: Place,
-    /// Its receive buffer.
+    /// The rank's receive buffer, as peers find it.
     pub output: Place,
-    /// Elements of each block that are a channel's, whatever the way: the blocks of a launch may
-    /// agree on different ones.
+    /// Elements of each block that a channel moves, whatever the way: the blocks of a launch may
+    /// agree on different ways.
     pub share_elems: u64,
-    /// Whether the ranks agree on a way, and on the large stage; else it is [`WAY_STAGED`].
+    /// Not 0 if the ranks agree on a way, and on the large stage; else the way is [`WAY_STAGED`].
     pub agrees: u32,
-    /// Whether copy engines are at work between `oxccl_expect` and the program.
+    /// Not 0 if copy engines are at work between `oxccl_expect` and the program.
     pub engines: u32,
-    /// Where they take blocks from: the peers' send buffers, by rank; 0 where they take none.
+    /// The addresses from which copy engines take blocks: the peers' send buffers, by rank; 0 where
+    /// they take none.
     pub expected: [u64; MAX_RANKS],
-    /// `WAY_*`.
+    /// The programs, by `WAY_*`.
     pub ways: [Way; WAYS],
 }
 
-/// A message of send and receive.
+/// A message that is sent or received.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Message {
-    /// The user's buffer.
+    /// The address of the user's buffer.
     pub data: u64,
-    /// Its bytes.
+    /// Bytes of the buffer.
     pub bytes: u64,
-    /// Of the descriptor.
+    /// The first word of the descriptor.
     pub what: u32,
     /// Padding.
     pub unused: u32,
 }
 
-/// Whose messages a group's are. A queue is a peer and a direction; each lane of a queue is a
-/// block, and carries its part of the queue's large messages, the first one all of the small ones.
+/// The queues of a group of messages. A queue is a peer and a direction. Each lane of a queue is a
+/// block, and carries its part of the queue's large messages; the first lane carries all of the
+/// small ones.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Exchange {
-    /// Who calls it.
+    /// The rank that calls.
     pub rank: Rank,
-    /// Lanes that this launch uses of each queue: one where all messages are small.
+    /// Lanes of each queue that this launch uses: one if all messages are small.
     pub lanes: u32,
     /// Padding.
     pub unused: u32,
@@ -438,12 +448,12 @@ pub struct Exchange {
     pub unused_too: u32,
 }
 
-/// A group with few messages: launches hold their arguments until they run, and there is not much
-/// room for those that wait.
+/// A group with few messages, as a small argument: launches hold their arguments until they run,
+/// and there is not much room for those that wait.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct FewMessages {
-    /// Whose.
+    /// The queues of the messages.
     pub exchange: Exchange,
     /// The messages.
     pub messages: [Message; FEW_MESSAGES],
@@ -453,56 +463,56 @@ pub struct FewMessages {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ManyMessages {
-    /// Whose.
+    /// The queues of the messages.
     pub exchange: Exchange,
     /// The messages.
     pub messages: [Message; MAX_MESSAGES],
 }
 
-/// Writes into a peer's window, and signals; or only signals.
+/// A put: writes into a peer's window and signals, or only signals.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Put {
-    /// Who calls it.
+    /// The rank that calls.
     pub rank: Rank,
-    /// To whom.
+    /// The rank to which the put goes.
     pub peer: u32,
-    /// Which signal.
+    /// The number of the signal.
     pub signal: u32,
-    /// What is written.
+    /// The address of what is written.
     pub data: u64,
-    /// Its bytes.
+    /// Bytes that are written.
     pub bytes: u64,
-    /// Number of the window, from 1; 0 where nothing is written.
+    /// The number of the window, from 1; 0 if nothing is written.
     pub window: u64,
-    /// Where this rank's own window begins, for puts to itself.
+    /// The address of this rank's own window, for puts to itself.
     pub own: u64,
-    /// Offset in the window.
+    /// The offset in the window.
     pub offset: u64,
 }
 
-/// Signals of a rank.
+/// Signals of a rank that are awaited.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Awaited {
-    /// Which rank.
+    /// The rank that signals.
     pub peer: u32,
-    /// Which signal.
+    /// The number of the signal.
     pub signal: u32,
-    /// How many more.
+    /// The number of further signals that are awaited.
     pub count: u64,
 }
 
-/// Waits for signals; each is named once.
+/// A wait for signals, each of which is named once.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct SignalWait {
-    /// Who calls it.
+    /// The rank that calls.
     pub rank: Rank,
-    /// How many.
+    /// The number of signals that are named.
     pub count: u32,
-    /// Of the descriptor.
+    /// The first word of the descriptor.
     pub what: u32,
-    /// Which.
+    /// The signals.
     pub awaited: [Awaited; AWAITED],
 }

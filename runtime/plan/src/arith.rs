@@ -3,21 +3,21 @@
 //! 16- and 8-bit floats are folded in float32 and rounded to nearest even where the plan states a
 //! rounding; fp8 saturates at its largest finite value; a NaN result is the canonical quiet NaN.
 //! Max and min prefer a number to a NaN and order −0 below +0. The functions are branch-free and
-//! inlined so that the executors' loops over them vectorise.
+//! inlined, so that the compiler vectorises the executors' loops over them.
 
 use crate::dtype::{DataType, ReduceOp};
 
-/// What elements are folded in.
+/// The type in which elements are folded.
 pub trait Lane: Copy + Send + Sync + 'static {
-    /// Sum (integers wrap).
+    /// Returns the sum (integers wrap).
     fn plus(self, other: Self) -> Self;
-    /// Product (integers wrap).
+    /// Returns the product (integers wrap).
     fn times(self, other: Self) -> Self;
-    /// The larger one.
+    /// Returns the larger value.
     fn larger(self, other: Self) -> Self;
-    /// The smaller one.
+    /// Returns the smaller value.
     fn smaller(self, other: Self) -> Self;
-    /// Divided by the number of ranks; integers towards zero.
+    /// Divides by the number of ranks; integers are rounded towards zero.
     fn divide(self, nranks: u32) -> Self;
 }
 
@@ -34,7 +34,7 @@ macro_rules! integer_lane {
             fn smaller(self, other: Self) -> Self { if self < other { self } else { other } }
             #[inline(always)]
             fn divide(self, nranks: u32) -> Self {
-                // The type itself may not hold the number of ranks.
+                // The type itself may not be able to represent the number of ranks.
                 (self as $wide / <$wide>::from(nranks)) as $t
             }
         }
@@ -84,19 +84,19 @@ macro_rules! float_lane {
 float_lane!(f32, u32, 0x7fc0_0000);
 float_lane!(f64, u64, 0x7ff8_0000_0000_0000);
 
-/// An element as it lies in memory.
+/// An element as it is stored in memory.
 pub trait Element: Copy + Send + Sync + 'static {
-    /// What it is folded in.
+    /// The type in which the element is folded.
     type Lane: Lane;
     /// Bytes of one element.
     const SIZE: usize;
-    /// Widen.
+    /// Converts the element to its lane.
     fn widen(self) -> Self::Lane;
-    /// Round.
+    /// Rounds a lane to the element type.
     fn round(lane: Self::Lane) -> Self;
-    /// Read from native-endian bytes.
+    /// Reads an element from native-endian bytes.
     fn load(bytes: &[u8]) -> Self;
-    /// Write as native-endian bytes.
+    /// Writes the element as native-endian bytes.
     fn store(self, bytes: &mut [u8]);
 }
 
@@ -157,7 +157,8 @@ small_float!(
     /// OCP E5M2.
     E5m2(u8), e5m2_to_f32, f32_to_e5m2);
 
-/// Adding and subtracting it rounds a float32 below 2^22 to an integer, ties to even.
+/// The constant whose addition and subtraction rounds a float32 below 2^22 to an integer, ties to
+/// even.
 const INTEGER_ROUNDER: f32 = 8_388_608.0;
 
 #[inline(always)]
@@ -165,7 +166,8 @@ fn f16_to_f32(h: u16) -> f32 {
     let magnitude = u32::from(h & 0x7fff);
     let sign = u32::from(h & 0x8000) << 16;
     let normal = (magnitude << 13).wrapping_add(112 << 23);
-    // No multiplication of subnormal float32s: programs may run with denormals flushed.
+    // No multiplication of subnormal float32 values: programs may run with denormals flushed to
+    // zero.
     let subnormal = (magnitude as i32 as f32 * f32::from_bits((127 - 24) << 23)).to_bits();
     let special = (magnitude << 13) | 0x7f80_0000;
     let finite = if magnitude < 0x400 { subnormal } else { normal };
@@ -315,8 +317,8 @@ macro_rules! with_element {
     };
 }
 
-/// Folds equally long operands from left to right in the accumulation type, divides where avg is
-/// finished (`finish` is the number of ranks), and rounds once. Panics on unequal lengths.
+/// Folds operands of equal length from left to right in the accumulation type, divides if this
+/// finishes an avg (`finish` is the number of ranks), and rounds once. Panics on unequal lengths.
 pub fn fold(dtype: DataType, op: ReduceOp, operands: &[&[u8]], finish: Option<u32>) -> Vec<u8> {
     fn typed<E: Element>(op: ReduceOp, operands: &[&[u8]], finish: Option<u32>) -> Vec<u8> {
         let mut out = operands[0].to_vec();

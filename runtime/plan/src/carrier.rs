@@ -1,62 +1,42 @@
-//! Carriers: what moves the data of a plan. Which one does follows from the plan, the size and the
-//! memory of a call, and what a communicator has; it is decided here alone.
+//! Carriers: the means by which the data of a plan move. The carrier follows from the plan, the
+//! size and the memory of a call, and the resources of the communicator; only this module decides.
+//! Whether the buffers of a call lie in such memory is known when it runs.
 
 use crate::generate::{Algorithm, Needs, Plan};
 use crate::ir::{Buffer, Op};
+use crate::listed::listed;
 use crate::packets::Room;
 use crate::select::{Memory, Topology};
 use crate::spec::Collective;
 
-/// What moves the data of a plan.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum Carrier {
-    /// A copy of the rank itself: there is no other.
-    Local = 0,
-    /// Packets: lines of memory that carry data and the number of their operation.
-    Packets = 1,
-    /// The stage: each rank publishes its data in memory that all others read.
-    Stage = 2,
-    /// Inboxes: each rank writes into the stages of the others.
-    Inbox = 3,
-    /// Edges: messages from one rank to another.
-    Edges = 4,
-    /// User memory, read and written by the peers where it lies, as all map it.
-    InPlace = 5,
-    /// User memory that the system copies from another process.
-    RemoteRead = 6,
-    /// User memory in windows, which copy engines of GPUs move.
-    CopyEngines = 7,
+listed! {
+    /// The carrier of a plan's data.
+    enum Carrier,
+    named
+    /// Returns the name in `oxccl plan`.
+    {
+        /// A copy by the rank itself, in a communicator of one rank.
+        Local = 0, "local copy";
+        /// Packets: lines of memory that carry data and the number of their operation.
+        Packets = 1, "packets";
+        /// The stage: each rank publishes its data in memory that all others read.
+        Stage = 2, "stage";
+        /// Inboxes: each rank writes into the stages of the others.
+        Inbox = 3, "inbox";
+        /// Edges: messages from one rank to another.
+        Edges = 4, "edges";
+        /// User memory that all ranks map: the peers read and write it in place.
+        InPlace = 5, "in place";
+        /// User memory that the system copies from another process: remote read.
+        RemoteRead = 6, "remote read";
+        /// User memory in windows, which the copy engines of GPUs move. A rank takes it instead of
+        /// [`InPlace`](Carrier::InPlace), whatever its peers do.
+        CopyEngines = 7, "copy engines";
+    }
 }
 
 impl Carrier {
-    /// All carriers, by number.
-    pub const ALL: [Carrier; 8] = [
-        Carrier::Local,
-        Carrier::Packets,
-        Carrier::Stage,
-        Carrier::Inbox,
-        Carrier::Edges,
-        Carrier::InPlace,
-        Carrier::RemoteRead,
-        Carrier::CopyEngines,
-    ];
-
-    /// The name in `oxccl plan`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Carrier::Local => "local copy",
-            Carrier::Packets => "packets",
-            Carrier::Stage => "stage",
-            Carrier::Inbox => "inbox",
-            Carrier::Edges => "edges",
-            Carrier::InPlace => "in place",
-            Carrier::RemoteRead => "remote read",
-            Carrier::CopyEngines => "copy engines",
-        }
-    }
-
-    /// Returns the carrier of a plan for blocks of `bytes` bytes in some kind of memory.
+    /// Returns the carrier of a plan for blocks of `bytes` bytes in this kind of memory.
     pub fn of(plan: &Plan, bytes: u64, topology: &Topology, memory: Memory) -> Self {
         let packets = || topology.packets.carry(plan, bytes);
         match (plan.algorithm.generator().needs, memory) {
@@ -74,24 +54,24 @@ impl Carrier {
     }
 }
 
-/// Which plans packets carry: facts that all ranks share.
+/// The plans that packets carry: facts that all ranks share.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Packets {
-    /// None.
+    /// No plans.
     Nowhere,
-    /// In shared memory: one-shot plans in which a rank publishes at most so many bytes.
+    /// Packets in shared memory: one-shot plans in which a rank publishes at most so many bytes.
     Lines {
-        /// See above.
+        /// The most bytes that a rank publishes.
         published_bytes: u64,
     },
-    /// Between GPUs: one-shot plans and pushes.
+    /// Packets between GPUs: one-shot plans and pushes.
     Kernels {
         /// The room for packets.
         room: Room,
         /// Bytes of data in a packet.
         line_bytes: u64,
-        /// Bytes of all ranks' blocks up to which packets go in several windows, where all ranks
-        /// hear from all.
+        /// The most bytes of all ranks' blocks for which packets go in several windows, where all
+        /// ranks hear from all.
         windows_bytes: u64,
     },
 }
@@ -116,7 +96,7 @@ impl Packets {
     }
 }
 
-/// Returns whether copy engines can do all that a plan does with data, and pay.
+/// Returns whether copy engines can execute all data movement of a plan, and pay.
 fn engines_move(plan: &Plan, bytes: u64, topology: &Topology) -> bool {
     let moved = |op: &Op| match op {
         Op::Copy { src, dst } | Op::Get { src, dst, .. } => {
@@ -126,7 +106,7 @@ fn engines_move(plan: &Plan, bytes: u64, topology: &Topology) -> bool {
         _ => false,
     };
     let spec = &plan.spec;
-    // No other collective gives every rank blocks that others hold as they are.
+    // No other collective gives every rank blocks that others hold unchanged.
     let gathers = matches!(spec.collective, Collective::AllGather | Collective::AllToAll);
     let pays = bytes.saturating_mul(u64::from(spec.nranks - 1)) >= topology.engine_bytes;
     gathers && pays && plan.program(0).ops.iter().all(moved)

@@ -1,37 +1,38 @@
-//! The cost model: latency and bandwidth of the things that plans do, per kind of link.
+//! The cost model: latency and bandwidth of the actions of plans, per kind of link.
 
 /// Costs of one rank's actions. Times in µs, bandwidths in GB/s (10⁹ bytes per second).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CostModel {
-    /// From a signal or a message to when the other side can see it.
+    /// Time from a signal or a message until the other side can see it.
     pub latency_us: f64,
-    /// Raising a signal.
+    /// Time to raise a signal.
     pub signal_us: f64,
-    /// Looking at one peer's signal.
+    /// Time to look at one peer's signal.
     pub poll_us: f64,
     /// Fixed cost at each end of a message on an edge.
     pub message_us: f64,
-    /// Copies that stay in a core's cache.
+    /// Bandwidth of copies that stay in the cache of a core.
     pub cached_gbps: f64,
-    /// Copies that go through memory.
+    /// Bandwidth of copies that go through memory.
     pub memory_gbps: f64,
-    /// Up to this size a copy stays in the cache, in bytes.
+    /// The largest copy that stays in the cache, in bytes.
     pub cache_bytes: u64,
-    /// Bandwidth of a link where it is below the memory's.
+    /// Bandwidth of a link where it is below that of memory.
     pub link_gbps: f64,
-    /// Folding one operand.
+    /// Bandwidth of folding one operand.
     pub fold_gbps: f64,
     /// Fixed cost of reading from one peer.
     pub read_call_us: f64,
     /// Bandwidth of reading from peers where it is below that of a copy.
     pub read_gbps: f64,
-    /// The same of reading from a single peer, of which less is under way at a time.
+    /// Bandwidth of reading from a single peer, which keeps less data under way at a time.
     pub peer_read_gbps: f64,
-    /// Bandwidth of writing to peers' memory while reading from them.
+    /// Bandwidth of writing to the memory of peers while reading from them.
     pub push_gbps: f64,
-    /// Lines that change hands between cores, on top of their copying: stages and edges.
+    /// Bandwidth of lines that change hands between cores, in addition to the copy: stages and
+    /// edges.
     pub handover_gbps: f64,
-    /// Fixed cost of having copy engines move blocks.
+    /// Fixed cost of moving blocks by copy engines.
     pub engine_call_us: f64,
     /// Bandwidth of copy engines.
     pub engine_gbps: f64,
@@ -65,8 +66,8 @@ impl CostModel {
         edge_slot_bytes: 64 << 10,
     };
 
-    /// Ranks that talk over TCP: 15 µs from a write to the reader, 1.5 µs per system call, and
-    /// what a stream carries over loopback.
+    /// Ranks that communicate over TCP: 15 µs from a write to the reader, 1.5 µs per system call,
+    /// and the bandwidth of a stream over loopback.
     pub const TCP: CostModel = CostModel {
         latency_us: 15.0,
         message_us: 1.5,
@@ -75,10 +76,10 @@ impl CostModel {
         ..CostModel::SHARED_MEMORY
     };
 
-    /// GPUs that reach each other over NVLink: a signal with its fence takes 2.3 µs, loads 400
-    /// GB/s, from one peer 250 GB/s, stores 350 GB/s alone and 284 GB/s beside loads (H200,
-    /// measured before signals and folds became faster, which `docs/gpu-results.md` tells of). Copy
-    /// engines take 38 µs and move 374 GB/s.
+    /// GPUs that reach each other over NVLink: a signal with its fence takes 2.3 µs; loads reach
+    /// 400 GB/s, from one peer 250 GB/s; stores reach 350 GB/s alone and 284 GB/s beside loads
+    /// (H200, measured before signals and folds became faster, as `docs/gpu-results.md` reports).
+    /// Copy engines take 38 µs and move 374 GB/s.
     pub const NVLINK: CostModel = CostModel {
         latency_us: 1.5,
         signal_us: 0.8,
@@ -100,8 +101,8 @@ impl CostModel {
         edge_slot_bytes: 32 << 10,
     };
 
-    /// The model for calls whose largest buffer has so many bytes: pieces of a large buffer come
-    /// from memory, however small they are.
+    /// Returns the model for calls whose largest buffer has so many bytes: pieces of a large buffer
+    /// come from memory, however small they are.
     pub fn for_buffer(&self, bytes: u64) -> Self {
         let cached = bytes <= self.cache_bytes;
         Self { cached_gbps: if cached { self.cached_gbps } else { self.memory_gbps }, ..*self }
@@ -111,25 +112,27 @@ impl CostModel {
         bytes as f64 / (gbps * 1e3)
     }
 
-    /// Copying within a rank.
+    /// Returns the time to copy within a rank.
     pub fn copy_us(&self, bytes: u64) -> f64 {
         let gbps = if bytes <= self.cache_bytes { self.cached_gbps } else { self.memory_gbps };
         Self::at_gbps(bytes, gbps)
     }
 
-    /// The same links, with user memory that the system has to copy (`process_vm_readv`):
-    /// 0.7 µs per call alone, several when the ranks read from each other at once, and 7 GB/s of
-    /// what the others have just written.
+    /// Returns the model for the same links with user memory that the system has to copy
+    /// (`process_vm_readv`): a call takes 0.7 µs alone and several µs when the ranks read from each
+    /// other at once; data that the others have just written are read at 7 GB/s.
     pub fn pulled(&self) -> Self {
         Self { read_call_us: 4.0, read_gbps: 7.0, ..*self }
     }
 
-    /// Publishing what `readers` cores read: a copy, and lines that change hands.
+    /// Returns the time to publish data that `readers` cores read: a copy, and lines that change
+    /// hands.
     pub fn publish_us(&self, bytes: u64, readers: u32) -> f64 {
         self.copy_us(bytes) + f64::from(readers) * Self::at_gbps(bytes, self.handover_gbps)
     }
 
-    /// Reading so many bytes from the memory of `peers` peers, folding them when `reduces`.
+    /// Returns the time to read so many bytes from the memory of `peers` peers, and to fold them if
+    /// `reduces`.
     pub fn read_us(&self, bytes: u64, peers: u32, reduces: bool) -> f64 {
         let fold = if reduces { Self::at_gbps(bytes, self.fold_gbps) / 2.0 } else { 0.0 };
         let gbps = self.read_gbps.min(self.peer_read_gbps * f64::from(peers.max(1)));
@@ -137,39 +140,39 @@ impl CostModel {
         read + fold + f64::from(peers) * self.read_call_us
     }
 
-    /// Everyone signals and waits for everyone.
+    /// Returns the time in which all ranks signal and wait for all others.
     pub fn exchange_us(&self, nranks: u32) -> f64 {
         self.signal_us + self.latency_us + f64::from(nranks - 1) * self.poll_us
     }
 
-    /// Writing so many bytes to the memory of peers, beside reading.
+    /// Returns the time to write so many bytes to the memory of peers, beside reading.
     pub fn push_us(&self, bytes: u64) -> f64 {
         Self::at_gbps(bytes, self.push_gbps)
     }
 
-    /// Writing so many bytes to peers' inboxes.
+    /// Returns the time to write so many bytes to the inboxes of peers.
     pub fn put_us(&self, bytes: u64) -> f64 {
         Self::at_gbps(bytes, self.push_gbps.min(self.memory_gbps))
     }
 
-    /// Going over so many bytes that lie at this rank, written by the others.
+    /// Returns the time to pass over so many bytes in this rank's own memory that the others wrote.
     pub fn inbox_us(&self, bytes: u64) -> f64 {
         Self::at_gbps(bytes, self.fold_gbps)
     }
 
-    /// Having copy engines take so many bytes from the peers.
+    /// Returns the time in which copy engines take so many bytes from the peers.
     pub fn engines_us(&self, bytes: u64) -> f64 {
         self.engine_call_us + Self::at_gbps(bytes, self.engine_gbps)
     }
 
-    /// Putting a message on an edge.
+    /// Returns the time to put a message on an edge.
     pub fn send_us(&self, bytes: u64) -> f64 {
         let messages = bytes.div_ceil(self.edge_slot_bytes).max(1);
         messages as f64 * self.message_us
             + self.publish_us(bytes, 1).max(Self::at_gbps(bytes, self.link_gbps))
     }
 
-    /// Taking a message from an edge, folding it when `reduces`.
+    /// Returns the time to take a message from an edge, and to fold it if `reduces`.
     pub fn receive_us(&self, bytes: u64, reduces: bool) -> f64 {
         let fold = if reduces { Self::at_gbps(bytes, self.fold_gbps) } else { 0.0 };
         let messages = bytes.div_ceil(self.edge_slot_bytes).max(1);
@@ -177,22 +180,24 @@ impl CostModel {
         messages as f64 * self.message_us + copy + fold
     }
 
-    /// From a rank's memory to the next one's.
+    /// Returns the time from the memory of a rank to that of the next one.
     pub fn hop_us(&self, bytes: u64, reduces: bool) -> f64 {
         self.latency_us + self.next_hop_us(bytes, reduces)
     }
 
-    /// A further message, sent while the one before is on its way.
+    /// Returns the time of a further message, sent while the one before is under way.
     pub fn next_hop_us(&self, bytes: u64, reduces: bool) -> f64 {
         self.send_us(bytes) + self.receive_us(bytes, reduces)
     }
 
-    /// A rank's own copy of what it contributes, each element multiplied on the way.
+    /// Returns the time of a rank's own copy of its contribution, each element multiplied in the
+    /// copy.
     pub fn scale_us(&self, bytes: u64) -> f64 {
         self.copy_us(bytes) + Self::at_gbps(bytes, self.fold_gbps)
     }
 
-    /// A rank's messages to others, as (bytes, whether it sends), and what it copies for itself.
+    /// Returns the time of a rank's messages, as (bytes, true if it sends), and of its copy to
+    /// itself.
     pub fn messages_us(&self, messages: &[(u64, bool)], own_bytes: u64) -> f64 {
         let ends = messages.iter().map(|&(bytes, send)| {
             if send { self.send_us(bytes) } else { self.receive_us(bytes, false) }

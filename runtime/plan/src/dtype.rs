@@ -47,12 +47,12 @@ impl DataType {
         DataType::Float8e5m2,
     ];
 
-    /// The type with this number in `nccl.h`.
+    /// Returns the type with this number in `nccl.h`.
     pub fn from_number(number: i32) -> Option<Self> {
         usize::try_from(number).ok().and_then(|i| Self::ALL.get(i)).copied()
     }
 
-    /// Size of one element in bytes.
+    /// Returns the size of one element in bytes.
     pub const fn size(self) -> usize {
         match self {
             DataType::Int8 | DataType::Uint8 | DataType::Float8e4m3 | DataType::Float8e5m2 => 1,
@@ -62,7 +62,7 @@ impl DataType {
         }
     }
 
-    /// The name that nccl-tests prints.
+    /// Returns the name that nccl-tests prints.
     pub const fn name(self) -> &'static str {
         match self {
             DataType::Int8 => "int8",
@@ -81,7 +81,7 @@ impl DataType {
     }
 }
 
-/// How elements of different ranks are combined.
+/// The operation by which elements of different ranks are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum ReduceOp {
@@ -102,12 +102,12 @@ impl ReduceOp {
     pub const ALL: [ReduceOp; 5] =
         [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min, ReduceOp::Avg];
 
-    /// The operation with this number in `nccl.h`.
+    /// Returns the operation with this number in `nccl.h`.
     pub fn from_number(number: i32) -> Option<Self> {
         usize::try_from(number).ok().and_then(|i| Self::ALL.get(i)).copied()
     }
 
-    /// The name that nccl-tests prints.
+    /// Returns the name that nccl-tests prints.
     pub const fn name(self) -> &'static str {
         match self {
             ReduceOp::Sum => "sum",

@@ -1,12 +1,12 @@
-//! The language of plans: operations over pieces of buffers, and the geometry that gives a piece
-//! its elements when a call is bound to a program.
+//! The language of plans: operations over pieces of buffers, and the geometry that gives the
+//! elements of each piece when a call is bound to a program.
 //!
-//! A buffer is made of equal *blocks* (all-reduce: one, all-gather's output: one per rank). A call
-//! passes over the blocks in *windows* that fit the slots of staging memory and edges; in each
-//! window a block is cut into *parts*. A program is run once per window. All ranks cut alike, so
-//! both ends of an edge know the length of what crosses it, and nothing crosses for no elements.
+//! A buffer consists of equal *blocks* (all-reduce: one, output of all-gather: one per rank). A
+//! call passes over the blocks in *windows* that fit the slots of staging memory and edges; in each
+//! window a block is cut into *parts*. A program runs once per window. All ranks cut alike, so both
+//! ends of an edge know the length of each message, and a message without elements is not sent.
 
-/// Which memory a slice lies in.
+/// The memory that a slice lies in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Buffer {
@@ -14,18 +14,20 @@ pub enum Buffer {
     Input = 0,
     /// The caller's receive buffer.
     Output = 1,
-    /// Memory of this rank alone, each block as large as a part: a slice of it is one part,
-    /// whichever, and lies at the start of its block.
+    /// Memory of this rank alone, each block as large as a part. A slice of it is one part,
+    /// whatever its number, and lies at the start of its block.
     Scratch = 2,
-    /// Memory that all direct peers may read, one window large, in two slots used in turn.
+    /// Memory that all direct peers may read, one window large, in two slots that windows use in
+    /// turn.
     Stage = 3,
-    /// The stage's slots where the peers may write: each block is as large as a part, as in
-    /// scratch, and has one writer. Block `g · ranks + p` is rank p's, the g-th of its blocks here.
+    /// The stage's slots where the peers may write. Each block is as large as a part, as in
+    /// scratch, and has one writer. Block `g · ranks + p` is the g-th block that rank p writes
+    /// here.
     Inbox = 4,
 }
 
 impl Buffer {
-    /// All of them, by number.
+    /// All buffers, by number.
     pub const ALL: [Buffer; 5] =
         [Buffer::Input, Buffer::Output, Buffer::Scratch, Buffer::Stage, Buffer::Inbox];
 }
@@ -44,27 +46,27 @@ pub struct Slice {
 }
 
 impl Slice {
-    /// One part of a block.
+    /// Returns one part of a block.
     pub const fn part(buffer: Buffer, block: u32, part: u32) -> Self {
         Self { buffer, block, part, parts: 1 }
     }
 
-    /// A block of a plan that does not cut its blocks into parts.
+    /// Returns a block of a plan that does not cut its blocks into parts.
     pub const fn block(buffer: Buffer, block: u32) -> Self {
         Self::part(buffer, block, 0)
     }
 }
 
-/// In which order the two operands of a fold stand: floating-point results depend on it.
+/// The order of the two operands of a fold: floating-point results depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Order {
-    /// What came over the edge first.
+    /// The data that came over the edge are the first operand.
     IncomingFirst,
-    /// What this rank holds first.
+    /// The data that this rank holds are the first operand.
     LocalFirst,
 }
 
-/// Whom a wait is for.
+/// The ranks that a wait is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum From {
     /// Every other rank.
@@ -73,7 +75,7 @@ pub enum From {
     One(u32),
 }
 
-/// Where the result of [`Op::Reduce`] goes.
+/// The destination of the result of [`Op::Reduce`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Destination {
     /// A slice of this rank.
@@ -82,146 +84,146 @@ pub enum Destination {
     Both(Slice, Slice),
     /// The same slice of one rank's user memory.
     Peer(u32, Slice),
-    /// The same slice of every rank's user memory, this one's included.
+    /// The same slice of the user memory of every rank, this rank included.
     Everyone(Slice),
     /// A slice of this rank, and the same slice of every other rank's inbox.
     Inboxes(Slice, Slice),
 }
 
-/// One operation. `finish` marks the fold that completes a reduction: there avg divides, before
-/// the one rounding to the element type.
+/// One operation. `finish` marks the fold that completes a reduction: there avg divides, before the
+/// only rounding to the element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Op {
-    /// Copy within this rank.
+    /// Copies within this rank.
     Copy {
-        /// What is copied.
+        /// The slice that is copied.
         src: Slice,
-        /// Where to.
+        /// The destination.
         dst: Slice,
     },
-    /// Put a slice on the edge to a peer; waits for a free slot of the edge.
+    /// Puts a slice on the edge to a peer; waits for a free slot of the edge.
     Send {
-        /// Whom to.
+        /// The receiving rank.
         peer: u32,
-        /// What.
+        /// The slice that is sent.
         src: Slice,
     },
-    /// Take the next message of the edge from a peer.
+    /// Takes the next message of the edge from a peer.
     Recv {
-        /// Whom from.
+        /// The sending rank.
         peer: u32,
-        /// Where to.
+        /// The destination.
         dst: Slice,
     },
-    /// Take the next message of the edge from a peer and fold it with a local slice.
+    /// Takes the next message of the edge from a peer and folds it with a local slice.
     RecvReduce {
-        /// Whom from.
+        /// The sending rank.
         peer: u32,
         /// The local operand.
         local: Slice,
-        /// Where the result goes (rounded to the element type).
+        /// The destination of the result (rounded to the element type).
         dst: Slice,
-        /// Which operand is the left one.
+        /// The order of the operands.
         order: Order,
-        /// Whether this completes the reduction.
+        /// True if this completes the reduction.
         finish: bool,
     },
-    /// Wait until every peer has finished reading what this rank had published in the stage slot
-    /// that this window uses, and what it had been sent there.
+    /// Waits until every peer has finished reading what this rank published in the stage slot that
+    /// this window uses, and the data that the peer received in its own inbox there.
     Acquire,
-    /// Count one up where all peers can see it: all that this rank did before is visible to whom
-    /// waits for it.
+    /// Increments this rank's signal count, which all peers see: everything that this rank did
+    /// before is visible to a peer that waits for the signal.
     Signal,
-    /// Wait until the peers have signalled `signal` times in this window.
+    /// Waits until the peers have signalled `signal` times in this window.
     Wait {
-        /// Whom for.
+        /// The ranks that the wait is for.
         from: From,
-        /// Which signal of the window, counted from 1.
+        /// The number of the signal in the window, counted from 1.
         signal: u32,
     },
-    /// Copy from a peer's stage or user memory.
+    /// Copies from the stage or user memory of a peer.
     Get {
-        /// Whose memory.
+        /// The peer that owns the memory.
         peer: u32,
-        /// What, in the peer's memory.
+        /// The slice in the peer's memory.
         src: Slice,
-        /// Where to, in this rank's.
+        /// The destination in this rank's memory.
         dst: Slice,
     },
-    /// Copy to a peer's inbox.
+    /// Copies to the inbox of a peer.
     Put {
-        /// Whose inbox.
+        /// The peer that owns the inbox.
         peer: u32,
-        /// What, in this rank's memory.
+        /// The slice in this rank's memory.
         src: Slice,
-        /// Where to, in the peer's.
+        /// The destination in the peer's inbox.
         dst: Slice,
     },
-    /// Fold the slices of all ranks in rank order, in the accumulation type, rounding once.
+    /// Folds the slices of all ranks in rank order, in the accumulation type, rounding once.
     Reduce {
-        /// What is read at the other ranks; of scratch and the inbox, the p-th block of this rank's
-        /// own from there on stands for rank p.
+        /// The slice that is read at the other ranks. For scratch and the inbox, the p-th block of
+        /// this rank's own memory from there on stands for rank p.
         src: Slice,
-        /// What is read at this one.
+        /// The slice that is read at this rank.
         own: Slice,
-        /// Where the result goes.
+        /// The destination of the result.
         dst: Destination,
-        /// Whether this completes the reduction.
+        /// True if this completes the reduction.
         finish: bool,
     },
 }
 
-/// What one rank does in each window.
+/// The operations of one rank in each window.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Program {
     /// The operations, in order.
     pub ops: Vec<Op>,
 }
 
-/// How ranks access each other's user memory.
+/// The access of ranks to each other's user memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum UserMemory {
-    /// Not at all.
+    /// No access.
     Private,
-    /// They read it: it has to be mapped, or the system has to copy from it.
+    /// The ranks read it: it has to be mapped, or the system has to copy from it.
     Read,
-    /// They write it too: it has to be mapped.
+    /// The ranks also write it: it has to be mapped.
     Written,
 }
 
 /// The facts about a plan that all its programs share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Layout {
-    /// Parts that a block is cut into in each window.
+    /// The number of parts into which a block is cut in each window.
     pub parts: u32,
-    /// Blocks of the stage; 0 when the plan does not use the stage.
+    /// Blocks of the stage; 0 if the plan does not use the stage.
     pub stage_blocks: u32,
     /// Blocks of scratch.
     pub scratch_blocks: u32,
-    /// Blocks that the peers write into a rank's inbox; 0 when the plan does not use it. A plan
-    /// uses the stage's slots in one way.
+    /// Blocks that the peers write into a rank's inbox; 0 if the plan does not use the inbox. A
+    /// plan uses the stage's slots in one way only.
     pub inbox_blocks: u32,
-    /// The most parts that one message on an edge carries; 0 when the plan uses no edges.
+    /// The most parts that one message on an edge carries; 0 if the plan uses no edges.
     pub message_parts: u32,
     /// Signals of each rank in each window.
     pub signals: u32,
-    /// The signal, counted from the start of a window, by which a peer has surely read what was
-    /// published in it; `signals + 1` is the first of the next window.
+    /// The signal, counted from the start of a window, by which a peer has surely read the data
+    /// that were published in the window; `signals + 1` is the first signal of the next window.
     pub done_signal: u32,
-    /// How ranks access each other's user memory; such a plan has one window, unless
-    /// it copies to scratch.
+    /// The access of ranks to each other's user memory; a plan with such access has one window,
+    /// unless it copies to scratch.
     pub user_memory: UserMemory,
 }
 
 impl Layout {
-    /// Whether windows take the stage's slots in turn.
+    /// Returns whether windows use the stage's slots in turn.
     pub const fn uses_slots(&self) -> bool {
         self.stage_blocks > 0 || self.inbox_blocks > 0
     }
 }
 
-/// Where a block of an inbox lies, as a number of blocks: those of its owner itself, which nobody
-/// writes, take no room.
+/// Returns the position of a block of an inbox, as a number of blocks. The blocks of the owner
+/// itself, which no rank writes, take no room.
 pub const fn inbox_place(block: u32, owner: u32, nranks: u32) -> u32 {
     let (group, writer) = (block / nranks, block % nranks);
     group * (nranks - 1) + (writer + nranks - owner - 1) % nranks
@@ -234,11 +236,11 @@ pub struct Capacity {
     pub edge_slot_elems: u64,
     /// Elements in one slot of a rank's stage.
     pub stage_slot_elems: u64,
-    /// Part boundaries fall on multiples of this (a power of two).
+    /// The multiple on which part boundaries fall (a power of two).
     pub align_elems: u64,
 }
 
-/// How a block of `block_elems` elements is cut.
+/// The cut of a block of `block_elems` elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Elements of a block: the count of the call.
@@ -247,19 +249,19 @@ pub struct Geometry {
     pub parts: u32,
     /// Elements of a block in each window but the last.
     pub window_elems: u64,
-    /// Part boundaries fall on multiples of this.
+    /// The multiple on which part boundaries fall.
     pub align_elems: u64,
 }
 
-/// At most `elems`, of which `blocks` fit so much room.
+/// Returns at most `elems`, so that `blocks` blocks of that size fit the room.
 fn share(elems: u64, room: u64, blocks: u32) -> u64 {
     let blocks = u64::from(blocks);
-    // Small calls fit, and divide nothing.
+    // A small call fits and needs no division.
     if elems.checked_mul(blocks).is_some_and(|all| all <= room) { elems } else { room / blocks }
 }
 
 impl Geometry {
-    /// Cuts a call of `count` elements per block so that a plan of this layout fits `room`.
+    /// Cuts a call of `count` elements per block such that a plan of this layout fits `room`.
     pub fn new(layout: &Layout, count: u64, room: &Capacity) -> Self {
         let parts = u64::from(layout.parts);
         let align = room.align_elems;
@@ -269,7 +271,8 @@ impl Geometry {
                 window = share(window, room.stage_slot_elems, layout.stage_blocks);
             }
             if layout.user_memory != UserMemory::Private {
-                // What is copied from the others should still be in the cache when it is folded.
+                // The data copied from the others should still be in the cache when they are
+                // folded.
                 window = share(window, room.stage_slot_elems, layout.scratch_blocks);
             }
             if layout.inbox_blocks > 0 {
@@ -293,17 +296,19 @@ impl Geometry {
         }
     }
 
-    /// Elements that a block of scratch has room for: the largest part's.
+    /// Returns the number of elements that a block of scratch has room for: that of the largest
+    /// part.
     pub fn scratch_block_elems(&self) -> u64 {
         self.range(0, 0, 1).1
     }
 
-    /// Elements from one block of an inbox to the next, in a window: aligned, for the largest part.
+    /// Returns the distance in elements from one block of an inbox to the next, in a window:
+    /// aligned, for the largest part.
     pub fn inbox_block_elems(&self, window: u64) -> u64 {
         self.range(window, 0, 1).1.next_multiple_of(self.align_elems)
     }
 
-    /// Number of windows.
+    /// Returns the number of windows.
     pub fn windows(&self) -> u64 {
         if self.block_elems <= self.window_elems {
             // The common case, without a division.
@@ -312,20 +317,21 @@ impl Geometry {
         self.block_elems.div_ceil(self.window_elems)
     }
 
-    /// First element of a window.
+    /// Returns the first element of a window.
     pub fn window_start(&self, window: u64) -> u64 {
         window * self.window_elems
     }
 
-    /// Offset within the window and length, in elements, of `parts` parts from `part` on.
+    /// Returns the offset within the window and the length, in elements, of `parts` parts from
+    /// `part` on.
     pub fn range(&self, window: u64, part: u32, parts: u32) -> (u64, u64) {
         let start = self.window_start(window);
         let len = self.block_elems.saturating_sub(start).min(self.window_elems);
         if self.parts == 1 {
             return (0, len);
         }
-        // Whole aligned units dealt out evenly, so that no part is more than a unit larger than
-        // another and small calls still occupy as many parts as there are units.
+        // Whole aligned units are distributed evenly: no part is more than one unit larger than
+        // another, and a small call still occupies as many parts as there are units.
         let units = len.div_ceil(self.align_elems);
         let (share, rest) = (units / u64::from(self.parts), units % u64::from(self.parts));
         let bound = |p: u64| (p * share + p.min(rest)) * self.align_elems;

@@ -1,9 +1,9 @@
-//! Plans: what the ranks of a communicator do to carry out a collective, as data.
+//! Plans: the actions of the ranks of a communicator in a collective, as data.
 //!
-//! A generator ([`generate`]) is a pure function of the specification and the rank. Its program is
-//! judged by the verifier ([`verify`]), given a meaning by the reference interpreter
-//! ([`reference`]) and a time by the simulator ([`simulate`]); [`select`] chooses among the
-//! generators. Nothing here knows a device, a clock, a socket or an environment variable.
+//! A generator ([`generate`]) is a pure function of the specification and the rank. The verifier
+//! ([`verify`]) judges its program, the reference interpreter ([`reference`]) gives the program a
+//! meaning, and the simulator ([`simulate`]) gives it a time; [`select`] chooses among the
+//! generators. Nothing in this crate knows a device, a clock, a socket or an environment variable.
 
 #![forbid(unsafe_code)]
 
@@ -13,6 +13,7 @@ pub mod cost;
 pub mod dtype;
 pub mod generate;
 pub mod ir;
+mod listed;
 pub mod machine;
 pub mod packets;
 pub mod reference;

@@ -1,10 +1,10 @@
 //! The abstract machine that runs the programs of all ranks in one thread.
 //!
-//! Programs are a Kahn network: every counter and edge has one writer and waits are monotone, so
-//! the order in which ranks are stepped decides nothing; one schedule finds every deadlock. What a
-//! value *is* is left to a [`Values`]: symbols for the verifier, bytes for the reference
+//! Programs are a Kahn network: every counter and edge has one writer and waits are monotone. So
+//! the order in which ranks are stepped decides nothing, and one schedule finds every deadlock. The
+//! meaning of a value is left to a [`Values`]: symbols for the verifier, bytes for the reference
 //! interpreter. Vector clocks order accesses to memory that ranks share, and a clock per rank
-//! counts model time. State that outlives an operation (signals, stage slots, edges) lives on, so
+//! counts model time. State that outlives an operation (signals, stage slots, edges) is kept, so
 //! that sequences of operations are checked too.
 
 use crate::cost::CostModel;
@@ -16,30 +16,31 @@ use step::Step;
 mod exchange;
 mod step;
 
-/// What the machine computes with.
+/// The values that the machine computes with.
 pub trait Values {
     /// The contents of one part of a buffer.
     type Value: Clone;
-    /// What the user put into a part of the input of `at.rank`.
+    /// Returns the user's data in a part of the input of `at.rank`.
     fn input(&mut self, at: Place) -> Self::Value;
-    /// The operands folded from left to right, in one rounding; `finish` completes the reduction.
+    /// Folds the operands from left to right, in one rounding; `finish` completes the reduction.
     fn fold(&mut self, operands: &[Self::Value], finish: bool) -> Self::Value;
 }
 
 /// A part of a user buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Place {
-    /// Whose.
+    /// The rank that owns the buffer.
     pub rank: u32,
-    /// Which block.
+    /// The block of the buffer.
     pub block: u32,
-    /// Which window.
+    /// The window.
     pub window: u64,
-    /// Which part.
+    /// The part of the block in the window.
     pub part: u32,
 }
 
-/// Why a set of programs is wrong. `step` is the index of an operation in its rank's program.
+/// The reason why a set of programs is wrong. `step` is the index of an operation in its rank's
+/// program.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum Fault {
@@ -93,17 +94,17 @@ struct Cell<V> {
 
 /// One slot of a rank's stage.
 struct Slot<V> {
-    /// Which (operation, window) filled it.
+    /// The number of the (operation, window) that filled the slot.
     generation: u64,
     cells: Vec<Option<(V, Access)>>,
-    /// Who read which cell, the last time.
+    /// The last read of each cell by each rank.
     reads: Vec<(usize, Access)>,
-    /// What each rank did there last, before this generation.
+    /// The last access of each rank before this generation.
     earlier: Vec<Access>,
 }
 
 impl<V> Slot<V> {
-    /// Makes room for a generation; what was done in the ones before is kept to be compared.
+    /// Makes room for a generation; the accesses of earlier generations are kept for comparison.
     fn enter(&mut self, generation: u64) {
         if self.generation == generation {
             return;
@@ -130,7 +131,7 @@ struct Message<V> {
 
 struct Edge<V> {
     queue: VecDeque<Message<V>>,
-    /// When the last messages were taken, for the time at which slots become free.
+    /// The times at which the last messages were taken, for the time at which slots become free.
     taken_us: VecDeque<f64>,
 }
 
@@ -142,18 +143,18 @@ struct Rank {
     now_us: f64,
     stage_windows: u64,
     slot_need: [u64; 2],
-    /// The generation of each slot that it may write.
+    /// The generation of each slot that the rank may write.
     acquired: [u64; 2],
 }
 
 /// A grouped send or receive of `pieces` slots' worth of data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transfer {
-    /// The other side.
+    /// The peer of the transfer.
     pub peer: u32,
-    /// Whether this rank sends.
+    /// True if this rank sends.
     pub send: bool,
-    /// Messages that the edge carries for it.
+    /// Messages that the edge carries for this transfer.
     pub pieces: u64,
 }
 
@@ -161,27 +162,28 @@ pub struct Transfer {
 pub enum Work<'a> {
     /// A collective.
     Collective {
-        /// The shared facts.
+        /// The plan, shared by all ranks.
         plan: &'a Plan,
         /// The programs, by rank.
         programs: &'a [crate::ir::Program],
-        /// How the call is cut.
+        /// The cut of the call into windows and parts.
         geometry: Geometry,
-        /// Which ranks call in place.
+        /// By rank, true if the rank calls in place.
         in_place: &'a [bool],
     },
     /// Grouped sends and receives, by rank.
     Exchange(&'a [Vec<Transfer>]),
 }
 
-/// What limits a run, and what is computed besides the values.
+/// The limits of a run, and the things to compute besides the values.
 #[derive(Clone, Copy)]
 pub struct Options<'a> {
     /// Messages that an edge holds before its sender waits.
     pub edge_slots: usize,
-    /// Whether to check the order of accesses to shared memory.
+    /// True if the order of accesses to shared memory is checked.
     pub races: bool,
-    /// Whether and with which costs to compute times; `elem_bytes` scales elements.
+    /// The costs with which times are computed, and the bytes of an element; `None` computes no
+    /// times.
     pub costs: Option<(&'a CostModel, u64)>,
 }
 
@@ -207,12 +209,12 @@ struct Running<'a, V> {
     at: Vec<(u64, usize)>,
 }
 
-/// The output of a collective: per rank the value and last writing step of each part, by
-/// `(window · blocks + block) · parts + part`.
+/// The output of a collective: for each rank the value and the last writing step of each part,
+/// indexed by `(window · blocks + block) · parts + part`.
 pub type Outputs<V> = Vec<Vec<Option<(V, usize)>>>;
 
 impl<'a, V: Values> Machine<'a, V> {
-    /// A machine with fresh state.
+    /// Returns a machine with fresh state.
     pub fn new(nranks: u32, values: V, options: Options<'a>) -> Self {
         let clock = || vec![0; if options.races { nranks as usize } else { 0 }];
         let slot =
@@ -235,12 +237,12 @@ impl<'a, V: Values> Machine<'a, V> {
         }
     }
 
-    /// What the machine computed with.
+    /// Returns the values that the machine computes with.
     pub fn values(&mut self) -> &mut V {
         &mut self.values
     }
 
-    /// Model time at which the last rank was done, in µs.
+    /// Returns the model time at which the last rank was done, in µs.
     pub fn now_us(&self) -> f64 {
         self.ranks.iter().fold(0.0, |t, r| r.now_us.max(t))
     }
@@ -323,7 +325,8 @@ impl<'a, V: Values> Machine<'a, V> {
         }
     }
 
-    /// Names the blocked rank whose awaited partner cannot move any more, else the first one.
+    /// Names the blocked rank whose awaited partner cannot move any more, or else the first blocked
+    /// rank.
     fn deadlock(&self, run: &Running<'_, V::Value>) -> Fault {
         let windows = run.geometry.windows();
         let blocked = |r: u32| run.at[r as usize].0 < windows;
@@ -349,7 +352,7 @@ impl<'a, V: Values> Machine<'a, V> {
         Fault::Deadlock { rank, step, window, awaited }
     }
 
-    /// One operation of one rank; false when it has to wait.
+    /// Executes one operation of one rank; false when the operation has to wait.
     fn step(&mut self, run: &mut Running<'_, V::Value>, rank: u32) -> Result<bool, Fault> {
         let (window, step) = run.at[rank as usize];
         let Some(&op) = run.programs[rank as usize].ops.get(step) else {
@@ -395,7 +398,7 @@ impl<'a, V: Values> Machine<'a, V> {
         let spec = run.plan.spec;
         let mut outputs = Vec::new();
         for rank in 0..spec.nranks {
-            // The caller may now change both buffers: nobody may still access them.
+            // The caller may now change both buffers: no rank may still access them.
             for buffer in 0..2 {
                 for i in 0..run.memory[rank as usize][buffer].len() {
                     let cell = &run.memory[rank as usize][buffer][i];
@@ -440,7 +443,7 @@ impl<'a, V: Values> Machine<'a, V> {
         }
     }
 
-    /// Puts a message on an edge; false when its slots are all taken.
+    /// Puts a message on an edge; false when all slots of the edge are taken.
     fn send(
         &mut self,
         from: u32,
@@ -499,7 +502,8 @@ impl<'a, V: Values> Machine<'a, V> {
 }
 
 impl<V> Running<'_, V> {
-    /// Where a part of a buffer lies, in-place calls considered: (index of the memory, cell).
+    /// Returns the location of a part of a buffer, with in-place calls considered: (index of the
+    /// memory, cell).
     fn locate(
         &self,
         rank: u32,

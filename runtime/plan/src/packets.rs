@@ -1,15 +1,16 @@
-//! Packets of kernels on GPUs: which calls they carry, and how many thread blocks a call takes.
+//! Packets of kernels on GPUs: the calls that packets carry, and the thread blocks that a call
+//! takes.
 //!
-//! A line is what a packet has room for. A thread block's channel has two halves of room for the
-//! packets of each rank, which windows use in turn. How a thread block counts its windows is in
-//! `kernels/cuda/packets.cuh` (`run_windows`); `tests/packets.rs` has a model of both.
+//! A line is the data that one packet carries. The channel of a thread block has, for each rank,
+//! two halves of room for packets; windows use the halves in turn. A thread block counts its
+//! windows in `run_windows` of `kernels/cuda/packets.cuh`; `tests/packets.rs` has a model of both.
 
 use crate::Collective;
 
-/// What a communicator has for packets: facts that all ranks share.
+/// The room for packets that a communicator has: facts that all ranks share.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Room {
-    /// Channels: thread blocks that a launch may have.
+    /// Channels: the thread blocks that a launch may have.
     pub channels: u64,
     /// Lines of a rank that a channel has room for at first, in each half.
     pub lines: u64,
@@ -18,18 +19,18 @@ pub struct Room {
 }
 
 impl Room {
-    /// Lines of a rank for which all channels have room at a time.
+    /// Returns the number of lines of a rank for which all channels together have room at a time.
     pub fn all_lines(&self) -> u64 {
         self.channels * self.lines
     }
 
-    /// Whether packets carry so many lines per block of a collective; `most`: where they take
-    /// several windows, for which all ranks have to hear from all.
+    /// Returns whether packets carry so many lines per block of a collective. More lines than there
+    /// is room for, up to `most`, take several windows; for these all ranks have to hear from all.
     pub fn fits(&self, collective: Collective, lines: u64, most: u64) -> bool {
         lines <= self.all_lines() || (!collective.rooted() && lines <= most)
     }
 
-    /// Thread blocks for so many lines per block of a collective.
+    /// Returns the number of thread blocks for so many lines per block of a collective.
     pub fn blocks(&self, lines: u64, nranks: u32) -> u64 {
         let least = lines.div_ceil(self.lines).clamp(1, self.channels);
         (lines * u64::from(nranks)).div_ceil(self.movers).clamp(least, self.channels)

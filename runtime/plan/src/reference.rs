@@ -1,4 +1,4 @@
-//! The reference interpreter: a plan's meaning on plain bytes, the oracle for all executors.
+//! The reference interpreter: executes a plan on plain bytes and is the oracle for all executors.
 
 use crate::arith;
 use crate::dtype::{DataType, ReduceOp};
@@ -28,7 +28,7 @@ impl Values for Bytes<'_> {
     }
 }
 
-/// The bytes of a part within its buffer.
+/// Returns the byte range of a part within its buffer.
 fn byte_range(geometry: &Geometry, dtype: DataType, at: Place) -> std::ops::Range<usize> {
     let (offset, len) = geometry.range(at.window, at.part, 1);
     let first =

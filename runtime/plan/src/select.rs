@@ -1,4 +1,5 @@
-//! The choice of a plan: from facts that all ranks share, by the cost model, ties by table order.
+//! The choice of a plan: the cheapest by the cost model, from facts that all ranks share; ties go
+//! by the order of the table.
 
 use crate::carrier::{Carrier, Packets};
 use crate::cost::CostModel;
@@ -6,35 +7,35 @@ use crate::generate::{Algorithm, Needs, Plan};
 use crate::ir::UserMemory;
 use crate::spec::{Collective, Spec};
 
-/// What all ranks know about the links between them.
+/// The facts that all ranks know about the links between them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Topology {
-    /// Whether all ranks share memory.
+    /// True if all ranks share memory.
     pub direct: bool,
-    /// Whether all ranks can have the system copy from each other's memory.
+    /// True if each rank can have the system copy from the memory of every other.
     pub pull: bool,
-    /// Whether stores to a peer's memory may be faster than loads from it.
+    /// True if stores to the memory of a peer may be faster than loads from it.
     pub push: bool,
-    /// Bytes of a block from which on user memory is used in place where all ranks map it: below,
-    /// to agree on that costs more than it gives.
+    /// The smallest block, in bytes, for which user memory is used in place where all ranks map it:
+    /// for smaller blocks the agreement on that costs more than it gives.
     pub mapped_from_bytes: u64,
-    /// Whether plans that copy to scratch may work on user memory.
+    /// True if plans that copy to scratch may work on user memory.
     pub scratch: bool,
-    /// Which plans packets carry.
+    /// The plans that packets carry.
     pub packets: Packets,
-    /// Bytes that a rank gets from the others from which on copy engines move them. No plan depends
-    /// on it, so that each rank may have its own.
+    /// The smallest number of bytes that a rank gets from the others for which copy engines move
+    /// them. No plan depends on this number, so each rank may have its own.
     pub engine_bytes: u64,
     /// The costs of the slowest kind of link in use.
     pub model: CostModel,
 }
 
-/// What restricts the choice; equal on all ranks.
+/// The restrictions of the choice; equal on all ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
     /// The algorithm to use wherever it serves.
     pub only: Option<Algorithm>,
-    /// Whether reductions give the same bits whatever is chosen: only canonical algorithms reduce.
+    /// True if reductions give the same bits whatever is chosen: only canonical algorithms reduce.
     pub deterministic: bool,
 }
 
@@ -47,45 +48,45 @@ pub struct Candidate {
     pub cost_us: f64,
 }
 
-/// A plan, and what moves its data.
+/// A plan, and the carrier of its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Route {
     /// The plan.
     pub plan: Plan,
-    /// What moves its data.
+    /// The carrier of its data.
     pub carrier: Carrier,
 }
 
 impl Route {
-    /// A plan for blocks of `bytes` bytes in some kind of memory.
+    /// Returns the route of a plan for blocks of `bytes` bytes in this kind of memory.
     pub fn new(plan: Plan, bytes: u64, topology: &Topology, memory: Memory) -> Self {
         Self { plan, carrier: Carrier::of(&plan, bytes, topology, memory) }
     }
 }
 
-/// What a communicator does for a call.
+/// The routes that a communicator takes for a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Choice {
-    /// What works for any user memory.
+    /// The route that works for any user memory.
     pub any_memory: Route,
-    /// What is done when every rank's user memory is mapped by all, where that pays.
+    /// The route when all ranks map the user memory of every rank, where that route pays.
     pub mapped: Option<Route>,
-    /// Whether copy engines do the same when it lies in windows.
+    /// True if copy engines execute `mapped` when the user memory lies in windows.
     pub engines: bool,
 }
 
-/// Which memory a plan has to cope with.
+/// The kind of memory that a plan has to cope with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Memory {
-    /// Any, from malloc for example.
+    /// Any memory, for example from malloc.
     Any,
-    /// Mapped by all ranks.
+    /// Memory that all ranks map.
     Mapped,
-    /// In windows, at the same place of them on all ranks.
+    /// Memory in windows, at the same place of the windows on all ranks.
     Windows,
 }
 
-/// Time by the cost model, in µs, of a plan for blocks of `bytes` bytes.
+/// Returns the time of a plan by the cost model, in µs, for blocks of `bytes` bytes.
 pub fn cost_us(plan: &Plan, bytes: u64, topology: &Topology, memory: Memory) -> f64 {
     let spec = &plan.spec;
     let blocks = spec.input_blocks(spec.root).max(spec.output_blocks(spec.root));
@@ -98,7 +99,7 @@ pub fn cost_us(plan: &Plan, bytes: u64, topology: &Topology, memory: Memory) -> 
     }
 }
 
-/// All plans that can serve, the cheapest first.
+/// Returns all plans that can serve, the cheapest first.
 pub fn candidates(
     spec: Spec,
     bytes: u64,
@@ -114,7 +115,8 @@ pub fn candidates(
         (Needs::Stage, _) | (Needs::UserMemory, Memory::Mapped | Memory::Windows) => {
             topology.direct
         }
-        // In place, all-to-all overwrites what others still read: only one's own rank knows.
+        // All-to-all in place overwrites data that others still read, and only the rank itself
+        // knows whether its call is in place.
         (Needs::UserMemory, Memory::Any) => {
             topology.direct
                 && topology.pull
@@ -135,18 +137,19 @@ pub fn candidates(
     list
 }
 
-/// Chooses for blocks of `bytes` bytes. None when the policy names an algorithm that does not
-/// serve.
+/// Chooses the routes for blocks of `bytes` bytes. `None` if the policy names an algorithm that
+/// does not serve.
 pub fn choose(spec: Spec, bytes: u64, topology: &Topology, policy: Policy) -> Option<Choice> {
     let all = |memory, policy| candidates(spec, bytes, topology, memory, policy).into_iter();
     let needs_mapping = |c: &Candidate| c.plan.layout.user_memory != UserMemory::Private;
     let mapped = all(Memory::Mapped, policy).find(needs_mapping);
     let any = match all(Memory::Any, policy).next() {
         Some(any) => any,
-        // What was asked for needs mapped memory: beside it stands what works for any.
+        // The algorithm that the policy names needs mapped memory: add a route that works for any
+        // memory.
         None => mapped.and(all(Memory::Any, Policy { only: None, ..policy }).next())?,
     };
-    // Where loads from peers are slow, so is all that only adds copies to them.
+    // Where loads from peers are slow, plans that only add copies to the loads are slow, too.
     let cheaper = |c: &Candidate| policy.only.is_some() || topology.push || c.cost_us < any.cost_us;
     let pays = |c: &Candidate| bytes >= topology.mapped_from_bytes && cheaper(c);
     let possible = |c: &Candidate| topology.scratch || c.plan.layout.scratch_blocks == 0;
@@ -160,7 +163,7 @@ pub fn choose(spec: Spec, bytes: u64, topology: &Topology, policy: Policy) -> Op
     })
 }
 
-/// Why a plan was chosen, in lines for a person.
+/// Explains the choice of a plan, in lines for a person.
 pub fn explain(spec: Spec, bytes: u64, topology: &Topology, policy: Policy) -> String {
     let mut text = format!(
         "{} of {bytes} bytes per block on {} ranks, {}\n",
@@ -182,7 +185,7 @@ pub fn explain(spec: Spec, bytes: u64, topology: &Topology, policy: Policy) -> S
         }
         text += &format!(" {title}:\n");
         for Candidate { plan, cost_us } in candidates(spec, bytes, topology, memory, policy) {
-            // What is not worth it for memory that all map is done as for any.
+            // If no other plan pays for mapped memory, mapped memory is treated as any memory.
             let as_any = chosen == choice.any_memory.plan;
             let memory = if as_any && plan == chosen { Memory::Any } else { memory };
             let carrier = Carrier::of(&plan, bytes, topology, memory).name();

@@ -5,7 +5,7 @@ use crate::generate::Plan;
 use crate::ir::{Capacity, Geometry};
 use crate::machine::{Fault, Machine, Options, Place, Values, Work};
 
-/// Values that carry nothing: only time matters.
+/// Values without contents: only time matters.
 struct Nothing;
 
 impl Values for Nothing {
@@ -14,7 +14,7 @@ impl Values for Nothing {
     fn fold(&mut self, _: &[()], _: bool) {}
 }
 
-/// Time in µs until the last rank has done a call of `bytes` bytes per block.
+/// Returns the time in µs until the last rank has completed a call of `bytes` bytes per block.
 pub fn time_us(plan: &Plan, bytes: u64, model: &CostModel) -> Result<f64, Fault> {
     let nranks = plan.spec.nranks;
     let programs: Vec<_> = (0..nranks).map(|r| plan.program(r)).collect();

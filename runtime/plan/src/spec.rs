@@ -1,60 +1,40 @@
-//! What is asked of a collective: its kind, its root, and which blocks each rank gives and gets.
+//! The specification of a collective: its kind, its root, and the blocks that each rank gives and
+//! gets.
 
-/// The collective operations with equal blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[repr(u8)]
-pub enum Collective {
-    /// Everyone gets the reduction of all inputs.
-    AllReduce = 0,
-    /// Everyone gets the root's input.
-    Broadcast = 1,
-    /// The root gets the reduction of all inputs.
-    Reduce = 2,
-    /// Everyone gets all inputs, in rank order.
-    AllGather = 3,
-    /// Rank `r` gets the reduction of block `r` of all inputs.
-    ReduceScatter = 4,
-    /// Rank `r` gets block `r` of every input, in rank order.
-    AllToAll = 5,
-    /// The root gets all inputs, in rank order.
-    Gather = 6,
-    /// Rank `r` gets block `r` of the root's input.
-    Scatter = 7,
+use crate::listed::listed;
+
+listed! {
+    /// The collective operations with equal blocks.
+    enum Collective,
+    named
+    /// Returns the name that `oxccl perf` takes and that nccl-tests uses for its programs.
+    {
+        /// Every rank gets the reduction of all inputs.
+        AllReduce = 0, "all_reduce";
+        /// Every rank gets the root's input.
+        Broadcast = 1, "broadcast";
+        /// The root gets the reduction of all inputs.
+        Reduce = 2, "reduce";
+        /// Every rank gets all inputs, in rank order.
+        AllGather = 3, "all_gather";
+        /// Rank `r` gets the reduction of block `r` of all inputs.
+        ReduceScatter = 4, "reduce_scatter";
+        /// Rank `r` gets block `r` of every input, in rank order.
+        AllToAll = 5, "alltoall";
+        /// The root gets all inputs, in rank order.
+        Gather = 6, "gather";
+        /// Rank `r` gets block `r` of the root's input.
+        Scatter = 7, "scatter";
+    }
 }
 
 impl Collective {
-    /// All of them.
-    pub const ALL: [Collective; 8] = [
-        Collective::AllReduce,
-        Collective::Broadcast,
-        Collective::Reduce,
-        Collective::AllGather,
-        Collective::ReduceScatter,
-        Collective::AllToAll,
-        Collective::Gather,
-        Collective::Scatter,
-    ];
-
-    /// The name that `oxccl perf` takes and nccl-tests uses for its programs.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Collective::AllReduce => "all_reduce",
-            Collective::Broadcast => "broadcast",
-            Collective::Reduce => "reduce",
-            Collective::AllGather => "all_gather",
-            Collective::ReduceScatter => "reduce_scatter",
-            Collective::AllToAll => "alltoall",
-            Collective::Gather => "gather",
-            Collective::Scatter => "scatter",
-        }
-    }
-
-    /// Whether elements are combined.
+    /// Returns whether elements are combined.
     pub const fn reduces(self) -> bool {
         matches!(self, Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter)
     }
 
-    /// Whether one rank plays a special part.
+    /// Returns whether one rank is the root.
     pub const fn rooted(self) -> bool {
         matches!(
             self,
@@ -66,21 +46,22 @@ impl Collective {
 /// A collective on a communicator of a given size; the facts that all ranks share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Spec {
-    /// What is done.
+    /// The operation.
     pub collective: Collective,
     /// Number of ranks.
     pub nranks: u32,
-    /// The root; 0 where there is none.
+    /// The root; 0 if the collective has none.
     pub root: u32,
 }
 
 impl Spec {
-    /// A specification; `root` is ignored where the collective has none.
+    /// Returns a specification; `root` is ignored if the collective has none.
     pub fn new(collective: Collective, nranks: u32, root: u32) -> Self {
         Self { collective, nranks, root: if collective.rooted() { root } else { 0 } }
     }
 
-    /// How many blocks of `count` elements the input of `rank` has (0: it has no input).
+    /// Returns the number of blocks of `count` elements in the input of `rank` (0: it has no
+    /// input).
     pub fn input_blocks(&self, rank: u32) -> u32 {
         match self.collective {
             Collective::AllReduce
@@ -93,7 +74,8 @@ impl Spec {
         }
     }
 
-    /// How many blocks of `count` elements the output of `rank` has (0: it has no output).
+    /// Returns the number of blocks of `count` elements in the output of `rank` (0: it has no
+    /// output).
     pub fn output_blocks(&self, rank: u32) -> u32 {
         match self.collective {
             Collective::AllReduce
@@ -106,16 +88,21 @@ impl Spec {
         }
     }
 
-    /// The input block of `from` that belongs into `block` of the output of `rank`; for
+    /// Returns the input block of the source rank that belongs into the output of `rank`; for
     /// reductions the block that every rank contributes.
     pub fn source_block(&self, rank: u32) -> u32 {
         match self.collective {
             Collective::ReduceScatter | Collective::AllToAll | Collective::Scatter => rank,
-            _ => 0,
+            Collective::AllReduce
+            | Collective::Broadcast
+            | Collective::Reduce
+            | Collective::AllGather
+            | Collective::Gather => 0,
         }
     }
 
-    /// The rank whose input fills `block` of an output; none for reductions, where all do.
+    /// Returns the rank whose input fills `block` of an output; `None` for reductions, to which all
+    /// contribute.
     pub fn source_rank(&self, block: u32) -> Option<u32> {
         match self.collective {
             Collective::Broadcast | Collective::Scatter => Some(self.root),
@@ -124,8 +111,9 @@ impl Spec {
         }
     }
 
-    /// In place: the block of `rank`'s larger buffer that its smaller one coincides with, as
-    /// `(input block, output block)`. None where the collective cannot be in place at this rank.
+    /// Returns the blocks at which the buffers of `rank` coincide in place, as `(input block,
+    /// output block)`: the smaller buffer is that block of the larger one. `None` if the collective
+    /// cannot be in place at this rank.
     pub fn in_place(&self, rank: u32) -> Option<(u32, u32)> {
         let both = self.input_blocks(rank) > 0 && self.output_blocks(rank) > 0;
         match self.collective {

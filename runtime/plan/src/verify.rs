@@ -1,16 +1,16 @@
-//! The verifier: runs all ranks' programs on symbols and judges what they leave in the outputs.
+//! The verifier: runs the programs of all ranks on symbols and judges the resulting outputs.
 //!
-//! A plan is right when every output part is exactly the required contributions, every wait has its
-//! signal and every message its receiver, no stage slot or user buffer is written while somebody
-//! may still read it, and nothing deadlocks with bounded slots. A plan of an algorithm that is
-//! called canonical must fold each part of a reduction at once, in rank order.
+//! A plan is right if every output part is exactly the required contributions, if every wait has
+//! its signal and every message its receiver, if no stage slot or user buffer is written while a
+//! rank may still read it, and if nothing deadlocks with bounded slots. A plan of a canonical
+//! algorithm must fold each part of a reduction at once, in rank order.
 
 use crate::generate::Plan;
 use crate::ir::{Capacity, Geometry, Program, UserMemory};
 use crate::machine::{Fault, Machine, Options, Outputs, Place, Transfer, Values, Work};
 use std::collections::HashMap;
 
-/// A value is the index of its node.
+/// A value: the index of its node.
 type Symbol = u32;
 
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -19,15 +19,16 @@ enum Node {
     Fold(Vec<Symbol>, bool),
 }
 
-/// Symbols: hash-consed expressions over the parts of the inputs. `sum` adds up a pseudo-random
-/// number per contribution, so that the contributions of two nodes compare in constant time.
+/// Symbols: hash-consed expressions over the parts of the inputs. Each node has a sum of one
+/// pseudo-random number per contribution, so that the contributions of two nodes compare in
+/// constant time.
 #[derive(Default)]
 pub struct Symbols {
     nodes: Vec<(Node, u128, u32)>,
     known: HashMap<Node, Symbol>,
 }
 
-/// A well-mixed number for each input part (the finaliser of SplitMix64, twice).
+/// Returns a well-mixed number for an input part (the finaliser of SplitMix64, twice).
 fn fingerprint(place: Place) -> u128 {
     let mix = |mut z: u64| {
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -52,14 +53,14 @@ impl Symbols {
         symbol
     }
 
-    /// Whether a value is one fold of these input parts in this order.
+    /// Returns whether a value is one fold of these input parts in this order.
     fn in_order(&self, node: &Node, places: &[Place]) -> bool {
         let Node::Fold(operands, _) = node else { return false };
         let given = operands.iter().map(|&s| &self.nodes[s as usize].0);
         given.eq(places.iter().map(|&p| Node::Input(p)).collect::<Vec<_>>().iter())
     }
 
-    /// How often each input part contributes to a value.
+    /// Counts how often each input part contributes to a value.
     fn contributions(&self, symbol: Symbol) -> HashMap<Place, u32> {
         let mut counts = HashMap::new();
         let mut open = vec![symbol];
@@ -101,19 +102,21 @@ pub enum Step {
     Exchange(Vec<Vec<Transfer>>),
 }
 
-/// What to verify a plan with.
+/// The conditions under which plans are verified.
 #[derive(Clone, Copy, Debug)]
 pub struct Conditions {
-    /// Room for the geometry.
+    /// The room from which the geometry is computed.
     pub room: Capacity,
     /// Slots per edge.
     pub edge_slots: usize,
-    /// Whether shared memory accesses are checked (quadratic in the number of ranks).
+    /// True if the order of accesses to shared memory is checked (quadratic in the number of
+    /// ranks).
     pub races: bool,
 }
 
 impl Conditions {
-    /// The smallest room: slots of `slot_elems` elements, as few of them as the executors have.
+    /// Returns the smallest room: slots of `slot_elems` elements, and as few slots as the executors
+    /// have.
     pub fn tight(slot_elems: u64, nranks: u32) -> Self {
         Self {
             room: Capacity {
@@ -127,7 +130,7 @@ impl Conditions {
     }
 }
 
-/// Verifies one plan with the programs of its generator, out of place and in place.
+/// Verifies a plan with the programs of its generator, out of place and in place.
 pub fn verify(plan: &Plan, count: u64, conditions: &Conditions) -> Result<(), Fault> {
     let programs: Vec<_> = (0..plan.spec.nranks).map(|r| plan.program(r)).collect();
     verify_programs(plan, &programs, count, conditions)
@@ -143,13 +146,14 @@ pub fn verify_programs(
     let nranks = plan.spec.nranks as usize;
     let geometry = Geometry::new(&plan.layout, count, &conditions.room);
     let mixed = (0..nranks).map(|r| r % 2 == 1).collect();
-    // Direct reads of user memory tell all-to-all in place apart; the executor does not offer it.
+    // With direct reads of user memory, all-to-all cannot be in place; the executor does not offer
+    // it.
     let in_place_excluded = plan.layout.user_memory != UserMemory::Private
         && plan.spec.collective == crate::Collective::AllToAll;
     let variants = [vec![false; nranks], vec![true; nranks], mixed];
     for in_place in variants.iter().take(if in_place_excluded { 1 } else { 3 }) {
         let mut machine = machine(plan.spec.nranks, conditions);
-        // Twice, so that the second run meets the state that the first one left.
+        // Two runs: the second one meets the state that the first one left.
         for _ in 0..2 {
             let work = Work::Collective { plan, programs, geometry, in_place };
             let outputs = machine.run(&work)?;
@@ -186,7 +190,7 @@ fn machine(nranks: u32, conditions: &Conditions) -> Machine<'static, Symbols> {
     Machine::new(nranks, Symbols::default(), Options { edge_slots, races, costs: None })
 }
 
-/// Compares the outputs with what the collective asks for.
+/// Compares the outputs with the result that the collective requires.
 fn judge(
     symbols: &Symbols,
     plan: &Plan,

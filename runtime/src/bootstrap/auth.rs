@@ -6,11 +6,11 @@
 //! client → server   HMAC(secret, "client", hello, nonce)
 //! server → client   welcome
 //! ```
-//! The welcome tells the client that the server has taken it: until then it may have been dropped
-//! to make room for another one.
+//! The welcome tells the client that the server has accepted the connection. Until then the server
+//! may have dropped the connection to make room for another one.
 
-//! HMAC-SHA-256 over both nonces; role, ranks and communicator are bound in, so that no message
-//! can be replayed on another connection or reflected to its sender.
+//! The proofs are HMAC-SHA-256 over both nonces. Role, ranks and communicator are bound in, so that
+//! no message can be replayed on another connection or reflected to its sender.
 
 use super::id::{SECRET_BYTES, random};
 use crate::error::{Error, Result};
@@ -23,11 +23,11 @@ const MAC: usize = 32;
 const WELCOME: u8 = 1;
 const HELLO: usize = 8 + 4 + 4 + 4 + 8 + NONCE;
 
-/// What a connection is for.
+/// The purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Role {
-    /// A rank to the rendezvous.
+    /// From a rank to the rendezvous.
     Rendezvous = 1,
     /// Data from one rank to another.
     Data = 2,
@@ -40,7 +40,7 @@ pub enum Role {
 /// Both ends of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ends {
-    /// What it is for.
+    /// The purpose of the connection.
     pub role: Role,
     /// Rank of the client.
     pub from: u32,
@@ -74,40 +74,40 @@ fn refused(why: &str) -> Error {
     Error::Init { why: format!("a peer failed to authenticate: {why}") }
 }
 
-/// What the machine wants.
+/// The next step of a handshake.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// More bytes from the other side.
+    /// More bytes from the other side are needed.
     More,
-    /// These bytes sent, then more from the other side.
+    /// These bytes have to be sent; then more bytes from the other side are needed.
     Send(Vec<u8>),
-    /// These bytes sent; the other side is who it claims to be.
+    /// These bytes have to be sent; the other side is who it claims to be.
     Done(Vec<u8>),
 }
 
-/// The client's side.
+/// The client's side of a handshake.
 pub struct Client {
     secret: [u8; SECRET_BYTES],
     hello: Vec<u8>,
     received: Vec<u8>,
-    /// Whether the server has proved itself, and has this side's proof.
+    /// True once the server has proved itself and this side's proof was returned for sending.
     proved: bool,
 }
 
 impl Client {
-    /// Starts; the bytes are the first message.
+    /// Starts a handshake. The bytes are the first message.
     pub fn new(secret: [u8; SECRET_BYTES], ends: Ends) -> Result<(Self, Vec<u8>)> {
         let hello = ends.hello(&random()?);
         let received = Vec::new();
         Ok((Self { secret, hello: hello.clone(), received, proved: false }, hello))
     }
 
-    /// How many bytes to read next at most.
+    /// Returns the maximum number of bytes to read next.
     pub fn wants(&self) -> usize {
         if self.proved { 1 } else { NONCE + MAC - self.received.len() }
     }
 
-    /// Takes bytes from the server.
+    /// Handles bytes from the server.
     pub fn input(&mut self, bytes: &[u8]) -> Result<Progress> {
         if self.proved {
             return match bytes {
@@ -130,10 +130,10 @@ impl Client {
     }
 }
 
-/// The server's side.
+/// The server's side of a handshake.
 pub struct Server {
     secret: [u8; SECRET_BYTES],
-    /// What is acceptable; `from` is learnt from the client.
+    /// The ends that are acceptable; `from` is learnt from the client.
     ends: Ends,
     nranks: u32,
     nonce: [u8; NONCE],
@@ -142,24 +142,24 @@ pub struct Server {
 }
 
 impl Server {
-    /// Waits for a client; `ends.from` is ignored, any rank below `nranks` may come.
+    /// Starts a handshake with a client. `ends.from` is ignored: any rank below `nranks` may come.
     pub fn new(secret: [u8; SECRET_BYTES], ends: Ends, nranks: u32) -> Result<Self> {
         let nonce = random()?;
         Ok(Self { secret, ends, nranks, nonce, received: Vec::new(), greeted: false })
     }
 
-    /// How many bytes to read next at most.
+    /// Returns the maximum number of bytes to read next.
     pub fn wants(&self) -> usize {
         let message = if self.greeted { MAC } else { 0 };
         HELLO + message - self.received.len()
     }
 
-    /// The client's rank, once it has authenticated.
+    /// Returns the client's rank, which is valid once the client has authenticated.
     pub fn client(&self) -> u32 {
         self.ends.from
     }
 
-    /// Takes bytes from the client.
+    /// Handles bytes from the client.
     pub fn input(&mut self, bytes: &[u8]) -> Result<Progress> {
         self.received.extend(bytes);
         if self.received.len() < HELLO {

@@ -1,23 +1,24 @@
-//! How long something may take, and whether it is still wanted.
+//! Time limits of operations that wait, and their cancellation.
 
 use crate::error::Error;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Pause between looks at whether what one waits for is still wanted.
+/// The longest pause between checks of whether waiting is still wanted.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Longer than anyone waits.
+/// A time that is longer than any wait.
 const FAR: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-/// Set when what is under way is wanted no more.
+/// A flag that is set when the operation under way is not wanted any more.
 pub type Cancel = Arc<AtomicBool>;
 
-/// Finds out why waiting is in vain, for example because a rank that is needed has died.
+/// A check that finds out why waiting is in vain, for example because a rank that is needed has
+/// died.
 pub type InVain = Arc<dyn Fn() -> Option<Error> + Send + Sync>;
 
-/// A point in time after which, or a flag or a finding upon which, waiting ends.
+/// The end of waiting, by a point in time, a flag or a finding that waiting is in vain.
 #[derive(Clone)]
 pub struct Deadline {
     at: Instant,
@@ -26,25 +27,25 @@ pub struct Deadline {
 }
 
 impl Deadline {
-    /// So much time from now, unless the flag is set before.
+    /// Returns a deadline after `limit` from now, or when the flag is set before.
     pub fn new(limit: Duration, cancel: &Cancel) -> Self {
-        // What is beyond the clock's range will not be lived to see.
+        // A limit beyond the clock's range is as good as `FAR`.
         let at = |limit| Instant::now().checked_add(limit);
         let at = at(limit).or_else(|| at(FAR)).unwrap_or_else(Instant::now);
         Self { at, cancel: cancel.clone(), in_vain: None }
     }
 
-    /// The same, which also ends when `in_vain` finds a reason.
+    /// Returns this deadline, which also passes when `in_vain` finds a reason.
     pub fn unless(self, in_vain: Option<InVain>) -> Self {
         Self { in_vain, ..self }
     }
 
-    /// Why waiting is in vain, if it is.
+    /// Returns the reason why waiting is in vain, if it is.
     pub fn finding(&self) -> Option<Error> {
         self.in_vain.as_ref().and_then(|in_vain| in_vain())
     }
 
-    /// The time left; none when it is cancelled or waiting is in vain.
+    /// Returns the time left; zero if the deadline was cancelled or waiting is in vain.
     pub fn left(&self) -> Duration {
         if self.is_cancelled() || self.finding().is_some() {
             return Duration::ZERO;
@@ -52,22 +53,22 @@ impl Deadline {
         self.at.saturating_duration_since(Instant::now())
     }
 
-    /// Whether it is over.
+    /// Returns whether the deadline has passed.
     pub fn passed(&self) -> bool {
         self.left().is_zero()
     }
 
-    /// How long to wait at a time.
+    /// Returns the time to wait before the next check of the deadline.
     pub fn slice(&self) -> Duration {
         self.left().min(LOOK)
     }
 
-    /// Whether the flag was set.
+    /// Returns whether the flag was set.
     pub fn is_cancelled(&self) -> bool {
         self.cancel.load(Ordering::Acquire)
     }
 
-    /// The error for the end of waiting: what was found, the time-out, or that it was cancelled.
+    /// Returns the error for the end of waiting: the cancellation, the finding, or the time-out.
     pub fn error(&self, timed_out: impl FnOnce() -> Error) -> Error {
         if self.is_cancelled() {
             let hint = "it was aborted meanwhile";

@@ -1,9 +1,9 @@
-//! Passing file descriptors between the ranks of one host, over an abstract Unix socket.
+//! The exchange of file descriptors between the ranks of one host, over an abstract Unix socket.
 //!
 //! The lowest rank of the host is the leader: it makes the communicator's shared segment, collects
-//! every process's arena and hands everyone everything. Both sides check the other's user id by
-//! `SO_PEERCRED` and authenticate with the communicator's secret. While they wait for each other
-//! they hear what the rendezvous says of ranks that fail.
+//! every process's arena and passes all descriptors to every rank. Both sides check the other's
+//! user id by `SO_PEERCRED` and authenticate with the communicator's secret. While ranks wait for
+//! each other, they hear what the rendezvous says of ranks that fail.
 
 use super::auth::{Ends, Role};
 use super::deadline::Deadline;
@@ -29,23 +29,24 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::time::{Duration, Instant};
 
-/// Attempts after which nobody is taken to listen.
+/// The number of refused attempts after which nobody is assumed to listen.
 const REFUSALS: u32 = 5;
 
-/// Who takes part.
+/// The ranks that take part in an exchange.
 #[derive(Clone)]
 pub struct Group<'a> {
     /// This rank.
     pub rank: u32,
     /// The ranks of this host; the first is the leader.
     pub ranks: &'a [u32],
-    /// Those of them whose descriptors everyone gets: one per process, the leader first.
+    /// The ranks among `ranks` whose descriptors every rank gets: one per process, the leader
+    /// first.
     pub shown: &'a [u32],
     /// The communicator's number.
     pub comm: u64,
-    /// Its secret.
+    /// The communicator's secret.
     pub secret: [u8; SECRET_BYTES],
-    /// When it has to be done.
+    /// The deadline of the exchange.
     pub deadline: Deadline,
 }
 
@@ -65,7 +66,7 @@ impl Listener {
         Ok(Self { socket, name })
     }
 
-    /// Its name.
+    /// Returns the name of the socket.
     pub fn name(&self) -> &[u8; 16] {
         &self.name
     }
@@ -79,19 +80,20 @@ fn address(name: &[u8; 16]) -> std::io::Result<SocketAddr> {
     SocketAddr::from_abstract_name(abstract_name(name))
 }
 
-/// The error for a rank that went away. Who went first is what the rendezvous knows.
+/// Returns the error for a rank that went away. Only the rendezvous knows which rank went first.
 fn lost(rank: u32, e: impl std::fmt::Display) -> Error {
     Error::init_peer(rank, format!("did not pass its descriptors on: {e}"))
 }
 
-/// What ends the waiting for other ranks.
+/// The conditions that end the waiting for other ranks.
 struct Waiting<'a, 's> {
     deadline: &'a Deadline,
     session: Option<&'s mut Session>,
 }
 
 impl Waiting<'_, '_> {
-    /// Fails once the rendezvous says so, or when the time is over: then with what `late` says.
+    /// Fails once the rendezvous reports a failure, or with the error of `late` when the time is
+    /// over.
     fn check(&mut self, late: impl FnOnce() -> Error) -> Result<()> {
         if let Some(session) = &mut self.session {
             session.check()?;
@@ -109,20 +111,20 @@ impl Waiting<'_, '_> {
     }
 }
 
-/// A rank of the host at its leader.
+/// A rank of the host, as seen by the leader.
 struct Member {
     socket: Socket,
-    /// Its place among the ranks of the host.
+    /// The rank's index among the ranks of the host.
     place: usize,
-    /// What it gave.
+    /// The descriptor that the rank gave.
     given: Option<OwnedFd>,
-    /// How many descriptors it has got.
+    /// The number of descriptors that the rank has got.
     got: usize,
 }
 
-/// The leader's part: takes a descriptor from every other rank of the host, then gives every rank
-/// those of `group.shown`, in that order, and `segment` behind them. Blocks for these ranks, until
-/// `session` hears of a failure.
+/// Runs the leader's part: takes a descriptor from every other rank of the host, then gives every
+/// rank the descriptors of `group.shown`, in that order, and `segment` after them. Blocks for these
+/// ranks, until `session` hears of a failure.
 pub fn lead(
     group: &Group<'_>,
     listener: Listener,
@@ -164,7 +166,8 @@ pub fn lead(
     Ok(all)
 }
 
-/// Waits for the other ranks of the host, each with its descriptor; in their order.
+/// Waits for the other ranks of the host, each with its descriptor, and returns them in the order
+/// of `group.ranks`.
 fn collect(
     group: &Group<'_>,
     listener: Listener,
@@ -179,7 +182,7 @@ fn collect(
             let rank = connection.peer_rank();
             let socket = connection.into_socket();
             if let Err(error) = check_user(&socket, rank) {
-                // A stranger is turned away and does not stop the members.
+                // A process of another user is turned away and does not stop the members.
                 log::line(Level::Warn, Subsystem::Bootstrap, &error.to_string());
                 continue;
             }
@@ -205,7 +208,9 @@ fn collect(
     Ok(members)
 }
 
-/// The others' part. Blocks for the ranks of the host, until `session` hears of a failure.
+/// Runs the part of a rank that is not the leader: gives the leader `own` and returns the
+/// descriptors that the leader gives. Blocks for the ranks of the host, until `session` hears of a
+/// failure.
 pub fn follow(
     group: &Group<'_>,
     name: &[u8; 16],
@@ -225,7 +230,7 @@ pub fn follow(
             break connection.into_socket();
         }
         if dial.refusals() >= REFUSALS {
-            // It listens until all have come.
+            // The leader listens until all ranks have come.
             return Err(lost(leader, dial.why()));
         }
         waiting.check(|| lost(leader, dial.why()))?;
@@ -240,7 +245,7 @@ pub fn follow(
         waiting.check(sent_late)?;
         waiting.wait(vec![PollFd::new(&socket, PollFlags::OUT)]);
     }
-    // The leader answers once everybody has come.
+    // The leader answers once all ranks have come.
     let mut all = Vec::new();
     while all.len() <= group.shown.len() {
         match receive_one(&socket, leader)? {
@@ -263,8 +268,8 @@ fn check_user(socket: &Socket, peer: u32) -> Result<()> {
     Ok(())
 }
 
-/// The user id of the other end. Not by rustix, whose type has no room for the pid 0 that a process
-/// of another pid namespace is shown with.
+/// Returns the user id of the other end. This does not use rustix, whose type has no room for the
+/// pid 0 that a process of another pid namespace is shown with.
 fn user_of(socket: &Socket) -> std::io::Result<u32> {
     let mut theirs = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut len = size_of_val(&theirs) as libc::socklen_t;
@@ -277,8 +282,8 @@ fn user_of(socket: &Socket) -> std::io::Result<u32> {
     }
 }
 
-/// Sends one descriptor with one byte, so that no message can swallow another's descriptor; false:
-/// not now.
+/// Sends one descriptor with one byte, so that no message can swallow another's descriptor. Returns
+/// false if it cannot be sent now.
 fn send_one(socket: &Socket, fd: BorrowedFd<'_>, peer: u32) -> Result<bool> {
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -289,7 +294,8 @@ fn send_one(socket: &Socket, fd: BorrowedFd<'_>, peer: u32) -> Result<bool> {
     match sendmsg(socket, &[IoSlice::new(&[1])], &mut control, SendFlags::NOSIGNAL) {
         Ok(_) => Ok(true),
         Err(Errno::INTR | Errno::AGAIN) => Ok(false),
-        // Too many descriptors are under way, which the receivers take soon; the socket has room.
+        // Too many descriptors are in flight, and the receivers take them soon. Polling would not
+        // wait, because the socket has room.
         Err(Errno::TOOMANYREFS) => {
             std::thread::sleep(Duration::from_millis(1));
             Ok(false)
@@ -298,7 +304,7 @@ fn send_one(socket: &Socket, fd: BorrowedFd<'_>, peer: u32) -> Result<bool> {
     }
 }
 
-/// The next descriptor; `None`: not yet.
+/// Returns the next descriptor; `None` if there is none yet.
 fn receive_one(socket: &Socket, peer: u32) -> Result<Option<OwnedFd>> {
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -317,7 +323,7 @@ fn receive_one(socket: &Socket, peer: u32) -> Result<Option<OwnedFd>> {
             return Ok(Some(fd));
         }
     }
-    // The kernel drops what this process has no room for.
+    // The kernel drops descriptors that this process has no room for.
     let cause = "a descriptor that was passed got lost";
     Err(Error::system("receiving descriptors", cause, super::dial::NO_SOCKET))
 }
@@ -353,7 +359,7 @@ mod tests {
                 })
                 .into_iter()
                 .collect();
-            // A stranger with another secret is turned away without harm to the members.
+            // A process with another secret is turned away without harm to the members.
             let refused = scope.spawn(move || {
                 let own = sealed_memfd("t", 4096).unwrap();
                 follow(&group(5, &ranks, 9), &name, own.as_fd(), None).is_err()

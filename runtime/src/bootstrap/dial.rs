@@ -1,4 +1,4 @@
-//! A connection that this side makes: tried again until the other side has authenticated.
+//! A connection that this side makes, tried again until the other side has authenticated.
 
 use super::auth::{Client, Ends};
 use super::id::SECRET_BYTES;
@@ -9,10 +9,10 @@ use socket2::{Domain, SockAddr, Socket, Type};
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
-/// Pauses between attempts: they begin with the first and double up to the last.
+/// The first and the longest pause between attempts; the pauses double up to the longest.
 const PAUSES: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(200)];
 
-/// A connection in the making, without blocking.
+/// A connection that is being made without blocking.
 pub struct Dial {
     address: SockAddr,
     /// The address, for texts.
@@ -20,18 +20,18 @@ pub struct Dial {
     secret: [u8; SECRET_BYTES],
     ends: Ends,
     connection: Option<Connection>,
-    /// When the next attempt begins, where there is none under way.
+    /// The earliest time of the next attempt, if one has failed.
     again: Option<Instant>,
     pause: Duration,
-    /// Why the last attempt failed.
+    /// The error of the last attempt that failed.
     last: Option<String>,
     attempts: u32,
-    /// How many of them found that nobody listens.
+    /// The number of attempts that found nobody listening.
     refusals: u32,
 }
 
 impl Dial {
-    /// Nothing happens before [`progress`](Self::progress).
+    /// Returns a dial, which begins with the first call of [`progress`](Self::progress).
     pub fn new(address: SockAddr, at: String, secret: [u8; SECRET_BYTES], ends: Ends) -> Self {
         let pause = PAUSES[0];
         Self {
@@ -48,9 +48,9 @@ impl Dial {
         }
     }
 
-    /// Moves it on; returns the connection once both sides have authenticated. What may be
-    /// different a moment later is tried again. Fails where the other side has another secret, or
-    /// where this process has no more descriptors.
+    /// Moves the connection on; returns it once both sides have authenticated. After an error that
+    /// may be gone a moment later, the connection is tried again. Fails if the other side has
+    /// another secret, or if this process has no more descriptors.
     pub fn progress(&mut self, now: Instant) -> Result<Option<Connection>> {
         self.start(now)?;
         let Some(connection) = &mut self.connection else { return Ok(None) };
@@ -97,12 +97,12 @@ impl Dial {
         self.pause = (self.pause * 2).min(PAUSES[1]);
     }
 
-    /// What to poll; `None` between attempts.
+    /// Returns the descriptor to poll; `None` between attempts.
     pub fn poll_fd(&self) -> Option<PollFd<'_>> {
         self.connection.as_ref().map(Connection::poll_fd)
     }
 
-    /// How long until there is something to do without an event.
+    /// Returns the time until there is something to do without an event.
     pub fn pause(&self, now: Instant) -> Duration {
         match (&self.connection, self.again) {
             (None, Some(again)) => again.saturating_duration_since(now),
@@ -110,17 +110,17 @@ impl Dial {
         }
     }
 
-    /// Attempts that have failed so far.
+    /// Returns the number of attempts that have failed so far.
     pub fn attempts(&self) -> u32 {
         self.attempts
     }
 
-    /// Attempts so far that found nobody listening.
+    /// Returns the number of attempts so far that found nobody listening.
     pub fn refusals(&self) -> u32 {
         self.refusals
     }
 
-    /// Why there is no connection yet.
+    /// Returns the reason why there is no connection yet.
     pub fn why(&self) -> String {
         let at = &self.at;
         match &self.last {
@@ -136,19 +136,19 @@ impl Dial {
     }
 }
 
-/// What to do where there is no socket to be had.
+/// The advice of errors in which no socket is available.
 pub const NO_SOCKET: &str = "raise the limit of open files (ulimit -n), or fs.file-max";
 
-/// A link that is cut while nothing or little is under way is noticed after so long.
+/// The time after which a link that was cut is noticed while little or nothing is under way.
 const CUT: Duration = Duration::from_secs(5);
 
-/// Has the kernel notice that the other host is out of reach. Its kernel answers, so that a stopped
-/// process does not count. For connections that carry little: the limit holds for a full buffer
-/// too, see [`tolerate_full_buffer`].
+/// Makes the kernel notice that the other host is out of reach. The other host's kernel answers, so
+/// a stopped process does not count as out of reach. For connections that carry little: the limit
+/// holds for a full buffer too, unless [`tolerate_full_buffer`] lifts it.
 pub fn watch_for_cuts(socket: &Socket) {
     let second = Duration::from_secs(1);
     let keepalive = socket2::TcpKeepalive::new().with_time(second).with_interval(second);
-    // Unix sockets cannot be cut; where it is refused, the deadline is what is left.
+    // Unix sockets cannot be cut. If the options are refused, only the deadline is left.
     if socket.domain().is_ok_and(|domain| domain != Domain::UNIX) {
         let _ = socket.set_tcp_keepalive(&keepalive.with_retries(4));
         let _ = socket.set_tcp_user_timeout(Some(CUT));
@@ -156,13 +156,13 @@ pub fn watch_for_cuts(socket: &Socket) {
 }
 
 /// Lets the other process leave data unread for as long as it likes. A cut is still noticed by the
-/// side that waits for data, and by this one once all data have been acknowledged.
+/// side that waits for data, and by this side once all data have been acknowledged.
 pub fn tolerate_full_buffer(socket: &Socket) {
-    // Refused by sockets that are not TCP's, which have no such limit.
+    // Sockets other than TCP's refuse this; they have no such limit.
     let _ = socket.set_tcp_user_timeout(None);
 }
 
-/// Undoes [`watch_for_cuts`]: the connection carries data from now on, which may wait long.
+/// Undoes [`watch_for_cuts`]: from now on the connection carries data that may wait long.
 pub fn watch_no_more(socket: &Socket) {
     tolerate_full_buffer(socket);
     let _ = socket.set_keepalive(false);

@@ -1,8 +1,8 @@
-//! The accepting side: takes connections and holds them until they have authenticated.
+//! The accepting side of connections, which holds them until they have authenticated.
 //!
-//! Anyone may connect. Strangers cost a little time and never a member's place: when all places
-//! are taken, who has not authenticated for [`UNAUTHENTICATED`] makes room for who waits, and a
-//! member that lost its place comes again.
+//! Anyone may connect. Connections of others cost a little time and never a member's place: when
+//! all places are taken, a connection that has not authenticated for [`UNAUTHENTICATED`] makes room
+//! for one that waits, and a member that lost its place comes again.
 
 use super::auth::{Ends, Server};
 use super::dial::{NO_SOCKET, watch_for_cuts};
@@ -16,12 +16,12 @@ use std::collections::VecDeque;
 use std::io::ErrorKind;
 use std::time::Instant;
 
-/// Who may come in.
+/// The condition on which a connection is admitted.
 #[derive(Clone, Copy)]
 pub struct Admission {
     /// The communicator's secret.
     pub secret: [u8; SECRET_BYTES],
-    /// What the connections are for; `from` is ignored.
+    /// The purpose and the ends of the connections; `from` is ignored.
     pub ends: Ends,
     /// Ranks below this number may come.
     pub nranks: u32,
@@ -35,7 +35,7 @@ pub struct Door {
 }
 
 impl Door {
-    /// Takes a listener, which from here on does not block.
+    /// Takes over a listener, which from here on does not block.
     pub fn new(listener: Socket, admission: Admission) -> Result<Self> {
         let failed = |e| Error::system("fcntl on a listener", e, "out of memory?");
         listener.set_nonblocking(true).map_err(failed)?;
@@ -52,9 +52,10 @@ impl Door {
                 Err(e) if is_shortage(&e) && self.strangers.is_empty() => {
                     return Err(Error::system("accepting a connection", e, NO_SOCKET));
                 }
-                // A stranger's descriptor serves a member as well.
+                // The oldest unauthenticated connection gives its descriptor back for one that may
+                // be a member's.
                 Err(e) if is_shortage(&e) => drop(self.strangers.pop_front()),
-                // The connection that waited is gone already.
+                // The connection that waited has ended already.
                 Err(e) if is_over(&e) => {}
                 Err(e) => return Err(Error::system("accepting a connection", e, NO_SOCKET)),
             }
@@ -78,20 +79,21 @@ impl Door {
         watch_for_cuts(&socket);
         match Connection::accept(socket, Server::new(secret, ends, nranks)?) {
             Ok(connection) => self.strangers.push_back(connection),
-            // It ended while it was taken.
+            // The connection ended while it was accepted.
             Err(error) => note(&error),
         }
         Ok(())
     }
 
-    /// Whether another connection can be taken now, in the place of the oldest one if need be.
+    /// Returns whether another connection can be taken now, if need be in the place of the oldest
+    /// one.
     fn has_room(&self, now: Instant) -> bool {
         let old = |c: &Connection| now.saturating_duration_since(c.since()) >= UNAUTHENTICATED;
         self.strangers.len() < MAX_UNAUTHENTICATED || self.strangers.front().is_some_and(old)
     }
 
-    /// What to poll; the listener only while there is room. Look again after [`UNAUTHENTICATED`] at
-    /// the latest.
+    /// Adds the descriptors to poll, the listener only while there is room.
+    /// [`progress`](Self::progress) has to be called after [`UNAUTHENTICATED`] at the latest.
     pub fn poll_fds<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) {
         if self.has_room(Instant::now()) {
             fds.push(PollFd::new(&self.listener, PollFlags::IN));
@@ -99,13 +101,13 @@ impl Door {
         fds.extend(self.strangers.iter().map(Connection::poll_fd));
     }
 
-    /// Whether nobody is on the way in.
+    /// Returns whether there is no unauthenticated connection.
     pub fn is_idle(&self) -> bool {
         self.strangers.is_empty()
     }
 }
 
-/// Whether it was the connection that failed, not the listener (accept(2)).
+/// Returns whether the connection failed, not the listener (accept(2)).
 fn is_over(e: &std::io::Error) -> bool {
     let of_connections = [
         libc::ECONNABORTED,
@@ -127,7 +129,7 @@ fn is_shortage(e: &std::io::Error) -> bool {
     e.raw_os_error().is_some_and(|errno| shortages.contains(&errno))
 }
 
-/// Notes why a connection that was no member's yet has ended.
+/// Logs why a connection ended before it had authenticated.
 fn note(error: &Error) {
     log::line(Level::Info, Subsystem::Bootstrap, &format!("a connection was refused: {error}"));
 }
@@ -143,8 +145,8 @@ mod tests {
 
     const ENDS: Ends = Ends { role: Role::Control, from: 1, to: 0, comm: 3 };
 
-    /// Far more strangers than there are places: silent ones, some that are gone at once and some
-    /// that talk nonsense. The members before, among and behind them all get in.
+    /// Opens far more unauthenticated connections than there are places: some silent, some closed
+    /// at once and some that send garbage. The members before, among and after them all get in.
     #[test]
     fn members_get_in_whatever_strangers_do() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -173,7 +175,8 @@ mod tests {
                 members.push(connection.peer_rank());
                 clients.push(connection);
             }
-            // The second comes when half of the strangers are there, the third after all of them.
+            // The second member comes when half of the other connections are there, the third after
+            // all.
             let begun = 1 + strangers.len() / MAX_UNAUTHENTICATED;
             for dial in dials.iter_mut().take(begun) {
                 clients.extend(dial.progress(Instant::now()).unwrap());

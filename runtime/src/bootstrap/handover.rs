@@ -1,11 +1,12 @@
-//! The file in which rank 0 leaves a unique id for the other ranks of its job, and how they tell
-//! that it is this job's.
+//! The file in which rank 0 leaves a unique id for the other ranks of its job, and the checks by
+//! which these ranks recognise the id of their own job.
 //!
-//! The names of jobs come again: a job is started once more, a script runs one program after the
-//! other. So the file also says which process wrote it, on which host and in which pid namespace.
-//! Ranks there look whether that process lives. To all others a pid means nothing; they ask the
-//! rendezvous. The id's secret is new every time, so that no rendezvous but the one that the id was
-//! made for can answer. An id of which neither holds is not taken, and the file is read again.
+//! The names of jobs repeat: a job is started once more, or a script runs one program after the
+//! other. Therefore the file also says which process wrote it, on which host and in which pid
+//! namespace. Ranks of the same host and namespace check whether that process is alive. To all
+//! other ranks a pid means nothing; they ask the rendezvous. The id's secret is new every time, so
+//! that only the rendezvous that the id was made for can answer. An id that passes neither check is
+//! not taken, and the file is read again.
 
 use super::deadline::Deadline;
 use super::id::{ID_BYTES, UniqueId};
@@ -17,11 +18,11 @@ use std::fmt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// A process, and what is needed to tell whether it is the same one later.
+/// The identity of a process, by which the same process is recognised later.
 #[derive(PartialEq, Eq)]
 struct Writer {
     pid: u32,
-    /// When it began, in ticks since the boot; None where that cannot be looked up.
+    /// The start of the process in ticks since the boot; `None` if the start cannot be looked up.
     start: Option<u64>,
     place: String,
 }
@@ -33,13 +34,14 @@ impl Writer {
         Self { pid, start, place: place() }
     }
 
-    /// What the process's `Display` wrote.
+    /// Parses the text that `Display` writes; `None` for any other text.
     fn parse(text: &str) -> Option<Self> {
         let [pid, start, place] = text.split_whitespace().collect::<Vec<_>>().try_into().ok()?;
         Some(Self { pid: pid.parse().ok()?, start: start.parse().ok(), place: place.to_owned() })
     }
 
-    /// Returns whether it still runs; `None` where this process cannot know, and while it ends.
+    /// Returns whether the process still runs; `None` if this process cannot know, and while the
+    /// process ends.
     fn lives(&self) -> Option<bool> {
         let start = self.start.filter(|_| self.place == place() && sees_own_pids())?;
         match began(self.pid) {
@@ -58,8 +60,8 @@ impl fmt::Display for Writer {
     }
 }
 
-/// Where a pid means the same: host's name, boot and pid namespace. The name tells apart what was
-/// copied while it ran, with its boot.
+/// Returns the scope in which a pid has one meaning: the host's name, boot and pid namespace. The
+/// name distinguishes machines that were copied while they ran and so have the same boot.
 pub(super) fn place() -> String {
     use std::os::unix::fs::MetadataExt;
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
@@ -68,40 +70,41 @@ pub(super) fn place() -> String {
     format!("{name}/{}/{namespace}", boot.trim()).replace(char::is_whitespace, "_")
 }
 
-/// Whether `/proc` shows this process's pid namespace, not one around it.
+/// Returns whether `/proc` shows this process's pid namespace, not one around it.
 fn sees_own_pids() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let pids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
     pids.is_some_and(|pids| pids.split_whitespace().count() == 1)
 }
 
-/// When a process began, and whether it ends or has ended without being waited for; None if there
-/// is no such process.
+/// Returns the start of a process, in ticks since the boot, and whether the process is ending or is
+/// a zombie; `None` if there is no such process.
 fn began(pid: u32) -> Option<(u64, bool)> {
-    /// The kernel's mark of a task that ends; it is set before the process's sockets are closed.
+    /// The kernel's flag of a task that ends; it is set before the process's sockets are closed.
     const PF_EXITING: u32 = 4;
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // From the third field on; the second may contain spaces and ends at the last parenthesis.
+    // The fields from the third on; the second may contain spaces and ends at the last parenthesis.
     let fields: Vec<_> = stat.rsplit(')').next()?.split_whitespace().collect();
     let (state, flags, start) = (fields.first()?, fields.get(6)?, fields.get(19)?);
     let ends = matches!(*state, "Z" | "X") || flags.parse::<u32>().ok()? & PF_EXITING != 0;
     Some((start.parse().ok()?, ends))
 }
 
-/// Leaves an id of this process.
+/// Writes an id of this process to the file.
 pub(super) fn leave(path: &Path, id: &UniqueId) -> Result<()> {
     write_private_file(path, format!("{} {}", hex(&id.encode()), Writer::own()).as_bytes())
 }
 
-/// Removes the file if it still holds this id: all ranks have met, or will not any more.
+/// Removes the file if it still holds this id. Called when all ranks have met, or will not meet any
+/// more.
 pub(super) fn remove(path: &Path, id: &UniqueId) {
     let own = read_private_file(path).is_ok_and(|bytes| parse_id(&bytes).as_ref() == Some(id));
-    // Who cannot remove it leaves it, as a process does that is killed.
+    // A file that cannot be removed stays, as after a process that was killed.
     let _ = own.then(|| std::fs::remove_file(path));
 }
 
-/// Takes the id for `rank` as soon as there is one of a job that lives; at the deadline, what was
-/// found instead (nothing, where there was no file).
+/// Takes the id for `rank` as soon as the file holds one of a live job. At the deadline, fails with
+/// a text that says what was found instead, which is empty if there was no file.
 pub(super) fn take(
     path: &Path,
     rank: u32,
@@ -122,14 +125,15 @@ pub(super) fn take(
             log::line(Level::Info, Subsystem::Bootstrap, &text);
             said = why;
         }
-        // Soon enough for who comes at the same time, and no burden where many wait long.
+        // The pauses are short for ranks that start at the same time, and long where many ranks
+        // wait long.
         let pause = begin.elapsed() / 16;
         std::thread::sleep(pause.clamp(Duration::from_millis(2), Duration::from_millis(100)));
     }
 }
 
 fn look(path: &Path, rank: u32, deadline: &Deadline) -> std::result::Result<UniqueId, String> {
-    // A client of NFS asks its server anew for what is in a folder only when the folder is opened.
+    // An NFS client asks its server again for what is in a folder only when the folder is opened.
     let _ = path.parent().map(std::fs::File::open);
     if !path.exists() {
         return Err(String::new());
@@ -170,7 +174,7 @@ mod tests {
         Writer { place: place.to_owned(), ..Writer::own() }
     }
 
-    /// An id at an address where nobody listens.
+    /// Returns an id at an address where nobody listens.
     fn stale() -> UniqueId {
         let listener = session::listen("127.0.0.1:0".parse().unwrap()).unwrap();
         UniqueId::new(listener.local_addr().unwrap()).unwrap()
@@ -197,7 +201,7 @@ mod tests {
         std::fs::remove_dir_all(dir).unwrap();
     }
 
-    /// A process that was killed and that nobody waited for yet.
+    /// The writer is a process that was killed and that its parent has not waited for yet.
     #[test]
     fn the_id_of_a_process_that_ends_does_not_count() {
         use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
@@ -232,7 +236,7 @@ mod tests {
         let listener = session::listen("127.0.0.1:0".parse().unwrap()).unwrap();
         let id = UniqueId::new(listener.local_addr().unwrap()).unwrap();
         rendezvous::start(listener, id.clone(), Vec::new()).unwrap();
-        // Somebody's rendezvous took the address over.
+        // Another rendezvous has taken over the address.
         let other = UniqueId::new(id.address).unwrap();
         write_private_file(&path, text(&other, &writer).as_bytes()).unwrap();
         assert!(look(&path, 1, &deadline).unwrap_err().contains("does not answer"));

@@ -1,4 +1,4 @@
-//! The unique id: where the rendezvous listens, and the secret by which its members know each
+//! The unique id: the address of the rendezvous, and the secret by which its members know each
 //! other. The secret is never sent, logged or hashed into logs.
 
 use crate::error::{Error, Result};
@@ -14,7 +14,7 @@ const MAGIC: &[u8; 8] = b"OXCCLID1";
 /// Size of an encoded address.
 pub const ADDRESS_BYTES: usize = 22;
 
-/// IPv6 (or mapped IPv4) 16 · scope 4 · port 2.
+/// Encodes an address in bytes: IPv6 (or mapped IPv4) 16 · scope 4 · port 2.
 pub fn encode_address(address: SocketAddr) -> [u8; ADDRESS_BYTES] {
     let (ip, scope) = match address {
         SocketAddr::V4(v4) => (v4.ip().to_ipv6_mapped(), 0),
@@ -27,7 +27,7 @@ pub fn encode_address(address: SocketAddr) -> [u8; ADDRESS_BYTES] {
     bytes
 }
 
-/// What [`encode_address`] wrote; None for anything else.
+/// Returns the address that [`encode_address`] encoded; `None` for any other bytes.
 pub fn decode_address(bytes: &[u8; ADDRESS_BYTES]) -> Option<SocketAddr> {
     let mut ip = [0; 16];
     ip.copy_from_slice(&bytes[..16]);
@@ -41,18 +41,18 @@ pub fn decode_address(bytes: &[u8; ADDRESS_BYTES]) -> Option<SocketAddr> {
     }
 }
 
-/// The number of all communicators that are made at an address which is known beforehand, one after
-/// the other; others have random ones.
+/// The number of every communicator that is made at an address known beforehand, where
+/// communicators follow each other. Other communicators have random numbers.
 pub const FIXED: u64 = 0;
 
 /// A decoded `ncclUniqueId`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct UniqueId {
-    /// Where the rendezvous listens.
+    /// The address where the rendezvous listens.
     pub address: SocketAddr,
     /// The communicator's number, bound into every authentication.
     pub comm: u64,
-    /// The secret.
+    /// The secret that the members share.
     pub secret: [u8; SECRET_BYTES],
 }
 
@@ -62,7 +62,7 @@ impl std::fmt::Debug for UniqueId {
     }
 }
 
-/// Bytes from the system's random generator.
+/// Returns bytes from the system's random generator.
 pub fn random<const N: usize>() -> Result<[u8; N]> {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes)
@@ -71,13 +71,13 @@ pub fn random<const N: usize>() -> Result<[u8; N]> {
 }
 
 impl UniqueId {
-    /// A new id for a rendezvous at this address.
+    /// Returns a new id for a rendezvous at this address.
     pub fn new(address: SocketAddr) -> Result<Self> {
         Ok(Self { address, comm: u64::from_le_bytes(random()?), secret: random()? })
     }
 
-    /// The id for a further meeting of the same members at another address: who knows this one
-    /// can tell it, nobody else.
+    /// Returns the id for a further meeting of the same members at another address. Only processes
+    /// that know this id can derive that one.
     pub fn derive(&self, purpose: &str, number: u64, address: SocketAddr) -> Self {
         let digest = |part: &[u8]| {
             let mut hash = Sha256::new_with_prefix(self.secret);
@@ -92,13 +92,14 @@ impl UniqueId {
         Self { address, comm, secret: digest(b"secret") }
     }
 
-    /// The same with another number and secret, for those who know `salt` too.
+    /// Returns this id with another number and secret, for processes that know `salt` too.
     pub fn salted(&self, salt: &[u8]) -> Self {
         let salt: String = salt.iter().map(|byte| format!("{byte:02x}")).collect();
         self.derive(&salt, 0, self.address)
     }
 
-    /// magic 8 · comm 8 · secret 32 · IPv6 (or mapped IPv4) 16 · scope 4 · port 2 · zeros.
+    /// Encodes the id in bytes: magic 8 · comm 8 · secret 32 · IPv6 (or mapped IPv4) 16 ·
+    /// scope 4 · port 2 · zeros.
     pub fn encode(&self) -> [u8; ID_BYTES] {
         let mut bytes = [0; ID_BYTES];
         bytes[..8].copy_from_slice(MAGIC);
@@ -108,7 +109,7 @@ impl UniqueId {
         bytes
     }
 
-    /// Reads an id; None for anything that [`encode`](Self::encode) did not write.
+    /// Returns the id that [`encode`](Self::encode) encoded; `None` for any other bytes.
     pub fn decode(bytes: &[u8; ID_BYTES]) -> Option<Self> {
         if &bytes[..8] != MAGIC || bytes[70..].iter().any(|&b| b != 0) {
             return None;

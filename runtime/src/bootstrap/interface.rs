@@ -1,4 +1,4 @@
-//! Which local address to listen on: `NCCL_SOCKET_IFNAME` and `NCCL_SOCKET_FAMILY`.
+//! The choice of the local address to listen on, by `NCCL_SOCKET_IFNAME` and `NCCL_SOCKET_FAMILY`.
 
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -7,13 +7,13 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 /// An address of an interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
-    /// Name, for example `eth0`.
+    /// The name, for example `eth0`.
     pub name: String,
-    /// Address with port 0; link-local ones carry their scope.
+    /// The address with port 0; link-local addresses carry their scope.
     pub address: SocketAddr,
 }
 
-/// The address to use: of the interfaces that the variables admit, the first in the order
+/// Returns the address to use: of the interfaces that the variables admit, the first in the order
 /// `ib*`, others, `docker*`, loopback, `virbr*`.
 pub fn choose(config: &Config) -> Result<SocketAddr> {
     let failed = |e| Error::system("listing network interfaces", e, "is /proc/net readable?");
@@ -34,8 +34,8 @@ pub fn choose(config: &Config) -> Result<SocketAddr> {
     choose_from(&interfaces, &config.socket_ifname, &config.socket_family)
 }
 
-/// The address to use for what belongs to a rendezvous at `address`: on loopback all stays there,
-/// as nobody else can come to the rendezvous either.
+/// Returns the address to use for connections that belong to a rendezvous at `address`. If that is
+/// a loopback address, all stays on loopback, as nobody else can come to the rendezvous either.
 pub fn beside(address: SocketAddr, config: &Config) -> Result<SocketAddr> {
     match address.ip() {
         ip if ip.is_loopback() => Ok(SocketAddr::new(ip, 0)),
@@ -76,7 +76,8 @@ pub(crate) fn choose_from(
     })
 }
 
-/// NCCL's filter: prefixes, `^` excludes them, `=` (also after `^`) compares whole names.
+/// Returns whether NCCL's filter admits a name: the filter lists prefixes, `^` excludes them, and
+/// `=` (also after `^`) compares whole names.
 fn admits(filter: &str, name: &str) -> bool {
     if filter.is_empty() {
         return true;

@@ -1,8 +1,8 @@
 //! Ranks, sizes and the unique id from the environment that a launcher sets.
 //!
-//! `oxccl run` hands the id over in a file. Under the other launchers rank 0 makes it and leaves
-//! it in a file of mode 0600 in a folder of mode 0700, which `handover.rs` describes; torchrun's
-//! ranks on several hosts meet at the address that it gives them.
+//! `oxccl run` hands the id over in a file. Under the other launchers rank 0 makes the id and
+//! leaves it in a file of mode 0600 in a folder of mode 0700, which `handover.rs` describes. Under
+//! torchrun, ranks on several hosts meet at the address that torchrun gives them.
 
 use super::deadline::{Cancel, Deadline};
 use super::id::{ID_BYTES, SECRET_BYTES, UniqueId, random};
@@ -18,39 +18,41 @@ use std::time::Duration;
 /// A rank's place in its job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launch {
-    /// Rank.
+    /// The number of the rank.
     pub rank: u32,
     /// Number of ranks.
     pub nranks: u32,
-    /// Rank on this host: the device to use.
+    /// The rank on this host, which selects the device.
     pub local_rank: u32,
-    /// How the job's ranks find each other.
+    /// The way in which the job's ranks find each other.
     pub meet: Meet,
     /// The launcher's name.
     pub launcher: &'static str,
 }
 
-/// How the ranks of a job find each other where neither `NCCL_COMM_ID` nor `oxccl run` tells.
+/// The way in which the ranks of a job find each other if neither `NCCL_COMM_ID` nor `oxccl run`
+/// tells them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Meet {
-    /// By a file of this name, which no other job has, on whatever host.
+    /// By a file of this name, which no other job on any host has.
     Job(String),
     /// By a file of this name, which no other job of this host has.
     Host(String),
-    /// At `MASTER_ADDR`, at the port behind `MASTER_PORT`; empty where the variable is missing.
+    /// At the address `MASTER_ADDR` and the port after `MASTER_PORT`; a value is empty if its
+    /// variable is missing.
     Master(String, String),
 }
 
-/// What a launcher sets.
+/// The variables that a launcher sets.
 struct Known {
     launcher: &'static str,
-    /// Without this variable it was something else.
+    /// The variable that shows that this launcher started the process.
     mark: &'static str,
-    /// Rank, size, local rank.
+    /// The variables of the rank, the number of ranks and the rank on this host.
     place: [&'static str; 3],
-    /// What tells jobs apart.
+    /// The variables that tell jobs apart.
     job: &'static [&'static str],
-    /// Whether that tells apart the jobs of all hosts.
+    /// True if `job` tells apart the jobs of all hosts.
     everywhere: bool,
 }
 
@@ -70,15 +72,16 @@ const PMI: Known = Known {
     everywhere: false,
 };
 
-/// One launcher may start another, as srun does torchrun on every host; the inner one counts.
+/// The known launchers. One may start another, as srun does torchrun on every host; the inner one
+/// counts.
 const LAUNCHERS: [Known; 6] = [
     TORCHRUN,
     Known {
         launcher: "mpirun",
         mark: "OMPI_COMM_WORLD_RANK",
         place: ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"],
-        // The last is a random number, under Open MPI 4, whose other names may come again
-        // elsewhere.
+        // Under Open MPI 4 the last is a random number; the other names may come again on other
+        // hosts.
         job: &[
             "PMIX_NAMESPACE",
             "OMPI_MCA_ess_base_jobid",
@@ -94,15 +97,15 @@ const LAUNCHERS: [Known; 6] = [
         job: &["SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID"],
         everywhere: true,
     },
-    // What sets no more than the same ranks and sizes.
+    // Launchers that set no more than the same ranks and sizes.
     Known { mark: "PMI_RANK", ..PMI },
     Known { mark: "RANK", ..TORCHRUN },
 ];
 
-/// The longest part of a file's name that is made of what a launcher says.
+/// The longest part of a file's name that is made of a launcher's variables, in bytes.
 const MAX_NAME: usize = 128;
 
-/// The place of this process, if a launcher has set one.
+/// Returns the place of this process in its job, if a launcher has set one.
 pub fn detect() -> Result<Option<Launch>> {
     let config = Config::get();
     let own = [&config.rank, &config.nranks, &config.local_rank].map(String::as_str);
@@ -135,16 +138,17 @@ pub(crate) fn detect_in(
     parse(known.launcher, known.place, values, meet).map(Some)
 }
 
-/// Whether torchrun started ranks on other hosts too.
+/// Returns whether torchrun started ranks on other hosts too.
 fn has_other_hosts(nranks: &Option<String>, lookup: &dyn Fn(&str) -> Option<String>) -> bool {
     let here = lookup("LOCAL_WORLD_SIZE");
     here.is_some_and(|here| nranks.as_ref().is_some_and(|all| all.trim() != here.trim()))
 }
 
-/// The launcher's name of `oxccl run`.
+/// The name of `oxccl run` as a launcher.
 const OWN: &str = "oxccl run";
 
-/// The launcher's daemon on this host is everyone's parent.
+/// Returns a file name made of the parent's pid: the launcher's daemon on this host is the parent
+/// of all ranks there.
 fn of_parent(launcher: &str) -> Meet {
     Meet::Host(format!("{launcher}-{}", std::os::unix::process::parent_id()))
 }
@@ -166,7 +170,7 @@ impl Known {
     }
 }
 
-/// A short name for a long one.
+/// Returns a short name for a long one.
 fn digest(text: &str) -> String {
     use sha2::Digest;
     hex(&sha2::Sha256::digest(text)[..16])
@@ -194,8 +198,8 @@ fn parse(
     Ok(Launch { rank, nranks, local_rank, meet, launcher })
 }
 
-/// The unique id for the next communicator of a job. Every rank has to call it equally often.
-/// Blocks until rank 0 has made it, for `limit` at most.
+/// Returns the unique id for the next communicator of a job. Every rank has to call this equally
+/// often. Blocks until rank 0 has made the id, for `limit` at most.
 pub fn unique_id(launch: &Launch, limit: Duration) -> Result<UniqueId> {
     let config = Config::checked()?;
     if !config.comm_id.is_empty() {
@@ -213,7 +217,7 @@ pub fn unique_id(launch: &Launch, limit: Duration) -> Result<UniqueId> {
             "where rank 0 is on another host, set OXCCL_RENDEZVOUS to a folder that all hosts share, \
              or NCCL_COMM_ID",
         ),
-        // Another host's job may have this name.
+        // A job of another host may have this name.
         Meet::Host(name) => (
             format!("{name}-{}", digest(&handover::place())),
             "its name is known on this host only: where rank 0 is on another one, set NCCL_COMM_ID",
@@ -237,7 +241,8 @@ pub fn unique_id(launch: &Launch, limit: Duration) -> Result<UniqueId> {
     })
 }
 
-/// The id of ranks that meet next to torchrun, which listens at `MASTER_PORT` itself.
+/// Returns the id of ranks that meet at the port after `MASTER_PORT`, where torchrun itself
+/// listens.
 fn at_master(address: &str, port: &str, config: &Config) -> Result<UniqueId> {
     let source = format!("torchrun's MASTER_ADDR={address} and MASTER_PORT={port}");
     match port.trim().parse::<u16>().ok().and_then(|port| port.checked_add(1)) {
@@ -250,7 +255,7 @@ fn at_master(address: &str, port: &str, config: &Config) -> Result<UniqueId> {
     }
 }
 
-/// The id as text for `OXCCL_SECRET_FILE`.
+/// Returns bytes as hexadecimal text, as for the id in `OXCCL_SECRET_FILE`.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
@@ -284,12 +289,12 @@ fn folder(config: &Config) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// A secret that all processes of this user on this host share: random, made when it is first
-/// needed, in a file that nobody else can read.
+/// Returns a secret that all processes of this user on this host share. The secret is random, made
+/// when it is first needed, and kept in a file that nobody else can read.
 pub(super) fn secret_of_user(config: &Config) -> Result<[u8; SECRET_BYTES]> {
     let path = folder(config)?.join("secret");
     if !path.exists() {
-        // The first of those who write it at a time wins: a link is made where there is no file.
+        // The first of concurrent writers wins: `hard_link` fails where there is a file already.
         let own = path.with_extension(hex(&random::<8>()?));
         write_private_file(&own, &random::<SECRET_BYTES>()?)?;
         let linked = std::fs::hard_link(&own, &path);
@@ -301,7 +306,7 @@ pub(super) fn secret_of_user(config: &Config) -> Result<[u8; SECRET_BYTES]> {
             }
             _ => {}
         }
-        // A file that stays is in nobody's way.
+        // A file that could not be removed does no harm.
         let _ = removed;
     }
     let bytes = read_private_file(&path)?;
@@ -314,7 +319,8 @@ pub(super) fn secret_of_user(config: &Config) -> Result<[u8; SECRET_BYTES]> {
 const READING: &str =
     "check its mode; oxccl run removes its own when the ranks have met, or failed to";
 
-/// Reads a file that must belong to this user, be no link and be closed to others.
+/// Reads a file that must belong to this user, must not be a symbolic link and must be closed to
+/// others.
 pub fn read_private_file(path: impl AsRef<Path>) -> Result<Vec<u8>> {
     let path = path.as_ref();
     let failed = |e| Error::system(format!("reading {}", path.display()), e, READING);
@@ -331,10 +337,10 @@ pub fn read_private_file(path: impl AsRef<Path>) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Writes a file that only this user can read; appears under its name when complete.
+/// Writes a file that only this user can read. The file appears under its name when it is complete.
 pub fn write_private_file(path: &Path, bytes: &[u8]) -> Result<()> {
     let failed = |e| Error::system(format!("writing {}", path.display()), e, "is there room?");
-    // Another host may share the folder, and have a process of the same number.
+    // Another host may share the folder, and have a process of the same pid.
     let partial = path.with_extension(format!("{}.part", hex(&random::<8>()?)));
     let mut file = std::fs::OpenOptions::new()
         .write(true)
@@ -358,7 +364,7 @@ mod tests {
         detect_in(own, &lookup).unwrap()
     }
 
-    /// A launch of the launcher that is named first in the file's name.
+    /// Returns a launch at this place in a job.
     fn launch(place: [u32; 3], launcher: &'static str, meet: Meet) -> Option<Launch> {
         let [rank, nranks, local_rank] = place;
         Some(Launch { rank, nranks, local_rank, meet, launcher })

@@ -1,4 +1,4 @@
-//! How the ranks of a communicator find, check and come to know each other.
+//! The bootstrap, in which the ranks of a communicator find, check and come to know each other.
 
 pub mod auth;
 pub mod deadline;
@@ -21,11 +21,11 @@ pub use session::new_unique_id;
 
 use crate::error::Result;
 
-/// The members of a communicator in the making, who tell each other things in rounds.
+/// The members of a communicator in the making, which exchange blobs in rounds.
 pub trait Gather {
-    /// Gives every member what all bring, by rank. Blocks for all of them, until the deadline.
+    /// Gives every member the blobs of all, by rank. Blocks for all members, until the deadline.
     fn gather(&mut self, own: &[u8]) -> Result<Vec<Vec<u8>>>;
 
-    /// When the communicator has to be made.
+    /// Returns the deadline for making the communicator.
     fn deadline(&self) -> &Deadline;
 }

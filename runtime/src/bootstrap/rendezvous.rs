@@ -1,4 +1,4 @@
-//! The rendezvous that this process holds, each in a thread.
+//! All rendezvous that this process holds, each in a thread of its own.
 
 use super::id::UniqueId;
 use super::serve;
@@ -9,14 +9,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// How far a rendezvous is.
+/// The status of a rendezvous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Status {
     /// Ranks meet.
     Running,
-    /// It has failed, and all who have come were told.
+    /// The rendezvous has failed, and all ranks that have come were told.
     Failed,
-    /// Its thread has ended.
+    /// The thread of the rendezvous has ended.
     Over,
 }
 
@@ -27,16 +27,17 @@ pub(super) struct Absent {
     pub(super) died: bool,
 }
 
-/// What the thread of a rendezvous and the rest of its process say to each other.
+/// The state that the thread of a rendezvous shares with the rest of its process.
 pub(super) struct Rendezvous {
     comm: u64,
     address: SocketAddr,
     status: Mutex<Status>,
     changed: Condvar,
-    /// Another one begins at this address: this one, if it has failed, need not be there any more.
+    /// Set once another rendezvous begins at this address, so that this one, if it has failed or is
+    /// unused, can end.
     replaced: AtomicBool,
     absent: Mutex<Vec<Absent>>,
-    /// What is to be done when it is over.
+    /// The work to do when the rendezvous is over.
     after: Mutex<Vec<Box<dyn FnOnce() + Send>>>,
 }
 
@@ -74,7 +75,8 @@ impl Rendezvous {
 }
 
 /// Holds the rendezvous of an id at a listener, in a thread. `names` are the numbers by which texts
-/// call the ranks; none: their own. A rendezvous that has failed at this address ends.
+/// call the ranks; if empty, texts use their own numbers. A rendezvous of the same id that has
+/// failed at this address ends.
 pub fn start(listener: TcpListener, id: UniqueId, names: Vec<u32>) -> Result<()> {
     let state = Arc::new(Rendezvous::new(&id));
     replace(&id);
@@ -92,7 +94,7 @@ pub fn start(listener: TcpListener, id: UniqueId, names: Vec<u32>) -> Result<()>
         .map_err(|e| Error::system("starting a thread", e, "raise ulimit -u"))
 }
 
-/// A rendezvous until it is over, also by a panic.
+/// The guard of a rendezvous, which ends the rendezvous when its thread ends, even by a panic.
 struct Held(Arc<Rendezvous>);
 
 impl Drop for Held {
@@ -108,7 +110,7 @@ fn end(state: &Arc<Rendezvous>) {
     state.set(Status::Over);
 }
 
-/// Does something when the rendezvous of an id, where this process holds it, is over.
+/// Runs `work` when the rendezvous of an id is over, if this process holds it.
 pub(super) fn when_over(id: &UniqueId, work: impl FnOnce() + Send + 'static) {
     if let Some(held) = find(id) {
         lock(&held.after).push(Box::new(work));
@@ -120,8 +122,8 @@ fn find(id: &UniqueId) -> Option<Arc<Rendezvous>> {
     lock(&HELD).iter().rev().find(same).cloned()
 }
 
-/// Has rendezvous end that hold the same id, fixed at an address, and have failed or are unused:
-/// another one begins there. Others at a listener that several share go on beside it.
+/// Ends the rendezvous of the same id, fixed at an address, that have failed or are unused, because
+/// another one begins there. Other rendezvous that share a listener go on.
 pub(super) fn replace(id: &UniqueId) {
     let same = |held: &&Arc<Rendezvous>| held.comm == id.comm && held.address == id.address;
     for held in lock(&HELD).iter().filter(same) {
@@ -129,13 +131,13 @@ pub(super) fn replace(id: &UniqueId) {
     }
 }
 
-/// Whether this process holds the rendezvous of an id.
+/// Returns whether this process holds the rendezvous of an id.
 pub fn is_here(id: &UniqueId) -> bool {
     find(id).is_some()
 }
 
-/// Waits until the rendezvous of an id, where this process holds it, is over: all ranks have met,
-/// or will not any more. Blocks, for as long as ranks may come.
+/// Waits until the rendezvous of an id is over, if this process holds it: all ranks have met, or
+/// will not meet any more. Blocks for as long as ranks may come.
 pub fn wait(id: &UniqueId) {
     let Some(held) = find(id) else { return };
     let mut status = lock(&held.status);
@@ -144,16 +146,17 @@ pub fn wait(id: &UniqueId) {
     }
 }
 
-/// Tells the rendezvous of an id, where this process holds it, that a rank will never come. Nothing
-/// happens where it has come already, or where nobody waits for it. `died`: not for another reason.
+/// Tells the rendezvous of an id, if this process holds it, that a rank will never come. Has no
+/// effect if the rank has come already, or if no rank waits for it. `died` is true if the reason is
+/// the death of the rank.
 pub fn note_absent(id: &UniqueId, rank: u32, why: String, died: bool) {
     if let Some(held) = find(id) {
         lock(&held.absent).push(Absent { rank, why, died });
     }
 }
 
-/// Waits until a rendezvous that this process holds has told everyone that it has failed: what
-/// comes next may be the end of the process. Blocks, for `limit` at most.
+/// Waits until a rendezvous that this process holds has told every rank that it has failed, because
+/// the process may end next. Blocks for `limit` at most.
 pub(super) fn wait_until_told(id: &UniqueId, limit: Duration) {
     let Some(held) = find(id) else { return };
     let until = Instant::now() + limit;

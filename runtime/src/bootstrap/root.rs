@@ -1,5 +1,6 @@
-//! The rendezvous of a communicator: collects a blob from every rank and gives everyone all of
-//! them, as often as the ranks ask. [`Machine`] is sans-I/O; `serve.rs` drives it over TCP.
+//! The rendezvous of a communicator, which collects a blob from every rank and gives all blobs to
+//! every rank, in as many rounds as the ranks ask for. [`Machine`] is sans-I/O; `serve.rs` drives
+//! it over TCP.
 
 use super::wire::Frame;
 use crate::error::Error;
@@ -8,73 +9,74 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// Kinds of frames. A rank's first frame is `JOIN` (number of ranks, how many ms it waits for them,
-/// blob), the others `GATHER` (blob); the root answers `TABLE` (all blobs) or `FAILED` (who is to
-/// blame, text), also to those who come later. `BYE` ends a rank's part: the others go on without
-/// it, and its blobs are empty. A rank that cannot go on says so by `GIVE_UP`, which has the body
-/// of a `FAILED`. One that waits long for others outside of rounds says so by `WAITING`, for this
-/// round.
+/// blob); its further ones are `GATHER` (blob). The root answers `TABLE` (all blobs) or `FAILED`
+/// (the rank to blame, text); ranks that come after a failure also get `FAILED`. `BYE` ends a
+/// rank's part: the others go on without the rank, and its blobs are empty. A rank that cannot go
+/// on sends `GIVE_UP`, which has the body of a `FAILED`. A rank that waits long for others outside
+/// of rounds sends `WAITING`, which holds for the current round.
 pub const JOIN: u8 = 1;
-/// A further round.
+/// A rank's blob for a further round.
 pub const GATHER: u8 = 2;
-/// All ranks' blobs.
+/// The blobs of all ranks.
 pub const TABLE: u8 = 3;
 /// Initialisation failed; the body says why.
 pub const FAILED: u8 = 4;
-/// This rank needs the rendezvous no more.
+/// The rank does not need the rendezvous any more.
 pub const BYE: u8 = 5;
-/// Initialisation failed at this rank; the body says why.
+/// Initialisation failed at the rank; the body says why.
 pub const GIVE_UP: u8 = 6;
-/// This rank waits for other ranks, outside of rounds: it is not to blame when time is over.
+/// The rank waits for other ranks, outside of rounds: it is not to blame when the time is over.
 pub const WAITING: u8 = 7;
 
 /// Bytes before the blob in a `JOIN`.
 pub const JOIN_HEADER: usize = 12;
 /// The largest blob of one rank in bytes.
 pub const MAX_BLOB: usize = 4096;
-/// The largest communicator.
+/// The largest number of ranks of a communicator.
 pub const MAX_RANKS: u32 = 1 << 16;
 
-/// What the driver is to do.
+/// An action that the driver has to perform.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Action {
     /// Send a frame to these ranks, in ascending order.
     Send(Vec<u32>, Frame),
     /// Close the connection on which this rank joined last.
     Turn(u32),
-    /// Everything is over.
+    /// End the rendezvous.
     Finish,
 }
 
 /// The rendezvous without I/O.
 #[derive(Default)]
 pub struct Machine {
-    /// What the ranks are called in texts, where that is not their number in the meeting.
+    /// The numbers by which texts call the ranks; empty if these are their numbers in the meeting.
     names: Vec<u32>,
     nranks: Option<u32>,
     members: BTreeMap<u32, String>,
     blobs: BTreeMap<u32, Vec<u8>>,
     left: BTreeSet<u32>,
-    /// Those that wait for others outside of rounds.
+    /// The ranks that wait for others outside of rounds.
     waiting: BTreeSet<u32>,
-    /// Ranks that will never come, why, and whether they have died.
+    /// The ranks that will never come, each with the reason and whether it has died.
     absent: BTreeMap<u32, (String, bool)>,
-    /// What all ranks are told once initialisation has failed, and who has been told.
+    /// The frame that all ranks get once initialisation has failed, and the ranks that were told.
     verdict: Option<Frame>,
     told: BTreeSet<u32>,
 }
 
 impl Machine {
-    /// A rendezvous of ranks that are called by these numbers; none: by their own.
+    /// Returns a rendezvous of ranks that texts call by these numbers, or by their own if `names`
+    /// is empty.
     pub fn new(names: Vec<u32>) -> Self {
         Self { names, ..Self::default() }
     }
 
-    /// Whether initialisation has failed.
+    /// Returns whether initialisation has failed.
     pub fn has_failed(&self) -> bool {
         self.verdict.is_some()
     }
 
-    /// Whether every rank has been told that initialisation has failed.
+    /// Returns whether every rank has been told that initialisation has failed.
     pub fn has_told_all(&self) -> bool {
         self.nranks.is_some_and(|n| self.told.len() as u32 >= n)
     }
@@ -83,7 +85,7 @@ impl Machine {
         self.names.get(rank as usize).copied().unwrap_or(rank)
     }
 
-    /// A frame came from an authenticated rank at `address`.
+    /// Handles a frame from an authenticated rank at `address`.
     pub fn frame(&mut self, rank: u32, address: &str, frame: Frame) -> Vec<Action> {
         if let Some(verdict) = self.verdict.clone() {
             return self.tell_late(rank, address, &frame, verdict);
@@ -112,8 +114,8 @@ impl Machine {
         }
     }
 
-    /// Who comes after the failure hears of it, once: who comes again wants the next communicator
-    /// at this address.
+    /// Tells a rank that comes after the failure, once. A rank that comes again wants the next
+    /// communicator at this address and is turned away.
     fn tell_late(
         &mut self,
         rank: u32,
@@ -134,12 +136,12 @@ impl Machine {
         }
     }
 
-    /// The rendezvous cannot go on.
+    /// Fails because the rendezvous cannot go on.
     pub fn broken(&mut self, why: &str) -> Vec<Action> {
         self.fail(NOBODY, false, &format!("the rendezvous cannot go on: {why}"))
     }
 
-    /// A rank is known never to come, as it has died or for another reason.
+    /// Notes that a rank will never come, because it has died or for another reason.
     pub fn absent(&mut self, rank: u32, why: String, died: bool) -> Vec<Action> {
         if self.members.contains_key(&rank) || self.has_failed() {
             return Vec::new();
@@ -148,7 +150,7 @@ impl Machine {
         self.miss()
     }
 
-    /// Fails once somebody waits for a rank that will never come.
+    /// Fails if a rank has joined and another one will never come.
     fn miss(&mut self) -> Vec<Action> {
         let Some(n) = self.nranks else { return Vec::new() };
         let missed = self.absent.iter().find(|(rank, _)| **rank < n);
@@ -160,13 +162,13 @@ impl Machine {
 
     fn join(&mut self, rank: u32, address: &str, body: &[u8]) -> Vec<Action> {
         if self.left.contains(&rank) {
-            // It wants the next communicator at the same address: it will come again.
+            // The rank wants the next communicator at the same address: it will come again.
             return vec![Action::Turn(rank)];
         }
         let Some((n, _, blob)) = split_join(body) else {
             return self.blame(rank, &format!("(at {address}) sent a short frame"));
         };
-        // From now on it hears what fails, also when it is at fault itself.
+        // From now on the rank hears of failures, even if it is at fault itself.
         let before = self.members.insert(rank, address.to_owned());
         if n > MAX_RANKS || rank >= n {
             return self.blame(rank, &format!("(at {address}) says that there are {n} ranks"));
@@ -199,7 +201,7 @@ impl Machine {
         self.round()
     }
 
-    /// Ends a round once all who are still there have given their blobs.
+    /// Ends a round once all ranks that have not left have given their blobs.
     fn round(&mut self) -> Vec<Action> {
         let Some(n) = self.nranks else { return Vec::new() };
         if self.blobs.is_empty() || self.blobs.len() + self.left.len() < n as usize {
@@ -217,7 +219,7 @@ impl Machine {
         vec![Action::Send(blobs.into_keys().collect(), frame)]
     }
 
-    /// The connection of a rank closed.
+    /// Handles the end of a rank's connection.
     pub fn closed(&mut self, rank: u32, finished: bool) -> Vec<Action> {
         if finished || self.has_failed() || !self.members.contains_key(&rank) {
             return Vec::new();
@@ -226,13 +228,13 @@ impl Machine {
         self.fail(self.name(rank) as i32, true, why)
     }
 
-    /// The time to wait for ranks is over.
+    /// Fails because the time to wait for ranks is over.
     pub fn deadline(&mut self, waited: Duration) -> Vec<Action> {
         let Some(n) = self.nranks.filter(|_| !self.has_failed()) else { return Vec::new() };
-        // In the first round those are missing that never joined, later those that got stuck.
+        // In the first round the ranks are missing that never joined, later those that got stuck.
         let come = |r: &u32| self.blobs.contains_key(r) || self.left.contains(r);
         let mut missing: Vec<_> = (0..n).filter(|r| !come(r)).collect();
-        // Those who wait for others are not to blame, unless all wait for each other.
+        // Ranks that wait for others are not to blame, unless all wait for each other.
         if missing.iter().any(|rank| !self.waiting.contains(rank)) {
             missing.retain(|rank| !self.waiting.contains(rank));
         }
@@ -260,11 +262,11 @@ impl Machine {
     }
 }
 
-/// In the place of a rank that is to blame.
+/// The value in the place of the rank to blame if there is none.
 const NOBODY: i32 = -1;
 
-/// The body of a `FAILED` or `GIVE_UP`: the rank to blame, −1 for none, whether it has died, and
-/// what it did, or the text.
+/// Returns the body of a `FAILED` or `GIVE_UP`: the rank to blame (−1 for none), whether it has
+/// died, and what it did, or the whole text if no rank is to blame.
 pub fn failure(culprit: i32, died: bool, why: &str) -> Vec<u8> {
     [&culprit.to_le_bytes()[..], &[u8::from(died)], why.as_bytes()].concat()
 }
@@ -275,7 +277,7 @@ fn split_failure(body: &[u8]) -> Option<(i32, bool, &str)> {
     Some((i32::from_le_bytes(*culprit), *died != 0, std::str::from_utf8(text).ok()?))
 }
 
-/// The error that such a body stands for.
+/// Returns the error that the body of a `FAILED` or `GIVE_UP` stands for.
 pub fn failure_in(body: &[u8]) -> Error {
     match split_failure(body) {
         Some((culprit, died, why)) => match u32::try_from(culprit) {
@@ -287,13 +289,14 @@ pub fn failure_in(body: &[u8]) -> Error {
     }
 }
 
-/// The body of a `JOIN` of `nranks` ranks, of which the sender waits for the others so long.
+/// Returns the body of a `JOIN` of `nranks` ranks, in which the sender waits for the others for
+/// `limit`.
 pub fn join(nranks: u32, limit: Duration, blob: &[u8]) -> Vec<u8> {
     let limit_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
     [&nranks.to_le_bytes()[..], &limit_ms.to_le_bytes(), blob].concat()
 }
 
-/// The parts of such a body; None when it is too short.
+/// Returns the parts of the body of a `JOIN`; `None` if the body is too short.
 pub(super) fn split_join(body: &[u8]) -> Option<(u32, Duration, &[u8])> {
     let (nranks, rest) = body.split_first_chunk()?;
     let (limit_ms, blob) = rest.split_first_chunk()?;
@@ -301,7 +304,7 @@ pub(super) fn split_join(body: &[u8]) -> Option<(u32, Duration, &[u8])> {
     Some((u32::from_le_bytes(*nranks), limit, blob))
 }
 
-/// Splits the body of a `TABLE`.
+/// Returns the blobs in the body of a `TABLE`; `None` if the body is malformed.
 pub fn split_table(body: &[u8], nranks: u32) -> Option<Vec<Vec<u8>>> {
     let (mut rest, mut blobs) = (body, Vec::new());
     for _ in 0..nranks {

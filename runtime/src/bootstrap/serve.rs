@@ -1,5 +1,5 @@
-//! Drives a rendezvous over TCP. Each event costs what it concerns, not what there is: thousands of
-//! ranks come at once.
+//! The driver of a rendezvous over TCP. The cost of an event does not grow with the number of
+//! connections, because thousands of ranks come at once.
 
 use super::auth::{Ends, Role};
 use super::door::{Admission, Door};
@@ -16,22 +16,23 @@ use std::collections::{BTreeSet, HashMap};
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-/// Events that are taken at a time.
+/// The number of events that are taken at a time.
 const EVENTS: usize = 256;
 
-/// An id to which no rank has come for so long is given up.
+/// The time after which a rendezvous to which no rank has come is given up.
 const UNUSED: Duration = Duration::from_secs(3600);
 
-/// One that has failed tells those who come later for so long at most.
+/// The longest time that a failed rendezvous goes on to tell ranks that come later.
 const TELLING: Duration = Duration::from_secs(120);
 
-/// How long to wait at a time while nobody has come.
+/// The longest wait at a time while no rank has come.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// How long to wait at a time, as news from this process come without an event.
+/// The longest wait at a time otherwise, because news from this process arrive without an event.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// When the rendezvous began, and when the first of the ranks that came will wait no longer.
+/// The time of the first frame, and the time at which the first of the ranks that came stops
+/// waiting.
 #[derive(Default)]
 struct Patience {
     since: Option<Instant>,
@@ -42,13 +43,13 @@ impl Patience {
     fn heard(&mut self, frame: &Frame, now: Instant) {
         self.since.get_or_insert(now);
         let limit = (frame.kind == JOIN).then(|| split_join(&frame.body)).flatten();
-        // What is beyond the clock's range is no bound.
+        // A limit beyond the clock's range is no bound.
         if let Some(until) = limit.and_then(|(_, limit, _)| now.checked_add(limit)) {
             self.until = Some(self.until.map_or(until, |earlier| earlier.min(until)));
         }
     }
 
-    /// How long the ranks waited for each other, once it is over.
+    /// Returns how long the ranks waited for each other, once that time is over; `None` before.
     fn over(&self, now: Instant) -> Option<Duration> {
         self.until.filter(|&until| now >= until).zip(self.since).map(|(until, since)| until - since)
     }
@@ -59,7 +60,7 @@ struct Guest {
     connection: Connection,
     rank: Option<u32>,
     finished: bool,
-    /// What the kernel watches it for.
+    /// The events that the kernel watches the connection for.
     watched: EventFlags,
 }
 
@@ -88,7 +89,8 @@ impl Guests {
         Ok(Self { door, epoll, all: HashMap::new(), next: 0 })
     }
 
-    /// Waits for a new connection or something on an old one; the numbers of those to look at.
+    /// Waits for a new connection or an event on an existing one. Returns the numbers of the
+    /// connections to look at.
     fn wait(&mut self, limit: Duration) -> Result<Vec<u64>> {
         let mut fds = vec![PollFd::new(&self.epoll, PollFlags::IN)];
         self.door.poll_fds(&mut fds);
@@ -116,7 +118,8 @@ impl Guests {
         Ok(ready)
     }
 
-    /// Moves what can be moved on a connection, and tells the machine of it.
+    /// Sends and receives what is possible now on a connection, and tells the machine of frames and
+    /// of the end of the connection.
     fn progress(
         &mut self,
         number: u64,
@@ -155,14 +158,15 @@ impl Guests {
     fn send(&mut self, ranks: &[u32], frame: &Frame) -> Result<()> {
         let bytes = frame.encode();
         let named = |guest: &Guest| guest.rank.filter(|rank| ranks.binary_search(rank).is_ok());
-        // Two of a rank that was claimed twice: both shall know.
+        // A rank that was claimed twice has two connections: both sides get the frame.
         let mut all: Vec<_> =
             self.all.iter_mut().filter_map(|(n, guest)| Some((named(guest)?, *n, guest))).collect();
-        // Rank 0 hears it last: this thread is in its process as a rule, and may end with it.
+        // Rank 0 is told last: this thread usually runs in the process of rank 0, and may end with
+        // it.
         all.sort_by_key(|(rank, ..)| std::cmp::Reverse(*rank));
         for (_, number, guest) in all {
             guest.connection.queue(bytes.clone());
-            // What fails now is found again when the kernel shows it.
+            // A failure is found again at the kernel's next event.
             let _ = guest.connection.progress_handshake();
             guest.watch(&self.epoll, number)?;
         }
@@ -171,7 +175,7 @@ impl Guests {
 }
 
 impl Guest {
-    /// Lets the kernel say when there is room for what is left to send.
+    /// Makes the kernel report when there is room for the bytes that are left to send.
     fn watch(&mut self, epoll: &OwnedFd, number: u64) -> Result<()> {
         let wants_write = self.connection.wants_write();
         let flags = if wants_write { EventFlags::IN | EventFlags::OUT } else { EventFlags::IN };
@@ -184,9 +188,10 @@ impl Guest {
     }
 }
 
-/// Runs a rendezvous until all ranks have left it. Once it has failed, because a rank failed or one
-/// that came has waited as long as it wants to, it goes on to tell those who come later, until all
-/// have heard or nobody waits any more. Blocks; give it a thread.
+/// Runs a rendezvous until all ranks have left it. The rendezvous fails if a rank fails, or if a
+/// rank that came has waited as long as it wants to. It then goes on to tell the ranks that come
+/// later, until all have been told or no rank waits any more. Blocks: run it in a thread of its
+/// own.
 pub(super) fn serve(
     listener: TcpListener,
     id: &UniqueId,
@@ -202,7 +207,7 @@ pub(super) fn serve(
         let ready = match guests.wait(if idle { IDLE } else { LOOK }) {
             Ok(ready) => ready,
             Err(error) if machine.has_failed() => return Err(error),
-            // The ranks that have come hear of it.
+            // The ranks that have come are told.
             Err(error) => {
                 actions.extend(machine.broken(&error.to_string()));
                 Vec::new()
@@ -246,13 +251,13 @@ pub(super) fn serve(
 }
 
 impl Guests {
-    /// Sends what is queued; who does not read in time is gone.
+    /// Sends queued bytes, for two seconds at most. Connections that break are dropped.
     fn flush(&mut self) {
         let until = Instant::now() + Duration::from_secs(2);
         let waits = |guest: &&mut Guest| guest.connection.wants_write();
         while Instant::now() < until && self.all.values_mut().any(|guest| waits(&guest)) {
             for guest in self.all.values_mut().filter(waits) {
-                // What fails now is found again when the kernel shows it.
+                // A failure marks the connection as broken.
                 let _ = guest.connection.progress_handshake();
             }
             self.all.retain(|_, guest| !guest.connection.is_broken());

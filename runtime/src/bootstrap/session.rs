@@ -18,26 +18,28 @@ use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-/// How long a rank waits for the rendezvous to say which ranks did not come in time.
+/// The time beyond its limit that a rank waits for the rendezvous to say which ranks did not come.
 const ANSWER: Duration = Duration::from_secs(3);
 
-/// How long a rank that has lost another one waits for the rendezvous to say who went first, and a
-/// process that holds the rendezvous until all others have heard of the failure.
+/// The longest time that a rank that has lost another one waits for the rendezvous to say which
+/// rank failed first, and that a process that holds the rendezvous waits until all others have
+/// heard of the failure.
 const VERDICT: Duration = Duration::from_secs(2);
 
-/// How long to ask whether a rendezvous is held.
+/// The longest time to ask whether a rendezvous is held.
 const ASK: Duration = Duration::from_secs(5);
 
-/// Connections that may wait to be accepted.
+/// The number of connections that may wait to be accepted.
 const BACKLOG: i32 = 4096;
 
-/// Attempts after which nobody is taken to listen at an address where the listener came first.
+/// The number of refused attempts after which nobody is assumed to listen at an address where the
+/// listener existed before the id.
 const REFUSALS: u32 = 5;
 
-/// The longest pause before a rank comes again that was turned away.
+/// The longest pause before a rank that was turned away comes again.
 const LONGEST: Duration = Duration::from_millis(200);
 
-/// After so long a rank tells the rendezvous that it waits for others.
+/// The time after which a rank tells the rendezvous that it waits for others.
 const LONG: Duration = Duration::from_secs(1);
 
 const UNREACHABLE: &str = "check that rank 0 runs, and NCCL_SOCKET_IFNAME and firewalls";
@@ -57,7 +59,7 @@ pub fn new_unique_id() -> Result<UniqueId> {
     Ok(id)
 }
 
-/// Listens for members.
+/// Listens for members at an address.
 pub fn listen(address: SocketAddr) -> Result<TcpListener> {
     bind(address).map_err(not_listening(address))
 }
@@ -77,13 +79,13 @@ fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
     Ok(TcpListener::from(socket))
 }
 
-/// The id that `NCCL_COMM_ID` and `OXCCL_SECRET_FILE` describe.
+/// Returns the id that `NCCL_COMM_ID` and `OXCCL_SECRET_FILE` describe.
 fn id_from_environment(config: &Config) -> Result<UniqueId> {
     fixed_id(&format!("NCCL_COMM_ID={}", config.comm_id), &config.comm_id, config)
 }
 
-/// The id of an address, found in `source`, at which one communicator after the other is made.
-/// Blocks while the name is looked up.
+/// Returns the id of an address, found in `source`, at which communicators are made one after the
+/// other. Blocks while the name is looked up.
 pub(super) fn fixed_id(
     source: &str,
     place: impl ToSocketAddrs,
@@ -102,7 +104,7 @@ pub(super) fn fixed_id(
         log::line(Level::Warn, Subsystem::Bootstrap, text);
         [0; SECRET_BYTES]
     } else if address.ip().is_loopback() {
-        // What listens there can be reached by all users of this host.
+        // All users of this host can reach a listener on loopback.
         launch::secret_of_user(config)?
     } else {
         let why = "an address other than loopback needs OXCCL_SECRET_FILE, a file of mode 0600 \
@@ -124,7 +126,8 @@ fn secret_in_file(path: &str) -> Result<[u8; SECRET_BYTES]> {
     Ok(sha2::Sha256::digest(&bytes).into())
 }
 
-/// Listens as soon as the rendezvous before has given up the address.
+/// Listens at the address of an id as soon as the previous rendezvous has released it. Blocks until
+/// the deadline at most.
 fn listen_until(id: &UniqueId, deadline: &Deadline) -> Result<TcpListener> {
     loop {
         rendezvous::replace(id);
@@ -142,8 +145,8 @@ fn dial(id: &UniqueId, rank: u32) -> Dial {
     Dial::new(id.address.into(), id.address.to_string(), id.secret, ends)
 }
 
-/// An open connection; tries again until the deadline, also where the rendezvous before is just
-/// ending or where the connection was lost before it was open.
+/// Returns an open connection to the rendezvous. Tries again until the deadline, also if the
+/// previous rendezvous is just ending or the connection was lost before it was open.
 fn connect(meeting: &Meeting<'_>, deadline: &Deadline) -> Result<Connection> {
     let Meeting { id, rank, nranks, reused, .. } = *meeting;
     let max_body = (MAX_BLOB + 4) * nranks.min(MAX_RANKS) as usize;
@@ -154,7 +157,7 @@ fn connect(meeting: &Meeting<'_>, deadline: &Deadline) -> Result<Connection> {
             return Ok(connection.with_frames(max_body));
         }
         if !reused && dial.refusals() >= REFUSALS {
-            // The listener was there before the id.
+            // The listener existed before the id, so it is gone.
             if let Some(holder) = meeting.holder {
                 let why = format!("ended: its process held the rendezvous at {}", id.address);
                 return Err(Error::init_death(holder, why));
@@ -174,8 +177,8 @@ fn connect(meeting: &Meeting<'_>, deadline: &Deadline) -> Result<Connection> {
     }
 }
 
-/// Whether the rendezvous of an id is held: a connection that authenticates, and no more. Blocks
-/// for five seconds at most.
+/// Succeeds if the rendezvous of an id is held: the connection authenticates and does no more.
+/// Blocks for five seconds at most.
 pub(super) fn ask(id: &UniqueId, rank: u32, deadline: &Deadline) -> Result<()> {
     let limit = deadline.left().clamp(Duration::from_millis(1), ASK);
     let mut dial = dial(id, rank);
@@ -193,28 +196,28 @@ pub(super) fn ask(id: &UniqueId, rank: u32, deadline: &Deadline) -> Result<()> {
     }
 }
 
-/// Who meets where.
+/// The parameters of a meeting of ranks.
 #[derive(Clone)]
 pub struct Meeting<'a> {
-    /// The rendezvous.
+    /// The id of the rendezvous.
     pub id: &'a UniqueId,
     /// This rank.
     pub rank: u32,
     /// The number of ranks.
     pub nranks: u32,
-    /// Whether one rendezvous after the other is held at that address.
+    /// True if one rendezvous after the other is held at the address.
     pub reused: bool,
-    /// How long to wait for the others.
+    /// The longest time to wait for the other ranks.
     pub limit: Duration,
-    /// Set when it is to end.
+    /// Set when the meeting is to end.
     pub cancel: &'a Cancel,
-    /// Finds out that one of the ranks will not come.
+    /// The check that finds out that one of the ranks will not come.
     pub in_vain: Option<InVain>,
-    /// The rank whose process holds the rendezvous, where that is known beforehand.
+    /// The rank whose process holds the rendezvous, if that is known beforehand.
     pub holder: Option<u32>,
 }
 
-/// A rank in conversation with the rendezvous.
+/// A rank's connection to the rendezvous, and its progress there.
 pub struct Session {
     connection: Connection,
     id: UniqueId,
@@ -223,24 +226,25 @@ pub struct Session {
     limit: Duration,
     reused: bool,
     deadline: Deadline,
-    /// Before it comes again.
+    /// The pause before the rank connects again.
     pause: Duration,
     joined: bool,
-    /// Whether the rendezvous may know of this rank.
+    /// True once the rendezvous may know of this rank.
     told: bool,
     holder: Option<u32>,
-    /// Since when it waits for others outside of rounds, and whether it has said so.
+    /// The time since which the rank waits for others outside of rounds, and whether it has said
+    /// so.
     waits: Option<Instant>,
     says_so: bool,
-    /// What the rendezvous has said of the failure.
+    /// The failure that the rendezvous has reported.
     verdict: Option<Error>,
 }
 
 impl Session {
-    /// Connects rank `rank` of `nranks`. Blocks until the rendezvous answers or time is over.
+    /// Connects a rank to the rendezvous. Blocks until the rendezvous answers or the time is over.
     pub fn open(meeting: &Meeting<'_>) -> Result<Self> {
         let Meeting { id, rank, nranks, limit, cancel, holder, .. } = *meeting;
-        // A little longer than the rendezvous itself waits, whose answer says more.
+        // A little longer than the rendezvous itself waits, because its answer says more.
         let deadline = Deadline::new(limit.saturating_add(ANSWER), cancel);
         let deadline = deadline.unless(meeting.in_vain.clone());
         let fixed = id.comm == FIXED;
@@ -268,17 +272,17 @@ impl Session {
         })
     }
 
-    /// When initialisation has to be over.
+    /// Returns the deadline of initialisation.
     pub fn deadline(&self) -> &Deadline {
         &self.deadline
     }
 
-    /// Whether this process holds the rendezvous.
+    /// Returns whether this process holds the rendezvous.
     pub fn is_held_here(&self) -> bool {
         rendezvous::is_here(&self.id)
     }
 
-    /// Notes which rank's process holds the rendezvous, unless that is known.
+    /// Notes which rank's process holds the rendezvous, unless that is known already.
     pub fn set_holder(&mut self, rank: Option<u32>) {
         self.holder = self.holder.or(rank);
     }
@@ -305,7 +309,7 @@ impl Session {
             self.connection.send(frame);
             self.told = true;
             let answer = self.connection.wait_frame(&self.deadline, "the other ranks' data");
-            // It may have been the rendezvous of the communicator before.
+            // The other side may have been the rendezvous of the previous communicator.
             let again = !self.joined && self.reused;
             if answer.is_ok() || !again || self.deadline.passed() {
                 return answer.map_err(|error| self.lost(error));
@@ -314,17 +318,18 @@ impl Session {
             let Self { rank, nranks, reused, limit, holder, .. } = *self;
             let in_vain = None;
             let meeting = Meeting { id, rank, nranks, reused, limit, cancel, in_vain, holder };
-            // It may be turned away again and again, until the one before is over.
+            // The rank may be turned away again and again, until the previous rendezvous is over.
             std::thread::sleep(self.pause.min(self.deadline.slice()));
             self.pause = (self.pause * 2).min(LONGEST);
             self.connection = connect(&meeting, &self.deadline)?;
         }
     }
 
-    /// The error for a frame that is no answer.
+    /// Records and returns the error for a frame that is no answer.
     fn fail(&mut self, frame: &Frame) -> Error {
         let error = match frame.kind {
-            // Of a cut between this rank and another one it may be that one's view.
+            // If the link between this rank and another one is cut, the frame may be the other
+            // rank's view.
             FAILED => self.deadline.finding().unwrap_or_else(|| failure_in(&frame.body)),
             kind => Error::Init { why: format!("the rendezvous sent a frame {kind}") },
         };
@@ -332,7 +337,7 @@ impl Session {
         error
     }
 
-    /// The error for the end of the connection to the rendezvous.
+    /// Returns the error for the end of the connection to the rendezvous.
     fn lost(&self, error: Error) -> Error {
         if !self.connection.is_broken() {
             return error;
@@ -351,7 +356,7 @@ impl Session {
     }
 
     /// Fails if the rendezvous has said that initialisation has failed, or has ended itself. To be
-    /// asked while waiting for something else. Never blocks.
+    /// called while waiting for something else. Blocks: never.
     pub fn check(&mut self) -> Result<()> {
         if let Some(verdict) = &self.verdict {
             return Err(verdict.clone());
@@ -368,31 +373,31 @@ impl Session {
         }
     }
 
-    /// Whether the rendezvous has said why initialisation failed.
+    /// Returns whether the rendezvous has said why initialisation failed.
     pub fn has_verdict(&self) -> bool {
         self.verdict.is_some()
     }
 
-    /// What to poll while waiting for something else.
+    /// Returns the descriptor to poll while waiting for something else.
     pub fn poll_fd(&self) -> PollFd<'_> {
         self.connection.poll_fd()
     }
 
-    /// Ends a meeting that has failed at this rank; returns the error to report. Where this rank
-    /// only lost another one, the rendezvous knows who went first. Otherwise the others hear from
-    /// here what happened. Blocks, for [`VERDICT`] twice at most.
+    /// Ends a meeting that has failed at this rank; returns the error to report. If this rank only
+    /// lost another one, the rendezvous knows which rank failed first. Otherwise this rank tells
+    /// the others what happened. Blocks for twice [`VERDICT`] at most.
     pub fn give_up(mut self, error: Error) -> Error {
         let mut verdict = None;
         match &error {
             _ if self.verdict.is_some() => {}
             Error::InitPeer { site, why, died } => {
-                // What is known from elsewhere needs no verdict.
+                // A reason that is known from elsewhere needs no verdict.
                 let known = self.deadline.finding().is_some();
                 verdict = if known { None } else { self.wait_for_verdict() };
                 match (&verdict, *died) {
                     (Some(_), _) => {}
                     (None, true) => self.tell(site.peer, true, why),
-                    // Who is to blame is one rank's view: the others hear whose.
+                    // The blame is the view of one rank: the others hear of which.
                     (None, false) => self.tell(-1, false, &format!("rank {} {why}", site.peer)),
                 }
             }
@@ -422,12 +427,12 @@ impl Session {
 
     fn tell(&mut self, culprit: i32, died: bool, why: &str) {
         if !self.told {
-            // The others would wait for it.
+            // The others would wait for this rank.
             rendezvous::note_absent(&self.id, self.rank, format!("gave up: {why}"), false);
             return;
         }
         self.connection.send(&Frame { kind: GIVE_UP, body: failure(culprit, died, why) });
-        // Where it cannot be sent, the end of the connection says as much.
+        // If the frame cannot be sent, the end of the connection says as much.
         let _ = self.connection.progress_handshake();
     }
 
@@ -437,7 +442,7 @@ impl Session {
         let _ = self.connection.progress_handshake();
     }
 
-    /// The number of ranks that meet.
+    /// Returns the number of ranks that meet.
     pub fn nranks(&self) -> u32 {
         self.nranks
     }
@@ -458,7 +463,8 @@ mod tests {
         Meeting { id, rank, nranks, reused: true, limit, cancel, in_vain: None, holder: None }
     }
 
-    /// As after a rendezvous that did not read in time, or that was the one before.
+    /// The first connection ends as by a rendezvous that did not read in time, or by the previous
+    /// one.
     #[test]
     fn who_is_dropped_before_having_joined_comes_again_where_others_meet_later() {
         let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();

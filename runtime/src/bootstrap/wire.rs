@@ -1,5 +1,5 @@
 //! Connections of the bootstrap: non-blocking sockets that authenticate and then carry frames of
-//! bounded length. Little-endian `length u32 · kind u8 · body`.
+//! bounded length. A frame is little-endian `length u32 · kind u8 · body`.
 
 use super::auth::{Client, Progress, Server};
 use super::deadline::Deadline;
@@ -12,27 +12,28 @@ use std::io::{ErrorKind, Read};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Unauthenticated connections that are held at a time. More wait in the kernel's queue.
+/// The number of unauthenticated connections that are held at a time. More wait in the kernel's
+/// queue.
 pub const MAX_UNAUTHENTICATED: usize = 256;
-/// After this time an unauthenticated connection makes room for one that waits in the queue.
-/// Members authenticate within a round trip and come again when they were too slow.
+/// The time after which an unauthenticated connection makes room for one that waits in the queue.
+/// Members authenticate within a round trip, and come again if they were too slow.
 pub const UNAUTHENTICATED: Duration = Duration::from_millis(50);
 const HEADER: usize = 5;
-/// Messages up to this size fit into the receive buffer of any system, so that a peer that does not
-/// read them does not stop the connection.
+/// The largest size of messages that fit into the receive buffer of any system, so that a peer that
+/// does not read them does not stop the connection.
 const SMALL: usize = 16 << 10;
 
 /// A frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// What it is; see `root.rs`.
+    /// The kind of the frame, as `root.rs` defines it.
     pub kind: u8,
-    /// Its contents.
+    /// The contents of the frame.
     pub body: Vec<u8>,
 }
 
 impl Frame {
-    /// The frame's bytes, which several connections can send.
+    /// Returns the frame's bytes, which several connections can send.
     pub fn encode(&self) -> Arc<[u8]> {
         let header = [&(self.body.len() as u32).to_le_bytes()[..], &[self.kind]].concat();
         [&header[..], &self.body].concat().into()
@@ -50,27 +51,28 @@ pub struct Connection {
     socket: Socket,
     state: State,
     peer_rank: u32,
-    /// Of the other side; kept, as a connection that is gone has none any more.
+    /// The address of the other side. It is kept, because a connection that is gone has none any
+    /// more.
     peer: String,
     since: Instant,
     outgoing: VecDeque<Arc<[u8]>>,
-    /// Bytes of the first of them that have been sent.
+    /// The bytes of the first entry of `outgoing` that have been sent.
     sent: usize,
     incoming: Vec<u8>,
     max_body: usize,
-    /// How reading or writing failed, where it did.
+    /// The kind of the error with which reading or writing failed, if it did.
     broken: Option<ErrorKind>,
 }
 
 impl Connection {
-    /// Takes a socket that this side has connected, or that is being connected, to `peer`.
+    /// Returns a connection on a socket that this side has connected, or is connecting, to `peer`.
     pub fn client(socket: Socket, peer: String, client: Client, hello: Vec<u8>) -> Result<Self> {
         let mut connection = Self::new(socket, peer, State::Client(client))?;
         connection.queue(hello.into());
         Ok(connection)
     }
 
-    /// Takes an accepted socket.
+    /// Returns a connection on an accepted socket.
     pub fn accept(socket: Socket, server: Server) -> Result<Self> {
         let peer = socket.peer_addr().ok().and_then(|address| address.as_socket());
         let peer = peer.map_or_else(|| "a peer".to_owned(), |address| address.to_string());
@@ -80,7 +82,7 @@ impl Connection {
     fn new(socket: Socket, peer: String, state: State) -> Result<Self> {
         let failed = |e| Error::system("setting socket options", e, "out of kernel memory?");
         socket.set_nonblocking(true).map_err(failed)?;
-        // Unix sockets have no such thing, and need none.
+        // Unix sockets do not have this option, and do not need it.
         let _ = socket.set_tcp_nodelay(true);
         Ok(Self {
             socket,
@@ -96,59 +98,60 @@ impl Connection {
         })
     }
 
-    /// Lets it carry frames with bodies of so many bytes; none without.
+    /// Lets the connection carry frames with bodies of up to `max_body` bytes; the default is 0.
     pub fn with_frames(self, max_body: usize) -> Self {
         Self { max_body, ..self }
     }
 
-    /// When it was made.
+    /// Returns the time when the connection was made.
     pub fn since(&self) -> Instant {
         self.since
     }
 
-    /// Whether both sides have authenticated and nothing of that is left to send.
+    /// Returns whether both sides have authenticated and no bytes are left to send.
     pub fn is_open(&self) -> bool {
         matches!(self.state, State::Open) && self.outgoing.is_empty()
     }
 
-    /// The other side's rank, once it is open.
+    /// Returns the other side's rank, which is valid once the connection is open.
     pub fn peer_rank(&self) -> u32 {
         self.peer_rank
     }
 
-    /// The other side's address.
+    /// Returns the other side's address.
     pub fn peer_address(&self) -> &str {
         &self.peer
     }
 
-    /// The socket, when the handshake is over and it is to carry something else.
+    /// Returns the socket, for use when the handshake is over and the socket is to carry something
+    /// else.
     pub fn into_socket(self) -> Socket {
         self.socket
     }
 
-    /// The socket, to poll.
+    /// Returns the socket, for polling.
     pub fn socket(&self) -> &Socket {
         &self.socket
     }
 
-    /// What to poll it for.
+    /// Returns the descriptor and the events to poll for.
     pub fn poll_fd(&self) -> PollFd<'_> {
         let mut events = PollFlags::IN;
         events.set(PollFlags::OUT, self.wants_write());
         PollFd::new(&self.socket, events)
     }
 
-    /// Whether it has failed or ended: the other side is gone.
+    /// Returns whether the connection has failed or ended: the other side is gone.
     pub fn is_broken(&self) -> bool {
         self.broken.is_some()
     }
 
-    /// Whether nobody listened at the other side.
+    /// Returns whether nobody listened at the other side.
     pub fn is_refused(&self) -> bool {
         self.broken == Some(ErrorKind::ConnectionRefused)
     }
 
-    /// Whether there are bytes to send.
+    /// Returns whether there are bytes to send.
     pub fn wants_write(&self) -> bool {
         !self.outgoing.is_empty()
     }
@@ -158,7 +161,7 @@ impl Connection {
         self.queue(frame.encode());
     }
 
-    /// Queues what [`Frame::encode`] made.
+    /// Queues the bytes that [`Frame::encode`] returned.
     pub fn queue(&mut self, bytes: Arc<[u8]>) {
         if bytes.len() > SMALL {
             tolerate_full_buffer(&self.socket);
@@ -168,7 +171,7 @@ impl Connection {
         }
     }
 
-    /// Moves what can be moved; returns a frame when one is complete.
+    /// Sends and receives what is possible now. Returns a frame when one is complete.
     pub fn progress(&mut self) -> Result<Option<Frame>> {
         self.progress_handshake()?;
         if !self.is_open() {
@@ -186,7 +189,8 @@ impl Connection {
         }
     }
 
-    /// Moves the handshake on; once it is over it reads nothing that follows it.
+    /// Sends what is possible now and moves the handshake on. Reads nothing that follows the
+    /// handshake.
     pub fn progress_handshake(&mut self) -> Result<()> {
         self.flush()?;
         if !matches!(self.state, State::Open) {
@@ -203,7 +207,7 @@ impl Connection {
             State::Server(server) => server.wants(),
             State::Open => 0,
         };
-        // No more than the handshake's own bytes: what follows may not be a frame.
+        // Reads no more than the handshake's own bytes: what follows may not be a frame.
         let n = self.read(&mut buffer[..wants.min(128)])?;
         if n == 0 {
             return Ok(());
@@ -237,7 +241,7 @@ impl Connection {
         })
     }
 
-    /// 0 when there is nothing to read now.
+    /// Reads into `buffer` and returns the number of bytes; 0 if there is nothing to read now.
     fn read(&mut self, buffer: &mut [u8]) -> Result<usize> {
         match self.socket.read(buffer) {
             Ok(0) => Err(self.closed(ErrorKind::UnexpectedEof.into())),
@@ -301,8 +305,8 @@ impl Connection {
     }
 }
 
-/// Takes the first frame out of what came in, once it is complete; fails with its length when that
-/// is more than `max_body`.
+/// Takes the first frame out of `incoming`, once it is complete. Fails with the length of the body
+/// if that is more than `max_body`.
 pub(crate) fn take_frame(
     incoming: &mut Vec<u8>,
     max_body: usize,
@@ -321,11 +325,11 @@ pub(crate) fn take_frame(
     Ok(Some(Frame { kind, body }))
 }
 
-/// Polls descriptors; interruptions and time-outs alike just return.
+/// Polls descriptors. An event, an interruption and a time-out all make it return.
 pub fn wait_for(fds: &mut [PollFd<'_>], limit: Duration) {
     let limit =
         Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) };
-    // An error leaves the callers polling their sockets again, which will report it.
+    // After an error the callers use their sockets again, which report it.
     let _ = poll(fds, Some(&limit));
 }
 
@@ -385,7 +389,7 @@ mod tests {
         client.send(&Frame { kind: 7, body: vec![0; 100] });
         client.progress().unwrap();
         assert!(limit(&client).is_some(), "a cut would not be noticed");
-        // As the table of a thousand ranks, sent to one that is stopped.
+        // A frame as large as the table of a thousand ranks, sent to a rank that is stopped.
         client.send(&Frame { kind: 7, body: vec![0; 1 << 20] });
         client.progress().unwrap();
         assert_eq!(limit(&client), None);

@@ -1,5 +1,5 @@
-//! Communicators made from others. The ranks meet again at an address that every rank told when
-//! the parent was made; nothing of the parent's data path is used, which may have failed.
+//! Communicators made from others. The ranks meet again at an address that every rank published
+//! when the parent was made. The parent's data path is not used, because it may have failed.
 
 use super::create::{ChildMeetings, Rendezvous, alone, assemble, join};
 use super::{Communicator, Member, Options, Origin};
@@ -17,18 +17,19 @@ use std::time::Duration;
 /// The color of a rank that joins no child: `NCCL_SPLIT_NOCOLOR`.
 pub const NO_COLOR: i32 = -1;
 
-/// Finds out whether one of these ranks of the parent has died.
+/// Returns a check that finds out whether one of these ranks of the parent has died.
 fn deaths(parent: &Communicator, ranks: &[u32]) -> InVain {
     let (own, ranks) = (parent.rank.clone(), ranks.to_vec());
     Arc::new(move || {
         let (rank, Death { why, mutual }) = own.first_death(&ranks)?;
         let why = format!("is lost: {why}");
-        // The others may see it the other way round.
+        // The loss is mutual: other ranks may take this rank for the lost one.
         Some(if mutual { Error::init_peer(rank, why) } else { Error::init_death(rank, why) })
     })
 }
 
-/// Meets with `ranks` of the parent, whose first one holds the meeting. Ends when one of them dies.
+/// Meets with `ranks` of the parent, of which the first holds the rendezvous. The meeting ends when
+/// one of them dies.
 fn meet(
     parent: &Communicator,
     child_meetings: &ChildMeetings,
@@ -48,7 +49,7 @@ fn meet(
     let (in_vain, holder) = (Some(deaths(parent, ranks)), Some(leader));
     let meeting = Meeting { id: &id, rank, nranks, reused: true, limit, cancel, in_vain, holder };
     let session = Session::open(&meeting).inspect_err(|error| {
-        // Nothing where this process does not hold the meeting.
+        // This has no effect if another process holds the rendezvous.
         let (absent, why, died) = match error {
             Error::InitPeer { site, why, died } => (site.peer as u32, why.clone(), *died),
             other => (own, format!("gave up: {other}"), false),
@@ -58,7 +59,8 @@ fn meet(
     Ok((session, id))
 }
 
-/// Gives every rank what all say; a meeting that fails is over. Blocks for all who meet.
+/// Gives every rank the blobs of all ranks. A failure ends the meeting. Blocks for all ranks that
+/// meet.
 fn gather(mut session: Session, blob: &[u8]) -> Result<(Session, Vec<Vec<u8>>)> {
     match session.gather(blob) {
         Ok(answers) => Ok((session, answers)),
@@ -66,8 +68,8 @@ fn gather(mut session: Session, blob: &[u8]) -> Result<(Session, Vec<Vec<u8>>)> 
     }
 }
 
-/// Splits a communicator by colors; ranks are ordered by key, then by their rank. None for a rank
-/// without a color. Blocks for all ranks of the parent.
+/// Splits a communicator by color; ranks are ordered by key, then by their rank in the parent.
+/// Returns `None` for a rank without a color. Blocks for all ranks of the parent.
 pub(super) fn split(
     parent: &Communicator,
     (color, key, number): (i32, i32, u64),
@@ -106,8 +108,9 @@ pub(super) fn split(
     assemble(Rendezvous { session, participants, names }, &id, rank, device, options).map(Some)
 }
 
-/// Makes a communicator without some ranks; with `abort` the parent's operations end first, and the
-/// child is made only once those of all survivors have. Blocks for the survivors.
+/// Makes a communicator without some ranks of the parent. With `abort` the parent's operations end
+/// first, and the child is made only once the operations of all survivors have ended. Blocks for
+/// the survivors.
 pub(super) fn shrink(
     parent: &Communicator,
     (excluded, number): (&[u32], u64),
@@ -124,7 +127,7 @@ pub(super) fn shrink(
     else {
         return alone(device, options);
     };
-    // Who has another list in mind must not join by accident.
+    // A rank that excludes other ranks must not join by accident.
     let purpose = format!("shrink without {excluded:?}");
     let wait = (options.init_limit(), cancel);
     let (session, id) = meet(parent, child_meetings, (&purpose, number), &survivors, wait)?;
@@ -133,8 +136,9 @@ pub(super) fn shrink(
     assemble(Rendezvous { session, participants, names: survivors }, &id, rank, device, options)
 }
 
-/// Makes a communicator of `nranks` ranks, the parent's first. One of them, the root, brings the id
-/// that the new ranks have; the parent's other ranks learn it here. Blocks for all ranks.
+/// Makes a communicator of `nranks` ranks, the first of which are the parent's. One rank of the
+/// parent, the root, passes the id that the new ranks have; the parent's other ranks learn the id
+/// here. Blocks for all ranks.
 pub(super) fn grow(
     parent: &Communicator,
     nranks: u32,
@@ -174,16 +178,16 @@ pub(super) fn grow(
     join(&Member { id, rank, nranks, device, options }, cancel, (in_vain, holder))
 }
 
-/// The numbers of meetings count calls, not threads: they are taken in the order of the calls.
+/// Meetings are numbered in the order of the calls, not of the threads that make the children.
 impl Communicator {
-    /// A split.
+    /// Returns the origin of a split.
     pub fn split(self: &Arc<Self>, color: i32, key: i32) -> Origin {
         let number =
             self.child_meetings.as_ref().map_or(0, |f| f.splits.fetch_add(1, Ordering::AcqRel));
         Origin::Split { parent: self.clone(), color, key, number }
     }
 
-    /// A shrink without these ranks, in ascending order.
+    /// Returns the origin of a shrink without these ranks, which are in ascending order.
     pub fn shrink(self: &Arc<Self>, excluded: Vec<u32>, abort: bool) -> Origin {
         let number = self.child_meetings.as_ref().map_or(0, |child_meetings| {
             let mut shrinks = child_meetings.shrinks.lock().unwrap_or_else(|e| e.into_inner());
@@ -194,7 +198,7 @@ impl Communicator {
         Origin::Shrink { parent: self.clone(), excluded, abort, number }
     }
 
-    /// A growth to so many ranks.
+    /// Returns the origin of a growth to `nranks` ranks.
     pub fn grow(self: &Arc<Self>, nranks: u32, id: Option<UniqueId>) -> Origin {
         let number =
             self.child_meetings.as_ref().map_or(0, |f| f.grows.fetch_add(1, Ordering::AcqRel));

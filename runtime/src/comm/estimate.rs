@@ -1,4 +1,4 @@
-//! How long calls would take, by the cost model: nothing is launched.
+//! Estimates of the time that calls take, by the cost model. Nothing is launched.
 
 use super::Communicator;
 use crate::op::{Call, OneSided, Operation, Programs, Put, Transfer};
@@ -6,7 +6,7 @@ use oxccl_plan::DataType;
 use oxccl_plan::select::{self, Memory};
 
 impl Communicator {
-    /// Time of an operation in µs.
+    /// Returns the time of an operation in µs.
     pub fn estimate_operation_us(&self, operation: &Operation) -> f64 {
         match operation {
             Operation::Collective(programs, call) => self.estimate_us(programs, call),
@@ -15,8 +15,8 @@ impl Communicator {
         }
     }
 
-    /// Time of a collective in µs, by the plan that runs when the others' buffers lie in the same
-    /// kind of memory as this rank's.
+    /// Returns the time of a collective in µs, by the plan that runs when the peers' buffers lie
+    /// in the same kind of memory as this rank's.
     fn estimate_us(&self, programs: &Programs, call: &Call) -> f64 {
         let (spec, rank) = (call.spec, self.rank());
         let bytes = call.count * call.dtype.size() as u64;
@@ -37,7 +37,8 @@ impl Communicator {
         select::cost_us(plan, bytes, &self.topology, memory) + scale_us
     }
 
-    /// Time in µs of transfers that run together, by the costs of this rank's ends of them.
+    /// Returns the time in µs of transfers that run together, by the costs of this rank's ends of
+    /// them.
     pub fn estimate_exchange_us(&self, transfers: &[Transfer]) -> f64 {
         let rank = self.rank();
         let total: usize = transfers.iter().map(|t| t.bytes).sum();
@@ -48,7 +49,7 @@ impl Communicator {
         self.topology.model.for_buffer(total as u64).messages_us(&messages, own as u64)
     }
 
-    /// Time in µs of a one-sided operation, without what it waits for.
+    /// Returns the time in µs of a one-sided operation, without the time that it waits.
     fn estimate_one_sided_us(&self, item: &OneSided) -> f64 {
         let OneSided::Signal(peer, Some(put), _) = *item else { return 0.0 };
         let Put { from, bytes, .. } = put;

@@ -1,5 +1,5 @@
-//! What a handle stands for: a communicator that may still be in the making, and what is under way
-//! for one that does not block.
+//! The object behind a communicator's handle: the communicator, which may still be in the making,
+//! and the threads at work for a non-blocking one.
 
 use super::{Communicator, Member, Options, children, create};
 use crate::bootstrap::{Cancel, UniqueId};
@@ -9,7 +9,7 @@ use crate::exit;
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
-/// Where a communicator comes from.
+/// The source that a communicator is made from.
 #[derive(Clone)]
 pub enum Origin {
     /// A unique id.
@@ -21,43 +21,43 @@ pub enum Origin {
         /// The number of ranks.
         nranks: u32,
     },
-    /// Ranks of equal color, ordered by key.
+    /// A split: the ranks of equal color, ordered by key.
     Split {
         /// The parent.
         parent: Arc<Communicator>,
-        /// −1 for a rank that joins none.
+        /// The color of this rank; −1 for a rank that joins no child.
         color: i32,
-        /// Its place among equals.
+        /// The key of this rank, which orders the ranks of equal color.
         key: i32,
-        /// Number of the call on the parent.
+        /// The number of the call among the splits of the parent.
         number: u64,
     },
-    /// All ranks but some.
+    /// A shrink: all ranks of the parent except some.
     Shrink {
         /// The parent.
         parent: Arc<Communicator>,
-        /// Who stays out, in ascending order.
+        /// The excluded ranks, in ascending order.
         excluded: Vec<u32>,
-        /// Whether the parent's operations are ended first.
+        /// True if the parent's operations are ended first.
         abort: bool,
-        /// Number of the call with these ranks.
+        /// The number of the call among the shrinks of the parent that exclude the same ranks.
         number: u64,
     },
-    /// All ranks and more.
+    /// A growth: all ranks of the parent and additional ones.
     Grow {
         /// The parent.
         parent: Arc<Communicator>,
-        /// The number of ranks then.
+        /// The number of ranks after the growth.
         nranks: u32,
-        /// Given on one rank.
+        /// The id that the new ranks have; given on one rank of the parent.
         id: Option<UniqueId>,
-        /// Number of the call on the parent.
+        /// The number of the call among the growths of the parent.
         number: u64,
     },
 }
 
 impl Origin {
-    /// The communicator that it is made from, if any.
+    /// Returns the communicator that the new one is made from, if any.
     fn parent(&self) -> Option<&Arc<Communicator>> {
         match self {
             Origin::Id { .. } => None,
@@ -68,14 +68,14 @@ impl Origin {
     }
 }
 
-/// What is under way in threads, and how the last of it failed.
+/// The number of threads at work for a communicator, and the first failure of one.
 #[derive(Default)]
 struct Jobs {
     running: u32,
     failed: Option<Error>,
 }
 
-/// A communicator or its future.
+/// A communicator, or one that is still in the making.
 pub struct Holder {
     device: Device,
     options: Options,
@@ -85,7 +85,7 @@ pub struct Holder {
 }
 
 impl Holder {
-    /// An empty one.
+    /// Returns a holder without a communicator.
     pub fn new(device: Device, options: Options) -> Self {
         let (ready, cancel) = (OnceLock::new(), Cancel::default());
         Self { device, options, ready, jobs: Mutex::default(), cancel }
@@ -95,12 +95,13 @@ impl Holder {
         self.jobs.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// What its creator asked for.
+    /// Returns the options that the communicator's creator asked for.
     pub fn options(&self) -> &Options {
         &self.options
     }
 
-    /// The communicator, once it is made.
+    /// Returns the communicator. Before it is made, fails with the reason why its creation failed,
+    /// or says that it is not ready yet.
     pub fn ready(&self) -> Result<&Arc<Communicator>> {
         if let Some(comm) = self.ready.get() {
             return Ok(comm);
@@ -110,7 +111,8 @@ impl Holder {
         Err(self.jobs().failed.clone().unwrap_or_else(early))
     }
 
-    /// Whether something is under way, or how it or the communicator failed.
+    /// Returns whether a thread is at work for the communicator. If none is, fails with the failure
+    /// of a thread or of the communicator.
     pub fn state(&self) -> Result<bool> {
         let jobs = self.jobs();
         if jobs.running > 0 {
@@ -124,10 +126,10 @@ impl Holder {
         failed.map_or(Ok(false), Err)
     }
 
-    /// Makes the communicator; false when this rank joins none. Blocks for the other ranks.
+    /// Makes the communicator. Returns false if this rank joins none. Blocks for the other ranks.
     pub fn make(&self, origin: &Origin) -> Result<bool> {
         let made = self.make_from(origin).inspect_err(|error| {
-            // The others of the parent hear of a death before this process may end because of it.
+            // The parent's other ranks hear of a death before this process may end because of it.
             if let (Some(parent), Error::InitPeer { site, why, died: true }) =
                 (origin.parent(), error)
                 && let Some(peer) = u32::try_from(site.peer)
@@ -142,10 +144,10 @@ impl Holder {
         if self.ready.set(made.clone()).is_err() {
             return Err(Error::Internal { what: "a communicator was made twice".to_owned() });
         }
-        // One of this and an abort at the same time sees the other.
+        // Of this thread and a concurrent `abort`, at least one sees the store of the other.
         fence(Ordering::SeqCst);
         if self.cancel.load(Ordering::Acquire) {
-            // It was aborted when it was just done.
+            // The communicator was aborted while it was being completed.
             made.abort()?;
         }
         Ok(true)
@@ -173,8 +175,8 @@ impl Holder {
         }
     }
 
-    /// Does something in a thread of its own; until it is done, [`state`](Self::state) says so,
-    /// here and of the parent.
+    /// Runs `work` in a thread of its own. Until it is done, [`state`](Self::state) reports work
+    /// under way for this holder and for `parent`.
     pub fn start(
         self: &Arc<Self>,
         parent: Option<Arc<Holder>>,
@@ -214,15 +216,17 @@ impl Holder {
         }
     }
 
-    /// Ends what is under way, and the communicator. Blocks for a second at most.
+    /// Cancels the creation if it is under way, and aborts the communicator. Blocks for a second at
+    /// most.
     pub fn abort(&self) -> Result<()> {
         self.cancel.store(true, Ordering::Release);
         fence(Ordering::SeqCst);
         self.ready.get().map_or(Ok(()), |comm| comm.abort())
     }
 
-    /// Ends the communicator when its operations are complete, and the children that are being
-    /// made: the others need this rank also for one that it is no member of. Blocks.
+    /// Destroys the communicator when its operations are complete. Waits first for the children
+    /// that are being made, because the other ranks need this rank even for a child that it does
+    /// not join. Blocks.
     pub fn destroy(&self) -> Result<()> {
         self.cancel.store(true, Ordering::Release);
         wait_while(|| self.jobs().running > 0);

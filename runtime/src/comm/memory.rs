@@ -13,15 +13,17 @@ use std::sync::{Mutex, MutexGuard};
 
 /// Signals of each context; contexts divide a rank's signals evenly.
 pub const SIGNALS_PER_CONTEXT: u32 = 16;
-/// The most contexts.
+/// The largest number of contexts.
 pub const CONTEXTS: u32 = SIGNALS / SIGNALS_PER_CONTEXT;
 
-/// Handles of windows and buffers: numbers that no communicator gives twice.
+/// The tags of the handles of windows and buffers. `NEXT` numbers the handles, so that no
+/// communicator gives one twice.
 const WINDOW: u64 = tagged(6);
 const BUFFER: u64 = tagged(7);
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
-/// Bits of both kinds differ in one that the window's lacks.
+/// Returns whether a handle is a window's: the tag of buffers has one bit that the tag of windows
+/// lacks.
 fn is_window(handle: u64) -> bool {
     handle & BUFFER == WINDOW
 }
@@ -31,13 +33,13 @@ fn is_window(handle: u64) -> bool {
 struct Range {
     base: usize,
     len: usize,
-    /// Among the communicator's windows: the same on all ranks.
+    /// The number of the window among the communicator's, equal on all ranks; 0 for a buffer.
     number: u64,
-    /// On a GPU: the buffer that the peers map.
+    /// On a GPU: the registration of the buffer that the peers map.
     buffer: Option<Registration>,
 }
 
-/// What a communicator has registered.
+/// The windows and buffers that a communicator has registered.
 #[derive(Default)]
 pub(super) struct Registry {
     ranges: HashMap<u64, Range>,
@@ -53,9 +55,9 @@ impl Communicator {
         self.registered.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Registers a buffer; a handle for it. On a GPU the peers map it, in the background. In host
-    /// memory, what is from `ncclMemAlloc` is mapped by all peers already; other memory is read in
-    /// place by the system from some MiB on, where it may.
+    /// Registers a buffer and returns a handle for it. On a GPU the peers map the buffer, in the
+    /// background. In host memory, a buffer from `ncclMemAlloc` is already mapped by all peers; the
+    /// system reads other memory in place from some MiB on, where that is permitted.
     pub fn register(&self, base: usize, len: usize) -> Result<u64> {
         self.check()?;
         let handle = BUFFER | NEXT.fetch_add(1, Ordering::Relaxed);
@@ -67,7 +69,8 @@ impl Communicator {
         Ok(handle)
     }
 
-    /// Ends the registration of a buffer; false for anything else than a living handle.
+    /// Ends the registration of a buffer. Returns false if `handle` is not the handle of a
+    /// registered buffer.
     pub fn deregister(&self, handle: u64) -> bool {
         if handle & BUFFER != BUFFER {
             return false;
@@ -79,12 +82,12 @@ impl Communicator {
         true
     }
 
-    /// Registers a window, which all ranks do in the same order. Blocks: never; a peer that writes
-    /// into it waits until it is there.
+    /// Registers a window, which all ranks do in the same order. Blocks: never. A peer that writes
+    /// into the window waits until it is registered.
     pub fn register_window(&self, base: *mut u8, len: usize) -> Result<u64> {
         self.check()?;
         let mut registry = self.registry();
-        // Also where it fails: the others count on.
+        // The number is used up even if this fails, because the other ranks count the window too.
         let number = registry.windows;
         registry.windows += 1;
         let place = |number: u64| number % WINDOWS as u64;
@@ -100,7 +103,8 @@ impl Communicator {
         Ok(handle)
     }
 
-    /// Ends a window; false for anything else than a living handle.
+    /// Ends the registration of a window. Returns false if `handle` is not the handle of a
+    /// registered window.
     pub fn deregister_window(&self, handle: u64) -> bool {
         if self.window(handle).is_none() {
             return false;
@@ -114,13 +118,14 @@ impl Communicator {
         self.registry().ranges.get(&handle).copied().filter(|_| is_window(handle))
     }
 
-    /// Where a window begins; None for anything else than a living handle.
+    /// Returns the base address of a window; `None` if `handle` is not the handle of a registered
+    /// window.
     pub fn window_base(&self, handle: u64) -> Option<usize> {
         self.window(handle).map(|range| range.base)
     }
 
-    /// The operation that writes `bytes` from `from` into a peer's window and signals it. None for
-    /// anything else than a living handle.
+    /// Returns the operation that writes `bytes` from `from` into a peer's window and signals the
+    /// peer. `None` if `handle` is not the handle of a registered window.
     pub fn put_signal(
         &self,
         (from, bytes): (*const u8, usize),
@@ -140,7 +145,7 @@ impl Communicator {
         Some(Ok(OneSided::Signal(peer, Some(put), signal)))
     }
 
-    /// The number of a signal; None when index or context are out of range.
+    /// Returns the number of a signal; `None` if the index or the context is out of range.
     pub fn signal_number(&self, index: i32, context: i32) -> Option<u32> {
         let index = u32::try_from(index).ok().filter(|&i| i < SIGNALS_PER_CONTEXT)?;
         let contexts = u32::try_from(self.options().rma_contexts).unwrap_or(0).min(CONTEXTS);

@@ -1,4 +1,4 @@
-//! Communicators: what a call means, which plan carries it out, and the end of it all.
+//! Communicators: their state, the choice of the plans that carry out their calls, and their end.
 
 mod children;
 mod create;
@@ -30,13 +30,14 @@ pub use holder::{Holder, Origin};
 pub use options::Options;
 pub use team::Team;
 
-/// How long an end waits for what cannot be hurried.
+/// The longest time that the end of a communicator waits for operations that cannot be cancelled.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// How long an end waits for peers to take what was sent to them, where operations have no limit.
+/// The longest time that the end of a communicator waits for peers to take the messages that were
+/// sent to them, if operations have no limit.
 const TAKING: Duration = Duration::from_secs(60);
 
-/// Plans that a communicator remembers before it forgets them all.
+/// The number of calls whose plans a communicator remembers before it forgets all of them.
 const REMEMBERED: usize = 4096;
 
 /// A communicator.
@@ -48,9 +49,9 @@ pub struct Communicator {
     policy: Policy,
     programs: Mutex<Remembered>,
     options: Options,
-    /// See [`Team`].
+    /// The size of the blocks of neighbouring ranks that share memory, for [`Team`].
     lsa_size: u32,
-    /// None for one rank alone.
+    /// `None` for a communicator of one rank.
     child_meetings: Option<ChildMeetings>,
     redops: redop::RedOps,
     ended: AtomicBool,
@@ -63,11 +64,11 @@ pub struct Communicator {
 /// The memory that a communicator takes, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// What suspending gives back.
+    /// The memory that suspending gives back.
     pub releasable: u64,
-    /// What stays.
+    /// The memory that stays.
     pub persistent: u64,
-    /// Whether it is suspended.
+    /// True while the communicator is suspended.
     pub suspended: bool,
 }
 
@@ -79,9 +80,10 @@ struct Remembered {
 }
 
 impl Remembered {
-    /// Keeps the plans of a call, and their programs once for all calls that they serve.
+    /// Remembers the plans of a call and returns their programs. All calls with the same plans
+    /// share the programs.
     fn keep(&mut self, call: (Spec, u64), choice: Choice, rank: u32) -> Arc<Programs> {
-        // Each call has brought at most one entry of the other table.
+        // `by_choice` has at most one entry for each entry of `by_call`.
         if self.by_call.len() >= REMEMBERED {
             *self = Self::default();
         }
@@ -93,8 +95,9 @@ impl Remembered {
     }
 }
 
-/// The others may believe that all is well, as when this rank fails after init's last round: they
-/// hear of it.
+/// A communicator that has not left when it is dropped fails first, so that the peers hear of it.
+/// The peers may believe that all is well, as when this rank fails after the last round of
+/// initialisation.
 impl Drop for Communicator {
     fn drop(&mut self) {
         if !*self.left.get_mut() {
@@ -107,7 +110,8 @@ impl Drop for Communicator {
 }
 
 impl Communicator {
-    /// With what carries operations out, how plans run there, and what restricts their choice.
+    /// Returns a communicator with the executor of its operations, the topology that plans run on,
+    /// and the policy that restricts their choice.
     fn new(
         (executor, topology, mut policy): (Executor, Topology, Policy),
         device: Device,
@@ -139,59 +143,61 @@ impl Communicator {
         }
     }
 
-    /// What carries its operations out.
+    /// Returns the executor, which carries out the operations.
     #[inline]
     pub fn executor(&self) -> &Executor {
         &self.executor
     }
 
-    /// Looks up the stream of a call.
+    /// Returns the stream of a call.
     #[inline]
     pub fn stream(&self, handle: usize, function: &'static str) -> Result<Stream> {
         Stream::of_call(self.device, handle, function)
     }
 
-    /// What its creator asked for.
+    /// Returns the options that the creator asked for.
     pub fn options(&self) -> &Options {
         &self.options
     }
 
-    /// This rank.
+    /// Returns the number of this rank.
     pub fn rank(&self) -> u32 {
         self.rank.number
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub fn nranks(&self) -> u32 {
         self.rank.nranks
     }
 
-    /// Where its data lies.
+    /// Returns the device that holds the data.
     pub fn device(&self) -> Device {
         self.device
     }
 
-    /// Has it fail: all operations under way and to come do so, and the peers hear of it.
+    /// Makes the communicator fail: all current and future operations fail, and the peers hear of
+    /// the failure.
     pub fn fail(&self, error: Error) {
         self.rank.fail(error);
     }
 
-    /// The operations that the user made.
+    /// Returns the reduction operations that the user made.
     pub fn redops(&self) -> &redop::RedOps {
         &self.redops
     }
 
-    /// The latched failure, if there is one that was not asked for; the user is told of it.
+    /// Returns the latched failure and notes that the user was told of it. `None` if there is no
+    /// failure, or if the user revoked the communicator.
     pub fn failure(&self) -> Option<Error> {
         self.rank.deliver().filter(|_| !self.revoked.load(Ordering::Acquire))
     }
 
-    /// Bounds the waiting of every operation; `None` takes the bound away.
+    /// Limits the time that every operation may wait; `None` removes the limit.
     pub fn set_timeout(&self, limit: Option<Duration>) {
         self.executor.set_limit(limit);
     }
 
-    /// Fails when the communicator is ended or broken.
+    /// Fails if the communicator is revoked, has failed, or is finalized or suspended.
     pub fn check(&self) -> Result<()> {
         if self.revoked.load(Ordering::Acquire) {
             return Err(self.revoked_error());
@@ -209,7 +215,7 @@ impl Communicator {
         Ok(())
     }
 
-    /// The programs for a call: from facts that all ranks share.
+    /// Returns the programs for a call, chosen from facts that all ranks share.
     pub fn programs(&self, call: &Call) -> Result<Arc<Programs>> {
         let key = (call.spec, call.count * call.dtype.size() as u64);
         let mut memory = self.programs.lock().unwrap_or_else(|e| e.into_inner());
@@ -233,10 +239,11 @@ impl Communicator {
         Ok(memory.keep(key, choice, self.rank()))
     }
 
-    /// Waits for all operations, and until the peers have taken what was sent to them; takes no
-    /// more operations. An error tells who has not, or that the calls differ, unless the user
-    /// knows. Blocks; for what was sent as long as an operation may wait, else for [`TAKING`]; of a
-    /// failed communicator at most for [`QUIET`].
+    /// Waits for all operations, and until the peers have taken the messages that were sent to
+    /// them. The communicator takes no more operations. An error names a peer that has not taken
+    /// its messages, or says that the calls differ, unless the user was already told of a failure.
+    /// Blocks: for the messages as long as an operation may wait, or for [`TAKING`] if operations
+    /// have no limit; for the operations of a failed communicator [`QUIET`] at most.
     pub fn finalize(&self) -> Result<()> {
         if self.revoked.load(Ordering::Acquire) {
             return Err(self.revoked_error());
@@ -256,13 +263,14 @@ impl Communicator {
         wait_while(|| {
             let failed = self.rank.failure().is_some();
             let since = failed.then(|| *failed_since.get_or_insert_with(Instant::now));
-            // What is still queued behind other work ends with the failure when it comes up.
+            // Operations that are queued behind other work end with the failure when their turn
+            // comes.
             self.executor.busy() && since.is_none_or(|since| since.elapsed() < QUIET)
         });
     }
 
-    /// Waits until the peers have taken what was sent to them: until then a rank has not heard
-    /// whether its messages are what they expect.
+    /// Waits until the peers have taken the messages that were sent to them. Until then this rank
+    /// has not heard whether its messages are what the peers expect.
     fn settle(&self) -> Result<()> {
         let asked = matches!(self.rank.failure(), Some(Error::Aborted { .. }));
         if asked || self.rank.is_delivered() || self.revoked.load(Ordering::Acquire) {
@@ -274,7 +282,7 @@ impl Communicator {
         self.executor.ask_taken();
         wait_while(|| {
             untaken = self.executor.untaken();
-            // Another failure of a peer that has taken everything is none of this rank's.
+            // Other failures of peers do not concern this rank once all messages have been taken.
             let concerns = |e: &Error| untaken.is_some() || e.code() == Code::InvalidUsage;
             if let Some(error) = self.rank.hear().filter(concerns) {
                 self.rank.fail(error);
@@ -304,8 +312,8 @@ impl Communicator {
         Err(error)
     }
 
-    /// Ends all operations now, with `why`. Returns when nothing touches the user's memory any
-    /// more; the ranks that may still do so after a second are named in the error.
+    /// Ends all operations now, with the error `why`. Returns when nothing accesses the user's
+    /// memory any more. The error names the ranks that may still do so after a second.
     fn stop(&self, why: Error) -> Result<()> {
         self.rank.fail(why);
         let writers = self.executor.stop(QUIET)?;
@@ -325,15 +333,15 @@ impl Communicator {
         stopped
     }
 
-    /// Ends all operations; the communicator can only be destroyed after, or have children. Blocks
-    /// for a second at most.
+    /// Ends all operations. Afterwards the communicator can only be destroyed or have children.
+    /// Blocks for a second at most.
     pub fn revoke(&self) -> Result<()> {
         self.revoked.store(true, Ordering::Release);
         self.stop(Error::Aborted { by: "ncclCommRevoke" })
     }
 
-    /// Gives memory back; operations are refused until [`resume`](Self::resume). None may be under
-    /// way.
+    /// Gives memory back, and refuses operations until [`resume`](Self::resume) is called. No
+    /// operation may be under way.
     pub fn suspend(&self) -> Result<()> {
         self.check()?;
         if self.executor.busy() {
@@ -346,7 +354,7 @@ impl Communicator {
         Ok(())
     }
 
-    /// Takes operations again.
+    /// Ends the suspension, so that the communicator takes operations again.
     pub fn resume(&self) -> Result<()> {
         if self.suspended.swap(false, Ordering::AcqRel) {
             return Ok(());
@@ -354,13 +362,13 @@ impl Communicator {
         Err(Error::usage("the communicator is not suspended", "call ncclCommSuspend before"))
     }
 
-    /// What it takes in this process.
+    /// Returns the memory that the communicator takes in this process.
     pub fn memory(&self) -> Memory {
         let (releasable, persistent) = self.executor.memory_bytes();
         Memory { releasable, persistent, suspended: self.suspended.load(Ordering::Acquire) }
     }
 
-    /// Ends the communicator: waits as [`finalize`](Self::finalize) does and leaves in order,
+    /// Ends the communicator: waits as [`finalize`](Self::finalize) does, then leaves in order,
     /// whatever the outcome. Blocks.
     pub fn destroy(&self) -> Result<()> {
         self.drain();
@@ -375,7 +383,7 @@ impl Communicator {
         self.executor.leave();
     }
 
-    /// Why a plan would be chosen.
+    /// Returns a text that says which plan would be chosen, and why.
     pub fn explain(&self, spec: Spec, bytes: u64) -> String {
         select::explain(spec, bytes, &self.topology, self.policy)
     }

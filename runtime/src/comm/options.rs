@@ -1,5 +1,5 @@
-//! What a communicator's creator may ask for: the fields of `ncclConfig_t`, their ranges, the
-//! variables that override them, and why some have no effect on the host device.
+//! The options that a communicator's creator may ask for: the fields of `ncclConfig_t`, their
+//! ranges, the variables that override them, and why some have no effect on the host device.
 
 use crate::config::Config;
 use crate::config::accepted::{CTAS, NETWORKS, NO_NVLINK, NO_NVLS, NO_SHARING, ORDERED, PROXIES};
@@ -10,51 +10,54 @@ use std::time::Duration;
 
 /// NCCL's upper limit of thread blocks and channels.
 const MAX_CTAS: i32 = 64;
-/// Prefer few thread blocks.
+/// The policy bit that prefers few thread blocks.
 const POLICY_EFFICIENCY: i32 = 1;
-/// Prefer no thread blocks.
+/// The policy bit that prefers no thread blocks.
 const POLICY_ZERO: i32 = 2;
 
-/// The options of a communicator; the default is NCCL's.
+/// The options of a communicator; the defaults are NCCL's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Whether creation and end wait until they are done.
+    /// True if creation and destruction of a communicator wait until they are done.
     pub blocking: bool,
     /// Thread blocks per cluster; 0: no clusters.
     pub cga_cluster_size: i32,
-    /// Fewest thread blocks of a kernel.
+    /// The minimum number of thread blocks of a kernel.
     pub min_ctas: i32,
-    /// Most thread blocks of a collective's kernel; the least number of all ranks counts.
+    /// The maximum number of thread blocks of a collective's kernel; the smallest value of all
+    /// ranks counts.
     pub max_ctas: i32,
-    /// The network plugin to use; None: the first that works.
+    /// The network plugin to use; `None`: the first that works.
     pub net_name: Option<String>,
-    /// Whether communicators split off may share resources.
+    /// True if communicators that are split off may share resources.
     pub split_share: bool,
-    /// Traffic class of network connections; None: the plugin decides.
+    /// Traffic class of network connections; `None`: the plugin decides.
     pub traffic_class: Option<i32>,
     /// A name for logs.
     pub name: Option<String>,
-    /// Whether switches may reduce.
+    /// True if switches may reduce.
     pub collnet_enable: bool,
-    /// Bits: 1 prefers few thread blocks, 2 none.
+    /// Policy bits: 1 prefers few thread blocks, 2 prefers none.
     pub cta_policy: i32,
-    /// Whether communicators of the survivors may share resources.
+    /// True if communicators of the survivors of a shrink may share resources.
     pub shrink_share: bool,
-    /// Thread blocks for NVLink multicast; None: automatic.
+    /// Thread blocks for NVLink multicast; `None`: automatic.
     pub nvls_ctas: Option<i32>,
-    /// Channels for a peer over the network; None: automatic.
+    /// Channels for a peer over the network; `None`: automatic.
     pub channels_per_net_peer: Option<i32>,
-    /// Whether the schedule of sends prefers NVLink.
+    /// True if the schedule of sends prefers NVLink.
     pub nvlink_centric_sched: bool,
-    /// 0: no graphs; 1: one graph at a time; 2: graphs and other work at once.
+    /// The use of graphs: 0 for none, 1 for one graph at a time, 2 for graphs and other work at
+    /// once.
     pub graph_usage_mode: i32,
-    /// Contexts for one-sided operations; 0 forbids them.
+    /// The number of contexts for one-sided operations; 0 forbids these operations.
     pub rma_contexts: i32,
-    /// Most peers that sends and receives address at a time; None: all ranks.
+    /// The maximum number of peers that sends and receives address at a time; `None`: all ranks.
     pub max_p2p_peers: Option<i32>,
-    /// Whether work in graphs keeps the order of the communicator's other work.
+    /// True if work in graphs keeps the order of the communicator's other work.
     pub graph_stream_ordering: bool,
-    /// How long creation waits for the other ranks; None: as long as `OXCCL_INIT_TIMEOUT` says.
+    /// The longest time that creation waits for the other ranks; `None`: the value of
+    /// `OXCCL_INIT_TIMEOUT`.
     pub init_timeout: Option<Duration>,
 }
 
@@ -86,17 +89,17 @@ impl Default for Options {
 
 /// A numeric field of `ncclConfig_t`.
 struct Field {
-    /// Its name there.
+    /// The name of the field.
     name: &'static str,
-    /// The variable that overrides it, without `NCCL_`; empty where none does.
+    /// The variable that overrides the field, without `NCCL_`; empty if there is none.
     variable: &'static str,
-    /// Values it may have.
+    /// The smallest and the largest value that the field accepts.
     range: (i32, i32),
     /// Stores a value of that range.
     set: fn(&mut Options, i32),
-    /// Its value, None where it is left to the library.
+    /// Returns the value of the field; `None` if it is left to the library.
     get: fn(&Options) -> Option<i32>,
-    /// Why it has no effect on the host device; empty where it has one.
+    /// The reason why the field has no effect on the host device; empty if it has an effect.
     moot: &'static str,
 }
 
@@ -158,7 +161,7 @@ impl Field {
     }
 }
 
-/// A number as NCCL's variables have it; policies also by name, joined by `|`.
+/// Parses a number as NCCL's variables have it. Policies may also be names, joined by `|`.
 fn number(field: &Field, text: &str) -> Option<i32> {
     let text = text.trim();
     if let Ok(number) = text.parse() {
@@ -176,7 +179,7 @@ fn number(field: &Field, text: &str) -> Option<i32> {
 }
 
 impl Options {
-    /// How long creation waits for the other ranks.
+    /// Returns the longest time that creation waits for the other ranks.
     pub fn init_limit(&self) -> Duration {
         self.init_timeout.unwrap_or_else(|| Config::get().init_timeout)
     }
@@ -196,7 +199,7 @@ impl Options {
         Ok(())
     }
 
-    /// Lets variables override what the program asked for, and settles contradictions as NCCL does.
+    /// Overrides the program's options by variables, and settles contradictions as NCCL does.
     ///
     /// Values that cannot be used are logged and ignored.
     pub fn with_variables(mut self, config: &Config) -> Self {
@@ -249,7 +252,7 @@ impl Options {
         }
     }
 
-    /// What concerns the device.
+    /// Returns the options that concern the device.
     pub(super) fn of_device(&self) -> Wishes {
         Wishes {
             max_blocks: u32::try_from(self.max_ctas).unwrap_or(1),
@@ -258,8 +261,8 @@ impl Options {
         }
     }
 
-    /// For each field that is not at its default and has no effect on the host device: a line that
-    /// says why.
+    /// Returns a line for each field that is not at its default and has no effect on the host
+    /// device. The line says why.
     pub fn without_effect(&self) -> Vec<String> {
         let default = Self::default();
         let moot = FIELDS.iter().filter(|f| !f.moot.is_empty());

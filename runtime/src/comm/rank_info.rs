@@ -1,4 +1,4 @@
-//! What every rank tells the others when a communicator is made.
+//! The facts that every rank tells the others when a communicator is made.
 
 use crate::bootstrap::id::{ADDRESS_BYTES, decode_address, encode_address};
 use crate::config::Config;
@@ -9,34 +9,37 @@ use oxccl_plan::generate::{Algorithm, GENERATORS};
 use oxccl_plan::select::Policy;
 use std::net::SocketAddr;
 
-/// The wire format of the blob and of everything that ranks share: they must agree.
+/// The version of the wire format of the blob and of everything that ranks share, on which all
+/// ranks must agree.
 const FORMAT: u32 = 6;
 
-/// Size of a blob.
+/// Size of a blob in bytes.
 const BYTES: usize = FLAGS_AT + 8 + ADDRESS_BYTES;
 const FLAGS_AT: usize = 104;
-/// Bits of the flags.
+/// The flag of a rank whose process holds the rendezvous.
 const HOLDER: u64 = 4;
 
 /// Facts about a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RankInfo {
     pub(super) process: Process,
-    /// Ranks with equal values share memory.
+    /// The identity of the host: ranks with equal values share memory.
     pub(super) host: u64,
-    /// Where the rank would hold a later meeting.
+    /// The address where the rank takes control connections, and where it would hold a later
+    /// meeting.
     pub(super) control: SocketAddr,
     /// Name of the socket for descriptors.
     pub(super) socket: [u8; 16],
-    /// Rank 0's values hold for all.
+    /// The start of all counters. For this field and the next two, rank 0's values hold for all
+    /// ranks.
     pub(super) counter_start: u64,
     pub(super) algorithm: [u8; 16],
     pub(super) deterministic: bool,
-    /// Whether its data lies on a GPU.
+    /// True if the rank's data lies on a GPU.
     pub(super) gpu: bool,
-    /// Whether its process holds the rendezvous.
+    /// True if the rank's process holds the rendezvous.
     pub(super) holder: bool,
-    /// Ranks with equal values share processors.
+    /// The identity of the machine: ranks with equal values share processors.
     pub(super) machine: u64,
 }
 
@@ -45,7 +48,7 @@ fn inode(path: &str) -> u64 {
     std::fs::metadata(path).map_or(0, |m| m.ino())
 }
 
-/// FNV-1a: a name for a host, not a secret.
+/// Returns the FNV-1a hash: a name for a host, not a secret.
 fn hash(bytes: &[u8]) -> u64 {
     bytes
         .iter()
@@ -60,17 +63,17 @@ fn host(config: &Config) -> u64 {
     if !config.hostid.is_empty() {
         return hash(config.hostid.as_bytes());
     }
-    // Abstract sockets, by which memory is shared, do not leave a network namespace.
+    // Abstract sockets, through which memory is shared, do not leave a network namespace.
     let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     hash(&[&boot[..], &inode("/proc/self/ns/net").to_le_bytes()].concat())
 }
 
-/// The algorithm of a name, if any.
+/// Returns the algorithm with this name, if any.
 fn algorithm_named(name: &str) -> Option<Algorithm> {
     GENERATORS.iter().find(|g| g.name == name).map(|g| g.algorithm)
 }
 
-/// The value of OXCCL_ALGORITHM, and zeros behind it.
+/// Returns the value of OXCCL_ALGORITHM, padded with zeros.
 pub(super) fn algorithm(config: &Config) -> Result<[u8; 16]> {
     let (name, deterministic) = (config.algorithm.as_str(), config.deterministic);
     let known = algorithm_named(name).map(Algorithm::generator);
@@ -105,8 +108,8 @@ impl RankInfo {
         })
     }
 
-    /// How plans are chosen, if this is rank 0's blob; complains where `own` asks for something
-    /// else that matters for results.
+    /// Returns the policy for choosing plans, if this is rank 0's blob. Warns if `own` asks for a
+    /// different value of a setting that matters for results.
     pub(super) fn policy(&self, own: &RankInfo) -> Policy {
         if own.deterministic != self.deterministic {
             let value = u8::from(self.deterministic);
@@ -137,7 +140,7 @@ impl RankInfo {
         out
     }
 
-    /// Whether these are the bytes of the rank whose process holds the rendezvous.
+    /// Returns whether these bytes are the blob of the rank whose process holds the rendezvous.
     pub(super) fn is_holder(bytes: &[u8]) -> bool {
         bytes.get(FLAGS_AT).is_some_and(|flags| u64::from(*flags) & HOLDER != 0)
     }

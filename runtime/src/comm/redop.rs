@@ -6,10 +6,11 @@ use oxccl_plan::DataType;
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard};
 
-/// Indices are below it, so that their numbers in C stay below `ncclMaxRedOp`.
+/// The exclusive upper bound of indices, so that the numbers of operations in C stay below
+/// `ncclMaxRedOp`.
 const MAX_INDEX: u32 = (1 << 31) - 1 - 5;
 
-/// A sum whose operands are multiplied first: every rank's input by that rank's scalar.
+/// A sum whose operands are multiplied first: the input of every rank by that rank's scalar.
 #[derive(Clone, Copy, Debug)]
 pub struct PreMulSum {
     /// Type of the scalar, and of the calls that may use it.
@@ -33,7 +34,7 @@ impl RedOps {
         self.0.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Adds an operation; its index.
+    /// Adds an operation and returns its index.
     pub fn create(&self, op: PreMulSum) -> Result<u32> {
         let mut table = self.table();
         let index = table.next;
@@ -46,13 +47,13 @@ impl RedOps {
         Ok(index)
     }
 
-    /// The operation with this index, or why there is none.
+    /// Returns the operation with this index, or the reason why there is none.
     pub fn get(&self, index: u32) -> Result<PreMulSum, &'static str> {
         let table = self.table();
         table.alive.get(&index).copied().ok_or_else(|| absent(&table, index))
     }
 
-    /// Ends an operation: calls made before keep what they need of it.
+    /// Destroys an operation. Calls made before keep what they need of it.
     pub fn destroy(&self, index: u32) -> Result<(), &'static str> {
         let mut table = self.table();
         match table.alive.remove(&index) {

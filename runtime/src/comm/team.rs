@@ -2,12 +2,12 @@
 
 use super::Communicator;
 
-/// Ranks at even distances, seen from the one that asks.
+/// Ranks at even distances, with the place of the asking rank among them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Team {
     /// Number of members.
     pub nranks: i32,
-    /// The asking rank's place among them.
+    /// The asking rank's place among the members.
     pub rank: i32,
     /// Distance of neighbours, in ranks of the communicator.
     pub stride: i32,
@@ -17,8 +17,8 @@ fn gcd(a: u32, b: u32) -> u32 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// The size of the blocks into which the ranks fall so that all of a block share memory: the
-/// greatest that divides every run of neighbouring ranks with equal hosts.
+/// Returns the size of the blocks into which the ranks are divided so that all ranks of a block
+/// share memory: the greatest size that divides every run of neighbouring ranks with equal hosts.
 pub(super) fn lsa_size(hosts: impl IntoIterator<Item = u64>) -> u32 {
     let (mut size, mut run, mut last) = (0, 0, None);
     for host in hosts {
@@ -33,35 +33,38 @@ pub(super) fn lsa_size(hosts: impl IntoIterator<Item = u64>) -> u32 {
 }
 
 impl Communicator {
-    /// All ranks.
+    /// Returns the team of all ranks.
     pub fn team_world(&self) -> Team {
         Team { nranks: self.nranks() as i32, rank: self.rank() as i32, stride: 1 }
     }
 
-    /// The block of neighbouring ranks that share memory with this one ("load-store accessible").
+    /// Returns the block of neighbouring ranks that share memory with this one ("load-store
+    /// accessible").
     pub fn team_lsa(&self) -> Team {
         Team { nranks: self.lsa_size as i32, rank: (self.rank() % self.lsa_size) as i32, stride: 1 }
     }
 
-    /// The ranks with this one's place in their blocks.
+    /// Returns the ranks that have this rank's place in their blocks.
     pub fn team_rail(&self) -> Team {
         let nranks = (self.nranks() / self.lsa_size) as i32;
         let rank = (self.rank() / self.lsa_size) as i32;
         Team { nranks, rank, stride: self.lsa_size as i32 }
     }
 
-    /// The communicator's rank for a member of a team; None when it is no member or outside.
+    /// Returns the communicator's rank for a member of a team; `None` if `member` is not in the
+    /// team or its rank is not in the communicator.
     pub fn team_to_world(&self, team: Team, member: i32) -> Option<i32> {
         translate(team, member, self.team_world())
     }
 
-    /// The place in this rank's block for a member of a team; None when it is outside.
+    /// Returns the place in this rank's block for a member of a team; `None` if the member is not
+    /// in the block.
     pub fn team_to_lsa(&self, team: Team, member: i32) -> Option<i32> {
         translate(team, member, self.team_lsa())
     }
 }
 
-/// The place of a team's member in `to`, whose neighbours are one rank apart.
+/// Returns the place of a team's member in `to`, a team whose neighbours are one rank apart.
 fn translate(team: Team, member: i32, to: Team) -> Option<i32> {
     let steps = i64::from(member) - i64::from(team.rank);
     let place = i64::from(to.rank) + steps * i64::from(team.stride);

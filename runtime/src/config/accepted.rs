@@ -1,5 +1,5 @@
-//! NCCL's other variables: known, readable through `ncclParam*`, and without effect here. Each
-//! says why.
+//! NCCL's other variables: known, readable through `ncclParam*`, and without effect here. Each row
+//! gives the reason.
 
 use super::value::Kind;
 use super::{Lookup, Report, Status, Variable, read};
@@ -44,7 +44,7 @@ macro_rules! accepted {
     };
 }
 
-/// Reads their values, for the report.
+/// Reads the values of these variables, for the report.
 pub(super) fn read_all(lookup: &Lookup<'_>, report: &mut Report) {
     for row in ACCEPTED {
         match row.kind {

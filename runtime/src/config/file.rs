@@ -1,37 +1,37 @@
-//! Configuration files: lines `NAME=VALUE`, empty ones, and comments that begin with `#`.
+//! Configuration files: lines `NAME=VALUE`, empty lines, and comments that begin with `#`.
 
 use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Files are read up to this size.
+/// Bytes up to which files are read.
 const FILE_BYTES: u64 = 1 << 20;
-/// A line has at most so many bytes.
+/// Bytes that a line may have at most.
 const LINE_BYTES: usize = 4096;
-/// So many bad lines are complained about; the others are counted.
+/// Bad lines that are reported one by one; further ones are only counted.
 const COMPLAINTS: usize = 8;
 
 /// A line that sets a variable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Number of the line, from 1.
+    /// The number of the line, from 1.
     pub line: usize,
-    /// Name of the variable.
+    /// The name of the variable.
     pub name: String,
-    /// Its value, without spaces around it.
+    /// The value, without spaces around it.
     pub value: String,
 }
 
-/// What a file says.
+/// The content of a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Parsed {
-    /// The variables; of several lines with one name the first is here.
+    /// The variables. If several lines have one name, only the first is here.
     pub entries: Vec<Entry>,
-    /// Lines that cannot be read, and why: number from 1 and reason; bounded.
+    /// Lines that cannot be read: number from 1 and reason. Their number is bounded.
     pub complaints: Vec<(usize, String)>,
 }
 
-/// Reads a file's content. Any bytes may be given.
+/// Reads a file's content, which may be any bytes.
 pub fn parse(bytes: &[u8]) -> Parsed {
     let mut parsed = Parsed::default();
     let mut seen = std::collections::HashMap::new();
@@ -62,7 +62,7 @@ pub fn parse(bytes: &[u8]) -> Parsed {
     parsed
 }
 
-/// Name and value of a line; None where there is nothing to read.
+/// Returns the name and the value of a line; `None` if the line is empty or a comment.
 fn entry(line: &[u8]) -> Result<Option<(&str, &str)>, &'static str> {
     if line.len() > LINE_BYTES {
         return Err("longer than 4096 bytes");
@@ -82,7 +82,7 @@ fn entry(line: &[u8]) -> Result<Option<(&str, &str)>, &'static str> {
     Ok(Some((name, value.trim())))
 }
 
-/// Reads a file. None when it does not exist.
+/// Reads a file. Returns `None` if it does not exist.
 pub(super) fn read(path: &Path) -> Result<Option<Parsed>, String> {
     let failed = |e: std::io::Error| format!("{}: {e}", path.display());
     // Opening a pipe must not wait for its other end.

@@ -1,8 +1,8 @@
-//! The one table of variables. Nothing else in the library reads the environment or configuration
+//! The one table of variables. No other code of the library reads the environment or configuration
 //! files.
 //!
 //! A value comes from the process's environment, else from the file that `NCCL_CONF_FILE` names
-//! (else `~/.nccl.conf`), else from `/etc/nccl.conf`. The environment is never written to.
+//! (else `~/.nccl.conf`), else from `/etc/nccl.conf`. The library never writes to the environment.
 
 pub(crate) mod accepted;
 pub mod file;
@@ -25,53 +25,53 @@ use value::Parse;
 /// A row of the table.
 #[derive(Clone, Copy, Debug)]
 pub struct Variable {
-    /// What it belongs to.
+    /// The section of the documentation that the variable belongs to.
     pub section: &'static str,
-    /// Name in the environment.
+    /// The name in the environment.
     pub name: &'static str,
-    /// What it holds.
+    /// The kind of the value.
     pub kind: Kind,
-    /// Default, as it would be written; empty where there is none.
+    /// The default value as text; empty if there is none.
     pub default: &'static str,
-    /// What it does.
+    /// The documentation of the variable.
     pub doc: &'static str,
-    /// Whether it does so here.
+    /// The effect of the variable in this library.
     pub status: Status,
 }
 
 impl Variable {
-    /// Whether it is this library's own, not NCCL's.
+    /// Returns whether the variable is this library's own, not NCCL's.
     fn is_own(&self) -> bool {
         self.name.starts_with("OXCCL_")
     }
 
-    /// Whether its documentation, ours or NCCL's, promises something to users.
+    /// Returns whether the variable is documented for users, by this library or by NCCL.
     pub fn is_documented(&self) -> bool {
         self.section != accepted::UNDOCUMENTED
     }
 }
 
-/// Whether a variable has an effect.
+/// The effect of a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// It has.
+    /// The variable has an effect.
     Honoured,
-    /// It has none, for this reason.
+    /// The variable has no effect, for this reason.
     Accepted(&'static str),
 }
 
-/// Where a value comes from.
+/// The origin of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// The table.
+    /// The default of the table.
     Default,
     /// The process's environment.
     Environment,
     /// A configuration file.
     File {
-        /// Its path.
+        /// The path of the file.
         path: Arc<str>,
-        /// Number of the line, from 1.
+        /// The number of the line, from 1.
         line: usize,
     },
 }
@@ -86,31 +86,31 @@ impl fmt::Display for Origin {
     }
 }
 
-/// A variable's value in effect.
+/// The value of a variable in effect.
 #[derive(Clone, Debug)]
 pub struct Setting {
     /// The variable.
     pub variable: &'static Variable,
-    /// Its value.
+    /// The value of the variable.
     pub value: Value,
-    /// Where that comes from.
+    /// The origin of the value.
     pub origin: Origin,
 }
 
-/// What reading the variables found.
+/// The findings of reading the variables.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     /// A value for each row, in the order of [`variables`].
     pub settings: Vec<Setting>,
     /// Complaints about values, names and files that cannot be used.
     pub warnings: Vec<String>,
-    /// Values of this library's own variables that cannot be read: no communicator is made with
-    /// them.
+    /// Values of this library's own variables that cannot be read. No communicator is made while
+    /// there are any.
     pub unreadable: Vec<Error>,
 }
 
 impl Report {
-    /// A line for each variable that was given.
+    /// Returns a line of text for each variable that was given.
     pub fn given(&self) -> impl Iterator<Item = String> {
         let given = self.settings.iter().filter(|s| s.origin != Origin::Default);
         given.map(|Setting { variable, value, origin }| match variable.status {
@@ -122,27 +122,27 @@ impl Report {
     }
 }
 
-/// All rows: those that the library reads, then the others.
+/// Returns all rows: those that the library reads, then the others.
 pub fn variables() -> impl Iterator<Item = &'static Variable> {
     table::FIELDS.iter().chain(accepted::ACCEPTED)
 }
 
-/// The variable whose name is most like `name`, where one is.
+/// Returns the variable whose name is most like `name`; `None` if no name is like it.
 pub fn nearest(name: &str) -> Option<&'static str> {
     suggest::nearest(name, variables().map(|variable| variable.name))
 }
 
-/// Finds the text given for a variable.
+/// A function that finds the text given for a variable.
 type Lookup<'a> = dyn Fn(&str) -> Option<(String, Origin)> + 'a;
 
-/// The error for a text that is no value of a variable.
+/// Returns the error for a text that is no value of a variable.
 fn unreadable(name: &str, text: &str, origin: &Origin, expected: &str) -> Error {
     let given = format!("{name}={text} ({origin})");
     Error::Variable { given, why: "cannot be read", expected: expected.to_owned() }
 }
 
-/// Takes the value of a row; one that cannot be read leaves the default. Only texts can be empty:
-/// for the others that means nothing was given.
+/// Reads the value of a row; if it cannot be read, the default is used. Only texts can be empty:
+/// for other kinds an empty text means that nothing was given.
 fn read<T: Parse>(row: &'static Variable, lookup: &Lookup<'_>, report: &mut Report) -> T {
     let Variable { name, default, .. } = *row;
     let blank = |text: &str| T::KIND != Kind::Text && text.trim().is_empty();
@@ -174,19 +174,20 @@ fn read<T: Parse>(row: &'static Variable, lookup: &Lookup<'_>, report: &mut Repo
 }
 
 impl Config {
-    /// The process's values, read at the first call.
+    /// Returns the process's values, read at the first call.
     pub fn get() -> &'static Config {
         static CONFIG: OnceLock<Config> = OnceLock::new();
         CONFIG.get_or_init(Config::fresh)
     }
 
-    /// The same where all values of this library's own variables could be read.
+    /// Returns the process's values if all of this library's own variables could be read, else the
+    /// error of the first one that could not.
     pub fn checked() -> Result<&'static Config> {
         let config = Config::get();
         config.report.unreadable.first().map_or(Ok(config), |error| Err(error.clone()))
     }
 
-    /// The error for the value of a variable that could be read and yet is of no use.
+    /// Returns the error for the value of a variable that could be read but cannot be used.
     pub(crate) fn refused(&self, name: &str, why: &'static str, expected: String) -> Error {
         let given = self.setting(name).map_or_else(
             || name.to_owned(),
@@ -195,17 +196,17 @@ impl Config {
         Error::Variable { given, why, expected }
     }
 
-    /// What the process's environment and files say now.
+    /// Reads the present values from the process's environment and files.
     pub fn fresh() -> Config {
         source::Sources::of_process().config()
     }
 
-    /// Whether GPUs may not reach each other's memory.
+    /// Returns whether GPUs may not reach each other's memory.
     pub fn forbids_peer_access(&self) -> bool {
         self.p2p_disable || ["LOC", "0"].contains(&self.p2p_level.trim())
     }
 
-    /// Takes the values from `lookup` as if it were the environment.
+    /// Reads the values from `lookup` as if it were the environment.
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Self {
         Self::from_origins(&|name| lookup(name).map(|text| (text, Origin::Environment)))
     }
@@ -216,14 +217,14 @@ impl Config {
         config
     }
 
-    /// The text of a variable that has a value from outside; None where none was given, or none
+    /// Returns the text of a variable that was given a value; `None` if no value was given, or none
     /// that can be read.
     pub fn given(&self, name: &str) -> Option<String> {
         let (_, Setting { value, origin, .. }) = self.setting(name)?;
         (*origin != Origin::Default && *value != Value::Unset).then(|| value.to_string())
     }
 
-    /// The setting of a variable, and its index in the order of [`variables`].
+    /// Returns the setting of a variable, and its index in the order of [`variables`].
     pub fn setting(&self, name: &str) -> Option<(usize, &Setting)> {
         self.report.settings.iter().enumerate().find(|(_, s)| s.variable.name == name)
     }
@@ -258,7 +259,7 @@ mod tests {
     #[test]
     fn by_default_operations_wait_for_ever_and_the_making_of_communicators_a_minute() {
         let config = Config::from_lookup(|_| None);
-        // 0 is no limit: a rank may compute for as long as it likes before it calls.
+        // 0 means no limit: a rank may compute for as long as it likes before it calls.
         assert_eq!(
             (config.timeout, config.init_timeout),
             (Duration::ZERO, Duration::from_secs(60))

@@ -1,4 +1,4 @@
-//! Where values come from: the process's environment and configuration files.
+//! The sources of values: the process's environment and configuration files.
 
 use super::{Config, Origin, file, nearest, unreadable, variables};
 use crate::error::Error;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// The file for all users.
 const SYSTEM_FILE: &str = "/etc/nccl.conf";
 
-/// Prefixes and names that begin like NCCL's and belong to other software: nccl-tests, plugins,
+/// Prefixes and names that begin like NCCL's but belong to other software: nccl-tests, plugins,
 /// their examples, frameworks, builds and containers.
 const FOREIGN: &[&str] = &[
     "NCCL_TESTS_",
@@ -31,13 +31,14 @@ const FOREIGN: &[&str] = &[
     "OXCCL_TEST_",
 ];
 
-/// Whether the program runs with rights that its caller does not have (set-user-id and the like).
+/// Returns whether the program has rights that its caller does not have (set-user-id and the like).
 fn secure() -> bool {
     // SAFETY: the function takes any number and only reads the auxiliary vector.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 
-/// Such a program takes no paths from its caller: neither of files nor of plugins.
+/// Returns whether a variable may be used. A program with more rights than its caller takes no
+/// paths from the caller, neither of files nor of plugins.
 fn admitted(name: &str, secure: bool) -> bool {
     let path = name.ends_with("_FILE") || name.ends_with("_PLUGIN") || name == "OXCCL_RENDEZVOUS";
     !(secure && path)
@@ -49,11 +50,11 @@ pub(crate) fn foreign_variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// All that values can come from, as it was at one moment.
+/// All sources of values, as they were at one moment.
 #[derive(Default)]
 pub(super) struct Sources {
     environment: BTreeMap<String, String>,
-    /// The most important one first.
+    /// The files, the most important one first.
     files: Vec<(Arc<str>, file::Parsed)>,
     warnings: Vec<String>,
     unreadable: Vec<Error>,
@@ -101,7 +102,7 @@ impl Sources {
         sources
     }
 
-    /// Adds a file, which may be missing unless someone asked for it.
+    /// Adds a file. The file may be missing, unless the user asked for it.
     fn add(&mut self, path: &Path, asked_for: bool) {
         let name: Arc<str> = path.display().to_string().into();
         match file::read(path) {
@@ -127,7 +128,7 @@ impl Sources {
         })
     }
 
-    /// The values, with all complaints.
+    /// Returns the values, with all complaints.
     pub(super) fn config(mut self) -> Config {
         let mut config = Config::from_origins(&|name| self.lookup(name));
         let environment = self.environment.keys().map(|name| (name, Origin::Environment));
@@ -156,7 +157,7 @@ mod tests {
     use std::os::unix::ffi::OsStringExt;
     use std::time::Duration;
 
-    /// A folder of its own that disappears with it.
+    /// A temporary folder, which is removed when this value is dropped.
     struct Folder(PathBuf);
 
     impl Folder {

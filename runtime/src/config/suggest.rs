@@ -1,9 +1,9 @@
-//! Which variable someone may have meant.
+//! Suggestions of the variable that a user may have meant.
 
-/// Longer names are not compared: it would take long, and no variable is as long.
+/// The longest name that is compared: longer ones would take long, and no variable is as long.
 const NAME_BYTES: usize = 64;
 
-/// How many characters have to be inserted, removed or replaced to make `b` of `a`.
+/// Returns how many characters must be inserted, removed or replaced to turn `a` into `b`.
 fn distance(a: &str, b: &str) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.bytes().enumerate() {
@@ -18,12 +18,12 @@ fn distance(a: &str, b: &str) -> usize {
     row[b.len()]
 }
 
-/// A name without the prefix that most have in common.
+/// Returns a name without the prefix that most names share.
 fn stem(name: &str) -> &str {
     name.strip_prefix("NCCL_").or_else(|| name.strip_prefix("OXCCL_")).unwrap_or(name)
 }
 
-/// The name most like `name`, if one is like it: also one with another prefix.
+/// Returns the name most like `name`, even with another prefix; `None` if no name is like it.
 pub(super) fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     if name.len() > NAME_BYTES {
         return None;

@@ -22,7 +22,7 @@ macro_rules! variables {
         #[derive(Clone, Debug)]
         pub struct Config {
             $($($(#[doc = $doc])+ pub $field: $t,)*)*
-            /// Where the values come from, and what is to be said about them.
+            /// The origins of the values, and complaints about them.
             pub report: Report,
         }
 

@@ -1,12 +1,12 @@
-//! What variables hold, and how it is read from text.
+//! The values of variables, and their reading from text.
 
 use super::verbosity::{Level, Levels, Subsystems};
 use std::time::Duration;
 
-/// What a variable holds.
+/// The kind of a variable's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Yes or no.
+    /// A switch: yes or no.
     Bool,
     /// A signed integer.
     Int,
@@ -19,7 +19,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The name for documentation.
+    /// Returns the name for documentation.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Bool => "0 or 1",
@@ -40,12 +40,12 @@ pub enum Value {
     Uint(u64),
     Duration(Duration),
     Text(String),
-    /// Neither given, nor is there a default.
+    /// No value was given, and there is no default.
     Unset,
 }
 
 impl Value {
-    /// As a number, durations in nanoseconds; None for a text.
+    /// Returns the value as a number, a duration in nanoseconds; `None` for a text or no value.
     pub fn number(&self) -> Option<i128> {
         match self {
             Value::Bool(value) => Some(i128::from(*value)),
@@ -58,7 +58,7 @@ impl Value {
 }
 
 impl std::fmt::Display for Value {
-    /// As it would be written in the environment; empty when unset.
+    /// Writes the value as in the environment; nothing if it is unset.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Value::Text(text) => f.write_str(text),
@@ -74,7 +74,7 @@ impl std::fmt::Display for Value {
     }
 }
 
-/// Units of durations, in nanoseconds. A duration is shown in the first that it is a multiple of.
+/// Units of durations, in nanoseconds. A duration is shown in the first unit that divides it.
 const UNITS: &[(&str, u64)] = &[
     ("s", 1_000_000_000),
     ("ms", 1_000_000),
@@ -84,13 +84,13 @@ const UNITS: &[(&str, u64)] = &[
     ("h", 3_600_000_000_000),
 ];
 
-/// How a value is read from text.
+/// A value that can be read from text.
 pub(super) trait Parse: Sized {
     const KIND: Kind;
-    /// What can be read, for the complaint about what cannot.
+    /// A description of the texts that can be read, for errors about other texts.
     const EXPECTED: &'static str;
     fn parse(text: &str) -> Option<Self>;
-    /// What was read from `text`, for whoever wants to see it.
+    /// Returns the value that was read from `text`, for reports.
     fn value(&self, text: &str) -> Value {
         Value::Text(text.to_owned())
     }
@@ -104,10 +104,10 @@ impl Parse for String {
     }
 }
 
-/// The digits and their base.
+/// Returns the digits and their base.
 fn digits(text: &str) -> (&str, u32) {
     match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
-        // A sign behind the prefix is no digit.
+        // A sign after the prefix is no digit.
         Some(hex) if !hex.starts_with(['+', '-']) => (hex, 16),
         _ => (text, 10),
     }
@@ -154,12 +154,12 @@ impl Parse for Duration {
             place_ns /= 10;
             let digit = digit.to_digit(10)?;
             if place_ns == 0 && digit != 0 {
-                // Rounded to 0, a limit would become none.
+                // If it were rounded to 0, a limit would become no limit.
                 return None;
             }
             time_ns = time_ns.checked_add(u64::from(digit) * place_ns)?;
         }
-        // What the C interface can tell.
+        // Longer durations do not fit the C interface.
         i64::try_from(time_ns).ok().map(|_| Duration::from_nanos(time_ns))
     }
     fn value(&self, _: &str) -> Value {
@@ -182,7 +182,7 @@ impl Parse for bool {
     }
 }
 
-/// Of variables without a default: nothing given is None.
+/// Reads a variable without a default: an empty text is `None`.
 impl<T: Parse> Parse for Option<T> {
     const KIND: Kind = T::KIND;
     const EXPECTED: &'static str = T::EXPECTED;

@@ -1,6 +1,6 @@
-//! What is logged: levels and subsystems, by NCCL's names.
+//! The choice of what is logged: levels and subsystems, by NCCL's names.
 
-/// Levels, with the numbers that plugins get.
+/// Log levels, with the numbers that plugins get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(i32)]
 #[allow(missing_docs, reason = "the names are NCCL's")]
@@ -23,18 +23,18 @@ const LEVELS: [(&str, Level); 6] = [
 ];
 
 impl Level {
-    /// The level of this name, in capitals or not.
+    /// Returns the level of this name, in upper or lower case.
     pub fn named(name: &str) -> Option<Self> {
         LEVELS.iter().find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, level)| *level)
     }
 
-    /// Its name, in capitals.
+    /// Returns the name of the level, in capitals.
     pub fn name(self) -> &'static str {
         LEVELS[self as usize].0
     }
 }
 
-/// What a line is about, with the bits that plugins get.
+/// The subject of a line, with the bits that plugins get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 #[allow(missing_docs, reason = "the names are NCCL's")]
@@ -80,7 +80,7 @@ const SUBSYSTEMS: [(&str, Subsystem); 18] = [
     ("ALLOC_HOST", Subsystem::AllocHost),
 ];
 
-/// The bits of a list of names: `A,B`, `^A,B` for all others, `ALL`. None for an unknown name.
+/// Returns the bits of a list: `A,B`, `^A,B` for all others, `ALL`. `None` for an unknown name.
 fn listed(text: &str, bit: impl Fn(&str) -> Option<u64>) -> Option<u64> {
     let text = text.trim();
     let (inverted, names) = match text.strip_prefix('^') {
@@ -99,12 +99,12 @@ fn listed(text: &str, bit: impl Fn(&str) -> Option<u64>) -> Option<u64> {
 pub struct Subsystems(u64);
 
 impl Subsystems {
-    /// A bit per subsystem.
+    /// Returns one bit per subsystem.
     pub fn bits(self) -> u64 {
         self.0
     }
 
-    /// Reads a list as that of `NCCL_DEBUG_SUBSYS`.
+    /// Reads a list as in `NCCL_DEBUG_SUBSYS`.
     pub fn listed(text: &str) -> Option<Self> {
         let known = |name: &str| SUBSYSTEMS.iter().find(|(n, _)| n.eq_ignore_ascii_case(name));
         listed(text, |name| known(name).map(|(_, subsystem)| *subsystem as u64)).map(Self)
@@ -116,12 +116,12 @@ impl Subsystems {
 pub struct Levels(u64);
 
 impl Levels {
-    /// Reads a list as that of `NCCL_DEBUG_TIMESTAMP_LEVELS`.
+    /// Reads a list as in `NCCL_DEBUG_TIMESTAMP_LEVELS`.
     pub fn listed(text: &str) -> Option<Self> {
         listed(text, |name| Level::named(name).map(|level| 1 << level as u64)).map(Self)
     }
 
-    /// Whether a level is in it.
+    /// Returns whether the set contains a level.
     pub fn contains(self, level: Level) -> bool {
         self.0 & (1 << level as u64) != 0
     }

@@ -7,13 +7,13 @@ use crate::fork;
 use crate::handle::{Handles, Named};
 use std::sync::Arc;
 
-/// An event: a mark in a stream, to wait for and to measure time between.
+/// An event marks a position in a stream, to wait for and to measure time between.
 pub type Event = OnDevice<Arc<host::event::Event>, cuda::event::Event>;
 
 static EVENTS: Handles<host::event::Event> = Handles::new(3);
 
 impl Event {
-    /// Makes an event on the calling thread's device. Returns its handle.
+    /// Creates an event on the calling thread's device. Returns its handle.
     pub fn create() -> Result<usize> {
         fork::check()?;
         match super::current()? {
@@ -35,7 +35,7 @@ impl Event {
         }
     }
 
-    /// Returns whether the stream has come to its last record, also where there was none.
+    /// Returns whether the stream has reached the event's last record; true if there is no record.
     pub fn query(&self) -> Result<bool> {
         match self {
             Event::Host(event) => Ok(event.query()),
@@ -43,8 +43,8 @@ impl Event {
         }
     }
 
-    /// Returns the time from `earlier` to this event in ms; `None` while a stream has not come to
-    /// one of them. `named` names this one.
+    /// Returns the time from `earlier` to this event in ms; `None` while a stream has not reached
+    /// the last record of one of them. `named` is the name of this event's argument in errors.
     pub fn since_ms(self, earlier: Self, named: Named) -> Result<Option<f32>> {
         match both(earlier, self, named)? {
             OnDevice::Host((start, end)) => {

@@ -1,4 +1,4 @@
-//! What carries out a communicator's operations: the one interface of the devices.
+//! The executor: the one interface by which both devices carry out a communicator's operations.
 
 use super::{Device, Stream, cuda, host};
 use crate::bootstrap::Gather;
@@ -21,9 +21,9 @@ use rustix::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What carries out the operations of one rank of a communicator.
+/// The executor of the operations of one rank of a communicator.
 pub enum Executor {
-    /// Threads of this process, in host memory.
+    /// Threads of this process, on host memory.
     Host(Arc<Endpoint>),
     /// Kernels of a GPU.
     Cuda(Arc<Rank>, Arc<CudaRank>),
@@ -32,7 +32,7 @@ pub enum Executor {
 /// A registered buffer of user memory that the peers map.
 pub type Registration = Key;
 
-/// What an executor is made of.
+/// The parts that an executor is made of.
 pub struct Parts {
     /// The rank.
     pub rank: Arc<Rank>,
@@ -40,24 +40,24 @@ pub struct Parts {
     pub edges: Vec<Edge>,
     /// Bytes of an edge's slot.
     pub edge_slot_bytes: usize,
-    /// Where all counters begin.
+    /// The start value of all counters.
     pub counter_start: u64,
     /// The processes of all ranks, by rank.
     pub processes: Vec<Process>,
-    /// The arenas of the processes of this host, each with one of its ranks.
+    /// The arenas of the processes of this host, each with the number of a rank of its process.
     pub arenas: Vec<(u32, OwnedFd)>,
 }
 
 /// An executor before the last round of its communicator's creation.
 pub enum Unfinished {
-    /// In host memory. The flag: whether the system copies from the peers' memory.
+    /// A rank in host memory. The flag is true if the system can copy from the peers' memory.
     Host(Box<Endpoint>, bool),
-    /// On a GPU.
+    /// A rank on a GPU.
     Cuda(Arc<Rank>, Box<CudaRank>),
 }
 
 impl Unfinished {
-    /// Makes what a rank on a device needs. Blocks for all ranks.
+    /// Creates the executor of a rank on a device. May block until all ranks do the same.
     pub fn make(
         device: Device,
         parts: Parts,
@@ -82,7 +82,7 @@ impl Unfinished {
         Ok(Unfinished::Cuda(rank, Box::new(made)))
     }
 
-    /// What the other ranks have to know before anything runs.
+    /// Returns what the other ranks must know about this rank before anything runs.
     pub fn abilities(&self) -> Vec<u8> {
         match self {
             Unfinished::Host(endpoint, copies) => {
@@ -92,7 +92,7 @@ impl Unfinished {
         }
     }
 
-    /// Makes it usable, with the abilities of all ranks, and tells how plans run there.
+    /// Completes the executor with the abilities of all ranks. Returns it, and how plans run there.
     pub fn finish(self, answers: &[Vec<u8>], one_host: bool) -> (Executor, Topology) {
         match self {
             Unfinished::Host(mut endpoint, _) => {
@@ -110,7 +110,7 @@ impl Unfinished {
         }
     }
 
-    /// Ends it, as the communicator cannot be made after all.
+    /// Ends the executor of a communicator that cannot be made after all.
     pub fn abandon(self) {
         if let Unfinished::Cuda(rank, cuda_rank) = self {
             reaper::retire(cuda_rank.attach(&rank), rank);
@@ -123,7 +123,7 @@ fn wrong_device() -> Error {
 }
 
 impl Executor {
-    /// The rank whose operations it carries out.
+    /// Returns the rank whose operations the executor carries out.
     #[inline]
     pub fn rank(&self) -> &Arc<Rank> {
         match self {
@@ -132,7 +132,7 @@ impl Executor {
         }
     }
 
-    /// The endpoint of a rank in host memory; `None` on a GPU.
+    /// Returns the endpoint of a rank in host memory; `None` on a GPU.
     pub fn host(&self) -> Option<&Arc<Endpoint>> {
         match self {
             Executor::Host(endpoint) => Some(endpoint),
@@ -140,7 +140,7 @@ impl Executor {
         }
     }
 
-    /// The rank on a GPU; `None` in host memory.
+    /// Returns the rank on a GPU; `None` in host memory.
     fn cuda(&self) -> Option<&Arc<CudaRank>> {
         match self {
             Executor::Cuda(_, cuda_rank) => Some(cuda_rank),
@@ -148,8 +148,8 @@ impl Executor {
         }
     }
 
-    /// Puts an operation at the end of a stream, or into the graph that it captures. With `inline`
-    /// the calling thread may begin it. Blocks: never.
+    /// Appends an operation to a stream, or to the graph that the stream captures. With `inline`
+    /// the calling thread may begin the operation. Blocks: never.
     #[inline]
     pub fn submit(&self, operation: Operation, stream: &Stream, inline: bool) -> Result<()> {
         match (self, stream) {
@@ -166,8 +166,8 @@ impl Executor {
         }
     }
 
-    /// Runs an operation on the first of some streams; the others wait for it, and it for what they
-    /// had to do before. Blocks: never.
+    /// Runs an operation on the first of several streams. The other streams wait for the operation,
+    /// and the operation waits for all earlier work of the other streams. Blocks: never.
     pub fn submit_on_all(&self, operation: Operation, streams: &[Stream]) -> Result<()> {
         let (first, others) = streams.split_first().ok_or_else(wrong_device)?;
         let _context = self.cuda().map(|cuda_rank| cuda_rank.gpu.enter()).transpose()?;
@@ -176,8 +176,8 @@ impl Executor {
         others.iter().try_for_each(|other| other.join(first))
     }
 
-    /// Fails where only some of the streams of one operation are captured. CUDA says so itself, of
-    /// the first one that does not fit.
+    /// Fails if only some of the streams of one operation are captured. On a GPU this check is
+    /// CUDA's, which reports the first stream that does not fit.
     pub fn check_streams(&self, streams: &[Stream]) -> Result<()> {
         let captured = |stream: &Stream| stream.is_capturing();
         let host = self.host().is_some() && streams.len() > 1;
@@ -194,7 +194,7 @@ impl Executor {
         self.rank().busy() || self.cuda().is_some_and(|cuda_rank| cuda_rank.busy())
     }
 
-    /// Bounds the waiting of every operation; `None` takes the bound away.
+    /// Limits the waiting time of every operation; `None` removes the limit.
     pub fn set_limit(&self, limit: Option<Duration>) {
         self.rank().set_limit(limit);
         if let Some(cuda_rank) = self.cuda() {
@@ -203,26 +203,26 @@ impl Executor {
         }
     }
 
-    /// Once the rank has failed: waits until nothing touches the user's memory any more, at most
-    /// for `limit`. Returns the peers that may still do so.
+    /// Waits, after the rank has failed, until nothing accesses the user's memory any more, for at
+    /// most `limit`. Returns the peers that may still access it.
     pub fn stop(&self, limit: Duration) -> Result<Vec<u32>> {
         let (rank, start) = (self.rank(), Instant::now());
         let Executor::Cuda(_, cuda_rank) = self else {
             if let Executor::Host(endpoint) = self {
-                // A visit under way ends before the state can be had.
+                // A visit under way ends before this thread gets the lock of the state.
                 drop(endpoint.state());
             }
             wait_while(|| !rank.writers().is_empty() && start.elapsed() < limit);
             return Ok(rank.writers());
         };
-        // Kernels that run look at the word of the host twice per millisecond; those that wait for
-        // their turn end when it comes.
+        // Running kernels read the host's word twice per millisecond. Kernels that wait for their
+        // turn end when it comes.
         cuda_rank.close()?;
         let sharing = cuda_rank.sharing();
         if let Some(sharing) = sharing {
             sharing.fence();
         }
-        // Who has left may be freeing memory, during which the driver lets nobody answer.
+        // A peer that has left may be freeing memory; meanwhile the driver lets no thread answer.
         let inside = |peer: &u32| !rank.is_quiescent(*peer);
         let asked = || sharing.is_some_and(|sharing| sharing.fenced().iter().any(inside));
         wait_while(|| (cuda_rank.busy() || asked()) && start.elapsed() < limit);
@@ -230,25 +230,25 @@ impl Executor {
         Ok(missing.into_iter().filter(inside).collect())
     }
 
-    /// Asks the peers to say when they have taken what was sent to them.
+    /// Asks the peers to report when they have taken what was sent to them.
     pub fn ask_taken(&self) {
         if let Executor::Host(endpoint) = self {
             endpoint.ask_taken();
         }
     }
 
-    /// Returns a peer that has not taken all that was sent to it, and whether it has left without.
+    /// Returns a peer that has not taken all that was sent to it, and whether that peer has left.
     pub fn untaken(&self) -> Option<(u32, bool)> {
         self.host().and_then(|endpoint| endpoint.untaken())
     }
 
-    /// Leaves in order: the peers hear of it, and no operation can follow.
+    /// Leaves the communicator in order: the peers are told, and no operation can follow.
     pub fn leave(&self) {
         match self {
             Executor::Host(endpoint) => endpoint.leave(),
             Executor::Cuda(rank, cuda_rank) => {
                 rank.leave(Vec::new);
-                // What cannot be closed any more ends with the process.
+                // Resources that cannot be closed any more end with the process.
                 if let Err(error) = cuda_rank.close() {
                     let text = error.to_string();
                     log::line_of(Some(rank.number), Level::Info, Subsystem::Init, &text);
@@ -258,8 +258,8 @@ impl Executor {
         }
     }
 
-    /// Returns the bytes that [`release_memory`](Self::release_memory) gives back, and those that
-    /// stay, of the host and the GPU.
+    /// Returns the bytes that [`release_memory`](Self::release_memory) gives back and the bytes
+    /// that stay, of the host's and the GPU's memory together.
     pub fn memory_bytes(&self) -> (u64, u64) {
         match self {
             Executor::Host(endpoint) => endpoint.memory_bytes(),
@@ -271,15 +271,15 @@ impl Executor {
         }
     }
 
-    /// Gives memory back that later operations take again. No operation may be under way.
-    /// `inboxes`: peers may write into the stage's slots at any time.
+    /// Gives back memory that later operations take again. No operation may be under way. `inboxes`
+    /// is true if peers may write into the stage's slots at any time.
     pub fn release_memory(&self, inboxes: bool) {
         if let Executor::Host(endpoint) = self {
             endpoint.release_memory(inboxes);
         }
     }
 
-    /// Returns the collectives so far that read or wrote the peers' user memory where it lies.
+    /// Returns the number of collectives so far that read or wrote the peers' user memory in place.
     pub fn in_place(&self) -> u64 {
         match self {
             Executor::Host(endpoint) => {
@@ -290,7 +290,7 @@ impl Executor {
         }
     }
 
-    /// Returns the operations so far whose data copy engines of a GPU moved.
+    /// Returns the number of operations so far whose data copy engines of a GPU moved.
     pub fn by_copy_engines(&self) -> u64 {
         self.cuda().map_or(0, |cuda_rank| cuda_rank.by_engines())
     }
@@ -303,7 +303,7 @@ impl Executor {
         }
     }
 
-    /// Has the peers map a buffer, in the background, where that takes something.
+    /// Makes the peers map a buffer in the background; `None` if they map nothing, as on the host.
     pub fn register(&self, base: usize, bytes: usize) -> Result<Option<Registration>> {
         let Some(cuda_rank) = self.cuda() else { return Ok(None) };
         let _context = cuda_rank.gpu.enter()?;
@@ -318,7 +318,7 @@ impl Executor {
     }
 
     /// Makes a buffer the communicator's window of a number, which the peers find in the
-    /// background. `copied`: whether the system copies from the peers' memory.
+    /// background. `copied` is true if the system copies from the peers' memory.
     pub fn open_window(
         &self,
         base: *mut u8,

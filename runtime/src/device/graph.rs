@@ -9,17 +9,17 @@ use std::sync::{Arc, Mutex};
 /// A captured graph.
 pub type Graph = OnDevice<Arc<host::graph::Graph>, cuda::graph::Graph>;
 
-/// A graph of the host device made ready to launch: what it runs can be replaced.
+/// A graph of the host device that is ready to launch; an update replaces its content.
 type HostExecutable = Mutex<Arc<host::graph::Graph>>;
 
-/// A graph made ready to launch.
+/// A graph that is ready to launch.
 pub type Executable = OnDevice<Arc<HostExecutable>, cuda::graph::Executable>;
 
 static GRAPHS: Handles<host::graph::Graph> = Handles::new(4);
 static EXECUTABLES: Handles<HostExecutable> = Handles::new(5);
 
 impl Graph {
-    /// Returns a handle for a graph of the host device.
+    /// Stores a graph of the host device and returns a handle for it.
     pub(super) fn keep(graph: host::graph::Graph) -> Result<usize> {
         GRAPHS.insert(Arc::new(graph))
     }
@@ -29,7 +29,7 @@ impl Graph {
         find(&GRAPHS, handle, named)
     }
 
-    /// Destroys a graph; what was made of it stays.
+    /// Destroys a graph; executables made from it stay valid.
     pub fn destroy(handle: usize, named: Named) -> Result<()> {
         match take(&GRAPHS, handle, named)? {
             Graph::Host(_) => Ok(()),
@@ -37,7 +37,7 @@ impl Graph {
         }
     }
 
-    /// Makes it ready to launch. Returns the handle of what launches.
+    /// Makes the graph ready to launch. Returns the handle of the executable.
     pub fn instantiate(self) -> Result<usize> {
         match self {
             Graph::Host(graph) => EXECUTABLES.insert(Arc::new(Mutex::new(graph))),
@@ -52,7 +52,7 @@ impl Executable {
         find(&EXECUTABLES, handle, named)
     }
 
-    /// Destroys it; launches under way are completed.
+    /// Destroys the executable; launches under way still complete.
     pub fn destroy(handle: usize, named: Named) -> Result<()> {
         match take(&EXECUTABLES, handle, named)? {
             Executable::Host(_) => Ok(()),
@@ -60,8 +60,8 @@ impl Executable {
         }
     }
 
-    /// Takes the parameters of a graph with the same nodes; launches under way keep theirs. `named`
-    /// names the graph.
+    /// Replaces the parameters by those of a graph with the same nodes. Launches under way keep the
+    /// old parameters. `named` is the name of the graph's argument in errors.
     pub fn update(self, graph: Graph, named: Named) -> Result<()> {
         let (executable, graph) = match both(self, graph, named)? {
             OnDevice::Host(pair) => pair,

@@ -4,8 +4,8 @@ use super::{Device, cuda, host};
 use crate::error::Result;
 use crate::fork;
 
-/// Allocates zeroed memory on the calling thread's device, which the ranks of this host map, so
-/// that operations use it in place. Blocks: on a GPU until it is zeroed.
+/// Allocates zeroed memory on the calling thread's device. The ranks of this host map the memory,
+/// so that operations use it in place. Blocks: on a GPU until the memory is zeroed.
 pub fn allocate(bytes: usize) -> Result<*mut u8> {
     fork::check()?;
     match super::current()? {
@@ -14,7 +14,7 @@ pub fn allocate(bytes: usize) -> Result<*mut u8> {
     }
 }
 
-/// Frees what [`allocate`] returned, on whatever device.
+/// Frees memory from [`allocate`], of either device.
 pub fn free(ptr: *mut u8) -> Result<()> {
     fork::check()?;
     match cuda::memory::alloc::find(ptr) {
@@ -23,8 +23,8 @@ pub fn free(ptr: *mut u8) -> Result<()> {
     }
 }
 
-/// Returns the bytes from an address to the end of its allocation, where it is this library's;
-/// `None` for memory from elsewhere, of which nothing is known.
+/// Returns the bytes from an address to the end of its allocation if this library made the
+/// allocation; `None` for other memory, about which nothing is known.
 #[inline]
 pub fn left(ptr: *const u8) -> Option<usize> {
     host::arena::left(ptr).or_else(|| cuda::memory::alloc::left(ptr))

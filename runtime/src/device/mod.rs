@@ -1,5 +1,5 @@
-//! Devices: what carries out what is planned. Nothing outside of this folder names one of them:
-//! they are reached by [`Executor`], [`Stream`], [`Event`], [`Graph`] and the functions here.
+//! The devices, which carry out what is planned. Code outside of this folder names neither of them:
+//! it reaches both by [`Executor`], [`Stream`], [`Event`], [`Graph`] and the functions here.
 
 pub mod cuda;
 mod event;
@@ -27,17 +27,17 @@ pub use host::worker::{note_local_ranks, wait_while};
 pub use memory::{allocate, free, left};
 pub use stream::{Function, Stream};
 
-/// Where a communicator's data lies and who moves it.
+/// The device of a communicator: where its data lies and what moves the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Device {
-    /// Host memory. The number chooses nothing but the default stream.
+    /// Host memory. The number selects nothing but the default stream.
     Host(i32),
     /// A GPU, by its number in this process.
     Cuda(i32),
 }
 
 impl Device {
-    /// The one of another number beside it.
+    /// Returns the device of the same kind with another number.
     pub fn with_index(self, index: i32) -> Self {
         match self {
             Device::Host(_) => Device::Host(index),
@@ -45,17 +45,17 @@ impl Device {
         }
     }
 
-    /// Returns the device of a number that is one of the host, or a GPU.
+    /// Returns the device with a number: a host device, or a GPU.
     pub fn numbered(is_host: bool, index: i32) -> Self {
         if is_host { Device::Host(index) } else { Device::Cuda(index) }
     }
 
-    /// Returns whether it is one of the host.
+    /// Returns whether this is a host device.
     pub fn is_host(self) -> bool {
         matches!(self, Device::Host(_))
     }
 
-    /// Its number.
+    /// Returns the number of the device.
     pub fn index(self) -> i32 {
         match self {
             Device::Host(index) | Device::Cuda(index) => index,
@@ -63,9 +63,9 @@ impl Device {
     }
 }
 
-/// Returns how plans run for so many ranks on the devices of one kind, as far as that is known
-/// before a communicator is made: in host memory of which the system copies what is not mapped, or
-/// on GPUs that reach each other, each of one rank.
+/// Returns how plans run for `nranks` ranks on the devices of one kind, as far as that is known
+/// before a communicator is made. Assumed is host memory of which the system copies what is not
+/// mapped, or GPUs that reach each other, each of one rank.
 pub fn usual_topology(is_host: bool, nranks: u32, one_host: bool) -> Topology {
     match is_host {
         true => host::topology(nranks, one_host, one_host, crate::link::edge_slot_bytes(nranks)),
@@ -77,13 +77,13 @@ pub fn usual_topology(is_host: bool, nranks: u32, one_host: bool) -> Topology {
 pub fn count(is_host: bool) -> i32 {
     match is_host {
         true => std::thread::available_parallelism().map_or(1, |n| n.get() as i32),
-        // None is no error: a program asks to find out.
+        // No driver is no error here: a program calls this to find out.
         false => cuda::driver::count().unwrap_or(0),
     }
 }
 
 thread_local! {
-    /// What this thread chose.
+    /// The device that this thread chose.
     static CHOSEN: Cell<Option<Device>> = const { Cell::new(None) };
 }
 
@@ -98,9 +98,9 @@ pub fn choose(device: Device) -> Result<()> {
     Ok(())
 }
 
-/// The calling thread's device: what it chose, else what `OXCCL_DEVICE` says, where auto means CUDA
-/// when a driver and a GPU are there. Which GPU is up to the thread's CUDA context when it has one,
-/// so that cudaSetDevice counts.
+/// Returns the calling thread's device: the chosen one, else the one that `OXCCL_DEVICE` selects,
+/// where auto means CUDA if there are a driver and a GPU. If the thread has a CUDA context, that
+/// context selects the GPU, so that cudaSetDevice takes effect.
 pub fn current() -> Result<Device> {
     let gpu = |index| cuda::driver::current().unwrap_or(index);
     match CHOSEN.get() {

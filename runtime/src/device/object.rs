@@ -1,5 +1,5 @@
-//! Objects that C holds handles of: of the host device they are this library's, of CUDA the
-//! driver's own, whose handles are passed through.
+//! Objects that C holds handles of. Objects of the host device are this library's. Objects of CUDA
+//! are the driver's, and their handles are passed through.
 
 use super::cuda;
 use crate::error::{Error, Result};
@@ -9,20 +9,20 @@ use std::sync::Arc;
 
 /// An object of one of the two devices.
 pub enum OnDevice<H, C> {
-    /// One of the host device.
+    /// An object of the host device.
     Host(H),
-    /// One of CUDA.
+    /// An object of CUDA.
     Cuda(C),
 }
 
-/// Returns whether a handle that is none of this library's is one of CUDA: all are, where there is
-/// CUDA. As there, they have to be alive.
+/// Returns whether a handle that is not this library's is one of CUDA. Every such handle is, if
+/// there is CUDA. As in CUDA, its object has to be alive.
 #[cold]
 fn is_cuda(handle: usize) -> bool {
     may_be_cuda(handle) && cuda::driver::count().is_ok()
 }
 
-/// Returns what a table found, or the handle as one of CUDA's.
+/// Returns the object that a table found, or the handle as one of CUDA's.
 pub(super) fn on<T, C: From<usize>>(
     found: std::result::Result<T, Dead>,
     handle: usize,
@@ -45,7 +45,7 @@ pub(super) fn find<T: 'static, C: From<usize>>(
     on(table.get(handle), handle, named)
 }
 
-/// Ends a handle of the host device, or returns that of CUDA to be ended.
+/// Ends a handle of the host device. Returns a handle of CUDA, for the caller to end.
 pub(super) fn take<T: 'static, C: From<usize>>(
     table: &Handles<T>,
     handle: usize,
@@ -55,8 +55,8 @@ pub(super) fn take<T: 'static, C: From<usize>>(
     on(table.remove(handle), handle, named)
 }
 
-/// Returns two objects of the same device. Fails where they are of different ones; `second` names
-/// the second one.
+/// Returns two objects of the same device. Fails if their devices differ; `second` is the name of
+/// the second argument in errors.
 pub(super) fn both<A, B, C, D>(
     a: OnDevice<A, C>,
     b: OnDevice<B, D>,
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
     use crate::device::{Event, Stream};
 
-    /// An address in this process, as CUDA's handles are.
+    /// An address in this process, as the handles of CUDA are.
     const ADDRESS: usize = 0x7f00_1234_5678;
 
     #[test]

@@ -21,15 +21,15 @@ thread_local! {
     static LAST: Cache<host::stream::Stream> = const { Cache::new() };
 }
 
-/// Handles that mean a default stream: null, `cudaStreamLegacy`, `cudaStreamPerThread`.
+/// The last handle of a default stream. They are null, `cudaStreamLegacy`, `cudaStreamPerThread`.
 const LAST_DEFAULT: usize = 2;
 
 /// A function that a stream calls.
 pub type Function = unsafe extern "C" fn(*mut c_void);
 
 impl Stream {
-    /// Makes a stream on the calling thread's device, on a GPU one that the default stream does not
-    /// wait for. Returns its handle.
+    /// Creates a stream on the calling thread's device. On a GPU the default stream does not wait
+    /// for it. Returns its handle.
     pub fn create() -> Result<usize> {
         fork::check()?;
         match super::current()? {
@@ -38,7 +38,7 @@ impl Stream {
         }
     }
 
-    /// Looks up a stream that is named without a communicator: default streams are those of the
+    /// Looks up a stream that is named without a communicator. A default stream is the one of the
     /// calling thread's device.
     #[inline]
     pub fn of_handle(handle: usize, function: &'static str) -> Result<Self> {
@@ -86,7 +86,7 @@ impl Stream {
         }
     }
 
-    /// Returns it for keeping beyond the call that looked it up.
+    /// Returns the stream for keeping beyond the call that looked it up.
     pub fn into_owned(self) -> Self {
         Self::from(&self)
     }
@@ -100,7 +100,7 @@ impl Stream {
         }
     }
 
-    /// Waits for all work, for `limit` at most. Returns whether it is complete.
+    /// Waits for all work, for at most `limit`. Returns whether all work is complete.
     pub fn synchronize(&self, limit: Option<Duration>) -> Result<bool> {
         match self {
             Stream::Host(stream) => stream.synchronize(limit),
@@ -116,7 +116,7 @@ impl Stream {
         }
     }
 
-    /// Has what comes after it wait for the last record of an event.
+    /// Makes later work of this stream wait for the last record of an event.
     pub fn wait_event(self, event: Event, function: &'static str) -> Result<()> {
         match both(self, event, (function, "event"))? {
             OnDevice::Host((stream, event)) => stream.wait_event(&event),
@@ -124,7 +124,7 @@ impl Stream {
         }
     }
 
-    /// Has what comes after it wait for what another stream of its device has queued so far.
+    /// Makes later work of this stream wait for the present work of a stream of the same device.
     pub fn join(&self, other: &Self) -> Result<()> {
         match (self, other) {
             (Stream::Host(stream), Stream::Host(other)) => {
@@ -137,8 +137,8 @@ impl Stream {
         }
     }
 
-    /// Begins a capture. `mode` as in CUDA: 0 global, 1 of the thread, 2 relaxed; the host device
-    /// makes no difference.
+    /// Begins a capture. `mode` is CUDA's: 0 global, 1 thread-local, 2 relaxed. The host device
+    /// treats all modes alike.
     pub fn begin_capture(&self, mode: i32) -> Result<()> {
         match self {
             Stream::Host(stream) => stream.begin_capture(),
@@ -154,7 +154,7 @@ impl Stream {
         }
     }
 
-    /// Returns whether work on it is recorded into a graph instead of executed.
+    /// Returns whether work of the stream is recorded into a graph instead of executed.
     pub fn is_capturing(&self) -> bool {
         match self {
             Stream::Host(stream) => stream.is_capturing(),
@@ -173,10 +173,10 @@ impl Stream {
         }
     }
 
-    /// Copies `bytes` bytes.
+    /// Queues a copy of `bytes` bytes.
     ///
     /// # Safety
-    /// Both are valid for `bytes` bytes until the stream has come to it; on the host device in
+    /// Both pointers are valid for `bytes` bytes until the copy is complete: on the host device in
     /// host memory, on CUDA in memory of any kind.
     pub unsafe fn copy(&self, to: *mut u8, from: *const u8, bytes: usize) -> Result<()> {
         match self {
@@ -189,7 +189,7 @@ impl Stream {
         }
     }
 
-    /// Sets `bytes` bytes to a value.
+    /// Queues a fill of `bytes` bytes with a value.
     ///
     /// # Safety
     /// As [`copy`](Self::copy).
@@ -201,10 +201,10 @@ impl Stream {
         }
     }
 
-    /// Calls a function, on a thread of the library or of the driver.
+    /// Queues a call of a function, on a thread of the library or of the driver.
     ///
     /// # Safety
-    /// It may be called with this argument once for every time the stream comes to it.
+    /// The function may be called with this argument once for each time the stream reaches it.
     pub unsafe fn call(&self, function: Function, argument: *mut c_void) -> Result<()> {
         match self {
             Stream::Host(stream) => {
@@ -216,7 +216,7 @@ impl Stream {
         }
     }
 
-    /// Moves work of the host device on for a moment, as a call does.
+    /// Advances work of the host device for a moment, as a call does.
     pub fn nudge(&self) {
         const LOOK: host::collective::Budget =
             host::collective::Budget { polls: 4, bytes: 16 << 10 };

@@ -1,5 +1,6 @@
-//! The control connection between two ranks of different hosts: notices and heartbeats both ways,
-//! never data. So nothing that fills up or waits on the way of data delays or fakes a sign of life.
+//! The control connection between two ranks of different hosts. It carries notices and heartbeats
+//! both ways, never data, so that full buffers and waits on the path of data neither delay nor fake
+//! a sign of life.
 
 use super::notice;
 use rustix::event::{PollFd, PollFlags};
@@ -12,15 +13,15 @@ use std::sync::{Mutex, MutexGuard};
 /// One end of a control connection. Nothing here blocks.
 pub struct Control {
     socket: OwnedFd,
-    /// What the socket had no room for.
+    /// Bytes for which the socket had no room.
     outgoing: Mutex<Vec<u8>>,
-    /// Messages of this rank that the peer has said it has taken.
+    /// The number of this rank's messages that the peer has reported as taken.
     taken: AtomicU64,
     left: AtomicBool,
 }
 
 impl Control {
-    /// Takes a connected stream socket.
+    /// Creates the end of a connected stream socket.
     pub fn new(socket: OwnedFd) -> Self {
         let (taken, left) = (AtomicU64::new(0), AtomicBool::new(false));
         Self { socket, outgoing: Mutex::default(), taken, left }
@@ -30,14 +31,14 @@ impl Control {
         self.outgoing.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Sends a notice, whole and after those before it. A peer that is gone needs none.
+    /// Sends a notice, whole and after earlier ones. Notices to a peer that is gone are dropped.
     pub fn tell(&self, notice: &[u8]) {
         let mut outgoing = self.outgoing();
         outgoing.extend(notice);
         self.flush_into(&mut outgoing);
     }
 
-    /// Sends what could not be sent before; returns whether nothing is left.
+    /// Sends what could not be sent before. Returns whether nothing is left.
     pub fn flush(&self) -> bool {
         let mut outgoing = self.outgoing();
         self.flush_into(&mut outgoing);
@@ -56,7 +57,7 @@ impl Control {
         }
     }
 
-    /// Appends what has come to `incoming`; returns why the connection has ended, if it has.
+    /// Appends what has arrived to `incoming`. Returns why the connection has ended, if it has.
     pub fn receive(&self, incoming: &mut Vec<u8>) -> Option<String> {
         loop {
             let mut bytes = [0; notice::MAX_BYTES];
@@ -70,35 +71,35 @@ impl Control {
         }
     }
 
-    /// What to poll for notices.
+    /// Returns the descriptor to poll for notices.
     pub fn poll_fd(&self) -> PollFd<'_> {
         PollFd::new(&self.socket, PollFlags::IN)
     }
 
-    /// Ends this direction: what was sent still arrives. What has come is read away, as a socket
-    /// that is closed with unread bytes resets the connection and may take back what it has sent.
+    /// Ends this direction; what was sent still arrives. Reads what has arrived, because closing a
+    /// socket with unread bytes resets the connection and may discard what was sent.
     pub fn finish(&self) {
-        // A peer that is gone has ended it already.
+        // If the peer is gone, the connection has ended already.
         let _ = rustix::net::shutdown(&self.socket, Shutdown::Write);
         self.receive(&mut Vec::new());
     }
 
-    /// Messages of this rank that the peer has taken, as far as it has said.
+    /// Returns the number of this rank's messages that the peer has reported as taken.
     pub fn taken(&self) -> u64 {
         self.taken.load(Ordering::Acquire)
     }
 
-    /// The peer says how many messages it has taken.
+    /// Notes the peer's report of how many messages it has taken.
     pub fn set_taken(&self, messages: u64) {
         self.taken.fetch_max(messages, Ordering::AcqRel);
     }
 
-    /// Whether the peer has said that it leaves in order.
+    /// Returns whether the peer has reported that it leaves in order.
     pub fn has_left(&self) -> bool {
         self.left.load(Ordering::Acquire)
     }
 
-    /// The peer says that it leaves in order.
+    /// Notes the peer's report that it leaves in order.
     pub fn set_left(&self) {
         self.left.store(true, Ordering::Release);
     }

@@ -1,4 +1,4 @@
-//! Links: where bytes go between ranks. *Direct*: memory that both map. *Message*: a network.
+//! Links between ranks. *Direct*: through memory that both ranks map. *Message*: over a network.
 
 pub mod control;
 pub mod direct;
@@ -8,8 +8,8 @@ pub mod notice;
 use crate::error::Result;
 use crate::op::descriptor::{Descriptor, Label};
 
-/// Returns the bytes of an edge's slot in a communicator of so many ranks: edges are quadratic in
-/// the ranks of a host.
+/// Returns the bytes of an edge's slot in a communicator of `nranks` ranks. Slots shrink with more
+/// ranks, as the number of edges is quadratic in the ranks of a host.
 pub fn edge_slot_bytes(nranks: u32) -> usize {
     match nranks {
         0..=8 => 64 << 10,
@@ -25,32 +25,32 @@ pub const EDGE_SLOTS: usize = 4;
 /// The oldest message of an edge.
 #[derive(Clone, Copy, Debug)]
 pub struct Message {
-    /// Its bytes.
+    /// The bytes of the message.
     pub data: *const u8,
-    /// How many.
+    /// The number of bytes.
     pub len: usize,
     /// The tag of the operation that sent it.
     pub tag: u32,
-    /// That operation, where the message says so; collectives of ranks of one host can be looked
-    /// up.
+    /// The operation that sent the message, if the message says so. Collectives of ranks of one
+    /// host can be looked up instead.
     pub descriptor: Option<Descriptor>,
-    /// How many collectives its sender had begun, the last 32 bits of it, where the message says
+    /// The number of collectives that the sender had begun (its last 32 bits), if the message says
     /// so.
     pub begun: Option<u32>,
 }
 
 /// Both directions of the link to one peer: bounded queues of slots.
 pub enum Edge {
-    /// The rank itself.
+    /// The edge of a rank to itself.
     Own,
-    /// Through the shared segment.
+    /// An edge through the shared segment.
     Direct(direct::DirectEdge),
-    /// Through the network.
+    /// An edge through the network.
     Message(Box<message::MessageEdge>),
 }
 
 impl Edge {
-    /// A free slot to fill, or None when the peer has not taken enough messages yet.
+    /// Returns a free slot to fill; `None` if the peer has not taken enough messages yet.
     pub fn reserve(&mut self) -> Result<Option<*mut u8>> {
         match self {
             Edge::Own => Ok(None),
@@ -59,8 +59,8 @@ impl Edge {
         }
     }
 
-    /// Sends the slot that was reserved last, with its first `len` bytes, for the operation `label`
-    /// of a rank that has begun so many collectives.
+    /// Sends the first `len` bytes of the slot that was reserved last. The message is of the
+    /// operation `label`; the sender has begun `begun` collectives.
     pub fn commit(&mut self, len: usize, label: &Label, begun: u64) -> Result<()> {
         match self {
             Edge::Own => Ok(()),
@@ -72,7 +72,7 @@ impl Edge {
         }
     }
 
-    /// The oldest message that was not released, or None when there is none.
+    /// Returns the oldest message that was not released; `None` if there is none.
     pub fn peek(&mut self) -> Result<Option<Message>> {
         match self {
             Edge::Own => Ok(None),
@@ -81,12 +81,12 @@ impl Edge {
         }
     }
 
-    /// Whether the peer is known to be unable to send more until this rank takes a message.
+    /// Returns whether the peer is known to be unable to send more until this rank takes a message.
     pub fn is_full(&self) -> bool {
         matches!(self, Edge::Direct(edge) if edge.is_full())
     }
 
-    /// Gives the slot of the oldest message back.
+    /// Gives back the slot of the oldest message.
     pub fn release(&mut self) -> Result<()> {
         match self {
             Edge::Own => Ok(()),
@@ -98,7 +98,7 @@ impl Edge {
         }
     }
 
-    /// Whether everything sent has left this process's memory.
+    /// Returns whether everything sent has left this process's memory.
     pub fn flushed(&mut self) -> Result<bool> {
         match self {
             Edge::Message(edge) => edge.flushed(),
@@ -106,8 +106,8 @@ impl Edge {
         }
     }
 
-    /// Whether the peer has taken everything sent. Over a network it says so: `told` is how many
-    /// messages it has taken.
+    /// Returns whether the peer has taken everything sent. Over a network the peer reports this:
+    /// `told` is the number of messages that it has taken.
     pub fn is_taken(&mut self, told: u64) -> bool {
         match self {
             Edge::Own => true,
@@ -116,7 +116,7 @@ impl Edge {
         }
     }
 
-    /// Messages over a network so far: (sent, taken).
+    /// Returns the number of messages over a network so far: (sent, taken).
     pub fn messages(&self) -> (u64, u64) {
         match self {
             Edge::Message(edge) => (edge.sent(), edge.taken()),
@@ -124,7 +124,7 @@ impl Edge {
         }
     }
 
-    /// Bytes of slots that are not in the shared segment.
+    /// Returns the bytes of slots that are not in the shared segment.
     pub fn memory_bytes(&self) -> usize {
         match self {
             Edge::Message(edge) => edge.memory_bytes(),

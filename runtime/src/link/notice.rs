@@ -1,8 +1,8 @@
-//! What a rank tells peers that do not see its memory, over their control connection: `H`: it
-//! lives; `G`: it leaves in order, with how many of the peer's messages it has taken (u64); `F`
-//! with a failure record: `code u8 · culprit i32 · reporter u32 · length u16 · text`; `D` with the
-//! collective that it waits in: `number u64 · what u32 · count u64`; `A`: asks to be told by a `T`
-//! when the peer has taken so many messages (u64).
+//! Notices that a rank sends over the control connection to peers that do not see its memory. `H`:
+//! the rank lives. `G`: it leaves in order, with the number of the peer's messages that it has
+//! taken (u64). `F`: it failed, with a failure record: `code u8 · culprit i32 · reporter u32 ·
+//! length u16 · text`. `D`: it waits in a collective: `number u64 · what u32 · count u64`. `A`: it
+//! asks for a `T` when the peer has taken a number of messages (u64).
 
 use super::direct::{RECORD_TEXT, Record};
 use crate::error::Code;
@@ -11,27 +11,27 @@ use crate::op::descriptor::Descriptor;
 /// A heartbeat.
 pub const PULSE: &[u8] = b"H";
 const HEADER: usize = 12;
-/// The longest notice.
+/// The size of the longest notice in bytes.
 pub const MAX_BYTES: usize = HEADER + RECORD_TEXT;
 
-/// A notice.
+/// A notice of a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
-    /// It lives.
+    /// The sender lives.
     Pulse,
-    /// It leaves in order, and has taken so many messages of the one who hears it.
+    /// The sender leaves in order, and has taken this many messages of the receiver.
     Goodbye(u64),
-    /// It wants to know when so many of its messages are taken.
+    /// The sender asks to be told when the receiver has taken this many of its messages.
     Ask(u64),
-    /// It has taken so many messages of the one who hears it.
+    /// The sender has taken this many messages of the receiver.
     Taken(u64),
-    /// It failed.
+    /// The sender failed.
     Failed(Record),
-    /// It waits in the collective of this number.
+    /// The sender waits in the collective of this number.
     Doing(u64, Descriptor),
 }
 
-/// The bytes of a failure's notice.
+/// Returns the notice of a failure.
 pub fn failed(record: &Record) -> Vec<u8> {
     let text = record.text(RECORD_TEXT).as_bytes();
     let mut bytes = vec![b'F', record.code as i32 as u8];
@@ -46,22 +46,22 @@ fn counted(kind: u8, count: u64) -> Vec<u8> {
     [&[kind][..], &count.to_le_bytes()].concat()
 }
 
-/// The bytes with which a rank leaves that has taken so many messages.
+/// Returns the notice of a rank that leaves after it has taken `taken` messages.
 pub fn goodbye(taken: u64) -> Vec<u8> {
     counted(b'G', taken)
 }
 
-/// The bytes that ask when so many messages are taken.
+/// Returns the notice that asks when this many messages are taken.
 pub fn ask(messages: u64) -> Vec<u8> {
     counted(b'A', messages)
 }
 
-/// The bytes that say how many messages are taken.
+/// Returns the notice of how many messages are taken.
 pub fn taken(messages: u64) -> Vec<u8> {
     counted(b'T', messages)
 }
 
-/// The bytes that tell what this rank waits in.
+/// Returns the notice of the collective that this rank waits in.
 pub fn doing(seq: u64, descriptor: Descriptor) -> Vec<u8> {
     let (what, count) = descriptor.to_words();
     let mut bytes = vec![b'D'];
@@ -71,7 +71,8 @@ pub fn doing(seq: u64, descriptor: Descriptor) -> Vec<u8> {
     bytes
 }
 
-/// Reads a notice: it and its size, None while it is not complete, or an error for anything else.
+/// Reads a notice. Returns the notice and its size, `None` while it is not complete, or an error if
+/// the bytes are no notice.
 pub fn parse(bytes: &[u8]) -> Result<Option<(Notice, usize)>, String> {
     match bytes {
         [] => Ok(None),

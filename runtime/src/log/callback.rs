@@ -1,5 +1,5 @@
-//! Delivers lines to the user's function, in a thread of its own: whoever logs may hold locks of
-//! the library or be a thread on which others wait, and the function may call the library.
+//! Delivers log lines to the user's function, in a separate thread. A thread that logs may hold
+//! locks of the library or be one on which others wait, and the function may call the library.
 
 use super::Level;
 use std::cell::Cell;
@@ -8,12 +8,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// Receives a level and a text.
+/// A user's function that receives the level and the text of a line.
 pub type Callback = Box<dyn Fn(i32, &str) + Send + Sync>;
 
-/// Lines that wait for a slow callback; further ones are counted only.
+/// Lines that wait for a slow callback; further lines are only counted.
 const ROOM: usize = 4096;
-/// How long the end of the process waits for lines on their way.
+/// The longest time that the end of the process waits for pending lines.
 const LAST: Duration = Duration::from_secs(1);
 
 struct Line {
@@ -25,11 +25,11 @@ struct Line {
 struct Mailbox {
     callback: Option<Arc<Callback>>,
     lines: VecDeque<Line>,
-    /// Lines taken in and lines delivered so far.
+    /// The number of lines taken in, and the number of lines delivered, so far.
     taken: u64,
     delivered: u64,
     lost: u64,
-    /// Where the thread runs: not in a forked child.
+    /// The process in which the thread runs: a forked child has no such thread.
     process: u32,
 }
 
@@ -42,11 +42,12 @@ pub(super) struct Post {
 pub(super) static POST: Post = Post::new();
 
 thread_local! {
-    /// Whether this is the thread that calls the callback.
+    /// True in the thread that calls the callback.
     static DELIVERS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// A program that ends because of an error still hears of it; no callback runs later.
+/// Delivers the last lines, so that a program that ends because of an error still gets them. No
+/// callback runs later.
 extern "C" fn at_exit() {
     let mut mailbox = POST.mailbox();
     mailbox.callback = None;
@@ -70,15 +71,15 @@ impl Post {
         self.mailbox.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Replaces the callback. Blocks until the one before has had its lines and returned, but
-    /// within it.
+    /// Replaces the callback. Blocks until the previous callback has received its lines and
+    /// returned, unless called from within it.
     pub(super) fn set(&self, callback: Option<Callback>) {
         let mut mailbox = self.mailbox();
         mailbox.callback = callback.map(Arc::new);
         self.wait(mailbox, None);
     }
 
-    /// Waits until the lines taken so far are delivered.
+    /// Waits until the lines taken so far are delivered, for at most `limit`.
     fn wait(&self, mut mailbox: MutexGuard<'_, Mailbox>, limit: Option<Duration>) {
         let (start, taken) = (Instant::now(), mailbox.taken);
         let here = mailbox.process == std::process::id() && !DELIVERS.get();
@@ -92,7 +93,7 @@ impl Post {
         }
     }
 
-    /// Takes a line for the callback; false where there is none, or no thread to call it.
+    /// Takes a line for the callback. Returns false if there is no callback or no thread for it.
     pub(super) fn take(&'static self, level: Level, text: &str) -> bool {
         let mut mailbox = self.mailbox();
         let Some(to) = mailbox.callback.clone() else { return false };
@@ -114,7 +115,7 @@ impl Post {
     }
 
     fn start(&'static self, mailbox: &mut Mailbox) -> bool {
-        // In a forked child nobody delivers what the parent's thread has before it.
+        // In a forked child, no thread delivers the lines that the parent's thread still had.
         mailbox.lines.clear();
         mailbox.delivered = mailbox.taken;
         let run = move || self.deliver();
@@ -139,7 +140,7 @@ impl Post {
                 continue;
             };
             drop(mailbox);
-            // A callback that panics loses its line, not those after it.
+            // A callback that panics loses its line, but not those after it.
             let _ = catch_unwind(AssertUnwindSafe(|| to(level, &text)));
             drop(to);
             mailbox = self.mailbox();
@@ -169,14 +170,14 @@ mod tests {
         let gate = Mutex::new(gate);
         OWN.set(Some(Box::new(move |level, text| {
             if text == "0" {
-                // The others have to wait.
+                // The other lines have to wait.
                 let _ = gate.lock().unwrap().recv();
                 panic!("a callback may panic");
             }
             sender.send((level, text.to_owned())).unwrap();
         })));
         assert!(OWN.take(Level::Info, "0"));
-        // The first may be on its way already, or not.
+        // The first line may be on its way already, or not.
         (1..ROOM as u32 + 9).for_each(|i| assert!(OWN.take(Level::Info, &i.to_string())));
         open.send(()).unwrap();
         OWN.wait(OWN.mailbox(), None);

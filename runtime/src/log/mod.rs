@@ -1,8 +1,8 @@
 //! Logging in NCCL's levels and subsystems: to standard error, a file, or a callback.
 //!
-//! A line reads `host:pid:tid [device] OXCCL INFO text`, or `[device, rank 3]` where it is about a
-//! rank of this process, with the time before it where `NCCL_DEBUG_TIMESTAMP_LEVELS` says so. A
-//! callback gets the text alone.
+//! A line reads `host:pid:tid [device] OXCCL INFO text`, or `[device, rank 3]` if it is about a
+//! rank of this process. The time precedes the line if `NCCL_DEBUG_TIMESTAMP_LEVELS` says so. A
+//! callback receives the text alone.
 
 mod callback;
 
@@ -20,16 +20,16 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub use crate::config::{Level, Levels, Subsystem, Subsystems};
 pub use callback::Callback;
 
-/// Where lines go when there is no callback, and what stands before them.
+/// The output of lines when there is no callback, and the format of their timestamps.
 struct Output {
-    /// None: standard error.
+    /// The log file; `None` for standard error.
     file: Option<File>,
     timestamp_format: String,
     timestamp_levels: Levels,
 }
 
 thread_local! {
-    /// The number of this thread's device, for what stands before a line.
+    /// The number of this thread's device, for the prefix of a line.
     static DEVICE: Cell<i32> = const { Cell::new(0) };
 }
 
@@ -60,9 +60,9 @@ fn configure(config: &Config) {
     LEVEL.store(config.debug as i32, Ordering::Relaxed);
 }
 
-/// Sets the level, and where lines go: without a callback, to where NCCL_DEBUG_FILE says. A
-/// callback runs in a thread of its own and may call anything. Blocks until the one before has had
-/// its lines.
+/// Sets the level and the callback. Without a callback, lines go to the place that NCCL_DEBUG_FILE
+/// names. A callback runs in a separate thread and may call anything. Blocks until the previous
+/// callback has received its lines.
 pub fn set(level: i32, callback: Option<Callback>) {
     CONFIGURED.call_once(|| configure(Config::get()));
     LEVEL.store(level.max(0), Ordering::Relaxed);
@@ -74,14 +74,15 @@ pub fn set_device(index: i32) {
     DEVICE.set(index);
 }
 
-/// Does what NCCL_DEBUG, NCCL_DEBUG_SUBSYS and NCCL_DEBUG_FILE say now. A callback stays.
+/// Applies the present values of NCCL_DEBUG, NCCL_DEBUG_SUBSYS and NCCL_DEBUG_FILE. A callback
+/// stays.
 pub fn reset() {
     let config = Config::fresh();
     CONFIGURED.call_once(|| {});
     configure(&config);
 }
 
-/// Whether such lines are written; check before formatting something costly.
+/// Returns whether such lines are written, to be asked before formatting something costly.
 pub fn enabled(at: Level, about: Subsystem) -> bool {
     CONFIGURED.call_once(|| configure(Config::get()));
     let level = LEVEL.load(Ordering::Relaxed);
@@ -94,20 +95,20 @@ pub fn enabled(at: Level, about: Subsystem) -> bool {
     }
 }
 
-/// Writes a line. Those of level VERSION appear with NCCL_DEBUG=VERSION, INFO and above only: WARN
-/// is the default, and a program in which all is well says nothing.
+/// Writes a line. Lines of level VERSION appear only with NCCL_DEBUG=VERSION, INFO and above: WARN
+/// is the default, and with it a program without problems logs nothing.
 pub fn line(at: Level, about: Subsystem, text: &str) {
     line_of(None, at, about, text);
 }
 
-/// As [`line`], for what one rank of this process has to say.
+/// Writes a line as [`line`] does, about one rank of this process.
 pub fn line_of(rank: Option<u32>, at: Level, about: Subsystem, text: &str) {
     if enabled(at, about) {
         put(at, rank, text);
     }
 }
 
-/// Writes a line whatever the level is: one that the user asked for by a call.
+/// Writes a line whatever the level is, as the user asked for it by a call.
 pub fn write(at: Level, text: &str) {
     put(at, None, text);
 }
@@ -132,8 +133,8 @@ impl Output {
         let (host, device, name) = (host(), DEVICE.get(), at.name());
         let rank = rank.map_or_else(String::new, |rank| format!(", rank {rank}"));
         let line = format!("{time}{host}:{pid}:{tid} [{device}{rank}] OXCCL {name} {text}\n");
-        // In one call, so that lines of several threads and processes do not mix. A full disk must
-        // not stop the program.
+        // The line is written in one call, so that lines of several threads and processes do not
+        // mix. A full disk must not stop the program.
         let _ = match &self.file {
             Some(file) => (&mut &*file).write_all(line.as_bytes()),
             None => std::io::stderr().write_all(line.as_bytes()),
@@ -146,7 +147,7 @@ fn host() -> String {
     name.split('.').next().unwrap_or_default().to_owned()
 }
 
-/// The path with `%h`, `%p` and `%%` replaced.
+/// Returns the path with `%h`, `%p` and `%%` replaced.
 fn expand(pattern: &str) -> String {
     let mut path = String::new();
     let mut rest = pattern.chars();
@@ -165,13 +166,13 @@ fn expand(pattern: &str) -> String {
     path
 }
 
-/// Opens a log file; None for standard error.
+/// Opens a log file; `None` for standard error.
 fn open(path: &str) -> Result<Option<File>> {
     let hint = "NCCL_DEBUG_FILE needs a place where this user may make a file";
     let failed = |e: std::io::Error| Error::system(format!("opening {path}"), e, hint);
     match path {
         "/dev/stderr" => return Ok(None),
-        // These are links, which are followed nowhere else.
+        // These paths are links; links are followed nowhere else.
         "/dev/stdout" => {
             let stdout = std::io::stdout().as_fd().try_clone_to_owned();
             return stdout.map(|fd| Some(File::from(fd))).map_err(failed);
@@ -192,8 +193,8 @@ fn open(path: &str) -> Result<Option<File>> {
     Ok(Some(file))
 }
 
-/// The local time in strftime's `format`, with `%1f` to `%9f` for the first digits of the second's
-/// fraction; empty where that does not fit 256 bytes.
+/// Returns the local time in strftime's `format`, with `%1f` to `%9f` for the first digits of the
+/// second's fraction; empty if the result does not fit 256 bytes.
 fn timestamp(format: &str, now: SystemTime) -> String {
     let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
     let nanoseconds = format!("{:09}", since.subsec_nanos());
@@ -207,7 +208,7 @@ fn timestamp(format: &str, now: SystemTime) -> String {
                 pattern += &nanoseconds[..usize::from(digits - b'0')];
                 rest = &rest[3..];
             }
-            // What follows the sign belongs to it, be it another one.
+            // The character after the sign belongs to it, even if it is another `%`.
             _ => {
                 let two = rest.char_indices().nth(2).map_or(rest.len(), |(at, _)| at);
                 pattern += &rest[..two];

@@ -4,36 +4,36 @@ use super::Address;
 use oxccl_plan::select::{Choice, Route};
 use oxccl_plan::{Carrier, DataType, Plan, Program, ReduceOp, Spec};
 
-/// A plan, what moves its data, and the program of one rank.
+/// A plan, the carrier of its data, and the program of one rank.
 #[derive(Clone)]
 pub struct Bound {
     /// The plan.
     pub plan: Plan,
-    /// What moves its data.
+    /// The carrier of the plan's data.
     pub carrier: Carrier,
-    /// The rank's program.
+    /// The program of the rank.
     pub program: Program,
 }
 
 impl Bound {
-    /// For a rank.
+    /// Binds a route to a rank.
     pub fn new(Route { plan, carrier }: Route, rank: u32) -> Self {
         Self { plan, carrier, program: plan.program(rank) }
     }
 }
 
-/// What this rank does for one kind of call.
+/// The programs of this rank for one kind of call.
 pub struct Programs {
-    /// For any user memory.
+    /// The plan and program for any user memory.
     pub any: Bound,
-    /// For user memory that all ranks map.
+    /// The plan and program for user memory that all ranks map.
     pub mapped: Option<Bound>,
-    /// Whether copy engines do the latter where that memory lies in windows.
+    /// True if copy engines execute `mapped` when that memory lies in windows.
     pub engines: bool,
 }
 
 impl Programs {
-    /// For a rank, by what was chosen.
+    /// Returns the programs of a rank for a choice.
     pub fn new(choice: &Choice, rank: u32) -> Self {
         let bound = |route| Bound::new(route, rank);
         Self {
@@ -47,7 +47,7 @@ impl Programs {
 /// A call as the user made it.
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
-    /// What is done, by how many ranks, with which root.
+    /// The collective, the number of ranks, and the root.
     pub spec: Spec,
     /// The send buffer.
     pub input: *const u8,
@@ -55,11 +55,11 @@ pub struct Call {
     pub output: *mut u8,
     /// Elements per block.
     pub count: u64,
-    /// Their type.
+    /// The type of the elements.
     pub dtype: DataType,
-    /// How they are combined.
+    /// The operation that combines the elements.
     pub op: ReduceOp,
-    /// By what this rank's input is multiplied first; the product is rounded once.
+    /// The factor by which this rank's input is multiplied first; the product is rounded once.
     pub scale: Option<Scale>,
 }
 
@@ -72,8 +72,8 @@ unsafe impl Sync for Call {}
 /// A factor of the type of a call's elements.
 #[derive(Clone, Copy, Debug)]
 pub enum Scale {
-    /// Its bytes, from the first one on.
+    /// The bytes of the factor, from the first one on.
     Value([u8; 8]),
-    /// Where it is when the call runs.
+    /// The address of the factor when the call runs.
     At(Address),
 }

@@ -1,5 +1,5 @@
-//! What a rank is doing, in 96 bits that can be read back: ranks compare it, and name both sides
-//! where it differs.
+//! The descriptor of a rank's operation, in 96 bits that can be read back: ranks compare
+//! descriptors, and an error names both sides where they differ.
 
 use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
 use std::fmt;
@@ -13,15 +13,17 @@ pub struct Descriptor {
     count: u64,
 }
 
-/// Sends and receives, which are compared message by message.
+/// The kind of sends and receives, which are compared message by message.
 const MESSAGES: u32 = 0xf << 28;
-/// Waiting for signals of one-sided operations, which no collective's first bits are either.
+/// The kind of waits for signals of one-sided operations; no collective has these first bits
+/// either.
 const SIGNALS: u32 = 0xe << 28;
-/// In the place of a reduction: a user's own scale before the sum.
+/// The number in the place of a reduction operation: a user's own scale before the sum.
 const SCALED_SUM: u32 = 5;
 
 impl Descriptor {
-    /// A collective; `scaled` where inputs are multiplied by a user's scalar first.
+    /// Returns the descriptor of a collective; `scaled` if inputs are multiplied by a user's scalar
+    /// first.
     #[inline]
     pub fn collective(
         spec: &Spec,
@@ -30,7 +32,7 @@ impl Descriptor {
         scaled: bool,
         count: u64,
     ) -> Self {
-        // Only where elements are combined does the operation matter.
+        // The operation matters only where elements are combined.
         let op = match (spec.collective.reduces(), scaled) {
             (false, _) => 0,
             (true, true) => SCALED_SUM,
@@ -40,17 +42,18 @@ impl Descriptor {
         Self { what: kind | (spec.root & 0xffff) << 12, count }
     }
 
-    /// A message of send and receive.
+    /// Returns the descriptor of a message of send and receive.
     pub const fn message(dtype: DataType, bytes: u64) -> Self {
         Self { what: MESSAGES | (dtype as u32) << 4, count: bytes }
     }
 
-    /// Waiting for so many signals.
+    /// Returns the descriptor of a wait for so many signals.
     pub const fn signals(count: u64) -> Self {
         Self { what: SIGNALS, count }
     }
 
-    /// The message that has this tag and so many bytes; None for the tag of a collective.
+    /// Returns the descriptor of the message with this tag and so many bytes; `None` for the tag of
+    /// a collective.
     pub const fn of_message(tag: u32, bytes: u64) -> Option<Self> {
         if tag & 1 == 0 {
             return None;
@@ -58,13 +61,14 @@ impl Descriptor {
         Some(Self { what: MESSAGES | (tag >> 1 & 15) << 4, count: bytes })
     }
 
-    /// Whether it is a message of send and receive.
+    /// Returns whether this is a message of send and receive.
     pub const fn is_message(&self) -> bool {
         self.what & MESSAGES == MESSAGES
     }
 
-    /// 32 bits that differ where descriptors of collectives differ, but for accidents of 1 in 2³¹;
-    /// even for them, odd for messages, of which it tells the type alone.
+    /// Returns 32 bits that differ where descriptors of collectives differ, except for collisions
+    /// with a probability of 1 in 2³¹. The tag is even for collectives and odd for messages, of
+    /// which it contains only the type.
     #[inline]
     pub const fn tag(&self) -> u32 {
         if self.is_message() {
@@ -77,12 +81,13 @@ impl Descriptor {
         (x >> 32) as u32 & !1
     }
 
-    /// To be read back by [`from_words`](Self::from_words).
+    /// Returns the words that [`from_words`](Self::from_words) reads back.
     pub const fn to_words(self) -> (u32, u64) {
         (self.what, self.count)
     }
 
-    /// What [`to_words`](Self::to_words) wrote; other words give a text, not a failure.
+    /// Returns the descriptor that [`to_words`](Self::to_words) wrote. Other words also give a
+    /// descriptor that can be displayed, not a failure.
     pub const fn from_words(what: u32, count: u64) -> Self {
         Self { what, count }
     }
@@ -121,9 +126,9 @@ impl fmt::Display for Descriptor {
 /// A descriptor with its tag, computed once per operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Label {
-    /// What is done.
+    /// The descriptor of the operation.
     pub descriptor: Descriptor,
-    /// Its [`Descriptor::tag`].
+    /// The [`Descriptor::tag`] of the descriptor.
     pub tag: u32,
 }
 

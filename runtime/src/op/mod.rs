@@ -1,5 +1,5 @@
-//! What is asked of a communicator: the operations as their callers describe them. Nothing here
-//! knows a device, and nothing here is done.
+//! Operations of a communicator, as their callers describe them. Nothing here knows a device, and
+//! nothing here executes an operation.
 
 mod address;
 mod collective;

@@ -1,50 +1,50 @@
-//! Puts, signals and waits for them.
+//! Puts, signals, and waits for signals.
 
 use super::Address;
 use crate::error::Error;
 
-/// Bytes for a peer's window.
+/// The bytes of a put into a peer's window.
 #[derive(Clone, Copy, Debug)]
 pub struct Put {
-    /// Where they are.
+    /// The address of the bytes.
     pub from: Address,
-    /// How many.
+    /// The number of bytes.
     pub bytes: usize,
-    /// Number of the window, the same on all ranks.
+    /// The number of the window, the same on all ranks.
     pub window: u64,
-    /// Where this rank's own window lies, for puts to itself.
+    /// The address of this rank's own window, for puts to itself.
     pub own: Address,
-    /// Where in the window they go, in bytes.
+    /// The offset in the window, in bytes.
     pub offset: usize,
 }
 
-/// Signals to wait for.
+/// The signals of a rank that an operation waits for.
 #[derive(Clone, Copy, Debug)]
 pub struct Awaiting {
-    /// From which rank.
+    /// The rank that sends the signals.
     pub peer: u32,
-    /// Which signal.
+    /// The number of the signal.
     pub signal: u32,
-    /// How many more.
+    /// The number of further signals to wait for.
     pub count: u64,
 }
 
 /// A one-sided operation.
 #[derive(Clone, Debug)]
 pub enum OneSided {
-    /// Writes, if there is something to write, then counts up a signal of the peer.
+    /// Writes a put, if there is one, then increments a signal of the peer.
     Signal(u32, Option<Put>, u32),
     /// Waits for signals.
     Wait(Vec<Awaiting>),
 }
 
 impl OneSided {
-    /// Whether it gives peers nothing.
+    /// Returns whether the operation gives peers nothing.
     pub fn only_waits(&self) -> bool {
         matches!(self, OneSided::Wait(_))
     }
 
-    /// Its name.
+    /// Returns the name of the operation.
     pub fn name(&self) -> &'static str {
         match self {
             OneSided::Signal(_, Some(_), _) => "put_signal",
@@ -54,7 +54,7 @@ impl OneSided {
     }
 }
 
-/// What a put of so many bytes at an offset is told, of which the peer's window has less.
+/// Returns the error of a put of so many bytes at an offset that exceeds the peer's window.
 pub(crate) fn beyond(rank: u32, (bytes, offset): (u64, u64), (peer, len): (u32, u64)) -> Error {
     let what = format!(
         "rank {rank} puts {bytes} bytes at offset {offset} into the window of rank {peer}, of which \

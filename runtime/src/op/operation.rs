@@ -1,4 +1,4 @@
-//! What one entry of a stream does for a communicator.
+//! The operations that the entries of a stream perform for a communicator.
 
 use super::{Call, OneSided, Programs, Transfers};
 use std::sync::Arc;
@@ -16,12 +16,12 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Returns whether it only waits for peers, and gives them nothing.
+    /// Returns whether the operation only waits for peers, and gives them nothing.
     pub fn only_waits(&self) -> bool {
         matches!(self, Operation::OneSided(item) if item.only_waits())
     }
 
-    /// Its name.
+    /// Returns the name of the operation.
     pub fn name(&self) -> &'static str {
         match self {
             Operation::Collective(_, call) => call.spec.collective.name(),

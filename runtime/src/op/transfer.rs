@@ -5,15 +5,15 @@ use oxccl_plan::DataType;
 /// A send or receive of a group.
 #[derive(Clone, Copy, Debug)]
 pub struct Transfer {
-    /// The other side; this rank itself for a message to itself.
+    /// The peer; this rank itself for a message to itself.
     pub peer: u32,
-    /// Whether this rank sends.
+    /// True if this rank sends.
     pub send: bool,
     /// The buffer.
     pub data: *mut u8,
-    /// Its size.
+    /// The size of the buffer in bytes.
     pub bytes: usize,
-    /// What it holds; both sides have to say the same.
+    /// The type of the data; both sides have to give the same type.
     pub dtype: DataType,
 }
 
@@ -26,8 +26,8 @@ unsafe impl Sync for Transfer {}
 /// Transfers that are launched together.
 #[derive(Debug)]
 pub struct Transfers {
-    /// The name of the operation that they make up, for errors.
+    /// The name of the operation that the transfers make up, for errors.
     pub operation: &'static str,
-    /// In the order of calls; messages to itself come in equal pairs.
+    /// The transfers in the order of calls; messages of a rank to itself come in equal pairs.
     pub list: Vec<Transfer>,
 }

@@ -1,6 +1,7 @@
-//! Collectives with a count for every rank: what they mean as transfers, or as reductions.
+//! Collectives with a count for every rank, translated into transfers or reductions.
 //!
-//! Pure translation, from counts to what a group can launch; nothing here knows a communicator.
+//! The translation from counts to operations that a group can launch is pure; nothing here knows a
+//! communicator.
 
 use crate::error::{Error, Result};
 use crate::op::{Call, Transfer};
@@ -9,16 +10,16 @@ use oxccl_plan::{Collective, DataType, Spec};
 /// The part of a buffer that belongs to one rank, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Part {
-    /// From the buffer's beginning.
+    /// The offset from the beginning of the buffer.
     pub offset: usize,
-    /// Its size.
+    /// The size of the part.
     pub bytes: usize,
 }
 
-/// A number per rank, with the name of the argument that holds them.
+/// A number per rank, with the name of the argument that holds the numbers.
 pub type Named<'a> = (&'static str, &'a [usize]);
 
-/// The parts of a buffer, from counts and displacements in elements of `size` bytes.
+/// Returns the parts of a buffer, from counts and displacements in elements of `size` bytes.
 pub fn parts(
     function: &'static str,
     counts: Named<'_>,
@@ -29,7 +30,7 @@ pub fn parts(
     let part = |(rank, (&count, &displ)): (usize, (&usize, &usize))| {
         let bytes = in_bytes(function, counts.0, rank, count, size)?;
         let offset = match bytes {
-            // Nothing lies there: any number will do.
+            // A part without data may have any displacement.
             0 => 0,
             _ => in_bytes(function, displs.0, rank, displ, size)?,
         };
@@ -42,7 +43,7 @@ pub fn parts(
     both.map(part).collect()
 }
 
-/// The parts of a buffer in which they lie one behind the other, in the order of ranks.
+/// Returns the parts of a buffer in which they lie one after the other, in the order of ranks.
 pub fn packed(function: &'static str, counts: Named<'_>, size: usize) -> Result<Vec<Part>> {
     let mut offset = 0usize;
     let mut parts = Vec::new();
@@ -71,12 +72,12 @@ fn too_large(function: &'static str, argument: &'static str, got: String) -> Err
     Error::argument(function, argument, got, "elements that fit the address space")
 }
 
-/// What a rank sends and receives when `send` and `recv` say what goes to and comes from every
-/// rank. What it keeps is a message to itself.
+/// Returns the sends and receives of a rank; `send` and `recv` give the parts that go to and come
+/// from every rank. The part that the rank keeps is a message to itself.
 ///
-/// Fails where a rank sends itself another number than it receives, where two ranks' data would
-/// come to the same place, and where data would come to a place that is yet to be sent. In place
-/// (what the rank keeps stays where it is) is no such case.
+/// Fails if a rank sends itself another number of bytes than it receives, if the data of two ranks
+/// would come to the same place, or if data would come to a place that is yet to be sent. The part
+/// that the rank keeps may stay where it is (in place).
 pub fn transfers(
     function: &'static str,
     (rank, dtype): (u32, DataType),
@@ -102,12 +103,13 @@ pub fn transfers(
     Ok(sends.into_iter().chain(receives).collect())
 }
 
-/// Where a transfer's data begin and end.
+/// Returns the begin and the end of the data of a transfer.
 fn span(t: &Transfer) -> (usize, usize) {
     (t.data.addr(), t.data.addr().wrapping_add(t.bytes))
 }
 
-/// Sorts the receives by address to compare them with their neighbours and with the sends.
+/// Checks that no receive overlaps another receive or a send; sorts the receives by address to
+/// compare each with its neighbours.
 fn check_apart(
     function: &'static str,
     rank: u32,
@@ -120,7 +122,7 @@ fn check_apart(
         let expected = "a place of its own for the data of every rank";
         return Err(Error::argument(function, "the receive displacements", got, expected));
     }
-    // What stays where it is overwrites nothing.
+    // Data that stay where they are overwrite nothing.
     let stays = sends
         .iter()
         .find(|s| s.peer == rank)
@@ -141,10 +143,11 @@ fn check_apart(
     Ok(())
 }
 
-/// The reductions that leave the block of every rank with that rank. `whole` is the call as a
-/// reduce-scatter whose count is ignored; its output is this rank's block.
+/// Returns the reductions that leave the block of every rank with that rank. `whole` is the call as
+/// a reduce-scatter whose count is ignored; its output is this rank's block.
 ///
-/// Fails where the output overlaps the input, but for in place: it may be this rank's block there.
+/// Fails if the output overlaps the input, except in place: there the output may be this rank's
+/// block of the input.
 pub fn reductions(
     function: &'static str,
     rank: u32,
@@ -228,7 +231,7 @@ mod tests {
         let wrong = text(&all, &gathered, 16).unwrap_err();
         assert!(wrong.contains("ranks 0 and 2 overlap"), "{wrong}");
         let gathered = [part(0, 4), part(8, 4), part(4, 4)];
-        // In place, at its own part; and one byte beside it.
+        // In place, at the rank's own part; and then one byte beside that part.
         assert_eq!(text(&all, &gathered, 8).unwrap().len(), 6);
         let wrong = text(&all, &gathered, 7).unwrap_err();
         assert!(wrong.contains("data for rank 0 lie where data of rank 2 come"), "{wrong}");

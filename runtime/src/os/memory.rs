@@ -12,15 +12,16 @@ pub struct Mapping {
     len: usize,
 }
 
-// SAFETY: the mapping is plain memory that stays at its address until the value is dropped; who
-// accesses which part when is the concern of the code that hands out pointers into it.
+// SAFETY: the mapping is plain memory that stays at its address until the value is dropped. The
+// code that hands out pointers into the mapping is responsible for the accesses to each part and
+// for their order.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; the methods of `&Mapping` only return addresses.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `len` bytes of a memfd after checking that it is that large and sealed, so that no
-    /// peer can make an access fault by truncating it.
+    /// Maps `len` bytes of a memfd after checking that the memfd is that large and sealed, so that
+    /// no peer can make an access fault by truncating it.
     pub fn of(fd: BorrowedFd<'_>, len: usize) -> Result<Self> {
         let hint = "the peer may be of another version";
         let size = rustix::fs::fstat(fd).map_err(|e| Error::system("fstat of a memfd", e, hint))?;
@@ -34,18 +35,18 @@ impl Mapping {
         }
         let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         let flags = flags | MapFlags::NORESERVE;
-        // SAFETY: a new mapping at an address that the system chooses overlaps nothing.
+        // SAFETY: a new mapping at an address that the system chooses overlaps no other mapping.
         let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, flags, fd, 0) }
             .map_err(|e| Error::system(format!("mmap of {len} bytes"), e, "raise ulimit -v"))?;
         Ok(Self { base: base.cast(), len })
     }
 
-    /// First byte.
+    /// Returns the address of the first byte.
     pub fn base(&self) -> *mut u8 {
         self.base
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub fn bytes(&self) -> usize {
         self.len
     }
@@ -60,13 +61,14 @@ impl Drop for Mapping {
     }
 }
 
-/// The largest file that this process may make; beyond it the system ends the process.
+/// Returns the size of the largest file that this process may make; the system ends a process that
+/// exceeds this limit.
 pub(crate) fn largest_file() -> usize {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
     limit.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(usize::MAX)
 }
 
-/// A new memfd of fixed size.
+/// Returns a new memfd of fixed size.
 pub fn sealed_memfd(name: &str, len: usize) -> Result<OwnedFd> {
     if len > largest_file() {
         let call = format!("making shared memory of {len} bytes");

@@ -1,3 +1,3 @@
-//! What several parts need of the operating system.
+//! Services of the operating system that several modules need.
 
 pub mod memory;

@@ -1,5 +1,5 @@
-//! Whether the ranks of a communicator do the same, and what an operation that waits can find out
-//! about those it waits for.
+//! The agreement of the ranks of a communicator on their operations, and the facts that a waiting
+//! operation can find out about its peers.
 
 use super::Rank;
 use crate::error::{Error, Result, Site};
@@ -7,14 +7,14 @@ use crate::link::direct::{RING, Segment};
 use crate::link::{Message, notice};
 use crate::op::descriptor::{Descriptor, Label};
 
-/// What an operation does, as others can check.
+/// The operation of a rank, as far as others can check it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum CurrentOp {
-    /// A collective and its number among the communicator's.
+    /// A collective and its number among the communicator's collectives.
     Collective(Label, u64),
-    /// Sends and receives, and one of them; the number is that of the next collective.
+    /// Sends and receives, and one of these messages; the number is that of the next collective.
     Exchange(Option<Descriptor>, u64),
-    /// A one-sided operation; the number as above.
+    /// A one-sided operation; the number is that of the next collective.
     OneSided(u64),
 }
 
@@ -36,7 +36,7 @@ impl CurrentOp {
         }
     }
 
-    /// The error that names both sides.
+    /// Returns the error that names both sides.
     pub(crate) fn differs(&self, rank: &Rank, peer: u32, theirs: String) -> Error {
         let seq = self.number();
         let site = Site {
@@ -50,8 +50,8 @@ impl CurrentOp {
     }
 }
 
-/// Fails when a peer that has signalled in this collective does another one. Direct plans only:
-/// there a rank is its own place in the segment.
+/// Fails when a peer that has signalled in this collective executes another one. For direct plans
+/// only: there a rank is its own place in the segment.
 #[inline(always)]
 pub(crate) fn compare(
     rank: &Rank,
@@ -68,7 +68,7 @@ pub(crate) fn compare(
     Err(CurrentOp::Collective(*label, seq).differs(rank, peer, theirs))
 }
 
-/// The error for a message that another operation sent.
+/// Returns the error for a message that another operation sent.
 pub(crate) fn unexpected(rank: &Rank, doing: CurrentOp, peer: u32, message: &Message) -> Error {
     let seq = doing.number();
     let place = rank.segment.as_ref().zip(rank.local[peer as usize]);
@@ -80,8 +80,8 @@ pub(crate) fn unexpected(rank: &Rank, doing: CurrentOp, peer: u32, message: &Mes
     doing.differs(rank, peer, theirs)
 }
 
-/// What an operation that gets nowhere can learn: a peer's failure, or a peer that does something
-/// else.
+/// Returns the error that an operation without progress can find: the failure of a peer, or a peer
+/// that executes another operation.
 pub(crate) fn look_around(rank: &Rank, doing: CurrentOp) -> Option<Error> {
     if let Some(error) = rank.hear() {
         return Some(error);
@@ -99,15 +99,15 @@ pub(crate) fn look_around(rank: &Rank, doing: CurrentOp) -> Option<Error> {
     None
 }
 
-/// Tells peers of other hosts, who cannot look it up, what this rank waits in.
+/// Tells peers of other hosts, which cannot look it up, the collective in which this rank waits.
 pub(crate) fn tell(rank: &Rank, doing: CurrentOp) {
     if let CurrentOp::Collective(label, seq) = doing {
         rank.tell_all(&notice::doing(seq, label.descriptor));
     }
 }
 
-/// Compares collectives that may be long over: where nobody had to wait, nobody noticed that they
-/// differ. `from` is the first one to compare, and is moved on.
+/// Compares collectives that may be long over: where no rank had to wait, no rank noticed that they
+/// differ. `from` is the number of the first collective to compare, and is advanced.
 pub(crate) fn compare_past(rank: &Rank, peer: u32, from: &mut u64) -> Option<Error> {
     let segment = rank.segment.as_ref()?;
     let (own, place) = (rank.local[rank.number as usize]?, rank.local[peer as usize]?);
@@ -121,7 +121,8 @@ pub(crate) fn compare_past(rank: &Rank, peer: u32, from: &mut u64) -> Option<Err
             let doing = CurrentOp::Collective(ours.into(), *from);
             return Some(doing.differs(rank, peer, theirs.to_string()));
         }
-        // A peer that is behind is looked at again; one that is far ahead has left it behind.
+        // A peer that is behind is looked at again later. A peer that is far ahead no longer
+        // remembers this collective.
         if theirs.is_none() && segment.announced(place, from.wrapping_add(RING)).is_none() {
             return None;
         }
@@ -130,7 +131,8 @@ pub(crate) fn compare_past(rank: &Rank, peer: u32, from: &mut u64) -> Option<Err
     None
 }
 
-/// Compares a collective that a peer on another host waits in with this rank's of the same number.
+/// Compares a collective in which a peer on another host waits with this rank's collective of the
+/// same number.
 pub(crate) fn compare_told(rank: &Rank, peer: u32, seq: u64, theirs: Descriptor) -> Option<Error> {
     let ours = rank.links()?.remembered(seq)?;
     (ours != theirs)

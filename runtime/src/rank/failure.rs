@@ -1,4 +1,4 @@
-//! The failure of a rank and of its peers: the first one counts, and everyone hears of it.
+//! The failure of a rank and of its peers: the first failure counts, and all ranks hear of it.
 
 use super::Rank;
 use crate::error::{Code, Error, Site};
@@ -11,17 +11,17 @@ use std::sync::atomic::Ordering;
 /// The loss of a peer.
 #[derive(Clone, Debug)]
 pub struct Death {
-    /// Why it is believed.
+    /// The reason why the peer is believed to be lost.
     pub why: String,
-    /// Whether it is the peer that has lost this rank: one of the two, or the network between them,
-    /// is at fault.
+    /// True if the peer has lost this rank: one of the two ranks, or the network between them, is
+    /// at fault.
     pub mutual: bool,
 }
 
-/// What an operation is waiting for, for errors.
+/// The peer and step that an operation is waiting for, for errors.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Awaited {
-    /// The rank; −1 for none.
+    /// The awaited rank; −1 for none.
     pub peer: i32,
     /// The step of the plan.
     pub step: i32,
@@ -29,11 +29,11 @@ pub struct Awaited {
 
 impl Rank {
     /// Latches a failure: the first one stays. All operations under way and to come fail with it,
-    /// and the peers hear of it. The caller must not hold the state.
+    /// and the peers hear of it. The caller must not hold the lock of the state.
     pub fn fail(&self, error: Error) {
         self.note_loss(&error);
         if self.failure.set(error.clone()).is_err() {
-            // Not before the peers can see it: then they write no more.
+            // Return only when the peers can see the failure: from then on they write no more.
             while !self.failed.load(Ordering::Acquire) {
                 std::thread::yield_now();
             }
@@ -43,10 +43,10 @@ impl Rank {
         if let (Some(segment), Some(local)) = (&self.segment, self.local[self.number as usize]) {
             segment.publish_failure(local, &record);
         }
-        // Before anyone here sees the failure: the process may end then, and the peers would know
-        // no more than that this rank is gone.
+        // Before any thread here sees the failure: the process may end then, and the peers would
+        // know only that this rank is gone.
         self.tell_all(&notice::failed(&record));
-        // Operations end from here on, and their buffers are the user's again.
+        // From here on operations end, and their buffers belong to the user again.
         self.failed.store(true, Ordering::Release);
         if let Some(accelerator) = self.accelerator() {
             accelerator.abort();
@@ -54,17 +54,17 @@ impl Rank {
         log::line_of(Some(self.number), Level::Warn, Subsystem::Coll, &error.to_string());
     }
 
-    /// What the peers are told of a failure: of what kind it is, whom it is about, and why. What a
-    /// peer reported is passed on as it came.
+    /// Returns the record that the peers get of a failure: its kind, the rank it is about, and the
+    /// cause. The failure that a peer reported is passed on unchanged.
     fn record(&self, error: &Error) -> Record {
         let own = self.number as i32;
         let (code, culprit) = match error {
             Error::Reported { code: Code::RemoteError, lost: false, .. } => (Code::RemoteError, -1),
             Error::Reported { site, code, .. } => (*code, site.peer),
             Error::Remote { site, .. } => (Code::RemoteError, site.peer),
-            // For whom it waited.
+            // The rank that was awaited.
             Error::Deadline { site, .. } => (Code::Timeout, site.peer),
-            // Nobody is lost.
+            // No rank is lost.
             Error::Aborted { .. } => (Code::RemoteError, -1),
             error => (error.code(), own),
         };
@@ -75,19 +75,19 @@ impl Rank {
         Record { code, culprit, reporter, text: error.cause(self.number) }
     }
 
-    /// The error here for a failure that a peer tells of.
+    /// Returns this rank's error for a failure that a peer reports.
     pub fn told(&self, peer: u32, record: Record) -> Error {
         let Record { code, culprit, reporter, text } = record;
         let own = self.number as i32;
         let known = (0..self.nranks as i32).contains(&culprit);
-        // It may have come by way of others.
+        // The report may have come by way of other ranks.
         let by = if reporter < self.nranks { reporter } else { peer } as i32;
-        // Who ended its communicator, or could not go on, says so itself.
+        // A rank that ended its communicator, or could not go on, says so itself.
         let lost = code == Code::RemoteError && known && culprit != by;
         let (code, whom, text) = match code {
-            // The same mistake on all sides; the culprit is who found it.
+            // The same mistake on all sides; the culprit is the rank that found it.
             Code::InvalidUsage => (code, if known { culprit } else { by }, text),
-            // It may be this rank that was awaited.
+            // The awaited rank may be this rank.
             Code::Timeout => (code, if known { culprit } else { -1 }, text),
             _ if culprit == own => (Code::RemoteError, by, format!("it lost rank {own}: {text}")),
             _ => (Code::RemoteError, if known { culprit } else { by }, text),
@@ -106,17 +106,17 @@ impl Rank {
         self.waiting.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Says what this rank waits in: for failures that are found elsewhere.
+    /// Notes the operation in which this rank waits, for failures that are found elsewhere.
     pub(crate) fn waits_in(&self, number: u64, name: &'static str) {
         *self.waiting() = (number, name);
     }
 
-    /// The error for the loss of a peer.
+    /// Returns the error for the loss of a peer.
     pub fn lost(&self, peer: u32, why: String) -> Error {
         Error::Remote { site: self.site(peer as i32), why }
     }
 
-    /// The error of an operation that waited too long.
+    /// Returns the error of an operation that waited too long.
     pub(crate) fn deadline_error(
         &self,
         awaited: Awaited,
@@ -135,35 +135,35 @@ impl Rank {
 }
 
 impl Rank {
-    /// The failure of a peer of this host, as it tells.
+    /// Returns the failure that a peer of this host has published.
     pub fn hear_from(&self, peer: u32) -> Option<Error> {
         let (segment, place) = self.segment.as_ref().zip(self.local[peer as usize])?;
         segment.failure(place).map(|record| self.told(peer, record))
     }
 
-    /// The failure of any peer of this host.
+    /// Returns the failure of any peer of this host.
     pub fn hear(&self) -> Option<Error> {
         (0..self.nranks).filter(|&p| p != self.number).find_map(|p| self.hear_from(p))
     }
 
-    /// The failure, if there is one.
+    /// Returns the failure, if there is one.
     pub fn failure(&self) -> Option<Error> {
         if self.failed.load(Ordering::Acquire) { self.failure.get().cloned() } else { None }
     }
 
-    /// The failure, if there is one, for the user to be told of.
+    /// Returns the failure, if there is one, and notes that the user is told of it.
     pub fn deliver(&self) -> Option<Error> {
         let failure = self.failure()?;
         self.set_delivered();
         Some(failure)
     }
 
-    /// The user is told that not all is well.
+    /// Notes that the user is told of a failure.
     pub fn set_delivered(&self) {
         self.delivered.store(true, Ordering::Release);
     }
 
-    /// Whether the user was told.
+    /// Returns whether the user was told of a failure.
     pub fn is_delivered(&self) -> bool {
         self.delivered.load(Ordering::Acquire)
     }
@@ -172,13 +172,13 @@ impl Rank {
         self.deaths.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// The first of these peers that died, and why that is believed; also of a communicator that
-    /// had failed before.
+    /// Returns the first of these peers that died, and its death; also for a communicator that had
+    /// failed before.
     pub fn first_death(&self, peers: &[u32]) -> Option<(u32, Death)> {
         self.deaths().iter().find(|(peer, _)| peers.contains(peer)).cloned()
     }
 
-    /// Notes the death of a peer; whether it is news.
+    /// Notes the death of a peer; returns whether the death is new.
     fn note_death(&self, peer: u32, death: Death) -> bool {
         let mut deaths = self.deaths();
         let new = deaths.iter().all(|(known, _)| *known != peer);
@@ -188,8 +188,8 @@ impl Rank {
         new
     }
 
-    /// Notes the loss that a peer reports, unless that one is believed to be lost itself: of a cut
-    /// between two ranks both report the other.
+    /// Notes the loss of a rank that a peer reports, unless that peer is believed to be lost
+    /// itself: after a cut between two ranks each reports the loss of the other.
     pub(crate) fn note_loss(&self, error: &Error) {
         let Error::Reported { site, lost: true, reporter, text, .. } = error else { return };
         let Ok(peer) = u32::try_from(site.peer) else { return };
@@ -198,7 +198,7 @@ impl Rank {
         }
     }
 
-    /// Latches the death of a peer: it writes no more.
+    /// Latches the death of a peer, which writes no more.
     pub fn lose(&self, peer: u32, why: String) {
         if let Some((segment, place)) = self.segment.as_ref().zip(self.local[peer as usize]) {
             segment.writing(place).store(0, Ordering::Release);
@@ -206,8 +206,8 @@ impl Rank {
         let new = self.note_death(peer, Death { why: why.clone(), mutual: false });
         let error = self.lost(peer, why);
         if new && self.failure().is_some() {
-            // Children may be made of a communicator that has failed: the others hear of it all the
-            // same.
+            // Children may be made of a communicator that has failed, so the others hear of the
+            // death nevertheless.
             self.tell_all(&notice::failed(&self.record(&error)));
         }
         self.fail(error);
@@ -220,7 +220,7 @@ mod tests {
     use crate::link::control::Control;
     use std::sync::Arc;
 
-    /// A rank of four, in an operation of this name.
+    /// A rank of four, in an operation with this name.
     fn alone(number: u32, operation: &'static str) -> Rank {
         let rank = Rank::new(number, vec![None; 4], None, vec![0; 4]);
         rank.waits_in(0, operation);
@@ -234,7 +234,7 @@ mod tests {
         let texts = |error: &Error| {
             let record = first.record(error);
             let heard = second.told(1, record.clone());
-            // It is passed on as it is.
+            // The report is passed on unchanged.
             assert_eq!(second.record(&heard), record);
             let again = third.told(2, second.record(&heard));
             assert_eq!(again.code(), error.code());

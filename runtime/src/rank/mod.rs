@@ -1,5 +1,6 @@
-//! A rank of a communicator, on whatever device: who it is, how it reaches its peers, what it and
-//! they have failed of, and what they agree on. How its data moves is the device's concern.
+//! A rank of a communicator, on any device: its identity, its connections to its peers, the
+//! failures of the rank and its peers, and the agreement between them. Moving data is the task of
+//! the device.
 
 pub(crate) mod agreement;
 mod failure;
@@ -15,13 +16,13 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
-/// What a rank's messages and calls look like from outside, for the monitor.
+/// The state of a rank's messages and calls as the monitor sees it.
 pub trait Links: Send + Sync {
-    /// Messages of a peer that were taken; `None` while an operation runs.
+    /// Returns the number of messages of a peer that were taken; `None` while an operation runs.
     fn taken_from(&self, peer: u32) -> Option<u64>;
-    /// Collectives begun so far; `None` while an operation runs.
+    /// Returns the number of collectives begun so far; `None` while an operation runs.
     fn begun(&self) -> Option<u64>;
-    /// The collective of this number, where it is remembered for peers of other hosts.
+    /// Returns the collective with this number if it is remembered for peers of other hosts.
     fn remembered(&self, seq: u64) -> Option<Descriptor>;
 }
 
@@ -29,44 +30,45 @@ pub trait Links: Send + Sync {
 pub trait Accelerator: Send + Sync {
     /// Makes running kernels give up.
     fn abort(&self);
-    /// A peer has left in order: kernels wait for it no more.
+    /// Notes that a peer has left in order: kernels wait for it no more.
     fn note_left(&self, peer: u32);
 }
 
 /// A rank of a communicator.
 pub struct Rank {
-    /// Its number.
+    /// The number of the rank.
     pub number: u32,
     /// Number of ranks.
     pub nranks: u32,
-    /// Memory shared with the ranks of this host; `None` for one rank and where there is no other.
+    /// The memory shared with the ranks of this host; `None` for a communicator of one rank and if
+    /// no other rank is on this host.
     pub segment: Option<Arc<Segment>>,
-    /// Places of the ranks in the segment; `None` for ranks elsewhere.
+    /// The places of the ranks in the segment; `None` for ranks of other hosts.
     pub local: Vec<Option<usize>>,
     /// Process ids of the ranks of this host.
     pub pids: Vec<i32>,
-    /// Limit for an operation's waiting in ns; −1 for none.
+    /// The limit in ns for which an operation waits; −1 for none.
     pub timeout_ns: AtomicI64,
-    /// Operations called, and operations done: they run in the order of their calls.
+    /// The number of operations called. Operations run in the order of their calls.
     pub issued: AtomicU64,
-    /// See `issued`.
+    /// The number of operations done.
     pub finished: AtomicU64,
     links: OnceLock<Weak<dyn Links>>,
     accelerator: OnceLock<Weak<dyn Accelerator>>,
     /// Control connections with the ranks of other hosts, by rank.
     controls: Mutex<Vec<Option<Arc<Control>>>>,
-    /// Peers that have died, in this order, and why that is believed.
+    /// The peers that have died, in this order, and the reasons why they are believed dead.
     deaths: Mutex<Vec<(u32, Death)>>,
     failed: AtomicBool,
     failure: OnceLock<Error>,
-    /// Whether the user was told of the failure.
+    /// Set once the user was told of the failure.
     delivered: AtomicBool,
     /// Number and name of the operation that last had to wait.
     waiting: Mutex<(u64, &'static str)>,
 }
 
 impl Rank {
-    /// A rank that has done nothing yet.
+    /// Returns a rank that has executed nothing yet.
     pub fn new(
         number: u32,
         local: Vec<Option<usize>>,
@@ -93,7 +95,7 @@ impl Rank {
         }
     }
 
-    /// Ties it to what moves its messages.
+    /// Ties the rank to the links that move its messages.
     pub fn set_links(&self, links: Weak<dyn Links>) {
         let _ = self.links.set(links);
     }
@@ -102,7 +104,7 @@ impl Rank {
         self.links.get().and_then(Weak::upgrade)
     }
 
-    /// Ties it to its GPU, whose kernels end with it.
+    /// Ties the rank to its GPU, whose kernels end with it.
     pub fn set_accelerator(&self, accelerator: Weak<dyn Accelerator>) {
         let _ = self.accelerator.set(accelerator);
     }
@@ -111,24 +113,24 @@ impl Rank {
         self.accelerator.get().and_then(Weak::upgrade)
     }
 
-    /// Whether its data lies on a GPU.
+    /// Returns whether the data of the rank lie on a GPU.
     pub(crate) fn is_on_gpu(&self) -> bool {
         self.accelerator.get().is_some()
     }
 
-    /// The segment that it shares with the ranks of its host, and its place there.
+    /// Returns the segment that the rank shares with the ranks of its host, and its place there.
     #[inline]
     pub fn place(&self) -> Option<(&Arc<Segment>, usize)> {
         self.segment.as_ref().zip(self.local[self.number as usize])
     }
 
-    /// Bounds the waiting of every operation; `None` takes the bound away.
+    /// Bounds the waiting of every operation; `None` removes the bound.
     pub fn set_limit(&self, limit: Option<Duration>) {
         let ns = limit.map_or(-1, |d| i64::try_from(d.as_nanos()).unwrap_or(i64::MAX));
         self.timeout_ns.store(ns, Ordering::Relaxed);
     }
 
-    /// Whether operations are under way or waiting.
+    /// Returns whether operations are under way or waiting.
     pub fn busy(&self) -> bool {
         self.issued.load(Ordering::Acquire) != self.finished.load(Ordering::Acquire)
     }

@@ -1,9 +1,9 @@
 //! The monitor: one thread per process that notices the death of peers.
 //!
-//! Peers on this host are watched by process descriptors and by what they say in shared memory,
-//! others by their control connections. Where neither shows a death for certain, a peer is dead
-//! that has given no sign of life for [`SILENCE`]. A rank that left in order, or failed, says so
-//! before: by its state word and record, or by a notice.
+//! The monitor watches peers on this host by process descriptors and by their words in shared
+//! memory, and other peers by their control connections. Where neither shows a death for certain, a
+//! peer that has given no sign of life for [`SILENCE`] is dead. A rank that left in order, or
+//! failed, announces this first: by its state word and record, or by a notice.
 
 use super::{Rank, agreement};
 use crate::bootstrap::wire::wait_for;
@@ -22,26 +22,27 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-/// Operations that need the dead rank no more may still complete in this time.
+/// The time in which operations that need the dead rank no more may still complete.
 const GRACE: Duration = Duration::from_millis(200);
 
-/// Time between two signs of life.
+/// The time between two signs of life.
 const PULSE: Duration = Duration::from_secs(1);
-/// A peer that has given none for so long is dead; at first since it ended its initialisation,
-/// which all ranks do together.
+/// The silence after which a peer is dead. The first silence is counted from the end of the
+/// initialisation, which all ranks complete together.
 const SILENCE: Duration = Duration::from_secs(5);
-/// Events are looked at together that come within this time.
+/// The time within which events are handled together.
 const TOGETHER: Duration = Duration::from_millis(10);
 
-/// What shows the end of a peer.
+/// The means by which the end of a peer shows.
 pub enum Sign {
-    /// Its process descriptor becomes readable.
+    /// The process descriptor of the peer, which becomes readable.
     Process(OwnedFd),
-    /// It lives on another host: what it says, its silence and the end of its connection.
+    /// The control connection of a peer on another host: its notices, its silence and the end of
+    /// its connection.
     Control(Arc<Control>),
-    /// Its process cannot be watched from here: its silence in shared memory.
+    /// The silence in shared memory of a peer whose process cannot be watched from here.
     Pulse,
-    /// Nothing: it lives in this process.
+    /// No sign: the peer lives in this process.
     Memory,
 }
 
@@ -55,28 +56,28 @@ impl Sign {
     }
 }
 
-/// A peer of a communicator that is watched.
+/// A watched peer of a communicator.
 pub struct Watch {
     rank: Weak<Rank>,
     peer: u32,
     sign: Sign,
     dead_since: Option<(Instant, String)>,
-    /// Collectives before this one were compared with the peer's.
+    /// The number of the first collective that has not been compared with the peer's.
     compared: u64,
-    /// Of a notice that is not complete.
+    /// The received bytes of a notice that is not complete.
     incoming: Vec<u8>,
-    /// The peer wants to know when so many of its messages are taken.
+    /// The number of its messages for which the peer asks to be told when they are taken.
     asked: Option<u64>,
-    /// When the last sign of life came, and the count of those in shared memory.
+    /// The time of the last sign of life, and the count of signs of life in shared memory.
     heard: Instant,
     pulses: u64,
-    /// When this rank gave the last one.
+    /// The time at which this rank gave its last sign of life.
     pulsed: Option<Instant>,
     looked: Instant,
 }
 
 impl Watch {
-    /// A peer that nothing is known of yet.
+    /// Returns the watch of a peer of which nothing is known yet.
     pub fn new(rank: &Arc<Rank>, peer: u32, sign: Sign) -> Self {
         let (pulses, now) = (rank.pulse_of(peer), clock::now());
         Self {
@@ -102,13 +103,13 @@ impl Watch {
         self.pulsed = Some(now);
         match &self.sign {
             Sign::Control(control) => control.tell(notice::PULSE),
-            // It may be that the peer cannot watch this process, though this one can watch it.
+            // The peer may be unable to watch this process, though this process can watch the peer.
             Sign::Process(_) | Sign::Pulse => rank.pulse(),
             Sign::Memory => {}
         }
     }
 
-    /// How long the peer has been silent, when that is too long.
+    /// Returns the duration of the peer's silence if it is too long.
     fn silence(&mut self, rank: &Rank, now: Instant) -> Option<Duration> {
         match self.sign {
             Sign::Control(_) => {}
@@ -121,7 +122,7 @@ impl Watch {
             }
             Sign::Process(_) | Sign::Memory => return None,
         }
-        // Who was stopped, or starved, has not listened meanwhile.
+        // A process that was stopped, or got no processor time, has not listened meanwhile.
         let gap = now.saturating_duration_since(self.looked);
         if gap > PULSE {
             self.heard += gap;
@@ -131,8 +132,8 @@ impl Watch {
         (silence >= SILENCE).then_some(silence)
     }
 
-    /// Answers a peer that wants to know when its messages are taken; whether that is to be looked
-    /// at again.
+    /// Answers a peer that asks when its messages are taken; returns whether the answer is still
+    /// due.
     fn answer(&mut self, rank: &Rank) -> bool {
         let (Some(asked), Sign::Control(control)) = (self.asked, &self.sign) else { return false };
         let taken = rank.links().map(|links| links.taken_from(self.peer));
@@ -148,8 +149,8 @@ impl Watch {
 struct Monitor {
     watches: Mutex<Vec<Watch>>,
     wake: UnixStream,
-    /// Shows what the watches have to look at. Edge-triggered: what nobody has read yet, or will,
-    /// wakes the thread once.
+    /// The events of the watches' descriptors. Edge-triggered: data that nobody has read yet, or
+    /// ever will, wake the thread once.
     events: OwnedFd,
 }
 
@@ -176,12 +177,12 @@ fn monitor() -> Result<&'static Arc<Monitor>> {
     made.as_ref().map_err(Clone::clone)
 }
 
-/// What the monitor's thread looks at beside peers; true while there is something to look at again
-/// soon.
+/// The function that the monitor's thread calls besides watching peers; it returns true while there
+/// is something to look at again soon.
 static ALSO: OnceLock<fn() -> bool> = OnceLock::new();
 
-/// Has the monitor look at something else too, at once and with each look; starts it if need be.
-/// There is one such thing: the memory and the kernels of GPUs.
+/// Has the monitor call a function at once and with each look; starts the monitor if necessary.
+/// There is only one such function, which looks at the memory and the kernels of GPUs.
 pub(crate) fn also(look: fn() -> bool) {
     ALSO.get_or_init(|| look);
     wake();
@@ -202,7 +203,7 @@ pub fn watch(rank: &Arc<Rank>, peer: u32, sign: Sign) -> Result<()> {
     Ok(())
 }
 
-/// Forgets a communicator.
+/// Removes the watches of a communicator.
 pub fn forget(rank: &Arc<Rank>) {
     if let Ok(monitor) = monitor() {
         let gone = Arc::downgrade(rank);
@@ -219,8 +220,8 @@ fn wake() {
 
 fn run(monitor: &Monitor, mut woken: &UnixStream) {
     loop {
-        // A failure that it notices is written to memory that the driver gave. Once the process
-        // exits, those on host memory are looked after alone: what is called then still ends.
+        // The monitor writes a failure that it notices to memory from the driver. Once the process
+        // exits, only communicators on host memory are watched: a call on them still ends.
         let visit = exit::visit_driver();
         let waiting = catch_unwind(AssertUnwindSafe(|| {
             let mut watches = lock(monitor);
@@ -247,27 +248,27 @@ fn run(monitor: &Monitor, mut woken: &UnixStream) {
         let _ = woken.read(&mut [0; 64]);
         let mut seen = Vec::with_capacity(64);
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        // What more there is shows at the next look.
+        // Further events show at the next look.
         let _ = epoll::wait(&monitor.events, rustix::buffer::spare_capacity(&mut seen), Some(&now));
     }
 }
 
-/// Which watches show something, without waiting.
+/// Returns, for each watch, whether its descriptor shows an event; does not wait.
 fn poll_now(watches: &[Watch]) -> Vec<bool> {
     fn shown(watch: &Watch) -> Option<PollFd<'_>> {
         watch.sign.poll_fd().filter(|_| watch.dead_since.is_none())
     }
     let mut fds: Vec<_> = watches.iter().filter_map(shown).collect();
     let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
-    // An error shows nothing; the next look comes soon.
+    // An error shows no event; the next look comes soon.
     let _ = rustix::event::poll(&mut fds, Some(&zero));
     let mut seen = fds.iter().map(|fd| !fd.revents().is_empty());
     let mut show = |watch| shown(watch).is_some() && seen.next().unwrap_or(false);
     watches.iter().map(&mut show).collect()
 }
 
-/// Looks once at all that is watched and draws the conclusions, forgetting what is decided; true
-/// while there is something to look at again soon. Blocks: never.
+/// Looks once at all watched peers, acts on what it finds, and removes the watches that are
+/// decided; returns true while there is something to look at again soon. Blocks: never.
 pub fn look(watches: &mut Vec<Watch>) -> bool {
     let ready = poll_now(watches);
     let now = clock::now();
@@ -283,11 +284,11 @@ pub fn look(watches: &mut Vec<Watch>) -> bool {
                 rank.note_left(watch.peer);
                 return false;
             }
-            // Its death has to be noticed all the same, as children may be made of the
+            // The death of the peer has to be noticed nevertheless, as children may be made of the
             // communicator.
             Ok(Verdict::Failed(error)) => failed.push((rank, error)),
             Ok(Verdict::Dead(why)) => watch.dead_since = Some((now, why)),
-            // The one communicator fails; the others are watched on.
+            // This communicator fails; the others stay watched.
             Err(panic) => {
                 failed.push((rank, Error::panicked(&*panic)));
                 return false;
@@ -305,7 +306,7 @@ pub fn look(watches: &mut Vec<Watch>) -> bool {
     for (rank, error) in failed {
         rank.fail(error);
     }
-    // Who went first is to blame: others may have ended because of it.
+    // The rank that ended first is to blame: others may have ended because of it.
     lost.sort_by_key(|(since, ..)| *since);
     for (_, rank, peer, why) in lost {
         rank.lose(peer, why);
@@ -327,13 +328,13 @@ fn verdict(watch: &mut Watch, rank: &Rank, ready: bool, now: Instant) -> Verdict
     }
     let peer = watch.peer;
     if rank.failure().is_none() {
-        // First of all: a rank that fails may end at once.
+        // This comes first: a rank that fails may end at once.
         let differs = || agreement::compare_past(rank, peer, &mut watch.compared);
         if let Some(error) = rank.hear_from(peer).or_else(differs) {
             return Verdict::Failed(error);
         }
     }
-    // Graphs of a rank that has left may run on a GPU for a while.
+    // The graphs of a rank that has left may run on a GPU for a while.
     let out = || !rank.is_on_gpu() || rank.is_quiescent(peer);
     let left = !matches!(watch.sign, Sign::Control(_)) && rank.has_left(peer);
     if left && out() {
@@ -362,7 +363,7 @@ fn verdict(watch: &mut Watch, rank: &Rank, ready: bool, now: Instant) -> Verdict
     Verdict::Alive
 }
 
-/// What a peer of another host has to say.
+/// Reads the notices of a peer on another host.
 fn read_notices(watch: &mut Watch, control: &Control, rank: &Rank, now: Instant) -> Verdict {
     let ended = control.receive(&mut watch.incoming);
     loop {
@@ -405,7 +406,7 @@ mod tests {
     use super::*;
     use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-    /// A rank without peers, and the sign of a process that has ended.
+    /// Returns a rank without peers, and the sign of a process that has ended.
     fn alone() -> (Arc<Rank>, Sign) {
         let rank = Rank::new(0, vec![Some(0)], None, vec![0]);
         let mut child = std::process::Command::new("true").spawn().unwrap();
@@ -418,7 +419,7 @@ mod tests {
     #[test]
     fn a_panic_fails_one_communicator_and_the_others_are_watched_on() {
         let ((broken, ended), (sound, ended_too)) = (alone(), alone());
-        // A peer that the rank does not have.
+        // Peer 9 is one that the rank does not have.
         watch(&broken, 9, ended).unwrap();
         watch(&sound, 0, ended_too).unwrap();
         let deadline = Instant::now() + Duration::from_secs(30);

@@ -1,5 +1,5 @@
-//! What the ranks of a communicator tell each other beside their data: in shared memory, and over
-//! the control connections between hosts.
+//! Information that the ranks of a communicator give each other beside their data: in shared
+//! memory, and over the control connections between hosts.
 
 use super::Rank;
 use crate::error::Error;
@@ -10,7 +10,7 @@ use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// How long the end of a communicator waits for a peer that does not read its notices.
+/// The longest time that the end of a communicator waits for a peer that does not read its notices.
 const FLUSHING: Duration = Duration::from_secs(1);
 
 impl Rank {
@@ -23,34 +23,34 @@ impl Rank {
         self.controls.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// The control connection with a peer of another host, until the communicator ends.
+    /// Returns the control connection with a peer of another host, until the communicator ends.
     pub fn control(&self, peer: u32) -> Option<Arc<Control>> {
         self.controls().get(peer as usize).cloned().flatten()
     }
 
-    /// Tells all ranks of other hosts.
+    /// Sends a notice to all ranks of other hosts.
     pub(crate) fn tell_all(&self, notice: &[u8]) {
         self.controls().iter().flatten().for_each(|control| control.tell(notice));
     }
 
-    /// Tells the ranks of this host that this one lives.
+    /// Tells the ranks of this host that this rank is alive.
     pub(crate) fn pulse(&self) {
         if let Some((segment, own)) = self.place() {
             segment.pulse(own).fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// The count of signs of life of a peer of this host.
+    /// Returns the count of signs of life of a peer of this host.
     pub(crate) fn pulse_of(&self, peer: u32) -> u64 {
         let place = self.local.get(peer as usize).copied().flatten();
         let place = self.segment.as_ref().zip(place);
         place.map_or(0, |(segment, local)| segment.pulse(local).load(Ordering::Relaxed))
     }
 
-    /// Asks whether this rank may write into the user memory of its peers; when true,
-    /// [`end_writing`](Self::end_writing) has to follow. A rank that fails says so first and then
-    /// looks at who writes; a rank that writes says so first and then looks at who failed: so one
-    /// of the two sees the other.
+    /// Returns whether this rank may write into the user memory of its peers; when true,
+    /// [`end_writing`](Self::end_writing) has to follow. A rank that fails first publishes the
+    /// failure and then looks for ranks that write; a rank that writes first publishes that it
+    /// writes and then looks for ranks that failed. So one of the two sees the other.
     pub fn begin_writing(&self) -> bool {
         let Some((segment, own)) = self.place() else {
             return false;
@@ -63,8 +63,9 @@ impl Rank {
         clear
     }
 
-    /// Whether a rank of this host has said that it failed, this one included, before what this
-    /// thread did or saw until now. Such a rank's user memory may be in use for something else.
+    /// Returns whether a rank of this host, this rank included, has published a failure before the
+    /// latest action or observation of this thread. The user memory of such a rank may be in use
+    /// for something else.
     pub fn someone_failed(&self) -> bool {
         fence(Ordering::SeqCst);
         let failed = PeerState::Failed as u64;
@@ -74,14 +75,15 @@ impl Rank {
         })
     }
 
-    /// See [`begin_writing`](Self::begin_writing).
+    /// Ends the writing that [`begin_writing`](Self::begin_writing) allowed.
     pub fn end_writing(&self) {
         if let Some((segment, own)) = self.place() {
             segment.writing(own).store(0, Ordering::Release);
         }
     }
 
-    /// Peers that may still be writing into this rank's user memory, after it failed.
+    /// Returns the peers that may still be writing into this rank's user memory, after this rank
+    /// failed.
     pub fn writers(&self) -> Vec<u32> {
         let Some(segment) = &self.segment else { return Vec::new() };
         fence(Ordering::SeqCst);
@@ -90,14 +92,14 @@ impl Rank {
         peers.filter(|(_, place)| place.as_ref().is_some_and(writes)).map(|(p, _)| p).collect()
     }
 
-    /// A peer has left in order: kernels wait for it no more.
+    /// Notes that a peer has left in order: kernels wait for it no more.
     pub(crate) fn note_left(&self, peer: u32) {
         if let Some(accelerator) = self.accelerator() {
             accelerator.note_left(peer);
         }
     }
 
-    /// Whether a peer has left in order.
+    /// Returns whether a peer has left in order.
     pub fn has_left(&self, peer: u32) -> bool {
         if let Some(control) = self.control(peer) {
             return control.has_left();
@@ -107,28 +109,28 @@ impl Rank {
         place.is_some_and(|(segment, place)| segment.state(place).load(Ordering::Acquire) == left)
     }
 
-    /// On a GPU, after [`leave`](Self::leave): nothing of this rank runs there any more.
+    /// Notes that nothing of this rank runs on its GPU any more, after [`leave`](Self::leave).
     pub fn set_quiescent(&self) {
         if let Some((segment, own)) = self.place() {
             segment.out(own).store(1, Ordering::Release);
         }
     }
 
-    /// Whether a peer on a GPU has left with nothing running there.
+    /// Returns whether a peer on a GPU has left and nothing of it runs there any more.
     pub fn is_quiescent(&self, peer: u32) -> bool {
         let place = self.segment.as_ref().zip(self.local[peer as usize]);
         place.is_some_and(|(segment, local)| segment.out(local).load(Ordering::Acquire) != 0)
     }
 
     /// Leaves in order: the peers hear of it, and no operation can follow. `end_links` ends the
-    /// links and returns, by rank, the messages that were taken from it.
+    /// links and returns, by rank, the number of messages that were taken from that rank.
     pub(crate) fn leave(&self, end_links: impl FnOnce() -> Vec<u64>) {
         self.mark_left();
         let controls = self.take_controls();
         for (control, taken) in controls.iter().zip(end_links()) {
             control.iter().for_each(|control| control.tell(&notice::goodbye(taken)));
         }
-        // A peer that does not read for so long is stopped, or out of reach.
+        // A peer that does not read for so long is stopped or out of reach.
         let start = Instant::now();
         let left = || controls.iter().flatten().any(|control| !control.flush());
         while left() && start.elapsed() < FLUSHING {
@@ -137,8 +139,8 @@ impl Rank {
         controls.iter().flatten().for_each(|control| control.finish());
     }
 
-    /// Says that it leaves in order: no operation can follow. Why it failed, if it did, stays to be
-    /// read.
+    /// Publishes that this rank leaves in order: no operation can follow. The cause of an earlier
+    /// failure stays readable.
     fn mark_left(&self) {
         if let Some((segment, own)) = self.place() {
             let (running, left) = (PeerState::Running as u64, PeerState::Left as u64);
@@ -150,7 +152,7 @@ impl Rank {
         self.failed.store(true, Ordering::Release);
     }
 
-    /// Takes the control connections away: nothing more is told.
+    /// Takes the control connections away: nothing more is sent over them.
     pub(crate) fn take_controls(&self) -> Vec<Option<Arc<Control>>> {
         std::mem::take(&mut *self.controls())
     }

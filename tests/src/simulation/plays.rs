@@ -153,7 +153,8 @@ fn collective(
 ) -> oxccl_runtime::Result<Operation> {
     let nranks = place.nranks();
     // The first of them, all-reduce, has the most plans, and those that write into others' memory.
-    let kind = Collective::ALL[(what.below(8) * u64::from(what.below(4) > 0)) as usize];
+    let kind = Collective::ALL
+        [(what.below(Collective::ALL.len() as u64) * u64::from(what.below(4) > 0)) as usize];
     let spec = Spec::new(kind, nranks, what.below(u64::from(nranks)) as u32);
     let dtype = DataType::ALL[what.below(12) as usize];
     let op = ReduceOp::ALL[what.below(5) as usize];

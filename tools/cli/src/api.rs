@@ -3,12 +3,12 @@
 use crate::error::{Error, Result};
 use std::ffi::{CStr, c_char, c_int, c_void};
 
-/// `ncclUniqueId`.
+/// The bytes of an `ncclUniqueId`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct UniqueId(pub(crate) [u8; 128]);
 
-/// A handle.
+/// A handle of the library.
 pub(crate) type Handle = *mut c_void;
 
 macro_rules! api {
@@ -22,7 +22,7 @@ macro_rules! api {
         }
 
         impl Api {
-            /// The library that this program was built with.
+            /// Returns the functions of the library that this program was built with.
             pub(crate) fn built_in() -> Self {
                 // SAFETY: the types differ in names only: handles are pointers, enums are ints,
                 // and the id is a structure of 128 bytes.
@@ -40,7 +40,7 @@ macro_rules! api {
                 }
             }
 
-            /// A library from a file; functions that it lacks are reported.
+            /// Loads a library from a file; fails if it lacks a function.
             pub(crate) fn load(path: &str) -> Result<Self> {
                 let failed = |e: libloading::Error| Error::Library {
                     path: path.to_owned(),
@@ -48,7 +48,7 @@ macro_rules! api {
                 };
                 // SAFETY: loading a library runs its initialisers; the user asked for it.
                 let library = unsafe { libloading::Library::new(path) }.map_err(failed)?;
-                // Its threads may run until the end: it is never unloaded.
+                // The library is never unloaded: its threads may run until the end.
                 let library = Box::leak(Box::new(library));
                 // SAFETY: the symbols have these types in every NCCL-compatible library.
                 unsafe {

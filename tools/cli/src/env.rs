@@ -1,14 +1,14 @@
-//! `oxccl env`: all variables, their values in effect and where these come from.
+//! `oxccl env`: all variables, with their values in effect and the origins of these.
 
 use crate::error::{Error, Result};
 use oxccl_runtime::config::{Config, Origin, Setting, Status, Value};
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
-/// Where lines are broken.
+/// The column at which lines are broken.
 const WIDTH: usize = 100;
 
-/// `words` after `indent` spaces, in lines of [`WIDTH`].
+/// Returns `words` in lines of [`WIDTH`], each after `indent` spaces.
 fn wrapped(words: &str, indent: usize) -> String {
     let mut text = String::new();
     let mut column = WIDTH;
@@ -25,7 +25,7 @@ fn wrapped(words: &str, indent: usize) -> String {
     text
 }
 
-/// `NAME = value (origin)`.
+/// Returns `NAME = value (origin)`.
 fn line(Setting { variable, value, origin }: &Setting) -> String {
     let shown = match value {
         Value::Unset => "unset".to_owned(),
@@ -40,7 +40,8 @@ fn line(Setting { variable, value, origin }: &Setting) -> String {
     format!("{} = {shown} ({source})", variable.name)
 }
 
-/// What is printed: the variables with an effect and what they do, then the others and why not.
+/// Returns the text to print: the variables with an effect and their meaning, then the others and
+/// the reason why they have none.
 fn listing(config: &Config) -> String {
     let mut text = String::new();
     let settings = &config.report.settings;
@@ -65,7 +66,7 @@ fn listing(config: &Config) -> String {
 pub(crate) fn main() -> Result<ExitCode> {
     let config = Config::get();
     match std::io::stdout().write_all(listing(config).as_bytes()) {
-        // A pager that was closed has seen enough.
+        // A pager that was closed is no error.
         Err(e) if e.kind() != ErrorKind::BrokenPipe => {
             return Err(Error::File { path: "standard output".to_owned(), cause: e.to_string() });
         }

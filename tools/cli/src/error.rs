@@ -1,14 +1,14 @@
 //! Errors of the command.
 
-/// What went wrong, for a person.
+/// An error of the command, with a text for people.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// A file.
+    /// A file that cannot be used.
     #[error("{path}: {cause}")]
     File {
-        /// Which.
+        /// The path of the file.
         path: String,
-        /// Why.
+        /// The reason.
         cause: String,
     },
     /// A call of a library.
@@ -18,23 +18,23 @@ pub(crate) enum Error {
         rank: u32,
         /// The function.
         call: &'static str,
-        /// Its result.
+        /// The result code.
         code: i32,
-        /// Its explanation.
+        /// The library's text for the error.
         text: String,
     },
     /// A library that cannot be used.
     #[error("cannot use {path}: {why}")]
     Library {
-        /// Its file.
+        /// The file of the library.
         path: String,
-        /// Why.
+        /// The reason.
         why: String,
     },
     /// Options that contradict each other or the machine.
     #[error("{0}")]
     Options(String),
-    /// The runtime.
+    /// An error of the runtime.
     #[error(transparent)]
     Runtime(#[from] oxccl_runtime::Error),
 }

@@ -37,7 +37,7 @@ enum Command {
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
         None => {
-            // Nothing to print to is no error.
+            // An output that cannot be written to is no error.
             let _ = Arguments::command().print_help();
             return ExitCode::SUCCESS;
         }

@@ -1,4 +1,4 @@
-//! `oxccl plan`: which plan serves a call, and why.
+//! `oxccl plan`: shows which plan serves a call, and why.
 
 use crate::error::{Error, Result};
 use crate::perf;
@@ -31,10 +31,10 @@ pub(crate) struct Options {
     /// The root, for rooted collectives.
     #[arg(long, short = 'r', default_value_t = 0)]
     root: u32,
-    /// Ranks talk over TCP instead of sharing memory.
+    /// Let ranks talk over TCP instead of sharing memory.
     #[arg(long, conflicts_with = "device")]
     network: bool,
-    /// Where the data lies: the one that the library would take here, unless it is given.
+    /// Location of the data; by default the device that the library would take here.
     #[arg(long)]
     device: Option<Kind>,
     /// Add the simulator's time of every plan.

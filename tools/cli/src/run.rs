@@ -1,4 +1,4 @@
-//! `oxccl run`: ranks on this host, as direct children with process groups of their own.
+//! `oxccl run`: starts ranks on this host, as direct children with process groups of their own.
 
 mod job;
 mod signals;
@@ -25,7 +25,7 @@ pub(crate) struct Options {
     /// Bind rank i to processor i, modulo their number.
     #[arg(long)]
     pub(crate) pin: bool,
-    /// Time that ranks have to end, after a signal or the failure of another one, until they are
+    /// Time that ranks have to end, after a signal or the failure of another rank, before they are
     /// killed: seconds, or with a unit as in 500ms, 2s, 1m.
     #[arg(long, value_name = "TIME", default_value_t = Grace::default())]
     pub(crate) grace: Grace,
@@ -34,7 +34,7 @@ pub(crate) struct Options {
     pub(crate) program: Vec<OsString>,
 }
 
-/// How long ranks may take to end.
+/// The time that ranks may take to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Grace(Duration);
 
@@ -68,20 +68,20 @@ impl FromStr for Grace {
     }
 }
 
-/// Removes the file with the secret.
+/// The file with the secret; dropping this removes the file.
 struct SecretFile(PathBuf);
 
 impl Drop for SecretFile {
     fn drop(&mut self) {
-        // It may be gone already.
+        // The file may be gone already.
         let _ = std::fs::remove_file(&self.0);
     }
 }
 
-/// Runs a program on several ranks of this host; the exit code of the first that failed, or 128 and
-/// the number of the signal that ended it or this process.
+/// Runs a program on several ranks of this host. Returns the exit code of the first rank that
+/// failed, or 128 plus the number of the signal that ended that rank or this process.
 pub(crate) fn start(options: &Options) -> Result<ExitCode> {
-    // Before there are threads, which have the mask of the one that starts them.
+    // Before any thread is started: threads inherit the mask of the one that starts them.
     let signals = Signals::block();
     let id = bootstrap::new_unique_id()?;
     let name = format!("oxccl-run-{}-{:x}", std::process::id(), id.comm);
@@ -90,8 +90,8 @@ pub(crate) fn start(options: &Options) -> Result<ExitCode> {
     if rendezvous::is_here(&id) {
         let (path, id) = (secret.0.clone(), id.clone());
         aside(move || {
-            // Then all ranks have met, or never will; and nothing stays when this process is
-            // killed.
+            // After this all ranks have met, or never will. The file is removed now, so that
+            // nothing stays if this process is killed.
             rendezvous::wait(&id);
             drop(SecretFile(path));
         });
@@ -119,7 +119,7 @@ fn spawn(rank: u32, options: &Options, secret: &Path, signals: Signals) -> Resul
         .env("OXCCL_LOCAL_RANK", rank.to_string())
         .env("OXCCL_SECRET_FILE", secret)
         .stdin(match rank {
-            // The terminal stops who reads it and is of another group than the user's command.
+            // The terminal stops a reader that is in another group than the user's command.
             0 if std::io::stdin().is_terminal() => Stdio::piped(),
             0 => Stdio::inherit(),
             _ => Stdio::null(),
@@ -130,7 +130,7 @@ fn spawn(rank: u32, options: &Options, secret: &Path, signals: Signals) -> Resul
     unsafe {
         command.pre_exec(move || {
             signals.restore()?;
-            // No rank outlives its launcher, also when that is killed.
+            // No rank outlives its launcher, even if the launcher is killed.
             rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
             if rustix::process::getppid() != Some(parent) {
                 return Err(std::io::Error::other("the launcher is gone"));
@@ -150,15 +150,15 @@ fn spawn(rank: u32, options: &Options, secret: &Path, signals: Signals) -> Resul
     })?;
     if let Some(mut input) = child.stdin.take() {
         aside(move || {
-            // It ends with the input or with the rank.
+            // The copy ends with the input or with the rank.
             let _ = std::io::copy(&mut std::io::stdin().lock(), &mut input);
         });
     }
     Ok(child)
 }
 
-/// Does something in a thread. Where none can be had it stays undone, and the job runs all the
-/// same.
+/// Does some work in a thread. If no thread can be started, the work is left undone and the job
+/// still runs.
 fn aside(work: impl FnOnce() + Send + 'static) {
     let _ = std::thread::Builder::new().spawn(work);
 }

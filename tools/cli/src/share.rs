@@ -1,4 +1,4 @@
-//! `oxccl share`: what shells and `man` know of the command, from its own options.
+//! `oxccl share`: completions for shells and manual pages, from the command's own options.
 
 use crate::error::{Error, Result};
 use clap_complete::aot::{Shell, generate_to};
@@ -12,9 +12,9 @@ pub(crate) struct Options {
     folder: PathBuf,
 }
 
-/// Where shells look for completions.
+/// The folders in which shells look for completions.
 const COMPLETIONS: [(Shell, &str, Option<&str>); 3] = [
-    // It takes the file's name for the command's.
+    // Bash takes the name of the file for that of the command.
     (Shell::Bash, "bash-completion/completions", Some("oxccl")),
     (Shell::Zsh, "zsh/site-functions", None),
     (Shell::Fish, "fish/vendor_completions.d", None),

@@ -1,4 +1,4 @@
-//! The command as a user meets it.
+//! Tests of the command as a user runs it.
 
 use oxccl_tests::job::bind_to_parent;
 use oxccl_tests::missing;
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 const OXCCL: &str = env!("CARGO_BIN_EXE_oxccl");
 
-/// Runs a command that dies with the test and after two minutes.
+/// Runs a command that dies with the test; those of [`timed`] also die after two minutes.
 fn output(command: &mut Command) -> std::io::Result<Output> {
     bind_to_parent(command).stdin(Stdio::null()).output()
 }
@@ -181,6 +181,24 @@ fn a_rank_that_fails_ends_the_job_with_its_status() {
 }
 
 #[test]
+fn plans_name_what_moves_their_data_also_of_gpus_that_are_not_here() {
+    let chosen = |arguments: &[&str]| -> Vec<String> {
+        let (succeeded, text, _) = oxccl(&[&["plan"], arguments].concat());
+        assert!(succeeded, "{text}");
+        let lines = text.lines().filter(|line| line.ends_with("chosen"));
+        lines.map(|line| line[19..31].trim().to_owned()).collect()
+    };
+    let host = |bytes| chosen(&["all_reduce", "-n", "4", "-b", bytes, "--device", "host"]);
+    assert_eq!(host("8"), ["packets", "packets"]);
+    assert_eq!(host("256K"), ["stage", "in place"]);
+    assert_eq!(host("64M"), ["remote read", "in place"]);
+    let cuda = |bytes| chosen(&["all_gather", "-n", "4", "-b", bytes, "--device", "cuda"]);
+    assert_eq!(cuda("8"), ["packets", "packets"]);
+    assert_eq!(cuda("256M"), ["stage", "in place", "copy engines"]);
+    assert_eq!(chosen(&["all_reduce", "-n", "4", "--network"]), ["edges", "edges"]);
+}
+
+#[test]
 fn plans_are_explained_and_variables_listed() {
     let (ok, out, _) =
         oxccl(&["plan", "all_reduce", "-n", "5", "-b", "2K", "--explain", "--program", "1"]);
@@ -247,13 +265,13 @@ impl Hosts {
 impl Drop for Hosts {
     fn drop(&mut self) {
         for host in &self.0 {
-            // It may not have been made.
+            // The host may not have been made.
             let _ = output(Command::new("ip").args(["netns", "del", host]));
         }
     }
 }
 
-/// A folder for what only this user may read.
+/// A folder that only this user may read; dropping this removes the folder.
 struct Private(PathBuf);
 
 impl Private {
@@ -263,7 +281,7 @@ impl Private {
         Self(folder)
     }
 
-    /// A file with a job's secret.
+    /// Makes a file with a job's secret.
     fn secret(&self) -> PathBuf {
         let path = self.0.join("secret");
         let mut options = std::fs::OpenOptions::new();
@@ -276,15 +294,16 @@ impl Private {
 
 impl Drop for Private {
     fn drop(&mut self) {
-        // What is left is in the system's folder for such things.
+        // Files that cannot be removed stay in the system's folder for temporary files.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
-/// Even ranks run on the first host, odd ones on the second.
+/// The ranks: even ones run on the first host, odd ones on the second.
 const RANKS: [usize; 4] = [0, 1, 2, 3];
 
-/// `oxccl perf` as a rank of a host, below another command if one is given.
+/// Returns the command `oxccl perf` for a rank of a host, started by another command if one is
+/// given.
 fn member(hosts: &Hosts, rank: usize, around: &[&str], collective: &str) -> Command {
     let mut command = timed("ip");
     command.args(["netns", "exec", &hosts.0[rank % 2]]).args(around);
@@ -293,7 +312,7 @@ fn member(hosts: &Hosts, rank: usize, around: &[&str], collective: &str) -> Comm
     command
 }
 
-/// Checks that ranks succeeded; what the first one printed.
+/// Checks that all ranks succeeded; returns what the first one printed.
 fn all_well(outputs: &[Output]) -> String {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let all: Vec<_> = outputs.iter().map(|o| text(&o.stdout) + &text(&o.stderr)).collect();
@@ -301,7 +320,7 @@ fn all_well(outputs: &[Output]) -> String {
     text(&outputs[0].stdout)
 }
 
-/// Runs these ranks at once.
+/// Runs these ranks at the same time.
 fn run(ranks: &[usize], command: impl Fn(usize) -> Command) -> Vec<Output> {
     let start = |&rank| {
         let mut command = command(rank);
@@ -331,7 +350,7 @@ fn two_hosts_run_all_collectives_over_tcp() {
     check_table(&all_well(&run(&RANKS, command)), 18);
 }
 
-/// As `srun torchrun --nnodes 2 --nproc-per-node 2` starts them.
+/// Starts ranks as `srun torchrun --nnodes 2 --nproc-per-node 2` does.
 #[test]
 fn two_hosts_meet_under_torchrun_behind_its_port() {
     let hosts = match Hosts::new() {
@@ -404,7 +423,7 @@ fn two_hosts_meet_by_a_shared_folder_though_an_earlier_job_used_it() {
     let text = all_well(&run(&RANKS, start));
     check_table(&text, 2);
     assert!(text.contains("4 ranks by mpirun"), "{text}");
-    // A job that is killed leaves its id. Rank 1 finds it and must wait for the second job's.
+    // A job that is killed leaves its id. Rank 1 finds that id and must wait for the second job's.
     let id = folder.0.join("mpirun-prterun_a_1_1.0");
     assert!(!id.exists(), "a job that ended well left its id");
     let mut killed = start(0);

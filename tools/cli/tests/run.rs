@@ -1,4 +1,4 @@
-//! `oxccl run`: what it does with signals, failures and what its ranks leave behind.
+//! Tests of `oxccl run`: signals, failures, and processes that ranks leave behind.
 
 use oxccl_runtime::bootstrap::wire::wait_for;
 use oxccl_tests::job::{bind_to_parent, wait_until};
@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 
 const OXCCL: &str = env!("CARGO_BIN_EXE_oxccl");
 
-/// A command that has not ended by then is killed.
+/// The time after which a command that has not ended is killed.
 const LIMIT: Duration = Duration::from_secs(100);
 
-/// A command, and the folder for temporary files that it has for its own.
+/// A command that runs, with a folder of its own for temporary files.
 struct Launcher {
     child: Child,
     output: BufReader<ChildStdout>,
@@ -25,7 +25,8 @@ struct Launcher {
 }
 
 impl Launcher {
-    /// Starts `oxccl run`, in the way that a terminal would, whatever the test ignores.
+    /// Starts `oxccl run` with the default signal handling of a terminal, whatever the test
+    /// ignores.
     fn start(name: &str, arguments: &[&str]) -> Self {
         let mut command = Command::new("env");
         command.args(["--default-signal=INT,HUP,QUIT,TERM", OXCCL, "run"]).args(arguments);
@@ -41,13 +42,13 @@ impl Launcher {
         let process = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).expect("its own");
         std::thread::spawn(move || {
             wait_for(&mut [PollFd::new(&process, PollFlags::IN)], LIMIT);
-            // It has ended, as a rule.
+            // The process has usually ended by now.
             let _ = pidfd_send_signal(&process, Signal::KILL);
         });
         Self { child, output, folder }
     }
 
-    /// The next lines of its ranks that begin with a word, without that.
+    /// Returns the next lines of the ranks that begin with `word`, without the word.
     fn lines(&mut self, word: &str, count: usize) -> Vec<String> {
         let lines = self.output.by_ref().lines().map_while(Result::ok);
         let found = lines.filter_map(|line| line.strip_prefix(word).map(str::to_owned));
@@ -65,8 +66,8 @@ impl Launcher {
         entries.map(|entry| entry.expect("a name").path()).collect()
     }
 
-    /// Waits for its end; its exit code, what it printed since, and its errors. Nothing may be
-    /// left.
+    /// Waits for the end of the command; returns its exit code, its further output, and its errors.
+    /// No temporary file may be left.
     fn end(mut self) -> (Option<i32>, String, String) {
         let status = wait_until(&mut self.child, Instant::now() + LIMIT);
         let (mut out, mut err) = (String::new(), String::new());
@@ -80,7 +81,7 @@ impl Launcher {
 
 impl Drop for Launcher {
     fn drop(&mut self) {
-        // It has ended, unless the test failed.
+        // The command has ended, unless the test failed.
         let _ = self.child.kill();
         let _ = self.child.wait();
         let _ = std::fs::remove_dir_all(&self.folder);
@@ -111,8 +112,8 @@ fn signals_reach_the_ranks_which_may_take_their_time() {
     }
 }
 
-/// A rank that ignores SIGTERM, as do what it has started: a child, and a process that has lost its
-/// parent and has a session of its own.
+/// A rank that ignores SIGTERM, as do the processes that it has started: a child, and a process
+/// that has lost its parent and has a session of its own.
 const STUBBORN: &str = "trap '' TERM; echo pid $$; \
      (setsid sh -c 'echo pid $$; exec sleep 90' &); \
      sh -c 'echo pid $$; exec sleep 90' & \
@@ -129,7 +130,7 @@ fn nothing_survives_the_grace_period_or_a_second_signal() {
             if launcher.child.try_wait().expect("its own child").is_some() {
                 break;
             }
-            // One that follows at once counts as the same.
+            // A signal that follows at once counts as the same.
             std::thread::sleep(Duration::from_millis(20));
         }
         let (status, out, err) = launcher.end();

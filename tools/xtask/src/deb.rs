@@ -1,14 +1,14 @@
-//! `deb`: Debian packages, from what `install` puts under `/usr`.
+//! `deb`: Debian packages, from the files that `install` puts under `/usr`.
 
 use crate::install::{self, Error, copy, failed, install, run};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What to make.
+/// Options of `deb`.
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// Where the packages go; made where it is not there.
+    /// Folder for the packages; made if it is missing.
     #[arg(long)]
     pub output: PathBuf,
     /// Cargo's profile.
@@ -16,13 +16,13 @@ pub struct Options {
     pub profile: String,
 }
 
-/// A package: what is in it, and what dpkg is told.
+/// A package: its contents, and its description for dpkg.
 struct Package {
     name: &'static str,
     section: &'static str,
-    /// Files and folders below `usr`; see [`place`].
+    /// Files and folders below `usr`, as for [`place`].
     contents: &'static [&'static str],
-    /// Packages of ours that it needs in the same version.
+    /// The packages of ours that this package needs in the same version.
     ours: &'static [&'static str],
     /// Further lines of the control file.
     control: &'static str,
@@ -77,20 +77,20 @@ const PACKAGES: [Package; 4] = [
     },
 ];
 
-/// The folder of libraries below `usr`, which has Debian's name for this processor.
+/// Returns the folder of libraries below `usr`, with Debian's name for this processor.
 pub fn libdir() -> String {
     format!("lib/{}-linux-gnu", std::env::consts::ARCH)
 }
 
-/// A path of [`PACKAGES`] as it is: `LIB` stands for the folder of libraries.
+/// Returns the real path for one of [`PACKAGES`], where `LIB` stands for the folder of libraries.
 fn place(path: &str) -> String {
     path.replace("LIB/", &format!("{}/", libdir()))
 }
 
-/// Makes the packages; their files. Needs dpkg-deb and strip.
+/// Makes the packages; returns their files. Needs dpkg, dpkg-deb and strip.
 pub fn build(root: &Path, options: &Options) -> Result<Vec<PathBuf>, Error> {
     let work = options.output.join("work");
-    // A build that failed may have left it.
+    // A build that failed may have left the folder.
     let _ = std::fs::remove_dir_all(&work);
     let staged = work.join("usr");
     let profile = options.profile.clone();
@@ -127,7 +127,8 @@ pub fn build(root: &Path, options: &Options) -> Result<Vec<PathBuf>, Error> {
     Ok(files)
 }
 
-/// Writes what dpkg wants to know, the licence, and modes that do not depend on the user's mask.
+/// Writes the control files of dpkg and the licences, and sets modes that do not depend on the
+/// user's umask.
 fn describe(
     root: &Path,
     package: &Package,
@@ -166,7 +167,7 @@ fn write(path: &Path, text: &str) -> Result<(), Error> {
     std::fs::write(path, text).map_err(failed(path))
 }
 
-/// 755 for folders and programs, 644 for other files.
+/// Sets the modes of a tree: 755 for folders and programs, 644 for other files.
 fn set_modes(path: &Path) -> Result<(), Error> {
     let meta = std::fs::symlink_metadata(path).map_err(failed(path))?;
     if meta.is_symlink() {
@@ -189,7 +190,7 @@ fn output(command: &mut Command) -> Result<String, Error> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// The newest version of glibc that files ask for, as `2.34`.
+/// Returns the newest version of glibc that files need, such as `2.34`.
 fn glibc(files: &[&Path]) -> Result<String, Error> {
     let mut newest = (2, 0);
     for file in files {
@@ -199,7 +200,7 @@ fn glibc(files: &[&Path]) -> Result<String, Error> {
     Ok(format!("{}.{}", newest.0, newest.1))
 }
 
-/// The names of versions stand in the file as they are.
+/// Returns the newest version of glibc that a file names; the names are plain text in the file.
 fn newest_glibc(bytes: &[u8]) -> (u32, u32) {
     const NAME: &[u8] = b"GLIBC_";
     let names = bytes.windows(NAME.len()).enumerate().filter(|(_, w)| *w == NAME);

@@ -1,4 +1,4 @@
-//! `docs/environment.md` from the table of variables.
+//! Generation of `docs/environment.md` from the table of variables.
 
 use oxccl_runtime::config::{Status, variables};
 use std::fmt::Write;
@@ -35,12 +35,12 @@ Log lines read `host:pid:tid [device] OXCCL INFO text`, or `[device, rank 3]` wh
 They go to standard error, which differs from NCCL's standard output.
 ";
 
-/// A cell of a table.
+/// Escapes a text for a cell of a table.
 fn cell(text: &str) -> String {
     text.replace('|', "\\|")
 }
 
-/// What the file says.
+/// Returns the text of the file.
 pub fn text() -> String {
     let mut text = BEGIN.to_owned();
     let mut write = |line: String| writeln!(text, "{line}").expect("writing to a string");

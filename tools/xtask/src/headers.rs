@@ -1,21 +1,21 @@
-//! `nccl.h`, `nccl_device.h` and `oxccl.h` from the plain items in the folders of `capi/src`, and
-//! what the kernels share with the host from `kernels/src/abi`.
+//! Generation of `nccl.h`, `nccl_device.h` and `oxccl.h` from the plain items in the folders of
+//! `capi/src`, and of the header that kernels share with the host from `kernels/src/abi`.
 //!
-//! cbindgen turns items into declarations; what it cannot express (macros, CUDA's types) is raw
-//! text here.
+//! cbindgen turns items into declarations. The parts that it cannot express (macros, CUDA's types)
+//! are raw text here.
 
 use cbindgen::{Builder, Config, DocumentationStyle, EnumConfig, Language, Style};
 use oxccl_plan::{Buffer, Collective, ReduceOp};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
-/// What can go wrong.
+/// The errors of the generator.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A file.
+    /// A file that cannot be read or written.
     #[error("{0}: {1}")]
     File(PathBuf, std::io::Error),
-    /// cbindgen.
+    /// An error of cbindgen.
     #[error("cbindgen: {0}")]
     Cbindgen(String),
     /// Items that cbindgen would have dropped.
@@ -65,7 +65,7 @@ typedef struct CUstream_st *cudaStream_t;
 typedef enum { ncclNumOps_dummy = 5 } ncclRedOp_dummy_t;
 ";
 
-/// What follows the declarations: macros that name a structure's fields.
+/// The text after the declarations: macros that name a structure's fields.
 const NCCL_END: &str = "\
 /* Begin a structure with these; then set what you need. */
 #define NCCL_CONFIG_INITIALIZER { \\
@@ -144,13 +144,14 @@ struct Header {
     exclude: &'static [&'static str],
     /// Types that no function names.
     include: &'static [&'static str],
-    /// With tags only where structures name themselves: tags make signatures long.
+    /// The style of declarations: with tags only where structures name themselves, as tags make
+    /// signatures long.
     style: Style,
-    /// Empty where the beginning says that it is included once.
+    /// The include guard; empty if the beginning has `#pragma once`.
     guard: &'static str,
 }
 
-/// The enums of plans that kernels switch over, with their numbers.
+/// Returns the enums of plans that kernels switch over, with their numbers.
 fn kernel_enums() -> String {
     let collectives = Collective::ALL.map(|c| (format!("{c:?}"), c as u8));
     let ops = ReduceOp::ALL.map(|op| (format!("{op:?}"), op as u8));
@@ -164,7 +165,7 @@ fn kernel_enums() -> String {
     text.join("\n")
 }
 
-/// A name of Rust as a constant of C is called: `AllReduce` as `ALL_REDUCE`.
+/// Converts a Rust name to that of a C constant: `AllReduce` to `ALL_REDUCE`.
 fn upper(name: &str) -> String {
     let mut upper = String::new();
     for (i, c) in name.chars().enumerate() {
@@ -246,7 +247,7 @@ fn headers() -> [Header; 4] {
     ]
 }
 
-/// Collects what cbindgen says: it drops items with no more than a warning.
+/// Collects the warnings of cbindgen, which drops items with no more than a warning.
 struct Collector(Mutex<Vec<String>>);
 
 static COLLECTOR: Collector = Collector(Mutex::new(Vec::new()));
@@ -271,12 +272,13 @@ impl log::Log for Collector {
     fn flush(&self) {}
 }
 
-/// Runs a generator; tells what it warned about. Private items are meant to be left out, and what
-/// cannot be found must be a type that another header declares: the C compiler sees if it is not.
+/// Runs a generator; returns its result and its warnings. Warnings about private items, which are
+/// meant to be left out, are dropped. So are those about types that cannot be found: another header
+/// must declare them, or the C compiler complains.
 fn with_warnings<T>(run: impl FnOnce() -> T) -> (T, Vec<String>) {
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
-    // Fails when it is set already, which is as well.
+    // Fails if the logger is already set, which does no harm.
     let _ = log::set_logger(&COLLECTOR);
     log::set_max_level(log::LevelFilter::Warn);
     COLLECTOR.lines().clear();
@@ -286,7 +288,7 @@ fn with_warnings<T>(run: impl FnOnce() -> T) -> (T, Vec<String>) {
     (done, lines)
 }
 
-/// The files of a folder of items: types first, whatever their files are called.
+/// Returns the files of a folder of items: `types.rs` first, then the others by name.
 pub(crate) fn sources(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
     let listing = std::fs::read_dir(folder)?;
     let mut files: Vec<PathBuf> = listing.filter_map(|f| f.ok().map(|f| f.path())).collect();
@@ -338,7 +340,7 @@ fn generate(root: &Path, header: &Header) -> Result<String, Error> {
     Ok(with_twins(&tagged(&text)))
 }
 
-/// Declares each function `ncclX` as `pncclX` too, which the attribute `twin` defines.
+/// Declares each function `ncclX` as `pncclX` too; the attribute `twin` defines the latter.
 fn with_twins(text: &str) -> String {
     let blocks = text.split("\n\n").map(|block| match twin(block) {
         Some(twin) => format!("{block}\n\n{twin}"),
@@ -347,7 +349,7 @@ fn with_twins(text: &str) -> String {
     blocks.collect::<Vec<_>>().join("\n\n")
 }
 
-/// The declaration of the twin of what a block declares; `None` where that has none.
+/// Returns the declaration of the twin of a block's function; `None` if the block has no twin.
 fn twin(block: &str) -> Option<String> {
     let lines: Vec<&str> = block.lines().filter(|line| !line.starts_with("//")).collect();
     let (head, arguments) = lines.first()?.split_once('(')?;
@@ -359,7 +361,7 @@ fn twin(block: &str) -> Option<String> {
     Some(format!("// Same as {name}, for wrappers that replace it.\n{first}{rest}"))
 }
 
-/// Gives structures their names as tags too: programs may declare them in advance.
+/// Gives structures their names as tags too, so that programs may declare them in advance.
 fn tagged(text: &str) -> String {
     const ANONYMOUS: &str = "typedef struct {";
     let mut parts = text.split(ANONYMOUS);
@@ -381,7 +383,8 @@ pub fn write(root: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// The headers that are not what [`write`] would write, and exports that none declares.
+/// Returns complaints about headers that differ from those that [`write`] would write, and about
+/// exports that no header declares.
 pub fn stale(root: &Path) -> Result<Vec<String>, Error> {
     let mut complaints = Vec::new();
     for header in headers() {

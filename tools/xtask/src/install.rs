@@ -1,20 +1,20 @@
-//! `install`: libraries, headers, the command and what build systems need to find them, under one
-//! prefix that can be moved. Packages of every format are made from it.
+//! `install`: puts libraries, headers, the command and the files for build systems under one prefix
+//! that can be moved. Packages of every format are made from this prefix.
 
 use crate::model::{self, Kind, Model, Value};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What can go wrong.
+/// The errors of an installation.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A file.
+    /// A file that cannot be read or written.
     #[error("{0}: {1}")]
     File(PathBuf, std::io::Error),
-    /// A program that is needed.
+    /// A needed program that failed.
     #[error("{0}: {1}")]
     Program(String, String),
-    /// What cargo built lacks something.
+    /// A file that cargo did not build.
     #[error("cargo built no {0}")]
     NotBuilt(&'static str),
     /// The interface cannot be read.
@@ -22,33 +22,33 @@ pub enum Error {
     Model(#[from] model::Error),
 }
 
-/// The folder of libraries below a prefix where nobody says otherwise.
+/// The default folder of libraries below a prefix.
 pub const LIBDIR: &str = "lib";
 
-/// What to install.
+/// Options of `install`.
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// Where to; made where it is not there.
+    /// Prefix to install under; made if it is missing.
     #[arg(long)]
     pub prefix: PathBuf,
-    /// The folder of libraries below it.
+    /// Folder of libraries below the prefix.
     #[arg(long, default_value = LIBDIR, value_parser = below)]
     pub libdir: String,
     /// Cargo's profile.
     #[arg(long, default_value = "release")]
     pub profile: String,
-    /// Also under NCCL's names.
+    /// Install under NCCL's names too.
     #[arg(long)]
     pub nccl_compat: bool,
 }
 
-/// A folder below another one.
+/// Checks that a folder lies below another one.
 fn below(folder: &str) -> Result<String, &'static str> {
     let inside = |part: &str| !matches!(part, "" | "." | "..");
     folder.split('/').all(inside).then(|| folder.to_owned()).ok_or("not below the prefix, as lib64")
 }
 
-/// The name programs are linked to.
+/// The library name that linked programs refer to.
 const SONAME: &str = "liboxccl.so.2";
 const HEADERS: [&str; 3] = ["nccl.h", "nccl_device.h", "oxccl.h"];
 
@@ -92,7 +92,7 @@ pub fn install(root: &Path, options: &Options) -> Result<(), Error> {
     Ok(())
 }
 
-/// What cargo built.
+/// The files that cargo built.
 struct Built {
     shared: PathBuf,
     archive: PathBuf,
@@ -125,14 +125,14 @@ fn build(root: &Path, profile: &str) -> Result<Built, Error> {
     })
 }
 
-/// The files that a message of cargo names.
+/// Returns the files that a message of cargo names.
 fn artifacts(line: &str) -> Vec<PathBuf> {
     let message: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
     let files = message["filenames"].as_array().cloned().unwrap_or_default();
     files.iter().filter_map(|f| f.as_str().map(PathBuf::from)).collect()
 }
 
-/// Runs a program to its success.
+/// Runs a program; fails if the program does.
 pub(crate) fn run(command: &mut Command) -> Result<(), Error> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.output().map_err(|e| Error::Program(name.clone(), e.to_string()))?;
@@ -148,7 +148,8 @@ pub(crate) fn failed(path: &Path) -> impl Fn(std::io::Error) -> Error {
     move |e| Error::File(path.clone(), e)
 }
 
-/// Makes place for a file. What is there is removed and not overwritten: programs may be using it.
+/// Makes the folder of a file. A file that exists is removed and not overwritten: programs may be
+/// using it.
 pub(crate) fn make_place(path: &Path) -> Result<(), Error> {
     path.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(failed(path))?;
     match std::fs::remove_file(path) {
@@ -157,7 +158,7 @@ pub(crate) fn make_place(path: &Path) -> Result<(), Error> {
     }
 }
 
-/// Copies a file to a place that is made for it.
+/// Copies a file; makes the folder that it goes to.
 pub(crate) fn copy(from: &Path, to: &Path) -> Result<(), Error> {
     make_place(to)?;
     std::fs::copy(from, to).map(drop).map_err(failed(from))
@@ -168,7 +169,7 @@ fn link(target: &str, link: &Path) -> Result<(), Error> {
     std::os::unix::fs::symlink(target, link).map_err(failed(link))
 }
 
-/// Fills a template of `pkgconfig/`, for a folder below that of libraries.
+/// Fills a template of `pkgconfig/`, for a folder below the folder of libraries.
 fn template(root: &Path, name: &str, libdir: &str, folder: &Path) -> Result<(), Error> {
     let from = root.join("pkgconfig").join(format!("{name}.in"));
     let text = std::fs::read_to_string(&from).map_err(failed(&from))?;
@@ -181,7 +182,7 @@ fn template(root: &Path, name: &str, libdir: &str, folder: &Path) -> Result<(), 
     std::fs::write(&to, text).map_err(failed(&to))
 }
 
-/// NCCL's version that the interface is that of, as `2.30.7`.
+/// Returns the version of NCCL's interface that this library has, such as `2.30.7`.
 fn nccl_version(root: &Path) -> Result<String, Error> {
     let model = Model::read(root)?;
     let Some(Kind::Constant(_, Value::Number(code))) = model.find("NCCL_VERSION_CODE") else {
@@ -190,8 +191,8 @@ fn nccl_version(root: &Path) -> Result<String, Error> {
     Ok(format!("{}.{}.{}", code / 10_000, code / 100 % 100, code % 100))
 }
 
-/// `libnccl.so.2`, a library without code that needs ours. A link of that name would not do: a
-/// program that preloads it would load the library of the other name as well.
+/// Makes `libnccl.so.2`, a library without code that depends on ours. A link of that name is not
+/// enough: a program that preloads it would load the library of the other name as well.
 fn nccl_library(lib: &Path) -> Result<(), Error> {
     let to = lib.join("libnccl.so.2");
     make_place(&to)?;

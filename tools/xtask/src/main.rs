@@ -1,4 +1,4 @@
-//! `cargo xtask`: what is generated, checked, installed and packaged.
+//! `cargo xtask`: generates, checks, installs and packages.
 
 use clap::Parser;
 use std::path::{Path, PathBuf};
@@ -8,21 +8,21 @@ use std::process::ExitCode;
 #[derive(Parser)]
 #[command(name = "xtask", bin_name = "cargo xtask")]
 enum Chore {
-    /// Writes what is generated from the source: headers, bindings, docs/environment.md,
+    /// Writes the files that are generated from the source: headers, bindings, docs/environment.md,
     /// docs/speed.svg.
     Codegen,
     /// Checks the rules of the source that no compiler knows.
     Tidy,
     /// Writes the facts of NCCL's unpacked wheel where the tests read them.
     AbiFacts {
-        /// Its folder.
+        /// Folder of the unpacked wheel.
         wheel: PathBuf,
     },
-    /// Builds and installs libraries, headers, the command and what build systems need.
+    /// Builds and installs libraries, headers, the command and the files for build systems.
     Install(xtask::install::Options),
     /// Makes a Python wheel.
     Wheel {
-        /// Where it goes.
+        /// Folder for the wheel.
         #[arg(long)]
         out: PathBuf,
         /// Cargo's profile.

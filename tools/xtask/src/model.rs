@@ -1,7 +1,7 @@
-//! One model of the C interface, read from the plain Rust items that cbindgen reads too.
+//! A model of the C interface, read from the plain Rust items that cbindgen reads too.
 //!
-//! The grammar is closed: what it does not know is an error, so that nothing is left out in
-//! silence. Private items, `impl` blocks and functions that are not `extern "C"` belong to the
+//! The grammar is closed: an item that it does not know is an error, so that nothing is left out
+//! silently. Private items, `impl` blocks and functions that are not `extern "C"` belong to the
 //! implementation.
 
 use crate::headers;
@@ -11,10 +11,10 @@ use syn::{Expr, Fields, Item, ReturnType};
 /// The folders, in the order in which they build on each other.
 const FOLDERS: [&str; 2] = ["capi/src/nccl", "capi/src/oxccl"];
 
-/// What can go wrong.
+/// The errors of reading the interface.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A file.
+    /// A file that cannot be read.
     #[error("{0}: {1}")]
     File(PathBuf, std::io::Error),
     /// A file that is not Rust.
@@ -27,17 +27,17 @@ pub enum Error {
         file: PathBuf,
         /// The item's name.
         item: String,
-        /// What is wrong with it.
+        /// The fault of the item.
         why: String,
     },
 }
 
-/// A type as C has it.
+/// A type of C.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Type {
-    /// One of C's own, by its name there.
+    /// A basic type of C, by its C name.
     Basic(&'static str),
-    /// One that the model declares.
+    /// A type that the model declares.
     Named(String),
     /// A pointer; true for one to const.
     Pointer(bool, Box<Type>),
@@ -54,7 +54,7 @@ pub enum Value {
     Enumerator(String),
 }
 
-/// What a declaration stands for.
+/// The kinds of declarations.
 #[derive(Debug)]
 pub enum Kind {
     /// A constant.
@@ -69,7 +69,7 @@ pub enum Kind {
     Alias(Type),
     /// A pointer to a function that returns nothing: the types of its parameters.
     Callback(Vec<Type>),
-    /// A function: its parameters, without documentation, and what it returns.
+    /// A function: its parameters, without documentation, and the type that it returns.
     Function(Vec<Declaration<Type>>, Type),
 }
 
@@ -78,13 +78,13 @@ pub enum Kind {
 pub struct Declaration<T> {
     /// The name in C.
     pub name: String,
-    /// Lines of documentation, without those that concern Rust only.
+    /// The lines of documentation, without those that concern Rust only.
     pub doc: Vec<String>,
-    /// What it is.
+    /// The item behind the name.
     pub what: T,
 }
 
-/// The interface: every declaration of `nccl.h` and `oxccl.h`, types before what uses them, without
+/// The interface: every declaration of `nccl.h` and `oxccl.h`, types before their users, without
 /// the twins `pncclX`.
 #[derive(Debug)]
 pub struct Model(pub Vec<Declaration<Kind>>);
@@ -107,12 +107,12 @@ impl Model {
         Ok(model)
     }
 
-    /// What a name stands for.
+    /// Returns the declaration of a name.
     pub fn find(&self, name: &str) -> Option<&Kind> {
         self.0.iter().find(|d| d.name == name).map(|d| &d.what)
     }
 
-    /// A type behind all its other names.
+    /// Returns the type behind all aliases.
     pub fn resolved<'a>(&'a self, ty: &'a Type) -> &'a Type {
         match ty {
             Type::Named(name) => match self.find(name) {
@@ -123,7 +123,7 @@ impl Model {
         }
     }
 
-    /// True for handles: pointers to what only the library knows.
+    /// Returns whether a type is a handle: a pointer to a structure that only the library knows.
     pub fn is_handle(&self, ty: &Type) -> bool {
         let Type::Pointer(_, to) = self.resolved(ty) else { return false };
         matches!(to.as_ref(), Type::Named(name) if matches!(self.find(name), Some(Kind::Opaque)))
@@ -196,7 +196,7 @@ fn name_of(item: &Item) -> String {
 
 type Found<'a> = Option<(&'a [syn::Attribute], Kind)>;
 
-/// None for items of the implementation.
+/// Reads an item; `None` for items of the implementation.
 fn read_item(item: &Item) -> Result<Found<'_>, String> {
     let public = |visibility: &syn::Visibility| matches!(visibility, syn::Visibility::Public(_));
     Ok(match item {
@@ -218,7 +218,7 @@ fn read_item(item: &Item) -> Result<Found<'_>, String> {
         }
         Item::Const(_) | Item::Enum(_) | Item::Struct(_) | Item::Type(_) | Item::Fn(_) => None,
         Item::Use(_) | Item::Mod(_) | Item::Impl(_) | Item::Static(_) => None,
-        // What is local to a thread is no export.
+        // Thread-local values are no exports.
         Item::Macro(i) if i.mac.path.is_ident("thread_local") => None,
         _ => return Err("neither a plain item nor one of the implementation".to_owned()),
     })
@@ -316,7 +316,7 @@ fn function(signature: &syn::Signature) -> Result<Kind, String> {
     Ok(Kind::Function(parameters.collect::<Result<_, _>>()?, output))
 }
 
-/// The argument of a generic type of a name.
+/// Returns the argument of a generic type of the given name.
 fn argument_of<'a>(ty: &'a syn::Type, name: &str) -> Option<&'a syn::Type> {
     let syn::Type::Path(path) = ty else { return None };
     let last = path.path.segments.last().filter(|s| s.ident == name)?;
@@ -328,7 +328,7 @@ fn argument_of<'a>(ty: &'a syn::Type, name: &str) -> Option<&'a syn::Type> {
 }
 
 fn read_type(ty: &syn::Type) -> Result<Type, String> {
-    // So that no bad enumerator enters Rust.
+    // C enums arrive as `MaybeUninit`, so that no bad enumerator enters Rust.
     if let Some(inner) = argument_of(ty, "MaybeUninit") {
         return read_type(inner);
     }

@@ -1,4 +1,4 @@
-//! `docs/speed.svg` from the tables of the results.
+//! Generation of `docs/speed.svg` from the tables of the results.
 
 use plotters::prelude::*;
 use std::error::Error;
@@ -12,7 +12,7 @@ pub const FILE: &str = "docs/speed.svg";
 struct Line {
     name: &'static str,
     file: &'static str,
-    /// A heading above the table, and how the table's own first line begins.
+    /// A heading above the table, and the beginning of the table's own first line.
     below: &'static str,
     table: &'static str,
     /// The columns of the size, of the other library's time and of this one's.
@@ -55,7 +55,7 @@ const LINES: [Line; 4] = [
     },
 ];
 
-/// A size as the tables write it, in bytes: `512`, `32 Ki`, `128 Mi`.
+/// Converts a size as the tables write it to bytes: `512`, `32 Ki`, `128 Mi`.
 fn bytes(text: &str) -> Option<f64> {
     let (number, unit) = text.split_once(' ').unwrap_or((text, ""));
     let factor = match unit {
@@ -68,7 +68,7 @@ fn bytes(text: &str) -> Option<f64> {
 }
 
 impl Line {
-    /// Sizes and how many times as fast this library is, both on the axes.
+    /// Returns the points of the line: the size, and how many times as fast this library is.
     fn points(&self, root: &Path) -> Result<Vec<(i32, i32)>, Box<dyn Error>> {
         let text = std::fs::read_to_string(root.join(self.file))?;
         let missing = || format!("{}: no table {:?}", self.file, self.table);
@@ -92,10 +92,10 @@ impl Line {
     }
 }
 
-/// A power of two is so long on both axes.
+/// The length of a power of two on both axes.
 const POWER: i32 = 1000;
 
-/// Where a number is on an axis.
+/// Returns the place of a number on an axis.
 fn place(number: f64) -> i32 {
     (number.log2() * f64::from(POWER)).round() as i32
 }
@@ -112,7 +112,7 @@ fn ratio_text(place: i32) -> String {
     format!("{} ×", 2f64.powi(place / POWER))
 }
 
-/// What the file says.
+/// Returns the text of the file.
 pub fn text(root: &Path) -> Result<String, Box<dyn Error>> {
     let mut svg = String::new();
     {

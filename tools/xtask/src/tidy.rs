@@ -3,22 +3,22 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// A file has at most so many lines.
+/// The most lines of a file.
 const FILE_LINES: usize = 800;
-/// A function has at most so many lines.
+/// The most lines of a function.
 const FUNCTION_LINES: usize = 70;
-/// A struct of the library has at most so many fields.
+/// The most fields of a struct of the library.
 const STRUCT_FIELDS: usize = 25;
-/// A line has at most so many characters, but for tables and texts that are messages.
+/// The most characters of a line, except in tables and in texts of messages.
 const COLUMNS: usize = 100;
-/// Where the table of layers stands, and the line before it.
+/// The file with the table of layers, and the first line of the table.
 const LAYERS: (&str, &str) = ("ARCHITECTURE.md", "| part | may use | unsafe |");
 /// The folder that the table is about.
 const LAYERED: &str = "runtime/src/";
 
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
-    // Cargo marks the target folders that it makes, wherever they are, with this file; `target` may
-    // have been made for something else before.
+    // Cargo marks the target folders that it makes, wherever they are, with this file. A folder
+    // `target` may have existed before, without the mark.
     if folder.join("CACHEDIR.TAG").exists() || folder.ends_with("target") {
         return;
     }
@@ -34,7 +34,7 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Everything that breaks a rule, a line each.
+/// Returns all violations of the rules, one line each.
 pub fn complaints(root: &Path) -> Vec<String> {
     let mut files = Vec::new();
     sources(root, &mut files);
@@ -57,12 +57,12 @@ pub fn complaints(root: &Path) -> Vec<String> {
 struct Layer {
     may_use: BTreeSet<String>,
     may_be_unsafe: bool,
-    /// What was found of both.
+    /// The parts that the code really uses; `is_unsafe` is true if it really has `unsafe`.
     uses: BTreeSet<String>,
     is_unsafe: bool,
 }
 
-/// The parts of the runtime: which of them may use which, and where `unsafe` is allowed.
+/// The parts of the runtime, with the parts that each may use, and whether each may be unsafe.
 struct Layers(BTreeMap<String, Layer>);
 
 impl Layers {
@@ -80,13 +80,13 @@ impl Layers {
         Self(rows.collect())
     }
 
-    /// The part to which a path within the runtime belongs, as `device/host/arena`.
+    /// Returns the part to which a path within the runtime, such as `device/host/arena`, belongs.
     fn part(&self, path: &str) -> Option<String> {
         let ends = path.match_indices('/').map(|(at, _)| at).chain([path.len()]);
         ends.map(|end| &path[..end]).rfind(|part| self.0.contains_key(*part)).map(str::to_owned)
     }
 
-    /// Checks a file, and notes what it uses.
+    /// Checks a file, and notes the parts that it uses.
     fn check(&mut self, name: &str, text: &str, complaints: &mut Vec<String>) {
         let Some(path) = name.strip_prefix(LAYERED).and_then(|path| path.strip_suffix(".rs"))
         else {
@@ -109,7 +109,7 @@ impl Layers {
         let used: BTreeSet<String> =
             used(&code).iter().filter_map(|path| self.part(path)).collect();
         let Some(layer) = self.0.get_mut(&own) else { return };
-        // A folder and those in it are one house.
+        // A folder and the folders in it may use each other.
         let within = |path: &str, part: &str| format!("{path}/").starts_with(&format!("{part}/"));
         let apart = |part: &&String| !within(path, part) && !within(part, &own);
         for part in used.iter().filter(apart) {
@@ -124,7 +124,7 @@ impl Layers {
         }
     }
 
-    /// Checks the table: without circles, and without rows and arrows that nothing needs any more.
+    /// Checks the table: it must have no cycles and no permissions that nothing needs any more.
     fn check_table(&self, complaints: &mut Vec<String>) {
         for (name, layer) in &self.0 {
             for part in layer.may_use.difference(&layer.uses) {
@@ -146,7 +146,7 @@ impl Layers {
     }
 }
 
-/// The paths that code names from the root of its crate, as `device/host/arena`.
+/// Returns the paths that code names from the root of its crate, such as `device/host/arena`.
 fn used(code: &str) -> Vec<String> {
     let mut paths = Vec::new();
     for rest in code.split("crate::").skip(1) {
@@ -264,7 +264,7 @@ fn check_functions(name: &str, lines: &[&str], complaints: &mut Vec<String>) {
 mod tests {
     use super::*;
 
-    /// What is complained of in these files, by the table of layers of the first one.
+    /// Returns the complaints about these files, with this table of layers.
     fn complaints_of(table: &str, files: &[(&str, &str)]) -> Vec<String> {
         let mut layers = Layers::read(table);
         let mut complaints = Vec::new();

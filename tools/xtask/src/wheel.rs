@@ -5,20 +5,20 @@ use crate::install::{Error, copy, make_place};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Where the package lies in the repository, and its files.
+/// The folder of the package in the repository, and (below) the files of the package.
 const PACKAGE: &str = "bindings/python/oxccl";
 const FILES: [&str; 4] = ["__init__.py", "_arrays.py", "_gen.py", "torch.py"];
-/// `libnccl.so.2` is there for programs that preload it in place of NCCL.
+/// The libraries of the wheel; `libnccl.so.2` is for programs that preload it in place of NCCL.
 const LIBRARIES: [&str; 2] = ["liboxccl.so.2", "libnccl.so.2"];
-/// Writes the list of files with their hashes, and the archive.
+/// The script that writes the list of files with their hashes, and the archive.
 const PACK: &str = include_str!("wheel.py");
 
-/// Makes the wheel of what is installed under `prefix`, with NCCL's names, in the folder `out`; its
-/// path. Its name says which glibc the programs in it need, and not an older one.
+/// Makes the wheel of the files installed under `prefix`, with NCCL's names, in the folder `out`;
+/// returns its path. The name of the wheel states the oldest glibc that its programs can use.
 pub fn wheel(root: &Path, prefix: &Path, out: &Path) -> Result<PathBuf, Error> {
     let version = env!("CARGO_PKG_VERSION");
     let tree = out.join(".oxccl-wheel");
-    // It may be there from the last time.
+    // The folder may be left from an earlier run.
     let _ = std::fs::remove_dir_all(&tree);
     for file in FILES {
         copy(&root.join(PACKAGE).join(file), &tree.join("oxccl").join(file))?;
@@ -32,7 +32,7 @@ pub fn wheel(root: &Path, prefix: &Path, out: &Path) -> Result<PathBuf, Error> {
         programs.push(from);
     }
     let (major, minor) = glibc(&programs)?;
-    // Nobody looks for lines of a wheel, and they are most of it.
+    // Nobody needs the debug information of a wheel, and it is the larger part of the size.
     let inside = LIBRARIES.map(|library| tree.join("oxccl").join(library));
     let command = tree.join(format!("oxccl-{version}.data/scripts/oxccl"));
     run(Command::new("strip").arg("--strip-debug").arg(command).args(inside))?;
@@ -55,7 +55,7 @@ pub fn wheel(root: &Path, prefix: &Path, out: &Path) -> Result<PathBuf, Error> {
             "WHEEL",
             format!("Wheel-Version: 1.0\nGenerator: oxccl\nRoot-Is-Purelib: false\nTag: {tag}\n"),
         ),
-        // By these PyTorch finds the backend without an import.
+        // With this file PyTorch finds the backend without an import.
         (
             "entry_points.txt",
             "[torch.distributed.backends]\noxccl = oxccl.torch:register\n".to_owned(),
@@ -73,7 +73,7 @@ pub fn wheel(root: &Path, prefix: &Path, out: &Path) -> Result<PathBuf, Error> {
     Ok(wheel)
 }
 
-/// The newest version of glibc that one of the programs needs.
+/// Returns the newest version of glibc that one of the programs needs.
 fn glibc(programs: &[PathBuf]) -> Result<(u32, u32), Error> {
     let mut readelf = Command::new("readelf");
     let text = run(readelf.args(["--wide", "--version-info"]).args(programs))?;
@@ -81,7 +81,7 @@ fn glibc(programs: &[PathBuf]) -> Result<(u32, u32), Error> {
     newest(&text).ok_or_else(none)
 }
 
-/// The newest `GLIBC_` of a text.
+/// Returns the newest `GLIBC_` version of a text.
 fn newest(text: &str) -> Option<(u32, u32)> {
     let versions = text.split("GLIBC_").skip(1).filter_map(|rest| {
         let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
@@ -91,7 +91,7 @@ fn newest(text: &str) -> Option<(u32, u32)> {
     versions.max()
 }
 
-/// Runs a program; what it printed.
+/// Runs a program; returns what it printed.
 fn run(command: &mut Command) -> Result<String, Error> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.output().map_err(|e| Error::Program(name.clone(), e.to_string()))?;

@@ -16,10 +16,10 @@ const NCCL_WIN_COLL_SYMMETRIC = 1
 # ncclCommWindowRegister: accesses keep their order.
 const NCCL_WIN_STRICT_ORDERING = 2
 
-# A window's address is a multiple of so many bytes.
+# The alignment of a window's address, in bytes.
 const NCCL_WIN_REQUIRED_ALIGNMENT = 4096
 
-# CTAPolicy: neither.
+# CTAPolicy: neither efficiency nor zero.
 const NCCL_CTA_POLICY_DEFAULT = 0
 
 # CTAPolicy: few thread blocks.
@@ -40,7 +40,7 @@ const NCCL_REVOKE_DEFAULT = 0
 # ncclCommSuspend: gives memory back.
 const NCCL_SUSPEND_MEM = 1
 
-# What functions return.
+# The result codes of functions.
 @enum ncclResult_t::Cint begin
     # Done.
     ncclSuccess = 0
@@ -58,7 +58,7 @@ const NCCL_SUSPEND_MEM = 1
     ncclRemoteError = 6
     # Not complete yet.
     ncclInProgress = 7
-    # Time is over.
+    # A time limit has passed.
     ncclTimeout = 8
     # Number of codes.
     ncclNumResults = 9
@@ -94,7 +94,7 @@ end
     ncclNumTypes = 12
 end
 
-# How elements of different ranks are combined.
+# The operations that reduce elements of different ranks.
 @enum ncclRedOp_t::Cint begin
     # Sum; integers wrap.
     ncclSum = 0
@@ -112,7 +112,7 @@ end
     ncclMaxRedOp = 2147483647
 end
 
-# Where the scalar of an operation with a factor lives.
+# The location of the scalar of an operation with a factor.
 @enum ncclScalarResidence_t::Cint begin
     # In memory that the device reads when the operation runs.
     ncclScalarDevice = 0
@@ -120,7 +120,7 @@ end
     ncclScalarHostImmediate = 1
 end
 
-# What ncclCommMemStats tells.
+# The figures that ncclCommMemStats returns.
 @enum ncclCommMemStat_t::Cint begin
     # Bytes that ncclCommSuspend would give back.
     ncclStatGpuMemSuspend = 0
@@ -146,13 +146,13 @@ const NCCL_VERSION_CODE = 23007
     oxcclDeviceCuda = 1
 end
 
-# How strictly a capture looks at other calls; the host device has none that disturb it.
+# The threads whose calls a capture checks; on the host device no call disturbs a capture.
 @enum oxcclCaptureMode_t::Cint begin
-    # Looks at calls of all threads.
+    # Checks calls of all threads.
     oxcclCaptureGlobal = 0
-    # Looks at calls of this thread.
+    # Checks calls of this thread.
     oxcclCaptureThreadLocal = 1
-    # Looks at none.
+    # Checks no calls.
     oxcclCaptureRelaxed = 2
 end
 
@@ -165,8 +165,8 @@ const ncclComm_t = Ptr{Cvoid}
 # Handle of a registered window.
 const ncclWindow_t = Ptr{Cvoid}
 
-# Names a communicator that is to be made; copy it whole to all ranks, and keep it secret: who
-# has it can join.
+# The id of a communicator that is to be made. Copy it whole to all ranks, and keep it secret:
+# everyone who has it can join.
 struct ncclUniqueId
     # Opaque.
     internal::NTuple{128, Cchar}
@@ -189,9 +189,9 @@ const ncclDouble = ncclFloat64
 
 # Signals to wait for.
 struct ncclWaitSignalDesc_t
-    # How many.
+    # Number of signals.
     opCnt::Cint
-    # From which rank.
+    # The rank that they come from.
     peer::Cint
     # Index of the signal.
     sigIdx::Cint
@@ -202,7 +202,7 @@ end
 # Handle of a stream, CUDA's own type.
 const cudaStream_t = Ptr{Cvoid}
 
-# What to ask of a new communicator; begin with NCCL_CONFIG_INITIALIZER. Fields left alone take
+# The options of a new communicator; begin with NCCL_CONFIG_INITIALIZER. Fields left alone take
 # NCCL's defaults.
 struct ncclConfig_v23000
     # Set by the initializer.
@@ -249,10 +249,10 @@ struct ncclConfig_v23000
     graphStreamOrdering::Cint
 end
 
-# What to ask of a new communicator.
+# The options of a new communicator.
 const ncclConfig_t = ncclConfig_v23000
 
-# What ncclGroupSimulateEnd answers; begin with NCCL_SIM_INFO_INITIALIZER.
+# The answer of ncclGroupSimulateEnd; begin with NCCL_SIM_INFO_INITIALIZER.
 struct ncclSimInfo_v22200
     # Set by the initializer.
     size::Csize_t
@@ -264,7 +264,7 @@ struct ncclSimInfo_v22200
     estimatedTime::Cfloat
 end
 
-# What ncclGroupSimulateEnd answers.
+# The answer of ncclGroupSimulateEnd.
 const ncclSimInfo_t = ncclSimInfo_v22200
 
 # Handle of a variable. It lives as long as the library and needs no freeing.
@@ -282,7 +282,7 @@ const oxcclGraph_t = Ptr{Cvoid}
 # Handle of an executable graph, CUDA's own type.
 const oxcclGraphExec_t = Ptr{Cvoid}
 
-# What failed. Set `size` to sizeof(oxcclErrorInfo_t) before the call.
+# The description of an error. Set `size` to sizeof(oxcclErrorInfo_t) before the call.
 struct oxcclErrorInfo_t
     # Size of the structure as the caller knows it.
     size::Csize_t
@@ -292,11 +292,11 @@ struct oxcclErrorInfo_t
     rank::Cint
     # Rank at fault or waited for; −1 when unknown.
     peer::Cint
-    # Step of the plan; −1 outside one.
+    # Step of the plan; −1 outside a plan.
     step::Cint
     # Number of the operation on its communicator.
     opSeq::UInt64
-    # Name of the operation; empty outside one.
+    # Name of the operation; empty outside an operation.
     operation::NTuple{32, Cchar}
     # The whole message.
     text::NTuple{512, Cchar}
@@ -430,7 +430,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 @inline ncclCommShrink(comm, excludeRanksList, excludeRanksCount, newcomm, config, shrinkFlags) =
     ccall(@inbounds(ADDRESSES[2]), Cint, (Ptr{Cvoid}, Ptr{Cint}, Cint, Ptr{Ptr{Cvoid}}, Ptr{ncclConfig_t}, Cint,), comm, excludeRanksList, excludeRanksCount, newcomm, config, shrinkFlags)
 
-# Makes an id for the ranks that join by ncclCommGrow; for one growth.
+# Makes an id for the ranks that join by ncclCommGrow. An id serves one growth.
 #
 # Called on one rank of `comm`, the root. `uniqueId`: out. Blocks: never.
 @inline ncclCommGetUniqueId(comm, uniqueId) =
@@ -587,27 +587,28 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 @inline ncclCommFinalize(comm) =
     ccall(@inbounds(ADDRESSES[21]), Cint, (Ptr{Cvoid},), comm)
 
-# Completes all operations of a communicator and ends it, whatever it answers; null is ignored.
+# Completes all operations of a communicator and destroys it, whatever the result; null is
+# ignored.
 #
 # Blocks and answers as ncclCommFinalize does.
 @inline ncclCommDestroy(comm) =
     ccall(@inbounds(ADDRESSES[22]), Cint, (Ptr{Cvoid},), comm)
 
-# Tells whether the communicator has failed, and how.
+# Returns whether the communicator has failed, and how.
 #
 # `asyncError`: out. Blocks: never.
 @inline ncclCommGetAsyncError(comm, asyncError) =
     ccall(@inbounds(ADDRESSES[23]), Cint, (Ptr{Cvoid}, Ptr{Cint},), comm, asyncError)
 
-# The number of ranks. `count`: out. Blocks: never.
+# Returns the number of ranks. `count`: out. Blocks: never.
 @inline ncclCommCount(comm, count) =
     ccall(@inbounds(ADDRESSES[24]), Cint, (Ptr{Cvoid}, Ptr{Cint},), comm, count)
 
-# The index of the device. `device`: out. Blocks: never.
+# Returns the index of the device. `device`: out. Blocks: never.
 @inline ncclCommCuDevice(comm, device) =
     ccall(@inbounds(ADDRESSES[25]), Cint, (Ptr{Cvoid}, Ptr{Cint},), comm, device)
 
-# This rank. `rank`: out. Blocks: never.
+# Returns this rank's number. `rank`: out. Blocks: never.
 @inline ncclCommUserRank(comm, rank) =
     ccall(@inbounds(ADDRESSES[26]), Cint, (Ptr{Cvoid}, Ptr{Cint},), comm, rank)
 
@@ -615,14 +616,14 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 @inline ncclGroupStart() =
     ccall(@inbounds(ADDRESSES[27]), Cint, ())
 
-# Ends a group and launches its calls; when one of them failed, nothing is launched and its error
+# Ends a group and launches its calls; if one of them failed, nothing is launched and its error is
 # returned. Blocks: only for communicators that the group makes.
 @inline ncclGroupEnd() =
     ccall(@inbounds(ADDRESSES[28]), Cint, ())
 
-# Ends a group without launching anything: its calls are checked as by ncclGroupEnd, and
-# `estimatedTime` of the outermost group becomes the time in µs that they would take by the cost
-# model, one after the other on each communicator and side by side on several.
+# Ends a group without launching anything. Its calls are checked as by ncclGroupEnd, and
+# `estimatedTime` of the outermost group becomes the time in µs that the cost model predicts for
+# them: one after the other on each communicator, several communicators side by side.
 #
 # `simInfo`: in and out; `size` and `magic` must be set. An inner group only ends, and
 # `estimatedTime` stays. Where the group makes communicators (NCCL makes them then), the answer is
@@ -630,16 +631,16 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 @inline ncclGroupSimulateEnd(simInfo) =
     ccall(@inbounds(ADDRESSES[29]), Cint, (Ptr{ncclSimInfo_t},), simInfo)
 
-# The version of the interface, as NCCL_VERSION_CODE. `version`: out. Blocks: never.
+# Returns the version of the interface, as NCCL_VERSION_CODE. `version`: out. Blocks: never.
 @inline ncclGetVersion(version) =
     ccall(@inbounds(ADDRESSES[30]), Cint, (Ptr{Cint},), version)
 
-# What a result code means; a static text. Blocks: never.
+# Returns the meaning of a result code, a static text. Blocks: never.
 @inline ncclGetErrorString(result) =
     ccall(@inbounds(ADDRESSES[31]), Cstring, (Cint,), result)
 
-# Returns what failed last: on the communicator, if it has failed, else in this thread, else in
-# the process.
+# Returns the text of the last error: of the communicator, if it has failed, else of this thread,
+# else of the process.
 #
 # `comm`: a handle or null. The text lives until the calling thread's next error. Blocks: never.
 @inline ncclGetLastError(comm) =
@@ -648,10 +649,10 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # Ends a communicator at once, also one that is still being made: its operations end with an
 # error, the other ranks get ncclRemoteError. Null is ignored.
 #
-# Afterwards no rank touches the buffers of its operations any more; where one does not answer,
+# Afterwards no rank accesses the buffers of its operations any more; if a rank does not answer,
 # the error names it. Blocks: a second at most, whatever the other ranks do. Not for signal
-# handlers, which may interrupt what this waits for: let the handler set a flag or write to a
-# pipe, or read signals from a signalfd, and call this in a thread.
+# handlers, which may interrupt the code that this call waits for: let the handler set a flag or
+# write to a pipe, or read signals from a signalfd, and call this in a thread.
 @inline ncclCommAbort(comm) =
     ccall(@inbounds(ADDRESSES[33]), Cint, (Ptr{Cvoid},), comm)
 
@@ -672,7 +673,8 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 @inline ncclCommResume(comm) =
     ccall(@inbounds(ADDRESSES[36]), Cint, (Ptr{Cvoid},), comm)
 
-# Tells how much memory a communicator takes in this process, by what ncclCommSuspend does to it.
+# Returns how much memory a communicator takes in this process: all of it, or the part that
+# ncclCommSuspend gives back or keeps.
 #
 # `stat`: what is asked, bytes but for ncclStatGpuMemSuspended (0 or 1). `value`: out. Memory that
 # all ranks of a host share is counted where it belongs to this rank. Blocks: never.
@@ -722,25 +724,25 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 @inline ncclParamGetI64(h, out) =
     ccall(@inbounds(ADDRESSES[44]), Cint, (Ptr{Cvoid}, Ptr{Int64},), h, out)
 
-# Reads a variable as a unsigned number of 8 bits; switches are 0 or 1, durations nanoseconds.
+# Reads a variable as an unsigned number of 8 bits; switches are 0 or 1, durations nanoseconds.
 #
 # `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 @inline ncclParamGetU8(h, out) =
     ccall(@inbounds(ADDRESSES[45]), Cint, (Ptr{Cvoid}, Ptr{UInt8},), h, out)
 
-# Reads a variable as a unsigned number of 16 bits; switches are 0 or 1, durations nanoseconds.
+# Reads a variable as an unsigned number of 16 bits; switches are 0 or 1, durations nanoseconds.
 #
 # `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 @inline ncclParamGetU16(h, out) =
     ccall(@inbounds(ADDRESSES[46]), Cint, (Ptr{Cvoid}, Ptr{UInt16},), h, out)
 
-# Reads a variable as a unsigned number of 32 bits; switches are 0 or 1, durations nanoseconds.
+# Reads a variable as an unsigned number of 32 bits; switches are 0 or 1, durations nanoseconds.
 #
 # `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 @inline ncclParamGetU32(h, out) =
     ccall(@inbounds(ADDRESSES[47]), Cint, (Ptr{Cvoid}, Ptr{UInt32},), h, out)
 
-# Reads a variable as a unsigned number of 64 bits; switches are 0 or 1, durations nanoseconds.
+# Reads a variable as an unsigned number of 64 bits; switches are 0 or 1, durations nanoseconds.
 #
 # `out`: out. Texts, variables without a value and values out of range are refused. Blocks: never.
 @inline ncclParamGetU64(h, out) =
@@ -768,7 +770,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 @inline ncclParamGetParameter(key, value, valueLen) =
     ccall(@inbounds(ADDRESSES[51]), Cint, (Cstring, Ptr{Cstring}, Ptr{Cint},), key, value, valueLen)
 
-# The names of all variables; with NCCL_PARAM_DUMP_ALL=1 also of those that NCCL does not
+# Returns the names of all variables; with NCCL_PARAM_DUMP_ALL=1 also of those that NCCL does not
 # document.
 #
 # `table`: out, lives until the calling thread's next call of this function. `tableLen`: out, the
@@ -776,13 +778,14 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 @inline ncclParamGetAllParameterKeys(table, tableLen) =
     ccall(@inbounds(ADDRESSES[52]), Cint, (Ptr{Ptr{Cstring}}, Ptr{Cint},), table, tableLen)
 
-# Writes all variables with value, origin and meaning to the log, whatever its level is; which
-# ones, is as for ncclParamGetAllParameterKeys. Blocks: for the log file.
+# Writes the variables of ncclParamGetAllParameterKeys with value, origin and meaning to the log,
+# whatever its level is. Blocks: for the log file.
 @inline ncclParamDumpAll() =
     ccall(@inbounds(ADDRESSES[53]), Cvoid, ())
 
-# Has logging follow what NCCL_DEBUG and the variables that begin like it say now. A function set
-# by oxcclSetLog stays; `ncclParam*` go on to show what was read first. Blocks: for files.
+# Makes logging follow the present values of NCCL_DEBUG and of the variables that begin like it. A
+# function set by oxcclSetLog stays; `ncclParam*` still return the values read first. Blocks: for
+# files.
 @inline ncclResetDebugInit() =
     ccall(@inbounds(ADDRESSES[54]), Cvoid, ())
 
@@ -799,7 +802,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 @inline ncclRedOpCreatePreMulSum(op, scalar, datatype, residence, comm) =
     ccall(@inbounds(ADDRESSES[55]), Cint, (Ptr{Cint}, Ptr{Cvoid}, Cint, Cint, Ptr{Cvoid},), op, scalar, datatype, residence, comm)
 
-# Ends an operation that ncclRedOpCreatePreMulSum made; calls made before keep its scalar.
+# Destroys an operation that ncclRedOpCreatePreMulSum made; earlier calls keep its scalar.
 #
 # `op`: in, of `comm`. Its number is never used again on `comm`. Blocks: never.
 @inline ncclRedOpDestroy(op, comm) =
@@ -808,8 +811,8 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # Registers a buffer.
 #
 # `buff`: in, `size` bytes. `handle`: out. On the host device memory from ncclMemAlloc is used in
-# place by all ranks whether registered or not; other memory is read in place by the system, from
-# some MiB on and where it is allowed. Blocks: never.
+# place by all ranks whether registered or not; other memory is read by the system's remote reads,
+# from some MiB on and where they are allowed. Blocks: never.
 @inline ncclCommRegister(comm, buff, size, handle) =
     ccall(@inbounds(ADDRESSES[57]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Ptr{Ptr{Cvoid}},), comm, buff, size, handle)
 
@@ -828,18 +831,18 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 @inline ncclCommWindowRegister(comm, buff, size, win, winFlags) =
     ccall(@inbounds(ADDRESSES[59]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Csize_t, Ptr{Ptr{Cvoid}}, Cint,), comm, buff, size, win, winFlags)
 
-# Ends a window. No rank may still write into it; its memory may be freed when no rank calls
-# anything on its own memory in this window any more. Blocks: never.
+# Ends a window. No rank may still write into it. Its memory may be freed when no rank makes calls
+# on that rank's own memory in this window any more. Blocks: never.
 @inline ncclCommWindowDeregister(comm, win) =
     ccall(@inbounds(ADDRESSES[60]), Cint, (Ptr{Cvoid}, Ptr{Cvoid},), comm, win)
 
-# The memory that a window was registered with.
+# Returns the memory that a window was registered with.
 #
 # `outUserPtr`: out. Blocks: never.
 @inline ncclWinGetUserPtr(comm, win, outUserPtr) =
     ccall(@inbounds(ADDRESSES[61]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Ptr{Ptr{Cvoid}},), comm, win, outUserPtr)
 
-# Writes into the window of a rank of this host, and then counts up one of its signals.
+# Writes into the window of a rank of this host, and then increments one of that rank's signals.
 #
 # `localbuff`: in, count × datatype. `peerWin`: this rank's handle of the window that `peer`
 # registered at the same place in the order of registrations. `peerWinOffset`: in bytes. `sigIdx`:
@@ -848,22 +851,21 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 @inline ncclPutSignal(localbuff, count, datatype, peer, peerWin, peerWinOffset, sigIdx, ctx, flags, comm, stream) =
     ccall(@inbounds(ADDRESSES[62]), Cint, (Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Csize_t, Cint, Cint, Cuint, Ptr{Cvoid}, Ptr{Cvoid},), localbuff, count, datatype, peer, peerWin, peerWinOffset, sigIdx, ctx, flags, comm, stream)
 
-# Counts up a signal of a rank of this host; what was put before is there when it is seen.
+# Increments a signal of a rank of this host; data put before is there when the signal is seen.
 #
 # Arguments as for ncclPutSignal. Blocks: never.
 @inline ncclSignal(peer, sigIdx, ctx, flags, comm, stream) =
     ccall(@inbounds(ADDRESSES[63]), Cint, (Cint, Cint, Cint, Cuint, Ptr{Cvoid}, Ptr{Cvoid},), peer, sigIdx, ctx, flags, comm, stream)
 
-# Makes a stream wait until signals have come: of each descriptor `opCnt` more than were waited
-# for before.
+# Makes a stream wait for signals: for each descriptor, `opCnt` more than were waited for before.
 #
 # `signalDescs`: in, nDesc descriptors, read before the call returns. Blocks: never; the stream
 # waits.
 @inline ncclWaitSignal(nDesc, signalDescs, comm, stream) =
     ccall(@inbounds(ADDRESSES[64]), Cint, (Cint, Ptr{ncclWaitSignalDesc_t}, Ptr{Cvoid}, Ptr{Cvoid},), nDesc, signalDescs, comm, stream)
 
-# The number of devices of a kind: of the host its processors, of CUDA the GPUs that the
-# driver shows; 0 without a driver of version 580 or newer.
+# Returns the number of devices of a kind: the host's processors, or the GPUs that the CUDA driver
+# shows; 0 GPUs without a driver of version 580 or newer.
 #
 # `count`: out. Blocks: never.
 @inline oxcclDeviceCount(kind, count) =
@@ -876,7 +878,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 @inline oxcclDeviceSet(kind, index) =
     ccall(@inbounds(ADDRESSES[66]), Cint, (Cint, Cint,), kind, index)
 
-# The calling thread's device. `kind`, `index`: out. Blocks: never.
+# Returns the calling thread's device. `kind`, `index`: out. Blocks: never.
 @inline oxcclDeviceGet(kind, index) =
     ccall(@inbounds(ADDRESSES[67]), Cint, (Ptr{Cint}, Ptr{Cint},), kind, index)
 
@@ -886,13 +888,13 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 @inline oxcclMemAlloc(ptr, size) =
     ccall(@inbounds(ADDRESSES[68]), Cint, (Ptr{Ptr{Cvoid}}, Csize_t,), ptr, size)
 
-# Frees memory from oxcclMemAlloc or ncclMemAlloc, of whatever device; null is ignored. Blocks: on
+# Frees memory from oxcclMemAlloc or ncclMemAlloc, of any device; null is ignored. Blocks: on
 # a GPU until that has done everything, as cudaFree does.
 @inline oxcclMemFree(ptr) =
     ccall(@inbounds(ADDRESSES[69]), Cint, (Ptr{Cvoid},), ptr)
 
 # Copies `bytes` bytes, in the order of the stream; the buffers must not overlap. On a stream of
-# CUDA each may be memory of the host or of any GPU.
+# CUDA each buffer may be memory of the host or of any GPU.
 #
 # `dst`: out. `src`: in. Blocks: never; but a stream of CUDA may wait for its turn where memory of
 # the host is not pinned.
@@ -909,27 +911,27 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 @inline oxcclEventCreate(event) =
     ccall(@inbounds(ADDRESSES[72]), Cint, (Ptr{Ptr{Cvoid}},), event)
 
-# Ends an event. Blocks: never.
+# Destroys an event. Blocks: never.
 @inline oxcclEventDestroy(event) =
     ccall(@inbounds(ADDRESSES[73]), Cint, (Ptr{Cvoid},), event)
 
-# Marks the present end of a stream with an event. Blocks: never.
+# Records an event at the present end of a stream. Blocks: never.
 @inline oxcclEventRecord(event, stream) =
     ccall(@inbounds(ADDRESSES[74]), Cint, (Ptr{Cvoid}, Ptr{Cvoid},), event, stream)
 
-# Tells whether the stream has come to the event's last mark: ncclSuccess, or ncclInProgress.
-# Blocks: never.
+# Returns ncclSuccess when the stream has reached the last record of the event, else
+# ncclInProgress. Blocks: never.
 @inline oxcclEventQuery(event) =
     ccall(@inbounds(ADDRESSES[75]), Cint, (Ptr{Cvoid},), event)
 
-# The time from one event to another, in milliseconds; both must have come up.
+# Returns the time from one event to another, in milliseconds; both must be complete.
 #
 # `ms`: out. Blocks: never.
 @inline oxcclEventElapsedTime(ms, start, end_) =
     ccall(@inbounds(ADDRESSES[76]), Cint, (Ptr{Cfloat}, Ptr{Cvoid}, Ptr{Cvoid},), ms, start, end_)
 
-# Begins to capture: calls on the stream, and on streams that wait for its events, go into a graph
-# instead of being done. Blocks: never.
+# Begins a capture: calls on the stream, and on streams that wait for its events, go into a graph
+# instead of being executed. Blocks: never.
 @inline oxcclStreamBeginCapture(stream, mode) =
     ccall(@inbounds(ADDRESSES[77]), Cint, (Ptr{Cvoid}, Cint,), stream, mode)
 
@@ -937,14 +939,14 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 @inline oxcclStreamEndCapture(stream, graph) =
     ccall(@inbounds(ADDRESSES[78]), Cint, (Ptr{Cvoid}, Ptr{Ptr{Cvoid}},), stream, graph)
 
-# Makes a graph ready to be launched. `exec`: out. The graph may be destroyed before it.
+# Makes an executable graph. `exec`: out. The graph may be destroyed before it.
 # Blocks: never.
 @inline oxcclGraphInstantiate(exec, graph) =
     ccall(@inbounds(ADDRESSES[79]), Cint, (Ptr{Ptr{Cvoid}}, Ptr{Cvoid},), exec, graph)
 
 # Puts another graph's parameters into an executable graph: both need the same calls in the same
-# order, on the same communicators; buffers, counts and roots may differ. Launches that are under
-# way keep theirs.
+# order, on the same communicators; buffers, counts and roots may differ. Launches under way keep
+# their parameters.
 # Blocks: never.
 @inline oxcclGraphExecUpdate(exec, graph) =
     ccall(@inbounds(ADDRESSES[80]), Cint, (Ptr{Cvoid}, Ptr{Cvoid},), exec, graph)
@@ -953,71 +955,72 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 @inline oxcclGraphLaunch(exec, stream) =
     ccall(@inbounds(ADDRESSES[81]), Cint, (Ptr{Cvoid}, Ptr{Cvoid},), exec, stream)
 
-# Ends a graph, an executable graph, or both; null is ignored. Launches under way are completed.
+# Destroys a graph, an executable graph, or both; null is ignored. Launches under way complete.
 # Blocks: never.
 @inline oxcclGraphDestroy(graph, exec) =
     ccall(@inbounds(ADDRESSES[82]), Cint, (Ptr{Cvoid}, Ptr{Cvoid},), graph, exec)
 
-# The version of OxCCL, as OXCCL_VERSION_CODE. `version`: out. Blocks: never.
+# Returns the version of OxCCL, as OXCCL_VERSION_CODE. `version`: out. Blocks: never.
 @inline oxcclGetVersion(version) =
     ccall(@inbounds(ADDRESSES[83]), Cint, (Ptr{Cint},), version)
 
-# What failed last in this thread, else in the process; code 0 when nothing did.
+# Describes the last error of this thread, else of the process; code 0 when there was none.
 #
 # `info`: in its size, out the rest. Blocks: never.
 @inline oxcclLastError(info) =
     ccall(@inbounds(ADDRESSES[84]), Cint, (Ptr{oxcclErrorInfo_t},), info)
 
-# Why a communicator failed; code 0 when it did not.
+# Describes the error with which a communicator failed; code 0 when it has not failed.
 #
 # `info`: in its size, out the rest. Blocks: never.
 @inline oxcclCommLastError(comm, info) =
     ccall(@inbounds(ADDRESSES[85]), Cint, (Ptr{Cvoid}, Ptr{oxcclErrorInfo_t},), comm, info)
 
-# How many collectives so far read or wrote the other ranks' buffers where they lie, without a
-# stage in between: what memory from ncclMemAlloc, ncclCommRegister and captures are for.
+# Returns the number of collectives so far that read or wrote the other ranks' buffers in place,
+# without a stage in between. Memory from ncclMemAlloc, ncclCommRegister and captures allow this.
 #
 # `count`: out; of operations that have ended at least. Blocks: for an operation that is under way
 # on host memory, while it moves on.
 @inline oxcclCommInPlace(comm, count) =
     ccall(@inbounds(ADDRESSES[86]), Cint, (Ptr{Cvoid}, Ptr{UInt64},), comm, count)
 
-# How many operations so far had their data moved by copy engines of a GPU: large ncclAllGather
-# and ncclAlltoAll between windows, and ncclPutSignal, outside graphs. With CTAPolicy
-# NCCL_CTA_POLICY_ZERO, all of more than 512 KiB per rank.
+# Returns the number of operations so far whose data was moved by copy engines of a GPU: large
+# ncclAllGather and ncclAlltoAll between windows, and ncclPutSignal, outside graphs. With
+# CTAPolicy NCCL_CTA_POLICY_ZERO, all of more than 512 KiB per rank.
 #
 # `count`: out; of operations that have begun at least. Blocks: never.
 @inline oxcclCommByCopyEngines(comm, count) =
     ccall(@inbounds(ADDRESSES[87]), Cint, (Ptr{Cvoid}, Ptr{UInt64},), comm, count)
 
-# Sets the log level (0 none to 5 trace, as NCCL_DEBUG) and where lines go: `func(user, level,
-# text)` without what NCCL puts before the text, or NCCL_DEBUG_FILE when `func` is null. Blocks
-# until the function before has had its lines and has returned: `user` may go then. Within it:
-# never.
+# Sets the log level (0 none to 5 trace, as NCCL_DEBUG) and the receiver of lines: `func(user,
+# level, text)`, without NCCL's prefix of the text, or NCCL_DEBUG_FILE when `func` is null.
+# Blocks until the function before has had its lines and has returned: `user` may go then. Within
+# it: never.
 @inline oxcclSetLog(level, func, user) =
     ccall(@inbounds(ADDRESSES[88]), Cint, (Cint, Ptr{Cvoid}, Ptr{Cvoid},), level, func, user)
 
-# Makes a communicator of all processes that oxccl run, mpirun, srun or torchrun started; alone
-# without a launcher. The device's index becomes the rank on this host.
+# Makes a communicator of all processes that oxccl run, mpirun, srun or torchrun started; without
+# a launcher, of this process alone. The device's index becomes the rank on this host.
 #
 # Ranks of several hosts need NCCL_COMM_ID, or, under mpirun and srun, OXCCL_RENDEZVOUS: a folder
-# that all hosts share. Under torchrun they meet at MASTER_ADDR, at the port behind MASTER_PORT,
-# as if that were NCCL_COMM_ID; both need OXCCL_SECRET_FILE or OXCCL_INSECURE=1.
+# that all hosts share. Under torchrun they meet at MASTER_ADDR and port MASTER_PORT + 1, as if
+# that were NCCL_COMM_ID; both need OXCCL_SECRET_FILE or OXCCL_INSECURE=1.
 #
 # `comm`: out. `config`: as for ncclCommInitRankConfig. Blocks as ncclCommInitRank.
 @inline oxcclCommInitEnv(comm, config) =
     ccall(@inbounds(ADDRESSES[89]), Cint, (Ptr{Ptr{Cvoid}}, Ptr{ncclConfig_t},), comm, config)
 
-# Bounds how long an operation of the communicator may wait for a peer without getting anywhere;
-# then it fails with ncclRemoteError, and the communicator with it.
+# Limits the time that an operation of the communicator may wait for a peer without progress; then
+# the operation fails with ncclRemoteError, and the communicator with it.
 #
 # `timeoutNs`: nanoseconds, −1 for no bound. Blocks: never.
 @inline oxcclCommSetTimeout(comm, timeoutNs) =
     ccall(@inbounds(ADDRESSES[90]), Cint, (Ptr{Cvoid}, Int64,), comm, timeoutNs)
 
-# Bounds how long the making of communicators, also from others, that the calling thread begins
-# from now on waits for the other ranks, instead of OXCCL_INIT_TIMEOUT. Then it fails on all ranks
-# that came, with the ranks that did not; the shortest bound of any rank holds.
+# Limits the time that communicators wait for the other ranks while they are made, instead of
+# OXCCL_INIT_TIMEOUT. It holds for those that the calling thread begins to make from now on, also
+# from other communicators. Then the call fails on all ranks that came, and the error names the
+# missing ranks; the shortest limit of any rank holds.
 #
 # `timeoutNs`: nanoseconds; −1: what OXCCL_INIT_TIMEOUT says, and for children what their parent
 # had.
@@ -1025,8 +1028,8 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 @inline oxcclSetInitTimeout(timeoutNs) =
     ccall(@inbounds(ADDRESSES[91]), Cint, (Int64,), timeoutNs)
 
-# Makes a stream on the calling thread's device; on a GPU one that the default stream does not
-# wait for. `stream`: out. Blocks: never.
+# Makes a stream on the calling thread's device; on a GPU, the default stream does not wait for
+# it. `stream`: out. Blocks: never.
 @inline oxcclStreamCreate(stream) =
     ccall(@inbounds(ADDRESSES[92]), Cint, (Ptr{Ptr{Cvoid}},), stream)
 
@@ -1034,7 +1037,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 @inline oxcclStreamDestroy(stream) =
     ccall(@inbounds(ADDRESSES[93]), Cint, (Ptr{Cvoid},), stream)
 
-# Tells whether a stream has done everything: ncclSuccess, or ncclInProgress. An asynchronous
+# Returns ncclSuccess when a stream has done everything, else ncclInProgress. An asynchronous
 # error of its work is returned once. Blocks: never.
 @inline oxcclStreamQuery(stream) =
     ccall(@inbounds(ADDRESSES[94]), Cint, (Ptr{Cvoid},), stream)
@@ -1044,12 +1047,12 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 @inline oxcclStreamSynchronize(stream, timeoutNs) =
     ccall(@inbounds(ADDRESSES[95]), Cint, (Ptr{Cvoid}, Int64,), stream, timeoutNs)
 
-# Makes what the stream does from now on wait for an event. Blocks: never.
+# Makes the stream's later work wait for an event. Blocks: never.
 @inline oxcclStreamWaitEvent(stream, event) =
     ccall(@inbounds(ADDRESSES[96]), Cint, (Ptr{Cvoid}, Ptr{Cvoid},), stream, event)
 
-# Calls `func(arg)` on a thread of the library, or of CUDA, in the order of the stream. It must
-# not call this library's functions that block. Blocks: never.
+# Calls `func(arg)` on a thread of the library, or of CUDA, in the order of the stream. `func`
+# must not call functions of this library that block. Blocks: never.
 @inline oxcclStreamHostFunc(stream, func, arg) =
     ccall(@inbounds(ADDRESSES[97]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Ptr{Cvoid},), stream, func, arg)
 
@@ -1059,10 +1062,10 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # the data of rank r come at element recvdispls[r] and have recvcounts[r] elements; parts must not
 # overlap. `sendbuff` may be recvbuff + recvdispls of this rank, in place, and must not overlap
 # `recvbuff` otherwise. Counts and displacements are in elements and read before the call returns;
-# a part without elements is not looked at, and its displacement may be anything. Counts that
-# differ between the two ranks that they concern are an error that names both where a piece comes
-# with another length than expected, and otherwise as for ncclSend and ncclRecv. Cost: every rank
-# sends its data directly to every other one.
+# a part without elements is not looked at, and its displacement may be anything. If the two ranks
+# of a part disagree on its count, the error names both ranks where a piece has another length
+# than expected, and is otherwise as for ncclSend and ncclRecv. Cost: every rank sends its data
+# directly to every other one.
 # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 @inline oxcclAllGatherv(sendbuff, sendcount, recvbuff, recvcounts, recvdispls, datatype, comm, stream) =
     ccall(@inbounds(ADDRESSES[98]), Cint, (Ptr{Cvoid}, Csize_t, Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, sendcount, recvbuff, recvcounts, recvdispls, datatype, comm, stream)
@@ -1078,16 +1081,15 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 @inline oxcclReduceScatterv(sendbuff, recvbuff, counts, datatype, op, comm, stream) =
     ccall(@inbounds(ADDRESSES[99]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Ptr{Csize_t}, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, recvbuff, counts, datatype, op, comm, stream)
 
-# Every rank sends a part of its own to every rank.
+# Sends a separate part of every rank's input to every rank.
 #
 # `sendbuff`: in; what goes to rank r begins at element senddispls[r] and has sendcounts[r]
 # elements. `recvbuff`: out; what comes from rank r lands at element recvdispls[r] and has
 # recvcounts[r] elements; parts must not overlap each other or what is sent (no in place). Counts
 # and displacements are in elements and read before the call returns; a part without elements is
-# not looked at, and its displacement may be anything. Counts that differ between the two ranks
-# that they concern are an error that names both where a piece comes with another length than
-# expected, and otherwise as for ncclSend and ncclRecv. Cost: one message to and from every rank
-# with elements.
+# not looked at, and its displacement may be anything. If the two ranks of a part disagree on its
+# count, the error names both ranks where a piece has another length than expected, and is
+# otherwise as for ncclSend and ncclRecv. Cost: one message to and from every rank with elements.
 # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 @inline oxcclAlltoAllv(sendbuff, sendcounts, senddispls, recvbuff, recvcounts, recvdispls, datatype, comm, stream) =
     ccall(@inbounds(ADDRESSES[100]), Cint, (Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, sendcounts, senddispls, recvbuff, recvcounts, recvdispls, datatype, comm, stream)
@@ -1097,23 +1099,23 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # `sendbuff`: in, sendcount × datatype. `recvbuff`, `recvcounts`, `recvdispls`: at the root as for
 # oxcclAllGatherv, in place too; ignored elsewhere. Counts and displacements are in elements and
 # read before the call returns; a part without elements is not looked at, and its displacement may
-# be anything. Counts that differ between the two ranks that they concern are an error that names
-# both where a piece comes with another length than expected, and otherwise as for ncclSend and
-# ncclRecv. Cost: one message from every rank to the root.
+# be anything. If the two ranks of a part disagree on its count, the error names both ranks where
+# a piece has another length than expected, and is otherwise as for ncclSend and ncclRecv. Cost:
+# one message from every rank to the root.
 # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 @inline oxcclGatherv(sendbuff, sendcount, recvbuff, recvcounts, recvdispls, datatype, root, comm, stream) =
     ccall(@inbounds(ADDRESSES[101]), Cint, (Ptr{Cvoid}, Csize_t, Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, sendcount, recvbuff, recvcounts, recvdispls, datatype, root, comm, stream)
 
-# Sends to every rank its part, of a length of its own, of the root's input.
+# Sends every rank its part of the root's input; the parts may differ in length.
 #
 # `sendbuff`, `sendcounts`, `senddispls`: in at the root, where the part of rank r begins at
 # element senddispls[r] and has sendcounts[r] elements; ignored elsewhere. `recvbuff`: out,
 # recvcount × datatype; at the root it may be sendbuff + senddispls of the root, in place, and
 # must not overlap `sendbuff` otherwise. Counts and displacements are in elements and read before
 # the call returns; a part without elements is not looked at, and its displacement may be
-# anything. Counts that differ between the two ranks that they concern are an error that names
-# both where a piece comes with another length than expected, and otherwise as for ncclSend and
-# ncclRecv. Cost: one message from the root to every rank.
+# anything. If the two ranks of a part disagree on its count, the error names both ranks where a
+# piece has another length than expected, and is otherwise as for ncclSend and ncclRecv. Cost: one
+# message from the root to every rank.
 # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 @inline oxcclScatterv(sendbuff, sendcounts, senddispls, recvbuff, recvcount, datatype, root, comm, stream) =
     ccall(@inbounds(ADDRESSES[102]), Cint, (Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, sendcounts, senddispls, recvbuff, recvcount, datatype, root, comm, stream)

@@ -22,13 +22,14 @@ fn layout(spec: &Spec) -> Option<Layout> {
     }
     match spec.collective {
         Collective::AllGather => Some(edge_layout(1, 1, 0)),
-        // A rank keeps a partial result for itself and one for each rank it still has to serve.
+        // A rank keeps a partial result for itself and one for each rank that it still has to
+        // serve.
         Collective::ReduceScatter => Some(edge_layout(1, 1, rounds(spec.nranks)[0].0)),
         _ => None,
     }
 }
 
-/// The rounds of the transpose as (distance, blocks moved), the farthest first.
+/// Returns the rounds of the transpose as (distance, blocks moved), the farthest first.
 fn rounds(n: u32) -> Vec<(u32, u32)> {
     let near_first = (0..32).map(|k| 1u32 << k).take_while(|&distance| distance < n);
     let mut rounds: Vec<_> = near_first.map(|d| (d, d.min(n - d))).collect();
@@ -43,7 +44,8 @@ fn ops(spec: &Spec, rank: u32) -> Vec<Op> {
     }
 }
 
-/// After the round of distance `d` a rank holds the blocks of itself and the `2d − 1` next ranks.
+/// Returns the operations of the all-gather: after the round of distance `d` a rank holds its own
+/// block and those of the next `2d − 1` ranks.
 fn all_gather(n: u32, rank: u32) -> Vec<Op> {
     let block = |offset: u32| Slice::block(Buffer::Output, (rank + offset) % n);
     let mut ops = vec![Op::Copy { src: Slice::block(Buffer::Input, 0), dst: block(0) }];
@@ -57,7 +59,8 @@ fn all_gather(n: u32, rank: u32) -> Vec<Op> {
     ops
 }
 
-/// Time runs backwards: what a rank received it now sends, and what it sent it folds in.
+/// Returns the operations of the transpose, in which time runs backwards: a rank sends the blocks
+/// that it received there, and folds in those that it sent.
 fn reduce_scatter(n: u32, rank: u32) -> Vec<Op> {
     let input = |offset: u32| Slice::block(Buffer::Input, (rank + offset) % n);
     let mut folded = vec![false; n as usize];

@@ -1,5 +1,5 @@
 //! All-reduce by recursive halving (reduce-scatter) and doubling (all-gather), for any number of
-//! ranks: `2 log₂ n` steps and the traffic of a ring. With `n` no power of two, the first ranks
+//! ranks: `2 log₂ n` steps and the traffic of a ring. If `n` is no power of two, the first ranks
 //! pair up before and after. (R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective
 //! communication operations in MPICH", 2005.) The fold tree is balanced over rank order.
 
@@ -70,7 +70,7 @@ fn ops(spec: &Spec, rank: u32) -> Vec<Op> {
     ops
 }
 
-/// Halving and doubling among a power of two of participants.
+/// Returns the operations of halving and doubling among a power of two of participants.
 fn exchange(id: u32, power: u32, held: Buffer, rank_of: &dyn Fn(u32) -> u32) -> Vec<Op> {
     let (mut ops, mut first, mut len, mut held) = (Vec::new(), 0, power, held);
     let mut distance = power / 2;

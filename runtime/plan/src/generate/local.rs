@@ -1,4 +1,4 @@
-//! A communicator of one rank: every collective is a copy of block 0.
+//! The plan of a communicator of one rank: every collective is a copy of block 0.
 
 use super::{Algorithm, Generator, Needs, edge_layout};
 use crate::cost::CostModel;

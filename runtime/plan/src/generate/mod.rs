@@ -1,7 +1,7 @@
 //! Generators: pure functions from a specification and a rank to a program.
 //!
 //! A new algorithm is one file here and one row in [`GENERATORS`]; the verifier's tests, the
-//! simulator and the selection pick it up from the table.
+//! simulator and the selection take it from the table.
 
 mod bruck;
 mod halving;
@@ -24,11 +24,11 @@ use crate::spec::{Collective, Spec};
 pub enum Algorithm {
     /// One rank: a copy.
     Local = 0,
-    /// Every rank publishes, every rank reads what it needs.
+    /// One-shot: every rank publishes, and every rank reads the data that it needs.
     OneShot = 1,
     /// One-shot over mapped user memory.
     OneShotMapped = 2,
-    /// Every rank reduces its share, then everyone collects the shares.
+    /// Two-shot: every rank reduces its share, then all ranks collect the shares.
     TwoShot = 3,
     /// Two-shot over mapped user memory: pull, reduce, push.
     TwoShotMapped = 4,
@@ -46,18 +46,18 @@ pub enum Algorithm {
     TwoShotPulled = 10,
     /// Two-shot over edges: shares are exchanged, folded in rank order, and passed on.
     TwoShotEdges = 11,
-    /// What a rank needs is written into its inbox.
+    /// Push: a rank's data are written into the inboxes of the ranks that need them.
     Push = 12,
 }
 
-/// What a plan needs of the links between ranks.
+/// The requirements of a plan on the links between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Needs {
     /// Nothing.
     Nothing,
     /// A stage of each rank that all others map.
     Stage,
-    /// The same, which all others write.
+    /// A stage of each rank that all others map and write.
     Inbox,
     /// User memory that all ranks can access.
     UserMemory,
@@ -67,21 +67,22 @@ pub enum Needs {
 
 /// A row of the table of algorithms.
 pub struct Generator {
-    /// Which.
+    /// The algorithm.
     pub algorithm: Algorithm,
     /// The name in `oxccl plan` and in variables.
     pub name: &'static str,
-    /// What it needs.
+    /// The requirements of the algorithm on the links.
     pub needs: Needs,
-    /// Whether each element of every reduction that it serves is one fold over all ranks in rank
-    /// order with one rounding: all such algorithms give the same bits. The verifier holds it to
-    /// that.
+    /// True if each element of every reduction that the algorithm serves is one fold over all ranks
+    /// in rank order with one rounding: all such algorithms give the same bits. The verifier
+    /// enforces this.
     pub canonical: bool,
-    /// The facts that all its programs share; None where it does not serve the specification.
+    /// Returns the facts that all programs of the plan share; `None` if the algorithm does not
+    /// serve the specification.
     pub layout: fn(&Spec) -> Option<Layout>,
-    /// The operations of a rank.
+    /// Returns the operations of a rank.
     pub ops: fn(&Spec, u32) -> Vec<Op>,
-    /// Time in µs for blocks of so many bytes, by the formula of the algorithm.
+    /// Returns the time in µs for blocks of so many bytes, by the formula of the algorithm.
     pub cost_us: fn(&Spec, u64, &CostModel) -> f64,
 }
 
@@ -103,12 +104,12 @@ pub static GENERATORS: [Generator; 13] = [
 ];
 
 impl Algorithm {
-    /// Its row of the table.
+    /// Returns the row of the algorithm in the table.
     pub fn generator(self) -> &'static Generator {
         &GENERATORS[self as usize]
     }
 
-    /// Its name.
+    /// Returns the name of the algorithm.
     pub fn name(self) -> &'static str {
         self.generator().name
     }
@@ -117,33 +118,34 @@ impl Algorithm {
 /// A specification together with the algorithm that carries it out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Plan {
-    /// What is done.
+    /// The operation.
     pub spec: Spec,
-    /// How.
+    /// The algorithm that carries the operation out.
     pub algorithm: Algorithm,
     /// The facts that all ranks' programs share.
     pub layout: Layout,
 }
 
 impl Plan {
-    /// The plan of an algorithm, or None where it does not serve the specification.
+    /// Returns the plan of an algorithm, or `None` if the algorithm does not serve the
+    /// specification.
     pub fn new(spec: Spec, algorithm: Algorithm) -> Option<Self> {
         let layout = (algorithm.generator().layout)(&spec)?;
         Some(Self { spec, algorithm, layout })
     }
 
-    /// The program of one rank.
+    /// Returns the program of one rank.
     pub fn program(&self, rank: u32) -> Program {
         Program { ops: (self.algorithm.generator().ops)(&self.spec, rank) }
     }
 
-    /// All plans that serve a specification.
+    /// Returns all plans that serve a specification.
     pub fn candidates(spec: Spec) -> impl Iterator<Item = Plan> {
         GENERATORS.iter().filter_map(move |g| Plan::new(spec, g.algorithm))
     }
 }
 
-/// The layout of a plan that uses only edges.
+/// Returns the layout of a plan that uses only edges.
 const fn edge_layout(parts: u32, message_parts: u32, scratch_blocks: u32) -> Layout {
     Layout {
         parts,
@@ -157,16 +159,20 @@ const fn edge_layout(parts: u32, message_parts: u32, scratch_blocks: u32) -> Lay
     }
 }
 
-/// Ranks other than `rank`, beginning with the next one, so that no rank is everyone's first.
+/// Returns the ranks other than `rank`, beginning with the next one, so that no rank is the first
+/// of all others.
 fn others(rank: u32, nranks: u32) -> impl Iterator<Item = u32> {
     (1..nranks).map(move |d| (rank + d) % nranks)
 }
 
-/// Whether every rank's contribution is reduced into what `rank` outputs.
+/// Returns whether the output of `rank` takes in the contribution of every rank.
 fn reads_everyone(spec: &Spec, rank: u32) -> bool {
     match spec.collective {
         Collective::Reduce | Collective::Gather => rank == spec.root,
         Collective::Broadcast | Collective::Scatter => false,
-        _ => true,
+        Collective::AllReduce
+        | Collective::AllGather
+        | Collective::ReduceScatter
+        | Collective::AllToAll => true,
     }
 }

@@ -1,8 +1,9 @@
-//! Direct one-shot: who has something publishes it once, who needs it reads it there.
+//! Direct one-shot: a rank that has data publishes it once, and the ranks that need the data read
+//! it there.
 //!
-//! One shape serves all collectives. *Staged*, publishing is a copy into the stage; it works for
-//! any user memory. *Mapped*, the peers read the user's buffer where it lies, between an entry and
-//! an exit signal.
+//! One shape serves all collectives. *Staged*: publishing is a copy into the stage; this works for
+//! any user memory. *Mapped*: the peers read the user's buffer in place, between an entry and an
+//! exit signal.
 
 use super::{Algorithm, Generator, Needs, others, reads_everyone};
 use crate::cost::CostModel;
@@ -29,7 +30,7 @@ pub(super) const MAPPED: Generator = Generator {
     cost_us: mapped_cost_us,
 };
 
-/// Blocks that each publishing rank offers.
+/// Returns the number of blocks that each publishing rank offers.
 fn published_blocks(spec: &Spec) -> u32 {
     (0..2).map(|i| spec.input_blocks((spec.root + i) % spec.nranks)).max().unwrap_or(1)
 }
@@ -38,13 +39,16 @@ fn publishes(spec: &Spec, rank: u32) -> bool {
     match spec.collective {
         Collective::Broadcast | Collective::Scatter => rank == spec.root,
         Collective::Reduce | Collective::Gather => rank != spec.root,
-        _ => true,
+        Collective::AllReduce
+        | Collective::AllGather
+        | Collective::ReduceScatter
+        | Collective::AllToAll => true,
     }
 }
 
 fn staged_layout(spec: &Spec) -> Option<Layout> {
     // Where one rank publishes, a reader's only signal follows its reading. Elsewhere a rank
-    // signals before it reads, and only its next signal tells that it has read.
+    // signals before it reads, and only its next signal shows that it has read.
     let one_publisher = matches!(spec.collective, Collective::Broadcast | Collective::Scatter);
     (spec.nranks > 1).then(|| Layout {
         parts: 1,
@@ -80,13 +84,13 @@ fn staged_ops(spec: &Spec, rank: u32) -> Vec<Op> {
     ops
 }
 
-/// Whether block `rank` of a rank's own input is read by itself alone.
+/// Returns whether block `rank` of a rank's own input is read by that rank alone.
 fn keeps_own(spec: &Spec) -> bool {
     published_blocks(spec) > 1
 }
 
 fn mapped_layout(spec: &Spec) -> Option<Layout> {
-    // In place, an all-reduce would overwrite what the others still read: it copies first.
+    // In place, an all-reduce would overwrite data that the others still read: it copies first.
     let copies = spec.collective == Collective::AllReduce;
     (spec.nranks > 1).then_some(Layout {
         parts: 1,
@@ -117,7 +121,8 @@ fn mapped_ops(spec: &Spec, rank: u32) -> Vec<Op> {
     ops
 }
 
-/// Copy everyone's input; once all have done so, fold the copies.
+/// Returns operations that copy the inputs of all ranks and, when all ranks have copied, fold the
+/// copies.
 fn copying_all_reduce(nranks: u32, rank: u32) -> Vec<Op> {
     let input = Slice::block(Buffer::Input, 0);
     let mut ops = vec![Op::Signal];
@@ -138,7 +143,7 @@ fn copying_all_reduce(nranks: u32, rank: u32) -> Vec<Op> {
     ops
 }
 
-/// Wait for the publishers and read from their `place`.
+/// Returns operations that wait for the publishers and read from their `place`.
 fn read(spec: &Spec, rank: u32, place: Buffer) -> Vec<Op> {
     let (own, result) = (spec.source_block(rank), Slice::block(Buffer::Output, 0));
     let mut ops = Vec::new();
@@ -181,7 +186,7 @@ fn read(spec: &Spec, rank: u32, place: Buffer) -> Vec<Op> {
     ops
 }
 
-/// Ranks that a reading rank reads from.
+/// Returns the number of ranks that a reading rank reads from.
 fn readers(spec: &Spec) -> u32 {
     match spec.collective {
         Collective::Broadcast | Collective::Scatter => 1,
@@ -189,7 +194,7 @@ fn readers(spec: &Spec) -> u32 {
     }
 }
 
-/// Bytes that a publishing rank offers and that a reading rank takes in.
+/// Returns the bytes that a publishing rank offers, and those that a reading rank reads.
 fn traffic(spec: &Spec, bytes: u64) -> (u64, u64) {
     let n = u64::from(spec.nranks);
     let published = bytes * u64::from(published_blocks(spec));
@@ -203,7 +208,7 @@ fn traffic(spec: &Spec, bytes: u64) -> (u64, u64) {
 fn staged_cost_us(spec: &Spec, bytes: u64, model: &CostModel) -> f64 {
     let (published, read) = traffic(spec, bytes);
     let windows = published.div_ceil(model.stage_slot_bytes).max(1);
-    // A block of its own for each rank is read by one.
+    // A block that is meant for one rank is read by one rank.
     let sharers = match spec.collective {
         Collective::ReduceScatter | Collective::AllToAll | Collective::Scatter => 1,
         Collective::Reduce | Collective::Gather => 1,

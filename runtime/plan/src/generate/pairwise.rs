@@ -1,7 +1,7 @@
 //! Exchanges over edges: all-to-all in rounds of disjoint pairs, gather and scatter by the root.
 //!
-//! In round `s` rank `r` meets rank `(s − r) mod n`, which meets `r` in the same round: what a rank
-//! sends and what it receives in a round stand in the same block, so all-to-all works in place.
+//! In round `s` rank `r` meets rank `(s − r) mod n`, which meets `r` in the same round. The blocks
+//! that a rank sends and receives in a round have the same number, so all-to-all works in place.
 
 use super::{Algorithm, Generator, Needs, edge_layout, others};
 use crate::cost::CostModel;
@@ -59,7 +59,7 @@ fn cost_us(spec: &Spec, bytes: u64, model: &CostModel) -> f64 {
     let n = f64::from(spec.nranks);
     match spec.collective {
         Collective::AllToAll => (n - 1.0) * model.hop_us(bytes, false),
-        // The root moves everything; the others' halves of the hops overlap.
+        // The root moves all data; the other ranks' halves of the hops overlap.
         _ => model.hop_us(bytes, false) + (n - 2.0) * model.next_hop_us(bytes, false),
     }
 }

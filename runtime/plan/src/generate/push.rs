@@ -1,8 +1,8 @@
-//! Push: every rank writes what the others need into their inboxes, and reads what came into its
-//! own.
+//! Push: every rank writes the data that the others need into their inboxes, and reads the data
+//! that arrive in its own inbox.
 //!
-//! Where memory is far, stores are on their way while the next ones are made, and loads are waited
-//! for. An all-reduce folds part `r` at rank `r`, which writes the result into all inboxes.
+//! If memory is far, stores are under way while the next ones are issued, but a rank waits for
+//! its loads. An all-reduce folds part `r` at rank `r`, which writes the result into all inboxes.
 
 use super::{Algorithm, Generator, Needs, others};
 use crate::cost::CostModel;
@@ -45,7 +45,7 @@ fn ops(spec: &Spec, rank: u32) -> Vec<Op> {
 
 fn all_reduce(nranks: u32, rank: u32) -> Vec<Op> {
     let part = |buffer, part| Slice::part(buffer, 0, part);
-    // The parts to be folded come first, then the results.
+    // The blocks with the parts to be folded come first, then those with the results.
     let inbox = |shot, from, part| Slice::part(Buffer::Inbox, shot * nranks + from, part);
     let mut ops = vec![Op::Acquire];
     for peer in others(rank, nranks) {

@@ -1,5 +1,5 @@
-//! Rings: bandwidth-optimal for large messages, in `O(n)` steps. Rooted collectives use the ring
-//! as a chain that begins or ends at the root; windows follow each other down the chain.
+//! Rings: bandwidth-optimal for large messages, in `O(n)` steps. Rooted collectives use the ring as
+//! a chain that begins or ends at the root; windows follow each other along the chain.
 
 use super::{Algorithm, Generator, Needs, edge_layout};
 use crate::cost::CostModel;
@@ -135,7 +135,7 @@ fn cost_us(spec: &Spec, bytes: u64, model: &CostModel) -> f64 {
         Collective::AllGather => (n - 1) as f64 * hop(bytes, false),
         Collective::ReduceScatter => (n - 1) as f64 * hop(bytes, true),
         _ => {
-            // The chain fills once; after that a window arrives with every step.
+            // The chain fills once; after that each step delivers a window.
             let window = bytes.min(model.edge_slot_bytes);
             let reduces = spec.collective.reduces();
             (n - 2) as f64 * hop(window, reduces) + hop(bytes, reduces)

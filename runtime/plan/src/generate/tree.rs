@@ -1,9 +1,10 @@
 //! Binary trees: logarithmic latency for any number of ranks over any link.
 //!
-//! The tree lies in order over positions 1…n: a position's height is its number of trailing zero
-//! bits. All-reduce runs two trees at once, each over half of the data, the second one shifted by
-//! a position so that a leaf of one is an inner node of the other. (After P. Sanders, J. Speck and
-//! J. L. Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009.)
+//! The tree lies in order over positions 1…n: the height of a position is its number of trailing
+//! zero bits. All-reduce runs two trees at once, each over half of the data; the second tree is
+//! shifted by a position so that a leaf of one tree is an inner node of the other. (After P.
+//! Sanders, J. Speck and J. L. Träff, "Two-tree algorithms for full bandwidth broadcast, reduction
+//! and scan", 2009.)
 
 use super::{Algorithm, Generator, Needs, edge_layout};
 use crate::cost::CostModel;
@@ -32,11 +33,11 @@ fn layout(spec: &Spec) -> Option<Layout> {
     }
 }
 
-/// A tree: the place of rank 0 decides all others'.
+/// A tree: the position of rank 0 determines the positions of all others.
 #[derive(Clone, Copy)]
 struct Tree {
     nranks: u32,
-    /// Rank 0 stands at position `shift + 1`.
+    /// The shift of the tree: rank 0 stands at position `shift + 1`.
     shift: u32,
 }
 
@@ -45,7 +46,7 @@ impl Tree {
         1 << nranks.ilog2()
     }
 
-    /// The tree in which `root` stands on top.
+    /// Returns the tree in which `root` stands on top.
     fn rooted(nranks: u32, root: u32) -> Self {
         Self { nranks, shift: (Self::top(nranks) - 1 + nranks - root) % nranks }
     }
@@ -79,7 +80,7 @@ impl Tree {
             return Vec::new();
         }
         let mut children = vec![self.rank(x - half)];
-        // A missing right child is replaced by the top of its left subtree, if there is one.
+        // If the right child is missing, the top of its left subtree replaces it, if there is one.
         let mut right = x + half;
         while right > self.nranks {
             let low = right & right.wrapping_neg();
@@ -92,7 +93,8 @@ impl Tree {
         children
     }
 
-    /// Fold the children's partial results with the own input; send it on, or finish on top.
+    /// Returns the operations that fold the children's partial results with the rank's own input,
+    /// and send the result on or finish the reduction on top.
     fn up(self, rank: u32, part: u32, partial: Buffer) -> Vec<Op> {
         let mut local = Slice::part(Buffer::Input, 0, part);
         let parent = self.parent(rank);
@@ -108,7 +110,7 @@ impl Tree {
         ops
     }
 
-    /// Take the result from the parent and pass it to the children.
+    /// Returns the operations that take the result from the parent and pass it to the children.
     fn down(self, rank: u32, source: Buffer, part: u32) -> Vec<Op> {
         let dst = Slice::part(Buffer::Output, 0, part);
         let parent = self.parent(rank);

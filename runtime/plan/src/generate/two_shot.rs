@@ -1,9 +1,9 @@
-//! Direct two-shot: rank `r` reduces part `r` of everyone's input, then the parts are collected.
+//! Direct two-shot: rank `r` reduces part `r` of all inputs, then the ranks collect the parts.
 //!
 //! *Staged*: inputs and reduced parts go through the stage. *Mapped*: rank `r` pulls part `r` from
-//! everyone's user buffer, reduces, and pushes the result to everyone's output; each element has
-//! one owner, so it is safe in place. *Pulled*: as mapped, but everyone pulls the results too, so
-//! that user memory need only be readable for the others.
+//! the user buffers of all ranks, reduces, and pushes the result to the outputs of all ranks; each
+//! element has one owner, so this is safe in place. *Pulled*: as mapped, but all ranks pull the
+//! results too, so that user memory need only be readable for the others.
 
 use super::{Algorithm, Generator, Needs, others};
 use crate::cost::CostModel;
@@ -125,7 +125,7 @@ fn mapped_ops(spec: &Spec, rank: u32) -> Vec<Op> {
 }
 
 fn pulled_layout(spec: &Spec) -> Option<Layout> {
-    // A reduce has no memory for results that are not the root's.
+    // A reduce has no memory for results at ranks other than the root.
     (spec.nranks > 1 && spec.collective == Collective::AllReduce).then_some(Layout {
         parts: spec.nranks,
         stage_blocks: 0,

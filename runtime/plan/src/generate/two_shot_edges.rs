@@ -1,10 +1,10 @@
-//! Two-shot over edges: every rank gets its share of everyone's input, folds all at once in rank
-//! order, and passes the result on. Two message times, the traffic of a ring, and the bits of the
-//! direct plans, over any link and for any number of ranks.
+//! Two-shot over edges: every rank gets its share of all inputs, folds the contributions at once in
+//! rank order, and passes the result on. This takes two message times and the traffic of a ring,
+//! and gives the bits of the direct plans, over any link and for any number of ranks.
 //!
-//! What has come waits in scratch, block `p` of which stands for rank `p`. All sends of a phase go
+//! Received data wait in scratch, where block `p` stands for rank `p`. All sends of a phase go
 //! before its receives, so that a phase takes one latency; as every edge carries one message per
-//! phase, a rank is blocked only by one that is behind.
+//! phase, a rank is blocked only by a rank that is behind.
 
 use super::{Algorithm, Generator, Needs, edge_layout, others};
 use crate::cost::CostModel;
@@ -23,7 +23,7 @@ pub(super) const GENERATOR: Generator = Generator {
 
 fn layout(spec: &Spec) -> Option<Layout> {
     let n = spec.nranks;
-    // A share is a part where the input is one block, else a block.
+    // A share is a part if the input is one block, else a block.
     let parts = if spec.collective == Collective::ReduceScatter { 1 } else { n };
     (spec.collective.reduces() && n > 1).then_some(edge_layout(parts, 1, n))
 }
@@ -34,7 +34,7 @@ fn ops(spec: &Spec, rank: u32) -> Vec<Op> {
         true => Slice::block(buffer, of),
         false => Slice::part(buffer, 0, of),
     };
-    // A rank's share as it lies in block `block` of a buffer.
+    // The share of this rank in block `block` of a buffer.
     let own = |buffer, block| Slice::part(buffer, block, if scatters { 0 } else { rank });
     let peers = || others(rank, spec.nranks);
     let mut ops: Vec<_> =

@@ -1,4 +1,4 @@
-//! Grouped sends and receives on the machine: every lane (peer and direction) moves when it can.
+//! Grouped sends and receives on the machine: each lane (peer and direction) advances when it can.
 
 use super::{Fault, Machine, Transfer, Values};
 

@@ -1,4 +1,4 @@
-//! One operation of one rank, on the machine.
+//! The execution of one operation of one rank on the machine.
 
 use super::{Access, Fault, Machine, Running, Values};
 use crate::ir::{Buffer, Destination, From, Op, Order, Slice, UserMemory, inbox_place};
@@ -138,7 +138,7 @@ impl<V: Values> Step<'_, '_, '_, '_, V> {
         self.run.geometry.range(self.window, slice.part, slice.parts).1
     }
 
-    /// The parts of a slice that have elements in this window.
+    /// Returns the parts of a slice that have elements in this window.
     fn parts(&self, slice: Slice) -> impl Iterator<Item = u32> + use<V> {
         let (geometry, window) = (self.run.geometry, self.window);
         (slice.part..slice.part + slice.parts).filter(move |&p| geometry.range(window, p, 1).1 > 0)
@@ -190,7 +190,8 @@ impl<V: Values> Step<'_, '_, '_, '_, V> {
         value.ok_or_else(|| Fault::Empty { rank: self.rank, step: self.step, what: what() })
     }
 
-    /// Which cell of a slot a part is, where the layout has room for it; None of other memory.
+    /// Returns the cell of a slot that holds a part; fails if the layout has no room for it. `None`
+    /// for other memory.
     fn slot_cell(&self, owner: u32, slice: Slice, part: u32) -> Result<Option<usize>, Fault> {
         let (layout, nranks) = (&self.run.plan.layout, self.run.plan.spec.nranks);
         let (cell, fits) = match slice.buffer {

@@ -1,5 +1,5 @@
-//! Connections with the ranks of other hosts: data both ways, and one for control. All are made
-//! side by side, so that no rank waits for one that waits itself.
+//! Connections with the ranks of other hosts: one in each direction for data, and one for control.
+//! All are made concurrently, so that no rank waits for a rank that itself waits.
 
 use super::Rendezvous;
 use super::members::Members;
@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 #[derive(Default)]
 pub(super) struct Links {
     pub(super) edges: Vec<(u32, MessageEdge)>,
-    /// By rank; `None` for ranks of this host.
+    /// The control connections, by rank; `None` for ranks of this host.
     pub(super) controls: Vec<Option<Arc<Control>>>,
 }
 
@@ -64,8 +64,9 @@ pub(super) fn connect(
     }
 }
 
-/// The rendezvous' verdict, with what this rank lacks: the rank that the rendezvous misses may be
-/// this one, which waits for others. A verdict that names a rank stays as it is.
+/// Returns the verdict of the rendezvous, with what this rank lacks: the rank that the rendezvous
+/// misses may be this one, which waits for others. A verdict that names a rank is returned as it
+/// is.
 fn explained(verdict: Error, rank: u32, lacking: impl FnOnce() -> String) -> Error {
     match verdict {
         Error::Init { why } => Error::Init { why: format!("{why}; rank {rank} has {}", lacking()) },
@@ -134,7 +135,7 @@ impl Making {
                 None => self.connecting.push((peer, connection)),
             }
         }
-        // Who comes again has lost the connection before.
+        // A peer that connects again has lost its earlier connection.
         while let Some((peer, receiver)) = self.listener.accept()? {
             self.receivers.insert(peer, receiver);
         }
@@ -197,7 +198,7 @@ impl Making {
     }
 }
 
-/// The links to all ranks.
+/// Returns the links to all ranks.
 pub(super) fn edges(
     members: &Members,
     segment: Option<&Arc<Segment>>,
@@ -220,7 +221,7 @@ pub(super) fn edges(
     edges
 }
 
-/// What shows the end of each peer, or why nothing does.
+/// The sign that shows the end of each peer, or the reason why nothing does.
 pub(super) type Signs = Vec<(u32, std::result::Result<Sign, String>)>;
 
 /// Returns what to watch for the end of each peer: one descriptor per process of this host, and
@@ -232,7 +233,8 @@ pub(super) fn signs(infos: &[RankInfo], controls: &[Option<Arc<Control>>], rank:
         let sign = match control {
             _ if peer == rank => return None,
             Some(control) => Ok(Sign::Control(control)),
-            // In this process: what it says is read where all say it.
+            // A peer in this process needs no sign: its reports are read in memory, as those of all
+            // peers.
             None if process.id == own.id => Ok(Sign::Memory),
             None if process.pid_namespace != own.pid_namespace => Ok(Sign::Pulse),
             None => watch_process(process.pid),
@@ -252,7 +254,7 @@ fn watch_process(pid: u32) -> std::result::Result<Sign, String> {
     }
 }
 
-/// Has the monitor watch all peers by these signs. Those of which nothing can be seen are lost.
+/// Makes the monitor watch all peers by these signs. A peer without a sign is taken as lost.
 pub(super) fn watch(rank: &Arc<Rank>, signs: Signs) -> Result<()> {
     for (peer, sign) in signs {
         match sign {

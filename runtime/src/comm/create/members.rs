@@ -1,4 +1,4 @@
-//! The members of a communicator in the making: what each says of itself.
+//! The members of a communicator in the making, and the facts that each tells of itself.
 
 use super::Rendezvous;
 use crate::bootstrap::descriptors::Listener;
@@ -12,18 +12,19 @@ use std::sync::Arc;
 
 /// The ranks of a communicator in the making.
 pub(super) struct Members {
-    /// This one.
+    /// The number of this rank.
     pub(super) rank: u32,
-    /// What each says of itself, by rank.
+    /// The facts that each rank tells of itself, by rank.
     pub(super) infos: Vec<RankInfo>,
     /// The ranks of this rank's host, in ascending order.
     pub(super) ranks: Vec<u32>,
-    /// The place of each rank among these; `None` for ranks of other hosts.
+    /// The index of each rank in `ranks`; `None` for ranks of other hosts.
     pub(super) local: Vec<Option<usize>>,
 }
 
 impl Members {
-    /// Says where this rank listens, and hears the same of all. Blocks for all who meet.
+    /// Publishes the facts of this rank, such as the addresses where it listens, and collects those
+    /// of all members. Blocks for all ranks that meet.
     pub(super) fn meet(
         rendezvous: &mut Rendezvous,
         (rank, device): (u32, Device),
@@ -50,12 +51,13 @@ impl Members {
         Ok(Self { rank, infos, ranks, local })
     }
 
-    /// Where a rank takes control connections, and would hold a later meeting.
+    /// Returns the address where a rank takes control connections, and where it would hold a later
+    /// meeting.
     pub(super) fn address(&self, rank: u32) -> SocketAddr {
         self.infos[rank as usize].control
     }
 
-    /// The ranks of other hosts.
+    /// Returns the ranks of other hosts.
     pub(super) fn remote(&self) -> Vec<u32> {
         (0u32..).zip(&self.local).filter(|(_, place)| place.is_none()).map(|(r, _)| r).collect()
     }
@@ -64,7 +66,7 @@ impl Members {
         self.ranks.len() == self.infos.len()
     }
 
-    /// The number of ranks on this machine, whatever they call their hosts: they share its
+    /// Returns the number of ranks on this machine, whatever they call their hosts: they share its
     /// processors.
     pub(super) fn on_this_machine(&self) -> usize {
         let own = self.infos[self.rank as usize].machine;
@@ -75,7 +77,7 @@ impl Members {
         self.local[self.rank as usize].unwrap_or(0)
     }
 
-    /// Where all counters start.
+    /// Returns the start of all counters.
     pub(super) fn counter_start(&self) -> u64 {
         self.infos[0].counter_start
     }
@@ -84,7 +86,7 @@ impl Members {
         self.infos.iter().map(|info| info.process.clone()).collect()
     }
 
-    /// This rank, which shares a segment with those of its host.
+    /// Returns this rank, which shares `segment` with the ranks of its host.
     pub(super) fn own(&self, segment: Option<Arc<Segment>>) -> Rank {
         let pids = self.infos.iter().map(|info| info.process.pid as i32).collect();
         Rank::new(self.rank, self.local.clone(), segment, pids)

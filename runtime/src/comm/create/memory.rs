@@ -1,4 +1,5 @@
-//! What the ranks of a host share: the communicator's segment, and the descriptors of their arenas.
+//! The memory that the ranks of a host share: the communicator's segment, and the descriptors of
+//! the arenas of their processes.
 
 use super::Rendezvous;
 use super::members::Members;
@@ -15,8 +16,9 @@ use std::sync::Arc;
 /// The segment of the ranks of this host, and the arenas of their processes, each with a rank.
 pub(super) type Shared = (Option<Arc<Segment>>, Vec<(u32, OwnedFd)>);
 
-/// Makes the segment of this host's ranks, or takes it from the one who does, and passes arenas on.
-/// Nothing is shared by a rank that is alone on its host. Blocks for the ranks of this host.
+/// Makes the segment of this host's ranks, or receives it from the leader, and exchanges the
+/// descriptors of the arenas. A rank that is alone on its host shares nothing. Blocks for the ranks
+/// of this host.
 pub(super) fn share(
     members: &Members,
     id: &UniqueId,
@@ -28,7 +30,8 @@ pub(super) fn share(
     if ranks.len() < 2 {
         return Ok((None, Vec::new()));
     }
-    // Ranks of one process share an arena: many threads would fill the table of descriptors.
+    // Ranks of one process share an arena, which is passed once: one descriptor per thread could
+    // fill the table of descriptors.
     let mut seen = HashSet::new();
     let first = |r: &&u32| seen.insert(infos[**r as usize].process.id);
     let shown: Vec<u32> = ranks.iter().filter(first).copied().collect();

@@ -1,5 +1,6 @@
-//! Making a communicator: rendezvous, shared memory with the ranks of this host, connections to
-//! the others, and a last barrier after which every rank can run everything.
+//! The creation of a communicator: rendezvous, shared memory with the ranks of this host,
+//! connections to the other ranks, and a last barrier after which every rank can run every
+//! operation.
 
 mod links;
 mod members;
@@ -26,27 +27,27 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
-/// Who asks to become a member of a communicator.
+/// A rank that asks to become a member of a communicator.
 #[derive(Clone, Debug)]
 pub struct Member {
     /// The communicator's id.
     pub id: UniqueId,
-    /// Rank.
+    /// The number of the rank.
     pub rank: u32,
     /// Number of ranks.
     pub nranks: u32,
-    /// Where its data lies.
+    /// The device that holds the rank's data.
     pub device: Device,
-    /// What its creator asks for.
+    /// The options that the rank's creator asks for.
     pub options: Options,
 }
 
-/// A meeting of ranks, some of whom make a communicator.
+/// A meeting of ranks, some of which make a communicator.
 pub(super) struct Rendezvous {
     pub(super) session: Session,
     /// The members' numbers in the meeting, by their rank in the communicator.
     pub(super) participants: Vec<u32>,
-    /// What they are called in texts, by their rank in the communicator.
+    /// The numbers by which texts call the members, by their rank in the communicator.
     pub(super) names: Vec<u32>,
 }
 
@@ -62,8 +63,8 @@ impl Gather for Rendezvous {
 }
 
 impl Rendezvous {
-    /// An error that was found here, with the name of the rank that it is about; what the
-    /// rendezvous says, and what is known of deaths, has it already.
+    /// Returns an error that was found here with the name of the rank that it is about. Errors that
+    /// come from the rendezvous or from known deaths already have the name.
     fn rename(&self, error: Error) -> Error {
         match error {
             Error::InitPeer { site, why, died: false } if !self.session.has_verdict() => {
@@ -74,29 +75,32 @@ impl Rendezvous {
         }
     }
 
-    /// What the members gave, by rank, of what all gave who meet.
+    /// Returns the members' blobs, by rank, out of the blobs of all ranks that meet.
     fn select(&self, mut all: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
         let mut take = |number: &u32| all.get_mut(*number as usize).map(std::mem::take);
         self.participants.iter().filter_map(&mut take).collect()
     }
 }
 
-/// What a communicator needs to meet again, for children: nothing of its data path.
+/// The state with which the ranks of a communicator meet again to make children. Nothing of its
+/// data path belongs to this state.
 pub(super) struct ChildMeetings {
-    /// From which the ids of later meetings derive.
+    /// The id from which the ids of later meetings derive.
     pub(super) id: UniqueId,
-    /// Where this rank would hold a meeting.
+    /// The socket on which this rank would hold a meeting.
     pub(super) listener: TcpListener,
-    /// Where the ranks would.
+    /// The addresses at which the ranks would hold a meeting, by rank.
     pub(super) addresses: Vec<SocketAddr>,
-    /// Meetings of each kind so far: the same on all ranks.
+    /// The number of splits so far. This number and that of growths are the same on all ranks.
     pub(super) splits: AtomicU64,
     pub(super) grows: AtomicU64,
-    /// Those who are excluded do not count.
+    /// The number of shrinks so far for each list of excluded ranks. The excluded ranks do not
+    /// count them.
     pub(super) shrinks: Mutex<HashMap<Vec<u32>, u64>>,
 }
 
-/// Tells which variables are given, and complains about what is of no use.
+/// Logs the version and the variables that are given, and warns of settings that are of no use,
+/// once per process.
 fn warn_once() {
     static WARN: std::sync::Once = std::sync::Once::new();
     WARN.call_once(|| {
@@ -108,13 +112,14 @@ fn warn_once() {
     });
 }
 
-/// Makes a communicator. Blocks until all ranks have come, or initialisation's time is over.
+/// Makes a communicator. Blocks until all ranks have come, or the time limit of initialisation is
+/// over.
 pub fn create(member: &Member) -> Result<Communicator> {
     join(member, &Cancel::default(), (None, None))
 }
 
-/// As [`create`], until `cancel` is set or `in_vain` finds a reason; `holder` is the rank whose
-/// process holds the rendezvous, where that is known.
+/// Makes a communicator as [`create`] does, but fails when `cancel` is set or `in_vain` finds a
+/// reason. `holder` is the rank whose process holds the rendezvous, if that is known.
 pub(super) fn join(
     member: &Member,
     cancel: &Cancel,
@@ -124,7 +129,7 @@ pub(super) fn join(
     fork::check()?;
     fork::refuse_children()?;
     warn_once();
-    // Variables are read once: what is made of this communicator has them too.
+    // Variables are read once: they hold for this communicator's children too.
     rank_info::algorithm(Config::checked()?)?;
     let limit = options.init_limit();
     let (rank, nranks) = (*rank, *nranks);
@@ -132,7 +137,7 @@ pub(super) fn join(
     let meeting = Meeting { id, rank, nranks, reused, limit, cancel, in_vain, holder };
     let mut session = Session::open(&meeting)?;
     if nranks == 1 {
-        // The id's rendezvous ends when all have come and gone.
+        // The rendezvous of the id ends when all ranks have joined and left it.
         session.gather(&[])?;
         session.close();
         return alone(*device, options);
@@ -142,8 +147,8 @@ pub(super) fn join(
     assemble(rendezvous, id, rank, *device, options)
 }
 
-/// Makes a communicator of those who meet in a rendezvous; the calling one becomes `rank`. `id`
-/// tells its connections from others.
+/// Makes a communicator of the participants of a rendezvous; this rank becomes `rank`. `id`
+/// distinguishes the communicator's connections from others.
 pub(super) fn assemble(
     mut rendezvous: Rendezvous,
     id: &UniqueId,
@@ -179,7 +184,7 @@ fn make(
     let listener = Listener::new()?;
     let control = session::listen(interface::beside(id.address, Config::get())?)?;
     let members = Members::meet(rendezvous, (rank, device), &listener, &control)?;
-    // At a fixed address one communicator follows the other: connections belong to this one.
+    // At a fixed address communicators follow each other: the salt binds connections to this one.
     let own = id.salted(&members.infos[0].socket);
     let slot_bytes = edge_slot_bytes(nranks);
     let (segment, arenas) = memory::share(&members, &own, listener, slot_bytes, rendezvous)?;
@@ -202,7 +207,7 @@ fn make(
     let own = parts.rank.clone();
     let unfinished = Unfinished::make(device, parts, &options.of_device(), rendezvous)?;
     let policy = members.infos[0].policy(&members.infos[rank as usize]);
-    // The last round: everyone's counters are set and connections made before anyone runs anything.
+    // The last round: all counters are set and connections made before any rank runs an operation.
     let answers = match rendezvous.gather(&unfinished.abilities()) {
         Ok(answers) => answers,
         Err(error) => {
@@ -230,15 +235,16 @@ fn make(
     Ok(comm)
 }
 
-/// The rank that an error of a meeting is about, by its number in the communicator, and why.
+/// Returns the rank that an error of a meeting is about, by its number in the communicator, and the
+/// reason.
 fn culprit(names: &[u32], error: &Error) -> Option<(u32, String)> {
     let Error::InitPeer { site, why, .. } = error else { return None };
     let peer = (0u32..).zip(names).find(|(_, name)| **name as i32 == site.peer)?.0;
     Some((peer, why.clone()))
 }
 
-/// Tells the peers that this rank's communicator could not be made, as they may believe that all is
-/// well, and who is at fault, where that is known.
+/// Tells the peers that this rank's communicator could not be made, and which rank is at fault, if
+/// that is known. Otherwise the peers may believe that all is well.
 fn tell_peers(rank: &Arc<Rank>, culprit: Option<(u32, String)>) {
     let culprit = culprit.filter(|(peer, _)| *peer != rank.number);
     let lost = culprit.map(|(peer, why)| rank.lost(peer, why));
@@ -249,7 +255,7 @@ fn apply_timeout(comm: &Communicator) {
     comm.set_timeout(Some(Config::get().timeout).filter(|limit| !limit.is_zero()));
 }
 
-/// A communicator of one rank.
+/// Makes a communicator of one rank.
 pub(super) fn alone(device: Device, options: &Options) -> Result<Communicator> {
     let mut nobody = Nobody(Deadline::new(options.init_limit(), &Cancel::default()));
     let parts = Parts {
@@ -269,7 +275,7 @@ pub(super) fn alone(device: Device, options: &Options) -> Result<Communicator> {
     Ok(comm)
 }
 
-/// The members of a communicator of one rank.
+/// The gathering of a communicator of one rank, which has no peers.
 struct Nobody(Deadline);
 
 impl Gather for Nobody {
@@ -288,7 +294,7 @@ mod tests {
 
     #[test]
     fn a_rank_that_cannot_go_on_tells_its_peers_of_the_one_at_fault() {
-        // Rank 1 of the communicator is called 5 where it is made.
+        // Rank 1 of the communicator is called 5 in the meeting that makes it.
         let names = [2, 5, 7];
         let died = Error::init_death(5, "its process ended");
         assert_eq!(culprit(&names, &died), Some((1, "its process ended".to_owned())));

@@ -1,4 +1,5 @@
-//! Making a rank on a GPU: the ranks tell each other in rounds how their memory is reached.
+//! The creation of a rank's part on a GPU: the ranks tell each other in rounds how their memory is
+//! reached.
 
 use crate::bootstrap::Gather;
 use crate::device::cuda::rank::CudaRank;
@@ -7,20 +8,21 @@ use crate::device::cuda::sharing::offer::Offer;
 use crate::error::{Error, Result};
 use crate::log::{self, Level, Subsystem};
 
-/// What the creator of a communicator asks of its GPU.
+/// The settings by which the creator of a communicator decides on the use of its GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct Wishes {
-    /// Thread blocks that an operation may take at most.
+    /// The most thread blocks that an operation may take.
     pub max_blocks: u32,
-    /// Whether copy engines are to move what they can, so that blocks are left for other things.
+    /// True if copy engines are to move what they can, so that thread blocks are left for other
+    /// things.
     pub spares_blocks: bool,
-    /// Whether graphs order themselves against other operations of the communicator.
+    /// True if graphs order themselves against other operations of the communicator.
     pub mixes_graphs: bool,
 }
 
-/// Makes a rank on the GPU of this number, with the memory of all others mapped: that of the GPUs,
-/// or, where not all reach each other, memory of the host. `here` has, by rank, whether it is in
-/// this process. Blocks for all ranks.
+/// Creates a rank's part on the GPU of this number, and maps the memory of all peers: memory of the
+/// GPUs or, if not all of these reach each other, memory of the host. `here` tells, by rank, which
+/// ranks are in this process. Blocks for all ranks.
 pub fn create(
     index: i32,
     rank: u32,
@@ -30,7 +32,7 @@ pub fn create(
 ) -> Result<CudaRank> {
     let nranks = here.len() as u32;
     let cuda_rank = CudaRank::new(index, rank, nranks, wishes.mixes_graphs);
-    // The others hear of a failure by the end of the meeting.
+    // The peers hear of a failure by the end of the meeting.
     let mut cuda_rank = cuda_rank?;
     if nranks == 1 {
         return Ok(cuda_rank);

@@ -1,4 +1,4 @@
-//! Events of CUDA.
+//! CUDA events.
 
 use crate::device::cuda::driver::{self, Relaxed, cu};
 use crate::error::Result;
@@ -9,7 +9,7 @@ use cudarc::driver::sys::{self, CUevent, CUresult};
 pub struct Event(pub CUevent);
 
 impl Event {
-    /// An event on the GPU of this number, which takes the time.
+    /// Creates an event on the GPU of this number, which takes the time.
     pub fn new(gpu: i32) -> Result<Self> {
         let _place = (driver::gpu(gpu)?.enter()?, Relaxed::begin()?);
         let mut event = std::ptr::null_mut();
@@ -18,14 +18,14 @@ impl Event {
         Ok(Self(event))
     }
 
-    /// Ends it.
+    /// Destroys the event.
     pub fn destroy(self) -> Result<()> {
         let _place = (driver::enter_any()?, Relaxed::begin()?);
         // SAFETY: the caller's event, which it gives up.
         unsafe { cu!(cuEventDestroy_v2(self.0)) }
     }
 
-    /// Whether the last record has come up (also when there was none).
+    /// Returns whether the stream has come to the last record; also true if there was none.
     pub fn query(self) -> Result<bool> {
         let _place = (driver::enter_any()?, Relaxed::begin()?);
         // SAFETY: the event is alive.
@@ -35,7 +35,8 @@ impl Event {
         }
     }
 
-    /// The time from `earlier` to this event in milliseconds; None when one has not come up.
+    /// Returns the time from `earlier` to this event in milliseconds; `None` if a stream has not
+    /// come to one of them.
     pub fn since(self, earlier: Event) -> Result<Option<f32>> {
         let _place = (driver::enter_any()?, Relaxed::begin()?);
         let mut ms = 0.0;

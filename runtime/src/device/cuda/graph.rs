@@ -1,4 +1,4 @@
-//! Graphs of CUDA.
+//! CUDA graphs.
 
 use crate::device::cuda::driver::{self, Relaxed, cu};
 use crate::device::cuda::stream::Stream;
@@ -16,7 +16,7 @@ pub struct Graph(pub CUgraph);
 pub struct Executable(pub CUgraphExec);
 
 impl Graph {
-    /// Makes it ready to be launched.
+    /// Makes the graph ready to be launched.
     pub fn instantiate(self) -> Result<Executable> {
         let _place = (driver::enter_any()?, Relaxed::begin()?);
         let mut executable = std::ptr::null_mut();
@@ -25,7 +25,7 @@ impl Graph {
         Ok(Executable(executable))
     }
 
-    /// Ends it.
+    /// Destroys the graph.
     pub fn destroy(self) -> Result<()> {
         let _place = (driver::enter_any()?, Relaxed::begin()?);
         // SAFETY: the caller's graph, which it gives up.
@@ -34,7 +34,7 @@ impl Graph {
 }
 
 impl Executable {
-    /// Takes the parameters of a graph with the same nodes; launches under way keep theirs.
+    /// Takes over the parameters of a graph with the same nodes; launches under way keep theirs.
     pub fn update(self, graph: Graph) -> Result<()> {
         let _place = (driver::enter_any()?, Relaxed::begin()?);
         let mut info = CUgraphExecUpdateResultInfo {
@@ -53,14 +53,14 @@ impl Executable {
         }
     }
 
-    /// Runs it once, in the order of the stream.
+    /// Runs the graph once, in the order of the stream.
     pub fn launch(self, stream: Stream) -> Result<()> {
         let _place = stream.enter()?;
         // SAFETY: both are alive.
         unsafe { cu!(cuGraphLaunch(self.0, stream.0)) }
     }
 
-    /// Ends it; launches under way are completed.
+    /// Destroys the executable; launches under way are completed.
     pub fn destroy(self) -> Result<()> {
         let _place = (driver::enter_any()?, Relaxed::begin()?);
         // SAFETY: the caller's handle, which it gives up.

@@ -15,15 +15,16 @@ use crate::error::Error;
 use cudarc::driver::sys::CUstream;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-/// Whether this build has kernels: nvcc was there.
+/// Returns whether this build has kernels, that is, whether there was nvcc.
 pub fn built() -> bool {
     !oxccl_kernels::FATBIN.is_empty()
 }
 
-/// What launches on streams and may fail there later, which no call of CUDA tells.
+/// A source of failures: it launches on streams and may fail there later, which no call of CUDA
+/// tells.
 pub trait Failing {
-    /// The failure of what it launched on this stream that was not delivered yet. Must not block,
-    /// nor wait for a stream: it is asked often, also while the stream hangs.
+    /// Returns the failure of what the source launched on this stream, if it was not delivered yet.
+    /// Must not block, nor wait for a stream: it is called often, also while the stream hangs.
     fn failure_on(&self, stream: CUstream) -> Option<Error>;
 }
 
@@ -35,16 +36,16 @@ fn sources() -> MutexGuard<'static, Vec<Weak<Source>>> {
     FAILURES.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// From here on it is asked for failures, until it is dropped.
+/// Registers a source, which is asked for failures from here on until it is dropped.
 pub fn register(source: Weak<Source>) {
     let mut sources = sources();
     sources.retain(|known| known.strong_count() > 0);
     sources.push(source);
 }
 
-/// The failure of something that was launched on this stream.
+/// Returns the failure of something that was launched on this stream.
 pub fn failure_of(stream: CUstream) -> Option<Error> {
-    // Asked without the lock, and dropped without it: one of them may be the last reference.
+    // The sources are asked and dropped without the lock: one of these may be the last reference.
     let living: Vec<Arc<Source>> = sources().iter().filter_map(Weak::upgrade).collect();
     living.iter().find_map(|source| source.failure_on(stream))
 }
@@ -54,7 +55,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    /// Has failed on one stream, and tells it once.
+    /// A source that has failed on one stream, and tells it once.
     struct Once(usize, AtomicBool);
 
     impl Failing for Once {

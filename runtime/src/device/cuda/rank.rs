@@ -1,5 +1,5 @@
-//! A rank of a communicator on a GPU: the memory that it shares with its peers, its
-//! counters, and what it says to running kernels.
+//! A rank's part on its GPU, [`CudaRank`]: the memory that it shares with its peers, its counters,
+//! and the control block by which the host and running kernels communicate.
 
 use crate::bootstrap::deadline::Deadline;
 use crate::config::{self, Config};
@@ -32,7 +32,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-/// Places in the memory that ranks share, and its size, for a number of ranks.
+/// The offsets of the parts of a rank's shared memory, and its size in bytes, for a number of
+/// ranks.
 struct Layout {
     packets_at: u64,
     lanes_at: u64,
@@ -53,55 +54,58 @@ impl Layout {
     }
 }
 
-/// Packets of a rank that a channel has room for behind the large stage, in each half.
+/// Returns the number of packets, per rank and half, that a channel has room for behind the large
+/// stage.
 fn large_packets(nranks: u32) -> u32 {
     let packet = 2 * abi::PACKET_DATA_BYTES as u32;
     abi::LARGE_PACKETS_BYTES as u32 / (packet * 2 * abi::MAX_CHANNELS as u32 * nranks)
 }
 
-/// The channels' counters, then the lanes', then what they share.
+/// The number of counters: those of the channels, then those of the lanes. In the private memory
+/// [`abi::Shared`] and [`abi::Maps`] follow them.
 const COUNTERS: usize = abi::MAX_CHANNELS + abi::QUEUES * abi::LANES;
 const COMMON_AT: u64 = (COUNTERS * size_of::<abi::Counters>()) as u64;
 const MAPS_AT: u64 = COMMON_AT + size_of::<abi::Shared>() as u64;
 const PRIVATE_BYTES: usize = MAPS_AT as usize + size_of::<abi::Maps>();
 
-/// See the module.
+/// A rank's part on its GPU.
 pub struct CudaRank {
     /// The GPU.
     pub gpu: &'static Gpu,
-    /// The kernels there.
+    /// The kernels, loaded on that GPU.
     pub functions: &'static Functions,
-    /// What kernels are given.
+    /// The rank as kernels see it, an argument of every launch.
     pub view: abi::Rank,
     /// Channels that an operation may take: the same on all ranks.
     pub channels: u32,
-    /// Bytes that a rank gets from the others or gives them, from which on copy engines move them.
+    /// The least number of bytes, received from the peers or sent to them, that copy engines move.
     pub engine_bytes: u64,
-    /// Puts that engines did.
+    /// The number of puts that copy engines carried out.
     pub engine_puts: AtomicU64,
     owner: Weak<Rank>,
     shared: Arc<Memory>,
-    /// That of the ranks of this process: it lives as long as kernels here may write there.
+    /// The shared memory of the other ranks of this process, kept as long as kernels here may write
+    /// there.
     neighbours: Vec<Arc<Memory>>,
-    /// Counters and maps.
+    /// The private memory: counters and maps.
     _private: Block,
     imports: Vec<Mapping>,
     /// Host memory of ranks of other processes.
     pinned: Vec<Pinned>,
-    /// [`abi::Control`], on the host.
+    /// The [`abi::Control`], in host memory.
     control: Block,
     order: Mutex<Option<Order>>,
-    /// On which it is closed.
+    /// The stream on which this part is closed.
     closing: Mutex<Option<Private>>,
-    /// Streams that it has launched on.
+    /// The streams on which the communicator has launched operations.
     used: LaunchedStreams,
-    /// None of a rank alone.
+    /// `None` for a communicator of one rank.
     sharing: Option<Sharing>,
-    /// Until it is closed.
+    /// The multiprocessors that the communicator holds until it is closed.
     held: held::Held,
-    /// What graphs hold of it.
+    /// The number of references that graphs hold to this part.
     graphs: AtomicU32,
-    /// Bytes of GPU memory that it began with.
+    /// Bytes of GPU memory that were allocated when the communicator was created.
     first_bytes: u64,
 }
 
@@ -111,7 +115,8 @@ unsafe impl Send for CudaRank {}
 unsafe impl Sync for CudaRank {}
 
 impl CudaRank {
-    /// Allocates what a rank needs; [`connect`](Self::connect) makes it usable.
+    /// Allocates the memory of a rank on the GPU `index`; [`connect`](Self::connect) makes it
+    /// usable.
     pub fn new(index: i32, rank: u32, nranks: u32, mixes: bool) -> Result<Self> {
         let gpu = driver::gpu(index)?;
         if nranks as usize > abi::MAX_RANKS {
@@ -171,13 +176,14 @@ impl CudaRank {
         })
     }
 
-    /// What the others need to reach it, and how many thread blocks its creator allows.
+    /// Returns what the peers need to reach this rank's memory, and the most thread blocks that its
+    /// creator allows.
     pub fn offer(&self, max_blocks: u32) -> Result<Offer> {
         let _context = self.gpu.enter()?;
         let mut handle = sys::CUipcMemHandle { reserved: [0; 64] };
         // SAFETY: memory of cuMemAlloc, and a place for the handle.
         let made = unsafe { cu!(cuIpcGetMemHandle(&mut handle, self.shared.at())) };
-        // Who needs it finds that it cannot be opened.
+        // A peer that needs the handle finds that it cannot be opened.
         if let Err(error) = made {
             log::line(Level::Info, Subsystem::Init, &error.to_string());
         }
@@ -196,7 +202,8 @@ impl CudaRank {
         })
     }
 
-    /// Notes who the other ranks are; `here` tells which are in this process.
+    /// Takes the addresses of the peers and the shares of the GPUs from the offers of all ranks;
+    /// `here` tells which ranks are in this process.
     pub fn meet(&mut self, offers: &[Offer], here: impl Fn(usize) -> bool) {
         if let Some(sharing) = &mut self.sharing {
             let peer =
@@ -239,15 +246,15 @@ impl CudaRank {
         Ok(())
     }
 
-    /// The memory of a rank of this process.
+    /// Keeps the shared memory of a rank of this process, and returns its address.
     fn join(&mut self, rank: usize, address: u64) -> Result<u64> {
         let gone = || Error::Init { why: format!("rank {rank} has left") };
         self.neighbours.push(Memory::find(address).ok_or_else(gone)?);
         Ok(address)
     }
 
-    /// Takes memory of the host in the place of the GPU's, as not all GPUs reach each other; its
-    /// address in this process, for [`connect_by_host`](Self::connect_by_host).
+    /// Replaces the shared memory on the GPU by memory of the host, as not all GPUs reach each
+    /// other. Returns its address in this process, for [`connect_by_host`](Self::connect_by_host).
     pub fn move_to_host(&mut self) -> Result<u64> {
         let _context = self.gpu.enter()?;
         let _relaxed = Relaxed::begin()?;
@@ -263,8 +270,9 @@ impl CudaRank {
         Ok(self.shared.at())
     }
 
-    /// Maps the host memory of all ranks, each of which has moved there. Blocks until all have
-    /// come.
+    /// Maps the host memory of all ranks, each of which has called
+    /// [`move_to_host`](Self::move_to_host). Blocks until the descriptors of all ranks in other
+    /// processes have come, at most until the deadline.
     pub fn connect_by_host(
         &mut self,
         offers: &[Offer],
@@ -292,8 +300,8 @@ impl CudaRank {
         Ok(())
     }
 
-    /// Has all counters begin at a number, before any peer writes here: zero unless a test wants to
-    /// see them wrap around.
+    /// Sets all counters to a number, before any peer writes here: zero, except in tests of
+    /// counters that wrap around.
     pub fn start(&self, number: u64) -> Result<()> {
         if number == 0 {
             return Ok(());
@@ -371,7 +379,8 @@ impl CudaRank {
         Ok(at)
     }
 
-    /// Ties it to its rank: the failures of one are those of the other.
+    /// Attaches this part to its rank, so that a failure of one is a failure of both; the mapper
+    /// and the monitor serve it from now on.
     pub fn attach(mut self, rank: &Arc<Rank>) -> Arc<Self> {
         self.owner = Arc::downgrade(rank);
         let cuda_rank = Arc::new(self);
@@ -384,34 +393,36 @@ impl CudaRank {
         cuda_rank
     }
 
-    /// What it shares with its peers; None of a rank alone.
+    /// Returns what this rank shares with its peers; `None` for a communicator of one rank.
     pub fn sharing(&self) -> Option<&Sharing> {
         self.sharing.as_ref()
     }
 
-    /// Bytes of GPU memory that it takes.
+    /// Returns the bytes of GPU memory that this part takes.
     pub fn bytes(&self) -> u64 {
         let later = self.sharing.as_ref().map_or(0, |s| s.bytes.load(Ordering::Relaxed));
         self.first_bytes + later
     }
 
-    /// Collectives that read or wrote user memory of peers, as far as they have ended.
+    /// Returns the number of collectives that read or wrote user memory of peers; a collective is
+    /// counted at the latest when it has ended.
     pub fn in_place(&self) -> u64 {
         Self::count(&self.control().in_place)
     }
 
-    /// Collectives whose blocks copy engines move, as far as they have begun, and puts.
+    /// Returns the number of collectives that have begun and whose blocks copy engines move, plus
+    /// the number of puts by copy engines.
     pub fn by_engines(&self) -> u64 {
         Self::count(&self.control().by_engines) + self.engine_puts.load(Ordering::Relaxed)
     }
 
-    /// Collectives for which engines were sent to the wrong places.
+    /// Returns the number of collectives for which copy engines were given wrong source addresses.
     pub fn engine_mispredictions(&self) -> u64 {
         Self::count(&self.control().engine_mispredictions)
     }
 
     fn count(word: &u64) -> u64 {
-        // SAFETY: an aligned word of the control block, which kernels write at once.
+        // SAFETY: an aligned word of the control block, which kernels write in one store.
         let word = unsafe { AtomicU64::from_ptr(std::ptr::from_ref(word).cast_mut()) };
         word.load(Ordering::Relaxed)
     }
@@ -424,9 +435,9 @@ impl CudaRank {
         }
     }
 
-    /// A peer has given up and wants its memory back: the communicator fails here too, and no
-    /// operation begins any more once the stream has come so far. The GPU's context is the
-    /// thread's.
+    /// Handles the fence of a peer, which has given up and wants its memory back: the communicator
+    /// fails here too, and no operation begins any more once the stream has reached this point.
+    /// Requires the GPU's context to be current on this thread.
     pub fn give_up(&self, peer: u32, stream: CUstream) -> Result<()> {
         if let Some(rank) = self.owner() {
             let told = rank.hear_from(peer);
@@ -449,14 +460,15 @@ impl CudaRank {
         unsafe { AtomicU32::from_ptr(std::ptr::from_ref(word).cast_mut()) }
     }
 
-    /// Bounds the kernels' waiting; None: as long as it takes.
+    /// Sets the longest time that kernels wait, in ns; `None` for no limit.
     pub fn set_limit(&self, limit_ns: Option<u64>) {
         // SAFETY: an aligned word of the control block, which all access atomically.
         let limit = unsafe { AtomicU64::from_ptr(&raw mut (*self.control_at()).limit_ns) };
         limit.store(limit_ns.unwrap_or(0), Ordering::Relaxed);
     }
 
-    /// Why a kernel gave up; None when the host had told it to.
+    /// Returns the error for which a kernel gave up; `None` if none gave up, or if the host told it
+    /// to.
     fn fault(&self) -> Option<Error> {
         let control = self.control();
         let fault = Self::word(&control.fault).load(Ordering::Acquire);
@@ -495,7 +507,7 @@ impl CudaRank {
         }
     }
 
-    /// Its rank, while the communicator lives.
+    /// Returns the rank, while the communicator lives.
     pub fn owner(&self) -> Option<Arc<Rank>> {
         self.owner.upgrade()
     }
@@ -504,19 +516,20 @@ impl CudaRank {
         self.order.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Whether an operation is under way.
+    /// Returns whether an operation is under way.
     pub fn busy(&self) -> bool {
         self.order().as_ref().is_some_and(Order::busy)
     }
 
-    /// Whether there are graphs with its operations.
+    /// Returns whether there are graphs with operations of the communicator.
     pub fn has_graphs(&self) -> bool {
         self.graphs.load(Ordering::Acquire) > 0
     }
 
-    /// Launches after all that the communicator has launched; graphs keep the rank. Where the
-    /// driver refuses a launch outside of captures, the communicator fails: a part of the operation
-    /// may be queued, and the peers wait for the whole.
+    /// Launches an operation after all that the communicator has launched; a graph into which the
+    /// stream is captured keeps this `CudaRank`. If the driver refuses a launch outside of
+    /// captures, the communicator fails: a part of the operation may be queued, and the peers wait
+    /// for the whole.
     pub fn launch(
         self: &Arc<Self>,
         stream: Stream,
@@ -543,15 +556,15 @@ impl CudaRank {
         Ok(())
     }
 
-    /// Has the communicator fail.
+    /// Makes the communicator fail with an error.
     pub fn fail(&self, error: &Error) {
         if let Some(rank) = self.owner() {
             rank.fail(error.clone());
         }
     }
 
-    /// Has the communicator fail with what the kernels found, if they did. When it returns that is
-    /// so, also where another thread was first.
+    /// Makes the communicator fail with the fault that a kernel found, if there is one. On return
+    /// the communicator has failed, also if another thread was first.
     pub fn hear(&self) {
         let whole = self.owner().filter(|rank| rank.failure().is_none());
         if let Some((rank, error)) = whole.zip(self.fault()) {
@@ -559,8 +572,8 @@ impl CudaRank {
         }
     }
 
-    /// Nothing runs from here on: what graphs still hold ends at once. Blocks until that is so, or
-    /// for [`CLOSING`] where the GPU is busy.
+    /// Closes this part: no operation begins any more, and kernels of remaining graphs end at once.
+    /// Blocks until the GPU has executed this, or for [`CLOSING`] if the GPU is busy.
     pub fn close(&self) -> Result<()> {
         self.held.give_back();
         {
@@ -579,14 +592,14 @@ impl CudaRank {
         self.closing.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Whether nothing begins here any more, once [`close`](Self::close) was called.
+    /// Returns whether no operation begins here any more, once [`close`](Self::close) was called.
     fn is_closed(&self) -> bool {
-        // Where there is no context any more, nothing runs.
+        // Without a context, nothing runs.
         let Ok(_context) = self.gpu.enter() else { return true };
         self.closing().as_ref().is_none_or(Private::is_idle)
     }
 
-    /// Whether nothing of a rank that has left runs here any more, nor will.
+    /// Returns whether no operation of a rank that has left runs here any more, nor will run.
     pub fn is_quiescent(&self) -> bool {
         self.is_closed() && !self.busy()
     }
@@ -596,14 +609,16 @@ impl CudaRank {
         unsafe { cu!(cuMemsetD8Async(self.view.common, abi::FAULT_ABORTED as u8, 1, stream)) }
     }
 
-    /// A graph holds the rank until it is destroyed, and a buffer of it.
+    /// Makes a graph hold this `CudaRank`, and a registered buffer of the rank, until the graph is
+    /// destroyed.
     pub(in crate::device::cuda) fn keep(
         self: &Arc<Self>,
         graph: CUgraph,
         buffer: Option<Key>,
     ) -> Result<()> {
         unsafe extern "C" fn release(held: *mut c_void) {
-            // SAFETY: what `keep` gave away. No CUDA here: the reaper drops the rank.
+            // SAFETY: `held` is what `keep` gave away. CUDA is not called here: the reaper drops
+            // the rank.
             let held = unsafe { Box::from_raw(held.cast::<Held>()) };
             if let Some(key) = held.buffer {
                 held.cuda_rank.release(key);
@@ -616,8 +631,8 @@ impl CudaRank {
         let mut object = null_mut();
         let no_sync = sys::CUuserObject_flags::CU_USER_OBJECT_NO_DESTRUCTOR_SYNC as u32;
         let moved = sys::CUuserObjectRetain_flags::CU_GRAPH_USER_OBJECT_MOVE as u32;
-        // SAFETY: the function takes what `held` is, once; where there is no object to call it, it
-        // is taken back here.
+        // SAFETY: `release` takes `held` back, once; if there is no object to call it, it is called
+        // here.
         unsafe {
             let made = cu!(cuUserObjectCreate(&mut object, held.cast(), Some(release), 1, no_sync));
             if let Err(error) = made {
@@ -633,20 +648,20 @@ impl CudaRank {
     }
 }
 
-/// Whether streams share queues of the driver, which has 8 unless it is told otherwise: a kernel
-/// that waits for another rank's may then stand before it.
+/// Returns whether streams may share queues of the driver, which has 8 by default: a kernel may
+/// then stand in a queue before the kernel of another rank for which it waits.
 fn few_queues() -> bool {
     let queues = config::foreign_variable("CUDA_DEVICE_MAX_CONNECTIONS");
     queues.and_then(|number| number.parse().ok()).unwrap_or(8) < 32
 }
 
-/// What a graph holds.
+/// The references that a graph holds.
 struct Held {
     cuda_rank: Arc<CudaRank>,
     buffer: Option<Key>,
 }
 
-/// How long the end of a communicator waits for a busy GPU.
+/// The longest time that the end of a communicator waits for a busy GPU.
 const CLOSING: Duration = Duration::from_millis(100);
 
 impl Failing for CudaRank {

@@ -1,5 +1,5 @@
-//! What the monitor does for GPUs: it hears of kernels that gave up, and frees memory when no peer
-//! can write there any more.
+//! The work of the monitor for GPUs: it hears of kernels that gave up, and frees memory when no
+//! peer can write there any more.
 
 use crate::device::cuda::rank::CudaRank;
 use crate::exit;
@@ -7,15 +7,17 @@ use crate::rank::{Accelerator, Rank, monitor};
 use rustix::process::{Pid, test_kill_process};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-/// A rank whose communicator is gone, or a graph's reference to one.
+/// A `CudaRank` whose communicator is gone, or a graph's reference to one.
 struct RetiredRank {
     cuda_rank: Arc<CudaRank>,
-    /// Of the communicator, to see which peers are still there; None for a graph's reference.
+    /// The rank of the communicator, to see which peers are still there; `None` for a graph's
+    /// reference.
     rank: Option<Arc<Rank>>,
 }
 
 impl RetiredRank {
-    /// The communicator's own reference is the last one, and stays while anyone writes there.
+    /// Returns whether the reference is still needed: that of the communicator is the last one to
+    /// be dropped, and stays while a peer may write to the memory.
     fn needed(&self) -> bool {
         let Some(rank) = &self.rank else { return false };
         let out = announce_quiescent(&self.cuda_rank, rank);
@@ -30,18 +32,19 @@ fn lock<T>(list: &'static Mutex<Vec<T>>) -> MutexGuard<'static, Vec<T>> {
     list.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// Hears of the faults of a rank from now on.
+/// Makes the monitor look for faults of a rank's kernels from now on.
 pub fn watch(cuda_rank: &Arc<CudaRank>) {
     lock(&WATCHED).push(Arc::downgrade(cuda_rank));
     monitor::also(look);
 }
 
-/// Drops a graph's reference: where it is let go, CUDA must not be called.
+/// Passes a graph's reference to the monitor, which drops it: CUDA must not be called in the
+/// callback by which the graph releases it.
 pub fn retire_graph_ref(cuda_rank: Arc<CudaRank>) {
     lock(&RETIRED).push(RetiredRank { cuda_rank, rank: None });
 }
 
-/// Tells the peers when nothing of a rank runs any more; whether that is so.
+/// Tells the peers if nothing of a rank runs any more; returns whether that is so.
 fn announce_quiescent(cuda_rank: &CudaRank, rank: &Rank) -> bool {
     let out = cuda_rank.is_quiescent();
     if out {
@@ -52,14 +55,14 @@ fn announce_quiescent(cuda_rank: &CudaRank, rank: &Rank) -> bool {
 
 /// Drops the communicator's reference once all peers have left.
 pub fn retire(cuda_rank: Arc<CudaRank>, rank: Arc<Rank>) {
-    // At once where that is so: the process may end before the monitor looks.
+    // The peers are told at once if possible: the process may end before the monitor looks.
     announce_quiescent(&cuda_rank, &rank);
     lock(&RETIRED).push(RetiredRank { cuda_rank, rank: Some(rank) });
     monitor::also(look);
 }
 
-/// Whether a peer's kernels may still write here: also one that has failed may have some that wait
-/// for their turn.
+/// Returns whether a peer's kernels may still write here. A peer that has failed may have kernels
+/// that wait for their turn, too.
 fn peers_may_write(rank: &Rank) -> bool {
     let mut peers = (0..rank.nranks).filter(|&peer| peer != rank.number);
     peers.any(|peer| {
@@ -79,7 +82,8 @@ pub(crate) fn give_up() {
     seats.into_iter().for_each(std::mem::forget);
 }
 
-/// Looks once; true while there is something to look at again soon.
+/// Looks once for faults and for memory to free; returns true while there is something to look at
+/// again soon.
 pub fn look() -> bool {
     let places: Vec<_> = {
         let mut watched = lock(&WATCHED);
@@ -90,18 +94,18 @@ pub fn look() -> bool {
     for cuda_rank in places {
         cuda_rank.hear();
     }
-    // Not under the lock: graphs are let go in callbacks of the driver, which `needed` calls.
+    // The list is not locked here: `needed` calls the driver, whose callbacks release graphs.
     let retired = std::mem::take(&mut *lock(&RETIRED));
     let (keep, free): (Vec<RetiredRank>, Vec<RetiredRank>) =
         retired.into_iter().partition(RetiredRank::needed);
     let waiting = any || !keep.is_empty();
     lock(&RETIRED).extend(keep);
     if !free.is_empty() {
-        // Freeing waits for all that the GPU does, which the monitor may have to end.
+        // Freeing waits for all work of the GPU, which the monitor may have to end.
         let thread = std::thread::Builder::new().name("oxccl-free".to_owned());
         // Without a thread they are freed here.
         let _ = thread.spawn(move || {
-            // What is not freed when the process exits ends with it.
+            // Memory that is not freed when the process exits ends with it.
             match exit::visit_driver() {
                 Some(_visit) => drop(free),
                 None => std::mem::forget(free),

@@ -1,4 +1,4 @@
-//! Streams of CUDA: this library's and those of others.
+//! CUDA streams: those of this library and those of others.
 
 use crate::device::cuda::driver::{self, Entered, Relaxed, cu};
 use crate::device::cuda::event::Event;
@@ -23,18 +23,19 @@ unsafe impl Sync for Stream {}
 
 /// Handles that mean a default stream: null, `CU_STREAM_LEGACY`, `CU_STREAM_PER_THREAD`.
 const LAST_DEFAULT: usize = 2;
-/// How long who waits keeps looking, then how long it sleeps between looks.
+/// The time that a waiting thread spins, and the time that it sleeps between looks afterwards.
 const SPIN: Duration = Duration::from_micros(20);
 const NAP: Duration = Duration::from_micros(50);
-/// How long it looks away from failures at most.
+/// The longest time between looks for failures.
 const FAILURES: Duration = Duration::from_micros(100);
 
-/// A stream that nobody else uses. Dropped, it is waited for: what it has to write comes before its
-/// rank's memory is another one's.
+/// A stream that nobody else uses. Dropping it waits for its work: what it writes has to come
+/// before its rank's memory is used by another rank.
 pub(in crate::device::cuda) struct Private(CUstream);
 
 impl Private {
-    /// The stream at a place, made where there is none yet. The GPU's context is the thread's.
+    /// Returns the stream at a place, which is created if there is none yet. Requires the GPU's
+    /// context to be current on this thread.
     pub(in crate::device::cuda) fn of(place: &mut Option<Self>) -> Result<CUstream> {
         if place.is_none() {
             let mut stream = std::ptr::null_mut();
@@ -46,7 +47,7 @@ impl Private {
         Ok(place.as_ref().map_or(std::ptr::null_mut(), |stream| stream.0))
     }
 
-    /// Whether all that was given to it is done.
+    /// Returns whether all work that was given to the stream is done.
     pub(in crate::device::cuda) fn is_idle(&self) -> bool {
         let _relaxed = Relaxed::begin();
         // SAFETY: a living stream.
@@ -71,7 +72,8 @@ impl Drop for Private {
 pub type Function = unsafe extern "C" fn(*mut c_void);
 
 impl Stream {
-    /// A stream on the GPU of this number; no other stream waits for it, also no default one.
+    /// Creates a stream on the GPU of this number; no other stream waits for it, also no default
+    /// one.
     pub fn new(gpu: i32) -> Result<Self> {
         let _place = (driver::gpu(gpu)?.enter()?, Relaxed::begin()?);
         let mut stream = std::ptr::null_mut();
@@ -81,13 +83,14 @@ impl Stream {
         Ok(Self(stream))
     }
 
-    /// Whether it is one of the thread's device's own streams, whose handles are the same for all.
+    /// Returns whether this is one of the default streams of the thread's device, whose handles are
+    /// the same for all devices.
     pub(in crate::device::cuda) fn is_default(self) -> bool {
         self.0 as usize <= LAST_DEFAULT
     }
 
-    /// Makes its context the thread's. Nothing that is done with a stream here concerns captures of
-    /// others.
+    /// Makes the stream's context current on this thread, until the returned guards are dropped.
+    /// Nothing that is done with a stream here concerns captures of others.
     pub(in crate::device::cuda) fn enter(self) -> Result<(Entered, Relaxed)> {
         if self.is_default() {
             return Ok((driver::enter_any()?, Relaxed::begin()?));
@@ -98,7 +101,7 @@ impl Stream {
         Ok((driver::enter(context)?, Relaxed::begin()?))
     }
 
-    /// Ends it; what it still has to do is done nevertheless.
+    /// Destroys the stream; queued work still completes.
     pub fn destroy(self) -> Result<()> {
         if self.is_default() {
             let expected = "a stream from oxcclStreamCreate";
@@ -110,7 +113,8 @@ impl Stream {
         unsafe { cu!(cuStreamDestroy_v2(self.0)) }
     }
 
-    /// CUDA ends a capture that is asked whether it is done.
+    /// Returns an error if the stream is captured: CUDA ends a capture that is asked whether it is
+    /// done.
     fn refuse_captured(self) -> Result<()> {
         let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the stream is alive; a place for the answer.
@@ -129,13 +133,13 @@ impl Stream {
         }
     }
 
-    /// Whether all work is complete; a failure of the work is delivered here or by
+    /// Returns whether all work is complete. A failure of the work is delivered here or by
     /// [`synchronize`](Self::synchronize), also while the work hangs.
     pub fn query(self) -> Result<bool> {
         self.synchronize(Some(Duration::ZERO))
     }
 
-    /// Waits for all work, at most for `limit`; false when time is over.
+    /// Waits for all work, at most for `limit`; returns false if the time is over.
     pub fn synchronize(self, limit: Option<Duration>) -> Result<bool> {
         let _place = self.enter()?;
         self.refuse_captured()?;
@@ -160,7 +164,7 @@ impl Stream {
         }
     }
 
-    /// Makes what comes after it wait for an event.
+    /// Makes the later work of the stream wait for an event.
     pub fn wait_event(self, event: Event) -> Result<()> {
         let _place = self.enter()?;
         // SAFETY: both are alive.
@@ -177,7 +181,7 @@ impl Stream {
     /// Copies between any two memories of this process.
     ///
     /// # Safety
-    /// Both are valid for `bytes` bytes until the stream has come to it.
+    /// Both are valid for `bytes` bytes until the stream has done the copy.
     pub unsafe fn copy(self, to: *mut u8, from: *const u8, bytes: usize) -> Result<()> {
         let _place = self.enter()?;
         // SAFETY: by the contract of the caller; addresses are unified.
@@ -187,7 +191,7 @@ impl Stream {
     /// Sets every byte of memory of a GPU, or of pinned memory of the host.
     ///
     /// # Safety
-    /// It is valid for `bytes` bytes until the stream has come to it.
+    /// The memory is valid for `bytes` bytes until the stream has done this.
     pub unsafe fn set(self, to: *mut u8, value: u8, bytes: usize) -> Result<()> {
         let _place = self.enter()?;
         // SAFETY: by the contract of the caller.
@@ -197,14 +201,15 @@ impl Stream {
     /// Calls a function on a thread of the driver.
     ///
     /// # Safety
-    /// The function may be called with this argument once for every time the stream comes to it.
+    /// The function may be called with this argument once for every time the stream reaches the
+    /// call.
     pub unsafe fn call(self, function: Function, argument: *mut c_void) -> Result<()> {
         let _place = self.enter()?;
         // SAFETY: by the contract of the caller.
         unsafe { cu!(cuLaunchHostFunc(self.0, Some(function), argument)) }
     }
 
-    /// Begins to capture; `mode` as in CUDA: 0 global, 1 of the thread, 2 relaxed.
+    /// Begins a capture; `mode` as in CUDA: 0 global, 1 of the thread, 2 relaxed.
     pub fn begin_capture(self, mode: i32) -> Result<()> {
         let mode = match mode {
             0 => CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL,

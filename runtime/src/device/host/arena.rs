@@ -1,9 +1,9 @@
-//! Memory that peers can map: one sealed memfd per process from which all `oxcclMemAlloc` and
-//! `ncclMemAlloc` buffers are cut.
+//! Memory that peers can map. Each process has one sealed memfd from which all buffers of
+//! `oxcclMemAlloc` and `ncclMemAlloc` are cut.
 //!
-//! The file is sparse and large, so that peers map it once, when a communicator is made, and reach
-//! every later buffer by its offset. Freed memory goes back to the system at once by punching a
-//! hole. Without room for the arena buffers come from the C library and are staged.
+//! The file is sparse and large: peers map it once, when a communicator is made, and reach every
+//! later buffer by its offset. Freed memory goes back to the system at once, by punching a hole. If
+//! the arena cannot be made, buffers come from the C library and are staged.
 
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
-/// Allocations are multiples of this, in bytes: a page of every supported machine.
+/// The size of an allocation in bytes is a multiple of this: a page of every supported machine.
 const GRANULE: usize = 64 << 10;
 
 static ARENA: OnceLock<Option<Arena>> = OnceLock::new();
@@ -26,12 +26,12 @@ pub struct Arena {
     fd: OwnedFd,
     mapping: Mapping,
     blocks: Mutex<Blocks>,
-    /// For each granule the offset at which the buffer ends that it belongs to, 0 for none: every
-    /// call looks here, and takes no lock.
+    /// For each granule, the end offset of the buffer that the granule belongs to; 0 for none.
+    /// Every call reads these words and takes no lock.
     ends: Box<[AtomicUsize]>,
 }
 
-/// Which parts of the arena are taken, by offset.
+/// The parts of the arena that are taken and those that are free: length by offset.
 struct Blocks {
     taken: BTreeMap<usize, usize>,
     free: BTreeMap<usize, usize>,
@@ -66,7 +66,7 @@ impl Blocks {
 }
 
 impl Arena {
-    /// The process's arena; None, logged once, where it cannot be had.
+    /// Returns the process's arena; `None`, logged once, if it cannot be made.
     pub fn get() -> Option<&'static Arena> {
         ARENA
             .get_or_init(|| {
@@ -102,7 +102,7 @@ impl Arena {
         let fd = sealed_memfd("oxccl-arena", len)?;
         let mapping = Mapping::of(fd.as_fd(), len)?;
         let blocks = Blocks { taken: BTreeMap::new(), free: BTreeMap::from([(0, len)]) };
-        // Zeros take no memory until they are written to.
+        // Zeroed memory takes no pages until it is written to.
         let ends = Box::into_raw(vec![0usize; len / GRANULE].into_boxed_slice());
         // SAFETY: both types have the same size, alignment and valid values; the first box is given
         // up.
@@ -110,17 +110,17 @@ impl Arena {
         Ok(Self { fd, mapping, blocks: Mutex::new(blocks), ends })
     }
 
-    /// The file, to pass to peers.
+    /// Returns the file descriptor to pass to peers.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    /// The size of the file in bytes.
+    /// Returns the size of the file in bytes.
     pub fn bytes(&self) -> usize {
         self.mapping.bytes()
     }
 
-    /// Zeroed memory, aligned to 64 KiB; None when the arena is full.
+    /// Returns zeroed memory, aligned to 64 KiB; `None` if the arena is full.
     pub fn allocate(&self, bytes: usize) -> Option<*mut u8> {
         let len = bytes.max(1).checked_next_multiple_of(GRANULE)?;
         let offset = self.lock().allocate(len)?;
@@ -129,12 +129,12 @@ impl Arena {
         Some(unsafe { self.mapping.base().add(offset) })
     }
 
-    /// Frees a block; false when `ptr` is not the start of one.
+    /// Frees a block. Returns false if `ptr` is not the start of a block.
     pub fn free(&self, ptr: *mut u8) -> bool {
         let Some(offset) = self.offset(ptr, 0) else { return false };
         let mut blocks = self.lock();
         let Some(&len) = blocks.taken.get(&offset) else { return false };
-        // While the block is still taken, so that nobody else's data is dropped.
+        // The hole is punched while the block is taken, so that no other data is lost.
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         if rustix::fs::fallocate(&self.fd, flags, offset as u64, len as u64).is_err() {
             // SAFETY: the block lies within the mapping and is still taken by the caller, who
@@ -150,16 +150,16 @@ impl Arena {
         granules.iter().for_each(|word| word.store(end, Ordering::Relaxed));
     }
 
-    /// See [`left`].
+    /// Returns the bytes that are left, as [`left`] does.
     #[inline]
     fn left(&self, ptr: *const u8) -> Option<usize> {
         let offset = self.offset(ptr, 0)?;
-        // Whoever was given the address was given it after its end was set.
+        // The end was set before any thread was given the address.
         let end = self.ends[offset / GRANULE].load(Ordering::Relaxed);
         Some(end.saturating_sub(offset))
     }
 
-    /// Where `len` bytes from `ptr` on lie in the arena; None when they are not within it.
+    /// Returns the offset in the arena of `len` bytes at `ptr`; `None` if they lie elsewhere.
     pub fn offset(&self, ptr: *const u8, len: usize) -> Option<usize> {
         let offset = (ptr as usize).checked_sub(self.mapping.base() as usize)?;
         (offset < self.bytes() && len <= self.bytes() - offset).then_some(offset)
@@ -170,9 +170,9 @@ impl Arena {
     }
 }
 
-/// Bytes from an address to the end of the buffer from [`allocate`] in which it lies, none where
-/// that is freed; None for memory from elsewhere, of which nothing is known. Cheap enough for every
-/// call.
+/// Returns the bytes from an address to the end of the buffer from [`allocate`] that holds the
+/// address; 0 if that buffer was freed. `None` for other memory, about which nothing is known.
+/// Cheap enough for every call.
 #[inline]
 pub fn left(ptr: *const u8) -> Option<usize> {
     match ARENA.get()? {
@@ -181,7 +181,7 @@ pub fn left(ptr: *const u8) -> Option<usize> {
     }
 }
 
-/// Buffers from the C library, by address: what there is in a process without an arena.
+/// Buffers from the C library, by address, for a process without an arena.
 struct Staged;
 
 impl Staged {
@@ -190,12 +190,12 @@ impl Staged {
         SIZES.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// None where the size does not fit the address space.
+    /// Returns the layout of a buffer; `None` if the size does not fit the address space.
     fn layout(bytes: usize) -> Option<Layout> {
         Layout::from_size_align(bytes.max(1), GRANULE).ok()
     }
 
-    /// As [`Arena::allocate`]; None without memory.
+    /// Allocates as [`Arena::allocate`] does; `None` if there is no memory.
     fn allocate(bytes: usize) -> Option<*mut u8> {
         // SAFETY: the size is not 0.
         let ptr = unsafe { alloc_zeroed(Self::layout(bytes)?) };
@@ -206,7 +206,7 @@ impl Staged {
         Some(ptr)
     }
 
-    /// As [`Arena::free`].
+    /// Frees as [`Arena::free`] does.
     fn free(ptr: *mut u8) -> bool {
         let size = Self::sizes().remove(&(ptr as usize));
         let Some(layout) = size.and_then(Self::layout) else { return false };
@@ -223,7 +223,7 @@ impl Staged {
     }
 }
 
-/// Memory for user buffers, mapped by peers where possible.
+/// Allocates memory for user buffers; peers map it where possible.
 pub fn allocate(bytes: usize) -> Result<*mut u8> {
     crate::fork::check()?;
     if bytes > isize::MAX as usize - GRANULE {
@@ -239,7 +239,7 @@ pub fn allocate(bytes: usize) -> Result<*mut u8> {
     made.ok_or_else(|| Error::system(format!("allocating {bytes} bytes"), cause, hint))
 }
 
-/// Frees what [`allocate`] returned.
+/// Frees memory from [`allocate`].
 pub fn free(ptr: *mut u8) -> Result<()> {
     if ptr.is_null() {
         return Ok(());

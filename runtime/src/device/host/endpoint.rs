@@ -1,4 +1,4 @@
-//! A rank on the host device: its links, its counters, its reach into the memory of others.
+//! A rank on the host device: its links, its counters, and its access to the memory of its peers.
 
 use super::arena::Arena;
 use crate::error::{Error, Result, Site};
@@ -12,85 +12,85 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-/// How this rank reaches the user memory of a peer.
+/// The way in which this rank reaches the user memory of a peer.
 pub enum PeerMemory {
-    /// Same process: by pointer.
+    /// By pointer: the peer is in the same process.
     SameProcess,
     /// Through the peer's arena, mapped here.
     Arena(Arc<Mapping>),
-    /// Not at all.
+    /// The peer's memory cannot be reached.
     Unreachable,
 }
 
 /// Collectives that a rank with peers on other hosts remembers.
 pub const HISTORY: usize = 64;
 
-/// Collectives so far by what moved their data, by the number of the [`Carrier`].
+/// The number of collectives so far by each [`Carrier`], indexed by the carrier's number.
 pub type CarrierCounts = [u64; Carrier::ALL.len()];
 
-/// What only the operation that currently runs touches.
+/// The state that only the running operation accesses.
 pub struct State {
     /// Links, by rank.
     pub edges: Vec<Edge>,
-    /// Whether some links go over a network.
+    /// True if some links go over a network.
     pub networked: bool,
     /// Signals of this rank so far.
     pub phase: u64,
-    /// Signals of the others, as last seen.
+    /// Signals of the other ranks, as last seen.
     pub known: Vec<u64>,
-    /// Windows of staged plans so far; their parity chooses the slot.
+    /// Windows of staged plans so far; the parity of their number chooses the stage slot.
     pub stage_windows: u64,
-    /// Signals that all peers must have made before a stage slot may be written again.
+    /// Signals that all peers must have made before each stage slot may be written again.
     pub slot_need: [u64; 2],
     /// Operations with entry words so far.
     pub entries: u64,
-    /// As `slot_need`, for the entry words.
+    /// Signals that all peers must have made before each slot of entry words may be written again.
     pub entry_need: [u64; 2],
-    /// How collectives were carried out.
+    /// The number of collectives by carrier.
     pub carriers: CarrierCounts,
     /// Collectives begun so far.
     pub collectives: u64,
-    /// The last collectives, by number, where peers cannot look them up: see [`HISTORY`].
+    /// The last [`HISTORY`] collectives, with their numbers, for peers that cannot look them up.
     pub history: Vec<(u64, Descriptor)>,
-    /// The collective in which each peer was last found to do the same.
+    /// The last collective in which each peer was found to do the same as this rank.
     pub compared: Vec<u64>,
-    /// Signals of this rank for itself.
+    /// Signals that this rank has sent to itself.
     pub own_signals: HashMap<u32, u64>,
-    /// Signals waited for so far, by peer and number.
+    /// Signals that waits have consumed so far, by peer and number.
     pub taken_signals: HashMap<(u32, u32), u64>,
-    /// Private memory of plans.
+    /// The private memory of plans.
     pub scratch: Vec<u64>,
-    /// Where packets are unpacked, one stretch per rank.
+    /// The memory into which packets are unpacked, one stretch per rank.
     pub unpacked: Vec<u64>,
-    /// Room for the sources and destinations of a fold, one per rank.
+    /// Pointers to the sources of a fold, one per rank.
     pub sources: Vec<*const u8>,
-    /// See `sources`.
+    /// Pointers to the destinations of a fold, one per rank.
     pub destinations: Vec<*mut u8>,
-    /// Reach into the user memory of the others, by rank.
+    /// Access to the user memory of the peers, by rank.
     pub memory: Vec<PeerMemory>,
-    /// Where the buffers of the current operation lie: (input, output), by rank.
+    /// The locations of the current operation's buffers: (input, output), by rank.
     pub user: Vec<(Place, Place)>,
 }
 
-/// Where a rank's buffer can be found.
+/// The location of a rank's buffer.
 #[derive(Clone, Copy, Debug)]
 pub enum Place {
-    /// At this address of this process.
+    /// An address in this process.
     Here(*mut u8),
-    /// At this address of that rank's process, from which the system copies.
+    /// An address in that rank's process, from which the system copies.
     There(usize),
 }
 
-// SAFETY: the pointers in it are used only by the running operation, under its contract.
+// SAFETY: only the running operation uses the pointers in the state, under its contract.
 unsafe impl Send for State {}
 
-/// A rank of a communicator, as the host's executor sees it.
+/// A rank of a communicator on the host device.
 pub struct Endpoint {
     /// The rank.
     pub rank: Arc<Rank>,
-    /// Whether all ranks are in this process.
+    /// True if all ranks are in this process.
     pub one_process: bool,
-    /// Whether every rank maps the arenas of all others: a fact that all ranks share.
+    /// True if every rank maps the arenas of all other ranks. All ranks have the same value.
     pub all_mapped: bool,
     /// Bytes of an edge's slot.
     pub edge_slot_bytes: usize,
@@ -134,7 +134,7 @@ impl Endpoint {
         Self { rank, one_process, all_mapped: false, edge_slot_bytes, state: Mutex::new(state) }
     }
 
-    /// Shares it, so that the monitor can ask what its messages and calls look like.
+    /// Shares the endpoint, so that the monitor can look at its messages and calls.
     pub fn share(self) -> Arc<Self> {
         Arc::new_cyclic(|own: &Weak<Self>| {
             self.rank.set_links(own.clone());
@@ -142,23 +142,23 @@ impl Endpoint {
         })
     }
 
-    /// The state, for the running operation.
+    /// Returns the locked state, for the running operation.
     pub fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Whether this rank reaches the arenas of all others.
+    /// Returns whether this rank reaches the arenas of all other ranks.
     pub fn maps_all(&self) -> bool {
         !self.state().memory.iter().any(|m| matches!(m, PeerMemory::Unreachable))
     }
 
-    /// The state, unless an operation is running just now.
+    /// Returns the locked state, unless an operation is running just now.
     pub fn try_state(&self) -> Option<MutexGuard<'_, State>> {
         self.state.try_lock().ok()
     }
 
-    /// Leaves in order: the peers hear of it, and no operation can follow. The links end here, also
-    /// where a graph still holds the endpoint.
+    /// Leaves the communicator in order: the peers are told, and no operation can follow. The links
+    /// end here, even if a graph still holds the endpoint.
     pub fn leave(&self) {
         self.rank.leave(|| {
             let edges = std::mem::take(&mut self.state().edges);
@@ -166,25 +166,25 @@ impl Endpoint {
         });
     }
 
-    /// Ends all links without a word, as the death of this process would.
+    /// Ends all links without notice, as the death of this process would.
     #[cfg(feature = "testing")]
     pub fn cut(&self) {
         self.state().edges.clear();
         self.rank.take_controls();
     }
 
-    /// A peer that has not taken all that was sent to it, and whether it has left without.
+    /// Returns a peer that has not taken all that was sent to it, and whether that peer has left.
     pub fn untaken(&self) -> Option<(u32, bool)> {
         let mut state = self.state();
         (0u32..).zip(&mut state.edges).find_map(|(peer, edge)| {
-            // Looked up first: it leaves after it has taken all that it takes.
+            // This is looked up first: a peer leaves after it has taken all that it takes.
             let left = self.rank.has_left(peer);
             let told = self.rank.control(peer).map_or(0, |control| control.taken());
             (!edge.is_taken(told)).then_some((peer, left))
         })
     }
 
-    /// Asks the ranks of other hosts to tell when they have taken all that was sent to them.
+    /// Asks the ranks of other hosts to report when they have taken all that was sent to them.
     pub fn ask_taken(&self) {
         let state = self.state();
         for (peer, edge) in (0u32..).zip(&state.edges) {
@@ -194,14 +194,14 @@ impl Endpoint {
         }
     }
 
-    /// Why nothing can run any more, when the communicator's links are gone.
+    /// Returns the error of every operation if the communicator's links are gone.
     pub fn ended(&self, state: &State) -> Option<Error> {
         let gone = || Error::Internal { what: "a communicator without links".to_owned() };
         state.edges.is_empty().then(|| self.rank.failure().unwrap_or_else(gone))
     }
 
-    /// Gives scratch memory back to the system, and the stage slots that no peer reads any more,
-    /// unless peers write there (`inboxes`): they may have begun the next operation.
+    /// Gives scratch memory back to the system, and the stage slots that no peer reads any more.
+    /// The slots stay if peers write there (`inboxes`): peers may have begun the next operation.
     pub fn release_memory(&self, inboxes: bool) {
         let mut state = self.state();
         (state.scratch, state.unpacked) = (Vec::new(), Vec::new());
@@ -218,7 +218,7 @@ impl Endpoint {
         }
     }
 
-    /// Bytes that [`release_memory`](Self::release_memory) gives back, and that stay.
+    /// Returns the bytes that [`release_memory`](Self::release_memory) gives back and those kept.
     pub fn memory_bytes(&self) -> (u64, u64) {
         let state = self.state();
         let private = (state.scratch.capacity() + state.unpacked.capacity()) * 8;
@@ -229,7 +229,8 @@ impl Endpoint {
         ((private as u64) + shared.0, shared.1 + outgoing as u64)
     }
 
-    /// A word that lets peers find a buffer, by [`State::resolve`].
+    /// Returns the token of a buffer: a word by which peers find the buffer, with
+    /// [`State::resolve`].
     pub fn token(&self, ptr: *const u8, len: usize) -> u64 {
         if self.one_process && !ptr.is_null() {
             return (ptr as u64) << 1 | MAPPED;
@@ -243,8 +244,8 @@ impl Endpoint {
 }
 
 impl Endpoint {
-    /// Tells the peers where the window of a number is. `copied`: whether the system copies from
-    /// the peers' memory.
+    /// Publishes the location of the window of a number to the peers. `copied` is true if the
+    /// system copies from the peers' memory.
     pub fn open_window(&self, base: *mut u8, len: usize, number: u64, copied: bool) -> Result<()> {
         let token = self.token(base, len);
         if token & MAPPED == 0 && !copied && self.rank.nranks > 1 {
@@ -281,14 +282,16 @@ impl Links for Endpoint {
     }
 }
 
-/// Set in the token of a buffer that all peers map: the rest is its offset in the arena, or its
-/// address in the one process of all ranks. Not set, the rest is an address of the owner's.
+/// Set in the token of a buffer that all peers map. The rest of the token is then the buffer's
+/// offset in the arena, or its address if all ranks are in one process. If not set, the rest is an
+/// address in the owner's process.
 pub const MAPPED: u64 = 1;
-/// The token of no buffer at all (a rank without input): nothing hinders, nothing can be reached.
+/// The token of a rank without a buffer (without input). It rules no plan out, and nothing is
+/// reached by it.
 const NOTHING: u64 = u64::MAX;
 
 impl State {
-    /// Where a peer's buffer is, by its token; None when this rank does not map it after all.
+    /// Returns the location of a peer's buffer by its token; `None` if this rank does not map it.
     pub fn resolve(&self, peer: u32, token: u64) -> Option<Place> {
         let value = (token >> 1) as usize;
         if token == NOTHING {
@@ -309,8 +312,8 @@ impl State {
         }
     }
 
-    /// Moves what is on its way to all peers over a network; a peer to which something is left.
-    /// Done whenever an operation waits: its peers may wait for just that.
+    /// Sends pending messages to all peers over a network. Returns a peer for which some are left.
+    /// Called whenever an operation waits, as its peers may wait for exactly these messages.
     pub fn flush(&mut self) -> Result<Option<u32>> {
         if !self.networked {
             return Ok(None);
@@ -324,20 +327,20 @@ impl State {
         Ok(left)
     }
 
-    /// Whether a peer has signalled `target` times; remembers what it saw.
+    /// Returns whether a peer has signalled `target` times. Remembers the signals seen.
     #[inline(always)]
     pub fn has_reached(&mut self, segment: &Segment, peer: u32, target: u64) -> bool {
         let known = &mut self.known[peer as usize];
         if reached(*known, target) {
             return true;
         }
-        // All ranks share the segment when there are signals: a rank is its own place.
+        // With signals, all ranks share the segment: a rank's number is its place there.
         *known = segment.phase(peer as usize).load(Ordering::Acquire);
         reached(*known, target)
     }
 }
 
-/// Turns a failed system call on the link to a peer into the loss of that peer; the operation adds
+/// Turns a failed system call on the link to a peer into the loss of that peer. The operation adds
 /// the rest of the site.
 pub fn broken(peer: u32) -> impl Fn(Error) -> Error {
     move |error| match error {

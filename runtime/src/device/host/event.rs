@@ -1,4 +1,4 @@
-//! Events: marks in streams, to wait for and to measure time between.
+//! Events: positions in streams. Streams wait for them, and times between them are measured.
 
 use super::graph::Captured;
 use std::sync::Mutex;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 /// An event of the host device.
 #[derive(Default)]
 pub struct Event {
-    /// Number of the last call that recorded it, and of the last that came up in its stream.
+    /// The numbers of the last record called and of the last record that its stream has reached.
     announced: AtomicU64,
     reached: AtomicU64,
     inner: Mutex<Inner>,
@@ -25,48 +25,48 @@ impl Event {
         self.inner.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// A record was called; its number.
+    /// Notes the call of a record and returns the number of the record.
     pub(super) fn announce(&self) -> u64 {
         self.inner().captured = None;
         self.announced.fetch_add(1, Ordering::AcqRel) + 1
     }
 
-    /// The number of the last record.
+    /// Returns the number of the last record that was called.
     pub(super) fn announced(&self) -> u64 {
         self.announced.load(Ordering::Acquire)
     }
 
-    /// A record came up.
+    /// Notes that the stream has reached a record.
     pub(super) fn reach(&self, number: u64) {
         self.inner().at = Some(Instant::now());
         self.reached.fetch_max(number, Ordering::AcqRel);
     }
 
-    /// Whether a record has come up.
+    /// Returns whether the stream has reached a record.
     pub(super) fn reached(&self, number: u64) -> bool {
         self.reached.load(Ordering::Acquire) >= number
     }
 
-    /// The event now stands for a point of a capture.
+    /// Makes the event stand for a point of a capture.
     pub(super) fn capture(&self, at: Captured) {
         self.inner().captured = Some(at);
     }
 
     pub(super) fn captured(&self) -> Option<Captured> {
         let mut inner = self.inner();
-        // Once the capture is over the event stands for nothing.
+        // After the end of the capture the event stands for nothing.
         if inner.captured.as_ref().is_some_and(Captured::is_over) {
             inner.captured = None;
         }
         inner.captured.clone()
     }
 
-    /// Whether the last record has come up (also when there was none).
+    /// Returns whether the stream has reached the last record; true if there is no record.
     pub fn query(&self) -> bool {
         self.reached(self.announced())
     }
 
-    /// Time from `earlier` to this event; None when one has not come up.
+    /// Returns the time from `earlier` to this event; `None` if a stream has not reached both.
     pub fn since(&self, earlier: &Event) -> Option<Duration> {
         if !self.query() || !earlier.query() {
             return None;

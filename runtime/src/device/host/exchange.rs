@@ -1,4 +1,4 @@
-//! Grouped sends and receives: every lane (peer and direction) moves when it can, so that no order
+//! Grouped sends and receives. Every lane (peer and direction) moves when it can, so that no order
 //! of calls within a group can deadlock.
 
 use super::collective::{Budget, Visit};
@@ -11,21 +11,21 @@ use crate::op::{Transfer, Transfers};
 use crate::rank::Awaited;
 use crate::rank::agreement::{CurrentOp, unexpected};
 
-/// A transfer under way. Also one of 0 bytes is a message: the other side may expect more.
+/// A transfer under way. A transfer of 0 bytes is a message too, as the other side may expect more.
 struct TransferProgress {
     transfer: Transfer,
-    /// Bytes that are done.
+    /// Bytes that have been moved.
     done: usize,
-    /// Whether its last piece is.
+    /// True if the last piece has been moved.
     over: bool,
 }
 
-/// Transfers under way.
+/// The sends and receives of a group, under way.
 pub struct Exchange {
     operation: &'static str,
-    /// With other ranks.
+    /// The transfers with other ranks.
     transfers: Vec<TransferProgress>,
-    /// Messages to itself: source, destination, bytes that are done.
+    /// The messages of the rank to itself: source, destination, bytes moved.
     own: Vec<(Transfer, Transfer, usize)>,
 }
 
@@ -45,12 +45,12 @@ impl Exchange {
         Self { operation: transfers.operation, transfers: others, own: pairs }
     }
 
-    /// The name of the operation.
+    /// Returns the name of the operation.
     pub fn name(&self) -> &'static str {
         self.operation
     }
 
-    /// Goes on as far as the budget and the peers allow.
+    /// Advances the transfers as far as the budget and the peers allow.
     pub fn visit(&mut self, endpoint: &Endpoint, budget: Budget) -> Visit {
         let mut state = endpoint.state();
         if let Some(ended) = endpoint.ended(&state) {
@@ -74,7 +74,7 @@ impl Exchange {
         }
     }
 
-    /// Tries every lane once; tells how many bytes moved, and a peer still awaited.
+    /// Tries every lane once. Returns the bytes that were moved, and a peer that is still awaited.
     fn pass(&mut self, endpoint: &Endpoint, state: &mut State) -> Result<(usize, Option<u32>)> {
         let (mut moved, mut awaited) = self.copy_own(endpoint);
         let mut busy: Vec<(u32, bool)> = Vec::new();
@@ -83,8 +83,8 @@ impl Exchange {
             if moving.over || busy.contains(&(peer, send)) {
                 continue;
             }
-            // Not more than the slots of an edge at a time: a call must not go on as long as its
-            // peer keeps up.
+            // At most as many pieces as an edge has slots move at a time: a call must not run for
+            // as long as its peer keeps up.
             let before = moving.done;
             for _ in 0..EDGE_SLOTS {
                 if moving.over || !piece(endpoint, state, moving)? {
@@ -101,8 +101,8 @@ impl Exchange {
         Ok((moved, awaited.or(left)))
     }
 
-    /// Moves messages to itself, not more than the slots of an edge at a time; as
-    /// [`pass`](Self::pass).
+    /// Moves messages of the rank to itself, at most as much as the slots of an edge hold at a
+    /// time. Returns the same as [`pass`](Self::pass).
     fn copy_own(&mut self, endpoint: &Endpoint) -> (usize, Option<u32>) {
         let limit = EDGE_SLOTS * endpoint.edge_slot_bytes;
         let mut moved = 0;
@@ -123,7 +123,7 @@ impl Exchange {
     }
 }
 
-/// Moves one slot's worth of a transfer; false when the lane is blocked.
+/// Moves one slot's worth of a transfer. Returns false if the lane is blocked.
 fn piece(endpoint: &Endpoint, state: &mut State, moving: &mut TransferProgress) -> Result<bool> {
     let TransferProgress { transfer: t, done, over } = moving;
     let next = state.collectives;
@@ -138,7 +138,7 @@ fn piece(endpoint: &Endpoint, state: &mut State, moving: &mut TransferProgress) 
         edge.commit(bytes, &Label::from(whole), next).map_err(broken(t.peer))?;
     } else {
         let Some(message) = edge.peek().map_err(broken(t.peer))? else { return Ok(false) };
-        // Every piece tells of the whole: what does not fit is found before anything is written.
+        // Every piece carries the size of the whole: a mismatch is found before any write.
         if message.descriptor != Some(whole) || message.len != bytes {
             let doing = CurrentOp::Exchange(Some(whole), next);
             return Err(unexpected(&endpoint.rank, doing, t.peer, &message));

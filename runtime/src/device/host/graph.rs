@@ -1,7 +1,7 @@
-//! Graphs: captured work, replayed as one task.
+//! Graphs: captured work that is replayed as one task.
 //!
-//! A capture is a list of nodes with the nodes they depend on. Operations of one communicator are
-//! chained in the order of their calls, whatever streams they were captured on.
+//! A capture is a list of nodes, each with the nodes that it depends on. Operations of one
+//! communicator are chained in the order of their calls, whatever streams they were captured on.
 
 use super::collective::Budget;
 use super::endpoint::Endpoint;
@@ -30,7 +30,7 @@ fn lock(build: &Shared) -> MutexGuard<'_, Build> {
     build.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// A point of a capture, for events.
+/// A point of a capture, recorded in an event.
 #[derive(Clone)]
 pub struct Captured {
     build: Shared,
@@ -38,7 +38,7 @@ pub struct Captured {
 }
 
 impl Captured {
-    /// Whether the capture is over.
+    /// Returns whether the capture is over.
     pub(super) fn is_over(&self) -> bool {
         lock(&self.build).ended
     }
@@ -47,9 +47,9 @@ impl Captured {
 /// A stream's part of a capture.
 pub struct Capture {
     build: Shared,
-    /// What the next node of this stream depends on.
+    /// The nodes that the next node of this stream depends on.
     after: Vec<usize>,
-    /// Whether the capture began on this stream.
+    /// True if the capture began on this stream.
     origin: bool,
 }
 
@@ -58,12 +58,13 @@ impl Capture {
         Self { build: Shared::default(), after: Vec::new(), origin: true }
     }
 
-    /// The part of a stream that joins a capture by waiting for an event of it.
+    /// Creates the part of a stream that joins a capture by waiting for one of its events.
     pub(super) fn forked(at: Captured) -> Self {
         Self { build: at.build, after: at.after, origin: false }
     }
 
-    /// Whether the stream has still to do with the capture: one that joined is free when it ends.
+    /// Returns whether the stream still belongs to the capture. A stream that joined is free when
+    /// the capture ends.
     pub(super) fn is_live(&self) -> bool {
         self.origin || !lock(&self.build).ended
     }
@@ -112,14 +113,15 @@ impl Capture {
     }
 }
 
-/// A captured graph; also what instantiation makes of it.
+/// A captured graph, also after its instantiation.
 #[derive(Clone)]
 pub struct Graph {
     nodes: Vec<Node>,
 }
 
 impl Graph {
-    /// Why another graph cannot take the place of this one: what it has, and what this one has.
+    /// Returns why another graph cannot replace this one: what the other one is, and what this one
+    /// is. `None` if it can.
     pub fn difference(&self, other: &Graph) -> Option<(String, String)> {
         let (got, expected) = (other.nodes.len(), self.nodes.len());
         if got != expected {
@@ -164,7 +166,8 @@ impl GraphRun {
                     self.nodes[i].0 = None;
                     self.open -= 1;
                     moved = true;
-                    // Later nodes still run: their communicators' order depends on it.
+                    // Later nodes still run, as the order of their communicators' operations
+                    // depends on it.
                     if let Err(e) = result {
                         self.error.get_or_insert(e);
                     }

@@ -1,8 +1,8 @@
-//! The inner loops of the host device: copies and folds, compiled for several instruction sets
-//! and chosen at run time.
+//! The inner loops of the host device: copies and folds, compiled for several instruction sets, one
+//! of which is chosen at run time.
 //!
-//! The arithmetic is `oxccl_plan::arith`'s, inlined and vectorised by the compiler; this file only
-//! adds pointers, blocking, and stores that bypass the cache.
+//! The arithmetic is that of `oxccl_plan::arith`, inlined and vectorised by the compiler. This file
+//! only adds pointers, blocking, and stores that bypass the cache.
 
 use oxccl_plan::arith::{Element, Lane, combine};
 use oxccl_plan::{DataType, ReduceOp, with_element};
@@ -12,16 +12,16 @@ use std::sync::OnceLock;
 /// beside as much of each source.
 const BLOCK: usize = 2048;
 
-/// What a fold does to its operands.
+/// The parameters of a fold.
 #[derive(Clone, Copy, Debug)]
 pub struct Fold {
-    /// Type of the elements.
+    /// The type of the elements.
     pub dtype: DataType,
-    /// Operation.
+    /// The reduction.
     pub op: ReduceOp,
-    /// The number of ranks where the fold completes a reduction.
+    /// The number of ranks if the fold completes a reduction.
     pub finish: Option<u32>,
-    /// Whether results bypass the cache.
+    /// True if results bypass the cache.
     pub streaming: bool,
 }
 
@@ -76,7 +76,7 @@ pub unsafe fn copy(dst: *mut u8, src: *const u8, len: usize, streaming: bool) {
     unsafe { std::ptr::copy_nonoverlapping(src, dst, len) };
 }
 
-/// Makes streamed stores visible to others before what follows; call once after streaming copies.
+/// Makes streamed stores visible to others before later stores. Called once after streaming copies.
 pub fn stream_fence() {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: SSE2 is part of x86-64.
@@ -127,8 +127,8 @@ pub unsafe fn fold(dsts: &[*mut u8], srcs: &[*const u8], len: usize, how: Fold) 
 }
 
 unsafe fn fold_typed<E: Element>(dsts: &[*mut u8], srcs: &[*const u8], len: usize, how: Fold) {
-    // One destination that stays in the cache is computed in place; one that is a source too is
-    // not: loops that may alias are not vectorised.
+    // One destination that stays in the cache is computed in place, unless it is a source too:
+    // loops whose pointers may alias are not vectorised.
     let aliased = srcs.iter().any(|src| std::ptr::eq(*src, dsts[0]));
     let direct = dsts.len() == 1 && !how.streaming && !aliased;
     let mut block = Block([0; BLOCK]);
@@ -289,7 +289,7 @@ unsafe fn fixed<E: Element, const N: usize>(
     }
 }
 
-/// Any number of sources: a stretch of lanes stays in registers or the first-level cache.
+/// Folds any number of sources. A stretch of lanes stays in registers or the first-level cache.
 #[inline(always)]
 unsafe fn any<E: Element>(
     out: *mut E,

@@ -25,15 +25,15 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock};
 use stream::Stream;
 
-/// The default stream of a device of this process.
+/// Returns the default stream of a device of this process.
 pub fn default_stream(device: i32) -> Arc<Stream> {
     static STREAMS: OnceLock<Mutex<HashMap<i32, Arc<Stream>>>> = OnceLock::new();
     let mut streams = STREAMS.get_or_init(Mutex::default).lock().unwrap_or_else(|e| e.into_inner());
     streams.entry(device).or_default().clone()
 }
 
-/// How plans run in host memory, for so many ranks. `pull`: whether the system copies from other
-/// processes.
+/// Returns how plans run in host memory for `nranks` ranks. `pull` is true if the system copies
+/// from other processes.
 pub fn topology(nranks: u32, one_host: bool, pull: bool, edge_slot_bytes: usize) -> Topology {
     let model = if one_host { CostModel::SHARED_MEMORY } else { CostModel::TCP };
     let direct = one_host && nranks as usize <= MAX_DIRECT_RANKS;

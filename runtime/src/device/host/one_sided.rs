@@ -1,5 +1,4 @@
-//! One-sided operations: writing into a peer's window, counting up its signals, waiting for one's
-//! own.
+//! One-sided operations: writes into a peer's window, signals to a peer, and waits for signals.
 
 use super::collective::{Budget, Visit};
 use super::endpoint::{Endpoint, Place, State, broken};
@@ -11,7 +10,7 @@ use crate::rank::Awaited;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// What is written at a time.
+/// Bytes that are written at a time.
 const STRETCH_BYTES: usize = 128 << 10;
 
 /// A one-sided operation under way.
@@ -22,17 +21,17 @@ pub struct OneSidedTask {
 }
 
 impl OneSidedTask {
-    /// An operation that has not begun.
+    /// Creates the task of an operation that has not begun.
     pub fn new(operation: Arc<OneSided>) -> Self {
         Self { operation, done: 0 }
     }
 
-    /// See [`OneSided::name`].
+    /// Returns the name of the operation, as [`OneSided::name`] does.
     pub fn name(&self) -> &'static str {
         self.operation.name()
     }
 
-    /// Goes on as far as the budget and the peers allow.
+    /// Advances the operation as far as the budget and the peers allow.
     pub fn visit(&mut self, endpoint: &Endpoint, budget: Budget) -> Visit {
         let mut state = endpoint.state();
         if let Some(ended) = endpoint.ended(&state) {
@@ -54,7 +53,7 @@ impl OneSidedTask {
         }
     }
 
-    /// A peer that is waited for, or for whom more is to be done; None when all is done.
+    /// Returns a peer that is waited for, or for which more is to be done; `None` if all is done.
     fn advance(&mut self, endpoint: &Endpoint, state: &mut State) -> Result<Option<u32>> {
         match &*self.operation {
             OneSided::Signal(peer, put, signal) => {
@@ -67,7 +66,7 @@ impl OneSidedTask {
                     *state.own_signals.entry(*signal).or_default() += 1;
                 } else {
                     let (segment, own, place) = places(endpoint, *peer)?;
-                    // The one writer of the word is this rank.
+                    // This rank is the only writer of the word.
                     let word = segment.signal(own, place, *signal);
                     let count = word.load(Ordering::Relaxed).wrapping_add(1);
                     word.store(count, Ordering::Release);
@@ -96,7 +95,7 @@ impl OneSidedTask {
     }
 }
 
-/// The segment, and the places of this rank and a peer in it.
+/// Returns the segment, and the places of this rank and a peer in it.
 fn places(endpoint: &Endpoint, peer: u32) -> Result<(&Segment, usize, usize)> {
     let own = endpoint.rank.local[endpoint.rank.number as usize];
     let place = endpoint.rank.local[peer as usize];
@@ -109,8 +108,8 @@ fn places(endpoint: &Endpoint, peer: u32) -> Result<(&Segment, usize, usize)> {
     }
 }
 
-/// Writes the next stretch; true when everything is written. False also while the peer has not
-/// registered the window.
+/// Writes the next stretch. Returns true if everything is written; false also while the peer has
+/// not registered the window.
 fn write(
     endpoint: &Endpoint,
     state: &mut State,
@@ -138,7 +137,7 @@ fn write(
         return Err(Error::Internal { what });
     };
     if !endpoint.rank.begin_writing() {
-        // Someone has failed: the operation hears of it.
+        // A rank has failed. The operation waits until it learns of the failure.
         return Ok(false);
     }
     let written = match base {

@@ -1,8 +1,8 @@
-//! Copies from the memory of another process by the system, without its help.
+//! Copies by the system from and to the memory of another process, which takes no part in them.
 
 use crate::error::{Error, Result};
 
-/// The most that one call moves: the kernel's limit is just below 2 GiB.
+/// The most bytes that one system call moves: the kernel's limit is just below 2 GiB.
 const MAX_BYTES: usize = 1 << 30;
 
 /// Copies `len` bytes from address `from` of process `pid`, which is rank `peer`'s.
@@ -17,7 +17,7 @@ pub unsafe fn pull(pid: i32, from: usize, to: *mut u8, len: usize, peer: u32) ->
     })
 }
 
-/// Copies a word of a rank's process, to see whether that is allowed.
+/// Copies a word from a rank's process, to find out whether the system allows it.
 pub fn pulled(pid: i32, from: usize, rank: u32) -> Result<[u8; 16]> {
     let mut word = [0u8; 16];
     // SAFETY: the word has 16 bytes.

@@ -1,5 +1,5 @@
-//! How the processes of a host reach each other's user memory: through arenas that all map, or by
-//! the system, which copies where it may.
+//! The ways in which the processes of a host reach each other's user memory: arenas that all
+//! processes map, or copies by the system where it allows them.
 
 use super::arena::Arena;
 use super::endpoint::{Endpoint, PeerMemory};
@@ -16,20 +16,20 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 /// A process, as the ranks of other processes know it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
-    /// A random name.
+    /// The random name of the process.
     pub id: [u8; 16],
-    /// Its number in its pid namespace.
+    /// The number of the process in its pid namespace.
     pub pid: u32,
-    /// Inode of its pid namespace: a pid means something only within it.
+    /// The inode of the pid namespace: a pid means something only within it.
     pub pid_namespace: u64,
-    /// Size of its arena in bytes; 0 for none.
+    /// The size of the process's arena in bytes; 0 for none.
     pub arena_bytes: u64,
-    /// Where `id` lies in its memory, to try whether others can read there.
+    /// The address of `id` in the process's memory. Peers read there to try whether they can.
     pub probe: u64,
 }
 
 impl Process {
-    /// Returns the calling process.
+    /// Returns the description of the calling process.
     pub fn own() -> Result<Self> {
         static ID: OnceLock<Result<[u8; 16]>> = OnceLock::new();
         let id = ID.get_or_init(random).as_ref().map_err(Error::clone)?;
@@ -43,8 +43,8 @@ impl Process {
     }
 }
 
-/// Returns the descriptor by which peers map this process's arena; where there is none, one of an
-/// empty file, which it keeps in `none`.
+/// Returns the file descriptor by which peers map this process's arena. If there is no arena, it is
+/// the descriptor of an empty file, which is kept in `none`.
 pub fn arena_fd(none: &mut Option<OwnedFd>) -> Result<BorrowedFd<'_>> {
     match Arena::get() {
         Some(arena) => Ok(arena.fd()),
@@ -55,8 +55,8 @@ pub fn arena_fd(none: &mut Option<OwnedFd>) -> Result<BorrowedFd<'_>> {
     }
 }
 
-/// Maps the arenas of the other processes, each once per process. `arenas` has those of this host,
-/// each with a rank of its process.
+/// Maps the arenas of the other processes, each once per process. `arenas` holds those of this
+/// host, each with the number of a rank of its process.
 pub(in crate::device) fn map(processes: &[Process], arenas: &[(u32, OwnedFd)]) -> Vec<PeerMemory> {
     static MAPPED: Mutex<Option<HashMap<[u8; 16], Weak<Mapping>>>> = Mutex::new(None);
     let mut mapped = MAPPED.lock().unwrap_or_else(|e| e.into_inner());
@@ -99,8 +99,8 @@ pub(in crate::device) fn is_one(processes: &[Process]) -> bool {
     processes.iter().all(|process| process.id == processes[0].id)
 }
 
-/// Returns whether this rank can have the system copy from every other rank of its host: ptrace
-/// rules, containers and seccomp may forbid it.
+/// Returns whether the system lets this rank copy from every other rank of its host. The rules of
+/// ptrace, containers and seccomp may forbid it.
 pub(in crate::device) fn can_copy(processes: &[Process], endpoint: &Endpoint) -> bool {
     let own = &processes[endpoint.rank.number as usize];
     let peers = processes.iter().enumerate().filter(|(r, _)| endpoint.rank.local[*r].is_some());

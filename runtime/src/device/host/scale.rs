@@ -1,13 +1,13 @@
-//! Multiplying a rank's input before a sum: a private copy, made in stretches.
+//! The multiplication of a rank's input before a sum: a private copy, made in stretches.
 
 use super::kernels;
 use crate::error::{Error, Result};
 use crate::op::{Address, Call, Scale};
 
-/// Bytes that are multiplied before others get a turn, a multiple of every element.
+/// Bytes that are multiplied before other work gets a turn: a multiple of every element's size.
 const STRETCH_BYTES: usize = 128 << 10;
 
-/// A rank's input, multiplied; it holds no memory before the first stretch.
+/// A multiplied copy of a rank's input. It holds no memory before the first stretch.
 #[derive(Default)]
 pub struct Scaled {
     copy: Vec<u64>,
@@ -16,8 +16,8 @@ pub struct Scaled {
 }
 
 impl Scaled {
-    /// Multiplies the next stretch of the call's input, which has so many blocks; its size, and the
-    /// whole copy once it is complete.
+    /// Multiplies the next stretch of the call's input of `blocks` blocks. Returns the bytes of the
+    /// stretch, and the whole copy once it is complete.
     pub fn stretch(&mut self, call: &Call, blocks: u32) -> Result<(usize, Option<*const u8>)> {
         let size = call.dtype.size();
         let len = blocks as usize * call.count as usize * size;

@@ -1,7 +1,8 @@
-//! Streams: in-order queues of work that any thread may move on.
+//! Streams: in-order queues of work that any thread may advance.
 //!
-//! Who holds a stream's `current` task owns the stream for that moment: the calling thread in its
-//! short inline budget, a thread in synchronize, or the worker. A call never waits for a peer.
+//! The thread that holds a stream's `current` task owns the stream for that moment. It is a calling
+//! thread within its short inline budget, a thread in synchronize, or the worker. A call never
+//! waits for a peer.
 
 use super::collective::Budget;
 use super::endpoint::Endpoint;
@@ -16,12 +17,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
-/// What a call may do before it returns: about 3 µs of polling, or 16 KiB of work.
+/// The limits of a call's work before it returns: about 3 µs of polling, or 16 KiB of work.
 const INLINE: Budget = Budget { polls: 64, bytes: 16 << 10 };
-/// With so many calls pending only every so many of them look whether the first can go on.
+/// With `FAR_AHEAD` or more calls pending, only every `LOOK_EVERY`th call looks whether the first
+/// pending one can advance.
 const FAR_AHEAD: usize = 8;
 const LOOK_EVERY: usize = 4;
-/// What one visit by a waiting thread may do.
+/// The limits of one visit by a waiting thread.
 pub(super) const VISIT: Budget = Budget { polls: 32, bytes: 1 << 20 };
 
 /// A stream of the host device.
@@ -29,9 +31,9 @@ pub(super) const VISIT: Budget = Budget { polls: 32, bytes: 1 << 20 };
 pub struct Stream {
     queue: Mutex<Queue>,
     current: Mutex<Option<Task>>,
-    /// Tasks that are not complete: in the queue, or current.
+    /// The number of tasks that are not complete: in the queue, or current.
     pending: AtomicUsize,
-    /// Whether the worker knows that there is something to do.
+    /// True while the worker knows that the stream has work.
     active: AtomicBool,
     error: Mutex<Option<Error>>,
 }
@@ -42,16 +44,16 @@ struct Queue {
     capture: Option<Capture>,
 }
 
-/// What a look at a stream found.
+/// The result of a look at a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// Nothing is left.
+    /// No work is left.
     Idle,
-    /// Something moved.
+    /// Some work advanced.
     Moved,
-    /// Everything waits for others.
+    /// All work waits for others.
     Stuck,
-    /// Another thread is at it.
+    /// Another thread owns the stream.
     Owned,
 }
 
@@ -60,7 +62,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Stream {
-    /// The queue, without a capture that is over.
+    /// Returns the locked queue, after dropping a capture that is over.
     fn queue(&self) -> MutexGuard<'_, Queue> {
         let mut queue = lock(&self.queue);
         if queue.capture.as_ref().is_some_and(|capture| !capture.is_live()) {
@@ -69,20 +71,20 @@ impl Stream {
         queue
     }
 
-    /// An empty stream.
+    /// Creates an empty stream.
     pub fn new() -> Arc<Self> {
         Arc::default()
     }
 
-    /// Puts work at the end of the stream, or into the graph that it captures; with `inline` the
-    /// calling thread moves it on for a moment. Blocks: never.
+    /// Appends work to the stream, or to the graph that it captures. With `inline` the calling
+    /// thread advances the work for a moment. Blocks: never.
     pub fn enqueue(self: &Arc<Self>, work: Work, inline: bool) -> Result<()> {
         let mut queue = self.queue();
         if let Some(capture) = &mut queue.capture {
             return capture.add(work);
         }
         if let Work::Function(_) = work {
-            // Where nobody would call it, the user hears of it here and not when it comes up.
+            // If no thread can call the function, the user gets the error here and not later.
             worker::caller()?;
         }
         let task = Task::start(work)?;
@@ -103,7 +105,7 @@ impl Stream {
             queue.tasks.push_back(task);
             drop(queue);
             if inline {
-                // What waits here may be ready by now: calls keep up with their peers.
+                // Queued work may be ready by now: in this way calls keep up with their peers.
                 self.advance(INLINE);
             }
         }
@@ -111,7 +113,7 @@ impl Stream {
         Ok(())
     }
 
-    /// As [`enqueue`](Self::enqueue) for a collective, inline.
+    /// Enqueues a collective, inline, as [`enqueue`](Self::enqueue) does.
     pub fn launch(
         self: &Arc<Self>,
         endpoint: &Arc<Endpoint>,
@@ -127,14 +129,14 @@ impl Stream {
             queue.tasks.push_back(Task::operation(endpoint.clone(), operation(programs)));
             let before = self.pending.fetch_add(1, Ordering::SeqCst);
             drop(queue);
-            // As in `enqueue`; who is far ahead need not look every time.
+            // As in `enqueue`; a caller that is far ahead need not look every time.
             if before < FAR_AHEAD || before.is_multiple_of(LOOK_EVERY) {
                 self.advance(INLINE);
             }
             self.activate();
             return Ok(());
         }
-        // Nothing is pending and the lock keeps others from adding: no need to own `current`.
+        // Nothing is pending and the lock keeps others from adding: `current` need not be owned.
         match try_now(endpoint, programs, call, INLINE) {
             Ok(result) => result,
             Err(task) => {
@@ -147,7 +149,7 @@ impl Stream {
         }
     }
 
-    /// Makes the calling thread the owner for a moment, unless another one is.
+    /// Makes the calling thread the stream's owner for a moment; `None` if another thread owns it.
     fn own(&self) -> Option<MutexGuard<'_, Option<Task>>> {
         match self.current.try_lock() {
             Ok(current) => Some(current),
@@ -156,17 +158,18 @@ impl Stream {
         }
     }
 
-    /// Lets the worker know that there is something to do.
+    /// Tells the worker that the stream has work.
     fn activate(self: &Arc<Self>) {
-        // Most often it knows, and to look costs less than to write.
+        // Most often the worker knows already, and a load costs less than a store.
         if !self.active.load(Ordering::SeqCst) && !self.active.swap(true, Ordering::SeqCst) {
             worker::add(self.clone());
         }
     }
 
-    /// The worker forgets the stream; true when it must not, because work came meanwhile.
+    /// Makes the worker forget the stream. Returns true if it must not, as work came meanwhile.
     pub(super) fn deactivate(&self) -> bool {
-        // Sequentially consistent with `activate`: either this sees the work, or that the absence.
+        // This is sequentially consistent with `activate`: either this thread sees the work, or the
+        // other thread sees that the flag is cleared.
         self.active.swap(false, Ordering::SeqCst);
         self.pending.load(Ordering::SeqCst) > 0 && !self.active.swap(true, Ordering::SeqCst)
     }
@@ -178,7 +181,7 @@ impl Stream {
         self.pending.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Moves the stream on as far as the budget allows. Blocks: never.
+    /// Advances the stream as far as the budget allows. Blocks: never.
     pub fn advance(&self, budget: Budget) -> Progress {
         if self.pending.load(Ordering::Acquire) == 0 {
             return Progress::Idle;
@@ -206,7 +209,7 @@ impl Stream {
         }
     }
 
-    /// Whether all work is complete; an error of the work is delivered once, here or by
+    /// Returns whether all work is complete. An error of the work is delivered once, here or by
     /// [`synchronize`](Self::synchronize).
     pub fn query(&self) -> Result<bool> {
         if self.advance(VISIT) != Progress::Idle && self.pending.load(Ordering::Acquire) > 0 {
@@ -219,7 +222,7 @@ impl Stream {
         lock(&self.error).take().map_or(Ok(()), Err)
     }
 
-    /// Waits for all work, at most for `limit`; false when time is over.
+    /// Waits for all work, for at most `limit`. Returns false if the time is over.
     pub fn synchronize(&self, limit: Option<Duration>) -> Result<bool> {
         if self.is_capturing() {
             let hint = "end the capture first";
@@ -236,12 +239,12 @@ impl Stream {
         self.take_error().map(|()| true)
     }
 
-    /// Whether work is recorded instead of executed.
+    /// Returns whether work is recorded instead of executed.
     pub fn is_capturing(&self) -> bool {
         self.queue().capture.is_some()
     }
 
-    /// Begins to capture: work is recorded instead of executed.
+    /// Begins a capture: work is recorded instead of executed.
     pub fn begin_capture(&self) -> Result<()> {
         let mut queue = self.queue();
         if queue.capture.is_some() {
@@ -260,7 +263,7 @@ impl Stream {
         capture.finish()
     }
 
-    /// Records an event: when it comes up, or in the graph.
+    /// Records an event: when the stream reaches the record, or in the captured graph.
     pub fn record(self: &Arc<Self>, event: &Arc<Event>) -> Result<()> {
         if let Some(capture) = &mut self.queue().capture {
             capture.record(event);
@@ -270,7 +273,7 @@ impl Stream {
         self.enqueue(Work::Record(event.clone(), number), true)
     }
 
-    /// Makes what comes after it wait for an event.
+    /// Makes later work wait for the last record of an event.
     pub fn wait_event(self: &Arc<Self>, event: &Arc<Event>) -> Result<()> {
         let mut queue = self.queue();
         if let Some(captured) = event.captured() {

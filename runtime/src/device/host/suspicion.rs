@@ -1,4 +1,4 @@
-//! What an operation that gets nowhere must suspect of the ranks that it waits for.
+//! The suspicions of an operation that makes no progress about the ranks that it waits for.
 
 use super::endpoint::Endpoint;
 use crate::error::Error;
@@ -6,22 +6,22 @@ use crate::link::{Edge, Message};
 use crate::rank::agreement::{CurrentOp, unexpected};
 use crate::rank::{Awaited, Rank};
 
-/// What an operation that has waited long must suspect: a peer that left, or is in another kind of
-/// call. It is so if the operation gets nowhere after this look either: what the look saw may be
-/// newer than what the operation saw.
+/// Returns what an operation that has waited long must suspect: a peer that left, or one that is in
+/// another kind of call. The suspicion holds only if the operation makes no progress after this
+/// look either: the look may have seen newer state than the operation.
 pub(super) fn suspect(endpoint: &Endpoint, doing: CurrentOp, awaited: Awaited) -> Option<Error> {
     let peers = (0..endpoint.rank.nranks).filter(|&p| p != endpoint.rank.number);
     let awaited = u32::try_from(awaited.peer).ok()?;
     let place = endpoint.rank.segment.as_ref().zip(endpoint.rank.local[awaited as usize]);
     match doing {
-        // A window may be registered at any time.
+        // A window may still be registered at any time.
         CurrentOp::OneSided(_) => {}
         CurrentOp::Exchange(_, next) => {
             if let Some(theirs) = place.and_then(|(segment, local)| segment.announced(local, next))
             {
                 return Some(doing.differs(&endpoint.rank, awaited, theirs.to_string()));
             }
-            // What it would receive moves: so both only send.
+            // An exchange takes all that it has to receive: if the edge is full, both only send.
             let state = endpoint.state();
             if state.edges.get(awaited as usize).is_some_and(Edge::is_full) {
                 let theirs = "send/recv in another order: both send first".to_owned();
@@ -31,7 +31,7 @@ pub(super) fn suspect(endpoint: &Endpoint, doing: CurrentOp, awaited: Awaited) -
         CurrentOp::Collective(_, seq) => {
             let mut state = endpoint.state();
             for peer in peers.filter(|&p| (p as usize) < state.edges.len()).collect::<Vec<_>>() {
-                // A broken link is reported by who uses it.
+                // A broken link is reported by the operation that uses it.
                 if let Ok(Some(message)) = state.edges[peer as usize].peek()
                     && message.descriptor.is_some_and(|d| d.is_message())
                     && !is_ahead(&endpoint.rank, seq, peer, &message)
@@ -48,8 +48,8 @@ pub(super) fn suspect(endpoint: &Endpoint, doing: CurrentOp, awaited: Awaited) -
     })
 }
 
-/// Whether a peer sent a message after it had begun the collective `seq`: it is done with that, or
-/// in it, and waits for others as this rank does.
+/// Returns whether a peer sent a message after it had begun the collective `seq`. Such a peer has
+/// completed that collective, or waits in it for others as this rank does.
 fn is_ahead(rank: &Rank, seq: u64, peer: u32, message: &Message) -> bool {
     if let Some(begun) = message.begun {
         return begun.wrapping_sub(seq.wrapping_add(1) as u32) as i32 >= 0;

@@ -1,4 +1,4 @@
-//! Work, as it is called or captured, and tasks: work under way.
+//! Work as it is called or captured, and tasks, which are work under way.
 
 use super::collective::{self, Budget, Visit};
 use super::endpoint::Endpoint;
@@ -19,19 +19,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a broken link waits for the monitor's word on who is gone.
+/// The longest time that an operation on a broken link waits for the monitor's verdict.
 const VERDICT: Duration = Duration::from_secs(1);
 
-/// Every so often in a wait it may be told from a peer's other calls that it will never end.
+/// The time in a wait between two looks whether a peer's other calls show that the wait cannot end.
 const LONG: Duration = Duration::from_secs(1);
 
-/// How long a failed operation waits for peers that are writing into its memory.
+/// The longest time that a failed operation waits for peers that are writing into its memory.
 const WRITERS: Duration = Duration::from_secs(1);
 
 /// Visits without progress between two looks at the peers.
 const IDLE_VISITS: u32 = 64;
 
-/// Bytes that a copy moves before others get a turn.
+/// Bytes that a copy moves before other work gets a turn.
 const STRETCH_BYTES: usize = 1 << 20;
 
 /// A function of the user and its argument.
@@ -39,31 +39,31 @@ const STRETCH_BYTES: usize = 1 << 20;
 pub struct HostFunction {
     /// The function.
     pub function: unsafe extern "C" fn(*mut std::ffi::c_void),
-    /// Its argument.
+    /// The argument of the function.
     pub argument: Address,
 }
 
-/// What a stream can be asked to do; a template that graphs replay.
+/// Work that a stream can be asked to do; a template that graphs replay.
 #[derive(Clone)]
 pub enum Work {
     /// An operation of a communicator.
     Operation(Arc<Endpoint>, Operation),
-    /// Copy so many bytes from the second address to the first.
+    /// A copy of this many bytes from the second address to the first.
     Copy(Address, Address, usize),
-    /// Set so many bytes.
+    /// A fill of this many bytes.
     Set(Address, u8, usize),
-    /// Record an event.
+    /// A record of an event.
     Record(Arc<Event>, u64),
-    /// Wait for a record of an event.
+    /// A wait for a record of an event.
     Wait(Arc<Event>, u64),
-    /// Call a function.
+    /// A call of a function.
     Function(HostFunction),
-    /// Run a graph.
+    /// A run of a graph.
     Graph(Arc<Graph>),
 }
 
 impl Work {
-    /// The communicator that the work belongs to.
+    /// Returns the communicator that the work belongs to.
     pub fn endpoint(&self) -> Option<&Arc<Endpoint>> {
         match self {
             Work::Operation(endpoint, _) => Some(endpoint),
@@ -71,7 +71,7 @@ impl Work {
         }
     }
 
-    /// Its name, type and operation: what stays when buffers, counts and roots change.
+    /// Returns the work's name, type and reduction, without its buffers, counts and roots.
     fn kind(&self) -> String {
         match self {
             Work::Operation(_, Operation::Collective(_, call)) => {
@@ -91,7 +91,8 @@ impl Work {
         }
     }
 
-    /// What makes this more than other parameters of the work `of` a graph, and what that is.
+    /// Returns why this work is not the work `of` a graph with other parameters: what it is, and
+    /// what that is. `None` if only parameters differ.
     pub fn difference(&self, of: &Work) -> Option<(String, String)> {
         let (got, expected) = (self.kind(), of.kind());
         if got != expected {
@@ -103,13 +104,13 @@ impl Work {
     }
 }
 
-/// What came of a step.
+/// The result of a step.
 pub enum Step {
     /// The task is complete, or failed.
     Done(Result<()>),
-    /// It waits.
+    /// The task waits.
     Waiting {
-        /// Whether it got anywhere in this step.
+        /// True if this step made progress.
         moved: bool,
     },
 }
@@ -122,21 +123,21 @@ enum Kind {
 
 /// Work under way.
 pub enum Task {
-    /// An operation of a communicator, with its number there.
+    /// An operation of a communicator under way.
     Running(Box<Running>),
-    /// A collective that did not come up yet, with its number.
+    /// A collective that its stream has not reached yet, with its number.
     Called(Arc<Endpoint>, Arc<Programs>, Call, u64),
-    /// See [`Work::Copy`]; the number counts the bytes that are done.
+    /// A [`Work::Copy`] under way; the last number is the number of bytes that are done.
     Copy(Address, Address, usize, usize),
-    /// See [`Work::Set`].
+    /// A [`Work::Set`] under way; the last number is the number of bytes that are done.
     Set(Address, u8, usize, usize),
-    /// See [`Work::Record`].
+    /// A [`Work::Record`].
     Record(Arc<Event>, u64),
-    /// See [`Work::Wait`].
+    /// A [`Work::Wait`].
     Wait(Arc<Event>, u64),
-    /// See [`Work::Function`]; the flag is set once it has returned.
+    /// A [`Work::Function`]; the flag is set once the function has returned.
     Function(HostFunction, Option<Arc<AtomicBool>>),
-    /// See [`Work::Graph`].
+    /// A [`Work::Graph`] under way.
     Graph(Box<GraphRun>),
 }
 
@@ -146,20 +147,20 @@ pub struct Running {
     number: u64,
     kind: Kind,
     waiting_since: Option<Instant>,
-    /// Visits since then.
+    /// Visits without progress since then.
     idle_visits: u32,
-    /// When it last looked closely why.
+    /// The time of the last close look at why the operation waits.
     looked: Option<Instant>,
-    /// Whether that look gave rise to a suspicion.
+    /// True if that look gave rise to a suspicion.
     suspicion: bool,
-    /// Its error, and when it was found, while peers may still write into its memory.
+    /// The operation's error and the time of it, while peers may still write into its memory.
     ending: Option<(Instant, Error)>,
-    /// A link that broke, and when.
+    /// The error of a link that broke, and the time when it broke.
     broken: Option<(Instant, Error)>,
 }
 
 impl Task {
-    /// Starts work; operations of communicators take their number here, in the order of calls.
+    /// Starts work. Operations of communicators take their numbers here, in the order of calls.
     pub fn start(work: Work) -> Result<Self> {
         Ok(match work {
             Work::Operation(endpoint, operation) => Self::operation(endpoint, operation),
@@ -172,8 +173,8 @@ impl Task {
         })
     }
 
-    /// As [`start`](Self::start), for an operation of a communicator. What a collective takes to
-    /// run is made when it comes up.
+    /// Starts an operation of a communicator, as [`start`](Self::start) does. The state that a
+    /// collective needs to run is made when its stream reaches it.
     pub fn operation(endpoint: Arc<Endpoint>, operation: Operation) -> Self {
         let number = endpoint.rank.issued.fetch_add(1, Ordering::AcqRel);
         let kind = match operation {
@@ -189,8 +190,8 @@ impl Task {
         Task::Running(Box::new(Running::new(endpoint, number, kind)))
     }
 
-    /// Moves the task on. A task that panics fails, and with it its communicator: neither the
-    /// thread that happens to run it nor its stream ends. Blocks: never.
+    /// Advances the task. A task that panics fails, and its communicator with it; neither the
+    /// thread that happens to run the task nor its stream ends. Blocks: never.
     pub fn step(&mut self, budget: Budget) -> Step {
         catch_unwind(AssertUnwindSafe(|| self.go_on(budget))).unwrap_or_else(|panic| {
             let error = Error::panicked(&*panic);
@@ -209,7 +210,7 @@ impl Task {
         }
         match self {
             Task::Running(operation) => operation.step(budget),
-            // It became an operation.
+            // The task has just become an operation.
             Task::Called(..) => Step::Waiting { moved: true },
             Task::Copy(to, from, bytes, done) => {
                 let n = (*bytes - *done).min(STRETCH_BYTES);
@@ -251,8 +252,8 @@ fn stretch(bytes: usize, done: &mut usize, n: usize) -> Step {
     if *done == bytes { Step::Done(Ok(())) } else { Step::Waiting { moved: true } }
 }
 
-/// Runs a collective on an idle communicator in place, for a moment; what is left of it otherwise.
-/// The common case of small calls: it touches no queue and allocates nothing.
+/// Runs a collective on an idle communicator at once, for a moment. Returns its result, or the task
+/// of what is left. This is the common case of small calls: it uses no queue and allocates nothing.
 pub(super) fn try_now(
     endpoint: &Arc<Endpoint>,
     programs: Arc<Programs>,
@@ -333,10 +334,10 @@ impl Running {
 
     fn end(&self, result: Result<()>) -> Step {
         if result.is_err() {
-            // Its stream does it.
+            // The stream delivers the error to the user.
             self.endpoint.rank.set_delivered();
         }
-        // Only the running operation changes it.
+        // Only the running operation changes this number.
         self.endpoint.rank.finished.store(self.number + 1, Ordering::Release);
         Step::Done(result)
     }
@@ -359,7 +360,7 @@ impl Running {
         }
     }
 
-    /// Ends with an error as soon as no peer writes into this rank's memory any more.
+    /// Ends the operation with an error as soon as no peer writes into this rank's memory any more.
     fn wait_for_writers(&mut self, since: Instant, error: Error) -> Step {
         let writers = self.endpoint.rank.writers();
         if writers.is_empty() {
@@ -377,7 +378,7 @@ impl Running {
         self.end(Err(error))
     }
 
-    /// Nothing moved in a visit: looks from time to time why.
+    /// Looks from time to time why nothing moved in a visit.
     fn wait_on(&mut self, awaited: Awaited) {
         self.idle_visits += 1;
         if self.endpoint.rank.timeout_ns.load(Ordering::Relaxed) >= 0 {
@@ -413,7 +414,7 @@ impl Running {
         }
     }
 
-    /// Says in what a rank was lost, where the error does not.
+    /// Adds the operation in which a rank was lost, if the error does not say it.
     fn place(&self, mut error: Error) -> Error {
         if let Error::Remote { site, .. } | Error::Reported { site, .. } = &mut error
             && site.operation.is_empty()
@@ -424,8 +425,8 @@ impl Running {
         error
     }
 
-    /// A link that broke may be that of a rank which only gave up: the monitor, which sees who went
-    /// first, speaks before the operation does.
+    /// Waits for the monitor's verdict on a broken link. The link may be that of a rank that only
+    /// gave up; the monitor sees who went first and reports it before the operation does.
     fn wait_for_verdict(&mut self, since: Instant, error: Error) -> Step {
         if clock::now() - since < VERDICT {
             self.broken = Some((since, error));
@@ -442,8 +443,8 @@ impl Running {
         if waited.as_nanos() as i128 > i128::from(limit) {
             let waited_ms = waited.as_millis() as u64;
             let deadline = || self.endpoint.rank.deadline_error(awaited, self.name(), waited_ms);
-            // Who ended because of a failure is not to blame; nor this rank, which waits to hear of
-            // it.
+            // A rank that ended because of a failure is not at fault, nor is this rank, which waits
+            // to be told of the failure.
             self.endpoint.rank.fail(self.endpoint.rank.hear().unwrap_or_else(deadline));
         }
     }

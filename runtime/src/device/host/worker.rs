@@ -1,8 +1,9 @@
-//! The worker: one thread per process that moves all streams on in turn and blocks on none, and
-//! the way in which threads wait.
+//! The worker: one thread per process that advances all streams in turn and never blocks on one of
+//! them. Also the way in which threads wait.
 //!
-//! The worker sleeps between looks, so that it takes no core from a rank pinned to the same one;
-//! whoever synchronises moves its streams itself. Calls do not wake it while it looks regularly.
+//! The worker sleeps between looks, so that it takes no core from a rank pinned to the same one; a
+//! thread that synchronises advances its streams itself. Calls do not wake the worker while it
+//! looks regularly.
 
 use super::collective::Budget;
 use super::stream::{Progress, Stream, VISIT};
@@ -17,17 +18,18 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-/// Pause between looks while something waits; doubled up to the second value while nothing moves.
+/// The pause between looks while something waits. It is doubled up to the second value while
+/// nothing moves.
 const PAUSE: Duration = Duration::from_micros(20);
 const LONG_PAUSE: Duration = Duration::from_millis(1);
-/// With nothing to do for so long the worker sleeps until it is woken.
+/// The time without work after which the worker sleeps until it is woken.
 const IDLE: Duration = Duration::from_millis(50);
-/// A waiting thread spins so many rounds, then yields its core so many times, then sleeps.
+/// A waiting thread spins this many rounds, then yields its core this many times, then sleeps.
 const SPINS: u32 = 100;
 const YIELDS: u32 = 2000;
 const NAP: Duration = Duration::from_micros(50);
 
-/// Whether several streams had work at the last look.
+/// True if several streams had work at the last look.
 static SEVERAL: AtomicBool = AtomicBool::new(false);
 
 struct Worker {
@@ -46,7 +48,7 @@ fn streams() -> MutexGuard<'static, Vec<Arc<Stream>>> {
     WORKER.streams.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// Makes the worker look after a stream.
+/// Makes the worker advance a stream.
 pub(super) fn add(stream: Arc<Stream>) {
     streams().push(stream);
     if WORKER.thread.get().is_none() {
@@ -70,7 +72,7 @@ pub(super) fn add(stream: Arc<Stream>) {
     }
 }
 
-/// The threads of this module stay with this process.
+/// Makes the library refuse to work in forked children, which do not have this module's threads.
 fn refuse_children() {
     if let Err(e) = fork::refuse_children() {
         log::line(Level::Warn, Subsystem::Coll, &e.to_string());
@@ -80,7 +82,7 @@ fn refuse_children() {
 fn run() {
     let (mut pause, mut last_work) = (PAUSE, Instant::now());
     loop {
-        // Tasks that panic fail by themselves; nothing else may end this thread either.
+        // A task that panics fails by itself; no other panic may end this thread either.
         let look = catch_unwind(help).unwrap_or_else(|_| {
             log::line(
                 Level::Warn,
@@ -106,7 +108,7 @@ fn run() {
     }
 }
 
-/// Moves every stream with open work on once.
+/// Advances every stream with open work once.
 fn help() -> Progress {
     let list = streams().clone();
     if list.is_empty() {
@@ -128,8 +130,8 @@ fn help() -> Progress {
     all
 }
 
-/// Waits until `look` finds its stream idle, at most for `limit`; false when time is over. What
-/// else waits in this process is moved on meanwhile.
+/// Waits until `look` finds its stream idle, for at most `limit`. Returns false if the time is
+/// over. All other work of this process advances meanwhile.
 pub(super) fn wait_until(limit: Option<Duration>, mut look: impl FnMut() -> Progress) -> bool {
     let mut rounds = 0;
     let mut start = None;
@@ -159,7 +161,7 @@ pub(super) fn wait_until(limit: Option<Duration>, mut look: impl FnMut() -> Prog
     }
 }
 
-/// Waits as long as something is so, and moves all streams on meanwhile. Blocks.
+/// Waits as long as `so` returns true, and advances all streams meanwhile. Blocks.
 pub fn wait_while(mut so: impl FnMut() -> bool) {
     wait_until(None, || match help() {
         _ if !so() => Progress::Idle,
@@ -170,16 +172,16 @@ pub fn wait_while(mut so: impl FnMut() -> bool) {
 
 static LOCAL_RANKS: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
 
-/// A communicator with so many ranks on this host exists.
+/// Notes that a communicator with this many ranks on this host exists.
 pub fn note_local_ranks(ranks: usize) {
     LOCAL_RANKS.fetch_max(ranks, Ordering::Relaxed);
 }
 
-/// Whether there are more ranks on this host than processors: then spinning only hinders.
+/// Returns whether there are more ranks on this host than processors: then spinning only hinders.
 fn crowded() -> bool {
     static PROCESSORS: OnceLock<usize> = OnceLock::new();
     let processors = PROCESSORS.get_or_init(|| {
-        // Of the machine: ranks may be pinned to one processor each.
+        // These are the processors of the machine, as ranks may be pinned to one processor each.
         std::fs::read_to_string("/sys/devices/system/cpu/online")
             .ok()
             .and_then(|list| count_list(&list))
@@ -188,7 +190,7 @@ fn crowded() -> bool {
     LOCAL_RANKS.load(Ordering::Relaxed) > *processors
 }
 
-/// Counts a list like `0-3,8`.
+/// Returns the number of processors in a list such as `0-3,8`.
 fn count_list(list: &str) -> Option<usize> {
     list.trim().split(',').try_fold(0, |sum, part| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -197,10 +199,10 @@ fn count_list(list: &str) -> Option<usize> {
     })
 }
 
-/// A function to be called, and the flag to be set when it has returned.
+/// A function to be called, and the flag that is set when it has returned.
 pub(super) type Job = (HostFunction, Arc<AtomicBool>);
 
-/// The way to the thread that calls users' functions, which is started here if need be.
+/// Returns the channel to the thread that calls users' functions. Starts the thread if need be.
 pub(super) fn caller() -> Result<Sender<Job>> {
     static CALLER: Mutex<Option<Sender<Job>>> = Mutex::new(None);
     let mut caller = CALLER.lock().unwrap_or_else(|e| e.into_inner());
@@ -222,7 +224,7 @@ pub(super) fn caller() -> Result<Sender<Job>> {
     Ok(caller.insert(sender).clone())
 }
 
-/// Has a user's function called; the flag is set when it has returned.
+/// Has a user's function called. Returns the flag that is set when the function has returned.
 pub(super) fn call(function: HostFunction) -> Result<Arc<AtomicBool>> {
     let done = Arc::new(AtomicBool::new(false));
     let gone = |_| Error::Internal { what: "the thread for host functions has ended".to_owned() };

@@ -1,8 +1,8 @@
-//! Ranks of one host: one shared segment per communicator.
+//! The links between ranks of one host: one shared segment per communicator.
 //!
 //! Each rank owns a control page (signals, entry words, packets), a stage of two slots that the
-//! others read, and an edge to each other rank. Every word has one writer. Counters wrap: they are
-//! compared by their difference.
+//! other ranks read, and an edge to each other rank. Every word has one writer. Counters wrap
+//! around: they are compared by their difference.
 
 use super::{EDGE_SLOTS, Message};
 use crate::error::Code;
@@ -11,9 +11,9 @@ use crate::os::memory::Mapping;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes of one cache line.
+/// Bytes of a cache line.
 const LINE: usize = 64;
-/// Bytes of data in a packet: a cache line less the word that says which operation filled it.
+/// Bytes of data in a packet: a cache line without the word that says which operation filled it.
 pub const PACKET_DATA: usize = 56;
 /// Packets in each of a rank's two packet slots.
 pub const PACKETS: usize = 147;
@@ -43,11 +43,11 @@ const SIGNALS_AT: usize = 1024;
 pub const WINDOWS: usize = 64;
 /// Signals of a rank for each of its peers.
 pub const SIGNALS: u32 = 64;
-/// Collectives whose tags stand beside a rank's signals.
+/// Collectives whose tags are kept beside a rank's signals.
 const TAGS: u64 = 4;
-/// Collectives whose descriptors a rank keeps for others to look up.
+/// Collectives whose descriptors a rank keeps for its peers to look up.
 pub const RING: u64 = 64;
-/// The longest text of a failure record.
+/// Bytes of the longest text of a failure record.
 pub const RECORD_TEXT: usize = 1000;
 
 const _: () = assert!(RING_AT + RING as usize * 16 <= RECORD_AT);
@@ -57,51 +57,51 @@ const _: () = assert!(WINDOWS_AT + WINDOWS * 24 <= CONTROL_BYTES);
 const _: () = assert!(2 * LINE + 2 * EDGE_SLOTS * 8 <= SIGNALS_AT);
 const _: () = assert!(SIGNALS_AT + SIGNALS as usize * 8 <= EDGE_HEADER);
 
-/// Whether `counter` has reached `target`, wrap-around considered.
+/// Returns whether `counter` has reached `target`, also across the wrap-around.
 #[inline(always)]
 pub fn reached(counter: u64, target: u64) -> bool {
     counter.wrapping_sub(target) as i64 >= 0
 }
 
-/// What a rank says about itself in its state word.
+/// The state that a rank publishes in its state word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum PeerState {
-    /// Running, or not arrived yet.
+    /// The rank is running, or has not arrived yet.
     Running = 0,
-    /// It has destroyed its communicator in order.
+    /// The rank has destroyed its communicator in order.
     Left = 1,
-    /// Its communicator failed or was aborted; its record says why. It expects no peer to write
-    /// into its memory any more.
+    /// The rank's communicator failed or was aborted; its record says why. The rank expects that no
+    /// peer writes into its memory any more.
     Failed = 2,
 }
 
-/// What a rank tells the others about its failure.
+/// The failure record, which a rank publishes for its peers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// The code of its error.
+    /// The code of the error.
     pub code: Code,
-    /// The rank at fault; where it is a limit's the rank waited for, and where the calls differ the
-    /// rank that found it; −1 where there is none.
+    /// The rank at fault. If a time limit has passed, it is the rank that was waited for; if the
+    /// calls differ, the rank that found this. −1 if there is none.
     pub culprit: i32,
-    /// The rank that found it; the others pass it on.
+    /// The rank that found the failure; the other ranks pass the record on.
     pub reporter: u32,
-    /// The cause alone.
+    /// The cause alone, as text.
     pub text: String,
 }
 
 impl Record {
-    /// The text, or as much of it as fits `limit` bytes.
+    /// Returns the text, or as much of it as fits `limit` bytes.
     pub fn text(&self, limit: usize) -> &str {
         let fits = |end: &usize| *end <= limit && self.text.is_char_boundary(*end);
         &self.text[..(0..=self.text.len()).rev().find(fits).unwrap_or(0)]
     }
 }
 
-/// How the segment is divided; the same on all ranks.
+/// The division of the segment, which is the same on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentLayout {
-    /// Ranks of this host.
+    /// The number of ranks of this host.
     pub nlocal: usize,
     /// Bytes of an edge's slot.
     pub edge_slot_bytes: usize,
@@ -116,7 +116,7 @@ impl SegmentLayout {
         EDGE_HEADER + EDGE_SLOTS * self.edge_slot_bytes
     }
 
-    /// Bytes of the whole segment. It is sparse: only what is used takes memory.
+    /// Returns the bytes of the whole segment. It is sparse: only what is used takes memory.
     pub fn bytes(&self) -> usize {
         self.nlocal * self.rank_bytes() + self.nlocal * self.nlocal * self.edge_bytes()
     }
@@ -151,28 +151,29 @@ impl Segment {
         local * self.layout.rank_bytes()
     }
 
-    /// The signals of a rank.
+    /// Returns the signals of a rank.
     #[inline(always)]
     pub fn phase(&self, local: usize) -> &AtomicU64 {
         self.word(self.rank(local) + PHASE_AT)
     }
 
-    /// The state of a rank, a [`PeerState`].
+    /// Returns the state word of a rank, a [`PeerState`].
     pub fn state(&self, local: usize) -> &AtomicU64 {
         self.word(self.rank(local) + STATE_AT)
     }
 
-    /// Whether a rank on a GPU has left with nothing running there: it writes nowhere any more.
+    /// Returns the word that is set once a rank on a GPU has left and nothing of it runs there:
+    /// from then on it writes nowhere.
     pub fn out(&self, local: usize) -> &AtomicU64 {
         self.word(self.rank(local) + OUT_AT)
     }
 
-    /// A rank's signs of life so far, for those who cannot watch its process.
+    /// Returns the count of a rank's signs of life, for peers that cannot watch its process.
     pub fn pulse(&self, local: usize) -> &AtomicU64 {
         self.word(self.rank(local) + PULSE_AT)
     }
 
-    /// Whether a rank is writing into the user memory of others right now.
+    /// Returns the word that is set while a rank is writing into the user memory of others.
     pub fn writing(&self, local: usize) -> &AtomicU64 {
         self.word(self.rank(local) + WRITING_AT)
     }
@@ -185,11 +186,11 @@ impl Segment {
         self.word(self.rank(local) + RING_AT + (seq % RING) as usize * 16 + word * 8)
     }
 
-    /// Says what this rank's collective number `seq` is; before its first signal.
+    /// Publishes the description of this rank's collective number `seq`, before its first signal.
     #[inline]
     pub fn announce(&self, local: usize, seq: u64, label: &Label) {
         let (what, count) = label.descriptor.to_words();
-        // A reader takes the count only where the first word is right before and after.
+        // A reader takes the count only if the first word is right before and after reading it.
         self.ring(local, seq, 0).store(0, Ordering::Relaxed);
         self.ring(local, seq, 1).store(count, Ordering::Release);
         let first = (seq.wrapping_add(1) << 32) | u64::from(what);
@@ -198,8 +199,8 @@ impl Segment {
         self.tag(local, seq).store(word, Ordering::Relaxed);
     }
 
-    /// What a rank's collective number `seq` is; None when it has not begun it, or so long ago
-    /// that it remembers it no more.
+    /// Returns the description of a rank's collective number `seq`. `None` if the rank has not
+    /// begun it, or began it so long ago that it no longer keeps the description.
     pub fn announced(&self, local: usize, seq: u64) -> Option<Descriptor> {
         let first = self.ring(local, seq, 0).load(Ordering::Acquire);
         let count = self.ring(local, seq, 1).load(Ordering::Acquire);
@@ -208,13 +209,13 @@ impl Segment {
         right.then(|| Descriptor::from_words(first as u32, count))
     }
 
-    /// Whether a rank has begun its collective number `seq`, or a later one.
+    /// Returns whether a rank has begun its collective number `seq`, or a later one.
     pub fn has_begun(&self, local: usize, seq: u64) -> bool {
         let number = (self.ring(local, seq, 0).load(Ordering::Acquire) >> 32) as u32;
         number != 0 && number.wrapping_sub(seq.wrapping_add(1) as u32) as i32 >= 0
     }
 
-    /// Whether a rank that has signalled in its collective `seq` does what `label` says.
+    /// Returns whether a rank that has signalled in its collective `seq` does what `label` says.
     #[inline(always)]
     pub fn agrees(&self, local: usize, seq: u64, label: &Label) -> bool {
         let word = self.tag(local, seq).load(Ordering::Relaxed);
@@ -242,7 +243,7 @@ impl Segment {
         self.state(local).store(PeerState::Failed as u64, Ordering::SeqCst);
     }
 
-    /// The failure record of a rank whose state says that there is one.
+    /// Returns the failure record of a rank; `None` if its state does not say that it failed.
     pub fn failure(&self, local: usize) -> Option<Record> {
         if self.state(local).load(Ordering::Acquire) != PeerState::Failed as u64 {
             return None;
@@ -262,24 +263,24 @@ impl Segment {
         })
     }
 
-    /// Entry word `i` of 2 in entry slot `slot` of 2.
+    /// Returns entry word `i` of 2 in entry slot `slot` of 2.
     pub fn entry(&self, local: usize, slot: usize, i: usize) -> &AtomicU64 {
         self.word(self.rank(local) + ENTRY_AT + slot * LINE + i * 8)
     }
 
-    /// Start of a stage slot.
+    /// Returns the start of a stage slot.
     pub fn stage(&self, local: usize, slot: usize) -> *mut u8 {
         self.at(self.rank(local) + CONTROL_BYTES + slot * STAGE_SLOT_BYTES)
     }
 
-    /// Gives the memory of a stage slot back to the system; it reads as zeros then.
+    /// Gives the memory of a stage slot back to the system. The slot then reads as zeros.
     pub fn release_stage(&self, local: usize, slot: usize) {
         let (at, bytes) = (self.stage(local, slot), STAGE_SLOT_BYTES);
         // SAFETY: whole pages of the segment, whose contents nobody needs any more.
         let _ = unsafe { rustix::mm::madvise(at.cast(), bytes, rustix::mm::Advice::LinuxRemove) };
     }
 
-    /// Bytes of this rank's stage, and of its other parts, that are in memory.
+    /// Returns the bytes of this rank's stage, and of its other parts, that are in memory.
     pub fn resident(&self, local: usize) -> (u64, u64) {
         let count = |at: *mut u8, bytes: usize| {
             let mut pages = vec![0u8; bytes.div_ceil(PAGE)];
@@ -304,8 +305,8 @@ impl Segment {
         unsafe { &*self.at(offset).cast::<[AtomicU64; 8]>() }
     }
 
-    /// Sets the counters of a rank, before any peer looks: all start at `start`, and no packet
-    /// matches until they have come round.
+    /// Sets the counters of a rank, before any peer reads them. All counters start at `start`, and
+    /// no packet matches until the counters have wrapped around.
     pub fn initialise(&self, local: usize, start: u64) {
         for slot in 0..2 {
             for line in 0..PACKETS {
@@ -355,8 +356,8 @@ impl Segment {
         }
     }
 
-    /// Copies `len` published bytes from byte `from` on, once all their packets carry `epoch`;
-    /// false when one does not yet.
+    /// Copies `len` published bytes from byte `from` on, once all their packets carry `epoch`.
+    /// Returns false if one of them does not yet.
     ///
     /// # Safety
     /// `dst` is writable for `len` bytes, and `from + len` ≤ [`PACKET_BYTES`].
@@ -404,27 +405,27 @@ impl Segment {
         self.word(self.rank(local) + WINDOWS_AT + slot * 24 + word * 8)
     }
 
-    /// Publishes this rank's window of a number, by a token and its size. No other one may have its
-    /// place, which all numbers share that are equal modulo [`WINDOWS`].
+    /// Publishes this rank's window of a number by a token and its size. The place of the window
+    /// must be free; all numbers that are equal modulo [`WINDOWS`] share it.
     pub fn open_window(&self, local: usize, number: u64, token: u64, len: u64) {
         self.window_word(local, number, 0).store(token, Ordering::Relaxed);
         self.window_word(local, number, 1).store(len, Ordering::Relaxed);
         self.window_word(local, number, 2).store(number.wrapping_add(1), Ordering::Release);
     }
 
-    /// Takes a window of this rank away.
+    /// Removes a window of this rank.
     pub fn close_window(&self, local: usize, number: u64) {
         self.window_word(local, number, 2).store(0, Ordering::Release);
     }
 
-    /// Token and size of a rank's window, once it is registered.
+    /// Returns the token and the size of a rank's window, once it is registered.
     pub fn window(&self, local: usize, number: u64) -> Option<(u64, u64)> {
         let open = self.window_word(local, number, 2).load(Ordering::Acquire);
         let word = |i| self.window_word(local, number, i).load(Ordering::Relaxed);
         (open == number.wrapping_add(1)).then(|| (word(0), word(1)))
     }
 
-    /// How often `from` has signalled `to`; only `from` writes it.
+    /// Returns the count of a signal from `from` to `to`; only `from` writes it.
     pub fn signal(&self, from: usize, to: usize, signal: u32) -> &AtomicU64 {
         self.word(self.edge(from, to) + SIGNALS_AT + signal as usize * 8)
     }
@@ -434,17 +435,18 @@ impl Segment {
         edges + (from * self.layout.nlocal + to) * self.layout.edge_bytes()
     }
 
-    /// Word 0: messages sent, written by `from`; word 1: messages taken, written by `to`.
+    /// Returns a counter of an edge. Word 0: messages sent, written by `from`; word 1: messages
+    /// taken, written by `to`.
     fn edge_word(&self, from: usize, to: usize, word: usize) -> &AtomicU64 {
         self.word(self.edge(from, to) + word * LINE)
     }
 
-    /// Length and tag of the message in a slot.
+    /// Returns the word with the length and the tag of the message in a slot.
     fn edge_len(&self, from: usize, to: usize, slot: usize) -> &AtomicU64 {
         self.word(self.edge(from, to) + 2 * LINE + slot * 8)
     }
 
-    /// Bytes of the whole that the message in a slot is a piece of.
+    /// Returns the word with the bytes of the whole that the message in a slot is a piece of.
     fn edge_whole(&self, from: usize, to: usize, slot: usize) -> &AtomicU64 {
         self.word(self.edge(from, to) + 2 * LINE + (EDGE_SLOTS + slot) * 8)
     }
@@ -467,7 +469,7 @@ pub struct DirectEdge {
 }
 
 impl DirectEdge {
-    /// The edges between two places of the host; counters start at `start`.
+    /// Creates the edges between two places of the host. All counters start at `start`.
     pub fn new(segment: Arc<Segment>, own: usize, peer: usize, start: u64) -> Self {
         let counters = (start, start, start, start);
         let (sent, taken_by_peer, taken, sent_by_peer) = counters;
@@ -520,13 +522,13 @@ impl DirectEdge {
         })
     }
 
-    /// Whether the peer can send no more until this rank takes a message.
+    /// Returns whether the peer can send no more until this rank takes a message.
     pub(super) fn is_full(&self) -> bool {
         let sent = self.segment.edge_word(self.peer, self.own, 0).load(Ordering::Acquire);
         sent.wrapping_sub(self.taken) >= EDGE_SLOTS as u64
     }
 
-    /// Whether the peer has taken all messages.
+    /// Returns whether the peer has taken all messages.
     pub(super) fn is_taken(&mut self) -> bool {
         if self.taken_by_peer != self.sent {
             let taken = self.segment.edge_word(self.own, self.peer, 1).load(Ordering::Acquire);
@@ -619,7 +621,7 @@ mod tests {
             assert!(segment.agrees(0, seq, &label(seq)));
             assert!(!segment.agrees(0, seq, &label(seq ^ 9)));
         }
-        // A rank that is far ahead is not to blame.
+        // A rank that is far ahead is not at fault.
         (200..300).for_each(|seq| segment.announce(0, seq, &label(seq)));
         assert!(segment.has_begun(0, 200) && segment.agrees(0, 200, &label(1)));
         assert!(!segment.agrees(0, 250, &label(1)));

@@ -1,4 +1,4 @@
-//! Ranks of different hosts: edges over a network transport.
+//! The edges between ranks of different hosts, over a network transport.
 
 pub mod net;
 pub mod socket;
@@ -9,13 +9,13 @@ use crate::op::descriptor::Descriptor;
 use net::{Receiver, Request, Sender};
 use std::collections::VecDeque;
 
-/// A message begins with the descriptor of its operation: `what u32 · begun u32 · count u64`, where
-/// `begun` counts the collectives that its sender has begun. A shorter one has no meaning, and
-/// fails.
+/// Bytes of a message's header, the descriptor of its operation: `what u32 · begun u32 · count
+/// u64`. There `begun` counts the collectives that the sender has begun. A shorter message is an
+/// error.
 pub const HEADER_BYTES: usize = 16;
 
-/// The edges from and to one remote peer. Slots live here; a message leaves from its slot and
-/// arrives in one.
+/// The edges from and to one remote peer. The slots belong to the edges: a message leaves from its
+/// slot and arrives in one.
 pub struct MessageEdge {
     sender: Box<dyn Sender>,
     receiver: Box<dyn Receiver>,
@@ -25,16 +25,16 @@ pub struct MessageEdge {
     /// Requests under way, by slot.
     sends: [Option<Request>; EDGE_SLOTS],
     receives: [Option<Request>; EDGE_SLOTS],
-    /// Messages that the transport had no room for, the oldest first: slot and size.
+    /// Messages for which the transport had no room, the oldest first: slot and size.
     unsent: VecDeque<(usize, usize)>,
     sent: usize,
     taken: usize,
-    /// The size of the oldest message, once it was seen complete.
+    /// The size of the oldest message, once it has been seen complete.
     arrived: Option<usize>,
 }
 
 impl MessageEdge {
-    /// Makes the edges and offers all slots to the receiver.
+    /// Creates the edges and offers all slots to the receiver.
     pub fn new(
         sender: Box<dyn Sender>,
         receiver: Box<dyn Receiver>,
@@ -78,7 +78,7 @@ impl MessageEdge {
         Ok(Some(self.outgoing[slot][HEADER_BYTES..].as_mut_ptr()))
     }
 
-    /// Whether the transport is done with a slot that it has got.
+    /// Returns whether the transport is done with the request of a slot.
     fn is_done(&mut self, slot: usize) -> Result<bool> {
         if let Some(request) = self.sends[slot] {
             if !self.sender.test(request)? {
@@ -89,7 +89,7 @@ impl MessageEdge {
         Ok(true)
     }
 
-    /// Gives the transport what it had no room for; nothing overtakes.
+    /// Hands messages to the transport for which it had no room before, in order.
     fn send_more(&mut self) -> Result<()> {
         while let Some(&(slot, len)) = self.unsent.front() {
             // SAFETY: the slot lives as long as the sender and is written again only after the
@@ -116,7 +116,7 @@ impl MessageEdge {
     }
 
     pub(crate) fn peek(&mut self) -> Result<Option<Message>> {
-        // What could not leave at once leaves while this rank waits for its peers.
+        // Messages that could not leave at once leave while this rank waits for its peers.
         self.flushed()?;
         let slot = self.taken % EDGE_SLOTS;
         if self.arrived.is_none() {
@@ -168,12 +168,12 @@ impl MessageEdge {
         2 * EDGE_SLOTS * (HEADER_BYTES + self.slot_bytes)
     }
 
-    /// Messages sent so far.
+    /// Returns the number of messages sent so far.
     pub(super) fn sent(&self) -> u64 {
         self.sent as u64
     }
 
-    /// Messages taken so far.
+    /// Returns the number of messages taken so far.
     pub(super) fn taken(&self) -> u64 {
         self.taken as u64
     }
@@ -184,7 +184,7 @@ mod tests {
     use super::*;
     use std::sync::{Arc, Mutex};
 
-    /// Takes every third message only; done at once.
+    /// A sender that takes only every third message and completes it at once.
     struct Reluctant {
         asked: u32,
         sent: Arc<Mutex<Vec<Vec<u8>>>>,

@@ -1,5 +1,5 @@
-//! The TCP transport. A message is `length u32` and the bytes. Nothing goes the other way: a socket
-//! that has unread bytes when it is closed would reset the connection, and data might be lost.
+//! The TCP transport. A message is `length u32` and the bytes. Nothing goes the other way: closing
+//! a socket with unread bytes would reset the connection, and data might be lost.
 
 use super::net::{
     Connecting, HANDLE_BYTES, Handle, Identity, Listener, Net, Receiver, Request, Sender,
@@ -17,21 +17,21 @@ use std::io::{ErrorKind, IoSlice, Read};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Instant;
 
-/// TCP.
+/// The TCP transport.
 pub struct Tcp;
 
 fn failed(call: &'static str) -> impl Fn(std::io::Error) -> Error {
     move |e| Error::system(call, e, "see the network's configuration and ulimit -n")
 }
 
-/// The address that a peer's handle holds: text, then zeros.
+/// Returns the address that a peer's handle holds as text, followed by zeros.
 pub(crate) fn address_in(handle: &Handle) -> Option<SocketAddr> {
     let text = handle.0.split(|&b| b == 0).next().unwrap_or_default();
     std::str::from_utf8(text).ok()?.parse().ok()
 }
 
-/// The stream of a connection that carries data from now on. Whether the peer lives is up to the
-/// control connection: a full buffer is no sign of death.
+/// Returns the stream of a connection that carries data from now on. The control connection decides
+/// whether the peer lives, as a full buffer is no sign of death.
 fn stream_of(connection: Connection) -> TcpStream {
     let socket = connection.into_socket();
     watch_no_more(&socket);
@@ -121,7 +121,7 @@ struct Outgoing {
 struct TcpSender {
     stream: TcpStream,
     queued: VecDeque<Outgoing>,
-    /// Requests that are complete.
+    /// The number of requests that are complete.
     done: u64,
 }
 
@@ -181,14 +181,14 @@ struct Incoming {
     received: usize,
 }
 
-/// The receiving end; the stream is a TCP socket outside of tests.
+/// The receiving end of a connection. The stream is a TCP socket outside of tests.
 pub(crate) struct TcpReceiver<S> {
     stream: S,
     posted: VecDeque<Incoming>,
-    /// Requests that are complete, and the number of the first posted one's predecessor.
+    /// The number of requests that are complete, and the number before the first posted request's.
     done: u64,
     first: u64,
-    /// Whether the sender has left.
+    /// True if the sender has left.
     closed: bool,
 }
 
@@ -197,7 +197,7 @@ pub(crate) struct TcpReceiver<S> {
 unsafe impl<S: Send> Send for TcpReceiver<S> {}
 
 impl<S: Read> TcpReceiver<S> {
-    /// Receives from a stream that does not block.
+    /// Creates the receiving end of a stream that does not block.
     pub(crate) fn new(stream: S) -> Self {
         Self { stream, posted: VecDeque::new(), done: 0, first: 0, closed: false }
     }
@@ -218,7 +218,7 @@ impl<S: Read> TcpReceiver<S> {
                 self.stream.read(rest)
             };
             match result {
-                // The end, after what was sent before it.
+                // The stream ends here, between two messages.
                 Ok(0) if front.received == 0 => {
                     self.closed = true;
                     return Ok(());
@@ -228,7 +228,8 @@ impl<S: Read> TcpReceiver<S> {
                 Err(e) if blocked(&e) => return Ok(()),
                 Err(e) => return Err(failed("receiving from a peer")(e)),
             }
-            // Of an empty message the header is all; of others it was complete before the data.
+            // An empty message consists of its header; for others the header was complete before
+            // the data.
             let len = u32::from_le_bytes(front.header) as usize;
             if front.received == len + 4 {
                 self.done += 1;

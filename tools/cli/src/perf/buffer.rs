@@ -1,12 +1,12 @@
-//! Where the measured data lies: the device, and buffers that are filled and read through copies,
-//! as a GPU's memory has to be.
+//! The location of the measured data: the device, and buffers that are filled and read by copies,
+//! as the memory of a GPU requires.
 
 use super::options::{Options, Wanted};
 use crate::api::{Api, Handle};
 use crate::error::{Error, Result};
 use std::ffi::c_int;
 
-/// A kind of device, and how many of it this process sees.
+/// A kind of device, and the number of such devices that this process sees.
 #[derive(Clone, Copy)]
 pub(super) struct Device {
     /// The oxcclDeviceKind_t.
@@ -17,10 +17,10 @@ pub(super) struct Device {
 impl Device {
     /// The host, which takes any number.
     pub(super) const HOST: Self = Self { kind: 0, count: u32::MAX };
-    /// A GPU.
+    /// The oxcclDeviceKind_t of GPUs.
     pub(super) const CUDA: c_int = 1;
 
-    /// What the options say, or the library of its own.
+    /// Returns the device that the options ask for, or else the library's own choice.
     pub(super) fn find(options: &Options, api: &Api, rank: u32) -> Result<Self> {
         let (mut kind, mut index, mut count) = (Self::HOST.kind, 0, 0);
         // SAFETY: the places are writable.
@@ -45,9 +45,10 @@ impl Device {
         Ok(Self { kind, count: count.max(0) as u32 })
     }
 
-    /// Makes one of them the calling thread's: `place` counts the ranks of this host.
+    /// Makes one of the devices the calling thread's; `place` is the index among the ranks of this
+    /// host.
     pub(super) fn choose(self, api: &Api, rank: u32, place: u32) -> Result<()> {
-        // Where there is none the library says why.
+        // Without a device, the library reports the reason.
         let index = place.checked_rem(self.count).unwrap_or(0);
         // SAFETY: no pointers.
         let code = unsafe { (api.device_set)(self.kind, index as c_int) };
@@ -69,7 +70,8 @@ pub(super) struct Buffer {
 }
 
 impl Buffer {
-    /// On the device of the calling thread and of the rank's stream.
+    /// Allocates a buffer on the device of the calling thread, which is also that of the rank's
+    /// stream.
     pub(super) fn new(
         api: &Api,
         (rank, stream): (u32, Handle),
@@ -81,11 +83,11 @@ impl Buffer {
             // SAFETY: `data` is writable.
             api.check(rank, "ncclMemAlloc", unsafe { (api.mem_alloc)(&mut data, bytes) })?;
             let buffer = Self { data: data.cast(), bytes, library, rank, stream };
-            // So that the system has given all of it.
+            // Touch all pages, so that the system really provides the memory.
             buffer.set(api, 0, 1, bytes)?;
             return Ok(buffer);
         }
-        // Not zeroed memory: that would be one page, mapped many times.
+        // Not zeroed memory, which would be one page that is mapped many times.
         let data = Box::into_raw(vec![1u8; bytes].into_boxed_slice()).cast();
         Ok(Self { data, bytes, library, rank, stream })
     }
@@ -98,7 +100,7 @@ impl Buffer {
         self.data
     }
 
-    /// The address of a part.
+    /// Returns the address of a part.
     fn part(&self, at: usize, len: usize) -> *mut u8 {
         assert!(at + len <= self.bytes);
         self.data.wrapping_add(at)
@@ -136,7 +138,7 @@ impl Buffer {
         self.wait(api)
     }
 
-    /// Gives it back; its stream may be gone.
+    /// Frees the buffer; its stream may be gone.
     pub(super) fn free(self, api: &Api) -> Result<()> {
         if self.library {
             // SAFETY: the library allocated it.

@@ -4,7 +4,7 @@
 use oxccl_plan::arith::{Bf16, E4m3, E5m2, Element, F16};
 use oxccl_plan::{DataType, ReduceOp, Spec};
 
-/// A well-mixed number for each element (the finaliser of SplitMix64).
+/// Returns a well-mixed number for each element (the finaliser of SplitMix64).
 fn mix(seed: u64, index: u64) -> u64 {
     let mut z = seed.wrapping_add(index.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -12,7 +12,7 @@ fn mix(seed: u64, index: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// The value of an element: small enough that reductions of many ranks stay exact or nearly so.
+/// Returns the value of an element, so small that reductions of many ranks stay exact or nearly so.
 fn value(dtype: DataType, op: ReduceOp, random: u64) -> f64 {
     let unsigned = matches!(dtype, DataType::Uint8 | DataType::Uint32 | DataType::Uint64);
     if op == ReduceOp::Prod {
@@ -57,12 +57,12 @@ pub(crate) fn fill(dtype: DataType, op: ReduceOp, seed: u64, first: u64, out: &m
     }
 }
 
-/// The seed of a rank's data in an iteration.
+/// Returns the seed of a rank's data in an iteration.
 pub(crate) fn seed(iteration: u64, rank: u32) -> u64 {
     mix(iteration, u64::from(rank) + 1)
 }
 
-/// Relative spacing of a type's values; 0 for exact types.
+/// Returns the relative spacing of a type's values; 0 for exact types.
 fn spacing(dtype: DataType) -> f64 {
     match dtype {
         DataType::Float64 => f64::EPSILON,

@@ -1,4 +1,4 @@
-//! Measuring: the ranks of this process, their buffers, the timed and the checked iterations.
+//! The measurement: the ranks of this process, their buffers, the timed and the checked iterations.
 
 use super::buffer::{Buffer, Device};
 use super::data;
@@ -12,7 +12,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// What is measured in one row.
+/// The parameters of one row of the table.
 #[derive(Clone, Copy)]
 pub(super) struct Case {
     pub(super) kind: Kind,
@@ -21,7 +21,7 @@ pub(super) struct Case {
     pub(super) op: ReduceOp,
     /// Elements per block.
     pub(super) count: u64,
-    /// The size that the row shows: of the larger buffer.
+    /// The size that the row shows: that of the larger buffer.
     pub(super) bytes: u64,
 }
 
@@ -46,7 +46,7 @@ impl Case {
         self.count as usize * self.dtype.size()
     }
 
-    /// nccl-tests' factor from algorithm to bus bandwidth.
+    /// Returns nccl-tests' factor from algorithm to bus bandwidth.
     pub(super) fn bus_factor(&self) -> f64 {
         let n = f64::from(self.spec.nranks);
         match self.kind {
@@ -56,7 +56,8 @@ impl Case {
         }
     }
 
-    /// What send/recv must leave at a rank: the input of the rank before it.
+    /// Returns the spec of the expected result. Send/recv must leave at a rank the input of the
+    /// rank before it.
     fn expected_spec(&self, rank: u32) -> Spec {
         match self.kind {
             Kind::SendRecv => {
@@ -75,7 +76,7 @@ struct Member {
     stream: Handle,
     input: Buffer,
     output: Buffer,
-    /// Over input and output, if asked for.
+    /// The windows over input and output; empty unless the options ask for windows.
     windows: Vec<Handle>,
 }
 
@@ -83,7 +84,7 @@ struct Member {
 unsafe impl Send for Member {}
 
 impl Member {
-    /// A rank on this thread's device, without its communicator.
+    /// Makes a rank on this thread's device, without its communicator.
     fn new(api: &Api, rank: u32, bytes: usize, library: bool) -> Result<Self> {
         let mut stream = std::ptr::null_mut();
         // SAFETY: the place is writable.
@@ -95,7 +96,7 @@ impl Member {
         Ok(Self { rank, comm, stream, input, output, windows: Vec::new() })
     }
 
-    /// Makes windows of its buffers, as all ranks do.
+    /// Registers the buffers as windows; all ranks have to do this.
     fn open_windows(&mut self, api: &Api) -> Result<()> {
         for buffer in [&self.input, &self.output] {
             let (data, bytes, mut window) = (buffer.data(), buffer.bytes(), std::ptr::null_mut());
@@ -109,7 +110,7 @@ impl Member {
         Ok(())
     }
 
-    /// Ends all that it has; nothing of it is in use.
+    /// Destroys all that the rank has; none of it may be in use.
     fn close(self, api: &Api) -> Result<()> {
         // SAFETY: the handles are alive and used no more.
         unsafe {
@@ -127,7 +128,7 @@ impl Member {
     }
 }
 
-/// The ranks of this process on one library, by thread, and a communicator of the processes.
+/// The ranks of this process that use one library, by thread, and a communicator of the processes.
 pub(super) struct Team {
     name: String,
     api: Api,
@@ -138,8 +139,8 @@ pub(super) struct Team {
     iteration: u64,
 }
 
-/// A communicator of the built-in library with one rank per process, on the host, for what has to
-/// be agreed.
+/// A communicator of the built-in library with one rank per process, on the host, through which the
+/// processes agree.
 struct Control {
     api: Api,
     comm: Handle,
@@ -214,7 +215,7 @@ impl Control {
 
 impl Team {
     pub(super) fn new(options: &Options, launch: &Launch, name: String, api: Api) -> Result<Self> {
-        // Before this thread chooses the host for what has to be agreed.
+        // Before `Control::new` chooses the host for this thread.
         let device = Device::find(options, &api, launch.rank)?;
         let control = Control::new(launch)?;
         let per_process = options.threads * options.per_thread;
@@ -290,7 +291,7 @@ impl Team {
         })
     }
 
-    /// The time of one operation in µs, over the ranks as the options say.
+    /// Returns the time of one operation in µs, combined over the ranks as the options say.
     fn time(
         &mut self,
         options: &Options,
@@ -353,7 +354,7 @@ impl Team {
         })
     }
 
-    /// One executable graph with all iterations for each rank of this process.
+    /// Returns an executable graph with all iterations for each rank of this process.
     fn capture(
         &mut self,
         options: &Options,
@@ -387,7 +388,8 @@ impl Team {
         Ok(graphs.into_inner().unwrap_or_else(|e| e.into_inner()))
     }
 
-    /// Runs on fresh random data with poisoned outputs and counts wrong elements on all ranks.
+    /// Runs the case on fresh random data with poisoned outputs; returns the number of wrong
+    /// elements on all ranks.
     fn check(&mut self, options: &Options, case: &Case, place: Place) -> Result<u64> {
         let mut wrong = 0;
         for _ in 0..options.check {
@@ -418,14 +420,14 @@ impl Team {
     }
 }
 
-/// Rounds in which a case is measured: its iterations are divided among them.
+/// Rounds in which a case is measured; its iterations are divided among the rounds.
 const ROUNDS: u32 = 3;
 
-/// Measures a case on every team in turn, several times, and keeps the fastest and the mean.
+/// Measures a case on every team in turn, in [`ROUNDS`] rounds; returns the mean and the fastest.
 pub(super) fn alternate(options: &Options, teams: &mut [Team], case: &Case) -> Result<Vec<Row>> {
     let mut rows: Vec<Row> = Vec::new();
     for place in [Place::Out, Place::In] {
-        // Send/recv has no place to be in.
+        // Send/recv has no in-place form.
         let skipped = place == Place::In && case.kind == Kind::SendRecv;
         let mut times = vec![Vec::new(); teams.len()];
         let on_gpus = teams.iter().any(|team| team.device.kind == Device::CUDA);
@@ -457,7 +459,7 @@ pub(super) fn alternate(options: &Options, teams: &mut [Team], case: &Case) -> R
     Ok(rows)
 }
 
-/// The input and output of a member for a case.
+/// Returns the input and output of a member for a case.
 fn places(member: &mut Member, case: &Case, place: Place) -> (*mut u8, *mut u8) {
     let (input, output) = (member.input.data(), member.output.data());
     if place == Place::Out {
@@ -466,7 +468,7 @@ fn places(member: &mut Member, case: &Case, place: Place) -> (*mut u8, *mut u8) 
     let Some((in_block, out_block)) = case.spec.in_place(member.rank) else {
         return (input, output);
     };
-    // Both lie in the output buffer, which holds the larger of them.
+    // In place, both lie in the output buffer, which holds the larger of them.
     let block = case.block_bytes();
     let at = |offset: u32| output.wrapping_add(offset as usize * block);
     (at(out_block), at(in_block))

@@ -43,7 +43,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     }
 }
 
-/// What one process of the measurement does.
+/// Runs the measurement in one of its processes.
 fn member(options: &Options, launch: &Launch) -> Result<ExitCode> {
     let mut libraries = vec![match &options.lib {
         Some(path) => (path.clone(), Api::load(path)?),

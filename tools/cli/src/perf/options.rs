@@ -3,7 +3,7 @@
 use clap::ValueEnum;
 use oxccl_plan::{Collective, DataType, ReduceOp};
 
-/// What can be measured.
+/// The operations that can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 #[allow(missing_docs, reason = "the names say it")]
@@ -19,7 +19,7 @@ pub(crate) enum Kind {
     Scatter,
     #[value(name = "sendrecv")]
     SendRecv,
-    /// One after the other.
+    /// All of them, one after the other.
     All,
 }
 
@@ -36,7 +36,7 @@ impl Kind {
         Kind::SendRecv,
     ];
 
-    /// The collective; none for send/recv.
+    /// Returns the collective; `None` for send/recv and for all.
     pub(crate) fn collective(self) -> Option<Collective> {
         Some(match self {
             Kind::AllReduce => Collective::AllReduce,
@@ -56,7 +56,7 @@ impl Kind {
     }
 }
 
-/// Where buffers are to lie.
+/// The location of buffers that the user wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Wanted {
     /// As OXCCL_DEVICE says; without it CUDA where there is a GPU, else the host.
@@ -67,7 +67,7 @@ pub(crate) enum Wanted {
     Cuda,
 }
 
-/// A number of bytes with an optional suffix K, M or G (powers of 1024).
+/// Reads a number of bytes with an optional suffix K, M or G (powers of 1024).
 pub(crate) fn size(text: &str) -> Result<u64, String> {
     let upper = text.trim().to_ascii_uppercase();
     let text = upper.strip_suffix("IB").or(upper.strip_suffix('B')).unwrap_or(&upper);
@@ -98,13 +98,13 @@ fn ops(text: &str) -> Result<Vec<ReduceOp>, String> {
     found.map(|o| vec![o]).ok_or_else(|| "one of sum, prod, max, min, avg, all".to_owned())
 }
 
-/// The list behind one value of an option.
+/// The list that one value of an option stands for.
 type List<T> = Vec<T>;
 
 /// Options of `oxccl perf`.
 #[derive(clap::Args, Clone)]
 pub(crate) struct Options {
-    /// What to measure.
+    /// Operation to measure.
     #[arg(default_value = "all_reduce")]
     pub(crate) collective: Kind,
     /// Smallest size in bytes.
@@ -146,7 +146,7 @@ pub(crate) struct Options {
     /// Threads per process.
     #[arg(short = 't', long = "nthreads", default_value_t = 1)]
     pub(crate) threads: u32,
-    /// Capture the iterations in a graph and launch it so often; 0 for none.
+    /// Capture the iterations in a graph and launch it this many times; 0 for no graph.
     #[arg(short = 'G', long = "cudagraph", default_value_t = 0)]
     pub(crate) graph: u32,
     /// Synchronise after every operation (1), or once after all (0).
@@ -160,13 +160,13 @@ pub(crate) struct Options {
     #[arg(short = 'a', long = "average", default_value_t = 1,
           value_parser = clap::value_parser!(u32).range(0..=3))]
     pub(crate) average: u32,
-    /// Start so many processes on this host.
+    /// Start this many processes on this host.
     #[arg(long)]
     pub(crate) ranks: Option<u32>,
     /// Bind rank i to processor i.
     #[arg(long)]
     pub(crate) pin: bool,
-    /// Where buffers lie.
+    /// Location of the buffers.
     #[arg(long, value_enum, default_value = "auto")]
     pub(crate) device: Wanted,
     /// Measure this NCCL-compatible library instead of the built-in one.
@@ -184,7 +184,7 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// The sizes to measure.
+    /// Returns the sizes to measure.
     pub(crate) fn sizes(&self) -> Vec<u64> {
         let mut sizes = Vec::new();
         let mut next = self.min_bytes;
@@ -198,8 +198,8 @@ impl Options {
         sizes
     }
 
-    /// Timed iterations for a size: about as long for each. GPUs have more of them before anyone
-    /// waits, which takes as long as some.
+    /// Returns the number of timed iterations for a size, so that all sizes take about as long.
+    /// GPUs get more iterations between waits, because a wait takes as long as several of them.
     pub(crate) fn iterations(&self, bytes: u64, on_gpus: bool) -> u32 {
         let [small, medium, large, huge] =
             if on_gpus { [400, 300, 150, 60] } else { [400, 100, 20, 5] };
@@ -211,7 +211,7 @@ impl Options {
         })
     }
 
-    /// The roots to measure.
+    /// Returns the roots to measure.
     pub(crate) fn roots(&self, nranks: u32) -> Result<Vec<u32>, String> {
         if self.root == "all" {
             return Ok((0..nranks).collect());

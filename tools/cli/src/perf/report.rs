@@ -1,4 +1,4 @@
-//! The table of nccl-tests, and its other forms.
+//! The results: the table of nccl-tests, JSON and the plot.
 
 use super::buffer::Device;
 use super::measure::Case;
@@ -71,7 +71,7 @@ impl Row {
     }
 }
 
-/// Prints and collects rows; silent on all ranks but the first.
+/// The collector and printer of rows; silent on all ranks but the first.
 pub(super) struct Report<'a> {
     options: &'a Options,
     leader: bool,
@@ -111,7 +111,7 @@ impl<'a> Report<'a> {
         Ok(Self { options, leader, rows: Vec::new(), json, working: false })
     }
 
-    /// The head of a table.
+    /// Prints the head of a table.
     pub(super) fn section(&self, kind: Kind) {
         if !self.leader {
             return;
@@ -137,7 +137,7 @@ impl<'a> Report<'a> {
         println!("#{:>12} {:>13} {:>9} {:>7} {:>6} | {units} | {units}", "", "", "", "", "");
     }
 
-    /// Says on a terminal what is being measured.
+    /// Shows on a terminal what is being measured.
     pub(super) fn working(&mut self, bytes: u64) {
         if self.leader && std::io::stderr().is_terminal() {
             eprint!("\r  measuring {bytes} bytes … ");
@@ -198,7 +198,7 @@ impl<'a> Report<'a> {
         Ok(())
     }
 
-    /// The last lines; the number of wrong elements.
+    /// Prints the last lines; returns the number of wrong elements.
     pub(super) fn finish(&mut self) -> Result<u64> {
         let wrong: u64 = self.rows.iter().map(|row| row.wrong).sum();
         if !self.leader {

@@ -1,8 +1,9 @@
-//! The processes of a job: how they end, and how all of them are brought to an end.
+//! The processes of a job: waiting for their ends, and ending all of them.
 //!
-//! The launcher is the subreaper of what its ranks start: a process whose parent has ended becomes
-//! the launcher's child, whatever group or session it has made. So killing children until there are
-//! none reaches everyone, and no number of a process that others may have taken is ever used.
+//! The launcher is the subreaper of the processes that its ranks start: a process whose parent has
+//! ended becomes the launcher's child, whatever group or session it has made. So killing children
+//! until there are none reaches all processes, and the number of a process is never used after
+//! another process may have taken it.
 
 use super::Grace;
 use super::signals::{Signals, forwarded};
@@ -14,42 +15,43 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ExitCode, ExitStatus};
 use std::time::{Duration, Instant};
 
-/// How long to wait at a time while the job runs; its processes' ends are signals.
+/// The longest single wait while the job runs; the end of a process is a signal and ends a wait.
 const IDLE: Duration = Duration::from_secs(3600);
 
-/// What was killed has this time to be gone.
+/// The time that killed processes have to be gone.
 const LAST: Duration = Duration::from_secs(5);
 
-/// What comes so soon after the first signal is the same one: `timeout` and shells send theirs to a
-/// process and once more to its group.
+/// The time after the first signal within which another one counts as the same: `timeout` and
+/// shells send a signal to a process and once more to its group.
 const SAME: Duration = Duration::from_millis(200);
 
-/// How the job ends, once that has begun.
+/// The end of the job, once it has begun.
 struct End {
     code: u8,
-    /// When what still runs is killed.
+    /// The time at which processes that still run are killed.
     until: Deadline,
 }
 
-/// The ranks that run, and what they have started.
+/// The ranks that run, and the processes that they have started.
 pub(super) struct Job {
     ranks: HashMap<Pid, u32>,
-    /// By which they meet.
+    /// The id by which the ranks meet.
     id: UniqueId,
     signals: Signals,
     grace: Grace,
-    /// Children that this process had before, as of a shell whose place it took.
+    /// The children that this process had before the job, such as those of a shell that it
+    /// replaced.
     strangers: Vec<Pid>,
-    /// When the first signal to pass on came.
+    /// The time of the first signal to pass on.
     signalled: Option<Instant>,
     end: Option<End>,
 }
 
 impl Job {
-    /// A job without ranks, which are to meet by this id.
+    /// Makes a job without ranks; ranks that are added meet by this id.
     pub(super) fn new(signals: Signals, grace: Grace, id: UniqueId) -> Self {
         let strangers = children();
-        // A kernel that refuses it has what the ranks leave behind adopted by init.
+        // If the kernel refuses this, init adopts the processes that the ranks leave behind.
         let _ = rustix::process::set_child_subreaper(Some(getpid()));
         let (ranks, signalled, end) = (HashMap::new(), None, None);
         Self { ranks, id, signals, grace, strangers, signalled, end }
@@ -60,7 +62,7 @@ impl Job {
         self.ranks.insert(Pid::from_child(child), rank);
     }
 
-    /// Waits until the job is over, and passes signals on; its exit code.
+    /// Waits until the job is over, and passes signals on; returns the exit code of the job.
     pub(super) fn wait(mut self) -> ExitCode {
         loop {
             self.reap();
@@ -69,8 +71,8 @@ impl Job {
                 None if gone => return ExitCode::SUCCESS,
                 None => IDLE,
                 Some(end) => {
-                    // What got the signal with its rank has the same time, also when the rank is
-                    // gone.
+                    // Processes that got the signal with their rank have the same time, even when
+                    // the rank is gone.
                     let rest = || self.signalled.is_some() && !self.children().is_empty();
                     if end.until.passed() || gone && !rest() {
                         let code = ExitCode::from(end.code);
@@ -88,7 +90,7 @@ impl Job {
         }
     }
 
-    /// Takes the ends of processes.
+    /// Collects the processes that have ended.
     fn reap(&mut self) {
         while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
             self.strangers.retain(|stranger| *stranger != pid);
@@ -99,7 +101,7 @@ impl Job {
     }
 
     fn ended(&mut self, rank: u32, status: ExitStatus) {
-        // The others may wait for it.
+        // The other ranks may wait for this rank.
         rendezvous::note_absent(
             &self.id,
             rank,
@@ -120,13 +122,13 @@ impl Job {
         say(&format!("rank {rank} ended with {status}{others}"));
     }
 
-    /// Gives what runs this time to end; the exit code is the first one that is said.
+    /// Gives running processes this time to end; the first exit code that is passed here counts.
     fn end_within(&mut self, code: u8, limit: Duration) {
         let code = self.end.as_ref().map_or(code, |end| end.code);
         self.end = Some(End { code, until: Deadline::new(limit, &Cancel::default()) });
     }
 
-    /// Passes a signal on; after another one nothing is waited for.
+    /// Passes a signal on; a second signal ends the job without a wait.
     fn forward(&mut self, signal: Signal) {
         let Some(name) = forwarded(signal) else { return };
         let code = 128 + signal.as_raw() as u8;
@@ -139,16 +141,17 @@ impl Job {
                 let what = "passed on to the ranks, which have";
                 say(&format!("{name}: {what} {} to end; another signal kills them", self.grace));
                 self.tell(signal);
-                // One that is stopped would not take it.
+                // A stopped process would not take the signal.
                 self.tell(Signal::CONT);
             }
         }
     }
 
-    /// Stops and goes on together with the ranks, which the terminal does not count to its job.
+    /// Stops this process together with the ranks, which are not in the terminal's job, and
+    /// continues with them.
     fn stop(&self) {
         self.tell(Signal::TSTP);
-        // Nobody has to allow a process to stop itself.
+        // A process may always stop itself.
         let _ = kill_process(getpid(), Signal::STOP);
         self.tell(Signal::CONT);
     }
@@ -156,12 +159,12 @@ impl Job {
     /// Sends a signal to the groups of all ranks.
     fn tell(&self, signal: Signal) {
         for rank in self.ranks.keys() {
-            // What has ended needs none.
+            // A process that has ended needs no signal.
             let _ = kill_process_group(*rank, signal);
         }
     }
 
-    /// Kills the ranks and all that they have started. Blocks for some seconds at most.
+    /// Kills the ranks and all processes that they have started. Blocks for some seconds at most.
     pub(super) fn kill(&mut self) {
         self.end_within(1, Duration::ZERO);
         if !self.ranks.is_empty() {
@@ -172,10 +175,10 @@ impl Job {
             self.tell(Signal::KILL);
             let children = self.children();
             for child in &children {
-                // What has more rights than this process stays, and is told below.
+                // A process with more rights than this one stays, and is reported below.
                 let _ = kill_process(*child, Signal::KILL);
             }
-            // The children of those that end are found in the next round.
+            // The children of processes that end are found in the next round.
             self.reap();
             if self.ranks.is_empty() && children.is_empty() {
                 return;
@@ -188,7 +191,7 @@ impl Job {
         }
     }
 
-    /// The job's processes that have no other parent.
+    /// Returns the job's processes whose parent is this process.
     fn children(&self) -> Vec<Pid> {
         let mut children = children();
         children.retain(|child| !self.strangers.contains(child));
@@ -196,10 +199,10 @@ impl Job {
     }
 }
 
-/// The children of this process; none where `/proc` does not tell.
+/// Returns the children of this process; none if `/proc` cannot be used.
 fn children() -> Vec<Pid> {
     let own = getpid().as_raw_pid();
-    // It may be that of a pid namespace around this one, where numbers mean other processes.
+    // `/proc` may be that of a pid namespace around this one, where numbers mean other processes.
     let link = std::fs::read_link("/proc/self").unwrap_or_default();
     if link.to_str() != Some(own.to_string().as_str()) {
         return Vec::new();
@@ -217,7 +220,7 @@ fn parent(pid: i32) -> Option<i32> {
     std::str::from_utf8(&stat[end + 1..]).ok()?.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// Tells the user; a terminal that is gone is no reason to end.
+/// Prints a message for the user; a terminal that is gone is ignored.
 fn say(text: &str) {
     let _ = writeln!(std::io::stderr(), "oxccl: {text}");
 }

@@ -1,4 +1,4 @@
-//! The signals that `oxccl run` takes one by one, in the thread that waits for its ranks.
+//! The signals that `oxccl run` takes one by one, in the thread that waits for the ranks.
 
 use rustix::process::Signal;
 use std::io;
@@ -6,7 +6,7 @@ use std::mem::zeroed;
 use std::ptr;
 use std::time::Duration;
 
-/// Those that are passed on to the ranks.
+/// The signals that are passed on to the ranks.
 const FORWARDED: [(Signal, &str); 4] = [
     (Signal::HUP, "SIGHUP"),
     (Signal::INT, "SIGINT"),
@@ -14,7 +14,7 @@ const FORWARDED: [(Signal, &str); 4] = [
     (Signal::TERM, "SIGTERM"),
 ];
 
-/// The name of a signal that is passed on to the ranks.
+/// Returns the name of a signal that is passed on to the ranks; `None` for other signals.
 pub(super) fn forwarded(signal: Signal) -> Option<&'static str> {
     FORWARDED.iter().find(|(known, _)| *known == signal).map(|(_, name)| *name)
 }
@@ -23,13 +23,13 @@ pub(super) fn forwarded(signal: Signal) -> Option<&'static str> {
 #[derive(Clone, Copy)]
 pub(super) struct Signals {
     taken: libc::sigset_t,
-    /// What was blocked before.
+    /// The mask before, with the signals that were blocked already.
     before: libc::sigset_t,
 }
 
 impl Signals {
-    /// Blocks them in this thread, and in those that it starts from now on. What this process was
-    /// started to ignore, as by nohup, it ignores.
+    /// Blocks the signals in this thread, and in those that it starts from now on. Signals that
+    /// this process was started to ignore, as by nohup, stay ignored.
     pub(super) fn block() -> Self {
         // SAFETY: all zeros is a value of this type.
         let (mut taken, mut before): (libc::sigset_t, libc::sigset_t) = unsafe { zeroed() };
@@ -39,7 +39,7 @@ impl Signals {
             libc::sigemptyset(&mut taken);
             libc::signal(libc::SIGCHLD, libc::SIG_DFL);
         }
-        // With SIGTTIN blocked, to read the terminal in the background fails, and does not stop
+        // With SIGTTIN blocked, a read of the terminal in the background fails, and does not stop
         // this process.
         let others = [Signal::CHILD, Signal::TSTP, Signal::TTIN];
         for signal in FORWARDED.iter().map(|(signal, _)| *signal).chain(others) {
@@ -53,8 +53,7 @@ impl Signals {
         Self { taken, before }
     }
 
-    /// Blocks what was blocked before, in a child before its program begins; safe between fork and
-    /// exec.
+    /// Restores the mask before, in a child before its program begins; safe between fork and exec.
     pub(super) fn restore(&self) -> io::Result<()> {
         // SAFETY: the set is complete, and the old mask is not asked for.
         let code =
@@ -62,7 +61,7 @@ impl Signals {
         if code == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(code)) }
     }
 
-    /// The next of them; None where none comes within the limit. Blocks.
+    /// Takes the next signal; `None` if none comes within the limit. Blocks.
     pub(super) fn take(&self, limit: Duration) -> Option<Signal> {
         let (tv_sec, tv_nsec) = (limit.as_secs() as i64, i64::from(limit.subsec_nanos()));
         let limit = libc::timespec { tv_sec, tv_nsec };

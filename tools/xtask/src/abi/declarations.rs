@@ -2,18 +2,18 @@
 
 use std::collections::BTreeMap;
 
-/// What a header declares under names that begin with `nccl` or `pnccl`, or `NCCL_`.
+/// The declarations of a header with names that begin with `nccl`, `pnccl` or `NCCL_`.
 #[derive(Debug, Default)]
 pub(super) struct Declarations {
     /// Prototypes by name, without the names of parameters.
     functions: BTreeMap<String, Prototype>,
-    /// Structures by the names that they can be used with: fields, and the types they mention.
+    /// Structures by the names under which they can be used: their fields, and the types of these.
     structures: BTreeMap<String, Vec<Field>>,
-    /// Enumerations: their enumerators.
+    /// Enumerations by name: their enumerators.
     enumerations: BTreeMap<String, Vec<String>>,
-    /// Other names of types.
+    /// Aliases of types.
     aliases: BTreeMap<String, String>,
-    /// Macros and what they stand for; with parameters in the name, if they have any.
+    /// Macros and their bodies; the name includes the parameters, if there are any.
     macros: BTreeMap<String, String>,
 }
 
@@ -29,7 +29,8 @@ struct Field {
     types: Vec<String>,
 }
 
-/// Arguments to try function-like macros with: versions before and after the change of their form.
+/// Arguments with which function-like macros are tried: versions before and after the change of the
+/// version's form.
 const SAMPLES: [[i32; 3]; 5] = [[1, 3, 4], [2, 8, 4], [2, 9, 1], [2, 30, 7], [3, 0, 0]];
 
 fn is_name(token: &str) -> bool {
@@ -75,7 +76,7 @@ fn split<'a, 't>(tokens: &'a [&'t str], separator: &str) -> Vec<&'a [&'t str]> {
     parts
 }
 
-/// The declarations of a file, without attributes and without bodies of functions.
+/// Returns the declarations of a file, without attributes and without bodies of functions.
 fn items<'t>(tokens: &[&'t str]) -> Vec<Vec<&'t str>> {
     let (mut items, mut item) = (Vec::new(), Vec::new());
     // Depths of all brackets, and of a body or an attribute that is skipped.
@@ -123,7 +124,7 @@ fn fields(body: &[&str]) -> Vec<Field> {
     fields
 }
 
-/// A type as text, without the name of the parameter.
+/// Returns a type as text, without the name of the parameter.
 fn render(tokens: &[&str]) -> String {
     let mut tokens = tokens.to_vec();
     let last_is_name = tokens.len() > 1 && tokens.last().is_some_and(|t| is_name(t));
@@ -135,7 +136,7 @@ fn render(tokens: &[&str]) -> String {
 }
 
 impl Declarations {
-    /// Reads a header that went through the preprocessor: its text, and its macros (`-dM`).
+    /// Reads a preprocessed header: its text, and its macros (`-dM`).
     pub(super) fn parse(text: &str, macros: &str) -> Self {
         let mut found = Self::default();
         for item in items(&tokens(text)) {
@@ -196,8 +197,8 @@ impl Declarations {
         }
     }
 
-    /// The questions to ask about the header: about all of it, or only about what exported
-    /// functions need. Those that were asked before are left out.
+    /// Returns the questions to ask about the header: about all of it, or only about the parts that
+    /// exported functions need. Questions that were asked before are left out.
     pub(super) fn questions(
         &self,
         all: bool,

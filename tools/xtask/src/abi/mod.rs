@@ -1,9 +1,10 @@
-//! Facts about NCCL's binary interface: what its headers declare and its library exports.
+//! Facts about NCCL's binary interface: the declarations of its headers and the exports of its
+//! library.
 //!
-//! `tests/abi/nccl-2.30.7.txt` has them, a line each: `question = answer`. [`collect`] takes them
-//! from an unpacked wheel: names from its headers' text, answers from a C program that is compiled
-//! against them. The same program, made from the committed questions, is compiled against our
-//! headers in the tests.
+//! `tests/abi/nccl-2.30.7.txt` has the facts, a line each: `question = answer`. [`collect`] takes
+//! them from an unpacked wheel: names from the text of the headers, answers from a C program that
+//! is compiled against the headers. In the tests the same program, made from the committed
+//! questions, is compiled against our headers.
 
 mod declarations;
 mod probe;
@@ -14,10 +15,10 @@ use declarations::Declarations;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What can go wrong.
+/// The errors of collecting facts.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A file.
+    /// A file that cannot be read or written.
     #[error("{0}: {1}")]
     File(PathBuf, std::io::Error),
     /// A program that could not be started.
@@ -26,16 +27,16 @@ pub enum Error {
     /// A program that failed.
     #[error("{0} failed: {1}")]
     Failed(String, String),
-    /// A wheel that is not unpacked there.
+    /// The path is not that of an unpacked wheel.
     #[error("{0} is not there: unpack the wheel nvidia-nccl-cu13 2.30.7 and pass its folder")]
     Missing(PathBuf),
 }
 
-/// A header of NCCL's, and what has to be included for all its types.
+/// A header of NCCL's, and the files that have to be included for all its types.
 pub struct Header {
-    /// Its name, and that of ours.
+    /// The name of the header, both NCCL's and ours.
     pub name: &'static str,
-    /// The parts of NCCL's that declare what the library exports.
+    /// The parts of NCCL's header that declare the exports of the library.
     parts: &'static [&'static str],
 }
 
@@ -44,12 +45,12 @@ pub const HEADERS: [Header; 2] = [
     Header { name: "nccl.h", parts: &["nccl.h"] },
     Header {
         name: "nccl_device.h",
-        // Whole, it needs CUDA's compiler.
+        // The whole header needs CUDA's compiler.
         parts: &["nccl.h", "nccl_device/core.h", "nccl_device/impl/comm__types.h"],
     },
 ];
 
-/// What NCCL's headers need of CUDA's, in our words.
+/// Replacements of CUDA's headers, with only the declarations that NCCL's headers need.
 const CUDA: [(&str, &str); 3] = [
     ("cuda_runtime.h", "#include <stddef.h>\ntypedef struct CUstream_st *cudaStream_t;\n"),
     ("cuda_fp16.h", ""),
@@ -70,7 +71,7 @@ fn write(path: &Path, text: &str) -> Result<(), Error> {
     std::fs::write(path, text).map_err(|e| Error::File(path.to_owned(), e))
 }
 
-/// The names that a shared library defines and that begin with `nccl` or `pnccl`, sorted.
+/// Returns the names that a shared library defines and that begin with `nccl` or `pnccl`, sorted.
 pub fn symbols(library: &Path) -> Result<Vec<String>, Error> {
     let text = run(Command::new("nm").args(["-D", "--defined-only"]).arg(library))?;
     let names = text.lines().filter_map(|l| l.split_whitespace().nth(2));
@@ -82,7 +83,7 @@ pub fn symbols(library: &Path) -> Result<Vec<String>, Error> {
     Ok(names)
 }
 
-/// The text of the facts of an unpacked wheel. `scratch`: an empty folder.
+/// Returns the text of the facts of an unpacked wheel. `scratch`: an empty folder.
 pub fn collect(wheel: &Path, scratch: &Path) -> Result<String, Error> {
     let include = wheel.join("nvidia/nccl/include");
     let library = wheel.join("nvidia/nccl/lib/libnccl.so.2");
@@ -128,7 +129,7 @@ pub fn collect(wheel: &Path, scratch: &Path) -> Result<String, Error> {
     Ok(text)
 }
 
-/// The lines of a section of the committed facts.
+/// Returns the lines of a section of the committed facts.
 pub fn section<'a>(facts: &'a str, name: &str) -> Vec<&'a str> {
     let heading = format!("[{name}]");
     let lines = facts.lines().skip_while(|l| *l != heading).skip(1);

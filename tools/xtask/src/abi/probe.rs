@@ -18,12 +18,12 @@ static void show(const char *question, const void *at, size_t bytes) {
 }
 ";
 
-/// The text after ` = ` taken away: an answer becomes its question.
+/// Returns the question of an answer: the text before ` = `.
 fn question(line: &str) -> &str {
     line.split(" = ").next().unwrap_or(line)
 }
 
-/// The program, for questions or answers. `includes`: the lines that include the header.
+/// Returns the program, for questions or answers. `includes`: the lines that include the header.
 pub fn source<S: AsRef<str>>(includes: &str, lines: &[S]) -> String {
     let mut prototypes = String::new();
     let mut structures = Vec::new();
@@ -62,7 +62,7 @@ pub fn source<S: AsRef<str>>(includes: &str, lines: &[S]) -> String {
             _ => format!("#error \"{question}: no such question\"\n"),
         });
     }
-    // Structures are static, so that what their initializer leaves out is zero.
+    // Structures are static, so that fields without an initializer are zero.
     format!(
         "{BEGIN}{includes}#ifdef __cplusplus\nextern \"C\" {{\n#endif\n{prototypes}\
          #ifdef __cplusplus\n}}\n#endif\n{}{HELPERS}int main(void) {{\n{body}  (void)show;\n  \
@@ -71,7 +71,7 @@ pub fn source<S: AsRef<str>>(includes: &str, lines: &[S]) -> String {
     )
 }
 
-/// The lines that differ between what a program printed and what was expected, from both sides.
+/// Returns the lines in which the output of a program and the expected lines differ, from both.
 pub fn answers(printed: &str, expected: &[&str]) -> Vec<String> {
     let printed: Vec<&str> = printed.lines().collect();
     let ours = printed.iter().filter(|l| !expected.contains(l)).map(|l| format!("ours:   {l}"));

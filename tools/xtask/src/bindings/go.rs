@@ -6,7 +6,7 @@ use crate::model::{Declaration, Kind, Model, Type, Value};
 
 const KEYWORDS: [&str; 3] = ["func", "type", "range"];
 
-/// `types_gen.go`.
+/// Returns the text of `types_gen.go`.
 pub(super) fn types(model: &Model) -> String {
     let mut out = format!("// {NOTE}\n\npackage oxccl\n");
     for d in &model.0 {
@@ -34,8 +34,8 @@ pub(super) fn types(model: &Model) -> String {
     out
 }
 
-/// `options_gen.go`: a function for each field of ncclConfig_t that is the user's. Whether creation
-/// waits is the binding's.
+/// Returns the text of `options_gen.go`: a function for each field of ncclConfig_t that the user
+/// sets. The field `blocking` is left to the binding.
 pub(super) fn options(model: &Model) -> String {
     let mut out =
         format!("// {NOTE}\n\npackage oxccl\n\n// #include \"shim_gen.h\"\nimport \"C\"\n");
@@ -59,7 +59,7 @@ pub(super) fn options(model: &Model) -> String {
     out
 }
 
-/// `shim_gen.h`.
+/// Returns the text of `shim_gen.h`.
 pub(super) fn shim(model: &Model) -> String {
     let mut out = format!(
         "/* {NOTE} */\n#ifndef OXCCL_GO_SHIM_H\n#define OXCCL_GO_SHIM_H\n\n#include <stdlib.h>\n\
@@ -113,7 +113,7 @@ pub(super) fn shim(model: &Model) -> String {
     out + "\n#endif\n"
 }
 
-/// `raw_gen.go`.
+/// Returns the text of `raw_gen.go`.
 pub(super) fn raw(model: &Model) -> String {
     let mut out = format!(
         "// {NOTE}\n\npackage oxccl\n\n// #cgo CFLAGS: -I${{SRCDIR}}/include\n\
@@ -145,14 +145,14 @@ fn answers_code(output: &Type) -> bool {
     *output == Type::Named("ncclResult_t".to_owned())
 }
 
-/// The first of several names of one handle: cgo makes different types of them.
+/// Returns the first of several names of one handle: cgo makes a different type of each.
 fn handle<'a>(model: &'a Model, name: &'a str) -> &'a str {
     let Some(Kind::Alias(to)) = model.find(name) else { return name };
     let same = |d: &&Declaration<Kind>| matches!(&d.what, Kind::Alias(other) if other == to);
     model.0.iter().find(same).map_or(name, |d| &d.name)
 }
 
-/// How C writes a type.
+/// Returns a type as C writes it.
 fn c(model: &Model, ty: &Type) -> String {
     let c = |ty| c(model, ty);
     match ty {
@@ -197,7 +197,7 @@ fn argument(model: &Model, parameter: &Declaration<Type>) -> String {
     }
 }
 
-/// Without the library's name, which is that of the package.
+/// Removes the library's name, which is that of the package.
 fn short(name: &str) -> &str {
     name.strip_prefix("nccl").or_else(|| name.strip_prefix("oxccl")).unwrap_or(name)
 }
@@ -206,13 +206,14 @@ fn enum_name(name: &str) -> &str {
     short(name).trim_end_matches("_t")
 }
 
-/// `NCCL_WIN_DEFAULT` as `NcclWinDefault`: both headers have a version.
+/// Converts `NCCL_WIN_DEFAULT` to `NcclWinDefault`. The prefix stays, as both headers have a
+/// version.
 fn camel(name: &str) -> String {
     let word = |w: &str| w[..1].to_owned() + &w[1..].to_lowercase();
     name.split('_').map(word).collect()
 }
 
-/// Documentation that begins with the name, as Go has it.
+/// Returns documentation that begins with the name, as is usual in Go.
 fn about(name: &str, doc: &[String]) -> String {
     let mut lines = doc.to_vec();
     lines[0] = format!("{name}: {}", lines[0]);

@@ -1,11 +1,11 @@
-//! Julia: constants, enums, structures, and a method per function that calls through a pointer.
+//! Julia: constants, enums, structures, and one method per function, which calls through a pointer.
 
 use super::{NOTE, comment, free, functions};
 use crate::model::{Kind, Model, Type, Value};
 
 const KEYWORDS: [&str; 4] = ["end", "function", "type", "begin"];
 
-/// The file with everything.
+/// Returns the text of the one generated file.
 pub(super) fn raw(model: &Model) -> String {
     let mut out = format!("# {NOTE}\n# The C interface, name by name.\n");
     for d in &model.0 {

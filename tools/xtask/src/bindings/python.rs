@@ -3,7 +3,7 @@
 use super::{NOTE, comment, functions};
 use crate::model::{Kind, Model, Type, Value};
 
-/// The module with everything.
+/// Returns the text of the one generated module.
 pub(super) fn raw(model: &Model) -> String {
     let mut out = format!(
         "# {NOTE}\n\"\"\"The C interface for ctypes: nccl.h and oxccl.h, name by name.\"\"\"\n\n\

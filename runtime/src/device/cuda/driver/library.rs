@@ -15,17 +15,17 @@ pub struct Functions {
     pub packets: [CUfunction; DataType::ALL.len()],
     /// Program kernels, by number of the element type.
     pub programs: [CUfunction; DataType::ALL.len()],
-    /// Send and receive, [`oxccl_kernels::abi::FewMessages`].
+    /// The kernel of sends and receives for [`oxccl_kernels::abi::FewMessages`].
     pub few_messages: CUfunction,
-    /// The same, [`oxccl_kernels::abi::ManyMessages`].
+    /// The kernel of sends and receives for [`oxccl_kernels::abi::ManyMessages`].
     pub many_messages: CUfunction,
-    /// [`oxccl_kernels::abi::Put`].
+    /// The kernel for [`oxccl_kernels::abi::Put`].
     pub put: CUfunction,
-    /// [`oxccl_kernels::abi::SignalWait`].
+    /// The kernel for [`oxccl_kernels::abi::SignalWait`].
     pub wait_signal: CUfunction,
-    /// What goes before copy engines: [`oxccl_kernels::abi::Program`].
+    /// The kernel that runs before copy engines, for [`oxccl_kernels::abi::Program`].
     pub expect: CUfunction,
-    /// Blocks that send or receive which a multiprocessor runs at a time.
+    /// Blocks of a kernel of sends and receives that a multiprocessor runs at a time.
     pub exchange_blocks: u32,
 }
 
@@ -68,7 +68,8 @@ fn library() -> Result<CUlibrary> {
     LIBRARY.get_or_init(load).as_ref().map(|l| l.0).map_err(Clone::clone)
 }
 
-/// The kernels, ready to be launched on a GPU. The first call for each GPU loads them there.
+/// Returns the kernels, ready to be launched on a GPU. The first call for each GPU loads them
+/// there.
 pub fn functions(gpu: &'static Gpu) -> Result<&'static Functions> {
     static READY: Mutex<Vec<(i32, &'static Functions)>> = Mutex::new(Vec::new());
     let mut ready = READY.lock().unwrap_or_else(|e| e.into_inner());
@@ -84,7 +85,7 @@ pub fn functions(gpu: &'static Gpu) -> Result<&'static Functions> {
         // SAFETY: a name, and places for the results.
         unsafe {
             cu!(cuLibraryGetKernel(&mut kernel, library, name.as_ptr()))?;
-            // Loads it now, and not within a call that may be captured.
+            // Loads the function now, and not within a call that may be captured.
             cu!(cuKernelGetFunction(&mut function, kernel))?;
         }
         Ok(function)
@@ -113,7 +114,8 @@ pub fn functions(gpu: &'static Gpu) -> Result<&'static Functions> {
     Ok(functions)
 }
 
-/// Blocks of a kernel that sends and receives which a multiprocessor runs at a time.
+/// Returns the number of blocks of a kernel of sends and receives that a multiprocessor runs at a
+/// time.
 fn exchange_blocks(function: CUfunction) -> Result<u32> {
     let (mut blocks, threads) = (0, abi::EXCHANGE_THREADS as i32);
     // SAFETY: a place for the number, and a loaded function.

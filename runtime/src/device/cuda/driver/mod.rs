@@ -1,4 +1,4 @@
-//! The CUDA driver: found or not, its errors, and each GPU's context.
+//! The CUDA driver: the search for it, its errors, and the context of each GPU.
 //!
 //! Functions are looked up by name at their first call and would panic when missing, so
 //! everything that this folder calls is in [`SYMBOLS`] and probed once.
@@ -15,7 +15,7 @@ use std::ffi::CStr;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Mutex, OnceLock};
 
-/// CUDA 13.0: driver 580.
+/// The oldest version of the driver that is supported: CUDA 13.0, driver 580.
 const OLDEST: i32 = 13000;
 
 /// Every function of the driver that this folder calls.
@@ -106,7 +106,8 @@ fn absent(why: impl std::fmt::Display) -> Error {
     )
 }
 
-/// Whether the driver is there, new enough and complete; the number of GPUs. Asked once.
+/// Returns the number of GPUs; an error if the driver is missing, too old or incomplete. The driver
+/// is asked once.
 pub fn count() -> Result<i32> {
     static FOUND: OnceLock<Result<i32>> = OnceLock::new();
     FOUND.get_or_init(probe).clone()
@@ -121,7 +122,7 @@ fn probe() -> Result<i32> {
         let found = unsafe { library.get::<*const ()>(name.as_bytes()) };
         found.map_err(|_| absent(format!("the driver has no {name}, it is too old")))?;
     }
-    // It stays: its threads may run.
+    // The library stays loaded: its threads may run.
     std::mem::forget(library);
     let mut version = 0;
     // SAFETY: a place for the number.
@@ -170,21 +171,21 @@ pub(crate) use cu;
 
 /// A GPU of this process, with its primary context: the one that the CUDA runtime uses too.
 pub struct Gpu {
-    /// Its number in this process.
+    /// The number of the GPU in this process.
     pub index: i32,
-    /// Its number at the driver.
+    /// The number of the GPU at the driver.
     pub device: CUdevice,
-    /// Its context.
+    /// The primary context of the GPU.
     pub context: CUcontext,
-    /// The same for all processes.
+    /// The UUID of the GPU, the same in all processes.
     pub uuid: [u8; 16],
-    /// Multiprocessors.
+    /// The number of multiprocessors.
     pub multiprocessors: u32,
-    /// Those that communicators of this process may hold at a time.
+    /// The multiprocessors that communicators of this process may hold at a time.
     pub held: AtomicU32,
-    /// Memory of seats there.
+    /// The memory of ranks there.
     pub(in crate::device::cuda) pool: Mutex<Pool>,
-    /// What is let go of when no communicator has a kernel there.
+    /// The work that waits until no communicator has a kernel there.
     pub(in crate::device::cuda) closing: Closing,
 }
 
@@ -193,7 +194,7 @@ unsafe impl Send for Gpu {}
 // SAFETY: as above.
 unsafe impl Sync for Gpu {}
 
-/// The GPU of this number. Its context stays until the process ends.
+/// Returns the GPU of this number. Its context stays until the process ends.
 pub fn gpu(index: i32) -> Result<&'static Gpu> {
     static GPUS: Mutex<Vec<(i32, &'static Gpu)>> = Mutex::new(Vec::new());
     let count = count()?;
@@ -230,19 +231,19 @@ fn open(index: i32) -> Result<Gpu> {
 }
 
 impl Gpu {
-    /// Makes this GPU's context the thread's, until what is returned is dropped.
+    /// Makes this GPU's context current on this thread, until the returned guard is dropped.
     pub fn enter(&self) -> Result<Entered> {
         enter(self.context)
     }
 
-    /// Makes it the thread's GPU from now on, as cudaSetDevice does.
+    /// Makes this GPU the thread's GPU from now on, as cudaSetDevice does.
     pub fn select(&self) -> Result<()> {
         // SAFETY: a context that lives as long as the process.
         unsafe { cu!(cuCtxSetCurrent(self.context)) }
     }
 }
 
-/// Makes a living context the thread's, until what is returned is dropped.
+/// Makes a living context current on this thread, until the returned guard is dropped.
 pub(in crate::device::cuda) fn enter(context: CUcontext) -> Result<Entered> {
     let visit = exit::is_own_thread().then(|| exit::visit_driver().ok_or_else(exiting));
     let visit = visit.transpose()?;
@@ -262,7 +263,8 @@ fn exiting() -> Error {
     Error::usage("the process exits", "destroy or abort communicators before")
 }
 
-/// Leaves the thread in its context; where it has none, enters that of its device.
+/// Keeps the thread's current context; if there is none, makes that of the thread's device current,
+/// until the returned guard is dropped.
 pub fn enter_any() -> Result<Entered> {
     let mut context = std::ptr::null_mut();
     count()?;
@@ -273,16 +275,16 @@ pub fn enter_any() -> Result<Entered> {
     }
     match crate::device::current()? {
         Device::Cuda(index) => gpu(index)?.enter(),
-        // Any does: who is on the host names CUDA objects by their handles.
+        // Any GPU will do: a thread on the host device names CUDA objects by their handles.
         Device::Host(_) => gpu(0)?.enter(),
     }
 }
 
-/// See [`enter`].
+/// The guard of [`enter`]: when it is dropped, the thread's context is again that of before.
 #[must_use]
 pub struct Entered {
     pushed: bool,
-    /// Ends after the context is popped.
+    /// Dropped after the context is popped.
     _visit: Option<Visit>,
 }
 
@@ -296,7 +298,7 @@ impl Drop for Entered {
     }
 }
 
-/// The GPU of the thread's current context; None when it has none.
+/// Returns the GPU of the thread's current context; `None` if the thread has no context.
 pub fn current() -> Option<i32> {
     let count = count().ok()?;
     let (mut context, mut device) = (std::ptr::null_mut(), 0);
@@ -312,12 +314,13 @@ pub fn current() -> Option<i32> {
     })
 }
 
-/// While it lives, this thread may allocate and load though other threads capture in global mode.
+/// A guard: while it lives, this thread may allocate and load though other threads capture in
+/// global mode.
 #[must_use]
 pub struct Relaxed(CUstreamCaptureMode);
 
 impl Relaxed {
-    /// Begins.
+    /// Sets the thread's capture mode to relaxed.
     pub fn begin() -> Result<Self> {
         let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: a place with the new mode, which gets the old one.
@@ -328,7 +331,7 @@ impl Relaxed {
 
 impl Drop for Relaxed {
     fn drop(&mut self) {
-        // SAFETY: the mode of before.
+        // SAFETY: a place with the mode that was set before.
         unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.0) };
     }
 }

@@ -14,13 +14,14 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
-/// What is allocated, by address.
+/// The allocations, by address.
 static BLOCKS: Mutex<BTreeMap<usize, Block>> = Mutex::new(BTreeMap::new());
 
 struct Block {
-    /// In bytes, as mapped.
+    /// Bytes, as mapped.
     size: usize,
-    /// No two allocations of the process have the same, though their addresses may be.
+    /// The number of the allocation: no two allocations of the process have the same, though their
+    /// addresses may be the same.
     id: u64,
     gpu: &'static Gpu,
 }
@@ -33,8 +34,8 @@ fn blocks() -> MutexGuard<'static, BTreeMap<usize, Block>> {
     BLOCKS.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// The allocation in which an address lies: where it begins, its size in bytes, and its number,
-/// which no other allocation of the process has had. None for memory from elsewhere.
+/// Returns the allocation in which an address lies: its address, its size in bytes, and its number,
+/// which no other allocation of the process has had. `None` for memory from elsewhere.
 pub fn find(ptr: *const u8) -> Option<(*mut u8, usize, u64)> {
     let blocks = blocks();
     let (&base, block) = blocks.range(..=ptr as usize).next_back()?;
@@ -42,8 +43,8 @@ pub fn find(ptr: *const u8) -> Option<(*mut u8, usize, u64)> {
     within.then_some((std::ptr::with_exposed_provenance_mut(base), block.size, block.id))
 }
 
-/// Bytes from an address to the end of its allocation, as mapped; None for memory from elsewhere.
-/// Takes no lock in a process that never allocated any.
+/// Returns the bytes from an address to the end of its allocation, as mapped; `None` for memory
+/// from elsewhere. Takes no lock in a process that never allocated any.
 #[inline]
 pub fn left(ptr: *const u8) -> Option<usize> {
     if NEXT.load(Ordering::Relaxed) == FIRST {
@@ -60,7 +61,7 @@ fn has(gpu: &Gpu, attribute: CUdevice_attribute) -> Result<bool> {
     Ok(value != 0)
 }
 
-/// A GPU as a place of memory.
+/// Returns the location of memory on a GPU.
 pub(in crate::device::cuda) fn location(device: i32) -> CUmemLocation {
     CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device }
 }
@@ -96,16 +97,16 @@ impl Drop for Physical {
     }
 }
 
-/// A range of addresses, and what is mapped there from its beginning on.
+/// A range of addresses, of which the first part is mapped.
 pub struct Range {
     base: CUdeviceptr,
     bytes: usize,
-    /// The first bytes, which are mapped.
+    /// The number of bytes that are mapped, from the beginning.
     mapped: usize,
 }
 
 impl Range {
-    /// Reserves addresses; an alignment of 0 is the driver's own.
+    /// Reserves addresses; an alignment of 0 stands for the driver's own.
     pub fn new(bytes: usize, alignment: usize) -> Result<Self> {
         let mut base = 0;
         // SAFETY: a place for the address.
@@ -113,7 +114,7 @@ impl Range {
         Ok(Self { base, bytes, mapped: 0 })
     }
 
-    /// Where it begins.
+    /// Returns the address at which the range begins.
     pub fn base(&self) -> CUdeviceptr {
         self.base
     }
@@ -127,7 +128,8 @@ impl Range {
         Ok(())
     }
 
-    /// Maps the next `bytes` bytes: memory of another process, which it passed on as a descriptor.
+    /// Maps memory of another process, which passed it on as a descriptor, at the next `bytes`
+    /// bytes.
     pub fn map_shared(&mut self, bytes: usize, fd: i32) -> Result<()> {
         let file = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
         let mut handle = 0;
@@ -137,7 +139,7 @@ impl Range {
         self.map(&Physical(handle), bytes)
     }
 
-    /// Gives GPUs access to all of it.
+    /// Gives GPUs access to the whole range.
     pub fn allow(&self, access: &[CUmemAccessDesc]) -> Result<()> {
         // SAFETY: a mapped range, and as many entries as told.
         unsafe { cu!(cuMemSetAccess(self.base, self.bytes, access.as_ptr(), access.len())) }
@@ -163,7 +165,7 @@ impl Drop for Range {
     }
 }
 
-/// A GPU and all its peers of this process.
+/// Returns the access entries of a GPU and of all GPUs of this process that reach it.
 fn neighbourhood(gpu: &Gpu) -> Result<Vec<CUmemAccessDesc>> {
     let flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     let mut access = Vec::new();
@@ -183,8 +185,9 @@ fn neighbourhood(gpu: &Gpu) -> Result<Vec<CUmemAccessDesc>> {
     Ok(access)
 }
 
-/// Zeroed memory of the GPU of this number, at least `bytes` bytes, which its peers in this process
-/// reach. Blocks until it is zeroed, whatever else the GPU does; not for streams.
+/// Allocates zeroed memory on the GPU of this number, at least `bytes` bytes, which the GPU's peers
+/// in this process reach. Blocks until the memory is zeroed, whatever else the GPU does; does not
+/// wait for other streams.
 pub fn allocate(gpu: i32, bytes: usize) -> Result<*mut u8> {
     let gpu = driver::gpu(gpu)?;
     let _place = (gpu.enter()?, Relaxed::begin()?);
@@ -217,7 +220,7 @@ pub fn allocate(gpu: i32, bytes: usize) -> Result<*mut u8> {
     let id = NEXT.fetch_add(1, Ordering::Relaxed);
     let base = range.base as usize;
     blocks().insert(base, Block { size: bytes, id, gpu });
-    // The table has it now.
+    // The table owns the memory now.
     std::mem::forget(range);
     Ok(std::ptr::with_exposed_provenance_mut(base))
 }
@@ -241,9 +244,9 @@ pub fn free(ptr: *mut u8) -> Result<()> {
     };
     let gpu = blocks().get(&(ptr as usize)).map(|block| block.gpu).ok_or_else(unknown)?;
     let _place = (gpu.enter()?, Relaxed::begin()?);
-    // SAFETY: no arguments; the context is the thread's.
+    // SAFETY: no arguments; the GPU's context is current on this thread.
     unsafe { cu!(cuCtxSynchronize()) }?;
-    // Of two threads that free it one is told so.
+    // If two threads free the memory, one of them gets the error.
     let block = blocks().remove(&(ptr as usize)).ok_or_else(unknown)?;
     crate::device::cuda::sharing::mapper::forget(ptr as u64, block.size as u64);
     Range { base: ptr as CUdeviceptr, bytes: block.size, mapped: block.size }.free()

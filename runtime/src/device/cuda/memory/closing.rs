@@ -1,6 +1,6 @@
-//! Lets go of what other processes have given, when no kernel of a communicator runs on the GPU.
-//! The driver may wait there for all that the GPU does, and launch nothing meanwhile: a kernel
-//! that waits for a rank whose launch waits so would never end.
+//! Closing of memory that other processes have given, when no kernel of a communicator runs on the
+//! GPU. The driver may wait there for all work of the GPU, and launch nothing meanwhile: a kernel
+//! that waits for a rank whose launch is held up by this would never end.
 
 use crate::device::cuda::driver::{Gpu, Relaxed};
 use crate::device::cuda::sharing::mapper;
@@ -9,15 +9,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, TryLockError};
 use std::time::Duration;
 
-/// Between looks whether the GPU is quiet.
+/// The time between looks whether the GPU is quiet.
 const AGAIN: Duration = Duration::from_millis(5);
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// What is to be let go of on a GPU.
+/// The work that is to be done on a GPU when it is quiet.
 #[derive(Default)]
 pub struct Closing {
-    /// Launches share it, closing has it alone.
+    /// The gate, which launches share and closing takes alone.
     gate: RwLock<()>,
     queue: Mutex<Queue>,
 }
@@ -25,7 +25,7 @@ pub struct Closing {
 #[derive(Default)]
 struct Queue {
     waiting: Vec<Work>,
-    /// Whether a thread serves it.
+    /// True while a thread serves the queue.
     served: bool,
 }
 
@@ -34,22 +34,23 @@ impl Closing {
         self.queue.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Held while something is launched. Blocks while something is closed, when no kernel of a
-    /// communicator runs.
+    /// Returns a guard, which is held while something is launched. Blocks while something is
+    /// closed, which is done only when no kernel of a communicator runs.
     pub fn launch(&self) -> RwLockReadGuard<'_, ()> {
         self.gate.read().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// True where a thread has to be started that serves it.
+    /// Queues work; returns true if a thread has to be started that serves the queue.
     fn add(&self, work: Work) -> bool {
         let mut queue = self.queue();
         queue.waiting.push(work);
         !std::mem::replace(&mut queue.served, true)
     }
 
-    /// Does what waits if nothing is launched and all is quiet; true when nothing is left to serve.
+    /// Does the queued work if nothing is being launched and the GPU is quiet; returns true if
+    /// nothing is left to serve.
     fn serve(&self, quiet: impl FnOnce() -> bool) -> bool {
-        // It never queues for the gate: launches would wait behind it.
+        // This never waits for the gate: launches would wait behind it.
         let gate = match self.gate.try_write() {
             Ok(gate) => Some(gate),
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
@@ -58,7 +59,7 @@ impl Closing {
         if gate.is_some() && quiet() {
             let waiting = std::mem::take(&mut self.queue().waiting);
             for work in waiting {
-                // The others are done nevertheless.
+                // The rest of the work is done also after a panic.
                 let _ = catch_unwind(AssertUnwindSafe(work));
             }
         }
@@ -69,9 +70,9 @@ impl Closing {
     }
 }
 
-/// Does something in a thread of its own, with the GPU's context, when no communicator of this
-/// process has a kernel there; until then no launch is held up. Graphs come without being seen, so
-/// it waits for their end, too.
+/// Does `work` in a thread of its own, with the GPU's context, when no communicator of this process
+/// has a kernel there; until then no launch is held up. Launches of graphs are not seen here, so
+/// the work also waits until there are no graphs.
 pub(in crate::device::cuda) fn when_quiet(gpu: &'static Gpu, work: impl FnOnce() + Send + 'static) {
     if !gpu.closing.add(Box::new(work)) {
         return;
@@ -79,9 +80,9 @@ pub(in crate::device::cuda) fn when_quiet(gpu: &'static Gpu, work: impl FnOnce()
     let serve = move || {
         // Once the process exits, what is left goes with it.
         while let Some(visit) = exit::visit_driver() {
-            // Where there is no context any more, there is nothing to close.
+            // Without a context there is nothing to close.
             let (Ok(context), Ok(relaxed)) = (gpu.enter(), Relaxed::begin()) else {
-                // Who comes next tries again.
+                // The next caller tries again.
                 gpu.closing.queue().served = false;
                 return;
             };
@@ -94,7 +95,7 @@ pub(in crate::device::cuda) fn when_quiet(gpu: &'static Gpu, work: impl FnOnce()
     };
     let thread = std::thread::Builder::new().name("oxccl-free".to_owned());
     if thread.spawn(serve).is_err() {
-        // Who comes next tries again.
+        // The next caller tries again.
         gpu.closing.queue().served = false;
     }
 }
@@ -129,7 +130,7 @@ mod tests {
         assert!(!closing.serve(|| false), "a kernel runs");
         assert!(closing.gate.try_read().is_ok(), "launches go on");
         assert_eq!(closed.load(Ordering::Relaxed), 0);
-        // What panics does not keep the others.
+        // Work that panics does not keep the rest from being done.
         assert!(!closing.add(Box::new(|| panic!("on purpose"))));
         assert!(!closing.add(close()));
         assert!(closing.serve(|| true));

@@ -1,5 +1,5 @@
-//! Memory of GPUs for other ranks: whatever allocator it came from, in a form that another process
-//! maps, and mapped there.
+//! Memory of GPUs for other ranks: brought, whatever allocator it came from, into a form that
+//! another process can map, and mapped there.
 
 use crate::device::cuda::driver::{Gpu, cu};
 use crate::device::cuda::memory::alloc;
@@ -16,14 +16,14 @@ use std::sync::Arc;
 /// The most allocations that a buffer may lie across.
 pub const MAX_SEGMENTS: usize = 64;
 
-/// What other processes need to map a buffer.
+/// The information by which other processes map a buffer.
 #[derive(Debug, Default)]
 pub struct Exported {
     /// Offset of the buffer in what is mapped.
     pub offset: u64,
-    /// The handle of CUDA IPC, of memory from cudaMalloc.
+    /// The handle of CUDA IPC, for memory from cudaMalloc.
     pub handle: Option<[u8; 64]>,
-    /// Otherwise the bytes of the allocations that it lies in, and a descriptor of each.
+    /// Otherwise the allocations in which the buffer lies: the bytes of each, and a descriptor.
     pub segments: Vec<(u64, Arc<OwnedFd>)>,
 }
 
@@ -34,25 +34,26 @@ fn attribute<T: Default>(at: u64, which: CUpointer_attribute) -> Result<T> {
     Ok(value)
 }
 
-/// Whether it is memory of cudaMalloc.
+/// Returns whether an address is in memory from cudaMalloc.
 fn is_plain(at: u64) -> bool {
     let which = CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE;
     attribute::<u32>(at, which).is_ok_and(|capable| capable != 0)
 }
 
-/// The allocation's number, which no other one of the process has had; None where there is none.
+/// Returns the number of the allocation at an address, which no other allocation of the process has
+/// had; `None` if there is none.
 pub fn id_of(at: u64) -> Option<u64> {
     attribute(at, CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID).ok()
 }
 
-/// The allocations that a range lies across.
+/// Returns the pieces of the allocations that a range lies across.
 pub fn pieces(base: u64, len: u64) -> Vec<Piece> {
     registry::pieces(base, len, MAX_SEGMENTS, |at| {
         (id_of(at), allocation(at).ok().map(|(start, bytes)| start + bytes))
     })
 }
 
-/// The allocation that holds an address: its own address and bytes.
+/// Returns the address and the bytes of the allocation that holds an address.
 pub fn allocation(at: u64) -> Result<(u64, u64)> {
     let (mut base, mut bytes) = (0, 0);
     // SAFETY: places for the results.
@@ -60,8 +61,9 @@ pub fn allocation(at: u64) -> Result<(u64, u64)> {
     Ok((base, bytes as u64))
 }
 
-/// Whether all GPUs of this process that a communicator uses reach an address of its rank on `gpu`:
-/// what this library gives, and what cudaMalloc gives there, as peer access is enabled for it.
+/// Returns whether all GPUs of this process that a communicator uses reach an address of its rank
+/// on `gpu`: they reach memory of this library's allocator, and memory of cudaMalloc on that GPU,
+/// as peer access to it is enabled.
 pub fn reached_here(gpu: &Gpu, at: u64) -> bool {
     let ours = alloc::find(std::ptr::with_exposed_provenance(at as usize)).is_some();
     let context = || attribute(at, CUpointer_attribute::CU_POINTER_ATTRIBUTE_CONTEXT);
@@ -72,7 +74,7 @@ fn unfit(what: &str) -> Error {
     Error::usage(what, "take buffers from ncclMemAlloc or cudaMalloc")
 }
 
-/// Makes a buffer ready for other processes.
+/// Exports a buffer for other processes.
 pub fn export(base: u64, len: u64) -> Result<Exported> {
     if is_plain(base) {
         let (start, bytes) = allocation(base)?;
@@ -118,18 +120,18 @@ fn descriptor(start: u64) -> Result<OwnedFd> {
 
 /// A peer's buffer, mapped until it is dropped.
 pub enum Mapping {
-    /// Memory of this process; that of a rank, which it keeps.
+    /// Memory of this process; if it is the shared memory of a rank, it is kept alive.
     Here(u64, Option<Arc<Memory>>),
-    /// By CUDA IPC.
+    /// A mapping by CUDA IPC.
     Handle {
-        /// Where the allocation begins.
+        /// The address of the allocation.
         base: CUdeviceptr,
         /// Offset of the buffer.
         offset: u64,
     },
-    /// By descriptors.
+    /// A mapping by descriptors.
     Range {
-        /// Where the allocations begin.
+        /// The addresses at which the allocations are mapped.
         range: alloc::Range,
         /// Offset of the buffer.
         offset: u64,
@@ -137,7 +139,7 @@ pub enum Mapping {
 }
 
 impl Mapping {
-    /// Where the buffer begins.
+    /// Returns the address of the buffer.
     pub fn address(&self) -> u64 {
         match self {
             Mapping::Here(at, _) => *at,
@@ -146,8 +148,8 @@ impl Mapping {
         }
     }
 
-    /// Whether letting it go waits for the kernels of the GPU and holds up launches there, as
-    /// closing a handle of CUDA IPC does; unmapping does not (`tests/gpu/waits.cu`,
+    /// Returns whether ending the mapping waits for the kernels of the GPU and holds up launches
+    /// there, as closing a handle of CUDA IPC does; unmapping does not (`tests/gpu/waits.cu`,
     /// docs/gpu-results.md).
     pub fn waits_for_kernels(&self) -> bool {
         matches!(self, Mapping::Handle { .. })
@@ -178,8 +180,8 @@ pub fn map_here(gpu: &Gpu, base: u64) -> Result<Mapping> {
     Ok(Mapping::Here(base, Memory::find(base)))
 }
 
-/// Maps memory of another process by its handle of CUDA IPC, for the GPU whose context is the
-/// thread's; the buffer begins at `offset`.
+/// Maps memory of another process by its handle of CUDA IPC; the buffer begins at `offset`. Maps
+/// for the GPU whose context is current on this thread.
 pub fn open(handle: [u8; 64], offset: u64) -> Result<Mapping> {
     let handle = sys::CUipcMemHandle { reserved: handle.map(|b| b as _) };
     let (mut base, lazily) = (0, 1);
@@ -188,7 +190,7 @@ pub fn open(handle: [u8; 64], offset: u64) -> Result<Mapping> {
     Ok(Mapping::Handle { base, offset })
 }
 
-/// Maps a buffer of another process for the GPU whose context is the thread's.
+/// Maps a buffer of another process for the GPU whose context is current on this thread.
 pub fn map(gpu: &Gpu, exported: Exported) -> Result<Mapping> {
     let Exported { offset, handle, segments } = exported;
     if let Some(handle) = handle {

@@ -1,6 +1,6 @@
-//! Memory that seats work in, kept for the next one while there are any on the GPU: the driver
-//! frees memory when all kernels of a GPU have ended and launches nothing there meanwhile. A kernel
-//! that waits for a rank whose launch waits for the driver would never end.
+//! The memory in which ranks work on a GPU, kept for the next rank while there are any on the GPU:
+//! the driver frees memory when all kernels of a GPU have ended, and launches nothing there
+//! meanwhile. A kernel that waits for a rank whose launch waits for the driver would never end.
 
 use crate::device::cuda::driver::{Gpu, Relaxed, cu};
 use crate::error::Result;
@@ -8,7 +8,7 @@ use cudarc::driver::sys::{self, CUdeviceptr, CUstream};
 use std::ptr::null_mut;
 use std::sync::MutexGuard;
 
-/// What is kept, and how much more is in use.
+/// The items that are kept, and the number of items in use.
 struct Kept<T> {
     taken: usize,
     kept: Vec<T>,
@@ -21,14 +21,15 @@ impl<T> Default for Kept<T> {
 }
 
 impl<T> Kept<T> {
-    /// One more is in use; what was kept and fits.
+    /// Counts one more item in use; returns a kept item that fits, if there is one.
     fn take(&mut self, fits: impl FnMut(&T) -> bool) -> Option<T> {
         self.taken += 1;
         let index = self.kept.iter().position(fits)?;
         Some(self.kept.swap_remove(index))
     }
 
-    /// One less is in use, and kept. After the last one nothing is: what is to be freed.
+    /// Counts one item less in use, and keeps it. With the last one, returns all kept items, which
+    /// are to be freed.
     fn give(&mut self, item: Option<T>) -> Vec<T> {
         self.taken -= 1;
         self.kept.extend(item);
@@ -36,7 +37,7 @@ impl<T> Kept<T> {
     }
 }
 
-/// The memory of a GPU's seats.
+/// The pool of the ranks' memory on a GPU.
 #[derive(Default)]
 pub(in crate::device::cuda) struct Pool(Kept<Piece>);
 
@@ -44,7 +45,7 @@ fn pool(gpu: &Gpu) -> MutexGuard<'_, Pool> {
     gpu.pool.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// What the driver gave: memory of the GPU, or of the host.
+/// An allocation of the driver: memory of the GPU, or of the host.
 struct Piece {
     at: u64,
     on_host: bool,
@@ -79,16 +80,16 @@ impl Piece {
     }
 }
 
-/// Memory in use; dropped, it is kept for the next one of its size, or freed where it was the last
-/// one in use on its GPU, which waits for what the GPU does.
+/// Memory in use. When it is dropped, it is kept for the next block of its size. If it was the last
+/// one in use on its GPU, all kept memory is freed, which waits for the work of the GPU.
 pub(in crate::device::cuda) struct Block {
     gpu: &'static Gpu,
-    /// Always there until it is dropped.
+    /// `Some` until the block is dropped.
     piece: Option<Piece>,
 }
 
 impl Block {
-    /// Zeroed, on the GPU whose context is the thread's.
+    /// Returns zeroed memory on the GPU. Requires the GPU's context to be current on this thread.
     pub(in crate::device::cuda) fn on_gpu(
         gpu: &'static Gpu,
         bytes: usize,
@@ -103,8 +104,8 @@ impl Block {
         Ok(block)
     }
 
-    /// On the host, where all GPUs reach it; its contents are anything. The GPU's context is the
-    /// thread's.
+    /// Returns memory of the host, which all GPUs reach; its contents are undefined. Requires the
+    /// GPU's context to be current on this thread.
     pub(in crate::device::cuda) fn on_host(gpu: &'static Gpu, bytes: usize) -> Result<Self> {
         Self::take(gpu, true, bytes)
     }
@@ -112,7 +113,7 @@ impl Block {
     fn take(gpu: &'static Gpu, on_host: bool, bytes: usize) -> Result<Self> {
         let fits = |kept: &Piece| kept.bytes == bytes && kept.on_host == on_host;
         let kept = pool(gpu).0.take(fits);
-        // Counted from here on, also where the driver has none.
+        // The block is counted from here on, also if the driver has no memory.
         let mut block = Self { gpu, piece: kept };
         if block.piece.is_none() {
             block.piece = Some(Piece::new(on_host, bytes)?);
@@ -120,7 +121,8 @@ impl Block {
         Ok(block)
     }
 
-    /// Its address, for GPUs; that of memory on the host is the same there.
+    /// Returns the address of the block for GPUs; memory of the host has the same address on the
+    /// host.
     pub(in crate::device::cuda) fn at(&self) -> CUdeviceptr {
         self.piece.as_ref().map_or(0, |piece| piece.at)
     }
@@ -128,8 +130,9 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // Nobody takes a block until all are freed: its kernels would be waited for, and keep
-        // others from launching what they wait for.
+        // The lock is held until all are freed, so that nobody takes a block meanwhile: freeing
+        // would wait for that rank's kernels, and keep other ranks from launching what these
+        // kernels wait for.
         let mut pool = pool(self.gpu);
         let idle = pool.0.give(self.piece.take());
         if idle.is_empty() {

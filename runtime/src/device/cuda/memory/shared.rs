@@ -17,19 +17,19 @@ pub struct Memory {
 
 enum Place {
     Gpu(Block),
-    /// None once it is let go.
+    /// `None` once the memory is released.
     Host(Option<Pinned>),
 }
 
 static SHARED: Mutex<Vec<Weak<Memory>>> = Mutex::new(Vec::new());
 
 impl Memory {
-    /// Zeroed, on the GPU whose context is the thread's.
+    /// Creates zeroed memory on the GPU. Requires the GPU's context to be current on this thread.
     pub fn new(gpu: &'static Gpu, bytes: usize, stream: CUstream) -> Result<Arc<Self>> {
         Ok(Self { gpu, place: Place::Gpu(Block::on_gpu(gpu, bytes, stream)?) }.known())
     }
 
-    /// Zeroed, on the host. The GPU's context is the thread's.
+    /// Creates zeroed memory on the host. Requires the GPU's context to be current on this thread.
     pub fn on_host(gpu: &'static Gpu, bytes: usize) -> Result<Arc<Self>> {
         let fd = sealed_memfd("oxccl-gpu", bytes)?;
         Ok(Self { gpu, place: Place::Host(Some(Pinned::new(fd, bytes)?)) }.known())
@@ -43,7 +43,7 @@ impl Memory {
         memory
     }
 
-    /// Where it is.
+    /// Returns the address of the memory for GPUs.
     pub fn at(&self) -> CUdeviceptr {
         match &self.place {
             Place::Gpu(block) => block.at(),
@@ -51,7 +51,7 @@ impl Memory {
         }
     }
 
-    /// By which another process maps it; None of memory on a GPU.
+    /// Returns the descriptor by which another process maps the memory; `None` for memory on a GPU.
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         match &self.place {
             Place::Gpu(..) => None,
@@ -59,7 +59,7 @@ impl Memory {
         }
     }
 
-    /// That of another rank of this process.
+    /// Returns the shared memory of a rank of this process, by its address.
     pub fn find(address: u64) -> Option<Arc<Self>> {
         let all = SHARED.lock().unwrap_or_else(|e| e.into_inner());
         all.iter().filter_map(Weak::upgrade).find(|memory| memory.at() == address)
@@ -68,8 +68,8 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // All seats whose kernels may write there are gone, and the reaper saw that no other
-        // process writes there.
+        // All ranks of this process whose kernels may write there are gone, and the reaper has seen
+        // that no other process writes there.
         if let Place::Host(pinned) = &mut self.place
             && let (Ok(_context), Ok(_relaxed)) = (self.gpu.enter(), Relaxed::begin())
         {
@@ -82,12 +82,13 @@ impl Drop for Memory {
 pub struct Pinned {
     memory: Mapping,
     fd: OwnedFd,
-    /// Its address for GPUs.
+    /// The address of the memory for GPUs.
     pub at: CUdeviceptr,
 }
 
 impl Pinned {
-    /// Maps a memfd of `bytes` bytes, for all GPUs of this process. A context is the thread's.
+    /// Maps a memfd of `bytes` bytes for all GPUs of this process. Requires a context to be current
+    /// on this thread.
     pub fn new(fd: OwnedFd, bytes: usize) -> Result<Self> {
         let memory = Mapping::of(fd.as_fd(), bytes)?;
         let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;

@@ -1,12 +1,13 @@
-//! Copy engines: they take the blocks of large all-gathers and all-to-alls from the peers, where
-//! all ranks' send buffers lie at the same place of a window, and do large puts.
+//! Copy engines: they take the blocks of large all-gathers and all-to-alls from the peers, if the
+//! send buffers of all ranks lie at the same offset of a window, and carry out large puts.
 //!
-//! Where a peer's buffer is mapped, only kernels hear in time for a call; of windows this side can
-//! tell. So a kernel of one block goes before the engines (`expect.cuh`): it waits until the peers'
-//! blocks are there, and compares what the peers tell with what was assumed here. The program that
-//! comes after only signals and waits then, or moves everything itself. To the peers all that is
-//! the same operation: which of the ranks use engines is nothing that they have to agree on. Not
-//! for graphs, which may be launched when a peer's memory is gone: engines cannot give up.
+//! The peers tell only kernels in time for a call where their buffers lie; for buffers in windows
+//! this rank knows it beforehand. So a kernel of one block runs before the engines (`expect.cuh`):
+//! it waits until the peers' blocks are ready, and compares the addresses that the peers tell with
+//! those assumed here. The program that follows then only signals and waits, or moves everything
+//! itself if they differ. To the peers all this is the same operation, so the ranks need not agree
+//! on which of them use engines. Graphs do not use engines: a graph may be launched when a peer's
+//! memory is gone, and engines cannot give up.
 
 use crate::device::cuda::driver::cu;
 use crate::device::cuda::driver::library::launch;
@@ -19,38 +20,39 @@ use oxccl_kernels::abi;
 use oxccl_plan::Collective;
 use std::sync::atomic::Ordering;
 
-/// Bytes that a rank gets from the others, from which on engines are faster than kernels: they take
+/// The least bytes received from the peers for which engines are faster than kernels: engines take
 /// 38 µs and move 374 GB/s, kernels 24 µs and 333 GB/s (2 × H200, all-gather in place).
 const FASTER_BYTES: u64 = 64 << 20;
 
-/// The same where blocks of kernels are wanted for other things.
+/// The same limit for a communicator that leaves thread blocks for other things.
 const LEAST_BYTES: u64 = 512 << 10;
 
-/// Calls with send buffers at different places, after which engines are not used any more: when
-/// windows come it happens that ranks find their buffers in different ones.
+/// The number of calls with send buffers at different offsets after which engines are not used any
+/// more. Some such calls are expected: while windows are registered, ranks may find their buffers
+/// in different windows.
 const ASTRAY: u64 = 8;
 
-/// Bytes that a rank gets from the others or gives them, from which on engines move them; `sparing`
-/// where blocks of kernels are wanted for other things.
+/// Returns the least bytes, received from the peers or sent to them, that engines move; `sparing`
+/// if thread blocks are to be left for other things.
 pub fn least_bytes(sparing: bool) -> u64 {
     if sparing { LEAST_BYTES } else { FASTER_BYTES }
 }
 
-/// Returns whether copy engines have been sent to the right places often enough: ranks that bring
-/// buffers at different places do so again and again.
+/// Returns whether copy engines were given wrong source addresses seldom enough: ranks that bring
+/// buffers at different offsets do so again and again.
 pub fn are_worth_it(cuda_rank: &CudaRank) -> bool {
     cuda_rank.engine_mispredictions() < ASTRAY
 }
 
-/// Whether what is launched now may use engines: nothing stops them, so not after a failure, of
-/// which the peers have heard that nothing begins after it; and copies on the default stream wait
-/// for both GPUs.
+/// Returns whether a launch may use engines now. Not after a failure: nothing stops engines, and
+/// the peers have been told that nothing begins after the failure. Not on a default stream: copies
+/// there wait for both GPUs.
 fn may_run(cuda_rank: &CudaRank, stream: Stream) -> bool {
     let sound = cuda_rank.owner().is_some_and(|rank| rank.failure().is_none());
     sound && !stream.is_default()
 }
 
-/// Bytes that an engine moves.
+/// A copy that an engine carries out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Move {
     to: u64,
@@ -67,14 +69,14 @@ impl Move {
     }
 }
 
-/// Where a call's send buffers are: in a window, at the same place of it at all ranks.
+/// The location of a call's send buffers: a part of a window, at the same offset at all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Site {
-    /// Where the part of the window begins that holds them.
+    /// The address of the part of the window that holds them.
     at: u64,
-    /// Its bytes.
+    /// Bytes of that part.
     len: u64,
-    /// From the place of a rank's buffer there to that of the next rank.
+    /// Bytes from a rank's buffer in that part to that of the next rank.
     step: u64,
 }
 
@@ -94,9 +96,9 @@ impl Site {
     }
 }
 
-/// Launches the engines, and what goes before them, in the order of the stream, where they can be
-/// used, and tells `program` whether they are. Only within [`CudaRank::launch`], which keeps
-/// windows mapped.
+/// Launches the kernel that runs before the engines, and then the copies, in the order of the
+/// stream, if engines can be used; tells `program` whether they are. Call this only within
+/// [`CudaRank::launch`], which keeps windows mapped.
 pub fn launch_before(
     cuda_rank: &CudaRank,
     call: &Call,
@@ -123,8 +125,8 @@ pub fn launch_before(
     moves.iter().try_for_each(|one| one.launch(stream))
 }
 
-/// The blocks that a rank takes from the others, and where it expects their send buffers; None
-/// where that is not known.
+/// Returns the copies of the blocks that a rank takes from its peers, and sets `expected` to the
+/// addresses at which it expects their send buffers; `None` if these are not known.
 fn moves(
     cuda_rank: &CudaRank,
     call: &Call,
@@ -149,8 +151,8 @@ fn moves(
         .collect()
 }
 
-/// Launches a put without its signal where engines can do it, and that pays; whether it was. Only
-/// within [`CudaRank::launch`].
+/// Launches the copy of a put, without its signal, if engines can carry it out and that pays.
+/// Returns whether it was launched. Call this only within [`CudaRank::launch`].
 pub fn launch_put(cuda_rank: &CudaRank, peer: u32, put: &Put, stream: Stream) -> Result<bool> {
     let large = put.bytes as u64 >= cuda_rank.engine_bytes && peer != cuda_rank.view.rank;
     if !large || !may_run(cuda_rank, stream) || order::graph_of(stream)?.is_some() {
@@ -158,7 +160,7 @@ pub fn launch_put(cuda_rank: &CudaRank, peer: u32, put: &Put, stream: Stream) ->
     }
     let window = cuda_rank.sharing().and_then(|sharing| sharing.window(peer, put.window + 1));
     let (offset, bytes) = (put.offset as u64, put.bytes as u64);
-    // What does not fit is told by the kernel.
+    // The kernel reports a put that does not fit the window.
     let fitting = window.filter(|w| w.bytes >= offset && w.bytes - offset >= bytes);
     let Some(window) = fitting else { return Ok(false) };
     let (to, from) = (window.base + offset, put.from.0 as u64);

@@ -5,32 +5,33 @@ use crate::device::cuda::driver::Gpu;
 use crate::log::{self, Level, Subsystem};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// What one communicator holds of a GPU; nothing once it is dropped.
+/// The multiprocessors of a GPU that one communicator holds, until this is dropped.
 pub struct Held {
-    /// What all communicators hold there.
+    /// The number that all communicators hold there.
     all: &'static AtomicU32,
     own: AtomicU32,
 }
 
 impl Held {
-    /// Nothing yet. `all` is the GPU's sum.
+    /// Creates one that holds nothing yet. `all` is the GPU's sum.
     pub fn new(all: &'static AtomicU32) -> Self {
         Self { all, own: AtomicU32::new(0) }
     }
 
-    /// Of `number` multiprocessors, those that no communicator holds.
+    /// Returns how many of `number` multiprocessors no communicator holds.
     pub fn free_of(&self, number: u32) -> u32 {
         number.saturating_sub(self.all.load(Ordering::Relaxed))
     }
 
-    /// Holds so many; what all communicators hold now.
+    /// Holds `number` multiprocessors in place of those held before; returns the number that all
+    /// communicators hold now.
     fn take(&self, number: u32) -> u32 {
         self.give_back();
         self.own.store(number, Ordering::Relaxed);
         self.all.fetch_add(number, Ordering::Relaxed) + number
     }
 
-    /// The same, and tells whether it fits.
+    /// Holds `number` multiprocessors, and logs whether all that communicators hold fits the GPU.
     pub fn settle(&self, gpu: &Gpu, number: u32, channels: u32) {
         let (all, there, index) = (self.take(number), gpu.multiprocessors, gpu.index);
         let (level, what) = if all > there {
@@ -47,7 +48,7 @@ impl Held {
         log::line(level, Subsystem::Init, &text);
     }
 
-    /// Holds none any more.
+    /// Gives back all multiprocessors that the communicator holds.
     pub fn give_back(&self) {
         let own = self.own.swap(0, Ordering::Relaxed);
         self.all.fetch_sub(own, Ordering::Relaxed);

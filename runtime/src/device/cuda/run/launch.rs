@@ -19,16 +19,17 @@ use oxccl_plan::select::Topology;
 use oxccl_plan::{Buffer, Carrier, Collective, Destination, From, Geometry, Op, Plan, Slice};
 use std::sync::Arc;
 
-/// Threads of a warp; the last one of a block watches.
+/// Threads of a warp; the last warp of a block is its watcher.
 const WARP: u32 = 32;
-/// Bytes of a block that a channel moves at least, so that small calls take few of them.
+/// The least bytes of a block that a channel moves, so that small calls take few channels.
 const CHANNEL_BYTES: u64 = 8 << 10;
-/// From so many bytes of a block on the ranks agree on a way: below, that costs more than what is
-/// done in place gives.
+/// The least bytes of a block for which the ranks agree on a way: for smaller blocks the agreement
+/// costs more than running in place saves.
 const AGREE_BYTES: u64 = 512 << 10;
-/// Bytes of all ranks' blocks up to which packets are faster than a stage, where all hear from all.
+/// The most bytes of all ranks' blocks for which packets are faster than a stage, in collectives in
+/// which every rank hears from every other one.
 const PACKET_BYTES: u64 = 1 << 20;
-/// Parts begin on lines of this size.
+/// Parts begin at multiples of this number of bytes.
 const ALIGN_BYTES: u64 = 16;
 
 fn head(cuda_rank: &CudaRank, call: &Call) -> abi::Collective {
@@ -57,19 +58,19 @@ fn head(cuda_rank: &CudaRank, call: &Call) -> abi::Collective {
     }
 }
 
-/// The room for packets in so many channels.
+/// Returns the room for packets in a number of channels.
 fn room(channels: u32) -> Room {
     let movers = abi::BLOCK_THREADS as u64 - u64::from(WARP);
     Room { channels: u64::from(channels), lines: abi::CHANNEL_PACKETS as u64, movers }
 }
 
-/// Packets that bytes of a block take.
+/// Returns the number of packets that the bytes of a block take.
 fn packet_lines(bytes: u64) -> u64 {
     bytes.div_ceil(abi::PACKET_DATA_BYTES as u64)
 }
 
-/// How plans run on GPUs of one host, with so many channels, which reach each other's memory or do
-/// not; `engine_bytes` as there.
+/// Returns how plans run on GPUs of one host with a number of channels; `reach` tells whether the
+/// GPUs reach each other's memory, and `engine_bytes` is that of [`Topology`].
 fn topology_of(channels: u32, reach: bool, engine_bytes: u64) -> Topology {
     let packets = Packets::Kernels {
         room: room(channels),
@@ -88,13 +89,13 @@ fn topology_of(channels: u32, reach: bool, engine_bytes: u64) -> Topology {
     }
 }
 
-/// How plans run on the GPUs of a communicator.
+/// Returns how plans run on the GPUs of a communicator.
 pub fn topology(cuda_rank: &CudaRank) -> Topology {
     let reach = cuda_rank.sharing().is_some_and(|sharing| !sharing.lacks_peer_access());
     topology_of(cuda_rank.channels, reach, cuda_rank.engine_bytes)
 }
 
-/// How plans run on GPUs that reach each other's memory, each of one rank.
+/// Returns how plans run on GPUs that reach each other's memory, each of one rank.
 pub fn usual_topology() -> Topology {
     topology_of(abi::MAX_CHANNELS as u32, true, engines::least_bytes(false))
 }
@@ -142,7 +143,7 @@ fn collective(
     })
 }
 
-/// Blocks and threads for packets: from facts that all ranks share.
+/// Returns the blocks and threads of a packet kernel, from facts that all ranks share.
 fn packets(room: &Room, call: &Call, lines: u64) -> (u32, u32) {
     let nranks = call.spec.nranks;
     let blocks = room.blocks(lines, nranks);
@@ -151,14 +152,14 @@ fn packets(room: &Room, call: &Call, lines: u64) -> (u32, u32) {
     (blocks as u32, movers as u32 + WARP)
 }
 
-/// Channels of a call, the same for all its ways.
+/// Returns the number of channels of a call, the same for all its ways.
 fn channels(cuda_rank: &CudaRank, call: &Call) -> u64 {
     let bytes = call.count * call.dtype.size() as u64;
     bytes.div_ceil(CHANNEL_BYTES).clamp(1, u64::from(cuda_rank.channels))
 }
 
-/// Elements of each block that are a channel's, of so many channels: the same for all ways, whose
-/// parts it holds evenly.
+/// Returns the elements of each block that one of `channels` channels moves: the same number for
+/// all ways, divided evenly into their parts.
 fn share(call: &Call, channels: u64) -> u64 {
     let unit = u64::from(call.spec.nranks) * align_elems(call);
     call.count.div_ceil(channels).max(1).next_multiple_of(unit)
@@ -168,7 +169,7 @@ fn align_elems(call: &Call) -> u64 {
     (ALIGN_BYTES / call.dtype.size() as u64).max(1)
 }
 
-/// How a plan cuts such a share, with stage slots of `slot_bytes`.
+/// Returns how a plan cuts the share of a channel, with stage slots of `slot_bytes` bytes.
 fn geometry(plan: &Plan, call: &Call, share: u64, slot_bytes: usize) -> Geometry {
     let stage_slot_elems = (slot_bytes / call.dtype.size()) as u64;
     let align_elems = align_elems(call);
@@ -186,7 +187,8 @@ fn slice(slice: Slice) -> abi::Slice {
     abi::Slice { buffer: buffer as u16, block, part, parts }
 }
 
-/// Whether slices of a rank's own memory may share bytes; in place, input and output do.
+/// Returns whether two slices of a rank's own memory may share bytes; in place, input and output
+/// do.
 fn overlap(a: Slice, b: Slice) -> bool {
     let user = |s: Slice| matches!(s.buffer, Buffer::Input | Buffer::Output);
     let same = if user(a) { user(b) } else { a.buffer == b.buffer };
@@ -194,7 +196,7 @@ fn overlap(a: Slice, b: Slice) -> bool {
     same && blocks && a.part < b.part + b.parts && b.part < a.part + a.parts
 }
 
-/// The slices of its own memory that a rank reads and writes in a step.
+/// Returns the slices of its own memory that a rank reads and writes in a step.
 fn touched(op: Op) -> (Option<Slice>, Vec<Slice>) {
     match op {
         Op::Copy { src, dst } => (Some(src), vec![dst]),
@@ -211,8 +213,9 @@ fn touched(op: Op) -> (Option<Slice>, Vec<Slice>) {
     }
 }
 
-/// Steps with what they wait for within the block: waits and signals bring its threads together
-/// anyway.
+/// Returns the steps of a program for a kernel; `after` marks those before which the threads of a
+/// block have to meet. Waits and signals bring the threads together anyway. `None` if a step does
+/// not run on a GPU.
 fn steps(ops: &[Op]) -> Option<Vec<abi::Step>> {
     let (mut read, mut written) = (Vec::new(), Vec::new());
     let all = ops.iter().map(|&op| {
@@ -274,7 +277,7 @@ fn step(op: Op) -> Option<abi::Step> {
     })
 }
 
-/// A plan and its program, as kernels run it.
+/// Returns a plan and its program as kernels run them.
 fn way(plan: &Plan, ops: &[Op], call: &Call, share: u64) -> Result<abi::Way> {
     let mut room = [abi::Step::default(); abi::MAX_STEPS];
     let unfit =
@@ -299,28 +302,30 @@ fn way(plan: &Plan, ops: &[Op], call: &Call, share: u64) -> Result<abi::Way> {
     })
 }
 
-/// What is left of a program on user memory when the ranks have agreed on it: that all have entered
-/// is what its first signal says.
+/// Returns the steps of a program on user memory that remain when the ranks have agreed on it: the
+/// agreement stands for the first signal, which says that all ranks have entered.
 fn entered(ops: &[Op]) -> Vec<Op> {
     let rest = ops.strip_prefix(&[Op::Signal]).unwrap_or(ops);
     let known = |op: &&Op| matches!(op, Op::Wait { signal: 1, .. });
     rest.iter().filter(|op| !known(op)).copied().collect()
 }
 
-/// Whether ranks read each other's results.
+/// Returns whether ranks read each other's results.
 fn collects(ops: &[Op]) -> bool {
     ops.iter().any(|op| matches!(op, Op::Get { src, .. } if src.buffer == Buffer::Output))
 }
 
-/// The program on user memory that may be taken for a call; None where none pays or can.
+/// Returns the program on user memory that may be taken for a call; `None` if there is none that
+/// pays or is possible.
 fn in_place<'a>(programs: &'a Programs, call: &Call) -> Option<&'a Bound> {
-    // What peers read is not multiplied, and what they still read must not be overwritten.
+    // Peers read inputs that are not multiplied, and what they still read must not be overwritten.
     let overlap =
         call.spec.collective == Collective::AllToAll && call.input as u64 == call.output as u64;
     programs.mapped.as_ref().filter(|_| call.scale.is_none() && !overlap)
 }
 
-/// A call's programs, with all that this rank brings to it; the blocks that run it.
+/// Returns the argument of a program kernel, with the programs of a call and all that this rank
+/// brings to it, and the number of blocks that run it.
 fn bind(
     cuda_rank: &Arc<CudaRank>,
     head: abi::Collective,
@@ -390,7 +395,7 @@ fn exchange(cuda_rank: &Arc<CudaRank>, transfers: &[Transfer], stream: Stream) -
     })
 }
 
-/// The messages of a queue: a peer × 2, + 1 for sending.
+/// A queue (a peer × 2, + 1 for sending) and its messages.
 type Queue<'a> = (u32, &'a [abi::Message]);
 
 fn launch_messages(cuda_rank: &CudaRank, queues: &[Queue<'_>], stream: Stream) -> Result<()> {
@@ -424,13 +429,14 @@ fn launch_messages(cuda_rank: &CudaRank, queues: &[Queue<'_>], stream: Stream) -
     }
 }
 
-/// Messages of a queue that a launch takes: both ends of a queue find the same.
+/// Returns the most messages of a queue that a launch takes; both ends of a queue find the same
+/// number.
 fn depth(nranks: u32) -> usize {
     abi::MAX_MESSAGES / (2 * (nranks as usize - 1)).max(1)
 }
 
-/// The launches of a group, in which the n-th holds the n-th stretch of each queue. So a launch
-/// waits for no other one than that of the same number at its peers.
+/// Returns the launches of a group: the n-th holds the n-th stretch of each queue. So a launch
+/// waits only for the launches of the same number at its peers.
 fn rounds<'a>(queues: &'a [(u32, Vec<abi::Message>)], depth: usize) -> Vec<Vec<Queue<'a>>> {
     let number = queues.iter().map(|(_, all)| all.len().div_ceil(depth)).max().unwrap_or(0);
     let stretch = |round| {
@@ -441,14 +447,14 @@ fn rounds<'a>(queues: &'a [(u32, Vec<abi::Message>)], depth: usize) -> Vec<Vec<Q
     (0..number).map(|round| queues.iter().filter_map(stretch(round)).collect()).collect()
 }
 
-/// As many messages as there are, and then empty ones.
+/// Returns the messages in an array that is filled up with empty ones.
 fn filled<const N: usize>(messages: &[abi::Message]) -> [abi::Message; N] {
     let mut all = [abi::Message::default(); N];
     all.iter_mut().zip(messages).for_each(|(to, from)| *to = *from);
     all
 }
 
-/// The messages with other ranks, by queue.
+/// Returns the messages with other ranks, by queue.
 fn queues(transfers: &[Transfer], rank: u32) -> Vec<(u32, Vec<abi::Message>)> {
     let mut queues: Vec<(u32, Vec<abi::Message>)> = Vec::new();
     for t in transfers.iter().filter(|t| t.peer != rank) {
@@ -469,7 +475,7 @@ mod tests {
     use oxccl_plan::Spec;
     use oxccl_plan::select::{Choice, Policy, choose};
 
-    /// All plans that a communicator on GPUs may choose.
+    /// Returns all choices of plans that a communicator on GPUs may make.
     fn chosen() -> impl Iterator<Item = Choice> {
         let specs = (1..=abi::MAX_RANKS as u32).flat_map(|nranks| {
             Collective::ALL.map(|collective| Spec::new(collective, nranks, nranks / 2))

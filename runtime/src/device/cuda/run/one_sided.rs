@@ -11,10 +11,10 @@ use crate::op::{Awaiting, OneSided, Put};
 use oxccl_kernels::abi;
 use std::sync::Arc;
 
-// What a communicator gives numbers to is what the kernels have places for.
+// The kernels have places for all windows and signals to which a communicator gives numbers.
 const _: () = assert!(abi::WINDOWS == WINDOWS && abi::USER_SIGNALS == SIGNALS as usize);
 
-/// Bytes of a put that a block writes at least, so that small ones take few blocks.
+/// The least bytes of a put that a block writes, so that small puts take few blocks.
 const BLOCK_BYTES: usize = 32 << 10;
 
 /// Launches an operation after all that the communicator has launched. Blocks: never.
@@ -62,7 +62,8 @@ fn signal_peer(
     })
 }
 
-/// Every signal once, with all that is awaited of it: each has a thread of its own.
+/// Returns every signal once, with the sum of what is awaited of it: each signal has a thread of
+/// its own.
 fn merged(list: &[Awaiting]) -> Vec<abi::Awaited> {
     let mut all: Vec<abi::Awaited> = Vec::new();
     for &Awaiting { peer, signal, count } in list {

@@ -10,7 +10,8 @@ use cudarc::driver::sys::{
 use std::collections::VecDeque;
 use std::ptr::{null, null_mut};
 
-/// Makes what `to` does from now on wait for what `from` has to do; both of the thread's context.
+/// Makes the later work of `to` wait for the work that is queued to `from`. Both streams belong to
+/// the thread's current context.
 pub fn join(from: Stream, to: Stream) -> Result<()> {
     let mut event = null_mut();
     let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
@@ -30,21 +31,21 @@ pub fn join(from: Stream, to: Stream) -> Result<()> {
 pub struct Capture {
     id: u64,
     graph: CUgraph,
-    /// What the next thing on the stream will depend on; the first of them.
+    /// The first of the nodes on which the next node of the stream will depend.
     last: CUgraphNode,
 }
 
-/// What was launched last.
+/// The last launches of a communicator, after which its next operation runs.
 pub struct Order {
-    /// Recorded after each operation, also by graphs when they are launched.
+    /// The event that is recorded after each operation, also by graphs when they are launched.
     event: CUevent,
-    /// Number of the stream of the last eager operation.
+    /// The number of the stream of the last operation outside of captures.
     stream: Option<u64>,
-    /// The last captures that have operations.
+    /// The last captures that have operations of the communicator.
     captures: VecDeque<Captured>,
-    /// Whether graphs hold operations: their launches are not seen here.
+    /// True once graphs hold operations: their launches are not seen here.
     captured: bool,
-    /// Whether graphs order themselves against other operations of the communicator.
+    /// True if graphs order themselves against other operations of the communicator.
     pub mixes: bool,
 }
 
@@ -55,20 +56,20 @@ unsafe impl Send for Order {}
 #[derive(Clone, Copy)]
 struct Captured {
     id: u64,
-    /// The node of the last one.
+    /// The node of the last operation.
     last: CUgraphNode,
-    /// The record of the event after it.
+    /// The node that records the event after that operation.
     recorded: CUgraphNode,
 }
 
 const EXTERNAL: u32 = 1;
-/// What the next node of a capture depends on: more, or only this.
+/// Adds a node to those on which the next node of a capture depends; `SET` replaces them by it.
 const ADD: u32 = 0;
 const SET: u32 = 1;
-/// Captures of a communicator that may go on at a time.
+/// The most captures of a communicator that may be under way at a time.
 const REMEMBERED: usize = 16;
 
-/// The capture that a stream is in, if any.
+/// Returns the capture that a stream is in, if any.
 fn capture_of(stream: CUstream) -> Result<Option<Capture>> {
     let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     let (mut id, mut graph, mut count) = (0, null_mut(), 0);
@@ -99,12 +100,13 @@ fn capture_of(stream: CUstream) -> Result<Option<Capture>> {
     }
 }
 
-/// The graph that a stream is captured into; None when it is not.
+/// Returns the graph into which a stream is captured; `None` if it is not captured.
 pub fn graph_of(stream: Stream) -> Result<Option<CUgraph>> {
     Ok(capture_of(stream.0)?.map(|capture| capture.graph))
 }
 
-/// A stream's number, which no other one ever has; not of one that is captured.
+/// Returns the number of a stream, which no other stream ever has. Not for a stream that is
+/// captured.
 pub fn number_of(stream: Stream) -> Result<u64> {
     let mut number = 0;
     // SAFETY: a place for the number.
@@ -113,7 +115,8 @@ pub fn number_of(stream: Stream) -> Result<u64> {
 }
 
 impl Order {
-    /// Nothing was launched yet. The GPU's context is the thread's.
+    /// Creates the order of a communicator that has launched nothing yet. Requires the GPU's
+    /// context to be current on this thread.
     pub fn new(mixes: bool) -> Result<Self> {
         let mut event = null_mut();
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
@@ -122,7 +125,7 @@ impl Order {
         Ok(Self { event, stream: None, captures: VecDeque::new(), captured: false, mixes })
     }
 
-    /// Whether an operation is under way.
+    /// Returns whether an operation is under way.
     pub fn busy(&self) -> bool {
         let _relaxed = Relaxed::begin();
         // SAFETY: a living event.
@@ -136,8 +139,8 @@ impl Order {
         unsafe { cu!(cuStreamWaitEvent(stream.0, self.event, 0)) }
     }
 
-    /// Launches after what was launched before. `keep` is called with the graph of each new
-    /// capture. The stream's number; None where it is captured.
+    /// Launches after all that was launched before, and calls `keep` with the graph of each new
+    /// capture. Returns the number of the stream; `None` if it is captured.
     pub fn launch(
         &mut self,
         stream: Stream,
@@ -199,7 +202,7 @@ impl Order {
             false => null_mut(),
         };
         self.captures.retain(|known| known.id != capture.id);
-        // Those that have ended are never heard of again.
+        // Nothing tells when a capture has ended, so the oldest one is dropped.
         if self.captures.len() == REMEMBERED {
             self.captures.pop_front();
         }
@@ -208,7 +211,7 @@ impl Order {
     }
 
     /// Records the event after `last`, the node of an operation, and after the record `before` of
-    /// the operation before it; nothing in the graph waits for it.
+    /// the operation before it. No node of the graph waits for the new record, which is returned.
     fn record_beside(
         &self,
         stream: CUstream,

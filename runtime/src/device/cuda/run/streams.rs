@@ -4,21 +4,21 @@ use crate::device::cuda::run::order;
 use crate::device::cuda::stream::Stream;
 use std::sync::{Mutex, MutexGuard};
 
-/// How many: the last ones that it used.
+/// The number of streams that are remembered: the last ones that the communicator used.
 const REMEMBERED: usize = 64;
 
 /// A stream on which something was launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Known {
     stream: Stream,
-    /// Its handle may be another one's after its end, its number is not; None of one that is
-    /// captured, which the driver does not number.
+    /// The number of the stream, which is never used again, unlike its handle; `None` for a stream
+    /// that is captured, which the driver does not number.
     number: Option<u64>,
-    /// Whether the communicator's failure was delivered there.
+    /// True once the communicator's failure was delivered there.
     told: bool,
 }
 
-/// See the module.
+/// The streams on which a communicator has launched something.
 #[derive(Default)]
 pub struct LaunchedStreams(Mutex<Vec<Known>>);
 
@@ -27,24 +27,24 @@ impl LaunchedStreams {
         self.0.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Something was launched on a stream of this number, None where it is captured.
+    /// Notes a launch on a stream of this number, `None` if the stream is captured.
     pub fn note(&self, stream: Stream, number: Option<u64>) {
         let mut all = self.known();
         let new = Known { stream, number, told: false };
         if all.last() == Some(&new) {
             return;
         }
-        // Threads have streams of their own behind one handle.
+        // Different streams may have one handle: every thread has its own default stream.
         let apart = |old: &Known| old.number.zip(number).is_some_and(|(a, b)| a != b);
         all.retain(|old| old.stream != stream || apart(old));
-        // Those that were destroyed are never heard of again.
+        // Nothing tells when a stream was destroyed, so the oldest one is dropped.
         if all.len() == REMEMBERED {
             all.remove(0);
         }
         all.push(new);
     }
 
-    /// Whether the failure is to be delivered on a stream now: it is once.
+    /// Returns whether the failure is to be delivered on a stream now: it is delivered once.
     pub fn tell(&self, stream: Stream) -> bool {
         self.tell_numbered(stream, || order::number_of(stream).ok())
     }

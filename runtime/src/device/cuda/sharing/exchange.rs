@@ -1,6 +1,6 @@
-//! What ranks of different processes tell each other of their buffers, outside the kernels: short
-//! messages over Unix datagram sockets, with descriptors. They are delivered whole, in order, and
-//! never lost; a box that is full takes more when its owner has looked.
+//! The messages by which ranks of different processes tell each other of their buffers, outside the
+//! kernels: short messages over Unix datagram sockets, with descriptors. They are delivered whole,
+//! in order, and never lost; a socket that is full takes more when its owner has read from it.
 
 use crate::bootstrap::id::random;
 use crate::device::cuda::memory::export::{Exported, MAX_SEGMENTS};
@@ -16,59 +16,60 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::Arc;
 
-/// Where a rank takes messages, and what they have to begin with.
+/// The address at which a rank takes messages, and the key with which they have to begin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Address {
-    /// The socket's abstract name.
+    /// The abstract name of the socket.
     pub name: [u8; 16],
-    /// Known to the communicator's ranks alone: others on the host see the socket too.
+    /// A key that only the communicator's ranks know: other processes on the host see the socket
+    /// too.
     pub key: [u8; 16],
 }
 
 /// A buffer that may be mapped.
 #[derive(Debug, Default)]
 pub struct Offered {
-    /// Its address at its owner.
+    /// The address of the buffer at its owner.
     pub base: u64,
-    /// Its bytes.
+    /// Bytes of the buffer.
     pub len: u64,
-    /// Its number among the communicator's windows, from 1; 0 where it is none.
+    /// The number of the buffer among the communicator's windows, from 1; 0 if it is no window.
     pub window: u64,
-    /// How others map it.
+    /// The form in which other processes map the buffer.
     pub exported: Exported,
 }
 
-/// What is told of a buffer.
+/// The content of a message about a buffer.
 #[derive(Debug)]
 pub enum BufferEvent {
-    /// It may be mapped.
+    /// The buffer may be mapped.
     Offer(Offered),
-    /// The receiver's buffer was mapped; or cannot be.
+    /// The receiver's buffer was mapped (true), or cannot be mapped (false).
     Answer(bool),
-    /// It has to be let go.
+    /// The buffer has to be unmapped.
     Withdraw,
-    /// The receiver's buffer was let go.
+    /// The receiver's buffer was unmapped.
     Returned,
 }
 
-/// A message.
+/// A message about a buffer.
 #[derive(Debug)]
 pub struct BufferMessage {
     /// The rank that sent it.
     pub from: u32,
     /// The number of the buffer.
     pub number: u32,
-    /// Which one of this number.
+    /// The generation of the buffer.
     pub generation: u64,
-    /// What is told.
+    /// The content of the message.
     pub event: BufferEvent,
 }
 
-/// A rank's box.
+/// The socket on which a rank takes messages.
 pub struct Inbound {
-    /// Becomes readable when there is something in it.
+    /// The socket, which is readable when there is a message.
     pub socket: Arc<UnixDatagram>,
-    /// Where it is.
+    /// The address of the socket.
     pub address: Address,
 }
 
@@ -85,7 +86,7 @@ fn socket_name(name: &[u8; 16]) -> std::io::Result<SocketAddr> {
 }
 
 impl Inbound {
-    /// An empty one.
+    /// Creates a socket without messages, with a random name and key.
     pub fn new() -> Result<Self> {
         let address = Address { name: random()?, key: random()? };
         let bind = || {
@@ -96,7 +97,8 @@ impl Inbound {
         Ok(Self { socket, address })
     }
 
-    /// Takes the next message: Some(None) is a stranger's, which is thrown away. Blocks: never.
+    /// Takes the next message. `None` if there is none; `Some(None)` for a message that does not
+    /// come from a rank of the communicator, which is thrown away. Blocks: never.
     pub fn take(&self) -> Option<Option<BufferMessage>> {
         let mut bytes = [0; LONGEST];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_SEGMENTS))];
@@ -114,14 +116,14 @@ impl Inbound {
     }
 }
 
-/// What became of a datagram.
+/// The outcome of sending a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sent {
-    /// It is in the box.
+    /// The datagram is in the socket.
     Delivered,
-    /// The box is full, or the system short of something: later.
+    /// The socket is full, or the system is short of something: the datagram is to be sent later.
     Later,
-    /// The box is gone, and its owner.
+    /// The socket is gone, and its owner too.
     Gone,
 }
 
@@ -134,14 +136,14 @@ impl Sent {
     }
 }
 
-/// A datagram on its way.
+/// A message as bytes, with its descriptors.
 pub struct Datagram {
     bytes: Vec<u8>,
     fds: Vec<Arc<OwnedFd>>,
 }
 
 impl Datagram {
-    /// To the box with this key.
+    /// Creates the datagram of a message to the socket with this key.
     pub fn new(key: &[u8; 16], message: &BufferMessage) -> Self {
         let nothing = Offered::default();
         let (kind, offered) = match &message.event {
@@ -174,7 +176,7 @@ impl Datagram {
         Self { bytes, fds: segments.iter().map(|(_, fd)| fd.clone()).collect() }
     }
 
-    /// Sends it. Blocks: never.
+    /// Sends the datagram. Blocks: never.
     pub fn send(&self, to: &Address) -> Sent {
         let connect = || {
             let socket = UnixDatagram::unbound()?;
@@ -190,7 +192,7 @@ impl Datagram {
         let mut control = SendAncillaryBuffer::new(&mut space);
         let fds: Vec<_> = self.fds.iter().map(|fd| fd.as_fd()).collect();
         if !fds.is_empty() {
-            // There is room for as many as a buffer has.
+            // There is room for the most descriptors that a buffer has.
             control.push(SendAncillaryMessage::ScmRights(&fds));
         }
         match sendmsg(&socket, &[IoSlice::new(&self.bytes)], &mut control, SendFlags::NOSIGNAL) {
@@ -200,7 +202,7 @@ impl Datagram {
     }
 }
 
-/// None for anything but a whole message with the right key.
+/// Returns the message of a datagram; `None` for anything but a whole message with the right key.
 pub(crate) fn decode(key: &[u8; 16], bytes: &[u8], fds: Vec<OwnedFd>) -> Option<BufferMessage> {
     let (theirs, rest) = bytes.split_first_chunk::<16>()?;
     let differing = theirs.iter().zip(key).fold(0, |bits, (a, b)| bits | (a ^ b));
@@ -214,7 +216,8 @@ pub(crate) fn decode(key: &[u8; 16], bytes: &[u8], fds: Vec<OwnedFd>) -> Option<
     if differing != 0 || sizes.len() as u64 != count.checked_mul(8)? || by_handle > 1 {
         return None;
     }
-    // Where this process has no room for descriptors they are missing: it cannot be mapped then.
+    // Descriptors are missing if this process has no room for them: the buffer cannot be mapped
+    // then.
     let fds = if fds.len() as u64 == count { fds } else { Vec::new() };
     let sizes = sizes.as_chunks::<8>().0.iter().map(|size| u64::from_le_bytes(*size));
     let segments = sizes.zip(fds).map(|(size, fd)| (size, Arc::new(fd))).collect();
@@ -293,7 +296,7 @@ mod tests {
         for _ in 0..2 {
             assert!(matches!(to.take(), Some(None)));
         }
-        // Its descriptors are missing, which makes it no stranger's.
+        // A message whose descriptors are missing is taken all the same.
         assert!(to.take().flatten().is_some());
         assert!(matches!(to.take().flatten().unwrap().event, BufferEvent::Withdraw));
         assert!(to.take().is_none());

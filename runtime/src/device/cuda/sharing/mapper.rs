@@ -1,5 +1,6 @@
-//! Makes ranks' buffers known to their peers and maps those of the peers, in a thread of its own:
-//! no operation waits for it, and the monitor is not held up by a driver that waits for a GPU.
+//! The mapper: a thread that makes the ranks' buffers known to their peers and maps those of the
+//! peers. No operation waits for it, and the monitor is not held up by a driver that waits for a
+//! GPU.
 
 use crate::bootstrap::deadline::Deadline;
 use crate::device::cuda::driver::{Gpu, Relaxed, cu};
@@ -28,48 +29,50 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-/// Between looks while peers have to answer or a box is full.
+/// The time between looks while peers have to answer or a socket is full.
 const SOON: Duration = Duration::from_millis(2);
-/// Bytes of what comes with the first large operation: the large stage, and more packets.
+/// Bytes of the memory that is made after the first large operation: the large stage, and room for
+/// more packets.
 pub(in crate::device::cuda) const LATER_BYTES: usize = abi::STAGE_BYTES + abi::LARGE_PACKETS_BYTES;
-/// Messages that are looked at, at a time.
+/// The most messages that are taken from a socket at a time.
 const AT_A_TIME: usize = 64;
-/// Between questions to a peer that does not answer.
+/// The time between questions to a peer that does not answer.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
-/// Between looks otherwise, and between looks whether buffers' memory is still there.
+/// The time between looks otherwise, and between checks whether the memory of buffers is still
+/// there.
 const LATER: Duration = Duration::from_secs(1);
 
-/// How a peer is told.
+/// The way to send messages to a peer.
 #[derive(Clone, Copy, Debug)]
 pub struct Peer {
-    /// Its box.
+    /// The address of the peer's socket.
     pub address: Address,
-    /// Whether it lives in this process.
+    /// True if the peer lives in this process.
     pub here: bool,
 }
 
-/// What a rank shares with its peers beyond the memory that it began with.
+/// The state of what a rank shares with its peers beyond the memory that it began with.
 pub struct Sharing {
     gpu: &'static Gpu,
     rank: u32,
     inbound: Inbound,
     peers: Vec<Peer>,
-    /// [`abi::Maps`].
+    /// The address of [`abi::Maps`] in GPU memory.
     maps: CUdeviceptr,
     registry: Mutex<Registry>,
     state: Mutex<MapperState>,
     /// The peers' windows as they are mapped here, by peer and place.
     windows: Mutex<HashMap<(u32, u64), abi::Window>>,
     stage_wanted: AtomicBool,
-    /// Peers, by bit, whose kernels may still be in this rank's memory after it has given up.
+    /// A bit per peer whose kernels may still use this rank's memory after this rank has given up.
     fenced: AtomicU32,
-    /// GPUs do not reach each other: nothing of them is mapped.
+    /// True if GPUs do not reach each other: then no memory of them is mapped.
     apart: bool,
     /// Bytes of the large stage.
     pub bytes: AtomicU64,
 }
 
-/// What the thread works with.
+/// The state of the mapper's work for a rank.
 #[derive(Default)]
 struct MapperState {
     mapped: HashMap<(u32, u32), Mapping>,
@@ -78,29 +81,30 @@ struct MapperState {
     datagrams: VecDeque<Queued>,
     stage: Option<Arc<Memory>>,
     stream: Option<Private>,
-    /// Waits for operations, which nothing else may wait for.
+    /// The stream that waits for operations, apart from `stream`, as no other work may wait for
+    /// them.
     marks: Option<Private>,
-    /// What is done when the operations launched before have ended, in that order.
+    /// The actions to take when the operations launched before them have ended, in that order.
     later: VecDeque<(Mark, Later)>,
-    /// When peers were last asked whether they are out.
+    /// The last time that peers were asked whether their kernels are out.
     asked: Option<Instant>,
-    /// When it was last seen whether the buffers' memory is still there.
+    /// The last time that the memory of the buffers was checked.
     looked: Option<Instant>,
 }
 
 /// A datagram that is to be sent.
 struct Queued {
     to: u32,
-    /// The buffer that it is about, and whether the peer's answer is awaited.
+    /// The buffer that the datagram is about, if the peer's answer is awaited.
     about: Option<Key>,
     datagram: Datagram,
 }
 
-/// What waits for operations to end.
+/// An action that waits for operations to end.
 enum Later {
-    /// Has the peers let a buffer go.
+    /// Asks the peers to unmap a buffer.
     Withdraw(Key),
-    /// Lets a peer's buffer go.
+    /// Unmaps a peer's buffer and tells the peer so; also answers a peer's fence.
     Return { peer: u32, key: Key, mapping: Option<Mapping> },
 }
 
@@ -124,7 +128,8 @@ impl Drop for Mark {
     }
 }
 
-/// In the place of a buffer's number: a rank that has given up asks whether its peers are out.
+/// The number, in place of a buffer's, of a fence: a rank that has given up asks whether the peers'
+/// kernels are out of its memory.
 const FENCE: u32 = u32::MAX;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -132,7 +137,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Sharing {
-    /// Nothing is shared yet. `maps` is zeroed memory of the GPU.
+    /// Creates the state of a rank that shares nothing yet. `maps` is zeroed memory of the GPU.
     pub fn new(gpu: &'static Gpu, rank: u32, nranks: u32, maps: CUdeviceptr) -> Result<Self> {
         mapper()?;
         Ok(Self {
@@ -151,32 +156,33 @@ impl Sharing {
         })
     }
 
-    /// Where this rank is told.
+    /// Returns the address at which this rank takes messages.
     pub fn address(&self) -> Address {
         self.inbound.address
     }
 
-    /// All ranks, by number.
+    /// Sets the ranks of the communicator, by number.
     pub fn connect(&mut self, peers: Vec<Peer>) {
         self.peers = peers;
     }
 
-    /// Whether all ranks live in this process.
+    /// Returns whether all ranks live in this process.
     pub fn all_here(&self) -> bool {
         self.peers.iter().all(|peer| peer.here)
     }
 
-    /// GPUs do not reach each other: no memory of them is mapped from here on.
+    /// Notes that GPUs do not reach each other: no memory of them is mapped from here on.
     pub fn note_no_peer_access(&mut self) {
         self.apart = true;
     }
 
-    /// Whether GPUs do not reach each other.
+    /// Returns whether GPUs do not reach each other.
     pub fn lacks_peer_access(&self) -> bool {
         self.apart
     }
 
-    /// Gives a descriptor to some ranks, and takes theirs. Blocks until all have come.
+    /// Sends a descriptor to some ranks, and returns theirs by rank. Blocks until all have come, at
+    /// most until the deadline.
     pub fn swap_descriptors(
         &self,
         own: Option<OwnedFd>,
@@ -230,20 +236,20 @@ impl Sharing {
         Ok(taken)
     }
 
-    /// The buffers.
+    /// Locks the registry of this rank's buffers.
     pub fn registry(&self) -> MutexGuard<'_, Registry> {
         lock(&self.registry)
     }
 
-    /// Has the large stage made, in the background.
+    /// Requests the large stage, which is made in the background.
     pub fn want_stage(&self) {
         if !self.apart && !self.stage_wanted.swap(true, Ordering::Relaxed) {
             wake();
         }
     }
 
-    /// A peer's window of a number, where it is mapped here. Within [`CudaRank::launch`], what is
-    /// launched may use it: it stays mapped until that has ended.
+    /// Returns a peer's window by its number, if it is mapped here. What is launched within
+    /// [`CudaRank::launch`] may use the window: it stays mapped until that has ended.
     pub fn window(&self, peer: u32, number: u64) -> Option<abi::Window> {
         let place = (number - 1) % abi::WINDOWS as u64;
         let known = lock(&self.windows).get(&(peer, place)).copied();
@@ -271,8 +277,8 @@ impl Sharing {
         self.set(state, offset_of!(abi::Maps, bases) + index * size_of::<u64>(), base)
     }
 
-    /// Notes where a peer's window is, or that there is none any more, and tells the kernels. The
-    /// number, for which they wait, comes last.
+    /// Stores the address of a peer's window, or that there is none any more, also in the maps that
+    /// kernels read. The number, for which kernels wait, is written last.
     fn set_window(
         &self,
         state: &mut MapperState,
@@ -301,7 +307,7 @@ impl Sharing {
         others.for_each(|peer| self.write(state, peer, message));
     }
 
-    /// Does something when all operations launched so far have ended.
+    /// Queues an action that is taken when all operations launched so far have ended.
     fn after_operations(
         &self,
         state: &mut MapperState,
@@ -329,7 +335,7 @@ impl Sharing {
         let bytes = LATER_BYTES;
         let made = Memory::new(self.gpu, bytes, Private::of(&mut state.stream)?);
         let stage = made.inspect_err(|error| {
-            // Operations go on with the small one; the next large one asks again.
+            // Operations continue with the small stage; the next large operation asks again.
             self.stage_wanted.store(false, Ordering::Relaxed);
             say(&format!("there is no room for a large stage: {error}"));
         })?;
@@ -359,14 +365,15 @@ impl Sharing {
         self.registry().offered(key, told.is_ok());
     }
 
-    /// Offers what is wanted, and takes back what is left.
+    /// Makes the large stage if it is wanted, offers wanted buffers, begins to take back those that
+    /// are leaving, and asks peers about the fence.
     fn tell(&self, state: &mut MapperState, cuda_rank: &CudaRank) -> Result<()> {
         let staged = self.make_stage(state);
         let wanted = self.registry().all(|state| state == State::Wanted);
         wanted.into_iter().for_each(|number| self.offer(state, number));
         let leaving = self.registry().leaving();
         for key in leaving {
-            // An operation that still found it ready ends first.
+            // Operations that still found the buffer ready have to end first.
             self.set_ready(state, key.number, 0)?;
             self.after_operations(state, cuda_rank, Later::Withdraw(key))?;
         }
@@ -374,15 +381,15 @@ impl Sharing {
         staged
     }
 
-    /// Takes back the buffers whose memory was freed or is another one's: where nobody calls with
-    /// them again, nothing else would let the peers' mappings go, which keep the memory.
+    /// Takes back the buffers whose memory was freed or replaced. If no call uses them again,
+    /// nothing else would end the peers' mappings, which keep the memory.
     fn look_over(&self, state: &mut MapperState) {
         if state.looked.is_some_and(|at| at.elapsed() < LATER) {
             return;
         }
         state.looked = Some(Instant::now());
         let living = self.registry().living();
-        // Not under the lock, which calls take.
+        // The registry is not locked here, as calls take its lock.
         for (key, pieces) in living {
             if !registry::unchanged(&pieces, export::id_of) {
                 self.registry().take_back(key);
@@ -390,8 +397,8 @@ impl Sharing {
         }
     }
 
-    /// Asks those that have not answered the fence, again and again: who ends while the datagram is
-    /// in its box answers nothing, but the next datagram finds no box.
+    /// Asks the peers that have not answered the fence, again and again: a peer that ends while the
+    /// datagram is in its socket does not answer, but the next datagram finds no socket.
     fn ask_fenced(&self, state: &mut MapperState) {
         let missing = self.fenced();
         let asked = |posted: &Queued| posted.about.is_some_and(|key| key.number == FENCE);
@@ -405,7 +412,7 @@ impl Sharing {
         missing.into_iter().for_each(|peer| self.write(state, peer, &message));
     }
 
-    /// Does what has waited for operations that have ended.
+    /// Takes the actions that waited for operations which have ended.
     fn settle(&self, state: &mut MapperState) {
         while state.later.front().is_some_and(|(mark, _)| mark.is_over()) {
             let Some((_, later)) = state.later.pop_front() else { break };
@@ -426,7 +433,8 @@ impl Sharing {
         }
     }
 
-    /// Closes what no kernel finds any more: the driver may have it wait for kernels.
+    /// Closes a mapping that no kernel finds any more: when the GPU is quiet, if the driver may
+    /// wait for kernels there.
     fn close_later(&self, mapping: Option<Mapping>) {
         if let Some(mapping) = mapping.filter(Mapping::waits_for_kernels) {
             closing::when_quiet(self.gpu, move || drop(mapping));
@@ -441,7 +449,7 @@ impl Sharing {
             false => export::map(self.gpu, exported),
         };
         let Ok(mapping) = mapped else {
-            // Who puts into it has to hear that it will not come.
+            // A put into the window has to find out that the window will not come.
             let window = abi::Window { number, base: 0, bytes: 0 };
             place.map_or(Ok(()), |place| self.set_window(state, from, place, window))?;
             return mapped.map(drop);
@@ -455,8 +463,8 @@ impl Sharing {
         self.set_base(state, from, key.number, base)
     }
 
-    /// Kernels find a peer's buffer no more. A window may have got the place of an older one
-    /// already.
+    /// Removes a peer's buffer from the maps, where kernels find it, and returns its mapping. The
+    /// place of a window may have been given to a newer window already.
     fn unmap(&self, state: &mut MapperState, from: u32, key: Key) -> Result<Option<Mapping>> {
         let place = state.windows.iter().find(|((peer, _), k)| *peer == from && **k == key);
         if let Some((&(_, place), _)) = place {
@@ -500,7 +508,7 @@ impl Sharing {
                 }
             }
             BufferEvent::Withdraw if fence => {
-                // What starts after the mark finds the communicator closed.
+                // Kernels that start after the mark find the communicator closed.
                 cuda_rank.give_up(from, Private::of(&mut state.marks)?)?;
                 let (peer, mapping) = (from, None);
                 self.after_operations(state, cuda_rank, Later::Return { peer, key, mapping })?;
@@ -514,7 +522,7 @@ impl Sharing {
         Ok(())
     }
 
-    /// A peer has let a buffer go, or is gone itself.
+    /// Notes that a peer has unmapped a buffer or answered the fence, or is gone itself.
     fn let_go(&self, key: Key, peer: u32) {
         if key.number == FENCE {
             self.fenced.fetch_and(!(1 << peer), Ordering::AcqRel);
@@ -523,7 +531,7 @@ impl Sharing {
         }
     }
 
-    /// Sends datagrams until a box is full; those to others go on.
+    /// Sends the queued datagrams. Those to a peer whose socket is full stay queued, in order.
     fn post(&self, state: &mut MapperState) {
         let mut full = 0u32;
         for posted in std::mem::take(&mut state.datagrams) {
@@ -548,19 +556,20 @@ impl Sharing {
         }
     }
 
-    /// Asks all peers whether their kernels are out of this rank's memory, after it has given up.
+    /// Asks all peers whether their kernels are out of this rank's memory, after this rank has
+    /// given up.
     pub fn fence(&self) {
         let others = (0..self.peers.len() as u32).filter(|&peer| peer != self.rank);
         self.fenced.store(others.fold(0, |bits, peer| bits | 1 << peer), Ordering::Release);
         wake();
     }
 
-    /// The peers that have not answered the [`fence`](Self::fence).
+    /// Returns the peers that have not answered the [`fence`](Self::fence).
     pub fn fenced(&self) -> Vec<u32> {
         self.peers_in(self.fenced.load(Ordering::Acquire))
     }
 
-    /// The same, which are asked no more.
+    /// Ends the fence, and returns the peers that have not answered it.
     pub fn end_fence(&self) -> Vec<u32> {
         self.peers_in(self.fenced.swap(0, Ordering::AcqRel))
     }
@@ -569,7 +578,8 @@ impl Sharing {
         (0..self.peers.len() as u32).filter(|peer| bits & 1 << peer != 0).collect()
     }
 
-    /// Does what there is to do; true while more comes soon. What fails does not hold up the rest.
+    /// Does all work that is pending for the rank; returns true while more comes soon. A failure
+    /// does not hold up the rest.
     fn work(&self, cuda_rank: &CudaRank) -> Result<bool> {
         let _place = (self.gpu.enter()?, Relaxed::begin()?);
         let mut state = lock(&self.state);
@@ -589,7 +599,8 @@ impl Sharing {
         Ok(busy || !self.registry().all(|state| state == State::Wanted).is_empty())
     }
 
-    /// Ends its work; what it has of other processes. The GPU's context is the thread's.
+    /// Ends the work for the rank, and returns the mappings of other processes' memory whose
+    /// closing waits for kernels. Requires the GPU's context to be current on this thread.
     pub fn close(&self) -> Vec<Mapping> {
         let mut state = std::mem::take(&mut *lock(&self.state));
         let later = state.later.drain(..).filter_map(|(_, later)| match later {
@@ -624,23 +635,23 @@ fn mapper() -> Result<&'static Mapper> {
     made.as_ref().map_err(Clone::clone)
 }
 
-/// Serves a rank from now on.
+/// Makes the mapper serve a rank from now on.
 pub fn attend(cuda_rank: &Arc<CudaRank>) {
-    // It was started when the rank was made.
+    // The thread was started when the rank was created.
     if let Ok(mapper) = mapper() {
         lock(&mapper.seats).push(Arc::downgrade(cuda_rank));
         wake();
     }
 }
 
-/// Has it look at once.
+/// Wakes the mapper, which then looks at once.
 pub fn wake() {
     if let Ok(mapper) = mapper() {
         let _ = (&mapper.wake).write(&[1]);
     }
 }
 
-/// All that it serves.
+/// Returns the parts on GPUs of all ranks that the mapper serves.
 pub(in crate::device::cuda) fn seats() -> Vec<Arc<CudaRank>> {
     let Ok(mapper) = mapper() else { return Vec::new() };
     let mut seats = lock(&mapper.seats);
@@ -648,7 +659,7 @@ pub(in crate::device::cuda) fn seats() -> Vec<Arc<CudaRank>> {
     seats.iter().filter_map(Weak::upgrade).collect()
 }
 
-/// Takes back all buffers within memory that goes away.
+/// Takes back all buffers that touch memory which is about to be freed.
 pub fn forget(base: u64, len: u64) {
     let mut any = false;
     for cuda_rank in seats() {
@@ -666,7 +677,7 @@ fn run(mut woken: &UnixStream) {
     loop {
         let (mut limit, mut boxes) = (LATER, Vec::new());
         let Some(visit) = exit::visit_driver() else { return };
-        // Not kept while this waits: a rank ends with its communicator and graphs.
+        // No rank is kept while this thread waits: a rank ends with its communicator and graphs.
         for cuda_rank in seats() {
             let Some(sharing) = cuda_rank.sharing() else { continue };
             boxes.push(sharing.inbound.socket.clone());
@@ -674,7 +685,7 @@ fn run(mut woken: &UnixStream) {
             match worked.unwrap_or_else(|panic| Err(Error::panicked(&*panic))) {
                 Ok(false) => {}
                 Ok(true) => limit = SOON,
-                // The communicator goes on without.
+                // The communicator continues without this work.
                 Err(error) => {
                     say(&error.to_string());
                     limit = limit.min(Duration::from_millis(100));

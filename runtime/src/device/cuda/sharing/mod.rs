@@ -1,5 +1,5 @@
-//! The reach of ranks into each other's memory: what each offers, what of it is mapped, and where
-//! kernels find it.
+//! The access of ranks to each other's memory: what each rank offers, what the peers have mapped,
+//! and where kernels find it.
 
 pub mod exchange;
 pub mod mapper;

@@ -1,41 +1,42 @@
-//! What ranks tell each other of their seats when a communicator is made.
+//! The offers by which ranks tell each other of their memory on GPUs when a communicator is
+//! created.
 
 use crate::device::cuda::sharing::exchange::Address;
 use crate::error::{Error, Result};
 use oxccl_kernels::abi;
 
-/// What a rank tells the others of its memory on a GPU.
+/// The description of a rank's memory on a GPU, for its peers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// The GPU.
+    /// The UUID of the GPU.
     pub uuid: [u8; 16],
     /// Address of the shared memory in the rank's process.
     pub address: u64,
-    /// By which other processes map it.
+    /// The handle of CUDA IPC by which other processes map the shared memory.
     pub handle: [u8; 64],
     /// Number of the GPU in the rank's process.
     pub index: i32,
-    /// Its multiprocessors.
+    /// Multiprocessors of the GPU.
     pub multiprocessors: u32,
-    /// Those that no communicator of the rank's process holds: see
-    /// [`Held`](crate::device::cuda::run::held::Held).
+    /// Multiprocessors that no communicator of the rank's process holds, as
+    /// [`Held`](crate::device::cuda::run::held::Held) counts them.
     pub free: u32,
-    /// Blocks of an exchange that one of them runs at a time.
+    /// Blocks of an exchange kernel that a multiprocessor runs at a time.
     pub exchange_blocks: u32,
-    /// The most thread blocks that its creator allows a kernel of a collective.
+    /// The most thread blocks that the creator of the communicator allows a kernel of a collective.
     pub max_blocks: u32,
-    /// Where it is told of buffers.
+    /// The address at which the rank takes messages about buffers.
     pub inbound: Address,
-    /// Whether other GPUs may reach its memory.
+    /// True if other GPUs may reach the rank's memory.
     pub peer_access: bool,
-    /// Whether it may share memory of the host.
+    /// True if the rank may share memory of the host.
     pub host_memory: bool,
 }
 
 const OFFER_BYTES: usize = 16 + 8 + 64 + 5 * 4 + 32 + 2;
 
 impl Offer {
-    /// As bytes, for [`decode`](Self::decode).
+    /// Returns the offer as bytes, for [`decode`](Self::decode).
     pub fn encode(&self) -> Vec<u8> {
         let numbers = [self.multiprocessors, self.free, self.exchange_blocks, self.max_blocks]
             .map(u32::to_le_bytes);
@@ -46,7 +47,7 @@ impl Offer {
         [&self.uuid[..], &address, &self.handle, &index, numbers, name, key, &may].concat()
     }
 
-    /// What a rank sent.
+    /// Returns the offer that a rank sent as bytes.
     pub fn decode(rank: usize, bytes: &[u8]) -> Result<Self> {
         let bad = || Error::Init { why: format!("rank {rank} offered no memory on a GPU") };
         let bytes: &[u8; OFFER_BYTES] = bytes.try_into().map_err(|_| bad())?;
@@ -79,7 +80,7 @@ impl Offer {
     }
 }
 
-/// What all ranks of a communicator take of their GPUs.
+/// The share of its GPU that each rank of a communicator takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shares {
     /// The most ranks that share a GPU.
@@ -88,20 +89,21 @@ pub struct Shares {
     pub channels: u32,
     /// Lanes of a queue of messages.
     pub lanes: u32,
-    /// Multiprocessors that its kernels hold at most, on a rank's GPU.
+    /// The most multiprocessors of a rank's GPU that the communicator's kernels hold.
     pub held: u32,
 }
 
-/// What is kept for later communicators: as much as so many more ranks would take.
+/// The room that is kept for later communicators, as a number of further ranks.
 const LATER: u32 = 3;
 
-/// From the offers of all ranks, so the same at all of them.
+/// Returns the shares, computed from the offers of all ranks, so the same at all of them.
 ///
-/// A kernel's blocks wait for those of the peers, so all have to run at once, beside those of the
-/// other communicators at work: what they hold together has to fit the GPU, or a block may wait
-/// for ever for the place of one that waits for another GPU. So each takes a part of what is left,
-/// and later ones find less: of 132 multiprocessors 32, 25, 18, 14, 10, 8 and so on. Where nothing
-/// is left a communicator takes the least that it works with.
+/// The blocks of a kernel wait for those of the peers, so all of them have to run at once, beside
+/// those of the other communicators at work. What all of these hold together has to fit the GPU, or
+/// a block may wait for ever for the place of a block that waits for another GPU. So each
+/// communicator takes a part of what is left, and later ones find less: of 132 multiprocessors 32,
+/// 25, 18, 14, 10, 8 and so on. If nothing is left, a communicator takes the least that it works
+/// with.
 pub fn shares(offers: &[Offer]) -> Shares {
     let most = |of: &Offer| offers.iter().filter(|o| o.uuid == of.uuid).count() as u32;
     let least = |part: &dyn Fn(&Offer) -> u32| offers.iter().map(part).min().unwrap_or(0);
@@ -154,7 +156,8 @@ mod tests {
         assert_eq!(all([0; 4], [64, 0, 64, 64]), (4, 1, 1), "at least one");
     }
 
-    /// The channels of one communicator after the other, which all live, as long as they fit.
+    /// Returns the channels of communicators that are created one after the other and all live, as
+    /// long as they fit.
     fn fitting(ranks_per_gpu: usize, nranks: usize) -> Vec<u32> {
         let mut offers: Vec<_> =
             (0..nranks).map(|rank| offer((rank / ranks_per_gpu) as u8, 64)).collect();

@@ -1,4 +1,4 @@
-//! Where peers find user memory: what is registered, checked, and offered to them.
+//! The places at which peers find user memory: what is registered, checked, and offered to them.
 
 use crate::config::Config;
 use crate::device::cuda::driver::Relaxed;
@@ -12,8 +12,8 @@ use oxccl_kernels::abi;
 use std::sync::Arc;
 
 impl CudaRank {
-    /// Has a range mapped by the peers, in the background; its name, for
-    /// [`release`](Self::release). None when there is no peer that could, or no number left.
+    /// Registers a range, to be mapped by the peers in the background. Returns its name, for
+    /// [`release`](Self::release); `None` if there is no peer that could map it, or no number left.
     pub fn hold(&self, base: u64, len: u64) -> Option<Key> {
         let sharing = self.sharing().filter(|s| !s.all_here() && !s.lacks_peer_access())?;
         let pieces = export::pieces(base, len);
@@ -22,8 +22,8 @@ impl CudaRank {
         key
     }
 
-    /// Has a range mapped by the peers as the window of a number, in the background; its name, for
-    /// [`release`](Self::release). None of a rank alone.
+    /// Registers a range as the window of a number, to be mapped by the peers in the background.
+    /// Returns its name, for [`release`](Self::release); `None` for a communicator of one rank.
     pub fn hold_window(&self, base: u64, len: u64, number: u64) -> Result<Option<Key>> {
         let Some(sharing) = self.sharing() else { return Ok(None) };
         let hint = "take a window's memory from ncclMemAlloc or cudaMalloc";
@@ -47,7 +47,7 @@ impl CudaRank {
         key.map(Some).ok_or_else(|| Error::usage(what, "deregister some of them"))
     }
 
-    /// Ends one holding of a buffer.
+    /// Removes one holder of a buffer.
     pub fn release(&self, key: Key) {
         if let Some(sharing) = self.sharing() {
             sharing.registry().release(key);
@@ -55,15 +55,16 @@ impl CudaRank {
         }
     }
 
-    /// Returns whether the peers find a range where it lies, as far as that is known before a call.
+    /// Returns whether the peers can use a range in place, as far as that is known before a call.
     pub fn is_known(&self, at: u64, bytes: u64) -> bool {
         let Some(sharing) = self.sharing().filter(|s| !s.lacks_peer_access()) else { return false };
         let ours = || alloc::find(std::ptr::with_exposed_provenance(at as usize)).is_some();
         sharing.all_here() || sharing.registry().find(at, bytes).is_some() || ours()
     }
 
-    /// Where peers find user memory of an operation that is launched now; captured, the graph keeps
-    /// it mapped. The GPU's context is the thread's.
+    /// Returns the place at which peers find user memory of an operation that is launched now. If
+    /// the operation is captured, the graph keeps the memory mapped. Requires the GPU's context to
+    /// be current on this thread.
     pub fn place(self: &Arc<Self>, at: u64, bytes: u64, graph: Option<CUgraph>) -> abi::Place {
         self.find_place(at, bytes, graph).unwrap_or_default()
     }
@@ -89,9 +90,9 @@ impl CudaRank {
         Some(abi::Place { reach, buffer: number, generation, at: at - base })
     }
 
-    /// A buffer that holds a range, whose memory is still what was registered; where it is not,
-    /// the buffer is taken back. Asks for the allocations that the range touches; the mapper looks
-    /// at the others.
+    /// Returns a buffer that holds a range and whose memory is still that which was registered; a
+    /// buffer whose memory has changed is taken back. Checks the allocations that the range
+    /// touches; the mapper checks the others.
     fn find_current(&self, sharing: &Sharing, at: u64, bytes: u64) -> Option<Found> {
         loop {
             let found = sharing.registry().find(at, bytes)?;
@@ -103,8 +104,9 @@ impl CudaRank {
         }
     }
 
-    /// Has the allocation around a range mapped by the peers: where the memory is this library's,
-    /// and for graphs, which keep it mapped. Its name and address.
+    /// Registers the allocation around a range, to be mapped by the peers, if the memory is this
+    /// library's, or for a graph, which keeps it mapped. Returns the name and the address of the
+    /// buffer.
     fn hold_allocation(
         self: &Arc<Self>,
         at: u64,
@@ -120,7 +122,7 @@ impl CudaRank {
             (None, Some((base, size, _))) => (base as u64, size as u64),
             (None, None) if !registers => return None,
             (None, None) => {
-                // What lies across several allocations is taken as it is.
+                // A range across several allocations is registered as it is.
                 let whole = export::allocation(at).ok().filter(|(b, l)| at + bytes <= b + l);
                 whole.unwrap_or((at, bytes))
             }

@@ -1,48 +1,49 @@
-//! A rank's buffers that its peers map: which there are, and how far each has come. Peers map them
-//! in the background, so a buffer is used in place only once all of them have said that they have
-//! it; a number is given again only once all have said that they have let it go.
+//! The registry of a rank's buffers that its peers map, with the state of each. Peers map buffers
+//! in the background, so a buffer is used in place only once all peers have said that they have
+//! mapped it. A number is used again only once all peers have said that they have unmapped its
+//! buffer.
 
 use oxccl_kernels::abi;
 
-/// How far a buffer has come.
+/// The state of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// There is none of this number.
+    /// No buffer has this number.
     Free,
-    /// To be offered to the peers.
+    /// The buffer is to be offered to the peers.
     Wanted,
-    /// The peers of this set have not answered; whether one of the others has refused.
+    /// The buffer was offered, and some peers have not answered.
     Offered {
-        /// A bit per rank.
+        /// A bit per peer that has not answered.
         missing: u32,
-        /// Whether a peer could not map it.
+        /// True if a peer could not map the buffer.
         refused: bool,
     },
-    /// All peers have mapped it.
+    /// All peers have mapped the buffer.
     Ready,
-    /// Not to be had by all peers.
+    /// The buffer cannot be mapped by all peers.
     Refused,
-    /// To be taken back, when no operation runs that uses it.
+    /// The buffer is to be taken back once no operation that uses it runs.
     Leaving,
-    /// The peers of this set may have it mapped still.
+    /// The buffer was taken back, and some peers may still have it mapped.
     Withdrawn {
-        /// A bit per rank.
+        /// A bit per peer that may still have it mapped.
         missing: u32,
     },
 }
 
-/// A buffer.
+/// A registered buffer.
 #[derive(Clone, Copy, Debug)]
 pub struct Buffer {
-    /// Its address.
+    /// The address of the buffer.
     pub base: u64,
     /// Bytes.
     pub len: u64,
-    /// Which one of this number it is, from 1.
+    /// The generation of the buffer: the count of buffers that have had this number, from 1.
     pub generation: u64,
-    /// Its number among the communicator's windows, from 1; 0 where it is none.
+    /// The number of the buffer among the communicator's windows, from 1; 0 if it is no window.
     pub window: u64,
-    /// How far it has come.
+    /// The state of the buffer.
     pub state: State,
     holders: u32,
 }
@@ -56,14 +57,14 @@ impl Buffer {
 /// A part of a buffer that is memory of one allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Its address.
+    /// The address of the part.
     pub at: u64,
-    /// The allocation's number at the driver, if it has one: an address may be given again.
+    /// The allocation's number at the driver, if there is one: addresses are used again.
     pub id: Option<u64>,
 }
 
-/// The allocations that a range lies across, `most` of them, by what `look` finds at an address:
-/// the allocation's number and its end.
+/// Returns the pieces of the allocations that a range lies across, at most `most` of them. `look`
+/// returns the number and the end of the allocation at an address.
 pub fn pieces(
     base: u64,
     len: u64,
@@ -82,28 +83,28 @@ pub fn pieces(
     all
 }
 
-/// Whether the memory is still what was registered.
+/// Returns whether the memory is still that which was registered.
 pub fn unchanged(pieces: &[Piece], id_of: impl Fn(u64) -> Option<u64>) -> bool {
     pieces.iter().all(|piece| id_of(piece.at) == piece.id)
 }
 
-/// Names a buffer: numbers are given again.
+/// The name of a buffer: numbers are used again, so they do not suffice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key {
-    /// Its number.
+    /// The number of the buffer.
     pub number: u32,
-    /// Which one of this number.
+    /// The generation of the buffer.
     pub generation: u64,
 }
 
 /// A buffer that holds a range.
 #[derive(Clone, Debug)]
 pub struct Found {
-    /// Its name.
+    /// The name of the buffer.
     pub key: Key,
-    /// As it is.
+    /// The buffer in its present state.
     pub buffer: Buffer,
-    /// The range's part of what it was registered with.
+    /// The registered pieces of the buffer in which the range lies.
     pub pieces: Vec<Piece>,
 }
 
@@ -113,33 +114,33 @@ const NONE: Buffer =
 /// The buffers of a rank by number; the first is the rank's large stage.
 pub struct Registry {
     buffers: Vec<Buffer>,
-    /// The memory of each, as it was registered, by address.
+    /// The pieces of each buffer as they were registered, by address.
     pieces: Vec<Vec<Piece>>,
-    /// A bit per rank.
+    /// A bit per peer.
     peers: u32,
 }
 
 impl Registry {
-    /// With no buffer yet.
+    /// Creates a registry without buffers.
     pub fn new(rank: u32, nranks: u32) -> Self {
         let peers = ((1u64 << nranks) - 1) as u32 & !(1 << rank);
         let pieces = vec![Vec::new(); abi::BUFFERS];
         Self { buffers: vec![NONE; abi::BUFFERS], pieces, peers }
     }
 
-    /// The buffer of a number, which is within bounds.
+    /// Returns the buffer of a number, which is within bounds.
     pub fn get(&self, number: u32) -> Buffer {
         self.buffers[number as usize]
     }
 
-    /// Numbers of the buffers in a state that `wanted` accepts.
+    /// Returns the numbers of the buffers whose state `wanted` accepts.
     pub fn all(&self, wanted: impl Fn(State) -> bool) -> Vec<u32> {
         let numbered = self.buffers.iter().zip(0u32..);
         numbered.filter(|(buffer, _)| wanted(buffer.state)).map(|(_, number)| number).collect()
     }
 
-    /// The living buffer that holds a range. One that is settled goes before one that is under way,
-    /// then a window before others.
+    /// Returns the living buffer that holds a range. A ready buffer is preferred to one that is
+    /// being offered, and that one to a refused one; among equals a window is preferred.
     pub fn find(&self, at: u64, bytes: u64) -> Option<Found> {
         let rank = |b: &Buffer| match b.state {
             State::Ready => Some(0),
@@ -150,7 +151,7 @@ impl Registry {
         let users = self.buffers.iter().zip(0u32..).skip(1);
         let living = users.filter(|(b, _)| b.holds(at, bytes));
         let ranked = living.filter_map(|(&buffer, number)| Some((rank(&buffer)?, buffer, number)));
-        // As `window` finds it.
+        // The order in which `window` finds buffers.
         let order =
             |(rank, b, number): &(u32, Buffer, u32)| (*rank, b.window == 0, b.window, *number);
         let (_, buffer, number) = ranked.min_by_key(order)?;
@@ -158,7 +159,7 @@ impl Registry {
         Some(Found { key, buffer, pieces: self.touched(number, at, bytes) })
     }
 
-    /// The pieces of a buffer in which a range lies.
+    /// Returns the pieces of a buffer in which a range lies.
     fn touched(&self, number: u32, at: u64, bytes: u64) -> Vec<Piece> {
         let all = &self.pieces[number as usize];
         let first = all.partition_point(|piece| piece.at <= at).saturating_sub(1);
@@ -166,7 +167,7 @@ impl Registry {
         all.get(first..end).unwrap_or_default().to_vec()
     }
 
-    /// All living buffers of users, with their memory as it was registered.
+    /// Returns all living buffers of users, with their pieces as they were registered.
     pub fn living(&self) -> Vec<(Key, Vec<Piece>)> {
         let gone = |state| matches!(state, State::Free | State::Leaving | State::Withdrawn { .. });
         let users = self.buffers.iter().zip(0u32..).skip(1).filter(|(b, _)| !gone(b.state));
@@ -177,14 +178,14 @@ impl Registry {
         named.collect()
     }
 
-    /// The first window that holds a range and that all peers have mapped.
+    /// Returns the first window that holds a range and that all peers have mapped.
     pub fn window(&self, at: u64, bytes: u64) -> Option<Buffer> {
         let all = self.buffers.iter().filter(|b| b.window > 0 && b.state == State::Ready);
         all.copied().filter(|b| b.holds(at, bytes)).min_by_key(|b| b.window)
     }
 
-    /// Has a range mapped by the peers, or one more holder keep it; None when all numbers are
-    /// taken.
+    /// Registers a range, to be mapped by the peers, or adds a holder to the buffer that is this
+    /// range already. `None` when all numbers are taken.
     pub fn hold(&mut self, base: u64, len: u64, pieces: Vec<Piece>) -> Option<Key> {
         let known = &self.pieces;
         let same = |b: &Buffer, number: u32| {
@@ -199,7 +200,8 @@ impl Registry {
         }
     }
 
-    /// The same as a window of this number, with one holder; None when all numbers are taken.
+    /// Registers a range as the window of this number, with one holder; `None` when all numbers are
+    /// taken.
     pub fn hold_window(
         &mut self,
         base: u64,
@@ -215,20 +217,20 @@ impl Registry {
         Some(Key { number, generation })
     }
 
-    /// Has the large stage mapped by the peers; it stays.
+    /// Registers the large stage, to be mapped by the peers; it stays registered.
     pub fn hold_stage(&mut self, base: u64, len: u64) {
         let state = State::Wanted;
         self.buffers[abi::STAGE_BUFFER as usize] =
             Buffer { base, len, generation: 1, window: 0, state, holders: 1 };
     }
 
-    /// The buffer of this name, if it still is.
+    /// Returns the buffer of this name, if it still exists.
     fn named(&mut self, key: Key) -> Option<&mut Buffer> {
         let buffer = self.buffers.get_mut(key.number as usize)?;
         (buffer.generation == key.generation).then_some(buffer)
     }
 
-    /// One holder less: the last one takes the buffer back.
+    /// Removes one holder of a buffer; the buffer is taken back with the last one.
     pub fn release(&mut self, key: Key) {
         let Some(buffer) = self.named(key).filter(|buffer| buffer.holders > 0) else { return };
         buffer.holders -= 1;
@@ -248,14 +250,14 @@ impl Registry {
         let buffer = &mut self.buffers[number as usize];
         buffer.holders = 0;
         buffer.state = match buffer.state {
-            // Nobody has heard of it.
+            // No peer has heard of the buffer.
             State::Wanted => State::Free,
             State::Offered { .. } | State::Ready | State::Refused => State::Leaving,
             state => state,
         };
     }
 
-    /// Takes back all buffers that touch a range, whose memory is gone.
+    /// Takes back all buffers that touch a range of memory that is gone.
     pub fn forget(&mut self, base: u64, len: u64) {
         for number in 1..abi::BUFFERS as u32 {
             let buffer = self.get(number);
@@ -265,21 +267,23 @@ impl Registry {
         }
     }
 
-    /// It was told to all peers, or cannot be. Another one that has got its number meanwhile is
-    /// told later, and takes its place at the peers.
+    /// Notes that a buffer was offered to all peers, or that it cannot be. Another buffer that has
+    /// got the same number meanwhile is offered later, and takes the place of this one at the
+    /// peers.
     pub fn offered(&mut self, key: Key, told: bool) {
         let missing = self.peers;
         let Some(buffer) = self.named(key) else { return };
         buffer.state = match (buffer.state, told) {
             (State::Wanted, true) => State::Offered { missing, refused: false },
             (State::Wanted, false) => State::Refused,
-            // It was taken back while it was made ready: the peers have to let it go.
+            // The buffer was taken back while it was offered: the peers have to unmap it.
             (State::Free, true) => State::Leaving,
             (state, _) => state,
         };
     }
 
-    /// A peer has mapped it or cannot; true when all peers have it now.
+    /// Notes that a peer has mapped a buffer or cannot; returns true if all peers have it mapped
+    /// now.
     pub fn answered(&mut self, key: Key, peer: u32, has: bool) -> bool {
         let Some(buffer) = self.named(key) else { return false };
         let State::Offered { missing, refused } = buffer.state else { return false };
@@ -292,8 +296,8 @@ impl Registry {
         buffer.state == State::Ready
     }
 
-    /// What is to be taken back: it is found no more, and its time is over when no operation runs
-    /// that may use it.
+    /// Returns the buffers that are to be taken back. They are not found any more; the caller
+    /// withdraws them when no operation that may use them runs.
     pub fn leaving(&mut self) -> Vec<Key> {
         let mut keys = Vec::new();
         for (buffer, number) in self.buffers.iter_mut().zip(0u32..) {
@@ -305,7 +309,7 @@ impl Registry {
         keys
     }
 
-    /// A peer has let it go.
+    /// Notes that a peer has unmapped a buffer.
     pub fn returned(&mut self, key: Key, peer: u32) {
         let Some(buffer) = self.named(key) else { return };
         let State::Withdrawn { missing } = buffer.state else { return };
@@ -321,7 +325,7 @@ mod tests {
 
     const PEERS: [u32; 3] = [0, 2, 3];
 
-    /// Memory of one allocation.
+    /// Returns the piece of one allocation.
     fn piece(at: u64, id: u64) -> Vec<Piece> {
         vec![Piece { at, id: Some(id) }]
     }
@@ -348,7 +352,7 @@ mod tests {
         registry.release(key);
         assert_eq!(registry.get(key.number).state, State::Leaving);
         assert!(registry.find(0x1000, 1).is_none());
-        // The same range anew gets another number while the old one is on its way out.
+        // The same range gets another number while the old buffer is on its way out.
         assert_ne!(registry.hold(0x1000, 64, piece(0x1000, 7)).unwrap().number, key.number);
         assert_eq!(registry.leaving(), [key]);
         assert_eq!(registry.leaving(), []);
@@ -450,7 +454,7 @@ mod tests {
     fn a_piece_that_is_mapped_anew_is_noticed_by_who_touches_it_and_by_who_looks_at_all() {
         let pages = (0..5u64).map(|i| (0x10_0000 + i * 0x1000, (0x1000, 100 + i)));
         let mut memory = Memory(pages.collect());
-        // It begins and ends within an allocation.
+        // The buffer begins and ends within an allocation.
         let (base, len) = (0x10_0800, 0x3800);
         let all = pieces(base, len, 64, |at| memory.look(at));
         let seen: Vec<_> = all.iter().map(|piece| (piece.at, piece.id)).collect();

@@ -1,4 +1,5 @@
-//! How a collective begins: what it is, where the user's buffers lie, and which plan runs.
+//! The beginning of a collective: it publishes what it is and where the user's buffers lie, and
+//! decides which plan runs.
 
 use super::{Poll, Stage, VisitState, agreement, capacity};
 use crate::device::host::endpoint::{HISTORY, MAPPED, Place};
@@ -29,7 +30,7 @@ impl VisitState<'_> {
         run.stage = if run.call.count == 0 { Stage::Draining } else { Stage::Announced };
     }
 
-    /// Fails when a peer that has signalled does something else.
+    /// Fails if a peer that has signalled does something else.
     #[inline(always)]
     pub(super) fn compare(&mut self, peer: u32) -> Result<()> {
         let (seq, known) = (self.run.seq, self.state.compared[peer as usize]);
@@ -59,7 +60,7 @@ impl VisitState<'_> {
         Ok(Poll::Ready)
     }
 
-    /// Says where this rank's buffers lie, and whether that makes the mapped plan possible.
+    /// Publishes the location of this rank's buffers, and whether they allow the mapped plan.
     pub(super) fn enter(&mut self, slot: usize) -> Result<Poll> {
         let (endpoint, call) = (self.endpoint, self.run.call);
         let bytes = call.count as usize * call.dtype.size();
@@ -73,8 +74,8 @@ impl VisitState<'_> {
         let same = std::ptr::eq(call.input, call.output.cast_const());
         let overwritten = same && call.spec.collective == Collective::AllToAll;
         if overwritten || call.scale.is_some() {
-            // In place it must not be read directly; and a multiplied copy goes with this call,
-            // even where that fails while others still read.
+            // An input that is overwritten must not be read directly. A multiplied copy is freed
+            // with this call, even if the call fails while other ranks still read.
             input &= !MAPPED;
         }
         let mapped = input & output & MAPPED != 0;
@@ -89,7 +90,7 @@ impl VisitState<'_> {
         self.signal()?;
         self.run.phase_base = base;
         if !mapped && self.run.carrier != Carrier::RemoteRead {
-            // One refusal decides: no need to hear the others.
+            // One refusal decides, so this rank need not wait for the other ranks.
             self.run.phase_base = base.wrapping_add(1);
             self.run.stage = Stage::Running;
             self.count();
@@ -99,7 +100,7 @@ impl VisitState<'_> {
         Ok(Poll::Ready)
     }
 
-    /// All ranks see all entry words and come to the same decision.
+    /// Decides which plan runs. All ranks read all entry words and come to the same decision.
     pub(super) fn decide(&mut self) -> Result<Poll> {
         let segment = self.segment()?;
         let target = self.run.phase_base.wrapping_add(1);
@@ -131,7 +132,7 @@ impl VisitState<'_> {
             let room = capacity(self.endpoint.edge_slot_bytes, self.run.call.dtype);
             self.run.geometry = Geometry::new(&plan.layout, self.run.call.count, &room);
             self.run.carrier = *carrier;
-            // The entry signal was the program's first.
+            // The entry signal was the first step of the program.
             self.run.step = 1;
             self.make_scratch();
         } else if self.run.carrier == Carrier::RemoteRead {
@@ -143,7 +144,7 @@ impl VisitState<'_> {
         Ok(Poll::Ready)
     }
 
-    /// Counts the collective, by what moves its data.
+    /// Counts the collective by its carrier.
     fn count(&mut self) {
         self.state.carriers[self.run.carrier as usize] += 1;
     }

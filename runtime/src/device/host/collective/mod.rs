@@ -18,43 +18,43 @@ use oxccl_plan::{Buffer, Carrier, DataType, Destination, From, Geometry, Op, Ord
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Large copies and folds are cut into stretches of so many bytes, a multiple of every element.
+/// Bytes of the stretches of large copies and folds: a multiple of every element's size.
 const STRETCH_BYTES: usize = 128 << 10;
-/// Results of calls at least this large bypass the cache, unless they replace the input, which is
-/// in it.
+/// The results of calls of at least this size bypass the cache, unless they replace the input,
+/// which is in the cache.
 const STREAMING_BYTES: u64 = 4 << 20;
-/// What the system copies at a time where it is folded next: a few fit the second-level cache.
+/// Bytes that the system copies at a time before a fold: a few pieces fit the second-level cache.
 const PULL_BYTES: usize = 64 << 10;
-/// The first looks follow each other without a pause.
+/// Looks at a peer that follow each other without a pause, at the beginning of a wait.
 const EAGER_POLLS: u32 = 24;
-/// Direct plans serve at most so many ranks: each of them looks at all others.
+/// The largest number of ranks for direct plans: each rank looks at all others.
 pub const MAX_DIRECT_RANKS: usize = 64;
 /// Parts begin on cache lines.
 const ALIGN_BYTES: u64 = 64;
 
-/// How much one visit to an operation may do.
+/// The limits of one visit to an operation.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
-    /// Looks at something that is not there yet before giving up.
+    /// The number of looks at something that is not there yet before the visit ends.
     pub polls: u32,
-    /// Bytes to move before giving others a turn.
+    /// Bytes to move before other operations get a turn.
     pub bytes: usize,
 }
 
-/// How far a visit came.
+/// The result of a visit.
 pub enum Visit {
     /// The operation is complete, or failed.
     Done(Result<()>),
-    /// It waits; `moved` tells whether this visit got anywhere.
+    /// The operation waits.
     Waiting {
-        /// See above.
+        /// True if this visit made progress.
         moved: bool,
-        /// For whom.
+        /// The rank and the step that the operation waits for.
         awaited: Awaited,
     },
 }
 
-/// Whether a step could be taken.
+/// The result of an attempt at a step.
 enum Poll {
     Ready,
     Wait(u32),
@@ -62,9 +62,9 @@ enum Poll {
     Again,
 }
 
-/// The capacity of a communicator's links for elements of a type.
+/// Returns the capacity of a communicator's links for elements of a type.
 pub fn capacity(edge_slot_bytes: usize, dtype: DataType) -> Capacity {
-    // Every call comes here, and sizes are powers of two: no divisions.
+    // Every call comes here, and sizes are powers of two: shifts replace divisions.
     let shift = dtype.size().trailing_zeros();
     Capacity {
         edge_slot_elems: edge_slot_bytes as u64 >> shift,
@@ -78,20 +78,20 @@ pub struct Running {
     programs: Arc<Programs>,
     call: Call,
     label: Label,
-    /// Its number among the communicator's collectives.
+    /// The number of the call among the communicator's collectives.
     seq: u64,
     geometry: Geometry,
     stage: Stage,
-    /// Whether all peers map this rank's buffers.
+    /// True if all peers map this rank's buffers.
     mapped_here: bool,
-    /// What moves the data.
+    /// The carrier of the data.
     carrier: Carrier,
     phase_base: u64,
     window: u64,
     step: usize,
-    /// Progress within a step: bytes, or ranks.
+    /// Progress within a step, in bytes or ranks.
     cursor: usize,
-    /// The call's input where it is multiplied first.
+    /// The multiplied copy of the input, if the call multiplies it first.
     scaled: Option<Box<Scaled>>,
 }
 
@@ -102,14 +102,14 @@ enum Stage {
     New,
     /// The peers can look up what this rank does.
     Announced,
-    /// The entry words are out; the others' decide what runs.
+    /// This rank has published its entry words. Those of all ranks decide which plan runs.
     Entered,
     Running,
     Draining,
 }
 
 impl Running {
-    /// A call with the programs that were chosen for it.
+    /// Creates the state of a call with the programs that were chosen for it.
     pub fn new(endpoint: &Endpoint, programs: Arc<Programs>, call: Call) -> Self {
         let room = capacity(endpoint.edge_slot_bytes, call.dtype);
         let geometry = Geometry::new(&programs.any.plan.layout, call.count, &room);
@@ -136,12 +136,12 @@ impl Running {
         }
     }
 
-    /// The name of the collective.
+    /// Returns the name of the collective.
     pub fn name(&self) -> &'static str {
         self.call.spec.collective.name()
     }
 
-    /// Goes on as far as the budget and the peers allow.
+    /// Advances the operation as far as the budget and the peers allow.
     pub fn visit(&mut self, endpoint: &Endpoint, budget: Budget) -> Visit {
         let mut guard = endpoint.state();
         if let Some(ended) = endpoint.ended(&guard) {
@@ -151,12 +151,12 @@ impl Running {
         visit.go(budget)
     }
 
-    /// What the operation does, for comparison with others.
+    /// Returns a description of the operation, to compare it with those of other ranks.
     pub(super) fn doing(&self) -> CurrentOp {
         CurrentOp::Collective(self.label, self.seq)
     }
 
-    /// What marks the packets of this operation: those of another one never match.
+    /// Returns the mark of this operation's packets. Packets of another operation never match it.
     fn packet_mark(&self) -> u64 {
         self.phase_base.wrapping_add(1).wrapping_add(u64::from(self.label.tag) << 32)
     }
@@ -167,7 +167,7 @@ impl Running {
 
     fn bound(&self) -> &Bound {
         match &self.programs.mapped {
-            Some(bound) if self.carrier == Carrier::InPlace => bound,
+            Some(bound) if self.carrier == bound.carrier => bound,
             _ => &self.programs.any,
         }
     }
@@ -181,7 +181,7 @@ impl Running {
     }
 }
 
-/// One visit: the operation with exclusive use of the endpoint's state.
+/// One visit: the operation, with exclusive use of the endpoint's state.
 struct VisitState<'a> {
     run: &'a mut Running,
     endpoint: &'a Endpoint,
@@ -225,7 +225,7 @@ impl<'a> VisitState<'a> {
         }
     }
 
-    /// One step; None when the operation is complete.
+    /// Takes one step. Returns `None` if the operation is complete.
     fn advance(&mut self) -> Result<Option<Poll>> {
         match self.run.stage {
             Stage::Scaling => self.scale().map(Some),
@@ -237,7 +237,7 @@ impl<'a> VisitState<'a> {
             Stage::Entered => self.decide().map(Some),
             Stage::Running => self.step().map(Some),
             Stage::Draining => {
-                // What was sent over a network must leave without this rank's further help.
+                // Messages over a network must leave without further help of this rank.
                 if let Some(peer) = self.state.flush()? {
                     return Ok(Some(Poll::Wait(peer)));
                 }
@@ -273,7 +273,7 @@ impl<'a> VisitState<'a> {
         Ok(Poll::Ready)
     }
 
-    /// The next stretch of the input, multiplied; the last one makes the copy the call's input.
+    /// Multiplies the next stretch of the input. At the end, the copy becomes the call's input.
     fn scale(&mut self) -> Result<Poll> {
         let blocks = self.run.call.spec.input_blocks(self.endpoint.rank.number);
         let (bytes, copy) =
@@ -310,7 +310,8 @@ impl<'a> VisitState<'a> {
         let last = self.run.window + 1 >= self.run.geometry.windows();
         if last && layout.user_memory != UserMemory::Private && self.endpoint.rank.someone_failed()
         {
-            // Its memory may have been in use again when it was read: the operation hears of it.
+            // The failed rank's memory may already have been in use again when it was read. The
+            // operation waits until it learns of the failure.
             return Ok(Poll::Wait(self.endpoint.rank.number));
         }
         if layout.uses_slots() {
@@ -394,7 +395,7 @@ impl<'a> VisitState<'a> {
         }
     }
 
-    /// Byte offset of a slice within its owner's buffer, and its length in bytes.
+    /// Returns the byte offset of a slice within its owner's buffer, and its length in bytes.
     fn range(&self, owner: u32, slice: Slice) -> (usize, usize) {
         let run = &*self.run;
         let (offset, len) = run.geometry.range(run.window, slice.part, slice.parts);
@@ -445,7 +446,7 @@ impl<'a> VisitState<'a> {
         (place, len)
     }
 
-    /// A peer's slice that a plan writes: only plans for mapped memory do.
+    /// Returns a peer's slice that a plan writes. Only plans for mapped memory write to peers.
     fn writable(&self, peer: u32, slice: Slice) -> Result<*mut u8> {
         match self.of_peer(peer, slice).0 {
             Place::Here(address) => Ok(address),
@@ -456,7 +457,7 @@ impl<'a> VisitState<'a> {
         }
     }
 
-    /// Whether what is written to a buffer is too much to keep in the cache.
+    /// Returns whether the data written to a buffer is too large to keep in the cache.
     fn streaming(&self, dst: Slice) -> bool {
         let run = &*self.run;
         let in_place = std::ptr::eq(run.call.input, run.call.output);
@@ -470,7 +471,7 @@ impl<'a> VisitState<'a> {
         let bytes = (len - at).min(STRETCH_BYTES);
         let streaming = self.streaming(dst);
         // SAFETY: both lie in user memory given by the caller for this call, in the stage or in
-        // scratch, for `len` bytes; the verifier showed that nobody writes them now.
+        // scratch, for `len` bytes; the verifier showed that no rank writes them now.
         unsafe { kernels::copy(to.wrapping_add(at), from.wrapping_add(at), bytes, streaming) };
         Ok(self.stretch_done(bytes, len, streaming))
     }
@@ -551,7 +552,7 @@ impl<'a> VisitState<'a> {
         let streaming = self.streaming(first);
         let writes_to_peers = matches!(dst, Destination::Peer(..) | Destination::Everyone(_));
         if writes_to_peers && !self.endpoint.rank.begin_writing() {
-            // Someone has failed: the operation hears of it.
+            // A rank has failed. The operation waits until it learns of the failure.
             return Ok(Poll::Wait(rank));
         }
         // SAFETY: sources and destinations hold `len` bytes each; the verifier showed that no
@@ -564,8 +565,8 @@ impl<'a> VisitState<'a> {
         Ok(poll)
     }
 
-    /// The next stretch of the peers' slices, copied here by the system where they are not mapped;
-    /// its size.
+    /// Points `srcs` to the next stretch of the peers' slices, copied here by the system if they
+    /// are not mapped. Returns the bytes of the stretch.
     fn sources(&mut self, src: Slice, len: usize, srcs: &mut [*const u8]) -> Result<usize> {
         let (at, own) = (self.run.cursor, self.endpoint.rank.number);
         if matches!(src.buffer, Buffer::Scratch | Buffer::Inbox) {
@@ -617,7 +618,7 @@ impl<'a> VisitState<'a> {
         Ok(Poll::Ready)
     }
 
-    /// The next message from a peer, which has to be `len` bytes long.
+    /// Returns the data of the next message from a peer, which must be `len` bytes long.
     fn message(&mut self, peer: u32, len: usize) -> Result<Option<*const u8>> {
         let Some(message) = self.state.edges[peer as usize].peek().map_err(broken(peer))? else {
             return Ok(None);

@@ -1,4 +1,4 @@
-//! Small one-shot plans: what is published fits cache lines that carry their own signal.
+//! Small one-shot plans. The published data fits cache lines that carry their own signal.
 
 use super::{Poll, VisitState};
 use crate::error::Result;
@@ -6,7 +6,7 @@ use crate::link::direct::PACKET_BYTES;
 use oxccl_plan::Slice;
 
 impl VisitState<'_> {
-    /// Publishes the whole input: its blocks lie one behind the other, as in the stage.
+    /// Publishes the whole input. Its blocks lie one behind the other, as in the stage.
     #[inline]
     pub(super) fn publish_packets(&mut self) -> Result<()> {
         let run = &*self.run;
