@@ -284,9 +284,11 @@ impl Prepared {
             comm.executor().submit_on_all(transfers.into(), &streams)?;
             launched.push(streams.swap_remove(0));
         }
-        submit(last, launched)?;
+        // A wait that is refused leaves no peer waiting for the rest of the group.
+        let mut waiting = Vec::new();
+        submit(last, &mut waiting)?;
         // Advances the launched operations for a moment, as a single call would.
-        launched.iter().take(64).for_each(Stream::nudge);
+        launched.iter().chain(&waiting).take(64).for_each(Stream::nudge);
         Ok(())
     }
 

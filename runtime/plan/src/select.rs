@@ -187,7 +187,10 @@ pub fn explain(spec: Spec, bytes: u64, topology: &Topology, policy: Policy) -> S
         for Candidate { plan, cost_us } in candidates(spec, bytes, topology, memory, policy) {
             // If no other plan pays for mapped memory, mapped memory is treated as any memory.
             let as_any = chosen == choice.any_memory.plan;
-            let memory = if as_any && plan == chosen { Memory::Any } else { memory };
+            let (memory, cost_us) = match as_any && plan == chosen {
+                true => (Memory::Any, self::cost_us(&plan, bytes, topology, Memory::Any)),
+                false => (memory, cost_us),
+            };
             let carrier = Carrier::of(&plan, bytes, topology, memory).name();
             let mark = if plan == chosen { "  chosen" } else { "" };
             let name = plan.algorithm.name();

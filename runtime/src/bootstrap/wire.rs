@@ -3,7 +3,7 @@
 
 use super::auth::{Client, Progress, Server};
 use super::deadline::Deadline;
-use super::dial::tolerate_full_buffer;
+use super::dial::{tolerate_full_buffer, watch_for_cuts};
 use crate::error::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use socket2::Socket;
@@ -62,6 +62,9 @@ pub struct Connection {
     max_body: usize,
     /// The kind of the error with which reading or writing failed, if it did.
     broken: Option<ErrorKind>,
+    /// True while the peer may leave a large message unread for as long as it likes, where that is
+    /// limited otherwise.
+    tolerates: bool,
 }
 
 impl Connection {
@@ -95,6 +98,7 @@ impl Connection {
             incoming: Vec::new(),
             max_body: 0,
             broken: None,
+            tolerates: false,
         })
     }
 
@@ -163,8 +167,10 @@ impl Connection {
 
     /// Queues the bytes that [`Frame::encode`] returned.
     pub fn queue(&mut self, bytes: Arc<[u8]>) {
-        if bytes.len() > SMALL {
+        let limited = || self.socket.tcp_user_timeout().is_ok_and(|limit| limit.is_some());
+        if bytes.len() > SMALL && limited() {
             tolerate_full_buffer(&self.socket);
+            self.tolerates = true;
         }
         if !bytes.is_empty() {
             self.outgoing.push_back(bytes);
@@ -179,6 +185,10 @@ impl Connection {
         }
         loop {
             if let Some(frame) = self.take_frame()? {
+                // The peer answers what it has read.
+                if std::mem::take(&mut self.tolerates) {
+                    watch_for_cuts(&self.socket);
+                }
                 return Ok(Some(frame));
             }
             let mut buffer = [0; 16 << 10];
@@ -384,7 +394,7 @@ mod tests {
 
     #[test]
     fn a_peer_that_does_not_read_a_large_frame_is_not_taken_for_one_that_is_out_of_reach() {
-        let (mut client, _server) = pair(1 << 20);
+        let (mut client, mut server) = pair(1 << 20);
         let limit = |client: &Connection| client.socket.tcp_user_timeout().unwrap();
         client.send(&Frame { kind: 7, body: vec![0; 100] });
         client.progress().unwrap();
@@ -394,5 +404,16 @@ mod tests {
         client.progress().unwrap();
         assert_eq!(limit(&client), None);
         assert!(client.socket.keepalive().unwrap(), "a cut would not be noticed");
+        // Once it has read that and answers, the limit holds again.
+        let deadline = Deadline::new(Duration::from_secs(10), &Cancel::default());
+        for _ in 0..2 {
+            while server.progress().unwrap().is_none() {
+                client.progress().unwrap();
+            }
+        }
+        server.send(&Frame { kind: 8, body: vec![1] });
+        server.progress().unwrap();
+        assert_eq!(client.wait_frame(&deadline, "an answer").unwrap().kind, 8);
+        assert!(limit(&client).is_some(), "a cut would not be noticed");
     }
 }

@@ -28,7 +28,12 @@ impl Communicator {
         };
         // A scaled input is a private copy.
         let all_mapped = call.scale.is_none() && buffers.into_iter().all(is_mapped);
+        let in_window = || {
+            let len = u64::from(inputs) * bytes;
+            programs.engines && self.executor.is_in_window(call.input, len as usize)
+        };
         let (plan, memory) = match &programs.mapped {
+            Some(bound) if all_mapped && in_window() => (&bound.plan, Memory::Windows),
             Some(bound) if all_mapped => (&bound.plan, Memory::Mapped),
             _ => (&programs.any.plan, Memory::Any),
         };

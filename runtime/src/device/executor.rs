@@ -11,7 +11,7 @@ use cuda::create::Wishes;
 use cuda::rank::CudaRank;
 use cuda::reaper;
 use cuda::sharing::registry::Key;
-use host::endpoint::{Endpoint, MAPPED};
+use host::endpoint::{Endpoint, MAPPED, PeerMemory};
 use host::reach::{self, Process};
 use host::task::Work;
 use host::worker::wait_while;
@@ -44,8 +44,9 @@ pub struct Parts {
     pub counter_start: u64,
     /// The processes of all ranks, by rank.
     pub processes: Vec<Process>,
-    /// The arenas of the processes of this host, each with the number of a rank of its process.
-    pub arenas: Vec<(u32, OwnedFd)>,
+    /// The reach into the user memory of the ranks, by rank, as [`reach`] returned it; empty for a
+    /// communicator of one rank.
+    pub memory: Vec<PeerMemory>,
 }
 
 /// An executor before the last round of its communicator's creation.
@@ -64,10 +65,10 @@ impl Unfinished {
         wishes: &Wishes,
         members: &mut dyn Gather,
     ) -> Result<Self> {
-        let Parts { rank, edges, edge_slot_bytes, counter_start, processes, arenas } = parts;
+        let Parts { rank, edges, edge_slot_bytes, counter_start, processes, mut memory } = parts;
         let Device::Cuda(index) = device else {
-            let (memory, one_process) =
-                (reach::map(&processes, &arenas), reach::is_one(&processes));
+            let one_process = reach::is_one(&processes);
+            memory.resize_with(processes.len(), || PeerMemory::SameProcess);
             let endpoint =
                 Endpoint::new(rank, one_process, edge_slot_bytes, edges, memory, counter_start);
             let copies = reach::can_copy(&processes, &endpoint);
@@ -115,6 +116,15 @@ impl Unfinished {
         if let Unfinished::Cuda(rank, cuda_rank) = self {
             reaper::retire(cuda_rank.attach(&rank), rank);
         }
+    }
+}
+
+/// Maps the arenas of the other processes of this host, if operations on the device use them.
+/// `arenas` holds them, each with the number of a rank of its process. Returns the reach by rank.
+pub fn reach(device: Device, processes: &[Process], arenas: &[(u32, OwnedFd)]) -> Vec<PeerMemory> {
+    match device {
+        Device::Host(_) => reach::map(processes, arenas),
+        Device::Cuda(_) => Vec::new(),
     }
 }
 
@@ -247,7 +257,7 @@ impl Executor {
         match self {
             Executor::Host(endpoint) => endpoint.leave(),
             Executor::Cuda(rank, cuda_rank) => {
-                rank.leave(Vec::new);
+                rank.leave(|| (Vec::new(), ()));
                 // Resources that cannot be closed any more end with the process.
                 if let Err(error) = cuda_rank.close() {
                     let text = error.to_string();
@@ -301,6 +311,13 @@ impl Executor {
             Executor::Host(endpoint) => endpoint.token(ptr, bytes) & MAPPED != 0,
             Executor::Cuda(_, cuda_rank) => cuda_rank.is_known(ptr as u64, bytes as u64),
         }
+    }
+
+    /// Returns whether a buffer of user memory lies in a window: copy engines may take it from there.
+    pub fn is_in_window(&self, ptr: *const u8, bytes: usize) -> bool {
+        let sharing = self.cuda().and_then(|cuda_rank| cuda_rank.sharing());
+        let (at, bytes) = (ptr as u64, bytes as u64);
+        sharing.is_some_and(|sharing| sharing.registry().window(at, bytes).is_some())
     }
 
     /// Makes the peers map a buffer in the background; `None` if they map nothing, as on the host.

@@ -20,7 +20,7 @@ pub use cuda::create::Wishes;
 #[cfg(feature = "testing")]
 pub(crate) use cuda::sharing::{exchange::decode as decode_datagram, offer::Offer as CudaOffer};
 pub use event::Event;
-pub use executor::{Executor, Parts, Registration, Unfinished};
+pub use executor::{Executor, Parts, Registration, Unfinished, reach};
 pub use graph::{Executable, Graph};
 pub use host::reach::{Process, arena_fd};
 pub use host::worker::{note_local_ranks, wait_while};
@@ -66,11 +66,14 @@ impl Device {
 /// Returns how plans run for `nranks` ranks on the devices of one kind, as far as that is known
 /// before a communicator is made. Assumed is host memory of which the system copies what is not
 /// mapped, or GPUs that reach each other, each of one rank.
-pub fn usual_topology(is_host: bool, nranks: u32, one_host: bool) -> Topology {
-    match is_host {
-        true => host::topology(nranks, one_host, one_host, crate::link::edge_slot_bytes(nranks)),
-        false => cuda::run::launch::usual_topology(),
+/// Fails for more ranks than a device can have.
+pub fn usual_topology(is_host: bool, nranks: u32, one_host: bool) -> Result<Topology> {
+    if is_host {
+        let edge_slot_bytes = crate::link::edge_slot_bytes(nranks);
+        return Ok(host::topology(nranks, one_host, one_host, edge_slot_bytes));
     }
+    cuda::rank::check_ranks(nranks)?;
+    Ok(cuda::run::launch::usual_topology())
 }
 
 /// Returns the number of devices of a kind: processors, or GPUs that the driver shows.

@@ -122,14 +122,17 @@ impl Rank {
         place.is_some_and(|(segment, local)| segment.out(local).load(Ordering::Acquire) != 0)
     }
 
-    /// Leaves in order: the peers hear of it, and no operation can follow. `end_links` ends the
-    /// links and returns, by rank, the number of messages that were taken from that rank.
-    pub(crate) fn leave(&self, end_links: impl FnOnce() -> Vec<u64>) {
+    /// Leaves in order: the peers hear of it, and no operation can follow. `end_links` takes the
+    /// links away, and returns the number of messages that were taken, by rank, with the links,
+    /// which end once the peers are told.
+    pub(crate) fn leave<L>(&self, end_links: impl FnOnce() -> (Vec<u64>, L)) {
         self.mark_left();
         let controls = self.take_controls();
-        for (control, taken) in controls.iter().zip(end_links()) {
+        let (taken, links) = end_links();
+        for (control, taken) in controls.iter().zip(taken) {
             control.iter().for_each(|control| control.tell(&notice::goodbye(taken)));
         }
+        drop(links);
         // A peer that does not read for so long is stopped or out of reach.
         let start = Instant::now();
         let left = || controls.iter().flatten().any(|control| !control.flush());

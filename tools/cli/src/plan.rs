@@ -57,7 +57,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
         Some(kind) => kind == Kind::Host,
         None => options.network || device::current()?.is_host(),
     };
-    let topology = device::usual_topology(is_host, options.ranks, !options.network);
+    let topology = device::usual_topology(is_host, options.ranks, !options.network)?;
     let spec = Spec::new(collective, options.ranks, options.root);
     let policy = Policy { only: None, deterministic: Config::checked()?.deterministic };
     print!("{}", select::explain(spec, options.bytes, &topology, policy));

@@ -188,6 +188,9 @@ fn make(
     let own = id.salted(&members.infos[0].socket);
     let slot_bytes = edge_slot_bytes(nranks);
     let (segment, arenas) = memory::share(&members, &own, listener, slot_bytes, rendezvous)?;
+    let processes = members.processes();
+    let memory = device::reach(device, &processes, &arenas);
+    drop(arenas);
     let identity = Identity { comm: own.comm, secret: own.secret, rank, nranks };
     let links = match members.is_one_host() {
         true => Links::default(),
@@ -200,8 +203,8 @@ fn make(
         rank: Arc::new(members.own(segment)),
         edge_slot_bytes: slot_bytes,
         counter_start,
-        processes: members.processes(),
-        arenas,
+        processes,
+        memory,
     };
     parts.rank.set_controls(links.controls);
     let own = parts.rank.clone();
@@ -211,8 +214,8 @@ fn make(
     let answers = match rendezvous.gather(&unfinished.abilities()) {
         Ok(answers) => answers,
         Err(error) => {
-            let error = rendezvous.rename(error);
-            tell_peers(&own, culprit(&rendezvous.names, &error));
+            let named = rendezvous.rename(error.clone());
+            tell_peers(&own, culprit(&rendezvous.names, &named));
             unfinished.abandon();
             return Err(error);
         }
@@ -263,8 +266,8 @@ pub(super) fn alone(device: Device, options: &Options) -> Result<Communicator> {
         edges: vec![Edge::Own],
         edge_slot_bytes: edge_slot_bytes(1),
         counter_start: 0,
-        processes: vec![Process::own()?],
-        arenas: Vec::new(),
+        processes: vec![Process::without_arena()?],
+        memory: Vec::new(),
     };
     let unfinished = Unfinished::make(device, parts, &options.of_device(), &mut nobody)?;
     let answers = [unfinished.abilities()];

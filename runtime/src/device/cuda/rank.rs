@@ -114,15 +114,21 @@ unsafe impl Send for CudaRank {}
 // SAFETY: as above.
 unsafe impl Sync for CudaRank {}
 
+/// Fails for more ranks than a communicator on GPUs can have.
+pub fn check_ranks(nranks: u32) -> Result<()> {
+    if nranks as usize <= abi::MAX_RANKS {
+        return Ok(());
+    }
+    let what = format!("a communicator of {nranks} GPUs");
+    Err(Error::usage(what, "up to 16 ranks of one host are supported on GPUs"))
+}
+
 impl CudaRank {
     /// Allocates the memory of a rank on the GPU `index`; [`connect`](Self::connect) makes it
     /// usable.
     pub fn new(index: i32, rank: u32, nranks: u32, mixes: bool) -> Result<Self> {
         let gpu = driver::gpu(index)?;
-        if nranks as usize > abi::MAX_RANKS {
-            let what = format!("a communicator of {nranks} GPUs");
-            return Err(Error::usage(what, "up to 16 ranks of one host are supported on GPUs"));
-        }
+        check_ranks(nranks)?;
         let functions = library::functions(gpu)?;
         let _context = gpu.enter()?;
         let _relaxed = Relaxed::begin()?;

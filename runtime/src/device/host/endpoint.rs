@@ -162,7 +162,7 @@ impl Endpoint {
     pub fn leave(&self) {
         self.rank.leave(|| {
             let edges = std::mem::take(&mut self.state().edges);
-            edges.iter().map(|edge| edge.messages().1).collect()
+            (edges.iter().map(|edge| edge.messages().1).collect(), edges)
         });
     }
 

@@ -31,13 +31,20 @@ pub struct Process {
 impl Process {
     /// Returns the description of the calling process.
     pub fn own() -> Result<Self> {
+        let arena_bytes = Arena::get().map_or(0, |arena| arena.bytes() as u64);
+        Ok(Self { arena_bytes, ..Self::without_arena()? })
+    }
+
+    /// Returns the description of the calling process for a communicator of one rank, in which no
+    /// peer maps the arena.
+    pub fn without_arena() -> Result<Self> {
         static ID: OnceLock<Result<[u8; 16]>> = OnceLock::new();
         let id = ID.get_or_init(random).as_ref().map_err(Error::clone)?;
         Ok(Self {
             id: *id,
             pid: std::process::id(),
             pid_namespace: std::fs::metadata("/proc/self/ns/pid").map_or(0, |m| m.ino()),
-            arena_bytes: Arena::get().map_or(0, |arena| arena.bytes() as u64),
+            arena_bytes: 0,
             probe: id.as_ptr() as u64,
         })
     }
@@ -102,6 +109,9 @@ pub(in crate::device) fn is_one(processes: &[Process]) -> bool {
 /// Returns whether the system lets this rank copy from every other rank of its host. The rules of
 /// ptrace, containers and seccomp may forbid it.
 pub(in crate::device) fn can_copy(processes: &[Process], endpoint: &Endpoint) -> bool {
+    if processes.len() == 1 {
+        return false;
+    }
     let own = &processes[endpoint.rank.number as usize];
     let peers = processes.iter().enumerate().filter(|(r, _)| endpoint.rank.local[*r].is_some());
     let mut answers = peers.map(|(rank, peer)| {

@@ -176,9 +176,10 @@ impl Task {
     /// Starts an operation of a communicator, as [`start`](Self::start) does. The state that a
     /// collective needs to run is made when its stream reaches it.
     pub fn operation(endpoint: Arc<Endpoint>, operation: Operation) -> Self {
-        let number = endpoint.rank.issued.fetch_add(1, Ordering::AcqRel);
+        let next = |rank: &Rank| rank.issued.fetch_add(1, Ordering::AcqRel);
         let kind = match operation {
             Operation::Collective(programs, call) => {
+                let number = next(&endpoint.rank);
                 return Task::Called(endpoint, programs, call, number);
             }
             Operation::Exchange(transfers) => {
@@ -187,6 +188,7 @@ impl Task {
             }
             Operation::OneSided(item) => Kind::OneSided(OneSidedTask::new(item)),
         };
+        let number = next(&endpoint.rank);
         Task::Running(Box::new(Running::new(endpoint, number, kind)))
     }
 
