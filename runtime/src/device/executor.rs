@@ -313,7 +313,7 @@ impl Executor {
         }
     }
 
-    /// Returns whether a buffer of user memory lies in a window: copy engines may take it from there.
+    /// Returns whether a buffer of user memory lies in a window: copy engines may take it.
     pub fn is_in_window(&self, ptr: *const u8, bytes: usize) -> bool {
         let sharing = self.cuda().and_then(|cuda_rank| cuda_rank.sharing());
         let (at, bytes) = (ptr as u64, bytes as u64);
