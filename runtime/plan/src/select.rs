@@ -152,12 +152,17 @@ pub fn choose(spec: Spec, bytes: u64, topology: &Topology, policy: Policy) -> Op
     // Where loads from peers are slow, plans that only add copies to the loads are slow, too.
     let cheaper = |c: &Candidate| policy.only.is_some() || topology.push || c.cost_us < any.cost_us;
     let pays = |c: &Candidate| bytes >= topology.mapped_from_bytes && cheaper(c);
-    let possible = |c: &Candidate| topology.scratch || c.plan.layout.scratch_blocks == 0;
-    let mapped = mapped.filter(|c| c.plan != any.plan && pays(c) && possible(c));
     let route = |c: Candidate, memory| Route::new(c.plan, bytes, topology, memory);
+    let any_memory = route(any, Memory::Any);
+    // Kernels of packets do not agree on buffers.
+    let packets = matches!(topology.packets, Packets::Kernels { .. })
+        && any_memory.carrier == Carrier::Packets;
+    let possible =
+        |c: &Candidate| !packets && (topology.scratch || c.plan.layout.scratch_blocks == 0);
+    let mapped = mapped.filter(|c| c.plan != any.plan && pays(c) && possible(c));
     let windows = mapped.map(|c| route(c, Memory::Windows).carrier);
     Some(Choice {
-        any_memory: route(any, Memory::Any),
+        any_memory,
         mapped: mapped.map(|c| route(c, Memory::Mapped)),
         engines: windows == Some(Carrier::CopyEngines),
     })
