@@ -13,7 +13,7 @@ pub struct Topology {
     /// True if all ranks share memory.
     pub direct: bool,
     /// True if each rank can have the system copy from the memory of every other.
-    pub pull: bool,
+    pub remote_reads: bool,
     /// True if stores to the memory of a peer may be faster than loads from it.
     pub push: bool,
     /// The smallest block, in bytes, for which user memory is used in place where all ranks map it:
@@ -119,7 +119,7 @@ pub fn candidates(
         // knows whether its call is in place.
         (Needs::UserMemory, Memory::Any) => {
             topology.direct
-                && topology.pull
+                && topology.remote_reads
                 && plan.layout.user_memory == UserMemory::Read
                 && spec.collective != Collective::AllToAll
         }

@@ -115,7 +115,7 @@ fn the_cost_formulas_stay_within_a_factor_of_the_simulator() {
 fn the_choice_is_right_at_the_ends_and_explained() {
     let direct = Topology {
         push: false,
-        pull: false,
+        remote_reads: false,
         direct: true,
         mapped_from_bytes: 0,
         scratch: true,
@@ -142,21 +142,21 @@ fn the_choice_is_right_at_the_ends_and_explained() {
             assert_eq!(choice.any_memory.carrier, Carrier::Edges);
         }
     }
-    let pull = Topology { pull: true, ..direct };
-    let pulled = select::choose(spec, 64 << 20, &pull, Policy::default()).unwrap();
-    assert_eq!(pulled.any_memory.plan.layout.user_memory, UserMemory::Read);
-    assert_eq!(pulled.any_memory.carrier, Carrier::RemoteRead);
+    let remote = Topology { remote_reads: true, ..direct };
+    let read = select::choose(spec, 64 << 20, &remote, Policy::default()).unwrap();
+    assert_eq!(read.any_memory.plan.layout.user_memory, UserMemory::Read);
+    assert_eq!(read.any_memory.carrier, Carrier::RemoteRead);
     for collective in Collective::ALL {
         for bytes in [1, 1 << 10, 1 << 20, 1 << 30] {
             let spec = Spec::new(collective, 5, 2);
-            let choice = select::choose(spec, bytes, &pull, Policy::default()).unwrap();
+            let choice = select::choose(spec, bytes, &remote, Policy::default()).unwrap();
             let any = choice.any_memory.plan;
             assert_ne!(any.layout.user_memory, UserMemory::Written, "{any:?}");
         }
     }
     let text = select::explain(spec, 64 << 20, &direct, Policy::default());
     assert!(text.contains("two_shot_mapped") && text.contains("any memory:"), "{text}");
-    for topology in [&network, &direct, &pull] {
+    for topology in [&network, &direct, &remote] {
         for bytes in [1, 1 << 10, 1 << 20, 1 << 30] {
             let deterministic = Policy { deterministic: true, ..Policy::default() };
             for collective in Collective::ALL {

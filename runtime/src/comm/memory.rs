@@ -97,7 +97,7 @@ impl Communicator {
                 format!("window {number} has no room: {WINDOWS} may be registered at a time");
             return Err(Error::usage(what, "deregister windows in the order of their making"));
         }
-        let buffer = self.executor.open_window(base, len, number, self.topology.pull)?;
+        let buffer = self.executor.open_window(base, len, number, self.topology.remote_reads)?;
         let handle = WINDOW | NEXT.fetch_add(1, Ordering::Relaxed);
         registry.ranges.insert(handle, Range { base: base as usize, len, number, buffer });
         Ok(handle)

@@ -99,8 +99,9 @@ impl Unfinished {
             Unfinished::Host(mut endpoint, _) => {
                 let all = |i: usize| answers.iter().all(|answer| answer.get(i) == Some(&1));
                 endpoint.all_mapped = all(1);
-                let (nranks, pull) = (endpoint.rank.nranks, all(0));
-                let topology = host::topology(nranks, one_host, pull, endpoint.edge_slot_bytes);
+                let (nranks, remote_reads) = (endpoint.rank.nranks, all(0));
+                let topology =
+                    host::topology(nranks, one_host, remote_reads, endpoint.edge_slot_bytes);
                 (Executor::Host(endpoint.share()), topology)
             }
             Unfinished::Cuda(rank, cuda_rank) => {

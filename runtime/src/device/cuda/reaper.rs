@@ -76,10 +76,10 @@ fn peers_may_write(rank: &Rank) -> bool {
 /// Makes all running kernels give up, without a call of the driver: the process exits, and a thread
 /// of the library waits for them.
 pub(crate) fn give_up() {
-    let seats: Vec<_> = lock(&WATCHED).iter().filter_map(Weak::upgrade).collect();
-    seats.iter().for_each(|cuda_rank| cuda_rank.abort());
+    let cuda_ranks: Vec<_> = lock(&WATCHED).iter().filter_map(Weak::upgrade).collect();
+    cuda_ranks.iter().for_each(|cuda_rank| cuda_rank.abort());
     // The last reference must not be dropped here.
-    seats.into_iter().for_each(std::mem::forget);
+    cuda_ranks.into_iter().for_each(std::mem::forget);
 }
 
 /// Looks once for faults and for memory to free; returns true while there is something to look at

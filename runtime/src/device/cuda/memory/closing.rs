@@ -101,8 +101,8 @@ pub(in crate::device::cuda) fn when_quiet(gpu: &'static Gpu, work: impl FnOnce()
 }
 
 fn is_quiet(gpu: &Gpu) -> bool {
-    let seats = mapper::seats();
-    let mut there = seats.iter().filter(|cuda_rank| cuda_rank.gpu.index == gpu.index);
+    let cuda_ranks = mapper::cuda_ranks();
+    let mut there = cuda_ranks.iter().filter(|cuda_rank| cuda_rank.gpu.index == gpu.index);
     there.all(|cuda_rank| !cuda_rank.has_graphs() && !cuda_rank.busy())
 }
 

@@ -79,7 +79,7 @@ fn topology_of(channels: u32, reach: bool, engine_bytes: u64) -> Topology {
     };
     Topology {
         direct: true,
-        pull: false,
+        remote_reads: false,
         push: true,
         mapped_from_bytes: AGREE_BYTES,
         scratch: false,

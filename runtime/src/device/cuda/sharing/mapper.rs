@@ -617,7 +617,7 @@ fn say(text: &str) {
 }
 
 struct Mapper {
-    seats: Mutex<Vec<Weak<CudaRank>>>,
+    cuda_ranks: Mutex<Vec<Weak<CudaRank>>>,
     wake: UnixStream,
 }
 
@@ -630,7 +630,7 @@ fn mapper() -> Result<&'static Mapper> {
         woken.set_nonblocking(true).map_err(failed)?;
         let thread = std::thread::Builder::new().name("oxccl-map".to_owned());
         thread.spawn(move || run(&woken)).map_err(failed)?;
-        Ok(Mapper { seats: Mutex::default(), wake })
+        Ok(Mapper { cuda_ranks: Mutex::default(), wake })
     });
     made.as_ref().map_err(Clone::clone)
 }
@@ -639,7 +639,7 @@ fn mapper() -> Result<&'static Mapper> {
 pub fn attend(cuda_rank: &Arc<CudaRank>) {
     // The thread was started when the rank was created.
     if let Ok(mapper) = mapper() {
-        lock(&mapper.seats).push(Arc::downgrade(cuda_rank));
+        lock(&mapper.cuda_ranks).push(Arc::downgrade(cuda_rank));
         wake();
     }
 }
@@ -652,17 +652,17 @@ pub fn wake() {
 }
 
 /// Returns the parts on GPUs of all ranks that the mapper serves.
-pub(in crate::device::cuda) fn seats() -> Vec<Arc<CudaRank>> {
+pub(in crate::device::cuda) fn cuda_ranks() -> Vec<Arc<CudaRank>> {
     let Ok(mapper) = mapper() else { return Vec::new() };
-    let mut seats = lock(&mapper.seats);
-    seats.retain(|cuda_rank| cuda_rank.strong_count() > 0);
-    seats.iter().filter_map(Weak::upgrade).collect()
+    let mut cuda_ranks = lock(&mapper.cuda_ranks);
+    cuda_ranks.retain(|cuda_rank| cuda_rank.strong_count() > 0);
+    cuda_ranks.iter().filter_map(Weak::upgrade).collect()
 }
 
 /// Takes back all buffers that touch memory which is about to be freed.
 pub fn forget(base: u64, len: u64) {
     let mut any = false;
-    for cuda_rank in seats() {
+    for cuda_rank in cuda_ranks() {
         if let Some(sharing) = cuda_rank.sharing() {
             sharing.registry().forget(base, len);
             any = true;
@@ -678,7 +678,7 @@ fn run(mut woken: &UnixStream) {
         let (mut limit, mut boxes) = (LATER, Vec::new());
         let Some(visit) = exit::visit_driver() else { return };
         // No rank is kept while this thread waits: a rank ends with its communicator and graphs.
-        for cuda_rank in seats() {
+        for cuda_rank in cuda_ranks() {
             let Some(sharing) = cuda_rank.sharing() else { continue };
             boxes.push(sharing.inbound.socket.clone());
             let worked = catch_unwind(AssertUnwindSafe(|| sharing.work(&cuda_rank)));
