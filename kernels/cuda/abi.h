@@ -226,12 +226,11 @@ typedef struct Control {
   uint32_t own_what;
   // The first word of the peer's descriptor.
   uint32_t their_what;
-  // The second word of this rank's descriptor; of a put, its bytes.
+  // The second word of this rank's descriptor, or the bytes of a put.
   uint64_t own_count;
-  // The second word of the peer's descriptor; of a put, the bytes of the window that are
-  // reached.
+  // The second word of the peer's descriptor, or the bytes of the window that a put reaches.
   uint64_t their_count;
-  // Of a put: the offset in the window at which it begins.
+  // The offset in the window at which a put begins.
   uint64_t offset;
   // The longest time that a kernel may wait, in ns; 0 for no limit.
   uint64_t limit_ns;
@@ -258,7 +257,7 @@ typedef struct Counters {
   uint64_t windows;
   // Signals that all peers must have made before a slot may be written again.
   uint64_t slot_need[2];
-  // Of a lane: slots that it used for messages so far.
+  // Slots that a lane used for messages so far.
   uint64_t messages;
   // Agreements so far.
   uint64_t agreements;
@@ -446,22 +445,22 @@ typedef struct Step {
   uint8_t kind;
   // The peer, or [`ALL_PEERS`].
   uint8_t peer;
-  // Of a fold: the destination, `TO_*`.
+  // The destination of a fold, `TO_*`.
   uint8_t to;
   // Not 0 if a fold completes the reduction.
   uint8_t finish;
-  // The signal for which a wait is.
+  // The signal that a wait awaits.
   uint16_t signal;
   // Not 0 if the step depends on what steps since the last synchronisation of the block read or
   // wrote.
   uint16_t after;
-  // The slice that is read; of a fold, at the peers.
+  // The slice that is read; a fold reads it at the peers.
   Slice src;
   // The slice that is written.
   Slice dst;
-  // Of a fold: the slice that is read at this rank.
+  // The slice that a fold reads at this rank.
   Slice own;
-  // Of a fold with [`TO_BOTH`] or [`TO_INBOXES`]: the second slice that is written.
+  // The second slice that a fold with [`TO_BOTH`] or [`TO_INBOXES`] writes.
   Slice second;
 } Step;
 

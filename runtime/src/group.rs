@@ -115,10 +115,11 @@ fn launch(calls: Vec<Pending>) -> Result<Launched> {
             comms.push(comm.clone());
         }
     }
-    let launched = catch_unwind(AssertUnwindSafe(|| Prepared::new(calls)?.launch()));
+    let fail = |error: &Error| comms.iter().for_each(|comm| comm.fail(error.clone()));
+    let launched = catch_unwind(AssertUnwindSafe(|| Prepared::new(calls)?.launch(fail)));
     launched.unwrap_or_else(|panic| {
         let error = Error::panicked(&*panic);
-        comms.iter().for_each(|comm| comm.fail(error.clone()));
+        fail(&error);
         Err(error)
     })
 }
@@ -180,7 +181,7 @@ pub fn transfer(
 ) -> Result<()> {
     let call = Pending::Transfer(comm.clone(), transfer, stream.into().into_owned());
     if !active() {
-        return Prepared::new(vec![call])?.launch().map(drop);
+        return launch(vec![call]).map(drop);
     }
     GROUP.with_borrow_mut(|g| g.calls.push(call));
     Ok(())
@@ -247,28 +248,18 @@ impl Prepared {
     }
 
     /// Makes the communicators, then launches the rest. If a part of the group is launched and the
-    /// rest cannot be, the communicators of all calls fail, because the peers wait for the whole
-    /// group.
-    fn launch(mut self) -> Result<Launched> {
-        let created = create_all(std::mem::take(&mut self.creations))?;
-        let comms = self.communicators();
+    /// rest cannot be, calls `fail`, by which the communicators of all calls fail: the peers wait
+    /// for the whole group.
+    fn launch(mut self, fail: impl Fn(&Error)) -> Result<Launched> {
+        let created = create_all(take(&mut self.creations))?;
         let mut launched = Vec::new();
         let outcome = self.launch_calls(&mut launched);
         if let Err(error) = &outcome
             && launched.first().is_some_and(|stream| !stream.is_capturing())
         {
-            comms.iter().for_each(|comm| comm.fail(error.clone()));
+            fail(error);
         }
         outcome.map(|()| created)
-    }
-
-    /// Returns the communicators of all calls.
-    fn communicators(&self) -> Vec<Arc<Communicator>> {
-        let operations = self.operations.iter().map(|(comm, ..)| comm);
-        let exchanges = self.exchanges.iter().map(|exchange| &exchange.comm);
-        let mut all: Vec<_> = operations.chain(exchanges).cloned().collect();
-        all.dedup_by(|a, b| Arc::ptr_eq(a, b));
-        all
     }
 
     /// Launches collectives and puts first, in the order of calls, then the transfers of each

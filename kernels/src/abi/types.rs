@@ -149,22 +149,22 @@ pub struct Step {
     pub kind: u8,
     /// The peer, or [`ALL_PEERS`].
     pub peer: u8,
-    /// Of a fold: the destination, `TO_*`.
+    /// The destination of a fold, `TO_*`.
     pub to: u8,
     /// Not 0 if a fold completes the reduction.
     pub finish: u8,
-    /// The signal for which a wait is.
+    /// The signal that a wait awaits.
     pub signal: u16,
     /// Not 0 if the step depends on what steps since the last synchronisation of the block read or
     /// wrote.
     pub after: u16,
-    /// The slice that is read; of a fold, at the peers.
+    /// The slice that is read; a fold reads it at the peers.
     pub src: Slice,
     /// The slice that is written.
     pub dst: Slice,
-    /// Of a fold: the slice that is read at this rank.
+    /// The slice that a fold reads at this rank.
     pub own: Slice,
-    /// Of a fold with [`TO_BOTH`] or [`TO_INBOXES`]: the second slice that is written.
+    /// The second slice that a fold with [`TO_BOTH`] or [`TO_INBOXES`] writes.
     pub second: Slice,
 }
 
@@ -186,12 +186,11 @@ pub struct Control {
     pub own_what: u32,
     /// The first word of the peer's descriptor.
     pub their_what: u32,
-    /// The second word of this rank's descriptor; of a put, its bytes.
+    /// The second word of this rank's descriptor, or the bytes of a put.
     pub own_count: u64,
-    /// The second word of the peer's descriptor; of a put, the bytes of the window that are
-    /// reached.
+    /// The second word of the peer's descriptor, or the bytes of the window that a put reaches.
     pub their_count: u64,
-    /// Of a put: the offset in the window at which it begins.
+    /// The offset in the window at which a put begins.
     pub offset: u64,
     /// The longest time that a kernel may wait, in ns; 0 for no limit.
     pub limit_ns: u64,
@@ -220,7 +219,7 @@ pub struct Counters {
     pub windows: u64,
     /// Signals that all peers must have made before a slot may be written again.
     pub slot_need: [u64; 2],
-    /// Of a lane: slots that it used for messages so far.
+    /// Slots that a lane used for messages so far.
     pub messages: u64,
     /// Agreements so far.
     pub agreements: u64,

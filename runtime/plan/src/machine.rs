@@ -168,7 +168,7 @@ pub enum Work<'a> {
         programs: &'a [crate::ir::Program],
         /// The cut of the call into windows and parts.
         geometry: Geometry,
-        /// By rank, true if the rank calls in place.
+        /// True for each rank that calls in place.
         in_place: &'a [bool],
     },
     /// Grouped sends and receives, by rank.

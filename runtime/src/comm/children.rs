@@ -19,7 +19,7 @@ pub const NO_COLOR: i32 = -1;
 
 /// Returns a check that finds out whether one of these ranks of the parent has died.
 fn deaths(parent: &Communicator, ranks: &[u32]) -> InVain {
-    let (own, ranks) = (parent.rank.clone(), ranks.to_vec());
+    let (own, ranks) = (parent.executor.rank().clone(), ranks.to_vec());
     Arc::new(move || {
         let (rank, Death { why, mutual }) = own.first_death(&ranks)?;
         let why = format!("is lost: {why}");
@@ -104,8 +104,10 @@ pub(super) fn split(
     let participants: Vec<u32> = members.into_iter().map(|(_, rank)| rank).collect();
     let rank = participants.iter().position(|&r| r == parent.rank()).unwrap_or(0) as u32;
     let id = id.derive("color", color as u64, id.address);
+    let (nranks, options) = (participants.len() as u32, options.clone());
     let names = participants.clone();
-    assemble(Rendezvous { session, participants, names }, &id, rank, device, options).map(Some)
+    let member = Member { id, rank, nranks, device, options };
+    assemble(Rendezvous { session, participants, names }, &member).map(Some)
 }
 
 /// Makes a communicator without some ranks of the parent. With `abort` the parent's operations end
@@ -131,9 +133,11 @@ pub(super) fn shrink(
     let purpose = format!("shrink without {excluded:?}");
     let wait = (options.init_limit(), cancel);
     let (session, id) = meet(parent, child_meetings, (&purpose, number), &survivors, wait)?;
-    let participants: Vec<u32> = (0..survivors.len() as u32).collect();
+    let (nranks, options) = (survivors.len() as u32, options.clone());
     let rank = survivors.iter().position(|&r| r == parent.rank()).unwrap_or(0) as u32;
-    assemble(Rendezvous { session, participants, names: survivors }, &id, rank, device, options)
+    let member = Member { id, rank, nranks, device, options };
+    let participants = (0..nranks).collect();
+    assemble(Rendezvous { session, participants, names: survivors }, &member)
 }
 
 /// Makes a communicator of `nranks` ranks, the first of which are the parent's. One rank of the

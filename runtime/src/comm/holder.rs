@@ -136,7 +136,7 @@ impl Holder {
                     .ok()
                     .filter(|p| *p < parent.nranks() && *p != parent.rank())
             {
-                parent.rank.lose(peer, why.clone());
+                parent.executor().rank().lose(peer, why.clone());
             }
         })?;
         let Some(made) = made else { return Ok(false) };

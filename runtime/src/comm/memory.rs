@@ -35,7 +35,7 @@ struct Range {
     len: usize,
     /// The number of the window among the communicator's, equal on all ranks; 0 for a buffer.
     number: u64,
-    /// On a GPU: the registration of the buffer that the peers map.
+    /// The registration of a buffer that the peers map; `None` in host memory.
     buffer: Option<Registration>,
 }
 

@@ -14,7 +14,7 @@ use crate::device::{Device, Executor, Stream, wait_while};
 use crate::error::{Code, Error, Result, Site};
 use crate::log::{self, Level, Subsystem};
 use crate::op::{Call, Programs};
-use crate::rank::{Rank, monitor};
+use crate::rank::monitor;
 use oxccl_plan::Spec;
 use oxccl_plan::generate::{Algorithm, Needs};
 use oxccl_plan::select::{self, Choice, Policy, Topology};
@@ -42,7 +42,6 @@ const REMEMBERED: usize = 4096;
 
 /// A communicator.
 pub struct Communicator {
-    rank: Arc<Rank>,
     executor: Executor,
     device: Device,
     topology: Topology,
@@ -102,7 +101,7 @@ impl Drop for Communicator {
     fn drop(&mut self) {
         if !*self.left.get_mut() {
             if self.nranks() > 1 {
-                self.rank.fail(Error::Aborted { by: "its being dropped" });
+                self.executor.rank().fail(Error::Aborted { by: "its being dropped" });
             }
             self.leave();
         }
@@ -118,14 +117,12 @@ impl Communicator {
         options: &Options,
         child_meetings: Option<ChildMeetings>,
     ) -> Self {
-        let rank = executor.rank().clone();
         let edges = |a: &Algorithm| !device.is_host() && a.generator().needs == Needs::Edges;
         if let Some(only) = policy.only.take_if(|a| edges(a)) {
             let text = format!("OXCCL_ALGORITHM={} has no effect on GPUs", only.name());
-            log::line_of(Some(rank.number), Level::Warn, Subsystem::Init, &text);
+            log::line_of(Some(executor.rank().number), Level::Warn, Subsystem::Init, &text);
         }
         Self {
-            rank,
             executor,
             device,
             topology,
@@ -162,12 +159,12 @@ impl Communicator {
 
     /// Returns the number of this rank.
     pub fn rank(&self) -> u32 {
-        self.rank.number
+        self.executor.rank().number
     }
 
     /// Returns the number of ranks.
     pub fn nranks(&self) -> u32 {
-        self.rank.nranks
+        self.executor.rank().nranks
     }
 
     /// Returns the device that holds the data.
@@ -178,7 +175,7 @@ impl Communicator {
     /// Makes the communicator fail: all current and future operations fail, and the peers hear of
     /// the failure.
     pub fn fail(&self, error: Error) {
-        self.rank.fail(error);
+        self.executor.rank().fail(error);
     }
 
     /// Returns the reduction operations that the user made.
@@ -189,7 +186,7 @@ impl Communicator {
     /// Returns the latched failure and notes that the user was told of it. `None` if there is no
     /// failure, or if the user revoked the communicator.
     pub fn failure(&self) -> Option<Error> {
-        self.rank.deliver().filter(|_| !self.revoked.load(Ordering::Acquire))
+        self.executor.rank().deliver().filter(|_| !self.revoked.load(Ordering::Acquire))
     }
 
     /// Limits the time that every operation may wait; `None` removes the limit.
@@ -202,7 +199,7 @@ impl Communicator {
         if self.revoked.load(Ordering::Acquire) {
             return Err(self.revoked_error());
         }
-        if let Some(error) = self.rank.deliver() {
+        if let Some(error) = self.executor.rank().deliver() {
             return Err(error);
         }
         if self.ended.load(Ordering::Acquire) {
@@ -261,7 +258,7 @@ impl Communicator {
         self.ended.store(true, Ordering::Release);
         let mut failed_since = None;
         wait_while(|| {
-            let failed = self.rank.failure().is_some();
+            let failed = self.executor.rank().failure().is_some();
             let since = failed.then(|| *failed_since.get_or_insert_with(Instant::now));
             // Operations that are queued behind other work end with the failure when their turn
             // comes.
@@ -272,11 +269,11 @@ impl Communicator {
     /// Waits until the peers have taken the messages that were sent to them. Until then this rank
     /// has not heard whether its messages are what the peers expect.
     fn settle(&self) -> Result<()> {
-        let asked = matches!(self.rank.failure(), Some(Error::Aborted { .. }));
-        if asked || self.rank.is_delivered() || self.revoked.load(Ordering::Acquire) {
+        let asked = matches!(self.executor.rank().failure(), Some(Error::Aborted { .. }));
+        if asked || self.executor.rank().is_delivered() || self.revoked.load(Ordering::Acquire) {
             return Ok(());
         }
-        let limit_ns = self.rank.timeout_ns.load(Ordering::Relaxed);
+        let limit_ns = self.executor.rank().timeout_ns.load(Ordering::Relaxed);
         let limit = u64::try_from(limit_ns).map_or(TAKING, Duration::from_nanos);
         let (start, mut untaken) = (Instant::now(), None);
         self.executor.ask_taken();
@@ -284,11 +281,11 @@ impl Communicator {
             untaken = self.executor.untaken();
             // Other failures of peers do not concern this rank once all messages have been taken.
             let concerns = |e: &Error| untaken.is_some() || e.code() == Code::InvalidUsage;
-            if let Some(error) = self.rank.hear().filter(concerns) {
-                self.rank.fail(error);
+            if let Some(error) = self.executor.rank().hear().filter(concerns) {
+                self.executor.rank().fail(error);
             }
             let comes = untaken.is_some_and(|(_, left)| !left);
-            comes && self.rank.failure().is_none() && start.elapsed() < limit
+            comes && self.executor.rank().failure().is_none() && start.elapsed() < limit
         });
         let until = |left| match left {
             true => "before it destroyed its communicator".to_owned(),
@@ -297,32 +294,32 @@ impl Communicator {
                 start.elapsed().as_millis()
             ),
         };
-        let error = match (self.rank.failure(), untaken) {
+        let error = match (self.executor.rank().failure(), untaken) {
             (Some(error), None) if error.code() != Code::InvalidUsage => return Ok(()),
             (Some(error), _) => error,
             (None, None) => return Ok(()),
             (None, Some((peer, left))) => {
                 let (rank, peer) = (self.rank() as i32, peer as i32);
-                let op_seq = self.rank.finished.load(Ordering::Acquire);
+                let op_seq = self.executor.rank().finished.load(Ordering::Acquire);
                 let site = Site { rank, peer, step: -1, op_seq, operation: "" };
                 Error::Untaken { site, until: until(left) }
             }
         };
-        self.rank.set_delivered();
+        self.executor.rank().set_delivered();
         Err(error)
     }
 
     /// Ends all operations now, with the error `why`. Returns when nothing accesses the user's
     /// memory any more. The error names the ranks that may still do so after a second.
     fn stop(&self, why: Error) -> Result<()> {
-        self.rank.fail(why);
+        self.executor.rank().fail(why);
         let writers = self.executor.stop(QUIET)?;
         if writers.is_empty() {
             return Ok(());
         }
         let why =
             format!("ranks {writers:?} do not answer and may still write into this rank's buffers");
-        Err(self.rank.lost(writers[0], why))
+        Err(self.executor.rank().lost(writers[0], why))
     }
 
     /// Ends all operations and the communicator, whatever the other ranks do. Blocks for a second
@@ -379,7 +376,7 @@ impl Communicator {
 
     fn leave(&self) {
         self.left.store(true, Ordering::Release);
-        monitor::forget(&self.rank);
+        monitor::forget(self.executor.rank());
         self.executor.leave();
     }
 

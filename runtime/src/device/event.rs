@@ -1,6 +1,6 @@
 //! Events of both devices.
 
-use super::object::{OnDevice, both, find, take};
+use super::object::{OnDevice, both, destroy, find};
 use super::{Device, cuda, host};
 use crate::error::Result;
 use crate::fork;
@@ -29,10 +29,7 @@ impl Event {
 
     /// Destroys an event.
     pub fn destroy(handle: usize, named: Named) -> Result<()> {
-        match take(&EVENTS, handle, named)? {
-            Event::Host(_) => Ok(()),
-            OnDevice::Cuda(event) => cuda::event::Event::destroy(event),
-        }
+        destroy(&EVENTS, handle, named, cuda::event::Event::destroy)
     }
 
     /// Returns whether the stream has reached the event's last record; true if there is no record.

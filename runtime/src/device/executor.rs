@@ -217,28 +217,30 @@ impl Executor {
     /// Waits, after the rank has failed, until nothing accesses the user's memory any more, for at
     /// most `limit`. Returns the peers that may still access it.
     pub fn stop(&self, limit: Duration) -> Result<Vec<u32>> {
-        let (rank, start) = (self.rank(), Instant::now());
-        let Executor::Cuda(_, cuda_rank) = self else {
-            if let Executor::Host(endpoint) = self {
+        let start = Instant::now();
+        match self {
+            Executor::Host(endpoint) => {
                 // A visit under way ends before this thread gets the lock of the state.
                 drop(endpoint.state());
+                let rank = &endpoint.rank;
+                wait_while(|| !rank.writers().is_empty() && start.elapsed() < limit);
+                Ok(rank.writers())
             }
-            wait_while(|| !rank.writers().is_empty() && start.elapsed() < limit);
-            return Ok(rank.writers());
-        };
-        // Running kernels read the host's word twice per millisecond. Kernels that wait for their
-        // turn end when it comes.
-        cuda_rank.close()?;
-        let sharing = cuda_rank.sharing();
-        if let Some(sharing) = sharing {
-            sharing.fence();
+            Executor::Cuda(rank, cuda_rank) => {
+                // Running kernels read the host's word twice per millisecond. Kernels that wait for
+                // their turn end when it comes.
+                cuda_rank.close()?;
+                let sharing = cuda_rank.sharing();
+                sharing.inspect(|sharing| sharing.fence());
+                // A peer that has left may be freeing memory; meanwhile the driver lets no thread
+                // answer.
+                let inside = |peer: &u32| !rank.is_quiescent(*peer);
+                let asked = || sharing.is_some_and(|sharing| sharing.fenced().iter().any(inside));
+                wait_while(|| (cuda_rank.busy() || asked()) && start.elapsed() < limit);
+                let missing = sharing.map_or_else(Vec::new, |sharing| sharing.end_fence());
+                Ok(missing.into_iter().filter(inside).collect())
+            }
         }
-        // A peer that has left may be freeing memory; meanwhile the driver lets no thread answer.
-        let inside = |peer: &u32| !rank.is_quiescent(*peer);
-        let asked = || sharing.is_some_and(|sharing| sharing.fenced().iter().any(inside));
-        wait_while(|| (cuda_rank.busy() || asked()) && start.elapsed() < limit);
-        let missing = sharing.map_or_else(Vec::new, |sharing| sharing.end_fence());
-        Ok(missing.into_iter().filter(inside).collect())
     }
 
     /// Asks the peers to report when they have taken what was sent to them.

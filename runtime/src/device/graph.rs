@@ -1,6 +1,6 @@
 //! Graphs of both devices.
 
-use super::object::{OnDevice, both, find, take};
+use super::object::{OnDevice, both, destroy, find};
 use super::{cuda, host};
 use crate::error::{Error, Result};
 use crate::handle::{Handles, Named};
@@ -31,10 +31,7 @@ impl Graph {
 
     /// Destroys a graph; executables made from it stay valid.
     pub fn destroy(handle: usize, named: Named) -> Result<()> {
-        match take(&GRAPHS, handle, named)? {
-            Graph::Host(_) => Ok(()),
-            OnDevice::Cuda(graph) => cuda::graph::Graph::destroy(graph),
-        }
+        destroy(&GRAPHS, handle, named, cuda::graph::Graph::destroy)
     }
 
     /// Makes the graph ready to launch. Returns the handle of the executable.
@@ -54,10 +51,7 @@ impl Executable {
 
     /// Destroys the executable; launches under way still complete.
     pub fn destroy(handle: usize, named: Named) -> Result<()> {
-        match take(&EXECUTABLES, handle, named)? {
-            Executable::Host(_) => Ok(()),
-            OnDevice::Cuda(graph) => cuda::graph::Executable::destroy(graph),
-        }
+        destroy(&EXECUTABLES, handle, named, cuda::graph::Executable::destroy)
     }
 
     /// Replaces the parameters by those of a graph with the same nodes. Launches under way keep the

@@ -45,14 +45,18 @@ pub(super) fn find<T: 'static, C: From<usize>>(
     on(table.get(handle), handle, named)
 }
 
-/// Ends a handle of the host device. Returns a handle of CUDA, for the caller to end.
-pub(super) fn take<T: 'static, C: From<usize>>(
+/// Ends an object: the host device's with its last reference, CUDA's by `end`.
+pub(super) fn destroy<T: 'static, C: From<usize>>(
     table: &Handles<T>,
     handle: usize,
     named: Named,
-) -> Result<OnDevice<Arc<T>, C>> {
+    end: impl FnOnce(C) -> Result<()>,
+) -> Result<()> {
     fork::check()?;
-    on(table.remove(handle), handle, named)
+    match on(table.remove(handle), handle, named)? {
+        OnDevice::Host(_) => Ok(()),
+        OnDevice::Cuda(object) => end(object),
+    }
 }
 
 /// Returns two objects of the same device. Fails if their devices differ; `second` is the name of

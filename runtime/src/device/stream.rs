@@ -1,6 +1,6 @@
 //! Streams of both devices.
 
-use super::object::{OnDevice, both, on, take};
+use super::object::{OnDevice, both, destroy, on};
 use super::{Device, Event, Executable, Graph, cuda, host};
 use crate::error::{Error, Result};
 use crate::fork;
@@ -80,10 +80,7 @@ impl Stream {
 
     /// Destroys a stream; queued work still completes.
     pub fn destroy(handle: usize, function: &'static str) -> Result<()> {
-        match take(&STREAMS, handle, (function, "stream"))? {
-            OnDevice::Host(_) => Ok(()),
-            OnDevice::Cuda(stream) => cuda::stream::Stream::destroy(stream),
-        }
+        destroy(&STREAMS, handle, (function, "stream"), cuda::stream::Stream::destroy)
     }
 
     /// Returns the stream for keeping beyond the call that looked it up.
@@ -125,7 +122,7 @@ impl Stream {
     }
 
     /// Makes later work of this stream wait for the present work of a stream of the same device.
-    pub fn join(&self, other: &Self) -> Result<()> {
+    pub(super) fn join(&self, other: &Self) -> Result<()> {
         match (self, other) {
             (Stream::Host(stream), Stream::Host(other)) => {
                 let event = Arc::default();

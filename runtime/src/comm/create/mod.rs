@@ -144,24 +144,17 @@ pub(super) fn join(
     }
     let everyone: Vec<u32> = (0..nranks).collect();
     let rendezvous = Rendezvous { session, participants: everyone.clone(), names: everyone };
-    assemble(rendezvous, id, rank, *device, options)
+    assemble(rendezvous, member)
 }
 
-/// Makes a communicator of the participants of a rendezvous; this rank becomes `rank`. `id`
-/// distinguishes the communicator's connections from others.
-pub(super) fn assemble(
-    mut rendezvous: Rendezvous,
-    id: &UniqueId,
-    rank: u32,
-    device: Device,
-    options: &Options,
-) -> Result<Communicator> {
-    let nranks = rendezvous.participants.len() as u32;
-    if nranks == 1 {
+/// Makes a communicator of the participants of a rendezvous, who are all its ranks; this rank
+/// becomes `member`, whose id distinguishes the communicator's connections from others.
+pub(super) fn assemble(mut rendezvous: Rendezvous, member: &Member) -> Result<Communicator> {
+    if member.nranks == 1 {
         rendezvous.session.close();
-        return alone(device, options);
+        return alone(member.device, &member.options);
     }
-    match make(&mut rendezvous, id, rank, device, options) {
+    match make(&mut rendezvous, member) {
         Ok(comm) => {
             rendezvous.session.close();
             Ok(comm)
@@ -173,14 +166,9 @@ pub(super) fn assemble(
     }
 }
 
-fn make(
-    rendezvous: &mut Rendezvous,
-    id: &UniqueId,
-    rank: u32,
-    device: Device,
-    options: &Options,
-) -> Result<Communicator> {
-    let nranks = rendezvous.participants.len() as u32;
+fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
+    let Member { id, rank, nranks, device, options } = member;
+    let (rank, nranks, device) = (*rank, *nranks, *device);
     let listener = Listener::new()?;
     let control = session::listen(interface::beside(id.address, Config::get())?)?;
     let members = Members::meet(rendezvous, (rank, device), &listener, &control)?;
