@@ -85,6 +85,9 @@ pub(crate) fn one_after_the_other(ranks: &[Rank]) -> Outcome {
         while rank.rank > 0 && others.len() < 32 && others.iter().all(|o| o.stream != ended) {
             others.push(Rank { stream: stream()?, ..*rank });
         }
+        // The driver may make a stream only once the GPU is idle, which it is not any more when
+        // another rank waits for this one there.
+        rank.split(-1)?;
         let other = others.last().ok_or("no stream")?;
         again += u32::from(other.stream == ended && rank.rank > 0);
         total(other, &memory)?;
