@@ -159,6 +159,12 @@ fn reported(site: &Site, code: Code, text: &str) -> String {
     }
 }
 
+impl From<oxccl_net::Error> for Error {
+    fn from(error: oxccl_net::Error) -> Self {
+        Error::system(error.call, error.cause, error.hint)
+    }
+}
+
 impl Error {
     /// Returns the error of a bad argument.
     pub fn argument(

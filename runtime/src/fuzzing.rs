@@ -2,17 +2,18 @@
 //! interface.
 
 use crate::bootstrap::UniqueId;
-use crate::bootstrap::interface::{self, Interface};
+use crate::bootstrap::interface;
 use crate::bootstrap::launch::{self, Launch};
 use crate::bootstrap::wire::{self, Frame};
 use crate::comm::rank_info::RankInfo;
 use crate::device::{CudaOffer, decode_datagram};
 use crate::error::Result;
 use crate::link::Message;
-use crate::link::message::MessageEdge;
-use crate::link::message::net::{HANDLE_BYTES, Handle, Request, Sender};
-use crate::link::message::socket::{TcpReceiver, address_in};
+use crate::link::message;
 use crate::op::descriptor::Descriptor;
+use oxccl_net::interface::Interface;
+use oxccl_net::tcp::{TcpReceiver, address_in};
+use oxccl_net::{HANDLE_BYTES, Handle};
 use std::io::Read;
 use std::net::SocketAddr;
 
@@ -61,13 +62,12 @@ pub fn handle(bytes: [u8; HANDLE_BYTES]) -> Option<SocketAddr> {
 }
 
 /// The receiving half of an edge whose slots have `slot_bytes`, fed by `stream`.
-pub struct Incoming(MessageEdge);
+pub struct Incoming(message::Incoming);
 
 impl Incoming {
     /// Returns a receiving half that offers all slots.
     pub fn new(stream: impl Read + Send + 'static, slot_bytes: usize) -> Result<Self> {
-        let receiver = Box::new(TcpReceiver::new(stream));
-        MessageEdge::new(Box::new(NoSender), receiver, slot_bytes).map(Self)
+        message::Incoming::new(Box::new(TcpReceiver::new(stream)), 0, slot_bytes).map(Self)
     }
 
     /// Returns the next message if it is complete: its descriptor and its data.
@@ -77,17 +77,5 @@ impl Incoming {
         let message = unsafe { std::slice::from_raw_parts(data, len) }.to_vec();
         self.0.release()?;
         Ok(descriptor.map(|descriptor| (descriptor, message)))
-    }
-}
-
-struct NoSender;
-
-impl Sender for NoSender {
-    unsafe fn isend(&mut self, _data: *const u8, _len: usize) -> Result<Option<Request>> {
-        Ok(None)
-    }
-
-    fn test(&mut self, _request: Request) -> Result<bool> {
-        Ok(true)
     }
 }

@@ -2,8 +2,8 @@
 //! are. The fuzz targets in `fuzz/` call these functions; `tests/hostile.rs` replays seeded inputs.
 
 use oxccl::nccl::config;
+use oxccl_net::interface::Interface;
 use oxccl_runtime::bootstrap::auth::{Client, Ends, Progress, Role, Server};
-use oxccl_runtime::bootstrap::interface::Interface;
 use oxccl_runtime::bootstrap::launch::{self, Meet};
 use oxccl_runtime::bootstrap::root::{self, Action, Machine};
 use oxccl_runtime::bootstrap::wire::Frame;

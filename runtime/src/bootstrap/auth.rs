@@ -1,4 +1,5 @@
-//! Mutual authentication by challenge and response, for every socket of the library. Sans-I/O.
+//! Mutual authentication by challenge and response, for every socket of the library but those that
+//! carry data: the first message of these has a [`proof`]. Sans-I/O.
 //!
 //! ```text
 //! client → server   hello: magic, role, from, to, communicator, nonce
@@ -20,6 +21,8 @@ use sha2::Sha256;
 const MAGIC: &[u8; 8] = b"OXCCLAU2";
 const NONCE: usize = 32;
 const MAC: usize = 32;
+/// Bytes of a [`proof`].
+pub const PROOF_BYTES: usize = MAC;
 const WELCOME: u8 = 1;
 const HELLO: usize = 8 + 4 + 4 + 4 + 8 + NONCE;
 
@@ -68,6 +71,21 @@ fn code(secret: &[u8; SECRET_BYTES], side: &[u8], hello: &[u8], nonce: &[u8]) ->
         mac.update(part);
     }
     mac
+}
+
+fn message_code(secret: &[u8; SECRET_BYTES], ends: Ends, salt: &[u8]) -> Hmac<Sha256> {
+    code(secret, b"message", &ends.hello(&[0; NONCE]), salt)
+}
+
+/// Returns the proof that a message comes from `ends.from`, for connections that carry no
+/// handshake. The salt comes from the receiver, so that no proof is of use a second time.
+pub fn proof(secret: &[u8; SECRET_BYTES], ends: Ends, salt: &[u8]) -> [u8; PROOF_BYTES] {
+    message_code(secret, ends, salt).finalize().into_bytes().into()
+}
+
+/// Returns whether these bytes are the [`proof`].
+pub fn is_proof(secret: &[u8; SECRET_BYTES], ends: Ends, salt: &[u8], bytes: &[u8]) -> bool {
+    message_code(secret, ends, salt).verify_slice(bytes).is_ok()
 }
 
 fn refused(why: &str) -> Error {

@@ -2,36 +2,12 @@
 
 use crate::config::Config;
 use crate::error::{Error, Result};
-use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use oxccl_net::interface::{Interface, admitted, found};
+use std::net::SocketAddr;
 
-/// An address of an interface.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Interface {
-    /// The name, for example `eth0`.
-    pub name: String,
-    /// The address with port 0; link-local addresses carry their scope.
-    pub address: SocketAddr,
-}
-
-/// Returns the address to use: of the interfaces that the variables admit, the first in the order
-/// `ib*`, others, `docker*`, loopback, `virbr*`.
+/// Returns the address to use: that of the best interface which the variables admit.
 pub fn choose(config: &Config) -> Result<SocketAddr> {
-    let failed = |e| Error::system("listing network interfaces", e, "is /proc/net readable?");
-    let found = if_addrs::get_if_addrs().map_err(failed)?;
-    let interfaces: Vec<_> = found
-        .into_iter()
-        .map(|i| {
-            let scope = i.index.unwrap_or(0);
-            let address = match i.ip() {
-                IpAddr::V6(ip) if ip.is_unicast_link_local() => {
-                    SocketAddr::V6(SocketAddrV6::new(ip, 0, 0, scope))
-                }
-                ip => SocketAddr::new(ip, 0),
-            };
-            Interface { name: i.name, address }
-        })
-        .collect();
-    choose_from(&interfaces, &config.socket_ifname, &config.socket_family)
+    choose_from(&found()?, &config.socket_ifname, &config.socket_family)
 }
 
 /// Returns the address to use for connections that belong to a rendezvous at `address`. If that is
@@ -48,22 +24,7 @@ pub(crate) fn choose_from(
     ifname: &str,
     family: &str,
 ) -> Result<SocketAddr> {
-    let of_family = |i: &&Interface| match family {
-        "AF_INET" => i.address.is_ipv4(),
-        "AF_INET6" => i.address.is_ipv6(),
-        _ => true,
-    };
-    let admitted: Vec<_> =
-        interfaces.iter().filter(of_family).filter(|i| admits(ifname, &i.name)).collect();
-    let class = |i: &Interface| {
-        let last = ["docker", "lo", "virbr"].iter().position(|p| i.name.starts_with(p));
-        match last {
-            Some(place) => 2 + place,
-            None => usize::from(!i.name.starts_with("ib")),
-        }
-    };
-    // IPv4 first within a class: link-local IPv6 addresses are everywhere and reach little.
-    let best = admitted.into_iter().min_by_key(|i| (class(i), i.address.is_ipv6()));
+    let best = admitted(interfaces, ifname, family).into_iter().next();
     best.map(|i| i.address).ok_or_else(|| {
         let all: Vec<_> =
             interfaces.iter().map(|i| format!("{} {}", i.name, i.address.ip())).collect();
@@ -76,55 +37,17 @@ pub(crate) fn choose_from(
     })
 }
 
-/// Returns whether NCCL's filter admits a name: the filter lists prefixes, `^` excludes them, and
-/// `=` (also after `^`) compares whole names.
-fn admits(filter: &str, name: &str) -> bool {
-    if filter.is_empty() {
-        return true;
-    }
-    let (exclude, filter) = filter.strip_prefix('^').map_or((false, filter), |f| (true, f));
-    let (exact, filter) = filter.strip_prefix('=').map_or((false, filter), |f| (true, f));
-    let listed = filter
-        .split(',')
-        .filter(|part| !part.is_empty())
-        .any(|part| if exact { name == part } else { name.starts_with(part) });
-    listed != exclude
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn machine() -> Vec<Interface> {
-        [
-            ("lo", "127.0.0.1"),
-            ("lo", "::1"),
-            ("docker0", "172.17.0.1"),
-            ("eth0", "fe80::1"),
-            ("eth0", "192.0.2.5"),
-            ("eth1", "198.51.100.7"),
-        ]
-        .map(|(name, ip)| {
-            let address = SocketAddr::new(ip.parse().unwrap(), 0);
-            Interface { name: name.to_owned(), address }
-        })
-        .to_vec()
-    }
-
-    fn chosen(ifname: &str, family: &str) -> String {
-        choose_from(&machine(), ifname, family)
-            .map_or_else(|e| e.to_string(), |a| a.ip().to_string())
-    }
-
     #[test]
-    fn names_families_and_the_default_order() {
-        assert_eq!(chosen("", ""), "192.0.2.5");
-        assert_eq!(chosen("eth1", ""), "198.51.100.7");
-        assert_eq!(chosen("^eth", ""), "172.17.0.1");
-        assert_eq!(chosen("^=eth0", ""), "198.51.100.7");
-        assert_eq!(chosen("=lo", "AF_INET6"), "::1");
-        assert_eq!(chosen("eth", "AF_INET6"), "fe80::1");
-        assert!(chosen("wlan", "").contains("there are: lo 127.0.0.1"));
+    fn an_interface_that_nothing_admits_is_an_error_that_lists_what_there_is() {
+        let address = "127.0.0.1:0".parse().unwrap();
+        let machine = [Interface { name: "lo".to_owned(), address }];
+        let text = choose_from(&machine, "wlan", "").unwrap_err().to_string();
+        assert!(text.contains("there are: lo 127.0.0.1"), "{text}");
+        assert_eq!(choose_from(&machine, "", "").unwrap(), address);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! both ways, never data, so that full buffers and waits on the path of data neither delay nor fake
 //! a sign of life.
 
-use super::notice;
+use super::notice::{self, Notice};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -15,6 +15,8 @@ pub struct Control {
     socket: OwnedFd,
     /// Bytes for which the socket had no room.
     outgoing: Mutex<Vec<u8>>,
+    /// The received bytes of a notice that is not complete.
+    incoming: Mutex<Vec<u8>>,
     /// The number of this rank's messages that the peer has reported as taken.
     taken: AtomicU64,
     left: AtomicBool,
@@ -24,7 +26,8 @@ impl Control {
     /// Creates the end of a connected stream socket.
     pub fn new(socket: OwnedFd) -> Self {
         let (taken, left) = (AtomicU64::new(0), AtomicBool::new(false));
-        Self { socket, outgoing: Mutex::default(), taken, left }
+        let (outgoing, incoming) = Default::default();
+        Self { socket, outgoing, incoming, taken, left }
     }
 
     fn outgoing(&self) -> MutexGuard<'_, Vec<u8>> {
@@ -57,8 +60,26 @@ impl Control {
         }
     }
 
-    /// Appends what has arrived to `incoming`. Returns why the connection has ended, if it has.
-    pub fn receive(&self, incoming: &mut Vec<u8>) -> Option<String> {
+    /// Returns the notices that have arrived, and why the connection is of no use any more, if it
+    /// is not.
+    pub fn receive(&self) -> (Vec<Notice>, Option<String>) {
+        let mut incoming = self.incoming.lock().unwrap_or_else(|e| e.into_inner());
+        let ended = self.read(&mut incoming);
+        let mut notices = Vec::new();
+        loop {
+            match notice::parse(&incoming) {
+                Ok(None) => return (notices, ended),
+                Ok(Some((notice, len))) => {
+                    incoming.drain(..len);
+                    notices.push(notice);
+                }
+                Err(what) => return (notices, Some(format!("its connection carried {what}"))),
+            }
+        }
+    }
+
+    /// Appends what has arrived. Returns why the connection has ended, if it has.
+    fn read(&self, incoming: &mut Vec<u8>) -> Option<String> {
         loop {
             let mut bytes = [0; notice::MAX_BYTES];
             match rustix::net::recv(&self.socket, &mut bytes, RecvFlags::DONTWAIT) {
@@ -81,7 +102,7 @@ impl Control {
     pub fn finish(&self) {
         // If the peer is gone, the connection has ended already.
         let _ = rustix::net::shutdown(&self.socket, Shutdown::Write);
-        self.receive(&mut Vec::new());
+        self.read(&mut Vec::new());
     }
 
     /// Returns the number of this rank's messages that the peer has reported as taken.
@@ -119,19 +140,20 @@ mod tests {
             near.tell(&notice::taken(sent));
             sent += 1;
         }
-        let mut incoming = Vec::new();
         let mut next = 0;
         while next < sent {
-            assert_eq!(far.receive(&mut incoming), None);
-            while let Ok(Some((notice, len))) = notice::parse(&incoming) {
-                assert_eq!(notice, notice::Notice::Taken(next));
-                incoming.drain(..len);
+            let (notices, ended) = far.receive();
+            assert_eq!(ended, None);
+            for notice in notices {
+                assert_eq!(notice, Notice::Taken(next));
                 next += 1;
             }
             near.flush();
         }
+        near.tell(b"x");
+        let (notices, why) = far.receive();
+        assert!(notices.is_empty() && why.is_some_and(|why| why.contains("a notice of kind")));
         near.finish();
-        assert!(far.receive(&mut incoming).is_some_and(|why| why.contains("closed")));
-        assert!(incoming.is_empty());
+        assert!(far.read(&mut Vec::new()).is_some_and(|why| why.contains("closed")));
     }
 }

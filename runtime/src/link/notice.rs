@@ -2,17 +2,32 @@
 //! the rank lives. `G`: it leaves in order, with the number of the peer's messages that it has
 //! taken (u64). `F`: it failed, with a failure record: `code u8 · culprit i32 · reporter u32 ·
 //! length u16 · text`. `D`: it waits in a collective: `number u64 · what u32 · count u64`. `A`: it
-//! asks for a `T` when the peer has taken a number of messages (u64).
+//! asks for a `T` when the peer has taken a number of messages (u64). `C`: it listens for the data
+//! of the peer: `nonce · handle`. `P`: a data connection of the peer has proved itself: `attempt
+//! u32`.
 
 use super::direct::{RECORD_TEXT, Record};
 use crate::error::Code;
 use crate::op::descriptor::Descriptor;
+use oxccl_net::HANDLE_BYTES;
 
 /// A heartbeat.
 pub const PULSE: &[u8] = b"H";
 const HEADER: usize = 12;
 /// The size of the longest notice in bytes.
 pub const MAX_BYTES: usize = HEADER + RECORD_TEXT;
+
+/// Bytes of the number that a data connection's proof has to hold.
+pub const NONCE_BYTES: usize = 16;
+
+/// The place where a rank listens for a peer's data.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Invitation {
+    /// A random number, part of the proof.
+    pub nonce: [u8; NONCE_BYTES],
+    /// The handle of the listener.
+    pub handle: [u8; HANDLE_BYTES],
+}
 
 /// A notice of a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +44,10 @@ pub enum Notice {
     Failed(Record),
     /// The sender waits in the collective of this number.
     Doing(u64, Descriptor),
+    /// The sender listens for the receiver's data.
+    Invitation(Invitation),
+    /// The data connection of this attempt of the receiver has proved itself to the sender.
+    Proven(u32),
 }
 
 /// Returns the notice of a failure.
@@ -71,6 +90,16 @@ pub fn doing(seq: u64, descriptor: Descriptor) -> Vec<u8> {
     bytes
 }
 
+/// Returns the notice of where this rank listens for the peer's data.
+pub fn invitation(invitation: &Invitation) -> Vec<u8> {
+    [b"C", &invitation.nonce[..], &invitation.handle].concat()
+}
+
+/// Returns the notice that the data connection of this attempt has proved itself.
+pub fn proven(attempt: u32) -> Vec<u8> {
+    [b"P", &attempt.to_le_bytes()[..]].concat()
+}
+
 /// Reads a notice. Returns the notice and its size, `None` while it is not complete, or an error if
 /// the bytes are no notice.
 pub fn parse(bytes: &[u8]) -> Result<Option<(Notice, usize)>, String> {
@@ -110,6 +139,16 @@ pub fn parse(bytes: &[u8]) -> Result<Option<(Notice, usize)>, String> {
             Ok(Some((Notice::Doing(u64::from_le_bytes(*seq), descriptor), 21)))
         }
         [b'F', ..] => Ok(None),
+        [b'C', rest @ ..] => {
+            let Some((nonce, rest)) = rest.split_first_chunk() else { return Ok(None) };
+            let Some((handle, _)) = rest.split_first_chunk() else { return Ok(None) };
+            let invitation = Invitation { nonce: *nonce, handle: *handle };
+            Ok(Some((Notice::Invitation(invitation), 1 + NONCE_BYTES + HANDLE_BYTES)))
+        }
+        [b'P', rest @ ..] => {
+            let Some((attempt, _)) = rest.split_first_chunk() else { return Ok(None) };
+            Ok(Some((Notice::Proven(u32::from_le_bytes(*attempt)), 5)))
+        }
         [other, ..] => Err(format!("a notice of kind {other}")),
     }
 }
@@ -137,6 +176,13 @@ mod tests {
         let read = Notice::Doing(7, message);
         assert_eq!(parse(&bytes), Ok(Some((read, 21))));
         assert_eq!(parse(PULSE), Ok(Some((Notice::Pulse, 1))));
+        let place = Invitation { nonce: [3; NONCE_BYTES], handle: [9; HANDLE_BYTES] };
+        let bytes = invitation(&place);
+        (0..bytes.len()).for_each(|cut| assert_eq!(parse(&bytes[..cut]), Ok(None)));
+        assert_eq!(parse(&bytes), Ok(Some((Notice::Invitation(place), bytes.len()))));
+        let bytes = proven(7);
+        (0..5).for_each(|cut| assert_eq!(parse(&bytes[..cut]), Ok(None)));
+        assert_eq!(parse(&bytes), Ok(Some((Notice::Proven(7), 5))));
         let counts = [
             (goodbye(7), Notice::Goodbye(7)),
             (ask(8), Notice::Ask(8)),

@@ -285,9 +285,7 @@ mod tests {
                     while rank.failure().is_none() {
                         std::hint::spin_loop();
                     }
-                    let mut notices = Vec::new();
-                    far.receive(&mut notices);
-                    notices
+                    far.receive().0
                 });
                 both.wait();
                 rank.fail(rank.lost(2, "its process ended".to_owned()));

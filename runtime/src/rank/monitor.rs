@@ -64,8 +64,6 @@ pub struct Watch {
     dead_since: Option<(Instant, String)>,
     /// The number of the first collective that has not been compared with the peer's.
     compared: u64,
-    /// The received bytes of a notice that is not complete.
-    incoming: Vec<u8>,
     /// The number of its messages for which the peer asks to be told when they are taken.
     asked: Option<u64>,
     /// The time of the last sign of life, and the count of signs of life in shared memory.
@@ -86,7 +84,6 @@ impl Watch {
             sign,
             dead_since: None,
             compared: 0,
-            incoming: Vec::new(),
             asked: None,
             heard: now,
             pulses,
@@ -365,14 +362,8 @@ fn verdict(watch: &mut Watch, rank: &Rank, ready: bool, now: Instant) -> Verdict
 
 /// Reads the notices of a peer on another host.
 fn read_notices(watch: &mut Watch, control: &Control, rank: &Rank, now: Instant) -> Verdict {
-    let ended = control.receive(&mut watch.incoming);
-    loop {
-        let (notice, len) = match notice::parse(&watch.incoming) {
-            Ok(None) => break,
-            Ok(Some(read)) => read,
-            Err(what) => return Verdict::Dead(format!("its connection carried {what}")),
-        };
-        watch.incoming.drain(..len);
+    let (notices, ended) = control.receive();
+    for notice in notices {
         watch.heard = now;
         let error = match notice {
             Notice::Pulse => None,
@@ -391,6 +382,8 @@ fn read_notices(watch: &mut Watch, control: &Control, rank: &Rank, now: Instant)
             }
             Notice::Failed(record) => Some(rank.told(watch.peer, record)),
             Notice::Doing(seq, theirs) => agreement::compare_told(rank, watch.peer, seq, theirs),
+            // An answer to a connection that another attempt has replaced.
+            Notice::Invitation(_) | Notice::Proven(_) => None,
         };
         match error {
             Some(error) if rank.failure().is_none() => return Verdict::Failed(error),

@@ -4,8 +4,8 @@
 //! room for, and what the wire has taken arrives even when the sender has gone.
 
 use crate::sequence::Random;
-use oxccl_runtime::link::message::net::{Receiver, Request, Sender};
-use oxccl_runtime::{Error, Result, clock};
+use oxccl_net::{Error, Receiver, Region, Request, Result, Sender};
+use oxccl_runtime::clock;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -52,7 +52,7 @@ pub(super) fn connect(random: Random) -> (Wire, Box<dyn Sender>, Box<dyn Receive
 }
 
 fn broken(call: &str) -> Error {
-    Error::system(call, "the simulated connection is gone", "")
+    Error::new(call, "the simulated connection is gone", "")
 }
 
 struct SimSender {
@@ -89,7 +89,13 @@ impl SimSender {
 }
 
 impl Sender for SimSender {
-    unsafe fn isend(&mut self, data: *const u8, len: usize) -> Result<Option<Request>> {
+    unsafe fn isend(
+        &mut self,
+        data: *const u8,
+        len: usize,
+        _tag: u32,
+        _region: Region,
+    ) -> Result<Option<Request>> {
         self.queued.push_back((data, len));
         let request = self.done + self.queued.len() as u64;
         self.progress()?;
@@ -121,7 +127,13 @@ struct SimReceiver {
 unsafe impl Send for SimReceiver {}
 
 impl Receiver for SimReceiver {
-    unsafe fn irecv(&mut self, data: *mut u8, capacity: usize) -> Result<Option<Request>> {
+    unsafe fn irecv(
+        &mut self,
+        data: *mut u8,
+        capacity: usize,
+        _tag: u32,
+        _region: Region,
+    ) -> Result<Option<Request>> {
         self.posted.push_back((data, capacity));
         Ok(Some(self.first + self.posted.len() as u64))
     }

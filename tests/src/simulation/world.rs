@@ -8,7 +8,7 @@ use oxccl_runtime::device::host::endpoint::{Endpoint, PeerMemory};
 use oxccl_runtime::link::Edge;
 use oxccl_runtime::link::control::Control;
 use oxccl_runtime::link::direct::{DirectEdge, Segment, SegmentLayout};
-use oxccl_runtime::link::message::MessageEdge;
+use oxccl_runtime::link::message::{Incoming, MessageEdge, Outgoing};
 use oxccl_runtime::os::memory::{Mapping, sealed_memfd};
 use oxccl_runtime::rank::Rank;
 use oxccl_runtime::rank::monitor::{self, Sign, Watch};
@@ -99,8 +99,10 @@ impl World {
                 let message = senders.remove(&(rank, peer)).zip(receivers.remove(&(peer, rank)));
                 match (message, &shared, local[rank], local[peer]) {
                     (Some((sender, receiver)), ..) => {
-                        let edge = MessageEdge::new(sender, receiver, slot_bytes);
-                        Edge::Message(Box::new(edge.expect("it offers slots")))
+                        let outgoing = Outgoing::new(sender, rank as u32, slot_bytes);
+                        let incoming = Incoming::new(receiver, peer as u32, slot_bytes);
+                        let ends = (outgoing.expect("slots"), incoming.expect("slots"));
+                        Edge::Message(Box::new(MessageEdge::new(ends.0, ends.1, slot_bytes)))
                     }
                     (None, Some(segment), Some(own), Some(place)) if peer != rank => {
                         Edge::Direct(DirectEdge::new(segment.clone(), own, place, start))

@@ -1,5 +1,5 @@
-//! Connections with the ranks of other hosts: one in each direction for data, and one for control.
-//! All are made concurrently, so that no rank waits for a rank that itself waits.
+//! Connections with the ranks of other hosts: one for control, and then one in each direction for
+//! data. All are made concurrently, so that no rank waits for a rank that itself waits.
 
 use super::Rendezvous;
 use super::members::Members;
@@ -7,24 +7,25 @@ use crate::bootstrap::auth::{Ends, Role};
 use crate::bootstrap::dial::Dial;
 use crate::bootstrap::door::{Admission, Door};
 use crate::bootstrap::wire::wait_for;
-use crate::bootstrap::{Deadline, Gather, interface};
+use crate::bootstrap::{Deadline, interface};
 use crate::comm::rank_info::RankInfo;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::link::Edge;
 use crate::link::control::Control;
 use crate::link::direct::{DirectEdge, Segment};
-use crate::link::message::MessageEdge;
-use crate::link::message::net::{
-    Connecting, HANDLE_BYTES, Handle, Identity, Listener, Net, Receiver, Sender,
-};
-use crate::link::message::socket::Tcp;
+use crate::link::message::{Identity, Joining, MessageEdge};
 use crate::rank::Rank;
 use crate::rank::monitor::{self, Sign};
-use std::collections::HashMap;
+use oxccl_net::Net;
+use oxccl_net::tcp::Tcp;
+use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// The longest pause between two looks at connections that show nothing by descriptors.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// The links to the ranks of other hosts.
 #[derive(Default)]
@@ -43,16 +44,14 @@ pub(super) fn connect(
     rendezvous: &mut Rendezvous,
     slot_bytes: usize,
 ) -> Result<Links> {
-    let net = Tcp;
     let address = interface::beside(members.address(identity.rank), Config::get())?;
-    let (handle, listener) = net.listen(identity, address)?;
-    let handles = rendezvous.gather(&handle.0)?;
-    let mut making = Making::new(identity, members, control, &handles, (&net, listener))?;
+    let net = Arc::new(Tcp::at(address));
+    let mut making = Making::new(identity, members, control, (net, slot_bytes))?;
     loop {
         making.progress()?;
         let missing = making.missing();
         if missing.is_empty() {
-            return making.finish(slot_bytes);
+            return Ok(making.finish());
         }
         let explain = |verdict| explained(verdict, identity.rank, || making.lacking(&missing));
         rendezvous.session.check().map_err(explain)?;
@@ -78,13 +77,14 @@ fn explained(verdict: Error, rank: u32, lacking: impl FnOnce() -> String) -> Err
 struct Making {
     identity: Identity,
     remote: Vec<u32>,
-    listener: Box<dyn Listener>,
-    connecting: Vec<(u32, Box<dyn Connecting>)>,
-    senders: HashMap<u32, Box<dyn Sender>>,
-    receivers: HashMap<u32, Box<dyn Receiver>>,
+    net: Arc<dyn Net>,
+    slot_bytes: usize,
     door: Door,
     dials: Vec<(u32, Dial)>,
-    controls: HashMap<u32, Control>,
+    /// The peers with a control connection.
+    joining: BTreeMap<u32, (Arc<Control>, Joining)>,
+    /// The peers whose control connection has ended, and why.
+    gone: BTreeMap<u32, String>,
 }
 
 impl Making {
@@ -92,8 +92,7 @@ impl Making {
         identity: Identity,
         members: &Members,
         control: &TcpListener,
-        handles: &[Vec<u8>],
-        (net, listener): (&dyn Net, Box<dyn Listener>),
+        (net, slot_bytes): (Arc<dyn Net>, usize),
     ) -> Result<Self> {
         let Identity { comm, secret, rank, nranks } = identity;
         let remote = members.remote();
@@ -101,80 +100,81 @@ impl Making {
         let admission = Admission { secret, ends: ends(0, rank), nranks };
         let failed = |e| Error::system("dup of a listener", e, "raise ulimit -n");
         let door = Door::new(control.try_clone().map_err(failed)?.into(), admission)?;
-        let (mut connecting, mut dials) = (Vec::new(), Vec::new());
-        for &peer in &remote {
-            let bytes = handles.get(peer as usize).map_or(&[][..], |handle| handle);
-            let bytes = <[u8; HANDLE_BYTES]>::try_from(bytes)
-                .map_err(|_| Error::init_peer(peer, "sent no address"))?;
-            connecting.push((peer, net.connect(identity, peer, &Handle(bytes))?));
-            // Of two ranks the lower one makes the control connection.
-            if rank < peer {
-                let at = members.address(peer);
-                dials.push((peer, Dial::new(at.into(), at.to_string(), secret, ends(rank, peer))));
-            }
-        }
-        let (senders, receivers, controls) = Default::default();
-        Ok(Self {
-            identity,
-            remote,
-            listener,
-            connecting,
-            senders,
-            receivers,
-            door,
-            dials,
-            controls,
-        })
+        // Of two ranks the lower one makes the control connection.
+        let dial = |&peer: &u32| {
+            let at = members.address(peer);
+            (peer, Dial::new(at.into(), at.to_string(), secret, ends(rank, peer)))
+        };
+        let dials = remote.iter().filter(|peer| rank < **peer).map(dial).collect();
+        let (joining, gone) = Default::default();
+        Ok(Self { identity, remote, net, slot_bytes, door, dials, joining, gone })
     }
 
     fn progress(&mut self) -> Result<()> {
         let now = Instant::now();
-        for (peer, mut connection) in std::mem::take(&mut self.connecting) {
-            match connection.progress()? {
-                Some(sender) => drop(self.senders.insert(peer, sender)),
-                None => self.connecting.push((peer, connection)),
-            }
-        }
-        // A peer that connects again has lost its earlier connection.
-        while let Some((peer, receiver)) = self.listener.accept()? {
-            self.receivers.insert(peer, receiver);
-        }
         for (peer, mut dial) in std::mem::take(&mut self.dials) {
             match dial.progress(now)? {
-                Some(open) => {
-                    drop(self.controls.insert(peer, Control::new(open.into_socket().into())))
-                }
+                Some(open) => self.join(peer, Control::new(open.into_socket().into()))?,
                 None => self.dials.push((peer, dial)),
             }
         }
         for open in self.door.progress(now)? {
-            self.controls.insert(open.peer_rank(), Control::new(open.into_socket().into()));
+            self.join(open.peer_rank(), Control::new(open.into_socket().into()))?;
+        }
+        for (peer, (control, joining)) in &mut self.joining {
+            control.flush();
+            // What follows the notices about connections is for the monitor.
+            if !joining.is_complete() {
+                let (notices, ended) = control.receive();
+                notices.iter().try_for_each(|notice| joining.hear(notice))?;
+                self.gone.extend(ended.map(|why| (*peer, why)));
+                joining.progress(now)?;
+            }
         }
         Ok(())
     }
 
+    /// Begins to make the data connections with a peer. A peer that makes another control
+    /// connection has lost its earlier one.
+    fn join(&mut self, peer: u32, control: Control) -> Result<()> {
+        let control = Arc::new(control);
+        let (net, slot_bytes) = ((self.net.clone(), 0), self.slot_bytes);
+        let joining = Joining::new(self.identity, peer, net, control.clone(), slot_bytes)?;
+        self.joining.insert(peer, (control, joining));
+        self.gone.remove(&peer);
+        Ok(())
+    }
+
     fn missing(&self) -> Vec<u32> {
-        let complete = |peer: &u32| {
-            self.senders.contains_key(peer)
-                && self.receivers.contains_key(peer)
-                && self.controls.contains_key(peer)
-        };
+        let complete = |peer: &u32| self.joining.get(peer).is_some_and(|(_, j)| j.is_complete());
         self.remote.iter().copied().filter(|peer| !complete(peer)).collect()
     }
 
     fn wait(&self, rendezvous: &Rendezvous, limit: Duration) {
         let mut fds = vec![rendezvous.session.poll_fd()];
-        self.listener.poll_fds(&mut fds);
         self.door.poll_fds(&mut fds);
-        self.connecting.iter().for_each(|(_, connection)| connection.poll_fds(&mut fds));
         fds.extend(self.dials.iter().filter_map(|(_, dial)| dial.poll_fd()));
+        for (peer, (control, joining)) in &self.joining {
+            if !joining.is_complete() && !self.gone.contains_key(peer) {
+                fds.push(control.poll_fd());
+                joining.poll_fds(&mut fds);
+            }
+        }
+        // Proofs that are awaited show by no descriptor.
+        let limit = if self.joining.is_empty() { limit } else { limit.min(LOOK_AGAIN) };
         wait_for(&mut fds, limit);
     }
 
     fn lacking(&self, missing: &[u32]) -> String {
-        let whys = self.connecting.iter().map(|(peer, connection)| (*peer, connection.why()));
-        let whys = whys.chain(self.dials.iter().map(|(peer, dial)| (*peer, dial.why())));
-        let whys: Vec<_> = whys.take(4).map(|(peer, why)| format!("rank {peer}: {why}")).collect();
+        let dials: BTreeMap<_, _> = self.dials.iter().map(|(peer, dial)| (*peer, dial)).collect();
+        let why = |peer: &u32| {
+            let gone = self.gone.get(peer).cloned();
+            let joining = || self.joining.get(peer).map(|(_, joining)| joining.why());
+            let dial = || dials.get(peer).map(|dial| dial.why());
+            let nothing = || "it has not made its control connection".to_owned();
+            format!("rank {peer}: {}", gone.or_else(joining).or_else(dial).unwrap_or_else(nothing))
+        };
+        let whys: Vec<_> = missing.iter().take(4).map(why).collect();
         format!("no connection with ranks {missing:?} ({})", whys.join("; "))
     }
 
@@ -184,17 +184,16 @@ impl Making {
         deadline.error(|| Error::InitTimeout { rank, nranks, why })
     }
 
-    fn finish(mut self, slot_bytes: usize) -> Result<Links> {
+    fn finish(self) -> Links {
         let mut links = Links::default();
         links.controls.resize_with(self.identity.nranks as usize, || None);
-        for peer in self.remote {
-            let sender = self.senders.remove(&peer).zip(self.receivers.remove(&peer));
-            if let Some((sender, receiver)) = sender {
-                links.edges.push((peer, MessageEdge::new(sender, receiver, slot_bytes)?));
-            }
-            links.controls[peer as usize] = self.controls.remove(&peer).map(Arc::new);
+        for (peer, (control, joining)) in self.joining {
+            let ends = joining.finish();
+            let edge = |(out, inc)| (peer, MessageEdge::new(out, inc, self.slot_bytes));
+            links.edges.extend(ends.map(edge));
+            links.controls[peer as usize] = Some(control);
         }
-        Ok(links)
+        links
     }
 }
 

@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::device::{self, Device, Parts, Process, Unfinished};
 use crate::error::{Error, Result};
 use crate::fork;
-use crate::link::message::net::Identity;
+use crate::link::message::Identity;
 use crate::link::{Edge, edge_slot_bytes};
 use crate::log::{self, Level, Subsystem};
 use crate::rank::Rank;

@@ -1,0 +1,248 @@
+//! Version 12.
+
+use super::ncclNetDeviceHandle_v12_t;
+use crate::{ncclDebugLogger_t, ncclNetDeviceType, ncclProfilerCallback_t, ncclResult_t};
+use std::ffi::{c_char, c_int, c_void};
+
+/// The devices that a device consists of.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ncclNetVDeviceProps_v12_t {
+    /// Their number.
+    pub ndevs: c_int,
+    /// Their numbers.
+    pub devs: [c_int; 8],
+}
+
+/// What a communicator asks for.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ncclNetCommConfig_v12_t {
+    /// The traffic class, or -1.
+    pub trafficClass: c_int,
+}
+
+/// What a plugin says of a device.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ncclNetProperties_v12_t {
+    /// The name, a text of the plugin.
+    pub name: *mut c_char,
+    /// The device's place in sysfs, or null.
+    pub pciPath: *mut c_char,
+    /// The same number for devices that share a physical one.
+    pub guid: u64,
+    /// The kinds of memory: a sum of `NCCL_PTR_*`.
+    pub ptrSupport: c_int,
+    /// 1 if a registration holds for all connections of the device.
+    pub regIsGlobal: c_int,
+    /// 1 if received data on GPUs must be flushed always.
+    pub forceFlush: c_int,
+    /// The speed in Mbit/s.
+    pub speed: c_int,
+    /// The number of the port.
+    pub port: c_int,
+    /// The latency in µs.
+    pub latency: f32,
+    /// The most connections.
+    pub maxComms: c_int,
+    /// The most messages of one `irecv`.
+    pub maxRecvs: c_int,
+    /// The kind of offload to GPUs.
+    pub netDeviceType: ncclNetDeviceType,
+    /// The version of the offload.
+    pub netDeviceVersion: c_int,
+    /// The devices that this one consists of.
+    pub vProps: ncclNetVDeviceProps_v12_t,
+    /// The most bytes of a message.
+    pub maxP2pBytes: usize,
+    /// The most bytes of a collective.
+    pub maxCollBytes: usize,
+    /// The most messages of one request.
+    pub maxMultiRequestSize: c_int,
+    /// The number of the rail, or -1.
+    pub railId: i16,
+    /// The number of the plane, or -1.
+    pub planeId: i16,
+}
+
+/// The expected use of one direction; -1 where it is not known.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ncclNetCommAttr_v12_t {
+    /// The most peers at a time.
+    pub maxConcurrentPeers: i32,
+    /// The least peers at a time.
+    pub minConcurrentPeers: i32,
+    /// The most connections with a peer.
+    pub maxFlowsPerPeer: i32,
+    /// The least connections with a peer.
+    pub minFlowsPerPeer: i32,
+}
+
+/// The expected use of a communicator; -1 where it is not known.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ncclNetAttr_v12_t {
+    /// Sending.
+    pub sendCommAttr: ncclNetCommAttr_v12_t,
+    /// Receiving.
+    pub recvCommAttr: ncclNetCommAttr_v12_t,
+    /// A bit per operation.
+    pub op: u32,
+    /// A bit per algorithm.
+    pub algo: u32,
+    /// A bit per protocol.
+    pub proto: u32,
+}
+
+/// The functions of a net plugin, `ncclNetPlugin_v12`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ncclNet_v12_t {
+    /// The name, by which `NCCL_NET` selects the plugin.
+    pub name: *const c_char,
+    /// Begins the use of the plugin: by a communicator from version 11 on, which gets a context;
+    /// by the process before. The logger may be called until the end.
+    pub init: Option<
+        unsafe extern "C" fn(
+            ctx: *mut *mut c_void,
+            commId: u64,
+            config: *mut ncclNetCommConfig_v12_t,
+            logFunction: Option<ncclDebugLogger_t>,
+            profFunction: Option<ncclProfilerCallback_t>,
+        ) -> ncclResult_t,
+    >,
+    /// Tells the number of devices.
+    pub devices: Option<unsafe extern "C" fn(ndev: *mut c_int) -> ncclResult_t>,
+    /// Tells what is known of a device. The texts belong to the plugin.
+    pub getProperties: Option<
+        unsafe extern "C" fn(dev: c_int, props: *mut ncclNetProperties_v12_t) -> ncclResult_t,
+    >,
+    /// Listens on a device for one connection, and fills in the handle, of
+    /// `NCCL_NET_HANDLE_MAXSIZE` bytes, which is brought to the peer.
+    pub listen: Option<
+        unsafe extern "C" fn(
+            ctx: *mut c_void,
+            dev: c_int,
+            handle: *mut c_void,
+            listenComm: *mut *mut c_void,
+        ) -> ncclResult_t,
+    >,
+    /// Connects to a handle. Does not block: without a connection yet it succeeds and leaves
+    /// `sendComm` null, and is called again with the same handle at the same place.
+    pub connect: Option<
+        unsafe extern "C" fn(
+            ctx: *mut c_void,
+            dev: c_int,
+            handle: *mut c_void,
+            sendComm: *mut *mut c_void,
+            sendDevComm: *mut *mut ncclNetDeviceHandle_v12_t,
+        ) -> ncclResult_t,
+    >,
+    /// Accepts the connection of a listener, likewise without blocking.
+    pub accept: Option<
+        unsafe extern "C" fn(
+            listenComm: *mut c_void,
+            recvComm: *mut *mut c_void,
+            recvDevComm: *mut *mut ncclNetDeviceHandle_v12_t,
+        ) -> ncclResult_t,
+    >,
+    /// Registers memory of a kind (`NCCL_PTR_*`) with a connection.
+    pub regMr: Option<
+        unsafe extern "C" fn(
+            comm: *mut c_void,
+            data: *mut c_void,
+            size: usize,
+            kind: c_int,
+            mhandle: *mut *mut c_void,
+        ) -> ncclResult_t,
+    >,
+    /// Registers memory of a GPU by its dma-buf; may be null.
+    pub regMrDmaBuf: Option<
+        unsafe extern "C" fn(
+            comm: *mut c_void,
+            data: *mut c_void,
+            size: usize,
+            kind: c_int,
+            offset: u64,
+            fd: c_int,
+            mhandle: *mut *mut c_void,
+        ) -> ncclResult_t,
+    >,
+    /// Ends a registration.
+    pub deregMr:
+        Option<unsafe extern "C" fn(comm: *mut c_void, mhandle: *mut c_void) -> ncclResult_t>,
+    /// Starts to send. Without room it succeeds and leaves `request` null, to be tried again.
+    pub isend: Option<
+        unsafe extern "C" fn(
+            sendComm: *mut c_void,
+            data: *mut c_void,
+            size: usize,
+            tag: c_int,
+            mhandle: *mut c_void,
+            phandle: *mut c_void,
+            request: *mut *mut c_void,
+        ) -> ncclResult_t,
+    >,
+    /// Offers memory for `n` messages, matched by their tags, likewise.
+    pub irecv: Option<
+        unsafe extern "C" fn(
+            recvComm: *mut c_void,
+            n: c_int,
+            data: *mut *mut c_void,
+            sizes: *mut usize,
+            tags: *mut c_int,
+            mhandles: *mut *mut c_void,
+            phandles: *mut *mut c_void,
+            request: *mut *mut c_void,
+        ) -> ncclResult_t,
+    >,
+    /// Makes received data visible to the GPU; may leave `request` null where nothing is to do.
+    pub iflush: Option<
+        unsafe extern "C" fn(
+            recvComm: *mut c_void,
+            n: c_int,
+            data: *mut *mut c_void,
+            sizes: *mut c_int,
+            mhandles: *mut *mut c_void,
+            request: *mut *mut c_void,
+        ) -> ncclResult_t,
+    >,
+    /// Tells whether a request is done, and then the sizes of the messages received.
+    pub test: Option<
+        unsafe extern "C" fn(
+            request: *mut c_void,
+            done: *mut c_int,
+            sizes: *mut c_int,
+        ) -> ncclResult_t,
+    >,
+    /// Ends a connection.
+    pub closeSend: Option<unsafe extern "C" fn(sendComm: *mut c_void) -> ncclResult_t>,
+    /// Ends a connection.
+    pub closeRecv: Option<unsafe extern "C" fn(recvComm: *mut c_void) -> ncclResult_t>,
+    /// Ends a listener.
+    pub closeListen: Option<unsafe extern "C" fn(listenComm: *mut c_void) -> ncclResult_t>,
+    /// For offload to GPUs; may be null.
+    pub getDeviceMr: Option<
+        unsafe extern "C" fn(
+            comm: *mut c_void,
+            mhandle: *mut c_void,
+            dptr_mhandle: *mut *mut c_void,
+        ) -> ncclResult_t,
+    >,
+    /// For offload to GPUs; may be null.
+    pub irecvConsumed: Option<
+        unsafe extern "C" fn(recvComm: *mut c_void, n: c_int, request: *mut c_void) -> ncclResult_t,
+    >,
+    /// Makes one device of several; may be null.
+    pub makeVDevice: Option<
+        unsafe extern "C" fn(d: *mut c_int, props: *mut ncclNetVDeviceProps_v12_t) -> ncclResult_t,
+    >,
+    /// Ends a context.
+    pub finalize: Option<unsafe extern "C" fn(ctx: *mut c_void) -> ncclResult_t>,
+    /// Tells what a communicator will do; may be null.
+    pub setNetAttr: Option<
+        unsafe extern "C" fn(ctx: *mut c_void, netAttr: *mut ncclNetAttr_v12_t) -> ncclResult_t,
+    >,
+}

@@ -1,0 +1,131 @@
+//! Version 7.
+
+#![allow(missing_docs, reason = "the meaning of the fields is that in version 12")]
+
+use super::ncclNetDeviceHandle_v7_t;
+use crate::{ncclDebugLogger_t, ncclNetDeviceType, ncclResult_t};
+use std::ffi::{c_char, c_int, c_void};
+
+/// What a plugin says of a device.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ncclNetProperties_v7_t {
+    pub name: *mut c_char,
+    pub pciPath: *mut c_char,
+    pub guid: u64,
+    pub ptrSupport: c_int,
+    pub speed: c_int,
+    pub port: c_int,
+    pub latency: f32,
+    pub maxComms: c_int,
+    pub maxRecvs: c_int,
+    pub netDeviceType: ncclNetDeviceType,
+    pub netDeviceVersion: c_int,
+}
+
+/// The functions of a net plugin, `ncclNetPlugin_v7`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ncclNet_v7_t {
+    pub name: *const c_char,
+    pub init: Option<unsafe extern "C" fn(logFunction: Option<ncclDebugLogger_t>) -> ncclResult_t>,
+    pub devices: Option<unsafe extern "C" fn(ndev: *mut c_int) -> ncclResult_t>,
+    pub getProperties: Option<
+        unsafe extern "C" fn(dev: c_int, props: *mut ncclNetProperties_v7_t) -> ncclResult_t,
+    >,
+    pub listen: Option<
+        unsafe extern "C" fn(
+            dev: c_int,
+            handle: *mut c_void,
+            listenComm: *mut *mut c_void,
+        ) -> ncclResult_t,
+    >,
+    pub connect: Option<
+        unsafe extern "C" fn(
+            dev: c_int,
+            handle: *mut c_void,
+            sendComm: *mut *mut c_void,
+            sendDevComm: *mut *mut ncclNetDeviceHandle_v7_t,
+        ) -> ncclResult_t,
+    >,
+    pub accept: Option<
+        unsafe extern "C" fn(
+            listenComm: *mut c_void,
+            recvComm: *mut *mut c_void,
+            recvDevComm: *mut *mut ncclNetDeviceHandle_v7_t,
+        ) -> ncclResult_t,
+    >,
+    pub regMr: Option<
+        unsafe extern "C" fn(
+            comm: *mut c_void,
+            data: *mut c_void,
+            size: c_int,
+            kind: c_int,
+            mhandle: *mut *mut c_void,
+        ) -> ncclResult_t,
+    >,
+    pub regMrDmaBuf: Option<
+        unsafe extern "C" fn(
+            comm: *mut c_void,
+            data: *mut c_void,
+            size: usize,
+            kind: c_int,
+            offset: u64,
+            fd: c_int,
+            mhandle: *mut *mut c_void,
+        ) -> ncclResult_t,
+    >,
+    pub deregMr:
+        Option<unsafe extern "C" fn(comm: *mut c_void, mhandle: *mut c_void) -> ncclResult_t>,
+    pub isend: Option<
+        unsafe extern "C" fn(
+            sendComm: *mut c_void,
+            data: *mut c_void,
+            size: c_int,
+            tag: c_int,
+            mhandle: *mut c_void,
+            request: *mut *mut c_void,
+        ) -> ncclResult_t,
+    >,
+    pub irecv: Option<
+        unsafe extern "C" fn(
+            recvComm: *mut c_void,
+            n: c_int,
+            data: *mut *mut c_void,
+            sizes: *mut c_int,
+            tags: *mut c_int,
+            mhandles: *mut *mut c_void,
+            request: *mut *mut c_void,
+        ) -> ncclResult_t,
+    >,
+    pub iflush: Option<
+        unsafe extern "C" fn(
+            recvComm: *mut c_void,
+            n: c_int,
+            data: *mut *mut c_void,
+            sizes: *mut c_int,
+            mhandles: *mut *mut c_void,
+            request: *mut *mut c_void,
+        ) -> ncclResult_t,
+    >,
+    pub test: Option<
+        unsafe extern "C" fn(
+            request: *mut c_void,
+            done: *mut c_int,
+            sizes: *mut c_int,
+        ) -> ncclResult_t,
+    >,
+    pub closeSend: Option<unsafe extern "C" fn(sendComm: *mut c_void) -> ncclResult_t>,
+    pub closeRecv: Option<unsafe extern "C" fn(recvComm: *mut c_void) -> ncclResult_t>,
+    pub closeListen: Option<unsafe extern "C" fn(listenComm: *mut c_void) -> ncclResult_t>,
+    pub getDeviceMr: Option<
+        unsafe extern "C" fn(
+            comm: *mut c_void,
+            mhandle: *mut c_void,
+            dptr_mhandle: *mut *mut c_void,
+        ) -> ncclResult_t,
+    >,
+    pub irecvConsumed: Option<
+        unsafe extern "C" fn(recvComm: *mut c_void, n: c_int, request: *mut c_void) -> ncclResult_t,
+    >,
+}

@@ -1,0 +1,25 @@
+//! The error of a transport.
+
+use std::fmt::Display;
+
+/// A call that failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{call}: {cause}")]
+pub struct Error {
+    /// What was tried: a system call, or a function of a plugin with the plugin's name.
+    pub call: String,
+    /// Why it failed.
+    pub cause: String,
+    /// What the user can do about it.
+    pub hint: &'static str,
+}
+
+impl Error {
+    /// Returns the error of a call.
+    pub fn new(call: impl Display, cause: impl Display, hint: &'static str) -> Self {
+        Self { call: call.to_string(), cause: cause.to_string(), hint }
+    }
+}
+
+/// The result of a function of a transport.
+pub type Result<T> = std::result::Result<T, Error>;

@@ -1,0 +1,172 @@
+//! The network interface: what a transport between hosts offers, in the shape of NCCL's net
+//! plugins, and the TCP transport. Plugins that are loaded at run time implement the same traits,
+//! and a transport of this interface can be exported as a plugin.
+//!
+//! No function here blocks. A connection carries messages in one direction, in order. It may be
+//! used by one thread at a time.
+
+mod error;
+pub mod interface;
+pub mod tcp;
+
+pub use error::{Error, Result};
+pub use rustix::event::PollFd;
+use std::any::Any;
+use std::sync::Arc;
+
+/// The size of a listener's address on the wire, in bytes (`NCCL_NET_HANDLE_MAXSIZE`).
+pub const HANDLE_BYTES: usize = 128;
+
+/// The most requests that a connection may have under way. It is less than NCCL's limit (8 in
+/// version 6 of its interface, 32 from version 9 on), so that every plugin has room.
+pub const MAX_REQUESTS: usize = 4;
+
+/// An address to connect to, opaque to everything but its transport.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Handle(pub [u8; HANDLE_BYTES]);
+
+/// A message under way. Requests are independent of each other: they may complete, and be tested,
+/// in any order. The number is over once its test has said that it is done.
+pub type Request = u64;
+
+/// Memory that a connection can send from, or receive into. The value is the transport's; 0 where
+/// nothing has to be registered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Region(pub usize);
+
+/// Memory of the host to register.
+#[derive(Clone)]
+pub struct Memory {
+    /// The first byte.
+    pub data: *mut u8,
+    /// The number of bytes.
+    pub len: usize,
+    /// What owns the memory. A transport that works in the background keeps it for as long as it
+    /// may use the memory.
+    pub owner: Arc<dyn Any + Send + Sync>,
+}
+
+// SAFETY: the pointer is followed only while the owner lives, by whichever thread holds the
+// connection.
+unsafe impl Send for Memory {}
+
+/// What a transport says of one of its devices.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Properties {
+    /// The name of the device, for example `eth0`.
+    pub name: String,
+    /// The device's place in sysfs; `None` if it has none.
+    pub pci_path: Option<String>,
+    /// The kinds of memory that can be registered: a sum of [`HOST`], [`CUDA`] and [`DMABUF`].
+    pub memory: i32,
+    /// The speed in Mbit/s.
+    pub speed_mbps: i32,
+    /// The latency in µs; 0 if it is not known.
+    pub latency_us: f32,
+    /// The most connections that the device carries.
+    pub max_connections: i32,
+    /// The most bytes of a message.
+    pub max_bytes: u64,
+}
+
+/// The memory of the host (`NCCL_PTR_HOST`).
+pub const HOST: i32 = 1;
+/// The memory of GPUs, by its address (`NCCL_PTR_CUDA`).
+pub const CUDA: i32 = 2;
+/// The memory of GPUs, by a dma-buf (`NCCL_PTR_DMABUF`).
+pub const DMABUF: i32 = 4;
+
+/// A transport.
+pub trait Net: Send + Sync {
+    /// Returns the name of the transport, by which `NCCL_NET` selects it.
+    fn name(&self) -> &str;
+
+    /// Returns whether strangers reach the listeners, so that they may have to accept more than
+    /// one connection, and a member may have to connect again.
+    fn is_open_to_strangers(&self) -> bool {
+        false
+    }
+
+    /// Returns the number of devices.
+    fn devices(&self) -> usize;
+
+    /// Returns what is known of a device.
+    fn properties(&self, device: usize) -> Result<Properties>;
+
+    /// Listens for a connection. The handle is for the peer.
+    fn listen(&self, device: usize) -> Result<(Handle, Box<dyn Listener>)>;
+
+    /// Begins to connect to the listener of a handle.
+    fn connect(&self, device: usize, handle: Handle) -> Result<Box<dyn Connecting>>;
+}
+
+/// A listener, which accepts connections. Strangers may come, too.
+pub trait Listener: Send {
+    /// Returns a new connection if one has been made.
+    fn accept(&mut self) -> Result<Option<Box<dyn Receiver>>>;
+
+    /// Appends the descriptors that show new connections; none where one has to ask.
+    fn poll_fds<'a>(&'a self, _fds: &mut Vec<PollFd<'a>>) {}
+}
+
+/// A connection that is being made.
+pub trait Connecting: Send {
+    /// Returns the connection, once it has been made.
+    fn progress(&mut self) -> Result<Option<Box<dyn Sender>>>;
+
+    /// Appends the descriptors that show progress; none where one has to ask.
+    fn poll_fds<'a>(&'a self, _fds: &mut Vec<PollFd<'a>>) {}
+
+    /// Returns why the connection has not been made yet.
+    fn why(&self) -> String;
+}
+
+/// The sending end of a connection. When it is dropped, the connection ends; messages that were
+/// started may be lost.
+pub trait Sender: Send {
+    /// Registers memory to send from, until the connection ends.
+    fn register(&mut self, _memory: Memory) -> Result<Region> {
+        Ok(Region::default())
+    }
+
+    /// Starts to send a message from registered memory. `None`: there is no room now, and the same
+    /// has to be tried again before anything else is sent. At most [`MAX_REQUESTS`] at a time.
+    ///
+    /// # Safety
+    /// `data` stays readable for `len` bytes, and unchanged, until the request is done.
+    unsafe fn isend(
+        &mut self,
+        data: *const u8,
+        len: usize,
+        tag: u32,
+        region: Region,
+    ) -> Result<Option<Request>>;
+
+    /// Returns whether a request is done, so that its data may be written again.
+    fn test(&mut self, request: Request) -> Result<bool>;
+}
+
+/// The receiving end of a connection.
+pub trait Receiver: Send {
+    /// Registers memory to receive into, until the connection ends.
+    fn register(&mut self, _memory: Memory) -> Result<Region> {
+        Ok(Region::default())
+    }
+
+    /// Offers registered memory for the next message. `None`: there is no room now, and the same
+    /// has to be tried again before anything else is offered. At most [`MAX_REQUESTS`] at a time.
+    ///
+    /// # Safety
+    /// `data` stays writable for `capacity` bytes, and untouched, until the request is done. All of
+    /// it may be written, whatever the size of the message.
+    unsafe fn irecv(
+        &mut self,
+        data: *mut u8,
+        capacity: usize,
+        tag: u32,
+        region: Region,
+    ) -> Result<Option<Request>>;
+
+    /// Returns the size of the message once it is complete.
+    fn test(&mut self, request: Request) -> Result<Option<usize>>;
+}

@@ -1,0 +1,331 @@
+//! The TCP transport. A message is `length u32` and the bytes. Nothing goes the other way: closing
+//! a socket with unread bytes would reset the connection, and data might be lost.
+
+mod stream;
+
+use crate::interface::Interface;
+use crate::{
+    Connecting, Error, HANDLE_BYTES, HOST, Handle, Listener, Net, Properties, Receiver, Result,
+    Sender,
+};
+use rustix::event::{PollFd, PollFlags};
+use socket2::{Domain, Socket, Type};
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+pub use stream::TcpReceiver;
+use stream::TcpSender;
+
+/// The advice of errors of sockets.
+const HINT: &str = "see the network's configuration and ulimit -n";
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 128;
+/// The first and the longest pause between attempts to connect; the pauses double up to it.
+const PAUSES: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(200)];
+/// The speed in Mbit/s of interfaces that do not tell theirs, as NCCL has it.
+const UNKNOWN_SPEED_MBPS: i32 = 10_000;
+
+/// The TCP transport. Its devices are interfaces.
+pub struct Tcp {
+    interfaces: Vec<Interface>,
+}
+
+impl Tcp {
+    /// Returns the transport with these interfaces as devices.
+    pub fn new(interfaces: Vec<Interface>) -> Self {
+        Self { interfaces }
+    }
+
+    /// Returns the transport with one device, a local address.
+    pub fn at(address: SocketAddr) -> Self {
+        Self::new(vec![Interface { name: address.ip().to_string(), address }])
+    }
+
+    fn interface(&self, device: usize) -> Result<&Interface> {
+        let number = self.interfaces.len();
+        let none = || Error::new(format!("device {device}"), format!("of {number} devices"), HINT);
+        self.interfaces.get(device).ok_or_else(none)
+    }
+}
+
+fn failed(call: &'static str) -> impl Fn(std::io::Error) -> Error {
+    move |e| Error::new(call, e, HINT)
+}
+
+/// Returns the address that a handle holds as text, followed by a zero.
+pub fn address_in(handle: &Handle) -> Option<SocketAddr> {
+    let text = handle.0.split(|&b| b == 0).next().unwrap_or_default();
+    std::str::from_utf8(text).ok()?.parse().ok()
+}
+
+fn speed_mbps(interface: &str) -> i32 {
+    let speed = std::fs::read_to_string(format!("/sys/class/net/{interface}/speed"));
+    let speed = speed.ok().and_then(|text| text.trim().parse().ok());
+    speed.filter(|speed| *speed > 0).unwrap_or(UNKNOWN_SPEED_MBPS)
+}
+
+impl Net for Tcp {
+    fn name(&self) -> &str {
+        "Socket"
+    }
+
+    fn is_open_to_strangers(&self) -> bool {
+        true
+    }
+
+    fn devices(&self) -> usize {
+        self.interfaces.len()
+    }
+
+    fn properties(&self, device: usize) -> Result<Properties> {
+        let name = self.interface(device)?.name.clone();
+        let place = std::fs::canonicalize(format!("/sys/class/net/{name}/device"));
+        Ok(Properties {
+            pci_path: place.ok().map(|path| path.display().to_string()),
+            memory: HOST,
+            speed_mbps: speed_mbps(&name),
+            latency_us: 0.0,
+            max_connections: 65536,
+            max_bytes: u32::MAX.into(),
+            name,
+        })
+    }
+
+    fn listen(&self, device: usize) -> Result<(Handle, Box<dyn Listener>)> {
+        let address = self.interface(device)?.address;
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM, None);
+        let socket = socket.map_err(failed("socket"))?;
+        socket.set_nonblocking(true).map_err(failed("fcntl on a listener"))?;
+        let listening = |e| Error::new(format!("listening on {address}"), e, HINT);
+        socket.bind(&address.into()).map_err(listening)?;
+        socket.listen(BACKLOG).map_err(listening)?;
+        let bound = socket.local_addr().map_err(failed("getsockname"))?.as_socket();
+        let text = bound.unwrap_or(address).to_string();
+        let mut handle = [0; HANDLE_BYTES];
+        handle[..text.len()].copy_from_slice(text.as_bytes());
+        Ok((Handle(handle), Box::new(TcpListener(socket))))
+    }
+
+    fn connect(&self, _device: usize, handle: Handle) -> Result<Box<dyn Connecting>> {
+        let none = || Error::new("connecting", "the peer sent a bad address", HINT);
+        let address = address_in(&handle).ok_or_else(none)?;
+        let (socket, again, last) = (None, None, None);
+        Ok(Box::new(TcpConnecting { address, socket, again, pause: PAUSES[0], last }))
+    }
+}
+
+struct TcpListener(Socket);
+
+impl Listener for TcpListener {
+    fn accept(&mut self) -> Result<Option<Box<dyn Receiver>>> {
+        loop {
+            match self.0.accept() {
+                Ok((socket, _)) => {
+                    prepare(&socket)?;
+                    let receiver: TcpReceiver<TcpStream> = TcpReceiver::new(socket.into());
+                    return Ok(Some(Box::new(receiver)));
+                }
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(None),
+                Err(e) if is_over(&e) => {}
+                Err(e) => return Err(failed("accepting a connection")(e)),
+            }
+        }
+    }
+
+    fn poll_fds<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) {
+        fds.push(PollFd::new(&self.0, PollFlags::IN));
+    }
+}
+
+/// Returns whether the connection failed that was to be accepted, and not the listener (accept(2)).
+fn is_over(e: &std::io::Error) -> bool {
+    let of_connections = [
+        libc::ECONNABORTED,
+        libc::EINTR,
+        libc::EPROTO,
+        libc::ENOPROTOOPT,
+        libc::ENETDOWN,
+        libc::ENETUNREACH,
+        libc::EHOSTDOWN,
+        libc::EHOSTUNREACH,
+        libc::ENONET,
+        libc::EOPNOTSUPP,
+    ];
+    e.raw_os_error().is_some_and(|errno| of_connections.contains(&errno))
+}
+
+fn prepare(socket: &Socket) -> Result<()> {
+    socket.set_nonblocking(true).map_err(failed("fcntl on a connection"))?;
+    socket.set_tcp_nodelay(true).map_err(failed("setting TCP_NODELAY"))
+}
+
+struct TcpConnecting {
+    address: SocketAddr,
+    socket: Option<Socket>,
+    /// The earliest time of the next attempt, if one has failed.
+    again: Option<Instant>,
+    pause: Duration,
+    /// The error of the last attempt that failed.
+    last: Option<String>,
+}
+
+impl TcpConnecting {
+    fn put_off(&mut self, error: &std::io::Error) {
+        self.socket = None;
+        self.last = Some(error.to_string());
+        self.again = Instant::now().checked_add(self.pause);
+        self.pause = (self.pause * 2).min(PAUSES[1]);
+    }
+
+    fn start(&mut self) -> Result<()> {
+        if self.socket.is_some() || self.again.is_some_and(|again| Instant::now() < again) {
+            return Ok(());
+        }
+        let socket = Socket::new(Domain::for_address(self.address), Type::STREAM, None);
+        let socket = socket.map_err(failed("socket"))?;
+        prepare(&socket)?;
+        match socket.connect(&self.address.into()) {
+            Ok(()) => self.socket = Some(socket),
+            Err(e) if e.raw_os_error() == Some(libc::EINPROGRESS) => self.socket = Some(socket),
+            Err(e) => self.put_off(&e),
+        }
+        Ok(())
+    }
+}
+
+impl Connecting for TcpConnecting {
+    fn progress(&mut self) -> Result<Option<Box<dyn Sender>>> {
+        self.start()?;
+        let Some(socket) = &self.socket else { return Ok(None) };
+        match socket.take_error() {
+            Ok(None) => {}
+            Ok(Some(e)) | Err(e) => {
+                self.put_off(&e);
+                return Ok(None);
+            }
+        }
+        // Before the connection is made, a socket has no peer.
+        if socket.peer_addr().is_err() {
+            return Ok(None);
+        }
+        let stream: Option<TcpStream> = self.socket.take().map(Into::into);
+        Ok(stream.map(|stream| Box::new(TcpSender::new(stream)) as Box<dyn Sender>))
+    }
+
+    fn poll_fds<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) {
+        fds.extend(self.socket.as_ref().map(|socket| PollFd::new(socket, PollFlags::OUT)));
+    }
+
+    fn why(&self) -> String {
+        match &self.last {
+            Some(last) => format!("connecting to {}: {last}", self.address),
+            None => format!("{} does not answer", self.address),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Region;
+
+    fn pair() -> (Box<dyn Sender>, Box<dyn Receiver>) {
+        let net = Tcp::at("127.0.0.1:0".parse().unwrap());
+        assert_eq!((net.devices(), net.name()), (1, "Socket"));
+        assert_eq!(net.properties(0).unwrap().memory, HOST);
+        assert!(net.properties(1).is_err() && net.listen(1).is_err());
+        let (handle, mut listener) = net.listen(0).unwrap();
+        let mut connecting = net.connect(0, handle).unwrap();
+        let (mut sender, mut receiver) = (None, None);
+        let until = Instant::now() + Duration::from_secs(30);
+        while sender.is_none() || receiver.is_none() {
+            assert!(Instant::now() < until, "{}", connecting.why());
+            sender = sender.or_else(|| connecting.progress().unwrap());
+            receiver = receiver.or_else(|| listener.accept().unwrap());
+        }
+        (sender.unwrap(), receiver.unwrap())
+    }
+
+    fn bytes(number: u8, len: usize) -> Vec<u8> {
+        (0..len).map(|at| number.wrapping_mul(31).wrapping_add(at as u8)).collect()
+    }
+
+    /// Messages smaller than what is offered share reads with the messages after them; the last
+    /// request is tested first.
+    #[test]
+    fn messages_of_any_size_arrive_in_order_and_may_be_tested_in_any() {
+        let (mut sender, mut receiver) = pair();
+        let sizes = [0, 1, 65536, 7, 65535, 0, 300, 4096, 65536, 3, 3, 3];
+        for group in sizes.chunks(MAX) {
+            let sent: Vec<_> = (0u8..).zip(group).map(|(i, &len)| bytes(i, len)).collect();
+            let mut rooms = vec![vec![0xeeu8; 65536]; group.len()];
+            let none = Region::default();
+            // SAFETY: buffers and rooms outlive the requests, which are done below.
+            let sends: Vec<_> = sent
+                .iter()
+                .map(|s| unsafe { sender.isend(s.as_ptr(), s.len(), 0, none) }.unwrap().unwrap())
+                .collect();
+            let mut receives = Vec::new();
+            for room in &mut rooms {
+                // SAFETY: as above.
+                let request = unsafe { receiver.irecv(room.as_mut_ptr(), 65536, 0, none) };
+                receives.push(request.unwrap().unwrap());
+            }
+            let mut open: Vec<usize> = (0..group.len()).rev().collect();
+            let mut done = vec![None; group.len()];
+            let mut unsent: Vec<_> = sends;
+            while !open.is_empty() || !unsent.is_empty() {
+                unsent.retain(|request| !sender.test(*request).unwrap());
+                open.retain(|&i| {
+                    done[i] = receiver.test(receives[i]).unwrap();
+                    done[i].is_none()
+                });
+            }
+            for (i, sent) in sent.iter().enumerate() {
+                assert_eq!(done[i], Some(sent.len()));
+                assert!(rooms[i][..sent.len()] == sent[..], "message {i}");
+            }
+        }
+    }
+
+    const MAX: usize = crate::MAX_REQUESTS;
+
+    #[test]
+    fn the_end_of_a_connection_is_an_error_of_requests_that_are_open() {
+        let (sender, mut receiver) = pair();
+        let mut room = [0u8; 8];
+        // SAFETY: the room outlives the receiver's use of it.
+        let request = unsafe { receiver.irecv(room.as_mut_ptr(), 8, 0, Region::default()) };
+        let request = request.unwrap().unwrap();
+        assert_eq!(receiver.test(request).unwrap(), None);
+        drop(sender);
+        let until = Instant::now() + Duration::from_secs(30);
+        let error = loop {
+            match receiver.test(request) {
+                Err(error) => break error,
+                Ok(done) => assert!(done.is_none() && Instant::now() < until),
+            }
+        };
+        assert!(error.to_string().starts_with("receiving from a peer"), "{error}");
+    }
+
+    #[test]
+    fn whoever_listens_later_is_found_and_a_bad_address_is_refused() {
+        let net = Tcp::at("127.0.0.1:0".parse().unwrap());
+        assert!(net.connect(0, Handle([b'x'; HANDLE_BYTES])).is_err());
+        let (handle, listener) = net.listen(0).unwrap();
+        drop(listener);
+        let mut connecting = net.connect(0, handle.clone()).unwrap();
+        let until = Instant::now() + Duration::from_secs(30);
+        while !connecting.why().contains("refused") {
+            assert!(Instant::now() < until && connecting.progress().unwrap().is_none());
+        }
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        socket.set_reuse_address(true).unwrap();
+        socket.bind(&address_in(&handle).unwrap().into()).unwrap();
+        socket.listen(1).unwrap();
+        while connecting.progress().unwrap().is_none() {
+            assert!(Instant::now() < until, "{}", connecting.why());
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! The receiving half of the edges with a remote peer.
+
+use super::{HEADER_BYTES, Message, Slots};
+use crate::error::{Error, Result};
+use crate::link::EDGE_SLOTS;
+use crate::op::descriptor::Descriptor;
+use oxccl_net::{Receiver, Region, Request};
+use std::collections::VecDeque;
+
+/// A queue of messages from a peer. A message arrives in a slot.
+pub struct Incoming {
+    receiver: Box<dyn Receiver>,
+    /// The number of the rank that sends, the tag of its messages.
+    tag: u32,
+    region: Region,
+    slots: Slots,
+    /// Requests under way, by slot.
+    requests: [Option<Request>; EDGE_SLOTS],
+    /// Free slots that the transport had no room for, the oldest first.
+    unoffered: VecDeque<usize>,
+    /// Messages taken so far, those of operations and [`raw`](Self::take_raw) ones.
+    messages: usize,
+    /// Messages of operations taken so far.
+    taken: u64,
+    /// The size of the oldest message, once it has been seen complete.
+    arrived: Option<usize>,
+}
+
+impl Incoming {
+    /// Creates the queue of a connection, over which rank `tag` sends messages of operations with
+    /// up to `slot_bytes`. Fails if the slots cannot be registered.
+    pub fn new(mut receiver: Box<dyn Receiver>, tag: u32, slot_bytes: usize) -> Result<Self> {
+        let slots = Slots::new(slot_bytes);
+        let region = receiver.register(slots.memory())?;
+        let mut incoming = Self {
+            receiver,
+            tag,
+            region,
+            slots,
+            requests: [None; EDGE_SLOTS],
+            unoffered: (0..EDGE_SLOTS).collect(),
+            messages: 0,
+            taken: 0,
+            arrived: None,
+        };
+        incoming.offer()?;
+        Ok(incoming)
+    }
+
+    /// Offers all free slots, in order, as far as the transport has room.
+    fn offer(&mut self) -> Result<()> {
+        let len = self.slots.slot_bytes();
+        while let Some(&slot) = self.unoffered.front() {
+            let data = self.slots.slot(slot);
+            // SAFETY: the slot lives as long as the receiver and is read only after its request is
+            // done and before it is offered again.
+            let request = unsafe { self.receiver.irecv(data, len, self.tag, self.region)? };
+            if request.is_none() {
+                break;
+            }
+            self.requests[slot] = request;
+            self.unoffered.pop_front();
+        }
+        Ok(())
+    }
+
+    /// Returns the size of the oldest message once it is complete.
+    fn arrived(&mut self) -> Result<Option<usize>> {
+        if self.arrived.is_none() {
+            self.offer()?;
+            let slot = self.messages % EDGE_SLOTS;
+            let Some(request) = self.requests[slot] else { return Ok(None) };
+            self.arrived = self.receiver.test(request)?;
+        }
+        match self.arrived {
+            Some(len) if len > self.slots.slot_bytes() => {
+                let (tag, room) = (self.tag, self.slots.slot_bytes());
+                let cause = format!("{len} bytes from rank {tag} for a slot of {room}");
+                Err(Error::system("receiving a message", cause, "report it to the net's vendor"))
+            }
+            arrived => Ok(arrived),
+        }
+    }
+
+    pub(crate) fn peek(&mut self) -> Result<Option<Message>> {
+        let Some(arrived) = self.arrived()? else { return Ok(None) };
+        let Some(len) = arrived.checked_sub(HEADER_BYTES) else {
+            let what = format!(
+                "a message of {arrived} bytes is shorter than its header of {HEADER_BYTES}"
+            );
+            return Err(Error::Internal { what });
+        };
+        let slot = self.slots.bytes(self.messages % EDGE_SLOTS);
+        let Some((header, data)) = slot.split_first_chunk::<HEADER_BYTES>() else {
+            return Err(Error::Internal { what: "a slot without room for a header".to_owned() });
+        };
+        let [a, b, c, d, e, f, g, h, count @ ..] = *header;
+        let what = u32::from_le_bytes([a, b, c, d]);
+        let descriptor = Descriptor::from_words(what, u64::from_le_bytes(count));
+        Ok(Some(Message {
+            data: data.as_ptr(),
+            len,
+            tag: descriptor.tag(),
+            descriptor: Some(descriptor),
+            begun: Some(u32::from_le_bytes([e, f, g, h])),
+        }))
+    }
+
+    pub(crate) fn release(&mut self) -> Result<()> {
+        self.taken += 1;
+        self.free_slot()
+    }
+
+    fn free_slot(&mut self) -> Result<()> {
+        let slot = self.messages % EDGE_SLOTS;
+        self.arrived = None;
+        self.requests[slot] = None;
+        self.messages += 1;
+        self.unoffered.push_back(slot);
+        self.offer()
+    }
+
+    /// Takes a message that belongs to no operation, sent before all others.
+    pub(super) fn take_raw(&mut self) -> Result<Option<Vec<u8>>> {
+        let Some(len) = self.arrived()? else { return Ok(None) };
+        let bytes = self.slots.bytes(self.messages % EDGE_SLOTS)[..len].to_vec();
+        self.free_slot()?;
+        Ok(Some(bytes))
+    }
+
+    /// Returns the number of messages of operations taken so far.
+    pub(super) fn taken(&self) -> u64 {
+        self.taken
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A receiver that takes every second offer, and completes the requests in order.
+    #[derive(Default)]
+    struct Reluctant {
+        asked: u64,
+        offered: Vec<*mut u8>,
+    }
+
+    // SAFETY: used by one thread.
+    unsafe impl Send for Reluctant {}
+
+    impl Receiver for Reluctant {
+        unsafe fn irecv(
+            &mut self,
+            data: *mut u8,
+            _capacity: usize,
+            _tag: u32,
+            _region: Region,
+        ) -> oxccl_net::Result<Option<Request>> {
+            self.asked += 1;
+            if self.asked.is_multiple_of(2) {
+                return Ok(None);
+            }
+            self.offered.push(data);
+            Ok(Some(self.offered.len() as u64))
+        }
+
+        fn test(&mut self, request: Request) -> oxccl_net::Result<Option<usize>> {
+            let data = self.offered[request as usize - 1];
+            // SAFETY: writable until the request is done.
+            unsafe { data.write(request as u8) };
+            Ok(Some(1))
+        }
+    }
+
+    #[test]
+    fn slots_that_the_transport_has_no_room_for_are_offered_later_in_order() {
+        let mut incoming = Incoming::new(Box::new(Reluctant::default()), 3, 8).unwrap();
+        for number in 1u8..30 {
+            let bytes = loop {
+                if let Some(bytes) = incoming.take_raw().unwrap() {
+                    break bytes;
+                }
+            };
+            assert_eq!(bytes, [number]);
+        }
+    }
+
+    /// A receiver that lies about the size of a message.
+    struct Liar;
+
+    impl Receiver for Liar {
+        unsafe fn irecv(
+            &mut self,
+            _data: *mut u8,
+            _capacity: usize,
+            _tag: u32,
+            _region: Region,
+        ) -> oxccl_net::Result<Option<Request>> {
+            Ok(Some(1))
+        }
+
+        fn test(&mut self, _request: Request) -> oxccl_net::Result<Option<usize>> {
+            Ok(Some(1 << 20))
+        }
+    }
+
+    #[test]
+    fn a_size_beyond_what_was_offered_is_an_error() {
+        let mut incoming = Incoming::new(Box::new(Liar), 3, 8).unwrap();
+        let text = incoming.peek().unwrap_err().to_string();
+        assert!(text.contains("1048576 bytes from rank 3 for a slot of 24"), "{text}");
+    }
+}

@@ -1,0 +1,170 @@
+//! The sending half of the edges with a remote peer.
+
+use super::{HEADER_BYTES, Slots};
+use crate::error::Result;
+use crate::link::EDGE_SLOTS;
+use crate::op::descriptor::Descriptor;
+use oxccl_net::{Region, Request, Sender};
+use std::collections::VecDeque;
+
+/// A queue of messages to a peer. A message leaves from the slot in which it was written.
+pub struct Outgoing {
+    sender: Box<dyn Sender>,
+    /// The number of the rank that sends, the tag of its messages.
+    tag: u32,
+    region: Region,
+    slots: Slots,
+    /// Requests under way, by slot.
+    requests: [Option<Request>; EDGE_SLOTS],
+    /// Messages for which the transport had no room, the oldest first: slot and size.
+    unsent: VecDeque<(usize, usize)>,
+    /// Messages so far, those of operations and [`raw`](Self::send_raw) ones.
+    messages: usize,
+    /// Messages of operations so far.
+    sent: u64,
+}
+
+impl Outgoing {
+    /// Creates the queue of a connection, over which rank `tag` sends messages of operations with
+    /// up to `slot_bytes`. Fails if the slots cannot be registered.
+    pub fn new(mut sender: Box<dyn Sender>, tag: u32, slot_bytes: usize) -> Result<Self> {
+        let slots = Slots::new(slot_bytes);
+        let region = sender.register(slots.memory())?;
+        let (requests, unsent) = Default::default();
+        Ok(Self { sender, tag, region, slots, requests, unsent, messages: 0, sent: 0 })
+    }
+
+    /// Returns the memory of the next message's data; `None` while the slot is in use.
+    pub(super) fn reserve(&mut self) -> Result<Option<*mut u8>> {
+        let slot = self.messages % EDGE_SLOTS;
+        self.send_more()?;
+        let waits = self.unsent.iter().any(|(unsent, _)| *unsent == slot);
+        if waits || !self.is_done(slot)? {
+            return Ok(None);
+        }
+        Ok(Some(self.slots.slot(slot).wrapping_add(HEADER_BYTES)))
+    }
+
+    /// Returns whether the transport is done with the request of a slot.
+    fn is_done(&mut self, slot: usize) -> Result<bool> {
+        if let Some(request) = self.requests[slot] {
+            if !self.sender.test(request)? {
+                return Ok(false);
+            }
+            self.requests[slot] = None;
+        }
+        Ok(true)
+    }
+
+    /// Hands messages to the transport for which it had no room before, in order.
+    fn send_more(&mut self) -> Result<()> {
+        while let Some(&(slot, len)) = self.unsent.front() {
+            let data = self.slots.slot(slot);
+            // SAFETY: the slot lives as long as the sender and is written again only after the
+            // request is done.
+            let request = unsafe { self.sender.isend(data, len, self.tag, self.region)? };
+            if request.is_none() {
+                break;
+            }
+            self.requests[slot] = request;
+            self.unsent.pop_front();
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, len: usize) -> Result<()> {
+        self.unsent.push_back((self.messages % EDGE_SLOTS, len));
+        self.messages += 1;
+        self.send_more()
+    }
+
+    /// Sends the first `len` bytes of the data that was reserved last.
+    pub(super) fn commit(&mut self, len: usize, descriptor: Descriptor, begun: u32) -> Result<()> {
+        let (what, count) = descriptor.to_words();
+        let header = self.slots.bytes_mut(self.messages % EDGE_SLOTS);
+        header[..4].copy_from_slice(&what.to_le_bytes());
+        header[4..8].copy_from_slice(&begun.to_le_bytes());
+        header[8..HEADER_BYTES].copy_from_slice(&count.to_le_bytes());
+        self.sent += 1;
+        self.push(HEADER_BYTES + len)
+    }
+
+    /// Sends a message that belongs to no operation, before all others: bytes that fit a slot.
+    pub(super) fn send_raw(&mut self, bytes: &[u8]) -> Result<()> {
+        self.slots.bytes_mut(self.messages % EDGE_SLOTS)[..bytes.len()].copy_from_slice(bytes);
+        self.push(bytes.len())
+    }
+
+    /// Returns whether the transport is done with everything sent.
+    pub(super) fn flushed(&mut self) -> Result<bool> {
+        self.send_more()?;
+        let mut all = self.unsent.is_empty();
+        for slot in 0..EDGE_SLOTS {
+            all &= self.is_done(slot)?;
+        }
+        Ok(all)
+    }
+
+    /// Returns the number of messages of operations so far.
+    pub(super) fn sent(&self) -> u64 {
+        self.sent
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Arc, Mutex};
+
+    /// A sender that takes only every third message and completes it at once.
+    struct Reluctant {
+        asked: u32,
+        sent: Arc<Mutex<Vec<Vec<u8>>>>,
+    }
+
+    impl Sender for Reluctant {
+        unsafe fn isend(
+            &mut self,
+            data: *const u8,
+            len: usize,
+            tag: u32,
+            _region: Region,
+        ) -> oxccl_net::Result<Option<Request>> {
+            assert_eq!(tag, 9);
+            self.asked += 1;
+            if !self.asked.is_multiple_of(3) {
+                return Ok(None);
+            }
+            // SAFETY: readable by the contract.
+            let bytes = unsafe { std::slice::from_raw_parts(data, len) };
+            self.sent.lock().unwrap().push(bytes[HEADER_BYTES..].to_vec());
+            Ok(Some(u64::from(self.asked)))
+        }
+
+        fn test(&mut self, _request: Request) -> oxccl_net::Result<bool> {
+            Ok(true)
+        }
+    }
+
+    #[test]
+    fn what_the_transport_has_no_room_for_is_sent_later_in_order() {
+        let sent = Arc::new(Mutex::new(Vec::new()));
+        let sender = Reluctant { asked: 0, sent: sent.clone() };
+        let mut outgoing = Outgoing::new(Box::new(sender), 9, 8).unwrap();
+        let message = Descriptor::message(oxccl_plan::DataType::Int8, 1);
+        for number in 0u8..20 {
+            let place = loop {
+                if let Some(place) = outgoing.reserve().unwrap() {
+                    break place;
+                }
+            };
+            // SAFETY: a slot of eight bytes.
+            unsafe { place.write(number) };
+            outgoing.commit(1, message, 0).unwrap();
+        }
+        while !outgoing.flushed().unwrap() {}
+        let expected: Vec<Vec<u8>> = (0..20).map(|number| vec![number]).collect();
+        assert_eq!(*sent.lock().unwrap(), expected);
+        assert_eq!(outgoing.sent(), 20);
+    }
+}
