@@ -116,6 +116,11 @@ extern "C" fn close() {
 /// context. `give_up` makes kernels give up for which a visit may wait.
 pub(crate) fn close_before_the_driver(give_up: fn()) {
     GIVE_UP.get_or_init(|| give_up);
+    close_before_others();
+}
+
+/// Registers the exit handler to run before those that are registered already.
+pub(crate) fn close_before_others() {
     // SAFETY: the function lives as long as the library, which is never unloaded. It may be
     // registered repeatedly. If the registration finds no room, the process exits as without it.
     unsafe { libc::atexit(close) };

@@ -66,8 +66,8 @@ pub struct Incoming(message::Incoming);
 
 impl Incoming {
     /// Returns a receiving half that offers all slots.
-    pub fn new(stream: impl Read + Send + 'static, slot_bytes: usize) -> Result<Self> {
-        message::Incoming::new(Box::new(TcpReceiver::new(stream)), 0, slot_bytes).map(Self)
+    pub fn new(stream: impl Read + Send + 'static, slot_bytes: usize) -> Self {
+        Self(message::Incoming::new(Box::new(TcpReceiver::new(stream)), 0, slot_bytes))
     }
 
     /// Returns the next message if it is complete: its descriptor and its data.

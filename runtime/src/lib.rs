@@ -21,6 +21,8 @@ pub mod link;
 pub mod log;
 pub mod op;
 pub mod os;
+mod plugin;
+mod proxy;
 pub mod rank;
 
 pub use error::{Code, Error, Result};

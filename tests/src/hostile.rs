@@ -417,7 +417,7 @@ fn messages(data: &[u8]) {
     let piece = usize::from(piece) + 1;
     let looks = 2 * (stream.len() + 8);
     let pieces = Pieces { left: stream.to_vec(), piece, pause: false };
-    let mut incoming = fuzzing::Incoming::new(pieces, SLOT).expect("slots can be offered");
+    let mut incoming = fuzzing::Incoming::new(pieces, SLOT);
     let lengths = HEADER_BYTES..=HEADER_BYTES + SLOT;
     let mut rest = stream;
     for _ in 0..looks {

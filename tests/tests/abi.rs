@@ -9,6 +9,9 @@ use xtask::abi;
 /// Facts about NCCL, from its own headers and library.
 const FACTS: &str = include_str!("../abi/nccl-2.30.7.txt");
 
+/// Facts about NCCL's plugins, from the headers for their authors.
+const PLUGIN_FACTS: &str = include_str!("../abi/plugins.txt");
+
 /// The variables that NCCL's manual describes.
 const VARIABLES: &str = include_str!("../abi/variables-2.30.7.txt");
 
@@ -40,6 +43,27 @@ fn facts_hold((compiler, flags): Language<'_>) {
         std::fs::write(&source, text).expect("a source");
         let facts = format!("-DOXCCL_FACTS=\"{}\"", source.display());
         let program = Program::build("facts.c", (compiler, &[flags, &[facts.as_str()]].concat()));
+        std::fs::remove_file(source).expect("it can be removed");
+        let Some(program) = program else { return };
+        let printed = expect_success(&mut Command::new(program.path()), "");
+        let differences = abi::answers(&printed, &expected);
+        assert!(differences.is_empty(), "{header}:\n{}", differences.join("\n"));
+    }
+}
+
+#[test]
+fn the_structures_of_plugins_are_nccls() {
+    let (compiler, flags) = CPP17;
+    for (header, ..) in abi::PLUGIN_HEADERS {
+        let expected = abi::section(PLUGIN_FACTS, header);
+        assert!(expected.len() > 500, "{header}: {} facts", expected.len());
+        let name = format!("oxccl-facts-{}-{header}", std::process::id());
+        let source = std::env::temp_dir().join(name);
+        let text = abi::source(&format!("#include <{header}>\n"), &expected);
+        std::fs::write(&source, text).expect("a source");
+        let facts = format!("-DOXCCL_FACTS=\"{}\"", source.display());
+        let folder = concat!("-I", env!("CARGO_MANIFEST_DIR"), "/../plugins/include");
+        let program = Program::build("facts.c", (compiler, &[flags, &[&facts, folder]].concat()));
         std::fs::remove_file(source).expect("it can be removed");
         let Some(program) = program else { return };
         let printed = expect_success(&mut Command::new(program.path()), "");

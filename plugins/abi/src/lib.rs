@@ -32,11 +32,13 @@ pub type ncclDebugLogger_t = unsafe extern "C" fn(
     ...
 );
 
-/// The function by which net plugins report events to a profiler.
-pub type ncclProfilerCallback_t = unsafe extern "C" fn(
-    eHandle: *mut *mut c_void,
-    kind: c_int,
-    pHandle: *mut c_void,
-    pluginId: i64,
-    extData: *mut c_void,
-) -> ncclResult_t;
+/// The function by which net plugins report events to a profiler, if there is one.
+pub type ncclProfilerCallback_t = Option<
+    unsafe extern "C" fn(
+        eHandle: *mut *mut c_void,
+        kind: c_int,
+        pHandle: *mut c_void,
+        pluginId: i64,
+        extData: *mut c_void,
+    ) -> ncclResult_t,
+>;

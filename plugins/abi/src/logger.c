@@ -8,9 +8,9 @@ typedef void (*oxccl_sink)(int level, unsigned long flags, const char *file, int
 
 static _Atomic(oxccl_sink) sink;
 
-void oxccl_plugin_set_sink(oxccl_sink to) { atomic_store(&sink, to); }
+void private_oxccl_plugin_set_sink(oxccl_sink to) { atomic_store(&sink, to); }
 
-void oxccl_plugin_log(int level, unsigned long flags, const char *file, int line, const char *fmt,
+void private_oxccl_plugin_log(int level, unsigned long flags, const char *file, int line, const char *fmt,
                       ...) {
   oxccl_sink to = atomic_load(&sink);
   if (!to || !fmt) return;

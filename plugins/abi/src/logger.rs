@@ -12,8 +12,8 @@ static SINK: OnceLock<Sink> = OnceLock::new();
 type CSink = unsafe extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char);
 
 unsafe extern "C" {
-    fn oxccl_plugin_set_sink(to: CSink);
-    fn oxccl_plugin_log(
+    fn private_oxccl_plugin_set_sink(to: CSink);
+    fn private_oxccl_plugin_log(
         level: c_int,
         flags: c_ulong,
         file: *const c_char,
@@ -43,8 +43,8 @@ unsafe extern "C" fn forward(
 pub fn logger(sink: Sink) -> ncclDebugLogger_t {
     SINK.get_or_init(|| sink);
     // SAFETY: the function takes what the C function passes.
-    unsafe { oxccl_plugin_set_sink(forward) };
-    oxccl_plugin_log
+    unsafe { private_oxccl_plugin_set_sink(forward) };
+    private_oxccl_plugin_log
 }
 
 #[cfg(test)]

@@ -25,6 +25,8 @@ const ANSWER: Duration = Duration::from_secs(3);
 /// rank failed first, and that a process that holds the rendezvous waits until all others have
 /// heard of the failure.
 const VERDICT: Duration = Duration::from_secs(2);
+/// The time within which a rank that fails may find that another one has failed before.
+const EARLIER: Duration = Duration::from_millis(200);
 
 /// The longest time to ask whether a rendezvous is held.
 const ASK: Duration = Duration::from_secs(5);
@@ -231,6 +233,8 @@ pub struct Session {
     joined: bool,
     /// True once the rendezvous may know of this rank.
     told: bool,
+    /// True once this rank has told the others that it has failed.
+    announced: bool,
     holder: Option<u32>,
     /// The time since which the rank waits for others outside of rounds, and whether it has said
     /// so.
@@ -253,7 +257,8 @@ impl Session {
         }
         let reused = meeting.reused || fixed;
         let connection = connect(&Meeting { reused, ..meeting.clone() }, &deadline)?;
-        let (id, joined, told, verdict) = (id.clone(), false, false, None);
+        let (id, verdict) = (id.clone(), None);
+        let (joined, told, announced) = (false, false, false);
         Ok(Self {
             connection,
             id,
@@ -265,6 +270,7 @@ impl Session {
             pause: Duration::from_millis(2),
             joined,
             told,
+            announced,
             holder,
             waits: None,
             says_so: false,
@@ -383,17 +389,30 @@ impl Session {
         self.connection.poll_fd()
     }
 
+    /// Tells the others that this rank has failed, unless another rank has failed before, whose
+    /// error is then returned. For errors that may be consequences of another rank's failure, and
+    /// that cause more of them as soon as this rank ends its connections. Blocks for [`EARLIER`].
+    pub fn announce(&mut self, error: Error) -> Error {
+        if let Some(earlier) = self.wait_for_verdict(EARLIER) {
+            return earlier;
+        }
+        let rank = self.rank;
+        self.tell(-1, false, &format!("rank {rank}: {error}"));
+        self.announced = true;
+        error
+    }
+
     /// Ends a meeting that has failed at this rank; returns the error to report. If this rank only
     /// lost another one, the rendezvous knows which rank failed first. Otherwise this rank tells
     /// the others what happened. Blocks for twice [`VERDICT`] at most.
     pub fn give_up(mut self, error: Error) -> Error {
         let mut verdict = None;
         match &error {
-            _ if self.verdict.is_some() => {}
+            _ if self.verdict.is_some() || self.announced => {}
             Error::InitPeer { site, why, died } => {
                 // A reason that is known from elsewhere needs no verdict.
                 let known = self.deadline.finding().is_some();
-                verdict = if known { None } else { self.wait_for_verdict() };
+                verdict = if known { None } else { self.wait_for_verdict(VERDICT) };
                 match (&verdict, *died) {
                     (Some(_), _) => {}
                     (None, true) => self.tell(site.peer, true, why),
@@ -410,8 +429,8 @@ impl Session {
         verdict.unwrap_or(error)
     }
 
-    fn wait_for_verdict(&mut self) -> Option<Error> {
-        let until = Instant::now() + VERDICT;
+    fn wait_for_verdict(&mut self, limit: Duration) -> Option<Error> {
+        let until = Instant::now() + limit;
         while self.told && !self.connection.is_broken() {
             if let Err(error) = self.check() {
                 return self.verdict.clone().or(Some(error));

@@ -132,7 +132,7 @@ static FIELDS: &[Field] = fields! {
     "minCTAs", "MIN_CTAS", COUNT, number min_ctas, CTAS;
     "maxCTAs", "MAX_CTAS", COUNT, number max_ctas, "";
     "splitShare", "COMM_SPLIT_SHARE_RESOURCES", SWITCH, flag split_share, NO_SHARING;
-    "trafficClass", "", ANY, optional traffic_class, NETWORKS;
+    "trafficClass", "", ANY, optional traffic_class, "";
     "collnetEnable", "COLLNET_ENABLE", SWITCH, flag collnet_enable, NETWORKS;
     "CTAPolicy", "CTA_POLICY", (0, POLICY_EFFICIENCY | POLICY_ZERO), number cta_policy, "";
     "shrinkShare", "COMM_SHRINK_SHARE_RESOURCES", SWITCH, flag shrink_share, NO_SHARING;
@@ -274,8 +274,7 @@ impl Options {
             let value = (f.get)(self).map_or("undefined".to_owned(), |v| v.to_string());
             line(f.name, &value, f.moot)
         });
-        let net = self.net_name.iter().map(|name| line("netName", name, NETWORKS));
-        numbers.chain(net).collect()
+        numbers.collect()
     }
 }
 
@@ -352,7 +351,7 @@ mod tests {
         }
         for (variable, name, status) in [
             ("GRAPH_MIXING_SUPPORT", "graphUsageMode", Status::Honoured),
-            ("NET", "netName", Status::Accepted(NETWORKS)),
+            ("NET", "netName", Status::Honoured),
         ] {
             let row = row(variable);
             assert!(row.doc.starts_with(&format!("Overrides `{name}`")), "{}", row.doc);
@@ -377,10 +376,10 @@ mod tests {
     #[test]
     fn what_has_no_effect_says_why() {
         assert!(Options::default().without_effect().is_empty());
-        let effective =
-            Options { blocking: false, name: Some("a".to_owned()), ..Options::default() };
+        let (name, net_name) = (Some("a".to_owned()), Some("IB".to_owned()));
+        let effective = Options { blocking: false, name, net_name, ..Options::default() };
         assert!(effective.without_effect().is_empty());
-        let mut all = Options { net_name: Some("IB".to_owned()), ..effective };
+        let mut all = effective;
         for field in FIELDS.iter().filter(|f| !f.moot.is_empty()) {
             let different = if (field.get)(&all) == Some(1) { 0 } else { 1 };
             (field.set)(&mut all, different);
@@ -390,7 +389,7 @@ mod tests {
         }
         let lines = all.without_effect();
         let fields = FIELDS.iter().filter(|f| !f.moot.is_empty()).count();
-        assert_eq!(lines.len(), fields + 1, "{lines:?}");
+        assert_eq!(lines.len(), fields, "{lines:?}");
         assert!(lines.iter().all(|l| l.contains(" has no effect: ")));
     }
 

@@ -59,13 +59,19 @@ fn machine() -> u64 {
     hash(&std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default())
 }
 
-fn host(config: &Config) -> u64 {
-    if !config.hostid.is_empty() {
-        return hash(config.hostid.as_bytes());
+fn host(config: &Config, rank: u32) -> u64 {
+    let mut host = match config.hostid.as_bytes() {
+        // Abstract sockets, through which memory is shared, do not leave a network namespace.
+        [] => {
+            let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+            [&boot[..], &inode("/proc/self/ns/net").to_le_bytes()].concat()
+        }
+        id => id.to_vec(),
+    };
+    if let Some(part) = u64::from(rank).checked_div(config.ranks_per_node) {
+        host.extend(part.to_le_bytes());
     }
-    // Abstract sockets, through which memory is shared, do not leave a network namespace.
-    let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    hash(&[&boot[..], &inode("/proc/self/ns/net").to_le_bytes()].concat())
+    hash(&host)
 }
 
 /// Returns the algorithm with this name, if any.
@@ -92,11 +98,16 @@ pub(super) fn algorithm(config: &Config) -> Result<[u8; 16]> {
 }
 
 impl RankInfo {
-    pub(super) fn own(socket: [u8; 16], control: SocketAddr, device: Device) -> Result<Self> {
+    pub(super) fn own(
+        rank: u32,
+        socket: [u8; 16],
+        control: SocketAddr,
+        device: Device,
+    ) -> Result<Self> {
         let config = Config::get();
         Ok(Self {
             process: Process::own()?,
-            host: host(config),
+            host: host(config, rank),
             socket,
             control,
             counter_start: config.counter_start,
@@ -192,8 +203,8 @@ mod tests {
 
     #[test]
     fn blobs_survive_the_round_trip_and_other_formats_are_refused() {
-        let blob =
-            RankInfo::own([7; 16], "[fe80::1%3]:9".parse().unwrap(), Device::Cuda(0)).unwrap();
+        let address = "[fe80::1%3]:9".parse().unwrap();
+        let blob = RankInfo::own(0, [7; 16], address, Device::Cuda(0)).unwrap();
         let mut bytes = blob.encode();
         assert_eq!(RankInfo::decode(0, &bytes).unwrap(), blob);
         assert!(RankInfo::decode(0, &bytes[..80]).is_err());
@@ -203,6 +214,20 @@ mod tests {
         bytes[0] = 9;
         let text = RankInfo::decode(3, &bytes).unwrap_err().to_string();
         assert!(text.contains("rank 3 speaks format Some(9)"), "{text}");
+    }
+
+    #[test]
+    fn so_many_ranks_per_node_are_hosts_of_their_own() {
+        let of = |per_node: &'static str, id: &'static str, rank| {
+            let config = Config::from_lookup(|variable| match variable {
+                "OXCCL_RANKS_PER_NODE" => Some(per_node.to_owned()),
+                "NCCL_HOSTID" => Some(id.to_owned()),
+                _ => None,
+            });
+            host(&config, rank)
+        };
+        assert!(of("2", "", 0) == of("2", "", 1) && of("2", "", 1) != of("2", "", 2));
+        assert!(of("2", "a", 0) != of("2", "b", 0) && of("0", "a", 0) == of("0", "a", 9));
     }
 
     #[test]

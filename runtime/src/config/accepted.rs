@@ -6,7 +6,7 @@ use super::{Lookup, Report, Status, Variable, read};
 use std::time::Duration;
 
 pub(crate) const CTAS: &str = "blocks and channels follow from the sizes of calls";
-pub(crate) const NETWORKS: &str = "hosts are linked by TCP only; no network plugins yet";
+pub(crate) const NETWORKS: &str = "connections between hosts are made and used in one way";
 pub(crate) const NO_NVLS: &str = "there are no NVLink switches on the host device";
 pub(crate) const NO_SHARING: &str = "children never share their parent's resources";
 pub(crate) const PROXIES: &str = "every rank reaches all peers at once, without proxies";
@@ -152,7 +152,6 @@ accepted! {
     Bool "NCCL_IPC_USE_ABSTRACT_SOCKET" = "1", "descriptors pass through abstract Unix sockets always", "Abstract Unix sockets instead of files.";
 }
 "Plugins, service and checks" => {
-    Text "NCCL_NET_PLUGIN" = "", PLUGINS, "Network plugins: names or paths, `none`.";
     Text "NCCL_TUNER_PLUGIN" = "", PLUGINS, "Tuner plugin.";
     Text "NCCL_PROFILER_PLUGIN" = "", PLUGINS, "Profiler plugin.";
     Text "NCCL_ENV_PLUGIN" = "", PLUGINS, "Plugin that answers for the environment.";
@@ -174,7 +173,7 @@ UNDOCUMENTED => {
     Text "NCCL_NET_FORCE_MERGE" = "", NETWORKS, "NICs to use as one.";
     Text "NCCL_GIN_PLUGIN" = "", PLUGINS, "Plugin for networking from GPU kernels.";
     Text "NCCL_RMA_PLUGIN" = "", PLUGINS, "Plugin for one-sided operations.";
-    Bool "NCCL_NET_PLUGIN_REF_COUNT" = "", PLUGINS, "Keeps the network plugin loaded.";
+    Bool "NCCL_NET_PLUGIN_REF_COUNT" = "", "plugins stay loaded always", "Keeps the network plugin loaded.";
     Bool "NCCL_TUNER_PLUGIN_REF_COUNT" = "", PLUGINS, "Keeps the tuner plugin loaded.";
     Bool "NCCL_PROFILER_PLUGIN_REF_COUNT" = "", PLUGINS, "Keeps the profiler plugin loaded.";
     Bool "NCCL_ALLGATHERV_ENABLE" = "1", CHOICE, "Joins broadcasts of a group into one operation.";

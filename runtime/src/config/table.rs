@@ -64,6 +64,13 @@ variables! {
     /// What tells hosts apart; ranks with equal values share memory. Default: this boot and
     /// network namespace.
     hostid: String = "NCCL_HOSTID", "";
+    /// Number of consecutive ranks that make a host, for tests with several hosts on one machine.
+    /// 0: all ranks that can share memory.
+    ranks_per_node: u64 = "OXCCL_RANKS_PER_NODE", "0";
+    /// Network plugins to try, in this order, between hosts: a list of paths, or of names that
+    /// stand for `libnccl-net-NAME.so`; STATIC_PLUGIN is in the program; `none` loads none.
+    /// Default: `libnccl-net.so`, if it is there.
+    net_plugin: String = "NCCL_NET_PLUGIN", "";
     /// Interfaces to use: a list of prefixes; `^` excludes, `=` takes names exactly.
     socket_ifname: String = "NCCL_SOCKET_IFNAME", "";
     /// Address family: AF_INET or AF_INET6; empty takes either.
@@ -122,7 +129,7 @@ variables! {
     /// GPUs move what they can; EFFICIENCY does nothing.
     cta_policy: Option<String> = "NCCL_CTA_POLICY", "";
     /// Overrides `netName`: the network to use, by name.
-    net: Option<String> = "NCCL_NET", "", NETWORKS;
+    net: Option<String> = "NCCL_NET", "";
     /// Overrides `collnetEnable`: 1 has switches reduce.
     collnet_enable: Option<i64> = "NCCL_COLLNET_ENABLE", "", NETWORKS;
     /// Overrides `nvlsCTAs`, thread blocks for reductions in NVLink switches.

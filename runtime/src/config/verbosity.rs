@@ -59,6 +59,13 @@ pub enum Subsystem {
     AllocHost = 0x20000,
 }
 
+impl Subsystem {
+    /// Returns the first subsystem whose bit is set.
+    pub(crate) fn of_bits(bits: u64) -> Option<Self> {
+        SUBSYSTEMS.iter().map(|(_, about)| *about).find(|about| bits & *about as u64 != 0)
+    }
+}
+
 const SUBSYSTEMS: [(&str, Subsystem); 18] = [
     ("INIT", Subsystem::Init),
     ("COLL", Subsystem::Coll),

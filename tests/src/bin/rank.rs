@@ -8,6 +8,7 @@
 use oxccl_plan::{Carrier, Collective, DataType, ReduceOp, Spec};
 use oxccl_runtime::bootstrap::{self, launch};
 use oxccl_runtime::comm::{Communicator, Holder, Member, Options, create};
+use oxccl_runtime::config::Config;
 use oxccl_runtime::device::Device;
 use oxccl_runtime::device::host::arena;
 use oxccl_runtime::device::host::stream::Stream;
@@ -25,7 +26,7 @@ fn join() -> Result<Arc<Communicator>> {
     let launch = launch::detect()?.expect("started by a test");
     let id = launch::unique_id(&launch, Options::default().init_limit())?;
     let device = Device::Host(launch.local_rank as i32);
-    let options = Options::default();
+    let options = Options { net_name: Config::get().net.clone(), ..Options::default() };
     let member = Member { id, rank: launch.rank, nranks: launch.nranks, device, options };
     Ok(Arc::new(create(&member)?))
 }

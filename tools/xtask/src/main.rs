@@ -18,6 +18,13 @@ enum Chore {
         /// Folder of the unpacked wheel.
         wheel: PathBuf,
     },
+    /// Writes the facts of NCCL's headers for plugins where the tests read them.
+    PluginFacts {
+        /// Folders of headers: `src/include` and `src/include/plugin` of NCCL's source, with its
+        /// `nccl.h`, and CUDA's.
+        #[arg(required = true)]
+        folders: Vec<PathBuf>,
+    },
     /// Builds and installs libraries, headers, the command and the files for build systems.
     Install(xtask::install::Options),
     /// Makes a Python wheel.
@@ -37,7 +44,14 @@ fn main() -> ExitCode {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let done = match Chore::parse() {
         Chore::Codegen => codegen(&root),
-        Chore::AbiFacts { wheel } => abi_facts(&root, &wheel).map_err(|e| e.to_string()),
+        Chore::AbiFacts { wheel } => {
+            let collect = |scratch: &Path| xtask::abi::collect(&wheel, scratch);
+            facts(&root, "nccl-2.30.7.txt", collect).map_err(|e| e.to_string())
+        }
+        Chore::PluginFacts { folders } => {
+            let collect = |scratch: &Path| xtask::abi::collect_plugins(&folders, scratch);
+            facts(&root, "plugins.txt", collect).map_err(|e| e.to_string())
+        }
         Chore::Tidy => {
             let complaints = xtask::tidy::complaints(&root);
             complaints.is_empty().then_some(()).ok_or(complaints.join("\n"))
@@ -81,13 +95,18 @@ fn deb(root: &Path, options: &xtask::deb::Options) -> Result<(), String> {
     Ok(())
 }
 
-fn abi_facts(root: &Path, wheel: &Path) -> Result<(), xtask::abi::Error> {
+/// Writes a file of facts.
+fn facts(
+    root: &Path,
+    name: &str,
+    collect: impl FnOnce(&Path) -> Result<String, xtask::abi::Error>,
+) -> Result<(), xtask::abi::Error> {
     let file = |path: &Path, e| xtask::abi::Error::File(path.to_owned(), e);
     let scratch = std::env::temp_dir().join(format!("oxccl-abi-facts-{}", std::process::id()));
     std::fs::create_dir_all(&scratch).map_err(|e| file(&scratch, e))?;
-    let text = xtask::abi::collect(wheel, &scratch)?;
+    let text = collect(&scratch)?;
     std::fs::remove_dir_all(&scratch).map_err(|e| file(&scratch, e))?;
-    let facts = root.join("tests/abi/nccl-2.30.7.txt");
+    let facts = root.join("tests/abi").join(name);
     std::fs::write(&facts, text).map_err(|e| file(&facts, e))
 }
 

@@ -1,6 +1,7 @@
 //! Net plugins, versions 6 to 12. The structures are frozen: what they mean stands with the newest
 //! version, and older ones have less.
 
+mod types;
 mod v10;
 mod v11;
 mod v12;
@@ -9,8 +10,7 @@ mod v7;
 mod v8;
 mod v9;
 
-use crate::ncclNetDeviceType;
-use std::ffi::{c_int, c_void};
+pub use types::*;
 pub use v6::*;
 pub use v7::*;
 pub use v8::*;
@@ -18,49 +18,3 @@ pub use v9::*;
 pub use v10::*;
 pub use v11::*;
 pub use v12::*;
-
-/// The bytes of a handle.
-pub const NCCL_NET_HANDLE_MAXSIZE: c_int = 128;
-/// The most requests under way on a connection.
-pub const NCCL_NET_MAX_REQUESTS: c_int = 32;
-/// Memory of the host.
-pub const NCCL_PTR_HOST: c_int = 1;
-/// Memory of a GPU, by its address.
-pub const NCCL_PTR_CUDA: c_int = 2;
-/// Memory of a GPU, by a dma-buf.
-pub const NCCL_PTR_DMABUF: c_int = 4;
-/// In the place of `request` when `irecv` is called: the completion need not be reported.
-pub const NCCL_NET_OPTIONAL_RECV_COMPLETION: c_int = 1;
-/// A traffic class, the use of a communicator, or a rail that is not known.
-pub const NCCL_NET_TRAFFIC_CLASS_UNDEF: c_int = -1;
-
-/// A connection's handle on GPUs, for offload.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ncclNetDeviceHandle_v7_t {
-    /// The kind of offload.
-    pub netDeviceType: ncclNetDeviceType,
-    /// Its version.
-    pub netDeviceVersion: c_int,
-    /// Memory on the GPU.
-    pub handle: *mut c_void,
-    /// The bytes of this memory.
-    pub size: usize,
-    /// 1 if the host has to help.
-    pub needsProxyProgress: c_int,
-}
-
-/// As in version 7.
-pub type ncclNetDeviceHandle_v8_t = ncclNetDeviceHandle_v7_t;
-
-/// As in version 7.
-pub type ncclNetDeviceHandle_v9_t = ncclNetDeviceHandle_v7_t;
-
-/// As in version 7.
-pub type ncclNetDeviceHandle_v10_t = ncclNetDeviceHandle_v7_t;
-
-/// As in version 7.
-pub type ncclNetDeviceHandle_v11_t = ncclNetDeviceHandle_v7_t;
-
-/// As in version 7.
-pub type ncclNetDeviceHandle_v12_t = ncclNetDeviceHandle_v7_t;

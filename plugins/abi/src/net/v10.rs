@@ -50,8 +50,8 @@ pub struct ncclNet_v10_t {
     pub name: *const c_char,
     pub init: Option<
         unsafe extern "C" fn(
-            logFunction: Option<ncclDebugLogger_t>,
-            profFunction: Option<ncclProfilerCallback_t>,
+            logFunction: ncclDebugLogger_t,
+            profFunction: ncclProfilerCallback_t,
         ) -> ncclResult_t,
     >,
     pub devices: Option<unsafe extern "C" fn(ndev: *mut c_int) -> ncclResult_t>,

@@ -109,8 +109,8 @@ pub struct ncclNet_v12_t {
             ctx: *mut *mut c_void,
             commId: u64,
             config: *mut ncclNetCommConfig_v12_t,
-            logFunction: Option<ncclDebugLogger_t>,
-            profFunction: Option<ncclProfilerCallback_t>,
+            logFunction: ncclDebugLogger_t,
+            profFunction: ncclProfilerCallback_t,
         ) -> ncclResult_t,
     >,
     /// Tells the number of devices.

@@ -41,7 +41,7 @@ pub struct ncclNetProperties_v9_t {
 #[derive(Clone, Copy)]
 pub struct ncclNet_v9_t {
     pub name: *const c_char,
-    pub init: Option<unsafe extern "C" fn(logFunction: Option<ncclDebugLogger_t>) -> ncclResult_t>,
+    pub init: Option<unsafe extern "C" fn(logFunction: ncclDebugLogger_t) -> ncclResult_t>,
     pub devices: Option<unsafe extern "C" fn(ndev: *mut c_int) -> ncclResult_t>,
     pub getProperties: Option<
         unsafe extern "C" fn(dev: c_int, props: *mut ncclNetProperties_v9_t) -> ncclResult_t,

@@ -7,7 +7,8 @@ use crate::bootstrap::auth::{Ends, Role};
 use crate::bootstrap::dial::Dial;
 use crate::bootstrap::door::{Admission, Door};
 use crate::bootstrap::wire::wait_for;
-use crate::bootstrap::{Deadline, interface};
+use crate::bootstrap::{Deadline, Gather, interface};
+use crate::comm::Options;
 use crate::comm::rank_info::RankInfo;
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -15,10 +16,10 @@ use crate::link::Edge;
 use crate::link::control::Control;
 use crate::link::direct::{DirectEdge, Segment};
 use crate::link::message::{Identity, Joining, MessageEdge};
+use crate::plugin::net::{self, Need};
 use crate::rank::Rank;
 use crate::rank::monitor::{self, Sign};
 use oxccl_net::Net;
-use oxccl_net::tcp::Tcp;
 use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -42,13 +43,24 @@ pub(super) fn connect(
     members: &Members,
     control: &TcpListener,
     rendezvous: &mut Rendezvous,
-    slot_bytes: usize,
+    (options, slot_bytes): (&Options, usize),
 ) -> Result<Links> {
-    let address = interface::beside(members.address(identity.rank), Config::get())?;
-    let net = Arc::new(Tcp::at(address));
+    let need = Need {
+        comm: identity.comm,
+        name: options.net_name.as_deref(),
+        traffic_class: options.traffic_class,
+        address: interface::beside(members.address(identity.rank), Config::get())?,
+        connections: 2 * members.remote().len(),
+        place: members.own_place(),
+    };
+    let net = net::choose(&need)?;
+    net::agree(&rendezvous.gather(net.0.name().as_bytes())?)?;
     let mut making = Making::new(identity, members, control, (net, slot_bytes))?;
     loop {
-        making.progress()?;
+        if let Err(error) = making.progress() {
+            // The connections end after the others have heard why.
+            return Err(rendezvous.session.announce(error));
+        }
         let missing = making.missing();
         if missing.is_empty() {
             return Ok(making.finish());
@@ -77,7 +89,8 @@ fn explained(verdict: Error, rank: u32, lacking: impl FnOnce() -> String) -> Err
 struct Making {
     identity: Identity,
     remote: Vec<u32>,
-    net: Arc<dyn Net>,
+    /// The network, and this rank's device.
+    net: (Arc<dyn Net>, usize),
     slot_bytes: usize,
     door: Door,
     dials: Vec<(u32, Dial)>,
@@ -92,7 +105,7 @@ impl Making {
         identity: Identity,
         members: &Members,
         control: &TcpListener,
-        (net, slot_bytes): (Arc<dyn Net>, usize),
+        (net, slot_bytes): ((Arc<dyn Net>, usize), usize),
     ) -> Result<Self> {
         let Identity { comm, secret, rank, nranks } = identity;
         let remote = members.remote();
@@ -138,7 +151,7 @@ impl Making {
     /// connection has lost its earlier one.
     fn join(&mut self, peer: u32, control: Control) -> Result<()> {
         let control = Arc::new(control);
-        let (net, slot_bytes) = ((self.net.clone(), 0), self.slot_bytes);
+        let (net, slot_bytes) = (self.net.clone(), self.slot_bytes);
         let joining = Joining::new(self.identity, peer, net, control.clone(), slot_bytes)?;
         self.joining.insert(peer, (control, joining));
         self.gone.remove(&peer);
@@ -168,11 +181,11 @@ impl Making {
     fn lacking(&self, missing: &[u32]) -> String {
         let dials: BTreeMap<_, _> = self.dials.iter().map(|(peer, dial)| (*peer, dial)).collect();
         let why = |peer: &u32| {
-            let gone = self.gone.get(peer).cloned();
-            let joining = || self.joining.get(peer).map(|(_, joining)| joining.why());
+            let gone = self.gone.get(peer).map_or(String::new(), |gone| format!("; {gone}"));
+            let joining = self.joining.get(peer).map(|(_, joining)| joining.why());
             let dial = || dials.get(peer).map(|dial| dial.why());
             let nothing = || "it has not made its control connection".to_owned();
-            format!("rank {peer}: {}", gone.or_else(joining).or_else(dial).unwrap_or_else(nothing))
+            format!("rank {peer}: {}{gone}", joining.or_else(dial).unwrap_or_else(nothing))
         };
         let whys: Vec<_> = missing.iter().take(4).map(why).collect();
         format!("no connection with ranks {missing:?} ({})", whys.join("; "))

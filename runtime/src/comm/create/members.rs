@@ -32,7 +32,7 @@ impl Members {
         control: &TcpListener,
     ) -> Result<Self> {
         let address = control.local_addr().map_err(|e| Error::system("getsockname", e, ""))?;
-        let mut info = RankInfo::own(*listener.name(), address, device)?;
+        let mut info = RankInfo::own(rank, *listener.name(), address, device)?;
         info.holder = rendezvous.session.is_held_here();
         let answers = rendezvous.session.gather(&info.encode())?;
         let holder = answers.iter().position(|bytes| RankInfo::is_holder(bytes));

@@ -182,7 +182,10 @@ fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
     let identity = Identity { comm: own.comm, secret: own.secret, rank, nranks };
     let links = match members.is_one_host() {
         true => Links::default(),
-        false => links::connect(identity, &members, &control, rendezvous, slot_bytes)?,
+        false => {
+            let asked = (options, slot_bytes);
+            links::connect(identity, &members, &control, rendezvous, asked)?
+        }
     };
     let signs = links::signs(&members.infos, &links.controls, rank);
     let counter_start = members.counter_start();

@@ -12,7 +12,8 @@ pub struct Incoming {
     receiver: Box<dyn Receiver>,
     /// The number of the rank that sends, the tag of its messages.
     tag: u32,
-    region: Region,
+    /// The slots' registration, made with the first offer.
+    region: Option<Region>,
     slots: Slots,
     /// Requests under way, by slot.
     requests: [Option<Request>; EDGE_SLOTS],
@@ -28,33 +29,33 @@ pub struct Incoming {
 
 impl Incoming {
     /// Creates the queue of a connection, over which rank `tag` sends messages of operations with
-    /// up to `slot_bytes`. Fails if the slots cannot be registered.
-    pub fn new(mut receiver: Box<dyn Receiver>, tag: u32, slot_bytes: usize) -> Result<Self> {
-        let slots = Slots::new(slot_bytes);
-        let region = receiver.register(slots.memory())?;
-        let mut incoming = Self {
+    /// up to `slot_bytes`.
+    pub fn new(receiver: Box<dyn Receiver>, tag: u32, slot_bytes: usize) -> Self {
+        Self {
             receiver,
             tag,
-            region,
-            slots,
+            region: None,
+            slots: Slots::new(slot_bytes),
             requests: [None; EDGE_SLOTS],
             unoffered: (0..EDGE_SLOTS).collect(),
             messages: 0,
             taken: 0,
             arrived: None,
-        };
-        incoming.offer()?;
-        Ok(incoming)
+        }
     }
 
     /// Offers all free slots, in order, as far as the transport has room.
     fn offer(&mut self) -> Result<()> {
         let len = self.slots.slot_bytes();
+        let region = match self.region {
+            Some(region) => region,
+            None => *self.region.insert(self.receiver.register(self.slots.memory())?),
+        };
         while let Some(&slot) = self.unoffered.front() {
             let data = self.slots.slot(slot);
             // SAFETY: the slot lives as long as the receiver and is read only after its request is
             // done and before it is offered again.
-            let request = unsafe { self.receiver.irecv(data, len, self.tag, self.region)? };
+            let request = unsafe { self.receiver.irecv(data, len, self.tag, region)? };
             if request.is_none() {
                 break;
             }
@@ -174,7 +175,7 @@ mod tests {
 
     #[test]
     fn slots_that_the_transport_has_no_room_for_are_offered_later_in_order() {
-        let mut incoming = Incoming::new(Box::new(Reluctant::default()), 3, 8).unwrap();
+        let mut incoming = Incoming::new(Box::new(Reluctant::default()), 3, 8);
         for number in 1u8..30 {
             let bytes = loop {
                 if let Some(bytes) = incoming.take_raw().unwrap() {
@@ -206,7 +207,7 @@ mod tests {
 
     #[test]
     fn a_size_beyond_what_was_offered_is_an_error() {
-        let mut incoming = Incoming::new(Box::new(Liar), 3, 8).unwrap();
+        let mut incoming = Incoming::new(Box::new(Liar), 3, 8);
         let text = incoming.peek().unwrap_err().to_string();
         assert!(text.contains("1048576 bytes from rank 3 for a slot of 24"), "{text}");
     }

@@ -158,7 +158,7 @@ impl Joining {
             if unproven.len() >= MAX_UNPROVEN {
                 unproven.pop_front();
             }
-            unproven.push_back((now, Incoming::new(receiver, self.peer, self.slot_bytes)?));
+            unproven.push_back((now, Incoming::new(receiver, self.peer, self.slot_bytes)));
         }
         Ok(())
     }
@@ -178,7 +178,11 @@ impl Joining {
                     refuse(&error.to_string());
                     continue;
                 }
-                Err(error) => return Err(error),
+                Err(error) => {
+                    // The connection stays until the peers have heard why this rank ends it.
+                    unproven.push_back((since, incoming));
+                    return Err(error);
+                }
             };
             match self.identity.attempt(ends, nonce, &first) {
                 Some(attempt) if proven.is_none() => {
@@ -211,14 +215,15 @@ impl Joining {
                 Err(error) => return Err(error.into()),
             }
         }
-        let Some(begun) = connecting else { return Ok(()) };
-        if let Some(sender) = begun.progress()? {
+        let made = connecting.as_mut().map_or(Ok(None), |begun| begun.progress())?;
+        if let Some(sender) = made {
             *connecting = None;
-            let mut outgoing = Outgoing::new(sender, self.identity.rank, self.slot_bytes)?;
+            let mut outgoing = Outgoing::new(sender, self.identity.rank, self.slot_bytes);
             let ends = (self.identity.rank, self.peer);
             let number = attempts.len() as u32;
-            outgoing.send_raw(&self.identity.first_message(ends, nonce, number))?;
+            let sent = outgoing.send_raw(&self.identity.first_message(ends, nonce, number));
             attempts.push(outgoing);
+            sent?;
         }
         for outgoing in attempts {
             // An attempt that fails is made again, if strangers may have taken its place.

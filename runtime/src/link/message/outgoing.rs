@@ -12,7 +12,8 @@ pub struct Outgoing {
     sender: Box<dyn Sender>,
     /// The number of the rank that sends, the tag of its messages.
     tag: u32,
-    region: Region,
+    /// The slots' registration, made with the first message.
+    region: Option<Region>,
     slots: Slots,
     /// Requests under way, by slot.
     requests: [Option<Request>; EDGE_SLOTS],
@@ -26,12 +27,11 @@ pub struct Outgoing {
 
 impl Outgoing {
     /// Creates the queue of a connection, over which rank `tag` sends messages of operations with
-    /// up to `slot_bytes`. Fails if the slots cannot be registered.
-    pub fn new(mut sender: Box<dyn Sender>, tag: u32, slot_bytes: usize) -> Result<Self> {
-        let slots = Slots::new(slot_bytes);
-        let region = sender.register(slots.memory())?;
+    /// up to `slot_bytes`.
+    pub fn new(sender: Box<dyn Sender>, tag: u32, slot_bytes: usize) -> Self {
+        let (region, slots) = (None, Slots::new(slot_bytes));
         let (requests, unsent) = Default::default();
-        Ok(Self { sender, tag, region, slots, requests, unsent, messages: 0, sent: 0 })
+        Self { sender, tag, region, slots, requests, unsent, messages: 0, sent: 0 }
     }
 
     /// Returns the memory of the next message's data; `None` while the slot is in use.
@@ -59,10 +59,14 @@ impl Outgoing {
     /// Hands messages to the transport for which it had no room before, in order.
     fn send_more(&mut self) -> Result<()> {
         while let Some(&(slot, len)) = self.unsent.front() {
+            let region = match self.region {
+                Some(region) => region,
+                None => *self.region.insert(self.sender.register(self.slots.memory())?),
+            };
             let data = self.slots.slot(slot);
             // SAFETY: the slot lives as long as the sender and is written again only after the
             // request is done.
-            let request = unsafe { self.sender.isend(data, len, self.tag, self.region)? };
+            let request = unsafe { self.sender.isend(data, len, self.tag, region)? };
             if request.is_none() {
                 break;
             }
@@ -150,7 +154,7 @@ mod tests {
     fn what_the_transport_has_no_room_for_is_sent_later_in_order() {
         let sent = Arc::new(Mutex::new(Vec::new()));
         let sender = Reluctant { asked: 0, sent: sent.clone() };
-        let mut outgoing = Outgoing::new(Box::new(sender), 9, 8).unwrap();
+        let mut outgoing = Outgoing::new(Box::new(sender), 9, 8);
         let message = Descriptor::message(oxccl_plan::DataType::Int8, 1);
         for number in 0u8..20 {
             let place = loop {

@@ -115,6 +115,11 @@ fn fields(body: &[&str]) -> Vec<Field> {
     let mut fields = Vec::new();
     for declaration in split(body, ";") {
         for (i, declarator) in split(declaration, ",").iter().enumerate() {
+            if let Some(at) = declarator.windows(2).position(|pair| pair == ["(", "*"]) {
+                let name = declarator.get(at + 2).copied().unwrap_or_default().to_owned();
+                fields.push(Field { name, types: type_names(declarator) });
+                continue;
+            }
             let end = declarator.iter().position(|t| *t == "[").unwrap_or(declarator.len());
             let Some(name) = declarator[..end].iter().rev().find(|t| is_name(t)) else { continue };
             let types = if i == 0 { type_names(&declarator[..end - 1]) } else { Vec::new() };
@@ -244,6 +249,32 @@ impl Declarations {
         questions
     }
 
+    /// Returns the questions to ask about plugins: the layouts and the types of the fields of these
+    /// structures and of all that they name, and the numbers of these macros.
+    pub(super) fn questions_of_plugins(&self, of: &[&str], macros: &[&str]) -> Vec<String> {
+        let mut types: Vec<String> = of.iter().map(|name| (*name).to_owned()).collect();
+        let mut i = 0;
+        while i < types.len() {
+            let mentioned = self.structures.get(&types[i]).into_iter().flatten();
+            let more = mentioned.flat_map(|f| &f.types).chain(self.aliases.get(&types[i]));
+            let more: Vec<String> = more.filter(|t| !types.contains(t)).cloned().collect();
+            types.extend(more);
+            i += 1;
+        }
+        types.sort();
+        types.dedup();
+        let mut questions: Vec<_> = macros.iter().map(|name| format!("int {name}")).collect();
+        for name in &types {
+            let Some(fields) = self.structures.get(name) else { continue };
+            questions.push(format!("sizeof {name}"));
+            for Field { name: field, .. } in fields {
+                questions.push(format!("field {name} {field}"));
+                questions.push(format!("type {name} {field}"));
+            }
+        }
+        questions
+    }
+
     fn about_macro(&self, name: &str, body: &str, all: bool, types: &[String]) -> Vec<String> {
         if let Some(rest) = body.strip_prefix('{') {
             let of = tokens(rest).get(2).copied().unwrap_or_default().to_owned();
@@ -278,6 +309,7 @@ mod tests {
     fn declarations_are_found_and_bodies_skipped() {
         let text = r#"
             typedef struct ncclA* ncclA_t;
+            typedef struct { int (*call)(void* a, ncclE_t* e); } ncclTable_t;
             typedef struct ncclB_v1 { unsigned int x, y; char z[4 * 2]; const char *s; } ncclB_t;
             typedef enum { ncclOne = 1, ncclTwo = (1 << 1), } ncclE_t;
             struct ncclC { ncclB_t b; struct ncclC* next; };
@@ -309,6 +341,10 @@ mod tests {
                 "function ncclResult_t ncclG(const void*, ncclC_t const*, unsigned int)",
             ]
         );
+        let table = found.questions_of_plugins(&["ncclTable_t"], &["NCCL_X"]);
+        let expected =
+            ["int NCCL_X", "sizeof ncclTable_t", "field ncclTable_t call", "type ncclTable_t call"];
+        assert_eq!(table, expected);
         let all = found.questions(true, |_| false, &some);
         assert_eq!(all[0..2], ["call NCCL_V(1,3,4)", "call NCCL_V(2,8,4)"]);
         let others = ["int NCCL_X", "sizeof ncclB_t", "enumerator ncclTwo", "sizeof ncclUnused"];

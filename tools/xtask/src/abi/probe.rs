@@ -1,8 +1,9 @@
 //! The C program that answers questions about a header; it is valid C11 and C++17.
 //!
 //! Questions: `int NAME`, `string NAME`, `float NAME`, `pointer NAME`, `enumerator NAME`,
-//! `call MACRO(…)`, `sizeof TYPE`, `field TYPE NAME`, `initial TYPE MACRO FIELD`, and
-//! `function PROTOTYPE`, which the compiler answers: it refuses a different declaration.
+//! `call MACRO(…)`, `sizeof TYPE`, `field TYPE NAME`, `type TYPE NAME` (the type of a field as the
+//! C++ compiler names it, only in C++), `initial TYPE MACRO FIELD`, and `function PROTOTYPE`, which
+//! the compiler answers: it refuses a different declaration.
 
 const BEGIN: &str = "\
 #include <stddef.h>
@@ -50,6 +51,9 @@ pub fn source<S: AsRef<str>>(includes: &str, lines: &[S]) -> String {
                 let size = format!("(unsigned long)sizeof((({of} *)0)->{name})");
                 print("%lu, %lu bytes", format!("{at}, {size}"))
             }
+            ("type", [of, name]) => {
+                print("%s", format!("typeid((({of} *)nullptr)->{name}).name()"))
+            }
             ("initial", [of, initializer, name]) => {
                 let variable = format!("a_{initializer}");
                 let declaration = format!("static {of} {variable} = {initializer};\n");
@@ -62,9 +66,10 @@ pub fn source<S: AsRef<str>>(includes: &str, lines: &[S]) -> String {
             _ => format!("#error \"{question}: no such question\"\n"),
         });
     }
+    let typeinfo = if body.contains("typeid(") { "#include <typeinfo>\n" } else { "" };
     // Structures are static, so that fields without an initializer are zero.
     format!(
-        "{BEGIN}{includes}#ifdef __cplusplus\nextern \"C\" {{\n#endif\n{prototypes}\
+        "{BEGIN}{typeinfo}{includes}#ifdef __cplusplus\nextern \"C\" {{\n#endif\n{prototypes}\
          #ifdef __cplusplus\n}}\n#endif\n{}{HELPERS}int main(void) {{\n{body}  (void)show;\n  \
          return 0;\n}}\n",
         structures.concat()

@@ -1,0 +1,150 @@
+//! The finding of plugins: libraries by NCCL's names, and the structures in them.
+
+use crate::exit;
+use crate::log::{self, Level, Subsystem};
+use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
+use std::error::Error;
+use std::ffi::c_void;
+
+/// A kind of plugins.
+pub(super) struct Kind {
+    /// The name in texts.
+    pub(super) name: &'static str,
+    /// The beginning of the libraries' names.
+    pub(super) prefix: &'static str,
+    /// The beginning of the structures' names; the number of the version follows.
+    pub(super) symbol: &'static str,
+    /// The versions that are understood, the newest first.
+    pub(super) versions: &'static [u32],
+    /// The subsystem of lines in the log.
+    pub(super) about: Subsystem,
+}
+
+/// A structure that was found in a library.
+#[derive(Clone, Copy)]
+pub(super) struct Found {
+    /// The version of the structure.
+    pub(super) version: u32,
+    /// The structure, which stays for as long as the process.
+    pub(super) at: *const c_void,
+}
+
+/// What is in a variable's list: `None` for the default library, which need not be there.
+pub(super) fn wanted(variable: Option<&str>) -> Vec<Option<String>> {
+    let list = variable.unwrap_or_default().split(',').map(str::trim);
+    let names: Vec<_> = list.filter(|name| !name.is_empty()).map(str::to_owned).collect();
+    match names.as_slice() {
+        [] => vec![None],
+        [only] if only.eq_ignore_ascii_case("none") => Vec::new(),
+        _ => names.into_iter().map(Some).collect(),
+    }
+}
+
+/// Returns the names by which a library is looked for: the default one, or a path or name as it is
+/// given, and then the name as the end of the usual name.
+fn candidates(kind: &Kind, name: Option<&str>) -> Vec<String> {
+    let Some(name) = name else { return vec![format!("{}.so", kind.prefix)] };
+    let is_file = name.contains('/') || (name.starts_with("lib") && name.ends_with(".so"));
+    let mut candidates = vec![name.to_owned()];
+    if !is_file {
+        candidates.push(format!("{}-{name}.so", kind.prefix));
+    }
+    candidates
+}
+
+/// The value of a variable that names the program itself.
+const STATIC: &str = "STATIC_PLUGIN";
+
+/// Loads a library and looks for a structure; a line in the log says what was tried, what was
+/// found, and why it is not taken. Libraries are never unloaded.
+pub(super) fn load(kind: &Kind, name: Option<&str>) -> Option<Found> {
+    if name == Some(STATIC) {
+        return structure(kind, "the program", Library::this());
+    }
+    let mut failures = Vec::new();
+    for candidate in candidates(kind, name) {
+        // SAFETY: the user has named the library, or installed it under the name of a plugin; its
+        // initialisers run, as they would with NCCL.
+        match unsafe { Library::open(Some(&candidate), RTLD_LAZY | RTLD_LOCAL) } {
+            Ok(library) => {
+                // The threads that call the plugin stop before what it has registered is run.
+                exit::close_before_others();
+                return structure(kind, &candidate, library);
+            }
+            Err(error) => {
+                let cause = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+                failures.push(cause);
+            }
+        }
+    }
+    let text = format!("{} plugin: {}", kind.name, failures.join("; "));
+    // The default library is rarely there; one that was asked for should be.
+    let level = if name.is_some() { Level::Warn } else { Level::Info };
+    log::line(level, kind.about, &text);
+    None
+}
+
+fn structure(kind: &Kind, file: &str, library: Library) -> Option<Found> {
+    let symbol = |version: &u32| {
+        let name = format!("{}{version}", kind.symbol);
+        // SAFETY: a symbol of this name is a structure, of which only the address is taken.
+        let symbol = unsafe { library.get::<*const c_void>(name.as_bytes()) }.ok()?;
+        let at = symbol.into_raw().cast_const();
+        (!at.is_null()).then_some(Found { version: *version, at })
+    };
+    let found = kind.versions.iter().find_map(symbol);
+    // Threads of a plugin may run until the end of the process.
+    std::mem::forget(library);
+    let (name, symbol) = (kind.name, kind.symbol);
+    let text = match found {
+        Some(Found { version, .. }) => format!("{name} plugin {file}: found {symbol}{version}"),
+        None => {
+            let (first, last) = (kind.versions.last()?, kind.versions.first()?);
+            format!("{name} plugin {file}: none of {symbol}{first} to {symbol}{last} is in it")
+        }
+    };
+    let level = if found.is_some() || file.ends_with(&format!("{}.so", kind.prefix)) {
+        Level::Info
+    } else {
+        Level::Warn
+    };
+    log::line(level, kind.about, &text);
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KIND: Kind = Kind {
+        name: "net",
+        prefix: "libnccl-net",
+        symbol: "ncclNetPlugin_v",
+        versions: &[12, 6],
+        about: Subsystem::Net,
+    };
+
+    #[test]
+    fn libraries_have_nccls_names() {
+        let of = |name| candidates(&KIND, name);
+        assert_eq!(of(None), ["libnccl-net.so"]);
+        assert_eq!(of(Some("ofi")), ["ofi", "libnccl-net-ofi.so"]);
+        assert_eq!(of(Some("/opt/x.so")), ["/opt/x.so"]);
+        assert_eq!(of(Some("libfast.so")), ["libfast.so"]);
+    }
+
+    #[test]
+    fn variables_are_lists_and_none_is_nothing() {
+        let some = |name: &str| Some(name.to_owned());
+        assert_eq!(wanted(None), [None]);
+        assert_eq!(wanted(Some("")), [None]);
+        assert_eq!(wanted(Some("none")), []);
+        assert_eq!(wanted(Some("a, b,,c")), [some("a"), some("b"), some("c")]);
+    }
+
+    #[test]
+    fn the_program_itself_and_missing_libraries_have_no_structure() {
+        assert!(load(&KIND, Some(STATIC)).is_none());
+        assert!(load(&KIND, Some("there-is-none")).is_none());
+    }
+}

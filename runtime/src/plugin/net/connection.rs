@@ -1,0 +1,461 @@
+//! A net plugin as a transport. All of this runs in the thread that calls the plugin.
+
+use super::functions::{
+    Accept, Connect, Functions, GetProperties, Init, Irecv, Isend, Listen, RegMr,
+};
+use super::{HINT, result_name};
+use crate::plugin::logger;
+use crate::proxy::CurrentCall;
+use oxccl_net::{
+    Connecting, Error, HANDLE_BYTES, HOST, Handle, Listener, Memory, Net, Properties, Receiver,
+    Region, Request, Result, Sender,
+};
+use oxccl_plugin_abi::NCCL_NET_DEVICE_HOST;
+use oxccl_plugin_abi::net::{
+    ncclNetCommConfig_v10_t, ncclNetCommConfig_v11_t, ncclNetCommConfig_v12_t,
+};
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+/// Sizes that `test` may write: one per message of a request, and some more for plugins that always
+/// write as many as they have.
+const SIZES: usize = 32;
+
+/// The use of a plugin by a communicator.
+struct Instance {
+    functions: &'static Functions,
+    current: Arc<CurrentCall>,
+    context: *mut c_void,
+    traffic_class: c_int,
+}
+
+// SAFETY: the context is only given to the plugin, by the one thread that has the instance's parts.
+unsafe impl Send for Instance {}
+// SAFETY: as above.
+unsafe impl Sync for Instance {}
+
+impl Instance {
+    /// Calls a function of the plugin.
+    fn call(&self, function: &'static str, call: impl FnOnce() -> c_int) -> Result<()> {
+        match self.current.enter(function, call) {
+            0 => Ok(()),
+            result => Err(self.failed(function, format!("it returned {}", result_name(result)))),
+        }
+    }
+
+    fn failed(&self, function: &str, cause: String) -> Error {
+        Error::new(format!("{function} of {}", self.current.label()), cause, HINT)
+    }
+
+    /// Calls `init`. Plugins without contexts are initialised once per process.
+    fn init(&mut self, comm: u64) -> Result<()> {
+        let functions = self.functions;
+        let (log, mut context) = (logger(), null_mut());
+        let mut v11 = ncclNetCommConfig_v11_t { trafficClass: self.traffic_class };
+        let mut v12 = ncclNetCommConfig_v12_t { trafficClass: self.traffic_class };
+        let at = &mut context;
+        // SAFETY: the function is the plugin's, and has the arguments of its version.
+        let init = || unsafe {
+            match functions.init {
+                Init::V6(init) => functions.once(|| init(log)),
+                Init::V10(init) => functions.once(|| init(log, None)),
+                Init::V11(init) => init(at, comm, &mut v11, log, None),
+                Init::V12(init) => init(at, comm, &mut v12, log, None),
+            }
+        };
+        self.call("init", init)?;
+        self.context = context;
+        Ok(())
+    }
+}
+
+/// A plugin in use.
+pub(super) struct PluginNet {
+    instance: Arc<Instance>,
+    devices: usize,
+}
+
+impl PluginNet {
+    /// Initialises a plugin for a communicator.
+    pub(super) fn start(
+        functions: &'static Functions,
+        current: Arc<CurrentCall>,
+        comm: u64,
+        traffic_class: i32,
+    ) -> Result<Self> {
+        let context = null_mut();
+        let mut instance = Instance { functions, current, context, traffic_class };
+        instance.init(comm)?;
+        let mut devices: c_int = 0;
+        // From here on the end of the instance ends the context.
+        let net = Self { instance: Arc::new(instance), devices: 0 };
+        // SAFETY: as in `init`.
+        net.instance.call("devices", || unsafe { (functions.devices)(&mut devices) })?;
+        let devices = usize::try_from(devices).map_err(|_| {
+            net.instance.failed("devices", format!("it says that there are {devices}"))
+        })?;
+        Ok(Self { instance: net.instance, devices })
+    }
+}
+
+impl Drop for Instance {
+    fn drop(&mut self) {
+        if let Some(finalize) = self.functions.finalize {
+            let context = self.context;
+            // SAFETY: as in `init`; nothing of the context is in use any more.
+            let ended = self.call("finalize", || unsafe { finalize(context) });
+            note(ended);
+        }
+    }
+}
+
+/// Logs the failure of a call at the end of something, which nobody waits for.
+fn note(ended: Result<()>) {
+    use crate::log::{self, Level, Subsystem};
+    if let Err(error) = ended {
+        log::line(Level::Warn, Subsystem::Net, &error.to_string());
+    }
+}
+
+/// The fields that the properties of all versions have.
+macro_rules! common {
+    ($properties:expr) => {
+        Facts {
+            name: $properties.name,
+            pci_path: $properties.pciPath,
+            memory: $properties.ptrSupport,
+            speed_mbps: $properties.speed,
+            latency_us: $properties.latency,
+            max_connections: $properties.maxComms,
+            offload: NCCL_NET_DEVICE_HOST,
+            max_bytes: OLD_MAX_BYTES,
+        }
+    };
+}
+
+/// The most bytes of a message of versions that do not tell.
+const OLD_MAX_BYTES: u64 = 1 << 30;
+
+struct Facts {
+    name: *const c_char,
+    pci_path: *const c_char,
+    memory: c_int,
+    speed_mbps: c_int,
+    latency_us: f32,
+    max_connections: c_int,
+    offload: c_int,
+    max_bytes: u64,
+}
+
+/// Returns a text of a plugin; `None` for a null pointer.
+///
+/// # Safety
+/// The pointer is null or a C string.
+unsafe fn text(at: *const c_char) -> Option<String> {
+    // SAFETY: by the contract.
+    (!at.is_null()).then(|| unsafe { CStr::from_ptr(at) }.to_string_lossy().into_owned())
+}
+
+impl Instance {
+    fn facts(&self, device: c_int) -> Result<Facts> {
+        /// Calls the function for properties that are zeros before.
+        macro_rules! get {
+            ($function:expr, $properties:ident, $facts:expr) => {{
+                // SAFETY: numbers and pointers may be zero.
+                let mut $properties = unsafe { std::mem::zeroed() };
+                // SAFETY: as in `init`.
+                let get = || unsafe { $function(device, &mut $properties) };
+                self.call("getProperties", get).map(|()| $facts)
+            }};
+        }
+        match self.functions.get_properties {
+            GetProperties::V6(get) => get!(get, p, common!(p)),
+            GetProperties::V7(get) => {
+                get!(get, p, Facts { offload: p.netDeviceType, ..common!(p) })
+            }
+            GetProperties::V8(get) => {
+                get!(get, p, Facts { offload: p.netDeviceType, ..common!(p) })
+            }
+            GetProperties::V9(get) => get!(get, p, {
+                let max_bytes = p.maxP2pBytes as u64;
+                Facts { offload: p.netDeviceType, max_bytes, ..common!(p) }
+            }),
+            GetProperties::V10(get) => get!(get, p, {
+                let max_bytes = p.maxP2pBytes as u64;
+                Facts { offload: p.netDeviceType, max_bytes, ..common!(p) }
+            }),
+            GetProperties::V11(get) => get!(get, p, {
+                let max_bytes = p.maxP2pBytes as u64;
+                Facts { offload: p.netDeviceType, max_bytes, ..common!(p) }
+            }),
+            GetProperties::V12(get) => get!(get, p, {
+                let max_bytes = p.maxP2pBytes as u64;
+                Facts { offload: p.netDeviceType, max_bytes, ..common!(p) }
+            }),
+        }
+    }
+}
+
+impl Net for PluginNet {
+    fn name(&self) -> &str {
+        &self.instance.functions.name
+    }
+
+    fn devices(&self) -> usize {
+        self.devices
+    }
+
+    fn properties(&self, device: usize) -> Result<Properties> {
+        let facts = self.instance.facts(device as c_int)?;
+        if facts.offload != NCCL_NET_DEVICE_HOST {
+            let cause = format!("device {device} is served by GPUs, which is not supported");
+            return Err(self.instance.failed("getProperties", cause));
+        }
+        // SAFETY: texts of the plugin by the interface.
+        let (name, pci_path) = unsafe { (text(facts.name), text(facts.pci_path)) };
+        Ok(Properties {
+            name: name.unwrap_or_else(|| device.to_string()),
+            pci_path,
+            memory: facts.memory,
+            speed_mbps: facts.speed_mbps,
+            latency_us: facts.latency_us,
+            max_connections: facts.max_connections,
+            max_bytes: facts.max_bytes,
+        })
+    }
+
+    fn listen(&self, device: usize) -> Result<(Handle, Box<dyn Listener>)> {
+        let instance = self.instance.clone();
+        let (mut handle, mut listener) = (Handle([0; HANDLE_BYTES]), null_mut());
+        let (at, device) = (handle.0.as_mut_ptr().cast::<c_void>(), device as c_int);
+        // SAFETY: as in `init`; the handle has NCCL's size.
+        let listen = || unsafe {
+            match instance.functions.listen {
+                Listen::V6(listen) => listen(device, at, &mut listener),
+                Listen::V11(listen) => listen(instance.context, device, at, &mut listener),
+            }
+        };
+        instance.call("listen", listen)?;
+        if listener.is_null() {
+            return Err(instance.failed("listen", "it returned no listener".to_owned()));
+        }
+        Ok((handle, Box::new(PluginListener { instance, listener })))
+    }
+
+    fn connect(&self, device: usize, handle: Handle) -> Result<Box<dyn Connecting>> {
+        let (instance, handle) = (self.instance.clone(), Box::new(handle));
+        Ok(Box::new(PluginConnecting { instance, device: device as c_int, handle }))
+    }
+}
+
+struct PluginListener {
+    instance: Arc<Instance>,
+    listener: *mut c_void,
+}
+
+// SAFETY: as for `Instance`.
+unsafe impl Send for PluginListener {}
+
+impl Listener for PluginListener {
+    fn accept(&mut self) -> Result<Option<Box<dyn Receiver>>> {
+        let (instance, listener) = (&self.instance, self.listener);
+        let (mut comm, mut device) = (null_mut(), null_mut());
+        // SAFETY: as in `init`; the listener is the plugin's.
+        let accept = || unsafe {
+            match instance.functions.accept {
+                Accept::V6(accept) => accept(listener, &mut comm),
+                Accept::V7(accept) => accept(listener, &mut comm, &mut device),
+            }
+        };
+        instance.call("accept", accept)?;
+        let receiving = |comm| PluginConnection::new(instance.clone(), comm, false);
+        Ok((!comm.is_null()).then(|| Box::new(receiving(comm)) as Box<dyn Receiver>))
+    }
+}
+
+impl Drop for PluginListener {
+    fn drop(&mut self) {
+        let (close, listener) = (self.instance.functions.close_listen, self.listener);
+        // SAFETY: the listener is the plugin's and is not used any more.
+        note(self.instance.call("closeListen", || unsafe { close(listener) }));
+    }
+}
+
+struct PluginConnecting {
+    instance: Arc<Instance>,
+    device: c_int,
+    /// The plugin may keep its state in it: it stays where it is.
+    handle: Box<Handle>,
+}
+
+impl Connecting for PluginConnecting {
+    fn progress(&mut self) -> Result<Option<Box<dyn Sender>>> {
+        let (instance, device) = (&self.instance, self.device);
+        let handle = self.handle.0.as_mut_ptr().cast::<c_void>();
+        let (mut comm, mut on_gpu) = (null_mut(), null_mut());
+        let mut config = ncclNetCommConfig_v10_t { trafficClass: instance.traffic_class };
+        // SAFETY: as in `init`; the handle stays where it is.
+        let connect = || unsafe {
+            match instance.functions.connect {
+                Connect::V6(connect) => connect(device, handle, &mut comm),
+                Connect::V7(connect) => connect(device, handle, &mut comm, &mut on_gpu),
+                Connect::V10(connect) => {
+                    connect(device, &mut config, handle, &mut comm, &mut on_gpu)
+                }
+                Connect::V11(connect) => {
+                    connect(instance.context, device, handle, &mut comm, &mut on_gpu)
+                }
+            }
+        };
+        instance.call("connect", connect)?;
+        let sending = |comm| PluginConnection::new(instance.clone(), comm, true);
+        Ok((!comm.is_null()).then(|| Box::new(sending(comm)) as Box<dyn Sender>))
+    }
+
+    fn why(&self) -> String {
+        format!("{} has made no connection yet", self.instance.current.label())
+    }
+}
+
+/// An end of a connection.
+struct PluginConnection {
+    instance: Arc<Instance>,
+    comm: *mut c_void,
+    sends: bool,
+    regions: Vec<*mut c_void>,
+}
+
+// SAFETY: as for `Instance`.
+unsafe impl Send for PluginConnection {}
+
+impl PluginConnection {
+    fn new(instance: Arc<Instance>, comm: *mut c_void, sends: bool) -> Self {
+        Self { instance, comm, sends, regions: Vec::new() }
+    }
+
+    fn register(&mut self, memory: &Memory) -> Result<Region> {
+        let (comm, data, len) = (self.comm, memory.data.cast::<c_void>(), memory.len);
+        let mut region = null_mut();
+        // Versions 6 and 7 take sizes below 2 GiB; slots are far smaller.
+        let small = c_int::try_from(len).unwrap_or(c_int::MAX);
+        // SAFETY: as in `init`; the memory lives as long as this end.
+        let reg_mr = || unsafe {
+            match self.instance.functions.reg_mr {
+                RegMr::V6(register) => register(comm, data, small, HOST, &mut region),
+                RegMr::V8(register) => register(comm, data, len, HOST, &mut region),
+            }
+        };
+        self.instance.call("regMr", reg_mr)?;
+        self.regions.push(region);
+        Ok(Region(region as usize))
+    }
+
+    /// Returns the size of the first message of a request that is done.
+    fn test(&mut self, request: Request) -> Result<Option<c_int>> {
+        let (mut done, mut sizes) = (0, [0; SIZES]);
+        let (test, request) = (self.instance.functions.test, request as *mut c_void);
+        self.instance.call("test", || {
+            // SAFETY: as in `init`; the request is the plugin's and was not done before.
+            unsafe { test(request, &mut done, sizes.as_mut_ptr()) }
+        })?;
+        Ok((done != 0).then_some(sizes[0]))
+    }
+}
+
+impl Drop for PluginConnection {
+    fn drop(&mut self) {
+        let functions = self.instance.functions;
+        let comm = self.comm;
+        for region in self.regions.drain(..).filter(|region| !region.is_null()) {
+            let deregister = || {
+                // SAFETY: the region is the plugin's and is not used any more.
+                unsafe { (functions.dereg_mr)(comm, region) }
+            };
+            note(self.instance.call("deregMr", deregister));
+        }
+        let (function, close) = match self.sends {
+            true => ("closeSend", functions.close_send),
+            false => ("closeRecv", functions.close_recv),
+        };
+        // SAFETY: likewise.
+        note(self.instance.call(function, || unsafe { close(comm) }));
+    }
+}
+
+/// Returns a request of a plugin, which has none yet if it has no room.
+fn request(request: *mut c_void) -> Option<Request> {
+    (!request.is_null()).then_some(request as u64)
+}
+
+impl Sender for PluginConnection {
+    fn register(&mut self, memory: Memory) -> Result<Region> {
+        self.register(&memory)
+    }
+
+    unsafe fn isend(
+        &mut self,
+        data: *const u8,
+        len: usize,
+        tag: u32,
+        region: Region,
+    ) -> Result<Option<Request>> {
+        let (comm, data, tag) = (self.comm, data.cast_mut().cast::<c_void>(), tag as c_int);
+        let (region, mut made) = (region.0 as *mut c_void, null_mut());
+        // SAFETY: as in `init`; the memory is registered, and stays by the contract. Messages are
+        // far smaller than 2 GiB.
+        let isend = || unsafe {
+            match self.instance.functions.isend {
+                Isend::V6(send) => send(comm, data, len as c_int, tag, region, &mut made),
+                Isend::V9(send) => send(comm, data, len, tag, region, &mut made),
+                Isend::V10(send) => send(comm, data, len, tag, region, null_mut(), &mut made),
+            }
+        };
+        self.instance.call("isend", isend)?;
+        Ok(request(made))
+    }
+
+    fn test(&mut self, request: Request) -> Result<bool> {
+        Ok(self.test(request)?.is_some())
+    }
+}
+
+impl Receiver for PluginConnection {
+    fn register(&mut self, memory: Memory) -> Result<Region> {
+        self.register(&memory)
+    }
+
+    unsafe fn irecv(
+        &mut self,
+        data: *mut u8,
+        capacity: usize,
+        tag: u32,
+        region: Region,
+    ) -> Result<Option<Request>> {
+        let mut data = data.cast::<c_void>();
+        let (mut tag, mut region) = (tag as c_int, region.0 as *mut c_void);
+        let (mut small, mut size) = (capacity as c_int, capacity);
+        let (comm, mut profiled, mut made) = (self.comm, null_mut(), null_mut());
+        // SAFETY: as for `isend`; the arrays have one entry each.
+        let irecv = || unsafe {
+            let (data, tag, region) = (&mut data, &mut tag, &mut region);
+            match self.instance.functions.irecv {
+                Irecv::V6(receive) => receive(comm, 1, data, &mut small, tag, region, &mut made),
+                Irecv::V9(receive) => receive(comm, 1, data, &mut size, tag, region, &mut made),
+                Irecv::V10(receive) => {
+                    let profiled = &mut profiled;
+                    receive(comm, 1, data, &mut size, tag, region, profiled, &mut made)
+                }
+            }
+        };
+        self.instance.call("irecv", irecv)?;
+        Ok(request(made))
+    }
+
+    fn test(&mut self, request: Request) -> Result<Option<usize>> {
+        let Some(size) = self.test(request)? else { return Ok(None) };
+        usize::try_from(size).map(Some).map_err(|_| {
+            self.instance.failed("test", format!("it says that {size} bytes have arrived"))
+        })
+    }
+}

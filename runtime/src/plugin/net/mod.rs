@@ -1,0 +1,167 @@
+//! Net plugins, and the choice of the network of a communicator.
+
+mod connection;
+mod functions;
+
+use super::load::{Found, Kind, load, wanted};
+use super::result_name;
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::log::{self, Level, Subsystem};
+use crate::proxy::{CurrentCall, Proxy};
+use connection::PluginNet;
+use functions::Functions;
+use oxccl_net::tcp::Tcp;
+use oxccl_net::{HOST, Net};
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
+
+const KIND: Kind = Kind {
+    name: "net",
+    prefix: "libnccl-net",
+    symbol: "ncclNetPlugin_v",
+    versions: &[12, 11, 10, 9, 8, 7, 6],
+    about: Subsystem::Net,
+};
+
+/// The advice of errors about networks.
+const HINT: &str = "see the lines of NCCL_DEBUG=INFO about net plugins, and NCCL_NET";
+
+/// A plugin that was found, and its functions.
+struct Plugin {
+    /// The name in texts: that of the plugin, its library and version.
+    label: String,
+    functions: Functions,
+}
+
+/// Returns the plugins that `NCCL_NET_PLUGIN` names, in its order, loaded once per process.
+fn plugins() -> &'static [Plugin] {
+    static PLUGINS: OnceLock<Vec<Plugin>> = OnceLock::new();
+    PLUGINS.get_or_init(|| {
+        let wanted = wanted(Some(&Config::get().net_plugin));
+        wanted.iter().filter_map(|name| plugin(name.as_deref())).collect()
+    })
+}
+
+fn plugin(file: Option<&str>) -> Option<Plugin> {
+    let found: Found = load(&KIND, file)?;
+    let file = file.unwrap_or("libnccl-net.so");
+    // SAFETY: the symbol's name says what the structure is.
+    match unsafe { Functions::of(found) } {
+        Ok(functions) => {
+            let version = found.version;
+            let label = format!("net plugin {} ({file}, v{version})", functions.name);
+            Some(Plugin { label, functions })
+        }
+        Err(why) => {
+            let text = format!("net plugin {file}: refused, {why}");
+            log::line(Level::Warn, Subsystem::Net, &text);
+            None
+        }
+    }
+}
+
+/// What a communicator needs of a network.
+pub(crate) struct Need<'a> {
+    /// The communicator's number, by which plugins know it.
+    pub(crate) comm: u64,
+    /// The name of the network, if one is asked for.
+    pub(crate) name: Option<&'a str>,
+    /// The traffic class, if one is asked for.
+    pub(crate) traffic_class: Option<i32>,
+    /// The local address of the library's own transport.
+    pub(crate) address: SocketAddr,
+    /// Connections that this rank makes.
+    pub(crate) connections: usize,
+    /// The index of this rank among those of its host, by which devices are dealt out.
+    pub(crate) place: usize,
+}
+
+/// Returns the network of a communicator and the device for this rank: the first plugin that has
+/// what is needed, or else TCP. Blocks while the plugin starts.
+pub(crate) fn choose(need: &Need<'_>) -> Result<(Arc<dyn Net>, usize)> {
+    let admits = |name: &str| need.name.is_none_or(|wanted| wanted.eq_ignore_ascii_case(name));
+    let mut refused = Vec::new();
+    for plugin in plugins().iter().filter(|plugin| admits(&plugin.functions.name)) {
+        let label = &plugin.label;
+        match start(plugin, need) {
+            Ok((net, device)) => {
+                log::line(
+                    Level::Info,
+                    Subsystem::Net,
+                    &format!("{label}: device {device} is used"),
+                );
+                return Ok((Arc::new(net), device));
+            }
+            Err(why) => {
+                log::line(Level::Warn, Subsystem::Net, &format!("{label}: refused, {why}"));
+                refused.push(format!("{label}: {why}"));
+            }
+        }
+    }
+    let tcp = Tcp::at(need.address);
+    if admits(tcp.name()) {
+        return Ok((Arc::new(tcp), 0));
+    }
+    let names = plugins().iter().map(|plugin| plugin.functions.name.as_str());
+    let names: Vec<_> = names.chain([tcp.name()]).collect();
+    let wanted = need.name.unwrap_or_default();
+    let cause = match refused.as_slice() {
+        [] => format!("there is no such net; there are: {}", names.join(", ")),
+        refused => refused.join("; "),
+    };
+    Err(Error::system(format!("choosing the net {wanted:?}"), cause, HINT))
+}
+
+/// Starts a plugin for a communicator; fails if it has not got what is needed.
+fn start(plugin: &'static Plugin, need: &Need<'_>) -> std::result::Result<(Proxy, usize), String> {
+    let current = Arc::new(CurrentCall::new(plugin.label.clone()));
+    let (calls, comm, class) = (current.clone(), need.comm, need.traffic_class);
+    let make = move || {
+        let net = PluginNet::start(&plugin.functions, calls, comm, class.unwrap_or(-1))?;
+        Ok(Box::new(net) as Box<dyn Net>)
+    };
+    let net = Proxy::start(make, current).map_err(|error| error.to_string())?;
+    let number = net.devices();
+    if number == 0 {
+        return Err("it has no devices".to_owned());
+    }
+    let device = need.place % number;
+    let properties = net.properties(device).map_err(|error| error.to_string())?;
+    if properties.memory & HOST == 0 {
+        return Err(format!("its device {device} does not take memory of the host"));
+    }
+    let most = properties.max_connections;
+    if usize::try_from(most).is_ok_and(|most| most < need.connections) {
+        let need = need.connections;
+        return Err(format!("its device {device} carries {most} connections, {need} are needed"));
+    }
+    Ok((net, device))
+}
+
+/// Fails unless all ranks have chosen the same network; `names` are theirs, by rank.
+pub(crate) fn agree(names: &[Vec<u8>]) -> Result<()> {
+    let differs = names.iter().position(|name| Some(name) != names.first());
+    let Some(rank) = differs else { return Ok(()) };
+    let text = |rank: usize| String::from_utf8_lossy(&names[rank]).into_owned();
+    let why = format!(
+        "rank 0 uses the net {}, rank {rank} the net {}; set NCCL_NET or NCCL_NET_PLUGIN alike on \
+         all ranks, and see why one was refused (NCCL_DEBUG=INFO)",
+        text(0),
+        text(rank)
+    );
+    Err(Error::Init { why })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_with_different_nets_are_named_with_them() {
+        let names = |names: [&str; 3]| names.map(|name| name.as_bytes().to_vec());
+        assert!(agree(&names(["A", "A", "A"])).is_ok());
+        let text = agree(&names(["A", "A", "Socket"])).unwrap_err().to_string();
+        assert!(text.contains("rank 0 uses the net A, rank 2 the net Socket"), "{text}");
+    }
+}

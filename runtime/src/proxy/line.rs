@@ -1,0 +1,265 @@
+//! A connection between its user and the thread that serves it.
+
+use super::{Progress, Task, Worker};
+use oxccl_net::{MAX_REQUESTS, Memory, Receiver, Region, Request, Result, Sender};
+use std::any::Any;
+use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::time::Duration;
+
+/// An answer that one thread gives and another one waits for.
+pub(super) struct Answer<T>(Arc<(Mutex<Option<T>>, Condvar)>);
+
+impl<T> Default for Answer<T> {
+    fn default() -> Self {
+        Self(Arc::default())
+    }
+}
+
+impl<T> Clone for Answer<T> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<T> Answer<T> {
+    pub(super) fn set(&self, value: T) {
+        *self.0.0.lock().unwrap_or_else(|e| e.into_inner()) = Some(value);
+        self.0.1.notify_all();
+    }
+
+    /// Waits for the answer, as long as there is no trouble.
+    pub(super) fn wait(&self, trouble: impl Fn() -> Option<oxccl_net::Error>) -> Result<T> {
+        let mut value = self.0.0.lock().unwrap_or_else(|e| e.into_inner());
+        loop {
+            if let Some(value) = value.take() {
+                return Ok(value);
+            }
+            let waited = self.0.1.wait_timeout(value, Duration::from_millis(10));
+            value = waited.unwrap_or_else(|e| e.into_inner()).0;
+            if value.is_none()
+                && let Some(error) = trouble()
+            {
+                return Err(error);
+            }
+        }
+    }
+}
+
+/// The place is free; a request was posted; it is done.
+const FREE: u8 = 0;
+const POSTED: u8 = 1;
+const DONE: u8 = 2;
+
+/// A request on its way to the thread and back.
+#[derive(Default)]
+struct Place {
+    state: AtomicU8,
+    data: AtomicPtr<u8>,
+    len: AtomicUsize,
+    tag: AtomicU32,
+    region: AtomicUsize,
+}
+
+type Registration = (Memory, Answer<Result<Region>>);
+
+/// What the user of a connection and the thread share.
+#[derive(Default)]
+pub(super) struct Line {
+    places: [Place; MAX_REQUESTS],
+    /// The number of the next request; only its user writes it.
+    next: AtomicU64,
+    registration: Mutex<Option<Registration>>,
+    registers: AtomicBool,
+    failure: OnceLock<oxccl_net::Error>,
+    closed: AtomicBool,
+}
+
+impl Line {
+    /// Returns the error with which the connection has failed, if it has.
+    pub(super) fn failure(&self) -> Result<()> {
+        self.failure.get().cloned().map_or(Ok(()), Err)
+    }
+
+    /// Posts a request; `None` if as many are under way as there may be.
+    pub(super) fn post(
+        &self,
+        data: *mut u8,
+        len: usize,
+        tag: u32,
+        region: Region,
+    ) -> Option<Request> {
+        let number = self.next.load(Ordering::Relaxed);
+        let place = &self.places[number as usize % MAX_REQUESTS];
+        if place.state.load(Ordering::Acquire) != FREE {
+            return None;
+        }
+        place.data.store(data, Ordering::Relaxed);
+        place.len.store(len, Ordering::Relaxed);
+        place.tag.store(tag, Ordering::Relaxed);
+        place.region.store(region.0, Ordering::Relaxed);
+        place.state.store(POSTED, Ordering::Release);
+        self.next.store(number + 1, Ordering::Relaxed);
+        Some(number)
+    }
+
+    /// Returns the size of a request's message once it is done, and frees its place.
+    pub(super) fn take(&self, request: Request) -> Option<usize> {
+        let place = &self.places[request as usize % MAX_REQUESTS];
+        (place.state.load(Ordering::Acquire) == DONE).then(|| {
+            let len = place.len.load(Ordering::Relaxed);
+            place.state.store(FREE, Ordering::Release);
+            len
+        })
+    }
+
+    /// Has the thread end the connection.
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+    }
+}
+
+/// Has the thread register memory, and waits for the answer.
+pub(super) fn ask(line: &Line, worker: &Worker, memory: Memory) -> Result<Region> {
+    let answer = Answer::default();
+    *line.registration.lock().unwrap_or_else(|e| e.into_inner()) = Some((memory, answer.clone()));
+    line.registers.store(true, Ordering::Release);
+    worker.wake();
+    answer.wait(|| line.failure().err().or_else(|| worker.shared.trouble()))?
+}
+
+/// An end of a connection, as the thread calls it.
+pub(super) trait End: Send + 'static {
+    fn register(&mut self, memory: Memory) -> Result<Region>;
+
+    /// # Safety
+    /// As for `isend` and `irecv`.
+    unsafe fn start(
+        &mut self,
+        data: *mut u8,
+        len: usize,
+        tag: u32,
+        region: Region,
+    ) -> Result<Option<Request>>;
+
+    /// Returns the size of the message if the request is done; `len` is what was offered.
+    fn test(&mut self, request: Request, len: usize) -> Result<Option<usize>>;
+}
+
+impl End for Box<dyn Sender> {
+    fn register(&mut self, memory: Memory) -> Result<Region> {
+        (**self).register(memory)
+    }
+
+    unsafe fn start(
+        &mut self,
+        data: *mut u8,
+        len: usize,
+        tag: u32,
+        region: Region,
+    ) -> Result<Option<Request>> {
+        // SAFETY: by the contract.
+        unsafe { self.isend(data, len, tag, region) }
+    }
+
+    fn test(&mut self, request: Request, len: usize) -> Result<Option<usize>> {
+        Ok((**self).test(request)?.then_some(len))
+    }
+}
+
+impl End for Box<dyn Receiver> {
+    fn register(&mut self, memory: Memory) -> Result<Region> {
+        (**self).register(memory)
+    }
+
+    unsafe fn start(
+        &mut self,
+        data: *mut u8,
+        len: usize,
+        tag: u32,
+        region: Region,
+    ) -> Result<Option<Request>> {
+        // SAFETY: by the contract.
+        unsafe { self.irecv(data, len, tag, region) }
+    }
+
+    fn test(&mut self, request: Request, _len: usize) -> Result<Option<usize>> {
+        (**self).test(request)
+    }
+}
+
+/// The thread's side of a connection.
+pub(super) struct LineTask<E> {
+    end: E,
+    line: Arc<Line>,
+    /// The number of the next request to start.
+    next: u64,
+    under_way: [Option<Request>; MAX_REQUESTS],
+    /// What owns the registered memory. It is given up after the connection.
+    owners: Vec<Arc<dyn Any + Send + Sync>>,
+}
+
+impl<E: End> LineTask<E> {
+    pub(super) fn new(end: E, line: Arc<Line>) -> Self {
+        Self { end, line, next: 0, under_way: [None; MAX_REQUESTS], owners: Vec::new() }
+    }
+
+    fn step(&mut self) -> Result<bool> {
+        if self.line.registers.swap(false, Ordering::Acquire) {
+            let asked = self.line.registration.lock().unwrap_or_else(|e| e.into_inner()).take();
+            if let Some((memory, answer)) = asked {
+                self.owners.push(memory.owner.clone());
+                answer.set(self.end.register(memory));
+            }
+        }
+        let mut moved = false;
+        loop {
+            let index = self.next as usize % MAX_REQUESTS;
+            let place = &self.line.places[index];
+            let posted = place.state.load(Ordering::Acquire) == POSTED;
+            if !posted || self.under_way[index].is_some() {
+                break;
+            }
+            let data = place.data.load(Ordering::Relaxed);
+            let len = place.len.load(Ordering::Relaxed);
+            let tag = place.tag.load(Ordering::Relaxed);
+            let region = Region(place.region.load(Ordering::Relaxed));
+            // SAFETY: who posted the request keeps to the contract until it is done; the owners
+            // keep the memory until the connection has ended.
+            let Some(request) = (unsafe { self.end.start(data, len, tag, region)? }) else { break };
+            self.under_way[index] = Some(request);
+            self.next += 1;
+            moved = true;
+        }
+        for (place, under_way) in self.line.places.iter().zip(&mut self.under_way) {
+            let Some(request) = *under_way else { continue };
+            let len = place.len.load(Ordering::Relaxed);
+            let Some(len) = self.end.test(request, len)? else { continue };
+            *under_way = None;
+            place.len.store(len, Ordering::Relaxed);
+            place.state.store(DONE, Ordering::Release);
+            moved = true;
+        }
+        Ok(moved)
+    }
+}
+
+impl<E: End> Task for LineTask<E> {
+    fn poll(&mut self) -> Progress {
+        if self.line.closed.load(Ordering::Acquire) {
+            return Progress::Over;
+        }
+        if self.line.failure.get().is_some() {
+            return Progress::Idle;
+        }
+        match self.step() {
+            Ok(true) => Progress::Moved,
+            Ok(false) => Progress::Idle,
+            Err(error) => {
+                let _ = self.line.failure.set(error);
+                Progress::Moved
+            }
+        }
+    }
+}

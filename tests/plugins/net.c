@@ -1,0 +1,455 @@
+/* A net plugin over TCP on loopback, in the version VERSION. It checks how it is used: memory is
+ * registered, tags match, handles stay where they are, a connection belongs to one thread, and all
+ * is closed at the end. FIXTURE in the environment makes it misbehave: `FUNCTION=error`, `=hang`,
+ * or one of the names below. FIXTURE_RANK limits that to one rank, FIXTURE_AFTER to the calls of the
+ * function after so many. FIXTURE_REPORT is a file to which
+ * what is left at the end is appended. */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "nccl_net.h"
+
+#define JOIN_(a, b, c) a##b##c
+#define JOIN(a, b, c) JOIN_(a, b, c)
+#define V(name) JOIN(name##_v, VERSION, _t)
+
+static ncclDebugLogger_t logger;
+static int open_objects[5];
+enum { CONTEXT, LISTENER, CONNECTION, REGION, REQUEST };
+static const char *const object_names[] = {"contexts", "listeners", "connections", "regions",
+                                           "requests"};
+
+static void count(int kind, int by) { __atomic_add_fetch(&open_objects[kind], by, __ATOMIC_SEQ_CST); }
+
+static const char *fault(void) {
+  const char *of = getenv("FIXTURE_RANK"), *own = getenv("OXCCL_RANK"), *what = getenv("FIXTURE");
+  return what && (!of || (own && !strcmp(of, own))) ? what : "";
+}
+
+static int is(const char *name) { return !strcmp(fault(), name); }
+
+/* What every function does first. */
+static ncclResult_t enter(const char *function) {
+  static int calls;
+  char error[64], hang[64];
+  snprintf(error, sizeof error, "%s=error", function);
+  snprintf(hang, sizeof hang, "%s=hang", function);
+  if (!is(error) && !is(hang)) return ncclSuccess;
+  const char *after = getenv("FIXTURE_AFTER");
+  if (__atomic_fetch_add(&calls, 1, __ATOMIC_SEQ_CST) < (after ? atoi(after) : 0)) return ncclSuccess;
+  while (is(hang)) pause();
+  return ncclSystemError;
+}
+
+#define ENTER(function)                   \
+  do {                                    \
+    ncclResult_t entered = enter(function); \
+    if (entered) return entered;          \
+  } while (0)
+
+static ncclResult_t wrong(const char *what) {
+  logger(NCCL_LOG_WARN, NCCL_NET, __FILE__, __LINE__, "wrong use: %s", what);
+  return ncclInvalidUsage;
+}
+
+__attribute__((destructor)) static void report(void) {
+  const char *file = getenv("FIXTURE_REPORT");
+  FILE *to = file ? fopen(file, "a") : NULL;
+  if (!to) return;
+  for (int kind = 0; kind < 5; kind++)
+    if (open_objects[kind]) fprintf(to, "%d %s are left\n", open_objects[kind], object_names[kind]);
+  fprintf(to, "ended\n");
+  fclose(to);
+}
+
+static ncclResult_t start(ncclDebugLogger_t log) {
+  logger = log;
+  logger(NCCL_LOG_INFO, NCCL_NET, __FILE__, __LINE__, "version %d starts", VERSION);
+  ENTER("init");
+  return ncclSuccess;
+}
+
+#if VERSION <= 9
+static ncclResult_t init(ncclDebugLogger_t log) { return start(log); }
+#elif VERSION == 10
+static ncclResult_t init(ncclDebugLogger_t log, ncclProfilerCallback_t profiler) {
+  (void)profiler;
+  return start(log);
+}
+#else
+static const int context_mark = 4711;
+
+static ncclResult_t init(void **ctx, uint64_t commId, V(ncclNetCommConfig) * config,
+                         ncclDebugLogger_t log, ncclProfilerCallback_t profiler) {
+  (void)commId, (void)profiler;
+  logger = log;
+  if (!config || config->trafficClass != -1) return wrong("the traffic class");
+  ncclResult_t started = start(log);
+  if (started) return started;
+  *ctx = (void *)&context_mark;
+  count(CONTEXT, 1);
+  return ncclSuccess;
+}
+
+static ncclResult_t finalize(void *ctx) {
+  ENTER("finalize");
+  if (ctx != &context_mark) return wrong("the context");
+  count(CONTEXT, -1);
+  return ncclSuccess;
+}
+#endif
+
+static ncclResult_t devices(int *ndev) {
+  ENTER("devices");
+  *ndev = is("no devices") ? 0 : is("negative devices") ? -1 : 2;
+  return ncclSuccess;
+}
+
+static ncclResult_t getProperties(int dev, V(ncclNetProperties) * props) {
+  ENTER("getProperties");
+  if (dev < 0 || dev > 1) return wrong("the device");
+  memset(props, 0, sizeof *props);
+  props->name = is("null texts") ? NULL : dev ? "second" : "first";
+  props->ptrSupport = is("GPUs only") ? NCCL_PTR_CUDA : NCCL_PTR_HOST;
+  props->speed = 1000;
+  props->latency = 1;
+  props->maxComms = is("one connection") ? 1 : 1024;
+  props->maxRecvs = 1;
+#if VERSION >= 7
+  props->netDeviceType = is("offload") ? NCCL_NET_DEVICE_UNPACK : NCCL_NET_DEVICE_HOST;
+#endif
+#if VERSION >= 9
+  props->maxP2pBytes = 1 << 30;
+#endif
+  return ncclSuccess;
+}
+
+/* What a handle holds; `state` and `self` are for the one who connects. */
+struct handle {
+  int port;
+  int fd;
+  struct handle *self;
+};
+
+struct connection;
+
+struct request {
+  struct connection *of;
+  char *data;
+  int tag;
+  uint64_t size, at;
+  uint32_t header[2];
+  int used, done;
+};
+
+#define MOST 8
+struct connection {
+  int fd, sends, looks;
+  pthread_t thread;
+  struct request requests[MOST];
+  uint64_t first, next;
+};
+
+struct region {
+  char *data;
+  uint64_t size;
+  struct connection *of;
+};
+
+struct listener {
+  int fd;
+};
+
+static int nonblocking(void) {
+  int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), one = 1;
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+  return fd;
+}
+
+static struct sockaddr_in loopback(int port) {
+  struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  return at;
+}
+
+static struct connection *connection(int fd, int sends) {
+  struct connection *made = calloc(1, sizeof *made);
+  made->fd = fd;
+  made->sends = sends;
+  made->thread = pthread_self();
+  count(CONNECTION, 1);
+  return made;
+}
+
+static ncclResult_t listen_on(void *handle, void **listenComm) {
+  ENTER("listen");
+  if (is("null listener")) return ncclSuccess;
+  struct sockaddr_in at = loopback(0);
+  socklen_t length = sizeof at;
+  struct listener *made = malloc(sizeof *made);
+  made->fd = nonblocking();
+  if (bind(made->fd, (struct sockaddr *)&at, sizeof at) || listen(made->fd, 8)) return ncclSystemError;
+  getsockname(made->fd, (struct sockaddr *)&at, &length);
+  struct handle *filled = handle;
+  memset(handle, 0, NCCL_NET_HANDLE_MAXSIZE);
+  filled->port = ntohs(at.sin_port);
+  *listenComm = made;
+  count(LISTENER, 1);
+  return ncclSuccess;
+}
+
+static ncclResult_t connect_to(void *handle, void **sendComm) {
+  ENTER("connect");
+  if (is("never connects")) return ncclSuccess;
+  struct handle *at = handle;
+  if (!at->self) {
+    at->self = at;
+    at->fd = nonblocking();
+    struct sockaddr_in to = loopback(at->port);
+    if (connect(at->fd, (struct sockaddr *)&to, sizeof to) && errno != EINPROGRESS)
+      return ncclSystemError;
+    return ncclSuccess;
+  }
+  if (at->self != at) return wrong("the handle has moved");
+  struct sockaddr_in peer;
+  socklen_t length = sizeof peer;
+  if (getpeername(at->fd, (struct sockaddr *)&peer, &length)) return ncclSuccess;
+  *sendComm = connection(at->fd, 1);
+  return ncclSuccess;
+}
+
+static ncclResult_t accept_from(void *listenComm, void **recvComm) {
+  ENTER("accept");
+  struct listener *from = listenComm;
+  int fd = accept4(from->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+  if (fd < 0) return errno == EAGAIN ? ncclSuccess : ncclSystemError;
+  *recvComm = connection(fd, 0);
+  return ncclSuccess;
+}
+
+#if VERSION >= 11
+#define WITH_CONTEXT void *ctx,
+#define CHECK_CONTEXT \
+  if (ctx != &context_mark) return wrong("the context")
+#else
+#define WITH_CONTEXT
+#define CHECK_CONTEXT (void)0
+#endif
+
+static ncclResult_t listen_(WITH_CONTEXT int dev, void *handle, void **listenComm) {
+  CHECK_CONTEXT;
+  (void)dev;
+  return listen_on(handle, listenComm);
+}
+
+#if VERSION == 6
+static ncclResult_t connect_(int dev, void *handle, void **sendComm) {
+  (void)dev;
+  return connect_to(handle, sendComm);
+}
+static ncclResult_t accept_(void *listenComm, void **recvComm) { return accept_from(listenComm, recvComm); }
+#else
+#if VERSION == 10
+static ncclResult_t connect_(int dev, ncclNetCommConfig_v10_t *config, void *handle, void **sendComm,
+                             ncclNetDeviceHandle_v10_t **onDevice) {
+  if (!config || config->trafficClass != -1) return wrong("the traffic class");
+#else
+static ncclResult_t connect_(WITH_CONTEXT int dev, void *handle, void **sendComm,
+                             V(ncclNetDeviceHandle) * *onDevice) {
+  CHECK_CONTEXT;
+#endif
+  (void)dev, (void)onDevice;
+  return connect_to(handle, sendComm);
+}
+static ncclResult_t accept_(void *listenComm, void **recvComm, V(ncclNetDeviceHandle) * *onDevice) {
+  (void)onDevice;
+  return accept_from(listenComm, recvComm);
+}
+#endif
+
+#if VERSION <= 7
+typedef int region_size;
+#else
+typedef size_t region_size;
+#endif
+
+static ncclResult_t regMr(void *comm, void *data, region_size size, int type, void **mhandle) {
+  ENTER("regMr");
+  if (type != NCCL_PTR_HOST) return wrong("the kind of memory");
+  struct region *made = malloc(sizeof *made);
+  *made = (struct region){data, (uint64_t)size, comm};
+  *mhandle = made;
+  count(REGION, 1);
+  return ncclSuccess;
+}
+
+static ncclResult_t deregMr(void *comm, void *mhandle) {
+  ENTER("deregMr");
+  struct region *of = mhandle;
+  if (of->of != comm) return wrong("the connection of a region");
+  free(of);
+  count(REGION, -1);
+  return ncclSuccess;
+}
+
+/* Moves the data of a connection as far as possible. */
+static ncclResult_t move(struct connection *of) {
+  while (of->first < of->next) {
+    struct request *oldest = &of->requests[of->first % MOST];
+    char *header = (char *)oldest->header;
+    uint64_t at = oldest->at;
+    int begun = at >= 8;
+    char *from = begun ? oldest->data + (at - 8) : header + at;
+    uint64_t length = begun ? oldest->size + 8 - at : 8 - at;
+    ssize_t moved = 0;
+    if (length > 0) {
+      moved = of->sends ? send(of->fd, from, length, MSG_NOSIGNAL) : recv(of->fd, from, length, 0);
+      if (moved < 0 && errno == EAGAIN) return ncclSuccess;
+      if (moved <= 0) return ncclRemoteError;
+    }
+    oldest->at += (uint64_t)moved;
+    if (!of->sends && oldest->at == 8 && !begun) {
+      if (oldest->header[0] > oldest->size) return wrong("a message is larger than its place");
+      if (oldest->header[1] != (uint32_t)oldest->tag) return wrong("the tag of a message");
+      oldest->size = oldest->header[0];
+    }
+    if (oldest->at == oldest->size + 8) {
+      oldest->done = 1;
+      of->first++;
+    }
+  }
+  return ncclSuccess;
+}
+
+static ncclResult_t post(struct connection *of, void *data, uint64_t size, int tag, void *mhandle,
+                         void **request) {
+  struct region *in = mhandle;
+  if (*request) return wrong("a request before there is one");
+  if (!pthread_equal(of->thread, pthread_self())) return wrong("another thread");
+  if (in->of != of || (char *)data < in->data || (char *)data + size > in->data + in->size)
+    return wrong("memory that is not registered");
+  struct request *made = &of->requests[of->next % MOST];
+  if (made->used || (is("reluctant") && ++of->looks % 3)) return ncclSuccess;
+  *made = (struct request){.of = of, .data = data, .tag = tag, .size = size, .used = 1};
+  made->header[0] = of->sends ? (uint32_t)size : 0;
+  made->header[1] = of->sends ? (uint32_t)tag : 0;
+  of->next++;
+  count(REQUEST, 1);
+  *request = made;
+  return move(of);
+}
+
+#if VERSION <= 8
+typedef int message_size;
+#else
+typedef size_t message_size;
+#endif
+#if VERSION >= 10
+#define PROFILED void *phandle,
+#define PROFILED_ALL void **phandles,
+#define IGNORE_PROFILED (void)phandle
+#define IGNORE_ALL_PROFILED (void)phandles
+#else
+#define PROFILED
+#define PROFILED_ALL
+#define IGNORE_PROFILED (void)0
+#define IGNORE_ALL_PROFILED (void)0
+#endif
+
+static ncclResult_t isend(void *sendComm, void *data, message_size size, int tag, void *mhandle,
+                          PROFILED void **request) {
+  ENTER("isend");
+  IGNORE_PROFILED;
+  return post(sendComm, data, (uint64_t)size, tag, mhandle, request);
+}
+
+static ncclResult_t irecv(void *recvComm, int n, void **data, message_size *sizes, int *tags,
+                          void **mhandles, PROFILED_ALL void **request) {
+  ENTER("irecv");
+  IGNORE_ALL_PROFILED;
+  if (n != 1) return wrong("several messages at once");
+  return post(recvComm, data[0], (uint64_t)sizes[0], tags[0], mhandles[0], request);
+}
+
+static ncclResult_t iflush(void *recvComm, int n, void **data, int *sizes, void **mhandles,
+                           void **request) {
+  (void)recvComm, (void)n, (void)data, (void)sizes, (void)mhandles, (void)request;
+  return wrong("a flush of memory of the host");
+}
+
+static ncclResult_t test(void *request, int *done, int *sizes) {
+  ENTER("test");
+  struct request *of = request;
+  if (!of->used) return wrong("a request that is over");
+  if (is("never completes")) return ncclSuccess;
+  ncclResult_t moved = move(of->of);
+  if (moved) return moved;
+  if (!of->done) return ncclSuccess;
+  *done = 1;
+  if (sizes) *sizes = is("lies") ? 1 << 20 : is("negative size") ? -5 : (int)of->size;
+  of->used = 0;
+  count(REQUEST, -1);
+  return ncclSuccess;
+}
+
+static ncclResult_t close_connection(struct connection *of) {
+  for (int i = 0; i < MOST; i++) count(REQUEST, -of->requests[i].used);
+  close(of->fd);
+  free(of);
+  count(CONNECTION, -1);
+  return ncclSuccess;
+}
+
+static ncclResult_t closeSend(void *sendComm) {
+  ENTER("closeSend");
+  return close_connection(sendComm);
+}
+
+static ncclResult_t closeRecv(void *recvComm) {
+  ENTER("closeRecv");
+  return close_connection(recvComm);
+}
+
+static ncclResult_t closeListen(void *listenComm) {
+  ENTER("closeListen");
+  struct listener *of = listenComm;
+  close(of->fd);
+  free(of);
+  count(LISTENER, -1);
+  return ncclSuccess;
+}
+
+#define EXPORT __attribute__((visibility("default")))
+EXPORT V(ncclNet) JOIN(ncclNetPlugin_v, VERSION, ) = {
+    .name = "Fixture",
+    .init = init,
+    .devices = devices,
+    .getProperties = getProperties,
+    .listen = listen_,
+    .connect = connect_,
+    .accept = accept_,
+    .regMr = regMr,
+    .deregMr = deregMr,
+#ifndef NO_ISEND
+    .isend = isend,
+#endif
+    .irecv = irecv,
+    .iflush = iflush,
+    .test = test,
+    .closeSend = closeSend,
+    .closeRecv = closeRecv,
+    .closeListen = closeListen,
+#if VERSION >= 11
+    .finalize = finalize,
+#endif
+};

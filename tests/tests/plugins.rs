@@ -1,0 +1,308 @@
+//! Plugins: loaded as users load them, of every version, well behaved and not.
+
+use oxccl_tests::job::{Ended, Job};
+use oxccl_tests::missing;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+const RANK: &str = env!("CARGO_BIN_EXE_oxccl-test-rank");
+const MANIFEST: &str = env!("CARGO_MANIFEST_DIR");
+
+/// A folder with a plugin, removed at the end.
+struct Plugin {
+    folder: PathBuf,
+    file: PathBuf,
+}
+
+impl Plugin {
+    /// Compiles the net plugin of a version; `None` without a C compiler.
+    fn net(version: u32, flags: &[&str]) -> Option<Self> {
+        static NUMBER: Mutex<u32> = Mutex::new(0);
+        let number = {
+            let mut number = NUMBER.lock().unwrap();
+            *number += 1;
+            *number
+        };
+        let name = format!("oxccl-plugin-{}-{number}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let file = folder.join(format!("libnccl-net-v{version}.so"));
+        let tests = Path::new(MANIFEST);
+        let output = Command::new("cc")
+            .args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"])
+            .args(["-fvisibility=hidden", "-pthread"])
+            .arg(format!("-DVERSION={version}"))
+            .args(flags)
+            .arg("-I")
+            .arg(tests.join("../plugins/include"))
+            .arg("-I")
+            .arg(tests.join("../capi/include"))
+            .arg(tests.join("plugins/net.c"))
+            .arg("-o")
+            .arg(&file)
+            .output();
+        match output {
+            Err(e) => {
+                missing("cc", &e.to_string());
+                None
+            }
+            Ok(output) => {
+                let text = String::from_utf8_lossy(&output.stderr);
+                assert!(output.status.success(), "version {version}: {text}");
+                Some(Self { folder, file })
+            }
+        }
+    }
+
+    /// Returns our TCP transport as a plugin.
+    fn tcp() -> Self {
+        let program = std::env::current_exe().expect("a path");
+        let built = program.with_file_name("liboxccl_net_tcp.so");
+        let folder = std::env::temp_dir().join(format!("oxccl-plugin-{}-tcp", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let file = folder.join("libnccl-net-oxccl.so");
+        std::fs::copy(built, &file).expect("cargo has built it for this test");
+        Self { folder, file }
+    }
+
+    fn report(&self) -> PathBuf {
+        self.folder.join("report")
+    }
+
+    /// Runs a job of ranks that are hosts of their own with this plugin.
+    fn job(&self, nranks: u32, arguments: &[&str], variables: &[(&str, &str)]) -> Vec<Ended> {
+        let job = Job::start(Path::new(RANK), nranks, Duration::from_secs(100), |_, command| {
+            command
+                .args(arguments)
+                .env("NCCL_NET_PLUGIN", &self.file)
+                .env("OXCCL_RANKS_PER_NODE", "1")
+                .env("FIXTURE_REPORT", self.report())
+                .env("NCCL_DEBUG", "INFO")
+                .env("NCCL_DEBUG_SUBSYS", "NET")
+                .envs(variables.iter().copied());
+        });
+        job.wait()
+    }
+
+    /// Takes what the plugins of a job said at their end.
+    fn take_report(&self) -> String {
+        let text = std::fs::read_to_string(self.report()).unwrap_or_default();
+        let _ = std::fs::remove_file(self.report());
+        text
+    }
+}
+
+impl Drop for Plugin {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+fn expect_success(ended: &[Ended]) {
+    for (rank, ended) in ended.iter().enumerate() {
+        assert_eq!(ended.status, Some(0), "rank {rank}:\n{}", ended.output);
+    }
+}
+
+#[test]
+fn every_version_of_net_plugins_carries_all_collectives_and_is_closed() {
+    for version in 6..=12 {
+        let Some(plugin) = Plugin::net(version, &[]) else { return };
+        for (nranks, per_node, fault) in [(2, "1", ""), (4, "2", "reluctant")] {
+            let variables = [("OXCCL_RANKS_PER_NODE", per_node), ("FIXTURE", fault)];
+            let ended = plugin.job(nranks, &["sequence", "5", "150", "200000"], &variables);
+            expect_success(&ended);
+            for ended in &ended {
+                let used = format!("libnccl-net-v{version}.so, v{version}): device ");
+                let output = &ended.output;
+                assert!(
+                    output.contains("net plugin Fixture (") && output.contains(&used),
+                    "{output}"
+                );
+                assert!(!output.contains("wrong use"), "{output}");
+            }
+            let report = plugin.take_report();
+            assert_eq!(report, "ended\n".repeat(nranks as usize), "version {version}");
+        }
+    }
+}
+
+/// Found by the end of its usual name, in both versions.
+#[test]
+fn our_tcp_transport_works_as_a_plugin() {
+    let plugin = Plugin::tcp();
+    let folder = plugin.folder.to_str().expect("a plain path");
+    for name in [plugin.file.to_str().expect("a plain path"), "oxccl"] {
+        let variables = [
+            ("NCCL_NET_PLUGIN", name),
+            ("LD_LIBRARY_PATH", folder),
+            ("NCCL_SOCKET_IFNAME", "lo"),
+            ("NCCL_NET", "OxCCL-TCP"),
+        ];
+        let ended = plugin.job(3, &["sequence", "6", "400", "3000000"], &variables);
+        expect_success(&ended);
+        let output = &ended[0].output;
+        assert!(
+            output.contains("net plugin OxCCL-TCP (") && output.contains("v12): dev"),
+            "{output}"
+        );
+    }
+}
+
+/// What a plugin does, and what the texts of the ranks have to name. The communicator cannot be
+/// made, or its first operation fails.
+#[test]
+fn a_plugin_that_fails_is_named_with_its_function_and_all_ranks_end() {
+    let Some(plugin) = Plugin::net(11, &[]) else { return };
+    let named = |function: &str| format!("{function} of net plugin Fixture (");
+    for function in ["listen", "connect", "accept", "regMr", "isend", "irecv", "test"] {
+        let fault = format!("{function}=error");
+        let ended = plugin.job(3, &["once"], &[("FIXTURE", &fault), ("FIXTURE_RANK", "1")]);
+        for (rank, ended) in ended.iter().enumerate() {
+            let output = &ended.output;
+            assert!(ended.status.is_some_and(|s| s != 0), "{fault}, rank {rank}:\n{output}");
+            assert!(output.contains(&named(function)), "{fault}, rank {rank}:\n{output}");
+            assert!(output.contains("ncclSystemError"), "{fault}, rank {rank}:\n{output}");
+        }
+    }
+}
+
+/// In the middle of operations the communicator fails on all ranks, with the one cause.
+#[test]
+fn a_plugin_that_fails_or_hangs_during_operations_is_named_on_all_ranks() {
+    let Some(plugin) = Plugin::net(12, &[]) else { return };
+    std::thread::scope(|scope| {
+        for fault in ["isend=error", "irecv=error", "test=error", "isend=hang", "test=hang"] {
+            let plugin = &plugin;
+            scope.spawn(move || {
+                let variables =
+                    [("FIXTURE", fault), ("FIXTURE_RANK", "1"), ("FIXTURE_AFTER", "60")];
+                let start = Instant::now();
+                let ended = plugin.job(3, &["sequence", "7", "3000", "100000"], &variables);
+                assert!(
+                    start.elapsed() < Duration::from_secs(60),
+                    "{fault}: {:?}",
+                    start.elapsed()
+                );
+                let function = fault.split('=').next().unwrap_or_default();
+                for (rank, ended) in ended.iter().enumerate() {
+                    let output = &ended.output;
+                    let text = format!("{function} of net plugin Fixture (");
+                    assert!(ended.status.is_some_and(|s| s != 0), "{fault} {rank}: {output}");
+                    assert!(output.contains(&text), "{fault} {rank}: {output}");
+                    assert!(rank == 1 || output.contains("rank 1"), "{fault} {rank}: {output}");
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_plugin_that_cannot_serve_is_refused_with_the_reason_and_another_net_is_used() {
+    let Some(plugin) = Plugin::net(12, &[]) else { return };
+    for (fault, reason) in [
+        ("no devices", "refused, it has no devices"),
+        ("negative devices", "it says that there are -1"),
+        ("GPUs only", "does not take memory of the host"),
+        ("one connection", "carries 1 connections, 2 are needed"),
+        ("offload", "is served by GPUs, which is not supported"),
+        ("init=error", "init of net plugin Fixture"),
+        ("devices=error", "devices of net plugin Fixture"),
+        ("getProperties=error", "getProperties of net plugin Fixture"),
+    ] {
+        let ended = plugin.job(2, &["once"], &[("FIXTURE", fault)]);
+        expect_success(&ended);
+        assert!(ended.iter().all(|e| e.output.contains(reason)), "{fault}: {}", ended[0].output);
+        assert_eq!(plugin.take_report(), "ended\n".repeat(2), "{fault}");
+        // If the plugin was asked for by name, there is no other one.
+        let ended = plugin.job(2, &["once"], &[("FIXTURE", fault), ("NCCL_NET", "fixture")]);
+        for ended in &ended {
+            let text = "choosing the net \"fixture\"";
+            assert!(ended.status != Some(0) && ended.output.contains(text), "{}", ended.output);
+        }
+        plugin.take_report();
+    }
+    let ended = plugin.job(2, &["once"], &[("FIXTURE", "null texts")]);
+    expect_success(&ended);
+}
+
+#[test]
+fn ranks_that_choose_different_nets_are_told_both() {
+    let Some(plugin) = Plugin::net(9, &[]) else { return };
+    let ended = plugin.job(3, &["once"], &[("FIXTURE", "no devices"), ("FIXTURE_RANK", "2")]);
+    for ended in ended {
+        let text = "rank 0 uses the net Fixture, rank 2 the net Socket";
+        assert!(ended.status != Some(0) && ended.output.contains(text), "{}", ended.output);
+    }
+}
+
+#[test]
+fn a_null_listener_and_lies_about_sizes_are_errors() {
+    let Some(plugin) = Plugin::net(10, &[]) else { return };
+    for (fault, text) in [
+        ("null listener", "it returned no listener"),
+        ("lies", "1048576 bytes from rank"),
+        ("negative size", "it says that -5 bytes have arrived"),
+    ] {
+        let ended = plugin.job(2, &["once"], &[("FIXTURE", fault)]);
+        assert!(ended.iter().all(|e| e.status.is_some_and(|s| s != 0)), "{fault}");
+        assert!(ended.iter().any(|e| e.output.contains(text)), "{fault}: {}", ended[0].output);
+    }
+}
+
+#[test]
+fn a_plugin_without_a_function_is_refused() {
+    let Some(plugin) = Plugin::net(8, &["-DNO_ISEND", "-Wno-unused-function"]) else { return };
+    let ended = plugin.job(2, &["once"], &[]);
+    expect_success(&ended);
+    assert!(ended[0].output.contains("refused, it has no function isend"), "{}", ended[0].output);
+}
+
+#[test]
+fn what_never_completes_ends_with_the_limits() {
+    let Some(plugin) = Plugin::net(7, &[]) else { return };
+    for (fault, limit, text) in [
+        ("never connects", ("OXCCL_INIT_TIMEOUT", "2s"), "net Fixture: "),
+        ("never completes", ("OXCCL_INIT_TIMEOUT", "2s"), "net Fixture: "),
+    ] {
+        let start = Instant::now();
+        let ended = plugin.job(2, &["once"], &[("FIXTURE", fault), limit]);
+        assert!(start.elapsed() < Duration::from_secs(30), "{fault}: {:?}", start.elapsed());
+        for ended in &ended {
+            let output = &ended.output;
+            assert!(ended.status.is_some_and(|s| s != 0), "{fault}: {output}");
+            assert!(output.contains(text) && output.contains("rank "), "{fault}: {output}");
+        }
+    }
+}
+
+#[test]
+fn a_function_that_does_not_return_is_named_and_the_process_ends() {
+    let Some(plugin) = Plugin::net(12, &[]) else { return };
+    // All at once: each waits for ten seconds.
+    std::thread::scope(|scope| {
+        for function in ["init", "listen", "connect", "regMr", "isend", "test", "closeSend"] {
+            let plugin = &plugin;
+            scope.spawn(move || {
+                let fault = format!("{function}=hang");
+                let variables =
+                    [("FIXTURE", fault.as_str()), ("FIXTURE_RANK", "0"), ("NCCL_NET", "Fixture")];
+                let start = Instant::now();
+                let ended = plugin.job(2, &["once"], &variables);
+                let took = start.elapsed();
+                assert!(took < Duration::from_secs(60), "{fault}: {took:?}");
+                assert!(ended.iter().all(|e| e.status.is_some()), "{fault}");
+                // What closes a connection holds nothing up.
+                if function != "closeSend" {
+                    let text = format!("{function} of net plugin Fixture (");
+                    let named = ended[0].output.contains(&text)
+                        && ended[0].output.contains("it has not returned for 10 s");
+                    assert!(named && ended[0].status != Some(0), "{fault}: {}", ended[0].output);
+                    assert!(ended[1].status != Some(0), "{fault}: {}", ended[1].output);
+                }
+            });
+        }
+    });
+}
