@@ -75,7 +75,7 @@ impl Incoming {
         let Some(Message { data, len, descriptor, .. }) = self.0.peek()? else { return Ok(None) };
         // SAFETY: a peeked message is readable until it is released.
         let message = unsafe { std::slice::from_raw_parts(data, len) }.to_vec();
-        self.0.release()?;
+        self.0.release();
         Ok(descriptor.map(|descriptor| (descriptor, message)))
     }
 }

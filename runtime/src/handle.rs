@@ -5,6 +5,7 @@
 //! handle an address that no process can have: it differs from every CUDA handle.
 
 use crate::error::{Error, Result};
+use crate::fork;
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::ops::Deref;
@@ -153,7 +154,9 @@ impl<T> Default for Cache<T> {
 
 impl<T> Drop for Cache<T> {
     fn drop(&mut self) {
-        if let Some((table, place)) = self.0.take() {
+        let taken = self.0.take();
+        // A thread of the parent may have held the lock of the places at the fork.
+        if let Some((table, place)) = taken.filter(|_| !fork::forked()) {
             drop(place.swap(None));
             table.places().free.push(place);
         }

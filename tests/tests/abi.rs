@@ -56,7 +56,7 @@ fn the_structures_of_plugins_are_nccls() {
     let (compiler, flags) = CPP17;
     for (header, ..) in abi::PLUGIN_HEADERS {
         let expected = abi::section(PLUGIN_FACTS, header);
-        assert!(expected.len() > 500, "{header}: {} facts", expected.len());
+        assert!(expected.len() > 15, "{header}: {} facts", expected.len());
         let name = format!("oxccl-facts-{}-{header}", std::process::id());
         let source = std::env::temp_dir().join(name);
         let text = abi::source(&format!("#include <{header}>\n"), &expected);

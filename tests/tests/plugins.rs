@@ -19,6 +19,11 @@ struct Plugin {
 impl Plugin {
     /// Compiles the net plugin of a version; `None` without a C compiler.
     fn net(version: u32, flags: &[&str]) -> Option<Self> {
+        Self::compile("net", version, flags)
+    }
+
+    /// Compiles a plugin of a kind and version.
+    fn compile(kind: &str, version: u32, flags: &[&str]) -> Option<Self> {
         static NUMBER: Mutex<u32> = Mutex::new(0);
         let number = {
             let mut number = NUMBER.lock().unwrap();
@@ -28,7 +33,7 @@ impl Plugin {
         let name = format!("oxccl-plugin-{}-{number}", std::process::id());
         let folder = std::env::temp_dir().join(name);
         std::fs::create_dir_all(&folder).expect("a folder");
-        let file = folder.join(format!("libnccl-net-v{version}.so"));
+        let file = folder.join(format!("libnccl-{kind}-v{version}.so"));
         let tests = Path::new(MANIFEST);
         let output = Command::new("cc")
             .args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"])
@@ -39,7 +44,7 @@ impl Plugin {
             .arg(tests.join("../plugins/include"))
             .arg("-I")
             .arg(tests.join("../capi/include"))
-            .arg(tests.join("plugins/net.c"))
+            .arg(tests.join(format!("plugins/{kind}.c")))
             .arg("-o")
             .arg(&file)
             .output();
@@ -305,4 +310,40 @@ fn a_function_that_does_not_return_is_named_and_the_process_ends() {
             });
         }
     });
+}
+
+#[test]
+fn environment_plugins_answer_for_every_variable() {
+    for version in [1, 2] {
+        let Some(plugin) = Plugin::compile("env", version, &[]) else { return };
+        let file = plugin.file.to_str().expect("a plain path");
+        let variables = [
+            ("NCCL_ENV_PLUGIN", file),
+            ("NCCL_SOCKET_IFNAME", "there-is-none"),
+            ("PLUGIN_NCCL_SOCKET_IFNAME", "lo"),
+            ("PLUGIN_NCCL_DEBUG", "INFO"),
+            ("PLUGIN_NCCL_DEBUG_SUBSYS", "ENV"),
+            ("PLUGIN_OXCCL_TIMEOUT", "7s"),
+        ];
+        let run = |fault: &str| {
+            let job = Job::start(Path::new(RANK), 1, Duration::from_secs(60), |_, command| {
+                command.arg("once").envs(variables).env("FIXTURE", fault);
+            });
+            job.wait().remove(0)
+        };
+        let ended = run("");
+        let output = &ended.output;
+        assert_eq!(ended.status, Some(0), "{output}");
+        let found = format!("found ncclEnvPlugin_v{version}");
+        let origin = format!("env plugin Fixture v{version}");
+        let told = ["NCCL_SOCKET_IFNAME=lo", "OXCCL_TIMEOUT=7s", "the plugin has ended"];
+        assert!(output.contains(&found) && output.contains(&origin), "{output}");
+        assert!(told.iter().all(|text| output.contains(text)), "{output}");
+        assert!(!output.contains("there-is-none"), "{output}");
+        assert_eq!(output.contains("it answers from version 2 on"), version == 2, "{output}");
+        // A plugin that cannot serve leaves the variables to the environment.
+        let ended = run("error");
+        let output = &ended.output;
+        assert!(output.contains("init of Fixture returned 2"), "{output}");
+    }
 }

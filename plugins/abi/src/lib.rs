@@ -3,6 +3,7 @@
 
 #![allow(non_camel_case_types, non_snake_case, reason = "the names are NCCL's")]
 
+pub mod env;
 mod logger;
 pub mod net;
 

@@ -2,12 +2,12 @@
 
 use crate::ncclDebugLogger_t;
 use std::ffi::{CStr, c_char, c_int, c_ulong};
-use std::sync::OnceLock;
+use std::sync::{PoisonError, RwLock};
 
 /// Takes a line of a plugin's log: level, subsystems, file, line, text.
 pub type Sink = fn(i32, u64, &str, i32, &str);
 
-static SINK: OnceLock<Sink> = OnceLock::new();
+static SINK: RwLock<Option<Sink>> = RwLock::new(None);
 
 type CSink = unsafe extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char);
 
@@ -30,7 +30,7 @@ unsafe extern "C" fn forward(
     line: c_int,
     text: *const c_char,
 ) {
-    let Some(sink) = SINK.get() else { return };
+    let Some(sink) = *SINK.read().unwrap_or_else(PoisonError::into_inner) else { return };
     // SAFETY: the C function passes texts that live during the call.
     let (file, text) = unsafe { (CStr::from_ptr(file), CStr::from_ptr(text)) };
     let (file, text) = (file.to_string_lossy(), text.to_string_lossy());
@@ -38,10 +38,10 @@ unsafe extern "C" fn forward(
     let _ = std::panic::catch_unwind(|| sink(level, flags, &file, line, &text));
 }
 
-/// Returns the logger to give to plugins, which passes its lines to `sink`: the first one that was
-/// given in this process.
+/// Returns the logger to give to plugins. From now on it passes its lines to `sink`, also those of
+/// plugins that have it already.
 pub fn logger(sink: Sink) -> ncclDebugLogger_t {
-    SINK.get_or_init(|| sink);
+    *SINK.write().unwrap_or_else(PoisonError::into_inner) = Some(sink);
     // SAFETY: the function takes what the C function passes.
     unsafe { private_oxccl_plugin_set_sink(forward) };
     private_oxccl_plugin_log

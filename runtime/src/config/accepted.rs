@@ -154,7 +154,6 @@ accepted! {
 "Plugins, service and checks" => {
     Text "NCCL_TUNER_PLUGIN" = "", PLUGINS, "Tuner plugin.";
     Text "NCCL_PROFILER_PLUGIN" = "", PLUGINS, "Profiler plugin.";
-    Text "NCCL_ENV_PLUGIN" = "", PLUGINS, "Plugin that answers for the environment.";
     Bool "NCCL_SET_THREAD_NAME" = "0", "the library's threads always have names", "Names NCCL's threads.";
     Text "NCCL_CHECK_MODE" = "DEFAULT", CHECKED, "Checks: DEFAULT, DEBUG_LOCAL or DEBUG_GLOBAL.";
     Bool "NCCL_CHECK_POINTERS" = "0", "superseded by NCCL_CHECK_MODE in NCCL 2.29", "1 checks pointers.";

@@ -74,6 +74,8 @@ pub enum Origin {
         /// The number of the line, from 1.
         line: usize,
     },
+    /// An environment plugin, by its name.
+    Plugin(Arc<str>),
 }
 
 impl fmt::Display for Origin {
@@ -82,6 +84,7 @@ impl fmt::Display for Origin {
             Origin::Default => f.write_str("default"),
             Origin::Environment => f.write_str("environment"),
             Origin::File { path, line } => write!(f, "{path}:{line}"),
+            Origin::Plugin(name) => f.write_str(name),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::{Config, Origin, file, nearest, unreadable, variables};
 use crate::error::Error;
+use crate::plugin::env::{self, EnvPlugin};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -58,13 +59,20 @@ pub(super) struct Sources {
     files: Vec<(Arc<str>, file::Parsed)>,
     warnings: Vec<String>,
     unreadable: Vec<Error>,
+    /// The plugin that answers for all variables, if there is one.
+    plugin: Option<&'static EnvPlugin>,
 }
 
 impl Sources {
     pub(super) fn of_process() -> Self {
         let secure = secure();
         let home = if secure { None } else { std::env::home_dir() };
-        Self::new(std::env::vars_os(), secure, home.as_deref(), Path::new(SYSTEM_FILE))
+        let mut sources =
+            Self::new(std::env::vars_os(), secure, home.as_deref(), Path::new(SYSTEM_FILE));
+        let variable = sources.lookup("NCCL_ENV_PLUGIN").map(|(name, _)| name);
+        sources.plugin = env::plugin(variable.as_deref());
+        sources.warnings.append(&mut env::take_lines(true));
+        sources
     }
 
     fn new(
@@ -118,6 +126,13 @@ impl Sources {
     }
 
     fn lookup(&self, name: &str) -> Option<(String, Origin)> {
+        // A plugin that was written for NCCL may not know this library's own variables.
+        let asked = |plugin: &&EnvPlugin| name.starts_with("NCCL_") || plugin.get(name).is_some();
+        if let Some(plugin) = self.plugin.filter(asked) {
+            return plugin
+                .get(name)
+                .map(|value| (value, Origin::Plugin(plugin.label.as_str().into())));
+        }
         if let Some(value) = self.environment.get(name) {
             return Some((value.clone(), Origin::Environment));
         }

@@ -153,6 +153,11 @@ variables! {
     graph_stream_ordering: Option<i64> = "NCCL_GRAPH_STREAM_ORDERING", "", ORDERED;
 }
 "Configuration and logging" {
+    /// Plugin that answers for variables, instead of environment and files: for all of NCCL's, and
+    /// for this library's own that it has. A path, or a name that stands for
+    /// `libnccl-env-NAME.so`; STATIC_PLUGIN is in the program; `none` loads none. Default:
+    /// `libnccl-env.so`, if it is there.
+    env_plugin: String = "NCCL_ENV_PLUGIN", "";
     /// File to read variables from, instead of `~/.nccl.conf`; only from the environment.
     conf_file: String = "NCCL_CONF_FILE", "";
     /// Log level: NONE, VERSION, WARN, INFO, ABORT or TRACE.

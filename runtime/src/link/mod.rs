@@ -87,13 +87,10 @@ impl Edge {
     }
 
     /// Gives back the slot of the oldest message.
-    pub fn release(&mut self) -> Result<()> {
+    pub fn release(&mut self) {
         match self {
-            Edge::Own => Ok(()),
-            Edge::Direct(edge) => {
-                edge.release();
-                Ok(())
-            }
+            Edge::Own => {}
+            Edge::Direct(edge) => edge.release(),
             Edge::Message(edge) => edge.release(),
         }
     }

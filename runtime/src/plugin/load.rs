@@ -1,7 +1,6 @@
 //! The finding of plugins: libraries by NCCL's names, and the structures in them.
 
 use crate::exit;
-use crate::log::{self, Level, Subsystem};
 use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
 use std::error::Error;
 use std::ffi::c_void;
@@ -16,8 +15,6 @@ pub(super) struct Kind {
     pub(super) symbol: &'static str,
     /// The versions that are understood, the newest first.
     pub(super) versions: &'static [u32],
-    /// The subsystem of lines in the log.
-    pub(super) about: Subsystem,
 }
 
 /// A structure that was found in a library.
@@ -55,11 +52,20 @@ fn candidates(kind: &Kind, name: Option<&str>) -> Vec<String> {
 /// The value of a variable that names the program itself.
 const STATIC: &str = "STATIC_PLUGIN";
 
-/// Loads a library and looks for a structure; a line in the log says what was tried, what was
-/// found, and why it is not taken. Libraries are never unloaded.
-pub(super) fn load(kind: &Kind, name: Option<&str>) -> Option<Found> {
+/// What became of the attempt to load a plugin.
+pub(super) struct Attempt {
+    /// The structure, if one was found.
+    pub(super) found: Option<Found>,
+    /// A line for the log that says what was tried, what was found, and why it is not taken.
+    pub(super) line: String,
+    /// True if something was asked for that is not there.
+    pub(super) warns: bool,
+}
+
+/// Loads a library and looks for a structure. Libraries are never unloaded.
+pub(super) fn load(kind: &Kind, name: Option<&str>) -> Attempt {
     if name == Some(STATIC) {
-        return structure(kind, "the program", Library::this());
+        return structure(kind, "the program", Library::this(), true);
     }
     let mut failures = Vec::new();
     for candidate in candidates(kind, name) {
@@ -69,7 +75,7 @@ pub(super) fn load(kind: &Kind, name: Option<&str>) -> Option<Found> {
             Ok(library) => {
                 // The threads that call the plugin stop before what it has registered is run.
                 exit::close_before_others();
-                return structure(kind, &candidate, library);
+                return structure(kind, &candidate, library, name.is_some());
             }
             Err(error) => {
                 let cause = error.source().map_or_else(|| error.to_string(), ToString::to_string);
@@ -77,14 +83,12 @@ pub(super) fn load(kind: &Kind, name: Option<&str>) -> Option<Found> {
             }
         }
     }
-    let text = format!("{} plugin: {}", kind.name, failures.join("; "));
+    let line = format!("{} plugin: {}", kind.name, failures.join("; "));
     // The default library is rarely there; one that was asked for should be.
-    let level = if name.is_some() { Level::Warn } else { Level::Info };
-    log::line(level, kind.about, &text);
-    None
+    Attempt { found: None, line, warns: name.is_some() }
 }
 
-fn structure(kind: &Kind, file: &str, library: Library) -> Option<Found> {
+fn structure(kind: &Kind, file: &str, library: Library, asked_for: bool) -> Attempt {
     let symbol = |version: &u32| {
         let name = format!("{}{version}", kind.symbol);
         // SAFETY: a symbol of this name is a structure, of which only the address is taken.
@@ -95,34 +99,24 @@ fn structure(kind: &Kind, file: &str, library: Library) -> Option<Found> {
     let found = kind.versions.iter().find_map(symbol);
     // Threads of a plugin may run until the end of the process.
     std::mem::forget(library);
-    let (name, symbol) = (kind.name, kind.symbol);
-    let text = match found {
+    let Kind { name, symbol, versions, .. } = kind;
+    let line = match found {
         Some(Found { version, .. }) => format!("{name} plugin {file}: found {symbol}{version}"),
         None => {
-            let (first, last) = (kind.versions.last()?, kind.versions.first()?);
-            format!("{name} plugin {file}: none of {symbol}{first} to {symbol}{last} is in it")
+            let versions: Vec<_> = versions.iter().map(u32::to_string).collect();
+            let versions = versions.join(", ");
+            format!("{name} plugin {file}: it has no {symbol} of the versions {versions}")
         }
     };
-    let level = if found.is_some() || file.ends_with(&format!("{}.so", kind.prefix)) {
-        Level::Info
-    } else {
-        Level::Warn
-    };
-    log::line(level, kind.about, &text);
-    found
+    Attempt { found, line, warns: found.is_none() && asked_for }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const KIND: Kind = Kind {
-        name: "net",
-        prefix: "libnccl-net",
-        symbol: "ncclNetPlugin_v",
-        versions: &[12, 6],
-        about: Subsystem::Net,
-    };
+    const KIND: Kind =
+        Kind { name: "net", prefix: "libnccl-net", symbol: "ncclNetPlugin_v", versions: &[12, 6] };
 
     #[test]
     fn libraries_have_nccls_names() {
@@ -144,7 +138,13 @@ mod tests {
 
     #[test]
     fn the_program_itself_and_missing_libraries_have_no_structure() {
-        assert!(load(&KIND, Some(STATIC)).is_none());
-        assert!(load(&KIND, Some("there-is-none")).is_none());
+        let program = load(&KIND, Some(STATIC));
+        let text = "net plugin the program: it has no ncclNetPlugin_v of the versions 12, 6";
+        assert!(program.found.is_none() && program.warns);
+        assert_eq!(program.line, text);
+        let missing = load(&KIND, Some("there-is-none"));
+        assert!(missing.found.is_none() && missing.warns);
+        assert!(missing.line.contains("libnccl-net-there-is-none.so"), "{}", missing.line);
+        assert!(!load(&KIND, None).warns);
     }
 }

@@ -51,6 +51,7 @@ fn below(folder: &str) -> Result<String, &'static str> {
 /// The library name that linked programs refer to.
 const SONAME: &str = "liboxccl.so.2";
 const HEADERS: [&str; 3] = ["nccl.h", "nccl_device.h", "oxccl.h"];
+const PLUGIN_HEADERS: [&str; 3] = ["nccl_common.h", "nccl_env.h", "nccl_net.h"];
 
 /// Builds and installs.
 pub fn install(root: &Path, options: &Options) -> Result<(), Error> {
@@ -61,12 +62,17 @@ pub fn install(root: &Path, options: &Options) -> Result<(), Error> {
     copy(&built.shared, &lib.join(SONAME))?;
     link(SONAME, &lib.join("liboxccl.so"))?;
     copy(&built.archive, &lib.join("liboxccl.a"))?;
+    copy(&built.plugin, &lib.join("libnccl-net-oxccl.so"))?;
     copy(&built.command, &prefix.join("bin/oxccl"))?;
     // Completions and manual pages.
     run(Command::new(&built.command).arg("share").arg(prefix.join("share")))?;
     let headers = root.join("capi/include");
     for header in HEADERS {
         copy(&headers.join(header), &prefix.join("include/oxccl").join(header))?;
+    }
+    for header in PLUGIN_HEADERS {
+        let from = root.join("plugins/include").join(header);
+        copy(&from, &prefix.join("include/oxccl").join(header))?;
     }
     for binding in ["cpp/oxccl.hpp", "mpi/oxccl_mpi.h"].map(Path::new) {
         let name = binding.file_name().unwrap_or_default();
@@ -96,6 +102,7 @@ pub fn install(root: &Path, options: &Options) -> Result<(), Error> {
 struct Built {
     shared: PathBuf,
     archive: PathBuf,
+    plugin: PathBuf,
     command: PathBuf,
 }
 
@@ -103,7 +110,7 @@ fn build(root: &Path, profile: &str) -> Result<Built, Error> {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
     let output = Command::new(&cargo)
         .args(["build", "--quiet", "--profile", profile])
-        .args(["--package", "oxccl-capi", "--package", "oxccl-cli"])
+        .args(["--package", "oxccl-capi", "--package", "oxccl-cli", "--package", "oxccl-net-tcp"])
         .arg("--message-format=json-render-diagnostics")
         .current_dir(root)
         .stderr(std::process::Stdio::inherit())
@@ -121,6 +128,7 @@ fn build(root: &Path, profile: &str) -> Result<Built, Error> {
     Ok(Built {
         shared: find("liboxccl.so")?,
         archive: find("liboxccl.a")?,
+        plugin: find("liboxccl_net_tcp.so")?,
         command: find("oxccl")?,
     })
 }

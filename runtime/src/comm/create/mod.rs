@@ -108,6 +108,8 @@ fn warn_once() {
         log::line(Level::Version, Subsystem::Init, version);
         let report = &Config::get().report;
         report.warnings.iter().for_each(|line| log::line(Level::Warn, Subsystem::Env, line));
+        let early = crate::plugin::env::take_lines(false);
+        early.iter().for_each(|line| log::line(Level::Info, Subsystem::Env, line));
         report.given().for_each(|line| log::line(Level::Info, Subsystem::Env, &line));
     });
 }

@@ -2,25 +2,20 @@
 
 use super::{HEADER_BYTES, Message, Slots};
 use crate::error::{Error, Result};
-use crate::link::EDGE_SLOTS;
 use crate::op::descriptor::Descriptor;
 use oxccl_net::{Receiver, Region, Request};
-use std::collections::VecDeque;
 
-/// A queue of messages from a peer. A message arrives in a slot.
+/// The messages from a peer. They arrive in one slot, which is offered when somebody waits for a
+/// message: so nothing is under way at the end of a communicator, which plugins take ill.
 pub struct Incoming {
     receiver: Box<dyn Receiver>,
     /// The number of the rank that sends, the tag of its messages.
     tag: u32,
     /// The slots' registration, made with the first offer.
     region: Option<Region>,
-    slots: Slots,
-    /// Requests under way, by slot.
-    requests: [Option<Request>; EDGE_SLOTS],
-    /// Free slots that the transport had no room for, the oldest first.
-    unoffered: VecDeque<usize>,
-    /// Messages taken so far, those of operations and [`raw`](Self::take_raw) ones.
-    messages: usize,
+    slot: Slots,
+    /// The request for the next message, if it is under way.
+    request: Option<Request>,
     /// Messages of operations taken so far.
     taken: u64,
     /// The size of the oldest message, once it has been seen complete.
@@ -35,47 +30,38 @@ impl Incoming {
             receiver,
             tag,
             region: None,
-            slots: Slots::new(slot_bytes),
-            requests: [None; EDGE_SLOTS],
-            unoffered: (0..EDGE_SLOTS).collect(),
-            messages: 0,
+            slot: Slots::new(1, slot_bytes),
+            request: None,
             taken: 0,
             arrived: None,
         }
     }
 
-    /// Offers all free slots, in order, as far as the transport has room.
-    fn offer(&mut self) -> Result<()> {
-        let len = self.slots.slot_bytes();
+    /// Offers the slot of the next message. Returns the request, unless the transport has no room.
+    fn offer(&mut self) -> Result<Option<Request>> {
+        let len = self.slot.slot_bytes();
         let region = match self.region {
             Some(region) => region,
-            None => *self.region.insert(self.receiver.register(self.slots.memory())?),
+            None => *self.region.insert(self.receiver.register(self.slot.memory())?),
         };
-        while let Some(&slot) = self.unoffered.front() {
-            let data = self.slots.slot(slot);
-            // SAFETY: the slot lives as long as the receiver and is read only after its request is
-            // done and before it is offered again.
-            let request = unsafe { self.receiver.irecv(data, len, self.tag, region)? };
-            if request.is_none() {
-                break;
-            }
-            self.requests[slot] = request;
-            self.unoffered.pop_front();
-        }
-        Ok(())
+        let data = self.slot.slot(0);
+        // SAFETY: the slot lives as long as the receiver and is read only after its request is
+        // done and before it is offered again.
+        Ok(unsafe { self.receiver.irecv(data, len, self.tag, region)? })
     }
 
     /// Returns the size of the oldest message once it is complete.
     fn arrived(&mut self) -> Result<Option<usize>> {
         if self.arrived.is_none() {
-            self.offer()?;
-            let slot = self.messages % EDGE_SLOTS;
-            let Some(request) = self.requests[slot] else { return Ok(None) };
+            if self.request.is_none() {
+                self.request = self.offer()?;
+            }
+            let Some(request) = self.request else { return Ok(None) };
             self.arrived = self.receiver.test(request)?;
         }
         match self.arrived {
-            Some(len) if len > self.slots.slot_bytes() => {
-                let (tag, room) = (self.tag, self.slots.slot_bytes());
+            Some(len) if len > self.slot.slot_bytes() => {
+                let (tag, room) = (self.tag, self.slot.slot_bytes());
                 let cause = format!("{len} bytes from rank {tag} for a slot of {room}");
                 Err(Error::system("receiving a message", cause, "report it to the net's vendor"))
             }
@@ -91,7 +77,7 @@ impl Incoming {
             );
             return Err(Error::Internal { what });
         };
-        let slot = self.slots.bytes(self.messages % EDGE_SLOTS);
+        let slot = self.slot.bytes(0);
         let Some((header, data)) = slot.split_first_chunk::<HEADER_BYTES>() else {
             return Err(Error::Internal { what: "a slot without room for a header".to_owned() });
         };
@@ -107,25 +93,20 @@ impl Incoming {
         }))
     }
 
-    pub(crate) fn release(&mut self) -> Result<()> {
+    pub(crate) fn release(&mut self) {
         self.taken += 1;
-        self.free_slot()
+        self.free_slot();
     }
 
-    fn free_slot(&mut self) -> Result<()> {
-        let slot = self.messages % EDGE_SLOTS;
-        self.arrived = None;
-        self.requests[slot] = None;
-        self.messages += 1;
-        self.unoffered.push_back(slot);
-        self.offer()
+    fn free_slot(&mut self) {
+        (self.arrived, self.request) = (None, None);
     }
 
     /// Takes a message that belongs to no operation, sent before all others.
     pub(super) fn take_raw(&mut self) -> Result<Option<Vec<u8>>> {
         let Some(len) = self.arrived()? else { return Ok(None) };
-        let bytes = self.slots.bytes(self.messages % EDGE_SLOTS)[..len].to_vec();
-        self.free_slot()?;
+        let bytes = self.slot.bytes(0)[..len].to_vec();
+        self.free_slot();
         Ok(Some(bytes))
     }
 
@@ -174,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_that_the_transport_has_no_room_for_are_offered_later_in_order() {
+    fn a_slot_that_the_transport_has_no_room_for_is_offered_again() {
         let mut incoming = Incoming::new(Box::new(Reluctant::default()), 3, 8);
         for number in 1u8..30 {
             let bytes = loop {

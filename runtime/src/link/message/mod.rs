@@ -29,7 +29,7 @@ pub struct MessageEdge {
 impl MessageEdge {
     /// Joins the two directions, which have slots of `slot_bytes`.
     pub fn new(outgoing: Outgoing, incoming: Incoming, slot_bytes: usize) -> Self {
-        let memory_bytes = 2 * EDGE_SLOTS * (HEADER_BYTES + slot_bytes);
+        let memory_bytes = (EDGE_SLOTS + 1) * (HEADER_BYTES + slot_bytes);
         Self { outgoing, incoming, memory_bytes }
     }
 
@@ -47,8 +47,8 @@ impl MessageEdge {
         self.incoming.peek()
     }
 
-    pub(crate) fn release(&mut self) -> Result<()> {
-        self.incoming.release()
+    pub(crate) fn release(&mut self) {
+        self.incoming.release();
     }
 
     pub(super) fn flushed(&mut self) -> Result<bool> {
@@ -84,9 +84,9 @@ struct Cells(Box<[UnsafeCell<u8>]>);
 unsafe impl Sync for Cells {}
 
 impl Slots {
-    fn new(data_bytes: usize) -> Self {
+    fn new(number: usize, data_bytes: usize) -> Self {
         let slot_bytes = HEADER_BYTES + data_bytes;
-        let zeros = vec![0u8; EDGE_SLOTS * slot_bytes].into_boxed_slice();
+        let zeros = vec![0u8; number * slot_bytes].into_boxed_slice();
         // SAFETY: a cell of a byte has the layout of a byte.
         let cells = unsafe { Box::from_raw(Box::into_raw(zeros) as *mut [UnsafeCell<u8>]) };
         Self { memory: Arc::new(Cells(cells)), slot_bytes }

@@ -29,7 +29,7 @@ impl Outgoing {
     /// Creates the queue of a connection, over which rank `tag` sends messages of operations with
     /// up to `slot_bytes`.
     pub fn new(sender: Box<dyn Sender>, tag: u32, slot_bytes: usize) -> Self {
-        let (region, slots) = (None, Slots::new(slot_bytes));
+        let (region, slots) = (None, Slots::new(EDGE_SLOTS, slot_bytes));
         let (requests, unsent) = Default::default();
         Self { sender, tag, region, slots, requests, unsent, messages: 0, sent: 0 }
     }

@@ -3,7 +3,7 @@
 mod connection;
 mod functions;
 
-use super::load::{Found, Kind, load, wanted};
+use super::load::{Attempt, Kind, load, wanted};
 use super::result_name;
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -21,7 +21,6 @@ const KIND: Kind = Kind {
     prefix: "libnccl-net",
     symbol: "ncclNetPlugin_v",
     versions: &[12, 11, 10, 9, 8, 7, 6],
-    about: Subsystem::Net,
 };
 
 /// The advice of errors about networks.
@@ -44,7 +43,10 @@ fn plugins() -> &'static [Plugin] {
 }
 
 fn plugin(file: Option<&str>) -> Option<Plugin> {
-    let found: Found = load(&KIND, file)?;
+    let Attempt { found, line, warns } = load(&KIND, file);
+    let level = if warns { Level::Warn } else { Level::Info };
+    log::line(level, Subsystem::Net, &line);
+    let found = found?;
     let file = file.unwrap_or("libnccl-net.so");
     // SAFETY: the symbol's name says what the structure is.
     match unsafe { Functions::of(found) } {

@@ -647,7 +647,7 @@ impl<'a> VisitState<'a> {
         let Some(slot) = self.message(peer, len)? else { return Ok(Poll::Wait(peer)) };
         // SAFETY: the slot holds `len` bytes; the destination is this rank's.
         unsafe { kernels::copy(to, slot, len, self.streaming(dst)) };
-        self.state.edges[peer as usize].release().map_err(broken(peer))?;
+        self.state.edges[peer as usize].release();
         self.spent += len;
         Ok(Poll::Ready)
     }
@@ -673,7 +673,7 @@ impl<'a> VisitState<'a> {
         };
         // SAFETY: slot, local slice and destination hold `len` bytes each.
         unsafe { kernels::fold(&[to], &srcs, len, self.how(finish, false)) };
-        self.state.edges[peer as usize].release().map_err(broken(peer))?;
+        self.state.edges[peer as usize].release();
         self.spent += len;
         Ok(Poll::Ready)
     }

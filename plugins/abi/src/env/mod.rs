@@ -1,0 +1,5 @@
+//! Environment plugins.
+
+mod types;
+
+pub use types::*;
