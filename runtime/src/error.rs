@@ -78,6 +78,9 @@ pub enum Error {
     Usage { what: String, hint: &'static str },
     #[error("{call} failed: {cause}; {hint}")]
     System { call: String, cause: String, hint: &'static str },
+    /// A failure of this rank itself in the middle of its connections: no peer is to blame.
+    #[error("{call}: {cause}; {hint}")]
+    Local { call: String, cause: String, hint: &'static str },
     #[error("{call} failed: {cause}")]
     Cuda { call: &'static str, cause: String },
     #[error(
@@ -161,6 +164,10 @@ fn reported(site: &Site, code: Code, text: &str) -> String {
 
 impl From<oxccl_net::Error> for Error {
     fn from(error: oxccl_net::Error) -> Self {
+        if error.local {
+            let oxccl_net::Error { call, cause, hint, .. } = error;
+            return Error::Local { call, cause, hint };
+        }
         Error::system(error.call, error.cause, error.hint)
     }
 }
@@ -232,9 +239,10 @@ impl Error {
             Error::Reported { code: Code::InvalidUsage, .. } => Code::InvalidUsage,
             Error::Reported { .. } | Error::Untaken { .. } => Code::RemoteError,
             Error::Cuda { .. } => Code::UnhandledCudaError,
-            Error::System { .. } | Error::Init { .. } | Error::InitTimeout { .. } => {
-                Code::SystemError
-            }
+            Error::System { .. }
+            | Error::Local { .. }
+            | Error::Init { .. }
+            | Error::InitTimeout { .. } => Code::SystemError,
             Error::Remote { .. } | Error::Deadline { .. } | Error::InitPeer { .. } => {
                 Code::RemoteError
             }
@@ -270,6 +278,7 @@ impl Error {
             // The same mistake on all sides.
             error if error.code() == Code::InvalidUsage => error.to_string(),
             Error::System { call, cause, .. } => format!("its {call} failed: {cause}"),
+            Error::Local { call, cause, .. } => format!("{call}: {cause}"),
             error => format!("it failed: {error}"),
         }
     }

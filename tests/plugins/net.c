@@ -4,7 +4,9 @@
  * or one of the names below. FIXTURE_RANK limits that to one rank, FIXTURE_AFTER to the calls of the
  * function after so many. FIXTURE_REPORT is a file to which
  * what is left at the end is appended. */
+#ifndef _GNU_SOURCE
 #define _GNU_SOURCE
+#endif
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -403,7 +405,6 @@ static ncclResult_t test(void *request, int *done, int *sizes) {
 }
 
 static ncclResult_t close_connection(struct connection *of) {
-  for (int i = 0; i < MOST; i++) count(REQUEST, -of->requests[i].used);
   close(of->fd);
   free(of);
   count(CONNECTION, -1);

@@ -1,5 +1,6 @@
 //! Plugins: loaded as users load them, of every version, well behaved and not.
 
+use oxccl_tests::c::{C11, Program};
 use oxccl_tests::job::{Ended, Job};
 use oxccl_tests::missing;
 use std::path::{Path, PathBuf};
@@ -220,6 +221,7 @@ fn a_plugin_that_cannot_serve_is_refused_with_the_reason_and_another_net_is_used
         let ended = plugin.job(2, &["once"], &[("FIXTURE", fault)]);
         expect_success(&ended);
         assert!(ended.iter().all(|e| e.output.contains(reason)), "{fault}: {}", ended[0].output);
+        assert!(!ended.iter().any(|e| e.output.contains("wrong use")), "{}", ended[0].output);
         assert_eq!(plugin.take_report(), "ended\n".repeat(2), "{fault}");
         // If the plugin was asked for by name, there is no other one.
         let ended = plugin.job(2, &["once"], &[("FIXTURE", fault), ("NCCL_NET", "fixture")]);
@@ -269,7 +271,7 @@ fn a_plugin_without_a_function_is_refused() {
 fn what_never_completes_ends_with_the_limits() {
     let Some(plugin) = Plugin::net(7, &[]) else { return };
     for (fault, limit, text) in [
-        ("never connects", ("OXCCL_INIT_TIMEOUT", "2s"), "net Fixture: "),
+        ("never connects", ("OXCCL_INIT_TIMEOUT", "2s"), "net plugin Fixture ("),
         ("never completes", ("OXCCL_INIT_TIMEOUT", "2s"), "net Fixture: "),
     ] {
         let start = Instant::now();
@@ -346,4 +348,28 @@ fn environment_plugins_answer_for_every_variable() {
         let output = &ended.output;
         assert!(output.contains("init of Fixture returned 2"), "{output}");
     }
+}
+
+#[test]
+fn a_plugin_within_the_program_is_found() {
+    let include = format!("-I{MANIFEST}/../plugins/include");
+    let flags = [C11.1, &[include.as_str(), "-rdynamic"]].concat();
+    let Some(program) = Program::build("static_plugin.c", (C11.0, &flags)) else { return };
+    let job = Job::start(&program.path(), 2, Duration::from_secs(60), |_, command| {
+        command
+            .env("NCCL_NET_PLUGIN", "STATIC_PLUGIN")
+            .env("NCCL_NET", "Fixture")
+            .env("OXCCL_RANKS_PER_NODE", "1");
+    });
+    job.expect_success();
+}
+
+/// Ranks that wait long look at all peers; over a plugin they must not ask for messages that never
+/// come.
+#[test]
+fn nothing_is_under_way_at_the_end_also_after_a_long_wait() {
+    let Some(plugin) = Plugin::net(11, &[]) else { return };
+    let ended = plugin.job(4, &["late"], &[("OXCCL_ALGORITHM", "ring")]);
+    expect_success(&ended);
+    assert_eq!(plugin.take_report(), "ended\n".repeat(4));
 }

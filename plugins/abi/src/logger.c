@@ -17,7 +17,7 @@ void private_oxccl_plugin_log(int level, unsigned long flags, const char *file, 
   char text[2048];
   va_list arguments;
   va_start(arguments, fmt);
-  vsnprintf(text, sizeof text, fmt, arguments);
+  int length = vsnprintf(text, sizeof text, fmt, arguments);
   va_end(arguments);
-  to(level, flags, file ? file : "", line, text);
+  if (length >= 0) to(level, flags, file ? file : "", line, text);
 }

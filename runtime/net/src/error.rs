@@ -12,12 +12,19 @@ pub struct Error {
     pub cause: String,
     /// What the user can do about it.
     pub hint: &'static str,
+    /// True if the transport itself is at fault, whatever the connection.
+    pub local: bool,
 }
 
 impl Error {
     /// Returns the error of a call.
     pub fn new(call: impl Display, cause: impl Display, hint: &'static str) -> Self {
-        Self { call: call.to_string(), cause: cause.to_string(), hint }
+        Self { call: call.to_string(), cause: cause.to_string(), hint, local: false }
+    }
+
+    /// Returns the error of a call that fails everything that uses the transport here.
+    pub fn local(call: impl Display, cause: impl Display, hint: &'static str) -> Self {
+        Self { local: true, ..Self::new(call, cause, hint) }
     }
 }
 

@@ -22,7 +22,10 @@ pub const HANDLE_BYTES: usize = 128;
 pub const MAX_REQUESTS: usize = 4;
 
 /// An address to connect to, opaque to everything but its transport.
+///
+/// Plugins read it as a structure of theirs, hence the alignment.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[repr(C, align(16))]
 pub struct Handle(pub [u8; HANDLE_BYTES]);
 
 /// A message under way. Requests are independent of each other: they may complete, and be tested,
@@ -61,8 +64,8 @@ pub struct Properties {
     pub memory: i32,
     /// The speed in Mbit/s.
     pub speed_mbps: i32,
-    /// The latency in µs; 0 if it is not known.
-    pub latency_us: f32,
+    /// True if the device is served by kernels of GPUs, which is not supported.
+    pub offloaded: bool,
     /// The most connections that the device carries.
     pub max_connections: i32,
     /// The most bytes of a message.
@@ -142,6 +145,11 @@ pub trait Sender: Send {
         region: Region,
     ) -> Result<Option<Request>>;
 
+    /// Returns whether requests need calls of [`test`](Self::test) to get on.
+    fn needs_progress(&self) -> bool {
+        true
+    }
+
     /// Returns whether a request is done, so that its data may be written again.
     fn test(&mut self, request: Request) -> Result<bool>;
 }
@@ -166,6 +174,11 @@ pub trait Receiver: Send {
         tag: u32,
         region: Region,
     ) -> Result<Option<Request>>;
+
+    /// Returns whether the connection may end while requests are under way.
+    fn ends_with_requests(&self) -> bool {
+        false
+    }
 
     /// Returns the size of the message once it is complete.
     fn test(&mut self, request: Request) -> Result<Option<usize>>;

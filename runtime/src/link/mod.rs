@@ -81,6 +81,14 @@ impl Edge {
         }
     }
 
+    /// Returns the oldest message as [`peek`](Self::peek) does, for those that do not wait for one.
+    pub fn look(&mut self) -> Result<Option<Message>> {
+        match self {
+            Edge::Message(edge) => edge.look(),
+            other => other.peek(),
+        }
+    }
+
     /// Returns whether the peer is known to be unable to send more until this rank takes a message.
     pub fn is_full(&self) -> bool {
         matches!(self, Edge::Direct(edge) if edge.is_full())

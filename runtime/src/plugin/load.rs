@@ -1,6 +1,5 @@
 //! The finding of plugins: libraries by NCCL's names, and the structures in them.
 
-use crate::exit;
 use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
 use std::error::Error;
 use std::ffi::c_void;
@@ -72,11 +71,7 @@ pub(super) fn load(kind: &Kind, name: Option<&str>) -> Attempt {
         // SAFETY: the user has named the library, or installed it under the name of a plugin; its
         // initialisers run, as they would with NCCL.
         match unsafe { Library::open(Some(&candidate), RTLD_LAZY | RTLD_LOCAL) } {
-            Ok(library) => {
-                // The threads that call the plugin stop before what it has registered is run.
-                exit::close_before_others();
-                return structure(kind, &candidate, library, name.is_some());
-            }
+            Ok(library) => return structure(kind, &candidate, library, name.is_some()),
             Err(error) => {
                 let cause = error.source().map_or_else(|| error.to_string(), ToString::to_string);
                 failures.push(cause);

@@ -49,7 +49,11 @@ impl CurrentCall {
         (since.elapsed() >= self.limit).then(|| {
             let call = format!("{function} of {}", self.label);
             let cause = format!("it has not returned for {} s", self.limit.as_secs_f32());
-            oxccl_net::Error::new(call, cause, "ask the vendor; NCCL_NET_PLUGIN=none goes without")
+            oxccl_net::Error::local(
+                call,
+                cause,
+                "ask the vendor; NCCL_NET_PLUGIN=none goes without",
+            )
         })
     }
 }

@@ -70,7 +70,7 @@ impl Shared {
     fn trouble(&self) -> Option<oxccl_net::Error> {
         let ended = || {
             let (label, cause) = (self.current.label(), "the thread that calls it has ended");
-            oxccl_net::Error::new(label, cause, "see the log")
+            oxccl_net::Error::local(label, cause, "see the log")
         };
         self.ended.load(Ordering::Acquire).then(ended).or_else(|| self.current.stuck())
     }
@@ -157,11 +157,13 @@ fn work(
     make: impl FnOnce() -> oxccl_net::Result<Box<dyn Net>>,
     give: &Answer<oxccl_net::Result<Facts>>,
 ) {
+    let Some(visit) = exit::visit_driver() else { return };
     let made = make().and_then(|net| {
         let properties = (0..net.devices()).map(|device| net.properties(device));
         let properties = properties.collect::<oxccl_net::Result<Vec<_>>>()?;
         Ok((net, properties))
     });
+    drop(visit);
     let net = match made {
         Ok((net, properties)) => {
             give.set(Ok((net.name().to_owned(), properties)));
@@ -176,7 +178,10 @@ fn work(
         let Some(visit) = exit::visit_driver() else { return std::mem::forget((tasks, net)) };
         let awaited = shared.awaited.swap(false, Ordering::SeqCst);
         let calls = std::mem::take(&mut *shared.calls());
-        let mut moved = awaited || !calls.is_empty();
+        let mut moved = !calls.is_empty();
+        if awaited {
+            nap = NAPS[0];
+        }
         for call in calls {
             call(&mut Context { net: &*net, tasks: &mut tasks });
         }
@@ -203,7 +208,12 @@ fn work(
         }
         shared.napping.store(false, Ordering::SeqCst);
     }
-    let _visit = exit::visit_driver();
+    let calls = std::mem::take(&mut *shared.calls());
+    let Some(_visit) = exit::visit_driver() else {
+        return std::mem::forget((calls, tasks, net));
+    };
+    // What a call that was not made any more would have used ends here, too.
+    drop(calls);
     drop(tasks);
     drop(net);
 }
@@ -226,8 +236,8 @@ impl Net for Proxy {
         let (handle, found) = self.worker.call(move |context| {
             let (handle, mut listener) = context.net.listen(device)?;
             let found = Search::default();
-            let accept = move || listener.accept();
-            context.tasks.push(Box::new(Searching { search: accept, found: found.clone() }));
+            let search = Some(move || listener.accept());
+            context.tasks.push(Box::new(Searching { search, found: found.clone() }));
             Ok((handle, found))
         })?;
         Ok((handle, Box::new(ProxyListener { found, worker: self.worker.clone() })))
@@ -237,16 +247,16 @@ impl Net for Proxy {
         let found = self.worker.call(move |context| {
             let mut connecting = context.net.connect(device, handle)?;
             let found = Search::default();
-            let connect = move || connecting.progress();
-            context.tasks.push(Box::new(Searching { search: connect, found: found.clone() }));
+            let search = Some(move || connecting.progress());
+            context.tasks.push(Box::new(Searching { search, found: found.clone() }));
             Ok(found)
         })?;
         Ok(Box::new(ProxyConnecting { found, worker: self.worker.clone() }))
     }
 }
 
-/// The result of a search that the thread makes; dropped by the one who waits for it, it ends the
-/// search.
+/// The result of a search that the thread makes. When the one who waits for it drops it, the thread
+/// ends the search, and the connection if there is one.
 struct Search<T>(Arc<Mutex<Option<oxccl_net::Result<T>>>>);
 
 impl<T> Default for Search<T> {
@@ -271,9 +281,10 @@ impl<T> Search<T> {
     }
 }
 
-/// A connection that the thread looks for.
+/// A connection that the thread looks for, and keeps until somebody takes it.
 struct Searching<T, F> {
-    search: F,
+    /// What looks for it, until it is found.
+    search: Option<F>,
     found: Search<T>,
 }
 
@@ -282,9 +293,11 @@ impl<T: Send, F: FnMut() -> oxccl_net::Result<Option<T>> + Send> Task for Search
         if Arc::strong_count(&self.found.0) == 1 {
             return Progress::Over;
         }
-        let Some(result) = (self.search)().transpose() else { return Progress::Idle };
+        let result = self.search.as_mut().and_then(|search| search().transpose());
+        let Some(result) = result else { return Progress::Idle };
         *self.found.0.lock().unwrap_or_else(|e| e.into_inner()) = Some(result);
-        Progress::Over
+        self.search = None;
+        Progress::Moved
     }
 }
 
@@ -380,6 +393,10 @@ impl Sender for Half {
         region: Region,
     ) -> oxccl_net::Result<Option<Request>> {
         self.start(data.cast_mut(), len, tag, region)
+    }
+
+    fn needs_progress(&self) -> bool {
+        false
     }
 
     fn test(&mut self, request: Request) -> oxccl_net::Result<bool> {

@@ -54,7 +54,7 @@ impl Net for Local {
             pci_path: None,
             memory: oxccl_net::HOST,
             speed_mbps: 1,
-            latency_us: 0.0,
+            offloaded: false,
             max_connections: 1,
             max_bytes: 1,
         })

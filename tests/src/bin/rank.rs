@@ -1,6 +1,6 @@
 //! A rank of the multi-process tests: `oxccl-test-rank sequence SEED OPERATIONS MAX_BYTES`,
 //! `deterministic SEED THREADS` for reductions compared with the fold in rank order, `mismatch BASE
-//! OURS THEIRS` for two numbers of differing calls, `windows SEED mapped|plain`, `once` for one
+//! OURS THEIRS` for two numbers of differing calls, `windows SEED mapped|plain`, `late` and `once` for one
 //! all-reduce, `crowd THREADS` for one of so many ranks in each process, `split-with-dead` and
 //! `survive FILE` beside a rank that is killed, `repaint abort|timeout|shrink between|within`
 //! beside a rank that is stopped, or `loop` to all-reduce until something fails.
@@ -291,6 +291,13 @@ fn main() {
         Some("windows") => put(&arguments),
         Some("repaint") => repaint(&arguments[1], arguments[2] == "between"),
         Some("once") => join().and_then(|comm| once(&comm)),
+        Some("late") => join().and_then(|comm| {
+            // The others begin to suspect something after a second.
+            if comm.rank() == 2 {
+                std::thread::sleep(Duration::from_millis(1500));
+            }
+            once(&comm)
+        }),
         Some("crowd") => crowd(arguments[1].parse().expect("a number")),
         Some("split-with-dead") => split_with_dead(),
         Some("survive") => survive(&arguments[1]),

@@ -84,9 +84,10 @@ impl Net for Tcp {
             pci_path: place.ok().map(|path| path.display().to_string()),
             memory: HOST,
             speed_mbps: speed_mbps(&name),
-            latency_us: 0.0,
+            offloaded: false,
             max_connections: 65536,
-            max_bytes: u32::MAX.into(),
+            // Sizes are C's integers for plugins.
+            max_bytes: 1 << 30,
             name,
         })
     }

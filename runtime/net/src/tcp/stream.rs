@@ -210,6 +210,10 @@ impl<S: Read + Send> Receiver for TcpReceiver<S> {
         Ok(Some(self.before + (self.sizes.len() + self.posted.len()) as u64))
     }
 
+    fn ends_with_requests(&self) -> bool {
+        true
+    }
+
     fn test(&mut self, request: Request) -> Result<Option<usize>> {
         let Some(index) = request.checked_sub(self.before + 1).map(|index| index as usize) else {
             let cause = format!("request {request} was tested again");

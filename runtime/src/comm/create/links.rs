@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::link::Edge;
 use crate::link::control::Control;
 use crate::link::direct::{DirectEdge, Segment};
-use crate::link::message::{Identity, Joining, MessageEdge};
+use crate::link::message::{HEADER_BYTES, Identity, Joining, MessageEdge};
 use crate::plugin::net::{self, Need};
 use crate::rank::Rank;
 use crate::rank::monitor::{self, Sign};
@@ -51,6 +51,7 @@ pub(super) fn connect(
         traffic_class: options.traffic_class,
         address: interface::beside(members.address(identity.rank), Config::get())?,
         connections: 2 * members.remote().len(),
+        message_bytes: HEADER_BYTES + slot_bytes,
         place: members.own_place(),
     };
     let net = net::choose(&need)?;
@@ -63,7 +64,7 @@ pub(super) fn connect(
         }
         let missing = making.missing();
         if missing.is_empty() {
-            return Ok(making.finish());
+            return making.finish();
         }
         let explain = |verdict| explained(verdict, identity.rank, || making.lacking(&missing));
         rendezvous.session.check().map_err(explain)?;
@@ -164,13 +165,13 @@ impl Making {
     }
 
     fn wait(&self, rendezvous: &Rendezvous, limit: Duration) {
-        let mut fds = vec![rendezvous.session.poll_fd()];
+        let (mut fds, now) = (vec![rendezvous.session.poll_fd()], Instant::now());
         self.door.poll_fds(&mut fds);
         fds.extend(self.dials.iter().filter_map(|(_, dial)| dial.poll_fd()));
         for (peer, (control, joining)) in &self.joining {
             if !joining.is_complete() && !self.gone.contains_key(peer) {
                 fds.push(control.poll_fd());
-                joining.poll_fds(&mut fds);
+                joining.poll_fds(&mut fds, now);
             }
         }
         // Proofs that are awaited show by no descriptor.
@@ -197,16 +198,16 @@ impl Making {
         deadline.error(|| Error::InitTimeout { rank, nranks, why })
     }
 
-    fn finish(self) -> Links {
+    fn finish(self) -> Result<Links> {
         let mut links = Links::default();
         links.controls.resize_with(self.identity.nranks as usize, || None);
         for (peer, (control, joining)) in self.joining {
-            let ends = joining.finish();
-            let edge = |(out, inc)| (peer, MessageEdge::new(out, inc, self.slot_bytes));
-            links.edges.extend(ends.map(edge));
+            let none = || Error::init_peer(peer, "has no data connection");
+            let (outgoing, incoming) = joining.finish().ok_or_else(none)?;
+            links.edges.push((peer, MessageEdge::new(outgoing, incoming, self.slot_bytes)));
             links.controls[peer as usize] = Some(control);
         }
-        links
+        Ok(links)
     }
 }
 

@@ -32,7 +32,7 @@ pub(super) fn suspect(endpoint: &Endpoint, doing: CurrentOp, awaited: Awaited) -
             let mut state = endpoint.state();
             for peer in peers.filter(|&p| (p as usize) < state.edges.len()).collect::<Vec<_>>() {
                 // A broken link is reported by the operation that uses it.
-                if let Ok(Some(message)) = state.edges[peer as usize].peek()
+                if let Ok(Some(message)) = state.edges[peer as usize].look()
                     && message.descriptor.is_some_and(|d| d.is_message())
                     && !is_ahead(&endpoint.rank, seq, peer, &message)
                 {

@@ -11,7 +11,7 @@ pub struct Incoming {
     receiver: Box<dyn Receiver>,
     /// The number of the rank that sends, the tag of its messages.
     tag: u32,
-    /// The slots' registration, made with the first offer.
+    /// The slot's registration, made with the first offer.
     region: Option<Region>,
     slot: Slots,
     /// The request for the next message, if it is under way.
@@ -91,6 +91,12 @@ impl Incoming {
             descriptor: Some(descriptor),
             begun: Some(u32::from_le_bytes([e, f, g, h])),
         }))
+    }
+
+    /// Returns whether looking for a message leaves nothing under way that was not before, or
+    /// nothing that matters at the end.
+    pub(super) fn may_look(&self) -> bool {
+        self.request.is_some() || self.arrived.is_some() || self.receiver.ends_with_requests()
     }
 
     pub(crate) fn release(&mut self) {

@@ -61,7 +61,8 @@ type Nonce = [u8; NONCE_BYTES];
 
 /// The side that receives: it accepts until a connection proves itself.
 struct Accepting {
-    listener: Box<dyn Listener>,
+    /// The listener, until a connection has proved itself.
+    listener: Option<Box<dyn Listener>>,
     nonce: Nonce,
     /// Connections without proof, the oldest first.
     unproven: VecDeque<(Instant, Incoming)>,
@@ -107,7 +108,8 @@ impl Joining {
         let nonce = random()?;
         control.tell(&notice::invitation(&Invitation { nonce, handle: handle.0 }));
         let (unproven, attempts) = Default::default();
-        let accepting = Accepting { listener, nonce, unproven, proven: None };
+        let (listener, proven) = (Some(listener), None);
+        let accepting = Accepting { listener, nonce, unproven, proven };
         let (invitation, connecting, again, proven) = (None, None, None, None);
         let offering = Offering { invitation, connecting, attempts, again, proven };
         Ok(Self { identity, peer, net, device, control, slot_bytes, accepting, offering })
@@ -144,17 +146,31 @@ impl Joining {
         Ok(())
     }
 
+    /// Returns whether another connection can be taken now, if need be in the place of an old one.
+    fn has_room(&self, now: Instant) -> bool {
+        let unproven = &self.accepting.unproven;
+        let old = |(since, _): &(Instant, _)| now.saturating_duration_since(*since) >= UNPROVEN;
+        // A transport without strangers makes one connection per listener.
+        let most = if self.net.is_open_to_strangers() { MAX_UNPROVEN } else { 1 };
+        unproven.len() < most || (most > 1 && unproven.front().is_some_and(old))
+    }
+
     /// Takes connections that have been made.
     fn accept(&mut self, now: Instant) -> Result<()> {
-        let Accepting { listener, unproven, proven, .. } = &mut self.accepting;
-        let has_room = |unproven: &VecDeque<(Instant, Incoming)>| {
-            let old = |(since, _): &(Instant, _)| now.saturating_duration_since(*since) >= UNPROVEN;
-            unproven.len() < MAX_UNPROVEN || unproven.front().is_some_and(old)
-        };
-        // A transport without strangers makes one connection per listener.
-        let enough = !self.net.is_open_to_strangers() && !unproven.is_empty();
-        while proven.is_none() && !enough && has_room(unproven) {
-            let Some(receiver) = listener.accept()? else { break };
+        while self.has_room(now) {
+            let Accepting { listener: Some(listener), unproven, .. } = &mut self.accepting else {
+                break;
+            };
+            let receiver = match listener.accept() {
+                Ok(Some(receiver)) => receiver,
+                Ok(None) => break,
+                // The oldest one gives its descriptor back for one that may be a member's.
+                Err(_) if self.net.is_open_to_strangers() && !unproven.is_empty() => {
+                    unproven.pop_front();
+                    continue;
+                }
+                Err(error) => return Err(error.into()),
+            };
             if unproven.len() >= MAX_UNPROVEN {
                 unproven.pop_front();
             }
@@ -166,7 +182,7 @@ impl Joining {
     /// Looks for a connection that proves itself.
     fn prove(&mut self) -> Result<()> {
         let ends = (self.peer, self.identity.rank);
-        let Accepting { nonce, unproven, proven, .. } = &mut self.accepting;
+        let Accepting { listener, nonce, unproven, proven } = &mut self.accepting;
         for (since, mut incoming) in std::mem::take(unproven) {
             let first = match incoming.take_raw() {
                 Ok(None) => {
@@ -187,7 +203,7 @@ impl Joining {
             match self.identity.attempt(ends, nonce, &first) {
                 Some(attempt) if proven.is_none() => {
                     self.control.tell(&notice::proven(attempt));
-                    *proven = Some(incoming);
+                    (*proven, *listener) = (Some(incoming), None);
                 }
                 Some(_) => {}
                 None => refuse("its first message does not prove that it knows the secret"),
@@ -204,16 +220,12 @@ impl Joining {
             *connecting = None;
             return Ok(());
         }
-        let first = again.is_none();
         let due = again.is_none_or(|(at, _)| now >= at && self.net.is_open_to_strangers());
         if connecting.is_none() && due {
             let pause = again.map_or(AGAIN, |(_, pause)| 2 * pause);
             *again = now.checked_add(pause).map(|at| (at, pause));
-            match self.net.connect(self.device, Handle(*handle)) {
-                Ok(begun) => *connecting = Some(begun),
-                Err(error) if first => return Err(Error::init_peer(self.peer, error)),
-                Err(error) => return Err(error.into()),
-            }
+            let begun = self.net.connect(self.device, Handle(*handle));
+            *connecting = Some(begun.map_err(|error| Error::init_peer(self.peer, error))?);
         }
         let made = connecting.as_mut().map_or(Ok(None), |begun| begun.progress())?;
         if let Some(sender) = made {
@@ -247,9 +259,9 @@ impl Joining {
 
     /// Appends the descriptors that show progress. Where a transport has none, or a proof is
     /// awaited, one has to look again soon.
-    pub fn poll_fds<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) {
-        if self.accepting.proven.is_none() {
-            self.accepting.listener.poll_fds(fds);
+    pub fn poll_fds<'a>(&'a self, fds: &mut Vec<PollFd<'a>>, now: Instant) {
+        if let Some(listener) = self.accepting.listener.as_ref().filter(|_| self.has_room(now)) {
+            listener.poll_fds(fds);
         }
         if let Some(connecting) = &self.offering.connecting {
             connecting.poll_fds(fds);
@@ -261,7 +273,7 @@ impl Joining {
         let net = self.net.name();
         let Offering { invitation, connecting, proven, .. } = &self.offering;
         match (connecting, invitation) {
-            (Some(connecting), _) => format!("net {net}: {}", connecting.why()),
+            (Some(connecting), _) => connecting.why(),
             (None, None) => format!("net {net}: it has not told where it listens"),
             _ if proven.is_none() => format!("net {net}: it does not see this rank's connection"),
             _ => format!("net {net}: it has not connected to this rank"),

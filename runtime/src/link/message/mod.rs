@@ -11,7 +11,7 @@ pub use incoming::Incoming;
 pub use joining::{Identity, Joining};
 pub use outgoing::Outgoing;
 use oxccl_net::Memory;
-use std::cell::UnsafeCell;
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::sync::Arc;
 
 /// Bytes of a message's header, the descriptor of its operation: `what u32 · begun u32 · count
@@ -47,6 +47,12 @@ impl MessageEdge {
         self.incoming.peek()
     }
 
+    /// Returns the oldest message as [`peek`](Self::peek) does, but waits for none over a transport
+    /// that takes that as a promise.
+    pub(super) fn look(&mut self) -> Result<Option<Message>> {
+        if self.incoming.may_look() { self.peek() } else { Ok(None) }
+    }
+
     pub(crate) fn release(&mut self) {
         self.incoming.release();
     }
@@ -75,27 +81,55 @@ impl MessageEdge {
 struct Slots {
     memory: Arc<Cells>,
     slot_bytes: usize,
+    number: usize,
 }
 
-struct Cells(Box<[UnsafeCell<u8>]>);
+/// Zeroed memory that shares its pages with nothing else: pages that networks register may be kept
+/// from forked children.
+struct Cells {
+    data: *mut u8,
+    layout: Layout,
+}
+
+/// The size of a page, or a multiple of it.
+const PAGE_BYTES: usize = 4096;
+
+impl Cells {
+    fn new(bytes: usize) -> Self {
+        let layout = Layout::from_size_align(bytes.next_multiple_of(PAGE_BYTES), PAGE_BYTES);
+        let layout = layout.expect("slots are small");
+        // SAFETY: the size is not zero, as slots have headers.
+        let data = unsafe { alloc_zeroed(layout) };
+        if data.is_null() {
+            handle_alloc_error(layout);
+        }
+        Self { data, layout }
+    }
+}
+
+impl Drop for Cells {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout.
+        unsafe { dealloc(self.data, self.layout) };
+    }
+}
 
 // SAFETY: a slot is accessed by the holder of the slots, or by the transport while a request of the
 // slot is under way, never by both.
+unsafe impl Send for Cells {}
+// SAFETY: as above.
 unsafe impl Sync for Cells {}
 
 impl Slots {
     fn new(number: usize, data_bytes: usize) -> Self {
         let slot_bytes = HEADER_BYTES + data_bytes;
-        let zeros = vec![0u8; number * slot_bytes].into_boxed_slice();
-        // SAFETY: a cell of a byte has the layout of a byte.
-        let cells = unsafe { Box::from_raw(Box::into_raw(zeros) as *mut [UnsafeCell<u8>]) };
-        Self { memory: Arc::new(Cells(cells)), slot_bytes }
+        Self { memory: Arc::new(Cells::new(number * slot_bytes)), slot_bytes, number }
     }
 
     /// Returns all slots together, to be registered.
     fn memory(&self) -> Memory {
         let owner = self.memory.clone();
-        Memory { data: self.slot(0), len: self.memory.0.len(), owner }
+        Memory { data: self.slot(0), len: self.number * self.slot_bytes, owner }
     }
 
     fn slot_bytes(&self) -> usize {
@@ -103,7 +137,8 @@ impl Slots {
     }
 
     fn slot(&self, index: usize) -> *mut u8 {
-        UnsafeCell::raw_get(self.memory.0[index * self.slot_bytes..][..self.slot_bytes].as_ptr())
+        assert!(index < self.number, "slot {index} of {}", self.number);
+        self.memory.data.wrapping_add(index * self.slot_bytes)
     }
 
     /// Returns the contents of a slot that no request uses.

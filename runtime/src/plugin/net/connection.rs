@@ -1,9 +1,10 @@
 //! A net plugin as a transport. All of this runs in the thread that calls the plugin.
 
 use super::functions::{
-    Accept, Connect, Functions, GetProperties, Init, Irecv, Isend, Listen, RegMr,
+    Accept, Connect, Functions, GetProperties, Init, Irecv, Isend, Lifecycle, Listen, RegMr,
 };
 use super::{HINT, result_name};
+use crate::exit;
 use crate::plugin::logger;
 use crate::proxy::CurrentCall;
 use oxccl_net::{
@@ -16,7 +17,7 @@ use oxccl_plugin_abi::net::{
 };
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 
 /// Sizes that `test` may write: one per message of a request, and some more for plugins that always
 /// write as many as they have.
@@ -27,6 +28,8 @@ struct Instance {
     functions: &'static Functions,
     current: Arc<CurrentCall>,
     context: *mut c_void,
+    /// True once `init` has succeeded.
+    initialised: bool,
     traffic_class: c_int,
 }
 
@@ -48,65 +51,87 @@ impl Instance {
         Error::new(format!("{function} of {}", self.current.label()), cause, HINT)
     }
 
-    /// Calls `init`. Plugins without contexts are initialised once per process.
-    fn init(&mut self, comm: u64) -> Result<()> {
+    /// Calls `init`, unless it is called once per process and has been.
+    fn init(&mut self, comm: u64, begun: &mut bool) -> Result<()> {
         let functions = self.functions;
         let (log, mut context) = (logger(), null_mut());
         let mut v11 = ncclNetCommConfig_v11_t { trafficClass: self.traffic_class };
         let mut v12 = ncclNetCommConfig_v12_t { trafficClass: self.traffic_class };
-        let at = &mut context;
+        let (at, profiler) = (&mut context, Some(no_profiler as _));
+        let again = std::mem::replace(begun, true);
         // SAFETY: the function is the plugin's, and has the arguments of its version.
         let init = || unsafe {
             match functions.init {
-                Init::V6(init) => functions.once(|| init(log)),
-                Init::V10(init) => functions.once(|| init(log, None)),
-                Init::V11(init) => init(at, comm, &mut v11, log, None),
-                Init::V12(init) => init(at, comm, &mut v12, log, None),
+                Init::V6(_) | Init::V10(_) if again => 0,
+                Init::V6(init) => init(log),
+                Init::V10(init) => init(log, profiler),
+                Init::V11(init) => init(at, comm, &mut v11, log, profiler),
+                Init::V12(init) => init(at, comm, &mut v12, log, profiler),
             }
         };
         self.call("init", init)?;
-        self.context = context;
+        (self.context, self.initialised) = (context, true);
+        // What the plugin has registered for the end of the process runs after this.
+        exit::close_before_others();
         Ok(())
     }
+
+    /// Returns what is known of the plugin, for nobody else to begin or end it meanwhile.
+    fn lifecycle(&self, function: &'static str) -> MutexGuard<'static, Lifecycle> {
+        let lock = || self.functions.lifecycle.lock().unwrap_or_else(|e| e.into_inner());
+        self.current.enter(function, lock)
+    }
+}
+
+/// Takes events for which there is no profiler. Some plugins call it without asking.
+unsafe extern "C" fn no_profiler(
+    _event: *mut *mut c_void,
+    _kind: c_int,
+    _parent: *mut c_void,
+    _plugin: i64,
+    _data: *mut c_void,
+) -> c_int {
+    0
 }
 
 /// A plugin in use.
 pub(super) struct PluginNet {
     instance: Arc<Instance>,
-    devices: usize,
+    properties: Vec<Properties>,
 }
 
 impl PluginNet {
-    /// Initialises a plugin for a communicator.
+    /// Initialises a plugin for a communicator, and asks for its devices. A plugin that fails at
+    /// that is not tried again in this process, as with NCCL.
     pub(super) fn start(
         functions: &'static Functions,
         current: Arc<CurrentCall>,
         comm: u64,
         traffic_class: i32,
     ) -> Result<Self> {
-        let context = null_mut();
-        let mut instance = Instance { functions, current, context, traffic_class };
-        instance.init(comm)?;
-        let mut devices: c_int = 0;
-        // From here on the end of the instance ends the context.
-        let net = Self { instance: Arc::new(instance), devices: 0 };
-        // SAFETY: as in `init`.
-        net.instance.call("devices", || unsafe { (functions.devices)(&mut devices) })?;
-        let devices = usize::try_from(devices).map_err(|_| {
-            net.instance.failed("devices", format!("it says that there are {devices}"))
-        })?;
-        Ok(Self { instance: net.instance, devices })
+        let (context, initialised) = (null_mut(), false);
+        let mut instance = Instance { functions, current, context, initialised, traffic_class };
+        let mut lifecycle = instance.lifecycle("init");
+        if let Some(error) = &lifecycle.failed {
+            return Err(error.clone());
+        }
+        let made = instance.init(comm, &mut lifecycle.begun).and_then(|()| instance.devices());
+        if let Err(error) = &made {
+            lifecycle.failed = Some(error.clone());
+        }
+        // The end of the instance takes the lock.
+        drop(lifecycle);
+        Ok(Self { properties: made?, instance: Arc::new(instance) })
     }
 }
 
 impl Drop for Instance {
     fn drop(&mut self) {
-        if let Some(finalize) = self.functions.finalize {
-            let context = self.context;
-            // SAFETY: as in `init`; nothing of the context is in use any more.
-            let ended = self.call("finalize", || unsafe { finalize(context) });
-            note(ended);
-        }
+        let Some(finalize) = self.functions.finalize.filter(|_| self.initialised) else { return };
+        let _alone = self.lifecycle("finalize");
+        let context = self.context;
+        // SAFETY: as in `init`; nothing of the context is in use any more.
+        note(self.call("finalize", || unsafe { finalize(context) }));
     }
 }
 
@@ -126,7 +151,6 @@ macro_rules! common {
             pci_path: $properties.pciPath,
             memory: $properties.ptrSupport,
             speed_mbps: $properties.speed,
-            latency_us: $properties.latency,
             max_connections: $properties.maxComms,
             offload: NCCL_NET_DEVICE_HOST,
             max_bytes: OLD_MAX_BYTES,
@@ -142,7 +166,6 @@ struct Facts {
     pci_path: *const c_char,
     memory: c_int,
     speed_mbps: c_int,
-    latency_us: f32,
     max_connections: c_int,
     offload: c_int,
     max_bytes: u64,
@@ -169,31 +192,58 @@ impl Instance {
                 self.call("getProperties", get).map(|()| $facts)
             }};
         }
+        /// From version 7 on there is offload.
+        macro_rules! offload {
+            ($get:expr) => {
+                get!($get, p, Facts { offload: p.netDeviceType, ..common!(p) })
+            };
+        }
+        /// From version 9 on there is a limit of sizes.
+        macro_rules! sizes {
+            ($get:expr) => {
+                get!($get, p, {
+                    let max_bytes = p.maxP2pBytes as u64;
+                    Facts { offload: p.netDeviceType, max_bytes, ..common!(p) }
+                })
+            };
+        }
         match self.functions.get_properties {
             GetProperties::V6(get) => get!(get, p, common!(p)),
-            GetProperties::V7(get) => {
-                get!(get, p, Facts { offload: p.netDeviceType, ..common!(p) })
-            }
-            GetProperties::V8(get) => {
-                get!(get, p, Facts { offload: p.netDeviceType, ..common!(p) })
-            }
-            GetProperties::V9(get) => get!(get, p, {
-                let max_bytes = p.maxP2pBytes as u64;
-                Facts { offload: p.netDeviceType, max_bytes, ..common!(p) }
-            }),
-            GetProperties::V10(get) => get!(get, p, {
-                let max_bytes = p.maxP2pBytes as u64;
-                Facts { offload: p.netDeviceType, max_bytes, ..common!(p) }
-            }),
-            GetProperties::V11(get) => get!(get, p, {
-                let max_bytes = p.maxP2pBytes as u64;
-                Facts { offload: p.netDeviceType, max_bytes, ..common!(p) }
-            }),
-            GetProperties::V12(get) => get!(get, p, {
-                let max_bytes = p.maxP2pBytes as u64;
-                Facts { offload: p.netDeviceType, max_bytes, ..common!(p) }
-            }),
+            GetProperties::V7(get) => offload!(get),
+            GetProperties::V8(get) => offload!(get),
+            GetProperties::V9(get) => sizes!(get),
+            GetProperties::V10(get) => sizes!(get),
+            GetProperties::V11(get) => sizes!(get),
+            GetProperties::V12(get) => sizes!(get),
         }
+    }
+}
+
+impl Instance {
+    /// Returns what is known of each device.
+    fn devices(&self) -> Result<Vec<Properties>> {
+        let (devices, mut number) = (self.functions.devices, 0);
+        // SAFETY: as in `init`.
+        self.call("devices", || unsafe { devices(&mut number) })?;
+        if number < 0 {
+            return Err(self.failed("devices", format!("it says that there are {number}")));
+        }
+        (0..number).map(|device| self.properties(device)).collect()
+    }
+
+    fn properties(&self, device: c_int) -> Result<Properties> {
+        let facts = self.facts(device)?;
+        // SAFETY: texts of the plugin by the interface.
+        let (name, pci_path) = unsafe { (text(facts.name), text(facts.pci_path)) };
+        Ok(Properties {
+            name: name.unwrap_or_else(|| device.to_string()),
+            pci_path,
+            memory: facts.memory,
+            speed_mbps: facts.speed_mbps,
+            offloaded: facts.offload != NCCL_NET_DEVICE_HOST,
+            max_connections: facts.max_connections,
+            max_bytes: facts.max_bytes,
+        })
     }
 }
 
@@ -203,26 +253,12 @@ impl Net for PluginNet {
     }
 
     fn devices(&self) -> usize {
-        self.devices
+        self.properties.len()
     }
 
     fn properties(&self, device: usize) -> Result<Properties> {
-        let facts = self.instance.facts(device as c_int)?;
-        if facts.offload != NCCL_NET_DEVICE_HOST {
-            let cause = format!("device {device} is served by GPUs, which is not supported");
-            return Err(self.instance.failed("getProperties", cause));
-        }
-        // SAFETY: texts of the plugin by the interface.
-        let (name, pci_path) = unsafe { (text(facts.name), text(facts.pci_path)) };
-        Ok(Properties {
-            name: name.unwrap_or_else(|| device.to_string()),
-            pci_path,
-            memory: facts.memory,
-            speed_mbps: facts.speed_mbps,
-            latency_us: facts.latency_us,
-            max_connections: facts.max_connections,
-            max_bytes: facts.max_bytes,
-        })
+        let none = || self.instance.failed("getProperties", format!("there is no device {device}"));
+        self.properties.get(device).cloned().ok_or_else(none)
     }
 
     fn listen(&self, device: usize) -> Result<(Handle, Box<dyn Listener>)> {

@@ -173,6 +173,15 @@ pub(super) enum Irecv {
     ),
 }
 
+/// What is known of a plugin in this process.
+#[derive(Default)]
+pub(super) struct Lifecycle {
+    /// True once an `init` was called that is called once per process.
+    pub(super) begun: bool,
+    /// Why the plugin could not be begun: it is not tried again.
+    pub(super) failed: Option<oxccl_net::Error>,
+}
+
 /// The functions of a plugin that are used here.
 pub(super) struct Functions {
     pub(super) name: String,
@@ -192,8 +201,8 @@ pub(super) struct Functions {
     pub(super) close_listen: Close,
     /// From version 11 on; `None` where contexts need no end.
     pub(super) finalize: Option<Close>,
-    /// The result of an `init` that is called once per process.
-    initialised: Mutex<Option<c_int>>,
+    /// Held while the plugin is begun or ended: plugins count their users without a lock.
+    pub(super) lifecycle: Mutex<Lifecycle>,
 }
 
 fn need<T>(function: Option<T>, name: &str) -> Result<T, String> {
@@ -229,18 +238,12 @@ macro_rules! functions {
             close_recv: need(table.closeRecv, "closeRecv")?,
             close_listen: need(table.closeListen, "closeListen")?,
             finalize: finalize(table),
-            initialised: Mutex::new(None),
+            lifecycle: Mutex::default(),
         })
     }};
 }
 
 impl Functions {
-    /// Returns the result of the call, which is made only once.
-    pub(super) fn once(&self, call: impl FnOnce() -> c_int) -> c_int {
-        let mut known = self.initialised.lock().unwrap_or_else(|e| e.into_inner());
-        *known.get_or_insert_with(call)
-    }
-
     /// Returns the functions of a structure; fails if one is missing that all versions have.
     ///
     /// # Safety

@@ -12,7 +12,7 @@ use crate::proxy::{CurrentCall, Proxy};
 use connection::PluginNet;
 use functions::Functions;
 use oxccl_net::tcp::Tcp;
-use oxccl_net::{HOST, Net};
+use oxccl_net::{HOST, Net, Properties};
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 
@@ -75,6 +75,8 @@ pub(crate) struct Need<'a> {
     pub(crate) address: SocketAddr,
     /// Connections that this rank makes.
     pub(crate) connections: usize,
+    /// The size of the longest message in bytes.
+    pub(crate) message_bytes: usize,
     /// The index of this rank among those of its host, by which devices are dealt out.
     pub(crate) place: usize,
 }
@@ -124,21 +126,37 @@ fn start(plugin: &'static Plugin, need: &Need<'_>) -> std::result::Result<(Proxy
         Ok(Box::new(net) as Box<dyn Net>)
     };
     let net = Proxy::start(make, current).map_err(|error| error.to_string())?;
-    let number = net.devices();
-    if number == 0 {
-        return Err("it has no devices".to_owned());
+    let mut usable = Vec::new();
+    let mut why = "it has no devices".to_owned();
+    for device in 0..net.devices() {
+        let properties = net.properties(device).map_err(|error| error.to_string())?;
+        match lack(&properties, need) {
+            None => usable.push(device),
+            Some(lack) => why = format!("its device {device} {lack}"),
+        }
     }
-    let device = need.place % number;
-    let properties = net.properties(device).map_err(|error| error.to_string())?;
-    if properties.memory & HOST == 0 {
-        return Err(format!("its device {device} does not take memory of the host"));
+    match usable.len() {
+        0 => Err(why),
+        number => Ok((net, usable[need.place % number])),
     }
-    let most = properties.max_connections;
-    if usize::try_from(most).is_ok_and(|most| most < need.connections) {
-        let need = need.connections;
-        return Err(format!("its device {device} carries {most} connections, {need} are needed"));
+}
+
+/// Returns what a device lacks of what is needed.
+fn lack(device: &Properties, need: &Need<'_>) -> Option<String> {
+    let (most, connections) = (device.max_connections, need.connections);
+    if device.offloaded {
+        return Some("is served by GPUs, which is not supported".to_owned());
     }
-    Ok((net, device))
+    if device.memory & HOST == 0 {
+        return Some("does not take memory of the host".to_owned());
+    }
+    if usize::try_from(most).is_ok_and(|most| most < connections) {
+        return Some(format!("carries {most} connections, {connections} are needed"));
+    }
+    (device.max_bytes < need.message_bytes as u64).then(|| {
+        let (most, bytes) = (device.max_bytes, need.message_bytes);
+        format!("carries messages of {most} bytes, {bytes} are needed")
+    })
 }
 
 /// Fails unless all ranks have chosen the same network; `names` are theirs, by rank.
