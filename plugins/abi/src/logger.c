@@ -10,8 +10,8 @@ static _Atomic(oxccl_sink) sink;
 
 void private_oxccl_plugin_set_sink(oxccl_sink to) { atomic_store(&sink, to); }
 
-void private_oxccl_plugin_log(int level, unsigned long flags, const char *file, int line, const char *fmt,
-                      ...) {
+void private_oxccl_plugin_log(int level, unsigned long flags, const char *file, int line,
+                              const char *fmt, ...) {
   oxccl_sink to = atomic_load(&sink);
   if (!to || !fmt) return;
   char text[2048];

@@ -1,8 +1,8 @@
 //! A rank of the multi-process tests: `oxccl-test-rank sequence SEED OPERATIONS MAX_BYTES`,
 //! `deterministic SEED THREADS` for reductions compared with the fold in rank order, `mismatch BASE
-//! OURS THEIRS` for two numbers of differing calls, `windows SEED mapped|plain`, `late` and `once` for one
-//! all-reduce, `crowd THREADS` for one of so many ranks in each process, `split-with-dead` and
-//! `survive FILE` beside a rank that is killed, `repaint abort|timeout|shrink between|within`
+//! OURS THEIRS` for two numbers of differing calls, `windows SEED mapped|plain`, `late` and `once`
+//! for one all-reduce, `crowd THREADS` for one of so many ranks in each process, `split-with-dead`
+//! and `survive FILE` beside a rank that is killed, `repaint abort|timeout|shrink between|within`
 //! beside a rank that is stopped, or `loop` to all-reduce until something fails.
 
 use oxccl_plan::{Carrier, Collective, DataType, ReduceOp, Spec};
