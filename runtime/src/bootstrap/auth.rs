@@ -78,7 +78,8 @@ fn message_code(secret: &[u8; SECRET_BYTES], ends: Ends, salt: &[u8]) -> Hmac<Sh
 }
 
 /// Returns the proof that a message comes from `ends.from`, for connections that carry no
-/// handshake. The salt comes from the receiver, so that the proof is of use for one connection only.
+/// handshake. The salt comes from the receiver, so that the proof is of use for one connection
+/// only.
 pub fn proof(secret: &[u8; SECRET_BYTES], ends: Ends, salt: &[u8]) -> [u8; PROOF_BYTES] {
     message_code(secret, ends, salt).finalize().into_bytes().into()
 }
