@@ -9,13 +9,13 @@
 
 // The functions of an environment plugin, `ncclEnvPlugin_v1`.
 typedef struct ncclEnv_v1_t {
-  // As in version 2.
+  // The same as in version 2.
   const char *name;
-  // As in version 2, without a logger.
+  // The same as in version 2, without a logger.
   ncclResult_t (*init)(uint8_t ncclMajor, uint8_t ncclMinor, uint8_t ncclPatch, const char *suffix);
-  // As in version 2.
+  // The same as in version 2.
   ncclResult_t (*finalize)(void);
-  // As in version 2.
+  // The same as in version 2.
   const char *(*getEnv)(const char *name);
 } ncclEnv_v1_t;
 

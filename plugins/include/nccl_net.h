@@ -37,7 +37,7 @@ typedef enum {
 // A traffic class, the use of a communicator, or a rail that is not known.
 #define NCCL_NET_TRAFFIC_CLASS_UNDEF -1
 
-// What a plugin says of a device.
+// The properties of a device, as a plugin tells them.
 typedef struct ncclNetProperties_v6_t {
   char *name;
   char *pciPath;
@@ -88,7 +88,7 @@ typedef struct ncclNet_v6_t {
   ncclResult_t (*closeListen)(void *listenComm);
 } ncclNet_v6_t;
 
-// What a plugin says of a device.
+// The properties of a device, as a plugin tells them.
 typedef struct ncclNetProperties_v7_t {
   char *name;
   char *pciPath;
@@ -107,7 +107,7 @@ typedef struct ncclNetProperties_v7_t {
 typedef struct ncclNetDeviceHandle_v7_t {
   // The kind of offload.
   ncclNetDeviceType netDeviceType;
-  // Its version.
+  // The version of that kind.
   int netDeviceVersion;
   // Memory on the GPU.
   void *handle;
@@ -160,7 +160,7 @@ typedef struct ncclNet_v7_t {
   ncclResult_t (*irecvConsumed)(void *recvComm, int n, void *request);
 } ncclNet_v7_t;
 
-// What a plugin says of a device.
+// The properties of a device, as a plugin tells them.
 typedef struct ncclNetProperties_v8_t {
   char *name;
   char *pciPath;
@@ -176,7 +176,7 @@ typedef struct ncclNetProperties_v8_t {
   int netDeviceVersion;
 } ncclNetProperties_v8_t;
 
-// As in version 7.
+// The same as in version 7.
 typedef ncclNetDeviceHandle_v7_t ncclNetDeviceHandle_v8_t;
 
 // The functions of a net plugin, `ncclNetPlugin_v8`.
@@ -228,7 +228,7 @@ typedef struct ncclNetVDeviceProps_v9_t {
   int devs[4];
 } ncclNetVDeviceProps_v9_t;
 
-// What a plugin says of a device.
+// The properties of a device, as a plugin tells them.
 typedef struct ncclNetProperties_v9_t {
   char *name;
   char *pciPath;
@@ -248,7 +248,7 @@ typedef struct ncclNetProperties_v9_t {
   size_t maxCollBytes;
 } ncclNetProperties_v9_t;
 
-// As in version 7.
+// The same as in version 7.
 typedef ncclNetDeviceHandle_v7_t ncclNetDeviceHandle_v9_t;
 
 // The functions of a net plugin, `ncclNetPlugin_v9`.
@@ -306,7 +306,7 @@ typedef struct ncclNetVDeviceProps_v10_t {
   int devs[4];
 } ncclNetVDeviceProps_v10_t;
 
-// What a plugin says of a device.
+// The properties of a device, as a plugin tells them.
 typedef struct ncclNetProperties_v10_t {
   char *name;
   char *pciPath;
@@ -326,12 +326,12 @@ typedef struct ncclNetProperties_v10_t {
   size_t maxCollBytes;
 } ncclNetProperties_v10_t;
 
-// What a communicator asks for.
+// The wishes of a communicator.
 typedef struct ncclNetCommConfig_v10_t {
   int trafficClass;
 } ncclNetCommConfig_v10_t;
 
-// As in version 7.
+// The same as in version 7.
 typedef ncclNetDeviceHandle_v7_t ncclNetDeviceHandle_v10_t;
 
 // The functions of a net plugin, `ncclNetPlugin_v10`.
@@ -386,7 +386,7 @@ typedef struct ncclNet_v10_t {
   ncclResult_t (*makeVDevice)(int *d, ncclNetVDeviceProps_v10_t *props);
 } ncclNet_v10_t;
 
-// What a communicator asks for.
+// The wishes of a communicator.
 typedef struct ncclNetCommConfig_v11_t {
   int trafficClass;
 } ncclNetCommConfig_v11_t;
@@ -397,7 +397,7 @@ typedef struct ncclNetVDeviceProps_v11_t {
   int devs[4];
 } ncclNetVDeviceProps_v11_t;
 
-// What a plugin says of a device.
+// The properties of a device, as a plugin tells them.
 typedef struct ncclNetProperties_v11_t {
   char *name;
   char *pciPath;
@@ -418,7 +418,7 @@ typedef struct ncclNetProperties_v11_t {
   int maxMultiRequestSize;
 } ncclNetProperties_v11_t;
 
-// As in version 7.
+// The same as in version 7.
 typedef ncclNetDeviceHandle_v7_t ncclNetDeviceHandle_v11_t;
 
 // The expected use of one direction; -1 where it is not known.
@@ -496,7 +496,7 @@ typedef struct ncclNet_v11_t {
   ncclResult_t (*setNetAttr)(void *ctx, ncclNetAttr_v11_t *netAttr);
 } ncclNet_v11_t;
 
-// What a communicator asks for.
+// The wishes of a communicator.
 typedef struct ncclNetCommConfig_v12_t {
   // The traffic class, or -1.
   int trafficClass;
@@ -504,13 +504,13 @@ typedef struct ncclNetCommConfig_v12_t {
 
 // The devices that a device consists of.
 typedef struct ncclNetVDeviceProps_v12_t {
-  // Their number.
+  // The number of devices.
   int ndevs;
-  // Their numbers.
+  // The numbers of the devices.
   int devs[8];
 } ncclNetVDeviceProps_v12_t;
 
-// What a plugin says of a device.
+// The properties of a device, as a plugin tells them.
 typedef struct ncclNetProperties_v12_t {
   // The name, a text of the plugin.
   char *name;
@@ -552,7 +552,7 @@ typedef struct ncclNetProperties_v12_t {
   int16_t planeId;
 } ncclNetProperties_v12_t;
 
-// As in version 7.
+// The same as in version 7.
 typedef ncclNetDeviceHandle_v7_t ncclNetDeviceHandle_v12_t;
 
 // The expected use of one direction; -1 where it is not known.

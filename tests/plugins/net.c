@@ -74,9 +74,24 @@ __attribute__((destructor)) static void report(void) {
   fclose(to);
 }
 
+/* Begins a function that no other one of those that begin and end the plugin may overlap. */
+static int alone;
+static int overlaps(void) {
+  int others = __atomic_fetch_add(&alone, 1, __ATOMIC_SEQ_CST);
+  usleep(500);
+  return others;
+}
+
+static void leave(void) { __atomic_fetch_sub(&alone, 1, __ATOMIC_SEQ_CST); }
+
 static ncclResult_t start(ncclDebugLogger_t log) {
+  static int starts;
   logger = log;
   logger(NCCL_LOG_INFO, NCCL_NET, __FILE__, __LINE__, "version %d starts", VERSION);
+  int overlap = overlaps();
+  leave();
+  if (overlap) return wrong("functions overlap");
+  if (VERSION <= 10 && __atomic_fetch_add(&starts, 1, __ATOMIC_SEQ_CST)) return wrong("a second init");
   ENTER("init");
   return ncclSuccess;
 }
@@ -106,12 +121,18 @@ static ncclResult_t init(void **ctx, uint64_t commId, V(ncclNetCommConfig) * con
 static ncclResult_t finalize(void *ctx) {
   ENTER("finalize");
   if (ctx != &context_mark) return wrong("the context");
+  int overlap = overlaps();
+  leave();
+  if (overlap) return wrong("functions overlap");
   count(CONTEXT, -1);
   return ncclSuccess;
 }
 #endif
 
 static ncclResult_t devices(int *ndev) {
+  int overlap = overlaps();
+  leave();
+  if (overlap) return wrong("functions overlap");
   ENTER("devices");
   *ndev = is("no devices") ? 0 : is("negative devices") ? -1 : 2;
   return ncclSuccess;

@@ -32,44 +32,31 @@ const INERT: [&str; 2] = ["ncclParamDumpAll", "ncclResetDebugInit"];
 /// Exported by NCCL's library, but declared nowhere: for its own use.
 const INTERNAL: [&str; 1] = ["ncclResetDebugInitInternal"];
 
-/// Asks our headers what NCCL's were asked.
-fn facts_hold((compiler, flags): Language<'_>) {
-    for header in abi::HEADERS.map(|h| h.name) {
-        let expected = abi::section(FACTS, header);
-        assert!(expected.len() > 100, "{header}: {} facts", expected.len());
-        let name = format!("oxccl-facts-{}-{compiler}-{header}", std::process::id());
-        let source = std::env::temp_dir().join(name);
-        let text = abi::source(&format!("#include <{header}>\n"), &expected);
-        std::fs::write(&source, text).expect("a source");
-        let facts = format!("-DOXCCL_FACTS=\"{}\"", source.display());
-        let program = Program::build("facts.c", (compiler, &[flags, &[facts.as_str()]].concat()));
-        std::fs::remove_file(source).expect("it can be removed");
-        let Some(program) = program else { return };
-        let printed = expect_success(&mut Command::new(program.path()), "");
-        let differences = abi::answers(&printed, &expected);
-        assert!(differences.is_empty(), "{header}:\n{}", differences.join("\n"));
-    }
+/// Asks a header of ours what NCCL's was asked; at least so many facts are known.
+fn header_agrees(header: &str, facts: &str, at_least: usize, (compiler, flags): Language<'_>) {
+    let expected = abi::section(facts, header);
+    assert!(expected.len() > at_least, "{header}: {} facts", expected.len());
+    let name = format!("oxccl-facts-{}-{compiler}-{header}", std::process::id());
+    let source = std::env::temp_dir().join(name);
+    let text = abi::source(&format!("#include <{header}>\n"), &expected);
+    std::fs::write(&source, text).expect("a source");
+    let facts = format!("-DOXCCL_FACTS=\"{}\"", source.display());
+    let folder = concat!("-I", env!("CARGO_MANIFEST_DIR"), "/../plugins/include");
+    let program = Program::build("facts.c", (compiler, &[flags, &[&facts, folder]].concat()));
+    std::fs::remove_file(source).expect("it can be removed");
+    let Some(program) = program else { return };
+    let printed = expect_success(&mut Command::new(program.path()), "");
+    let differences = abi::answers(&printed, &expected);
+    assert!(differences.is_empty(), "{header}:\n{}", differences.join("\n"));
+}
+
+fn facts_hold(language: Language<'_>) {
+    abi::HEADERS.iter().for_each(|h| header_agrees(h.name, FACTS, 100, language));
 }
 
 #[test]
 fn the_structures_of_plugins_are_nccls() {
-    let (compiler, flags) = CPP17;
-    for (header, ..) in abi::PLUGIN_HEADERS {
-        let expected = abi::section(PLUGIN_FACTS, header);
-        assert!(expected.len() > 15, "{header}: {} facts", expected.len());
-        let name = format!("oxccl-facts-{}-{header}", std::process::id());
-        let source = std::env::temp_dir().join(name);
-        let text = abi::source(&format!("#include <{header}>\n"), &expected);
-        std::fs::write(&source, text).expect("a source");
-        let facts = format!("-DOXCCL_FACTS=\"{}\"", source.display());
-        let folder = concat!("-I", env!("CARGO_MANIFEST_DIR"), "/../plugins/include");
-        let program = Program::build("facts.c", (compiler, &[flags, &[&facts, folder]].concat()));
-        std::fs::remove_file(source).expect("it can be removed");
-        let Some(program) = program else { return };
-        let printed = expect_success(&mut Command::new(program.path()), "");
-        let differences = abi::answers(&printed, &expected);
-        assert!(differences.is_empty(), "{header}:\n{}", differences.join("\n"));
-    }
+    abi::plugins::HEADERS.iter().for_each(|h| header_agrees(h.name, PLUGIN_FACTS, 15, CPP17));
 }
 
 #[test]

@@ -11,7 +11,7 @@ pub use logger::{Sink, logger};
 
 use std::ffi::{c_char, c_int, c_ulong, c_void};
 
-/// What a plugin's function returns; 0 is success.
+/// The result of a plugin's function; 0 is success.
 pub type ncclResult_t = c_int;
 
 /// The kind of a network's offload to GPUs.

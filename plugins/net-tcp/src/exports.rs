@@ -1,14 +1,14 @@
 //! The structures that are exported, and their functions.
 
-use super::{End, UnderWay, check_kind, connect, listen, transport};
-use oxccl_net::{Listener, Net, Result};
+use super::{Device, End, UnderWay, check_kind, connect, listen, transport};
+use oxccl_net::{Error, Listener, Result};
 use oxccl_plugin_abi::net::*;
 use oxccl_plugin_abi::{
     NCCL_NET_DEVICE_HOST, ncclDebugLogger_t, ncclProfilerCallback_t, ncclResult_t,
 };
-use std::ffi::{CString, c_char, c_int, c_void};
+use std::ffi::{CString, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::ptr::{null, null_mut};
+use std::ptr::null_mut;
 use std::sync::OnceLock;
 
 const SUCCESS: ncclResult_t = 0;
@@ -53,33 +53,16 @@ unsafe extern "C" fn init<Config>(
 
 unsafe extern "C" fn devices(number: *mut c_int) -> ncclResult_t {
     run("devices", || {
-        let devices = transport()?.tcp.devices();
+        let devices = transport()?.devices.len();
         // SAFETY: a place for the number.
         unsafe { number.write(devices as c_int) };
         Ok(())
     })
 }
 
-/// The values of a device that structures of all versions have.
-struct Values {
-    name: *mut c_char,
-    pci_path: *mut c_char,
-    speed: c_int,
-    max_comms: c_int,
-    max_bytes: usize,
-}
-
-fn values(device: c_int) -> Result<Values> {
-    let (transport, device) = (transport()?, device as usize);
-    let properties = transport.tcp.properties(device)?;
-    let (name, pci_path) = &transport.texts[device];
-    Ok(Values {
-        name: name.as_ptr().cast_mut(),
-        pci_path: pci_path.as_ref().map_or(null(), |path| path.as_ptr()).cast_mut(),
-        speed: properties.speed_mbps,
-        max_comms: properties.max_connections,
-        max_bytes: properties.max_bytes as usize,
-    })
+fn device(number: c_int) -> Result<&'static Device> {
+    let none = || Error::new("getProperties", format!("there is no device {number}"), "");
+    transport()?.devices.get(number as usize).ok_or_else(none)
 }
 
 /// Defines `getProperties` of a version: its structures, and the fields that only it has.
@@ -87,26 +70,27 @@ macro_rules! get_properties {
     ($name:ident, $properties:ident, $devices:ident $(, $field:ident: $value:expr)*) => {
         unsafe extern "C" fn $name(device: c_int, to: *mut $properties) -> ncclResult_t {
             run("getProperties", || {
-                let Values { name, pci_path, speed, max_comms, max_bytes } = values(device)?;
+                let Device { properties: of, name, pci_path } = self::device(device)?;
                 let mut devices = $devices { ndevs: 1, devs: Default::default() };
                 devices.devs[0] = device;
+                let text = |text: &CString| text.as_ptr().cast_mut();
                 let properties = $properties {
-                    name,
-                    pciPath: pci_path,
+                    name: text(name),
+                    pciPath: pci_path.as_ref().map_or(null_mut(), text),
                     guid: device as u64,
                     ptrSupport: NCCL_PTR_HOST,
                     regIsGlobal: 0,
                     forceFlush: 0,
-                    speed,
+                    speed: of.speed_mbps,
                     port: 0,
                     latency: 0.0,
-                    maxComms: max_comms,
+                    maxComms: of.max_connections,
                     maxRecvs: 1,
                     netDeviceType: NCCL_NET_DEVICE_HOST,
                     netDeviceVersion: 0,
                     vProps: devices,
-                    maxP2pBytes: max_bytes,
-                    maxCollBytes: max_bytes,
+                    maxP2pBytes: of.max_bytes as usize,
+                    maxCollBytes: of.max_bytes as usize,
                     maxMultiRequestSize: 1,
                     $($field: $value,)*
                 };

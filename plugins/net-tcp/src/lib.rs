@@ -4,11 +4,11 @@
 
 pub mod exports;
 
-use oxccl_net::interface::{admitted, found};
+use oxccl_net::interface::{Interface, admitted, found};
 use oxccl_net::tcp::Tcp;
 use oxccl_net::{
-    Connecting, Error, HANDLE_BYTES, HOST, Handle, Listener, Net, Receiver, Region, Request,
-    Result, Sender,
+    Connecting, Error, HANDLE_BYTES, HOST, Handle, Listener, Net, Properties, Receiver, Region,
+    Request, Result, Sender,
 };
 use std::ffi::{CString, c_void};
 use std::sync::OnceLock;
@@ -16,10 +16,25 @@ use std::sync::OnceLock;
 /// The place in a handle, behind the address, where the one who connects keeps its state.
 const STATE_AT: usize = HANDLE_BYTES - size_of::<usize>();
 
-/// The transport with its devices, and the texts about them.
+/// The transport with its devices.
 struct Transport {
     tcp: Tcp,
-    texts: Vec<(CString, Option<CString>)>,
+    devices: Vec<Device>,
+}
+
+/// A device: its properties, and the texts of them as C has them.
+struct Device {
+    properties: Properties,
+    name: CString,
+    pci_path: Option<CString>,
+}
+
+impl Device {
+    fn new(properties: Properties) -> Self {
+        let text = |text: &String| CString::new(text.as_str()).unwrap_or_default();
+        let (name, pci_path) = (text(&properties.name), properties.pci_path.as_ref().map(text));
+        Self { properties, name, pci_path }
+    }
 }
 
 /// Returns the transport, which is made once per process: texts about devices have to stay.
@@ -31,27 +46,26 @@ fn transport() -> Result<&'static Transport> {
 fn make() -> Result<Transport> {
     let variable = |name| std::env::var(name).unwrap_or_default();
     let (names, family) = (variable("NCCL_SOCKET_IFNAME"), variable("NCCL_SOCKET_FAMILY"));
-    let mut interfaces = admitted(&found()?, &names, &family);
-    // One address of each interface, and loopback only where there is nothing else.
-    let mut seen = Vec::new();
-    interfaces.retain(|i| {
-        !seen.contains(&i.name) && {
-            seen.push(i.name.clone());
-            true
+    let tcp = Tcp::new(chosen(&found()?, &names, &family));
+    let devices = (0..tcp.devices()).map(|device| Ok(Device::new(tcp.properties(device)?)));
+    let devices = devices.collect::<Result<Vec<_>>>()?;
+    Ok(Transport { tcp, devices })
+}
+
+/// Returns the interfaces that become devices: of those that the variables admit one address each,
+/// and loopback only where it is asked for or there is nothing else.
+fn chosen(found: &[Interface], names: &str, family: &str) -> Vec<Interface> {
+    let mut chosen: Vec<Interface> = Vec::new();
+    for interface in admitted(found, names, family) {
+        if chosen.iter().all(|other| other.name != interface.name) {
+            chosen.push(interface);
         }
-    });
-    let beyond = interfaces.iter().filter(|i| !i.address.ip().is_loopback()).count();
-    if names.is_empty() && beyond > 0 {
-        interfaces.retain(|i| !i.address.ip().is_loopback());
     }
-    let tcp = Tcp::new(interfaces);
-    let text = |text: String| CString::new(text).unwrap_or_default();
-    let texts = (0..tcp.devices()).map(|device| {
-        let properties = tcp.properties(device)?;
-        Ok((text(properties.name), properties.pci_path.map(text)))
-    });
-    let texts = texts.collect::<Result<Vec<_>>>()?;
-    Ok(Transport { tcp, texts })
+    let is_beyond = |i: &Interface| !i.address.ip().is_loopback();
+    if names.is_empty() && chosen.iter().any(is_beyond) {
+        chosen.retain(is_beyond);
+    }
+    chosen
 }
 
 /// An end of a connection.
@@ -138,5 +152,35 @@ fn check_kind(kind: i32) -> Result<()> {
             let cause = format!("kind {other} of memory; only memory of the host is taken");
             Err(Error::new("registering memory", cause, ""))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(found: &[(&str, &str)], names: &str) -> Vec<String> {
+        let interface = |(name, ip): &(&str, &str)| Interface {
+            name: (*name).to_owned(),
+            address: std::net::SocketAddr::new(ip.parse().unwrap(), 0),
+        };
+        let found: Vec<_> = found.iter().map(interface).collect();
+        let chosen = chosen(&found, names, "");
+        chosen.iter().map(|i| format!("{} {}", i.name, i.address.ip())).collect()
+    }
+
+    #[test]
+    fn a_device_is_an_interface_and_loopback_only_where_it_has_to_be() {
+        let machine = [
+            ("lo", "127.0.0.1"),
+            ("lo", "::1"),
+            ("eth0", "fe80::1"),
+            ("eth0", "192.0.2.5"),
+            ("ib0", "198.51.100.7"),
+        ];
+        assert_eq!(names(&machine, ""), ["ib0 198.51.100.7", "eth0 192.0.2.5"]);
+        assert_eq!(names(&machine, "lo,eth"), ["eth0 192.0.2.5", "lo 127.0.0.1"]);
+        assert_eq!(names(&machine[..2], ""), ["lo 127.0.0.1"]);
+        assert!(names(&[], "").is_empty());
     }
 }

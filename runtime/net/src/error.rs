@@ -6,11 +6,11 @@ use std::fmt::Display;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call}: {cause}")]
 pub struct Error {
-    /// What was tried: a system call, or a function of a plugin with the plugin's name.
+    /// The call that failed: a system call, or a function of a plugin with the plugin's name.
     pub call: String,
     /// Why it failed.
     pub cause: String,
-    /// What the user can do about it.
+    /// The advice to the user.
     pub hint: &'static str,
     /// True if the transport itself is at fault, whatever the connection.
     pub local: bool,

@@ -7,9 +7,11 @@
 
 mod error;
 pub mod interface;
+mod retry;
 pub mod tcp;
 
 pub use error::{Error, Result};
+pub use retry::Retry;
 pub use rustix::event::PollFd;
 use std::any::Any;
 use std::sync::Arc;
@@ -44,7 +46,7 @@ pub struct Memory {
     pub data: *mut u8,
     /// The number of bytes.
     pub len: usize,
-    /// What owns the memory. A transport that works in the background keeps it for as long as it
+    /// The owner of the memory. A transport that works in the background keeps it for as long as it
     /// may use the memory.
     pub owner: Arc<dyn Any + Send + Sync>,
 }
@@ -53,14 +55,15 @@ pub struct Memory {
 // connection.
 unsafe impl Send for Memory {}
 
-/// What a transport says of one of its devices.
+/// The properties of a device of a transport.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Properties {
     /// The name of the device, for example `eth0`.
     pub name: String,
     /// The device's place in sysfs; `None` if it has none.
     pub pci_path: Option<String>,
-    /// The kinds of memory that can be registered: a sum of [`HOST`], [`CUDA`] and [`DMABUF`].
+    /// The kinds of memory that can be registered: a sum of `NCCL_PTR_HOST`, `NCCL_PTR_CUDA`
+    /// and `NCCL_PTR_DMABUF`.
     pub memory: i32,
     /// The speed in Mbit/s.
     pub speed_mbps: i32,
@@ -74,10 +77,6 @@ pub struct Properties {
 
 /// The memory of the host (`NCCL_PTR_HOST`).
 pub const HOST: i32 = 1;
-/// The memory of GPUs, by its address (`NCCL_PTR_CUDA`).
-pub const CUDA: i32 = 2;
-/// The memory of GPUs, by a dma-buf (`NCCL_PTR_DMABUF`).
-pub const DMABUF: i32 = 4;
 
 /// A transport.
 pub trait Net: Send + Sync {

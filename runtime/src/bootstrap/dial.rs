@@ -4,13 +4,11 @@ use super::auth::{Client, Ends};
 use super::id::SECRET_BYTES;
 use super::wire::{Connection, wait_for};
 use crate::error::{Error, Result};
+use oxccl_net::Retry;
 use rustix::event::PollFd;
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
-
-/// The first and the longest pause between attempts; the pauses double up to the longest.
-const PAUSES: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(200)];
 
 /// A connection that is being made without blocking.
 pub struct Dial {
@@ -20,9 +18,7 @@ pub struct Dial {
     secret: [u8; SECRET_BYTES],
     ends: Ends,
     connection: Option<Connection>,
-    /// The earliest time of the next attempt, if one has failed.
-    again: Option<Instant>,
-    pause: Duration,
+    retry: Retry,
     /// The error of the last attempt that failed.
     last: Option<String>,
     attempts: u32,
@@ -33,15 +29,13 @@ pub struct Dial {
 impl Dial {
     /// Returns a dial, which begins with the first call of [`progress`](Self::progress).
     pub fn new(address: SockAddr, at: String, secret: [u8; SECRET_BYTES], ends: Ends) -> Self {
-        let pause = PAUSES[0];
         Self {
             address,
             at,
             secret,
             ends,
             connection: None,
-            again: None,
-            pause,
+            retry: Retry::default(),
             last: None,
             attempts: 0,
             refusals: 0,
@@ -68,7 +62,7 @@ impl Dial {
 
     /// Begins an attempt if it is time for one.
     pub(super) fn start(&mut self, now: Instant) -> Result<()> {
-        if self.connection.is_some() || self.again.is_some_and(|again| now < again) {
+        if self.connection.is_some() || !self.retry.pause(now).is_zero() {
             return Ok(());
         }
         let failed = |e| Error::system(format!("connecting to {}", self.at), e, NO_SOCKET);
@@ -93,8 +87,7 @@ impl Dial {
         self.last = Some(why);
         self.attempts += 1;
         self.refusals += u32::from(refused);
-        self.again = now.checked_add(self.pause);
-        self.pause = (self.pause * 2).min(PAUSES[1]);
+        self.retry.put_off(now);
     }
 
     /// Returns the descriptor to poll; `None` between attempts.
@@ -104,8 +97,8 @@ impl Dial {
 
     /// Returns the time until there is something to do without an event.
     pub fn pause(&self, now: Instant) -> Duration {
-        match (&self.connection, self.again) {
-            (None, Some(again)) => again.saturating_duration_since(now),
+        match (&self.connection, &self.last) {
+            (None, Some(_)) => self.retry.pause(now),
             _ => Duration::MAX,
         }
     }

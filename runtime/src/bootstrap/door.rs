@@ -10,6 +10,7 @@ use super::id::SECRET_BYTES;
 use super::wire::{Connection, MAX_UNAUTHENTICATED, UNAUTHENTICATED};
 use crate::error::{Error, Result};
 use crate::log::{self, Level, Subsystem};
+use oxccl_net::tcp::is_of_connection;
 use rustix::event::{PollFd, PollFlags};
 use socket2::Socket;
 use std::collections::VecDeque;
@@ -56,7 +57,7 @@ impl Door {
                 // be a member's.
                 Err(e) if is_shortage(&e) => drop(self.strangers.pop_front()),
                 // The connection that waited has ended already.
-                Err(e) if is_over(&e) => {}
+                Err(e) if is_of_connection(&e) => {}
                 Err(e) => return Err(Error::system("accepting a connection", e, NO_SOCKET)),
             }
         }
@@ -105,23 +106,6 @@ impl Door {
     pub fn is_idle(&self) -> bool {
         self.strangers.is_empty()
     }
-}
-
-/// Returns whether the connection failed, not the listener (accept(2)).
-fn is_over(e: &std::io::Error) -> bool {
-    let of_connections = [
-        libc::ECONNABORTED,
-        libc::EINTR,
-        libc::EPROTO,
-        libc::ENOPROTOOPT,
-        libc::ENETDOWN,
-        libc::ENETUNREACH,
-        libc::EHOSTDOWN,
-        libc::EHOSTUNREACH,
-        libc::ENONET,
-        libc::EOPNOTSUPP,
-    ];
-    e.raw_os_error().is_some_and(|errno| of_connections.contains(&errno))
 }
 
 fn is_shortage(e: &std::io::Error) -> bool {

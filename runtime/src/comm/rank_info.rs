@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 
 /// The version of the wire format of the blob and of everything that ranks share, on which all
 /// ranks must agree.
-const FORMAT: u32 = 6;
+const FORMAT: u32 = 7;
 
 /// Size of a blob in bytes.
 const BYTES: usize = FLAGS_AT + 8 + ADDRESS_BYTES;

@@ -126,12 +126,12 @@ impl Sources {
     }
 
     fn lookup(&self, name: &str) -> Option<(String, Origin)> {
-        // A plugin that was written for NCCL may not know this library's own variables.
-        let asked = |plugin: &&EnvPlugin| name.starts_with("NCCL_") || plugin.get(name).is_some();
-        if let Some(plugin) = self.plugin.filter(asked) {
-            return plugin
-                .get(name)
-                .map(|value| (value, Origin::Plugin(plugin.label.as_str().into())));
+        if let Some(plugin) = self.plugin {
+            let value = plugin.get(name);
+            // A plugin that was written for NCCL may not know this library's own variables.
+            if value.is_some() || name.starts_with("NCCL_") {
+                return value.map(|value| (value, Origin::Plugin(plugin.label.as_str().into())));
+            }
         }
         if let Some(value) = self.environment.get(name) {
             return Some((value.clone(), Origin::Environment));

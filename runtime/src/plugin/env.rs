@@ -27,7 +27,7 @@ pub(crate) struct EnvPlugin {
     finalize: Option<Finalize>,
 }
 
-/// What is said of plugins, and by them, before there is a log; true for warnings.
+/// Lines about plugins, and by them, from the time before there is a log; true for warnings.
 static EARLY: Mutex<Vec<(String, bool)>> = Mutex::new(Vec::new());
 
 /// Takes what was said so far: the warnings, or the other lines.

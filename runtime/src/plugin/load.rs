@@ -25,7 +25,7 @@ pub(super) struct Found {
     pub(super) at: *const c_void,
 }
 
-/// What is in a variable's list: `None` for the default library, which need not be there.
+/// Returns the entries of a variable's list: `None` for the default library, which need not be there.
 pub(super) fn wanted(variable: Option<&str>) -> Vec<Option<String>> {
     let list = variable.unwrap_or_default().split(',').map(str::trim);
     let names: Vec<_> = list.filter(|name| !name.is_empty()).map(str::to_owned).collect();
@@ -51,7 +51,7 @@ fn candidates(kind: &Kind, name: Option<&str>) -> Vec<String> {
 /// The value of a variable that names the program itself.
 const STATIC: &str = "STATIC_PLUGIN";
 
-/// What became of the attempt to load a plugin.
+/// The outcome of an attempt to load a plugin.
 pub(super) struct Attempt {
     /// The structure, if one was found.
     pub(super) found: Option<Found>,

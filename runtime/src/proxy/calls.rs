@@ -1,5 +1,6 @@
 //! The call into a plugin that is under way.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,11 @@ const LIMIT: Duration = Duration::from_secs(10);
 pub(crate) struct CurrentCall {
     label: String,
     limit: Duration,
-    call: Mutex<Option<(&'static str, Instant)>>,
+    made: Instant,
+    /// When the call began, in microseconds since `made`, plus one; 0 while there is none.
+    since_us: AtomicU64,
+    /// The function of the latest call.
+    function: Mutex<&'static str>,
 }
 
 impl CurrentCall {
@@ -23,7 +28,8 @@ impl CurrentCall {
 
     /// Returns the same with another limit of a call.
     pub(super) fn with_limit(label: String, limit: Duration) -> Self {
-        Self { label, limit, call: Mutex::new(None) }
+        let (since_us, function) = Default::default();
+        Self { label, limit, made: Instant::now(), since_us, function }
     }
 
     /// Returns whose functions are called.
@@ -31,22 +37,34 @@ impl CurrentCall {
         &self.label
     }
 
-    fn call(&self) -> MutexGuard<'_, Option<(&'static str, Instant)>> {
-        self.call.lock().unwrap_or_else(|e| e.into_inner())
+    fn function(&self) -> MutexGuard<'_, &'static str> {
+        self.function.lock().unwrap_or_else(|e| e.into_inner())
     }
 
     /// Makes a call of a function.
     pub(crate) fn enter<T>(&self, function: &'static str, call: impl FnOnce() -> T) -> T {
-        *self.call() = Some((function, Instant::now()));
+        *self.function() = function;
+        let now_us = self.made.elapsed().as_micros() as u64;
+        self.since_us.store(now_us + 1, Ordering::Release);
         let result = call();
-        *self.call() = None;
+        self.since_us.store(0, Ordering::Release);
         result
     }
 
-    /// Returns the error of those who wait, if a call has taken too long.
+    /// Returns the error of those who wait, if a call has taken too long. Takes no lock unless one
+    /// has, as waiting ranks ask often.
     pub(super) fn stuck(&self) -> Option<oxccl_net::Error> {
-        let (function, since) = (*self.call())?;
-        (since.elapsed() >= self.limit).then(|| {
+        let since_us = self.since_us.load(Ordering::Acquire);
+        let is_stuck = || {
+            let began = Duration::from_micros(since_us - 1);
+            self.made.elapsed().saturating_sub(began) >= self.limit
+        };
+        if since_us == 0 || !is_stuck() {
+            return None;
+        }
+        let function = *self.function();
+        // The call may have returned since, and the name be that of the next one.
+        (self.since_us.load(Ordering::Acquire) == since_us).then(|| {
             let call = format!("{function} of {}", self.label);
             let cause = format!("it has not returned for {} s", self.limit.as_secs_f32());
             oxccl_net::Error::local(

@@ -64,7 +64,7 @@ struct Place {
 
 type Registration = (Memory, Answer<Result<Region>>);
 
-/// What the user of a connection and the thread share.
+/// The state that the user of a connection and the thread share.
 #[derive(Default)]
 pub(super) struct Line {
     places: [Place; MAX_REQUESTS],
@@ -196,7 +196,7 @@ pub(super) struct LineTask<E> {
     /// The number of the next request to start.
     next: u64,
     under_way: [Option<Request>; MAX_REQUESTS],
-    /// What owns the registered memory. It is given up after the connection.
+    /// The owner of the registered memory. It is given up after the connection.
     owners: Vec<Arc<dyn Any + Send + Sync>>,
 }
 

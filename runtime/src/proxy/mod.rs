@@ -41,7 +41,7 @@ enum Progress {
     Over,
 }
 
-/// What a call on the thread may use.
+/// The parts of the thread that a call on it may use.
 struct Context<'a> {
     net: &'a dyn Net,
     tasks: &'a mut Vec<Box<dyn Task>>,
@@ -49,7 +49,7 @@ struct Context<'a> {
 
 type Call = Box<dyn FnOnce(&mut Context<'_>) + Send>;
 
-/// What the thread and those who wait for it share.
+/// The state that the thread and those who wait for it share.
 struct Shared {
     calls: Mutex<Vec<Call>>,
     current: Arc<CurrentCall>,
@@ -283,7 +283,7 @@ impl<T> Search<T> {
 
 /// A connection that the thread looks for, and keeps until somebody takes it.
 struct Searching<T, F> {
-    /// What looks for it, until it is found.
+    /// The function that looks for it, until it is found.
     search: Option<F>,
     found: Search<T>,
 }

@@ -101,7 +101,7 @@ impl World {
                     (Some((sender, receiver)), ..) => {
                         let outgoing = Outgoing::new(sender, rank as u32, slot_bytes);
                         let incoming = Incoming::new(receiver, peer as u32, slot_bytes);
-                        Edge::Message(Box::new(MessageEdge::new(outgoing, incoming, slot_bytes)))
+                        Edge::Message(Box::new(MessageEdge::new(outgoing, incoming)))
                     }
                     (None, Some(segment), Some(own), Some(place)) if peer != rank => {
                         Edge::Direct(DirectEdge::new(segment.clone(), own, place, start))

@@ -4,6 +4,7 @@
 //! cbindgen turns items into declarations. The parts that it cannot express (macros, CUDA's types)
 //! are raw text here.
 
+use crate::abi::plugins::structures;
 use cbindgen::{Builder, Config, DocumentationStyle, EnumConfig, Language, Style};
 use oxccl_plan::{Buffer, Collective, ReduceOp};
 use std::path::{Path, PathBuf};
@@ -221,17 +222,6 @@ const ENV_BEGIN: &str = "\
 #include \"nccl_common.h\"
 ";
 
-/// The plugins' structures of the newest versions, which name all others.
-const NET_STRUCTURES: [&str; 7] = [
-    "ncclNet_v6_t",
-    "ncclNet_v7_t",
-    "ncclNet_v8_t",
-    "ncclNet_v9_t",
-    "ncclNet_v10_t",
-    "ncclNet_v11_t",
-    "ncclNet_v12_t",
-];
-
 struct Header {
     /// The folder of the items; empty if the beginning says all.
     folder: &'static str,
@@ -363,7 +353,7 @@ fn plugin_headers() -> [Header; 3] {
             begin: NET_BEGIN.to_owned(),
             end: "",
             exclude: &[],
-            include: &NET_STRUCTURES,
+            include: structures("nccl_net.h"),
             style: Style::Type,
             guard: "NCCL_NET_H_",
         },
@@ -373,7 +363,7 @@ fn plugin_headers() -> [Header; 3] {
             begin: ENV_BEGIN.to_owned(),
             end: "",
             exclude: &[],
-            include: &["ncclEnv_v1_t", "ncclEnv_v2_t"],
+            include: structures("nccl_env.h"),
             style: Style::Type,
             guard: "NCCL_ENV_H_",
         },

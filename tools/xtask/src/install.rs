@@ -50,8 +50,6 @@ fn below(folder: &str) -> Result<String, &'static str> {
 
 /// The library name that linked programs refer to.
 const SONAME: &str = "liboxccl.so.2";
-const HEADERS: [&str; 3] = ["nccl.h", "nccl_device.h", "oxccl.h"];
-const PLUGIN_HEADERS: [&str; 3] = ["nccl_common.h", "nccl_env.h", "nccl_net.h"];
 
 /// Builds and installs.
 pub fn install(root: &Path, options: &Options) -> Result<(), Error> {
@@ -66,13 +64,8 @@ pub fn install(root: &Path, options: &Options) -> Result<(), Error> {
     copy(&built.command, &prefix.join("bin/oxccl"))?;
     // Completions and manual pages.
     run(Command::new(&built.command).arg("share").arg(prefix.join("share")))?;
-    let headers = root.join("capi/include");
-    for header in HEADERS {
-        copy(&headers.join(header), &prefix.join("include/oxccl").join(header))?;
-    }
-    for header in PLUGIN_HEADERS {
-        let from = root.join("plugins/include").join(header);
-        copy(&from, &prefix.join("include/oxccl").join(header))?;
+    for folder in ["capi/include", "plugins/include"] {
+        copy_all(&root.join(folder), &prefix.join("include/oxccl"))?;
     }
     for binding in ["cpp/oxccl.hpp", "mpi/oxccl_mpi.h"].map(Path::new) {
         let name = binding.file_name().unwrap_or_default();
@@ -89,7 +82,7 @@ pub fn install(root: &Path, options: &Options) -> Result<(), Error> {
     }
     if options.nccl_compat {
         for header in ["nccl.h", "nccl_device.h"] {
-            copy(&headers.join(header), &prefix.join("include").join(header))?;
+            copy(&root.join("capi/include").join(header), &prefix.join("include").join(header))?;
         }
         template(root, "nccl.pc", libdir, &lib.join("pkgconfig"))?;
         link("liboxccl.so", &lib.join("libnccl.so"))?;
@@ -170,6 +163,15 @@ pub(crate) fn make_place(path: &Path) -> Result<(), Error> {
 pub(crate) fn copy(from: &Path, to: &Path) -> Result<(), Error> {
     make_place(to)?;
     std::fs::copy(from, to).map(drop).map_err(failed(from))
+}
+
+/// Copies the files of a folder.
+fn copy_all(from: &Path, to: &Path) -> Result<(), Error> {
+    for entry in std::fs::read_dir(from).map_err(failed(from))? {
+        let entry = entry.map_err(failed(from))?;
+        copy(&entry.path(), &to.join(entry.file_name()))?;
+    }
+    Ok(())
 }
 
 fn link(target: &str, link: &Path) -> Result<(), Error> {

@@ -49,7 +49,7 @@ fn main() -> ExitCode {
             facts(&root, "nccl-2.30.7.txt", collect).map_err(|e| e.to_string())
         }
         Chore::PluginFacts { folders } => {
-            let collect = |scratch: &Path| xtask::abi::collect_plugins(&folders, scratch);
+            let collect = |scratch: &Path| xtask::abi::plugins::collect(&folders, scratch);
             facts(&root, "plugins.txt", collect).map_err(|e| e.to_string())
         }
         Chore::Tidy => {

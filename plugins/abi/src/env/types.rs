@@ -29,9 +29,9 @@ pub struct ncclEnv_v2_t {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ncclEnv_v1_t {
-    /// As in version 2.
+    /// The same as in version 2.
     pub name: *const c_char,
-    /// As in version 2, without a logger.
+    /// The same as in version 2, without a logger.
     pub init: Option<
         unsafe extern "C" fn(
             ncclMajor: u8,
@@ -40,8 +40,8 @@ pub struct ncclEnv_v1_t {
             suffix: *const c_char,
         ) -> ncclResult_t,
     >,
-    /// As in version 2.
+    /// The same as in version 2.
     pub finalize: Option<unsafe extern "C" fn() -> ncclResult_t>,
-    /// As in version 2.
+    /// The same as in version 2.
     pub getEnv: Option<unsafe extern "C" fn(name: *const c_char) -> *const c_char>,
 }

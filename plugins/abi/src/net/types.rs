@@ -1,4 +1,4 @@
-//! What all versions share.
+//! The parts that all versions share.
 
 use crate::ncclNetDeviceType;
 use std::ffi::{c_int, c_void};
@@ -24,7 +24,7 @@ pub const NCCL_NET_TRAFFIC_CLASS_UNDEF: c_int = -1;
 pub struct ncclNetDeviceHandle_v7_t {
     /// The kind of offload.
     pub netDeviceType: ncclNetDeviceType,
-    /// Its version.
+    /// The version of that kind.
     pub netDeviceVersion: c_int,
     /// Memory on the GPU.
     pub handle: *mut c_void,
@@ -34,17 +34,17 @@ pub struct ncclNetDeviceHandle_v7_t {
     pub needsProxyProgress: c_int,
 }
 
-/// As in version 7.
+/// The same as in version 7.
 pub type ncclNetDeviceHandle_v8_t = ncclNetDeviceHandle_v7_t;
 
-/// As in version 7.
+/// The same as in version 7.
 pub type ncclNetDeviceHandle_v9_t = ncclNetDeviceHandle_v7_t;
 
-/// As in version 7.
+/// The same as in version 7.
 pub type ncclNetDeviceHandle_v10_t = ncclNetDeviceHandle_v7_t;
 
-/// As in version 7.
+/// The same as in version 7.
 pub type ncclNetDeviceHandle_v11_t = ncclNetDeviceHandle_v7_t;
 
-/// As in version 7.
+/// The same as in version 7.
 pub type ncclNetDeviceHandle_v12_t = ncclNetDeviceHandle_v7_t;

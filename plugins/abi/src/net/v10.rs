@@ -14,14 +14,14 @@ pub struct ncclNetVDeviceProps_v10_t {
     pub devs: [c_int; 4],
 }
 
-/// What a communicator asks for.
+/// The wishes of a communicator.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ncclNetCommConfig_v10_t {
     pub trafficClass: c_int,
 }
 
-/// What a plugin says of a device.
+/// The properties of a device, as a plugin tells them.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ncclNetProperties_v10_t {

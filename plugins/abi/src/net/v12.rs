@@ -8,13 +8,13 @@ use std::ffi::{c_char, c_int, c_void};
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ncclNetVDeviceProps_v12_t {
-    /// Their number.
+    /// The number of devices.
     pub ndevs: c_int,
-    /// Their numbers.
+    /// The numbers of the devices.
     pub devs: [c_int; 8],
 }
 
-/// What a communicator asks for.
+/// The wishes of a communicator.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ncclNetCommConfig_v12_t {
@@ -22,7 +22,7 @@ pub struct ncclNetCommConfig_v12_t {
     pub trafficClass: c_int,
 }
 
-/// What a plugin says of a device.
+/// The properties of a device, as a plugin tells them.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ncclNetProperties_v12_t {

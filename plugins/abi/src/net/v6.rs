@@ -5,7 +5,7 @@
 use crate::{ncclDebugLogger_t, ncclResult_t};
 use std::ffi::{c_char, c_int, c_void};
 
-/// What a plugin says of a device.
+/// The properties of a device, as a plugin tells them.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ncclNetProperties_v6_t {

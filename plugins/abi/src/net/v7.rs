@@ -6,7 +6,7 @@ use super::ncclNetDeviceHandle_v7_t;
 use crate::{ncclDebugLogger_t, ncclNetDeviceType, ncclResult_t};
 use std::ffi::{c_char, c_int, c_void};
 
-/// What a plugin says of a device.
+/// The properties of a device, as a plugin tells them.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ncclNetProperties_v7_t {

@@ -14,7 +14,7 @@ pub struct ncclNetVDeviceProps_v9_t {
     pub devs: [c_int; 4],
 }
 
-/// What a plugin says of a device.
+/// The properties of a device, as a plugin tells them.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ncclNetProperties_v9_t {

@@ -6,13 +6,13 @@ mod stream;
 use crate::interface::Interface;
 use crate::{
     Connecting, Error, HANDLE_BYTES, HOST, Handle, Listener, Net, Properties, Receiver, Result,
-    Sender,
+    Retry, Sender,
 };
 use rustix::event::{PollFd, PollFlags};
 use socket2::{Domain, Socket, Type};
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpStream};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 pub use stream::TcpReceiver;
 use stream::TcpSender;
 
@@ -20,8 +20,6 @@ use stream::TcpSender;
 const HINT: &str = "see the network's configuration and ulimit -n";
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
-/// The first and the longest pause between attempts to connect; the pauses double up to it.
-const PAUSES: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(200)];
 /// The speed in Mbit/s of interfaces that do not tell theirs, as NCCL has it.
 const UNKNOWN_SPEED_MBPS: i32 = 10_000;
 
@@ -110,8 +108,8 @@ impl Net for Tcp {
     fn connect(&self, _device: usize, handle: Handle) -> Result<Box<dyn Connecting>> {
         let none = || Error::new("connecting", "the peer sent a bad address", HINT);
         let address = address_in(&handle).ok_or_else(none)?;
-        let (socket, again, last) = (None, None, None);
-        Ok(Box::new(TcpConnecting { address, socket, again, pause: PAUSES[0], last }))
+        let (socket, retry, last) = (None, Retry::default(), None);
+        Ok(Box::new(TcpConnecting { address, socket, retry, last }))
     }
 }
 
@@ -127,7 +125,7 @@ impl Listener for TcpListener {
                     return Ok(Some(Box::new(receiver)));
                 }
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(None),
-                Err(e) if is_over(&e) => {}
+                Err(e) if is_of_connection(&e) => {}
                 Err(e) => return Err(failed("accepting a connection")(e)),
             }
         }
@@ -139,7 +137,7 @@ impl Listener for TcpListener {
 }
 
 /// Returns whether the connection failed that was to be accepted, and not the listener (accept(2)).
-fn is_over(e: &std::io::Error) -> bool {
+pub fn is_of_connection(e: &std::io::Error) -> bool {
     let of_connections = [
         libc::ECONNABORTED,
         libc::EINTR,
@@ -163,9 +161,7 @@ fn prepare(socket: &Socket) -> Result<()> {
 struct TcpConnecting {
     address: SocketAddr,
     socket: Option<Socket>,
-    /// The earliest time of the next attempt, if one has failed.
-    again: Option<Instant>,
-    pause: Duration,
+    retry: Retry,
     /// The error of the last attempt that failed.
     last: Option<String>,
 }
@@ -174,12 +170,11 @@ impl TcpConnecting {
     fn put_off(&mut self, error: &std::io::Error) {
         self.socket = None;
         self.last = Some(error.to_string());
-        self.again = Instant::now().checked_add(self.pause);
-        self.pause = (self.pause * 2).min(PAUSES[1]);
+        self.retry.put_off(Instant::now());
     }
 
     fn start(&mut self) -> Result<()> {
-        if self.socket.is_some() || self.again.is_some_and(|again| Instant::now() < again) {
+        if self.socket.is_some() || !self.retry.pause(Instant::now()).is_zero() {
             return Ok(());
         }
         let socket = Socket::new(Domain::for_address(self.address), Type::STREAM, None);
@@ -229,6 +224,7 @@ impl Connecting for TcpConnecting {
 mod tests {
     use super::*;
     use crate::Region;
+    use std::time::Duration;
 
     fn pair() -> (Box<dyn Sender>, Box<dyn Receiver>) {
         let net = Tcp::at("127.0.0.1:0".parse().unwrap());

@@ -96,9 +96,7 @@ struct Making {
     door: Door,
     dials: Vec<(u32, Dial)>,
     /// The peers with a control connection.
-    joining: BTreeMap<u32, (Arc<Control>, Joining)>,
-    /// The peers whose control connection has ended, and why.
-    gone: BTreeMap<u32, String>,
+    joining: BTreeMap<u32, Joining>,
 }
 
 impl Making {
@@ -120,8 +118,8 @@ impl Making {
             (peer, Dial::new(at.into(), at.to_string(), secret, ends(rank, peer)))
         };
         let dials = remote.iter().filter(|peer| rank < **peer).map(dial).collect();
-        let (joining, gone) = Default::default();
-        Ok(Self { identity, remote, net, slot_bytes, door, dials, joining, gone })
+        let joining = BTreeMap::new();
+        Ok(Self { identity, remote, net, slot_bytes, door, dials, joining })
     }
 
     fn progress(&mut self) -> Result<()> {
@@ -135,32 +133,20 @@ impl Making {
         for open in self.door.progress(now)? {
             self.join(open.peer_rank(), Control::new(open.into_socket().into()))?;
         }
-        for (peer, (control, joining)) in &mut self.joining {
-            control.flush();
-            // What follows the notices about connections is for the monitor.
-            if !joining.is_complete() {
-                let (notices, ended) = control.receive();
-                notices.iter().try_for_each(|notice| joining.hear(notice))?;
-                self.gone.extend(ended.map(|why| (*peer, why)));
-                joining.progress(now)?;
-            }
-        }
-        Ok(())
+        self.joining.values_mut().try_for_each(|joining| joining.progress(now))
     }
 
     /// Begins to make the data connections with a peer. A peer that makes another control
     /// connection has lost its earlier one.
     fn join(&mut self, peer: u32, control: Control) -> Result<()> {
-        let control = Arc::new(control);
-        let (net, slot_bytes) = (self.net.clone(), self.slot_bytes);
-        let joining = Joining::new(self.identity, peer, net, control.clone(), slot_bytes)?;
-        self.joining.insert(peer, (control, joining));
-        self.gone.remove(&peer);
+        let (control, net) = (Arc::new(control), self.net.clone());
+        let joining = Joining::new(self.identity, peer, net, control, self.slot_bytes)?;
+        self.joining.insert(peer, joining);
         Ok(())
     }
 
     fn missing(&self) -> Vec<u32> {
-        let complete = |peer: &u32| self.joining.get(peer).is_some_and(|(_, j)| j.is_complete());
+        let complete = |peer: &u32| self.joining.get(peer).is_some_and(Joining::is_complete);
         self.remote.iter().copied().filter(|peer| !complete(peer)).collect()
     }
 
@@ -168,12 +154,7 @@ impl Making {
         let (mut fds, now) = (vec![rendezvous.session.poll_fd()], Instant::now());
         self.door.poll_fds(&mut fds);
         fds.extend(self.dials.iter().filter_map(|(_, dial)| dial.poll_fd()));
-        for (peer, (control, joining)) in &self.joining {
-            if !joining.is_complete() && !self.gone.contains_key(peer) {
-                fds.push(control.poll_fd());
-                joining.poll_fds(&mut fds, now);
-            }
-        }
+        self.joining.values().for_each(|joining| joining.poll_fds(&mut fds, now));
         // Proofs that are awaited show by no descriptor.
         let limit = if self.joining.is_empty() { limit } else { limit.min(LOOK_AGAIN) };
         wait_for(&mut fds, limit);
@@ -182,11 +163,10 @@ impl Making {
     fn lacking(&self, missing: &[u32]) -> String {
         let dials: BTreeMap<_, _> = self.dials.iter().map(|(peer, dial)| (*peer, dial)).collect();
         let why = |peer: &u32| {
-            let gone = self.gone.get(peer).map_or(String::new(), |gone| format!("; {gone}"));
-            let joining = self.joining.get(peer).map(|(_, joining)| joining.why());
+            let joining = self.joining.get(peer).map(Joining::why);
             let dial = || dials.get(peer).map(|dial| dial.why());
             let nothing = || "it has not made its control connection".to_owned();
-            format!("rank {peer}: {}{gone}", joining.or_else(dial).unwrap_or_else(nothing))
+            format!("rank {peer}: {}", joining.or_else(dial).unwrap_or_else(nothing))
         };
         let whys: Vec<_> = missing.iter().take(4).map(why).collect();
         format!("no connection with ranks {missing:?} ({})", whys.join("; "))
@@ -201,10 +181,10 @@ impl Making {
     fn finish(self) -> Result<Links> {
         let mut links = Links::default();
         links.controls.resize_with(self.identity.nranks as usize, || None);
-        for (peer, (control, joining)) in self.joining {
+        for (peer, joining) in self.joining {
             let none = || Error::init_peer(peer, "has no data connection");
-            let (outgoing, incoming) = joining.finish().ok_or_else(none)?;
-            links.edges.push((peer, MessageEdge::new(outgoing, incoming, self.slot_bytes)));
+            let (edge, control) = joining.finish().ok_or_else(none)?;
+            links.edges.push((peer, edge));
             links.controls[peer as usize] = Some(control);
         }
         Ok(links)

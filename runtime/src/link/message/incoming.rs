@@ -116,6 +116,11 @@ impl Incoming {
         Ok(Some(bytes))
     }
 
+    /// Returns the size of the memory of the queue, in bytes.
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.slot.memory_bytes()
+    }
+
     /// Returns the number of messages of operations taken so far.
     pub(super) fn taken(&self) -> u64 {
         self.taken

@@ -5,7 +5,7 @@
 //! receiver says over the control connection which attempt has proved itself. Transports do not
 //! authenticate: where strangers reach a listener, it accepts until a member has come.
 
-use super::{Incoming, Outgoing};
+use super::{Incoming, MessageEdge, Outgoing};
 use crate::bootstrap::auth::{Ends, Role, is_proof, proof};
 use crate::bootstrap::id::{SECRET_BYTES, random};
 use crate::error::{Error, Result};
@@ -93,6 +93,8 @@ pub struct Joining {
     slot_bytes: usize,
     accepting: Accepting,
     offering: Offering,
+    /// Why the control connection has ended, if it has.
+    gone: Option<String>,
 }
 
 impl Joining {
@@ -112,23 +114,31 @@ impl Joining {
         let accepting = Accepting { listener, nonce, unproven, proven };
         let (invitation, connecting, again, proven) = (None, None, None, None);
         let offering = Offering { invitation, connecting, attempts, again, proven };
-        Ok(Self { identity, peer, net, device, control, slot_bytes, accepting, offering })
+        let gone = None;
+        Ok(Self { identity, peer, net, device, control, slot_bytes, accepting, offering, gone })
     }
 
-    /// Returns the rank of the peer.
-    pub fn peer(&self) -> u32 {
-        self.peer
-    }
-
-    /// Moves both connections on. Never blocks.
+    /// Moves both connections on, and the control connection. Never blocks. Notices that come once
+    /// both connections have been proven are left for the monitor.
     pub fn progress(&mut self, now: Instant) -> Result<()> {
+        self.control.flush();
+        if self.is_complete() {
+            return Ok(());
+        }
+        self.receive()?;
         self.accept(now)?;
         self.prove()?;
         self.connect(now)
     }
 
+    fn receive(&mut self) -> Result<()> {
+        let (notices, ended) = self.control.receive();
+        self.gone = self.gone.take().or(ended);
+        notices.iter().try_for_each(|notice| self.hear(notice))
+    }
+
     /// Acts on a notice of the peer; others than those about connections are of no concern here.
-    pub fn hear(&mut self, notice: &Notice) -> Result<()> {
+    fn hear(&mut self, notice: &Notice) -> Result<()> {
         match notice {
             Notice::Invitation(invitation) => self.offering.invitation = Some(invitation.clone()),
             Notice::Proven(attempt) => {
@@ -252,14 +262,19 @@ impl Joining {
         self.accepting.proven.is_some() && self.offering.proven.is_some()
     }
 
-    /// Returns both ends if both connections have been proven.
-    pub fn finish(self) -> Option<(Outgoing, Incoming)> {
-        self.offering.proven.zip(self.accepting.proven)
+    /// Returns the edge, and the control connection, if both connections have been proven.
+    pub fn finish(self) -> Option<(MessageEdge, Arc<Control>)> {
+        let (outgoing, incoming) = self.offering.proven.zip(self.accepting.proven)?;
+        Some((MessageEdge::new(outgoing, incoming), self.control))
     }
 
     /// Appends the descriptors that show progress. Where a transport has none, or a proof is
     /// awaited, one has to look again soon.
     pub fn poll_fds<'a>(&'a self, fds: &mut Vec<PollFd<'a>>, now: Instant) {
+        if self.is_complete() || self.gone.is_some() {
+            return;
+        }
+        fds.push(self.control.poll_fd());
         if let Some(listener) = self.accepting.listener.as_ref().filter(|_| self.has_room(now)) {
             listener.poll_fds(fds);
         }
@@ -272,12 +287,13 @@ impl Joining {
     pub fn why(&self) -> String {
         let net = self.net.name();
         let Offering { invitation, connecting, proven, .. } = &self.offering;
-        match (connecting, invitation) {
+        let why = match (connecting, invitation) {
             (Some(connecting), _) => connecting.why(),
             (None, None) => format!("net {net}: it has not told where it listens"),
             _ if proven.is_none() => format!("net {net}: it does not see this rank's connection"),
             _ => format!("net {net}: it has not connected to this rank"),
-        }
+        };
+        self.gone.iter().fold(why, |why, gone| format!("{why}; {gone}"))
     }
 }
 
@@ -298,39 +314,28 @@ mod tests {
         Identity { comm: 5, secret: [7; 32], rank, nranks: 2 }
     }
 
-    /// Both ranks' state, and the control connection's ends.
-    fn pair() -> ([Joining; 2], [Arc<Control>; 2]) {
+    fn pair() -> [Joining; 2] {
         let (a, b) = UnixStream::pair().unwrap();
         let controls = [a, b].map(|end| Arc::new(Control::new(end.into())));
         let net: Arc<dyn Net> = Arc::new(Tcp::at("127.0.0.1:0".parse().unwrap()));
-        let joining = [0u32, 1].map(|rank| {
+        [0u32, 1].map(|rank| {
             let control = controls[rank as usize].clone();
             Joining::new(identity(rank), 1 - rank, (net.clone(), 0), control, 64).unwrap()
-        });
-        (joining, controls)
-    }
-
-    fn hear(joining: &mut Joining, control: &Control) -> Vec<Notice> {
-        let (notices, ended) = control.receive();
-        assert_eq!(ended, None);
-        notices.iter().for_each(|notice| joining.hear(notice).unwrap());
-        notices
+        })
     }
 
     /// Moves both on until both are complete; `each` sees every round.
-    fn complete(
-        ([mut a, mut b], controls): ([Joining; 2], [Arc<Control>; 2]),
-        mut each: impl FnMut(&[Notice]),
-    ) -> [(Outgoing, Incoming); 2] {
+    fn complete([mut a, mut b]: [Joining; 2], mut each: impl FnMut(&Joining)) -> [MessageEdge; 2] {
         let until = Instant::now() + Duration::from_secs(60);
         while !a.is_complete() || !b.is_complete() {
             assert!(Instant::now() < until, "{} / {}", a.why(), b.why());
-            for (joining, control) in [&mut a, &mut b].into_iter().zip(&controls) {
+            for joining in [&mut a, &mut b] {
+                joining.receive().unwrap();
+                each(joining);
                 joining.progress(Instant::now()).unwrap();
-                each(&hear(joining, control));
             }
         }
-        [a, b].map(|joining| joining.finish().unwrap())
+        [a, b].map(|joining| joining.finish().unwrap().0)
     }
 
     fn carries(from: &mut Outgoing, to: &mut Incoming) {
@@ -347,8 +352,8 @@ mod tests {
     #[test]
     fn both_connections_are_made_and_carry_messages() {
         let [mut a, mut b] = complete(pair(), |_| {});
-        carries(&mut a.0, &mut b.1);
-        carries(&mut b.0, &mut a.1);
+        carries(&mut a.outgoing, &mut b.incoming);
+        carries(&mut b.outgoing, &mut a.incoming);
     }
 
     /// Strangers take all places first: some silent, some with garbage, one with the right form and
@@ -356,27 +361,31 @@ mod tests {
     #[test]
     fn a_member_gets_in_whatever_strangers_do() {
         let mut strangers = Vec::new();
-        let [mut a, mut b] = complete(pair(), |notices| {
-            for notice in notices {
-                let Notice::Invitation(Invitation { handle, nonce }) = notice else { continue };
-                let address = oxccl_net::tcp::address_in(&Handle(*handle)).unwrap();
-                for round in 0..2 * MAX_UNPROVEN {
-                    let mut stranger = TcpStream::connect(address).unwrap();
-                    let other = Identity { secret: [8; 32], ..identity(0) };
-                    let first = other.first_message((0, 1), nonce, 0);
-                    let framed = [&(first.len() as u32).to_le_bytes()[..], &first].concat();
-                    match round % 4 {
-                        0 => stranger.write_all(&[0xff; 300]).unwrap(),
-                        1 => stranger.write_all(&framed).unwrap(),
-                        2 => continue,
-                        _ => {}
-                    }
-                    strangers.push(stranger);
+        let mut invited = Vec::new();
+        let [mut a, mut b] = complete(pair(), |joining| {
+            let Some(Invitation { handle, nonce }) = &joining.offering.invitation else { return };
+            if invited.contains(&joining.peer) {
+                return;
+            }
+            invited.push(joining.peer);
+            let address = oxccl_net::tcp::address_in(&Handle(*handle)).unwrap();
+            for round in 0..2 * MAX_UNPROVEN {
+                let mut stranger = TcpStream::connect(address).unwrap();
+                let other = Identity { secret: [8; 32], ..identity(0) };
+                let first = other.first_message((0, 1), nonce, 0);
+                let framed = [&(first.len() as u32).to_le_bytes()[..], &first].concat();
+                match round % 4 {
+                    0 => stranger.write_all(&[0xff; 300]).unwrap(),
+                    1 => stranger.write_all(&framed).unwrap(),
+                    2 => continue,
+                    _ => {}
                 }
+                strangers.push(stranger);
             }
         });
-        carries(&mut a.0, &mut b.1);
-        carries(&mut b.0, &mut a.1);
+        assert_eq!(invited.len(), 2);
+        carries(&mut a.outgoing, &mut b.incoming);
+        carries(&mut b.outgoing, &mut a.incoming);
     }
 
     #[test]
@@ -399,7 +408,7 @@ mod tests {
 
     #[test]
     fn an_answer_to_an_attempt_that_was_not_made_is_an_error() {
-        let ([mut a, _b], _controls) = pair();
+        let [mut a, _b] = pair();
         assert!(a.hear(&Notice::Proven(0)).is_err());
     }
 }

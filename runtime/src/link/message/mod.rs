@@ -4,7 +4,7 @@ mod incoming;
 mod joining;
 mod outgoing;
 
-use super::{EDGE_SLOTS, Message};
+use super::Message;
 use crate::error::Result;
 use crate::op::descriptor::Descriptor;
 pub use incoming::Incoming;
@@ -23,14 +23,12 @@ pub const HEADER_BYTES: usize = 16;
 pub struct MessageEdge {
     outgoing: Outgoing,
     incoming: Incoming,
-    memory_bytes: usize,
 }
 
 impl MessageEdge {
-    /// Joins the two directions, which have slots of `slot_bytes`.
-    pub fn new(outgoing: Outgoing, incoming: Incoming, slot_bytes: usize) -> Self {
-        let memory_bytes = (EDGE_SLOTS + 1) * (HEADER_BYTES + slot_bytes);
-        Self { outgoing, incoming, memory_bytes }
+    /// Joins the two directions.
+    pub fn new(outgoing: Outgoing, incoming: Incoming) -> Self {
+        Self { outgoing, incoming }
     }
 
     pub(super) fn reserve(&mut self) -> Result<Option<*mut u8>> {
@@ -62,7 +60,7 @@ impl MessageEdge {
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        self.memory_bytes
+        self.outgoing.memory_bytes() + self.incoming.memory_bytes()
     }
 
     /// Returns the number of messages sent so far.
@@ -134,6 +132,11 @@ impl Slots {
 
     fn slot_bytes(&self) -> usize {
         self.slot_bytes
+    }
+
+    /// Returns the size of all slots together.
+    fn memory_bytes(&self) -> usize {
+        self.memory.layout.size()
     }
 
     fn slot(&self, index: usize) -> *mut u8 {

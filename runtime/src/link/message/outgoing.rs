@@ -110,6 +110,11 @@ impl Outgoing {
         Ok(all)
     }
 
+    /// Returns the size of the memory of the queue, in bytes.
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.slots.memory_bytes()
+    }
+
     /// Returns the number of messages of operations so far.
     pub(super) fn sent(&self) -> u64 {
         self.sent
@@ -149,6 +154,41 @@ mod tests {
         fn test(&mut self, _request: Request) -> oxccl_net::Result<bool> {
             Ok(true)
         }
+    }
+
+    /// A sender that keeps its requests, but gets on with them by itself.
+    struct Independent;
+
+    impl Sender for Independent {
+        unsafe fn isend(
+            &mut self,
+            _data: *const u8,
+            _len: usize,
+            _tag: u32,
+            _region: Region,
+        ) -> oxccl_net::Result<Option<Request>> {
+            Ok(Some(1))
+        }
+
+        fn needs_progress(&self) -> bool {
+            false
+        }
+
+        fn test(&mut self, _request: Request) -> oxccl_net::Result<bool> {
+            Ok(false)
+        }
+    }
+
+    #[test]
+    fn messages_that_get_on_by_themselves_are_flushed_and_keep_their_slots() {
+        let mut outgoing = Outgoing::new(Box::new(Independent), 0, 8);
+        let message = Descriptor::message(oxccl_plan::DataType::Int8, 1);
+        for _ in 0..EDGE_SLOTS {
+            assert!(outgoing.reserve().unwrap().is_some());
+            outgoing.commit(1, message, 0).unwrap();
+            assert!(outgoing.flushed().unwrap());
+        }
+        assert!(outgoing.reserve().unwrap().is_none());
     }
 
     #[test]

@@ -173,7 +173,7 @@ pub(super) enum Irecv {
     ),
 }
 
-/// What is known of a plugin in this process.
+/// The state of a plugin in this process.
 #[derive(Default)]
 pub(super) struct Lifecycle {
     /// True once an `init` was called that is called once per process.

@@ -63,7 +63,7 @@ fn plugin(file: Option<&str>) -> Option<Plugin> {
     }
 }
 
-/// What a communicator needs of a network.
+/// The demands of a communicator on a network.
 pub(crate) struct Need<'a> {
     /// The communicator's number, by which plugins know it.
     pub(crate) comm: u64,
