@@ -15,6 +15,7 @@ pub mod generate;
 pub mod ir;
 mod listed;
 pub mod machine;
+pub mod nccl;
 pub mod packets;
 pub mod reference;
 pub mod select;

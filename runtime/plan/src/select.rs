@@ -5,6 +5,7 @@ use crate::carrier::{Carrier, Packets};
 use crate::cost::CostModel;
 use crate::generate::{Algorithm, Needs, Plan};
 use crate::ir::UserMemory;
+use crate::nccl::CostTable;
 use crate::spec::{Collective, Spec};
 
 /// The facts that all ranks know about the links between them.
@@ -12,6 +13,8 @@ use crate::spec::{Collective, Spec};
 pub struct Topology {
     /// True if all ranks share memory.
     pub direct: bool,
+    /// True if programs can use edges.
+    pub edges: bool,
     /// True if each rank can have the system copy from the memory of every other.
     pub remote_reads: bool,
     /// True if stores to the memory of a peer may be faster than loads from it.
@@ -44,6 +47,8 @@ pub struct Policy {
 pub struct Candidate {
     /// The plan.
     pub plan: Plan,
+    /// The carrier of its data.
+    pub carrier: Carrier,
     /// Time by the cost model in µs.
     pub cost_us: f64,
 }
@@ -108,7 +113,8 @@ pub fn candidates(
     policy: Policy,
 ) -> Vec<Candidate> {
     let usable = |plan: &Plan| match (plan.algorithm.generator().needs, memory) {
-        (Needs::Nothing | Needs::Edges, _) => true,
+        (Needs::Nothing, _) => true,
+        (Needs::Edges, _) => topology.edges,
         (Needs::Inbox, _) => {
             topology.direct && (topology.push || policy.only == Some(plan.algorithm))
         }
@@ -131,41 +137,97 @@ pub fn candidates(
     };
     let mut list: Vec<_> = Plan::candidates(spec)
         .filter(|plan| usable(plan) && wanted(plan))
-        .map(|plan| Candidate { plan, cost_us: cost_us(&plan, bytes, topology, memory) })
+        .map(|plan| Candidate {
+            plan,
+            carrier: Carrier::of(&plan, bytes, topology, memory),
+            cost_us: cost_us(&plan, bytes, topology, memory),
+        })
         .collect();
     list.sort_by(|a, b| a.cost_us.total_cmp(&b.cost_us));
     list
 }
 
+/// The plans among which the routes of a call are chosen, the cheapest first.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Candidates {
+    bytes: u64,
+    /// The plans for any user memory.
+    any: Vec<Candidate>,
+    /// The plans for user memory that all ranks map.
+    mapped: Vec<Candidate>,
+    /// True if a plan for mapped memory is taken whatever its cost.
+    forced: bool,
+    /// True if a tuner has decided about mapped memory.
+    tuned: bool,
+}
+
+impl Candidates {
+    /// Returns the candidates for blocks of `bytes` bytes. `None` if the policy names an algorithm
+    /// that does not serve.
+    pub fn new(spec: Spec, bytes: u64, topology: &Topology, policy: Policy) -> Option<Self> {
+        let all = |memory, policy| candidates(spec, bytes, topology, memory, policy);
+        let (mut any, mapped) = (all(Memory::Any, policy), all(Memory::Mapped, policy));
+        if any.is_empty() {
+            // The algorithm that the policy names needs mapped memory: add a route that works for
+            // any memory.
+            mapped.iter().find(|c| needs_mapping(c))?;
+            any = all(Memory::Any, Policy { only: None, ..policy });
+        }
+        let forced = policy.only.is_some();
+        (!any.is_empty()).then_some(Self { bytes, any, mapped, forced, tuned: false })
+    }
+
+    /// Has a tuner change the times of the plans for memory of both kinds; `ask` is told whether
+    /// all ranks map the memory, and returns the changed table.
+    pub fn tune<E>(
+        &mut self,
+        mut ask: impl FnMut(CostTable, bool) -> Result<CostTable, E>,
+    ) -> Result<(), E> {
+        let table = CostTable::of(&self.any);
+        table.apply(ask(table, false)?, &mut self.any);
+        if self.mapped.iter().any(needs_mapping) {
+            let table = CostTable::of(&self.mapped);
+            self.tuned = table.apply(ask(table, true)?, &mut self.mapped);
+        }
+        Ok(())
+    }
+
+    /// Returns the routes of the cheapest plans.
+    pub fn choose(&self, topology: &Topology) -> Choice {
+        let any = self.any[0];
+        let mapped = match self.tuned {
+            true => self.mapped.first().filter(|c| needs_mapping(c)),
+            false => self.mapped.iter().find(|c| needs_mapping(c)),
+        };
+        // Where loads from peers are slow, plans that only add copies to the loads are slow, too.
+        let cheaper = |c: &Candidate| self.forced || topology.push || c.cost_us < any.cost_us;
+        let pays =
+            |c: &Candidate| self.tuned || (self.bytes >= topology.mapped_from_bytes && cheaper(c));
+        let route = |c: Candidate, memory| Route::new(c.plan, self.bytes, topology, memory);
+        let any_memory = route(any, Memory::Any);
+        // Kernels of packets do not agree on buffers.
+        let packets = matches!(topology.packets, Packets::Kernels { .. })
+            && any_memory.carrier == Carrier::Packets;
+        let possible =
+            |c: &Candidate| !packets && (topology.scratch || c.plan.layout.scratch_blocks == 0);
+        let mapped = mapped.filter(|c| c.plan != any.plan && pays(c) && possible(c)).copied();
+        let windows = mapped.map(|c| route(c, Memory::Windows).carrier);
+        Choice {
+            any_memory,
+            mapped: mapped.map(|c| route(c, Memory::Mapped)),
+            engines: windows == Some(Carrier::CopyEngines),
+        }
+    }
+}
+
+fn needs_mapping(candidate: &Candidate) -> bool {
+    candidate.plan.layout.user_memory != UserMemory::Private
+}
+
 /// Chooses the routes for blocks of `bytes` bytes. `None` if the policy names an algorithm that
 /// does not serve.
 pub fn choose(spec: Spec, bytes: u64, topology: &Topology, policy: Policy) -> Option<Choice> {
-    let all = |memory, policy| candidates(spec, bytes, topology, memory, policy).into_iter();
-    let needs_mapping = |c: &Candidate| c.plan.layout.user_memory != UserMemory::Private;
-    let mapped = all(Memory::Mapped, policy).find(needs_mapping);
-    let any = match all(Memory::Any, policy).next() {
-        Some(any) => any,
-        // The algorithm that the policy names needs mapped memory: add a route that works for any
-        // memory.
-        None => mapped.and(all(Memory::Any, Policy { only: None, ..policy }).next())?,
-    };
-    // Where loads from peers are slow, plans that only add copies to the loads are slow, too.
-    let cheaper = |c: &Candidate| policy.only.is_some() || topology.push || c.cost_us < any.cost_us;
-    let pays = |c: &Candidate| bytes >= topology.mapped_from_bytes && cheaper(c);
-    let route = |c: Candidate, memory| Route::new(c.plan, bytes, topology, memory);
-    let any_memory = route(any, Memory::Any);
-    // Kernels of packets do not agree on buffers.
-    let packets = matches!(topology.packets, Packets::Kernels { .. })
-        && any_memory.carrier == Carrier::Packets;
-    let possible =
-        |c: &Candidate| !packets && (topology.scratch || c.plan.layout.scratch_blocks == 0);
-    let mapped = mapped.filter(|c| c.plan != any.plan && pays(c) && possible(c));
-    let windows = mapped.map(|c| route(c, Memory::Windows).carrier);
-    Some(Choice {
-        any_memory,
-        mapped: mapped.map(|c| route(c, Memory::Mapped)),
-        engines: windows == Some(Carrier::CopyEngines),
-    })
+    Candidates::new(spec, bytes, topology, policy).map(|candidates| candidates.choose(topology))
 }
 
 /// Explains the choice of a plan, in lines for a person.
@@ -189,7 +251,7 @@ pub fn explain(spec: Spec, bytes: u64, topology: &Topology, policy: Policy) -> S
             continue;
         }
         text += &format!(" {title}:\n");
-        for Candidate { plan, cost_us } in candidates(spec, bytes, topology, memory, policy) {
+        for Candidate { plan, cost_us, .. } in candidates(spec, bytes, topology, memory, policy) {
             // If no other plan pays for mapped memory, mapped memory is treated as any memory.
             let as_any = chosen == choice.any_memory.plan;
             let (memory, cost_us) = match as_any && plan == chosen {

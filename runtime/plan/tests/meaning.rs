@@ -117,6 +117,7 @@ fn the_choice_is_right_at_the_ends_and_explained() {
         push: false,
         remote_reads: false,
         direct: true,
+        edges: true,
         mapped_from_bytes: 0,
         scratch: true,
         packets: Packets::Lines { published_bytes: 16 << 10 },

@@ -1,6 +1,7 @@
 //! Collectives with equal blocks.
 
 use super::Address;
+use super::descriptor::Descriptor;
 use oxccl_plan::select::{Choice, Route};
 use oxccl_plan::{Carrier, DataType, Plan, Program, ReduceOp, Spec};
 
@@ -41,6 +42,14 @@ impl Programs {
             mapped: choice.mapped.map(bound),
             engines: choice.engines,
         }
+    }
+
+    /// Returns the descriptor of a call of these programs.
+    #[inline]
+    pub fn descriptor(&self, call: &Call) -> Descriptor {
+        let Call { spec, dtype, op, count, .. } = call;
+        Descriptor::collective(spec, *dtype, *op, call.scale.is_some(), *count)
+            .by(self.any.plan.algorithm, self.mapped.as_ref().map(|bound| bound.plan.algorithm))
     }
 }
 

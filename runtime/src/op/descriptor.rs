@@ -1,15 +1,18 @@
 //! The descriptor of a rank's operation, in 96 bits that can be read back: ranks compare
 //! descriptors, and an error names both sides where they differ.
 
-use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
+use oxccl_plan::generate::GENERATORS;
+use oxccl_plan::{Algorithm, Collective, DataType, ReduceOp, Spec};
 use std::fmt;
 
 /// An operation, as far as all ranks have to agree on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Descriptor {
-    /// Collective, type, operation and root; or [`MESSAGES`] and a type; or [`SIGNALS`].
+    /// Collective, type, operation, root and the algorithm for any memory; or [`MESSAGES`] and a
+    /// type; or [`SIGNALS`].
     what: u32,
-    /// Elements per block; bytes of a message; number of signals.
+    /// Elements per block, and in the first four bits the algorithm for mapped memory, plus one;
+    /// bytes of a message; number of signals.
     count: u64,
 }
 
@@ -18,6 +21,13 @@ const MESSAGES: u32 = 0xf << 28;
 /// The kind of waits for signals of one-sided operations; no collective has these first bits
 /// either.
 const SIGNALS: u32 = 0xe << 28;
+/// The place of an algorithm's number.
+const ANY_AT: u32 = 28;
+const MAPPED_AT: u32 = 60;
+/// The largest number of elements that a descriptor tells apart.
+const MAX_COUNT: u64 = (1 << MAPPED_AT) - 1;
+const _: () = assert!(GENERATORS.len() <= (SIGNALS >> ANY_AT) as usize);
+
 /// The number in the place of a reduction operation: a user's own scale before the sum.
 const SCALED_SUM: u32 = 5;
 
@@ -39,7 +49,34 @@ impl Descriptor {
             (true, false) => op as u32,
         };
         let kind = spec.collective as u32 | (dtype as u32) << 4 | op << 8;
-        Self { what: kind | (spec.root & 0xffff) << 12, count }
+        Self { what: kind | (spec.root & 0xffff) << 12, count: count & MAX_COUNT }
+    }
+
+    /// Returns the descriptor of a collective with the algorithms that may carry it out: a tuner
+    /// may choose others on other ranks.
+    #[inline]
+    pub fn by(self, any: Algorithm, mapped: Option<Algorithm>) -> Self {
+        let mapped = mapped.map_or(0, |algorithm| algorithm as u64 + 1);
+        Self { what: self.what | (any as u32) << ANY_AT, count: self.count | mapped << MAPPED_AT }
+    }
+
+    /// Returns the names of the algorithms of a collective.
+    fn algorithms(&self) -> String {
+        let name = |number: usize| GENERATORS.get(number).map_or("an unknown plan", |g| g.name);
+        let any = name((self.what >> ANY_AT) as usize);
+        match self.count >> MAPPED_AT {
+            0 => any.to_owned(),
+            mapped => format!("{any} or {}", name(mapped as usize - 1)),
+        }
+    }
+
+    /// Returns the texts of two operations that differ: with their algorithms, if only these do.
+    pub fn texts(self, other: Self) -> [String; 2] {
+        let texts = [self, other].map(|d| d.to_string());
+        if texts[0] != texts[1] || self.is_message() {
+            return texts;
+        }
+        [self, other].map(|d| format!("{d} by {}, as its tuner chose", d.algorithms()))
     }
 
     /// Returns the descriptor of a message of send and receive.
@@ -108,7 +145,7 @@ impl fmt::Display for Descriptor {
         let (Some(collective), Some(dtype)) = (collective, dtype) else {
             return write!(f, "an unknown operation {:#x}", self.what);
         };
-        write!(f, "{} of {} × {}", collective.name(), self.count, dtype.name())?;
+        write!(f, "{} of {} × {}", collective.name(), self.count & MAX_COUNT, dtype.name())?;
         if collective.reduces() {
             let op = self.what >> 8 & 15;
             match ReduceOp::ALL.get(op as usize) {
@@ -168,6 +205,20 @@ mod tests {
             assert_eq!(Descriptor::of_message(message.tag(), 5), Some(message));
         }
         assert!(seen.keys().all(|&tag| Descriptor::of_message(tag, 5).is_none()));
+        let spec = Spec::new(Collective::AllReduce, 8, 0);
+        let plain = Descriptor::collective(&spec, DataType::Int8, ReduceOp::Sum, false, 5);
+        let by = |any| plain.by(any, Some(Algorithm::TwoShotMapped));
+        let [ring, tree] = [Algorithm::Ring, Algorithm::Tree].map(by);
+        assert!(
+            ring != tree && ring.tag() != tree.tag() && ring != plain.by(Algorithm::Ring, None)
+        );
+        let text = "all_reduce of 5 × int8, sum by tree or two_shot_mapped, as its tuner chose";
+        assert_eq!(ring.texts(tree)[1], text);
+        let last = GENERATORS.len() - 1;
+        assert!(!plain.by(GENERATORS[last].algorithm, None).is_message());
+        let six = Descriptor::collective(&spec, DataType::Int8, ReduceOp::Sum, false, 6);
+        let six = six.by(Algorithm::Ring, None);
+        assert_eq!(six.texts(ring)[0], "all_reduce of 6 × int8, sum");
         let spec = Spec::new(Collective::Reduce, 8, 3);
         let d = Descriptor::collective(&spec, DataType::Float32, ReduceOp::Max, false, 9);
         assert_eq!(d.to_string(), "reduce of 9 × float, max, root 3");

@@ -18,13 +18,23 @@ pub(crate) enum CurrentOp {
     OneSided(u64),
 }
 
+/// The knowledge of a peer's operation: its descriptor, or words about it.
+type Theirs<'a> = std::result::Result<Descriptor, &'a str>;
+
 impl CurrentOp {
-    fn name(&self) -> String {
-        match self {
-            CurrentOp::Collective(label, _) => label.descriptor.to_string(),
-            CurrentOp::Exchange(Some(message), _) => message.to_string(),
-            CurrentOp::Exchange(None, _) => "send/recv".to_owned(),
-            CurrentOp::OneSided(_) => "a one-sided operation".to_owned(),
+    /// Returns the texts of this operation and of a peer's, as far as that is known.
+    fn texts(&self, theirs: Theirs<'_>) -> [String; 2] {
+        let own = match *self {
+            CurrentOp::Collective(label, _) => Ok(label.descriptor),
+            CurrentOp::Exchange(Some(message), _) => Ok(message),
+            CurrentOp::Exchange(None, _) => Err("send/recv"),
+            CurrentOp::OneSided(_) => Err("a one-sided operation"),
+        };
+        match (own, theirs) {
+            (Ok(own), Ok(theirs)) => own.texts(theirs),
+            sides => [sides.0, sides.1].map(|side| {
+                side.map_or_else(ToOwned::to_owned, |descriptor| descriptor.to_string())
+            }),
         }
     }
 
@@ -37,7 +47,7 @@ impl CurrentOp {
     }
 
     /// Returns the error that names both sides.
-    pub(crate) fn differs(&self, rank: &Rank, peer: u32, theirs: String) -> Error {
+    pub(crate) fn differs(&self, rank: &Rank, peer: u32, theirs: Theirs<'_>) -> Error {
         let seq = self.number();
         let site = Site {
             rank: rank.number as i32,
@@ -46,7 +56,8 @@ impl CurrentOp {
             op_seq: seq,
             operation: "",
         };
-        Error::Mismatch { site, own: self.name(), theirs }
+        let [own, theirs] = self.texts(theirs);
+        Error::Mismatch { site, own, theirs }
     }
 }
 
@@ -64,8 +75,7 @@ pub(crate) fn compare(
         return Ok(());
     }
     let theirs = segment.announced(peer as usize, seq);
-    let theirs = theirs.map_or_else(|| "something else".to_owned(), |d| d.to_string());
-    Err(CurrentOp::Collective(*label, seq).differs(rank, peer, theirs))
+    Err(CurrentOp::Collective(*label, seq).differs(rank, peer, theirs.ok_or("something else")))
 }
 
 /// Returns the error for a message that another operation sent.
@@ -73,10 +83,7 @@ pub(crate) fn unexpected(rank: &Rank, doing: CurrentOp, peer: u32, message: &Mes
     let seq = doing.number();
     let place = rank.segment.as_ref().zip(rank.local[peer as usize]);
     let looked_up = || place.and_then(|(segment, local)| segment.announced(local, seq));
-    let theirs = match message.descriptor {
-        Some(descriptor) => descriptor.to_string(),
-        None => looked_up().map_or_else(|| "another collective".to_owned(), |d| d.to_string()),
-    };
+    let theirs = message.descriptor.or_else(looked_up).ok_or("another collective");
     doing.differs(rank, peer, theirs)
 }
 
@@ -92,7 +99,7 @@ pub(crate) fn look_around(rank: &Rank, doing: CurrentOp) -> Option<Error> {
             let place = rank.local[peer as usize];
             let theirs = place.and_then(|local| segment.announced(local, seq));
             if let Some(theirs) = theirs.filter(|d| *d != label.descriptor) {
-                return Some(doing.differs(rank, peer, theirs.to_string()));
+                return Some(doing.differs(rank, peer, Ok(theirs)));
             }
         }
     }
@@ -119,7 +126,7 @@ pub(crate) fn compare_past(rank: &Rank, peer: u32, from: &mut u64) -> Option<Err
             && ours != theirs
         {
             let doing = CurrentOp::Collective(ours.into(), *from);
-            return Some(doing.differs(rank, peer, theirs.to_string()));
+            return Some(doing.differs(rank, peer, Ok(theirs)));
         }
         // A peer that is behind is looked at again later. A peer that is far ahead no longer
         // remembers this collective.
@@ -136,5 +143,5 @@ pub(crate) fn compare_past(rank: &Rank, peer: u32, from: &mut u64) -> Option<Err
 pub(crate) fn compare_told(rank: &Rank, peer: u32, seq: u64, theirs: Descriptor) -> Option<Error> {
     let ours = rank.links()?.remembered(seq)?;
     (ours != theirs)
-        .then(|| CurrentOp::Collective(ours.into(), seq).differs(rank, peer, theirs.to_string()))
+        .then(|| CurrentOp::Collective(ours.into(), seq).differs(rank, peer, Ok(theirs)))
 }

@@ -490,9 +490,9 @@ impl CudaRank {
                 Some(Error::Deadline { site, waited_ms: control.limit_ns / 1_000_000 })
             }
             abi::FAULT_MISMATCH => {
-                let text = |what, count| Descriptor::from_words(what, count).to_string();
-                let own = text(control.own_what, control.own_count);
-                let theirs = text(control.their_what, control.their_count);
+                let own = Descriptor::from_words(control.own_what, control.own_count);
+                let theirs = Descriptor::from_words(control.their_what, control.their_count);
+                let [own, theirs] = own.texts(theirs);
                 Some(Error::Mismatch { site, own, theirs })
             }
             abi::FAULT_LEFT => {

@@ -45,6 +45,7 @@ pub fn topology(
     let published_bytes = PACKET_BYTES as u64;
     Topology {
         direct,
+        edges: true,
         remote_reads,
         push: false,
         mapped_from_bytes: 0,

@@ -19,12 +19,12 @@ pub(super) fn suspect(endpoint: &Endpoint, doing: CurrentOp, awaited: Awaited) -
         CurrentOp::Exchange(_, next) => {
             if let Some(theirs) = place.and_then(|(segment, local)| segment.announced(local, next))
             {
-                return Some(doing.differs(&endpoint.rank, awaited, theirs.to_string()));
+                return Some(doing.differs(&endpoint.rank, awaited, Ok(theirs)));
             }
             // An exchange takes all that it has to receive: if the edge is full, both only send.
             let state = endpoint.state();
             if state.edges.get(awaited as usize).is_some_and(Edge::is_full) {
-                let theirs = "send/recv in another order: both send first".to_owned();
+                let theirs = Err("send/recv in another order: both send first");
                 return Some(doing.differs(&endpoint.rank, awaited, theirs));
             }
         }

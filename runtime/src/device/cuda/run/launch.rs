@@ -32,10 +32,9 @@ const PACKET_BYTES: u64 = 1 << 20;
 /// Parts begin at multiples of this number of bytes.
 const ALIGN_BYTES: u64 = 16;
 
-fn head(cuda_rank: &CudaRank, call: &Call) -> abi::Collective {
+fn head(cuda_rank: &CudaRank, programs: &Programs, call: &Call) -> abi::Collective {
     let Call { spec, dtype, op, count, .. } = *call;
-    let descriptor = Descriptor::collective(&spec, dtype, op, call.scale.is_some(), count);
-    let (descriptor_what, descriptor_count) = descriptor.to_words();
+    let (descriptor_what, descriptor_count) = programs.descriptor(call).to_words();
     let (scaled, scale) = match call.scale {
         None => (abi::SCALE_NONE, 0),
         Some(Scale::Value(bytes)) => (abi::SCALE_VALUE, u64::from_ne_bytes(bytes)),
@@ -79,6 +78,7 @@ fn topology_of(channels: u32, reach: bool, engine_bytes: u64) -> Topology {
     };
     Topology {
         direct: true,
+        edges: false,
         remote_reads: false,
         push: true,
         mapped_from_bytes: AGREE_BYTES,
@@ -115,7 +115,7 @@ fn collective(
     call: &Call,
     stream: Stream,
 ) -> Result<()> {
-    let head = head(cuda_rank, call);
+    let head = head(cuda_rank, programs, call);
     if programs.any.carrier == Carrier::Packets {
         let bytes = call.count * call.dtype.size() as u64;
         let (room, lines) = (room(cuda_rank.channels), packet_lines(bytes));

@@ -9,7 +9,7 @@ use super::pull;
 use super::scale::Scaled;
 use crate::error::{Error, Result};
 use crate::link::direct::{STAGE_SLOT_BYTES, Segment};
-use crate::op::descriptor::{Descriptor, Label};
+use crate::op::descriptor::Label;
 use crate::op::{Bound, Call, Programs};
 use crate::rank::Awaited;
 use crate::rank::agreement::{self, CurrentOp};
@@ -114,10 +114,8 @@ impl Running {
         let room = capacity(endpoint.edge_slot_bytes, call.dtype);
         let geometry = Geometry::new(&programs.any.plan.layout, call.count, &room);
         let carrier = programs.any.carrier;
-        let Call { spec, dtype, op, count, .. } = call;
-        let scaled = call.scale.is_some();
-        let label = Descriptor::collective(&spec, dtype, op, scaled, count).into();
-        let stage = if scaled { Stage::Scaling } else { Stage::New };
+        let label = programs.descriptor(&call).into();
+        let stage = if call.scale.is_some() { Stage::Scaling } else { Stage::New };
         let (seq, phase_base, window, step, cursor) = (0, 0, 0, 0, 0);
         Self {
             programs,
