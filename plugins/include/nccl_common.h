@@ -41,6 +41,26 @@ typedef enum {
   NCCL_ALL = ~0
 } ncclDebugLogSubSys;
 
+/* Functions of the library. */
+typedef enum {
+  ncclFuncBroadcast = 0,
+  ncclFuncReduce = 1,
+  ncclFuncAllGather = 2,
+  ncclFuncReduceScatter = 3,
+  ncclFuncAllReduce = 4,
+  ncclFuncSendRecv = 5,
+  ncclFuncSend = 6,
+  ncclFuncRecv = 7,
+  ncclFuncAlltoAll = 8,
+  ncclFuncScatter = 9,
+  ncclFuncGather = 10,
+  ncclFuncAllGatherV = 11,
+  ncclFuncPutSignal = 12,
+  ncclFuncSignal = 13,
+  ncclFuncWaitSignal = 14,
+  ncclNumFuncs = 15
+} ncclFunc_t;
+
 /* The logger that plugins are given: a format with arguments as of printf. */
 typedef void (*ncclDebugLogger_t)(ncclDebugLogLevel level, unsigned long flags, const char *file,
                                   int line, const char *fmt, ...);

@@ -73,16 +73,24 @@ impl Plugin {
         self.folder.join("report")
     }
 
-    /// Runs a job of ranks that are hosts of their own with this plugin.
+    fn path(&self) -> &str {
+        self.file.to_str().expect("a plain path")
+    }
+
+    /// Runs a job of ranks that are hosts of their own with this net plugin.
     fn job(&self, nranks: u32, arguments: &[&str], variables: &[(&str, &str)]) -> Vec<Ended> {
+        let own = [("NCCL_NET_PLUGIN", self.path()), ("OXCCL_RANKS_PER_NODE", "1")];
+        self.run(nranks, arguments, &[&own, variables].concat())
+    }
+
+    /// Runs a job of ranks.
+    fn run(&self, nranks: u32, arguments: &[&str], variables: &[(&str, &str)]) -> Vec<Ended> {
         let job = Job::start(Path::new(RANK), nranks, Duration::from_secs(100), |_, command| {
             command
                 .args(arguments)
-                .env("NCCL_NET_PLUGIN", &self.file)
-                .env("OXCCL_RANKS_PER_NODE", "1")
                 .env("FIXTURE_REPORT", self.report())
                 .env("NCCL_DEBUG", "INFO")
-                .env("NCCL_DEBUG_SUBSYS", "NET")
+                .env("NCCL_DEBUG_SUBSYS", "NET,TUNING")
                 .envs(variables.iter().copied());
         });
         job.wait()
@@ -148,7 +156,7 @@ fn a_plugin_is_begun_and_ended_by_one_thread_at_a_time() {
 fn our_tcp_transport_works_as_a_plugin() {
     let plugin = Plugin::tcp();
     let folder = plugin.folder.to_str().expect("a plain path");
-    for name in [plugin.file.to_str().expect("a plain path"), "oxccl"] {
+    for name in [plugin.path(), "oxccl"] {
         let variables = [
             ("NCCL_NET_PLUGIN", name),
             ("LD_LIBRARY_PATH", folder),
@@ -329,7 +337,7 @@ fn a_function_that_does_not_return_is_named_and_the_process_ends() {
 fn environment_plugins_answer_for_every_variable() {
     for version in [1, 2] {
         let Some(plugin) = Plugin::compile("env", version, &[]) else { return };
-        let file = plugin.file.to_str().expect("a plain path");
+        let file = plugin.path();
         let variables = [
             ("NCCL_ENV_PLUGIN", file),
             ("NCCL_SOCKET_IFNAME", "there-is-none"),
@@ -383,4 +391,104 @@ fn nothing_is_under_way_at_the_end_also_after_a_long_wait() {
     let ended = plugin.job(4, &["late"], &[("OXCCL_ALGORITHM", "ring")]);
     expect_success(&ended);
     assert_eq!(plugin.take_report(), "ended\n".repeat(4));
+}
+
+#[test]
+fn every_version_of_tuners_chooses_plans_and_is_ended() {
+    for version in 2..=6 {
+        let Some(plugin) = Plugin::compile("tuner", version, &[]) else { return };
+        // The row and the column, and what it is called here.
+        for (cell, plan) in [("1,2", "ring, edges"), ("0,2", "tree, edges"), ("4,1", ", stage")] {
+            let variables = [("NCCL_TUNER_PLUGIN", plugin.path()), ("FIXTURE_CELL", cell)];
+            let ended = plugin.run(3, &["sequence", "8", "60", "100000"], &variables);
+            expect_success(&ended);
+            for ended in &ended {
+                let output = &ended.output;
+                let used = format!("tuner plugin Fixture ({}, v{version}) is used", plugin.path());
+                let told = [used.as_str(), "3 ranks on 1 hosts"];
+                assert!(told.iter().all(|text| output.contains(text)), "{output}");
+                assert_eq!(output.contains("have no effect"), version >= 5, "{output}");
+                assert!(!output.contains("wrong use"), "{output}");
+                let of =
+                    |line: &&str| line.contains("all_reduce of") || line.contains("broadcast of");
+                let chosen: Vec<_> = output.lines().filter(of).collect();
+                let right = |line: &&str| line.contains(plan) || line.contains(" of 0 bytes");
+                let count = chosen.iter().filter(|line| right(line)).count();
+                assert!(
+                    count > 0 && (cell == "4,1" || count == chosen.len()),
+                    "{cell}: {chosen:?}"
+                );
+            }
+            assert_eq!(plugin.take_report(), "asked\n".repeat(3), "version {version}");
+        }
+    }
+}
+
+/// Several hosts, and a tuner in the library of a net that has no devices.
+#[test]
+fn a_tuner_is_found_in_the_library_of_a_net_and_may_leave_all_to_the_library() {
+    for fault in ["", "nothing", "all"] {
+        let Some(plugin) = Plugin::compile("tuner", 4, &[]) else { return };
+        let ended = plugin.job(3, &["sequence", "9", "60", "100000"], &[("FIXTURE", fault)]);
+        expect_success(&ended);
+        let output = &ended[0].output;
+        assert!(output.contains("it has no ncclNetPlugin_v"), "{output}");
+        assert!(
+            output.contains("v4) is used") && output.contains("3 ranks on 3 hosts"),
+            "{output}"
+        );
+        assert!(!output.contains("wrong use"), "{output}");
+        let none = [("NCCL_TUNER_PLUGIN", "none")];
+        let ended = plugin.job(2, &["once"], &none);
+        expect_success(&ended);
+        assert!(!ended[0].output.contains("tuner plugin"), "{}", ended[0].output);
+    }
+}
+
+#[test]
+fn a_tuner_that_fails_or_hangs_or_differs_is_named_on_all_ranks() {
+    let Some(plugin) = Plugin::compile("tuner", 6, &[]) else { return };
+    let path = plugin.path();
+    std::thread::scope(|scope| {
+        for fault in ["init=error", "init=hang", "getCollInfo=error", "getCollInfo=hang"] {
+            let plugin = &plugin;
+            scope.spawn(move || {
+                let one = [("NCCL_TUNER_PLUGIN", path), ("FIXTURE", fault), ("FIXTURE_RANK", "1")];
+                let start = Instant::now();
+                let ended = plugin.run(3, &["once"], &one);
+                assert!(start.elapsed() < Duration::from_secs(60), "{fault}");
+                let function = fault.split('=').next().unwrap_or_default();
+                for (rank, ended) in ended.iter().enumerate() {
+                    let (output, text) = (&ended.output, format!("{function} of tuner plugin"));
+                    assert!(ended.status.is_some_and(|s| s != 0), "{fault} {rank}: {output}");
+                    assert!(output.contains(&text), "{fault} {rank}: {output}");
+                    assert!(rank == 1 || output.contains("rank 1"), "{fault} {rank}: {output}");
+                }
+            });
+        }
+    });
+    let ended =
+        plugin.run(2, &["once"], &[("NCCL_TUNER_PLUGIN", path), ("FIXTURE", "finalize=error")]);
+    expect_success(&ended);
+    assert!(ended[0].output.contains("finalize of tuner plugin Fixture"), "{}", ended[0].output);
+    // One rank has no tuner; one chooses other plans.
+    let job = |differs: (&'static str, &'static str), same: &[(&str, &str)]| {
+        let job = Job::start(Path::new(RANK), 2, Duration::from_secs(60), |rank, command| {
+            command.arg("once").env("NCCL_TUNER_PLUGIN", path).envs(same.iter().copied());
+            if rank == 1 {
+                command.env(differs.0, differs.1);
+            }
+        });
+        job.wait()
+    };
+    for ended in job(("NCCL_TUNER_PLUGIN", "none"), &[]) {
+        let text = "rank 0 uses the tuner Fixture, rank 1 no tuner";
+        assert!(ended.status != Some(0) && ended.output.contains(text), "{}", ended.output);
+    }
+    for ended in job(("FIXTURE_CELL", "1,2"), &[("FIXTURE_CELL", "0,2")]) {
+        let output = &ended.output;
+        assert!(ended.status != Some(0), "{output}");
+        let both = ["by ring", "by tree"].iter().all(|text| output.contains(text));
+        assert!(both && output.contains("as its tuner chose"), "{output}");
+    }
 }

@@ -7,6 +7,7 @@ use crate::generate::{Algorithm, Needs, Plan};
 use crate::ir::UserMemory;
 use crate::nccl::CostTable;
 use crate::spec::{Collective, Spec};
+use std::fmt;
 
 /// The facts that all ranks know about the links between them.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -80,6 +81,17 @@ pub struct Choice {
     pub engines: bool,
 }
 
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name =
+            |route: Route| format!("{}, {}", route.plan.algorithm.name(), route.carrier.name());
+        f.write_str(&name(self.any_memory))?;
+        let Some(mapped) = self.mapped else { return Ok(()) };
+        write!(f, "; where all ranks map the buffers: {}", name(mapped))?;
+        if self.engines { f.write_str("; in windows: copy engines") } else { Ok(()) }
+    }
+}
+
 /// The kind of memory that a plan has to cope with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Memory {
@@ -94,8 +106,7 @@ pub enum Memory {
 /// Returns the time of a plan by the cost model, in µs, for blocks of `bytes` bytes.
 pub fn cost_us(plan: &Plan, bytes: u64, topology: &Topology, memory: Memory) -> f64 {
     let spec = &plan.spec;
-    let blocks = spec.input_blocks(spec.root).max(spec.output_blocks(spec.root));
-    let model = topology.model.for_buffer(bytes * u64::from(blocks));
+    let model = topology.model.for_buffer(bytes * u64::from(spec.largest_blocks()));
     let of_plan = plan.algorithm.generator().cost_us;
     match Carrier::of(plan, bytes, topology, memory) {
         Carrier::RemoteRead => of_plan(spec, bytes, &model.pulled()),

@@ -88,6 +88,11 @@ impl Spec {
         }
     }
 
+    /// Returns the number of blocks of the largest buffer of any rank.
+    pub fn largest_blocks(&self) -> u32 {
+        self.input_blocks(self.root).max(self.output_blocks(self.root))
+    }
+
     /// Returns the input block of the source rank that belongs into the output of `rank`; for
     /// reductions the block that every rank contributes.
     pub fn source_block(&self, rank: u32) -> u32 {

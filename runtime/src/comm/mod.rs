@@ -14,10 +14,12 @@ use crate::device::{Device, Executor, Stream, wait_while};
 use crate::error::{Code, Error, Result, Site};
 use crate::log::{self, Level, Subsystem};
 use crate::op::{Call, Programs};
+use crate::plugin::tuner::Tuner;
 use crate::rank::monitor;
 use oxccl_plan::Spec;
 use oxccl_plan::generate::{Algorithm, Needs};
-use oxccl_plan::select::{self, Choice, Policy, Topology};
+use oxccl_plan::nccl;
+use oxccl_plan::select::{self, Candidates, Choice, Policy, Topology};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -52,6 +54,8 @@ pub struct Communicator {
     lsa_size: u32,
     /// `None` for a communicator of one rank.
     child_meetings: Option<ChildMeetings>,
+    /// The plugin that chooses plans, if there is one.
+    tuner: Option<Tuner>,
     redops: redop::RedOps,
     ended: AtomicBool,
     left: AtomicBool,
@@ -117,7 +121,7 @@ impl Communicator {
         options: &Options,
         child_meetings: Option<ChildMeetings>,
     ) -> Self {
-        let edges = |a: &Algorithm| !device.is_host() && a.generator().needs == Needs::Edges;
+        let edges = |a: &Algorithm| !topology.edges && a.generator().needs == Needs::Edges;
         if let Some(only) = policy.only.take_if(|a| edges(a)) {
             let text = format!("OXCCL_ALGORITHM={} has no effect on GPUs", only.name());
             log::line_of(Some(executor.rank().number), Level::Warn, Subsystem::Init, &text);
@@ -131,6 +135,7 @@ impl Communicator {
             options: options.clone(),
             lsa_size: 1,
             child_meetings,
+            tuner: None,
             redops: redop::RedOps::default(),
             ended: AtomicBool::new(false),
             left: AtomicBool::new(false),
@@ -225,15 +230,31 @@ impl Communicator {
             memory.last = Some((key, programs.clone()));
             return Ok(programs);
         }
-        let chosen = select::choose(key.0, key.1, &self.topology, self.policy).or_else(|| {
-            let policy = Policy { only: None, ..self.policy };
-            select::choose(key.0, key.1, &self.topology, policy)
-        });
-        let Some(choice) = chosen else {
-            let what = format!("no plan serves {:?}", key.0);
-            return Err(Error::Internal { what });
-        };
+        drop(memory);
+        let choice = self.choose(key)?;
+        let mut memory = self.programs.lock().unwrap_or_else(|e| e.into_inner());
         Ok(memory.keep(key, choice, self.rank()))
+    }
+
+    /// Chooses the plans of a call, by the cost model and the tuner. If the tuner fails, so does
+    /// the communicator: the peers wait for this rank's call.
+    fn choose(&self, (spec, bytes): (Spec, u64)) -> Result<Choice> {
+        let of = |policy| Candidates::new(spec, bytes, &self.topology, policy);
+        let all = of(self.policy).or_else(|| of(Policy { only: None, ..self.policy }));
+        let Some(mut candidates) = all else {
+            return Err(Error::Internal { what: format!("no plan serves {spec:?}") });
+        };
+        if let Some((tuner, function)) = self.tuner.as_ref().zip(nccl::tunable(spec.collective)) {
+            let bytes = bytes * u64::from(spec.largest_blocks());
+            let tuned = candidates.tune(|table, mapped| tuner.ask(function, bytes, table, mapped));
+            tuned.inspect_err(|error| self.fail(error.clone()))?;
+        }
+        let choice = candidates.choose(&self.topology);
+        if log::enabled(Level::Info, Subsystem::Tuning) {
+            let text = format!("{} of {bytes} bytes per block: {choice}", spec.collective.name());
+            log::line_of(Some(self.rank()), Level::Info, Subsystem::Tuning, &text);
+        }
+        Ok(choice)
     }
 
     /// Waits for all operations, and until the peers have taken the messages that were sent to

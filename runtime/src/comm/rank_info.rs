@@ -5,6 +5,7 @@ use crate::config::Config;
 use crate::device::{Device, Process};
 use crate::error::{Error, Result};
 use crate::log::{self, Level, Subsystem};
+use crate::plugin::tuner;
 use oxccl_plan::generate::{Algorithm, GENERATORS};
 use oxccl_plan::select::Policy;
 use std::net::SocketAddr;
@@ -14,8 +15,9 @@ use std::net::SocketAddr;
 const FORMAT: u32 = 7;
 
 /// Size of a blob in bytes.
-const BYTES: usize = FLAGS_AT + 8 + ADDRESS_BYTES;
+const BYTES: usize = TUNER_AT + 16;
 const FLAGS_AT: usize = 104;
+const TUNER_AT: usize = FLAGS_AT + 8 + ADDRESS_BYTES;
 /// The flag of a rank whose process holds the rendezvous.
 const HOLDER: u64 = 4;
 
@@ -41,6 +43,8 @@ pub(crate) struct RankInfo {
     pub(super) holder: bool,
     /// The identity of the machine: ranks with equal values share processors.
     pub(super) machine: u64,
+    /// The beginning of the name of the rank's tuner; zeros if it has none.
+    pub(super) tuner: [u8; 16],
 }
 
 fn inode(path: &str) -> u64 {
@@ -79,14 +83,37 @@ fn algorithm_named(name: &str) -> Option<Algorithm> {
     GENERATORS.iter().find(|g| g.name == name).map(|g| g.algorithm)
 }
 
+/// Returns the beginning of a name, padded with zeros.
+fn padded(name: &str) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes.iter_mut().zip(name.bytes()).for_each(|(to, from)| *to = from);
+    bytes
+}
+
+/// Fails unless all ranks have the same tuner: plans have to be chosen alike.
+pub(super) fn same_tuner(infos: &[RankInfo]) -> Result<()> {
+    let differs = infos.iter().position(|info| info.tuner != infos[0].tuner);
+    let Some(rank) = differs else { return Ok(()) };
+    let name = |rank: usize| {
+        let name = String::from_utf8_lossy(&infos[rank].tuner).into_owned();
+        let name = name.trim_end_matches('\0');
+        if name.is_empty() { "no tuner".to_owned() } else { format!("the tuner {name}") }
+    };
+    let why = format!(
+        "rank 0 uses {}, rank {rank} {}; set NCCL_TUNER_PLUGIN alike on all ranks, and see why one \
+         was refused (NCCL_DEBUG=INFO)",
+        name(0),
+        name(rank)
+    );
+    Err(Error::Init { why })
+}
+
 /// Returns the value of OXCCL_ALGORITHM, padded with zeros.
 pub(super) fn algorithm(config: &Config) -> Result<[u8; 16]> {
     let (name, deterministic) = (config.algorithm.as_str(), config.deterministic);
     let known = algorithm_named(name).map(Algorithm::generator);
     if name.is_empty() || known.is_some_and(|g| g.canonical || !deterministic) {
-        let mut bytes = [0; 16];
-        bytes[..name.len()].copy_from_slice(name.as_bytes());
-        return Ok(bytes);
+        return Ok(padded(name));
     }
     let eligible = GENERATORS.iter().filter(|g| g.canonical || !deterministic);
     let names = eligible.map(|g| g.name).collect::<Vec<_>>().join(", ");
@@ -116,6 +143,7 @@ impl RankInfo {
             gpu: matches!(device, Device::Cuda(_)),
             holder: false,
             machine: machine(),
+            tuner: padded(tuner::name()),
         })
     }
 
@@ -148,6 +176,7 @@ impl RankInfo {
             out.extend(word.to_le_bytes());
         }
         out.extend(encode_address(self.control));
+        out.extend(self.tuner);
         out
     }
 
@@ -167,7 +196,7 @@ impl RankInfo {
         let fixed = <&[u8; BYTES]>::try_from(bytes)
             .map_err(|_| bad(format!("sent {} bytes about itself, not {BYTES}", bytes.len())))?;
         let mut control = [0; ADDRESS_BYTES];
-        control.copy_from_slice(&fixed[FLAGS_AT + 8..]);
+        control.copy_from_slice(&fixed[FLAGS_AT + 8..TUNER_AT]);
         let name = |at: usize| <[u8; 16]>::try_from(&fixed[at..at + 16]).unwrap_or_default();
         let word = |at: usize| {
             u64::from_le_bytes(<[u8; 8]>::try_from(&fixed[at..at + 8]).unwrap_or_default())
@@ -191,6 +220,7 @@ impl RankInfo {
             gpu: flags & 2 != 0,
             holder: flags & HOLDER != 0,
             machine: word(96),
+            tuner: name(TUNER_AT),
             control: decode_address(&control)
                 .ok_or_else(|| bad("sent a bad address".to_owned()))?,
         })
@@ -211,6 +241,11 @@ mod tests {
         let set = RankInfo { deterministic: true, ..blob };
         let policy = RankInfo::decode(0, &set.encode()).unwrap().policy(&set);
         assert!(policy.deterministic);
+        let tuned = RankInfo { tuner: padded("a name that is long"), ..set.clone() };
+        assert_eq!(RankInfo::decode(1, &tuned.encode()).unwrap(), tuned);
+        assert!(same_tuner(&[tuned.clone(), tuned.clone()]).is_ok());
+        let text = same_tuner(&[set, tuned]).unwrap_err().to_string();
+        assert!(text.contains("rank 0 uses no tuner, rank 1 the tuner a name that is "), "{text}");
         bytes[0] = 9;
         let text = RankInfo::decode(3, &bytes).unwrap_err().to_string();
         assert!(text.contains("rank 3 speaks format Some(9)"), "{text}");

@@ -50,7 +50,7 @@ pub(crate) fn plugin(variable: Option<&str>) -> Option<&'static EnvPlugin> {
 }
 
 fn start(name: Option<&str>) -> Option<EnvPlugin> {
-    let Attempt { found, line, warns } = load(&KIND, name);
+    let Attempt { found, line, warns, .. } = load(&KIND, name);
     note(line, warns);
     let found = found?;
     // SAFETY: the symbol's name says what the structure is.

@@ -3,6 +3,7 @@
 use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
 use std::error::Error;
 use std::ffi::c_void;
+use std::sync::Arc;
 
 /// A kind of plugins.
 pub(super) struct Kind {
@@ -51,8 +52,26 @@ fn candidates(kind: &Kind, name: Option<&str>) -> Vec<String> {
 /// The value of a variable that names the program itself.
 const STATIC: &str = "STATIC_PLUGIN";
 
+/// A library that was opened, and its name in texts. It stays for as long as the process.
+#[derive(Clone)]
+pub(super) struct Opened {
+    library: Arc<Library>,
+    pub(super) file: String,
+}
+
+impl Opened {
+    fn new(library: Library, file: &str) -> Self {
+        let library = Arc::new(library);
+        // Threads of a plugin may run until the end of the process.
+        std::mem::forget(library.clone());
+        Self { library, file: file.to_owned() }
+    }
+}
+
 /// The outcome of an attempt to load a plugin.
 pub(super) struct Attempt {
+    /// The library, if one was opened.
+    pub(super) opened: Option<Opened>,
     /// The structure, if one was found.
     pub(super) found: Option<Found>,
     /// A line for the log that says what was tried, what was found, and why it is not taken.
@@ -64,14 +83,16 @@ pub(super) struct Attempt {
 /// Loads a library and looks for a structure. Libraries are never unloaded.
 pub(super) fn load(kind: &Kind, name: Option<&str>) -> Attempt {
     if name == Some(STATIC) {
-        return structure(kind, "the program", Library::this(), true);
+        return structure(kind, Opened::new(Library::this(), "the program"), true);
     }
     let mut failures = Vec::new();
     for candidate in candidates(kind, name) {
         // SAFETY: the user has named the library, or installed it under the name of a plugin; its
         // initialisers run, as they would with NCCL.
         match unsafe { Library::open(Some(&candidate), RTLD_LAZY | RTLD_LOCAL) } {
-            Ok(library) => return structure(kind, &candidate, library, name.is_some()),
+            Ok(library) => {
+                return structure(kind, Opened::new(library, &candidate), name.is_some());
+            }
             Err(error) => {
                 let cause = error.source().map_or_else(|| error.to_string(), ToString::to_string);
                 failures.push(cause);
@@ -80,20 +101,20 @@ pub(super) fn load(kind: &Kind, name: Option<&str>) -> Attempt {
     }
     let line = format!("{} plugin: {}", kind.name, failures.join("; "));
     // The default library is rarely there; one that was asked for should be.
-    Attempt { found: None, line, warns: name.is_some() }
+    Attempt { opened: None, found: None, line, warns: name.is_some() }
 }
 
-fn structure(kind: &Kind, file: &str, library: Library, asked_for: bool) -> Attempt {
+/// Looks for a structure in a library, which should have one if it was asked for.
+pub(super) fn structure(kind: &Kind, opened: Opened, asked_for: bool) -> Attempt {
     let symbol = |version: &u32| {
         let name = format!("{}{version}", kind.symbol);
         // SAFETY: a symbol of this name is a structure, of which only the address is taken.
-        let symbol = unsafe { library.get::<*const c_void>(name.as_bytes()) }.ok()?;
+        let symbol = unsafe { opened.library.get::<*const c_void>(name.as_bytes()) }.ok()?;
         let at = symbol.into_raw().cast_const();
         (!at.is_null()).then_some(Found { version: *version, at })
     };
     let found = kind.versions.iter().find_map(symbol);
-    // Threads of a plugin may run until the end of the process.
-    std::mem::forget(library);
+    let file = &opened.file;
     let Kind { name, symbol, versions, .. } = kind;
     let line = match found {
         Some(Found { version, .. }) => format!("{name} plugin {file}: found {symbol}{version}"),
@@ -103,7 +124,7 @@ fn structure(kind: &Kind, file: &str, library: Library, asked_for: bool) -> Atte
             format!("{name} plugin {file}: it has no {symbol} of the versions {versions}")
         }
     };
-    Attempt { found, line, warns: found.is_none() && asked_for }
+    Attempt { opened: Some(opened), found, line, warns: found.is_none() && asked_for }
 }
 
 #[cfg(test)]

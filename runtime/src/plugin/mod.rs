@@ -3,10 +3,67 @@
 pub(crate) mod env;
 mod load;
 pub(crate) mod net;
+pub(crate) mod tuner;
 
 use crate::log::{self, Level, Subsystem};
+use load::{Attempt, Found, Kind, Opened};
 use oxccl_plugin_abi::ncclDebugLogger_t;
-use std::ffi::c_int;
+use std::ffi::{CStr, c_char, c_int};
+
+/// A plugin that was found, and its functions.
+struct Plugin<F> {
+    /// The name in texts: that of the plugin, its library and version.
+    label: String,
+    /// The name that the plugin has given itself.
+    name: String,
+    functions: F,
+}
+
+impl<F> Plugin<F> {
+    /// Takes the structure of an attempt, if one was found, and logs what was tried, found and
+    /// refused. `of` returns the name of a structure and its functions, or why it is refused.
+    fn take(
+        (kind, about): (&Kind, Subsystem),
+        attempt: Attempt,
+        of: impl FnOnce(Found) -> std::result::Result<(String, F), String>,
+    ) -> (Option<Self>, Option<Opened>) {
+        let level = if attempt.warns { Level::Warn } else { Level::Info };
+        log::line(level, about, &attempt.line);
+        let Attempt { opened: Some(opened), found: Some(found), .. } = attempt else {
+            return (None, attempt.opened);
+        };
+        let (file, what) = (&opened.file, kind.name);
+        let plugin = match of(found) {
+            Ok((name, functions)) => {
+                let label = format!("{what} plugin {name} ({file}, v{})", found.version);
+                Some(Self { label, name, functions })
+            }
+            Err(why) => {
+                let text = format!("{what} plugin {file}: refused, {why}");
+                log::line(Level::Warn, about, &text);
+                None
+            }
+        };
+        (plugin, Some(opened))
+    }
+}
+
+/// Returns a function that every structure has.
+fn need<T>(function: Option<T>, name: &str) -> std::result::Result<T, String> {
+    function.ok_or_else(|| format!("it has no function {name}"))
+}
+
+/// Returns the name in a plugin's structure.
+///
+/// # Safety
+/// The name is null or a C string.
+unsafe fn name_of(name: *const c_char) -> std::result::Result<String, String> {
+    match name.is_null() {
+        true => Err("it has no name".to_owned()),
+        // SAFETY: by the contract.
+        false => Ok(unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()),
+    }
+}
 
 /// Returns the name of a plugin's result.
 fn result_name(result: c_int) -> String {

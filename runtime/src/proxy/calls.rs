@@ -11,6 +11,8 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// The call of a function of a plugin that is under way in one thread, if there is one.
 pub(crate) struct CurrentCall {
     label: String,
+    /// The advice of the error of a call that does not return.
+    hint: &'static str,
     limit: Duration,
     made: Instant,
     /// When the call began, in microseconds since `made`, plus one; 0 while there is none.
@@ -21,15 +23,15 @@ pub(crate) struct CurrentCall {
 
 impl CurrentCall {
     /// Returns the state of a thread that is in no call. `label` says in texts whose functions are
-    /// called.
-    pub(crate) fn new(label: String) -> Self {
-        Self::with_limit(label, LIMIT)
+    /// called, and `hint` what to do about one that does not return.
+    pub(crate) fn new(label: String, hint: &'static str) -> Self {
+        Self::with_limit(label, hint, LIMIT)
     }
 
     /// Returns the same with another limit of a call.
-    pub(super) fn with_limit(label: String, limit: Duration) -> Self {
+    pub(super) fn with_limit(label: String, hint: &'static str, limit: Duration) -> Self {
         let (since_us, function) = Default::default();
-        Self { label, limit, made: Instant::now(), since_us, function }
+        Self { label, hint, limit, made: Instant::now(), since_us, function }
     }
 
     /// Returns whose functions are called.
@@ -67,11 +69,7 @@ impl CurrentCall {
         (self.since_us.load(Ordering::Acquire) == since_us).then(|| {
             let call = format!("{function} of {}", self.label);
             let cause = format!("it has not returned for {} s", self.limit.as_secs_f32());
-            oxccl_net::Error::local(
-                call,
-                cause,
-                "ask the vendor; NCCL_NET_PLUGIN=none goes without",
-            )
+            oxccl_net::Error::local(call, cause, self.hint)
         })
     }
 }

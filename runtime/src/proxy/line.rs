@@ -1,51 +1,12 @@
 //! A connection between its user and the thread that serves it.
 
-use super::{Progress, Task, Worker};
+use super::worker::{Answer, Worker};
+use super::{NetState, Progress, Task};
 use oxccl_net::{MAX_REQUESTS, Memory, Receiver, Region, Request, Result, Sender};
 use std::any::Any;
 use std::sync::atomic::Ordering;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
-use std::sync::{Arc, Condvar, Mutex, OnceLock};
-use std::time::Duration;
-
-/// An answer that one thread gives and another one waits for.
-pub(super) struct Answer<T>(Arc<(Mutex<Option<T>>, Condvar)>);
-
-impl<T> Default for Answer<T> {
-    fn default() -> Self {
-        Self(Arc::default())
-    }
-}
-
-impl<T> Clone for Answer<T> {
-    fn clone(&self) -> Self {
-        Self(self.0.clone())
-    }
-}
-
-impl<T> Answer<T> {
-    pub(super) fn set(&self, value: T) {
-        *self.0.0.lock().unwrap_or_else(|e| e.into_inner()) = Some(value);
-        self.0.1.notify_all();
-    }
-
-    /// Waits for the answer, as long as there is no trouble.
-    pub(super) fn wait(&self, trouble: impl Fn() -> Option<oxccl_net::Error>) -> Result<T> {
-        let mut value = self.0.0.lock().unwrap_or_else(|e| e.into_inner());
-        loop {
-            if let Some(value) = value.take() {
-                return Ok(value);
-            }
-            let waited = self.0.1.wait_timeout(value, Duration::from_millis(10));
-            value = waited.unwrap_or_else(|e| e.into_inner()).0;
-            if value.is_none()
-                && let Some(error) = trouble()
-            {
-                return Err(error);
-            }
-        }
-    }
-}
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// The place is free; a request was posted; it is done.
 const FREE: u8 = 0;
@@ -121,12 +82,12 @@ impl Line {
 }
 
 /// Has the thread register memory, and waits for the answer.
-pub(super) fn ask(line: &Line, worker: &Worker, memory: Memory) -> Result<Region> {
+pub(super) fn ask(line: &Line, worker: &Worker<NetState>, memory: Memory) -> Result<Region> {
     let answer = Answer::default();
     *line.registration.lock().unwrap_or_else(|e| e.into_inner()) = Some((memory, answer.clone()));
     line.registers.store(true, Ordering::Release);
     worker.wake();
-    answer.wait(|| line.failure().err().or_else(|| worker.shared.trouble()))?
+    answer.wait(|| line.failure().err().or_else(|| worker.trouble()))?
 }
 
 /// An end of a connection, as the thread calls it.

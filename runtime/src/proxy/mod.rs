@@ -1,32 +1,21 @@
-//! A thread that makes all calls into a network plugin for one communicator. Plugins may block, or
-//! never return: whoever waits for one of them goes on, and names the function.
+//! Threads that make all calls into plugins for one communicator. Plugins may block, or never
+//! return: whoever waits for one of them goes on, and names the function.
 //!
 //! [`Proxy`] has the interface of the transport that it calls. Requests pass through places in
 //! memory, which the thread looks at in turn; all other calls pass through a queue.
 
 mod calls;
 mod line;
+mod worker;
 
-use crate::error::{Error, Result};
-use crate::exit;
+use crate::error::Result;
 pub(crate) use calls::CurrentCall;
-use line::{Answer, Line, LineTask, ask};
+use line::{Line, LineTask, ask};
 use oxccl_net::{
     Connecting, Handle, Listener, Memory, Net, Properties, Receiver, Region, Request, Sender,
 };
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
-use std::thread::Thread;
-use std::time::{Duration, Instant};
-
-/// The time for which the thread looks without a pause after something has moved.
-const EAGER: Duration = Duration::from_micros(200);
-/// The first and the longest pause between looks at a plugin that shows nothing new; each is twice
-/// the one before.
-const NAPS: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1)];
-/// How long the end of a communicator waits for a plugin to close its connections.
-const CLOSING: Duration = Duration::from_secs(1);
+use std::sync::{Arc, Mutex};
+pub(crate) use worker::{Serve, Worker};
 
 /// Work of the thread that takes several looks.
 trait Task: Send {
@@ -41,84 +30,34 @@ enum Progress {
     Over,
 }
 
-/// The parts of the thread that a call on it may use.
-struct Context<'a> {
-    net: &'a dyn Net,
-    tasks: &'a mut Vec<Box<dyn Task>>,
+/// A transport on its thread, and the work there that takes several looks.
+pub(crate) struct NetState {
+    // Dropped before the transport.
+    tasks: Vec<Box<dyn Task>>,
+    net: Box<dyn Net>,
 }
 
-type Call = Box<dyn FnOnce(&mut Context<'_>) + Send>;
-
-/// The state that the thread and those who wait for it share.
-struct Shared {
-    calls: Mutex<Vec<Call>>,
-    current: Arc<CurrentCall>,
-    /// True once somebody has waited for something since the thread's last look.
-    awaited: AtomicBool,
-    napping: AtomicBool,
-    stopping: AtomicBool,
-    /// True once the thread has ended, or never began.
-    ended: AtomicBool,
-}
-
-impl Shared {
-    fn calls(&self) -> MutexGuard<'_, Vec<Call>> {
-        self.calls.lock().unwrap_or_else(|e| e.into_inner())
+impl Serve for NetState {
+    fn poll(&mut self) -> bool {
+        let mut moved = false;
+        self.tasks.retain_mut(|task| {
+            let progress = task.poll();
+            moved |= progress == Progress::Moved;
+            progress != Progress::Over
+        });
+        moved
     }
 
-    /// Returns the error of everything that waits for the thread, if it can be waited for in vain.
-    fn trouble(&self) -> Option<oxccl_net::Error> {
-        let ended = || {
-            let (label, cause) = (self.current.label(), "the thread that calls it has ended");
-            oxccl_net::Error::local(label, cause, "see the log")
-        };
-        self.ended.load(Ordering::Acquire).then(ended).or_else(|| self.current.stuck())
+    fn has_tasks(&self) -> bool {
+        !self.tasks.is_empty()
     }
 }
 
-/// The thread's end: dropped with the last part of the transport that is in use.
-struct Worker {
-    shared: Arc<Shared>,
-    thread: Thread,
-}
-
-impl Worker {
-    /// Makes the thread look at once.
-    fn wake(&self) {
-        self.shared.awaited.store(true, Ordering::SeqCst);
-        if self.shared.napping.load(Ordering::SeqCst) {
-            self.thread.unpark();
-        }
-    }
-
-    /// Has the thread make a call, and waits for the answer.
-    fn call<T: Send + 'static>(
-        &self,
-        call: impl FnOnce(&mut Context<'_>) -> oxccl_net::Result<T> + Send + 'static,
-    ) -> oxccl_net::Result<T> {
-        let answer = Answer::default();
-        let give = answer.clone();
-        self.shared.calls().push(Box::new(move |context| give.set(call(context))));
-        self.wake();
-        answer.wait(|| self.shared.trouble())?
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        self.shared.stopping.store(true, Ordering::SeqCst);
-        self.thread.unpark();
-        let start = Instant::now();
-        while !self.shared.ended.load(Ordering::Acquire) && start.elapsed() < CLOSING {
-            std::thread::yield_now();
-        }
-        // A thread that is still in the plugin keeps all memory that the plugin may use.
-    }
-}
+type NetWorker = Worker<NetState>;
 
 /// A transport whose functions are all called by one thread.
 pub(crate) struct Proxy {
-    worker: Arc<Worker>,
+    worker: Arc<NetWorker>,
     name: String,
     properties: Vec<Properties>,
 }
@@ -129,93 +68,15 @@ impl Proxy {
         make: impl FnOnce() -> oxccl_net::Result<Box<dyn Net>> + Send + 'static,
         current: Arc<CurrentCall>,
     ) -> Result<Self> {
-        let flag = || AtomicBool::new(false);
-        let (awaited, napping, stopping, ended) = (flag(), flag(), flag(), flag());
-        let calls = Mutex::default();
-        let shared = Arc::new(Shared { calls, current, awaited, napping, stopping, ended });
-        let (answer, of_thread) = (Answer::default(), shared.clone());
-        let give = answer.clone();
-        let body = move || {
-            exit::mark_own_thread();
-            let worked = catch_unwind(AssertUnwindSafe(|| work(&of_thread, make, &give)));
-            of_thread.ended.store(true, Ordering::Release);
-            drop(worked);
-        };
-        let started = std::thread::Builder::new().name("oxccl-proxy".to_owned()).spawn(body);
-        let started = started.map_err(|e| Error::system("starting a thread", e, "ulimit -u"))?;
-        let worker = Arc::new(Worker { thread: started.thread().clone(), shared });
-        let (name, properties) = answer.wait(|| worker.shared.trouble())??;
+        let make = || Ok(NetState { tasks: Vec::new(), net: make()? });
+        let worker = Arc::new(Worker::start("oxccl-proxy", make, current)?);
+        let (name, properties) = worker.call(|state| {
+            let net = &state.net;
+            let properties = (0..net.devices()).map(|device| net.properties(device));
+            Ok((net.name().to_owned(), properties.collect::<oxccl_net::Result<Vec<_>>>()?))
+        })?;
         Ok(Self { worker, name, properties })
     }
-}
-
-type Facts = (String, Vec<Properties>);
-
-/// Makes the transport, and then the calls that are asked for, until the end.
-fn work(
-    shared: &Shared,
-    make: impl FnOnce() -> oxccl_net::Result<Box<dyn Net>>,
-    give: &Answer<oxccl_net::Result<Facts>>,
-) {
-    let Some(visit) = exit::visit_driver() else { return };
-    let made = make().and_then(|net| {
-        let properties = (0..net.devices()).map(|device| net.properties(device));
-        let properties = properties.collect::<oxccl_net::Result<Vec<_>>>()?;
-        Ok((net, properties))
-    });
-    drop(visit);
-    let net = match made {
-        Ok((net, properties)) => {
-            give.set(Ok((net.name().to_owned(), properties)));
-            net
-        }
-        Err(error) => return give.set(Err(error)),
-    };
-    let mut tasks: Vec<Box<dyn Task>> = Vec::new();
-    let (mut moved_at, mut nap) = (Instant::now(), NAPS[0]);
-    while !shared.stopping.load(Ordering::SeqCst) {
-        // Plugins may call drivers that unload while the process exits.
-        let Some(visit) = exit::visit_driver() else { return std::mem::forget((tasks, net)) };
-        let awaited = shared.awaited.swap(false, Ordering::SeqCst);
-        let calls = std::mem::take(&mut *shared.calls());
-        let mut moved = !calls.is_empty();
-        if awaited {
-            nap = NAPS[0];
-        }
-        for call in calls {
-            call(&mut Context { net: &*net, tasks: &mut tasks });
-        }
-        tasks.retain_mut(|task| {
-            let progress = task.poll();
-            moved |= progress == Progress::Moved;
-            progress != Progress::Over
-        });
-        drop(visit);
-        if moved {
-            (moved_at, nap) = (Instant::now(), NAPS[0]);
-        }
-        if moved_at.elapsed() < EAGER {
-            std::thread::yield_now();
-            continue;
-        }
-        shared.napping.store(true, Ordering::SeqCst);
-        if !shared.awaited.load(Ordering::SeqCst) && !shared.stopping.load(Ordering::SeqCst) {
-            match tasks.is_empty() {
-                true => std::thread::park(),
-                false => std::thread::park_timeout(nap),
-            }
-            nap = (nap * 2).min(NAPS[1]);
-        }
-        shared.napping.store(false, Ordering::SeqCst);
-    }
-    let calls = std::mem::take(&mut *shared.calls());
-    let Some(_visit) = exit::visit_driver() else {
-        return std::mem::forget((calls, tasks, net));
-    };
-    // What a call that was not made any more would have used ends here, too.
-    drop(calls);
-    drop(tasks);
-    drop(net);
 }
 
 impl Net for Proxy {
@@ -233,22 +94,22 @@ impl Net for Proxy {
     }
 
     fn listen(&self, device: usize) -> oxccl_net::Result<(Handle, Box<dyn Listener>)> {
-        let (handle, found) = self.worker.call(move |context| {
-            let (handle, mut listener) = context.net.listen(device)?;
+        let (handle, found) = self.worker.call(move |state| {
+            let (handle, mut listener) = state.net.listen(device)?;
             let found = Search::default();
             let search = Some(move || listener.accept());
-            context.tasks.push(Box::new(Searching { search, found: found.clone() }));
+            state.tasks.push(Box::new(Searching { search, found: found.clone() }));
             Ok((handle, found))
         })?;
         Ok((handle, Box::new(ProxyListener { found, worker: self.worker.clone() })))
     }
 
     fn connect(&self, device: usize, handle: Handle) -> oxccl_net::Result<Box<dyn Connecting>> {
-        let found = self.worker.call(move |context| {
-            let mut connecting = context.net.connect(device, handle)?;
+        let found = self.worker.call(move |state| {
+            let mut connecting = state.net.connect(device, handle)?;
             let found = Search::default();
             let search = Some(move || connecting.progress());
-            context.tasks.push(Box::new(Searching { search, found: found.clone() }));
+            state.tasks.push(Box::new(Searching { search, found: found.clone() }));
             Ok(found)
         })?;
         Ok(Box::new(ProxyConnecting { found, worker: self.worker.clone() }))
@@ -272,11 +133,11 @@ impl<T> Clone for Search<T> {
 }
 
 impl<T> Search<T> {
-    fn take(&self, worker: &Worker) -> oxccl_net::Result<Option<T>> {
+    fn take(&self, worker: &NetWorker) -> oxccl_net::Result<Option<T>> {
         worker.wake();
         match self.0.lock().unwrap_or_else(|e| e.into_inner()).take() {
             Some(result) => result.map(Some),
-            None => worker.shared.trouble().map_or(Ok(None), Err),
+            None => worker.trouble().map_or(Ok(None), Err),
         }
     }
 }
@@ -303,7 +164,7 @@ impl<T: Send, F: FnMut() -> oxccl_net::Result<Option<T>> + Send> Task for Search
 
 struct ProxyListener {
     found: Search<Box<dyn Receiver>>,
-    worker: Arc<Worker>,
+    worker: Arc<NetWorker>,
 }
 
 impl Listener for ProxyListener {
@@ -315,7 +176,7 @@ impl Listener for ProxyListener {
 
 struct ProxyConnecting {
     found: Search<Box<dyn Sender>>,
-    worker: Arc<Worker>,
+    worker: Arc<NetWorker>,
 }
 
 impl Connecting for ProxyConnecting {
@@ -325,22 +186,22 @@ impl Connecting for ProxyConnecting {
     }
 
     fn why(&self) -> String {
-        format!("{} has made no connection yet", self.worker.shared.current.label())
+        format!("{} has made no connection yet", self.worker.current().label())
     }
 }
 
 /// An end of a connection that the thread serves.
 struct Half {
     line: Arc<Line>,
-    worker: Arc<Worker>,
+    worker: Arc<NetWorker>,
 }
 
 impl Half {
-    fn new<E: line::End>(end: E, worker: Arc<Worker>) -> oxccl_net::Result<Self> {
+    fn new<E: line::End>(end: E, worker: Arc<NetWorker>) -> oxccl_net::Result<Self> {
         let line = Arc::new(Line::default());
         let of_thread = line.clone();
-        worker.call(move |context| {
-            context.tasks.push(Box::new(LineTask::new(end, of_thread)));
+        worker.call(move |state| {
+            state.tasks.push(Box::new(LineTask::new(end, of_thread)));
             Ok(())
         })?;
         Ok(Self { line, worker })
@@ -369,7 +230,7 @@ impl Half {
         }
         self.line.failure()?;
         self.worker.wake();
-        self.worker.shared.trouble().map_or(Ok(None), Err)
+        self.worker.trouble().map_or(Ok(None), Err)
     }
 }
 

@@ -1,8 +1,9 @@
 //! Tests with transports in memory that misbehave.
 
 use super::*;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver as Incoming, Sender as Outgoing, channel};
+use std::time::{Duration, Instant};
 
 /// A transport that hands messages over within the process, through one wire.
 #[derive(Default)]
@@ -179,7 +180,7 @@ fn pair(fault: Fault) -> (Box<dyn Sender>, Box<dyn Receiver>, Arc<AtomicUsize>) 
     let ended = Arc::new(AtomicUsize::new(0));
     let of_net = ended.clone();
     let limit = Duration::from_millis(300);
-    let current = Arc::new(CurrentCall::with_limit("net plugin Local".to_owned(), limit));
+    let current = Arc::new(CurrentCall::with_limit("net plugin Local".to_owned(), "", limit));
     let calls = current.clone();
     let make = move || {
         let net = Local::new(fault, of_net);
@@ -341,11 +342,11 @@ fn a_call_that_does_not_return_is_named_and_keeps_its_memory_only() {
 
 #[test]
 fn a_transport_that_cannot_be_made_says_why() {
-    let current = Arc::new(CurrentCall::new("net plugin Local".to_owned()));
+    let current = Arc::new(CurrentCall::new("net plugin Local".to_owned(), ""));
     let make = || Err(oxccl_net::Error::new("init", "no adapter", ""));
     let text = Proxy::start(make, current).err().unwrap().to_string();
     assert!(text.contains("init") && text.contains("no adapter"), "{text}");
-    let current = Arc::new(CurrentCall::new("net plugin Local".to_owned()));
+    let current = Arc::new(CurrentCall::new("net plugin Local".to_owned(), ""));
     let make = || panic!("this is expected here");
     let text = Proxy::start(make, current).err().unwrap().to_string();
     assert!(text.contains("the thread that calls it has ended"), "{text}");

@@ -2,7 +2,7 @@
 
 use super::Rendezvous;
 use crate::bootstrap::descriptors::Listener;
-use crate::comm::rank_info::RankInfo;
+use crate::comm::rank_info::{self, RankInfo};
 use crate::device::{Device, Process};
 use crate::error::{Error, Result};
 use crate::link::direct::Segment;
@@ -42,6 +42,7 @@ impl Members {
         let infos = infos.collect::<Result<Vec<_>>>()?;
         let host = infos[rank as usize].host;
         same_device(&infos)?;
+        rank_info::same_tuner(&infos)?;
         let (mut ranks, mut local) = (Vec::new(), Vec::new());
         for (r, info) in (0u32..).zip(&infos) {
             let here = info.host == host;
@@ -71,6 +72,18 @@ impl Members {
     pub(super) fn on_this_machine(&self) -> usize {
         let own = self.infos[self.rank as usize].machine;
         self.infos.iter().filter(|info| info.machine == own).count()
+    }
+
+    /// Returns the number of ranks of each host, in the order of their first ranks.
+    pub(super) fn host_sizes(&self) -> Vec<u32> {
+        let mut hosts: Vec<(u64, u32)> = Vec::new();
+        for RankInfo { host, .. } in &self.infos {
+            match hosts.iter_mut().find(|(known, _)| known == host) {
+                Some((_, size)) => *size += 1,
+                None => hosts.push((*host, 1)),
+            }
+        }
+        hosts.into_iter().map(|(_, size)| size).collect()
     }
 
     pub(super) fn own_place(&self) -> usize {

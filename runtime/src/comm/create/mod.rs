@@ -18,6 +18,7 @@ use crate::fork;
 use crate::link::message::Identity;
 use crate::link::{Edge, edge_slot_bytes};
 use crate::log::{self, Level, Subsystem};
+use crate::plugin::tuner::{self, Tuner};
 use crate::rank::Rank;
 use links::Links;
 use members::Members;
@@ -189,6 +190,8 @@ fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
             links::connect(identity, &members, &control, rendezvous, asked)?
         }
     };
+    let facts = tuner::Facts { comm: own.comm, nranks, hosts: members.host_sizes() };
+    let tuner = Tuner::start(facts)?;
     let signs = links::signs(&members.infos, &links.controls, rank);
     let counter_start = members.counter_start();
     let parts = Parts {
@@ -225,6 +228,7 @@ fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
     let (executor, topology) = unfinished.finish(&answers, members.is_one_host());
     let parts = (executor, topology, policy);
     let mut comm = Communicator::new(parts, device, options, Some(child_meetings));
+    comm.tuner = tuner;
     comm.lsa_size = team::lsa_size(members.infos.iter().map(|info| info.host));
     links::watch(&own, signs)?;
     apply_timeout(&comm);

@@ -5,7 +5,7 @@ use super::functions::{
 };
 use super::{HINT, result_name};
 use crate::exit;
-use crate::plugin::logger;
+use crate::plugin::{Plugin, logger};
 use crate::proxy::CurrentCall;
 use oxccl_net::{
     Connecting, Error, HANDLE_BYTES, HOST, Handle, Listener, Memory, Net, Properties, Receiver,
@@ -96,6 +96,7 @@ unsafe extern "C" fn no_profiler(
 
 /// A plugin in use.
 pub(super) struct PluginNet {
+    name: &'static str,
     instance: Arc<Instance>,
     properties: Vec<Properties>,
 }
@@ -104,12 +105,12 @@ impl PluginNet {
     /// Initialises a plugin for a communicator, and asks for its devices. A plugin that fails at
     /// that is not tried again in this process, as with NCCL.
     pub(super) fn start(
-        functions: &'static Functions,
+        plugin: &'static Plugin<Functions>,
         current: Arc<CurrentCall>,
         comm: u64,
         traffic_class: i32,
     ) -> Result<Self> {
-        let (context, initialised) = (null_mut(), false);
+        let (functions, context, initialised) = (&plugin.functions, null_mut(), false);
         let mut instance = Instance { functions, current, context, initialised, traffic_class };
         let mut lifecycle = instance.lifecycle("init");
         if let Some(error) = &lifecycle.failed {
@@ -121,7 +122,7 @@ impl PluginNet {
         }
         // The end of the instance takes the lock.
         drop(lifecycle);
-        Ok(Self { properties: made?, instance: Arc::new(instance) })
+        Ok(Self { name: &plugin.name, properties: made?, instance: Arc::new(instance) })
     }
 }
 
@@ -249,7 +250,7 @@ impl Instance {
 
 impl Net for PluginNet {
     fn name(&self) -> &str {
-        &self.instance.functions.name
+        self.name
     }
 
     fn devices(&self) -> usize {

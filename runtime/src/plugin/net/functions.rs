@@ -1,9 +1,10 @@
 //! The functions of a net plugin of any version. A variant says how a function is called.
 
 use crate::plugin::load::Found;
+use crate::plugin::{name_of, need};
 use oxccl_plugin_abi::net::*;
 use oxccl_plugin_abi::{ncclDebugLogger_t, ncclProfilerCallback_t, ncclResult_t};
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::sync::Mutex;
 
 type Handles = *mut *mut c_void;
@@ -184,7 +185,6 @@ pub(super) struct Lifecycle {
 
 /// The functions of a plugin that are used here.
 pub(super) struct Functions {
-    pub(super) name: String,
     pub(super) init: Init,
     pub(super) devices: Devices,
     pub(super) get_properties: GetProperties,
@@ -205,10 +205,6 @@ pub(super) struct Functions {
     pub(super) lifecycle: Mutex<Lifecycle>,
 }
 
-fn need<T>(function: Option<T>, name: &str) -> Result<T, String> {
-    function.ok_or_else(|| format!("it has no function {name}"))
-}
-
 /// Takes the functions from a structure; what follows the structure are the variants of those that
 /// differ between versions, in the order of [`Functions`].
 macro_rules! functions {
@@ -217,12 +213,9 @@ macro_rules! functions {
         // SAFETY: by the contract the structure is of this version.
         let table = unsafe { &*$at.cast::<$t>() };
         let finalize: fn(&$t) -> Option<Close> = $finalize;
-        if table.name.is_null() {
-            return Err("it has no name".to_owned());
-        }
-        Ok(Functions {
-            // SAFETY: the name is a C string by the interface.
-            name: unsafe { CStr::from_ptr(table.name) }.to_string_lossy().into_owned(),
+        // SAFETY: the name is a C string by the interface.
+        let name = unsafe { name_of(table.name) }?;
+        let functions = Functions {
             init: $init(need(table.init, "init")?),
             devices: need(table.devices, "devices")?,
             get_properties: $properties(need(table.getProperties, "getProperties")?),
@@ -239,16 +232,18 @@ macro_rules! functions {
             close_listen: need(table.closeListen, "closeListen")?,
             finalize: finalize(table),
             lifecycle: Mutex::default(),
-        })
+        };
+        Ok((name, functions))
     }};
 }
 
 impl Functions {
-    /// Returns the functions of a structure; fails if one is missing that all versions have.
+    /// Returns the name and the functions of a structure; fails if one is missing that all versions
+    /// have.
     ///
     /// # Safety
     /// The structure is one of a net plugin, of the version that it is said to have.
-    pub(super) unsafe fn of(found: Found) -> Result<Self, String> {
+    pub(super) unsafe fn of(found: Found) -> Result<(String, Self), String> {
         use GetProperties as P;
         let Found { version, at } = found;
         match version {

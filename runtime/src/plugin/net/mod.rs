@@ -3,8 +3,8 @@
 mod connection;
 mod functions;
 
-use super::load::{Attempt, Kind, load, wanted};
-use super::result_name;
+use super::load::{Kind, Opened, load, wanted};
+use super::{Plugin, result_name};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::log::{self, Level, Subsystem};
@@ -26,41 +26,32 @@ const KIND: Kind = Kind {
 /// The advice of errors about networks.
 const HINT: &str = "see the lines of NCCL_DEBUG=INFO about net plugins, and NCCL_NET";
 
-/// A plugin that was found, and its functions.
-struct Plugin {
-    /// The name in texts: that of the plugin, its library and version.
-    label: String,
-    functions: Functions,
+/// The libraries of net plugins, which may have plugins of other kinds, too.
+struct Loaded {
+    plugins: Vec<Plugin<Functions>>,
+    libraries: Vec<Opened>,
 }
 
-/// Returns the plugins that `NCCL_NET_PLUGIN` names, in its order, loaded once per process.
-fn plugins() -> &'static [Plugin] {
-    static PLUGINS: OnceLock<Vec<Plugin>> = OnceLock::new();
-    PLUGINS.get_or_init(|| {
-        let wanted = wanted(Some(&Config::get().net_plugin));
-        wanted.iter().filter_map(|name| plugin(name.as_deref())).collect()
+/// Returns what `NCCL_NET_PLUGIN` names, in its order, loaded once per process.
+fn loaded() -> &'static Loaded {
+    static LOADED: OnceLock<Loaded> = OnceLock::new();
+    LOADED.get_or_init(|| {
+        let mut loaded = Loaded { plugins: Vec::new(), libraries: Vec::new() };
+        for name in wanted(Some(&Config::get().net_plugin)) {
+            let attempt = load(&KIND, name.as_deref());
+            // SAFETY: the symbol's name says what the structure is.
+            let of = |found| unsafe { Functions::of(found) };
+            let (plugin, library) = Plugin::take((&KIND, Subsystem::Net), attempt, of);
+            loaded.plugins.extend(plugin);
+            loaded.libraries.extend(library);
+        }
+        loaded
     })
 }
 
-fn plugin(file: Option<&str>) -> Option<Plugin> {
-    let Attempt { found, line, warns } = load(&KIND, file);
-    let level = if warns { Level::Warn } else { Level::Info };
-    log::line(level, Subsystem::Net, &line);
-    let found = found?;
-    let file = file.unwrap_or("libnccl-net.so");
-    // SAFETY: the symbol's name says what the structure is.
-    match unsafe { Functions::of(found) } {
-        Ok(functions) => {
-            let version = found.version;
-            let label = format!("net plugin {} ({file}, v{version})", functions.name);
-            Some(Plugin { label, functions })
-        }
-        Err(why) => {
-            let text = format!("net plugin {file}: refused, {why}");
-            log::line(Level::Warn, Subsystem::Net, &text);
-            None
-        }
-    }
+/// Returns the libraries of net plugins, whether or not they have a net.
+pub(super) fn libraries() -> &'static [Opened] {
+    &loaded().libraries
 }
 
 /// The demands of a communicator on a network.
@@ -86,7 +77,7 @@ pub(crate) struct Need<'a> {
 pub(crate) fn choose(need: &Need<'_>) -> Result<(Arc<dyn Net>, usize)> {
     let admits = |name: &str| need.name.is_none_or(|wanted| wanted.eq_ignore_ascii_case(name));
     let mut refused = Vec::new();
-    for plugin in plugins().iter().filter(|plugin| admits(&plugin.functions.name)) {
+    for plugin in loaded().plugins.iter().filter(|plugin| admits(&plugin.name)) {
         let label = &plugin.label;
         match start(plugin, need) {
             Ok((net, device)) => {
@@ -107,7 +98,7 @@ pub(crate) fn choose(need: &Need<'_>) -> Result<(Arc<dyn Net>, usize)> {
     if admits(tcp.name()) {
         return Ok((Arc::new(tcp), 0));
     }
-    let names = plugins().iter().map(|plugin| plugin.functions.name.as_str());
+    let names = loaded().plugins.iter().map(|plugin| plugin.name.as_str());
     let names: Vec<_> = names.chain([tcp.name()]).collect();
     let wanted = need.name.unwrap_or_default();
     let cause = match refused.as_slice() {
@@ -118,11 +109,17 @@ pub(crate) fn choose(need: &Need<'_>) -> Result<(Arc<dyn Net>, usize)> {
 }
 
 /// Starts a plugin for a communicator; fails if it has not got what is needed.
-fn start(plugin: &'static Plugin, need: &Need<'_>) -> std::result::Result<(Proxy, usize), String> {
-    let current = Arc::new(CurrentCall::new(plugin.label.clone()));
+fn start(
+    plugin: &'static Plugin<Functions>,
+    need: &Need<'_>,
+) -> std::result::Result<(Proxy, usize), String> {
+    let current = Arc::new(CurrentCall::new(
+        plugin.label.clone(),
+        "ask the vendor; NCCL_NET_PLUGIN=none goes without",
+    ));
     let (calls, comm, class) = (current.clone(), need.comm, need.traffic_class);
     let make = move || {
-        let net = PluginNet::start(&plugin.functions, calls, comm, class.unwrap_or(-1))?;
+        let net = PluginNet::start(plugin, calls, comm, class.unwrap_or(-1))?;
         Ok(Box::new(net) as Box<dyn Net>)
     };
     let net = Proxy::start(make, current).map_err(|error| error.to_string())?;

@@ -16,7 +16,7 @@ pub struct Header {
 }
 
 /// The headers that facts are about.
-pub const HEADERS: [Header; 2] = [
+pub const HEADERS: [Header; 3] = [
     Header {
         name: "nccl_net.h",
         structures: &[
@@ -49,6 +49,40 @@ pub const HEADERS: [Header; 2] = [
             "NCCL_PROFILE",
             "NCCL_DESTROY",
             "NCCL_ALLOC_HOST",
+        ],
+    },
+    Header {
+        name: "nccl_tuner.h",
+        structures: &[
+            "ncclTuner_v2_t",
+            "ncclTuner_v3_t",
+            "ncclTuner_v4_t",
+            "ncclTuner_v5_t",
+            "ncclTuner_v6_t",
+        ],
+        numbers: &[
+            "NCCL_ALGO_UNDEF",
+            "NCCL_ALGO_TREE",
+            "NCCL_ALGO_RING",
+            "NCCL_ALGO_COLLNET_DIRECT",
+            "NCCL_ALGO_COLLNET_CHAIN",
+            "NCCL_ALGO_NVLS",
+            "NCCL_ALGO_NVLS_TREE",
+            "NCCL_ALGO_PAT",
+            "NCCL_NUM_ALGORITHMS",
+            "NCCL_PROTO_UNDEF",
+            "NCCL_PROTO_LL",
+            "NCCL_PROTO_LL128",
+            "NCCL_PROTO_SIMPLE",
+            "NCCL_NUM_PROTOCOLS",
+            "NCCL_ALGO_PROTO_IGNORE",
+            "ncclFuncBroadcast",
+            "ncclFuncReduce",
+            "ncclFuncAllGather",
+            "ncclFuncReduceScatter",
+            "ncclFuncAllReduce",
+            "ncclFuncWaitSignal",
+            "NCCL_TUNING",
         ],
     },
     Header {
