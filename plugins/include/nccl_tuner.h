@@ -104,8 +104,8 @@ typedef struct ncclTunerConstants_v5_t {
   double baseLatencies[7][3];
   // Latencies of a hop in µs by link (NVLink, PCI, network), algorithm and protocol.
   double hwLatencies[3][7][3];
-  // Bandwidths of the protocol LL in GB/s by generation of GPUs and number of hosts (1, 2, more),
-  // as all that follow.
+  // Bandwidths of the protocol LL in GB/s, by generation of GPUs and number of hosts (1, 2,
+  // more), as all that follow.
   double llMaxBws[4][3];
   // Rings with the protocol LL128, per channel.
   double perChMaxRingLL128Bws[4][3];

@@ -71,9 +71,10 @@ variables! {
     /// stand for `libnccl-net-NAME.so`; STATIC_PLUGIN is in the program; `none` loads none.
     /// Default: `libnccl-net.so`, if it is there.
     net_plugin: String = "NCCL_NET_PLUGIN", "";
-    /// Tuner plugin, which chooses plans: a path, or a name that stands for `libnccl-tuner-NAME.so`;
-    /// STATIC_PLUGIN is in the program; `none` loads none. Default: `libnccl-tuner.so` if it is
-    /// there, or else the library of a network plugin, if that has a tuner.
+    /// Tuner plugin, which chooses plans: a path, or a name that stands for
+    /// `libnccl-tuner-NAME.so`; STATIC_PLUGIN is in the program; `none` loads none. Default:
+    /// `libnccl-tuner.so` if it is there, or else the library of a network plugin, if that has a
+    /// tuner.
     tuner_plugin: String = "NCCL_TUNER_PLUGIN", "";
     /// Interfaces to use: a list of prefixes; `^` excludes, `=` takes names exactly.
     socket_ifname: String = "NCCL_SOCKET_IFNAME", "";

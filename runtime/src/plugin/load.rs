@@ -26,7 +26,8 @@ pub(super) struct Found {
     pub(super) at: *const c_void,
 }
 
-/// Returns the entries of a variable's list: `None` for the default library, which need not be there.
+/// Returns the entries of a variable's list: `None` for the default library, which need not be
+/// there.
 pub(super) fn wanted(variable: Option<&str>) -> Vec<Option<String>> {
     let list = variable.unwrap_or_default().split(',').map(str::trim);
     let names: Vec<_> = list.filter(|name| !name.is_empty()).map(str::to_owned).collect();

@@ -30,8 +30,8 @@ pub struct ncclTunerConstants_v5_t {
     pub baseLatencies: [[f64; 3]; 7],
     /// Latencies of a hop in µs by link (NVLink, PCI, network), algorithm and protocol.
     pub hwLatencies: [[[f64; 3]; 7]; 3],
-    /// Bandwidths of the protocol LL in GB/s by generation of GPUs and number of hosts (1, 2, more),
-    /// as all that follow.
+    /// Bandwidths of the protocol LL in GB/s, by generation of GPUs and number of hosts (1, 2,
+    /// more), as all that follow.
     pub llMaxBws: [[f64; 3]; 4],
     /// Rings with the protocol LL128, per channel.
     pub perChMaxRingLL128Bws: [[f64; 3]; 4],
