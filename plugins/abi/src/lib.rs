@@ -6,6 +6,7 @@
 pub mod env;
 mod logger;
 pub mod net;
+pub mod profiler;
 pub mod tuner;
 
 pub use logger::{Sink, logger};

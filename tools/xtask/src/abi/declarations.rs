@@ -114,6 +114,18 @@ fn type_names(tokens: &[&str]) -> Vec<String> {
 fn fields(body: &[&str]) -> Vec<Field> {
     let mut fields = Vec::new();
     for declaration in split(body, ";") {
+        if let ["struct" | "union", "{", inner @ .., last] = declaration {
+            // A part without a name of its type; also its own name may be missing.
+            let (inner, name) = match *last {
+                "}" => (inner, None),
+                name => (&inner[..inner.len() - 1], Some(name)),
+            };
+            fields.extend(self::fields(inner).into_iter().map(|Field { name: part, types }| {
+                let name = name.map_or_else(|| part.clone(), |of| format!("{of}.{part}"));
+                Field { name, types }
+            }));
+            continue;
+        }
         for (i, declarator) in split(declaration, ",").iter().enumerate() {
             if let Some(at) = declarator.windows(2).position(|pair| pair == ["(", "*"]) {
                 let name = declarator.get(at + 2).copied().unwrap_or_default().to_owned();
@@ -169,13 +181,13 @@ impl Declarations {
         let last = item.last().copied().unwrap_or_default();
         let kind = item.get(usize::from(typedef)).copied().unwrap_or_default();
         let tag = item.get(usize::from(typedef) + 1).copied().unwrap_or_default();
-        if let (Some(open), "struct" | "enum") = (open, kind) {
+        if let (Some(open), "struct" | "union" | "enum") = (open, kind) {
             let close = item.iter().rposition(|t| *t == "}").unwrap_or(item.len());
             let (name, body) = (if typedef { last } else { tag }, &item[open + 1..close]);
             if !ours(name) {
                 return;
             }
-            if kind == "struct" {
+            if kind != "enum" {
                 self.structures.insert(name.to_owned(), fields(body));
             } else {
                 let names = split(body, ",").iter().map(|e| e[0].to_owned()).collect();

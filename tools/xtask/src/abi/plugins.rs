@@ -16,7 +16,7 @@ pub struct Header {
 }
 
 /// The headers that facts are about.
-pub const HEADERS: [Header; 3] = [
+pub const HEADERS: [Header; 4] = [
     Header {
         name: "nccl_net.h",
         structures: &[
@@ -83,6 +83,39 @@ pub const HEADERS: [Header; 3] = [
             "ncclFuncAllReduce",
             "ncclFuncWaitSignal",
             "NCCL_TUNING",
+        ],
+    },
+    Header {
+        name: "nccl_profiler.h",
+        structures: &[
+            "ncclProfiler_v1_t",
+            "ncclProfiler_v2_t",
+            "ncclProfiler_v3_t",
+            "ncclProfiler_v4_t",
+            "ncclProfiler_v5_t",
+            "ncclProfiler_v6_t",
+            "ncclProfiler_v7_t",
+        ],
+        numbers: &[
+            "ncclProfileGroup",
+            "ncclProfileColl",
+            "ncclProfileP2p",
+            "ncclProfileProxyOp",
+            "ncclProfileProxyStep",
+            "ncclProfileProxyCtrl",
+            "ncclProfileKernelCh",
+            "ncclProfileNetPlugin",
+            "ncclProfileGroupApi",
+            "ncclProfileCollApi",
+            "ncclProfileP2pApi",
+            "ncclProfileKernelLaunch",
+            "ncclProfileCeColl",
+            "ncclProfileCeSync",
+            "ncclProfileCeBatch",
+            "ncclProfileKernelPhase",
+            "ncclProfilerKernelChStop",
+            "ncclProfilerGroupStartApiStop",
+            "ncclProfilerGroupEndApiStart",
         ],
     },
     Header {

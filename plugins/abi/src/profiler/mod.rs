@@ -1,0 +1,7 @@
+//! Profiler plugins, versions 1 to 7. The structures are frozen.
+
+mod descriptors;
+mod types;
+
+pub use descriptors::*;
+pub use types::*;
