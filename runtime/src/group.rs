@@ -5,17 +5,18 @@ use crate::device::Stream;
 use crate::error::{Error, Result};
 use crate::op::descriptor::Descriptor;
 use crate::op::{Call, Operation, Transfer, Transfers};
+use crate::plugin::profiler::{Calls, Reported, Running};
 use std::cell::RefCell;
 use std::mem::{ManuallyDrop, take};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// A call that was checked and waits for the end of its group.
 enum Pending {
-    /// A whole operation.
-    Operation(Arc<Communicator>, Operation, Stream),
+    /// A whole operation, with its call as a profiler was told of it.
+    Operation(Arc<Communicator>, Operation, Stream, Option<Reported>),
     /// A send or receive, which becomes one operation with the others of its communicator.
-    Transfer(Arc<Communicator>, Transfer, Stream),
+    Transfer(Arc<Communicator>, Transfer, Stream, Option<Reported>),
     Create(Creation),
 }
 
@@ -53,11 +54,81 @@ pub enum Launched {
 struct Group {
     depth: u32,
     calls: Vec<Pending>,
+    /// What profilers are told of the calls of each communicator that has one.
+    events: Events,
     error: Option<Error>,
 }
 
 impl Group {
-    const NONE: Self = Self { depth: 0, calls: Vec::new(), error: None };
+    const NONE: Self =
+        Self { depth: 0, calls: Vec::new(), events: Events(Vec::new()), error: None };
+}
+
+/// The events of the communicators of a group that are profiled.
+#[derive(Default)]
+struct Events(Vec<(Arc<Communicator>, Calls)>);
+
+impl Events {
+    /// Returns the events of a communicator, which begin with its first call; `None` if no profiler
+    /// asks for any.
+    fn of(&mut self, comm: &Arc<Communicator>, depth: u32, stream: &Stream) -> Option<&Calls> {
+        let profiler = comm.profiler()?;
+        let known = self.0.iter().position(|(known, _)| Arc::ptr_eq(known, comm));
+        let at = match known {
+            Some(at) => at,
+            None => {
+                let calls = profiler.group(depth, stream.is_capturing())?;
+                self.0.push((comm.clone(), calls));
+                self.0.len() - 1
+            }
+        };
+        Some(&self.0[at].1)
+    }
+
+    fn find(&self, comm: &Arc<Communicator>) -> Option<&Calls> {
+        self.0.iter().find(|(known, _)| Arc::ptr_eq(known, comm)).map(|(_, calls)| calls)
+    }
+
+    /// Begins the launch of all calls.
+    fn launch(&mut self) {
+        self.0.iter_mut().for_each(|(_, calls)| calls.launch());
+    }
+
+    /// Submits an operation with the events of its launch, its beginning and its end. On GPUs and
+    /// in captures the operation's events end when it is submitted.
+    fn submit(
+        &self,
+        comm: &Arc<Communicator>,
+        operation: Operation,
+        streams: &[Stream],
+        reported: &[Reported],
+        inline: bool,
+    ) -> Result<()> {
+        let submit = |operation| match operation {
+            Operation::Exchange(_) => comm.executor().submit_on_all(operation, streams),
+            operation => comm.executor().submit(operation, &streams[0], inline),
+        };
+        let Some(calls) = self.find(comm) else { return submit(operation) };
+        let running = calls.operation(&operation, reported);
+        let stream = &streams[0];
+        let _launch = calls.kernel_launch(stream.id());
+        if !running.has_events() {
+            return submit(operation);
+        }
+        let running = Arc::new(Mutex::new(Some(running)));
+        let begun = running.clone();
+        let begin = move || {
+            begun.lock().unwrap_or_else(|e| e.into_inner()).iter_mut().for_each(Running::begin);
+        };
+        let follows = comm.executor().notify(stream, begin).is_some();
+        let submitted = submit(operation);
+        let end = move || drop(running.lock().unwrap_or_else(|e| e.into_inner()).take());
+        match follows {
+            true => drop(comm.executor().notify(stream, end)),
+            false => end(),
+        }
+        submitted
+    }
 }
 
 /// A guard that drops the calls of a group that its thread did not end, when the thread ends.
@@ -101,14 +172,15 @@ pub fn note_error(error: &Error) {
 /// Ends a group; the outermost end launches. Blocks: never, except for communicators that are made.
 pub fn end() -> Result<Launched> {
     match leave()? {
-        Some(calls) => launch(calls),
+        Some((calls, events)) => launch(calls, events),
         None => Ok(Launched::Done),
     }
 }
 
 /// Launches the calls of a group. After a panic it is unknown which calls were launched, so the
 /// communicators of all calls fail.
-fn launch(calls: Vec<Pending>) -> Result<Launched> {
+fn launch(calls: Vec<Pending>, mut events: Events) -> Result<Launched> {
+    events.launch();
     let mut comms: Vec<Arc<Communicator>> = Vec::new();
     for comm in calls.iter().filter_map(Pending::comm) {
         if !comms.iter().any(|known| Arc::ptr_eq(known, comm)) {
@@ -116,7 +188,7 @@ fn launch(calls: Vec<Pending>) -> Result<Launched> {
         }
     }
     let fail = |error: &Error| comms.iter().for_each(|comm| comm.fail(error.clone()));
-    let launched = catch_unwind(AssertUnwindSafe(|| Prepared::new(calls)?.launch(fail)));
+    let launched = catch_unwind(AssertUnwindSafe(|| Prepared::new(calls)?.launch(&events, fail)));
     launched.unwrap_or_else(|panic| {
         let error = Error::panicked(&*panic);
         fail(&error);
@@ -129,11 +201,11 @@ fn launch(calls: Vec<Pending>) -> Result<Launched> {
 /// one after the other, those of several communicators side by side. A group that makes
 /// communicators is refused, and none is made. Blocks: never.
 pub fn simulate_end() -> Result<Option<f64>> {
-    leave()?.map(|calls| Prepared::new(calls)?.estimate_us()).transpose()
+    leave()?.map(|(calls, _)| Prepared::new(calls)?.estimate_us()).transpose()
 }
 
 /// Leaves a group; returns the calls when the group is the outermost.
-fn leave() -> Result<Option<Vec<Pending>>> {
+fn leave() -> Result<Option<(Vec<Pending>, Events)>> {
     crate::fork::check()?;
     let group = GROUP.with_borrow_mut(|g| {
         if g.depth == 0 {
@@ -145,7 +217,7 @@ fn leave() -> Result<Option<Vec<Pending>>> {
     })?;
     match group {
         Some(Group { error: Some(error), .. }) => Err(error),
-        group => Ok(group.map(|group| group.calls)),
+        group => Ok(group.map(|group| (group.calls, group.events))),
     }
 }
 
@@ -165,12 +237,37 @@ pub fn operation(
     stream: impl Into<Stream>,
 ) -> Result<()> {
     let (operation, stream) = (operation.into(), stream.into());
-    if !active() {
+    if !active() && comm.profiler().is_none() {
         return comm.executor().submit(operation, &stream, true);
     }
-    let pending = Pending::Operation(comm.clone(), operation, stream.into_owned());
+    let report = |calls: &Calls| match &operation {
+        Operation::Collective(_, call) => Some(calls.collective(call, stream.id())),
+        _ => None,
+    };
+    if !active() {
+        let mut events = Events::default();
+        let reported = events.of(comm, 1, &stream).and_then(report);
+        events.launch();
+        return events.submit(comm, operation, &[stream], reported.as_slice(), true);
+    }
+    let reported = reported(comm, &stream, report);
+    let pending = Pending::Operation(comm.clone(), operation, stream.into_owned(), reported);
     GROUP.with_borrow_mut(|g| g.calls.push(pending));
     Ok(())
+}
+
+/// Tells the profiler of a communicator, if it has one, of a call in this thread's group. Nothing
+/// is borrowed meanwhile, as the plugin may do what it likes.
+fn reported(
+    comm: &Arc<Communicator>,
+    stream: &Stream,
+    report: impl FnOnce(&Calls) -> Option<Reported>,
+) -> Option<Reported> {
+    comm.profiler()?;
+    let (mut events, depth) = GROUP.with_borrow_mut(|g| (take(&mut g.events), g.depth));
+    let reported = events.of(comm, depth, stream).and_then(report);
+    GROUP.with_borrow_mut(|g| g.events = events);
+    reported
 }
 
 /// Calls a send or receive; outside groups it is a group of its own.
@@ -179,11 +276,17 @@ pub fn transfer(
     transfer: Transfer,
     stream: impl Into<Stream>,
 ) -> Result<()> {
-    let call = Pending::Transfer(comm.clone(), transfer, stream.into().into_owned());
+    let stream = stream.into().into_owned();
+    let report = |calls: &Calls| Some(calls.transfer(&transfer, stream.id()));
     if !active() {
-        return launch(vec![call]).map(drop);
+        let mut events = Events::default();
+        let reported = events.of(comm, 1, &stream).and_then(report);
+        let call = Pending::Transfer(comm.clone(), transfer, stream, reported);
+        return launch(vec![call], events).map(drop);
     }
-    GROUP.with_borrow_mut(|g| g.calls.push(call));
+    let reported = reported(comm, &stream, report);
+    let pending = Pending::Transfer(comm.clone(), transfer, stream, reported);
+    GROUP.with_borrow_mut(|g| g.calls.push(pending));
     Ok(())
 }
 
@@ -198,14 +301,15 @@ pub fn create_communicator(creation: Creation) -> Result<Launched> {
     Ok(Launched::Done)
 }
 
-/// An operation of a group, its communicator, and its stream.
-type Submission = (Arc<Communicator>, Operation, Stream);
+/// An operation of a group, its communicator, its stream, and its call as a profiler knows it.
+type Submission = (Arc<Communicator>, Operation, Stream, Option<Reported>);
 
 /// Submits operations in their order, and collects their streams.
-fn submit(operations: Vec<Submission>, launched: &mut Vec<Stream>) -> Result<()> {
-    for (comm, operation, stream) in operations {
-        comm.executor().submit(operation, &stream, false)?;
-        launched.push(stream);
+fn submit(operations: Vec<Submission>, events: &Events, launched: &mut Vec<Stream>) -> Result<()> {
+    for (comm, operation, stream, reported) in operations {
+        let streams = [stream];
+        events.submit(&comm, operation, &streams, reported.as_slice(), false)?;
+        launched.extend(streams);
     }
     Ok(())
 }
@@ -228,18 +332,16 @@ impl Prepared {
         for call in calls {
             match call {
                 Pending::Create(creation) => creations.push(creation),
-                Pending::Operation(comm, operation, stream) => {
-                    operations.push((comm, operation, stream));
+                Pending::Operation(comm, operation, stream, reported) => {
+                    operations.push((comm, operation, stream, reported));
                 }
-                Pending::Transfer(comm, transfer, stream) => {
-                    match exchanges.iter_mut().find(|e| Arc::ptr_eq(&e.comm, &comm)) {
-                        Some(exchange) => exchange.add(transfer, stream),
-                        None => exchanges.push(Exchange {
-                            comm,
-                            transfers: vec![transfer],
-                            streams: vec![stream],
-                        }),
-                    }
+                Pending::Transfer(comm, transfer, stream, reported) => {
+                    let known = exchanges.iter().position(|e| Arc::ptr_eq(&e.comm, &comm));
+                    let at = known.unwrap_or_else(|| {
+                        exchanges.push(Exchange::new(comm));
+                        exchanges.len() - 1
+                    });
+                    exchanges[at].add(transfer, stream, reported);
                 }
             }
         }
@@ -250,10 +352,10 @@ impl Prepared {
     /// Makes the communicators, then launches the rest. If a part of the group is launched and the
     /// rest cannot be, calls `fail`, by which the communicators of all calls fail: the peers wait
     /// for the whole group.
-    fn launch(mut self, fail: impl Fn(&Error)) -> Result<Launched> {
+    fn launch(mut self, events: &Events, fail: impl Fn(&Error)) -> Result<Launched> {
         let created = create_all(take(&mut self.creations))?;
         let mut launched = Vec::new();
-        let outcome = self.launch_calls(&mut launched);
+        let outcome = self.launch_calls(events, &mut launched);
         if let Err(error) = &outcome
             && launched.first().is_some_and(|stream| !stream.is_capturing())
         {
@@ -265,19 +367,19 @@ impl Prepared {
     /// Launches collectives and puts first, in the order of calls, then the transfers of each
     /// communicator as one operation, then waits for signals, which must not delay operations that
     /// the peer waits for. Collects the streams on which something was launched.
-    fn launch_calls(self, launched: &mut Vec<Stream>) -> Result<()> {
+    fn launch_calls(self, events: &Events, launched: &mut Vec<Stream>) -> Result<()> {
         let waits = |operation: &Operation| operation.only_waits();
         let (last, first): (Vec<_>, Vec<_>) =
-            self.operations.into_iter().partition(|(_, operation, _)| waits(operation));
-        submit(first, launched)?;
-        for Exchange { comm, transfers, mut streams } in self.exchanges {
+            self.operations.into_iter().partition(|(_, operation, ..)| waits(operation));
+        submit(first, events, launched)?;
+        for Exchange { comm, transfers, mut streams, reported } in self.exchanges {
             let transfers = Transfers { operation: "send/recv", list: transfers };
-            comm.executor().submit_on_all(transfers.into(), &streams)?;
+            events.submit(&comm, transfers.into(), &streams, &reported, true)?;
             launched.push(streams.swap_remove(0));
         }
         // A wait that is refused leaves no peer waiting for the rest of the group.
         let mut waiting = Vec::new();
-        submit(last, &mut waiting)?;
+        submit(last, events, &mut waiting)?;
         // Advances the launched operations for a moment, as a single call would.
         launched.iter().chain(&waiting).take(64).for_each(Stream::nudge);
         Ok(())
@@ -290,7 +392,7 @@ impl Prepared {
         }
         let operations = self.operations.iter();
         let operations =
-            operations.map(|(comm, operation, _)| (comm, comm.estimate_operation_us(operation)));
+            operations.map(|(comm, operation, ..)| (comm, comm.estimate_operation_us(operation)));
         let exchanges =
             self.exchanges.iter().map(|e| (&e.comm, e.comm.estimate_exchange_us(&e.transfers)));
         let mut sums: Vec<(&Arc<Communicator>, f64)> = Vec::new();
@@ -310,11 +412,19 @@ struct Exchange {
     transfers: Vec<Transfer>,
     /// The streams of the calls, each once. The first stream runs the transfers.
     streams: Vec<Stream>,
+    /// The calls of the transfers as a profiler knows them; empty without one.
+    reported: Vec<Reported>,
 }
 
 impl Exchange {
-    fn add(&mut self, transfer: Transfer, stream: Stream) {
+    fn new(comm: Arc<Communicator>) -> Self {
+        let (transfers, streams, reported) = Default::default();
+        Self { comm, transfers, streams, reported }
+    }
+
+    fn add(&mut self, transfer: Transfer, stream: Stream, reported: Option<Reported>) {
         self.transfers.push(transfer);
+        self.reported.extend(reported);
         if !self.streams.contains(&stream) {
             self.streams.push(stream);
         }

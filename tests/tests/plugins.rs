@@ -492,3 +492,82 @@ fn a_tuner_that_fails_or_hangs_or_differs_is_named_on_all_ranks() {
         assert!(both && output.contains("as its tuner chose"), "{output}");
     }
 }
+
+/// The kinds of events that each version reports of calls: group, collective, transfer, channel,
+/// group of calls, call, call of a transfer, launch.
+const PROFILED: [(u32, &[u32]); 7] = [
+    (1, &[0, 1, 2]),
+    (2, &[0, 1, 2]),
+    (3, &[0, 1, 2, 6]),
+    (4, &[0, 1, 2, 6]),
+    (5, &[0, 1, 2, 6, 8, 9, 10, 11]),
+    (6, &[0, 1, 2, 6, 8, 9, 10, 11]),
+    (7, &[0, 1, 2, 6, 8, 9, 10, 11]),
+];
+
+#[test]
+fn every_version_of_profilers_is_told_of_calls_and_operations_and_their_ends() {
+    for (version, kinds) in PROFILED {
+        let Some(plugin) = Plugin::compile("profiler", version, &[]) else { return };
+        let of_profiler = ("NCCL_PROFILER_PLUGIN", plugin.path());
+        let variables = [of_profiler, ("NCCL_DEBUG_SUBSYS", "PROFILE")];
+        // Collectives, sends and receives, alone and in groups, on several streams and in graphs.
+        let ended = plugin.run(2, &["sequence", "10", "150", "50000"], &variables);
+        expect_success(&ended);
+        for ended in &ended {
+            let text = format!("profiler plugin Fixture ({}, v{version}) is used", plugin.path());
+            assert!(ended.output.contains(&text), "{}", ended.output);
+            assert!(!ended.output.contains("wrong use"), "version {version}: {}", ended.output);
+        }
+        let of_rank: String = kinds.iter().map(|kind| format!("kind {kind}\n")).collect();
+        let expected = format!("{of_rank}ended\n").repeat(2);
+        assert_eq!(plugin.take_report(), expected, "version {version}");
+    }
+}
+
+#[test]
+fn a_profiler_is_told_of_what_it_asks_for_with_all_that_contains_it() {
+    let Some(plugin) = Plugin::compile("profiler", 7, &[]) else { return };
+    // The kinds that are asked for, and those that come.
+    for (mask, kinds) in [("0", &[][..]), ("256", &[8]), ("64", &[0, 1, 2, 6, 8, 9, 10])] {
+        let variables = [("NCCL_PROFILER_PLUGIN", plugin.path()), ("FIXTURE_MASK", mask)];
+        let ended = plugin.run(2, &["sequence", "11", "60", "5000"], &variables);
+        expect_success(&ended);
+        assert!(!ended[0].output.contains("wrong use"), "{mask}: {}", ended[0].output);
+        let of_rank: String = kinds.iter().map(|kind| format!("kind {kind}\n")).collect();
+        assert_eq!(plugin.take_report(), format!("{of_rank}ended\n").repeat(2), "{mask}");
+    }
+}
+
+/// Nothing depends on a profiler: calls go on, and the log says what is missing.
+#[test]
+fn a_profiler_that_fails_is_named_and_calls_go_on() {
+    let Some(plugin) = Plugin::compile("profiler", 5, &[]) else { return };
+    std::thread::scope(|scope| {
+        for (fault, text) in [
+            ("init=error", "init of profiler plugin Fixture"),
+            ("init=hang", "it has not returned for 10 s"),
+            ("startEvent=error", "startEvent of profiler plugin Fixture"),
+            ("stopEvent=error", "stopEvent of profiler plugin Fixture"),
+            ("recordEventState=error", "recordEventState of profiler plugin Fixture"),
+            ("finalize=error", "finalize of profiler plugin Fixture"),
+            ("no handles", "is used"),
+        ] {
+            let plugin = &plugin;
+            scope.spawn(move || {
+                let variables = [
+                    ("NCCL_PROFILER_PLUGIN", plugin.path()),
+                    ("NCCL_DEBUG_SUBSYS", "PROFILE"),
+                    ("FIXTURE", fault),
+                ];
+                let ended = plugin.run(2, &["sequence", "12", "30", "5000"], &variables);
+                expect_success(&ended);
+                let output = &ended[0].output;
+                assert!(
+                    output.contains(text) && !output.contains("wrong use"),
+                    "{fault}: {output}"
+                );
+            });
+        }
+    });
+}

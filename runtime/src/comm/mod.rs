@@ -14,6 +14,7 @@ use crate::device::{Device, Executor, Stream, wait_while};
 use crate::error::{Code, Error, Result, Site};
 use crate::log::{self, Level, Subsystem};
 use crate::op::{Call, Programs};
+use crate::plugin::profiler::Profiler;
 use crate::plugin::tuner::Tuner;
 use crate::rank::monitor;
 use oxccl_plan::Spec;
@@ -56,6 +57,8 @@ pub struct Communicator {
     child_meetings: Option<ChildMeetings>,
     /// The plugin that chooses plans, if there is one.
     tuner: Option<Tuner>,
+    /// The plugin that is told of calls, if there is one.
+    profiler: Option<Profiler>,
     redops: redop::RedOps,
     ended: AtomicBool,
     left: AtomicBool,
@@ -136,6 +139,7 @@ impl Communicator {
             lsa_size: 1,
             child_meetings,
             tuner: None,
+            profiler: None,
             redops: redop::RedOps::default(),
             ended: AtomicBool::new(false),
             left: AtomicBool::new(false),
@@ -149,6 +153,12 @@ impl Communicator {
     #[inline]
     pub fn executor(&self) -> &Executor {
         &self.executor
+    }
+
+    /// Returns the profiler, if there is one.
+    #[inline]
+    pub(crate) fn profiler(&self) -> Option<&Profiler> {
+        self.profiler.as_ref()
     }
 
     /// Returns the stream of a call.

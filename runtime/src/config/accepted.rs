@@ -152,7 +152,6 @@ accepted! {
     Bool "NCCL_IPC_USE_ABSTRACT_SOCKET" = "1", "descriptors pass through abstract Unix sockets always", "Abstract Unix sockets instead of files.";
 }
 "Plugins, service and checks" => {
-    Text "NCCL_PROFILER_PLUGIN" = "", PLUGINS, "Profiler plugin.";
     Bool "NCCL_SET_THREAD_NAME" = "0", "the library's threads always have names", "Names NCCL's threads.";
     Text "NCCL_CHECK_MODE" = "DEFAULT", CHECKED, "Checks: DEFAULT, DEBUG_LOCAL or DEBUG_GLOBAL.";
     Bool "NCCL_CHECK_POINTERS" = "0", "superseded by NCCL_CHECK_MODE in NCCL 2.29", "1 checks pointers.";
@@ -173,7 +172,7 @@ UNDOCUMENTED => {
     Text "NCCL_RMA_PLUGIN" = "", PLUGINS, "Plugin for one-sided operations.";
     Bool "NCCL_NET_PLUGIN_REF_COUNT" = "", "plugins stay loaded always", "Keeps the network plugin loaded.";
     Bool "NCCL_TUNER_PLUGIN_REF_COUNT" = "", "plugins stay loaded always", "Keeps the tuner plugin loaded.";
-    Bool "NCCL_PROFILER_PLUGIN_REF_COUNT" = "", PLUGINS, "Keeps the profiler plugin loaded.";
+    Bool "NCCL_PROFILER_PLUGIN_REF_COUNT" = "", "plugins stay loaded always", "Keeps the profiler plugin loaded.";
     Bool "NCCL_ALLGATHERV_ENABLE" = "1", CHOICE, "Joins broadcasts of a group into one operation.";
     Text "NCCL_SYM_KERNEL" = "", SYMMETRIC, "Symmetric kernel to use, by name.";
     Int "NCCL_SYM_CTAS" = "", SYMMETRIC, "Thread blocks of symmetric kernels.";

@@ -76,6 +76,11 @@ variables! {
     /// `libnccl-tuner.so` if it is there, or else the library of a network plugin, if that has a
     /// tuner.
     tuner_plugin: String = "NCCL_TUNER_PLUGIN", "";
+    /// Profiler plugin, which is told of calls and operations: a path, or a name that stands for
+    /// `libnccl-profiler-NAME.so`; STATIC_PLUGIN is in the program; `none` loads none. Default:
+    /// `libnccl-profiler.so` if it is there, or else the library of a network plugin, if that has a
+    /// profiler.
+    profiler_plugin: String = "NCCL_PROFILER_PLUGIN", "";
     /// Interfaces to use: a list of prefixes; `^` excludes, `=` takes names exactly.
     socket_ifname: String = "NCCL_SOCKET_IFNAME", "";
     /// Address family: AF_INET or AF_INET6; empty takes either.

@@ -13,7 +13,7 @@ use cuda::reaper;
 use cuda::sharing::registry::Key;
 use host::endpoint::{Endpoint, MAPPED, PeerMemory};
 use host::reach::{self, Process};
-use host::task::Work;
+use host::task::{Notice, Work};
 use host::worker::wait_while;
 use oxccl_plan::Carrier;
 use oxccl_plan::select::Topology;
@@ -175,6 +175,17 @@ impl Executor {
             }
             _ => Err(wrong_device()),
         }
+    }
+
+    /// Appends a call of a function to a stream of host memory. `None` on a GPU, and where the
+    /// stream captures.
+    pub fn notify(&self, stream: &Stream, call: impl FnOnce() + Send + 'static) -> Option<()> {
+        let Stream::Host(stream) = stream else { return None };
+        let call = Notice::new(call);
+        if stream.is_capturing() {
+            return None;
+        }
+        stream.enqueue(Work::Notify(call), true).ok()
     }
 
     /// Runs an operation on the first of several streams. The other streams wait for the operation,

@@ -83,6 +83,14 @@ impl Stream {
         destroy(&STREAMS, handle, (function, "stream"), cuda::stream::Stream::destroy)
     }
 
+    /// Returns a pointer that tells streams apart; CUDA's own on a GPU.
+    pub fn id(&self) -> *mut c_void {
+        match self {
+            Stream::Host(stream) => (&raw const **stream).cast_mut().cast(),
+            Stream::Cuda(stream) => stream.0 as *mut c_void,
+        }
+    }
+
     /// Returns the stream for keeping beyond the call that looked it up.
     pub fn into_owned(self) -> Self {
         Self::from(&self)

@@ -3,6 +3,7 @@
 pub(crate) mod env;
 mod load;
 pub(crate) mod net;
+pub(crate) mod profiler;
 pub(crate) mod tuner;
 
 use crate::log::{self, Level, Subsystem};

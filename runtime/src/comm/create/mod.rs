@@ -18,6 +18,7 @@ use crate::fork;
 use crate::link::message::Identity;
 use crate::link::{Edge, edge_slot_bytes};
 use crate::log::{self, Level, Subsystem};
+use crate::plugin::profiler::{self, Profiler};
 use crate::plugin::tuner::{self, Tuner};
 use crate::rank::Rank;
 use links::Links;
@@ -25,7 +26,7 @@ use members::Members;
 use oxccl_plan::select::Policy;
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener};
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// A rank that asks to become a member of a communicator.
@@ -190,8 +191,10 @@ fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
             links::connect(identity, &members, &control, rendezvous, asked)?
         }
     };
-    let facts = tuner::Facts { comm: own.comm, nranks, hosts: members.host_sizes() };
-    let tuner = Tuner::start(facts)?;
+    let hosts = members.host_sizes();
+    let (comm, nhosts, name) = (own.comm, hosts.len() as u32, options.name.clone());
+    let facts = profiler::Facts { comm, name, nhosts, nranks, rank };
+    let tuner = Tuner::start(tuner::Facts { comm, nranks, hosts })?;
     let signs = links::signs(&members.infos, &links.controls, rank);
     let counter_start = members.counter_start();
     let parts = Parts {
@@ -229,6 +232,7 @@ fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
     let parts = (executor, topology, policy);
     let mut comm = Communicator::new(parts, device, options, Some(child_meetings));
     comm.tuner = tuner;
+    comm.profiler = Profiler::start(facts);
     comm.lsa_size = team::lsa_size(members.infos.iter().map(|info| info.host));
     links::watch(&own, signs)?;
     apply_timeout(&comm);
@@ -257,6 +261,8 @@ fn apply_timeout(comm: &Communicator) {
 
 /// Makes a communicator of one rank.
 pub(super) fn alone(device: Device, options: &Options) -> Result<Communicator> {
+    /// The numbers by which profilers tell communicators of one rank apart.
+    static NUMBER: AtomicU64 = AtomicU64::new(1);
     let mut nobody = Nobody(Deadline::new(options.init_limit(), &Cancel::default()));
     let parts = Parts {
         rank: Arc::new(Rank::new(0, vec![Some(0)], None, vec![0])),
@@ -270,7 +276,11 @@ pub(super) fn alone(device: Device, options: &Options) -> Result<Communicator> {
     let answers = [unfinished.abilities()];
     let (executor, topology) = unfinished.finish(&answers, true);
     let parts = (executor, topology, Policy::default());
-    let comm = Communicator::new(parts, device, options, None);
+    let mut comm = Communicator::new(parts, device, options, None);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let name = options.name.clone();
+    let facts = profiler::Facts { comm: number, name, nhosts: 1, nranks: 1, rank: 0 };
+    comm.profiler = Profiler::start(facts);
     apply_timeout(&comm);
     Ok(comm)
 }

@@ -15,8 +15,8 @@ use crate::op::{Address, Call, Operation, Programs};
 use crate::rank::agreement::{CurrentOp, look_around, tell};
 use crate::rank::{Awaited, Rank};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// The longest time that an operation on a broken link waits for the monitor's verdict.
@@ -43,6 +43,22 @@ pub struct HostFunction {
     pub argument: Address,
 }
 
+/// A call that the library asks for, once.
+#[derive(Clone)]
+pub struct Notice(Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>);
+
+impl Notice {
+    /// Returns the notice of a call, which must not block.
+    pub fn new(call: impl FnOnce() + Send + 'static) -> Self {
+        Self(Arc::new(Mutex::new(Some(Box::new(call)))))
+    }
+
+    fn call(&self) {
+        let call = self.0.lock().unwrap_or_else(|e| e.into_inner()).take();
+        call.into_iter().for_each(|call| call());
+    }
+}
+
 /// Work that a stream can be asked to do; a template that graphs replay.
 #[derive(Clone)]
 pub enum Work {
@@ -60,6 +76,8 @@ pub enum Work {
     Function(HostFunction),
     /// A run of a graph.
     Graph(Arc<Graph>),
+    /// A call of the library's, outside of graphs.
+    Notify(Notice),
 }
 
 impl Work {
@@ -88,6 +106,7 @@ impl Work {
             Work::Wait(..) => "a wait for an event".to_owned(),
             Work::Function(_) => "a host function".to_owned(),
             Work::Graph(_) => "a graph".to_owned(),
+            Work::Notify(_) => "a notice".to_owned(),
         }
     }
 
@@ -139,6 +158,8 @@ pub enum Task {
     Function(HostFunction, Option<Arc<AtomicBool>>),
     /// A [`Work::Graph`] under way.
     Graph(Box<GraphRun>),
+    /// A [`Work::Notify`].
+    Notify(Notice),
 }
 
 /// An operation of a communicator under way.
@@ -170,6 +191,7 @@ impl Task {
             Work::Wait(event, number) => Task::Wait(event, number),
             Work::Function(function) => Task::Function(function, None),
             Work::Graph(graph) => Task::Graph(Box::new(GraphRun::start(&graph)?)),
+            Work::Notify(notice) => Task::Notify(notice),
         })
     }
 
@@ -245,6 +267,10 @@ impl Task {
                 Some(_) => Step::Waiting { moved: false },
             },
             Task::Graph(run) => run.step(budget),
+            Task::Notify(notice) => {
+                notice.call();
+                Step::Done(Ok(()))
+            }
         }
     }
 }

@@ -1,0 +1,506 @@
+//! Profiler plugins, which are told of calls and operations.
+//!
+//! The events of a call: the group of calls (`GroupApi`) has the calls (`CollApi`, `P2pApi`) and
+//! the launch (`KernelLaunch`); the group of operations (`Group`) has the operations (`Coll`,
+//! `P2p`), and an operation has the work of its channels (`KernelCh`). A single call is a group of
+//! its own. An event is reported if the plugin asks for its kind, or for that of a part of it.
+
+mod functions;
+
+use super::load::{Kind, load, structure, wanted};
+use super::{Plugin, logger, net, result_name};
+use crate::config::Config;
+use crate::error::Result;
+use crate::log::{self, Level, Subsystem};
+use crate::op::{Call, Operation, Programs, Transfer};
+use crate::proxy::{CurrentCall, Serve, Worker};
+use functions::*;
+use oxccl_net::Error;
+use oxccl_plan::generate::GENERATORS;
+use oxccl_plan::nccl::{Cell, TunerAlgorithm, TunerProtocol};
+use oxccl_plan::{Carrier, Collective, DataType};
+use oxccl_plugin_abi::profiler::*;
+use std::ffi::{CStr, CString, c_int, c_void};
+use std::ptr::{null, null_mut};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+const KIND: Kind = Kind {
+    name: "profiler",
+    prefix: "libnccl-profiler",
+    symbol: "ncclProfiler_v",
+    versions: &[7, 6, 5, 4, 3, 2, 1],
+};
+
+/// The advice of errors about profilers.
+const HINT: &str = "ask the vendor; NCCL_PROFILER_PLUGIN=none goes without";
+
+/// How long the end of a communicator waits for the ends of its events.
+const ENDING: Duration = Duration::from_secs(1);
+
+/// Returns the profiler that `NCCL_PROFILER_PLUGIN` names, or that of a network plugin, loaded once
+/// per process.
+fn plugin() -> Option<&'static Plugin<Functions>> {
+    static PLUGIN: OnceLock<Option<Plugin<Functions>>> = OnceLock::new();
+    let find = || {
+        let about = (&KIND, Subsystem::Profile);
+        // SAFETY: the symbol's name says what the structure is.
+        let of = |found| unsafe { Functions::of(found) };
+        let first = wanted(Some(&Config::get().profiler_plugin)).into_iter().next()?;
+        let own = Plugin::take(about, load(&KIND, first.as_deref()), of).0;
+        own.or_else(|| {
+            let attempts = net::libraries().iter().map(|l| structure(&KIND, l.clone(), false));
+            attempts.filter_map(|attempt| Plugin::take(about, attempt, of).0).next()
+        })
+    };
+    PLUGIN.get_or_init(find).as_ref()
+}
+
+/// The facts about a communicator that profilers are told.
+#[derive(Clone, Debug)]
+pub(crate) struct Facts {
+    /// The number of the communicator.
+    pub(crate) comm: u64,
+    /// The name of the communicator, if it has one.
+    pub(crate) name: Option<String>,
+    /// Number of hosts.
+    pub(crate) nhosts: u32,
+    /// Number of ranks.
+    pub(crate) nranks: u32,
+    /// This rank.
+    pub(crate) rank: u32,
+}
+
+/// The plugin's state for a communicator. Events come from whichever thread calls, or completes an
+/// operation.
+struct Instance {
+    functions: Functions,
+    label: String,
+    context: *mut c_void,
+    /// The kinds of events that the plugin asks for. It may change them at any time.
+    mask: Box<AtomicI32>,
+    name: Option<CString>,
+    facts: Facts,
+    /// The numbers of the collectives so far, by function.
+    numbers: [AtomicU64; Collective::ALL.len()],
+    /// True once the log has a line about a call that failed.
+    complained: AtomicBool,
+}
+
+// SAFETY: the pointers are the plugin's, whose functions any thread may call, as with NCCL.
+unsafe impl Send for Instance {}
+// SAFETY: as above.
+unsafe impl Sync for Instance {}
+
+impl Instance {
+    fn start(
+        plugin: &'static Plugin<Functions>,
+        current: &CurrentCall,
+        facts: Facts,
+    ) -> oxccl_net::Result<Self> {
+        let functions = plugin.functions;
+        let name = facts.name.as_ref().and_then(|name| CString::new(name.as_str()).ok());
+        let (mut context, mask) = (null_mut(), Box::new(AtomicI32::new(0)));
+        let (at, mask_at) = (&mut context, mask.as_ptr());
+        let name_at = name.as_ref().map_or(null(), |name| name.as_ptr());
+        let (nhosts, nranks) = (facts.nhosts as c_int, facts.nranks as c_int);
+        let (rank, comm, log) = (facts.rank as c_int, facts.comm, logger());
+        // SAFETY: the function is the plugin's, and has the arguments of its version; mask and name
+        // stay for as long as the context.
+        let result = current.enter("init", || unsafe {
+            match functions.init {
+                Init::V1(init) => init(at, mask_at),
+                Init::V4(init) => init(at, mask_at, name_at, comm, nhosts, nranks, rank, log),
+                Init::V5(init) => init(at, comm, mask_at, name_at, nhosts, nranks, rank, log),
+            }
+        });
+        if result != 0 {
+            let cause = format!("it returned {}", result_name(result));
+            return Err(Error::local(format!("init of {}", current.label()), cause, HINT));
+        }
+        let (label, numbers, complained) = (plugin.label.clone(), Default::default(), false.into());
+        Ok(Self { functions, label, context, mask, name, facts, numbers, complained })
+    }
+
+    fn wants(&self, kinds: c_int) -> bool {
+        self.mask.load(Ordering::Relaxed) & kinds & self.functions.kinds() != 0
+    }
+
+    /// Logs the first call that fails: nothing depends on it.
+    fn check(&self, function: &str, result: c_int) {
+        if result != 0 && !self.complained.swap(true, Ordering::Relaxed) {
+            let name = result_name(result);
+            let text = format!("{function} of {} returned {name}; events are missing", self.label);
+            log::line(Level::Warn, Subsystem::Profile, &text);
+        }
+    }
+
+    fn begin(self: &Arc<Self>, parent: *mut c_void, body: Body) -> Event {
+        let name = self.name.as_ref().map_or(null(), |name| name.as_ptr());
+        let comm = Comm { name, id: self.facts.comm, rank: self.facts.rank as c_int };
+        let (result, handle) = self.functions.start(self.context, comm, parent, body);
+        self.check("startEvent", result);
+        Event { instance: self.clone(), handle: if result == 0 { handle } else { null_mut() } }
+    }
+}
+
+/// An event that has begun; it ends when this is dropped.
+struct Event {
+    instance: Arc<Instance>,
+    /// Null if the plugin has no use for its end.
+    handle: *mut c_void,
+}
+
+// SAFETY: the handle is the plugin's, which takes it from any thread.
+unsafe impl Send for Event {}
+
+impl Event {
+    fn record(&self, state: c_int, time_ns: u64) {
+        if !self.handle.is_null() {
+            let result = self.instance.functions.record(self.handle, state, time_ns);
+            self.instance.check("recordEventState", result);
+        }
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if !self.handle.is_null() {
+            // SAFETY: the handle is that of an event that has not ended.
+            let result = unsafe { (self.instance.functions.stop_event)(self.handle) };
+            self.instance.check("stopEvent", result);
+        }
+    }
+}
+
+/// Returns the handle of an event; null if there is none.
+fn handle(event: Option<&Event>) -> *mut c_void {
+    event.map_or(null_mut(), |event| event.handle)
+}
+
+/// The end of a profiler, which comes after the ends of all events.
+struct Keeper {
+    instance: Arc<Instance>,
+    current: Arc<CurrentCall>,
+}
+
+impl Serve for Keeper {}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        let start = Instant::now();
+        while Arc::strong_count(&self.instance) > 1 && start.elapsed() < ENDING {
+            std::thread::yield_now();
+        }
+        let Instance { functions, context, .. } = &*self.instance;
+        // SAFETY: the function is the plugin's; the events have ended.
+        let result = self.current.enter("finalize", || unsafe { (functions.finalize)(*context) });
+        self.instance.check("finalize", result);
+    }
+}
+
+/// The kinds of events below a group of operations.
+const BELOW_GROUP: c_int = COLL | P2P | PROXY | KERNEL_CH | NET_PLUGIN;
+/// The kinds of events below an operation.
+const BELOW_OPERATION: c_int = PROXY | KERNEL_CH | NET_PLUGIN;
+
+/// A profiler in use by a communicator.
+pub(crate) struct Profiler {
+    // Dropped before the worker, which waits for it.
+    instance: Arc<Instance>,
+    _worker: Worker<Keeper>,
+}
+
+impl Profiler {
+    /// Starts the profiler of this process for a communicator; `None` if there is none. Blocks
+    /// while the plugin starts. If it fails or does not return, the log says so, and there is none.
+    pub(crate) fn start(facts: Facts) -> Option<Self> {
+        let plugin = plugin()?;
+        match Self::try_start(plugin, facts) {
+            Ok(profiler) => {
+                let text = format!("{} is used", plugin.label);
+                log::line(Level::Info, Subsystem::Profile, &text);
+                Some(profiler)
+            }
+            Err(error) => {
+                let text = format!("{}: refused, {error}", plugin.label);
+                log::line(Level::Warn, Subsystem::Profile, &text);
+                None
+            }
+        }
+    }
+
+    fn try_start(plugin: &'static Plugin<Functions>, facts: Facts) -> Result<Self> {
+        let current = Arc::new(CurrentCall::new(plugin.label.clone(), HINT));
+        let of_thread = current.clone();
+        let make = move || {
+            let instance = Arc::new(Instance::start(plugin, &of_thread, facts)?);
+            Ok(Keeper { instance, current: of_thread })
+        };
+        let worker = Worker::start("oxccl-profiler", make, current)?;
+        let instance = worker.call(|keeper: &mut Keeper| Ok(keeper.instance.clone()))?;
+        Ok(Self { instance, _worker: worker })
+    }
+
+    /// Begins a group of calls, or a single call; `None` if the plugin asks for no events.
+    pub(crate) fn group(&self, depth: u32, captured: bool) -> Option<Calls> {
+        let instance = &self.instance;
+        let kinds = GROUP_API | COLL_API | P2P_API | KERNEL_LAUNCH | GROUP | BELOW_GROUP;
+        if !instance.wants(kinds) {
+            return None;
+        }
+        // Older versions have no events of calls.
+        let api = (instance.functions.version >= 5).then(|| {
+            let body =
+                ncclProfilerGroupApi_v5_t { graphCaptured: captured, groupDepth: depth as c_int };
+            let event = instance.begin(null_mut(), Body::GroupApi(body));
+            event.record(GROUP_START_API_STOP, 0);
+            event
+        });
+        Some(Calls { instance: instance.clone(), captured, group: None, api })
+    }
+}
+
+/// A call that was reported, as the parent of its operation.
+#[derive(Clone, Copy)]
+pub(crate) struct Reported(*mut c_void);
+
+// SAFETY: as for events.
+unsafe impl Send for Reported {}
+
+/// The events of a communicator's calls in one group.
+pub(crate) struct Calls {
+    instance: Arc<Instance>,
+    captured: bool,
+    // Ends before the group of calls.
+    group: Option<Event>,
+    api: Option<Event>,
+}
+
+impl Calls {
+    /// Reports a call.
+    pub(crate) fn collective(&self, call: &Call, stream: *mut c_void) -> Reported {
+        let below = COLL | BELOW_OPERATION;
+        self.call(COLL_API | below, || {
+            Body::CollApi(ncclProfilerCollApi_v7_t {
+                func: function(call.spec.collective).0.as_ptr(),
+                count: call.count as usize,
+                datatype: datatype(call.dtype).as_ptr(),
+                root: call.spec.root as c_int,
+                stream,
+                graphCaptured: self.captured,
+                userTag: 0,
+            })
+        })
+    }
+
+    /// Reports a call of send or receive.
+    pub(crate) fn transfer(&self, transfer: &Transfer, stream: *mut c_void) -> Reported {
+        self.call(P2P_API | P2P | BELOW_OPERATION, || {
+            Body::P2pApi(ncclProfilerP2pApi_v7_t {
+                func: direction(transfer).0.as_ptr(),
+                count: transfer.bytes / transfer.dtype.size(),
+                datatype: datatype(transfer.dtype).as_ptr(),
+                stream,
+                graphCaptured: self.captured,
+                userTag: 0,
+            })
+        })
+    }
+
+    fn call(&self, kinds: c_int, body: impl FnOnce() -> Body) -> Reported {
+        let reports = self.api.is_some() && self.instance.wants(kinds);
+        let event = reports.then(|| self.instance.begin(handle(self.api.as_ref()), body()));
+        // The call returns; the plugin keeps what its operation refers to.
+        Reported(handle(event.as_ref()))
+    }
+
+    /// Begins the launch of the calls.
+    pub(crate) fn launch(&mut self) {
+        if let Some(api) = &self.api {
+            api.record(GROUP_END_API_START, 0);
+        }
+        if self.instance.wants(GROUP | BELOW_GROUP) {
+            self.group = Some(self.instance.begin(handle(self.api.as_ref()), Body::Group));
+        }
+    }
+
+    /// Begins the launch of one operation; it ends when the result is dropped.
+    pub(crate) fn kernel_launch(&self, stream: *mut c_void) -> impl Sized + use<> {
+        let reports = self.api.is_some() && self.instance.wants(KERNEL_LAUNCH);
+        reports.then(|| {
+            let body = Body::KernelLaunch(ncclProfilerKernelLaunch_v5_t { stream });
+            self.instance.begin(handle(self.api.as_ref()), body)
+        })
+    }
+
+    /// Begins an operation of the calls that were reported.
+    pub(crate) fn operation(&self, operation: &Operation, calls: &[Reported]) -> Running {
+        let instance = self.instance.clone();
+        let group = handle(self.group.as_ref());
+        let parent = |i: usize| match self.instance.functions.version {
+            ..=4 => group,
+            _ => calls.get(i).map_or(null_mut(), |call| call.0),
+        };
+        let begin = |i: usize, body| self.instance.begin(parent(i), body);
+        let events = match operation {
+            Operation::Collective(programs, call)
+                if self.instance.wants(COLL | BELOW_OPERATION) =>
+            {
+                vec![begin(0, self.coll(programs, call, group))]
+            }
+            Operation::Exchange(transfers) if self.instance.wants(P2P | BELOW_OPERATION) => {
+                let all = transfers.list.iter().enumerate();
+                all.map(|(i, transfer)| begin(i, p2p(transfer, group))).collect()
+            }
+            _ => Vec::new(),
+        };
+        Running { instance, channels: Vec::new(), events }
+    }
+
+    fn coll(&self, programs: &Programs, call: &Call, group: *mut c_void) -> Body {
+        let Call { spec, input, output, count, dtype, op, .. } = *call;
+        let route = &programs.any;
+        let cell = Cell::of(route.plan.algorithm, route.carrier);
+        let ((name, number), names) = (function(spec.collective), names());
+        let of_function = &self.instance.numbers[spec.collective as usize];
+        let bytes = count as usize * dtype.size() * spec.largest_blocks() as usize;
+        let numbers = Numbers {
+            function: number,
+            datatype: dtype as u8,
+            op: op as u32,
+            algorithm: cell.algorithm as u8,
+            protocol: cell.protocol as u8,
+            bytes,
+        };
+        let body = ncclProfilerColl_v7_t {
+            seqNumber: of_function.fetch_add(1, Ordering::Relaxed),
+            func: name.as_ptr(),
+            sendBuff: input.cast(),
+            recvBuff: output.cast(),
+            count: count as usize,
+            root: spec.root as c_int,
+            datatype: datatype(dtype).as_ptr(),
+            nChannels: 1,
+            nWarps: 1,
+            algo: names.algorithms[cell.algorithm as usize].as_ptr(),
+            proto: names.protocols[cell.protocol as usize].as_ptr(),
+            parentGroup: group,
+            kernelVariant: names.plans[route.plan.algorithm as usize].as_ptr(),
+            isSymColl: matches!(route.carrier, Carrier::InPlace | Carrier::RemoteRead),
+            userTag: 0,
+        };
+        Body::Coll(body, numbers)
+    }
+}
+
+/// An operation under way. Its events end when this is dropped.
+pub(crate) struct Running {
+    instance: Arc<Instance>,
+    // End before the operations.
+    channels: Vec<Event>,
+    events: Vec<Event>,
+}
+
+impl Running {
+    /// Returns whether there is anything to report at the operation's beginning or end.
+    pub(crate) fn has_events(&self) -> bool {
+        !self.events.is_empty()
+    }
+
+    /// Notes that the operation begins to move data.
+    pub(crate) fn begin(&mut self) {
+        if self.instance.wants(KERNEL_CH) {
+            let begin = |event: &Event| {
+                let body = ncclProfilerKernelCh_v4_t { channelId: 0, pTimer: now_ns() };
+                self.instance.begin(event.handle, Body::KernelCh(body))
+            };
+            self.channels = self.events.iter().map(begin).collect();
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // The first version with this state is 4.
+        if self.instance.functions.version >= 4 {
+            self.channels.iter().for_each(|channel| channel.record(KERNEL_CH_STOP, now_ns()));
+        }
+    }
+}
+
+/// Returns the time in ns, by a clock that never goes back.
+fn now_ns() -> u64 {
+    static START: OnceLock<Instant> = OnceLock::new();
+    START.get_or_init(Instant::now).elapsed().as_nanos() as u64 + 1
+}
+
+fn p2p(transfer: &Transfer, group: *mut c_void) -> Body {
+    let Transfer { peer, data, bytes, dtype, .. } = *transfer;
+    let (name, function) = direction(transfer);
+    let body = ncclProfilerP2p_v7_t {
+        func: name.as_ptr(),
+        buff: data.cast(),
+        datatype: datatype(dtype).as_ptr(),
+        count: bytes / dtype.size(),
+        peer: peer as c_int,
+        nChannels: 1,
+        parentGroup: group,
+        userTag: 0,
+    };
+    Body::P2p(body, Numbers { function, datatype: dtype as u8, bytes, ..Numbers::default() })
+}
+
+/// Returns NCCL's name and number of a collective.
+fn function(collective: Collective) -> (&'static CStr, u8) {
+    match collective {
+        Collective::Broadcast => (c"Broadcast", 0),
+        Collective::Reduce => (c"Reduce", 1),
+        Collective::AllGather => (c"AllGather", 2),
+        Collective::ReduceScatter => (c"ReduceScatter", 3),
+        Collective::AllReduce => (c"AllReduce", 4),
+        Collective::AllToAll => (c"AlltoAll", 8),
+        Collective::Scatter => (c"Scatter", 9),
+        Collective::Gather => (c"Gather", 10),
+    }
+}
+
+fn direction(transfer: &Transfer) -> (&'static CStr, u8) {
+    if transfer.send { (c"Send", 6) } else { (c"Recv", 7) }
+}
+
+/// Returns NCCL's name of a type.
+fn datatype(dtype: DataType) -> &'static CStr {
+    match dtype {
+        DataType::Int8 => c"ncclInt8",
+        DataType::Uint8 => c"ncclUint8",
+        DataType::Int32 => c"ncclInt32",
+        DataType::Uint32 => c"ncclUint32",
+        DataType::Int64 => c"ncclInt64",
+        DataType::Uint64 => c"ncclUint64",
+        DataType::Float16 => c"ncclFloat16",
+        DataType::Float32 => c"ncclFloat32",
+        DataType::Float64 => c"ncclFloat64",
+        DataType::Bfloat16 => c"ncclBfloat16",
+        DataType::Float8e4m3 => c"ncclFloat8e4m3",
+        DataType::Float8e5m2 => c"ncclFloat8e5m2",
+    }
+}
+
+/// Names as C has them.
+struct Names {
+    algorithms: [CString; TunerAlgorithm::ALL.len()],
+    protocols: [CString; TunerProtocol::ALL.len()],
+    plans: Vec<CString>,
+}
+
+fn names() -> &'static Names {
+    static NAMES: OnceLock<Names> = OnceLock::new();
+    let text = |name: &str| CString::new(name).unwrap_or_default();
+    NAMES.get_or_init(|| Names {
+        algorithms: TunerAlgorithm::ALL.map(|algorithm| text(algorithm.name())),
+        protocols: TunerProtocol::ALL.map(|protocol| text(protocol.name())),
+        plans: GENERATORS.iter().map(|generator| text(generator.name)).collect(),
+    })
+}

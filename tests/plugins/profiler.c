@@ -1,0 +1,227 @@
+/* A profiler plugin of the version VERSION. It checks how it is used: parents, names, the order of
+ * states, the end of each event. FIXTURE in the environment makes it misbehave: `FUNCTION=error`,
+ * `=hang`, `no handles`; FIXTURE_RANK limits that to one rank. FIXTURE_MASK is the sum of the kinds of
+ * events that it asks for. FIXTURE_REPORT is a file to which the numbers of events are appended. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "nccl_profiler.h"
+
+#define JOIN_(a, b, c) a##b##c
+#define JOIN(a, b, c) JOIN_(a, b, c)
+#define V(name) JOIN(name##_v, VERSION, _t)
+#define KINDS 16
+
+static const int context_mark = 4712;
+static int contexts, begun[KINDS], ended[KINDS], mistakes;
+
+struct event {
+  uint64_t kind, begin_ns;
+  struct event *parent;
+  int state, over;
+};
+
+/* Events are kept until the end, so that late uses are noticed. */
+#define MOST 100000
+static struct event events[MOST];
+static int used;
+
+static const char *fault(void) {
+  const char *of = getenv("FIXTURE_RANK"), *own = getenv("OXCCL_RANK"), *what = getenv("FIXTURE");
+  return what && (!of || (own && !strcmp(of, own))) ? what : "";
+}
+
+static int is(const char *name) { return !strcmp(fault(), name); }
+
+static ncclResult_t enter(const char *function) {
+  char error[64], hang[64];
+  snprintf(error, sizeof error, "%s=error", function);
+  snprintf(hang, sizeof hang, "%s=hang", function);
+  while (is(hang)) pause();
+  return is(error) ? ncclSystemError : ncclSuccess;
+}
+
+static ncclResult_t wrong(const char *what) {
+  fprintf(stderr, "wrong use: %s\n", what);
+  __atomic_add_fetch(&mistakes, 1, __ATOMIC_SEQ_CST);
+  return ncclSuccess;
+}
+
+__attribute__((destructor)) static void report(void) {
+  const char *file = getenv("FIXTURE_REPORT");
+  FILE *to = file ? fopen(file, "a") : NULL;
+  if (!to) return;
+  if (contexts) fprintf(to, "%d contexts are left\n", contexts);
+  for (int i = 0; i < KINDS; i++) {
+    if (begun[i] != ended[i]) fprintf(to, "%d events of kind %d are left\n", begun[i] - ended[i], i);
+    if (begun[i]) fprintf(to, "kind %d\n", i);
+  }
+  fprintf(to, "ended\n");
+  fclose(to);
+}
+
+static ncclResult_t begin(void **ctx, int *mask) {
+  ncclResult_t entered = enter("init");
+  if (entered) return entered;
+  const char *wanted = getenv("FIXTURE_MASK");
+  *mask = wanted ? atoi(wanted) : 0xffff;
+  *ctx = (void *)&context_mark;
+  __atomic_add_fetch(&contexts, 1, __ATOMIC_SEQ_CST);
+  return ncclSuccess;
+}
+
+#if VERSION <= 3
+static ncclResult_t init(void **ctx, int *mask) { return begin(ctx, mask); }
+#else
+static ncclResult_t begin_with(void **ctx, int *mask, int nodes, int ranks, int rank,
+                               ncclDebugLogger_t log) {
+  if (nodes < 1 || ranks < nodes || rank < 0 || rank >= ranks) return wrong("the communicator");
+  log(NCCL_LOG_INFO, NCCL_PROFILE, __FILE__, __LINE__, "rank %d of %d", rank, ranks);
+  return begin(ctx, mask);
+}
+#if VERSION == 4
+static ncclResult_t init(void **ctx, int *mask, const char *name, uint64_t comm, int nodes, int ranks,
+                         int rank, ncclDebugLogger_t log) {
+  (void)name, (void)comm;
+  return begin_with(ctx, mask, nodes, ranks, rank, log);
+}
+#else
+static ncclResult_t init(void **ctx, uint64_t comm, int *mask, const char *name, int nodes, int ranks,
+                         int rank, ncclDebugLogger_t log) {
+  (void)name, (void)comm;
+  return begin_with(ctx, mask, nodes, ranks, rank, log);
+}
+#endif
+#endif
+
+static int number(uint64_t kind) {
+  for (int i = 0; i < KINDS; i++)
+    if (kind == 1ull << i) return i;
+  return -1;
+}
+
+#define PARENT(child, of) ((child) && (child)->kind == (of))
+
+static void check(const V(ncclProfilerEventDescr) * of, const struct event *parent) {
+#if VERSION == 1
+#define NAMED(text) ((text) < 15)
+#define TYPED(text) ((text) < 12)
+#else
+#define NAMED(text) ((text) && strlen(text) > 3)
+#define TYPED(text) ((text) && !strncmp(text, "nccl", 4))
+#endif
+  switch (of->type) {
+    case ncclProfileColl:
+      if (!NAMED(of->coll.func) || !TYPED(of->coll.datatype)) wrong("the names of a collective");
+#if VERSION >= 2
+      if (!NAMED(of->coll.algo) && strcmp(of->coll.algo, "PAT")) wrong("the algorithm");
+      if (strlen(of->coll.proto) < 2) wrong("the protocol");
+#endif
+#if VERSION >= 5
+      if (!PARENT(parent, ncclProfileCollApi)) wrong("the parent of a collective");
+      if (!PARENT((struct event *)of->coll.parentGroup, ncclProfileGroup)) wrong("its group");
+#else
+      if (!PARENT(parent, ncclProfileGroup)) wrong("the parent of a collective");
+#endif
+      break;
+    case ncclProfileP2p:
+      if (!NAMED(of->p2p.func) || !TYPED(of->p2p.datatype) || of->p2p.peer < 0) wrong("a transfer");
+#if VERSION >= 5
+      if (!PARENT(parent, ncclProfileP2pApi)) wrong("the parent of a transfer");
+#else
+      if (!PARENT(parent, ncclProfileGroup)) wrong("the parent of a transfer");
+#endif
+      break;
+#if VERSION >= 3
+    case ncclProfileKernelCh:
+      if (!PARENT(parent, ncclProfileColl) && !PARENT(parent, ncclProfileP2p)) wrong("a channel");
+      break;
+#endif
+#if VERSION >= 5
+    case ncclProfileGroupApi:
+      if (parent || of->groupApi.groupDepth < 1) wrong("a group of calls");
+      break;
+    case ncclProfileCollApi:
+    case ncclProfileP2pApi:
+      if (!NAMED(of->collApi.func) || !TYPED(of->collApi.datatype)) wrong("a call");
+      if (!PARENT(parent, ncclProfileGroupApi)) wrong("the parent of a call");
+      break;
+    case ncclProfileKernelLaunch:
+      if (!PARENT(parent, ncclProfileGroupApi) || parent->state != ncclProfilerGroupEndApiStart)
+        wrong("a launch");
+      break;
+#endif
+  }
+}
+
+static ncclResult_t startEvent(void *ctx, void **handle, V(ncclProfilerEventDescr) * of) {
+  ncclResult_t entered = enter("startEvent");
+  if (entered) return entered;
+  int kind = number(of->type);
+  struct event *parent = of->parentObj;
+  if (ctx != &context_mark || kind < 0 || of->rank < 0) return wrong("an event");
+  if (is("no handles")) return ncclSuccess;
+  check(of, parent);
+  int at = __atomic_fetch_add(&used, 1, __ATOMIC_SEQ_CST);
+  if (at >= MOST) return wrong("too many events");
+  events[at] = (struct event){.kind = of->type, .parent = parent};
+#if VERSION >= 4
+  if (of->type == ncclProfileKernelCh) events[at].begin_ns = of->kernelCh.pTimer;
+#endif
+  __atomic_add_fetch(&begun[kind], 1, __ATOMIC_SEQ_CST);
+  *handle = &events[at];
+  return ncclSuccess;
+}
+
+static ncclResult_t stopEvent(void *handle) {
+  ncclResult_t entered = enter("stopEvent");
+  if (entered) return entered;
+  struct event *of = handle;
+  if (!of || __atomic_exchange_n(&of->over, 1, __ATOMIC_SEQ_CST)) return wrong("an end");
+#if VERSION >= 4
+  if (of->kind == ncclProfileKernelCh && of->state != ncclProfilerKernelChStop) return wrong("no stop");
+#endif
+  if (of->kind == ncclProfileGroupApi && of->state != ncclProfilerGroupEndApiStart) return wrong("states");
+  /* An operation goes on for as long as its channels. */
+  if (of->kind == ncclProfileKernelCh && of->parent->over) return wrong("an operation without an end");
+  __atomic_add_fetch(&ended[number(of->kind)], 1, __ATOMIC_SEQ_CST);
+  return ncclSuccess;
+}
+
+static ncclResult_t recordEventState(void *handle, ncclProfilerEventState_t state,
+                                     V(ncclProfilerEventStateArgs) * args) {
+  struct event *of = handle;
+  if (!of || of->over) return wrong("a state of nothing");
+  of->state = state;
+  ncclResult_t entered = enter("recordEventState");
+  if (entered) return entered;
+#if VERSION >= 4
+  if (state == ncclProfilerKernelChStop && args->kernelCh.pTimer < of->begin_ns) return wrong("a time");
+#else
+  (void)args;
+#endif
+  return ncclSuccess;
+}
+
+static ncclResult_t finalize(void *ctx) {
+  ncclResult_t entered = enter("finalize");
+  if (entered) return entered;
+  if (ctx != &context_mark) return wrong("the context");
+  __atomic_sub_fetch(&contexts, 1, __ATOMIC_SEQ_CST);
+  return ncclSuccess;
+}
+
+__attribute__((visibility("default"))) V(ncclProfiler) JOIN(ncclProfiler_v, VERSION, ) = {
+    .name = "Fixture",
+    .init = init,
+    .startEvent = startEvent,
+    .stopEvent = stopEvent,
+    .recordEventState = recordEventState,
+    .finalize = finalize,
+};
