@@ -45,7 +45,9 @@ pub struct HostFunction {
 
 /// A call that the library asks for, once.
 #[derive(Clone)]
-pub struct Notice(Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>);
+pub struct Notice(Arc<Mutex<Option<NoticeCall>>>);
+
+type NoticeCall = Box<dyn FnOnce() + Send>;
 
 impl Notice {
     /// Returns the notice of a call, which must not block.
