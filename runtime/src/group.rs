@@ -94,8 +94,8 @@ impl Events {
         self.0.iter_mut().for_each(|(_, calls)| calls.launch());
     }
 
-    /// Submits an operation with the events of its launch, its beginning and its end. On GPUs and
-    /// in captures the operation's events end when it is submitted.
+    /// Submits an operation with the events of its launch, its beginning and its end. In captures
+    /// the operation's events end when it is submitted.
     fn submit(
         &self,
         comm: &Arc<Communicator>,
@@ -115,16 +115,24 @@ impl Events {
         if !running.has_events() {
             return submit(operation);
         }
+        let executor = comm.executor();
+        if let Some(begin) = executor.mark(stream) {
+            let submitted = submit(operation);
+            if let Some(end) = executor.mark(stream) {
+                calls.follow(running, executor.times(begin, end));
+            }
+            return submitted;
+        }
         let running = Arc::new(Mutex::new(Some(running)));
         let begun = running.clone();
         let begin = move || {
-            begun.lock().unwrap_or_else(|e| e.into_inner()).iter_mut().for_each(Running::begin);
+            begun.lock().unwrap_or_else(|e| e.into_inner()).iter_mut().for_each(Running::begin_now);
         };
-        let follows = comm.executor().notify(stream, begin).is_some();
+        let follows = executor.notify(stream, begin).is_some();
         let submitted = submit(operation);
         let end = move || drop(running.lock().unwrap_or_else(|e| e.into_inner()).take());
         match follows {
-            true => drop(comm.executor().notify(stream, end)),
+            true => drop(executor.notify(stream, end)),
             false => end(),
         }
         submitted

@@ -10,6 +10,7 @@ use crate::rank::Rank;
 use cuda::create::Wishes;
 use cuda::rank::CudaRank;
 use cuda::reaper;
+use cuda::run::timing::Mark;
 use cuda::sharing::registry::Key;
 use host::endpoint::{Endpoint, MAPPED, PeerMemory};
 use host::reach::{self, Process};
@@ -186,6 +187,27 @@ impl Executor {
             return None;
         }
         stream.enqueue(Work::Notify(call), true).ok()
+    }
+
+    /// Marks the present end of a stream of a GPU. `None` in host memory, where the stream
+    /// captures, and where the driver refuses.
+    pub fn mark(&self, stream: &Stream) -> Option<Mark> {
+        let (Executor::Cuda(_, cuda_rank), Stream::Cuda(on)) = (self, stream) else { return None };
+        if stream.is_capturing() {
+            return None;
+        }
+        Mark::record(cuda_rank.gpu, *on).ok()
+    }
+
+    /// Returns a function that tells when an operation between two marks began and ended, in ns by
+    /// the clock of the GPU, once it has ended.
+    pub fn times(
+        &self,
+        begin: Mark,
+        end: Mark,
+    ) -> impl FnMut() -> Option<(u64, u64)> + Send + use<> {
+        let (cuda_rank, mut end) = (self.cuda().cloned(), Some(end));
+        move || cuda_rank.as_ref()?.timeline.times(&begin, &mut end)
     }
 
     /// Runs an operation on the first of several streams. The other streams wait for the operation,

@@ -28,6 +28,12 @@ pub(crate) trait Serve: 'static {
     fn has_tasks(&self) -> bool {
         false
     }
+
+    /// Returns whether somebody waits for what is done without a call: if not, the thread looks
+    /// only every millisecond.
+    fn is_urgent(&self) -> bool {
+        true
+    }
 }
 
 type Call<S> = Box<dyn FnOnce(&mut S) + Send>;
@@ -104,6 +110,12 @@ impl<S: Serve> Worker<S> {
         }
     }
 
+    /// Has the thread make a call, and does not wait for it.
+    pub(crate) fn post(&self, call: impl FnOnce(&mut S) + Send + 'static) {
+        self.shared.calls().push(Box::new(call));
+        self.wake();
+    }
+
     /// Has the thread make a call, and waits for the answer.
     pub(crate) fn call<T: Send + 'static>(
         &self,
@@ -111,8 +123,7 @@ impl<S: Serve> Worker<S> {
     ) -> oxccl_net::Result<T> {
         let answer = Answer::default();
         let give = answer.clone();
-        self.shared.calls().push(Box::new(move |state| give.set(call(state))));
-        self.wake();
+        self.post(move |state| give.set(call(state)));
         answer.wait(|| self.trouble())?
     }
 }
@@ -159,7 +170,7 @@ fn work<S: Serve>(
         if moved {
             (moved_at, nap) = (Instant::now(), NAPS[0]);
         }
-        if moved_at.elapsed() < EAGER {
+        if state.is_urgent() && moved_at.elapsed() < EAGER {
             std::thread::yield_now();
             continue;
         }
@@ -167,7 +178,8 @@ fn work<S: Serve>(
         if !shared.awaited.load(Ordering::SeqCst) && !shared.stopping.load(Ordering::SeqCst) {
             match state.has_tasks() {
                 false => std::thread::park(),
-                true => std::thread::park_timeout(nap),
+                true if state.is_urgent() => std::thread::park_timeout(nap),
+                true => std::thread::park_timeout(NAPS[1]),
             }
             nap = (nap * 2).min(NAPS[1]);
         }

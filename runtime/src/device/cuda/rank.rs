@@ -12,6 +12,7 @@ use crate::device::cuda::memory::shared::{Memory, Pinned};
 use crate::device::cuda::run::held;
 use crate::device::cuda::run::order::{self, Order};
 use crate::device::cuda::run::streams::LaunchedStreams;
+use crate::device::cuda::run::timing::Timeline;
 use crate::device::cuda::sharing::exchange::Address;
 use crate::device::cuda::sharing::mapper::{self, Peer, Sharing};
 use crate::device::cuda::sharing::offer::{self, Offer, Shares};
@@ -82,6 +83,8 @@ pub struct CudaRank {
     pub engine_bytes: u64,
     /// The number of puts that copy engines carried out.
     pub engine_puts: AtomicU64,
+    /// The times of operations, for profilers.
+    pub timeline: Timeline,
     owner: Weak<Rank>,
     shared: Arc<Memory>,
     /// The shared memory of the other ranks of this process, kept as long as kernels here may write
@@ -172,6 +175,7 @@ impl CudaRank {
             imports: Vec::new(),
             pinned: Vec::new(),
             control,
+            timeline: Timeline::default(),
             order: Mutex::new(Some(Order::new(mixes)?)),
             closing: Mutex::default(),
             used: LaunchedStreams::default(),

@@ -20,6 +20,7 @@ use oxccl_plan::generate::GENERATORS;
 use oxccl_plan::nccl::{Cell, TunerAlgorithm, TunerProtocol};
 use oxccl_plan::{Carrier, Collective, DataType};
 use oxccl_plugin_abi::profiler::*;
+use std::collections::VecDeque;
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
@@ -183,16 +184,43 @@ fn handle(event: Option<&Event>) -> *mut c_void {
 struct Keeper {
     instance: Arc<Instance>,
     current: Arc<CurrentCall>,
+    /// Operations on a GPU, the oldest first, each with what tells its times once it has ended.
+    followed: VecDeque<(Running, Times)>,
 }
 
-impl Serve for Keeper {}
+/// Returns when an operation began and ended, in ns, once it has ended.
+type Times = Box<dyn FnMut() -> Option<(u64, u64)> + Send>;
+
+impl Serve for Keeper {
+    fn poll(&mut self) -> bool {
+        let mut moved = false;
+        while let Some((running, times)) = self.followed.front_mut() {
+            let Some((begin_ns, end_ns)) = times() else { break };
+            running.begin(begin_ns);
+            running.end_ns = end_ns;
+            self.followed.pop_front();
+            moved = true;
+        }
+        moved
+    }
+
+    fn has_tasks(&self) -> bool {
+        !self.followed.is_empty()
+    }
+
+    fn is_urgent(&self) -> bool {
+        false
+    }
+}
 
 impl Drop for Keeper {
     fn drop(&mut self) {
         let start = Instant::now();
         while Arc::strong_count(&self.instance) > 1 && start.elapsed() < ENDING {
+            self.poll();
             std::thread::yield_now();
         }
+        self.followed.clear();
         let Instance { functions, context, .. } = &*self.instance;
         // SAFETY: the function is the plugin's; the events have ended.
         let result = self.current.enter("finalize", || unsafe { (functions.finalize)(*context) });
@@ -209,7 +237,7 @@ const BELOW_OPERATION: c_int = PROXY | KERNEL_CH | NET_PLUGIN;
 pub(crate) struct Profiler {
     // Dropped before the worker, which waits for it.
     instance: Arc<Instance>,
-    _worker: Worker<Keeper>,
+    worker: Arc<Worker<Keeper>>,
 }
 
 impl Profiler {
@@ -236,11 +264,11 @@ impl Profiler {
         let of_thread = current.clone();
         let make = move || {
             let instance = Arc::new(Instance::start(plugin, &of_thread, facts)?);
-            Ok(Keeper { instance, current: of_thread })
+            Ok(Keeper { instance, current: of_thread, followed: VecDeque::new() })
         };
         let worker = Worker::start("oxccl-profiler", make, current)?;
         let instance = worker.call(|keeper: &mut Keeper| Ok(keeper.instance.clone()))?;
-        Ok(Self { instance, _worker: worker })
+        Ok(Self { instance, worker: Arc::new(worker) })
     }
 
     /// Begins a group of calls, or a single call; `None` if the plugin asks for no events.
@@ -258,7 +286,8 @@ impl Profiler {
             event.record(GROUP_START_API_STOP, 0);
             event
         });
-        Some(Calls { instance: instance.clone(), captured, group: None, api })
+        let (instance, worker) = (instance.clone(), self.worker.clone());
+        Some(Calls { instance, worker, captured, group: None, api })
     }
 }
 
@@ -272,6 +301,7 @@ unsafe impl Send for Reported {}
 /// The events of a communicator's calls in one group.
 pub(crate) struct Calls {
     instance: Arc<Instance>,
+    worker: Arc<Worker<Keeper>>,
     captured: bool,
     // Ends before the group of calls.
     group: Option<Event>,
@@ -335,6 +365,16 @@ impl Calls {
         })
     }
 
+    /// Has the events of an operation on a GPU end when it has ended; `times` tells when that is.
+    pub(crate) fn follow(
+        &self,
+        running: Running,
+        times: impl FnMut() -> Option<(u64, u64)> + Send + 'static,
+    ) {
+        let times = Box::new(times);
+        self.worker.post(move |keeper| keeper.followed.push_back((running, times)));
+    }
+
     /// Begins an operation of the calls that were reported.
     pub(crate) fn operation(&self, operation: &Operation, calls: &[Reported]) -> Running {
         let instance = self.instance.clone();
@@ -356,7 +396,7 @@ impl Calls {
             }
             _ => Vec::new(),
         };
-        Running { instance, channels: Vec::new(), events }
+        Running { instance, channels: Vec::new(), events, end_ns: 0 }
     }
 
     fn coll(&self, programs: &Programs, call: &Call, group: *mut c_void) -> Body {
@@ -401,6 +441,8 @@ pub(crate) struct Running {
     // End before the operations.
     channels: Vec<Event>,
     events: Vec<Event>,
+    /// The time of the end in ns; 0: when this is dropped.
+    end_ns: u64,
 }
 
 impl Running {
@@ -409,11 +451,15 @@ impl Running {
         !self.events.is_empty()
     }
 
-    /// Notes that the operation begins to move data.
-    pub(crate) fn begin(&mut self) {
+    /// Notes that the operation begins to move data now.
+    pub(crate) fn begin_now(&mut self) {
+        self.begin(now_ns());
+    }
+
+    fn begin(&mut self, time_ns: u64) {
         if self.instance.wants(KERNEL_CH) {
             let begin = |event: &Event| {
-                let body = ncclProfilerKernelCh_v4_t { channelId: 0, pTimer: now_ns() };
+                let body = ncclProfilerKernelCh_v4_t { channelId: 0, pTimer: time_ns };
                 self.instance.begin(event.handle, Body::KernelCh(body))
             };
             self.channels = self.events.iter().map(begin).collect();
@@ -425,7 +471,8 @@ impl Drop for Running {
     fn drop(&mut self) {
         // The first version with this state is 4.
         if self.instance.functions.version >= 4 {
-            self.channels.iter().for_each(|channel| channel.record(KERNEL_CH_STOP, now_ns()));
+            let end_ns = if self.end_ns == 0 { now_ns() } else { self.end_ns };
+            self.channels.iter().for_each(|channel| channel.record(KERNEL_CH_STOP, end_ns));
         }
     }
 }

@@ -7,3 +7,4 @@ pub mod launch;
 pub mod one_sided;
 pub mod order;
 pub mod streams;
+pub mod timing;
