@@ -7,9 +7,11 @@ pub(crate) mod profiler;
 pub(crate) mod tuner;
 
 use crate::log::{self, Level, Subsystem};
+use crate::proxy::CurrentCall;
 use load::{Attempt, Found, Kind, Opened};
 use oxccl_plugin_abi::ncclDebugLogger_t;
 use std::ffi::{CStr, c_char, c_int};
+use std::sync::Mutex;
 
 /// A plugin that was found, and its functions.
 struct Plugin<F> {
@@ -18,9 +20,24 @@ struct Plugin<F> {
     /// The name that the plugin has given itself.
     name: String,
     functions: F,
+    /// Held while the plugin is begun or ended: plugins count their users without a lock.
+    alone: Mutex<()>,
 }
 
 impl<F> Plugin<F> {
+    /// Makes a call that begins or ends the plugin for a communicator, when no other one does.
+    fn call_alone<T>(
+        &self,
+        current: &CurrentCall,
+        function: &'static str,
+        call: impl FnOnce() -> T,
+    ) -> T {
+        current.enter(function, || {
+            let _alone = self.alone.lock().unwrap_or_else(|e| e.into_inner());
+            call()
+        })
+    }
+
     /// Takes the structure of an attempt, if one was found, and logs what was tried, found and
     /// refused. `of` returns the name of a structure and its functions, or why it is refused.
     fn take(
@@ -37,7 +54,7 @@ impl<F> Plugin<F> {
         let plugin = match of(found) {
             Ok((name, functions)) => {
                 let label = format!("{what} plugin {name} ({file}, v{})", found.version);
-                Some(Self { label, name, functions })
+                Some(Self { label, name, functions, alone: Mutex::new(()) })
             }
             Err(why) => {
                 let text = format!("{what} plugin {file}: refused, {why}");

@@ -174,7 +174,7 @@ impl Tuner {
         let Some(plugin) = plugin() else { return Ok(None) };
         let current = Arc::new(CurrentCall::new(plugin.label.clone(), HINT));
         let of_thread = current.clone();
-        let make = move || Instance::start(plugin.functions, of_thread, &facts);
+        let make = move || Instance::start(plugin, of_thread, &facts);
         let worker = Worker::start("oxccl-tuner", make, current)?;
         let text = format!("{} is used", plugin.label);
         log::line(Level::Info, Subsystem::Tuning, &text);
@@ -198,7 +198,7 @@ impl Tuner {
 
 /// The plugin's state for a communicator. All its calls are made by one thread.
 struct Instance {
-    functions: Functions,
+    plugin: &'static Plugin<Functions>,
     current: Arc<CurrentCall>,
     context: *mut c_void,
 }
@@ -217,21 +217,18 @@ fn constants() -> ncclTunerConstants_v5_t {
     }
 }
 
-fn checked(current: &CurrentCall, function: &'static str, call: impl FnOnce() -> c_int) -> Call {
-    match current.enter(function, call) {
-        0 => Ok(()),
-        result => {
-            let cause = format!("it returned {}", result_name(result));
-            Err(Error::local(format!("{function} of {}", current.label()), cause, HINT))
-        }
+/// Returns the error of a function that has returned this.
+fn checked(current: &CurrentCall, function: &str, result: c_int) -> oxccl_net::Result<()> {
+    if result == 0 {
+        return Ok(());
     }
+    let cause = format!("it returned {}", result_name(result));
+    Err(Error::local(format!("{function} of {}", current.label()), cause, HINT))
 }
-
-type Call = oxccl_net::Result<()>;
 
 impl Instance {
     fn start(
-        functions: Functions,
+        plugin: &'static Plugin<Functions>,
         current: Arc<CurrentCall>,
         facts: &Facts,
     ) -> oxccl_net::Result<Self> {
@@ -244,14 +241,15 @@ impl Instance {
         };
         let (mut context, mut constants, log) = (null_mut(), self::constants(), logger());
         let at = &mut context;
-        checked(&current, "init", || match functions.init {
+        let result = plugin.call_alone(&current, "init", || match plugin.functions.init {
             // SAFETY: the function is the plugin's, and has the arguments of its version.
             Init::V2(init) => unsafe { init(nranks, nnodes, log, at) },
             // SAFETY: as above.
             Init::V5(init) => unsafe {
                 init(at, facts.comm, nranks, nnodes, log, &mut domains, &mut constants)
             },
-        })?;
+        });
+        checked(&current, "init", result)?;
         if constants != self::constants() {
             let text = format!(
                 "{}: the constants that it has written have no effect: the cost model is \
@@ -260,7 +258,7 @@ impl Instance {
             );
             log::line(Level::Info, Subsystem::Tuning, &text);
         }
-        Ok(Self { functions, current, context })
+        Ok(Self { plugin, current, context })
     }
 
     fn ask(
@@ -277,10 +275,10 @@ impl Instance {
         let cells = table.0.as_mut_ptr().cast::<*mut f32>();
         // The number of channels follows from the plan.
         let (mut algorithm, mut protocol, mut channels) = (-1, -1, 0);
-        let get = self.functions.get_coll_info;
+        let get = self.plugin.functions.get_coll_info;
         // One operation at a time.
         let ops = 1;
-        checked(&self.current, "getCollInfo", || match get {
+        let result = self.current.enter("getCollInfo", || match get {
             // SAFETY: the function is the plugin's, and has the arguments of its version.
             GetCollInfo::V2(get) => unsafe {
                 let (algorithm, protocol) = (&mut algorithm, &mut protocol);
@@ -296,7 +294,8 @@ impl Instance {
                 let mapped = c_int::from(mapped);
                 get(context, function, bytes, ops, cells, rows, columns, mapped, &mut channels)
             },
-        })?;
+        });
+        checked(&self.current, "getCollInfo", result)?;
         let row = usize::try_from(algorithm).ok().and_then(|row| table.0.get_mut(row));
         let cell = row.zip(usize::try_from(protocol).ok()).and_then(|(row, at)| row.get_mut(at));
         if let Some(cell) = cell.filter(|cell| **cell != UNAVAILABLE) {
@@ -308,10 +307,12 @@ impl Instance {
 
 impl Drop for Instance {
     fn drop(&mut self) {
-        let Some(finalize) = self.functions.finalize else { return };
+        let Some(finalize) = self.plugin.functions.finalize else { return };
         let context = self.context;
         // SAFETY: the function is the plugin's; nothing of the context is in use any more.
-        if let Err(error) = checked(&self.current, "finalize", || unsafe { finalize(context) }) {
+        let end = || unsafe { finalize(context) };
+        let result = self.plugin.call_alone(&self.current, "finalize", end);
+        if let Err(error) = checked(&self.current, "finalize", result) {
             log::line(Level::Warn, Subsystem::Tuning, &error.to_string());
         }
     }

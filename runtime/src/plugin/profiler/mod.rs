@@ -73,14 +73,15 @@ pub(crate) struct Facts {
     pub(crate) rank: u32,
 }
 
+/// The kinds of events that the plugin asks for. It may change them at any time, and those that ask
+/// with the first communicator only mean all: as with NCCL, there is one place in the process.
+static MASK: AtomicI32 = AtomicI32::new(0);
+
 /// The plugin's state for a communicator. Events come from whichever thread calls, or completes an
 /// operation.
 struct Instance {
-    functions: Functions,
-    label: String,
+    plugin: &'static Plugin<Functions>,
     context: *mut c_void,
-    /// The kinds of events that the plugin asks for. It may change them at any time.
-    mask: Box<AtomicI32>,
     name: Option<CString>,
     facts: Facts,
     /// The numbers of the collectives so far, by function.
@@ -100,17 +101,16 @@ impl Instance {
         current: &CurrentCall,
         facts: Facts,
     ) -> oxccl_net::Result<Self> {
-        let functions = plugin.functions;
         let name = facts.name.as_ref().and_then(|name| CString::new(name.as_str()).ok());
-        let (mut context, mask) = (null_mut(), Box::new(AtomicI32::new(0)));
-        let (at, mask_at) = (&mut context, mask.as_ptr());
+        let mut context = null_mut();
+        let (at, mask_at) = (&mut context, MASK.as_ptr());
         let name_at = name.as_ref().map_or(null(), |name| name.as_ptr());
         let (nhosts, nranks) = (facts.nhosts as c_int, facts.nranks as c_int);
         let (rank, comm, log) = (facts.rank as c_int, facts.comm, logger());
         // SAFETY: the function is the plugin's, and has the arguments of its version; mask and name
         // stay for as long as the context.
-        let result = current.enter("init", || unsafe {
-            match functions.init {
+        let result = plugin.call_alone(current, "init", || unsafe {
+            match plugin.functions.init {
                 Init::V1(init) => init(at, mask_at),
                 Init::V4(init) => init(at, mask_at, name_at, comm, nhosts, nranks, rank, log),
                 Init::V5(init) => init(at, comm, mask_at, name_at, nhosts, nranks, rank, log),
@@ -120,19 +120,20 @@ impl Instance {
             let cause = format!("it returned {}", result_name(result));
             return Err(Error::local(format!("init of {}", current.label()), cause, HINT));
         }
-        let (label, numbers, complained) = (plugin.label.clone(), Default::default(), false.into());
-        Ok(Self { functions, label, context, mask, name, facts, numbers, complained })
+        let (numbers, complained) = (Default::default(), false.into());
+        Ok(Self { plugin, context, name, facts, numbers, complained })
     }
 
     fn wants(&self, kinds: c_int) -> bool {
-        self.mask.load(Ordering::Relaxed) & kinds & self.functions.kinds() != 0
+        MASK.load(Ordering::Relaxed) & kinds & self.plugin.functions.kinds() != 0
     }
 
     /// Logs the first call that fails: nothing depends on it.
     fn check(&self, function: &str, result: c_int) {
         if result != 0 && !self.complained.swap(true, Ordering::Relaxed) {
             let name = result_name(result);
-            let text = format!("{function} of {} returned {name}; events are missing", self.label);
+            let text =
+                format!("{function} of {} returned {name}; events are missing", self.plugin.label);
             log::line(Level::Warn, Subsystem::Profile, &text);
         }
     }
@@ -140,7 +141,7 @@ impl Instance {
     fn begin(self: &Arc<Self>, parent: *mut c_void, body: Body) -> Event {
         let name = self.name.as_ref().map_or(null(), |name| name.as_ptr());
         let comm = Comm { name, id: self.facts.comm, rank: self.facts.rank as c_int };
-        let (result, handle) = self.functions.start(self.context, comm, parent, body);
+        let (result, handle) = self.plugin.functions.start(self.context, comm, parent, body);
         self.check("startEvent", result);
         Event { instance: self.clone(), handle: if result == 0 { handle } else { null_mut() } }
     }
@@ -159,7 +160,7 @@ unsafe impl Send for Event {}
 impl Event {
     fn record(&self, state: c_int, time_ns: u64) {
         if !self.handle.is_null() {
-            let result = self.instance.functions.record(self.handle, state, time_ns);
+            let result = self.instance.plugin.functions.record(self.handle, state, time_ns);
             self.instance.check("recordEventState", result);
         }
     }
@@ -169,7 +170,7 @@ impl Drop for Event {
     fn drop(&mut self) {
         if !self.handle.is_null() {
             // SAFETY: the handle is that of an event that has not ended.
-            let result = unsafe { (self.instance.functions.stop_event)(self.handle) };
+            let result = unsafe { (self.instance.plugin.functions.stop_event)(self.handle) };
             self.instance.check("stopEvent", result);
         }
     }
@@ -221,9 +222,10 @@ impl Drop for Keeper {
             std::thread::yield_now();
         }
         self.followed.clear();
-        let Instance { functions, context, .. } = &*self.instance;
+        let Instance { plugin, context, .. } = &*self.instance;
         // SAFETY: the function is the plugin's; the events have ended.
-        let result = self.current.enter("finalize", || unsafe { (functions.finalize)(*context) });
+        let end = || unsafe { (plugin.functions.finalize)(*context) };
+        let result = plugin.call_alone(&self.current, "finalize", end);
         self.instance.check("finalize", result);
     }
 }
@@ -279,7 +281,7 @@ impl Profiler {
             return None;
         }
         // Older versions have no events of calls.
-        let api = (instance.functions.version >= 5).then(|| {
+        let api = (instance.plugin.functions.version >= 5).then(|| {
             let body =
                 ncclProfilerGroupApi_v5_t { graphCaptured: captured, groupDepth: depth as c_int };
             let event = instance.begin(null_mut(), Body::GroupApi(body));
@@ -379,7 +381,7 @@ impl Calls {
     pub(crate) fn operation(&self, operation: &Operation, calls: &[Reported]) -> Running {
         let instance = self.instance.clone();
         let group = handle(self.group.as_ref());
-        let parent = |i: usize| match self.instance.functions.version {
+        let parent = |i: usize| match self.instance.plugin.functions.version {
             ..=4 => group,
             _ => calls.get(i).map_or(null_mut(), |call| call.0),
         };
@@ -470,7 +472,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         // The first version with this state is 4.
-        if self.instance.functions.version >= 4 {
+        if self.instance.plugin.functions.version >= 4 {
             let end_ns = if self.end_ns == 0 { now_ns() } else { self.end_ns };
             self.channels.iter().for_each(|channel| channel.record(KERNEL_CH_STOP, end_ns));
         }
