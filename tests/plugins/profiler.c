@@ -18,8 +18,11 @@
 #define V(name) JOIN(name##_v, VERSION, _t)
 #define KINDS 16
 
-static const int context_mark = 4712;
-static int contexts, begun[KINDS], ended[KINDS], mistakes;
+struct context {
+  int mark, events;
+};
+enum { MARK = 4712 };
+static int contexts, alone, begun[KINDS], ended[KINDS], mistakes;
 
 struct event {
   uint64_t kind, begin_ns;
@@ -66,12 +69,28 @@ __attribute__((destructor)) static void report(void) {
   fclose(to);
 }
 
+static int mask_of_process(void) {
+  const char *wanted = getenv("FIXTURE_MASK");
+  return wanted ? atoi(wanted) : 0xffff;
+}
+
+/* Nothing else begins or ends the plugin meanwhile. */
+static void check_alone(void) {
+  if (__atomic_fetch_add(&alone, 1, __ATOMIC_SEQ_CST)) wrong("functions overlap");
+  usleep(500);
+  __atomic_fetch_sub(&alone, 1, __ATOMIC_SEQ_CST);
+}
+
 static ncclResult_t begin(void **ctx, int *mask) {
+  static int inits;
   ncclResult_t entered = enter("init");
   if (entered) return entered;
-  const char *wanted = getenv("FIXTURE_MASK");
-  *mask = wanted ? atoi(wanted) : 0xffff;
-  *ctx = (void *)&context_mark;
+  check_alone();
+  /* As with NCCL, whose mask is that of the process. */
+  if (!__atomic_fetch_add(&inits, 1, __ATOMIC_SEQ_CST)) *mask = mask_of_process();
+  struct context *made = calloc(1, sizeof *made);
+  made->mark = MARK;
+  *ctx = made;
   __atomic_add_fetch(&contexts, 1, __ATOMIC_SEQ_CST);
   return ncclSuccess;
 }
@@ -165,7 +184,9 @@ static ncclResult_t startEvent(void *ctx, void **handle, V(ncclProfilerEventDesc
   if (entered) return entered;
   int kind = number(of->type);
   struct event *parent = of->parentObj;
-  if (ctx != &context_mark || kind < 0 || of->rank < 0) return wrong("an event");
+  struct context *in = ctx;
+  if (!in || in->mark != MARK || kind < 0 || of->rank < 0) return wrong("an event");
+  __atomic_add_fetch(&in->events, 1, __ATOMIC_SEQ_CST);
   if (is("no handles")) return ncclSuccess;
   check(of, parent);
   int at = __atomic_fetch_add(&used, 1, __ATOMIC_SEQ_CST);
@@ -212,7 +233,11 @@ static ncclResult_t recordEventState(void *handle, ncclProfilerEventState_t stat
 static ncclResult_t finalize(void *ctx) {
   ncclResult_t entered = enter("finalize");
   if (entered) return entered;
-  if (ctx != &context_mark) return wrong("the context");
+  struct context *of = ctx;
+  if (!of || of->mark != MARK) return wrong("the context");
+  check_alone();
+  if (mask_of_process() && !of->events && !is("startEvent=error")) wrong("a communicator without events");
+  free(of);
   __atomic_sub_fetch(&contexts, 1, __ATOMIC_SEQ_CST);
   return ncclSuccess;
 }

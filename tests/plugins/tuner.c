@@ -14,7 +14,7 @@
 #define JOIN(a, b) JOIN_(a, b)
 
 static ncclDebugLogger_t logger;
-static int contexts, answers;
+static int contexts, answers, alone;
 
 struct context {
   size_t ranks, nodes;
@@ -50,11 +50,20 @@ __attribute__((destructor)) static void report(void) {
   fclose(to);
 }
 
+/* Nothing else begins or ends the plugin meanwhile. */
+static int overlaps(void) {
+  int others = __atomic_fetch_add(&alone, 1, __ATOMIC_SEQ_CST);
+  usleep(500);
+  __atomic_fetch_sub(&alone, 1, __ATOMIC_SEQ_CST);
+  return others;
+}
+
 static ncclResult_t start(size_t ranks, size_t nodes, ncclDebugLogger_t log, void **to) {
   logger = log;
   logger(NCCL_LOG_INFO, NCCL_TUNING, __FILE__, __LINE__, "%zu ranks on %zu hosts", ranks, nodes);
   ncclResult_t entered = enter("init");
   if (entered) return entered;
+  if (overlaps()) return wrong("functions overlap");
   struct context *made = malloc(sizeof *made);
   *made = (struct context){ranks, nodes, pthread_self()};
   *to = made;
@@ -134,6 +143,7 @@ static ncclResult_t get(void *of, ncclFunc_t function, size_t bytes, int ops, fl
 static ncclResult_t end(void *of) {
   ncclResult_t entered = enter("finalize");
   if (entered) return entered;
+  if (overlaps()) return wrong("functions overlap");
   free(of);
   __atomic_sub_fetch(&contexts, 1, __ATOMIC_SEQ_CST);
   return ncclSuccess;

@@ -539,6 +539,18 @@ fn a_profiler_is_told_of_what_it_asks_for_with_all_that_contains_it() {
     }
 }
 
+#[test]
+fn a_profiler_and_a_tuner_serve_several_communicators_of_a_process() {
+    let Some(profiler) = Plugin::compile("profiler", 6, &[]) else { return };
+    let Some(tuner) = Plugin::compile("tuner", 5, &[]) else { return };
+    let both = [("NCCL_PROFILER_PLUGIN", profiler.path()), ("NCCL_TUNER_PLUGIN", tuner.path())];
+    let ended = profiler.run(2, &["crowd", "3"], &both);
+    expect_success(&ended);
+    assert!(!ended.iter().any(|e| e.output.contains("wrong use")), "{}", ended[0].output);
+    let report = profiler.take_report();
+    assert!(report.contains("kind 1\n") && !report.contains("left"), "{report}");
+}
+
 /// Nothing depends on a profiler: calls go on, and the log says what is missing.
 #[test]
 fn a_profiler_that_fails_is_named_and_calls_go_on() {
