@@ -438,10 +438,17 @@ fn a_tuner_is_found_in_the_library_of_a_net_and_may_leave_all_to_the_library() {
             "{output}"
         );
         assert!(!output.contains("wrong use"), "{output}");
-        let none = [("NCCL_TUNER_PLUGIN", "none")];
-        let ended = plugin.job(2, &["once"], &none);
+    }
+    // Both in one library, of which the net cannot serve.
+    let tuner = format!("{MANIFEST}/plugins/tuner.c");
+    let Some(plugin) = Plugin::net(6, &[&tuner]) else { return };
+    for none in [&[][..], &[("NCCL_TUNER_PLUGIN", "none")]] {
+        let variables = [&[("FIXTURE", "no devices")], none].concat();
+        let ended = plugin.job(2, &["once"], &variables);
         expect_success(&ended);
-        assert!(!ended[0].output.contains("tuner plugin"), "{}", ended[0].output);
+        let output = &ended[0].output;
+        assert!(output.contains("refused, it has no devices"), "{output}");
+        assert_eq!(output.contains("tuner plugin Fixture"), none.is_empty(), "{output}");
     }
 }
 
