@@ -112,7 +112,7 @@ impl Events {
         let running = calls.operation(&operation, reported);
         let stream = &streams[0];
         let _launch = calls.kernel_launch(stream.id());
-        if !running.has_events() {
+        if !running.has_events() || stream.is_capturing() {
             return submit(operation);
         }
         let executor = comm.executor();
@@ -128,13 +128,11 @@ impl Events {
         let begin = move || {
             begun.lock().unwrap_or_else(|e| e.into_inner()).iter_mut().for_each(Running::begin_now);
         };
-        let follows = executor.notify(stream, begin).is_some();
+        executor.notify(stream, begin);
         let submitted = submit(operation);
-        let end = move || drop(running.lock().unwrap_or_else(|e| e.into_inner()).take());
-        match follows {
-            true => drop(executor.notify(stream, end)),
-            false => end(),
-        }
+        executor.notify(stream, move || {
+            drop(running.lock().unwrap_or_else(|e| e.into_inner()).take());
+        });
         submitted
     }
 }

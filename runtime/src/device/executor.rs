@@ -178,25 +178,18 @@ impl Executor {
         }
     }
 
-    /// Appends a call of a function to a stream of host memory. `None` on a GPU, and where the
-    /// stream captures.
+    /// Appends a call of a function to a stream of host memory, which is not captured. `None` on a
+    /// GPU.
     pub fn notify(&self, stream: &Stream, call: impl FnOnce() + Send + 'static) -> Option<()> {
         let Stream::Host(stream) = stream else { return None };
-        let call = Notice::new(call);
-        if stream.is_capturing() {
-            return None;
-        }
-        stream.enqueue(Work::Notify(call), true).ok()
+        stream.enqueue(Work::Notify(Notice::new(call)), true).ok()
     }
 
-    /// Marks the present end of a stream of a GPU. `None` in host memory, where the stream
-    /// captures, and where the driver refuses.
+    /// Marks the present end of a stream of a GPU, which is not captured. `None` in host memory, and
+    /// where the driver refuses.
     pub fn mark(&self, stream: &Stream) -> Option<Mark> {
         let (Executor::Cuda(_, cuda_rank), Stream::Cuda(on)) = (self, stream) else { return None };
-        if stream.is_capturing() {
-            return None;
-        }
-        Mark::record(cuda_rank.gpu, *on).ok()
+        cuda_rank.timeline.mark(cuda_rank.gpu, *on).ok()
     }
 
     /// Returns a function that tells when an operation between two marks began and ended, in ns by
@@ -206,8 +199,8 @@ impl Executor {
         begin: Mark,
         end: Mark,
     ) -> impl FnMut() -> Option<(u64, u64)> + Send + use<> {
-        let (cuda_rank, mut end) = (self.cuda().cloned(), Some(end));
-        move || cuda_rank.as_ref()?.timeline.times(&begin, &mut end)
+        let (cuda_rank, mut marks) = (self.cuda().cloned(), Some((begin, end)));
+        move || cuda_rank.as_ref()?.timeline.times(&mut marks)
     }
 
     /// Runs an operation on the first of several streams. The other streams wait for the operation,

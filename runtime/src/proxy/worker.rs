@@ -45,6 +45,8 @@ struct Shared<S> {
     /// True once somebody has waited for something since the thread's last look.
     awaited: AtomicBool,
     napping: AtomicBool,
+    /// True while the thread looks again by itself, within a millisecond.
+    ticking: AtomicBool,
     stopping: AtomicBool,
     /// True once the thread has ended, or never began.
     ended: AtomicBool,
@@ -71,8 +73,9 @@ impl<S: Serve> Worker<S> {
     ) -> Result<Self> {
         let flag = || AtomicBool::new(false);
         let (awaited, napping, stopping, ended) = (flag(), flag(), flag(), flag());
-        let calls = Mutex::default();
-        let shared = Arc::new(Shared { calls, current, awaited, napping, stopping, ended });
+        let (calls, ticking) = (Mutex::default(), flag());
+        let shared = Shared { calls, current, awaited, napping, ticking, stopping, ended };
+        let shared = Arc::new(shared);
         let (answer, of_thread) = (Answer::default(), shared.clone());
         let give = answer.clone();
         let body = move || {
@@ -113,7 +116,9 @@ impl<S: Serve> Worker<S> {
     /// Has the thread make a call, and does not wait for it.
     pub(crate) fn post(&self, call: impl FnOnce(&mut S) + Send + 'static) {
         self.shared.calls().push(Box::new(call));
-        self.wake();
+        if !self.shared.ticking.load(Ordering::SeqCst) {
+            self.wake();
+        }
     }
 
     /// Has the thread make a call, and waits for the answer.
@@ -124,6 +129,7 @@ impl<S: Serve> Worker<S> {
         let answer = Answer::default();
         let give = answer.clone();
         self.post(move |state| give.set(call(state)));
+        self.wake();
         answer.wait(|| self.trouble())?
     }
 }
@@ -179,7 +185,11 @@ fn work<S: Serve>(
             match state.has_tasks() {
                 false => std::thread::park(),
                 true if state.is_urgent() => std::thread::park_timeout(nap),
-                true => std::thread::park_timeout(NAPS[1]),
+                true => {
+                    shared.ticking.store(true, Ordering::SeqCst);
+                    std::thread::park_timeout(NAPS[1]);
+                    shared.ticking.store(false, Ordering::SeqCst);
+                }
             }
             nap = (nap * 2).min(NAPS[1]);
         }

@@ -1,10 +1,10 @@
 //! The times of operations by the GPU's clock, for profilers.
 
-use crate::device::cuda::driver::Gpu;
+use crate::device::cuda::driver::{Gpu, cu};
 use crate::device::cuda::event::Event;
 use crate::device::cuda::stream::Stream;
 use crate::error::Result;
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard};
 
 /// A mark in a stream: an event that was recorded there.
 pub struct Mark(Event);
@@ -13,13 +13,6 @@ pub struct Mark(Event);
 unsafe impl Send for Mark {}
 
 impl Mark {
-    /// Marks the present end of a stream.
-    pub fn record(gpu: &Gpu, stream: Stream) -> Result<Self> {
-        let mark = Self(Event::new(gpu.index)?);
-        stream.record(mark.0)?;
-        Ok(mark)
-    }
-
     fn ns_since(&self, earlier: &Mark) -> u64 {
         let ms = self.0.since(earlier.0).ok().flatten().unwrap_or(0.0);
         (f64::from(ms.max(0.0)) * 1e6) as u64
@@ -36,21 +29,45 @@ impl Drop for Mark {
 /// The time of a communicator: CUDA tells only the time between two events, and the less exactly
 /// the longer it is, so that each operation is timed by the one before.
 #[derive(Default)]
-pub struct Timeline(Mutex<Option<(Mark, u64)>>);
+pub struct Timeline(Mutex<Marks>);
+
+#[derive(Default)]
+struct Marks {
+    /// The end of the last operation, and its time in ns.
+    last: Option<(Mark, u64)>,
+    /// Marks to use again: making one takes longer than using it.
+    free: Vec<Mark>,
+}
 
 impl Timeline {
-    /// Returns the times in ns of both ends of an operation once the GPU has come to the end. The
-    /// first operation begins at 1.
-    pub fn times(&self, begin: &Mark, end: &mut Option<Mark>) -> Option<(u64, u64)> {
+    fn marks(&self) -> MutexGuard<'_, Marks> {
+        self.0.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Marks the present end of a stream, which is not captured.
+    pub fn mark(&self, gpu: &Gpu, stream: Stream) -> Result<Mark> {
+        let free = self.marks().free.pop();
+        let mark = free.map_or_else(|| Event::new(gpu.index).map(Mark), Ok)?;
+        let _context = gpu.enter()?;
+        // SAFETY: a living event, and a living stream by the contract of the call.
+        unsafe { cu!(cuEventRecord(mark.0.0, stream.0)) }?;
+        Ok(mark)
+    }
+
+    /// Returns the times in ns of an operation between two marks, once the GPU has come to the
+    /// second one; then the marks are taken. The first operation begins at 1.
+    pub fn times(&self, marks: &mut Option<(Mark, Mark)>) -> Option<(u64, u64)> {
+        let (_, end) = marks.as_ref()?;
         // What the driver does not tell any more counts as over.
-        if !end.as_ref().is_none_or(|end| end.0.query().unwrap_or(true)) {
+        if !end.0.query().unwrap_or(true) {
             return None;
         }
-        let end = end.take()?;
-        let mut last = self.0.lock().unwrap_or_else(|e| e.into_inner());
+        let (begin, end) = marks.take()?;
+        let Marks { last, free } = &mut *self.marks();
         let begin_ns = last.as_ref().map_or(1, |(mark, ns)| ns + begin.ns_since(mark));
-        let end_ns = begin_ns + end.ns_since(begin);
-        *last = Some((end, end_ns));
+        let end_ns = begin_ns + end.ns_since(&begin);
+        free.push(begin);
+        free.extend(last.replace((end, end_ns)).map(|(mark, _)| mark));
         Some((begin_ns, end_ns))
     }
 }
