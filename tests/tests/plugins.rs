@@ -1,6 +1,6 @@
 //! Plugins: loaded as users load them, of every version, well behaved and not.
 
-use oxccl_tests::c::{C11, Program};
+use oxccl_tests::c::{self, C11, Program};
 use oxccl_tests::job::{Ended, Job};
 use oxccl_tests::missing;
 use std::path::{Path, PathBuf};
@@ -556,6 +556,23 @@ fn a_profiler_and_a_tuner_serve_several_communicators_of_a_process() {
     assert!(!ended.iter().any(|e| e.output.contains("wrong use")), "{}", ended[0].output);
     let report = profiler.take_report();
     assert!(report.contains("kind 1\n") && !report.contains("left"), "{report}");
+}
+
+/// All functions of C in groups, on several streams and in graphs, by ranks that are threads.
+#[test]
+fn programs_in_c_are_profiled_and_tuned_also_where_they_capture() {
+    let Some(program) = Program::build("collectives.c", C11) else { return };
+    let Some(profiler) = Plugin::compile("profiler", 7, &[]) else { return };
+    let Some(tuner) = Plugin::compile("tuner", 6, &[]) else { return };
+    let mut command = Command::new(program.path());
+    command
+        .env("NCCL_PROFILER_PLUGIN", profiler.path())
+        .env("NCCL_TUNER_PLUGIN", tuner.path())
+        .env("FIXTURE_REPORT", profiler.report());
+    let output = c::expect_success(&mut command, "");
+    assert!(!output.contains("wrong use"), "{output}");
+    let report = profiler.take_report();
+    assert!(report.contains("kind 6\n") && !report.contains("left"), "{report}");
 }
 
 /// Nothing depends on a profiler: calls go on, and the log says what is missing.
