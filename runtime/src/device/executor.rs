@@ -185,8 +185,8 @@ impl Executor {
         stream.enqueue(Work::Notify(Notice::new(call)), true).ok()
     }
 
-    /// Marks the present end of a stream of a GPU, which is not captured. `None` in host memory, and
-    /// where the driver refuses.
+    /// Marks the present end of a stream of a GPU, which is not captured. `None` in host memory,
+    /// and where the driver refuses.
     pub fn mark(&self, stream: &Stream) -> Option<Mark> {
         let (Executor::Cuda(_, cuda_rank), Stream::Cuda(on)) = (self, stream) else { return None };
         cuda_rank.timeline.mark(cuda_rank.gpu, *on).ok()
