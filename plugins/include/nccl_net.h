@@ -664,4 +664,10 @@ typedef struct ncclNet_v12_t {
   ncclResult_t (*setNetAttr)(void *ctx, ncclNetAttr_v12_t *netAttr);
 } ncclNet_v12_t;
 
+typedef ncclNet_v12_t ncclNet_t;
+typedef ncclNetProperties_v12_t ncclNetProperties_t;
+typedef ncclNetAttr_v12_t ncclNetAttr_t;
+typedef ncclNetVDeviceProps_v12_t ncclNetVDeviceProps_t;
+typedef ncclNetCommConfig_v12_t ncclNetCommConfig_t;
+
 #endif /* NCCL_NET_H_ */

@@ -31,12 +31,48 @@ enum {
   ncclProfileKernelPhase = 1 << 15
 };
 
-/* The states of events that OxCCL reports. */
+/* The states of events. */
 typedef enum {
+  ncclProfilerProxyOpSendPosted = 0,
+  ncclProfilerProxyOpSendRemFifoWait = 1,
+  ncclProfilerProxyOpSendTransmitted = 2,
+  ncclProfilerProxyOpSendDone = 3,
+  ncclProfilerProxyOpRecvPosted = 4,
+  ncclProfilerProxyOpRecvReceived = 5,
+  ncclProfilerProxyOpRecvTransmitted = 6,
+  ncclProfilerProxyOpRecvDone = 7,
+  ncclProfilerProxyStepSendGPUWait = 8,
+  ncclProfilerProxyStepSendWait = 9,
+  ncclProfilerProxyStepRecvWait = 10,
+  ncclProfilerProxyStepRecvFlushWait = 11,
+  ncclProfilerProxyStepRecvGPUWait = 12,
+  ncclProfilerProxyCtrlIdle = 13,
+  ncclProfilerProxyCtrlActive = 14,
+  ncclProfilerProxyCtrlSleep = 15,
+  ncclProfilerProxyCtrlWakeup = 16,
+  ncclProfilerProxyCtrlAppend = 17,
+  ncclProfilerProxyCtrlAppendEnd = 18,
+  ncclProfilerProxyOpInProgress_v4 = 19,
+  ncclProfilerProxyStepSendPeerWait_v4 = 20,
+  ncclProfilerNetPluginUpdate = 21,
   ncclProfilerKernelChStop = 22,
   ncclProfilerGroupStartApiStop = 23,
-  ncclProfilerGroupEndApiStart = 24
+  ncclProfilerGroupEndApiStart = 24,
+  ncclProfilerCeCollStart = 25,
+  ncclProfilerCeCollComplete = 26,
+  ncclProfilerCeSyncStart = 27,
+  ncclProfilerCeSyncComplete = 28,
+  ncclProfilerCeBatchStart = 29,
+  ncclProfilerCeBatchComplete = 30,
+  ncclProfilerKernelPhaseStop = 31
 } ncclProfilerEventState_t;
+typedef ncclProfilerEventState_t ncclProfilerEventState_v1_t;
+typedef ncclProfilerEventState_t ncclProfilerEventState_v2_t;
+typedef ncclProfilerEventState_t ncclProfilerEventState_v3_t;
+typedef ncclProfilerEventState_t ncclProfilerEventState_v4_t;
+typedef ncclProfilerEventState_t ncclProfilerEventState_v5_t;
+typedef ncclProfilerEventState_t ncclProfilerEventState_v6_t;
+typedef ncclProfilerEventState_t ncclProfilerEventState_v7_t;
 
 
 // A collective under way.
@@ -911,5 +947,9 @@ typedef struct ncclProfiler_v7_t {
   // Comes last, once for each communicator, after the ends of all events.
   ncclResult_t (*finalize)(void *context);
 } ncclProfiler_v7_t;
+
+typedef ncclProfiler_v6_t ncclProfiler_t;
+typedef ncclProfilerEventDescr_v6_t ncclProfilerEventDescr_t;
+typedef ncclProfilerEventStateArgs_v6_t ncclProfilerEventStateArgs_t;
 
 #endif /* NCCL_PROFILER_H_ */

@@ -186,4 +186,11 @@ typedef struct ncclTuner_v6_t {
                                size_t *chunkSize);
 } ncclTuner_v6_t;
 
+typedef ncclTuner_v6_t ncclTuner_t;
+typedef ncclTunerConstants_v5_t ncclTunerConstants_v6_t;
+typedef ncclTunerConstants_v5_t ncclTunerConstants_t;
+typedef ncclNvlDomainInfo_v5_t ncclNvlDomainInfo_v6_t;
+typedef ncclNvlDomainInfo_v5_t ncclNvlDomainInfo_t;
+#define NCCL_TUNER_PLUGIN_SYMBOL "ncclTunerPlugin_v6"
+
 #endif /* NCCL_TUNER_H_ */

@@ -5,7 +5,7 @@ use crate::device::Stream;
 use crate::error::{Error, Result};
 use crate::op::descriptor::Descriptor;
 use crate::op::{Call, Operation, Transfer, Transfers};
-use crate::plugin::profiler::{Calls, Reported, Running};
+use crate::plugin::profiler::{Calls, Reported, Running, now_ns};
 use std::cell::RefCell;
 use std::mem::{ManuallyDrop, take};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,10 +13,10 @@ use std::sync::{Arc, Mutex};
 
 /// A call that was checked and waits for the end of its group.
 enum Pending {
-    /// A whole operation, with its call as a profiler was told of it.
-    Operation(Arc<Communicator>, Operation, Stream, Option<Reported>),
+    /// A whole operation, with its calls as a profiler was told of them.
+    Operation(Arc<Communicator>, Operation, Stream, Vec<Reported>),
     /// A send or receive, which becomes one operation with the others of its communicator.
-    Transfer(Arc<Communicator>, Transfer, Stream, Option<Reported>),
+    Transfer(Arc<Communicator>, Transfer, Stream, Reported),
     Create(Creation),
 }
 
@@ -109,17 +109,22 @@ impl Events {
             operation => comm.executor().submit(operation, &streams[0], inline),
         };
         let Some(calls) = self.find(comm) else { return submit(operation) };
-        let running = calls.operation(&operation, reported);
-        let stream = &streams[0];
+        let (stream, captured) = (&streams[0], streams[0].is_capturing());
+        let bound = match &operation {
+            Operation::Collective(programs, call) => Some(comm.likely(programs, call).0),
+            _ => None,
+        };
+        let running = calls.operation(&operation, bound, captured, reported);
         let _launch = calls.kernel_launch(stream.id());
-        if !running.has_events() || stream.is_capturing() {
+        if !running.has_events() || captured {
             return submit(operation);
         }
         let executor = comm.executor();
+        let launched_ns = now_ns();
         if let Some(begin) = executor.mark(stream) {
             let submitted = submit(operation);
             if let Some(end) = executor.mark(stream) {
-                calls.follow(running, executor.times(begin, end));
+                calls.follow(running, executor.times(begin, end, launched_ns));
             }
             return submitted;
         }
@@ -247,14 +252,18 @@ pub fn operation(
         return comm.executor().submit(operation, &stream, true);
     }
     let report = |calls: &Calls| match &operation {
-        Operation::Collective(_, call) => Some(calls.collective(call, stream.id())),
-        _ => None,
+        Operation::Collective(_, call) => vec![calls.collective(call, stream.id())],
+        Operation::Exchange(transfers) => {
+            let transfers = transfers.list.iter();
+            transfers.map(|transfer| calls.transfer(transfer, stream.id())).collect()
+        }
+        Operation::OneSided(_) => Vec::new(),
     };
     if !active() {
         let mut events = Events::default();
-        let reported = events.of(comm, 1, &stream).and_then(report);
+        let reported = events.of(comm, 1, &stream).map(report).unwrap_or_default();
         events.launch();
-        return events.submit(comm, operation, &[stream], reported.as_slice(), true);
+        return events.submit(comm, operation, &[stream], &reported, true);
     }
     let reported = reported(comm, &stream, report);
     let pending = Pending::Operation(comm.clone(), operation, stream.into_owned(), reported);
@@ -264,14 +273,16 @@ pub fn operation(
 
 /// Tells the profiler of a communicator, if it has one, of a call in this thread's group. Nothing
 /// is borrowed meanwhile, as the plugin may do what it likes.
-fn reported(
+fn reported<T: Default>(
     comm: &Arc<Communicator>,
     stream: &Stream,
-    report: impl FnOnce(&Calls) -> Option<Reported>,
-) -> Option<Reported> {
-    comm.profiler()?;
+    report: impl FnOnce(&Calls) -> T,
+) -> T {
+    if comm.profiler().is_none() {
+        return T::default();
+    }
     let (mut events, depth) = GROUP.with_borrow_mut(|g| (take(&mut g.events), g.depth));
-    let reported = events.of(comm, depth, stream).and_then(report);
+    let reported = events.of(comm, depth, stream).map(report).unwrap_or_default();
     GROUP.with_borrow_mut(|g| g.events = events);
     reported
 }
@@ -283,10 +294,10 @@ pub fn transfer(
     stream: impl Into<Stream>,
 ) -> Result<()> {
     let stream = stream.into().into_owned();
-    let report = |calls: &Calls| Some(calls.transfer(&transfer, stream.id()));
+    let report = |calls: &Calls| calls.transfer(&transfer, stream.id());
     if !active() {
         let mut events = Events::default();
-        let reported = events.of(comm, 1, &stream).and_then(report);
+        let reported = events.of(comm, 1, &stream).map(report).unwrap_or_default();
         let call = Pending::Transfer(comm.clone(), transfer, stream, reported);
         return launch(vec![call], events).map(drop);
     }
@@ -307,14 +318,14 @@ pub fn create_communicator(creation: Creation) -> Result<Launched> {
     Ok(Launched::Done)
 }
 
-/// An operation of a group, its communicator, its stream, and its call as a profiler knows it.
-type Submission = (Arc<Communicator>, Operation, Stream, Option<Reported>);
+/// An operation of a group, its communicator, its stream, and its calls as a profiler knows them.
+type Submission = (Arc<Communicator>, Operation, Stream, Vec<Reported>);
 
 /// Submits operations in their order, and collects their streams.
 fn submit(operations: Vec<Submission>, events: &Events, launched: &mut Vec<Stream>) -> Result<()> {
     for (comm, operation, stream, reported) in operations {
         let streams = [stream];
-        events.submit(&comm, operation, &streams, reported.as_slice(), false)?;
+        events.submit(&comm, operation, &streams, &reported, false)?;
         launched.extend(streams);
     }
     Ok(())
@@ -418,7 +429,7 @@ struct Exchange {
     transfers: Vec<Transfer>,
     /// The streams of the calls, each once. The first stream runs the transfers.
     streams: Vec<Stream>,
-    /// The calls of the transfers as a profiler knows them; empty without one.
+    /// The calls of the transfers as a profiler knows them.
     reported: Vec<Reported>,
 }
 
@@ -428,9 +439,9 @@ impl Exchange {
         Self { comm, transfers, streams, reported }
     }
 
-    fn add(&mut self, transfer: Transfer, stream: Stream, reported: Option<Reported>) {
+    fn add(&mut self, transfer: Transfer, stream: Stream, reported: Reported) {
         self.transfers.push(transfer);
-        self.reported.extend(reported);
+        self.reported.push(reported);
         if !self.streams.contains(&stream) {
             self.streams.push(stream);
         }

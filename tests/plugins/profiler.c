@@ -22,9 +22,10 @@ struct context {
   int mark, events;
 };
 enum { MARK = 4712 };
-static int contexts, alone, begun[KINDS], ended[KINDS], mistakes;
+static int contexts, alone, captured, begun[KINDS], ended[KINDS], mistakes;
 
 struct event {
+  struct context *in;
   uint64_t kind, begin_ns;
   struct event *parent;
   int state, over;
@@ -65,6 +66,7 @@ __attribute__((destructor)) static void report(void) {
     if (begun[i] != ended[i]) fprintf(to, "%d events of kind %d are left\n", begun[i] - ended[i], i);
     if (begun[i]) fprintf(to, "kind %d\n", i);
   }
+  if (captured) fprintf(to, "captured\n");
   fprintf(to, "ended\n");
   fclose(to);
 }
@@ -142,6 +144,13 @@ static void check(const V(ncclProfilerEventDescr) * of, const struct event *pare
       if (!NAMED(of->coll.algo) && strcmp(of->coll.algo, "PAT")) wrong("the algorithm");
       if (strlen(of->coll.proto) < 2) wrong("the protocol");
 #endif
+#if VERSION >= 4
+      if (of->coll.nChannels > 1) wrong("the number of channels");
+#endif
+      if (of->coll.root < 0 || of->coll.count > 1ul << 40) wrong("the root or the count");
+#if VERSION >= 7
+      if (!of->coll.kernelVariant || strlen(of->coll.kernelVariant) < 4) wrong("the plan");
+#endif
 #if VERSION >= 5
       if (!PARENT(parent, ncclProfileCollApi)) wrong("the parent of a collective");
       if (!PARENT((struct event *)of->coll.parentGroup, ncclProfileGroup)) wrong("its group");
@@ -165,10 +174,12 @@ static void check(const V(ncclProfilerEventDescr) * of, const struct event *pare
 #if VERSION >= 5
     case ncclProfileGroupApi:
       if (parent || of->groupApi.groupDepth < 1) wrong("a group of calls");
+      if (of->groupApi.graphCaptured) captured = 1;
       break;
     case ncclProfileCollApi:
     case ncclProfileP2pApi:
       if (!NAMED(of->collApi.func) || !TYPED(of->collApi.datatype)) wrong("a call");
+      if (of->type == ncclProfileCollApi ? !of->collApi.stream : !of->p2pApi.stream) wrong("a stream");
       if (!PARENT(parent, ncclProfileGroupApi)) wrong("the parent of a call");
       break;
     case ncclProfileKernelLaunch:
@@ -191,7 +202,7 @@ static ncclResult_t startEvent(void *ctx, void **handle, V(ncclProfilerEventDesc
   check(of, parent);
   int at = __atomic_fetch_add(&used, 1, __ATOMIC_SEQ_CST);
   if (at >= MOST) return wrong("too many events");
-  events[at] = (struct event){.kind = of->type, .parent = parent};
+  events[at] = (struct event){.in = in, .kind = of->type, .parent = parent};
 #if VERSION >= 4
   if (of->type == ncclProfileKernelCh) events[at].begin_ns = of->kernelCh.pTimer;
 #endif
@@ -205,6 +216,7 @@ static ncclResult_t stopEvent(void *handle) {
   if (entered) return entered;
   struct event *of = handle;
   if (!of || __atomic_exchange_n(&of->over, 1, __ATOMIC_SEQ_CST)) return wrong("an end");
+  if (of->in->mark != MARK) return wrong("an end after the last call");
 #if VERSION >= 4
   if (of->kind == ncclProfileKernelCh && of->state != ncclProfilerKernelChStop) return wrong("no stop");
 #endif
@@ -218,7 +230,7 @@ static ncclResult_t stopEvent(void *handle) {
 static ncclResult_t recordEventState(void *handle, ncclProfilerEventState_t state,
                                      V(ncclProfilerEventStateArgs) * args) {
   struct event *of = handle;
-  if (!of || of->over) return wrong("a state of nothing");
+  if (!of || of->over || of->in->mark != MARK) return wrong("a state of nothing");
   of->state = state;
   ncclResult_t entered = enter("recordEventState");
   if (entered) return entered;
@@ -237,7 +249,8 @@ static ncclResult_t finalize(void *ctx) {
   if (!of || of->mark != MARK) return wrong("the context");
   check_alone();
   if (mask_of_process() && !of->events && !is("startEvent=error")) wrong("a communicator without events");
-  free(of);
+  /* It stays, so that late calls are noticed. */
+  of->mark = 0;
   __atomic_sub_fetch(&contexts, 1, __ATOMIC_SEQ_CST);
   return ncclSuccess;
 }

@@ -211,7 +211,9 @@ impl Candidates {
             false => self.mapped.iter().find(|c| needs_mapping(c)),
         };
         // Where loads from peers are slow, plans that only add copies to the loads are slow, too.
-        let cheaper = |c: &Candidate| self.forced || topology.push || c.cost_us < any.cost_us;
+        // By the cost model on both sides: a tuner's times are for one of them.
+        let any_us = cost_us(&any.plan, self.bytes, topology, Memory::Any);
+        let cheaper = |c: &Candidate| self.forced || topology.push || c.cost_us < any_us;
         let pays =
             |c: &Candidate| self.tuned || (self.bytes >= topology.mapped_from_bytes && cheaper(c));
         let route = |c: Candidate, memory| Route::new(c.plan, self.bytes, topology, memory);

@@ -1,7 +1,7 @@
 //! Estimates of the time that calls take, by the cost model. Nothing is launched.
 
 use super::Communicator;
-use crate::op::{Call, OneSided, Operation, Programs, Put, Transfer};
+use crate::op::{Bound, Call, OneSided, Operation, Programs, Put, Transfer};
 use oxccl_plan::DataType;
 use oxccl_plan::select::{self, Memory};
 
@@ -15,9 +15,19 @@ impl Communicator {
         }
     }
 
-    /// Returns the time of a collective in µs, by the plan that runs when the peers' buffers lie
-    /// in the same kind of memory as this rank's.
+    /// Returns the time of a collective in µs.
     fn estimate_us(&self, programs: &Programs, call: &Call) -> f64 {
+        let bytes = call.count * call.dtype.size() as u64;
+        let (bound, memory) = self.likely(programs, call);
+        let inputs = u64::from(call.spec.input_blocks(self.rank()));
+        let scaled_bytes = call.scale.map_or(0, |_| inputs * bytes);
+        let scale_us = self.topology.model.scale_us(scaled_bytes);
+        select::cost_us(&bound.plan, bytes, &self.topology, memory) + scale_us
+    }
+
+    /// Returns the plan that runs when the peers' buffers lie in the same kind of memory as this
+    /// rank's, and that kind.
+    pub(crate) fn likely<'a>(&self, programs: &'a Programs, call: &Call) -> (&'a Bound, Memory) {
         let (spec, rank) = (call.spec, self.rank());
         let bytes = call.count * call.dtype.size() as u64;
         let (inputs, outputs) = (spec.input_blocks(rank), spec.output_blocks(rank));
@@ -26,20 +36,16 @@ impl Communicator {
             let len = u64::from(blocks) * bytes;
             blocks == 0 || self.executor.is_mapped(ptr, len as usize)
         };
+        let Some(mapped) = &programs.mapped else { return (&programs.any, Memory::Any) };
         // A scaled input is a private copy.
-        let all_mapped = call.scale.is_none() && buffers.into_iter().all(is_mapped);
-        let in_window = || {
-            let len = u64::from(inputs) * bytes;
-            programs.engines && self.executor.is_in_window(call.input, len as usize)
-        };
-        let (plan, memory) = match &programs.mapped {
-            Some(bound) if all_mapped && in_window() => (&bound.plan, Memory::Windows),
-            Some(bound) if all_mapped => (&bound.plan, Memory::Mapped),
-            _ => (&programs.any.plan, Memory::Any),
-        };
-        let scaled_bytes = call.scale.map_or(0, |_| u64::from(inputs) * bytes);
-        let scale_us = self.topology.model.scale_us(scaled_bytes);
-        select::cost_us(plan, bytes, &self.topology, memory) + scale_us
+        if call.scale.is_some() || !buffers.into_iter().all(is_mapped) {
+            return (&programs.any, Memory::Any);
+        }
+        let len = u64::from(inputs) * bytes;
+        match programs.engines && self.executor.is_in_window(call.input, len as usize) {
+            true => (mapped, Memory::Windows),
+            false => (mapped, Memory::Mapped),
+        }
     }
 
     /// Returns the time in µs of transfers that run together, by the costs of this rank's ends of

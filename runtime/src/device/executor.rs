@@ -192,15 +192,16 @@ impl Executor {
         cuda_rank.timeline.mark(cuda_rank.gpu, *on).ok()
     }
 
-    /// Returns a function that tells when an operation between two marks began and ended, in ns by
-    /// the clock of the GPU, once it has ended.
+    /// Returns a function that tells when an operation between two marks began and ended, in ns,
+    /// once it has ended. `launched_ns` is the time of its launch by the clock of the host.
     pub fn times(
         &self,
         begin: Mark,
         end: Mark,
+        launched_ns: u64,
     ) -> impl FnMut() -> Option<(u64, u64)> + Send + use<> {
         let (cuda_rank, mut marks) = (self.cuda().cloned(), Some((begin, end)));
-        move || cuda_rank.as_ref()?.timeline.times(&mut marks)
+        move || cuda_rank.as_ref()?.timeline.times(&mut marks, launched_ns)
     }
 
     /// Runs an operation on the first of several streams. The other streams wait for the operation,

@@ -8,10 +8,11 @@ pub(crate) mod tuner;
 
 use crate::log::{self, Level, Subsystem};
 use crate::proxy::CurrentCall;
-use load::{Attempt, Found, Kind, Opened};
+use load::{Attempt, Found, Kind, Opened, load, structure, wanted};
 use oxccl_plugin_abi::ncclDebugLogger_t;
 use std::ffi::{CStr, c_char, c_int};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::time::Duration;
 
 /// A plugin that was found, and its functions.
 struct Plugin<F> {
@@ -22,19 +23,75 @@ struct Plugin<F> {
     functions: F,
     /// Held while the plugin is begun or ended: plugins count their users without a lock.
     alone: Mutex<()>,
+    /// The one who holds it.
+    holder: Mutex<Option<Arc<CurrentCall>>>,
+}
+
+/// The pause between two looks whether a plugin can be begun or ended.
+const TURN: Duration = Duration::from_micros(200);
+
+/// The right to begin or end a plugin.
+struct Alone<'a> {
+    holder: &'a Mutex<Option<Arc<CurrentCall>>>,
+    _lock: MutexGuard<'a, ()>,
+}
+
+impl Drop for Alone<'_> {
+    fn drop(&mut self) {
+        *self.holder.lock().unwrap_or_else(|e| e.into_inner()) = None;
+    }
+}
+
+/// Returns the error of a function that has returned this.
+fn checked(
+    current: &CurrentCall,
+    function: &str,
+    result: c_int,
+    hint: &'static str,
+) -> oxccl_net::Result<()> {
+    if result == 0 {
+        return Ok(());
+    }
+    let cause = format!("it returned {}", result_name(result));
+    Err(oxccl_net::Error::local(format!("{function} of {}", current.label()), cause, hint))
 }
 
 impl<F> Plugin<F> {
-    /// Makes a call that begins or ends the plugin for a communicator, when no other one does.
-    fn call_alone<T>(
-        &self,
-        current: &CurrentCall,
-        function: &'static str,
-        call: impl FnOnce() -> T,
-    ) -> T {
-        current.enter(function, || {
-            let _alone = self.alone.lock().unwrap_or_else(|e| e.into_inner());
-            call()
+    /// Waits until nothing else begins or ends the plugin in this process; `current` tells others
+    /// what the caller does meanwhile. Fails if the one before does not return.
+    fn alone(&self, current: &Arc<CurrentCall>) -> oxccl_net::Result<Alone<'_>> {
+        loop {
+            let lock = match self.alone.try_lock() {
+                Ok(lock) => lock,
+                Err(TryLockError::Poisoned(lock)) => lock.into_inner(),
+                Err(TryLockError::WouldBlock) => {
+                    if let Some(error) = self.holder().as_ref().and_then(|c| c.stuck()) {
+                        return Err(error);
+                    }
+                    std::thread::sleep(TURN);
+                    continue;
+                }
+            };
+            *self.holder() = Some(current.clone());
+            return Ok(Alone { holder: &self.holder, _lock: lock });
+        }
+    }
+
+    fn holder(&self) -> MutexGuard<'_, Option<Arc<CurrentCall>>> {
+        self.holder.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Returns the plugin of a kind that a variable names, or that of a network plugin.
+    fn find(
+        (kind, about): (&Kind, Subsystem),
+        variable: &str,
+        of: impl Fn(Found) -> std::result::Result<(String, F), String>,
+    ) -> Option<Self> {
+        let first = wanted(Some(variable)).into_iter().next()?;
+        let own = Self::take((kind, about), load(kind, first.as_deref()), &of).0;
+        own.or_else(|| {
+            let attempts = net::libraries().iter().map(|l| structure(kind, l.clone(), false));
+            attempts.filter_map(|attempt| Self::take((kind, about), attempt, &of).0).next()
         })
     }
 
@@ -54,7 +111,8 @@ impl<F> Plugin<F> {
         let plugin = match of(found) {
             Ok((name, functions)) => {
                 let label = format!("{what} plugin {name} ({file}, v{})", found.version);
-                Some(Self { label, name, functions, alone: Mutex::new(()) })
+                let (alone, holder) = Default::default();
+                Some(Self { label, name, functions, alone, holder })
             }
             Err(why) => {
                 let text = format!("{what} plugin {file}: refused, {why}");

@@ -1,12 +1,11 @@
 //! Tuner plugins, which choose the plans of calls.
 
-use super::load::{Found, Kind, load, structure, wanted};
-use super::{Plugin, logger, name_of, need, net, result_name};
+use super::load::{Found, Kind};
+use super::{Plugin, checked, logger, name_of, need};
 use crate::config::Config;
 use crate::error::Result;
 use crate::log::{self, Level, Subsystem};
 use crate::proxy::{CurrentCall, Serve, Worker};
-use oxccl_net::Error;
 use oxccl_plan::nccl::{CostTable, TunerAlgorithm, TunerProtocol, UNAVAILABLE};
 use oxccl_plugin_abi::tuner::{
     ncclNvlDomainInfo_v5_t, ncclTuner_v2_t, ncclTuner_v3_t, ncclTuner_v4_t, ncclTuner_v5_t,
@@ -133,15 +132,9 @@ impl Functions {
 fn plugin() -> Option<&'static Plugin<Functions>> {
     static PLUGIN: OnceLock<Option<Plugin<Functions>>> = OnceLock::new();
     let find = || {
-        let about = (&KIND, Subsystem::Tuning);
         // SAFETY: the symbol's name says what the structure is.
         let of = |found| unsafe { Functions::of(found) };
-        let first = wanted(Some(&Config::get().tuner_plugin)).into_iter().next()?;
-        let own = Plugin::take(about, load(&KIND, first.as_deref()), of).0;
-        own.or_else(|| {
-            let attempts = net::libraries().iter().map(|l| structure(&KIND, l.clone(), false));
-            attempts.filter_map(|attempt| Plugin::take(about, attempt, of).0).next()
-        })
+        Plugin::find((&KIND, Subsystem::Tuning), &Config::get().tuner_plugin, of)
     };
     PLUGIN.get_or_init(find).as_ref()
 }
@@ -217,15 +210,6 @@ fn constants() -> ncclTunerConstants_v5_t {
     }
 }
 
-/// Returns the error of a function that has returned this.
-fn checked(current: &CurrentCall, function: &str, result: c_int) -> oxccl_net::Result<()> {
-    if result == 0 {
-        return Ok(());
-    }
-    let cause = format!("it returned {}", result_name(result));
-    Err(Error::local(format!("{function} of {}", current.label()), cause, HINT))
-}
-
 impl Instance {
     fn start(
         plugin: &'static Plugin<Functions>,
@@ -241,7 +225,8 @@ impl Instance {
         };
         let (mut context, mut constants, log) = (null_mut(), self::constants(), logger());
         let at = &mut context;
-        let result = plugin.call_alone(&current, "init", || match plugin.functions.init {
+        let alone = plugin.alone(&current)?;
+        let result = current.enter("init", || match plugin.functions.init {
             // SAFETY: the function is the plugin's, and has the arguments of its version.
             Init::V2(init) => unsafe { init(nranks, nnodes, log, at) },
             // SAFETY: as above.
@@ -249,7 +234,8 @@ impl Instance {
                 init(at, facts.comm, nranks, nnodes, log, &mut domains, &mut constants)
             },
         });
-        checked(&current, "init", result)?;
+        drop(alone);
+        checked(&current, "init", result, HINT)?;
         if constants != self::constants() {
             let text = format!(
                 "{}: the constants that it has written have no effect: the cost model is \
@@ -295,7 +281,7 @@ impl Instance {
                 get(context, function, bytes, ops, cells, rows, columns, mapped, &mut channels)
             },
         });
-        checked(&self.current, "getCollInfo", result)?;
+        checked(&self.current, "getCollInfo", result, HINT)?;
         let row = usize::try_from(algorithm).ok().and_then(|row| table.0.get_mut(row));
         let cell = row.zip(usize::try_from(protocol).ok()).and_then(|(row, at)| row.get_mut(at));
         if let Some(cell) = cell.filter(|cell| **cell != UNAVAILABLE) {
@@ -309,10 +295,12 @@ impl Drop for Instance {
     fn drop(&mut self) {
         let Some(finalize) = self.plugin.functions.finalize else { return };
         let context = self.context;
-        // SAFETY: the function is the plugin's; nothing of the context is in use any more.
-        let end = || unsafe { finalize(context) };
-        let result = self.plugin.call_alone(&self.current, "finalize", end);
-        if let Err(error) = checked(&self.current, "finalize", result) {
+        let ended = self.plugin.alone(&self.current).and_then(|_alone| {
+            // SAFETY: the function is the plugin's; nothing of the context is in use any more.
+            let result = self.current.enter("finalize", || unsafe { finalize(context) });
+            checked(&self.current, "finalize", result, HINT)
+        });
+        if let Err(error) = ended {
             log::line(Level::Warn, Subsystem::Tuning, &error.to_string());
         }
     }

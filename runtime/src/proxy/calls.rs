@@ -55,7 +55,7 @@ impl CurrentCall {
 
     /// Returns the error of those who wait, if a call has taken too long. Takes no lock unless one
     /// has, as waiting ranks ask often.
-    pub(super) fn stuck(&self) -> Option<oxccl_net::Error> {
+    pub(crate) fn stuck(&self) -> Option<oxccl_net::Error> {
         let since_us = self.since_us.load(Ordering::Acquire);
         let is_stuck = || {
             let began = Duration::from_micros(since_us - 1);

@@ -9,6 +9,7 @@ mod memory;
 use super::{Communicator, Options, rank_info, team};
 use crate::bootstrap::deadline::InVain;
 use crate::bootstrap::descriptors::Listener;
+use crate::bootstrap::id::random;
 use crate::bootstrap::session::{self, Meeting, Session};
 use crate::bootstrap::{Cancel, Deadline, Gather, UniqueId, interface};
 use crate::config::Config;
@@ -26,7 +27,7 @@ use members::Members;
 use oxccl_plan::select::Policy;
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
 /// A rank that asks to become a member of a communicator.
@@ -195,6 +196,7 @@ fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
     let (comm, nhosts, name) = (own.comm, hosts.len() as u32, options.name.clone());
     let facts = profiler::Facts { comm, name, nhosts, nranks, rank };
     let tuner = Tuner::start(tuner::Facts { comm, nranks, hosts })?;
+    let profiler = Profiler::start(facts);
     let signs = links::signs(&members.infos, &links.controls, rank);
     let counter_start = members.counter_start();
     let parts = Parts {
@@ -232,7 +234,7 @@ fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
     let parts = (executor, topology, policy);
     let mut comm = Communicator::new(parts, device, options, Some(child_meetings));
     comm.tuner = tuner;
-    comm.profiler = Profiler::start(facts);
+    comm.profiler = profiler;
     comm.lsa_size = team::lsa_size(members.infos.iter().map(|info| info.host));
     links::watch(&own, signs)?;
     apply_timeout(&comm);
@@ -261,8 +263,6 @@ fn apply_timeout(comm: &Communicator) {
 
 /// Makes a communicator of one rank.
 pub(super) fn alone(device: Device, options: &Options) -> Result<Communicator> {
-    /// The numbers by which profilers tell communicators of one rank apart.
-    static NUMBER: AtomicU64 = AtomicU64::new(1);
     let mut nobody = Nobody(Deadline::new(options.init_limit(), &Cancel::default()));
     let parts = Parts {
         rank: Arc::new(Rank::new(0, vec![Some(0)], None, vec![0])),
@@ -277,8 +277,8 @@ pub(super) fn alone(device: Device, options: &Options) -> Result<Communicator> {
     let (executor, topology) = unfinished.finish(&answers, true);
     let parts = (executor, topology, Policy::default());
     let mut comm = Communicator::new(parts, device, options, None);
-    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    let name = options.name.clone();
+    // Profilers tell communicators of all processes apart by their numbers.
+    let (number, name) = (u64::from_le_bytes(random()?), options.name.clone());
     let facts = profiler::Facts { comm: number, name, nhosts: 1, nranks: 1, rank: 0 };
     comm.profiler = Profiler::start(facts);
     apply_timeout(&comm);

@@ -708,7 +708,8 @@ impl Drop for CudaRank {
         let (Ok(_context), Ok(_relaxed)) = (self.gpu.enter(), Relaxed::begin()) else {
             // The process exits, and the driver with it: nothing may be given back any more.
             let given = (take(&mut self.imports), take(&mut self.pinned), self.sharing.take());
-            forget((given, self.order().take(), self.closing().take()));
+            let timed = self.timeline.take();
+            forget((given, timed, self.order().take(), self.closing().take()));
             return;
         };
         *self.order() = None;

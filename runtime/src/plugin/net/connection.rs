@@ -1,7 +1,7 @@
 //! A net plugin as a transport. All of this runs in the thread that calls the plugin.
 
 use super::functions::{
-    Accept, Connect, Functions, GetProperties, Init, Irecv, Isend, Lifecycle, Listen, RegMr,
+    Accept, Connect, Functions, GetProperties, Init, Irecv, Isend, Listen, RegMr,
 };
 use super::{HINT, result_name};
 use crate::exit;
@@ -17,7 +17,7 @@ use oxccl_plugin_abi::net::{
 };
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 
 /// Sizes that `test` may write: one per message of a request, and some more for plugins that always
 /// write as many as they have.
@@ -25,6 +25,7 @@ const SIZES: usize = 32;
 
 /// The use of a plugin by a communicator.
 struct Instance {
+    plugin: &'static Plugin<Functions>,
     functions: &'static Functions,
     current: Arc<CurrentCall>,
     context: *mut c_void,
@@ -75,12 +76,6 @@ impl Instance {
         exit::close_before_others();
         Ok(())
     }
-
-    /// Returns what is known of the plugin, for nobody else to begin or end it meanwhile.
-    fn lifecycle(&self, function: &'static str) -> MutexGuard<'static, Lifecycle> {
-        let lock = || self.functions.lifecycle.lock().unwrap_or_else(|e| e.into_inner());
-        self.current.enter(function, lock)
-    }
 }
 
 /// Takes events for which there is no profiler. Some plugins call it without asking.
@@ -111,8 +106,11 @@ impl PluginNet {
         traffic_class: i32,
     ) -> Result<Self> {
         let (functions, context, initialised) = (&plugin.functions, null_mut(), false);
-        let mut instance = Instance { functions, current, context, initialised, traffic_class };
-        let mut lifecycle = instance.lifecycle("init");
+        let mut instance =
+            Instance { plugin, functions, current, context, initialised, traffic_class };
+        let current = instance.current.clone();
+        let alone = plugin.alone(&current)?;
+        let mut lifecycle = plugin.functions.lifecycle();
         if let Some(error) = &lifecycle.failed {
             return Err(error.clone());
         }
@@ -120,8 +118,8 @@ impl PluginNet {
         if let Err(error) = &made {
             lifecycle.failed = Some(error.clone());
         }
-        // The end of the instance takes the lock.
-        drop(lifecycle);
+        // The end of the instance takes the locks.
+        drop((lifecycle, alone));
         Ok(Self { name: &plugin.name, properties: made?, instance: Arc::new(instance) })
     }
 }
@@ -129,10 +127,11 @@ impl PluginNet {
 impl Drop for Instance {
     fn drop(&mut self) {
         let Some(finalize) = self.functions.finalize.filter(|_| self.initialised) else { return };
-        let _alone = self.lifecycle("finalize");
         let context = self.context;
-        // SAFETY: as in `init`; nothing of the context is in use any more.
-        note(self.call("finalize", || unsafe { finalize(context) }));
+        note(self.plugin.alone(&self.current).and_then(|_alone| {
+            // SAFETY: as in `init`; nothing of the context is in use any more.
+            self.call("finalize", || unsafe { finalize(context) })
+        }));
     }
 }
 

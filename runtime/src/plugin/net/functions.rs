@@ -5,7 +5,7 @@ use crate::plugin::{name_of, need};
 use oxccl_plugin_abi::net::*;
 use oxccl_plugin_abi::{ncclDebugLogger_t, ncclProfilerCallback_t, ncclResult_t};
 use std::ffi::{c_int, c_void};
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard};
 
 type Handles = *mut *mut c_void;
 
@@ -201,8 +201,7 @@ pub(super) struct Functions {
     pub(super) close_listen: Close,
     /// From version 11 on; `None` where contexts need no end.
     pub(super) finalize: Option<Close>,
-    /// Held while the plugin is begun or ended: plugins count their users without a lock.
-    pub(super) lifecycle: Mutex<Lifecycle>,
+    lifecycle: Mutex<Lifecycle>,
 }
 
 /// Takes the functions from a structure; what follows the structure are the variants of those that
@@ -238,6 +237,11 @@ macro_rules! functions {
 }
 
 impl Functions {
+    /// Returns the state of the plugin in this process.
+    pub(super) fn lifecycle(&self) -> MutexGuard<'_, Lifecycle> {
+        self.lifecycle.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
     /// Returns the name and the functions of a structure; fails if one is missing that all versions
     /// have.
     ///

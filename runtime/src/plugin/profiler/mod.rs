@@ -7,15 +7,14 @@
 
 mod functions;
 
-use super::load::{Kind, load, structure, wanted};
-use super::{Plugin, logger, net, result_name};
+use super::load::Kind;
+use super::{Plugin, checked, logger, result_name};
 use crate::config::Config;
 use crate::error::Result;
 use crate::log::{self, Level, Subsystem};
-use crate::op::{Call, Operation, Programs, Transfer};
+use crate::op::{Bound, Call, Operation, Transfer};
 use crate::proxy::{CurrentCall, Serve, Worker};
 use functions::*;
-use oxccl_net::Error;
 use oxccl_plan::generate::GENERATORS;
 use oxccl_plan::nccl::{Cell, TunerAlgorithm, TunerProtocol};
 use oxccl_plan::{Carrier, Collective, DataType};
@@ -23,7 +22,7 @@ use oxccl_plugin_abi::profiler::*;
 use std::collections::VecDeque;
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::ptr::{null, null_mut};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -37,23 +36,18 @@ const KIND: Kind = Kind {
 /// The advice of errors about profilers.
 const HINT: &str = "ask the vendor; NCCL_PROFILER_PLUGIN=none goes without";
 
-/// How long the end of a communicator waits for the ends of its events.
-const ENDING: Duration = Duration::from_secs(1);
+/// How long the end of a communicator waits for the ends of its events, which come with those of
+/// its operations.
+const ENDING: Duration = Duration::from_millis(100);
 
 /// Returns the profiler that `NCCL_PROFILER_PLUGIN` names, or that of a network plugin, loaded once
 /// per process.
 fn plugin() -> Option<&'static Plugin<Functions>> {
     static PLUGIN: OnceLock<Option<Plugin<Functions>>> = OnceLock::new();
     let find = || {
-        let about = (&KIND, Subsystem::Profile);
         // SAFETY: the symbol's name says what the structure is.
         let of = |found| unsafe { Functions::of(found) };
-        let first = wanted(Some(&Config::get().profiler_plugin)).into_iter().next()?;
-        let own = Plugin::take(about, load(&KIND, first.as_deref()), of).0;
-        own.or_else(|| {
-            let attempts = net::libraries().iter().map(|l| structure(&KIND, l.clone(), false));
-            attempts.filter_map(|attempt| Plugin::take(about, attempt, of).0).next()
-        })
+        Plugin::find((&KIND, Subsystem::Profile), &Config::get().profiler_plugin, of)
     };
     PLUGIN.get_or_init(find).as_ref()
 }
@@ -88,6 +82,10 @@ struct Instance {
     numbers: [AtomicU64; Collective::ALL.len()],
     /// True once the log has a line about a call that failed.
     complained: AtomicBool,
+    /// The number of calls about events that are under way.
+    calls: AtomicUsize,
+    /// True once the plugin is about to end: it hears of no events any more.
+    ended: AtomicBool,
 }
 
 // SAFETY: the pointers are the plugin's, whose functions any thread may call, as with NCCL.
@@ -98,7 +96,7 @@ unsafe impl Sync for Instance {}
 impl Instance {
     fn start(
         plugin: &'static Plugin<Functions>,
-        current: &CurrentCall,
+        current: &Arc<CurrentCall>,
         facts: Facts,
     ) -> oxccl_net::Result<Self> {
         let name = facts.name.as_ref().and_then(|name| CString::new(name.as_str()).ok());
@@ -109,23 +107,30 @@ impl Instance {
         let (rank, comm, log) = (facts.rank as c_int, facts.comm, logger());
         // SAFETY: the function is the plugin's, and has the arguments of its version; mask and name
         // stay for as long as the context.
-        let result = plugin.call_alone(current, "init", || unsafe {
+        let alone = plugin.alone(current)?;
+        let result = current.enter("init", || unsafe {
             match plugin.functions.init {
                 Init::V1(init) => init(at, mask_at),
                 Init::V4(init) => init(at, mask_at, name_at, comm, nhosts, nranks, rank, log),
                 Init::V5(init) => init(at, comm, mask_at, name_at, nhosts, nranks, rank, log),
             }
         });
-        if result != 0 {
-            let cause = format!("it returned {}", result_name(result));
-            return Err(Error::local(format!("init of {}", current.label()), cause, HINT));
-        }
-        let (numbers, complained) = (Default::default(), false.into());
-        Ok(Self { plugin, context, name, facts, numbers, complained })
+        drop(alone);
+        checked(current, "init", result, HINT)?;
+        let (numbers, complained, calls, ended) = Default::default();
+        Ok(Self { plugin, context, name, facts, numbers, complained, calls, ended })
     }
 
     fn wants(&self, kinds: c_int) -> bool {
         MASK.load(Ordering::Relaxed) & kinds & self.plugin.functions.kinds() != 0
+    }
+
+    /// Makes a call about an event, unless the plugin has ended.
+    fn tell<T>(&self, call: impl FnOnce(&Functions) -> T) -> Option<T> {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        let told = (!self.ended.load(Ordering::SeqCst)).then(|| call(&self.plugin.functions));
+        self.calls.fetch_sub(1, Ordering::SeqCst);
+        told
     }
 
     /// Logs the first call that fails: nothing depends on it.
@@ -141,7 +146,8 @@ impl Instance {
     fn begin(self: &Arc<Self>, parent: *mut c_void, body: Body) -> Event {
         let name = self.name.as_ref().map_or(null(), |name| name.as_ptr());
         let comm = Comm { name, id: self.facts.comm, rank: self.facts.rank as c_int };
-        let (result, handle) = self.plugin.functions.start(self.context, comm, parent, body);
+        let start = |functions: &Functions| functions.start(self.context, comm, parent, body);
+        let (result, handle) = self.tell(start).unwrap_or((0, null_mut()));
         self.check("startEvent", result);
         Event { instance: self.clone(), handle: if result == 0 { handle } else { null_mut() } }
     }
@@ -160,8 +166,8 @@ unsafe impl Send for Event {}
 impl Event {
     fn record(&self, state: c_int, time_ns: u64) {
         if !self.handle.is_null() {
-            let result = self.instance.plugin.functions.record(self.handle, state, time_ns);
-            self.instance.check("recordEventState", result);
+            let record = |functions: &Functions| functions.record(self.handle, state, time_ns);
+            self.instance.check("recordEventState", self.instance.tell(record).unwrap_or(0));
         }
     }
 }
@@ -170,8 +176,8 @@ impl Drop for Event {
     fn drop(&mut self) {
         if !self.handle.is_null() {
             // SAFETY: the handle is that of an event that has not ended.
-            let result = unsafe { (self.instance.plugin.functions.stop_event)(self.handle) };
-            self.instance.check("stopEvent", result);
+            let stop = |functions: &Functions| unsafe { (functions.stop_event)(self.handle) };
+            self.instance.check("stopEvent", self.instance.tell(stop).unwrap_or(0));
         }
     }
 }
@@ -222,11 +228,24 @@ impl Drop for Keeper {
             std::thread::yield_now();
         }
         self.followed.clear();
-        let Instance { plugin, context, .. } = &*self.instance;
-        // SAFETY: the function is the plugin's; the events have ended.
-        let end = || unsafe { (plugin.functions.finalize)(*context) };
-        let result = plugin.call_alone(&self.current, "finalize", end);
-        self.instance.check("finalize", result);
+        let Instance { plugin, context, calls, ended, .. } = &*self.instance;
+        // Events that are still open belong to work that waits in streams: they are lost.
+        ended.store(true, Ordering::SeqCst);
+        while calls.load(Ordering::SeqCst) > 0 {
+            if start.elapsed() > 2 * ENDING {
+                let text = format!("{} is not ended: a call has not returned", plugin.label);
+                return log::line(Level::Warn, Subsystem::Profile, &text);
+            }
+            std::thread::yield_now();
+        }
+        let finalized = plugin.alone(&self.current).and_then(|_alone| {
+            // SAFETY: the function is the plugin's, and nothing of the context is in use any more.
+            let end = || unsafe { (plugin.functions.finalize)(*context) };
+            checked(&self.current, "finalize", self.current.enter("finalize", end), HINT)
+        });
+        if let Err(error) = finalized {
+            log::line(Level::Warn, Subsystem::Profile, &error.to_string());
+        }
     }
 }
 
@@ -289,13 +308,19 @@ impl Profiler {
             event
         });
         let (instance, worker) = (instance.clone(), self.worker.clone());
-        Some(Calls { instance, worker, captured, group: None, api })
+        Some(Calls { instance, captured, launched: false, group: None, api, worker })
     }
 }
 
-/// A call that was reported, as the parent of its operation.
+/// A call, as the parent of its operation; null if it was not reported.
 #[derive(Clone, Copy)]
 pub(crate) struct Reported(*mut c_void);
+
+impl Default for Reported {
+    fn default() -> Self {
+        Self(null_mut())
+    }
+}
 
 // SAFETY: as for events.
 unsafe impl Send for Reported {}
@@ -303,11 +328,22 @@ unsafe impl Send for Reported {}
 /// The events of a communicator's calls in one group.
 pub(crate) struct Calls {
     instance: Arc<Instance>,
-    worker: Arc<Worker<Keeper>>,
     captured: bool,
+    launched: bool,
     // Ends before the group of calls.
     group: Option<Event>,
     api: Option<Event>,
+    // Ends last, and waits for the events.
+    worker: Arc<Worker<Keeper>>,
+}
+
+impl Drop for Calls {
+    fn drop(&mut self) {
+        // Calls that are not launched, for example after an error, end in order, too.
+        if !self.launched {
+            self.end_calls();
+        }
+    }
 }
 
 impl Calls {
@@ -350,11 +386,16 @@ impl Calls {
 
     /// Begins the launch of the calls.
     pub(crate) fn launch(&mut self) {
-        if let Some(api) = &self.api {
-            api.record(GROUP_END_API_START, 0);
-        }
+        self.launched = true;
+        self.end_calls();
         if self.instance.wants(GROUP | BELOW_GROUP) {
             self.group = Some(self.instance.begin(handle(self.api.as_ref()), Body::Group));
+        }
+    }
+
+    fn end_calls(&self) {
+        if let Some(api) = &self.api {
+            api.record(GROUP_END_API_START, 0);
         }
     }
 
@@ -378,7 +419,14 @@ impl Calls {
     }
 
     /// Begins an operation of the calls that were reported.
-    pub(crate) fn operation(&self, operation: &Operation, calls: &[Reported]) -> Running {
+    /// `bound` is the plan of a collective, and `calls` are those of the transfers.
+    pub(crate) fn operation(
+        &self,
+        operation: &Operation,
+        bound: Option<&Bound>,
+        captured: bool,
+        calls: &[Reported],
+    ) -> Running {
         let instance = self.instance.clone();
         let group = handle(self.group.as_ref());
         let parent = |i: usize| match self.instance.plugin.functions.version {
@@ -386,24 +434,25 @@ impl Calls {
             _ => calls.get(i).map_or(null_mut(), |call| call.0),
         };
         let begin = |i: usize, body| self.instance.begin(parent(i), body);
-        let events = match operation {
-            Operation::Collective(programs, call)
+        // The work of channels is not reported where it is captured.
+        let channels = u8::from(!captured);
+        let events = match (operation, bound) {
+            (Operation::Collective(_, call), Some(bound))
                 if self.instance.wants(COLL | BELOW_OPERATION) =>
             {
-                vec![begin(0, self.coll(programs, call, group))]
+                vec![begin(0, self.coll(bound, call, (group, channels)))]
             }
-            Operation::Exchange(transfers) if self.instance.wants(P2P | BELOW_OPERATION) => {
+            (Operation::Exchange(transfers), _) if self.instance.wants(P2P | BELOW_OPERATION) => {
                 let all = transfers.list.iter().enumerate();
-                all.map(|(i, transfer)| begin(i, p2p(transfer, group))).collect()
+                all.map(|(i, transfer)| begin(i, p2p(transfer, (group, channels)))).collect()
             }
             _ => Vec::new(),
         };
         Running { instance, channels: Vec::new(), events, end_ns: 0 }
     }
 
-    fn coll(&self, programs: &Programs, call: &Call, group: *mut c_void) -> Body {
+    fn coll(&self, route: &Bound, call: &Call, (group, channels): (*mut c_void, u8)) -> Body {
         let Call { spec, input, output, count, dtype, op, .. } = *call;
-        let route = &programs.any;
         let cell = Cell::of(route.plan.algorithm, route.carrier);
         let ((name, number), names) = (function(spec.collective), names());
         let of_function = &self.instance.numbers[spec.collective as usize];
@@ -424,13 +473,16 @@ impl Calls {
             count: count as usize,
             root: spec.root as c_int,
             datatype: datatype(dtype).as_ptr(),
-            nChannels: 1,
+            nChannels: channels,
             nWarps: 1,
             algo: names.algorithms[cell.algorithm as usize].as_ptr(),
             proto: names.protocols[cell.protocol as usize].as_ptr(),
             parentGroup: group,
             kernelVariant: names.plans[route.plan.algorithm as usize].as_ptr(),
-            isSymColl: matches!(route.carrier, Carrier::InPlace | Carrier::RemoteRead),
+            isSymColl: matches!(
+                route.carrier,
+                Carrier::InPlace | Carrier::RemoteRead | Carrier::CopyEngines
+            ),
             userTag: 0,
         };
         Body::Coll(body, numbers)
@@ -479,13 +531,13 @@ impl Drop for Running {
     }
 }
 
-/// Returns the time in ns, by a clock that never goes back.
-fn now_ns() -> u64 {
+/// Returns the time in ns, by a clock that never goes back; not 0.
+pub(crate) fn now_ns() -> u64 {
     static START: OnceLock<Instant> = OnceLock::new();
     START.get_or_init(Instant::now).elapsed().as_nanos() as u64 + 1
 }
 
-fn p2p(transfer: &Transfer, group: *mut c_void) -> Body {
+fn p2p(transfer: &Transfer, (group, channels): (*mut c_void, u8)) -> Body {
     let Transfer { peer, data, bytes, dtype, .. } = *transfer;
     let (name, function) = direction(transfer);
     let body = ncclProfilerP2p_v7_t {
@@ -494,7 +546,7 @@ fn p2p(transfer: &Transfer, group: *mut c_void) -> Body {
         datatype: datatype(dtype).as_ptr(),
         count: bytes / dtype.size(),
         peer: peer as c_int,
-        nChannels: 1,
+        nChannels: channels,
         parentGroup: group,
         userTag: 0,
     };

@@ -164,12 +164,73 @@ enum {
   ncclProfileKernelPhase = 1 << 15
 };
 
-/* The states of events that OxCCL reports. */
+/* The states of events. */
 typedef enum {
+  ncclProfilerProxyOpSendPosted = 0,
+  ncclProfilerProxyOpSendRemFifoWait = 1,
+  ncclProfilerProxyOpSendTransmitted = 2,
+  ncclProfilerProxyOpSendDone = 3,
+  ncclProfilerProxyOpRecvPosted = 4,
+  ncclProfilerProxyOpRecvReceived = 5,
+  ncclProfilerProxyOpRecvTransmitted = 6,
+  ncclProfilerProxyOpRecvDone = 7,
+  ncclProfilerProxyStepSendGPUWait = 8,
+  ncclProfilerProxyStepSendWait = 9,
+  ncclProfilerProxyStepRecvWait = 10,
+  ncclProfilerProxyStepRecvFlushWait = 11,
+  ncclProfilerProxyStepRecvGPUWait = 12,
+  ncclProfilerProxyCtrlIdle = 13,
+  ncclProfilerProxyCtrlActive = 14,
+  ncclProfilerProxyCtrlSleep = 15,
+  ncclProfilerProxyCtrlWakeup = 16,
+  ncclProfilerProxyCtrlAppend = 17,
+  ncclProfilerProxyCtrlAppendEnd = 18,
+  ncclProfilerProxyOpInProgress_v4 = 19,
+  ncclProfilerProxyStepSendPeerWait_v4 = 20,
+  ncclProfilerNetPluginUpdate = 21,
   ncclProfilerKernelChStop = 22,
   ncclProfilerGroupStartApiStop = 23,
-  ncclProfilerGroupEndApiStart = 24
+  ncclProfilerGroupEndApiStart = 24,
+  ncclProfilerCeCollStart = 25,
+  ncclProfilerCeCollComplete = 26,
+  ncclProfilerCeSyncStart = 27,
+  ncclProfilerCeSyncComplete = 28,
+  ncclProfilerCeBatchStart = 29,
+  ncclProfilerCeBatchComplete = 30,
+  ncclProfilerKernelPhaseStop = 31
 } ncclProfilerEventState_t;
+typedef ncclProfilerEventState_t ncclProfilerEventState_v1_t;
+typedef ncclProfilerEventState_t ncclProfilerEventState_v2_t;
+typedef ncclProfilerEventState_t ncclProfilerEventState_v3_t;
+typedef ncclProfilerEventState_t ncclProfilerEventState_v4_t;
+typedef ncclProfilerEventState_t ncclProfilerEventState_v5_t;
+typedef ncclProfilerEventState_t ncclProfilerEventState_v6_t;
+typedef ncclProfilerEventState_t ncclProfilerEventState_v7_t;
+";
+
+/// The names of the version of NCCL 2.30.7 without a version.
+const PROFILER_END: &str = "\
+typedef ncclProfiler_v6_t ncclProfiler_t;
+typedef ncclProfilerEventDescr_v6_t ncclProfilerEventDescr_t;
+typedef ncclProfilerEventStateArgs_v6_t ncclProfilerEventStateArgs_t;
+
+";
+const TUNER_END: &str = "\
+typedef ncclTuner_v6_t ncclTuner_t;
+typedef ncclTunerConstants_v5_t ncclTunerConstants_v6_t;
+typedef ncclTunerConstants_v5_t ncclTunerConstants_t;
+typedef ncclNvlDomainInfo_v5_t ncclNvlDomainInfo_v6_t;
+typedef ncclNvlDomainInfo_v5_t ncclNvlDomainInfo_t;
+#define NCCL_TUNER_PLUGIN_SYMBOL \"ncclTunerPlugin_v6\"
+
+";
+const NET_END: &str = "\
+typedef ncclNet_v12_t ncclNet_t;
+typedef ncclNetProperties_v12_t ncclNetProperties_t;
+typedef ncclNetAttr_v12_t ncclNetAttr_t;
+typedef ncclNetVDeviceProps_v12_t ncclNetVDeviceProps_t;
+typedef ncclNetCommConfig_v12_t ncclNetCommConfig_t;
+
 ";
 
 const ENV_BEGIN: &str = "\
@@ -199,7 +260,7 @@ pub(super) fn headers() -> [Header; 5] {
             folder: "plugins/abi/src/net",
             file: "plugins/include/nccl_net.h",
             begin: NET_BEGIN.to_owned(),
-            end: "",
+            end: NET_END,
             exclude: &[],
             include: structures("nccl_net.h"),
             style: Style::Type,
@@ -209,7 +270,7 @@ pub(super) fn headers() -> [Header; 5] {
             folder: "plugins/abi/src/tuner",
             file: "plugins/include/nccl_tuner.h",
             begin: format!("{TUNER_BEGIN}{}", tuner_macros()),
-            end: "",
+            end: TUNER_END,
             exclude: &["ncclFunc_t"],
             include: structures("nccl_tuner.h"),
             style: Style::Type,
@@ -219,7 +280,7 @@ pub(super) fn headers() -> [Header; 5] {
             folder: "plugins/abi/src/profiler",
             file: "plugins/include/nccl_profiler.h",
             begin: PROFILER_BEGIN.to_owned(),
-            end: "",
+            end: PROFILER_END,
             exclude: &["ncclPid_t", "ncclProfilerEventState_t"],
             include: structures("nccl_profiler.h"),
             style: Style::Type,

@@ -40,6 +40,11 @@ struct Marks {
 }
 
 impl Timeline {
+    /// Takes all that is to be destroyed.
+    pub fn take(&self) -> impl Sized + use<> {
+        std::mem::take(&mut *self.marks())
+    }
+
     fn marks(&self) -> MutexGuard<'_, Marks> {
         self.0.lock().unwrap_or_else(|e| e.into_inner())
     }
@@ -55,8 +60,9 @@ impl Timeline {
     }
 
     /// Returns the times in ns of an operation between two marks, once the GPU has come to the
-    /// second one; then the marks are taken. The first operation begins at 1.
-    pub fn times(&self, marks: &mut Option<(Mark, Mark)>) -> Option<(u64, u64)> {
+    /// second one; then the marks are taken. The first operation begins when it is launched, so
+    /// that the times of several communicators fit together.
+    pub fn times(&self, marks: &mut Option<(Mark, Mark)>, launched_ns: u64) -> Option<(u64, u64)> {
         let (_, end) = marks.as_ref()?;
         // What the driver does not tell any more counts as over.
         if !end.0.query().unwrap_or(true) {
@@ -64,7 +70,7 @@ impl Timeline {
         }
         let (begin, end) = marks.take()?;
         let Marks { last, free } = &mut *self.marks();
-        let begin_ns = last.as_ref().map_or(1, |(mark, ns)| ns + begin.ns_since(mark));
+        let begin_ns = last.as_ref().map_or(launched_ns, |(mark, ns)| ns + begin.ns_since(mark));
         let end_ns = begin_ns + end.ns_since(&begin);
         free.push(begin);
         free.extend(last.replace((end, end_ns)).map(|(mark, _)| mark));

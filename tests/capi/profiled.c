@@ -1,0 +1,68 @@
+/* Groups and ends for a profiler to follow: what is not launched, what ends within a group, and what
+ * waits in a stream while its communicator is aborted. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "oxccl.h"
+
+#define CHECK(call, expected)                                                            \
+  do {                                                                                   \
+    ncclResult_t got = (call);                                                           \
+    if (got != (expected)) {                                                             \
+      fprintf(stderr, "%s returned %d: %s\n", #call, got, ncclGetLastError(NULL));       \
+      exit(1);                                                                           \
+    }                                                                                    \
+  } while (0)
+#define OK(call) CHECK(call, ncclSuccess)
+
+static void wait_a_while(void *argument) {
+  (void)argument;
+  usleep(1500000);
+}
+
+int main(void) {
+  static float data[256];
+  oxcclStream_t stream;
+  ncclComm_t comm;
+  const int device = 0;
+  OK(oxcclStreamCreate(&stream));
+
+  /* A call that fails within a group: nothing is launched. */
+  OK(ncclCommInitAll(&comm, 1, &device));
+  OK(ncclGroupStart());
+  OK(ncclAllReduce(data, data, 256, ncclFloat, ncclSum, comm, stream));
+  CHECK(ncclAllReduce(data, data, 256, (ncclDataType_t)99, ncclSum, comm, stream), ncclInvalidArgument);
+  CHECK(ncclGroupEnd(), ncclInvalidArgument);
+  /* A group that is only simulated. */
+  ncclSimInfo_t info = NCCL_SIM_INFO_INITIALIZER;
+  OK(ncclGroupStart());
+  OK(ncclAllReduce(data, data, 256, ncclFloat, ncclSum, comm, stream));
+  OK(ncclGroupSimulateEnd(&info));
+  OK(ncclAllReduce(data, data, 256, ncclFloat, ncclSum, comm, stream));
+  OK(oxcclStreamSynchronize(stream, -1));
+  OK(ncclCommDestroy(comm));
+
+  /* Messages with blocks of different sizes. */
+  OK(ncclCommInitAll(&comm, 1, &device));
+  const size_t counts[1] = {64}, places[1] = {0};
+  OK(oxcclAllGatherv(data, 64, data + 128, counts, places, ncclFloat, comm, stream));
+  OK(oxcclStreamSynchronize(stream, -1));
+
+  /* A communicator that is aborted while an operation waits in a stream. */
+  OK(oxcclStreamHostFunc(stream, wait_a_while, NULL));
+  OK(ncclAllReduce(data, data, 256, ncclFloat, ncclSum, comm, stream));
+  OK(ncclCommAbort(comm));
+  oxcclStreamSynchronize(stream, -1);
+
+  /* A communicator that ends within a group of its calls. */
+  OK(ncclCommInitAll(&comm, 1, &device));
+  OK(ncclGroupStart());
+  OK(ncclAllReduce(data, data, 256, ncclFloat, ncclSum, comm, stream));
+  OK(ncclCommDestroy(comm));
+  ncclGroupEnd();
+  oxcclStreamSynchronize(stream, -1);
+  OK(oxcclStreamDestroy(stream));
+  puts("all ended");
+  return 0;
+}
