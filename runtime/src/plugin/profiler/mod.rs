@@ -105,15 +105,19 @@ impl Instance {
         let name_at = name.as_ref().map_or(null(), |name| name.as_ptr());
         let (nhosts, nranks) = (facts.nhosts as c_int, facts.nranks as c_int);
         let (rank, comm, log) = (facts.rank as c_int, facts.comm, logger());
-        // SAFETY: the function is the plugin's, and has the arguments of its version; mask and name
-        // stay for as long as the context.
         let alone = plugin.alone(current)?;
-        let result = current.enter("init", || unsafe {
-            match plugin.functions.init {
-                Init::V1(init) => init(at, mask_at),
-                Init::V4(init) => init(at, mask_at, name_at, comm, nhosts, nranks, rank, log),
-                Init::V5(init) => init(at, comm, mask_at, name_at, nhosts, nranks, rank, log),
-            }
+        let result = current.enter("init", || match plugin.functions.init {
+            // SAFETY: the function is the plugin's, and has the arguments of its version; mask and
+            // name stay for as long as the context.
+            Init::V1(init) => unsafe { init(at, mask_at) },
+            // SAFETY: as above.
+            Init::V4(init) => unsafe {
+                init(at, mask_at, name_at, comm, nhosts, nranks, rank, log)
+            },
+            // SAFETY: as above.
+            Init::V5(init) => unsafe {
+                init(at, comm, mask_at, name_at, nhosts, nranks, rank, log)
+            },
         });
         drop(alone);
         checked(current, "init", result, HINT)?;
