@@ -6,15 +6,26 @@ use crate::device::cuda::stream::Stream;
 use crate::error::Result;
 use std::sync::{Mutex, MutexGuard};
 
-/// A mark in a stream: an event that was recorded there.
-pub struct Mark(Event);
+/// A mark in a stream: an event that was recorded there, and its GPU. Its context has to be current
+/// on threads that ask: in their own they would get one on the first GPU.
+pub struct Mark {
+    event: Event,
+    gpu: &'static Gpu,
+}
 
 // SAFETY: events may be used from any thread.
 unsafe impl Send for Mark {}
 
 impl Mark {
+    /// Returns whether the GPU has come to the mark. What the driver does not tell any more counts
+    /// as over.
+    fn is_over(&self) -> bool {
+        self.gpu.enter().and_then(|_context| self.event.query()).unwrap_or(true)
+    }
+
     fn ns_since(&self, earlier: &Mark) -> u64 {
-        let ms = self.0.since(earlier.0).ok().flatten().unwrap_or(0.0);
+        let ms = self.gpu.enter().and_then(|_context| self.event.since(earlier.event));
+        let ms = ms.ok().flatten().unwrap_or(0.0);
         (f64::from(ms.max(0.0)) * 1e6) as u64
     }
 }
@@ -22,7 +33,7 @@ impl Mark {
 impl Drop for Mark {
     fn drop(&mut self) {
         // An event that cannot be destroyed any more ends with the process.
-        let _ = self.0.destroy();
+        let _ = self.gpu.enter().and_then(|_context| self.event.destroy());
     }
 }
 
@@ -50,12 +61,13 @@ impl Timeline {
     }
 
     /// Marks the present end of a stream, which is not captured.
-    pub fn mark(&self, gpu: &Gpu, stream: Stream) -> Result<Mark> {
+    pub fn mark(&self, gpu: &'static Gpu, stream: Stream) -> Result<Mark> {
         let free = self.marks().free.pop();
-        let mark = free.map_or_else(|| Event::new(gpu.index).map(Mark), Ok)?;
+        let new = || Event::new(gpu.index).map(|event| Mark { event, gpu });
+        let mark = free.map_or_else(new, Ok)?;
         let _context = gpu.enter()?;
         // SAFETY: a living event, and a living stream by the contract of the call.
-        unsafe { cu!(cuEventRecord(mark.0.0, stream.0)) }?;
+        unsafe { cu!(cuEventRecord(mark.event.0, stream.0)) }?;
         Ok(mark)
     }
 
@@ -64,8 +76,7 @@ impl Timeline {
     /// that the times of several communicators fit together.
     pub fn times(&self, marks: &mut Option<(Mark, Mark)>, launched_ns: u64) -> Option<(u64, u64)> {
         let (_, end) = marks.as_ref()?;
-        // What the driver does not tell any more counts as over.
-        if !end.0.query().unwrap_or(true) {
+        if !end.is_over() {
             return None;
         }
         let (begin, end) = marks.take()?;
