@@ -179,7 +179,6 @@ static void check(const V(ncclProfilerEventDescr) * of, const struct event *pare
     case ncclProfileCollApi:
     case ncclProfileP2pApi:
       if (!NAMED(of->collApi.func) || !TYPED(of->collApi.datatype)) wrong("a call");
-      if (of->type == ncclProfileCollApi ? !of->collApi.stream : !of->p2pApi.stream) wrong("a stream");
       if (!PARENT(parent, ncclProfileGroupApi)) wrong("the parent of a call");
       break;
     case ncclProfileKernelLaunch:
