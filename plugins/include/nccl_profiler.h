@@ -339,7 +339,7 @@ typedef struct ncclProfilerKernelCh_v3_t {
 typedef struct ncclProfilerNetPlugin_v3_t {
   // The kind of plugin and its version.
   int64_t id;
-  // What the plugin says.
+  // The data of the net plugin, of a type that its kind and version tell.
   void *data;
 } ncclProfilerNetPlugin_v3_t;
 
@@ -463,7 +463,7 @@ typedef struct ncclProfilerProxyStepState_v4_t {
 
 // The new state of an event.
 typedef struct ncclProfilerNetPluginState_v4_t {
-  // What the plugin says.
+  // The data of the net plugin, of a type that its kind and version tell.
   void *data;
 } ncclProfilerNetPluginState_v4_t;
 

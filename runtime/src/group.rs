@@ -9,7 +9,7 @@ use crate::plugin::profiler::{Calls, Reported, Running, now_ns};
 use std::cell::RefCell;
 use std::mem::{ManuallyDrop, take};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// A call that was checked and waits for the end of its group.
 enum Pending {
@@ -54,7 +54,7 @@ pub enum Launched {
 struct Group {
     depth: u32,
     calls: Vec<Pending>,
-    /// What profilers are told of the calls of each communicator that has one.
+    /// The events of the calls, for the profilers of the communicators.
     events: Events,
     error: Option<Error>,
 }
@@ -130,16 +130,17 @@ impl Events {
         }
         let running = Arc::new(Mutex::new(Some(running)));
         let begun = running.clone();
-        let begin = move || {
-            begun.lock().unwrap_or_else(|e| e.into_inner()).iter_mut().for_each(Running::begin_now);
-        };
-        executor.notify(stream, begin);
-        let submitted = submit(operation);
         executor.notify(stream, move || {
-            drop(running.lock().unwrap_or_else(|e| e.into_inner()).take());
-        });
+            lock(&begun).iter_mut().for_each(Running::begin_now);
+        })?;
+        let submitted = submit(operation);
+        executor.notify(stream, move || drop(lock(&running).take()))?;
         submitted
     }
+}
+
+fn lock(running: &Mutex<Option<Running>>) -> MutexGuard<'_, Option<Running>> {
+    running.lock().unwrap_or_else(|e| e.into_inner())
 }
 
 /// A guard that drops the calls of a group that its thread did not end, when the thread ends.

@@ -1,8 +1,8 @@
 /* Groups and ends for a profiler to follow: what is not launched, what ends within a group, and what
  * waits in a stream while its communicator is aborted. */
+#include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "oxccl.h"
 
@@ -16,9 +16,8 @@
   } while (0)
 #define OK(call) CHECK(call, ncclSuccess)
 
-static void wait_a_while(void *argument) {
-  (void)argument;
-  usleep(1500000);
+static void wait_until_released(void *released) {
+  while (sem_wait(released)) continue;
 }
 
 int main(void) {
@@ -50,9 +49,12 @@ int main(void) {
   OK(oxcclStreamSynchronize(stream, -1));
 
   /* A communicator that is aborted while an operation waits in a stream. */
-  OK(oxcclStreamHostFunc(stream, wait_a_while, NULL));
+  sem_t released;
+  sem_init(&released, 0, 0);
+  OK(oxcclStreamHostFunc(stream, wait_until_released, &released));
   OK(ncclAllReduce(data, data, 256, ncclFloat, ncclSum, comm, stream));
   OK(ncclCommAbort(comm));
+  sem_post(&released);
   oxcclStreamSynchronize(stream, -1);
 
   /* A communicator that ends within a group of its calls. */

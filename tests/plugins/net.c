@@ -1,9 +1,6 @@
 /* A net plugin over TCP on loopback, in the version VERSION. It checks how it is used: memory is
  * registered, tags match, handles stay where they are, a connection belongs to one thread, and all
- * is closed at the end. FIXTURE in the environment makes it misbehave: `FUNCTION=error`, `=hang`,
- * or one of the names below. FIXTURE_RANK limits that to one rank, FIXTURE_AFTER to the calls of the
- * function after so many. FIXTURE_REPORT is a file to which
- * what is left at the end is appended. */
+ * is closed at the end. FIXTURE_REPORT is a file to which what is left at the end is appended. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -12,18 +9,10 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include "nccl_net.h"
-
-#define JOIN_(a, b, c) a##b##c
-#define JOIN(a, b, c) JOIN_(a, b, c)
-#define V(name) JOIN(name##_v, VERSION, _t)
+#include "fixture.h"
 
 static ncclDebugLogger_t logger;
 static int open_objects[5];
@@ -32,32 +21,6 @@ static const char *const object_names[] = {"contexts", "listeners", "connections
                                            "requests"};
 
 static void count(int kind, int by) { __atomic_add_fetch(&open_objects[kind], by, __ATOMIC_SEQ_CST); }
-
-static const char *fault(void) {
-  const char *of = getenv("FIXTURE_RANK"), *own = getenv("OXCCL_RANK"), *what = getenv("FIXTURE");
-  return what && (!of || (own && !strcmp(of, own))) ? what : "";
-}
-
-static int is(const char *name) { return !strcmp(fault(), name); }
-
-/* What every function does first. */
-static ncclResult_t enter(const char *function) {
-  static int calls;
-  char error[64], hang[64];
-  snprintf(error, sizeof error, "%s=error", function);
-  snprintf(hang, sizeof hang, "%s=hang", function);
-  if (!is(error) && !is(hang)) return ncclSuccess;
-  const char *after = getenv("FIXTURE_AFTER");
-  if (__atomic_fetch_add(&calls, 1, __ATOMIC_SEQ_CST) < (after ? atoi(after) : 0)) return ncclSuccess;
-  while (is(hang)) pause();
-  return ncclSystemError;
-}
-
-#define ENTER(function)                   \
-  do {                                    \
-    ncclResult_t entered = enter(function); \
-    if (entered) return entered;          \
-  } while (0)
 
 static ncclResult_t wrong(const char *what) {
   logger(NCCL_LOG_WARN, NCCL_NET, __FILE__, __LINE__, "wrong use: %s", what);
@@ -74,23 +37,11 @@ __attribute__((destructor)) static void report(void) {
   fclose(to);
 }
 
-/* Begins a function that no other one of those that begin and end the plugin may overlap. */
-static int alone;
-static int overlaps(void) {
-  int others = __atomic_fetch_add(&alone, 1, __ATOMIC_SEQ_CST);
-  usleep(500);
-  return others;
-}
-
-static void leave(void) { __atomic_fetch_sub(&alone, 1, __ATOMIC_SEQ_CST); }
-
 static ncclResult_t start(ncclDebugLogger_t log) {
   static int starts;
   logger = log;
   logger(NCCL_LOG_INFO, NCCL_NET, __FILE__, __LINE__, "version %d starts", VERSION);
-  int overlap = overlaps();
-  leave();
-  if (overlap) return wrong("functions overlap");
+  if (overlaps()) return wrong("functions overlap");
   if (VERSION <= 10 && __atomic_fetch_add(&starts, 1, __ATOMIC_SEQ_CST)) return wrong("a second init");
   ENTER("init");
   return ncclSuccess;
@@ -121,18 +72,14 @@ static ncclResult_t init(void **ctx, uint64_t commId, V(ncclNetCommConfig) * con
 static ncclResult_t finalize(void *ctx) {
   ENTER("finalize");
   if (ctx != &context_mark) return wrong("the context");
-  int overlap = overlaps();
-  leave();
-  if (overlap) return wrong("functions overlap");
+  if (overlaps()) return wrong("functions overlap");
   count(CONTEXT, -1);
   return ncclSuccess;
 }
 #endif
 
 static ncclResult_t devices(int *ndev) {
-  int overlap = overlaps();
-  leave();
-  if (overlap) return wrong("functions overlap");
+  if (overlaps()) return wrong("functions overlap");
   ENTER("devices");
   *ndev = is("no devices") ? 0 : is("negative devices") ? -1 : 2;
   return ncclSuccess;

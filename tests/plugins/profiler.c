@@ -1,28 +1,20 @@
 /* A profiler plugin of the version VERSION. It checks how it is used: parents, names, the order of
- * states, the end of each event. FIXTURE in the environment makes it misbehave: `FUNCTION=error`,
- * `=hang`, `no handles`; FIXTURE_RANK limits that to one rank. FIXTURE_MASK is the sum of the kinds of
- * events that it asks for. FIXTURE_REPORT is a file to which the numbers of events are appended. */
+ * states, the end of each event. FIXTURE may also be `no handles`. FIXTURE_MASK is the sum of the
+ * kinds of events that it asks for. FIXTURE_REPORT is a file to which the kinds of events are
+ * appended, and what is missing. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
 #include "nccl_profiler.h"
+#include "fixture.h"
 
-#define JOIN_(a, b, c) a##b##c
-#define JOIN(a, b, c) JOIN_(a, b, c)
-#define V(name) JOIN(name##_v, VERSION, _t)
 #define KINDS 16
 
 struct context {
   int mark, events;
 };
 enum { MARK = 4712 };
-static int contexts, alone, captured, begun[KINDS], ended[KINDS], mistakes;
+static int contexts, captured, begun[KINDS], ended[KINDS];
 
 struct event {
   struct context *in;
@@ -36,25 +28,20 @@ struct event {
 static struct event events[MOST];
 static int used;
 
-static const char *fault(void) {
-  const char *of = getenv("FIXTURE_RANK"), *own = getenv("OXCCL_RANK"), *what = getenv("FIXTURE");
-  return what && (!of || (own && !strcmp(of, own))) ? what : "";
-}
-
-static int is(const char *name) { return !strcmp(fault(), name); }
-
-static ncclResult_t enter(const char *function) {
-  char error[64], hang[64];
-  snprintf(error, sizeof error, "%s=error", function);
-  snprintf(hang, sizeof hang, "%s=hang", function);
-  while (is(hang)) pause();
-  return is(error) ? ncclSystemError : ncclSuccess;
-}
+#if VERSION >= 4
+/* The channels of the operations that were reported. */
+static int channels;
+#endif
 
 static ncclResult_t wrong(const char *what) {
   fprintf(stderr, "wrong use: %s\n", what);
-  __atomic_add_fetch(&mistakes, 1, __ATOMIC_SEQ_CST);
   return ncclSuccess;
+}
+
+static int number(uint64_t kind) {
+  for (int i = 0; i < KINDS; i++)
+    if (kind == 1ull << i) return i;
+  return -1;
 }
 
 __attribute__((destructor)) static void report(void) {
@@ -66,6 +53,10 @@ __attribute__((destructor)) static void report(void) {
     if (begun[i] != ended[i]) fprintf(to, "%d events of kind %d are left\n", begun[i] - ended[i], i);
     if (begun[i]) fprintf(to, "kind %d\n", i);
   }
+#if VERSION >= 4
+  int told = begun[number(ncclProfileKernelCh)];
+  if (told && told != channels) fprintf(to, "%d channels are left out\n", channels - told);
+#endif
   if (captured) fprintf(to, "captured\n");
   fprintf(to, "ended\n");
   fclose(to);
@@ -76,18 +67,10 @@ static int mask_of_process(void) {
   return wanted ? atoi(wanted) : 0xffff;
 }
 
-/* Nothing else begins or ends the plugin meanwhile. */
-static void check_alone(void) {
-  if (__atomic_fetch_add(&alone, 1, __ATOMIC_SEQ_CST)) wrong("functions overlap");
-  usleep(500);
-  __atomic_fetch_sub(&alone, 1, __ATOMIC_SEQ_CST);
-}
-
 static ncclResult_t begin(void **ctx, int *mask) {
   static int inits;
-  ncclResult_t entered = enter("init");
-  if (entered) return entered;
-  check_alone();
+  ENTER("init");
+  if (overlaps()) wrong("functions overlap");
   /* As with NCCL, whose mask is that of the process. */
   if (!__atomic_fetch_add(&inits, 1, __ATOMIC_SEQ_CST)) *mask = mask_of_process();
   struct context *made = calloc(1, sizeof *made);
@@ -120,12 +103,6 @@ static ncclResult_t init(void **ctx, uint64_t comm, int *mask, const char *name,
 }
 #endif
 #endif
-
-static int number(uint64_t kind) {
-  for (int i = 0; i < KINDS; i++)
-    if (kind == 1ull << i) return i;
-  return -1;
-}
 
 #define PARENT(child, of) ((child) && (child)->kind == (of))
 
@@ -190,8 +167,7 @@ static void check(const V(ncclProfilerEventDescr) * of, const struct event *pare
 }
 
 static ncclResult_t startEvent(void *ctx, void **handle, V(ncclProfilerEventDescr) * of) {
-  ncclResult_t entered = enter("startEvent");
-  if (entered) return entered;
+  ENTER("startEvent");
   int kind = number(of->type);
   struct event *parent = of->parentObj;
   struct context *in = ctx;
@@ -201,6 +177,12 @@ static ncclResult_t startEvent(void *ctx, void **handle, V(ncclProfilerEventDesc
   check(of, parent);
   int at = __atomic_fetch_add(&used, 1, __ATOMIC_SEQ_CST);
   if (at >= MOST) return wrong("too many events");
+#if VERSION >= 4
+  int own = of->type == ncclProfileColl  ? of->coll.nChannels
+            : of->type == ncclProfileP2p ? of->p2p.nChannels
+                                         : 0;
+  __atomic_add_fetch(&channels, own, __ATOMIC_SEQ_CST);
+#endif
   events[at] = (struct event){.in = in, .kind = of->type, .parent = parent};
 #if VERSION >= 4
   if (of->type == ncclProfileKernelCh) events[at].begin_ns = of->kernelCh.pTimer;
@@ -211,8 +193,7 @@ static ncclResult_t startEvent(void *ctx, void **handle, V(ncclProfilerEventDesc
 }
 
 static ncclResult_t stopEvent(void *handle) {
-  ncclResult_t entered = enter("stopEvent");
-  if (entered) return entered;
+  ENTER("stopEvent");
   struct event *of = handle;
   if (!of || __atomic_exchange_n(&of->over, 1, __ATOMIC_SEQ_CST)) return wrong("an end");
   if (of->in->mark != MARK) return wrong("an end after the last call");
@@ -231,8 +212,7 @@ static ncclResult_t recordEventState(void *handle, ncclProfilerEventState_t stat
   struct event *of = handle;
   if (!of || of->over || of->in->mark != MARK) return wrong("a state of nothing");
   of->state = state;
-  ncclResult_t entered = enter("recordEventState");
-  if (entered) return entered;
+  ENTER("recordEventState");
 #if VERSION >= 4
   if (state == ncclProfilerKernelChStop && args->kernelCh.pTimer < of->begin_ns) return wrong("a time");
 #else
@@ -242,11 +222,10 @@ static ncclResult_t recordEventState(void *handle, ncclProfilerEventState_t stat
 }
 
 static ncclResult_t finalize(void *ctx) {
-  ncclResult_t entered = enter("finalize");
-  if (entered) return entered;
+  ENTER("finalize");
   struct context *of = ctx;
   if (!of || of->mark != MARK) return wrong("the context");
-  check_alone();
+  if (overlaps()) wrong("functions overlap");
   if (mask_of_process() && !of->events && !is("startEvent=error")) wrong("a communicator without events");
   /* It stays, so that late calls are noticed. */
   of->mark = 0;

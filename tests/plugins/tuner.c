@@ -1,40 +1,16 @@
-/* A tuner plugin of the version VERSION. It checks how it is used. FIXTURE in the environment makes
- * it misbehave: `FUNCTION=error`, `=hang`, `nothing`, `all`; FIXTURE_RANK limits that to one rank.
- * FIXTURE_CELL, `ROW,COLUMN`, is the cell that it chooses wherever it has a plan. FIXTURE_REPORT is a
- * file to which what is left at the end is appended. */
-#include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
+/* A tuner plugin of the version VERSION. It checks how it is used. FIXTURE may also be `nothing`, `all`
+ * or `init=slow`. FIXTURE_CELL, `ROW,COLUMN`, is the cell that it chooses wherever it has a plan.
+ * FIXTURE_REPORT is a file to which what is left at the end is appended. */
 #include "nccl_tuner.h"
-
-#define JOIN_(a, b) a##b
-#define JOIN(a, b) JOIN_(a, b)
+#include "fixture.h"
 
 static ncclDebugLogger_t logger;
-static int contexts, answers, alone;
+static int contexts, answers;
 
 struct context {
   size_t ranks, nodes;
   pthread_t thread;
 };
-
-static const char *fault(void) {
-  const char *of = getenv("FIXTURE_RANK"), *own = getenv("OXCCL_RANK"), *what = getenv("FIXTURE");
-  return what && (!of || (own && !strcmp(of, own))) ? what : "";
-}
-
-static int is(const char *name) { return !strcmp(fault(), name); }
-
-static ncclResult_t enter(const char *function) {
-  char error[64], hang[64];
-  snprintf(error, sizeof error, "%s=error", function);
-  snprintf(hang, sizeof hang, "%s=hang", function);
-  while (is(hang)) pause();
-  return is(error) ? ncclSystemError : ncclSuccess;
-}
 
 static ncclResult_t wrong(const char *what) {
   logger(NCCL_LOG_WARN, NCCL_TUNING, __FILE__, __LINE__, "wrong use: %s", what);
@@ -50,19 +26,10 @@ __attribute__((destructor)) static void report(void) {
   fclose(to);
 }
 
-/* Nothing else begins or ends the plugin meanwhile. */
-static int overlaps(void) {
-  int others = __atomic_fetch_add(&alone, 1, __ATOMIC_SEQ_CST);
-  usleep(500);
-  __atomic_fetch_sub(&alone, 1, __ATOMIC_SEQ_CST);
-  return others;
-}
-
 static ncclResult_t start(size_t ranks, size_t nodes, ncclDebugLogger_t log, void **to) {
   logger = log;
   logger(NCCL_LOG_INFO, NCCL_TUNING, __FILE__, __LINE__, "%zu ranks on %zu hosts", ranks, nodes);
-  ncclResult_t entered = enter("init");
-  if (entered) return entered;
+  ENTER("init");
   if (overlaps()) return wrong("functions overlap");
   if (is("init=slow")) usleep(3500000);
   struct context *made = malloc(sizeof *made);
@@ -103,8 +70,7 @@ static int chosen(int *row, int *column) {
 #if VERSION == 2
 static ncclResult_t get(void *of, ncclFunc_t function, size_t bytes, int collnet, int nvls, int ops,
                         int *algorithm, int *protocol, int *channels) {
-  ncclResult_t entered = enter("getCollInfo");
-  if (entered) return entered;
+  ENTER("getCollInfo");
   if (!check(of, function, bytes, channels) || collnet || nvls > 1 || ops < 1) return wrong("asking");
   if (*algorithm != NCCL_ALGO_UNDEF || *protocol != NCCL_PROTO_UNDEF) return wrong("the start");
   chosen(algorithm, protocol);
@@ -120,8 +86,7 @@ static ncclResult_t get(void *of, ncclFunc_t function, size_t bytes, int ops, fl
                         int *channels) {
   float(*table)[NCCL_NUM_PROTOCOLS] = (float(*)[NCCL_NUM_PROTOCOLS])costs;
   int row, column, plans = 0;
-  ncclResult_t entered = enter("getCollInfo");
-  if (entered) return entered;
+  ENTER("getCollInfo");
   if (!check(of, function, bytes, channels) || ops < 1) return wrong("asking");
 #if VERSION >= 4
   if (registered < 0 || registered > 1) return wrong("the registration");
@@ -142,22 +107,20 @@ static ncclResult_t get(void *of, ncclFunc_t function, size_t bytes, int ops, fl
 #endif
 
 static ncclResult_t end(void *of) {
-  ncclResult_t entered = enter("finalize");
-  if (entered) return entered;
+  ENTER("finalize");
   if (overlaps()) return wrong("functions overlap");
   free(of);
   __atomic_sub_fetch(&contexts, 1, __ATOMIC_SEQ_CST);
   return ncclSuccess;
 }
 
-__attribute__((visibility("default"))) JOIN(JOIN(ncclTuner_v, VERSION), _t)
-    JOIN(ncclTunerPlugin_v, VERSION) = {
-        .name = "Fixture",
-        .init = init,
-        .getCollInfo = get,
+__attribute__((visibility("default"))) V(ncclTuner) JOIN(ncclTunerPlugin_v, VERSION, ) = {
+    .name = "Fixture",
+    .init = init,
+    .getCollInfo = get,
 #if VERSION >= 5
-        .finalize = end,
+    .finalize = end,
 #else
-        .destroy = end,
+    .destroy = end,
 #endif
 };

@@ -518,7 +518,7 @@ fn every_version_of_profilers_is_told_of_calls_and_operations_and_their_ends() {
         let Some(plugin) = Plugin::compile("profiler", version, &[]) else { return };
         let of_profiler = ("NCCL_PROFILER_PLUGIN", plugin.path());
         let variables = [of_profiler, ("NCCL_DEBUG_SUBSYS", "PROFILE")];
-        // Collectives, sends and receives, alone and in groups, on several streams and in graphs.
+        // Collectives, sends and receives, alone and in groups.
         let ended = plugin.run(2, &["sequence", "10", "150", "50000"], &variables);
         expect_success(&ended);
         for ended in &ended {

@@ -14,7 +14,7 @@ use cuda::run::timing::Mark;
 use cuda::sharing::registry::Key;
 use host::endpoint::{Endpoint, MAPPED, PeerMemory};
 use host::reach::{self, Process};
-use host::task::{Notice, Work};
+use host::task::Work;
 use host::worker::wait_while;
 use oxccl_plan::Carrier;
 use oxccl_plan::select::Topology;
@@ -178,11 +178,11 @@ impl Executor {
         }
     }
 
-    /// Appends a call of a function to a stream of host memory, which is not captured. `None` on a
-    /// GPU.
-    pub fn notify(&self, stream: &Stream, call: impl FnOnce() + Send + 'static) -> Option<()> {
-        let Stream::Host(stream) = stream else { return None };
-        stream.enqueue(Work::Notify(Notice::new(call)), true).ok()
+    /// Appends a call of a function, which must not block, to a stream of host memory, which is
+    /// not captured.
+    pub fn notify(&self, stream: &Stream, call: impl Fn() + Send + Sync + 'static) -> Result<()> {
+        let Stream::Host(stream) = stream else { return Err(wrong_device()) };
+        stream.enqueue(Work::Notify(Arc::new(call)), true)
     }
 
     /// Marks the present end of a stream of a GPU, which is not captured. `None` in host memory,
@@ -200,8 +200,9 @@ impl Executor {
         end: Mark,
         launched_ns: u64,
     ) -> impl FnMut() -> Option<(u64, u64)> + Send + use<> {
-        let (cuda_rank, mut marks) = (self.cuda().cloned(), Some((begin, end)));
-        move || cuda_rank.as_ref()?.timeline.times(&mut marks, launched_ns)
+        let timeline = self.cuda().map(|cuda_rank| cuda_rank.timeline.clone());
+        let mut marks = Some((begin, end));
+        move || timeline.as_ref()?.times(&mut marks, launched_ns)
     }
 
     /// Runs an operation on the first of several streams. The other streams wait for the operation,

@@ -3,7 +3,6 @@
 use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
 use std::error::Error;
 use std::ffi::c_void;
-use std::sync::Arc;
 
 /// A kind of plugins.
 pub(super) struct Kind {
@@ -56,16 +55,14 @@ const STATIC: &str = "STATIC_PLUGIN";
 /// A library that was opened, and its name in texts. It stays for as long as the process.
 #[derive(Clone)]
 pub(super) struct Opened {
-    library: Arc<Library>,
+    library: &'static Library,
     pub(super) file: String,
 }
 
 impl Opened {
     fn new(library: Library, file: &str) -> Self {
-        let library = Arc::new(library);
         // Threads of a plugin may run until the end of the process.
-        std::mem::forget(library.clone());
-        Self { library, file: file.to_owned() }
+        Self { library: Box::leak(Box::new(library)), file: file.to_owned() }
     }
 }
 

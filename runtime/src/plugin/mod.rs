@@ -11,7 +11,7 @@ use crate::proxy::CurrentCall;
 use load::{Attempt, Found, Kind, Opened, load, structure, wanted};
 use oxccl_plugin_abi::ncclDebugLogger_t;
 use std::ffi::{CStr, c_char, c_int};
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// A plugin that was found, and its functions.
@@ -21,24 +21,68 @@ struct Plugin<F> {
     /// The name that the plugin has given itself.
     name: String,
     functions: F,
-    /// Held while the plugin is begun or ended: plugins count their users without a lock.
-    alone: Mutex<()>,
-    /// The one who holds it.
+    turn: Turn,
+}
+
+/// The right to begin or end a plugin, which one communicator has at a time: plugins count their
+/// users without a lock.
+#[derive(Default)]
+struct Turn {
+    /// The calls of the one who has it.
     holder: Mutex<Option<Arc<CurrentCall>>>,
+    free: Condvar,
 }
 
-/// The pause between two looks whether a plugin can be begun or ended.
-const TURN: Duration = Duration::from_micros(200);
+/// The time between two looks whether the one who has the right is in a call that does not return.
+const LOOK: Duration = Duration::from_millis(100);
 
-/// The right to begin or end a plugin.
-struct Alone<'a> {
-    holder: &'a Mutex<Option<Arc<CurrentCall>>>,
-    _lock: MutexGuard<'a, ()>,
+impl Turn {
+    fn holder(&self) -> MutexGuard<'_, Option<Arc<CurrentCall>>> {
+        self.holder.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Waits for the right; `current` tells others what the caller does with it. Fails if a call of
+    /// the one who has it does not return.
+    fn take(&self, current: &Arc<CurrentCall>) -> oxccl_net::Result<Alone<'_>> {
+        let mut holder = self.holder();
+        while let Some(other) = &*holder {
+            if let Some(error) = other.stuck() {
+                return Err(error);
+            }
+            let waited = self.free.wait_timeout(holder, LOOK);
+            holder = waited.unwrap_or_else(|e| e.into_inner()).0;
+        }
+        *holder = Some(current.clone());
+        Ok(Alone(self))
+    }
 }
+
+/// The guard of [`Turn`].
+struct Alone<'a>(&'a Turn);
 
 impl Drop for Alone<'_> {
     fn drop(&mut self) {
-        *self.holder.lock().unwrap_or_else(|e| e.into_inner()) = None;
+        *self.0.holder() = None;
+        self.0.free.notify_one();
+    }
+}
+
+/// The facts about a communicator that tuners and profilers are told.
+#[derive(Clone, Debug)]
+pub(crate) struct Facts {
+    /// The number of the communicator.
+    pub(crate) comm: u64,
+    /// The name of the communicator, if it has one.
+    pub(crate) name: Option<String>,
+    /// The number of ranks of each host.
+    pub(crate) hosts: Vec<u32>,
+    /// This rank.
+    pub(crate) rank: u32,
+}
+
+impl Facts {
+    fn nranks(&self) -> u32 {
+        self.hosts.iter().sum()
     }
 }
 
@@ -57,30 +101,6 @@ fn checked(
 }
 
 impl<F> Plugin<F> {
-    /// Waits until nothing else begins or ends the plugin in this process; `current` tells others
-    /// what the caller does meanwhile. Fails if the one before does not return.
-    fn alone(&self, current: &Arc<CurrentCall>) -> oxccl_net::Result<Alone<'_>> {
-        loop {
-            let lock = match self.alone.try_lock() {
-                Ok(lock) => lock,
-                Err(TryLockError::Poisoned(lock)) => lock.into_inner(),
-                Err(TryLockError::WouldBlock) => {
-                    if let Some(error) = self.holder().as_ref().and_then(|c| c.stuck()) {
-                        return Err(error);
-                    }
-                    std::thread::sleep(TURN);
-                    continue;
-                }
-            };
-            *self.holder() = Some(current.clone());
-            return Ok(Alone { holder: &self.holder, _lock: lock });
-        }
-    }
-
-    fn holder(&self) -> MutexGuard<'_, Option<Arc<CurrentCall>>> {
-        self.holder.lock().unwrap_or_else(|e| e.into_inner())
-    }
-
     /// Returns the plugin of a kind that a variable names, or that of a network plugin.
     fn find(
         (kind, about): (&Kind, Subsystem),
@@ -111,8 +131,7 @@ impl<F> Plugin<F> {
         let plugin = match of(found) {
             Ok((name, functions)) => {
                 let label = format!("{what} plugin {name} ({file}, v{})", found.version);
-                let (alone, holder) = Default::default();
-                Some(Self { label, name, functions, alone, holder })
+                Some(Self { label, name, functions, turn: Turn::default() })
             }
             Err(why) => {
                 let text = format!("{what} plugin {file}: refused, {why}");

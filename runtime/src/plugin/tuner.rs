@@ -1,7 +1,7 @@
 //! Tuner plugins, which choose the plans of calls.
 
 use super::load::{Found, Kind};
-use super::{Plugin, checked, logger, name_of, need};
+use super::{Facts, Plugin, checked, logger, name_of, need};
 use crate::config::Config;
 use crate::error::Result;
 use crate::log::{self, Level, Subsystem};
@@ -144,17 +144,6 @@ pub(crate) fn name() -> &'static str {
     plugin().map_or("", |plugin| &plugin.name)
 }
 
-/// The facts about a communicator that tuners are told.
-#[derive(Clone, Debug)]
-pub(crate) struct Facts {
-    /// The number of the communicator.
-    pub(crate) comm: u64,
-    /// Number of ranks.
-    pub(crate) nranks: u32,
-    /// The number of ranks of each host.
-    pub(crate) hosts: Vec<u32>,
-}
-
 /// A tuner in use by a communicator.
 pub(crate) struct Tuner {
     worker: Worker<Instance>,
@@ -163,10 +152,10 @@ pub(crate) struct Tuner {
 impl Tuner {
     /// Starts the tuner of this process for a communicator; `None` if there is none. Blocks while
     /// the plugin starts. Fails if it fails, or does not return.
-    pub(crate) fn start(facts: Facts) -> Result<Option<Self>> {
+    pub(crate) fn start(facts: &Facts) -> Result<Option<Self>> {
         let Some(plugin) = plugin() else { return Ok(None) };
         let current = Arc::new(CurrentCall::new(plugin.label.clone(), HINT));
-        let of_thread = current.clone();
+        let (of_thread, facts) = (current.clone(), facts.clone());
         let make = move || Instance::start(plugin, of_thread, &facts);
         let worker = Worker::start("oxccl-tuner", make, current)?;
         let text = format!("{} is used", plugin.label);
@@ -216,7 +205,7 @@ impl Instance {
         current: Arc<CurrentCall>,
         facts: &Facts,
     ) -> oxccl_net::Result<Self> {
-        let (nranks, nnodes) = (facts.nranks as usize, facts.hosts.len());
+        let (nranks, nnodes) = (facts.nranks() as usize, facts.hosts.len());
         let number = |ranks: Option<&u32>| ranks.map_or(0, |ranks| *ranks as c_int);
         let mut domains = ncclNvlDomainInfo_v5_t {
             nNvlDomains: nnodes as c_int,
@@ -225,7 +214,7 @@ impl Instance {
         };
         let (mut context, mut constants, log) = (null_mut(), self::constants(), logger());
         let at = &mut context;
-        let alone = plugin.alone(&current)?;
+        let alone = plugin.turn.take(&current)?;
         let result = current.enter("init", || match plugin.functions.init {
             // SAFETY: the function is the plugin's, and has the arguments of its version.
             Init::V2(init) => unsafe { init(nranks, nnodes, log, at) },
@@ -295,7 +284,7 @@ impl Drop for Instance {
     fn drop(&mut self) {
         let Some(finalize) = self.plugin.functions.finalize else { return };
         let context = self.context;
-        let ended = self.plugin.alone(&self.current).and_then(|_alone| {
+        let ended = self.plugin.turn.take(&self.current).and_then(|_alone| {
             // SAFETY: the function is the plugin's; nothing of the context is in use any more.
             let result = self.current.enter("finalize", || unsafe { finalize(context) });
             checked(&self.current, "finalize", result, HINT)

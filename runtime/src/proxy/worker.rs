@@ -113,9 +113,8 @@ impl<S: Serve> Worker<S> {
         }
     }
 
-    /// Has the thread make a call, and does not wait for it.
-    pub(crate) fn post(&self, call: impl FnOnce(&mut S) + Send + 'static) {
-        self.shared.calls().push(Box::new(call));
+    /// Makes the thread look, unless it does so by itself within a millisecond.
+    pub(crate) fn wake_if_idle(&self) {
         if !self.shared.ticking.load(Ordering::SeqCst) {
             self.wake();
         }
@@ -128,7 +127,7 @@ impl<S: Serve> Worker<S> {
     ) -> oxccl_net::Result<T> {
         let answer = Answer::default();
         let give = answer.clone();
-        self.post(move |state| give.set(call(state)));
+        self.shared.calls().push(Box::new(move |state| give.set(call(state))));
         self.wake();
         answer.wait(|| self.trouble())?
     }

@@ -445,7 +445,7 @@ pub struct ncclProfilerKernelCh_v4_t {
 pub struct ncclProfilerNetPlugin_v3_t {
     /// The kind of plugin and its version.
     pub id: i64,
-    /// What the plugin says.
+    /// The data of the net plugin, of a type that its kind and version tell.
     pub data: *mut c_void,
 }
 

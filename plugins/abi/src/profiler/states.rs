@@ -34,7 +34,7 @@ pub struct ncclProfilerProxyStepState_v4_t {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ncclProfilerNetPluginState_v4_t {
-    /// What the plugin says.
+    /// The data of the net plugin, of a type that its kind and version tell.
     pub data: *mut c_void,
 }
 

@@ -19,8 +19,9 @@ use crate::fork;
 use crate::link::message::Identity;
 use crate::link::{Edge, edge_slot_bytes};
 use crate::log::{self, Level, Subsystem};
-use crate::plugin::profiler::{self, Profiler};
-use crate::plugin::tuner::{self, Tuner};
+use crate::plugin::Facts;
+use crate::plugin::profiler::Profiler;
+use crate::plugin::tuner::Tuner;
 use crate::rank::Rank;
 use links::Links;
 use members::Members;
@@ -192,11 +193,9 @@ fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
             links::connect(identity, &members, &control, rendezvous, asked)?
         }
     };
-    let hosts = members.host_sizes();
-    let (comm, nhosts, name) = (own.comm, hosts.len() as u32, options.name.clone());
-    let facts = profiler::Facts { comm, name, nhosts, nranks, rank };
-    let tuner = Tuner::start(tuner::Facts { comm, nranks, hosts })?;
-    let profiler = Profiler::start(facts);
+    let (comm, name, hosts) = (own.comm, options.name.clone(), members.host_sizes());
+    let facts = Facts { comm, name, hosts, rank };
+    let (tuner, profiler) = (Tuner::start(&facts)?, Profiler::start(&facts));
     let signs = links::signs(&members.infos, &links.controls, rank);
     let counter_start = members.counter_start();
     let parts = Parts {
@@ -279,8 +278,8 @@ pub(super) fn alone(device: Device, options: &Options) -> Result<Communicator> {
     let mut comm = Communicator::new(parts, device, options, None);
     // Profilers tell communicators of all processes apart by their numbers.
     let (number, name) = (u64::from_le_bytes(random()?), options.name.clone());
-    let facts = profiler::Facts { comm: number, name, nhosts: 1, nranks: 1, rank: 0 };
-    comm.profiler = Profiler::start(facts);
+    let facts = Facts { comm: number, name, hosts: vec![1], rank: 0 };
+    comm.profiler = Profiler::start(&facts);
     apply_timeout(&comm);
     Ok(comm)
 }

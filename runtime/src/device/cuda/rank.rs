@@ -84,7 +84,7 @@ pub struct CudaRank {
     /// The number of puts that copy engines carried out.
     pub engine_puts: AtomicU64,
     /// The times of operations, for profilers.
-    pub timeline: Timeline,
+    pub timeline: Arc<Timeline>,
     owner: Weak<Rank>,
     shared: Arc<Memory>,
     /// The shared memory of the other ranks of this process, kept as long as kernels here may write
@@ -175,7 +175,7 @@ impl CudaRank {
             imports: Vec::new(),
             pinned: Vec::new(),
             control,
-            timeline: Timeline::default(),
+            timeline: Arc::default(),
             order: Mutex::new(Some(Order::new(mixes)?)),
             closing: Mutex::default(),
             used: LaunchedStreams::default(),

@@ -15,8 +15,8 @@ use crate::op::{Address, Call, Operation, Programs};
 use crate::rank::agreement::{CurrentOp, look_around, tell};
 use crate::rank::{Awaited, Rank};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// The longest time that an operation on a broken link waits for the monitor's verdict.
@@ -43,23 +43,8 @@ pub struct HostFunction {
     pub argument: Address,
 }
 
-/// A call that the library asks for, once.
-#[derive(Clone)]
-pub struct Notice(Arc<Mutex<Option<NoticeCall>>>);
-
-type NoticeCall = Box<dyn FnOnce() + Send>;
-
-impl Notice {
-    /// Returns the notice of a call, which must not block.
-    pub fn new(call: impl FnOnce() + Send + 'static) -> Self {
-        Self(Arc::new(Mutex::new(Some(Box::new(call)))))
-    }
-
-    fn call(&self) {
-        let call = self.0.lock().unwrap_or_else(|e| e.into_inner()).take();
-        call.into_iter().for_each(|call| call());
-    }
-}
+/// A call that the library asks for, which must not block.
+pub type Notice = Arc<dyn Fn() + Send + Sync>;
 
 /// Work that a stream can be asked to do; a template that graphs replay.
 #[derive(Clone)]
@@ -270,7 +255,7 @@ impl Task {
             },
             Task::Graph(run) => run.step(budget),
             Task::Notify(notice) => {
-                notice.call();
+                notice();
                 Step::Done(Ok(()))
             }
         }

@@ -109,7 +109,7 @@ impl PluginNet {
         let mut instance =
             Instance { plugin, functions, current, context, initialised, traffic_class };
         let current = instance.current.clone();
-        let alone = plugin.alone(&current)?;
+        let alone = plugin.turn.take(&current)?;
         let mut lifecycle = plugin.functions.lifecycle();
         if let Some(error) = &lifecycle.failed {
             return Err(error.clone());
@@ -128,7 +128,7 @@ impl Drop for Instance {
     fn drop(&mut self) {
         let Some(finalize) = self.functions.finalize.filter(|_| self.initialised) else { return };
         let context = self.context;
-        note(self.plugin.alone(&self.current).and_then(|_alone| {
+        note(self.plugin.turn.take(&self.current).and_then(|_alone| {
             // SAFETY: as in `init`; nothing of the context is in use any more.
             self.call("finalize", || unsafe { finalize(context) })
         }));

@@ -8,7 +8,7 @@
 mod functions;
 
 use super::load::Kind;
-use super::{Plugin, checked, logger, result_name};
+use super::{Facts, Plugin, checked, logger, result_name};
 use crate::config::Config;
 use crate::error::Result;
 use crate::log::{self, Level, Subsystem};
@@ -23,7 +23,7 @@ use std::collections::VecDeque;
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 const KIND: Kind = Kind {
@@ -52,21 +52,6 @@ fn plugin() -> Option<&'static Plugin<Functions>> {
     PLUGIN.get_or_init(find).as_ref()
 }
 
-/// The facts about a communicator that profilers are told.
-#[derive(Clone, Debug)]
-pub(crate) struct Facts {
-    /// The number of the communicator.
-    pub(crate) comm: u64,
-    /// The name of the communicator, if it has one.
-    pub(crate) name: Option<String>,
-    /// Number of hosts.
-    pub(crate) nhosts: u32,
-    /// Number of ranks.
-    pub(crate) nranks: u32,
-    /// This rank.
-    pub(crate) rank: u32,
-}
-
 /// The kinds of events that the plugin asks for. It may change them at any time, and those that ask
 /// with the first communicator only mean all: as with NCCL, there is one place in the process.
 static MASK: AtomicI32 = AtomicI32::new(0);
@@ -76,8 +61,12 @@ static MASK: AtomicI32 = AtomicI32::new(0);
 struct Instance {
     plugin: &'static Plugin<Functions>,
     context: *mut c_void,
-    name: Option<CString>,
-    facts: Facts,
+    /// The facts that older versions have in each event.
+    comm: Comm,
+    /// The text that `comm` points to.
+    _name: Option<CString>,
+    /// Operations on a GPU, the oldest first, each with what tells its times once it has ended.
+    followed: Mutex<VecDeque<(Running, Times)>>,
     /// The numbers of the collectives so far, by function.
     numbers: [AtomicU64; Collective::ALL.len()],
     /// True once the log has a line about a call that failed.
@@ -97,15 +86,15 @@ impl Instance {
     fn start(
         plugin: &'static Plugin<Functions>,
         current: &Arc<CurrentCall>,
-        facts: Facts,
+        facts: &Facts,
     ) -> oxccl_net::Result<Self> {
         let name = facts.name.as_ref().and_then(|name| CString::new(name.as_str()).ok());
         let mut context = null_mut();
         let (at, mask_at) = (&mut context, MASK.as_ptr());
         let name_at = name.as_ref().map_or(null(), |name| name.as_ptr());
-        let (nhosts, nranks) = (facts.nhosts as c_int, facts.nranks as c_int);
+        let (nhosts, nranks) = (facts.hosts.len() as c_int, facts.nranks() as c_int);
         let (rank, comm, log) = (facts.rank as c_int, facts.comm, logger());
-        let alone = plugin.alone(current)?;
+        let alone = plugin.turn.take(current)?;
         let result = current.enter("init", || match plugin.functions.init {
             // SAFETY: the function is the plugin's, and has the arguments of its version; mask and
             // name stay for as long as the context.
@@ -121,8 +110,9 @@ impl Instance {
         });
         drop(alone);
         checked(current, "init", result, HINT)?;
-        let (numbers, complained, calls, ended) = Default::default();
-        Ok(Self { plugin, context, name, facts, numbers, complained, calls, ended })
+        let comm = Comm { name: name_at, id: comm, rank };
+        let (followed, numbers, complained, calls, ended) = Default::default();
+        Ok(Self { plugin, context, comm, _name: name, followed, numbers, complained, calls, ended })
     }
 
     fn wants(&self, kinds: c_int) -> bool {
@@ -137,6 +127,28 @@ impl Instance {
         told
     }
 
+    fn followed(&self) -> MutexGuard<'_, VecDeque<(Running, Times)>> {
+        self.followed.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Ends the events of operations that have ended; returns whether there were any.
+    fn end_followed(&self) -> bool {
+        let mut moved = false;
+        while let Some((mut running, times_ns)) = self.take_ended() {
+            running.begin(times_ns.0);
+            running.end_ns = times_ns.1;
+            moved = true;
+        }
+        moved
+    }
+
+    /// Takes the oldest operation if it has ended, with the times of its beginning and end.
+    fn take_ended(&self) -> Option<(Running, (u64, u64))> {
+        let mut followed = self.followed();
+        let times_ns = followed.front_mut().and_then(|(_, times)| times())?;
+        followed.pop_front().map(|(running, _)| (running, times_ns))
+    }
+
     /// Logs the first call that fails: nothing depends on it.
     fn check(&self, function: &str, result: c_int) {
         if result != 0 && !self.complained.swap(true, Ordering::Relaxed) {
@@ -148,9 +160,7 @@ impl Instance {
     }
 
     fn begin(self: &Arc<Self>, parent: *mut c_void, body: Body) -> Event {
-        let name = self.name.as_ref().map_or(null(), |name| name.as_ptr());
-        let comm = Comm { name, id: self.facts.comm, rank: self.facts.rank as c_int };
-        let start = |functions: &Functions| functions.start(self.context, comm, parent, body);
+        let start = |functions: &Functions| functions.start(self.context, self.comm, parent, body);
         let (result, handle) = self.tell(start).unwrap_or((0, null_mut()));
         self.check("startEvent", result);
         Event { instance: self.clone(), handle: if result == 0 { handle } else { null_mut() } }
@@ -195,8 +205,6 @@ fn handle(event: Option<&Event>) -> *mut c_void {
 struct Keeper {
     instance: Arc<Instance>,
     current: Arc<CurrentCall>,
-    /// Operations on a GPU, the oldest first, each with what tells its times once it has ended.
-    followed: VecDeque<(Running, Times)>,
 }
 
 /// Returns when an operation began and ended, in ns, once it has ended.
@@ -204,19 +212,11 @@ type Times = Box<dyn FnMut() -> Option<(u64, u64)> + Send>;
 
 impl Serve for Keeper {
     fn poll(&mut self) -> bool {
-        let mut moved = false;
-        while let Some((running, times)) = self.followed.front_mut() {
-            let Some((begin_ns, end_ns)) = times() else { break };
-            running.begin(begin_ns);
-            running.end_ns = end_ns;
-            self.followed.pop_front();
-            moved = true;
-        }
-        moved
+        self.instance.end_followed()
     }
 
     fn has_tasks(&self) -> bool {
-        !self.followed.is_empty()
+        !self.instance.followed().is_empty()
     }
 
     fn is_urgent(&self) -> bool {
@@ -228,10 +228,12 @@ impl Drop for Keeper {
     fn drop(&mut self) {
         let start = Instant::now();
         while Arc::strong_count(&self.instance) > 1 && start.elapsed() < ENDING {
-            self.poll();
+            self.instance.end_followed();
             std::thread::yield_now();
         }
-        self.followed.clear();
+        // Dropped outside of the lock: the plugin hears of it.
+        let lost = std::mem::take(&mut *self.instance.followed());
+        drop(lost);
         let Instance { plugin, context, calls, ended, .. } = &*self.instance;
         // Events that are still open belong to work that waits in streams: they are lost.
         ended.store(true, Ordering::SeqCst);
@@ -242,7 +244,7 @@ impl Drop for Keeper {
             }
             std::thread::yield_now();
         }
-        let finalized = plugin.alone(&self.current).and_then(|_alone| {
+        let finalized = plugin.turn.take(&self.current).and_then(|_alone| {
             // SAFETY: the function is the plugin's, and nothing of the context is in use any more.
             let end = || unsafe { (plugin.functions.finalize)(*context) };
             checked(&self.current, "finalize", self.current.enter("finalize", end), HINT)
@@ -268,7 +270,7 @@ pub(crate) struct Profiler {
 impl Profiler {
     /// Starts the profiler of this process for a communicator; `None` if there is none. Blocks
     /// while the plugin starts. If it fails or does not return, the log says so, and there is none.
-    pub(crate) fn start(facts: Facts) -> Option<Self> {
+    pub(crate) fn start(facts: &Facts) -> Option<Self> {
         let plugin = plugin()?;
         match Self::try_start(plugin, facts) {
             Ok(profiler) => {
@@ -284,12 +286,12 @@ impl Profiler {
         }
     }
 
-    fn try_start(plugin: &'static Plugin<Functions>, facts: Facts) -> Result<Self> {
+    fn try_start(plugin: &'static Plugin<Functions>, facts: &Facts) -> Result<Self> {
         let current = Arc::new(CurrentCall::new(plugin.label.clone(), HINT));
-        let of_thread = current.clone();
+        let (of_thread, facts) = (current.clone(), facts.clone());
         let make = move || {
-            let instance = Arc::new(Instance::start(plugin, &of_thread, facts)?);
-            Ok(Keeper { instance, current: of_thread, followed: VecDeque::new() })
+            let instance = Arc::new(Instance::start(plugin, &of_thread, &facts)?);
+            Ok(Keeper { instance, current: of_thread })
         };
         let worker = Worker::start("oxccl-profiler", make, current)?;
         let instance = worker.call(|keeper: &mut Keeper| Ok(keeper.instance.clone()))?;
@@ -418,8 +420,8 @@ impl Calls {
         running: Running,
         times: impl FnMut() -> Option<(u64, u64)> + Send + 'static,
     ) {
-        let times = Box::new(times);
-        self.worker.post(move |keeper| keeper.followed.push_back((running, times)));
+        self.instance.followed().push_back((running, Box::new(times)));
+        self.worker.wake_if_idle();
     }
 
     /// Begins an operation of the calls that were reported.

@@ -1,0 +1,45 @@
+/* What the fixtures share. FIXTURE in the environment makes a plugin misbehave: `FUNCTION=error`,
+ * `FUNCTION=hang`, or a name that it understands itself. FIXTURE_RANK limits that to one rank,
+ * FIXTURE_AFTER to the calls of the function after so many. */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define JOIN_(a, b, c) a##b##c
+#define JOIN(a, b, c) JOIN_(a, b, c)
+#define V(name) JOIN(name##_v, VERSION, _t)
+
+static inline int is(const char *name) {
+  const char *of = getenv("FIXTURE_RANK"), *own = getenv("OXCCL_RANK"), *what = getenv("FIXTURE");
+  return what && (!of || (own && !strcmp(of, own))) && !strcmp(what, name);
+}
+
+/* What every function does first. */
+static inline ncclResult_t enter(const char *function) {
+  static int calls;
+  char error[64], hang[64];
+  snprintf(error, sizeof error, "%s=error", function);
+  snprintf(hang, sizeof hang, "%s=hang", function);
+  if (!is(error) && !is(hang)) return ncclSuccess;
+  const char *after = getenv("FIXTURE_AFTER");
+  if (__atomic_fetch_add(&calls, 1, __ATOMIC_SEQ_CST) < (after ? atoi(after) : 0)) return ncclSuccess;
+  while (is(hang)) pause();
+  return ncclSystemError;
+}
+
+#define ENTER(function)                     \
+  do {                                      \
+    ncclResult_t entered = enter(function); \
+    if (entered) return entered;            \
+  } while (0)
+
+/* Whether anything else begins or ends the plugin meanwhile. */
+static inline int overlaps(void) {
+  static int inside;
+  int others = __atomic_fetch_add(&inside, 1, __ATOMIC_SEQ_CST);
+  usleep(500);
+  __atomic_fetch_sub(&inside, 1, __ATOMIC_SEQ_CST);
+  return others;
+}
