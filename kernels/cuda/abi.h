@@ -99,6 +99,13 @@ enum {
 // Bytes of a slot of a lane.
 #define LANE_SLOT_BYTES (32 * 1024)
 
+// Slots of the words for an edge with a rank of another host: at least as many as messages that
+// are under way there in a direction.
+#define NET_SLOTS 4
+
+// Bytes before the data in the slots of messages between hosts, where the proxy writes the header.
+#define NET_HEADER_BYTES 16
+
 // Operations of which a rank remembers what its peers called.
 #define ANNOUNCEMENTS 4
 
@@ -140,6 +147,15 @@ enum {
 
 // Kind of [`Step`]: writes a slice of a peer.
 #define STEP_PUT 6
+
+// Kind of [`EdgeStep`]: puts a slice on the edge to a peer.
+#define STEP_SEND 7
+
+// Kind of [`EdgeStep`]: takes the next message of the edge from a peer.
+#define STEP_RECEIVE 8
+
+// Kind of [`EdgeStep`]: takes the next message of the edge from a peer, and folds it with a slice.
+#define STEP_RECEIVE_REDUCE 9
 
 // Destination of a fold: one slice of this rank.
 #define TO_OWN 0
@@ -216,7 +232,8 @@ typedef struct Control {
   uint32_t abort;
   // `FAULT_*`, set last.
   uint32_t fault;
-  // The rank waited for, or at fault; −1 for none.
+  // The rank waited for, or at fault: its place on this host or, from [`MAX_RANKS`] on, its
+  // number in the communicator plus that; −1 for none.
   int32_t peer;
   // The step of the program.
   int32_t step;
@@ -269,9 +286,9 @@ typedef struct Counters {
 
 // A rank of a communicator, as kernels see it. It never changes.
 typedef struct Rank {
-  // This rank.
+  // The place of this rank among those of its host.
   uint32_t rank;
-  // The number of ranks.
+  // The number of ranks of this host.
   uint32_t nranks;
   // Lanes of a queue.
   uint32_t lanes;
@@ -294,6 +311,11 @@ typedef struct Rank {
   uint64_t control;
   // The address of [`Maps`], in private memory.
   uint64_t maps;
+  // The address of a [`Peer`] for each rank of the communicator, in private memory; 0 where all
+  // ranks are on this host.
+  uint64_t peers;
+  // The address of the scratch memory, in private memory; 0 where all ranks are on this host.
+  uint64_t scratch;
 } Rank;
 
 // The queues of a group of messages. A queue is a peer and a direction. Each lane of a queue is a
@@ -306,7 +328,7 @@ typedef struct Exchange {
   uint32_t lanes;
   // Padding.
   uint32_t unused;
-  // The queues: peer × 2, + 1 for sending.
+  // The queues: the peer's number in the communicator × 2, + 1 for sending.
   uint32_t queues[QUEUES];
   // The messages of `queues[i]` are those from `first[i]` to before `first[i + 1]`.
   uint32_t first[QUEUE_BOUNDS];
@@ -509,6 +531,96 @@ typedef struct Program {
   // The programs, by `WAY_*`.
   Way ways[WAYS];
 } Program;
+
+// The argument of an edge kernel: a collective as a program over edges, and how it cuts the call.
+typedef struct EdgeProgram {
+  // The collective.
+  Collective call;
+  // This rank in the communicator.
+  uint32_t rank;
+  // The number of ranks of the communicator.
+  uint32_t nranks;
+  // Elements of a window.
+  uint64_t window_elems;
+  // Part boundaries fall on multiples of this.
+  uint64_t align_elems;
+  // Bytes from a block of scratch to the next one.
+  uint64_t scratch_bytes;
+  // Parts per window.
+  uint32_t parts;
+  // The number of steps.
+  uint32_t nsteps;
+  // The address of the [`EdgeStep`]s, in memory of the host.
+  uint64_t steps;
+} EdgeProgram;
+
+// A step of a program over edges (`oxccl_plan::Op`).
+typedef struct EdgeStep {
+  // `STEP_*`.
+  uint8_t kind;
+  // Not 0 if a fold completes the reduction.
+  uint8_t finish;
+  // Not 0 if the data that came over the edge are the first operand of a fold.
+  uint8_t incoming_first;
+  // Padding.
+  uint8_t unused;
+  // The peer, by its number in the communicator.
+  uint32_t peer;
+  // The slice that is read at this rank.
+  Slice src;
+  // The slice that is written.
+  Slice dst;
+  // The slice that a fold of all ranks' blocks in scratch reads in place of this rank's block.
+  Slice own;
+} EdgeStep;
+
+// The arrival of a message, or of a part of one, in a slot.
+typedef struct Arrival {
+  // The number of the message on its queue, from 1; written last.
+  uint64_t number;
+  // The second word of the operation's descriptor.
+  uint64_t count;
+  // The first word of the descriptor; in the upper half the bytes in the slot.
+  uint64_t what;
+  // Padding.
+  uint64_t unused;
+} Arrival;
+
+// The words by which kernels and the proxy tell each other of the messages with a rank of another
+// host. They lie in memory of the host.
+typedef struct NetWords {
+  // Messages that the kernels have written, by number modulo [`NET_SLOTS`].
+  Arrival outgoing[NET_SLOTS];
+  // The number of messages that the kernels have taken.
+  uint64_t taken;
+  // The number of the latest message for which a kernel waits.
+  uint64_t wanted;
+  // Padding to a line that the other side writes.
+  uint64_t unused[14];
+  // Messages that have come, by number modulo [`NET_SLOTS`].
+  Arrival incoming[NET_SLOTS];
+  // The number of messages up to which there are free slots.
+  uint64_t room;
+  // Not 0 once the peer has left, and all that it sent has come.
+  uint64_t left;
+} NetWords;
+
+// A peer as kernels find it, in the rank's own GPU memory.
+typedef struct Peer {
+  // The address of the [`NetWords`], as mapped here; 0 for a rank of this host.
+  uint64_t words;
+  // The place of the rank among those of this host.
+  uint32_t place;
+  // The numbers by which the slot of a message is ahead of the message's own: outgoing and
+  // incoming.
+  uint16_t skews[2];
+  // The address of the outgoing slots, as mapped here.
+  uint64_t outgoing;
+  // The address of the slots where messages come in.
+  uint64_t incoming;
+  // Bytes from a slot to the next one.
+  uint64_t slot_bytes;
+} Peer;
 
 // The part of the private memory that all channels share.
 typedef struct Shared {

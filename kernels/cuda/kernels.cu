@@ -1,4 +1,5 @@
 // All kernels, as one translation unit.
+#include "edges.cuh"
 #include "exchange.cuh"
 #include "expect.cuh"
 #include "interpret.cuh"

@@ -31,13 +31,6 @@ struct Entry {
   Packet input, output, count, what;
 };
 
-// The arrival in a lane's slot: a part of the message that it describes has come there.
-struct alignas(16) Arrival {
-  uint64_t number;
-  uint64_t bytes;
-  uint64_t what;
-};
-
 // Orders all accesses before it and after it, for all GPUs and the host. `__threadfence_system`
 // also puts all threads' fences into one order, which costs microseconds and is needed nowhere
 // here.
@@ -146,6 +139,15 @@ __device__ inline Arrival* arrival(const Rank& r, int at, int from, int lane, in
 
 __device__ inline uint64_t* credit(const Rank& r, int at, int from, int lane) {
   return reinterpret_cast<uint64_t*>(r.shared[at] + CREDITS_AT) + from * LANES + lane;
+}
+
+// A rank as it is reached; null where all ranks are on this host.
+__device__ inline const Peer* peer_of(const Rank& r, uint32_t rank) {
+  return r.peers ? reinterpret_cast<const Peer*>(r.peers) + rank : nullptr;
+}
+
+__device__ inline NetWords* net_words(const Peer& peer) {
+  return reinterpret_cast<NetWords*>(peer.words);
 }
 
 __device__ inline uint64_t* user_signal(const Rank& r, int at, int from, int signal) {

@@ -50,6 +50,21 @@ __device__ inline void hear_host(const Rank& r, uint64_t now) {
   if (c->abort) fail(r, FAULT_ABORTED, -1, -1);
 }
 
+// Peers are named by their places among the ranks of this host; ranks of other hosts by their
+// numbers in the communicator, from MAX_RANKS on.
+__device__ inline int name_of(const Rank& r, uint32_t rank) {
+  const Peer* peer = peer_of(r, rank);
+  if (!peer) return int(rank);
+  return peer->words ? int(MAX_RANKS + rank) : int(peer->place);
+}
+
+// Returns whether a peer has left; to be called after `hear_host`.
+__device__ inline bool has_left(const Rank& r, int peer) {
+  if (peer < 0) return false;
+  if (peer < MAX_RANKS) return const_cast<volatile Shared*>(common(r))->left >> peer & 1;
+  return load_acquire(&net_words(*peer_of(r, peer - MAX_RANKS))->left) != 0;
+}
+
 // One thread's wait.
 struct Wait {
   uint32_t spins = 0;
@@ -73,7 +88,7 @@ struct Wait {
     hear_host(r, now);
     uint64_t limit = const_cast<volatile Shared*>(common(r))->limit_ns;
     if (limit != 0 && now - since > limit) fail(r, FAULT_DEADLINE, peer, step);
-    bool left = peer >= 0 && const_cast<volatile Shared*>(common(r))->left >> peer & 1;
+    bool left = has_left(r, peer);
     // What a peer wrote before it left has been visible since the last look: it did not write what
     // is awaited.
     if (left && gone == peer) fail(r, FAULT_LEFT, peer, step);
@@ -104,7 +119,7 @@ __device__ inline bool announced(const Rank& r, int peer, uint64_t operation, ui
 }
 
 // Waits for something that a peer does outside collectives; false when it will not come. It will
-// not if the peer has begun the next collective, as the peer waits there for this rank.
+// not if the peer, on this host, has begun the next collective, as it waits there for this rank.
 template <typename Ready>
 __device__ inline bool await(const Rank& r, int peer, uint32_t own_what, uint64_t own_count,
                              Ready ready) {
@@ -113,6 +128,7 @@ __device__ inline bool await(const Rank& r, int peer, uint32_t own_what, uint64_
     if (wait.over(r, peer, -1)) return false;
     if (wait.looks == looks) continue;
     looks = wait.looks;
+    if (peer >= MAX_RANKS) continue;
     uint64_t operation = common(r)->operations + 1;
     uint64_t count, what;
     if (!announced(r, peer, operation, count, what)) continue;

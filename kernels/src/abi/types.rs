@@ -44,6 +44,11 @@ pub const SMALL_MESSAGE_BYTES: usize = 64 * 1024;
 pub const LANE_SLOTS: usize = 2;
 /// Bytes of a slot of a lane.
 pub const LANE_SLOT_BYTES: usize = 32 * 1024;
+/// Slots of the words for an edge with a rank of another host: at least as many as messages that
+/// are under way there in a direction.
+pub const NET_SLOTS: usize = 4;
+/// Bytes before the data in the slots of messages between hosts, where the proxy writes the header.
+pub const NET_HEADER_BYTES: usize = 16;
 /// Operations of which a rank remembers what its peers called.
 pub const ANNOUNCEMENTS: usize = 4;
 /// The most steps of a program.
@@ -73,6 +78,13 @@ pub const STEP_GET: u8 = 4;
 pub const STEP_REDUCE: u8 = 5;
 /// Kind of [`Step`]: writes a slice of a peer.
 pub const STEP_PUT: u8 = 6;
+
+/// Kind of [`EdgeStep`]: puts a slice on the edge to a peer.
+pub const STEP_SEND: u8 = 7;
+/// Kind of [`EdgeStep`]: takes the next message of the edge from a peer.
+pub const STEP_RECEIVE: u8 = 8;
+/// Kind of [`EdgeStep`]: takes the next message of the edge from a peer, and folds it with a slice.
+pub const STEP_RECEIVE_REDUCE: u8 = 9;
 
 /// Destination of a fold: one slice of this rank.
 pub const TO_OWN: u8 = 0;
@@ -168,6 +180,82 @@ pub struct Step {
     pub second: Slice,
 }
 
+/// A step of a program over edges (`oxccl_plan::Op`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EdgeStep {
+    /// `STEP_*`.
+    pub kind: u8,
+    /// Not 0 if a fold completes the reduction.
+    pub finish: u8,
+    /// Not 0 if the data that came over the edge are the first operand of a fold.
+    pub incoming_first: u8,
+    /// Padding.
+    pub unused: u8,
+    /// The peer, by its number in the communicator.
+    pub peer: u32,
+    /// The slice that is read at this rank.
+    pub src: Slice,
+    /// The slice that is written.
+    pub dst: Slice,
+    /// The slice that a fold of all ranks' blocks in scratch reads in place of this rank's block.
+    pub own: Slice,
+}
+
+/// The arrival of a message, or of a part of one, in a slot.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct Arrival {
+    /// The number of the message on its queue, from 1; written last.
+    pub number: u64,
+    /// The second word of the operation's descriptor.
+    pub count: u64,
+    /// The first word of the descriptor; in the upper half the bytes in the slot.
+    pub what: u64,
+    /// Padding.
+    pub unused: u64,
+}
+
+/// The words by which kernels and the proxy tell each other of the messages with a rank of another
+/// host. They lie in memory of the host.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct NetWords {
+    /// Messages that the kernels have written, by number modulo [`NET_SLOTS`].
+    pub outgoing: [Arrival; NET_SLOTS],
+    /// The number of messages that the kernels have taken.
+    pub taken: u64,
+    /// The number of the latest message for which a kernel waits.
+    pub wanted: u64,
+    /// Padding to a line that the other side writes.
+    pub unused: [u64; 14],
+    /// Messages that have come, by number modulo [`NET_SLOTS`].
+    pub incoming: [Arrival; NET_SLOTS],
+    /// The number of messages up to which there are free slots.
+    pub room: u64,
+    /// Not 0 once the peer has left, and all that it sent has come.
+    pub left: u64,
+}
+
+/// A peer as kernels find it, in the rank's own GPU memory.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Peer {
+    /// The address of the [`NetWords`], as mapped here; 0 for a rank of this host.
+    pub words: u64,
+    /// The place of the rank among those of this host.
+    pub place: u32,
+    /// The numbers by which the slot of a message is ahead of the message's own: outgoing and
+    /// incoming.
+    pub skews: [u16; 2],
+    /// The address of the outgoing slots, as mapped here.
+    pub outgoing: u64,
+    /// The address of the slots where messages come in.
+    pub incoming: u64,
+    /// Bytes from a slot to the next one.
+    pub slot_bytes: u64,
+}
+
 /// The control block in host memory: what kernels tell the host, and the host a running kernel.
 #[repr(C)]
 #[derive(Debug, Default)]
@@ -176,7 +264,8 @@ pub struct Control {
     pub abort: u32,
     /// `FAULT_*`, set last.
     pub fault: u32,
-    /// The rank waited for, or at fault; −1 for none.
+    /// The rank waited for, or at fault: its place on this host or, from [`MAX_RANKS`] on, its
+    /// number in the communicator plus that; −1 for none.
     pub peer: i32,
     /// The step of the program.
     pub step: i32,
@@ -290,9 +379,9 @@ pub struct Window {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Rank {
-    /// This rank.
+    /// The place of this rank among those of its host.
     pub rank: u32,
-    /// The number of ranks.
+    /// The number of ranks of this host.
     pub nranks: u32,
     /// Lanes of a queue.
     pub lanes: u32,
@@ -315,6 +404,11 @@ pub struct Rank {
     pub control: u64,
     /// The address of [`Maps`], in private memory.
     pub maps: u64,
+    /// The address of a [`Peer`] for each rank of the communicator, in private memory; 0 where all
+    /// ranks are on this host.
+    pub peers: u64,
+    /// The address of the scratch memory, in private memory; 0 where all ranks are on this host.
+    pub scratch: u64,
 }
 
 /// The place of a user's buffer, as peers find it.
@@ -413,6 +507,30 @@ pub struct Program {
     pub ways: [Way; WAYS],
 }
 
+/// The argument of an edge kernel: a collective as a program over edges, and how it cuts the call.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct EdgeProgram {
+    /// The collective.
+    pub call: Collective,
+    /// This rank in the communicator.
+    pub rank: u32,
+    /// The number of ranks of the communicator.
+    pub nranks: u32,
+    /// Elements of a window.
+    pub window_elems: u64,
+    /// Part boundaries fall on multiples of this.
+    pub align_elems: u64,
+    /// Bytes from a block of scratch to the next one.
+    pub scratch_bytes: u64,
+    /// Parts per window.
+    pub parts: u32,
+    /// The number of steps.
+    pub nsteps: u32,
+    /// The address of the [`EdgeStep`]s, in memory of the host.
+    pub steps: u64,
+}
+
 /// A message that is sent or received.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -439,7 +557,7 @@ pub struct Exchange {
     pub lanes: u32,
     /// Padding.
     pub unused: u32,
-    /// The queues: peer × 2, + 1 for sending.
+    /// The queues: the peer's number in the communicator × 2, + 1 for sending.
     pub queues: [u32; QUEUES],
     /// The messages of `queues[i]` are those from `first[i]` to before `first[i + 1]`.
     pub first: [u32; QUEUE_BOUNDS],

@@ -101,6 +101,10 @@ impl CostModel {
         edge_slot_bytes: 32 << 10,
     };
 
+    /// GPUs of several hosts, whose messages pass through memory of the host and TCP.
+    pub const GPUS_TCP: CostModel =
+        CostModel { latency_us: 25.0, message_us: 6.0, link_gbps: 2.5, ..CostModel::NVLINK };
+
     /// Returns the model for calls whose largest buffer has so many bytes: pieces of a large buffer
     /// come from memory, however small they are.
     pub fn for_buffer(&self, bytes: u64) -> Self {

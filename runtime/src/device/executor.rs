@@ -3,12 +3,13 @@
 use super::{Device, Stream, cuda, host};
 use crate::bootstrap::Gather;
 use crate::error::{Error, Result};
-use crate::link::Edge;
+use crate::link::{Edge, notice};
 use crate::log::{self, Level, Subsystem};
 use crate::op::Operation;
 use crate::rank::Rank;
 use cuda::create::Wishes;
-use cuda::rank::CudaRank;
+use cuda::network::Network;
+use cuda::rank::{CudaRank, Membership};
 use cuda::reaper;
 use cuda::run::timing::Mark;
 use cuda::sharing::registry::Key;
@@ -77,8 +78,14 @@ impl Unfinished {
         };
         let own = &processes[rank.number as usize];
         let here: Vec<bool> = processes.iter().map(|process| process.id == own.id).collect();
-        let made = cuda::create::create(index, rank.number, &here, *wishes, members);
-        let made = made.and_then(|made| made.start(counter_start).map(|()| made));
+        let membership = Membership { rank: rank.number, local: &rank.local };
+        let far = |(peer, edge)| match edge {
+            Edge::Message(edge) => Some((peer, *edge)),
+            Edge::Own | Edge::Direct(_) => None,
+        };
+        let edges = (0u32..).zip(edges).filter_map(far).collect();
+        let edges = ((edges, edge_slot_bytes), counter_start);
+        let made = cuda::create::create(index, membership, &here, *wishes, edges, members);
         // Where it failed, nothing of this rank will run there.
         let made = made.inspect_err(|_| rank.set_quiescent())?;
         Ok(Unfinished::Cuda(rank, Box::new(made)))
@@ -263,24 +270,43 @@ impl Executor {
                 // A peer that has left may be freeing memory; meanwhile the driver lets no thread
                 // answer.
                 let inside = |peer: &u32| !rank.is_quiescent(*peer);
-                let asked = || sharing.is_some_and(|sharing| sharing.fenced().iter().any(inside));
+                let number = |place: u32| cuda_rank.ranks[place as usize];
+                let asked = || {
+                    let fenced = sharing.map_or_else(Vec::new, |sharing| sharing.fenced());
+                    fenced.into_iter().map(number).any(|peer| inside(&peer))
+                };
                 wait_while(|| (cuda_rank.busy() || asked()) && start.elapsed() < limit);
                 let missing = sharing.map_or_else(Vec::new, |sharing| sharing.end_fence());
-                Ok(missing.into_iter().filter(inside).collect())
+                Ok(missing.into_iter().map(number).filter(inside).collect())
             }
         }
     }
 
     /// Asks the peers to report when they have taken what was sent to them.
     pub fn ask_taken(&self) {
-        if let Executor::Host(endpoint) = self {
-            endpoint.ask_taken();
+        match self {
+            Executor::Host(endpoint) => endpoint.ask_taken(),
+            Executor::Cuda(rank, cuda_rank) => {
+                for (peer, sent) in cuda_rank.network().iter().flat_map(|network| network.sent()) {
+                    rank.control(peer).inspect(|control| control.tell(&notice::ask(sent)));
+                }
+            }
         }
     }
 
     /// Returns a peer that has not taken all that was sent to it, and whether that peer has left.
     pub fn untaken(&self) -> Option<(u32, bool)> {
-        self.host().and_then(|endpoint| endpoint.untaken())
+        match self {
+            Executor::Host(endpoint) => endpoint.untaken(),
+            Executor::Cuda(rank, cuda_rank) => {
+                cuda_rank.network()?.sent().find_map(|(peer, sent)| {
+                    // This is looked up first: a peer leaves after it has taken all that it takes.
+                    let left = rank.has_left(peer);
+                    let taken = rank.control(peer).map_or(0, |control| control.taken());
+                    (taken < sent).then_some((peer, left))
+                })
+            }
+        }
     }
 
     /// Leaves the communicator in order: the peers are told, and no operation can follow.
@@ -288,7 +314,12 @@ impl Executor {
         match self {
             Executor::Host(endpoint) => endpoint.leave(),
             Executor::Cuda(rank, cuda_rank) => {
-                rank.leave(|| (Vec::new(), ()));
+                rank.leave(|| {
+                    let edges = cuda_rank.network().map_or_else(Vec::new, Network::end);
+                    let mut taken = vec![0; rank.nranks as usize];
+                    edges.iter().for_each(|(peer, edge)| taken[*peer as usize] = edge.taken());
+                    (taken, edges)
+                });
                 // Resources that cannot be closed any more end with the process.
                 if let Err(error) = cuda_rank.close() {
                     let text = error.to_string();

@@ -7,6 +7,7 @@ use crate::link::notice;
 use crate::log::{self, Level, Subsystem};
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// The loss of a peer.
 #[derive(Clone, Debug)]
@@ -16,6 +17,22 @@ pub struct Death {
     /// True if the peer has lost this rank: one of the two ranks, or the network between them, is
     /// at fault.
     pub mutual: bool,
+}
+
+/// The longest time that an operation on a broken link waits for the monitor's verdict. The link may
+/// be that of a rank that only gave up; the monitor sees who went first.
+pub const VERDICT: Duration = Duration::from_secs(1);
+
+/// Turns a failed system call on the link to a peer into the loss of that peer. The operation adds
+/// the rest of the site.
+pub fn broken(peer: u32) -> impl Fn(Error) -> Error {
+    move |error| match error {
+        Error::System { call, cause, .. } => Error::Remote {
+            site: Site { peer: peer as i32, ..Site::default() },
+            why: format!("{call}: {cause}"),
+        },
+        other => other,
+    }
 }
 
 /// The peer and step that an operation is waiting for, for errors.

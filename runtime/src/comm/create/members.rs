@@ -106,20 +106,18 @@ impl Members {
     }
 }
 
-/// Fails unless the data of all ranks lie in host memory, or on GPUs of one host.
+/// Fails unless the data of all ranks lie in host memory, or on GPUs.
 fn same_device(infos: &[RankInfo]) -> Result<()> {
     let kind = |gpu| if gpu { "a GPU" } else { "host memory" };
     for (rank, info) in infos.iter().enumerate() {
         let (gpu, first) = (info.gpu, infos[0].gpu);
-        let why = if gpu != first {
+        if gpu != first {
             let (own, theirs) = (kind(first), kind(gpu));
-            format!("rank 0 uses {own} and rank {rank} {theirs}: set OXCCL_DEVICE on all alike")
-        } else if gpu && info.host != infos[0].host {
-            format!("ranks 0 and {rank} are on different hosts: GPUs of one host are supported")
-        } else {
-            continue;
-        };
-        return Err(Error::Init { why });
+            let why = format!(
+                "rank 0 uses {own} and rank {rank} {theirs}: set OXCCL_DEVICE on all alike"
+            );
+            return Err(Error::Init { why });
+        }
     }
     Ok(())
 }

@@ -2,10 +2,11 @@
 //! reached.
 
 use crate::bootstrap::Gather;
-use crate::device::cuda::rank::CudaRank;
+use crate::device::cuda::rank::{CudaRank, Membership};
 use crate::device::cuda::run::engines;
 use crate::device::cuda::sharing::offer::Offer;
 use crate::error::{Error, Result};
+use crate::link::message::MessageEdge;
 use crate::log::{self, Level, Subsystem};
 
 /// The settings by which the creator of a communicator decides on the use of its GPU.
@@ -20,28 +21,32 @@ pub struct Wishes {
     pub mixes_graphs: bool,
 }
 
-/// Creates a rank's part on the GPU of this number, and maps the memory of all peers: memory of the
-/// GPUs or, if not all of these reach each other, memory of the host. `here` tells, by rank, which
-/// ranks are in this process. Blocks for all ranks.
+/// Creates a rank's part on the GPU of this number, and maps the memory of the peers of its host:
+/// memory of the GPUs or, if not all of these reach each other, memory of the host. `here` tells, by
+/// rank, which ranks are in this process; `edges` are those with ranks of other hosts, with slots
+/// for so many bytes. Counters begin at `start`. Blocks for all ranks.
 pub fn create(
     index: i32,
-    rank: u32,
+    membership: Membership<'_>,
     here: &[bool],
     wishes: Wishes,
+    (edges, start): ((Vec<(u32, MessageEdge)>, usize), u64),
     members: &mut dyn Gather,
 ) -> Result<CudaRank> {
-    let nranks = here.len() as u32;
-    let cuda_rank = CudaRank::new(index, rank, nranks, wishes.mixes_graphs);
+    let cuda_rank = CudaRank::new(index, membership, wishes.mixes_graphs, edges, start);
     // The peers hear of a failure by the end of the meeting.
     let mut cuda_rank = cuda_rank?;
-    if nranks == 1 {
+    if here.len() == 1 {
         return Ok(cuda_rank);
     }
     cuda_rank.engine_bytes = engines::least_bytes(wishes.spares_blocks);
     let answers = members.gather(&cuda_rank.offer(wishes.max_blocks)?.encode())?;
     let offers = answers.iter().enumerate().map(|(rank, bytes)| Offer::decode(rank, bytes));
     let offers = offers.collect::<Result<Vec<_>>>()?;
-    let here = |rank: usize| here[rank];
+    cuda_rank.share(&offers);
+    let ranks = cuda_rank.ranks.clone();
+    let here = |place: usize| here[ranks[place] as usize];
+    let offers: Vec<Offer> = ranks.iter().map(|&rank| offers[rank as usize].clone()).collect();
     cuda_rank.meet(&offers, here);
     let connected = cuda_rank.connect(&offers, here);
     let answers = members.gather(&[u8::from(connected.is_ok())])?;
@@ -51,15 +56,14 @@ pub fn create(
     let why = connected.map_or_else(|e| e.to_string(), |()| format!("rank {apart} says so"));
     let text = format!("GPUs do not reach each other's memory ({why}): host memory lies between");
     log::line(Level::Info, Subsystem::Init, &text);
-    if let Some(rank) = offers.iter().position(|offer| !offer.host_memory) {
+    if let Some(place) = offers.iter().position(|offer| !offer.host_memory) {
+        let rank = ranks[place];
         let what = format!("GPUs do not reach each other, and rank {rank} has NCCL_SHM_DISABLE=1");
         return Err(Error::usage(what, "allow peer access or shared memory"));
     }
     let answers = members.gather(&cuda_rank.move_to_host()?.to_le_bytes())?;
-    let addresses: Vec<u64> = answers
-        .iter()
-        .map(|bytes| bytes.as_slice().try_into().map_or(0, u64::from_le_bytes))
-        .collect();
+    let address = |bytes: &Vec<u8>| bytes.as_slice().try_into().map_or(0, u64::from_le_bytes);
+    let addresses: Vec<u64> = ranks.iter().map(|&rank| address(&answers[rank as usize])).collect();
     cuda_rank.connect_by_host(&offers, &addresses, here, members.deadline())?;
     Ok(cuda_rank)
 }

@@ -5,6 +5,7 @@ pub mod driver;
 pub mod event;
 pub mod graph;
 pub mod memory;
+pub mod network;
 pub mod rank;
 pub mod reaper;
 pub mod run;

@@ -9,6 +9,7 @@ use crate::device::cuda::memory::closing;
 use crate::device::cuda::memory::export::{self, Mapping};
 use crate::device::cuda::memory::pool::Block;
 use crate::device::cuda::memory::shared::{Memory, Pinned};
+use crate::device::cuda::network::Network;
 use crate::device::cuda::run::held;
 use crate::device::cuda::run::order::{self, Order};
 use crate::device::cuda::run::streams::LaunchedStreams;
@@ -17,9 +18,10 @@ use crate::device::cuda::sharing::exchange::Address;
 use crate::device::cuda::sharing::mapper::{self, Peer, Sharing};
 use crate::device::cuda::sharing::offer::{self, Offer, Shares};
 use crate::device::cuda::sharing::registry::Key;
-use crate::device::cuda::stream::{Private, Stream};
+use crate::device::cuda::stream::{Private as PrivateStream, Stream};
 use crate::device::cuda::{Failing, reaper};
 use crate::error::{Error, Result, Site};
+use crate::link::message::MessageEdge;
 use crate::log::{self, Level, Subsystem};
 use crate::op;
 use crate::op::descriptor::Descriptor;
@@ -62,12 +64,48 @@ fn large_packets(nranks: u32) -> u32 {
     abi::LARGE_PACKETS_BYTES as u32 / (packet * 2 * abi::MAX_CHANNELS as u32 * nranks)
 }
 
-/// The number of counters: those of the channels, then those of the lanes. In the private memory
-/// [`abi::Shared`] and [`abi::Maps`] follow them.
-const COUNTERS: usize = abi::MAX_CHANNELS + abi::QUEUES * abi::LANES;
-const COMMON_AT: u64 = (COUNTERS * size_of::<abi::Counters>()) as u64;
-const MAPS_AT: u64 = COMMON_AT + size_of::<abi::Shared>() as u64;
-const PRIVATE_BYTES: usize = MAPS_AT as usize + size_of::<abi::Maps>();
+/// The parts of a rank's private memory: the counters of the channels, those of the lanes with all
+/// ranks of the communicator, [`abi::Shared`], [`abi::Maps`] and, where there are other hosts, an
+/// [`abi::Peer`] for each rank, and scratch memory.
+struct Private {
+    counters: usize,
+    common_at: u64,
+    maps_at: u64,
+    peers_at: u64,
+    scratch_at: u64,
+    bytes: u64,
+}
+
+impl Private {
+    /// `scratch_bytes` of scratch memory are for each rank; 0 if there are no other hosts.
+    fn new(nranks: u32, scratch_bytes: usize) -> Self {
+        let n = nranks as usize;
+        let counters = abi::MAX_CHANNELS + 2 * n * abi::LANES;
+        let common_at = (counters * size_of::<abi::Counters>()) as u64;
+        let maps_at = common_at + size_of::<abi::Shared>() as u64;
+        let peers_at = maps_at + size_of::<abi::Maps>() as u64;
+        let peers = if scratch_bytes > 0 { n * size_of::<abi::Peer>() } else { 0 };
+        let scratch_at = (peers_at + peers as u64).next_multiple_of(16);
+        let bytes = scratch_at + (n * scratch_bytes) as u64;
+        Self { counters, common_at, maps_at, peers_at, scratch_at, bytes }
+    }
+}
+
+/// A rank in the making: its number, and who of the communicator is on its host.
+#[derive(Clone, Copy)]
+pub struct Membership<'a> {
+    /// The number of the rank.
+    pub rank: u32,
+    /// The places of the ranks of this host among these, by rank; `None` for ranks of others.
+    pub local: &'a [Option<usize>],
+}
+
+impl Membership<'_> {
+    /// Returns the ranks of this host, by place.
+    pub fn ranks(&self) -> Vec<u32> {
+        (0u32..).zip(self.local).filter_map(|(rank, place)| place.map(|_| rank)).collect()
+    }
+}
 
 /// A rank's part on its GPU.
 pub struct CudaRank {
@@ -75,6 +113,12 @@ pub struct CudaRank {
     pub gpu: &'static Gpu,
     /// The kernels, loaded on that GPU.
     pub functions: &'static Functions,
+    /// The number of the rank.
+    pub number: u32,
+    /// The number of ranks of the communicator.
+    pub nranks: u32,
+    /// The ranks of this host, by place.
+    pub ranks: Vec<u32>,
     /// The rank as kernels see it, an argument of every launch.
     pub view: abi::Rank,
     /// Channels that an operation may take: the same on all ranks.
@@ -99,11 +143,13 @@ pub struct CudaRank {
     control: Block,
     order: Mutex<Option<Order>>,
     /// The stream on which this part is closed.
-    closing: Mutex<Option<Private>>,
+    closing: Mutex<Option<PrivateStream>>,
     /// The streams on which the communicator has launched operations.
     used: LaunchedStreams,
-    /// `None` for a communicator of one rank.
+    /// `None` where no other rank is on this host.
     sharing: Option<Sharing>,
+    /// The edges with ranks of other hosts; `None` where there are no other hosts.
+    network: Option<Network>,
     /// The multiprocessors that the communicator holds until it is closed.
     held: held::Held,
     /// The number of references that graphs hold to this part.
@@ -117,35 +163,53 @@ unsafe impl Send for CudaRank {}
 // SAFETY: as above.
 unsafe impl Sync for CudaRank {}
 
-/// Fails for more ranks than a communicator on GPUs can have.
+/// Fails for more ranks of one host than a communicator on GPUs can have.
 pub fn check_ranks(nranks: u32) -> Result<()> {
     if nranks as usize <= abi::MAX_RANKS {
         return Ok(());
     }
-    let what = format!("a communicator of {nranks} GPUs");
-    Err(Error::usage(what, "up to 16 ranks of one host are supported on GPUs"))
+    let what = format!("a communicator of {nranks} GPUs of one host");
+    Err(Error::usage(what, "up to 16 ranks of each host are supported on GPUs"))
 }
 
 impl CudaRank {
     /// Allocates the memory of a rank on the GPU `index`; [`connect`](Self::connect) makes it
-    /// usable.
-    pub fn new(index: i32, rank: u32, nranks: u32, mixes: bool) -> Result<Self> {
+    /// usable. `edges` are those with ranks of other hosts, with slots for so many bytes of data.
+    /// Counters begin at `start`: at zero, except in tests of counters that wrap around.
+    pub fn new(
+        index: i32,
+        membership: Membership<'_>,
+        mixes: bool,
+        (edges, slot_bytes): (Vec<(u32, MessageEdge)>, usize),
+        start: u64,
+    ) -> Result<Self> {
         let gpu = driver::gpu(index)?;
+        let ranks = membership.ranks();
+        let (place, nranks) = (ranks.partition_point(|r| *r < membership.rank), ranks.len());
+        let (place, nranks) = (place as u32, nranks as u32);
         check_ranks(nranks)?;
         let functions = library::functions(gpu)?;
         let _context = gpu.enter()?;
         let _relaxed = Relaxed::begin()?;
         let layout = Layout::new(nranks);
         let mut zeroing = None;
-        let stream = Private::of(&mut zeroing)?;
+        let stream = PrivateStream::of(&mut zeroing)?;
         let control = Block::on_host(gpu, size_of::<abi::Control>())?;
         let words: *mut abi::Control = std::ptr::with_exposed_provenance_mut(control.at() as usize);
         // SAFETY: memory of that size and alignment.
         unsafe { words.write(abi::Control::default()) };
         let shared = Memory::new(gpu, layout.bytes as usize, stream)?;
-        let private = Block::on_gpu(gpu, PRIVATE_BYTES, stream)?;
+        let hosts = !edges.is_empty();
+        let network = match hosts {
+            true => Some(Network::new(edges, slot_bytes, start)?),
+            false => None,
+        };
+        let scratch_bytes = if hosts { edge_data_bytes(slot_bytes) } else { 0 };
+        let parts = Private::new(membership.local.len() as u32, scratch_bytes);
+        let private = Block::on_gpu(gpu, parts.bytes as usize, stream)?;
+        let at = |offset: u64| if hosts { private.at() + offset } else { 0 };
         let mut view = abi::Rank {
-            rank,
+            rank: place,
             nranks,
             lanes: abi::LANES as u32,
             large_packets: large_packets(nranks),
@@ -154,16 +218,24 @@ impl CudaRank {
             lanes_at: layout.lanes_at,
             stage_at: layout.stage_at,
             counters: private.at(),
-            common: private.at() + COMMON_AT,
+            common: private.at() + parts.common_at,
             control: control.at(),
-            maps: private.at() + MAPS_AT,
+            maps: private.at() + parts.maps_at,
+            peers: at(parts.peers_at),
+            scratch: at(parts.scratch_at),
         };
-        view.shared[rank as usize] = shared.at();
+        view.shared[place as usize] = shared.at();
+        if let Some(network) = &network {
+            upload(view.peers, &network.peers(membership.local))?;
+        }
         let sharing =
-            (nranks > 1).then(|| Sharing::new(gpu, rank, nranks, view.maps)).transpose()?;
-        Ok(Self {
+            (nranks > 1).then(|| Sharing::new(gpu, place, nranks, view.maps)).transpose()?;
+        let cuda_rank = Self {
             gpu,
             functions,
+            number: membership.rank,
+            nranks: membership.local.len() as u32,
+            ranks,
             view,
             channels: abi::MAX_CHANNELS as u32,
             engine_bytes: u64::MAX,
@@ -180,10 +252,15 @@ impl CudaRank {
             closing: Mutex::default(),
             used: LaunchedStreams::default(),
             sharing,
+            network,
             held: held::Held::new(&gpu.held),
             graphs: AtomicU32::new(0),
-            first_bytes: layout.bytes + PRIVATE_BYTES as u64,
-        })
+            first_bytes: layout.bytes + parts.bytes,
+        };
+        if start != 0 {
+            cuda_rank.begin_at(start, parts.counters)?;
+        }
+        Ok(cuda_rank)
     }
 
     /// Returns what the peers need to reach this rank's memory, and the most thread blocks that its
@@ -212,14 +289,8 @@ impl CudaRank {
         })
     }
 
-    /// Takes the addresses of the peers and the shares of the GPUs from the offers of all ranks;
-    /// `here` tells which ranks are in this process.
-    pub fn meet(&mut self, offers: &[Offer], here: impl Fn(usize) -> bool) {
-        if let Some(sharing) = &mut self.sharing {
-            let peer =
-                |(rank, offer): (usize, &Offer)| Peer { address: offer.inbound, here: here(rank) };
-            sharing.connect(offers.iter().enumerate().map(peer).collect());
-        }
+    /// Takes the shares of the GPUs from the offers of all ranks.
+    pub fn share(&mut self, offers: &[Offer]) {
         let Shares { ranks, channels, lanes, held } = offer::shares(offers);
         (self.channels, self.view.lanes) = (channels, lanes);
         self.held.settle(self.gpu, held, channels);
@@ -233,13 +304,27 @@ impl CudaRank {
         }
     }
 
+    /// Takes the addresses of the ranks of this host from their offers, by place; `here` tells which
+    /// of them are in this process.
+    pub fn meet(&mut self, offers: &[Offer], here: impl Fn(usize) -> bool) {
+        let Some(sharing) = &mut self.sharing else { return };
+        let peer = |(place, offer): (usize, &Offer)| Peer {
+            rank: self.ranks[place],
+            address: offer.inbound,
+            here: here(place),
+        };
+        sharing.connect(offers.iter().enumerate().map(peer).collect());
+    }
+
     fn others(&self, offers: &[Offer]) -> Vec<usize> {
         (0..offers.len()).filter(|&rank| rank != self.view.rank as usize).collect()
     }
 
-    /// Maps the GPU memory of all ranks.
+    /// Maps the GPU memory of all ranks of this host.
     pub fn connect(&mut self, offers: &[Offer], here: impl Fn(usize) -> bool) -> Result<()> {
-        if let Some(rank) = offers.iter().position(|offer| !offer.peer_access) {
+        let refuses = |offer: &Offer| offers.len() > 1 && !offer.peer_access;
+        if let Some(place) = offers.iter().position(refuses) {
+            let rank = self.ranks[place];
             return Err(Error::Init { why: format!("NCCL_P2P_DISABLE is set at rank {rank}") });
         }
         let _context = self.gpu.enter()?;
@@ -258,7 +343,7 @@ impl CudaRank {
 
     /// Keeps the shared memory of a rank of this process, and returns its address.
     fn join(&mut self, rank: usize, address: u64) -> Result<u64> {
-        let gone = || Error::Init { why: format!("rank {rank} has left") };
+        let gone = || Error::Init { why: format!("rank {} has left", self.ranks[rank]) };
         self.neighbours.push(Memory::find(address).ok_or_else(gone)?);
         Ok(address)
     }
@@ -280,7 +365,7 @@ impl CudaRank {
         Ok(self.shared.at())
     }
 
-    /// Maps the host memory of all ranks, each of which has called
+    /// Maps the host memory of all ranks of this host, each of which has called
     /// [`move_to_host`](Self::move_to_host). Blocks until the descriptors of all ranks in other
     /// processes have come, at most until the deadline.
     pub fn connect_by_host(
@@ -310,16 +395,10 @@ impl CudaRank {
         Ok(())
     }
 
-    /// Sets all counters to a number, before any peer writes here: zero, except in tests of
-    /// counters that wrap around.
-    pub fn start(&self, number: u64) -> Result<()> {
-        if number == 0 {
-            return Ok(());
-        }
-        let _context = self.gpu.enter()?;
-        let _relaxed = Relaxed::begin()?;
+    /// Sets all counters to a number, before any peer writes here.
+    fn begin_at(&self, number: u64, ncounters: usize) -> Result<()> {
         let words = vec![number; abi::WORDS_BYTES / size_of::<u64>()];
-        let counters = abi::Counters {
+        let counters = || abi::Counters {
             packets: number,
             phase: number,
             slot_need: [number; 2],
@@ -327,6 +406,7 @@ impl CudaRank {
             agreements: number,
             ..abi::Counters::default()
         };
+        let counters: Vec<_> = (0..ncounters).map(|_| counters()).collect();
         let signals = [[number; abi::USER_SIGNALS]; abi::MAX_RANKS];
         let common = abi::Shared {
             fault: abi::FAULT_NONE,
@@ -342,18 +422,9 @@ impl CudaRank {
             signals_given: signals,
             signals_taken: signals,
         };
-        // SAFETY: memory of this rank of these sizes; the sources live until the copies are done.
-        unsafe {
-            let (from, to) = (words.as_ptr().cast(), self.shared.at());
-            cu!(cuMemcpyHtoD_v2(to, from, abi::WORDS_BYTES))?;
-            for index in 0..COUNTERS {
-                let to = self.view.counters + (index * size_of::<abi::Counters>()) as u64;
-                let from = (&raw const counters).cast();
-                cu!(cuMemcpyHtoD_v2(to, from, size_of::<abi::Counters>()))?;
-            }
-            let from = (&raw const common).cast();
-            cu!(cuMemcpyHtoD_v2(self.view.common, from, size_of::<abi::Shared>()))
-        }
+        upload(self.shared.at(), &words)?;
+        upload(self.view.counters, &counters)?;
+        upload(self.view.common, &[common])
     }
 
     /// Lets kernels here use the memory of another GPU of this process.
@@ -382,7 +453,7 @@ impl CudaRank {
 
     fn import(&mut self, rank: usize, offer: &Offer) -> Result<u64> {
         let opened = export::open(offer.handle, 0).map_err(|e| Error::Init {
-            why: format!("the GPU memory of rank {rank} cannot be mapped: {e}"),
+            why: format!("the GPU memory of rank {} cannot be mapped: {e}", self.ranks[rank]),
         })?;
         let at = opened.address();
         self.imports.push(opened);
@@ -397,13 +468,33 @@ impl CudaRank {
         if cuda_rank.sharing.is_some() {
             mapper::attend(&cuda_rank);
         }
+        if let Some(network) = &cuda_rank.network {
+            rank.set_links(Arc::downgrade(network.links()) as _);
+            if let Err(error) = network.start(rank) {
+                rank.fail(error);
+            }
+        }
         rank.set_accelerator(Arc::downgrade(&cuda_rank) as _);
         crate::device::cuda::register(Arc::downgrade(&cuda_rank) as _);
         reaper::watch(&cuda_rank);
         cuda_rank
     }
 
-    /// Returns what this rank shares with its peers; `None` for a communicator of one rank.
+    /// Returns the edges with ranks of other hosts; `None` where there are no other hosts.
+    pub fn network(&self) -> Option<&Network> {
+        self.network.as_ref()
+    }
+
+    /// Returns the number of the rank that kernels call by a name.
+    fn named(&self, name: i32) -> i32 {
+        match usize::try_from(name) {
+            Ok(place) if place < self.ranks.len() => self.ranks[place] as i32,
+            Ok(_) if self.network.is_some() => name - abi::MAX_RANKS as i32,
+            _ => name,
+        }
+    }
+
+    /// Returns what this rank shares with its peers; `None` where no other rank is on this host.
     pub fn sharing(&self) -> Option<&Sharing> {
         self.sharing.as_ref()
     }
@@ -445,10 +536,11 @@ impl CudaRank {
         }
     }
 
-    /// Handles the fence of a peer, which has given up and wants its memory back: the communicator
-    /// fails here too, and no operation begins any more once the stream has reached this point.
-    /// Requires the GPU's context to be current on this thread.
-    pub fn give_up(&self, peer: u32, stream: CUstream) -> Result<()> {
+    /// Handles the fence of the peer at a place, which has given up and wants its memory back: the
+    /// communicator fails here too, and no operation begins any more once the stream has reached
+    /// this point. Requires the GPU's context to be current on this thread.
+    pub fn give_up(&self, place: u32, stream: CUstream) -> Result<()> {
+        let peer = self.ranks[place as usize];
         if let Some(rank) = self.owner() {
             let told = rank.hear_from(peer);
             rank.fail(told.unwrap_or_else(|| rank.lost(peer, "it has given up".to_owned())));
@@ -483,8 +575,8 @@ impl CudaRank {
         let control = self.control();
         let fault = Self::word(&control.fault).load(Ordering::Acquire);
         let site = Site {
-            rank: self.view.rank as i32,
-            peer: control.peer,
+            rank: self.number as i32,
+            peer: self.named(control.peer),
             step: control.step,
             op_seq: control.operation,
             operation: "a kernel",
@@ -505,8 +597,8 @@ impl CudaRank {
             }
             abi::FAULT_WINDOW => {
                 let put = (control.own_count, control.offset);
-                let window = (control.peer.unsigned_abs(), control.their_count);
-                Some(op::beyond(self.view.rank, put, window))
+                let window = (self.named(control.peer).unsigned_abs(), control.their_count);
+                Some(op::beyond(self.number, put, window))
             }
             abi::FAULT_OVERLAP => {
                 let what = "two operations of a communicator ran at once";
@@ -589,7 +681,7 @@ impl CudaRank {
         {
             let _context = self.gpu.enter()?;
             let _relaxed = Relaxed::begin()?;
-            self.close_on(Private::of(&mut self.closing())?)?;
+            self.close_on(PrivateStream::of(&mut self.closing())?)?;
         }
         let begun = Instant::now();
         while !self.is_closed() && begun.elapsed() < CLOSING {
@@ -598,7 +690,7 @@ impl CudaRank {
         Ok(())
     }
 
-    fn closing(&self) -> MutexGuard<'_, Option<Private>> {
+    fn closing(&self) -> MutexGuard<'_, Option<PrivateStream>> {
         self.closing.lock().unwrap_or_else(|e| e.into_inner())
     }
 
@@ -606,7 +698,7 @@ impl CudaRank {
     fn is_closed(&self) -> bool {
         // Without a context, nothing runs.
         let Ok(_context) = self.gpu.enter() else { return true };
-        self.closing().as_ref().is_none_or(Private::is_idle)
+        self.closing().as_ref().is_none_or(PrivateStream::is_idle)
     }
 
     /// Returns whether no operation of a rank that has left runs here any more, nor will run.
@@ -658,6 +750,18 @@ impl CudaRank {
     }
 }
 
+/// Returns the most bytes of a message on an edge of a program, the same for all edges; those
+/// between hosts have slots of `slot_bytes` bytes.
+pub fn edge_data_bytes(slot_bytes: usize) -> usize {
+    slot_bytes.min(abi::LANE_SLOT_BYTES)
+}
+
+/// Copies to memory of the GPU. Requires its context to be current on this thread.
+fn upload<T>(to: u64, from: &[T]) -> Result<()> {
+    // SAFETY: memory of this size by the callers, and what is copied lives until it is done.
+    unsafe { cu!(cuMemcpyHtoD_v2(to, from.as_ptr().cast(), size_of_val(from))) }
+}
+
 /// Returns whether streams may share queues of the driver, which has 8 by default: a kernel may
 /// then stand in a queue before the kernel of another rank for which it waits.
 fn few_queues() -> bool {
@@ -697,9 +801,13 @@ impl Accelerator for CudaRank {
     }
 
     fn note_left(&self, peer: u32) {
+        let Ok(place) = self.ranks.binary_search(&peer) else {
+            self.network.iter().for_each(|network| network.note_left(peer));
+            return;
+        };
         // SAFETY: an aligned word of the control block, which all access atomically.
         let left = unsafe { AtomicU64::from_ptr(&raw mut (*self.control_at()).left) };
-        left.fetch_or(1 << peer, Ordering::Release);
+        left.fetch_or(1 << place, Ordering::Release);
     }
 }
 
@@ -708,12 +816,13 @@ impl Drop for CudaRank {
         let (Ok(_context), Ok(_relaxed)) = (self.gpu.enter(), Relaxed::begin()) else {
             // The process exits, and the driver with it: nothing may be given back any more.
             let given = (take(&mut self.imports), take(&mut self.pinned), self.sharing.take());
-            let timed = self.timeline.take();
-            forget((given, timed, self.order().take(), self.closing().take()));
+            let (timed, network) = (self.timeline.take(), self.network.take());
+            forget((given, timed, network, self.order().take(), self.closing().take()));
             return;
         };
         *self.order() = None;
         *self.closing() = None;
+        self.network = None;
         let mut given = take(&mut self.imports);
         given.extend(self.sharing.iter().flat_map(Sharing::close));
         let pinned = take(&mut self.pinned);
@@ -731,7 +840,7 @@ mod tests {
 
     #[test]
     fn four_ranks_take_less_than_four_megabytes_each() {
-        let bytes = Layout::new(4).bytes + PRIVATE_BYTES as u64;
+        let bytes = Layout::new(4).bytes + Private::new(4, 0).bytes;
         assert!(bytes <= 4 << 20, "{bytes}");
         assert!(bytes + mapper::LATER_BYTES as u64 <= 16 << 20, "{bytes}");
         for nranks in 1..=abi::MAX_RANKS as u32 {

@@ -1,12 +1,12 @@
 //! A rank on the host device: its links, its counters, and its access to the memory of its peers.
 
 use super::arena::Arena;
-use crate::error::{Error, Result, Site};
+use crate::error::{Error, Result};
 use crate::link::direct::{Segment, reached};
 use crate::link::{Edge, notice};
 use crate::op::descriptor::Descriptor;
 use crate::os::memory::Mapping;
-use crate::rank::{Links, Rank};
+use crate::rank::{Links, Rank, broken};
 use oxccl_plan::Carrier;
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -337,17 +337,5 @@ impl State {
         // With signals, all ranks share the segment: a rank's number is its place there.
         *known = segment.phase(peer as usize).load(Ordering::Acquire);
         reached(*known, target)
-    }
-}
-
-/// Turns a failed system call on the link to a peer into the loss of that peer. The operation adds
-/// the rest of the site.
-pub fn broken(peer: u32) -> impl Fn(Error) -> Error {
-    move |error| match error {
-        Error::System { call, cause, .. } => Error::Remote {
-            site: Site { peer: peer as i32, ..Site::default() },
-            why: format!("{call}: {cause}"),
-        },
-        other => other,
     }
 }

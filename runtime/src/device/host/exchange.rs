@@ -2,14 +2,14 @@
 //! of calls within a group can deadlock.
 
 use super::collective::{Budget, Visit};
-use super::endpoint::{Endpoint, State, broken};
+use super::endpoint::{Endpoint, State};
 use super::kernels;
 use crate::error::Result;
 use crate::link::EDGE_SLOTS;
 use crate::op::descriptor::{Descriptor, Label};
 use crate::op::{Transfer, Transfers};
-use crate::rank::Awaited;
 use crate::rank::agreement::{CurrentOp, unexpected};
+use crate::rank::{Awaited, broken};
 
 /// A transfer under way. A transfer of 0 bytes is a message too, as the other side may expect more.
 struct TransferProgress {

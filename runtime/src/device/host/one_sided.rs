@@ -1,12 +1,12 @@
 //! One-sided operations: writes into a peer's window, signals to a peer, and waits for signals.
 
 use super::collective::{Budget, Visit};
-use super::endpoint::{Endpoint, Place, State, broken};
+use super::endpoint::{Endpoint, Place, State};
 use super::{kernels, pull};
 use crate::error::{Error, Result};
 use crate::link::direct::{Segment, reached};
 use crate::op::{Awaiting, OneSided, Put, beyond};
-use crate::rank::Awaited;
+use crate::rank::{Awaited, broken};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 

@@ -13,14 +13,11 @@ use crate::error::{Error, Result, Site};
 use crate::log::{self, Level, Subsystem};
 use crate::op::{Address, Call, Operation, Programs};
 use crate::rank::agreement::{CurrentOp, look_around, tell};
-use crate::rank::{Awaited, Rank};
+use crate::rank::{Awaited, Rank, VERDICT};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-
-/// The longest time that an operation on a broken link waits for the monitor's verdict.
-const VERDICT: Duration = Duration::from_secs(1);
 
 /// The time in a wait between two looks whether a peer's other calls show that the wait cannot end.
 const LONG: Duration = Duration::from_secs(1);

@@ -2,66 +2,84 @@
 
 use super::{HEADER_BYTES, Message, Slots};
 use crate::error::{Error, Result};
+use crate::link::EDGE_SLOTS;
 use crate::op::descriptor::Descriptor;
-use oxccl_net::{Receiver, Region, Request};
+use oxccl_net::{Memory, Receiver, Region, Request};
+use std::collections::VecDeque;
 
-/// The messages from a peer. They arrive in one slot, which is offered when somebody waits for a
-/// message: so nothing is under way at the end of a communicator, which plugins take ill.
+/// The messages from a peer. They arrive in slots that are offered when somebody waits for a message:
+/// one slot at a time, so that nothing is under way at the end of a communicator, which plugins take
+/// ill; all of them where the transport does not mind.
 pub struct Incoming {
     receiver: Box<dyn Receiver>,
     /// The number of the rank that sends, the tag of its messages.
     tag: u32,
-    /// The slot's registration, made with the first offer.
+    /// The slots' registration, made with the first offer.
     region: Option<Region>,
-    slot: Slots,
-    /// The request for the next message, if it is under way.
-    request: Option<Request>,
+    slots: Slots,
+    /// The messages under way and those that have come, the oldest first.
+    messages: VecDeque<Offered>,
+    /// The number of messages so far whose slots were given back.
+    released: usize,
     /// Messages of operations taken so far.
     taken: u64,
-    /// The size of the oldest message, once it has been seen complete.
-    arrived: Option<usize>,
+}
+
+/// A slot that was offered.
+enum Offered {
+    /// The request is under way.
+    Waiting(Request),
+    /// A message of this size is complete.
+    Arrived(usize),
 }
 
 impl Incoming {
     /// Creates the queue of a connection, over which rank `tag` sends messages of operations with
     /// up to `slot_bytes`.
     pub fn new(receiver: Box<dyn Receiver>, tag: u32, slot_bytes: usize) -> Self {
-        Self {
-            receiver,
-            tag,
-            region: None,
-            slot: Slots::new(1, slot_bytes),
-            request: None,
-            taken: 0,
-            arrived: None,
-        }
+        let (region, slots) = (None, Slots::new(EDGE_SLOTS, slot_bytes));
+        Self { receiver, tag, region, slots, messages: VecDeque::new(), released: 0, taken: 0 }
     }
 
-    /// Offers the slot of the next message. Returns the request, unless the transport has no room.
-    fn offer(&mut self) -> Result<Option<Request>> {
-        let len = self.slot.slot_bytes();
-        let region = match self.region {
-            Some(region) => region,
-            None => *self.region.insert(self.receiver.register(self.slot.memory())?),
-        };
-        let data = self.slot.slot(0);
-        // SAFETY: the slot lives as long as the receiver and is read only after its request is
-        // done and before it is offered again.
-        Ok(unsafe { self.receiver.irecv(data, len, self.tag, region)? })
+    fn slot_of(&self, index: usize) -> usize {
+        (self.released + index) % EDGE_SLOTS
     }
 
-    /// Returns the size of the oldest message once it is complete.
-    fn arrived(&mut self) -> Result<Option<usize>> {
-        if self.arrived.is_none() {
-            if self.request.is_none() {
-                self.request = self.offer()?;
-            }
-            let Some(request) = self.request else { return Ok(None) };
-            self.arrived = self.receiver.test(request)?;
+    /// Offers slots for `number` messages, or more; the transport may have no room.
+    fn offer(&mut self, number: usize) -> Result<()> {
+        let all = self.receiver.ends_with_requests();
+        let number = if all { EDGE_SLOTS } else { number };
+        while self.messages.len() < number {
+            let region = match self.region {
+                Some(region) => region,
+                None => *self.region.insert(self.receiver.register(self.slots.memory())?),
+            };
+            let data = self.slots.slot(self.slot_of(self.messages.len()));
+            let len = self.slots.slot_bytes();
+            // SAFETY: the slot lives as long as the receiver and is read only after its request is
+            // done and before it is offered again.
+            let request = unsafe { self.receiver.irecv(data, len, self.tag, region)? };
+            let Some(request) = request else { break };
+            self.messages.push_back(Offered::Waiting(request));
         }
-        match self.arrived {
-            Some(len) if len > self.slot.slot_bytes() => {
-                let (tag, room) = (self.tag, self.slot.slot_bytes());
+        Ok(())
+    }
+
+    /// Returns the size of a message once it is complete; `index` counts from the oldest one.
+    fn arrived(&mut self, index: usize) -> Result<Option<usize>> {
+        self.offer(index + 1)?;
+        for message in self.messages.iter_mut().take(index + 1) {
+            let Offered::Waiting(request) = *message else { continue };
+            let Some(len) = self.receiver.test(request)? else { return Ok(None) };
+            *message = Offered::Arrived(len);
+        }
+        let arrived = self.messages.get(index).map(|message| match message {
+            Offered::Arrived(len) => *len,
+            Offered::Waiting(_) => 0,
+        });
+        match arrived {
+            Some(len) if len > self.slots.slot_bytes() => {
+                let (tag, room) = (self.tag, self.slots.slot_bytes());
                 let cause = format!("{len} bytes from rank {tag} for a slot of {room}");
                 Err(Error::system("receiving a message", cause, "report it to the net's vendor"))
             }
@@ -69,15 +87,17 @@ impl Incoming {
         }
     }
 
-    pub(crate) fn peek(&mut self) -> Result<Option<Message>> {
-        let Some(arrived) = self.arrived()? else { return Ok(None) };
+    /// Returns a message of an operation, if it has come; `index` counts from the oldest one that
+    /// was not released, and is less than the number of slots.
+    pub(crate) fn peek(&mut self, index: usize) -> Result<Option<Message>> {
+        let Some(arrived) = self.arrived(index)? else { return Ok(None) };
         let Some(len) = arrived.checked_sub(HEADER_BYTES) else {
             let what = format!(
                 "a message of {arrived} bytes is shorter than its header of {HEADER_BYTES}"
             );
             return Err(Error::Internal { what });
         };
-        let slot = self.slot.bytes(0);
+        let slot = self.slots.bytes(self.slot_of(index));
         let Some((header, data)) = slot.split_first_chunk::<HEADER_BYTES>() else {
             return Err(Error::Internal { what: "a slot without room for a header".to_owned() });
         };
@@ -96,7 +116,7 @@ impl Incoming {
     /// Returns whether looking for a message leaves nothing under way that was not before, or
     /// nothing that matters at the end.
     pub(super) fn may_look(&self) -> bool {
-        self.request.is_some() || self.arrived.is_some() || self.receiver.ends_with_requests()
+        !self.messages.is_empty() || self.receiver.ends_with_requests()
     }
 
     pub(crate) fn release(&mut self) {
@@ -105,20 +125,31 @@ impl Incoming {
     }
 
     fn free_slot(&mut self) {
-        (self.arrived, self.request) = (None, None);
+        self.messages.pop_front();
+        self.released += 1;
     }
 
     /// Takes a message that belongs to no operation, sent before all others.
     pub(super) fn take_raw(&mut self) -> Result<Option<Vec<u8>>> {
-        let Some(len) = self.arrived()? else { return Ok(None) };
-        let bytes = self.slot.bytes(0)[..len].to_vec();
+        let Some(len) = self.arrived(0)? else { return Ok(None) };
+        let bytes = self.slots.bytes(self.slot_of(0))[..len].to_vec();
         self.free_slot();
         Ok(Some(bytes))
     }
 
+    /// Returns the memory of the slots.
+    pub(super) fn memory(&self) -> Memory {
+        self.slots.memory()
+    }
+
+    /// Returns the slot of the oldest message.
+    pub(super) fn next_slot(&self) -> usize {
+        self.slot_of(0)
+    }
+
     /// Returns the size of the memory of the queue, in bytes.
     pub(super) fn memory_bytes(&self) -> usize {
-        self.slot.memory_bytes()
+        self.slots.memory_bytes()
     }
 
     /// Returns the number of messages of operations taken so far.
@@ -200,7 +231,7 @@ mod tests {
     #[test]
     fn a_size_beyond_what_was_offered_is_an_error() {
         let mut incoming = Incoming::new(Box::new(Liar), 3, 8);
-        let text = incoming.peek().unwrap_err().to_string();
+        let text = incoming.peek(0).unwrap_err().to_string();
         assert!(text.contains("1048576 bytes from rank 3 for a slot of 24"), "{text}");
     }
 }

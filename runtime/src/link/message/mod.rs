@@ -35,14 +35,41 @@ impl MessageEdge {
         self.outgoing.reserve()
     }
 
-    pub(super) fn commit(&mut self, len: usize, descriptor: Descriptor, begun: u32) -> Result<()> {
+    /// Returns the memory of the slots, [`EDGE_SLOTS`](super::EDGE_SLOTS) of each direction, which
+    /// are used in turn: outgoing, incoming. Data begin behind the header.
+    pub fn memory(&self) -> [Memory; 2] {
+        [self.outgoing.memory(), self.incoming.memory()]
+    }
+
+    /// Returns the slots of the next messages: outgoing, incoming.
+    pub fn next_slots(&self) -> [usize; 2] {
+        [self.outgoing.next_slot(), self.incoming.next_slot()]
+    }
+
+    /// Returns the number of messages to come whose outgoing slots are free.
+    pub fn room(&mut self) -> Result<usize> {
+        self.outgoing.room()
+    }
+
+    /// Sends the first `len` bytes of data of the next slot, which are there.
+    pub(crate) fn commit(&mut self, len: usize, descriptor: Descriptor, begun: u32) -> Result<()> {
         self.outgoing.commit(len, descriptor, begun)
     }
 
     pub(crate) fn peek(&mut self) -> Result<Option<Message>> {
         // Messages that could not leave at once leave while this rank waits for its peers.
         self.flushed()?;
-        self.incoming.peek()
+        self.incoming.peek(0)
+    }
+
+    /// Returns a message that has come; `index` counts from the oldest one that was not released.
+    pub(crate) fn peek_at(&mut self, index: usize) -> Result<Option<Message>> {
+        self.incoming.peek(index)
+    }
+
+    /// Returns whether looking for a message makes no promise to a transport that takes it as one.
+    pub(crate) fn may_look(&self) -> bool {
+        self.incoming.may_look()
     }
 
     /// Returns the oldest message as [`peek`](Self::peek) does, but waits for none over a transport
@@ -55,7 +82,7 @@ impl MessageEdge {
         self.incoming.release();
     }
 
-    pub(super) fn flushed(&mut self) -> Result<bool> {
+    pub(crate) fn flushed(&mut self) -> Result<bool> {
         self.outgoing.flushed()
     }
 
@@ -64,12 +91,12 @@ impl MessageEdge {
     }
 
     /// Returns the number of messages sent so far.
-    pub(super) fn sent(&self) -> u64 {
+    pub(crate) fn sent(&self) -> u64 {
         self.outgoing.sent()
     }
 
     /// Returns the number of messages taken so far.
-    pub(super) fn taken(&self) -> u64 {
+    pub(crate) fn taken(&self) -> u64 {
         self.incoming.taken()
     }
 }

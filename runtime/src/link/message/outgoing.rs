@@ -4,7 +4,7 @@ use super::{HEADER_BYTES, Slots};
 use crate::error::Result;
 use crate::link::EDGE_SLOTS;
 use crate::op::descriptor::Descriptor;
-use oxccl_net::{Region, Request, Sender};
+use oxccl_net::{Memory, Region, Request, Sender};
 use std::collections::VecDeque;
 
 /// A queue of messages to a peer. A message leaves from the slot in which it was written.
@@ -36,13 +36,35 @@ impl Outgoing {
 
     /// Returns the memory of the next message's data; `None` while the slot is in use.
     pub(super) fn reserve(&mut self) -> Result<Option<*mut u8>> {
-        let slot = self.messages % EDGE_SLOTS;
+        let slot = self.next_slot();
         self.send_more()?;
-        let waits = self.unsent.iter().any(|(unsent, _)| *unsent == slot);
-        if waits || !self.is_done(slot)? {
-            return Ok(None);
+        let free = self.is_free(slot)?;
+        Ok(free.then(|| self.slots.slot(slot).wrapping_add(HEADER_BYTES)))
+    }
+
+    /// Returns the number of messages to come whose slots are free.
+    pub(super) fn room(&mut self) -> Result<usize> {
+        self.send_more()?;
+        let (next, mut free) = (self.messages, 0);
+        while free < EDGE_SLOTS && self.is_free((next + free) % EDGE_SLOTS)? {
+            free += 1;
         }
-        Ok(Some(self.slots.slot(slot).wrapping_add(HEADER_BYTES)))
+        Ok(free)
+    }
+
+    /// Returns the slot of the next message.
+    pub(super) fn next_slot(&self) -> usize {
+        self.messages % EDGE_SLOTS
+    }
+
+    /// Returns all slots together.
+    pub(super) fn memory(&self) -> Memory {
+        self.slots.memory()
+    }
+
+    fn is_free(&mut self, slot: usize) -> Result<bool> {
+        let waits = self.unsent.iter().any(|(unsent, _)| *unsent == slot);
+        Ok(!waits && self.is_done(slot)?)
     }
 
     /// Returns whether the transport is done with the request of a slot.

@@ -15,6 +15,8 @@ pub struct Functions {
     pub packets: [CUfunction; DataType::ALL.len()],
     /// Program kernels, by number of the element type.
     pub programs: [CUfunction; DataType::ALL.len()],
+    /// Edge kernels, by number of the element type.
+    pub edges: [CUfunction; DataType::ALL.len()],
     /// The kernel of sends and receives for [`oxccl_kernels::abi::FewMessages`].
     pub few_messages: CUfunction,
     /// The kernel of sends and receives for [`oxccl_kernels::abi::ManyMessages`].
@@ -102,6 +104,7 @@ pub fn functions(gpu: &'static Gpu) -> Result<&'static Functions> {
     let functions = Functions {
         packets: each("oxccl_packets_")?,
         programs: each("oxccl_program_")?,
+        edges: each("oxccl_edges_")?,
         few_messages,
         many_messages,
         put: function("oxccl_put")?,

@@ -102,6 +102,13 @@ impl Pinned {
     }
 }
 
+impl Pinned {
+    /// Returns the address of the memory for the host.
+    pub fn base(&self) -> *mut u8 {
+        self.memory.base()
+    }
+}
+
 impl Drop for Pinned {
     fn drop(&mut self) {
         // SAFETY: registered by `new`, and used no more.

@@ -2,7 +2,8 @@
 
 use crate::device::cuda::driver::cu;
 use crate::device::cuda::driver::library::launch;
-use crate::device::cuda::rank::CudaRank;
+use crate::device::cuda::rank::{CudaRank, edge_data_bytes};
+use crate::device::cuda::run::edges;
 use crate::device::cuda::run::engines;
 use crate::device::cuda::run::one_sided;
 use crate::device::cuda::run::order;
@@ -91,6 +92,9 @@ fn topology_of(channels: u32, reach: bool, engine_bytes: u64) -> Topology {
 
 /// Returns how plans run on the GPUs of a communicator.
 pub fn topology(cuda_rank: &CudaRank) -> Topology {
+    if let Some(network) = cuda_rank.network() {
+        return edges::topology(edge_data_bytes(network.data_bytes()));
+    }
     let reach = cuda_rank.sharing().is_some_and(|sharing| !sharing.lacks_peer_access());
     topology_of(cuda_rank.channels, reach, cuda_rank.engine_bytes)
 }
@@ -116,6 +120,9 @@ fn collective(
     stream: Stream,
 ) -> Result<()> {
     let head = head(cuda_rank, programs, call);
+    if let Some(network) = cuda_rank.network() {
+        return edges::collective(cuda_rank, network, head, (&programs.any, call), stream);
+    }
     if programs.any.carrier == Carrier::Packets {
         let bytes = call.count * call.dtype.size() as u64;
         let (room, lines) = (room(cuda_rank.channels), packet_lines(bytes));
@@ -165,7 +172,8 @@ fn share(call: &Call, channels: u64) -> u64 {
     call.count.div_ceil(channels).max(1).next_multiple_of(unit)
 }
 
-fn align_elems(call: &Call) -> u64 {
+/// Returns the multiple, in elements, at which parts of a call begin.
+pub fn align_elems(call: &Call) -> u64 {
     (ALIGN_BYTES / call.dtype.size() as u64).max(1)
 }
 
@@ -181,7 +189,8 @@ fn geometry(plan: &Plan, call: &Call, share: u64, slot_bytes: usize) -> Geometry
     geometry
 }
 
-fn slice(slice: Slice) -> abi::Slice {
+/// Returns a slice for a kernel.
+pub fn slice(slice: Slice) -> abi::Slice {
     let Slice { buffer, block, part, parts } = slice;
     let (block, part, parts) = (block as u16, part as u16, parts as u16);
     abi::Slice { buffer: buffer as u16, block, part, parts }
@@ -378,11 +387,11 @@ fn bind(
 
 /// Launches the sends and receives of a group.
 fn exchange(cuda_rank: &Arc<CudaRank>, transfers: &[Transfer], stream: Stream) -> Result<()> {
-    let rank = cuda_rank.view.rank;
+    let (rank, nranks) = (cuda_rank.number, cuda_rank.nranks);
     let own = |send| transfers.iter().filter(move |t| t.peer == rank && t.send == send);
     let pairs: Vec<_> = own(true).zip(own(false)).filter(|(from, _)| from.bytes > 0).collect();
     let queues = queues(transfers, rank);
-    let rounds = rounds(&queues, depth(cuda_rank.view.nranks));
+    let rounds = rounds(&queues, (rank, nranks), depth(nranks));
     if pairs.is_empty() && rounds.is_empty() {
         return Ok(());
     }
@@ -429,22 +438,35 @@ fn launch_messages(cuda_rank: &CudaRank, queues: &[Queue<'_>], stream: Stream) -
     }
 }
 
+/// The most peers with which a launch exchanges messages.
+const PEERS: u32 = abi::QUEUES as u32 / 2;
+
 /// Returns the most messages of a queue that a launch takes; both ends of a queue find the same
 /// number.
 fn depth(nranks: u32) -> usize {
-    abi::MAX_MESSAGES / (2 * (nranks as usize - 1)).max(1)
+    abi::MAX_MESSAGES / (2 * (nranks - 1).min(PEERS) as usize).max(1)
 }
 
-/// Returns the launches of a group: the n-th holds the n-th stretch of each queue. So a launch
-/// waits only for the launches of the same number at its peers.
-fn rounds<'a>(queues: &'a [(u32, Vec<abi::Message>)], depth: usize) -> Vec<Vec<Queue<'a>>> {
-    let number = queues.iter().map(|(_, all)| all.len().div_ceil(depth)).max().unwrap_or(0);
-    let stretch = |round| {
-        move |(queue, all): &'a (u32, Vec<abi::Message>)| {
-            all.chunks(depth).nth(round).map(|some| (*queue, some))
-        }
-    };
-    (0..number).map(|round| queues.iter().filter_map(stretch(round)).collect()).collect()
+/// Returns the launches of a group: each holds the n-th stretch of the queues with some of the
+/// peers. Both ends of a queue find the same launches, in the same order: so a launch waits only
+/// for its like at its peers. A rank has at most [`PEERS`] peers for which the sum of both numbers,
+/// modulo the number of ranks, lies in a range of that size.
+fn rounds<'a>(
+    queues: &'a [(u32, Vec<abi::Message>)],
+    (rank, nranks): (u32, u32),
+    depth: usize,
+) -> Vec<Vec<Queue<'a>>> {
+    let class = |queue: u32| (rank + queue / 2) % nranks / PEERS;
+    let mut rounds = Vec::new();
+    for wanted in 0..nranks.div_ceil(PEERS) {
+        let of_class = || queues.iter().filter(|(queue, _)| class(*queue) == wanted);
+        let longest = of_class().map(|(_, all)| all.len().div_ceil(depth)).max().unwrap_or(0);
+        rounds.extend((0..longest).map(|round| -> Vec<Queue<'a>> {
+            let stretch = of_class().map(|(queue, all)| (*queue, all.chunks(depth).nth(round)));
+            stretch.filter_map(|(queue, some)| some.map(|some| (queue, some))).collect()
+        }));
+    }
+    rounds
 }
 
 /// Returns the messages in an array that is filled up with empty ones.
@@ -530,7 +552,7 @@ mod tests {
         let queues = queues(&all, 1);
         let bytes =
             |(queue, some): &Queue<'_>| (*queue, some.iter().map(|m| m.bytes).collect::<Vec<_>>());
-        let rounds = rounds(&queues, 2);
+        let rounds = rounds(&queues, (1, 3), 2);
         let seen: Vec<Vec<_>> = rounds.iter().map(|r| r.iter().map(bytes).collect()).collect();
         let first = vec![(1, vec![0, 1]), (4, vec![10, 11]), (5, vec![20, 21])];
         let second = vec![(1, vec![2]), (4, vec![12]), (5, vec![22, 23])];

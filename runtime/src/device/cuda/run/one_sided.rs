@@ -4,7 +4,7 @@ use crate::device::cuda::driver::library::launch;
 use crate::device::cuda::rank::CudaRank;
 use crate::device::cuda::run::engines;
 use crate::device::cuda::stream::Stream;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::link::direct::{SIGNALS, WINDOWS};
 use crate::op::descriptor::Descriptor;
 use crate::op::{Awaiting, OneSided, Put};
@@ -20,9 +20,27 @@ const BLOCK_BYTES: usize = 32 << 10;
 /// Launches an operation after all that the communicator has launched. Blocks: never.
 pub fn run(cuda_rank: &Arc<CudaRank>, item: &OneSided, stream: Stream) -> Result<()> {
     match item {
-        OneSided::Signal(peer, put, signal) => signal_peer(cuda_rank, *peer, *put, *signal, stream),
-        OneSided::Wait(list) => wait(cuda_rank, list, stream),
+        OneSided::Signal(peer, put, signal) => {
+            signal_peer(cuda_rank, place(cuda_rank, *peer)?, *put, *signal, stream)
+        }
+        OneSided::Wait(list) => {
+            let at_place = |item: &Awaiting| {
+                place(cuda_rank, item.peer).map(|peer| Awaiting { peer, ..*item })
+            };
+            let list = list.iter().map(at_place).collect::<Result<Vec<_>>>()?;
+            wait(cuda_rank, &list, stream)
+        }
     }
+}
+
+/// Returns the place of a peer among the ranks of this host, which are all that one-sided
+/// operations reach.
+fn place(cuda_rank: &CudaRank, peer: u32) -> Result<u32> {
+    let far = |_| {
+        let what = format!("a one-sided operation between GPUs with rank {peer} of another host");
+        Error::usage(what, "send and receive, or use it among the ranks of a host")
+    };
+    cuda_rank.ranks.binary_search(&peer).map(|place| place as u32).map_err(far)
 }
 
 fn signal_peer(

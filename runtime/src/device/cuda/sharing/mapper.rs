@@ -45,6 +45,8 @@ const LATER: Duration = Duration::from_secs(1);
 /// The way to send messages to a peer.
 #[derive(Clone, Copy, Debug)]
 pub struct Peer {
+    /// The number of the peer.
+    pub rank: u32,
     /// The address of the peer's socket.
     pub address: Address,
     /// True if the peer lives in this process.
@@ -208,7 +210,8 @@ impl Sharing {
                     Sent::Delivered => {}
                     Sent::Later => datagrams.push_back((rank, datagram)),
                     Sent::Gone => {
-                        return Err(Error::Init { why: format!("rank {rank} has left") });
+                        let why = format!("rank {} has left", self.peers[rank].rank);
+                        return Err(Error::Init { why });
                     }
                 }
             }
@@ -226,7 +229,7 @@ impl Sharing {
             }
             if deadline.passed() {
                 let missing = ranks.iter().find(|rank| taken.iter().all(|(from, _)| from != *rank));
-                let rank = missing.copied().unwrap_or(0);
+                let rank = missing.map_or(0, |place| self.peers[*place].rank);
                 let why = format!("rank {rank} did not pass its host memory on in time");
                 return Err(deadline.error(|| Error::Init { why }));
             }
@@ -492,7 +495,8 @@ impl Sharing {
             BufferEvent::Offer(offered) => {
                 let mapped = self.map(state, from, key, offered);
                 if let Err(error) = &mapped {
-                    say(&format!("a buffer of rank {from} is not used in place: {error}"));
+                    let rank = self.peers[from as usize].rank;
+                    say(&format!("a buffer of rank {rank} is not used in place: {error}"));
                 }
                 let event = BufferEvent::Answer(mapped.is_ok());
                 self.write(

@@ -112,8 +112,9 @@ pub fn shares(offers: &[Offer]) -> Shares {
     let half = least(&|o| o.multiprocessors / most(o) / 2);
     let allowed = least(&|o| o.max_blocks);
     let channels = half.min(left).min(allowed).clamp(1, abi::MAX_CHANNELS as u32);
-    // Messages with all peers, in both directions.
-    let (queues, blocks) = (2 * (offers.len() as u32 - 1), least(&|o| o.exchange_blocks).max(1));
+    // Messages with all peers that a launch may have, in both directions.
+    let peers = (offers.len() - 1).min(abi::QUEUES / 2) as u32;
+    let (queues, blocks) = (2 * peers, least(&|o| o.exchange_blocks).max(1));
     let exchange = |lanes: u32| (queues * lanes).div_ceil(blocks);
     let fitting = (1..=abi::LANES as u32).rev().find(|&lanes| exchange(lanes) <= left);
     let lanes = fitting.filter(|_| ranks == 1).unwrap_or(1);

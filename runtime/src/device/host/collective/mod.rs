@@ -3,7 +3,7 @@
 mod entry;
 mod packets;
 
-use super::endpoint::{Endpoint, Place, State, broken};
+use super::endpoint::{Endpoint, Place, State};
 use super::kernels::{self, Fold};
 use super::pull;
 use super::scale::Scaled;
@@ -11,8 +11,8 @@ use crate::error::{Error, Result};
 use crate::link::direct::{STAGE_SLOT_BYTES, Segment};
 use crate::op::descriptor::Label;
 use crate::op::{Bound, Call, Programs};
-use crate::rank::Awaited;
 use crate::rank::agreement::{self, CurrentOp};
+use crate::rank::{Awaited, broken};
 use oxccl_plan::ir::{Capacity, UserMemory, inbox_place};
 use oxccl_plan::{Buffer, Carrier, DataType, Destination, From, Geometry, Op, Order, Plan, Slice};
 use std::sync::Arc;

@@ -1,0 +1,240 @@
+// Runs a rank's program over edges, one block: messages go from rank to rank, on one host or on
+// several, window by window.
+#pragma once
+
+#include "interpret.cuh"
+#include "lanes.cuh"
+
+namespace oxccl {
+
+// A line that the host may have written.
+__device__ inline uint4 load_fresh(const char* at, uint64_t len, bool fits) {
+  if (!fits || len < 16) return load_line(at, len, false);
+  uint4 v;
+  asm volatile("ld.volatile.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(at)
+               : "memory");
+  return v;
+}
+
+template <typename E>
+struct EdgeInterpreter {
+  const EdgeProgram& p;
+  uint64_t scale;
+  uint64_t start, elems, share, rest;  // of the current window
+
+  using B = typename E::Bits;
+  static constexpr int N = 16 / sizeof(B);
+
+  __device__ const Rank& rank() const { return p.call.rank; }
+
+  __device__ void open(uint64_t first, uint64_t left) {
+    start = first;
+    elems = left < p.window_elems ? left : p.window_elems;
+    uint64_t units = (elems + p.align_elems - 1) / p.align_elems;
+    share = units / p.parts;
+    rest = units % p.parts;
+  }
+
+  // As `Geometry::range` in oxccl_plan.
+  __device__ uint64_t bound(uint64_t part) const {
+    uint64_t at = (part * share + (part < rest ? part : rest)) * p.align_elems;
+    return at < elems ? at : elems;
+  }
+
+  // The address of a slice, and its bytes.
+  __device__ char* find(const Slice& s, uint64_t& len) const {
+    uint64_t first = 0, last = elems;
+    if (p.parts > 1) {
+      first = bound(s.part);
+      last = bound(s.part + s.parts);
+    }
+    len = (last - first) * p.call.element_bytes;
+    if (s.buffer == SCRATCH) return reinterpret_cast<char*>(rank().scratch) + s.block * p.scratch_bytes;
+    uint64_t base = s.buffer == INPUT ? p.call.input : p.call.output;
+    uint64_t at = s.block * p.call.count + start + first;
+    return reinterpret_cast<char*>(base) + at * p.call.element_bytes;
+  }
+
+  __device__ bool multiplied(const Slice& s) const { return p.call.scaled && s.buffer == INPUT; }
+
+  // Calls a function with the place of each of this thread's lines, and the bytes from there on.
+  template <typename Each>
+  __device__ static void each_line(uint64_t len, Each each) {
+    for (uint64_t at = threadIdx.x * 16; at < len; at += STEP) each(at, len - at);
+  }
+
+  __device__ void copy(char* to, const char* from, uint64_t len, bool multiply) const {
+    bool fits = aligned(reinterpret_cast<uint64_t>(to) | reinterpret_cast<uint64_t>(from));
+    uint64_t at = threadIdx.x * 16, whole = fits && !multiply ? len & ~15ull : 0;
+    for (; at + (COPIES_AHEAD - 1) * STEP < whole; at += COPIES_AHEAD * STEP) {
+      uint4 v[COPIES_AHEAD];
+#pragma unroll
+      for (int k = 0; k < COPIES_AHEAD; k++) v[k] = load_fresh(from + at + k * STEP, 16, true);
+#pragma unroll
+      for (int k = 0; k < COPIES_AHEAD; k++) store_line(to + at + k * STEP, 16, true, v[k]);
+    }
+    for (; at < len; at += STEP) {
+      uint4 v = load_fresh(from + at, len - at, fits);
+      if (multiply) v = scale_line<E>(v, scale);
+      store_line(to + at, len - at, fits, v);
+    }
+  }
+
+  __device__ static void widen(uint4 v, typename E::Lane (&lanes)[N]) {
+    B b[N];
+    memcpy(b, &v, 16);
+#pragma unroll
+    for (int i = 0; i < N; i++) lanes[i] = E::widen(b[i]);
+  }
+
+  __device__ uint4 rounded(const typename E::Lane (&lanes)[N], bool finish) const {
+    bool divide = finish && p.call.op == AVG;
+    B b[N];
+#pragma unroll
+    for (int i = 0; i < N; i++) b[i] = E::round(divide ? E::divide(lanes[i], p.nranks) : lanes[i]);
+    uint4 v;
+    memcpy(&v, b, 16);
+    return v;
+  }
+
+  // Folds what came over an edge with a slice of this rank.
+  __device__ void fold(const EdgeStep& s, char* to, const char* came, const char* own,
+                       uint64_t len) const {
+    bool fits = aligned(reinterpret_cast<uint64_t>(to) | reinterpret_cast<uint64_t>(came) |
+                        reinterpret_cast<uint64_t>(own));
+    bool multiply = multiplied(s.src);
+    each_line(len, [&](uint64_t at, uint64_t left) {
+      uint4 theirs = load_fresh(came + at, left, fits), mine = load_line(own + at, left, fits);
+      if (multiply) mine = scale_line<E>(mine, scale);
+      typename E::Lane a[N], b[N];
+      widen(s.incoming_first ? theirs : mine, a);
+      widen(s.incoming_first ? mine : theirs, b);
+#pragma unroll
+      for (int i = 0; i < N; i++) a[i] = combine(p.call.op, a[i], b[i]);
+      store_line(to + at, left, fits, rounded(a, s.finish));
+    });
+  }
+
+  // Folds the blocks of all ranks in scratch, in rank order, with this rank's own in their midst.
+  __device__ void fold_all(const EdgeStep& s) const {
+    uint64_t len;
+    const char* all = find(s.src, len);
+    const char* own = find(s.own, len);
+    char* to = find(s.dst, len);
+    bool fits = aligned(reinterpret_cast<uint64_t>(to) | reinterpret_cast<uint64_t>(own));
+    bool multiply = multiplied(s.own);
+    each_line(len, [&](uint64_t at, uint64_t left) {
+      typename E::Lane folded[N], lanes[N];
+      for (uint32_t from = 0; from < p.nranks; from++) {
+        bool mine = from == p.rank;
+        const char* base = mine ? own : all + from * p.scratch_bytes;
+        uint4 v = load_line(base + at, left, fits);
+        if (mine && multiply) v = scale_line<E>(v, scale);
+        widen(v, lanes);
+#pragma unroll
+        for (int i = 0; i < N; i++)
+          folded[i] = from == 0 ? lanes[i] : combine(p.call.op, folded[i], lanes[i]);
+      }
+      store_line(to + at, left, fits, rounded(folded, s.finish));
+    });
+  }
+
+  // Waits for a message or a slot, and moves the data; a message without bytes is not sent.
+  __device__ bool pass(const EdgeStep& s) const {
+    bool sends = s.kind == STEP_SEND;
+    uint64_t len, own_len;
+    char* data = find(sends ? s.src : s.dst, len);
+    if (len == 0) return true;
+    Label label{p.call.descriptor_what, p.call.descriptor_count};
+    Counters* counted = lane_counters(rank(), s.peer * 2 + sends, 0);
+    Lane lane(rank(), s.peer, 0, *const_cast<volatile uint64_t*>(&counted->messages));
+    if (sends) {
+      char* slot = lane.begin_send(label);
+      if (!slot) return false;
+      copy(slot, data, len, multiplied(s.src));
+      lane.end_send(label, len);
+    } else {
+      const char* slot = lane.begin_receive(label, len);
+      if (!slot) return false;
+      if (s.kind == STEP_RECEIVE) {
+        copy(data, slot, len, false);
+      } else {
+        fold(s, data, slot, find(s.src, own_len), len);
+      }
+      lane.end_receive();
+    }
+    if (threadIdx.x == 0) *const_cast<volatile uint64_t*>(&counted->messages) = lane.number;
+    return true;
+  }
+
+  __device__ bool step(const EdgeStep& s) const {
+    sync_movers();
+    uint64_t len;
+    switch (s.kind) {
+      case STEP_COPY: {
+        const char* from = find(s.src, len);
+        char* to = find(s.dst, len);
+        if (from != to || multiplied(s.src)) copy(to, from, len, multiplied(s.src));
+        return true;
+      }
+      case STEP_REDUCE: fold_all(s); return true;
+      default: return pass(s);
+    }
+  }
+
+  // Steps that are held in the block's memory at a time.
+  static constexpr uint32_t HELD = 64;
+
+  // Runs all steps of a window. The program lies in memory of the host.
+  __device__ bool run_window(EdgeStep* held, uint32_t& first) const {
+    const EdgeStep* all = reinterpret_cast<const EdgeStep*>(p.steps);
+    for (uint32_t i = 0; i < p.nsteps; i++) {
+      if (i < first || i >= first + HELD) {
+        sync_movers();
+        first = i / HELD * HELD;
+        uint32_t mine = first + threadIdx.x;
+        if (threadIdx.x < HELD && mine < p.nsteps) held[threadIdx.x] = all[mine];
+        sync_movers();
+      }
+      if (!step(held[i - first])) return false;
+    }
+    return true;
+  }
+
+  __device__ void run(EdgeStep* held) {
+    uint32_t first = ~0u - HELD;
+    for (uint64_t at = 0; at < p.call.count; at += p.window_elems) {
+      open(at, p.call.count - at);
+      if (!run_window(held, first)) return;
+    }
+  }
+};
+
+template <typename E>
+__device__ inline void run_edges(const EdgeProgram& program) {
+  const Rank& r = program.call.rank;
+  Counters* own = counters(r, 0);
+  __shared__ EdgeStep held[EdgeInterpreter<E>::HELD];
+  if (__syncthreads_or(faulty(r))) return;
+  if (is_watcher()) {
+    enter(r, own);
+    announce(program.call, IN_TIME);
+  } else {
+    EdgeInterpreter<E>{program, scale_of(program.call)}.run(held);
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) leave(own);
+}
+
+}  // namespace oxccl
+
+// A kernel per element type, named by its number.
+#define OXCCL_EDGES(NUMBER, ...)                                                            \
+  extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)                               \
+      oxccl_edges_##NUMBER(const __grid_constant__ oxccl::EdgeProgram program) {            \
+    using namespace oxccl;                                                                  \
+    run_edges<__VA_ARGS__>(program);                                                        \
+  }
+OXCCL_ELEMENTS(OXCCL_EDGES)

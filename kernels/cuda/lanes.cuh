@@ -1,0 +1,109 @@
+// Lanes: bounded queues from a rank to another. The sender fills slots and counts arrivals, the
+// receiver empties them and gives credits back. Between ranks of a host the slots lie in the
+// receiver's memory. Between hosts they lie in memory of the host, and a thread there, the proxy,
+// carries messages on.
+#pragma once
+
+#include "watch.cuh"
+
+namespace oxccl {
+
+// What both ends of a lane say of a message: the words of its descriptor.
+struct Label {
+  uint32_t what;
+  uint64_t count;
+};
+
+struct Lane {
+  const Rank& rank;
+  const Peer* to;  // the other end; null where all ranks are on this host
+  int peer;        // its name
+  int lane;
+  uint64_t number;  // slots used so far
+
+  __device__ Lane(const Rank& r, uint32_t other, int lane, uint64_t number)
+      : rank(r), to(peer_of(r, other)), peer(name_of(r, other)), lane(lane), number(number) {}
+
+  __device__ bool between_hosts() const { return peer >= MAX_RANKS; }
+
+  // Bytes of data in a slot.
+  __device__ uint64_t slot_bytes() const {
+    return between_hosts() ? to->slot_bytes - NET_HEADER_BYTES : uint64_t(LANE_SLOT_BYTES);
+  }
+
+  // The data in the slot of the next message, between hosts.
+  __device__ char* net_slot(uint64_t slots, uint32_t skew) const {
+    uint64_t slot = (number + skew) % NET_SLOTS;
+    return reinterpret_cast<char*>(slots + slot * to->slot_bytes + NET_HEADER_BYTES);
+  }
+
+  // One thread waits for all; false when what they wait for will not come.
+  template <typename Ready>
+  __device__ bool wait(const Label& label, Ready ready) const {
+    return !any_mover(threadIdx.x == 0 && !await(rank, peer, label.what, label.count, ready));
+  }
+
+  // Waits for a free slot, and returns its memory; null when there will be none.
+  __device__ char* begin_send(const Label& label) const {
+    const uint64_t* credits = between_hosts() ? &net_words(*to)->room
+                                              : credit(rank, rank.rank, peer, lane);
+    uint64_t ahead = between_hosts() ? 0 : LANE_SLOTS, target = number + 1;
+    if (!wait(label, [=] { return reached(load_acquire(credits) + ahead, target); }))
+      return nullptr;
+    if (!between_hosts()) return lane_slot(rank, peer, rank.rank, lane, number % LANE_SLOTS);
+    return net_slot(to->outgoing, to->skews[0]);
+  }
+
+  // Hands a slot over with its first bytes filled.
+  __device__ void end_send(const Label& label, uint64_t len) {
+    sync_movers();
+    if (threadIdx.x == 0) {
+      Arrival* there = between_hosts()
+                           ? &net_words(*to)->outgoing[number % NET_SLOTS]
+                           : arrival(rank, peer, rank.rank, lane, number % LANE_SLOTS);
+      volatile Arrival* words = there;
+      words->count = label.count;
+      words->what = label.what | len << 32;
+      store_release(&there->number, number + 1);
+    }
+    number += 1;
+  }
+
+  // Waits for the next message, and returns its data; null when it will not come, or is another
+  // than the one awaited.
+  __device__ const char* begin_receive(const Label& label, uint64_t len) const {
+    const Arrival* here = between_hosts()
+                              ? &net_words(*to)->incoming[number % NET_SLOTS]
+                              : arrival(rank, rank.rank, peer, lane, number % LANE_SLOTS);
+    uint64_t awaited = number + 1;
+    if (between_hosts() && threadIdx.x == 0)
+      *const_cast<volatile uint64_t*>(&net_words(*to)->wanted) = awaited;
+    if (!wait(label, [=] { return load_acquire(&here->number) == awaited; })) return nullptr;
+    const volatile Arrival* theirs = here;
+    uint64_t count = theirs->count, what = theirs->what;
+    if (any_mover(count != label.count || what != (label.what | len << 32))) {
+      if (threadIdx.x == 0)
+        differ(rank, peer, common(rank)->operations, label.what, label.count, uint32_t(what), count);
+      return nullptr;
+    }
+    if (between_hosts()) return net_slot(to->incoming, to->skews[1]);
+    return lane_slot(rank, rank.rank, peer, lane, number % LANE_SLOTS);
+  }
+
+  // Gives the slot back, once all have read it.
+  __device__ void end_receive() {
+    sync_movers();
+    number += 1;
+    if (threadIdx.x != 0) return;
+    uint64_t* credits = between_hosts() ? &net_words(*to)->taken
+                                        : credit(rank, peer, rank.rank, lane);
+    store_release(credits, number);
+  }
+};
+
+// The counters of a lane of the queue to (sends) or from a peer.
+__device__ inline Counters* lane_counters(const Rank& r, uint32_t queue, int lane) {
+  return counters(r, MAX_CHANNELS + queue * LANES + lane);
+}
+
+}  // namespace oxccl

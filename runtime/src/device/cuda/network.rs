@@ -1,0 +1,456 @@
+//! The edges with ranks of other hosts. Kernels write messages into slots in memory of the host, and
+//! read them from there; a thread of the rank, the proxy, hands them to the transport and takes
+//! them from it. Graphs replay as they are, since the proxy looks at the slots by itself.
+
+use crate::device::cuda::driver::{Gpu, Relaxed, cu};
+use crate::device::cuda::memory::shared::Pinned;
+use crate::error::{Error, Result};
+use crate::link::EDGE_SLOTS;
+use crate::link::message::{HEADER_BYTES, MessageEdge};
+use crate::op::descriptor::Descriptor;
+use crate::os::memory::sealed_memfd;
+use crate::rank::{Links, Rank, VERDICT, broken};
+use cudarc::driver::sys::{self, CUdeviceptr};
+use oxccl_kernels::abi;
+use oxccl_net::Memory;
+use oxccl_plan::Plan;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+// Kernels find the slots of an edge, and write behind the header.
+const _: () = assert!(EDGE_SLOTS == abi::NET_SLOTS && HEADER_BYTES == abi::NET_HEADER_BYTES);
+
+/// The time for which the proxy looks without pauses after something has moved.
+const EAGER: Duration = Duration::from_micros(500);
+/// The pause between two looks while nothing moves.
+const PAUSE: Duration = Duration::from_micros(50);
+/// The time without messages after which a peer that has left has none under way any more.
+const QUIET: Duration = Duration::from_millis(200);
+/// Bytes of the pieces of memory that hold programs.
+const PROGRAM_BYTES: usize = 128 << 10;
+
+/// The edges of a rank on a GPU with ranks of other hosts.
+pub struct Network {
+    /// The [`abi::NetWords`] of all edges.
+    words: Pinned,
+    /// The slots of each edge, outgoing and incoming, as the GPU reaches them.
+    slots: Vec<[Registered; 2]>,
+    /// Bytes from a slot of an edge to the next one.
+    slot_bytes: usize,
+    /// The numbers by which the slot of a message is ahead of the message's own, by edge.
+    skews: Vec<[u16; 2]>,
+    edges: Arc<Edges>,
+    proxy: Mutex<Proxy>,
+    programs: Mutex<Programs>,
+}
+
+/// What an edge tells other threads than the proxy.
+struct Shared {
+    peer: u32,
+    words: *const abi::NetWords,
+    start: u64,
+    /// The numbers of messages sent and taken.
+    sent: AtomicU64,
+    taken: AtomicU64,
+    /// True once the peer has left in order.
+    left: AtomicBool,
+}
+
+// SAFETY: the words stay for as long as the network, and are accessed by atomics.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+impl Shared {
+    fn words(&self) -> &abi::NetWords {
+        // SAFETY: they live as long as the network; words that change are accessed by atomics.
+        unsafe { &*self.words }
+    }
+
+    /// Returns whether a kernel has written a message that is not sent yet.
+    fn has_unsent(&self) -> bool {
+        let number = self.start.wrapping_add(self.sent.load(Ordering::Acquire));
+        let next = &self.words().outgoing[(number % abi::NET_SLOTS as u64) as usize];
+        word(&next.number).load(Ordering::Acquire) == number.wrapping_add(1)
+    }
+}
+
+fn word(word: &u64) -> &AtomicU64 {
+    // SAFETY: an aligned word, which the kernels and the host access in single loads and stores.
+    unsafe { AtomicU64::from_ptr(std::ptr::from_ref(word).cast_mut()) }
+}
+
+/// Memory of the host that all GPUs reach.
+struct Registered {
+    memory: Memory,
+    at: CUdeviceptr,
+}
+
+// SAFETY: only its address is used.
+unsafe impl Sync for Registered {}
+
+impl Registered {
+    /// Requires a context to be current on this thread.
+    fn new(memory: Memory) -> Result<Self> {
+        let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
+        let mut at = 0;
+        // SAFETY: memory that its owner keeps until it is unregistered; a place for the address.
+        unsafe {
+            cu!(cuMemHostRegister_v2(memory.data.cast(), memory.len, flags))?;
+            cu!(cuMemHostGetDevicePointer_v2(&mut at, memory.data.cast(), 0))?;
+        }
+        Ok(Self { memory, at })
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        // SAFETY: registered by `new`, and used by no kernel any more.
+        unsafe { sys::cuMemHostUnregister(self.memory.data.cast()) };
+    }
+}
+
+impl Network {
+    /// Takes the edges with ranks of other hosts, by number. Counters begin at `start`. Requires
+    /// the GPU's context to be current on this thread.
+    pub fn new(edges: Vec<(u32, MessageEdge)>, slot_bytes: usize, start: u64) -> Result<Self> {
+        let words = pinned(edges.len() * size_of::<abi::NetWords>())?;
+        let all: *mut abi::NetWords = words.base().cast();
+        let mut served = Vec::new();
+        let (mut shared, mut slots, mut skews) = (Vec::new(), Vec::new(), Vec::new());
+        for (i, (peer, edge)) in edges.into_iter().enumerate() {
+            let at = all.wrapping_add(i);
+            // SAFETY: within the memory, which is aligned; nobody else uses it yet.
+            unsafe { at.write(words_from(start)) };
+            let [outgoing, incoming] = edge.memory();
+            slots.push([Registered::new(outgoing)?, Registered::new(incoming)?]);
+            let skew = |slot: usize| (slot as u64).wrapping_sub(start) as u16 % EDGE_SLOTS as u16;
+            skews.push(edge.next_slots().map(skew));
+            let (sent, taken, left) = Default::default();
+            shared.push(Shared { peer, words: at, start, sent, taken, left });
+            served.push(Served::new(edge, start));
+        }
+        let (edges, programs) = (Arc::new(Edges(shared)), Mutex::default());
+        let proxy = Mutex::new(Proxy::Waiting(served));
+        let slot_bytes = HEADER_BYTES + slot_bytes;
+        Ok(Self { words, slots, slot_bytes, skews, edges, proxy, programs })
+    }
+
+    /// Returns the bytes of data in a slot.
+    pub fn data_bytes(&self) -> usize {
+        self.slot_bytes - HEADER_BYTES
+    }
+
+    /// Returns the ranks of the communicator as kernels find them; `local` has the places of those
+    /// of this host.
+    pub fn peers(&self, local: &[Option<usize>]) -> Vec<abi::Peer> {
+        let place = |place: &Option<usize>| abi::Peer {
+            place: place.unwrap_or(0) as u32,
+            ..abi::Peer::default()
+        };
+        let mut peers: Vec<abi::Peer> = local.iter().map(place).collect();
+        for (i, edge) in self.edges.0.iter().enumerate() {
+            let [outgoing, incoming] = &self.slots[i];
+            peers[edge.peer as usize] = abi::Peer {
+                words: self.words.at + (i * size_of::<abi::NetWords>()) as u64,
+                place: 0,
+                skews: self.skews[i],
+                outgoing: outgoing.at,
+                incoming: incoming.at,
+                slot_bytes: self.slot_bytes as u64,
+            };
+        }
+        peers
+    }
+
+    /// Starts the proxy.
+    pub fn start(&self, rank: &Arc<Rank>) -> Result<()> {
+        let mut proxy = self.lock();
+        let served = match std::mem::take(&mut *proxy) {
+            Proxy::Waiting(served) => served,
+            other => {
+                *proxy = other;
+                return Ok(());
+            }
+        };
+        let ended = Arc::new(AtomicBool::new(false));
+        let (edges, rank, end) = (self.edges.clone(), Arc::downgrade(rank), ended.clone());
+        let run = move || run(served, &edges.0, &rank, &end);
+        let thread = std::thread::Builder::new().name("oxccl-net".to_owned()).spawn(run);
+        let failed = |e| Error::system("starting a thread", e, "raise ulimit -u");
+        *proxy = Proxy::Running(ended, thread.map_err(failed)?);
+        Ok(())
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Proxy> {
+        self.proxy.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Returns what the monitor asks for.
+    pub fn links(&self) -> &Arc<Edges> {
+        &self.edges
+    }
+
+    /// Ends the proxy. Returns the edges, by the rank at the other end; they end when they are
+    /// dropped.
+    pub fn end(&self) -> Vec<(u32, MessageEdge)> {
+        let served = match std::mem::take(&mut *self.lock()) {
+            Proxy::Ended => Vec::new(),
+            Proxy::Waiting(served) => served,
+            Proxy::Running(ended, thread) => {
+                ended.store(true, Ordering::Release);
+                // A panic has been logged, and its edges are gone.
+                thread.join().unwrap_or_default()
+            }
+        };
+        let peers = self.edges.0.iter().map(|edge| edge.peer);
+        peers.zip(served.into_iter().map(|served| served.edge)).collect()
+    }
+
+    /// Returns the number of messages that a peer is to take: those sent, and those written.
+    pub fn sent(&self) -> impl Iterator<Item = (u32, u64)> {
+        let sent = |edge: &Shared| {
+            let sent = edge.sent.load(Ordering::Acquire);
+            (edge.peer, sent + u64::from(edge.has_unsent()))
+        };
+        self.edges.0.iter().map(sent)
+    }
+
+    /// Notes that a peer has left in order.
+    pub fn note_left(&self, peer: u32) {
+        let edges = self.edges.0.iter().filter(|edge| edge.peer == peer);
+        edges.for_each(|edge| edge.left.store(true, Ordering::Release));
+    }
+
+    /// Returns the address, for kernels, and the number of the steps of a plan's program; `encode`
+    /// makes them at the first call.
+    pub fn program(
+        &self,
+        gpu: &'static Gpu,
+        plan: &Plan,
+        encode: impl FnOnce() -> Result<Vec<abi::EdgeStep>>,
+    ) -> Result<(u64, u32)> {
+        let mut programs = self.programs.lock().unwrap_or_else(|e| e.into_inner());
+        if let Some(known) = programs.known.get(plan) {
+            return Ok(*known);
+        }
+        let steps = encode()?;
+        let bytes = size_of_val(&steps[..]);
+        let Programs { pieces, used, known } = &mut *programs;
+        if pieces.is_empty() || *used + bytes > PROGRAM_BYTES {
+            let _context = gpu.enter()?;
+            let _relaxed = Relaxed::begin()?;
+            pieces.push(pinned(bytes.max(PROGRAM_BYTES))?);
+            *used = 0;
+        }
+        let Some(piece) = pieces.last() else { return Ok((0, 0)) };
+        let to: *mut abi::EdgeStep = piece.base().wrapping_add(*used).cast();
+        // SAFETY: within the piece, behind what kernels read.
+        unsafe { to.copy_from_nonoverlapping(steps.as_ptr(), steps.len()) };
+        let place = (piece.at + *used as u64, steps.len() as u32);
+        *used += bytes;
+        known.insert(*plan, place);
+        Ok(place)
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// What the edges tell other threads than the proxy.
+pub struct Edges(Vec<Shared>);
+
+impl Links for Edges {
+    fn taken_from(&self, peer: u32) -> Option<u64> {
+        let edge = self.0.iter().find(|edge| edge.peer == peer);
+        Some(edge.map_or(0, |edge| edge.taken.load(Ordering::Acquire)))
+    }
+
+    fn begun(&self) -> Option<u64> {
+        None
+    }
+
+    fn remembered(&self, _seq: u64) -> Option<Descriptor> {
+        None
+    }
+}
+
+/// Memory of the host for all GPUs. Requires a context to be current on this thread.
+fn pinned(bytes: usize) -> Result<Pinned> {
+    let bytes = bytes.next_multiple_of(4096);
+    Pinned::new(sealed_memfd("oxccl-gpu-net", bytes)?, bytes)
+}
+
+/// Returns the words of an edge on which `start` messages were sent in both directions.
+fn words_from(start: u64) -> abi::NetWords {
+    abi::NetWords { taken: start, wanted: start, room: start, ..abi::NetWords::default() }
+}
+
+/// The programs that kernels have been given.
+#[derive(Default)]
+struct Programs {
+    pieces: Vec<Pinned>,
+    /// Bytes of the last piece that are in use.
+    used: usize,
+    known: HashMap<Plan, (u64, u32)>,
+}
+
+#[derive(Default)]
+enum Proxy {
+    Waiting(Vec<Served>),
+    Running(Arc<AtomicBool>, JoinHandle<Vec<Served>>),
+    #[default]
+    Ended,
+}
+
+/// An edge as the proxy serves it. Numbers of messages begin at the start of the counters.
+struct Served {
+    edge: MessageEdge,
+    start: u64,
+    sent: u64,
+    /// The number up to which the kernels know of free slots.
+    room: u64,
+    arrived: u64,
+    taken: u64,
+    /// When the transport failed, and the error.
+    broken: Option<(Instant, Error)>,
+    /// The time since which nothing has come from a peer that has left.
+    quiet: Option<Instant>,
+}
+
+impl Served {
+    fn new(edge: MessageEdge, start: u64) -> Self {
+        let (broken, quiet) = (None, None);
+        Self { edge, start, sent: start, room: start, arrived: start, taken: start, broken, quiet }
+    }
+
+    /// Carries on what can be carried on; returns whether anything moved. Never blocks.
+    fn progress(&mut self, shared: &Shared) -> Result<bool> {
+        let sends = self.send(shared)?;
+        let receives = self.receive(shared)?;
+        Ok(sends || receives)
+    }
+
+    fn send(&mut self, shared: &Shared) -> Result<bool> {
+        let words = shared.words();
+        let mut moved = false;
+        loop {
+            let next = &words.outgoing[(self.sent % abi::NET_SLOTS as u64) as usize];
+            let number = self.sent.wrapping_add(1);
+            if word(&next.number).load(Ordering::Acquire) != number {
+                break;
+            }
+            let (what, count) = (word(&next.what), word(&next.count));
+            let (what, count) = (what.load(Ordering::Relaxed), count.load(Ordering::Relaxed));
+            let len = (what >> 32) as usize;
+            self.edge.commit(len, Descriptor::from_words(what as u32, count), 0)?;
+            self.sent = number;
+            shared.sent.store(number.wrapping_sub(self.start), Ordering::Release);
+            moved = true;
+        }
+        self.edge.flushed()?;
+        let room = self.sent.wrapping_add(self.edge.room()? as u64);
+        if room != self.room {
+            word(&words.room).store(room, Ordering::Release);
+            (self.room, moved) = (room, true);
+        }
+        Ok(moved)
+    }
+
+    fn receive(&mut self, shared: &Shared) -> Result<bool> {
+        let words = shared.words();
+        let (mut moved, taken) = (false, word(&words.taken).load(Ordering::Acquire));
+        while self.taken != taken {
+            self.edge.release();
+            self.taken = self.taken.wrapping_add(1);
+            shared.taken.store(self.edge.taken(), Ordering::Release);
+            moved = true;
+        }
+        let (number, held) = (self.arrived.wrapping_add(1), self.arrived.wrapping_sub(taken));
+        let wanted = word(&words.wanted).load(Ordering::Acquire) == number;
+        // What kernels do not wait for comes earlier, if the transport does not mind.
+        if held >= EDGE_SLOTS as u64 || !(wanted || held > 0 && self.edge.may_look()) {
+            return Ok(moved);
+        }
+        let Some(message) = self.edge.peek_at(held as usize)? else { return Ok(moved) };
+        let (what, count) = message.descriptor.map_or((0, 0), |descriptor| descriptor.to_words());
+        let here = &words.incoming[(self.arrived % abi::NET_SLOTS as u64) as usize];
+        let what = u64::from(what) | (message.len as u64) << 32;
+        word(&here.what).store(what, Ordering::Relaxed);
+        word(&here.count).store(count, Ordering::Relaxed);
+        word(&here.number).store(number, Ordering::Release);
+        self.arrived = number;
+        Ok(true)
+    }
+
+    /// Tells the kernels once nothing more can come from a peer that has left.
+    fn note_left(&mut self, shared: &Shared, moved: bool, now: Instant) {
+        if moved {
+            self.quiet = None;
+        }
+        let since = *self.quiet.get_or_insert(now);
+        if self.broken.is_some() || now.saturating_duration_since(since) >= QUIET {
+            word(&shared.words().left).store(1, Ordering::Release);
+        }
+    }
+
+    /// Serves the edge; returns whether anything moved. An edge that broke is served no more, and
+    /// the rank fails unless somebody knows better why.
+    fn serve(&mut self, shared: &Shared, rank: &Weak<Rank>) -> bool {
+        let mut moved = false;
+        let left = shared.left.load(Ordering::Acquire);
+        if self.broken.is_none() {
+            let progress = self.progress(shared).map_err(broken(shared.peer));
+            moved = progress.unwrap_or_else(|error| {
+                self.broken = Some((Instant::now(), error));
+                false
+            });
+        }
+        if left {
+            self.note_left(shared, moved, Instant::now());
+        } else if let Some((since, error)) = &self.broken
+            && since.elapsed() >= VERDICT
+            && let Some(rank) = rank.upgrade().filter(|rank| rank.failure().is_none())
+        {
+            rank.fail(match error {
+                Error::Remote { why, .. } => rank.lost(shared.peer, why.clone()),
+                other => other.clone(),
+            });
+        }
+        moved
+    }
+}
+
+/// The proxy's thread. It touches no memory of the driver, so it may run while the process exits.
+fn run(
+    mut served: Vec<Served>,
+    edges: &[Shared],
+    rank: &Weak<Rank>,
+    ended: &AtomicBool,
+) -> Vec<Served> {
+    let mut moved_at = Instant::now();
+    loop {
+        // What kernels did before the end is still carried on.
+        let last = ended.load(Ordering::Acquire);
+        let mut moved = false;
+        for (served, shared) in served.iter_mut().zip(edges) {
+            moved |= served.serve(shared, rank);
+        }
+        if last {
+            return served;
+        }
+        if moved {
+            moved_at = Instant::now();
+        } else if moved_at.elapsed() > EAGER {
+            std::thread::sleep(PAUSE);
+        } else {
+            std::hint::spin_loop();
+        }
+    }
+}

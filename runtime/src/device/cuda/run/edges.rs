@@ -1,0 +1,169 @@
+//! Launching collectives over edges: between GPUs of several hosts.
+
+use crate::device::cuda::driver::library::launch;
+use crate::device::cuda::network::Network;
+use crate::device::cuda::rank::{CudaRank, edge_data_bytes};
+use crate::device::cuda::run::launch::{align_elems, slice};
+use crate::device::cuda::stream::Stream;
+use crate::error::{Error, Result};
+use crate::op::{Bound, Call};
+use oxccl_kernels::abi;
+use oxccl_plan::carrier::Packets;
+use oxccl_plan::cost::CostModel;
+use oxccl_plan::ir::{Capacity, Order};
+use oxccl_plan::select::Topology;
+use oxccl_plan::{Destination, Geometry, Op, Plan};
+use std::sync::Arc;
+
+/// Returns how plans run on the GPUs of several hosts, with messages of so many bytes.
+pub fn topology(edge_bytes: usize) -> Topology {
+    Topology {
+        direct: false,
+        edges: true,
+        remote_reads: false,
+        push: false,
+        mapped_from_bytes: u64::MAX,
+        scratch: false,
+        packets: Packets::Nowhere,
+        engine_bytes: u64::MAX,
+        model: CostModel { edge_slot_bytes: edge_bytes as u64, ..CostModel::GPUS_TCP },
+    }
+}
+
+/// Launches a collective over edges.
+pub fn collective(
+    cuda_rank: &Arc<CudaRank>,
+    network: &Network,
+    head: abi::Collective,
+    (bound, call): (&Bound, &Call),
+    stream: Stream,
+) -> Result<()> {
+    let argument = argument(cuda_rank, network, head, bound, call)?;
+    let function = cuda_rank.functions.edges[call.dtype as usize];
+    let shape = (1, abi::BLOCK_THREADS as u32);
+    // SAFETY: the kernel takes this structure; what it points to is the communicator's, or the
+    // user's by the contract of the call.
+    cuda_rank.launch(stream, || unsafe { launch(function, shape, &argument, stream.0) })
+}
+
+fn argument(
+    cuda_rank: &CudaRank,
+    network: &Network,
+    head: abi::Collective,
+    Bound { plan, program, .. }: &Bound,
+    call: &Call,
+) -> Result<abi::EdgeProgram> {
+    let unfit =
+        || Error::Internal { what: format!("{} does not run over edges", plan.algorithm.name()) };
+    let slot_bytes = edge_data_bytes(network.data_bytes());
+    let geometry = geometry(plan, call, slot_bytes);
+    let scratch_bytes = geometry.scratch_block_elems() * call.dtype.size() as u64;
+    let scratch_bytes = scratch_bytes.next_multiple_of(16);
+    let nranks = call.spec.nranks;
+    if u64::from(plan.layout.scratch_blocks) * scratch_bytes > u64::from(nranks) * slot_bytes as u64
+    {
+        return Err(unfit());
+    }
+    let encode = || program.ops.iter().map(|op| step(*op)).collect::<Option<_>>().ok_or_else(unfit);
+    let (steps, nsteps) = network.program(cuda_rank.gpu, plan, encode)?;
+    Ok(abi::EdgeProgram {
+        call: head,
+        rank: cuda_rank.number,
+        nranks,
+        window_elems: geometry.window_elems,
+        align_elems: geometry.align_elems,
+        scratch_bytes,
+        parts: geometry.parts,
+        nsteps,
+        steps,
+    })
+}
+
+/// Returns how a plan cuts a call, with messages of `slot_bytes` bytes.
+fn geometry(plan: &Plan, call: &Call, slot_bytes: usize) -> Geometry {
+    let edge_slot_elems = (slot_bytes / call.dtype.size()) as u64;
+    let room = Capacity { edge_slot_elems, stage_slot_elems: 0, align_elems: align_elems(call) };
+    Geometry::new(&plan.layout, call.count, &room)
+}
+
+/// Returns a step for a kernel; `None` if it needs memory that ranks share.
+fn step(op: Op) -> Option<abi::EdgeStep> {
+    let none = abi::EdgeStep::default();
+    Some(match op {
+        Op::Copy { src, dst } => {
+            abi::EdgeStep { kind: abi::STEP_COPY, src: slice(src), dst: slice(dst), ..none }
+        }
+        Op::Send { peer, src } => {
+            abi::EdgeStep { kind: abi::STEP_SEND, peer, src: slice(src), ..none }
+        }
+        Op::Recv { peer, dst } => {
+            abi::EdgeStep { kind: abi::STEP_RECEIVE, peer, dst: slice(dst), ..none }
+        }
+        Op::RecvReduce { peer, local, dst, order, finish } => abi::EdgeStep {
+            kind: abi::STEP_RECEIVE_REDUCE,
+            finish: u8::from(finish),
+            incoming_first: u8::from(order == Order::IncomingFirst),
+            peer,
+            src: slice(local),
+            dst: slice(dst),
+            ..none
+        },
+        Op::Reduce { src, own, dst: Destination::Own(dst), finish } => abi::EdgeStep {
+            kind: abi::STEP_REDUCE,
+            finish: u8::from(finish),
+            src: slice(src),
+            own: slice(own),
+            dst: slice(dst),
+            ..none
+        },
+        Op::Reduce { .. }
+        | Op::Acquire
+        | Op::Signal
+        | Op::Wait { .. }
+        | Op::Get { .. }
+        | Op::Put { .. } => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::link::edge_slot_bytes;
+    use oxccl_plan::select::{Memory, Policy, candidates};
+    use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
+
+    #[test]
+    fn every_plan_between_hosts_has_steps_for_kernels_and_fits_their_scratch() {
+        for nranks in [2, 3, 8, 16, 40, 300] {
+            let slot_bytes = edge_data_bytes(edge_slot_bytes(nranks));
+            for collective in Collective::ALL {
+                let spec = Spec::new(collective, nranks, nranks / 2);
+                let all = |bytes| {
+                    let topology = topology(slot_bytes);
+                    candidates(spec, bytes, &topology, Memory::Any, Policy::default())
+                };
+                for (bytes, plan) in [8, 1 << 12, 1 << 26]
+                    .into_iter()
+                    .flat_map(|bytes| all(bytes).into_iter().map(move |c| (bytes, c.plan)))
+                {
+                    let call = Call {
+                        spec,
+                        input: std::ptr::null(),
+                        output: std::ptr::null_mut(),
+                        count: bytes,
+                        dtype: DataType::Int8,
+                        op: ReduceOp::Sum,
+                        scale: None,
+                    };
+                    let part = geometry(&plan, &call, slot_bytes).scratch_block_elems();
+                    let scratch = u64::from(plan.layout.scratch_blocks) * part;
+                    assert!(scratch <= u64::from(nranks) * slot_bytes as u64, "{plan:?}");
+                    for rank in [0, nranks - 1] {
+                        assert!(plan.program(rank).ops.iter().all(|op| step(*op).is_some()));
+                    }
+                }
+                assert!(!all(1 << 20).is_empty(), "{spec:?}");
+            }
+        }
+    }
+}
