@@ -274,8 +274,6 @@ typedef struct Counters {
   uint64_t windows;
   // Signals that all peers must have made before a slot may be written again.
   uint64_t slot_need[2];
-  // Slots that a lane used for messages so far.
-  uint64_t messages;
   // Agreements so far.
   uint64_t agreements;
   // Not 0 while a block of this channel is running.
@@ -283,6 +281,18 @@ typedef struct Counters {
   // Not 0 once all ranks have said in packets that they have mapped all large stages.
   uint32_t large;
 } Counters;
+
+// The counters of a lane, as [`Counters`] are those of a channel.
+typedef struct LaneCounters {
+  // Messages so far: slots that were used.
+  uint64_t messages;
+  // The number of messages up to which there are free slots, as far as this is known.
+  uint64_t room;
+  // Not 0 while a block of this lane is running.
+  uint32_t busy;
+  // Padding.
+  uint32_t unused;
+} LaneCounters;
 
 // A rank of a communicator, as kernels see it. It never changes.
 typedef struct Rank {
@@ -302,8 +312,8 @@ typedef struct Rank {
   uint64_t lanes_at;
   // Offset of the stage in the shared memory.
   uint64_t stage_at;
-  // The address of the [`Counters`] of [`MAX_CHANNELS`] channels, then of all lanes, in private
-  // memory.
+  // The address of the [`Counters`] of [`MAX_CHANNELS`] channels, then of the [`LaneCounters`] of
+  // all lanes, in private memory.
   uint64_t counters;
   // The address of [`Shared`], in private memory.
   uint64_t common;
@@ -576,8 +586,9 @@ typedef struct EdgeStep {
 
 // The arrival of a message, or of a part of one, in a slot.
 typedef struct Arrival {
-  // The number of the message on its queue, from 1; written last.
-  uint64_t number;
+  // The mark of the message, written last: the last 32 bits of its number on its queue, from 1,
+  // and above them a digest of the other words.
+  uint64_t mark;
   // The second word of the operation's descriptor.
   uint64_t count;
   // The first word of the descriptor; in the upper half the bytes in the slot.

@@ -148,8 +148,8 @@ struct EdgeInterpreter {
     char* data = find(sends ? s.src : s.dst, len);
     if (len == 0) return true;
     Label label{p.call.descriptor_what, p.call.descriptor_count};
-    Counters* counted = lane_counters(rank(), s.peer * 2 + sends, 0);
-    Lane lane(rank(), s.peer, 0, *const_cast<volatile uint64_t*>(&counted->messages));
+    LaneCounters* counted = lane_counters(rank(), s.peer * 2 + sends, 0);
+    Lane lane(rank(), s.peer, 0, counted);
     if (sends) {
       char* slot = lane.begin_send(label);
       if (!slot) return false;
@@ -165,7 +165,7 @@ struct EdgeInterpreter {
       }
       lane.end_receive();
     }
-    if (threadIdx.x == 0) *const_cast<volatile uint64_t*>(&counted->messages) = lane.number;
+    if (threadIdx.x == 0) lane.leave(counted);
     return true;
   }
 

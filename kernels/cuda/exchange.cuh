@@ -64,16 +64,16 @@ __device__ inline void run_exchange(const Messages& all) {
   int index = blockIdx.x / exchange.lanes, lane = blockIdx.x % exchange.lanes;
   int queue = exchange.queues[index];
   bool sends = queue & 1;
-  Counters* own = lane_counters(r, queue, lane);
+  LaneCounters* own = lane_counters(r, queue, lane);
   if (__syncthreads_or(faulty(r))) return;
   if (is_watcher()) {
     enter(r, own);
   } else {
-    Lane run(r, queue / 2, lane, own->messages);
+    Lane run(r, queue / 2, lane, own);
     for (int i = exchange.first[index]; i < exchange.first[index + 1]; i++)
       if (!carry(run, all.messages[i], sends)) break;
     sync_movers();
-    if (threadIdx.x == 0) own->messages = run.number;
+    if (threadIdx.x == 0) run.leave(own);
   }
   __syncthreads();
   if (threadIdx.x == 0) leave(own);

@@ -14,15 +14,34 @@ struct Label {
   uint64_t count;
 };
 
+// The mark of an arrival, as `mark_of` in `network.rs`: one word tells that a message is there, and
+// whether it is the one awaited.
+__device__ inline uint64_t mark_of(uint64_t number, uint64_t count, uint64_t what) {
+  uint64_t digest = what * 0x9e3779b97f4a7c15ull ^ count * 0xc2b2ae3d27d4eb4full;
+  return (digest >> 32) << 32 | uint32_t(number);
+}
+
 struct Lane {
   const Rank& rank;
   const Peer* to;  // the other end; null where all ranks are on this host
   int peer;        // its name
   int lane;
   uint64_t number;  // slots used so far
+  uint64_t room;    // the number up to which slots are known to be free
 
-  __device__ Lane(const Rank& r, uint32_t other, int lane, uint64_t number)
-      : rank(r), to(peer_of(r, other)), peer(name_of(r, other)), lane(lane), number(number) {}
+  __device__ Lane(const Rank& r, uint32_t other, int lane, const LaneCounters* counted)
+      : rank(r), to(peer_of(r, other)), peer(name_of(r, other)), lane(lane) {
+    const volatile LaneCounters* last = counted;
+    number = last->messages;
+    room = last->room;
+  }
+
+  // Leaves the counters for the next one; to be called by one thread.
+  __device__ void leave(LaneCounters* counted) const {
+    volatile LaneCounters* next = counted;
+    next->messages = number;
+    next->room = room;
+  }
 
   __device__ bool between_hosts() const { return peer >= MAX_RANKS; }
 
@@ -44,12 +63,13 @@ struct Lane {
   }
 
   // Waits for a free slot, and returns its memory; null when there will be none.
-  __device__ char* begin_send(const Label& label) const {
+  __device__ char* begin_send(const Label& label) {
     const uint64_t* credits = between_hosts() ? &net_words(*to)->room
                                               : credit(rank, rank.rank, peer, lane);
-    uint64_t ahead = between_hosts() ? 0 : LANE_SLOTS, target = number + 1;
-    if (!wait(label, [=] { return reached(load_acquire(credits) + ahead, target); }))
-      return nullptr;
+    uint64_t ahead = between_hosts() ? 0 : LANE_SLOTS, target = number + 1, seen = room;
+    auto ready = [&] { return reached(seen, target) || reached(seen = load_acquire(credits) + ahead, target); };
+    if (!wait(label, ready)) return nullptr;
+    room = seen;
     if (!between_hosts()) return lane_slot(rank, peer, rank.rank, lane, number % LANE_SLOTS);
     return net_slot(to->outgoing, to->skews[0]);
   }
@@ -62,9 +82,10 @@ struct Lane {
                            ? &net_words(*to)->outgoing[number % NET_SLOTS]
                            : arrival(rank, peer, rank.rank, lane, number % LANE_SLOTS);
       volatile Arrival* words = there;
+      uint64_t what = label.what | len << 32;
       words->count = label.count;
-      words->what = label.what | len << 32;
-      store_release(&there->number, number + 1);
+      words->what = what;
+      store_release(&there->mark, mark_of(number + 1, label.count, what));
     }
     number += 1;
   }
@@ -75,15 +96,17 @@ struct Lane {
     const Arrival* here = between_hosts()
                               ? &net_words(*to)->incoming[number % NET_SLOTS]
                               : arrival(rank, rank.rank, peer, lane, number % LANE_SLOTS);
-    uint64_t awaited = number + 1;
+    uint64_t awaited = number + 1, what = label.what | len << 32;
     if (between_hosts() && threadIdx.x == 0)
       *const_cast<volatile uint64_t*>(&net_words(*to)->wanted) = awaited;
-    if (!wait(label, [=] { return load_acquire(&here->number) == awaited; })) return nullptr;
-    const volatile Arrival* theirs = here;
-    uint64_t count = theirs->count, what = theirs->what;
-    if (any_mover(count != label.count || what != (label.what | len << 32))) {
+    uint64_t mark = 0;
+    auto ready = [&] { return uint32_t(mark = load_acquire(&here->mark)) == uint32_t(awaited); };
+    if (!wait(label, ready)) return nullptr;
+    if (any_mover(threadIdx.x == 0 && mark != mark_of(awaited, label.count, what))) {
+      const volatile Arrival* theirs = here;
       if (threadIdx.x == 0)
-        differ(rank, peer, common(rank)->operations, label.what, label.count, uint32_t(what), count);
+        differ(rank, peer, common(rank)->operations, label.what, label.count, uint32_t(theirs->what),
+               theirs->count);
       return nullptr;
     }
     if (between_hosts()) return net_slot(to->incoming, to->skews[1]);
@@ -102,8 +125,8 @@ struct Lane {
 };
 
 // The counters of a lane of the queue to (sends) or from a peer.
-__device__ inline Counters* lane_counters(const Rank& r, uint32_t queue, int lane) {
-  return counters(r, MAX_CHANNELS + queue * LANES + lane);
+__device__ inline LaneCounters* lane_counters(const Rank& r, uint32_t queue, int lane) {
+  return reinterpret_cast<LaneCounters*>(counters(r, MAX_CHANNELS)) + queue * LANES + lane;
 }
 
 }  // namespace oxccl

@@ -206,10 +206,12 @@ __device__ inline uint64_t scale_of(const Collective& call) {
 }
 
 // Marks a channel as running: two operations of a communicator at once would mix up their data.
-__device__ inline void enter(const Rank& r, Counters* own) {
+template <typename Own>
+__device__ inline void enter(const Rank& r, Own* own) {
   if ((threadIdx.x & 31) == 0 && atomicExch(&own->busy, 1) != 0) fail(r, FAULT_OVERLAP, -1, -1);
 }
 
-__device__ inline void leave(Counters* own) { *const_cast<volatile uint32_t*>(&own->busy) = 0; }
+template <typename Own>
+__device__ inline void leave(Own* own) { *const_cast<volatile uint32_t*>(&own->busy) = 0; }
 
 }  // namespace oxccl

@@ -206,8 +206,9 @@ pub struct EdgeStep {
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Arrival {
-    /// The number of the message on its queue, from 1; written last.
-    pub number: u64,
+    /// The mark of the message, written last: the last 32 bits of its number on its queue, from 1,
+    /// and above them a digest of the other words.
+    pub mark: u64,
     /// The second word of the operation's descriptor.
     pub count: u64,
     /// The first word of the descriptor; in the upper half the bytes in the slot.
@@ -308,14 +309,26 @@ pub struct Counters {
     pub windows: u64,
     /// Signals that all peers must have made before a slot may be written again.
     pub slot_need: [u64; 2],
-    /// Slots that a lane used for messages so far.
-    pub messages: u64,
     /// Agreements so far.
     pub agreements: u64,
     /// Not 0 while a block of this channel is running.
     pub busy: u32,
     /// Not 0 once all ranks have said in packets that they have mapped all large stages.
     pub large: u32,
+}
+
+/// The counters of a lane, as [`Counters`] are those of a channel.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct LaneCounters {
+    /// Messages so far: slots that were used.
+    pub messages: u64,
+    /// The number of messages up to which there are free slots, as far as this is known.
+    pub room: u64,
+    /// Not 0 while a block of this lane is running.
+    pub busy: u32,
+    /// Padding.
+    pub unused: u32,
 }
 
 /// The part of the private memory that all channels share.
@@ -395,8 +408,8 @@ pub struct Rank {
     pub lanes_at: u64,
     /// Offset of the stage in the shared memory.
     pub stage_at: u64,
-    /// The address of the [`Counters`] of [`MAX_CHANNELS`] channels, then of all lanes, in private
-    /// memory.
+    /// The address of the [`Counters`] of [`MAX_CHANNELS`] channels, then of the [`LaneCounters`] of
+    /// all lanes, in private memory.
     pub counters: u64,
     /// The address of [`Shared`], in private memory.
     pub common: u64,

@@ -235,6 +235,7 @@ fn library_headers() -> [Header; 4] {
             include: &[
                 "Control",
                 "Counters",
+                "LaneCounters",
                 "FewMessages",
                 "ManyMessages",
                 "Put",

@@ -74,13 +74,20 @@ impl Shared {
     fn has_unsent(&self) -> bool {
         let number = self.start.wrapping_add(self.sent.load(Ordering::Acquire));
         let next = &self.words().outgoing[(number % abi::NET_SLOTS as u64) as usize];
-        word(&next.number).load(Ordering::Acquire) == number.wrapping_add(1)
+        word(&next.mark).load(Ordering::Acquire) as u32 == number.wrapping_add(1) as u32
     }
 }
 
 fn word(word: &u64) -> &AtomicU64 {
     // SAFETY: an aligned word, which the kernels and the host access in single loads and stores.
     unsafe { AtomicU64::from_ptr(std::ptr::from_ref(word).cast_mut()) }
+}
+
+/// Returns the mark of an arrival, as `mark_of` in `lanes.cuh`.
+fn mark_of(number: u64, count: u64, what: u64) -> u64 {
+    let digest =
+        what.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ count.wrapping_mul(0xc2b2_ae3d_27d4_eb4f);
+    (digest >> 32) << 32 | u64::from(number as u32)
 }
 
 /// Memory of the host that all GPUs reach.
@@ -343,7 +350,7 @@ impl Served {
         loop {
             let next = &words.outgoing[(self.sent % abi::NET_SLOTS as u64) as usize];
             let number = self.sent.wrapping_add(1);
-            if word(&next.number).load(Ordering::Acquire) != number {
+            if word(&next.mark).load(Ordering::Acquire) as u32 != number as u32 {
                 break;
             }
             let (what, count) = (word(&next.what), word(&next.count));
@@ -384,7 +391,7 @@ impl Served {
         let what = u64::from(what) | (message.len as u64) << 32;
         word(&here.what).store(what, Ordering::Relaxed);
         word(&here.count).store(count, Ordering::Relaxed);
-        word(&here.number).store(number, Ordering::Release);
+        word(&here.mark).store(mark_of(number, count, what), Ordering::Release);
         self.arrived = number;
         Ok(true)
     }

@@ -68,7 +68,8 @@ fn large_packets(nranks: u32) -> u32 {
 /// ranks of the communicator, [`abi::Shared`], [`abi::Maps`] and, where there are other hosts, an
 /// [`abi::Peer`] for each rank, and scratch memory.
 struct Private {
-    counters: usize,
+    lanes: usize,
+    lanes_at: u64,
     common_at: u64,
     maps_at: u64,
     peers_at: u64,
@@ -80,14 +81,15 @@ impl Private {
     /// `scratch_bytes` of scratch memory are for each rank; 0 if there are no other hosts.
     fn new(nranks: u32, scratch_bytes: usize) -> Self {
         let n = nranks as usize;
-        let counters = abi::MAX_CHANNELS + 2 * n * abi::LANES;
-        let common_at = (counters * size_of::<abi::Counters>()) as u64;
+        let lanes = 2 * n * abi::LANES;
+        let lanes_at = (abi::MAX_CHANNELS * size_of::<abi::Counters>()) as u64;
+        let common_at = lanes_at + (lanes * size_of::<abi::LaneCounters>()) as u64;
         let maps_at = common_at + size_of::<abi::Shared>() as u64;
         let peers_at = maps_at + size_of::<abi::Maps>() as u64;
         let peers = if scratch_bytes > 0 { n * size_of::<abi::Peer>() } else { 0 };
         let scratch_at = (peers_at + peers as u64).next_multiple_of(16);
         let bytes = scratch_at + (n * scratch_bytes) as u64;
-        Self { counters, common_at, maps_at, peers_at, scratch_at, bytes }
+        Self { lanes, lanes_at, common_at, maps_at, peers_at, scratch_at, bytes }
     }
 }
 
@@ -258,7 +260,7 @@ impl CudaRank {
             first_bytes: layout.bytes + parts.bytes,
         };
         if start != 0 {
-            cuda_rank.begin_at(start, parts.counters)?;
+            cuda_rank.begin_at(start, &parts)?;
         }
         Ok(cuda_rank)
     }
@@ -396,17 +398,19 @@ impl CudaRank {
     }
 
     /// Sets all counters to a number, before any peer writes here.
-    fn begin_at(&self, number: u64, ncounters: usize) -> Result<()> {
+    fn begin_at(&self, number: u64, parts: &Private) -> Result<()> {
         let words = vec![number; abi::WORDS_BYTES / size_of::<u64>()];
         let counters = || abi::Counters {
             packets: number,
             phase: number,
             slot_need: [number; 2],
-            messages: number,
             agreements: number,
             ..abi::Counters::default()
         };
-        let counters: Vec<_> = (0..ncounters).map(|_| counters()).collect();
+        let counters: Vec<_> = (0..abi::MAX_CHANNELS).map(|_| counters()).collect();
+        let lane =
+            || abi::LaneCounters { messages: number, room: number, ..abi::LaneCounters::default() };
+        let lanes: Vec<_> = (0..parts.lanes).map(|_| lane()).collect();
         let signals = [[number; abi::USER_SIGNALS]; abi::MAX_RANKS];
         let common = abi::Shared {
             fault: abi::FAULT_NONE,
@@ -424,6 +428,7 @@ impl CudaRank {
         };
         upload(self.shared.at(), &words)?;
         upload(self.view.counters, &counters)?;
+        upload(self.view.counters + parts.lanes_at, &lanes)?;
         upload(self.view.common, &[common])
     }
 

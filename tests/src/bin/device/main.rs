@@ -116,6 +116,33 @@ const TESTS: &[Test] = &[
     Test { name: KILLED[0], layouts: PROCESSES, body: failures::killed },
 ];
 
+/// The tests that are run a second time between two hosts, each with half of the ranks.
+const BETWEEN_HOSTS: [&str; 23] = [
+    "every collective, type and operation",
+    "large and odd sizes",
+    "send and receive",
+    "1500 messages with every peer",
+    "multiplied inputs",
+    "a count per rank",
+    "large calls through host memory",
+    "two streams, random delays",
+    "counters beyond 32 bits",
+    "counters beyond 64 bits",
+    "the first operation captured",
+    "captured and eager mixed",
+    "messages captured",
+    "destroyed before its graphs",
+    "graphs are updated",
+    "two graphs on two streams",
+    "aborted while graphs run",
+    "split and shrunk",
+    "differing calls are told",
+    "messages that differ",
+    "a rank that has left is awaited",
+    "abort ends a running kernel",
+    KILLED[0],
+];
+
 /// The tests whose last rank does not end by itself.
 const KILLED: [&str; 2] = ["a killed process is told", "copy engines and a killed process"];
 
@@ -138,7 +165,10 @@ const SETTINGS: [(&str, &str, &str); 13] = [
     ("multiplied inputs", "OXCCL_DETERMINISTIC", "1"),
 ];
 
-fn set(test: &Test, command: &mut Command) {
+fn set(test: &Test, hosts: u32, command: &mut Command) {
+    if hosts > 1 {
+        command.env("OXCCL_RANKS_PER_NODE", (nranks() as u32).div_ceil(hosts).to_string());
+    }
     for (_, name, value) in SETTINGS.iter().filter(|(of, ..)| test.name.starts_with(of)) {
         command.env(name, value);
     }
@@ -205,12 +235,12 @@ fn as_a_rank(test: &Test) -> Outcome {
 }
 
 /// Runs a test in a process of its own, or a job of them.
-fn run(test: &Test, layout: Layout, nranks: i32) -> Outcome {
+fn run(test: &Test, layout: Layout, hosts: u32, nranks: i32) -> Outcome {
     let program = std::env::current_exe().map_err(|e| e.to_string())?;
     if layout == Layout::Processes {
         let job = Job::start(&program, nranks as u32, LIMIT, |_, command| {
             command.arg("--rank").arg(test.name);
-            set(test, command);
+            set(test, hosts, command);
         });
         let ended = job.wait();
         let right = |rank: usize| match KILLED.contains(&test.name) && rank + 1 == nranks as usize {
@@ -224,7 +254,7 @@ fn run(test: &Test, layout: Layout, nranks: i32) -> Outcome {
     }
     let mut command = Command::new(program);
     command.arg("--one").arg(test.name).arg(format!("{layout:?}")).stdout(Stdio::null());
-    set(test, &mut command);
+    set(test, hosts, &mut command);
     one_process(command)
 }
 
@@ -273,15 +303,21 @@ fn table(filter: &str) -> ExitCode {
     let nranks = nranks();
     println!("{nranks} ranks on {count} devices ({kind:?})");
     let mut failures = 0;
-    for test in TESTS {
+    let twice = |test: &&Test| BETWEEN_HOSTS.contains(&test.name);
+    let all = TESTS.iter().map(|test| (test, 1));
+    for (test, hosts) in all.chain(TESTS.iter().filter(twice).map(|test| (test, 2))) {
+        let name = match hosts {
+            1 => test.name.to_owned(),
+            _ => format!("{}, two hosts", test.name),
+        };
         for &layout in test.layouts {
-            if !format!("{} {layout:?}", test.name).contains(filter) {
+            if !format!("{name} {layout:?}").contains(filter) {
                 continue;
             }
             let start = Instant::now();
             let (verdict, text) = match skipped(test, layout, nranks) {
                 Some(reason) => ("skipped", reason),
-                None => match run(test, layout, nranks) {
+                None => match run(test, layout, hosts, nranks) {
                     Ok(()) => ("passed", String::new()),
                     // The log says the same once more.
                     Err(text) => {
@@ -292,10 +328,7 @@ fn table(filter: &str) -> ExitCode {
             };
             failures += u32::from(verdict == "FAILED");
             let (layout, seconds) = (format!("{layout:?}"), start.elapsed().as_secs_f64());
-            println!(
-                "| {:<38} | {layout:<9} | {verdict:<7} | {seconds:>6.1} s | {text}",
-                test.name
-            );
+            println!("| {name:<49} | {layout:<9} | {verdict:<7} | {seconds:>6.1} s | {text}");
         }
     }
     if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
