@@ -302,6 +302,10 @@ typedef struct Rank {
   uint32_t nranks;
   // Lanes of a queue.
   uint32_t lanes;
+  // Lanes of a queue between hosts, at most as many.
+  uint32_t net_lanes;
+  // Padding.
+  uint32_t unused;
   // Packets that a channel has room for behind the large stage, per rank and half.
   uint32_t large_packets;
   // The addresses at which the ranks' shared memory is mapped here, by rank.
@@ -321,8 +325,8 @@ typedef struct Rank {
   uint64_t control;
   // The address of [`Maps`], in private memory.
   uint64_t maps;
-  // The address of a [`Peer`] for each rank of the communicator, in private memory; 0 where all
-  // ranks are on this host.
+  // The address of the [`Peer`]s, by rank of the communicator and lane, in private memory; 0 where
+  // all ranks are on this host.
   uint64_t peers;
   // The address of the scratch memory, in private memory; 0 where all ranks are on this host.
   uint64_t scratch;
@@ -550,10 +554,14 @@ typedef struct EdgeProgram {
   uint32_t rank;
   // The number of ranks of the communicator.
   uint32_t nranks;
+  // Elements of each block that a lane moves.
+  uint64_t share_elems;
   // Elements of a window.
   uint64_t window_elems;
   // Part boundaries fall on multiples of this.
   uint64_t align_elems;
+  // Bytes of scratch of a lane.
+  uint64_t lane_scratch_bytes;
   // Bytes from a block of scratch to the next one.
   uint64_t scratch_bytes;
   // Parts per window.
@@ -616,7 +624,7 @@ typedef struct NetWords {
   uint64_t left;
 } NetWords;
 
-// A peer as kernels find it, in the rank's own GPU memory.
+// A lane to and from a peer as kernels find it, in the rank's own GPU memory.
 typedef struct Peer {
   // The address of the [`NetWords`], as mapped here; 0 for a rank of this host.
   uint64_t words;

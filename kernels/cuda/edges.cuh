@@ -1,5 +1,5 @@
-// Runs a rank's program over edges, one block: messages go from rank to rank, on one host or on
-// several, window by window.
+// Runs a rank's program over edges: messages go from rank to rank, on one host or on several, window
+// by window. Each block uses a lane of every edge, and takes a share of the elements.
 #pragma once
 
 #include "interpret.cuh"
@@ -51,7 +51,10 @@ struct EdgeInterpreter {
       last = bound(s.part + s.parts);
     }
     len = (last - first) * p.call.element_bytes;
-    if (s.buffer == SCRATCH) return reinterpret_cast<char*>(rank().scratch) + s.block * p.scratch_bytes;
+    if (s.buffer == SCRATCH) {
+      uint64_t at = blockIdx.x * p.lane_scratch_bytes + s.block * p.scratch_bytes;
+      return reinterpret_cast<char*>(rank().scratch) + at;
+    }
     uint64_t base = s.buffer == INPUT ? p.call.input : p.call.output;
     uint64_t at = s.block * p.call.count + start + first;
     return reinterpret_cast<char*>(base) + at * p.call.element_bytes;
@@ -148,8 +151,8 @@ struct EdgeInterpreter {
     char* data = find(sends ? s.src : s.dst, len);
     if (len == 0) return true;
     Label label{p.call.descriptor_what, p.call.descriptor_count};
-    LaneCounters* counted = lane_counters(rank(), s.peer * 2 + sends, 0);
-    Lane lane(rank(), s.peer, 0, counted);
+    LaneCounters* counted = lane_counters(rank(), s.peer * 2 + sends, blockIdx.x);
+    Lane lane(rank(), s.peer, blockIdx.x, counted);
     if (sends) {
       char* slot = lane.begin_send(label);
       if (!slot) return false;
@@ -204,10 +207,12 @@ struct EdgeInterpreter {
   }
 
   __device__ void run(EdgeStep* held) {
-    uint32_t first = ~0u - HELD;
-    for (uint64_t at = 0; at < p.call.count; at += p.window_elems) {
-      open(at, p.call.count - at);
-      if (!run_window(held, first)) return;
+    uint32_t held_from = ~0u - HELD;
+    uint64_t first = blockIdx.x * p.share_elems, last = first + p.share_elems;
+    if (last > p.call.count) last = p.call.count;
+    for (uint64_t at = first; at < last; at += p.window_elems) {
+      open(at, last - at);
+      if (!run_window(held, held_from)) return;
     }
   }
 };
@@ -215,12 +220,12 @@ struct EdgeInterpreter {
 template <typename E>
 __device__ inline void run_edges(const EdgeProgram& program) {
   const Rank& r = program.call.rank;
-  Counters* own = counters(r, 0);
+  Counters* own = counters(r, blockIdx.x);
   __shared__ EdgeStep held[EdgeInterpreter<E>::HELD];
   if (__syncthreads_or(faulty(r))) return;
   if (is_watcher()) {
     enter(r, own);
-    announce(program.call, IN_TIME);
+    if (blockIdx.x == 0) announce(program.call, IN_TIME);
   } else {
     EdgeInterpreter<E>{program, scale_of(program.call)}.run(held);
   }

@@ -29,11 +29,11 @@ __device__ inline void copy_bytes(char* to, const char* from, uint64_t len) {
 __device__ inline bool carry(Lane& lane, const Message& m, bool sends) {
   Label label{m.what, m.bytes};
   uint64_t at = 0, last = m.bytes, room = lane.slot_bytes();
-  int lanes = lane.between_hosts() ? 1 : lane.rank.lanes;
+  int lanes = lane.between_hosts() ? lane.rank.net_lanes : lane.rank.lanes;
   if (m.bytes > SMALL_MESSAGE_BYTES && lanes > 1) {
     uint64_t lines = (m.bytes + 15) / 16, share = (lines + lanes - 1) / lanes * 16;
     at = lane.lane * share;
-    if (at >= m.bytes) return true;
+    if (lane.lane >= lanes || at >= m.bytes) return true;
     last = at + share < m.bytes ? at + share : m.bytes;
   } else if (lane.lane > 0) {
     return true;

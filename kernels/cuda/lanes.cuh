@@ -30,7 +30,7 @@ struct Lane {
   uint64_t room;    // the number up to which slots are known to be free
 
   __device__ Lane(const Rank& r, uint32_t other, int lane, const LaneCounters* counted)
-      : rank(r), to(peer_of(r, other)), peer(name_of(r, other)), lane(lane) {
+      : rank(r), to(peer_of(r, other, lane)), peer(name_of(r, other)), lane(lane) {
     const volatile LaneCounters* last = counted;
     number = last->messages;
     room = last->room;

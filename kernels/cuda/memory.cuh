@@ -141,9 +141,9 @@ __device__ inline uint64_t* credit(const Rank& r, int at, int from, int lane) {
   return reinterpret_cast<uint64_t*>(r.shared[at] + CREDITS_AT) + from * LANES + lane;
 }
 
-// A rank as it is reached; null where all ranks are on this host.
-__device__ inline const Peer* peer_of(const Rank& r, uint32_t rank) {
-  return r.peers ? reinterpret_cast<const Peer*>(r.peers) + rank : nullptr;
+// A lane to a rank as it is reached; null where all ranks are on this host.
+__device__ inline const Peer* peer_of(const Rank& r, uint32_t rank, int lane = 0) {
+  return r.peers ? reinterpret_cast<const Peer*>(r.peers) + rank * LANES + lane : nullptr;
 }
 
 __device__ inline NetWords* net_words(const Peer& peer) {

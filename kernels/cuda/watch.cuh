@@ -62,7 +62,10 @@ __device__ inline int name_of(const Rank& r, uint32_t rank) {
 __device__ inline bool has_left(const Rank& r, int peer) {
   if (peer < 0) return false;
   if (peer < MAX_RANKS) return const_cast<volatile Shared*>(common(r))->left >> peer & 1;
-  return load_acquire(&net_words(*peer_of(r, peer - MAX_RANKS))->left) != 0;
+  bool all = true;
+  for (int lane = 0; lane < r.net_lanes; lane++)
+    all &= load_acquire(&net_words(*peer_of(r, peer - MAX_RANKS, lane))->left) != 0;
+  return all;
 }
 
 // One thread's wait.

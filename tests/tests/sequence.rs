@@ -87,6 +87,7 @@ fn every_algorithm_when_forced() {
         "two_shot",
         "two_shot_mapped",
         "two_shot_pulled",
+        "one_shot_edges",
         "two_shot_edges",
         "ring",
         "tree",

@@ -238,7 +238,7 @@ pub struct NetWords {
     pub left: u64,
 }
 
-/// A peer as kernels find it, in the rank's own GPU memory.
+/// A lane to and from a peer as kernels find it, in the rank's own GPU memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Peer {
@@ -398,6 +398,10 @@ pub struct Rank {
     pub nranks: u32,
     /// Lanes of a queue.
     pub lanes: u32,
+    /// Lanes of a queue between hosts, at most as many.
+    pub net_lanes: u32,
+    /// Padding.
+    pub unused: u32,
     /// Packets that a channel has room for behind the large stage, per rank and half.
     pub large_packets: u32,
     /// The addresses at which the ranks' shared memory is mapped here, by rank.
@@ -417,8 +421,8 @@ pub struct Rank {
     pub control: u64,
     /// The address of [`Maps`], in private memory.
     pub maps: u64,
-    /// The address of a [`Peer`] for each rank of the communicator, in private memory; 0 where all
-    /// ranks are on this host.
+    /// The address of the [`Peer`]s, by rank of the communicator and lane, in private memory; 0 where
+    /// all ranks are on this host.
     pub peers: u64,
     /// The address of the scratch memory, in private memory; 0 where all ranks are on this host.
     pub scratch: u64,
@@ -530,10 +534,14 @@ pub struct EdgeProgram {
     pub rank: u32,
     /// The number of ranks of the communicator.
     pub nranks: u32,
+    /// Elements of each block that a lane moves.
+    pub share_elems: u64,
     /// Elements of a window.
     pub window_elems: u64,
     /// Part boundaries fall on multiples of this.
     pub align_elems: u64,
+    /// Bytes of scratch of a lane.
+    pub lane_scratch_bytes: u64,
     /// Bytes from a block of scratch to the next one.
     pub scratch_bytes: u64,
     /// Parts per window.

@@ -61,6 +61,7 @@ impl Cell {
         use TunerProtocol::{Ll, Ll128, Simple};
         let (algorithm, protocol) = match algorithm {
             Algorithm::Ring | Algorithm::Pairwise | Algorithm::Local => (Ring, Simple),
+            Algorithm::OneShotEdges => (Ring, Ll),
             Algorithm::TwoShotEdges => (Ring, Ll128),
             Algorithm::Tree => (Tree, Simple),
             Algorithm::Halving => (Tree, Ll128),

@@ -80,7 +80,8 @@ proptest! {
                 || collective == Collective::ReduceScatter { count.min(8) } else { count };
             let conditions = Conditions { room, edge_slots: 2, races: nranks <= 40 };
             // Every rank reads from every other: n² accesses per part.
-            let all_pairs = plan.layout.signals > 0 || plan.algorithm == Algorithm::TwoShotEdges;
+            let edges = [Algorithm::OneShotEdges, Algorithm::TwoShotEdges];
+            let all_pairs = plan.layout.signals > 0 || edges.contains(&plan.algorithm);
             if all_pairs && nranks > 256 {
                 continue;
             }

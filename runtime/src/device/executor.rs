@@ -3,6 +3,7 @@
 use super::{Device, Stream, cuda, host};
 use crate::bootstrap::Gather;
 use crate::error::{Error, Result};
+use crate::link::message::MessageEdge;
 use crate::link::{Edge, notice};
 use crate::log::{self, Level, Subsystem};
 use crate::op::Operation;
@@ -38,8 +39,10 @@ pub type Registration = Key;
 pub struct Parts {
     /// The rank.
     pub rank: Arc<Rank>,
-    /// Links, by rank.
+    /// Links to the ranks of this host, by rank.
     pub edges: Vec<Edge>,
+    /// Links to the ranks of other hosts, one for each lane.
+    pub remote: Vec<(u32, Vec<MessageEdge>)>,
     /// Bytes of an edge's slot.
     pub edge_slot_bytes: usize,
     /// The start value of all counters.
@@ -67,8 +70,13 @@ impl Unfinished {
         wishes: &Wishes,
         members: &mut dyn Gather,
     ) -> Result<Self> {
-        let Parts { rank, edges, edge_slot_bytes, counter_start, processes, mut memory } = parts;
+        let Parts { rank, mut edges, remote, edge_slot_bytes, counter_start, .. } = parts;
+        let Parts { processes, mut memory, .. } = parts;
         let Device::Cuda(index) = device else {
+            for (peer, lanes) in remote {
+                let first = lanes.into_iter().next().map(Box::new).map(Edge::Message);
+                first.into_iter().for_each(|edge| edges[peer as usize] = edge);
+            }
             let one_process = reach::is_one(&processes);
             memory.resize_with(processes.len(), || PeerMemory::SameProcess);
             let endpoint =
@@ -79,13 +87,8 @@ impl Unfinished {
         let own = &processes[rank.number as usize];
         let here: Vec<bool> = processes.iter().map(|process| process.id == own.id).collect();
         let membership = Membership { rank: rank.number, local: &rank.local };
-        let far = |(peer, edge)| match edge {
-            Edge::Message(edge) => Some((peer, *edge)),
-            Edge::Own | Edge::Direct(_) => None,
-        };
-        let edges = (0u32..).zip(edges).filter_map(far).collect();
-        let edges = ((edges, edge_slot_bytes), counter_start);
-        let made = cuda::create::create(index, membership, &here, *wishes, edges, members);
+        let remote = ((remote, edge_slot_bytes), counter_start);
+        let made = cuda::create::create(index, membership, &here, *wishes, remote, members);
         // Where it failed, nothing of this rank will run there.
         let made = made.inspect_err(|_| rank.set_quiescent())?;
         Ok(Unfinished::Cuda(rank, Box::new(made)))
@@ -317,7 +320,7 @@ impl Executor {
                 rank.leave(|| {
                     let edges = cuda_rank.network().map_or_else(Vec::new, Network::end);
                     let mut taken = vec![0; rank.nranks as usize];
-                    edges.iter().for_each(|(peer, edge)| taken[*peer as usize] = edge.taken());
+                    edges.iter().for_each(|(peer, edge)| taken[*peer as usize] += edge.taken());
                     (taken, edges)
                 });
                 // Resources that cannot be closed any more end with the process.

@@ -55,6 +55,12 @@ impl Device {
         matches!(self, Device::Host(_))
     }
 
+    /// Returns the number of lanes that a communicator asks for between two ranks of different
+    /// hosts, each with connections and a thread of its own.
+    pub fn lanes(self) -> usize {
+        if self.is_host() { 1 } else { cuda::network::LANES }
+    }
+
     /// Returns the number of the device.
     pub fn index(self) -> i32 {
         match self {

@@ -7,6 +7,7 @@ mod bruck;
 mod halving;
 mod local;
 mod one_shot;
+mod one_shot_edges;
 mod pairwise;
 mod push;
 mod ring;
@@ -48,6 +49,8 @@ pub enum Algorithm {
     TwoShotEdges = 11,
     /// Push: a rank's data are written into the inboxes of the ranks that need them.
     Push = 12,
+    /// One-shot over edges: inputs are exchanged, and folded in rank order.
+    OneShotEdges = 13,
 }
 
 /// The requirements of a plan on the links between ranks.
@@ -87,7 +90,7 @@ pub struct Generator {
 }
 
 /// All algorithms, in the order in which ties of the cost model break.
-pub static GENERATORS: [Generator; 13] = [
+pub static GENERATORS: [Generator; 14] = [
     local::GENERATOR,
     one_shot::STAGED,
     one_shot::MAPPED,
@@ -101,6 +104,7 @@ pub static GENERATORS: [Generator; 13] = [
     two_shot::PULLED,
     two_shot_edges::GENERATOR,
     push::GENERATOR,
+    one_shot_edges::GENERATOR,
 ];
 
 impl Algorithm {

@@ -31,7 +31,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(1);
 /// The links to the ranks of other hosts.
 #[derive(Default)]
 pub(super) struct Links {
-    pub(super) edges: Vec<(u32, MessageEdge)>,
+    /// The edges to each rank, one per lane.
+    pub(super) edges: Vec<(u32, Vec<MessageEdge>)>,
     /// The control connections, by rank; `None` for ranks of this host.
     pub(super) controls: Vec<Option<Arc<Control>>>,
 }
@@ -43,7 +44,7 @@ pub(super) fn connect(
     members: &Members,
     control: &TcpListener,
     rendezvous: &mut Rendezvous,
-    (options, slot_bytes): (&Options, usize),
+    (options, lanes, slot_bytes): (&Options, usize, usize),
 ) -> Result<Links> {
     let need = Need {
         comm: identity.comm,
@@ -54,9 +55,11 @@ pub(super) fn connect(
         message_bytes: HEADER_BYTES + slot_bytes,
         place: members.own_place(),
     };
-    let net = net::choose(&need)?;
-    net::agree(&rendezvous.gather(net.0.name().as_bytes())?)?;
-    let mut making = Making::new(identity, members, control, (net, slot_bytes))?;
+    let chosen = net::choose(&need)?;
+    let lanes = chosen.lanes(&need, lanes)?;
+    let lanes = net::agree(&rendezvous.gather(&chosen.agreement(lanes))?)?;
+    let net = (chosen.net, chosen.device);
+    let mut making = Making::new(identity, members, control, (net, (lanes, slot_bytes)))?;
     loop {
         if let Err(error) = making.progress() {
             // The connections end after the others have heard why.
@@ -92,7 +95,8 @@ struct Making {
     remote: Vec<u32>,
     /// The network, and this rank's device.
     net: (Arc<dyn Net>, usize),
-    slot_bytes: usize,
+    /// The number of lanes, and the bytes of their slots.
+    lanes: (usize, usize),
     door: Door,
     dials: Vec<(u32, Dial)>,
     /// The peers with a control connection.
@@ -104,7 +108,7 @@ impl Making {
         identity: Identity,
         members: &Members,
         control: &TcpListener,
-        (net, slot_bytes): ((Arc<dyn Net>, usize), usize),
+        (net, lanes): ((Arc<dyn Net>, usize), (usize, usize)),
     ) -> Result<Self> {
         let Identity { comm, secret, rank, nranks } = identity;
         let remote = members.remote();
@@ -119,7 +123,7 @@ impl Making {
         };
         let dials = remote.iter().filter(|peer| rank < **peer).map(dial).collect();
         let joining = BTreeMap::new();
-        Ok(Self { identity, remote, net, slot_bytes, door, dials, joining })
+        Ok(Self { identity, remote, net, lanes, door, dials, joining })
     }
 
     fn progress(&mut self) -> Result<()> {
@@ -140,7 +144,7 @@ impl Making {
     /// connection has lost its earlier one.
     fn join(&mut self, peer: u32, control: Control) -> Result<()> {
         let (control, net) = (Arc::new(control), self.net.clone());
-        let joining = Joining::new(self.identity, peer, net, control, self.slot_bytes)?;
+        let joining = Joining::new(self.identity, peer, net, control, self.lanes)?;
         self.joining.insert(peer, joining);
         Ok(())
     }
@@ -183,23 +187,18 @@ impl Making {
         links.controls.resize_with(self.identity.nranks as usize, || None);
         for (peer, joining) in self.joining {
             let none = || Error::init_peer(peer, "has no data connection");
-            let (edge, control) = joining.finish().ok_or_else(none)?;
-            links.edges.push((peer, edge));
+            let (edges, control) = joining.finish().ok_or_else(none)?;
+            links.edges.push((peer, edges));
             links.controls[peer as usize] = Some(control);
         }
         Ok(links)
     }
 }
 
-/// Returns the links to all ranks.
-pub(super) fn edges(
-    members: &Members,
-    segment: Option<&Arc<Segment>>,
-    remote: Vec<(u32, MessageEdge)>,
-    start: u64,
-) -> Vec<Edge> {
+/// Returns the edges to the ranks of this host, by rank.
+pub(super) fn edges(members: &Members, segment: Option<&Arc<Segment>>, start: u64) -> Vec<Edge> {
     let own = members.own_place();
-    let mut edges: Vec<Edge> = (0u32..)
+    (0u32..)
         .zip(&members.local)
         .map(|(peer, place)| match (segment, place) {
             (Some(segment), &Some(place)) if peer != members.rank => {
@@ -207,11 +206,7 @@ pub(super) fn edges(
             }
             _ => Edge::Own,
         })
-        .collect();
-    for (peer, edge) in remote {
-        edges[peer as usize] = Edge::Message(Box::new(edge));
-    }
-    edges
+        .collect()
 }
 
 /// The sign that shows the end of each peer, or the reason why nothing does.

@@ -189,7 +189,7 @@ fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
     let links = match members.is_one_host() {
         true => Links::default(),
         false => {
-            let asked = (options, slot_bytes);
+            let asked = (options, device.lanes(), slot_bytes);
             links::connect(identity, &members, &control, rendezvous, asked)?
         }
     };
@@ -199,7 +199,8 @@ fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
     let signs = links::signs(&members.infos, &links.controls, rank);
     let counter_start = members.counter_start();
     let parts = Parts {
-        edges: links::edges(&members, segment.as_ref(), links.edges, counter_start),
+        edges: links::edges(&members, segment.as_ref(), counter_start),
+        remote: links.edges,
         rank: Arc::new(members.own(segment)),
         edge_slot_bytes: slot_bytes,
         counter_start,
@@ -266,6 +267,7 @@ pub(super) fn alone(device: Device, options: &Options) -> Result<Communicator> {
     let parts = Parts {
         rank: Arc::new(Rank::new(0, vec![Some(0)], None, vec![0])),
         edges: vec![Edge::Own],
+        remote: Vec::new(),
         edge_slot_bytes: edge_slot_bytes(1),
         counter_start: 0,
         processes: vec![Process::without_arena()?],

@@ -30,7 +30,7 @@ pub fn create(
     membership: Membership<'_>,
     here: &[bool],
     wishes: Wishes,
-    (edges, start): ((Vec<(u32, MessageEdge)>, usize), u64),
+    (edges, start): ((Vec<(u32, Vec<MessageEdge>)>, usize), u64),
     members: &mut dyn Gather,
 ) -> Result<CudaRank> {
     let cuda_rank = CudaRank::new(index, membership, wishes.mixes_graphs, edges, start);

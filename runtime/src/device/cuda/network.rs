@@ -1,6 +1,6 @@
 //! The edges with ranks of other hosts. Kernels write messages into slots in memory of the host, and
-//! read them from there; a thread of the rank, the proxy, hands them to the transport and takes
-//! them from it. Graphs replay as they are, since the proxy looks at the slots by itself.
+//! read them from there; threads of the rank, the proxies, hand them to the transport and take them
+//! from it. Graphs replay as they are, since proxies look at the slots by themselves.
 
 use crate::device::cuda::driver::{Gpu, Relaxed, cu};
 use crate::device::cuda::memory::shared::Pinned;
@@ -16,7 +16,7 @@ use oxccl_net::Memory;
 use oxccl_plan::Plan;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -32,8 +32,14 @@ const QUIET: Duration = Duration::from_millis(200);
 /// Bytes of the pieces of memory that hold programs.
 const PROGRAM_BYTES: usize = 128 << 10;
 
-/// The edges of a rank on a GPU with ranks of other hosts.
+/// The lanes that a rank asks for with each rank of other hosts.
+pub const LANES: usize = abi::LANES;
+
+/// The edges of a rank on a GPU with ranks of other hosts: one for each peer and lane.
 pub struct Network {
+    /// Lanes with each peer.
+    pub lanes: usize,
+
     /// The [`abi::NetWords`] of all edges.
     words: Pinned,
     /// The slots of each edge, outgoing and incoming, as the GPU reaches them.
@@ -43,13 +49,14 @@ pub struct Network {
     /// The numbers by which the slot of a message is ahead of the message's own, by edge.
     skews: Vec<[u16; 2]>,
     edges: Arc<Edges>,
-    proxy: Mutex<Proxy>,
+    proxies: Mutex<Vec<Proxy>>,
     programs: Mutex<Programs>,
 }
 
 /// What an edge tells other threads than the proxy.
 struct Shared {
     peer: u32,
+    lane: usize,
     words: *const abi::NetWords,
     start: u64,
     /// The numbers of messages sent and taken.
@@ -121,14 +128,18 @@ impl Drop for Registered {
 }
 
 impl Network {
-    /// Takes the edges with ranks of other hosts, by number. Counters begin at `start`. Requires
-    /// the GPU's context to be current on this thread.
-    pub fn new(edges: Vec<(u32, MessageEdge)>, slot_bytes: usize, start: u64) -> Result<Self> {
-        let words = pinned(edges.len() * size_of::<abi::NetWords>())?;
+    /// Takes the edges with ranks of other hosts, by number, as many lanes of each. Counters begin
+    /// at `start`. Requires the GPU's context to be current on this thread.
+    pub fn new(peers: Vec<(u32, Vec<MessageEdge>)>, slot_bytes: usize, start: u64) -> Result<Self> {
+        let lanes = peers.iter().map(|(_, lanes)| lanes.len()).min().unwrap_or(0);
+        let words = pinned(peers.len() * lanes * size_of::<abi::NetWords>())?;
         let all: *mut abi::NetWords = words.base().cast();
-        let mut served = Vec::new();
+        let mut served: Vec<Vec<Served>> = (0..lanes).map(|_| Vec::new()).collect();
         let (mut shared, mut slots, mut skews) = (Vec::new(), Vec::new(), Vec::new());
-        for (i, (peer, edge)) in edges.into_iter().enumerate() {
+        let edges = peers.into_iter().flat_map(|(peer, edges)| {
+            edges.into_iter().take(lanes).enumerate().map(move |(lane, edge)| (peer, lane, edge))
+        });
+        for (i, (peer, lane, edge)) in edges.enumerate() {
             let at = all.wrapping_add(i);
             // SAFETY: within the memory, which is aligned; nobody else uses it yet.
             unsafe { at.write(words_from(start)) };
@@ -137,13 +148,13 @@ impl Network {
             let skew = |slot: usize| (slot as u64).wrapping_sub(start) as u16 % EDGE_SLOTS as u16;
             skews.push(edge.next_slots().map(skew));
             let (sent, taken, left) = Default::default();
-            shared.push(Shared { peer, words: at, start, sent, taken, left });
-            served.push(Served::new(edge, start));
+            shared.push(Shared { peer, lane, words: at, start, sent, taken, left });
+            served[lane].push(Served::new(edge, start));
         }
         let (edges, programs) = (Arc::new(Edges(shared)), Mutex::default());
-        let proxy = Mutex::new(Proxy::Waiting(served));
+        let proxies = Mutex::new(served.into_iter().map(Proxy::Waiting).collect());
         let slot_bytes = HEADER_BYTES + slot_bytes;
-        Ok(Self { words, slots, slot_bytes, skews, edges, proxy, programs })
+        Ok(Self { lanes, words, slots, slot_bytes, skews, edges, proxies, programs })
     }
 
     /// Returns the bytes of data in a slot.
@@ -151,17 +162,16 @@ impl Network {
         self.slot_bytes - HEADER_BYTES
     }
 
-    /// Returns the ranks of the communicator as kernels find them; `local` has the places of those
-    /// of this host.
+    /// Returns the lanes of the ranks of the communicator as kernels find them, by rank and lane;
+    /// `local` has the places of those of this host.
     pub fn peers(&self, local: &[Option<usize>]) -> Vec<abi::Peer> {
-        let place = |place: &Option<usize>| abi::Peer {
-            place: place.unwrap_or(0) as u32,
-            ..abi::Peer::default()
+        let place = |place: &Option<usize>| {
+            [abi::Peer { place: place.unwrap_or(0) as u32, ..abi::Peer::default() }; abi::LANES]
         };
-        let mut peers: Vec<abi::Peer> = local.iter().map(place).collect();
+        let mut peers: Vec<abi::Peer> = local.iter().flat_map(place).collect();
         for (i, edge) in self.edges.0.iter().enumerate() {
             let [outgoing, incoming] = &self.slots[i];
-            peers[edge.peer as usize] = abi::Peer {
+            peers[edge.peer as usize * abi::LANES + edge.lane] = abi::Peer {
                 words: self.words.at + (i * size_of::<abi::NetWords>()) as u64,
                 place: 0,
                 skews: self.skews[i],
@@ -173,27 +183,25 @@ impl Network {
         peers
     }
 
-    /// Starts the proxy.
+    /// Starts the proxies, one for each lane.
     pub fn start(&self, rank: &Arc<Rank>) -> Result<()> {
-        let mut proxy = self.lock();
-        let served = match std::mem::take(&mut *proxy) {
-            Proxy::Waiting(served) => served,
-            other => {
-                *proxy = other;
-                return Ok(());
-            }
-        };
-        let ended = Arc::new(AtomicBool::new(false));
-        let (edges, rank, end) = (self.edges.clone(), Arc::downgrade(rank), ended.clone());
-        let run = move || run(served, &edges.0, &rank, &end);
-        let thread = std::thread::Builder::new().name("oxccl-net".to_owned()).spawn(run);
-        let failed = |e| Error::system("starting a thread", e, "raise ulimit -u");
-        *proxy = Proxy::Running(ended, thread.map_err(failed)?);
+        for (lane, proxy) in self.lock().iter_mut().enumerate() {
+            let Proxy::Waiting(served) = std::mem::take(proxy) else { continue };
+            let ended = Arc::new(AtomicBool::new(false));
+            let (edges, rank, end) = (self.edges.clone(), Arc::downgrade(rank), ended.clone());
+            let run = move || {
+                let edges: Vec<_> = edges.0.iter().filter(|edge| edge.lane == lane).collect();
+                run(served, &edges, &rank, &end)
+            };
+            let thread = std::thread::Builder::new().name("oxccl-net".to_owned()).spawn(run);
+            let failed = |e| Error::system("starting a thread", e, "raise ulimit -u");
+            *proxy = Proxy::Running(ended, thread.map_err(failed)?);
+        }
         Ok(())
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Proxy> {
-        self.proxy.lock().unwrap_or_else(|e| e.into_inner())
+    fn lock(&self) -> MutexGuard<'_, Vec<Proxy>> {
+        self.proxies.lock().unwrap_or_else(|e| e.into_inner())
     }
 
     /// Returns what the monitor asks for.
@@ -201,29 +209,33 @@ impl Network {
         &self.edges
     }
 
-    /// Ends the proxy. Returns the edges, by the rank at the other end; they end when they are
+    /// Ends the proxies. Returns the edges, with the rank at the other end; they end when they are
     /// dropped.
     pub fn end(&self) -> Vec<(u32, MessageEdge)> {
-        let served = match std::mem::take(&mut *self.lock()) {
-            Proxy::Ended => Vec::new(),
-            Proxy::Waiting(served) => served,
-            Proxy::Running(ended, thread) => {
-                ended.store(true, Ordering::Release);
-                // A panic has been logged, and its edges are gone.
-                thread.join().unwrap_or_default()
-            }
+        let end = |(lane, proxy): (usize, Proxy)| {
+            let served = match proxy {
+                Proxy::Ended => Vec::new(),
+                Proxy::Waiting(served) => served,
+                Proxy::Running(ended, thread) => {
+                    ended.store(true, Ordering::Release);
+                    // A panic has been logged, and its edges are gone.
+                    thread.join().unwrap_or_default()
+                }
+            };
+            let peers = self.edges.0.iter().filter(move |edge| edge.lane == lane);
+            peers.zip(served).map(|(of, served)| (of.peer, served.edge))
         };
-        let peers = self.edges.0.iter().map(|edge| edge.peer);
-        peers.zip(served.into_iter().map(|served| served.edge)).collect()
+        std::mem::take(&mut *self.lock()).into_iter().enumerate().flat_map(end).collect()
     }
 
-    /// Returns the number of messages that a peer is to take: those sent, and those written.
+    /// Returns the number of messages that each peer is to take: those sent, and those written.
     pub fn sent(&self) -> impl Iterator<Item = (u32, u64)> {
-        let sent = |edge: &Shared| {
-            let sent = edge.sent.load(Ordering::Acquire);
-            (edge.peer, sent + u64::from(edge.has_unsent()))
+        let sent = |edges: &[Shared]| {
+            let sent =
+                |edge: &Shared| edge.sent.load(Ordering::Acquire) + u64::from(edge.has_unsent());
+            (edges[0].peer, edges.iter().map(sent).sum())
         };
-        self.edges.0.iter().map(sent)
+        self.edges.0.chunks(self.lanes.max(1)).map(sent)
     }
 
     /// Notes that a peer has left in order.
@@ -275,8 +287,8 @@ pub struct Edges(Vec<Shared>);
 
 impl Links for Edges {
     fn taken_from(&self, peer: u32) -> Option<u64> {
-        let edge = self.0.iter().find(|edge| edge.peer == peer);
-        Some(edge.map_or(0, |edge| edge.taken.load(Ordering::Acquire)))
+        let edges = self.0.iter().filter(|edge| edge.peer == peer);
+        Some(edges.map(|edge| edge.taken.load(Ordering::Acquire)).sum())
     }
 
     fn begun(&self) -> Option<u64> {
@@ -434,10 +446,10 @@ impl Served {
     }
 }
 
-/// The proxy's thread. It touches no memory of the driver, so it may run while the process exits.
+/// The thread of a proxy. It touches no memory of the driver, so it may run while the process exits.
 fn run(
     mut served: Vec<Served>,
-    edges: &[Shared],
+    edges: &[&Shared],
     rank: &Weak<Rank>,
     ended: &AtomicBool,
 ) -> Vec<Served> {

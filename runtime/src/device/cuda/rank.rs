@@ -78,7 +78,7 @@ struct Private {
 }
 
 impl Private {
-    /// `scratch_bytes` of scratch memory are for each rank; 0 if there are no other hosts.
+    /// `scratch_bytes` of scratch memory are for each rank and lane; 0 if there are no other hosts.
     fn new(nranks: u32, scratch_bytes: usize) -> Self {
         let n = nranks as usize;
         let lanes = 2 * n * abi::LANES;
@@ -86,9 +86,9 @@ impl Private {
         let common_at = lanes_at + (lanes * size_of::<abi::LaneCounters>()) as u64;
         let maps_at = common_at + size_of::<abi::Shared>() as u64;
         let peers_at = maps_at + size_of::<abi::Maps>() as u64;
-        let peers = if scratch_bytes > 0 { n * size_of::<abi::Peer>() } else { 0 };
+        let peers = if scratch_bytes > 0 { n * abi::LANES * size_of::<abi::Peer>() } else { 0 };
         let scratch_at = (peers_at + peers as u64).next_multiple_of(16);
-        let bytes = scratch_at + (n * scratch_bytes) as u64;
+        let bytes = scratch_at + (n * abi::LANES * scratch_bytes) as u64;
         Self { lanes, lanes_at, common_at, maps_at, peers_at, scratch_at, bytes }
     }
 }
@@ -182,7 +182,7 @@ impl CudaRank {
         index: i32,
         membership: Membership<'_>,
         mixes: bool,
-        (edges, slot_bytes): (Vec<(u32, MessageEdge)>, usize),
+        (edges, slot_bytes): (Vec<(u32, Vec<MessageEdge>)>, usize),
         start: u64,
     ) -> Result<Self> {
         let gpu = driver::gpu(index)?;
@@ -214,6 +214,8 @@ impl CudaRank {
             rank: place,
             nranks,
             lanes: abi::LANES as u32,
+            net_lanes: network.as_ref().map_or(0, |network| network.lanes as u32),
+            unused: 0,
             large_packets: large_packets(nranks),
             shared: [0; abi::MAX_RANKS],
             packets_at: layout.packets_at,
@@ -295,6 +297,7 @@ impl CudaRank {
     pub fn share(&mut self, offers: &[Offer]) {
         let Shares { ranks, channels, lanes, held } = offer::shares(offers);
         (self.channels, self.view.lanes) = (channels, lanes);
+        self.view.net_lanes = self.view.net_lanes.min(lanes);
         self.held.settle(self.gpu, held, channels);
         if ranks > 1 && few_queues() {
             let text = format!(

@@ -83,56 +83,65 @@ struct Offering {
     proven: Option<Outgoing>,
 }
 
-/// Both connections with a peer in the making.
+/// The connections with a peer in the making: one in each direction for each lane.
 pub struct Joining {
-    identity: Identity,
-    peer: u32,
-    net: Arc<dyn Net>,
-    device: usize,
-    control: Arc<Control>,
-    slot_bytes: usize,
-    accepting: Accepting,
-    offering: Offering,
+    with: Peer,
+    lanes: Vec<Lane>,
     /// Why the control connection has ended, if it has.
     gone: Option<String>,
 }
 
+/// The peer, and what leads to it.
+struct Peer {
+    identity: Identity,
+    number: u32,
+    net: Arc<dyn Net>,
+    device: usize,
+    control: Arc<Control>,
+    slot_bytes: usize,
+}
+
+/// The connections of a lane.
+struct Lane {
+    accepting: Accepting,
+    offering: Offering,
+}
+
+/// The attempts of a lane have numbers of their own: the lane stands above these bits.
+const LANE_AT: u32 = 24;
+
 impl Joining {
-    /// Listens for the peer, and tells it where, over the control connection with it.
+    /// Listens for the peer, and tells it where, over the control connection with it: both ranks
+    /// tell of as many lanes, in their order.
     pub fn new(
         identity: Identity,
         peer: u32,
         (net, device): (Arc<dyn Net>, usize),
         control: Arc<Control>,
-        slot_bytes: usize,
+        (lanes, slot_bytes): (usize, usize),
     ) -> Result<Self> {
-        let (handle, listener) = net.listen(device)?;
-        let nonce = random()?;
-        control.tell(&notice::invitation(&Invitation { nonce, handle: handle.0 }));
-        let (unproven, attempts) = Default::default();
-        let (listener, proven) = (Some(listener), None);
-        let accepting = Accepting { listener, nonce, unproven, proven };
-        let (invitation, connecting, again, proven) = (None, None, None, None);
-        let offering = Offering { invitation, connecting, attempts, again, proven };
-        let gone = None;
-        Ok(Self { identity, peer, net, device, control, slot_bytes, accepting, offering, gone })
+        let with = Peer { identity, number: peer, net, device, control, slot_bytes };
+        let lanes = (0..lanes).map(|_| Lane::new(&with)).collect::<Result<_>>()?;
+        Ok(Self { with, lanes, gone: None })
     }
 
-    /// Moves both connections on, and the control connection. Never blocks. Notices that come once
-    /// both connections have been proven are left for the monitor.
+    /// Moves all connections on, and the control connection. Never blocks. Notices that come once
+    /// all connections have been proven are left for the monitor.
     pub fn progress(&mut self, now: Instant) -> Result<()> {
-        self.control.flush();
+        self.with.control.flush();
         if self.is_complete() {
             return Ok(());
         }
         self.receive()?;
-        self.accept(now)?;
-        self.prove()?;
-        self.connect(now)
+        (0u32..).zip(&mut self.lanes).try_for_each(|(number, lane)| {
+            lane.accept(&self.with, now)?;
+            lane.prove(&self.with)?;
+            lane.connect(&self.with, number << LANE_AT, now)
+        })
     }
 
     fn receive(&mut self) -> Result<()> {
-        let (notices, ended) = self.control.receive();
+        let (notices, ended) = self.with.control.receive();
         self.gone = self.gone.take().or(ended);
         notices.iter().try_for_each(|notice| self.hear(notice))
     }
@@ -140,15 +149,23 @@ impl Joining {
     /// Acts on a notice of the peer; others than those about connections are of no concern here.
     fn hear(&mut self, notice: &Notice) -> Result<()> {
         match notice {
-            Notice::Invitation(invitation) => self.offering.invitation = Some(invitation.clone()),
+            Notice::Invitation(invitation) => {
+                let uninvited = |lane: &&mut Lane| lane.offering.invitation.is_none();
+                let Some(lane) = self.lanes.iter_mut().find(uninvited) else {
+                    let why = "tells of more lanes than this rank";
+                    return Err(Error::init_peer(self.with.number, why));
+                };
+                lane.offering.invitation = Some(invitation.clone());
+            }
             Notice::Proven(attempt) => {
-                let attempts = &mut self.offering.attempts;
-                let index = *attempt as usize;
-                if index >= attempts.len() {
+                let lane = self.lanes.get_mut((attempt >> LANE_AT) as usize);
+                let index = (attempt & ((1 << LANE_AT) - 1)) as usize;
+                let Some(lane) = lane.filter(|lane| index < lane.offering.attempts.len()) else {
                     let why = format!("answers attempt {attempt}, which was not made");
-                    return Err(Error::init_peer(self.peer, why));
-                }
-                self.offering.proven = Some(attempts.swap_remove(index));
+                    return Err(Error::init_peer(self.with.number, why));
+                };
+                let attempts = &mut lane.offering.attempts;
+                lane.offering.proven = Some(attempts.swap_remove(index));
                 attempts.clear();
             }
             _ => {}
@@ -156,18 +173,69 @@ impl Joining {
         Ok(())
     }
 
+    /// Returns whether all connections have been proven.
+    pub fn is_complete(&self) -> bool {
+        self.lanes.iter().all(Lane::is_complete)
+    }
+
+    /// Returns the edge of each lane, and the control connection, if all connections have been
+    /// proven.
+    pub fn finish(self) -> Option<(Vec<MessageEdge>, Arc<Control>)> {
+        let edge = |lane: Lane| {
+            let (outgoing, incoming) = lane.offering.proven.zip(lane.accepting.proven)?;
+            Some(MessageEdge::new(outgoing, incoming))
+        };
+        let edges = self.lanes.into_iter().map(edge).collect::<Option<_>>()?;
+        Some((edges, self.with.control))
+    }
+
+    /// Appends the descriptors that show progress. Where a transport has none, or a proof is
+    /// awaited, one has to look again soon.
+    pub fn poll_fds<'a>(&'a self, fds: &mut Vec<PollFd<'a>>, now: Instant) {
+        if self.is_complete() || self.gone.is_some() {
+            return;
+        }
+        fds.push(self.with.control.poll_fd());
+        self.lanes.iter().for_each(|lane| lane.poll_fds(&self.with, fds, now));
+    }
+
+    /// Returns why the connections are not complete.
+    pub fn why(&self) -> String {
+        let lacking = self.lanes.iter().find(|lane| !lane.is_complete());
+        let why = lacking.map_or_else(String::new, |lane| lane.why(self.with.net.name()));
+        self.gone.iter().fold(why, |why, gone| format!("{why}; {gone}"))
+    }
+}
+
+impl Lane {
+    fn new(with: &Peer) -> Result<Self> {
+        let (handle, listener) = with.net.listen(with.device)?;
+        let nonce = random()?;
+        with.control.tell(&notice::invitation(&Invitation { nonce, handle: handle.0 }));
+        let (unproven, attempts) = Default::default();
+        let (listener, proven) = (Some(listener), None);
+        let accepting = Accepting { listener, nonce, unproven, proven };
+        let (invitation, connecting, again, proven) = (None, None, None, None);
+        let offering = Offering { invitation, connecting, attempts, again, proven };
+        Ok(Self { accepting, offering })
+    }
+
+    fn is_complete(&self) -> bool {
+        self.accepting.proven.is_some() && self.offering.proven.is_some()
+    }
+
     /// Returns whether another connection can be taken now, if need be in the place of an old one.
-    fn has_room(&self, now: Instant) -> bool {
+    fn has_room(&self, with: &Peer, now: Instant) -> bool {
         let unproven = &self.accepting.unproven;
         let old = |(since, _): &(Instant, _)| now.saturating_duration_since(*since) >= UNPROVEN;
         // A transport without strangers makes one connection per listener.
-        let most = if self.net.is_open_to_strangers() { MAX_UNPROVEN } else { 1 };
+        let most = if with.net.is_open_to_strangers() { MAX_UNPROVEN } else { 1 };
         unproven.len() < most || (most > 1 && unproven.front().is_some_and(old))
     }
 
     /// Takes connections that have been made.
-    fn accept(&mut self, now: Instant) -> Result<()> {
-        while self.has_room(now) {
+    fn accept(&mut self, with: &Peer, now: Instant) -> Result<()> {
+        while self.has_room(with, now) {
             let Accepting { listener: Some(listener), unproven, .. } = &mut self.accepting else {
                 break;
             };
@@ -175,7 +243,7 @@ impl Joining {
                 Ok(Some(receiver)) => receiver,
                 Ok(None) => break,
                 // The oldest one gives its descriptor back for one that may be a member's.
-                Err(_) if self.net.is_open_to_strangers() && !unproven.is_empty() => {
+                Err(_) if with.net.is_open_to_strangers() && !unproven.is_empty() => {
                     unproven.pop_front();
                     continue;
                 }
@@ -184,14 +252,14 @@ impl Joining {
             if unproven.len() >= MAX_UNPROVEN {
                 unproven.pop_front();
             }
-            unproven.push_back((now, Incoming::new(receiver, self.peer, self.slot_bytes)));
+            unproven.push_back((now, Incoming::new(receiver, with.number, with.slot_bytes)));
         }
         Ok(())
     }
 
     /// Looks for a connection that proves itself.
-    fn prove(&mut self) -> Result<()> {
-        let ends = (self.peer, self.identity.rank);
+    fn prove(&mut self, with: &Peer) -> Result<()> {
+        let ends = (with.number, with.identity.rank);
         let Accepting { listener, nonce, unproven, proven } = &mut self.accepting;
         for (since, mut incoming) in std::mem::take(unproven) {
             let first = match incoming.take_raw() {
@@ -200,7 +268,7 @@ impl Joining {
                     continue;
                 }
                 Ok(Some(first)) => first,
-                Err(error) if self.net.is_open_to_strangers() => {
+                Err(error) if with.net.is_open_to_strangers() => {
                     refuse(&error.to_string());
                     continue;
                 }
@@ -210,9 +278,9 @@ impl Joining {
                     return Err(error);
                 }
             };
-            match self.identity.attempt(ends, nonce, &first) {
+            match with.identity.attempt(ends, nonce, &first) {
                 Some(attempt) if proven.is_none() => {
-                    self.control.tell(&notice::proven(attempt));
+                    with.control.tell(&notice::proven(attempt));
                     (*proven, *listener) = (Some(incoming), None);
                 }
                 Some(_) => {}
@@ -222,60 +290,47 @@ impl Joining {
         Ok(())
     }
 
-    /// Connects to the peer, once it has told where it listens.
-    fn connect(&mut self, now: Instant) -> Result<()> {
+    /// Connects to the peer, once it has told where it listens. Attempts have numbers from `first`
+    /// on.
+    fn connect(&mut self, with: &Peer, first: u32, now: Instant) -> Result<()> {
         let Offering { invitation, connecting, attempts, again, proven } = &mut self.offering;
         let Some(Invitation { nonce, handle }) = invitation else { return Ok(()) };
         if proven.is_some() {
             *connecting = None;
             return Ok(());
         }
-        let due = again.is_none_or(|(at, _)| now >= at && self.net.is_open_to_strangers());
+        let open = with.net.is_open_to_strangers();
+        let due = again.is_none_or(|(at, _)| now >= at && open);
         if connecting.is_none() && due {
             let pause = again.map_or(AGAIN, |(_, pause)| 2 * pause);
             *again = now.checked_add(pause).map(|at| (at, pause));
-            let begun = self.net.connect(self.device, Handle(*handle));
-            *connecting = Some(begun.map_err(|error| Error::init_peer(self.peer, error))?);
+            let begun = with.net.connect(with.device, Handle(*handle));
+            *connecting = Some(begun.map_err(|error| Error::init_peer(with.number, error))?);
         }
         let made = connecting.as_mut().map_or(Ok(None), |begun| begun.progress())?;
         if let Some(sender) = made {
             *connecting = None;
-            let mut outgoing = Outgoing::new(sender, self.identity.rank, self.slot_bytes);
-            let ends = (self.identity.rank, self.peer);
-            let number = attempts.len() as u32;
-            let sent = outgoing.send_raw(&self.identity.first_message(ends, nonce, number));
+            let mut outgoing = Outgoing::new(sender, with.identity.rank, with.slot_bytes);
+            let ends = (with.identity.rank, with.number);
+            let number = first + attempts.len() as u32;
+            let sent = outgoing.send_raw(&with.identity.first_message(ends, nonce, number));
             attempts.push(outgoing);
             sent?;
         }
         for outgoing in attempts {
             // An attempt that fails is made again, if strangers may have taken its place.
             match outgoing.flushed() {
-                Err(error) if !self.net.is_open_to_strangers() => return Err(error),
+                Err(error) if !open => return Err(error),
                 _ => {}
             }
         }
         Ok(())
     }
 
-    /// Returns whether both connections have been proven.
-    pub fn is_complete(&self) -> bool {
-        self.accepting.proven.is_some() && self.offering.proven.is_some()
-    }
-
-    /// Returns the edge, and the control connection, if both connections have been proven.
-    pub fn finish(self) -> Option<(MessageEdge, Arc<Control>)> {
-        let (outgoing, incoming) = self.offering.proven.zip(self.accepting.proven)?;
-        Some((MessageEdge::new(outgoing, incoming), self.control))
-    }
-
-    /// Appends the descriptors that show progress. Where a transport has none, or a proof is
-    /// awaited, one has to look again soon.
-    pub fn poll_fds<'a>(&'a self, fds: &mut Vec<PollFd<'a>>, now: Instant) {
-        if self.is_complete() || self.gone.is_some() {
-            return;
-        }
-        fds.push(self.control.poll_fd());
-        if let Some(listener) = self.accepting.listener.as_ref().filter(|_| self.has_room(now)) {
+    fn poll_fds<'a>(&'a self, with: &Peer, fds: &mut Vec<PollFd<'a>>, now: Instant) {
+        if let Some(listener) =
+            self.accepting.listener.as_ref().filter(|_| self.has_room(with, now))
+        {
             listener.poll_fds(fds);
         }
         if let Some(connecting) = &self.offering.connecting {
@@ -283,17 +338,15 @@ impl Joining {
         }
     }
 
-    /// Returns why the connections are not complete.
-    pub fn why(&self) -> String {
-        let net = self.net.name();
+    /// Returns why the connections are not complete, over the net of this name.
+    fn why(&self, net: &str) -> String {
         let Offering { invitation, connecting, proven, .. } = &self.offering;
-        let why = match (connecting, invitation) {
+        match (connecting, invitation) {
             (Some(connecting), _) => connecting.why(),
             (None, None) => format!("net {net}: it has not told where it listens"),
             _ if proven.is_none() => format!("net {net}: it does not see this rank's connection"),
             _ => format!("net {net}: it has not connected to this rank"),
-        };
-        self.gone.iter().fold(why, |why, gone| format!("{why}; {gone}"))
+        }
     }
 }
 
@@ -310,6 +363,8 @@ mod tests {
     use std::net::TcpStream;
     use std::os::unix::net::UnixStream;
 
+    const LANES: usize = 2;
+
     fn identity(rank: u32) -> Identity {
         Identity { comm: 5, secret: [7; 32], rank, nranks: 2 }
     }
@@ -320,12 +375,15 @@ mod tests {
         let net: Arc<dyn Net> = Arc::new(Tcp::at("127.0.0.1:0".parse().unwrap()));
         [0u32, 1].map(|rank| {
             let control = controls[rank as usize].clone();
-            Joining::new(identity(rank), 1 - rank, (net.clone(), 0), control, 64).unwrap()
+            Joining::new(identity(rank), 1 - rank, (net.clone(), 0), control, (LANES, 64)).unwrap()
         })
     }
 
     /// Moves both on until both are complete; `each` sees every round.
-    fn complete([mut a, mut b]: [Joining; 2], mut each: impl FnMut(&Joining)) -> [MessageEdge; 2] {
+    fn complete(
+        [mut a, mut b]: [Joining; 2],
+        mut each: impl FnMut(&Joining),
+    ) -> [Vec<MessageEdge>; 2] {
         let until = Instant::now() + Duration::from_secs(60);
         while !a.is_complete() || !b.is_complete() {
             assert!(Instant::now() < until, "{} / {}", a.why(), b.why());
@@ -338,22 +396,30 @@ mod tests {
         [a, b].map(|joining| joining.finish().unwrap().0)
     }
 
-    fn carries(from: &mut Outgoing, to: &mut Incoming) {
-        from.send_raw(b"hello").unwrap();
+    /// The number of each lane goes over it, in both directions.
+    fn carry([mut a, mut b]: [Vec<MessageEdge>; 2]) {
+        assert_eq!([a.len(), b.len()], [LANES; 2]);
+        for lane in 0..LANES {
+            let (a, b) = (&mut a[lane], &mut b[lane]);
+            carries(&mut a.outgoing, &mut b.incoming, lane as u8);
+            carries(&mut b.outgoing, &mut a.incoming, lane as u8);
+        }
+    }
+
+    fn carries(from: &mut Outgoing, to: &mut Incoming, number: u8) {
+        from.send_raw(&[number; 5]).unwrap();
         let until = Instant::now() + Duration::from_secs(60);
         loop {
             assert!(Instant::now() < until && from.flushed().is_ok());
             if let Some(bytes) = to.take_raw().unwrap() {
-                return assert_eq!(bytes, b"hello");
+                return assert_eq!(bytes, [number; 5]);
             }
         }
     }
 
     #[test]
     fn both_connections_are_made_and_carry_messages() {
-        let [mut a, mut b] = complete(pair(), |_| {});
-        carries(&mut a.outgoing, &mut b.incoming);
-        carries(&mut b.outgoing, &mut a.incoming);
+        carry(complete(pair(), |_| {}));
     }
 
     /// Strangers take all places first: some silent, some with garbage, one with the right form and
@@ -362,12 +428,13 @@ mod tests {
     fn a_member_gets_in_whatever_strangers_do() {
         let mut strangers = Vec::new();
         let mut invited = Vec::new();
-        let [mut a, mut b] = complete(pair(), |joining| {
-            let Some(Invitation { handle, nonce }) = &joining.offering.invitation else { return };
-            if invited.contains(&joining.peer) {
+        let edges = complete(pair(), |joining| {
+            let invitation = &joining.lanes[LANES - 1].offering.invitation;
+            let Some(Invitation { handle, nonce }) = invitation else { return };
+            if invited.contains(&joining.with.number) {
                 return;
             }
-            invited.push(joining.peer);
+            invited.push(joining.with.number);
             let address = oxccl_net::tcp::address_in(&Handle(*handle)).unwrap();
             for round in 0..2 * MAX_UNPROVEN {
                 let mut stranger = TcpStream::connect(address).unwrap();
@@ -384,8 +451,7 @@ mod tests {
             }
         });
         assert_eq!(invited.len(), 2);
-        carries(&mut a.outgoing, &mut b.incoming);
-        carries(&mut b.outgoing, &mut a.incoming);
+        carry(edges);
     }
 
     #[test]
@@ -407,8 +473,13 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_to_an_attempt_that_was_not_made_is_an_error() {
+    fn an_answer_to_an_attempt_that_was_not_made_and_a_lane_too_many_are_errors() {
         let [mut a, _b] = pair();
-        assert!(a.hear(&Notice::Proven(0)).is_err());
+        for attempt in [0, 1, 2 << LANE_AT, u32::MAX] {
+            assert!(a.hear(&Notice::Proven(attempt)).is_err());
+        }
+        let invitation = Invitation { nonce: [0; NONCE_BYTES], handle: [0; 128] };
+        let heard = (0..=LANES).map(|_| a.hear(&Notice::Invitation(invitation.clone())).is_ok());
+        assert_eq!(heard.collect::<Vec<_>>(), [true, true, false]);
     }
 }

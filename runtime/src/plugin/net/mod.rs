@@ -64,7 +64,7 @@ pub(crate) struct Need<'a> {
     pub(crate) traffic_class: Option<i32>,
     /// The local address of the library's own transport.
     pub(crate) address: SocketAddr,
-    /// Connections that this rank makes.
+    /// Connections that this rank makes for each lane.
     pub(crate) connections: usize,
     /// The size of the longest message in bytes.
     pub(crate) message_bytes: usize,
@@ -72,9 +72,30 @@ pub(crate) struct Need<'a> {
     pub(crate) place: usize,
 }
 
-/// Returns the network of a communicator and the device for this rank: the first plugin that has
-/// what is needed, or else TCP. Blocks while the plugin starts.
-pub(crate) fn choose(need: &Need<'_>) -> Result<(Arc<dyn Net>, usize)> {
+/// The network of a communicator.
+pub(crate) struct Chosen {
+    /// The network.
+    pub(crate) net: Arc<dyn Net>,
+    /// This rank's device.
+    pub(crate) device: usize,
+}
+
+impl Chosen {
+    /// Returns the number of lanes, at most `wanted`, for which the device has connections.
+    pub(crate) fn lanes(&self, need: &Need<'_>, wanted: usize) -> Result<usize> {
+        let most = self.net.properties(self.device)?.max_connections.max(1) as usize;
+        Ok((most / need.connections.max(1)).clamp(1, wanted))
+    }
+
+    /// Returns what the ranks have to [`agree`] on: lanes, and the name of the network.
+    pub(crate) fn agreement(&self, lanes: usize) -> Vec<u8> {
+        [&[lanes as u8], self.net.name().as_bytes()].concat()
+    }
+}
+
+/// Returns the network of a communicator: the first plugin that has what is needed, or else TCP.
+/// Blocks while the plugin starts.
+pub(crate) fn choose(need: &Need<'_>) -> Result<Chosen> {
     let admits = |name: &str| need.name.is_none_or(|wanted| wanted.eq_ignore_ascii_case(name));
     let mut refused = Vec::new();
     for plugin in loaded().plugins.iter().filter(|plugin| admits(&plugin.name)) {
@@ -86,7 +107,7 @@ pub(crate) fn choose(need: &Need<'_>) -> Result<(Arc<dyn Net>, usize)> {
                     Subsystem::Net,
                     &format!("{label}: device {device} is used"),
                 );
-                return Ok((Arc::new(net), device));
+                return Ok(Chosen { net: Arc::new(net), device });
             }
             Err(why) => {
                 log::line(Level::Warn, Subsystem::Net, &format!("{label}: refused, {why}"));
@@ -96,7 +117,7 @@ pub(crate) fn choose(need: &Need<'_>) -> Result<(Arc<dyn Net>, usize)> {
     }
     let tcp = Tcp::at(need.address);
     if admits(tcp.name()) {
-        return Ok((Arc::new(tcp), 0));
+        return Ok(Chosen { net: Arc::new(tcp), device: 0 });
     }
     let names = loaded().plugins.iter().map(|plugin| plugin.name.as_str());
     let names: Vec<_> = names.chain([tcp.name()]).collect();
@@ -156,11 +177,14 @@ fn lack(device: &Properties, need: &Need<'_>) -> Option<String> {
     })
 }
 
-/// Fails unless all ranks have chosen the same network; `names` are theirs, by rank.
-pub(crate) fn agree(names: &[Vec<u8>]) -> Result<()> {
-    let differs = names.iter().position(|name| Some(name) != names.first());
-    let Some(rank) = differs else { return Ok(()) };
-    let text = |rank: usize| String::from_utf8_lossy(&names[rank]).into_owned();
+/// Returns the number of lanes that all ranks have. Fails unless all have chosen the same network;
+/// `told` is what they say, by rank.
+pub(crate) fn agree(told: &[Vec<u8>]) -> Result<usize> {
+    let name = |told: &Vec<u8>| told.get(1..).unwrap_or_default().to_vec();
+    let lanes = told.iter().filter_map(|told| told.first()).min();
+    let differs = told.iter().position(|other| name(other) != name(&told[0]));
+    let Some(rank) = differs else { return Ok(lanes.map_or(1, |lanes| usize::from(*lanes))) };
+    let text = |rank: usize| String::from_utf8_lossy(&name(&told[rank])).into_owned();
     let why = format!(
         "rank 0 uses the net {}, rank {rank} the net {}; set NCCL_NET or NCCL_NET_PLUGIN alike on \
          all ranks, and see why one was refused (NCCL_DEBUG=INFO)",
@@ -176,9 +200,12 @@ mod tests {
 
     #[test]
     fn ranks_with_different_nets_are_named_with_them() {
-        let names = |names: [&str; 3]| names.map(|name| name.as_bytes().to_vec());
-        assert!(agree(&names(["A", "A", "A"])).is_ok());
-        let text = agree(&names(["A", "A", "Socket"])).unwrap_err().to_string();
+        let told = |names: [&str; 3]| {
+            [4, 2, 3].map(|lanes| [&[lanes], names[lanes as usize - 2].as_bytes()].concat())
+        };
+        assert_eq!(agree(&told(["A", "A", "A"])).unwrap(), 2);
+        // By lanes: of rank 1, 2 and 0.
+        let text = agree(&told(["A", "Socket", "A"])).unwrap_err().to_string();
         assert!(text.contains("rank 0 uses the net A, rank 2 the net Socket"), "{text}");
     }
 }

@@ -40,7 +40,8 @@ pub fn collective(
 ) -> Result<()> {
     let argument = argument(cuda_rank, network, head, bound, call)?;
     let function = cuda_rank.functions.edges[call.dtype as usize];
-    let shape = (1, abi::BLOCK_THREADS as u32);
+    let lanes = call.count.div_ceil(argument.share_elems).max(1) as u32;
+    let shape = (lanes, abi::BLOCK_THREADS as u32);
     // SAFETY: the kernel takes this structure; what it points to is the communicator's, or the
     // user's by the contract of the call.
     cuda_rank.launch(stream, || unsafe { launch(function, shape, &argument, stream.0) })
@@ -56,7 +57,8 @@ fn argument(
     let unfit =
         || Error::Internal { what: format!("{} does not run over edges", plan.algorithm.name()) };
     let slot_bytes = edge_data_bytes(network.data_bytes());
-    let geometry = geometry(plan, call, slot_bytes);
+    let share = share(call, u64::from(cuda_rank.view.net_lanes));
+    let geometry = geometry(plan, call, share, slot_bytes);
     let scratch_bytes = geometry.scratch_block_elems() * call.dtype.size() as u64;
     let scratch_bytes = scratch_bytes.next_multiple_of(16);
     let nranks = call.spec.nranks;
@@ -70,6 +72,8 @@ fn argument(
         call: head,
         rank: cuda_rank.number,
         nranks,
+        share_elems: share,
+        lane_scratch_bytes: u64::from(nranks) * slot_bytes as u64,
         window_elems: geometry.window_elems,
         align_elems: geometry.align_elems,
         scratch_bytes,
@@ -79,11 +83,22 @@ fn argument(
     })
 }
 
-/// Returns how a plan cuts a call, with messages of `slot_bytes` bytes.
-fn geometry(plan: &Plan, call: &Call, slot_bytes: usize) -> Geometry {
+/// The least bytes of a block that a lane moves, so that small calls wake few threads.
+const LANE_BYTES: u64 = 16 << 10;
+
+/// Returns the elements of each block that one of up to `lanes` lanes moves.
+fn share(call: &Call, lanes: u64) -> u64 {
+    let bytes = call.count * call.dtype.size() as u64;
+    let lanes = bytes.div_ceil(LANE_BYTES).clamp(1, lanes.max(1));
+    let unit = u64::from(call.spec.nranks) * align_elems(call);
+    call.count.div_ceil(lanes).max(1).next_multiple_of(unit)
+}
+
+/// Returns how a plan cuts the share of a lane, with messages of `slot_bytes` bytes.
+fn geometry(plan: &Plan, call: &Call, share: u64, slot_bytes: usize) -> Geometry {
     let edge_slot_elems = (slot_bytes / call.dtype.size()) as u64;
     let room = Capacity { edge_slot_elems, stage_slot_elems: 0, align_elems: align_elems(call) };
-    Geometry::new(&plan.layout, call.count, &room)
+    Geometry::new(&plan.layout, share, &room)
 }
 
 /// Returns a step for a kernel; `None` if it needs memory that ranks share.
@@ -155,7 +170,8 @@ mod tests {
                         op: ReduceOp::Sum,
                         scale: None,
                     };
-                    let part = geometry(&plan, &call, slot_bytes).scratch_block_elems();
+                    let share = share(&call, abi::LANES as u64);
+                    let part = geometry(&plan, &call, share, slot_bytes).scratch_block_elems();
                     let scratch = u64::from(plan.layout.scratch_blocks) * part;
                     assert!(scratch <= u64::from(nranks) * slot_bytes as u64, "{plan:?}");
                     for rank in [0, nranks - 1] {
