@@ -74,9 +74,13 @@ impl Device {
 /// mapped, or GPUs that reach each other, each of one rank.
 /// Fails for more ranks than a device can have.
 pub fn usual_topology(is_host: bool, nranks: u32, one_host: bool) -> Result<Topology> {
+    let edge_slot_bytes = crate::link::edge_slot_bytes(nranks);
     if is_host {
-        let edge_slot_bytes = crate::link::edge_slot_bytes(nranks);
         return Ok(host::topology(nranks, one_host, one_host, edge_slot_bytes));
+    }
+    if !one_host {
+        let data_bytes = cuda::rank::edge_data_bytes(edge_slot_bytes);
+        return Ok(cuda::run::edges::topology(data_bytes));
     }
     cuda::rank::check_ranks(nranks)?;
     Ok(cuda::run::launch::usual_topology())

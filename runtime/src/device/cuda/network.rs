@@ -25,8 +25,11 @@ const _: () = assert!(EDGE_SLOTS == abi::NET_SLOTS && HEADER_BYTES == abi::NET_H
 
 /// The time for which the proxy looks without pauses after something has moved.
 const EAGER: Duration = Duration::from_micros(500);
-/// The pause between two looks while nothing moves.
-const PAUSE: Duration = Duration::from_micros(50);
+/// The shortest and the longest pause between two looks while nothing moves.
+const PAUSES: [Duration; 2] = [Duration::from_micros(50), Duration::from_millis(1)];
+/// The part of the time without a movement that a pause takes: so much later than without pauses
+/// comes, at most, what comes next.
+const PAUSE_PART: u32 = 8;
 /// The time without messages after which a peer that has left has none under way any more.
 const QUIET: Duration = Duration::from_millis(200);
 /// Bytes of the pieces of memory that hold programs.
@@ -394,7 +397,7 @@ impl Served {
         let (number, held) = (self.arrived.wrapping_add(1), self.arrived.wrapping_sub(taken));
         let wanted = word(&words.wanted).load(Ordering::Acquire) == number;
         // What kernels do not wait for comes earlier, if the transport does not mind.
-        if held >= EDGE_SLOTS as u64 || !(wanted || held > 0 && self.edge.may_look()) {
+        if held >= EDGE_SLOTS as u64 || !(wanted || held > 0 && self.edge.offers_ahead()) {
             return Ok(moved);
         }
         let Some(message) = self.edge.peek_at(held as usize)? else { return Ok(moved) };
@@ -466,10 +469,12 @@ fn run(
         }
         if moved {
             moved_at = Instant::now();
-        } else if moved_at.elapsed() > EAGER {
-            std::thread::sleep(PAUSE);
-        } else {
-            std::hint::spin_loop();
+            continue;
+        }
+        let idle = moved_at.elapsed();
+        match idle < EAGER {
+            true => std::hint::spin_loop(),
+            false => std::thread::sleep((idle / PAUSE_PART).clamp(PAUSES[0], PAUSES[1])),
         }
     }
 }

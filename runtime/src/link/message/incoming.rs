@@ -47,8 +47,7 @@ impl Incoming {
 
     /// Offers slots for `number` messages, or more; the transport may have no room.
     fn offer(&mut self, number: usize) -> Result<()> {
-        let all = self.receiver.ends_with_requests();
-        let number = if all { EDGE_SLOTS } else { number };
+        let number = if self.offers_ahead() { EDGE_SLOTS } else { number };
         while self.messages.len() < number {
             let region = match self.region {
                 Some(region) => region,
@@ -116,7 +115,12 @@ impl Incoming {
     /// Returns whether looking for a message leaves nothing under way that was not before, or
     /// nothing that matters at the end.
     pub(super) fn may_look(&self) -> bool {
-        !self.messages.is_empty() || self.receiver.ends_with_requests()
+        !self.messages.is_empty() || self.offers_ahead()
+    }
+
+    /// Returns whether the transport lets a connection end with slots that are offered.
+    pub(super) fn offers_ahead(&self) -> bool {
+        self.receiver.ends_with_requests()
     }
 
     pub(crate) fn release(&mut self) {

@@ -67,9 +67,9 @@ impl MessageEdge {
         self.incoming.peek(index)
     }
 
-    /// Returns whether looking for a message makes no promise to a transport that takes it as one.
-    pub(crate) fn may_look(&self) -> bool {
-        self.incoming.may_look()
+    /// Returns whether messages may be offered room before somebody waits for them.
+    pub(crate) fn offers_ahead(&self) -> bool {
+        self.incoming.offers_ahead()
     }
 
     /// Returns the oldest message as [`peek`](Self::peek) does, but waits for none over a transport
