@@ -103,6 +103,9 @@ enum {
 // are under way there in a direction.
 #define NET_SLOTS 4
 
+// Collectives between hosts of which a rank remembers what it called.
+#define REMEMBERED 64
+
 // Bytes before the data in the slots of messages between hosts, where the proxy writes the header.
 #define NET_HEADER_BYTES 16
 
@@ -316,8 +319,8 @@ typedef struct Rank {
   uint64_t lanes_at;
   // Offset of the stage in the shared memory.
   uint64_t stage_at;
-  // The address of the [`Counters`] of [`MAX_CHANNELS`] channels, then of the [`LaneCounters`] of
-  // all lanes, in private memory.
+  // The address of the [`Counters`] of [`MAX_CHANNELS`] channels, then of the [`LaneCounters`]
+  // of all lanes, in private memory.
   uint64_t counters;
   // The address of [`Shared`], in private memory.
   uint64_t common;
@@ -325,8 +328,8 @@ typedef struct Rank {
   uint64_t control;
   // The address of [`Maps`], in private memory.
   uint64_t maps;
-  // The address of the [`Peer`]s, by rank of the communicator and lane, in private memory; 0 where
-  // all ranks are on this host.
+  // The address of the [`Peer`]s, by rank of the communicator and lane, in private memory; 0
+  // where all ranks are on this host.
   uint64_t peers;
   // The address of the scratch memory, in private memory; 0 where all ranks are on this host.
   uint64_t scratch;
@@ -570,6 +573,8 @@ typedef struct EdgeProgram {
   uint32_t nsteps;
   // The address of the [`EdgeStep`]s, in memory of the host.
   uint64_t steps;
+  // The address of [`REMEMBERED`] times [`Begun`], by number, in memory of the host.
+  uint64_t begun;
 } EdgeProgram;
 
 // A step of a program over edges (`oxccl_plan::Op`).
@@ -612,17 +617,38 @@ typedef struct NetWords {
   Arrival outgoing[NET_SLOTS];
   // The number of messages that the kernels have taken.
   uint64_t taken;
-  // The number of the latest message for which a kernel waits.
+  // The words of the descriptor of the operation that waits for a message, as in [`Arrival`].
+  uint64_t wanted_what;
+  // The second word.
+  uint64_t wanted_count;
+  // The number of that operation among the collectives.
+  uint64_t wanted_by;
+  // The number of the latest message for which a kernel waits; written last.
   uint64_t wanted;
   // Padding to a line that the other side writes.
-  uint64_t unused[14];
+  uint64_t unused[11];
   // Messages that have come, by number modulo [`NET_SLOTS`].
   Arrival incoming[NET_SLOTS];
   // The number of messages up to which there are free slots.
   uint64_t room;
-  // Not 0 once the peer has left, and all that it sent has come.
+  // Not 0 once the peer has left, and nothing of it has come for a while.
   uint64_t left;
+  // Padding to the next words.
+  uint64_t unused_too[14];
 } NetWords;
+
+// A collective that a kernel has begun, for ranks of other hosts that wait in another one. It lies
+// in memory of the host.
+typedef struct Begun {
+  // The number of the collective; 0 while the words are written.
+  uint64_t number;
+  // The first word of its descriptor.
+  uint64_t what;
+  // The second word.
+  uint64_t count;
+  // Padding.
+  uint64_t unused;
+} Begun;
 
 // A lane to and from a peer as kernels find it, in the rank's own GPU memory.
 typedef struct Peer {

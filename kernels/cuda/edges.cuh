@@ -1,5 +1,5 @@
-// Runs a rank's program over edges: messages go from rank to rank, on one host or on several, window
-// by window. Each block uses a lane of every edge, and takes a share of the elements.
+// Runs a rank's program over edges: messages go from rank to rank, on one host or on several,
+// window by window. Each block uses a lane of every edge, and takes a share of the elements.
 #pragma once
 
 #include "interpret.cuh"
@@ -21,7 +21,7 @@ __device__ inline uint4 load_fresh(const char* at, uint64_t len, bool fits) {
 template <typename E>
 struct EdgeInterpreter {
   const EdgeProgram& p;
-  uint64_t scale;
+  uint64_t scale, number;              // the user's scalar, and the number of the collective
   uint64_t start, elems, share, rest;  // of the current window
 
   using B = typename E::Bits;
@@ -150,7 +150,7 @@ struct EdgeInterpreter {
     uint64_t len, own_len;
     char* data = find(sends ? s.src : s.dst, len);
     if (len == 0) return true;
-    Label label{p.call.descriptor_what, p.call.descriptor_count};
+    Label label{p.call.descriptor_what, p.call.descriptor_count, number};
     LaneCounters* counted = lane_counters(rank(), s.peer * 2 + sends, blockIdx.x);
     Lane lane(rank(), s.peer, blockIdx.x, counted);
     if (sends) {
@@ -217,19 +217,53 @@ struct EdgeInterpreter {
   }
 };
 
+// Writes down what this rank calls, for ranks of other hosts that wait in something else.
+__device__ inline void remember(const EdgeProgram& program, uint64_t number) {
+  Begun* here = reinterpret_cast<Begun*>(program.begun) + number % REMEMBERED;
+  volatile Begun* words = here;
+  words->number = 0;
+  fence();
+  words->what = program.call.descriptor_what;
+  words->count = program.call.descriptor_count;
+  store_release(&here->number, number);
+}
+
+// Marks the block's lanes as running, as an exchange does: the watchers of the block take part.
+__device__ inline void enter_lanes(const EdgeProgram& program) {
+  for (uint32_t queue = threadIdx.x & 31; queue < 2 * program.nranks; queue += 32) {
+    const Rank& r = program.call.rank;
+    if (atomicExch(&lane_counters(r, queue, blockIdx.x)->busy, 1) != 0)
+      fail(r, FAULT_OVERLAP, -1, -1);
+  }
+}
+
+__device__ inline void leave_lanes(const EdgeProgram& program) {
+  for (uint32_t queue = threadIdx.x; queue < 2 * program.nranks; queue += blockDim.x)
+    leave(lane_counters(program.call.rank, queue, blockIdx.x));
+}
+
 template <typename E>
 __device__ inline void run_edges(const EdgeProgram& program) {
   const Rank& r = program.call.rank;
   Counters* own = counters(r, blockIdx.x);
   __shared__ EdgeStep held[EdgeInterpreter<E>::HELD];
+  // The first block counts the collective once its peers on this host have announced it; the others
+  // may begin before or after that, and do without the number.
+  __shared__ uint64_t number;
+  if (threadIdx.x == 0) number = blockIdx.x == 0 ? common(r)->operations + 1 : 0;
   if (__syncthreads_or(faulty(r))) return;
   if (is_watcher()) {
     enter(r, own);
-    if (blockIdx.x == 0) announce(program.call, IN_TIME);
+    enter_lanes(program);
+    if (blockIdx.x == 0) {
+      if ((threadIdx.x & 31) == 0) remember(program, number);
+      announce(program.call, IN_TIME);
+    }
   } else {
-    EdgeInterpreter<E>{program, scale_of(program.call)}.run(held);
+    EdgeInterpreter<E>{program, scale_of(program.call), number}.run(held);
   }
   __syncthreads();
+  leave_lanes(program);
   if (threadIdx.x == 0) leave(own);
 }
 

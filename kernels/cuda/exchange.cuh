@@ -27,7 +27,7 @@ __device__ inline void copy_bytes(char* to, const char* from, uint64_t len) {
 
 // Carries a lane's part of a message, slot by slot; a message without bytes takes a slot, too.
 __device__ inline bool carry(Lane& lane, const Message& m, bool sends) {
-  Label label{m.what, m.bytes};
+  Label label{m.what, m.bytes, 0};
   uint64_t at = 0, last = m.bytes, room = lane.slot_bytes();
   int lanes = lane.between_hosts() ? lane.rank.net_lanes : lane.rank.lanes;
   if (m.bytes > SMALL_MESSAGE_BYTES && lanes > 1) {

@@ -1,17 +1,19 @@
 // Lanes: bounded queues from a rank to another. The sender fills slots and counts arrivals, the
 // receiver empties them and gives credits back. Between ranks of a host the slots lie in the
-// receiver's memory. Between hosts they lie in memory of the host, and a thread there, the proxy,
-// carries messages on.
+// receiver's memory. Between hosts they lie in memory of the host, where a thread of each rank, the
+// proxy of the lane, hands messages to the network and takes them from it.
 #pragma once
 
 #include "watch.cuh"
 
 namespace oxccl {
 
-// What both ends of a lane say of a message: the words of its descriptor.
+// The words of the descriptor of a message, the same at both ends of a lane, and the number of its
+// collective; 0 for others.
 struct Label {
   uint32_t what;
   uint64_t count;
+  uint64_t number;
 };
 
 // The mark of an arrival, as `mark_of` in `network.rs`: one word tells that a message is there, and
@@ -67,7 +69,9 @@ struct Lane {
     const uint64_t* credits = between_hosts() ? &net_words(*to)->room
                                               : credit(rank, rank.rank, peer, lane);
     uint64_t ahead = between_hosts() ? 0 : LANE_SLOTS, target = number + 1, seen = room;
-    auto ready = [&] { return reached(seen, target) || reached(seen = load_acquire(credits) + ahead, target); };
+    auto ready = [&] {
+      return reached(seen, target) || reached(seen = load_acquire(credits) + ahead, target);
+    };
     if (!wait(label, ready)) return nullptr;
     room = seen;
     if (!between_hosts()) return lane_slot(rank, peer, rank.rank, lane, number % LANE_SLOTS);
@@ -97,16 +101,21 @@ struct Lane {
                               ? &net_words(*to)->incoming[number % NET_SLOTS]
                               : arrival(rank, rank.rank, peer, lane, number % LANE_SLOTS);
     uint64_t awaited = number + 1, what = label.what | len << 32;
-    if (between_hosts() && threadIdx.x == 0)
-      *const_cast<volatile uint64_t*>(&net_words(*to)->wanted) = awaited;
+    if (between_hosts() && threadIdx.x == 0) {
+      volatile NetWords* words = net_words(*to);
+      words->wanted_what = what;
+      words->wanted_count = label.count;
+      words->wanted_by = label.number;
+      words->wanted = awaited;
+    }
     uint64_t mark = 0;
     auto ready = [&] { return uint32_t(mark = load_acquire(&here->mark)) == uint32_t(awaited); };
     if (!wait(label, ready)) return nullptr;
     if (any_mover(threadIdx.x == 0 && mark != mark_of(awaited, label.count, what))) {
       const volatile Arrival* theirs = here;
       if (threadIdx.x == 0)
-        differ(rank, peer, common(rank)->operations, label.what, label.count, uint32_t(theirs->what),
-               theirs->count);
+        differ(rank, peer, common(rank)->operations, label.what, label.count,
+               uint32_t(theirs->what), theirs->count);
       return nullptr;
     }
     if (between_hosts()) return net_slot(to->incoming, to->skews[1]);

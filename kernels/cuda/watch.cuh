@@ -135,6 +135,8 @@ __device__ inline bool await(const Rank& r, int peer, uint32_t own_what, uint64_
     uint64_t operation = common(r)->operations + 1;
     uint64_t count, what;
     if (!announced(r, peer, operation, count, what)) continue;
+    // Within a collective the peer may have announced the same one, before this rank counted it.
+    if (uint32_t(what) == own_what && count == own_count) continue;
     // What the peer did before its announcement is visible here as well.
     fence();
     if (ready()) return true;

@@ -47,6 +47,8 @@ pub const LANE_SLOT_BYTES: usize = 32 * 1024;
 /// Slots of the words for an edge with a rank of another host: at least as many as messages that
 /// are under way there in a direction.
 pub const NET_SLOTS: usize = 4;
+/// Collectives between hosts of which a rank remembers what it called.
+pub const REMEMBERED: usize = 64;
 /// Bytes before the data in the slots of messages between hosts, where the proxy writes the header.
 pub const NET_HEADER_BYTES: usize = 16;
 /// Operations of which a rank remembers what its peers called.
@@ -226,16 +228,39 @@ pub struct NetWords {
     pub outgoing: [Arrival; NET_SLOTS],
     /// The number of messages that the kernels have taken.
     pub taken: u64,
-    /// The number of the latest message for which a kernel waits.
+    /// The words of the descriptor of the operation that waits for a message, as in [`Arrival`].
+    pub wanted_what: u64,
+    /// The second word.
+    pub wanted_count: u64,
+    /// The number of that operation among the collectives.
+    pub wanted_by: u64,
+    /// The number of the latest message for which a kernel waits; written last.
     pub wanted: u64,
     /// Padding to a line that the other side writes.
-    pub unused: [u64; 14],
+    pub unused: [u64; 11],
     /// Messages that have come, by number modulo [`NET_SLOTS`].
     pub incoming: [Arrival; NET_SLOTS],
     /// The number of messages up to which there are free slots.
     pub room: u64,
-    /// Not 0 once the peer has left, and all that it sent has come.
+    /// Not 0 once the peer has left, and nothing of it has come for a while.
     pub left: u64,
+    /// Padding to the next words.
+    pub unused_too: [u64; 14],
+}
+
+/// A collective that a kernel has begun, for ranks of other hosts that wait in another one. It lies
+/// in memory of the host.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct Begun {
+    /// The number of the collective; 0 while the words are written.
+    pub number: u64,
+    /// The first word of its descriptor.
+    pub what: u64,
+    /// The second word.
+    pub count: u64,
+    /// Padding.
+    pub unused: u64,
 }
 
 /// A lane to and from a peer as kernels find it, in the rank's own GPU memory.
@@ -412,8 +437,8 @@ pub struct Rank {
     pub lanes_at: u64,
     /// Offset of the stage in the shared memory.
     pub stage_at: u64,
-    /// The address of the [`Counters`] of [`MAX_CHANNELS`] channels, then of the [`LaneCounters`] of
-    /// all lanes, in private memory.
+    /// The address of the [`Counters`] of [`MAX_CHANNELS`] channels, then of the [`LaneCounters`]
+    /// of all lanes, in private memory.
     pub counters: u64,
     /// The address of [`Shared`], in private memory.
     pub common: u64,
@@ -421,8 +446,8 @@ pub struct Rank {
     pub control: u64,
     /// The address of [`Maps`], in private memory.
     pub maps: u64,
-    /// The address of the [`Peer`]s, by rank of the communicator and lane, in private memory; 0 where
-    /// all ranks are on this host.
+    /// The address of the [`Peer`]s, by rank of the communicator and lane, in private memory; 0
+    /// where all ranks are on this host.
     pub peers: u64,
     /// The address of the scratch memory, in private memory; 0 where all ranks are on this host.
     pub scratch: u64,
@@ -550,6 +575,8 @@ pub struct EdgeProgram {
     pub nsteps: u32,
     /// The address of the [`EdgeStep`]s, in memory of the host.
     pub steps: u64,
+    /// The address of [`REMEMBERED`] times [`Begun`], by number, in memory of the host.
+    pub begun: u64,
 }
 
 /// A message that is sent or received.

@@ -3,14 +3,15 @@
 use super::{Device, Stream, cuda, host};
 use crate::bootstrap::Gather;
 use crate::error::{Error, Result};
+use crate::link::Edge;
 use crate::link::message::MessageEdge;
-use crate::link::{Edge, notice};
 use crate::log::{self, Level, Subsystem};
 use crate::op::Operation;
 use crate::rank::Rank;
 use cuda::create::Wishes;
+use cuda::layout::Membership;
 use cuda::network::Network;
-use cuda::rank::{CudaRank, Membership};
+use cuda::rank::CudaRank;
 use cuda::reaper;
 use cuda::run::timing::Mark;
 use cuda::sharing::registry::Key;
@@ -290,9 +291,8 @@ impl Executor {
         match self {
             Executor::Host(endpoint) => endpoint.ask_taken(),
             Executor::Cuda(rank, cuda_rank) => {
-                for (peer, sent) in cuda_rank.network().iter().flat_map(|network| network.sent()) {
-                    rank.control(peer).inspect(|control| control.tell(&notice::ask(sent)));
-                }
+                let network = cuda_rank.network();
+                network.into_iter().flat_map(|network| network.ask_taken(rank)).for_each(drop);
             }
         }
     }
@@ -302,7 +302,8 @@ impl Executor {
         match self {
             Executor::Host(endpoint) => endpoint.untaken(),
             Executor::Cuda(rank, cuda_rank) => {
-                cuda_rank.network()?.sent().find_map(|(peer, sent)| {
+                // What was written since the peers were asked is asked about, too.
+                cuda_rank.network()?.ask_taken(rank).find_map(|(peer, sent)| {
                     // This is looked up first: a peer leaves after it has taken all that it takes.
                     let left = rank.has_left(peer);
                     let taken = rank.control(peer).map_or(0, |control| control.taken());
@@ -341,7 +342,8 @@ impl Executor {
             Executor::Cuda(rank, cuda_rank) => {
                 let place = rank.segment.as_ref().zip(rank.local[rank.number as usize]);
                 let (releasable, kept) = place.map_or((0, 0), |(s, own)| s.resident(own));
-                (releasable, kept + cuda_rank.bytes())
+                let network = cuda_rank.network().map_or(0, Network::bytes);
+                (releasable, kept + cuda_rank.bytes() + network)
             }
         }
     }

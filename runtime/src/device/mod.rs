@@ -79,7 +79,7 @@ pub fn usual_topology(is_host: bool, nranks: u32, one_host: bool) -> Result<Topo
         return Ok(host::topology(nranks, one_host, one_host, edge_slot_bytes));
     }
     if !one_host {
-        let data_bytes = cuda::rank::edge_data_bytes(edge_slot_bytes);
+        let data_bytes = cuda::layout::edge_data_bytes(edge_slot_bytes);
         return Ok(cuda::run::edges::topology(data_bytes));
     }
     cuda::rank::check_ranks(nranks)?;

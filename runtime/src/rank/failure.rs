@@ -19,8 +19,8 @@ pub struct Death {
     pub mutual: bool,
 }
 
-/// The longest time that an operation on a broken link waits for the monitor's verdict. The link may
-/// be that of a rank that only gave up; the monitor sees who went first.
+/// The longest time that an operation on a broken link waits for the monitor's verdict. The link
+/// may be that of a rank that only gave up; the monitor sees who went first.
 pub const VERDICT: Duration = Duration::from_secs(1);
 
 /// Turns a failed system call on the link to a peer into the loss of that peer. The operation adds

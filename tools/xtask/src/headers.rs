@@ -232,28 +232,32 @@ fn library_headers() -> [Header; 4] {
             file: "kernels/cuda/abi.h",
             begin: format!("{KERNELS_BEGIN}\n{}", kernel_enums()),
             end: "}  // namespace oxccl\n",
-            include: &[
-                "Control",
-                "Counters",
-                "LaneCounters",
-                "FewMessages",
-                "ManyMessages",
-                "Put",
-                "SignalWait",
-                "Program",
-                "EdgeProgram",
-                "EdgeStep",
-                "NetWords",
-                "Peer",
-                "Shared",
-                "Maps",
-            ],
+            include: &KERNEL_TYPES,
             exclude: &[],
             style: Style::Type,
             guard: "",
         },
     ]
 }
+
+/// The structures that kernels take or point to.
+const KERNEL_TYPES: [&str; 15] = [
+    "Control",
+    "Counters",
+    "LaneCounters",
+    "FewMessages",
+    "ManyMessages",
+    "Put",
+    "SignalWait",
+    "Program",
+    "EdgeProgram",
+    "EdgeStep",
+    "NetWords",
+    "Begun",
+    "Peer",
+    "Shared",
+    "Maps",
+];
 
 fn all_headers() -> impl Iterator<Item = Header> {
     library_headers().into_iter().chain(plugins::headers())

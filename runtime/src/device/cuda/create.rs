@@ -2,7 +2,8 @@
 //! reached.
 
 use crate::bootstrap::Gather;
-use crate::device::cuda::rank::{CudaRank, Membership};
+use crate::device::cuda::layout::Membership;
+use crate::device::cuda::rank::CudaRank;
 use crate::device::cuda::run::engines;
 use crate::device::cuda::sharing::offer::Offer;
 use crate::error::{Error, Result};
@@ -36,9 +37,20 @@ pub fn create(
     let cuda_rank = CudaRank::new(index, membership, wishes.mixes_graphs, edges, start);
     // The peers hear of a failure by the end of the meeting.
     let mut cuda_rank = cuda_rank?;
-    if here.len() == 1 {
-        return Ok(cuda_rank);
+    if here.len() > 1 {
+        meet(&mut cuda_rank, here, wishes, members)?;
     }
+    cuda_rank.start(start)?;
+    Ok(cuda_rank)
+}
+
+/// Maps the memory of the peers of this host.
+fn meet(
+    cuda_rank: &mut CudaRank,
+    here: &[bool],
+    wishes: Wishes,
+    members: &mut dyn Gather,
+) -> Result<()> {
     cuda_rank.engine_bytes = engines::least_bytes(wishes.spares_blocks);
     let answers = members.gather(&cuda_rank.offer(wishes.max_blocks)?.encode())?;
     let offers = answers.iter().enumerate().map(|(rank, bytes)| Offer::decode(rank, bytes));
@@ -50,9 +62,7 @@ pub fn create(
     cuda_rank.meet(&offers, here);
     let connected = cuda_rank.connect(&offers, here);
     let answers = members.gather(&[u8::from(connected.is_ok())])?;
-    let Some(apart) = answers.iter().position(|answer| answer != &[1]) else {
-        return Ok(cuda_rank);
-    };
+    let Some(apart) = answers.iter().position(|answer| answer != &[1]) else { return Ok(()) };
     let why = connected.map_or_else(|e| e.to_string(), |()| format!("rank {apart} says so"));
     let text = format!("GPUs do not reach each other's memory ({why}): host memory lies between");
     log::line(Level::Info, Subsystem::Init, &text);
@@ -64,6 +74,5 @@ pub fn create(
     let answers = members.gather(&cuda_rank.move_to_host()?.to_le_bytes())?;
     let address = |bytes: &Vec<u8>| bytes.as_slice().try_into().map_or(0, u64::from_le_bytes);
     let addresses: Vec<u64> = ranks.iter().map(|&rank| address(&answers[rank as usize])).collect();
-    cuda_rank.connect_by_host(&offers, &addresses, here, members.deadline())?;
-    Ok(cuda_rank)
+    cuda_rank.connect_by_host(&offers, &addresses, here, members.deadline())
 }

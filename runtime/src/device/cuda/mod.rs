@@ -4,6 +4,7 @@ pub mod create;
 pub mod driver;
 pub mod event;
 pub mod graph;
+pub mod layout;
 pub mod memory;
 pub mod network;
 pub mod rank;

@@ -1,12 +1,14 @@
-//! The edges with ranks of other hosts. Kernels write messages into slots in memory of the host, and
-//! read them from there; threads of the rank, the proxies, hand them to the transport and take them
-//! from it. Graphs replay as they are, since proxies look at the slots by themselves.
+//! The edges with ranks of other hosts. Kernels write messages into slots in memory of the host,
+//! and read them from there; threads of the rank, the proxies, hand them to the transport and take
+//! them from it. Graphs replay as they are, since proxies look at the slots by themselves.
 
 use crate::device::cuda::driver::{Gpu, Relaxed, cu};
 use crate::device::cuda::memory::shared::Pinned;
 use crate::error::{Error, Result};
+use crate::exit;
 use crate::link::EDGE_SLOTS;
 use crate::link::message::{HEADER_BYTES, MessageEdge};
+use crate::link::notice;
 use crate::op::descriptor::Descriptor;
 use crate::os::memory::sealed_memfd;
 use crate::rank::{Links, Rank, VERDICT, broken};
@@ -15,7 +17,8 @@ use oxccl_kernels::abi;
 use oxccl_net::Memory;
 use oxccl_plan::Plan;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -30,6 +33,8 @@ const PAUSES: [Duration; 2] = [Duration::from_micros(50), Duration::from_millis(
 /// The part of the time without a movement that a pause takes: so much later than without pauses
 /// comes, at most, what comes next.
 const PAUSE_PART: u32 = 8;
+/// The time after which a collective that waits tells the peer, and again.
+const LONG: Duration = Duration::from_secs(1);
 /// The time without messages after which a peer that has left has none under way any more.
 const QUIET: Duration = Duration::from_millis(200);
 /// Bytes of the pieces of memory that hold programs.
@@ -43,7 +48,8 @@ pub struct Network {
     /// Lanes with each peer.
     pub lanes: usize,
 
-    /// The [`abi::NetWords`] of all edges.
+    /// The [`abi::NetWords`] of all edges, and behind them [`abi::REMEMBERED`] times
+    /// [`abi::Begun`].
     words: Pinned,
     /// The slots of each edge, outgoing and incoming, as the GPU reaches them.
     slots: Vec<[Registered; 2]>,
@@ -65,6 +71,8 @@ struct Shared {
     /// The numbers of messages sent and taken.
     sent: AtomicU64,
     taken: AtomicU64,
+    /// The number of messages to all lanes that the peer was asked about, in its first lane.
+    asked: AtomicU64,
     /// True once the peer has left in order.
     left: AtomicBool,
 }
@@ -80,11 +88,15 @@ impl Shared {
         unsafe { &*self.words }
     }
 
-    /// Returns whether a kernel has written a message that is not sent yet.
-    fn has_unsent(&self) -> bool {
-        let number = self.start.wrapping_add(self.sent.load(Ordering::Acquire));
-        let next = &self.words().outgoing[(number % abi::NET_SLOTS as u64) as usize];
-        word(&next.mark).load(Ordering::Acquire) as u32 == number.wrapping_add(1) as u32
+    /// Returns the number of messages that kernels have written so far.
+    fn written(&self) -> u64 {
+        let sent = self.sent.load(Ordering::Acquire);
+        let is_written = |ahead: &u64| {
+            let number = self.start.wrapping_add(sent + ahead);
+            let next = &self.words().outgoing[(number % abi::NET_SLOTS as u64) as usize];
+            word(&next.mark).load(Ordering::Acquire) as u32 == number.wrapping_add(1) as u32
+        };
+        sent + (0..abi::NET_SLOTS as u64).take_while(is_written).count() as u64
     }
 }
 
@@ -113,13 +125,13 @@ impl Registered {
     /// Requires a context to be current on this thread.
     fn new(memory: Memory) -> Result<Self> {
         let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
-        let mut at = 0;
-        // SAFETY: memory that its owner keeps until it is unregistered; a place for the address.
-        unsafe {
-            cu!(cuMemHostRegister_v2(memory.data.cast(), memory.len, flags))?;
-            cu!(cuMemHostGetDevicePointer_v2(&mut at, memory.data.cast(), 0))?;
-        }
-        Ok(Self { memory, at })
+        // SAFETY: memory that its owner keeps until it is unregistered.
+        unsafe { cu!(cuMemHostRegister_v2(memory.data.cast(), memory.len, flags)) }?;
+        let mut registered = Self { memory, at: 0 };
+        let data = registered.memory.data.cast();
+        // SAFETY: registered memory, and a place for the address.
+        unsafe { cu!(cuMemHostGetDevicePointer_v2(&mut registered.at, data, 0)) }?;
+        Ok(registered)
     }
 }
 
@@ -135,7 +147,8 @@ impl Network {
     /// at `start`. Requires the GPU's context to be current on this thread.
     pub fn new(peers: Vec<(u32, Vec<MessageEdge>)>, slot_bytes: usize, start: u64) -> Result<Self> {
         let lanes = peers.iter().map(|(_, lanes)| lanes.len()).min().unwrap_or(0);
-        let words = pinned(peers.len() * lanes * size_of::<abi::NetWords>())?;
+        let words_bytes = peers.len() * lanes * size_of::<abi::NetWords>();
+        let words = pinned(words_bytes + abi::REMEMBERED * size_of::<abi::Begun>())?;
         let all: *mut abi::NetWords = words.base().cast();
         let mut served: Vec<Vec<Served>> = (0..lanes).map(|_| Vec::new()).collect();
         let (mut shared, mut slots, mut skews) = (Vec::new(), Vec::new(), Vec::new());
@@ -150,11 +163,13 @@ impl Network {
             slots.push([Registered::new(outgoing)?, Registered::new(incoming)?]);
             let skew = |slot: usize| (slot as u64).wrapping_sub(start) as u16 % EDGE_SLOTS as u16;
             skews.push(edge.next_slots().map(skew));
-            let (sent, taken, left) = Default::default();
-            shared.push(Shared { peer, lane, words: at, start, sent, taken, left });
+            let (sent, taken, asked, left) = Default::default();
+            shared.push(Shared { peer, lane, words: at, start, sent, taken, asked, left });
             served[lane].push(Served::new(edge, start));
         }
-        let (edges, programs) = (Arc::new(Edges(shared)), Mutex::default());
+        let begun = words.base().wrapping_add(words_bytes).cast();
+        let edges = Edges { all: shared, begun: Mutex::new(Some(Calls(begun))) };
+        let (edges, programs) = (Arc::new(edges), Mutex::default());
         let proxies = Mutex::new(served.into_iter().map(Proxy::Waiting).collect());
         let slot_bytes = HEADER_BYTES + slot_bytes;
         Ok(Self { lanes, words, slots, slot_bytes, skews, edges, proxies, programs })
@@ -172,7 +187,7 @@ impl Network {
             [abi::Peer { place: place.unwrap_or(0) as u32, ..abi::Peer::default() }; abi::LANES]
         };
         let mut peers: Vec<abi::Peer> = local.iter().flat_map(place).collect();
-        for (i, edge) in self.edges.0.iter().enumerate() {
+        for (i, edge) in self.edges.all.iter().enumerate() {
             let [outgoing, incoming] = &self.slots[i];
             peers[edge.peer as usize * abi::LANES + edge.lane] = abi::Peer {
                 words: self.words.at + (i * size_of::<abi::NetWords>()) as u64,
@@ -193,7 +208,7 @@ impl Network {
             let ended = Arc::new(AtomicBool::new(false));
             let (edges, rank, end) = (self.edges.clone(), Arc::downgrade(rank), ended.clone());
             let run = move || {
-                let edges: Vec<_> = edges.0.iter().filter(|edge| edge.lane == lane).collect();
+                let edges: Vec<_> = edges.all.iter().filter(|edge| edge.lane == lane).collect();
                 run(served, &edges, &rank, &end)
             };
             let thread = std::thread::Builder::new().name("oxccl-net".to_owned()).spawn(run);
@@ -215,36 +230,53 @@ impl Network {
     /// Ends the proxies. Returns the edges, with the rank at the other end; they end when they are
     /// dropped.
     pub fn end(&self) -> Vec<(u32, MessageEdge)> {
+        let proxies = std::mem::take(&mut *self.lock());
+        for proxy in &proxies {
+            if let Proxy::Running(ended, _) = proxy {
+                ended.store(true, Ordering::Release);
+            }
+        }
         let end = |(lane, proxy): (usize, Proxy)| {
             let served = match proxy {
                 Proxy::Ended => Vec::new(),
                 Proxy::Waiting(served) => served,
-                Proxy::Running(ended, thread) => {
-                    ended.store(true, Ordering::Release);
-                    // A panic has been logged, and its edges are gone.
-                    thread.join().unwrap_or_default()
-                }
+                // A panic has been logged, and its edges are gone.
+                Proxy::Running(_, thread) => thread.join().unwrap_or_default(),
             };
-            let peers = self.edges.0.iter().filter(move |edge| edge.lane == lane);
+            let peers = self.edges.all.iter().filter(move |edge| edge.lane == lane);
             peers.zip(served).map(|(of, served)| (of.peer, served.edge))
         };
-        std::mem::take(&mut *self.lock()).into_iter().enumerate().flat_map(end).collect()
+        proxies.into_iter().enumerate().flat_map(end).collect()
     }
 
-    /// Returns the number of messages that each peer is to take: those sent, and those written.
-    pub fn sent(&self) -> impl Iterator<Item = (u32, u64)> {
-        let sent = |edges: &[Shared]| {
-            let sent =
-                |edge: &Shared| edge.sent.load(Ordering::Acquire) + u64::from(edge.has_unsent());
-            (edges[0].peer, edges.iter().map(sent).sum())
+    /// Asks the peers to tell when they have taken what kernels have written to them so far.
+    /// Returns the number of messages of each, and whether it was asked before.
+    pub fn ask_taken(&self, rank: &Rank) -> impl Iterator<Item = (u32, u64)> {
+        let written = |edges: &[Shared]| {
+            let (peer, written) = (edges[0].peer, edges.iter().map(Shared::written).sum());
+            if edges[0].asked.fetch_max(written, Ordering::AcqRel) < written {
+                rank.control(peer).inspect(|control| control.tell(&notice::ask(written)));
+            }
+            (peer, written)
         };
-        self.edges.0.chunks(self.lanes.max(1)).map(sent)
+        self.edges.all.chunks(self.lanes.max(1)).map(written)
     }
 
     /// Notes that a peer has left in order.
     pub fn note_left(&self, peer: u32) {
-        let edges = self.edges.0.iter().filter(|edge| edge.peer == peer);
+        let edges = self.edges.all.iter().filter(|edge| edge.peer == peer);
         edges.for_each(|edge| edge.left.store(true, Ordering::Release));
+    }
+
+    /// Returns the address, for kernels, of what they remember of collectives.
+    pub fn begun_at(&self) -> u64 {
+        self.words.at + (self.edges.all.len() * size_of::<abi::NetWords>()) as u64
+    }
+
+    /// Returns the bytes of memory of the host that the edges take.
+    pub fn bytes(&self) -> u64 {
+        let slots = self.slots.iter().flatten().map(|slots| slots.memory.len).sum::<usize>();
+        (slots + self.words.bytes()) as u64
     }
 
     /// Returns the address, for kernels, and the number of the steps of a plan's program; `encode`
@@ -282,15 +314,26 @@ impl Network {
 impl Drop for Network {
     fn drop(&mut self) {
         self.end();
+        *self.edges.begun.lock().unwrap_or_else(|e| e.into_inner()) = None;
     }
 }
 
-/// What the edges tell other threads than the proxy.
-pub struct Edges(Vec<Shared>);
+/// The state of the edges for other threads than the proxies.
+pub struct Edges {
+    all: Vec<Shared>,
+    /// The collectives that kernels have begun, until the network ends.
+    begun: Mutex<Option<Calls>>,
+}
+
+/// The address of [`abi::REMEMBERED`] collectives.
+struct Calls(*const abi::Begun);
+
+// SAFETY: the words are accessed by atomics, while the network lives.
+unsafe impl Send for Calls {}
 
 impl Links for Edges {
     fn taken_from(&self, peer: u32) -> Option<u64> {
-        let edges = self.0.iter().filter(|edge| edge.peer == peer);
+        let edges = self.all.iter().filter(|edge| edge.peer == peer);
         Some(edges.map(|edge| edge.taken.load(Ordering::Acquire)).sum())
     }
 
@@ -298,8 +341,19 @@ impl Links for Edges {
         None
     }
 
-    fn remembered(&self, _seq: u64) -> Option<Descriptor> {
-        None
+    fn remembered(&self, seq: u64) -> Option<Descriptor> {
+        let begun = self.begun.lock().unwrap_or_else(|e| e.into_inner());
+        let all = begun.as_ref()?.0;
+        // SAFETY: within the memory, which is aligned, and stays while the lock is held; words that
+        // change are accessed by atomics.
+        let here = unsafe { &*all.add((seq % abi::REMEMBERED as u64) as usize) };
+        let is_it = || word(&here.number).load(Ordering::Acquire) == seq;
+        let known = is_it();
+        let (what, count) = (word(&here.what), word(&here.count));
+        let (what, count) = (what.load(Ordering::Relaxed), count.load(Ordering::Relaxed));
+        // The kernel takes the number away before it writes other words.
+        fence(Ordering::Acquire);
+        (known && is_it()).then(|| Descriptor::from_words(what as u32, count))
     }
 }
 
@@ -311,7 +365,10 @@ fn pinned(bytes: usize) -> Result<Pinned> {
 
 /// Returns the words of an edge on which `start` messages were sent in both directions.
 fn words_from(start: u64) -> abi::NetWords {
-    abi::NetWords { taken: start, wanted: start, room: start, ..abi::NetWords::default() }
+    let old = || abi::Arrival { mark: u64::from(start as u32), ..abi::Arrival::default() };
+    let (outgoing, incoming) = (std::array::from_fn(|_| old()), std::array::from_fn(|_| old()));
+    let words = abi::NetWords { taken: start, wanted: start, room: start, ..Default::default() };
+    abi::NetWords { outgoing, incoming, ..words }
 }
 
 /// The programs that kernels have been given.
@@ -344,12 +401,15 @@ struct Served {
     broken: Option<(Instant, Error)>,
     /// The time since which nothing has come from a peer that has left.
     quiet: Option<Instant>,
+    /// The message for which a collective waits, and since when or since when the peer knows.
+    waits: Option<(u64, Instant)>,
 }
 
 impl Served {
     fn new(edge: MessageEdge, start: u64) -> Self {
-        let (broken, quiet) = (None, None);
-        Self { edge, start, sent: start, room: start, arrived: start, taken: start, broken, quiet }
+        let (broken, quiet, waits) = (None, None, None);
+        let (sent, room, arrived, taken) = (start, start, start, start);
+        Self { edge, start, sent, room, arrived, taken, broken, quiet, waits }
     }
 
     /// Carries on what can be carried on; returns whether anything moved. Never blocks.
@@ -411,6 +471,30 @@ impl Served {
         Ok(true)
     }
 
+    /// Tells the peer in which collective this rank waits for it, once it has waited long: the peer
+    /// may be in another one.
+    fn tell(&mut self, shared: &Shared, rank: &Weak<Rank>) {
+        let words = shared.words();
+        let wanted = word(&words.wanted).load(Ordering::Acquire);
+        if wanted == self.arrived {
+            self.waits = None;
+            return;
+        }
+        let now = Instant::now();
+        let since = self.waits.filter(|(number, _)| *number == wanted).map_or(now, |(_, at)| at);
+        self.waits = Some((wanted, since));
+        let by = word(&words.wanted_by).load(Ordering::Relaxed);
+        if by == 0 || now.saturating_duration_since(since) < LONG {
+            return;
+        }
+        self.waits = Some((wanted, now));
+        let (what, count) = (word(&words.wanted_what), word(&words.wanted_count));
+        let (what, count) = (what.load(Ordering::Relaxed), count.load(Ordering::Relaxed));
+        let control = rank.upgrade().and_then(|rank| rank.control(shared.peer));
+        let doing = notice::doing(by, Descriptor::from_words(what as u32, count));
+        control.inspect(|control| control.tell(&doing));
+    }
+
     /// Tells the kernels once nothing more can come from a peer that has left.
     fn note_left(&mut self, shared: &Shared, moved: bool, now: Instant) {
         if moved {
@@ -434,11 +518,16 @@ impl Served {
                 false
             });
         }
+        if !moved {
+            self.tell(shared, rank);
+        }
         if left {
             self.note_left(shared, moved, Instant::now());
         } else if let Some((since, error)) = &self.broken
             && since.elapsed() >= VERDICT
             && let Some(rank) = rank.upgrade().filter(|rank| rank.failure().is_none())
+            // Kernels are told in memory of the driver.
+            && let Some(_visit) = exit::visit_driver()
         {
             rank.fail(match error {
                 Error::Remote { why, .. } => rank.lost(shared.peer, why.clone()),
@@ -449,7 +538,8 @@ impl Served {
     }
 }
 
-/// The thread of a proxy. It touches no memory of the driver, so it may run while the process exits.
+/// The thread of a proxy. Words, slots and edges are no memory of the driver, so it may run while
+/// the process exits.
 fn run(
     mut served: Vec<Served>,
     edges: &[&Shared],
@@ -460,10 +550,16 @@ fn run(
     loop {
         // What kernels did before the end is still carried on.
         let last = ended.load(Ordering::Acquire);
-        let mut moved = false;
-        for (served, shared) in served.iter_mut().zip(edges) {
-            moved |= served.serve(shared, rank);
-        }
+        let serve = || {
+            let all = served.iter_mut().zip(edges);
+            all.fold(false, |moved, (served, shared)| served.serve(shared, rank) | moved)
+        };
+        let moved = catch_unwind(AssertUnwindSafe(serve)).unwrap_or_else(|panic| {
+            let visit = exit::visit_driver();
+            rank.upgrade().zip(visit).inspect(|(rank, _)| rank.fail(Error::panicked(&*panic)));
+            ended.store(true, Ordering::Release);
+            false
+        });
         if last {
             return served;
         }
@@ -472,9 +568,12 @@ fn run(
             continue;
         }
         let idle = moved_at.elapsed();
+        // Kernels give up soon after a peer has left, so what it sent has to come at once.
+        let any_left = edges.iter().any(|edge| edge.left.load(Ordering::Acquire));
+        let longest = if any_left { PAUSES[0] } else { PAUSES[1] };
         match idle < EAGER {
             true => std::hint::spin_loop(),
-            false => std::thread::sleep((idle / PAUSE_PART).clamp(PAUSES[0], PAUSES[1])),
+            false => std::thread::sleep((idle / PAUSE_PART).clamp(PAUSES[0], longest)),
         }
     }
 }

@@ -5,6 +5,7 @@ use crate::bootstrap::deadline::Deadline;
 use crate::config::{self, Config};
 use crate::device::cuda::driver::library::{self, Functions};
 use crate::device::cuda::driver::{self, Gpu, Relaxed, cu};
+use crate::device::cuda::layout::{Layout, Membership, Private, edge_data_bytes, large_packets};
 use crate::device::cuda::memory::closing;
 use crate::device::cuda::memory::export::{self, Mapping};
 use crate::device::cuda::memory::pool::Block;
@@ -34,80 +35,6 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
-
-/// The offsets of the parts of a rank's shared memory, and its size in bytes, for a number of
-/// ranks.
-struct Layout {
-    packets_at: u64,
-    lanes_at: u64,
-    stage_at: u64,
-    bytes: u64,
-}
-
-impl Layout {
-    fn new(nranks: u32) -> Self {
-        let n = u64::from(nranks);
-        let packet = 2 * abi::PACKET_DATA_BYTES as u64;
-        let halves = 2 * abi::MAX_CHANNELS as u64;
-        let packets_at = abi::WORDS_BYTES as u64;
-        let lanes_at = packets_at + halves * n * abi::CHANNEL_PACKETS as u64 * packet;
-        let stage_at = lanes_at + n * (abi::LANES * abi::LANE_SLOTS * abi::LANE_SLOT_BYTES) as u64;
-        let bytes = stage_at + (abi::MAX_CHANNELS * 2 * abi::SMALL_STAGE_SLOT_BYTES) as u64;
-        Self { packets_at, lanes_at, stage_at, bytes }
-    }
-}
-
-/// Returns the number of packets, per rank and half, that a channel has room for behind the large
-/// stage.
-fn large_packets(nranks: u32) -> u32 {
-    let packet = 2 * abi::PACKET_DATA_BYTES as u32;
-    abi::LARGE_PACKETS_BYTES as u32 / (packet * 2 * abi::MAX_CHANNELS as u32 * nranks)
-}
-
-/// The parts of a rank's private memory: the counters of the channels, those of the lanes with all
-/// ranks of the communicator, [`abi::Shared`], [`abi::Maps`] and, where there are other hosts, an
-/// [`abi::Peer`] for each rank, and scratch memory.
-struct Private {
-    lanes: usize,
-    lanes_at: u64,
-    common_at: u64,
-    maps_at: u64,
-    peers_at: u64,
-    scratch_at: u64,
-    bytes: u64,
-}
-
-impl Private {
-    /// `scratch_bytes` of scratch memory are for each rank and lane; 0 if there are no other hosts.
-    fn new(nranks: u32, scratch_bytes: usize) -> Self {
-        let n = nranks as usize;
-        let lanes = 2 * n * abi::LANES;
-        let lanes_at = (abi::MAX_CHANNELS * size_of::<abi::Counters>()) as u64;
-        let common_at = lanes_at + (lanes * size_of::<abi::LaneCounters>()) as u64;
-        let maps_at = common_at + size_of::<abi::Shared>() as u64;
-        let peers_at = maps_at + size_of::<abi::Maps>() as u64;
-        let peers = if scratch_bytes > 0 { n * abi::LANES * size_of::<abi::Peer>() } else { 0 };
-        let scratch_at = (peers_at + peers as u64).next_multiple_of(16);
-        let bytes = scratch_at + (n * abi::LANES * scratch_bytes) as u64;
-        Self { lanes, lanes_at, common_at, maps_at, peers_at, scratch_at, bytes }
-    }
-}
-
-/// A rank in the making: its number, and who of the communicator is on its host.
-#[derive(Clone, Copy)]
-pub struct Membership<'a> {
-    /// The number of the rank.
-    pub rank: u32,
-    /// The places of the ranks of this host among these, by rank; `None` for ranks of others.
-    pub local: &'a [Option<usize>],
-}
-
-impl Membership<'_> {
-    /// Returns the ranks of this host, by place.
-    pub fn ranks(&self) -> Vec<u32> {
-        (0u32..).zip(self.local).filter_map(|(rank, place)| place.map(|_| rank)).collect()
-    }
-}
 
 /// A rank's part on its GPU.
 pub struct CudaRank {
@@ -187,8 +114,8 @@ impl CudaRank {
     ) -> Result<Self> {
         let gpu = driver::gpu(index)?;
         let ranks = membership.ranks();
-        let (place, nranks) = (ranks.partition_point(|r| *r < membership.rank), ranks.len());
-        let (place, nranks) = (place as u32, nranks as u32);
+        let place = ranks.partition_point(|rank| *rank < membership.rank) as u32;
+        let nranks = ranks.len() as u32;
         check_ranks(nranks)?;
         let functions = library::functions(gpu)?;
         let _context = gpu.enter()?;
@@ -202,39 +129,24 @@ impl CudaRank {
         unsafe { words.write(abi::Control::default()) };
         let shared = Memory::new(gpu, layout.bytes as usize, stream)?;
         let hosts = !edges.is_empty();
-        let network = match hosts {
-            true => Some(Network::new(edges, slot_bytes, start)?),
-            false => None,
-        };
+        let network = hosts.then(|| Network::new(edges, slot_bytes, start)).transpose()?;
         let scratch_bytes = if hosts { edge_data_bytes(slot_bytes) } else { 0 };
         let parts = Private::new(membership.local.len() as u32, scratch_bytes);
         let private = Block::on_gpu(gpu, parts.bytes as usize, stream)?;
-        let at = |offset: u64| if hosts { private.at() + offset } else { 0 };
-        let mut view = abi::Rank {
-            rank: place,
-            nranks,
-            lanes: abi::LANES as u32,
-            net_lanes: network.as_ref().map_or(0, |network| network.lanes as u32),
-            unused: 0,
-            large_packets: large_packets(nranks),
-            shared: [0; abi::MAX_RANKS],
-            packets_at: layout.packets_at,
-            lanes_at: layout.lanes_at,
-            stage_at: layout.stage_at,
-            counters: private.at(),
-            common: private.at() + parts.common_at,
-            control: control.at(),
-            maps: private.at() + parts.maps_at,
-            peers: at(parts.peers_at),
-            scratch: at(parts.scratch_at),
-        };
+        let mut view =
+            abi::Rank { control: control.at(), ..view(place, &layout, (private.at(), &parts)) };
+        view.nranks = nranks;
+        view.large_packets = large_packets(nranks);
         view.shared[place as usize] = shared.at();
         if let Some(network) = &network {
+            view.net_lanes = network.lanes as u32;
+            view.peers = private.at() + parts.peers_at;
+            view.scratch = private.at() + parts.scratch_at;
             upload(view.peers, &network.peers(membership.local))?;
         }
         let sharing =
             (nranks > 1).then(|| Sharing::new(gpu, place, nranks, view.maps)).transpose()?;
-        let cuda_rank = Self {
+        Ok(Self {
             gpu,
             functions,
             number: membership.rank,
@@ -260,11 +172,7 @@ impl CudaRank {
             held: held::Held::new(&gpu.held),
             graphs: AtomicU32::new(0),
             first_bytes: layout.bytes + parts.bytes,
-        };
-        if start != 0 {
-            cuda_rank.begin_at(start, &parts)?;
-        }
-        Ok(cuda_rank)
+        })
     }
 
     /// Returns what the peers need to reach this rank's memory, and the most thread blocks that its
@@ -309,8 +217,8 @@ impl CudaRank {
         }
     }
 
-    /// Takes the addresses of the ranks of this host from their offers, by place; `here` tells which
-    /// of them are in this process.
+    /// Takes the addresses of the ranks of this host from their offers, by place; `here` tells
+    /// which of them are in this process.
     pub fn meet(&mut self, offers: &[Offer], here: impl Fn(usize) -> bool) {
         let Some(sharing) = &mut self.sharing else { return };
         let peer = |(place, offer): (usize, &Offer)| Peer {
@@ -400,8 +308,15 @@ impl CudaRank {
         Ok(())
     }
 
-    /// Sets all counters to a number, before any peer writes here.
-    fn begin_at(&self, number: u64, parts: &Private) -> Result<()> {
+    /// Sets all counters to a number, before any peer writes here: zero, except in tests of
+    /// counters that wrap around.
+    pub fn start(&self, number: u64) -> Result<()> {
+        if number == 0 {
+            return Ok(());
+        }
+        let _context = self.gpu.enter()?;
+        let _relaxed = Relaxed::begin()?;
+        let parts = Private::new(self.nranks, 0);
         let words = vec![number; abi::WORDS_BYTES / size_of::<u64>()];
         let counters = || abi::Counters {
             packets: number,
@@ -758,10 +673,27 @@ impl CudaRank {
     }
 }
 
-/// Returns the most bytes of a message on an edge of a program, the same for all edges; those
-/// between hosts have slots of `slot_bytes` bytes.
-pub fn edge_data_bytes(slot_bytes: usize) -> usize {
-    slot_bytes.min(abi::LANE_SLOT_BYTES)
+/// Returns a rank as kernels see it, at its place on a host; its own memory is at `private`. The
+/// rest depends on the peers.
+fn view(place: u32, layout: &Layout, (private, parts): (u64, &Private)) -> abi::Rank {
+    abi::Rank {
+        rank: place,
+        nranks: 1,
+        lanes: abi::LANES as u32,
+        net_lanes: 0,
+        unused: 0,
+        large_packets: 0,
+        shared: [0; abi::MAX_RANKS],
+        packets_at: layout.packets_at,
+        lanes_at: layout.lanes_at,
+        stage_at: layout.stage_at,
+        counters: private,
+        common: private + parts.common_at,
+        control: 0,
+        maps: private + parts.maps_at,
+        peers: 0,
+        scratch: 0,
+    }
 }
 
 /// Copies to memory of the GPU. Requires its context to be current on this thread.
@@ -838,23 +770,6 @@ impl Drop for CudaRank {
         let host = apart.then(|| (self.shared.clone(), take(&mut self.neighbours)));
         if !given.is_empty() || apart {
             closing::when_quiet(self.gpu, move || drop((given, pinned, host)));
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn four_ranks_take_less_than_four_megabytes_each() {
-        let bytes = Layout::new(4).bytes + Private::new(4, 0).bytes;
-        assert!(bytes <= 4 << 20, "{bytes}");
-        assert!(bytes + mapper::LATER_BYTES as u64 <= 16 << 20, "{bytes}");
-        for nranks in 1..=abi::MAX_RANKS as u32 {
-            let Layout { packets_at, lanes_at, stage_at, bytes } = Layout::new(nranks);
-            let places = [0, packets_at, lanes_at, stage_at, bytes];
-            assert!(places.is_sorted() && places.iter().all(|at| at.is_multiple_of(128)));
         }
     }
 }

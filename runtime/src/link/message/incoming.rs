@@ -7,9 +7,9 @@ use crate::op::descriptor::Descriptor;
 use oxccl_net::{Memory, Receiver, Region, Request};
 use std::collections::VecDeque;
 
-/// The messages from a peer. They arrive in slots that are offered when somebody waits for a message:
-/// one slot at a time, so that nothing is under way at the end of a communicator, which plugins take
-/// ill; all of them where the transport does not mind.
+/// The messages from a peer. They arrive in slots that are offered when somebody waits for a
+/// message: one slot at a time, so that nothing is under way at the end of a communicator, which
+/// plugins take ill; all of them where the transport does not mind.
 pub struct Incoming {
     receiver: Box<dyn Receiver>,
     /// The number of the rank that sends, the tag of its messages.

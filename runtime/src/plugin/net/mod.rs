@@ -13,6 +13,7 @@ use connection::PluginNet;
 use functions::Functions;
 use oxccl_net::tcp::Tcp;
 use oxccl_net::{HOST, Net, Properties};
+use rustix::process::{Resource, getrlimit};
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 
@@ -81,10 +82,13 @@ pub(crate) struct Chosen {
 }
 
 impl Chosen {
-    /// Returns the number of lanes, at most `wanted`, for which the device has connections.
+    /// Returns the number of lanes, at most `wanted`, for which the device has connections, and the
+    /// process half of its descriptors.
     pub(crate) fn lanes(&self, need: &Need<'_>, wanted: usize) -> Result<usize> {
         let most = self.net.properties(self.device)?.max_connections.max(1) as usize;
-        Ok((most / need.connections.max(1)).clamp(1, wanted))
+        let files = getrlimit(Resource::Nofile).current;
+        let files = files.map_or(most, |files| usize::try_from(files / 2).unwrap_or(most));
+        Ok((most.min(files) / need.connections.max(1)).clamp(1, wanted))
     }
 
     /// Returns what the ranks have to [`agree`] on: lanes, and the name of the network.
@@ -183,7 +187,9 @@ pub(crate) fn agree(told: &[Vec<u8>]) -> Result<usize> {
     let name = |told: &Vec<u8>| told.get(1..).unwrap_or_default().to_vec();
     let lanes = told.iter().filter_map(|told| told.first()).min();
     let differs = told.iter().position(|other| name(other) != name(&told[0]));
-    let Some(rank) = differs else { return Ok(lanes.map_or(1, |lanes| usize::from(*lanes))) };
+    let Some(rank) = differs else {
+        return Ok(lanes.map_or(1, |lanes| usize::from(*lanes).max(1)));
+    };
     let text = |rank: usize| String::from_utf8_lossy(&name(&told[rank])).into_owned();
     let why = format!(
         "rank 0 uses the net {}, rank {rank} the net {}; set NCCL_NET or NCCL_NET_PLUGIN alike on \

@@ -92,20 +92,23 @@ impl Pinned {
     pub fn new(fd: OwnedFd, bytes: usize) -> Result<Self> {
         let memory = Mapping::of(fd.as_fd(), bytes)?;
         let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
-        let mut at = 0;
-        // SAFETY: mapped memory, which stays until it is unregistered; a place for the address.
-        unsafe {
-            cu!(cuMemHostRegister_v2(memory.base().cast(), bytes, flags))?;
-            cu!(cuMemHostGetDevicePointer_v2(&mut at, memory.base().cast(), 0))?;
-        }
-        Ok(Self { memory, fd, at })
+        // SAFETY: mapped memory, which stays until it is unregistered.
+        unsafe { cu!(cuMemHostRegister_v2(memory.base().cast(), bytes, flags)) }?;
+        let mut pinned = Self { memory, fd, at: 0 };
+        let base = pinned.memory.base().cast();
+        // SAFETY: registered memory, and a place for the address.
+        unsafe { cu!(cuMemHostGetDevicePointer_v2(&mut pinned.at, base, 0)) }?;
+        Ok(pinned)
     }
-}
 
-impl Pinned {
     /// Returns the address of the memory for the host.
     pub fn base(&self) -> *mut u8 {
         self.memory.base()
+    }
+
+    /// Returns the size of the memory in bytes.
+    pub fn bytes(&self) -> usize {
+        self.memory.bytes()
     }
 }
 

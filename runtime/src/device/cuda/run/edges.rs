@@ -1,9 +1,11 @@
 //! Launching collectives over edges: between GPUs of several hosts.
 
 use crate::device::cuda::driver::library::launch;
+use crate::device::cuda::layout::edge_data_bytes;
 use crate::device::cuda::network::Network;
-use crate::device::cuda::rank::{CudaRank, edge_data_bytes};
+use crate::device::cuda::rank::CudaRank;
 use crate::device::cuda::run::launch::{align_elems, slice};
+use crate::device::cuda::run::order;
 use crate::device::cuda::stream::Stream;
 use crate::error::{Error, Result};
 use crate::op::{Bound, Call};
@@ -38,7 +40,12 @@ pub fn collective(
     (bound, call): (&Bound, &Call),
     stream: Stream,
 ) -> Result<()> {
-    let argument = argument(cuda_rank, network, head, bound, call)?;
+    let argument = argument(cuda_rank, network, head, bound, call).inspect_err(|error| {
+        // The peers wait for this rank, unless it is only captured.
+        if order::graph_of(stream).is_ok_and(|graph| graph.is_none()) {
+            cuda_rank.fail(error);
+        }
+    })?;
     let function = cuda_rank.functions.edges[call.dtype as usize];
     let lanes = call.count.div_ceil(argument.share_elems).max(1) as u32;
     let shape = (lanes, abi::BLOCK_THREADS as u32);
@@ -57,7 +64,7 @@ fn argument(
     let unfit =
         || Error::Internal { what: format!("{} does not run over edges", plan.algorithm.name()) };
     let slot_bytes = edge_data_bytes(network.data_bytes());
-    let share = share(call, u64::from(cuda_rank.view.net_lanes));
+    let share = share(call, u64::from(cuda_rank.view.net_lanes.min(cuda_rank.channels)));
     let geometry = geometry(plan, call, share, slot_bytes);
     let scratch_bytes = geometry.scratch_block_elems() * call.dtype.size() as u64;
     let scratch_bytes = scratch_bytes.next_multiple_of(16);
@@ -80,6 +87,7 @@ fn argument(
         parts: geometry.parts,
         nsteps,
         steps,
+        begun: network.begun_at(),
     })
 }
 

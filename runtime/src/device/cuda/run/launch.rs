@@ -2,7 +2,8 @@
 
 use crate::device::cuda::driver::cu;
 use crate::device::cuda::driver::library::launch;
-use crate::device::cuda::rank::{CudaRank, edge_data_bytes};
+use crate::device::cuda::layout::edge_data_bytes;
+use crate::device::cuda::rank::CudaRank;
 use crate::device::cuda::run::edges;
 use crate::device::cuda::run::engines;
 use crate::device::cuda::run::one_sided;

@@ -1,0 +1,115 @@
+//! The layout of a rank's memory on its GPU: the part that it shares with the ranks of its host, and
+//! its own.
+
+use oxccl_kernels::abi;
+
+/// The offsets of the parts of a rank's shared memory, and its size in bytes, for a number of
+/// ranks.
+pub struct Layout {
+    /// The offset of the packets, behind the words.
+    pub packets_at: u64,
+    /// The offset of the slots of lanes.
+    pub lanes_at: u64,
+    /// The offset of the small stage.
+    pub stage_at: u64,
+    /// Bytes of the whole.
+    pub bytes: u64,
+}
+
+impl Layout {
+    /// Returns the layout for `nranks` ranks of a host.
+    pub fn new(nranks: u32) -> Self {
+        let n = u64::from(nranks);
+        let packet = 2 * abi::PACKET_DATA_BYTES as u64;
+        let halves = 2 * abi::MAX_CHANNELS as u64;
+        let packets_at = abi::WORDS_BYTES as u64;
+        let lanes_at = packets_at + halves * n * abi::CHANNEL_PACKETS as u64 * packet;
+        let stage_at = lanes_at + n * (abi::LANES * abi::LANE_SLOTS * abi::LANE_SLOT_BYTES) as u64;
+        let bytes = stage_at + (abi::MAX_CHANNELS * 2 * abi::SMALL_STAGE_SLOT_BYTES) as u64;
+        Self { packets_at, lanes_at, stage_at, bytes }
+    }
+}
+
+/// Returns the number of packets, per rank and half, that a channel has room for behind the large
+/// stage.
+pub fn large_packets(nranks: u32) -> u32 {
+    let packet = 2 * abi::PACKET_DATA_BYTES as u32;
+    abi::LARGE_PACKETS_BYTES as u32 / (packet * 2 * abi::MAX_CHANNELS as u32 * nranks)
+}
+
+/// The parts of a rank's private memory: the counters of the channels, those of the lanes with all
+/// ranks of the communicator, [`abi::Shared`], [`abi::Maps`] and, where there are other hosts, an
+/// [`abi::Peer`] for each rank, and scratch memory.
+pub struct Private {
+    /// The number of lanes.
+    pub lanes: usize,
+    /// The offset of the counters of lanes.
+    pub lanes_at: u64,
+    /// The offset of [`abi::Shared`].
+    pub common_at: u64,
+    /// The offset of [`abi::Maps`].
+    pub maps_at: u64,
+    /// The offset of the [`abi::Peer`]s.
+    pub peers_at: u64,
+    /// The offset of scratch memory.
+    pub scratch_at: u64,
+    /// Bytes of the whole.
+    pub bytes: u64,
+}
+
+impl Private {
+    /// Returns the layout in a communicator of `nranks` ranks; `scratch_bytes` of scratch memory
+    /// are for each rank and lane, 0 if there are no other hosts.
+    pub fn new(nranks: u32, scratch_bytes: usize) -> Self {
+        let n = nranks as usize;
+        let lanes = 2 * n * abi::LANES;
+        let lanes_at = (abi::MAX_CHANNELS * size_of::<abi::Counters>()) as u64;
+        let common_at = lanes_at + (lanes * size_of::<abi::LaneCounters>()) as u64;
+        let maps_at = common_at + size_of::<abi::Shared>() as u64;
+        let peers_at = maps_at + size_of::<abi::Maps>() as u64;
+        let peers = if scratch_bytes > 0 { n * abi::LANES * size_of::<abi::Peer>() } else { 0 };
+        let scratch_at = (peers_at + peers as u64).next_multiple_of(16);
+        let bytes = scratch_at + (n * abi::LANES * scratch_bytes) as u64;
+        Self { lanes, lanes_at, common_at, maps_at, peers_at, scratch_at, bytes }
+    }
+}
+
+/// A rank in the making: its number, and who of the communicator is on its host.
+#[derive(Clone, Copy)]
+pub struct Membership<'a> {
+    /// The number of the rank.
+    pub rank: u32,
+    /// The places of the ranks of this host among these, by rank; `None` for ranks of others.
+    pub local: &'a [Option<usize>],
+}
+
+impl Membership<'_> {
+    /// Returns the ranks of this host, by place.
+    pub fn ranks(&self) -> Vec<u32> {
+        (0u32..).zip(self.local).filter_map(|(rank, place)| place.map(|_| rank)).collect()
+    }
+}
+
+/// Returns the most bytes of a message on an edge of a program, the same for all edges; those
+/// between hosts have slots of `slot_bytes` bytes.
+pub fn edge_data_bytes(slot_bytes: usize) -> usize {
+    slot_bytes.min(abi::LANE_SLOT_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::cuda::sharing::mapper;
+
+    #[test]
+    fn four_ranks_take_less_than_four_megabytes_each() {
+        let bytes = Layout::new(4).bytes + Private::new(4, 0).bytes;
+        assert!(bytes <= 4 << 20, "{bytes}");
+        assert!(bytes + mapper::LATER_BYTES as u64 <= 16 << 20, "{bytes}");
+        for nranks in 1..=abi::MAX_RANKS as u32 {
+            let Layout { packets_at, lanes_at, stage_at, bytes } = Layout::new(nranks);
+            let places = [0, packets_at, lanes_at, stage_at, bytes];
+            assert!(places.is_sorted() && places.iter().all(|at| at.is_multiple_of(128)));
+        }
+    }
+}
