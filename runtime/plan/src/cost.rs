@@ -101,8 +101,8 @@ impl CostModel {
         edge_slot_bytes: 32 << 10,
     };
 
-    /// GPUs of several hosts, whose messages pass through memory of the host and TCP: a message of 8
-    /// bytes takes 21 µs, one of 32 KiB 34 µs (two H200, loopback, `docs/gpu-results.md`).
+    /// GPUs of several hosts, whose messages pass through memory of the host and TCP: a message of
+    /// 8 bytes takes 21 µs, one of 32 KiB 34 µs (two H200, loopback, `docs/gpu-results.md`).
     pub const GPUS_TCP: CostModel =
         CostModel { latency_us: 13.0, message_us: 4.0, link_gbps: 4.5, ..CostModel::NVLINK };
 

@@ -10,7 +10,7 @@ use crate::op::Operation;
 use crate::rank::Rank;
 use cuda::create::Wishes;
 use cuda::layout::Membership;
-use cuda::network::Network;
+use cuda::network::{Network, Remote};
 use cuda::rank::CudaRank;
 use cuda::reaper;
 use cuda::run::timing::Mark;
@@ -88,7 +88,7 @@ impl Unfinished {
         let own = &processes[rank.number as usize];
         let here: Vec<bool> = processes.iter().map(|process| process.id == own.id).collect();
         let membership = Membership { rank: rank.number, local: &rank.local };
-        let remote = ((remote, edge_slot_bytes), counter_start);
+        let remote = Remote { edges: remote, slot_bytes: edge_slot_bytes, start: counter_start };
         let made = cuda::create::create(index, membership, &here, *wishes, remote, members);
         // Where it failed, nothing of this rank will run there.
         let made = made.inspect_err(|_| rank.set_quiescent())?;

@@ -3,11 +3,11 @@
 
 use crate::bootstrap::Gather;
 use crate::device::cuda::layout::Membership;
+use crate::device::cuda::network::Remote;
 use crate::device::cuda::rank::CudaRank;
 use crate::device::cuda::run::engines;
 use crate::device::cuda::sharing::offer::Offer;
 use crate::error::{Error, Result};
-use crate::link::message::MessageEdge;
 use crate::log::{self, Level, Subsystem};
 
 /// The settings by which the creator of a communicator decides on the use of its GPU.
@@ -23,18 +23,18 @@ pub struct Wishes {
 }
 
 /// Creates a rank's part on the GPU of this number, and maps the memory of the peers of its host:
-/// memory of the GPUs or, if not all of these reach each other, memory of the host. `here` tells, by
-/// rank, which ranks are in this process; `edges` are those with ranks of other hosts, with slots
-/// for so many bytes. Counters begin at `start`. Blocks for all ranks.
+/// memory of the GPUs or, if not all of these reach each other, memory of the host. `here` tells,
+/// by rank, which ranks are in this process. Blocks for all ranks.
 pub fn create(
     index: i32,
     membership: Membership<'_>,
     here: &[bool],
     wishes: Wishes,
-    (edges, start): ((Vec<(u32, Vec<MessageEdge>)>, usize), u64),
+    remote: Remote,
     members: &mut dyn Gather,
 ) -> Result<CudaRank> {
-    let cuda_rank = CudaRank::new(index, membership, wishes.mixes_graphs, edges, start);
+    let start = remote.start;
+    let cuda_rank = CudaRank::new(index, membership, wishes.mixes_graphs, remote);
     // The peers hear of a failure by the end of the meeting.
     let mut cuda_rank = cuda_rank?;
     if here.len() > 1 {

@@ -1,5 +1,5 @@
-//! The layout of a rank's memory on its GPU: the part that it shares with the ranks of its host, and
-//! its own.
+//! The layout of a rank's memory on its GPU: the part that it shares with the ranks of its host,
+//! and its own.
 
 use oxccl_kernels::abi;
 

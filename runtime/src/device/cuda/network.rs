@@ -43,6 +43,16 @@ const PROGRAM_BYTES: usize = 128 << 10;
 /// The lanes that a rank asks for with each rank of other hosts.
 pub const LANES: usize = abi::LANES;
 
+/// The links of a rank with ranks of other hosts.
+pub struct Remote {
+    /// The edges, by the rank at the other end: as many lanes of each.
+    pub edges: Vec<(u32, Vec<MessageEdge>)>,
+    /// Bytes of data in a slot of an edge.
+    pub slot_bytes: usize,
+    /// The number at which counters begin.
+    pub start: u64,
+}
+
 /// The edges of a rank on a GPU with ranks of other hosts: one for each peer and lane.
 pub struct Network {
     /// Lanes with each peer.
@@ -143,9 +153,9 @@ impl Drop for Registered {
 }
 
 impl Network {
-    /// Takes the edges with ranks of other hosts, by number, as many lanes of each. Counters begin
-    /// at `start`. Requires the GPU's context to be current on this thread.
-    pub fn new(peers: Vec<(u32, Vec<MessageEdge>)>, slot_bytes: usize, start: u64) -> Result<Self> {
+    /// Takes the links with ranks of other hosts. Requires the GPU's context to be current on this
+    /// thread.
+    pub fn new(Remote { edges: peers, slot_bytes, start }: Remote) -> Result<Self> {
         let lanes = peers.iter().map(|(_, lanes)| lanes.len()).min().unwrap_or(0);
         let words_bytes = peers.len() * lanes * size_of::<abi::NetWords>();
         let words = pinned(words_bytes + abi::REMEMBERED * size_of::<abi::Begun>())?;

@@ -10,7 +10,7 @@ use crate::device::cuda::memory::closing;
 use crate::device::cuda::memory::export::{self, Mapping};
 use crate::device::cuda::memory::pool::Block;
 use crate::device::cuda::memory::shared::{Memory, Pinned};
-use crate::device::cuda::network::Network;
+use crate::device::cuda::network::{Network, Remote};
 use crate::device::cuda::run::held;
 use crate::device::cuda::run::order::{self, Order};
 use crate::device::cuda::run::streams::LaunchedStreams;
@@ -22,7 +22,6 @@ use crate::device::cuda::sharing::registry::Key;
 use crate::device::cuda::stream::{Private as PrivateStream, Stream};
 use crate::device::cuda::{Failing, reaper};
 use crate::error::{Error, Result, Site};
-use crate::link::message::MessageEdge;
 use crate::log::{self, Level, Subsystem};
 use crate::op;
 use crate::op::descriptor::Descriptor;
@@ -103,14 +102,12 @@ pub fn check_ranks(nranks: u32) -> Result<()> {
 
 impl CudaRank {
     /// Allocates the memory of a rank on the GPU `index`; [`connect`](Self::connect) makes it
-    /// usable. `edges` are those with ranks of other hosts, with slots for so many bytes of data.
-    /// Counters begin at `start`: at zero, except in tests of counters that wrap around.
+    /// usable.
     pub fn new(
         index: i32,
         membership: Membership<'_>,
         mixes: bool,
-        (edges, slot_bytes): (Vec<(u32, Vec<MessageEdge>)>, usize),
-        start: u64,
+        remote: Remote,
     ) -> Result<Self> {
         let gpu = driver::gpu(index)?;
         let ranks = membership.ranks();
@@ -128,9 +125,9 @@ impl CudaRank {
         // SAFETY: memory of that size and alignment.
         unsafe { words.write(abi::Control::default()) };
         let shared = Memory::new(gpu, layout.bytes as usize, stream)?;
-        let hosts = !edges.is_empty();
-        let network = hosts.then(|| Network::new(edges, slot_bytes, start)).transpose()?;
-        let scratch_bytes = if hosts { edge_data_bytes(slot_bytes) } else { 0 };
+        let hosts = !remote.edges.is_empty();
+        let scratch_bytes = if hosts { edge_data_bytes(remote.slot_bytes) } else { 0 };
+        let network = hosts.then(|| Network::new(remote)).transpose()?;
         let parts = Private::new(membership.local.len() as u32, scratch_bytes);
         let private = Block::on_gpu(gpu, parts.bytes as usize, stream)?;
         let mut view =

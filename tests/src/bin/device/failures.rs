@@ -1,13 +1,15 @@
 //! What goes wrong is told, on all ranks and in time.
 
-use crate::rank::{Memory, Outcome, Rank, devices, group, last_error, ok, one, stream, sum, words};
+use crate::rank::{
+    Call, Memory, Outcome, Rank, devices, group, last_error, ok, one, stream, sum, words,
+};
 use cudarc::driver::sys;
 use oxccl::nccl::lifetime::ncclCommAbort;
 use oxccl::nccl::types::NCCL_SHRINK_ABORT;
 use oxccl::nccl::types::ncclResult_t;
 use oxccl::oxccl::launch::oxcclCommSetTimeout;
 use oxccl::oxccl::types::oxcclDeviceKind_t;
-use oxccl_plan::DataType;
+use oxccl_plan::{Collective, DataType};
 use rustix::process::{Signal, getpid, kill_process};
 use std::time::{Duration, Instant};
 
@@ -61,6 +63,20 @@ pub(crate) fn mismatch(ranks: &[Rank]) -> Outcome {
         if !text.contains(part) {
             return Err(format!("{part} is not in: {text}"));
         }
+    }
+    abort_now(rank)
+}
+
+/// Every rank reduces to itself, so all wait for what nobody sends.
+pub(crate) fn roots(ranks: &[Rank]) -> Outcome {
+    let rank = one(ranks)?;
+    let memory = Memory::new(1 << 20)?;
+    let to = memory.at.wrapping_byte_add(1 << 19);
+    let call = Call { collective: Collective::Reduce, root: rank.rank, ..sum(100) };
+    let called = ok(rank.call(call, memory.at, to)).and_then(|()| rank.synchronize());
+    let Err(text) = called else { return Err("no error".to_owned()) };
+    if text.matches("root").count() < 2 {
+        return Err(format!("two roots are not in: {text}"));
     }
     abort_now(rank)
 }

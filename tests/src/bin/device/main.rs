@@ -106,6 +106,7 @@ const TESTS: &[Test] = &[
     Test { name: "suspended, with inboxes", layouts: APART, body: children::suspended },
     Test { name: "a short run of everything", layouts: THREADS, body: short::everything },
     Test { name: "differing calls are told", layouts: APART, body: failures::mismatch },
+    Test { name: "roots that differ", layouts: APART, body: failures::roots },
     Test { name: "messages that differ", layouts: APART, body: failures::messages },
     Test { name: "a put outside a window is told", layouts: APART, body: windows::outside },
     Test { name: "a rank that has left is awaited", layouts: APART, body: failures::left_behind },
@@ -117,7 +118,7 @@ const TESTS: &[Test] = &[
 ];
 
 /// The tests that are run a second time between two hosts, each with half of the ranks.
-const BETWEEN_HOSTS: [&str; 23] = [
+const BETWEEN_HOSTS: [&str; 24] = [
     "every collective, type and operation",
     "large and odd sizes",
     "send and receive",
@@ -137,6 +138,7 @@ const BETWEEN_HOSTS: [&str; 23] = [
     "aborted while graphs run",
     "split and shrunk",
     "differing calls are told",
+    "roots that differ",
     "messages that differ",
     "a rank that has left is awaited",
     "abort ends a running kernel",
