@@ -12,6 +12,7 @@ mod stream;
 
 use crate::config::Config;
 use crate::error::Result;
+use crate::link;
 use crate::log;
 use oxccl_plan::select::Topology;
 use std::cell::Cell;
@@ -61,6 +62,13 @@ impl Device {
         if self.is_host() { 1 } else { cuda::network::LANES }
     }
 
+    /// Returns the bytes of an edge's slot in a communicator of `nranks` ranks.
+    pub fn edge_slot_bytes(self, nranks: u32) -> usize {
+        let bytes = link::edge_slot_bytes(nranks);
+        // On GPUs, edges within a host and between hosts carry messages of the same size.
+        if self.is_host() { bytes } else { bytes.min(cuda::layout::LANE_SLOT_BYTES) }
+    }
+
     /// Returns the number of the device.
     pub fn index(self) -> i32 {
         match self {
@@ -74,13 +82,12 @@ impl Device {
 /// mapped, or GPUs that reach each other, each of one rank.
 /// Fails for more ranks than a device can have.
 pub fn usual_topology(is_host: bool, nranks: u32, one_host: bool) -> Result<Topology> {
-    let edge_slot_bytes = crate::link::edge_slot_bytes(nranks);
+    let edge_slot_bytes = Device::numbered(is_host, 0).edge_slot_bytes(nranks);
     if is_host {
         return Ok(host::topology(nranks, one_host, one_host, edge_slot_bytes));
     }
     if !one_host {
-        let data_bytes = cuda::layout::edge_data_bytes(edge_slot_bytes);
-        return Ok(cuda::run::edges::topology(data_bytes));
+        return Ok(cuda::run::edges::topology(edge_slot_bytes));
     }
     cuda::rank::check_ranks(nranks)?;
     Ok(cuda::run::launch::usual_topology())

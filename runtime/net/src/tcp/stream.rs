@@ -133,8 +133,10 @@ impl<S: Read> TcpReceiver<S> {
         }
     }
 
-    fn progress(&mut self) -> Result<()> {
-        while let Some(front) = self.posted.front_mut() {
+    /// Receives what has come, until so many requests are complete that were not tested.
+    fn progress(&mut self, complete: usize) -> Result<()> {
+        while self.sizes.len() < complete {
+            let Some(front) = self.posted.front_mut() else { break };
             let rest = &self.surplus[self.used..];
             let read = match rest.is_empty() {
                 true => receive(&mut self.stream, front, true),
@@ -220,7 +222,7 @@ impl<S: Read + Send> Receiver for TcpReceiver<S> {
             return Err(Error::new("receiving from a peer", cause, "report it"));
         };
         if self.sizes.len() <= index {
-            self.progress()?;
+            self.progress(index + 1)?;
         }
         let size = self.sizes.get_mut(index).and_then(Option::take);
         if size.is_none() && self.sizes.len() <= index && self.closed {

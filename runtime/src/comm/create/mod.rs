@@ -16,8 +16,8 @@ use crate::config::Config;
 use crate::device::{self, Device, Parts, Process, Unfinished};
 use crate::error::{Error, Result};
 use crate::fork;
+use crate::link::Edge;
 use crate::link::message::Identity;
-use crate::link::{Edge, edge_slot_bytes};
 use crate::log::{self, Level, Subsystem};
 use crate::plugin::Facts;
 use crate::plugin::profiler::Profiler;
@@ -180,7 +180,7 @@ fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
     let members = Members::meet(rendezvous, (rank, device), &listener, &control)?;
     // At a fixed address communicators follow each other: the salt binds connections to this one.
     let own = id.salted(&members.infos[0].socket);
-    let slot_bytes = edge_slot_bytes(nranks);
+    let slot_bytes = device.edge_slot_bytes(nranks);
     let (segment, arenas) = memory::share(&members, &own, listener, slot_bytes, rendezvous)?;
     let processes = members.processes();
     let memory = device::reach(device, &processes, &arenas);
@@ -268,7 +268,7 @@ pub(super) fn alone(device: Device, options: &Options) -> Result<Communicator> {
         rank: Arc::new(Rank::new(0, vec![Some(0)], None, vec![0])),
         edges: vec![Edge::Own],
         remote: Vec::new(),
-        edge_slot_bytes: edge_slot_bytes(1),
+        edge_slot_bytes: device.edge_slot_bytes(1),
         counter_start: 0,
         processes: vec![Process::without_arena()?],
         memory: Vec::new(),

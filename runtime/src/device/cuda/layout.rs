@@ -2,6 +2,7 @@
 //! and its own.
 
 use oxccl_kernels::abi;
+pub use oxccl_kernels::abi::LANE_SLOT_BYTES;
 
 /// The offsets of the parts of a rank's shared memory, and its size in bytes, for a number of
 /// ranks.
@@ -88,12 +89,6 @@ impl Membership<'_> {
     pub fn ranks(&self) -> Vec<u32> {
         (0u32..).zip(self.local).filter_map(|(rank, place)| place.map(|_| rank)).collect()
     }
-}
-
-/// Returns the most bytes of a message on an edge of a program, the same for all edges; those
-/// between hosts have slots of `slot_bytes` bytes.
-pub fn edge_data_bytes(slot_bytes: usize) -> usize {
-    slot_bytes.min(abi::LANE_SLOT_BYTES)
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use crate::bootstrap::deadline::Deadline;
 use crate::config::{self, Config};
 use crate::device::cuda::driver::library::{self, Functions};
 use crate::device::cuda::driver::{self, Gpu, Relaxed, cu};
-use crate::device::cuda::layout::{Layout, Membership, Private, edge_data_bytes, large_packets};
+use crate::device::cuda::layout::{Layout, Membership, Private, large_packets};
 use crate::device::cuda::memory::closing;
 use crate::device::cuda::memory::export::{self, Mapping};
 use crate::device::cuda::memory::pool::Block;
@@ -126,7 +126,7 @@ impl CudaRank {
         unsafe { words.write(abi::Control::default()) };
         let shared = Memory::new(gpu, layout.bytes as usize, stream)?;
         let hosts = !remote.edges.is_empty();
-        let scratch_bytes = if hosts { edge_data_bytes(remote.slot_bytes) } else { 0 };
+        let scratch_bytes = if hosts { remote.slot_bytes } else { 0 };
         let network = hosts.then(|| Network::new(remote)).transpose()?;
         let parts = Private::new(membership.local.len() as u32, scratch_bytes);
         let private = Block::on_gpu(gpu, parts.bytes as usize, stream)?;

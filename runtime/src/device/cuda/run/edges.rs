@@ -1,7 +1,6 @@
 //! Launching collectives over edges: between GPUs of several hosts.
 
 use crate::device::cuda::driver::library::launch;
-use crate::device::cuda::layout::edge_data_bytes;
 use crate::device::cuda::network::Network;
 use crate::device::cuda::rank::CudaRank;
 use crate::device::cuda::run::launch::{align_elems, slice};
@@ -63,7 +62,7 @@ fn argument(
 ) -> Result<abi::EdgeProgram> {
     let unfit =
         || Error::Internal { what: format!("{} does not run over edges", plan.algorithm.name()) };
-    let slot_bytes = edge_data_bytes(network.data_bytes());
+    let slot_bytes = network.data_bytes();
     let share = share(call, u64::from(cuda_rank.view.net_lanes.min(cuda_rank.channels)));
     let geometry = geometry(plan, call, share, slot_bytes);
     let scratch_bytes = geometry.scratch_block_elems() * call.dtype.size() as u64;
@@ -151,14 +150,14 @@ fn step(op: Op) -> Option<abi::EdgeStep> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::link::edge_slot_bytes;
+    use crate::device::Device;
     use oxccl_plan::select::{Memory, Policy, candidates};
     use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
 
     #[test]
     fn every_plan_between_hosts_has_steps_for_kernels_and_fits_their_scratch() {
         for nranks in [2, 3, 8, 16, 40, 300] {
-            let slot_bytes = edge_data_bytes(edge_slot_bytes(nranks));
+            let slot_bytes = Device::Cuda(0).edge_slot_bytes(nranks);
             for collective in Collective::ALL {
                 let spec = Spec::new(collective, nranks, nranks / 2);
                 let all = |bytes| {

@@ -2,7 +2,6 @@
 
 use crate::device::cuda::driver::cu;
 use crate::device::cuda::driver::library::launch;
-use crate::device::cuda::layout::edge_data_bytes;
 use crate::device::cuda::rank::CudaRank;
 use crate::device::cuda::run::edges;
 use crate::device::cuda::run::engines;
@@ -94,7 +93,7 @@ fn topology_of(channels: u32, reach: bool, engine_bytes: u64) -> Topology {
 /// Returns how plans run on the GPUs of a communicator.
 pub fn topology(cuda_rank: &CudaRank) -> Topology {
     if let Some(network) = cuda_rank.network() {
-        return edges::topology(edge_data_bytes(network.data_bytes()));
+        return edges::topology(network.data_bytes());
     }
     let reach = cuda_rank.sharing().is_some_and(|sharing| !sharing.lacks_peer_access());
     topology_of(cuda_rank.channels, reach, cuda_rank.engine_bytes)
