@@ -12,7 +12,6 @@ pub(crate) const NO_SHARING: &str = "children never share their parent's resourc
 pub(crate) const PROXIES: &str = "every rank reaches all peers at once, without proxies";
 pub(crate) const NO_NVLINK: &str = "there is no NVLink between ranks on the host device";
 pub(crate) const ORDERED: &str = "the host device orders graphs and other work always";
-const TCP: &str = "one TCP socket per direction serves each pair of ranks of different hosts";
 const RETRY: &str = "connections are retried until OXCCL_INIT_TIMEOUT is over";
 const BOOTSTRAP: &str = "initialisation goes over TCP and needs no staggering";
 const RDMA: &str = "there is no InfiniBand transport yet";
@@ -64,8 +63,6 @@ accepted! {
     Uint "NCCL_SOCKET_RETRY_CNT" = "34", RETRY, "Attempts to connect.";
     Uint "NCCL_SOCKET_RETRY_SLEEP_MSEC" = "100", RETRY, "Milliseconds between attempts to connect, growing.";
     Uint "NCCL_SOCKET_POLL_TIMEOUT_MSEC" = "0", RETRY, "Milliseconds to sleep while the bootstrap waits; 0 spins.";
-    Uint "NCCL_SOCKET_NTHREADS" = "1", TCP, "Helper threads per connection.";
-    Uint "NCCL_NSOCKS_PERTHREAD" = "1", TCP, "Sockets per helper thread.";
     Int "NCCL_CROSS_NIC" = "2", NETWORKS, "Whether rings and trees may use different NICs on different hosts: 0, 1, 2 automatic.";
     Bool "NCCL_OOB_NET_ENABLE" = "0", BOOTSTRAP, "1 bootstraps over the network plugin.";
     Text "NCCL_OOB_NET_IFNAME" = "", BOOTSTRAP, "Interfaces for that.";

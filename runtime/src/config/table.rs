@@ -85,6 +85,12 @@ variables! {
     socket_ifname: String = "NCCL_SOCKET_IFNAME", "";
     /// Address family: AF_INET or AF_INET6; empty takes either.
     socket_family: String = "NCCL_SOCKET_FAMILY", "";
+    /// Multiplied by NCCL_NSOCKS_PERTHREAD, the connections in each direction between two GPUs of
+    /// different hosts, at most 4, each with a thread. 0 stands for 4 where the other one is 0, too,
+    /// else for 1. Ranks in host memory have one, without a thread.
+    socket_nthreads: u64 = "NCCL_SOCKET_NTHREADS", "0";
+    /// See NCCL_SOCKET_NTHREADS.
+    nsocks_perthread: u64 = "NCCL_NSOCKS_PERTHREAD", "0";
     /// How long initialisation waits for all ranks.
     init_timeout: Duration = "OXCCL_INIT_TIMEOUT", "60s";
     /// Gibibytes of address space from which oxcclMemAlloc and ncclMemAlloc take memory; 0 means

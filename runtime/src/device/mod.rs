@@ -57,9 +57,15 @@ impl Device {
     }
 
     /// Returns the number of lanes that a communicator asks for between two ranks of different
-    /// hosts, each with connections and a thread of its own.
+    /// hosts, each with connections and, on GPUs, a thread of its own.
     pub fn lanes(self) -> usize {
-        if self.is_host() { 1 } else { cuda::network::LANES }
+        let Config { socket_nthreads, nsocks_perthread, .. } = Config::get();
+        let asked = socket_nthreads.max(&1).saturating_mul(*nsocks_perthread.max(&1));
+        let most = if self.is_host() { 1 } else { cuda::network::LANES };
+        match (socket_nthreads, nsocks_perthread) {
+            (0, 0) => most,
+            _ => most.min(usize::try_from(asked).unwrap_or(most)),
+        }
     }
 
     /// Returns the bytes of an edge's slot in a communicator of `nranks` ranks.
