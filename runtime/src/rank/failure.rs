@@ -19,6 +19,9 @@ pub struct Death {
     pub mutual: bool,
 }
 
+/// The cause of the error of an operation that waits for a rank which has left.
+pub const LEFT: &str = "it has destroyed its communicator, without this call";
+
 /// The longest time that an operation on a broken link waits for the monitor's verdict. The link
 /// may be that of a rank that only gave up; the monitor sees who went first.
 pub const VERDICT: Duration = Duration::from_secs(1);

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::link::control::Control;
 use crate::link::direct::Segment;
 use crate::op::descriptor::Descriptor;
-pub use failure::{Awaited, Death, VERDICT, broken};
+pub use failure::{Awaited, Death, LEFT, VERDICT, broken};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;

@@ -25,7 +25,7 @@ use crate::error::{Error, Result, Site};
 use crate::log::{self, Level, Subsystem};
 use crate::op;
 use crate::op::descriptor::Descriptor;
-use crate::rank::{Accelerator, Rank};
+use crate::rank::{Accelerator, LEFT, Rank};
 use cudarc::driver::sys::{self, CUgraph, CUstream};
 use oxccl_kernels::abi;
 use std::ffi::c_void;
@@ -511,10 +511,7 @@ impl CudaRank {
                 let [own, theirs] = own.texts(theirs);
                 Some(Error::Mismatch { site, own, theirs })
             }
-            abi::FAULT_LEFT => {
-                let why = "it has destroyed its communicator, without this call".to_owned();
-                Some(Error::Remote { site, why })
-            }
+            abi::FAULT_LEFT => Some(Error::Remote { site, why: LEFT.to_owned() }),
             abi::FAULT_WINDOW => {
                 let put = (control.own_count, control.offset);
                 let window = (self.named(control.peer).unsigned_abs(), control.their_count);

@@ -4,7 +4,7 @@ use super::endpoint::Endpoint;
 use crate::error::Error;
 use crate::link::{Edge, Message};
 use crate::rank::agreement::{CurrentOp, unexpected};
-use crate::rank::{Awaited, Rank};
+use crate::rank::{Awaited, LEFT, Rank};
 
 /// Returns what an operation that has waited long must suspect: a peer that left, or one that is in
 /// another kind of call. The suspicion holds only if the operation makes no progress after this
@@ -41,11 +41,7 @@ pub(super) fn suspect(endpoint: &Endpoint, doing: CurrentOp, awaited: Awaited) -
             }
         }
     }
-    endpoint.rank.has_left(awaited).then(|| {
-        endpoint
-            .rank
-            .lost(awaited, "it has destroyed its communicator, without this call".to_owned())
-    })
+    endpoint.rank.has_left(awaited).then(|| endpoint.rank.lost(awaited, LEFT.to_owned()))
 }
 
 /// Returns whether a peer sent a message after it had begun the collective `seq`. Such a peer has

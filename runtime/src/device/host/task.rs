@@ -13,7 +13,7 @@ use crate::error::{Error, Result, Site};
 use crate::log::{self, Level, Subsystem};
 use crate::op::{Address, Call, Operation, Programs};
 use crate::rank::agreement::{CurrentOp, look_around, tell};
-use crate::rank::{Awaited, Rank, VERDICT};
+use crate::rank::{Awaited, LEFT, Rank, VERDICT};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -439,8 +439,16 @@ impl Running {
 
     /// Waits for the monitor's verdict on a broken link. The link may be that of a rank that only
     /// gave up; the monitor sees who went first and reports it before the operation does.
-    fn wait_for_verdict(&mut self, since: Instant, error: Error) -> Step {
-        if clock::now() - since < VERDICT {
+    fn wait_for_verdict(&mut self, since: Instant, mut error: Error) -> Step {
+        let left = |peer: i32| u32::try_from(peer).is_ok_and(|p| self.endpoint.rank.has_left(p));
+        let mut known = false;
+        if let Error::Remote { site, why } = &mut error
+            && left(site.peer)
+        {
+            // All that it sent has come before the end of the connection.
+            (*why, known) = (LEFT.to_owned(), true);
+        }
+        if !known && clock::now() - since < VERDICT {
             self.broken = Some((since, error));
             return Step::Waiting { moved: false };
         }
