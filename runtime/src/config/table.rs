@@ -89,7 +89,7 @@ variables! {
     /// different hosts, at most 4, each with a thread. 0 stands for 4 where the other one is 0,
     /// too, else for 1. Ranks in host memory have one, without a thread.
     socket_nthreads: u64 = "NCCL_SOCKET_NTHREADS", "0";
-    /// See NCCL_SOCKET_NTHREADS.
+    /// Connections for each of the threads of NCCL_SOCKET_NTHREADS, which has the rest.
     nsocks_perthread: u64 = "NCCL_NSOCKS_PERTHREAD", "0";
     /// How long initialisation waits for all ranks.
     init_timeout: Duration = "OXCCL_INIT_TIMEOUT", "60s";

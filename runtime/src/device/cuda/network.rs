@@ -2,8 +2,8 @@
 //! and read them from there; threads of the rank, the proxies, hand them to the transport and take
 //! them from it. Graphs replay as they are, since proxies look at the slots by themselves.
 
-use crate::device::cuda::driver::{Gpu, Relaxed, cu};
-use crate::device::cuda::memory::shared::Pinned;
+use crate::device::cuda::driver::{Gpu, Relaxed};
+use crate::device::cuda::memory::shared::{Pinned, Registration};
 use crate::error::{Error, Result};
 use crate::exit;
 use crate::link::EDGE_SLOTS;
@@ -12,10 +12,10 @@ use crate::link::notice;
 use crate::op::descriptor::Descriptor;
 use crate::os::memory::sealed_memfd;
 use crate::rank::{Links, Rank, VERDICT, broken};
-use cudarc::driver::sys::{self, CUdeviceptr};
 use oxccl_kernels::abi;
 use oxccl_net::Memory;
 use oxccl_plan::Plan;
+use std::any::Any;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
@@ -57,12 +57,11 @@ pub struct Remote {
 pub struct Network {
     /// Lanes with each peer.
     pub lanes: usize,
-
     /// The [`abi::NetWords`] of all edges, and behind them [`abi::REMEMBERED`] times
     /// [`abi::Begun`].
     words: Pinned,
     /// The slots of each edge, outgoing and incoming, as the GPU reaches them.
-    slots: Vec<[Registered; 2]>,
+    slots: Vec<[Slots; 2]>,
     /// Bytes from a slot of an edge to the next one.
     slot_bytes: usize,
     /// The numbers by which the slot of a message is ahead of the message's own, by edge.
@@ -72,7 +71,7 @@ pub struct Network {
     programs: Mutex<Programs>,
 }
 
-/// What an edge tells other threads than the proxy.
+/// The words and counts of an edge, for its proxy and for other threads.
 struct Shared {
     peer: u32,
     lane: usize,
@@ -122,33 +121,20 @@ fn mark_of(number: u64, count: u64, what: u64) -> u64 {
     (digest >> 32) << 32 | u64::from(number as u32)
 }
 
-/// Memory of the host that all GPUs reach.
-struct Registered {
-    memory: Memory,
-    at: CUdeviceptr,
+/// The slots of a direction of an edge, as the GPU reaches them.
+struct Slots {
+    at: Registration,
+    bytes: usize,
+    /// The owner of the memory, dropped after the registration.
+    _owner: Arc<dyn Any + Send + Sync>,
 }
 
-// SAFETY: only its address is used.
-unsafe impl Sync for Registered {}
-
-impl Registered {
+impl Slots {
     /// Requires a context to be current on this thread.
-    fn new(memory: Memory) -> Result<Self> {
-        let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
-        // SAFETY: memory that its owner keeps until it is unregistered.
-        unsafe { cu!(cuMemHostRegister_v2(memory.data.cast(), memory.len, flags)) }?;
-        let mut registered = Self { memory, at: 0 };
-        let data = registered.memory.data.cast();
-        // SAFETY: registered memory, and a place for the address.
-        unsafe { cu!(cuMemHostGetDevicePointer_v2(&mut registered.at, data, 0)) }?;
-        Ok(registered)
-    }
-}
-
-impl Drop for Registered {
-    fn drop(&mut self) {
-        // SAFETY: registered by `new`, and used by no kernel any more.
-        unsafe { sys::cuMemHostUnregister(self.memory.data.cast()) };
+    fn new(Memory { data, len, owner }: Memory) -> Result<Self> {
+        // SAFETY: the owner keeps the memory, and is dropped after the registration.
+        let at = unsafe { Registration::new(data, len) }?;
+        Ok(Self { at, bytes: len, _owner: owner })
     }
 }
 
@@ -170,7 +156,7 @@ impl Network {
             // SAFETY: within the memory, which is aligned; nobody else uses it yet.
             unsafe { at.write(words_from(start)) };
             let [outgoing, incoming] = edge.memory();
-            slots.push([Registered::new(outgoing)?, Registered::new(incoming)?]);
+            slots.push([Slots::new(outgoing)?, Slots::new(incoming)?]);
             let skew = |slot: usize| (slot as u64).wrapping_sub(start) as u16 % EDGE_SLOTS as u16;
             skews.push(edge.next_slots().map(skew));
             let (sent, taken, asked, left) = Default::default();
@@ -200,11 +186,11 @@ impl Network {
         for (i, edge) in self.edges.all.iter().enumerate() {
             let [outgoing, incoming] = &self.slots[i];
             peers[edge.peer as usize * abi::LANES + edge.lane] = abi::Peer {
-                words: self.words.at + (i * size_of::<abi::NetWords>()) as u64,
+                words: self.words.at() + (i * size_of::<abi::NetWords>()) as u64,
                 place: 0,
                 skews: self.skews[i],
-                outgoing: outgoing.at,
-                incoming: incoming.at,
+                outgoing: outgoing.at.at(),
+                incoming: incoming.at.at(),
                 slot_bytes: self.slot_bytes as u64,
             };
         }
@@ -232,7 +218,7 @@ impl Network {
         self.proxies.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Returns what the monitor asks for.
+    /// Returns the counts of messages and the collectives begun, for the monitor.
     pub fn links(&self) -> &Arc<Edges> {
         &self.edges
     }
@@ -259,8 +245,8 @@ impl Network {
         proxies.into_iter().enumerate().flat_map(end).collect()
     }
 
-    /// Asks the peers to tell when they have taken what kernels have written to them so far.
-    /// Returns the number of messages of each, and whether it was asked before.
+    /// Asks the peers to tell when they have taken what kernels have written to them so far, once
+    /// for each number. Returns the peers and the numbers of messages written to them.
     pub fn ask_taken(&self, rank: &Rank) -> impl Iterator<Item = (u32, u64)> {
         let written = |edges: &[Shared]| {
             let (peer, written) = (edges[0].peer, edges.iter().map(Shared::written).sum());
@@ -280,12 +266,12 @@ impl Network {
 
     /// Returns the address, for kernels, of what they remember of collectives.
     pub fn begun_at(&self) -> u64 {
-        self.words.at + (self.edges.all.len() * size_of::<abi::NetWords>()) as u64
+        self.words.at() + (self.edges.all.len() * size_of::<abi::NetWords>()) as u64
     }
 
     /// Returns the bytes of memory of the host that the edges take.
     pub fn bytes(&self) -> u64 {
-        let slots = self.slots.iter().flatten().map(|slots| slots.memory.len).sum::<usize>();
+        let slots = self.slots.iter().flatten().map(|slots| slots.bytes).sum::<usize>();
         (slots + self.words.bytes()) as u64
     }
 
@@ -310,11 +296,12 @@ impl Network {
             pieces.push(pinned(bytes.max(PROGRAM_BYTES))?);
             *used = 0;
         }
-        let Some(piece) = pieces.last() else { return Ok((0, 0)) };
+        let none = || Error::Internal { what: "no memory for programs".to_owned() };
+        let piece = pieces.last().ok_or_else(none)?;
         let to: *mut abi::EdgeStep = piece.base().wrapping_add(*used).cast();
         // SAFETY: within the piece, behind what kernels read.
         unsafe { to.copy_from_nonoverlapping(steps.as_ptr(), steps.len()) };
-        let place = (piece.at + *used as u64, steps.len() as u32);
+        let place = (piece.at() + *used as u64, steps.len() as u32);
         *used += bytes;
         known.insert(*plan, place);
         Ok(place)
@@ -401,7 +388,6 @@ enum Proxy {
 /// An edge as the proxy serves it. Numbers of messages begin at the start of the counters.
 struct Served {
     edge: MessageEdge,
-    start: u64,
     sent: u64,
     /// The number up to which the kernels know of free slots.
     room: u64,
@@ -419,7 +405,7 @@ impl Served {
     fn new(edge: MessageEdge, start: u64) -> Self {
         let (broken, quiet, waits) = (None, None, None);
         let (sent, room, arrived, taken) = (start, start, start, start);
-        Self { edge, start, sent, room, arrived, taken, broken, quiet, waits }
+        Self { edge, sent, room, arrived, taken, broken, quiet, waits }
     }
 
     /// Carries on what can be carried on; returns whether anything moved. Never blocks.
@@ -443,7 +429,7 @@ impl Served {
             let len = (what >> 32) as usize;
             self.edge.commit(len, Descriptor::from_words(what as u32, count), 0)?;
             self.sent = number;
-            shared.sent.store(number.wrapping_sub(self.start), Ordering::Release);
+            shared.sent.store(self.edge.sent(), Ordering::Release);
             moved = true;
         }
         self.edge.flushed()?;
@@ -584,6 +570,132 @@ fn run(
         match idle < EAGER {
             true => std::hint::spin_loop(),
             false => std::thread::sleep((idle / PAUSE_PART).clamp(PAUSES[0], longest)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::link::message::{Incoming, Outgoing};
+    use oxccl_net::{Receiver, Region, Request, Sender};
+    use std::collections::VecDeque;
+
+    type Pipe = Arc<Mutex<VecDeque<Vec<u8>>>>;
+
+    struct Entry(Pipe);
+
+    impl Sender for Entry {
+        unsafe fn isend(
+            &mut self,
+            data: *const u8,
+            len: usize,
+            _tag: u32,
+            _region: Region,
+        ) -> oxccl_net::Result<Option<Request>> {
+            // SAFETY: readable by the contract.
+            let bytes = unsafe { std::slice::from_raw_parts(data, len) };
+            self.0.lock().unwrap().push_back(bytes.to_vec());
+            Ok(Some(1))
+        }
+
+        fn test(&mut self, _request: Request) -> oxccl_net::Result<bool> {
+            Ok(true)
+        }
+    }
+
+    /// Completes its requests in order, and lets a connection end with requests.
+    struct Exit(Pipe, VecDeque<*mut u8>);
+
+    // SAFETY: used by one thread.
+    unsafe impl Send for Exit {}
+
+    impl Receiver for Exit {
+        unsafe fn irecv(
+            &mut self,
+            data: *mut u8,
+            _capacity: usize,
+            _tag: u32,
+            _region: Region,
+        ) -> oxccl_net::Result<Option<Request>> {
+            self.1.push_back(data);
+            Ok(Some(1))
+        }
+
+        fn ends_with_requests(&self) -> bool {
+            true
+        }
+
+        fn test(&mut self, _request: Request) -> oxccl_net::Result<Option<usize>> {
+            let Some(bytes) = self.0.lock().unwrap().pop_front() else { return Ok(None) };
+            let to = self.1.pop_front().unwrap();
+            // SAFETY: writable until the request is done, and messages fit.
+            unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+            Ok(Some(bytes.len()))
+        }
+    }
+
+    /// An edge whose messages come back, its words, and the memory of its slots.
+    fn echo(start: u64, words: &abi::NetWords) -> (Served, Shared, [Memory; 2]) {
+        let pipe = Pipe::default();
+        let outgoing = Outgoing::new(Box::new(Entry(pipe.clone())), 0, 64);
+        let incoming = Incoming::new(Box::new(Exit(pipe, VecDeque::new())), 0, 64);
+        let edge = MessageEdge::new(outgoing, incoming);
+        let memory = edge.memory();
+        let (sent, taken, asked, left) = Default::default();
+        let shared = Shared { peer: 0, lane: 0, words, start, sent, taken, asked, left };
+        (Served::new(edge, start), shared, memory)
+    }
+
+    fn slot(memory: &Memory, number: u64) -> *mut u8 {
+        let slot = number as usize % EDGE_SLOTS * (HEADER_BYTES + 64);
+        memory.data.wrapping_add(slot + HEADER_BYTES)
+    }
+
+    /// The kernels' side, played by this thread; the counters wrap around.
+    #[test]
+    fn messages_go_from_marks_to_marks_and_no_more_than_there_are_slots() {
+        for start in [0, u64::MAX - 5, u64::from(u32::MAX) - 3] {
+            let words = words_from(start);
+            let (mut served, shared, [outgoing, incoming]) = echo(start, &words);
+            served.progress(&shared).unwrap();
+            assert_eq!(word(&words.room).load(Ordering::Relaxed), start.wrapping_add(4));
+            let (mut written, mut taken) = (0u64, 0u64);
+            for round in 0..40u64 {
+                // As many as fit, then as many as have come.
+                let room = word(&words.room).load(Ordering::Relaxed).wrapping_sub(start);
+                let fits = room.min(taken + EDGE_SLOTS as u64);
+                for message in written..fits {
+                    let number = start.wrapping_add(message);
+                    // SAFETY: a free slot.
+                    unsafe { slot(&outgoing, message).write(message as u8) };
+                    let there = &words.outgoing[(number % 4) as usize];
+                    let what =
+                        u64::from(Descriptor::message(oxccl_plan::DataType::Int8, 1).to_words().0);
+                    word(&there.what).store(what | 1 << 32, Ordering::Relaxed);
+                    word(&there.count).store(1, Ordering::Relaxed);
+                    let mark = mark_of(number.wrapping_add(1), 1, what | 1 << 32);
+                    word(&there.mark).store(mark, Ordering::Relaxed);
+                }
+                written = written.max(fits);
+                assert_eq!(shared.written(), written, "round {round} from {start}");
+                word(&words.wanted).store(start.wrapping_add(taken + 1), Ordering::Relaxed);
+                while served.progress(&shared).unwrap() {}
+                while taken < written {
+                    let number = start.wrapping_add(taken);
+                    let here = &words.incoming[(number % 4) as usize];
+                    let (count, what) = (here.count, here.what);
+                    let expected = mark_of(number.wrapping_add(1), count, what);
+                    assert_eq!(word(&here.mark).load(Ordering::Relaxed), expected);
+                    // SAFETY: a slot with a message.
+                    assert_eq!(unsafe { slot(&incoming, taken).read() }, taken as u8);
+                    taken += 1;
+                }
+                word(&words.taken).store(start.wrapping_add(taken), Ordering::Relaxed);
+                while served.progress(&shared).unwrap() {}
+            }
+            assert!(written >= 100, "{written}");
+            assert_eq!(shared.taken.load(Ordering::Relaxed), taken);
         }
     }
 }

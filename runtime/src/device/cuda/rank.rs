@@ -298,7 +298,7 @@ impl CudaRank {
         let own = own.map_err(|e| Error::system("dup", e, "raise ulimit -n"))?;
         for (rank, fd) in sharing.swap_descriptors(own, &far, deadline)? {
             let pinned = Pinned::new(fd, bytes)?;
-            self.view.shared[rank] = pinned.at;
+            self.view.shared[rank] = pinned.at();
             self.pinned.push(pinned);
         }
         sharing.note_no_peer_access();

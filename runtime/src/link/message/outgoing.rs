@@ -205,7 +205,8 @@ mod tests {
     fn messages_that_get_on_by_themselves_are_flushed_and_keep_their_slots() {
         let mut outgoing = Outgoing::new(Box::new(Independent), 0, 8);
         let message = Descriptor::message(oxccl_plan::DataType::Int8, 1);
-        for _ in 0..EDGE_SLOTS {
+        for sent in 0..EDGE_SLOTS {
+            assert_eq!(outgoing.room().unwrap(), EDGE_SLOTS - sent);
             assert!(outgoing.reserve().unwrap().is_some());
             outgoing.commit(1, message, 0).unwrap();
             assert!(outgoing.flushed().unwrap());

@@ -47,7 +47,7 @@ impl Memory {
     pub fn at(&self) -> CUdeviceptr {
         match &self.place {
             Place::Gpu(block) => block.at(),
-            Place::Host(pinned) => pinned.as_ref().map_or(0, |pinned| pinned.at),
+            Place::Host(pinned) => pinned.as_ref().map_or(0, Pinned::at),
         }
     }
 
@@ -78,12 +78,51 @@ impl Drop for Memory {
     }
 }
 
+/// Memory of the host that was made reachable for all GPUs of this process, until this is dropped.
+pub struct Registration {
+    base: *mut u8,
+    at: CUdeviceptr,
+}
+
+// SAFETY: only the addresses are used.
+unsafe impl Send for Registration {}
+// SAFETY: as above.
+unsafe impl Sync for Registration {}
+
+impl Registration {
+    /// Requires a context to be current on this thread, also when it is dropped.
+    ///
+    /// # Safety
+    /// The memory stays until this is dropped.
+    pub unsafe fn new(base: *mut u8, bytes: usize) -> Result<Self> {
+        let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
+        // SAFETY: memory that stays until it is unregistered.
+        unsafe { cu!(cuMemHostRegister_v2(base.cast(), bytes, flags)) }?;
+        let mut registration = Self { base, at: 0 };
+        // SAFETY: registered memory, and a place for the address.
+        unsafe { cu!(cuMemHostGetDevicePointer_v2(&mut registration.at, base.cast(), 0)) }?;
+        Ok(registration)
+    }
+
+    /// Returns the address of the memory for GPUs.
+    pub fn at(&self) -> CUdeviceptr {
+        self.at
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        // SAFETY: registered by `new`, and used no more.
+        unsafe { sys::cuMemHostUnregister(self.base.cast()) };
+    }
+}
+
 /// Memory of the host that processes share and all GPUs reach.
 pub struct Pinned {
+    /// Dropped before the memory.
+    registration: Registration,
     memory: Mapping,
     fd: OwnedFd,
-    /// The address of the memory for GPUs.
-    pub at: CUdeviceptr,
 }
 
 impl Pinned {
@@ -91,14 +130,14 @@ impl Pinned {
     /// on this thread.
     pub fn new(fd: OwnedFd, bytes: usize) -> Result<Self> {
         let memory = Mapping::of(fd.as_fd(), bytes)?;
-        let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
-        // SAFETY: mapped memory, which stays until it is unregistered.
-        unsafe { cu!(cuMemHostRegister_v2(memory.base().cast(), bytes, flags)) }?;
-        let mut pinned = Self { memory, fd, at: 0 };
-        let base = pinned.memory.base().cast();
-        // SAFETY: registered memory, and a place for the address.
-        unsafe { cu!(cuMemHostGetDevicePointer_v2(&mut pinned.at, base, 0)) }?;
-        Ok(pinned)
+        // SAFETY: mapped memory, which is dropped after the registration.
+        let registration = unsafe { Registration::new(memory.base(), bytes) }?;
+        Ok(Self { registration, memory, fd })
+    }
+
+    /// Returns the address of the memory for GPUs.
+    pub fn at(&self) -> CUdeviceptr {
+        self.registration.at()
     }
 
     /// Returns the address of the memory for the host.
@@ -109,12 +148,5 @@ impl Pinned {
     /// Returns the size of the memory in bytes.
     pub fn bytes(&self) -> usize {
         self.memory.bytes()
-    }
-}
-
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        // SAFETY: registered by `new`, and used no more.
-        unsafe { sys::cuMemHostUnregister(self.memory.base().cast()) };
     }
 }

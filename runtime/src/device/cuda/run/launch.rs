@@ -563,6 +563,56 @@ mod tests {
         }
     }
 
+    /// Every rank sends to all others, and carries its launches out in order; a launch ends once
+    /// all of its queues have met their other ends.
+    #[test]
+    fn launches_with_any_number_of_peers_meet_their_likes() {
+        for nranks in [2, 16, 17, 18, 33, 50] {
+            let queues_of = |rank: u32| -> Vec<(u32, Vec<abi::Message>)> {
+                let messages = |from: u32, to: u32| {
+                    let number = (from * 7 + to * 3) % 40;
+                    (0..number).map(|_| abi::Message::default()).collect()
+                };
+                let both =
+                    |peer| [(peer * 2, messages(peer, rank)), (peer * 2 + 1, messages(rank, peer))];
+                (0..nranks).filter(|peer| *peer != rank).flat_map(both).collect()
+            };
+            let queues: Vec<_> = (0..nranks).map(queues_of).collect();
+            // The queues that each launch waits for, by rank: (from, to).
+            let mut waiting: Vec<_> = (0u32..)
+                .zip(&queues)
+                .map(|(rank, queues)| {
+                    let ends = |(queue, _): &Queue<'_>| match queue % 2 {
+                        0 => (queue / 2, rank),
+                        _ => (rank, queue / 2),
+                    };
+                    let of_launch = |launch: &Vec<Queue<'_>>| {
+                        assert!(launch.len() <= abi::QUEUES, "{nranks} ranks");
+                        launch.iter().map(ends).collect::<Vec<_>>()
+                    };
+                    let launches = rounds(queues, (rank, nranks), depth(nranks));
+                    launches.iter().map(of_launch).collect::<std::collections::VecDeque<_>>()
+                })
+                .collect();
+            while waiting.iter().any(|launches| !launches.is_empty()) {
+                let now: Vec<Vec<_>> =
+                    waiting.iter().map(|all| all.front().cloned().unwrap_or_default()).collect();
+                let mut moved = false;
+                for (rank, launches) in (0u32..).zip(&mut waiting) {
+                    let Some(launch) = launches.front_mut() else { continue };
+                    let other = |(from, to): &(u32, u32)| if *from == rank { *to } else { *from };
+                    let before = launch.len();
+                    launch.retain(|queue| !now[other(queue) as usize].contains(queue));
+                    moved |= launch.len() < before || launch.is_empty();
+                    if launch.is_empty() {
+                        launches.pop_front();
+                    }
+                }
+                assert!(moved, "{nranks} ranks wait for each other");
+            }
+        }
+    }
+
     #[test]
     fn a_step_that_touches_what_one_before_wrote_waits_for_it() {
         let part = |buffer, part| Slice::part(buffer, 0, part);
