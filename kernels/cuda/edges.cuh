@@ -21,42 +21,25 @@ __device__ inline uint4 load_fresh(const char* at, uint64_t len, bool fits) {
 template <typename E>
 struct EdgeInterpreter {
   const EdgeProgram& p;
-  uint64_t scale, number;              // the user's scalar, and the number of the collective
-  uint64_t start, elems, share, rest;  // of the current window
+  uint64_t scale, number;  // the user's scalar, and the number of the collective
+  Cut window;              // the current one
 
   using B = typename E::Bits;
   static constexpr int N = 16 / sizeof(B);
 
   __device__ const Rank& rank() const { return p.call.rank; }
 
-  __device__ void open(uint64_t first, uint64_t left) {
-    start = first;
-    elems = left < p.window_elems ? left : p.window_elems;
-    uint64_t units = (elems + p.align_elems - 1) / p.align_elems;
-    share = units / p.parts;
-    rest = units % p.parts;
-  }
-
-  // As `Geometry::range` in oxccl_plan.
-  __device__ uint64_t bound(uint64_t part) const {
-    uint64_t at = (part * share + (part < rest ? part : rest)) * p.align_elems;
-    return at < elems ? at : elems;
-  }
-
   // The address of a slice, and its bytes.
   __device__ char* find(const Slice& s, uint64_t& len) const {
-    uint64_t first = 0, last = elems;
-    if (p.parts > 1) {
-      first = bound(s.part);
-      last = bound(s.part + s.parts);
-    }
+    uint64_t first, last;
+    window.range(s, p.parts, first, last);
     len = (last - first) * p.call.element_bytes;
     if (s.buffer == SCRATCH) {
       uint64_t at = blockIdx.x * p.lane_scratch_bytes + s.block * p.scratch_bytes;
       return reinterpret_cast<char*>(rank().scratch) + at;
     }
     uint64_t base = s.buffer == INPUT ? p.call.input : p.call.output;
-    uint64_t at = s.block * p.call.count + start + first;
+    uint64_t at = s.block * p.call.count + window.start + first;
     return reinterpret_cast<char*>(base) + at * p.call.element_bytes;
   }
 
@@ -69,20 +52,7 @@ struct EdgeInterpreter {
   }
 
   __device__ void copy(char* to, const char* from, uint64_t len, bool multiply) const {
-    bool fits = aligned(reinterpret_cast<uint64_t>(to) | reinterpret_cast<uint64_t>(from));
-    uint64_t at = threadIdx.x * 16, whole = fits && !multiply ? len & ~15ull : 0;
-    for (; at + (COPIES_AHEAD - 1) * STEP < whole; at += COPIES_AHEAD * STEP) {
-      uint4 v[COPIES_AHEAD];
-#pragma unroll
-      for (int k = 0; k < COPIES_AHEAD; k++) v[k] = load_fresh(from + at + k * STEP, 16, true);
-#pragma unroll
-      for (int k = 0; k < COPIES_AHEAD; k++) store_line(to + at + k * STEP, 16, true, v[k]);
-    }
-    for (; at < len; at += STEP) {
-      uint4 v = load_fresh(from + at, len - at, fits);
-      if (multiply) v = scale_line<E>(v, scale);
-      store_line(to + at, len - at, fits, v);
-    }
+    copy_slice<E>(to, from, len, multiply, scale, load_fresh);
   }
 
   __device__ static void widen(uint4 v, typename E::Lane (&lanes)[N]) {
@@ -208,10 +178,11 @@ struct EdgeInterpreter {
 
   __device__ void run(EdgeStep* held) {
     uint32_t held_from = ~0u - HELD;
+    window.align = p.align_elems;
     uint64_t first = blockIdx.x * p.share_elems, last = first + p.share_elems;
     if (last > p.call.count) last = p.call.count;
     for (uint64_t at = first; at < last; at += p.window_elems) {
-      open(at, last - at);
+      window.open(at, last - at, p.window_elems, p.parts);
       if (!run_window(held, held_from)) return;
     }
   }
@@ -260,7 +231,7 @@ __device__ inline void run_edges(const EdgeProgram& program) {
       announce(program.call, IN_TIME);
     }
   } else {
-    EdgeInterpreter<E>{program, scale_of(program.call), number}.run(held);
+    EdgeInterpreter<E>{program, scale_of(program.call), number, {}}.run(held);
   }
   __syncthreads();
   leave_lanes(program);

@@ -65,6 +65,62 @@ constexpr uint64_t STEP = (BLOCK_THREADS - 32) * 16;
 // Lines of a thread's copy that are under way at once.
 constexpr int COPIES_AHEAD = 8;
 
+// The window of a block's share that a program works on, and how it is cut into parts.
+struct Cut {
+  uint64_t start, elems, share, rest, align;
+
+  __device__ void open(uint64_t first, uint64_t left, uint64_t most, uint64_t parts) {
+    start = first;
+    elems = left < most ? left : most;
+    uint64_t units = (elems + align - 1) / align;
+    share = units / parts;
+    rest = units % parts;
+  }
+
+  // As `Geometry::range` in oxccl_plan.
+  __device__ uint64_t bound(uint64_t part) const {
+    uint64_t at = (part * share + (part < rest ? part : rest)) * align;
+    return at < elems ? at : elems;
+  }
+
+  // The first element of a slice and the one after its last, of a window that is cut into `parts`.
+  __device__ void range(const Slice& s, uint64_t parts, uint64_t& first, uint64_t& last) const {
+    first = parts > 1 ? bound(s.part) : 0;
+    last = parts > 1 ? bound(s.part + s.parts) : elems;
+  }
+};
+
+// Copies lines from `at` on, as many as are under way at once. ALL: they all lie before `end`.
+template <bool ALL, typename Load>
+__device__ inline void copy_lines(char* to, const char* from, uint64_t at, uint64_t end,
+                                  Load load) {
+  auto is_there = [&](int k) { return ALL || at + k * STEP < end; };
+  uint4 v[COPIES_AHEAD];
+#pragma unroll
+  for (int k = 0; k < COPIES_AHEAD; k++)
+    if (is_there(k)) v[k] = load(from + at + k * STEP, 16, true);
+#pragma unroll
+  for (int k = 0; k < COPIES_AHEAD; k++)
+    if (is_there(k)) store_line(to + at + k * STEP, 16, true, v[k]);
+}
+
+// Copies a slice with all movers of a block, and multiplies it by the user's scalar where asked.
+// `load` reads a line as `load_line` does.
+template <typename E, typename Load>
+__device__ inline void copy_slice(char* to, const char* from, uint64_t len, bool multiply,
+                                  uint64_t scale, Load load) {
+  bool fits = aligned(reinterpret_cast<uint64_t>(to) | reinterpret_cast<uint64_t>(from));
+  uint64_t at = threadIdx.x * 16, whole = fits && !multiply ? len & ~15ull : 0;
+  for (; at + (COPIES_AHEAD - 1) * STEP < whole; at += COPIES_AHEAD * STEP)
+    copy_lines<true>(to, from, at, whole, load);
+  if (at < whole) copy_lines<false>(to, from, at, whole, load);
+  for (at = whole + threadIdx.x * 16; at < len; at += STEP) {
+    uint4 v = load(from + at, len - at, fits);
+    if (multiply) v = scale_line<E>(v, scale);
+    store_line(to + at, len - at, fits, v);
+  }
+}
+
 // The addresses at which a fold reads, by rank, and those at which it writes.
 struct Ends {
   char* sources[MAX_RANKS];
@@ -81,34 +137,22 @@ struct Interpreter {
   bool moved;  // whether the blocks are where they belong already
   uint64_t scale, window_elems;
   uint64_t phase, base, windows, need[2];
-  // The current window: its first element, how its parts are cut, and the size of inboxes' blocks.
-  uint64_t start, elems, share, rest, inbox_bytes;
+  Cut window;            // the current one
+  uint64_t inbox_bytes;  // of an inbox's block in it
 
   __device__ const Rank& rank() const { return p.call.rank; }
 
   __device__ void open(uint64_t first, uint64_t left) {
-    start = first;
-    elems = left < window_elems ? left : window_elems;
-    uint64_t units = (elems + way.align_elems - 1) / way.align_elems;
-    share = units / way.parts;
-    rest = units % way.parts;
-    inbox_bytes = (share + (rest > 0)) * way.align_elems * p.call.element_bytes;
+    window.align = way.align_elems;
+    window.open(first, left, window_elems, way.parts);
+    inbox_bytes = (window.share + (window.rest > 0)) * way.align_elems * p.call.element_bytes;
     base = phase;
     phase += way.entered;
   }
 
-  // As `Geometry::range` in oxccl_plan.
-  __device__ uint64_t bound(uint64_t part) const {
-    uint64_t at = (part * share + (part < rest ? part : rest)) * way.align_elems;
-    return at < elems ? at : elems;
-  }
-
   __device__ void range(const Slice& s, uint64_t& offset, uint64_t& len) const {
-    uint64_t first = 0, last = elems;
-    if (way.parts > 1) {
-      first = bound(s.part);
-      last = bound(s.part + s.parts);
-    }
+    uint64_t first, last;
+    window.range(s, way.parts, first, last);
     len = (last - first) * p.call.element_bytes;
     if (s.buffer == INBOX) {
       int n = rank().nranks;
@@ -119,7 +163,7 @@ struct Interpreter {
     if (s.buffer == STAGE) {
       at = s.block * window_elems + first;
     } else {
-      at = s.block * p.call.count + start + first;
+      at = s.block * p.call.count + window.start + first;
     }
     offset = at * p.call.element_bytes;
   }
@@ -158,30 +202,8 @@ struct Interpreter {
     return p.call.scaled && buffer == INPUT && at == rank().rank;
   }
 
-  // Copies lines from `at` on, as many as are under way at once. ALL: they all lie before `end`.
-  template <bool ALL>
-  __device__ static void copy_lines(char* to, const char* from, uint64_t at, uint64_t end) {
-    auto is_there = [&](int k) { return ALL || at + k * STEP < end; };
-    uint4 v[COPIES_AHEAD];
-#pragma unroll
-    for (int k = 0; k < COPIES_AHEAD; k++)
-      if (is_there(k)) v[k] = load_line(from + at + k * STEP, 16, true);
-#pragma unroll
-    for (int k = 0; k < COPIES_AHEAD; k++)
-      if (is_there(k)) store_line(to + at + k * STEP, 16, true, v[k]);
-  }
-
   __device__ void copy(char* to, const char* from, uint64_t len, bool multiply) const {
-    bool fits = aligned(reinterpret_cast<uint64_t>(to) | reinterpret_cast<uint64_t>(from));
-    uint64_t at = threadIdx.x * 16, whole = fits && !multiply ? len & ~15ull : 0;
-    for (; at + (COPIES_AHEAD - 1) * STEP < whole; at += COPIES_AHEAD * STEP)
-      copy_lines<true>(to, from, at, whole);
-    if (at < whole) copy_lines<false>(to, from, at, whole);
-    for (at = whole + threadIdx.x * 16; at < len; at += STEP) {
-      uint4 v = load_line(from + at, len - at, fits);
-      if (multiply) v = scale_line<E>(v, scale);
-      store_line(to + at, len - at, fits, v);
-    }
+    copy_slice<E>(to, from, len, multiply, scale, load_line);
   }
 
   // A fold of what all ranks have at the same place, written to all targets.
