@@ -80,8 +80,12 @@ pub(crate) struct Visit(&'static Gate);
 
 impl Drop for Visit {
     fn drop(&mut self) {
-        self.0.state().visits -= 1;
-        self.0.changed.notify_all();
+        let mut state = self.0.state();
+        state.visits -= 1;
+        // A notification is a system call, and only the exit handler waits for one.
+        if state.closed {
+            self.0.changed.notify_all();
+        }
     }
 }
 

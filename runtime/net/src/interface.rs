@@ -67,6 +67,27 @@ fn admits(filter: &str, name: &str) -> bool {
     listed != exclude
 }
 
+/// Returns the interfaces of this machine that are devices of a plugin, the best first: of those
+/// that the two variables admit one address each, and loopback only where it is asked for or there
+/// is nothing else.
+pub fn devices(ifname: &str, family: &str) -> Result<Vec<Interface>> {
+    Ok(chosen(&found()?, ifname, family))
+}
+
+fn chosen(found: &[Interface], names: &str, family: &str) -> Vec<Interface> {
+    let mut chosen: Vec<Interface> = Vec::new();
+    for interface in admitted(found, names, family) {
+        if chosen.iter().all(|other| other.name != interface.name) {
+            chosen.push(interface);
+        }
+    }
+    let is_beyond = |i: &Interface| !i.address.ip().is_loopback();
+    if names.is_empty() && chosen.iter().any(is_beyond) {
+        chosen.retain(is_beyond);
+    }
+    chosen
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -101,5 +122,30 @@ mod tests {
         assert_eq!(chosen("=lo", "AF_INET6"), "::1");
         assert_eq!(chosen("eth", "AF_INET6"), "fe80::1");
         assert_eq!(chosen("wlan", ""), "none");
+    }
+
+    fn names(found: &[(&str, &str)], names: &str) -> Vec<String> {
+        let interface = |(name, ip): &(&str, &str)| Interface {
+            name: (*name).to_owned(),
+            address: SocketAddr::new(ip.parse().unwrap(), 0),
+        };
+        let found: Vec<_> = found.iter().map(interface).collect();
+        let chosen = chosen(&found, names, "");
+        chosen.iter().map(|i| format!("{} {}", i.name, i.address.ip())).collect()
+    }
+
+    #[test]
+    fn a_device_is_an_interface_and_loopback_only_where_it_has_to_be() {
+        let machine = [
+            ("lo", "127.0.0.1"),
+            ("lo", "::1"),
+            ("eth0", "fe80::1"),
+            ("eth0", "192.0.2.5"),
+            ("ib0", "198.51.100.7"),
+        ];
+        assert_eq!(names(&machine, ""), ["ib0 198.51.100.7", "eth0 192.0.2.5"]);
+        assert_eq!(names(&machine, "lo,eth"), ["eth0 192.0.2.5", "lo 127.0.0.1"]);
+        assert_eq!(names(&machine[..2], ""), ["lo 127.0.0.1"]);
+        assert!(names(&[], "").is_empty());
     }
 }

@@ -131,6 +131,11 @@ pub trait Sender: Send {
         Ok(Region::default())
     }
 
+    /// Gives up registered memory that no request uses.
+    fn deregister(&mut self, _region: Region) -> Result<()> {
+        Ok(())
+    }
+
     /// Starts to send a message from registered memory. `None`: there is no room now, and the same
     /// has to be tried again before anything else is sent. At most [`MAX_REQUESTS`] at a time.
     ///
@@ -158,6 +163,11 @@ pub trait Receiver: Send {
     /// Registers memory to receive into, until the connection ends.
     fn register(&mut self, _memory: Memory) -> Result<Region> {
         Ok(Region::default())
+    }
+
+    /// Gives up registered memory that no request uses.
+    fn deregister(&mut self, _region: Region) -> Result<()> {
+        Ok(())
     }
 
     /// Offers registered memory for the next message. `None`: there is no room now, and the same

@@ -24,7 +24,7 @@ pub use event::Event;
 pub use executor::{Executor, Parts, Registration, Unfinished, reach};
 pub use graph::{Executable, Graph};
 pub use host::reach::{Process, arena_fd};
-pub use host::worker::{note_local_ranks, wait_while};
+pub use host::worker::{note_waiting_threads, wait_while};
 pub use memory::{allocate, free, left};
 pub use stream::{Function, Stream};
 

@@ -35,6 +35,8 @@ pub(super) struct Links {
     pub(super) edges: Vec<(u32, Vec<MessageEdge>)>,
     /// The control connections, by rank; `None` for ranks of this host.
     pub(super) controls: Vec<Option<Arc<Control>>>,
+    /// The threads that make calls for the links.
+    pub(super) threads: usize,
 }
 
 /// Makes all connections. Blocks for the ranks of other hosts, until the rendezvous says that one
@@ -58,7 +60,7 @@ pub(super) fn connect(
     let chosen = net::choose(&need)?;
     let lanes = chosen.lanes(&need, lanes)?;
     let lanes = net::agree(&rendezvous.gather(&chosen.agreement(lanes))?)?;
-    let net = (chosen.net, chosen.device);
+    let (net, threads) = ((chosen.net, chosen.device), chosen.threads);
     let mut making = Making::new(identity, members, control, (net, (lanes, slot_bytes)))?;
     loop {
         if let Err(error) = making.progress() {
@@ -67,7 +69,7 @@ pub(super) fn connect(
         }
         let missing = making.missing();
         if missing.is_empty() {
-            return making.finish();
+            return Ok(Links { threads, ..making.finish()? });
         }
         let explain = |verdict| explained(verdict, identity.rank, || making.lacking(&missing));
         rendezvous.session.check().map_err(explain)?;

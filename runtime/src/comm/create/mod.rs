@@ -221,7 +221,7 @@ fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
             return Err(error);
         }
     };
-    device::note_local_ranks(members.on_this_machine());
+    device::note_waiting_threads(members.on_this_machine() * (1 + links.threads));
     let child_meetings = ChildMeetings {
         id: id.clone(),
         listener: control,

@@ -170,14 +170,16 @@ pub fn wait_while(mut so: impl FnMut() -> bool) {
     });
 }
 
-static LOCAL_RANKS: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+static WAITING_THREADS: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
 
-/// Notes that a communicator with this many ranks on this host exists.
-pub fn note_local_ranks(ranks: usize) {
-    LOCAL_RANKS.fetch_max(ranks, Ordering::Relaxed);
+/// Notes that a communicator exists whose ranks on this machine have this many threads that wait
+/// actively: their own, and those that call plugins.
+pub fn note_waiting_threads(threads: usize) {
+    WAITING_THREADS.fetch_max(threads, Ordering::Relaxed);
 }
 
-/// Returns whether there are more ranks on this host than processors: then spinning only hinders.
+/// Returns whether more threads wait on this machine than it has processors: then spinning only
+/// hinders.
 fn crowded() -> bool {
     static PROCESSORS: OnceLock<usize> = OnceLock::new();
     let processors = PROCESSORS.get_or_init(|| {
@@ -187,7 +189,7 @@ fn crowded() -> bool {
             .and_then(|list| count_list(&list))
             .unwrap_or(1)
     });
-    LOCAL_RANKS.load(Ordering::Relaxed) > *processors
+    WAITING_THREADS.load(Ordering::Relaxed) > *processors
 }
 
 /// Returns the number of processors in a list such as `0-3,8`.

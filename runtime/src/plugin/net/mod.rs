@@ -79,6 +79,8 @@ pub(crate) struct Chosen {
     pub(crate) net: Arc<dyn Net>,
     /// This rank's device.
     pub(crate) device: usize,
+    /// The threads that make the network's calls; none where the waiting ones do.
+    pub(crate) threads: usize,
 }
 
 impl Chosen {
@@ -111,7 +113,7 @@ pub(crate) fn choose(need: &Need<'_>) -> Result<Chosen> {
                     Subsystem::Net,
                     &format!("{label}: device {device} is used"),
                 );
-                return Ok(Chosen { net: Arc::new(net), device });
+                return Ok(Chosen { net: Arc::new(net), device, threads: 1 });
             }
             Err(why) => {
                 log::line(Level::Warn, Subsystem::Net, &format!("{label}: refused, {why}"));
@@ -121,7 +123,7 @@ pub(crate) fn choose(need: &Need<'_>) -> Result<Chosen> {
     }
     let tcp = Tcp::at(need.address);
     if admits(tcp.name()) {
-        return Ok(Chosen { net: Arc::new(tcp), device: 0 });
+        return Ok(Chosen { net: Arc::new(tcp), device: 0, threads: 0 });
     }
     let names = loaded().plugins.iter().map(|plugin| plugin.name.as_str());
     let names: Vec<_> = names.chain([tcp.name()]).collect();

@@ -1,0 +1,291 @@
+//! Devices: the active ports of the adapters.
+
+use crate::options::Options;
+use crate::setup;
+use crate::verbs::{Adapter, HINT};
+use ibverbs_sys::{
+    IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_ETHERNET, ibv_gid_entry,
+    ibv_port_attr, ibv_port_state,
+};
+use oxccl_net::tcp::Tcp;
+use oxccl_net::{Connecting, Error, HOST, Handle, Listener, Net, Properties, Result};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// The most bytes of a message; sizes are C's integers for plugins.
+const MAX_BYTES: u64 = 1 << 30;
+
+/// A port of an adapter.
+pub(crate) struct Device {
+    pub(crate) adapter: Arc<Adapter>,
+    port: u8,
+    ethernet: bool,
+    attributes: ibv_port_attr,
+    /// The GID, and its place in the port's table.
+    gid: (u8, [u8; 16]),
+    max_connections: i32,
+}
+
+/// The address of a port, as peers are told it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct PortAddress {
+    lid: u16,
+    gid: [u8; 16],
+    ethernet: bool,
+    mtu: u32,
+}
+
+/// The attributes of a way from a port to one of a peer.
+pub(crate) struct Path {
+    pub(crate) port: u8,
+    pub(crate) mtu: u32,
+    pub(crate) lid: u16,
+    /// The peer's GID; `None` within a subnet of InfiniBand.
+    pub(crate) gid: Option<[u8; 16]>,
+    pub(crate) gid_index: u8,
+    pub(crate) pkey_index: u16,
+    pub(crate) service_level: u8,
+    pub(crate) traffic_class: u8,
+    pub(crate) timeout: u8,
+    pub(crate) retries: u8,
+}
+
+impl Device {
+    /// Returns the ports that are active and admitted.
+    pub(crate) fn all(options: &Options) -> Result<Vec<Arc<Self>>> {
+        let mut devices = Vec::new();
+        for adapter in Adapter::all() {
+            let attributes = adapter.attributes()?;
+            for port in 1..=attributes.phys_port_cnt {
+                if options.adapters.admit(&adapter.name, port) {
+                    let device = Self::new(&adapter, port, attributes.max_qp, options)?;
+                    devices.extend(device.map(Arc::new));
+                }
+            }
+        }
+        Ok(devices)
+    }
+
+    /// Returns a port; `None` if it is not active.
+    fn new(
+        adapter: &Arc<Adapter>,
+        port: u8,
+        max_connections: i32,
+        options: &Options,
+    ) -> Result<Option<Self>> {
+        let attributes = adapter.port(port)?;
+        if attributes.state != ibv_port_state::IBV_PORT_ACTIVE {
+            return Ok(None);
+        }
+        let ethernet = u32::from(attributes.link_layer) == IBV_LINK_LAYER_ETHERNET;
+        let most = usize::try_from(attributes.gid_tbl_len).unwrap_or(0);
+        let mut table = adapter.gids(most * usize::from(adapter.attributes()?.phys_port_cnt))?;
+        table.retain(|entry| entry.port_num == u32::from(port));
+        let wanted = Wanted {
+            index: options.gid_index.or((!ethernet).then_some(0)),
+            roce_version: options.roce_version,
+            ipv6: options.ipv6,
+        };
+        let gid = choose(&table, &wanted).ok_or_else(|| {
+            let which = wanted.index.map(|index| format!(" at place {index}"));
+            let call = format!("port {port} of {}", adapter.name);
+            Error::new(call, format!("it has no GID{}", which.unwrap_or_default()), HINT)
+        })?;
+        let adapter = adapter.clone();
+        Ok(Some(Self { adapter, port, ethernet, attributes, gid, max_connections }))
+    }
+
+    /// Returns the address for peers.
+    pub(crate) fn address(&self) -> PortAddress {
+        let ibv_port_attr { lid, active_mtu: mtu, .. } = self.attributes;
+        PortAddress { lid, gid: self.gid.1, ethernet: self.ethernet, mtu }
+    }
+
+    /// Returns the device's name for texts.
+    pub(crate) fn name(&self) -> String {
+        format!("{}:{}", self.adapter.name, self.port)
+    }
+
+    /// Returns the way to a peer. Fails unless both are InfiniBand, or both Ethernet.
+    pub(crate) fn path(&self, to: &PortAddress, options: &Options) -> Result<Path> {
+        if to.ethernet != self.ethernet {
+            let layer = |ethernet| if ethernet { "Ethernet" } else { "InfiniBand" };
+            let (own, theirs) = (layer(self.ethernet), layer(to.ethernet));
+            let cause = format!("this side has {own}, the peer {theirs}");
+            return Err(Error::new(format!("connecting {}", self.name()), cause, HINT));
+        }
+        let subnet = |gid: &[u8; 16]| gid[..8].to_owned();
+        let global = self.ethernet || subnet(&to.gid) != subnet(&self.gid.1);
+        Ok(Path {
+            port: self.port,
+            mtu: self.attributes.active_mtu.min(to.mtu),
+            lid: to.lid,
+            gid: global.then_some(to.gid),
+            gid_index: self.gid.0,
+            pkey_index: options.pkey_index,
+            service_level: options.service_level,
+            traffic_class: options.traffic_class,
+            timeout: options.timeout,
+            retries: options.retries,
+        })
+    }
+
+    fn properties(&self) -> Properties {
+        let name = &self.adapter.name;
+        let place = std::fs::canonicalize(format!("/sys/class/infiniband/{name}/device"));
+        let ibv_port_attr { active_speed, active_width, max_msg_sz, .. } = self.attributes;
+        Properties {
+            name: self.name(),
+            pci_path: place.ok().map(|path| path.display().to_string()),
+            memory: HOST,
+            speed_mbps: speed_mbps(active_speed, active_width),
+            offloaded: false,
+            max_connections: self.max_connections,
+            max_bytes: MAX_BYTES.min(u64::from(max_msg_sz)),
+        }
+    }
+}
+
+/// Returns the speed of a port from the two numbers of its attributes, which are powers of two
+/// (`ibv_query_port(3)`; the speeds are those of NCCL).
+fn speed_mbps(speed: u8, width: u8) -> i32 {
+    let lane = match speed {
+        1 => 2500,
+        2 => 5000,
+        4 | 8 => 10_000,
+        16 => 14_000,
+        32 => 25_000,
+        64 => 50_000,
+        128 => 100_000,
+        _ => 200_000,
+    };
+    let lanes = match width {
+        2 => 4,
+        4 => 8,
+        8 => 12,
+        16 => 2,
+        _ => 1,
+    };
+    lane * lanes
+}
+
+/// What a GID should be.
+struct Wanted {
+    /// The place in the table; `None` chooses by what follows.
+    index: Option<u32>,
+    roce_version: u32,
+    ipv6: bool,
+}
+
+/// Chooses a GID of a port: one of the version of RoCE and the address family asked for, with an
+/// address that is valid beyond the link; the first of those that have most of this.
+fn choose(table: &[ibv_gid_entry], wanted: &Wanted) -> Option<(u8, [u8; 16])> {
+    // SAFETY: any bytes are a GID.
+    let raw = |entry: &ibv_gid_entry| unsafe { entry.gid.raw };
+    let is_there = |entry: &&ibv_gid_entry| raw(entry) != [0; 16] && entry.gid_index <= 255;
+    let merit = |entry: &&ibv_gid_entry| {
+        let address = std::net::Ipv6Addr::from(raw(entry));
+        let kind =
+            if wanted.roce_version == 1 { IBV_GID_TYPE_ROCE_V1 } else { IBV_GID_TYPE_ROCE_V2 };
+        (
+            entry.gid_type == kind,
+            address.to_ipv4_mapped().is_some() != wanted.ipv6,
+            !address.is_unicast_link_local(),
+            std::cmp::Reverse(entry.gid_index),
+        )
+    };
+    let mut there = table.iter().filter(is_there);
+    let chosen = match wanted.index {
+        Some(index) => there.find(|entry| entry.gid_index == index),
+        None => there.max_by_key(merit),
+    };
+    chosen.map(|entry| (entry.gid_index as u8, raw(entry)))
+}
+
+/// The transport.
+pub(crate) struct Ib {
+    devices: Vec<Arc<Device>>,
+    options: Arc<Options>,
+    /// The way for what peers tell each other to connect.
+    tcp: Arc<Tcp>,
+}
+
+impl Ib {
+    pub(crate) fn new(devices: Vec<Arc<Device>>, options: Options, tcp: Tcp) -> Self {
+        Self { devices, options: Arc::new(options), tcp: Arc::new(tcp) }
+    }
+
+    fn device(&self, device: usize) -> Result<Arc<Device>> {
+        let number = self.devices.len();
+        let none = || Error::new(format!("device {device}"), format!("of {number} devices"), HINT);
+        self.devices.get(device).cloned().ok_or_else(none)
+    }
+}
+
+impl Net for Ib {
+    fn name(&self) -> &str {
+        "OxCCL-IB"
+    }
+
+    fn devices(&self) -> usize {
+        self.devices.len()
+    }
+
+    fn properties(&self, device: usize) -> Result<Properties> {
+        Ok(self.device(device)?.properties())
+    }
+
+    fn listen(&self, device: usize) -> Result<(Handle, Box<dyn Listener>)> {
+        setup::listen(self.device(device)?, self.options.clone(), self.tcp.clone())
+    }
+
+    fn connect(&self, device: usize, handle: Handle) -> Result<Box<dyn Connecting>> {
+        setup::connect((self.device(device)?, self.options.clone()), &self.tcp, handle)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(index: u32, gid_type: u32, address: &str) -> ibv_gid_entry {
+        let address: std::net::IpAddr = address.parse().unwrap();
+        let mut entry =
+            ibv_gid_entry { gid_index: index, port_num: 1, gid_type, ..Default::default() };
+        entry.gid.raw = match address {
+            std::net::IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+            std::net::IpAddr::V6(address) => address.octets(),
+        };
+        entry
+    }
+
+    #[test]
+    fn a_gid_is_chosen_by_version_family_and_reach() {
+        let table = [
+            entry(0, IBV_GID_TYPE_ROCE_V1, "fe80::1"),
+            entry(1, IBV_GID_TYPE_ROCE_V2, "fe80::1"),
+            entry(2, IBV_GID_TYPE_ROCE_V1, "192.0.2.1"),
+            entry(3, IBV_GID_TYPE_ROCE_V2, "192.0.2.1"),
+            entry(4, IBV_GID_TYPE_ROCE_V2, "192.0.2.9"),
+            entry(5, IBV_GID_TYPE_ROCE_V2, "2001:db8::1"),
+            entry(6, IBV_GID_TYPE_ROCE_V2, "::"),
+        ];
+        let chosen = |index, roce_version, ipv6| {
+            choose(&table, &Wanted { index, roce_version, ipv6 }).map(|(index, _)| index)
+        };
+        assert_eq!(chosen(None, 2, false), Some(3));
+        assert_eq!(chosen(None, 1, false), Some(2));
+        assert_eq!(chosen(None, 2, true), Some(5));
+        assert_eq!(chosen(None, 1, true), Some(0));
+        assert_eq!(chosen(Some(4), 2, false), Some(4));
+        // A place without an address, and one beyond the table.
+        assert_eq!((chosen(Some(6), 2, false), chosen(Some(9), 2, false)), (None, None));
+    }
+
+    #[test]
+    fn speeds_are_those_of_lanes_times_their_number() {
+        assert_eq!(speed_mbps(32, 2), 100_000);
+        assert_eq!(speed_mbps(128, 2), 400_000);
+        assert_eq!(speed_mbps(1, 1), 2500);
+    }
+}

@@ -1,0 +1,155 @@
+//! What the variables of NCCL ask for.
+
+use oxccl_net::{Error, Result};
+use std::str::FromStr;
+
+/// The most queue pairs of a connection.
+pub(crate) const MAX_QUEUE_PAIRS: usize = 16;
+
+/// The advice of errors about variables.
+const HINT: &str = "see the book's page about plugins";
+
+/// What the variables ask for.
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    /// `NCCL_IB_DISABLE`: there are no devices.
+    pub(crate) disabled: bool,
+    /// `NCCL_IB_HCA`: the adapters and ports to use.
+    pub(crate) adapters: Adapters,
+    /// `NCCL_IB_GID_INDEX`: the place in the port's table of GIDs; `None` chooses one.
+    pub(crate) gid_index: Option<u32>,
+    /// `NCCL_IB_ROCE_VERSION_NUM`: 1 or 2, for the choice of a GID.
+    pub(crate) roce_version: u32,
+    /// `NCCL_IB_ADDR_FAMILY`: whether a GID that holds an IPv6 address is chosen.
+    pub(crate) ipv6: bool,
+    /// `NCCL_IB_TC`: the traffic class of packets with a global header.
+    pub(crate) traffic_class: u8,
+    /// `NCCL_IB_SL`: the service level.
+    pub(crate) service_level: u8,
+    /// `NCCL_IB_PKEY`: the place in the port's table of partition keys.
+    pub(crate) pkey_index: u16,
+    /// `NCCL_IB_TIMEOUT`: an unacknowledged packet is sent again after 4.096 µs · 2^n.
+    pub(crate) timeout: u8,
+    /// `NCCL_IB_RETRY_CNT`: how often it is sent again.
+    pub(crate) retries: u8,
+    /// `NCCL_IB_QPS_PER_CONNECTION`: the queue pairs of a connection.
+    pub(crate) queue_pairs: usize,
+    /// `NCCL_IB_SPLIT_DATA_ON_QPS`: whether each message goes over all queue pairs, not over each
+    /// in turn.
+    pub(crate) split: bool,
+}
+
+impl Options {
+    /// Reads the variables through a function that returns a variable's value.
+    pub(crate) fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Self> {
+        let text = |name: &str| variable(name).unwrap_or_default();
+        let gid_index: i64 = number(&variable, "NCCL_IB_GID_INDEX", -1, -1..=65535)?;
+        Ok(Self {
+            disabled: number(&variable, "NCCL_IB_DISABLE", 0, 0..=1)? == 1,
+            adapters: Adapters::from(text("NCCL_IB_HCA").as_str()),
+            gid_index: u32::try_from(gid_index).ok(),
+            roce_version: number(&variable, "NCCL_IB_ROCE_VERSION_NUM", 2, 1..=2)?,
+            ipv6: text("NCCL_IB_ADDR_FAMILY") == "AF_INET6",
+            traffic_class: number(&variable, "NCCL_IB_TC", 0, 0..=255)?,
+            service_level: number(&variable, "NCCL_IB_SL", 0, 0..=15)?,
+            pkey_index: number(&variable, "NCCL_IB_PKEY", 0, 0..=u16::MAX)?,
+            timeout: number(&variable, "NCCL_IB_TIMEOUT", 20, 1..=31)?,
+            retries: number(&variable, "NCCL_IB_RETRY_CNT", 7, 0..=7)?,
+            queue_pairs: number(&variable, "NCCL_IB_QPS_PER_CONNECTION", 1, 1..=MAX_QUEUE_PAIRS)?,
+            split: number(&variable, "NCCL_IB_SPLIT_DATA_ON_QPS", 0, 0..=1)? == 1,
+        })
+    }
+}
+
+/// Reads a variable that is a number within limits.
+fn number<T: FromStr + PartialOrd + std::fmt::Debug>(
+    variable: impl Fn(&str) -> Option<String>,
+    name: &str,
+    default: T,
+    limits: std::ops::RangeInclusive<T>,
+) -> Result<T> {
+    let Some(text) = variable(name).filter(|text| !text.is_empty()) else { return Ok(default) };
+    let read = text.trim().parse().ok().filter(|value| limits.contains(value));
+    let wrong = || {
+        let (first, last) = (limits.start(), limits.end());
+        let cause = format!("it is {text:?}; a number from {first:?} to {last:?} is expected");
+        Error::new(format!("reading {name}"), cause, HINT)
+    };
+    read.ok_or_else(wrong)
+}
+
+/// The adapters and ports that `NCCL_IB_HCA` admits: `name[:port]`, separated by commas. Names are
+/// prefixes, or whole after `=`; a leading `^` excludes what is listed.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Adapters {
+    excludes: bool,
+    exact: bool,
+    listed: Vec<(String, Option<u8>)>,
+}
+
+impl From<&str> for Adapters {
+    fn from(text: &str) -> Self {
+        let (excludes, text) = text.strip_prefix('^').map_or((false, text), |rest| (true, rest));
+        let (exact, text) = text.strip_prefix('=').map_or((false, text), |rest| (true, rest));
+        let entry = |entry: &str| {
+            // Rail and plane may follow, which say nothing about the choice.
+            let mut parts = entry.split(':');
+            let name = parts.next().unwrap_or_default().trim().to_owned();
+            (name, parts.next().and_then(|port| port.trim().parse().ok()))
+        };
+        let listed = text.split(',').filter(|part| !part.trim().is_empty()).map(entry).collect();
+        Self { excludes, exact, listed }
+    }
+}
+
+impl Adapters {
+    /// Returns whether a port of an adapter is admitted.
+    pub(crate) fn admit(&self, adapter: &str, port: u8) -> bool {
+        let is = |(name, of): &(String, Option<u8>)| {
+            let named = if self.exact { adapter == name } else { adapter.starts_with(name) };
+            named && of.is_none_or(|of| of == port)
+        };
+        self.listed.is_empty() || self.listed.iter().any(is) != self.excludes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(pairs: &[(&str, &str)]) -> Result<Options> {
+        Options::read(|name| {
+            let found = pairs.iter().find(|(of, _)| *of == name);
+            found.map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn adapters_are_admitted_as_in_nccl() {
+        let admitted = |text: &str| {
+            let adapters = Adapters::from(text);
+            let ports = [("mlx5_0", 1), ("mlx5_1", 1), ("mlx5_1", 2), ("mlx5_10", 1), ("rxe0", 1)];
+            let is = ports.iter().filter(|(name, port)| adapters.admit(name, *port));
+            is.map(|(name, port)| format!("{name}:{port}")).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(admitted(""), "mlx5_0:1 mlx5_1:1 mlx5_1:2 mlx5_10:1 rxe0:1");
+        assert_eq!(admitted("mlx5_1"), "mlx5_1:1 mlx5_1:2 mlx5_10:1");
+        assert_eq!(admitted("=mlx5_1"), "mlx5_1:1 mlx5_1:2");
+        assert_eq!(admitted("=mlx5_1:2,rxe0"), "mlx5_1:2 rxe0:1");
+        assert_eq!(admitted("^mlx5"), "rxe0:1");
+        assert_eq!(admitted("^=mlx5_1:1,rxe0:2"), "mlx5_0:1 mlx5_1:2 mlx5_10:1 rxe0:1");
+        assert_eq!(admitted("rxe0:1:0:1"), "rxe0:1");
+    }
+
+    #[test]
+    fn numbers_have_nccls_defaults_and_wrong_ones_are_named() {
+        let options = read(&[]).unwrap();
+        assert_eq!((options.timeout, options.retries, options.queue_pairs), (20, 7, 1));
+        assert_eq!((options.gid_index, options.roce_version, options.disabled), (None, 2, false));
+        let options = read(&[("NCCL_IB_GID_INDEX", "3"), ("NCCL_IB_TIMEOUT", " 14 ")]).unwrap();
+        assert_eq!((options.gid_index, options.timeout), (Some(3), 14));
+        let error = read(&[("NCCL_IB_RETRY_CNT", "8")]).unwrap_err().to_string();
+        assert!(error.contains("reading NCCL_IB_RETRY_CNT: it is \"8\""), "{error}");
+        assert!(error.contains("from 0 to 7"), "{error}");
+    }
+}
