@@ -67,7 +67,7 @@ pub struct Incoming(message::Incoming);
 impl Incoming {
     /// Returns a receiving half that offers all slots.
     pub fn new(stream: impl Read + Send + 'static, slot_bytes: usize) -> Self {
-        Self(message::Incoming::new(Box::new(TcpReceiver::new(stream)), 0, slot_bytes))
+        Self(message::Incoming::new(Box::new(TcpReceiver::new(stream, true)), 0, slot_bytes))
     }
 
     /// Returns the next message if it is complete: its descriptor and its data.

@@ -173,6 +173,36 @@ fn our_tcp_transport_works_as_a_plugin() {
     }
 }
 
+/// Driven by a program that checks each byte, also those behind a message.
+#[test]
+fn our_tcp_transport_works_without_the_library() {
+    let plugin = Plugin::tcp();
+    let tests = Path::new(MANIFEST);
+    let program = plugin.folder.join("messages");
+    let compiled = Command::new("cc")
+        .args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-I"])
+        .arg(tests.join("../plugins/include"))
+        .arg("-I")
+        .arg(tests.join("../capi/include"))
+        .arg(tests.join("plugins/messages.c"))
+        .args(["-ldl", "-o"])
+        .arg(&program)
+        .output();
+    let compiled = match compiled {
+        Err(e) => return missing("cc", &e.to_string()),
+        Ok(compiled) => compiled,
+    };
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    // Its own limit is 60 s for whatever it waits for.
+    let output = Command::new(&program)
+        .args([plugin.path(), "0", "0", "262144"])
+        .env("NCCL_SOCKET_IFNAME", "lo")
+        .output()
+        .expect("it runs");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.ends_with("OK\n"), "{text}");
+}
+
 /// The communicator cannot be made, or its first operation fails.
 #[test]
 fn a_plugin_that_fails_is_named_with_its_function_and_all_ranks_end() {

@@ -216,6 +216,7 @@ fn dump_all() -> Result<()> {
         };
         let effect = match variable.status {
             Status::Honoured => String::new(),
+            Status::Plugins => " Read by network plugins.".to_owned(),
             Status::Accepted(why) => format!(" No effect: {why}."),
         };
         let (name, doc) = (variable.name, variable.doc);

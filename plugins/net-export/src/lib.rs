@@ -1,5 +1,6 @@
-//! Exports a transport of `oxccl_net` as a net plugin of NCCL, versions 11 and 12. A plugin is a
-//! `cdylib` that implements [`Plugin`] and defines two symbols:
+//! Exports a transport of `oxccl_net` as a net plugin of NCCL, versions 11 and 12. The transport
+//! must write nothing behind a message, as NCCL's protocols look there for later data. A plugin is
+//! a `cdylib` that implements [`Plugin`] and defines two symbols:
 //!
 //! ```ignore
 //! #[unsafe(no_mangle)]
@@ -310,7 +311,7 @@ unsafe extern "C" fn irecv<P: Plugin>(
     run::<P>("irecv", || unsafe { start(end, (*data, *sizes, *regions), *tags, request) })
 }
 
-unsafe extern "C" fn flush<P: Plugin>(
+unsafe extern "C" fn flush(
     _end: *mut c_void,
     _n: c_int,
     _data: *mut *mut c_void,
@@ -367,7 +368,7 @@ unsafe extern "C" fn close_listener<P: Plugin>(listener: *mut c_void) -> ncclRes
     })
 }
 
-unsafe extern "C" fn finalize<P: Plugin>(_context: *mut c_void) -> ncclResult_t {
+unsafe extern "C" fn finalize(_context: *mut c_void) -> ncclResult_t {
     SUCCESS
 }
 
@@ -396,7 +397,7 @@ macro_rules! version {
                 deregMr: Some(deregister::<P>),
                 isend: Some(isend::<P>),
                 irecv: Some(irecv::<P>),
-                iflush: Some(flush::<P>),
+                iflush: Some(flush),
                 test: Some(test::<P>),
                 closeSend: Some(close::<P>),
                 closeRecv: Some(close::<P>),
@@ -404,7 +405,7 @@ macro_rules! version {
                 getDeviceMr: None,
                 irecvConsumed: None,
                 makeVDevice: None,
-                finalize: Some(finalize::<P>),
+                finalize: Some(finalize),
                 setNetAttr: None,
             })
         }

@@ -1,7 +1,7 @@
 //! How two ends come to a connection. The one that connects says hello over TCP, with its address
 //! and the place where it waits for the answer; the other answers with its own; the first says that
-//! it is ready, after which offers may come. Hello and answer prove with the listener's secret, which
-//! is in its handle, that they are meant.
+//! it is ready, after which offers may come. Hello and answer prove with the listener's secret,
+//! which is in its handle, that they are meant.
 
 use crate::connection::{Ends, EndsAddress, IbReceiver, IbSender};
 use crate::device::Device;

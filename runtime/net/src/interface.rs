@@ -130,7 +130,7 @@ mod tests {
             address: SocketAddr::new(ip.parse().unwrap(), 0),
         };
         let found: Vec<_> = found.iter().map(interface).collect();
-        let chosen = chosen(&found, names, "");
+        let chosen = super::chosen(&found, names, "");
         chosen.iter().map(|i| format!("{} {}", i.name, i.address.ip())).collect()
     }
 

@@ -1,5 +1,5 @@
-//! NCCL's other variables: known, readable through `ncclParam*`, and without effect here. Each row
-//! gives the reason.
+//! NCCL's other variables: known, readable through `ncclParam*`, and without effect here, or read
+//! by plugins. Each row gives the reason.
 
 use super::value::Kind;
 use super::{Lookup, Report, Status, Variable, read};
@@ -14,7 +14,7 @@ pub(crate) const NO_NVLINK: &str = "there is no NVLink between ranks on the host
 pub(crate) const ORDERED: &str = "the host device orders graphs and other work always";
 const RETRY: &str = "connections are retried until OXCCL_INIT_TIMEOUT is over";
 const BOOTSTRAP: &str = "initialisation goes over TCP and needs no staggering";
-const RDMA: &str = "there is no InfiniBand transport yet";
+const RDMA: &str = "the InfiniBand plugin has no use for it";
 const TOPOLOGY: &str = "there is no GPU topology on the host device";
 const LOCAL: &str = "ranks of one host always share memory";
 const CHOICE: &str = "OXCCL_ALGORITHM and the cost model choose";
@@ -28,9 +28,19 @@ const SYMMETRIC: &str = "there are no symmetric kernels on the host device";
 /// The section whose variables NCCL does not document.
 pub(super) const UNDOCUMENTED: &str = "Not documented by NCCL";
 
+/// The effect of a variable by its reason; PLUGIN stands for variables that plugins read.
+macro_rules! status {
+    (PLUGIN) => {
+        Status::Plugins
+    };
+    ($reason:tt) => {
+        Status::Accepted($reason)
+    };
+}
+
 macro_rules! accepted {
     ($($section:expr => {
-        $($kind:ident $name:literal = $default:literal, $reason:expr, $doc:literal;)*
+        $($kind:ident $name:literal = $default:literal, $reason:tt, $doc:literal;)*
     })*) => {
         pub(super) static ACCEPTED: &[Variable] = &[$($(Variable {
             section: $section,
@@ -38,7 +48,7 @@ macro_rules! accepted {
             kind: Kind::$kind,
             default: $default,
             doc: $doc,
-            status: Status::Accepted($reason),
+            status: status!($reason),
         },)*)*];
     };
 }
@@ -79,22 +89,22 @@ accepted! {
     Text "NCCL_NETDEVS_POLICY" = "AUTO", NETWORKS, "NICs given to each GPU: AUTO, MAX:N or ALL.";
 }
 "InfiniBand and RoCE" => {
-    Bool "NCCL_IB_DISABLE" = "0", RDMA, "1 uses sockets instead of InfiniBand.";
-    Text "NCCL_IB_HCA" = "", RDMA, "Adapters to use: `name[:port[:rail[:plane]]]`, `^` excludes, `=` takes names exactly.";
-    Uint "NCCL_IB_TIMEOUT" = "20", RDMA, "Acknowledgement timeout: 4.096 µs · 2^n.";
-    Uint "NCCL_IB_RETRY_CNT" = "7", RDMA, "Retransmissions.";
-    Int "NCCL_IB_GID_INDEX" = "-1", RDMA, "Index of the GID; -1 finds one.";
-    Text "NCCL_IB_ADDR_FAMILY" = "AF_INET", RDMA, "Address family of the GID.";
+    Bool "NCCL_IB_DISABLE" = "0", PLUGIN, "1 uses sockets instead of InfiniBand.";
+    Text "NCCL_IB_HCA" = "", PLUGIN, "Adapters to use: `name[:port[:rail[:plane]]]`, `^` excludes, `=` takes names exactly.";
+    Uint "NCCL_IB_TIMEOUT" = "20", PLUGIN, "Acknowledgement timeout: 4.096 µs · 2^n.";
+    Uint "NCCL_IB_RETRY_CNT" = "7", PLUGIN, "Retransmissions.";
+    Int "NCCL_IB_GID_INDEX" = "-1", PLUGIN, "Index of the GID; -1 finds one.";
+    Text "NCCL_IB_ADDR_FAMILY" = "AF_INET", PLUGIN, "Address family of the GID.";
     Text "NCCL_IB_ADDR_RANGE" = "", RDMA, "Network that the GID has to be in.";
-    Uint "NCCL_IB_ROCE_VERSION_NUM" = "2", RDMA, "Version of RoCE.";
-    Uint "NCCL_IB_SL" = "0", RDMA, "Service level.";
-    Uint "NCCL_IB_TC" = "0", RDMA, "Traffic class.";
+    Uint "NCCL_IB_ROCE_VERSION_NUM" = "2", PLUGIN, "Version of RoCE.";
+    Uint "NCCL_IB_SL" = "0", PLUGIN, "Service level.";
+    Uint "NCCL_IB_TC" = "0", PLUGIN, "Traffic class.";
     Uint "NCCL_IB_FIFO_TC" = "", RDMA, "Traffic class of control messages; default: that of data.";
     Bool "NCCL_IB_RETURN_ASYNC_EVENTS" = "1", RDMA, "Fatal events of adapters become errors.";
     Uint "NCCL_IB_AR_THRESHOLD" = "8192", RDMA, "Bytes above which data and notice are separate messages.";
     Bool "NCCL_IB_OOO_RQ" = "0", RDMA, "Receives may complete out of order.";
-    Uint "NCCL_IB_QPS_PER_CONNECTION" = "1", RDMA, "Queue pairs per connection.";
-    Bool "NCCL_IB_SPLIT_DATA_ON_QPS" = "0", RDMA, "Splits messages over the queue pairs.";
+    Uint "NCCL_IB_QPS_PER_CONNECTION" = "1", PLUGIN, "Queue pairs per connection.";
+    Bool "NCCL_IB_SPLIT_DATA_ON_QPS" = "0", PLUGIN, "Splits messages over the queue pairs.";
     Uint "NCCL_IB_PCI_RELAXED_ORDERING" = "2", RDMA, "Relaxed ordering on PCI: 0, 1, 2 automatic.";
     Bool "NCCL_IB_ADAPTIVE_ROUTING" = "", RDMA, "Adaptive routing; default: on InfiniBand only.";
     Bool "NCCL_IB_ECE_ENABLE" = "1", RDMA, "Enhanced connection establishment.";

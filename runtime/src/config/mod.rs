@@ -58,6 +58,8 @@ pub enum Status {
     Honoured,
     /// The variable has no effect, for this reason.
     Accepted(&'static str),
+    /// Network plugins read the variable, from the process's environment.
+    Plugins,
 }
 
 /// The origin of a value.
@@ -117,7 +119,9 @@ impl Report {
     pub fn given(&self) -> impl Iterator<Item = String> {
         let given = self.settings.iter().filter(|s| s.origin != Origin::Default);
         given.map(|Setting { variable, value, origin }| match variable.status {
-            Status::Honoured => format!("{}={value} ({origin})", variable.name),
+            Status::Honoured | Status::Plugins => {
+                format!("{}={value} ({origin})", variable.name)
+            }
             Status::Accepted(why) => {
                 format!("{}={value} ({origin}) has no effect: {why}", variable.name)
             }

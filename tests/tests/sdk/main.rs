@@ -36,6 +36,7 @@ fn prefix() -> &'static Path {
             libdir: xtask::install::LIBDIR.to_owned(),
             profile: profile.to_owned(),
             nccl_compat: true,
+            rdma: false,
         };
         xtask::install::install(Path::new(ROOT), &options).expect("it installs");
         prefix

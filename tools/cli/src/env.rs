@@ -54,6 +54,10 @@ fn listing(config: &Config) -> String {
         }
         text += &format!("{}{}\n", line(setting), wrapped(setting.variable.doc, 4));
     }
+    text += "\n# Read by network plugins, from the environment\n";
+    for setting in settings.iter().filter(|s| s.variable.status == Status::Plugins) {
+        text += &format!("{}\n", line(setting));
+    }
     text += "\n# Accepted without effect; docs/environment.md says what NCCL does with them\n";
     for setting in settings {
         if let Status::Accepted(why) = setting.variable.status {

@@ -95,7 +95,8 @@ pub fn build(root: &Path, options: &Options) -> Result<Vec<PathBuf>, Error> {
     let staged = work.join("usr");
     let profile = options.profile.clone();
     let prefix = staged.clone();
-    let staging = install::Options { prefix, libdir: libdir(), profile, nccl_compat: true };
+    let staging =
+        install::Options { prefix, libdir: libdir(), profile, nccl_compat: true, rdma: false };
     install(root, &staging)?;
     let stripped =
         ["LIB/liboxccl.so.2", "LIB/liboxccl.a", "bin/oxccl"].map(|f| staged.join(place(f)));

@@ -63,6 +63,7 @@ pub fn text() -> String {
             };
             let effect = match row.status {
                 Status::Honoured => String::new(),
+                Status::Plugins => " *Read by network plugins.*".to_owned(),
                 Status::Accepted(why) => format!(" *No effect: {why}.*"),
             };
             let (name, kind, doc) = (row.name, row.kind.name(), cell(row.doc));

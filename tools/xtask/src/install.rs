@@ -40,6 +40,10 @@ pub struct Options {
     /// Install under NCCL's names too.
     #[arg(long)]
     pub nccl_compat: bool,
+    /// Build and install the plugin for InfiniBand and RoCE too; needs cmake, libclang and
+    /// libibverbs with its headers.
+    #[arg(long)]
+    pub rdma: bool,
 }
 
 /// Checks that a folder lies below another one.
@@ -61,6 +65,9 @@ pub fn install(root: &Path, options: &Options) -> Result<(), Error> {
     link(SONAME, &lib.join("liboxccl.so"))?;
     copy(&built.archive, &lib.join("liboxccl.a"))?;
     copy(&built.plugin, &lib.join("libnccl-net-oxccl.so"))?;
+    if options.rdma {
+        copy(&build_rdma(root, &options.profile)?, &lib.join("libnccl-net-oxccl-ib.so"))?;
+    }
     copy(&built.command, &prefix.join("bin/oxccl"))?;
     // Completions and manual pages.
     run(Command::new(&built.command).arg("share").arg(prefix.join("share")))?;
@@ -100,10 +107,34 @@ struct Built {
 }
 
 fn build(root: &Path, profile: &str) -> Result<Built, Error> {
+    let packages = ["oxccl-capi", "oxccl-cli", "oxccl-net-tcp"];
+    let files = run_cargo(root, profile, &packages.map(|package| ["--package", package]).concat())?;
+    Ok(Built {
+        shared: find(&files, "liboxccl.so")?,
+        archive: find(&files, "liboxccl.a")?,
+        plugin: find(&files, "liboxccl_net_tcp.so")?,
+        command: find(&files, "oxccl")?,
+    })
+}
+
+/// Builds the plugin for InfiniBand and RoCE, which is a workspace of its own.
+fn build_rdma(root: &Path, profile: &str) -> Result<PathBuf, Error> {
+    let workspace = ["--manifest-path", "plugins/net-ib/Cargo.toml", "--target-dir"];
+    let files = run_cargo(root, profile, &[&workspace[..], &["target/net-ib"]].concat())?;
+    find(&files, "liboxccl_net_ib.so")
+}
+
+fn find(files: &[PathBuf], name: &'static str) -> Result<PathBuf, Error> {
+    let file = files.iter().find(|f| f.file_name().is_some_and(|n| n == name));
+    file.cloned().ok_or(Error::NotBuilt(name))
+}
+
+/// Builds what the arguments say; returns the files that were made.
+fn run_cargo(root: &Path, profile: &str, arguments: &[&str]) -> Result<Vec<PathBuf>, Error> {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
     let output = Command::new(&cargo)
         .args(["build", "--quiet", "--profile", profile])
-        .args(["--package", "oxccl-capi", "--package", "oxccl-cli", "--package", "oxccl-net-tcp"])
+        .args(arguments)
         .arg("--message-format=json-render-diagnostics")
         .current_dir(root)
         .stderr(std::process::Stdio::inherit())
@@ -113,17 +144,7 @@ fn build(root: &Path, profile: &str) -> Result<Built, Error> {
         return Err(Error::Program(cargo, output.status.to_string()));
     }
     let text = String::from_utf8_lossy(&output.stdout);
-    let files: Vec<PathBuf> = text.lines().flat_map(artifacts).collect();
-    let find = |name: &'static str| {
-        let file = files.iter().find(|f| f.file_name().is_some_and(|n| n == name));
-        file.cloned().ok_or(Error::NotBuilt(name))
-    };
-    Ok(Built {
-        shared: find("liboxccl.so")?,
-        archive: find("liboxccl.a")?,
-        plugin: find("liboxccl_net_tcp.so")?,
-        command: find("oxccl")?,
-    })
+    Ok(text.lines().flat_map(artifacts).collect())
 }
 
 /// Returns the files that a message of cargo names.

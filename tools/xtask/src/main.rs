@@ -81,6 +81,7 @@ fn wheel(root: &Path, out: &Path, profile: String) -> Result<(), String> {
         prefix: prefix.clone(),
         profile,
         nccl_compat: true,
+        rdma: false,
         libdir: xtask::install::LIBDIR.to_owned(),
     };
     xtask::install::install(root, &options).map_err(|e| e.to_string())?;

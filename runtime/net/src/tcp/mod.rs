@@ -26,17 +26,21 @@ const UNKNOWN_SPEED_MBPS: i32 = 10_000;
 /// The TCP transport. Its devices are interfaces.
 pub struct Tcp {
     interfaces: Vec<Interface>,
+    ahead: bool,
 }
 
 impl Tcp {
-    /// Returns the transport with these interfaces as devices.
+    /// Returns the transport with these interfaces as devices. It writes nothing behind a message:
+    /// NCCL's protocols would take what they find there for data of later steps.
     pub fn new(interfaces: Vec<Interface>) -> Self {
-        Self { interfaces }
+        Self { interfaces, ahead: false }
     }
 
-    /// Returns the transport with one device, a local address.
+    /// Returns the transport with one device, a local address. It reads a message along with its
+    /// length, and may so write what follows a message into the memory behind it.
     pub fn at(address: SocketAddr) -> Self {
-        Self::new(vec![Interface { name: address.ip().to_string(), address }])
+        let interfaces = vec![Interface { name: address.ip().to_string(), address }];
+        Self { interfaces, ahead: true }
     }
 
     fn interface(&self, device: usize) -> Result<&Interface> {
@@ -102,7 +106,7 @@ impl Net for Tcp {
         let text = bound.unwrap_or(address).to_string();
         let mut handle = [0; HANDLE_BYTES];
         handle[..text.len()].copy_from_slice(text.as_bytes());
-        Ok((Handle(handle), Box::new(TcpListener(socket))))
+        Ok((Handle(handle), Box::new(TcpListener { socket, ahead: self.ahead })))
     }
 
     fn connect(&self, _device: usize, handle: Handle) -> Result<Box<dyn Connecting>> {
@@ -113,15 +117,18 @@ impl Net for Tcp {
     }
 }
 
-struct TcpListener(Socket);
+struct TcpListener {
+    socket: Socket,
+    ahead: bool,
+}
 
 impl Listener for TcpListener {
     fn accept(&mut self) -> Result<Option<Box<dyn Receiver>>> {
         loop {
-            match self.0.accept() {
+            match self.socket.accept() {
                 Ok((socket, _)) => {
                     prepare(&socket)?;
-                    let receiver: TcpReceiver<TcpStream> = TcpReceiver::new(socket.into());
+                    let receiver = TcpReceiver::<TcpStream>::new(socket.into(), self.ahead);
                     return Ok(Some(Box::new(receiver)));
                 }
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(None),
@@ -132,7 +139,7 @@ impl Listener for TcpListener {
     }
 
     fn poll_fds<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) {
-        fds.push(PollFd::new(&self.0, PollFlags::IN));
+        fds.push(PollFd::new(&self.socket, PollFlags::IN));
     }
 }
 
@@ -226,8 +233,8 @@ mod tests {
     use crate::Region;
     use std::time::Duration;
 
-    fn pair() -> (Box<dyn Sender>, Box<dyn Receiver>) {
-        let net = Tcp::at("127.0.0.1:0".parse().unwrap());
+    fn pair(ahead: bool) -> (Box<dyn Sender>, Box<dyn Receiver>) {
+        let net = Tcp { ahead, ..Tcp::at("127.0.0.1:0".parse().unwrap()) };
         assert_eq!((net.devices(), net.name()), (1, "Socket"));
         assert_eq!(net.properties(0).unwrap().memory, HOST);
         assert!(net.properties(1).is_err() && net.listen(1).is_err());
@@ -251,7 +258,12 @@ mod tests {
     /// request is tested first.
     #[test]
     fn messages_of_any_size_arrive_in_order_and_may_be_tested_in_any() {
-        let (mut sender, mut receiver) = pair();
+        for ahead in [true, false] {
+            exchange(pair(ahead), ahead);
+        }
+    }
+
+    fn exchange((mut sender, mut receiver): (Box<dyn Sender>, Box<dyn Receiver>), ahead: bool) {
         let sizes = [0, 1, 65536, 7, 65535, 0, 300, 4096, 65536, 3, 3, 3];
         for group in sizes.chunks(MAX) {
             let sent: Vec<_> = (0u8..).zip(group).map(|(i, &len)| bytes(i, len)).collect();
@@ -281,6 +293,7 @@ mod tests {
             for (i, sent) in sent.iter().enumerate() {
                 assert_eq!(done[i], Some(sent.len()));
                 assert!(rooms[i][..sent.len()] == sent[..], "message {i}");
+                assert!(ahead || rooms[i][sent.len()..].iter().all(|byte| *byte == 0xee));
             }
         }
     }
@@ -289,7 +302,7 @@ mod tests {
 
     #[test]
     fn the_end_of_a_connection_is_an_error_of_requests_that_are_open() {
-        let (sender, mut receiver) = pair();
+        let (sender, mut receiver) = pair(true);
         let mut room = [0u8; 8];
         // SAFETY: the room outlives the receiver's use of it.
         let request = unsafe { receiver.irecv(room.as_mut_ptr(), 8, 0, Region::default()) };

@@ -113,6 +113,8 @@ pub struct TcpReceiver<S> {
     before: u64,
     /// True if the sender has left.
     closed: bool,
+    /// Whether a message is read along with its length.
+    ahead: bool,
 }
 
 // SAFETY: the pointers are only followed under the contract of `irecv`, from whichever thread
@@ -120,8 +122,9 @@ pub struct TcpReceiver<S> {
 unsafe impl<S: Send> Send for TcpReceiver<S> {}
 
 impl<S: Read> TcpReceiver<S> {
-    /// Creates the receiving end of a stream that does not block.
-    pub fn new(stream: S) -> Self {
+    /// Creates the receiving end of a stream that does not block. With `ahead` a message is read
+    /// along with its length, and so may what follows it.
+    pub fn new(stream: S, ahead: bool) -> Self {
         Self {
             stream,
             posted: VecDeque::new(),
@@ -130,6 +133,7 @@ impl<S: Read> TcpReceiver<S> {
             sizes: VecDeque::new(),
             before: 0,
             closed: false,
+            ahead,
         }
     }
 
@@ -139,7 +143,7 @@ impl<S: Read> TcpReceiver<S> {
             let Some(front) = self.posted.front_mut() else { break };
             let rest = &self.surplus[self.used..];
             let read = match rest.is_empty() {
-                true => receive(&mut self.stream, front, true),
+                true => receive(&mut self.stream, front, self.ahead),
                 false => receive(&mut &*rest, front, false).inspect(|n| self.used += n),
             };
             match read {
