@@ -17,7 +17,7 @@
 
 #include "nccl_net.h"
 
-enum { UNDER_WAY = 8, LIMIT_S = 60 };
+enum { UNDER_WAY = 32, LIMIT_S = 60 };
 
 static ncclNet_v11_t *net;
 static size_t largest = 1 << 20;

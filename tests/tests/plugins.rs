@@ -60,12 +60,19 @@ impl Plugin {
 
     /// Returns our TCP transport as a plugin.
     fn tcp() -> Self {
+        Self::own("liboxccl_net_tcp.so", "libnccl-net-oxccl.so")
+    }
+
+    /// Returns a plugin of ours that cargo has built, under the name of its installation.
+    fn own(built: &str, installed: &str) -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let program = std::env::current_exe().expect("a path");
-        let built = program.with_file_name("liboxccl_net_tcp.so");
-        let folder = std::env::temp_dir().join(format!("oxccl-plugin-{}-tcp", std::process::id()));
+        let name = format!("oxccl-plugin-{}-own-{number}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
         std::fs::create_dir_all(&folder).expect("a folder");
-        let file = folder.join("libnccl-net-oxccl.so");
-        std::fs::copy(built, &file).expect("cargo has built it for this test");
+        let file = folder.join(installed);
+        std::fs::copy(program.with_file_name(built), &file).expect("cargo has built it for this");
         Self { folder, file }
     }
 
@@ -451,6 +458,40 @@ fn every_version_of_tuners_chooses_plans_and_is_ended() {
             }
             assert_eq!(plugin.take_report(), "asked\n".repeat(3), "version {version}");
         }
+    }
+}
+
+/// Rules in NVIDIA's format; a table that cannot be read is named with the line.
+#[test]
+fn our_tuner_takes_plans_from_a_table() {
+    let plugin = Plugin::own("liboxccl_tuner_table.so", "libnccl-tuner-oxccl-table.so");
+    let table = plugin.folder.join("rules.csv");
+    let variables = [
+        ("NCCL_TUNER_PLUGIN", "oxccl-table"),
+        ("LD_LIBRARY_PATH", plugin.folder.to_str().expect("a plain path")),
+        ("NCCL_TUNER_CONFIG_FILE", table.to_str().expect("a plain path")),
+    ];
+    let rules = "# COLLNET has no plan here.\nallreduce,0,99999999,collnet_chain,simple,-1,-1,-1\n\
+                 allreduce,0,99999999,ring,simple,4,1,3\nallgather,0,9999,pat,simple,-1,1,8\n";
+    std::fs::write(&table, rules).expect("a table");
+    let ended = plugin.run(3, &["sequence", "8", "60", "100000"], &variables);
+    expect_success(&ended);
+    for Ended { output, .. } in &ended {
+        assert!(
+            output.contains("rules.csv: 3 rules") && output.contains("v6) is used"),
+            "{output}"
+        );
+        let of = |line: &&str| line.contains("all_reduce of") && !line.contains(" of 0 bytes");
+        let chosen: Vec<_> = output.lines().filter(of).collect();
+        let ring = |line: &&str| line.contains("ring, edges");
+        assert!(!chosen.is_empty() && chosen.iter().all(ring), "{chosen:?}");
+    }
+    std::fs::write(&table, "allreduce,0,1,ring,simple,-1,1,3\nallreduce,0,1,ring\n").expect("it");
+    for Ended { status, output } in &plugin.run(2, &["sequence", "8", "60", "1000"], &variables) {
+        assert_ne!(*status, Some(0), "{output}");
+        let line = "rules.csv: line 2: the number of fields is \"4\"; expected 8 to 10";
+        assert!(output.contains(line), "{output}");
+        assert!(output.contains("init of tuner plugin OxCCL-Table"), "{output}");
     }
 }
 

@@ -1,14 +1,9 @@
-//! Listeners and connections as plugins hand them out.
+//! Connections as plugins hand them out.
 
 use oxccl_net::{
-    Connecting, Error, HANDLE_BYTES, Handle, Listener, Memory, Net, Receiver, Region, Request,
-    Result, Sender,
+    Connecting, HANDLE_BYTES, Handle, Memory, Net, Receiver, Region, Request, Result, Sender,
 };
-use std::ffi::c_void;
-use std::sync::Mutex;
-
-/// The place in a handle, behind the address, where the one who connects keeps its state.
-const STATE_AT: usize = HANDLE_BYTES - size_of::<usize>();
+use std::sync::{Mutex, PoisonError};
 
 /// An end of a connection.
 pub(super) enum End {
@@ -65,46 +60,45 @@ pub(super) struct UnderWay {
     pub(super) len: usize,
 }
 
-/// Goes on to connect with the state that is kept in the handle; returns the connection once it is
-/// made.
+/// A connection that is being made.
+struct Pending {
+    /// The place of the handle, and what it holds.
+    place: usize,
+    handle: Handle,
+    connecting: Box<dyn Connecting>,
+}
+
+/// The connections that are being made, by the places of their handles. Nothing of this lies in the
+/// handle, which comes from the peer.
+static PENDING: Mutex<Vec<Pending>> = Mutex::new(Vec::new());
+
+/// Goes on to connect to a handle; returns the connection once it is made.
 ///
 /// # Safety
-/// `handle` is one of [`HANDLE_BYTES`] that a listener of this plugin has filled in, and is the
-/// caller's, at the same place until the connection is made.
+/// `handle` is one of [`HANDLE_BYTES`], and is the caller's, at the same place until the connection
+/// is made.
 pub(super) unsafe fn connect(
     net: &dyn Net,
     device: usize,
-    handle: *mut u8,
+    handle: *const u8,
 ) -> Result<Option<Box<dyn Sender>>> {
-    // SAFETY: within the handle.
-    let place = unsafe { handle.add(STATE_AT) }.cast::<*mut c_void>();
-    // SAFETY: the listener has left zeros there, and only this function writes it.
-    let mut state = unsafe { place.read_unaligned() }.cast::<Box<dyn Connecting>>();
-    if state.is_null() {
-        // SAFETY: by the contract.
-        let copy = unsafe { handle.cast::<[u8; HANDLE_BYTES]>().read_unaligned() };
-        let connecting = net.connect(device, Handle(copy))?;
-        state = Box::into_raw(Box::new(connecting));
-        // SAFETY: as above.
-        unsafe { place.write_unaligned(state.cast()) };
+    let place = handle as usize;
+    // SAFETY: by the contract.
+    let handle = Handle(unsafe { handle.cast::<[u8; HANDLE_BYTES]>().read_unaligned() });
+    let pending = || PENDING.lock().unwrap_or_else(PoisonError::into_inner);
+    let earlier = {
+        let mut pending = pending();
+        let found = pending.iter().position(|pending| pending.place == place);
+        found.map(|at| pending.swap_remove(at))
+    };
+    // Another handle at the place of one that was given up begins anew.
+    let mut connecting = match earlier.filter(|earlier| earlier.handle == handle) {
+        Some(earlier) => earlier.connecting,
+        None => net.connect(device, handle.clone())?,
+    };
+    let made = connecting.progress()?;
+    if made.is_none() {
+        pending().push(Pending { place, handle, connecting });
     }
-    // SAFETY: the state is that of an earlier call, and nobody else has it.
-    let made = unsafe { (*state).progress() };
-    if !matches!(made, Ok(None)) {
-        // SAFETY: as above; it is forgotten here.
-        unsafe {
-            place.write_unaligned(std::ptr::null_mut());
-            drop(Box::from_raw(state));
-        }
-    }
-    made
-}
-
-/// Listens on a device; returns the listener and the handle for the peer.
-pub(super) fn listen(net: &dyn Net, device: usize) -> Result<(Handle, Box<dyn Listener>)> {
-    let (handle, listener) = net.listen(device)?;
-    match handle.0[STATE_AT..].iter().all(|byte| *byte == 0) {
-        true => Ok((handle, listener)),
-        false => Err(Error::new("listening", "the address is too long", "")),
-    }
+    Ok(made)
 }

@@ -11,7 +11,7 @@
 
 mod connection;
 
-use connection::{End, UnderWay, connect, listen};
+use connection::{End, UnderWay, connect};
 pub use oxccl_plugin_abi::net::{ncclNet_v11_t, ncclNet_v12_t};
 
 use oxccl_net::{Error, HANDLE_BYTES, HOST, Listener, Memory, Net, Properties, Region, Result};
@@ -83,7 +83,8 @@ static LOGGER: OnceLock<ncclDebugLogger_t> = OnceLock::new();
 fn run<P: Plugin>(function: &str, body: impl FnOnce() -> Result<()>) -> ncclResult_t {
     let (text, result) = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => return SUCCESS,
-        Ok(Err(error)) => (format!("{function}: {error}"), SYSTEM_ERROR),
+        Ok(Err(error)) if error.hint.is_empty() => (format!("{function}: {error}"), SYSTEM_ERROR),
+        Ok(Err(error)) => (format!("{function}: {error}; {}", error.hint), SYSTEM_ERROR),
         Err(_) => (format!("{function}: a panic; please report it"), INTERNAL_ERROR),
     };
     if let (Some(log), Ok(text)) = (LOGGER.get(), CString::new(text)) {
@@ -176,7 +177,7 @@ unsafe extern "C" fn listen_on<P: Plugin>(
     listener: *mut *mut c_void,
 ) -> ncclResult_t {
     run::<P>("listen", || {
-        let (filled, made) = listen(&*P::transport()?.net, device as usize)?;
+        let (filled, made) = P::transport()?.net.listen(device as usize)?;
         // SAFETY: places for a handle and a pointer.
         unsafe {
             handle.cast::<[u8; HANDLE_BYTES]>().write_unaligned(filled.0);
@@ -234,7 +235,7 @@ unsafe fn with<R>(end: *mut c_void, body: impl FnOnce(&mut End) -> Result<R>) ->
 
 /// A region as plugins hand it out: its number and one, so that none is null.
 fn region_of(handle: *mut c_void) -> Region {
-    Region((handle as usize).saturating_sub(1))
+    Region((handle as usize).wrapping_sub(1))
 }
 
 unsafe extern "C" fn register<P: Plugin>(
@@ -350,6 +351,9 @@ unsafe extern "C" fn test<P: Plugin>(
 }
 
 unsafe extern "C" fn close<P: Plugin>(end: *mut c_void) -> ncclResult_t {
+    if end.is_null() {
+        return SUCCESS;
+    }
     // SAFETY: an end that was handed out, and is not used any more.
     let end = unsafe { Box::from_raw(end.cast::<Mutex<End>>()) };
     run::<P>("close", || {
@@ -359,6 +363,9 @@ unsafe extern "C" fn close<P: Plugin>(end: *mut c_void) -> ncclResult_t {
 }
 
 unsafe extern "C" fn close_listener<P: Plugin>(listener: *mut c_void) -> ncclResult_t {
+    if listener.is_null() {
+        return SUCCESS;
+    }
     let listener = listener.cast::<Box<dyn Listener>>();
     // SAFETY: a listener that was handed out, and is not used any more.
     let listener = unsafe { Box::from_raw(listener) };

@@ -28,14 +28,14 @@ struct Offer {
     first: u64,
     address: u64,
     size: u64,
-    key: u32,
-    _unused: u32,
+    key: u64,
+    _unused: [u64; 3],
     last: u64,
 }
 
-/// The offers of messages, by number. It has a page for itself: pages that adapters use are not
-/// inherited by children.
-#[repr(C, align(4096))]
+/// The offers of messages, by number. It has a page for itself, of the largest size that is common:
+/// pages that adapters use are not inherited by children.
+#[repr(C, align(65536))]
 struct Ring([UnsafeCell<Offer>; MESSAGES]);
 
 impl Ring {
@@ -186,17 +186,18 @@ impl Ends {
         }
     }
 
-    /// Returns registered memory, of which the bytes have to be a part.
-    fn region(&self, region: Region, data: *const u8, len: usize) -> Result<&MemoryRegion> {
+    /// Returns the keys of registered memory, of which the bytes have to be a part: for this side's
+    /// requests, and for the peer's.
+    fn keys(&self, region: Region, data: *const u8, len: usize) -> Result<(u32, u32)> {
+        if len == 0 {
+            return Ok((0, 0));
+        }
         let found = self.regions.get(region.0).and_then(Option::as_ref);
-        let (first, last) = (data as usize, data as usize + len);
-        let holds = |memory: &Memory| {
-            let start = memory.data as usize;
-            len == 0 || (start <= first && last <= start + memory.len)
-        };
+        let offset = |memory: &Memory| (data as usize).wrapping_sub(memory.data as usize);
+        let holds = |memory: &Memory| len <= memory.len && offset(memory) <= memory.len - len;
         let found = found.filter(|(_, memory)| holds(memory));
         let none = || Error::new("a request", "its memory is not registered", HINT);
-        found.map(|(region, _)| region).ok_or_else(none)
+        found.map(|(region, _)| (region.local_key(), region.remote_key())).ok_or_else(none)
     }
 }
 
@@ -248,7 +249,7 @@ impl IbSender {
         for (at, pair) in pairs.clone().enumerate() {
             let (first, len_here) = part(len, at, pairs.len());
             let from = Place { address: data as u64 + first as u64, key };
-            let to = Place { address: to.address + first as u64, key: to.key };
+            let to = Place { address: to.address.wrapping_add(first as u64), key: to.key as u32 };
             let pair = &mut self.ends.pairs[pair];
             // SAFETY: by the contract.
             unsafe { pair.write(number, (from, len_here), to, Some(len as u32))? };
@@ -284,12 +285,12 @@ impl Sender for IbSender {
             self.poll()?;
             return Ok(None);
         }
-        if len as u64 > offer.size {
-            let (size, peer) = (offer.size, &self.ends.peer.name);
-            let cause = format!("{len} bytes; {peer} offers {size}");
+        let most = offer.size.min(self.ends.device.max_bytes());
+        if len as u64 > most {
+            let cause = format!("{len} bytes; {} takes {most}", self.ends.peer.name);
             return Err(Error::new("sending a message", cause, HINT));
         }
-        let key = self.ends.region(region, data, len)?.local_key();
+        let (key, _) = self.ends.keys(region, data, len)?;
         let request = self.begun;
         // SAFETY: by the contract.
         let result = unsafe { self.write(data, len, key, offer) };
@@ -298,8 +299,12 @@ impl Sender for IbSender {
     }
 
     fn test(&mut self, request: Request) -> Result<bool> {
-        self.poll()?;
-        Ok(self.left[request as usize % MESSAGES] == 0)
+        // A message that is complete is so whatever became of others.
+        let polled = self.poll();
+        match self.left[request as usize % MESSAGES] {
+            0 => Ok(true),
+            _ => polled.map(|()| false),
+        }
     }
 }
 
@@ -309,23 +314,36 @@ pub(crate) struct IbReceiver {
     /// The number of messages for which memory was offered, and of offers that have arrived.
     offered: u64,
     arrived: u64,
-    /// By message: the parts that have not come, and the size.
-    awaited: [(usize, usize); MESSAGES],
+    /// By message.
+    awaited: [Awaited; MESSAGES],
+}
+
+/// A message that is received.
+#[derive(Clone, Copy, Default)]
+struct Awaited {
+    /// The parts that have not come.
+    parts: usize,
+    capacity: usize,
+    /// The size by the peer's word.
+    size: usize,
 }
 
 impl IbReceiver {
     pub(crate) fn new(ends: Ends) -> Self {
-        Self { ends, offered: 0, arrived: 0, awaited: [(0, 0); MESSAGES] }
+        Self { ends, offered: 0, arrived: 0, awaited: [Awaited::default(); MESSAGES] }
     }
 
     fn poll(&mut self) -> Result<()> {
         let (awaited, arrived) = (&mut self.awaited, &mut self.arrived);
-        self.ends.poll(|done| match done.immediate {
-            Some(size) => {
-                let (parts, of) = &mut awaited[done.id as usize % MESSAGES];
-                (*parts, *of) = (*parts - 1, size as usize);
+        self.ends.poll(|done| {
+            if done.id & OFFER != 0 {
+                *arrived += 1;
+                return;
             }
-            None => *arrived += 1,
+            let of = &mut awaited[done.id as usize % MESSAGES];
+            // A peer of ours always says the size; without it the message is refused as too long.
+            let size = done.immediate.map_or(usize::MAX, |size| size as usize);
+            (of.parts, of.size) = (of.parts - 1, of.size.max(size));
         })
     }
 
@@ -333,19 +351,21 @@ impl IbReceiver {
     fn offer(&mut self, data: *mut u8, size: usize, key: u32) -> Result<()> {
         let number = self.offered;
         let pairs = self.ends.pairs_of(number);
-        self.awaited[number as usize % MESSAGES] = (pairs.len(), 0);
+        let awaited = Awaited { parts: pairs.len(), capacity: size, size: 0 };
+        self.awaited[number as usize % MESSAGES] = awaited;
         for pair in pairs {
             self.ends.pairs[pair].take(number)?;
         }
         let (at, own_key) = (self.ends.ring.at(number), self.ends.ring_region.local_key());
         let (address, size, sequence) = (data as u64, size as u64, number + 1);
-        let offer = Offer { first: sequence, address, size, key, _unused: 0, last: sequence };
+        let (key, unused) = (u64::from(key), [0; 3]);
+        let offer = Offer { first: sequence, address, size, key, _unused: unused, last: sequence };
         // SAFETY: the request that has written the offer before this one is complete.
         unsafe { at.write_volatile(offer) };
         let from = Place { address: at as u64, key: own_key };
         let offset = (number as usize % MESSAGES * size_of::<Offer>()) as u64;
         let Place { address, key } = self.ends.peer.ring;
-        let to = Place { address: address + offset, key };
+        let to = Place { address: address.wrapping_add(offset), key };
         // All offers take the same queue pair, so that they arrive in order.
         let pair = &mut self.ends.pairs[0];
         // SAFETY: the ring is registered, and the offer stays until its request is complete.
@@ -374,8 +394,8 @@ impl Receiver for IbReceiver {
     ) -> Result<Option<Request>> {
         let request = self.offered;
         let is_free = |of: &Self| {
-            let (parts, _) = of.awaited[request as usize % MESSAGES];
-            parts == 0 && request - of.arrived < MESSAGES as u64
+            of.awaited[request as usize % MESSAGES].parts == 0
+                && request - of.arrived < MESSAGES as u64
         };
         if !is_free(self) {
             self.poll()?;
@@ -383,7 +403,7 @@ impl Receiver for IbReceiver {
                 return Ok(None);
             }
         }
-        let key = self.ends.region(region, data, capacity)?.remote_key();
+        let (_, key) = self.ends.keys(region, data, capacity)?;
         let result = self.offer(data, capacity, key);
         self.ends.kept(result)?;
         Ok(Some(request))
@@ -394,9 +414,18 @@ impl Receiver for IbReceiver {
     }
 
     fn test(&mut self, request: Request) -> Result<Option<usize>> {
-        self.poll()?;
-        let (parts, size) = self.awaited[request as usize % MESSAGES];
-        Ok((parts == 0).then_some(size))
+        let polled = self.poll();
+        let Awaited { parts, capacity, size } = self.awaited[request as usize % MESSAGES];
+        match parts {
+            0 if size > capacity => {
+                let (peer, limit) = (&self.ends.peer.name, format!("; {capacity} were offered"));
+                let cause = format!("{peer} says that it has sent {size} bytes{limit}");
+                Err(Error::new("receiving a message", cause, HINT))
+            }
+            0 => Ok(Some(size)),
+            // A message that is complete is so whatever became of others.
+            _ => polled.map(|()| None),
+        }
     }
 }
 

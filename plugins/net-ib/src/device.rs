@@ -4,8 +4,8 @@ use crate::options::Options;
 use crate::setup;
 use crate::verbs::{Adapter, HINT};
 use ibverbs_sys::{
-    IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_ETHERNET, ibv_gid_entry,
-    ibv_port_attr, ibv_port_state,
+    IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_ETHERNET, IBV_LINK_LAYER_INFINIBAND,
+    ibv_gid_entry, ibv_port_attr, ibv_port_state,
 };
 use oxccl_net::tcp::Tcp;
 use oxccl_net::{Connecting, Error, HOST, Handle, Listener, Net, Properties, Result};
@@ -14,6 +14,9 @@ use std::sync::Arc;
 
 /// The most bytes of a message; sizes are C's integers for plugins.
 const MAX_BYTES: u64 = 1 << 30;
+
+/// The mark of ports that need a global header for every packet (`IBV_QPF_GRH_REQUIRED`).
+const GRH_REQUIRED: u8 = 1;
 
 /// A port of an adapter.
 pub(crate) struct Device {
@@ -51,22 +54,33 @@ pub(crate) struct Path {
 }
 
 impl Device {
-    /// Returns the ports that are active and admitted.
+    /// Returns the ports that are active and admitted. Fails only if there are none left.
     pub(crate) fn all(options: &Options) -> Result<Vec<Arc<Self>>> {
-        let mut devices = Vec::new();
-        for adapter in Adapter::all() {
-            let attributes = adapter.attributes()?;
-            for port in 1..=attributes.phys_port_cnt {
-                if options.adapters.admit(&adapter.name, port) {
-                    let device = Self::new(&adapter, port, attributes.max_qp, options)?;
-                    devices.extend(device.map(Arc::new));
-                }
+        let (mut devices, mut trouble) = (Vec::new(), Ok(()));
+        for adapter in Adapter::all(|name| options.adapters.admit_adapter(name)) {
+            match Self::of(&adapter, options) {
+                Ok(of) => of.into_iter().for_each(|device| match device {
+                    Ok(device) => devices.push(Arc::new(device)),
+                    Err(error) => trouble = trouble.clone().and(Err(error)),
+                }),
+                Err(error) => trouble = trouble.and(Err(error)),
             }
         }
-        Ok(devices)
+        // Other ports serve in place of one that cannot.
+        if devices.is_empty() { trouble.map(|()| devices) } else { Ok(devices) }
     }
 
-    /// Returns a port; `None` if it is not active.
+    /// Returns the ports of an adapter that are active and admitted.
+    fn of(adapter: &Arc<Adapter>, options: &Options) -> Result<Vec<Result<Self>>> {
+        let attributes = adapter.attributes()?;
+        let most = attributes.max_qp / options.queue_pairs as i32;
+        let ports = 1..=attributes.phys_port_cnt;
+        let ports = ports.filter(|port| options.adapters.admit(&adapter.name, *port));
+        let device = |port| Self::new(adapter, port, most, options).transpose();
+        Ok(ports.filter_map(device).collect())
+    }
+
+    /// Returns a port; `None` if it is not active, or neither InfiniBand nor Ethernet.
     fn new(
         adapter: &Arc<Adapter>,
         port: u8,
@@ -77,12 +91,16 @@ impl Device {
         if attributes.state != ibv_port_state::IBV_PORT_ACTIVE {
             return Ok(None);
         }
-        let ethernet = u32::from(attributes.link_layer) == IBV_LINK_LAYER_ETHERNET;
+        let ethernet = match u32::from(attributes.link_layer) {
+            IBV_LINK_LAYER_ETHERNET => true,
+            IBV_LINK_LAYER_INFINIBAND => false,
+            _ => return Ok(None),
+        };
         let most = usize::try_from(attributes.gid_tbl_len).unwrap_or(0);
         let mut table = adapter.gids(most * usize::from(adapter.attributes()?.phys_port_cnt))?;
         table.retain(|entry| entry.port_num == u32::from(port));
         let wanted = Wanted {
-            index: options.gid_index.or((!ethernet).then_some(0)),
+            index: if ethernet { options.gid_index } else { Some(0) },
             roce_version: options.roce_version,
             ipv6: options.ipv6,
         };
@@ -115,7 +133,8 @@ impl Device {
             return Err(Error::new(format!("connecting {}", self.name()), cause, HINT));
         }
         let subnet = |gid: &[u8; 16]| gid[..8].to_owned();
-        let global = self.ethernet || subnet(&to.gid) != subnet(&self.gid.1);
+        let required = self.attributes.flags & GRH_REQUIRED != 0;
+        let global = self.ethernet || required || subnet(&to.gid) != subnet(&self.gid.1);
         Ok(Path {
             port: self.port,
             mtu: self.attributes.active_mtu.min(to.mtu),
@@ -130,10 +149,15 @@ impl Device {
         })
     }
 
+    /// Returns the most bytes of a message.
+    pub(crate) fn max_bytes(&self) -> u64 {
+        MAX_BYTES.min(u64::from(self.attributes.max_msg_sz))
+    }
+
     fn properties(&self) -> Properties {
         let name = &self.adapter.name;
         let place = std::fs::canonicalize(format!("/sys/class/infiniband/{name}/device"));
-        let ibv_port_attr { active_speed, active_width, max_msg_sz, .. } = self.attributes;
+        let ibv_port_attr { active_speed, active_width, .. } = self.attributes;
         Properties {
             name: self.name(),
             pci_path: place.ok().map(|path| path.display().to_string()),
@@ -141,7 +165,7 @@ impl Device {
             speed_mbps: speed_mbps(active_speed, active_width),
             offloaded: false,
             max_connections: self.max_connections,
-            max_bytes: MAX_BYTES.min(u64::from(max_msg_sz)),
+            max_bytes: self.max_bytes(),
         }
     }
 }

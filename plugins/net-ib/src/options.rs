@@ -103,6 +103,11 @@ impl From<&str> for Adapters {
 }
 
 impl Adapters {
+    /// Returns whether any port of an adapter may be admitted.
+    pub(crate) fn admit_adapter(&self, adapter: &str) -> bool {
+        (1..=u8::MAX).any(|port| self.admit(adapter, port))
+    }
+
     /// Returns whether a port of an adapter is admitted.
     pub(crate) fn admit(&self, adapter: &str, port: u8) -> bool {
         let is = |(name, of): &(String, Option<u8>)| {

@@ -19,13 +19,12 @@ use std::sync::Arc;
 
 /// The device of [`Tcp`] for all of this: its first one.
 const TCP_DEVICE: usize = 0;
-/// The place of the secret in a handle. The address before it ends with a zero, and the exporter
-/// keeps state behind it.
+/// The place of the secret in a handle. The address before it ends with a zero.
 const SECRET_AT: usize = 96;
 /// The most bytes of a message of this.
 const MESSAGE_BYTES: usize = 4096;
 /// Those who may be saying hello at a listener at a time; strangers are among them.
-const MOST_CALLERS: usize = 32;
+const MOST_CALLERS: usize = 256;
 /// The version of what is said.
 const PROTOCOL: &str = "oxccl-ib 1";
 
@@ -137,44 +136,64 @@ struct Caller {
 enum Stage {
     Hello,
     /// The way for the answer is being made.
-    Calling(Box<dyn Connecting>, Answer, Option<Ends>),
-    Answering(Outbox, Option<Ends>),
+    Calling(Box<dyn Connecting>, Answer, Result<Ends>),
+    Answering(Outbox, Result<Ends>),
     Ready(Ends),
     Done,
+}
+
+/// Why a caller is given up.
+enum Trouble {
+    /// It has not proven to be the one who is meant.
+    Stranger,
+    /// It has, and something went wrong.
+    Member(Error),
+}
+
+impl From<Error> for Trouble {
+    fn from(error: Error) -> Self {
+        Self::Member(error)
+    }
 }
 
 impl Listener for IbListener {
     fn accept(&mut self) -> Result<Option<Box<dyn Receiver>>> {
         while let Some(receiver) = self.listener.accept()? {
             self.callers.push_back(Caller { inbox: Inbox::new(receiver), stage: Stage::Hello });
-            if self.callers.len() > MOST_CALLERS {
-                self.callers.pop_front();
+            let unknown = |caller: &Caller| matches!(caller.stage, Stage::Hello);
+            let oldest = self.callers.iter().position(unknown);
+            if let Some(oldest) = oldest.filter(|_| self.callers.len() > MOST_CALLERS) {
+                self.callers.remove(oldest);
             }
         }
-        let mut callers = std::mem::take(&mut self.callers);
-        let mut made = None;
-        while let Some(mut caller) = callers.pop_front() {
+        for _ in 0..self.callers.len() {
+            let Some(mut caller) = self.callers.pop_front() else { break };
             match self.attend(&mut caller) {
                 Ok(None) => self.callers.push_back(caller),
-                Ok(Some(ends)) if made.is_none() => made = Some(ends),
-                // Strangers, and those who have gone. A member that could not be served was told.
-                Ok(Some(_)) | Err(_) => {}
+                Ok(Some(ends)) => return Ok(Some(Box::new(IbReceiver::new(ends)))),
+                Err(Trouble::Stranger) => {}
+                // Nobody else knows the secret: the connection will not come.
+                Err(Trouble::Member(error)) => return Err(error),
             }
         }
-        Ok(made.map(|ends| Box::new(IbReceiver::new(ends)) as Box<dyn Receiver>))
+        Ok(None)
     }
 }
 
 impl IbListener {
     /// Goes on with a caller; returns the ends once they are connected.
-    fn attend(&self, caller: &mut Caller) -> Result<Option<Ends>> {
+    fn attend(&self, caller: &mut Caller) -> std::result::Result<Option<Ends>, Trouble> {
         loop {
             caller.stage = match std::mem::replace(&mut caller.stage, Stage::Done) {
                 Stage::Hello => {
-                    let Some(hello) = caller.inbox.progress::<Hello>()? else {
+                    let hello = caller.inbox.progress::<Hello>();
+                    let Some(hello) = hello.map_err(|_| Trouble::Stranger)? else {
                         caller.stage = Stage::Hello;
                         return Ok(None);
                     };
+                    if hello.secret != self.secret {
+                        return Err(Trouble::Stranger);
+                    }
                     self.answer(&hello)?
                 }
                 Stage::Calling(mut calling, answer, ends) => match calling.progress()? {
@@ -184,10 +203,9 @@ impl IbListener {
                         return Ok(None);
                     }
                 },
-                Stage::Answering(mut outbox, ends) => match (outbox.progress()?, ends) {
-                    (true, Some(ends)) => Stage::Ready(ends),
-                    (true, None) => return Err(Error::new("accepting", "refused", HINT)),
-                    (false, ends) => {
+                Stage::Answering(mut outbox, ends) => match outbox.progress()? {
+                    true => Stage::Ready(ends?),
+                    false => {
                         caller.stage = Stage::Answering(outbox, ends);
                         return Ok(None);
                     }
@@ -199,16 +217,13 @@ impl IbListener {
                         return Ok(None);
                     }
                 },
-                Stage::Done => return Err(Error::new("accepting", "done before", HINT)),
+                Stage::Done => return Err(Trouble::Stranger),
             };
         }
     }
 
     /// Makes this side's ends for one who says hello, or the text of why not.
     fn answer(&self, hello: &Hello) -> Result<Stage> {
-        if hello.secret != self.secret {
-            return Err(Error::new("accepting", "a stranger", HINT));
-        }
         let make = || {
             if hello.protocol != PROTOCOL {
                 let (theirs, own) = (&hello.protocol, PROTOCOL);
@@ -220,10 +235,8 @@ impl IbListener {
             ends.connect(&hello.ends, &self.options)?;
             Ok(ends)
         };
-        let (told, ends) = match make() {
-            Ok(ends) => (Ok(ends.address()), Some(ends)),
-            Err(error) => (Err(error.to_string()), None),
-        };
+        let ends: Result<Ends> = make();
+        let told = ends.as_ref().map(Ends::address).map_err(ToString::to_string);
         let mut answer_to = [0; HANDLE_BYTES];
         let bad = || Error::new("accepting", "a bad address for the answer", HINT);
         let given = hello.answer_to.get(..HANDLE_BYTES).ok_or_else(bad)?;

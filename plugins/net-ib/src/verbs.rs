@@ -2,13 +2,14 @@
 
 use crate::device::Path;
 use ibverbs_sys::{
-    _compat_ibv_port_attr, _ibv_query_gid_table, ibv_access_flags, ibv_alloc_pd, ibv_close_device,
-    ibv_context, ibv_cq, ibv_create_cq, ibv_create_qp, ibv_dealloc_pd, ibv_dereg_mr,
-    ibv_destroy_cq, ibv_destroy_qp, ibv_device_attr, ibv_free_device_list, ibv_get_device_list,
-    ibv_get_device_name, ibv_gid_entry, ibv_modify_qp, ibv_mr, ibv_open_device, ibv_pd,
-    ibv_port_attr, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_cap, ibv_qp_init_attr,
-    ibv_qp_state, ibv_qp_type, ibv_query_device, ibv_query_port, ibv_recv_wr, ibv_reg_mr,
-    ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wc, ibv_wc_status_str, ibv_wr_opcode,
+    _compat_ibv_port_attr, _ibv_query_gid_table, IBV_TRANSPORT_IB, ibv_access_flags, ibv_alloc_pd,
+    ibv_close_device, ibv_context, ibv_cq, ibv_create_cq, ibv_create_qp, ibv_dealloc_pd,
+    ibv_dereg_mr, ibv_destroy_cq, ibv_destroy_qp, ibv_device_attr, ibv_fork_init,
+    ibv_free_device_list, ibv_get_device_list, ibv_get_device_name, ibv_gid_entry, ibv_modify_qp,
+    ibv_mr, ibv_open_device, ibv_pd, ibv_port_attr, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask,
+    ibv_qp_cap, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type, ibv_query_device, ibv_query_port,
+    ibv_recv_wr, ibv_reg_mr, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wc, ibv_wc_status_str,
+    ibv_wr_opcode,
 };
 use oxccl_net::{Error, Result};
 use std::ffi::{CStr, c_int};
@@ -20,6 +21,10 @@ use std::sync::Arc;
 /// The advice of errors of adapters.
 pub(crate) const HINT: &str = "see ibv_devinfo, ulimit -l, and NCCL_IB_HCA and NCCL_IB_GID_INDEX; NCCL_IB_DISABLE=1 goes \
      without";
+
+/// How often a queue pair is connected if the peer's address is not resolved in time: the kernel
+/// asks for it when many hosts do, and has it the next time.
+const ATTEMPTS: usize = 3;
 
 fn failed(call: &str) -> Error {
     Error::new(call, io::Error::last_os_error(), HINT)
@@ -57,9 +62,13 @@ impl Drop for Adapter {
 }
 
 impl Adapter {
-    /// Opens all adapters of this machine that can be opened. There are none where the kernel has
-    /// no support for RDMA.
-    pub(crate) fn all() -> Vec<Arc<Self>> {
+    /// Opens all adapters of this machine that are admitted by their names and can be opened. There
+    /// are none where the kernel has no support for RDMA.
+    pub(crate) fn all(admits: impl Fn(&str) -> bool) -> Vec<Arc<Self>> {
+        // Otherwise this process's memory may move away from the adapter's when it forks. It fails
+        // where memory was registered before; then who did it has decided.
+        // SAFETY: no memory is being registered.
+        unsafe { ibv_fork_init() };
         let mut number = 0;
         // SAFETY: a place for the number.
         let Some(list) = NonNull::new(unsafe { ibv_get_device_list(&mut number) }) else {
@@ -68,21 +77,29 @@ impl Adapter {
         // SAFETY: the list has as many entries.
         let devices = unsafe { std::slice::from_raw_parts(list.as_ptr(), number as usize) };
         // SAFETY: entries of the list, which is there.
-        let open = |device| unsafe { Self::open(device) };
+        let open = |device| unsafe { Self::open(device, &admits) };
         let adapters = devices.iter().filter_map(|device| open(*device)).collect();
         // SAFETY: adapters that are open do not need the list.
         unsafe { ibv_free_device_list(list.as_ptr()) };
         adapters
     }
 
-    /// Opens an adapter; `None` if it cannot be used by this process.
+    /// Opens an adapter; `None` if it is not admitted, or of another kind than InfiniBand and RoCE
+    /// (iWARP needs another way to connect), or cannot be used by this process.
     ///
     /// # Safety
     /// The device is of a list that is there.
-    unsafe fn open(device: *mut ibverbs_sys::ibv_device) -> Option<Arc<Self>> {
+    unsafe fn open(
+        device: *mut ibverbs_sys::ibv_device,
+        admits: impl Fn(&str) -> bool,
+    ) -> Option<Arc<Self>> {
         // SAFETY: by the contract; the name is a text.
         let name = unsafe { CStr::from_ptr(ibv_get_device_name(device)) };
         let name = name.to_string_lossy().into_owned();
+        // SAFETY: by the contract.
+        if !admits(&name) || unsafe { (*device).transport_type } != IBV_TRANSPORT_IB {
+            return None;
+        }
         // SAFETY: by the contract.
         let context = NonNull::new(unsafe { ibv_open_device(device) })?;
         // SAFETY: the context is open.
@@ -195,7 +212,7 @@ impl Drop for CompletionQueue {
 pub(crate) struct Completion {
     /// The number that the request was given.
     pub(crate) id: u64,
-    /// The data that came with a message; `None` if the request was not one that receives.
+    /// The data that came with a message.
     pub(crate) immediate: Option<u32>,
 }
 
@@ -209,13 +226,15 @@ impl CompletionQueue {
         Ok(Arc::new(Self { queue, adapter: adapter.clone() }))
     }
 
-    /// Calls a function with each request that is complete. Fails if one has failed.
+    /// Calls a function with each request that is complete. Fails if one has failed, once all that
+    /// are complete have been told of.
     pub(crate) fn poll(&self, mut each: impl FnMut(Completion)) -> Result<()> {
         const AT_ONCE: usize = 16;
         let mut found = [const { MaybeUninit::<ibv_wc>::zeroed() }; AT_ONCE];
         // SAFETY: the context is open.
         let poll = unsafe { self.adapter.context.as_ref().ops.poll_cq };
         let poll = poll.ok_or_else(|| Error::new("ibv_poll_cq", "not available", HINT))?;
+        let mut result = Ok(());
         loop {
             let at = found.as_mut_ptr().cast();
             // SAFETY: the queue is there, and places for as many.
@@ -225,10 +244,13 @@ impl CompletionQueue {
             }
             for found in &found[..number as usize] {
                 // SAFETY: filled in by the call.
-                each(completion(unsafe { found.assume_init_ref() })?);
+                match completion(unsafe { found.assume_init_ref() }) {
+                    Ok(completion) => each(completion),
+                    Err(error) => result = result.and(Err(error)),
+                }
             }
             if (number as usize) < AT_ONCE {
-                return Ok(());
+                return result;
             }
         }
     }
@@ -303,7 +325,13 @@ impl QueuePair {
     fn modify(&mut self, mut to: ibv_qp_attr, mask: &[ibv_qp_attr_mask]) -> Result<()> {
         let mask = mask.iter().fold(ibv_qp_attr_mask::IBV_QP_STATE.0, |all, one| all | one.0);
         // SAFETY: the pair is there.
-        let result = unsafe { ibv_modify_qp(self.pair.as_ptr(), &mut to, mask as c_int) };
+        let mut modify = || unsafe { ibv_modify_qp(self.pair.as_ptr(), &mut to, mask as c_int) };
+        let mut result = modify();
+        for _ in 1..ATTEMPTS {
+            if io::Error::from_raw_os_error(result.abs()).kind() == io::ErrorKind::TimedOut {
+                result = modify();
+            }
+        }
         check(&format!("ibv_modify_qp to state {}", to.qp_state), result)
     }
 

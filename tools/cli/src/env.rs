@@ -56,7 +56,7 @@ fn listing(config: &Config) -> String {
     }
     text += "\n# Read by network plugins, from the environment\n";
     for setting in settings.iter().filter(|s| s.variable.status == Status::Plugins) {
-        text += &format!("{}\n", line(setting));
+        text += &format!("{}{}\n", line(setting), wrapped(setting.variable.doc, 4));
     }
     text += "\n# Accepted without effect; docs/environment.md says what NCCL does with them\n";
     for setting in settings {
@@ -95,7 +95,7 @@ mod tests {
         let text = listing(&config);
         let timeout = "OXCCL_TIMEOUT = 1500ms (environment; default 0s)\n    How long an";
         assert!(text.contains(timeout), "{text}");
-        let hca = "NCCL_IB_HCA = \"mlx5_0\" (environment): there is no InfiniBand transport yet\n";
+        let hca = "NCCL_IB_HCA = \"mlx5_0\" (environment)\n    Adapters to use: ";
         assert!(text.contains(hca), "{text}");
         assert!(text.contains("NCCL_MIN_CTAS = unset (default): "), "{text}");
         for setting in &config.report.settings {

@@ -108,6 +108,31 @@ fn all_collectives_on_several_ranks_with_json_and_plot() {
     std::fs::remove_dir_all(folder).expect("it can be removed");
 }
 
+/// Whether a plan is faster is not for a test to say; each is measured, and what is written is
+/// read.
+#[test]
+fn plans_are_measured_and_a_table_for_the_tuner_is_written() {
+    let folder = std::env::temp_dir().join(format!("oxccl-perf-tune-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let table = folder.join("rules.csv");
+    let file = table.to_str().expect("a path");
+    let sizes = ["-b", "8", "-e", "64K", "-f", "8192", "-n", "3", "-R", "0"];
+    let all = [&["perf", "all", "--ranks", "2", "--tune", file], &sizes[..]].concat();
+    let (ok, out, err) = oxccl(&all);
+    assert!(ok && out.contains("Out of bounds values : 0 OK"), "{out}{err}");
+    // A row for each size of the collectives that have such a plan.
+    let rows = |cell: &str| out.lines().filter(|l| l.contains(&format!(" | {cell} "))).count();
+    let found = ["RING/SIMPLE", "TREE/SIMPLE", "PAT/SIMPLE", "PAT/LL"].map(rows);
+    assert_eq!(found, [10, 6, 4, 0], "{out}");
+    let text = std::fs::read_to_string(&table).expect("a table");
+    let rules = oxccl_tuner_table::table::read(&text).expect("it is in its own format");
+    assert!(out.contains(&format!("# {} rules in {file}", rules.len())), "{out}");
+    assert!(rules.iter().all(|rule| rule.ranks == Some(2) && rule.registered == Some(0)), "{text}");
+    std::fs::remove_dir_all(folder).expect("it can be removed");
+    let (ok, _, err) = oxccl(&["perf", "--tune", file, "--lib", "libnccl.so.2"]);
+    assert!(!ok && err.contains("--tune measures the built-in library only"), "{err}");
+}
+
 #[test]
 fn all_types_and_operations() {
     let (ok, out, err) = oxccl(&[

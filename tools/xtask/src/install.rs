@@ -64,7 +64,8 @@ pub fn install(root: &Path, options: &Options) -> Result<(), Error> {
     copy(&built.shared, &lib.join(SONAME))?;
     link(SONAME, &lib.join("liboxccl.so"))?;
     copy(&built.archive, &lib.join("liboxccl.a"))?;
-    copy(&built.plugin, &lib.join("libnccl-net-oxccl.so"))?;
+    copy(&built.net, &lib.join("libnccl-net-oxccl.so"))?;
+    copy(&built.tuner, &lib.join("libnccl-tuner-oxccl-table.so"))?;
     if options.rdma {
         copy(&build_rdma(root, &options.profile)?, &lib.join("libnccl-net-oxccl-ib.so"))?;
     }
@@ -102,17 +103,19 @@ pub fn install(root: &Path, options: &Options) -> Result<(), Error> {
 struct Built {
     shared: PathBuf,
     archive: PathBuf,
-    plugin: PathBuf,
+    net: PathBuf,
+    tuner: PathBuf,
     command: PathBuf,
 }
 
 fn build(root: &Path, profile: &str) -> Result<Built, Error> {
-    let packages = ["oxccl-capi", "oxccl-cli", "oxccl-net-tcp"];
+    let packages = ["oxccl-capi", "oxccl-cli", "oxccl-net-tcp", "oxccl-tuner-table"];
     let files = run_cargo(root, profile, &packages.map(|package| ["--package", package]).concat())?;
     Ok(Built {
         shared: find(&files, "liboxccl.so")?,
         archive: find(&files, "liboxccl.a")?,
-        plugin: find(&files, "liboxccl_net_tcp.so")?,
+        net: find(&files, "liboxccl_net_tcp.so")?,
+        tuner: find(&files, "liboxccl_tuner_table.so")?,
         command: find(&files, "oxccl")?,
     })
 }

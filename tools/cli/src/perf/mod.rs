@@ -6,6 +6,7 @@ mod measure;
 pub(crate) mod options;
 mod plot;
 mod report;
+mod tune;
 
 use crate::api::Api;
 use crate::error::{Error, Result};
@@ -45,6 +46,18 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
 
 /// Runs the measurement in one of its processes.
 fn member(options: &Options, launch: &Launch) -> Result<ExitCode> {
+    let kinds = match options.collective {
+        Kind::All => Kind::EACH.to_vec(),
+        kind => vec![kind],
+    };
+    let code = |wrong| if wrong == 0 { ExitCode::SUCCESS } else { ExitCode::from(2) };
+    match (&options.tune, &options.tune_rules) {
+        (Some(_), None) => return Err(tune::restart()),
+        (Some(file), Some(table)) => {
+            return tune::tune((options, launch), (file, table), &kinds).map(code);
+        }
+        (None, _) => {}
+    }
     let mut libraries = vec![match &options.lib {
         Some(path) => (path.clone(), Api::load(path)?),
         None => ("oxccl".to_owned(), Api::built_in()),
@@ -60,10 +73,6 @@ fn member(options: &Options, launch: &Launch) -> Result<ExitCode> {
     let roots = options.roots(nranks).map_err(Error::Options)?;
     let leader = launch.rank == 0;
     let mut report = Report::new(options, leader, nranks, launch, teams[0].device())?;
-    let kinds = match options.collective {
-        Kind::All => Kind::EACH.to_vec(),
-        kind => vec![kind],
-    };
     for kind in kinds {
         let collective = kind.collective();
         let ops = if collective.is_some_and(|c| c.reduces()) {
@@ -91,5 +100,5 @@ fn member(options: &Options, launch: &Launch) -> Result<ExitCode> {
     for team in teams {
         team.close()?;
     }
-    Ok(if wrong == 0 { ExitCode::SUCCESS } else { ExitCode::from(2) })
+    Ok(code(wrong))
 }

@@ -181,6 +181,12 @@ pub(crate) struct Options {
     /// Draw the bus bandwidth over the size into this file.
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<String>,
+    /// Measure all plans, and write the rules by which the tuner plugin takes the fastest.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tune: Option<String>,
+    /// The table of this process's plugin, for --tune.
+    #[arg(long, hide = true, requires = "tune")]
+    pub(crate) tune_rules: Option<std::path::PathBuf>,
 }
 
 impl Options {
