@@ -703,3 +703,49 @@ fn a_profiler_that_fails_is_named_and_calls_go_on() {
         }
     });
 }
+
+/// Each process writes a trace with what it did, and a page.
+#[test]
+fn our_profiler_writes_a_trace_and_a_page() {
+    let installed = "libnccl-profiler-oxccl-trace.so";
+    let plugin = Plugin::own("liboxccl_profiler_trace.so", installed);
+    let folder = plugin.folder.to_str().expect("a plain path").to_owned();
+    let beginning = format!("{folder}/trace");
+    let variables = [
+        ("NCCL_PROFILER_PLUGIN", "oxccl-trace"),
+        ("LD_LIBRARY_PATH", folder.as_str()),
+        ("NCCL_PROFILE_DUMP_FILE", beginning.as_str()),
+    ];
+    expect_success(&plugin.run(2, &["sequence", "8", "60", "100000"], &variables));
+    let files = |end: &str| {
+        let entries = std::fs::read_dir(&plugin.folder).expect("a folder");
+        let paths = entries.map(|entry| entry.expect("an entry").path());
+        paths.filter(|path| path.extension().is_some_and(|e| e == end)).collect::<Vec<_>>()
+    };
+    let (traces, pages) = (files("json"), files("html"));
+    assert_eq!((traces.len(), pages.len()), (2, 2));
+    let mut ranks = Vec::new();
+    for trace in traces {
+        let text = std::fs::read_to_string(trace).expect("a trace");
+        let trace: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        let events = trace["traceEvents"].as_array().expect("events");
+        let count = |phase: &str, name: &str| {
+            let named = |e: &&serde_json::Value| name.is_empty() || e["name"] == name;
+            events.iter().filter(|e| e["ph"] == phase).filter(named).count()
+        };
+        // All begins have ends; a call is in a group and launches an operation.
+        assert_eq!(count("b", ""), count("e", ""));
+        assert!(count("b", "AllReduce") > 0 && count("X", "AllReduce") > 0, "{text}");
+        assert_eq!(count("b", "channel 0"), count("b", "") / 2);
+        assert!(count("X", "group") > 0 && count("X", "launch") > 0, "{text}");
+        let begins: Vec<_> = events.iter().filter(|e| e["ph"] == "b").collect();
+        let timed = |e: &&serde_json::Value| e["ts"].as_f64().is_some_and(|ts| ts > 1e15);
+        assert!(begins.iter().all(|e| timed(e)), "{text}");
+        let rank = |e: &serde_json::Value| e["args"]["name"].as_str().map(str::to_owned);
+        ranks.extend(events.iter().filter(|e| e["name"] == "process_name").filter_map(rank));
+    }
+    ranks.sort();
+    assert!(ranks[0].starts_with("rank 0 (") && ranks[1].starts_with("rank 1 ("), "{ranks:?}");
+    let page = std::fs::read_to_string(&pages[0]).expect("a page");
+    assert!(page.contains("<td>AllReduce<td>") && page.matches("<svg").count() == 2);
+}

@@ -283,7 +283,7 @@ mod tests {
             "OXCCL_COUNTER_START" => Some("0xfffffffffffffff0".to_owned()),
             "NCCL_COMM_BLOCKING" => Some("0".to_owned()),
             "NCCL_MIN_CTAS" => Some("many".to_owned()),
-            "NCCL_IB_TIMEOUT" => Some("22".to_owned()),
+            "NCCL_IB_AR_THRESHOLD" => Some("22".to_owned()),
             "NCCL_IB_SL" => Some("-1".to_owned()),
             "NCCL_NET" => Some(String::new()),
             _ => None,
@@ -315,10 +315,10 @@ mod tests {
         assert!(config.report.unreadable.iter().all(|e| e.code() == Code::InvalidArgument));
         let given: Vec<String> = config.report.given().collect();
         assert_eq!(given.len(), 5);
-        let no_effect = "NCCL_IB_TIMEOUT=22 (environment) has no effect: there is no InfiniBand \
-                         transport yet";
+        let no_effect = "NCCL_IB_AR_THRESHOLD=22 (environment) has no effect: the InfiniBand \
+                         plugin has no use for it";
         assert!(given.iter().any(|line| line == no_effect), "{given:?}");
-        assert_eq!(config.setting("NCCL_IB_TIMEOUT").unwrap().1.value, Value::Uint(22));
+        assert_eq!(config.setting("NCCL_IB_AR_THRESHOLD").unwrap().1.value, Value::Uint(22));
         assert_eq!(config.given("OXCCL_COUNTER_START").unwrap(), (u64::MAX - 15).to_string());
         for name in ["NCCL_MIN_CTAS", "NCCL_NET", "OXCCL_INIT_TIMEOUT", "OXCCL_NONE"] {
             assert_eq!(config.given(name), None, "{name}");

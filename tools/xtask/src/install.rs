@@ -66,6 +66,7 @@ pub fn install(root: &Path, options: &Options) -> Result<(), Error> {
     copy(&built.archive, &lib.join("liboxccl.a"))?;
     copy(&built.net, &lib.join("libnccl-net-oxccl.so"))?;
     copy(&built.tuner, &lib.join("libnccl-tuner-oxccl-table.so"))?;
+    copy(&built.profiler, &lib.join("libnccl-profiler-oxccl-trace.so"))?;
     if options.rdma {
         copy(&build_rdma(root, &options.profile)?, &lib.join("libnccl-net-oxccl-ib.so"))?;
     }
@@ -105,17 +106,24 @@ struct Built {
     archive: PathBuf,
     net: PathBuf,
     tuner: PathBuf,
+    profiler: PathBuf,
     command: PathBuf,
 }
 
 fn build(root: &Path, profile: &str) -> Result<Built, Error> {
-    let packages = ["oxccl-capi", "oxccl-cli", "oxccl-net-tcp", "oxccl-tuner-table"];
-    let files = run_cargo(root, profile, &packages.map(|package| ["--package", package]).concat())?;
+    let plugins = ["oxccl-net-tcp", "oxccl-tuner-table", "oxccl-profiler-trace"];
+    let packages = [&["oxccl-capi", "oxccl-cli"], &plugins[..]].concat();
+    let files = run_cargo(
+        root,
+        profile,
+        &packages.iter().flat_map(|package| ["--package", package]).collect::<Vec<_>>(),
+    )?;
     Ok(Built {
         shared: find(&files, "liboxccl.so")?,
         archive: find(&files, "liboxccl.a")?,
         net: find(&files, "liboxccl_net_tcp.so")?,
         tuner: find(&files, "liboxccl_tuner_table.so")?,
+        profiler: find(&files, "liboxccl_profiler_trace.so")?,
         command: find(&files, "oxccl")?,
     })
 }

@@ -1,11 +1,13 @@
-"""Our TCP transport as a plugin inside NVIDIA's NCCL, through PyTorch: a process per GPU, each a host
-of its own. Usage: net_in_nccl.py PLUGIN [OUTPUT.json]. Every collective is checked on random integers,
-and timed beside NCCL's own sockets."""
+"""Our plugins inside NVIDIA's NCCL, through PyTorch, a process per GPU: the TCP transport between GPUs
+that are hosts of their own, timed beside NCCL's own sockets; the tuner that reads a table, and the
+profiler that writes a trace, on one host. Usage: plugins_in_nccl.py FOLDER [OUTPUT.json], where FOLDER
+has the installed libraries. Every collective is checked on random integers."""
 
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 
 SIZES = [8, 4096, 65536, 1 << 20, 8 << 20, 64 << 20]
@@ -75,35 +77,73 @@ def rank_main():
     dist.destroy_process_group()
 
 
-def job(n, plugin):
-    port = 29500 + os.getpid() % 1000 + (1 if plugin else 0)
+def job(n, port, variables):
+    """Runs the ranks with the variables that a function gives for each of them; returns the result and
+    the output of the first one."""
     ranks = []
     for rank in range(n):
         env = dict(os.environ, RANK=str(rank), WORLD_SIZE=str(n), MASTER_ADDR="127.0.0.1",
-                   MASTER_PORT=str(port), NCCL_HOSTID=f"host-{rank}", NCCL_SOCKET_IFNAME="lo",
-                   NCCL_NET_PLUGIN=plugin or "none", NCCL_NET="" if plugin else "Socket",
-                   NCCL_NVLS_ENABLE="0", NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,NET", NET_IN_NCCL_RANK="1")
-        if plugin:
-            del env["NCCL_NET"]
+                   MASTER_PORT=str(29500 + os.getpid() % 1000 + port), NCCL_SOCKET_IFNAME="lo",
+                   NCCL_NVLS_ENABLE="0", NCCL_DEBUG="INFO", PLUGINS_IN_NCCL_RANK="1", **variables(rank))
         ranks.append(subprocess.Popen([sys.executable, __file__], env=env, text=True,
                                       stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
     outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
     for rank, output in zip(ranks, outputs):
         if rank.returncode != 0:
             raise SystemExit(output[-6000:])
-    used = [line for line in outputs[0].splitlines() if "Using network" in line or "NET/Plugin" in line]
     result = next(line for line in outputs[0].splitlines() if line.startswith("RESULT "))
-    return json.loads(result[len("RESULT "):]), used
+    return json.loads(result[len("RESULT "):]), outputs[0].splitlines()
+
+
+def network(n, plugin):
+    def variables(rank):
+        net = {"NCCL_NET_PLUGIN": plugin} if plugin else {"NCCL_NET_PLUGIN": "none", "NCCL_NET": "Socket"}
+        return dict(net, NCCL_HOSTID=f"host-{rank}", NCCL_DEBUG_SUBSYS="INIT,NET")
+
+    result, lines = job(n, 1 if plugin else 0, variables)
+    return result, [line for line in lines if "Using network" in line or "NET/Plugin" in line]
+
+
+def tuned_and_profiled(n, folder):
+    """A rule that NCCL would not choose, and a trace of all that it did."""
+    with tempfile.TemporaryDirectory() as scratch:
+        table = os.path.join(scratch, "rules.csv")
+        with open(table, "w") as file:
+            file.write("allreduce,0,1048576,tree,ll,-1,1,-1\n")
+        given = {"NCCL_TUNER_PLUGIN": os.path.join(folder, "libnccl-tuner-oxccl-table.so"),
+                 "NCCL_TUNER_CONFIG_FILE": table, "NCCL_DEBUG_SUBSYS": "INIT,TUNING",
+                 "NCCL_PROFILER_PLUGIN": os.path.join(folder, "libnccl-profiler-oxccl-trace.so"),
+                 "NCCL_PROFILE_DUMP_FILE": os.path.join(scratch, "trace")}
+        _, lines = job(n, 2, lambda rank: given)
+        chosen = [line for line in lines if "AllReduce: " in line]
+        small = [line for line in chosen if int(line.split("AllReduce: ")[1].split()[0]) <= 1 << 20]
+        if not small or not all("TREE" in line and "proto LL " in line for line in small):
+            raise SystemExit("the rule is not taken:\n" + "\n".join(chosen + lines[:60]))
+        traces = [name for name in os.listdir(scratch) if name.endswith(".json")]
+        pages = [name for name in os.listdir(scratch) if name.endswith(".html")]
+        if len(traces) != n or len(pages) != n:
+            raise SystemExit("files are missing: " + ", ".join(os.listdir(scratch)))
+        for name in traces:
+            with open(os.path.join(scratch, name)) as file:
+                events = json.load(file)["traceEvents"]
+            count = lambda phase, of: sum(e["ph"] == phase and e["name"].startswith(of) for e in events)
+            begun, ended = count("b", ""), count("e", "")
+            found = {of: count("b", of) for of in ("AllReduce", "AllGather", "Send", "Recv", "channel")}
+            if begun != ended or not all(found.values()):
+                raise SystemExit(f"{name}: {begun} begins, {ended} ends, {found}")
+        print(f"tuner: {len(small)} all_reduces by the rule, such as {small[0].split('] ', 1)[-1]}")
+        print(f"profiler: {len(events)} events in a trace, of them {found}")
 
 
 def main():
     import torch
 
-    n = torch.cuda.device_count()
-    ours, used = job(n, os.path.abspath(sys.argv[1]))
+    n, folder = torch.cuda.device_count(), os.path.abspath(sys.argv[1])
+    tuned_and_profiled(n, folder)
+    ours, used = network(n, os.path.join(folder, "libnccl-net-oxccl.so"))
     if not any("OxCCL-TCP" in line for line in used):
         raise SystemExit("the plugin is not used:\n" + "\n".join(used))
-    theirs, _ = job(n, None)
+    theirs, _ = network(n, None)
     print("\n".join(sorted({line.split("] ", 1)[-1] for line in used})))
     print(f"NCCL {ours['nccl']}, {n} GPUs, each a host: every collective is right")
     print("| all_reduce, bytes | plugin, us | NCCL's sockets, us | ratio |\n|---|---|---|---|")
@@ -115,7 +155,7 @@ def main():
             json.dump({"plugin": ours, "sockets": theirs}, file, indent=1)
 
 
-if os.environ.get("NET_IN_NCCL_RANK"):
+if os.environ.get("PLUGINS_IN_NCCL_RANK"):
     rank_main()
 else:
     main()
