@@ -739,8 +739,8 @@ fn our_profiler_writes_a_trace_and_a_page() {
         assert_eq!(count("b", "channel 0"), count("b", "") / 2);
         assert!(count("X", "group") > 0 && count("X", "launch") > 0, "{text}");
         let begins: Vec<_> = events.iter().filter(|e| e["ph"] == "b").collect();
-        let timed = |e: &&serde_json::Value| e["ts"].as_f64().is_some_and(|ts| ts > 1e15);
-        assert!(begins.iter().all(|e| timed(e)), "{text}");
+        let timed = |e: &&serde_json::Value| e["ts"].as_f64().is_some_and(|ts| ts > 0.0);
+        assert!(begins.iter().all(timed), "{text}");
         let rank = |e: &serde_json::Value| e["args"]["name"].as_str().map(str::to_owned);
         ranks.extend(events.iter().filter(|e| e["name"] == "process_name").filter_map(rank));
     }

@@ -174,17 +174,20 @@ fn write(record: &Record, beginning: &Path) -> Result<String, String> {
     let process = std::process::id();
     let name = |end: &str| format!("{}-{host}-{process}.{end}", beginning.display());
     let put = |name: String, content: &dyn Fn(&mut dyn Write) -> std::io::Result<()>| {
-        let written = std::fs::File::create(&name).and_then(|file| {
+        // Under its name when it is whole: the process may end meanwhile.
+        let unfinished = format!("{name}.part");
+        let written = std::fs::File::create(&unfinished).and_then(|file| {
             let mut file = BufWriter::new(file);
             content(&mut file)?;
-            file.flush()
+            file.flush()?;
+            std::fs::rename(&unfinished, &name)
         });
         written.map_err(|e| format!("{name}: {e}")).map(|()| name)
     };
-    let trace = output::trace(record, process, &host);
+    let trace = put(name("json"), &|file| output::trace(record, (process, &host), file))?;
     let page = output::page(record, process, &host);
     put(name("html"), &|file| file.write_all(page.as_bytes()))?;
-    put(name("json"), &|file| serde_json::to_writer(file, &trace).map_err(Into::into))
+    Ok(trace)
 }
 
 /// Reads a call from a description.

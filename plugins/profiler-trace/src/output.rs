@@ -5,9 +5,22 @@ use plotters::prelude::*;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::io::Write;
 
-/// Returns the trace: calls and launches by thread, operations and channels by communicator.
-pub(crate) fn trace(record: &Record, process: u32, host: &str) -> Value {
+/// Writes the trace: calls and launches by thread, operations and channels by communicator.
+pub(crate) fn trace(
+    record: &Record,
+    (process, host): (u32, &str),
+    to: &mut dyn Write,
+) -> std::io::Result<()> {
+    write!(to, "{{\"displayTimeUnit\":\"ns\",\"dropped\":{},\"traceEvents\":[", record.dropped)?;
+    let mut first = true;
+    let mut put = |events: &mut Vec<Value>| {
+        events.drain(..).try_for_each(|event| {
+            to.write_all(if std::mem::take(&mut first) { b"\n" } else { b",\n" })?;
+            serde_json::to_writer(&mut *to, &event).map_err(std::io::Error::from)
+        })
+    };
     let mut events = Vec::new();
     let ranks: Vec<String> = record.comms.iter().map(|comm| comm.rank.to_string()).collect();
     let name = format!("rank {} ({host}, process {process})", ranks.join(", "));
@@ -19,11 +32,18 @@ pub(crate) fn trace(record: &Record, process: u32, host: &str) -> Value {
         );
         events.push(named("thread_name", process, track(at), text.trim()));
     }
-    let offset = gpu_offset(&record.events);
+    put(&mut events)?;
+    let offsets: Vec<i128> =
+        (0..record.comms.len()).map(|comm| gpu_offset(&record.events, comm)).collect();
+    // Times are from the beginning of a day on: as numbers of JSON they are exact then.
+    let first_ns = record.events.iter().map(|event| event.began_ns).min().unwrap_or(0);
+    let day = i128::from(first_ns / DAY_NS * DAY_NS);
     for event in &record.events {
-        push(&mut events, event, process, offset);
+        let offset = offsets.get(event.comm).copied().unwrap_or(0);
+        push(&mut events, event, process, (offset, day));
+        put(&mut events)?;
     }
-    json!({ "displayTimeUnit": "ns", "traceEvents": events, "dropped": record.dropped })
+    to.write_all(b"]}\n")
 }
 
 fn named(what: &str, process: u32, thread: u64, name: &str) -> Value {
@@ -32,26 +52,26 @@ fn named(what: &str, process: u32, thread: u64, name: &str) -> Value {
 
 /// Returns the number of a communicator's track, beyond those of threads.
 fn track(comm: usize) -> u64 {
-    (1 << 32) + comm as u64
+    2_000_000_000 + comm as u64
 }
 
-/// Returns what has to be added to the GPU's clock. An event is told of after its time: the least
-/// difference is the best.
-fn gpu_offset(events: &[Event]) -> i128 {
+/// Returns what has to be added to the clock of a communicator's GPU. An event is told of after its
+/// time: the least difference is the best.
+fn gpu_offset(events: &[Event], comm: usize) -> i128 {
     let of = |event: &Event| {
         let told = [(event.gpu_ns.0, event.began_ns), (event.gpu_ns.1, event.ended_ns)];
         let known = told.into_iter().filter(|(gpu, _)| *gpu != 0);
         known.map(|(gpu, host)| i128::from(host) - i128::from(gpu)).min()
     };
-    events.iter().filter_map(of).min().unwrap_or(0)
+    events.iter().filter(|event| event.comm == comm).filter_map(of).min().unwrap_or(0)
 }
 
 fn us(ns: i128) -> f64 {
     ns as f64 / 1e3
 }
 
-fn push(events: &mut Vec<Value>, event: &Event, process: u32, gpu_offset: i128) {
-    let (began, ended) = (i128::from(event.began_ns), i128::from(event.ended_ns));
+fn push(events: &mut Vec<Value>, event: &Event, process: u32, (gpu_offset, day): (i128, i128)) {
+    let (began, ended) = (i128::from(event.began_ns) - day, i128::from(event.ended_ns) - day);
     let whole = |name: &str, args: Value| {
         json!({ "ph": "X", "name": name, "cat": "calls", "pid": process, "tid": event.thread,
                 "ts": us(began), "dur": us(ended - began), "args": args })
@@ -74,7 +94,8 @@ fn push(events: &mut Vec<Value>, event: &Event, process: u32, gpu_offset: i128) 
             span(events, event, process, (&of.function, event.id), (began, ended), args);
         }
         What::Channel { number } => {
-            let clock = |gpu: u64, host| if gpu == 0 { host } else { i128::from(gpu) + gpu_offset };
+            let clock =
+                |gpu: u64, host| if gpu == 0 { host } else { i128::from(gpu) + gpu_offset - day };
             let times = (clock(event.gpu_ns.0, began), clock(event.gpu_ns.1, ended));
             let name = format!("channel {number}");
             span(events, event, process, (&name, event.parent), times, json!({}));
@@ -92,13 +113,18 @@ fn span(
     args: Value,
 ) {
     let edge = |phase: &str, at: i128| {
-        json!({ "ph": phase, "cat": "operations", "name": name, "id": id, "pid": process,
+        json!({ "ph": phase, "cat": "operations", "name": name, "id2": { "local": format!("{id:#x}") }, "pid": process,
                 "tid": track(event.comm), "ts": us(at) })
     };
     let mut begin = edge("b", began);
     begin["args"] = args;
     events.extend([begin, edge("e", ended)]);
 }
+
+/// A day.
+const DAY_NS: u64 = 86_400_000_000_000;
+/// The most points of a plot.
+const MOST_POINTS: usize = 20_000;
 
 /// The times of the operations of one function, algorithm, protocol and size.
 #[derive(Default)]
@@ -169,7 +195,7 @@ fn plot(
     place: impl Fn(&Event, &Operation, f64) -> (f64, f64),
 ) -> String {
     let mut series: BTreeMap<&str, Vec<(f64, f64)>> = BTreeMap::new();
-    for (event, of, ns) in operations {
+    for (event, of, ns) in operations.iter().step_by(operations.len() / MOST_POINTS + 1) {
         let (x, y) = place(event, of, (*ns).max(1) as f64 / 1e3);
         series.entry(&of.function).or_default().push((x.max(1e-3), y));
     }
@@ -212,7 +238,9 @@ mod tests {
 
     #[test]
     fn a_trace_has_all_events_with_channels_by_the_hosts_clock() {
-        let trace = trace(&sample(), 12, "here");
+        let mut text = Vec::new();
+        trace(&sample(), (12, "here"), &mut text).unwrap();
+        let trace: Value = serde_json::from_slice(&text).unwrap();
         let events = trace["traceEvents"].as_array().unwrap();
         let of = |phase: &str, name: &str| {
             let is = |e: &&Value| e["ph"] == phase && e["name"] == name;
@@ -223,7 +251,8 @@ mod tests {
         let [began, ended] = ["b", "e"].map(|phase| of(phase, "channel 0")[0]["ts"].as_f64());
         // It began at 70 ns of the GPU's clock, of which the host was told at 1500 ns.
         assert_eq!((began, ended), (Some(1.5), Some(1.9)));
-        assert_eq!(of("b", "channel 0")[0]["id"], of("b", "AllReduce")[0]["id"]);
+        assert_eq!(of("b", "channel 0")[0]["id2"], of("b", "AllReduce")[0]["id2"]);
+        assert_ne!(of("b", "AllReduce")[0]["id2"], of("b", "AllReduce")[1]["id2"]);
     }
 
     #[test]

@@ -3,8 +3,9 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-/// The most events that are kept; later ones are counted only. A million takes about 200 MB.
-const MOST_EVENTS: usize = 1 << 20;
+/// The most events that are kept; later ones are counted only. So many take about 50 MB, and a
+/// second to be written.
+const MOST_EVENTS: usize = 1 << 18;
 
 /// A communicator.
 pub(crate) struct Comm {

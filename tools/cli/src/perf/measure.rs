@@ -225,6 +225,8 @@ impl Team {
             // SAFETY: the place is writable.
             api.check(0, "ncclGetUniqueId", unsafe { (api.get_unique_id)(&mut id) })?;
         }
+        // Its plan is chosen here, not while others' are being counted.
+        control.reduce(0.0, ReduceOp::Sum)?;
         control.broadcast(&mut id.0)?;
         let first = launch.rank * per_process;
         let bytes = options.max_bytes.max(64) as usize;

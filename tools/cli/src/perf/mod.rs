@@ -52,7 +52,7 @@ fn member(options: &Options, launch: &Launch) -> Result<ExitCode> {
     };
     let code = |wrong| if wrong == 0 { ExitCode::SUCCESS } else { ExitCode::from(2) };
     match (&options.tune, &options.tune_rules) {
-        (Some(_), None) => return Err(tune::restart()),
+        (Some(_), None) => return Err(tune::restart(options)),
         (Some(file), Some(table)) => {
             return tune::tune((options, launch), (file, table), &kinds).map(code);
         }

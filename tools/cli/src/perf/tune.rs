@@ -12,6 +12,8 @@ use crate::error::{Error, Result};
 use oxccl_plan::nccl::{Cell, TunerAlgorithm, TunerProtocol, tunable};
 use oxccl_runtime::bootstrap::launch::Launch;
 use oxccl_tuner_table::table::Rule;
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -34,8 +36,11 @@ fn failed(path: &Path) -> impl Fn(std::io::Error) -> Error {
 /// Returns the plugin: the one that the user names, or that beside this program, or the one that
 /// the loader finds.
 fn plugin() -> Result<PathBuf> {
-    if let Some(named) = std::env::var_os(PLUGIN) {
-        return Ok(named.into());
+    if let Some(named) = std::env::var(PLUGIN).ok().filter(|named| !named.is_empty()) {
+        // A path, or the end of the usual name.
+        let is_file = named.contains('/') || named.contains(".so");
+        let file = if is_file { named } else { format!("libnccl-tuner-{named}.so") };
+        return Ok(file.into());
     }
     let own = std::env::current_exe().map_err(failed(Path::new("this program")))?;
     let folder = own.parent().unwrap_or(Path::new("."));
@@ -45,12 +50,24 @@ fn plugin() -> Result<PathBuf> {
     Ok(found.unwrap_or_else(|| "libnccl-tuner-oxccl-table.so".into()))
 }
 
+/// Fails for options that cannot be combined with `--tune`.
+fn check(options: &Options) -> Result<()> {
+    let refused = if options.lib.is_some() || options.vs.is_some() {
+        "measures the built-in library only"
+    } else if options.dtypes.len() > 1 || options.ops.len() > 1 || options.root == "all" {
+        "measures one type, operation and root"
+    } else {
+        return Ok(());
+    };
+    Err(Error::Options(format!("--tune {refused}")))
+}
+
 /// Starts this process again, with the plugin and a table. Returns only if that fails.
-pub(super) fn restart() -> Error {
+pub(super) fn restart(options: &Options) -> Error {
     let again = || -> Result<Error> {
-        let folder = std::env::temp_dir().join(format!("oxccl-tune-{}", std::process::id()));
-        // A process that had this number may have left it.
-        let _ = std::fs::remove_dir_all(&folder);
+        check(options)?;
+        let random = RandomState::new().build_hasher().finish();
+        let folder = std::env::temp_dir().join(format!("oxccl-tune-{random:x}"));
         std::fs::DirBuilder::new().mode(0o700).create(&folder).map_err(failed(&folder))?;
         let table = folder.join("rules.csv");
         std::fs::write(&table, "").map_err(failed(&table))?;
@@ -89,10 +106,17 @@ impl Table {
             why: format!("{e}; --tune needs the tuner plugin of this library"),
         };
         // SAFETY: the plugin has no initialisers; a communicator would load it just so.
-        let library = unsafe { libloading::Library::new(&path) }.map_err(unusable)?;
-        let table = Self { file: file.to_owned(), library };
-        table.used(cells()[0]).map_err(unusable)?;
-        Ok(table)
+        let library = unsafe { libloading::Library::new(&path) };
+        let used = library.and_then(|library| {
+            let table = Self { file: file.to_owned(), library };
+            table.used(cells()[0]).map(|_| table)
+        });
+        if used.is_err()
+            && let Some(folder) = file.parent()
+        {
+            let _ = std::fs::remove_dir_all(folder);
+        }
+        used.map_err(unusable)
     }
 
     /// Returns how often communicators of this process took a rule with this cell.
@@ -155,9 +179,6 @@ pub(super) fn tune(
     (file, own_table): (&str, &Path),
     kinds: &[Kind],
 ) -> Result<u64> {
-    if options.lib.is_some() || options.vs.is_some() {
-        return Err(Error::Options("--tune measures the built-in library only".to_owned()));
-    }
     let table = Table::open(own_table)?;
     // For buffers that all ranks map, a plan that does not use this is taken from the answer about
     // other buffers.
@@ -170,9 +191,14 @@ pub(super) fn tune(
         kinds.iter().copied().filter(|k| k.collective().and_then(tunable).is_some()).collect();
     let case =
         |kind, bytes| Case::new(kind, nranks, root, options.dtypes[0], options.ops[0], bytes);
-    let start = |bytes| Best { bytes, ratio: GAIN, cell: None };
-    let sizes = || options.sizes().into_iter().map(start).collect::<Vec<_>>();
-    let mut best: Vec<(Kind, Vec<Best>)> = kinds.iter().map(|kind| (*kind, sizes())).collect();
+    // Sizes are rounded to whole elements of all ranks.
+    let sizes = |kind: Kind| {
+        let mut sizes: Vec<u64> =
+            options.sizes().into_iter().map(|bytes| case(kind, bytes).bytes).collect();
+        sizes.dedup();
+        sizes.into_iter().map(|bytes| Best { bytes, ratio: GAIN, cell: None }).collect()
+    };
+    let mut best: Vec<(Kind, Vec<Best>)> = kinds.iter().map(|kind| (*kind, sizes(*kind))).collect();
     let mut teams = vec![own];
     for cell in cells() {
         let name = format!("{}/{}", cell.algorithm.name(), cell.protocol.name());
@@ -189,7 +215,7 @@ pub(super) fn tune(
                 }
                 report.rows(&rows)?;
                 let ratio = ratio(&rows);
-                if ratio < best.ratio {
+                if ratio < best.ratio && rows.iter().all(|row| row.wrong == 0) {
                     (best.ratio, best.cell) = (ratio, Some(cell));
                 }
             }
