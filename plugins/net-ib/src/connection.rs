@@ -62,7 +62,7 @@ pub(crate) struct Ends {
     failed: Option<Error>,
 }
 
-/// What is known of the other end.
+/// The name of the other end, for texts, and the place of its ring.
 struct Peer {
     name: String,
     ring: Place,
@@ -277,14 +277,11 @@ impl Sender for IbSender {
         _tag: u32,
         region: Region,
     ) -> Result<Option<Request>> {
-        let Some(offer) = self.offer() else {
+        let is_free = self.left[self.begun as usize % MESSAGES] == 0;
+        let Some(offer) = self.offer().filter(|_| is_free) else {
             self.poll()?;
             return Ok(None);
         };
-        if self.left[self.begun as usize % MESSAGES] > 0 {
-            self.poll()?;
-            return Ok(None);
-        }
         let most = offer.size.min(self.ends.device.max_bytes());
         if len as u64 > most {
             let cause = format!("{len} bytes; {} takes {most}", self.ends.peer.name);

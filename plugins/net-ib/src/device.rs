@@ -193,7 +193,7 @@ fn speed_mbps(speed: u8, width: u8) -> i32 {
     lane * lanes
 }
 
-/// What a GID should be.
+/// The demands on a GID.
 struct Wanted {
     /// The place in the table; `None` chooses by what follows.
     index: Option<u32>,

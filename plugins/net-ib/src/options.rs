@@ -1,4 +1,4 @@
-//! What the variables of NCCL ask for.
+//! The options of the plugin, read from NCCL's variables.
 
 use oxccl_net::{Error, Result};
 use std::str::FromStr;
@@ -9,7 +9,7 @@ pub(crate) const MAX_QUEUE_PAIRS: usize = 16;
 /// The advice of errors about variables.
 const HINT: &str = "see the book's page about plugins";
 
-/// What the variables ask for.
+/// The options of the plugin, by the variable of each.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     /// `NCCL_IB_DISABLE`: there are no devices.
