@@ -4,6 +4,7 @@
 #![allow(non_camel_case_types, non_snake_case, reason = "the names are NCCL's")]
 
 pub mod env;
+pub mod export;
 mod logger;
 pub mod net;
 pub mod profiler;

@@ -12,9 +12,11 @@
 mod connection;
 
 use connection::{End, UnderWay, connect};
+pub use oxccl_plugin_abi::export::Table;
 pub use oxccl_plugin_abi::net::{ncclNet_v11_t, ncclNet_v12_t};
 
 use oxccl_net::{Error, HANDLE_BYTES, HOST, Listener, Memory, Net, Properties, Region, Result};
+use oxccl_plugin_abi::export::{INTERNAL_ERROR, SUCCESS, SYSTEM_ERROR, WARN, say};
 use oxccl_plugin_abi::net::{
     ncclNetCommConfig_v11_t, ncclNetCommConfig_v12_t, ncclNetDeviceHandle_v7_t,
     ncclNetProperties_v11_t, ncclNetProperties_v12_t, ncclNetVDeviceProps_v11_t,
@@ -28,11 +30,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-const SUCCESS: ncclResult_t = 0;
-const SYSTEM_ERROR: ncclResult_t = 2;
-const INTERNAL_ERROR: ncclResult_t = 3;
-/// The level of warnings, and the subsystem of networks.
-const WARN: c_int = 2;
+/// The subsystem of networks in logs.
 const NET: u64 = 0x10;
 
 /// A transport that is exported as a plugin.
@@ -87,9 +85,8 @@ fn run<P: Plugin>(function: &str, body: impl FnOnce() -> Result<()>) -> ncclResu
         Ok(Err(error)) => (format!("{function}: {error}; {}", error.hint), SYSTEM_ERROR),
         Err(_) => (format!("{function}: a panic; please report it"), INTERNAL_ERROR),
     };
-    if let (Some(log), Ok(text)) = (LOGGER.get(), CString::new(text)) {
-        // SAFETY: the format takes one text.
-        unsafe { log(WARN, NET, P::NAME.as_ptr(), 0, c"%s".as_ptr(), text.as_ptr()) };
+    if let Some(log) = LOGGER.get() {
+        say(*log, (WARN, NET), P::NAME, &text);
     }
     result
 }
@@ -379,19 +376,12 @@ unsafe extern "C" fn finalize(_context: *mut c_void) -> ncclResult_t {
     SUCCESS
 }
 
-/// A structure whose pointers are to functions and constant texts.
-#[repr(transparent)]
-pub struct Table<T>(T);
-
-// SAFETY: nothing of a table is ever written.
-unsafe impl<T> Sync for Table<T> {}
-
 /// Defines the function that returns the structure of a version.
 macro_rules! version {
     ($doc:literal, $version:ident, $table:ident, $config:ident, $properties:ident) => {
         #[doc = $doc]
         pub const fn $version<P: Plugin>() -> Table<$table> {
-            Table($table {
+            Table::new($table {
                 name: P::NAME.as_ptr(),
                 init: Some(init::<P, $config>),
                 devices: Some(devices::<P>),

@@ -8,6 +8,7 @@
 mod output;
 mod record;
 
+use oxccl_plugin_abi::export::{self, INFO, INTERNAL_ERROR, SUCCESS, Table, WARN};
 use oxccl_plugin_abi::profiler::{
     ncclProfiler_v5_t, ncclProfiler_v6_t, ncclProfiler_v7_t, ncclProfilerColl_v5_t,
     ncclProfilerColl_v7_t, ncclProfilerEventDescr_v5_t, ncclProfilerEventDescr_v6_t,
@@ -17,7 +18,7 @@ use oxccl_plugin_abi::profiler::{
 use oxccl_plugin_abi::{ncclDebugLogger_t, ncclResult_t};
 use record::{Comm, Event, Operation, Record, What};
 use rustix::time::{ClockId, clock_gettime};
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::io::{BufWriter, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -25,11 +26,7 @@ use std::ptr::{null, null_mut};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 const NAME: &CStr = c"OxCCL-Trace";
-const SUCCESS: ncclResult_t = 0;
-const INTERNAL_ERROR: ncclResult_t = 3;
-/// The levels of warnings and of information, and the subsystem of profilers.
-const WARN: c_int = 2;
-const INFO: c_int = 3;
+/// The subsystem of profilers in logs.
 const PROFILE: u64 = 0x4000;
 /// The variable with the beginning of the files' names.
 const FILE: &str = "NCCL_PROFILE_DUMP_FILE";
@@ -51,9 +48,8 @@ const CHANNEL_STOPS: ncclProfilerEventState_t = 22;
 static LOGGER: OnceLock<ncclDebugLogger_t> = OnceLock::new();
 
 fn say(level: c_int, text: &str) {
-    if let (Some(log), Ok(text)) = (LOGGER.get(), CString::new(text)) {
-        // SAFETY: the format takes one text.
-        unsafe { log(level, PROFILE, NAME.as_ptr(), 0, c"%s".as_ptr(), text.as_ptr()) };
+    if let Some(log) = LOGGER.get() {
+        export::say(*log, (level, PROFILE), NAME, text);
     }
 }
 
@@ -290,7 +286,7 @@ macro_rules! version {
 
         #[doc = $doc]
         #[unsafe(no_mangle)]
-        pub static $symbol: Table<$table> = Table($table {
+        pub static $symbol: Table<$table> = Table::new($table {
             name: NAME.as_ptr(),
             init: Some(init),
             startEvent: Some($start),
@@ -325,10 +321,3 @@ version!(
     |_: &ncclProfilerColl_v5_t| null(),
     none
 );
-
-/// A structure whose pointers are to functions and constant texts.
-#[repr(transparent)]
-pub struct Table<T>(T);
-
-// SAFETY: nothing of a table is ever written.
-unsafe impl<T> Sync for Table<T> {}

@@ -7,23 +7,19 @@
 pub mod table;
 
 use oxccl_plan::nccl::{TunerAlgorithm, TunerProtocol};
+use oxccl_plugin_abi::export::{INFO, INTERNAL_ERROR, INVALID_USAGE, SUCCESS, Table, WARN, say};
 use oxccl_plugin_abi::tuner::{
     ncclFunc_t, ncclNvlDomainInfo_v5_t, ncclNvlDomainInfo_v6_t, ncclTuner_v4_t, ncclTuner_v5_t,
     ncclTuner_v6_t, ncclTunerConstants_v5_t, ncclTunerConstants_v6_t,
 };
 use oxccl_plugin_abi::{ncclDebugLogger_t, ncclResult_t};
-use std::ffi::{CStr, CString, c_int, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use table::{Call, Rule};
 
 const NAME: &CStr = c"OxCCL-Table";
-const SUCCESS: ncclResult_t = 0;
-const INTERNAL_ERROR: ncclResult_t = 3;
-const INVALID_USAGE: ncclResult_t = 5;
-/// The levels of warnings and of information, and the subsystem of tuning.
-const WARN: c_int = 2;
-const INFO: c_int = 3;
+/// The subsystem of tuning in logs.
 const TUNING: u64 = 0x40;
 /// The time of cells without a plan (`NCCL_ALGO_PROTO_IGNORE`).
 const UNAVAILABLE: f32 = -1.0;
@@ -49,23 +45,16 @@ struct Instance {
     size: (usize, usize),
 }
 
-fn say(log: ncclDebugLogger_t, level: c_int, text: &str) {
-    if let Ok(text) = CString::new(text) {
-        // SAFETY: the format takes one text.
-        unsafe { log(level, TUNING, NAME.as_ptr(), 0, c"%s".as_ptr(), text.as_ptr()) };
-    }
-}
-
 /// Reads the table that the environment names, anew for each communicator.
 fn rules(log: ncclDebugLogger_t) -> Result<Vec<Rule>, String> {
     let Some(file) = std::env::var_os("NCCL_TUNER_CONFIG_FILE") else {
-        say(log, INFO, "NCCL_TUNER_CONFIG_FILE is not set: there are no rules");
+        say(log, (INFO, TUNING), NAME, "NCCL_TUNER_CONFIG_FILE is not set: there are no rules");
         return Ok(Vec::new());
     };
     let named = |e: &dyn std::fmt::Display| format!("{}: {e}", file.display());
     let text = std::fs::read_to_string(&file).map_err(|e| named(&e))?;
     let rules = table::read(&text).map_err(|e| named(&e))?;
-    say(log, INFO, &format!("{}: {} rules", file.display(), rules.len()));
+    say(log, (INFO, TUNING), NAME, &format!("{}: {} rules", file.display(), rules.len()));
     Ok(rules)
 }
 
@@ -82,7 +71,7 @@ unsafe fn start(
     let rules = match made {
         Ok(Ok(rules)) => rules,
         Ok(Err(why)) => {
-            say(log, WARN, &why);
+            say(log, (WARN, TUNING), NAME, &why);
             return INVALID_USAGE;
         }
         Err(_) => return INTERNAL_ERROR,
@@ -159,16 +148,9 @@ unsafe extern "C" fn finalize(context: *mut c_void) -> ncclResult_t {
     SUCCESS
 }
 
-/// A structure whose pointers are to functions and constant texts.
-#[repr(transparent)]
-pub struct Table<T>(T);
-
-// SAFETY: nothing of a table is ever written.
-unsafe impl<T> Sync for Table<T> {}
-
 /// The plugin in version 6.
 #[unsafe(no_mangle)]
-pub static ncclTunerPlugin_v6: Table<ncclTuner_v6_t> = Table(ncclTuner_v6_t {
+pub static ncclTunerPlugin_v6: Table<ncclTuner_v6_t> = Table::new(ncclTuner_v6_t {
     name: NAME.as_ptr(),
     init: Some(init::<ncclNvlDomainInfo_v6_t, ncclTunerConstants_v6_t>),
     getCollInfo: Some(get_coll_info),
@@ -178,7 +160,7 @@ pub static ncclTunerPlugin_v6: Table<ncclTuner_v6_t> = Table(ncclTuner_v6_t {
 
 /// The plugin in version 5.
 #[unsafe(no_mangle)]
-pub static ncclTunerPlugin_v5: Table<ncclTuner_v5_t> = Table(ncclTuner_v5_t {
+pub static ncclTunerPlugin_v5: Table<ncclTuner_v5_t> = Table::new(ncclTuner_v5_t {
     name: NAME.as_ptr(),
     init: Some(init::<ncclNvlDomainInfo_v5_t, ncclTunerConstants_v5_t>),
     getCollInfo: Some(get_coll_info),
@@ -187,7 +169,7 @@ pub static ncclTunerPlugin_v5: Table<ncclTuner_v5_t> = Table(ncclTuner_v5_t {
 
 /// The plugin in version 4.
 #[unsafe(no_mangle)]
-pub static ncclTunerPlugin_v4: Table<ncclTuner_v4_t> = Table(ncclTuner_v4_t {
+pub static ncclTunerPlugin_v4: Table<ncclTuner_v4_t> = Table::new(ncclTuner_v4_t {
     name: NAME.as_ptr(),
     init: Some(init_v4),
     getCollInfo: Some(get_coll_info),
