@@ -160,6 +160,9 @@ enum {
 // Kind of [`EdgeStep`]: takes the next message of the edge from a peer, and folds it with a slice.
 #define STEP_RECEIVE_REDUCE 9
 
+// Kind of [`EdgeStep`]: folds blocks of scratch.
+#define STEP_FOLD 10
+
 // Destination of a fold: one slice of this rank.
 #define TO_OWN 0
 
@@ -587,13 +590,16 @@ typedef struct EdgeStep {
   uint8_t incoming_first;
   // Padding.
   uint8_t unused;
-  // The peer, by its number in the communicator.
+  // The peer, by its number in the communicator; the number of the block of scratch in place of
+  // which a fold reads `own`.
   uint32_t peer;
-  // The slice that is read at this rank.
+  // The number of blocks that are folded.
+  uint32_t count;
+  // The slice that is read at this rank; the first block that is folded.
   Slice src;
   // The slice that is written.
   Slice dst;
-  // The slice that a fold of all ranks' blocks in scratch reads in place of this rank's block.
+  // The slice that a fold reads in place of a block of scratch.
   Slice own;
 } EdgeStep;
 

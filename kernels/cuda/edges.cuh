@@ -90,8 +90,8 @@ struct EdgeInterpreter {
     });
   }
 
-  // Folds the blocks of all ranks in scratch, in rank order, with this rank's own in their midst.
-  __device__ void fold_all(const EdgeStep& s) const {
+  // Folds blocks of scratch in their order, with a slice of this rank in their midst.
+  __device__ void fold_blocks(const EdgeStep& s) const {
     uint64_t len;
     const char* all = find(s.src, len);
     const char* own = find(s.own, len);
@@ -100,8 +100,8 @@ struct EdgeInterpreter {
     bool multiply = multiplied(s.own);
     each_line(len, [&](uint64_t at, uint64_t left) {
       typename E::Lane folded[N], lanes[N];
-      for (uint32_t from = 0; from < p.nranks; from++) {
-        bool mine = from == p.rank;
+      for (uint32_t from = 0; from < s.count; from++) {
+        bool mine = from == s.peer;
         const char* base = mine ? own : all + from * p.scratch_bytes;
         uint4 v = load_line(base + at, left, fits);
         if (mine && multiply) v = scale_line<E>(v, scale);
@@ -152,7 +152,7 @@ struct EdgeInterpreter {
         if (from != to || multiplied(s.src)) copy(to, from, len, multiplied(s.src));
         return true;
       }
-      case STEP_REDUCE: fold_all(s); return true;
+      case STEP_FOLD: fold_blocks(s); return true;
       default: return pass(s);
     }
   }

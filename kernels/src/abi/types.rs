@@ -87,6 +87,8 @@ pub const STEP_SEND: u8 = 7;
 pub const STEP_RECEIVE: u8 = 8;
 /// Kind of [`EdgeStep`]: takes the next message of the edge from a peer, and folds it with a slice.
 pub const STEP_RECEIVE_REDUCE: u8 = 9;
+/// Kind of [`EdgeStep`]: folds blocks of scratch.
+pub const STEP_FOLD: u8 = 10;
 
 /// Destination of a fold: one slice of this rank.
 pub const TO_OWN: u8 = 0;
@@ -194,13 +196,16 @@ pub struct EdgeStep {
     pub incoming_first: u8,
     /// Padding.
     pub unused: u8,
-    /// The peer, by its number in the communicator.
+    /// The peer, by its number in the communicator; the number of the block of scratch in place of
+    /// which a fold reads `own`.
     pub peer: u32,
-    /// The slice that is read at this rank.
+    /// The number of blocks that are folded.
+    pub count: u32,
+    /// The slice that is read at this rank; the first block that is folded.
     pub src: Slice,
     /// The slice that is written.
     pub dst: Slice,
-    /// The slice that a fold of all ranks' blocks in scratch reads in place of this rank's block.
+    /// The slice that a fold reads in place of a block of scratch.
     pub own: Slice,
 }
 

@@ -40,6 +40,8 @@ pub struct CostModel {
     pub stage_slot_bytes: u64,
     /// Size of an edge's slot in bytes.
     pub edge_slot_bytes: u64,
+    /// The costs between ranks of a team, where they differ from those between teams.
+    pub near: Option<&'static CostModel>,
 }
 
 impl CostModel {
@@ -64,6 +66,7 @@ impl CostModel {
         engine_gbps: f64::INFINITY,
         stage_slot_bytes: 256 << 10,
         edge_slot_bytes: 64 << 10,
+        near: None,
     };
 
     /// Ranks that communicate over TCP: 15 µs from a write to the reader, 1.5 µs per system call,
@@ -73,6 +76,7 @@ impl CostModel {
         message_us: 1.5,
         link_gbps: 2.0,
         edge_slot_bytes: 128 << 10,
+        near: Some(&CostModel::SHARED_MEMORY),
         ..CostModel::SHARED_MEMORY
     };
 
@@ -99,18 +103,31 @@ impl CostModel {
         engine_gbps: 374.0,
         stage_slot_bytes: 4 << 20,
         edge_slot_bytes: 32 << 10,
+        near: None,
     };
 
     /// GPUs of several hosts, whose messages pass through memory of the host and TCP: a message of
     /// 8 bytes takes 21 µs, one of 32 KiB 34 µs (two H200, loopback, `docs/gpu-results.md`).
-    pub const GPUS_TCP: CostModel =
-        CostModel { latency_us: 13.0, message_us: 4.0, link_gbps: 4.5, ..CostModel::NVLINK };
+    pub const GPUS_TCP: CostModel = CostModel {
+        latency_us: 13.0,
+        message_us: 4.0,
+        link_gbps: 4.5,
+        near: Some(&CostModel::NVLINK),
+        ..CostModel::NVLINK
+    };
 
     /// Returns the model for calls whose largest buffer has so many bytes: pieces of a large buffer
     /// come from memory, however small they are.
     pub fn for_buffer(&self, bytes: u64) -> Self {
         let cached = bytes <= self.cache_bytes;
         Self { cached_gbps: if cached { self.cached_gbps } else { self.memory_gbps }, ..*self }
+    }
+
+    /// Returns the costs between ranks of a team.
+    pub fn near(&self) -> Self {
+        let near = self.near.unwrap_or(self);
+        let Self { cached_gbps, edge_slot_bytes, .. } = *self;
+        Self { cached_gbps, edge_slot_bytes, ..*near }
     }
 
     fn at_gbps(bytes: u64, gbps: f64) -> f64 {

@@ -14,8 +14,8 @@ pub enum Buffer {
     Input = 0,
     /// The caller's receive buffer.
     Output = 1,
-    /// Memory of this rank alone, each block as large as a part. A slice of it is one part,
-    /// whatever its number, and lies at the start of its block.
+    /// Memory of this rank alone, each block as large as a part. A slice of it is one part, as long
+    /// as that of its number, and lies at the start of its block.
     Scratch = 2,
     /// Memory that all direct peers may read, one window large, in two slots that windows use in
     /// turn.
@@ -161,13 +161,28 @@ pub enum Op {
     },
     /// Folds the slices of all ranks in rank order, in the accumulation type, rounding once.
     Reduce {
-        /// The slice that is read at the other ranks. For scratch and the inbox, the p-th block of
-        /// this rank's own memory from there on stands for rank p.
+        /// The slice that is read at the other ranks. For the inbox, the p-th block of this rank's
+        /// own memory from there on stands for rank p.
         src: Slice,
         /// The slice that is read at this rank.
         own: Slice,
         /// The destination of the result.
         dst: Destination,
+        /// True if this completes the reduction.
+        finish: bool,
+    },
+    /// Folds consecutive blocks of scratch in their order, in the accumulation type, rounding once.
+    Fold {
+        /// The first block.
+        src: Slice,
+        /// The number of blocks.
+        count: u32,
+        /// The slice that is read in place of one of the blocks.
+        own: Slice,
+        /// The number of that block, counted from `src`.
+        at: u32,
+        /// The destination of the result.
+        dst: Slice,
         /// True if this completes the reduction.
         finish: bool,
     },

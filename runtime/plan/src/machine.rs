@@ -185,6 +185,16 @@ pub struct Options<'a> {
     /// The costs with which times are computed, and the bytes of an element; `None` computes no
     /// times.
     pub costs: Option<(&'a CostModel, u64)>,
+    /// The number of ranks of a team, within which the near costs hold.
+    pub team: u32,
+}
+
+impl Options<'_> {
+    /// Returns the costs between two ranks, and the bytes of an element.
+    fn between(&self, one: u32, other: u32) -> Option<(CostModel, u64)> {
+        let near = one / self.team == other / self.team;
+        self.costs.map(|(model, bytes)| (if near { model.near() } else { *model }, bytes))
+    }
 }
 
 /// The machine: ranks with the state that outlives operations.
@@ -461,7 +471,7 @@ impl<'a, V: Values> Machine<'a, V> {
             return false;
         }
         let mut ready_us = 0.0;
-        if let Some((model, elem_bytes)) = self.options.costs {
+        if let Some((model, elem_bytes)) = self.options.between(from, to) {
             let rank = &mut self.ranks[from as usize];
             if edge.taken_us.len() + edge.queue.len() >= slots {
                 rank.now_us = rank.now_us.max(edge.taken_us.pop_front().unwrap_or(0.0));
@@ -481,7 +491,7 @@ impl<'a, V: Values> Machine<'a, V> {
     fn receive(&mut self, from: u32, to: u32, elems: u64, fold: bool) -> Option<Message<V::Value>> {
         let edge = self.edges.get_mut(&(from, to))?;
         let message = edge.queue.pop_front()?;
-        if let Some((model, elem_bytes)) = self.options.costs {
+        if let Some((model, elem_bytes)) = self.options.between(from, to) {
             let rank = &mut self.ranks[to as usize];
             rank.now_us =
                 rank.now_us.max(message.ready_us) + model.receive_us(elems * elem_bytes, fold);

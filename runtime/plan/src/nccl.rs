@@ -23,7 +23,7 @@ listed! {
         CollnetChain = 3, "COLLNET_CHAIN";
         /// Every rank reaches the memory of every other one, in NCCL by switches.
         Nvls = 4, "NVLS";
-        /// The same within hosts, and trees between them.
+        /// In NCCL the same within hosts, and trees between them; here, teams and rails.
         NvlsTree = 5, "NVLS_TREE";
         /// Bruck's all-gather and its transpose.
         Pat = 6, "PAT";
@@ -57,7 +57,7 @@ pub struct Cell {
 impl Cell {
     /// Returns the cell of a plan and the carrier of its data.
     pub fn of(algorithm: Algorithm, carrier: Carrier) -> Self {
-        use TunerAlgorithm::{Nvls, Pat, Ring, Tree};
+        use TunerAlgorithm::{Nvls, NvlsTree, Pat, Ring, Tree};
         use TunerProtocol::{Ll, Ll128, Simple};
         let (algorithm, protocol) = match algorithm {
             Algorithm::Ring | Algorithm::Pairwise | Algorithm::Local => (Ring, Simple),
@@ -66,6 +66,11 @@ impl Cell {
             Algorithm::Tree => (Tree, Simple),
             Algorithm::Halving => (Tree, Ll128),
             Algorithm::Bruck => (Pat, Simple),
+            Algorithm::RailsRing | Algorithm::RailsTree | Algorithm::RailsBruck => {
+                (NvlsTree, Simple)
+            }
+            Algorithm::RailsHalving | Algorithm::RailsTwoShot => (NvlsTree, Ll128),
+            Algorithm::RailsOneShot => (NvlsTree, Ll),
             Algorithm::OneShot
             | Algorithm::OneShotMapped
             | Algorithm::TwoShot

@@ -14,6 +14,8 @@ use std::fmt;
 pub struct Topology {
     /// True if all ranks share memory.
     pub direct: bool,
+    /// The number of ranks of a team ([`Spec::team`]).
+    pub team: u32,
     /// True if programs can use edges.
     pub edges: bool,
     /// True if each rank can have the system copy from the memory of every other.
@@ -115,7 +117,7 @@ pub fn cost_us(plan: &Plan, bytes: u64, topology: &Topology, memory: Memory) -> 
     }
 }
 
-/// Returns all plans that can serve, the cheapest first.
+/// Returns all plans that can serve, the cheapest first. The topology tells the teams.
 pub fn candidates(
     spec: Spec,
     bytes: u64,
@@ -123,6 +125,7 @@ pub fn candidates(
     memory: Memory,
     policy: Policy,
 ) -> Vec<Candidate> {
+    let spec = spec.in_teams(topology.team);
     let usable = |plan: &Plan| match (plan.algorithm.generator().needs, memory) {
         (Needs::Nothing, _) => true,
         (Needs::Edges, _) => topology.edges,
@@ -249,7 +252,11 @@ pub fn explain(spec: Spec, bytes: u64, topology: &Topology, policy: Policy) -> S
         "{} of {bytes} bytes per block on {} ranks, {}\n",
         spec.collective.name(),
         spec.nranks,
-        if topology.direct { "all sharing memory" } else { "over the network" }
+        match topology.team {
+            _ if topology.direct => "all sharing memory".to_owned(),
+            1 => "over the network".to_owned(),
+            team => format!("over the network, in teams of {team}"),
+        }
     );
     let Some(choice) = choose(spec, bytes, topology, policy) else {
         return text + " no plan serves what the policy asks for\n";

@@ -43,7 +43,7 @@ impl Collective {
     }
 }
 
-/// A collective on a communicator of a given size; the facts that all ranks share.
+/// A collective on a communicator of a given shape; the facts that all ranks share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Spec {
     /// The operation.
@@ -52,12 +52,21 @@ pub struct Spec {
     pub nranks: u32,
     /// The root; 0 if the collective has none.
     pub root: u32,
+    /// The number of ranks of a *team*, neighbouring ranks of one host. It divides the number of
+    /// ranks.
+    pub team: u32,
 }
 
 impl Spec {
-    /// Returns a specification; `root` is ignored if the collective has none.
+    /// Returns a specification for ranks of one host; `root` is ignored if the collective has none.
     pub fn new(collective: Collective, nranks: u32, root: u32) -> Self {
-        Self { collective, nranks, root: if collective.rooted() { root } else { 0 } }
+        let root = if collective.rooted() { root } else { 0 };
+        Self { collective, nranks, root, team: nranks }
+    }
+
+    /// Returns the specification for ranks in teams of `team` ranks each.
+    pub const fn in_teams(self, team: u32) -> Self {
+        Self { team, ..self }
     }
 
     /// Returns the number of blocks of `count` elements in the input of `rank` (0: it has no

@@ -187,7 +187,7 @@ pub fn verify_sequence(nranks: u32, steps: &[Step], conditions: &Conditions) -> 
 
 fn machine(nranks: u32, conditions: &Conditions) -> Machine<'static, Symbols> {
     let (edge_slots, races) = (conditions.edge_slots, conditions.races);
-    Machine::new(nranks, Symbols::default(), Options { edge_slots, races, costs: None })
+    Machine::new(nranks, Symbols::default(), Options { edge_slots, races, costs: None, team: 1 })
 }
 
 /// Compares the outputs with the result that the collective requires.

@@ -46,9 +46,11 @@ fn expected(spec: &Spec, inputs: &[Vec<u8>], op: ReduceOp, block_bytes: usize) -
 #[test]
 fn every_plan_computes_its_collective() {
     let room = Capacity { edge_slot_elems: 16, stage_slot_elems: 64, align_elems: 2 };
-    for nranks in [1, 2, 3, 5, 8, 13] {
+    for (nranks, team) in
+        [(1, 1), (2, 1), (3, 1), (5, 1), (8, 1), (13, 1), (4, 2), (12, 4), (12, 3)]
+    {
         for collective in Collective::ALL {
-            let spec = Spec::new(collective, nranks, nranks / 2);
+            let spec = Spec::new(collective, nranks, nranks / 2).in_teams(team);
             for plan in Plan::candidates(spec) {
                 for (i, op) in ReduceOp::ALL.into_iter().enumerate() {
                     let count = 37 * i as u64 + 1;
@@ -89,22 +91,27 @@ fn canonical_float_results_are_the_rank_order_fold_with_one_rounding() {
 
 #[test]
 fn the_cost_formulas_stay_within_a_factor_of_the_simulator() {
-    for model in [CostModel::SHARED_MEMORY, CostModel::TCP] {
-        for nranks in [2, 3, 4, 8] {
-            for collective in Collective::ALL {
-                let spec = Spec::new(collective, nranks, 0);
-                for plan in Plan::candidates(spec) {
-                    for bytes in [8, 4 << 10, 256 << 10, 8 << 20] {
-                        let simulated = simulate::time_us(&plan, bytes, &model).unwrap();
-                        let blocks = spec.input_blocks(0).max(spec.output_blocks(0));
-                        let model = model.for_buffer(bytes * u64::from(blocks));
-                        let formula = (plan.algorithm.generator().cost_us)(&spec, bytes, &model);
-                        let ratio = formula / simulated;
-                        assert!(
-                            (0.1..8.0).contains(&ratio),
-                            "{plan:?} {bytes}: formula {formula:.2} simulated {simulated:.2}"
-                        );
-                    }
+    let flat = [2, 3, 4, 8].into_iter();
+    let shared = flat.clone().map(|n| (CostModel::SHARED_MEMORY, n, n));
+    let hosts = flat.map(|n| (n, 1)).chain([(4, 2), (6, 2), (6, 3), (16, 2), (16, 4), (16, 8)]);
+    let networks = hosts.map(|(nranks, team)| (CostModel::TCP, nranks, team));
+    for (model, nranks, team) in shared.chain(networks) {
+        for collective in Collective::ALL {
+            let spec = Spec::new(collective, nranks, 0).in_teams(team);
+            // The formulas of plans without rails take all links for those between teams.
+            let rails = |plan: &Plan| Plan::new(spec.in_teams(1), plan.algorithm).is_none();
+            let one_link = team == 1 || team == nranks;
+            for plan in Plan::candidates(spec).filter(|plan| one_link || rails(plan)) {
+                for bytes in [8, 4 << 10, 256 << 10, 8 << 20] {
+                    let simulated = simulate::time_us(&plan, bytes, &model).unwrap();
+                    let blocks = spec.input_blocks(0).max(spec.output_blocks(0));
+                    let model = model.for_buffer(bytes * u64::from(blocks));
+                    let formula = (plan.algorithm.generator().cost_us)(&plan.spec, bytes, &model);
+                    let ratio = formula / simulated;
+                    assert!(
+                        (0.1..8.0).contains(&ratio),
+                        "{plan:?} {bytes}: formula {formula:.2} simulated {simulated:.2}"
+                    );
                 }
             }
         }
@@ -114,6 +121,7 @@ fn the_cost_formulas_stay_within_a_factor_of_the_simulator() {
 #[test]
 fn the_choice_is_right_at_the_ends_and_explained() {
     let direct = Topology {
+        team: 1,
         push: false,
         remote_reads: false,
         direct: true,

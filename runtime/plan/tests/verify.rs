@@ -21,6 +21,23 @@ fn specs(nranks: u32) -> Vec<Spec> {
     specs
 }
 
+/// All sizes of teams in which these ranks may be.
+fn teams(nranks: u32) -> impl Iterator<Item = u32> {
+    (1..=nranks).filter(move |team| nranks.is_multiple_of(*team))
+}
+
+/// Verifies a plan for counts around the limits of parts and windows.
+fn verify_counts(plan: &Plan) -> usize {
+    let window = SLOT * u64::from(plan.layout.parts);
+    let counts = [0, 1, SLOT - 1, SLOT, SLOT + 1, 2 * SLOT + 1, window, 2 * window + 1];
+    for count in counts {
+        let conditions = Conditions::tight(SLOT, plan.spec.nranks);
+        verify(plan, count, &conditions)
+            .unwrap_or_else(|fault| panic!("{plan:?} count {count}: {fault}"));
+    }
+    counts.len()
+}
+
 #[test]
 fn every_generator_for_1_to_16_ranks_all_roots_and_chunk_counts() {
     let mut verified = 0;
@@ -28,20 +45,28 @@ fn every_generator_for_1_to_16_ranks_all_roots_and_chunk_counts() {
         for spec in specs(nranks) {
             let plans: Vec<_> = Plan::candidates(spec).collect();
             assert!(!plans.is_empty(), "nothing serves {spec:?}");
-            for plan in plans {
-                let window = SLOT * u64::from(plan.layout.parts);
-                for count in [0, 1, SLOT - 1, SLOT, SLOT + 1, 2 * SLOT + 1, window, 2 * window + 1]
-                {
-                    let conditions = Conditions::tight(SLOT, nranks);
-                    verify(&plan, count, &conditions)
-                        .unwrap_or_else(|fault| panic!("{plan:?} count {count}: {fault}"));
-                    verified += 1;
-                }
-            }
+            verified += plans.iter().map(verify_counts).sum::<usize>();
         }
     }
     println!("{verified} plans verified");
     assert!(verified > 10_000);
+}
+
+#[test]
+fn every_plan_on_rails_for_2_to_8_teams_of_2_to_8_ranks() {
+    let mut verified = 0;
+    let shapes = (2..=8).flat_map(|team| (2..=8).map(move |teams| (team, teams * team)));
+    for (team, nranks) in shapes.filter(|(_, nranks)| *nranks <= 32) {
+        // Of many roots, the first and one in the midst.
+        let roots = [0, nranks / 2 - 1];
+        for spec in specs(nranks).iter().filter(|s| nranks <= 9 || roots.contains(&s.root)) {
+            let flat = |plan: &Plan| Plan::new(spec.in_teams(1), plan.algorithm).is_some();
+            let plans = Plan::candidates(spec.in_teams(team)).filter(|plan| !flat(plan));
+            verified += plans.map(|plan| verify_counts(&plan)).sum::<usize>();
+        }
+    }
+    println!("{verified} plans verified");
+    assert!(verified > 2_000);
 }
 
 #[test]
@@ -70,6 +95,8 @@ proptest! {
         // All-to-all has n² messages per window.
         let nranks = if collective == Collective::AllToAll { nranks % 200 + 2 } else { nranks };
         let spec = Spec::new(collective, nranks, root % nranks);
+        let sizes: Vec<_> = teams(nranks).collect();
+        let spec = spec.in_teams(sizes[count as usize % sizes.len()]);
         for plan in Plan::candidates(spec) {
             let room = Capacity {
                 edge_slot_elems: u64::from(nranks) * 4,
@@ -129,6 +156,7 @@ fn classes(nranks: u32) -> Vec<Box<dyn Fn() -> Step>> {
     let mut classes: Vec<Box<dyn Fn() -> Step>> = Vec::new();
     for collective in Collective::ALL {
         let spec = Spec::new(collective, nranks, nranks - 1);
+        // What plans on rails leave behind is what others over edges do.
         for plan in Plan::candidates(spec) {
             // Three windows: both stage slots are used and one again.
             let count = 2 * SLOT * u64::from(plan.layout.parts) + 1;

@@ -51,8 +51,6 @@ pub struct Communicator {
     policy: Policy,
     programs: Mutex<Remembered>,
     options: Options,
-    /// The size of the blocks of neighbouring ranks that share memory, for [`Team`].
-    lsa_size: u32,
     /// `None` for a communicator of one rank.
     child_meetings: Option<ChildMeetings>,
     /// The plugin that chooses plans, if there is one.
@@ -136,7 +134,6 @@ impl Communicator {
             policy,
             programs: Mutex::default(),
             options: options.clone(),
-            lsa_size: 1,
             child_meetings,
             tuner: None,
             profiler: None,

@@ -19,7 +19,7 @@ fn gcd(a: u32, b: u32) -> u32 {
 
 /// Returns the size of the blocks into which the ranks are divided so that all ranks of a block
 /// share memory: the greatest size that divides every run of neighbouring ranks with equal hosts.
-pub(super) fn lsa_size(hosts: impl IntoIterator<Item = u64>) -> u32 {
+pub(super) fn size(hosts: impl IntoIterator<Item = u64>) -> u32 {
     let (mut size, mut run, mut last) = (0, 0, None);
     for host in hosts {
         if last.is_some_and(|l| l != host) {
@@ -41,14 +41,18 @@ impl Communicator {
     /// Returns the block of neighbouring ranks that share memory with this one ("load-store
     /// accessible").
     pub fn team_lsa(&self) -> Team {
-        Team { nranks: self.lsa_size as i32, rank: (self.rank() % self.lsa_size) as i32, stride: 1 }
+        Team {
+            nranks: self.topology.team as i32,
+            rank: (self.rank() % self.topology.team) as i32,
+            stride: 1,
+        }
     }
 
     /// Returns the ranks that have this rank's place in their blocks.
     pub fn team_rail(&self) -> Team {
-        let nranks = (self.nranks() / self.lsa_size) as i32;
-        let rank = (self.rank() / self.lsa_size) as i32;
-        Team { nranks, rank, stride: self.lsa_size as i32 }
+        let nranks = (self.nranks() / self.topology.team) as i32;
+        let rank = (self.rank() / self.topology.team) as i32;
+        Team { nranks, rank, stride: self.topology.team as i32 }
     }
 
     /// Returns the communicator's rank for a member of a team; `None` if `member` is not in the
@@ -78,7 +82,7 @@ mod tests {
 
     #[test]
     fn blocks_are_the_greatest_that_divide_every_run_of_a_host() {
-        for (hosts, size) in [
+        for (hosts, expected) in [
             (vec![7], 1),
             (vec![7, 7, 7, 7], 4),
             (vec![7, 7, 8, 8], 2),
@@ -87,7 +91,7 @@ mod tests {
             (vec![7, 8, 7, 8], 1),
             (vec![7, 7, 8, 8, 7, 7], 2),
         ] {
-            assert_eq!(lsa_size(hosts.iter().copied()), size, "{hosts:?}");
+            assert_eq!(size(hosts.iter().copied()), expected, "{hosts:?}");
         }
     }
 

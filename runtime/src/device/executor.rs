@@ -105,20 +105,20 @@ impl Unfinished {
         }
     }
 
-    /// Completes the executor with the abilities of all ranks. Returns it, and how plans run there.
-    pub fn finish(self, answers: &[Vec<u8>], one_host: bool) -> (Executor, Topology) {
+    /// Completes the executor with the abilities of all ranks, in teams of `team` ranks. Returns
+    /// it, and how plans run there.
+    pub fn finish(self, answers: &[Vec<u8>], team: u32) -> (Executor, Topology) {
         match self {
             Unfinished::Host(mut endpoint, _) => {
                 let all = |i: usize| answers.iter().all(|answer| answer.get(i) == Some(&1));
                 endpoint.all_mapped = all(1);
                 let (nranks, remote_reads) = (endpoint.rank.nranks, all(0));
-                let topology =
-                    host::topology(nranks, one_host, remote_reads, endpoint.edge_slot_bytes);
+                let topology = host::topology(nranks, team, remote_reads, endpoint.edge_slot_bytes);
                 (Executor::Host(endpoint.share()), topology)
             }
             Unfinished::Cuda(rank, cuda_rank) => {
                 let cuda_rank = cuda_rank.attach(&rank);
-                let topology = cuda::run::launch::topology(&cuda_rank);
+                let topology = cuda::run::launch::topology(&cuda_rank, rank.nranks, team);
                 (Executor::Cuda(rank, cuda_rank), topology)
             }
         }

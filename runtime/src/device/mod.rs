@@ -83,20 +83,21 @@ impl Device {
     }
 }
 
-/// Returns how plans run for `nranks` ranks on the devices of one kind, as far as that is known
-/// before a communicator is made. Assumed is host memory of which the system copies what is not
-/// mapped, or GPUs that reach each other, each of one rank.
+/// Returns how plans run for `nranks` ranks, `team` of them on each host, on the devices of one
+/// kind, as far as that is known before a communicator is made. Assumed is host memory of which the
+/// system copies what is not mapped, or GPUs that reach each other, each of one rank.
 /// Fails for more ranks than a device can have.
-pub fn usual_topology(is_host: bool, nranks: u32, one_host: bool) -> Result<Topology> {
+pub fn usual_topology(is_host: bool, nranks: u32, team: u32) -> Result<Topology> {
     let edge_slot_bytes = Device::numbered(is_host, 0).edge_slot_bytes(nranks);
+    let one_host = team == nranks;
     if is_host {
-        return Ok(host::topology(nranks, one_host, one_host, edge_slot_bytes));
+        return Ok(host::topology(nranks, team, one_host, edge_slot_bytes));
     }
-    if !one_host {
-        return Ok(cuda::run::edges::topology(edge_slot_bytes));
+    cuda::rank::check_ranks(team)?;
+    match one_host {
+        true => Ok(cuda::run::launch::usual_topology(nranks)),
+        false => Ok(cuda::run::edges::topology(team, edge_slot_bytes)),
     }
-    cuda::rank::check_ranks(nranks)?;
-    Ok(cuda::run::launch::usual_topology())
 }
 
 /// Returns the number of devices of a kind: processors, or GPUs that the driver shows.

@@ -11,19 +11,21 @@ pub struct Descriptor {
     /// Collective, type, operation, root and the algorithm for any memory; or [`MESSAGES`] and a
     /// type; or [`SIGNALS`].
     what: u32,
-    /// Elements per block, and in the first four bits the algorithm for mapped memory, plus one;
+    /// Elements per block, and in the first five bits the algorithm for mapped memory, plus one;
     /// bytes of a message; number of signals.
     count: u64,
 }
 
 /// The kind of sends and receives, which are compared message by message.
-const MESSAGES: u32 = 0xf << 28;
+const MESSAGES: u32 = 0x1f << ANY_AT;
 /// The kind of waits for signals of one-sided operations; no collective has these first bits
 /// either.
-const SIGNALS: u32 = 0xe << 28;
-/// The place of an algorithm's number.
-const ANY_AT: u32 = 28;
-const MAPPED_AT: u32 = 60;
+const SIGNALS: u32 = 0x1e << ANY_AT;
+/// The place of the operation, of the root, and of an algorithm's number.
+const OP_AT: u32 = 8;
+const ROOT_AT: u32 = 11;
+const ANY_AT: u32 = 27;
+const MAPPED_AT: u32 = 59;
 /// The largest number of elements that a descriptor tells apart.
 const MAX_COUNT: u64 = (1 << MAPPED_AT) - 1;
 const _: () = assert!(GENERATORS.len() <= (SIGNALS >> ANY_AT) as usize);
@@ -48,8 +50,8 @@ impl Descriptor {
             (true, true) => SCALED_SUM,
             (true, false) => op as u32,
         };
-        let kind = spec.collective as u32 | (dtype as u32) << 4 | op << 8;
-        Self { what: kind | (spec.root & 0xffff) << 12, count: count & MAX_COUNT }
+        let kind = spec.collective as u32 | (dtype as u32) << 4 | op << OP_AT;
+        Self { what: kind | (spec.root & 0xffff) << ROOT_AT, count: count & MAX_COUNT }
     }
 
     /// Returns the descriptor of a collective with the algorithms that may carry it out: a tuner
@@ -147,14 +149,14 @@ impl fmt::Display for Descriptor {
         };
         write!(f, "{} of {} × {}", collective.name(), self.count & MAX_COUNT, dtype.name())?;
         if collective.reduces() {
-            let op = self.what >> 8 & 15;
+            let op = self.what >> OP_AT & 7;
             match ReduceOp::ALL.get(op as usize) {
                 Some(op) => write!(f, ", {}", op.name())?,
                 None => write!(f, ", a scaled sum")?,
             }
         }
         if collective.rooted() {
-            write!(f, ", root {}", self.what >> 12 & 0xffff)?;
+            write!(f, ", root {}", self.what >> ROOT_AT & 0xffff)?;
         }
         Ok(())
     }

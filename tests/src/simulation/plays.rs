@@ -156,6 +156,10 @@ fn collective(
     let kind = Collective::ALL
         [(what.below(Collective::ALL.len() as u64) * u64::from(what.below(4) > 0)) as usize];
     let spec = Spec::new(kind, nranks, what.below(u64::from(nranks)) as u32);
+    // Where edges alone move data, it does not matter which ranks are called a team.
+    let teams: Vec<_> = (1..nranks).filter(|team| nranks.is_multiple_of(*team)).collect();
+    let team = if place.direct() { nranks } else { teams[what.below(teams.len() as u64) as usize] };
+    let spec = spec.in_teams(team);
     let dtype = DataType::ALL[what.below(12) as usize];
     let op = ReduceOp::ALL[what.below(5) as usize];
     let blocks = u64::from(spec.input_blocks(spec.root).max(spec.output_blocks(spec.root)));
@@ -195,7 +199,7 @@ fn collective(
         let input = if input.is_empty() { std::ptr::null() } else { from.as_ptr() };
         let output = buffers[0].inner()[at..].as_mut_ptr();
         let call = Call { spec, input, output, count, dtype, op, scale: None };
-        let topology = host::topology(nranks, place.direct(), true, place.edge_slot_bytes);
+        let topology = host::topology(nranks, spec.team, true, place.edge_slot_bytes);
         let route = |plan, memory| Route::new(plan, block as u64, &topology, memory);
         let any_memory = route(any, Memory::Any);
         let mapped = user.map(|plan| route(plan, Memory::Mapped));

@@ -31,9 +31,9 @@ pub(crate) struct Options {
     /// The root, for rooted collectives.
     #[arg(long, short = 'r', default_value_t = 0)]
     root: u32,
-    /// Let ranks talk over TCP instead of sharing memory.
-    #[arg(long, conflicts_with = "device")]
-    network: bool,
+    /// Number of hosts among which the ranks are divided evenly; they talk over TCP.
+    #[arg(long, default_value_t = 1)]
+    hosts: u32,
     /// Location of the data; by default the device that the library would take here.
     #[arg(long)]
     device: Option<Kind>,
@@ -55,9 +55,13 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     }
     let is_host = match options.device {
         Some(kind) => kind == Kind::Host,
-        None => options.network || device::current()?.is_host(),
+        None => device::current()?.is_host(),
     };
-    let topology = device::usual_topology(is_host, options.ranks, !options.network)?;
+    let team = options.ranks / options.hosts.max(1);
+    if team * options.hosts != options.ranks {
+        return Err(Error::Options("every host has to have equally many ranks".to_owned()));
+    }
+    let topology = device::usual_topology(is_host, options.ranks, team)?;
     let spec = Spec::new(collective, options.ranks, options.root);
     let policy = Policy { only: None, deterministic: Config::checked()?.deterministic };
     print!("{}", select::explain(spec, options.bytes, &topology, policy));

@@ -220,7 +220,7 @@ fn plans_name_what_moves_their_data_also_of_gpus_that_are_not_here() {
     let cuda = |bytes| chosen(&["all_gather", "-n", "4", "-b", bytes, "--device", "cuda"]);
     assert_eq!(cuda("8"), ["packets", "packets"]);
     assert_eq!(cuda("256M"), ["stage", "in place", "copy engines"]);
-    assert_eq!(chosen(&["all_reduce", "-n", "4", "--network"]), ["edges", "edges"]);
+    assert_eq!(chosen(&["all_reduce", "-n", "4", "--hosts", "4"]), ["edges", "edges"]);
 }
 
 #[test]

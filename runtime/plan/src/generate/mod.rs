@@ -10,6 +10,7 @@ mod one_shot;
 mod one_shot_edges;
 mod pairwise;
 mod push;
+mod rails;
 mod ring;
 mod tree;
 mod two_shot;
@@ -51,6 +52,18 @@ pub enum Algorithm {
     Push = 12,
     /// One-shot over edges: inputs are exchanged, and folded in rank order.
     OneShotEdges = 13,
+    /// Rings between teams.
+    RailsRing = 14,
+    /// Trees between teams.
+    RailsTree = 15,
+    /// Recursive halving and doubling between teams.
+    RailsHalving = 16,
+    /// Bruck's all-gather, or its transpose, between teams.
+    RailsBruck = 17,
+    /// Two-shot over edges between teams.
+    RailsTwoShot = 18,
+    /// One-shot over edges between teams.
+    RailsOneShot = 19,
 }
 
 /// The requirements of a plan on the links between ranks.
@@ -90,7 +103,7 @@ pub struct Generator {
 }
 
 /// All algorithms, in the order in which ties of the cost model break.
-pub static GENERATORS: [Generator; 14] = [
+pub static GENERATORS: [Generator; 20] = [
     local::GENERATOR,
     one_shot::STAGED,
     one_shot::MAPPED,
@@ -105,6 +118,12 @@ pub static GENERATORS: [Generator; 14] = [
     two_shot_edges::GENERATOR,
     push::GENERATOR,
     one_shot_edges::GENERATOR,
+    rails::RING,
+    rails::TREE,
+    rails::HALVING,
+    rails::BRUCK,
+    rails::TWO_SHOT,
+    rails::ONE_SHOT,
 ];
 
 impl Algorithm {

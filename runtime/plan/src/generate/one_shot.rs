@@ -133,10 +133,12 @@ fn copying_all_reduce(nranks: u32, rank: u32) -> Vec<Op> {
     ops.extend([
         Op::Signal,
         Op::Wait { from: From::All, signal: 2 },
-        Op::Reduce {
+        Op::Fold {
             src: Slice::block(Buffer::Scratch, 0),
+            count: nranks,
             own: input,
-            dst: Destination::Own(Slice::block(Buffer::Output, 0)),
+            at: rank,
+            dst: Slice::block(Buffer::Output, 0),
             finish: true,
         },
     ]);

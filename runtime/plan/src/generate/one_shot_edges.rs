@@ -4,7 +4,7 @@
 
 use super::{Algorithm, Generator, Needs, edge_layout, others};
 use crate::cost::CostModel;
-use crate::ir::{Buffer, Destination, Layout, Op, Slice};
+use crate::ir::{Buffer, Layout, Op, Slice};
 use crate::spec::{Collective, Spec};
 
 pub(super) const GENERATOR: Generator = Generator {
@@ -31,8 +31,9 @@ fn ops(spec: &Spec, rank: u32) -> Vec<Op> {
     if folds(rank) {
         let of = |peer| Slice::block(Buffer::Scratch, peer);
         ops.extend(peers().map(|peer| Op::Recv { peer, dst: of(peer) }));
-        let dst = Destination::Own(Slice::block(Buffer::Output, 0));
-        ops.push(Op::Reduce { src: of(0), own, dst, finish: true });
+        let (src, dst) = (of(0), Slice::block(Buffer::Output, 0));
+        let (count, at) = (spec.nranks, rank);
+        ops.push(Op::Fold { src, count, own, at, dst, finish: true });
     }
     ops
 }

@@ -8,7 +8,7 @@
 
 use super::{Algorithm, Generator, Needs, edge_layout, others};
 use crate::cost::CostModel;
-use crate::ir::{Buffer, Destination, Layout, Op, Slice};
+use crate::ir::{Buffer, Layout, Op, Slice};
 use crate::spec::{Collective, Spec};
 
 pub(super) const GENERATOR: Generator = Generator {
@@ -42,10 +42,12 @@ fn ops(spec: &Spec, rank: u32) -> Vec<Op> {
     ops.extend(peers().map(|peer| Op::Recv { peer, dst: own(Buffer::Scratch, peer) }));
     let keeps = spec.collective != Collective::Reduce || rank == spec.root;
     let result = if keeps { own(Buffer::Output, 0) } else { own(Buffer::Scratch, rank) };
-    ops.push(Op::Reduce {
+    ops.push(Op::Fold {
         src: own(Buffer::Scratch, 0),
+        count: spec.nranks,
         own: share(Buffer::Input, rank),
-        dst: Destination::Own(result),
+        at: rank,
+        dst: result,
         finish: true,
     });
     let collect = |peer| Op::Recv { peer, dst: Slice::part(Buffer::Output, 0, peer) };

@@ -75,8 +75,35 @@ impl<V: Values> Step<'_, '_, '_, '_, V> {
                 self.machine.spend(rank, |m, b| m.put_us(elems * b));
             }
             Op::Reduce { src, own, dst, finish } => self.reduce(src, own, dst, finish)?,
+            Op::Fold { src, count, own, at, dst, finish } => {
+                self.fold_blocks((src, count), (own, at), dst, finish)?;
+            }
         }
         Ok(true)
+    }
+
+    fn fold_blocks(
+        &mut self,
+        (src, count): (Slice, u32),
+        (own, at): (Slice, u32),
+        dst: Slice,
+        finish: bool,
+    ) -> Result<(), Fault> {
+        let block = |number| Slice { block: src.block + number, ..src };
+        let operand = |number| if number == at { own } else { block(number) };
+        let operands = (0..count).map(|number| self.load(self.rank, operand(number)));
+        let operands = operands.collect::<Result<Vec<_>, _>>()?;
+        let folded = self.fold(&operands, finish);
+        let elems = self.elems(own) * u64::from(count);
+        self.machine.spend(self.rank, |m, b| m.read_us(elems * b, count - 1, true));
+        self.store(self.rank, dst, folded)
+    }
+
+    /// Folds the operands, each a list of parts.
+    fn fold(&mut self, operands: &[Vec<V::Value>], finish: bool) -> Vec<V::Value> {
+        let parts = operands.first().map_or(0, Vec::len);
+        let column = |part: usize| operands.iter().map(|o| o[part].clone()).collect::<Vec<_>>();
+        (0..parts).map(|part| self.machine.values.fold(&column(part), finish)).collect()
     }
 
     fn reduce(
@@ -91,18 +118,14 @@ impl<V: Values> Step<'_, '_, '_, '_, V> {
         for other in 0..nranks {
             let operand = match (other == self.rank, src.buffer) {
                 (true, _) => self.load(self.rank, own)?,
-                (false, Buffer::Scratch | Buffer::Inbox) => {
+                (false, Buffer::Inbox) => {
                     self.load(self.rank, Slice { block: src.block + other, ..src })?
                 }
                 (false, _) => self.load(other, src)?,
             };
             operands.push(operand);
         }
-        let mut folded = Vec::new();
-        for i in 0..operands[0].len() {
-            let column: Vec<_> = operands.iter().map(|o| o[i].clone()).collect();
-            folded.push(self.machine.values.fold(&column, finish));
-        }
+        let folded = self.fold(&operands, finish);
         let elems = self.elems(src);
         self.machine.spend(self.rank, |m, b| {
             let bytes = elems * b * u64::from(nranks);

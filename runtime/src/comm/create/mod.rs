@@ -230,12 +230,12 @@ fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
         grows: AtomicU64::new(0),
         shrinks: Mutex::default(),
     };
-    let (executor, topology) = unfinished.finish(&answers, members.is_one_host());
+    let team = team::size(members.infos.iter().map(|info| info.host));
+    let (executor, topology) = unfinished.finish(&answers, team);
     let parts = (executor, topology, policy);
     let mut comm = Communicator::new(parts, device, options, Some(child_meetings));
     comm.tuner = tuner;
     comm.profiler = profiler;
-    comm.lsa_size = team::lsa_size(members.infos.iter().map(|info| info.host));
     links::watch(&own, signs)?;
     apply_timeout(&comm);
     Ok(comm)
@@ -275,7 +275,7 @@ pub(super) fn alone(device: Device, options: &Options) -> Result<Communicator> {
     };
     let unfinished = Unfinished::make(device, parts, &options.of_device(), &mut nobody)?;
     let answers = [unfinished.abilities()];
-    let (executor, topology) = unfinished.finish(&answers, true);
+    let (executor, topology) = unfinished.finish(&answers, 1);
     let parts = (executor, topology, Policy::default());
     let mut comm = Communicator::new(parts, device, options, None);
     // Profilers tell communicators of all processes apart by their numbers.

@@ -32,19 +32,16 @@ pub fn default_stream(device: i32) -> Arc<Stream> {
     streams.entry(device).or_default().clone()
 }
 
-/// Returns how plans run in host memory for `nranks` ranks. `remote_reads` is true if the system
-/// copies from the memory of other processes.
-pub fn topology(
-    nranks: u32,
-    one_host: bool,
-    remote_reads: bool,
-    edge_slot_bytes: usize,
-) -> Topology {
+/// Returns how plans run in host memory for `nranks` ranks in teams of `team` ranks. `remote_reads`
+/// is true if the system copies from the memory of other processes.
+pub fn topology(nranks: u32, team: u32, remote_reads: bool, edge_slot_bytes: usize) -> Topology {
+    let one_host = team == nranks;
     let model = if one_host { CostModel::SHARED_MEMORY } else { CostModel::TCP };
     let direct = one_host && nranks as usize <= MAX_DIRECT_RANKS;
     let published_bytes = PACKET_BYTES as u64;
     Topology {
         direct,
+        team,
         edges: true,
         remote_reads,
         push: false,

@@ -13,13 +13,15 @@ use oxccl_plan::carrier::Packets;
 use oxccl_plan::cost::CostModel;
 use oxccl_plan::ir::{Capacity, Order};
 use oxccl_plan::select::Topology;
-use oxccl_plan::{Destination, Geometry, Op, Plan};
+use oxccl_plan::{Geometry, Op, Plan};
 use std::sync::Arc;
 
-/// Returns how plans run on the GPUs of several hosts, with messages of so many bytes.
-pub fn topology(edge_bytes: usize) -> Topology {
+/// Returns how plans run on the GPUs of several hosts, in teams of `team` ranks, with messages of
+/// so many bytes.
+pub fn topology(team: u32, edge_bytes: usize) -> Topology {
     Topology {
         direct: false,
+        team,
         edges: true,
         remote_reads: false,
         push: false,
@@ -130,9 +132,11 @@ fn step(op: Op) -> Option<abi::EdgeStep> {
             dst: slice(dst),
             ..none
         },
-        Op::Reduce { src, own, dst: Destination::Own(dst), finish } => abi::EdgeStep {
-            kind: abi::STEP_REDUCE,
+        Op::Fold { src, count, own, at, dst, finish } => abi::EdgeStep {
+            kind: abi::STEP_FOLD,
             finish: u8::from(finish),
+            peer: at,
+            count,
             src: slice(src),
             own: slice(own),
             dst: slice(dst),
@@ -156,12 +160,14 @@ mod tests {
 
     #[test]
     fn every_plan_between_hosts_has_steps_for_kernels_and_fits_their_scratch() {
-        for nranks in [2, 3, 8, 16, 40, 300] {
+        let teams = |nranks: u32| (1..nranks).filter(move |team| nranks.is_multiple_of(*team));
+        let shapes = [2, 3, 4, 6, 8, 16, 40, 300].into_iter();
+        for (nranks, team) in shapes.flat_map(|n| teams(n).map(move |team| (n, team))) {
             let slot_bytes = Device::Cuda(0).edge_slot_bytes(nranks);
             for collective in Collective::ALL {
                 let spec = Spec::new(collective, nranks, nranks / 2);
                 let all = |bytes| {
-                    let topology = topology(slot_bytes);
+                    let topology = topology(team, slot_bytes);
                     candidates(spec, bytes, &topology, Memory::Any, Policy::default())
                 };
                 for (bytes, plan) in [8, 1 << 12, 1 << 26]

@@ -71,7 +71,7 @@ fn packet_lines(bytes: u64) -> u64 {
 
 /// Returns how plans run on GPUs of one host with a number of channels; `reach` tells whether the
 /// GPUs reach each other's memory, and `engine_bytes` is that of [`Topology`].
-fn topology_of(channels: u32, reach: bool, engine_bytes: u64) -> Topology {
+fn topology_of(nranks: u32, channels: u32, reach: bool, engine_bytes: u64) -> Topology {
     let packets = Packets::Kernels {
         room: room(channels),
         line_bytes: abi::PACKET_DATA_BYTES as u64,
@@ -79,6 +79,7 @@ fn topology_of(channels: u32, reach: bool, engine_bytes: u64) -> Topology {
     };
     Topology {
         direct: true,
+        team: nranks,
         edges: false,
         remote_reads: false,
         push: true,
@@ -91,17 +92,17 @@ fn topology_of(channels: u32, reach: bool, engine_bytes: u64) -> Topology {
 }
 
 /// Returns how plans run on the GPUs of a communicator.
-pub fn topology(cuda_rank: &CudaRank) -> Topology {
+pub fn topology(cuda_rank: &CudaRank, nranks: u32, team: u32) -> Topology {
     if let Some(network) = cuda_rank.network() {
-        return edges::topology(network.data_bytes());
+        return edges::topology(team, network.data_bytes());
     }
     let reach = cuda_rank.sharing().is_some_and(|sharing| !sharing.lacks_peer_access());
-    topology_of(cuda_rank.channels, reach, cuda_rank.engine_bytes)
+    topology_of(nranks, cuda_rank.channels, reach, cuda_rank.engine_bytes)
 }
 
 /// Returns how plans run on GPUs that reach each other's memory, each of one rank.
-pub fn usual_topology() -> Topology {
-    topology_of(abi::MAX_CHANNELS as u32, true, engines::least_bytes(false))
+pub fn usual_topology(nranks: u32) -> Topology {
+    topology_of(nranks, abi::MAX_CHANNELS as u32, true, engines::least_bytes(false))
 }
 
 /// Launches an operation after all that the communicator has launched. Blocks: never.
@@ -281,8 +282,8 @@ fn step(op: Op) -> Option<abi::Step> {
             let (dst, second, finish) = (slice(dst), slice(second), u8::from(finish));
             abi::Step { kind: abi::STEP_REDUCE, peer, to, finish, src, dst, own, second, ..none }
         }
-        // Edges are for networks.
-        Op::Send { .. } | Op::Recv { .. } | Op::RecvReduce { .. } => return None,
+        // Edges are for networks, and only their plans copy to scratch here.
+        Op::Send { .. } | Op::Recv { .. } | Op::RecvReduce { .. } | Op::Fold { .. } => return None,
     })
 }
 
@@ -504,7 +505,8 @@ mod tests {
         });
         specs.flat_map(move |spec| {
             (0..31).map(move |power| {
-                choose(spec, 1 << power, &usual_topology(), Policy::default()).expect("a plan")
+                choose(spec, 1 << power, &usual_topology(spec.nranks), Policy::default())
+                    .expect("a plan")
             })
         })
     }

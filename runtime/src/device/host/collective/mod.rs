@@ -385,6 +385,9 @@ impl<'a> VisitState<'a> {
                 self.copy(to, from, len, dst)
             }
             Op::Reduce { src, own, dst, finish } => self.reduce(src, own, dst, finish),
+            Op::Fold { src, count, own, at, dst, finish } => {
+                Ok(self.fold((src, count), (own, at), dst, finish))
+            }
             Op::Send { peer, src } => self.send(peer, src),
             Op::Recv { peer, dst } => self.receive(peer, dst),
             Op::RecvReduce { peer, local, dst, order, finish } => {
@@ -567,7 +570,7 @@ impl<'a> VisitState<'a> {
     /// are not mapped. Returns the bytes of the stretch.
     fn sources(&mut self, src: Slice, len: usize, srcs: &mut [*const u8]) -> Result<usize> {
         let (at, own) = (self.run.cursor, self.endpoint.rank.number);
-        if matches!(src.buffer, Buffer::Scratch | Buffer::Inbox) {
+        if src.buffer == Buffer::Inbox {
             for (peer, from) in (0u32..).zip(srcs.iter_mut()).filter(|(p, _)| *p != own) {
                 let copied = self.own(Slice { block: src.block + peer, ..src }).0;
                 *from = copied.wrapping_add(at).cast_const();
@@ -598,6 +601,31 @@ impl<'a> VisitState<'a> {
             };
         }
         Ok(bytes)
+    }
+
+    /// Folds the next stretch of `count` blocks of scratch, with `own` in place of number `at`.
+    fn fold(
+        &mut self,
+        (src, count): (Slice, u32),
+        (own, at): (Slice, u32),
+        dst: Slice,
+        finish: bool,
+    ) -> Poll {
+        let mut srcs = std::mem::take(&mut self.state.sources);
+        let cursor = self.run.cursor;
+        let (to, len) = self.own(dst);
+        for (number, from) in (0..count).zip(&mut srcs) {
+            let block = Slice { block: src.block + number, ..src };
+            let operand = if number == at { own } else { block };
+            *from = self.own(operand).0.wrapping_add(cursor).cast_const();
+        }
+        let bytes = (len - cursor).min(STRETCH_BYTES);
+        let streaming = self.streaming(dst);
+        let how = self.how(finish, streaming);
+        // SAFETY: the slices hold `len` bytes each, and are this rank's.
+        unsafe { kernels::fold(&[to.wrapping_add(cursor)], &srcs[..count as usize], bytes, how) };
+        self.state.sources = srcs;
+        self.stretch_done(bytes, len, streaming)
     }
 
     fn send(&mut self, peer: u32, src: Slice) -> Result<Poll> {

@@ -1,0 +1,301 @@
+//! Rails: collectives in teams of ranks, between which the links are slower than within them.
+//!
+//! The ranks with the same place in their teams are a *rail*. A team divides the data among its
+//! ranks, each rail carries out the collective on its share by an algorithm over edges, and the
+//! team puts the shares together. So every rank moves its part of the data between the teams, and
+//! an element passes there as rarely as with one rank per team. Reductions are folded in each team
+//! first, in rank order.
+
+use super::{Algorithm, Generator, Needs, bruck, edge_layout, halving, one_shot_edges, others};
+use super::{ring, tree, two_shot_edges};
+use crate::cost::CostModel;
+use crate::ir::{Buffer, Layout, Op, Slice};
+use crate::spec::{Collective, Spec};
+
+/// Makes the row of an algorithm in which `along` runs on the rails.
+macro_rules! rails {
+    ($row:ident, $algorithm:ident, $name:literal, $along:ident) => {
+        pub(super) const $row: Generator = Generator {
+            algorithm: Algorithm::$algorithm,
+            name: $name,
+            needs: Needs::Edges,
+            canonical: false,
+            layout: |spec| layout(spec, &$along::GENERATOR),
+            ops: |spec, rank| ops(spec, rank, &$along::GENERATOR),
+            cost_us: |spec, bytes, model| cost_us(spec, bytes, model, &$along::GENERATOR),
+        };
+    };
+}
+
+rails!(RING, RailsRing, "rails_ring", ring);
+rails!(TREE, RailsTree, "rails_tree", tree);
+rails!(HALVING, RailsHalving, "rails_halving", halving);
+rails!(BRUCK, RailsBruck, "rails_bruck", bruck);
+rails!(TWO_SHOT, RailsTwoShot, "rails_two_shot", two_shot_edges);
+rails!(ONE_SHOT, RailsOneShot, "rails_one_shot", one_shot_edges);
+
+/// Returns what each rail carries out, and its layout; `None` if the ranks form one team, or teams
+/// of one rank, or if the algorithm does not serve.
+fn along(spec: &Spec, algorithm: &Generator) -> Option<(Spec, Layout)> {
+    let shaped = 1 < spec.team && spec.team < spec.nranks;
+    let teams = spec.nranks / spec.team;
+    let rail = Spec::new(spec.collective, teams, spec.root / spec.team);
+    // Exchanges between pairs gain nothing: what one rank sends another passes a rail once anyway.
+    let gains =
+        !matches!(spec.collective, Collective::AllToAll | Collective::Gather | Collective::Scatter);
+    let layout = if shaped && gains { (algorithm.layout)(&rail) } else { None };
+    layout.map(|layout| (rail, layout))
+}
+
+fn layout(spec: &Spec, algorithm: &Generator) -> Option<Layout> {
+    let (rail, along) = along(spec, algorithm)?;
+    let room = spec.team.max(along.scratch_blocks);
+    let (parts, scratch_blocks) = match spec.collective {
+        Collective::AllReduce => (spec.team * along.parts, room),
+        Collective::Reduce => (spec.team * along.parts, room + along.parts),
+        Collective::ReduceScatter => (along.parts, room + rail.nranks),
+        Collective::Broadcast => (spec.team * along.parts, along.scratch_blocks),
+        _ => (along.parts, along.scratch_blocks),
+    };
+    Some(edge_layout(parts, along.message_parts, scratch_blocks))
+}
+
+/// A rank's view: its team, its rail, and the places of the data.
+struct Rails {
+    spec: Spec,
+    rail: Spec,
+    /// The number of parts of a share.
+    parts: u32,
+    /// The rank's team, and its place there.
+    team: u32,
+    place: u32,
+    /// The first block of scratch that holds what the team has folded for the rail.
+    folded: u32,
+}
+
+fn ops(spec: &Spec, rank: u32, algorithm: &Generator) -> Vec<Op> {
+    let Some((rail, layout)) = along(spec, algorithm) else { return Vec::new() };
+    let rails = Rails {
+        spec: *spec,
+        rail,
+        parts: layout.parts,
+        team: rank / spec.team,
+        place: rank % spec.team,
+        folded: spec.team.max(layout.scratch_blocks),
+    };
+    let mut ops = rails.divide();
+    let along = (algorithm.ops)(&rail, rails.team);
+    ops.extend(along.into_iter().filter_map(|op| rails.on_rail(op)));
+    ops.extend(rails.join());
+    ops
+}
+
+impl Rails {
+    fn rank(&self, place: u32) -> u32 {
+        self.team * self.spec.team + place
+    }
+
+    /// Returns the other places of the team.
+    fn others(&self) -> impl Iterator<Item = u32> + use<> {
+        others(self.place, self.spec.team)
+    }
+
+    /// Returns whether this rank belongs to the root's team.
+    fn with_root(&self) -> bool {
+        self.team == self.rail.root
+    }
+
+    fn is_root(&self) -> bool {
+        self.with_root() && self.rank(self.place) == self.spec.root
+    }
+
+    /// Returns part `part` of a place's share.
+    fn share(&self, buffer: Buffer, place: u32, part: u32) -> Slice {
+        Slice::part(buffer, 0, place * self.parts + part)
+    }
+
+    /// Returns the place of what the team has folded of this rank's share.
+    fn partial(&self, part: u32) -> Slice {
+        let share = self.share(Buffer::Output, self.place, part);
+        match self.spec.collective {
+            Collective::Reduce => {
+                Slice { buffer: Buffer::Scratch, block: self.folded + part, ..share }
+            }
+            _ => share,
+        }
+    }
+
+    /// Returns the operations with which each rank of a team gets what it passes along its rail.
+    fn divide(&self) -> Vec<Op> {
+        let input = |place, part| self.share(Buffer::Input, place, part);
+        let block = |team, place| Slice::block(Buffer::Input, team * self.spec.team + place);
+        match self.spec.collective {
+            Collective::AllReduce | Collective::Reduce => (0..self.parts)
+                .flat_map(|part| self.fold(|place| input(place, part), self.partial(part)))
+                .collect(),
+            Collective::ReduceScatter => (0..self.rail.nranks)
+                .flat_map(|team| {
+                    let dst = Slice::block(Buffer::Scratch, self.folded + team);
+                    self.fold(|place| block(team, place), dst)
+                })
+                .collect(),
+            Collective::Broadcast if self.is_root() => {
+                let all = (0..self.parts).flat_map(|part| self.others().map(move |p| (p, part)));
+                let send =
+                    |(place, part)| Op::Send { peer: self.rank(place), src: input(place, part) };
+                all.map(send).collect()
+            }
+            Collective::Broadcast if self.with_root() => {
+                let dst = |part| self.share(Buffer::Output, self.place, part);
+                let peer = self.spec.root;
+                (0..self.parts).map(|part| Op::Recv { peer, dst: dst(part) }).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Returns the operations in which each rank of the team gets one slice of all inputs, `of` its
+    /// place, and folds them.
+    fn fold(&self, of: impl Fn(u32) -> Slice, dst: Slice) -> Vec<Op> {
+        let own = of(self.place);
+        let came = |place| Slice { buffer: Buffer::Scratch, block: place, ..own };
+        let send = |place| Op::Send { peer: self.rank(place), src: of(place) };
+        let receive = |place| Op::Recv { peer: self.rank(place), dst: came(place) };
+        let mut ops: Vec<_> = self.others().map(send).collect();
+        ops.extend(self.others().map(receive));
+        let (count, at) = (self.spec.team, self.place);
+        ops.push(Op::Fold { src: came(0), count, own, at, dst, finish: false });
+        ops
+    }
+
+    /// Returns a slice of the rail's collective as one of this rank's.
+    fn slice(&self, slice: Slice) -> Slice {
+        let Slice { buffer, block, part, .. } = slice;
+        let first = match self.spec.collective {
+            Collective::AllReduce | Collective::Reduce | Collective::Broadcast => {
+                self.place * self.parts
+            }
+            _ => 0,
+        };
+        let of_share = Slice { part: first + part, ..slice };
+        match (self.spec.collective, buffer) {
+            (_, Buffer::Scratch) => of_share,
+            (Collective::AllReduce, _) => Slice { buffer: Buffer::Output, ..of_share },
+            (Collective::Reduce, Buffer::Output) if self.is_root() => of_share,
+            (Collective::Reduce, _) => {
+                Slice { buffer: Buffer::Scratch, block: self.folded + part, ..of_share }
+            }
+            (Collective::Broadcast, Buffer::Input) if self.is_root() => of_share,
+            (Collective::Broadcast, _) => Slice { buffer: Buffer::Output, ..of_share },
+            (Collective::ReduceScatter, Buffer::Input) => {
+                Slice { buffer: Buffer::Scratch, block: self.folded + block, ..slice }
+            }
+            (Collective::AllGather, Buffer::Output) => {
+                Slice { block: block * self.spec.team + self.place, ..slice }
+            }
+            _ => slice,
+        }
+    }
+
+    /// Returns an operation of the rail's collective as one of this rank's; `None` for copies to
+    /// where the data already are, or get by [`join`](Self::join).
+    fn on_rail(&self, op: Op) -> Option<Op> {
+        let slice = |s| self.slice(s);
+        let peer_of = |team: u32| team * self.spec.team + self.place;
+        Some(match op {
+            Op::Copy { .. } if self.spec.collective == Collective::Broadcast => return None,
+            Op::Copy { src, dst } => Op::Copy { src: slice(src), dst: slice(dst) },
+            Op::Send { peer, src } => Op::Send { peer: peer_of(peer), src: slice(src) },
+            Op::Recv { peer, dst } => Op::Recv { peer: peer_of(peer), dst: slice(dst) },
+            Op::RecvReduce { peer, local, dst, order, finish } => {
+                let (peer, local, dst) = (peer_of(peer), slice(local), slice(dst));
+                Op::RecvReduce { peer, local, dst, order, finish }
+            }
+            Op::Fold { src, count, own, at, dst, finish } => {
+                let (src, own, dst) = (slice(src), slice(own), slice(dst));
+                Op::Fold { src, count, own, at, dst, finish }
+            }
+            // Algorithms over edges have no others.
+            other => other,
+        })
+    }
+
+    /// Returns the operations with which a team puts together what its ranks have.
+    fn join(&self) -> Vec<Op> {
+        let output = |place, part| self.share(Buffer::Output, place, part);
+        let parts = 0..self.parts;
+        match self.spec.collective {
+            Collective::AllReduce => {
+                parts.flat_map(|p| self.exchange(|place| output(place, p))).collect()
+            }
+            Collective::Broadcast if self.is_root() => {
+                let all = |buffer| Slice {
+                    parts: self.spec.team * self.parts,
+                    ..self.share(buffer, 0, 0)
+                };
+                let sends = parts.flat_map(|p| self.others().map(move |place| (place, p)));
+                let own = |p| self.share(Buffer::Input, self.place, p);
+                let send = |(place, p)| Op::Send { peer: self.rank(place), src: own(p) };
+                let copy = Op::Copy { src: all(Buffer::Input), dst: all(Buffer::Output) };
+                sends.map(send).chain([copy]).collect()
+            }
+            Collective::Broadcast => {
+                parts.flat_map(|p| self.exchange(|place| output(place, p))).collect()
+            }
+            Collective::AllGather => (0..self.rail.nranks)
+                .flat_map(|team| {
+                    let block = |place| Slice::block(Buffer::Output, team * self.spec.team + place);
+                    self.exchange(block)
+                })
+                .collect(),
+            Collective::Reduce if self.is_root() => {
+                let all = parts.flat_map(|p| self.others().map(move |place| (place, p)));
+                let receive =
+                    |(place, p)| Op::Recv { peer: self.rank(place), dst: output(place, p) };
+                all.map(receive).collect()
+            }
+            Collective::Reduce if self.with_root() => {
+                let peer = self.spec.root;
+                parts.map(|p| Op::Send { peer, src: self.partial(p) }).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Returns the operations in which each rank of the team gives its slice to all others. The
+    /// root of a broadcast has the others' slices already.
+    fn exchange(&self, of: impl Fn(u32) -> Slice) -> Vec<Op> {
+        let broadcast = self.spec.collective == Collective::Broadcast;
+        let lacks = |place: &u32| !(broadcast && self.rank(*place) == self.spec.root);
+        let own = of(self.place);
+        let send = |place| Op::Send { peer: self.rank(place), src: own };
+        let receive = |place| Op::Recv { peer: self.rank(place), dst: of(place) };
+        self.others().filter(lacks).map(send).chain(self.others().map(receive)).collect()
+    }
+}
+
+fn cost_us(spec: &Spec, bytes: u64, model: &CostModel, algorithm: &Generator) -> f64 {
+    let Some((rail, layout)) = along(spec, algorithm) else { return f64::INFINITY };
+    let near = model.near();
+    let (team, teams) = (u64::from(spec.team), f64::from(rail.nranks));
+    let (share, peers) = (bytes.div_ceil(team), (team - 1) as f64);
+    let part = share.div_ceil(u64::from(layout.parts));
+    let windows = part.div_ceil(model.edge_slot_bytes).max(1) as f64;
+    let send = |bytes| near.latency_us + peers * near.send_us(bytes);
+    let receive = |bytes| peers * near.receive_us(bytes, false);
+    let fold = |bytes| {
+        let all = near.read_us(bytes * team, spec.team - 1, true);
+        send(bytes) + receive(bytes) + all
+    };
+    let along_us = |bytes| (algorithm.cost_us)(&rail, bytes, model);
+    let latencies = (windows - 1.0) * near.latency_us;
+    match spec.collective {
+        Collective::AllReduce => {
+            fold(share) + along_us(share) + send(share) + receive(share) + 2.0 * latencies
+        }
+        Collective::Reduce => fold(share) + along_us(share) + receive(share) + 2.0 * latencies,
+        Collective::ReduceScatter => teams * fold(bytes) + along_us(bytes),
+        Collective::AllGather => along_us(bytes) + teams * (send(bytes) + receive(bytes)),
+        _ => send(share) + along_us(share) + send(share) + receive(share) + 2.0 * latencies,
+    }
+}
