@@ -69,11 +69,12 @@ impl CostModel {
         near: None,
     };
 
-    /// Ranks that communicate over TCP: 15 µs from a write to the reader, 1.5 µs per system call,
-    /// and the bandwidth of a stream over loopback.
+    /// Ranks that communicate over TCP: 9 µs from a write to the reader, 2.5 µs at each end of a
+    /// message, and the bandwidth of a stream over loopback (8 ranks of 16 processors, where 7
+    /// messages in each direction take 50 µs, `docs/results/rails-2026-11-23.md`).
     pub const TCP: CostModel = CostModel {
-        latency_us: 15.0,
-        message_us: 1.5,
+        latency_us: 9.0,
+        message_us: 2.5,
         link_gbps: 2.0,
         edge_slot_bytes: 128 << 10,
         near: Some(&CostModel::SHARED_MEMORY),
@@ -205,6 +206,11 @@ impl CostModel {
     /// Returns the time from the memory of a rank to that of the next one.
     pub fn hop_us(&self, bytes: u64, reduces: bool) -> f64 {
         self.latency_us + self.next_hop_us(bytes, reduces)
+    }
+
+    /// Returns the latencies of the messages of so many bytes in all windows but the first.
+    pub fn further_latency_us(&self, bytes: u64) -> f64 {
+        bytes.div_ceil(self.edge_slot_bytes).saturating_sub(1) as f64 * self.latency_us
     }
 
     /// Returns the time of a further message, sent while the one before is under way.

@@ -95,7 +95,8 @@ fn cost_us(spec: &Spec, bytes: u64, model: &CostModel) -> f64 {
     rounds(spec.nranks)
         .into_iter()
         .map(|(_, count)| {
-            model.hop_us(bytes, reduces) + (count - 1) as f64 * model.next_hop_us(bytes, reduces)
+            let first = model.hop_us(bytes, reduces) + model.further_latency_us(bytes);
+            first + (count - 1) as f64 * model.next_hop_us(bytes, reduces)
         })
         .sum()
 }

@@ -108,6 +108,8 @@ fn cost_us(spec: &Spec, bytes: u64, model: &CostModel) -> f64 {
     let mut time = 0.0;
     for step in 1..=steps {
         time += model.hop_us(bytes >> step, true) + model.hop_us(bytes >> step, false);
+        // A message has at most half of a window.
+        time += 2.0 * model.further_latency_us(bytes / 2);
     }
     if !spec.nranks.is_power_of_two() {
         time += model.hop_us(bytes, true) + model.hop_us(bytes, false);

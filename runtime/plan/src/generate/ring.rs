@@ -128,12 +128,14 @@ fn reduce_chain(spec: &Spec, rank: u32) -> Vec<Op> {
 fn cost_us(spec: &Spec, bytes: u64, model: &CostModel) -> f64 {
     let n = u64::from(spec.nranks);
     let hop = |bytes: u64, reduces: bool| model.hop_us(bytes, reduces);
+    // A rank that sends a window after the other hears from its neighbour once per hop of each.
+    let step = |bytes, reduces| hop(bytes, reduces) + model.further_latency_us(bytes);
     match spec.collective {
         Collective::AllReduce => {
-            (n - 1) as f64 * (hop(bytes.div_ceil(n), true) + hop(bytes.div_ceil(n), false))
+            (n - 1) as f64 * (step(bytes.div_ceil(n), true) + step(bytes.div_ceil(n), false))
         }
-        Collective::AllGather => (n - 1) as f64 * hop(bytes, false),
-        Collective::ReduceScatter => (n - 1) as f64 * hop(bytes, true),
+        Collective::AllGather => (n - 1) as f64 * step(bytes, false),
+        Collective::ReduceScatter => (n - 1) as f64 * step(bytes, true),
         _ => {
             // The chain fills once; after that each step delivers a window.
             let window = bytes.min(model.edge_slot_bytes);
