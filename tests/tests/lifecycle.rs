@@ -167,6 +167,25 @@ fn threads_256_of_one_process_make_a_communicator() {
 }
 
 #[test]
+fn each_of_256_hosts_is_connected_with_those_that_it_needs() {
+    let limits = getrlimit(Resource::Nofile);
+    if limits.maximum.is_some_and(|n| n < 65536) {
+        return missing("descriptors", "ulimit -Hn is below 65536");
+    }
+    let job = Job::start(Path::new(RANK), 1, Duration::from_secs(100), |_, command| {
+        command.args(["hosts", "256"]).env("OXCCL_RANKS_PER_NODE", "1");
+    });
+    let ended = job.wait();
+    assert_eq!(ended[0].status, Some(0), "{ended:?}");
+    let words: Vec<&str> = ended[0].output.split_whitespace().collect();
+    let number = |after: &str| -> u64 {
+        let at = words.iter().position(|word| *word == after).expect("it is told");
+        words[at + 1].parse().expect("a number")
+    };
+    assert!(number("descriptors") <= 96 && number("bytes") <= 16 << 20, "{words:?}");
+}
+
+#[test]
 fn options_drawn_at_random_per_rank_make_a_working_communicator() {
     // What a rank asks for is its own affair, or is made equal when the ranks meet.
     const RANGES: [(&str, u64, u64); 12] = [

@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 
 /// The version of the wire format of the blob and of everything that ranks share, on which all
 /// ranks must agree.
-const FORMAT: u32 = 7;
+const FORMAT: u32 = 8;
 
 /// Size of a blob in bytes.
 const BYTES: usize = TUNER_AT + 16;
@@ -32,11 +32,13 @@ pub(crate) struct RankInfo {
     pub(super) control: SocketAddr,
     /// Name of the socket for descriptors.
     pub(super) socket: [u8; 16],
-    /// The start of all counters. For this field and the next two, rank 0's values hold for all
+    /// The start of all counters. For this field and the next three, rank 0's values hold for all
     /// ranks.
     pub(super) counter_start: u64,
     pub(super) algorithm: [u8; 16],
     pub(super) deterministic: bool,
+    /// Whether ranks of different hosts are connected at first use, if that is said.
+    pub(super) connects_at_first_use: Option<bool>,
     /// True if the rank's data lies on a GPU.
     pub(super) gpu: bool,
     /// True if the rank's process holds the rendezvous.
@@ -140,6 +142,7 @@ impl RankInfo {
             counter_start: config.counter_start,
             algorithm: algorithm(config)?,
             deterministic: config.deterministic,
+            connects_at_first_use: config.runtime_connect,
             gpu: matches!(device, Device::Cuda(_)),
             holder: false,
             machine: machine(),
@@ -168,7 +171,8 @@ impl RankInfo {
         out.extend(id);
         out.extend(self.socket);
         out.extend(self.algorithm);
-        let flags = [self.deterministic, self.gpu, self.holder];
+        let connects = [Some(false), Some(true)].map(|value| self.connects_at_first_use == value);
+        let flags = [self.deterministic, self.gpu, self.holder, connects[0], connects[1]];
         let flags = (0..).zip(flags).fold(0, |bits, (i, set)| bits | u64::from(set) << i);
         let Self { host, machine, counter_start, .. } = *self;
         let words = [pid_namespace, host, arena_bytes, counter_start, probe, machine];
@@ -206,7 +210,7 @@ impl RankInfo {
             return Err(bad(format!("says that its process has the number {pid}")));
         }
         let flags = word(FLAGS_AT);
-        if flags > 7 {
+        if flags > 31 {
             return Err(bad(format!("sent unknown flags {flags:#x}")));
         }
         let (id, pid_namespace, arena_bytes, probe) = (name(8), word(56), word(72), word(88));
@@ -217,6 +221,7 @@ impl RankInfo {
             host: word(64),
             counter_start: word(80),
             deterministic: flags & 1 != 0,
+            connects_at_first_use: (flags & 24 != 0).then_some(flags & 16 != 0),
             gpu: flags & 2 != 0,
             holder: flags & HOLDER != 0,
             machine: word(96),

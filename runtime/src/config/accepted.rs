@@ -155,7 +155,6 @@ accepted! {
     Text "NCCL_LAUNCH_MODE" = "PARALLEL", STREAMS, "How kernels of several devices are launched: PARALLEL or GROUP.";
     Bool "NCCL_LAUNCH_ORDER_IMPLICIT" = "0", STREAMS, "1 orders communicators of a device as the program calls them.";
     Bool "NCCL_LAUNCH_RACE_FATAL" = "1", STREAMS, "Launches that race become errors.";
-    Bool "NCCL_RUNTIME_CONNECT" = "1", "everything is connected when initialisation ends", "Connects at first use.";
     Bool "NCCL_IPC_USE_ABSTRACT_SOCKET" = "1", "descriptors pass through abstract Unix sockets always", "Abstract Unix sockets instead of files.";
 }
 "Plugins, service and checks" => {

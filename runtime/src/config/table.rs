@@ -91,6 +91,11 @@ variables! {
     socket_nthreads: u64 = "NCCL_SOCKET_NTHREADS", "0";
     /// Connections for each of the threads of NCCL_SOCKET_NTHREADS, which has the rest.
     nsocks_perthread: u64 = "NCCL_NSOCKS_PERTHREAD", "0";
+    /// 1 connects two ranks of different hosts when the edge between them is used first, 0 all of
+    /// them when a communicator is made. Default: 1 in communicators in host memory of which a rank
+    /// has more than 16 on other hosts. Rank 0's value holds for a communicator; ranks on GPUs are
+    /// always connected when it is made.
+    runtime_connect: Option<bool> = "NCCL_RUNTIME_CONNECT", "";
     /// How long initialisation waits for all ranks.
     init_timeout: Duration = "OXCCL_INIT_TIMEOUT", "60s";
     /// Gibibytes of address space from which oxcclMemAlloc and ncclMemAlloc take memory; 0 means

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::link::Edge;
 use crate::link::message::MessageEdge;
 use crate::log::{self, Level, Subsystem};
-use crate::op::Operation;
+use crate::op::{Operation, Programs};
 use crate::rank::Rank;
 use cuda::create::Wishes;
 use cuda::layout::Membership;
@@ -171,6 +171,14 @@ impl Executor {
         }
     }
 
+    /// Has the edges connected that programs use, unless they are connected or being so. Does not
+    /// wait for that.
+    pub fn ask_for_edges(&self, programs: &Programs) {
+        if let Executor::Host(endpoint) = self {
+            endpoint.ask_for_edges(&programs.any.program);
+        }
+    }
+
     /// Appends an operation to a stream, or to the graph that the stream captures. With `inline`
     /// the calling thread may begin the operation. Blocks: never.
     #[inline]
@@ -306,7 +314,7 @@ impl Executor {
                 cuda_rank.network()?.ask_taken(rank).find_map(|(peer, sent)| {
                     // This is looked up first: a peer leaves after it has taken all that it takes.
                     let left = rank.has_left(peer);
-                    let taken = rank.control(peer).map_or(0, |control| control.taken());
+                    let taken = rank.taken(peer);
                     (taken < sent).then_some((peer, left))
                 })
             }

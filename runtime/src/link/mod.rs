@@ -7,6 +7,7 @@ pub mod notice;
 
 use crate::error::Result;
 use crate::op::descriptor::{Descriptor, Label};
+use std::sync::Arc;
 
 /// Returns the bytes of an edge's slot in a communicator of `nranks` ranks. Slots shrink with more
 /// ranks, as the number of edges is quadratic in the ranks of a host.
@@ -47,13 +48,40 @@ pub enum Edge {
     Direct(direct::DirectEdge),
     /// An edge through the network.
     Message(Box<message::MessageEdge>),
+    /// An edge through the network that is connected when it is used first.
+    Unconnected(Arc<message::Unconnected>),
 }
 
 impl Edge {
+    /// Takes over the connections that somebody has made.
+    fn connect(&mut self) {
+        if let Edge::Unconnected(edge) = self
+            && let Some(made) = edge.take()
+        {
+            *self = Edge::Message(Box::new(made));
+        }
+    }
+
+    /// Asks for the connections of an edge that has none.
+    pub fn ask(&self) {
+        if let Edge::Unconnected(edge) = self {
+            edge.ask();
+        }
+    }
+
+    /// Asks for connections, and takes those that have been made.
+    fn use_connections(&mut self) {
+        if matches!(self, Edge::Unconnected(_)) {
+            self.ask();
+            self.connect();
+        }
+    }
+
     /// Returns a free slot to fill; `None` if the peer has not taken enough messages yet.
     pub fn reserve(&mut self) -> Result<Option<*mut u8>> {
+        self.use_connections();
         match self {
-            Edge::Own => Ok(None),
+            Edge::Own | Edge::Unconnected(_) => Ok(None),
             Edge::Direct(edge) => Ok(edge.reserve()),
             Edge::Message(edge) => edge.reserve(),
         }
@@ -63,7 +91,7 @@ impl Edge {
     /// operation `label`; the sender has begun `begun` collectives.
     pub fn commit(&mut self, len: usize, label: &Label, begun: u64) -> Result<()> {
         match self {
-            Edge::Own => Ok(()),
+            Edge::Own | Edge::Unconnected(_) => Ok(()),
             Edge::Direct(edge) => {
                 edge.commit(len, label.tag, label.descriptor.to_words().1);
                 Ok(())
@@ -74,8 +102,9 @@ impl Edge {
 
     /// Returns the oldest message that was not released; `None` if there is none.
     pub fn peek(&mut self) -> Result<Option<Message>> {
+        self.use_connections();
         match self {
-            Edge::Own => Ok(None),
+            Edge::Own | Edge::Unconnected(_) => Ok(None),
             Edge::Direct(edge) => Ok(edge.peek()),
             Edge::Message(edge) => edge.peek(),
         }
@@ -83,8 +112,10 @@ impl Edge {
 
     /// Returns the oldest message as [`peek`](Self::peek) does, for those that do not wait for one.
     pub fn look(&mut self) -> Result<Option<Message>> {
+        self.connect();
         match self {
             Edge::Message(edge) => edge.look(),
+            Edge::Unconnected(_) => Ok(None),
             other => other.peek(),
         }
     }
@@ -97,7 +128,7 @@ impl Edge {
     /// Gives back the slot of the oldest message.
     pub fn release(&mut self) {
         match self {
-            Edge::Own => {}
+            Edge::Own | Edge::Unconnected(_) => {}
             Edge::Direct(edge) => edge.release(),
             Edge::Message(edge) => edge.release(),
         }
@@ -107,7 +138,7 @@ impl Edge {
     pub fn flushed(&mut self) -> Result<bool> {
         match self {
             Edge::Message(edge) => edge.flushed(),
-            Edge::Own | Edge::Direct(_) => Ok(true),
+            Edge::Own | Edge::Direct(_) | Edge::Unconnected(_) => Ok(true),
         }
     }
 
@@ -115,7 +146,7 @@ impl Edge {
     /// `told` is the number of messages that it has taken.
     pub fn is_taken(&mut self, told: u64) -> bool {
         match self {
-            Edge::Own => true,
+            Edge::Own | Edge::Unconnected(_) => true,
             Edge::Direct(edge) => edge.is_taken(),
             Edge::Message(edge) => told >= edge.sent(),
         }
@@ -125,7 +156,7 @@ impl Edge {
     pub fn messages(&self) -> (u64, u64) {
         match self {
             Edge::Message(edge) => (edge.sent(), edge.taken()),
-            Edge::Own | Edge::Direct(_) => (0, 0),
+            Edge::Own | Edge::Direct(_) | Edge::Unconnected(_) => (0, 0),
         }
     }
 
@@ -133,7 +164,7 @@ impl Edge {
     pub fn memory_bytes(&self) -> usize {
         match self {
             Edge::Message(edge) => edge.memory_bytes(),
-            Edge::Own | Edge::Direct(_) => 0,
+            Edge::Own | Edge::Direct(_) | Edge::Unconnected(_) => 0,
         }
     }
 }

@@ -3,6 +3,7 @@
 //! the device.
 
 pub(crate) mod agreement;
+mod connector;
 mod failure;
 pub mod monitor;
 mod peers;
@@ -11,6 +12,7 @@ use crate::error::Error;
 use crate::link::control::Control;
 use crate::link::direct::Segment;
 use crate::op::descriptor::Descriptor;
+pub use connector::{Connector, Route};
 pub use failure::{Awaited, Death, LEFT, VERDICT, broken};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -55,8 +57,11 @@ pub struct Rank {
     pub finished: AtomicU64,
     links: OnceLock<Weak<dyn Links>>,
     accelerator: OnceLock<Weak<dyn Accelerator>>,
-    /// Control connections with the ranks of other hosts, by rank.
-    controls: Mutex<Vec<Option<Arc<Control>>>>,
+    /// Control connections with the ranks of other hosts, by rank, in the order in which they were
+    /// made.
+    controls: Mutex<Vec<Vec<Arc<Control>>>>,
+    /// What connects this rank with others at first use.
+    connector: OnceLock<Arc<Connector>>,
     /// The peers that have died, in this order, and the reasons why they are believed dead.
     deaths: Mutex<Vec<(u32, Death)>>,
     failed: AtomicBool,
@@ -87,6 +92,7 @@ impl Rank {
             links: OnceLock::new(),
             accelerator: OnceLock::new(),
             controls: Mutex::default(),
+            connector: OnceLock::new(),
             deaths: Mutex::default(),
             failed: AtomicBool::new(false),
             failure: OnceLock::new(),

@@ -5,7 +5,7 @@
 //! peer that has given no sign of life for [`SILENCE`] is dead. A rank that left in order, or
 //! failed, announces this first: by its state word and record, or by a notice.
 
-use super::{Rank, agreement};
+use super::{Rank, agreement, connector};
 use crate::bootstrap::wire::wait_for;
 use crate::clock;
 use crate::error::{Error, Result};
@@ -240,8 +240,10 @@ fn run(monitor: &Monitor, mut woken: &UnixStream) {
         drop(visit);
         let limit = if waiting { Duration::from_millis(20) } else { Duration::from_millis(250) };
         let own = || PollFd::new(woken, PollFlags::IN);
-        wait_for(&mut [own()], TOGETHER);
-        wait_for(&mut [own(), PollFd::new(&monitor.events, PollFlags::IN)], limit - TOGETHER);
+        // Connections in the making wait for notices.
+        let together = if connector::is_busy() { Duration::ZERO } else { TOGETHER };
+        wait_for(&mut [own()], together);
+        wait_for(&mut [own(), PollFd::new(&monitor.events, PollFlags::IN)], limit - together);
         let _ = woken.read(&mut [0; 64]);
         let mut seen = Vec::with_capacity(64);
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -294,7 +296,11 @@ pub fn look(watches: &mut Vec<Watch>) -> bool {
         match &watch.dead_since {
             Some((since, why)) if now - *since >= GRACE => {
                 let Some(rank) = watch.rank.upgrade() else { return false };
-                lost.push((*since, rank, watch.peer, why.clone()));
+                // Of two connections, one may have ended before the other one told why.
+                let left = matches!(watch.sign, Sign::Control(_)) && rank.has_left(watch.peer);
+                if !left {
+                    lost.push((*since, rank, watch.peer, why.clone()));
+                }
                 false
             }
             _ => true,
@@ -382,8 +388,11 @@ fn read_notices(watch: &mut Watch, control: &Control, rank: &Rank, now: Instant)
             }
             Notice::Failed(record) => Some(rank.told(watch.peer, record)),
             Notice::Doing(seq, theirs) => agreement::compare_told(rank, watch.peer, seq, theirs),
-            // An answer to a connection that another attempt has replaced.
-            Notice::Invitation(_) | Notice::Proven(_) => None,
+            // Without a connector, an answer to a connection that another attempt has replaced.
+            Notice::Invitation(_) | Notice::Proven(_) => {
+                rank.connector().iter().for_each(|c| c.hear(watch.peer, notice.clone()));
+                None
+            }
         };
         match error {
             Some(error) if rank.failure().is_none() => return Verdict::Failed(error),

@@ -1,7 +1,7 @@
 //! Information that the ranks of a communicator give each other beside their data: in shared
 //! memory, and over the control connections between hosts.
 
-use super::Rank;
+use super::{Connector, Rank, connector};
 use crate::error::Error;
 use crate::link::control::Control;
 use crate::link::direct::PeerState;
@@ -16,21 +16,46 @@ const FLUSHING: Duration = Duration::from_secs(1);
 impl Rank {
     /// Takes the control connections with the ranks of other hosts, by rank.
     pub fn set_controls(&self, controls: Vec<Option<Arc<Control>>>) {
-        *self.controls() = controls;
+        *self.controls() = controls.into_iter().map(|c| c.into_iter().collect()).collect();
     }
 
-    fn controls(&self) -> MutexGuard<'_, Vec<Option<Arc<Control>>>> {
+    /// Takes one more control connection with a rank of another host.
+    pub(super) fn add_control(&self, peer: u32, control: Arc<Control>) {
+        if let Some(controls) = self.controls().get_mut(peer as usize) {
+            controls.push(control);
+        }
+    }
+
+    fn controls(&self) -> MutexGuard<'_, Vec<Vec<Arc<Control>>>> {
         self.controls.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Returns the control connection with a peer of another host, until the communicator ends.
+    /// Returns the first control connection with a peer of another host, until the communicator
+    /// ends.
     pub fn control(&self, peer: u32) -> Option<Arc<Control>> {
-        self.controls().get(peer as usize).cloned().flatten()
+        self.controls().get(peer as usize).and_then(|controls| controls.first()).cloned()
     }
 
-    /// Sends a notice to all ranks of other hosts.
+    /// Returns the number of this rank's messages that a peer of another host has reported as
+    /// taken.
+    pub fn taken(&self, peer: u32) -> u64 {
+        let controls = self.controls();
+        let of_peer = controls.get(peer as usize).into_iter().flatten();
+        of_peer.map(|control| control.taken()).max().unwrap_or(0)
+    }
+
+    /// Sends a notice to all ranks of other hosts with which there is a control connection.
     pub(crate) fn tell_all(&self, notice: &[u8]) {
-        self.controls().iter().flatten().for_each(|control| control.tell(notice));
+        self.controls().iter().filter_map(|c| c.first()).for_each(|control| control.tell(notice));
+    }
+
+    pub(super) fn set_connector(&self, connector: Arc<Connector>) {
+        let _ = self.connector.set(connector);
+    }
+
+    /// Returns what connects this rank with others at first use.
+    pub(crate) fn connector(&self) -> Option<&Arc<Connector>> {
+        self.connector.get()
     }
 
     /// Tells the ranks of this host that this rank is alive.
@@ -101,8 +126,8 @@ impl Rank {
 
     /// Returns whether a peer has left in order.
     pub fn has_left(&self, peer: u32) -> bool {
-        if let Some(control) = self.control(peer) {
-            return control.has_left();
+        if let Some(controls) = self.controls().get(peer as usize).filter(|c| !c.is_empty()) {
+            return controls.iter().any(|control| control.has_left());
         }
         let place = self.segment.as_ref().zip(self.local[peer as usize]);
         let left = PeerState::Left as u64;
@@ -133,6 +158,7 @@ impl Rank {
             control.iter().for_each(|control| control.tell(&notice::goodbye(taken)));
         }
         drop(links);
+        connector::look();
         // A peer that does not read for so long is stopped or out of reach.
         let start = Instant::now();
         let left = || controls.iter().flatten().any(|control| !control.flush());
@@ -156,7 +182,7 @@ impl Rank {
     }
 
     /// Takes the control connections away: nothing more is sent over them.
-    pub(crate) fn take_controls(&self) -> Vec<Option<Arc<Control>>> {
+    pub(crate) fn take_controls(&self) -> Vec<Vec<Arc<Control>>> {
         std::mem::take(&mut *self.controls())
     }
 }

@@ -1,9 +1,10 @@
 //! A rank of the multi-process tests: `oxccl-test-rank sequence SEED OPERATIONS MAX_BYTES`,
 //! `deterministic SEED THREADS` for reductions compared with the fold in rank order, `mismatch BASE
 //! OURS THEIRS` for two numbers of differing calls, `windows SEED mapped|plain`, `late` and `once`
-//! for one all-reduce, `crowd THREADS` for one of so many ranks in each process, `split-with-dead`
-//! and `survive FILE` beside a rank that is killed, `repaint abort|timeout|shrink between|within`
-//! beside a rank that is stopped, or `loop` to all-reduce until something fails.
+//! for one all-reduce, `crowd THREADS` for one of so many ranks in each process, `hosts THREADS`
+//! for one among as many hosts in a process, `split-with-dead` and `survive FILE` beside a rank
+//! that is killed, `repaint abort|timeout|shrink between|within` beside a rank that is stopped, or
+//! `loop` to all-reduce until something fails.
 
 use oxccl_plan::{Carrier, Collective, DataType, ReduceOp, Spec};
 use oxccl_runtime::bootstrap::{self, launch};
@@ -16,10 +17,11 @@ use oxccl_runtime::op::Call;
 use oxccl_runtime::{Code, Error, Result, group};
 use oxccl_tests::endpoint;
 use oxccl_tests::sequence::{Player, Shape, play};
+use oxccl_tests::world::on_threads;
 use oxccl_tests::{deterministic, mismatch, windows};
 use std::io::Write;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 fn join() -> Result<Arc<Communicator>> {
@@ -197,6 +199,11 @@ fn repaint(how: &str, stops: bool) -> Result<()> {
 
 /// One all-reduce of rank numbers, and the end.
 fn once(comm: &Arc<Communicator>) -> Result<()> {
+    reduce(comm)?;
+    comm.destroy()
+}
+
+fn reduce(comm: &Arc<Communicator>) -> Result<()> {
     let (stream, n) = (Stream::new(), u64::from(comm.nranks()));
     let (input, mut output) = (u64::from(comm.rank()), 0u64);
     let spec = Spec::new(Collective::AllReduce, comm.nranks(), 0);
@@ -206,7 +213,34 @@ fn once(comm: &Arc<Communicator>) -> Result<()> {
     group::collective(comm, call, &stream)?;
     stream.synchronize(None)?;
     assert_eq!(output, n * (n - 1) / 2);
-    comm.destroy()
+    Ok(())
+}
+
+/// All-reduces among as many hosts, each a thread of this process, which prints what a rank takes
+/// then.
+fn hosts(threads: u32) -> Result<()> {
+    let limits = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let raised = rustix::process::Rlimit { current: limits.maximum, ..limits };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).expect("it is allowed");
+    let (before, all) = (descriptors(), Barrier::new(threads as usize));
+    let counted = on_threads(threads, &Options::default(), |Player { comm, .. }| {
+        reduce(&comm)?;
+        all.wait();
+        let open = if comm.rank() == 0 { descriptors() } else { 0 };
+        let counted = (open, comm.memory().releasable + comm.memory().persistent);
+        all.wait();
+        comm.destroy()?;
+        Ok(counted)
+    });
+    let counted = counted.into_iter().collect::<Result<Vec<_>>>()?;
+    let descriptors = counted[0].0 - before;
+    let bytes = counted.iter().map(|(_, bytes)| bytes).max().expect("ranks");
+    println!("descriptors {} bytes {bytes}", descriptors.div_ceil(threads as usize));
+    Ok(())
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").expect("a list").count()
 }
 
 /// Ranks in threads of this process, as many in each; each all-reduces once.
@@ -299,6 +333,7 @@ fn main() {
             once(&comm)
         }),
         Some("crowd") => crowd(arguments[1].parse().expect("a number")),
+        Some("hosts") => hosts(arguments[1].parse().expect("a number")),
         Some("split-with-dead") => split_with_dead(),
         Some("survive") => survive(&arguments[1]),
         Some("loop") => {

@@ -179,7 +179,7 @@ fn watch(
     peers
         .filter_map(|(peer, edge)| {
             let sign = match edge {
-                Edge::Own => return None,
+                Edge::Own | Edge::Unconnected(_) => return None,
                 Edge::Message(_) => {
                     Sign::Control(endpoint.rank.control(peer).expect("a connection"))
                 }

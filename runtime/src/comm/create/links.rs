@@ -1,13 +1,15 @@
 //! Connections with the ranks of other hosts: one for control, and then one in each direction for
-//! data. All are made concurrently, so that no rank waits for a rank that itself waits.
+//! data. All are made concurrently, so that no rank waits for a rank that itself waits. In a large
+//! communicator only a few control connections are made here; the rest is made at first use.
 
 use super::Rendezvous;
 use super::members::Members;
 use crate::bootstrap::auth::{Ends, Role};
 use crate::bootstrap::dial::Dial;
 use crate::bootstrap::door::{Admission, Door};
+use crate::bootstrap::id::{decode_address, encode_address};
 use crate::bootstrap::wire::wait_for;
-use crate::bootstrap::{Deadline, Gather, interface};
+use crate::bootstrap::{Deadline, Gather, interface, session};
 use crate::comm::Options;
 use crate::comm::rank_info::RankInfo;
 use crate::config::Config;
@@ -15,13 +17,13 @@ use crate::error::{Error, Result};
 use crate::link::Edge;
 use crate::link::control::Control;
 use crate::link::direct::{DirectEdge, Segment};
-use crate::link::message::{HEADER_BYTES, Identity, Joining, MessageEdge};
+use crate::link::message::{HEADER_BYTES, Identity, Joining, MessageEdge, Unconnected};
 use crate::plugin::net::{self, Need};
-use crate::rank::Rank;
 use crate::rank::monitor::{self, Sign};
+use crate::rank::{Connector, Rank, Route};
 use oxccl_net::Net;
 use std::collections::BTreeMap;
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -33,8 +35,10 @@ const LOOK_AGAIN: Duration = Duration::from_millis(1);
 pub(super) struct Links {
     /// The edges to each rank, one per lane.
     pub(super) edges: Vec<(u32, Vec<MessageEdge>)>,
-    /// The control connections, by rank; `None` for ranks of this host.
+    /// The control connections, by rank; `None` for ranks of this host, and without one.
     pub(super) controls: Vec<Option<Arc<Control>>>,
+    /// What leads to the ranks that are connected at first use.
+    route: Option<Route>,
     /// The threads that make calls for the links.
     pub(super) threads: usize,
 }
@@ -61,7 +65,21 @@ pub(super) fn connect(
     let lanes = chosen.lanes(&need, lanes)?;
     let lanes = net::agree(&rendezvous.gather(&chosen.agreement(lanes))?)?;
     let (net, threads) = ((chosen.net, chosen.device), chosen.threads);
-    let mut making = Making::new(identity, members, control, (net, (lanes, slot_bytes)))?;
+    let data = (net, (lanes, slot_bytes));
+    let mut making = match members.connects_at_first_use() {
+        false => {
+            let addresses = members.infos.iter().map(|info| info.control).collect();
+            let failed = |e| Error::system("dup of a listener", e, "raise ulimit -n");
+            let listener = control.try_clone().map_err(failed)?;
+            Making::new(identity, members.remote(), (listener, addresses), (data, true))?
+        }
+        true => {
+            // Later meetings listen at the other one.
+            let listener = session::listen(need.address)?;
+            let addresses = meet(&listener, rendezvous)?;
+            Making::new(identity, members.neighbours(), (listener, addresses), (data, false))?
+        }
+    };
     loop {
         if let Err(error) = making.progress() {
             // The connections end after the others have heard why.
@@ -69,7 +87,7 @@ pub(super) fn connect(
         }
         let missing = making.missing();
         if missing.is_empty() {
-            return Ok(Links { threads, ..making.finish()? });
+            return Ok(Links { threads, ..making.finish(options.init_limit())? });
         }
         let explain = |verdict| explained(verdict, identity.rank, || making.lacking(&missing));
         rendezvous.session.check().map_err(explain)?;
@@ -79,6 +97,18 @@ pub(super) fn connect(
         }
         making.wait(rendezvous, deadline.slice());
     }
+}
+
+/// Tells the others where this rank listens; returns the addresses of all, by rank.
+fn meet(listener: &TcpListener, rendezvous: &mut Rendezvous) -> Result<Vec<SocketAddr>> {
+    let failed = |e| Error::system("getsockname", e, "");
+    let own = encode_address(listener.local_addr().map_err(failed)?);
+    let told = rendezvous.gather(&own)?;
+    let address = |(rank, bytes): (usize, &Vec<u8>)| {
+        let address = bytes.first_chunk().and_then(decode_address);
+        address.ok_or_else(|| Error::Init { why: format!("rank {rank} sent a bad address") })
+    };
+    told.iter().enumerate().map(address).collect()
 }
 
 /// Returns the verdict of the rendezvous, with what this rank lacks: the rank that the rendezvous
@@ -91,41 +121,48 @@ fn explained(verdict: Error, rank: u32, lacking: impl FnOnce() -> String) -> Err
     }
 }
 
+/// A network with this rank's device, and the number of lanes with the bytes of their slots.
+type Data = ((Arc<dyn Net>, usize), (usize, usize));
+
 /// Connections in the making.
 struct Making {
     identity: Identity,
-    remote: Vec<u32>,
+    peers: Vec<u32>,
+    /// The addresses where the ranks take control connections, by rank.
+    addresses: Vec<SocketAddr>,
     /// The network, and this rank's device.
     net: (Arc<dyn Net>, usize),
     /// The number of lanes, and the bytes of their slots.
     lanes: (usize, usize),
+    /// True if data connections are made, too.
+    data: bool,
     door: Door,
     dials: Vec<(u32, Dial)>,
-    /// The peers with a control connection.
+    controls: BTreeMap<u32, Arc<Control>>,
+    /// Data connections, with the peers with a control connection.
     joining: BTreeMap<u32, Joining>,
 }
 
 impl Making {
     fn new(
         identity: Identity,
-        members: &Members,
-        control: &TcpListener,
-        (net, lanes): ((Arc<dyn Net>, usize), (usize, usize)),
+        peers: Vec<u32>,
+        (listener, addresses): (TcpListener, Vec<SocketAddr>),
+        ((net, lanes), data): (Data, bool),
     ) -> Result<Self> {
         let Identity { comm, secret, rank, nranks } = identity;
-        let remote = members.remote();
         let ends = |from, to| Ends { role: Role::Control, from, to, comm };
         let admission = Admission { secret, ends: ends(0, rank), nranks };
-        let failed = |e| Error::system("dup of a listener", e, "raise ulimit -n");
-        let door = Door::new(control.try_clone().map_err(failed)?.into(), admission)?;
+        let door = Door::new(listener.into(), admission)?;
         // Of two ranks the lower one makes the control connection.
         let dial = |&peer: &u32| {
-            let at = members.address(peer);
+            let at = addresses[peer as usize];
             (peer, Dial::new(at.into(), at.to_string(), secret, ends(rank, peer)))
         };
-        let dials = remote.iter().filter(|peer| rank < **peer).map(dial).collect();
-        let joining = BTreeMap::new();
-        Ok(Self { identity, remote, net, lanes, door, dials, joining })
+        let dials = peers.iter().filter(|peer| rank < **peer).map(dial).collect();
+        let (controls, joining) = Default::default();
+        let (identity, addresses) = (identity, addresses);
+        Ok(Self { identity, peers, addresses, net, lanes, data, door, dials, controls, joining })
     }
 
     fn progress(&mut self) -> Result<()> {
@@ -139,27 +176,38 @@ impl Making {
         for open in self.door.progress(now)? {
             self.join(open.peer_rank(), Control::new(open.into_socket().into()))?;
         }
-        self.joining.values_mut().try_for_each(|joining| joining.progress(now))
+        self.joining.values_mut().try_for_each(|joining| {
+            joining.receive()?;
+            joining.progress(now)
+        })
     }
 
     /// Begins to make the data connections with a peer. A peer that makes another control
     /// connection has lost its earlier one.
     fn join(&mut self, peer: u32, control: Control) -> Result<()> {
-        let (control, net) = (Arc::new(control), self.net.clone());
-        let joining = Joining::new(self.identity, peer, net, control, self.lanes)?;
-        self.joining.insert(peer, joining);
+        let control = Arc::new(control);
+        self.controls.insert(peer, control.clone());
+        if self.data {
+            let joining = Joining::new(self.identity, peer, self.net.clone(), control, self.lanes)?;
+            self.joining.insert(peer, joining);
+        }
         Ok(())
     }
 
     fn missing(&self) -> Vec<u32> {
-        let complete = |peer: &u32| self.joining.get(peer).is_some_and(Joining::is_complete);
-        self.remote.iter().copied().filter(|peer| !complete(peer)).collect()
+        let joined = |peer: &u32| self.joining.get(peer).is_some_and(Joining::is_complete);
+        let complete = |peer: &u32| match self.data {
+            true => joined(peer),
+            false => self.controls.contains_key(peer),
+        };
+        self.peers.iter().copied().filter(|peer| !complete(peer)).collect()
     }
 
     fn wait(&self, rendezvous: &Rendezvous, limit: Duration) {
         let (mut fds, now) = (vec![rendezvous.session.poll_fd()], Instant::now());
         self.door.poll_fds(&mut fds);
         fds.extend(self.dials.iter().filter_map(|(_, dial)| dial.poll_fd()));
+        fds.extend(self.joining.values().filter_map(Joining::control_fd));
         self.joining.values().for_each(|joining| joining.poll_fds(&mut fds, now));
         // Proofs that are awaited show by no descriptor.
         let limit = if self.joining.is_empty() { limit } else { limit.min(LOOK_AGAIN) };
@@ -184,16 +232,38 @@ impl Making {
         deadline.error(|| Error::InitTimeout { rank, nranks, why })
     }
 
-    fn finish(self) -> Result<Links> {
+    fn finish(self, limit: Duration) -> Result<Links> {
         let mut links = Links::default();
         links.controls.resize_with(self.identity.nranks as usize, || None);
-        for (peer, joining) in self.joining {
-            let none = || Error::init_peer(peer, "has no data connection");
-            let (edges, control) = joining.finish().ok_or_else(none)?;
-            links.edges.push((peer, edges));
+        for (peer, control) in self.controls {
             links.controls[peer as usize] = Some(control);
         }
+        for (peer, joining) in self.joining {
+            let none = || Error::init_peer(peer, "has no data connection");
+            links.edges.push((peer, joining.finish().ok_or_else(none)?));
+        }
+        let Self { identity, net, lanes: (_, slot_bytes), addresses, door, .. } = self;
+        let route = Route { identity, net, slot_bytes, addresses, door, limit };
+        links.route = (!self.data).then_some(route);
         Ok(links)
+    }
+}
+
+impl Links {
+    /// Adds edges to the ranks that are connected at first use, if there are such.
+    pub(super) fn add_unconnected(
+        &mut self,
+        rank: &Arc<Rank>,
+        members: &Members,
+        edges: &mut [Edge],
+    ) -> Result<()> {
+        let Some(route) = self.route.take() else { return Ok(()) };
+        let unconnected: Vec<(u32, Arc<Unconnected>)> =
+            Connector::start(rank, route, &members.remote())?;
+        for (peer, edge) in unconnected {
+            edges[peer as usize] = Edge::Unconnected(edge);
+        }
+        Ok(())
     }
 }
 
@@ -215,14 +285,17 @@ pub(super) fn edges(members: &Members, segment: Option<&Arc<Segment>>, start: u6
 pub(super) type Signs = Vec<(u32, std::result::Result<Sign, String>)>;
 
 /// Returns what to watch for the end of each peer: one descriptor per process of this host, and
-/// each control connection.
-pub(super) fn signs(infos: &[RankInfo], controls: &[Option<Arc<Control>>], rank: u32) -> Signs {
-    let own = &infos[rank as usize].process;
+/// each control connection. A peer of another host without one is watched by others.
+pub(super) fn signs(members: &Members, controls: &[Option<Arc<Control>>]) -> Signs {
+    let Members { rank, infos, local, .. } = members;
+    let own = &infos[*rank as usize].process;
     let sign = |(peer, RankInfo { process, .. }): (u32, &RankInfo)| {
         let control = controls.get(peer as usize).cloned().flatten();
         let sign = match control {
-            _ if peer == rank => return None,
+            _ if peer == *rank => return None,
             Some(control) => Ok(Sign::Control(control)),
+            // Others watch it.
+            None if local[peer as usize].is_none() => return None,
             // A peer in this process needs no sign: its reports are read in memory, as those of all
             // peers.
             None if process.id == own.id => Ok(Sign::Memory),
@@ -252,7 +325,7 @@ pub(super) fn watch(rank: &Arc<Rank>, signs: Signs) -> Result<()> {
             Err(why) => rank.lose(peer, why),
         }
     }
-    Ok(())
+    rank.connector().map_or(Ok(()), |connector| connector.serve())
 }
 
 #[cfg(test)]

@@ -10,6 +10,11 @@ use crate::rank::Rank;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 
+/// The most ranks of other hosts with which a rank is connected when its communicator is made,
+/// unless NCCL_RUNTIME_CONNECT tells: more take long, and descriptors and memory for edges that may
+/// never be used.
+const CONNECTED_PEERS: usize = 16;
+
 /// The ranks of a communicator in the making.
 pub(super) struct Members {
     /// The number of this rank.
@@ -52,8 +57,7 @@ impl Members {
         Ok(Self { rank, infos, ranks, local })
     }
 
-    /// Returns the address where a rank takes control connections, and where it would hold a later
-    /// meeting.
+    /// Returns the address where a rank would hold a later meeting.
     pub(super) fn address(&self, rank: u32) -> SocketAddr {
         self.infos[rank as usize].control
     }
@@ -61,6 +65,22 @@ impl Members {
     /// Returns the ranks of other hosts.
     pub(super) fn remote(&self) -> Vec<u32> {
         (0u32..).zip(&self.local).filter(|(_, place)| place.is_none()).map(|(r, _)| r).collect()
+    }
+
+    /// Returns whether ranks of different hosts are connected when their edge is used first, and
+    /// not all of them now.
+    pub(super) fn connects_at_first_use(&self) -> bool {
+        let smallest = self.host_sizes().into_iter().min().unwrap_or(0) as usize;
+        let many = self.infos.len() - smallest > CONNECTED_PEERS;
+        // The slots of GPUs are registered when a communicator is made.
+        !self.infos[0].gpu && self.infos[0].connects_at_first_use.unwrap_or(many)
+    }
+
+    /// Returns the ranks of other hosts with which this one has a control connection, if not with
+    /// all: in the order of the hosts, those at distances of powers of two.
+    pub(super) fn neighbours(&self) -> Vec<u32> {
+        let hosts: Vec<u64> = self.infos.iter().map(|info| info.host).collect();
+        neighbours(&hosts, self.rank)
     }
 
     pub(super) fn is_one_host(&self) -> bool {
@@ -106,6 +126,33 @@ impl Members {
     }
 }
 
+/// Returns the ranks with which `rank` has a control connection; `hosts` holds the host of each
+/// rank. A rank chooses one rank of each host at a distance of a power of two, at its own place there if
+/// that host has so many; it also has connections with those that choose it.
+fn neighbours(hosts: &[u64], rank: u32) -> Vec<u32> {
+    let mut members: Vec<(u64, Vec<u32>)> = Vec::new();
+    let mut places = Vec::new();
+    for (rank, host) in (0u32..).zip(hosts) {
+        let number = members.iter().position(|(known, _)| known == host);
+        let number = number.unwrap_or_else(|| {
+            members.push((*host, Vec::new()));
+            members.len() - 1
+        });
+        places.push((number, members[number].1.len()));
+        members[number].1.push(rank);
+    }
+    let chosen = |rank: u32| {
+        let (number, place) = places[rank as usize];
+        let distances = (0..u32::BITS).map(|power| 1usize << power);
+        let hosts = distances.take_while(|distance| *distance < members.len());
+        let peers = hosts.map(|distance| &members[(number + distance) % members.len()].1);
+        peers.map(|ranks| ranks[place % ranks.len()]).collect::<Vec<_>>()
+    };
+    let own = chosen(rank);
+    let chooses = |peer: &u32| own.contains(peer) || chosen(*peer).contains(&rank);
+    (0..hosts.len() as u32).filter(|peer| *peer != rank && chooses(peer)).collect()
+}
+
 /// Fails unless the data of all ranks lie in host memory, or on GPUs.
 fn same_device(infos: &[RankInfo]) -> Result<()> {
     let kind = |gpu| if gpu { "a GPU" } else { "host memory" };
@@ -120,4 +167,42 @@ fn same_device(infos: &[RankInfo]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_have_each_other_and_hold_all_hosts_together() {
+        let shapes = [vec![1; 2], vec![1; 20], vec![1; 256], vec![4; 9], vec![3, 1, 5, 2, 2, 7]];
+        for sizes in shapes {
+            let host = |(number, size): (u64, &usize)| vec![number; *size];
+            let hosts: Vec<u64> = (0u64..).zip(&sizes).flat_map(host).collect();
+            let all: Vec<_> = (0..hosts.len() as u32).map(|r| neighbours(&hosts, r)).collect();
+            for (rank, own) in (0u32..).zip(&all) {
+                for peer in own {
+                    assert!(all[*peer as usize].contains(&rank), "{sizes:?} {rank} {peer}");
+                    assert_ne!(hosts[rank as usize], hosts[*peer as usize]);
+                }
+            }
+            let most = 2 * (sizes.len().next_power_of_two().ilog2() as usize);
+            if sizes.iter().all(|size| *size == sizes[0]) {
+                assert!(all.iter().all(|own| own.len() <= most), "{sizes:?}");
+            }
+            // A failure that one rank knows reaches all: over connections, and within hosts.
+            let mut reached = vec![0u32];
+            let mut next = 0;
+            while let Some(&rank) = reached.get(next) {
+                let here = (0u32..).zip(&hosts).filter(|(_, h)| **h == hosts[rank as usize]);
+                for peer in all[rank as usize].iter().copied().chain(here.map(|(r, _)| r)) {
+                    if !reached.contains(&peer) {
+                        reached.push(peer);
+                    }
+                }
+                next += 1;
+            }
+            assert_eq!(reached.len(), hosts.len());
+        }
+    }
 }

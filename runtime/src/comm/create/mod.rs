@@ -186,7 +186,7 @@ fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
     let memory = device::reach(device, &processes, &arenas);
     drop(arenas);
     let identity = Identity { comm: own.comm, secret: own.secret, rank, nranks };
-    let links = match members.is_one_host() {
+    let mut links = match members.is_one_host() {
         true => Links::default(),
         false => {
             let asked = (options, device.lanes(), slot_bytes);
@@ -196,19 +196,21 @@ fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
     let (comm, name, hosts) = (own.comm, options.name.clone(), members.host_sizes());
     let facts = Facts { comm, name, hosts, rank };
     let (tuner, profiler) = (Tuner::start(&facts)?, Profiler::start(&facts));
-    let signs = links::signs(&members.infos, &links.controls, rank);
+    let signs = links::signs(&members, &links.controls);
     let counter_start = members.counter_start();
+    let mut edges = links::edges(&members, segment.as_ref(), counter_start);
+    let own = Arc::new(members.own(segment));
+    links.add_unconnected(&own, &members, &mut edges)?;
     let parts = Parts {
-        edges: links::edges(&members, segment.as_ref(), counter_start),
+        edges,
         remote: links.edges,
-        rank: Arc::new(members.own(segment)),
+        rank: own.clone(),
         edge_slot_bytes: slot_bytes,
         counter_start,
         processes,
         memory,
     };
-    parts.rank.set_controls(links.controls);
-    let own = parts.rank.clone();
+    own.set_controls(links.controls);
     let unfinished = Unfinished::make(device, parts, &options.of_device(), rendezvous)?;
     let policy = members.infos[0].policy(&members.infos[rank as usize]);
     // The last round: all counters are set and connections made before any rank runs an operation.

@@ -7,7 +7,7 @@ use crate::link::{Edge, notice};
 use crate::op::descriptor::Descriptor;
 use crate::os::memory::Mapping;
 use crate::rank::{Links, Rank, broken};
-use oxccl_plan::Carrier;
+use oxccl_plan::{Carrier, Op, Program};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -108,7 +108,7 @@ impl Endpoint {
         start: u64,
     ) -> Self {
         let nranks = rank.nranks as usize;
-        let networked = edges.iter().any(|e| matches!(e, Edge::Message(_)));
+        let networked = edges.iter().any(|e| matches!(e, Edge::Message(_) | Edge::Unconnected(_)));
         let state = State {
             edges,
             networked,
@@ -179,7 +179,7 @@ impl Endpoint {
         (0u32..).zip(&mut state.edges).find_map(|(peer, edge)| {
             // This is looked up first: a peer leaves after it has taken all that it takes.
             let left = self.rank.has_left(peer);
-            let told = self.rank.control(peer).map_or(0, |control| control.taken());
+            let told = self.rank.taken(peer);
             (!edge.is_taken(told)).then_some((peer, left))
         })
     }
@@ -191,6 +191,16 @@ impl Endpoint {
             if let Some(control) = self.rank.control(peer) {
                 control.tell(&notice::ask(edge.messages().0));
             }
+        }
+    }
+
+    /// Asks for the connections of all edges that a program uses, so that they are made at the same
+    /// time.
+    pub fn ask_for_edges(&self, program: &Program) {
+        let state = self.state();
+        if state.networked {
+            let peers = program.ops.iter().filter_map(Op::edge);
+            peers.filter_map(|peer| state.edges.get(peer as usize)).for_each(Edge::ask);
         }
     }
 

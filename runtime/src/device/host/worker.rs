@@ -14,7 +14,7 @@ use crate::log::{self, Level, Subsystem};
 use crossbeam::channel::{Sender, unbounded};
 use std::panic::catch_unwind;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
@@ -130,6 +130,16 @@ fn help() -> Progress {
     all
 }
 
+/// Advances every stream as [`help`] does, unless another waiting thread is doing so.
+fn help_alone() -> Progress {
+    static HELPING: Mutex<()> = Mutex::new(());
+    match HELPING.try_lock() {
+        Err(TryLockError::WouldBlock) => Progress::Stuck,
+        Ok(_guard) => help(),
+        Err(TryLockError::Poisoned(_)) => help(),
+    }
+}
+
 /// Waits until `look` finds its stream idle, for at most `limit`. Returns false if the time is
 /// over. All other work of this process advances meanwhile.
 pub(super) fn wait_until(limit: Option<Duration>, mut look: impl FnMut() -> Progress) -> bool {
@@ -143,7 +153,7 @@ pub(super) fn wait_until(limit: Option<Duration>, mut look: impl FnMut() -> Prog
                 rounds += 1;
                 // Several ranks of one process may wait for each other.
                 let several = SEVERAL.load(Ordering::Relaxed);
-                if (several || rounds % 16 == 1) && help() == Progress::Moved {
+                if (several || rounds % 16 == 1) && help_alone() == Progress::Moved {
                     rounds = 0;
                 }
             }

@@ -125,14 +125,13 @@ impl Joining {
         Ok(Self { with, lanes, gone: None })
     }
 
-    /// Moves all connections on, and the control connection. Never blocks. Notices that come once
-    /// all connections have been proven are left for the monitor.
+    /// Moves all connections on, and what is to be sent over the control connection. Never blocks,
+    /// unless the network's own calls do.
     pub fn progress(&mut self, now: Instant) -> Result<()> {
         self.with.control.flush();
         if self.is_complete() {
             return Ok(());
         }
-        self.receive()?;
         (0u32..).zip(&mut self.lanes).try_for_each(|(number, lane)| {
             lane.accept(&self.with, now)?;
             lane.prove(&self.with)?;
@@ -140,14 +139,19 @@ impl Joining {
         })
     }
 
-    fn receive(&mut self) -> Result<()> {
+    /// Reads the control connection. Notices that come once all connections have been proven are
+    /// left for the monitor.
+    pub fn receive(&mut self) -> Result<()> {
+        if self.is_complete() {
+            return Ok(());
+        }
         let (notices, ended) = self.with.control.receive();
         self.gone = self.gone.take().or(ended);
         notices.iter().try_for_each(|notice| self.hear(notice))
     }
 
     /// Acts on a notice of the peer; others than those about connections are of no concern here.
-    fn hear(&mut self, notice: &Notice) -> Result<()> {
+    pub fn hear(&mut self, notice: &Notice) -> Result<()> {
         match notice {
             Notice::Invitation(invitation) => {
                 let uninvited = |lane: &&mut Lane| lane.offering.invitation.is_none();
@@ -178,24 +182,26 @@ impl Joining {
         self.lanes.iter().all(Lane::is_complete)
     }
 
-    /// Returns the edge of each lane, and the control connection, if all connections have been
-    /// proven.
-    pub fn finish(self) -> Option<(Vec<MessageEdge>, Arc<Control>)> {
+    /// Returns the edge of each lane, if all connections have been proven.
+    pub fn finish(self) -> Option<Vec<MessageEdge>> {
         let edge = |lane: Lane| {
             let (outgoing, incoming) = lane.offering.proven.zip(lane.accepting.proven)?;
             Some(MessageEdge::new(outgoing, incoming))
         };
-        let edges = self.lanes.into_iter().map(edge).collect::<Option<_>>()?;
-        Some((edges, self.with.control))
+        self.lanes.into_iter().map(edge).collect()
     }
 
-    /// Appends the descriptors that show progress. Where a transport has none, or a proof is
-    /// awaited, one has to look again soon.
+    /// Returns the descriptor that shows notices, as long as some are awaited.
+    pub fn control_fd(&self) -> Option<PollFd<'_>> {
+        (!self.is_complete() && self.gone.is_none()).then(|| self.with.control.poll_fd())
+    }
+
+    /// Appends the descriptors that show progress of the data connections. Where a transport has
+    /// none, or a proof is awaited, one has to look again soon.
     pub fn poll_fds<'a>(&'a self, fds: &mut Vec<PollFd<'a>>, now: Instant) {
         if self.is_complete() || self.gone.is_some() {
             return;
         }
-        fds.push(self.with.control.poll_fd());
         self.lanes.iter().for_each(|lane| lane.poll_fds(&self.with, fds, now));
     }
 
@@ -393,7 +399,7 @@ mod tests {
                 joining.progress(Instant::now()).unwrap();
             }
         }
-        [a, b].map(|joining| joining.finish().unwrap().0)
+        [a, b].map(|joining| joining.finish().unwrap())
     }
 
     /// The number of each lane goes over it, in both directions.

@@ -3,6 +3,7 @@
 mod incoming;
 mod joining;
 mod outgoing;
+mod unconnected;
 
 use super::Message;
 use crate::error::Result;
@@ -13,6 +14,7 @@ pub use outgoing::Outgoing;
 use oxccl_net::Memory;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::sync::Arc;
+pub use unconnected::Unconnected;
 
 /// Bytes of a message's header, the descriptor of its operation: `what u32 · begun u32 · count
 /// u64`. There `begun` counts the collectives that the sender has begun. A shorter message is an

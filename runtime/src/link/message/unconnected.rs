@@ -1,0 +1,43 @@
+//! An edge whose connections are made at its first use.
+
+use super::MessageEdge;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard};
+
+/// An edge that is not connected yet. It is shared by the operations, which ask for the edge, and
+/// whoever makes the connections.
+pub struct Unconnected {
+    asked: AtomicBool,
+    made: Mutex<Option<MessageEdge>>,
+    ask: Box<dyn Fn() + Send + Sync>,
+}
+
+impl Unconnected {
+    /// Returns an edge for which `ask` is called once, when it is used first.
+    pub fn new(ask: impl Fn() + Send + Sync + 'static) -> Self {
+        Self { asked: AtomicBool::new(false), made: Mutex::default(), ask: Box::new(ask) }
+    }
+
+    fn made(&self) -> MutexGuard<'_, Option<MessageEdge>> {
+        self.made.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Asks for the connections, unless that was done before.
+    pub fn ask(&self) {
+        if !self.asked.swap(true, Ordering::AcqRel) {
+            (self.ask)();
+        }
+    }
+
+    /// Takes the connected edge, once it is there.
+    pub fn take(&self) -> Option<MessageEdge> {
+        self.made().take()
+    }
+
+    /// Hands the connected edge over, to be taken at the next use.
+    pub fn complete(&self, edge: MessageEdge) {
+        // A use from now on need not ask.
+        self.asked.store(true, Ordering::Release);
+        *self.made() = Some(edge);
+    }
+}

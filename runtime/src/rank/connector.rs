@@ -1,0 +1,377 @@
+//! The connector: one thread per process that connects ranks of different hosts at the first use
+//! of the edge between them.
+//!
+//! In a large communicator a rank has control connections with a few others only, over which the
+//! deaths and failures of all spread, and no edges over the network. Who wants an edge to a peer
+//! makes a control connection with it, if there is none, and both then make the data connections.
+//! If both begin at the same time, both control connections stay: each rank tells its notices over
+//! the one that it knew first, and listens to both.
+
+use super::{Rank, monitor};
+use crate::bootstrap::auth::{Ends, Role};
+use crate::bootstrap::dial::Dial;
+use crate::bootstrap::door::Door;
+use crate::bootstrap::wire::wait_for;
+use crate::error::{Error, Result};
+use crate::link::control::Control;
+use crate::link::message::{Identity, Joining, Unconnected};
+use crate::link::notice::Notice;
+use oxccl_net::Net;
+use rustix::event::{PollFd, PollFlags};
+use rustix::fd::OwnedFd;
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::SocketAddr;
+use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+/// The longest pause between two looks at connections that show nothing by descriptors.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+/// The longest pause while nothing is under way.
+const IDLE: Duration = Duration::from_millis(250);
+
+/// What leads to the ranks of other hosts.
+pub struct Route {
+    /// This rank.
+    pub identity: Identity,
+    /// The network, and this rank's device.
+    pub net: (Arc<dyn Net>, usize),
+    /// The bytes of an edge's slot.
+    pub slot_bytes: usize,
+    /// The addresses where the ranks take control connections, by rank.
+    pub addresses: Vec<SocketAddr>,
+    /// Where this rank takes them.
+    pub door: Door,
+    /// The time in which two ranks have to be connected: each serves the other on a thread of its
+    /// own, whatever it does itself.
+    pub limit: Duration,
+}
+
+/// What the connector is to do: edges that are asked for, and notices about connections.
+#[derive(Default)]
+struct Inbox {
+    asked: Vec<u32>,
+    notices: Vec<(u32, Notice)>,
+}
+
+/// The connections of a communicator that are made at first use.
+pub struct Connector {
+    rank: Weak<Rank>,
+    identity: Identity,
+    net: (Arc<dyn Net>, usize),
+    slot_bytes: usize,
+    addresses: Vec<SocketAddr>,
+    edges: BTreeMap<u32, Arc<Unconnected>>,
+    limit: Duration,
+    inbox: Arc<Mutex<Inbox>>,
+    making: Mutex<Making>,
+}
+
+/// Connections in the making.
+#[derive(Default)]
+struct Making {
+    /// `None` once nothing is connected any more.
+    door: Option<Door>,
+    peers: BTreeMap<u32, Begun>,
+}
+
+/// A peer that is being connected.
+struct Begun {
+    since: Instant,
+    dial: Option<Dial>,
+    joining: Option<Joining>,
+    /// True if the edge has been handed over.
+    made: bool,
+}
+
+/// The reason why a connection cannot be made.
+enum Fault {
+    Lost(u32, String),
+    Own(Error),
+}
+
+impl Fault {
+    fn with(peer: u32) -> impl Fn(Error) -> Self {
+        move |error| match error {
+            Error::InitPeer { why, .. } => Fault::Lost(peer, why),
+            error => Fault::Own(error),
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+impl Connector {
+    /// Makes the edges to `peers`, and connects each at its first use. Ends with the rank, or its
+    /// failure.
+    pub fn start(
+        rank: &Arc<Rank>,
+        route: Route,
+        peers: &[u32],
+    ) -> Result<Vec<(u32, Arc<Unconnected>)>> {
+        thread()?;
+        let Route { identity, net, slot_bytes, addresses, door, limit } = route;
+        let inbox = Arc::<Mutex<Inbox>>::default();
+        let edge = |&peer: &u32| {
+            let inbox = inbox.clone();
+            let ask = move || {
+                lock(&inbox).asked.push(peer);
+                wake();
+            };
+            (peer, Arc::new(Unconnected::new(ask)))
+        };
+        let edges: BTreeMap<_, _> = peers.iter().map(edge).collect();
+        let all = edges.iter().map(|(peer, edge)| (*peer, edge.clone())).collect();
+        let making = Mutex::new(Making { door: Some(door), peers: BTreeMap::new() });
+        let rank_of = Arc::downgrade(rank);
+        let connector = Arc::new(Self {
+            rank: rank_of,
+            identity,
+            net,
+            slot_bytes,
+            addresses,
+            edges,
+            limit,
+            inbox,
+            making,
+        });
+        rank.set_connector(connector);
+        Ok(all)
+    }
+
+    /// Begins to serve the peers.
+    pub fn serve(self: &Arc<Self>) -> Result<()> {
+        lock(&thread()?.connectors).push(Arc::downgrade(self));
+        wake();
+        Ok(())
+    }
+
+    /// Takes a peer's notice about connections.
+    pub(super) fn hear(&self, peer: u32, notice: Notice) {
+        lock(&self.inbox).notices.push((peer, notice));
+        wake();
+    }
+
+    /// Returns whether something is asked for, heard, or under way, or all has ended.
+    fn has_work(&self) -> bool {
+        let inbox = lock(&self.inbox);
+        let asked = !inbox.asked.is_empty() || !inbox.notices.is_empty();
+        drop(inbox);
+        let making = lock(&self.making);
+        let ended = || self.rank.upgrade().is_none_or(|rank| rank.failure().is_some());
+        asked || !making.peers.is_empty() || (making.door.is_some() && ended())
+    }
+
+    /// Moves all connections on. Never blocks, unless the network's own calls do.
+    fn progress(&self, now: Instant) {
+        let Some(rank) = self.rank.upgrade() else { return };
+        let mut making = lock(&self.making);
+        if rank.failure().is_some() {
+            *making = Making::default();
+            return;
+        }
+        let outcome = self.advance(&rank, &mut making, now);
+        drop(making);
+        match outcome {
+            Ok(()) => {}
+            Err(Fault::Lost(peer, why)) => rank.lose(peer, why),
+            Err(Fault::Own(error)) => rank.fail(error),
+        }
+    }
+
+    /// Moves all connections on; a panic is a failure of the rank.
+    fn progress_or_fail(&self) {
+        let moved = catch_unwind(AssertUnwindSafe(|| self.progress(Instant::now())));
+        if let (Err(panic), Some(rank)) = (moved, self.rank.upgrade()) {
+            rank.fail(Error::panicked(&*panic));
+        }
+    }
+
+    fn advance(
+        &self,
+        rank: &Arc<Rank>,
+        making: &mut Making,
+        now: Instant,
+    ) -> std::result::Result<(), Fault> {
+        let Inbox { asked, notices } = std::mem::take(&mut *lock(&self.inbox));
+        let begun = || Begun { since: now, dial: None, joining: None, made: false };
+        for peer in asked {
+            making.peers.entry(peer).or_insert_with(begun);
+        }
+        if let Some(door) = &mut making.door {
+            for open in door.progress(now).map_err(Fault::Own)? {
+                let peer = open.peer_rank();
+                self.control(rank, peer, open.into_socket().into()).map_err(Fault::Own)?;
+            }
+        }
+        for (peer, notice) in notices {
+            let invited = matches!(notice, Notice::Invitation(_)) && self.edges.contains_key(&peer);
+            if invited {
+                making.peers.entry(peer).or_insert_with(begun);
+            }
+            // Answers to connections that are complete are of no concern.
+            let Some(begun) = making.peers.get_mut(&peer) else { continue };
+            self.join(rank, peer, begun).map_err(Fault::with(peer))?;
+            let heard = begun.joining.as_mut().map_or(Ok(()), |joining| joining.hear(&notice));
+            heard.map_err(Fault::with(peer))?;
+        }
+        for (peer, begun) in &mut making.peers {
+            self.join(rank, *peer, begun).map_err(Fault::with(*peer))?;
+            self.connect(rank, *peer, begun, now).map_err(Fault::with(*peer))?;
+            if !begun.made && now.saturating_duration_since(begun.since) >= self.limit {
+                let why = begun.joining.as_ref().map(Joining::why);
+                let why = why.or_else(|| begun.dial.as_ref().map(Dial::why)).unwrap_or_default();
+                let secs = self.limit.as_secs();
+                let why = format!("no connection with it could be made in {secs} s: {why}");
+                return Err(Fault::Lost(*peer, why));
+            }
+        }
+        let late = |begun: &Begun| now.saturating_duration_since(begun.since) >= self.limit;
+        making.peers.retain(|_, begun| !begun.made || (begun.dial.is_some() && !late(begun)));
+        Ok(())
+    }
+
+    /// Takes a new control connection with a peer.
+    fn control(&self, rank: &Arc<Rank>, peer: u32, socket: OwnedFd) -> Result<()> {
+        let control = Arc::new(Control::new(socket));
+        rank.add_control(peer, control.clone());
+        monitor::watch(rank, peer, monitor::Sign::Control(control))
+    }
+
+    /// Begins to make the data connections with a peer, once there is a control connection.
+    fn join(&self, rank: &Rank, peer: u32, begun: &mut Begun) -> Result<()> {
+        if begun.joining.is_none()
+            && !begun.made
+            && let Some(control) = rank.control(peer)
+        {
+            let lanes = (1, self.slot_bytes);
+            let joining = Joining::new(self.identity, peer, self.net.clone(), control, lanes)?;
+            begun.joining = Some(joining);
+        }
+        Ok(())
+    }
+
+    fn connect(&self, rank: &Arc<Rank>, peer: u32, begun: &mut Begun, now: Instant) -> Result<()> {
+        if begun.dial.is_none() && begun.joining.is_none() && !begun.made {
+            let Identity { secret, comm, rank: own, .. } = self.identity;
+            let at = self.addresses[peer as usize];
+            let ends = Ends { role: Role::Control, from: own, to: peer, comm };
+            begun.dial = Some(Dial::new(at.into(), at.to_string(), secret, ends));
+        }
+        // A dial goes on when the peer's was faster: the peer may have taken this one, too.
+        if let Some(dial) = &mut begun.dial
+            && let Some(open) = dial.progress(now)?
+        {
+            begun.dial = None;
+            self.control(rank, peer, open.into_socket().into())?;
+            self.join(rank, peer, begun)?;
+        }
+        let Some(joining) = &mut begun.joining else { return Ok(()) };
+        joining.progress(now)?;
+        if joining.is_complete() {
+            begun.made = true;
+            let joining = begun.joining.take();
+            let made = joining.and_then(Joining::finish).and_then(|mut lanes| lanes.pop());
+            if let Some((edge, made)) = self.edges.get(&peer).zip(made) {
+                edge.complete(made);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Making {
+    fn poll_fds<'a>(&'a self, fds: &mut Vec<PollFd<'a>>, now: Instant) {
+        self.door.iter().for_each(|door| door.poll_fds(fds));
+        for begun in self.peers.values() {
+            fds.extend(begun.dial.as_ref().and_then(Dial::poll_fd));
+            begun.joining.iter().for_each(|joining| joining.poll_fds(fds, now));
+        }
+    }
+}
+
+/// The thread, and the communicators that it serves.
+struct Thread {
+    connectors: Mutex<Vec<Weak<Connector>>>,
+    wake: UnixStream,
+    /// The number of communicators with connections under way.
+    busy: AtomicUsize,
+}
+
+static THREAD: OnceLock<Result<Arc<Thread>>> = OnceLock::new();
+
+fn thread() -> Result<&'static Arc<Thread>> {
+    let made = THREAD.get_or_init(|| {
+        let failed = |e| Error::system("starting the connector", e, "raise ulimit -n and -u");
+        let (wake, woken) = UnixStream::pair().map_err(failed)?;
+        wake.set_nonblocking(true).map_err(failed)?;
+        woken.set_nonblocking(true).map_err(failed)?;
+        let busy = AtomicUsize::new(0);
+        let thread = Arc::new(Thread { connectors: Mutex::default(), wake, busy });
+        let own = thread.clone();
+        std::thread::Builder::new()
+            .name("oxccl-connector".to_owned())
+            .spawn(move || run(&own, &woken))
+            .map_err(failed)?;
+        Ok(thread)
+    });
+    made.as_ref().map_err(Clone::clone)
+}
+
+fn wake() {
+    if let Some(Ok(thread)) = THREAD.get() {
+        let _ = (&thread.wake).write(&[1]);
+    }
+}
+
+/// Has the thread look at communicators that have ended.
+pub(super) fn look() {
+    wake();
+}
+
+/// Returns whether connections are under way, for which notices should be read soon.
+pub(super) fn is_busy() -> bool {
+    matches!(THREAD.get(), Some(Ok(thread)) if thread.busy.load(Ordering::Relaxed) > 0)
+}
+
+fn run(thread: &Thread, mut woken: &UnixStream) {
+    // Those whose descriptors have shown something.
+    let mut shown: Vec<Arc<Connector>> = Vec::new();
+    loop {
+        let mut connectors = Vec::new();
+        lock(&thread.connectors).retain(|connector| {
+            connectors.extend(connector.upgrade());
+            connector.strong_count() > 0
+        });
+        let due = |connector: &&Arc<Connector>| {
+            connector.has_work() || shown.iter().any(|other| Arc::ptr_eq(other, connector))
+        };
+        connectors.iter().filter(due).for_each(|connector| connector.progress_or_fail());
+        shown.clear();
+        let making: Vec<_> = connectors.iter().map(|connector| lock(&connector.making)).collect();
+        let busy = making.iter().filter(|making| !making.peers.is_empty()).count();
+        thread.busy.store(busy, Ordering::Relaxed);
+        let (mut fds, now) = (vec![PollFd::new(woken, PollFlags::IN)], Instant::now());
+        let mut ends = Vec::new();
+        for making in &making {
+            making.poll_fds(&mut fds, now);
+            ends.push(fds.len());
+        }
+        wait_for(&mut fds, if busy > 0 { LOOK_AGAIN } else { IDLE });
+        let mut first = 1;
+        for (connector, end) in connectors.iter().zip(ends) {
+            if fds[first..end].iter().any(|fd| !fd.revents().is_empty()) {
+                shown.push(connector.clone());
+            }
+            first = end;
+        }
+        drop(fds);
+        drop(making);
+        let _ = woken.read(&mut [0; 64]);
+    }
+}
