@@ -127,8 +127,8 @@ impl Members {
 }
 
 /// Returns the ranks with which `rank` has a control connection; `hosts` holds the host of each
-/// rank. A rank chooses one rank of each host at a distance of a power of two, at its own place there if
-/// that host has so many; it also has connections with those that choose it.
+/// rank. A rank chooses one rank of each host at a distance of a power of two, at its own place
+/// there if that host has so many; it also has connections with those that choose it.
 fn neighbours(hosts: &[u64], rank: u32) -> Vec<u32> {
     let mut members: Vec<(u64, Vec<u32>)> = Vec::new();
     let mut places = Vec::new();
