@@ -7,7 +7,7 @@
 //! If both begin at the same time, both control connections stay: each rank tells its notices over
 //! the one that it knew first, and listens to both.
 
-use super::{Rank, monitor};
+use super::{Rank, VERDICT, monitor};
 use crate::bootstrap::auth::{Ends, Role};
 use crate::bootstrap::dial::Dial;
 use crate::bootstrap::door::Door;
@@ -24,12 +24,14 @@ use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 /// The longest pause between two looks at connections that show nothing by descriptors.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
+/// The longest time that the end of a communicator waits for the network's own calls.
+const CLOSING: Duration = Duration::from_secs(1);
 /// The longest pause while nothing is under way.
 const IDLE: Duration = Duration::from_millis(250);
 
@@ -60,21 +62,17 @@ struct Inbox {
 /// The connections of a communicator that are made at first use.
 pub struct Connector {
     rank: Weak<Rank>,
-    identity: Identity,
-    net: (Arc<dyn Net>, usize),
-    slot_bytes: usize,
-    addresses: Vec<SocketAddr>,
-    edges: BTreeMap<u32, Arc<Unconnected>>,
-    limit: Duration,
     inbox: Arc<Mutex<Inbox>>,
-    making: Mutex<Making>,
+    /// Set when the communicator ends: the thread leaves `open` alone.
+    closing: AtomicBool,
+    /// `None` once nothing is connected any more.
+    open: Mutex<Option<Open>>,
 }
 
-/// Connections in the making.
-#[derive(Default)]
-struct Making {
-    /// `None` once nothing is connected any more.
-    door: Option<Door>,
+/// What connects a rank with others, and connections in the making.
+struct Open {
+    route: Route,
+    edges: BTreeMap<u32, Arc<Unconnected>>,
     peers: BTreeMap<u32, Begun>,
 }
 
@@ -85,21 +83,14 @@ struct Begun {
     joining: Option<Joining>,
     /// True if the edge has been handed over.
     made: bool,
+    /// Why the peer cannot be connected, and since when that is known.
+    broken: Option<(Instant, Fault)>,
 }
 
 /// The reason why a connection cannot be made.
 enum Fault {
     Lost(u32, String),
     Own(Error),
-}
-
-impl Fault {
-    fn with(peer: u32) -> impl Fn(Error) -> Self {
-        move |error| match error {
-            Error::InitPeer { why, .. } => Fault::Lost(peer, why),
-            error => Fault::Own(error),
-        }
-    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -115,7 +106,6 @@ impl Connector {
         peers: &[u32],
     ) -> Result<Vec<(u32, Arc<Unconnected>)>> {
         thread()?;
-        let Route { identity, net, slot_bytes, addresses, door, limit } = route;
         let inbox = Arc::<Mutex<Inbox>>::default();
         let edge = |&peer: &u32| {
             let inbox = inbox.clone();
@@ -127,20 +117,9 @@ impl Connector {
         };
         let edges: BTreeMap<_, _> = peers.iter().map(edge).collect();
         let all = edges.iter().map(|(peer, edge)| (*peer, edge.clone())).collect();
-        let making = Mutex::new(Making { door: Some(door), peers: BTreeMap::new() });
-        let rank_of = Arc::downgrade(rank);
-        let connector = Arc::new(Self {
-            rank: rank_of,
-            identity,
-            net,
-            slot_bytes,
-            addresses,
-            edges,
-            limit,
-            inbox,
-            making,
-        });
-        rank.set_connector(connector);
+        let open = Mutex::new(Some(Open { route, edges, peers: BTreeMap::new() }));
+        let (rank_of, closing) = (Arc::downgrade(rank), AtomicBool::new(false));
+        rank.set_connector(Arc::new(Self { rank: rank_of, inbox, closing, open }));
         Ok(all)
     }
 
@@ -151,10 +130,30 @@ impl Connector {
         Ok(())
     }
 
+    /// Ends all connections in the making. A call of the network that does not return holds this up
+    /// for a second at most; they end after it then.
+    pub(super) fn close(&self) {
+        self.closing.store(true, Ordering::Release);
+        let start = Instant::now();
+        while start.elapsed() < CLOSING {
+            wake();
+            match self.open.try_lock() {
+                Ok(mut open) => return drop(open.take()),
+                Err(TryLockError::Poisoned(open)) => return drop(open.into_inner().take()),
+                Err(TryLockError::WouldBlock) => std::thread::yield_now(),
+            }
+        }
+    }
+
     /// Takes a peer's notice about connections.
     pub(super) fn hear(&self, peer: u32, notice: Notice) {
         lock(&self.inbox).notices.push((peer, notice));
         wake();
+    }
+
+    /// Returns the connections, unless the communicator ends.
+    fn open(&self) -> Option<MutexGuard<'_, Option<Open>>> {
+        (!self.closing.load(Ordering::Acquire)).then(|| lock(&self.open))
     }
 
     /// Returns whether something is asked for, heard, or under way, or all has ended.
@@ -162,21 +161,21 @@ impl Connector {
         let inbox = lock(&self.inbox);
         let asked = !inbox.asked.is_empty() || !inbox.notices.is_empty();
         drop(inbox);
-        let making = lock(&self.making);
         let ended = || self.rank.upgrade().is_none_or(|rank| rank.failure().is_some());
-        asked || !making.peers.is_empty() || (making.door.is_some() && ended())
+        let under_way = |open: &Open| !open.peers.is_empty() || ended();
+        asked || self.open().is_some_and(|open| open.as_ref().is_some_and(under_way))
     }
 
     /// Moves all connections on. Never blocks, unless the network's own calls do.
     fn progress(&self, now: Instant) {
-        let Some(rank) = self.rank.upgrade() else { return };
-        let mut making = lock(&self.making);
+        let Some((rank, mut guard)) = self.rank.upgrade().zip(self.open()) else { return };
         if rank.failure().is_some() {
-            *making = Making::default();
-            return;
+            *guard = None;
         }
-        let outcome = self.advance(&rank, &mut making, now);
-        drop(making);
+        let Some(open) = guard.as_mut() else { return };
+        let inbox = std::mem::take(&mut *lock(&self.inbox));
+        let outcome = open.advance(&rank, inbox, now);
+        drop(guard);
         match outcome {
             Ok(()) => {}
             Err(Fault::Lost(peer, why)) => rank.lose(peer, why),
@@ -191,72 +190,87 @@ impl Connector {
             rank.fail(Error::panicked(&*panic));
         }
     }
+}
 
+impl Open {
     fn advance(
-        &self,
+        &mut self,
         rank: &Arc<Rank>,
-        making: &mut Making,
+        Inbox { asked, notices }: Inbox,
         now: Instant,
     ) -> std::result::Result<(), Fault> {
-        let Inbox { asked, notices } = std::mem::take(&mut *lock(&self.inbox));
-        let begun = || Begun { since: now, dial: None, joining: None, made: false };
         for peer in asked {
-            making.peers.entry(peer).or_insert_with(begun);
+            self.peers.entry(peer).or_insert_with(|| Begun::new(now));
         }
-        if let Some(door) = &mut making.door {
-            for open in door.progress(now).map_err(Fault::Own)? {
-                let peer = open.peer_rank();
-                self.control(rank, peer, open.into_socket().into()).map_err(Fault::Own)?;
-            }
+        for open in self.route.door.progress(now).map_err(Fault::Own)? {
+            let peer = open.peer_rank();
+            take_control(rank, peer, open.into_socket().into()).map_err(Fault::Own)?;
         }
         for (peer, notice) in notices {
-            let invited = matches!(notice, Notice::Invitation(_)) && self.edges.contains_key(&peer);
-            if invited {
-                making.peers.entry(peer).or_insert_with(begun);
+            if matches!(notice, Notice::Invitation(_)) && self.edges.contains_key(&peer) {
+                self.peers.entry(peer).or_insert_with(|| Begun::new(now));
             }
             // Answers to connections that are complete are of no concern.
-            let Some(begun) = making.peers.get_mut(&peer) else { continue };
-            self.join(rank, peer, begun).map_err(Fault::with(peer))?;
-            let heard = begun.joining.as_mut().map_or(Ok(()), |joining| joining.hear(&notice));
-            heard.map_err(Fault::with(peer))?;
-        }
-        for (peer, begun) in &mut making.peers {
-            self.join(rank, *peer, begun).map_err(Fault::with(*peer))?;
-            self.connect(rank, *peer, begun, now).map_err(Fault::with(*peer))?;
-            if !begun.made && now.saturating_duration_since(begun.since) >= self.limit {
-                let why = begun.joining.as_ref().map(Joining::why);
-                let why = why.or_else(|| begun.dial.as_ref().map(Dial::why)).unwrap_or_default();
-                let secs = self.limit.as_secs();
-                let why = format!("no connection with it could be made in {secs} s: {why}");
-                return Err(Fault::Lost(*peer, why));
+            if let Some(begun) = self.peers.get_mut(&peer) {
+                let heard = self.route.join(rank, peer, begun);
+                let joining = begun.joining.as_mut();
+                let heard = heard.and_then(|()| joining.map_or(Ok(()), |j| j.hear(&notice)));
+                begun.note(peer, heard, now);
             }
         }
-        let late = |begun: &Begun| now.saturating_duration_since(begun.since) >= self.limit;
-        making.peers.retain(|_, begun| !begun.made || (begun.dial.is_some() && !late(begun)));
+        for (peer, begun) in &mut self.peers {
+            if begun.broken.is_none() {
+                let moved = self.route.connect(rank, *peer, begun, now);
+                begun.note(*peer, moved, now);
+            }
+            if begun.joining.as_ref().is_some_and(Joining::is_complete) {
+                begun.made = true;
+                let made = begun.joining.take().and_then(Joining::finish);
+                let made = made.and_then(|mut lanes| lanes.pop());
+                if let Some((edge, made)) = self.edges.get(peer).zip(made) {
+                    edge.complete(made);
+                }
+            }
+            begun.judge(*peer, self.route.limit, now)?;
+        }
+        let limit = self.route.limit;
+        self.peers
+            .retain(|_, begun| !begun.made || (begun.dial.is_some() && !begun.late(limit, now)));
         Ok(())
     }
 
-    /// Takes a new control connection with a peer.
-    fn control(&self, rank: &Arc<Rank>, peer: u32, socket: OwnedFd) -> Result<()> {
-        let control = Arc::new(Control::new(socket));
-        rank.add_control(peer, control.clone());
-        monitor::watch(rank, peer, monitor::Sign::Control(control))
+    fn poll_fds<'a>(&'a self, fds: &mut Vec<PollFd<'a>>, now: Instant) {
+        self.route.door.poll_fds(fds);
+        for begun in self.peers.values() {
+            fds.extend(begun.dial.as_ref().and_then(Dial::poll_fd));
+            begun.joining.iter().for_each(|joining| joining.poll_fds(fds, now));
+        }
     }
+}
 
+/// Takes a new control connection with a peer.
+fn take_control(rank: &Arc<Rank>, peer: u32, socket: OwnedFd) -> Result<()> {
+    let control = Arc::new(Control::new(socket));
+    rank.add_control(peer, control.clone());
+    monitor::watch(rank, peer, monitor::Sign::Control(control))
+}
+
+impl Route {
     /// Begins to make the data connections with a peer, once there is a control connection.
     fn join(&self, rank: &Rank, peer: u32, begun: &mut Begun) -> Result<()> {
         if begun.joining.is_none()
             && !begun.made
             && let Some(control) = rank.control(peer)
         {
-            let lanes = (1, self.slot_bytes);
-            let joining = Joining::new(self.identity, peer, self.net.clone(), control, lanes)?;
-            begun.joining = Some(joining);
+            let (net, lanes) = (self.net.clone(), (1, self.slot_bytes));
+            begun.joining = Some(Joining::new(self.identity, peer, net, control, lanes)?);
         }
         Ok(())
     }
 
+    /// Moves the connections with a peer on.
     fn connect(&self, rank: &Arc<Rank>, peer: u32, begun: &mut Begun, now: Instant) -> Result<()> {
+        self.join(rank, peer, begun)?;
         if begun.dial.is_none() && begun.joining.is_none() && !begun.made {
             let Identity { secret, comm, rank: own, .. } = self.identity;
             let at = self.addresses[peer as usize];
@@ -268,30 +282,54 @@ impl Connector {
             && let Some(open) = dial.progress(now)?
         {
             begun.dial = None;
-            self.control(rank, peer, open.into_socket().into())?;
+            take_control(rank, peer, open.into_socket().into())?;
             self.join(rank, peer, begun)?;
         }
-        let Some(joining) = &mut begun.joining else { return Ok(()) };
-        joining.progress(now)?;
-        if joining.is_complete() {
-            begun.made = true;
-            let joining = begun.joining.take();
-            let made = joining.and_then(Joining::finish).and_then(|mut lanes| lanes.pop());
-            if let Some((edge, made)) = self.edges.get(&peer).zip(made) {
-                edge.complete(made);
-            }
-        }
-        Ok(())
+        begun.joining.as_mut().map_or(Ok(()), |joining| joining.progress(now))
     }
 }
 
-impl Making {
-    fn poll_fds<'a>(&'a self, fds: &mut Vec<PollFd<'a>>, now: Instant) {
-        self.door.iter().for_each(|door| door.poll_fds(fds));
-        for begun in self.peers.values() {
-            fds.extend(begun.dial.as_ref().and_then(Dial::poll_fd));
-            begun.joining.iter().for_each(|joining| joining.poll_fds(fds, now));
+impl Begun {
+    fn new(since: Instant) -> Self {
+        Self { since, dial: None, joining: None, made: false, broken: None }
+    }
+
+    fn late(&self, limit: Duration, now: Instant) -> bool {
+        now.saturating_duration_since(self.since) >= limit
+    }
+
+    /// Notes why the peer cannot be connected, if that is so.
+    fn note(&mut self, peer: u32, moved: Result<()>, now: Instant) {
+        if let (Err(error), None) = (moved, &self.broken) {
+            let fault = match error {
+                Error::InitPeer { why, .. } => Fault::Lost(peer, why),
+                error => Fault::Own(error),
+            };
+            self.broken = Some((now, fault));
         }
+    }
+
+    /// Returns the fault that ends the rank. The peer may have ended because of a failure, of which
+    /// the monitor hears within [`VERDICT`].
+    fn judge(
+        &mut self,
+        peer: u32,
+        limit: Duration,
+        now: Instant,
+    ) -> std::result::Result<(), Fault> {
+        let due =
+            |(since, _): &mut (Instant, Fault)| now.saturating_duration_since(*since) >= VERDICT;
+        if let Some((_, fault)) = self.broken.take_if(due) {
+            return Err(fault);
+        }
+        if self.made || self.broken.is_some() || !self.late(limit, now) {
+            return Ok(());
+        }
+        let why = self.joining.as_ref().map(Joining::why);
+        let why = why.or_else(|| self.dial.as_ref().map(Dial::why)).unwrap_or_default();
+        let secs = limit.as_secs();
+        let why = format!("no connection with it could be made in {secs} s: {why}");
+        Err(Fault::Lost(peer, why))
     }
 }
 
@@ -329,11 +367,6 @@ fn wake() {
     }
 }
 
-/// Has the thread look at communicators that have ended.
-pub(super) fn look() {
-    wake();
-}
-
 /// Returns whether connections are under way, for which notices should be read soon.
 pub(super) fn is_busy() -> bool {
     matches!(THREAD.get(), Some(Ok(thread)) if thread.busy.load(Ordering::Relaxed) > 0)
@@ -353,13 +386,14 @@ fn run(thread: &Thread, mut woken: &UnixStream) {
         };
         connectors.iter().filter(due).for_each(|connector| connector.progress_or_fail());
         shown.clear();
-        let making: Vec<_> = connectors.iter().map(|connector| lock(&connector.making)).collect();
-        let busy = making.iter().filter(|making| !making.peers.is_empty()).count();
+        let all: Vec<_> = connectors.iter().map(|connector| connector.open()).collect();
+        let open = || all.iter().map(|guard| guard.as_ref().and_then(|open| open.as_ref()));
+        let busy = open().flatten().filter(|open| !open.peers.is_empty()).count();
         thread.busy.store(busy, Ordering::Relaxed);
         let (mut fds, now) = (vec![PollFd::new(woken, PollFlags::IN)], Instant::now());
         let mut ends = Vec::new();
-        for making in &making {
-            making.poll_fds(&mut fds, now);
+        for open in open() {
+            open.iter().for_each(|open| open.poll_fds(&mut fds, now));
             ends.push(fds.len());
         }
         wait_for(&mut fds, if busy > 0 { LOOK_AGAIN } else { IDLE });
@@ -371,7 +405,7 @@ fn run(thread: &Thread, mut woken: &UnixStream) {
             first = end;
         }
         drop(fds);
-        drop(making);
+        drop(all);
         let _ = woken.read(&mut [0; 64]);
     }
 }

@@ -1,7 +1,7 @@
 //! Information that the ranks of a communicator give each other beside their data: in shared
 //! memory, and over the control connections between hosts.
 
-use super::{Connector, Rank, connector};
+use super::{Connector, Rank};
 use crate::error::Error;
 use crate::link::control::Control;
 use crate::link::direct::PeerState;
@@ -152,13 +152,13 @@ impl Rank {
     /// which end once the peers are told.
     pub(crate) fn leave<L>(&self, end_links: impl FnOnce() -> (Vec<u64>, L)) {
         self.mark_left();
+        self.connector().iter().for_each(|connector| connector.close());
         let controls = self.take_controls();
         let (taken, links) = end_links();
         for (control, taken) in controls.iter().zip(taken) {
             control.iter().for_each(|control| control.tell(&notice::goodbye(taken)));
         }
         drop(links);
-        connector::look();
         // A peer that does not read for so long is stopped or out of reach.
         let start = Instant::now();
         let left = || controls.iter().flatten().any(|control| !control.flush());
