@@ -25,19 +25,22 @@ fn free_port() -> u16 {
 
 #[test]
 fn killing_a_rank_of_another_host_is_noticed_over_tcp() {
-    // Every rank claims to be a host of its own.
-    let mut job = Job::start(Path::new(RANK), 3, Duration::from_secs(60), |rank, command| {
-        command.args(["loop", "65536"]).env("NCCL_HOSTID", rank.to_string());
-        command.env("NCCL_SOCKET_IFNAME", "lo");
-    });
-    wait_for_running(&mut job, 1);
-    job.child(1).kill().expect("it can be killed");
-    let start = Instant::now();
-    let ended = job.wait();
-    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
-    for rank in [0, 2] {
-        let output = &ended[rank].output;
-        assert!(output.contains("code 6 peer 1: "), "rank {rank}: {output}");
+    // Every rank claims to be a host of its own. Of many, few have a connection with the victim.
+    for (nranks, victim, limit) in [(3, 1, 5), (20, 7, 30)] {
+        let every = Duration::from_secs(100);
+        let mut job = Job::start(Path::new(RANK), nranks, every, |rank, command| {
+            command.args(["loop", "65536"]).env("NCCL_HOSTID", rank.to_string());
+            command.env("NCCL_SOCKET_IFNAME", "lo");
+        });
+        wait_for_running(&mut job, victim);
+        job.child(victim).kill().expect("it can be killed");
+        let start = Instant::now();
+        let ended = job.wait();
+        assert!(start.elapsed() < Duration::from_secs(limit), "{:?}", start.elapsed());
+        for (rank, ended) in (0u32..).zip(&ended).filter(|(rank, _)| *rank != victim) {
+            let expected = format!("code 6 peer {victim}: ");
+            assert!(ended.output.contains(&expected), "rank {rank}: {}", ended.output);
+        }
     }
 }
 

@@ -128,7 +128,12 @@ fn every_version_of_net_plugins_carries_all_collectives_and_is_closed() {
     for version in 6..=12 {
         let Some(plugin) = Plugin::net(version, &[]) else { return };
         for (nranks, per_node, fault) in [(2, "1", ""), (4, "2", "reluctant")] {
-            let variables = [("OXCCL_RANKS_PER_NODE", per_node), ("FIXTURE", fault)];
+            // Connections are made at first use, or when the communicator is made.
+            let variables = [
+                ("OXCCL_RANKS_PER_NODE", per_node),
+                ("FIXTURE", fault),
+                ("NCCL_RUNTIME_CONNECT", ["0", "1"][version as usize % 2]),
+            ];
             let ended = plugin.job(nranks, &["sequence", "5", "150", "200000"], &variables);
             expect_success(&ended);
             for ended in &ended {
@@ -215,9 +220,12 @@ fn our_tcp_transport_works_without_the_library() {
 fn a_plugin_that_fails_is_named_with_its_function_and_all_ranks_end() {
     let Some(plugin) = Plugin::net(11, &[]) else { return };
     let named = |function: &str| format!("{function} of net plugin Fixture (");
-    for function in ["listen", "connect", "accept", "regMr", "isend", "irecv", "test"] {
+    let functions = ["listen", "connect", "accept", "regMr", "isend", "irecv", "test"];
+    for (function, at_first_use) in functions.into_iter().flat_map(|f| [(f, "0"), (f, "1")]) {
         let fault = format!("{function}=error");
-        let ended = plugin.job(3, &["once"], &[("FIXTURE", &fault), ("FIXTURE_RANK", "1")]);
+        let connect = ("NCCL_RUNTIME_CONNECT", at_first_use);
+        let variables = [("FIXTURE", &*fault), ("FIXTURE_RANK", "1"), connect];
+        let ended = plugin.job(3, &["once"], &variables);
         for (rank, ended) in ended.iter().enumerate() {
             let output = &ended.output;
             assert!(ended.status.is_some_and(|s| s != 0), "{fault}, rank {rank}:\n{output}");
