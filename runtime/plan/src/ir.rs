@@ -188,18 +188,6 @@ pub enum Op {
     },
 }
 
-impl Op {
-    /// Returns the peer of the edge that the operation uses, if it uses one.
-    pub const fn edge(&self) -> Option<u32> {
-        match self {
-            Op::Send { peer, .. } | Op::Recv { peer, .. } | Op::RecvReduce { peer, .. } => {
-                Some(*peer)
-            }
-            _ => None,
-        }
-    }
-}
-
 /// The operations of one rank in each window.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Program {

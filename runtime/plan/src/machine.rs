@@ -343,8 +343,10 @@ impl<'a, V: Values> Machine<'a, V> {
         let partner = |r: u32| {
             let (_, step) = run.at[r as usize];
             match run.programs[r as usize].ops.get(step) {
+                Some(Op::Send { peer, .. } | Op::Recv { peer, .. }) => Some(*peer),
+                Some(Op::RecvReduce { peer, .. }) => Some(*peer),
                 Some(Op::Wait { from: From::One(peer), .. }) => Some(*peer),
-                op => op.and_then(Op::edge),
+                _ => None,
             }
         };
         let ranks = 0..run.plan.spec.nranks;

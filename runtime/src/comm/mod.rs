@@ -240,10 +240,7 @@ impl Communicator {
         drop(memory);
         let choice = self.choose(key)?;
         let mut memory = self.programs.lock().unwrap_or_else(|e| e.into_inner());
-        let programs = memory.keep(key, choice, self.rank());
-        drop(memory);
-        self.executor.ask_for_edges(&programs);
-        Ok(programs)
+        Ok(memory.keep(key, choice, self.rank()))
     }
 
     /// Chooses the plans of a call, by the cost model and the tuner. If the tuner fails, so does

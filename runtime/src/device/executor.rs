@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::link::Edge;
 use crate::link::message::MessageEdge;
 use crate::log::{self, Level, Subsystem};
-use crate::op::{Operation, Programs};
+use crate::op::Operation;
 use crate::rank::Rank;
 use cuda::create::Wishes;
 use cuda::layout::Membership;
@@ -168,14 +168,6 @@ impl Executor {
         match self {
             Executor::Cuda(_, cuda_rank) => Some(cuda_rank),
             Executor::Host(_) => None,
-        }
-    }
-
-    /// Has the edges connected that programs use, unless they are connected or being so. Does not
-    /// wait for that.
-    pub fn ask_for_edges(&self, programs: &Programs) {
-        if let Executor::Host(endpoint) = self {
-            endpoint.ask_for_edges(&programs.any.program);
         }
     }
 

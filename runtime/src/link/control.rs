@@ -20,14 +20,16 @@ pub struct Control {
     /// The number of this rank's messages that the peer has reported as taken.
     taken: AtomicU64,
     left: AtomicBool,
+    /// True if the peer is known to use the connection.
+    used: AtomicBool,
 }
 
 impl Control {
     /// Creates the end of a connected stream socket.
     pub fn new(socket: OwnedFd) -> Self {
-        let (taken, left) = (AtomicU64::new(0), AtomicBool::new(false));
+        let (taken, left, used) = Default::default();
         let (outgoing, incoming) = Default::default();
-        Self { socket, outgoing, incoming, taken, left }
+        Self { socket, outgoing, incoming, taken, left, used }
     }
 
     fn outgoing(&self) -> MutexGuard<'_, Vec<u8>> {
@@ -113,6 +115,17 @@ impl Control {
     /// Notes the peer's report of how many messages it has taken.
     pub fn set_taken(&self, messages: u64) {
         self.taken.fetch_max(messages, Ordering::AcqRel);
+    }
+
+    /// Returns whether the peer is known to use the connection. The end of another one tells
+    /// nothing: the peer may have given it up before it knew that it was taken.
+    pub fn is_used(&self) -> bool {
+        self.used.load(Ordering::Acquire)
+    }
+
+    /// Notes that the peer uses the connection.
+    pub fn set_used(&self) {
+        self.used.store(true, Ordering::Release);
     }
 
     /// Returns whether the peer has reported that it leaves in order.

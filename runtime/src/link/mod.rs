@@ -62,17 +62,10 @@ impl Edge {
         }
     }
 
-    /// Asks for the connections of an edge that has none.
-    pub fn ask(&self) {
-        if let Edge::Unconnected(edge) = self {
-            edge.ask();
-        }
-    }
-
     /// Asks for connections, and takes those that have been made.
     fn use_connections(&mut self) {
-        if matches!(self, Edge::Unconnected(_)) {
-            self.ask();
+        if let Edge::Unconnected(edge) = self {
+            edge.ask();
             self.connect();
         }
     }

@@ -32,6 +32,7 @@ const _: () = assert!(GENERATORS.len() <= (SIGNALS >> ANY_AT) as usize);
 
 /// The number in the place of a reduction operation: a user's own scale before the sum.
 const SCALED_SUM: u32 = 5;
+const _: () = assert!(SCALED_SUM < 1 << (ROOT_AT - OP_AT));
 
 impl Descriptor {
     /// Returns the descriptor of a collective; `scaled` if inputs are multiplied by a user's scalar

@@ -7,7 +7,7 @@
 //! If both begin at the same time, both control connections stay: each rank tells its notices over
 //! the one that it knew first, and listens to both.
 
-use super::{Rank, VERDICT, monitor};
+use super::{Rank, VERDICT, broken, monitor};
 use crate::bootstrap::auth::{Ends, Role};
 use crate::bootstrap::dial::Dial;
 use crate::bootstrap::door::Door;
@@ -16,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::link::control::Control;
 use crate::link::message::{Identity, Joining, Unconnected};
 use crate::link::notice::Notice;
+use crate::log::{self, Level, Subsystem};
 use oxccl_net::Net;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fd::OwnedFd;
@@ -32,6 +33,14 @@ use std::time::{Duration, Instant};
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 /// The longest time that the end of a communicator waits for the network's own calls.
 const CLOSING: Duration = Duration::from_secs(1);
+/// The time for which no connections are taken after a shortage of descriptors.
+const SHUT: Duration = Duration::from_secs(1);
+/// A longer time between two looks is one in which this process did not run.
+const GAP: Duration = Duration::from_secs(1);
+/// The cause of the loss of a rank whose socket is closed: it listened when the communicator was
+/// made.
+const GONE: &str = "nobody listens at its address any more: its process ended, or it has destroyed \
+                    its communicator, without this call";
 /// The longest pause while nothing is under way.
 const IDLE: Duration = Duration::from_millis(250);
 
@@ -72,8 +81,12 @@ pub struct Connector {
 /// What connects a rank with others, and connections in the making.
 struct Open {
     route: Route,
+    /// The edges that have not been handed over.
     edges: BTreeMap<u32, Arc<Unconnected>>,
     peers: BTreeMap<u32, Begun>,
+    /// The time before which no connections are taken, after a shortage.
+    shut_until: Option<Instant>,
+    looked: Instant,
 }
 
 /// A peer that is being connected.
@@ -117,7 +130,8 @@ impl Connector {
         };
         let edges: BTreeMap<_, _> = peers.iter().map(edge).collect();
         let all = edges.iter().map(|(peer, edge)| (*peer, edge.clone())).collect();
-        let open = Mutex::new(Some(Open { route, edges, peers: BTreeMap::new() }));
+        let (peers, shut_until, looked) = (BTreeMap::new(), None, Instant::now());
+        let open = Mutex::new(Some(Open { route, edges, peers, shut_until, looked }));
         let (rank_of, closing) = (Arc::downgrade(rank), AtomicBool::new(false));
         rank.set_connector(Arc::new(Self { rank: rank_of, inbox, closing, open }));
         Ok(all)
@@ -147,6 +161,9 @@ impl Connector {
 
     /// Takes a peer's notice about connections.
     pub(super) fn hear(&self, peer: u32, notice: Notice) {
+        if self.closing.load(Ordering::Acquire) {
+            return;
+        }
         lock(&self.inbox).notices.push((peer, notice));
         wake();
     }
@@ -175,6 +192,9 @@ impl Connector {
         let Some(open) = guard.as_mut() else { return };
         let inbox = std::mem::take(&mut *lock(&self.inbox));
         let outcome = open.advance(&rank, inbox, now);
+        if self.closing.load(Ordering::Acquire) {
+            *guard = None;
+        }
         drop(guard);
         match outcome {
             Ok(()) => {}
@@ -199,16 +219,14 @@ impl Open {
         Inbox { asked, notices }: Inbox,
         now: Instant,
     ) -> std::result::Result<(), Fault> {
+        self.skip_gap(now);
         for peer in asked {
-            self.peers.entry(peer).or_insert_with(|| Begun::new(now));
+            self.begin(peer, now);
         }
-        for open in self.route.door.progress(now).map_err(Fault::Own)? {
-            let peer = open.peer_rank();
-            take_control(rank, peer, open.into_socket().into()).map_err(Fault::Own)?;
-        }
+        self.admit(rank, now)?;
         for (peer, notice) in notices {
-            if matches!(notice, Notice::Invitation(_)) && self.edges.contains_key(&peer) {
-                self.peers.entry(peer).or_insert_with(|| Begun::new(now));
+            if matches!(notice, Notice::Invitation(_)) {
+                self.begin(peer, now);
             }
             // Answers to connections that are complete are of no concern.
             if let Some(begun) = self.peers.get_mut(&peer) {
@@ -227,11 +245,11 @@ impl Open {
                 begun.made = true;
                 let made = begun.joining.take().and_then(Joining::finish);
                 let made = made.and_then(|mut lanes| lanes.pop());
-                if let Some((edge, made)) = self.edges.get(peer).zip(made) {
+                if let Some((edge, made)) = self.edges.remove(peer).zip(made) {
                     edge.complete(made);
                 }
             }
-            begun.judge(*peer, self.route.limit, now)?;
+            begun.judge(rank, *peer, self.route.limit, now)?;
         }
         let limit = self.route.limit;
         self.peers
@@ -239,8 +257,45 @@ impl Open {
         Ok(())
     }
 
+    /// Begins to connect a peer, unless that is done.
+    fn begin(&mut self, peer: u32, now: Instant) {
+        if self.edges.contains_key(&peer) {
+            self.peers.entry(peer).or_insert_with(|| Begun::new(now));
+        }
+    }
+
+    /// Takes the control connections of peers.
+    fn admit(&mut self, rank: &Arc<Rank>, now: Instant) -> std::result::Result<(), Fault> {
+        if self.shut_until.is_some_and(|until| now < until) {
+            return Ok(());
+        }
+        self.shut_until = None;
+        let members = self.route.door.progress(now).unwrap_or_else(|error| {
+            // Anyone may connect when there are no descriptors: the peers come again.
+            log::line(Level::Warn, Subsystem::Net, &error.to_string());
+            self.shut_until = now.checked_add(SHUT);
+            Vec::new()
+        });
+        for member in members {
+            let peer = member.peer_rank();
+            take_control(rank, peer, member.into_socket().into()).map_err(Fault::Own)?;
+        }
+        Ok(())
+    }
+
+    /// Does not count a time in which this process was stopped.
+    fn skip_gap(&mut self, now: Instant) {
+        let gap = now.saturating_duration_since(self.looked);
+        if gap > GAP {
+            self.peers.values_mut().for_each(|begun| begun.since += gap);
+        }
+        self.looked = now;
+    }
+
     fn poll_fds<'a>(&'a self, fds: &mut Vec<PollFd<'a>>, now: Instant) {
-        self.route.door.poll_fds(fds);
+        if self.shut_until.is_none() {
+            self.route.door.poll_fds(fds);
+        }
         for begun in self.peers.values() {
             fds.extend(begun.dial.as_ref().and_then(Dial::poll_fd));
             begun.joining.iter().for_each(|joining| joining.poll_fds(fds, now));
@@ -258,6 +313,11 @@ fn take_control(rank: &Arc<Rank>, peer: u32, socket: OwnedFd) -> Result<()> {
 impl Route {
     /// Begins to make the data connections with a peer, once there is a control connection.
     fn join(&self, rank: &Rank, peer: u32, begun: &mut Begun) -> Result<()> {
+        let lost = |joining: &mut Joining| !rank.has_control(peer, joining.control());
+        if begun.joining.take_if(lost).is_some() {
+            // It was closed before the peer said anything; both begin again.
+            begun.broken = None;
+        }
         if begun.joining.is_none()
             && !begun.made
             && let Some(control) = rank.control(peer)
@@ -278,14 +338,20 @@ impl Route {
             begun.dial = Some(Dial::new(at.into(), at.to_string(), secret, ends));
         }
         // A dial goes on when the peer's was faster: the peer may have taken this one, too.
-        if let Some(dial) = &mut begun.dial
-            && let Some(open) = dial.progress(now)?
-        {
-            begun.dial = None;
-            take_control(rank, peer, open.into_socket().into())?;
-            self.join(rank, peer, begun)?;
+        let dialled = begun.dial.as_mut().map_or(Ok(None), |dial| dial.progress(now));
+        let needless = begun.joining.is_some() || begun.made;
+        match dialled {
+            Ok(None) => {}
+            Ok(Some(open)) => {
+                begun.dial = None;
+                take_control(rank, peer, open.into_socket().into())?;
+                self.join(rank, peer, begun)?;
+            }
+            Err(_) if needless => begun.dial = None,
+            Err(error) => return Err(error),
         }
-        begun.joining.as_mut().map_or(Ok(()), |joining| joining.progress(now))
+        let joined = begun.joining.as_mut().map_or(Ok(()), |joining| joining.progress(now));
+        joined.map_err(broken(peer))
     }
 }
 
@@ -302,7 +368,7 @@ impl Begun {
     fn note(&mut self, peer: u32, moved: Result<()>, now: Instant) {
         if let (Err(error), None) = (moved, &self.broken) {
             let fault = match error {
-                Error::InitPeer { why, .. } => Fault::Lost(peer, why),
+                Error::InitPeer { why, .. } | Error::Remote { why, .. } => Fault::Lost(peer, why),
                 error => Fault::Own(error),
             };
             self.broken = Some((now, fault));
@@ -313,6 +379,7 @@ impl Begun {
     /// the monitor hears within [`VERDICT`].
     fn judge(
         &mut self,
+        rank: &Rank,
         peer: u32,
         limit: Duration,
         now: Instant,
@@ -322,7 +389,15 @@ impl Begun {
         if let Some((_, fault)) = self.broken.take_if(due) {
             return Err(fault);
         }
-        if self.made || self.broken.is_some() || !self.late(limit, now) {
+        // Operations that wait for a peer that has left find that out.
+        if self.made || self.broken.is_some() || rank.has_left(peer) {
+            return Ok(());
+        }
+        let refused = self.dial.as_ref().is_some_and(|dial| dial.refusals() > 1);
+        if refused && self.joining.is_none() && self.late(2 * VERDICT, now) {
+            return Err(Fault::Lost(peer, GONE.to_owned()));
+        }
+        if !self.late(limit, now) {
             return Ok(());
         }
         let why = self.joining.as_ref().map(Joining::why);
@@ -372,40 +447,51 @@ pub(super) fn is_busy() -> bool {
     matches!(THREAD.get(), Some(Ok(thread)) if thread.busy.load(Ordering::Relaxed) > 0)
 }
 
-fn run(thread: &Thread, mut woken: &UnixStream) {
-    // Those whose descriptors have shown something.
-    let mut shown: Vec<Arc<Connector>> = Vec::new();
+fn run(thread: &Thread, woken: &UnixStream) {
+    let mut shown = Vec::new();
     loop {
-        let mut connectors = Vec::new();
-        lock(&thread.connectors).retain(|connector| {
-            connectors.extend(connector.upgrade());
-            connector.strong_count() > 0
+        let looked = catch_unwind(AssertUnwindSafe(|| look(thread, woken, &shown)));
+        shown = looked.unwrap_or_else(|_| {
+            let text = "the connector panicked and goes on; please report it";
+            log::line(Level::Warn, Subsystem::Net, text);
+            Vec::new()
         });
-        let due = |connector: &&Arc<Connector>| {
-            connector.has_work() || shown.iter().any(|other| Arc::ptr_eq(other, connector))
-        };
-        connectors.iter().filter(due).for_each(|connector| connector.progress_or_fail());
-        shown.clear();
-        let all: Vec<_> = connectors.iter().map(|connector| connector.open()).collect();
-        let open = || all.iter().map(|guard| guard.as_ref().and_then(|open| open.as_ref()));
-        let busy = open().flatten().filter(|open| !open.peers.is_empty()).count();
-        thread.busy.store(busy, Ordering::Relaxed);
-        let (mut fds, now) = (vec![PollFd::new(woken, PollFlags::IN)], Instant::now());
-        let mut ends = Vec::new();
-        for open in open() {
-            open.iter().for_each(|open| open.poll_fds(&mut fds, now));
-            ends.push(fds.len());
-        }
-        wait_for(&mut fds, if busy > 0 { LOOK_AGAIN } else { IDLE });
-        let mut first = 1;
-        for (connector, end) in connectors.iter().zip(ends) {
-            if fds[first..end].iter().any(|fd| !fd.revents().is_empty()) {
-                shown.push(connector.clone());
-            }
-            first = end;
-        }
-        drop(fds);
-        drop(all);
-        let _ = woken.read(&mut [0; 64]);
     }
+}
+
+/// Moves on those that have something to do, or whose descriptors have shown something, and waits.
+/// Returns those whose descriptors then show something.
+fn look(thread: &Thread, mut woken: &UnixStream, shown: &[Arc<Connector>]) -> Vec<Arc<Connector>> {
+    let mut connectors = Vec::new();
+    lock(&thread.connectors).retain(|connector| {
+        connectors.extend(connector.upgrade());
+        connector.strong_count() > 0
+    });
+    let due = |connector: &&Arc<Connector>| {
+        connector.has_work() || shown.iter().any(|other| Arc::ptr_eq(other, connector))
+    };
+    connectors.iter().filter(due).for_each(|connector| connector.progress_or_fail());
+    let mut shown = Vec::new();
+    let all: Vec<_> = connectors.iter().map(|connector| connector.open()).collect();
+    let open = || all.iter().map(|guard| guard.as_ref().and_then(|open| open.as_ref()));
+    let busy = open().flatten().filter(|open| !open.peers.is_empty()).count();
+    thread.busy.store(busy, Ordering::Relaxed);
+    let (mut fds, now) = (vec![PollFd::new(woken, PollFlags::IN)], Instant::now());
+    let mut ends = Vec::new();
+    for open in open() {
+        open.iter().for_each(|open| open.poll_fds(&mut fds, now));
+        ends.push(fds.len());
+    }
+    wait_for(&mut fds, if busy > 0 { LOOK_AGAIN } else { IDLE });
+    let mut first = 1;
+    for (connector, end) in connectors.iter().zip(ends) {
+        if fds[first..end].iter().any(|fd| !fd.revents().is_empty()) {
+            shown.push(connector.clone());
+        }
+        first = end;
+    }
+    drop(fds);
+    drop(all);
+    let _ = woken.read(&mut [0; 64]);
+    shown
 }

@@ -209,12 +209,20 @@ impl Rank {
     }
 
     /// Notes the loss of a rank that a peer reports, unless that peer is believed to be lost
-    /// itself: after a cut between two ranks each reports the loss of the other.
-    pub(crate) fn note_loss(&self, error: &Error) {
-        let Error::Reported { site, lost: true, reporter, text, .. } = error else { return };
-        let Ok(peer) = u32::try_from(site.peer) else { return };
-        if self.first_death(&[*reporter]).is_none() {
-            self.note_death(peer, Death { why: text.clone(), mutual: peer == *reporter });
+    /// itself: after a cut between two ranks each reports the loss of the other. Returns whether
+    /// the loss is new.
+    fn note_loss(&self, error: &Error) -> bool {
+        let Error::Reported { site, lost: true, reporter, text, .. } = error else { return false };
+        let Ok(peer) = u32::try_from(site.peer) else { return false };
+        self.first_death(&[*reporter]).is_none()
+            && self.note_death(peer, Death { why: text.clone(), mutual: peer == *reporter })
+    }
+
+    /// Notes what a peer reports after this rank has failed, and passes a new loss on: the peer may
+    /// have no connection with the others.
+    pub(crate) fn hear_more(&self, error: &Error) {
+        if self.note_loss(error) {
+            self.tell_all(&notice::failed(&self.record(error)));
         }
     }
 

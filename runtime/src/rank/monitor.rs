@@ -109,7 +109,8 @@ impl Watch {
     /// Returns the duration of the peer's silence if it is too long.
     fn silence(&mut self, rank: &Rank, now: Instant) -> Option<Duration> {
         match self.sign {
-            Sign::Control(_) => {}
+            Sign::Control(ref control) if control.is_used() => {}
+            Sign::Control(_) => self.heard = now,
             Sign::Pulse => {
                 let pulses = rank.pulse_of(self.peer);
                 if pulses != self.pulses {
@@ -283,6 +284,7 @@ pub fn look(watches: &mut Vec<Watch>) -> bool {
                 rank.note_left(watch.peer);
                 return false;
             }
+            Ok(Verdict::Unused) => return false,
             // The death of the peer has to be noticed nevertheless, as children may be made of the
             // communicator.
             Ok(Verdict::Failed(error)) => failed.push((rank, error)),
@@ -320,6 +322,8 @@ pub fn look(watches: &mut Vec<Watch>) -> bool {
 enum Verdict {
     Alive,
     Left,
+    /// The connection ended before the peer used it.
+    Unused,
     Failed(Error),
     Dead(String),
 }
@@ -348,7 +352,11 @@ fn verdict(watch: &mut Watch, rank: &Rank, ready: bool, now: Instant) -> Verdict
         Sign::Process(_) if ready => Verdict::Dead("its process ended".to_owned()),
         Sign::Control(control) if ready => {
             let control = control.clone();
-            read_notices(watch, &control, rank, now)
+            let said = read_notices(watch, &control, rank, now);
+            if matches!(said, Verdict::Unused) {
+                rank.drop_control(watch.peer, &control);
+            }
+            said
         }
         _ => Verdict::Alive,
     };
@@ -371,6 +379,7 @@ fn read_notices(watch: &mut Watch, control: &Control, rank: &Rank, now: Instant)
     let (notices, ended) = control.receive();
     for notice in notices {
         watch.heard = now;
+        control.set_used();
         let error = match notice {
             Notice::Pulse => None,
             Notice::Goodbye(taken) => {
@@ -396,11 +405,15 @@ fn read_notices(watch: &mut Watch, control: &Control, rank: &Rank, now: Instant)
         };
         match error {
             Some(error) if rank.failure().is_none() => return Verdict::Failed(error),
-            Some(error) => rank.note_loss(&error),
+            Some(error) => rank.hear_more(&error),
             None => {}
         }
     }
-    ended.map_or(Verdict::Alive, Verdict::Dead)
+    match ended {
+        None => Verdict::Alive,
+        Some(why) if control.is_used() => Verdict::Dead(why),
+        Some(_) => Verdict::Unused,
+    }
 }
 
 #[cfg(test)]

@@ -14,8 +14,9 @@ use std::time::{Duration, Instant};
 const FLUSHING: Duration = Duration::from_secs(1);
 
 impl Rank {
-    /// Takes the control connections with the ranks of other hosts, by rank.
+    /// Takes the control connections with the ranks of other hosts, by rank, which these use.
     pub fn set_controls(&self, controls: Vec<Option<Arc<Control>>>) {
+        controls.iter().flatten().for_each(|control| control.set_used());
         *self.controls() = controls.into_iter().map(|c| c.into_iter().collect()).collect();
     }
 
@@ -23,6 +24,20 @@ impl Rank {
     pub(super) fn add_control(&self, peer: u32, control: Arc<Control>) {
         if let Some(controls) = self.controls().get_mut(peer as usize) {
             controls.push(control);
+        }
+    }
+
+    /// Returns whether a control connection with a peer is in use.
+    pub(super) fn has_control(&self, peer: u32, control: &Arc<Control>) -> bool {
+        let controls = self.controls();
+        let of_peer = controls.get(peer as usize).into_iter().flatten();
+        of_peer.into_iter().any(|other| Arc::ptr_eq(other, control))
+    }
+
+    /// Takes a control connection away that has ended before the peer used it.
+    pub(super) fn drop_control(&self, peer: u32, control: &Arc<Control>) {
+        if let Some(controls) = self.controls().get_mut(peer as usize) {
+            controls.retain(|other| !Arc::ptr_eq(other, control));
         }
     }
 

@@ -7,7 +7,7 @@ use crate::link::{Edge, notice};
 use crate::op::descriptor::Descriptor;
 use crate::os::memory::Mapping;
 use crate::rank::{Links, Rank, broken};
-use oxccl_plan::{Carrier, Op, Program};
+use oxccl_plan::Carrier;
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -191,16 +191,6 @@ impl Endpoint {
             if let Some(control) = self.rank.control(peer) {
                 control.tell(&notice::ask(edge.messages().0));
             }
-        }
-    }
-
-    /// Asks for the connections of all edges that a program uses, so that they are made at the same
-    /// time.
-    pub fn ask_for_edges(&self, program: &Program) {
-        let state = self.state();
-        if state.networked {
-            let peers = program.ops.iter().filter_map(Op::edge);
-            peers.filter_map(|peer| state.edges.get(peer as usize)).for_each(Edge::ask);
         }
     }
 

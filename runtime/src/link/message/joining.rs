@@ -191,6 +191,11 @@ impl Joining {
         self.lanes.into_iter().map(edge).collect()
     }
 
+    /// Returns the control connection over which this rank tells the peer.
+    pub fn control(&self) -> &Arc<Control> {
+        &self.with.control
+    }
+
     /// Returns the descriptor that shows notices, as long as some are awaited.
     pub fn control_fd(&self) -> Option<PollFd<'_>> {
         (!self.is_complete() && self.gone.is_none()).then(|| self.with.control.poll_fd())

@@ -620,7 +620,8 @@ impl<'a> VisitState<'a> {
             *from = self.own(operand).0.wrapping_add(cursor).cast_const();
         }
         let bytes = (len - cursor).min(STRETCH_BYTES);
-        let streaming = self.streaming(dst);
+        // What is not complete is sent at once.
+        let streaming = finish && self.streaming(dst);
         let how = self.how(finish, streaming);
         // SAFETY: the slices hold `len` bytes each, and are this rank's.
         unsafe { kernels::fold(&[to.wrapping_add(cursor)], &srcs[..count as usize], bytes, how) };
