@@ -495,3 +495,73 @@ fn look(thread: &Thread, mut woken: &UnixStream, shown: &[Arc<Connector>]) -> Ve
     let _ = woken.read(&mut [0; 64]);
     shown
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bootstrap::door::Admission;
+    use oxccl_net::tcp::Tcp;
+    use std::net::TcpListener;
+
+    /// Two ranks of different hosts, and the edge of each to the other.
+    fn pair() -> [(Arc<Rank>, Arc<Unconnected>); 2] {
+        let listeners = [0, 1].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
+        let addresses: Vec<_> = listeners.iter().map(|l| l.local_addr().unwrap()).collect();
+        let mut number = 0..2;
+        listeners.map(|listener| {
+            let own = number.next().unwrap();
+            let identity = Identity { comm: 4, secret: [9; 32], rank: own, nranks: 2 };
+            let ends = Ends { role: Role::Control, from: 0, to: own, comm: identity.comm };
+            let admission = Admission { secret: identity.secret, ends, nranks: 2 };
+            let door = Door::new(listener.into(), admission).unwrap();
+            let net: Arc<dyn Net> = Arc::new(Tcp::at("127.0.0.1:0".parse().unwrap()));
+            let (addresses, limit) = (addresses.clone(), Duration::from_secs(60));
+            let route = Route { identity, net: (net, 0), slot_bytes: 64, addresses, door, limit };
+            let rank = Arc::new(Rank::new(own, vec![None; 2], None, vec![0; 2]));
+            rank.set_controls(vec![None, None]);
+            let edges = Connector::start(&rank, route, &[1 - own]).unwrap();
+            rank.connector().unwrap().serve().unwrap();
+            (rank, edges[0].1.clone())
+        })
+    }
+
+    fn until(mut so: impl FnMut() -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !so() {
+            assert!(Instant::now() < deadline, "it does not come about");
+            std::thread::yield_now();
+        }
+    }
+
+    fn is_idle(rank: &Rank) -> bool {
+        let connector = rank.connector().unwrap();
+        // While the thread waits, it holds what it looks at.
+        wake();
+        lock(&connector.inbox).asked.is_empty()
+            && lock(&connector.open).as_ref().is_some_and(|open| open.peers.is_empty())
+    }
+
+    #[test]
+    fn two_ranks_are_connected_once_whoever_asks_and_however_often() {
+        for asking in [[true, false], [false, true], [true, true]] {
+            let ends = pair();
+            for ((_, edge), _) in ends.iter().zip(asking).filter(|(_, asks)| *asks) {
+                edge.ask();
+            }
+            for (rank, edge) in &ends {
+                until(|| edge.take().is_some() || rank.failure().is_some());
+                // As an operation that did not see the edge come.
+                lock(&rank.connector().unwrap().inbox).asked.push(1 - rank.number);
+                wake();
+            }
+            for (rank, edge) in &ends {
+                until(|| is_idle(rank));
+                assert!(edge.take().is_none() && rank.failure().is_none(), "{asking:?}");
+                let connector = rank.connector().unwrap();
+                wake();
+                assert!(lock(&connector.open).as_ref().is_some_and(|open| open.edges.is_empty()));
+            }
+            ends.iter().for_each(|(rank, _)| rank.leave(|| (vec![0; 2], ())));
+        }
+    }
+}

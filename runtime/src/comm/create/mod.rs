@@ -213,7 +213,7 @@ fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
     own.set_controls(links.controls);
     let unfinished = Unfinished::make(device, parts, &options.of_device(), rendezvous)?;
     let policy = members.infos[0].policy(&members.infos[rank as usize]);
-    // The last round: all counters are set, and connections made, before any rank runs an operation.
+    // The last round: all counters are set and connections made before any operation runs.
     let answers = match rendezvous.gather(&unfinished.abilities()) {
         Ok(answers) => answers,
         Err(error) => {
