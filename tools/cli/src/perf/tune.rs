@@ -26,8 +26,13 @@ const TABLE: &str = "NCCL_TUNER_CONFIG_FILE";
 const GAIN: f64 = 0.97;
 
 /// The algorithms of NCCL's that have plans here.
-const ALGORITHMS: [TunerAlgorithm; 4] =
-    [TunerAlgorithm::Tree, TunerAlgorithm::Ring, TunerAlgorithm::Nvls, TunerAlgorithm::Pat];
+const ALGORITHMS: [TunerAlgorithm; 5] = [
+    TunerAlgorithm::Tree,
+    TunerAlgorithm::Ring,
+    TunerAlgorithm::Nvls,
+    TunerAlgorithm::NvlsTree,
+    TunerAlgorithm::Pat,
+];
 
 fn failed(path: &Path) -> impl Fn(std::io::Error) -> Error {
     move |e| Error::File { path: path.display().to_string(), cause: e.to_string() }
