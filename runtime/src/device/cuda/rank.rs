@@ -756,14 +756,15 @@ impl Drop for CudaRank {
         };
         *self.order() = None;
         *self.closing() = None;
-        self.network = None;
+        let network = self.network.take();
+        network.iter().for_each(|network| drop(network.end()));
         let mut given = take(&mut self.imports);
         given.extend(self.sharing.iter().flat_map(Sharing::close));
         let pinned = take(&mut self.pinned);
         let apart = self.sharing.as_ref().is_some_and(Sharing::lacks_peer_access);
         let host = apart.then(|| (self.shared.clone(), take(&mut self.neighbours)));
-        if !given.is_empty() || apart {
-            closing::when_quiet(self.gpu, move || drop((given, pinned, host)));
+        if !given.is_empty() || apart || network.is_some() {
+            closing::when_quiet(self.gpu, move || drop((given, pinned, host, network)));
         }
     }
 }
