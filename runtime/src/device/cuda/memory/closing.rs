@@ -1,6 +1,7 @@
-//! Closing of memory that other processes have given, or that lies on the host, when no kernel of a
-//! communicator runs on the GPU. The driver may wait there for all work of the GPU, and launch nothing meanwhile: a kernel
-//! that waits for a rank whose launch is held up by this would never end.
+//! Closing of memory that other processes have given, or that lies on the host, when no kernel of
+//! a communicator runs on the GPU. The driver may wait there for all work of the GPU, and launch
+//! nothing meanwhile: a kernel that waits for a rank whose launch is held up by this would never
+//! end.
 
 use crate::device::cuda::driver::{Gpu, Relaxed};
 use crate::device::cuda::sharing::mapper;
