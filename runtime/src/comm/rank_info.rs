@@ -37,7 +37,8 @@ pub(crate) struct RankInfo {
     pub(super) counter_start: u64,
     pub(super) algorithm: [u8; 16],
     pub(super) deterministic: bool,
-    /// Whether ranks of different hosts are connected at first use, if that is said.
+    /// True if ranks of different hosts are connected at first use, false if all are connected when
+    /// the communicator is made; `None` if that follows from their number.
     pub(super) connects_at_first_use: Option<bool>,
     /// True if the rank's data lies on a GPU.
     pub(super) gpu: bool,

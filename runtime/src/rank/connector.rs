@@ -7,7 +7,7 @@
 //! If both begin at the same time, both control connections stay: each rank tells its notices over
 //! the one that it knew first, and listens to both.
 
-use super::{Rank, VERDICT, broken, monitor};
+use super::{Rank, VERDICT, broken, monitor, wake_pair};
 use crate::bootstrap::auth::{Ends, Role};
 use crate::bootstrap::dial::Dial;
 use crate::bootstrap::door::Door;
@@ -44,9 +44,9 @@ const GONE: &str = "nobody listens at its address any more: its process ended, o
 /// The longest pause while nothing is under way.
 const IDLE: Duration = Duration::from_millis(250);
 
-/// What leads to the ranks of other hosts.
+/// The way to the ranks of other hosts: their addresses, the network, and this rank's listener.
 pub struct Route {
-    /// This rank.
+    /// The identity of this rank.
     pub identity: Identity,
     /// The network, and this rank's device.
     pub net: (Arc<dyn Net>, usize),
@@ -54,14 +54,15 @@ pub struct Route {
     pub slot_bytes: usize,
     /// The addresses where the ranks take control connections, by rank.
     pub addresses: Vec<SocketAddr>,
-    /// Where this rank takes them.
+    /// The listener for the control connections of the peers.
     pub door: Door,
     /// The time in which two ranks have to be connected: each serves the other on a thread of its
     /// own, whatever it does itself.
     pub limit: Duration,
 }
 
-/// What the connector is to do: edges that are asked for, and notices about connections.
+/// The work that others give the connector: edges that are asked for, and notices about
+/// connections.
 #[derive(Default)]
 struct Inbox {
     asked: Vec<u32>,
@@ -78,7 +79,7 @@ pub struct Connector {
     open: Mutex<Option<Open>>,
 }
 
-/// What connects a rank with others, and connections in the making.
+/// The way to the peers, and connections in the making.
 struct Open {
     route: Route,
     /// The edges that have not been handed over.
@@ -96,7 +97,7 @@ struct Begun {
     joining: Option<Joining>,
     /// True if the edge has been handed over.
     made: bool,
-    /// Why the peer cannot be connected, and since when that is known.
+    /// The reason why the peer cannot be connected, and the time at which it was found.
     broken: Option<(Instant, Fault)>,
 }
 
@@ -179,7 +180,8 @@ impl Connector {
         let asked = !inbox.asked.is_empty() || !inbox.notices.is_empty();
         drop(inbox);
         let ended = || self.rank.upgrade().is_none_or(|rank| rank.failure().is_some());
-        let under_way = |open: &Open| !open.peers.is_empty() || ended();
+        let under_way =
+            |open: &Open| !open.peers.is_empty() || open.shut_until.is_some() || ended();
         asked || self.open().is_some_and(|open| open.as_ref().is_some_and(under_way))
     }
 
@@ -237,6 +239,7 @@ impl Open {
             }
         }
         for (peer, begun) in &mut self.peers {
+            begun.begin_again_without_control(rank, *peer);
             if begun.broken.is_none() {
                 let moved = self.route.connect(rank, *peer, begun, now);
                 begun.note(*peer, moved, now);
@@ -313,11 +316,6 @@ fn take_control(rank: &Arc<Rank>, peer: u32, socket: OwnedFd) -> Result<()> {
 impl Route {
     /// Begins to make the data connections with a peer, once there is a control connection.
     fn join(&self, rank: &Rank, peer: u32, begun: &mut Begun) -> Result<()> {
-        let lost = |joining: &mut Joining| !rank.has_control(peer, joining.control());
-        if begun.joining.take_if(lost).is_some() {
-            // It was closed before the peer said anything; both begin again.
-            begun.broken = None;
-        }
         if begun.joining.is_none()
             && !begun.made
             && let Some(control) = rank.control(peer)
@@ -358,6 +356,15 @@ impl Route {
 impl Begun {
     fn new(since: Instant) -> Self {
         Self { since, dial: None, joining: None, made: false, broken: None }
+    }
+
+    /// Forgets the data connections if the control connection with the peer ended before the peer
+    /// used it: both ranks begin again.
+    fn begin_again_without_control(&mut self, rank: &Rank, peer: u32) {
+        let lost = |joining: &mut Joining| !rank.has_control(peer, joining.control());
+        if self.joining.take_if(lost).is_some() {
+            self.broken = None;
+        }
     }
 
     fn late(&self, limit: Duration, now: Instant) -> bool {
@@ -421,9 +428,7 @@ static THREAD: OnceLock<Result<Arc<Thread>>> = OnceLock::new();
 fn thread() -> Result<&'static Arc<Thread>> {
     let made = THREAD.get_or_init(|| {
         let failed = |e| Error::system("starting the connector", e, "raise ulimit -n and -u");
-        let (wake, woken) = UnixStream::pair().map_err(failed)?;
-        wake.set_nonblocking(true).map_err(failed)?;
-        woken.set_nonblocking(true).map_err(failed)?;
+        let (wake, woken) = wake_pair().map_err(failed)?;
         let busy = AtomicUsize::new(0);
         let thread = Arc::new(Thread { connectors: Mutex::default(), wake, busy });
         let own = thread.clone();

@@ -14,9 +14,19 @@ use crate::link::direct::Segment;
 use crate::op::descriptor::Descriptor;
 pub use connector::{Connector, Route};
 pub use failure::{Awaited, Death, LEFT, VERDICT, broken};
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
+
+/// Returns the ends of a connection by which others wake a thread: a byte that is written to the
+/// first one shows at the second one. Neither blocks.
+fn wake_pair() -> std::io::Result<(UnixStream, UnixStream)> {
+    let (wake, woken) = UnixStream::pair()?;
+    wake.set_nonblocking(true)?;
+    woken.set_nonblocking(true)?;
+    Ok((wake, woken))
+}
 
 /// The state of a rank's messages and calls as the monitor sees it.
 pub trait Links: Send + Sync {
@@ -60,7 +70,7 @@ pub struct Rank {
     /// Control connections with the ranks of other hosts, by rank, in the order in which they were
     /// made.
     controls: Mutex<Vec<Vec<Arc<Control>>>>,
-    /// What connects this rank with others at first use.
+    /// The connections that are made at first use; empty if all are made at once.
     connector: OnceLock<Arc<Connector>>,
     /// The peers that have died, in this order, and the reasons why they are believed dead.
     deaths: Mutex<Vec<(u32, Death)>>,

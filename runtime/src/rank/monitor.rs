@@ -5,7 +5,7 @@
 //! peer that has given no sign of life for [`SILENCE`] is dead. A rank that left in order, or
 //! failed, announces this first: by its state word and record, or by a notice.
 
-use super::{Rank, agreement, connector};
+use super::{Rank, agreement, connector, wake_pair};
 use crate::bootstrap::wire::wait_for;
 use crate::clock;
 use crate::error::{Error, Result};
@@ -160,9 +160,7 @@ fn monitor() -> Result<&'static Arc<Monitor>> {
     static MONITOR: OnceLock<Result<Arc<Monitor>>> = OnceLock::new();
     let made = MONITOR.get_or_init(|| {
         let failed = |e| Error::system("starting the monitor", e, "raise ulimit -n and -u");
-        let (wake, woken) = UnixStream::pair().map_err(failed)?;
-        wake.set_nonblocking(true).map_err(failed)?;
-        woken.set_nonblocking(true).map_err(failed)?;
+        let (wake, woken) = wake_pair().map_err(failed)?;
         let events = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| failed(e.into()))?;
         let monitor = Arc::new(Monitor { watches: Mutex::default(), wake, events });
         let own = monitor.clone();

@@ -30,8 +30,8 @@ impl Rank {
     /// Returns whether a control connection with a peer is in use.
     pub(super) fn has_control(&self, peer: u32, control: &Arc<Control>) -> bool {
         let controls = self.controls();
-        let of_peer = controls.get(peer as usize).into_iter().flatten();
-        of_peer.into_iter().any(|other| Arc::ptr_eq(other, control))
+        let mut of_peer = controls.get(peer as usize).into_iter().flatten();
+        of_peer.any(|other| Arc::ptr_eq(other, control))
     }
 
     /// Takes a control connection away that has ended before the peer used it.
@@ -68,7 +68,7 @@ impl Rank {
         let _ = self.connector.set(connector);
     }
 
-    /// Returns what connects this rank with others at first use.
+    /// Returns the connections that are made at first use; `None` if all are made at once.
     pub(crate) fn connector(&self) -> Option<&Arc<Connector>> {
         self.connector.get()
     }

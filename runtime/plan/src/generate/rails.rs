@@ -180,10 +180,9 @@ impl Rails {
         let of_share = Slice { part: first + part, ..slice };
         match (self.spec.collective, buffer) {
             (_, Buffer::Scratch) => of_share,
-            (Collective::AllReduce, _) => Slice { buffer: Buffer::Output, ..of_share },
             (Collective::Reduce, Buffer::Output) if self.is_root() => of_share,
-            (Collective::Reduce, _) => {
-                Slice { buffer: Buffer::Scratch, block: self.folded + part, ..of_share }
+            (Collective::AllReduce | Collective::Reduce, _) => {
+                Slice { parts: slice.parts, ..self.partial(part) }
             }
             (Collective::Broadcast, Buffer::Input) if self.is_root() => of_share,
             (Collective::Broadcast, _) => Slice { buffer: Buffer::Output, ..of_share },
@@ -225,9 +224,6 @@ impl Rails {
         let output = |place, part| self.share(Buffer::Output, place, part);
         let parts = 0..self.parts;
         match self.spec.collective {
-            Collective::AllReduce => {
-                parts.flat_map(|p| self.exchange(|place| output(place, p))).collect()
-            }
             Collective::Broadcast if self.is_root() => {
                 let all = |buffer| Slice {
                     parts: self.spec.team * self.parts,
@@ -239,7 +235,7 @@ impl Rails {
                 let copy = Op::Copy { src: all(Buffer::Input), dst: all(Buffer::Output) };
                 sends.map(send).chain([copy]).collect()
             }
-            Collective::Broadcast => {
+            Collective::AllReduce | Collective::Broadcast => {
                 parts.flat_map(|p| self.exchange(|place| output(place, p))).collect()
             }
             Collective::AllGather => (0..self.rail.nranks)

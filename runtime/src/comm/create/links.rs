@@ -37,7 +37,7 @@ pub(super) struct Links {
     pub(super) edges: Vec<(u32, Vec<MessageEdge>)>,
     /// The control connections, by rank; `None` for ranks of this host, and without one.
     pub(super) controls: Vec<Option<Arc<Control>>>,
-    /// What leads to the ranks that are connected at first use.
+    /// The way to the ranks that are connected at first use; `None` if all are connected.
     route: Option<Route>,
     /// The threads that make calls for the links.
     pub(super) threads: usize,
@@ -161,7 +161,6 @@ impl Making {
         };
         let dials = peers.iter().filter(|peer| rank < **peer).map(dial).collect();
         let (controls, joining) = Default::default();
-        let (identity, addresses) = (identity, addresses);
         Ok(Self { identity, peers, addresses, net, lanes, data, door, dials, controls, joining })
     }
 
