@@ -506,10 +506,41 @@ mod tests {
     use super::*;
     use crate::bootstrap::door::Admission;
     use oxccl_net::tcp::Tcp;
+    use oxccl_net::{Connecting, Handle, Listener, Properties};
     use std::net::TcpListener;
 
-    /// Two ranks of different hosts, and the edge of each to the other.
-    fn pair() -> [(Arc<Rank>, Arc<Unconnected>); 2] {
+    /// TCP that counts its listeners: two ranks have one each for every connection.
+    struct Counted(Tcp, Arc<AtomicUsize>);
+
+    impl Net for Counted {
+        fn name(&self) -> &str {
+            self.0.name()
+        }
+
+        fn is_open_to_strangers(&self) -> bool {
+            self.0.is_open_to_strangers()
+        }
+
+        fn devices(&self) -> usize {
+            self.0.devices()
+        }
+
+        fn properties(&self, device: usize) -> oxccl_net::Result<Properties> {
+            self.0.properties(device)
+        }
+
+        fn listen(&self, device: usize) -> oxccl_net::Result<(Handle, Box<dyn Listener>)> {
+            self.1.fetch_add(1, Ordering::Relaxed);
+            self.0.listen(device)
+        }
+
+        fn connect(&self, on: usize, to: Handle) -> oxccl_net::Result<Box<dyn Connecting>> {
+            self.0.connect(on, to)
+        }
+    }
+
+    /// Two ranks of different hosts, and the edge of each to the other. Counts their listeners.
+    fn pair(listeners_made: &Arc<AtomicUsize>) -> [(Arc<Rank>, Arc<Unconnected>); 2] {
         let listeners = [0, 1].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
         let addresses: Vec<_> = listeners.iter().map(|l| l.local_addr().unwrap()).collect();
         let mut number = 0..2;
@@ -519,7 +550,8 @@ mod tests {
             let ends = Ends { role: Role::Control, from: 0, to: own, comm: identity.comm };
             let admission = Admission { secret: identity.secret, ends, nranks: 2 };
             let door = Door::new(listener.into(), admission).unwrap();
-            let net: Arc<dyn Net> = Arc::new(Tcp::at("127.0.0.1:0".parse().unwrap()));
+            let tcp = Tcp::at("127.0.0.1:0".parse().unwrap());
+            let net: Arc<dyn Net> = Arc::new(Counted(tcp, listeners_made.clone()));
             let (addresses, limit) = (addresses.clone(), Duration::from_secs(60));
             let route = Route { identity, net: (net, 0), slot_bytes: 64, addresses, door, limit };
             let rank = Arc::new(Rank::new(own, vec![None; 2], None, vec![0; 2]));
@@ -549,7 +581,8 @@ mod tests {
     #[test]
     fn two_ranks_are_connected_once_whoever_asks_and_however_often() {
         for asking in [[true, false], [false, true], [true, true]] {
-            let ends = pair();
+            let listeners = Arc::default();
+            let ends = pair(&listeners);
             for ((_, edge), _) in ends.iter().zip(asking).filter(|(_, asks)| *asks) {
                 edge.ask();
             }
@@ -566,7 +599,46 @@ mod tests {
                 wake();
                 assert!(lock(&connector.open).as_ref().is_some_and(|open| open.edges.is_empty()));
             }
+            assert_eq!(listeners.load(Ordering::Relaxed), 2, "{asking:?}");
             ends.iter().for_each(|(rank, _)| rank.leave(|| (vec![0; 2], ())));
         }
+    }
+
+    #[test]
+    fn a_rank_that_has_ended_before_it_was_connected_is_named_long_before_the_limit() {
+        let [(rank, edge), (gone, _)] = pair(&Arc::default());
+        gone.leave(|| (vec![0; 2], ()));
+        edge.ask();
+        until(|| rank.failure().is_some());
+        let error = rank.failure().unwrap();
+        assert_eq!(error.site().map(|site| site.peer), Some(1));
+        assert!(error.to_string().contains("nobody listens at its address any more"), "{error}");
+        rank.leave(|| (vec![0; 2], ()));
+    }
+
+    /// A peer gives its connection up before it says anything, and comes again.
+    #[test]
+    fn the_end_of_a_connection_that_the_peer_did_not_use_is_no_death() {
+        let [(rank, edge), (peer, _)] = pair(&Arc::default());
+        for used in [false, true] {
+            let (near, far) = UnixStream::pair().unwrap();
+            if used {
+                (&far).write_all(crate::link::notice::PULSE).unwrap();
+            }
+            take_control(&rank, 1, near.into()).unwrap();
+            assert!(rank.control(1).is_some());
+            drop(far);
+            match used {
+                false => {
+                    until(|| rank.control(1).is_none());
+                    assert!(rank.failure().is_none());
+                    edge.ask();
+                    until(|| edge.take().is_some() || rank.failure().is_some());
+                    assert!(rank.failure().is_none());
+                }
+                true => until(|| rank.failure().is_some()),
+            }
+        }
+        [rank, peer].iter().for_each(|rank| rank.leave(|| (vec![0; 2], ())));
     }
 }

@@ -323,6 +323,26 @@ mod tests {
     }
 
     #[test]
+    fn a_loss_that_a_failed_rank_hears_of_is_passed_on_once() {
+        let ends = [0, 1].map(|_| std::os::unix::net::UnixStream::pair().unwrap());
+        let (near, far): (Vec<_>, Vec<_>) = ends.into_iter().unzip();
+        let far: Vec<_> = far.into_iter().map(|end| Control::new(end.into())).collect();
+        let rank = alone(0, "");
+        let near = near.into_iter().map(|end| Some(Arc::new(Control::new(end.into()))));
+        rank.set_controls([None].into_iter().chain(near).chain([None]).collect());
+        rank.fail(Error::Aborted { by: "a test" });
+        let told = || far.iter().map(|end| end.receive().0.len()).collect::<Vec<_>>();
+        assert_eq!(told(), [1, 1]);
+        let text = "its process ended".to_owned();
+        let record = Record { code: Code::RemoteError, culprit: 3, reporter: 1, text };
+        for expected in [[1, 1], [0, 0]] {
+            rank.hear_more(&rank.told(1, record.clone()));
+            assert_eq!(told(), expected);
+        }
+        assert!(rank.first_death(&[3]).is_some());
+    }
+
+    #[test]
     fn a_record_that_blames_no_rank_of_the_communicator_is_about_who_sent_it() {
         let rank = alone(0, "");
         for (code, peer) in [(Code::RemoteError, 2), (Code::InvalidUsage, 2), (Code::Timeout, -1)] {
