@@ -620,25 +620,26 @@ mod tests {
     #[test]
     fn the_end_of_a_connection_that_the_peer_did_not_use_is_no_death() {
         let [(rank, edge), (peer, _)] = pair(&Arc::default());
-        for used in [false, true] {
+        let connect = || {
             let (near, far) = UnixStream::pair().unwrap();
-            if used {
-                (&far).write_all(crate::link::notice::PULSE).unwrap();
-            }
             take_control(&rank, 1, near.into()).unwrap();
             assert!(rank.control(1).is_some());
-            drop(far);
-            match used {
-                false => {
-                    until(|| rank.control(1).is_none());
-                    assert!(rank.failure().is_none());
-                    edge.ask();
-                    until(|| edge.take().is_some() || rank.failure().is_some());
-                    assert!(rank.failure().is_none());
-                }
-                true => until(|| rank.failure().is_some()),
-            }
-        }
+            far
+        };
+        let far = connect();
+        drop(far);
+        until(|| rank.control(1).is_none());
+        let far = connect();
+        edge.ask();
+        // The rank says where it listens: it has begun to make the data connections.
+        (&far).read_exact(&mut [0]).unwrap();
+        drop(far);
+        until(|| edge.take().is_some() || rank.failure().is_some());
+        assert!(rank.failure().is_none());
+        let far = connect();
+        (&far).write_all(crate::link::notice::PULSE).unwrap();
+        drop(far);
+        until(|| rank.failure().is_some());
         [rank, peer].iter().for_each(|rank| rank.leave(|| (vec![0; 2], ())));
     }
 }

@@ -280,8 +280,7 @@ impl Rank {
 
     /// Ends its stream.
     pub(crate) fn end_stream(&self) -> Outcome {
-        // SAFETY: a living handle.
-        ok(unsafe { oxcclStreamDestroy(self.stream) })
+        end_stream(self.stream)
     }
 
     /// Ends its communicator.
@@ -448,6 +447,11 @@ pub(crate) fn stream() -> Outcome<oxcclStream_t> {
     // SAFETY: a place for the handle.
     ok(unsafe { oxcclStreamCreate(&mut stream) })?;
     Ok(stream)
+}
+
+pub(crate) fn end_stream(stream: oxcclStream_t) -> Outcome {
+    // SAFETY: a living handle.
+    ok(unsafe { oxcclStreamDestroy(stream) })
 }
 
 pub(crate) fn synchronize(stream: oxcclStream_t) -> Outcome {
