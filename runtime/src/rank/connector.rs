@@ -632,7 +632,11 @@ mod tests {
         let far = connect();
         edge.ask();
         // The rank says where it listens: it has begun to make the data connections.
-        (&far).read_exact(&mut [0]).unwrap();
+        until(|| {
+            let mut first = [0];
+            (&far).read_exact(&mut first).unwrap();
+            first != crate::link::notice::PULSE
+        });
         drop(far);
         until(|| edge.take().is_some() || rank.failure().is_some());
         assert!(rank.failure().is_none());
