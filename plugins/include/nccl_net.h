@@ -664,6 +664,336 @@ typedef struct ncclNet_v12_t {
   ncclResult_t (*setNetAttr)(void *ctx, ncclNetAttr_v12_t *netAttr);
 } ncclNet_v12_t;
 
+// A part of the data of an all-gather or a reduce-scatter in the network.
+typedef struct ncclNetSGE_v8_t {
+  void *mhandle;
+  void *address;
+  uint32_t size;
+} ncclNetSGE_v8_t;
+
+// The functions of a network that reduces, `ncclCollNetPlugin_v8`.
+typedef struct ncclCollNet_v8_t {
+  const char *name;
+  ncclResult_t (*init)(ncclDebugLogger_t logFunction);
+  ncclResult_t (*devices)(int *ndev);
+  ncclResult_t (*getProperties)(int dev, ncclNetProperties_v8_t *props);
+  ncclResult_t (*listen)(int dev, void *handle, void **listenComm);
+  ncclResult_t (*connect)(void **handles, int nranks, int rank, void *listenComm, void **collComm);
+  ncclResult_t (*reduceSupport)(ncclDataType_t dataType, ncclRedOp_t redOp, int *supported);
+  ncclResult_t (*regMr)(void *collComm, void *data, size_t size, int kind, void **mhandle);
+  ncclResult_t (*regMrDmaBuf)(void *collComm,
+                              void *data,
+                              size_t size,
+                              int kind,
+                              uint64_t offset,
+                              int fd,
+                              void **mhandle);
+  ncclResult_t (*deregMr)(void *collComm, void *mhandle);
+  ncclResult_t (*iallreduce)(void *collComm,
+                             void *sendData,
+                             void *recvData,
+                             int count,
+                             ncclDataType_t dataType,
+                             ncclRedOp_t redOp,
+                             void *sendMhandle,
+                             void *recvMhandle,
+                             void **request);
+  ncclResult_t (*iallgather)(void *collComm,
+                             void *sendData,
+                             int nRecvParts,
+                             ncclNetSGE_v8_t *recvParts,
+                             size_t bytesPerRank,
+                             size_t windowOffset,
+                             size_t windowBytes,
+                             void *sendMhandle,
+                             void **request);
+  ncclResult_t (*ireducescatter)(void *collComm,
+                                 int nSendParts,
+                                 ncclNetSGE_v8_t *sendParts,
+                                 void *recvData,
+                                 size_t bytesPerRank,
+                                 size_t windowOffset,
+                                 size_t windowBytes,
+                                 ncclDataType_t dataType,
+                                 ncclRedOp_t redOp,
+                                 void *recvMhandle,
+                                 void **request);
+  ncclResult_t (*iflush)(void *collComm, void *data, int size, void *mhandle, void **request);
+  ncclResult_t (*test)(void *request, int *done, int *size);
+  ncclResult_t (*closeColl)(void *collComm);
+  ncclResult_t (*closeListen)(void *listenComm);
+} ncclCollNet_v8_t;
+
+// A part of the data of an all-gather or a reduce-scatter in the network.
+typedef struct ncclNetSGE_v9_t {
+  void *mhandle;
+  void *address;
+  size_t size;
+} ncclNetSGE_v9_t;
+
+// The functions of a network that reduces, `ncclCollNetPlugin_v9`.
+typedef struct ncclCollNet_v9_t {
+  const char *name;
+  ncclResult_t (*init)(ncclDebugLogger_t logFunction);
+  ncclResult_t (*devices)(int *ndev);
+  ncclResult_t (*getProperties)(int dev, ncclNetProperties_v9_t *props);
+  ncclResult_t (*listen)(int dev, void *handle, void **listenComm);
+  ncclResult_t (*connect)(void **handles, int nranks, int rank, void *listenComm, void **collComm);
+  ncclResult_t (*reduceSupport)(ncclDataType_t dataType, ncclRedOp_t redOp, int *supported);
+  ncclResult_t (*regMr)(void *collComm, void *data, size_t size, int kind, void **mhandle);
+  ncclResult_t (*regMrDmaBuf)(void *collComm,
+                              void *data,
+                              size_t size,
+                              int kind,
+                              uint64_t offset,
+                              int fd,
+                              void **mhandle);
+  ncclResult_t (*deregMr)(void *collComm, void *mhandle);
+  ncclResult_t (*iallreduce)(void *collComm,
+                             void *sendData,
+                             void *recvData,
+                             size_t count,
+                             ncclDataType_t dataType,
+                             ncclRedOp_t redOp,
+                             void *sendMhandle,
+                             void *recvMhandle,
+                             void **request);
+  ncclResult_t (*iallgather)(void *collComm,
+                             void *sendData,
+                             int nRecvParts,
+                             ncclNetSGE_v9_t *recvParts,
+                             size_t bytesPerRank,
+                             size_t windowOffset,
+                             size_t windowBytes,
+                             void *sendMhandle,
+                             void **request);
+  ncclResult_t (*ireducescatter)(void *collComm,
+                                 int nSendParts,
+                                 ncclNetSGE_v9_t *sendParts,
+                                 void *recvData,
+                                 size_t bytesPerRank,
+                                 size_t windowOffset,
+                                 size_t windowBytes,
+                                 ncclDataType_t dataType,
+                                 ncclRedOp_t redOp,
+                                 void *recvMhandle,
+                                 void **request);
+  ncclResult_t (*iflush)(void *collComm, void *data, int size, void *mhandle, void **request);
+  ncclResult_t (*test)(void *request, int *done, int *size);
+  ncclResult_t (*closeColl)(void *collComm);
+  ncclResult_t (*closeListen)(void *listenComm);
+  ncclResult_t (*makeVDevice)(int *d, ncclNetVDeviceProps_v9_t *props);
+} ncclCollNet_v9_t;
+
+// A part of the data of an all-gather or a reduce-scatter in the network.
+typedef struct ncclNetSGE_v10_t {
+  void *mhandle;
+  void *address;
+  size_t size;
+} ncclNetSGE_v10_t;
+
+// The functions of a network that reduces, `ncclCollNetPlugin_v10`.
+typedef struct ncclCollNet_v10_t {
+  const char *name;
+  ncclResult_t (*init)(ncclDebugLogger_t logFunction);
+  ncclResult_t (*devices)(int *ndev);
+  ncclResult_t (*getProperties)(int dev, ncclNetProperties_v10_t *props);
+  ncclResult_t (*listen)(int dev, void *handle, void **listenComm);
+  ncclResult_t (*connect)(void **handles, int nranks, int rank, void *listenComm, void **collComm);
+  ncclResult_t (*reduceSupport)(ncclDataType_t dataType, ncclRedOp_t redOp, int *supported);
+  ncclResult_t (*regMr)(void *collComm, void *data, size_t size, int kind, void **mhandle);
+  ncclResult_t (*regMrDmaBuf)(void *collComm,
+                              void *data,
+                              size_t size,
+                              int kind,
+                              uint64_t offset,
+                              int fd,
+                              void **mhandle);
+  ncclResult_t (*deregMr)(void *collComm, void *mhandle);
+  ncclResult_t (*iallreduce)(void *collComm,
+                             void *sendData,
+                             void *recvData,
+                             size_t count,
+                             ncclDataType_t dataType,
+                             ncclRedOp_t redOp,
+                             void *sendMhandle,
+                             void *recvMhandle,
+                             void **request);
+  ncclResult_t (*iallgather)(void *collComm,
+                             void *sendData,
+                             int nRecvParts,
+                             ncclNetSGE_v10_t *recvParts,
+                             size_t bytesPerRank,
+                             size_t windowOffset,
+                             size_t windowBytes,
+                             void *sendMhandle,
+                             void **request);
+  ncclResult_t (*ireducescatter)(void *collComm,
+                                 int nSendParts,
+                                 ncclNetSGE_v10_t *sendParts,
+                                 void *recvData,
+                                 size_t bytesPerRank,
+                                 size_t windowOffset,
+                                 size_t windowBytes,
+                                 ncclDataType_t dataType,
+                                 ncclRedOp_t redOp,
+                                 void *recvMhandle,
+                                 void **request);
+  ncclResult_t (*iflush)(void *collComm, void *data, int size, void *mhandle, void **request);
+  ncclResult_t (*test)(void *request, int *done, int *size);
+  ncclResult_t (*closeColl)(void *collComm);
+  ncclResult_t (*closeListen)(void *listenComm);
+  ncclResult_t (*makeVDevice)(int *d, ncclNetVDeviceProps_v10_t *props);
+} ncclCollNet_v10_t;
+
+// A part of the data of an all-gather or a reduce-scatter in the network.
+typedef struct ncclNetSGE_v11_t {
+  void *mhandle;
+  void *address;
+  size_t size;
+} ncclNetSGE_v11_t;
+
+// The functions of a network that reduces, `ncclCollNetPlugin_v11`.
+typedef struct ncclCollNet_v11_t {
+  const char *name;
+  ncclResult_t (*init)(void **ctx, uint64_t commId, ncclDebugLogger_t logFunction);
+  ncclResult_t (*devices)(int *ndev);
+  ncclResult_t (*getProperties)(int dev, ncclNetProperties_v11_t *props);
+  ncclResult_t (*listen)(void *ctx, int dev, void *handle, void **listenComm);
+  ncclResult_t (*connect)(void **handles, int nranks, int rank, void *listenComm, void **collComm);
+  ncclResult_t (*reduceSupport)(ncclDataType_t dataType, ncclRedOp_t redOp, int *supported);
+  ncclResult_t (*regMr)(void *collComm, void *data, size_t size, int kind, void **mhandle);
+  ncclResult_t (*regMrDmaBuf)(void *collComm,
+                              void *data,
+                              size_t size,
+                              int kind,
+                              uint64_t offset,
+                              int fd,
+                              void **mhandle);
+  ncclResult_t (*deregMr)(void *collComm, void *mhandle);
+  ncclResult_t (*iallreduce)(void *collComm,
+                             void *sendData,
+                             void *recvData,
+                             size_t count,
+                             ncclDataType_t dataType,
+                             ncclRedOp_t redOp,
+                             void *sendMhandle,
+                             void *recvMhandle,
+                             void **request);
+  ncclResult_t (*iallgather)(void *collComm,
+                             void *sendData,
+                             int nRecvParts,
+                             ncclNetSGE_v11_t *recvParts,
+                             size_t bytesPerRank,
+                             size_t windowOffset,
+                             size_t windowBytes,
+                             void *sendMhandle,
+                             void **request);
+  ncclResult_t (*ireducescatter)(void *collComm,
+                                 int nSendParts,
+                                 ncclNetSGE_v11_t *sendParts,
+                                 void *recvData,
+                                 size_t bytesPerRank,
+                                 size_t windowOffset,
+                                 size_t windowBytes,
+                                 ncclDataType_t dataType,
+                                 ncclRedOp_t redOp,
+                                 void *recvMhandle,
+                                 void **request);
+  ncclResult_t (*iflush)(void *collComm, void *data, int size, void *mhandle, void **request);
+  ncclResult_t (*test)(void *request, int *done, int *size);
+  ncclResult_t (*closeColl)(void *collComm);
+  ncclResult_t (*closeListen)(void *listenComm);
+  ncclResult_t (*makeVDevice)(int *d, ncclNetVDeviceProps_v11_t *props);
+  ncclResult_t (*finalize)(void *ctx);
+} ncclCollNet_v11_t;
+
+// A part of the data of an all-gather or a reduce-scatter in the network.
+typedef struct ncclNetSGE_v12_t {
+  // The registration of the memory.
+  void *mhandle;
+  // The first byte.
+  void *address;
+  // The number of bytes.
+  size_t size;
+} ncclNetSGE_v12_t;
+
+// The functions of a network that reduces, `ncclCollNetPlugin_v12`.
+typedef struct ncclCollNet_v12_t {
+  // The name, in logs.
+  const char *name;
+  // Begins the use of the network by a communicator.
+  ncclResult_t (*init)(void **ctx, uint64_t commId, ncclDebugLogger_t logFunction);
+  // Tells the number of devices that reduce. If there are none, the other functions may be null.
+  ncclResult_t (*devices)(int *ndev);
+  // Tells the properties of a device.
+  ncclResult_t (*getProperties)(int dev, ncclNetProperties_v12_t *props);
+  // Makes what the ranks need to find each other: a handle of at most
+  // `NCCL_NET_HANDLE_MAXSIZE` bytes, which all ranks get.
+  ncclResult_t (*listen)(void *ctx, int dev, void *handle, void **listenComm);
+  // Makes a group of the ranks with these handles, of which this is number `rank`. May block
+  // until all have called it.
+  ncclResult_t (*connect)(void **handles, int nranks, int rank, void *listenComm, void **collComm);
+  // Sets `supported` to 1 if the network reduces a type by an operation, else to 0.
+  ncclResult_t (*reduceSupport)(ncclDataType_t dataType, ncclRedOp_t redOp, int *supported);
+  // Registers memory, of a kind `NCCL_PTR_*`.
+  ncclResult_t (*regMr)(void *collComm, void *data, size_t size, int kind, void **mhandle);
+  // Registers memory of a GPU by a dma-buf; null if the network cannot.
+  ncclResult_t (*regMrDmaBuf)(void *collComm,
+                              void *data,
+                              size_t size,
+                              int kind,
+                              uint64_t offset,
+                              int fd,
+                              void **mhandle);
+  // Gives up registered memory.
+  ncclResult_t (*deregMr)(void *collComm, void *mhandle);
+  // Starts an all-reduce of `count` elements. A null request: there is no room now.
+  ncclResult_t (*iallreduce)(void *collComm,
+                             void *sendData,
+                             void *recvData,
+                             size_t count,
+                             ncclDataType_t dataType,
+                             ncclRedOp_t redOp,
+                             void *sendMhandle,
+                             void *recvMhandle,
+                             void **request);
+  // Starts an all-gather; not used here.
+  ncclResult_t (*iallgather)(void *collComm,
+                             void *sendData,
+                             int nRecvParts,
+                             ncclNetSGE_v12_t *recvParts,
+                             size_t bytesPerRank,
+                             size_t windowOffset,
+                             size_t windowBytes,
+                             void *sendMhandle,
+                             void **request);
+  // Starts a reduce-scatter; not used here.
+  ncclResult_t (*ireducescatter)(void *collComm,
+                                 int nSendParts,
+                                 ncclNetSGE_v12_t *sendParts,
+                                 void *recvData,
+                                 size_t bytesPerRank,
+                                 size_t windowOffset,
+                                 size_t windowBytes,
+                                 ncclDataType_t dataType,
+                                 ncclRedOp_t redOp,
+                                 void *recvMhandle,
+                                 void **request);
+  // Makes data that have come visible to the GPU.
+  ncclResult_t (*iflush)(void *collComm, void *data, int size, void *mhandle, void **request);
+  // Sets `done` to 1 once a request is complete, which ends the request.
+  ncclResult_t (*test)(void *request, int *done, int *size);
+  // Ends a group.
+  ncclResult_t (*closeColl)(void *collComm);
+  // Ends what `listen` has made.
+  ncclResult_t (*closeListen)(void *listenComm);
+  // Makes one device of several.
+  ncclResult_t (*makeVDevice)(int *d, ncclNetVDeviceProps_v12_t *props);
+  // Ends the use of the network by a communicator.
+  ncclResult_t (*finalize)(void *ctx);
+} ncclCollNet_v12_t;
+
 typedef ncclNet_v12_t ncclNet_t;
 typedef ncclNetProperties_v12_t ncclNetProperties_t;
 typedef ncclNetAttr_v12_t ncclNetAttr_t;

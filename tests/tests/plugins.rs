@@ -1,128 +1,15 @@
 //! Plugins: loaded as users load them, of every version, well behaved and not.
 
+#[path = "common/plugin.rs"]
+mod plugin;
+
 use oxccl_tests::c::{self, C11, Program};
 use oxccl_tests::job::{Ended, Job};
 use oxccl_tests::missing;
-use std::path::{Path, PathBuf};
+use plugin::{MANIFEST, Plugin, RANK, expect_success};
+use std::path::Path;
 use std::process::Command;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
-
-const RANK: &str = env!("CARGO_BIN_EXE_oxccl-test-rank");
-const MANIFEST: &str = env!("CARGO_MANIFEST_DIR");
-
-/// A folder with a plugin, removed at the end.
-struct Plugin {
-    folder: PathBuf,
-    file: PathBuf,
-}
-
-impl Plugin {
-    /// Compiles the net plugin of a version; `None` without a C compiler.
-    fn net(version: u32, flags: &[&str]) -> Option<Self> {
-        Self::compile("net", version, flags)
-    }
-
-    /// Compiles a plugin of a kind and version.
-    fn compile(kind: &str, version: u32, flags: &[&str]) -> Option<Self> {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let name = format!("oxccl-plugin-{}-{number}", std::process::id());
-        let folder = std::env::temp_dir().join(name);
-        std::fs::create_dir_all(&folder).expect("a folder");
-        let file = folder.join(format!("libnccl-{kind}-v{version}.so"));
-        let tests = Path::new(MANIFEST);
-        let output = Command::new("cc")
-            .args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"])
-            .args(["-fvisibility=hidden", "-pthread"])
-            .arg(format!("-DVERSION={version}"))
-            .args(flags)
-            .arg("-I")
-            .arg(tests.join("../plugins/include"))
-            .arg("-I")
-            .arg(tests.join("../capi/include"))
-            .arg(tests.join(format!("plugins/{kind}.c")))
-            .arg("-o")
-            .arg(&file)
-            .output();
-        match output {
-            Err(e) => {
-                missing("cc", &e.to_string());
-                None
-            }
-            Ok(output) => {
-                let text = String::from_utf8_lossy(&output.stderr);
-                assert!(output.status.success(), "version {version}: {text}");
-                Some(Self { folder, file })
-            }
-        }
-    }
-
-    /// Returns our TCP transport as a plugin.
-    fn tcp() -> Self {
-        Self::own("liboxccl_net_tcp.so", "libnccl-net-oxccl.so")
-    }
-
-    /// Returns a plugin of ours that cargo has built, under the name of its installation.
-    fn own(built: &str, installed: &str) -> Self {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let program = std::env::current_exe().expect("a path");
-        let name = format!("oxccl-plugin-{}-own-{number}", std::process::id());
-        let folder = std::env::temp_dir().join(name);
-        std::fs::create_dir_all(&folder).expect("a folder");
-        let file = folder.join(installed);
-        std::fs::copy(program.with_file_name(built), &file).expect("cargo has built it for this");
-        Self { folder, file }
-    }
-
-    fn report(&self) -> PathBuf {
-        self.folder.join("report")
-    }
-
-    fn path(&self) -> &str {
-        self.file.to_str().expect("a plain path")
-    }
-
-    /// Runs a job of ranks that are hosts of their own with this net plugin.
-    fn job(&self, nranks: u32, arguments: &[&str], variables: &[(&str, &str)]) -> Vec<Ended> {
-        let own = [("NCCL_NET_PLUGIN", self.path()), ("OXCCL_RANKS_PER_NODE", "1")];
-        self.run(nranks, arguments, &[&own, variables].concat())
-    }
-
-    /// Runs a job of ranks.
-    fn run(&self, nranks: u32, arguments: &[&str], variables: &[(&str, &str)]) -> Vec<Ended> {
-        let job = Job::start(Path::new(RANK), nranks, Duration::from_secs(100), |_, command| {
-            command
-                .args(arguments)
-                .env("FIXTURE_REPORT", self.report())
-                .env("NCCL_DEBUG", "INFO")
-                .env("NCCL_DEBUG_SUBSYS", "NET,TUNING")
-                .envs(variables.iter().copied());
-        });
-        job.wait()
-    }
-
-    /// Takes what the plugins of a job said at their end.
-    fn take_report(&self) -> String {
-        let text = std::fs::read_to_string(self.report()).unwrap_or_default();
-        let _ = std::fs::remove_file(self.report());
-        text
-    }
-}
-
-impl Drop for Plugin {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.folder);
-    }
-}
-
-fn expect_success(ended: &[Ended]) {
-    for (rank, ended) in ended.iter().enumerate() {
-        assert_eq!(ended.status, Some(0), "rank {rank}:\n{}", ended.output);
-    }
-}
-
 #[test]
 fn every_version_of_net_plugins_carries_all_collectives_and_is_closed() {
     for version in 6..=12 {

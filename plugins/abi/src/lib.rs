@@ -17,6 +17,12 @@ use std::ffi::{c_char, c_int, c_ulong, c_void};
 /// The result of a plugin's function; 0 is success.
 pub type ncclResult_t = c_int;
 
+/// The type of elements.
+pub type ncclDataType_t = c_int;
+
+/// A reduction.
+pub type ncclRedOp_t = c_int;
+
 /// The kind of a network's offload to GPUs.
 pub type ncclNetDeviceType = c_int;
 /// No offload.

@@ -44,7 +44,7 @@ impl Carrier {
             (Needs::Stage | Needs::Inbox, _) if packets() => Carrier::Packets,
             (Needs::Stage, _) => Carrier::Stage,
             (Needs::Inbox, _) => Carrier::Inbox,
-            (Needs::Edges, _) => Carrier::Edges,
+            (Needs::Edges | Needs::Switch, _) => Carrier::Edges,
             (Needs::UserMemory, Memory::Any) => Carrier::RemoteRead,
             (Needs::UserMemory, Memory::Windows) if engines_move(plan, bytes, topology) => {
                 Carrier::CopyEngines

@@ -103,14 +103,14 @@ pub enum Op {
     },
     /// Puts a slice on the edge to a peer; waits for a free slot of the edge.
     Send {
-        /// The receiving rank.
+        /// The receiving rank, or a switch ([`Spec::switch`](crate::Spec::switch)).
         peer: u32,
         /// The slice that is sent.
         src: Slice,
     },
     /// Takes the next message of the edge from a peer.
     Recv {
-        /// The sending rank.
+        /// The sending rank, or a switch.
         peer: u32,
         /// The destination.
         dst: Slice,

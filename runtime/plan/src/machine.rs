@@ -15,6 +15,7 @@ use step::Step;
 
 mod exchange;
 mod step;
+mod switch;
 
 /// The values that the machine computes with.
 pub trait Values {
@@ -133,6 +134,12 @@ struct Edge<V> {
     queue: VecDeque<Message<V>>,
     /// The times at which the last messages were taken, for the time at which slots become free.
     taken_us: VecDeque<f64>,
+}
+
+impl<V> Default for Edge<V> {
+    fn default() -> Self {
+        Self { queue: VecDeque::new(), taken_us: VecDeque::new() }
+    }
 }
 
 struct Rank {
@@ -342,12 +349,14 @@ impl<'a, V: Values> Machine<'a, V> {
         let blocked = |r: u32| run.at[r as usize].0 < windows;
         let partner = |r: u32| {
             let (_, step) = run.at[r as usize];
-            match run.programs[r as usize].ops.get(step) {
+            let peer = match run.programs[r as usize].ops.get(step) {
                 Some(Op::Send { peer, .. } | Op::Recv { peer, .. }) => Some(*peer),
                 Some(Op::RecvReduce { peer, .. }) => Some(*peer),
                 Some(Op::Wait { from: From::One(peer), .. }) => Some(*peer),
                 _ => None,
-            }
+            };
+            // A switch has no program.
+            peer.filter(|peer| *peer < run.plan.spec.nranks)
         };
         let ranks = 0..run.plan.spec.nranks;
         let orphan = ranks.clone().find(|&r| blocked(r) && partner(r).is_some_and(|p| !blocked(p)));
@@ -463,10 +472,7 @@ impl<'a, V: Values> Machine<'a, V> {
         elems: u64,
     ) -> bool {
         let slots = self.options.edge_slots;
-        let edge = self
-            .edges
-            .entry((from, to))
-            .or_insert_with(|| Edge { queue: VecDeque::new(), taken_us: VecDeque::new() });
+        let edge = self.edges.entry((from, to)).or_default();
         if edge.queue.len() >= slots {
             return false;
         }

@@ -57,7 +57,7 @@ pub struct Cell {
 impl Cell {
     /// Returns the cell of a plan and the carrier of its data.
     pub fn of(algorithm: Algorithm, carrier: Carrier) -> Self {
-        use TunerAlgorithm::{Nvls, NvlsTree, Pat, Ring, Tree};
+        use TunerAlgorithm::{CollnetDirect, Nvls, NvlsTree, Pat, Ring, Tree};
         use TunerProtocol::{Ll, Ll128, Simple};
         let (algorithm, protocol) = match algorithm {
             Algorithm::Ring | Algorithm::Pairwise | Algorithm::Local => (Ring, Simple),
@@ -71,6 +71,7 @@ impl Cell {
             }
             Algorithm::RailsHalving | Algorithm::RailsTwoShot => (NvlsTree, Ll128),
             Algorithm::RailsOneShot => (NvlsTree, Ll),
+            Algorithm::Switch | Algorithm::RailsSwitch => (CollnetDirect, Simple),
             Algorithm::OneShot
             | Algorithm::OneShotMapped
             | Algorithm::TwoShot

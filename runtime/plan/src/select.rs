@@ -18,6 +18,8 @@ pub struct Topology {
     pub team: u32,
     /// True if programs can use edges.
     pub edges: bool,
+    /// True if the network reduces, with the type and operation of the call.
+    pub switch: bool,
     /// True if each rank can have the system copy from the memory of every other.
     pub remote_reads: bool,
     /// True if stores to the memory of a peer may be faster than loads from it.
@@ -129,6 +131,7 @@ pub fn candidates(
     let usable = |plan: &Plan| match (plan.algorithm.generator().needs, memory) {
         (Needs::Nothing, _) => true,
         (Needs::Edges, _) => topology.edges,
+        (Needs::Switch, _) => topology.edges && topology.switch,
         (Needs::Inbox, _) => {
             topology.direct && (topology.push || policy.only == Some(plan.algorithm))
         }

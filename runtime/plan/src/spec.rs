@@ -69,6 +69,12 @@ impl Spec {
         Self { team, ..self }
     }
 
+    /// Returns the number of the *switch* of a rail, the network as a peer of programs: what all
+    /// ranks at this place of their teams send to it comes back to each of them reduced.
+    pub const fn switch(&self, place: u32) -> u32 {
+        self.nranks + place
+    }
+
     /// Returns the number of blocks of `count` elements in the input of `rank` (0: it has no
     /// input).
     pub fn input_blocks(&self, rank: u32) -> u32 {

@@ -14,6 +14,7 @@ use crate::device::{Device, Executor, Stream, wait_while};
 use crate::error::{Code, Error, Result, Site};
 use crate::log::{self, Level, Subsystem};
 use crate::op::{Call, Programs};
+use crate::plugin::collnet::Reductions;
 use crate::plugin::profiler::Profiler;
 use crate::plugin::tuner::Tuner;
 use crate::rank::monitor;
@@ -63,6 +64,8 @@ pub struct Communicator {
     revoked: AtomicBool,
     suspended: AtomicBool,
     registered: memory::Registered,
+    /// What the switches of the rails reduce.
+    reductions: Reductions,
 }
 
 /// The memory that a communicator takes, in bytes.
@@ -76,17 +79,27 @@ pub struct Memory {
     pub suspended: bool,
 }
 
+/// What plans are chosen by.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Key {
+    spec: Spec,
+    /// The bytes of a block.
+    bytes: u64,
+    /// True if switches reduce the call's type by its operation.
+    switch: bool,
+}
+
 #[derive(Default)]
 struct Remembered {
-    last: Option<((Spec, u64), Arc<Programs>)>,
-    by_call: HashMap<(Spec, u64), Arc<Programs>>,
+    last: Option<(Key, Arc<Programs>)>,
+    by_call: HashMap<Key, Arc<Programs>>,
     by_choice: HashMap<Choice, Arc<Programs>>,
 }
 
 impl Remembered {
     /// Remembers the plans of a call and returns their programs. All calls with the same plans
     /// share the programs.
-    fn keep(&mut self, call: (Spec, u64), choice: Choice, rank: u32) -> Arc<Programs> {
+    fn keep(&mut self, call: Key, choice: Choice, rank: u32) -> Arc<Programs> {
         // `by_choice` has at most one entry for each entry of `by_call`.
         if self.by_call.len() >= REMEMBERED {
             *self = Self::default();
@@ -143,6 +156,7 @@ impl Communicator {
             revoked: AtomicBool::new(false),
             suspended: AtomicBool::new(false),
             registered: memory::Registered::default(),
+            reductions: Reductions::default(),
         }
     }
 
@@ -226,7 +240,8 @@ impl Communicator {
 
     /// Returns the programs for a call, chosen from facts that all ranks share.
     pub fn programs(&self, call: &Call) -> Result<Arc<Programs>> {
-        let key = (call.spec, call.count * call.dtype.size() as u64);
+        let switch = self.reductions.contain(call.dtype, call.op);
+        let key = Key { spec: call.spec, bytes: call.count * call.dtype.size() as u64, switch };
         let mut memory = self.programs.lock().unwrap_or_else(|e| e.into_inner());
         if let Some((last, programs)) = &memory.last
             && *last == key
@@ -245,8 +260,9 @@ impl Communicator {
 
     /// Chooses the plans of a call, by the cost model and the tuner. If the tuner fails, so does
     /// the communicator: the peers wait for this rank's call.
-    fn choose(&self, (spec, bytes): (Spec, u64)) -> Result<Choice> {
-        let of = |policy| Candidates::new(spec, bytes, &self.topology, policy);
+    fn choose(&self, Key { spec, bytes, switch }: Key) -> Result<Choice> {
+        let topology = Topology { switch, ..self.topology };
+        let of = |policy| Candidates::new(spec, bytes, &topology, policy);
         let all = of(self.policy).or_else(|| of(Policy { only: None, ..self.policy }));
         let Some(mut candidates) = all else {
             return Err(Error::Internal { what: format!("no plan serves {spec:?}") });
@@ -256,7 +272,7 @@ impl Communicator {
             let tuned = candidates.tune(|table, mapped| tuner.ask(function, bytes, table, mapped));
             tuned.inspect_err(|error| self.fail(error.clone()))?;
         }
-        let choice = candidates.choose(&self.topology);
+        let choice = candidates.choose(&topology);
         if log::enabled(Level::Info, Subsystem::Tuning) {
             let text = format!("{} of {bytes} bytes per block: {choice}", spec.collective.name());
             log::line_of(Some(self.rank()), Level::Info, Subsystem::Tuning, &text);
@@ -430,9 +446,9 @@ mod tests {
                 let plan = Plan::candidates(spec).next().expect("a plan");
                 let any_memory = Route { plan, carrier: Carrier::Local };
                 let choice = Choice { any_memory, mapped: None, engines: false };
-                let programs = memory.keep((spec, 8), choice, 0);
+                let programs = memory.keep(Key { spec, bytes: 8, switch: false }, choice, 0);
                 assert_eq!(programs.any.plan, plan);
-                assert!(memory.by_call.contains_key(&(spec, 8)));
+                assert!(memory.by_call.contains_key(&Key { spec, bytes: 8, switch: false }));
                 assert!(memory.by_call.len() <= REMEMBERED);
                 assert!(memory.by_choice.len() <= REMEMBERED);
                 kept += 1;

@@ -2,7 +2,7 @@
 //! ranges, the variables that override them, and why some have no effect on the host device.
 
 use crate::config::Config;
-use crate::config::accepted::{CTAS, NETWORKS, NO_NVLINK, NO_NVLS, NO_SHARING, ORDERED, PROXIES};
+use crate::config::accepted::{CTAS, NO_NVLINK, NO_NVLS, NO_SHARING, ORDERED, PROXIES};
 use crate::device::Wishes;
 use crate::error::{Error, Result};
 use crate::log::{self, Level, Subsystem};
@@ -133,7 +133,7 @@ static FIELDS: &[Field] = fields! {
     "maxCTAs", "MAX_CTAS", COUNT, number max_ctas, "";
     "splitShare", "COMM_SPLIT_SHARE_RESOURCES", SWITCH, flag split_share, NO_SHARING;
     "trafficClass", "", ANY, optional traffic_class, "";
-    "collnetEnable", "COLLNET_ENABLE", SWITCH, flag collnet_enable, NETWORKS;
+    "collnetEnable", "COLLNET_ENABLE", SWITCH, flag collnet_enable, "";
     "CTAPolicy", "CTA_POLICY", (0, POLICY_EFFICIENCY | POLICY_ZERO), number cta_policy, "";
     "shrinkShare", "COMM_SHRINK_SHARE_RESOURCES", SWITCH, flag shrink_share, NO_SHARING;
     "nvlsCTAs", "NVLS_NCHANNELS", COUNT, optional nvls_ctas, NO_NVLS;

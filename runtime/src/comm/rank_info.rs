@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 
 /// The version of the wire format of the blob and of everything that ranks share, on which all
 /// ranks must agree.
-const FORMAT: u32 = 8;
+const FORMAT: u32 = 9;
 
 /// Size of a blob in bytes.
 const BYTES: usize = TUNER_AT + 16;
@@ -48,6 +48,8 @@ pub(crate) struct RankInfo {
     pub(super) machine: u64,
     /// The beginning of the name of the rank's tuner; zeros if it has none.
     pub(super) tuner: [u8; 16],
+    /// True if the rank's creator asks for a network that reduces.
+    pub(super) collnet: bool,
 }
 
 fn inode(path: &str) -> u64 {
@@ -132,7 +134,7 @@ impl RankInfo {
         rank: u32,
         socket: [u8; 16],
         control: SocketAddr,
-        device: Device,
+        (device, collnet): (Device, bool),
     ) -> Result<Self> {
         let config = Config::get();
         Ok(Self {
@@ -148,6 +150,7 @@ impl RankInfo {
             holder: false,
             machine: machine(),
             tuner: padded(tuner::name()),
+            collnet,
         })
     }
 
@@ -173,7 +176,8 @@ impl RankInfo {
         out.extend(self.socket);
         out.extend(self.algorithm);
         let connects = [Some(false), Some(true)].map(|value| self.connects_at_first_use == value);
-        let flags = [self.deterministic, self.gpu, self.holder, connects[0], connects[1]];
+        let [never, always] = connects;
+        let flags = [self.deterministic, self.gpu, self.holder, never, always, self.collnet];
         let flags = (0..).zip(flags).fold(0, |bits, (i, set)| bits | u64::from(set) << i);
         let Self { host, machine, counter_start, .. } = *self;
         let words = [pid_namespace, host, arena_bytes, counter_start, probe, machine];
@@ -211,7 +215,7 @@ impl RankInfo {
             return Err(bad(format!("says that its process has the number {pid}")));
         }
         let flags = word(FLAGS_AT);
-        if flags > 31 {
+        if flags > 63 {
             return Err(bad(format!("sent unknown flags {flags:#x}")));
         }
         let (id, pid_namespace, arena_bytes, probe) = (name(8), word(56), word(72), word(88));
@@ -227,6 +231,7 @@ impl RankInfo {
             holder: flags & HOLDER != 0,
             machine: word(96),
             tuner: name(TUNER_AT),
+            collnet: flags & 32 != 0,
             control: decode_address(&control)
                 .ok_or_else(|| bad("sent a bad address".to_owned()))?,
         })
@@ -240,7 +245,7 @@ mod tests {
     #[test]
     fn blobs_survive_the_round_trip_and_other_formats_are_refused() {
         let address = "[fe80::1%3]:9".parse().unwrap();
-        let blob = RankInfo::own(0, [7; 16], address, Device::Cuda(0)).unwrap();
+        let blob = RankInfo::own(0, [7; 16], address, (Device::Cuda(0), true)).unwrap();
         let mut bytes = blob.encode();
         assert_eq!(RankInfo::decode(0, &bytes).unwrap(), blob);
         assert!(RankInfo::decode(0, &bytes[..80]).is_err());
@@ -252,9 +257,9 @@ mod tests {
         assert!(same_tuner(&[tuned.clone(), tuned.clone()]).is_ok());
         let text = same_tuner(&[set, tuned]).unwrap_err().to_string();
         assert!(text.contains("rank 0 uses no tuner, rank 1 the tuner a name that is "), "{text}");
-        bytes[0] = 9;
+        bytes[0] = 10;
         let text = RankInfo::decode(3, &bytes).unwrap_err().to_string();
-        assert!(text.contains("rank 3 speaks format Some(9)"), "{text}");
+        assert!(text.contains("rank 3 speaks format Some(10)"), "{text}");
     }
 
     #[test]

@@ -84,7 +84,6 @@ accepted! {
     Bool "NCCL_NET_SHARED_BUFFERS" = "1", NETWORKS, "Peers share network buffers for send and receive.";
     Bool "NCCL_NET_SHARED_COMMS" = "1", NETWORKS, "Connections are shared where another GPU's NIC is used.";
     Bool "NCCL_IGNORE_NET_MISMATCH" = "1", NETWORKS, "Accepts ranks that use different networks.";
-    Bool "NCCL_IGNORE_COLLNET_MISMATCH" = "0", NETWORKS, "Accepts ranks that use different in-network reductions.";
     Text "NCCL_NET_MERGE_POLICY" = "", NETWORKS, "Which NICs may be used as one: ALL or RAIL.";
     Text "NCCL_NETDEVS_POLICY" = "AUTO", NETWORKS, "NICs given to each GPU: AUTO, MAX:N or ALL.";
 }
@@ -130,7 +129,6 @@ accepted! {
     Text "NCCL_ALGO" = "", CHOICE, "Algorithms to choose from: `list;function:list`, `^` excludes.";
     Text "NCCL_PROTO" = "", CHOICE, "Protocols to choose from.";
     Uint "NCCL_NVLS_ENABLE" = "2", NO_NVLS, "Reductions in NVLink switches: 0, 1, 2 automatic.";
-    Uint "NCCL_COLLNET_NODE_THRESHOLD" = "2", NETWORKS, "Hosts from which on switches reduce.";
     Uint "NCCL_BUFFSIZE" = "4194304", CTAS, "Bytes of buffer per channel and peer.";
     Uint "NCCL_NTHREADS" = "512", CTAS, "Threads per block.";
     Int "NCCL_MAX_NCHANNELS" = "", "superseded by NCCL_MAX_CTAS in NCCL 2.17", "Greatest number of channels.";

@@ -1,6 +1,6 @@
 //! The variables that the library reads: a row is a documented field of [`Config`].
 
-use super::accepted::{CTAS, NETWORKS, NO_NVLINK, NO_NVLS, NO_SHARING, ORDERED, PROXIES};
+use super::accepted::{CTAS, NO_NVLINK, NO_NVLS, NO_SHARING, ORDERED, PROXIES};
 use super::value::Parse;
 use super::verbosity::{Level, Levels, Subsystems};
 use super::{Lookup, Report, Status, Variable, read};
@@ -151,8 +151,12 @@ variables! {
     cta_policy: Option<String> = "NCCL_CTA_POLICY", "";
     /// Overrides `netName`: the network to use, by name.
     net: Option<String> = "NCCL_NET", "";
-    /// Overrides `collnetEnable`: 1 has switches reduce.
-    collnet_enable: Option<i64> = "NCCL_COLLNET_ENABLE", "", NETWORKS;
+    /// Overrides `collnetEnable`: 1 has switches reduce where a plugin has such, in host memory.
+    collnet_enable: Option<i64> = "NCCL_COLLNET_ENABLE", "";
+    /// The least number of hosts between which switches reduce.
+    collnet_node_threshold: u64 = "NCCL_COLLNET_NODE_THRESHOLD", "2";
+    /// 1 goes without switches where ranks have different networks that reduce, instead of failing.
+    ignore_collnet_mismatch: bool = "NCCL_IGNORE_COLLNET_MISMATCH", "0";
     /// Overrides `nvlsCTAs`, thread blocks for reductions in NVLink switches.
     nvls_nchannels: Option<i64> = "NCCL_NVLS_NCHANNELS", "", NO_NVLS;
     /// Overrides `nChannelsPerNetPeer`, channels to each peer of another host.

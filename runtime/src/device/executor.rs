@@ -44,6 +44,8 @@ pub struct Parts {
     pub edges: Vec<Edge>,
     /// Links to the ranks of other hosts, one for each lane.
     pub remote: Vec<(u32, Vec<MessageEdge>)>,
+    /// The link to the switch of this rank's rail, if the network reduces.
+    pub switch: Option<MessageEdge>,
     /// Bytes of an edge's slot.
     pub edge_slot_bytes: usize,
     /// The start value of all counters.
@@ -71,7 +73,7 @@ impl Unfinished {
         wishes: &Wishes,
         members: &mut dyn Gather,
     ) -> Result<Self> {
-        let Parts { rank, mut edges, remote, edge_slot_bytes, counter_start, .. } = parts;
+        let Parts { rank, mut edges, remote, switch, edge_slot_bytes, counter_start, .. } = parts;
         let Parts { processes, mut memory, .. } = parts;
         let Device::Cuda(index) = device else {
             for (peer, lanes) in remote {
@@ -80,6 +82,7 @@ impl Unfinished {
             }
             let one_process = reach::is_one(&processes);
             memory.resize_with(processes.len(), || PeerMemory::SameProcess);
+            let edges = (edges, switch);
             let endpoint =
                 Endpoint::new(rank, one_process, edge_slot_bytes, edges, memory, counter_start);
             let copies = reach::can_copy(&processes, &endpoint);

@@ -106,6 +106,20 @@ impl Descriptor {
         self.what & MESSAGES == MESSAGES
     }
 
+    /// Returns the type and the operation of a collective that reduces, where a user's own scale
+    /// was applied before, and an average is divided after its sum; `None` for others.
+    pub fn reduction(&self) -> Option<(DataType, ReduceOp)> {
+        let collective = Collective::ALL.get((self.what & 15) as usize)?;
+        let dtype = *DataType::ALL.get((self.what >> 4 & 15) as usize)?;
+        let op = match self.what >> OP_AT & ((1 << (ROOT_AT - OP_AT)) - 1) {
+            SCALED_SUM => ReduceOp::Sum,
+            number => *ReduceOp::ALL.get(number as usize)?,
+        };
+        let reduces = !self.is_message() && *self != Self::signals(self.count);
+        let op = if op == ReduceOp::Avg { ReduceOp::Sum } else { op };
+        (reduces && collective.reduces()).then_some((dtype, op))
+    }
+
     /// Returns 32 bits that differ where descriptors of collectives differ, except for collisions
     /// with a probability of 1 in 2³¹. The tag is even for collectives and odd for messages, of
     /// which it contains only the type.

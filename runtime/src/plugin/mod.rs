@@ -1,5 +1,6 @@
 //! Plugins that are loaded while the program runs, with NCCL's names, variables and structures.
 
+pub(crate) mod collnet;
 pub(crate) mod env;
 mod load;
 pub(crate) mod net;

@@ -1,7 +1,7 @@
 //! A connection between its user and the thread that serves it.
 
 use super::worker::{Answer, Worker};
-use super::{NetState, Progress, Task};
+use super::{Progress, State, Task};
 use oxccl_net::{MAX_REQUESTS, Memory, Receiver, Region, Request, Result, Sender};
 use std::any::Any;
 use std::sync::atomic::Ordering;
@@ -82,7 +82,11 @@ impl Line {
 }
 
 /// Has the thread register memory, and waits for the answer.
-pub(super) fn ask(line: &Line, worker: &Worker<NetState>, memory: Memory) -> Result<Region> {
+pub(super) fn ask<N: ?Sized + 'static>(
+    line: &Line,
+    worker: &Worker<State<N>>,
+    memory: Memory,
+) -> Result<Region> {
     let answer = Answer::default();
     *line.registration.lock().unwrap_or_else(|e| e.into_inner()) = Some((memory, answer.clone()));
     line.registers.store(true, Ordering::Release);

@@ -31,13 +31,13 @@ enum Progress {
 }
 
 /// A transport on its thread, and the work there that takes several looks.
-pub(crate) struct NetState {
+pub(crate) struct State<N: ?Sized> {
     // Dropped before the transport.
     tasks: Vec<Box<dyn Task>>,
-    net: Box<dyn Net>,
+    net: Box<N>,
 }
 
-impl Serve for NetState {
+impl<N: ?Sized + 'static> Serve for State<N> {
     fn poll(&mut self) -> bool {
         let mut moved = false;
         self.tasks.retain_mut(|task| {
@@ -53,7 +53,7 @@ impl Serve for NetState {
     }
 }
 
-type NetWorker = Worker<NetState>;
+type NetWorker = Worker<State<dyn Net>>;
 
 /// A transport whose functions are all called by one thread.
 pub(crate) struct Proxy {
@@ -68,7 +68,7 @@ impl Proxy {
         make: impl FnOnce() -> oxccl_net::Result<Box<dyn Net>> + Send + 'static,
         current: Arc<CurrentCall>,
     ) -> Result<Self> {
-        let make = || Ok(NetState { tasks: Vec::new(), net: make()? });
+        let make = || Ok(State { tasks: Vec::new(), net: make()? });
         let worker = Arc::new(Worker::start("oxccl-proxy", make, current)?);
         let (name, properties) = worker.call(|state| {
             let net = &state.net;
@@ -190,21 +190,68 @@ impl Connecting for ProxyConnecting {
     }
 }
 
-/// An end of a connection that the thread serves.
-struct Half {
-    line: Arc<Line>,
-    worker: Arc<NetWorker>,
+/// A network that reduces, all of whose functions are called by one thread. `N` is the network's
+/// state there.
+pub(crate) struct Reducing<N>(Arc<Worker<State<N>>>);
+
+impl<N: 'static> Reducing<N> {
+    /// Starts the thread, which makes its state. Fails if that fails or does not return.
+    pub(crate) fn start(
+        make: impl FnOnce() -> oxccl_net::Result<N> + Send + 'static,
+        current: Arc<CurrentCall>,
+    ) -> Result<Self> {
+        let make = || Ok(State { tasks: Vec::new(), net: Box::new(make()?) });
+        Ok(Self(Arc::new(Worker::start("oxccl-collnet", make, current)?)))
+    }
+
+    /// Has the thread make a call, and waits for the answer.
+    pub(crate) fn call<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&mut N) -> oxccl_net::Result<T> + Send + 'static,
+    ) -> oxccl_net::Result<T> {
+        self.0.call(move |state| call(&mut state.net))
+    }
+
+    /// Has the thread connect, and serves both ends of what it returns. Waits as long as `stop`
+    /// finds no reason against it.
+    pub(crate) fn connect(
+        &self,
+        connect: impl FnOnce(&mut N) -> oxccl_net::Result<(Box<dyn Sender>, Box<dyn Receiver>)>
+        + Send
+        + 'static,
+        stop: impl FnMut() -> Option<oxccl_net::Error>,
+    ) -> oxccl_net::Result<(Box<dyn Sender>, Box<dyn Receiver>)> {
+        let (sends, receives) = (Arc::new(Line::default()), Arc::new(Line::default()));
+        let of_thread = (sends.clone(), receives.clone());
+        let made = move |state: &mut State<N>| {
+            let (sender, receiver) = connect(&mut state.net)?;
+            let ahead = receiver.ends_with_requests();
+            state.tasks.push(Box::new(LineTask::new(sender, of_thread.0)));
+            state.tasks.push(Box::new(LineTask::new(receiver, of_thread.1)));
+            Ok(ahead)
+        };
+        let ends_with_requests = self.0.call_until(made, stop)?;
+        let half = |line| Half { line, worker: self.0.clone(), ends_with_requests };
+        Ok((Box::new(half(sends)), Box::new(half(receives))))
+    }
 }
 
-impl Half {
-    fn new<E: line::End>(end: E, worker: Arc<NetWorker>) -> oxccl_net::Result<Self> {
+/// An end of a connection that the thread serves.
+struct Half<N: ?Sized + 'static> {
+    line: Arc<Line>,
+    worker: Arc<Worker<State<N>>>,
+    ends_with_requests: bool,
+}
+
+impl<N: ?Sized + 'static> Half<N> {
+    fn new<E: line::End>(end: E, worker: Arc<Worker<State<N>>>) -> oxccl_net::Result<Self> {
         let line = Arc::new(Line::default());
         let of_thread = line.clone();
         worker.call(move |state| {
             state.tasks.push(Box::new(LineTask::new(end, of_thread)));
             Ok(())
         })?;
-        Ok(Self { line, worker })
+        Ok(Self { line, worker, ends_with_requests: false })
     }
 
     fn register(&mut self, memory: Memory) -> oxccl_net::Result<Region> {
@@ -234,14 +281,14 @@ impl Half {
     }
 }
 
-impl Drop for Half {
+impl<N: ?Sized + 'static> Drop for Half<N> {
     fn drop(&mut self) {
         self.line.close();
         self.worker.wake();
     }
 }
 
-impl Sender for Half {
+impl<N: ?Sized + 'static> Sender for Half<N> {
     fn register(&mut self, memory: Memory) -> oxccl_net::Result<Region> {
         self.register(memory)
     }
@@ -265,7 +312,7 @@ impl Sender for Half {
     }
 }
 
-impl Receiver for Half {
+impl<N: ?Sized + 'static> Receiver for Half<N> {
     fn register(&mut self, memory: Memory) -> oxccl_net::Result<Region> {
         self.register(memory)
     }
@@ -278,6 +325,10 @@ impl Receiver for Half {
         region: Region,
     ) -> oxccl_net::Result<Option<Request>> {
         self.start(data, capacity, tag, region)
+    }
+
+    fn ends_with_requests(&self) -> bool {
+        self.ends_with_requests
     }
 
     fn test(&mut self, request: Request) -> oxccl_net::Result<Option<usize>> {

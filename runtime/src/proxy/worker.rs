@@ -125,11 +125,21 @@ impl<S: Serve> Worker<S> {
         &self,
         call: impl FnOnce(&mut S) -> oxccl_net::Result<T> + Send + 'static,
     ) -> oxccl_net::Result<T> {
+        self.call_until(call, || None)
+    }
+
+    /// Has the thread make a call, and waits for the answer as long as `stop` finds no reason
+    /// against it.
+    pub(super) fn call_until<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&mut S) -> oxccl_net::Result<T> + Send + 'static,
+        mut stop: impl FnMut() -> Option<oxccl_net::Error>,
+    ) -> oxccl_net::Result<T> {
         let answer = Answer::default();
         let give = answer.clone();
         self.shared.calls().push(Box::new(move |state| give.set(call(state))));
         self.wake();
-        answer.wait(|| self.trouble())?
+        answer.wait(|| self.trouble().or_else(&mut stop))?
     }
 }
 
@@ -227,7 +237,7 @@ impl<T> Answer<T> {
     /// Waits for the answer, as long as there is no trouble.
     pub(super) fn wait(
         &self,
-        trouble: impl Fn() -> Option<oxccl_net::Error>,
+        mut trouble: impl FnMut() -> Option<oxccl_net::Error>,
     ) -> oxccl_net::Result<T> {
         let mut value = self.0.0.lock().unwrap_or_else(|e| e.into_inner());
         loop {

@@ -28,7 +28,9 @@ fn join() -> Result<Arc<Communicator>> {
     let launch = launch::detect()?.expect("started by a test");
     let id = launch::unique_id(&launch, Options::default().init_limit())?;
     let device = Device::Host(launch.local_rank as i32);
-    let options = Options { net_name: Config::get().net.clone(), ..Options::default() };
+    let config = Config::get();
+    let options = Options::default().with_variables(config);
+    let options = Options { net_name: config.net.clone(), ..options };
     let member = Member { id, rank: launch.rank, nranks: launch.nranks, device, options };
     Ok(Arc::new(create(&member)?))
 }

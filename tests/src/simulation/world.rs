@@ -114,7 +114,7 @@ impl World {
                 Some(_) => PeerMemory::Arena(arena_of_peer()),
                 None => PeerMemory::Unreachable,
             };
-            let (edges, memory) = (edges.collect(), (0..n).map(reach).collect());
+            let (edges, memory) = ((edges.collect(), None), (0..n).map(reach).collect());
             let (pids, one) = (vec![std::process::id() as i32; n], place.one_process);
             let rank = rank as u32;
             let rank = Arc::new(Rank::new(rank, local, shared, pids));

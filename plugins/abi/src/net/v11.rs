@@ -3,7 +3,10 @@
 #![allow(missing_docs, reason = "the meaning of the fields is that in version 12")]
 
 use super::ncclNetDeviceHandle_v11_t;
-use crate::{ncclDebugLogger_t, ncclNetDeviceType, ncclProfilerCallback_t, ncclResult_t};
+use crate::{
+    ncclDataType_t, ncclDebugLogger_t, ncclNetDeviceType, ncclProfilerCallback_t, ncclRedOp_t,
+    ncclResult_t,
+};
 use std::ffi::{c_char, c_int, c_void};
 
 /// The devices that a device consists of.
@@ -189,4 +192,140 @@ pub struct ncclNet_v11_t {
     pub setNetAttr: Option<
         unsafe extern "C" fn(ctx: *mut c_void, netAttr: *mut ncclNetAttr_v11_t) -> ncclResult_t,
     >,
+}
+
+/// A part of the data of an all-gather or a reduce-scatter in the network.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ncclNetSGE_v11_t {
+    pub mhandle: *mut c_void,
+    pub address: *mut c_void,
+    pub size: usize,
+}
+
+/// The functions of a network that reduces, `ncclCollNetPlugin_v11`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ncclCollNet_v11_t {
+    pub name: *const c_char,
+    pub init: Option<
+        unsafe extern "C" fn(
+            ctx: *mut *mut c_void,
+            commId: u64,
+            logFunction: ncclDebugLogger_t,
+        ) -> ncclResult_t,
+    >,
+    pub devices: Option<unsafe extern "C" fn(ndev: *mut c_int) -> ncclResult_t>,
+    pub getProperties: Option<
+        unsafe extern "C" fn(dev: c_int, props: *mut ncclNetProperties_v11_t) -> ncclResult_t,
+    >,
+    pub listen: Option<
+        unsafe extern "C" fn(
+            ctx: *mut c_void,
+            dev: c_int,
+            handle: *mut c_void,
+            listenComm: *mut *mut c_void,
+        ) -> ncclResult_t,
+    >,
+    pub connect: Option<
+        unsafe extern "C" fn(
+            handles: *mut *mut c_void,
+            nranks: c_int,
+            rank: c_int,
+            listenComm: *mut c_void,
+            collComm: *mut *mut c_void,
+        ) -> ncclResult_t,
+    >,
+    pub reduceSupport: Option<
+        unsafe extern "C" fn(
+            dataType: ncclDataType_t,
+            redOp: ncclRedOp_t,
+            supported: *mut c_int,
+        ) -> ncclResult_t,
+    >,
+    pub regMr: Option<
+        unsafe extern "C" fn(
+            collComm: *mut c_void,
+            data: *mut c_void,
+            size: usize,
+            kind: c_int,
+            mhandle: *mut *mut c_void,
+        ) -> ncclResult_t,
+    >,
+    pub regMrDmaBuf: Option<
+        unsafe extern "C" fn(
+            collComm: *mut c_void,
+            data: *mut c_void,
+            size: usize,
+            kind: c_int,
+            offset: u64,
+            fd: c_int,
+            mhandle: *mut *mut c_void,
+        ) -> ncclResult_t,
+    >,
+    pub deregMr:
+        Option<unsafe extern "C" fn(collComm: *mut c_void, mhandle: *mut c_void) -> ncclResult_t>,
+    pub iallreduce: Option<
+        unsafe extern "C" fn(
+            collComm: *mut c_void,
+            sendData: *mut c_void,
+            recvData: *mut c_void,
+            count: usize,
+            dataType: ncclDataType_t,
+            redOp: ncclRedOp_t,
+            sendMhandle: *mut c_void,
+            recvMhandle: *mut c_void,
+            request: *mut *mut c_void,
+        ) -> ncclResult_t,
+    >,
+    pub iallgather: Option<
+        unsafe extern "C" fn(
+            collComm: *mut c_void,
+            sendData: *mut c_void,
+            nRecvParts: c_int,
+            recvParts: *mut ncclNetSGE_v11_t,
+            bytesPerRank: usize,
+            windowOffset: usize,
+            windowBytes: usize,
+            sendMhandle: *mut c_void,
+            request: *mut *mut c_void,
+        ) -> ncclResult_t,
+    >,
+    pub ireducescatter: Option<
+        unsafe extern "C" fn(
+            collComm: *mut c_void,
+            nSendParts: c_int,
+            sendParts: *mut ncclNetSGE_v11_t,
+            recvData: *mut c_void,
+            bytesPerRank: usize,
+            windowOffset: usize,
+            windowBytes: usize,
+            dataType: ncclDataType_t,
+            redOp: ncclRedOp_t,
+            recvMhandle: *mut c_void,
+            request: *mut *mut c_void,
+        ) -> ncclResult_t,
+    >,
+    pub iflush: Option<
+        unsafe extern "C" fn(
+            collComm: *mut c_void,
+            data: *mut c_void,
+            size: c_int,
+            mhandle: *mut c_void,
+            request: *mut *mut c_void,
+        ) -> ncclResult_t,
+    >,
+    pub test: Option<
+        unsafe extern "C" fn(
+            request: *mut c_void,
+            done: *mut c_int,
+            size: *mut c_int,
+        ) -> ncclResult_t,
+    >,
+    pub closeColl: Option<unsafe extern "C" fn(collComm: *mut c_void) -> ncclResult_t>,
+    pub closeListen: Option<unsafe extern "C" fn(listenComm: *mut c_void) -> ncclResult_t>,
+    pub makeVDevice: Option<
+        unsafe extern "C" fn(d: *mut c_int, props: *mut ncclNetVDeviceProps_v11_t) -> ncclResult_t,
+    >,
+    pub finalize: Option<unsafe extern "C" fn(ctx: *mut c_void) -> ncclResult_t>,
 }

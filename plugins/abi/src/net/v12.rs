@@ -1,7 +1,10 @@
 //! Version 12.
 
 use super::ncclNetDeviceHandle_v12_t;
-use crate::{ncclDebugLogger_t, ncclNetDeviceType, ncclProfilerCallback_t, ncclResult_t};
+use crate::{
+    ncclDataType_t, ncclDebugLogger_t, ncclNetDeviceType, ncclProfilerCallback_t, ncclRedOp_t,
+    ncclResult_t,
+};
 use std::ffi::{c_char, c_int, c_void};
 
 /// The devices that a device consists of.
@@ -245,4 +248,164 @@ pub struct ncclNet_v12_t {
     pub setNetAttr: Option<
         unsafe extern "C" fn(ctx: *mut c_void, netAttr: *mut ncclNetAttr_v12_t) -> ncclResult_t,
     >,
+}
+
+/// A part of the data of an all-gather or a reduce-scatter in the network.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ncclNetSGE_v12_t {
+    /// The registration of the memory.
+    pub mhandle: *mut c_void,
+    /// The first byte.
+    pub address: *mut c_void,
+    /// The number of bytes.
+    pub size: usize,
+}
+
+/// The functions of a network that reduces, `ncclCollNetPlugin_v12`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ncclCollNet_v12_t {
+    /// The name, in logs.
+    pub name: *const c_char,
+    /// Begins the use of the network by a communicator.
+    pub init: Option<
+        unsafe extern "C" fn(
+            ctx: *mut *mut c_void,
+            commId: u64,
+            logFunction: ncclDebugLogger_t,
+        ) -> ncclResult_t,
+    >,
+    /// Tells the number of devices that reduce. If there are none, the other functions may be null.
+    pub devices: Option<unsafe extern "C" fn(ndev: *mut c_int) -> ncclResult_t>,
+    /// Tells the properties of a device.
+    pub getProperties: Option<
+        unsafe extern "C" fn(dev: c_int, props: *mut ncclNetProperties_v12_t) -> ncclResult_t,
+    >,
+    /// Makes what the ranks need to find each other: a handle of at most
+    /// `NCCL_NET_HANDLE_MAXSIZE` bytes, which all ranks get.
+    pub listen: Option<
+        unsafe extern "C" fn(
+            ctx: *mut c_void,
+            dev: c_int,
+            handle: *mut c_void,
+            listenComm: *mut *mut c_void,
+        ) -> ncclResult_t,
+    >,
+    /// Makes a group of the ranks with these handles, of which this is number `rank`. May block
+    /// until all have called it.
+    pub connect: Option<
+        unsafe extern "C" fn(
+            handles: *mut *mut c_void,
+            nranks: c_int,
+            rank: c_int,
+            listenComm: *mut c_void,
+            collComm: *mut *mut c_void,
+        ) -> ncclResult_t,
+    >,
+    /// Sets `supported` to 1 if the network reduces a type by an operation, else to 0.
+    pub reduceSupport: Option<
+        unsafe extern "C" fn(
+            dataType: ncclDataType_t,
+            redOp: ncclRedOp_t,
+            supported: *mut c_int,
+        ) -> ncclResult_t,
+    >,
+    /// Registers memory, of a kind `NCCL_PTR_*`.
+    pub regMr: Option<
+        unsafe extern "C" fn(
+            collComm: *mut c_void,
+            data: *mut c_void,
+            size: usize,
+            kind: c_int,
+            mhandle: *mut *mut c_void,
+        ) -> ncclResult_t,
+    >,
+    /// Registers memory of a GPU by a dma-buf; null if the network cannot.
+    pub regMrDmaBuf: Option<
+        unsafe extern "C" fn(
+            collComm: *mut c_void,
+            data: *mut c_void,
+            size: usize,
+            kind: c_int,
+            offset: u64,
+            fd: c_int,
+            mhandle: *mut *mut c_void,
+        ) -> ncclResult_t,
+    >,
+    /// Gives up registered memory.
+    pub deregMr:
+        Option<unsafe extern "C" fn(collComm: *mut c_void, mhandle: *mut c_void) -> ncclResult_t>,
+    /// Starts an all-reduce of `count` elements. A null request: there is no room now.
+    pub iallreduce: Option<
+        unsafe extern "C" fn(
+            collComm: *mut c_void,
+            sendData: *mut c_void,
+            recvData: *mut c_void,
+            count: usize,
+            dataType: ncclDataType_t,
+            redOp: ncclRedOp_t,
+            sendMhandle: *mut c_void,
+            recvMhandle: *mut c_void,
+            request: *mut *mut c_void,
+        ) -> ncclResult_t,
+    >,
+    /// Starts an all-gather; not used here.
+    pub iallgather: Option<
+        unsafe extern "C" fn(
+            collComm: *mut c_void,
+            sendData: *mut c_void,
+            nRecvParts: c_int,
+            recvParts: *mut ncclNetSGE_v12_t,
+            bytesPerRank: usize,
+            windowOffset: usize,
+            windowBytes: usize,
+            sendMhandle: *mut c_void,
+            request: *mut *mut c_void,
+        ) -> ncclResult_t,
+    >,
+    /// Starts a reduce-scatter; not used here.
+    pub ireducescatter: Option<
+        unsafe extern "C" fn(
+            collComm: *mut c_void,
+            nSendParts: c_int,
+            sendParts: *mut ncclNetSGE_v12_t,
+            recvData: *mut c_void,
+            bytesPerRank: usize,
+            windowOffset: usize,
+            windowBytes: usize,
+            dataType: ncclDataType_t,
+            redOp: ncclRedOp_t,
+            recvMhandle: *mut c_void,
+            request: *mut *mut c_void,
+        ) -> ncclResult_t,
+    >,
+    /// Makes data that have come visible to the GPU.
+    pub iflush: Option<
+        unsafe extern "C" fn(
+            collComm: *mut c_void,
+            data: *mut c_void,
+            size: c_int,
+            mhandle: *mut c_void,
+            request: *mut *mut c_void,
+        ) -> ncclResult_t,
+    >,
+    /// Sets `done` to 1 once a request is complete, which ends the request.
+    pub test: Option<
+        unsafe extern "C" fn(
+            request: *mut c_void,
+            done: *mut c_int,
+            size: *mut c_int,
+        ) -> ncclResult_t,
+    >,
+    /// Ends a group.
+    pub closeColl: Option<unsafe extern "C" fn(collComm: *mut c_void) -> ncclResult_t>,
+    /// Ends what `listen` has made.
+    pub closeListen: Option<unsafe extern "C" fn(listenComm: *mut c_void) -> ncclResult_t>,
+    /// Makes one device of several.
+    pub makeVDevice: Option<
+        unsafe extern "C" fn(d: *mut c_int, props: *mut ncclNetVDeviceProps_v12_t) -> ncclResult_t,
+    >,
+    /// Ends the use of the network by a communicator.
+    pub finalize: Option<unsafe extern "C" fn(ctx: *mut c_void) -> ncclResult_t>,
 }

@@ -12,6 +12,7 @@ mod pairwise;
 mod push;
 mod rails;
 mod ring;
+mod switch;
 mod tree;
 mod two_shot;
 mod two_shot_edges;
@@ -64,6 +65,10 @@ pub enum Algorithm {
     RailsTwoShot = 18,
     /// One-shot over edges between teams.
     RailsOneShot = 19,
+    /// The network reduces.
+    Switch = 20,
+    /// The network reduces what the teams have folded.
+    RailsSwitch = 21,
 }
 
 /// The requirements of a plan on the links between ranks.
@@ -79,6 +84,8 @@ pub enum Needs {
     UserMemory,
     /// Edges, which every kind of link offers.
     Edges,
+    /// Edges, and a network that reduces.
+    Switch,
 }
 
 /// A row of the table of algorithms.
@@ -103,7 +110,7 @@ pub struct Generator {
 }
 
 /// All algorithms, in the order in which ties of the cost model break.
-pub static GENERATORS: [Generator; 20] = [
+pub static GENERATORS: [Generator; 22] = [
     local::GENERATOR,
     one_shot::STAGED,
     one_shot::MAPPED,
@@ -124,6 +131,8 @@ pub static GENERATORS: [Generator; 20] = [
     rails::BRUCK,
     rails::TWO_SHOT,
     rails::ONE_SHOT,
+    switch::GENERATOR,
+    rails::SWITCH,
 ];
 
 impl Algorithm {

@@ -6,8 +6,8 @@
 //! an element passes there as rarely as with one rank per team. Reductions are folded in each team
 //! first, in rank order.
 
-use super::{Algorithm, Generator, Needs, bruck, edge_layout, halving, one_shot_edges, others};
-use super::{ring, tree, two_shot_edges};
+use super::{Algorithm, Generator, bruck, edge_layout, halving, one_shot_edges, others};
+use super::{ring, switch, tree, two_shot_edges};
 use crate::cost::CostModel;
 use crate::ir::{Buffer, Layout, Op, Slice};
 use crate::spec::{Collective, Spec};
@@ -18,7 +18,7 @@ macro_rules! rails {
         pub(super) const $row: Generator = Generator {
             algorithm: Algorithm::$algorithm,
             name: $name,
-            needs: Needs::Edges,
+            needs: $along::GENERATOR.needs,
             canonical: false,
             layout: |spec| layout(spec, &$along::GENERATOR),
             ops: |spec, rank| ops(spec, rank, &$along::GENERATOR),
@@ -33,13 +33,14 @@ rails!(HALVING, RailsHalving, "rails_halving", halving);
 rails!(BRUCK, RailsBruck, "rails_bruck", bruck);
 rails!(TWO_SHOT, RailsTwoShot, "rails_two_shot", two_shot_edges);
 rails!(ONE_SHOT, RailsOneShot, "rails_one_shot", one_shot_edges);
+rails!(SWITCH, RailsSwitch, "rails_switch", switch);
 
 /// Returns what each rail carries out, and its layout; `None` if the ranks form one team, or teams
 /// of one rank, or if the algorithm does not serve.
 fn along(spec: &Spec, algorithm: &Generator) -> Option<(Spec, Layout)> {
     let shaped = 1 < spec.team && spec.team < spec.nranks;
     let teams = spec.nranks / spec.team;
-    let rail = Spec::new(spec.collective, teams, spec.root / spec.team);
+    let rail = Spec::new(spec.collective, teams, spec.root / spec.team).in_teams(1);
     // Exchanges between pairs gain nothing: what one rank sends another passes a rail once anyway.
     let gains =
         !matches!(spec.collective, Collective::AllToAll | Collective::Gather | Collective::Scatter);
@@ -200,6 +201,7 @@ impl Rails {
     /// where the data already are, or get by [`join`](Self::join).
     fn on_rail(&self, op: Op) -> Option<Op> {
         let slice = |s| self.slice(s);
+        // Also of the switch, whose number follows those of the teams.
         let peer_of = |team: u32| team * self.spec.team + self.place;
         Some(match op {
             Op::Copy { .. } if self.spec.collective == Collective::Broadcast => return None,

@@ -30,8 +30,13 @@ impl<V: Values> Step<'_, '_, '_, '_, V> {
             Op::Send { peer, src } => {
                 let values = self.load(rank, src)?;
                 let elems = self.elems(src);
-                return Ok(values.is_empty()
-                    || self.machine.send(rank, peer, (values, (0, 0)), self.step, elems));
+                if values.is_empty() {
+                    return Ok(true);
+                }
+                if peer >= self.run.plan.spec.nranks {
+                    return self.contribute(peer, values, elems);
+                }
+                return Ok(self.machine.send(rank, peer, (values, (0, 0)), self.step, elems));
             }
             Op::Recv { peer, dst } => {
                 let Some(values) = self.take(peer, dst, false)? else { return Ok(false) };

@@ -3,6 +3,7 @@
 use super::Rendezvous;
 use crate::bootstrap::descriptors::Listener;
 use crate::comm::rank_info::{self, RankInfo};
+use crate::comm::team;
 use crate::device::{Device, Process};
 use crate::error::{Error, Result};
 use crate::link::direct::Segment;
@@ -32,12 +33,12 @@ impl Members {
     /// of all members. Blocks for all ranks that meet.
     pub(super) fn meet(
         rendezvous: &mut Rendezvous,
-        (rank, device): (u32, Device),
+        (rank, device, collnet): (u32, Device, bool),
         listener: &Listener,
         control: &TcpListener,
     ) -> Result<Self> {
         let address = control.local_addr().map_err(|e| Error::system("getsockname", e, ""))?;
-        let mut info = RankInfo::own(rank, *listener.name(), address, device)?;
+        let mut info = RankInfo::own(rank, *listener.name(), address, (device, collnet))?;
         info.holder = rendezvous.session.is_held_here();
         let answers = rendezvous.session.gather(&info.encode())?;
         let holder = answers.iter().position(|bytes| RankInfo::is_holder(bytes));
@@ -81,6 +82,17 @@ impl Members {
     pub(super) fn neighbours(&self) -> Vec<u32> {
         let hosts: Vec<u64> = self.infos.iter().map(|info| info.host).collect();
         neighbours(&hosts, self.rank)
+    }
+
+    /// Returns whether all ranks ask for a network that reduces between their hosts.
+    pub(super) fn ask_for_switch(&self) -> bool {
+        // The messages of GPUs have no way to a switch.
+        !self.is_one_host() && self.infos.iter().all(|info| info.collnet && !info.gpu)
+    }
+
+    /// Returns the number of ranks of a team ([`Spec::team`](oxccl_plan::Spec::team)).
+    pub(super) fn team(&self) -> u32 {
+        team::size(self.infos.iter().map(|info| info.host))
     }
 
     pub(super) fn is_one_host(&self) -> bool {

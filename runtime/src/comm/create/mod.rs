@@ -5,8 +5,9 @@
 mod links;
 mod members;
 mod memory;
+mod switch;
 
-use super::{Communicator, Options, rank_info, team};
+use super::{Communicator, Options, rank_info};
 use crate::bootstrap::deadline::InVain;
 use crate::bootstrap::descriptors::Listener;
 use crate::bootstrap::id::random;
@@ -177,7 +178,8 @@ fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
     let (rank, nranks, device) = (*rank, *nranks, *device);
     let listener = Listener::new()?;
     let control = session::listen(interface::beside(id.address, Config::get())?)?;
-    let members = Members::meet(rendezvous, (rank, device), &listener, &control)?;
+    let members =
+        Members::meet(rendezvous, (rank, device, options.collnet_enable), &listener, &control)?;
     // At a fixed address communicators follow each other: the salt binds connections to this one.
     let own = id.salted(&members.infos[0].socket);
     let slot_bytes = device.edge_slot_bytes(nranks);
@@ -193,6 +195,9 @@ fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
             links::connect(identity, &members, &control, rendezvous, asked)?
         }
     };
+    let switch = switch::connect(identity, &members, rendezvous, slot_bytes)?;
+    let (switch, reductions) = switch.unzip();
+    let threads = links.threads + usize::from(switch.is_some());
     let (comm, name, hosts) = (own.comm, options.name.clone(), members.host_sizes());
     let facts = Facts { comm, name, hosts, rank };
     let (tuner, profiler) = (Tuner::start(&facts)?, Profiler::start(&facts));
@@ -204,6 +209,7 @@ fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
     let parts = Parts {
         edges,
         remote: links.edges,
+        switch,
         rank: own.clone(),
         edge_slot_bytes: slot_bytes,
         counter_start,
@@ -223,7 +229,7 @@ fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
             return Err(error);
         }
     };
-    device::note_waiting_threads(members.on_this_machine() * (1 + links.threads));
+    device::note_waiting_threads(members.on_this_machine() * (1 + threads));
     let child_meetings = ChildMeetings {
         id: id.clone(),
         listener: control,
@@ -232,10 +238,10 @@ fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
         grows: AtomicU64::new(0),
         shrinks: Mutex::default(),
     };
-    let team = team::size(members.infos.iter().map(|info| info.host));
-    let (executor, topology) = unfinished.finish(&answers, team);
+    let (executor, topology) = unfinished.finish(&answers, members.team());
     let parts = (executor, topology, policy);
     let mut comm = Communicator::new(parts, device, options, Some(child_meetings));
+    comm.reductions = reductions.unwrap_or_default();
     comm.tuner = tuner;
     comm.profiler = profiler;
     links::watch(&own, signs)?;
@@ -270,6 +276,7 @@ pub(super) fn alone(device: Device, options: &Options) -> Result<Communicator> {
         rank: Arc::new(Rank::new(0, vec![Some(0)], None, vec![0])),
         edges: vec![Edge::Own],
         remote: Vec::new(),
+        switch: None,
         edge_slot_bytes: device.edge_slot_bytes(1),
         counter_start: 0,
         processes: vec![Process::without_arena()?],

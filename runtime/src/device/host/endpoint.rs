@@ -3,6 +3,7 @@
 use super::arena::Arena;
 use crate::error::{Error, Result};
 use crate::link::direct::{Segment, reached};
+use crate::link::message::MessageEdge;
 use crate::link::{Edge, notice};
 use crate::op::descriptor::Descriptor;
 use crate::os::memory::Mapping;
@@ -32,6 +33,8 @@ pub type CarrierCounts = [u64; Carrier::ALL.len()];
 pub struct State {
     /// Links, by rank.
     pub edges: Vec<Edge>,
+    /// The edge to the switch of this rank's rail, or [`Edge::Own`].
+    pub switch: Edge,
     /// True if some links go over a network.
     pub networked: bool,
     /// Signals of this rank so far.
@@ -103,7 +106,7 @@ impl Endpoint {
         rank: Arc<Rank>,
         one_process: bool,
         edge_slot_bytes: usize,
-        edges: Vec<Edge>,
+        (edges, switch): (Vec<Edge>, Option<MessageEdge>),
         memory: Vec<PeerMemory>,
         start: u64,
     ) -> Self {
@@ -111,6 +114,7 @@ impl Endpoint {
         let networked = edges.iter().any(|e| matches!(e, Edge::Message(_) | Edge::Unconnected(_)));
         let state = State {
             edges,
+            switch: switch.map_or(Edge::Own, |edge| Edge::Message(Box::new(edge))),
             networked,
             phase: start,
             known: vec![start; nranks],
@@ -161,8 +165,9 @@ impl Endpoint {
     /// end here, even if a graph still holds the endpoint.
     pub fn leave(&self) {
         self.rank.leave(|| {
-            let edges = std::mem::take(&mut self.state().edges);
-            (edges.iter().map(|edge| edge.messages().1).collect(), edges)
+            let mut state = self.state();
+            let links = (std::mem::take(&mut state.edges), state.take_switch());
+            (links.0.iter().map(|edge| edge.messages().1).collect(), links)
         });
     }
 
@@ -170,6 +175,7 @@ impl Endpoint {
     #[cfg(feature = "testing")]
     pub fn cut(&self) {
         self.state().edges.clear();
+        drop(self.state().take_switch());
         self.rank.take_controls();
     }
 
@@ -225,7 +231,8 @@ impl Endpoint {
         let place = self.rank.local[self.rank.number as usize];
         let shared =
             self.rank.segment.as_ref().zip(place).map_or((0, 0), |(s, own)| s.resident(own));
-        let outgoing: usize = state.edges.iter().map(Edge::memory_bytes).sum();
+        let edges = state.edges.iter().chain([&state.switch]);
+        let outgoing: usize = edges.map(Edge::memory_bytes).sum();
         ((private as u64) + shared.0, shared.1 + outgoing as u64)
     }
 
@@ -312,6 +319,15 @@ impl State {
         }
     }
 
+    /// Returns the edge to a peer, which may be a switch.
+    pub fn edge(&mut self, peer: u32) -> &mut Edge {
+        self.edges.get_mut(peer as usize).unwrap_or(&mut self.switch)
+    }
+
+    fn take_switch(&mut self) -> Edge {
+        std::mem::replace(&mut self.switch, Edge::Own)
+    }
+
     /// Sends pending messages to all peers over a network. Returns a peer for which some are left.
     /// Called whenever an operation waits, as its peers may wait for exactly these messages.
     pub fn flush(&mut self) -> Result<Option<u32>> {
@@ -319,6 +335,9 @@ impl State {
             return Ok(None);
         }
         let mut left = None;
+        if !self.switch.flushed()? {
+            left = Some(self.edges.len() as u32);
+        }
         for (peer, edge) in (0u32..).zip(&mut self.edges) {
             if !edge.flushed().map_err(broken(peer))? {
                 left = Some(peer);

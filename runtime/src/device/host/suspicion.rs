@@ -11,7 +11,12 @@ use crate::rank::{Awaited, LEFT, Rank};
 /// look either: the look may have seen newer state than the operation.
 pub(super) fn suspect(endpoint: &Endpoint, doing: CurrentOp, awaited: Awaited) -> Option<Error> {
     let peers = (0..endpoint.rank.nranks).filter(|&p| p != endpoint.rank.number);
-    let awaited = u32::try_from(awaited.peer).ok()?;
+    let Ok(awaited) = u32::try_from(awaited.peer) else {
+        // At a switch all ranks of the rail are awaited.
+        let gone = peers.clone().find(|&p| endpoint.rank.has_left(p));
+        let gone = gone.filter(|_| matches!(doing, CurrentOp::Collective(..)));
+        return gone.map(|peer| endpoint.rank.lost(peer, LEFT.to_owned()));
+    };
     let place = endpoint.rank.segment.as_ref().zip(endpoint.rank.local[awaited as usize]);
     match doing {
         // A window may still be registered at any time.

@@ -21,6 +21,13 @@ pub use unconnected::Unconnected;
 /// error.
 pub const HEADER_BYTES: usize = 16;
 
+/// Returns the operation that a message's header tells; `None` for less than a header.
+pub fn descriptor_of(header: &[u8]) -> Option<Descriptor> {
+    let [what @ .., _, _, _, _, a, b, c, d, e, f, g, h] = header.first_chunk::<HEADER_BYTES>()?;
+    let count = u64::from_le_bytes([*a, *b, *c, *d, *e, *f, *g, *h]);
+    Some(Descriptor::from_words(u32::from_le_bytes(*what), count))
+}
+
 /// The edges from and to one remote peer. The slots belong to the edges.
 pub struct MessageEdge {
     outgoing: Outgoing,

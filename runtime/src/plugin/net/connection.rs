@@ -1,8 +1,6 @@
 //! A net plugin as a transport. All of this runs in the thread that calls the plugin.
 
-use super::functions::{
-    Accept, Connect, Functions, GetProperties, Init, Irecv, Isend, Listen, RegMr,
-};
+use super::functions::{Accept, Connect, Functions, Init, Irecv, Isend, Listen, RegMr};
 use super::{HINT, result_name};
 use crate::exit;
 use crate::plugin::{Plugin, logger};
@@ -11,11 +9,10 @@ use oxccl_net::{
     Connecting, Error, HANDLE_BYTES, HOST, Handle, Listener, Memory, Net, Properties, Receiver,
     Region, Request, Result, Sender,
 };
-use oxccl_plugin_abi::NCCL_NET_DEVICE_HOST;
 use oxccl_plugin_abi::net::{
     ncclNetCommConfig_v10_t, ncclNetCommConfig_v11_t, ncclNetCommConfig_v12_t,
 };
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
@@ -143,82 +140,6 @@ fn note(ended: Result<()>) {
     }
 }
 
-/// The fields that the properties of all versions have.
-macro_rules! common {
-    ($properties:expr) => {
-        Facts {
-            name: $properties.name,
-            pci_path: $properties.pciPath,
-            memory: $properties.ptrSupport,
-            speed_mbps: $properties.speed,
-            max_connections: $properties.maxComms,
-            offload: NCCL_NET_DEVICE_HOST,
-            max_bytes: OLD_MAX_BYTES,
-        }
-    };
-}
-
-/// The most bytes of a message of versions that do not tell.
-const OLD_MAX_BYTES: u64 = 1 << 30;
-
-struct Facts {
-    name: *const c_char,
-    pci_path: *const c_char,
-    memory: c_int,
-    speed_mbps: c_int,
-    max_connections: c_int,
-    offload: c_int,
-    max_bytes: u64,
-}
-
-/// Returns a text of a plugin; `None` for a null pointer.
-///
-/// # Safety
-/// The pointer is null or a C string.
-unsafe fn text(at: *const c_char) -> Option<String> {
-    // SAFETY: by the contract.
-    (!at.is_null()).then(|| unsafe { CStr::from_ptr(at) }.to_string_lossy().into_owned())
-}
-
-impl Instance {
-    fn facts(&self, device: c_int) -> Result<Facts> {
-        /// Calls the function for properties that are zeros before.
-        macro_rules! get {
-            ($function:expr, $properties:ident, $facts:expr) => {{
-                // SAFETY: numbers and pointers may be zero.
-                let mut $properties = unsafe { std::mem::zeroed() };
-                // SAFETY: as in `init`.
-                let get = || unsafe { $function(device, &mut $properties) };
-                self.call("getProperties", get).map(|()| $facts)
-            }};
-        }
-        /// From version 7 on there is offload.
-        macro_rules! offload {
-            ($get:expr) => {
-                get!($get, p, Facts { offload: p.netDeviceType, ..common!(p) })
-            };
-        }
-        /// From version 9 on there is a limit of sizes.
-        macro_rules! sizes {
-            ($get:expr) => {
-                get!($get, p, {
-                    let max_bytes = p.maxP2pBytes as u64;
-                    Facts { offload: p.netDeviceType, max_bytes, ..common!(p) }
-                })
-            };
-        }
-        match self.functions.get_properties {
-            GetProperties::V6(get) => get!(get, p, common!(p)),
-            GetProperties::V7(get) => offload!(get),
-            GetProperties::V8(get) => offload!(get),
-            GetProperties::V9(get) => sizes!(get),
-            GetProperties::V10(get) => sizes!(get),
-            GetProperties::V11(get) => sizes!(get),
-            GetProperties::V12(get) => sizes!(get),
-        }
-    }
-}
-
 impl Instance {
     /// Returns what is known of each device.
     fn devices(&self) -> Result<Vec<Properties>> {
@@ -232,18 +153,8 @@ impl Instance {
     }
 
     fn properties(&self, device: c_int) -> Result<Properties> {
-        let facts = self.facts(device)?;
-        // SAFETY: texts of the plugin by the interface.
-        let (name, pci_path) = unsafe { (text(facts.name), text(facts.pci_path)) };
-        Ok(Properties {
-            name: name.unwrap_or_else(|| device.to_string()),
-            pci_path,
-            memory: facts.memory,
-            speed_mbps: facts.speed_mbps,
-            offloaded: facts.offload != NCCL_NET_DEVICE_HOST,
-            max_connections: facts.max_connections,
-            max_bytes: facts.max_bytes,
-        })
+        let call = |get: &mut dyn FnMut() -> c_int| self.call("getProperties", get);
+        Ok(self.functions.get_properties.ask(device, call)?.properties)
     }
 }
 

@@ -1,5 +1,6 @@
 //! The functions of a net plugin of any version. A variant says how a function is called.
 
+use super::properties::GetProperties;
 use crate::plugin::load::Found;
 use crate::plugin::{name_of, need};
 use oxccl_plugin_abi::net::*;
@@ -7,12 +8,13 @@ use oxccl_plugin_abi::{ncclDebugLogger_t, ncclProfilerCallback_t, ncclResult_t};
 use std::ffi::{c_int, c_void};
 use std::sync::{Mutex, MutexGuard};
 
-type Handles = *mut *mut c_void;
+pub(in crate::plugin) type Handles = *mut *mut c_void;
 
-pub(super) type Devices = unsafe extern "C" fn(*mut c_int) -> ncclResult_t;
-pub(super) type Close = unsafe extern "C" fn(*mut c_void) -> ncclResult_t;
-pub(super) type DeregMr = unsafe extern "C" fn(*mut c_void, *mut c_void) -> ncclResult_t;
-pub(super) type Test = unsafe extern "C" fn(*mut c_void, *mut c_int, *mut c_int) -> ncclResult_t;
+pub(in crate::plugin) type Devices = unsafe extern "C" fn(*mut c_int) -> ncclResult_t;
+pub(in crate::plugin) type Close = unsafe extern "C" fn(*mut c_void) -> ncclResult_t;
+pub(in crate::plugin) type DeregMr = unsafe extern "C" fn(*mut c_void, *mut c_void) -> ncclResult_t;
+pub(in crate::plugin) type Test =
+    unsafe extern "C" fn(*mut c_void, *mut c_int, *mut c_int) -> ncclResult_t;
 
 /// `init`: once per process, or once per communicator.
 #[derive(Clone, Copy)]
@@ -39,21 +41,9 @@ pub(super) enum Init {
     ),
 }
 
-/// `getProperties`, each version with a structure of its own.
-#[derive(Clone, Copy)]
-pub(super) enum GetProperties {
-    V6(unsafe extern "C" fn(c_int, *mut ncclNetProperties_v6_t) -> ncclResult_t),
-    V7(unsafe extern "C" fn(c_int, *mut ncclNetProperties_v7_t) -> ncclResult_t),
-    V8(unsafe extern "C" fn(c_int, *mut ncclNetProperties_v8_t) -> ncclResult_t),
-    V9(unsafe extern "C" fn(c_int, *mut ncclNetProperties_v9_t) -> ncclResult_t),
-    V10(unsafe extern "C" fn(c_int, *mut ncclNetProperties_v10_t) -> ncclResult_t),
-    V11(unsafe extern "C" fn(c_int, *mut ncclNetProperties_v11_t) -> ncclResult_t),
-    V12(unsafe extern "C" fn(c_int, *mut ncclNetProperties_v12_t) -> ncclResult_t),
-}
-
 /// `listen`, with a context or without.
 #[derive(Clone, Copy)]
-pub(super) enum Listen {
+pub(in crate::plugin) enum Listen {
     V6(unsafe extern "C" fn(c_int, *mut c_void, Handles) -> ncclResult_t),
     V11(unsafe extern "C" fn(*mut c_void, c_int, *mut c_void, Handles) -> ncclResult_t),
 }
@@ -176,11 +166,11 @@ pub(super) enum Irecv {
 
 /// The state of a plugin in this process.
 #[derive(Default)]
-pub(super) struct Lifecycle {
+pub(in crate::plugin) struct Lifecycle {
     /// True once an `init` was called that is called once per process.
-    pub(super) begun: bool,
+    pub(in crate::plugin) begun: bool,
     /// Why the plugin could not be begun: it is not tried again.
-    pub(super) failed: Option<oxccl_net::Error>,
+    pub(in crate::plugin) failed: Option<oxccl_net::Error>,
 }
 
 /// The functions of a plugin that are used here.

@@ -1,7 +1,8 @@
 //! Net plugins, and the choice of the network of a communicator.
 
 mod connection;
-mod functions;
+pub(super) mod functions;
+pub(super) mod properties;
 
 use super::load::{Kind, Opened, load, wanted};
 use super::{Plugin, result_name};

@@ -27,6 +27,11 @@ pub const HEADERS: [Header; 4] = [
             "ncclNet_v10_t",
             "ncclNet_v11_t",
             "ncclNet_v12_t",
+            "ncclCollNet_v8_t",
+            "ncclCollNet_v9_t",
+            "ncclCollNet_v10_t",
+            "ncclCollNet_v11_t",
+            "ncclCollNet_v12_t",
         ],
         numbers: &[
             "NCCL_NET_HANDLE_MAXSIZE",

@@ -23,6 +23,7 @@ pub fn topology(team: u32, edge_bytes: usize) -> Topology {
         direct: false,
         team,
         edges: true,
+        switch: false,
         remote_reads: false,
         push: false,
         mapped_from_bytes: u64::MAX,

@@ -81,6 +81,7 @@ fn topology_of(nranks: u32, channels: u32, reach: bool, engine_bytes: u64) -> To
         direct: true,
         team: nranks,
         edges: false,
+        switch: false,
         remote_reads: false,
         push: true,
         mapped_from_bytes: AGREE_BYTES,

@@ -14,7 +14,9 @@ use crate::op::{Bound, Call, Programs};
 use crate::rank::agreement::{self, CurrentOp};
 use crate::rank::{Awaited, broken};
 use oxccl_plan::ir::{Capacity, UserMemory, inbox_place};
-use oxccl_plan::{Buffer, Carrier, DataType, Destination, From, Geometry, Op, Order, Plan, Slice};
+use oxccl_plan::{
+    Buffer, Carrier, DataType, Destination, From, Geometry, Op, Order, Plan, ReduceOp, Slice,
+};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -211,7 +213,10 @@ impl<'a> VisitState<'a> {
                     }
                     polls += 1;
                     if polls > budget.polls {
-                        let awaited = Awaited { peer: peer as i32, step: self.run.step as i32 };
+                        // All ranks of the rail are awaited at a switch.
+                        let rank = peer < self.endpoint.rank.nranks;
+                        let peer = if rank { peer as i32 } else { -1 };
+                        let awaited = Awaited { peer, step: self.run.step as i32 };
                         return Visit::Waiting { moved, awaited };
                     }
                     // A pause takes longer than a flag needs to arrive.
@@ -611,6 +616,10 @@ impl<'a> VisitState<'a> {
         dst: Slice,
         finish: bool,
     ) -> Poll {
+        let in_place = count == 1 && own == dst;
+        if in_place && self.run.call.op != ReduceOp::Avg {
+            return Poll::Ready;
+        }
         let mut srcs = std::mem::take(&mut self.state.sources);
         let cursor = self.run.cursor;
         let (to, len) = self.own(dst);
@@ -629,25 +638,31 @@ impl<'a> VisitState<'a> {
         self.stretch_done(bytes, len, streaming)
     }
 
+    /// Returns what makes an error of a link one of its peer. A switch has no rank to blame.
+    fn broken(&self, peer: u32) -> impl Fn(Error) -> Error + use<> {
+        let is_rank = peer < self.endpoint.rank.nranks;
+        move |error| if is_rank { broken(peer)(error) } else { error }
+    }
+
     fn send(&mut self, peer: u32, src: Slice) -> Result<Poll> {
         let (from, len) = self.own(src);
         if len == 0 {
             return Ok(Poll::Ready);
         }
-        let Some(slot) = self.state.edges[peer as usize].reserve().map_err(broken(peer))? else {
+        let Some(slot) = self.state.edge(peer).reserve().map_err(self.broken(peer))? else {
             return Ok(Poll::Wait(peer));
         };
         // SAFETY: the geometry keeps messages within slots; the source is this rank's.
         unsafe { kernels::copy(slot, from, len, false) };
         let (label, begun) = (self.run.label, self.state.collectives);
-        self.state.edges[peer as usize].commit(len, &label, begun).map_err(broken(peer))?;
+        self.state.edge(peer).commit(len, &label, begun).map_err(self.broken(peer))?;
         self.spent += len;
         Ok(Poll::Ready)
     }
 
     /// Returns the data of the next message from a peer, which must be `len` bytes long.
     fn message(&mut self, peer: u32, len: usize) -> Result<Option<*const u8>> {
-        let Some(message) = self.state.edges[peer as usize].peek().map_err(broken(peer))? else {
+        let Some(message) = self.state.edge(peer).peek().map_err(self.broken(peer))? else {
             return Ok(None);
         };
         if message.tag != self.run.label.tag {
@@ -674,7 +689,7 @@ impl<'a> VisitState<'a> {
         let Some(slot) = self.message(peer, len)? else { return Ok(Poll::Wait(peer)) };
         // SAFETY: the slot holds `len` bytes; the destination is this rank's.
         unsafe { kernels::copy(to, slot, len, self.streaming(dst)) };
-        self.state.edges[peer as usize].release();
+        self.state.edge(peer).release();
         self.spent += len;
         Ok(Poll::Ready)
     }
@@ -700,7 +715,7 @@ impl<'a> VisitState<'a> {
         };
         // SAFETY: slot, local slice and destination hold `len` bytes each.
         unsafe { kernels::fold(&[to], &srcs, len, self.how(finish, false)) };
-        self.state.edges[peer as usize].release();
+        self.state.edge(peer).release();
         self.spent += len;
         Ok(Poll::Ready)
     }

@@ -1,0 +1,176 @@
+//! The switch of this rank's rail: a network that reduces, if all ranks have one.
+
+use super::Rendezvous;
+use super::members::Members;
+use crate::bootstrap::Gather;
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::link::message::{
+    HEADER_BYTES, Identity, Incoming, MessageEdge, Outgoing, descriptor_of,
+};
+use crate::log::{self, Level, Subsystem};
+use crate::plugin::collnet::{CollNet, Format, Reductions};
+use oxccl_net::{HANDLE_BYTES, Handle};
+
+/// The most ranks that a line names which could not connect.
+const NAMED: usize = 8;
+
+/// The first byte of what a rank tells that has what it needs; others tell the reason.
+const READY: u8 = 1;
+
+/// What a rank tells of its network: the reductions, where it listens, and the name.
+struct Offer {
+    reductions: u64,
+    handle: Handle,
+    name: String,
+}
+
+impl Offer {
+    fn encode(&self) -> Vec<u8> {
+        let reductions = self.reductions.to_le_bytes();
+        [&[READY], &reductions[..], &self.handle.0, self.name.as_bytes()].concat()
+    }
+
+    /// Returns what a rank tells, or why it has no network that reduces.
+    fn decode(bytes: &[u8]) -> std::result::Result<Self, String> {
+        let rest = ready(bytes)?;
+        let short = || "it sent a broken offer".to_owned();
+        let (reductions, rest) = rest.split_first_chunk().ok_or_else(short)?;
+        let (handle, name) = rest.split_first_chunk::<HANDLE_BYTES>().ok_or_else(short)?;
+        Ok(Self {
+            reductions: u64::from_le_bytes(*reductions),
+            handle: Handle(*handle),
+            name: String::from_utf8_lossy(name).into_owned(),
+        })
+    }
+}
+
+/// Returns what follows the first byte, or the reason why the rank is not ready.
+fn ready(bytes: &[u8]) -> std::result::Result<&[u8], String> {
+    match bytes.split_first() {
+        Some((&READY, rest)) => Ok(rest),
+        _ => Err(String::from_utf8_lossy(bytes.get(1..).unwrap_or_default()).into_owned()),
+    }
+}
+
+/// Returns what a rank tells that is not ready.
+fn unready(why: &str) -> Vec<u8> {
+    [&[0], why.as_bytes()].concat()
+}
+
+/// Connects this rank with the switch of its rail. `None` unless all ranks ask for that, and all
+/// have a network that reduces. Fails if the ranks have different ones. Blocks for all ranks.
+pub(super) fn connect(
+    identity: Identity,
+    members: &Members,
+    rendezvous: &mut Rendezvous,
+    slot_bytes: usize,
+) -> Result<Option<(MessageEdge, Reductions)>> {
+    if !members.ask_for_switch() {
+        return Ok(None);
+    }
+    let made = begin(identity, members, HEADER_BYTES + slot_bytes);
+    let own = match &made {
+        Ok(net) => {
+            let (reductions, handle, name) = (net.reductions.0, net.handle.clone(), &net.name);
+            Offer { reductions, handle, name: name.clone() }.encode()
+        }
+        Err(why) => unready(why),
+    };
+    let told = rendezvous.gather(&own)?;
+    let offers = told
+        .iter()
+        .enumerate()
+        .map(|(rank, bytes)| Offer::decode(bytes).map_err(|why| format!("rank {rank}: {why}")));
+    let (net, offers) = match (made, offers.collect::<std::result::Result<Vec<_>, _>>()) {
+        (Ok(net), Ok(offers)) => (net, offers),
+        (_, Err(why)) | (Err(why), _) => return Ok(without(identity.rank, &why)),
+    };
+    if let Some(why) = differing(&offers) {
+        return match Config::get().ignore_collnet_mismatch {
+            true => Ok(without(identity.rank, &why)),
+            false => Err(Error::Init { why }),
+        };
+    }
+    let reductions = offers.iter().fold(u64::MAX, |all, offer| all & offer.reductions);
+    let (team, own) = (members.team() as usize, identity.rank as usize);
+    let rail = offers.into_iter().skip(own % team).step_by(team);
+    let handles = rail.map(|offer| offer.handle).collect();
+    let stop = || {
+        let verdict = rendezvous.session.check().err();
+        verdict.map(|error| oxccl_net::Error::local("connecting a switch", error, ""))
+    };
+    let reduction = |header: &[u8]| descriptor_of(header)?.reduction();
+    let format = Format { header_bytes: HEADER_BYTES, reduction };
+    let ends = net.connect((handles, own / team), format, stop);
+    let own = ends.as_ref().map_or_else(|e| unready(&e.to_string()), |_| vec![READY]);
+    let told = rendezvous.gather(&own)?;
+    let failed = |(rank, bytes): (usize, &Vec<u8>)| {
+        ready(bytes).err().map(|why| format!("rank {rank}: {why}"))
+    };
+    // The others of its rail may have waited for the one that failed.
+    let failures: Vec<_> = told.iter().enumerate().filter_map(failed).take(NAMED).collect();
+    if !failures.is_empty() {
+        return Ok(without(identity.rank, &failures.join("; ")));
+    }
+    let (sender, receiver) = ends?;
+    let outgoing = Outgoing::new(sender, identity.rank, slot_bytes);
+    let incoming = Incoming::new(receiver, identity.rank, slot_bytes);
+    Ok(Some((MessageEdge::new(outgoing, incoming), Reductions(reductions))))
+}
+
+/// Starts this rank's network, unless there are too few hosts.
+fn begin(
+    identity: Identity,
+    members: &Members,
+    bytes: usize,
+) -> std::result::Result<CollNet, String> {
+    let (hosts, least) = (members.host_sizes().len(), Config::get().collnet_node_threshold);
+    if (hosts as u64) < least {
+        return Err(format!("NCCL_COLLNET_NODE_THRESHOLD asks for {least} hosts, not {hosts}"));
+    }
+    CollNet::start(identity.comm, members.own_place(), bytes)
+}
+
+/// Logs why no switch reduces.
+fn without(rank: u32, why: &str) -> Option<(MessageEdge, Reductions)> {
+    // One line for all ranks.
+    let level = if rank == 0 { Level::Warn } else { Level::Info };
+    let text = format!("collnetEnable has no effect: {why}");
+    log::line_of(Some(rank), level, Subsystem::Net, &text);
+    None
+}
+
+/// Returns which ranks have different networks, if some have.
+fn differing(offers: &[Offer]) -> Option<String> {
+    let rank = offers.iter().position(|offer| offer.name != offers[0].name)?;
+    Some(format!(
+        "rank 0 reduces by the network {}, rank {rank} by {}; set NCCL_NET_PLUGIN alike on all \
+         ranks, or NCCL_IGNORE_COLLNET_MISMATCH=1 to go without",
+        offers[0].name, offers[rank].name
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn offers_and_reasons_are_told_apart_and_differing_names_are_named() {
+        let offer = |name: &str| Offer {
+            reductions: 5,
+            handle: Handle([7; HANDLE_BYTES]),
+            name: name.to_owned(),
+        };
+        let bytes = offer("SHARP").encode();
+        let read = Offer::decode(&bytes).ok().expect("it is whole");
+        assert_eq!((read.reductions, read.handle.0[9], read.name.as_str()), (5, 7, "SHARP"));
+        let why = |bytes: &[u8]| Offer::decode(bytes).err();
+        assert_eq!(why(&unready("no device")), Some("no device".to_owned()));
+        assert_eq!(why(&bytes[..100]), Some("it sent a broken offer".to_owned()));
+        assert_eq!(why(&[]), Some(String::new()));
+        assert_eq!(differing(&[offer("a"), offer("a")]), None);
+        let text = differing(&[offer("a"), offer("a"), offer("b")]).expect("they differ");
+        assert!(text.contains("rank 0 reduces by the network a, rank 2 by b"), "{text}");
+    }
+}

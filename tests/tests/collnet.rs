@@ -1,0 +1,145 @@
+//! Networks that reduce: plugins of every version, well behaved and not.
+
+#[path = "common/plugin.rs"]
+mod plugin;
+
+use plugin::{Plugin, expect_success};
+use std::time::{Duration, Instant};
+
+const ENABLED: (&str, &str) = ("NCCL_COLLNET_ENABLE", "1");
+
+/// Compiles the network of a version; `None` without a C compiler.
+fn network(version: u32) -> Option<Plugin> {
+    Plugin::compile("collnet", version, &[])
+}
+
+#[test]
+fn every_version_reduces_whatever_it_supports_and_is_closed() {
+    for version in 8..=12 {
+        let Some(plugin) = network(version) else { return };
+        for (nranks, per_node, algorithm, fault) in [
+            (2, "1", "switch", ""),
+            (3, "1", "switch", "sums only"),
+            (4, "2", "rails_switch", "reluctant"),
+        ] {
+            let variables = [
+                ENABLED,
+                ("OXCCL_RANKS_PER_NODE", per_node),
+                ("OXCCL_ALGORITHM", algorithm),
+                ("FIXTURE", fault),
+                ("NCCL_RUNTIME_CONNECT", ["0", "1"][version as usize % 2]),
+            ];
+            let ended = plugin.job(nranks, &["sequence", "5", "150", "200000"], &variables);
+            expect_success(&ended);
+            let used = format!("collnet-v{version}.so, v{version}) reduces between hosts");
+            for ended in &ended {
+                let output = &ended.output;
+                assert!(output.contains("collnet plugin Switch (") && output.contains(&used));
+                assert!(output.contains(&format!(": {algorithm}, edges")), "{output}");
+                assert!(!output.contains("wrong use"), "{output}");
+            }
+            let report = plugin.take_report();
+            assert_eq!(report, "reduced\n".repeat(nranks as usize), "version {version}");
+        }
+    }
+}
+
+#[test]
+fn switches_reduce_only_where_that_is_asked_for_and_there_are_hosts_enough() {
+    let Some(plugin) = network(12) else { return };
+    let ended = plugin.job(4, &["sequence", "8", "60", "200000"], &[ENABLED]);
+    expect_success(&ended);
+    // By its cost, for some sizes.
+    assert!(ended[0].output.contains(": switch, edges"), "{}", ended[0].output);
+    assert_eq!(plugin.take_report(), "reduced\n".repeat(4));
+    for (variables, text) in [
+        (vec![], None),
+        (vec![ENABLED, ("FIXTURE_RANK", "0"), ("OXCCL_RANKS_PER_NODE", "9")], None),
+        (
+            vec![ENABLED, ("NCCL_COLLNET_NODE_THRESHOLD", "3")],
+            Some("collnetEnable has no effect: rank 0: NCCL_COLLNET_NODE_THRESHOLD asks for 3"),
+        ),
+    ] {
+        let ended = plugin.job(2, &["once"], &variables);
+        expect_success(&ended);
+        let output = &ended[0].output;
+        assert!(text.is_none_or(|text| output.contains(text)), "{output}");
+        assert_eq!(plugin.take_report().replace("nothing reduced\n", ""), "", "{output}");
+    }
+}
+
+#[test]
+fn a_network_that_cannot_begin_is_gone_without_on_all_ranks_and_the_reason_is_told() {
+    let Some(plugin) = network(12) else { return };
+    for (fault, reason) in [
+        ("no devices", "it has no devices"),
+        ("negative devices", "it says that there are -1"),
+        ("GPUs only", "does not take memory of the host"),
+        ("small", "reduces 1000 bytes"),
+        ("init=error", "init of collnet plugin Switch"),
+        ("devices=error", "devices of collnet plugin Switch"),
+        ("getProperties=error", "getProperties of collnet plugin Switch"),
+        ("listen=error", "listen of collnet plugin Switch"),
+        ("null listener", "it returned no listener"),
+        ("reduceSupport=error", "reduceSupport of collnet plugin Switch"),
+        ("connect=error", "connect of collnet plugin Switch"),
+        ("null group", "it returned no group"),
+    ] {
+        let variables = [ENABLED, ("FIXTURE", fault), ("FIXTURE_RANK", "1")];
+        let ended = plugin.job(2, &["once"], &variables);
+        expect_success(&ended);
+        let (output, report) = (&ended[0].output, plugin.take_report());
+        let told = output.contains("collnetEnable has no effect: ") && output.contains("rank 1: ");
+        assert!(told && output.contains(reason), "{fault}: {output}");
+        assert!(!ended.iter().any(|e| e.output.contains("wrong use")), "{output}");
+        assert_eq!(report, "nothing reduced\n".repeat(2), "{fault}");
+    }
+}
+
+#[test]
+fn different_networks_are_an_error_or_gone_without() {
+    let Some(plugin) = network(11) else { return };
+    let different = [ENABLED, ("FIXTURE", "other name"), ("FIXTURE_RANK", "1")];
+    let text = "rank 0 reduces by the network Switch, rank 1 by Other";
+    for ended in plugin.job(2, &["once"], &different) {
+        assert!(ended.status != Some(0) && ended.output.contains(text), "{}", ended.output);
+    }
+    let ignored = [&different[..], &[("NCCL_IGNORE_COLLNET_MISMATCH", "1")]].concat();
+    let ended = plugin.job(2, &["once"], &ignored);
+    expect_success(&ended);
+    assert!(ended[0].output.contains(text), "{}", ended[0].output);
+}
+
+#[test]
+fn a_network_that_fails_or_hangs_during_operations_is_named_and_all_ranks_end() {
+    let Some(plugin) = network(12) else { return };
+    let faults = ["regMr=error", "iallreduce=error", "test=error", "iallreduce=hang", "test=hang"];
+    std::thread::scope(|scope| {
+        for fault in faults {
+            let plugin = &plugin;
+            scope.spawn(move || {
+                let after = if fault.starts_with("regMr") { "0" } else { "40" };
+                let variables = [
+                    ENABLED,
+                    ("OXCCL_ALGORITHM", "switch"),
+                    ("FIXTURE", fault),
+                    ("FIXTURE_RANK", "1"),
+                    ("FIXTURE_AFTER", after),
+                ];
+                let start = Instant::now();
+                let ended = plugin.job(3, &["sequence", "7", "3000", "100000"], &variables);
+                assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
+                let function = fault.split('=').next().unwrap_or_default();
+                for (rank, ended) in ended.iter().enumerate() {
+                    let output = &ended.output;
+                    let text = format!("{function} of collnet plugin Switch (");
+                    assert!(ended.status.is_some_and(|s| s != 0), "{fault} {rank}: {output}");
+                    assert!(output.contains(&text), "{fault} {rank}: {output}");
+                    assert!(rank == 1 || output.contains("rank 1"), "{fault} {rank}: {output}");
+                    let blames = ["rank 0", "rank 2"].iter().any(|peer| output.contains(peer));
+                    assert!(rank != 1 || !blames, "{fault} {rank}: {output}");
+                }
+            });
+        }
+    });
+}
