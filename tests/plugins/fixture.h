@@ -1,5 +1,5 @@
 /* What the fixtures share. FIXTURE in the environment makes a plugin misbehave: `FUNCTION=error`,
- * `FUNCTION=hang`, or a name that it understands itself. FIXTURE_RANK limits that to one rank,
+ * `FUNCTION=hang`, `FUNCTION=exit`, or a name that it understands itself. FIXTURE_RANK limits that to one rank,
  * FIXTURE_AFTER to the calls of the function after so many. */
 #include <pthread.h>
 #include <stdio.h>
@@ -19,13 +19,15 @@ static inline int is(const char *name) {
 /* What every function does first. */
 static inline ncclResult_t enter(const char *function) {
   static int calls;
-  char error[64], hang[64];
+  char error[64], hang[64], end[64];
   snprintf(error, sizeof error, "%s=error", function);
   snprintf(hang, sizeof hang, "%s=hang", function);
-  if (!is(error) && !is(hang)) return ncclSuccess;
+  snprintf(end, sizeof end, "%s=exit", function);
+  if (!is(error) && !is(hang) && !is(end)) return ncclSuccess;
   const char *after = getenv("FIXTURE_AFTER");
   if (__atomic_fetch_add(&calls, 1, __ATOMIC_SEQ_CST) < (after ? atoi(after) : 0)) return ncclSuccess;
   while (is(hang)) pause();
+  if (is(end)) _exit(9);
   return ncclSystemError;
 }
 

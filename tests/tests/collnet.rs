@@ -143,3 +143,41 @@ fn a_network_that_fails_or_hangs_during_operations_is_named_and_all_ranks_end() 
         }
     });
 }
+
+/// What the network shares tells nothing of it.
+#[test]
+fn a_rank_that_dies_is_named_by_the_others() {
+    let Some(plugin) = network(12) else { return };
+    let variables = [
+        ENABLED,
+        ("OXCCL_ALGORITHM", "switch"),
+        ("FIXTURE", "iallreduce=exit"),
+        ("FIXTURE_RANK", "1"),
+        ("FIXTURE_AFTER", "20"),
+    ];
+    let start = Instant::now();
+    let ended = plugin.job(3, &["sequence", "7", "3000", "100000"], &variables);
+    assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
+    for (rank, ended) in ended.iter().enumerate() {
+        let named = ended.output.contains("lost rank 1");
+        assert!(ended.status != Some(0) && (rank == 1 || named), "{rank}: {}", ended.output);
+    }
+}
+
+/// Also those of ranks that end without the call.
+#[test]
+fn differing_calls_are_told_where_switches_reduce() {
+    let Some(plugin) = network(12) else { return };
+    let plugin = &plugin;
+    std::thread::scope(|scope| {
+        for part in 0..4 {
+            scope.spawn(move || {
+                for (one, other) in (1..16).map(|other| (0, other)).skip(part).step_by(4) {
+                    let (one, other) = (one.to_string(), other.to_string());
+                    let variables = [ENABLED, ("OXCCL_ALGORITHM", "switch")];
+                    expect_success(&plugin.job(2, &["mismatch", "3000", &one, &other], &variables));
+                }
+            });
+        }
+    });
+}

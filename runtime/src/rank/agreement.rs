@@ -6,6 +6,8 @@ use crate::error::{Error, Result, Site};
 use crate::link::direct::{RING, Segment};
 use crate::link::{Message, notice};
 use crate::op::descriptor::{Descriptor, Label};
+use std::collections::HashMap;
+use std::sync::MutexGuard;
 
 /// The operation of a rank, as far as others can check it.
 #[derive(Clone, Copy, Debug)]
@@ -106,10 +108,65 @@ pub(crate) fn look_around(rank: &Rank, doing: CurrentOp) -> Option<Error> {
     None
 }
 
+/// What a peer on another host has said of what it does.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Said {
+    /// The last collective that it has told, by its number.
+    collective: Option<(u64, Descriptor)>,
+    /// The number of messages that it has sent to this rank.
+    sent: Option<u64>,
+}
+
+impl Rank {
+    fn said(&self) -> MutexGuard<'_, HashMap<u32, Said>> {
+        self.said.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Notes how many messages a peer on another host has sent to this rank.
+    pub(super) fn note_sent(&self, peer: u32, messages: u64) {
+        self.said().entry(peer).or_default().sent = Some(messages);
+    }
+
+    /// Returns the collective of this number if a peer has announced it: in memory, or by a notice.
+    fn announced_by(&self, peer: u32, seq: u64) -> Option<Descriptor> {
+        match self.segment.as_ref().zip(self.local[peer as usize]) {
+            Some((segment, local)) => segment.announced(local, seq),
+            None => {
+                let told = self.said().get(&peer).and_then(|said| said.collective);
+                told.filter(|(number, _)| *number == seq).map(|(_, collective)| collective)
+            }
+        }
+    }
+
+    /// Returns the collective of this number if a peer waits there, or is beyond it, and has sent
+    /// nothing more than the `taken` messages that this rank has taken from it.
+    pub(crate) fn waits_beyond(&self, peer: u32, seq: u64, taken: u64) -> Option<Descriptor> {
+        let sent = self.said().get(&peer).and_then(|said| said.sent);
+        let here = self.local[peer as usize].is_some();
+        let all_taken = here || sent.is_some_and(|sent| taken >= sent);
+        self.announced_by(peer, seq).filter(|_| all_taken)
+    }
+}
+
 /// Tells peers of other hosts, which cannot look it up, the collective in which this rank waits.
 pub(crate) fn tell(rank: &Rank, doing: CurrentOp) {
     if let CurrentOp::Collective(label, seq) = doing {
         rank.tell_all(&notice::doing(seq, label.descriptor));
+    }
+}
+
+/// Tells the next rank of a rail, in teams of `team` ranks, the collective that the rail's switch
+/// reduces: the switch does not show what the others do, and the data of differing calls would be
+/// mixed. Fails if the rank before has told another collective.
+pub(crate) fn agree_on_rail(rank: &Rank, team: u32, label: &Label, seq: u64) -> Result<()> {
+    let (number, nranks) = (rank.number, rank.nranks);
+    let (next, before) = ((number + team) % nranks, (number + nranks - team) % nranks);
+    if let Some(control) = rank.control(next) {
+        control.tell(&notice::doing(seq, label.descriptor));
+    }
+    match rank.announced_by(before, seq).filter(|theirs| *theirs != label.descriptor) {
+        Some(theirs) => Err(CurrentOp::Collective(*label, seq).differs(rank, before, Ok(theirs))),
+        None => Ok(()),
     }
 }
 
@@ -139,8 +196,9 @@ pub(crate) fn compare_past(rank: &Rank, peer: u32, from: &mut u64) -> Option<Err
 }
 
 /// Compares a collective in which a peer on another host waits with this rank's collective of the
-/// same number.
+/// same number, and remembers it for operations that wait for this peer.
 pub(crate) fn compare_told(rank: &Rank, peer: u32, seq: u64, theirs: Descriptor) -> Option<Error> {
+    rank.said().entry(peer).or_default().collective = Some((seq, theirs));
     let ours = rank.links()?.remembered(seq)?;
     (ours != theirs)
         .then(|| CurrentOp::Collective(ours.into(), seq).differs(rank, peer, Ok(theirs)))

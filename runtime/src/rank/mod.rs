@@ -14,6 +14,7 @@ use crate::link::direct::Segment;
 use crate::op::descriptor::Descriptor;
 pub use connector::{Connector, Route};
 pub use failure::{Awaited, Death, LEFT, VERDICT, broken};
+use std::collections::HashMap;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -80,6 +81,8 @@ pub struct Rank {
     delivered: AtomicBool,
     /// Number and name of the operation that last had to wait.
     waiting: Mutex<(u64, &'static str)>,
+    /// What peers on other hosts have said of what they do, by rank.
+    said: Mutex<HashMap<u32, agreement::Said>>,
 }
 
 impl Rank {
@@ -108,6 +111,7 @@ impl Rank {
             failure: OnceLock::new(),
             delivered: AtomicBool::new(false),
             waiting: Mutex::default(),
+            said: Mutex::default(),
         }
     }
 

@@ -387,6 +387,7 @@ fn read_notices(watch: &mut Watch, control: &Control, rank: &Rank, now: Instant)
             }
             Notice::Ask(messages) => {
                 watch.asked = Some(messages);
+                rank.note_sent(watch.peer, messages);
                 None
             }
             Notice::Taken(messages) => {

@@ -28,15 +28,7 @@ impl<V: Values> Step<'_, '_, '_, '_, V> {
                 self.machine.spend(rank, |m, b| m.copy_us(elems * b));
             }
             Op::Send { peer, src } => {
-                let values = self.load(rank, src)?;
-                let elems = self.elems(src);
-                if values.is_empty() {
-                    return Ok(true);
-                }
-                if peer >= self.run.plan.spec.nranks {
-                    return self.contribute(peer, values, elems);
-                }
-                return Ok(self.machine.send(rank, peer, (values, (0, 0)), self.step, elems));
+                return self.send(peer, src);
             }
             Op::Recv { peer, dst } => {
                 let Some(values) = self.take(peer, dst, false)? else { return Ok(false) };
@@ -85,6 +77,17 @@ impl<V: Values> Step<'_, '_, '_, '_, V> {
             }
         }
         Ok(true)
+    }
+
+    fn send(&mut self, peer: u32, src: Slice) -> Result<bool, Fault> {
+        let (values, elems) = (self.load(self.rank, src)?, self.elems(src));
+        if values.is_empty() {
+            return Ok(true);
+        }
+        if peer >= self.run.plan.spec.nranks {
+            return self.contribute(peer, values, elems);
+        }
+        Ok(self.machine.send(self.rank, peer, (values, (0, 0)), self.step, elems))
     }
 
     fn fold_blocks(

@@ -2,8 +2,8 @@
 //! data. All are made concurrently, so that no rank waits for a rank that itself waits. In a large
 //! communicator only a few control connections are made here; the rest is made at first use.
 
-use super::Rendezvous;
 use super::members::Members;
+use super::{Rendezvous, switch};
 use crate::bootstrap::auth::{Ends, Role};
 use crate::bootstrap::dial::Dial;
 use crate::bootstrap::door::{Admission, Door};
@@ -18,6 +18,7 @@ use crate::link::Edge;
 use crate::link::control::Control;
 use crate::link::direct::{DirectEdge, Segment};
 use crate::link::message::{HEADER_BYTES, Identity, Joining, MessageEdge, Unconnected};
+use crate::plugin::collnet::Reductions;
 use crate::plugin::net::{self, Need};
 use crate::rank::monitor::{self, Sign};
 use crate::rank::{Connector, Rank, Route};
@@ -39,6 +40,8 @@ pub(super) struct Links {
     pub(super) controls: Vec<Option<Arc<Control>>>,
     /// The way to the ranks that are connected at first use; `None` if all are connected.
     route: Option<Route>,
+    /// The link to the switch of this rank's rail, and what it reduces; `None` without one.
+    pub(super) switch: Option<(MessageEdge, Reductions)>,
     /// The threads that make calls for the links.
     pub(super) threads: usize,
 }
@@ -87,7 +90,10 @@ pub(super) fn connect(
         }
         let missing = making.missing();
         if missing.is_empty() {
-            return Ok(Links { threads, ..making.finish(options.init_limit())? });
+            let links = making.finish(options.init_limit())?;
+            let switch = switch::connect(identity, members, rendezvous, slot_bytes)?;
+            let threads = threads + usize::from(switch.is_some());
+            return Ok(Links { threads, switch, ..links });
         }
         let explain = |verdict| explained(verdict, identity.rank, || making.lacking(&missing));
         rendezvous.session.check().map_err(explain)?;

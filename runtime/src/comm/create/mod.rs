@@ -195,9 +195,7 @@ fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
             links::connect(identity, &members, &control, rendezvous, asked)?
         }
     };
-    let switch = switch::connect(identity, &members, rendezvous, slot_bytes)?;
-    let (switch, reductions) = switch.unzip();
-    let threads = links.threads + usize::from(switch.is_some());
+    let (switch, reductions) = links.switch.take().unzip();
     let (comm, name, hosts) = (own.comm, options.name.clone(), members.host_sizes());
     let facts = Facts { comm, name, hosts, rank };
     let (tuner, profiler) = (Tuner::start(&facts)?, Profiler::start(&facts));
@@ -229,15 +227,8 @@ fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
             return Err(error);
         }
     };
-    device::note_waiting_threads(members.on_this_machine() * (1 + threads));
-    let child_meetings = ChildMeetings {
-        id: id.clone(),
-        listener: control,
-        addresses: members.infos.iter().map(|info| info.control).collect(),
-        splits: AtomicU64::new(0),
-        grows: AtomicU64::new(0),
-        shrinks: Mutex::default(),
-    };
+    device::note_waiting_threads(members.on_this_machine() * (1 + links.threads));
+    let child_meetings = child_meetings(id, control, &members);
     let (executor, topology) = unfinished.finish(&answers, members.team());
     let parts = (executor, topology, policy);
     let mut comm = Communicator::new(parts, device, options, Some(child_meetings));
@@ -247,6 +238,12 @@ fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
     links::watch(&own, signs)?;
     apply_timeout(&comm);
     Ok(comm)
+}
+
+fn child_meetings(id: &UniqueId, listener: TcpListener, members: &Members) -> ChildMeetings {
+    let addresses = members.infos.iter().map(|info| info.control).collect();
+    let (splits, grows, shrinks) = Default::default();
+    ChildMeetings { id: id.clone(), listener, addresses, splits, grows, shrinks }
 }
 
 /// Returns the rank that an error of a meeting is about, by its number in the communicator, and the

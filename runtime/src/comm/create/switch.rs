@@ -19,6 +19,7 @@ const NAMED: usize = 8;
 const READY: u8 = 1;
 
 /// What a rank tells of its network: the reductions, where it listens, and the name.
+#[derive(Debug)]
 struct Offer {
     reductions: u64,
     handle: Handle,
@@ -163,7 +164,7 @@ mod tests {
             name: name.to_owned(),
         };
         let bytes = offer("SHARP").encode();
-        let read = Offer::decode(&bytes).ok().expect("it is whole");
+        let read = Offer::decode(&bytes).expect("it is whole");
         assert_eq!((read.reductions, read.handle.0[9], read.name.as_str()), (5, 7, "SHARP"));
         let why = |bytes: &[u8]| Offer::decode(bytes).err();
         assert_eq!(why(&unready("no device")), Some("no device".to_owned()));

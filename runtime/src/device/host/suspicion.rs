@@ -10,20 +10,16 @@ use crate::rank::{Awaited, LEFT, Rank};
 /// another kind of call. The suspicion holds only if the operation makes no progress after this
 /// look either: the look may have seen newer state than the operation.
 pub(super) fn suspect(endpoint: &Endpoint, doing: CurrentOp, awaited: Awaited) -> Option<Error> {
-    let peers = (0..endpoint.rank.nranks).filter(|&p| p != endpoint.rank.number);
-    let Ok(awaited) = u32::try_from(awaited.peer) else {
-        // At a switch all ranks of the rail are awaited.
-        let gone = peers.clone().find(|&p| endpoint.rank.has_left(p));
-        let gone = gone.filter(|_| matches!(doing, CurrentOp::Collective(..)));
-        return gone.map(|peer| endpoint.rank.lost(peer, LEFT.to_owned()));
-    };
-    let place = endpoint.rank.segment.as_ref().zip(endpoint.rank.local[awaited as usize]);
+    let peers = || (0..endpoint.rank.nranks).filter(|&p| p != endpoint.rank.number);
+    let awaited = u32::try_from(awaited.peer).ok();
     match doing {
         // A window may still be registered at any time.
         CurrentOp::OneSided(_) => {}
         CurrentOp::Exchange(_, next) => {
-            if let Some(theirs) = place.and_then(|(segment, local)| segment.announced(local, next))
-            {
+            let awaited = awaited?;
+            let taken = endpoint.state().edges.get(awaited as usize).map(|edge| edge.messages().1);
+            let taken = taken.unwrap_or_default();
+            if let Some(theirs) = endpoint.rank.waits_beyond(awaited, next, taken) {
                 return Some(doing.differs(&endpoint.rank, awaited, Ok(theirs)));
             }
             // An exchange takes all that it has to receive: if the edge is full, both only send.
@@ -35,7 +31,7 @@ pub(super) fn suspect(endpoint: &Endpoint, doing: CurrentOp, awaited: Awaited) -
         }
         CurrentOp::Collective(_, seq) => {
             let mut state = endpoint.state();
-            for peer in peers.filter(|&p| (p as usize) < state.edges.len()).collect::<Vec<_>>() {
+            for peer in peers().filter(|&p| (p as usize) < state.edges.len()).collect::<Vec<_>>() {
                 // A broken link is reported by the operation that uses it.
                 if let Ok(Some(message)) = state.edges[peer as usize].look()
                     && message.descriptor.is_some_and(|d| d.is_message())
@@ -46,7 +42,13 @@ pub(super) fn suspect(endpoint: &Endpoint, doing: CurrentOp, awaited: Awaited) -
             }
         }
     }
-    endpoint.rank.has_left(awaited).then(|| endpoint.rank.lost(awaited, LEFT.to_owned()))
+    let gone = match (awaited, doing) {
+        (Some(awaited), _) => Some(awaited).filter(|&p| endpoint.rank.has_left(p)),
+        // At a switch all ranks of the rail are awaited.
+        (None, CurrentOp::Collective(..)) => peers().find(|&p| endpoint.rank.has_left(p)),
+        (None, _) => None,
+    };
+    gone.map(|peer| endpoint.rank.lost(peer, LEFT.to_owned()))
 }
 
 /// Returns whether a peer sent a message after it had begun the collective `seq`. Such a peer has

@@ -364,7 +364,10 @@ impl Running {
 
     fn conclude(&mut self, error: Error) -> Step {
         match self.place(error) {
-            error @ Error::Remote { .. } => self.wait_for_verdict(clock::now(), error),
+            // Networks that reduce fail where calls differ, too, which the monitor hears of.
+            error @ (Error::Remote { .. } | Error::Local { .. }) => {
+                self.wait_for_verdict(clock::now(), error)
+            }
             error => {
                 self.endpoint.rank.fail(error.clone());
                 self.wait_for_writers(clock::now(), error)
@@ -415,6 +418,8 @@ impl Running {
             return endpoint.rank.fail(error);
         }
         if long {
+            // What was sent before is not what a peer waits for in vain.
+            endpoint.ask_taken();
             tell(&endpoint.rank, doing);
         }
         if !long && !self.suspicion {

@@ -1,4 +1,5 @@
-//! The functions of a network that reduces, of any version. A variant says how a function is called.
+//! The functions of a network that reduces, of any version. A variant says how a function is
+//! called.
 
 use crate::plugin::load::Found;
 use crate::plugin::net::functions::{Close, DeregMr, Devices, Handles, Lifecycle, Listen, Test};

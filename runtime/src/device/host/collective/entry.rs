@@ -5,6 +5,7 @@ use super::{Poll, Stage, VisitState, agreement, capacity};
 use crate::device::host::endpoint::{HISTORY, MAPPED, Place};
 use crate::error::{Error, Result};
 use crate::op::{Bound, Call};
+use oxccl_plan::generate::Needs;
 use oxccl_plan::{Carrier, Collective, From, Geometry};
 use std::sync::atomic::Ordering;
 
@@ -53,6 +54,10 @@ impl VisitState<'_> {
                 return Ok(Poll::Wait(peer));
             }
             return self.enter(slot);
+        }
+        if run.plan().algorithm.generator().needs == Needs::Switch {
+            let (rank, team) = (&self.endpoint.rank, run.plan().spec.team);
+            agreement::agree_on_rail(rank, team, &run.label, run.seq)?;
         }
         self.run.phase_base = self.state.phase;
         self.run.stage = Stage::Running;
