@@ -181,3 +181,38 @@ fn differing_calls_are_told_where_switches_reduce() {
         }
     });
 }
+
+/// Our switch in software.
+fn soft() -> Plugin {
+    Plugin::own("liboxccl_collnet_soft.so", "libnccl-net-oxccl-collnet.so")
+}
+
+#[test]
+fn our_switch_in_software_reduces_every_type_and_operation() {
+    let plugin = soft();
+    let folder = plugin.folder.to_str().expect("a plain path");
+    for (nranks, per_node, algorithm) in [(3, "1", "switch"), (4, "2", "rails_switch")] {
+        let variables = [
+            ENABLED,
+            ("NCCL_NET_PLUGIN", "oxccl-collnet"),
+            ("LD_LIBRARY_PATH", folder),
+            ("NCCL_SOCKET_IFNAME", "lo"),
+            ("OXCCL_RANKS_PER_NODE", per_node),
+            ("OXCCL_ALGORITHM", algorithm),
+        ];
+        let ended = plugin.job(nranks, &["sequence", "9", "400", "500000"], &variables);
+        expect_success(&ended);
+        let output = &ended[0].output;
+        assert!(output.contains("collnet plugin OxCCL-Soft (") && output.contains("v12) reduces"));
+        assert!(output.contains(&format!(": {algorithm}, edges")), "{output}");
+    }
+}
+
+#[test]
+fn calls_that_differ_at_our_switch_in_software_are_told() {
+    let plugin = soft();
+    for other in ["1", "4", "13"] {
+        let variables = [ENABLED, ("NCCL_SOCKET_IFNAME", "lo"), ("OXCCL_ALGORITHM", "switch")];
+        expect_success(&plugin.job(2, &["mismatch", "3000", "0", other], &variables));
+    }
+}
