@@ -84,6 +84,7 @@ fn a_network_that_cannot_begin_is_gone_without_on_all_ranks_and_the_reason_is_to
         ("reduceSupport=error", "reduceSupport of collnet plugin Switch"),
         ("connect=error", "connect of collnet plugin Switch"),
         ("null group", "it returned no group"),
+        ("regMr=error", "regMr of collnet plugin Switch"),
     ] {
         let variables = [ENABLED, ("FIXTURE", fault), ("FIXTURE_RANK", "1")];
         let ended = plugin.job(2, &["once"], &variables);
@@ -100,7 +101,7 @@ fn a_network_that_cannot_begin_is_gone_without_on_all_ranks_and_the_reason_is_to
 fn different_networks_are_an_error_or_gone_without() {
     let Some(plugin) = network(11) else { return };
     let different = [ENABLED, ("FIXTURE", "other name"), ("FIXTURE_RANK", "1")];
-    let text = "rank 0 reduces by the network Switch, rank 1 by Other";
+    let text = "rank 0 reduces by the network Switch (v11), rank 1 by Other (v11)";
     for ended in plugin.job(2, &["once"], &different) {
         assert!(ended.status != Some(0) && ended.output.contains(text), "{}", ended.output);
     }
@@ -113,18 +114,17 @@ fn different_networks_are_an_error_or_gone_without() {
 #[test]
 fn a_network_that_fails_or_hangs_during_operations_is_named_and_all_ranks_end() {
     let Some(plugin) = network(12) else { return };
-    let faults = ["regMr=error", "iallreduce=error", "test=error", "iallreduce=hang", "test=hang"];
+    let faults = ["iallreduce=error", "test=error", "iallreduce=hang", "test=hang"];
     std::thread::scope(|scope| {
         for fault in faults {
             let plugin = &plugin;
             scope.spawn(move || {
-                let after = if fault.starts_with("regMr") { "0" } else { "40" };
                 let variables = [
                     ENABLED,
                     ("OXCCL_ALGORITHM", "switch"),
                     ("FIXTURE", fault),
                     ("FIXTURE_RANK", "1"),
-                    ("FIXTURE_AFTER", after),
+                    ("FIXTURE_AFTER", "40"),
                 ];
                 let start = Instant::now();
                 let ended = plugin.job(3, &["sequence", "7", "3000", "100000"], &variables);
@@ -141,6 +141,32 @@ fn a_network_that_fails_or_hangs_during_operations_is_named_and_all_ranks_end() 
                 }
             });
         }
+    });
+}
+
+/// What blocks does so before there are operations, and for a limited time.
+#[test]
+fn ranks_that_hang_or_die_while_a_network_begins_are_told_or_gone_without() {
+    let Some(plugin) = network(12) else { return };
+    let plugin = &plugin;
+    let job = |fault: &'static str| {
+        let limit = ("OXCCL_INIT_TIMEOUT", "30");
+        let variables = [ENABLED, limit, ("FIXTURE", fault), ("FIXTURE_RANK", "1")];
+        plugin.job(3, &["once"], &variables)
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let ended = job("regMr=hang");
+            expect_success(&ended);
+            let text = "regMr of collnet plugin Switch";
+            assert!(ended[0].output.contains(text), "{}", ended[0].output);
+        });
+        scope.spawn(|| {
+            for (rank, ended) in job("connect=exit").iter().enumerate() {
+                let named = ended.output.contains("rank 1");
+                assert!(ended.status != Some(0) && (rank == 1 || named), "{}", ended.output);
+            }
+        });
     });
 }
 
@@ -172,10 +198,12 @@ fn differing_calls_are_told_where_switches_reduce() {
     std::thread::scope(|scope| {
         for part in 0..4 {
             scope.spawn(move || {
-                for (one, other) in (1..16).map(|other| (0, other)).skip(part).step_by(4) {
-                    let (one, other) = (one.to_string(), other.to_string());
+                for other in (1..16).skip(part).step_by(4) {
                     let variables = [ENABLED, ("OXCCL_ALGORITHM", "switch")];
-                    expect_success(&plugin.job(2, &["mismatch", "3000", &one, &other], &variables));
+                    // In a longer rail, not all ranks are next to the one that differs.
+                    let nranks = if other % 5 == 0 { 4 } else { 2 };
+                    let calls = ["mismatch", "3000", "0", &other.to_string()];
+                    expect_success(&plugin.job(nranks, &calls, &variables));
                 }
             });
         }

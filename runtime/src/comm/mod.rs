@@ -135,7 +135,9 @@ impl Communicator {
         options: &Options,
         child_meetings: Option<ChildMeetings>,
     ) -> Self {
-        let edges = |a: &Algorithm| !topology.edges && a.generator().needs == Needs::Edges;
+        let needs = |a: &Algorithm| a.generator().needs;
+        let edges =
+            |a: &Algorithm| !topology.edges && matches!(needs(a), Needs::Edges | Needs::Switch);
         if let Some(only) = policy.only.take_if(|a| edges(a)) {
             let text = format!("OXCCL_ALGORITHM={} has no effect on GPUs", only.name());
             log::line_of(Some(executor.rank().number), Level::Warn, Subsystem::Init, &text);
@@ -426,7 +428,9 @@ impl Communicator {
 
     /// Returns a text that says which plan would be chosen, and why.
     pub fn explain(&self, spec: Spec, bytes: u64) -> String {
-        select::explain(spec, bytes, &self.topology, self.policy)
+        // For types and operations that the switches reduce.
+        let switch = self.reductions != Reductions::default();
+        select::explain(spec, bytes, &Topology { switch, ..self.topology }, self.policy)
     }
 }
 

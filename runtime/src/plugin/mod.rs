@@ -21,6 +21,8 @@ struct Plugin<F> {
     label: String,
     /// The name that the plugin has given itself.
     name: String,
+    /// The version of its structure.
+    version: u32,
     functions: F,
     turn: Turn,
 }
@@ -132,7 +134,8 @@ impl<F> Plugin<F> {
         let plugin = match of(found) {
             Ok((name, functions)) => {
                 let label = format!("{what} plugin {name} ({file}, v{})", found.version);
-                Some(Self { label, name, functions, turn: Turn::default() })
+                let version = found.version;
+                Some(Self { label, name, version, functions, turn: Turn::default() })
             }
             Err(why) => {
                 let text = format!("{what} plugin {file}: refused, {why}");

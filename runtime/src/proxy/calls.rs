@@ -53,6 +53,17 @@ impl CurrentCall {
         result
     }
 
+    /// Makes a call of a function that waits for other ranks. Who waits for it has a limit of its
+    /// own.
+    pub(crate) fn enter_for_others<T>(
+        &self,
+        function: &'static str,
+        call: impl FnOnce() -> T,
+    ) -> T {
+        *self.function() = function;
+        call()
+    }
+
     /// Returns the error of those who wait, if a call has taken too long. Takes no lock unless one
     /// has, as waiting ranks ask often.
     pub(crate) fn stuck(&self) -> Option<oxccl_net::Error> {

@@ -113,8 +113,17 @@ pub(crate) fn look_around(rank: &Rank, doing: CurrentOp) -> Option<Error> {
 pub(super) struct Said {
     /// The last collective that it has told, by its number.
     collective: Option<(u64, Descriptor)>,
-    /// The number of messages that it has sent to this rank.
+    /// The number of messages that it has sent to this rank, said since it is there.
     sent: Option<u64>,
+}
+
+impl Said {
+    fn tell(&mut self, seq: u64, collective: Descriptor) {
+        if self.collective.is_none_or(|(known, _)| known != seq) {
+            self.sent = None;
+        }
+        self.collective = Some((seq, collective));
+    }
 }
 
 impl Rank {
@@ -129,7 +138,8 @@ impl Rank {
 
     /// Returns the collective of this number if a peer has announced it: in memory, or by a notice.
     fn announced_by(&self, peer: u32, seq: u64) -> Option<Descriptor> {
-        match self.segment.as_ref().zip(self.local[peer as usize]) {
+        let place = self.local.get(peer as usize).copied().flatten();
+        match self.segment.as_ref().zip(place) {
             Some((segment, local)) => segment.announced(local, seq),
             None => {
                 let told = self.said().get(&peer).and_then(|said| said.collective);
@@ -142,7 +152,7 @@ impl Rank {
     /// nothing more than the `taken` messages that this rank has taken from it.
     pub(crate) fn waits_beyond(&self, peer: u32, seq: u64, taken: u64) -> Option<Descriptor> {
         let sent = self.said().get(&peer).and_then(|said| said.sent);
-        let here = self.local[peer as usize].is_some();
+        let here = self.local.get(peer as usize).is_some_and(Option::is_some);
         let all_taken = here || sent.is_some_and(|sent| taken >= sent);
         self.announced_by(peer, seq).filter(|_| all_taken)
     }
@@ -156,8 +166,9 @@ pub(crate) fn tell(rank: &Rank, doing: CurrentOp) {
 }
 
 /// Tells the next rank of a rail, in teams of `team` ranks, the collective that the rail's switch
-/// reduces: the switch does not show what the others do, and the data of differing calls would be
-/// mixed. Fails if the rank before has told another collective.
+/// reduces: the switch does not show what the others do, and mixes the data of differing calls. No
+/// rank waits for this, so the communicator may fail only after such a call. Fails if the rank
+/// before has told another collective already.
 pub(crate) fn agree_on_rail(rank: &Rank, team: u32, label: &Label, seq: u64) -> Result<()> {
     let (number, nranks) = (rank.number, rank.nranks);
     let (next, before) = ((number + team) % nranks, (number + nranks - team) % nranks);
@@ -198,7 +209,7 @@ pub(crate) fn compare_past(rank: &Rank, peer: u32, from: &mut u64) -> Option<Err
 /// Compares a collective in which a peer on another host waits with this rank's collective of the
 /// same number, and remembers it for operations that wait for this peer.
 pub(crate) fn compare_told(rank: &Rank, peer: u32, seq: u64, theirs: Descriptor) -> Option<Error> {
-    rank.said().entry(peer).or_default().collective = Some((seq, theirs));
+    rank.said().entry(peer).or_default().tell(seq, theirs);
     let ours = rank.links()?.remembered(seq)?;
     (ours != theirs)
         .then(|| CurrentOp::Collective(ours.into(), seq).differs(rank, peer, Ok(theirs)))

@@ -81,7 +81,16 @@ impl Members {
     /// all: in the order of the hosts, those at distances of powers of two.
     pub(super) fn neighbours(&self) -> Vec<u32> {
         let hosts: Vec<u64> = self.infos.iter().map(|info| info.host).collect();
-        neighbours(&hosts, self.rank)
+        let mut peers = neighbours(&hosts, self.rank);
+        if self.ask_for_switch() {
+            // Those that tell each other what their switch reduces.
+            let (nranks, team) = (self.infos.len() as u32, self.team());
+            let rail = [(self.rank + team) % nranks, (self.rank + nranks - team) % nranks];
+            peers.extend(rail.into_iter().filter(|&peer| self.local[peer as usize].is_none()));
+            peers.sort_unstable();
+            peers.dedup();
+        }
+        peers
     }
 
     /// Returns whether all ranks ask for a network that reduces between their hosts.

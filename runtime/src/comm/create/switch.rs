@@ -15,6 +15,9 @@ use oxccl_net::{HANDLE_BYTES, Handle};
 /// The most ranks that a line names which could not connect.
 const NAMED: usize = 8;
 
+/// The most bytes of a name or a reason that a rank tells.
+const LONGEST: usize = 1000;
+
 /// The first byte of what a rank tells that has what it needs; others tell the reason.
 const READY: u8 = 1;
 
@@ -29,7 +32,7 @@ struct Offer {
 impl Offer {
     fn encode(&self) -> Vec<u8> {
         let reductions = self.reductions.to_le_bytes();
-        [&[READY], &reductions[..], &self.handle.0, self.name.as_bytes()].concat()
+        [&[READY], &reductions[..], &self.handle.0, shortened(&self.name)].concat()
     }
 
     /// Returns what a rank tells, or why it has no network that reduces.
@@ -56,7 +59,13 @@ fn ready(bytes: &[u8]) -> std::result::Result<&[u8], String> {
 
 /// Returns what a rank tells that is not ready.
 fn unready(why: &str) -> Vec<u8> {
-    [&[0], why.as_bytes()].concat()
+    [&[0], shortened(why)].concat()
+}
+
+/// Returns the beginning of a text, as long as texts in a meeting may be.
+fn shortened(text: &str) -> &[u8] {
+    let bytes = text.as_bytes();
+    &bytes[..bytes.len().min(LONGEST)]
 }
 
 /// Connects this rank with the switch of its rail. `None` unless all ranks ask for that, and all
@@ -98,13 +107,24 @@ pub(super) fn connect(
     let rail = offers.into_iter().skip(own % team).step_by(team);
     let handles = rail.map(|offer| offer.handle).collect();
     let stop = || {
-        let verdict = rendezvous.session.check().err();
-        verdict.map(|error| oxccl_net::Error::local("connecting a switch", error, ""))
+        let verdict = rendezvous.session.check().err().map(|error| error.to_string());
+        let late = || rendezvous.deadline().passed().then(|| "it took too long".to_owned());
+        let why = verdict.or_else(late)?;
+        Some(oxccl_net::Error::local("connecting a switch", why, ""))
     };
     let reduction = |header: &[u8]| descriptor_of(header)?.reduction();
     let format = Format { header_bytes: HEADER_BYTES, reduction };
     let ends = net.connect((handles, own / team), format, stop);
-    let own = ends.as_ref().map_or_else(|e| unready(&e.to_string()), |_| vec![READY]);
+    let edge = ends.map_err(Error::from).and_then(|(sender, receiver)| {
+        let outgoing = Outgoing::new(sender, identity.rank, slot_bytes);
+        let mut edge =
+            MessageEdge::new(outgoing, Incoming::new(receiver, identity.rank, slot_bytes));
+        // Nothing blocks for a plugin within an operation.
+        edge.register().map(|()| edge)
+    });
+    // A verdict about another rank says more than what it has caused here.
+    rendezvous.session.check()?;
+    let own = edge.as_ref().map_or_else(|e| unready(&e.to_string()), |_| vec![READY]);
     let told = rendezvous.gather(&own)?;
     let failed = |(rank, bytes): (usize, &Vec<u8>)| {
         ready(bytes).err().map(|why| format!("rank {rank}: {why}"))
@@ -114,10 +134,7 @@ pub(super) fn connect(
     if !failures.is_empty() {
         return Ok(without(identity.rank, &failures.join("; ")));
     }
-    let (sender, receiver) = ends?;
-    let outgoing = Outgoing::new(sender, identity.rank, slot_bytes);
-    let incoming = Incoming::new(receiver, identity.rank, slot_bytes);
-    Ok(Some((MessageEdge::new(outgoing, incoming), Reductions(reductions))))
+    Ok(Some((edge?, Reductions(reductions))))
 }
 
 /// Starts this rank's network, unless there are too few hosts.

@@ -394,7 +394,11 @@ impl Running {
     }
 
     /// Looks from time to time why nothing moved in a visit.
-    fn wait_on(&mut self, awaited: Awaited) {
+    fn wait_on(&mut self, mut awaited: Awaited) {
+        if awaited.peer >= self.endpoint.rank.nranks as i32 {
+            // All ranks of the rail are awaited at a switch.
+            awaited.peer = -1;
+        }
         self.idle_visits += 1;
         if self.endpoint.rank.timeout_ns.load(Ordering::Relaxed) >= 0 {
             self.check_deadline(awaited);
@@ -418,11 +422,13 @@ impl Running {
             return endpoint.rank.fail(error);
         }
         if long {
+            tell(&endpoint.rank, doing);
             // What was sent before is not what a peer waits for in vain.
             endpoint.ask_taken();
-            tell(&endpoint.rank, doing);
         }
-        if !long && !self.suspicion {
+        // A result of a switch may come long after a peer has got it, and left.
+        let at_switch = awaited.peer < 0;
+        if !long && (at_switch || !self.suspicion) {
             return;
         }
         match suspect(endpoint, doing, awaited) {

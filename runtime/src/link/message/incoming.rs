@@ -45,14 +45,19 @@ impl Incoming {
         (self.released + index) % EDGE_SLOTS
     }
 
+    /// Registers the slots, if that was not done. May block for a plugin.
+    pub(super) fn register(&mut self) -> Result<Region> {
+        match self.region {
+            Some(region) => Ok(region),
+            None => Ok(*self.region.insert(self.receiver.register(self.slots.memory())?)),
+        }
+    }
+
     /// Offers slots for `number` messages, or more; the transport may have no room.
     fn offer(&mut self, number: usize) -> Result<()> {
         let number = if self.offers_ahead() { EDGE_SLOTS } else { number };
         while self.messages.len() < number {
-            let region = match self.region {
-                Some(region) => region,
-                None => *self.region.insert(self.receiver.register(self.slots.memory())?),
-            };
+            let region = self.register()?;
             let data = self.slots.slot(self.slot_of(self.messages.len()));
             let len = self.slots.slot_bytes();
             // SAFETY: the slot lives as long as the receiver and is read only after its request is

@@ -40,6 +40,13 @@ impl MessageEdge {
         Self { outgoing, incoming }
     }
 
+    /// Registers the slots of both directions, which otherwise the first messages do. Blocks for a
+    /// plugin.
+    pub fn register(&mut self) -> Result<()> {
+        self.outgoing.register()?;
+        self.incoming.register().map(drop)
+    }
+
     pub(super) fn reserve(&mut self) -> Result<Option<*mut u8>> {
         self.outgoing.reserve()
     }

@@ -78,13 +78,18 @@ impl Outgoing {
         Ok(true)
     }
 
+    /// Registers the slots, if that was not done. May block for a plugin.
+    pub(super) fn register(&mut self) -> Result<Region> {
+        match self.region {
+            Some(region) => Ok(region),
+            None => Ok(*self.region.insert(self.sender.register(self.slots.memory())?)),
+        }
+    }
+
     /// Hands messages to the transport for which it had no room before, in order.
     fn send_more(&mut self) -> Result<()> {
         while let Some(&(slot, len)) = self.unsent.front() {
-            let region = match self.region {
-                Some(region) => region,
-                None => *self.region.insert(self.sender.register(self.slots.memory())?),
-            };
+            let region = self.register()?;
             let data = self.slots.slot(slot);
             // SAFETY: the slot lives as long as the sender and is written again only after the
             // request is done.

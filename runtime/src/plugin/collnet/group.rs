@@ -10,6 +10,7 @@ use crate::proxy::CurrentCall;
 use oxccl_net::{
     Error, HANDLE_BYTES, HOST, Handle, Memory, Receiver, Region, Request, Result, Sender,
 };
+use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -191,7 +192,8 @@ impl Instance {
         let (connect, mut comm) = (self.calls.functions().connect, null_mut());
         // SAFETY: as in `init`; there are as many handles.
         let connect = || unsafe { connect(places.as_mut_ptr(), nranks, rank, listener, &mut comm) };
-        self.calls.call("connect", connect)?;
+        let (current, function) = (&self.calls.current, "connect");
+        checked(current, function, current.enter_for_others(function, connect), HINT)?;
         if comm.is_null() {
             return Err(self.calls.failed("connect", "it returned no group"));
         }
@@ -200,6 +202,7 @@ impl Instance {
             comm,
             format,
             regions: Vec::new(),
+            owners: Vec::new(),
             offered: VecDeque::new(),
             reduced: BTreeMap::new(),
             under_way: BTreeMap::new(),
@@ -248,6 +251,8 @@ struct Group {
     comm: *mut c_void,
     format: Format,
     regions: Vec<*mut c_void>,
+    /// The owners of the registered memory. They are given up after the group has ended.
+    owners: Vec<Arc<dyn Any + Send + Sync>>,
     /// Slots that no all-reduce has taken, the oldest first.
     offered: VecDeque<Slot>,
     /// The sizes of results that are complete, by the numbers of their slots.
@@ -271,6 +276,7 @@ impl Group {
         let register = self.calls.functions().reg_mr;
         // SAFETY: as in `init`; the memory lives as long as the group.
         let reg_mr = || unsafe { register(comm, data, memory.len, HOST, &mut region) };
+        self.owners.push(memory.owner.clone());
         self.calls.call("regMr", reg_mr)?;
         self.regions.push(region);
         Ok(Region(region as usize))

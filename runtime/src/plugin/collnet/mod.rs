@@ -71,7 +71,7 @@ pub(crate) struct Format {
 
 /// A network that reduces, before it is connected.
 pub(crate) struct CollNet {
-    /// The name that the plugin has given itself.
+    /// The name that the plugin has given itself, and its version: what ranks of one group share.
     pub(crate) name: String,
     label: String,
     instance: Reducing<Instance>,
@@ -114,7 +114,8 @@ impl CollNet {
             let handle = instance.listen(place, bytes)?;
             Ok((handle, instance.reductions()?))
         })?;
-        let (name, label) = (plugin.name.clone(), plugin.label.clone());
+        let (name, version) = (&plugin.name, plugin.version);
+        let (name, label) = (format!("{name} (v{version})"), plugin.label.clone());
         Ok(Self { name, label, instance, handle, reductions })
     }
 

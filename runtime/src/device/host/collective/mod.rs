@@ -213,10 +213,7 @@ impl<'a> VisitState<'a> {
                     }
                     polls += 1;
                     if polls > budget.polls {
-                        // All ranks of the rail are awaited at a switch.
-                        let rank = peer < self.endpoint.rank.nranks;
-                        let peer = if rank { peer as i32 } else { -1 };
-                        let awaited = Awaited { peer, step: self.run.step as i32 };
+                        let awaited = Awaited { peer: peer as i32, step: self.run.step as i32 };
                         return Visit::Waiting { moved, awaited };
                     }
                     // A pause takes longer than a flag needs to arrive.
