@@ -1,8 +1,8 @@
 //! Captured operations.
 
 use crate::rank::{
-    Call, Memory, Outcome, Rank, Replay, choose, devices, end_stream, group, last_error, ok, one,
-    stream, sum, synchronize, words,
+    Call, Memory, Outcome, Rank, Replay, choose, group, last_error, ok, one, stream, sum,
+    synchronize, words,
 };
 use oxccl::nccl::comm::ncclCommDestroy;
 use oxccl::nccl::lifetime::ncclCommAbort;
@@ -10,7 +10,7 @@ use oxccl::oxccl::stream::oxcclStreamHostFunc;
 use oxccl::oxccl::types::oxcclCaptureMode_t::{
     self, oxcclCaptureGlobal, oxcclCaptureRelaxed, oxcclCaptureThreadLocal,
 };
-use oxccl::oxccl::types::{oxcclDeviceKind_t, oxcclStream_t};
+use oxccl::oxccl::types::oxcclStream_t;
 use oxccl_plan::ReduceOp;
 use std::sync::{Barrier, Condvar, Mutex};
 
@@ -242,17 +242,11 @@ pub(crate) fn one_launcher(ranks: &[Rank]) -> Outcome {
 }
 
 /// The first operations of two communicators are captured in opposite order on even and odd ranks,
-/// while a stream hangs and another thread captures in global mode; the replays come in any order
-/// where both communicators' kernels fit the GPU at a time and every rank has its own. Ranks that
-/// share one replay in the same order, one graph at a time: the driver may put graphs of several
-/// ranks into one hardware queue, where the one that is awaited stays behind one that waits (seen
-/// in 1 of 15 runs with eight graphs, and 4 of 7 with `CUDA_DEVICE_MAX_CONNECTIONS=8`).
+/// while a stream hangs and another thread captures in global mode; the replays come in any order.
 pub(crate) fn opposite(ranks: &[Rank]) -> Outcome {
     let rank = one(ranks)?;
     let second = rank.again()?;
     let memory = Memory::new(4 * BYTES)?;
-    let (kind, devices) = devices();
-    let shared = kind == oxcclDeviceKind_t::oxcclDeviceCuda && devices < rank.nranks;
     let held = Held::new()?;
     let scale: i32 = (1..=rank.nranks).sum();
     let capture = |rank: &Rank, part: usize| {
@@ -268,13 +262,12 @@ pub(crate) fn opposite(ranks: &[Rank]) -> Outcome {
         let capturing = scope.spawn(move || {
             choose(own)?;
             let stream = stream()?;
-            let captured = Replay::capture(stream, oxcclCaptureGlobal, || {
+            Replay::capture(stream, oxcclCaptureGlobal, || {
                 let _ = started.send(());
                 let _ = end.recv();
                 Ok(())
-            });
-            end_stream(stream)?;
-            captured.map(drop)
+            })
+            .map(drop)
         });
         let _ = go.recv();
         let graphs = (|| {
@@ -295,15 +288,13 @@ pub(crate) fn opposite(ranks: &[Rank]) -> Outcome {
     for round in 1..50 {
         rank.upload(memory.at, &words((rank.rank + 1) * round, COUNT))?;
         rank.upload(memory.part(2 * BYTES), &words((rank.rank + 1) * -round, COUNT))?;
-        let mut order = [(&a, rank.stream), (&b, second.stream)];
-        if !shared && (rank.rank + round) % 2 == 0 {
-            order.reverse();
-        }
-        for (graph, stream) in order {
-            graph.launch(stream)?;
-            if shared {
-                synchronize(stream)?;
-            }
+        // Both fit the GPU at a time, so their order is free.
+        if (rank.rank + round) % 2 == 0 {
+            a.launch(rank.stream)?;
+            b.launch(second.stream)?;
+        } else {
+            b.launch(second.stream)?;
+            a.launch(rank.stream)?;
         }
         rank.synchronize()?;
         second.synchronize()?;
@@ -340,8 +331,7 @@ impl Held {
     fn release(self) -> Outcome {
         *self.gate.0.lock().unwrap_or_else(|e| e.into_inner()) = true;
         self.gate.1.notify_all();
-        synchronize(self.stream)?;
-        end_stream(self.stream)
+        synchronize(self.stream)
     }
 }
 

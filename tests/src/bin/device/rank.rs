@@ -280,7 +280,8 @@ impl Rank {
 
     /// Ends its stream.
     pub(crate) fn end_stream(&self) -> Outcome {
-        end_stream(self.stream)
+        // SAFETY: a living handle.
+        ok(unsafe { oxcclStreamDestroy(self.stream) })
     }
 
     /// Ends its communicator.
@@ -447,11 +448,6 @@ pub(crate) fn stream() -> Outcome<oxcclStream_t> {
     // SAFETY: a place for the handle.
     ok(unsafe { oxcclStreamCreate(&mut stream) })?;
     Ok(stream)
-}
-
-pub(crate) fn end_stream(stream: oxcclStream_t) -> Outcome {
-    // SAFETY: a living handle.
-    ok(unsafe { oxcclStreamDestroy(stream) })
 }
 
 pub(crate) fn synchronize(stream: oxcclStream_t) -> Outcome {
