@@ -321,7 +321,10 @@ impl State {
 
     /// Returns the edge to a peer, which may be a switch.
     pub fn edge(&mut self, peer: u32) -> &mut Edge {
-        self.edges.get_mut(peer as usize).unwrap_or(&mut self.switch)
+        match self.switch {
+            Edge::Message(_) if peer as usize >= self.edges.len() => &mut self.switch,
+            _ => &mut self.edges[peer as usize],
+        }
     }
 
     fn take_switch(&mut self) -> Edge {
