@@ -54,7 +54,7 @@ fn switches_reduce_only_where_that_is_asked_for_and_there_are_hosts_enough() {
     assert_eq!(plugin.take_report(), "reduced\n".repeat(4));
     for (variables, text) in [
         (vec![], None),
-        (vec![ENABLED, ("FIXTURE_RANK", "0"), ("OXCCL_RANKS_PER_NODE", "9")], None),
+        (vec![ENABLED, ("OXCCL_RANKS_PER_NODE", "9")], None),
         (
             vec![ENABLED, ("NCCL_COLLNET_NODE_THRESHOLD", "3")],
             Some("collnetEnable has no effect: rank 0: NCCL_COLLNET_NODE_THRESHOLD asks for 3"),

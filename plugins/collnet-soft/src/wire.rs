@@ -1,4 +1,4 @@
-//! What ranks and switch send each other: an introduction (the secret, and the number of the rank
+//! The protocol between ranks and switch: an introduction (the secret, and the number of the rank
 //! as u32), messages (header and data), and results (data). Numbers are little-endian.
 
 use oxccl_plan::{DataType, ReduceOp};
@@ -18,7 +18,7 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(8);
 /// The largest message in bytes.
 pub(crate) const MAX_BYTES: usize = 1 << 30;
 
-/// What a message asks for.
+/// The reduction that a message asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) count: usize,
@@ -53,7 +53,7 @@ impl Header {
     }
 }
 
-/// Where a rank listens, and the secret of its group if it is the first one.
+/// The address of a rank, and the secret of its group if it is the first one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) address: SocketAddr,

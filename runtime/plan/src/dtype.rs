@@ -107,6 +107,14 @@ impl ReduceOp {
         usize::try_from(number).ok().and_then(|i| Self::ALL.get(i)).copied()
     }
 
+    /// Returns the operation that combines two contributions: the sum for an average.
+    pub const fn combining(self) -> Self {
+        match self {
+            ReduceOp::Avg => ReduceOp::Sum,
+            other => other,
+        }
+    }
+
     /// Returns the name that nccl-tests prints.
     pub const fn name(self) -> &'static str {
         match self {

@@ -64,7 +64,7 @@ pub struct Communicator {
     revoked: AtomicBool,
     suspended: AtomicBool,
     registered: memory::Registered,
-    /// What the switches of the rails reduce.
+    /// The types and operations that the switches of the rails reduce.
     reductions: Reductions,
 }
 
@@ -79,7 +79,7 @@ pub struct Memory {
     pub suspended: bool,
 }
 
-/// What plans are chosen by.
+/// The properties of a call by which its plans are chosen.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Key {
     spec: Spec,

@@ -116,8 +116,7 @@ impl Descriptor {
             number => *ReduceOp::ALL.get(number as usize)?,
         };
         let reduces = !self.is_message() && *self != Self::signals(self.count);
-        let op = if op == ReduceOp::Avg { ReduceOp::Sum } else { op };
-        (reduces && collective.reduces()).then_some((dtype, op))
+        (reduces && collective.reduces()).then_some((dtype, op.combining()))
     }
 
     /// Returns 32 bits that differ where descriptors of collectives differ, except for collisions

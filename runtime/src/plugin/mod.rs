@@ -2,6 +2,7 @@
 
 pub(crate) mod collnet;
 pub(crate) mod env;
+mod instance;
 mod load;
 pub(crate) mod net;
 pub(crate) mod profiler;
@@ -9,6 +10,7 @@ pub(crate) mod tuner;
 
 use crate::log::{self, Level, Subsystem};
 use crate::proxy::CurrentCall;
+use instance::Lifecycle;
 use load::{Attempt, Found, Kind, Opened, load, structure, wanted};
 use oxccl_plugin_abi::ncclDebugLogger_t;
 use std::ffi::{CStr, c_char, c_int};
@@ -25,6 +27,7 @@ struct Plugin<F> {
     version: u32,
     functions: F,
     turn: Turn,
+    lifecycle: Mutex<Lifecycle>,
 }
 
 /// The right to begin or end a plugin, which one communicator has at a time: plugins count their
@@ -90,17 +93,11 @@ impl Facts {
 }
 
 /// Returns the error of a function that has returned this.
-fn checked(
-    current: &CurrentCall,
-    function: &str,
-    result: c_int,
-    hint: &'static str,
-) -> oxccl_net::Result<()> {
-    if result == 0 {
-        return Ok(());
+fn checked(current: &CurrentCall, function: &str, result: c_int) -> oxccl_net::Result<()> {
+    match result {
+        0 => Ok(()),
+        _ => Err(current.failed(function, &format!("it returned {}", result_name(result)))),
     }
-    let cause = format!("it returned {}", result_name(result));
-    Err(oxccl_net::Error::local(format!("{function} of {}", current.label()), cause, hint))
 }
 
 impl<F> Plugin<F> {
@@ -135,7 +132,8 @@ impl<F> Plugin<F> {
             Ok((name, functions)) => {
                 let label = format!("{what} plugin {name} ({file}, v{})", found.version);
                 let version = found.version;
-                Some(Self { label, name, version, functions, turn: Turn::default() })
+                let (turn, lifecycle) = Default::default();
+                Some(Self { label, name, version, functions, turn, lifecycle })
             }
             Err(why) => {
                 let text = format!("{what} plugin {file}: refused, {why}");

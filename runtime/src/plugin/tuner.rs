@@ -224,7 +224,7 @@ impl Instance {
             },
         });
         drop(alone);
-        checked(&current, "init", result, HINT)?;
+        checked(&current, "init", result)?;
         if constants != self::constants() {
             let text = format!(
                 "{}: the constants that it has written have no effect: the cost model is \
@@ -270,7 +270,7 @@ impl Instance {
                 get(context, function, bytes, ops, cells, rows, columns, mapped, &mut channels)
             },
         });
-        checked(&self.current, "getCollInfo", result, HINT)?;
+        checked(&self.current, "getCollInfo", result)?;
         let row = usize::try_from(algorithm).ok().and_then(|row| table.0.get_mut(row));
         let cell = row.zip(usize::try_from(protocol).ok()).and_then(|(row, at)| row.get_mut(at));
         if let Some(cell) = cell.filter(|cell| **cell != UNAVAILABLE) {
@@ -287,7 +287,7 @@ impl Drop for Instance {
         let ended = self.plugin.turn.take(&self.current).and_then(|_alone| {
             // SAFETY: the function is the plugin's; nothing of the context is in use any more.
             let result = self.current.enter("finalize", || unsafe { finalize(context) });
-            checked(&self.current, "finalize", result, HINT)
+            checked(&self.current, "finalize", result)
         });
         if let Err(error) = ended {
             log::line(Level::Warn, Subsystem::Tuning, &error.to_string());

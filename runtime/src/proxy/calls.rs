@@ -78,9 +78,13 @@ impl CurrentCall {
         let function = *self.function();
         // The call may have returned since, and the name be that of the next one.
         (self.since_us.load(Ordering::Acquire) == since_us).then(|| {
-            let call = format!("{function} of {}", self.label);
             let cause = format!("it has not returned for {} s", self.limit.as_secs_f32());
-            oxccl_net::Error::local(call, cause, self.hint)
+            self.failed(function, &cause)
         })
+    }
+
+    /// Returns the error of a function, with which everything fails that uses the plugin here.
+    pub(crate) fn failed(&self, function: &str, cause: &str) -> oxccl_net::Error {
+        oxccl_net::Error::local(format!("{function} of {}", self.label), cause, self.hint)
     }
 }

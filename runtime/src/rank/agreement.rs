@@ -108,7 +108,7 @@ pub(crate) fn look_around(rank: &Rank, doing: CurrentOp) -> Option<Error> {
     None
 }
 
-/// What a peer on another host has said of what it does.
+/// The latest notices of a peer on another host about its operations.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Said {
     /// The last collective that it has told, by its number.

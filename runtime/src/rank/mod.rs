@@ -81,7 +81,7 @@ pub struct Rank {
     delivered: AtomicBool,
     /// Number and name of the operation that last had to wait.
     waiting: Mutex<(u64, &'static str)>,
-    /// What peers on other hosts have said of what they do, by rank.
+    /// The latest notices of peers on other hosts about their operations, by rank.
     said: Mutex<HashMap<u32, agreement::Said>>,
 }
 

@@ -5,9 +5,7 @@ use super::members::Members;
 use crate::bootstrap::Gather;
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::link::message::{
-    HEADER_BYTES, Identity, Incoming, MessageEdge, Outgoing, descriptor_of,
-};
+use crate::link::message::{HEADER_BYTES, Header, Identity, Incoming, MessageEdge, Outgoing};
 use crate::log::{self, Level, Subsystem};
 use crate::plugin::collnet::{CollNet, Format, Reductions};
 use oxccl_net::{HANDLE_BYTES, Handle};
@@ -18,10 +16,10 @@ const NAMED: usize = 8;
 /// The most bytes of a name or a reason that a rank tells.
 const LONGEST: usize = 1000;
 
-/// The first byte of what a rank tells that has what it needs; others tell the reason.
+/// The first byte of a rank that has what it needs. Other ranks send 0 and the reason.
 const READY: u8 = 1;
 
-/// What a rank tells of its network: the reductions, where it listens, and the name.
+/// A rank's network: its reductions, the address where the rank listens, and its name.
 #[derive(Debug)]
 struct Offer {
     reductions: u64,
@@ -35,7 +33,7 @@ impl Offer {
         [&[READY], &reductions[..], &self.handle.0, shortened(&self.name)].concat()
     }
 
-    /// Returns what a rank tells, or why it has no network that reduces.
+    /// Returns the offer of a rank, or the reason why it has no network that reduces.
     fn decode(bytes: &[u8]) -> std::result::Result<Self, String> {
         let rest = ready(bytes)?;
         let short = || "it sent a broken offer".to_owned();
@@ -57,7 +55,7 @@ fn ready(bytes: &[u8]) -> std::result::Result<&[u8], String> {
     }
 }
 
-/// Returns what a rank tells that is not ready.
+/// Returns the bytes of a rank that is not ready.
 fn unready(why: &str) -> Vec<u8> {
     [&[0], shortened(why)].concat()
 }
@@ -112,7 +110,7 @@ pub(super) fn connect(
         let why = verdict.or_else(late)?;
         Some(oxccl_net::Error::local("connecting a switch", why, ""))
     };
-    let reduction = |header: &[u8]| descriptor_of(header)?.reduction();
+    let reduction = |header: &[u8]| Header::decode(header)?.descriptor.reduction();
     let format = Format { header_bytes: HEADER_BYTES, reduction };
     let ends = net.connect((handles, own / team), format, stop);
     let edge = ends.map_err(Error::from).and_then(|(sender, receiver)| {

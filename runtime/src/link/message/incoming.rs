@@ -1,9 +1,8 @@
 //! The receiving half of the edges with a remote peer.
 
-use super::{HEADER_BYTES, Message, Slots};
+use super::{HEADER_BYTES, Header, Message, Slots};
 use crate::error::{Error, Result};
 use crate::link::EDGE_SLOTS;
-use crate::op::descriptor::Descriptor;
 use oxccl_net::{Memory, Receiver, Region, Request};
 use std::collections::VecDeque;
 
@@ -95,25 +94,20 @@ impl Incoming {
     /// was not released, and is less than the number of slots.
     pub(crate) fn peek(&mut self, index: usize) -> Result<Option<Message>> {
         let Some(arrived) = self.arrived(index)? else { return Ok(None) };
-        let Some(len) = arrived.checked_sub(HEADER_BYTES) else {
+        let message = &self.slots.bytes(self.slot_of(index))[..arrived];
+        let Some(Header { descriptor, begun }) = Header::decode(message) else {
             let what = format!(
                 "a message of {arrived} bytes is shorter than its header of {HEADER_BYTES}"
             );
             return Err(Error::Internal { what });
         };
-        let slot = self.slots.bytes(self.slot_of(index));
-        let Some((header, data)) = slot.split_first_chunk::<HEADER_BYTES>() else {
-            return Err(Error::Internal { what: "a slot without room for a header".to_owned() });
-        };
-        let [a, b, c, d, e, f, g, h, count @ ..] = *header;
-        let what = u32::from_le_bytes([a, b, c, d]);
-        let descriptor = Descriptor::from_words(what, u64::from_le_bytes(count));
+        let data = &message[HEADER_BYTES..];
         Ok(Some(Message {
             data: data.as_ptr(),
-            len,
+            len: data.len(),
             tag: descriptor.tag(),
             descriptor: Some(descriptor),
-            begun: Some(u32::from_le_bytes([e, f, g, h])),
+            begun: Some(begun),
         }))
     }
 

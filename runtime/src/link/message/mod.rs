@@ -16,16 +16,33 @@ use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::sync::Arc;
 pub use unconnected::Unconnected;
 
-/// Bytes of a message's header, the descriptor of its operation: `what u32 · begun u32 · count
-/// u64`. There `begun` counts the collectives that the sender has begun. A shorter message is an
-/// error.
+/// The bytes of a [`Header`]. A shorter message is an error.
 pub const HEADER_BYTES: usize = 16;
 
-/// Returns the operation that a message's header tells; `None` for less than a header.
-pub fn descriptor_of(header: &[u8]) -> Option<Descriptor> {
-    let [what @ .., _, _, _, _, a, b, c, d, e, f, g, h] = header.first_chunk::<HEADER_BYTES>()?;
-    let count = u64::from_le_bytes([*a, *b, *c, *d, *e, *f, *g, *h]);
-    Some(Descriptor::from_words(u32::from_le_bytes(*what), count))
+/// The header of a message: `what u32 · begun u32 · count u64`, little-endian.
+pub struct Header {
+    /// The operation of the message: `what` and `count`.
+    pub descriptor: Descriptor,
+    /// The number of collectives that the sender has begun.
+    begun: u32,
+}
+
+impl Header {
+    fn encode(&self) -> [u8; HEADER_BYTES] {
+        let (what, count) = self.descriptor.to_words();
+        let [a, b, c, d] = what.to_le_bytes();
+        let [e, f, g, h] = self.begun.to_le_bytes();
+        let [i, j, k, l, m, n, o, p] = count.to_le_bytes();
+        [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p]
+    }
+
+    /// Returns the header at the beginning of a message; `None` for less than a header.
+    pub fn decode(message: &[u8]) -> Option<Self> {
+        let [a, b, c, d, e, f, g, h, count @ ..] = *message.first_chunk::<HEADER_BYTES>()?;
+        let (what, count) = (u32::from_le_bytes([a, b, c, d]), u64::from_le_bytes(count));
+        let begun = u32::from_le_bytes([e, f, g, h]);
+        Some(Self { descriptor: Descriptor::from_words(what, count), begun })
+    }
 }
 
 /// The edges from and to one remote peer. The slots belong to the edges.

@@ -1,6 +1,6 @@
 //! The sending half of the edges with a remote peer.
 
-use super::{HEADER_BYTES, Slots};
+use super::{HEADER_BYTES, Header, Slots};
 use crate::error::Result;
 use crate::link::EDGE_SLOTS;
 use crate::op::descriptor::Descriptor;
@@ -111,11 +111,8 @@ impl Outgoing {
 
     /// Sends the first `len` bytes of the data that was reserved last.
     pub(super) fn commit(&mut self, len: usize, descriptor: Descriptor, begun: u32) -> Result<()> {
-        let (what, count) = descriptor.to_words();
-        let header = self.slots.bytes_mut(self.messages % EDGE_SLOTS);
-        header[..4].copy_from_slice(&what.to_le_bytes());
-        header[4..8].copy_from_slice(&begun.to_le_bytes());
-        header[8..HEADER_BYTES].copy_from_slice(&count.to_le_bytes());
+        let slot = self.slots.bytes_mut(self.messages % EDGE_SLOTS);
+        slot[..HEADER_BYTES].copy_from_slice(&Header { descriptor, begun }.encode());
         self.sent += 1;
         self.push(HEADER_BYTES + len)
     }

@@ -1,14 +1,14 @@
 //! The functions of a network that reduces, of any version. A variant says how a function is
 //! called.
 
+use crate::plugin::instance::Network;
 use crate::plugin::load::Found;
-use crate::plugin::net::functions::{Close, DeregMr, Devices, Handles, Lifecycle, Listen, Test};
+use crate::plugin::net::functions::{Close, DeregMr, Devices, Handles, Listen, Test};
 use crate::plugin::net::properties::GetProperties;
 use crate::plugin::{name_of, need};
 use oxccl_plugin_abi::net::*;
 use oxccl_plugin_abi::{ncclDataType_t, ncclDebugLogger_t, ncclRedOp_t, ncclResult_t};
 use std::ffi::{c_int, c_void};
-use std::sync::{Mutex, MutexGuard};
 
 type ReduceSupport = unsafe extern "C" fn(ncclDataType_t, ncclRedOp_t, *mut c_int) -> ncclResult_t;
 type Connect = unsafe extern "C" fn(Handles, c_int, c_int, *mut c_void, Handles) -> ncclResult_t;
@@ -68,7 +68,6 @@ pub(super) struct Functions {
     pub(super) close_listen: Close,
     /// From version 11 on; `None` where contexts need no end.
     pub(super) finalize: Option<Close>,
-    lifecycle: Mutex<Lifecycle>,
 }
 
 /// Takes the functions from a structure; what follows the structure are the variants of those that
@@ -95,18 +94,20 @@ macro_rules! functions {
             close_coll: need(table.closeColl, "closeColl")?,
             close_listen: need(table.closeListen, "closeListen")?,
             finalize: finalize(table),
-            lifecycle: Mutex::default(),
         };
         Ok((name, functions))
     }};
 }
 
-impl Functions {
-    /// Returns the state of the plugin in this process.
-    pub(super) fn lifecycle(&self) -> MutexGuard<'_, Lifecycle> {
-        self.lifecycle.lock().unwrap_or_else(|e| e.into_inner())
-    }
+impl Network for Functions {
+    const LOCAL: bool = true;
 
+    fn finalize(&self) -> Option<Close> {
+        self.finalize
+    }
+}
+
+impl Functions {
     /// Returns the name and the functions of a structure; fails if one is missing that all versions
     /// have.
     ///

@@ -1,177 +1,101 @@
-//! A network that reduces, in use. All of this runs in the thread that calls the plugin.
+//! A network that reduces, in use. All of this runs in the thread that instance the plugin.
 
 use super::functions::{Functions, Iallreduce, Init};
-use super::{Format, HINT, Reductions};
-use crate::exit;
-use crate::log::{self, Level, Subsystem};
+use super::{Format, Reductions};
 use crate::plugin::net::functions::Listen;
-use crate::plugin::{Plugin, checked, logger};
+use crate::plugin::{Plugin, logger};
 use crate::proxy::CurrentCall;
-use oxccl_net::{
-    Error, HANDLE_BYTES, HOST, Handle, Memory, Receiver, Region, Request, Result, Sender,
-};
+use oxccl_net::{HANDLE_BYTES, HOST, Handle, Memory, Receiver, Region, Request, Result, Sender};
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// The use of a plugin by a communicator.
-pub(super) struct Instance {
-    calls: Arc<Calls>,
+type Instance = crate::plugin::instance::Instance<Functions>;
+
+/// A network in use that is not connected yet.
+pub(super) struct Unconnected {
+    /// The context, which ends after all that was made with it.
+    instance: Arc<Instance>,
     /// What `listen` has made, until the group is connected.
     listener: *mut c_void,
 }
 
-/// The context of a communicator, which ends after all that was made with it.
-struct Calls {
-    plugin: &'static Plugin<Functions>,
-    current: Arc<CurrentCall>,
-    context: *mut c_void,
-    /// True once `init` has succeeded.
-    initialised: bool,
+// SAFETY: the pointer is only given to the plugin, by the one thread that has the parts.
+unsafe impl Send for Unconnected {}
+
+/// Returns what a device lacks to reduce messages of `bytes` bytes.
+fn lack(instance: &Instance, device: c_int, bytes: usize) -> Result<Option<String>> {
+    let call = |get: &mut dyn FnMut() -> c_int| instance.call("getProperties", get);
+    let told = instance.functions().get_properties.ask(device, call)?;
+    let most = told.max_collective_bytes;
+    Ok(if told.properties.memory & HOST == 0 {
+        Some(format!("its device {device} does not take memory of the host"))
+    } else if most < bytes as u64 {
+        Some(format!("its device {device} reduces {most} bytes, {bytes} are needed"))
+    } else {
+        None
+    })
 }
 
-// SAFETY: the pointers are only given to the plugin, by the one thread that has the parts.
-unsafe impl Send for Instance {}
-// SAFETY: as above.
-unsafe impl Send for Calls {}
-// SAFETY: as above.
-unsafe impl Sync for Calls {}
-
-impl Calls {
-    /// Calls a function of the plugin.
-    fn call(&self, function: &'static str, call: impl FnOnce() -> c_int) -> Result<()> {
-        checked(&self.current, function, self.current.enter(function, call), HINT)
-    }
-
-    fn failed(&self, function: &str, cause: impl Into<String>) -> Error {
-        Error::local(format!("{function} of {}", self.current.label()), cause.into(), HINT)
-    }
-
-    fn functions(&self) -> &'static Functions {
-        &self.plugin.functions
-    }
-
-    /// Calls `init`, unless it is called once per process and has been.
-    fn init(&mut self, comm: u64, begun: &mut bool) -> Result<()> {
-        let (log, mut context, again) = (logger(), null_mut(), std::mem::replace(begun, true));
-        // SAFETY: the function is the plugin's, and has the arguments of its version.
-        let init = || unsafe {
-            match self.functions().init {
-                Init::V8(_) if again => 0,
-                Init::V8(init) => init(log),
-                Init::V11(init) => init(&mut context, comm, log),
-            }
-        };
-        self.call("init", init)?;
-        (self.context, self.initialised) = (context, true);
-        // What the plugin has registered for the end of the process runs after this.
-        exit::close_before_others();
-        Ok(())
-    }
-
-    fn devices(&self) -> Result<usize> {
-        let mut number = 0;
-        // SAFETY: as in `init`.
-        self.call("devices", || unsafe { (self.functions().devices)(&mut number) })?;
-        let wrong = |_| self.failed("devices", format!("it says that there are {number}"));
-        usize::try_from(number).map_err(wrong)
-    }
-
-    /// Returns what a device lacks to reduce messages of `bytes` bytes.
-    fn lack(&self, device: c_int, bytes: usize) -> Result<Option<String>> {
-        let call = |get: &mut dyn FnMut() -> c_int| self.call("getProperties", get);
-        let told = self.functions().get_properties.ask(device, call)?;
-        let most = told.max_collective_bytes;
-        Ok(if told.properties.memory & HOST == 0 {
-            Some(format!("its device {device} does not take memory of the host"))
-        } else if most < bytes as u64 {
-            Some(format!("its device {device} reduces {most} bytes, {bytes} are needed"))
-        } else {
-            None
-        })
-    }
-}
-
-impl Drop for Calls {
-    fn drop(&mut self) {
-        let finalize = self.functions().finalize.filter(|_| self.initialised);
-        let Some(finalize) = finalize else { return };
-        note(self.plugin.turn.take(&self.current).and_then(|_alone| {
-            // SAFETY: as in `init`; nothing of the context is in use any more.
-            self.call("finalize", || unsafe { finalize(self.context) })
-        }));
-    }
-}
-
-/// Logs the failure of a call at the end of something, which nobody waits for.
-fn note(ended: Result<()>) {
-    if let Err(error) = ended {
-        log::line(Level::Warn, Subsystem::Net, &error.to_string());
-    }
-}
-
-impl Instance {
-    /// Initialises a plugin for a communicator. A plugin that fails at that is not tried again in
-    /// this process, as with NCCL.
+impl Unconnected {
+    /// Initialises a plugin for a communicator.
     pub(super) fn start(
         plugin: &'static Plugin<Functions>,
         current: Arc<CurrentCall>,
         comm: u64,
     ) -> Result<Self> {
-        let mut calls = Calls { plugin, current, context: null_mut(), initialised: false };
-        let current = calls.current.clone();
-        let alone = plugin.turn.take(&current)?;
-        let mut lifecycle = plugin.functions.lifecycle();
-        if let Some(error) = &lifecycle.failed {
-            return Err(error.clone());
-        }
-        let made = calls.init(comm, &mut lifecycle.begun);
-        lifecycle.failed = made.as_ref().err().cloned();
-        // The end of the instance takes the locks.
-        drop((lifecycle, alone));
-        made?;
-        Ok(Self { calls: Arc::new(calls), listener: null_mut() })
+        let log = logger();
+        // SAFETY: the function is the plugin's, and has the arguments of its version.
+        let init = |context, again| unsafe {
+            match plugin.functions.init {
+                Init::V8(_) if again => 0,
+                Init::V8(init) => init(log),
+                Init::V11(init) => init(context, comm, log),
+            }
+        };
+        let (instance, ()) = Instance::start(plugin, current, init, |_| Ok(()))?;
+        Ok(Self { instance: Arc::new(instance), listener: null_mut() })
     }
 
     /// Listens on one of the devices that can reduce messages of `bytes` bytes.
     pub(super) fn listen(&mut self, place: usize, bytes: usize) -> Result<Handle> {
-        let calls = &self.calls;
+        let instance = &self.instance;
         let (mut usable, mut why) = (Vec::new(), "it has no devices".to_owned());
-        for device in 0..calls.devices()? as c_int {
-            match calls.lack(device, bytes)? {
+        for device in 0..instance.devices(instance.functions().devices)? {
+            match lack(instance, device, bytes)? {
                 None => usable.push(device),
                 Some(lack) => why = lack,
             }
         }
         let chosen = place.checked_rem(usable.len()).map(|at| usable[at]);
-        let device = chosen.ok_or_else(|| calls.failed("devices", why))?;
-        let (mut handle, context) = (Handle([0; HANDLE_BYTES]), calls.context);
+        let device = chosen.ok_or_else(|| instance.failed("devices", &why))?;
+        let (mut handle, context) = (Handle([0; HANDLE_BYTES]), instance.context);
         let (at, listener) = (handle.0.as_mut_ptr().cast::<c_void>(), &mut self.listener);
         // SAFETY: as in `init`; the handle has NCCL's size.
         let listen = || unsafe {
-            match calls.functions().listen {
+            match instance.functions().listen {
                 Listen::V6(listen) => listen(device, at, listener),
                 Listen::V11(listen) => listen(context, device, at, listener),
             }
         };
-        calls.call("listen", listen)?;
+        instance.call("listen", listen)?;
         match self.listener.is_null() {
-            true => Err(calls.failed("listen", "it returned no listener")),
+            true => Err(instance.failed("listen", "it returned no listener")),
             false => Ok(handle),
         }
     }
 
     /// Asks which reductions the network has.
     pub(super) fn reductions(&self) -> Result<Reductions> {
-        let support = self.calls.functions().reduce_support;
+        let support = self.instance.functions().reduce_support;
         let mut reductions = Reductions::default();
         for (dtype, op) in Reductions::all() {
             let mut supported = 0;
             // SAFETY: as in `init`.
             let ask = || unsafe { support(dtype as c_int, op as c_int, &mut supported) };
-            self.calls.call("reduceSupport", ask)?;
+            self.instance.call("reduceSupport", ask)?;
             if supported != 0 {
                 reductions.0 |= Reductions::bit(dtype, op);
             }
@@ -189,16 +113,16 @@ impl Instance {
         let at = |handle: &mut Handle| handle.0.as_mut_ptr().cast::<c_void>();
         let mut places: Vec<_> = handles.iter_mut().map(at).collect();
         let (nranks, rank, listener) = (places.len() as c_int, rank as c_int, self.listener);
-        let (connect, mut comm) = (self.calls.functions().connect, null_mut());
+        let (connect, mut comm) = (self.instance.functions().connect, null_mut());
         // SAFETY: as in `init`; there are as many handles.
         let connect = || unsafe { connect(places.as_mut_ptr(), nranks, rank, listener, &mut comm) };
-        let (current, function) = (&self.calls.current, "connect");
-        checked(current, function, current.enter_for_others(function, connect), HINT)?;
+        let returned = self.instance.current.enter_for_others("connect", connect);
+        self.instance.checked("connect", returned)?;
         if comm.is_null() {
-            return Err(self.calls.failed("connect", "it returned no group"));
+            return Err(self.instance.failed("connect", "it returned no group"));
         }
         let group = Group {
-            calls: self.calls.clone(),
+            instance: self.instance.clone(),
             comm,
             format,
             regions: Vec::new(),
@@ -216,14 +140,14 @@ impl Instance {
     fn close_listener(&mut self) {
         let listener = std::mem::replace(&mut self.listener, null_mut());
         if !listener.is_null() {
-            let close = self.calls.functions().close_listen;
+            let close = self.instance.functions().close_listen;
             // SAFETY: the listener is the plugin's and is not used any more.
-            note(self.calls.call("closeListen", || unsafe { close(listener) }));
+            self.instance.end("closeListen", || unsafe { close(listener) });
         }
     }
 }
 
-impl Drop for Instance {
+impl Drop for Unconnected {
     fn drop(&mut self) {
         self.close_listener();
     }
@@ -247,7 +171,7 @@ struct UnderWay {
 
 /// A group of ranks whose data the network reduces.
 struct Group {
-    calls: Arc<Calls>,
+    instance: Arc<Instance>,
     comm: *mut c_void,
     format: Format,
     regions: Vec<*mut c_void>,
@@ -262,7 +186,7 @@ struct Group {
     next: Request,
 }
 
-// SAFETY: as for `Instance`.
+// SAFETY: as for `Unconnected`.
 unsafe impl Send for Group {}
 
 impl Group {
@@ -273,11 +197,11 @@ impl Group {
 
     fn register(&mut self, memory: &Memory) -> Result<Region> {
         let (comm, data, mut region) = (self.comm, memory.data.cast::<c_void>(), null_mut());
-        let register = self.calls.functions().reg_mr;
+        let register = self.instance.functions().reg_mr;
         // SAFETY: as in `init`; the memory lives as long as the group.
         let reg_mr = || unsafe { register(comm, data, memory.len, HOST, &mut region) };
         self.owners.push(memory.owner.clone());
-        self.calls.call("regMr", reg_mr)?;
+        self.instance.call("regMr", reg_mr)?;
         self.regions.push(region);
         Ok(Region(region as usize))
     }
@@ -294,7 +218,7 @@ impl Group {
     ) -> Result<Option<Request>> {
         let Some(slot) = self.offered.front() else { return Ok(None) };
         let header = self.format.header_bytes;
-        let wrong = |cause| self.calls.failed("iallreduce", cause);
+        let wrong = |cause| self.instance.failed("iallreduce", cause);
         let bytes = len.checked_sub(header).ok_or_else(|| wrong("a message without a header"))?;
         // SAFETY: readable by the contract.
         let told = unsafe { std::slice::from_raw_parts(sent, header) };
@@ -309,7 +233,7 @@ impl Group {
         // SAFETY: as in `init`; both are registered, and stay by the contract of their ends.
         // Messages are far smaller than 2 GiB.
         let iallreduce = || unsafe {
-            match self.calls.functions().iallreduce {
+            match self.instance.functions().iallreduce {
                 Iallreduce::V8(reduce) => {
                     let count = count as c_int;
                     reduce(comm, from, to, count, dtype, op, sends, receives, &mut request)
@@ -319,7 +243,7 @@ impl Group {
                 }
             }
         };
-        self.calls.call("iallreduce", iallreduce)?;
+        self.instance.call("iallreduce", iallreduce)?;
         if request.is_null() {
             return Ok(None);
         }
@@ -334,9 +258,9 @@ impl Group {
         let Some(UnderWay { request, slot, sent, len }) = self.under_way.get(&number) else {
             return Ok(true);
         };
-        let (test, mut done, mut size) = (self.calls.functions().test, 0, 0);
+        let (test, mut done, mut size) = (self.instance.functions().test, 0, 0);
         // SAFETY: as in `init`; the request is the plugin's and was not done before.
-        self.calls.call("test", || unsafe { test(*request, &mut done, &mut size) })?;
+        self.instance.call("test", || unsafe { test(*request, &mut done, &mut size) })?;
         if done == 0 {
             return Ok(false);
         }
@@ -351,14 +275,14 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        let (functions, comm) = (self.calls.functions(), self.comm);
+        let (functions, comm) = (self.instance.functions(), self.comm);
         for region in self.regions.drain(..).filter(|region| !region.is_null()) {
             // SAFETY: the region is the plugin's and is not used any more.
             let deregister = || unsafe { (functions.dereg_mr)(comm, region) };
-            note(self.calls.call("deregMr", deregister));
+            self.instance.end("deregMr", deregister);
         }
         // SAFETY: likewise.
-        note(self.calls.call("closeColl", || unsafe { (functions.close_coll)(comm) }));
+        self.instance.end("closeColl", || unsafe { (functions.close_coll)(comm) });
     }
 }
 

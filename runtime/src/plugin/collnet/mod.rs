@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::log::{self, Level, Subsystem};
 use crate::proxy::{CurrentCall, Reducing};
 use functions::Functions;
-use group::Instance;
+use group::Unconnected;
 use oxccl_net::{Handle, Receiver, Sender};
 use oxccl_plan::{DataType, ReduceOp};
 use std::sync::{Arc, OnceLock};
@@ -46,8 +46,7 @@ impl Reductions {
     const OPS: [ReduceOp; 4] = [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min];
 
     fn bit(dtype: DataType, op: ReduceOp) -> u64 {
-        let op = if op == ReduceOp::Avg { ReduceOp::Sum } else { op };
-        1 << (dtype as usize * Self::OPS.len() + op as usize)
+        1 << (dtype as usize * Self::OPS.len() + op.combining() as usize)
     }
 
     /// Returns whether a type is reduced by an operation.
@@ -74,7 +73,7 @@ pub(crate) struct CollNet {
     /// The name that the plugin has given itself, and its version: what ranks of one group share.
     pub(crate) name: String,
     label: String,
-    instance: Reducing<Instance>,
+    instance: Reducing<Unconnected>,
     /// The address of this rank.
     pub(crate) handle: Handle,
     /// The reductions of the network.
@@ -108,7 +107,7 @@ impl CollNet {
     ) -> Result<Self> {
         let current = Arc::new(CurrentCall::new(plugin.label.clone(), HINT));
         let calls = current.clone();
-        let make = move || Instance::start(plugin, calls, comm);
+        let make = move || Unconnected::start(plugin, calls, comm);
         let instance = Reducing::start(make, current)?;
         let (handle, reductions) = instance.call(move |instance| {
             let handle = instance.listen(place, bytes)?;

@@ -1,13 +1,11 @@
 //! A net plugin as a transport. All of this runs in the thread that calls the plugin.
 
 use super::functions::{Accept, Connect, Functions, Init, Irecv, Isend, Listen, RegMr};
-use super::{HINT, result_name};
-use crate::exit;
 use crate::plugin::{Plugin, logger};
 use crate::proxy::CurrentCall;
 use oxccl_net::{
-    Connecting, Error, HANDLE_BYTES, HOST, Handle, Listener, Memory, Net, Properties, Receiver,
-    Region, Request, Result, Sender,
+    Connecting, HANDLE_BYTES, HOST, Handle, Listener, Memory, Net, Properties, Receiver, Region,
+    Request, Result, Sender,
 };
 use oxccl_plugin_abi::net::{
     ncclNetCommConfig_v10_t, ncclNetCommConfig_v11_t, ncclNetCommConfig_v12_t,
@@ -20,60 +18,7 @@ use std::sync::Arc;
 /// write as many as they have.
 const SIZES: usize = 32;
 
-/// The use of a plugin by a communicator.
-struct Instance {
-    plugin: &'static Plugin<Functions>,
-    functions: &'static Functions,
-    current: Arc<CurrentCall>,
-    context: *mut c_void,
-    /// True once `init` has succeeded.
-    initialised: bool,
-    traffic_class: c_int,
-}
-
-// SAFETY: the context is only given to the plugin, by the one thread that has the instance's parts.
-unsafe impl Send for Instance {}
-// SAFETY: as above.
-unsafe impl Sync for Instance {}
-
-impl Instance {
-    /// Calls a function of the plugin.
-    fn call(&self, function: &'static str, call: impl FnOnce() -> c_int) -> Result<()> {
-        match self.current.enter(function, call) {
-            0 => Ok(()),
-            result => Err(self.failed(function, format!("it returned {}", result_name(result)))),
-        }
-    }
-
-    fn failed(&self, function: &str, cause: String) -> Error {
-        Error::new(format!("{function} of {}", self.current.label()), cause, HINT)
-    }
-
-    /// Calls `init`, unless it is called once per process and has been.
-    fn init(&mut self, comm: u64, begun: &mut bool) -> Result<()> {
-        let functions = self.functions;
-        let (log, mut context) = (logger(), null_mut());
-        let mut v11 = ncclNetCommConfig_v11_t { trafficClass: self.traffic_class };
-        let mut v12 = ncclNetCommConfig_v12_t { trafficClass: self.traffic_class };
-        let (at, profiler) = (&mut context, Some(no_profiler as _));
-        let again = std::mem::replace(begun, true);
-        // SAFETY: the function is the plugin's, and has the arguments of its version.
-        let init = || unsafe {
-            match functions.init {
-                Init::V6(_) | Init::V10(_) if again => 0,
-                Init::V6(init) => init(log),
-                Init::V10(init) => init(log, profiler),
-                Init::V11(init) => init(at, comm, &mut v11, log, profiler),
-                Init::V12(init) => init(at, comm, &mut v12, log, profiler),
-            }
-        };
-        self.call("init", init)?;
-        (self.context, self.initialised) = (context, true);
-        // What the plugin has registered for the end of the process runs after this.
-        exit::close_before_others();
-        Ok(())
-    }
-}
+type Instance = crate::plugin::instance::Instance<Functions>;
 
 /// Takes events for which there is no profiler. Some plugins call it without asking.
 unsafe extern "C" fn no_profiler(
@@ -91,6 +36,7 @@ pub(super) struct PluginNet {
     name: &'static str,
     instance: Arc<Instance>,
     properties: Vec<Properties>,
+    traffic_class: c_int,
 }
 
 impl PluginNet {
@@ -102,60 +48,32 @@ impl PluginNet {
         comm: u64,
         traffic_class: i32,
     ) -> Result<Self> {
-        let (functions, context, initialised) = (&plugin.functions, null_mut(), false);
-        let mut instance =
-            Instance { plugin, functions, current, context, initialised, traffic_class };
-        let current = instance.current.clone();
-        let alone = plugin.turn.take(&current)?;
-        let mut lifecycle = plugin.functions.lifecycle();
-        if let Some(error) = &lifecycle.failed {
-            return Err(error.clone());
-        }
-        let made = instance.init(comm, &mut lifecycle.begun).and_then(|()| instance.devices());
-        if let Err(error) = &made {
-            lifecycle.failed = Some(error.clone());
-        }
-        // The end of the instance takes the locks.
-        drop((lifecycle, alone));
-        Ok(Self { name: &plugin.name, properties: made?, instance: Arc::new(instance) })
+        let log = logger();
+        let mut v11 = ncclNetCommConfig_v11_t { trafficClass: traffic_class };
+        let mut v12 = ncclNetCommConfig_v12_t { trafficClass: traffic_class };
+        let profiler = Some(no_profiler as _);
+        // SAFETY: the function is the plugin's, and has the arguments of its version.
+        let init = |at: *mut *mut c_void, again| unsafe {
+            match plugin.functions.init {
+                Init::V6(_) | Init::V10(_) if again => 0,
+                Init::V6(init) => init(log),
+                Init::V10(init) => init(log, profiler),
+                Init::V11(init) => init(at, comm, &mut v11, log, profiler),
+                Init::V12(init) => init(at, comm, &mut v12, log, profiler),
+            }
+        };
+        let (instance, properties) = Instance::start(plugin, current, init, properties)?;
+        Ok(Self { name: &plugin.name, instance: Arc::new(instance), properties, traffic_class })
     }
 }
 
-impl Drop for Instance {
-    fn drop(&mut self) {
-        let Some(finalize) = self.functions.finalize.filter(|_| self.initialised) else { return };
-        let context = self.context;
-        note(self.plugin.turn.take(&self.current).and_then(|_alone| {
-            // SAFETY: as in `init`; nothing of the context is in use any more.
-            self.call("finalize", || unsafe { finalize(context) })
-        }));
-    }
-}
-
-/// Logs the failure of a call at the end of something, which nobody waits for.
-fn note(ended: Result<()>) {
-    use crate::log::{self, Level, Subsystem};
-    if let Err(error) = ended {
-        log::line(Level::Warn, Subsystem::Net, &error.to_string());
-    }
-}
-
-impl Instance {
-    /// Returns what is known of each device.
-    fn devices(&self) -> Result<Vec<Properties>> {
-        let (devices, mut number) = (self.functions.devices, 0);
-        // SAFETY: as in `init`.
-        self.call("devices", || unsafe { devices(&mut number) })?;
-        if number < 0 {
-            return Err(self.failed("devices", format!("it says that there are {number}")));
-        }
-        (0..number).map(|device| self.properties(device)).collect()
-    }
-
-    fn properties(&self, device: c_int) -> Result<Properties> {
-        let call = |get: &mut dyn FnMut() -> c_int| self.call("getProperties", get);
-        Ok(self.functions.get_properties.ask(device, call)?.properties)
-    }
+/// Returns what is known of each device.
+fn properties(plugin: &Instance) -> Result<Vec<Properties>> {
+    let ask = |device| {
+        let call = |get: &mut dyn FnMut() -> c_int| plugin.call("getProperties", get);
+        Ok(plugin.functions().get_properties.ask(device, call)?.properties)
+    };
+    (0..plugin.devices(plugin.functions().devices)?).map(ask).collect()
 }
 
 impl Net for PluginNet {
@@ -168,7 +86,8 @@ impl Net for PluginNet {
     }
 
     fn properties(&self, device: usize) -> Result<Properties> {
-        let none = || self.instance.failed("getProperties", format!("there is no device {device}"));
+        let none =
+            || self.instance.failed("getProperties", &format!("there is no device {device}"));
         self.properties.get(device).cloned().ok_or_else(none)
     }
 
@@ -178,21 +97,22 @@ impl Net for PluginNet {
         let (at, device) = (handle.0.as_mut_ptr().cast::<c_void>(), device as c_int);
         // SAFETY: as in `init`; the handle has NCCL's size.
         let listen = || unsafe {
-            match instance.functions.listen {
+            match instance.functions().listen {
                 Listen::V6(listen) => listen(device, at, &mut listener),
                 Listen::V11(listen) => listen(instance.context, device, at, &mut listener),
             }
         };
         instance.call("listen", listen)?;
         if listener.is_null() {
-            return Err(instance.failed("listen", "it returned no listener".to_owned()));
+            return Err(instance.failed("listen", "it returned no listener"));
         }
         Ok((handle, Box::new(PluginListener { instance, listener })))
     }
 
     fn connect(&self, device: usize, handle: Handle) -> Result<Box<dyn Connecting>> {
+        let config = ncclNetCommConfig_v10_t { trafficClass: self.traffic_class };
         let (instance, handle) = (self.instance.clone(), Box::new(handle));
-        Ok(Box::new(PluginConnecting { instance, device: device as c_int, handle }))
+        Ok(Box::new(PluginConnecting { instance, device: device as c_int, config, handle }))
     }
 }
 
@@ -210,7 +130,7 @@ impl Listener for PluginListener {
         let (mut comm, mut device) = (null_mut(), null_mut());
         // SAFETY: as in `init`; the listener is the plugin's.
         let accept = || unsafe {
-            match instance.functions.accept {
+            match instance.functions().accept {
                 Accept::V6(accept) => accept(listener, &mut comm),
                 Accept::V7(accept) => accept(listener, &mut comm, &mut device),
             }
@@ -223,33 +143,31 @@ impl Listener for PluginListener {
 
 impl Drop for PluginListener {
     fn drop(&mut self) {
-        let (close, listener) = (self.instance.functions.close_listen, self.listener);
+        let (close, listener) = (self.instance.functions().close_listen, self.listener);
         // SAFETY: the listener is the plugin's and is not used any more.
-        note(self.instance.call("closeListen", || unsafe { close(listener) }));
+        self.instance.end("closeListen", || unsafe { close(listener) });
     }
 }
 
 struct PluginConnecting {
     instance: Arc<Instance>,
     device: c_int,
+    config: ncclNetCommConfig_v10_t,
     /// The plugin may keep its state in it: it stays where it is.
     handle: Box<Handle>,
 }
 
 impl Connecting for PluginConnecting {
     fn progress(&mut self) -> Result<Option<Box<dyn Sender>>> {
-        let (instance, device) = (&self.instance, self.device);
+        let (instance, device, config) = (&self.instance, self.device, &mut self.config);
         let handle = self.handle.0.as_mut_ptr().cast::<c_void>();
         let (mut comm, mut on_gpu) = (null_mut(), null_mut());
-        let mut config = ncclNetCommConfig_v10_t { trafficClass: instance.traffic_class };
         // SAFETY: as in `init`; the handle stays where it is.
         let connect = || unsafe {
-            match instance.functions.connect {
+            match instance.functions().connect {
                 Connect::V6(connect) => connect(device, handle, &mut comm),
                 Connect::V7(connect) => connect(device, handle, &mut comm, &mut on_gpu),
-                Connect::V10(connect) => {
-                    connect(device, &mut config, handle, &mut comm, &mut on_gpu)
-                }
+                Connect::V10(connect) => connect(device, config, handle, &mut comm, &mut on_gpu),
                 Connect::V11(connect) => {
                     connect(instance.context, device, handle, &mut comm, &mut on_gpu)
                 }
@@ -288,7 +206,7 @@ impl PluginConnection {
         let small = c_int::try_from(len).unwrap_or(c_int::MAX);
         // SAFETY: as in `init`; the memory lives as long as this end.
         let reg_mr = || unsafe {
-            match self.instance.functions.reg_mr {
+            match self.instance.functions().reg_mr {
                 RegMr::V6(register) => register(comm, data, small, HOST, &mut region),
                 RegMr::V8(register) => register(comm, data, len, HOST, &mut region),
             }
@@ -301,7 +219,7 @@ impl PluginConnection {
     /// Returns the size of the first message of a request that is done.
     fn test(&mut self, request: Request) -> Result<Option<c_int>> {
         let (mut done, mut sizes) = (0, [0; SIZES]);
-        let (test, request) = (self.instance.functions.test, request as *mut c_void);
+        let (test, request) = (self.instance.functions().test, request as *mut c_void);
         self.instance.call("test", || {
             // SAFETY: as in `init`; the request is the plugin's and was not done before.
             unsafe { test(request, &mut done, sizes.as_mut_ptr()) }
@@ -312,21 +230,21 @@ impl PluginConnection {
 
 impl Drop for PluginConnection {
     fn drop(&mut self) {
-        let functions = self.instance.functions;
+        let functions = self.instance.functions();
         let comm = self.comm;
         for region in self.regions.drain(..).filter(|region| !region.is_null()) {
             let deregister = || {
                 // SAFETY: the region is the plugin's and is not used any more.
                 unsafe { (functions.dereg_mr)(comm, region) }
             };
-            note(self.instance.call("deregMr", deregister));
+            self.instance.end("deregMr", deregister);
         }
         let (function, close) = match self.sends {
             true => ("closeSend", functions.close_send),
             false => ("closeRecv", functions.close_recv),
         };
         // SAFETY: likewise.
-        note(self.instance.call(function, || unsafe { close(comm) }));
+        self.instance.end(function, || unsafe { close(comm) });
     }
 }
 
@@ -352,7 +270,7 @@ impl Sender for PluginConnection {
         // SAFETY: as in `init`; the memory is registered, and stays by the contract. Messages are
         // far smaller than 2 GiB.
         let isend = || unsafe {
-            match self.instance.functions.isend {
+            match self.instance.functions().isend {
                 Isend::V6(send) => send(comm, data, len as c_int, tag, region, &mut made),
                 Isend::V9(send) => send(comm, data, len, tag, region, &mut made),
                 Isend::V10(send) => send(comm, data, len, tag, region, null_mut(), &mut made),
@@ -386,7 +304,7 @@ impl Receiver for PluginConnection {
         // SAFETY: as for `isend`; the arrays have one entry each.
         let irecv = || unsafe {
             let (data, tag, region) = (&mut data, &mut tag, &mut region);
-            match self.instance.functions.irecv {
+            match self.instance.functions().irecv {
                 Irecv::V6(receive) => receive(comm, 1, data, &mut small, tag, region, &mut made),
                 Irecv::V9(receive) => receive(comm, 1, data, &mut size, tag, region, &mut made),
                 Irecv::V10(receive) => {
@@ -402,7 +320,7 @@ impl Receiver for PluginConnection {
     fn test(&mut self, request: Request) -> Result<Option<usize>> {
         let Some(size) = self.test(request)? else { return Ok(None) };
         usize::try_from(size).map(Some).map_err(|_| {
-            self.instance.failed("test", format!("it says that {size} bytes have arrived"))
+            self.instance.failed("test", &format!("it says that {size} bytes have arrived"))
         })
     }
 }

@@ -1,12 +1,12 @@
 //! The functions of a net plugin of any version. A variant says how a function is called.
 
 use super::properties::GetProperties;
+use crate::plugin::instance::Network;
 use crate::plugin::load::Found;
 use crate::plugin::{name_of, need};
 use oxccl_plugin_abi::net::*;
 use oxccl_plugin_abi::{ncclDebugLogger_t, ncclProfilerCallback_t, ncclResult_t};
 use std::ffi::{c_int, c_void};
-use std::sync::{Mutex, MutexGuard};
 
 pub(in crate::plugin) type Handles = *mut *mut c_void;
 
@@ -164,15 +164,6 @@ pub(super) enum Irecv {
     ),
 }
 
-/// The state of a plugin in this process.
-#[derive(Default)]
-pub(in crate::plugin) struct Lifecycle {
-    /// True once an `init` was called that is called once per process.
-    pub(in crate::plugin) begun: bool,
-    /// Why the plugin could not be begun: it is not tried again.
-    pub(in crate::plugin) failed: Option<oxccl_net::Error>,
-}
-
 /// The functions of a plugin that are used here.
 pub(super) struct Functions {
     pub(super) init: Init,
@@ -191,7 +182,6 @@ pub(super) struct Functions {
     pub(super) close_listen: Close,
     /// From version 11 on; `None` where contexts need no end.
     pub(super) finalize: Option<Close>,
-    lifecycle: Mutex<Lifecycle>,
 }
 
 /// Takes the functions from a structure; what follows the structure are the variants of those that
@@ -220,18 +210,20 @@ macro_rules! functions {
             close_recv: need(table.closeRecv, "closeRecv")?,
             close_listen: need(table.closeListen, "closeListen")?,
             finalize: finalize(table),
-            lifecycle: Mutex::default(),
         };
         Ok((name, functions))
     }};
 }
 
-impl Functions {
-    /// Returns the state of the plugin in this process.
-    pub(super) fn lifecycle(&self) -> MutexGuard<'_, Lifecycle> {
-        self.lifecycle.lock().unwrap_or_else(|e| e.into_inner())
-    }
+impl Network for Functions {
+    const LOCAL: bool = false;
 
+    fn finalize(&self) -> Option<Close> {
+        self.finalize
+    }
+}
+
+impl Functions {
     /// Returns the name and the functions of a structure; fails if one is missing that all versions
     /// have.
     ///

@@ -4,8 +4,8 @@ mod connection;
 pub(super) mod functions;
 pub(super) mod properties;
 
+use super::Plugin;
 use super::load::{Kind, Opened, load, wanted};
-use super::{Plugin, result_name};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::log::{self, Level, Subsystem};

@@ -18,7 +18,7 @@ pub(in crate::plugin) enum GetProperties {
     V12(unsafe extern "C" fn(c_int, *mut ncclNetProperties_v12_t) -> ncclResult_t),
 }
 
-/// What a plugin tells of a device.
+/// The properties of a device, of the version with the most of them.
 pub(in crate::plugin) struct Told {
     /// The properties that nets have.
     pub(in crate::plugin) properties: Properties,

@@ -109,7 +109,7 @@ impl Instance {
             },
         });
         drop(alone);
-        checked(current, "init", result, HINT)?;
+        checked(current, "init", result)?;
         let comm = Comm { name: name_at, id: comm, rank };
         let (followed, numbers, complained, calls, ended) = Default::default();
         Ok(Self { plugin, context, comm, _name: name, followed, numbers, complained, calls, ended })
@@ -247,7 +247,7 @@ impl Drop for Keeper {
         let finalized = plugin.turn.take(&self.current).and_then(|_alone| {
             // SAFETY: the function is the plugin's, and nothing of the context is in use any more.
             let end = || unsafe { (plugin.functions.finalize)(*context) };
-            checked(&self.current, "finalize", self.current.enter("finalize", end), HINT)
+            checked(&self.current, "finalize", self.current.enter("finalize", end))
         });
         if let Err(error) = finalized {
             log::line(Level::Warn, Subsystem::Profile, &error.to_string());
