@@ -2,7 +2,7 @@
 
 use crate::rank::{
     Call, Memory, Outcome, Rank, Replay, choose, group, last_error, ok, one, stream, sum,
-    synchronize, words,
+    synchronize, unique_id, words,
 };
 use oxccl::nccl::comm::ncclCommDestroy;
 use oxccl::nccl::lifetime::ncclCommAbort;
@@ -34,6 +34,43 @@ pub(crate) fn first_captured(ranks: &[Rank]) -> Outcome {
         rank.expect(memory.part(BYTES), &words(round * scale, COUNT))?;
     }
     rank.leave()
+}
+
+/// Nothing that another thread does ends a capture.
+pub(crate) fn others_work(ranks: &[Rank]) -> Outcome {
+    let rank = one(ranks)?;
+    let scale: i32 = (1..=rank.nranks).sum();
+    let memory = Memory::new(2 * BYTES)?;
+    let to = memory.at.wrapping_byte_add(BYTES);
+    let modes: [oxcclCaptureMode_t; 3] =
+        [oxcclCaptureGlobal, oxcclCaptureThreadLocal, oxcclCaptureRelaxed];
+    for (round, mode) in (1..).zip(modes) {
+        let number = rank.rank;
+        let replay = Replay::capture(rank.stream, mode, || {
+            ok(rank.call(sum(COUNT), memory.at, to))?;
+            let other = || std::thread::scope(|scope| scope.spawn(|| alone(number)).join());
+            other().unwrap_or_else(|_| Err("a panic".to_owned()))?;
+            ok(rank.call(Call { op: ReduceOp::Max, ..sum(COUNT) }, to, to))
+        })?;
+        rank.upload(memory.at, &words(round * (rank.rank + 1), COUNT))?;
+        replay.launch(rank.stream)?;
+        rank.synchronize()?;
+        rank.expect(memory.part(BYTES), &words(round * scale, COUNT))?;
+    }
+    rank.leave()
+}
+
+/// A communicator of one rank on the GPU of rank `number`, with memory that is freed.
+fn alone(number: i32) -> Outcome {
+    choose(number)?;
+    let memory = Memory::new(2 * BYTES)?;
+    let alone = Rank::join_on(number, unique_id()?, 1, 0)?;
+    alone.upload(memory.at, &words(number, COUNT))?;
+    ok(alone.call(sum(COUNT), memory.at, memory.part(BYTES)))?;
+    alone.synchronize()?;
+    alone.expect(memory.part(BYTES), &words(number, COUNT))?;
+    drop(memory);
+    alone.leave()
 }
 
 /// Each replay adds up what the one before left.

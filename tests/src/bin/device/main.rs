@@ -70,6 +70,7 @@ const TESTS: &[Test] = &[
     Test { name: "four thread blocks", layouts: THREADS, body: order::large },
     Test { name: "no packet is torn", layouts: APART, body: order::chained },
     Test { name: "the first operation captured", layouts: THREADS, body: graphs::first_captured },
+    Test { name: "others work during a capture", layouts: APART, body: graphs::others_work },
     Test { name: "100 000 replays", layouts: THREADS, body: graphs::replays },
     Test { name: "captured and eager mixed", layouts: APART, body: graphs::mixed },
     Test { name: "messages captured", layouts: APART, body: graphs::messages },
@@ -118,7 +119,7 @@ const TESTS: &[Test] = &[
 ];
 
 /// The tests that are run a second time between two hosts, each with half of the ranks.
-const BETWEEN_HOSTS: [&str; 24] = [
+const BETWEEN_HOSTS: [&str; 25] = [
     "every collective, type and operation",
     "large and odd sizes",
     "send and receive",
@@ -130,6 +131,7 @@ const BETWEEN_HOSTS: [&str; 24] = [
     "counters beyond 32 bits",
     "counters beyond 64 bits",
     "the first operation captured",
+    "others work during a capture",
     "captured and eager mixed",
     "messages captured",
     "destroyed before its graphs",

@@ -230,7 +230,12 @@ pub(crate) fn unique_id() -> Outcome<ncclUniqueId> {
 impl Rank {
     /// Joins a communicator on the rank's device; makes the device the thread's.
     pub(crate) fn join(id: ncclUniqueId, nranks: i32, rank: i32) -> Outcome<Self> {
-        choose(rank)?;
+        Self::join_on(rank, id, nranks, rank)
+    }
+
+    /// Joins on the device of rank `of` of another communicator.
+    pub(crate) fn join_on(of: i32, id: ncclUniqueId, nranks: i32, rank: i32) -> Outcome<Self> {
+        choose(of)?;
         let mut comm = null_mut();
         // SAFETY: a place for the handle.
         ok(unsafe { ncclCommInitRank(&mut comm, nranks, id, rank) })?;

@@ -235,6 +235,20 @@ fn zero(gpu: &Gpu, range: &Range) -> Result<()> {
     zeroed.and(stream.destroy())
 }
 
+/// Waits for everything that was launched on the GPU whose context is current on this thread.
+fn wait_for_all() -> Result<()> {
+    let mut at = 0;
+    // SAFETY: a place for the address, and memory that nobody has used.
+    unsafe {
+        // Freeing waits for all. While any thread captures, cuCtxSynchronize would fail, and end
+        // the capture.
+        match cu!(cuMemAlloc_v2(&mut at, 1)) {
+            Ok(()) => cu!(cuMemFree_v2(at)),
+            Err(_) => cu!(cuCtxSynchronize()),
+        }
+    }
+}
+
 /// Frees what [`allocate`] returned. Blocks until the GPU has done what was launched before, as
 /// `cudaFree` does.
 pub fn free(ptr: *mut u8) -> Result<()> {
@@ -244,8 +258,7 @@ pub fn free(ptr: *mut u8) -> Result<()> {
     };
     let gpu = blocks().get(&(ptr as usize)).map(|block| block.gpu).ok_or_else(unknown)?;
     let _place = (gpu.enter()?, Relaxed::begin()?);
-    // SAFETY: no arguments; the GPU's context is current on this thread.
-    unsafe { cu!(cuCtxSynchronize()) }?;
+    wait_for_all()?;
     // If two threads free the memory, one of them gets the error.
     let block = blocks().remove(&(ptr as usize)).ok_or_else(unknown)?;
     crate::device::cuda::sharing::mapper::forget(ptr as u64, block.size as u64);
