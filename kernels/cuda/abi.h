@@ -671,6 +671,9 @@ typedef struct Peer {
   uint64_t incoming;
   // Bytes from a slot to the next one.
   uint64_t slot_bytes;
+  // Not 0 if the slots are in memory of the GPU, where kernels write and read the headers of
+  // messages: outgoing and incoming.
+  uint32_t on_gpu[2];
 } Peer;
 
 // The part of the private memory that all channels share.

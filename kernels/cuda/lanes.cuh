@@ -58,6 +58,34 @@ struct Lane {
     return reinterpret_cast<char*>(slots + slot * to->slot_bytes + NET_HEADER_BYTES);
   }
 
+  // The header of that message: the first word of its descriptor, as 64 bits, and the second one.
+  __device__ volatile uint64_t* net_header(uint64_t slots, uint32_t skew) const {
+    static_assert(NET_HEADER_BYTES == 2 * sizeof(uint64_t), "two words");
+    return reinterpret_cast<volatile uint64_t*>(net_slot(slots, skew) - NET_HEADER_BYTES);
+  }
+
+  // Whether the message that has come is the one awaited; otherwise tells what it is. To be called
+  // by one thread.
+  __device__ bool is_awaited(const Arrival* here, uint64_t mark, const Label& label,
+                             uint64_t what) const {
+    const volatile Arrival* words = here;
+    if (between_hosts() && to->on_gpu[1]) {
+      const volatile uint64_t* header = net_header(to->incoming, to->skews[1]);
+      uint32_t their_what = header[0];
+      uint64_t their_count = header[1];
+      if (words->what >> 32 == what >> 32 && their_what == uint32_t(what) &&
+          their_count == label.count)
+        return true;
+      differ(rank, peer, common(rank)->operations, label.what, label.count, their_what,
+             their_count);
+      return false;
+    }
+    if (mark == mark_of(number + 1, label.count, what)) return true;
+    differ(rank, peer, common(rank)->operations, label.what, label.count, uint32_t(words->what),
+           words->count);
+    return false;
+  }
+
   // One thread waits for all; false when what they wait for will not come.
   template <typename Ready>
   __device__ bool wait(const Label& label, Ready ready) const {
@@ -82,6 +110,11 @@ struct Lane {
   __device__ void end_send(const Label& label, uint64_t len) {
     sync_movers();
     if (threadIdx.x == 0) {
+      if (between_hosts() && to->on_gpu[0]) {
+        volatile uint64_t* header = net_header(to->outgoing, to->skews[0]);
+        header[0] = label.what;
+        header[1] = label.count;
+      }
       Arrival* there = between_hosts()
                            ? &net_words(*to)->outgoing[number % NET_SLOTS]
                            : arrival(rank, peer, rank.rank, lane, number % LANE_SLOTS);
@@ -111,13 +144,7 @@ struct Lane {
     uint64_t mark = 0;
     auto ready = [&] { return uint32_t(mark = load_acquire(&here->mark)) == uint32_t(awaited); };
     if (!wait(label, ready)) return nullptr;
-    if (any_mover(threadIdx.x == 0 && mark != mark_of(awaited, label.count, what))) {
-      const volatile Arrival* theirs = here;
-      if (threadIdx.x == 0)
-        differ(rank, peer, common(rank)->operations, label.what, label.count,
-               uint32_t(theirs->what), theirs->count);
-      return nullptr;
-    }
+    if (any_mover(threadIdx.x == 0 && !is_awaited(here, mark, label, what))) return nullptr;
     if (between_hosts()) return net_slot(to->incoming, to->skews[1]);
     return lane_slot(rank, rank.rank, peer, lane, number % LANE_SLOTS);
   }

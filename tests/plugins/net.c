@@ -1,10 +1,13 @@
 /* A net plugin over TCP on loopback, in the version VERSION. It checks how it is used: memory is
  * registered, tags match, handles stay where they are, a connection belongs to one thread, and all
- * is closed at the end. FIXTURE_REPORT is a file to which what is left at the end is appended. */
+ * is closed at the end. FIXTURE_REPORT is a file to which what is left at the end is appended.
+ * FIXTURE_GPU=address or dma-buf has it take memory of GPUs, which it copies with CUDA; what has
+ * come is there only after a flush, if FIXTURE_FLUSH is set. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
 #include <arpa/inet.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -19,6 +22,8 @@ static int open_objects[5];
 enum { CONTEXT, LISTENER, CONNECTION, REGION, REQUEST };
 static const char *const object_names[] = {"contexts", "listeners", "connections", "regions",
                                            "requests"};
+/* Messages in memory of GPUs. */
+static int gpu_sends, gpu_receives, gpu_flushes;
 
 static void count(int kind, int by) { __atomic_add_fetch(&open_objects[kind], by, __ATOMIC_SEQ_CST); }
 
@@ -33,8 +38,53 @@ __attribute__((destructor)) static void report(void) {
   if (!to) return;
   for (int kind = 0; kind < 5; kind++)
     if (open_objects[kind]) fprintf(to, "%d %s are left\n", open_objects[kind], object_names[kind]);
+  if (gpu_sends | gpu_receives)
+    fprintf(to, "GPU: sends %d, receives %d, flushes %d\n", gpu_sends, gpu_receives, gpu_flushes);
   fprintf(to, "ended\n");
   fclose(to);
+}
+
+/* The driver, where memory of GPUs is taken. */
+static int by_dma_buf(void) {
+  const char *gpu = getenv("FIXTURE_GPU");
+  return gpu && !strcmp(gpu, "dma-buf");
+}
+
+#define CUDA_FUNCTION(name, ...)                                        \
+  int (*call)(__VA_ARGS__) = (int (*)(__VA_ARGS__))dlsym(cuda(), name); \
+  if (!call) return -1
+
+static void *cuda(void) {
+  static void *library;
+  if (!library) library = dlopen("libcuda.so.1", RTLD_NOW);
+  return library;
+}
+
+static int current_context(void **context) {
+  CUDA_FUNCTION("cuCtxGetCurrent", void **);
+  return call(context);
+}
+
+static int make_stream(void **stream) {
+  CUDA_FUNCTION("cuStreamCreate", void **, unsigned);
+  return call(stream, 1 /* non-blocking */);
+}
+
+static int synchronize(void *stream) {
+  CUDA_FUNCTION("cuStreamSynchronize", void *);
+  return call(stream);
+}
+
+/* Copies to or from memory of a GPU, beside whatever else runs there. */
+static ncclResult_t copy(void *to, const void *from, uint64_t size) {
+  static __thread void *stream;
+  void *context = NULL;
+  if (current_context(&context) || !context) return wrong("a thread without a context");
+  if (!stream && make_stream(&stream)) return wrong("no stream");
+  CUDA_FUNCTION("cuMemcpyAsync", uint64_t, uint64_t, size_t, void *);
+  if (call((uint64_t)(uintptr_t)to, (uint64_t)(uintptr_t)from, size, stream) || synchronize(stream))
+    return wrong("memory that CUDA does not know");
+  return ncclSuccess;
 }
 
 static ncclResult_t start(ncclDebugLogger_t log) {
@@ -91,6 +141,8 @@ static ncclResult_t getProperties(int dev, V(ncclNetProperties) * props) {
   memset(props, 0, sizeof *props);
   props->name = is("null texts") ? NULL : dev ? "second" : "first";
   props->ptrSupport = is("GPUs only") ? NCCL_PTR_CUDA : NCCL_PTR_HOST;
+  if (getenv("FIXTURE_GPU")) props->ptrSupport |= NCCL_PTR_CUDA;
+  if (by_dma_buf()) props->ptrSupport |= NCCL_PTR_DMABUF;
   props->speed = 1000;
   props->latency = 1;
   props->maxComms = is("one connection") ? 1 : 1024;
@@ -100,6 +152,7 @@ static ncclResult_t getProperties(int dev, V(ncclNetProperties) * props) {
 #endif
 #if VERSION >= 9
   props->maxP2pBytes = 1 << 30;
+  props->forceFlush = getenv("FIXTURE_FLUSH") != NULL;
 #endif
   return ncclSuccess;
 }
@@ -113,9 +166,15 @@ struct handle {
 
 struct connection;
 
+/* What a request is. */
+enum { MESSAGE, FLUSH };
+
 struct request {
+  int kind;
   struct connection *of;
-  char *data;
+  struct region *in;
+  char *data; /* on the host */
+  char *on_gpu;
   int tag;
   uint64_t size, at;
   uint32_t header[2];
@@ -126,6 +185,7 @@ struct request {
 struct connection {
   int fd, sends, looks;
   pthread_t thread;
+  struct unflushed *unflushed;
   struct request requests[MOST];
   uint64_t first, next;
 };
@@ -134,6 +194,14 @@ struct region {
   char *data;
   uint64_t size;
   struct connection *of;
+  int on_gpu;
+};
+
+/* A message that has come, and is not in memory of the GPU yet. */
+struct unflushed {
+  char *from, *to;
+  uint64_t size;
+  struct unflushed *next;
 };
 
 struct listener {
@@ -253,14 +321,33 @@ typedef int region_size;
 typedef size_t region_size;
 #endif
 
-static ncclResult_t regMr(void *comm, void *data, region_size size, int type, void **mhandle) {
-  ENTER("regMr");
-  if (type != NCCL_PTR_HOST) return wrong("the kind of memory");
+static ncclResult_t register_memory(void *comm, void *data, uint64_t size, int on_gpu, void **mhandle) {
   struct region *made = malloc(sizeof *made);
-  *made = (struct region){data, (uint64_t)size, comm};
+  *made = (struct region){data, size, comm, on_gpu};
   *mhandle = made;
   count(REGION, 1);
   return ncclSuccess;
+}
+
+static ncclResult_t regMr(void *comm, void *data, region_size size, int type, void **mhandle) {
+  ENTER("regMr");
+  int on_gpu = type == NCCL_PTR_CUDA;
+  if (type != NCCL_PTR_HOST && !(on_gpu && getenv("FIXTURE_GPU"))) return wrong("the kind of memory");
+  if (on_gpu && is("refuses-GPUs")) return ncclSystemError;
+  return register_memory(comm, data, (uint64_t)size, on_gpu, mhandle);
+}
+
+static ncclResult_t regMrDmaBuf(void *comm, void *data, size_t size, int type, uint64_t offset, int fd,
+                                void **mhandle) {
+  ENTER("regMrDmaBuf");
+  char path[64], name[64] = "";
+  snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+  if (type != NCCL_PTR_CUDA || !by_dma_buf()) return wrong("the kind of memory");
+  if (readlink(path, name, sizeof name - 1) < 0 || strncmp(name, "/dmabuf:", 8))
+    return wrong("a descriptor that is no dma-buf");
+  if (offset || lseek(fd, 0, SEEK_END) < (off_t)size) return wrong("memory outside of its dma-buf");
+  if (is("refuses-dma-bufs")) return ncclSystemError;
+  return register_memory(comm, data, size, 1, mhandle);
 }
 
 static ncclResult_t deregMr(void *comm, void *mhandle) {
@@ -269,6 +356,18 @@ static ncclResult_t deregMr(void *comm, void *mhandle) {
   if (of->of != comm) return wrong("the connection of a region");
   free(of);
   count(REGION, -1);
+  return ncclSuccess;
+}
+
+/* Has a message that has come go where it belongs; the GPU sees it later if it must be flushed. */
+static ncclResult_t arrive(struct connection *of, struct request *came) {
+  if (!came->on_gpu || of->sends) return ncclSuccess;
+  __atomic_add_fetch(&gpu_receives, 1, __ATOMIC_SEQ_CST);
+  if (!getenv("FIXTURE_FLUSH")) return copy(came->on_gpu, came->data, came->size);
+  struct unflushed *waits = malloc(sizeof *waits);
+  *waits = (struct unflushed){malloc(came->size), came->on_gpu, came->size, of->unflushed};
+  memcpy(waits->from, came->data, came->size);
+  of->unflushed = waits;
   return ncclSuccess;
 }
 
@@ -294,6 +393,8 @@ static ncclResult_t move(struct connection *of) {
       oldest->size = oldest->header[0];
     }
     if (oldest->at == oldest->size + 8) {
+      ncclResult_t there = arrive(of, oldest);
+      if (there) return there;
       oldest->done = 1;
       of->first++;
     }
@@ -310,7 +411,14 @@ static ncclResult_t post(struct connection *of, void *data, uint64_t size, int t
     return wrong("memory that is not registered");
   struct request *made = &of->requests[of->next % MOST];
   if (made->used || (is("reluctant") && ++of->looks % 3)) return ncclSuccess;
-  *made = (struct request){.of = of, .data = data, .tag = tag, .size = size, .used = 1};
+  *made = (struct request){.of = of, .in = in, .data = data, .tag = tag, .size = size, .used = 1};
+  if (in->on_gpu) {
+    made->on_gpu = data;
+    made->data = malloc(size);
+    ncclResult_t copied = of->sends ? copy(made->data, data, size) : ncclSuccess;
+    if (copied) return copied;
+    __atomic_add_fetch(&gpu_sends, of->sends, __ATOMIC_SEQ_CST);
+  }
   made->header[0] = of->sends ? (uint32_t)size : 0;
   made->header[1] = of->sends ? (uint32_t)tag : 0;
   of->next++;
@@ -353,14 +461,39 @@ static ncclResult_t irecv(void *recvComm, int n, void **data, message_size *size
 
 static ncclResult_t iflush(void *recvComm, int n, void **data, int *sizes, void **mhandles,
                            void **request) {
-  (void)recvComm, (void)n, (void)data, (void)sizes, (void)mhandles, (void)request;
-  return wrong("a flush of memory of the host");
+  ENTER("iflush");
+  struct connection *of = recvComm;
+  struct region *in = mhandles[0];
+  if (n != 1 || *request) return wrong("several messages at once");
+  if (!in->on_gpu) return wrong("a flush of memory of the host");
+  struct unflushed **at = &of->unflushed;
+  while (*at && (*at)->to != data[0]) at = &(*at)->next;
+  struct unflushed *found = *at;
+  if (!found) return wrong("a flush before the message has come, or a second one");
+  if (found->size != (uint64_t)sizes[0]) return wrong("the size of a flush");
+  ncclResult_t copied = copy(found->to, found->from, found->size);
+  *at = found->next;
+  free(found->from);
+  free(found);
+  struct request *made = calloc(1, sizeof *made);
+  *made = (struct request){.kind = FLUSH, .of = of, .used = 1};
+  count(REQUEST, 1);
+  __atomic_add_fetch(&gpu_flushes, 1, __ATOMIC_SEQ_CST);
+  *request = made;
+  return copied;
 }
 
 static ncclResult_t test(void *request, int *done, int *sizes) {
   ENTER("test");
   struct request *of = request;
   if (!of->used) return wrong("a request that is over");
+  if (of->kind == FLUSH) {
+    if (of->used++ < 3) return ncclSuccess;
+    *done = 1;
+    free(of);
+    count(REQUEST, -1);
+    return ncclSuccess;
+  }
   if (is("never completes")) return ncclSuccess;
   ncclResult_t moved = move(of->of);
   if (moved) return moved;
@@ -368,6 +501,7 @@ static ncclResult_t test(void *request, int *done, int *sizes) {
   *done = 1;
   if (sizes) *sizes = is("lies") ? 1 << 20 : is("negative size") ? -5 : (int)of->size;
   of->used = 0;
+  if (of->on_gpu) free(of->data);
   count(REQUEST, -1);
   return ncclSuccess;
 }
@@ -408,6 +542,7 @@ EXPORT V(ncclNet) JOIN(ncclNetPlugin_v, VERSION, ) = {
     .connect = connect_,
     .accept = accept_,
     .regMr = regMr,
+    .regMrDmaBuf = regMrDmaBuf,
     .deregMr = deregMr,
 #ifndef NO_ISEND
     .isend = isend,

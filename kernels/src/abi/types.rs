@@ -285,6 +285,9 @@ pub struct Peer {
     pub incoming: u64,
     /// Bytes from a slot to the next one.
     pub slot_bytes: u64,
+    /// Not 0 if the slots are in memory of the GPU, where kernels write and read the headers of
+    /// messages: outgoing and incoming.
+    pub on_gpu: [u32; 2],
 }
 
 /// The control block in host memory: what kernels tell the host, and the host a running kernel.

@@ -15,7 +15,9 @@ use connection::{End, UnderWay, connect};
 pub use oxccl_plugin_abi::export::Table;
 pub use oxccl_plugin_abi::net::{ncclNet_v11_t, ncclNet_v12_t};
 
-use oxccl_net::{Error, HANDLE_BYTES, HOST, Listener, Memory, Net, Properties, Region, Result};
+use oxccl_net::{
+    Error, HANDLE_BYTES, HOST, Listener, Memory, Net, Place, Properties, Region, Result,
+};
 use oxccl_plugin_abi::export::{INTERNAL_ERROR, SUCCESS, SYSTEM_ERROR, WARN, say};
 use oxccl_plugin_abi::net::{
     ncclNetCommConfig_v11_t, ncclNetCommConfig_v12_t, ncclNetDeviceHandle_v7_t,
@@ -248,7 +250,7 @@ unsafe extern "C" fn register<P: Plugin>(
             return Err(Error::new("registering memory", cause, ""));
         }
         // NCCL keeps the memory until it is deregistered, which comes before the end is closed.
-        let memory = Memory { data: data.cast(), len, owner: Arc::new(()) };
+        let memory = Memory { data: data.cast(), len, place: Place::Host, owner: Arc::new(()) };
         // SAFETY: an end that was handed out.
         let Region(number) = unsafe { with(end, |end| end.register(memory))? };
         // SAFETY: a place for a pointer.

@@ -163,6 +163,7 @@ impl Device {
             pci_path: place.ok().map(|path| path.display().to_string()),
             memory: HOST,
             speed_mbps: speed_mbps(active_speed, active_width),
+            flushes_always: false,
             offloaded: false,
             max_connections: self.max_connections,
             max_bytes: self.max_bytes(),

@@ -13,6 +13,7 @@ pub mod tcp;
 pub use error::{Error, Result};
 pub use retry::Retry;
 pub use rustix::event::PollFd;
+use rustix::fd::OwnedFd;
 use std::any::Any;
 use std::sync::Arc;
 
@@ -39,13 +40,15 @@ pub type Request = u64;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Region(pub usize);
 
-/// Memory of the host to register.
+/// Memory to register.
 #[derive(Clone)]
 pub struct Memory {
     /// The first byte.
     pub data: *mut u8,
     /// The number of bytes.
     pub len: usize,
+    /// Where the memory lies.
+    pub place: Place,
     /// The owner of the memory. A transport that works in the background keeps it for as long as it
     /// may use the memory.
     pub owner: Arc<dyn Any + Send + Sync>,
@@ -54,6 +57,21 @@ pub struct Memory {
 // SAFETY: the pointer is followed only while the owner lives, by whichever thread holds the
 // connection.
 unsafe impl Send for Memory {}
+
+/// The place of memory.
+#[derive(Clone, Debug)]
+pub enum Place {
+    /// The host.
+    Host,
+    /// A GPU, to whose memory the transport has a way of its own (GPUDirect RDMA).
+    Gpu {
+        /// True if data that the device has written must be flushed before the GPU reads them.
+        flush: bool,
+        /// The descriptor by which the memory can be registered; the memory begins at its first
+        /// byte. `None` where it is registered by its address.
+        dma_buf: Option<Arc<OwnedFd>>,
+    },
+}
 
 /// The properties of a device of a transport.
 #[derive(Clone, Debug, PartialEq)]
@@ -67,6 +85,8 @@ pub struct Properties {
     pub memory: i32,
     /// The speed in Mbit/s.
     pub speed_mbps: i32,
+    /// True if data that have come to the memory of a GPU must be flushed on every GPU.
+    pub flushes_always: bool,
     /// True if the device is served by kernels of GPUs, which is not supported.
     pub offloaded: bool,
     /// The most connections that the device carries.
@@ -77,6 +97,10 @@ pub struct Properties {
 
 /// The memory of the host (`NCCL_PTR_HOST`).
 pub const HOST: i32 = 1;
+/// The memory of GPUs (`NCCL_PTR_CUDA`).
+pub const CUDA: i32 = 2;
+/// Memory of GPUs by its dma-buf (`NCCL_PTR_DMABUF`).
+pub const DMA_BUF: i32 = 4;
 
 /// A transport.
 pub trait Net: Send + Sync {
@@ -189,6 +213,6 @@ pub trait Receiver: Send {
         false
     }
 
-    /// Returns the size of the message once it is complete.
+    /// Returns the size of the message once it is complete, and flushed where that is needed.
     fn test(&mut self, request: Request) -> Result<Option<usize>>;
 }

@@ -78,9 +78,7 @@ accepted! {
     Text "NCCL_OOB_NET_IFNAME" = "", BOOTSTRAP, "Interfaces for that.";
     Uint "NCCL_UID_STAGGER_THRESHOLD" = "256", BOOTSTRAP, "Ranks per unique id above which connections are staggered.";
     Uint "NCCL_UID_STAGGER_RATE" = "7000", BOOTSTRAP, "Connections per second aimed at then.";
-    Text "NCCL_NET_GDR_LEVEL" = "", CUDA, "Greatest distance between NIC and GPU for GPUDirect RDMA.";
     Bool "NCCL_NET_GDR_C2C" = "1", CUDA, "GPUDirect RDMA through a CPU with a chip-to-chip link.";
-    Bool "NCCL_NET_GDR_READ" = "", CUDA, "GPUDirect RDMA also for sending.";
     Bool "NCCL_NET_SHARED_BUFFERS" = "1", NETWORKS, "Peers share network buffers for send and receive.";
     Bool "NCCL_NET_SHARED_COMMS" = "1", NETWORKS, "Connections are shared where another GPU's NIC is used.";
     Bool "NCCL_IGNORE_NET_MISMATCH" = "1", NETWORKS, "Accepts ranks that use different networks.";
@@ -109,7 +107,6 @@ accepted! {
     Bool "NCCL_IB_ECE_ENABLE" = "1", RDMA, "Enhanced connection establishment.";
     Bool "NCCL_IB_MERGE_NICS" = "1", RDMA, "Uses the ports of an adapter as one NIC.";
     Text "NCCL_IB_CUDA_SUPPORT" = "", "removed in NCCL 2.4.0", "GPUDirect RDMA.";
-    Bool "NCCL_DMABUF_ENABLE" = "1", RDMA, "Registers GPU memory as a dma-buf.";
 }
 "Topology and placement" => {
     Bool "NCCL_P2P_DIRECT_DISABLE" = "0", LOCAL, "1 forbids direct access between GPUs of one process.";

@@ -157,6 +157,17 @@ variables! {
     collnet_node_threshold: u64 = "NCCL_COLLNET_NODE_THRESHOLD", "2";
     /// 1 goes without switches where ranks have different networks that reduce, instead of failing.
     ignore_collnet_mismatch: bool = "NCCL_IGNORE_COLLNET_MISMATCH", "0";
+    /// Greatest distance between a GPU and a device of a network at which it reads and writes the
+    /// memory of the GPU itself (GPUDirect RDMA): LOC, PIX, PXB, PHB or SYS, or 0 to 4.
+    net_gdr_level: String = "NCCL_NET_GDR_LEVEL", "PXB";
+    /// 1 has a network's device read from the memory of a GPU, too, 0 only write there. Default: 1
+    /// from compute capability 8.0 on.
+    net_gdr_read: Option<bool> = "NCCL_NET_GDR_READ", "";
+    /// 1 flushes all data that have come to the memory of a GPU. Default: where the GPU or the
+    /// network needs it.
+    net_force_flush: bool = "NCCL_NET_FORCE_FLUSH", "0";
+    /// 0 registers memory of GPUs with networks by its address also where a dma-buf would do.
+    dmabuf_enable: bool = "NCCL_DMABUF_ENABLE", "1";
     /// Overrides `nvlsCTAs`, thread blocks for reductions in NVLink switches.
     nvls_nchannels: Option<i64> = "NCCL_NVLS_NCHANNELS", "", NO_NVLS;
     /// Overrides `nChannelsPerNetPeer`, channels to each peer of another host.

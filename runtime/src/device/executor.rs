@@ -19,6 +19,7 @@ use host::endpoint::{Endpoint, MAPPED, PeerMemory};
 use host::reach::{self, Process};
 use host::task::Work;
 use host::worker::wait_while;
+use oxccl_net::Properties;
 use oxccl_plan::Carrier;
 use oxccl_plan::select::Topology;
 use rustix::fd::OwnedFd;
@@ -44,6 +45,8 @@ pub struct Parts {
     pub edges: Vec<Edge>,
     /// Links to the ranks of other hosts, one for each lane.
     pub remote: Vec<(u32, Vec<MessageEdge>)>,
+    /// The device of the network of these links; `None` without one.
+    pub net_device: Option<Properties>,
     /// The link to the switch of this rank's rail, if the network reduces.
     pub switch: Option<MessageEdge>,
     /// Bytes of an edge's slot.
@@ -74,7 +77,7 @@ impl Unfinished {
         members: &mut dyn Gather,
     ) -> Result<Self> {
         let Parts { rank, mut edges, remote, switch, edge_slot_bytes, counter_start, .. } = parts;
-        let Parts { processes, mut memory, .. } = parts;
+        let Parts { processes, mut memory, net_device, .. } = parts;
         let Device::Cuda(index) = device else {
             for (peer, lanes) in remote {
                 let first = lanes.into_iter().next().map(Box::new).map(Edge::Message);
@@ -91,7 +94,8 @@ impl Unfinished {
         let own = &processes[rank.number as usize];
         let here: Vec<bool> = processes.iter().map(|process| process.id == own.id).collect();
         let membership = Membership { rank: rank.number, local: &rank.local };
-        let remote = Remote { edges: remote, slot_bytes: edge_slot_bytes, start: counter_start };
+        let (slot_bytes, start) = (edge_slot_bytes, counter_start);
+        let remote = Remote { edges: remote, device: net_device, slot_bytes, start };
         let made = cuda::create::create(index, membership, &here, *wishes, remote, members);
         // Where it failed, nothing of this rank will run there.
         let made = made.inspect_err(|_| rank.set_quiescent())?;

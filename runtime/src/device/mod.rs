@@ -125,6 +125,19 @@ pub fn choose(device: Device) -> Result<()> {
     Ok(())
 }
 
+/// Prepares a thread of the library to run functions of others for ranks on a device: they find its
+/// GPU current, as with NCCL, and whatever they do leaves captures of other threads alone.
+pub fn prepare_thread(device: Device) -> Result<()> {
+    match device {
+        Device::Cuda(index) => {
+            cuda::driver::gpu(index)?.select()?;
+            std::mem::forget(cuda::driver::Relaxed::begin()?);
+            Ok(())
+        }
+        Device::Host(_) => Ok(()),
+    }
+}
+
 /// Returns the calling thread's device: the chosen one, else the one that `OXCCL_DEVICE` selects,
 /// where auto means CUDA if there are a driver and a GPU. If the thread has a CUDA context, that
 /// context selects the GPU, so that cudaSetDevice takes effect.

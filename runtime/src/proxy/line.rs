@@ -23,7 +23,11 @@ struct Place {
     region: AtomicUsize,
 }
 
-type Registration = (Memory, Answer<Result<Region>>);
+/// A registration that is asked for, or the end of one.
+enum Asked {
+    Register(Memory, Answer<Result<Region>>),
+    Deregister(Region, Answer<Result<()>>),
+}
 
 /// The state that the user of a connection and the thread share.
 #[derive(Default)]
@@ -31,8 +35,8 @@ pub(super) struct Line {
     places: [Place; MAX_REQUESTS],
     /// The number of the next request; only its user writes it.
     next: AtomicU64,
-    registration: Mutex<Option<Registration>>,
-    registers: AtomicBool,
+    asked: Mutex<Option<Asked>>,
+    asks: AtomicBool,
     failure: OnceLock<oxccl_net::Error>,
     closed: AtomicBool,
 }
@@ -82,14 +86,32 @@ impl Line {
 }
 
 /// Has the thread register memory, and waits for the answer.
-pub(super) fn ask<N: ?Sized + 'static>(
+pub(super) fn register<N: ?Sized + 'static>(
     line: &Line,
     worker: &Worker<State<N>>,
     memory: Memory,
 ) -> Result<Region> {
+    ask(line, worker, |answer| Asked::Register(memory, answer))
+}
+
+/// Has the thread deregister memory, and waits for the answer.
+pub(super) fn deregister<N: ?Sized + 'static>(
+    line: &Line,
+    worker: &Worker<State<N>>,
+    region: Region,
+) -> Result<()> {
+    ask(line, worker, |answer| Asked::Deregister(region, answer))
+}
+
+fn ask<N: ?Sized + 'static, T>(
+    line: &Line,
+    worker: &Worker<State<N>>,
+    what: impl FnOnce(Answer<Result<T>>) -> Asked,
+) -> Result<T> {
     let answer = Answer::default();
-    *line.registration.lock().unwrap_or_else(|e| e.into_inner()) = Some((memory, answer.clone()));
-    line.registers.store(true, Ordering::Release);
+    let asked = Some(what(answer.clone()));
+    *line.asked.lock().unwrap_or_else(|e| e.into_inner()) = asked;
+    line.asks.store(true, Ordering::Release);
     worker.wake();
     answer.wait(|| line.failure().err().or_else(|| worker.trouble()))?
 }
@@ -97,6 +119,8 @@ pub(super) fn ask<N: ?Sized + 'static>(
 /// An end of a connection, as the thread calls it.
 pub(super) trait End: Send + 'static {
     fn register(&mut self, memory: Memory) -> Result<Region>;
+
+    fn deregister(&mut self, region: Region) -> Result<()>;
 
     /// # Safety
     /// As for `isend` and `irecv`.
@@ -115,6 +139,10 @@ pub(super) trait End: Send + 'static {
 impl End for Box<dyn Sender> {
     fn register(&mut self, memory: Memory) -> Result<Region> {
         (**self).register(memory)
+    }
+
+    fn deregister(&mut self, region: Region) -> Result<()> {
+        (**self).deregister(region)
     }
 
     unsafe fn start(
@@ -136,6 +164,10 @@ impl End for Box<dyn Sender> {
 impl End for Box<dyn Receiver> {
     fn register(&mut self, memory: Memory) -> Result<Region> {
         (**self).register(memory)
+    }
+
+    fn deregister(&mut self, region: Region) -> Result<()> {
+        (**self).deregister(region)
     }
 
     unsafe fn start(
@@ -161,8 +193,9 @@ pub(super) struct LineTask<E> {
     /// The number of the next request to start.
     next: u64,
     under_way: [Option<Request>; MAX_REQUESTS],
-    /// The owner of the registered memory. It is given up after the connection.
-    owners: Vec<Arc<dyn Any + Send + Sync>>,
+    /// The owners of the registered memory. They are given up after the registration, or after the
+    /// connection.
+    owners: Vec<(Option<Region>, Arc<dyn Any + Send + Sync>)>,
 }
 
 impl<E: End> LineTask<E> {
@@ -170,13 +203,30 @@ impl<E: End> LineTask<E> {
         Self { end, line, next: 0, under_way: [None; MAX_REQUESTS], owners: Vec::new() }
     }
 
-    fn step(&mut self) -> Result<bool> {
-        if self.line.registers.swap(false, Ordering::Acquire) {
-            let asked = self.line.registration.lock().unwrap_or_else(|e| e.into_inner()).take();
-            if let Some((memory, answer)) = asked {
-                self.owners.push(memory.owner.clone());
-                answer.set(self.end.register(memory));
+    fn answer(&mut self, asked: Asked) {
+        match asked {
+            Asked::Register(memory, answer) => {
+                let owner = memory.owner.clone();
+                let region = self.end.register(memory);
+                // A plugin that fails may use the memory all the same.
+                self.owners.push((region.as_ref().ok().copied(), owner));
+                answer.set(region);
             }
+            Asked::Deregister(region, answer) => {
+                let done = self.end.deregister(region);
+                let owner = self.owners.iter().position(|(of, _)| *of == Some(region));
+                if let Some(owner) = owner.filter(|_| done.is_ok()) {
+                    self.owners.remove(owner);
+                }
+                answer.set(done);
+            }
+        }
+    }
+
+    fn step(&mut self) -> Result<bool> {
+        if self.line.asks.swap(false, Ordering::Acquire) {
+            let asked = self.line.asked.lock().unwrap_or_else(|e| e.into_inner()).take();
+            asked.into_iter().for_each(|asked| self.answer(asked));
         }
         let mut moved = false;
         loop {

@@ -10,7 +10,7 @@ mod worker;
 
 use crate::error::Result;
 pub(crate) use calls::CurrentCall;
-use line::{Line, LineTask, ask};
+use line::{Line, LineTask};
 use oxccl_net::{
     Connecting, Handle, Listener, Memory, Net, Properties, Receiver, Region, Request, Sender,
 };
@@ -255,7 +255,11 @@ impl<N: ?Sized + 'static> Half<N> {
     }
 
     fn register(&mut self, memory: Memory) -> oxccl_net::Result<Region> {
-        ask(&self.line, &self.worker, memory)
+        line::register(&self.line, &self.worker, memory)
+    }
+
+    fn deregister(&mut self, region: Region) -> oxccl_net::Result<()> {
+        line::deregister(&self.line, &self.worker, region)
     }
 
     fn start(
@@ -293,6 +297,10 @@ impl<N: ?Sized + 'static> Sender for Half<N> {
         self.register(memory)
     }
 
+    fn deregister(&mut self, region: Region) -> oxccl_net::Result<()> {
+        self.deregister(region)
+    }
+
     unsafe fn isend(
         &mut self,
         data: *const u8,
@@ -315,6 +323,10 @@ impl<N: ?Sized + 'static> Sender for Half<N> {
 impl<N: ?Sized + 'static> Receiver for Half<N> {
     fn register(&mut self, memory: Memory) -> oxccl_net::Result<Region> {
         self.register(memory)
+    }
+
+    fn deregister(&mut self, region: Region) -> oxccl_net::Result<()> {
+        self.deregister(region)
     }
 
     unsafe fn irecv(

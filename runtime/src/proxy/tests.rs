@@ -55,6 +55,7 @@ impl Net for Local {
             pci_path: None,
             memory: oxccl_net::HOST,
             speed_mbps: 1,
+            flushes_always: false,
             offloaded: false,
             max_connections: 1,
             max_bytes: 1,
@@ -265,7 +266,7 @@ impl Sender for WatchedSender {
 fn register(sender: &mut dyn Sender) -> (Arc<Vec<u8>>, Region) {
     let owner = Arc::new(vec![0u8; 8]);
     let data = owner.as_ptr().cast_mut();
-    let memory = Memory { data, len: 8, owner: owner.clone() };
+    let memory = Memory { data, len: 8, place: oxccl_net::Place::Host, owner: owner.clone() };
     (owner, sender.register(memory).unwrap())
 }
 

@@ -86,6 +86,7 @@ impl Net for Tcp {
             pci_path: place.ok().map(|path| path.display().to_string()),
             memory: HOST,
             speed_mbps: speed_mbps(&name),
+            flushes_always: false,
             offloaded: false,
             max_connections: 65536,
             // Sizes are C's integers for plugins.

@@ -13,6 +13,7 @@ use crate::bootstrap::{Deadline, Gather, interface, session};
 use crate::comm::Options;
 use crate::comm::rank_info::RankInfo;
 use crate::config::Config;
+use crate::device::{self, Device};
 use crate::error::{Error, Result};
 use crate::link::Edge;
 use crate::link::control::Control;
@@ -22,7 +23,7 @@ use crate::plugin::collnet::Reductions;
 use crate::plugin::net::{self, Need};
 use crate::rank::monitor::{self, Sign};
 use crate::rank::{Connector, Rank, Route};
-use oxccl_net::Net;
+use oxccl_net::{Net, Properties};
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -36,6 +37,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(1);
 pub(super) struct Links {
     /// The edges to each rank, one per lane.
     pub(super) edges: Vec<(u32, Vec<MessageEdge>)>,
+    /// The network's device.
+    pub(super) device: Option<Properties>,
     /// The control connections, by rank; `None` for ranks of this host, and without one.
     pub(super) controls: Vec<Option<Arc<Control>>>,
     /// The way to the ranks that are connected at first use; `None` if all are connected.
@@ -53,8 +56,9 @@ pub(super) fn connect(
     members: &Members,
     control: &TcpListener,
     rendezvous: &mut Rendezvous,
-    (options, lanes, slot_bytes): (&Options, usize, usize),
+    (options, device): (&Options, Device),
 ) -> Result<Links> {
+    let slot_bytes = device.edge_slot_bytes(identity.nranks);
     let need = Need {
         comm: identity.comm,
         name: options.net_name.as_deref(),
@@ -63,10 +67,12 @@ pub(super) fn connect(
         connections: 2 * members.remote().len(),
         message_bytes: HEADER_BYTES + slot_bytes,
         place: members.own_place(),
+        prepare: Arc::new(move || device::prepare_thread(device)),
     };
     let chosen = net::choose(&need)?;
-    let lanes = chosen.lanes(&need, lanes)?;
+    let lanes = chosen.lanes(&need, device.lanes())?;
     let lanes = net::agree(&rendezvous.gather(&chosen.agreement(lanes))?)?;
+    let net_device = Some(chosen.net.properties(chosen.device)?);
     let (net, threads) = ((chosen.net, chosen.device), chosen.threads);
     let data = (net, (lanes, slot_bytes));
     let mut making = match members.connects_at_first_use() {
@@ -93,7 +99,7 @@ pub(super) fn connect(
             let links = making.finish(options.init_limit())?;
             let switch = switch::connect(identity, members, rendezvous, slot_bytes)?;
             let threads = threads + usize::from(switch.is_some());
-            return Ok(Links { threads, switch, ..links });
+            return Ok(Links { threads, switch, device: net_device, ..links });
         }
         let explain = |verdict| explained(verdict, identity.rank, || making.lacking(&missing));
         rendezvous.session.check().map_err(explain)?;

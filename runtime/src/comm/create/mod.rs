@@ -190,10 +190,7 @@ fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
     let identity = Identity { comm: own.comm, secret: own.secret, rank, nranks };
     let mut links = match members.is_one_host() {
         true => Links::default(),
-        false => {
-            let asked = (options, device.lanes(), slot_bytes);
-            links::connect(identity, &members, &control, rendezvous, asked)?
-        }
+        false => links::connect(identity, &members, &control, rendezvous, (options, device))?,
     };
     let (switch, reductions) = links.switch.take().unzip();
     let (comm, name, hosts) = (own.comm, options.name.clone(), members.host_sizes());
@@ -207,6 +204,7 @@ fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
     let parts = Parts {
         edges,
         remote: links.edges,
+        net_device: links.device,
         switch,
         rank: own.clone(),
         edge_slot_bytes: slot_bytes,
@@ -273,6 +271,7 @@ pub(super) fn alone(device: Device, options: &Options) -> Result<Communicator> {
         rank: Arc::new(Rank::new(0, vec![Some(0)], None, vec![0])),
         edges: vec![Edge::Own],
         remote: Vec::new(),
+        net_device: None,
         switch: None,
         edge_slot_bytes: device.edge_slot_bytes(1),
         counter_start: 0,

@@ -3,6 +3,7 @@
 pub mod create;
 pub mod driver;
 pub mod event;
+pub mod gpudirect;
 pub mod graph;
 pub mod layout;
 pub mod memory;

@@ -1,8 +1,10 @@
-//! The edges with ranks of other hosts. Kernels write messages into slots in memory of the host,
-//! and read them from there; threads of the rank, the proxies, hand them to the transport and take
-//! them from it. Graphs replay as they are, since proxies look at the slots by themselves.
+//! The edges with ranks of other hosts. Kernels write messages into slots, in memory of the host or
+//! of the GPU, and read them from there; threads of the rank, the proxies, hand them to the
+//! transport and take them from it. Graphs replay as they are, since proxies look at the words
+//! beside the slots by themselves.
 
 use crate::device::cuda::driver::{Gpu, Relaxed};
+use crate::device::cuda::gpudirect::Reach;
 use crate::device::cuda::memory::shared::{Pinned, Registration};
 use crate::error::{Error, Result};
 use crate::exit;
@@ -12,8 +14,9 @@ use crate::link::notice;
 use crate::op::descriptor::Descriptor;
 use crate::os::memory::sealed_memfd;
 use crate::rank::{Links, Rank, VERDICT, broken};
+use cudarc::driver::sys::CUstream;
 use oxccl_kernels::abi;
-use oxccl_net::Memory;
+use oxccl_net::{Memory, Place, Properties};
 use oxccl_plan::Plan;
 use std::any::Any;
 use std::collections::HashMap;
@@ -47,6 +50,8 @@ pub const LANES: usize = abi::LANES;
 pub struct Remote {
     /// The edges, by the rank at the other end: as many lanes of each.
     pub edges: Vec<(u32, Vec<MessageEdge>)>,
+    /// The network's device; `None` without edges.
+    pub device: Option<Properties>,
     /// Bytes of data in a slot of an edge.
     pub slot_bytes: usize,
     /// The number at which counters begin.
@@ -62,6 +67,8 @@ pub struct Network {
     words: Pinned,
     /// The slots of each edge, outgoing and incoming, as the GPU reaches them.
     slots: Vec<[Slots; 2]>,
+    /// Bytes of GPU memory that the slots take.
+    gpu_bytes: u64,
     /// Bytes from a slot of an edge to the next one.
     slot_bytes: usize,
     /// The numbers by which the slot of a message is ahead of the message's own, by edge.
@@ -123,26 +130,45 @@ fn mark_of(number: u64, count: u64, what: u64) -> u64 {
 
 /// The slots of a direction of an edge, as the GPU reaches them.
 struct Slots {
-    at: Registration,
-    bytes: usize,
+    at: u64,
+    /// The size of the slots in memory of the host; 0 on the GPU.
+    bytes_on_host: usize,
+    /// `None` for memory of the GPU.
+    _registration: Option<Registration>,
     /// The owner of the memory, dropped after the registration.
     _owner: Arc<dyn Any + Send + Sync>,
 }
 
 impl Slots {
     /// Requires a context to be current on this thread.
-    fn new(Memory { data, len, owner }: Memory) -> Result<Self> {
+    fn new(Memory { data, len, place, owner }: Memory) -> Result<Self> {
+        if let Place::Gpu { .. } = place {
+            let at = data.expose_provenance() as u64;
+            return Ok(Self { at, bytes_on_host: 0, _registration: None, _owner: owner });
+        }
         // SAFETY: the owner keeps the memory, and is dropped after the registration.
-        let at = unsafe { Registration::new(data, len) }?;
-        Ok(Self { at, bytes: len, _owner: owner })
+        let registration = unsafe { Registration::new(data, len) }?;
+        let (at, registration) = (registration.at(), Some(registration));
+        Ok(Self { at, bytes_on_host: len, _registration: registration, _owner: owner })
+    }
+
+    fn is_on_gpu(&self) -> bool {
+        self.bytes_on_host == 0
     }
 }
 
 impl Network {
     /// Takes the links with ranks of other hosts. Requires the GPU's context to be current on this
-    /// thread.
-    pub fn new(Remote { edges: peers, slot_bytes, start }: Remote) -> Result<Self> {
+    /// thread, whose stream is used. May block for a plugin.
+    pub fn new(gpu: &'static Gpu, remote: Remote, stream: CUstream) -> Result<Self> {
+        let Remote { edges: mut peers, device, slot_bytes, start } = remote;
         let lanes = peers.iter().map(|(_, lanes)| lanes.len()).min().unwrap_or(0);
+        let mut gpu_bytes = 0;
+        if let Some(device) = device {
+            let mut used: Vec<_> =
+                peers.iter_mut().flat_map(|(_, edges)| edges.iter_mut().take(lanes)).collect();
+            gpu_bytes = Reach::of(gpu, &device)?.move_slots(&mut used, stream)?;
+        }
         let words_bytes = peers.len() * lanes * size_of::<abi::NetWords>();
         let words = pinned(words_bytes + abi::REMEMBERED * size_of::<abi::Begun>())?;
         let all: *mut abi::NetWords = words.base().cast();
@@ -168,7 +194,7 @@ impl Network {
         let (edges, programs) = (Arc::new(edges), Mutex::default());
         let proxies = Mutex::new(served.into_iter().map(Proxy::Waiting).collect());
         let slot_bytes = HEADER_BYTES + slot_bytes;
-        Ok(Self { lanes, words, slots, slot_bytes, skews, edges, proxies, programs })
+        Ok(Self { lanes, words, slots, gpu_bytes, slot_bytes, skews, edges, proxies, programs })
     }
 
     /// Returns the bytes of data in a slot.
@@ -189,9 +215,10 @@ impl Network {
                 words: self.words.at() + (i * size_of::<abi::NetWords>()) as u64,
                 place: 0,
                 skews: self.skews[i],
-                outgoing: outgoing.at.at(),
-                incoming: incoming.at.at(),
+                outgoing: outgoing.at,
+                incoming: incoming.at,
                 slot_bytes: self.slot_bytes as u64,
+                on_gpu: [outgoing, incoming].map(|slots| slots.is_on_gpu().into()),
             };
         }
         peers
@@ -271,8 +298,13 @@ impl Network {
 
     /// Returns the bytes of memory of the host that the edges take.
     pub fn bytes(&self) -> u64 {
-        let slots = self.slots.iter().flatten().map(|slots| slots.bytes).sum::<usize>();
+        let slots = self.slots.iter().flatten().map(|slots| slots.bytes_on_host).sum::<usize>();
         (slots + self.words.bytes()) as u64
+    }
+
+    /// Returns the bytes of memory of the GPU that the edges take.
+    pub fn gpu_bytes(&self) -> u64 {
+        self.gpu_bytes
     }
 
     /// Returns the address, for kernels, and the number of the steps of a plan's program; `encode`
@@ -635,12 +667,30 @@ mod tests {
         }
     }
 
-    /// An edge whose messages come back, its words, and the memory of its slots.
-    fn echo(start: u64, words: &abi::NetWords) -> (Served, Shared, [Memory; 2]) {
+    /// Memory that counts as a GPU's.
+    fn as_of_a_gpu(like: &Memory) -> Memory {
+        let owner = Arc::new(vec![0u8; like.len]);
+        let place = Place::Gpu { flush: false, dma_buf: None };
+        Memory { data: owner.as_ptr().cast_mut(), len: like.len, place, owner }
+    }
+
+    /// An edge whose messages come back, its words, and the memory of its slots: on the GPU, where
+    /// that is asked for.
+    fn echo(
+        start: u64,
+        words: &abi::NetWords,
+        [sends, receives]: [bool; 2],
+    ) -> (Served, Shared, [Memory; 2]) {
         let pipe = Pipe::default();
         let outgoing = Outgoing::new(Box::new(Entry(pipe.clone())), 0, 64);
         let incoming = Incoming::new(Box::new(Exit(pipe, VecDeque::new())), 0, 64);
-        let edge = MessageEdge::new(outgoing, incoming);
+        let mut edge = MessageEdge::new(outgoing, incoming);
+        if sends {
+            edge.move_outgoing(as_of_a_gpu(&edge.memory()[0])).unwrap();
+        }
+        if receives {
+            edge.move_incoming(as_of_a_gpu(&edge.memory()[1])).unwrap();
+        }
         let memory = edge.memory();
         let (sent, taken, asked, left) = Default::default();
         let shared = Shared { peer: 0, lane: 0, words, start, sent, taken, asked, left };
@@ -652,14 +702,22 @@ mod tests {
         memory.data.wrapping_add(slot + HEADER_BYTES)
     }
 
+    /// The words of the header in front of a slot's data.
+    fn header(memory: &Memory, number: u64) -> *mut [u64; 2] {
+        slot(memory, number).wrapping_sub(HEADER_BYTES).cast()
+    }
+
     /// The kernels' side, played by this thread; the counters wrap around.
     #[test]
     fn messages_go_from_marks_to_marks_and_no_more_than_there_are_slots() {
-        for start in [0, u64::MAX - 5, u64::from(u32::MAX) - 3] {
+        let starts = [0, u64::MAX - 5, u64::from(u32::MAX) - 3, 0, 1, 2];
+        for (i, start) in starts.into_iter().enumerate() {
+            let on_gpu = [[false, false], [true, true], [true, false], [false, true]][i % 4];
             let words = words_from(start);
-            let (mut served, shared, [outgoing, incoming]) = echo(start, &words);
+            let (mut served, shared, [outgoing, incoming]) = echo(start, &words, on_gpu);
             served.progress(&shared).unwrap();
             assert_eq!(word(&words.room).load(Ordering::Relaxed), start.wrapping_add(4));
+            let what = u64::from(Descriptor::message(oxccl_plan::DataType::Int8, 1).to_words().0);
             let (mut written, mut taken) = (0u64, 0u64);
             for round in 0..40u64 {
                 // As many as fit, then as many as have come.
@@ -670,8 +728,10 @@ mod tests {
                     // SAFETY: a free slot.
                     unsafe { slot(&outgoing, message).write(message as u8) };
                     let there = &words.outgoing[(number % 4) as usize];
-                    let what =
-                        u64::from(Descriptor::message(oxccl_plan::DataType::Int8, 1).to_words().0);
+                    if on_gpu[0] {
+                        // SAFETY: the header of that slot.
+                        unsafe { header(&outgoing, message).write_unaligned([what, 1]) };
+                    }
                     word(&there.what).store(what | 1 << 32, Ordering::Relaxed);
                     word(&there.count).store(1, Ordering::Relaxed);
                     let mark = mark_of(number.wrapping_add(1), 1, what | 1 << 32);
@@ -684,11 +744,16 @@ mod tests {
                 while taken < written {
                     let number = start.wrapping_add(taken);
                     let here = &words.incoming[(number % 4) as usize];
-                    let (count, what) = (here.count, here.what);
-                    let expected = mark_of(number.wrapping_add(1), count, what);
+                    // SAFETY: a slot with a message, and its header.
+                    let (data, header) = unsafe {
+                        let header = header(&incoming, taken).read_unaligned();
+                        (slot(&incoming, taken).read(), header)
+                    };
+                    let told = if on_gpu[1] { [0, 0] } else { [what, 1] };
+                    assert_eq!((data, header), (taken as u8, [what, 1]), "{on_gpu:?}");
+                    assert_eq!([here.what, here.count], [told[0] | 1 << 32, told[1]]);
+                    let expected = mark_of(number.wrapping_add(1), here.count, here.what);
                     assert_eq!(word(&here.mark).load(Ordering::Relaxed), expected);
-                    // SAFETY: a slot with a message.
-                    assert_eq!(unsafe { slot(&incoming, taken).read() }, taken as u8);
                     taken += 1;
                 }
                 word(&words.taken).store(start.wrapping_add(taken), Ordering::Relaxed);

@@ -127,7 +127,8 @@ impl CudaRank {
         let shared = Memory::new(gpu, layout.bytes as usize, stream)?;
         let hosts = !remote.edges.is_empty();
         let scratch_bytes = if hosts { remote.slot_bytes } else { 0 };
-        let network = hosts.then(|| Network::new(remote)).transpose()?;
+        let network = hosts.then(|| Network::new(gpu, remote, stream)).transpose()?;
+        let slots_bytes = network.as_ref().map_or(0, Network::gpu_bytes);
         let parts = Private::new(membership.local.len() as u32, scratch_bytes);
         let private = Block::on_gpu(gpu, parts.bytes as usize, stream)?;
         let mut view =
@@ -168,7 +169,7 @@ impl CudaRank {
             network,
             held: held::Held::new(&gpu.held),
             graphs: AtomicU32::new(0),
-            first_bytes: layout.bytes + parts.bytes,
+            first_bytes: layout.bytes + parts.bytes + slots_bytes,
         })
     }
 

@@ -48,7 +48,7 @@ impl Incoming {
     pub(super) fn register(&mut self) -> Result<Region> {
         match self.region {
             Some(region) => Ok(region),
-            None => Ok(*self.region.insert(self.receiver.register(self.slots.memory())?)),
+            None => Ok(*self.region.insert(self.receiver.register(self.slots.memory.clone())?)),
         }
     }
 
@@ -94,20 +94,23 @@ impl Incoming {
     /// was not released, and is less than the number of slots.
     pub(crate) fn peek(&mut self, index: usize) -> Result<Option<Message>> {
         let Some(arrived) = self.arrived(index)? else { return Ok(None) };
-        let message = &self.slots.bytes(self.slot_of(index))[..arrived];
-        let Some(Header { descriptor, begun }) = Header::decode(message) else {
+        let Some(len) = arrived.checked_sub(HEADER_BYTES) else {
             let what = format!(
                 "a message of {arrived} bytes is shorter than its header of {HEADER_BYTES}"
             );
             return Err(Error::Internal { what });
         };
-        let data = &message[HEADER_BYTES..];
+        let slot = self.slot_of(index);
+        let data = self.slots.slot(slot).wrapping_add(HEADER_BYTES).cast_const();
+        let on_host = self.slots.on_host().then(|| self.slots.bytes(slot));
+        let header = on_host.and_then(Header::decode);
+        let (descriptor, begun) = header.map(|h| (h.descriptor, h.begun)).unzip();
         Ok(Some(Message {
-            data: data.as_ptr(),
-            len: data.len(),
-            tag: descriptor.tag(),
-            descriptor: Some(descriptor),
-            begun: Some(begun),
+            data,
+            len,
+            tag: descriptor.map_or(0, |descriptor| descriptor.tag()),
+            descriptor,
+            begun,
         }))
     }
 
@@ -142,7 +145,20 @@ impl Incoming {
 
     /// Returns the memory of the slots.
     pub(super) fn memory(&self) -> Memory {
-        self.slots.memory()
+        self.slots.memory.clone()
+    }
+
+    /// Moves the slots to other memory, of the same size, before any message was asked for.
+    pub(super) fn move_to(&mut self, memory: Memory) -> Result<()> {
+        if !self.messages.is_empty() {
+            return Err(Error::Internal { what: "slots in use cannot move".to_owned() });
+        }
+        let region = self.receiver.register(memory.clone())?;
+        if let Some(old) = self.region.replace(region) {
+            self.receiver.deregister(old)?;
+        }
+        self.slots.memory = memory;
+        Ok(())
     }
 
     /// Returns the slot of the oldest message.

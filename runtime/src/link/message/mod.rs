@@ -11,7 +11,7 @@ use crate::op::descriptor::Descriptor;
 pub use incoming::Incoming;
 pub use joining::{Identity, Joining};
 pub use outgoing::Outgoing;
-use oxccl_net::Memory;
+use oxccl_net::{Memory, Place};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::sync::Arc;
 pub use unconnected::Unconnected;
@@ -72,6 +72,18 @@ impl MessageEdge {
     /// are used in turn: outgoing, incoming. Data begin behind the header.
     pub fn memory(&self) -> [Memory; 2] {
         [self.outgoing.memory(), self.incoming.memory()]
+    }
+
+    /// Moves the slots of outgoing messages to memory of a GPU, of the same size. Who writes there
+    /// writes the headers, too. Waits for the transport.
+    pub fn move_outgoing(&mut self, memory: Memory) -> Result<()> {
+        self.outgoing.move_to(memory)
+    }
+
+    /// Moves the slots of incoming messages likewise, before any message was asked for. Who reads
+    /// there reads the headers: messages have no descriptor here.
+    pub fn move_incoming(&mut self, memory: Memory) -> Result<()> {
+        self.incoming.move_to(memory)
     }
 
     /// Returns the slots of the next messages: outgoing, incoming.
@@ -137,7 +149,7 @@ impl MessageEdge {
 /// The slots of one direction, each with room for a header and data, in one piece of memory. A
 /// transport may own it too.
 struct Slots {
-    memory: Arc<Cells>,
+    memory: Memory,
     slot_bytes: usize,
     number: usize,
 }
@@ -181,22 +193,24 @@ unsafe impl Sync for Cells {}
 impl Slots {
     fn new(number: usize, data_bytes: usize) -> Self {
         let slot_bytes = HEADER_BYTES + data_bytes;
-        Self { memory: Arc::new(Cells::new(number * slot_bytes)), slot_bytes, number }
-    }
-
-    /// Returns all slots together, to be registered.
-    fn memory(&self) -> Memory {
-        let owner = self.memory.clone();
-        Memory { data: self.slot(0), len: self.number * self.slot_bytes, owner }
+        let len = number * slot_bytes;
+        let cells = Cells::new(len);
+        let memory = Memory { data: cells.data, len, place: Place::Host, owner: Arc::new(cells) };
+        Self { memory, slot_bytes, number }
     }
 
     fn slot_bytes(&self) -> usize {
         self.slot_bytes
     }
 
-    /// Returns the size of all slots together.
+    /// Returns whether the slots are in memory of the host.
+    fn on_host(&self) -> bool {
+        matches!(self.memory.place, Place::Host)
+    }
+
+    /// Returns the size of the memory of the host that the slots take.
     fn memory_bytes(&self) -> usize {
-        self.memory.layout.size()
+        if self.on_host() { self.memory.len.next_multiple_of(PAGE_BYTES) } else { 0 }
     }
 
     fn slot(&self, index: usize) -> *mut u8 {
@@ -204,14 +218,16 @@ impl Slots {
         self.memory.data.wrapping_add(index * self.slot_bytes)
     }
 
-    /// Returns the contents of a slot that no request uses.
+    /// Returns the contents of a slot on the host that no request uses.
     fn bytes(&self, index: usize) -> &[u8] {
+        assert!(self.on_host());
         // SAFETY: within the memory; the transport does not write it now.
         unsafe { std::slice::from_raw_parts(self.slot(index), self.slot_bytes) }
     }
 
-    /// Returns the contents of a slot that no request uses, to be written.
+    /// Returns the contents of a slot on the host that no request uses, to be written.
     fn bytes_mut(&mut self, index: usize) -> &mut [u8] {
+        assert!(self.on_host());
         // SAFETY: within the memory; the transport does not use it now.
         unsafe { std::slice::from_raw_parts_mut(self.slot(index), self.slot_bytes) }
     }

@@ -6,6 +6,10 @@ use crate::link::EDGE_SLOTS;
 use crate::op::descriptor::Descriptor;
 use oxccl_net::{Memory, Region, Request, Sender};
 use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// The time within which a transport should notice that a message has left that has come.
+const DONE_WITHIN: Duration = Duration::from_millis(100);
 
 /// A queue of messages to a peer. A message leaves from the slot in which it was written.
 pub struct Outgoing {
@@ -59,7 +63,25 @@ impl Outgoing {
 
     /// Returns all slots together.
     pub(super) fn memory(&self) -> Memory {
-        self.slots.memory()
+        self.slots.memory.clone()
+    }
+
+    /// Moves the slots to other memory, of the same size. Everything sent has come there.
+    pub(super) fn move_to(&mut self, memory: Memory) -> Result<()> {
+        let region = self.sender.register(memory.clone())?;
+        if let Some(old) = self.region.replace(region) {
+            let until = Instant::now() + DONE_WITHIN;
+            while self.requests.iter().any(Option::is_some) && Instant::now() < until {
+                (0..EDGE_SLOTS).try_for_each(|slot| self.is_done(slot).map(drop))?;
+                std::thread::yield_now();
+            }
+            // What the transport may still read stays registered.
+            if self.requests.iter().all(Option::is_none) {
+                self.sender.deregister(old)?;
+            }
+        }
+        self.slots.memory = memory;
+        Ok(())
     }
 
     fn is_free(&mut self, slot: usize) -> Result<bool> {
@@ -82,7 +104,7 @@ impl Outgoing {
     pub(super) fn register(&mut self) -> Result<Region> {
         match self.region {
             Some(region) => Ok(region),
-            None => Ok(*self.region.insert(self.sender.register(self.slots.memory())?)),
+            None => Ok(*self.region.insert(self.sender.register(self.slots.memory.clone())?)),
         }
     }
 
@@ -109,10 +131,13 @@ impl Outgoing {
         self.send_more()
     }
 
-    /// Sends the first `len` bytes of the data that was reserved last.
+    /// Sends the first `len` bytes of the data that was reserved last. Slots in memory of a GPU
+    /// have a header already.
     pub(super) fn commit(&mut self, len: usize, descriptor: Descriptor, begun: u32) -> Result<()> {
-        let slot = self.slots.bytes_mut(self.messages % EDGE_SLOTS);
-        slot[..HEADER_BYTES].copy_from_slice(&Header { descriptor, begun }.encode());
+        if self.slots.on_host() {
+            let slot = self.slots.bytes_mut(self.messages % EDGE_SLOTS);
+            slot[..HEADER_BYTES].copy_from_slice(&Header { descriptor, begun }.encode());
+        }
         self.sent += 1;
         self.push(HEADER_BYTES + len)
     }
@@ -148,6 +173,7 @@ impl Outgoing {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use oxccl_net::Place;
     use std::sync::{Arc, Mutex};
 
     /// A sender that takes only every third message and completes it at once.
@@ -214,6 +240,57 @@ mod tests {
             assert!(outgoing.flushed().unwrap());
         }
         assert!(outgoing.reserve().unwrap().is_none());
+    }
+
+    /// A sender that notes what it registers, and is done when it is asked the second time.
+    #[derive(Default)]
+    struct Registering {
+        regions: Arc<Mutex<Vec<String>>>,
+        asked: usize,
+    }
+
+    impl Sender for Registering {
+        fn register(&mut self, memory: Memory) -> oxccl_net::Result<Region> {
+            let mut regions = self.regions.lock().unwrap();
+            regions.push(format!("+{} {:?}", memory.len, memory.place));
+            Ok(Region(regions.len()))
+        }
+
+        fn deregister(&mut self, region: Region) -> oxccl_net::Result<()> {
+            self.regions.lock().unwrap().push(format!("-{} after {}", region.0, self.asked));
+            Ok(())
+        }
+
+        unsafe fn isend(
+            &mut self,
+            _data: *const u8,
+            _len: usize,
+            _tag: u32,
+            region: Region,
+        ) -> oxccl_net::Result<Option<Request>> {
+            Ok(Some(region.0 as u64))
+        }
+
+        fn test(&mut self, _request: Request) -> oxccl_net::Result<bool> {
+            self.asked += 1;
+            Ok(self.asked > 1)
+        }
+    }
+
+    #[test]
+    fn slots_move_once_the_transport_is_done_with_what_was_sent() {
+        let sender = Registering::default();
+        let regions = sender.regions.clone();
+        let mut outgoing = Outgoing::new(Box::new(sender), 0, 8);
+        outgoing.send_raw(b"proof").unwrap();
+        let like = outgoing.memory();
+        let place = Place::Gpu { flush: false, dma_buf: None };
+        outgoing.move_to(Memory { place, ..like }).unwrap();
+        let message = Descriptor::message(oxccl_plan::DataType::Int8, 1);
+        outgoing.commit(1, message, 0).unwrap();
+        assert_eq!(outgoing.requests[1], Some(2), "from the new region");
+        let text = regions.lock().unwrap().join(", ");
+        assert_eq!(text, "+96 Host, +96 Gpu { flush: false, dma_buf: None }, -1 after 2");
     }
 
     #[test]

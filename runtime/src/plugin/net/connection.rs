@@ -4,12 +4,14 @@ use super::functions::{Accept, Connect, Functions, Init, Irecv, Isend, Listen, R
 use crate::plugin::{Plugin, logger};
 use crate::proxy::CurrentCall;
 use oxccl_net::{
-    Connecting, HANDLE_BYTES, HOST, Handle, Listener, Memory, Net, Properties, Receiver, Region,
-    Request, Result, Sender,
+    CUDA, Connecting, HANDLE_BYTES, HOST, Handle, Listener, Memory, Net, Place, Properties,
+    Receiver, Region, Request, Result, Sender,
 };
 use oxccl_plugin_abi::net::{
     ncclNetCommConfig_v10_t, ncclNetCommConfig_v11_t, ncclNetCommConfig_v12_t,
 };
+use rustix::fd::AsRawFd;
+use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -188,7 +190,24 @@ struct PluginConnection {
     instance: Arc<Instance>,
     comm: *mut c_void,
     sends: bool,
-    regions: Vec<*mut c_void>,
+    regions: Vec<Registered>,
+    /// The flushes of messages that come to the memory of a GPU, by the messages' requests.
+    flushes: BTreeMap<Request, Flush>,
+}
+
+/// Memory that is registered.
+struct Registered {
+    handle: *mut c_void,
+    /// True if messages that have come there must be flushed.
+    flush: bool,
+}
+
+/// The flush of a message.
+enum Flush {
+    /// The message may not have come yet.
+    Due { data: *mut c_void, handle: *mut c_void },
+    /// The message, of this size, has come.
+    UnderWay { request: *mut c_void, len: usize },
 }
 
 // SAFETY: as for `Instance`.
@@ -196,35 +215,77 @@ unsafe impl Send for PluginConnection {}
 
 impl PluginConnection {
     fn new(instance: Arc<Instance>, comm: *mut c_void, sends: bool) -> Self {
-        Self { instance, comm, sends, regions: Vec::new() }
+        Self { instance, comm, sends, regions: Vec::new(), flushes: BTreeMap::new() }
     }
 
     fn register(&mut self, memory: &Memory) -> Result<Region> {
         let (comm, data, len) = (self.comm, memory.data.cast::<c_void>(), memory.len);
-        let mut region = null_mut();
+        let functions = self.instance.functions();
+        let (kind, flush, dma_buf) = match &memory.place {
+            Place::Host => (HOST, false, None),
+            Place::Gpu { flush, dma_buf } => (CUDA, *flush && !self.sends, dma_buf.as_ref()),
+        };
+        let mut handle = null_mut();
         // Versions 6 and 7 take sizes below 2 GiB; slots are far smaller.
         let small = c_int::try_from(len).unwrap_or(c_int::MAX);
-        // SAFETY: as in `init`; the memory lives as long as this end.
+        // SAFETY: as in `init`; the memory lives as long as this end, and the descriptor during
+        // the call.
         let reg_mr = || unsafe {
-            match self.instance.functions().reg_mr {
-                RegMr::V6(register) => register(comm, data, small, HOST, &mut region),
-                RegMr::V8(register) => register(comm, data, len, HOST, &mut region),
+            match functions.reg_mr {
+                RegMr::V6(register) => register(comm, data, small, kind, &mut handle),
+                RegMr::V8(register) => register(comm, data, len, kind, &mut handle),
             }
         };
-        self.instance.call("regMr", reg_mr)?;
-        self.regions.push(region);
-        Ok(Region(region as usize))
+        match functions.reg_mr_dma_buf.zip(dma_buf) {
+            Some((register, fd)) => {
+                let fd = fd.as_raw_fd();
+                // SAFETY: as above.
+                let reg_mr = || unsafe { register(comm, data, len, kind, 0, fd, &mut handle) };
+                self.instance.call("regMrDmaBuf", reg_mr)?;
+            }
+            None => self.instance.call("regMr", reg_mr)?,
+        }
+        self.regions.push(Registered { handle, flush });
+        Ok(Region(handle as usize))
+    }
+
+    fn deregister(&mut self, Region(handle): Region) -> Result<()> {
+        let is_it = |region: &Registered| region.handle as usize == handle;
+        let Some(index) = self.regions.iter().position(is_it) else { return Ok(()) };
+        let Registered { handle, .. } = self.regions.swap_remove(index);
+        let (comm, deregister) = (self.comm, self.instance.functions().dereg_mr);
+        if handle.is_null() {
+            return Ok(());
+        }
+        // SAFETY: the region is the plugin's and is not used any more.
+        self.instance.call("deregMr", || unsafe { deregister(comm, handle) })
     }
 
     /// Returns the size of the first message of a request that is done.
-    fn test(&mut self, request: Request) -> Result<Option<c_int>> {
+    fn test(&self, request: *mut c_void) -> Result<Option<c_int>> {
         let (mut done, mut sizes) = (0, [0; SIZES]);
-        let (test, request) = (self.instance.functions().test, request as *mut c_void);
+        let test = self.instance.functions().test;
         self.instance.call("test", || {
             // SAFETY: as in `init`; the request is the plugin's and was not done before.
             unsafe { test(request, &mut done, sizes.as_mut_ptr()) }
         })?;
         Ok((done != 0).then_some(sizes[0]))
+    }
+
+    /// Begins to flush a message that has come; `None` where there is nothing to wait for.
+    fn flush(
+        &self,
+        mut data: *mut c_void,
+        mut handle: *mut c_void,
+        len: usize,
+    ) -> Result<Option<*mut c_void>> {
+        let Some(iflush) = self.instance.functions().iflush else { return Ok(None) };
+        let (comm, mut size, mut request) = (self.comm, len as c_int, null_mut());
+        // SAFETY: as in `init`; the arrays have one entry each, and the message is in registered
+        // memory, which stays until its request is done.
+        let iflush = || unsafe { iflush(comm, 1, &mut data, &mut size, &mut handle, &mut request) };
+        self.instance.call("iflush", iflush)?;
+        Ok((!request.is_null()).then_some(request))
     }
 }
 
@@ -232,11 +293,9 @@ impl Drop for PluginConnection {
     fn drop(&mut self) {
         let functions = self.instance.functions();
         let comm = self.comm;
-        for region in self.regions.drain(..).filter(|region| !region.is_null()) {
-            let deregister = || {
-                // SAFETY: the region is the plugin's and is not used any more.
-                unsafe { (functions.dereg_mr)(comm, region) }
-            };
+        for Registered { handle, .. } in self.regions.drain(..).filter(|r| !r.handle.is_null()) {
+            // SAFETY: the region is the plugin's and is not used any more.
+            let deregister = || unsafe { (functions.dereg_mr)(comm, handle) };
             self.instance.end("deregMr", deregister);
         }
         let (function, close) = match self.sends {
@@ -256,6 +315,10 @@ fn request(request: *mut c_void) -> Option<Request> {
 impl Sender for PluginConnection {
     fn register(&mut self, memory: Memory) -> Result<Region> {
         self.register(&memory)
+    }
+
+    fn deregister(&mut self, region: Region) -> Result<()> {
+        self.deregister(region)
     }
 
     unsafe fn isend(
@@ -281,13 +344,17 @@ impl Sender for PluginConnection {
     }
 
     fn test(&mut self, request: Request) -> Result<bool> {
-        Ok(self.test(request)?.is_some())
+        Ok((*self).test(request as *mut c_void)?.is_some())
     }
 }
 
 impl Receiver for PluginConnection {
     fn register(&mut self, memory: Memory) -> Result<Region> {
         self.register(&memory)
+    }
+
+    fn deregister(&mut self, region: Region) -> Result<()> {
+        self.deregister(region)
     }
 
     unsafe fn irecv(
@@ -297,8 +364,9 @@ impl Receiver for PluginConnection {
         tag: u32,
         region: Region,
     ) -> Result<Option<Request>> {
-        let mut data = data.cast::<c_void>();
-        let (mut tag, mut region) = (tag as c_int, region.0 as *mut c_void);
+        let (to, mut tag) = (data.cast::<c_void>(), tag as c_int);
+        let (mut data, handle) = (to, region.0 as *mut c_void);
+        let mut region = handle;
         let (mut small, mut size) = (capacity as c_int, capacity);
         let (comm, mut profiled, mut made) = (self.comm, null_mut(), null_mut());
         // SAFETY: as for `isend`; the arrays have one entry each.
@@ -314,13 +382,34 @@ impl Receiver for PluginConnection {
             }
         };
         self.instance.call("irecv", irecv)?;
-        Ok(request(made))
+        let made = request(made);
+        let flushed = |r: &&Registered| r.handle == handle && r.flush;
+        if let Some((request, _)) = made.zip(self.regions.iter().find(flushed)) {
+            self.flushes.insert(request, Flush::Due { data: to, handle });
+        }
+        Ok(made)
     }
 
     fn test(&mut self, request: Request) -> Result<Option<usize>> {
-        let Some(size) = self.test(request)? else { return Ok(None) };
-        usize::try_from(size).map(Some).map_err(|_| {
-            self.instance.failed("test", &format!("it says that {size} bytes have arrived"))
-        })
+        if let Some(&Flush::UnderWay { request: flush, len }) = self.flushes.get(&request) {
+            let done = (*self).test(flush)?.is_some();
+            return Ok(done.then(|| {
+                self.flushes.remove(&request);
+                len
+            }));
+        }
+        let Some(size) = (*self).test(request as *mut c_void)? else { return Ok(None) };
+        let negative =
+            |_| self.instance.failed("test", &format!("it says that {size} bytes have arrived"));
+        let len = usize::try_from(size).map_err(negative)?;
+        let Some(Flush::Due { data, handle }) = self.flushes.remove(&request) else {
+            return Ok(Some(len));
+        };
+        let Some(flush) = self.flush(data, handle, len)? else { return Ok(Some(len)) };
+        self.flushes.insert(request, Flush::UnderWay { request: flush, len });
+        Ok(None)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -89,6 +89,21 @@ pub(super) enum RegMr {
     V8(unsafe extern "C" fn(*mut c_void, *mut c_void, usize, c_int, Handles) -> ncclResult_t),
 }
 
+/// `regMrDmaBuf`.
+pub(super) type RegMrDmaBuf = unsafe extern "C" fn(
+    *mut c_void,
+    *mut c_void,
+    usize,
+    c_int,
+    u64,
+    c_int,
+    Handles,
+) -> ncclResult_t;
+
+/// `iflush`.
+pub(super) type Iflush =
+    unsafe extern "C" fn(*mut c_void, c_int, Handles, *mut c_int, Handles, Handles) -> ncclResult_t;
+
 /// `isend`, by the type of sizes, and with a handle for profilers.
 #[derive(Clone, Copy)]
 pub(super) enum Isend {
@@ -173,9 +188,13 @@ pub(super) struct Functions {
     pub(super) connect: Connect,
     pub(super) accept: Accept,
     pub(super) reg_mr: RegMr,
+    /// Absent where memory is not registered by a dma-buf.
+    pub(super) reg_mr_dma_buf: Option<RegMrDmaBuf>,
     pub(super) dereg_mr: DeregMr,
     pub(super) isend: Isend,
     pub(super) irecv: Irecv,
+    /// Absent where memory of GPUs is not received into.
+    pub(super) iflush: Option<Iflush>,
     pub(super) test: Test,
     pub(super) close_send: Close,
     pub(super) close_recv: Close,
@@ -202,9 +221,11 @@ macro_rules! functions {
             connect: $connect(need(table.connect, "connect")?),
             accept: $accept(need(table.accept, "accept")?),
             reg_mr: $reg_mr(need(table.regMr, "regMr")?),
+            reg_mr_dma_buf: table.regMrDmaBuf,
             dereg_mr: need(table.deregMr, "deregMr")?,
             isend: $isend(need(table.isend, "isend")?),
             irecv: $irecv(need(table.irecv, "irecv")?),
+            iflush: table.iflush,
             test: need(table.test, "test")?,
             close_send: need(table.closeSend, "closeSend")?,
             close_recv: need(table.closeRecv, "closeRecv")?,

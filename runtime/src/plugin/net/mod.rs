@@ -72,6 +72,8 @@ pub(crate) struct Need<'a> {
     pub(crate) message_bytes: usize,
     /// The index of this rank among those of its host, by which devices are dealt out.
     pub(crate) place: usize,
+    /// What a thread does before it makes the network's calls.
+    pub(crate) prepare: Arc<dyn Fn() -> Result<()> + Send + Sync>,
 }
 
 /// The network of a communicator.
@@ -146,7 +148,10 @@ fn start(
         "ask the vendor; NCCL_NET_PLUGIN=none goes without",
     ));
     let (calls, comm, class) = (current.clone(), need.comm, need.traffic_class);
+    let prepare = need.prepare.clone();
     let make = move || {
+        let failed = |e: Error| oxccl_net::Error::new("preparing a thread", e, "");
+        prepare().map_err(failed)?;
         let net = PluginNet::start(plugin, calls, comm, class.unwrap_or(-1))?;
         Ok(Box::new(net) as Box<dyn Net>)
     };

@@ -38,6 +38,7 @@ macro_rules! common {
             memory: $properties.ptrSupport,
             speed_mbps: $properties.speed,
             max_connections: $properties.maxComms,
+            flushes_always: false,
             offload: NCCL_NET_DEVICE_HOST,
             max_bytes: OLD_MAX_BYTES,
         }
@@ -50,6 +51,7 @@ struct Facts {
     memory: c_int,
     speed_mbps: c_int,
     max_connections: c_int,
+    flushes_always: bool,
     offload: c_int,
     max_bytes: [u64; 2],
 }
@@ -70,8 +72,9 @@ impl GetProperties {
         device: c_int,
         call: impl FnOnce(&mut dyn FnMut() -> c_int) -> Result<()>,
     ) -> Result<Told> {
-        let Facts { name, pci_path, memory, speed_mbps, max_connections, offload, max_bytes } =
-            self.facts(device, call)?;
+        let facts = self.facts(device, call)?;
+        let Facts { name, pci_path, memory, speed_mbps, max_connections, .. } = facts;
+        let Facts { flushes_always, offload, max_bytes, .. } = facts;
         // SAFETY: texts of the plugin by the interface.
         let (name, pci_path) = unsafe { (text(name), text(pci_path)) };
         let [max_bytes, max_collective_bytes] = max_bytes;
@@ -80,6 +83,7 @@ impl GetProperties {
             pci_path,
             memory,
             speed_mbps,
+            flushes_always,
             offloaded: offload != NCCL_NET_DEVICE_HOST,
             max_connections,
             max_bytes,
@@ -107,12 +111,13 @@ impl GetProperties {
                 get!($get, p, Facts { offload: p.netDeviceType, ..common!(p) })
             };
         }
-        /// From version 9 on there are limits of sizes.
+        /// From version 9 on there are limits of sizes, and a wish for flushes.
         macro_rules! sizes {
             ($get:expr) => {
                 get!($get, p, {
                     let max_bytes = [p.maxP2pBytes as u64, p.maxCollBytes as u64];
-                    Facts { offload: p.netDeviceType, max_bytes, ..common!(p) }
+                    let (offload, flushes_always) = (p.netDeviceType, p.forceFlush != 0);
+                    Facts { flushes_always, offload, max_bytes, ..common!(p) }
                 })
             };
         }

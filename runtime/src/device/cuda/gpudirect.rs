@@ -1,0 +1,279 @@
+//! GPUDirect RDMA: slots of messages in the memory of a GPU, which a network's device reads and
+//! writes itself, without a copy in memory of the host.
+
+use crate::config::Config;
+use crate::device::cuda::driver::{Gpu, cu};
+use crate::device::cuda::memory::pool::Block;
+use crate::error::{Error, Result};
+use crate::link::message::MessageEdge;
+use crate::log::{self, Level, Subsystem};
+use cudarc::driver::sys::{self, CUdevice_attribute, CUstream};
+use oxccl_net::{CUDA, DMA_BUF, Memory, Place, Properties};
+use rustix::fd::{FromRawFd, OwnedFd};
+use std::ffi::CStr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The alignment of slots, a multiple of every host's pages: a dma-buf consists of whole pages.
+const ALIGNMENT: u64 = 64 << 10;
+
+/// How far a device of a network is from a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Distance {
+    /// The same PCI device.
+    Loc,
+    /// One PCI switch at most.
+    Pix,
+    /// Several PCI switches.
+    Pxb,
+    /// The processor of both.
+    Phb,
+    /// The link between processors; or not known.
+    Sys,
+}
+
+impl Distance {
+    const ALL: [(Self, &str); 5] = [
+        (Self::Loc, "LOC"),
+        (Self::Pix, "PIX"),
+        (Self::Pxb, "PXB"),
+        (Self::Phb, "PHB"),
+        (Self::Sys, "SYS"),
+    ];
+
+    /// Returns the distance of a name, or of a number as of before NCCL 2.5.
+    fn of(text: &str) -> Option<Self> {
+        let (text, last) = (text.trim(), Self::ALL.len() - 1);
+        let by_number = || Some(text.parse::<usize>().ok()?.min(last));
+        let index = Self::ALL.iter().position(|(_, name)| name.eq_ignore_ascii_case(text));
+        index.or_else(by_number).map(|index| Self::ALL[index].0)
+    }
+
+    fn name(self) -> &'static str {
+        Self::ALL[self as usize].1
+    }
+
+    /// Returns the distance between two devices by their folders in sysfs, with the numbers of
+    /// their NUMA nodes.
+    fn between([a, b]: [&Path; 2], [of_a, of_b]: [i32; 2]) -> Self {
+        let common = a.components().zip(b.components()).take_while(|(a, b)| a == b).count();
+        let below = |path: &Path| path.components().count() - common;
+        // Above the first bridge are `/`, `sys`, `devices` and the root of the PCI bus. Below a
+        // switch are its port and the device.
+        match (below(a).max(below(b)), common) {
+            (0, _) => Self::Loc,
+            (1 | 2, 5..) => Self::Pix,
+            (_, 5..) => Self::Pxb,
+            _ if of_a == of_b => Self::Phb,
+            _ => Self::Sys,
+        }
+    }
+}
+
+/// The ways of a network's device to the memory of a GPU.
+pub struct Reach {
+    gpu: &'static Gpu,
+    /// True if the device reads from there, and writes to there.
+    sends: bool,
+    receives: bool,
+    /// True if what it has written must be flushed.
+    flush: bool,
+    dma_buf: bool,
+}
+
+impl Reach {
+    /// Returns the ways of a device to a GPU, as far as the variables allow them. Requires the
+    /// GPU's context to be current on this thread.
+    pub fn of(gpu: &'static Gpu, device: &Properties) -> Result<Self> {
+        let config = Config::get();
+        let mut reach = Self { gpu, sends: false, receives: false, flush: false, dma_buf: false };
+        let level = Distance::of(&config.net_gdr_level).ok_or_else(|| {
+            let expected = "LOC, PIX, PXB, PHB or SYS".to_owned();
+            config.refused("NCCL_NET_GDR_LEVEL", "is no distance", expected)
+        })?;
+        if device.memory & CUDA == 0 {
+            return Ok(reach);
+        }
+        let distance = distance(gpu, device);
+        let supported =
+            attribute(gpu, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED)? != 0;
+        let mut text = format!("GPUDirect RDMA between GPU {} and {}", gpu.index, device.name);
+        if distance > level || !supported {
+            let why = match supported {
+                true => format!("{} is farther than NCCL_NET_GDR_LEVEL allows", distance.name()),
+                false => "the GPU does not support it".to_owned(),
+            };
+            text += &format!(" is not used: {why}");
+        } else {
+            let generation =
+                attribute(gpu, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+            let by_dma_buf = || {
+                attribute(gpu, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED)
+                    .map(|supported| supported != 0)
+            };
+            reach.dma_buf = config.dmabuf_enable && device.memory & DMA_BUF != 0 && by_dma_buf()?;
+            reach.receives = true;
+            // Earlier GPUs are read slowly.
+            reach.sends = config.net_gdr_read.unwrap_or(generation >= 8);
+            // GPUs from Hopper on keep the order of what comes over PCI. Where a link of its own
+            // leads to the processor, as in Grace, a notice overtakes the data.
+            reach.flush = device.flushes_always
+                || config.net_force_flush
+                || generation < 9
+                || !cfg!(target_arch = "x86_64");
+            text += &format!(
+                ": {}, {}, {}, {}",
+                distance.name(),
+                if reach.sends { "both directions" } else { "receives only" },
+                if reach.dma_buf { "by dma-buf" } else { "by address" },
+                if reach.flush { "flushed" } else { "not flushed" },
+            );
+        }
+        log::line(Level::Info, Subsystem::Net, &text);
+        Ok(reach)
+    }
+
+    /// Moves the slots of edges to the GPU, in one piece of memory, where the network's device
+    /// reaches it; returns the bytes of that. Requires the GPU's context to be current on this
+    /// thread, whose stream is used. Waits for the network.
+    pub fn move_slots(mut self, edges: &mut [&mut MessageEdge], stream: CUstream) -> Result<u64> {
+        if !self.receives || edges.is_empty() {
+            return Ok(0);
+        }
+        let len = edges[0].memory()[0].len;
+        let stride = (len as u64).next_multiple_of(ALIGNMENT);
+        let directions = 1 + u64::from(self.sends);
+        let bytes = ALIGNMENT + stride * directions * edges.len() as u64;
+        let block = Arc::new(Block::on_gpu(self.gpu, bytes as usize, stream)?);
+        let mut at = block.at().next_multiple_of(ALIGNMENT);
+        for edge in edges {
+            for outgoing in [true, false] {
+                let mut moving = |memory| match outgoing {
+                    true => edge.move_outgoing(memory),
+                    false => edge.move_incoming(memory),
+                };
+                let uses = if outgoing { &mut self.sends } else { &mut self.receives };
+                if *uses {
+                    let owner = block.clone();
+                    *uses = place(at, len, &mut self.dma_buf, self.flush, owner, &mut moving);
+                    at += stride;
+                }
+            }
+        }
+        Ok(bytes)
+    }
+}
+
+/// Moves slots to a place on the GPU; returns whether the network took it.
+fn place(
+    at: u64,
+    len: usize,
+    dma_buf: &mut bool,
+    flush: bool,
+    owner: Arc<Block>,
+    moving: &mut dyn FnMut(Memory) -> Result<()>,
+) -> bool {
+    let data = std::ptr::with_exposed_provenance_mut(at as usize);
+    let mut memory = |dma_buf| {
+        let place = Place::Gpu { flush, dma_buf };
+        moving(Memory { data, len, place, owner: owner.clone() })
+    };
+    let failed = |error: Error, instead: &str| {
+        let text = format!("memory of a GPU is not registered, {instead}: {error}");
+        log::line(Level::Warn, Subsystem::Net, &text);
+    };
+    if *dma_buf {
+        match export(at, len).and_then(|fd| memory(Some(Arc::new(fd)))) {
+            Ok(()) => return true,
+            Err(error) => failed(error, "its address is tried"),
+        }
+        *dma_buf = false;
+    }
+    let made = memory(None);
+    made.map_err(|error| failed(error, "memory of the host is used")).is_ok()
+}
+
+/// Returns the descriptor of a piece of a GPU's memory, for its whole pages.
+fn export(at: u64, len: usize) -> Result<OwnedFd> {
+    let kind = sys::CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
+    let (mut fd, len) = (-1, len.next_multiple_of(ALIGNMENT as usize));
+    let to = (&raw mut fd).cast();
+    // SAFETY: a place for the descriptor, and memory of the driver.
+    unsafe { cu!(cuMemGetHandleForAddressRange(to, at, len, kind, 0)) }?;
+    // SAFETY: a new descriptor.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn attribute(gpu: &Gpu, attribute: CUdevice_attribute) -> Result<i32> {
+    let mut value = 0;
+    // SAFETY: a place for the value.
+    unsafe { cu!(cuDeviceGetAttribute(&mut value, attribute, gpu.device)) }?;
+    Ok(value)
+}
+
+/// Returns the distance between a GPU and a device of a network.
+fn distance(gpu: &Gpu, device: &Properties) -> Distance {
+    let folders = folder_of(gpu).zip(device.pci_path.as_ref());
+    let folders = folders.and_then(|(a, b)| Some((a, std::fs::canonicalize(b).ok()?)));
+    let Some((a, b)) = folders else { return Distance::Sys };
+    let node = |folder: &Path| {
+        let text = std::fs::read_to_string(folder.join("numa_node")).unwrap_or_default();
+        text.trim().parse().unwrap_or(-1)
+    };
+    Distance::between([&a, &b], [node(&a), node(&b)])
+}
+
+/// Returns the folder of a GPU in sysfs; `None` where it is not shown.
+fn folder_of(gpu: &Gpu) -> Option<PathBuf> {
+    let mut text = [0; 32];
+    // SAFETY: a place of that size for the text.
+    unsafe { cu!(cuDeviceGetPCIBusId(text.as_mut_ptr(), text.len() as i32, gpu.device)) }.ok()?;
+    // SAFETY: a C string that the driver has written.
+    let id = unsafe { CStr::from_ptr(text.as_ptr()) }.to_str().ok()?.to_ascii_lowercase();
+    std::fs::canonicalize(format!("/sys/bus/pci/devices/{id}")).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn distances_are_those_of_the_pci_tree() {
+        let distance = |a: &str, b: &str, nodes| {
+            let folder = |tail: &str| PathBuf::from(format!("/sys/devices/{tail}"));
+            Distance::between([&folder(a), &folder(b)], nodes).name()
+        };
+        // A switch at 01:00.0 with ports 02:00.0 and 02:01.0, below it another one.
+        let gpu = "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:00.0/0000:03:00.0";
+        let near = "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:01.0/0000:04:00.0";
+        let far = "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:01.0/0000:04:00.0/\
+                   0000:05:00.0/0000:06:00.0";
+        let root = "pci0000:00/0000:00:02.0/0000:07:00.0";
+        let other = "pci0000:80/0000:80:01.0/0000:81:00.0";
+        let both_functions = "pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:00.0/0000:03:00.1";
+        assert_eq!(distance(gpu, gpu, [0, 0]), "LOC");
+        assert_eq!(distance(gpu, both_functions, [0, 0]), "PIX");
+        assert_eq!(distance(gpu, near, [0, 0]), "PIX");
+        assert_eq!(distance(gpu, far, [0, 0]), "PXB");
+        assert_eq!(distance(gpu, root, [0, 0]), "PHB");
+        assert_eq!(distance(gpu, other, [1, 1]), "PHB");
+        assert_eq!(distance(gpu, other, [0, 1]), "SYS");
+    }
+
+    #[test]
+    fn names_and_old_numbers_are_distances() {
+        for (text, expected) in [
+            ("LOC", Some("LOC")),
+            (" pxb", Some("PXB")),
+            ("1", Some("PIX")),
+            ("4", Some("SYS")),
+            ("9", Some("SYS")),
+            ("", None),
+            ("near", None),
+            ("-1", None),
+        ] {
+            assert_eq!(Distance::of(text).map(Distance::name), expected, "{text}");
+        }
+        assert!(Distance::Pix < Distance::Pxb && Distance::Phb < Distance::Sys);
+    }
+}

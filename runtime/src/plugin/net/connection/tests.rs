@@ -1,0 +1,232 @@
+//! Memory of GPUs, with functions that write down how they are called.
+
+use super::*;
+use crate::plugin::net::functions::{Handles, RegMrDmaBuf};
+use crate::plugin::net::properties::GetProperties;
+use oxccl_plugin_abi::net::ncclNetProperties_v6_t;
+use oxccl_plugin_abi::{ncclDebugLogger_t, ncclResult_t};
+use std::sync::{Mutex, MutexGuard};
+
+/// The calls so far, and the requests that are not done.
+#[derive(Default)]
+struct Fake {
+    calls: Vec<String>,
+    under_way: Vec<usize>,
+    /// True if a flush is over at once.
+    flushes_at_once: bool,
+}
+
+fn fake() -> MutexGuard<'static, Fake> {
+    static FAKE: Mutex<Option<&'static Mutex<Fake>>> = Mutex::new(None);
+    let mut known = FAKE.lock().unwrap();
+    known.get_or_insert_with(|| Box::leak(Box::default())).lock().unwrap()
+}
+
+fn note(call: String) {
+    fake().calls.push(call);
+}
+
+fn calls() -> Vec<String> {
+    std::mem::take(&mut fake().calls)
+}
+
+/// Begins a request of this number.
+unsafe fn begin(number: usize, request: Handles) {
+    fake().under_way.push(number);
+    // SAFETY: a place for a pointer.
+    unsafe { request.write(number as *mut c_void) };
+}
+
+unsafe extern "C" fn init(_log: ncclDebugLogger_t) -> ncclResult_t {
+    0
+}
+
+unsafe extern "C" fn devices(_number: *mut c_int) -> ncclResult_t {
+    0
+}
+
+unsafe extern "C" fn properties(_at: c_int, _to: *mut ncclNetProperties_v6_t) -> ncclResult_t {
+    0
+}
+
+unsafe extern "C" fn listen(_at: c_int, _handle: *mut c_void, _to: Handles) -> ncclResult_t {
+    0
+}
+
+unsafe extern "C" fn accept(_listener: *mut c_void, _to: Handles) -> ncclResult_t {
+    0
+}
+
+unsafe extern "C" fn register(
+    _comm: *mut c_void,
+    data: *mut c_void,
+    len: usize,
+    kind: c_int,
+    handle: Handles,
+) -> ncclResult_t {
+    note(format!("regMr {len} of kind {kind}"));
+    // SAFETY: a place for a pointer.
+    unsafe { handle.write(data) };
+    0
+}
+
+unsafe extern "C" fn register_dma_buf(
+    comm: *mut c_void,
+    data: *mut c_void,
+    len: usize,
+    kind: c_int,
+    offset: u64,
+    fd: c_int,
+    handle: Handles,
+) -> ncclResult_t {
+    note(format!("regMrDmaBuf from {offset}, {}", if fd >= 0 { "open" } else { "closed" }));
+    // SAFETY: as here.
+    unsafe { register(comm, data, len, kind, handle) }
+}
+
+unsafe extern "C" fn deregister(_comm: *mut c_void, handle: *mut c_void) -> ncclResult_t {
+    note(format!("deregMr {:#x}", handle as usize));
+    0
+}
+
+unsafe extern "C" fn isend(
+    _comm: *mut c_void,
+    _data: *mut c_void,
+    _len: usize,
+    _tag: c_int,
+    _handle: *mut c_void,
+    _request: Handles,
+) -> ncclResult_t {
+    0
+}
+
+unsafe extern "C" fn irecv(
+    _comm: *mut c_void,
+    _n: c_int,
+    data: Handles,
+    _sizes: *mut usize,
+    _tags: *mut c_int,
+    _handles: Handles,
+    request: Handles,
+) -> ncclResult_t {
+    // SAFETY: arrays of one entry; the request has the number of the slot.
+    unsafe { begin(*data as usize, request) };
+    0
+}
+
+unsafe extern "C" fn iflush(
+    _comm: *mut c_void,
+    n: c_int,
+    data: Handles,
+    sizes: *mut c_int,
+    handles: Handles,
+    request: Handles,
+) -> ncclResult_t {
+    // SAFETY: arrays of one entry.
+    let (data, size, handle) = unsafe { (*data as usize, *sizes, *handles as usize) };
+    note(format!("iflush {n}: {size} at {data:#x} in {handle:#x}"));
+    if !fake().flushes_at_once {
+        // SAFETY: a place for a pointer.
+        unsafe { begin(data + 1, request) };
+    }
+    0
+}
+
+/// A request is done once it is not under way any more; each message has 40 bytes.
+unsafe extern "C" fn test(
+    request: *mut c_void,
+    done: *mut c_int,
+    sizes: *mut c_int,
+) -> ncclResult_t {
+    // SAFETY: places for numbers.
+    unsafe {
+        *done = c_int::from(!fake().under_way.contains(&(request as usize)));
+        *sizes = 40;
+    }
+    0
+}
+
+unsafe extern "C" fn close(_end: *mut c_void) -> ncclResult_t {
+    note("close".to_owned());
+    0
+}
+
+fn connection() -> PluginConnection {
+    let functions = Functions {
+        init: Init::V6(init),
+        devices,
+        get_properties: GetProperties::V6(properties),
+        listen: Listen::V6(listen),
+        connect: Connect::V6(listen),
+        accept: Accept::V6(accept),
+        reg_mr: RegMr::V8(register),
+        reg_mr_dma_buf: Some(register_dma_buf as RegMrDmaBuf),
+        dereg_mr: deregister,
+        isend: Isend::V9(isend),
+        irecv: Irecv::V9(irecv),
+        iflush: Some(iflush),
+        test,
+        close_send: close,
+        close_recv: close,
+        close_listen: close,
+        finalize: None,
+    };
+    let plugin = Box::leak(Box::new(Plugin::of_functions(functions)));
+    let current = Arc::new(CurrentCall::new("Fake".to_owned(), ""));
+    let made = PluginNet::start(plugin, current, 0, -1).map(|net| net.instance);
+    PluginConnection::new(made.unwrap(), null_mut(), false)
+}
+
+/// Memory at an address that nobody follows.
+fn memory(at: usize, place: Place) -> Memory {
+    Memory { data: at as *mut u8, len: 64, place, owner: Arc::new(()) }
+}
+
+#[test]
+fn messages_that_come_to_a_gpu_are_there_once_they_are_flushed() {
+    let mut connection = connection();
+    let file = std::fs::File::open("/dev/null").unwrap();
+    let on_gpu = |dma_buf| Place::Gpu { flush: true, dma_buf };
+    let gpu = memory(0x1000, on_gpu(Some(Arc::new(file.into()))));
+    let gpu = Receiver::register(&mut connection, gpu).unwrap();
+    let other = Receiver::register(&mut connection, memory(0x2000, on_gpu(None))).unwrap();
+    let host = Receiver::register(&mut connection, memory(0x3000, Place::Host)).unwrap();
+    let expected = [
+        "regMrDmaBuf from 0, open",
+        "regMr 64 of kind 2",
+        "regMr 64 of kind 2",
+        "regMr 64 of kind 1",
+    ];
+    assert_eq!(calls(), expected);
+    let mut receive = |at: usize, region| {
+        // SAFETY: nobody follows the address.
+        let request = unsafe { connection.irecv(at as *mut u8, 64, 0, region) };
+        request.unwrap().unwrap()
+    };
+    let requests = [receive(0x1000, gpu), receive(0x1010, gpu), receive(0x3000, host)];
+    let come = |number: usize| fake().under_way.retain(|other| *other != number);
+    for request in requests {
+        assert_eq!(Receiver::test(&mut connection, request).unwrap(), None);
+    }
+    // The second one comes first, and is flushed by itself.
+    come(0x1010);
+    assert_eq!(Receiver::test(&mut connection, requests[0]).unwrap(), None);
+    for _ in 0..2 {
+        assert_eq!(Receiver::test(&mut connection, requests[1]).unwrap(), None);
+    }
+    assert_eq!(calls(), ["iflush 1: 40 at 0x1010 in 0x1000"]);
+    come(0x1011);
+    assert_eq!(Receiver::test(&mut connection, requests[1]).unwrap(), Some(40));
+    come(0x3000);
+    assert_eq!(Receiver::test(&mut connection, requests[2]).unwrap(), Some(40));
+    assert!(calls().is_empty(), "memory of the host");
+    fake().flushes_at_once = true;
+    come(0x1000);
+    assert_eq!(Receiver::test(&mut connection, requests[0]).unwrap(), Some(40));
+    assert_eq!(calls(), ["iflush 1: 40 at 0x1000 in 0x1000"]);
+    Receiver::deregister(&mut connection, host).unwrap();
+    assert_eq!(calls(), ["deregMr 0x3000"]);
+    assert_eq!(other, Region(0x2000));
+    drop(connection);
+    assert_eq!(calls(), ["deregMr 0x1000", "deregMr 0x2000", "close"]);
+}
