@@ -36,7 +36,7 @@ pub(crate) fn first_captured(ranks: &[Rank]) -> Outcome {
     rank.leave()
 }
 
-/// Nothing that another thread does ends a capture.
+/// Communicators come and go in other threads during a capture. Memory is freed afterwards.
 pub(crate) fn others_work(ranks: &[Rank]) -> Outcome {
     let rank = one(ranks)?;
     let scale: i32 = (1..=rank.nranks).sum();
@@ -44,32 +44,36 @@ pub(crate) fn others_work(ranks: &[Rank]) -> Outcome {
     let to = memory.at.wrapping_byte_add(BYTES);
     let modes: [oxcclCaptureMode_t; 3] =
         [oxcclCaptureGlobal, oxcclCaptureThreadLocal, oxcclCaptureRelaxed];
+    let meeting = Memory::new(4)?;
     for (round, mode) in (1..).zip(modes) {
-        let number = rank.rank;
+        let (number, others) = (rank.rank, Memory::new(2 * BYTES)?);
         let replay = Replay::capture(rank.stream, mode, || {
             ok(rank.call(sum(COUNT), memory.at, to))?;
-            let other = || std::thread::scope(|scope| scope.spawn(|| alone(number)).join());
-            other().unwrap_or_else(|_| Err("a panic".to_owned()))?;
+            let alone = || alone(number, &others);
+            let other = std::thread::scope(|scope| scope.spawn(alone).join());
+            other.unwrap_or_else(|_| Err("a panic".to_owned()))?;
             ok(rank.call(Call { op: ReduceOp::Max, ..sum(COUNT) }, to, to))
         })?;
         rank.upload(memory.at, &words(round * (rank.rank + 1), COUNT))?;
         replay.launch(rank.stream)?;
         rank.synchronize()?;
         rank.expect(memory.part(BYTES), &words(round * scale, COUNT))?;
+        // No rank captures when another one frees memory.
+        rank.meet(meeting.at)?;
+        drop(others);
+        rank.meet(meeting.at)?;
     }
     rank.leave()
 }
 
-/// A communicator of one rank on the GPU of rank `number`, with memory that is freed.
-fn alone(number: i32) -> Outcome {
+/// A communicator of one rank on the GPU of rank `number`.
+fn alone(number: i32, memory: &Memory) -> Outcome {
     choose(number)?;
-    let memory = Memory::new(2 * BYTES)?;
     let alone = Rank::join_on(number, unique_id()?, 1, 0)?;
     alone.upload(memory.at, &words(number, COUNT))?;
     ok(alone.call(sum(COUNT), memory.at, memory.part(BYTES)))?;
     alone.synchronize()?;
     alone.expect(memory.part(BYTES), &words(number, COUNT))?;
-    drop(memory);
     alone.leave()
 }
 

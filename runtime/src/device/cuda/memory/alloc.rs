@@ -237,15 +237,15 @@ fn zero(gpu: &Gpu, range: &Range) -> Result<()> {
 
 /// Waits for everything that was launched on the GPU whose context is current on this thread.
 fn wait_for_all() -> Result<()> {
-    let mut at = 0;
-    // SAFETY: a place for the address, and memory that nobody has used.
-    unsafe {
-        // Freeing waits for all. While any thread captures, cuCtxSynchronize would fail, and end
-        // the capture.
-        match cu!(cuMemAlloc_v2(&mut at, 1)) {
-            Ok(()) => cu!(cuMemFree_v2(at)),
-            Err(_) => cu!(cuCtxSynchronize()),
-        }
+    // cuMemFree waits, too, also while a thread captures, but holds up launches meanwhile, for
+    // which a kernel may wait.
+    // SAFETY: no arguments.
+    match unsafe { sys::cuCtxSynchronize() } {
+        CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED => Err(Error::usage(
+            "memory is freed while a stream of its GPU is captured; the capture is invalid now",
+            "free memory before captures or after them, as with cudaFree",
+        )),
+        result => driver::check(result, "cuCtxSynchronize"),
     }
 }
 
