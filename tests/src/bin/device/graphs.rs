@@ -12,6 +12,7 @@ use oxccl::oxccl::types::oxcclCaptureMode_t::{
 };
 use oxccl::oxccl::types::oxcclStream_t;
 use oxccl_plan::ReduceOp;
+use std::ffi::c_void;
 use std::sync::{Barrier, Condvar, Mutex};
 
 const COUNT: usize = 5000;
@@ -36,44 +37,51 @@ pub(crate) fn first_captured(ranks: &[Rank]) -> Outcome {
     rank.leave()
 }
 
-/// Communicators come and go in other threads during a capture. Memory is freed afterwards.
+/// Communicators come and go in other threads during captures. Memory is freed after them.
 pub(crate) fn others_work(ranks: &[Rank]) -> Outcome {
-    let rank = one(ranks)?;
-    let scale: i32 = (1..=rank.nranks).sum();
-    let memory = Memory::new(2 * BYTES)?;
-    let to = memory.at.wrapping_byte_add(BYTES);
     let modes: [oxcclCaptureMode_t; 3] =
         [oxcclCaptureGlobal, oxcclCaptureThreadLocal, oxcclCaptureRelaxed];
-    let meeting = Memory::new(4)?;
+    let scale: i32 = (1..=ranks.len() as i32).sum();
     for (round, mode) in (1..).zip(modes) {
-        let (number, others) = (rank.rank, Memory::new(2 * BYTES)?);
-        let replay = Replay::capture(rank.stream, mode, || {
-            ok(rank.call(sum(COUNT), memory.at, to))?;
-            let alone = || alone(number, &others);
-            let other = std::thread::scope(|scope| scope.spawn(alone).join());
-            other.unwrap_or_else(|_| Err("a panic".to_owned()))?;
-            ok(rank.call(Call { op: ReduceOp::Max, ..sum(COUNT) }, to, to))
-        })?;
-        rank.upload(memory.at, &words(round * (rank.rank + 1), COUNT))?;
-        replay.launch(rank.stream)?;
-        rank.synchronize()?;
-        rank.expect(memory.part(BYTES), &words(round * scale, COUNT))?;
-        // No rank captures when another one frees memory.
-        rank.meet(meeting.at)?;
-        drop(others);
-        rank.meet(meeting.at)?;
+        let mut all = Vec::new();
+        // No kernel runs meanwhile: the driver makes some streams only when the GPU is idle.
+        for rank in ranks {
+            choose(rank.rank)?;
+            let memory = Memory::new(4 * BYTES)?;
+            let to = memory.part(BYTES);
+            let replay = Replay::capture(rank.stream, mode, || {
+                ok(rank.call(sum(COUNT), memory.at, to))?;
+                let (number, at) = (rank.rank, memory.part(2 * BYTES).expose_provenance());
+                let other = std::thread::scope(|s| s.spawn(|| alone(number, at)).join());
+                other.unwrap_or_else(|_| Err("a panic".to_owned()))?;
+                ok(rank.call(Call { op: ReduceOp::Max, ..sum(COUNT) }, to, to))
+            })?;
+            rank.upload(memory.at, &words(round * (rank.rank + 1), COUNT))?;
+            all.push((rank, memory, replay));
+        }
+        for (rank, _, replay) in &all {
+            choose(rank.rank)?;
+            replay.launch(rank.stream)?;
+        }
+        for (rank, memory, _) in &all {
+            choose(rank.rank)?;
+            rank.synchronize()?;
+            rank.expect(memory.part(BYTES), &words(round * scale, COUNT))?;
+        }
     }
-    rank.leave()
+    ranks.iter().try_for_each(|rank| rank.leave())
 }
 
-/// A communicator of one rank on the GPU of rank `number`.
-fn alone(number: i32, memory: &Memory) -> Outcome {
+/// A communicator of one rank on the GPU of rank `number`, which uses the memory there.
+fn alone(number: i32, at: usize) -> Outcome {
     choose(number)?;
+    let from = std::ptr::with_exposed_provenance_mut::<c_void>(at);
+    let to = from.wrapping_byte_add(BYTES);
     let alone = Rank::join_on(number, unique_id()?, 1, 0)?;
-    alone.upload(memory.at, &words(number, COUNT))?;
-    ok(alone.call(sum(COUNT), memory.at, memory.part(BYTES)))?;
+    alone.upload(from, &words(number, COUNT))?;
+    ok(alone.call(sum(COUNT), from, to))?;
     alone.synchronize()?;
-    alone.expect(memory.part(BYTES), &words(number, COUNT))?;
+    alone.expect(to, &words(number, COUNT))?;
     alone.leave()
 }
 

@@ -88,9 +88,6 @@ pub(crate) struct Memory {
     owner: Owner,
 }
 
-// SAFETY: an address, which only the library and the driver follow.
-unsafe impl Sync for Memory {}
-
 impl Memory {
     pub(crate) fn new(bytes: usize) -> Outcome<Self> {
         let mut at = null_mut();
