@@ -113,6 +113,11 @@ pub trait Net: Send + Sync {
         false
     }
 
+    /// Returns whether each connection has a [reverse](Sender::reverse) direction, too.
+    fn is_duplex(&self) -> bool {
+        false
+    }
+
     /// Returns the number of devices.
     fn devices(&self) -> usize;
 
@@ -160,6 +165,11 @@ pub trait Sender: Send {
         Ok(())
     }
 
+    /// Returns the receiving end of the other direction, once, if the connection has one.
+    fn reverse(&mut self) -> Option<Box<dyn Receiver>> {
+        None
+    }
+
     /// Starts to send a message from registered memory. `None`: there is no room now, and the same
     /// has to be tried again before anything else is sent. At most [`MAX_REQUESTS`] at a time.
     ///
@@ -192,6 +202,11 @@ pub trait Receiver: Send {
     /// Gives up registered memory that no request uses.
     fn deregister(&mut self, _region: Region) -> Result<()> {
         Ok(())
+    }
+
+    /// Returns the sending end of the other direction, once, if the connection has one.
+    fn reverse(&mut self) -> Option<Box<dyn Sender>> {
+        None
     }
 
     /// Offers registered memory for the next message. `None`: there is no room now, and the same

@@ -11,10 +11,10 @@ use crate::{
 use rustix::event::{PollFd, PollFlags};
 use socket2::{Domain, Socket, Type};
 use std::io::ErrorKind;
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::time::Instant;
 pub use stream::TcpReceiver;
-use stream::TcpSender;
+use stream::{TcpSender, TcpSocket};
 
 /// The advice of errors of sockets.
 const HINT: &str = "see the network's configuration and ulimit -n";
@@ -75,6 +75,10 @@ impl Net for Tcp {
         true
     }
 
+    fn is_duplex(&self) -> bool {
+        true
+    }
+
     fn devices(&self) -> usize {
         self.interfaces.len()
     }
@@ -114,7 +118,7 @@ impl Net for Tcp {
         let none = || Error::new("connecting", "the peer sent a bad address", HINT);
         let address = address_in(&handle).ok_or_else(none)?;
         let (socket, retry, last) = (None, Retry::default(), None);
-        Ok(Box::new(TcpConnecting { address, socket, retry, last }))
+        Ok(Box::new(TcpConnecting { address, ahead: self.ahead, socket, retry, last }))
     }
 }
 
@@ -129,7 +133,7 @@ impl Listener for TcpListener {
             match self.socket.accept() {
                 Ok((socket, _)) => {
                     prepare(&socket)?;
-                    let receiver = TcpReceiver::<TcpStream>::new(socket.into(), self.ahead);
+                    let receiver = TcpReceiver::of_duplex(TcpSocket::new(socket), self.ahead);
                     return Ok(Some(Box::new(receiver)));
                 }
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(None),
@@ -168,6 +172,7 @@ fn prepare(socket: &Socket) -> Result<()> {
 
 struct TcpConnecting {
     address: SocketAddr,
+    ahead: bool,
     socket: Option<Socket>,
     retry: Retry,
     /// The error of the last attempt that failed.
@@ -212,8 +217,8 @@ impl Connecting for TcpConnecting {
         if socket.peer_addr().is_err() {
             return Ok(None);
         }
-        let stream: Option<TcpStream> = self.socket.take().map(Into::into);
-        Ok(stream.map(|stream| Box::new(TcpSender::new(stream)) as Box<dyn Sender>))
+        let sender = |socket| TcpSender::new(TcpSocket::new(socket), Some(self.ahead));
+        Ok(self.socket.take().map(|socket| Box::new(sender(socket)) as Box<dyn Sender>))
     }
 
     fn poll_fds<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) {

@@ -6,6 +6,7 @@ use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use std::collections::VecDeque;
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read};
 use std::net::TcpStream;
+use std::sync::Arc;
 
 /// Bytes of a message's length.
 const HEADER: usize = 4;
@@ -17,8 +18,32 @@ struct Outgoing {
     sent: usize,
 }
 
+/// A socket, which the ends of both directions share: what goes one way acknowledges what comes the
+/// other way, which saves segments and a third of the time of small messages.
+#[derive(Clone)]
+pub struct TcpSocket(Arc<TcpStream>);
+
+impl TcpSocket {
+    pub(super) fn new(socket: socket2::Socket) -> Self {
+        Self(Arc::new(socket.into()))
+    }
+}
+
+impl Read for TcpSocket {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        (&*self.0).read(into)
+    }
+
+    fn read_vectored(&mut self, into: &mut [IoSliceMut<'_>]) -> std::io::Result<usize> {
+        (&*self.0).read_vectored(into)
+    }
+}
+
 pub(super) struct TcpSender {
-    stream: TcpStream,
+    stream: TcpSocket,
+    /// Whether the other direction reads messages along with their lengths; `None` once it was
+    /// taken.
+    reverse: Option<bool>,
     queued: VecDeque<Outgoing>,
     /// The number of requests that are complete.
     done: u64,
@@ -29,8 +54,8 @@ pub(super) struct TcpSender {
 unsafe impl Send for TcpSender {}
 
 impl TcpSender {
-    pub(super) fn new(stream: TcpStream) -> Self {
-        Self { stream, queued: VecDeque::new(), done: 0 }
+    pub(super) fn new(stream: TcpSocket, reverse: Option<bool>) -> Self {
+        Self { stream, reverse, queued: VecDeque::new(), done: 0 }
     }
 
     fn progress(&mut self) -> Result<()> {
@@ -42,7 +67,7 @@ impl TcpSender {
                 [IoSlice::new(&front.header[header..]), IoSlice::new(&data[front.sent - header..])];
             // A plain write to a peer that is gone would end a C program with SIGPIPE.
             let (mut none, quiet) = (SendAncillaryBuffer::default(), SendFlags::NOSIGNAL);
-            match sendmsg(&self.stream, &parts, &mut none, quiet).map_err(std::io::Error::from) {
+            match sendmsg(&*self.stream.0, &parts, &mut none, quiet).map_err(std::io::Error::from) {
                 Ok(n) => front.sent += n,
                 Err(e) if blocked(&e) => return Ok(()),
                 Err(e) => return Err(failed("sending to a peer")(e)),
@@ -61,6 +86,11 @@ fn blocked(e: &std::io::Error) -> bool {
 }
 
 impl Sender for TcpSender {
+    fn reverse(&mut self) -> Option<Box<dyn Receiver>> {
+        let ahead = self.reverse.take()?;
+        Some(Box::new(TcpReceiver::new(self.stream.clone(), ahead)))
+    }
+
     unsafe fn isend(
         &mut self,
         data: *const u8,
@@ -115,11 +145,20 @@ pub struct TcpReceiver<S> {
     closed: bool,
     /// Whether a message is read along with its length.
     ahead: bool,
+    /// The socket, until its other direction is taken.
+    reverse: Option<TcpSocket>,
 }
 
 // SAFETY: the pointers are only followed under the contract of `irecv`, from whichever thread
 // holds the receiver.
 unsafe impl<S: Send> Send for TcpReceiver<S> {}
+
+impl TcpReceiver<TcpSocket> {
+    /// Creates the receiving end of a connection that has another direction, too.
+    pub(super) fn of_duplex(stream: TcpSocket, ahead: bool) -> Self {
+        Self { reverse: Some(stream.clone()), ..Self::new(stream, ahead) }
+    }
+}
 
 impl<S: Read> TcpReceiver<S> {
     /// Creates the receiving end of a stream that does not block. With `ahead` a message is read
@@ -134,6 +173,7 @@ impl<S: Read> TcpReceiver<S> {
             before: 0,
             closed: false,
             ahead,
+            reverse: None,
         }
     }
 
@@ -205,6 +245,11 @@ fn receive(stream: &mut impl Read, into: &mut Incoming, ahead: bool) -> std::io:
 }
 
 impl<S: Read + Send> Receiver for TcpReceiver<S> {
+    fn reverse(&mut self) -> Option<Box<dyn Sender>> {
+        let stream = self.reverse.take()?;
+        Some(Box::new(TcpSender::new(stream, None)))
+    }
+
     unsafe fn irecv(
         &mut self,
         data: *mut u8,

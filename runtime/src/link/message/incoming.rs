@@ -3,7 +3,7 @@
 use super::{HEADER_BYTES, Header, Message, Slots};
 use crate::error::{Error, Result};
 use crate::link::EDGE_SLOTS;
-use oxccl_net::{Memory, Receiver, Region, Request};
+use oxccl_net::{Memory, Receiver, Region, Request, Sender};
 use std::collections::VecDeque;
 
 /// The messages from a peer. They arrive in slots that are offered when somebody waits for a
@@ -42,6 +42,11 @@ impl Incoming {
 
     fn slot_of(&self, index: usize) -> usize {
         (self.released + index) % EDGE_SLOTS
+    }
+
+    /// Returns the sending end of the connection's other direction, once, if it has one.
+    pub(super) fn reverse(&mut self) -> Option<Box<dyn Sender>> {
+        self.receiver.reverse()
     }
 
     /// Registers the slots, if that was not done. May block for a plugin.

@@ -1,7 +1,7 @@
 //! The making of both connections between two ranks of different hosts.
 //!
 //! Each rank listens and tells the peer its handle over the control connection, and connects to the
-//! peer's. The first message of a connection proves with the communicator's secret who sends; the
+//! peer's; where connections have both directions, only the higher rank listens. The first message of a connection proves with the communicator's secret who sends; the
 //! receiver says over the control connection which attempt has proved itself. Transports do not
 //! authenticate: where strangers reach a listener, it accepts until a member has come.
 
@@ -66,11 +66,10 @@ struct Accepting {
     nonce: Nonce,
     /// Connections without proof, the oldest first.
     unproven: VecDeque<(Instant, Incoming)>,
-    /// The end of the proven connection.
-    proven: Option<Incoming>,
 }
 
 /// The side that sends.
+#[derive(Default)]
 struct Offering {
     /// The peer's handle and nonce, once it has told them.
     invitation: Option<Invitation>,
@@ -79,8 +78,6 @@ struct Offering {
     attempts: Vec<Outgoing>,
     /// The time of the next attempt.
     again: Option<(Instant, Duration)>,
-    /// The end of the proven connection.
-    proven: Option<Outgoing>,
 }
 
 /// The connections with a peer in the making: one in each direction for each lane.
@@ -103,8 +100,13 @@ struct Peer {
 
 /// The connections of a lane.
 struct Lane {
-    accepting: Accepting,
-    offering: Offering,
+    /// `None` where this rank only connects.
+    accepting: Option<Accepting>,
+    /// `None` where this rank only listens.
+    offering: Option<Offering>,
+    /// The ends of what has been proven.
+    incoming: Option<Incoming>,
+    outgoing: Option<Outgoing>,
 }
 
 /// The attempts of a lane have numbers of their own: the lane stands above these bits.
@@ -154,23 +156,24 @@ impl Joining {
     pub fn hear(&mut self, notice: &Notice) -> Result<()> {
         match notice {
             Notice::Invitation(invitation) => {
-                let uninvited = |lane: &&mut Lane| lane.offering.invitation.is_none();
-                let Some(lane) = self.lanes.iter_mut().find(uninvited) else {
+                let mut offering = self.lanes.iter_mut().flat_map(|lane| &mut lane.offering);
+                let Some(first) = offering.find(|offering| offering.invitation.is_none()) else {
                     let why = "tells of more lanes than this rank";
                     return Err(Error::init_peer(self.with.number, why));
                 };
-                lane.offering.invitation = Some(invitation.clone());
+                first.invitation = Some(invitation.clone());
             }
             Notice::Proven(attempt) => {
                 let lane = self.lanes.get_mut((attempt >> LANE_AT) as usize);
                 let index = (attempt & ((1 << LANE_AT) - 1)) as usize;
-                let Some(lane) = lane.filter(|lane| index < lane.offering.attempts.len()) else {
+                let made = |lane: &&mut Lane| {
+                    lane.offering.as_ref().is_some_and(|o| index < o.attempts.len())
+                };
+                let Some(lane) = lane.filter(made) else {
                     let why = format!("answers attempt {attempt}, which was not made");
                     return Err(Error::init_peer(self.with.number, why));
                 };
-                let attempts = &mut lane.offering.attempts;
-                lane.offering.proven = Some(attempts.swap_remove(index));
-                attempts.clear();
+                lane.is_proven(&self.with, index);
             }
             _ => {}
         }
@@ -184,10 +187,7 @@ impl Joining {
 
     /// Returns the edge of each lane, if all connections have been proven.
     pub fn finish(self) -> Option<Vec<MessageEdge>> {
-        let edge = |lane: Lane| {
-            let (outgoing, incoming) = lane.offering.proven.zip(lane.accepting.proven)?;
-            Some(MessageEdge::new(outgoing, incoming))
-        };
+        let edge = |lane: Lane| Some(MessageEdge::new(lane.outgoing?, lane.incoming?));
         self.lanes.into_iter().map(edge).collect()
     }
 
@@ -220,24 +220,95 @@ impl Joining {
 
 impl Lane {
     fn new(with: &Peer) -> Result<Self> {
-        let (handle, listener) = with.net.listen(with.device)?;
-        let nonce = random()?;
-        with.control.tell(&notice::invitation(&Invitation { nonce, handle: handle.0 }));
-        let (unproven, attempts) = Default::default();
-        let (listener, proven) = (Some(listener), None);
-        let accepting = Accepting { listener, nonce, unproven, proven };
-        let (invitation, connecting, again, proven) = (None, None, None, None);
-        let offering = Offering { invitation, connecting, attempts, again, proven };
-        Ok(Self { accepting, offering })
+        let (duplex, is_lower) = (with.net.is_duplex(), with.identity.rank < with.number);
+        let accepting = (!duplex || !is_lower).then(|| Accepting::new(with)).transpose()?;
+        let offering = (!duplex || is_lower).then(Offering::default);
+        Ok(Self { accepting, offering, incoming: None, outgoing: None })
     }
 
     fn is_complete(&self) -> bool {
-        self.accepting.proven.is_some() && self.offering.proven.is_some()
+        self.incoming.is_some() && self.outgoing.is_some()
+    }
+
+    /// Takes the attempt that the peer has found to be this rank's.
+    fn is_proven(&mut self, with: &Peer, attempt: usize) {
+        let Some(Offering { attempts, connecting, .. }) = &mut self.offering else { return };
+        let mut outgoing = attempts.swap_remove(attempt);
+        attempts.clear();
+        *connecting = None;
+        if self.accepting.is_none()
+            && let Some(receiver) = outgoing.reverse()
+        {
+            self.incoming = Some(Incoming::new(receiver, with.number, with.slot_bytes));
+        }
+        self.outgoing = Some(outgoing);
+    }
+
+    /// Takes a connection of the peer.
+    fn take(&mut self, with: &Peer, mut incoming: Incoming) {
+        if self.offering.is_none()
+            && let Some(sender) = incoming.reverse()
+        {
+            self.outgoing = Some(Outgoing::new(sender, with.identity.rank, with.slot_bytes));
+        }
+        self.incoming = Some(incoming);
+    }
+
+    /// Takes connections that have been made.
+    fn accept(&mut self, with: &Peer, now: Instant) -> Result<()> {
+        self.accepting.as_mut().map_or(Ok(()), |accepting| accepting.accept(with, now))
+    }
+
+    /// Looks for a connection that proves itself.
+    fn prove(&mut self, with: &Peer) -> Result<()> {
+        let accepting = self.accepting.as_mut().filter(|_| self.incoming.is_none());
+        let proven = accepting.map_or(Ok(None), |accepting| accepting.proven(with))?;
+        proven.into_iter().for_each(|incoming| self.take(with, incoming));
+        Ok(())
+    }
+
+    /// Connects to the peer, once it has told where it listens. Attempts have numbers from `first`
+    /// on.
+    fn connect(&mut self, with: &Peer, first: u32, now: Instant) -> Result<()> {
+        let offering = self.offering.as_mut().filter(|_| self.outgoing.is_none());
+        offering.map_or(Ok(()), |offering| offering.connect(with, first, now))
+    }
+
+    fn poll_fds<'a>(&'a self, with: &Peer, fds: &mut Vec<PollFd<'a>>, now: Instant) {
+        let accepting = self.accepting.as_ref().filter(|accepting| accepting.has_room(with, now));
+        if let Some(listener) = accepting.and_then(|accepting| accepting.listener.as_ref()) {
+            listener.poll_fds(fds);
+        }
+        let connecting = self.offering.as_ref().and_then(|offering| offering.connecting.as_ref());
+        if let Some(connecting) = connecting {
+            connecting.poll_fds(fds);
+        }
+    }
+
+    /// Returns why the connections are not complete, over the net of this name.
+    fn why(&self, net: &str) -> String {
+        let offering = self.offering.as_ref().filter(|_| self.outgoing.is_none());
+        match offering.map(|o| (&o.connecting, &o.invitation)) {
+            Some((Some(connecting), _)) => connecting.why(),
+            Some((None, None)) => format!("net {net}: it has not told where it listens"),
+            Some(_) => format!("net {net}: it does not see this rank's connection"),
+            None => format!("net {net}: it has not connected to this rank"),
+        }
+    }
+}
+
+impl Accepting {
+    /// Listens for a peer, and tells it where.
+    fn new(with: &Peer) -> Result<Self> {
+        let (handle, listener) = with.net.listen(with.device)?;
+        let nonce = random()?;
+        with.control.tell(&notice::invitation(&Invitation { nonce, handle: handle.0 }));
+        Ok(Self { listener: Some(listener), nonce, unproven: VecDeque::new() })
     }
 
     /// Returns whether another connection can be taken now, if need be in the place of an old one.
     fn has_room(&self, with: &Peer, now: Instant) -> bool {
-        let unproven = &self.accepting.unproven;
+        let unproven = &self.unproven;
         let old = |(since, _): &(Instant, _)| now.saturating_duration_since(*since) >= UNPROVEN;
         // A transport without strangers makes one connection per listener.
         let most = if with.net.is_open_to_strangers() { MAX_UNPROVEN } else { 1 };
@@ -247,9 +318,7 @@ impl Lane {
     /// Takes connections that have been made.
     fn accept(&mut self, with: &Peer, now: Instant) -> Result<()> {
         while self.has_room(with, now) {
-            let Accepting { listener: Some(listener), unproven, .. } = &mut self.accepting else {
-                break;
-            };
+            let Self { listener: Some(listener), unproven, .. } = self else { break };
             let receiver = match listener.accept() {
                 Ok(Some(receiver)) => receiver,
                 Ok(None) => break,
@@ -268,10 +337,11 @@ impl Lane {
         Ok(())
     }
 
-    /// Looks for a connection that proves itself.
-    fn prove(&mut self, with: &Peer) -> Result<()> {
+    /// Looks for a connection that proves itself, and returns it.
+    fn proven(&mut self, with: &Peer) -> Result<Option<Incoming>> {
         let ends = (with.number, with.identity.rank);
-        let Accepting { listener, nonce, unproven, proven } = &mut self.accepting;
+        let Self { listener, nonce, unproven } = self;
+        let mut proven = None;
         for (since, mut incoming) in std::mem::take(unproven) {
             let first = match incoming.take_raw() {
                 Ok(None) => {
@@ -292,24 +362,22 @@ impl Lane {
             match with.identity.attempt(ends, nonce, &first) {
                 Some(attempt) if proven.is_none() => {
                     with.control.tell(&notice::proven(attempt));
-                    (*proven, *listener) = (Some(incoming), None);
+                    (proven, *listener) = (Some(incoming), None);
                 }
                 Some(_) => {}
                 None => refuse("its first message does not prove that it knows the secret"),
             }
         }
-        Ok(())
+        Ok(proven)
     }
+}
 
+impl Offering {
     /// Connects to the peer, once it has told where it listens. Attempts have numbers from `first`
     /// on.
     fn connect(&mut self, with: &Peer, first: u32, now: Instant) -> Result<()> {
-        let Offering { invitation, connecting, attempts, again, proven } = &mut self.offering;
+        let Self { invitation, connecting, attempts, again } = self;
         let Some(Invitation { nonce, handle }) = invitation else { return Ok(()) };
-        if proven.is_some() {
-            *connecting = None;
-            return Ok(());
-        }
         let open = with.net.is_open_to_strangers();
         let due = again.is_none_or(|(at, _)| now >= at && open);
         if connecting.is_none() && due {
@@ -337,28 +405,6 @@ impl Lane {
         }
         Ok(())
     }
-
-    fn poll_fds<'a>(&'a self, with: &Peer, fds: &mut Vec<PollFd<'a>>, now: Instant) {
-        if let Some(listener) =
-            self.accepting.listener.as_ref().filter(|_| self.has_room(with, now))
-        {
-            listener.poll_fds(fds);
-        }
-        if let Some(connecting) = &self.offering.connecting {
-            connecting.poll_fds(fds);
-        }
-    }
-
-    /// Returns why the connections are not complete, over the net of this name.
-    fn why(&self, net: &str) -> String {
-        let Offering { invitation, connecting, proven, .. } = &self.offering;
-        match (connecting, invitation) {
-            (Some(connecting), _) => connecting.why(),
-            (None, None) => format!("net {net}: it has not told where it listens"),
-            _ if proven.is_none() => format!("net {net}: it does not see this rank's connection"),
-            _ => format!("net {net}: it has not connected to this rank"),
-        }
-    }
 }
 
 /// Logs why a connection is not taken.
@@ -369,6 +415,7 @@ fn refuse(why: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use oxccl_net::Properties;
     use oxccl_net::tcp::Tcp;
     use std::io::Write;
     use std::net::TcpStream;
@@ -380,10 +427,40 @@ mod tests {
         Identity { comm: 5, secret: [7; 32], rank, nranks: 2 }
     }
 
-    fn pair() -> [Joining; 2] {
+    /// TCP whose connections have one direction each.
+    struct OneWay(Tcp);
+
+    impl Net for OneWay {
+        fn name(&self) -> &str {
+            self.0.name()
+        }
+
+        fn is_open_to_strangers(&self) -> bool {
+            true
+        }
+
+        fn devices(&self) -> usize {
+            self.0.devices()
+        }
+
+        fn properties(&self, device: usize) -> oxccl_net::Result<Properties> {
+            self.0.properties(device)
+        }
+
+        fn listen(&self, device: usize) -> oxccl_net::Result<(Handle, Box<dyn Listener>)> {
+            self.0.listen(device)
+        }
+
+        fn connect(&self, device: usize, to: Handle) -> oxccl_net::Result<Box<dyn Connecting>> {
+            self.0.connect(device, to)
+        }
+    }
+
+    fn pair(duplex: bool) -> [Joining; 2] {
         let (a, b) = UnixStream::pair().unwrap();
         let controls = [a, b].map(|end| Arc::new(Control::new(end.into())));
-        let net: Arc<dyn Net> = Arc::new(Tcp::at("127.0.0.1:0".parse().unwrap()));
+        let tcp = Tcp::at("127.0.0.1:0".parse().unwrap());
+        let net: Arc<dyn Net> = if duplex { Arc::new(tcp) } else { Arc::new(OneWay(tcp)) };
         [0u32, 1].map(|rank| {
             let control = controls[rank as usize].clone();
             Joining::new(identity(rank), 1 - rank, (net.clone(), 0), control, (LANES, 64)).unwrap()
@@ -429,18 +506,27 @@ mod tests {
     }
 
     #[test]
-    fn both_connections_are_made_and_carry_messages() {
-        carry(complete(pair(), |_| {}));
+    fn connections_are_made_and_carry_messages_in_both_directions() {
+        for duplex in [true, false] {
+            carry(complete(pair(duplex), |_| {}));
+        }
     }
 
     /// Strangers take all places first: some silent, some with garbage, one with the right form and
     /// another secret.
     #[test]
     fn a_member_gets_in_whatever_strangers_do() {
+        strangers_come(true, &[1]);
+        strangers_come(false, &[1, 0]);
+    }
+
+    /// Strangers come to the ranks in `listening`.
+    fn strangers_come(duplex: bool, listening: &[u32]) {
         let mut strangers = Vec::new();
         let mut invited = Vec::new();
-        let edges = complete(pair(), |joining| {
-            let invitation = &joining.lanes[LANES - 1].offering.invitation;
+        let edges = complete(pair(duplex), |joining| {
+            let offering = joining.lanes[LANES - 1].offering.as_ref();
+            let invitation = offering.and_then(|offering| offering.invitation.as_ref());
             let Some(Invitation { handle, nonce }) = invitation else { return };
             if invited.contains(&joining.with.number) {
                 return;
@@ -461,7 +547,7 @@ mod tests {
                 strangers.push(stranger);
             }
         });
-        assert_eq!(invited.len(), 2);
+        assert_eq!(invited, listening);
         carry(edges);
     }
 
@@ -485,7 +571,7 @@ mod tests {
 
     #[test]
     fn an_answer_to_an_attempt_that_was_not_made_and_a_lane_too_many_are_errors() {
-        let [mut a, _b] = pair();
+        let [mut a, _b] = pair(true);
         for attempt in [0, 1, 2 << LANE_AT, u32::MAX] {
             assert!(a.hear(&Notice::Proven(attempt)).is_err());
         }

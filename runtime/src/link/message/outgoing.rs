@@ -4,7 +4,7 @@ use super::{HEADER_BYTES, Header, Slots};
 use crate::error::Result;
 use crate::link::EDGE_SLOTS;
 use crate::op::descriptor::Descriptor;
-use oxccl_net::{Memory, Region, Request, Sender};
+use oxccl_net::{Memory, Receiver, Region, Request, Sender};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -98,6 +98,11 @@ impl Outgoing {
             self.requests[slot] = None;
         }
         Ok(true)
+    }
+
+    /// Returns the receiving end of the connection's other direction, once, if it has one.
+    pub(super) fn reverse(&mut self) -> Option<Box<dyn Receiver>> {
+        self.sender.reverse()
     }
 
     /// Registers the slots, if that was not done. May block for a plugin.
