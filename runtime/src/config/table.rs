@@ -85,7 +85,7 @@ variables! {
     socket_ifname: String = "NCCL_SOCKET_IFNAME", "";
     /// Address family: AF_INET or AF_INET6; empty takes either.
     socket_family: String = "NCCL_SOCKET_FAMILY", "";
-    /// Multiplied by NCCL_NSOCKS_PERTHREAD, the connections in each direction between two GPUs of
+    /// Multiplied by NCCL_NSOCKS_PERTHREAD, the connections between two GPUs of
     /// different hosts, at most 4, each with a thread. 0 stands for 4 where the other one is 0,
     /// too, else for 1. Ranks in host memory have one, without a thread.
     socket_nthreads: u64 = "NCCL_SOCKET_NTHREADS", "0";

@@ -1,6 +1,7 @@
-//! Connections with the ranks of other hosts: one for control, and then one in each direction for
-//! data. All are made concurrently, so that no rank waits for a rank that itself waits. In a large
-//! communicator only a few control connections are made here; the rest is made at first use.
+//! Connections with the ranks of other hosts: one for control, and then one for data, or one in
+//! each direction. All are made concurrently, so that no rank waits for a rank that itself waits.
+//! In a large communicator only a few control connections are made here; the rest is made at first
+//! use.
 
 use super::members::Members;
 use super::{Rendezvous, switch};

@@ -1,9 +1,10 @@
-//! The making of both connections between two ranks of different hosts.
+//! The making of the connections between two ranks of different hosts.
 //!
 //! Each rank listens and tells the peer its handle over the control connection, and connects to the
-//! peer's; where connections have both directions, only the higher rank listens. The first message of a connection proves with the communicator's secret who sends; the
-//! receiver says over the control connection which attempt has proved itself. Transports do not
-//! authenticate: where strangers reach a listener, it accepts until a member has come.
+//! peer's; where connections have both directions, only the higher rank listens. The first message
+//! of a connection proves with the communicator's secret who sends; the receiver says over the
+//! control connection which attempt has proved itself. Transports do not authenticate: where
+//! strangers reach a listener, it accepts until a member has come.
 
 use super::{Incoming, MessageEdge, Outgoing};
 use crate::bootstrap::auth::{Ends, Role, is_proof, proof};
@@ -80,7 +81,7 @@ struct Offering {
     again: Option<(Instant, Duration)>,
 }
 
-/// The connections with a peer in the making: one in each direction for each lane.
+/// The connections with a peer in the making: one for each lane, or one in each direction.
 pub struct Joining {
     with: Peer,
     lanes: Vec<Lane>,
