@@ -552,6 +552,42 @@ mod tests {
         carry(edges);
     }
 
+    /// A member that has come again, as it got no answer in time, does so on two connections.
+    #[test]
+    fn a_second_proof_replaces_nothing() {
+        let [mut a, mut b] = pair(true);
+        let mut late: Vec<(TcpStream, Vec<u8>)> = Vec::new();
+        let until = Instant::now() + Duration::from_secs(60);
+        while !a.is_complete() || !b.is_complete() {
+            assert!(Instant::now() < until, "{} / {}", a.why(), b.why());
+            a.receive().unwrap();
+            for (lane, number) in a.lanes.iter().zip(0u32..).skip(late.len()) {
+                let offering = lane.offering.as_ref().and_then(|o| o.invitation.as_ref());
+                let Some(Invitation { handle, nonce }) = offering else { break };
+                let address = oxccl_net::tcp::address_in(&Handle(*handle)).unwrap();
+                let attempt = (number << LANE_AT) + 1;
+                let first = identity(0).first_message((0, 1), nonce, attempt);
+                let framed = [&(first.len() as u32).to_le_bytes()[..], &first].concat();
+                late.push((TcpStream::connect(address).unwrap(), framed));
+            }
+            // It is accepted before the one that proves itself first.
+            b.receive().unwrap();
+            b.progress(Instant::now()).unwrap();
+            a.progress(Instant::now()).unwrap();
+        }
+        assert_eq!(late.len(), LANES);
+        for (stream, first) in &mut late {
+            // The connection may be closed already.
+            let _ = stream.write_all(first);
+        }
+        for lane in &mut b.lanes {
+            for _ in 0..1000 {
+                lane.prove(&b.with).unwrap();
+            }
+        }
+        carry([a, b].map(|joining| joining.finish().unwrap()));
+    }
+
     #[test]
     fn a_proof_holds_for_its_ends_nonce_attempt_and_secret_only() {
         let (own, nonce) = (identity(0), [3; NONCE_BYTES]);
