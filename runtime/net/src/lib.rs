@@ -2,8 +2,8 @@
 //! plugins, and the TCP transport. Plugins that are loaded at run time implement the same traits,
 //! and a transport of this interface can be exported as a plugin.
 //!
-//! No function here blocks. A connection carries messages in one direction, in order. It may be
-//! used by one thread at a time.
+//! No function here blocks. A connection carries messages in one direction, in order, and may have
+//! another direction. It may be used by one thread at a time.
 
 mod error;
 pub mod interface;

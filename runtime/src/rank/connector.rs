@@ -321,7 +321,7 @@ impl Route {
             && let Some(control) = rank.control(peer)
         {
             let (net, lanes) = (self.net.clone(), (1, self.slot_bytes));
-            begun.joining = Some(Joining::new(self.identity, peer, net, control, lanes)?);
+            begun.joining = Some(Joining::new(self.identity, peer, net, control, lanes, true)?);
         }
         Ok(())
     }

@@ -1,5 +1,5 @@
-//! The TCP transport. A message is `length u32` and the bytes. Nothing goes the other way: closing
-//! a socket with unread bytes would reset the connection, and data might be lost.
+//! The TCP transport. A message is `length u32` and the bytes. A connection may be used in both
+//! directions: closing it with unread bytes resets it, and data that are under way may be lost.
 
 mod stream;
 

@@ -200,7 +200,8 @@ impl Making {
         let control = Arc::new(control);
         self.controls.insert(peer, control.clone());
         if self.data {
-            let joining = Joining::new(self.identity, peer, self.net.clone(), control, self.lanes)?;
+            let joining =
+                Joining::new(self.identity, peer, self.net.clone(), control, self.lanes, false)?;
             self.joining.insert(peer, joining);
         }
         Ok(())

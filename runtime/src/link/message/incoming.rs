@@ -159,11 +159,9 @@ impl Incoming {
             return Err(Error::Internal { what: "slots in use cannot move".to_owned() });
         }
         let region = self.receiver.register(memory.clone())?;
-        if let Some(old) = self.region.replace(region) {
-            self.receiver.deregister(old)?;
-        }
         self.slots.memory = memory;
-        Ok(())
+        let old = self.region.replace(region);
+        old.map_or(Ok(()), |old| Ok(self.receiver.deregister(old)?))
     }
 
     /// Returns the slot of the oldest message.

@@ -97,6 +97,8 @@ struct Peer {
     device: usize,
     control: Arc<Control>,
     slot_bytes: usize,
+    /// Whether a connection is used in both directions.
+    duplex: bool,
 }
 
 /// The connections of a lane.
@@ -115,15 +117,19 @@ const LANE_AT: u32 = 24;
 
 impl Joining {
     /// Listens for the peer, and tells it where, over the control connection with it: both ranks
-    /// tell of as many lanes, in their order.
+    /// tell of as many lanes, in their order. `begins_alone`: the peer may begin only once it is
+    /// told.
     pub fn new(
         identity: Identity,
         peer: u32,
         (net, device): (Arc<dyn Net>, usize),
         control: Arc<Control>,
         (lanes, slot_bytes): (usize, usize),
+        begins_alone: bool,
     ) -> Result<Self> {
-        let with = Peer { identity, number: peer, net, device, control, slot_bytes };
+        // Who only connects tells nothing by which the peer would notice that it has to listen.
+        let duplex = net.is_duplex() && !begins_alone;
+        let with = Peer { identity, number: peer, net, device, control, slot_bytes, duplex };
         let lanes = (0..lanes).map(|_| Lane::new(&with)).collect::<Result<_>>()?;
         Ok(Self { with, lanes, gone: None })
     }
@@ -221,7 +227,7 @@ impl Joining {
 
 impl Lane {
     fn new(with: &Peer) -> Result<Self> {
-        let (duplex, is_lower) = (with.net.is_duplex(), with.identity.rank < with.number);
+        let (duplex, is_lower) = (with.duplex, with.identity.rank < with.number);
         let accepting = (!duplex || !is_lower).then(|| Accepting::new(with)).transpose()?;
         let offering = (!duplex || is_lower).then(Offering::default);
         Ok(Self { accepting, offering, incoming: None, outgoing: None })
@@ -464,7 +470,8 @@ mod tests {
         let net: Arc<dyn Net> = if duplex { Arc::new(tcp) } else { Arc::new(OneWay(tcp)) };
         [0u32, 1].map(|rank| {
             let control = controls[rank as usize].clone();
-            Joining::new(identity(rank), 1 - rank, (net.clone(), 0), control, (LANES, 64)).unwrap()
+            Joining::new(identity(rank), 1 - rank, (net.clone(), 0), control, (LANES, 64), false)
+                .unwrap()
         })
     }
 

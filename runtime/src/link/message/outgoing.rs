@@ -69,6 +69,7 @@ impl Outgoing {
     /// Moves the slots to other memory, of the same size. Everything sent has come there.
     pub(super) fn move_to(&mut self, memory: Memory) -> Result<()> {
         let region = self.sender.register(memory.clone())?;
+        self.slots.memory = memory;
         if let Some(old) = self.region.replace(region) {
             let until = Instant::now() + DONE_WITHIN;
             while self.requests.iter().any(Option::is_some) && Instant::now() < until {
@@ -80,7 +81,6 @@ impl Outgoing {
                 self.sender.deregister(old)?;
             }
         }
-        self.slots.memory = memory;
         Ok(())
     }
 

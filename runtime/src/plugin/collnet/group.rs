@@ -1,4 +1,4 @@
-//! A network that reduces, in use. All of this runs in the thread that instance the plugin.
+//! A network that reduces, in use. All of this runs in the thread that calls the plugin.
 
 use super::functions::{Functions, Iallreduce, Init};
 use super::{Format, Reductions};

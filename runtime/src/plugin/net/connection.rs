@@ -225,6 +225,11 @@ impl PluginConnection {
             Place::Host => (HOST, false, None),
             Place::Gpu { flush, dma_buf } => (CUDA, *flush && !self.sends, dma_buf.as_ref()),
         };
+        if flush && functions.iflush.is_none() {
+            return Err(self
+                .instance
+                .failed("regMr", "memory that must be flushed, without iflush"));
+        }
         let mut handle = null_mut();
         // Versions 6 and 7 take sizes below 2 GiB; slots are far smaller.
         let small = c_int::try_from(len).unwrap_or(c_int::MAX);
