@@ -1,8 +1,8 @@
 /* A net plugin over TCP on loopback, in the version VERSION. It checks how it is used: memory is
  * registered, tags match, handles stay where they are, a connection belongs to one thread, and all
  * is closed at the end. FIXTURE_REPORT is a file to which what is left at the end is appended.
- * FIXTURE_GPU=address or dma-buf has it take memory of GPUs, which it copies with CUDA; what has
- * come is there only after a flush, if FIXTURE_FLUSH is set. */
+ * FIXTURE_GPU=address, dma-buf (either) or only-dma-buf has it take memory of GPUs, which it copies
+ * with CUDA; what has come is there only after a flush, if FIXTURE_FLUSH is set. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -47,7 +47,12 @@ __attribute__((destructor)) static void report(void) {
 /* The driver, where memory of GPUs is taken. */
 static int by_dma_buf(void) {
   const char *gpu = getenv("FIXTURE_GPU");
-  return gpu && !strcmp(gpu, "dma-buf");
+  return gpu && strcmp(gpu, "address");
+}
+
+static int by_address(void) {
+  const char *gpu = getenv("FIXTURE_GPU");
+  return gpu && strcmp(gpu, "only-dma-buf");
 }
 
 #define CUDA_FUNCTION(name, ...)                                        \
@@ -141,7 +146,7 @@ static ncclResult_t getProperties(int dev, V(ncclNetProperties) * props) {
   memset(props, 0, sizeof *props);
   props->name = is("null texts") ? NULL : dev ? "second" : "first";
   props->ptrSupport = is("GPUs only") ? NCCL_PTR_CUDA : NCCL_PTR_HOST;
-  if (getenv("FIXTURE_GPU")) props->ptrSupport |= NCCL_PTR_CUDA;
+  if (by_address()) props->ptrSupport |= NCCL_PTR_CUDA;
   if (by_dma_buf()) props->ptrSupport |= NCCL_PTR_DMABUF;
   props->speed = 1000;
   props->latency = 1;
@@ -332,7 +337,7 @@ static ncclResult_t register_memory(void *comm, void *data, uint64_t size, int o
 static ncclResult_t regMr(void *comm, void *data, region_size size, int type, void **mhandle) {
   ENTER("regMr");
   int on_gpu = type == NCCL_PTR_CUDA;
-  if (type != NCCL_PTR_HOST && !(on_gpu && getenv("FIXTURE_GPU"))) return wrong("the kind of memory");
+  if (type != NCCL_PTR_HOST && !(on_gpu && by_address())) return wrong("the kind of memory");
   if (on_gpu && is("refuses-GPUs")) return ncclSystemError;
   return register_memory(comm, data, (uint64_t)size, on_gpu, mhandle);
 }

@@ -3,7 +3,7 @@
 use crate::device::{Device, PortAddress};
 use crate::options::{MAX_QUEUE_PAIRS, Options};
 use crate::verbs::{Completion, CompletionQueue, HINT, MemoryRegion, Place, QueuePair};
-use oxccl_net::{Error, Memory, Receiver, Region, Request, Result, Sender};
+use oxccl_net::{Connection, Error, Memory, Receiver, Region, Request, Result, Sender};
 use serde::{Deserialize, Serialize};
 use std::cell::UnsafeCell;
 use std::sync::Arc;
@@ -260,7 +260,7 @@ impl IbSender {
     }
 }
 
-impl Sender for IbSender {
+impl Connection for IbSender {
     fn register(&mut self, memory: Memory) -> Result<Region> {
         self.ends.register(memory)
     }
@@ -269,7 +269,9 @@ impl Sender for IbSender {
         self.ends.deregister(region);
         Ok(())
     }
+}
 
+impl Sender for IbSender {
     unsafe fn isend(
         &mut self,
         data: *const u8,
@@ -372,7 +374,7 @@ impl IbReceiver {
     }
 }
 
-impl Receiver for IbReceiver {
+impl Connection for IbReceiver {
     fn register(&mut self, memory: Memory) -> Result<Region> {
         self.ends.register(memory)
     }
@@ -381,7 +383,9 @@ impl Receiver for IbReceiver {
         self.ends.deregister(region);
         Ok(())
     }
+}
 
+impl Receiver for IbReceiver {
     unsafe fn irecv(
         &mut self,
         data: *mut u8,

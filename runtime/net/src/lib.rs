@@ -47,7 +47,7 @@ pub struct Memory {
     pub data: *mut u8,
     /// The number of bytes.
     pub len: usize,
-    /// Where the memory lies.
+    /// The place of the memory.
     pub place: Place,
     /// The owner of the memory. A transport that works in the background keeps it for as long as it
     /// may use the memory.
@@ -152,10 +152,9 @@ pub trait Connecting: Send {
     fn why(&self) -> String;
 }
 
-/// The sending end of a connection. When it is dropped, the connection ends; messages that were
-/// started may be lost.
-pub trait Sender: Send {
-    /// Registers memory to send from, until the connection ends.
+/// An end of a connection, and the memory that it may use.
+pub trait Connection: Send {
+    /// Registers memory for messages, until the connection ends.
     fn register(&mut self, _memory: Memory) -> Result<Region> {
         Ok(Region::default())
     }
@@ -164,7 +163,11 @@ pub trait Sender: Send {
     fn deregister(&mut self, _region: Region) -> Result<()> {
         Ok(())
     }
+}
 
+/// The sending end of a connection. When it is dropped, the connection ends; messages that were
+/// started may be lost.
+pub trait Sender: Connection {
     /// Returns the receiving end of the other direction, once, if the connection has one.
     fn reverse(&mut self) -> Option<Box<dyn Receiver>> {
         None
@@ -193,17 +196,7 @@ pub trait Sender: Send {
 }
 
 /// The receiving end of a connection.
-pub trait Receiver: Send {
-    /// Registers memory to receive into, until the connection ends.
-    fn register(&mut self, _memory: Memory) -> Result<Region> {
-        Ok(Region::default())
-    }
-
-    /// Gives up registered memory that no request uses.
-    fn deregister(&mut self, _region: Region) -> Result<()> {
-        Ok(())
-    }
-
+pub trait Receiver: Connection {
     /// Returns the sending end of the other direction, once, if the connection has one.
     fn reverse(&mut self) -> Option<Box<dyn Sender>> {
         None

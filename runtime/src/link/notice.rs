@@ -2,9 +2,9 @@
 //! the rank lives. `G`: it leaves in order, with the number of the peer's messages that it has
 //! taken (u64). `F`: it failed, with a failure record: `code u8 · culprit i32 · reporter u32 ·
 //! length u16 · text`. `D`: it waits in a collective: `number u64 · what u32 · count u64`. `A`: it
-//! asks for a `T` when the peer has taken a number of messages (u64). `C`: it listens for the data
-//! of the peer: `nonce · handle`. `P`: a data connection of the peer has proved itself: `attempt
-//! u32`.
+//! asks for a `T` when the peer has taken a number of messages (u64). `L`: it asks the peer to
+//! listen for its data. `C`: it listens for the data of the peer: `nonce · handle`. `P`: a data
+//! connection of the peer has proved itself: `attempt u32`.
 
 use super::direct::{RECORD_TEXT, Record};
 use crate::error::Code;
@@ -13,6 +13,8 @@ use oxccl_net::HANDLE_BYTES;
 
 /// A heartbeat.
 pub const PULSE: &[u8] = b"H";
+/// The notice that asks the peer to listen for this rank's data.
+pub const LISTEN: &[u8] = b"L";
 const HEADER: usize = 12;
 /// The size of the longest notice in bytes.
 pub const MAX_BYTES: usize = HEADER + RECORD_TEXT;
@@ -44,6 +46,8 @@ pub enum Notice {
     Failed(Record),
     /// The sender waits in the collective of this number.
     Doing(u64, Descriptor),
+    /// The sender asks the receiver to listen for its data.
+    Listen,
     /// The sender listens for the receiver's data.
     Invitation(Invitation),
     /// The data connection of this attempt of the receiver has proved itself to the sender.
@@ -106,6 +110,7 @@ pub fn parse(bytes: &[u8]) -> Result<Option<(Notice, usize)>, String> {
     match bytes {
         [] => Ok(None),
         [b'H', ..] => Ok(Some((Notice::Pulse, 1))),
+        [b'L', ..] => Ok(Some((Notice::Listen, 1))),
         [kind @ (b'G' | b'A' | b'T'), rest @ ..] => {
             let Some((count, _)) = rest.split_first_chunk() else { return Ok(None) };
             let count = u64::from_le_bytes(*count);
@@ -176,6 +181,7 @@ mod tests {
         let read = Notice::Doing(7, message);
         assert_eq!(parse(&bytes), Ok(Some((read, 21))));
         assert_eq!(parse(PULSE), Ok(Some((Notice::Pulse, 1))));
+        assert_eq!(parse(LISTEN), Ok(Some((Notice::Listen, 1))));
         let place = Invitation { nonce: [3; NONCE_BYTES], handle: [9; HANDLE_BYTES] };
         let bytes = invitation(&place);
         (0..bytes.len()).for_each(|cut| assert_eq!(parse(&bytes[..cut]), Ok(None)));

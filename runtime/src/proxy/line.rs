@@ -2,7 +2,7 @@
 
 use super::worker::{Answer, Worker};
 use super::{Progress, State, Task};
-use oxccl_net::{MAX_REQUESTS, Memory, Receiver, Region, Request, Result, Sender};
+use oxccl_net::{Connection, MAX_REQUESTS, Memory, Receiver, Region, Request, Result, Sender};
 use std::any::Any;
 use std::sync::atomic::Ordering;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
@@ -118,9 +118,7 @@ fn ask<N: ?Sized + 'static, T>(
 
 /// An end of a connection, as the thread calls it.
 pub(super) trait End: Send + 'static {
-    fn register(&mut self, memory: Memory) -> Result<Region>;
-
-    fn deregister(&mut self, region: Region) -> Result<()>;
+    fn connection(&mut self) -> &mut dyn Connection;
 
     /// # Safety
     /// As for `isend` and `irecv`.
@@ -137,12 +135,8 @@ pub(super) trait End: Send + 'static {
 }
 
 impl End for Box<dyn Sender> {
-    fn register(&mut self, memory: Memory) -> Result<Region> {
-        (**self).register(memory)
-    }
-
-    fn deregister(&mut self, region: Region) -> Result<()> {
-        (**self).deregister(region)
+    fn connection(&mut self) -> &mut dyn Connection {
+        &mut **self
     }
 
     unsafe fn start(
@@ -162,12 +156,8 @@ impl End for Box<dyn Sender> {
 }
 
 impl End for Box<dyn Receiver> {
-    fn register(&mut self, memory: Memory) -> Result<Region> {
-        (**self).register(memory)
-    }
-
-    fn deregister(&mut self, region: Region) -> Result<()> {
-        (**self).deregister(region)
+    fn connection(&mut self) -> &mut dyn Connection {
+        &mut **self
     }
 
     unsafe fn start(
@@ -207,13 +197,13 @@ impl<E: End> LineTask<E> {
         match asked {
             Asked::Register(memory, answer) => {
                 let owner = memory.owner.clone();
-                let region = self.end.register(memory);
+                let region = self.end.connection().register(memory);
                 // A plugin that fails may use the memory all the same.
                 self.owners.push((region.as_ref().ok().copied(), owner));
                 answer.set(region);
             }
             Asked::Deregister(region, answer) => {
-                let done = self.end.deregister(region);
+                let done = self.end.connection().deregister(region);
                 let owner = self.owners.iter().position(|(of, _)| *of == Some(region));
                 if let Some(owner) = owner.filter(|_| done.is_ok()) {
                     self.owners.remove(owner);

@@ -12,7 +12,8 @@ use crate::error::Result;
 pub(crate) use calls::CurrentCall;
 use line::{Line, LineTask};
 use oxccl_net::{
-    Connecting, Handle, Listener, Memory, Net, Properties, Receiver, Region, Request, Sender,
+    Connecting, Connection, Handle, Listener, Memory, Net, Properties, Receiver, Region, Request,
+    Sender,
 };
 use std::sync::{Arc, Mutex};
 pub(crate) use worker::{Serve, Worker};
@@ -254,14 +255,6 @@ impl<N: ?Sized + 'static> Half<N> {
         Ok(Self { line, worker, ends_with_requests: false })
     }
 
-    fn register(&mut self, memory: Memory) -> oxccl_net::Result<Region> {
-        line::register(&self.line, &self.worker, memory)
-    }
-
-    fn deregister(&mut self, region: Region) -> oxccl_net::Result<()> {
-        line::deregister(&self.line, &self.worker, region)
-    }
-
     fn start(
         &mut self,
         data: *mut u8,
@@ -292,15 +285,17 @@ impl<N: ?Sized + 'static> Drop for Half<N> {
     }
 }
 
-impl<N: ?Sized + 'static> Sender for Half<N> {
+impl<N: ?Sized + 'static> Connection for Half<N> {
     fn register(&mut self, memory: Memory) -> oxccl_net::Result<Region> {
-        self.register(memory)
+        line::register(&self.line, &self.worker, memory)
     }
 
     fn deregister(&mut self, region: Region) -> oxccl_net::Result<()> {
-        self.deregister(region)
+        line::deregister(&self.line, &self.worker, region)
     }
+}
 
+impl<N: ?Sized + 'static> Sender for Half<N> {
     unsafe fn isend(
         &mut self,
         data: *const u8,
@@ -321,14 +316,6 @@ impl<N: ?Sized + 'static> Sender for Half<N> {
 }
 
 impl<N: ?Sized + 'static> Receiver for Half<N> {
-    fn register(&mut self, memory: Memory) -> oxccl_net::Result<Region> {
-        self.register(memory)
-    }
-
-    fn deregister(&mut self, region: Region) -> oxccl_net::Result<()> {
-        self.deregister(region)
-    }
-
     unsafe fn irecv(
         &mut self,
         data: *mut u8,

@@ -104,6 +104,12 @@ struct LocalStart {
     asked: u64,
 }
 
+impl Connection for LocalStart {
+    fn register(&mut self, _memory: Memory) -> oxccl_net::Result<Region> {
+        Ok(Region(7))
+    }
+}
+
 impl Sender for LocalStart {
     unsafe fn isend(
         &mut self,
@@ -128,10 +134,6 @@ impl Sender for LocalStart {
         Ok(Some(self.asked))
     }
 
-    fn register(&mut self, _memory: Memory) -> oxccl_net::Result<Region> {
-        Ok(Region(7))
-    }
-
     fn test(&mut self, _request: Request) -> oxccl_net::Result<bool> {
         Ok(true)
     }
@@ -145,6 +147,8 @@ struct LocalEnd {
 
 // SAFETY: the pointers are followed by whichever thread holds the end.
 unsafe impl Send for LocalEnd {}
+
+impl Connection for LocalEnd {}
 
 impl Receiver for LocalEnd {
     unsafe fn irecv(
@@ -242,11 +246,13 @@ impl Connecting for WatchedConnecting {
 
 struct WatchedSender(Box<dyn Sender>, Arc<CurrentCall>);
 
-impl Sender for WatchedSender {
+impl Connection for WatchedSender {
     fn register(&mut self, memory: Memory) -> oxccl_net::Result<Region> {
         self.0.register(memory)
     }
+}
 
+impl Sender for WatchedSender {
     unsafe fn isend(
         &mut self,
         data: *const u8,

@@ -227,7 +227,7 @@ impl Open {
         }
         self.admit(rank, now)?;
         for (peer, notice) in notices {
-            if matches!(notice, Notice::Invitation(_)) {
+            if matches!(notice, Notice::Invitation(_) | Notice::Listen) {
                 self.begin(peer, now);
             }
             // Answers to connections that are complete are of no concern.
@@ -321,7 +321,7 @@ impl Route {
             && let Some(control) = rank.control(peer)
         {
             let (net, lanes) = (self.net.clone(), (1, self.slot_bytes));
-            begun.joining = Some(Joining::new(self.identity, peer, net, control, lanes, true)?);
+            begun.joining = Some(Joining::new(self.identity, peer, net, control, lanes)?);
         }
         Ok(())
     }
@@ -505,42 +505,11 @@ fn look(thread: &Thread, mut woken: &UnixStream, shown: &[Arc<Connector>]) -> Ve
 mod tests {
     use super::*;
     use crate::bootstrap::door::Admission;
-    use oxccl_net::tcp::Tcp;
-    use oxccl_net::{Connecting, Handle, Listener, Properties};
+    use crate::link::message::test_net::TestNet;
     use std::net::TcpListener;
 
-    /// TCP that counts its listeners: two ranks have one each for every connection.
-    struct Counted(Tcp, Arc<AtomicUsize>);
-
-    impl Net for Counted {
-        fn name(&self) -> &str {
-            self.0.name()
-        }
-
-        fn is_open_to_strangers(&self) -> bool {
-            self.0.is_open_to_strangers()
-        }
-
-        fn devices(&self) -> usize {
-            self.0.devices()
-        }
-
-        fn properties(&self, device: usize) -> oxccl_net::Result<Properties> {
-            self.0.properties(device)
-        }
-
-        fn listen(&self, device: usize) -> oxccl_net::Result<(Handle, Box<dyn Listener>)> {
-            self.1.fetch_add(1, Ordering::Relaxed);
-            self.0.listen(device)
-        }
-
-        fn connect(&self, on: usize, to: Handle) -> oxccl_net::Result<Box<dyn Connecting>> {
-            self.0.connect(on, to)
-        }
-    }
-
-    /// Two ranks of different hosts, and the edge of each to the other. Counts their listeners.
-    fn pair(listeners_made: &Arc<AtomicUsize>) -> [(Arc<Rank>, Arc<Unconnected>); 2] {
+    /// Two ranks of different hosts, and the edge of each to the other.
+    fn pair(net: &Arc<TestNet>) -> [(Arc<Rank>, Arc<Unconnected>); 2] {
         let listeners = [0, 1].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
         let addresses: Vec<_> = listeners.iter().map(|l| l.local_addr().unwrap()).collect();
         let mut number = 0..2;
@@ -550,8 +519,7 @@ mod tests {
             let ends = Ends { role: Role::Control, from: 0, to: own, comm: identity.comm };
             let admission = Admission { secret: identity.secret, ends, nranks: 2 };
             let door = Door::new(listener.into(), admission).unwrap();
-            let tcp = Tcp::at("127.0.0.1:0".parse().unwrap());
-            let net: Arc<dyn Net> = Arc::new(Counted(tcp, listeners_made.clone()));
+            let net: Arc<dyn Net> = net.clone();
             let (addresses, limit) = (addresses.clone(), Duration::from_secs(60));
             let route = Route { identity, net: (net, 0), slot_bytes: 64, addresses, door, limit };
             let rank = Arc::new(Rank::new(own, vec![None; 2], None, vec![0; 2]));
@@ -580,33 +548,40 @@ mod tests {
 
     #[test]
     fn two_ranks_are_connected_once_whoever_asks_and_however_often() {
-        for asking in [[true, false], [false, true], [true, true]] {
-            let listeners = Arc::default();
-            let ends = pair(&listeners);
-            for ((_, edge), _) in ends.iter().zip(asking).filter(|(_, asks)| *asks) {
-                edge.ask();
+        // Of two ranks that share a connection the higher one listens, also where only the lower
+        // one asks.
+        for (duplex, listeners) in [(true, 1), (false, 2)] {
+            for asking in [[true, false], [false, true], [true, true]] {
+                let net = TestNet::new(duplex);
+                are_connected_once(pair(&net), asking);
+                assert_eq!(net.listeners(), listeners, "{asking:?}");
             }
-            for (rank, edge) in &ends {
-                until(|| edge.take().is_some() || rank.failure().is_some());
-                // As an operation that did not see the edge come.
-                lock(&rank.connector().unwrap().inbox).asked.push(1 - rank.number);
-                wake();
-            }
-            for (rank, edge) in &ends {
-                until(|| is_idle(rank));
-                assert!(edge.take().is_none() && rank.failure().is_none(), "{asking:?}");
-                let connector = rank.connector().unwrap();
-                wake();
-                assert!(lock(&connector.open).as_ref().is_some_and(|open| open.edges.is_empty()));
-            }
-            assert_eq!(listeners.load(Ordering::Relaxed), 2, "{asking:?}");
-            ends.iter().for_each(|(rank, _)| rank.leave(|| (vec![0; 2], ())));
         }
+    }
+
+    fn are_connected_once(ends: [(Arc<Rank>, Arc<Unconnected>); 2], asking: [bool; 2]) {
+        for ((_, edge), _) in ends.iter().zip(asking).filter(|(_, asks)| *asks) {
+            edge.ask();
+        }
+        for (rank, edge) in &ends {
+            until(|| edge.take().is_some() || rank.failure().is_some());
+            // As an operation that did not see the edge come.
+            lock(&rank.connector().unwrap().inbox).asked.push(1 - rank.number);
+            wake();
+        }
+        for (rank, edge) in &ends {
+            until(|| is_idle(rank));
+            assert!(edge.take().is_none() && rank.failure().is_none(), "{asking:?}");
+            let connector = rank.connector().unwrap();
+            wake();
+            assert!(lock(&connector.open).as_ref().is_some_and(|open| open.edges.is_empty()));
+        }
+        ends.iter().for_each(|(rank, _)| rank.leave(|| (vec![0; 2], ())));
     }
 
     #[test]
     fn a_rank_that_has_ended_before_it_was_connected_is_named_long_before_the_limit() {
-        let [(rank, edge), (gone, _)] = pair(&Arc::default());
+        let [(rank, edge), (gone, _)] = pair(&TestNet::new(true));
         gone.leave(|| (vec![0; 2], ()));
         edge.ask();
         until(|| rank.failure().is_some());
@@ -619,7 +594,7 @@ mod tests {
     /// A peer gives its connection up before it says anything, and comes again.
     #[test]
     fn the_end_of_a_connection_that_the_peer_did_not_use_is_no_death() {
-        let [(rank, edge), (peer, _)] = pair(&Arc::default());
+        let [(rank, edge), (peer, _)] = pair(&TestNet::new(true));
         let connect = || {
             let (near, far) = UnixStream::pair().unwrap();
             take_control(&rank, 1, near.into()).unwrap();
@@ -631,7 +606,7 @@ mod tests {
         until(|| rank.control(1).is_none());
         let far = connect();
         edge.ask();
-        // The rank says where it listens: it has begun to make the data connections.
+        // The rank asks the peer to listen: it has begun to make the data connections.
         until(|| {
             let mut first = [0];
             (&far).read_exact(&mut first).unwrap();

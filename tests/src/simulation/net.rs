@@ -4,7 +4,7 @@
 //! room for, and what the wire has taken arrives even when the sender has gone.
 
 use crate::sequence::Random;
-use oxccl_net::{Error, Receiver, Region, Request, Result, Sender};
+use oxccl_net::{Connection, Error, Receiver, Region, Request, Result, Sender};
 use oxccl_runtime::clock;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -88,6 +88,8 @@ impl SimSender {
     }
 }
 
+impl Connection for SimSender {}
+
 impl Sender for SimSender {
     unsafe fn isend(
         &mut self,
@@ -125,6 +127,8 @@ struct SimReceiver {
 
 // SAFETY: the pointers are only followed under the contract of `irecv`.
 unsafe impl Send for SimReceiver {}
+
+impl Connection for SimReceiver {}
 
 impl Receiver for SimReceiver {
     unsafe fn irecv(

@@ -1,7 +1,7 @@
 //! The two ends of a TCP connection.
 
 use super::{HINT, failed};
-use crate::{Error, Receiver, Region, Request, Result, Sender};
+use crate::{Connection, Error, Receiver, Region, Request, Result, Sender};
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use std::collections::VecDeque;
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read};
@@ -41,8 +41,8 @@ impl Read for TcpSocket {
 
 pub(super) struct TcpSender {
     stream: TcpSocket,
-    /// Whether the other direction reads messages along with their lengths; `None` once it was
-    /// taken.
+    /// True if the other direction is to read messages along with their lengths; `None` once it
+    /// was taken.
     reverse: Option<bool>,
     queued: VecDeque<Outgoing>,
     /// The number of requests that are complete.
@@ -84,6 +84,8 @@ impl TcpSender {
 fn blocked(e: &std::io::Error) -> bool {
     matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
+
+impl Connection for TcpSender {}
 
 impl Sender for TcpSender {
     fn reverse(&mut self) -> Option<Box<dyn Receiver>> {
@@ -143,7 +145,7 @@ pub struct TcpReceiver<S> {
     before: u64,
     /// True if the sender has left.
     closed: bool,
-    /// Whether a message is read along with its length.
+    /// True if a message is read along with its length.
     ahead: bool,
     /// The socket, until its other direction is taken.
     reverse: Option<TcpSocket>,
@@ -243,6 +245,8 @@ fn receive(stream: &mut impl Read, into: &mut Incoming, ahead: bool) -> std::io:
         false => stream.read(length),
     }
 }
+
+impl<S: Read + Send> Connection for TcpReceiver<S> {}
 
 impl<S: Read + Send> Receiver for TcpReceiver<S> {
     fn reverse(&mut self) -> Option<Box<dyn Sender>> {

@@ -65,7 +65,7 @@ pub(super) fn connect(
         name: options.net_name.as_deref(),
         traffic_class: options.traffic_class,
         address: interface::beside(members.address(identity.rank), Config::get())?,
-        connections: 2 * members.remote().len(),
+        peers: members.remote().len(),
         message_bytes: HEADER_BYTES + slot_bytes,
         place: members.own_place(),
         prepare: Arc::new(move || device::prepare_thread(device)),
@@ -200,8 +200,7 @@ impl Making {
         let control = Arc::new(control);
         self.controls.insert(peer, control.clone());
         if self.data {
-            let joining =
-                Joining::new(self.identity, peer, self.net.clone(), control, self.lanes, false)?;
+            let joining = Joining::new(self.identity, peer, self.net.clone(), control, self.lanes)?;
             self.joining.insert(peer, joining);
         }
         Ok(())

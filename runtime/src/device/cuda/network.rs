@@ -167,7 +167,7 @@ impl Network {
         if let Some(device) = device {
             let mut used: Vec<_> =
                 peers.iter_mut().flat_map(|(_, edges)| edges.iter_mut().take(lanes)).collect();
-            gpu_bytes = Reach::of(gpu, &device)?.move_slots(&mut used, stream)?;
+            gpu_bytes = Reach::of(gpu, &device)?.move_slots(&mut used, stream);
         }
         let words_bytes = peers.len() * lanes * size_of::<abi::NetWords>();
         let words = pinned(words_bytes + abi::REMEMBERED * size_of::<abi::Begun>())?;
@@ -442,9 +442,10 @@ impl Served {
 
     /// Carries on what can be carried on; returns whether anything moved. Never blocks.
     fn progress(&mut self, shared: &Shared) -> Result<bool> {
-        let sends = self.send(shared)?;
+        let sends = self.send(shared);
+        // What a peer has sent before it ended is taken all the same.
         let receives = self.receive(shared)?;
-        Ok(sends || receives)
+        Ok(sends? || receives)
     }
 
     fn send(&mut self, shared: &Shared) -> Result<bool> {
@@ -609,13 +610,15 @@ fn run(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::link::message::{Incoming, Outgoing};
-    use oxccl_net::{Receiver, Region, Request, Sender};
+    use crate::link::message::{Direction, Incoming, Outgoing};
+    use oxccl_net::{Connection, Receiver, Region, Request, Sender};
     use std::collections::VecDeque;
 
     type Pipe = Arc<Mutex<VecDeque<Vec<u8>>>>;
 
     struct Entry(Pipe);
+
+    impl Connection for Entry {}
 
     impl Sender for Entry {
         unsafe fn isend(
@@ -641,6 +644,8 @@ mod tests {
 
     // SAFETY: used by one thread.
     unsafe impl Send for Exit {}
+
+    impl Connection for Exit {}
 
     impl Receiver for Exit {
         unsafe fn irecv(
@@ -686,10 +691,10 @@ mod tests {
         let incoming = Incoming::new(Box::new(Exit(pipe, VecDeque::new())), 0, 64);
         let mut edge = MessageEdge::new(outgoing, incoming);
         if sends {
-            edge.move_outgoing(as_of_a_gpu(&edge.memory()[0])).unwrap();
+            edge.move_slots(Direction::Outgoing, as_of_a_gpu(&edge.memory()[0])).unwrap();
         }
         if receives {
-            edge.move_incoming(as_of_a_gpu(&edge.memory()[1])).unwrap();
+            edge.move_slots(Direction::Incoming, as_of_a_gpu(&edge.memory()[1])).unwrap();
         }
         let memory = edge.memory();
         let (sent, taken, asked, left) = Default::default();

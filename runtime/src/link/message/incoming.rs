@@ -3,7 +3,7 @@
 use super::{HEADER_BYTES, Header, Message, Slots};
 use crate::error::{Error, Result};
 use crate::link::EDGE_SLOTS;
-use oxccl_net::{Memory, Receiver, Region, Request, Sender};
+use oxccl_net::{Memory, Receiver, Request, Sender};
 use std::collections::VecDeque;
 
 /// The messages from a peer. They arrive in slots that are offered when somebody waits for a
@@ -13,8 +13,6 @@ pub struct Incoming {
     receiver: Box<dyn Receiver>,
     /// The number of the rank that sends, the tag of its messages.
     tag: u32,
-    /// The slots' registration, made with the first offer.
-    region: Option<Region>,
     slots: Slots,
     /// The messages under way and those that have come, the oldest first.
     messages: VecDeque<Offered>,
@@ -36,8 +34,8 @@ impl Incoming {
     /// Creates the queue of a connection, over which rank `tag` sends messages of operations with
     /// up to `slot_bytes`.
     pub fn new(receiver: Box<dyn Receiver>, tag: u32, slot_bytes: usize) -> Self {
-        let (region, slots) = (None, Slots::new(EDGE_SLOTS, slot_bytes));
-        Self { receiver, tag, region, slots, messages: VecDeque::new(), released: 0, taken: 0 }
+        let slots = Slots::new(EDGE_SLOTS, slot_bytes);
+        Self { receiver, tag, slots, messages: VecDeque::new(), released: 0, taken: 0 }
     }
 
     fn slot_of(&self, index: usize) -> usize {
@@ -50,18 +48,15 @@ impl Incoming {
     }
 
     /// Registers the slots, if that was not done. May block for a plugin.
-    pub(super) fn register(&mut self) -> Result<Region> {
-        match self.region {
-            Some(region) => Ok(region),
-            None => Ok(*self.region.insert(self.receiver.register(self.slots.memory.clone())?)),
-        }
+    pub(super) fn register(&mut self) -> Result<()> {
+        self.slots.register(&mut *self.receiver).map(drop)
     }
 
     /// Offers slots for `number` messages, or more; the transport may have no room.
     fn offer(&mut self, number: usize) -> Result<()> {
         let number = if self.offers_ahead() { EDGE_SLOTS } else { number };
         while self.messages.len() < number {
-            let region = self.register()?;
+            let region = self.slots.register(&mut *self.receiver)?;
             let data = self.slots.slot(self.slot_of(self.messages.len()));
             let len = self.slots.slot_bytes();
             // SAFETY: the slot lives as long as the receiver and is read only after its request is
@@ -158,9 +153,7 @@ impl Incoming {
         if !self.messages.is_empty() {
             return Err(Error::Internal { what: "slots in use cannot move".to_owned() });
         }
-        let region = self.receiver.register(memory.clone())?;
-        self.slots.memory = memory;
-        let old = self.region.replace(region);
+        let old = self.slots.move_to(&mut *self.receiver, memory)?;
         old.map_or(Ok(()), |old| Ok(self.receiver.deregister(old)?))
     }
 
@@ -183,6 +176,7 @@ impl Incoming {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use oxccl_net::{Connection, Region};
 
     /// A receiver that takes every second offer, and completes the requests in order.
     #[derive(Default)]
@@ -193,6 +187,8 @@ mod tests {
 
     // SAFETY: used by one thread.
     unsafe impl Send for Reluctant {}
+
+    impl Connection for Reluctant {}
 
     impl Receiver for Reluctant {
         unsafe fn irecv(
@@ -233,6 +229,8 @@ mod tests {
 
     /// A receiver that lies about the size of a message.
     struct Liar;
+
+    impl Connection for Liar {}
 
     impl Receiver for Liar {
         unsafe fn irecv(

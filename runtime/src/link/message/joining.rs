@@ -1,10 +1,11 @@
 //! The making of the connections between two ranks of different hosts.
 //!
 //! Each rank listens and tells the peer its handle over the control connection, and connects to the
-//! peer's; where connections have both directions, only the higher rank listens. The first message
-//! of a connection proves with the communicator's secret who sends; the receiver says over the
-//! control connection which attempt has proved itself. Transports do not authenticate: where
-//! strangers reach a listener, it accepts until a member has come.
+//! peer's; where connections have both directions, only the higher rank listens, and the lower one
+//! asks it to, as it may not have begun. The first message of a connection proves with the
+//! communicator's secret who sends; the receiver says over the control connection which attempt has
+//! proved itself. Transports do not authenticate: where strangers reach a listener, it accepts
+//! until a member has come.
 
 use super::{Incoming, MessageEdge, Outgoing};
 use crate::bootstrap::auth::{Ends, Role, is_proof, proof};
@@ -97,8 +98,6 @@ struct Peer {
     device: usize,
     control: Arc<Control>,
     slot_bytes: usize,
-    /// Whether a connection is used in both directions.
-    duplex: bool,
 }
 
 /// The connections of a lane.
@@ -117,19 +116,18 @@ const LANE_AT: u32 = 24;
 
 impl Joining {
     /// Listens for the peer, and tells it where, over the control connection with it: both ranks
-    /// tell of as many lanes, in their order. `begins_alone`: the peer may begin only once it is
-    /// told.
+    /// tell of as many lanes, in their order.
     pub fn new(
         identity: Identity,
         peer: u32,
         (net, device): (Arc<dyn Net>, usize),
         control: Arc<Control>,
         (lanes, slot_bytes): (usize, usize),
-        begins_alone: bool,
     ) -> Result<Self> {
-        // Who only connects tells nothing by which the peer would notice that it has to listen.
-        let duplex = net.is_duplex() && !begins_alone;
-        let with = Peer { identity, number: peer, net, device, control, slot_bytes, duplex };
+        let with = Peer { identity, number: peer, net, device, control, slot_bytes };
+        if !with.listens() {
+            with.control.tell(notice::LISTEN);
+        }
         let lanes = (0..lanes).map(|_| Lane::new(&with)).collect::<Result<_>>()?;
         Ok(Self { with, lanes, gone: None })
     }
@@ -225,11 +223,22 @@ impl Joining {
     }
 }
 
+impl Peer {
+    /// Returns whether this rank listens for the peer.
+    fn listens(&self) -> bool {
+        !self.net.is_duplex() || self.identity.rank > self.number
+    }
+
+    /// Returns whether this rank connects to the peer.
+    fn connects(&self) -> bool {
+        !self.net.is_duplex() || self.identity.rank < self.number
+    }
+}
+
 impl Lane {
     fn new(with: &Peer) -> Result<Self> {
-        let (duplex, is_lower) = (with.duplex, with.identity.rank < with.number);
-        let accepting = (!duplex || !is_lower).then(|| Accepting::new(with)).transpose()?;
-        let offering = (!duplex || is_lower).then(Offering::default);
+        let accepting = with.listens().then(|| Accepting::new(with)).transpose()?;
+        let offering = with.connects().then(Offering::default);
         Ok(Self { accepting, offering, incoming: None, outgoing: None })
     }
 
@@ -422,8 +431,7 @@ fn refuse(why: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use oxccl_net::Properties;
-    use oxccl_net::tcp::Tcp;
+    use crate::link::message::test_net::TestNet;
     use std::io::Write;
     use std::net::TcpStream;
     use std::os::unix::net::UnixStream;
@@ -434,44 +442,13 @@ mod tests {
         Identity { comm: 5, secret: [7; 32], rank, nranks: 2 }
     }
 
-    /// TCP whose connections have one direction each.
-    struct OneWay(Tcp);
-
-    impl Net for OneWay {
-        fn name(&self) -> &str {
-            self.0.name()
-        }
-
-        fn is_open_to_strangers(&self) -> bool {
-            true
-        }
-
-        fn devices(&self) -> usize {
-            self.0.devices()
-        }
-
-        fn properties(&self, device: usize) -> oxccl_net::Result<Properties> {
-            self.0.properties(device)
-        }
-
-        fn listen(&self, device: usize) -> oxccl_net::Result<(Handle, Box<dyn Listener>)> {
-            self.0.listen(device)
-        }
-
-        fn connect(&self, device: usize, to: Handle) -> oxccl_net::Result<Box<dyn Connecting>> {
-            self.0.connect(device, to)
-        }
-    }
-
     fn pair(duplex: bool) -> [Joining; 2] {
         let (a, b) = UnixStream::pair().unwrap();
         let controls = [a, b].map(|end| Arc::new(Control::new(end.into())));
-        let tcp = Tcp::at("127.0.0.1:0".parse().unwrap());
-        let net: Arc<dyn Net> = if duplex { Arc::new(tcp) } else { Arc::new(OneWay(tcp)) };
+        let net = TestNet::new(duplex);
         [0u32, 1].map(|rank| {
             let control = controls[rank as usize].clone();
-            Joining::new(identity(rank), 1 - rank, (net.clone(), 0), control, (LANES, 64), false)
-                .unwrap()
+            Joining::new(identity(rank), 1 - rank, (net.clone(), 0), control, (LANES, 64)).unwrap()
         })
     }
 

@@ -3,6 +3,8 @@
 mod incoming;
 mod joining;
 mod outgoing;
+#[cfg(test)]
+pub(crate) mod test_net;
 mod unconnected;
 
 use super::Message;
@@ -11,7 +13,7 @@ use crate::op::descriptor::Descriptor;
 pub use incoming::Incoming;
 pub use joining::{Identity, Joining};
 pub use outgoing::Outgoing;
-use oxccl_net::{Memory, Place};
+use oxccl_net::{Connection, Memory, Place, Region};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::sync::Arc;
 pub use unconnected::Unconnected;
@@ -45,6 +47,15 @@ impl Header {
     }
 }
 
+/// A direction of the edges with a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// To the peer.
+    Outgoing,
+    /// From the peer.
+    Incoming,
+}
+
 /// The edges from and to one remote peer. The slots belong to the edges.
 pub struct MessageEdge {
     outgoing: Outgoing,
@@ -61,7 +72,7 @@ impl MessageEdge {
     /// plugin.
     pub fn register(&mut self) -> Result<()> {
         self.outgoing.register()?;
-        self.incoming.register().map(drop)
+        self.incoming.register()
     }
 
     pub(super) fn reserve(&mut self) -> Result<Option<*mut u8>> {
@@ -74,16 +85,14 @@ impl MessageEdge {
         [self.outgoing.memory(), self.incoming.memory()]
     }
 
-    /// Moves the slots of outgoing messages to memory of a GPU, of the same size. Who writes there
-    /// writes the headers, too. Waits for the transport.
-    pub fn move_outgoing(&mut self, memory: Memory) -> Result<()> {
-        self.outgoing.move_to(memory)
-    }
-
-    /// Moves the slots of incoming messages likewise, before any message was asked for. Who reads
-    /// there reads the headers: messages have no descriptor here.
-    pub fn move_incoming(&mut self, memory: Memory) -> Result<()> {
-        self.incoming.move_to(memory)
+    /// Moves the slots of a direction to memory of a GPU, of the same size, before any message was
+    /// asked for. Who writes there writes the headers, too; who reads there reads them: messages
+    /// have no descriptor here. Waits for the transport.
+    pub fn move_slots(&mut self, direction: Direction, memory: Memory) -> Result<()> {
+        match direction {
+            Direction::Outgoing => self.outgoing.move_to(memory),
+            Direction::Incoming => self.incoming.move_to(memory),
+        }
     }
 
     /// Returns the slots of the next messages: outgoing, incoming.
@@ -102,9 +111,13 @@ impl MessageEdge {
     }
 
     pub(crate) fn peek(&mut self) -> Result<Option<Message>> {
-        // Messages that could not leave at once leave while this rank waits for its peers.
-        self.flushed()?;
-        self.incoming.peek(0)
+        // Messages that could not leave at once leave while this rank waits for its peers. What a
+        // peer has sent before it ended is taken all the same.
+        let flushed = self.flushed();
+        match self.incoming.peek(0)? {
+            None => flushed.map(|_| None),
+            message => Ok(message),
+        }
     }
 
     /// Returns a message that has come; `index` counts from the oldest one that was not released.
@@ -150,6 +163,8 @@ impl MessageEdge {
 /// transport may own it too.
 struct Slots {
     memory: Memory,
+    /// The registration, made with the first message.
+    region: Option<Region>,
     slot_bytes: usize,
     number: usize,
 }
@@ -196,7 +211,27 @@ impl Slots {
         let len = number * slot_bytes;
         let cells = Cells::new(len);
         let memory = Memory { data: cells.data, len, place: Place::Host, owner: Arc::new(cells) };
-        Self { memory, slot_bytes, number }
+        Self { memory, region: None, slot_bytes, number }
+    }
+
+    /// Registers the memory, if that was not done. May block for a plugin.
+    fn register(&mut self, end: &mut dyn Connection) -> Result<Region> {
+        match self.region {
+            Some(region) => Ok(region),
+            None => Ok(*self.region.insert(end.register(self.memory.clone())?)),
+        }
+    }
+
+    /// Moves to other memory, of the same size. Returns the registration of what was left, if it
+    /// had one.
+    fn move_to(&mut self, end: &mut dyn Connection, mut memory: Memory) -> Result<Option<Region>> {
+        let region = end.register(memory.clone())?;
+        if let Place::Gpu { dma_buf, .. } = &mut memory.place {
+            // The registration holds the memory from here on.
+            *dma_buf = None;
+        }
+        self.memory = memory;
+        Ok(self.region.replace(region))
     }
 
     fn slot_bytes(&self) -> usize {
@@ -230,5 +265,75 @@ impl Slots {
         assert!(self.on_host());
         // SAFETY: within the memory; the transport does not use it now.
         unsafe { std::slice::from_raw_parts_mut(self.slot(index), self.slot_bytes) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use oxccl_net::{Error, Receiver, Request, Sender};
+    use oxccl_plan::DataType;
+
+    /// The ends of a connection whose peer has ended, after it has sent one message.
+    #[derive(Default)]
+    struct Ended {
+        slot: Option<*mut u8>,
+        done: bool,
+    }
+
+    // SAFETY: used by one thread.
+    unsafe impl Send for Ended {}
+
+    impl Connection for Ended {}
+
+    impl Sender for Ended {
+        unsafe fn isend(
+            &mut self,
+            _data: *const u8,
+            _len: usize,
+            _tag: u32,
+            _region: Region,
+        ) -> oxccl_net::Result<Option<Request>> {
+            Err(Error::new("sending", "the peer has ended", ""))
+        }
+
+        fn test(&mut self, _request: Request) -> oxccl_net::Result<bool> {
+            Ok(false)
+        }
+    }
+
+    impl Receiver for Ended {
+        unsafe fn irecv(
+            &mut self,
+            data: *mut u8,
+            _capacity: usize,
+            _tag: u32,
+            _region: Region,
+        ) -> oxccl_net::Result<Option<Request>> {
+            self.slot = Some(data);
+            Ok(Some(1))
+        }
+
+        fn test(&mut self, _request: Request) -> oxccl_net::Result<Option<usize>> {
+            let slot = self.slot.filter(|_| !std::mem::replace(&mut self.done, true));
+            let message = Header { descriptor: Descriptor::message(DataType::Int8, 1), begun: 0 };
+            Ok(slot.map(|slot| {
+                let bytes = message.encode();
+                // SAFETY: a slot of 16 bytes and more.
+                unsafe { slot.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+                bytes.len()
+            }))
+        }
+    }
+
+    #[test]
+    fn what_a_peer_has_sent_before_it_ended_is_taken_before_its_end_is_told() {
+        let outgoing = Outgoing::new(Box::new(Ended::default()), 0, 8);
+        let incoming = Incoming::new(Box::new(Ended::default()), 1, 8);
+        let mut edge = MessageEdge::new(outgoing, incoming);
+        assert!(edge.commit(0, Descriptor::message(DataType::Int8, 1), 0).is_err());
+        assert_eq!(edge.peek().unwrap().map(|message| message.len), Some(0));
+        edge.release();
+        assert!(edge.peek().unwrap_err().to_string().contains("the peer has ended"));
     }
 }

@@ -4,7 +4,7 @@ use super::{HEADER_BYTES, Header, Slots};
 use crate::error::Result;
 use crate::link::EDGE_SLOTS;
 use crate::op::descriptor::Descriptor;
-use oxccl_net::{Memory, Receiver, Region, Request, Sender};
+use oxccl_net::{Memory, Receiver, Request, Sender};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -16,8 +16,6 @@ pub struct Outgoing {
     sender: Box<dyn Sender>,
     /// The number of the rank that sends, the tag of its messages.
     tag: u32,
-    /// The slots' registration, made with the first message.
-    region: Option<Region>,
     slots: Slots,
     /// Requests under way, by slot.
     requests: [Option<Request>; EDGE_SLOTS],
@@ -33,9 +31,9 @@ impl Outgoing {
     /// Creates the queue of a connection, over which rank `tag` sends messages of operations with
     /// up to `slot_bytes`.
     pub fn new(sender: Box<dyn Sender>, tag: u32, slot_bytes: usize) -> Self {
-        let (region, slots) = (None, Slots::new(EDGE_SLOTS, slot_bytes));
+        let slots = Slots::new(EDGE_SLOTS, slot_bytes);
         let (requests, unsent) = Default::default();
-        Self { sender, tag, region, slots, requests, unsent, messages: 0, sent: 0 }
+        Self { sender, tag, slots, requests, unsent, messages: 0, sent: 0 }
     }
 
     /// Returns the memory of the next message's data; `None` while the slot is in use.
@@ -68,9 +66,7 @@ impl Outgoing {
 
     /// Moves the slots to other memory, of the same size. Everything sent has come there.
     pub(super) fn move_to(&mut self, memory: Memory) -> Result<()> {
-        let region = self.sender.register(memory.clone())?;
-        self.slots.memory = memory;
-        if let Some(old) = self.region.replace(region) {
+        if let Some(old) = self.slots.move_to(&mut *self.sender, memory)? {
             let until = Instant::now() + DONE_WITHIN;
             while self.requests.iter().any(Option::is_some) && Instant::now() < until {
                 (0..EDGE_SLOTS).try_for_each(|slot| self.is_done(slot).map(drop))?;
@@ -106,17 +102,14 @@ impl Outgoing {
     }
 
     /// Registers the slots, if that was not done. May block for a plugin.
-    pub(super) fn register(&mut self) -> Result<Region> {
-        match self.region {
-            Some(region) => Ok(region),
-            None => Ok(*self.region.insert(self.sender.register(self.slots.memory.clone())?)),
-        }
+    pub(super) fn register(&mut self) -> Result<()> {
+        self.slots.register(&mut *self.sender).map(drop)
     }
 
     /// Hands messages to the transport for which it had no room before, in order.
     fn send_more(&mut self) -> Result<()> {
         while let Some(&(slot, len)) = self.unsent.front() {
-            let region = self.register()?;
+            let region = self.slots.register(&mut *self.sender)?;
             let data = self.slots.slot(slot);
             // SAFETY: the slot lives as long as the sender and is written again only after the
             // request is done.
@@ -178,7 +171,7 @@ impl Outgoing {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use oxccl_net::Place;
+    use oxccl_net::{Connection, Place, Region};
     use std::sync::{Arc, Mutex};
 
     /// A sender that takes only every third message and completes it at once.
@@ -186,6 +179,8 @@ mod tests {
         asked: u32,
         sent: Arc<Mutex<Vec<Vec<u8>>>>,
     }
+
+    impl Connection for Reluctant {}
 
     impl Sender for Reluctant {
         unsafe fn isend(
@@ -213,6 +208,8 @@ mod tests {
 
     /// A sender that keeps its requests, but gets on with them by itself.
     struct Independent;
+
+    impl Connection for Independent {}
 
     impl Sender for Independent {
         unsafe fn isend(
@@ -254,10 +251,11 @@ mod tests {
         asked: usize,
     }
 
-    impl Sender for Registering {
+    impl Connection for Registering {
         fn register(&mut self, memory: Memory) -> oxccl_net::Result<Region> {
             let mut regions = self.regions.lock().unwrap();
-            regions.push(format!("+{} {:?}", memory.len, memory.place));
+            let host = matches!(memory.place, Place::Host);
+            regions.push(format!("+{} {}", memory.len, if host { "host" } else { "GPU" }));
             Ok(Region(regions.len()))
         }
 
@@ -265,7 +263,9 @@ mod tests {
             self.regions.lock().unwrap().push(format!("-{} after {}", region.0, self.asked));
             Ok(())
         }
+    }
 
+    impl Sender for Registering {
         unsafe fn isend(
             &mut self,
             _data: *const u8,
@@ -289,13 +289,16 @@ mod tests {
         let mut outgoing = Outgoing::new(Box::new(sender), 0, 8);
         outgoing.send_raw(b"proof").unwrap();
         let like = outgoing.memory();
-        let place = Place::Gpu { flush: false, dma_buf: None };
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let dma_buf = Arc::new(std::os::fd::OwnedFd::from(file));
+        let place = Place::Gpu { flush: false, dma_buf: Some(dma_buf.clone()) };
         outgoing.move_to(Memory { place, ..like }).unwrap();
         let message = Descriptor::message(oxccl_plan::DataType::Int8, 1);
         outgoing.commit(1, message, 0).unwrap();
         assert_eq!(outgoing.requests[1], Some(2), "from the new region");
         let text = regions.lock().unwrap().join(", ");
-        assert_eq!(text, "+96 Host, +96 Gpu { flush: false, dma_buf: None }, -1 after 2");
+        assert_eq!(text, "+96 host, +96 GPU, -1 after 2");
+        assert_eq!(Arc::strong_count(&dma_buf), 1, "the descriptor is not kept");
     }
 
     #[test]

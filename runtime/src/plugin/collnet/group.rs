@@ -5,7 +5,9 @@ use super::{Format, Reductions};
 use crate::plugin::net::functions::Listen;
 use crate::plugin::{Plugin, logger};
 use crate::proxy::CurrentCall;
-use oxccl_net::{HANDLE_BYTES, HOST, Handle, Memory, Receiver, Region, Request, Result, Sender};
+use oxccl_net::{
+    Connection, HANDLE_BYTES, HOST, Handle, Memory, Receiver, Region, Request, Result, Sender,
+};
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{c_int, c_void};
@@ -293,11 +295,13 @@ fn lock(group: &Mutex<Group>) -> MutexGuard<'_, Group> {
 /// The sending end of an edge to a switch.
 struct Contributions(Arc<Mutex<Group>>);
 
-impl Sender for Contributions {
+impl Connection for Contributions {
     fn register(&mut self, memory: Memory) -> Result<Region> {
         lock(&self.0).register(&memory)
     }
+}
 
+impl Sender for Contributions {
     unsafe fn isend(
         &mut self,
         data: *const u8,
@@ -317,11 +321,13 @@ impl Sender for Contributions {
 /// The receiving end of an edge to a switch.
 struct Results(Arc<Mutex<Group>>);
 
-impl Receiver for Results {
+impl Connection for Results {
     fn register(&mut self, memory: Memory) -> Result<Region> {
         lock(&self.0).register(&memory)
     }
+}
 
+impl Receiver for Results {
     unsafe fn irecv(
         &mut self,
         data: *mut u8,

@@ -4,14 +4,13 @@ use super::functions::{Accept, Connect, Functions, Init, Irecv, Isend, Listen, R
 use crate::plugin::{Plugin, logger};
 use crate::proxy::CurrentCall;
 use oxccl_net::{
-    CUDA, Connecting, HANDLE_BYTES, HOST, Handle, Listener, Memory, Net, Place, Properties,
-    Receiver, Region, Request, Result, Sender,
+    CUDA, Connecting, Connection, DMA_BUF, HANDLE_BYTES, HOST, Handle, Listener, MAX_REQUESTS,
+    Memory, Net, Place, Properties, Receiver, Region, Request, Result, Sender,
 };
 use oxccl_plugin_abi::net::{
     ncclNetCommConfig_v10_t, ncclNetCommConfig_v11_t, ncclNetCommConfig_v12_t,
 };
 use rustix::fd::AsRawFd;
-use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -73,7 +72,11 @@ impl PluginNet {
 fn properties(plugin: &Instance) -> Result<Vec<Properties>> {
     let ask = |device| {
         let call = |get: &mut dyn FnMut() -> c_int| plugin.call("getProperties", get);
-        Ok(plugin.functions().get_properties.ask(device, call)?.properties)
+        let mut known = plugin.functions().get_properties.ask(device, call)?.properties;
+        if plugin.functions().reg_mr_dma_buf.is_none() {
+            known.memory &= !DMA_BUF;
+        }
+        Ok(known)
     };
     (0..plugin.devices(plugin.functions().devices)?).map(ask).collect()
 }
@@ -191,8 +194,8 @@ struct PluginConnection {
     comm: *mut c_void,
     sends: bool,
     regions: Vec<Registered>,
-    /// The flushes of messages that come to the memory of a GPU, by the messages' requests.
-    flushes: BTreeMap<Request, Flush>,
+    /// The messages under way to this end, by the number of their request.
+    receives: [Option<Receive>; MAX_REQUESTS],
 }
 
 /// Memory that is registered.
@@ -202,12 +205,14 @@ struct Registered {
     flush: bool,
 }
 
-/// The flush of a message.
-enum Flush {
-    /// The message may not have come yet.
-    Due { data: *mut c_void, handle: *mut c_void },
-    /// The message, of this size, has come.
-    UnderWay { request: *mut c_void, len: usize },
+/// A message under way to this end.
+#[derive(Clone, Copy)]
+enum Receive {
+    /// The message may not have come yet. `flush`: its memory and the handle of that, if the
+    /// message must be flushed.
+    Message { request: *mut c_void, flush: Option<(*mut c_void, *mut c_void)> },
+    /// The message, of this size, has come and is being flushed.
+    Flush { request: *mut c_void, len: usize },
 }
 
 // SAFETY: as for `Instance`.
@@ -215,59 +220,11 @@ unsafe impl Send for PluginConnection {}
 
 impl PluginConnection {
     fn new(instance: Arc<Instance>, comm: *mut c_void, sends: bool) -> Self {
-        Self { instance, comm, sends, regions: Vec::new(), flushes: BTreeMap::new() }
-    }
-
-    fn register(&mut self, memory: &Memory) -> Result<Region> {
-        let (comm, data, len) = (self.comm, memory.data.cast::<c_void>(), memory.len);
-        let functions = self.instance.functions();
-        let (kind, flush, dma_buf) = match &memory.place {
-            Place::Host => (HOST, false, None),
-            Place::Gpu { flush, dma_buf } => (CUDA, *flush && !self.sends, dma_buf.as_ref()),
-        };
-        if flush && functions.iflush.is_none() {
-            return Err(self
-                .instance
-                .failed("regMr", "memory that must be flushed, without iflush"));
-        }
-        let mut handle = null_mut();
-        // Versions 6 and 7 take sizes below 2 GiB; slots are far smaller.
-        let small = c_int::try_from(len).unwrap_or(c_int::MAX);
-        // SAFETY: as in `init`; the memory lives as long as this end, and the descriptor during
-        // the call.
-        let reg_mr = || unsafe {
-            match functions.reg_mr {
-                RegMr::V6(register) => register(comm, data, small, kind, &mut handle),
-                RegMr::V8(register) => register(comm, data, len, kind, &mut handle),
-            }
-        };
-        match functions.reg_mr_dma_buf.zip(dma_buf) {
-            Some((register, fd)) => {
-                let fd = fd.as_raw_fd();
-                // SAFETY: as above.
-                let reg_mr = || unsafe { register(comm, data, len, kind, 0, fd, &mut handle) };
-                self.instance.call("regMrDmaBuf", reg_mr)?;
-            }
-            None => self.instance.call("regMr", reg_mr)?,
-        }
-        self.regions.push(Registered { handle, flush });
-        Ok(Region(handle as usize))
-    }
-
-    fn deregister(&mut self, Region(handle): Region) -> Result<()> {
-        let is_it = |region: &Registered| region.handle as usize == handle;
-        let Some(index) = self.regions.iter().position(is_it) else { return Ok(()) };
-        let Registered { handle, .. } = self.regions.swap_remove(index);
-        let (comm, deregister) = (self.comm, self.instance.functions().dereg_mr);
-        if handle.is_null() {
-            return Ok(());
-        }
-        // SAFETY: the region is the plugin's and is not used any more.
-        self.instance.call("deregMr", || unsafe { deregister(comm, handle) })
+        Self { instance, comm, sends, regions: Vec::new(), receives: [None; MAX_REQUESTS] }
     }
 
     /// Returns the size of the first message of a request that is done.
-    fn test(&self, request: *mut c_void) -> Result<Option<c_int>> {
+    fn size(&self, request: *mut c_void) -> Result<Option<c_int>> {
         let (mut done, mut sizes) = (0, [0; SIZES]);
         let test = self.instance.functions().test;
         self.instance.call("test", || {
@@ -275,6 +232,22 @@ impl PluginConnection {
             unsafe { test(request, &mut done, sizes.as_mut_ptr()) }
         })?;
         Ok((done != 0).then_some(sizes[0]))
+    }
+
+    /// Takes a message that has come. Returns its size if it needs no flush, or else the flush.
+    fn arrived(
+        &self,
+        size: c_int,
+        flush: Option<(*mut c_void, *mut c_void)>,
+    ) -> Result<(Option<usize>, Option<Receive>)> {
+        let negative =
+            |_| self.instance.failed("test", &format!("it says that {size} bytes have arrived"));
+        let len = usize::try_from(size).map_err(negative)?;
+        let flush = flush.map_or(Ok(None), |(data, handle)| self.flush(data, handle, len))?;
+        Ok(match flush {
+            Some(request) => (None, Some(Receive::Flush { request, len })),
+            None => (Some(len), None),
+        })
     }
 
     /// Begins to flush a message that has come; `None` where there is nothing to wait for.
@@ -312,20 +285,56 @@ impl Drop for PluginConnection {
     }
 }
 
-/// Returns a request of a plugin, which has none yet if it has no room.
-fn request(request: *mut c_void) -> Option<Request> {
-    (!request.is_null()).then_some(request as u64)
+impl Connection for PluginConnection {
+    fn register(&mut self, memory: Memory) -> Result<Region> {
+        let (comm, data, len) = (self.comm, memory.data.cast::<c_void>(), memory.len);
+        let functions = self.instance.functions();
+        let (kind, flush, dma_buf) = match &memory.place {
+            Place::Host => (HOST, false, None),
+            Place::Gpu { flush, dma_buf } => (CUDA, *flush && !self.sends, dma_buf.as_ref()),
+        };
+        if flush && functions.iflush.is_none() {
+            let cause = "memory that must be flushed, without iflush";
+            return Err(self.instance.failed("regMr", cause));
+        }
+        let mut handle = null_mut();
+        // Versions 6 and 7 take sizes below 2 GiB; slots are far smaller.
+        let small = c_int::try_from(len).unwrap_or(c_int::MAX);
+        // SAFETY: as in `init`; the memory lives as long as this end, and the descriptor during
+        // the call.
+        let reg_mr = || unsafe {
+            match functions.reg_mr {
+                RegMr::V6(register) => register(comm, data, small, kind, &mut handle),
+                RegMr::V8(register) => register(comm, data, len, kind, &mut handle),
+            }
+        };
+        match functions.reg_mr_dma_buf.zip(dma_buf) {
+            Some((register, fd)) => {
+                let fd = fd.as_raw_fd();
+                // SAFETY: as above.
+                let reg_mr = || unsafe { register(comm, data, len, kind, 0, fd, &mut handle) };
+                self.instance.call("regMrDmaBuf", reg_mr)?;
+            }
+            None => self.instance.call("regMr", reg_mr)?,
+        }
+        self.regions.push(Registered { handle, flush });
+        Ok(Region(handle as usize))
+    }
+
+    fn deregister(&mut self, Region(handle): Region) -> Result<()> {
+        let is_it = |region: &Registered| region.handle as usize == handle;
+        let Some(index) = self.regions.iter().position(is_it) else { return Ok(()) };
+        let Registered { handle, .. } = self.regions.swap_remove(index);
+        let (comm, deregister) = (self.comm, self.instance.functions().dereg_mr);
+        if handle.is_null() {
+            return Ok(());
+        }
+        // SAFETY: the region is the plugin's and is not used any more.
+        self.instance.call("deregMr", || unsafe { deregister(comm, handle) })
+    }
 }
 
 impl Sender for PluginConnection {
-    fn register(&mut self, memory: Memory) -> Result<Region> {
-        self.register(&memory)
-    }
-
-    fn deregister(&mut self, region: Region) -> Result<()> {
-        self.deregister(region)
-    }
-
     unsafe fn isend(
         &mut self,
         data: *const u8,
@@ -345,23 +354,15 @@ impl Sender for PluginConnection {
             }
         };
         self.instance.call("isend", isend)?;
-        Ok(request(made))
+        Ok((!made.is_null()).then_some(made as Request))
     }
 
     fn test(&mut self, request: Request) -> Result<bool> {
-        Ok((*self).test(request as *mut c_void)?.is_some())
+        Ok(self.size(request as *mut c_void)?.is_some())
     }
 }
 
 impl Receiver for PluginConnection {
-    fn register(&mut self, memory: Memory) -> Result<Region> {
-        self.register(&memory)
-    }
-
-    fn deregister(&mut self, region: Region) -> Result<()> {
-        self.deregister(region)
-    }
-
     unsafe fn irecv(
         &mut self,
         data: *mut u8,
@@ -369,6 +370,8 @@ impl Receiver for PluginConnection {
         tag: u32,
         region: Region,
     ) -> Result<Option<Request>> {
+        let free = self.receives.iter().position(Option::is_none);
+        let Some(number) = free else { return Ok(None) };
         let (to, mut tag) = (data.cast::<c_void>(), tag as c_int);
         let (mut data, handle) = (to, region.0 as *mut c_void);
         let mut region = handle;
@@ -387,32 +390,29 @@ impl Receiver for PluginConnection {
             }
         };
         self.instance.call("irecv", irecv)?;
-        let made = request(made);
-        let flushed = |r: &&Registered| r.handle == handle && r.flush;
-        if let Some((request, _)) = made.zip(self.regions.iter().find(flushed)) {
-            self.flushes.insert(request, Flush::Due { data: to, handle });
+        if made.is_null() {
+            return Ok(None);
         }
-        Ok(made)
+        let flushed = self.regions.iter().any(|r| r.handle == handle && r.flush);
+        let flush = flushed.then_some((to, handle));
+        self.receives[number] = Some(Receive::Message { request: made, flush });
+        Ok(Some(number as Request))
     }
 
-    fn test(&mut self, request: Request) -> Result<Option<usize>> {
-        if let Some(&Flush::UnderWay { request: flush, len }) = self.flushes.get(&request) {
-            let done = (*self).test(flush)?.is_some();
-            return Ok(done.then(|| {
-                self.flushes.remove(&request);
-                len
-            }));
-        }
-        let Some(size) = (*self).test(request as *mut c_void)? else { return Ok(None) };
-        let negative =
-            |_| self.instance.failed("test", &format!("it says that {size} bytes have arrived"));
-        let len = usize::try_from(size).map_err(negative)?;
-        let Some(Flush::Due { data, handle }) = self.flushes.remove(&request) else {
-            return Ok(Some(len));
+    fn test(&mut self, number: Request) -> Result<Option<usize>> {
+        let unknown = || self.instance.failed("test", &format!("request {number} was done"));
+        let place = self.receives.get(number as usize).copied().flatten().ok_or_else(unknown)?;
+        let (done, next) = match place {
+            Receive::Flush { request, len } => (self.size(request)?.map(|_| len), None),
+            Receive::Message { request, flush } => match self.size(request)? {
+                Some(size) => self.arrived(size, flush)?,
+                None => return Ok(None),
+            },
         };
-        let Some(flush) = self.flush(data, handle, len)? else { return Ok(Some(len)) };
-        self.flushes.insert(request, Flush::UnderWay { request: flush, len });
-        Ok(None)
+        if done.is_some() || next.is_some() {
+            self.receives[number as usize] = next;
+        }
+        Ok(done)
     }
 }
 

@@ -66,13 +66,13 @@ pub(crate) struct Need<'a> {
     pub(crate) traffic_class: Option<i32>,
     /// The local address of the library's own transport.
     pub(crate) address: SocketAddr,
-    /// Connections that this rank makes for each lane.
-    pub(crate) connections: usize,
+    /// The number of ranks of other hosts.
+    pub(crate) peers: usize,
     /// The size of the longest message in bytes.
     pub(crate) message_bytes: usize,
     /// The index of this rank among those of its host, by which devices are dealt out.
     pub(crate) place: usize,
-    /// What a thread does before it makes the network's calls.
+    /// The function that a thread runs before it makes the network's calls.
     pub(crate) prepare: Arc<dyn Fn() -> Result<()> + Send + Sync>,
 }
 
@@ -93,7 +93,8 @@ impl Chosen {
         let most = self.net.properties(self.device)?.max_connections.max(1) as usize;
         let files = getrlimit(Resource::Nofile).current;
         let files = files.map_or(most, |files| usize::try_from(files / 2).unwrap_or(most));
-        Ok((most.min(files) / need.connections.max(1)).clamp(1, wanted))
+        let directions = if self.net.is_duplex() { 1 } else { 2 };
+        Ok((most.min(files) / (directions * need.peers).max(1)).clamp(1, wanted))
     }
 
     /// Returns what the ranks have to [`agree`] on: lanes, and the name of the network.
@@ -173,7 +174,8 @@ fn start(
 
 /// Returns what a device lacks of what is needed.
 fn lack(device: &Properties, need: &Need<'_>) -> Option<String> {
-    let (most, connections) = (device.max_connections, need.connections);
+    // One of each direction.
+    let (most, connections) = (device.max_connections, 2 * need.peers);
     if device.offloaded {
         return Some("is served by GPUs, which is not supported".to_owned());
     }

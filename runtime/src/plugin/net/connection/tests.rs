@@ -188,9 +188,9 @@ fn messages_that_come_to_a_gpu_are_there_once_they_are_flushed() {
     let file = std::fs::File::open("/dev/null").unwrap();
     let on_gpu = |dma_buf| Place::Gpu { flush: true, dma_buf };
     let gpu = memory(0x1000, on_gpu(Some(Arc::new(file.into()))));
-    let gpu = Receiver::register(&mut connection, gpu).unwrap();
-    let other = Receiver::register(&mut connection, memory(0x2000, on_gpu(None))).unwrap();
-    let host = Receiver::register(&mut connection, memory(0x3000, Place::Host)).unwrap();
+    let gpu = connection.register(gpu).unwrap();
+    let other = connection.register(memory(0x2000, on_gpu(None))).unwrap();
+    let host = connection.register(memory(0x3000, Place::Host)).unwrap();
     let expected = [
         "regMrDmaBuf from 0, open",
         "regMr 64 of kind 2",
@@ -224,7 +224,7 @@ fn messages_that_come_to_a_gpu_are_there_once_they_are_flushed() {
     come(0x1000);
     assert_eq!(Receiver::test(&mut connection, requests[0]).unwrap(), Some(40));
     assert_eq!(calls(), ["iflush 1: 40 at 0x1000 in 0x1000"]);
-    Receiver::deregister(&mut connection, host).unwrap();
+    connection.deregister(host).unwrap();
     assert_eq!(calls(), ["deregMr 0x3000"]);
     assert_eq!(other, Region(0x2000));
     drop(connection);
