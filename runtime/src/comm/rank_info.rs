@@ -20,6 +20,8 @@ const FLAGS_AT: usize = 104;
 const TUNER_AT: usize = FLAGS_AT + 8 + ADDRESS_BYTES;
 /// The flag of a rank whose process holds the rendezvous.
 const HOLDER: u64 = 4;
+/// The flags of [`RankInfo::connects_at_first_use`]: never and always. Only one may be set.
+const CONNECTS: [u64; 2] = [8, 16];
 
 /// Facts about a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -215,7 +217,8 @@ impl RankInfo {
             return Err(bad(format!("says that its process has the number {pid}")));
         }
         let flags = word(FLAGS_AT);
-        if flags > 63 {
+        let [never, always] = CONNECTS.map(|flag| flags & flag != 0);
+        if flags > 63 || never && always {
             return Err(bad(format!("sent unknown flags {flags:#x}")));
         }
         let (id, pid_namespace, arena_bytes, probe) = (name(8), word(56), word(72), word(88));
@@ -226,7 +229,7 @@ impl RankInfo {
             host: word(64),
             counter_start: word(80),
             deterministic: flags & 1 != 0,
-            connects_at_first_use: (flags & 24 != 0).then_some(flags & 16 != 0),
+            connects_at_first_use: (never || always).then_some(always),
             gpu: flags & 2 != 0,
             holder: flags & HOLDER != 0,
             machine: word(96),
@@ -257,6 +260,9 @@ mod tests {
         assert!(same_tuner(&[tuned.clone(), tuned.clone()]).is_ok());
         let text = same_tuner(&[set, tuned]).unwrap_err().to_string();
         assert!(text.contains("rank 0 uses no tuner, rank 1 the tuner a name that is "), "{text}");
+        bytes[FLAGS_AT] |= CONNECTS.iter().sum::<u64>() as u8;
+        let text = RankInfo::decode(2, &bytes).unwrap_err().to_string();
+        assert!(text.contains("rank 2 sent unknown flags"), "{text}");
         bytes[0] = 10;
         let text = RankInfo::decode(3, &bytes).unwrap_err().to_string();
         assert!(text.contains("rank 3 speaks format Some(10)"), "{text}");
