@@ -94,9 +94,10 @@ enum Way {
 /// The ways of a network's device to the memory of a GPU.
 pub struct Reach {
     gpu: &'static Gpu,
-    /// What is to be tried, in this order; nothing where the device does not read from there.
+    /// The ways to register memory that the device reads, the first to be tried first; empty if it
+    /// reads from memory of the host.
     sends: Vec<Way>,
-    /// Likewise, nothing where the device does not write to there.
+    /// The ways to register memory that the device writes, likewise.
     receives: Vec<Way>,
     /// True if what it has written must be flushed.
     flush: bool,
