@@ -4,7 +4,6 @@
 use crate::conformance::{Buffers, Case, Laid, Manner, play, play_one};
 use crate::failures::{abort_now, told};
 use crate::rank::{Call, Memory, Outcome, Rank, Replay, ok, one, words};
-use crate::registered::all_idle;
 use crate::windows::{Window, put_once, wait};
 use oxccl::oxccl::types::oxcclCaptureMode_t::oxcclCaptureThreadLocal;
 use oxccl_plan::{Collective, DataType, ReduceOp};
@@ -31,7 +30,7 @@ impl<'a> Place<'a> {
         let bytes = rank.nranks as usize * MOST * 4 + 8192;
         let make = || if ours { Memory::new(bytes) } else { Memory::foreign(bytes) };
         let buffers = Buffers { input: make()?, output: make()? };
-        all_idle(rank);
+        rank.all_idle()?;
         let window = |memory: &Memory| Window::new(rank, memory.at, bytes);
         let windows = [window(&buffers.input)?, window(&buffers.output)?];
         Ok(Self { buffers, windows })
@@ -39,9 +38,9 @@ impl<'a> Place<'a> {
 
     fn end(self, rank: &Rank) -> Outcome {
         self.windows.into_iter().try_for_each(Window::end)?;
-        all_idle(rank);
+        rank.all_idle()?;
         drop(self.buffers);
-        all_idle(rank);
+        rank.all_idle()?;
         Ok(())
     }
 }

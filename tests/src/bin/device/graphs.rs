@@ -334,6 +334,7 @@ pub(crate) fn opposite(ranks: &[Rank]) -> Outcome {
     });
     held.release()?;
     let (a, b) = graphs?;
+    rank.all_idle()?;
     for round in 1..50 {
         rank.upload(memory.at, &words((rank.rank + 1) * round, COUNT))?;
         rank.upload(memory.part(2 * BYTES), &words((rank.rank + 1) * -round, COUNT))?;

@@ -99,6 +99,7 @@ pub(crate) fn many(ranks: &[Rank]) -> Outcome {
         mail.verify(rank, round)?;
     }
     let replay = Replay::capture(rank.stream, oxcclCaptureThreadLocal, post)?;
+    rank.all_idle()?;
     for round in 3..6 {
         mail.fill(rank, round)?;
         replay.launch(rank.stream)?;

@@ -28,6 +28,8 @@ use std::alloc::Layout;
 use std::ffi::{CStr, c_void};
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
+use std::sync::{Condvar, Mutex};
+use std::time::Duration;
 
 /// How long a stream may take.
 const PATIENCE_NS: i64 = 60_000_000_000;
@@ -346,6 +348,27 @@ impl Rank {
     pub(crate) fn meet(&self, scratch: *mut c_void) -> Outcome {
         ok(self.call(sum(1), scratch, scratch))?;
         self.synchronize()
+    }
+
+    /// Waits for the threads of all ranks if they share a GPU, but not for ever. Allocating, freeing
+    /// and instantiating graphs may wait for all that a GPU does, and keep others out meanwhile:
+    /// none may wait in an operation for who does so.
+    pub(crate) fn all_idle(&self) -> Outcome {
+        static MET: (Mutex<i32>, Condvar) = (Mutex::new(0), Condvar::new());
+        let (kind, count) = devices();
+        if kind == oxcclDeviceKind_t::oxcclDeviceHost || count >= self.nranks {
+            return Ok(());
+        }
+        let mut came = MET.0.lock().unwrap_or_else(|e| e.into_inner());
+        let last = *came - *came % self.nranks + self.nranks;
+        *came += 1;
+        MET.1.notify_all();
+        let limit = Duration::from_nanos(PATIENCE_NS as u64);
+        let waited = MET.1.wait_timeout_while(came, limit, |came| *came < last);
+        match waited.is_ok_and(|(_, limit)| !limit.timed_out()) {
+            true => Ok(()),
+            false => Err("the other ranks did not come".to_owned()),
+        }
     }
 
     /// Collectives so far that used the ranks' buffers where they lie.

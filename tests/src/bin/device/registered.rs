@@ -9,7 +9,6 @@ use oxccl_plan::{Carrier, Collective, Spec};
 use oxccl_runtime::device::usual_topology;
 use oxccl_tests::sequence::Random;
 use std::ffi::c_void;
-use std::sync::{Barrier, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Elements of a call: large enough to be worth an agreement.
@@ -65,7 +64,7 @@ fn deregister(rank: &Rank, handle: *mut c_void) -> Outcome {
 pub(crate) fn from_library(ranks: &[Rank]) -> Outcome {
     let rank = one(ranks)?;
     let memory = Memory::new(3 * BYTES)?;
-    all_idle(rank);
+    rank.all_idle()?;
     let (from, to) = (memory.part(rank.rank as usize * 64), memory.part(2 * BYTES));
     let play = |number| round(rank, number, from, to, || ok(rank.call(sum(COUNT), from, to)));
     until_in_place(rank, play)?;
@@ -115,7 +114,7 @@ pub(crate) fn in_pieces(ranks: &[Rank]) -> Outcome {
 }
 
 fn registered_from(rank: &Rank, memory: Memory) -> Outcome {
-    all_idle(rank);
+    rank.all_idle()?;
     let (from, to) = (memory.part((rank.rank as usize + 1) * 256), memory.part(3 * BYTES));
     let play = |number| round(rank, number, from, to, || ok(rank.call(sum(COUNT), from, to)));
     for again in 0..3 {
@@ -154,7 +153,7 @@ pub(crate) fn captured(ranks: &[Rank]) -> Outcome {
     let rank = one(ranks)?;
     for again in 0..3 {
         let memory = Memory::foreign(2 * BYTES)?;
-        all_idle(rank);
+        rank.all_idle()?;
         let (from, to) = (memory.at, memory.part(BYTES));
         let call = || ok(rank.call(sum(COUNT), from, to));
         let replay = Replay::capture(rank.stream, oxcclCaptureThreadLocal, call)?;
@@ -163,21 +162,11 @@ pub(crate) fn captured(ranks: &[Rank]) -> Outcome {
         (0..20).try_for_each(launch)?;
         drop(replay);
         (0..3).try_for_each(|number| round(rank, number, from, to, call))?;
-        all_idle(rank);
+        rank.all_idle()?;
         drop(memory);
-        all_idle(rank);
+        rank.all_idle()?;
     }
     rank.leave()
-}
-
-/// Allocating and freeing may wait for all that a GPU does: where ranks share one, none may wait in
-/// an operation for who does so.
-pub(crate) fn all_idle(rank: &Rank) {
-    static MET: OnceLock<Barrier> = OnceLock::new();
-    let (kind, count) = devices();
-    if kind == oxcclDeviceKind_t::oxcclDeviceCuda && count < rank.nranks {
-        MET.get_or_init(|| Barrier::new(rank.nranks as usize)).wait();
-    }
 }
 
 /// Memory that is freed and allocated again at the same place is other memory.
@@ -189,7 +178,7 @@ pub(crate) fn reused(ranks: &[Rank]) -> Outcome {
         let ours = random.below(2) == 0;
         let make = |bytes| if ours { Memory::new(bytes) } else { Memory::foreign(bytes) };
         let memory = make(2 * BYTES)?;
-        all_idle(rank);
+        rank.all_idle()?;
         let (from, to) = (memory.at, memory.part(BYTES));
         // A registration that outlives its memory must do no harm, and can be ended.
         let handle = register(rank, memory.at, 2 * BYTES)?;
@@ -199,7 +188,7 @@ pub(crate) fn reused(ranks: &[Rank]) -> Outcome {
         } else if let Some(old) = kept.replace(handle) {
             deregister(rank, old)?;
         }
-        all_idle(rank);
+        rank.all_idle()?;
         // Sometimes it stays a while, and something else gets the next addresses.
         if random.below(3) == 0 {
             let other = Memory::new(BYTES)?;
@@ -208,7 +197,7 @@ pub(crate) fn reused(ranks: &[Rank]) -> Outcome {
         } else {
             drop(memory);
         }
-        all_idle(rank);
+        rank.all_idle()?;
     }
     if let Some(old) = kept {
         deregister(rank, old)?;
@@ -228,7 +217,7 @@ pub(crate) fn random(ranks: &[Rank]) -> Outcome {
     let make: [fn(usize) -> Outcome<Memory>; KINDS] =
         [Memory::new, Memory::foreign, Memory::in_pieces];
     let memory = make.into_iter().map(|make| make(3 * BYTES)).collect::<Outcome<Vec<_>>>()?;
-    all_idle(rank);
+    rank.all_idle()?;
     let mut handles: [Option<*mut c_void>; KINDS] = [None; KINDS];
     for number in 0..300 {
         let of = own.below(KINDS as u64) as usize;

@@ -13,7 +13,7 @@ pub(crate) fn everything(ranks: &[Rank]) -> Outcome {
     let buffers = [Buffers::new(rank.nranks as usize * MOST + 4096)?];
     let mail = Mail::new(rank, vec![1, 5000, 100_001])?;
     let foreign = Memory::foreign(registered::ROOM)?;
-    registered::all_idle(rank);
+    rank.all_idle()?;
     let collectives = [Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter];
     let mut seed = 0;
     for bytes in [100, 100 << 10, MOST] {
