@@ -186,6 +186,27 @@ pub trait Sender: Connection {
         region: Region,
     ) -> Result<Option<Request>>;
 
+    /// Starts to send a message as [`isend`](Self::isend) does, of which only the first `head`
+    /// bytes are in place: the others are at `from`, and leave from there if they can at once, or
+    /// are copied to their place. `from` is not used after the call.
+    ///
+    /// # Safety
+    /// That of `isend`; `data` is writable, too, and `from` is readable for `len - head` bytes.
+    unsafe fn isend_from(
+        &mut self,
+        from: *const u8,
+        head: usize,
+        (data, len): (*mut u8, usize),
+        tag: u32,
+        region: Region,
+    ) -> Result<Option<Request>> {
+        // SAFETY: passed on from the caller.
+        unsafe {
+            data.add(head).copy_from_nonoverlapping(from, len - head);
+            self.isend(data, len, tag, region)
+        }
+    }
+
     /// Returns whether requests need calls of [`test`](Self::test) to get on.
     fn needs_progress(&self) -> bool {
         true
@@ -223,4 +244,36 @@ pub trait Receiver: Connection {
 
     /// Returns the size of the message once it is complete, and flushed where that is needed.
     fn test(&mut self, request: Request) -> Result<Option<usize>>;
+
+    /// Returns the way to receive messages in two places; `None` if there is none.
+    fn divided(&mut self) -> Option<&mut dyn Divided> {
+        None
+    }
+}
+
+/// The receiving end of a connection that receives the head of a message first, and the rest of it
+/// wherever the holder wants it then.
+pub trait Divided {
+    /// Looks for the first `head` bytes of the message of the oldest request, in the memory that
+    /// was offered.
+    fn test_head(&mut self, request: Request, head: usize) -> Result<Head>;
+
+    /// Receives what follows these bytes, once [`test_head`](Self::test_head) has said that they
+    /// are there. Returns true when the message is complete, and its request over. Until then
+    /// nothing else is to be asked of the request than this, with the same place.
+    ///
+    /// # Safety
+    /// `to` is writable for what follows the head.
+    unsafe fn test_rest(&mut self, request: Request, to: *mut u8) -> Result<bool>;
+}
+
+/// What is there of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Head {
+    /// Less than its head, or a part of a message that is not longer than a head.
+    None,
+    /// The head of a message of this size.
+    Begun(usize),
+    /// A whole message of this size in the memory that was offered; its request is over.
+    Whole(usize),
 }

@@ -40,6 +40,15 @@ pub struct Message {
     pub begun: Option<u32>,
 }
 
+/// Where the data of a message are that was received.
+#[derive(Clone, Copy, Debug)]
+pub enum Received {
+    /// Where they were wanted; the message is released.
+    InPlace,
+    /// Here, until the message is released.
+    Slot(*const u8),
+}
+
 /// Both directions of the link to one peer: bounded queues of slots.
 pub enum Edge {
     /// The edge of a rank to itself.
@@ -70,26 +79,31 @@ impl Edge {
         }
     }
 
-    /// Returns a free slot to fill; `None` if the peer has not taken enough messages yet.
-    pub fn reserve(&mut self) -> Result<Option<*mut u8>> {
+    /// Sends a message of the operation `label`; the sender has begun `begun` collectives. Returns
+    /// false, and sends nothing, if the peer has not taken enough messages yet. The data may be
+    /// written again at once.
+    ///
+    /// # Safety
+    /// `data` is readable for `len` bytes, which fit a slot.
+    pub unsafe fn send(
+        &mut self,
+        data: *const u8,
+        len: usize,
+        label: &Label,
+        begun: u64,
+    ) -> Result<bool> {
         self.use_connections();
         match self {
-            Edge::Own | Edge::Unconnected(_) => Ok(None),
-            Edge::Direct(edge) => Ok(edge.reserve()),
-            Edge::Message(edge) => edge.reserve(),
-        }
-    }
-
-    /// Sends the first `len` bytes of the slot that was reserved last. The message is of the
-    /// operation `label`; the sender has begun `begun` collectives.
-    pub fn commit(&mut self, len: usize, label: &Label, begun: u64) -> Result<()> {
-        match self {
-            Edge::Own | Edge::Unconnected(_) => Ok(()),
+            Edge::Own | Edge::Unconnected(_) => Ok(false),
             Edge::Direct(edge) => {
+                let Some(slot) = edge.reserve() else { return Ok(false) };
+                // SAFETY: readable by the contract; the slot is this rank's now.
+                unsafe { slot.copy_from_nonoverlapping(data, len) };
                 edge.commit(len, label.tag, label.descriptor.to_words().1);
-                Ok(())
+                Ok(true)
             }
-            Edge::Message(edge) => edge.commit(len, label.descriptor, begun as u32),
+            // SAFETY: passed on from the caller.
+            Edge::Message(edge) => unsafe { edge.send(data, len, label.descriptor, begun as u32) },
         }
     }
 
@@ -101,6 +115,26 @@ impl Edge {
             Edge::Direct(edge) => Ok(edge.peek()),
             Edge::Message(edge) => edge.peek(),
         }
+    }
+
+    /// Receives the oldest message; `None` if it is not there yet, and the same has to be received
+    /// then. `expect` says whether it is what is expected, before anything is written.
+    ///
+    /// # Safety
+    /// `to` is writable for `len` bytes, and `expect` takes no message of another size.
+    pub unsafe fn receive(
+        &mut self,
+        to: *mut u8,
+        len: usize,
+        expect: impl FnOnce(&Message) -> Result<()>,
+    ) -> Result<Option<Received>> {
+        self.use_connections();
+        if let Edge::Message(edge) = self {
+            // SAFETY: passed on from the caller.
+            return unsafe { edge.receive(to, len, expect) };
+        }
+        let Some(message) = self.peek()? else { return Ok(None) };
+        expect(&message).map(|()| Some(Received::Slot(message.data)))
     }
 
     /// Returns the oldest message as [`peek`](Self::peek) does, for those that do not wait for one.

@@ -236,7 +236,7 @@ impl Connecting for TcpConnecting {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Region;
+    use crate::{Head, Region};
     use std::time::Duration;
 
     fn pair(ahead: bool) -> (Box<dyn Sender>, Box<dyn Receiver>) {
@@ -305,6 +305,147 @@ mod tests {
     }
 
     const MAX: usize = crate::MAX_REQUESTS;
+
+    /// More than sockets hold, of which nothing is read until all is under way.
+    #[test]
+    fn what_cannot_leave_at_once_is_copied_and_the_data_may_be_written_again() {
+        const HEAD: usize = 16;
+        let (mut sender, mut receiver) = pair(true);
+        let sizes = [HEAD, 9 << 20, HEAD + 1, 5 << 20];
+        let (mut places, mut sends) = (Vec::new(), Vec::new());
+        for (number, len) in (0u8..).zip(sizes) {
+            let message = bytes(number, len);
+            let mut place = message[..HEAD].to_vec();
+            place.resize(len, 0xee);
+            let mut rest = message[HEAD..].to_vec();
+            // SAFETY: the place outlives the request, which is done below; the rest the call.
+            let request = unsafe {
+                let to = (place.as_mut_ptr(), len);
+                sender.isend_from(rest.as_ptr(), HEAD, to, 0, Region::default())
+            };
+            rest.fill(0xdd);
+            sends.push(request.unwrap().unwrap());
+            places.push((place, message));
+        }
+        assert!(sender.test(sends[0]).unwrap());
+        assert!(!sender.test(sends[1]).unwrap(), "sockets hold less");
+        for (number, (_, message)) in places.iter().enumerate() {
+            let mut room = vec![0; message.len()];
+            // SAFETY: the room outlives the request, which is done below.
+            let request =
+                unsafe { receiver.irecv(room.as_mut_ptr(), room.len(), 0, Region::default()) };
+            let request = request.unwrap().unwrap();
+            while receiver.test(request).unwrap().is_none() {
+                let _ = sender.test(sends[number]).unwrap();
+            }
+            assert!(room == *message, "message {number}");
+        }
+        assert!(sends[1..].iter().all(|request| sender.test(*request).unwrap()));
+    }
+
+    /// A stream that gives its bytes in pieces of random sizes, with pauses.
+    struct Pieces {
+        bytes: Vec<u8>,
+        at: usize,
+        state: u64,
+    }
+
+    impl Pieces {
+        fn draw(&mut self) -> usize {
+            self.state ^= self.state << 13;
+            self.state ^= self.state >> 7;
+            self.state ^= self.state << 17;
+            self.state as usize
+        }
+    }
+
+    impl std::io::Read for Pieces {
+        fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+            self.read_vectored(&mut [std::io::IoSliceMut::new(into)])
+        }
+
+        fn read_vectored(
+            &mut self,
+            into: &mut [std::io::IoSliceMut<'_>],
+        ) -> std::io::Result<usize> {
+            let most = match self.draw() % 4 {
+                0 => return Err(ErrorKind::WouldBlock.into()),
+                1 => 1 + self.draw() % 8,
+                2 => 1 + self.draw() % 200,
+                _ => usize::MAX,
+            };
+            let mut n = 0;
+            for part in into {
+                let len = part.len().min(most - n).min(self.bytes.len() - self.at);
+                part[..len].copy_from_slice(&self.bytes[self.at..self.at + len]);
+                self.at += len;
+                n += len;
+            }
+            Ok(n)
+        }
+    }
+
+    /// Messages are received whole or in two places as it comes, some looked at as a whole before.
+    #[test]
+    fn the_rest_of_a_message_goes_where_it_is_wanted_however_it_comes() {
+        const ROOM: usize = 300;
+        for seed in 1..2000u64 {
+            let mut stream = Pieces { bytes: Vec::new(), at: 0, state: seed };
+            let lens: Vec<usize> = (0..30)
+                .map(|_| [0, 16, 17, stream.draw() % ROOM, ROOM][stream.draw() % 5])
+                .collect();
+            for (number, &len) in (0u8..).zip(&lens) {
+                stream.bytes.extend((len as u32).to_le_bytes());
+                stream.bytes.extend(bytes(number, len));
+            }
+            let mut own = Pieces { bytes: Vec::new(), at: 0, state: seed + 7 };
+            let mut receiver = TcpReceiver::new(stream, seed % 2 == 0);
+            let mut slots = vec![vec![0xeeu8; ROOM]; MAX];
+            let mut requests = std::collections::VecDeque::new();
+            for (number, &len) in lens.iter().enumerate() {
+                while requests.len() < MAX {
+                    let slot = &mut slots[(number + requests.len()) % MAX];
+                    slot.fill(0xee);
+                    // SAFETY: the slots outlive the receiver's use of them.
+                    let offer =
+                        unsafe { receiver.irecv(slot.as_mut_ptr(), ROOM, 0, Region::default()) };
+                    requests.push_back(offer.unwrap().unwrap());
+                }
+                let request = requests.pop_front().unwrap();
+                let found = take(&mut receiver, request, &slots[number % MAX], &mut own);
+                assert!(found == bytes(number as u8, len), "message {number} of seed {seed}");
+            }
+        }
+    }
+
+    /// Takes the oldest message.
+    fn take(
+        receiver: &mut TcpReceiver<Pieces>,
+        request: crate::Request,
+        slot: &[u8],
+        own: &mut Pieces,
+    ) -> Vec<u8> {
+        const HEAD: usize = 16;
+        loop {
+            if own.draw().is_multiple_of(3) {
+                if let Some(len) = receiver.test(request).unwrap() {
+                    return slot[..len].to_vec();
+                }
+                continue;
+            }
+            let divided = receiver.divided().unwrap();
+            match divided.test_head(request, HEAD).unwrap() {
+                Head::None => {}
+                Head::Whole(len) => return slot[..len].to_vec(),
+                Head::Begun(len) => {
+                    let mut rest = vec![0; len - HEAD];
+                    // SAFETY: as long as what follows the head.
+                    while !unsafe { divided.test_rest(request, rest.as_mut_ptr()) }.unwrap() {}
+                    return [&slot[..HEAD], &rest[..]].concat();
+                }
+            }
+        }
+    }
 
     #[test]
     fn the_end_of_a_connection_is_an_error_of_requests_that_are_open() {

@@ -1,7 +1,7 @@
 //! The two ends of a TCP connection.
 
 use super::{HINT, failed};
-use crate::{Connection, Error, Receiver, Region, Request, Result, Sender};
+use crate::{Connection, Divided, Error, Head, Receiver, Region, Request, Result, Sender};
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use std::collections::VecDeque;
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read};
@@ -65,20 +65,38 @@ impl TcpSender {
             let header = front.sent.min(HEADER);
             let parts =
                 [IoSlice::new(&front.header[header..]), IoSlice::new(&data[front.sent - header..])];
-            // A plain write to a peer that is gone would end a C program with SIGPIPE.
-            let (mut none, quiet) = (SendAncillaryBuffer::default(), SendFlags::NOSIGNAL);
-            match sendmsg(&*self.stream.0, &parts, &mut none, quiet).map_err(std::io::Error::from) {
-                Ok(n) => front.sent += n,
-                Err(e) if blocked(&e) => return Ok(()),
-                Err(e) => return Err(failed("sending to a peer")(e)),
-            }
+            let sent = write(&self.stream, &parts)?;
+            front.sent += sent;
             if front.sent == front.len + HEADER {
                 self.queued.pop_front();
                 self.done += 1;
+            } else if sent == 0 {
+                break;
             }
         }
         Ok(())
     }
+
+    fn push(&mut self, message: Outgoing) -> Request {
+        self.queued.push_back(message);
+        self.done + self.queued.len() as u64
+    }
+}
+
+/// Sends as much as the socket takes. Returns the number of bytes.
+fn write(stream: &TcpSocket, parts: &[IoSlice<'_>]) -> Result<usize> {
+    // A plain write to a peer that is gone would end a C program with SIGPIPE.
+    let (mut none, quiet) = (SendAncillaryBuffer::default(), SendFlags::NOSIGNAL);
+    match sendmsg(&*stream.0, parts, &mut none, quiet).map_err(std::io::Error::from) {
+        Err(e) if blocked(&e) => Ok(0),
+        sent => sent.map_err(failed("sending to a peer")),
+    }
+}
+
+/// Returns the length of a message as it is sent.
+fn header_of(len: usize) -> Result<[u8; HEADER]> {
+    let too_long = |_| Error::new("sending to a peer", format!("{len} bytes at once"), HINT);
+    Ok(u32::try_from(len).map_err(too_long)?.to_le_bytes())
 }
 
 fn blocked(e: &std::io::Error) -> bool {
@@ -100,11 +118,38 @@ impl Sender for TcpSender {
         _tag: u32,
         _region: Region,
     ) -> Result<Option<Request>> {
-        let too_long = |_| Error::new("sending to a peer", format!("{len} bytes at once"), HINT);
-        let header = u32::try_from(len).map_err(too_long)?.to_le_bytes();
-        self.queued.push_back(Outgoing { header, data, len, sent: 0 });
-        let request = self.done + self.queued.len() as u64;
+        let request = self.push(Outgoing { header: header_of(len)?, data, len, sent: 0 });
         self.progress()?;
+        Ok(Some(request))
+    }
+
+    unsafe fn isend_from(
+        &mut self,
+        from: *const u8,
+        head: usize,
+        (data, len): (*mut u8, usize),
+        _tag: u32,
+        _region: Region,
+    ) -> Result<Option<Request>> {
+        let header = header_of(len)?;
+        self.progress()?;
+        // SAFETY: readable by the contract, the latter until this returns.
+        let (first, rest) = unsafe {
+            (std::slice::from_raw_parts(data, head), std::slice::from_raw_parts(from, len - head))
+        };
+        let parts = [IoSlice::new(&header), IoSlice::new(first), IoSlice::new(rest)];
+        let sent = if self.queued.is_empty() { write(&self.stream, &parts)? } else { 0 };
+        let of_rest = sent.saturating_sub(HEADER + head);
+        // SAFETY: the place of the bytes that have not left is writable by the contract.
+        unsafe {
+            let (left, to) = (from.add(of_rest), data.add(head + of_rest));
+            to.copy_from_nonoverlapping(left, len - head - of_rest);
+        }
+        let request = self.push(Outgoing { header, data, len, sent });
+        if sent == HEADER + len {
+            self.queued.pop_front();
+            self.done += 1;
+        }
         Ok(Some(request))
     }
 
@@ -121,12 +166,26 @@ struct Incoming {
     capacity: usize,
     header: [u8; HEADER],
     received: usize,
+    /// Of a message that is received in two places: the bytes of its head, and those behind it
+    /// that were read along.
+    divided: Option<(usize, usize)>,
 }
 
 impl Incoming {
     /// Returns the length of the message, once it is known.
     fn len(&self) -> Option<usize> {
         (self.received >= HEADER).then(|| u32::from_le_bytes(self.header) as usize)
+    }
+
+    /// Returns the places of what is still to come: of the length, and of the message's first
+    /// bytes, up to `known` of them if its length is known, and up to `unknown` if not.
+    fn places(&mut self, unknown: usize, known: usize) -> [IoSliceMut<'_>; 2] {
+        let header = self.received.min(HEADER);
+        let at = self.received - header;
+        let end = self.len().map_or(unknown, |len| len.min(known)).min(self.capacity).max(at);
+        // SAFETY: `at ≤ end ≤ capacity`, writable by the contract of `irecv`.
+        let data = unsafe { std::slice::from_raw_parts_mut(self.data.add(at), end - at) };
+        [IoSliceMut::new(&mut self.header[header..]), IoSliceMut::new(data)]
     }
 }
 
@@ -182,26 +241,71 @@ impl<S: Read> TcpReceiver<S> {
     /// Receives what has come, until so many requests are complete that were not tested.
     fn progress(&mut self, complete: usize) -> Result<()> {
         while self.sizes.len() < complete {
-            let Some(front) = self.posted.front_mut() else { break };
-            let rest = &self.surplus[self.used..];
-            let read = match rest.is_empty() {
-                true => receive(&mut self.stream, front, self.ahead),
-                false => receive(&mut &*rest, front, false).inspect(|n| self.used += n),
-            };
-            match read {
-                // The stream ends here, between two messages.
-                Ok(0) if front.received == 0 => {
-                    self.closed = true;
-                    return Ok(());
-                }
-                Ok(0) => return Err(failed("receiving")(ErrorKind::UnexpectedEof.into())),
-                Ok(n) => front.received += n,
-                Err(e) if blocked(&e) => return Ok(()),
-                Err(e) => return Err(failed("receiving from a peer")(e)),
+            let divided = self.posted.front().is_none_or(|front| front.divided.is_some());
+            if divided || !self.read(usize::MAX, usize::MAX)? {
+                break;
             }
             self.finish_front()?;
         }
         Ok(())
+    }
+
+    /// Reads on for the oldest request, as [`Incoming::places`] has it; nothing along with the
+    /// length unless that is wanted. Returns false if nothing has come.
+    fn read(&mut self, unknown: usize, known: usize) -> Result<bool> {
+        let Some(front) = self.posted.front_mut() else { return Ok(false) };
+        let began = front.received > 0;
+        let surplus = &self.surplus[self.used..];
+        let read = if surplus.is_empty() {
+            let unknown = if self.ahead { unknown } else { 0 };
+            self.stream.read_vectored(&mut front.places(unknown, known))
+        } else {
+            let mut surplus = surplus;
+            surplus.read_vectored(&mut front.places(0, known)).inspect(|n| self.used += n)
+        };
+        let came = number_of(read)?;
+        front.received += came.unwrap_or(0);
+        self.not_ended(came, began)
+    }
+
+    /// Returns whether a read has brought something; notes the end of the stream between two
+    /// messages.
+    fn not_ended(&mut self, came: Option<usize>, began: bool) -> Result<bool> {
+        match came {
+            Some(0) if began => Err(failed("receiving")(ErrorKind::UnexpectedEof.into())),
+            Some(0) => {
+                self.closed = true;
+                Ok(false)
+            }
+            came => Ok(came.is_some()),
+        }
+    }
+
+    /// Reads the rest of the oldest request's message, and in the same call the length and the
+    /// head of the next one. Returns false if nothing has come.
+    fn read_rest(&mut self, rest: &mut [u8], head: usize) -> Result<bool> {
+        let wanted = rest.len();
+        let surplus = &self.surplus[self.used..];
+        let read = match self.posted.get_mut(1).filter(|_| self.ahead) {
+            _ if !surplus.is_empty() => {
+                let n = wanted.min(surplus.len());
+                rest[..n].copy_from_slice(&surplus[..n]);
+                self.used += n;
+                Ok(n)
+            }
+            Some(next) => {
+                let [length, first] = next.places(head, 0);
+                self.stream.read_vectored(&mut [IoSliceMut::new(rest), length, first])
+            }
+            None => self.stream.read(rest),
+        };
+        let came = number_of(read)?;
+        let of_rest = came.unwrap_or(0).min(wanted);
+        self.posted[0].received += of_rest;
+        if let Some(next) = self.posted.get_mut(1) {
+            next.received += came.unwrap_or(0) - of_rest;
+        }
+        self.not_ended(came, true)
     }
 
     /// Completes the oldest request if its message is there, and keeps what was read beyond it.
@@ -227,22 +331,11 @@ impl<S: Read> TcpReceiver<S> {
     }
 }
 
-/// Reads the rest of the length or of the message. With `ahead` the length is read along with as
-/// much of what follows as fits the offered memory: a message of the size that was offered for it
-/// takes one call.
-fn receive(stream: &mut impl Read, into: &mut Incoming, ahead: bool) -> std::io::Result<usize> {
-    let header = into.received.min(HEADER);
-    let at = into.received - header;
-    let end = into.len().map_or(into.capacity, |len| len.min(into.capacity));
-    // SAFETY: `at ≤ end ≤ capacity`, writable by the contract of `irecv`.
-    let data = unsafe { std::slice::from_raw_parts_mut(into.data.add(at), end - at) };
-    if header == HEADER {
-        return stream.read(data);
-    }
-    let length = &mut into.header[header..];
-    match ahead {
-        true => stream.read_vectored(&mut [IoSliceMut::new(length), IoSliceMut::new(data)]),
-        false => stream.read(length),
+/// Returns the number of bytes that a read has brought; `None` if there are none now.
+fn number_of(read: std::io::Result<usize>) -> Result<Option<usize>> {
+    match read {
+        Err(e) if blocked(&e) => Ok(None),
+        read => read.map(Some).map_err(failed("receiving from a peer")),
     }
 }
 
@@ -261,7 +354,8 @@ impl<S: Read + Send> Receiver for TcpReceiver<S> {
         _tag: u32,
         _region: Region,
     ) -> Result<Option<Request>> {
-        self.posted.push_back(Incoming { data, capacity, header: [0; HEADER], received: 0 });
+        let header = [0; HEADER];
+        self.posted.push_back(Incoming { data, capacity, header, received: 0, divided: None });
         Ok(Some(self.before + (self.sizes.len() + self.posted.len()) as u64))
     }
 
@@ -286,5 +380,57 @@ impl<S: Read + Send> Receiver for TcpReceiver<S> {
             self.before += 1;
         }
         Ok(size)
+    }
+
+    fn divided(&mut self) -> Option<&mut dyn Divided> {
+        Some(self)
+    }
+}
+
+impl<S: Read + Send> Divided for TcpReceiver<S> {
+    fn test_head(&mut self, request: Request, head: usize) -> Result<Head> {
+        while request == self.before + 1 && self.sizes.is_empty() {
+            let Some(front) = self.posted.front_mut() else { break };
+            let came = front.received.saturating_sub(HEADER);
+            if let Some(len) = front.len().filter(|len| came >= head && *len > head) {
+                front.divided = Some((head, came - head));
+                return Ok(Head::Begun(len));
+            }
+            if !self.read(head, head)? {
+                break;
+            }
+            self.finish_front()?;
+        }
+        Ok(self.test(request)?.map_or(Head::None, Head::Whole))
+    }
+
+    unsafe fn test_rest(&mut self, request: Request, to: *mut u8) -> Result<bool> {
+        loop {
+            let front = self.posted.front_mut().filter(|_| request == self.before + 1);
+            let begun = front.and_then(|front| Some((front.divided?, front.len()?, front)));
+            let Some(((head, along), len, front)) = begun else {
+                let cause = format!("request {request} has no head");
+                return Err(Error::new("receiving from a peer", cause, "report it"));
+            };
+            let at = front.received - HEADER - head;
+            // SAFETY: the bytes that were read along with the head are in the offered memory; `to`
+            // is writable for all behind the head by the contract.
+            let rest = unsafe {
+                to.copy_from_nonoverlapping(front.data.add(head), along);
+                std::slice::from_raw_parts_mut(to.add(at), len - head - at)
+            };
+            front.divided = Some((head, 0));
+            if rest.is_empty() {
+                break;
+            }
+            if !self.read_rest(rest, head)? {
+                return Ok(false);
+            }
+        }
+        self.posted.pop_front();
+        self.before += 1;
+        // The next message may be there already.
+        self.finish_front()?;
+        Ok(true)
     }
 }

@@ -5,7 +5,7 @@ use super::collective::{Budget, Visit};
 use super::endpoint::{Endpoint, State};
 use super::kernels;
 use crate::error::Result;
-use crate::link::EDGE_SLOTS;
+use crate::link::{EDGE_SLOTS, Message, Received};
 use crate::op::descriptor::{Descriptor, Label};
 use crate::op::{Transfer, Transfers};
 use crate::rank::agreement::{CurrentOp, unexpected};
@@ -132,20 +132,30 @@ fn piece(endpoint: &Endpoint, state: &mut State, moving: &mut TransferProgress) 
     let at = t.data.wrapping_add(*done);
     let whole = Descriptor::message(t.dtype, t.bytes as u64);
     if t.send {
-        let Some(slot) = edge.reserve().map_err(broken(t.peer))? else { return Ok(false) };
-        // SAFETY: the user's buffer holds `t.bytes` bytes and the slot at least `bytes`.
-        unsafe { kernels::copy(slot, at, bytes, false) };
-        edge.commit(bytes, &Label::from(whole), next).map_err(broken(t.peer))?;
-    } else {
-        let Some(message) = edge.peek().map_err(broken(t.peer))? else { return Ok(false) };
-        // Every piece carries the size of the whole: a mismatch is found before any write.
-        if message.descriptor != Some(whole) || message.len != bytes {
-            let doing = CurrentOp::Exchange(Some(whole), next);
-            return Err(unexpected(&endpoint.rank, doing, t.peer, &message));
+        // SAFETY: the user's buffer holds `t.bytes` bytes, and a slot at least `bytes`.
+        let sent = unsafe { edge.send(at, bytes, &Label::from(whole), next) };
+        if !sent.map_err(broken(t.peer))? {
+            return Ok(false);
         }
+    } else {
+        // Every piece carries the size of the whole: a mismatch is found before any write.
+        let expect = |message: &Message| {
+            if message.descriptor == Some(whole) && message.len == bytes {
+                return Ok(());
+            }
+            let doing = CurrentOp::Exchange(Some(whole), next);
+            Err(unexpected(&endpoint.rank, doing, t.peer, message))
+        };
         // SAFETY: as above, the other way.
-        unsafe { kernels::copy(at, message.data, bytes, false) };
-        edge.release();
+        match unsafe { edge.receive(at, bytes, expect) }.map_err(broken(t.peer))? {
+            None => return Ok(false),
+            Some(Received::InPlace) => {}
+            Some(Received::Slot(slot)) => {
+                // SAFETY: the slot holds as many bytes.
+                unsafe { kernels::copy(at, slot, bytes, false) };
+                edge.release();
+            }
+        }
     }
     *done += bytes;
     *over = *done == t.bytes;

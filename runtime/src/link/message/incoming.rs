@@ -3,7 +3,8 @@
 use super::{HEADER_BYTES, Header, Message, Slots};
 use crate::error::{Error, Result};
 use crate::link::EDGE_SLOTS;
-use oxccl_net::{Memory, Receiver, Request, Sender};
+use crate::link::Received;
+use oxccl_net::{Head, Memory, Receiver, Request, Sender};
 use std::collections::VecDeque;
 
 /// The messages from a peer. They arrive in slots that are offered when somebody waits for a
@@ -26,9 +27,15 @@ pub struct Incoming {
 enum Offered {
     /// The request is under way.
     Waiting(Request),
+    /// The head of the message is there and was found right; the rest goes to where it is wanted.
+    Begun(Request),
     /// A message of this size is complete.
     Arrived(usize),
 }
+
+/// The least bytes of data that are received where they are wanted, and not in a slot first: for
+/// fewer the head is not worth a look of its own.
+const DIVIDED_BYTES: usize = 8 << 10;
 
 impl Incoming {
     /// Creates the queue of a connection, over which rank `tag` sends messages of operations with
@@ -71,16 +78,21 @@ impl Incoming {
     /// Returns the size of a message once it is complete; `index` counts from the oldest one.
     fn arrived(&mut self, index: usize) -> Result<Option<usize>> {
         self.offer(index + 1)?;
+        let mut arrived = None;
         for message in self.messages.iter_mut().take(index + 1) {
-            let Offered::Waiting(request) = *message else { continue };
-            let Some(len) = self.receiver.test(request)? else { return Ok(None) };
+            let len = match *message {
+                Offered::Arrived(len) => len,
+                // Somebody receives it.
+                Offered::Begun(_) => return Ok(None),
+                Offered::Waiting(request) => match self.receiver.test(request)? {
+                    Some(len) => len,
+                    None => return Ok(None),
+                },
+            };
             *message = Offered::Arrived(len);
+            arrived = Some(len);
         }
-        let arrived = self.messages.get(index).map(|message| match message {
-            Offered::Arrived(len) => *len,
-            Offered::Waiting(_) => 0,
-        });
-        match arrived {
+        match arrived.filter(|_| self.messages.len() > index) {
             Some(len) if len > self.slots.slot_bytes() => {
                 let (tag, room) = (self.tag, self.slots.slot_bytes());
                 let cause = format!("{len} bytes from rank {tag} for a slot of {room}");
@@ -88,6 +100,57 @@ impl Incoming {
             }
             arrived => Ok(arrived),
         }
+    }
+
+    /// Receives a message as [`Edge::receive`](crate::link::Edge::receive) does.
+    ///
+    /// # Safety
+    /// `to` is writable for `len` bytes.
+    pub(super) unsafe fn receive(
+        &mut self,
+        to: *mut u8,
+        len: usize,
+        expect: impl FnOnce(&Message) -> Result<()>,
+    ) -> Result<Option<Received>> {
+        let mut expect = Some(expect);
+        if let Some(request) = self.begin(len, &mut expect)? {
+            let divided = self.receiver.divided();
+            // SAFETY: writable by the contract; the head tells of as many bytes.
+            if divided.map_or(Ok(false), |end| unsafe { end.test_rest(request, to) })? {
+                self.release();
+                return Ok(Some(Received::InPlace));
+            }
+            return Ok(None);
+        }
+        let Some(message) = self.peek(0)? else { return Ok(None) };
+        expect.map_or(Ok(()), |expect| expect(&message))?;
+        Ok(Some(Received::Slot(message.data)))
+    }
+
+    /// Returns the request of the oldest message if its rest is to be received where it is wanted.
+    fn begin(
+        &mut self,
+        len: usize,
+        expect: &mut Option<impl FnOnce(&Message) -> Result<()>>,
+    ) -> Result<Option<Request>> {
+        self.offer(1)?;
+        let request = match self.messages.front() {
+            Some(Offered::Begun(request)) => return Ok(Some(*request)),
+            Some(Offered::Waiting(request)) if len >= DIVIDED_BYTES => *request,
+            _ => return Ok(None),
+        };
+        let Some(end) = self.receiver.divided() else { return Ok(None) };
+        let head = end.test_head(request, HEADER_BYTES)?;
+        if let Head::Whole(len) = head {
+            self.messages[0] = Offered::Arrived(len);
+        }
+        let Head::Begun(whole) = head else { return Ok(None) };
+        let message = self.message(0, whole - HEADER_BYTES);
+        if let Some(expect) = expect.take() {
+            expect(&message)?;
+        }
+        self.messages[0] = Offered::Begun(request);
+        Ok(Some(request))
     }
 
     /// Returns a message of an operation, if it has come; `index` counts from the oldest one that
@@ -100,18 +163,18 @@ impl Incoming {
             );
             return Err(Error::Internal { what });
         };
+        Ok(Some(self.message(index, len)))
+    }
+
+    /// Returns what is known of a message whose header is there; it has `len` bytes of data.
+    fn message(&self, index: usize, len: usize) -> Message {
         let slot = self.slot_of(index);
         let data = self.slots.slot(slot).wrapping_add(HEADER_BYTES).cast_const();
         let on_host = self.slots.on_host().then(|| self.slots.bytes(slot));
         let header = on_host.and_then(Header::decode);
         let (descriptor, begun) = header.map(|h| (h.descriptor, h.begun)).unzip();
-        Ok(Some(Message {
-            data,
-            len,
-            tag: descriptor.map_or(0, |descriptor| descriptor.tag()),
-            descriptor,
-            begun,
-        }))
+        let tag = descriptor.map_or(0, |descriptor| descriptor.tag());
+        Message { data, len, tag, descriptor, begun }
     }
 
     /// Returns whether looking for a message leaves nothing under way that was not before, or
@@ -176,7 +239,10 @@ impl Incoming {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::op::descriptor::Descriptor;
     use oxccl_net::{Connection, Region};
+    use oxccl_plan::DataType;
+    use std::sync::{Arc, Mutex};
 
     /// A receiver that takes every second offer, and completes the requests in order.
     #[derive(Default)]
@@ -253,5 +319,86 @@ mod tests {
         let mut incoming = Incoming::new(Box::new(Liar), 3, 8);
         let text = incoming.peek(0).unwrap_err().to_string();
         assert!(text.contains("1048576 bytes from rank 3 for a slot of 24"), "{text}");
+    }
+
+    /// A stream that gives what was put in.
+    #[derive(Clone, Default)]
+    struct Fed(Arc<Mutex<VecDeque<u8>>>);
+
+    impl std::io::Read for Fed {
+        fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+            match self.0.lock().unwrap().read(into) {
+                Ok(0) => Err(std::io::ErrorKind::WouldBlock.into()),
+                read => read,
+            }
+        }
+    }
+
+    /// Returns a message of all ones as TCP carries it.
+    fn ones(len: usize) -> Vec<u8> {
+        let descriptor = Descriptor::message(DataType::Int8, len as u64);
+        let header = Header { descriptor, begun: 0 }.encode();
+        let length = (HEADER_BYTES + len) as u32;
+        [&length.to_le_bytes()[..], &header, &vec![1; len]].concat()
+    }
+
+    #[test]
+    fn the_rest_of_a_large_message_goes_where_it_is_wanted_and_nobody_else_takes_it() {
+        const LEN: usize = 2 * DIVIDED_BYTES;
+        let fed = Fed::default();
+        let receiver = oxccl_net::tcp::TcpReceiver::new(fed.clone(), true);
+        let mut incoming = Incoming::new(Box::new(receiver), 3, LEN);
+        let mut to = vec![0u8; LEN];
+        let at = to.as_mut_ptr();
+        let right = |message: &Message| {
+            assert_eq!((message.len, message.begun), (LEN, Some(0)));
+            Ok(())
+        };
+        let message = ones(LEN);
+        let (first, rest) = message.split_at(DIVIDED_BYTES);
+        fed.0.lock().unwrap().extend(first);
+        for _ in 0..2 {
+            // SAFETY: as long as the message.
+            assert!(unsafe { incoming.receive(at, LEN, right) }.unwrap().is_none());
+            assert!(incoming.peek(0).unwrap().is_none() && incoming.peek(1).unwrap().is_none());
+        }
+        fed.0.lock().unwrap().extend(rest);
+        // SAFETY: as above.
+        let received = unsafe { incoming.receive(at, LEN, right) }.unwrap();
+        assert!(matches!(received, Some(Received::InPlace)) && to.iter().all(|byte| *byte == 1));
+        assert_eq!(incoming.taken(), 1);
+        // A small one, and one that somebody has looked at.
+        let mut small = |len, look: bool| {
+            fed.0.lock().unwrap().extend(ones(len));
+            assert!(!look || incoming.peek(0).unwrap().is_some());
+            // SAFETY: not longer than the message before.
+            let received = unsafe { incoming.receive(at, len, |_| Ok(())) }.unwrap();
+            assert!(matches!(received, Some(Received::Slot(_))), "{len}");
+            incoming.release();
+        };
+        small(DIVIDED_BYTES - 1, false);
+        small(LEN, true);
+        assert_eq!(incoming.taken(), 3);
+    }
+
+    #[test]
+    fn nothing_is_written_of_a_message_that_is_not_expected() {
+        const LEN: usize = DIVIDED_BYTES;
+        let fed = Fed::default();
+        let receiver = oxccl_net::tcp::TcpReceiver::new(fed.clone(), true);
+        let mut incoming = Incoming::new(Box::new(receiver), 3, LEN);
+        fed.0.lock().unwrap().extend(ones(LEN - 7));
+        let mut to = vec![0u8; LEN];
+        for _ in 0..2 {
+            let wrong = |message: &Message| {
+                assert_eq!(message.len, LEN - 7);
+                Err(Error::Internal { what: "too short".to_owned() })
+            };
+            // SAFETY: as long as is wanted.
+            let refused = unsafe { incoming.receive(to.as_mut_ptr(), LEN, wrong) };
+            assert!(refused.unwrap_err().to_string().contains("too short"));
+        }
+        assert!(to.iter().all(|byte| *byte == 0));
+        assert_eq!(incoming.taken(), 0);
     }
 }

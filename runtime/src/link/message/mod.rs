@@ -7,7 +7,7 @@ mod outgoing;
 pub(crate) mod test_net;
 mod unconnected;
 
-use super::Message;
+use super::{Message, Received};
 use crate::error::Result;
 use crate::op::descriptor::Descriptor;
 pub use incoming::Incoming;
@@ -75,8 +75,19 @@ impl MessageEdge {
         self.incoming.register()
     }
 
-    pub(super) fn reserve(&mut self) -> Result<Option<*mut u8>> {
-        self.outgoing.reserve()
+    /// Sends as [`Edge::send`](super::Edge::send) does.
+    ///
+    /// # Safety
+    /// `data` is readable for `len` bytes, which fit a slot.
+    pub(super) unsafe fn send(
+        &mut self,
+        data: *const u8,
+        len: usize,
+        descriptor: Descriptor,
+        begun: u32,
+    ) -> Result<bool> {
+        // SAFETY: passed on from the caller.
+        unsafe { self.outgoing.send(data, len, descriptor, begun) }
     }
 
     /// Returns the memory of the slots, [`EDGE_SLOTS`](super::EDGE_SLOTS) of each direction, which
@@ -117,6 +128,25 @@ impl MessageEdge {
         match self.incoming.peek(0)? {
             None => flushed.map(|_| None),
             message => Ok(message),
+        }
+    }
+
+    /// Receives as [`Edge::receive`](super::Edge::receive) does.
+    ///
+    /// # Safety
+    /// `to` is writable for `len` bytes.
+    pub(super) unsafe fn receive(
+        &mut self,
+        to: *mut u8,
+        len: usize,
+        expect: impl FnOnce(&Message) -> Result<()>,
+    ) -> Result<Option<Received>> {
+        // As in `peek`.
+        let flushed = self.flushed();
+        // SAFETY: passed on from the caller.
+        match unsafe { self.incoming.receive(to, len, expect)? } {
+            None => flushed.map(|_| None),
+            received => Ok(received),
         }
     }
 

@@ -36,12 +36,47 @@ impl Outgoing {
         Self { sender, tag, slots, requests, unsent, messages: 0, sent: 0 }
     }
 
-    /// Returns the memory of the next message's data; `None` while the slot is in use.
-    pub(super) fn reserve(&mut self) -> Result<Option<*mut u8>> {
+    /// Sends a message if its slot is free, and returns whether it is.
+    ///
+    /// # Safety
+    /// `data` is readable for `len` bytes, which fit a slot.
+    pub(super) unsafe fn send(
+        &mut self,
+        data: *const u8,
+        len: usize,
+        descriptor: Descriptor,
+        begun: u32,
+    ) -> Result<bool> {
         let slot = self.next_slot();
         self.send_more()?;
-        let free = self.is_free(slot)?;
-        Ok(free.then(|| self.slots.slot(slot).wrapping_add(HEADER_BYTES)))
+        if !self.is_free(slot)? {
+            return Ok(false);
+        }
+        self.label(descriptor, begun);
+        let place = &mut self.slots.bytes_mut(slot)[..HEADER_BYTES + len];
+        if !self.unsent.is_empty() {
+            // SAFETY: readable by the contract.
+            place[HEADER_BYTES..].copy_from_slice(unsafe { std::slice::from_raw_parts(data, len) });
+            self.push(HEADER_BYTES + len)?;
+            return Ok(true);
+        }
+        let place = (place.as_mut_ptr(), place.len());
+        let region = self.slots.register(&mut *self.sender)?;
+        // SAFETY: as of `isend` in `send_more`; the data are readable by the contract.
+        self.requests[slot] =
+            unsafe { self.sender.isend_from(data, HEADER_BYTES, place, self.tag, region)? };
+        if self.requests[slot].is_none() {
+            self.unsent.push_back((slot, place.1));
+        }
+        self.messages += 1;
+        Ok(true)
+    }
+
+    /// Writes the header of the next message, one of an operation.
+    fn label(&mut self, descriptor: Descriptor, begun: u32) {
+        let slot = self.slots.bytes_mut(self.messages % EDGE_SLOTS);
+        slot[..HEADER_BYTES].copy_from_slice(&Header { descriptor, begun }.encode());
+        self.sent += 1;
     }
 
     /// Returns the number of messages to come whose slots are free.
@@ -129,14 +164,14 @@ impl Outgoing {
         self.send_more()
     }
 
-    /// Sends the first `len` bytes of the data that was reserved last. Slots in memory of a GPU
+    /// Sends `len` bytes of data that are in the next slot, which is free. Slots in memory of a GPU
     /// have a header already.
     pub(super) fn commit(&mut self, len: usize, descriptor: Descriptor, begun: u32) -> Result<()> {
         if self.slots.on_host() {
-            let slot = self.slots.bytes_mut(self.messages % EDGE_SLOTS);
-            slot[..HEADER_BYTES].copy_from_slice(&Header { descriptor, begun }.encode());
+            self.label(descriptor, begun);
+        } else {
+            self.sent += 1;
         }
-        self.sent += 1;
         self.push(HEADER_BYTES + len)
     }
 
@@ -237,11 +272,12 @@ mod tests {
         let message = Descriptor::message(oxccl_plan::DataType::Int8, 1);
         for sent in 0..EDGE_SLOTS {
             assert_eq!(outgoing.room().unwrap(), EDGE_SLOTS - sent);
-            assert!(outgoing.reserve().unwrap().is_some());
-            outgoing.commit(1, message, 0).unwrap();
+            // SAFETY: a byte.
+            assert!(unsafe { outgoing.send(&7, 1, message, 0) }.unwrap());
             assert!(outgoing.flushed().unwrap());
         }
-        assert!(outgoing.reserve().unwrap().is_none());
+        // SAFETY: a byte.
+        assert!(!unsafe { outgoing.send(&7, 1, message, 0) }.unwrap());
     }
 
     /// A sender that notes what it registers, and is done when it is asked the second time.
@@ -308,14 +344,8 @@ mod tests {
         let mut outgoing = Outgoing::new(Box::new(sender), 9, 8);
         let message = Descriptor::message(oxccl_plan::DataType::Int8, 1);
         for number in 0u8..20 {
-            let place = loop {
-                if let Some(place) = outgoing.reserve().unwrap() {
-                    break place;
-                }
-            };
-            // SAFETY: a slot of eight bytes.
-            unsafe { place.write(number) };
-            outgoing.commit(1, message, 0).unwrap();
+            // SAFETY: a byte.
+            while !unsafe { outgoing.send(&number, 1, message, 0) }.unwrap() {}
         }
         while !outgoing.flushed().unwrap() {}
         let expected: Vec<Vec<u8>> = (0..20).map(|number| vec![number]).collect();

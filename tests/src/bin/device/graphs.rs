@@ -334,6 +334,8 @@ pub(crate) fn opposite(ranks: &[Rank]) -> Outcome {
     });
     held.release()?;
     let (a, b) = graphs?;
+    a.upload(rank.stream)?;
+    b.upload(second.stream)?;
     rank.all_idle()?;
     for round in 1..50 {
         rank.upload(memory.at, &words((rank.rank + 1) * round, COUNT))?;

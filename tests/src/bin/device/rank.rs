@@ -350,9 +350,9 @@ impl Rank {
         self.synchronize()
     }
 
-    /// Waits for the threads of all ranks if they share a GPU, but not for ever. Allocating, freeing
-    /// and instantiating graphs may wait for all that a GPU does, and keep others out meanwhile:
-    /// none may wait in an operation for who does so.
+    /// Waits for the threads of all ranks if they share a GPU, but not for ever. Allocating,
+    /// freeing and instantiating graphs may wait for all that a GPU does, and keep others out
+    /// meanwhile: none may wait in an operation for who does so.
     pub(crate) fn all_idle(&self) -> Outcome {
         static MET: (Mutex<i32>, Condvar) = (Mutex::new(0), Condvar::new());
         let (kind, count) = devices();
@@ -515,6 +515,16 @@ impl Replay {
     pub(crate) fn update(&mut self, with: Self) -> Outcome {
         // SAFETY: living handles.
         ok(unsafe { oxcclGraphExecUpdate(self.exec, with.graph) })
+    }
+
+    /// Does what the first launch would do but for running: it may wait for the GPU, too.
+    pub(crate) fn upload(&self, stream: oxcclStream_t) -> Outcome {
+        if devices().0 == oxcclDeviceKind_t::oxcclDeviceCuda {
+            // SAFETY: living handles of CUDA.
+            let uploaded = unsafe { sys::cuGraphUpload(self.exec.cast(), stream.cast()) };
+            uploaded.result().map_err(|e| e.to_string())?;
+        }
+        synchronize(stream)
     }
 
     pub(crate) fn launch(&self, stream: oxcclStream_t) -> Outcome {

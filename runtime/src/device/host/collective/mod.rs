@@ -9,10 +9,11 @@ use super::pull;
 use super::scale::Scaled;
 use crate::error::{Error, Result};
 use crate::link::direct::{STAGE_SLOT_BYTES, Segment};
+use crate::link::{Message, Received};
 use crate::op::descriptor::Label;
 use crate::op::{Bound, Call, Programs};
 use crate::rank::agreement::{self, CurrentOp};
-use crate::rank::{Awaited, broken};
+use crate::rank::{Awaited, Rank, broken};
 use oxccl_plan::ir::{Capacity, UserMemory, inbox_place};
 use oxccl_plan::{
     Buffer, Carrier, DataType, Destination, From, Geometry, Op, Order, Plan, ReduceOp, Slice,
@@ -149,6 +150,19 @@ impl Running {
         }
         let mut visit = VisitState { run: self, endpoint, state: &mut guard, spent: 0 };
         visit.go(budget)
+    }
+
+    /// Refuses a message that is not the next one of this operation, with `len` bytes.
+    fn expect(&self, rank: &Rank, peer: u32, message: &Message, len: usize) -> Result<()> {
+        if message.tag != self.label.tag {
+            return Err(agreement::unexpected(rank, self.doing(), peer, message));
+        }
+        if message.len != len {
+            let (name, got) = (self.name(), message.len);
+            let what = format!("{got} instead of {len} bytes of {name} from rank {peer}");
+            return Err(Error::Internal { what });
+        }
+        Ok(())
     }
 
     /// Returns a description of the operation, to compare it with those of other ranks.
@@ -646,13 +660,12 @@ impl<'a> VisitState<'a> {
         if len == 0 {
             return Ok(Poll::Ready);
         }
-        let Some(slot) = self.state.edge(peer).reserve().map_err(self.broken(peer))? else {
-            return Ok(Poll::Wait(peer));
-        };
-        // SAFETY: the geometry keeps messages within slots; the source is this rank's.
-        unsafe { kernels::copy(slot, from, len, false) };
         let (label, begun) = (self.run.label, self.state.collectives);
-        self.state.edge(peer).commit(len, &label, begun).map_err(self.broken(peer))?;
+        // SAFETY: the geometry keeps messages within slots; the source is this rank's.
+        let sent = unsafe { self.state.edge(peer).send(from, len, &label, begun) };
+        if !sent.map_err(self.broken(peer))? {
+            return Ok(Poll::Wait(peer));
+        }
         self.spent += len;
         Ok(Poll::Ready)
     }
@@ -662,19 +675,7 @@ impl<'a> VisitState<'a> {
         let Some(message) = self.state.edge(peer).peek().map_err(self.broken(peer))? else {
             return Ok(None);
         };
-        if message.tag != self.run.label.tag {
-            return Err(agreement::unexpected(
-                &self.endpoint.rank,
-                self.run.doing(),
-                peer,
-                &message,
-            ));
-        }
-        if message.len != len {
-            let (name, got) = (self.run.name(), message.len);
-            let what = format!("{got} instead of {len} bytes of {name} from rank {peer}");
-            return Err(Error::Internal { what });
-        }
+        self.run.expect(&self.endpoint.rank, peer, &message, len)?;
         Ok(Some(message.data))
     }
 
@@ -683,10 +684,19 @@ impl<'a> VisitState<'a> {
         if len == 0 {
             return Ok(Poll::Ready);
         }
-        let Some(slot) = self.message(peer, len)? else { return Ok(Poll::Wait(peer)) };
-        // SAFETY: the slot holds `len` bytes; the destination is this rank's.
-        unsafe { kernels::copy(to, slot, len, self.streaming(dst)) };
-        self.state.edge(peer).release();
+        let (run, rank) = (&*self.run, &self.endpoint.rank);
+        let expect = |message: &Message| run.expect(rank, peer, message, len);
+        // SAFETY: the destination holds `len` bytes and is this rank's.
+        let received = unsafe { self.state.edge(peer).receive(to, len, expect) };
+        match received.map_err(self.broken(peer))? {
+            None => return Ok(Poll::Wait(peer)),
+            Some(Received::InPlace) => {}
+            Some(Received::Slot(slot)) => {
+                // SAFETY: the slot holds `len` bytes; the destination is this rank's.
+                unsafe { kernels::copy(to, slot, len, self.streaming(dst)) };
+                self.state.edge(peer).release();
+            }
+        }
         self.spent += len;
         Ok(Poll::Ready)
     }
