@@ -403,30 +403,38 @@ impl Session {
     }
 
     /// Ends a meeting that has failed at this rank; returns the error to report. If this rank only
-    /// lost another one, the rendezvous knows which rank failed first. Otherwise this rank tells
-    /// the others what happened. Blocks for twice [`VERDICT`] at most.
-    pub fn give_up(mut self, error: Error) -> Error {
-        let mut verdict = None;
-        match &error {
-            _ if self.verdict.is_some() || self.announced => {}
-            Error::InitPeer { site, why, died } => {
-                // A reason that is known from elsewhere needs no verdict.
-                let known = self.deadline.finding().is_some();
-                verdict = if known { None } else { self.wait_for_verdict(VERDICT) };
-                match (&verdict, *died) {
-                    (Some(_), _) => {}
-                    (None, true) => self.tell(site.peer, true, why),
-                    // The blame is the view of one rank: the others hear of which.
-                    (None, false) => self.tell(-1, false, &format!("rank {} {why}", site.peer)),
-                }
+    /// lost another one, what is known of deaths or else the rendezvous says which rank failed
+    /// first. Otherwise this rank tells the others what happened. Blocks for twice [`VERDICT`] at
+    /// most.
+    pub fn give_up(mut self, mut error: Error) -> Error {
+        let decided = self.verdict.is_some() || self.announced;
+        let mut earlier = None;
+        if !decided && matches!(error, Error::InitPeer { .. }) {
+            match self.deadline.finding() {
+                Some(found) => error = found,
+                None => earlier = self.wait_for_verdict(VERDICT),
             }
-            Error::Init { why } => self.tell(-1, false, why),
-            _ => self.tell(-1, false, &error.to_string()),
+        }
+        if !decided && earlier.is_none() {
+            self.tell_of(&error);
         }
         if self.told {
             rendezvous::wait_until_told(&self.id, VERDICT);
         }
-        verdict.unwrap_or(error)
+        earlier.unwrap_or(error)
+    }
+
+    /// Tells the others of the error that ends this rank's part.
+    fn tell_of(&mut self, error: &Error) {
+        match error {
+            Error::InitPeer { site, why, died: true } => self.tell(site.peer, true, why),
+            // The blame is the view of one rank: the others hear of which.
+            Error::InitPeer { site, why, died: false } => {
+                self.tell(-1, false, &format!("rank {} {why}", site.peer));
+            }
+            Error::Init { why } => self.tell(-1, false, why),
+            other => self.tell(-1, false, &other.to_string()),
+        }
     }
 
     fn wait_for_verdict(&mut self, limit: Duration) -> Option<Error> {
@@ -470,6 +478,7 @@ impl Session {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Arc;
 
     fn config(pairs: &'static [(&str, &str)]) -> Config {
         Config::from_lookup(|name| {
@@ -542,6 +551,28 @@ mod tests {
             let error = session.gather(b"here").unwrap_err().to_string();
             assert!(error.contains("rank 1 exited with status 0"), "{error}");
         }
+    }
+
+    /// A rank that hears of a death leaves, and so takes its connections from ranks that have not
+    /// looked yet.
+    #[test]
+    fn a_death_that_is_known_is_the_cause_of_other_losses() {
+        let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let id = UniqueId::new(listener.local_addr().unwrap()).unwrap();
+        rendezvous::start(listener, id.clone(), Vec::new()).unwrap();
+        let cancel = Cancel::default();
+        let known = Arc::new(std::sync::Mutex::new(None));
+        let found = known.clone();
+        let in_vain: Option<InVain> = Some(Arc::new(move || found.lock().unwrap().clone()));
+        let meeting = Meeting { in_vain, ..meeting(&id, 0, 3, &cancel) };
+        let [first, second] = [(), ()].map(|()| Session::open(&meeting).unwrap());
+        *known.lock().unwrap() = Some(Error::init_death(1, "its process ended"));
+        let lost = Error::init_peer(2, "did not pass its descriptors on");
+        let told = first.give_up(lost);
+        assert_eq!(told.site().map(|site| site.peer), Some(1), "{told}");
+        // A failure of this rank's own stays what it is.
+        let own = second.give_up(Error::Init { why: "no memory".to_owned() });
+        assert!(own.to_string().contains("no memory"), "{own}");
     }
 
     #[test]

@@ -74,7 +74,9 @@ impl Rendezvous {
         match error {
             Error::InitPeer { site, why, died: false } if !self.session.has_verdict() => {
                 let name = self.names.get(site.peer as usize).copied();
-                Error::init_peer(name.unwrap_or(site.peer as u32), why)
+                let here = || Error::init_peer(name.unwrap_or(site.peer as u32), why);
+                // A rank that hears of a death leaves, and others lose its connection.
+                self.session.deadline().finding().unwrap_or_else(here)
             }
             other => other,
         }
