@@ -2,7 +2,8 @@
  * registered, tags match, handles stay where they are, a connection belongs to one thread, and all
  * is closed at the end. FIXTURE_REPORT is a file to which what is left at the end is appended.
  * FIXTURE_GPU=address, dma-buf (either) or only-dma-buf has it take memory of GPUs, which it copies
- * with CUDA; what has come is there only after a flush, if FIXTURE_FLUSH is set. */
+ * with CUDA; what has come is there only after a flush, if FIXTURE_FLUSH is set. FIXTURE=blocking
+ * has accept block until somebody connects, and the first isend until it was accepted. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -12,6 +13,7 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/socket.h>
 
 #include "nccl_net.h"
@@ -188,7 +190,7 @@ struct request {
 
 #define MOST 8
 struct connection {
-  int fd, sends, looks;
+  int fd, sends, looks, unaccepted;
   pthread_t thread;
   struct unflushed *unflushed;
   struct request requests[MOST];
@@ -234,6 +236,12 @@ static struct connection *connection(int fd, int sends) {
   return made;
 }
 
+/* Waits until there is something to read. */
+static void await(int fd) {
+  struct pollfd ready = {.fd = fd, .events = POLLIN};
+  while (poll(&ready, 1, -1) < 0 && errno == EINTR) continue;
+}
+
 static ncclResult_t listen_on(void *handle, void **listenComm) {
   ENTER("listen");
   if (is("null listener")) return ncclSuccess;
@@ -261,6 +269,10 @@ static ncclResult_t connect_to(void *handle, void **sendComm) {
     struct sockaddr_in to = loopback(at->port);
     if (connect(at->fd, (struct sockaddr *)&to, sizeof to) && errno != EINPROGRESS)
       return ncclSystemError;
+    if (!is("blocking")) return ncclSuccess;
+    struct connection *made = connection(at->fd, 1);
+    made->unaccepted = 1;
+    *sendComm = made;
     return ncclSuccess;
   }
   if (at->self != at) return wrong("the handle has moved");
@@ -274,8 +286,10 @@ static ncclResult_t connect_to(void *handle, void **sendComm) {
 static ncclResult_t accept_from(void *listenComm, void **recvComm) {
   ENTER("accept");
   struct listener *from = listenComm;
+  if (is("blocking")) await(from->fd);
   int fd = accept4(from->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
   if (fd < 0) return errno == EAGAIN ? ncclSuccess : ncclSystemError;
+  if (is("blocking") && write(fd, "", 1) != 1) return ncclSystemError;
   *recvComm = connection(fd, 0);
   return ncclSuccess;
 }
@@ -453,6 +467,13 @@ static ncclResult_t isend(void *sendComm, void *data, message_size size, int tag
                           PROFILED void **request) {
   ENTER("isend");
   IGNORE_PROFILED;
+  struct connection *of = sendComm;
+  if (of->unaccepted) {
+    char accepted;
+    await(of->fd);
+    if (read(of->fd, &accepted, 1) != 1) return ncclSystemError;
+    of->unaccepted = 0;
+  }
   return post(sendComm, data, (uint64_t)size, tag, mhandle, request);
 }
 
@@ -504,7 +525,7 @@ static ncclResult_t test(void *request, int *done, int *sizes) {
   if (moved) return moved;
   if (!of->done) return ncclSuccess;
   *done = 1;
-  if (sizes) *sizes = is("lies") ? 1 << 20 : is("negative size") ? -5 : (int)of->size;
+  if (sizes && !is("unsized")) *sizes = is("lies") ? 1 << 20 : is("negative size") ? -5 : (int)of->size;
   of->used = 0;
   if (of->on_gpu) free(of->data);
   count(REQUEST, -1);

@@ -38,6 +38,23 @@ fn every_version_of_net_plugins_carries_all_collectives_and_is_closed() {
     }
 }
 
+/// `accept` blocks until somebody connects, and the first `isend` until it was accepted, in the one
+/// thread that makes all calls: plugins for NCCL do that.
+#[test]
+fn plugins_whose_calls_block_until_the_peer_has_done_its_part_connect() {
+    for (version, connect) in [(6, "0"), (11, "1")] {
+        let Some(plugin) = Plugin::net(version, &[]) else { return };
+        let variables = [("FIXTURE", "blocking"), ("NCCL_RUNTIME_CONNECT", connect)];
+        let ended = plugin.job(3, &["sequence", "5", "50", "20000"], &variables);
+        expect_success(&ended);
+        for ended in &ended {
+            assert!(ended.output.contains("net plugin Fixture ("), "{}", ended.output);
+            assert!(!ended.output.contains("wrong use"), "{}", ended.output);
+        }
+        assert_eq!(plugin.take_report(), "ended\n".repeat(3), "version {version}");
+    }
+}
+
 /// Several communicators in one process begin and end at the same time.
 #[test]
 fn a_plugin_is_begun_and_ended_by_one_thread_at_a_time() {
@@ -203,6 +220,7 @@ fn a_null_listener_and_lies_about_sizes_are_errors() {
         ("null listener", "it returned no listener"),
         ("lies", "1048576 bytes from rank"),
         ("negative size", "it says that -5 bytes have arrived"),
+        ("unsized", "it does not tell how many bytes have arrived"),
     ] {
         let ended = plugin.job(2, &["once"], &[("FIXTURE", fault)]);
         assert!(ended.iter().all(|e| e.status.is_some_and(|s| s != 0)), "{fault}");

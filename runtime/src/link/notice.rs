@@ -3,7 +3,8 @@
 //! taken (u64). `F`: it failed, with a failure record: `code u8 · culprit i32 · reporter u32 ·
 //! length u16 · text`. `D`: it waits in a collective: `number u64 · what u32 · count u64`. `A`: it
 //! asks for a `T` when the peer has taken a number of messages (u64). `L`: it asks the peer to
-//! listen for its data. `C`: it listens for the data of the peer: `nonce · handle`. `P`: a data
+//! listen for its data. `C`: it listens for the data of the peer: `nonce · handle`. `B`: it has
+//! begun to connect: `lane u32`. `Y`: it has accepted a connection: `lane u32`. `P`: a data
 //! connection of the peer has proved itself: `attempt u32`.
 
 use super::direct::{RECORD_TEXT, Record};
@@ -50,6 +51,10 @@ pub enum Notice {
     Listen,
     /// The sender listens for the receiver's data.
     Invitation(Invitation),
+    /// The sender has begun to connect this lane to the receiver's listener.
+    Begun(u32),
+    /// The sender has accepted the receiver's connection of this lane.
+    Accepted(u32),
     /// The data connection of this attempt of the receiver has proved itself to the sender.
     Proven(u32),
 }
@@ -99,9 +104,23 @@ pub fn invitation(invitation: &Invitation) -> Vec<u8> {
     [b"C", &invitation.nonce[..], &invitation.handle].concat()
 }
 
+fn numbered(kind: u8, number: u32) -> Vec<u8> {
+    [&[kind][..], &number.to_le_bytes()].concat()
+}
+
+/// Returns the notice that this rank has begun to connect a lane.
+pub fn begun(lane: u32) -> Vec<u8> {
+    numbered(b'B', lane)
+}
+
+/// Returns the notice that this rank has accepted the connection of a lane.
+pub fn accepted(lane: u32) -> Vec<u8> {
+    numbered(b'Y', lane)
+}
+
 /// Returns the notice that the data connection of this attempt has proved itself.
 pub fn proven(attempt: u32) -> Vec<u8> {
-    [b"P", &attempt.to_le_bytes()[..]].concat()
+    numbered(b'P', attempt)
 }
 
 /// Reads a notice. Returns the notice and its size, `None` while it is not complete, or an error if
@@ -150,9 +169,15 @@ pub fn parse(bytes: &[u8]) -> Result<Option<(Notice, usize)>, String> {
             let invitation = Invitation { nonce: *nonce, handle: *handle };
             Ok(Some((Notice::Invitation(invitation), 1 + NONCE_BYTES + HANDLE_BYTES)))
         }
-        [b'P', rest @ ..] => {
-            let Some((attempt, _)) = rest.split_first_chunk() else { return Ok(None) };
-            Ok(Some((Notice::Proven(u32::from_le_bytes(*attempt)), 5)))
+        [kind @ (b'B' | b'Y' | b'P'), rest @ ..] => {
+            let Some((number, _)) = rest.split_first_chunk() else { return Ok(None) };
+            let number = u32::from_le_bytes(*number);
+            let notice = match kind {
+                b'B' => Notice::Begun(number),
+                b'Y' => Notice::Accepted(number),
+                _ => Notice::Proven(number),
+            };
+            Ok(Some((notice, 5)))
         }
         [other, ..] => Err(format!("a notice of kind {other}")),
     }
@@ -186,9 +211,15 @@ mod tests {
         let bytes = invitation(&place);
         (0..bytes.len()).for_each(|cut| assert_eq!(parse(&bytes[..cut]), Ok(None)));
         assert_eq!(parse(&bytes), Ok(Some((Notice::Invitation(place), bytes.len()))));
-        let bytes = proven(7);
-        (0..5).for_each(|cut| assert_eq!(parse(&bytes[..cut]), Ok(None)));
-        assert_eq!(parse(&bytes), Ok(Some((Notice::Proven(7), 5))));
+        let numbers = [
+            (begun(5), Notice::Begun(5)),
+            (accepted(6), Notice::Accepted(6)),
+            (proven(7), Notice::Proven(7)),
+        ];
+        for (bytes, read) in numbers {
+            (0..5).for_each(|cut| assert_eq!(parse(&bytes[..cut]), Ok(None)));
+            assert_eq!(parse(&bytes), Ok(Some((read, 5))));
+        }
         let counts = [
             (goodbye(7), Notice::Goodbye(7)),
             (ask(8), Notice::Ask(8)),

@@ -15,6 +15,7 @@ use oxccl_net::{
     Connecting, Connection, Handle, Listener, Memory, Net, Properties, Receiver, Region, Request,
     Sender,
 };
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 pub(crate) use worker::{Serve, Worker};
 
@@ -110,20 +111,29 @@ impl Net for Proxy {
             let mut connecting = state.net.connect(device, handle)?;
             let found = Search::default();
             let search = Some(move || connecting.progress());
-            state.tasks.push(Box::new(Searching { search, found: found.clone() }));
+            let mut searching = Searching { search, found: found.clone() };
+            // The plugin has begun when this call returns.
+            searching.look();
+            state.tasks.push(Box::new(searching));
             Ok(found)
         })?;
         Ok(Box::new(ProxyConnecting { found, worker: self.worker.clone() }))
     }
 }
 
-/// The result of a search that the thread makes. When the one who waits for it drops it, the thread
-/// ends the search, and the connection if there is one.
-struct Search<T>(Arc<Mutex<Option<oxccl_net::Result<T>>>>);
+/// The result of a search that the thread makes once somebody asks for it: `accept` of a plugin may
+/// block until somebody comes. When the one who waits for it drops it, the thread ends the search,
+/// and the connection if there is one.
+struct Search<T>(Arc<Wanted<T>>);
+
+struct Wanted<T> {
+    asked: AtomicBool,
+    found: Mutex<Option<oxccl_net::Result<T>>>,
+}
 
 impl<T> Default for Search<T> {
     fn default() -> Self {
-        Self(Arc::default())
+        Self(Arc::new(Wanted { asked: AtomicBool::new(false), found: Mutex::new(None) }))
     }
 }
 
@@ -135,8 +145,9 @@ impl<T> Clone for Search<T> {
 
 impl<T> Search<T> {
     fn take(&self, worker: &NetWorker) -> oxccl_net::Result<Option<T>> {
+        self.0.asked.store(true, Ordering::Release);
         worker.wake();
-        match self.0.lock().unwrap_or_else(|e| e.into_inner()).take() {
+        match self.0.found.lock().unwrap_or_else(|e| e.into_inner()).take() {
             Some(result) => result.map(Some),
             None => worker.trouble().map_or(Ok(None), Err),
         }
@@ -150,16 +161,22 @@ struct Searching<T, F> {
     found: Search<T>,
 }
 
+impl<T, F: FnMut() -> oxccl_net::Result<Option<T>>> Searching<T, F> {
+    fn look(&mut self) -> Progress {
+        let result = self.search.as_mut().and_then(|search| search().transpose());
+        let Some(result) = result else { return Progress::Idle };
+        *self.found.0.found.lock().unwrap_or_else(|e| e.into_inner()) = Some(result);
+        self.search = None;
+        Progress::Moved
+    }
+}
+
 impl<T: Send, F: FnMut() -> oxccl_net::Result<Option<T>> + Send> Task for Searching<T, F> {
     fn poll(&mut self) -> Progress {
         if Arc::strong_count(&self.found.0) == 1 {
             return Progress::Over;
         }
-        let result = self.search.as_mut().and_then(|search| search().transpose());
-        let Some(result) = result else { return Progress::Idle };
-        *self.found.0.lock().unwrap_or_else(|e| e.into_inner()) = Some(result);
-        self.search = None;
-        Progress::Moved
+        if self.found.0.asked.load(Ordering::Acquire) { self.look() } else { Progress::Idle }
     }
 }
 

@@ -397,7 +397,11 @@ fn read_notices(watch: &mut Watch, control: &Control, rank: &Rank, now: Instant)
             Notice::Failed(record) => Some(rank.told(watch.peer, record)),
             Notice::Doing(seq, theirs) => agreement::compare_told(rank, watch.peer, seq, theirs),
             // Without a connector, an answer to a connection that another attempt has replaced.
-            Notice::Listen | Notice::Invitation(_) | Notice::Proven(_) => {
+            Notice::Listen
+            | Notice::Invitation(_)
+            | Notice::Begun(_)
+            | Notice::Accepted(_)
+            | Notice::Proven(_) => {
                 rank.connector().iter().for_each(|c| c.hear(watch.peer, notice.clone()));
                 None
             }

@@ -6,6 +6,11 @@
 //! communicator's secret who sends; the receiver says over the control connection which attempt has
 //! proved itself. Transports do not authenticate: where strangers reach a listener, it accepts
 //! until a member has come.
+//!
+//! Elsewhere, as with plugins, the ranks also tell each other that they have begun to connect and
+//! that they have accepted. `accept` of a plugin may block until the peer connects, and its first
+//! `isend` until the peer has accepted; all of a rank's calls come from one thread. So a rank only
+//! makes a call for which the peer has done its part.
 
 use super::{Incoming, MessageEdge, Outgoing};
 use crate::bootstrap::auth::{Ends, Role, is_proof, proof};
@@ -63,6 +68,8 @@ type Nonce = [u8; NONCE_BYTES];
 
 /// The side that receives: it accepts until a connection proves itself.
 struct Accepting {
+    /// True once the peer may have come.
+    expected: bool,
     /// The listener, until a connection has proved itself.
     listener: Option<Box<dyn Listener>>,
     nonce: Nonce,
@@ -76,6 +83,10 @@ struct Offering {
     /// The peer's handle and nonce, once it has told them.
     invitation: Option<Invitation>,
     connecting: Option<Box<dyn Connecting>>,
+    /// A connection that is made, until the peer has accepted it.
+    made: Option<Outgoing>,
+    /// True once the peer has accepted, or where that is not awaited.
+    accepted: bool,
     /// The ends of connections whose proof has not been answered, by attempt.
     attempts: Vec<Outgoing>,
     /// The time of the next attempt.
@@ -140,9 +151,9 @@ impl Joining {
             return Ok(());
         }
         (0u32..).zip(&mut self.lanes).try_for_each(|(number, lane)| {
-            lane.accept(&self.with, now)?;
+            lane.accept(&self.with, number, now)?;
             lane.prove(&self.with)?;
-            lane.connect(&self.with, number << LANE_AT, now)
+            lane.connect(&self.with, number, now)
         })
     }
 
@@ -168,6 +179,16 @@ impl Joining {
                 };
                 first.invitation = Some(invitation.clone());
             }
+            Notice::Begun(number) => {
+                if let Some(accepting) = self.lane(*number)?.accepting.as_mut() {
+                    accepting.expected = true;
+                }
+            }
+            Notice::Accepted(number) => {
+                if let Some(offering) = self.lane(*number)?.offering.as_mut() {
+                    offering.accepted = true;
+                }
+            }
             Notice::Proven(attempt) => {
                 let lane = self.lanes.get_mut((attempt >> LANE_AT) as usize);
                 let index = (attempt & ((1 << LANE_AT) - 1)) as usize;
@@ -183,6 +204,12 @@ impl Joining {
             _ => {}
         }
         Ok(())
+    }
+
+    /// Returns the lane of this number, of which the peer tells.
+    fn lane(&mut self, number: u32) -> Result<&mut Lane> {
+        let none = || Error::init_peer(self.with.number, format!("tells of a lane {number}"));
+        self.lanes.get_mut(number as usize).ok_or_else(none)
     }
 
     /// Returns whether all connections have been proven.
@@ -238,7 +265,8 @@ impl Peer {
 impl Lane {
     fn new(with: &Peer) -> Result<Self> {
         let accepting = with.listens().then(|| Accepting::new(with)).transpose()?;
-        let offering = with.connects().then(Offering::default);
+        let accepted = with.net.is_open_to_strangers();
+        let offering = with.connects().then(|| Offering { accepted, ..Offering::default() });
         Ok(Self { accepting, offering, incoming: None, outgoing: None })
     }
 
@@ -271,8 +299,8 @@ impl Lane {
     }
 
     /// Takes connections that have been made.
-    fn accept(&mut self, with: &Peer, now: Instant) -> Result<()> {
-        self.accepting.as_mut().map_or(Ok(()), |accepting| accepting.accept(with, now))
+    fn accept(&mut self, with: &Peer, number: u32, now: Instant) -> Result<()> {
+        self.accepting.as_mut().map_or(Ok(()), |accepting| accepting.accept(with, number, now))
     }
 
     /// Looks for a connection that proves itself.
@@ -283,11 +311,12 @@ impl Lane {
         Ok(())
     }
 
-    /// Connects to the peer, once it has told where it listens. Attempts have numbers from `first`
-    /// on.
-    fn connect(&mut self, with: &Peer, first: u32, now: Instant) -> Result<()> {
+    /// Connects lane `number` to the peer, once it has told where it listens.
+    fn connect(&mut self, with: &Peer, number: u32, now: Instant) -> Result<()> {
         let offering = self.offering.as_mut().filter(|_| self.outgoing.is_none());
-        offering.map_or(Ok(()), |offering| offering.connect(with, first, now))
+        let Some(offering) = offering else { return Ok(()) };
+        offering.connect(with, number, now)?;
+        offering.offer(with, number << LANE_AT)
     }
 
     fn poll_fds<'a>(&'a self, with: &Peer, fds: &mut Vec<PollFd<'a>>, now: Instant) {
@@ -307,6 +336,9 @@ impl Lane {
         match offering.map(|o| (&o.connecting, &o.invitation)) {
             Some((Some(connecting), _)) => connecting.why(),
             Some((None, None)) => format!("net {net}: it has not told where it listens"),
+            Some(_) if self.offering.as_ref().is_some_and(|o| !o.accepted) => {
+                format!("net {net}: it has not accepted this rank's connection")
+            }
             Some(_) => format!("net {net}: it does not see this rank's connection"),
             None => format!("net {net}: it has not connected to this rank"),
         }
@@ -319,7 +351,8 @@ impl Accepting {
         let (handle, listener) = with.net.listen(with.device)?;
         let nonce = random()?;
         with.control.tell(&notice::invitation(&Invitation { nonce, handle: handle.0 }));
-        Ok(Self { listener: Some(listener), nonce, unproven: VecDeque::new() })
+        let (listener, expected) = (Some(listener), with.net.is_open_to_strangers());
+        Ok(Self { expected, listener, nonce, unproven: VecDeque::new() })
     }
 
     /// Returns whether another connection can be taken now, if need be in the place of an old one.
@@ -328,11 +361,11 @@ impl Accepting {
         let old = |(since, _): &(Instant, _)| now.saturating_duration_since(*since) >= UNPROVEN;
         // A transport without strangers makes one connection per listener.
         let most = if with.net.is_open_to_strangers() { MAX_UNPROVEN } else { 1 };
-        unproven.len() < most || (most > 1 && unproven.front().is_some_and(old))
+        self.expected && (unproven.len() < most || (most > 1 && unproven.front().is_some_and(old)))
     }
 
-    /// Takes connections that have been made.
-    fn accept(&mut self, with: &Peer, now: Instant) -> Result<()> {
+    /// Takes connections of lane `number` that have been made.
+    fn accept(&mut self, with: &Peer, number: u32, now: Instant) -> Result<()> {
         while self.has_room(with, now) {
             let Self { listener: Some(listener), unproven, .. } = self else { break };
             let receiver = match listener.accept() {
@@ -348,6 +381,9 @@ impl Accepting {
             if unproven.len() >= MAX_UNPROVEN {
                 unproven.pop_front();
             }
+            if !with.net.is_open_to_strangers() {
+                with.control.tell(&notice::accepted(number));
+            }
             unproven.push_back((now, Incoming::new(receiver, with.number, with.slot_bytes)));
         }
         Ok(())
@@ -356,7 +392,7 @@ impl Accepting {
     /// Looks for a connection that proves itself, and returns it.
     fn proven(&mut self, with: &Peer) -> Result<Option<Incoming>> {
         let ends = (with.number, with.identity.rank);
-        let Self { listener, nonce, unproven } = self;
+        let Self { listener, nonce, unproven, .. } = self;
         let mut proven = None;
         for (since, mut incoming) in std::mem::take(unproven) {
             let first = match incoming.take_raw() {
@@ -381,6 +417,11 @@ impl Accepting {
                     (proven, *listener) = (Some(incoming), None);
                 }
                 Some(_) => {}
+                None if !with.net.is_open_to_strangers() => {
+                    let why = "the first message over its connection does not prove that it knows \
+                               the secret";
+                    return Err(Error::init_peer(with.number, why));
+                }
                 None => refuse("its first message does not prove that it knows the secret"),
             }
         }
@@ -389,33 +430,44 @@ impl Accepting {
 }
 
 impl Offering {
-    /// Connects to the peer, once it has told where it listens. Attempts have numbers from `first`
-    /// on.
-    fn connect(&mut self, with: &Peer, first: u32, now: Instant) -> Result<()> {
-        let Self { invitation, connecting, attempts, again } = self;
-        let Some(Invitation { nonce, handle }) = invitation else { return Ok(()) };
+    /// Connects lane `number` to the peer, once it has told where it listens.
+    fn connect(&mut self, with: &Peer, number: u32, now: Instant) -> Result<()> {
+        let Self { invitation, connecting, made, again, .. } = self;
+        let Some(Invitation { handle, .. }) = invitation else { return Ok(()) };
         let open = with.net.is_open_to_strangers();
         let due = again.is_none_or(|(at, _)| now >= at && open);
-        if connecting.is_none() && due {
+        let begins = connecting.is_none() && due;
+        if begins {
             let pause = again.map_or(AGAIN, |(_, pause)| 2 * pause);
             *again = now.checked_add(pause).map(|at| (at, pause));
             let begun = with.net.connect(with.device, Handle(*handle));
             *connecting = Some(begun.map_err(|error| Error::init_peer(with.number, error))?);
         }
-        let made = connecting.as_mut().map_or(Ok(None), |begun| begun.progress())?;
-        if let Some(sender) = made {
+        if let Some(sender) = connecting.as_mut().map_or(Ok(None), |begun| begun.progress())? {
             *connecting = None;
-            let mut outgoing = Outgoing::new(sender, with.identity.rank, with.slot_bytes);
+            *made = Some(Outgoing::new(sender, with.identity.rank, with.slot_bytes));
+        }
+        if begins && !open {
+            with.control.tell(&notice::begun(number));
+        }
+        Ok(())
+    }
+
+    /// Sends the proof over a connection that is made. Attempts have numbers from `first` on.
+    fn offer(&mut self, with: &Peer, first: u32) -> Result<()> {
+        if let Some(Invitation { nonce, .. }) = &self.invitation
+            && let Some(mut outgoing) = self.made.take_if(|_| self.accepted)
+        {
             let ends = (with.identity.rank, with.number);
-            let number = first + attempts.len() as u32;
+            let number = first + self.attempts.len() as u32;
             let sent = outgoing.send_raw(&with.identity.first_message(ends, nonce, number));
-            attempts.push(outgoing);
+            self.attempts.push(outgoing);
             sent?;
         }
-        for outgoing in attempts {
+        for outgoing in &mut self.attempts {
             // An attempt that fails is made again, if strangers may have taken its place.
             match outgoing.flushed() {
-                Err(error) if !open => return Err(error),
+                Err(error) if !with.net.is_open_to_strangers() => return Err(error),
                 _ => {}
             }
         }

@@ -19,6 +19,9 @@ use std::sync::Arc;
 /// write as many as they have.
 const SIZES: usize = 32;
 
+/// The size of a message of which the plugin does not tell it.
+const UNTOLD: c_int = c_int::MIN;
+
 type Instance = crate::plugin::instance::Instance<Functions>;
 
 /// Takes events for which there is no profiler. Some plugins call it without asking.
@@ -225,7 +228,7 @@ impl PluginConnection {
 
     /// Returns the size of the first message of a request that is done.
     fn size(&self, request: *mut c_void) -> Result<Option<c_int>> {
-        let (mut done, mut sizes) = (0, [0; SIZES]);
+        let (mut done, mut sizes) = (0, [UNTOLD; SIZES]);
         let test = self.instance.functions().test;
         self.instance.call("test", || {
             // SAFETY: as in `init`; the request is the plugin's and was not done before.
@@ -240,8 +243,13 @@ impl PluginConnection {
         size: c_int,
         flush: Option<(*mut c_void, *mut c_void)>,
     ) -> Result<(Option<usize>, Option<Receive>)> {
-        let negative =
-            |_| self.instance.failed("test", &format!("it says that {size} bytes have arrived"));
+        let negative = |_| {
+            let what = match size {
+                UNTOLD => "it does not tell how many bytes have arrived".to_owned(),
+                size => format!("it says that {size} bytes have arrived"),
+            };
+            self.instance.failed("test", &what)
+        };
         let len = usize::try_from(size).map_err(negative)?;
         let flush = flush.map_or(Ok(None), |(data, handle)| self.flush(data, handle, len))?;
         Ok(match flush {
