@@ -109,6 +109,9 @@ enum {
 // Bytes before the data in the slots of messages between hosts, where the proxy writes the header.
 #define NET_HEADER_BYTES 16
 
+// The size of a message between hosts whose transport does not tell it.
+#define NET_UNTOLD UINT32_MAX
+
 // Operations of which a rank remembers what its peers called.
 #define ANNOUNCEMENTS 4
 

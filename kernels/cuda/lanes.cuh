@@ -73,14 +73,17 @@ struct Lane {
       const volatile uint64_t* header = net_header(to->incoming, to->skews[1]);
       uint32_t their_what = header[0];
       uint64_t their_count = header[1];
-      if (words->what >> 32 == what >> 32 && their_what == uint32_t(what) &&
+      uint64_t len = words->what >> 32;
+      if ((len == what >> 32 || len == NET_UNTOLD) && their_what == uint32_t(what) &&
           their_count == label.count)
         return true;
       differ(rank, peer, common(rank)->operations, label.what, label.count, their_what,
              their_count);
       return false;
     }
+    uint64_t untold = uint32_t(what) | uint64_t(NET_UNTOLD) << 32;
     if (mark == mark_of(number + 1, label.count, what)) return true;
+    if (mark == mark_of(number + 1, label.count, untold)) return true;
     differ(rank, peer, common(rank)->operations, label.what, label.count, uint32_t(words->what),
            words->count);
     return false;

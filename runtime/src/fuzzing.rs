@@ -73,6 +73,7 @@ impl Incoming {
     /// Returns the next message if it is complete: its descriptor and its data.
     pub fn take(&mut self) -> Result<Option<(Descriptor, Vec<u8>)>> {
         let Some(Message { data, len, descriptor, .. }) = self.0.peek(0)? else { return Ok(None) };
+        let len = len.unwrap_or_default();
         // SAFETY: a peeked message is readable until it is released.
         let message = unsafe { std::slice::from_raw_parts(data, len) }.to_vec();
         self.0.release();

@@ -2,8 +2,9 @@
  * registered, tags match, handles stay where they are, a connection belongs to one thread, and all
  * is closed at the end. FIXTURE_REPORT is a file to which what is left at the end is appended.
  * FIXTURE_GPU=address, dma-buf (either) or only-dma-buf has it take memory of GPUs, which it copies
- * with CUDA; what has come is there only after a flush, if FIXTURE_FLUSH is set. FIXTURE=blocking
- * has accept block until somebody connects, and the first isend until it was accepted. */
+ * with CUDA; what has come is there only after a flush, if FIXTURE_FLUSH is set. FIXTURE=strict has
+ * accept block until somebody connects, and the first isend until it was accepted; it tells no sizes
+ * of messages, and only lets the oldest request of a connection be tested. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -194,7 +195,7 @@ struct connection {
   pthread_t thread;
   struct unflushed *unflushed;
   struct request requests[MOST];
-  uint64_t first, next;
+  uint64_t first, next, tested;
 };
 
 struct region {
@@ -269,7 +270,7 @@ static ncclResult_t connect_to(void *handle, void **sendComm) {
     struct sockaddr_in to = loopback(at->port);
     if (connect(at->fd, (struct sockaddr *)&to, sizeof to) && errno != EINPROGRESS)
       return ncclSystemError;
-    if (!is("blocking")) return ncclSuccess;
+    if (!is("strict")) return ncclSuccess;
     struct connection *made = connection(at->fd, 1);
     made->unaccepted = 1;
     *sendComm = made;
@@ -286,10 +287,10 @@ static ncclResult_t connect_to(void *handle, void **sendComm) {
 static ncclResult_t accept_from(void *listenComm, void **recvComm) {
   ENTER("accept");
   struct listener *from = listenComm;
-  if (is("blocking")) await(from->fd);
+  if (is("strict")) await(from->fd);
   int fd = accept4(from->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
   if (fd < 0) return errno == EAGAIN ? ncclSuccess : ncclSystemError;
-  if (is("blocking") && write(fd, "", 1) != 1) return ncclSystemError;
+  if (is("strict") && write(fd, "", 1) != 1) return ncclSystemError;
   *recvComm = connection(fd, 0);
   return ncclSuccess;
 }
@@ -521,12 +522,14 @@ static ncclResult_t test(void *request, int *done, int *sizes) {
     return ncclSuccess;
   }
   if (is("never completes")) return ncclSuccess;
+  if (is("strict") && of != &of->of->requests[of->of->tested % MOST]) return wrong("a test out of order");
   ncclResult_t moved = move(of->of);
   if (moved) return moved;
   if (!of->done) return ncclSuccess;
   *done = 1;
-  if (sizes && !is("unsized")) *sizes = is("lies") ? 1 << 20 : is("negative size") ? -5 : (int)of->size;
+  if (sizes && !is("strict")) *sizes = is("lies") ? 1 << 20 : is("negative size") ? -5 : (int)of->size;
   of->used = 0;
+  of->of->tested++;
   if (of->on_gpu) free(of->data);
   count(REQUEST, -1);
   return ncclSuccess;

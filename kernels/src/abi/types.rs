@@ -51,6 +51,8 @@ pub const NET_SLOTS: usize = 4;
 pub const REMEMBERED: usize = 64;
 /// Bytes before the data in the slots of messages between hosts, where the proxy writes the header.
 pub const NET_HEADER_BYTES: usize = 16;
+/// The size of a message between hosts whose transport does not tell it.
+pub const NET_UNTOLD: u32 = u32::MAX;
 /// Operations of which a rank remembers what its peers called.
 pub const ANNOUNCEMENTS: usize = 4;
 /// The most steps of a program.

@@ -95,6 +95,9 @@ pub struct Properties {
     pub max_bytes: u64,
 }
 
+/// The size of a message whose transport does not tell it, as some plugins for NCCL do not.
+pub const UNTOLD: usize = usize::MAX;
+
 /// The memory of the host (`NCCL_PTR_HOST`).
 pub const HOST: i32 = 1;
 /// The memory of GPUs (`NCCL_PTR_CUDA`).
@@ -242,7 +245,8 @@ pub trait Receiver: Connection {
         false
     }
 
-    /// Returns the size of the message once it is complete, and flushed where that is needed.
+    /// Returns the size of the message once it is complete, and flushed where that is needed:
+    /// [`UNTOLD`] where the transport does not know it.
     fn test(&mut self, request: Request) -> Result<Option<usize>>;
 
     /// Returns the way to receive messages in two places; `None` if there is none.

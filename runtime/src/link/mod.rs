@@ -28,8 +28,8 @@ pub const EDGE_SLOTS: usize = 4;
 pub struct Message {
     /// The bytes of the message.
     pub data: *const u8,
-    /// The number of bytes.
-    pub len: usize,
+    /// The number of bytes; `None` where the transport does not tell it.
+    pub len: Option<usize>,
     /// The tag of the operation that sent it.
     pub tag: u32,
     /// The operation that sent the message, if the message says so. Collectives of ranks of one

@@ -4,6 +4,7 @@ use super::worker::{Answer, Worker};
 use super::{Progress, State, Task};
 use oxccl_net::{Connection, MAX_REQUESTS, Memory, Receiver, Region, Request, Result, Sender};
 use std::any::Any;
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -182,7 +183,8 @@ pub(super) struct LineTask<E> {
     line: Arc<Line>,
     /// The number of the next request to start.
     next: u64,
-    under_way: [Option<Request>; MAX_REQUESTS],
+    /// The requests under way, the oldest first, with their places.
+    under_way: VecDeque<(usize, Request)>,
     /// The owners of the registered memory. They are given up after the registration, or after the
     /// connection.
     owners: Vec<(Option<Region>, Arc<dyn Any + Send + Sync>)>,
@@ -190,7 +192,7 @@ pub(super) struct LineTask<E> {
 
 impl<E: End> LineTask<E> {
     pub(super) fn new(end: E, line: Arc<Line>) -> Self {
-        Self { end, line, next: 0, under_way: [None; MAX_REQUESTS], owners: Vec::new() }
+        Self { end, line, next: 0, under_way: VecDeque::new(), owners: Vec::new() }
     }
 
     fn answer(&mut self, asked: Asked) {
@@ -223,7 +225,7 @@ impl<E: End> LineTask<E> {
             let index = self.next as usize % MAX_REQUESTS;
             let place = &self.line.places[index];
             let posted = place.state.load(Ordering::Acquire) == POSTED;
-            if !posted || self.under_way[index].is_some() {
+            if !posted || self.under_way.len() == MAX_REQUESTS {
                 break;
             }
             let data = place.data.load(Ordering::Relaxed);
@@ -233,15 +235,16 @@ impl<E: End> LineTask<E> {
             // SAFETY: who posted the request keeps to the contract until it is done; the owners
             // keep the memory until the connection has ended.
             let Some(request) = (unsafe { self.end.start(data, len, tag, region)? }) else { break };
-            self.under_way[index] = Some(request);
+            self.under_way.push_back((index, request));
             self.next += 1;
             moved = true;
         }
-        for (place, under_way) in self.line.places.iter().zip(&mut self.under_way) {
-            let Some(request) = *under_way else { continue };
+        // As NCCL does: there are plugins that refuse a test of any other than the oldest request.
+        while let Some((index, request)) = self.under_way.front().copied() {
+            let place = &self.line.places[index];
             let len = place.len.load(Ordering::Relaxed);
-            let Some(len) = self.end.test(request, len)? else { continue };
-            *under_way = None;
+            let Some(len) = self.end.test(request, len)? else { break };
+            self.under_way.pop_front();
             place.len.store(len, Ordering::Relaxed);
             place.state.store(DONE, Ordering::Release);
             moved = true;

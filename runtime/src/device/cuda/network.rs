@@ -492,7 +492,8 @@ impl Served {
         let Some(message) = self.edge.peek_at(held as usize)? else { return Ok(moved) };
         let (what, count) = message.descriptor.map_or((0, 0), |descriptor| descriptor.to_words());
         let here = &words.incoming[(self.arrived % abi::NET_SLOTS as u64) as usize];
-        let what = u64::from(what) | (message.len as u64) << 32;
+        let len = message.len.map_or(abi::NET_UNTOLD, |len| len as u32);
+        let what = u64::from(what) | u64::from(len) << 32;
         word(&here.what).store(what, Ordering::Relaxed);
         word(&here.count).store(count, Ordering::Relaxed);
         word(&here.mark).store(mark_of(number, count, what), Ordering::Release);

@@ -140,7 +140,7 @@ fn piece(endpoint: &Endpoint, state: &mut State, moving: &mut TransferProgress) 
     } else {
         // Every piece carries the size of the whole: a mismatch is found before any write.
         let expect = |message: &Message| {
-            if message.descriptor == Some(whole) && message.len == bytes {
+            if message.descriptor == Some(whole) && message.len.is_none_or(|got| got == bytes) {
                 return Ok(());
             }
             let doing = CurrentOp::Exchange(Some(whole), next);

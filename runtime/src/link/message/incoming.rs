@@ -4,7 +4,7 @@ use super::{HEADER_BYTES, Header, Message, Slots};
 use crate::error::{Error, Result};
 use crate::link::EDGE_SLOTS;
 use crate::link::Received;
-use oxccl_net::{Head, Memory, Receiver, Request, Sender};
+use oxccl_net::{Head, Memory, Receiver, Request, Sender, UNTOLD};
 use std::collections::VecDeque;
 
 /// The messages from a peer. They arrive in slots that are offered when somebody waits for a
@@ -75,7 +75,7 @@ impl Incoming {
         Ok(())
     }
 
-    /// Returns the size of a message once it is complete; `index` counts from the oldest one.
+    /// Returns the size of a message, which may be [`UNTOLD`], once it is complete; `index` counts from the oldest one.
     fn arrived(&mut self, index: usize) -> Result<Option<usize>> {
         self.offer(index + 1)?;
         let mut arrived = None;
@@ -93,7 +93,7 @@ impl Incoming {
             arrived = Some(len);
         }
         match arrived.filter(|_| self.messages.len() > index) {
-            Some(len) if len > self.slots.slot_bytes() => {
+            Some(len) if len != UNTOLD && len > self.slots.slot_bytes() => {
                 let (tag, room) = (self.tag, self.slots.slot_bytes());
                 let cause = format!("{len} bytes from rank {tag} for a slot of {room}");
                 Err(Error::system("receiving a message", cause, "report it to the net's vendor"))
@@ -145,7 +145,7 @@ impl Incoming {
             self.messages[0] = Offered::Arrived(len);
         }
         let Head::Begun(whole) = head else { return Ok(None) };
-        let message = self.message(0, whole - HEADER_BYTES);
+        let message = self.message(0, Some(whole - HEADER_BYTES));
         if let Some(expect) = expect.take() {
             expect(&message)?;
         }
@@ -157,17 +157,21 @@ impl Incoming {
     /// was not released, and is less than the number of slots.
     pub(crate) fn peek(&mut self, index: usize) -> Result<Option<Message>> {
         let Some(arrived) = self.arrived(index)? else { return Ok(None) };
+        if arrived == UNTOLD {
+            return Ok(Some(self.message(index, None)));
+        }
         let Some(len) = arrived.checked_sub(HEADER_BYTES) else {
             let what = format!(
                 "a message of {arrived} bytes is shorter than its header of {HEADER_BYTES}"
             );
             return Err(Error::Internal { what });
         };
-        Ok(Some(self.message(index, len)))
+        Ok(Some(self.message(index, Some(len))))
     }
 
-    /// Returns what is known of a message whose header is there; it has `len` bytes of data.
-    fn message(&self, index: usize, len: usize) -> Message {
+    /// Returns what is known of a message whose header is there; it has `len` bytes of data, if
+    /// that is known.
+    fn message(&self, index: usize, len: Option<usize>) -> Message {
         let slot = self.slot_of(index);
         let data = self.slots.slot(slot).wrapping_add(HEADER_BYTES).cast_const();
         let on_host = self.slots.on_host().then(|| self.slots.bytes(slot));
@@ -198,9 +202,11 @@ impl Incoming {
         self.released += 1;
     }
 
-    /// Takes a message that belongs to no operation, sent before all others.
-    pub(super) fn take_raw(&mut self) -> Result<Option<Vec<u8>>> {
+    /// Takes a message that belongs to no operation, sent before all others: `usual` bytes, where
+    /// the transport does not tell how many have come.
+    pub(super) fn take_raw(&mut self, usual: usize) -> Result<Option<Vec<u8>>> {
         let Some(len) = self.arrived(0)? else { return Ok(None) };
+        let len = if len == UNTOLD { usual } else { len };
         let bytes = self.slots.bytes(self.slot_of(0))[..len].to_vec();
         self.free_slot();
         Ok(Some(bytes))
@@ -285,7 +291,7 @@ mod tests {
         let mut incoming = Incoming::new(Box::new(Reluctant::default()), 3, 8);
         for number in 1u8..30 {
             let bytes = loop {
-                if let Some(bytes) = incoming.take_raw().unwrap() {
+                if let Some(bytes) = incoming.take_raw(0).unwrap() {
                     break bytes;
                 }
             };
@@ -351,7 +357,7 @@ mod tests {
         let mut to = vec![0u8; LEN];
         let at = to.as_mut_ptr();
         let right = |message: &Message| {
-            assert_eq!((message.len, message.begun), (LEN, Some(0)));
+            assert_eq!((message.len, message.begun), (Some(LEN), Some(0)));
             Ok(())
         };
         let message = ones(LEN);
@@ -391,7 +397,7 @@ mod tests {
         let mut to = vec![0u8; LEN];
         for _ in 0..2 {
             let wrong = |message: &Message| {
-                assert_eq!(message.len, LEN - 7);
+                assert_eq!(message.len, Some(LEN - 7));
                 Err(Error::Internal { what: "too short".to_owned() })
             };
             // SAFETY: as long as is wanted.

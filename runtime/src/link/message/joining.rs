@@ -13,7 +13,7 @@
 //! makes a call for which the peer has done its part.
 
 use super::{Incoming, MessageEdge, Outgoing};
-use crate::bootstrap::auth::{Ends, Role, is_proof, proof};
+use crate::bootstrap::auth::{Ends, PROOF_BYTES, Role, is_proof, proof};
 use crate::bootstrap::id::{SECRET_BYTES, random};
 use crate::error::{Error, Result};
 use crate::link::control::Control;
@@ -32,6 +32,9 @@ const MAX_UNPROVEN: usize = 16;
 const UNPROVEN: Duration = Duration::from_millis(50);
 /// The time after which a member whose proof was not answered connects again; it doubles.
 const AGAIN: Duration = Duration::from_secs(1);
+
+/// Bytes of the first message of a connection.
+const FIRST_BYTES: usize = 4 + PROOF_BYTES;
 
 /// The identity of a rank that connects to its peers, and the secret that the ranks share.
 #[derive(Clone, Copy)]
@@ -395,7 +398,7 @@ impl Accepting {
         let Self { listener, nonce, unproven, .. } = self;
         let mut proven = None;
         for (since, mut incoming) in std::mem::take(unproven) {
-            let first = match incoming.take_raw() {
+            let first = match incoming.take_raw(FIRST_BYTES) {
                 Ok(None) => {
                     unproven.push_back((since, incoming));
                     continue;
@@ -536,7 +539,7 @@ mod tests {
         let until = Instant::now() + Duration::from_secs(60);
         loop {
             assert!(Instant::now() < until && from.flushed().is_ok());
-            if let Some(bytes) = to.take_raw().unwrap() {
+            if let Some(bytes) = to.take_raw(0).unwrap() {
                 return assert_eq!(bytes, [number; 5]);
             }
         }

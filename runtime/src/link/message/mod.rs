@@ -362,7 +362,7 @@ mod tests {
         let incoming = Incoming::new(Box::new(Ended::default()), 1, 8);
         let mut edge = MessageEdge::new(outgoing, incoming);
         assert!(edge.commit(0, Descriptor::message(DataType::Int8, 1), 0).is_err());
-        assert_eq!(edge.peek().unwrap().map(|message| message.len), Some(0));
+        assert_eq!(edge.peek().unwrap().map(|message| message.len), Some(Some(0)));
         edge.release();
         assert!(edge.peek().unwrap_err().to_string().contains("the peer has ended"));
     }

@@ -5,7 +5,7 @@ use crate::plugin::{Plugin, logger};
 use crate::proxy::CurrentCall;
 use oxccl_net::{
     CUDA, Connecting, Connection, DMA_BUF, HANDLE_BYTES, HOST, Handle, Listener, MAX_REQUESTS,
-    Memory, Net, Place, Properties, Receiver, Region, Request, Result, Sender,
+    Memory, Net, Place, Properties, Receiver, Region, Request, Result, Sender, UNTOLD,
 };
 use oxccl_plugin_abi::net::{
     ncclNetCommConfig_v10_t, ncclNetCommConfig_v11_t, ncclNetCommConfig_v12_t,
@@ -19,8 +19,8 @@ use std::sync::Arc;
 /// write as many as they have.
 const SIZES: usize = 32;
 
-/// The size of a message of which the plugin does not tell it.
-const UNTOLD: c_int = c_int::MIN;
+/// What stays where a plugin does not write the size of a message.
+const UNWRITTEN: c_int = c_int::MIN;
 
 type Instance = crate::plugin::instance::Instance<Functions>;
 
@@ -211,11 +211,18 @@ struct Registered {
 /// A message under way to this end.
 #[derive(Clone, Copy)]
 enum Receive {
-    /// The message may not have come yet. `flush`: its memory and the handle of that, if the
-    /// message must be flushed.
-    Message { request: *mut c_void, flush: Option<(*mut c_void, *mut c_void)> },
+    /// The message may not have come yet.
+    Message { request: *mut c_void, flush: Option<Unflushed> },
     /// The message, of this size, has come and is being flushed.
     Flush { request: *mut c_void, len: usize },
+}
+
+/// The memory of a message that must be flushed, and the handle of that.
+#[derive(Clone, Copy)]
+struct Unflushed {
+    data: *mut c_void,
+    capacity: usize,
+    handle: *mut c_void,
 }
 
 // SAFETY: as for `Instance`.
@@ -228,7 +235,7 @@ impl PluginConnection {
 
     /// Returns the size of the first message of a request that is done.
     fn size(&self, request: *mut c_void) -> Result<Option<c_int>> {
-        let (mut done, mut sizes) = (0, [UNTOLD; SIZES]);
+        let (mut done, mut sizes) = (0, [UNWRITTEN; SIZES]);
         let test = self.instance.functions().test;
         self.instance.call("test", || {
             // SAFETY: as in `init`; the request is the plugin's and was not done before.
@@ -241,17 +248,15 @@ impl PluginConnection {
     fn arrived(
         &self,
         size: c_int,
-        flush: Option<(*mut c_void, *mut c_void)>,
+        flush: Option<Unflushed>,
     ) -> Result<(Option<usize>, Option<Receive>)> {
-        let negative = |_| {
-            let what = match size {
-                UNTOLD => "it does not tell how many bytes have arrived".to_owned(),
-                size => format!("it says that {size} bytes have arrived"),
-            };
-            self.instance.failed("test", &what)
+        let negative =
+            |_| self.instance.failed("test", &format!("it says that {size} bytes have arrived"));
+        let len = match size {
+            UNWRITTEN => UNTOLD,
+            size => usize::try_from(size).map_err(negative)?,
         };
-        let len = usize::try_from(size).map_err(negative)?;
-        let flush = flush.map_or(Ok(None), |(data, handle)| self.flush(data, handle, len))?;
+        let flush = flush.map_or(Ok(None), |flush| self.flush(flush, len))?;
         Ok(match flush {
             Some(request) => (None, Some(Receive::Flush { request, len })),
             None => (Some(len), None),
@@ -261,12 +266,11 @@ impl PluginConnection {
     /// Begins to flush a message that has come; `None` where there is nothing to wait for.
     fn flush(
         &self,
-        mut data: *mut c_void,
-        mut handle: *mut c_void,
+        Unflushed { mut data, capacity, mut handle }: Unflushed,
         len: usize,
     ) -> Result<Option<*mut c_void>> {
         let Some(iflush) = self.instance.functions().iflush else { return Ok(None) };
-        let (comm, mut size, mut request) = (self.comm, len as c_int, null_mut());
+        let (comm, mut size, mut request) = (self.comm, len.min(capacity) as c_int, null_mut());
         // SAFETY: as in `init`; the arrays have one entry each, and the message is in registered
         // memory, which stays until its request is done.
         let iflush = || unsafe { iflush(comm, 1, &mut data, &mut size, &mut handle, &mut request) };
@@ -402,7 +406,7 @@ impl Receiver for PluginConnection {
             return Ok(None);
         }
         let flushed = self.regions.iter().any(|r| r.handle == handle && r.flush);
-        let flush = flushed.then_some((to, handle));
+        let flush = flushed.then_some(Unflushed { data: to, capacity, handle });
         self.receives[number] = Some(Receive::Message { request: made, flush });
         Ok(Some(number as Request))
     }

@@ -157,8 +157,8 @@ impl Running {
         if message.tag != self.label.tag {
             return Err(agreement::unexpected(rank, self.doing(), peer, message));
         }
-        if message.len != len {
-            let (name, got) = (self.name(), message.len);
+        if let Some(got) = message.len.filter(|got| *got != len) {
+            let name = self.name();
             let what = format!("{got} instead of {len} bytes of {name} from rank {peer}");
             return Err(Error::Internal { what });
         }
