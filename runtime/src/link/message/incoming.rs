@@ -75,7 +75,8 @@ impl Incoming {
         Ok(())
     }
 
-    /// Returns the size of a message, which may be [`UNTOLD`], once it is complete; `index` counts from the oldest one.
+    /// Returns the size of a message, which may be [`UNTOLD`], once it is complete; `index` counts
+    /// from the oldest one.
     fn arrived(&mut self, index: usize) -> Result<Option<usize>> {
         self.offer(index + 1)?;
         let mut arrived = None;
