@@ -4,7 +4,8 @@
  * FIXTURE_GPU=address, dma-buf (either) or only-dma-buf has it take memory of GPUs, which it copies
  * with CUDA; what has come is there only after a flush, if FIXTURE_FLUSH is set. FIXTURE=strict has
  * accept block until somebody connects, and the first isend until it was accepted; it tells no sizes
- * of messages, and only lets the oldest request of a connection be tested. */
+ * of messages, and only lets the oldest request of a connection be tested. With LATE, all but init is
+ * set by that, the name, too. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -95,6 +96,8 @@ static ncclResult_t copy(void *to, const void *from, uint64_t size) {
   return ncclSuccess;
 }
 
+static void complete(void);
+
 static ncclResult_t start(ncclDebugLogger_t log) {
   static int starts;
   logger = log;
@@ -102,6 +105,7 @@ static ncclResult_t start(ncclDebugLogger_t log) {
   if (overlaps()) return wrong("functions overlap");
   if (VERSION <= 10 && __atomic_fetch_add(&starts, 1, __ATOMIC_SEQ_CST)) return wrong("a second init");
   ENTER("init");
+  complete();
   return ncclSuccess;
 }
 
@@ -562,9 +566,15 @@ static ncclResult_t closeListen(void *listenComm) {
   return ncclSuccess;
 }
 
-#define EXPORT __attribute__((visibility("default")))
-EXPORT V(ncclNet) JOIN(ncclNetPlugin_v, VERSION, ) = {
+#define PLUGIN __attribute__((visibility("default"))) V(ncclNet) JOIN(ncclNetPlugin_v, VERSION, )
+#ifdef LATE
+PLUGIN = {.name = "Fixture", .init = init};
+static const V(ncclNet) whole = {
+    .name = "Complete",
+#else
+PLUGIN = {
     .name = "Fixture",
+#endif
     .init = init,
     .devices = devices,
     .getProperties = getProperties,
@@ -587,3 +597,9 @@ EXPORT V(ncclNet) JOIN(ncclNetPlugin_v, VERSION, ) = {
     .finalize = finalize,
 #endif
 };
+
+static void complete(void) {
+#ifdef LATE
+  JOIN(ncclNetPlugin_v, VERSION, ) = whole;
+#endif
+}

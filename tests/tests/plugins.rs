@@ -10,6 +10,7 @@ use plugin::{MANIFEST, Plugin, RANK, expect_success};
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
+
 #[test]
 fn every_version_of_net_plugins_carries_all_collectives_and_is_closed() {
     for version in 6..=12 {
@@ -233,7 +234,28 @@ fn a_plugin_without_a_function_is_refused() {
     let Some(plugin) = Plugin::net(8, &["-DNO_ISEND", "-Wno-unused-function"]) else { return };
     let ended = plugin.job(2, &["once"], &[]);
     expect_success(&ended);
-    assert!(ended[0].output.contains("refused, it has no function isend"), "{}", ended[0].output);
+    let text = "refused, init of net plugin Fixture";
+    assert!(ended[0].output.contains(text), "{}", ended[0].output);
+    assert!(ended[0].output.contains("it has no function isend"), "{}", ended[0].output);
+}
+
+/// As NVIDIA's plugin for InfiniBand does, which is found under either name.
+#[test]
+fn a_plugin_may_set_its_functions_and_its_name_when_it_begins() {
+    for version in [6, 9, 12] {
+        let Some(plugin) = Plugin::net(version, &["-DLATE"]) else { return };
+        for name in ["", "Fixture", "Complete"] {
+            let ended = plugin.job(2, &["sequence", "5", "20", "2000"], &[("NCCL_NET", name)]);
+            expect_success(&ended);
+            assert!(ended.iter().all(|e| e.output.contains("is used")), "{}", ended[0].output);
+            assert!(!ended.iter().any(|e| e.output.contains("wrong use")), "{}", ended[0].output);
+            assert_eq!(plugin.take_report(), "ended\n".repeat(2), "version {version}");
+        }
+        let ended = plugin.job(2, &["once"], &[("NCCL_NET", "Compleat")]);
+        let text = "there is no such net; there are: Fixture, Complete, Socket";
+        assert!(ended.iter().all(|e| e.output.contains(text)), "{}", ended[0].output);
+        assert_eq!(plugin.take_report(), "ended\n".repeat(2), "version {version}");
+    }
 }
 
 #[test]

@@ -25,6 +25,11 @@ pub(super) struct Found {
     pub(super) at: *const c_void,
 }
 
+// SAFETY: the structure stays, and is only read by who has the right to begin its plugin.
+unsafe impl Send for Found {}
+// SAFETY: as above.
+unsafe impl Sync for Found {}
+
 /// Returns the entries of a variable's list: `None` for the default library, which need not be
 /// there.
 pub(super) fn wanted(variable: Option<&str>) -> Vec<Option<String>> {

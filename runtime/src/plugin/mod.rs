@@ -101,14 +101,6 @@ fn checked(current: &CurrentCall, function: &str, result: c_int) -> oxccl_net::R
 }
 
 impl<F> Plugin<F> {
-    /// Returns a plugin of these functions.
-    #[cfg(test)]
-    fn of_functions(functions: F) -> Self {
-        let (turn, lifecycle) = Default::default();
-        let (label, name) = ("net plugin Fake".to_owned(), "Fake".to_owned());
-        Self { label, name, version: 6, functions, turn, lifecycle }
-    }
-
     /// Returns the plugin of a kind that a variable names, or that of a network plugin.
     fn find(
         (kind, about): (&Kind, Subsystem),

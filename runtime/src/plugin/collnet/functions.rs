@@ -1,7 +1,7 @@
 //! The functions of a network that reduces, of any version. A variant says how a function is
 //! called.
 
-use crate::plugin::instance::Network;
+use crate::plugin::instance::{Network, Structure};
 use crate::plugin::load::Found;
 use crate::plugin::net::functions::{Close, DeregMr, Devices, Handles, Listen, Test};
 use crate::plugin::net::properties::GetProperties;
@@ -54,7 +54,6 @@ pub(super) enum Iallreduce {
 
 /// The functions that are used here.
 pub(super) struct Functions {
-    pub(super) init: Init,
     pub(super) devices: Devices,
     pub(super) get_properties: GetProperties,
     pub(super) listen: Listen,
@@ -70,8 +69,8 @@ pub(super) struct Functions {
     pub(super) finalize: Option<Close>,
 }
 
-/// Takes the functions from a structure; what follows the structure are the variants of those that
-/// differ between versions, in the order of [`Functions`].
+/// Reads a structure; what follows its type are the variants of those functions that differ between
+/// versions, `init` and then those of [`Functions`] in their order.
 macro_rules! functions {
     ($at:expr, $t:ty, $init:path, $properties:path, $listen:path, $iallreduce:path,
      $finalize:expr) => {{
@@ -80,40 +79,32 @@ macro_rules! functions {
         let finalize: fn(&$t) -> Option<Close> = $finalize;
         // SAFETY: the name is a C string by the interface.
         let name = unsafe { name_of(table.name) }?;
-        let functions = Functions {
-            init: $init(need(table.init, "init")?),
-            devices: need(table.devices, "devices")?,
-            get_properties: $properties(need(table.getProperties, "getProperties")?),
-            listen: $listen(need(table.listen, "listen")?),
-            connect: need(table.connect, "connect")?,
-            reduce_support: need(table.reduceSupport, "reduceSupport")?,
-            reg_mr: need(table.regMr, "regMr")?,
-            dereg_mr: need(table.deregMr, "deregMr")?,
-            iallreduce: $iallreduce(need(table.iallreduce, "iallreduce")?),
-            test: need(table.test, "test")?,
-            close_coll: need(table.closeColl, "closeColl")?,
-            close_listen: need(table.closeListen, "closeListen")?,
-            finalize: finalize(table),
+        let init = $init(need(table.init, "init")?);
+        let functions = || {
+            Ok(Functions {
+                devices: need(table.devices, "devices")?,
+                get_properties: $properties(need(table.getProperties, "getProperties")?),
+                listen: $listen(need(table.listen, "listen")?),
+                connect: need(table.connect, "connect")?,
+                reduce_support: need(table.reduceSupport, "reduceSupport")?,
+                reg_mr: need(table.regMr, "regMr")?,
+                dereg_mr: need(table.deregMr, "deregMr")?,
+                iallreduce: $iallreduce(need(table.iallreduce, "iallreduce")?),
+                test: need(table.test, "test")?,
+                close_coll: need(table.closeColl, "closeColl")?,
+                close_listen: need(table.closeListen, "closeListen")?,
+                finalize: finalize(table),
+            })
         };
-        Ok((name, functions))
+        Ok(Structure { name, init, functions: functions() })
     }};
 }
 
 impl Network for Functions {
     const LOCAL: bool = true;
+    type Init = Init;
 
-    fn finalize(&self) -> Option<Close> {
-        self.finalize
-    }
-}
-
-impl Functions {
-    /// Returns the name and the functions of a structure; fails if one is missing that all versions
-    /// have.
-    ///
-    /// # Safety
-    /// The structure is one of a network that reduces, of the version that it is said to have.
-    pub(super) unsafe fn of(found: Found) -> Result<(String, Self), String> {
+    unsafe fn read(found: Found) -> Result<Structure<Self>, String> {
         use GetProperties as P;
         let Found { version, at } = found;
         match version {
@@ -129,5 +120,9 @@ impl Functions {
             Init::V11, P::V12, Listen::V11, Iallreduce::V9, |table| table.finalize },
             other => Err(format!("version {other} is not understood")),
         }
+    }
+
+    fn finalize(&self) -> Option<Close> {
+        self.finalize
     }
 }

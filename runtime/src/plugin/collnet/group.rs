@@ -2,6 +2,7 @@
 
 use super::functions::{Functions, Iallreduce, Init};
 use super::{Format, Reductions};
+use crate::plugin::instance::Unread;
 use crate::plugin::net::functions::Listen;
 use crate::plugin::{Plugin, logger};
 use crate::proxy::CurrentCall;
@@ -30,7 +31,7 @@ unsafe impl Send for Unconnected {}
 /// Returns what a device lacks to reduce messages of `bytes` bytes.
 fn lack(instance: &Instance, device: c_int, bytes: usize) -> Result<Option<String>> {
     let call = |get: &mut dyn FnMut() -> c_int| instance.call("getProperties", get);
-    let told = instance.functions().get_properties.ask(device, call)?;
+    let told = instance.functions.get_properties.ask(device, call)?;
     let most = told.max_collective_bytes;
     Ok(if told.properties.memory & HOST == 0 {
         Some(format!("its device {device} does not take memory of the host"))
@@ -44,14 +45,14 @@ fn lack(instance: &Instance, device: c_int, bytes: usize) -> Result<Option<Strin
 impl Unconnected {
     /// Initialises a plugin for a communicator.
     pub(super) fn start(
-        plugin: &'static Plugin<Functions>,
+        plugin: &'static Plugin<Unread<Functions>>,
         current: Arc<CurrentCall>,
         comm: u64,
     ) -> Result<Self> {
         let log = logger();
         // SAFETY: the function is the plugin's, and has the arguments of its version.
-        let init = |context, again| unsafe {
-            match plugin.functions.init {
+        let init = |init, context, again| unsafe {
+            match init {
                 Init::V8(_) if again => 0,
                 Init::V8(init) => init(log),
                 Init::V11(init) => init(context, comm, log),
@@ -65,7 +66,7 @@ impl Unconnected {
     pub(super) fn listen(&mut self, place: usize, bytes: usize) -> Result<Handle> {
         let instance = &self.instance;
         let (mut usable, mut why) = (Vec::new(), "it has no devices".to_owned());
-        for device in 0..instance.devices(instance.functions().devices)? {
+        for device in 0..instance.devices(instance.functions.devices)? {
             match lack(instance, device, bytes)? {
                 None => usable.push(device),
                 Some(lack) => why = lack,
@@ -77,7 +78,7 @@ impl Unconnected {
         let (at, listener) = (handle.0.as_mut_ptr().cast::<c_void>(), &mut self.listener);
         // SAFETY: as in `init`; the handle has NCCL's size.
         let listen = || unsafe {
-            match instance.functions().listen {
+            match instance.functions.listen {
                 Listen::V6(listen) => listen(device, at, listener),
                 Listen::V11(listen) => listen(context, device, at, listener),
             }
@@ -91,7 +92,7 @@ impl Unconnected {
 
     /// Asks which reductions the network has.
     pub(super) fn reductions(&self) -> Result<Reductions> {
-        let support = self.instance.functions().reduce_support;
+        let support = self.instance.functions.reduce_support;
         let mut reductions = Reductions::default();
         for (dtype, op) in Reductions::all() {
             let mut supported = 0;
@@ -115,7 +116,7 @@ impl Unconnected {
         let at = |handle: &mut Handle| handle.0.as_mut_ptr().cast::<c_void>();
         let mut places: Vec<_> = handles.iter_mut().map(at).collect();
         let (nranks, rank, listener) = (places.len() as c_int, rank as c_int, self.listener);
-        let (connect, mut comm) = (self.instance.functions().connect, null_mut());
+        let (connect, mut comm) = (self.instance.functions.connect, null_mut());
         // SAFETY: as in `init`; there are as many handles.
         let connect = || unsafe { connect(places.as_mut_ptr(), nranks, rank, listener, &mut comm) };
         let returned = self.instance.current.enter_for_others("connect", connect);
@@ -142,7 +143,7 @@ impl Unconnected {
     fn close_listener(&mut self) {
         let listener = std::mem::replace(&mut self.listener, null_mut());
         if !listener.is_null() {
-            let close = self.instance.functions().close_listen;
+            let close = self.instance.functions.close_listen;
             // SAFETY: the listener is the plugin's and is not used any more.
             self.instance.end("closeListen", || unsafe { close(listener) });
         }
@@ -199,7 +200,7 @@ impl Group {
 
     fn register(&mut self, memory: &Memory) -> Result<Region> {
         let (comm, data, mut region) = (self.comm, memory.data.cast::<c_void>(), null_mut());
-        let register = self.instance.functions().reg_mr;
+        let register = self.instance.functions.reg_mr;
         // SAFETY: as in `init`; the memory lives as long as the group.
         let reg_mr = || unsafe { register(comm, data, memory.len, HOST, &mut region) };
         self.owners.push(memory.owner.clone());
@@ -235,7 +236,7 @@ impl Group {
         // SAFETY: as in `init`; both are registered, and stay by the contract of their ends.
         // Messages are far smaller than 2 GiB.
         let iallreduce = || unsafe {
-            match self.instance.functions().iallreduce {
+            match self.instance.functions.iallreduce {
                 Iallreduce::V8(reduce) => {
                     let count = count as c_int;
                     reduce(comm, from, to, count, dtype, op, sends, receives, &mut request)
@@ -260,7 +261,7 @@ impl Group {
         let Some(UnderWay { request, slot, sent, len }) = self.under_way.get(&number) else {
             return Ok(true);
         };
-        let (test, mut done, mut size) = (self.instance.functions().test, 0, 0);
+        let (test, mut done, mut size) = (self.instance.functions.test, 0, 0);
         // SAFETY: as in `init`; the request is the plugin's and was not done before.
         self.instance.call("test", || unsafe { test(*request, &mut done, &mut size) })?;
         if done == 0 {
@@ -277,7 +278,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        let (functions, comm) = (self.instance.functions(), self.comm);
+        let (functions, comm) = (&self.instance.functions, self.comm);
         for region in self.regions.drain(..).filter(|region| !region.is_null()) {
             // SAFETY: the region is the plugin's and is not used any more.
             let deregister = || unsafe { (functions.dereg_mr)(comm, region) };

@@ -4,6 +4,7 @@
 mod functions;
 mod group;
 
+use super::instance::Unread;
 use super::load::{Kind, structure};
 use super::{Plugin, net};
 use crate::error::Result;
@@ -26,12 +27,12 @@ const KIND: Kind = Kind {
 const HINT: &str = "ask the vendor; NCCL_COLLNET_ENABLE=0 goes without";
 
 /// Returns the plugins in the libraries of net plugins, which are loaded once per process.
-fn plugins() -> &'static [Plugin<Functions>] {
-    static PLUGINS: OnceLock<Vec<Plugin<Functions>>> = OnceLock::new();
+fn plugins() -> &'static [Plugin<Unread<Functions>>] {
+    static PLUGINS: OnceLock<Vec<Plugin<Unread<Functions>>>> = OnceLock::new();
     PLUGINS.get_or_init(|| {
         let attempts = net::libraries().iter().map(|l| structure(&KIND, l.clone(), false));
         // SAFETY: the symbol's name says what the structure is.
-        let of = |found| unsafe { Functions::of(found) };
+        let of = |found| unsafe { Unread::of(found) };
         attempts.filter_map(|a| Plugin::take((&KIND, Subsystem::Net), a, of).0).collect()
     })
 }
@@ -100,7 +101,7 @@ impl CollNet {
     }
 
     fn begin(
-        plugin: &'static Plugin<Functions>,
+        plugin: &'static Plugin<Unread<Functions>>,
         comm: u64,
         place: usize,
         bytes: usize,

@@ -1,6 +1,7 @@
 //! A net plugin as a transport. All of this runs in the thread that calls the plugin.
 
 use super::functions::{Accept, Connect, Functions, Init, Irecv, Isend, Listen, RegMr};
+use crate::plugin::instance::Unread;
 use crate::plugin::{Plugin, logger};
 use crate::proxy::CurrentCall;
 use oxccl_net::{
@@ -37,7 +38,6 @@ unsafe extern "C" fn no_profiler(
 
 /// A plugin in use.
 pub(super) struct PluginNet {
-    name: &'static str,
     instance: Arc<Instance>,
     properties: Vec<Properties>,
     traffic_class: c_int,
@@ -47,7 +47,7 @@ impl PluginNet {
     /// Initialises a plugin for a communicator, and asks for its devices. A plugin that fails at
     /// that is not tried again in this process, as with NCCL.
     pub(super) fn start(
-        plugin: &'static Plugin<Functions>,
+        plugin: &'static Plugin<Unread<Functions>>,
         current: Arc<CurrentCall>,
         comm: u64,
         traffic_class: i32,
@@ -57,8 +57,8 @@ impl PluginNet {
         let mut v12 = ncclNetCommConfig_v12_t { trafficClass: traffic_class };
         let profiler = Some(no_profiler as _);
         // SAFETY: the function is the plugin's, and has the arguments of its version.
-        let init = |at: *mut *mut c_void, again| unsafe {
-            match plugin.functions.init {
+        let init = |init: Init, at: *mut *mut c_void, again| unsafe {
+            match init {
                 Init::V6(_) | Init::V10(_) if again => 0,
                 Init::V6(init) => init(log),
                 Init::V10(init) => init(log, profiler),
@@ -67,7 +67,7 @@ impl PluginNet {
             }
         };
         let (instance, properties) = Instance::start(plugin, current, init, properties)?;
-        Ok(Self { name: &plugin.name, instance: Arc::new(instance), properties, traffic_class })
+        Ok(Self { instance: Arc::new(instance), properties, traffic_class })
     }
 }
 
@@ -75,18 +75,18 @@ impl PluginNet {
 fn properties(plugin: &Instance) -> Result<Vec<Properties>> {
     let ask = |device| {
         let call = |get: &mut dyn FnMut() -> c_int| plugin.call("getProperties", get);
-        let mut known = plugin.functions().get_properties.ask(device, call)?.properties;
-        if plugin.functions().reg_mr_dma_buf.is_none() {
+        let mut known = plugin.functions.get_properties.ask(device, call)?.properties;
+        if plugin.functions.reg_mr_dma_buf.is_none() {
             known.memory &= !DMA_BUF;
         }
         Ok(known)
     };
-    (0..plugin.devices(plugin.functions().devices)?).map(ask).collect()
+    (0..plugin.devices(plugin.functions.devices)?).map(ask).collect()
 }
 
 impl Net for PluginNet {
     fn name(&self) -> &str {
-        self.name
+        &self.instance.name
     }
 
     fn devices(&self) -> usize {
@@ -105,7 +105,7 @@ impl Net for PluginNet {
         let (at, device) = (handle.0.as_mut_ptr().cast::<c_void>(), device as c_int);
         // SAFETY: as in `init`; the handle has NCCL's size.
         let listen = || unsafe {
-            match instance.functions().listen {
+            match instance.functions.listen {
                 Listen::V6(listen) => listen(device, at, &mut listener),
                 Listen::V11(listen) => listen(instance.context, device, at, &mut listener),
             }
@@ -138,7 +138,7 @@ impl Listener for PluginListener {
         let (mut comm, mut device) = (null_mut(), null_mut());
         // SAFETY: as in `init`; the listener is the plugin's.
         let accept = || unsafe {
-            match instance.functions().accept {
+            match instance.functions.accept {
                 Accept::V6(accept) => accept(listener, &mut comm),
                 Accept::V7(accept) => accept(listener, &mut comm, &mut device),
             }
@@ -151,7 +151,7 @@ impl Listener for PluginListener {
 
 impl Drop for PluginListener {
     fn drop(&mut self) {
-        let (close, listener) = (self.instance.functions().close_listen, self.listener);
+        let (close, listener) = (self.instance.functions.close_listen, self.listener);
         // SAFETY: the listener is the plugin's and is not used any more.
         self.instance.end("closeListen", || unsafe { close(listener) });
     }
@@ -172,7 +172,7 @@ impl Connecting for PluginConnecting {
         let (mut comm, mut on_gpu) = (null_mut(), null_mut());
         // SAFETY: as in `init`; the handle stays where it is.
         let connect = || unsafe {
-            match instance.functions().connect {
+            match instance.functions.connect {
                 Connect::V6(connect) => connect(device, handle, &mut comm),
                 Connect::V7(connect) => connect(device, handle, &mut comm, &mut on_gpu),
                 Connect::V10(connect) => connect(device, config, handle, &mut comm, &mut on_gpu),
@@ -236,7 +236,7 @@ impl PluginConnection {
     /// Returns the size of the first message of a request that is done.
     fn size(&self, request: *mut c_void) -> Result<Option<c_int>> {
         let (mut done, mut sizes) = (0, [UNWRITTEN; SIZES]);
-        let test = self.instance.functions().test;
+        let test = self.instance.functions.test;
         self.instance.call("test", || {
             // SAFETY: as in `init`; the request is the plugin's and was not done before.
             unsafe { test(request, &mut done, sizes.as_mut_ptr()) }
@@ -269,7 +269,7 @@ impl PluginConnection {
         Unflushed { mut data, capacity, mut handle }: Unflushed,
         len: usize,
     ) -> Result<Option<*mut c_void>> {
-        let Some(iflush) = self.instance.functions().iflush else { return Ok(None) };
+        let Some(iflush) = self.instance.functions.iflush else { return Ok(None) };
         let (comm, mut size, mut request) = (self.comm, len.min(capacity) as c_int, null_mut());
         // SAFETY: as in `init`; the arrays have one entry each, and the message is in registered
         // memory, which stays until its request is done.
@@ -281,7 +281,7 @@ impl PluginConnection {
 
 impl Drop for PluginConnection {
     fn drop(&mut self) {
-        let functions = self.instance.functions();
+        let functions = &self.instance.functions;
         let comm = self.comm;
         for Registered { handle, .. } in self.regions.drain(..).filter(|r| !r.handle.is_null()) {
             // SAFETY: the region is the plugin's and is not used any more.
@@ -300,7 +300,7 @@ impl Drop for PluginConnection {
 impl Connection for PluginConnection {
     fn register(&mut self, memory: Memory) -> Result<Region> {
         let (comm, data, len) = (self.comm, memory.data.cast::<c_void>(), memory.len);
-        let functions = self.instance.functions();
+        let functions = &self.instance.functions;
         let (kind, flush, dma_buf) = match &memory.place {
             Place::Host => (HOST, false, None),
             Place::Gpu { flush, dma_buf } => (CUDA, *flush && !self.sends, dma_buf.as_ref()),
@@ -337,7 +337,7 @@ impl Connection for PluginConnection {
         let is_it = |region: &Registered| region.handle as usize == handle;
         let Some(index) = self.regions.iter().position(is_it) else { return Ok(()) };
         let Registered { handle, .. } = self.regions.swap_remove(index);
-        let (comm, deregister) = (self.comm, self.instance.functions().dereg_mr);
+        let (comm, deregister) = (self.comm, self.instance.functions.dereg_mr);
         if handle.is_null() {
             return Ok(());
         }
@@ -359,7 +359,7 @@ impl Sender for PluginConnection {
         // SAFETY: as in `init`; the memory is registered, and stays by the contract. Messages are
         // far smaller than 2 GiB.
         let isend = || unsafe {
-            match self.instance.functions().isend {
+            match self.instance.functions.isend {
                 Isend::V6(send) => send(comm, data, len as c_int, tag, region, &mut made),
                 Isend::V9(send) => send(comm, data, len, tag, region, &mut made),
                 Isend::V10(send) => send(comm, data, len, tag, region, null_mut(), &mut made),
@@ -392,7 +392,7 @@ impl Receiver for PluginConnection {
         // SAFETY: as for `isend`; the arrays have one entry each.
         let irecv = || unsafe {
             let (data, tag, region) = (&mut data, &mut tag, &mut region);
-            match self.instance.functions().irecv {
+            match self.instance.functions.irecv {
                 Irecv::V6(receive) => receive(comm, 1, data, &mut small, tag, region, &mut made),
                 Irecv::V9(receive) => receive(comm, 1, data, &mut size, tag, region, &mut made),
                 Irecv::V10(receive) => {

@@ -1,7 +1,7 @@
 //! The functions of a net plugin of any version. A variant says how a function is called.
 
 use super::properties::GetProperties;
-use crate::plugin::instance::Network;
+use crate::plugin::instance::{Network, Structure};
 use crate::plugin::load::Found;
 use crate::plugin::{name_of, need};
 use oxccl_plugin_abi::net::*;
@@ -181,7 +181,6 @@ pub(super) enum Irecv {
 
 /// The functions of a plugin that are used here.
 pub(super) struct Functions {
-    pub(super) init: Init,
     pub(super) devices: Devices,
     pub(super) get_properties: GetProperties,
     pub(super) listen: Listen,
@@ -203,8 +202,8 @@ pub(super) struct Functions {
     pub(super) finalize: Option<Close>,
 }
 
-/// Takes the functions from a structure; what follows the structure are the variants of those that
-/// differ between versions, in the order of [`Functions`].
+/// Reads a structure; what follows its type are the variants of those functions that differ between
+/// versions, `init` and then those of [`Functions`] in their order.
 macro_rules! functions {
     ($at:expr, $t:ty, $init:path, $properties:path, $listen:path, $connect:path, $accept:path,
      $reg_mr:path, $isend:path, $irecv:path, $finalize:expr) => {{
@@ -213,44 +212,36 @@ macro_rules! functions {
         let finalize: fn(&$t) -> Option<Close> = $finalize;
         // SAFETY: the name is a C string by the interface.
         let name = unsafe { name_of(table.name) }?;
-        let functions = Functions {
-            init: $init(need(table.init, "init")?),
-            devices: need(table.devices, "devices")?,
-            get_properties: $properties(need(table.getProperties, "getProperties")?),
-            listen: $listen(need(table.listen, "listen")?),
-            connect: $connect(need(table.connect, "connect")?),
-            accept: $accept(need(table.accept, "accept")?),
-            reg_mr: $reg_mr(need(table.regMr, "regMr")?),
-            reg_mr_dma_buf: table.regMrDmaBuf,
-            dereg_mr: need(table.deregMr, "deregMr")?,
-            isend: $isend(need(table.isend, "isend")?),
-            irecv: $irecv(need(table.irecv, "irecv")?),
-            iflush: table.iflush,
-            test: need(table.test, "test")?,
-            close_send: need(table.closeSend, "closeSend")?,
-            close_recv: need(table.closeRecv, "closeRecv")?,
-            close_listen: need(table.closeListen, "closeListen")?,
-            finalize: finalize(table),
+        let init = $init(need(table.init, "init")?);
+        let functions = || {
+            Ok(Functions {
+                devices: need(table.devices, "devices")?,
+                get_properties: $properties(need(table.getProperties, "getProperties")?),
+                listen: $listen(need(table.listen, "listen")?),
+                connect: $connect(need(table.connect, "connect")?),
+                accept: $accept(need(table.accept, "accept")?),
+                reg_mr: $reg_mr(need(table.regMr, "regMr")?),
+                reg_mr_dma_buf: table.regMrDmaBuf,
+                dereg_mr: need(table.deregMr, "deregMr")?,
+                isend: $isend(need(table.isend, "isend")?),
+                irecv: $irecv(need(table.irecv, "irecv")?),
+                iflush: table.iflush,
+                test: need(table.test, "test")?,
+                close_send: need(table.closeSend, "closeSend")?,
+                close_recv: need(table.closeRecv, "closeRecv")?,
+                close_listen: need(table.closeListen, "closeListen")?,
+                finalize: finalize(table),
+            })
         };
-        Ok((name, functions))
+        Ok(Structure { name, init, functions: functions() })
     }};
 }
 
 impl Network for Functions {
     const LOCAL: bool = false;
+    type Init = Init;
 
-    fn finalize(&self) -> Option<Close> {
-        self.finalize
-    }
-}
-
-impl Functions {
-    /// Returns the name and the functions of a structure; fails if one is missing that all versions
-    /// have.
-    ///
-    /// # Safety
-    /// The structure is one of a net plugin, of the version that it is said to have.
-    pub(super) unsafe fn of(found: Found) -> Result<(String, Self), String> {
+    unsafe fn read(found: Found) -> Result<Structure<Self>, String> {
         use GetProperties as P;
         let Found { version, at } = found;
         match version {
@@ -277,5 +268,9 @@ impl Functions {
             Isend::V10, Irecv::V10, |table| table.finalize },
             other => Err(format!("version {other} is not understood")),
         }
+    }
+
+    fn finalize(&self) -> Option<Close> {
+        self.finalize
     }
 }

@@ -5,6 +5,7 @@ pub(super) mod functions;
 pub(super) mod properties;
 
 use super::Plugin;
+use super::instance::Unread;
 use super::load::{Kind, Opened, load, wanted};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -30,7 +31,7 @@ const HINT: &str = "see the lines of NCCL_DEBUG=INFO about net plugins, and NCCL
 
 /// The libraries of net plugins, which may have plugins of other kinds, too.
 struct Loaded {
-    plugins: Vec<Plugin<Functions>>,
+    plugins: Vec<Plugin<Unread<Functions>>>,
     libraries: Vec<Opened>,
 }
 
@@ -42,7 +43,7 @@ fn loaded() -> &'static Loaded {
         for name in wanted(Some(&Config::get().net_plugin)) {
             let attempt = load(&KIND, name.as_deref());
             // SAFETY: the symbol's name says what the structure is.
-            let of = |found| unsafe { Functions::of(found) };
+            let of = |found| unsafe { Unread::of(found) };
             let (plugin, library) = Plugin::take((&KIND, Subsystem::Net), attempt, of);
             loaded.plugins.extend(plugin);
             loaded.libraries.extend(library);
@@ -104,13 +105,22 @@ impl Chosen {
 }
 
 /// Returns the network of a communicator: the first plugin that has what is needed, or else TCP.
-/// Blocks while the plugin starts.
+/// Blocks while the plugin starts. A plugin may give itself another name once it has begun: if no
+/// network has the name that is asked for, all are begun, and may have it then.
 pub(crate) fn choose(need: &Need<'_>) -> Result<Chosen> {
     let admits = |name: &str| need.name.is_none_or(|wanted| wanted.eq_ignore_ascii_case(name));
     let mut refused = Vec::new();
-    for plugin in loaded().plugins.iter().filter(|plugin| admits(&plugin.name)) {
+    let mut names: Vec<_> = loaded().plugins.iter().map(|plugin| plugin.name.clone()).collect();
+    let tcp = Tcp::at(need.address);
+    let named = |plugin: &&Plugin<_>| admits(&plugin.name);
+    let known = admits(tcp.name()) || loaded().plugins.iter().any(|plugin| named(&plugin));
+    for plugin in loaded().plugins.iter().filter(|plugin| !known || named(plugin)) {
         let label = &plugin.label;
         match start(plugin, need) {
+            Ok((net, _)) if !known && !admits(net.name()) => {
+                let name = net.name().to_owned();
+                names.extend((name != plugin.name).then_some(name));
+            }
             Ok((net, device)) => {
                 log::line(
                     Level::Info,
@@ -125,12 +135,10 @@ pub(crate) fn choose(need: &Need<'_>) -> Result<Chosen> {
             }
         }
     }
-    let tcp = Tcp::at(need.address);
     if admits(tcp.name()) {
         return Ok(Chosen { net: Arc::new(tcp), device: 0, threads: 0 });
     }
-    let names = loaded().plugins.iter().map(|plugin| plugin.name.as_str());
-    let names: Vec<_> = names.chain([tcp.name()]).collect();
+    names.push(tcp.name().to_owned());
     let wanted = need.name.unwrap_or_default();
     let cause = match refused.as_slice() {
         [] => format!("there is no such net; there are: {}", names.join(", ")),
@@ -141,7 +149,7 @@ pub(crate) fn choose(need: &Need<'_>) -> Result<Chosen> {
 
 /// Starts a plugin for a communicator; fails if it has not got what is needed.
 fn start(
-    plugin: &'static Plugin<Functions>,
+    plugin: &'static Plugin<Unread<Functions>>,
     need: &Need<'_>,
 ) -> std::result::Result<(Proxy, usize), String> {
     let current = Arc::new(CurrentCall::new(

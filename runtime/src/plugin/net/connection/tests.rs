@@ -1,9 +1,9 @@
 //! Memory of GPUs, with functions that write down how they are called.
 
 use super::*;
-use crate::plugin::net::functions::{Handles, RegMrDmaBuf};
-use crate::plugin::net::properties::GetProperties;
-use oxccl_plugin_abi::net::ncclNetProperties_v6_t;
+use crate::plugin::load::Found;
+use crate::plugin::net::functions::Handles;
+use oxccl_plugin_abi::net::{ncclNet_v9_t, ncclNetDeviceHandle_v7_t, ncclNetProperties_v9_t};
 use oxccl_plugin_abi::{ncclDebugLogger_t, ncclResult_t};
 use std::sync::{Mutex, MutexGuard};
 
@@ -45,7 +45,7 @@ unsafe extern "C" fn devices(_number: *mut c_int) -> ncclResult_t {
     0
 }
 
-unsafe extern "C" fn properties(_at: c_int, _to: *mut ncclNetProperties_v6_t) -> ncclResult_t {
+unsafe extern "C" fn properties(_at: c_int, _to: *mut ncclNetProperties_v9_t) -> ncclResult_t {
     0
 }
 
@@ -53,7 +53,20 @@ unsafe extern "C" fn listen(_at: c_int, _handle: *mut c_void, _to: Handles) -> n
     0
 }
 
-unsafe extern "C" fn accept(_listener: *mut c_void, _to: Handles) -> ncclResult_t {
+unsafe extern "C" fn connect(
+    _at: c_int,
+    _handle: *mut c_void,
+    _to: Handles,
+    _on_gpu: *mut *mut ncclNetDeviceHandle_v7_t,
+) -> ncclResult_t {
+    0
+}
+
+unsafe extern "C" fn accept(
+    _listener: *mut c_void,
+    _to: Handles,
+    _on_gpu: *mut *mut ncclNetDeviceHandle_v7_t,
+) -> ncclResult_t {
     0
 }
 
@@ -152,26 +165,35 @@ unsafe extern "C" fn close(_end: *mut c_void) -> ncclResult_t {
 }
 
 fn connection() -> PluginConnection {
-    let functions = Functions {
-        init: Init::V6(init),
-        devices,
-        get_properties: GetProperties::V6(properties),
-        listen: Listen::V6(listen),
-        connect: Connect::V6(listen),
-        accept: Accept::V6(accept),
-        reg_mr: RegMr::V8(register),
-        reg_mr_dma_buf: Some(register_dma_buf as RegMrDmaBuf),
-        dereg_mr: deregister,
-        isend: Isend::V9(isend),
-        irecv: Irecv::V9(irecv),
+    let table: &'static ncclNet_v9_t = Box::leak(Box::new(ncclNet_v9_t {
+        name: c"Fake".as_ptr(),
+        init: Some(init),
+        devices: Some(devices),
+        getProperties: Some(properties),
+        listen: Some(listen),
+        connect: Some(connect),
+        accept: Some(accept),
+        regMr: Some(register),
+        regMrDmaBuf: Some(register_dma_buf),
+        deregMr: Some(deregister),
+        isend: Some(isend),
+        irecv: Some(irecv),
         iflush: Some(iflush),
-        test,
-        close_send: close,
-        close_recv: close,
-        close_listen: close,
-        finalize: None,
-    };
-    let plugin = Box::leak(Box::new(Plugin::of_functions(functions)));
+        test: Some(test),
+        closeSend: Some(close),
+        closeRecv: Some(close),
+        closeListen: Some(close),
+        getDeviceMr: None,
+        irecvConsumed: None,
+        makeVDevice: None,
+    }));
+    let found = Found { version: 9, at: std::ptr::from_ref(table).cast() };
+    // SAFETY: it is of this version.
+    let (name, functions) = unsafe { Unread::of(found) }.unwrap();
+    let (turn, lifecycle) = Default::default();
+    let label = "net plugin Fake".to_owned();
+    let plugin = Plugin { label, name, version: 9, functions, turn, lifecycle };
+    let plugin = Box::leak(Box::new(plugin));
     let current = Arc::new(CurrentCall::new("Fake".to_owned(), ""));
     let made = PluginNet::start(plugin, current, 0, -1).map(|net| net.instance);
     PluginConnection::new(made.unwrap(), null_mut(), false)
