@@ -157,7 +157,7 @@ static ncclResult_t getProperties(int dev, V(ncclNetProperties) * props) {
   if (by_dma_buf()) props->ptrSupport |= NCCL_PTR_DMABUF;
   props->speed = 1000;
   props->latency = 1;
-  props->maxComms = is("one connection") ? 1 : 1024;
+  props->maxComms = is("strict") || is("one connection") ? 1 : 1024;
   props->maxRecvs = 1;
 #if VERSION >= 7
   props->netDeviceType = is("offload") ? NCCL_NET_DEVICE_UNPACK : NCCL_NET_DEVICE_HOST;
@@ -266,6 +266,7 @@ static ncclResult_t listen_on(void *handle, void **listenComm) {
 
 static ncclResult_t connect_to(void *handle, void **sendComm) {
   ENTER("connect");
+  if (is("one connection") && open_objects[CONNECTION]) return ncclSystemError;
   if (is("never connects")) return ncclSuccess;
   struct handle *at = handle;
   if (!at->self) {
@@ -290,6 +291,7 @@ static ncclResult_t connect_to(void *handle, void **sendComm) {
 
 static ncclResult_t accept_from(void *listenComm, void **recvComm) {
   ENTER("accept");
+  if (is("one connection") && open_objects[CONNECTION]) return ncclSystemError;
   struct listener *from = listenComm;
   if (is("strict")) await(from->fd);
   int fd = accept4(from->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);

@@ -89,7 +89,7 @@ pub struct Properties {
     pub flushes_always: bool,
     /// True if the device is served by kernels of GPUs, which is not supported.
     pub offloaded: bool,
-    /// The most connections that the device carries.
+    /// The connections that the device is meant for. It may carry more.
     pub max_connections: i32,
     /// The most bytes of a message.
     pub max_bytes: u64,
