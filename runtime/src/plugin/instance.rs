@@ -38,11 +38,11 @@ pub(super) trait Network: Sized + Send + Sync {
     fn finalize(&self) -> Option<Close>;
 }
 
-/// What a structure says at the moment.
+/// The content of a structure at the time of a reading.
 pub(super) struct Structure<F: Network> {
     /// The name that the plugin gives itself.
     pub(super) name: String,
-    /// What begins the plugin.
+    /// `init`, the function that begins the plugin.
     pub(super) init: F::Init,
     /// The other functions, or which one of those is missing that all versions have.
     pub(super) functions: std::result::Result<F, String>,

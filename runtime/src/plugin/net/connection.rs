@@ -20,7 +20,7 @@ use std::sync::Arc;
 /// write as many as they have.
 const SIZES: usize = 32;
 
-/// What stays where a plugin does not write the size of a message.
+/// The value given to `test` in place of a size. It stays there if the plugin writes none.
 const UNWRITTEN: c_int = c_int::MIN;
 
 type Instance = crate::plugin::instance::Instance<Functions>;
