@@ -133,6 +133,21 @@ enum {
 // Threads of the one block that runs before copy engines: a warp that agrees and one that watches.
 #define EXPECT_THREADS 64
 
+// Bytes of a slot of lines, which carries a unit of data.
+#define UNIT_BYTES 1024
+
+// Bytes of data in a slot of lines: each line of 128 bytes has 120.
+#define UNIT_DATA_BYTES 960
+
+// Warps of a block that move lines, each a channel of lines with slots and counters of its own.
+#define LINE_WARPS ((BLOCK_THREADS / 32) - 1)
+
+// Channels of lines.
+#define LINE_CHANNELS (MAX_CHANNELS * LINE_WARPS)
+
+// The offset in place of a slice that is not there.
+#define NO_SLICE UINT64_MAX
+
 // Kind of [`Step`]: copies a slice of this rank to another slice of it.
 #define STEP_COPY 0
 
@@ -303,6 +318,14 @@ typedef struct LaneCounters {
   uint32_t unused;
 } LaneCounters;
 
+// The counters of a channel of lines for a peer.
+typedef struct LineCounters {
+  // Slots that this rank has put on its edge to the peer.
+  uint64_t put;
+  // Slots that this rank has taken from the peer's edge.
+  uint64_t taken;
+} LineCounters;
+
 // A rank of a communicator, as kernels see it. It never changes.
 typedef struct Rank {
   // The place of this rank among those of its host.
@@ -313,8 +336,8 @@ typedef struct Rank {
   uint32_t lanes;
   // Lanes of a queue between hosts, at most as many.
   uint32_t net_lanes;
-  // Padding.
-  uint32_t unused;
+  // Slots of a channel of lines on an edge, a power of two; 0 if no edge has lines.
+  uint32_t line_slots;
   // Packets that a channel has room for behind the large stage, per rank and half.
   uint32_t large_packets;
   // The addresses at which the ranks' shared memory is mapped here, by rank.
@@ -325,6 +348,12 @@ typedef struct Rank {
   uint64_t lanes_at;
   // Offset of the stage in the shared memory.
   uint64_t stage_at;
+  // Offset of the slots of lines in the shared memory, by sender, channel and slot.
+  uint64_t lines_at;
+  // Offset of the credits of lines in the shared memory, by channel and receiver.
+  uint64_t line_credits_at;
+  // The address of the [`LineCounters`], by channel and rank, in private memory.
+  uint64_t line_counters;
   // The address of the [`Counters`] of [`MAX_CHANNELS`] channels, then of the [`LaneCounters`]
   // of all lanes, in private memory.
   uint64_t counters;
@@ -340,6 +369,84 @@ typedef struct Rank {
   // The address of the scratch memory, in private memory; 0 where all ranks are on this host.
   uint64_t scratch;
 } Rank;
+
+// A collective.
+typedef struct Collective {
+  // The rank that calls.
+  Rank rank;
+  // The send buffer.
+  uint64_t input;
+  // The receive buffer.
+  uint64_t output;
+  // Elements per block.
+  uint64_t count;
+  // The user's scalar: its bits, or its address.
+  uint64_t scale;
+  // The second word of the descriptor (`Descriptor::to_words`).
+  uint64_t descriptor_count;
+  // The first word of the descriptor.
+  uint32_t descriptor_what;
+  // Bytes of an element.
+  uint32_t element_bytes;
+  // The number of the element type (`oxccl_plan::DataType`).
+  uint8_t dtype;
+  // The number of the reduction (`oxccl_plan::ReduceOp`).
+  uint8_t op;
+  // The number of the collective (`oxccl_plan::Collective`).
+  uint8_t kind;
+  // `SCALE_*`: whether inputs are multiplied by `scale`.
+  uint8_t scaled;
+  // The root.
+  uint32_t root;
+} Collective;
+
+// The slices that a program over lines exchanges with a rank, as offsets in bytes;
+// [`NO_SLICE`] for none.
+typedef struct LinePeer {
+  // The offset in the input of the slice that is put.
+  uint64_t put_at;
+  // Bytes of that slice.
+  uint64_t put_bytes;
+  // The offset in the output of the slice that is taken.
+  uint64_t take_at;
+  // Bytes of that slice.
+  uint64_t take_bytes;
+} LinePeer;
+
+// The argument of a kernel of lines: a collective as a program in phases
+// (`oxccl_plan::lines::Phases`).
+typedef struct LineProgram {
+  // The collective.
+  Collective call;
+  // Units of the longest slice.
+  uint64_t units;
+  // Slots that a unit takes, each with [`UNIT_DATA_BYTES`] of a slice.
+  uint32_t slots;
+  // Not 0 if there is a middle phase.
+  uint32_t has_middle;
+  // A bit for each rank to which the middle phase passes its result on.
+  uint32_t middle_to;
+  // The rank whose message the middle phase passes on, where it does not fold.
+  uint32_t middle_from;
+  // Not 0 if the fold completes the reduction.
+  uint32_t finish;
+  // Padding.
+  uint32_t unused;
+  // The offset in the input of the slice that is folded.
+  uint64_t own_at;
+  // Bytes of the slices of the middle phase.
+  uint64_t middle_bytes;
+  // The offset in the output of the result; [`NO_SLICE`] if it is not kept.
+  uint64_t result_at;
+  // The offset in the input of the slice that is copied.
+  uint64_t copy_from;
+  // The offset in the output to which it is copied; [`NO_SLICE`] for no copy.
+  uint64_t copy_to;
+  // Bytes that are copied.
+  uint64_t copy_bytes;
+  // The slices that are exchanged, by rank.
+  LinePeer peers[MAX_RANKS];
+} LineProgram;
 
 // The queues of a group of messages. A queue is a peer and a direction. Each lane of a queue is a
 // block, and carries its part of the queue's large messages; the first lane carries all of the
@@ -429,36 +536,6 @@ typedef struct SignalWait {
   // The signals.
   Awaited awaited[AWAITED];
 } SignalWait;
-
-// A collective.
-typedef struct Collective {
-  // The rank that calls.
-  Rank rank;
-  // The send buffer.
-  uint64_t input;
-  // The receive buffer.
-  uint64_t output;
-  // Elements per block.
-  uint64_t count;
-  // The user's scalar: its bits, or its address.
-  uint64_t scale;
-  // The second word of the descriptor (`Descriptor::to_words`).
-  uint64_t descriptor_count;
-  // The first word of the descriptor.
-  uint32_t descriptor_what;
-  // Bytes of an element.
-  uint32_t element_bytes;
-  // The number of the element type (`oxccl_plan::DataType`).
-  uint8_t dtype;
-  // The number of the reduction (`oxccl_plan::ReduceOp`).
-  uint8_t op;
-  // The number of the collective (`oxccl_plan::Collective`).
-  uint8_t kind;
-  // `SCALE_*`: whether inputs are multiplied by `scale`.
-  uint8_t scaled;
-  // The root.
-  uint32_t root;
-} Collective;
 
 // The place of a user's buffer, as peers find it.
 typedef struct Place {

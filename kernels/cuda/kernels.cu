@@ -3,5 +3,6 @@
 #include "exchange.cuh"
 #include "expect.cuh"
 #include "interpret.cuh"
+#include "lines.cuh"
 #include "one_sided.cuh"
 #include "packets.cuh"

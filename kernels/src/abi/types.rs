@@ -68,6 +68,17 @@ pub const EXCHANGE_THREADS: usize = 288;
 /// Threads of the one block that runs before copy engines: a warp that agrees and one that watches.
 pub const EXPECT_THREADS: usize = 64;
 
+/// Bytes of a slot of lines, which carries a unit of data.
+pub const UNIT_BYTES: usize = 1024;
+/// Bytes of data in a slot of lines: each line of 128 bytes has 120.
+pub const UNIT_DATA_BYTES: usize = 960;
+/// Warps of a block that move lines, each a channel of lines with slots and counters of its own.
+pub const LINE_WARPS: usize = BLOCK_THREADS / 32 - 1;
+/// Channels of lines.
+pub const LINE_CHANNELS: usize = MAX_CHANNELS * LINE_WARPS;
+/// The offset in place of a slice that is not there.
+pub const NO_SLICE: u64 = u64::MAX;
+
 /// Kind of [`Step`]: copies a slice of this rank to another slice of it.
 pub const STEP_COPY: u8 = 0;
 /// Kind of [`Step`]: waits until the slot of the stage may be written again.
@@ -423,6 +434,16 @@ pub struct Window {
     pub bytes: u64,
 }
 
+/// The counters of a channel of lines for a peer.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LineCounters {
+    /// Slots that this rank has put on its edge to the peer.
+    pub put: u64,
+    /// Slots that this rank has taken from the peer's edge.
+    pub taken: u64,
+}
+
 /// A rank of a communicator, as kernels see it. It never changes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -435,8 +456,8 @@ pub struct Rank {
     pub lanes: u32,
     /// Lanes of a queue between hosts, at most as many.
     pub net_lanes: u32,
-    /// Padding.
-    pub unused: u32,
+    /// Slots of a channel of lines on an edge, a power of two; 0 if no edge has lines.
+    pub line_slots: u32,
     /// Packets that a channel has room for behind the large stage, per rank and half.
     pub large_packets: u32,
     /// The addresses at which the ranks' shared memory is mapped here, by rank.
@@ -447,6 +468,12 @@ pub struct Rank {
     pub lanes_at: u64,
     /// Offset of the stage in the shared memory.
     pub stage_at: u64,
+    /// Offset of the slots of lines in the shared memory, by sender, channel and slot.
+    pub lines_at: u64,
+    /// Offset of the credits of lines in the shared memory, by channel and receiver.
+    pub line_credits_at: u64,
+    /// The address of the [`LineCounters`], by channel and rank, in private memory.
+    pub line_counters: u64,
     /// The address of the [`Counters`] of [`MAX_CHANNELS`] channels, then of the [`LaneCounters`]
     /// of all lanes, in private memory.
     pub counters: u64,
@@ -507,6 +534,58 @@ pub struct Collective {
     pub scaled: u8,
     /// The root.
     pub root: u32,
+}
+
+/// The slices that a program over lines exchanges with a rank, as offsets in bytes;
+/// [`NO_SLICE`] for none.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct LinePeer {
+    /// The offset in the input of the slice that is put.
+    pub put_at: u64,
+    /// Bytes of that slice.
+    pub put_bytes: u64,
+    /// The offset in the output of the slice that is taken.
+    pub take_at: u64,
+    /// Bytes of that slice.
+    pub take_bytes: u64,
+}
+
+/// The argument of a kernel of lines: a collective as a program in phases
+/// (`oxccl_plan::lines::Phases`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct LineProgram {
+    /// The collective.
+    pub call: Collective,
+    /// Units of the longest slice.
+    pub units: u64,
+    /// Slots that a unit takes, each with [`UNIT_DATA_BYTES`] of a slice.
+    pub slots: u32,
+    /// Not 0 if there is a middle phase.
+    pub has_middle: u32,
+    /// A bit for each rank to which the middle phase passes its result on.
+    pub middle_to: u32,
+    /// The rank whose message the middle phase passes on, where it does not fold.
+    pub middle_from: u32,
+    /// Not 0 if the fold completes the reduction.
+    pub finish: u32,
+    /// Padding.
+    pub unused: u32,
+    /// The offset in the input of the slice that is folded.
+    pub own_at: u64,
+    /// Bytes of the slices of the middle phase.
+    pub middle_bytes: u64,
+    /// The offset in the output of the result; [`NO_SLICE`] if it is not kept.
+    pub result_at: u64,
+    /// The offset in the input of the slice that is copied.
+    pub copy_from: u64,
+    /// The offset in the output to which it is copied; [`NO_SLICE`] for no copy.
+    pub copy_to: u64,
+    /// Bytes that are copied.
+    pub copy_bytes: u64,
+    /// The slices that are exchanged, by rank.
+    pub peers: [LinePeer; MAX_RANKS],
 }
 
 /// A program, and how it cuts the call.

@@ -32,6 +32,8 @@ listed! {
         /// User memory in windows, which the copy engines of GPUs move. A rank takes it instead of
         /// [`InPlace`](Carrier::InPlace), whatever its peers do.
         CopyEngines = 7, "copy engines";
+        /// Lines: edges between GPUs, in memory that the receiver maps for the sender.
+        Lines = 8, "lines";
     }
 }
 
@@ -44,6 +46,7 @@ impl Carrier {
             (Needs::Stage | Needs::Inbox, _) if packets() => Carrier::Packets,
             (Needs::Stage, _) => Carrier::Stage,
             (Needs::Inbox, _) => Carrier::Inbox,
+            (Needs::Edges, _) if topology.lines => Carrier::Lines,
             (Needs::Edges | Needs::Switch, _) => Carrier::Edges,
             (Needs::UserMemory, Memory::Any) => Carrier::RemoteRead,
             (Needs::UserMemory, Memory::Windows) if engines_move(plan, bytes, topology) => {

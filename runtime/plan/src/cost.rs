@@ -148,6 +148,22 @@ impl CostModel {
         Self { read_call_us: 4.0, read_gbps: 7.0, ..*self }
     }
 
+    /// Returns the model for lines between the same GPUs: a message is under way at both ends at
+    /// once, so each end has half of its time, and it arrives in pieces. A kernel starts in 2 µs.
+    pub fn lines(&self) -> Self {
+        Self {
+            latency_us: 1.5,
+            message_us: 0.1,
+            cached_gbps: 4000.0,
+            memory_gbps: 4000.0,
+            link_gbps: 2.0 * self.link_gbps,
+            read_gbps: f64::INFINITY,
+            peer_read_gbps: f64::INFINITY,
+            edge_slot_bytes: u64::MAX,
+            ..*self
+        }
+    }
+
     /// Returns the time to publish data that `readers` cores read: a copy, and lines that change
     /// hands.
     pub fn publish_us(&self, bytes: u64, readers: u32) -> f64 {

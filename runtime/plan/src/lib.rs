@@ -13,6 +13,7 @@ pub mod cost;
 pub mod dtype;
 pub mod generate;
 pub mod ir;
+pub mod lines;
 mod listed;
 pub mod machine;
 pub mod nccl;

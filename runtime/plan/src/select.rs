@@ -5,6 +5,7 @@ use crate::carrier::{Carrier, Packets};
 use crate::cost::CostModel;
 use crate::generate::{Algorithm, Needs, Plan};
 use crate::ir::UserMemory;
+use crate::lines;
 use crate::nccl::CostTable;
 use crate::spec::{Collective, Spec};
 use std::fmt;
@@ -18,6 +19,8 @@ pub struct Topology {
     pub team: u32,
     /// True if programs can use edges.
     pub edges: bool,
+    /// True if lines are the edges: then they carry the plans of [`lines::carry`].
+    pub lines: bool,
     /// True if the network reduces, with the type and operation of the call.
     pub switch: bool,
     /// True if each rank can have the system copy from the memory of every other.
@@ -114,6 +117,7 @@ pub fn cost_us(plan: &Plan, bytes: u64, topology: &Topology, memory: Memory) -> 
     let of_plan = plan.algorithm.generator().cost_us;
     match Carrier::of(plan, bytes, topology, memory) {
         Carrier::RemoteRead => of_plan(spec, bytes, &model.pulled()),
+        Carrier::Lines => of_plan(spec, bytes, &model.lines()),
         Carrier::CopyEngines => model.engines_us(bytes * u64::from(spec.nranks - 1)),
         _ => of_plan(spec, bytes, &model),
     }
@@ -130,6 +134,7 @@ pub fn candidates(
     let spec = spec.in_teams(topology.team);
     let usable = |plan: &Plan| match (plan.algorithm.generator().needs, memory) {
         (Needs::Nothing, _) => true,
+        (Needs::Edges, _) if topology.lines => lines::carry(plan.algorithm),
         (Needs::Edges, _) => topology.edges,
         (Needs::Switch, _) => topology.edges && topology.switch,
         (Needs::Inbox, _) => {

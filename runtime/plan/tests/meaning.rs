@@ -126,6 +126,7 @@ fn the_choice_is_right_at_the_ends_and_explained() {
         remote_reads: false,
         direct: true,
         edges: true,
+        lines: false,
         switch: false,
         mapped_from_bytes: 0,
         scratch: true,

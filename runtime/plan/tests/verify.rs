@@ -3,6 +3,7 @@
 
 use oxccl_plan::generate::Needs;
 use oxccl_plan::ir::{Capacity, UserMemory};
+use oxccl_plan::lines::{self, Phases};
 use oxccl_plan::machine::{Fault, Transfer};
 use oxccl_plan::verify::{Conditions, Step, verify, verify_programs, verify_sequence};
 use oxccl_plan::{Algorithm, Buffer, Collective, Op, Plan, Program, Slice, Spec};
@@ -370,4 +371,34 @@ fn a_write_to_the_input_is_named() {
         }
     });
     assert!(matches!(fault, Fault::InputWritten { rank: 0, .. }), "{fault}");
+}
+
+#[test]
+fn what_lines_carry_is_right_in_the_order_of_the_phases() {
+    let mut verified = 0;
+    for nranks in 2..=16 {
+        for plan in specs(nranks).into_iter().flat_map(Plan::candidates) {
+            if !lines::carry(plan.algorithm) {
+                continue;
+            }
+            let of = |rank| Phases::of(&plan.program(rank).ops).expect("phases");
+            let phases: Vec<_> = (0..nranks).map(of).collect();
+            for (phases, rank) in phases.iter().zip(0..) {
+                let (mut kernels, mut plans) = (phases.program().ops, plan.program(rank).ops);
+                kernels.sort_by_key(|op| format!("{op:?}"));
+                plans.sort_by_key(|op| format!("{op:?}"));
+                assert_eq!(kernels, plans);
+            }
+            let programs: Vec<_> = phases.iter().map(Phases::program).collect();
+            for (count, edge_slots) in [(1, 1), (SLOT, 2), (9 * SLOT + 1, 1), (9 * SLOT + 1, 2)] {
+                // Two messages of a window are on an edge where a result follows a contribution.
+                let conditions = Conditions { edge_slots, ..Conditions::tight(SLOT, nranks) };
+                verify_programs(&plan, &programs, count, &conditions)
+                    .unwrap_or_else(|fault| panic!("{plan:?} count {count}: {fault}"));
+                verified += 1;
+            }
+        }
+    }
+    println!("{verified} plans verified");
+    assert!(verified > 1_000);
 }

@@ -108,16 +108,16 @@ impl Unfinished {
             Unfinished::Host(endpoint, copies) => {
                 vec![u8::from(*copies), u8::from(endpoint.maps_all())]
             }
-            Unfinished::Cuda(..) => Vec::new(),
+            Unfinished::Cuda(_, cuda_rank) => vec![u8::from(cuda_rank.reaches_by_lines())],
         }
     }
 
     /// Completes the executor with the abilities of all ranks, in teams of `team` ranks. Returns
     /// it, and how plans run there.
     pub fn finish(self, answers: &[Vec<u8>], team: u32) -> (Executor, Topology) {
+        let all = |i: usize| answers.iter().all(|answer| answer.get(i) == Some(&1));
         match self {
             Unfinished::Host(mut endpoint, _) => {
-                let all = |i: usize| answers.iter().all(|answer| answer.get(i) == Some(&1));
                 endpoint.all_mapped = all(1);
                 let (nranks, remote_reads) = (endpoint.rank.nranks, all(0));
                 let topology = host::topology(nranks, team, remote_reads, endpoint.edge_slot_bytes);
@@ -125,7 +125,7 @@ impl Unfinished {
             }
             Unfinished::Cuda(rank, cuda_rank) => {
                 let cuda_rank = cuda_rank.attach(&rank);
-                let topology = cuda::run::launch::topology(&cuda_rank, rank.nranks, team);
+                let topology = cuda::run::launch::topology(&cuda_rank, rank.nranks, team, all(0));
                 (Executor::Cuda(rank, cuda_rank), topology)
             }
         }

@@ -241,10 +241,12 @@ fn library_headers() -> [Header; 4] {
 }
 
 /// The structures that kernels take or point to.
-const KERNEL_TYPES: [&str; 15] = [
+const KERNEL_TYPES: [&str; 17] = [
     "Control",
     "Counters",
     "LaneCounters",
+    "LineCounters",
+    "LineProgram",
     "FewMessages",
     "ManyMessages",
     "Put",

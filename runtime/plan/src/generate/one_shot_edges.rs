@@ -1,6 +1,6 @@
-//! One-shot over edges: every rank sends its whole input to the ranks that need it, and these fold
-//! the contributions in rank order. This takes one message time, and more traffic than any other
-//! algorithm: it is for small calls.
+//! One-shot over edges: every rank sends its whole input to the ranks that need it. Reductions fold
+//! the contributions in rank order. This takes one message time; a reduction takes more traffic than
+//! by any other algorithm, and so does a broadcast of the root.
 
 use super::{Algorithm, Generator, Needs, edge_layout, others};
 use crate::cost::CostModel;
@@ -18,22 +18,41 @@ pub(super) const GENERATOR: Generator = Generator {
 };
 
 fn layout(spec: &Spec) -> Option<Layout> {
-    let serves = matches!(spec.collective, Collective::AllReduce | Collective::Reduce);
-    (serves && spec.nranks > 1).then_some(edge_layout(1, 1, spec.nranks))
+    use Collective::{AllGather, AllReduce, Broadcast, Reduce};
+    let serves = [AllReduce, Reduce, AllGather, Broadcast].contains(&spec.collective);
+    let scratch_blocks = if spec.collective.reduces() { spec.nranks } else { 0 };
+    (serves && spec.nranks > 1).then_some(edge_layout(1, 1, scratch_blocks))
+}
+
+/// Returns whether the input of `from` goes to `to`.
+fn goes(spec: &Spec, from: u32, to: u32) -> bool {
+    match spec.collective {
+        Collective::Broadcast => from == spec.root,
+        Collective::Reduce => to == spec.root,
+        _ => true,
+    }
 }
 
 fn ops(spec: &Spec, rank: u32) -> Vec<Op> {
-    let own = Slice::block(Buffer::Input, 0);
+    let (own, result) = (Slice::block(Buffer::Input, 0), Slice::block(Buffer::Output, 0));
     let peers = || others(rank, spec.nranks);
-    let folds = |rank| spec.collective == Collective::AllReduce || rank == spec.root;
-    let receivers = peers().filter(|&peer| folds(peer));
+    let receivers = peers().filter(|&peer| goes(spec, rank, peer));
+    let senders = || peers().filter(|&peer| goes(spec, peer, rank));
     let mut ops: Vec<_> = receivers.map(|peer| Op::Send { peer, src: own }).collect();
-    if folds(rank) {
+    if !spec.collective.reduces() {
+        let of = |peer| match spec.collective {
+            Collective::AllGather => Slice::block(Buffer::Output, peer),
+            _ => result,
+        };
+        if goes(spec, rank, rank) {
+            ops.push(Op::Copy { src: own, dst: of(rank) });
+        }
+        ops.extend(senders().map(|peer| Op::Recv { peer, dst: of(peer) }));
+    } else if goes(spec, rank, rank) {
         let of = |peer| Slice::block(Buffer::Scratch, peer);
-        ops.extend(peers().map(|peer| Op::Recv { peer, dst: of(peer) }));
-        let (src, dst) = (of(0), Slice::block(Buffer::Output, 0));
-        let (count, at) = (spec.nranks, rank);
-        ops.push(Op::Fold { src, count, own, at, dst, finish: true });
+        ops.extend(senders().map(|peer| Op::Recv { peer, dst: of(peer) }));
+        let (src, count, at) = (of(0), spec.nranks, rank);
+        ops.push(Op::Fold { src, count, own, at, dst: result, finish: true });
     }
     ops
 }
@@ -41,10 +60,15 @@ fn ops(spec: &Spec, rank: u32) -> Vec<Op> {
 fn cost_us(spec: &Spec, bytes: u64, model: &CostModel) -> f64 {
     let peers = f64::from(spec.nranks - 1);
     let windows = bytes.div_ceil(model.edge_slot_bytes).max(1) as f64;
-    let sends = if spec.collective == Collective::AllReduce { peers } else { 0.0 };
+    let sends = if spec.collective == Collective::Reduce { 0.0 } else { peers };
+    let receives = if spec.collective == Collective::Broadcast { 1.0 } else { peers };
     let all = bytes * u64::from(spec.nranks);
+    let fold_us = match spec.collective.reduces() {
+        true => model.read_us(all, spec.nranks - 1, true),
+        false => 0.0,
+    };
     windows * model.latency_us
         + sends * model.send_us(bytes)
-        + peers * model.receive_us(bytes, false)
-        + model.read_us(all, spec.nranks - 1, true)
+        + receives * model.receive_us(bytes, false)
+        + fold_us
 }

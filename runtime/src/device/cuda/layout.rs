@@ -13,6 +13,10 @@ pub struct Layout {
     pub lanes_at: u64,
     /// The offset of the small stage.
     pub stage_at: u64,
+    /// The offset of the credits of lines.
+    pub line_credits_at: u64,
+    /// The offset of the slots of lines.
+    pub lines_at: u64,
     /// Bytes of the whole.
     pub bytes: u64,
 }
@@ -26,8 +30,24 @@ impl Layout {
         let packets_at = abi::WORDS_BYTES as u64;
         let lanes_at = packets_at + halves * n * abi::CHANNEL_PACKETS as u64 * packet;
         let stage_at = lanes_at + n * (abi::LANES * abi::LANE_SLOTS * abi::LANE_SLOT_BYTES) as u64;
-        let bytes = stage_at + (abi::MAX_CHANNELS * 2 * abi::SMALL_STAGE_SLOT_BYTES) as u64;
-        Self { packets_at, lanes_at, stage_at, bytes }
+        let line_credits_at =
+            stage_at + (abi::MAX_CHANNELS * 2 * abi::SMALL_STAGE_SLOT_BYTES) as u64;
+        let channels = n * abi::LINE_CHANNELS as u64;
+        let lines_at = line_credits_at + channels * size_of::<u64>() as u64;
+        let slot_bytes = u64::from(line_slots(nranks)) * abi::UNIT_BYTES as u64;
+        let bytes = lines_at + channels * slot_bytes;
+        Self { packets_at, lanes_at, stage_at, line_credits_at, lines_at, bytes }
+    }
+}
+
+/// Returns the slots of a channel of lines on an edge: with more peers, each of them gets less of
+/// what a rank sends.
+pub fn line_slots(nranks: u32) -> u32 {
+    match nranks {
+        0..=1 => 1,
+        2 => 8,
+        3..=4 => 4,
+        _ => 2,
     }
 }
 
@@ -39,13 +59,15 @@ pub fn large_packets(nranks: u32) -> u32 {
 }
 
 /// The parts of a rank's private memory: the counters of the channels, those of the lanes with all
-/// ranks of the communicator, [`abi::Shared`], [`abi::Maps`] and, where there are other hosts, an
+/// ranks of the communicator, those of lines, [`abi::Shared`], [`abi::Maps`] and, where there are other hosts, an
 /// [`abi::Peer`] for each rank, and scratch memory.
 pub struct Private {
     /// The number of lanes.
     pub lanes: usize,
     /// The offset of the counters of lanes.
     pub lanes_at: u64,
+    /// The offset of the counters of lines.
+    pub line_counters_at: u64,
     /// The offset of [`abi::Shared`].
     pub common_at: u64,
     /// The offset of [`abi::Maps`].
@@ -65,13 +87,15 @@ impl Private {
         let n = nranks as usize;
         let lanes = 2 * n * abi::LANES;
         let lanes_at = (abi::MAX_CHANNELS * size_of::<abi::Counters>()) as u64;
-        let common_at = lanes_at + (lanes * size_of::<abi::LaneCounters>()) as u64;
+        let line_counters_at = lanes_at + (lanes * size_of::<abi::LaneCounters>()) as u64;
+        let lines = n * abi::LINE_CHANNELS * size_of::<abi::LineCounters>();
+        let common_at = line_counters_at + lines as u64;
         let maps_at = common_at + size_of::<abi::Shared>() as u64;
         let peers_at = maps_at + size_of::<abi::Maps>() as u64;
         let peers = if scratch_bytes > 0 { n * abi::LANES * size_of::<abi::Peer>() } else { 0 };
         let scratch_at = (peers_at + peers as u64).next_multiple_of(16);
         let bytes = scratch_at + (n * abi::LANES * scratch_bytes) as u64;
-        Self { lanes, lanes_at, common_at, maps_at, peers_at, scratch_at, bytes }
+        Self { lanes, lanes_at, line_counters_at, common_at, maps_at, peers_at, scratch_at, bytes }
     }
 }
 
@@ -102,8 +126,9 @@ mod tests {
         assert!(bytes <= 4 << 20, "{bytes}");
         assert!(bytes + mapper::LATER_BYTES as u64 <= 16 << 20, "{bytes}");
         for nranks in 1..=abi::MAX_RANKS as u32 {
-            let Layout { packets_at, lanes_at, stage_at, bytes } = Layout::new(nranks);
-            let places = [0, packets_at, lanes_at, stage_at, bytes];
+            let Layout { packets_at, lanes_at, stage_at, line_credits_at, lines_at, bytes } =
+                Layout::new(nranks);
+            let places = [0, packets_at, lanes_at, stage_at, line_credits_at, lines_at, bytes];
             assert!(places.is_sorted() && places.iter().all(|at| at.is_multiple_of(128)));
         }
     }

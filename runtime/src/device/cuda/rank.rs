@@ -5,7 +5,7 @@ use crate::bootstrap::deadline::Deadline;
 use crate::config::{self, Config};
 use crate::device::cuda::driver::library::{self, Functions};
 use crate::device::cuda::driver::{self, Gpu, Relaxed, cu};
-use crate::device::cuda::layout::{Layout, Membership, Private, large_packets};
+use crate::device::cuda::layout::{Layout, Membership, Private, large_packets, line_slots};
 use crate::device::cuda::memory::closing;
 use crate::device::cuda::memory::export::{self, Mapping};
 use crate::device::cuda::memory::pool::Block;
@@ -82,6 +82,8 @@ pub struct CudaRank {
     held: held::Held,
     /// The number of references that graphs hold to this part.
     graphs: AtomicU32,
+    /// True if the links to all ranks of this host carry lines.
+    lines: bool,
     /// Bytes of GPU memory that were allocated when the communicator was created.
     first_bytes: u64,
 }
@@ -135,6 +137,7 @@ impl CudaRank {
             abi::Rank { control: control.at(), ..view(place, &layout, (private.at(), &parts)) };
         view.nranks = nranks;
         view.large_packets = large_packets(nranks);
+        view.line_slots = line_slots(nranks);
         view.shared[place as usize] = shared.at();
         if let Some(network) = &network {
             view.net_lanes = network.lanes as u32;
@@ -169,6 +172,7 @@ impl CudaRank {
             network,
             held: held::Held::new(&gpu.held),
             graphs: AtomicU32::new(0),
+            lines: false,
             first_bytes: layout.bytes + parts.bytes + slots_bytes,
         })
     }
@@ -227,6 +231,11 @@ impl CudaRank {
         sharing.connect(offers.iter().enumerate().map(peer).collect());
     }
 
+    /// Returns whether the links to all ranks of this host carry lines, as far as this rank knows.
+    pub fn reaches_by_lines(&self) -> bool {
+        self.lines
+    }
+
     fn others(&self, offers: &[Offer]) -> Vec<usize> {
         (0..offers.len()).filter(|&rank| rank != self.view.rank as usize).collect()
     }
@@ -238,6 +247,7 @@ impl CudaRank {
             let rank = self.ranks[place];
             return Err(Error::Init { why: format!("NCCL_P2P_DISABLE is set at rank {rank}") });
         }
+        self.lines = offers.iter().all(|offer| driver::carries_lines(self.gpu, &offer.uuid));
         let _context = self.gpu.enter()?;
         let _relaxed = Relaxed::begin()?;
         for rank in self.others(offers) {
@@ -676,12 +686,15 @@ fn view(place: u32, layout: &Layout, (private, parts): (u64, &Private)) -> abi::
         nranks: 1,
         lanes: abi::LANES as u32,
         net_lanes: 0,
-        unused: 0,
+        line_slots: 0,
         large_packets: 0,
         shared: [0; abi::MAX_RANKS],
         packets_at: layout.packets_at,
         lanes_at: layout.lanes_at,
         stage_at: layout.stage_at,
+        lines_at: layout.lines_at,
+        line_credits_at: layout.line_credits_at,
+        line_counters: private + parts.line_counters_at,
         counters: private,
         common: private + parts.common_at,
         control: 0,

@@ -43,6 +43,7 @@ pub fn topology(nranks: u32, team: u32, remote_reads: bool, edge_slot_bytes: usi
         direct,
         team,
         edges: true,
+        lines: false,
         switch: false,
         remote_reads,
         push: false,

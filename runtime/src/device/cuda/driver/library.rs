@@ -17,6 +17,12 @@ pub struct Functions {
     pub programs: [CUfunction; DataType::ALL.len()],
     /// Edge kernels, by number of the element type.
     pub edges: [CUfunction; DataType::ALL.len()],
+    /// Kernels of lines that fold between two ranks, by number of the element type.
+    pub lines_two: [CUfunction; DataType::ALL.len()],
+    /// Kernels of lines that fold between more ranks, by number of the element type.
+    pub lines_more: [CUfunction; DataType::ALL.len()],
+    /// The kernels of lines that do not fold: between two ranks, and between more.
+    pub lines_moving: [CUfunction; 2],
     /// The kernel of sends and receives for [`oxccl_kernels::abi::FewMessages`].
     pub few_messages: CUfunction,
     /// The kernel of sends and receives for [`oxccl_kernels::abi::ManyMessages`].
@@ -105,6 +111,9 @@ pub fn functions(gpu: &'static Gpu) -> Result<&'static Functions> {
         packets: each("oxccl_packets_")?,
         programs: each("oxccl_program_")?,
         edges: each("oxccl_edges_")?,
+        lines_two: each("oxccl_lines_two_")?,
+        lines_more: each("oxccl_lines_more_")?,
+        lines_moving: [function("oxccl_lines_two")?, function("oxccl_lines_more")?],
         few_messages,
         many_messages,
         put: function("oxccl_put")?,

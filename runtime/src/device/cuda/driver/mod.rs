@@ -31,6 +31,7 @@ const SYMBOLS: &[&str] = &[
     "cuDeviceGet",
     "cuDeviceGetAttribute",
     "cuDeviceGetCount",
+    "cuDeviceGetP2PAttribute",
     "cuDeviceGetPCIBusId",
     "cuDeviceGetUuid_v2",
     "cuDevicePrimaryCtxRetain",
@@ -230,6 +231,25 @@ fn open(index: i32) -> Result<Gpu> {
     let (multiprocessors, pool) = (multiprocessors as u32, Mutex::default());
     let (held, closing) = (AtomicU32::new(0), Closing::default());
     Ok(Gpu { index, device, context, uuid, multiprocessors, held, pool, closing })
+}
+
+/// Returns whether the link to the GPU of this UUID carries 128 bytes at once: within a GPU, and over
+/// NVLink, which is the link with native atomics. False for a GPU that this process does not see.
+pub fn carries_lines(gpu: &Gpu, uuid: &[u8; 16]) -> bool {
+    if gpu.uuid == *uuid {
+        return true;
+    }
+    let atomics = sys::CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
+    (0..count().unwrap_or(0)).any(|index| {
+        let (mut device, mut found, mut has) = (0, sys::CUuuid { bytes: [0; 16] }, 0);
+        // SAFETY: places for the results.
+        let asked = unsafe {
+            cu!(cuDeviceGet(&mut device, index))
+                .and_then(|()| cu!(cuDeviceGetUuid_v2(&mut found, device)))
+                .and_then(|()| cu!(cuDeviceGetP2PAttribute(&mut has, atomics, gpu.device, device)))
+        };
+        asked.is_ok() && found.bytes.map(|b| b as u8) == *uuid && has == 1
+    })
 }
 
 impl Gpu {

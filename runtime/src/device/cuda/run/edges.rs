@@ -23,6 +23,7 @@ pub fn topology(team: u32, edge_bytes: usize) -> Topology {
         direct: false,
         team,
         edges: true,
+        lines: false,
         switch: false,
         remote_reads: false,
         push: false,

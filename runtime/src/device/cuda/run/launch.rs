@@ -5,6 +5,7 @@ use crate::device::cuda::driver::library::launch;
 use crate::device::cuda::rank::CudaRank;
 use crate::device::cuda::run::edges;
 use crate::device::cuda::run::engines;
+use crate::device::cuda::run::lines;
 use crate::device::cuda::run::one_sided;
 use crate::device::cuda::run::order;
 use crate::device::cuda::stream::Stream;
@@ -71,7 +72,12 @@ fn packet_lines(bytes: u64) -> u64 {
 
 /// Returns how plans run on GPUs of one host with a number of channels; `reach` tells whether the
 /// GPUs reach each other's memory, and `engine_bytes` is that of [`Topology`].
-fn topology_of(nranks: u32, channels: u32, reach: bool, engine_bytes: u64) -> Topology {
+fn topology_of(
+    nranks: u32,
+    channels: u32,
+    (reach, lines): (bool, bool),
+    engine_bytes: u64,
+) -> Topology {
     let packets = Packets::Kernels {
         room: room(channels),
         line_bytes: abi::PACKET_DATA_BYTES as u64,
@@ -81,29 +87,31 @@ fn topology_of(nranks: u32, channels: u32, reach: bool, engine_bytes: u64) -> To
         direct: true,
         team: nranks,
         edges: false,
+        lines,
         switch: false,
         remote_reads: false,
-        push: true,
+        push: !lines,
         mapped_from_bytes: AGREE_BYTES,
         scratch: false,
-        packets,
+        packets: if lines { Packets::Nowhere } else { packets },
         engine_bytes,
         model: CostModel::NVLINK,
     }
 }
 
-/// Returns how plans run on the GPUs of a communicator.
-pub fn topology(cuda_rank: &CudaRank, nranks: u32, team: u32) -> Topology {
+/// Returns how plans run on the GPUs of a communicator; `lines` tells whether the links between all
+/// of them carry lines.
+pub fn topology(cuda_rank: &CudaRank, nranks: u32, team: u32, lines: bool) -> Topology {
     if let Some(network) = cuda_rank.network() {
         return edges::topology(team, network.data_bytes());
     }
     let reach = cuda_rank.sharing().is_some_and(|sharing| !sharing.lacks_peer_access());
-    topology_of(nranks, cuda_rank.channels, reach, cuda_rank.engine_bytes)
+    topology_of(nranks, cuda_rank.channels, (reach, reach && lines), cuda_rank.engine_bytes)
 }
 
 /// Returns how plans run on GPUs that reach each other's memory, each of one rank.
 pub fn usual_topology(nranks: u32) -> Topology {
-    topology_of(nranks, abi::MAX_CHANNELS as u32, true, engines::least_bytes(false))
+    topology_of(nranks, abi::MAX_CHANNELS as u32, (true, true), engines::least_bytes(false))
 }
 
 /// Launches an operation after all that the communicator has launched. Blocks: never.
@@ -124,6 +132,9 @@ fn collective(
     let head = head(cuda_rank, programs, call);
     if let Some(network) = cuda_rank.network() {
         return edges::collective(cuda_rank, network, head, (&programs.any, call), stream);
+    }
+    if programs.any.carrier == Carrier::Lines {
+        return lines::collective(cuda_rank, head, (&programs.any, call), stream);
     }
     if programs.any.carrier == Carrier::Packets {
         let bytes = call.count * call.dtype.size() as u64;

@@ -5,6 +5,7 @@ pub mod edges;
 pub mod engines;
 pub mod held;
 pub mod launch;
+pub mod lines;
 pub mod one_sided;
 pub mod order;
 pub mod streams;

@@ -1,0 +1,494 @@
+// Lines: the edges between GPUs whose link carries 128 bytes at once. A line is 128 bytes that 8
+// threads store together: 120 bytes of data and a number, by which the reader knows that it came.
+// So data need no fence, no barrier and no clearing, and arrive one way.
+//
+// An edge has slots of two rows of four lines, 1 KiB with 960 bytes of data, in the receiver's
+// memory. Each warp of a kernel is a channel with slots and counters of its own on every edge: the
+// number of a line counts the slots that the channel has used on that edge, and the receiver's word
+// of credit counts those that it has taken. Counters lie in GPU memory and advance by what was
+// carried: arguments hold nothing that changes, and any operation may follow any other.
+//
+// A program runs in four phases for each unit of its slices (`oxccl_plan::lines`). A warp that puts
+// waits only for its receiver to take what the warp put before, and every warp takes all of a unit
+// before it puts the next one, so one slot would suffice.
+#pragma once
+
+#include "interpret.cuh"
+
+namespace oxccl {
+
+static_assert(UNIT_BYTES == 2 * 32 * 16 && UNIT_DATA_BYTES == UNIT_BYTES / 128 * 120,
+              "two rows of a warp's accesses");
+
+// What a thread has of a unit: 16 bytes of each row. In the last thread of a line the upper half of
+// both is the number on the way, and the data that belong there fill its lower half of the second
+// row: so all accesses to the user's memory are of 16 aligned bytes.
+struct Pair {
+  uint4 first, second;
+};
+
+__device__ inline uint4 load_volatile(const char* at) {
+  uint4 v;
+  asm volatile("ld.volatile.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(at)
+               : "memory");
+  return v;
+}
+
+__device__ inline void store_volatile(char* at, uint4 v) {
+  asm volatile("st.volatile.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(at), "r"(v.x), "r"(v.y),
+               "r"(v.z), "r"(v.w)
+               : "memory");
+}
+
+// The wait of a warp. What is slow to look at is looked at by its first thread, out of line: the
+// state of that lies in memory, and is set at the first such look.
+struct WarpWait {
+  uint32_t spins = 0;
+  union {
+    Wait slow;
+    char none;
+  };
+
+  __device__ WarpWait() : none(0) {}
+
+  // Returns whether to give up; for the whole warp, after every look that found nothing.
+  __device__ bool over(const Rank& r, int peer) {
+    if (++spins & 63) return false;
+    return look(r, peer, spins == 64, &slow);
+  }
+
+  __device__ __noinline__ static bool look(const Rank& r, int peer, bool first, Wait* wait) {
+    if (first) *wait = Wait();
+    wait->spins = 63;
+    bool over = (threadIdx.x & 31) == 0 && wait->over(r, peer, -1);
+    return __shfl_sync(~0u, over, 0);
+  }
+};
+
+__device__ inline LineCounters* line_counters(const Rank& r, int channel, int peer) {
+  return reinterpret_cast<LineCounters*>(r.line_counters) + channel * r.nranks + peer;
+}
+
+// The word in which a receiver counts the slots that it has taken, in the sender's memory.
+__device__ inline uint64_t* line_credit(const Rank& r, int sender, int channel, int receiver) {
+  return reinterpret_cast<uint64_t*>(r.shared[sender] + r.line_credits_at) +
+         channel * r.nranks + receiver;
+}
+
+// A warp's ends of the channel's edges. The thread `p` of the warp holds the counters of the edges
+// to and from the rank at place `p`.
+struct LineEnds {
+  const Rank& r;
+  int channel, thread;
+  uint64_t put, taken, room;  // slots that were put, that were taken, and that the peer has taken
+  bool dead;                  // whether the communicator has failed
+
+  __device__ LineEnds(const Rank& r, int channel)
+      : r(r), channel(channel), thread(threadIdx.x & 31) {
+    int peer = thread < r.nranks ? thread : 0;
+    const volatile LineCounters* own = line_counters(r, channel, peer);
+    put = own->put;
+    taken = own->taken;
+    room = *const_cast<const volatile uint64_t*>(line_credit(r, r.rank, channel, peer));
+    dead = faulty(r) != FAULT_NONE;
+  }
+
+  // Keeps the counters for the next kernel.
+  __device__ void leave() const {
+    if (thread >= r.nranks || thread == r.rank) return;
+    LineCounters* own = line_counters(r, channel, thread);
+    own->put = put;
+    own->taken = taken;
+  }
+
+  __device__ bool ends_line() const { return (thread & 7) == 7; }
+  // Where a thread's data of both rows lie in the 960 bytes of a unit.
+  __device__ int first_at() const { return thread * 16; }
+  __device__ int second_at() const { return 512 + (thread - (thread >> 3)) * 16; }
+
+  __device__ char* slot(int at, int from, uint64_t number) const {
+    uint64_t index = (uint64_t(from) * LINE_CHANNELS + channel) * r.line_slots +
+                     (uint32_t(number) & (r.line_slots - 1));
+    return reinterpret_cast<char*>(r.shared[at] + r.lines_at) + index * UNIT_BYTES + thread * 16;
+  }
+
+  // Loads a thread's data of a unit of the user's memory that has `len` bytes left, as they lie on
+  // the way.
+  __device__ Pair load(const char* from, uint64_t len) const {
+    Pair v{};
+    bool fits = aligned(reinterpret_cast<uint64_t>(from));
+    int first = first_at(), second = second_at();
+    if (fits && len >= UNIT_DATA_BYTES) {
+      v.first = __ldcg(reinterpret_cast<const uint4*>(from + first));
+      if (!ends_line()) v.second = __ldcg(reinterpret_cast<const uint4*>(from + second));
+    } else {
+      if (first < len) v.first = load_line(from + first, len - first, fits);
+      if (!ends_line() && second < len) v.second = load_line(from + second, len - second, fits);
+    }
+    if (ends_line()) v.second.x = v.first.z, v.second.y = v.first.w;
+    return v;
+  }
+
+  __device__ void store(char* to, uint64_t len, Pair v) const {
+    if (ends_line()) v.first.z = v.second.x, v.first.w = v.second.y;
+    bool fits = aligned(reinterpret_cast<uint64_t>(to));
+    int first = first_at(), second = second_at();
+    if (fits && len >= UNIT_DATA_BYTES) {
+      *reinterpret_cast<uint4*>(to + first) = v.first;
+      if (!ends_line()) *reinterpret_cast<uint4*>(to + second) = v.second;
+    } else {
+      if (first < len) store_line(to + first, len - first, fits, v.first);
+      if (!ends_line() && second < len) store_line(to + second, len - second, fits, v.second);
+    }
+  }
+
+  // Waits until a peer has room for so many slots; false when it will not have it.
+  __device__ bool begin_put(int peer, int slots, uint64_t& number) {
+    if (dead) return false;
+    number = __shfl_sync(~0u, put, peer);
+    uint64_t target = number + slots - r.line_slots;
+    if (reached(__shfl_sync(~0u, room, peer), target)) return true;
+    uint64_t seen = wait_room(r, line_credit(r, r.rank, channel, peer), peer, target);
+    if (thread == peer) room = seen;
+    return reached(seen, target);
+  }
+
+  // Waits until a word of credit has reached a target, or never will; returns the word.
+  __device__ __noinline__ static uint64_t wait_room(const Rank& r, const volatile uint64_t* word,
+                                                    int peer, uint64_t target) {
+    WarpWait wait;
+    for (;;) {
+      uint64_t seen = __shfl_sync(~0u, *word, 0);
+      if (reached(seen, target) || wait.over(r, peer)) return seen;
+    }
+  }
+
+  // Puts a unit's slot of the number, counted from 1.
+  __device__ void put_slot(int peer, uint64_t number, Pair v) const {
+    if (ends_line()) {
+      v.first.z = v.second.z = uint32_t(number);
+      v.first.w = v.second.w = uint32_t(number >> 32);
+    }
+    char* to = slot(peer, r.rank, number);
+    store_volatile(to, v.first);
+    store_volatile(to + 512, v.second);
+  }
+
+  __device__ void end_put(int peer, int slots) {
+    if (thread == peer) put += slots;
+  }
+
+  __device__ bool lacks(uint4 v, uint64_t number) const {
+    return ends_line() && (v.z != uint32_t(number) || v.w != uint32_t(number >> 32));
+  }
+
+  // Waits for the next slots of each of G ranks, of those in `from` that are not negative; false
+  // when they will not come.
+  template <int G, int U>
+  __device__ bool take(const int (&from)[G], int slots, Pair (&v)[G][U]) {
+    if (dead) return false;
+    uint64_t number[G];
+#pragma unroll
+    for (int g = 0; g < G; g++) number[g] = __shfl_sync(~0u, taken, from[g] < 0 ? 0 : from[g]) + 1;
+    WarpWait wait;
+    for (;;) {
+#pragma unroll
+      for (int g = 0; g < G; g++) {
+        if (from[g] < 0) continue;
+#pragma unroll
+        for (int u = 0; u < U; u++) {
+          if (u >= slots) continue;
+          const char* at = slot(r.rank, from[g], number[g] + u);
+          v[g][u].first = load_volatile(at);
+          v[g][u].second = load_volatile(at + 512);
+        }
+      }
+      int missing = -1;
+#pragma unroll
+      for (int g = 0; g < G; g++) {
+        if (from[g] < 0) continue;
+#pragma unroll
+        for (int u = 0; u < U; u++) {
+          if (u >= slots) continue;
+          if (lacks(v[g][u].first, number[g] + u) || lacks(v[g][u].second, number[g] + u))
+            missing = from[g];
+        }
+      }
+      uint32_t who = __ballot_sync(~0u, missing >= 0);
+      if (who == 0) return true;
+      if (wait.over(r, __shfl_sync(~0u, missing, __ffs(who) - 1))) return false;
+    }
+  }
+
+  // Gives the slots back that were taken from a peer. Half of an edge's slots go back at a time.
+  __device__ void end_take(int peer, int slots) {
+    if (thread != peer) return;
+    uint64_t now = taken + slots, half = (r.line_slots + 1) / 2;
+    if ((now ^ taken) & ~(half - 1))
+      *const_cast<volatile uint64_t*>(line_credit(r, peer, channel, r.rank)) = now;
+    taken = now;
+  }
+};
+
+// A warp's run of a program. U slots of a unit and G peers are under way at once.
+template <typename E, bool FOLDS, int U, int G>
+struct LineRun {
+  const LineProgram& p;
+  LineEnds ends;
+  uint64_t scale;
+
+  using B = typename E::Bits;
+  static constexpr int N = 16 / sizeof(B);
+
+  __device__ const Rank& rank() const { return p.call.rank; }
+  __device__ const char* input() const { return reinterpret_cast<const char*>(p.call.input); }
+  __device__ char* output() const { return reinterpret_cast<char*>(p.call.output); }
+
+  // The peer that is `distance` ranks ahead; −1 beyond the last one.
+  __device__ int peer(int distance) const {
+    int n = rank().nranks, at = rank().rank + distance;
+    if (distance >= n) return -1;
+    return at < n ? at : at - n;
+  }
+
+  __device__ static uint64_t left(uint64_t bytes, uint64_t at) { return at < bytes ? bytes - at : 0; }
+
+  // Loads a unit of the input, from `base` on, which has so many bytes in all.
+  __device__ void load(const char* base, uint64_t bytes, uint64_t at, Pair (&v)[U]) const {
+#pragma unroll
+    for (int u = 0; u < U; u++) {
+      if (u >= p.slots) continue;
+      uint64_t place = at + u * UNIT_DATA_BYTES;
+      v[u] = ends.load(base + place, left(bytes, place));
+      if (FOLDS && p.call.scaled) {
+        v[u].first = scale_line<E>(v[u].first, scale);
+        v[u].second = scale_line<E>(v[u].second, scale);
+      }
+    }
+  }
+
+  __device__ void store(char* base, uint64_t bytes, uint64_t at, const Pair (&v)[U]) const {
+#pragma unroll
+    for (int u = 0; u < U; u++) {
+      if (u >= p.slots) continue;
+      uint64_t place = at + u * UNIT_DATA_BYTES;
+      ends.store(base + place, left(bytes, place), v[u]);
+    }
+  }
+
+  __device__ bool put_unit(int to, const Pair (&v)[U]) {
+    uint64_t number;
+    if (!ends.begin_put(to, p.slots, number)) return false;
+#pragma unroll
+    for (int u = 0; u < U; u++)
+      if (u < p.slots) ends.put_slot(to, number + u + 1, v[u]);
+    ends.end_put(to, p.slots);
+    return true;
+  }
+
+  __device__ bool put(uint64_t at) {
+    for (int first = 1; first < rank().nranks; first += G) {
+      Pair v[G][U];
+      int to[G];
+#pragma unroll
+      for (int g = 0; g < G; g++) {
+        to[g] = peer(first + g);
+        if (to[g] >= 0 && p.peers[to[g]].put_at == NO_SLICE) to[g] = -1;
+        if (to[g] < 0) continue;
+        const LinePeer& with = p.peers[to[g]];
+        load(input() + with.put_at, with.put_bytes, at, v[g]);
+      }
+#pragma unroll
+      for (int g = 0; g < G; g++)
+        if (to[g] >= 0 && !put_unit(to[g], v[g])) return false;
+    }
+    return true;
+  }
+
+  __device__ void copy(uint64_t at) const {
+    if (p.copy_to == NO_SLICE) return;
+    const char* from = input() + p.copy_from;
+    char* to = output() + p.copy_to;
+    if (from == to) return;
+    Pair v[U];
+    load(from, p.copy_bytes, at, v);
+    store(to, p.copy_bytes, at, v);
+  }
+
+  // What a thread has folded so far of a unit.
+  struct Sum {
+    typename E::Lane lanes[U][2][N];
+  };
+
+  template <int OP>
+  __device__ void combine_unit(Sum& sum, bool is_first, const Pair (&v)[U]) const {
+#pragma unroll
+    for (int u = 0; u < U; u++) {
+      B b[2][N];
+      memcpy(b, &v[u], 32);
+#pragma unroll
+      for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+          typename E::Lane lane = E::widen(b[h][i]);
+          sum.lanes[u][h][i] =
+              is_first ? lane : combine(OP < 0 ? int(p.call.op) : OP, sum.lanes[u][h][i], lane);
+        }
+    }
+  }
+
+  // Folds a unit of all ranks, in rank order. OP is negative for one that the call tells.
+  template <int OP>
+  __device__ bool fold(uint64_t at, Pair (&result)[U]) {
+    int n = rank().nranks, me = rank().rank;
+    Sum sum;
+    for (int first = 0; first < n; first += G + 1) {
+      Pair v[G + 1][U];
+      int from[G + 1];
+#pragma unroll
+      for (int g = 0; g <= G; g++) {
+        from[g] = first + g < n && first + g != me ? first + g : -1;
+        if (first + g == me) load(input() + p.own_at, p.middle_bytes, at, v[g]);
+      }
+      if (!ends.take(from, p.slots, v)) return false;
+#pragma unroll
+      for (int g = 0; g <= G; g++) {
+        if (from[g] >= 0) ends.end_take(from[g], p.slots);
+        if (first + g < n) combine_unit<OP>(sum, first + g == 0, v[g]);
+      }
+    }
+    bool divide = p.finish && p.call.op == AVG;
+#pragma unroll
+    for (int u = 0; u < U; u++) {
+      B b[2][N];
+#pragma unroll
+      for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+          typename E::Lane lane = sum.lanes[u][h][i];
+          b[h][i] = E::round(divide ? E::divide(lane, n) : lane);
+        }
+      memcpy(&result[u], b, 32);
+    }
+    return true;
+  }
+
+  // Gets what the middle phase passes on and keeps.
+  __device__ bool get_middle(uint64_t at, Pair (&result)[U]) {
+    if constexpr (FOLDS) {
+      switch (p.call.op) {
+        case SUM:
+        case AVG: return fold<SUM>(at, result);
+        default: return fold<-1>(at, result);
+      }
+    } else {
+      Pair v[1][U];
+      int from[1] = {int(p.middle_from)};
+      if (!ends.take(from, p.slots, v)) return false;
+      ends.end_take(from[0], p.slots);
+#pragma unroll
+      for (int u = 0; u < U; u++) result[u] = v[0][u];
+      return true;
+    }
+  }
+
+  __device__ bool middle(uint64_t at) {
+    if (!p.has_middle) return true;
+    Pair result[U];
+    if (!get_middle(at, result)) return false;
+    for (int distance = 1; distance < rank().nranks; distance++) {
+      int to = peer(distance);
+      if ((p.middle_to >> to & 1) && !put_unit(to, result)) return false;
+    }
+    if (p.result_at != NO_SLICE) store(output() + p.result_at, p.middle_bytes, at, result);
+    return true;
+  }
+
+  __device__ bool take(uint64_t at) {
+    for (int first = 1; first < rank().nranks; first += G) {
+      Pair v[G][U];
+      int from[G];
+      bool any = false;
+#pragma unroll
+      for (int g = 0; g < G; g++) {
+        from[g] = peer(first + g);
+        if (from[g] >= 0 && p.peers[from[g]].take_at == NO_SLICE) from[g] = -1;
+        any |= from[g] >= 0;
+      }
+      if (!any) continue;
+      if (!ends.take(from, p.slots, v)) return false;
+#pragma unroll
+      for (int g = 0; g < G; g++) {
+        if (from[g] < 0) continue;
+        ends.end_take(from[g], p.slots);
+        const LinePeer& with = p.peers[from[g]];
+        store(output() + with.take_at, with.take_bytes, at, v[g]);
+      }
+    }
+    return true;
+  }
+
+  __device__ void run(uint64_t first, uint64_t step) {
+    for (uint64_t unit = first; unit < p.units; unit += step) {
+      uint64_t at = unit * p.slots * UNIT_DATA_BYTES;
+      if (!put(at)) return;
+      copy(at);
+      if (!middle(at) || !take(at)) return;
+    }
+    ends.leave();
+  }
+};
+
+// Units go to warps in turn, first to one warp of each block. Which warps have a unit depends on
+// facts that all ranks share.
+template <typename E, bool FOLDS, int U, int G>
+__device__ inline void run_lines(const LineProgram& program) {
+  const Rank& r = program.call.rank;
+  Counters* own = counters(r, blockIdx.x);
+  if (is_watcher()) {
+    if (!faulty(r)) {
+      if (blockIdx.x == 0) announce(program.call, IN_TIME);
+      enter(r, own);
+    }
+  } else {
+    uint32_t warp = threadIdx.x / 32, warps = blockDim.x / 32 - 1;
+    uint64_t first = warp * gridDim.x + blockIdx.x;
+    if (first < program.units) {
+      LineEnds ends(r, int(blockIdx.x * LINE_WARPS + warp));
+      LineRun<E, FOLDS, U, G>{program, ends, FOLDS ? scale_of(program.call) : 0}.run(
+          first, uint64_t(warps) * gridDim.x);
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) leave(own);
+}
+
+}  // namespace oxccl
+
+// For each element type a kernel that reduces between two ranks and one between more; what only
+// moves, runs as bytes.
+#define OXCCL_LINES(NUMBER, ...)                                                             \
+  extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)                              \
+      oxccl_lines_two_##NUMBER(const __grid_constant__ oxccl::LineProgram program) {         \
+    using namespace oxccl;                                                                   \
+    using Element = __VA_ARGS__;                                                             \
+    run_lines<Element, true, sizeof(Element::Bits) == 1 ? 1 : 2, 1>(program);                \
+  }                                                                                          \
+  extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)                              \
+      oxccl_lines_more_##NUMBER(const __grid_constant__ oxccl::LineProgram program) {        \
+    using namespace oxccl;                                                                   \
+    run_lines<__VA_ARGS__, true, 1, 3>(program);                                             \
+  }
+OXCCL_ELEMENTS(OXCCL_LINES)
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
+    oxccl_lines_two(const __grid_constant__ oxccl::LineProgram program) {
+  oxccl::run_lines<oxccl::Integer<uint8_t>, false, 4, 1>(program);
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
+    oxccl_lines_more(const __grid_constant__ oxccl::LineProgram program) {
+  oxccl::run_lines<oxccl::Integer<uint8_t>, false, 2, 3>(program);
+}

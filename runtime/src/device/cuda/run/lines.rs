@@ -1,0 +1,176 @@
+//! Launching collectives over lines.
+
+use crate::device::cuda::driver::library::launch;
+use crate::device::cuda::rank::CudaRank;
+use crate::device::cuda::run::launch::align_elems;
+use crate::device::cuda::stream::Stream;
+use crate::error::{Error, Result};
+use crate::op::{Bound, Call};
+use oxccl_kernels::abi;
+use oxccl_plan::lines::{Middle, Phases};
+use oxccl_plan::{Buffer, Geometry, Op, Plan, Slice};
+use std::sync::Arc;
+
+/// The least slots of a slice for each thread block, so that small calls take few blocks.
+const BLOCK_SLOTS: u64 = 4;
+/// The most slots of a unit, by the kernel: those that move, and those that fold, each between two
+/// ranks and between more; small elements take more registers.
+const MOST_SLOTS: [u64; 2] = [4, 2];
+
+/// Launches a collective over lines.
+pub fn collective(
+    cuda_rank: &Arc<CudaRank>,
+    call: abi::Collective,
+    (bound, of_user): (&Bound, &Call),
+    stream: Stream,
+) -> Result<()> {
+    let Bound { plan, program, .. } = bound;
+    let unfit = || Error::Internal { what: format!("lines carry no {}", plan.algorithm.name()) };
+    let phases = Phases::of(&program.ops).ok_or_else(unfit)?;
+    let two = plan.spec.nranks == 2;
+    let functions = cuda_rank.functions;
+    let dtype = of_user.dtype as usize;
+    let folds = plan.spec.collective.reduces();
+    let (function, most) = match (folds, two) {
+        (false, _) => (functions.lines_moving[usize::from(!two)], MOST_SLOTS[usize::from(!two)]),
+        (true, true) => (functions.lines_two[dtype], if of_user.dtype.size() == 1 { 1 } else { 2 }),
+        (true, false) => (functions.lines_more[dtype], 1),
+    };
+    let shape = Shape::new(longest(plan, of_user), u64::from(cuda_rank.channels), most);
+    let argument = argument(call, &phases, plan, of_user, &shape);
+    let blocks = (shape.blocks as u32, (shape.warps as u32 + 1) * 32);
+    // SAFETY: the kernel takes this structure; what it points to is the communicator's, or the
+    // user's by the contract of the call.
+    cuda_rank.launch(stream, || unsafe { launch(function, blocks, &argument, stream.0) })
+}
+
+/// Returns the cut of a call, in one window.
+fn geometry(plan: &Plan, call: &Call) -> Geometry {
+    let (parts, align_elems) = (plan.layout.parts, align_elems(call));
+    Geometry {
+        block_elems: call.count,
+        parts,
+        window_elems: call.count.max(1),
+        align_elems,
+    }
+}
+
+/// Returns the bytes of the longest slice of a call.
+fn longest(plan: &Plan, call: &Call) -> u64 {
+    geometry(plan, call).range(0, 0, 1).1 * call.dtype.size() as u64
+}
+
+/// How a call is spread over warps: facts that all ranks share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Shape {
+    /// Thread blocks.
+    blocks: u64,
+    /// Warps of a block that move lines.
+    warps: u64,
+    /// Slots of a unit.
+    slots: u64,
+    /// Units of the longest slice.
+    units: u64,
+}
+
+impl Shape {
+    /// Spreads a slice of so many bytes over at most `channels` blocks, in units of at most `most`
+    /// slots, so that all warps have equally many units, but for one.
+    fn new(bytes: u64, channels: u64, most: u64) -> Self {
+        let slots = bytes.div_ceil(abi::UNIT_DATA_BYTES as u64);
+        let blocks = slots.div_ceil(BLOCK_SLOTS).clamp(1, channels);
+        let warps = slots.div_ceil(blocks).clamp(1, abi::LINE_WARPS as u64);
+        let all = blocks * warps;
+        let rounds = slots.div_ceil(all * most).max(1);
+        let slots_each = slots.div_ceil(all * rounds).max(1);
+        Self { blocks, warps, slots: slots_each, units: slots.div_ceil(slots_each) }
+    }
+}
+
+/// Returns the argument of the kernel.
+fn argument(
+    call: abi::Collective,
+    phases: &Phases,
+    plan: &Plan,
+    of_user: &Call,
+    shape: &Shape,
+) -> abi::LineProgram {
+    let geometry = geometry(plan, of_user);
+    let size = of_user.dtype.size() as u64;
+    let place = |slice: Slice| {
+        let (offset, elems) = geometry.range(0, slice.part, slice.parts);
+        ((u64::from(slice.block) * of_user.count + offset) * size, elems * size)
+    };
+    let none = abi::LinePeer {
+        put_at: abi::NO_SLICE,
+        put_bytes: 0,
+        take_at: abi::NO_SLICE,
+        take_bytes: 0,
+    };
+    let mut argument = abi::LineProgram {
+        call,
+        units: shape.units,
+        slots: shape.slots as u32,
+        has_middle: u32::from(phases.middle.is_some()),
+        middle_to: 0,
+        middle_from: 0,
+        finish: 0,
+        unused: 0,
+        own_at: abi::NO_SLICE,
+        middle_bytes: 0,
+        result_at: abi::NO_SLICE,
+        copy_from: abi::NO_SLICE,
+        copy_to: abi::NO_SLICE,
+        copy_bytes: 0,
+        peers: [none; abi::MAX_RANKS],
+    };
+    for (peer, slice) in &phases.puts {
+        let peer = &mut argument.peers[*peer as usize];
+        (peer.put_at, peer.put_bytes) = place(*slice);
+    }
+    for (peer, slice) in &phases.takes {
+        let peer = &mut argument.peers[*peer as usize];
+        (peer.take_at, peer.take_bytes) = place(*slice);
+    }
+    for (from, to) in &phases.copies {
+        (argument.copy_from, argument.copy_bytes) = place(*from);
+        argument.copy_to = place(*to).0;
+    }
+    if let Some(Middle { from, fold, result, to }) = &phases.middle {
+        argument.middle_to = to.iter().fold(0, |all, peer| all | 1 << peer);
+        argument.middle_from = from.first().map_or(0, |(peer, _)| *peer);
+        let of_result = place(*result);
+        argument.middle_bytes = of_result.1;
+        if result.buffer == Buffer::Output {
+            argument.result_at = of_result.0;
+        }
+        if let Some(Op::Fold { own, finish, .. }) = fold {
+            (argument.own_at, argument.middle_bytes) = place(*own);
+            argument.finish = u32::from(*finish);
+        }
+    }
+    argument
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_cover_a_slice_and_are_spread_evenly() {
+        for channels in [1, 4, 32] {
+            for most in [1, 2, 4] {
+                for bytes in (0..40_000).step_by(97).chain([1 << 20, (1 << 30) + 13]) {
+                    let shape = Shape::new(bytes, channels, most);
+                    let Shape { blocks, warps, slots, units } = shape;
+                    assert!(blocks <= channels && warps <= abi::LINE_WARPS as u64, "{shape:?}");
+                    assert!((1..=most).contains(&slots), "{shape:?}");
+                    let unit = slots * abi::UNIT_DATA_BYTES as u64;
+                    assert!(units * unit >= bytes && units.saturating_sub(1) * unit <= bytes);
+                    let (each, all) = (units.div_ceil(blocks * warps), blocks * warps);
+                    assert!(each * all * slots < units * slots + all * slots, "{shape:?}");
+                }
+            }
+        }
+    }
+}
