@@ -114,8 +114,8 @@ struct LineEnds {
     return reinterpret_cast<char*>(r.shared[at] + r.lines_at) + index * UNIT_BYTES + thread * 16;
   }
 
-  // Loads a thread's data of a unit of the user's memory that has `len` bytes left, as they lie on
-  // the way.
+  // Loads a thread's data of a unit of the user's memory that has `len` bytes left, as they lie
+  // there. `pack` moves what would be in the place of the number; it waits for the load.
   __device__ Pair load(const char* from, uint64_t len) const {
     Pair v{};
     bool fits = aligned(reinterpret_cast<uint64_t>(from));
@@ -127,8 +127,11 @@ struct LineEnds {
       if (first < len) v.first = load_line(from + first, len - first, fits);
       if (!ends_line() && second < len) v.second = load_line(from + second, len - second, fits);
     }
-    if (ends_line()) v.second.x = v.first.z, v.second.y = v.first.w;
     return v;
+  }
+
+  __device__ void pack(Pair& v) const {
+    if (ends_line()) v.second.x = v.first.z, v.second.y = v.first.w;
   }
 
   __device__ void store(char* to, uint64_t len, Pair v) const {
@@ -222,18 +225,19 @@ struct LineEnds {
     }
   }
 
-  // Gives the slots back that were taken from a peer. Half of an edge's slots go back at a time.
+  // Gives the slots back that were taken from a peer, a quarter of an edge's slots at a time.
   __device__ void end_take(int peer, int slots) {
     if (thread != peer) return;
-    uint64_t now = taken + slots, half = (r.line_slots + 1) / 2;
-    if ((now ^ taken) & ~(half - 1))
+    uint64_t now = taken + slots, some = r.line_slots > 4 ? r.line_slots / 4 : 1;
+    if ((now ^ taken) & ~(some - 1))
       *const_cast<volatile uint64_t*>(line_credit(r, peer, channel, r.rank)) = now;
     taken = now;
   }
 };
 
-// A warp's run of a program. U slots of a unit and G peers are under way at once.
-template <typename E, bool FOLDS, int U, int G>
+// A warp's run of a program. U slots of a unit and G peers are under way at once; TWO: there is one
+// peer.
+template <typename E, bool FOLDS, bool TWO, int U, int G>
 struct LineRun {
   const LineProgram& p;
   LineEnds ends;
@@ -243,12 +247,13 @@ struct LineRun {
   static constexpr int N = 16 / sizeof(B);
 
   __device__ const Rank& rank() const { return p.call.rank; }
+  __device__ int nranks() const { return TWO ? 2 : rank().nranks; }
   __device__ const char* input() const { return reinterpret_cast<const char*>(p.call.input); }
   __device__ char* output() const { return reinterpret_cast<char*>(p.call.output); }
 
   // The peer that is `distance` ranks ahead; −1 beyond the last one.
   __device__ int peer(int distance) const {
-    int n = rank().nranks, at = rank().rank + distance;
+    int n = nranks(), at = rank().rank + distance;
     if (distance >= n) return -1;
     return at < n ? at : at - n;
   }
@@ -259,9 +264,16 @@ struct LineRun {
   __device__ void load(const char* base, uint64_t bytes, uint64_t at, Pair (&v)[U]) const {
 #pragma unroll
     for (int u = 0; u < U; u++) {
-      if (u >= p.slots) continue;
       uint64_t place = at + u * UNIT_DATA_BYTES;
-      v[u] = ends.load(base + place, left(bytes, place));
+      if (u < p.slots) v[u] = ends.load(base + place, left(bytes, place));
+    }
+  }
+
+  // Makes of what was loaded what is put or folded.
+  __device__ void pack(Pair (&v)[U]) const {
+#pragma unroll
+    for (int u = 0; u < U; u++) {
+      ends.pack(v[u]);
       if (FOLDS && p.call.scaled) {
         v[u].first = scale_line<E>(v[u].first, scale);
         v[u].second = scale_line<E>(v[u].second, scale);
@@ -272,9 +284,8 @@ struct LineRun {
   __device__ void store(char* base, uint64_t bytes, uint64_t at, const Pair (&v)[U]) const {
 #pragma unroll
     for (int u = 0; u < U; u++) {
-      if (u >= p.slots) continue;
       uint64_t place = at + u * UNIT_DATA_BYTES;
-      ends.store(base + place, left(bytes, place), v[u]);
+      if (u < p.slots) ends.store(base + place, left(bytes, place), v[u]);
     }
   }
 
@@ -289,7 +300,8 @@ struct LineRun {
   }
 
   __device__ bool put(uint64_t at) {
-    for (int first = 1; first < rank().nranks; first += G) {
+#pragma unroll 1
+    for (int first = 1; first < nranks(); first += G) {
       Pair v[G][U];
       int to[G];
 #pragma unroll
@@ -301,8 +313,11 @@ struct LineRun {
         load(input() + with.put_at, with.put_bytes, at, v[g]);
       }
 #pragma unroll
-      for (int g = 0; g < G; g++)
-        if (to[g] >= 0 && !put_unit(to[g], v[g])) return false;
+      for (int g = 0; g < G; g++) {
+        if (to[g] < 0) continue;
+        pack(v[g]);
+        if (!put_unit(to[g], v[g])) return false;
+      }
     }
     return true;
   }
@@ -314,65 +329,97 @@ struct LineRun {
     if (from == to) return;
     Pair v[U];
     load(from, p.copy_bytes, at, v);
+#pragma unroll
+    for (int u = 0; u < U; u++) ends.pack(v[u]);
     store(to, p.copy_bytes, at, v);
   }
 
-  // What a thread has folded so far of a unit.
+  // What a thread has folded so far of a slot.
   struct Sum {
-    typename E::Lane lanes[U][2][N];
+    typename E::Lane lanes[2][N];
   };
 
   template <int OP>
-  __device__ void combine_unit(Sum& sum, bool is_first, const Pair (&v)[U]) const {
+  __device__ void combine_slot(Sum& sum, bool is_first, const Pair& v) const {
+    B b[2][N];
+    memcpy(b, &v, 32);
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+#pragma unroll
+      for (int i = 0; i < N; i++) {
+        typename E::Lane lane = E::widen(b[h][i]);
+        sum.lanes[h][i] =
+            is_first ? lane : combine(OP < 0 ? int(p.call.op) : OP, sum.lanes[h][i], lane);
+      }
+  }
+
+  __device__ void round(const Sum& sum, Pair& v) const {
+    bool divide = p.finish && p.call.op == AVG;
+    B b[2][N];
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+#pragma unroll
+      for (int i = 0; i < N; i++)
+        b[h][i] = E::round(divide ? E::divide(sum.lanes[h][i], nranks()) : sum.lanes[h][i]);
+    memcpy(&v, b, 32);
+  }
+
+  // Folds this rank's slots, which come in `result`, with those of the one peer. Folds of two
+  // operands do not depend on their order.
+  template <int OP>
+  __device__ bool fold_two(Pair (&result)[U]) {
+    Pair v[1][U];
+    int from[1] = {1 - int(rank().rank)};
+    if (!ends.take(from, p.slots, v)) return false;
+    ends.end_take(from[0], p.slots);
+    pack(result);
 #pragma unroll
     for (int u = 0; u < U; u++) {
-      B b[2][N];
-      memcpy(b, &v[u], 32);
-#pragma unroll
-      for (int h = 0; h < 2; h++)
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-          typename E::Lane lane = E::widen(b[h][i]);
-          sum.lanes[u][h][i] =
-              is_first ? lane : combine(OP < 0 ? int(p.call.op) : OP, sum.lanes[u][h][i], lane);
-        }
+      Sum sum;
+      combine_slot<OP>(sum, true, result[u]);
+      combine_slot<OP>(sum, false, v[0][u]);
+      round(sum, result[u]);
     }
+    return true;
   }
 
   // Folds a unit of all ranks, in rank order. OP is negative for one that the call tells.
   template <int OP>
   __device__ bool fold(uint64_t at, Pair (&result)[U]) {
-    int n = rank().nranks, me = rank().rank;
-    Sum sum;
+    int n = nranks(), me = rank().rank;
+    Sum sum[U];
+    Pair own[U];
+    load(input() + p.own_at, p.middle_bytes, at, own);
+#pragma unroll 1
     for (int first = 0; first < n; first += G + 1) {
       Pair v[G + 1][U];
       int from[G + 1];
 #pragma unroll
-      for (int g = 0; g <= G; g++) {
-        from[g] = first + g < n && first + g != me ? first + g : -1;
-        if (first + g == me) load(input() + p.own_at, p.middle_bytes, at, v[g]);
-      }
+      for (int g = 0; g <= G; g++) from[g] = first + g < n && first + g != me ? first + g : -1;
       if (!ends.take(from, p.slots, v)) return false;
+      if (first == 0) pack(own);
 #pragma unroll
       for (int g = 0; g <= G; g++) {
         if (from[g] >= 0) ends.end_take(from[g], p.slots);
-        if (first + g < n) combine_unit<OP>(sum, first + g == 0, v[g]);
+        if (first + g >= n) continue;
+#pragma unroll
+        for (int u = 0; u < U; u++)
+          combine_slot<OP>(sum[u], first + g == 0, first + g == me ? own[u] : v[g][u]);
       }
     }
-    bool divide = p.finish && p.call.op == AVG;
 #pragma unroll
-    for (int u = 0; u < U; u++) {
-      B b[2][N];
-#pragma unroll
-      for (int h = 0; h < 2; h++)
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-          typename E::Lane lane = sum.lanes[u][h][i];
-          b[h][i] = E::round(divide ? E::divide(lane, n) : lane);
-        }
-      memcpy(&result[u], b, 32);
-    }
+    for (int u = 0; u < U; u++) round(sum[u], result[u]);
     return true;
+  }
+
+  template <int OP>
+  __device__ bool fold_all(uint64_t at, Pair (&result)[U]) {
+    if constexpr (TWO) {
+      load(input() + p.own_at, p.middle_bytes, at, result);
+      return fold_two<OP>(result);
+    } else {
+      return fold<OP>(at, result);
+    }
   }
 
   // Gets what the middle phase passes on and keeps.
@@ -380,8 +427,8 @@ struct LineRun {
     if constexpr (FOLDS) {
       switch (p.call.op) {
         case SUM:
-        case AVG: return fold<SUM>(at, result);
-        default: return fold<-1>(at, result);
+        case AVG: return fold_all<SUM>(at, result);
+        default: return fold_all<-1>(at, result);
       }
     } else {
       Pair v[1][U];
@@ -398,16 +445,20 @@ struct LineRun {
     if (!p.has_middle) return true;
     Pair result[U];
     if (!get_middle(at, result)) return false;
-    for (int distance = 1; distance < rank().nranks; distance++) {
-      int to = peer(distance);
-      if ((p.middle_to >> to & 1) && !put_unit(to, result)) return false;
+    if (p.middle_to != 0) {
+#pragma unroll 1
+      for (int distance = 1; distance < nranks(); distance++) {
+        int to = peer(distance);
+        if ((p.middle_to >> to & 1) && !put_unit(to, result)) return false;
+      }
     }
     if (p.result_at != NO_SLICE) store(output() + p.result_at, p.middle_bytes, at, result);
     return true;
   }
 
   __device__ bool take(uint64_t at) {
-    for (int first = 1; first < rank().nranks; first += G) {
+#pragma unroll 1
+    for (int first = 1; first < nranks(); first += G) {
       Pair v[G][U];
       int from[G];
       bool any = false;
@@ -430,10 +481,16 @@ struct LineRun {
     return true;
   }
 
+  __device__ uint64_t place(uint64_t unit) const { return unit * p.slots * UNIT_DATA_BYTES; }
+
+  // Where nothing is passed on, a unit is put before the one before it is taken: an edge then
+  // carries nothing else that would have to come first.
   __device__ void run(uint64_t first, uint64_t step) {
+    uint64_t ahead = p.middle_to == 0 ? step : 0;
+    if (ahead && !put(place(first))) return;
     for (uint64_t unit = first; unit < p.units; unit += step) {
-      uint64_t at = unit * p.slots * UNIT_DATA_BYTES;
-      if (!put(at)) return;
+      uint64_t at = place(unit);
+      if (unit + ahead < p.units && !put(place(unit + ahead))) return;
       copy(at);
       if (!middle(at) || !take(at)) return;
     }
@@ -443,21 +500,19 @@ struct LineRun {
 
 // Units go to warps in turn, first to one warp of each block. Which warps have a unit depends on
 // facts that all ranks share.
-template <typename E, bool FOLDS, int U, int G>
+template <typename E, bool FOLDS, bool TWO, int U, int G>
 __device__ inline void run_lines(const LineProgram& program) {
   const Rank& r = program.call.rank;
   Counters* own = counters(r, blockIdx.x);
   if (is_watcher()) {
-    if (!faulty(r)) {
-      if (blockIdx.x == 0) announce(program.call, IN_TIME);
-      enter(r, own);
-    }
+    if (blockIdx.x == 0) announce(program.call, IN_TIME);
+    enter(r, own);
   } else {
     uint32_t warp = threadIdx.x / 32, warps = blockDim.x / 32 - 1;
     uint64_t first = warp * gridDim.x + blockIdx.x;
     if (first < program.units) {
       LineEnds ends(r, int(blockIdx.x * LINE_WARPS + warp));
-      LineRun<E, FOLDS, U, G>{program, ends, FOLDS ? scale_of(program.call) : 0}.run(
+      LineRun<E, FOLDS, TWO, U, G>{program, ends, FOLDS ? scale_of(program.call) : 0}.run(
           first, uint64_t(warps) * gridDim.x);
     }
   }
@@ -474,21 +529,21 @@ __device__ inline void run_lines(const LineProgram& program) {
       oxccl_lines_two_##NUMBER(const __grid_constant__ oxccl::LineProgram program) {         \
     using namespace oxccl;                                                                   \
     using Element = __VA_ARGS__;                                                             \
-    run_lines<Element, true, sizeof(Element::Bits) == 1 ? 1 : 2, 1>(program);                \
+    run_lines<Element, true, true, sizeof(Element::Bits) == 1 ? 1 : 2, 1>(program);              \
   }                                                                                          \
   extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)                              \
       oxccl_lines_more_##NUMBER(const __grid_constant__ oxccl::LineProgram program) {        \
     using namespace oxccl;                                                                   \
-    run_lines<__VA_ARGS__, true, 1, 3>(program);                                             \
+    run_lines<__VA_ARGS__, true, false, 1, 3>(program);                                       \
   }
 OXCCL_ELEMENTS(OXCCL_LINES)
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     oxccl_lines_two(const __grid_constant__ oxccl::LineProgram program) {
-  oxccl::run_lines<oxccl::Integer<uint8_t>, false, 4, 1>(program);
+  oxccl::run_lines<oxccl::Integer<uint8_t>, false, true, 4, 1>(program);
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     oxccl_lines_more(const __grid_constant__ oxccl::LineProgram program) {
-  oxccl::run_lines<oxccl::Integer<uint8_t>, false, 2, 3>(program);
+  oxccl::run_lines<oxccl::Integer<uint8_t>, false, false, 2, 3>(program);
 }

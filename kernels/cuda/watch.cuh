@@ -157,7 +157,9 @@ enum Time { IN_TIME, AHEAD };
 __device__ inline void announce(const Collective& call, Time time) {
   const Rank& r = call.rank;
   int peer = threadIdx.x & 31;
-  uint64_t operation = common(r)->operations + 1;
+  uint32_t fault = faulty(r);
+  uint64_t operation = const_cast<volatile Shared*>(common(r))->operations + 1;
+  if (fault != FAULT_NONE) return;
   if (peer < r.nranks && peer != r.rank) {
     Announcement* there = announcement(r, peer, operation, r.rank);
     store_packet(&there->count, operation, call.descriptor_count);

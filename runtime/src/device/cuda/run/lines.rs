@@ -36,6 +36,8 @@ pub fn collective(
         (true, true) => (functions.lines_two[dtype], if of_user.dtype.size() == 1 { 1 } else { 2 }),
         (true, false) => (functions.lines_more[dtype], 1),
     };
+    // A unit is put before the one before it is taken: an edge has room for two.
+    let most = most.min(u64::from(cuda_rank.view.line_slots / 2));
     let shape = Shape::new(longest(plan, of_user), u64::from(cuda_rank.channels), most);
     let argument = argument(call, &phases, plan, of_user, &shape);
     let blocks = (shape.blocks as u32, (shape.warps as u32 + 1) * 32);
