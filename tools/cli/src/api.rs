@@ -1,6 +1,7 @@
 //! The functions of an NCCL-compatible library: the built-in one, or one that was loaded.
 
 use crate::error::{Error, Result};
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 /// The bytes of an `ncclUniqueId`.
@@ -12,109 +13,217 @@ pub(crate) struct UniqueId(pub(crate) [u8; 128]);
 pub(crate) type Handle = *mut c_void;
 
 macro_rules! api {
-    ($($field:ident = $path:path, $name:literal, ($($t:ty),*);)*) => {
-        /// Functions that return a result code.
+    ($($name:ident = $path:path, $symbol:literal, ($($argument:ident: $type:ty),*);)*) => {
+        /// The functions that return a result code; `None` where the library lacks one.
         #[derive(Clone, Copy)]
-        #[allow(non_snake_case, reason = "the fields carry the C names")]
-        pub(crate) struct Api {
-            $(pub(crate) $field: unsafe extern "C" fn($($t),*) -> c_int,)*
-            last_error: unsafe extern "C" fn(Handle) -> *const c_char,
+        struct Functions {
+            $($name: Option<unsafe extern "C" fn($($type),*) -> c_int>,)*
         }
 
-        impl Api {
-            /// Returns the functions of the library that this program was built with.
-            pub(crate) fn built_in() -> Self {
+        impl Functions {
+            fn built_in() -> Self {
                 // SAFETY: the types differ in names only: handles are pointers, enums are ints,
                 // and the id is a structure of 128 bytes.
                 unsafe {
                     Self {
-                        $($field: std::mem::transmute::<
+                        $($name: Some(std::mem::transmute::<
                             *const (),
-                            unsafe extern "C" fn($($t),*) -> c_int,
-                        >($path as *const ()),)*
-                        last_error: std::mem::transmute::<
-                            *const (),
-                            unsafe extern "C" fn(Handle) -> *const c_char,
-                        >(oxccl::nccl::info::ncclGetLastError as *const ()),
+                            unsafe extern "C" fn($($type),*) -> c_int,
+                        >($path as *const ())),)*
                     }
                 }
             }
 
-            /// Loads a library from a file; fails if it lacks a function.
-            pub(crate) fn load(path: &str) -> Result<Self> {
-                let failed = |e: libloading::Error| Error::Library {
-                    path: path.to_owned(),
-                    why: e.to_string(),
-                };
-                // SAFETY: loading a library runs its initialisers; the user asked for it.
-                let library = unsafe { libloading::Library::new(path) }.map_err(failed)?;
-                // The library is never unloaded: its threads may run until the end.
-                let library = Box::leak(Box::new(library));
+            /// Looks the functions up. Those of `oxccl.h` are the built-in ones if `foreign`.
+            fn of(library: &Library, foreign: bool) -> Self {
+                let built_in = Self::built_in();
                 // SAFETY: the symbols have these types in every NCCL-compatible library.
                 unsafe {
-                    Ok(Self {
-                        $($field: *library
-                            .get::<unsafe extern "C" fn($($t),*) -> c_int>($name)
-                            .map_err(failed)?,)*
-                        last_error: *library.get(b"ncclGetLastError\0").map_err(failed)?,
-                    })
+                    Self {
+                        $($name: match foreign && $symbol.starts_with("oxccl") {
+                            true => built_in.$name,
+                            false => library.get($symbol.as_bytes()).ok().map(|found| *found),
+                        },)*
+                    }
                 }
             }
+        }
+
+        impl Api {
+            $(
+                /// Calls the function of this name for a rank. Fails if the library lacks it.
+                ///
+                /// # Safety
+                /// As that of the function in C.
+                #[allow(clippy::too_many_arguments, reason = "these are the arguments in C")]
+                pub(crate) unsafe fn $name(&self, rank: u32, $($argument: $type),*) -> Result<()> {
+                    let function = self.functions.$name.ok_or_else(|| self.lacks($symbol))?;
+                    // SAFETY: passed on from the caller.
+                    let code = unsafe { function($($argument),*) };
+                    self.check(rank, $symbol, code)
+                }
+            )*
         }
     };
 }
 
-use oxccl::nccl::{collectives as coll, comm, group, memory, window};
-use oxccl::oxccl::{device, graph, stream};
+use oxccl::nccl::{children, collectives as coll, comm, group, info, memory, window};
+use oxccl::oxccl::{device, event, graph, stream};
 
 type In = *const c_void;
 type Out = *mut c_void;
 
 api! {
-    get_unique_id = comm::ncclGetUniqueId, b"ncclGetUniqueId\0", (*mut UniqueId);
-    comm_init_rank = comm::ncclCommInitRank, b"ncclCommInitRank\0", (*mut Handle, c_int, UniqueId, c_int);
-    comm_destroy = comm::ncclCommDestroy, b"ncclCommDestroy\0", (Handle);
-    group_start = group::ncclGroupStart, b"ncclGroupStart\0", ();
-    group_end = group::ncclGroupEnd, b"ncclGroupEnd\0", ();
-    mem_alloc = memory::ncclMemAlloc, b"ncclMemAlloc\0", (*mut Out, usize);
-    mem_free = memory::ncclMemFree, b"ncclMemFree\0", (Out);
-    window_register = window::ncclCommWindowRegister, b"ncclCommWindowRegister\0", (Handle, Out, usize, *mut Handle, c_int);
-    window_deregister = window::ncclCommWindowDeregister, b"ncclCommWindowDeregister\0", (Handle, Handle);
-    all_reduce = coll::ncclAllReduce, b"ncclAllReduce\0", (In, Out, usize, c_int, c_int, Handle, Handle);
-    broadcast = coll::ncclBroadcast, b"ncclBroadcast\0", (In, Out, usize, c_int, c_int, Handle, Handle);
-    reduce = coll::ncclReduce, b"ncclReduce\0", (In, Out, usize, c_int, c_int, c_int, Handle, Handle);
-    all_gather = coll::ncclAllGather, b"ncclAllGather\0", (In, Out, usize, c_int, Handle, Handle);
-    reduce_scatter = coll::ncclReduceScatter, b"ncclReduceScatter\0", (In, Out, usize, c_int, c_int, Handle, Handle);
-    all_to_all = coll::ncclAlltoAll, b"ncclAlltoAll\0", (In, Out, usize, c_int, Handle, Handle);
-    gather = coll::ncclGather, b"ncclGather\0", (In, Out, usize, c_int, c_int, Handle, Handle);
-    scatter = coll::ncclScatter, b"ncclScatter\0", (In, Out, usize, c_int, c_int, Handle, Handle);
-    send = coll::ncclSend, b"ncclSend\0", (In, usize, c_int, c_int, Handle, Handle);
-    recv = coll::ncclRecv, b"ncclRecv\0", (Out, usize, c_int, c_int, Handle, Handle);
-    device_count = device::oxcclDeviceCount, b"oxcclDeviceCount\0", (c_int, *mut c_int);
-    device_get = device::oxcclDeviceGet, b"oxcclDeviceGet\0", (*mut c_int, *mut c_int);
-    device_set = device::oxcclDeviceSet, b"oxcclDeviceSet\0", (c_int, c_int);
-    memcpy_async = device::oxcclMemcpyAsync, b"oxcclMemcpyAsync\0", (Out, In, usize, Handle);
-    memset_async = device::oxcclMemsetAsync, b"oxcclMemsetAsync\0", (Out, c_int, usize, Handle);
-    stream_create = stream::oxcclStreamCreate, b"oxcclStreamCreate\0", (*mut Handle);
-    stream_destroy = stream::oxcclStreamDestroy, b"oxcclStreamDestroy\0", (Handle);
-    stream_synchronize = stream::oxcclStreamSynchronize, b"oxcclStreamSynchronize\0", (Handle, i64);
-    begin_capture = graph::oxcclStreamBeginCapture, b"oxcclStreamBeginCapture\0", (Handle, c_int);
-    end_capture = graph::oxcclStreamEndCapture, b"oxcclStreamEndCapture\0", (Handle, *mut Handle);
-    graph_instantiate = graph::oxcclGraphInstantiate, b"oxcclGraphInstantiate\0", (*mut Handle, Handle);
-    graph_launch = graph::oxcclGraphLaunch, b"oxcclGraphLaunch\0", (Handle, Handle);
-    graph_destroy = graph::oxcclGraphDestroy, b"oxcclGraphDestroy\0", (Handle, Handle);
+    get_version = info::ncclGetVersion, "ncclGetVersion", (version: *mut c_int);
+    get_unique_id = comm::ncclGetUniqueId, "ncclGetUniqueId", (id: *mut UniqueId);
+    comm_init_rank = comm::ncclCommInitRank, "ncclCommInitRank",
+        (comm: *mut Handle, nranks: c_int, id: UniqueId, rank: c_int);
+    comm_split = children::ncclCommSplit, "ncclCommSplit",
+        (comm: Handle, color: c_int, key: c_int, child: *mut Handle, config: Handle);
+    comm_destroy = comm::ncclCommDestroy, "ncclCommDestroy", (comm: Handle);
+    group_start = group::ncclGroupStart, "ncclGroupStart", ();
+    group_end = group::ncclGroupEnd, "ncclGroupEnd", ();
+    mem_alloc = memory::ncclMemAlloc, "ncclMemAlloc", (at: *mut Out, bytes: usize);
+    mem_free = memory::ncclMemFree, "ncclMemFree", (at: Out);
+    comm_register = window::ncclCommRegister, "ncclCommRegister",
+        (comm: Handle, at: Out, bytes: usize, buffer: *mut Handle);
+    comm_deregister = window::ncclCommDeregister, "ncclCommDeregister",
+        (comm: Handle, buffer: Handle);
+    window_register = window::ncclCommWindowRegister, "ncclCommWindowRegister",
+        (comm: Handle, at: Out, bytes: usize, window: *mut Handle, flags: c_int);
+    window_deregister = window::ncclCommWindowDeregister, "ncclCommWindowDeregister",
+        (comm: Handle, window: Handle);
+    all_reduce = coll::ncclAllReduce, "ncclAllReduce",
+        (from: In, to: Out, count: usize, dtype: c_int, op: c_int, comm: Handle, stream: Handle);
+    broadcast = coll::ncclBroadcast, "ncclBroadcast",
+        (from: In, to: Out, count: usize, dtype: c_int, root: c_int, comm: Handle, stream: Handle);
+    reduce = coll::ncclReduce, "ncclReduce",
+        (from: In, to: Out, count: usize, dtype: c_int, op: c_int, root: c_int, comm: Handle,
+         stream: Handle);
+    all_gather = coll::ncclAllGather, "ncclAllGather",
+        (from: In, to: Out, count: usize, dtype: c_int, comm: Handle, stream: Handle);
+    reduce_scatter = coll::ncclReduceScatter, "ncclReduceScatter",
+        (from: In, to: Out, count: usize, dtype: c_int, op: c_int, comm: Handle, stream: Handle);
+    all_to_all = coll::ncclAlltoAll, "ncclAlltoAll",
+        (from: In, to: Out, count: usize, dtype: c_int, comm: Handle, stream: Handle);
+    gather = coll::ncclGather, "ncclGather",
+        (from: In, to: Out, count: usize, dtype: c_int, root: c_int, comm: Handle, stream: Handle);
+    scatter = coll::ncclScatter, "ncclScatter",
+        (from: In, to: Out, count: usize, dtype: c_int, root: c_int, comm: Handle, stream: Handle);
+    send = coll::ncclSend, "ncclSend",
+        (from: In, count: usize, dtype: c_int, peer: c_int, comm: Handle, stream: Handle);
+    recv = coll::ncclRecv, "ncclRecv",
+        (to: Out, count: usize, dtype: c_int, peer: c_int, comm: Handle, stream: Handle);
+    device_count = device::oxcclDeviceCount, "oxcclDeviceCount", (kind: c_int, count: *mut c_int);
+    device_get = device::oxcclDeviceGet, "oxcclDeviceGet", (kind: *mut c_int, index: *mut c_int);
+    device_set = device::oxcclDeviceSet, "oxcclDeviceSet", (kind: c_int, index: c_int);
+    memcpy_async = device::oxcclMemcpyAsync, "oxcclMemcpyAsync",
+        (to: Out, from: In, bytes: usize, stream: Handle);
+    memset_async = device::oxcclMemsetAsync, "oxcclMemsetAsync",
+        (to: Out, value: c_int, bytes: usize, stream: Handle);
+    stream_create = stream::oxcclStreamCreate, "oxcclStreamCreate", (stream: *mut Handle);
+    stream_destroy = stream::oxcclStreamDestroy, "oxcclStreamDestroy", (stream: Handle);
+    stream_query = stream::oxcclStreamQuery, "oxcclStreamQuery", (stream: Handle);
+    stream_synchronize = stream::oxcclStreamSynchronize, "oxcclStreamSynchronize",
+        (stream: Handle, limit_ns: i64);
+    event_create = event::oxcclEventCreate, "oxcclEventCreate", (event: *mut Handle);
+    event_destroy = event::oxcclEventDestroy, "oxcclEventDestroy", (event: Handle);
+    event_record = event::oxcclEventRecord, "oxcclEventRecord", (event: Handle, stream: Handle);
+    event_elapsed_time = event::oxcclEventElapsedTime, "oxcclEventElapsedTime",
+        (ms: *mut f32, from: Handle, to: Handle);
+    begin_capture = graph::oxcclStreamBeginCapture, "oxcclStreamBeginCapture",
+        (stream: Handle, mode: c_int);
+    end_capture = graph::oxcclStreamEndCapture, "oxcclStreamEndCapture",
+        (stream: Handle, graph: *mut Handle);
+    graph_instantiate = graph::oxcclGraphInstantiate, "oxcclGraphInstantiate",
+        (exec: *mut Handle, graph: Handle);
+    graph_launch = graph::oxcclGraphLaunch, "oxcclGraphLaunch", (exec: Handle, stream: Handle);
+    graph_destroy = graph::oxcclGraphDestroy, "oxcclGraphDestroy", (graph: Handle, exec: Handle);
+}
+
+type LastError = unsafe extern "C" fn(Handle) -> *const c_char;
+
+/// A library's functions, which are methods here: each takes the rank that calls, for errors, and
+/// the arguments that the function has in C.
+#[derive(Clone, Copy)]
+pub(crate) struct Api {
+    /// The library's file, or "oxccl" for the built-in one.
+    name: &'static str,
+    foreign: bool,
+    functions: Functions,
+    last_error: Option<LastError>,
 }
 
 impl Api {
+    /// Returns the functions of the library that this program was built with.
+    pub(crate) fn built_in() -> Self {
+        // SAFETY: the types differ in names only: handles are pointers.
+        let last_error = unsafe {
+            std::mem::transmute::<*const (), LastError>(info::ncclGetLastError as *const ())
+        };
+        let functions = Functions::built_in();
+        Self { name: "oxccl", foreign: false, functions, last_error: Some(last_error) }
+    }
+
+    /// Loads a library from a file. What it lacks is an error only when it is called.
+    ///
+    /// A library without the functions of `oxccl.h`, as NVIDIA's, is used with the built-in ones,
+    /// on GPUs only: their streams, events and graphs are those of the CUDA driver there
+    /// (`CUstream`, `CUevent`, `CUgraph`, `CUgraphExec`), which every library for GPUs takes.
+    pub(crate) fn load(path: &str) -> Result<Self> {
+        // Calls within the library reach the library itself, also where another one was loaded
+        // before it, for all of the program, as by LD_PRELOAD.
+        let flags = RTLD_NOW | RTLD_LOCAL | libc::RTLD_DEEPBIND;
+        // SAFETY: loading a library runs its initialisers; the user asked for it.
+        let library = unsafe { Library::open(Some(path), flags) };
+        let library =
+            library.map_err(|e| Error::Library { path: path.to_owned(), why: e.to_string() })?;
+        // The library is never unloaded: its threads may run until the end.
+        let library = Box::leak(Box::new(library));
+        // SAFETY: the symbol is only looked up.
+        let foreign = unsafe { library.get::<*const ()>(b"oxcclDeviceSet") }.is_err();
+        let functions = Functions::of(library, foreign);
+        // SAFETY: the symbol has this type in every NCCL-compatible library.
+        let last_error = unsafe { library.get(b"ncclGetLastError") }.ok().map(|found| *found);
+        let name = Box::leak(path.to_owned().into_boxed_str());
+        Ok(Self { name, foreign, functions, last_error })
+    }
+
+    /// Returns the library's file, or "oxccl" for the built-in one.
+    pub(crate) fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Returns whether the library lacks the functions of `oxccl.h`, and takes data of GPUs only.
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.foreign
+    }
+
+    /// Returns the library's version, as NCCL counts them.
+    pub(crate) fn version(&self, rank: u32) -> Result<i32> {
+        let mut version = 0;
+        // SAFETY: the place is writable.
+        unsafe { self.get_version(rank, &mut version) }?;
+        Ok(version)
+    }
+
+    fn lacks(&self, function: &str) -> Error {
+        let why = format!("it has no {function}, which this measurement calls");
+        Error::Library { path: self.name.to_owned(), why }
+    }
+
     /// Turns a result code into an error.
-    pub(crate) fn check(&self, rank: u32, call: &'static str, code: c_int) -> Result<()> {
+    fn check(&self, rank: u32, call: &'static str, code: c_int) -> Result<()> {
         if code == 0 {
             return Ok(());
         }
-        // SAFETY: the function returns null or a text that lives for a while.
-        let text = unsafe {
-            let text = (self.last_error)(std::ptr::null_mut());
-            if text.is_null() { c"no text" } else { CStr::from_ptr(text) }
+        let text = match self.last_error {
+            // SAFETY: the function returns null or a text that lives for a while.
+            Some(last_error) => unsafe {
+                let text = last_error(std::ptr::null_mut());
+                if text.is_null() { c"no text" } else { CStr::from_ptr(text) }
+            },
+            None => c"no text: the library has no ncclGetLastError",
         };
         Err(Error::Call { rank, call, code, text: text.to_string_lossy().into_owned() })
     }

@@ -23,6 +23,14 @@ pub(crate) enum Error {
         /// The library's text for the error.
         text: String,
     },
+    /// A call of the CUDA driver.
+    #[error("{call} returned {code}, a CUresult of cuda.h")]
+    Driver {
+        /// The function.
+        call: &'static str,
+        /// The result code.
+        code: i32,
+    },
     /// A library that cannot be used.
     #[error("cannot use {path}: {why}")]
     Library {

@@ -5,7 +5,7 @@ use oxccl_tests::missing;
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -32,6 +32,12 @@ fn check_table(text: &str, rows: usize) {
     let found = text.lines().filter(|l| !l.starts_with('#')).count();
     assert_eq!(found, rows, "{text}");
     assert!(text.contains("Out of bounds values : 0 OK"), "{text}");
+}
+
+/// Reads what `--json` wrote.
+fn rows(file: &Path) -> Vec<serde_json::Value> {
+    let text = std::fs::read_to_string(file).expect("rows");
+    text.lines().map(|line| serde_json::from_str(line).expect("an object per line")).collect()
 }
 
 #[test]
@@ -80,24 +86,30 @@ fn all_collectives_on_several_ranks_with_json_and_plot() {
         svg.to_str().expect("a path"),
     ]);
     assert!(ok, "{out}{err}");
-    check_table(&out, 18);
-    let rows: Vec<serde_json::Value> = std::fs::read_to_string(&json)
-        .expect("rows")
-        .lines()
-        .map(|line| serde_json::from_str(line).expect("an object per line"))
-        .collect();
-    assert_eq!(rows.len(), 18 + 16);
+    // Three ranks make no pairs.
+    check_table(&out, 20);
+    let rows = rows(&json);
+    assert_eq!(rows.len(), 20 + 16);
     for key in [
         "collective",
         "lib",
+        "version",
+        "date",
         "device",
+        "device_name",
         "ranks",
+        "memory",
+        "graph",
         "bytes",
+        "count",
         "type",
         "op",
+        "root",
         "in_place",
+        "iterations",
         "time_us",
         "time_us_min",
+        "cpu_us",
         "algbw",
         "busbw",
         "wrong",
@@ -172,28 +184,61 @@ fn threads_groups_graphs_and_malloc() {
 }
 
 #[test]
-fn a_library_from_a_file_can_be_measured_beside_the_built_in_one() {
+fn a_library_from_a_file_is_measured_beside_the_built_in_one_in_processes_of_its_own() {
     let test = std::env::current_exe().expect("a path");
     let library = test.parent().expect("a folder").join("liboxccl.so");
     let library = library.to_str().expect("a path");
-    let (ok, out, err) = oxccl(&[
-        "perf",
-        "all_gather",
-        "--ranks",
-        "2",
-        "-b",
-        "1K",
-        "-e",
-        "1K",
-        "-n",
-        "5",
-        "--vs",
-        library,
-    ]);
-    assert!(ok, "{out}{err}");
-    check_table(&out, 2);
+    let folder = Private::new("perf-vs");
+    let (json, svg) = (folder.0.join("rows.json"), folder.0.join("plot.svg"));
+    let files = ["--json", json.to_str().expect("a path"), "--plot", svg.to_str().expect("a path")];
+    let base = ["perf", "all_gather", "-b", "1K", "-e", "1K", "-n", "6", "--vs", library];
+    for (layout, ranks) in [
+        (&["--ranks", "2"][..], 2),
+        (&["-t", "2", "-G", "2"], 2),
+        (&["--ranks", "2", "-g", "2"], 4),
+    ] {
+        let (ok, out, err) = oxccl(&[&base[..], layout, &files].concat());
+        assert!(ok, "{layout:?} {out}{err}");
+        check_table(&out, 2);
+        assert!(out.contains(&format!("{ranks} ranks by")), "{out}");
+        assert!(out.contains("ratio") && out.contains("(all_gather, in place)"), "{out}");
+        let rows = rows(&json);
+        let libraries: Vec<_> = rows.iter().filter_map(|row| row["lib"].as_str()).collect();
+        assert_eq!(libraries, ["oxccl", library, "oxccl", library]);
+        assert!(rows.iter().all(|row| row["version"] == rows[0]["version"]), "{rows:?}");
+        for pair in rows.chunks_exact(2) {
+            let time = |row: &serde_json::Value| row["time_us"].as_f64().expect("a time");
+            let ratio = pair[0]["ratio"].as_f64().expect("a ratio");
+            assert!((ratio - time(&pair[1]) / time(&pair[0])).abs() < 1e-9 * ratio, "{pair:?}");
+            assert!(pair[1]["ratio"].is_null(), "{pair:?}");
+        }
+        let plot = std::fs::read_to_string(&svg).expect("a plot");
+        assert!(plot.contains("time of the other library / time of the first one"), "{plot}");
+    }
+}
+
+#[test]
+fn what_a_library_lacks_is_named() {
     let (ok, _, err) = oxccl(&["perf", "--lib", "/nonexistent.so"]);
     assert!(!ok && err.contains("/nonexistent.so"), "{err}");
+    // The C library is no NCCL, but it can be loaded.
+    let (ok, _, err) = oxccl(&["perf", "--lib", "libc.so.6", "--device", "host"]);
+    assert!(!ok && err.contains("libc.so.6: it has no oxcclDeviceSet"), "{err}");
+    assert!(err.contains("use --device cuda"), "{err}");
+}
+
+#[test]
+fn partners_send_to_each_other_and_many_messages_go_to_the_next_rank() {
+    for kind in ["sendrecv_pairs", "sendrecv_many"] {
+        let sizes = ["-b", "256", "-e", "1M", "-f", "4096", "-n", "6"];
+        let (ok, out, err) =
+            oxccl(&[&["perf", kind, "--ranks", "2", "-t", "2"], &sizes[..]].concat());
+        assert!(ok && out.contains(&format!("# {kind}\n")), "{out}{err}");
+        check_table(&out, 2);
+    }
+    let (ok, _, err) = oxccl(&["perf", "sendrecv_pairs", "-g", "3"]);
+    let told = "sendrecv_pairs: there are 3 ranks; expected an even number";
+    assert!(!ok && err.contains(told), "{err}");
 }
 
 #[test]
@@ -372,7 +417,7 @@ fn two_hosts_run_all_collectives_over_tcp() {
             .env("OXCCL_SECRET_FILE", &secret);
         command
     };
-    check_table(&all_well(&run(&RANKS, command)), 18);
+    check_table(&all_well(&run(&RANKS, command)), 22);
 }
 
 /// Starts ranks as `srun torchrun --nnodes 2 --nproc-per-node 2` does.

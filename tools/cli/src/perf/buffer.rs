@@ -1,9 +1,10 @@
 //! The location of the measured data: the device, and buffers that are filled and read by copies,
 //! as the memory of a GPU requires.
 
+use super::cuda;
 use super::options::{Options, Wanted};
 use crate::api::{Api, Handle};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use std::ffi::c_int;
 
 /// A kind of device, and the number of such devices that this process sees.
@@ -20,7 +21,8 @@ impl Device {
     /// The oxcclDeviceKind_t of GPUs.
     pub(super) const CUDA: c_int = 1;
 
-    /// Returns the device that the options ask for, or else the library's own choice.
+    /// Returns the device that the options ask for, or else the library's own choice, as long as
+    /// the calling thread has chosen none.
     pub(super) fn find(options: &Options, api: &Api, rank: u32) -> Result<Self> {
         let (mut kind, mut index, mut count) = (Self::HOST.kind, 0, 0);
         // SAFETY: the places are writable.
@@ -28,19 +30,12 @@ impl Device {
             match options.device {
                 Wanted::Host => {}
                 Wanted::Cuda => kind = Self::CUDA,
-                Wanted::Auto => {
-                    let code = (api.device_get)(&mut kind, &mut index);
-                    api.check(rank, "oxcclDeviceGet", code)?;
-                }
+                Wanted::Auto => api.device_get(rank, &mut kind, &mut index)?,
             }
             if kind == Self::HOST.kind {
                 return Ok(Self::HOST);
             }
-            api.check(rank, "oxcclDeviceCount", (api.device_count)(kind, &mut count))?;
-        }
-        if options.register == 0 {
-            let text = "-R 0: memory of a GPU comes from ncclMemAlloc; leave it out";
-            return Err(Error::Options(text.to_owned()));
+            api.device_count(rank, kind, &mut count)?;
         }
         Ok(Self { kind, count: count.max(0) as u32 })
     }
@@ -51,8 +46,11 @@ impl Device {
         // Without a device, the library reports the reason.
         let index = place.checked_rem(self.count).unwrap_or(0);
         // SAFETY: no pointers.
-        let code = unsafe { (api.device_set)(self.kind, index as c_int) };
-        api.check(rank, "oxcclDeviceSet", code)
+        unsafe { api.device_set(rank, self.kind, index as c_int) }
+    }
+
+    pub(super) fn is_cuda(self) -> bool {
+        self.kind == Self::CUDA
     }
 
     pub(super) fn name(self) -> &'static str {
@@ -60,11 +58,33 @@ impl Device {
     }
 }
 
-/// A rank's memory for the largest case, from malloc or from the library.
+/// Where memory comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Memory {
+    /// The allocator of this program.
+    Malloc,
+    /// The CUDA driver, as cudaMalloc gives it: the library knows nothing of it.
+    Driver,
+    /// The library: `ncclMemAlloc`.
+    Library,
+}
+
+impl Memory {
+    /// Returns the one that the options ask for.
+    pub(super) fn wanted(options: &Options, device: Device) -> Self {
+        match (options.register, device.is_cuda()) {
+            (0, false) => Self::Malloc,
+            (0, true) => Self::Driver,
+            _ => Self::Library,
+        }
+    }
+}
+
+/// A rank's memory for the largest case.
 pub(super) struct Buffer {
     data: *mut u8,
     bytes: usize,
-    library: bool,
+    memory: Memory,
     rank: u32,
     stream: Handle,
 }
@@ -76,20 +96,25 @@ impl Buffer {
         api: &Api,
         (rank, stream): (u32, Handle),
         bytes: usize,
-        library: bool,
+        memory: Memory,
     ) -> Result<Self> {
-        if library {
-            let mut data = std::ptr::null_mut();
-            // SAFETY: `data` is writable.
-            api.check(rank, "ncclMemAlloc", unsafe { (api.mem_alloc)(&mut data, bytes) })?;
-            let buffer = Self { data: data.cast(), bytes, library, rank, stream };
+        let data = match memory {
+            // Not zeroed memory, which would be one page that is mapped many times.
+            Memory::Malloc => Box::into_raw(vec![1u8; bytes].into_boxed_slice()).cast(),
+            Memory::Driver => cuda::allocate(bytes)?,
+            Memory::Library => {
+                let mut data = std::ptr::null_mut();
+                // SAFETY: `data` is writable.
+                unsafe { api.mem_alloc(rank, &mut data, bytes) }?;
+                data.cast()
+            }
+        };
+        let buffer = Self { data, bytes, memory, rank, stream };
+        if memory != Memory::Malloc {
             // Touch all pages, so that the system really provides the memory.
             buffer.set(api, 0, 1, bytes)?;
-            return Ok(buffer);
         }
-        // Not zeroed memory, which would be one page that is mapped many times.
-        let data = Box::into_raw(vec![1u8; bytes].into_boxed_slice()).cast();
-        Ok(Self { data, bytes, library, rank, stream })
+        Ok(buffer)
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -108,16 +133,14 @@ impl Buffer {
 
     fn wait(&self, api: &Api) -> Result<()> {
         // SAFETY: the stream is alive.
-        let code = unsafe { (api.stream_synchronize)(self.stream, -1) };
-        api.check(self.rank, "oxcclStreamSynchronize", code)
+        unsafe { api.stream_synchronize(self.rank, self.stream, -1) }
     }
 
     /// Sets `len` bytes from `at` on, and waits for the stream.
     pub(super) fn set(&self, api: &Api, at: usize, value: u8, len: usize) -> Result<()> {
         let to = self.part(at, len).cast();
         // SAFETY: within the buffer, which lives until the stream is done.
-        let code = unsafe { (api.memset_async)(to, value.into(), len, self.stream) };
-        api.check(self.rank, "oxcclMemsetAsync", code)?;
+        unsafe { api.memset_async(self.rank, to, value.into(), len, self.stream) }?;
         self.wait(api)
     }
 
@@ -133,20 +156,21 @@ impl Buffer {
 
     fn copy(&self, api: &Api, to: *mut u8, from: *const u8, len: usize) -> Result<()> {
         // SAFETY: two parts of this length, one of the buffer, that live until the stream is done.
-        let code = unsafe { (api.memcpy_async)(to.cast(), from.cast(), len, self.stream) };
-        api.check(self.rank, "oxcclMemcpyAsync", code)?;
+        unsafe { api.memcpy_async(self.rank, to.cast(), from.cast(), len, self.stream) }?;
         self.wait(api)
     }
 
     /// Frees the buffer; its stream may be gone.
     pub(super) fn free(self, api: &Api) -> Result<()> {
-        if self.library {
+        match self.memory {
+            // SAFETY: it came from a boxed slice of this length.
+            Memory::Malloc => drop(unsafe {
+                Box::from_raw(std::ptr::slice_from_raw_parts_mut(self.data, self.bytes))
+            }),
+            Memory::Driver => cuda::free(self.data)?,
             // SAFETY: the library allocated it.
-            let code = unsafe { (api.mem_free)(self.data.cast()) };
-            return api.check(self.rank, "ncclMemFree", code);
+            Memory::Library => unsafe { api.mem_free(self.rank, self.data.cast()) }?,
         }
-        // SAFETY: it came from a boxed slice of this length.
-        drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(self.data, self.bytes)) });
         Ok(())
     }
 }

@@ -1,26 +1,36 @@
 //! `oxccl perf`: nccl-tests, built in.
 
 mod buffer;
+mod case;
+mod control;
+mod cuda;
 mod data;
 mod measure;
+mod member;
 pub(crate) mod options;
 mod plot;
 mod report;
+mod team;
 mod tune;
 
 use crate::api::Api;
 use crate::error::{Error, Result};
 use crate::run;
-use measure::Team;
-use options::{Kind, Options};
+use buffer::Device;
+use case::Case;
+use control::Control;
+use measure::{Player, Setting};
+use options::Options;
 use oxccl_runtime::bootstrap::launch::{self, Launch, Meet};
-use report::{Report, Row};
+use report::Report;
 use std::process::ExitCode;
+use team::Team;
 
 pub(crate) fn main(options: &Options) -> Result<ExitCode> {
-    let launched = launch::detect()?;
-    match (options.ranks, launched) {
-        (Some(ranks), None) => {
+    let libraries = if options.vs.is_some() { 2 } else { 1 };
+    let processes = options.ranks.or(options.vs.is_some().then_some(1));
+    match (processes, launch::detect()?) {
+        (Some(processes), None) => {
             let own = std::env::current_exe().map_err(|e| Error::File {
                 path: "this program".to_owned(),
                 cause: e.to_string(),
@@ -28,9 +38,9 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
             let mut program = vec![own.into_os_string()];
             program.extend(std::env::args_os().skip(1));
             let (pin, grace) = (options.pin, run::Grace::default());
-            run::start(&run::Options { ranks, pin, grace, program })
+            run::start(&run::Options { ranks: processes * libraries, pin, grace, program })
         }
-        (_, Some(launch)) => member(options, &launch),
+        (_, Some(launch)) => member(options, &launch, libraries),
         (None, None) => {
             let alone = Launch {
                 rank: 0,
@@ -39,66 +49,75 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
                 meet: Meet::Host("alone".to_owned()),
                 launcher: "no launcher",
             };
-            member(options, &alone)
+            member(options, &alone, libraries)
         }
     }
 }
 
 /// Runs the measurement in one of its processes.
-fn member(options: &Options, launch: &Launch) -> Result<ExitCode> {
-    let kinds = match options.collective {
-        Kind::All => Kind::EACH.to_vec(),
-        kind => vec![kind],
-    };
+fn member(options: &Options, launch: &Launch, libraries: u32) -> Result<ExitCode> {
     let code = |wrong| if wrong == 0 { ExitCode::SUCCESS } else { ExitCode::from(2) };
     match (&options.tune, &options.tune_rules) {
         (Some(_), None) => return Err(tune::restart(options)),
-        (Some(file), Some(table)) => {
-            return tune::tune((options, launch), (file, table), &kinds).map(code);
-        }
+        (Some(file), Some(table)) => return tune::tune((options, launch), file, table).map(code),
         (None, _) => {}
     }
-    let mut libraries = vec![match &options.lib {
-        Some(path) => (path.clone(), Api::load(path)?),
-        None => ("oxccl".to_owned(), Api::built_in()),
-    }];
-    if let Some(path) = &options.vs {
-        libraries.push((path.clone(), Api::load(path)?));
+    let (own, library) = measure::seat(launch, libraries)?;
+    let paths = [&options.lib, &options.vs];
+    let api = match paths[library as usize] {
+        Some(path) => Api::load(path)?,
+        None => Api::built_in(),
+    };
+    // Before `Control::new` chooses the host for this thread.
+    let device = Device::find(options, &api, own.rank)?;
+    let everyone = Control::new(launch)?;
+    let control = everyone.split(library)?;
+    let team = Team::new((options, &own), &control, device, api)?;
+    let setting = Setting::new(options, device, team.nranks())?;
+    let mut team = Some(team);
+    let mut players = Vec::new();
+    for (number, path) in (0..libraries).zip(paths) {
+        let name = path.as_deref().unwrap_or("oxccl");
+        let team = if number == library { team.take() } else { None };
+        players.push(Player::new(&everyone, (name, number * own.nranks), team)?);
     }
-    let mut teams = Vec::new();
-    for (name, api) in libraries {
-        teams.push(Team::new(options, launch, name, api)?);
+    let mut report = Report::new(&setting, launch)?;
+    report.players(&players);
+    let wrong = measure_all(&setting, &everyone, &mut players, &mut report)?;
+    for player in players {
+        player.team.map_or(Ok(()), Team::close)?;
     }
-    let nranks = teams[0].nranks();
+    control.close()?;
+    everyone.close()?;
+    Ok(code(wrong))
+}
+
+/// Measures all that the options ask for; returns the number of wrong elements.
+fn measure_all(
+    setting: &Setting<'_>,
+    everyone: &Control,
+    players: &mut [Player<'_>],
+    report: &mut Report<'_>,
+) -> Result<u64> {
+    let (options, nranks) = (setting.options, setting.nranks);
     let roots = options.roots(nranks).map_err(Error::Options)?;
-    let leader = launch.rank == 0;
-    let mut report = Report::new(options, leader, nranks, launch, teams[0].device())?;
-    for kind in kinds {
+    for kind in options.collective.wanted(nranks).map_err(Error::Options)? {
         let collective = kind.collective();
-        let ops = if collective.is_some_and(|c| c.reduces()) {
-            &options.ops[..]
-        } else {
-            &options.ops[..1]
-        };
+        let reduces = collective.is_some_and(|c| c.reduces());
+        let ops = if reduces { &options.ops[..] } else { &options.ops[..1] };
         let rooted = collective.is_some_and(|c| c.rooted());
         report.section(kind);
         for &dtype in &options.dtypes {
             for &op in ops {
                 for &root in if rooted { &roots[..] } else { &roots[..1] } {
                     for bytes in options.sizes() {
-                        let case = measure::Case::new(kind, nranks, root, dtype, op, bytes);
+                        let case = Case::new(kind, nranks, root, dtype, op, bytes);
                         report.working(bytes);
-                        let rows = measure::alternate(options, &mut teams, &case)?;
-                        let rows: Vec<Row> = rows;
-                        report.rows(&rows)?;
+                        report.rows(setting.alternate(everyone, players, &case)?)?;
                     }
                 }
             }
         }
     }
-    let wrong = report.finish()?;
-    for team in teams {
-        team.close()?;
-    }
-    Ok(code(wrong))
+    report.finish()
 }

@@ -17,14 +17,21 @@ pub(crate) enum Kind {
     AllToAll,
     Gather,
     Scatter,
+    /// Each rank sends to the next one, and receives from the one before.
     #[value(name = "sendrecv")]
     SendRecv,
+    /// Ranks 0 and 1, 2 and 3, and so on send to each other.
+    #[value(name = "sendrecv_pairs")]
+    SendRecvPairs,
+    /// As sendrecv, in a group of 64 messages.
+    #[value(name = "sendrecv_many")]
+    SendRecvMany,
     /// All of them, one after the other.
     All,
 }
 
 impl Kind {
-    pub(crate) const EACH: [Kind; 9] = [
+    pub(crate) const EACH: [Kind; 11] = [
         Kind::AllReduce,
         Kind::Broadcast,
         Kind::Reduce,
@@ -34,9 +41,11 @@ impl Kind {
         Kind::Gather,
         Kind::Scatter,
         Kind::SendRecv,
+        Kind::SendRecvPairs,
+        Kind::SendRecvMany,
     ];
 
-    /// Returns the collective; `None` for send/recv and for all.
+    /// Returns the collective; `None` for sends and receives, and for all.
     pub(crate) fn collective(self) -> Option<Collective> {
         Some(match self {
             Kind::AllReduce => Collective::AllReduce,
@@ -47,12 +56,29 @@ impl Kind {
             Kind::AllToAll => Collective::AllToAll,
             Kind::Gather => Collective::Gather,
             Kind::Scatter => Collective::Scatter,
-            Kind::SendRecv | Kind::All => return None,
+            Kind::SendRecv | Kind::SendRecvPairs | Kind::SendRecvMany | Kind::All => return None,
         })
     }
 
     pub(crate) fn name(self) -> &'static str {
-        self.collective().map_or("sendrecv", Collective::name)
+        match self {
+            Kind::SendRecvPairs => "sendrecv_pairs",
+            Kind::SendRecvMany => "sendrecv_many",
+            _ => self.collective().map_or("sendrecv", Collective::name),
+        }
+    }
+
+    /// Returns the kinds to measure between so many ranks.
+    pub(crate) fn wanted(self, nranks: u32) -> Result<Vec<Kind>, String> {
+        let possible = |kind: &Kind| *kind != Kind::SendRecvPairs || nranks.is_multiple_of(2);
+        match self {
+            Kind::All => Ok(Kind::EACH.into_iter().filter(possible).collect()),
+            kind if possible(&kind) => Ok(vec![kind]),
+            _ => Err(format!(
+                "sendrecv_pairs: there are {nranks} ranks; expected an even number of them, since \
+                 each has a partner"
+            )),
+        }
     }
 }
 
@@ -146,13 +172,15 @@ pub(crate) struct Options {
     /// Threads per process.
     #[arg(short = 't', long = "nthreads", default_value_t = 1)]
     pub(crate) threads: u32,
-    /// Capture the iterations in a graph and launch it this many times; 0 for no graph.
+    /// Capture the iterations in a graph and launch it this many times, after all ranks have met; 0
+    /// for no graph.
     #[arg(short = 'G', long = "cudagraph", default_value_t = 0)]
     pub(crate) graph: u32,
     /// Synchronise after every operation (1), or once after all (0).
     #[arg(short = 'z', long = "blocking", default_value_t = 0)]
     pub(crate) blocking: u32,
-    /// Buffers: 0 from malloc (host only), 1 from ncclMemAlloc, 2 the same in symmetric windows.
+    /// Buffers: 0 of which the library knows nothing (malloc; on GPUs as cudaMalloc gives them), 1
+    /// from ncclMemAlloc and registered, 2 from ncclMemAlloc in symmetric windows.
     #[arg(short = 'R', long = "local_register", default_value_t = 1,
           value_parser = clap::value_parser!(u32).range(0..=2))]
     pub(crate) register: u32,
@@ -160,10 +188,10 @@ pub(crate) struct Options {
     #[arg(short = 'a', long = "average", default_value_t = 1,
           value_parser = clap::value_parser!(u32).range(0..=3))]
     pub(crate) average: u32,
-    /// Start this many processes on this host.
+    /// Start this many processes on this host, and as many again for --vs.
     #[arg(long)]
     pub(crate) ranks: Option<u32>,
-    /// Bind rank i to processor i.
+    /// Bind process i to processor i.
     #[arg(long)]
     pub(crate) pin: bool,
     /// Location of the buffers.
@@ -172,13 +200,14 @@ pub(crate) struct Options {
     /// Measure this NCCL-compatible library instead of the built-in one.
     #[arg(long, value_name = "PATH")]
     pub(crate) lib: Option<String>,
-    /// Measure this library too, alternately, and print the ratio of the times.
+    /// Measure this library too, such as NVIDIA's libnccl.so.2, in turn and in processes of its
+    /// own, and print the ratio of its times to those of the first library.
     #[arg(long, value_name = "PATH")]
     pub(crate) vs: Option<String>,
     /// Write one JSON object per row to this file.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<String>,
-    /// Draw the bus bandwidth over the size into this file.
+    /// Draw the bus bandwidth over the size into this file; with --vs the ratio of the times.
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<String>,
     /// Measure all plans, and write the rules by which the tuner plugin takes the fastest.

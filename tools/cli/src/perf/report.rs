@@ -1,7 +1,7 @@
 //! The results: the table of nccl-tests, JSON and the plot.
 
-use super::buffer::Device;
-use super::measure::Case;
+use super::buffer::Memory;
+use super::measure::{Player, Setting};
 use super::options::{Kind, Options};
 use super::plot;
 use crate::error::{Error, Result};
@@ -21,54 +21,37 @@ pub(super) enum Place {
 pub(super) struct Row {
     pub(super) collective: &'static str,
     pub(super) lib: String,
+    /// The library's version, as `ncclGetVersion` tells it.
+    pub(super) version: String,
+    /// The day and time at which the run began.
+    pub(super) date: String,
     pub(super) device: &'static str,
+    pub(super) device_name: String,
     pub(super) ranks: u32,
+    /// The buffers, as `-R` numbers them.
+    pub(super) memory: u32,
+    /// The launches of each graph; 0 without graphs.
+    pub(super) graph: u32,
     pub(super) bytes: u64,
+    pub(super) count: u64,
     #[serde(rename = "type")]
     pub(super) dtype: &'static str,
     pub(super) op: &'static str,
+    /// -1 where there is none.
+    pub(super) root: i64,
     pub(super) in_place: bool,
+    /// The operations that were timed.
+    pub(super) iterations: u32,
     pub(super) time_us: f64,
     pub(super) time_us_min: f64,
+    /// The time that a call takes on the processor.
+    pub(super) cpu_us: f64,
     pub(super) algbw: f64,
     pub(super) busbw: f64,
+    /// The other library's time over this one's, in the rows of the first library.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) ratio: Option<f64>,
     pub(super) wrong: u64,
-    #[serde(skip)]
-    root: i64,
-    #[serde(skip)]
-    count: u64,
-}
-
-impl Row {
-    pub(super) fn new(
-        (lib, device): (&str, Device),
-        case: &Case,
-        place: Place,
-        time_us: f64,
-        time_us_min: f64,
-        wrong: u64,
-    ) -> Self {
-        let algbw = case.bytes as f64 / time_us / 1e3;
-        let reduces = case.kind.collective().is_some_and(|c| c.reduces());
-        let rooted = case.kind.collective().is_some_and(|c| c.rooted());
-        Self {
-            collective: case.kind.name(),
-            lib: lib.to_owned(),
-            device: device.name(),
-            ranks: case.spec.nranks,
-            bytes: case.bytes,
-            dtype: case.dtype.name(),
-            op: if reduces { case.op.name() } else { "none" },
-            in_place: place == Place::In,
-            time_us,
-            time_us_min,
-            algbw,
-            busbw: algbw * case.bus_factor(),
-            wrong,
-            root: if rooted { i64::from(case.spec.root) } else { -1 },
-            count: case.count,
-        }
-    }
 }
 
 /// The collector and printer of rows; silent on all ranks but the first.
@@ -81,13 +64,8 @@ pub(super) struct Report<'a> {
 }
 
 impl<'a> Report<'a> {
-    pub(super) fn new(
-        options: &'a Options,
-        leader: bool,
-        nranks: u32,
-        launch: &Launch,
-        device: Device,
-    ) -> Result<Self> {
+    pub(super) fn new(setting: &Setting<'a>, launch: &Launch) -> Result<Self> {
+        let (options, leader) = (setting.options, launch.rank == 0);
         let failed = |path: &str, e: std::io::Error| Error::File {
             path: path.to_owned(),
             cause: e.to_string(),
@@ -97,18 +75,27 @@ impl<'a> Report<'a> {
             _ => None,
         };
         if leader {
-            let memory = match options.register {
-                0 => "malloc",
-                1 => "ncclMemAlloc",
-                _ => "ncclMemAlloc, in windows",
+            let memory = match (Memory::wanted(options, setting.device), options.register) {
+                (Memory::Malloc, _) => "malloc",
+                (Memory::Driver, _) => "cuMemAlloc",
+                (Memory::Library, 2) => "ncclMemAlloc, in windows",
+                (Memory::Library, _) => "ncclMemAlloc",
             };
             println!(
-                "# device: {}, memory from {memory}; {nranks} ranks by {}",
-                device.name(),
+                "# device: {}, memory from {memory}; {} ranks by {}",
+                setting.device.name(),
+                setting.nranks,
                 if options.ranks.is_some() { "--ranks" } else { launch.launcher }
             );
         }
         Ok(Self { options, leader, rows: Vec::new(), json, working: false })
+    }
+
+    /// Prints what is compared.
+    pub(super) fn players(&self, players: &[Player<'_>]) {
+        if let (true, [first, last]) = (self.leader, players) {
+            println!("# {} {} beside {} {}", first.name, first.version, last.name, last.version);
+        }
     }
 
     /// Prints the head of a table.
@@ -117,24 +104,26 @@ impl<'a> Report<'a> {
             return;
         }
         println!("#\n# {}", kind.name());
-        println!(
-            "#{:>12} {:>13} {:>9} {:>7} {:>6} | {:^32} | {:^32}{}",
-            "size",
-            "count",
-            "type",
-            "redop",
-            "root",
-            "out-of-place",
-            "in-place",
-            if self.options.vs.is_some() { " | lib, time ratio" } else { "" }
-        );
-        let columns = format!("{:>9} {:>8} {:>7} {:>5}", "time", "algbw", "busbw", "#wrong");
-        println!(
-            "#{:>12} {:>13} {:>9} {:>7} {:>6} | {columns} | {columns}",
-            "(B)", "(elements)", "", "", ""
-        );
-        let units = format!("{:>9} {:>8} {:>7} {:>6}", "(us)", "(GB/s)", "(GB/s)", "");
-        println!("#{:>12} {:>13} {:>9} {:>7} {:>6} | {units} | {units}", "", "", "", "", "");
+        // Where two are compared.
+        let (ratio, meaning) = match (&self.options.vs, &self.options.tune) {
+            (Some(_), _) => {
+                (" | library | ratio", "| its time / oxccl's: above 1, oxccl is faster")
+            }
+            (_, Some(_)) => (" | plan | ratio", "| its time / that of the own choice"),
+            _ => ("", ""),
+        };
+        let left = |texts: [&str; 5]| {
+            let [size, count, dtype, op, root] = texts;
+            format!("#{size:>12} {count:>13} {dtype:>9} {op:>7} {root:>6}")
+        };
+        let names = left(["size", "count", "type", "redop", "root"]);
+        println!("{names} | {:^39} | {:^39}{ratio}", "out-of-place", "in-place");
+        let columns =
+            format!("{:>9} {:>6} {:>8} {:>7} {:>5}", "time", "cpu", "algbw", "busbw", "#wrong");
+        println!("{} | {columns} | {columns} {meaning}", left(["(B)", "(elements)", "", "", ""]));
+        let units =
+            format!("{:>9} {:>6} {:>8} {:>7} {:>6}", "(us)", "(us)", "(GB/s)", "(GB/s)", "");
+        println!("{} | {units} | {units}", left([""; 5]));
     }
 
     /// Shows on a terminal what is being measured.
@@ -146,54 +135,27 @@ impl<'a> Report<'a> {
     }
 
     /// Prints the rows of one case: for each library out of place and in place.
-    pub(super) fn rows(&mut self, rows: &[Row]) -> Result<()> {
-        self.rows.extend(rows.iter().cloned());
-        if !self.leader {
-            return Ok(());
-        }
-        if std::mem::take(&mut self.working) {
-            eprint!("\r{:40}\r", "");
-        }
-        if let Some(file) = &mut self.json {
-            for row in rows {
-                let written = serde_json::to_writer(&mut *file, row).map_err(std::io::Error::from);
-                written.and_then(|()| writeln!(file)).map_err(|e| Error::File {
-                    path: self.options.json.clone().unwrap_or_default(),
-                    cause: e.to_string(),
-                })?;
+    pub(super) fn rows(&mut self, rows: Vec<Row>) -> Result<()> {
+        if self.leader {
+            if std::mem::take(&mut self.working) {
+                eprint!("\r{:40}\r", "");
             }
+            self.write(&rows)?;
+            print(&rows);
         }
-        let mut libs: Vec<&str> = Vec::new();
+        self.rows.extend(rows);
+        Ok(())
+    }
+
+    /// Writes a line of JSON per row.
+    fn write(&mut self, rows: &[Row]) -> Result<()> {
+        let Some(file) = &mut self.json else { return Ok(()) };
         for row in rows {
-            if !libs.contains(&row.lib.as_str()) {
-                libs.push(&row.lib);
-            }
-        }
-        let first = rows.first().map_or(0.0, |row| row.time_us);
-        for lib in &libs {
-            let of = |in_place| rows.iter().find(|r| r.lib == *lib && r.in_place == in_place);
-            let columns = |row: Option<&Row>| match row {
-                Some(r) => {
-                    format!("{:>9.2} {:>8.2} {:>7.2} {:>6}", r.time_us, r.algbw, r.busbw, r.wrong)
-                }
-                None => format!("{:>9} {:>8} {:>7} {:>6}", "-", "-", "-", "-"),
-            };
-            let Some(out) = of(false) else { continue };
-            let ratio = if libs.len() > 1 {
-                format!(" | {lib} {:.2}", out.time_us / first)
-            } else {
-                String::new()
-            };
-            println!(
-                "{:>13} {:>13} {:>9} {:>7} {:>6} | {} | {}{ratio}",
-                out.bytes,
-                out.count,
-                out.dtype,
-                out.op,
-                out.root,
-                columns(Some(out)),
-                columns(of(true))
-            );
+            let written = serde_json::to_writer(&mut *file, row).map_err(std::io::Error::from);
+            written.and_then(|()| writeln!(file)).map_err(|e| Error::File {
+                path: self.options.json.clone().unwrap_or_default(),
+                cause: e.to_string(),
+            })?;
         }
         Ok(())
     }
@@ -213,6 +175,12 @@ impl<'a> Report<'a> {
         }
         let mean = self.rows.iter().map(|r| r.busbw).sum::<f64>() / self.rows.len().max(1) as f64;
         println!("# Avg bus bandwidth    : {mean:.4} GB/s");
+        if self.options.vs.is_some() {
+            for (collective, in_place, mean) in mean_ratios(&self.rows) {
+                let place = if in_place { "in place" } else { "out of place" };
+                println!("# Geometric mean ratio : {mean:.2} ({collective}, {place})");
+            }
+        }
         if let Some(path) = &self.options.plot {
             plot::write(path, &self.rows)?;
             println!("# plot in {path}");
@@ -222,4 +190,59 @@ impl<'a> Report<'a> {
         );
         Ok(wrong)
     }
+}
+
+/// Prints a line for each library, with the ratios in that of the last one. The rows are those out
+/// of place of each library, and then those in place, if there are any.
+fn print(rows: &[Row]) {
+    let columns = |row: Option<&Row>| match row {
+        Some(r) => format!(
+            "{:>9.2} {:>6.2} {:>8.2} {:>7.2} {:>6}",
+            r.time_us, r.cpu_us, r.algbw, r.busbw, r.wrong
+        ),
+        None => format!("{:>9} {:>6} {:>8} {:>7} {:>6}", "-", "-", "-", "-", "-"),
+    };
+    let (out, within) = rows.split_at(rows.iter().filter(|row| !row.in_place).count());
+    for (i, row) in out.iter().enumerate() {
+        let end = match (out.len(), i) {
+            (1, _) => String::new(),
+            (_, 0) => format!(" | {}", row.lib),
+            _ => {
+                let ratios = rows.iter().filter_map(|row| row.ratio);
+                let ratios: Vec<String> = ratios.map(|ratio| format!("{ratio:.2}")).collect();
+                format!(" | {} | {}", row.lib, ratios.join(" "))
+            }
+        };
+        println!(
+            "{:>13} {:>13} {:>9} {:>7} {:>6} | {} | {}{end}",
+            row.bytes,
+            row.count,
+            row.dtype,
+            row.op,
+            row.root,
+            columns(Some(row)),
+            columns(within.get(i))
+        );
+    }
+}
+
+/// Returns the geometric mean of the ratios of each collective, out of place and in place.
+fn mean_ratios(rows: &[Row]) -> Vec<(&'static str, bool, f64)> {
+    let mut means: Vec<(&'static str, bool, f64)> = Vec::new();
+    let ratios = |collective, in_place| {
+        let of = move |row: &&Row| row.collective == collective && row.in_place == in_place;
+        rows.iter().filter(of).filter_map(|row| row.ratio)
+    };
+    for row in rows {
+        let (collective, in_place) = (row.collective, row.in_place);
+        if means.iter().any(|mean| (mean.0, mean.1) == (collective, in_place)) {
+            continue;
+        }
+        let (sum, count) = ratios(collective, in_place)
+            .fold((0.0, 0), |(sum, count), ratio| (sum + ratio.ln(), count + 1));
+        if count > 0 {
+            means.push((collective, in_place, (sum / f64::from(count)).exp()));
+        }
+    }
+    means
 }

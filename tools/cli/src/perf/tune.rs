@@ -4,9 +4,13 @@
 //! The plugin reads its table anew for each communicator. The process starts itself again with the
 //! plugin and a table of its own, into which it writes a rule before it makes a communicator.
 
-use super::measure::{self, Case, Team};
+use super::buffer::Device;
+use super::case::Case;
+use super::control::Control;
+use super::measure::{Player, Setting};
 use super::options::{Kind, Options};
 use super::report::{Report, Row};
+use super::team::Team;
 use crate::api::Api;
 use crate::error::{Error, Result};
 use oxccl_plan::nccl::{Cell, TunerAlgorithm, TunerProtocol, tunable};
@@ -181,19 +185,30 @@ fn ratio(rows: &[Row]) -> f64 {
 /// Measures all cells for the kinds that tuners are asked about, and writes the table to `file`.
 pub(super) fn tune(
     (options, launch): (&Options, &Launch),
-    (file, own_table): (&str, &Path),
-    kinds: &[Kind],
+    file: &str,
+    own_table: &Path,
 ) -> Result<u64> {
     let table = Table::open(own_table)?;
     // For buffers that all ranks map, a plan that does not use this is taken from the answer about
     // other buffers.
     let registered = (options.register == 0).then_some(0);
-    let own = Team::new(options, launch, "own choice".to_owned(), Api::built_in())?;
-    let (nranks, device) = (own.nranks(), own.device());
+    let api = Api::built_in();
+    // Before `Control::new` chooses the host for this thread.
+    let device = Device::find(options, &api, launch.rank)?;
+    let everyone = Control::new(launch)?;
+    let team = || Team::new((options, launch), &everyone, device, api);
+    let player = |name: &str, team| Player::new(&everyone, (name, 0), Some(team));
+    let close = |player: Option<Player<'_>>| {
+        player.and_then(|player| player.team).map_or(Ok(()), Team::close)
+    };
+    let own = team()?;
+    let nranks = own.nranks();
+    let setting = Setting::new(options, device, nranks)?;
+    let mut players = vec![player("own choice", own)?];
     let root = options.roots(nranks).map_err(Error::Options)?[0];
-    let mut report = Report::new(options, launch.rank == 0, nranks, launch, device)?;
-    let kinds: Vec<Kind> =
-        kinds.iter().copied().filter(|k| k.collective().and_then(tunable).is_some()).collect();
+    let mut report = Report::new(&setting, launch)?;
+    let mut kinds = options.collective.wanted(nranks).map_err(Error::Options)?;
+    kinds.retain(|kind| kind.collective().and_then(tunable).is_some());
     let case =
         |kind, bytes| Case::new(kind, nranks, root, options.dtypes[0], options.ops[0], bytes);
     // Sizes are rounded to whole elements of all ranks.
@@ -204,31 +219,33 @@ pub(super) fn tune(
         sizes.into_iter().map(|bytes| Best { bytes, ratio: GAIN, cell: None }).collect()
     };
     let mut best: Vec<(Kind, Vec<Best>)> = kinds.iter().map(|kind| (*kind, sizes(*kind))).collect();
-    let mut teams = vec![own];
     for cell in cells() {
-        let name = format!("{}/{}", cell.algorithm.name(), cell.protocol.name());
         table.force(cell, registered)?;
-        teams.push(Team::new(options, launch, name, Api::built_in())?);
+        let name = format!("{}/{}", cell.algorithm.name(), cell.protocol.name());
+        players.push(player(&name, team()?)?);
         for (kind, best) in &mut best {
             report.section(*kind);
             for best in best {
                 let used = table.used(cell).unwrap_or(0);
                 report.working(best.bytes);
-                let rows = measure::alternate(options, &mut teams, &case(*kind, best.bytes))?;
+                let case = case(*kind, best.bytes);
+                let rows = setting.alternate(&everyone, &mut players, &case)?;
                 if table.used(cell).unwrap_or(0) == used {
                     continue;
                 }
-                report.rows(&rows)?;
                 let ratio = ratio(&rows);
                 if ratio < best.ratio && rows.iter().all(|row| row.wrong == 0) {
                     (best.ratio, best.cell) = (ratio, Some(cell));
                 }
+                report.rows(rows)?;
             }
         }
-        teams.pop().map_or(Ok(()), Team::close)?;
+        close(players.pop())?;
     }
     let wrong = report.finish()?;
-    teams.pop().map_or(Ok(()), Team::close)?;
+    close(players.pop())?;
+    drop(players);
+    everyone.close()?;
     if launch.rank == 0 {
         let rules = rules(&best, nranks, registered);
         write(Path::new(file), &rules)?;
