@@ -242,6 +242,26 @@ fn partners_send_to_each_other_and_many_messages_go_to_the_next_rank() {
 }
 
 #[test]
+fn two_runs_are_compared() {
+    let folder = Private::new("perf-compare");
+    let file = |name: &str, us: f64| {
+        let path = folder.0.join(name);
+        let row = serde_json::json!({"collective": "reduce", "bytes": 8, "time_us": us});
+        std::fs::write(&path, format!("{row}\n")).expect("room");
+        path.to_str().expect("a path").to_owned()
+    };
+    let (old, new) = (file("old.json", 4.0), file("new.json", 5.0));
+    let (ok, out, _) = oxccl(&["perf", "--compare", &old, &new]);
+    assert!(!ok && out.contains("reduce, bytes 8: time in µs 4.00 → 5.00, 20 % less"), "{out}");
+    assert!(out.contains("# 1 of 1 rows fell by more than 5 %"), "{out}");
+    let (ok, out, _) = oxccl(&["perf", "--compare", &new, &old]);
+    assert!(ok && out.contains("# 0 of 1 rows fell"), "{out}");
+    std::fs::write(&new, "speed\n").expect("room");
+    let (ok, _, err) = oxccl(&["perf", "--compare", &old, &new]);
+    assert!(!ok && err.contains("line 1 is \"speed\"; expected a row"), "{err}");
+}
+
+#[test]
 fn a_rank_that_fails_ends_the_job_with_its_status() {
     let (ok, _, err) = oxccl(&["run", "-n", "2", "sh", "-c", "exit $((OXCCL_RANK * 7))"]);
     assert!(!ok && err.contains("rank 1 ended with exit status: 7"), "{err}");

@@ -2,6 +2,7 @@
 
 mod buffer;
 mod case;
+mod compare;
 mod control;
 mod cuda;
 mod data;
@@ -27,6 +28,9 @@ use std::process::ExitCode;
 use team::Team;
 
 pub(crate) fn main(options: &Options) -> Result<ExitCode> {
+    if let Some([old, new]) = options.compare.as_deref() {
+        return compare::compare(old, new);
+    }
     let libraries = if options.vs.is_some() { 2 } else { 1 };
     let processes = options.ranks.or(options.vs.is_some().then_some(1));
     match (processes, launch::detect()?) {

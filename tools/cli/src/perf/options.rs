@@ -210,6 +210,10 @@ pub(crate) struct Options {
     /// Draw the bus bandwidth over the size into this file; with --vs the ratio of the times.
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<String>,
+    /// Measure nothing; compare two files of --json and print what fell by more than 5 %: the ratio
+    /// of the times where both have it, else the speed.
+    #[arg(long, num_args = 2, value_names = ["OLD", "NEW"])]
+    pub(crate) compare: Option<Vec<String>>,
     /// Measure all plans, and write the rules by which the tuner plugin takes the fastest.
     #[arg(long, value_name = "FILE")]
     pub(crate) tune: Option<String>,
