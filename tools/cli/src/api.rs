@@ -157,12 +157,13 @@ pub(crate) struct Api {
 impl Api {
     /// Returns the functions of the library that this program was built with.
     pub(crate) fn built_in() -> Self {
+        let (functions, last_error) = (Functions::built_in(), Some(Self::built_in_last_error()));
+        Self { name: "oxccl", foreign: false, functions, last_error }
+    }
+
+    fn built_in_last_error() -> LastError {
         // SAFETY: the types differ in names only: handles are pointers.
-        let last_error = unsafe {
-            std::mem::transmute::<*const (), LastError>(info::ncclGetLastError as *const ())
-        };
-        let functions = Functions::built_in();
-        Self { name: "oxccl", foreign: false, functions, last_error: Some(last_error) }
+        unsafe { std::mem::transmute::<*const (), LastError>(info::ncclGetLastError as *const ()) }
     }
 
     /// Loads a library from a file. What it lacks is an error only when it is called.
@@ -217,7 +218,12 @@ impl Api {
         if code == 0 {
             return Ok(());
         }
-        let text = match self.last_error {
+        // The library that failed has the text.
+        let last_error = match self.foreign && call.starts_with("oxccl") {
+            true => Some(Self::built_in_last_error()),
+            false => self.last_error,
+        };
+        let text = match last_error {
             // SAFETY: the function returns null or a text that lives for a while.
             Some(last_error) => unsafe {
                 let text = last_error(std::ptr::null_mut());
