@@ -145,6 +145,18 @@ enum {
 // Channels of lines.
 #define LINE_CHANNELS (MAX_CHANNELS * LINE_WARPS)
 
+// The most slots of lines that a unit of a message takes.
+#define MESSAGE_SLOTS 4
+
+// Threads of a block that moves messages in lines; two such blocks run on a multiprocessor.
+#define MESSAGE_THREADS (BLOCK_THREADS / 2)
+
+// Warps of such a block that move lines.
+#define MESSAGE_WARPS ((MESSAGE_THREADS / 32) - 1)
+
+// The most lanes of a queue of messages in lines.
+#define LINE_LANES 32
+
 // The offset in place of a slice that is not there.
 #define NO_SLICE UINT64_MAX
 
@@ -324,6 +336,10 @@ typedef struct LineCounters {
   uint64_t put;
   // Slots that this rank has taken from the peer's edge.
   uint64_t taken;
+  // Not 0 while a block sends messages on this channel and those after it.
+  uint32_t putting;
+  // Not 0 while a block receives messages there.
+  uint32_t taking;
 } LineCounters;
 
 // A rank of a communicator, as kernels see it. It never changes.
@@ -336,8 +352,12 @@ typedef struct Rank {
   uint32_t lanes;
   // Lanes of a queue between hosts, at most as many.
   uint32_t net_lanes;
-  // Slots of a channel of lines on an edge, a power of two; 0 if no edge has lines.
+  // Slots of a channel of lines on an edge, a power of two.
   uint32_t line_slots;
+  // Lanes of a queue of messages in lines.
+  uint32_t line_lanes;
+  // Padding.
+  uint32_t unused;
   // Packets that a channel has room for behind the large stage, per rank and half.
   uint32_t large_packets;
   // The addresses at which the ranks' shared memory is mapped here, by rank.
@@ -348,7 +368,8 @@ typedef struct Rank {
   uint64_t lanes_at;
   // Offset of the stage in the shared memory.
   uint64_t stage_at;
-  // Offset of the slots of lines in the shared memory, by sender, channel and slot.
+  // Offset of the slots of lines in the shared memory, by sender without this rank, channel and
+  // slot.
   uint64_t lines_at;
   // Offset of the credits of lines in the shared memory, by channel and receiver.
   uint64_t line_credits_at;
@@ -474,8 +495,8 @@ typedef struct Message {
   uint64_t bytes;
   // The first word of the descriptor.
   uint32_t what;
-  // Padding.
-  uint32_t unused;
+  // Slots of lines that a unit of the message takes.
+  uint32_t slots;
 } Message;
 
 // A group with few messages, as a small argument: launches hold their arguments until they run,

@@ -4,5 +4,6 @@
 #include "expect.cuh"
 #include "interpret.cuh"
 #include "lines.cuh"
+#include "messages.cuh"
 #include "one_sided.cuh"
 #include "packets.cuh"

@@ -42,27 +42,56 @@ __device__ inline void store_volatile(char* at, uint4 v) {
                : "memory");
 }
 
+// Waits of a warp for a message give up when the peer has begun a collective instead, as `await`
+// does; `message` is null in a collective.
+__device__ inline bool began_another(const Rank& r, int peer, const Message& message,
+                                     bool& announced_before) {
+  uint64_t operation = common(r)->operations + 1;
+  uint64_t count, what;
+  if (!announced(r, peer, operation, count, what)) return false;
+  // What the peer did before its announcement is visible after it: it is looked for once more.
+  if (announced_before) {
+    differ(r, peer, operation - 1, message.what, message.bytes, what, count);
+    return true;
+  }
+  announced_before = true;
+  fence();
+  return false;
+}
+
 // The wait of a warp. What is slow to look at is looked at by its first thread, out of line: the
 // state of that lies in memory, and is set at the first such look.
 struct WarpWait {
+  struct Slow {
+    Wait wait;
+    uint32_t looks = 0;
+    bool announced = false;
+  };
   uint32_t spins = 0;
   union {
-    Wait slow;
+    Slow slow;
     char none;
   };
 
   __device__ WarpWait() : none(0) {}
 
   // Returns whether to give up; for the whole warp, after every look that found nothing.
-  __device__ bool over(const Rank& r, int peer) {
+  __device__ bool over(const Rank& r, int peer, const Message* message) {
     if (++spins & 63) return false;
-    return look(r, peer, spins == 64, &slow);
+    return look(r, peer, message, spins == 64, &slow);
   }
 
-  __device__ __noinline__ static bool look(const Rank& r, int peer, bool first, Wait* wait) {
-    if (first) *wait = Wait();
-    wait->spins = 63;
-    bool over = (threadIdx.x & 31) == 0 && wait->over(r, peer, -1);
+  __device__ __noinline__ static bool look(const Rank& r, int peer, const Message* message,
+                                           bool first, Slow* slow) {
+    if (first) *slow = Slow();
+    bool over = false;
+    if ((threadIdx.x & 31) == 0) {
+      slow->wait.spins = 63;
+      over = slow->wait.over(r, peer, -1);
+      if (!over && message && slow->wait.looks != slow->looks)
+        over = began_another(r, peer, *message, slow->announced);
+      slow->looks = slow->wait.looks;
+    }
     return __shfl_sync(~0u, over, 0);
   }
 };
@@ -77,16 +106,22 @@ __device__ inline uint64_t* line_credit(const Rank& r, int sender, int channel, 
          channel * r.nranks + receiver;
 }
 
+// The bit of a line's number that tells messages from collectives: a rank that calls something else
+// than its peer then waits, and finds out.
+constexpr uint64_t MESSAGE = 1ull << 63;
+
 // A warp's ends of the channel's edges. The thread `p` of the warp holds the counters of the edges
-// to and from the rank at place `p`.
+// to and from the rank at place `p`. MARK is a part of all numbers.
+template <uint64_t MARK>
 struct LineEnds {
   const Rank& r;
+  const Message* message;  // the one under way; null in a collective
   int channel, thread;
   uint64_t put, taken, room;  // slots that were put, that were taken, and that the peer has taken
   bool dead;                  // whether the communicator has failed
 
   __device__ LineEnds(const Rank& r, int channel)
-      : r(r), channel(channel), thread(threadIdx.x & 31) {
+      : r(r), message(nullptr), channel(channel), thread(threadIdx.x & 31) {
     int peer = thread < r.nranks ? thread : 0;
     const volatile LineCounters* own = line_counters(r, channel, peer);
     put = own->put;
@@ -98,9 +133,16 @@ struct LineEnds {
   // Keeps the counters for the next kernel.
   __device__ void leave() const {
     if (thread >= r.nranks || thread == r.rank) return;
-    LineCounters* own = line_counters(r, channel, thread);
-    own->put = put;
-    own->taken = taken;
+    leave_put(thread);
+    leave_taken(thread);
+  }
+
+  __device__ void leave_put(int peer) const {
+    if (thread == peer) line_counters(r, channel, peer)->put = put;
+  }
+
+  __device__ void leave_taken(int peer) const {
+    if (thread == peer) line_counters(r, channel, peer)->taken = taken;
   }
 
   __device__ bool ends_line() const { return (thread & 7) == 7; }
@@ -109,7 +151,8 @@ struct LineEnds {
   __device__ int second_at() const { return 512 + (thread - (thread >> 3)) * 16; }
 
   __device__ char* slot(int at, int from, uint64_t number) const {
-    uint64_t index = (uint64_t(from) * LINE_CHANNELS + channel) * r.line_slots +
+    int sender = from < at ? from : from - 1;
+    uint64_t index = (uint64_t(sender) * LINE_CHANNELS + channel) * r.line_slots +
                      (uint32_t(number) & (r.line_slots - 1));
     return reinterpret_cast<char*>(r.shared[at] + r.lines_at) + index * UNIT_BYTES + thread * 16;
   }
@@ -153,28 +196,30 @@ struct LineEnds {
     number = __shfl_sync(~0u, put, peer);
     uint64_t target = number + slots - r.line_slots;
     if (reached(__shfl_sync(~0u, room, peer), target)) return true;
-    uint64_t seen = wait_room(r, line_credit(r, r.rank, channel, peer), peer, target);
+    uint64_t seen = wait_room(r, line_credit(r, r.rank, channel, peer), peer, message, target);
     if (thread == peer) room = seen;
     return reached(seen, target);
   }
 
   // Waits until a word of credit has reached a target, or never will; returns the word.
   __device__ __noinline__ static uint64_t wait_room(const Rank& r, const volatile uint64_t* word,
-                                                    int peer, uint64_t target) {
+                                                    int peer, const Message* message,
+                                                    uint64_t target) {
     WarpWait wait;
     for (;;) {
       uint64_t seen = __shfl_sync(~0u, *word, 0);
-      if (reached(seen, target) || wait.over(r, peer)) return seen;
+      if (reached(seen, target) || wait.over(r, peer, message)) return seen;
     }
   }
 
-  // Puts a unit's slot of the number, counted from 1.
+  // Puts a unit's slot of the number, counted from 1. The threads of a line have to store together.
   __device__ void put_slot(int peer, uint64_t number, Pair v) const {
     if (ends_line()) {
       v.first.z = v.second.z = uint32_t(number);
-      v.first.w = v.second.w = uint32_t(number >> 32);
+      v.first.w = v.second.w = uint32_t((number | MARK) >> 32);
     }
     char* to = slot(peer, r.rank, number);
+    __syncwarp();
     store_volatile(to, v.first);
     store_volatile(to + 512, v.second);
   }
@@ -184,7 +229,7 @@ struct LineEnds {
   }
 
   __device__ bool lacks(uint4 v, uint64_t number) const {
-    return ends_line() && (v.z != uint32_t(number) || v.w != uint32_t(number >> 32));
+    return ends_line() && (v.z != uint32_t(number) || v.w != uint32_t((number | MARK) >> 32));
   }
 
   // Waits for the next slots of each of G ranks, of those in `from` that are not negative; false
@@ -197,6 +242,7 @@ struct LineEnds {
     for (int g = 0; g < G; g++) number[g] = __shfl_sync(~0u, taken, from[g] < 0 ? 0 : from[g]) + 1;
     WarpWait wait;
     for (;;) {
+      __syncwarp();
 #pragma unroll
       for (int g = 0; g < G; g++) {
         if (from[g] < 0) continue;
@@ -221,7 +267,7 @@ struct LineEnds {
       }
       uint32_t who = __ballot_sync(~0u, missing >= 0);
       if (who == 0) return true;
-      if (wait.over(r, __shfl_sync(~0u, missing, __ffs(who) - 1))) return false;
+      if (wait.over(r, __shfl_sync(~0u, missing, __ffs(who) - 1), message)) return false;
     }
   }
 
@@ -240,7 +286,7 @@ struct LineEnds {
 template <typename E, bool FOLDS, bool TWO, int U, int G>
 struct LineRun {
   const LineProgram& p;
-  LineEnds ends;
+  LineEnds<0> ends;
   uint64_t scale;
 
   using B = typename E::Bits;
@@ -511,7 +557,7 @@ __device__ inline void run_lines(const LineProgram& program) {
     uint32_t warp = threadIdx.x / 32, warps = blockDim.x / 32 - 1;
     uint64_t first = warp * gridDim.x + blockIdx.x;
     if (first < program.units) {
-      LineEnds ends(r, int(blockIdx.x * LINE_WARPS + warp));
+      LineEnds<0> ends(r, int(blockIdx.x * LINE_WARPS + warp));
       LineRun<E, FOLDS, TWO, U, G>{program, ends, FOLDS ? scale_of(program.call) : 0}.run(
           first, uint64_t(warps) * gridDim.x);
     }

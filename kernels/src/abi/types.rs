@@ -76,6 +76,14 @@ pub const UNIT_DATA_BYTES: usize = 960;
 pub const LINE_WARPS: usize = BLOCK_THREADS / 32 - 1;
 /// Channels of lines.
 pub const LINE_CHANNELS: usize = MAX_CHANNELS * LINE_WARPS;
+/// The most slots of lines that a unit of a message takes.
+pub const MESSAGE_SLOTS: usize = 4;
+/// Threads of a block that moves messages in lines; two such blocks run on a multiprocessor.
+pub const MESSAGE_THREADS: usize = BLOCK_THREADS / 2;
+/// Warps of such a block that move lines.
+pub const MESSAGE_WARPS: usize = MESSAGE_THREADS / 32 - 1;
+/// The most lanes of a queue of messages in lines.
+pub const LINE_LANES: usize = 32;
 /// The offset in place of a slice that is not there.
 pub const NO_SLICE: u64 = u64::MAX;
 
@@ -442,6 +450,10 @@ pub struct LineCounters {
     pub put: u64,
     /// Slots that this rank has taken from the peer's edge.
     pub taken: u64,
+    /// Not 0 while a block sends messages on this channel and those after it.
+    pub putting: u32,
+    /// Not 0 while a block receives messages there.
+    pub taking: u32,
 }
 
 /// A rank of a communicator, as kernels see it. It never changes.
@@ -456,8 +468,12 @@ pub struct Rank {
     pub lanes: u32,
     /// Lanes of a queue between hosts, at most as many.
     pub net_lanes: u32,
-    /// Slots of a channel of lines on an edge, a power of two; 0 if no edge has lines.
+    /// Slots of a channel of lines on an edge, a power of two.
     pub line_slots: u32,
+    /// Lanes of a queue of messages in lines.
+    pub line_lanes: u32,
+    /// Padding.
+    pub unused: u32,
     /// Packets that a channel has room for behind the large stage, per rank and half.
     pub large_packets: u32,
     /// The addresses at which the ranks' shared memory is mapped here, by rank.
@@ -468,7 +484,8 @@ pub struct Rank {
     pub lanes_at: u64,
     /// Offset of the stage in the shared memory.
     pub stage_at: u64,
-    /// Offset of the slots of lines in the shared memory, by sender, channel and slot.
+    /// Offset of the slots of lines in the shared memory, by sender without this rank, channel and
+    /// slot.
     pub lines_at: u64,
     /// Offset of the credits of lines in the shared memory, by channel and receiver.
     pub line_credits_at: u64,
@@ -678,8 +695,8 @@ pub struct Message {
     pub bytes: u64,
     /// The first word of the descriptor.
     pub what: u32,
-    /// Padding.
-    pub unused: u32,
+    /// Slots of lines that a unit of the message takes.
+    pub slots: u32,
 }
 
 /// The queues of a group of messages. A queue is a peer and a direction. Each lane of a queue is a

@@ -19,7 +19,8 @@ pub struct Topology {
     pub team: u32,
     /// True if programs can use edges.
     pub edges: bool,
-    /// True if lines are the edges: then they carry the plans of [`lines::carry`].
+    /// True if lines are the edges: then they carry the plans of [`lines::carry`], and there is no
+    /// stage.
     pub lines: bool,
     /// True if the network reduces, with the type and operation of the call.
     pub switch: bool,
@@ -137,6 +138,7 @@ pub fn candidates(
         (Needs::Edges, _) if topology.lines => lines::carry(plan.algorithm),
         (Needs::Edges, _) => topology.edges,
         (Needs::Switch, _) => topology.edges && topology.switch,
+        (Needs::Stage | Needs::Inbox, _) if topology.lines => false,
         (Needs::Inbox, _) => {
             topology.direct && (topology.push || policy.only == Some(plan.algorithm))
         }

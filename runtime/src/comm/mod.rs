@@ -20,6 +20,7 @@ use crate::plugin::tuner::Tuner;
 use crate::rank::monitor;
 use oxccl_plan::Spec;
 use oxccl_plan::generate::{Algorithm, Needs};
+use oxccl_plan::lines;
 use oxccl_plan::nccl;
 use oxccl_plan::select::{self, Candidates, Choice, Policy, Topology};
 use std::collections::HashMap;
@@ -136,8 +137,11 @@ impl Communicator {
         child_meetings: Option<ChildMeetings>,
     ) -> Self {
         let needs = |a: &Algorithm| a.generator().needs;
-        let edges =
-            |a: &Algorithm| !topology.edges && matches!(needs(a), Needs::Edges | Needs::Switch);
+        let edges = |a: &Algorithm| match needs(a) {
+            Needs::Edges if topology.lines => !lines::carry(*a),
+            Needs::Edges | Needs::Switch => !topology.edges,
+            _ => false,
+        };
         if let Some(only) = policy.only.take_if(|a| edges(a)) {
             let text = format!("OXCCL_ALGORITHM={} has no effect on GPUs", only.name());
             log::line_of(Some(executor.rank().number), Level::Warn, Subsystem::Init, &text);

@@ -20,8 +20,9 @@ use host::reach::{self, Process};
 use host::task::Work;
 use host::worker::wait_while;
 use oxccl_net::Properties;
-use oxccl_plan::Carrier;
+use oxccl_plan::lines;
 use oxccl_plan::select::Topology;
+use oxccl_plan::{Algorithm, Carrier};
 use rustix::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -108,13 +109,18 @@ impl Unfinished {
             Unfinished::Host(endpoint, copies) => {
                 vec![u8::from(*copies), u8::from(endpoint.maps_all())]
             }
-            Unfinished::Cuda(_, cuda_rank) => vec![u8::from(cuda_rank.reaches_by_lines())],
+            Unfinished::Cuda(_, cuda_rank) => vec![u8::from(cuda_rank.has_lines())],
         }
     }
 
-    /// Completes the executor with the abilities of all ranks, in teams of `team` ranks. Returns
-    /// it, and how plans run there.
-    pub fn finish(self, answers: &[Vec<u8>], team: u32) -> (Executor, Topology) {
+    /// Completes the executor with the abilities of all ranks, in teams of `team` ranks; `only` is
+    /// the algorithm that the policy names. Returns it, and how plans run there.
+    pub fn finish(
+        self,
+        answers: &[Vec<u8>],
+        team: u32,
+        only: Option<Algorithm>,
+    ) -> (Executor, Topology) {
         let all = |i: usize| answers.iter().all(|answer| answer.get(i) == Some(&1));
         match self {
             Unfinished::Host(mut endpoint, _) => {
@@ -124,8 +130,10 @@ impl Unfinished {
                 (Executor::Host(endpoint.share()), topology)
             }
             Unfinished::Cuda(rank, cuda_rank) => {
-                let cuda_rank = cuda_rank.attach(&rank);
-                let topology = cuda::run::launch::topology(&cuda_rank, rank.nranks, team, all(0));
+                // Where there are lines, there is no memory for what other algorithms need.
+                let lines = all(0) && only.is_none_or(lines::carry);
+                let cuda_rank = cuda_rank.attach(&rank, lines);
+                let topology = cuda::run::launch::topology(&cuda_rank, rank.nranks, team);
                 (Executor::Cuda(rank, cuda_rank), topology)
             }
         }
@@ -134,7 +142,7 @@ impl Unfinished {
     /// Ends the executor of a communicator that cannot be made after all.
     pub fn abandon(self) {
         if let Unfinished::Cuda(rank, cuda_rank) = self {
-            reaper::retire(cuda_rank.attach(&rank), rank);
+            reaper::retire(cuda_rank.attach(&rank, false), rank);
         }
     }
 }

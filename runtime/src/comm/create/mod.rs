@@ -229,7 +229,7 @@ fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
     };
     device::note_waiting_threads(members.on_this_machine() * (1 + links.threads));
     let child_meetings = child_meetings(id, control, &members);
-    let (executor, topology) = unfinished.finish(&answers, members.team());
+    let (executor, topology) = unfinished.finish(&answers, members.team(), policy.only);
     let parts = (executor, topology, policy);
     let mut comm = Communicator::new(parts, device, options, Some(child_meetings));
     comm.reductions = reductions.unwrap_or_default();
@@ -282,7 +282,7 @@ pub(super) fn alone(device: Device, options: &Options) -> Result<Communicator> {
     };
     let unfinished = Unfinished::make(device, parts, &options.of_device(), &mut nobody)?;
     let answers = [unfinished.abilities()];
-    let (executor, topology) = unfinished.finish(&answers, 1);
+    let (executor, topology) = unfinished.finish(&answers, 1, None);
     let parts = (executor, topology, Policy::default());
     let mut comm = Communicator::new(parts, device, options, None);
     // Profilers tell communicators of all processes apart by their numbers.

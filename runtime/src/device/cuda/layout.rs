@@ -5,9 +5,10 @@ use oxccl_kernels::abi;
 pub use oxccl_kernels::abi::LANE_SLOT_BYTES;
 
 /// The offsets of the parts of a rank's shared memory, and its size in bytes, for a number of
-/// ranks.
+/// ranks. A communicator whose links carry lines uses them alone: they lie in the place of packets,
+/// slots of lanes and stage.
 pub struct Layout {
-    /// The offset of the packets, behind the words.
+    /// The offset of the packets.
     pub packets_at: u64,
     /// The offset of the slots of lanes.
     pub lanes_at: u64,
@@ -27,28 +28,24 @@ impl Layout {
         let n = u64::from(nranks);
         let packet = 2 * abi::PACKET_DATA_BYTES as u64;
         let halves = 2 * abi::MAX_CHANNELS as u64;
-        let packets_at = abi::WORDS_BYTES as u64;
+        let line_credits_at = abi::WORDS_BYTES as u64;
+        let credits = n * (abi::LINE_CHANNELS * size_of::<u64>()) as u64;
+        let lines_at = line_credits_at + credits.next_multiple_of(abi::UNIT_BYTES as u64);
+        let slots = u64::from(line_slots(nranks)) * abi::LINE_CHANNELS as u64;
+        let lines_end = lines_at + (n - 1) * slots * abi::UNIT_BYTES as u64;
+        let packets_at = lines_at;
         let lanes_at = packets_at + halves * n * abi::CHANNEL_PACKETS as u64 * packet;
         let stage_at = lanes_at + n * (abi::LANES * abi::LANE_SLOTS * abi::LANE_SLOT_BYTES) as u64;
-        let line_credits_at =
-            stage_at + (abi::MAX_CHANNELS * 2 * abi::SMALL_STAGE_SLOT_BYTES) as u64;
-        let channels = n * abi::LINE_CHANNELS as u64;
-        let lines_at = line_credits_at + channels * size_of::<u64>() as u64;
-        let slot_bytes = u64::from(line_slots(nranks)) * abi::UNIT_BYTES as u64;
-        let bytes = lines_at + channels * slot_bytes;
+        let end = stage_at + (abi::MAX_CHANNELS * 2 * abi::SMALL_STAGE_SLOT_BYTES) as u64;
+        let bytes = lines_end.max(end);
         Self { packets_at, lanes_at, stage_at, line_credits_at, lines_at, bytes }
     }
 }
 
 /// Returns the slots of a channel of lines on an edge: with more peers, each of them gets less of
-/// what a rank sends.
+/// what a rank sends. A unit is put before the one before it is taken, so there are two at least.
 pub fn line_slots(nranks: u32) -> u32 {
-    match nranks {
-        0..=1 => 1,
-        2 => 8,
-        3..=4 => 4,
-        _ => 2,
-    }
+    if nranks <= 2 { 8 } else { 2 }
 }
 
 /// Returns the number of packets, per rank and half, that a channel has room for behind the large
@@ -128,7 +125,7 @@ mod tests {
         for nranks in 1..=abi::MAX_RANKS as u32 {
             let Layout { packets_at, lanes_at, stage_at, line_credits_at, lines_at, bytes } =
                 Layout::new(nranks);
-            let places = [0, packets_at, lanes_at, stage_at, line_credits_at, lines_at, bytes];
+            let places = [0, line_credits_at, lines_at, packets_at, lanes_at, stage_at, bytes];
             assert!(places.is_sorted() && places.iter().all(|at| at.is_multiple_of(128)));
         }
     }

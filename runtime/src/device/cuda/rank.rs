@@ -205,8 +205,9 @@ impl CudaRank {
 
     /// Takes the shares of the GPUs from the offers of all ranks.
     pub fn share(&mut self, offers: &[Offer]) {
-        let Shares { ranks, channels, lanes, held } = offer::shares(offers);
+        let Shares { ranks, channels, lanes, line_lanes, held } = offer::shares(offers);
         (self.channels, self.view.lanes) = (channels, lanes);
+        self.view.line_lanes = line_lanes;
         self.view.net_lanes = self.view.net_lanes.min(lanes);
         self.held.settle(self.gpu, held, channels);
         if ranks > 1 && few_queues() {
@@ -231,8 +232,9 @@ impl CudaRank {
         sharing.connect(offers.iter().enumerate().map(peer).collect());
     }
 
-    /// Returns whether the links to all ranks of this host carry lines, as far as this rank knows.
-    pub fn reaches_by_lines(&self) -> bool {
+    /// Returns whether the links between all ranks of this host carry lines; before the end of the
+    /// creation, whether this rank's do, as far as it knows.
+    pub fn has_lines(&self) -> bool {
         self.lines
     }
 
@@ -393,7 +395,8 @@ impl CudaRank {
 
     /// Attaches this part to its rank, so that a failure of one is a failure of both; the mapper
     /// and the monitor serve it from now on.
-    pub fn attach(mut self, rank: &Arc<Rank>) -> Arc<Self> {
+    pub fn attach(mut self, rank: &Arc<Rank>, lines: bool) -> Arc<Self> {
+        self.lines = lines;
         self.owner = Arc::downgrade(rank);
         let cuda_rank = Arc::new(self);
         if cuda_rank.sharing.is_some() {
@@ -687,6 +690,8 @@ fn view(place: u32, layout: &Layout, (private, parts): (u64, &Private)) -> abi::
         lanes: abi::LANES as u32,
         net_lanes: 0,
         line_slots: 0,
+        line_lanes: 1,
+        unused: 0,
         large_packets: 0,
         shared: [0; abi::MAX_RANKS],
         packets_at: layout.packets_at,

@@ -23,10 +23,11 @@ pub struct Functions {
     pub lines_more: [CUfunction; DataType::ALL.len()],
     /// The kernels of lines that do not fold: between two ranks, and between more.
     pub lines_moving: [CUfunction; 2],
-    /// The kernel of sends and receives for [`oxccl_kernels::abi::FewMessages`].
-    pub few_messages: CUfunction,
-    /// The kernel of sends and receives for [`oxccl_kernels::abi::ManyMessages`].
-    pub many_messages: CUfunction,
+    /// The kernels of sends and receives, for [`oxccl_kernels::abi::FewMessages`] and for
+    /// [`oxccl_kernels::abi::ManyMessages`].
+    pub messages: [CUfunction; 2],
+    /// The same in lines.
+    pub line_messages: [CUfunction; 2],
     /// The kernel for [`oxccl_kernels::abi::Put`].
     pub put: CUfunction,
     /// The kernel for [`oxccl_kernels::abi::SignalWait`].
@@ -105,8 +106,10 @@ pub fn functions(gpu: &'static Gpu) -> Result<&'static Functions> {
         }
         Ok(all)
     };
-    let few_messages = function("oxccl_few_messages")?;
-    let many_messages = function("oxccl_many_messages")?;
+    let few_or_many = |end: &str| -> Result<[CUfunction; 2]> {
+        Ok([function(&format!("oxccl_few_{end}"))?, function(&format!("oxccl_many_{end}"))?])
+    };
+    let messages @ [few, many] = few_or_many("messages")?;
     let functions = Functions {
         packets: each("oxccl_packets_")?,
         programs: each("oxccl_program_")?,
@@ -114,12 +117,12 @@ pub fn functions(gpu: &'static Gpu) -> Result<&'static Functions> {
         lines_two: each("oxccl_lines_two_")?,
         lines_more: each("oxccl_lines_more_")?,
         lines_moving: [function("oxccl_lines_two")?, function("oxccl_lines_more")?],
-        few_messages,
-        many_messages,
+        messages,
+        line_messages: few_or_many("messages_in_lines")?,
         put: function("oxccl_put")?,
         wait_signal: function("oxccl_wait_signal")?,
         expect: function("oxccl_expect")?,
-        exchange_blocks: exchange_blocks(few_messages)?.min(exchange_blocks(many_messages)?),
+        exchange_blocks: exchange_blocks(few)?.min(exchange_blocks(many)?),
     };
     let functions = &*Box::leak(Box::new(functions));
     ready.push((gpu.index, functions));

@@ -99,14 +99,13 @@ fn topology_of(
     }
 }
 
-/// Returns how plans run on the GPUs of a communicator; `lines` tells whether the links between all
-/// of them carry lines.
-pub fn topology(cuda_rank: &CudaRank, nranks: u32, team: u32, lines: bool) -> Topology {
+/// Returns how plans run on the GPUs of a communicator.
+pub fn topology(cuda_rank: &CudaRank, nranks: u32, team: u32) -> Topology {
     if let Some(network) = cuda_rank.network() {
         return edges::topology(team, network.data_bytes());
     }
     let reach = cuda_rank.sharing().is_some_and(|sharing| !sharing.lacks_peer_access());
-    topology_of(nranks, cuda_rank.channels, (reach, reach && lines), cuda_rank.engine_bytes)
+    topology_of(nranks, cuda_rank.channels, (reach, cuda_rank.has_lines()), cuda_rank.engine_bytes)
 }
 
 /// Returns how plans run on GPUs that reach each other's memory, each of one rank.
@@ -435,19 +434,27 @@ fn launch_messages(cuda_rank: &CudaRank, queues: &[Queue<'_>], stream: Stream) -
         messages.extend_from_slice(of_queue);
         exchange.first[index + 1] = messages.len() as u32;
     }
-    if messages.iter().any(|m| m.bytes > abi::SMALL_MESSAGE_BYTES as u64) {
-        exchange.lanes = cuda_rank.view.lanes;
+    let (view, functions) = (&cuda_rank.view, cuda_rank.functions);
+    let ([few, many], lanes, threads) = match cuda_rank.has_lines() {
+        true => (functions.line_messages, view.line_lanes, abi::MESSAGE_THREADS),
+        false => (functions.messages, view.lanes, abi::EXCHANGE_THREADS),
+    };
+    if cuda_rank.has_lines() {
+        messages.iter_mut().for_each(|m| m.slots = lines::message_slots(m.bytes, view));
     }
-    let shape = (queues.len() as u32 * exchange.lanes, abi::EXCHANGE_THREADS as u32);
+    if messages.iter().any(|m| m.bytes > abi::SMALL_MESSAGE_BYTES as u64) {
+        exchange.lanes = lanes;
+    }
+    let shape = (queues.len() as u32 * exchange.lanes, threads as u32);
     if messages.len() <= abi::FEW_MESSAGES {
-        let few = abi::FewMessages { exchange, messages: filled(&messages) };
+        let argument = abi::FewMessages { exchange, messages: filled(&messages) };
         // SAFETY: the kernel takes this structure; the buffers are the user's by the contract of
         // the call.
-        unsafe { launch(cuda_rank.functions.few_messages, shape, &few, stream.0) }
+        unsafe { launch(few, shape, &argument, stream.0) }
     } else {
-        let many = abi::ManyMessages { exchange, messages: filled(&messages) };
+        let argument = abi::ManyMessages { exchange, messages: filled(&messages) };
         // SAFETY: as above.
-        unsafe { launch(cuda_rank.functions.many_messages, shape, &many, stream.0) }
+        unsafe { launch(many, shape, &argument, stream.0) }
     }
 }
 
@@ -494,7 +501,7 @@ fn queues(transfers: &[Transfer], rank: u32) -> Vec<(u32, Vec<abi::Message>)> {
     let mut queues: Vec<(u32, Vec<abi::Message>)> = Vec::new();
     for t in transfers.iter().filter(|t| t.peer != rank) {
         let (what, bytes) = Descriptor::message(t.dtype, t.bytes as u64).to_words();
-        let message = abi::Message { data: t.data as u64, bytes, what, unused: 0 };
+        let message = abi::Message { data: t.data as u64, bytes, what, slots: 0 };
         let queue = t.peer * 2 + u32::from(t.send);
         match queues.binary_search_by_key(&queue, |(known, _)| *known) {
             Ok(at) => queues[at].1.push(message),
@@ -510,22 +517,36 @@ mod tests {
     use oxccl_plan::Spec;
     use oxccl_plan::select::{Choice, Policy, choose};
 
-    /// Returns all choices of plans that a communicator on GPUs may make.
-    fn chosen() -> impl Iterator<Item = Choice> {
+    /// Returns all choices of plans that a communicator on GPUs may make, whether or not it has
+    /// lines.
+    fn chosen(lines: bool) -> impl Iterator<Item = Choice> {
         let specs = (1..=abi::MAX_RANKS as u32).flat_map(|nranks| {
             Collective::ALL.map(|collective| Spec::new(collective, nranks, nranks / 2))
         });
         specs.flat_map(move |spec| {
+            let (nranks, channels) = (spec.nranks, abi::MAX_CHANNELS as u32);
+            let topology = topology_of(nranks, channels, (true, lines), u64::MAX);
             (0..31).map(move |power| {
-                choose(spec, 1 << power, &usual_topology(spec.nranks), Policy::default())
-                    .expect("a plan")
+                choose(spec, 1 << power, &topology, Policy::default()).expect("a plan")
             })
         })
     }
 
     #[test]
+    fn lines_carry_every_chosen_plan_where_links_have_them() {
+        for route in chosen(true).map(|choice| choice.any_memory) {
+            let alone = route.plan.spec.nranks == 1;
+            let wanted = if alone { Carrier::Local } else { Carrier::Lines };
+            assert_eq!(route.carrier, wanted, "{route:?}");
+            let has_phases =
+                |rank| oxccl_plan::lines::Phases::of(&route.plan.program(rank).ops).is_some();
+            assert!(alone || (0..route.plan.spec.nranks).all(has_phases), "{route:?}");
+        }
+    }
+
+    #[test]
     fn every_chosen_plan_fits_a_launch_and_needs_no_edges() {
-        for plan in chosen().map(|choice| choice.any_memory.plan) {
+        for plan in chosen(false).map(|choice| choice.any_memory.plan) {
             for rank in 0..plan.spec.nranks {
                 let program = plan.program(rank);
                 let steps = steps(&program.ops).unwrap_or_else(|| panic!("{plan:?} needs edges"));
@@ -536,7 +557,7 @@ mod tests {
 
     #[test]
     fn every_plan_in_place_begins_with_a_signal_of_all_and_needs_none_of_it_when_all_agreed() {
-        let mapped = chosen().filter_map(|choice| choice.mapped);
+        let mapped = chosen(false).filter_map(|choice| choice.mapped);
         let mut any = false;
         for plan in mapped.map(|route| route.plan) {
             for rank in 0..plan.spec.nranks {

@@ -49,12 +49,7 @@ pub fn collective(
 /// Returns the cut of a call, in one window.
 fn geometry(plan: &Plan, call: &Call) -> Geometry {
     let (parts, align_elems) = (plan.layout.parts, align_elems(call));
-    Geometry {
-        block_elems: call.count,
-        parts,
-        window_elems: call.count.max(1),
-        align_elems,
-    }
+    Geometry { block_elems: call.count, parts, window_elems: call.count.max(1), align_elems }
 }
 
 /// Returns the bytes of the longest slice of a call.
@@ -82,11 +77,24 @@ impl Shape {
         let slots = bytes.div_ceil(abi::UNIT_DATA_BYTES as u64);
         let blocks = slots.div_ceil(BLOCK_SLOTS).clamp(1, channels);
         let warps = slots.div_ceil(blocks).clamp(1, abi::LINE_WARPS as u64);
-        let all = blocks * warps;
-        let rounds = slots.div_ceil(all * most).max(1);
-        let slots_each = slots.div_ceil(all * rounds).max(1);
-        Self { blocks, warps, slots: slots_each, units: slots.div_ceil(slots_each) }
+        let each = slots_each(slots, blocks * warps, most);
+        Self { blocks, warps, slots: each, units: slots.div_ceil(each) }
     }
+}
+
+/// Returns the slots of a unit of a message of so many bytes, the same at both of its ends.
+pub fn message_slots(bytes: u64, view: &abi::Rank) -> u32 {
+    let lanes = if bytes > abi::SMALL_MESSAGE_BYTES as u64 { view.line_lanes } else { 1 };
+    let warps = u64::from(lanes) * abi::MESSAGE_WARPS as u64;
+    let most = (abi::MESSAGE_SLOTS as u64).min(u64::from(view.line_slots));
+    slots_each(bytes.div_ceil(abi::UNIT_DATA_BYTES as u64), warps, most) as u32
+}
+
+/// Returns the slots of a unit, at most `most`, so that so many warps have equally many units of
+/// `slots` slots in all, but for one.
+fn slots_each(slots: u64, warps: u64, most: u64) -> u64 {
+    let rounds = slots.div_ceil(warps * most).max(1);
+    slots.div_ceil(warps * rounds).max(1)
 }
 
 /// Returns the argument of the kernel.

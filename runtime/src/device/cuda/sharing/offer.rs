@@ -89,6 +89,8 @@ pub struct Shares {
     pub channels: u32,
     /// Lanes of a queue of messages.
     pub lanes: u32,
+    /// Lanes of a queue of messages in lines.
+    pub line_lanes: u32,
     /// The most multiprocessors of a rank's GPU that the communicator's kernels hold.
     pub held: u32,
 }
@@ -118,7 +120,10 @@ pub fn shares(offers: &[Offer]) -> Shares {
     let exchange = |lanes: u32| (queues * lanes).div_ceil(blocks);
     let fitting = (1..=abi::LANES as u32).rev().find(|&lanes| exchange(lanes) <= left);
     let lanes = fitting.filter(|_| ranks == 1).unwrap_or(1);
-    Shares { ranks, channels, lanes, held: channels.max(exchange(lanes)) }
+    // Two blocks of messages in lines share a multiprocessor.
+    let line_lanes = (2 * channels / queues.max(1)).clamp(1, abi::LINE_LANES as u32);
+    let held = channels.max(exchange(lanes)).max((queues * line_lanes).div_ceil(2));
+    Shares { ranks, channels, lanes, line_lanes, held }
 }
 
 #[cfg(test)]
@@ -179,7 +184,7 @@ mod tests {
         assert_eq!(fitting(1, 2)[..6], [32, 25, 18, 14, 10, 8]);
         assert_eq!(fitting(1, 8)[..6], [32, 25, 18, 14, 10, 8]);
         assert_eq!(fitting(4, 4)[..3], [16, 9, 4]);
-        for (ranks_per_gpu, nranks, least) in [(1, 2, 12), (1, 8, 10), (1, 16, 6), (2, 16, 2)] {
+        for (ranks_per_gpu, nranks, least) in [(1, 2, 12), (1, 8, 9), (1, 16, 6), (2, 16, 2)] {
             let channels = fitting(ranks_per_gpu, nranks);
             assert!(channels.is_sorted_by(|a, b| a >= b), "{channels:?}");
             assert!(channels.len() >= least, "{nranks}, {ranks_per_gpu} a GPU: {channels:?}");
@@ -190,7 +195,7 @@ mod tests {
     fn a_rank_with_a_full_gpu_has_the_least_and_so_have_its_peers() {
         let full = Offer { free: 0, ..offer(1, 64) };
         let shares = shares(&[offer(0, 64), full, offer(2, 64)]);
-        assert_eq!(shares, Shares { ranks: 1, channels: 1, lanes: 1, held: 2 });
+        assert_eq!(shares, Shares { ranks: 1, channels: 1, lanes: 1, line_lanes: 1, held: 2 });
     }
 
     #[test]

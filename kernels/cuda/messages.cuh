@@ -1,0 +1,128 @@
+// Sends and receives of a group over lines: a block for each lane of a queue, as in `exchange.cuh`.
+// The first slot of a message, on the first channel, has its descriptor and its size.
+#pragma once
+
+#include "lines.cuh"
+
+namespace oxccl {
+
+static_assert(LINE_LANES * MESSAGE_WARPS <= LINE_CHANNELS, "a channel for each warp of a queue");
+
+struct MessageRun {
+  LineEnds<MESSAGE> ends;
+  int peer, lane, warp;
+
+  using Ends = LineEnds<MESSAGE>;
+
+  __device__ bool put_header(const Message& m) {
+    uint64_t number;
+    if (!ends.begin_put(peer, 1, number)) return false;
+    Pair v{};
+    if (ends.thread == 0) v.first = {m.what, 0, uint32_t(m.bytes), uint32_t(m.bytes >> 32)};
+    ends.put_slot(peer, number + 1, v);
+    ends.end_put(peer, 1);
+    return true;
+  }
+
+  // Takes a header; false when it will not come, or is that of another message.
+  __device__ bool take_header(const Message& m) {
+    Pair v[1][1];
+    int from[1] = {peer};
+    if (!ends.take(from, 1, v)) return false;
+    ends.end_take(peer, 1);
+    uint32_t what = __shfl_sync(~0u, v[0][0].first.x, 0);
+    uint32_t low = __shfl_sync(~0u, v[0][0].first.z, 0);
+    uint64_t bytes = low | uint64_t(__shfl_sync(~0u, v[0][0].first.w, 0)) << 32;
+    if (what == m.what && bytes == m.bytes) return true;
+    if (ends.thread == 0)
+      differ(ends.r, peer, common(ends.r)->operations, m.what, m.bytes, what, bytes);
+    return false;
+  }
+
+  __device__ static uint64_t left(uint64_t bytes, uint64_t at) { return at < bytes ? bytes - at : 0; }
+
+  __device__ bool put(const Message& m, uint64_t at) {
+    const char* data = reinterpret_cast<const char*>(m.data) + at;
+    Pair v[MESSAGE_SLOTS];
+#pragma unroll
+    for (int u = 0; u < MESSAGE_SLOTS; u++) {
+      uint64_t place = u * UNIT_DATA_BYTES;
+      if (u < m.slots) v[u] = ends.load(data + place, left(m.bytes, at + place));
+    }
+    uint64_t number;
+    if (!ends.begin_put(peer, m.slots, number)) return false;
+#pragma unroll
+    for (int u = 0; u < MESSAGE_SLOTS; u++) {
+      if (u >= m.slots) continue;
+      ends.pack(v[u]);
+      ends.put_slot(peer, number + u + 1, v[u]);
+    }
+    ends.end_put(peer, m.slots);
+    return true;
+  }
+
+  __device__ bool take(const Message& m, uint64_t at) {
+    char* data = reinterpret_cast<char*>(m.data) + at;
+    Pair v[1][MESSAGE_SLOTS];
+    int from[1] = {peer};
+    if (!ends.take(from, m.slots, v)) return false;
+    ends.end_take(peer, m.slots);
+#pragma unroll
+    for (int u = 0; u < MESSAGE_SLOTS; u++) {
+      uint64_t place = u * UNIT_DATA_BYTES;
+      if (u < m.slots) ends.store(data + place, left(m.bytes, at + place), v[0][u]);
+    }
+    return true;
+  }
+
+  // Carries this warp's part of a message; false when it cannot be carried.
+  __device__ bool carry(const Message& m, bool sends) {
+    int lanes = m.bytes > SMALL_MESSAGE_BYTES ? ends.r.line_lanes : 1;
+    if (lane >= lanes) return true;
+    ends.message = &m;
+    uint64_t first = warp * lanes + lane, step = uint64_t(MESSAGE_WARPS) * lanes;
+    if (first == 0 && !(sends ? put_header(m) : take_header(m))) return false;
+    uint64_t unit = m.slots * UNIT_DATA_BYTES;
+    for (uint64_t at = first * unit; at < m.bytes; at += step * unit)
+      if (!(sends ? put(m, at) : take(m, at))) return false;
+    return true;
+  }
+};
+
+template <typename Messages>
+__device__ inline void run_messages(const Messages& all) {
+  const Exchange& exchange = all.exchange;
+  const Rank& r = exchange.rank;
+  int index = blockIdx.x / exchange.lanes, lane = blockIdx.x % exchange.lanes;
+  int queue = exchange.queues[index], peer = queue / 2;
+  bool sends = queue & 1;
+  LineCounters* first = line_counters(r, lane * MESSAGE_WARPS, peer);
+  uint32_t* busy = sends ? &first->putting : &first->taking;
+  if (is_watcher()) {
+    if ((threadIdx.x & 31) == 0 && atomicExch(busy, 1) != 0) fail(r, FAULT_OVERLAP, -1, -1);
+  } else {
+    int warp = threadIdx.x / 32;
+    MessageRun run{LineEnds<MESSAGE>(r, lane * MESSAGE_WARPS + warp), peer, lane, warp};
+    for (int i = exchange.first[index]; i < exchange.first[index + 1]; i++)
+      if (!run.carry(all.messages[i], sends)) break;
+    if (sends) {
+      run.ends.leave_put(peer);
+    } else {
+      run.ends.leave_taken(peer);
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) *const_cast<volatile uint32_t*>(busy) = 0;
+}
+
+}  // namespace oxccl
+
+extern "C" __global__ void __launch_bounds__(MESSAGE_THREADS, 2)
+    oxccl_few_messages_in_lines(const __grid_constant__ oxccl::FewMessages messages) {
+  oxccl::run_messages(messages);
+}
+
+extern "C" __global__ void __launch_bounds__(MESSAGE_THREADS, 2)
+    oxccl_many_messages_in_lines(const __grid_constant__ oxccl::ManyMessages messages) {
+  oxccl::run_messages(messages);
+}
