@@ -271,13 +271,11 @@ struct LineEnds {
     }
   }
 
-  // Gives the slots back that were taken from a peer, a quarter of an edge's slots at a time.
+  // Gives the slots back that were taken from a peer.
   __device__ void end_take(int peer, int slots) {
     if (thread != peer) return;
-    uint64_t now = taken + slots, some = r.line_slots > 4 ? r.line_slots / 4 : 1;
-    if ((now ^ taken) & ~(some - 1))
-      *const_cast<volatile uint64_t*>(line_credit(r, peer, channel, r.rank)) = now;
-    taken = now;
+    taken += slots;
+    *const_cast<volatile uint64_t*>(line_credit(r, peer, channel, r.rank)) = taken;
   }
 };
 

@@ -124,7 +124,6 @@ accepted! {
 }
 "Algorithms and resources" => {
     Text "NCCL_ALGO" = "", CHOICE, "Algorithms to choose from: `list;function:list`, `^` excludes.";
-    Text "NCCL_PROTO" = "", CHOICE, "Protocols to choose from.";
     Uint "NCCL_NVLS_ENABLE" = "2", NO_NVLS, "Reductions in NVLink switches: 0, 1, 2 automatic.";
     Uint "NCCL_BUFFSIZE" = "4194304", CTAS, "Bytes of buffer per channel and peer.";
     Uint "NCCL_NTHREADS" = "512", CTAS, "Threads per block.";

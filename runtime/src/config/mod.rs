@@ -213,6 +213,17 @@ impl Config {
         self.p2p_disable || ["LOC", "0"].contains(&self.p2p_level.trim())
     }
 
+    /// Returns whether data between GPUs may travel in lines of 128 bytes.
+    pub fn allows_lines(&self) -> bool {
+        let text = self.proto.trim().to_ascii_uppercase();
+        let (excludes, list) = match text.strip_prefix('^') {
+            Some(list) => (true, list),
+            None => (false, &text[..]),
+        };
+        let named = list.split(',').any(|name| name.trim() == "LL128");
+        list.is_empty() || list.contains(':') || named != excludes
+    }
+
     /// Reads the values from `lookup` as if it were the environment.
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Self {
         Self::from_origins(&|name| lookup(name).map(|text| (text, Origin::Environment)))
@@ -243,6 +254,20 @@ mod tests {
     use crate::error::Code;
     use std::collections::HashSet;
     use std::time::Duration;
+
+    #[test]
+    fn protocols_are_a_list_that_may_exclude_lines() {
+        let allows = |text: &str| {
+            let lookup = |name: &str| (name == "NCCL_PROTO").then(|| text.to_owned());
+            Config::from_lookup(lookup).allows_lines()
+        };
+        for text in ["", "LL128", "ll, ll128", "^LL", "^Simple", "allreduce:^LL128;broadcast:LL"] {
+            assert!(allows(text), "{text}");
+        }
+        for text in ["LL", "Simple,LL", "^LL128", "^ll128,Simple"] {
+            assert!(!allows(text), "{text}");
+        }
+    }
 
     #[test]
     fn every_row_is_unique_documented_and_has_a_readable_default() {

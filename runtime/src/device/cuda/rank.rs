@@ -249,7 +249,8 @@ impl CudaRank {
             let rank = self.ranks[place];
             return Err(Error::Init { why: format!("NCCL_P2P_DISABLE is set at rank {rank}") });
         }
-        self.lines = offers.iter().all(|offer| driver::carries_lines(self.gpu, &offer.uuid));
+        self.lines = Config::get().allows_lines()
+            && offers.iter().all(|offer| driver::carries_lines(self.gpu, &offer.uuid));
         let _context = self.gpu.enter()?;
         let _relaxed = Relaxed::begin()?;
         for rank in self.others(offers) {

@@ -57,6 +57,7 @@ const TESTS: &[Test] = &[
     Test { name: "1500 messages with every peer", layouts: APART, body: messages::many },
     Test { name: "multiplied inputs", layouts: APART, body: scaled::multiplied },
     Test { name: "a count per rank", layouts: APART, body: vcollectives::random },
+    Test { name: "in packets and through the stage", layouts: APART, body: order::sequence },
     Test { name: "staged in one shot", layouts: THREADS, body: order::large },
     Test { name: "staged in two shots", layouts: THREADS, body: order::large },
     Test { name: "written into inboxes", layouts: APART, body: order::large },
@@ -151,13 +152,22 @@ const BETWEEN_HOSTS: [&str; 25] = [
 const KILLED: [&str; 2] = ["a killed process is told", "copy engines and a killed process"];
 
 /// Variables that tests are run with, by how their names begin.
-const SETTINGS: [(&str, &str, &str); 13] = [
+const SETTINGS: [(&str, &str, &str); 21] = [
     // Through the stage also where buffers are mapped.
     ("staged in one shot", "OXCCL_ALGORITHM", "one_shot"),
     ("staged in two shots", "OXCCL_ALGORITHM", "two_shot"),
     ("written into inboxes", "OXCCL_ALGORITHM", "push"),
     ("suspended, with inboxes", "OXCCL_ALGORITHM", "push"),
     ("results collected by reading", "OXCCL_ALGORITHM", "two_shot_pulled"),
+    // Memory in place takes part where there are no lines.
+    ("library memory in place", "NCCL_PROTO", "^LL128"),
+    ("registered memory in place", "NCCL_PROTO", "^LL128"),
+    ("memory in pieces in place", "NCCL_PROTO", "^LL128"),
+    ("captured memory in place", "NCCL_PROTO", "^LL128"),
+    ("memory used again", "NCCL_PROTO", "^LL128"),
+    ("each rank registers", "NCCL_PROTO", "^LL128"),
+    ("copy engines", "NCCL_PROTO", "Simple"),
+    ("in packets", "NCCL_PROTO", "LL"),
     ("small calls through host memory", "NCCL_P2P_DISABLE", "1"),
     ("large calls through host memory", "NCCL_P2P_LEVEL", "LOC"),
     ("counters beyond 32 bits", "OXCCL_COUNTER_START", "4294966296"),
