@@ -451,8 +451,8 @@ typedef struct LineProgram {
   uint32_t middle_from;
   // Not 0 if the fold completes the reduction.
   uint32_t finish;
-  // Padding.
-  uint32_t unused;
+  // The upper half of the numbers of the call's lines.
+  uint32_t digest;
   // The offset in the input of the slice that is folded.
   uint64_t own_at;
   // Bytes of the slices of the middle phase.
@@ -497,6 +497,10 @@ typedef struct Message {
   uint32_t what;
   // Slots of lines that a unit of the message takes.
   uint32_t slots;
+  // The upper half of the numbers of the message's lines.
+  uint32_t digest;
+  // Padding.
+  uint32_t unused;
 } Message;
 
 // A group with few messages, as a small argument: launches hold their arguments until they run,

@@ -106,22 +106,19 @@ __device__ inline uint64_t* line_credit(const Rank& r, int sender, int channel, 
          channel * r.nranks + receiver;
 }
 
-// The bit of a line's number that tells messages from collectives: a rank that calls something else
-// than its peer then waits, and finds out.
-constexpr uint64_t MESSAGE = 1ull << 63;
-
 // A warp's ends of the channel's edges. The thread `p` of the warp holds the counters of the edges
-// to and from the rank at place `p`. MARK is a part of all numbers.
-template <uint64_t MARK>
+// to and from the rank at place `p`. The number of a line has a digest of the call in its upper
+// half: what a peer puts for another call is never taken, and is found out elsewhere.
 struct LineEnds {
   const Rank& r;
   const Message* message;  // the one under way; null in a collective
+  uint32_t digest;
   int channel, thread;
   uint64_t put, taken, room;  // slots that were put, that were taken, and that the peer has taken
   bool dead;                  // whether the communicator has failed
 
-  __device__ LineEnds(const Rank& r, int channel)
-      : r(r), message(nullptr), channel(channel), thread(threadIdx.x & 31) {
+  __device__ LineEnds(const Rank& r, uint32_t digest, int channel)
+      : r(r), message(nullptr), digest(digest), channel(channel), thread(threadIdx.x & 31) {
     int peer = thread < r.nranks ? thread : 0;
     const volatile LineCounters* own = line_counters(r, channel, peer);
     put = own->put;
@@ -216,7 +213,7 @@ struct LineEnds {
   __device__ void put_slot(int peer, uint64_t number, Pair v) const {
     if (ends_line()) {
       v.first.z = v.second.z = uint32_t(number);
-      v.first.w = v.second.w = uint32_t((number | MARK) >> 32);
+      v.first.w = v.second.w = digest;
     }
     char* to = slot(peer, r.rank, number);
     __syncwarp();
@@ -229,45 +226,56 @@ struct LineEnds {
   }
 
   __device__ bool lacks(uint4 v, uint64_t number) const {
-    return ends_line() && (v.z != uint32_t(number) || v.w != uint32_t((number | MARK) >> 32));
+    return ends_line() && (v.z != uint32_t(number) || v.w != digest);
+  }
+
+  // Waits until the last row of a peer's next slots is there; false when it will not come. Looking
+  // at all rows again and again would hold up what comes in.
+  __device__ bool wait_last(int peer, int slots) const {
+    uint64_t last = __shfl_sync(~0u, taken, peer) + slots;
+    const char* at = slot(r.rank, peer, last) + 512;
+    WarpWait wait;
+    for (;;) {
+      __syncwarp();
+      if (!__any_sync(~0u, lacks(load_volatile(at), last))) return true;
+      if (wait.over(r, peer, message)) return false;
+    }
   }
 
   // Waits for the next slots of each of G ranks, of those in `from` that are not negative; false
   // when they will not come.
   template <int G, int U>
-  __device__ bool take(const int (&from)[G], int slots, Pair (&v)[G][U]) {
+  __device__ bool take(const int (&from)[G], int slots, Pair (&v)[G][U]) const {
     if (dead) return false;
-    uint64_t number[G];
-#pragma unroll
-    for (int g = 0; g < G; g++) number[g] = __shfl_sync(~0u, taken, from[g] < 0 ? 0 : from[g]) + 1;
-    WarpWait wait;
     for (;;) {
+      int missing = -1;
       __syncwarp();
 #pragma unroll
       for (int g = 0; g < G; g++) {
         if (from[g] < 0) continue;
+        uint64_t number = __shfl_sync(~0u, taken, from[g]) + 1;
 #pragma unroll
         for (int u = 0; u < U; u++) {
           if (u >= slots) continue;
-          const char* at = slot(r.rank, from[g], number[g] + u);
+          const char* at = slot(r.rank, from[g], number + u);
           v[g][u].first = load_volatile(at);
           v[g][u].second = load_volatile(at + 512);
         }
       }
-      int missing = -1;
 #pragma unroll
       for (int g = 0; g < G; g++) {
         if (from[g] < 0) continue;
+        uint32_t number = uint32_t(__shfl_sync(~0u, taken, from[g]) + 1);
 #pragma unroll
         for (int u = 0; u < U; u++) {
           if (u >= slots) continue;
-          if (lacks(v[g][u].first, number[g] + u) || lacks(v[g][u].second, number[g] + u))
+          if (lacks(v[g][u].first, number + u) || lacks(v[g][u].second, number + u))
             missing = from[g];
         }
       }
       uint32_t who = __ballot_sync(~0u, missing >= 0);
       if (who == 0) return true;
-      if (wait.over(r, __shfl_sync(~0u, missing, __ffs(who) - 1), message)) return false;
+      if (!wait_last(__shfl_sync(~0u, missing, __ffs(who) - 1), slots)) return false;
     }
   }
 
@@ -284,7 +292,7 @@ struct LineEnds {
 template <typename E, bool FOLDS, bool TWO, int U, int G>
 struct LineRun {
   const LineProgram& p;
-  LineEnds<0> ends;
+  LineEnds ends;
   uint64_t scale;
 
   using B = typename E::Bits;
@@ -527,9 +535,46 @@ struct LineRun {
 
   __device__ uint64_t place(uint64_t unit) const { return unit * p.slots * UNIT_DATA_BYTES; }
 
+  // Loads what the one peer gets of a unit.
+  __device__ void load_next(uint64_t unit, Pair (&v)[U]) const {
+    const LinePeer& with = p.peers[1 - rank().rank];
+    if (unit < p.units && with.put_at != NO_SLICE)
+      load(input() + with.put_at, with.put_bytes, place(unit), v);
+  }
+
+  // Puts what was loaded, and keeps a copy where this rank has one of the same slice.
+  __device__ bool put_next(uint64_t unit, bool copies, Pair (&v)[U]) {
+    int to = 1 - rank().rank;
+    if (unit >= p.units || p.peers[to].put_at == NO_SLICE) return true;
+    pack(v);
+    if (!put_unit(to, v)) return false;
+    if (copies) store(output() + p.copy_to, p.copy_bytes, place(unit), v);
+    return true;
+  }
+
+  // Between two ranks nothing is passed on. A unit is loaded while the one before the one before it
+  // is awaited.
+  __device__ void run_two(uint64_t first, uint64_t step) {
+    const LinePeer& with = p.peers[1 - rank().rank];
+    bool copies = with.put_at != NO_SLICE && p.copy_to != NO_SLICE && p.copy_from == with.put_at;
+    bool moves = input() + p.copy_from != output() + p.copy_to;
+    Pair next[U];
+    load_next(first, next);
+    if (!put_next(first, copies && moves, next)) return;
+    load_next(first + step, next);
+    for (uint64_t unit = first; unit < p.units; unit += step) {
+      if (!put_next(unit + step, copies && moves, next)) return;
+      load_next(unit + 2 * step, next);
+      uint64_t at = place(unit);
+      if (!copies) copy(at);
+      if (!middle(at) || !take(at)) return;
+    }
+    ends.leave();
+  }
+
   // Where nothing is passed on, a unit is put before the one before it is taken: an edge then
   // carries nothing else that would have to come first.
-  __device__ void run(uint64_t first, uint64_t step) {
+  __device__ void run_more(uint64_t first, uint64_t step) {
     uint64_t ahead = p.middle_to == 0 ? step : 0;
     if (ahead && !put(place(first))) return;
     for (uint64_t unit = first; unit < p.units; unit += step) {
@@ -539,6 +584,14 @@ struct LineRun {
       if (!middle(at) || !take(at)) return;
     }
     ends.leave();
+  }
+
+  __device__ void run(uint64_t first, uint64_t step) {
+    if constexpr (TWO) {
+      run_two(first, step);
+    } else {
+      run_more(first, step);
+    }
   }
 };
 
@@ -555,7 +608,7 @@ __device__ inline void run_lines(const LineProgram& program) {
     uint32_t warp = threadIdx.x / 32, warps = blockDim.x / 32 - 1;
     uint64_t first = warp * gridDim.x + blockIdx.x;
     if (first < program.units) {
-      LineEnds<0> ends(r, int(blockIdx.x * LINE_WARPS + warp));
+      LineEnds ends(r, program.digest, int(blockIdx.x * LINE_WARPS + warp));
       LineRun<E, FOLDS, TWO, U, G>{program, ends, FOLDS ? scale_of(program.call) : 0}.run(
           first, uint64_t(warps) * gridDim.x);
     }
@@ -584,7 +637,7 @@ OXCCL_ELEMENTS(OXCCL_LINES)
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     oxccl_lines_two(const __grid_constant__ oxccl::LineProgram program) {
-  oxccl::run_lines<oxccl::Integer<uint8_t>, false, true, 4, 1>(program);
+  oxccl::run_lines<oxccl::Integer<uint8_t>, false, true, 2, 1>(program);
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)

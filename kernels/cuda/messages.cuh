@@ -9,12 +9,14 @@ namespace oxccl {
 static_assert(LINE_LANES * MESSAGE_WARPS <= LINE_CHANNELS, "a channel for each warp of a queue");
 
 struct MessageRun {
-  LineEnds<MESSAGE> ends;
+  LineEnds ends;
   int peer, lane, warp;
 
-  using Ends = LineEnds<MESSAGE>;
+  // The digest of all headers; no collective has it.
+  static constexpr uint32_t HEADER = 1u << 31;
 
   __device__ bool put_header(const Message& m) {
+    ends.digest = HEADER;
     uint64_t number;
     if (!ends.begin_put(peer, 1, number)) return false;
     Pair v{};
@@ -26,6 +28,7 @@ struct MessageRun {
 
   // Takes a header; false when it will not come, or is that of another message.
   __device__ bool take_header(const Message& m) {
+    ends.digest = HEADER;
     Pair v[1][1];
     int from[1] = {peer};
     if (!ends.take(from, 1, v)) return false;
@@ -82,6 +85,7 @@ struct MessageRun {
     ends.message = &m;
     uint64_t first = warp * lanes + lane, step = uint64_t(MESSAGE_WARPS) * lanes;
     if (first == 0 && !(sends ? put_header(m) : take_header(m))) return false;
+    ends.digest = m.digest;
     uint64_t unit = m.slots * UNIT_DATA_BYTES;
     for (uint64_t at = first * unit; at < m.bytes; at += step * unit)
       if (!(sends ? put(m, at) : take(m, at))) return false;
@@ -102,7 +106,7 @@ __device__ inline void run_messages(const Messages& all) {
     if ((threadIdx.x & 31) == 0 && atomicExch(busy, 1) != 0) fail(r, FAULT_OVERLAP, -1, -1);
   } else {
     int warp = threadIdx.x / 32;
-    MessageRun run{LineEnds<MESSAGE>(r, lane * MESSAGE_WARPS + warp), peer, lane, warp};
+    MessageRun run{LineEnds(r, 0, lane * MESSAGE_WARPS + warp), peer, lane, warp};
     for (int i = exchange.first[index]; i < exchange.first[index + 1]; i++)
       if (!run.carry(all.messages[i], sends)) break;
     if (sends) {

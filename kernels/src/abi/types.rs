@@ -587,8 +587,8 @@ pub struct LineProgram {
     pub middle_from: u32,
     /// Not 0 if the fold completes the reduction.
     pub finish: u32,
-    /// Padding.
-    pub unused: u32,
+    /// The upper half of the numbers of the call's lines.
+    pub digest: u32,
     /// The offset in the input of the slice that is folded.
     pub own_at: u64,
     /// Bytes of the slices of the middle phase.
@@ -697,6 +697,10 @@ pub struct Message {
     pub what: u32,
     /// Slots of lines that a unit of the message takes.
     pub slots: u32,
+    /// The upper half of the numbers of the message's lines.
+    pub digest: u32,
+    /// Padding.
+    pub unused: u32,
 }
 
 /// The queues of a group of messages. A queue is a peer and a direction. Each lane of a queue is a

@@ -85,9 +85,9 @@ impl Device {
 
 /// Returns how plans run for `nranks` ranks, `team` of them on each host, on the devices of one
 /// kind, as far as that is known before a communicator is made. Assumed is host memory of which the
-/// system copies what is not mapped, or GPUs that reach each other, each of one rank.
-/// Fails for more ranks than a device can have.
-pub fn usual_topology(is_host: bool, nranks: u32, team: u32) -> Result<Topology> {
+/// system copies what is not mapped, or GPUs that reach each other, each of one rank; `lines` tells
+/// whether their links carry lines. Fails for more ranks than a device can have.
+pub fn usual_topology(is_host: bool, nranks: u32, team: u32, lines: bool) -> Result<Topology> {
     let edge_slot_bytes = Device::numbered(is_host, 0).edge_slot_bytes(nranks);
     let one_host = team == nranks;
     if is_host {
@@ -95,7 +95,7 @@ pub fn usual_topology(is_host: bool, nranks: u32, team: u32) -> Result<Topology>
     }
     cuda::rank::check_ranks(team)?;
     match one_host {
-        true => Ok(cuda::run::launch::usual_topology(nranks)),
+        true => Ok(cuda::run::launch::usual_topology(nranks, lines)),
         false => Ok(cuda::run::edges::topology(team, edge_slot_bytes)),
     }
 }

@@ -2,6 +2,7 @@
 
 use super::Address;
 use super::descriptor::Descriptor;
+use oxccl_plan::lines::Phases;
 use oxccl_plan::select::{Choice, Route};
 use oxccl_plan::{Carrier, DataType, Plan, Program, ReduceOp, Spec};
 
@@ -14,12 +15,16 @@ pub struct Bound {
     pub carrier: Carrier,
     /// The program of the rank.
     pub program: Program,
+    /// The program in phases, if lines carry it.
+    pub phases: Option<Phases>,
 }
 
 impl Bound {
     /// Binds a route to a rank.
     pub fn new(Route { plan, carrier }: Route, rank: u32) -> Self {
-        Self { plan, carrier, program: plan.program(rank) }
+        let program = plan.program(rank);
+        let phases = (carrier == Carrier::Lines).then(|| Phases::of(&program.ops)).flatten();
+        Self { plan, carrier, program, phases }
     }
 }
 

@@ -61,7 +61,8 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     if team * options.hosts != options.ranks {
         return Err(Error::Options("every host has to have equally many ranks".to_owned()));
     }
-    let topology = device::usual_topology(is_host, options.ranks, team)?;
+    let topology =
+        device::usual_topology(is_host, options.ranks, team, Config::get().allows_lines())?;
     let spec = Spec::new(collective, options.ranks, options.root);
     let policy = Policy { only: None, deterministic: Config::checked()?.deterministic };
     print!("{}", select::explain(spec, options.bytes, &topology, policy));

@@ -282,6 +282,7 @@ impl CudaRank {
             closing::when_quiet(self.gpu, move || drop(imports));
         }
         self.neighbours.clear();
+        self.lines = false;
         let bytes = Layout::new(self.view.nranks).bytes;
         self.shared = Memory::on_host(self.gpu, bytes as usize)?;
         self.view.shared[self.view.rank as usize] = self.shared.at();

@@ -81,7 +81,7 @@ pub(crate) fn from_library(ranks: &[Rank]) -> Outcome {
 /// mapped by all ranks.
 fn as_planned(rank: &Rank, from: *mut c_void, to: *mut c_void) -> Outcome {
     let (nranks, is_host) = (rank.nranks as u32, devices().0 == oxcclDeviceKind_t::oxcclDeviceHost);
-    let topology = usual_topology(is_host, nranks, nranks).map_err(|e| e.to_string())?;
+    let topology = usual_topology(is_host, nranks, nranks, false).map_err(|e| e.to_string())?;
     for count in [2, 1000, 16 << 10, (128 << 10) - 1, 128 << 10, COUNT] {
         let spec = Spec::new(Collective::AllReduce, nranks, 0);
         let choice = choose(spec, count as u64 * 4, &topology, Policy::default());

@@ -109,8 +109,8 @@ pub fn topology(cuda_rank: &CudaRank, nranks: u32, team: u32) -> Topology {
 }
 
 /// Returns how plans run on GPUs that reach each other's memory, each of one rank.
-pub fn usual_topology(nranks: u32) -> Topology {
-    topology_of(nranks, abi::MAX_CHANNELS as u32, (true, true), engines::least_bytes(false))
+pub fn usual_topology(nranks: u32, lines: bool) -> Topology {
+    topology_of(nranks, abi::MAX_CHANNELS as u32, (true, lines), engines::least_bytes(false))
 }
 
 /// Launches an operation after all that the communicator has launched. Blocks: never.
@@ -501,7 +501,14 @@ fn queues(transfers: &[Transfer], rank: u32) -> Vec<(u32, Vec<abi::Message>)> {
     let mut queues: Vec<(u32, Vec<abi::Message>)> = Vec::new();
     for t in transfers.iter().filter(|t| t.peer != rank) {
         let (what, bytes) = Descriptor::message(t.dtype, t.bytes as u64).to_words();
-        let message = abi::Message { data: t.data as u64, bytes, what, slots: 0 };
+        let message = abi::Message {
+            data: t.data as u64,
+            bytes,
+            what,
+            slots: 0,
+            digest: lines::message_digest(what, bytes),
+            unused: 0,
+        };
         let queue = t.peer * 2 + u32::from(t.send);
         match queues.binary_search_by_key(&queue, |(known, _)| *known) {
             Ok(at) => queues[at].1.push(message),

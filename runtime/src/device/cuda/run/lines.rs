@@ -13,9 +13,6 @@ use std::sync::Arc;
 
 /// The least slots of a slice for each thread block, so that small calls take few blocks.
 const BLOCK_SLOTS: u64 = 4;
-/// The most slots of a unit, by the kernel: those that move, and those that fold, each between two
-/// ranks and between more; small elements take more registers.
-const MOST_SLOTS: [u64; 2] = [4, 2];
 
 /// Launches a collective over lines.
 pub fn collective(
@@ -24,22 +21,23 @@ pub fn collective(
     (bound, of_user): (&Bound, &Call),
     stream: Stream,
 ) -> Result<()> {
-    let Bound { plan, program, .. } = bound;
+    let Bound { plan, phases, .. } = bound;
     let unfit = || Error::Internal { what: format!("lines carry no {}", plan.algorithm.name()) };
-    let phases = Phases::of(&program.ops).ok_or_else(unfit)?;
+    let phases = phases.as_ref().ok_or_else(unfit)?;
     let two = plan.spec.nranks == 2;
     let functions = cuda_rank.functions;
     let dtype = of_user.dtype as usize;
     let folds = plan.spec.collective.reduces();
+    // The most slots of a unit are those that the kernel has registers for.
     let (function, most) = match (folds, two) {
-        (false, _) => (functions.lines_moving[usize::from(!two)], MOST_SLOTS[usize::from(!two)]),
+        (false, _) => (functions.lines_moving[usize::from(!two)], 2),
         (true, true) => (functions.lines_two[dtype], if of_user.dtype.size() == 1 { 1 } else { 2 }),
         (true, false) => (functions.lines_more[dtype], 1),
     };
     // A unit is put before the one before it is taken: an edge has room for two.
     let most = most.min(u64::from(cuda_rank.view.line_slots / 2));
     let shape = Shape::new(longest(plan, of_user), u64::from(cuda_rank.channels), most);
-    let argument = argument(call, &phases, plan, of_user, &shape);
+    let argument = argument(call, phases, plan, of_user, &shape);
     let blocks = (shape.blocks as u32, (shape.warps as u32 + 1) * 32);
     // SAFETY: the kernel takes this structure; what it points to is the communicator's, or the
     // user's by the contract of the call.
@@ -80,6 +78,22 @@ impl Shape {
         let each = slots_each(slots, blocks * warps, most);
         Self { blocks, warps, slots: each, units: slots.div_ceil(each) }
     }
+}
+
+/// The bit of digests that tells messages from collectives.
+const MESSAGE: u32 = 1 << 31;
+
+/// Returns a digest of the words of a descriptor (the finaliser of SplitMix64).
+fn digest((what, count): (u32, u64)) -> u32 {
+    let z = count.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(what);
+    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    (z >> 32) as u32
+}
+
+/// Returns the digest of a message, which differs from that of a header.
+pub fn message_digest(what: u32, bytes: u64) -> u32 {
+    (digest((what, bytes)) & !MESSAGE).max(1) | MESSAGE
 }
 
 /// Returns the slots of a unit of a message of so many bytes, the same at both of its ends.
@@ -125,7 +139,7 @@ fn argument(
         middle_to: 0,
         middle_from: 0,
         finish: 0,
-        unused: 0,
+        digest: digest((call.descriptor_what, call.descriptor_count)) & !MESSAGE,
         own_at: abi::NO_SLICE,
         middle_bytes: 0,
         result_at: abi::NO_SLICE,
