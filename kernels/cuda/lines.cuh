@@ -59,6 +59,16 @@ __device__ inline bool began_another(const Rank& r, int peer, const Message& mes
   return false;
 }
 
+// Pieces that are not whole or not aligned, out of the way of the others: little code is loaded
+// sooner.
+__device__ __noinline__ inline uint4 load_piece(const char* at, uint64_t len, bool fits) {
+  return load_line(at, len, fits);
+}
+
+__device__ __noinline__ inline void store_piece(char* at, uint64_t len, bool fits, uint4 v) {
+  store_line(at, len, fits, v);
+}
+
 // The wait of a warp. What is slow to look at is looked at by its first thread, out of line: the
 // state of that lies in memory, and is set at the first such look.
 struct WarpWait {
@@ -117,6 +127,9 @@ struct LineEnds {
   uint64_t put, taken, room;  // slots that were put, that were taken, and that the peer has taken
   bool dead;                  // whether the communicator has failed
 
+  // The ends of no channel.
+  __device__ explicit LineEnds(const Rank& r) : r(r), message(nullptr) {}
+
   __device__ LineEnds(const Rank& r, uint32_t digest, int channel)
       : r(r), message(nullptr), digest(digest), channel(channel), thread(threadIdx.x & 31) {
     int peer = thread < r.nranks ? thread : 0;
@@ -164,8 +177,8 @@ struct LineEnds {
       v.first = __ldcg(reinterpret_cast<const uint4*>(from + first));
       if (!ends_line()) v.second = __ldcg(reinterpret_cast<const uint4*>(from + second));
     } else {
-      if (first < len) v.first = load_line(from + first, len - first, fits);
-      if (!ends_line() && second < len) v.second = load_line(from + second, len - second, fits);
+      if (first < len) v.first = load_piece(from + first, len - first, fits);
+      if (!ends_line() && second < len) v.second = load_piece(from + second, len - second, fits);
     }
     return v;
   }
@@ -182,8 +195,8 @@ struct LineEnds {
       *reinterpret_cast<uint4*>(to + first) = v.first;
       if (!ends_line()) *reinterpret_cast<uint4*>(to + second) = v.second;
     } else {
-      if (first < len) store_line(to + first, len - first, fits, v.first);
-      if (!ends_line() && second < len) store_line(to + second, len - second, fits, v.second);
+      if (first < len) store_piece(to + first, len - first, fits, v.first);
+      if (!ends_line() && second < len) store_piece(to + second, len - second, fits, v.second);
     }
   }
 
@@ -229,24 +242,12 @@ struct LineEnds {
     return ends_line() && (v.z != uint32_t(number) || v.w != digest);
   }
 
-  // Waits until the last row of a peer's next slots is there; false when it will not come. Looking
-  // at all rows again and again would hold up what comes in.
-  __device__ bool wait_last(int peer, int slots) const {
-    uint64_t last = __shfl_sync(~0u, taken, peer) + slots;
-    const char* at = slot(r.rank, peer, last) + 512;
-    WarpWait wait;
-    for (;;) {
-      __syncwarp();
-      if (!__any_sync(~0u, lacks(load_volatile(at), last))) return true;
-      if (wait.over(r, peer, message)) return false;
-    }
-  }
-
   // Waits for the next slots of each of G ranks, of those in `from` that are not negative; false
   // when they will not come.
   template <int G, int U>
   __device__ bool take(const int (&from)[G], int slots, Pair (&v)[G][U]) const {
     if (dead) return false;
+    WarpWait wait;
     for (;;) {
       int missing = -1;
       __syncwarp();
@@ -275,7 +276,7 @@ struct LineEnds {
       }
       uint32_t who = __ballot_sync(~0u, missing >= 0);
       if (who == 0) return true;
-      if (!wait_last(__shfl_sync(~0u, missing, __ffs(who) - 1), slots)) return false;
+      if (wait.over(r, __shfl_sync(~0u, missing, __ffs(who) - 1), message)) return false;
     }
   }
 
@@ -321,15 +322,16 @@ struct LineRun {
     }
   }
 
+  __device__ __noinline__ static Pair scale_pair(Pair v, uint64_t scale) {
+    return {scale_line<E>(v.first, scale), scale_line<E>(v.second, scale)};
+  }
+
   // Makes of what was loaded what is put or folded.
   __device__ void pack(Pair (&v)[U]) const {
 #pragma unroll
     for (int u = 0; u < U; u++) {
       ends.pack(v[u]);
-      if (FOLDS && p.call.scaled) {
-        v[u].first = scale_line<E>(v[u].first, scale);
-        v[u].second = scale_line<E>(v[u].second, scale);
-      }
+      if (FOLDS && p.call.scaled) v[u] = scale_pair(v[u], scale);
     }
   }
 
@@ -374,8 +376,9 @@ struct LineRun {
     return true;
   }
 
+  // Reductions copy nothing.
   __device__ void copy(uint64_t at) const {
-    if (p.copy_to == NO_SLICE) return;
+    if (FOLDS || p.copy_to == NO_SLICE) return;
     const char* from = input() + p.copy_from;
     char* to = output() + p.copy_to;
     if (from == to) return;
@@ -405,8 +408,7 @@ struct LineRun {
       }
   }
 
-  __device__ void round(const Sum& sum, Pair& v) const {
-    bool divide = p.finish && p.call.op == AVG;
+  __device__ void round(const Sum& sum, bool divide, Pair& v) const {
     B b[2][N];
 #pragma unroll
     for (int h = 0; h < 2; h++)
@@ -416,21 +418,35 @@ struct LineRun {
     memcpy(&v, b, 32);
   }
 
+  // Folds two operands.
+  template <int OP>
+  __device__ Pair fold_pair(const Pair& a, const Pair& b) const {
+    Sum sum;
+    combine_slot<OP>(sum, true, a);
+    combine_slot<OP>(sum, false, b);
+    Pair v;
+    round(sum, OP < 0 && p.finish && p.call.op == AVG, v);
+    return v;
+  }
+
+  // The same for all but sums, which are rare.
+  __device__ __noinline__ static Pair fold_pair_by(const LineProgram& p, Pair a, Pair b) {
+    return LineRun{p, LineEnds(p.call.rank), 0}.template fold_pair<-1>(a, b);
+  }
+
   // Folds this rank's slots, which come in `result`, with those of the one peer. Folds of two
   // operands do not depend on their order.
-  template <int OP>
   __device__ bool fold_two(Pair (&result)[U]) {
     Pair v[1][U];
     int from[1] = {1 - int(rank().rank)};
     if (!ends.take(from, p.slots, v)) return false;
     ends.end_take(from[0], p.slots);
     pack(result);
+    bool sums = p.call.op == SUM;
 #pragma unroll
     for (int u = 0; u < U; u++) {
-      Sum sum;
-      combine_slot<OP>(sum, true, result[u]);
-      combine_slot<OP>(sum, false, v[0][u]);
-      round(sum, result[u]);
+      if (u >= p.slots) continue;
+      result[u] = sums ? fold_pair<SUM>(result[u], v[0][u]) : fold_pair_by(p, result[u], v[0][u]);
     }
     return true;
   }
@@ -460,27 +476,20 @@ struct LineRun {
       }
     }
 #pragma unroll
-    for (int u = 0; u < U; u++) round(sum[u], result[u]);
+    for (int u = 0; u < U; u++) round(sum[u], p.finish && p.call.op == AVG, result[u]);
     return true;
-  }
-
-  template <int OP>
-  __device__ bool fold_all(uint64_t at, Pair (&result)[U]) {
-    if constexpr (TWO) {
-      load(input() + p.own_at, p.middle_bytes, at, result);
-      return fold_two<OP>(result);
-    } else {
-      return fold<OP>(at, result);
-    }
   }
 
   // Gets what the middle phase passes on and keeps.
   __device__ bool get_middle(uint64_t at, Pair (&result)[U]) {
-    if constexpr (FOLDS) {
+    if constexpr (FOLDS && TWO) {
+      load(input() + p.own_at, p.middle_bytes, at, result);
+      return fold_two(result);
+    } else if constexpr (FOLDS) {
       switch (p.call.op) {
         case SUM:
-        case AVG: return fold_all<SUM>(at, result);
-        default: return fold_all<-1>(at, result);
+        case AVG: return fold<SUM>(at, result);
+        default: return fold<-1>(at, result);
       }
     } else {
       Pair v[1][U];
@@ -494,10 +503,10 @@ struct LineRun {
   }
 
   __device__ bool middle(uint64_t at) {
-    if (!p.has_middle) return true;
+    if (!p.has_middle || (TWO && !FOLDS)) return true;
     Pair result[U];
     if (!get_middle(at, result)) return false;
-    if (p.middle_to != 0) {
+    if (!TWO && p.middle_to != 0) {
 #pragma unroll 1
       for (int distance = 1; distance < nranks(); distance++) {
         int to = peer(distance);
@@ -548,26 +557,30 @@ struct LineRun {
     if (unit >= p.units || p.peers[to].put_at == NO_SLICE) return true;
     pack(v);
     if (!put_unit(to, v)) return false;
-    if (copies) store(output() + p.copy_to, p.copy_bytes, place(unit), v);
+    if (!FOLDS && copies) store(output() + p.copy_to, p.copy_bytes, place(unit), v);
     return true;
   }
 
-  // Between two ranks nothing is passed on. A unit is loaded while the one before the one before it
+  // Between two ranks nothing is passed on, so reductions take nothing. A unit is loaded while the one before the one before it
   // is awaited.
-  __device__ void run_two(uint64_t first, uint64_t step) {
+  __device__ void run_two(uint64_t first, int64_t step) {
     const LinePeer& with = p.peers[1 - rank().rank];
-    bool copies = with.put_at != NO_SLICE && p.copy_to != NO_SLICE && p.copy_from == with.put_at;
+    bool copies = !FOLDS && with.put_at != NO_SLICE && p.copy_to != NO_SLICE &&
+                  p.copy_from == with.put_at;
     bool moves = input() + p.copy_from != output() + p.copy_to;
     Pair next[U];
-    load_next(first, next);
-    if (!put_next(first, copies && moves, next)) return;
-    load_next(first + step, next);
-    for (uint64_t unit = first; unit < p.units; unit += step) {
-      if (!put_next(unit + step, copies && moves, next)) return;
+#pragma unroll 1
+    for (int64_t unit = int64_t(first) - 2 * step; unit < int64_t(p.units); unit += step) {
+      if (unit + int64_t(step) >= int64_t(first) && !put_next(unit + step, copies && moves, next))
+        return;
       load_next(unit + 2 * step, next);
+      if (unit < int64_t(first)) continue;
       uint64_t at = place(unit);
       if (!copies) copy(at);
-      if (!middle(at) || !take(at)) return;
+      if (!middle(at)) return;
+      if constexpr (!FOLDS) {
+        if (!take(at)) return;
+      }
     }
     ends.leave();
   }
@@ -602,8 +615,10 @@ __device__ inline void run_lines(const LineProgram& program) {
   const Rank& r = program.call.rank;
   Counters* own = counters(r, blockIdx.x);
   if (is_watcher()) {
+    // Its answer is looked at last: it takes as long as the announcement.
+    bool was_running = mark(&own->busy);
     if (blockIdx.x == 0) announce(program.call, IN_TIME);
-    enter(r, own);
+    refuse(r, was_running);
   } else {
     uint32_t warp = threadIdx.x / 32, warps = blockDim.x / 32 - 1;
     uint64_t first = warp * gridDim.x + blockIdx.x;

@@ -103,7 +103,7 @@ __device__ inline void run_messages(const Messages& all) {
   LineCounters* first = line_counters(r, lane * MESSAGE_WARPS, peer);
   uint32_t* busy = sends ? &first->putting : &first->taking;
   if (is_watcher()) {
-    if ((threadIdx.x & 31) == 0 && atomicExch(busy, 1) != 0) fail(r, FAULT_OVERLAP, -1, -1);
+    refuse(r, mark(busy));
   } else {
     int warp = threadIdx.x / 32;
     MessageRun run{LineEnds(r, 0, lane * MESSAGE_WARPS + warp), peer, lane, warp};

@@ -212,10 +212,19 @@ __device__ inline uint64_t scale_of(const Collective& call) {
   return scale;
 }
 
-// Marks a channel as running: two operations of a communicator at once would mix up their data.
+// Marks a channel as running; returns whether it was, for `refuse`. Two operations of a communicator
+// at once would mix up their data.
+__device__ inline bool mark(uint32_t* busy) {
+  return (threadIdx.x & 31) == 0 && atomicExch(busy, 1) != 0;
+}
+
+__device__ inline void refuse(const Rank& r, bool was_running) {
+  if (was_running) fail(r, FAULT_OVERLAP, -1, -1);
+}
+
 template <typename Own>
 __device__ inline void enter(const Rank& r, Own* own) {
-  if ((threadIdx.x & 31) == 0 && atomicExch(&own->busy, 1) != 0) fail(r, FAULT_OVERLAP, -1, -1);
+  refuse(r, mark(&own->busy));
 }
 
 template <typename Own>

@@ -3,14 +3,21 @@
 //! what the peers get of its input, copies, folds what comes in and passes it on, and takes what
 //! remains. [`Phases`] is a program in that form, with the operations of the program and no others.
 
-use crate::generate::Algorithm;
+use crate::generate::{Algorithm, Plan};
 use crate::ir::{Buffer, Op, Program, Slice};
 
-/// Returns whether lines carry the plans of an algorithm: whether each of their programs is one of
-/// [`Phases`].
+/// Returns whether lines carry plans of an algorithm, whose programs are then all [`Phases`].
 pub fn carry(algorithm: Algorithm) -> bool {
     use Algorithm::{OneShotEdges, Pairwise, TwoShotEdges};
     [OneShotEdges, TwoShotEdges, Pairwise].contains(&algorithm)
+}
+
+/// Returns whether lines carry a plan. Between two ranks nothing is passed on: one shot has the same
+/// traffic, and the kernels for two ranks do without.
+pub fn carry_plan(plan: &Plan) -> bool {
+    let two = plan.spec.nranks == 2;
+    let passes = two && plan.algorithm == Algorithm::TwoShotEdges && plan.layout.parts > 1;
+    carry(plan.algorithm) && !passes
 }
 
 /// The middle phase: a fold of what every other rank sends with a slice of this rank, or the

@@ -19,8 +19,7 @@ pub struct Topology {
     pub team: u32,
     /// True if programs can use edges.
     pub edges: bool,
-    /// True if lines are the edges: then they carry the plans of [`lines::carry`], and there is no
-    /// stage.
+    /// True if lines are the edges: then they carry all plans ([`lines::carry_plan`]).
     pub lines: bool,
     /// True if the network reduces, with the type and operation of the call.
     pub switch: bool,
@@ -135,10 +134,10 @@ pub fn candidates(
     let spec = spec.in_teams(topology.team);
     let usable = |plan: &Plan| match (plan.algorithm.generator().needs, memory) {
         (Needs::Nothing, _) => true,
-        (Needs::Edges, _) if topology.lines => lines::carry(plan.algorithm),
+        (Needs::Edges, _) if topology.lines => lines::carry_plan(plan),
         (Needs::Edges, _) => topology.edges,
         (Needs::Switch, _) => topology.edges && topology.switch,
-        (Needs::Stage | Needs::Inbox, _) if topology.lines => false,
+        (Needs::Stage | Needs::Inbox | Needs::UserMemory, _) if topology.lines => false,
         (Needs::Inbox, _) => {
             topology.direct && (topology.push || policy.only == Some(plan.algorithm))
         }

@@ -193,7 +193,7 @@ fn plans(nranks: usize) -> Vec<Plan> {
         let roots = if collective.rooted() { nranks as u32 } else { 1 };
         (0..roots).map(move |root| Spec::new(collective, nranks as u32, root))
     });
-    specs.flat_map(Plan::candidates).filter(|plan| lines::carry(plan.algorithm)).collect()
+    specs.flat_map(Plan::candidates).filter(lines::carry_plan).collect()
 }
 
 /// SplitMix64.

@@ -40,6 +40,10 @@ pub fn create(
     if here.len() > 1 {
         meet(&mut cuda_rank, here, wishes, members)?;
     }
+    if wishes.spares_blocks {
+        // Lines take thread blocks, and there is no memory in place beside them.
+        cuda_rank.do_without_lines();
+    }
     cuda_rank.start(start)?;
     Ok(cuda_rank)
 }

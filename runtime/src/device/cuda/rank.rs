@@ -238,6 +238,11 @@ impl CudaRank {
         self.lines
     }
 
+    /// Makes all ranks of the communicator that is being created do without lines.
+    pub fn do_without_lines(&mut self) {
+        self.lines = false;
+    }
+
     fn others(&self, offers: &[Offer]) -> Vec<usize> {
         (0..offers.len()).filter(|&rank| rank != self.view.rank as usize).collect()
     }
@@ -282,7 +287,7 @@ impl CudaRank {
             closing::when_quiet(self.gpu, move || drop(imports));
         }
         self.neighbours.clear();
-        self.lines = false;
+        self.do_without_lines();
         let bytes = Layout::new(self.view.nranks).bytes;
         self.shared = Memory::on_host(self.gpu, bytes as usize)?;
         self.view.shared[self.view.rank as usize] = self.shared.at();

@@ -152,7 +152,7 @@ const BETWEEN_HOSTS: [&str; 25] = [
 const KILLED: [&str; 2] = ["a killed process is told", "copy engines and a killed process"];
 
 /// Variables that tests are run with, by how their names begin.
-const SETTINGS: [(&str, &str, &str); 21] = [
+const SETTINGS: [(&str, &str, &str); 20] = [
     // Through the stage also where buffers are mapped.
     ("staged in one shot", "OXCCL_ALGORITHM", "one_shot"),
     ("staged in two shots", "OXCCL_ALGORITHM", "two_shot"),
@@ -166,7 +166,6 @@ const SETTINGS: [(&str, &str, &str); 21] = [
     ("captured memory in place", "NCCL_PROTO", "^LL128"),
     ("memory used again", "NCCL_PROTO", "^LL128"),
     ("each rank registers", "NCCL_PROTO", "^LL128"),
-    ("copy engines", "NCCL_PROTO", "Simple"),
     ("in packets", "NCCL_PROTO", "LL"),
     ("small calls through host memory", "NCCL_P2P_DISABLE", "1"),
     ("large calls through host memory", "NCCL_P2P_LEVEL", "LOC"),
