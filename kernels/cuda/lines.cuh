@@ -59,16 +59,6 @@ __device__ inline bool began_another(const Rank& r, int peer, const Message& mes
   return false;
 }
 
-// Pieces that are not whole or not aligned, out of the way of the others: little code is loaded
-// sooner.
-__device__ __noinline__ inline uint4 load_piece(const char* at, uint64_t len, bool fits) {
-  return load_line(at, len, fits);
-}
-
-__device__ __noinline__ inline void store_piece(char* at, uint64_t len, bool fits, uint4 v) {
-  store_line(at, len, fits, v);
-}
-
 // The wait of a warp. What is slow to look at is looked at by its first thread, out of line: the
 // state of that lies in memory, and is set at the first such look.
 struct WarpWait {
@@ -116,99 +106,126 @@ __device__ inline uint64_t* line_credit(const Rank& r, int sender, int channel, 
          channel * r.nranks + receiver;
 }
 
-// A warp's ends of the channel's edges. The thread `p` of the warp holds the counters of the edges
-// to and from the rank at place `p`. The number of a line has a digest of the call in its upper
-// half: what a peer puts for another call is never taken, and is found out elsewhere.
+// A warp's ends of the channel's edges. The number of a line has a digest of the call in its upper
+// half: what a peer puts for another call is never taken, and is found out elsewhere. ONE: there are
+// edges with one peer, whose counters all threads hold; else the thread `p` of the warp holds those
+// of the edges to and from the rank at place `p`.
+template <bool ONE>
 struct LineEnds {
   const Rank& r;
   const Message* message;  // the one under way; null in a collective
   uint32_t digest;
-  int channel, thread;
-  uint64_t put, taken, room;  // slots that were put, that were taken, and that the peer has taken
-  bool dead;                  // whether the communicator has failed
+  int channel, thread, second;  // where the thread's data of the second row lie in a unit
+  bool ends_line;               // whether the thread is the last one of a line
+  bool dead;                    // whether the communicator has failed
+  uint64_t put, taken, room;    // slots that were put, that were taken, and that the peer has taken
+  char *outgoing, *incoming;    // the slots at the one peer, and here
 
   // The ends of no channel.
   __device__ explicit LineEnds(const Rank& r) : r(r), message(nullptr) {}
 
-  __device__ LineEnds(const Rank& r, uint32_t digest, int channel)
+  __device__ LineEnds(const Rank& r, uint32_t digest, int channel, int one)
       : r(r), message(nullptr), digest(digest), channel(channel), thread(threadIdx.x & 31) {
-    int peer = thread < r.nranks ? thread : 0;
+    int peer = ONE ? one : thread < r.nranks ? thread : 0;
     const volatile LineCounters* own = line_counters(r, channel, peer);
     put = own->put;
     taken = own->taken;
     room = *const_cast<const volatile uint64_t*>(line_credit(r, r.rank, channel, peer));
     dead = faulty(r) != FAULT_NONE;
+    second = 512 + (thread - (thread >> 3)) * 16;
+    ends_line = (thread & 7) == 7;
+    if (ONE) {
+      outgoing = slots_of(one, r.rank);
+      incoming = slots_of(r.rank, one);
+    }
+  }
+
+  __device__ bool holds(int peer) const { return ONE ? thread == 0 : thread == peer; }
+  __device__ uint64_t of(uint64_t counter, int peer) const {
+    return ONE ? counter : __shfl_sync(~0u, counter, peer);
   }
 
   // Keeps the counters for the next kernel.
   __device__ void leave() const {
     if (thread >= r.nranks || thread == r.rank) return;
-    leave_put(thread);
-    leave_taken(thread);
+    LineCounters* own = line_counters(r, channel, thread);
+    own->put = put;
+    own->taken = taken;
   }
 
-  __device__ void leave_put(int peer) const {
-    if (thread == peer) line_counters(r, channel, peer)->put = put;
+  // A thread's place in the first slot of the channel from a rank to another.
+  __device__ char* slots_of(int at, int from) const {
+    uint64_t channels = uint64_t(from < at ? from : from - 1) * LINE_CHANNELS + channel;
+    return reinterpret_cast<char*>(r.shared[at] + r.lines_at) +
+           channels * r.line_slots * UNIT_BYTES + thread * 16;
   }
 
-  __device__ void leave_taken(int peer) const {
-    if (thread == peer) line_counters(r, channel, peer)->taken = taken;
+  __device__ char* slot(char* first, uint32_t number) const {
+    return first + (number & (r.line_slots - 1)) * UNIT_BYTES;
   }
 
-  __device__ bool ends_line() const { return (thread & 7) == 7; }
-  // Where a thread's data of both rows lie in the 960 bytes of a unit.
-  __device__ int first_at() const { return thread * 16; }
-  __device__ int second_at() const { return 512 + (thread - (thread >> 3)) * 16; }
-
-  __device__ char* slot(int at, int from, uint64_t number) const {
-    int sender = from < at ? from : from - 1;
-    uint64_t index = (uint64_t(sender) * LINE_CHANNELS + channel) * r.line_slots +
-                     (uint32_t(number) & (r.line_slots - 1));
-    return reinterpret_cast<char*>(r.shared[at] + r.lines_at) + index * UNIT_BYTES + thread * 16;
-  }
-
-  // Loads a thread's data of a unit of the user's memory that has `len` bytes left, as they lie
-  // there. `pack` moves what would be in the place of the number; it waits for the load.
-  __device__ Pair load(const char* from, uint64_t len) const {
-    Pair v{};
+  // A slot that is not whole or not aligned in the user's memory, out of the way of the others:
+  // little code is loaded sooner.
+  __device__ __noinline__ static Pair load_part(const char* from, uint64_t len, int first,
+                                                int second) {
     bool fits = aligned(reinterpret_cast<uint64_t>(from));
-    int first = first_at(), second = second_at();
-    if (fits && len >= UNIT_DATA_BYTES) {
-      v.first = __ldcg(reinterpret_cast<const uint4*>(from + first));
-      if (!ends_line()) v.second = __ldcg(reinterpret_cast<const uint4*>(from + second));
-    } else {
-      if (first < len) v.first = load_piece(from + first, len - first, fits);
-      if (!ends_line() && second < len) v.second = load_piece(from + second, len - second, fits);
-    }
+    Pair v{};
+    if (first < len) v.first = load_line(from + first, len - first, fits);
+    if (second < len) v.second = load_line(from + second, len - second, fits);
     return v;
   }
 
-  __device__ void pack(Pair& v) const {
-    if (ends_line()) v.second.x = v.first.z, v.second.y = v.first.w;
+  __device__ __noinline__ static void store_part(char* to, uint64_t len, int first, int second,
+                                                 Pair v) {
+    bool fits = aligned(reinterpret_cast<uint64_t>(to));
+    if (first < len) store_line(to + first, len - first, fits, v.first);
+    if (second < len) store_line(to + second, len - second, fits, v.second);
   }
 
-  __device__ void store(char* to, uint64_t len, Pair v) const {
-    if (ends_line()) v.first.z = v.second.x, v.first.w = v.second.y;
-    bool fits = aligned(reinterpret_cast<uint64_t>(to));
-    int first = first_at(), second = second_at();
-    if (fits && len >= UNIT_DATA_BYTES) {
-      *reinterpret_cast<uint4*>(to + first) = v.first;
-      if (!ends_line()) *reinterpret_cast<uint4*>(to + second) = v.second;
-    } else {
-      if (first < len) store_piece(to + first, len - first, fits, v.first);
-      if (!ends_line() && second < len) store_piece(to + second, len - second, fits, v.second);
+  // Where a thread's second row is that of a slot's end, it has no data of its own.
+  static constexpr int NOWHERE = 1 << 30;
+  __device__ int second_part() const { return ends_line ? NOWHERE : second; }
+
+  // Loads a thread's data of the slots of a unit, of user memory that has `len` bytes left, as they
+  // lie there. `pack` moves what would be in the place of the number; it waits for the load.
+  template <int U>
+  __device__ void load(const char* from, uint64_t len, int slots, Pair (&v)[U]) const {
+    const char *first = from + thread * 16, *other = from + second;
+    bool whole = aligned(reinterpret_cast<uint64_t>(from)) && len >= slots * UNIT_DATA_BYTES;
+#pragma unroll
+    for (int u = 0; u < U; u++) {
+      uint64_t at = u * UNIT_DATA_BYTES;
+      if (u >= slots) continue;
+      if (whole) {
+        v[u].first = __ldcg(reinterpret_cast<const uint4*>(first + at));
+        if (!ends_line) v[u].second = __ldcg(reinterpret_cast<const uint4*>(other + at));
+      } else {
+        v[u] = load_part(from + at, len > at ? len - at : 0, thread * 16, second_part());
+      }
     }
   }
 
-  // Waits until a peer has room for so many slots; false when it will not have it.
-  __device__ bool begin_put(int peer, int slots, uint64_t& number) {
-    if (dead) return false;
-    number = __shfl_sync(~0u, put, peer);
-    uint64_t target = number + slots - r.line_slots;
-    if (reached(__shfl_sync(~0u, room, peer), target)) return true;
-    uint64_t seen = wait_room(r, line_credit(r, r.rank, channel, peer), peer, message, target);
-    if (thread == peer) room = seen;
-    return reached(seen, target);
+  __device__ void pack(Pair& v) const {
+    if (ends_line) v.second.x = v.first.z, v.second.y = v.first.w;
+  }
+
+  template <int U>
+  __device__ void store(char* to, uint64_t len, int slots, const Pair (&v)[U]) const {
+    char *first = to + thread * 16, *other = to + second;
+    bool whole = aligned(reinterpret_cast<uint64_t>(to)) && len >= slots * UNIT_DATA_BYTES;
+#pragma unroll
+    for (int u = 0; u < U; u++) {
+      uint64_t at = u * UNIT_DATA_BYTES;
+      if (u >= slots) continue;
+      Pair w = v[u];
+      if (ends_line) w.first.z = w.second.x, w.first.w = w.second.y;
+      if (whole) {
+        *reinterpret_cast<uint4*>(first + at) = w.first;
+        if (!ends_line) *reinterpret_cast<uint4*>(other + at) = w.second;
+      } else {
+        store_part(to + at, len > at ? len - at : 0, thread * 16, second_part(), w);
+      }
+    }
   }
 
   // Waits until a word of credit has reached a target, or never will; returns the word.
@@ -222,69 +239,86 @@ struct LineEnds {
     }
   }
 
-  // Puts a unit's slot of the number, counted from 1. The threads of a line have to store together.
-  __device__ void put_slot(int peer, uint64_t number, Pair v) const {
-    if (ends_line()) {
-      v.first.z = v.second.z = uint32_t(number);
-      v.first.w = v.second.w = digest;
+  // Waits until the peer has room for the slots of a unit, and puts them; false when it will not
+  // have it. The threads of a line have to store together.
+  template <int U>
+  __device__ bool put_unit(int peer, int slots, const Pair (&v)[U]) {
+    if (dead) return false;
+    uint64_t before = of(put, peer), target = before + slots - r.line_slots;
+    if (!reached(of(room, peer), target)) {
+      uint64_t seen = wait_room(r, line_credit(r, r.rank, channel, peer), peer, message, target);
+      if (ONE || thread == peer) room = seen;
+      if (!reached(seen, target)) return false;
     }
-    char* to = slot(peer, r.rank, number);
-    __syncwarp();
-    store_volatile(to, v.first);
-    store_volatile(to + 512, v.second);
+    char* to = ONE ? outgoing : slots_of(peer, r.rank);
+#pragma unroll
+    for (int u = 0; u < U; u++) {
+      if (u >= slots) continue;
+      uint32_t number = uint32_t(before) + u + 1;
+      Pair w = v[u];
+      if (ends_line) {
+        w.first.z = w.second.z = number;
+        w.first.w = w.second.w = digest;
+      }
+      char* at = slot(to, number);
+      __syncwarp();
+      store_volatile(at, w.first);
+      store_volatile(at + 512, w.second);
+    }
+    if (ONE || thread == peer) put += slots;
+    return true;
   }
 
-  __device__ void end_put(int peer, int slots) {
-    if (thread == peer) put += slots;
+  // Not 0 in the last thread of a line that has not come.
+  __device__ uint32_t lacks(uint4 v, uint32_t number) const {
+    return (v.z ^ number) | (v.w ^ digest);
   }
 
-  __device__ bool lacks(uint4 v, uint64_t number) const {
-    return ends_line() && (v.z != uint32_t(number) || v.w != digest);
-  }
-
-  // Waits for the next slots of each of G ranks, of those in `from` that are not negative; false
-  // when they will not come.
+  // Waits for the next slots of each of G ranks, of those in `from` that are not negative, and
+  // gives them back; false when they will not come.
   template <int G, int U>
-  __device__ bool take(const int (&from)[G], int slots, Pair (&v)[G][U]) const {
+  __device__ bool take(const int (&from)[G], int slots, Pair (&v)[G][U]) {
     if (dead) return false;
     WarpWait wait;
     for (;;) {
-      int missing = -1;
       __syncwarp();
 #pragma unroll
       for (int g = 0; g < G; g++) {
         if (from[g] < 0) continue;
-        uint64_t number = __shfl_sync(~0u, taken, from[g]) + 1;
+        uint32_t number = uint32_t(of(taken, from[g])) + 1;
+        char* first = ONE ? incoming : slots_of(r.rank, from[g]);
 #pragma unroll
         for (int u = 0; u < U; u++) {
           if (u >= slots) continue;
-          const char* at = slot(r.rank, from[g], number + u);
+          const char* at = slot(first, number + u);
           v[g][u].first = load_volatile(at);
           v[g][u].second = load_volatile(at + 512);
         }
       }
+      int missing = -1;
 #pragma unroll
       for (int g = 0; g < G; g++) {
         if (from[g] < 0) continue;
-        uint32_t number = uint32_t(__shfl_sync(~0u, taken, from[g]) + 1);
+        uint32_t number = uint32_t(of(taken, from[g])) + 1, any = 0;
 #pragma unroll
-        for (int u = 0; u < U; u++) {
-          if (u >= slots) continue;
-          if (lacks(v[g][u].first, number + u) || lacks(v[g][u].second, number + u))
-            missing = from[g];
-        }
+        for (int u = 0; u < U; u++)
+          if (u < slots)
+            any |= lacks(v[g][u].first, number + u) | lacks(v[g][u].second, number + u);
+        if (ends_line && any) missing = from[g];
       }
       uint32_t who = __ballot_sync(~0u, missing >= 0);
-      if (who == 0) return true;
-      if (wait.over(r, __shfl_sync(~0u, missing, __ffs(who) - 1), message)) return false;
+      if (who == 0) break;
+      if (wait.over(r, G == 1 ? from[0] : __shfl_sync(~0u, missing, __ffs(who) - 1), message))
+        return false;
     }
-  }
-
-  // Gives the slots back that were taken from a peer.
-  __device__ void end_take(int peer, int slots) {
-    if (thread != peer) return;
-    taken += slots;
-    *const_cast<volatile uint64_t*>(line_credit(r, peer, channel, r.rank)) = taken;
+#pragma unroll
+    for (int g = 0; g < G; g++) {
+      if (from[g] < 0) continue;
+      if (ONE || thread == from[g]) taken += slots;
+      if (holds(from[g]))
+        *const_cast<volatile uint64_t*>(line_credit(r, from[g], channel, r.rank)) = taken;
+    }
+    return true;
   }
 };
 
@@ -293,7 +327,7 @@ struct LineEnds {
 template <typename E, bool FOLDS, bool TWO, int U, int G>
 struct LineRun {
   const LineProgram& p;
-  LineEnds ends;
+  LineEnds<TWO> ends;
   uint64_t scale;
 
   using B = typename E::Bits;
@@ -315,11 +349,7 @@ struct LineRun {
 
   // Loads a unit of the input, from `base` on, which has so many bytes in all.
   __device__ void load(const char* base, uint64_t bytes, uint64_t at, Pair (&v)[U]) const {
-#pragma unroll
-    for (int u = 0; u < U; u++) {
-      uint64_t place = at + u * UNIT_DATA_BYTES;
-      if (u < p.slots) v[u] = ends.load(base + place, left(bytes, place));
-    }
+    ends.load(base + at, left(bytes, at), p.slots, v);
   }
 
   __device__ __noinline__ static Pair scale_pair(Pair v, uint64_t scale) {
@@ -336,22 +366,10 @@ struct LineRun {
   }
 
   __device__ void store(char* base, uint64_t bytes, uint64_t at, const Pair (&v)[U]) const {
-#pragma unroll
-    for (int u = 0; u < U; u++) {
-      uint64_t place = at + u * UNIT_DATA_BYTES;
-      if (u < p.slots) ends.store(base + place, left(bytes, place), v[u]);
-    }
+    ends.store(base + at, left(bytes, at), p.slots, v);
   }
 
-  __device__ bool put_unit(int to, const Pair (&v)[U]) {
-    uint64_t number;
-    if (!ends.begin_put(to, p.slots, number)) return false;
-#pragma unroll
-    for (int u = 0; u < U; u++)
-      if (u < p.slots) ends.put_slot(to, number + u + 1, v[u]);
-    ends.end_put(to, p.slots);
-    return true;
-  }
+  __device__ bool put_unit(int to, const Pair (&v)[U]) { return ends.put_unit(to, p.slots, v); }
 
   __device__ bool put(uint64_t at) {
 #pragma unroll 1
@@ -431,7 +449,7 @@ struct LineRun {
 
   // The same for all but sums, which are rare.
   __device__ __noinline__ static Pair fold_pair_by(const LineProgram& p, Pair a, Pair b) {
-    return LineRun{p, LineEnds(p.call.rank), 0}.template fold_pair<-1>(a, b);
+    return LineRun{p, LineEnds<TWO>(p.call.rank), 0}.template fold_pair<-1>(a, b);
   }
 
   // Folds this rank's slots, which come in `result`, with those of the one peer. Folds of two
@@ -440,7 +458,6 @@ struct LineRun {
     Pair v[1][U];
     int from[1] = {1 - int(rank().rank)};
     if (!ends.take(from, p.slots, v)) return false;
-    ends.end_take(from[0], p.slots);
     pack(result);
     bool sums = p.call.op == SUM;
 #pragma unroll
@@ -468,7 +485,6 @@ struct LineRun {
       if (first == 0) pack(own);
 #pragma unroll
       for (int g = 0; g <= G; g++) {
-        if (from[g] >= 0) ends.end_take(from[g], p.slots);
         if (first + g >= n) continue;
 #pragma unroll
         for (int u = 0; u < U; u++)
@@ -495,8 +511,7 @@ struct LineRun {
       Pair v[1][U];
       int from[1] = {int(p.middle_from)};
       if (!ends.take(from, p.slots, v)) return false;
-      ends.end_take(from[0], p.slots);
-#pragma unroll
+  #pragma unroll
       for (int u = 0; u < U; u++) result[u] = v[0][u];
       return true;
     }
@@ -534,7 +549,6 @@ struct LineRun {
 #pragma unroll
       for (int g = 0; g < G; g++) {
         if (from[g] < 0) continue;
-        ends.end_take(from[g], p.slots);
         const LinePeer& with = p.peers[from[g]];
         store(output() + with.take_at, with.take_bytes, at, v[g]);
       }
@@ -582,7 +596,14 @@ struct LineRun {
         if (!take(at)) return;
       }
     }
-    ends.leave();
+    leave_one();
+  }
+
+  __device__ void leave_one() const {
+    if (ends.thread != 0) return;
+    LineCounters* own = line_counters(rank(), ends.channel, 1 - rank().rank);
+    own->put = ends.put;
+    own->taken = ends.taken;
   }
 
   // Where nothing is passed on, a unit is put before the one before it is taken: an edge then
@@ -623,7 +644,8 @@ __device__ inline void run_lines(const LineProgram& program) {
     uint32_t warp = threadIdx.x / 32, warps = blockDim.x / 32 - 1;
     uint64_t first = warp * gridDim.x + blockIdx.x;
     if (first < program.units) {
-      LineEnds ends(r, program.digest, int(blockIdx.x * LINE_WARPS + warp));
+      int channel = blockIdx.x * LINE_WARPS + warp;
+      LineEnds<TWO> ends(r, program.digest, channel, TWO ? 1 - int(r.rank) : 0);
       LineRun<E, FOLDS, TWO, U, G>{program, ends, FOLDS ? scale_of(program.call) : 0}.run(
           first, uint64_t(warps) * gridDim.x);
     }

@@ -9,7 +9,7 @@ namespace oxccl {
 static_assert(LINE_LANES * MESSAGE_WARPS <= LINE_CHANNELS, "a channel for each warp of a queue");
 
 struct MessageRun {
-  LineEnds ends;
+  LineEnds<true> ends;
   int peer, lane, warp;
 
   // The digest of all headers; no collective has it.
@@ -17,13 +17,9 @@ struct MessageRun {
 
   __device__ bool put_header(const Message& m) {
     ends.digest = HEADER;
-    uint64_t number;
-    if (!ends.begin_put(peer, 1, number)) return false;
-    Pair v{};
-    if (ends.thread == 0) v.first = {m.what, 0, uint32_t(m.bytes), uint32_t(m.bytes >> 32)};
-    ends.put_slot(peer, number + 1, v);
-    ends.end_put(peer, 1);
-    return true;
+    Pair v[1] = {};
+    if (ends.thread == 0) v[0].first = {m.what, 0, uint32_t(m.bytes), uint32_t(m.bytes >> 32)};
+    return ends.put_unit(peer, 1, v);
   }
 
   // Takes a header; false when it will not come, or is that of another message.
@@ -32,7 +28,6 @@ struct MessageRun {
     Pair v[1][1];
     int from[1] = {peer};
     if (!ends.take(from, 1, v)) return false;
-    ends.end_take(peer, 1);
     uint32_t what = __shfl_sync(~0u, v[0][0].first.x, 0);
     uint32_t low = __shfl_sync(~0u, v[0][0].first.z, 0);
     uint64_t bytes = low | uint64_t(__shfl_sync(~0u, v[0][0].first.w, 0)) << 32;
@@ -42,39 +37,19 @@ struct MessageRun {
     return false;
   }
 
-  __device__ static uint64_t left(uint64_t bytes, uint64_t at) { return at < bytes ? bytes - at : 0; }
-
   __device__ bool put(const Message& m, uint64_t at) {
-    const char* data = reinterpret_cast<const char*>(m.data) + at;
     Pair v[MESSAGE_SLOTS];
+    ends.load(reinterpret_cast<const char*>(m.data) + at, m.bytes - at, m.slots, v);
 #pragma unroll
-    for (int u = 0; u < MESSAGE_SLOTS; u++) {
-      uint64_t place = u * UNIT_DATA_BYTES;
-      if (u < m.slots) v[u] = ends.load(data + place, left(m.bytes, at + place));
-    }
-    uint64_t number;
-    if (!ends.begin_put(peer, m.slots, number)) return false;
-#pragma unroll
-    for (int u = 0; u < MESSAGE_SLOTS; u++) {
-      if (u >= m.slots) continue;
-      ends.pack(v[u]);
-      ends.put_slot(peer, number + u + 1, v[u]);
-    }
-    ends.end_put(peer, m.slots);
-    return true;
+    for (int u = 0; u < MESSAGE_SLOTS; u++) ends.pack(v[u]);
+    return ends.put_unit(peer, m.slots, v);
   }
 
   __device__ bool take(const Message& m, uint64_t at) {
-    char* data = reinterpret_cast<char*>(m.data) + at;
     Pair v[1][MESSAGE_SLOTS];
     int from[1] = {peer};
     if (!ends.take(from, m.slots, v)) return false;
-    ends.end_take(peer, m.slots);
-#pragma unroll
-    for (int u = 0; u < MESSAGE_SLOTS; u++) {
-      uint64_t place = u * UNIT_DATA_BYTES;
-      if (u < m.slots) ends.store(data + place, left(m.bytes, at + place), v[0][u]);
-    }
+    ends.store(reinterpret_cast<char*>(m.data) + at, m.bytes - at, m.slots, v[0]);
     return true;
   }
 
@@ -106,14 +81,12 @@ __device__ inline void run_messages(const Messages& all) {
     refuse(r, mark(busy));
   } else {
     int warp = threadIdx.x / 32;
-    MessageRun run{LineEnds(r, 0, lane * MESSAGE_WARPS + warp), peer, lane, warp};
+    MessageRun run{LineEnds<true>(r, 0, lane * MESSAGE_WARPS + warp, peer), peer, lane, warp};
     for (int i = exchange.first[index]; i < exchange.first[index + 1]; i++)
       if (!run.carry(all.messages[i], sends)) break;
-    if (sends) {
-      run.ends.leave_put(peer);
-    } else {
-      run.ends.leave_taken(peer);
-    }
+    LineCounters* own = line_counters(r, run.ends.channel, peer);
+    if (run.ends.thread == 0 && sends) own->put = run.ends.put;
+    if (run.ends.thread == 0 && !sends) own->taken = run.ends.taken;
   }
   __syncthreads();
   if (threadIdx.x == 0) *const_cast<volatile uint32_t*>(busy) = 0;
