@@ -352,7 +352,7 @@ typedef struct Rank {
   uint32_t lanes;
   // Lanes of a queue between hosts, at most as many.
   uint32_t net_lanes;
-  // Slots of a channel of lines on an edge, a power of two.
+  // Slots of a channel of lines on an edge, a power of two; 0 if no edge has lines.
   uint32_t line_slots;
   // Lanes of a queue of messages in lines.
   uint32_t line_lanes;

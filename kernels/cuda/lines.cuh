@@ -164,27 +164,83 @@ struct LineEnds {
     return first + (number & (r.line_slots - 1)) * UNIT_BYTES;
   }
 
+  // Loads or stores up to 16 bytes of a buffer of any alignment, as many as there are; in words if
+  // `words`. All threads of a warp make the same steps, so that they stay together.
+  __device__ static uint4 load_bytes(const char* at, int len, bool words) {
+    uint64_t low = 0, high = 0;
+#pragma unroll 1
+    for (int i = 0; i < 16; i += words ? 4 : 1) {
+      uint64_t v = 0;
+      if (i < len)
+        v = words ? *reinterpret_cast<const volatile uint32_t*>(at + i)
+                  : *reinterpret_cast<const volatile unsigned char*>(at + i);
+      low |= i < 8 ? v << (8 * i) : 0;
+      high |= i < 8 ? 0 : v << (8 * (i - 8));
+    }
+    return {uint32_t(low), uint32_t(low >> 32), uint32_t(high), uint32_t(high >> 32)};
+  }
+
+  __device__ static void store_bytes(char* at, int len, bool words, uint4 v) {
+    uint64_t low = v.x | uint64_t(v.y) << 32, high = v.z | uint64_t(v.w) << 32;
+#pragma unroll 1
+    for (int i = 0; i < 16; i += words ? 4 : 1) {
+      uint64_t shifted = i < 8 ? low >> (8 * i) : high >> (8 * (i - 8));
+      if (i >= len) continue;
+      if (words) {
+        *reinterpret_cast<volatile uint32_t*>(at + i) = uint32_t(shifted);
+      } else {
+        *reinterpret_cast<volatile char*>(at + i) = char(shifted);
+      }
+    }
+  }
+
+  // The bytes of a piece that begins at `from` of `len` bytes.
+  __device__ static int piece(uint64_t len, int from) {
+    return int(len < UNIT_DATA_BYTES ? len : UNIT_DATA_BYTES) - from;
+  }
+
   // A slot that is not whole or not aligned in the user's memory, out of the way of the others:
   // little code is loaded sooner.
   __device__ __noinline__ static Pair load_part(const char* from, uint64_t len, int first,
                                                 int second) {
-    bool fits = aligned(reinterpret_cast<uint64_t>(from));
-    Pair v{};
-    if (first < len) v.first = load_line(from + first, len - first, fits);
-    if (second < len) v.second = load_line(from + second, len - second, fits);
-    return v;
+    bool words = ((reinterpret_cast<uint64_t>(from) | len) & 3) == 0;
+    return {load_bytes(from + first, piece(len, first), words),
+            load_bytes(from + second, piece(len, second), words)};
   }
 
   __device__ __noinline__ static void store_part(char* to, uint64_t len, int first, int second,
                                                  Pair v) {
-    bool fits = aligned(reinterpret_cast<uint64_t>(to));
-    if (first < len) store_line(to + first, len - first, fits, v.first);
-    if (second < len) store_line(to + second, len - second, fits, v.second);
+    bool words = ((reinterpret_cast<uint64_t>(to) | len) & 3) == 0;
+    store_bytes(to + first, piece(len, first), words, v.first);
+    store_bytes(to + second, piece(len, second), words, v.second);
   }
 
-  // Where a thread's second row is that of a slot's end, it has no data of its own.
-  static constexpr int NOWHERE = 1 << 30;
-  __device__ int second_part() const { return ends_line ? NOWHERE : second; }
+  // The place of a thread's data in the second row; in the last thread of a line it has none.
+  __device__ int second_part() const { return ends_line ? UNIT_DATA_BYTES : second; }
+
+  // Returns whether the threads of the warp are together: `__syncwarp` alone does not bring them
+  // together where the compiler takes them for apart.
+  __device__ static bool together() { return __activemask() == ~0u; }
+
+  // Stores a slot's rows where the threads of a line cannot store together: the numbers last.
+  __device__ __noinline__ static void store_apart(char* at, bool ends_line, Pair v) {
+    uint64_t* rows[2] = {reinterpret_cast<uint64_t*>(at), reinterpret_cast<uint64_t*>(at + 512)};
+    uint4 parts[2] = {v.first, v.second};
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      volatile uint64_t* row = rows[i];
+      row[0] = parts[i].x | uint64_t(parts[i].y) << 32;
+      if (!ends_line) row[1] = parts[i].z | uint64_t(parts[i].w) << 32;
+    }
+    fence();
+    __syncwarp();
+    fence();
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      volatile uint64_t* row = rows[i];
+      if (ends_line) row[1] = parts[i].z | uint64_t(parts[i].w) << 32;
+    }
+  }
 
   // Loads a thread's data of the slots of a unit, of user memory that has `len` bytes left, as they
   // lie there. `pack` moves what would be in the place of the number; it waits for the load.
@@ -262,8 +318,12 @@ struct LineEnds {
       }
       char* at = slot(to, number);
       __syncwarp();
-      store_volatile(at, w.first);
-      store_volatile(at + 512, w.second);
+      if (together()) {
+        store_volatile(at, w.first);
+        store_volatile(at + 512, w.second);
+      } else {
+        store_apart(at, ends_line, w);
+      }
     }
     if (ONE || thread == peer) put += slots;
     return true;
@@ -280,8 +340,12 @@ struct LineEnds {
   __device__ bool take(const int (&from)[G], int slots, Pair (&v)[G][U]) {
     if (dead) return false;
     WarpWait wait;
+    // Threads that load a line one after the other may find its number and not yet its data: then
+    // they look once more.
+    bool looks_again = false;
     for (;;) {
       __syncwarp();
+      bool is_whole = looks_again || together();
 #pragma unroll
       for (int g = 0; g < G; g++) {
         if (from[g] < 0) continue;
@@ -307,7 +371,12 @@ struct LineEnds {
         if (ends_line && any) missing = from[g];
       }
       uint32_t who = __ballot_sync(~0u, missing >= 0);
-      if (who == 0) break;
+      if (who == 0 && __all_sync(~0u, is_whole)) break;
+      if (who == 0) {
+        looks_again = true;
+        fence();
+        continue;
+      }
       if (wait.over(r, G == 1 ? from[0] : __shfl_sync(~0u, missing, __ffs(who) - 1), message))
         return false;
     }

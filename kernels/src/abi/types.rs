@@ -468,7 +468,7 @@ pub struct Rank {
     pub lanes: u32,
     /// Lanes of a queue between hosts, at most as many.
     pub net_lanes: u32,
-    /// Slots of a channel of lines on an edge, a power of two.
+    /// Slots of a channel of lines on an edge, a power of two; 0 if no edge has lines.
     pub line_slots: u32,
     /// Lanes of a queue of messages in lines.
     pub line_lanes: u32,

@@ -12,8 +12,8 @@ pub fn carry(algorithm: Algorithm) -> bool {
     [OneShotEdges, TwoShotEdges, Pairwise].contains(&algorithm)
 }
 
-/// Returns whether lines carry a plan. Between two ranks nothing is passed on: one shot has the same
-/// traffic, and the kernels for two ranks do without.
+/// Returns whether lines carry a plan. Between two ranks nothing is passed on: one shot has the
+/// same traffic, and the kernels for two ranks do without.
 pub fn carry_plan(plan: &Plan) -> bool {
     let two = plan.spec.nranks == 2;
     let passes = two && plan.algorithm == Algorithm::TwoShotEdges && plan.layout.parts > 1;

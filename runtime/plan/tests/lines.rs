@@ -162,7 +162,7 @@ impl Model {
                 let message = (self.operations, unit, *number);
                 Action { puts: false, from: from as usize, to: rank, message, slots }
             };
-            for middle in &phases.middle {
+            if let Some(middle) = &phases.middle {
                 all.extend(middle.from.iter().map(|(from, _)| take(*from)));
                 all.extend(middle.to.iter().map(|to| put(*to, unit)));
             }

@@ -213,15 +213,9 @@ impl Config {
         self.p2p_disable || ["LOC", "0"].contains(&self.p2p_level.trim())
     }
 
-    /// Returns whether data between GPUs may travel in lines of 128 bytes.
-    pub fn allows_lines(&self) -> bool {
-        let text = self.proto.trim().to_ascii_uppercase();
-        let (excludes, list) = match text.strip_prefix('^') {
-            Some(list) => (true, list),
-            None => (false, &text[..]),
-        };
-        let named = list.split(',').any(|name| name.trim() == "LL128");
-        list.is_empty() || list.contains(':') || named != excludes
+    /// Returns whether data between GPUs are to travel in lines of 128 bytes.
+    pub fn wants_lines(&self) -> bool {
+        self.proto.split(',').any(|name| name.trim().eq_ignore_ascii_case("LL128"))
     }
 
     /// Reads the values from `lookup` as if it were the environment.
@@ -256,17 +250,13 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn protocols_are_a_list_that_may_exclude_lines() {
-        let allows = |text: &str| {
+    fn a_list_of_protocols_asks_for_lines() {
+        let wants = |text: &str| {
             let lookup = |name: &str| (name == "NCCL_PROTO").then(|| text.to_owned());
-            Config::from_lookup(lookup).allows_lines()
+            Config::from_lookup(lookup).wants_lines()
         };
-        for text in ["", "LL128", "ll, ll128", "^LL", "^Simple", "allreduce:^LL128;broadcast:LL"] {
-            assert!(allows(text), "{text}");
-        }
-        for text in ["LL", "Simple,LL", "^LL128", "^ll128,Simple"] {
-            assert!(!allows(text), "{text}");
-        }
+        assert!(["LL128", "ll, ll128", "LL128,Simple"].into_iter().all(wants));
+        assert!(!["", "LL", "^LL128", "^Simple", "allreduce:LL128"].into_iter().any(wants));
     }
 
     #[test]

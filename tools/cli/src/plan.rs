@@ -62,7 +62,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
         return Err(Error::Options("every host has to have equally many ranks".to_owned()));
     }
     let topology =
-        device::usual_topology(is_host, options.ranks, team, Config::get().allows_lines())?;
+        device::usual_topology(is_host, options.ranks, team, Config::get().wants_lines())?;
     let spec = Spec::new(collective, options.ranks, options.root);
     let policy = Policy { only: None, deterministic: Config::checked()?.deterministic };
     print!("{}", select::explain(spec, options.bytes, &topology, policy));

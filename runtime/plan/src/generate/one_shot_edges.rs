@@ -1,6 +1,6 @@
 //! One-shot over edges: every rank sends its whole input to the ranks that need it. Reductions fold
-//! the contributions in rank order. This takes one message time; a reduction takes more traffic than
-//! by any other algorithm, and so does a broadcast of the root.
+//! the contributions in rank order. This takes one message time; a reduction takes more traffic
+//! than by any other algorithm, and so does a broadcast of the root.
 
 use super::{Algorithm, Generator, Needs, edge_layout, others};
 use crate::cost::CostModel;

@@ -23,8 +23,8 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Returns the layout for `nranks` ranks of a host.
-    pub fn new(nranks: u32) -> Self {
+    /// Returns the layout for `nranks` ranks of a host, with room for lines if `lines`.
+    pub fn new(nranks: u32, lines: bool) -> Self {
         let n = u64::from(nranks);
         let packet = 2 * abi::PACKET_DATA_BYTES as u64;
         let halves = 2 * abi::MAX_CHANNELS as u64;
@@ -32,7 +32,8 @@ impl Layout {
         let credits = n * (abi::LINE_CHANNELS * size_of::<u64>()) as u64;
         let lines_at = line_credits_at + credits.next_multiple_of(abi::UNIT_BYTES as u64);
         let slots = u64::from(line_slots(nranks)) * abi::LINE_CHANNELS as u64;
-        let lines_end = lines_at + (n - 1) * slots * abi::UNIT_BYTES as u64;
+        let peers = if lines { n - 1 } else { 0 };
+        let lines_end = lines_at + peers * slots * abi::UNIT_BYTES as u64;
         let packets_at = lines_at;
         let lanes_at = packets_at + halves * n * abi::CHANNEL_PACKETS as u64 * packet;
         let stage_at = lanes_at + n * (abi::LANES * abi::LANE_SLOTS * abi::LANE_SLOT_BYTES) as u64;
@@ -45,7 +46,11 @@ impl Layout {
 /// Returns the slots of a channel of lines on an edge: with more peers, each of them gets less of
 /// what a rank sends. A unit is put before the one before it is taken, so there are two at least.
 pub fn line_slots(nranks: u32) -> u32 {
-    if nranks <= 2 { 8 } else { 2 }
+    match nranks {
+        0..=1 => 0,
+        2 => 8,
+        _ => 2,
+    }
 }
 
 /// Returns the number of packets, per rank and half, that a channel has room for behind the large
@@ -56,8 +61,8 @@ pub fn large_packets(nranks: u32) -> u32 {
 }
 
 /// The parts of a rank's private memory: the counters of the channels, those of the lanes with all
-/// ranks of the communicator, those of lines, [`abi::Shared`], [`abi::Maps`] and, where there are other hosts, an
-/// [`abi::Peer`] for each rank, and scratch memory.
+/// ranks of the communicator, those of lines, [`abi::Shared`], [`abi::Maps`] and, where there are
+/// other hosts, an [`abi::Peer`] for each rank, and scratch memory.
 pub struct Private {
     /// The number of lanes.
     pub lanes: usize,
@@ -119,12 +124,14 @@ mod tests {
 
     #[test]
     fn four_ranks_take_less_than_four_megabytes_each() {
-        let bytes = Layout::new(4).bytes + Private::new(4, 0).bytes;
-        assert!(bytes <= 4 << 20, "{bytes}");
-        assert!(bytes + mapper::LATER_BYTES as u64 <= 16 << 20, "{bytes}");
+        for lines in [false, true] {
+            let bytes = Layout::new(4, lines).bytes + Private::new(4, 0).bytes;
+            assert!(bytes <= 4 << 20, "{bytes}");
+            assert!(bytes + mapper::LATER_BYTES as u64 <= 16 << 20, "{bytes}");
+        }
         for nranks in 1..=abi::MAX_RANKS as u32 {
             let Layout { packets_at, lanes_at, stage_at, line_credits_at, lines_at, bytes } =
-                Layout::new(nranks);
+                Layout::new(nranks, nranks % 2 == 0);
             let places = [0, line_credits_at, lines_at, packets_at, lanes_at, stage_at, bytes];
             assert!(places.is_sorted() && places.iter().all(|at| at.is_multiple_of(128)));
         }

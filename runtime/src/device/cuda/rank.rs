@@ -82,8 +82,6 @@ pub struct CudaRank {
     held: held::Held,
     /// The number of references that graphs hold to this part.
     graphs: AtomicU32,
-    /// True if the links to all ranks of this host carry lines.
-    lines: bool,
     /// Bytes of GPU memory that were allocated when the communicator was created.
     first_bytes: u64,
 }
@@ -119,7 +117,7 @@ impl CudaRank {
         let functions = library::functions(gpu)?;
         let _context = gpu.enter()?;
         let _relaxed = Relaxed::begin()?;
-        let layout = Layout::new(nranks);
+        let layout = Layout::new(nranks, Config::get().wants_lines());
         let mut zeroing = None;
         let stream = PrivateStream::of(&mut zeroing)?;
         let control = Block::on_host(gpu, size_of::<abi::Control>())?;
@@ -172,7 +170,6 @@ impl CudaRank {
             network,
             held: held::Held::new(&gpu.held),
             graphs: AtomicU32::new(0),
-            lines: false,
             first_bytes: layout.bytes + parts.bytes + slots_bytes,
         })
     }
@@ -235,12 +232,12 @@ impl CudaRank {
     /// Returns whether the links between all ranks of this host carry lines; before the end of the
     /// creation, whether this rank's do, as far as it knows.
     pub fn has_lines(&self) -> bool {
-        self.lines
+        self.view.line_slots > 0
     }
 
     /// Makes all ranks of the communicator that is being created do without lines.
     pub fn do_without_lines(&mut self) {
-        self.lines = false;
+        self.view.line_slots = 0;
     }
 
     fn others(&self, offers: &[Offer]) -> Vec<usize> {
@@ -254,8 +251,10 @@ impl CudaRank {
             let rank = self.ranks[place];
             return Err(Error::Init { why: format!("NCCL_P2P_DISABLE is set at rank {rank}") });
         }
-        self.lines = Config::get().allows_lines()
-            && offers.iter().all(|offer| driver::carries_lines(self.gpu, &offer.uuid));
+        let carries = |offer: &Offer| driver::carries_lines(self.gpu, &offer.uuid);
+        if !Config::get().wants_lines() || !offers.iter().all(carries) {
+            self.do_without_lines();
+        }
         let _context = self.gpu.enter()?;
         let _relaxed = Relaxed::begin()?;
         for rank in self.others(offers) {
@@ -288,10 +287,10 @@ impl CudaRank {
         }
         self.neighbours.clear();
         self.do_without_lines();
-        let bytes = Layout::new(self.view.nranks).bytes;
+        let bytes = Layout::new(self.view.nranks, false).bytes;
         self.shared = Memory::on_host(self.gpu, bytes as usize)?;
         self.view.shared[self.view.rank as usize] = self.shared.at();
-        self.first_bytes -= bytes;
+        self.first_bytes -= Layout::new(self.view.nranks, Config::get().wants_lines()).bytes;
         Ok(self.shared.at())
     }
 
@@ -307,7 +306,7 @@ impl CudaRank {
     ) -> Result<()> {
         let _context = self.gpu.enter()?;
         let _relaxed = Relaxed::begin()?;
-        let bytes = Layout::new(self.view.nranks).bytes as usize;
+        let bytes = Layout::new(self.view.nranks, false).bytes as usize;
         let others = self.others(offers);
         let (near, far): (Vec<_>, Vec<_>) = others.into_iter().partition(|&rank| here(rank));
         for rank in near {
@@ -403,7 +402,9 @@ impl CudaRank {
     /// Attaches this part to its rank, so that a failure of one is a failure of both; the mapper
     /// and the monitor serve it from now on.
     pub fn attach(mut self, rank: &Arc<Rank>, lines: bool) -> Arc<Self> {
-        self.lines = lines;
+        if !lines {
+            self.do_without_lines();
+        }
         self.owner = Arc::downgrade(rank);
         let cuda_rank = Arc::new(self);
         if cuda_rank.sharing.is_some() {

@@ -159,13 +159,14 @@ const SETTINGS: [(&str, &str, &str); 20] = [
     ("written into inboxes", "OXCCL_ALGORITHM", "push"),
     ("suspended, with inboxes", "OXCCL_ALGORITHM", "push"),
     ("results collected by reading", "OXCCL_ALGORITHM", "two_shot_pulled"),
-    // Memory in place takes part where there are no lines.
-    ("library memory in place", "NCCL_PROTO", "^LL128"),
-    ("registered memory in place", "NCCL_PROTO", "^LL128"),
-    ("memory in pieces in place", "NCCL_PROTO", "^LL128"),
-    ("captured memory in place", "NCCL_PROTO", "^LL128"),
-    ("memory used again", "NCCL_PROTO", "^LL128"),
-    ("each rank registers", "NCCL_PROTO", "^LL128"),
+    // These are about what there is without lines; all others run with them if NCCL_PROTO=LL128 is
+    // set for the whole table.
+    ("library memory in place", "NCCL_PROTO", "Simple"),
+    ("registered memory in place", "NCCL_PROTO", "Simple"),
+    ("memory in pieces in place", "NCCL_PROTO", "Simple"),
+    ("captured memory in place", "NCCL_PROTO", "Simple"),
+    ("memory used again", "NCCL_PROTO", "Simple"),
+    ("each rank registers", "NCCL_PROTO", "Simple"),
     ("in packets", "NCCL_PROTO", "LL"),
     ("small calls through host memory", "NCCL_P2P_DISABLE", "1"),
     ("large calls through host memory", "NCCL_P2P_LEVEL", "LOC"),

@@ -233,8 +233,9 @@ fn open(index: i32) -> Result<Gpu> {
     Ok(Gpu { index, device, context, uuid, multiprocessors, held, pool, closing })
 }
 
-/// Returns whether the link to the GPU of this UUID carries 128 bytes at once: within a GPU, and over
-/// NVLink, which is the link with native atomics. False for a GPU that this process does not see.
+/// Returns whether the link to the GPU of this UUID carries 128 bytes at once: within a GPU, and
+/// over NVLink, which is the link with native atomics. False for a GPU that this process does not
+/// see.
 pub fn carries_lines(gpu: &Gpu, uuid: &[u8; 16]) -> bool {
     if gpu.uuid == *uuid {
         return true;
