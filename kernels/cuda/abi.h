@@ -157,6 +157,9 @@ enum {
 // The most lanes of a queue of messages in lines.
 #define LINE_LANES 32
 
+// The bit of a collective in the word that counts the users of lines.
+#define LINE_COLLECTIVE (1 << 30)
+
 // The offset in place of a slice that is not there.
 #define NO_SLICE UINT64_MAX
 
@@ -804,6 +807,10 @@ typedef struct Shared {
   uint64_t limit_ns;
   // A bit per rank that has left, as found in the host's memory.
   uint64_t left;
+  // Blocks that move messages in lines, and [`LINE_COLLECTIVE`] while a collective does.
+  uint32_t line_users;
+  // Padding.
+  uint32_t unused;
   // Signals that this rank has given to each rank.
   uint64_t signals_given[MAX_RANKS][USER_SIGNALS];
   // Signals of each rank for which this rank has waited.

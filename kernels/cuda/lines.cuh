@@ -36,6 +36,12 @@ __device__ inline uint4 load_volatile(const char* at) {
   return v;
 }
 
+__device__ inline uint64_t load_number(const char* at) {
+  uint64_t v;
+  asm volatile("ld.volatile.global.u64 %0, [%1];" : "=l"(v) : "l"(at) : "memory");
+  return v;
+}
+
 __device__ inline void store_volatile(char* at, uint4 v) {
   asm volatile("st.volatile.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(at), "r"(v.x), "r"(v.y),
                "r"(v.z), "r"(v.w)
@@ -78,7 +84,9 @@ struct WarpWait {
   // Returns whether to give up; for the whole warp, after every look that found nothing.
   __device__ bool over(const Rank& r, int peer, const Message* message) {
     if (++spins & 63) return false;
-    return look(r, peer, message, spins == 64, &slow);
+    bool first = spins == 64;
+    if (!first) spins = 64;
+    return look(r, peer, message, first, &slow);
   }
 
   __device__ __noinline__ static bool look(const Rank& r, int peer, const Message* message,
@@ -132,6 +140,8 @@ struct LineEnds {
     taken = own->taken;
     room = *const_cast<const volatile uint64_t*>(line_credit(r, r.rank, channel, peer));
     dead = faulty(r) != FAULT_NONE;
+    if (ONE) room = __shfl_sync(~0u, room, 0);
+    dead = __shfl_sync(~0u, dead, 0);
     second = 512 + (thread - (thread >> 3)) * 16;
     ends_line = (thread & 7) == 7;
     if (ONE) {
@@ -220,7 +230,11 @@ struct LineEnds {
 
   // Returns whether the threads of the warp are together: `__syncwarp` alone does not bring them
   // together where the compiler takes them for apart.
-  __device__ static bool together() { return __activemask() == ~0u; }
+  __device__ static bool together() {
+    uint32_t mask;
+    asm volatile("activemask.b32 %0;" : "=r"(mask)::"memory");
+    return mask == ~0u;
+  }
 
   // Stores a slot's rows where the threads of a line cannot store together: the numbers last.
   __device__ __noinline__ static void store_apart(char* at, bool ends_line, Pair v) {
@@ -329,57 +343,76 @@ struct LineEnds {
     return true;
   }
 
-  // Not 0 in the last thread of a line that has not come.
+  // Not 0 in the last thread of a line that is not there.
   __device__ uint32_t lacks(uint4 v, uint32_t number) const {
     return (v.z ^ number) | (v.w ^ digest);
   }
 
-  // Waits for the next slots of each of G ranks, of those in `from` that are not negative, and
-  // gives them back; false when they will not come.
+  // Waits until the numbers of the next slots of each of G ranks are there, of those in `from` that
+  // are not negative; false when they will not come.
+  template <int G, int U>
+  __device__ bool await_numbers(const int (&from)[G], const uint32_t (&number)[G], int slots) const {
+    WarpWait wait;
+    for (;;) {
+      int missing = -1;
+      if (ends_line) {
+#pragma unroll
+        for (int g = 0; g < G; g++) {
+          if (from[g] < 0) continue;
+          char* first = ONE ? incoming : slots_of(r.rank, from[g]);
+#pragma unroll
+          for (int u = 0; u < U; u++) {
+            if (u >= slots) continue;
+            const char* at = slot(first, number[g] + u) + 8;
+            uint64_t wanted = (number[g] + u) | uint64_t(digest) << 32;
+            if (load_number(at) != wanted || load_number(at + 512) != wanted) missing = from[g];
+          }
+        }
+      }
+      uint32_t who = __ballot_sync(~0u, missing >= 0);
+      if (who == 0) return true;
+      if (wait.over(r, G == 1 ? from[0] : __shfl_sync(~0u, missing, __ffs(who) - 1), message))
+        return false;
+    }
+  }
+
+  // Takes the next slots of each of G ranks, and gives them back; false when they will not come. A
+  // line is stored at once, but a load that meets it may find its number and not yet all of its
+  // data. So data count that were loaded after the numbers were seen; that their numbers are looked
+  // at again has the warp wait for the data before the slots go back.
   template <int G, int U>
   __device__ bool take(const int (&from)[G], int slots, Pair (&v)[G][U]) {
     if (dead) return false;
-    WarpWait wait;
-    // Threads that load a line one after the other may find its number and not yet its data: then
-    // they look once more.
-    bool looks_again = false;
-    for (;;) {
-      __syncwarp();
-      bool is_whole = looks_again || together();
+    uint32_t number[G];
+#pragma unroll
+    for (int g = 0; g < G; g++)
+      number[g] = uint32_t(of(taken, from[g] < 0 ? 0 : from[g])) + 1;
+    bool all;
+    do {
+      if (!await_numbers<G, U>(from, number, slots)) return false;
+      uint32_t lacking = 0;
 #pragma unroll
       for (int g = 0; g < G; g++) {
         if (from[g] < 0) continue;
-        uint32_t number = uint32_t(of(taken, from[g])) + 1;
         char* first = ONE ? incoming : slots_of(r.rank, from[g]);
 #pragma unroll
         for (int u = 0; u < U; u++) {
           if (u >= slots) continue;
-          const char* at = slot(first, number + u);
+          const char* at = slot(first, number[g] + u);
           v[g][u].first = load_volatile(at);
           v[g][u].second = load_volatile(at + 512);
         }
       }
-      int missing = -1;
 #pragma unroll
       for (int g = 0; g < G; g++) {
         if (from[g] < 0) continue;
-        uint32_t number = uint32_t(of(taken, from[g])) + 1, any = 0;
 #pragma unroll
         for (int u = 0; u < U; u++)
           if (u < slots)
-            any |= lacks(v[g][u].first, number + u) | lacks(v[g][u].second, number + u);
-        if (ends_line && any) missing = from[g];
+            lacking |= lacks(v[g][u].first, number[g] + u) | lacks(v[g][u].second, number[g] + u);
       }
-      uint32_t who = __ballot_sync(~0u, missing >= 0);
-      if (who == 0 && __all_sync(~0u, is_whole)) break;
-      if (who == 0) {
-        looks_again = true;
-        fence();
-        continue;
-      }
-      if (wait.over(r, G == 1 ? from[0] : __shfl_sync(~0u, missing, __ffs(who) - 1), message))
-        return false;
-    }
+      all = !__any_sync(~0u, ends_line && lacking != 0);
+    } while (!all);
 #pragma unroll
     for (int g = 0; g < G; g++) {
       if (from[g] < 0) continue;
@@ -658,6 +691,7 @@ struct LineRun {
         return;
       load_next(unit + 2 * step, next);
       if (unit < int64_t(first)) continue;
+      if (ends.dead) return;
       uint64_t at = place(unit);
       if (!copies) copy(at);
       if (!middle(at)) return;
@@ -678,12 +712,14 @@ struct LineRun {
   // Where nothing is passed on, a unit is put before the one before it is taken: an edge then
   // carries nothing else that would have to come first.
   __device__ void run_more(uint64_t first, uint64_t step) {
+    if (ends.dead) return;
     uint64_t ahead = p.middle_to == 0 ? step : 0;
     if (ahead && !put(place(first))) return;
     for (uint64_t unit = first; unit < p.units; unit += step) {
       uint64_t at = place(unit);
       if (unit + ahead < p.units && !put(place(unit + ahead))) return;
-      copy(at);
+      // What is copied may be longer than what is exchanged.
+      for (uint64_t more = at; more < p.copy_bytes; more += place(p.units)) copy(more);
       if (!middle(at) || !take(at)) return;
     }
     ends.leave();
@@ -707,7 +743,10 @@ __device__ inline void run_lines(const LineProgram& program) {
   if (is_watcher()) {
     // Its answer is looked at last: it takes as long as the announcement.
     bool was_running = mark(&own->busy);
-    if (blockIdx.x == 0) announce(program.call, IN_TIME);
+    if (blockIdx.x == 0) {
+      was_running |= mark_among(&common(r)->line_users, LINE_COLLECTIVE, ~0u);
+      announce(program.call, IN_TIME);
+    }
     refuse(r, was_running);
   } else {
     uint32_t warp = threadIdx.x / 32, warps = blockDim.x / 32 - 1;
@@ -720,7 +759,10 @@ __device__ inline void run_lines(const LineProgram& program) {
     }
   }
   __syncthreads();
-  if (threadIdx.x == 0) leave(own);
+  if (threadIdx.x == 0) {
+    leave(own);
+    if (blockIdx.x == 0) unmark_among(&common(r)->line_users, LINE_COLLECTIVE);
+  }
 }
 
 }  // namespace oxccl

@@ -78,7 +78,8 @@ __device__ inline void run_messages(const Messages& all) {
   LineCounters* first = line_counters(r, lane * MESSAGE_WARPS, peer);
   uint32_t* busy = sends ? &first->putting : &first->taking;
   if (is_watcher()) {
-    refuse(r, mark(busy));
+    bool was_running = mark(busy);
+    refuse(r, was_running | mark_among(&common(r)->line_users, 1, LINE_COLLECTIVE));
   } else {
     int warp = threadIdx.x / 32;
     MessageRun run{LineEnds<true>(r, 0, lane * MESSAGE_WARPS + warp, peer), peer, lane, warp};
@@ -89,7 +90,10 @@ __device__ inline void run_messages(const Messages& all) {
     if (run.ends.thread == 0 && !sends) own->taken = run.ends.taken;
   }
   __syncthreads();
-  if (threadIdx.x == 0) *const_cast<volatile uint32_t*>(busy) = 0;
+  if (threadIdx.x == 0) {
+    *const_cast<volatile uint32_t*>(busy) = 0;
+    unmark_among(&common(r)->line_users, 1);
+  }
 }
 
 }  // namespace oxccl

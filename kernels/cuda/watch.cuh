@@ -218,6 +218,14 @@ __device__ inline bool mark(uint32_t* busy) {
   return (threadIdx.x & 31) == 0 && atomicExch(busy, 1) != 0;
 }
 
+// The same for operations of which several may run: adds `own` to a word in which `others` are the
+// bits of those that must not run.
+__device__ inline bool mark_among(uint32_t* busy, uint32_t own, uint32_t others) {
+  return (threadIdx.x & 31) == 0 && (atomicAdd(busy, own) & others) != 0;
+}
+
+__device__ inline void unmark_among(uint32_t* busy, uint32_t own) { atomicSub(busy, own); }
+
 __device__ inline void refuse(const Rank& r, bool was_running) {
   if (was_running) fail(r, FAULT_OVERLAP, -1, -1);
 }

@@ -84,6 +84,8 @@ pub const MESSAGE_THREADS: usize = BLOCK_THREADS / 2;
 pub const MESSAGE_WARPS: usize = MESSAGE_THREADS / 32 - 1;
 /// The most lanes of a queue of messages in lines.
 pub const LINE_LANES: usize = 32;
+/// The bit of a collective in the word that counts the users of lines.
+pub const LINE_COLLECTIVE: u32 = 1 << 30;
 /// The offset in place of a slice that is not there.
 pub const NO_SLICE: u64 = u64::MAX;
 
@@ -410,6 +412,10 @@ pub struct Shared {
     pub limit_ns: u64,
     /// A bit per rank that has left, as found in the host's memory.
     pub left: u64,
+    /// Blocks that move messages in lines, and [`LINE_COLLECTIVE`] while a collective does.
+    pub line_users: u32,
+    /// Padding.
+    pub unused: u32,
     /// Signals that this rank has given to each rank.
     pub signals_given: [[u64; USER_SIGNALS]; MAX_RANKS],
     /// Signals of each rank for which this rank has waited.

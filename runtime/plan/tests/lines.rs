@@ -18,7 +18,7 @@ struct Rules {
     always_ahead: bool,
 }
 
-/// As in `end_take`, `Shape::new` and `LineRun::run`.
+/// As in `take`, `Shape::new` and `LineRun::run`.
 const RULES: Rules = Rules { back: 1, most: |slots| slots / 2, always_ahead: false };
 
 /// A message: the operation, the unit, and its number among those of the unit on its edge.

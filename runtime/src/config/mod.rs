@@ -215,7 +215,8 @@ impl Config {
 
     /// Returns whether data between GPUs are to travel in lines of 128 bytes.
     pub fn wants_lines(&self) -> bool {
-        self.proto.split(',').any(|name| name.trim().eq_ignore_ascii_case("LL128"))
+        let excludes = self.proto.trim_start().starts_with('^');
+        !excludes && self.proto.split(',').any(|name| name.trim().eq_ignore_ascii_case("LL128"))
     }
 
     /// Reads the values from `lookup` as if it were the environment.
@@ -256,7 +257,11 @@ mod tests {
             Config::from_lookup(lookup).wants_lines()
         };
         assert!(["LL128", "ll, ll128", "LL128,Simple"].into_iter().all(wants));
-        assert!(!["", "LL", "^LL128", "^Simple", "allreduce:LL128"].into_iter().any(wants));
+        assert!(
+            !["", "LL", "^LL128", "^LL,LL128", "^Simple, LL128", "allreduce:LL128"]
+                .into_iter()
+                .any(wants)
+        );
     }
 
     #[test]

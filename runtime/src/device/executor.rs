@@ -131,8 +131,7 @@ impl Unfinished {
             }
             Unfinished::Cuda(rank, cuda_rank) => {
                 // Where there are lines, there is no memory for what other algorithms need.
-                let one_host = cuda_rank.network().is_none();
-                let lines = one_host && all(0) && only.is_none_or(lines::carry);
+                let lines = all(0) && only.is_none_or(lines::carry);
                 let cuda_rank = cuda_rank.attach(&rank, lines);
                 let topology = cuda::run::launch::topology(&cuda_rank, rank.nranks, team);
                 (Executor::Cuda(rank, cuda_rank), topology)

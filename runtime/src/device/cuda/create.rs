@@ -2,6 +2,7 @@
 //! reached.
 
 use crate::bootstrap::Gather;
+use crate::config::Config;
 use crate::device::cuda::layout::Membership;
 use crate::device::cuda::network::Remote;
 use crate::device::cuda::rank::CudaRank;
@@ -37,12 +38,13 @@ pub fn create(
     let cuda_rank = CudaRank::new(index, membership, wishes.mixes_graphs, remote);
     // The peers hear of a failure by the end of the meeting.
     let mut cuda_rank = cuda_rank?;
+    // Lines take thread blocks, there is no memory in place beside them, and they end at the host.
+    let other_hosts = cuda_rank.network().is_some();
+    if !Config::get().wants_lines() || wishes.spares_blocks || other_hosts {
+        cuda_rank.do_without_lines();
+    }
     if here.len() > 1 {
         meet(&mut cuda_rank, here, wishes, members)?;
-    }
-    if wishes.spares_blocks {
-        // Lines take thread blocks, and there is no memory in place beside them.
-        cuda_rank.do_without_lines();
     }
     cuda_rank.start(start)?;
     Ok(cuda_rank)

@@ -195,6 +195,7 @@ impl CudaRank {
             exchange_blocks: self.functions.exchange_blocks,
             max_blocks,
             inbound: self.sharing.as_ref().map_or_else(Address::default, Sharing::address),
+            lines: self.has_lines(),
             peer_access: !Config::get().forbids_peer_access(),
             host_memory: !Config::get().shm_disable,
         })
@@ -229,8 +230,7 @@ impl CudaRank {
         sharing.connect(offers.iter().enumerate().map(peer).collect());
     }
 
-    /// Returns whether the links between all ranks of this host carry lines; before the end of the
-    /// creation, whether this rank's do, as far as it knows.
+    /// Returns whether lines carry the data; during the creation, whether this rank offers that.
     pub fn has_lines(&self) -> bool {
         self.view.line_slots > 0
     }
@@ -251,8 +251,7 @@ impl CudaRank {
             let rank = self.ranks[place];
             return Err(Error::Init { why: format!("NCCL_P2P_DISABLE is set at rank {rank}") });
         }
-        let carries = |offer: &Offer| driver::carries_lines(self.gpu, &offer.uuid);
-        if !Config::get().wants_lines() || !offers.iter().all(carries) {
+        if !offers.iter().all(|o| o.lines && driver::carries_lines(self.gpu, &o.uuid)) {
             self.do_without_lines();
         }
         let _context = self.gpu.enter()?;
@@ -342,8 +341,7 @@ impl CudaRank {
             ..abi::Counters::default()
         };
         let counters: Vec<_> = (0..abi::MAX_CHANNELS).map(|_| counters()).collect();
-        let lane =
-            || abi::LaneCounters { messages: number, room: number, ..abi::LaneCounters::default() };
+        let lane = || abi::LaneCounters { messages: number, room: number, ..Default::default() };
         let lanes: Vec<_> = (0..parts.lanes).map(|_| lane()).collect();
         let signals = [[number; abi::USER_SIGNALS]; abi::MAX_RANKS];
         let common = abi::Shared {
@@ -357,13 +355,20 @@ impl CudaRank {
             next_look_ns: 0,
             limit_ns: 0,
             left: 0,
+            line_users: 0,
+            unused: 0,
             signals_given: signals,
             signals_taken: signals,
         };
-        upload(self.shared.at(), &words)?;
-        upload(self.view.counters, &counters)?;
-        upload(self.view.counters + parts.lanes_at, &lanes)?;
-        upload(self.view.common, &[common])
+        let (view, at) = (&self.view, self.shared.at());
+        let line = abi::LineCounters { put: number, taken: number, ..Default::default() };
+        let channels = abi::LINE_CHANNELS * view.nranks as usize;
+        upload(view.line_counters, &vec![line; channels])?;
+        upload(at + view.line_credits_at, &vec![number; channels])?;
+        upload(at, &words)?;
+        upload(view.counters, &counters)?;
+        upload(view.counters + parts.lanes_at, &lanes)?;
+        upload(view.common, &[common])
     }
 
     /// Lets kernels here use the memory of another GPU of this process.
@@ -402,9 +407,7 @@ impl CudaRank {
     /// Attaches this part to its rank, so that a failure of one is a failure of both; the mapper
     /// and the monitor serve it from now on.
     pub fn attach(mut self, rank: &Arc<Rank>, lines: bool) -> Arc<Self> {
-        if !lines {
-            self.do_without_lines();
-        }
+        self.view.line_slots *= u32::from(lines);
         self.owner = Arc::downgrade(rank);
         let cuda_rank = Arc::new(self);
         if cuda_rank.sharing.is_some() {

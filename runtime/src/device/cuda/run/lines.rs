@@ -111,6 +111,47 @@ fn slots_each(slots: u64, warps: u64, most: u64) -> u64 {
     slots.div_ceil(warps * rounds).max(1)
 }
 
+/// The offset of a slice in its buffer, and its length, in bytes.
+type Place = (u64, u64);
+
+/// The slices of a program, as places in the user's buffers.
+struct Places {
+    /// What is put, each with its receiver.
+    puts: Vec<(u32, Place)>,
+    /// What is taken, each with its sender.
+    takes: Vec<(u32, Place)>,
+    /// What is copied, and the offset to which.
+    copy: Option<(Place, u64)>,
+    /// The operand of this rank in the middle phase; without a fold, the result.
+    middle: Option<Place>,
+    /// The offset of the result of the middle phase in the output; `None` if it is not kept.
+    result: Option<u64>,
+}
+
+/// Returns the places of the slices of a program.
+fn places(phases: &Phases, plan: &Plan, call: &Call) -> Places {
+    let (geometry, size) = (geometry(plan, call), call.dtype.size() as u64);
+    let place = |slice: Slice| {
+        let (offset, elems) = geometry.range(0, slice.part, slice.parts);
+        ((u64::from(slice.block) * call.count + offset) * size, elems * size)
+    };
+    let with = |(peer, slice): &(u32, Slice)| (*peer, place(*slice));
+    Places {
+        puts: phases.puts.iter().map(with).collect(),
+        takes: phases.takes.iter().map(with).collect(),
+        copy: phases.copies.first().map(|(from, to)| (place(*from), place(*to).0)),
+        middle: phases.middle.as_ref().map(|middle| match middle.fold {
+            Some(Op::Fold { own, .. }) => place(own),
+            _ => place(middle.result),
+        }),
+        result: phases
+            .middle
+            .as_ref()
+            .filter(|middle| middle.result.buffer == Buffer::Output)
+            .map(|middle| place(middle.result).0),
+    }
+}
+
 /// Returns the argument of the kernel.
 fn argument(
     call: abi::Collective,
@@ -119,59 +160,44 @@ fn argument(
     of_user: &Call,
     shape: &Shape,
 ) -> abi::LineProgram {
-    let geometry = geometry(plan, of_user);
-    let size = of_user.dtype.size() as u64;
-    let place = |slice: Slice| {
-        let (offset, elems) = geometry.range(0, slice.part, slice.parts);
-        ((u64::from(slice.block) * of_user.count + offset) * size, elems * size)
-    };
+    let Places { puts, takes, copy, middle, result } = places(phases, plan, of_user);
     let none = abi::LinePeer {
         put_at: abi::NO_SLICE,
         put_bytes: 0,
         take_at: abi::NO_SLICE,
         take_bytes: 0,
     };
+    let (from, copy_to) = copy.unwrap_or(((abi::NO_SLICE, 0), abi::NO_SLICE));
+    let (own_at, middle_bytes) = middle.unwrap_or((abi::NO_SLICE, 0));
     let mut argument = abi::LineProgram {
         call,
         units: shape.units,
         slots: shape.slots as u32,
-        has_middle: u32::from(phases.middle.is_some()),
+        has_middle: u32::from(middle.is_some()),
         middle_to: 0,
         middle_from: 0,
         finish: 0,
         digest: digest((call.descriptor_what, call.descriptor_count)) & !MESSAGE,
-        own_at: abi::NO_SLICE,
-        middle_bytes: 0,
-        result_at: abi::NO_SLICE,
-        copy_from: abi::NO_SLICE,
-        copy_to: abi::NO_SLICE,
-        copy_bytes: 0,
+        own_at,
+        middle_bytes,
+        result_at: result.unwrap_or(abi::NO_SLICE),
+        copy_from: from.0,
+        copy_to,
+        copy_bytes: from.1,
         peers: [none; abi::MAX_RANKS],
     };
-    for (peer, slice) in &phases.puts {
-        let peer = &mut argument.peers[*peer as usize];
-        (peer.put_at, peer.put_bytes) = place(*slice);
+    for (peer, (at, bytes)) in puts {
+        let peer = &mut argument.peers[peer as usize];
+        (peer.put_at, peer.put_bytes) = (at, bytes);
     }
-    for (peer, slice) in &phases.takes {
-        let peer = &mut argument.peers[*peer as usize];
-        (peer.take_at, peer.take_bytes) = place(*slice);
+    for (peer, (at, bytes)) in takes {
+        let peer = &mut argument.peers[peer as usize];
+        (peer.take_at, peer.take_bytes) = (at, bytes);
     }
-    for (from, to) in &phases.copies {
-        (argument.copy_from, argument.copy_bytes) = place(*from);
-        argument.copy_to = place(*to).0;
-    }
-    if let Some(Middle { from, fold, result, to }) = &phases.middle {
+    if let Some(Middle { from, fold, to, .. }) = &phases.middle {
         argument.middle_to = to.iter().fold(0, |all, peer| all | 1 << peer);
         argument.middle_from = from.first().map_or(0, |(peer, _)| *peer);
-        let of_result = place(*result);
-        argument.middle_bytes = of_result.1;
-        if result.buffer == Buffer::Output {
-            argument.result_at = of_result.0;
-        }
-        if let Some(Op::Fold { own, finish, .. }) = fold {
-            (argument.own_at, argument.middle_bytes) = place(*own);
-            argument.finish = u32::from(*finish);
-        }
+        argument.finish = u32::from(matches!(fold, Some(Op::Fold { finish: true, .. })));
     }
     argument
 }
@@ -179,6 +205,51 @@ fn argument(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use oxccl_plan::lines::carry_plan;
+    use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
+
+    #[test]
+    fn units_cover_all_that_is_exchanged_and_slices_lie_within_the_buffers() {
+        for (nranks, count) in (2..=9).flat_map(|n| [1, 7, 8, 1000, 4801].map(|c| (n, c))) {
+            let roots = 0..nranks;
+            let specs = roots.flat_map(|root| {
+                Collective::ALL.map(|collective| Spec::new(collective, nranks, root))
+            });
+            for plan in specs.flat_map(Plan::candidates).filter(carry_plan) {
+                let of_user = Call {
+                    spec: plan.spec,
+                    input: std::ptr::null(),
+                    output: std::ptr::null_mut(),
+                    count,
+                    dtype: DataType::Float32,
+                    op: ReduceOp::Sum,
+                    scale: None,
+                };
+                let (longest, block) = (longest(&plan, &of_user), count * 4);
+                for rank in 0..nranks {
+                    let program = plan.program(rank);
+                    let phases = Phases::of(&program.ops).expect("phases");
+                    let Places { puts, takes, copy, middle, result } =
+                        places(&phases, &plan, &of_user);
+                    let of_result = |(at, (_, bytes)): (u64, Place)| at + bytes;
+                    assert!(result.zip(middle).is_none_or(
+                        |r| of_result(r) <= block * u64::from(plan.spec.output_blocks(rank))
+                    ));
+                    let input = block * u64::from(plan.spec.input_blocks(rank));
+                    let output = block * u64::from(plan.spec.output_blocks(rank));
+                    let fits = |(at, bytes): (u64, u64), of: u64| at + bytes <= of;
+                    assert!(puts.iter().all(|(_, p)| fits(*p, input) && p.1 <= longest));
+                    assert!(takes.iter().all(|(_, p)| fits(*p, output) && p.1 <= longest));
+                    if let Some((from, to)) = copy {
+                        assert!(fits(from, input) && fits((to, from.1), output), "{plan:?}");
+                        // Only kernels for more ranks copy more than they exchange.
+                        assert!(from.1 <= longest || nranks > 2, "{plan:?}");
+                    }
+                    assert!(middle.is_none_or(|(_, bytes)| bytes <= longest), "{plan:?}");
+                }
+            }
+        }
+    }
 
     #[test]
     fn units_cover_a_slice_and_are_spread_evenly() {

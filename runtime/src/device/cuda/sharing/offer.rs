@@ -27,13 +27,15 @@ pub struct Offer {
     pub max_blocks: u32,
     /// The address at which the rank takes messages about buffers.
     pub inbound: Address,
+    /// True if the rank wants data to travel in lines.
+    pub lines: bool,
     /// True if other GPUs may reach the rank's memory.
     pub peer_access: bool,
     /// True if the rank may share memory of the host.
     pub host_memory: bool,
 }
 
-const OFFER_BYTES: usize = 16 + 8 + 64 + 5 * 4 + 32 + 2;
+const OFFER_BYTES: usize = 16 + 8 + 64 + 5 * 4 + 32 + 3;
 
 impl Offer {
     /// Returns the offer as bytes, for [`decode`](Self::decode).
@@ -43,7 +45,7 @@ impl Offer {
         let (index, numbers) = (self.index.to_le_bytes(), numbers.as_flattened());
         let Address { name, key } = &self.inbound;
         let address = self.address.to_le_bytes();
-        let may = [u8::from(self.peer_access), u8::from(self.host_memory)];
+        let may = [self.peer_access, self.host_memory, self.lines].map(u8::from);
         [&self.uuid[..], &address, &self.handle, &index, numbers, name, key, &may].concat()
     }
 
@@ -63,7 +65,7 @@ impl Offer {
         inbound.key.copy_from_slice(&bytes[124..140]);
         let (index, multiprocessors, free) = (word(88) as i32, word(92), word(96));
         let (exchange_blocks, max_blocks) = (word(100), word(104));
-        let (peer_access, host_memory) = (bytes[140] != 0, bytes[141] != 0);
+        let [peer_access, host_memory, lines] = [140, 141, 142].map(|at| bytes[at] != 0);
         Ok(Self {
             uuid,
             address,
@@ -74,6 +76,7 @@ impl Offer {
             exchange_blocks,
             max_blocks,
             inbound,
+            lines,
             peer_access,
             host_memory,
         })
@@ -120,9 +123,11 @@ pub fn shares(offers: &[Offer]) -> Shares {
     let exchange = |lanes: u32| (queues * lanes).div_ceil(blocks);
     let fitting = (1..=abi::LANES as u32).rev().find(|&lanes| exchange(lanes) <= left);
     let lanes = fitting.filter(|_| ranks == 1).unwrap_or(1);
-    // Two blocks of messages in lines share a multiprocessor.
+    // Two blocks of messages in lines may share a multiprocessor, or each may keep a block of a
+    // collective off one.
     let line_lanes = (2 * channels / queues.max(1)).clamp(1, abi::LINE_LANES as u32);
-    let held = channels.max(exchange(lanes)).max((queues * line_lanes).div_ceil(2));
+    let in_lines = if offers.iter().all(|o| o.lines) { queues * line_lanes } else { 0 };
+    let held = channels.max(exchange(lanes)).max(in_lines);
     Shares { ranks, channels, lanes, line_lanes, held }
 }
 
@@ -143,6 +148,7 @@ mod tests {
             exchange_blocks: 3,
             max_blocks,
             inbound: Address::default(),
+            lines: false,
             peer_access: true,
             host_memory: true,
         }
@@ -184,7 +190,7 @@ mod tests {
         assert_eq!(fitting(1, 2)[..6], [32, 25, 18, 14, 10, 8]);
         assert_eq!(fitting(1, 8)[..6], [32, 25, 18, 14, 10, 8]);
         assert_eq!(fitting(4, 4)[..3], [16, 9, 4]);
-        for (ranks_per_gpu, nranks, least) in [(1, 2, 12), (1, 8, 9), (1, 16, 6), (2, 16, 2)] {
+        for (ranks_per_gpu, nranks, least) in [(1, 2, 12), (1, 8, 10), (1, 16, 6), (2, 16, 2)] {
             let channels = fitting(ranks_per_gpu, nranks);
             assert!(channels.is_sorted_by(|a, b| a >= b), "{channels:?}");
             assert!(channels.len() >= least, "{nranks}, {ranks_per_gpu} a GPU: {channels:?}");
@@ -204,7 +210,7 @@ mod tests {
         let inbound = Address { name: [8; 16], key: [9; 16] };
         let (address, multiprocessors, max_blocks) = (0x7f01_0203_0405, 132, 20);
         let (free, exchange_blocks) = (101, 3);
-        let (peer_access, host_memory, index) = (true, false, 3);
+        let (peer_access, host_memory, lines, index) = (true, false, true, 3);
         let offer = Offer {
             uuid,
             address,
@@ -215,6 +221,7 @@ mod tests {
             exchange_blocks,
             max_blocks,
             inbound,
+            lines,
             peer_access,
             host_memory,
         };
