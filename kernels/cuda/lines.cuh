@@ -360,13 +360,15 @@ struct LineEnds {
         for (int g = 0; g < G; g++) {
           if (from[g] < 0) continue;
           char* first = ONE ? incoming : slots_of(r.rank, from[g]);
+          uint64_t lacking = 0;
 #pragma unroll
           for (int u = 0; u < U; u++) {
             if (u >= slots) continue;
             const char* at = slot(first, number[g] + u) + 8;
             uint64_t wanted = (number[g] + u) | uint64_t(digest) << 32;
-            if (load_number(at) != wanted || load_number(at + 512) != wanted) missing = from[g];
+            lacking |= (load_number(at) ^ wanted) | (load_number(at + 512) ^ wanted);
           }
+          if (lacking) missing = from[g];
         }
       }
       uint32_t who = __ballot_sync(~0u, missing >= 0);
