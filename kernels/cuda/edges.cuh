@@ -10,12 +10,7 @@ namespace oxccl {
 // A line that the host may have written.
 __device__ inline uint4 load_fresh(const char* at, uint64_t len, bool fits) {
   if (!fits || len < 16) return load_line(at, len, false);
-  uint4 v;
-  asm volatile("ld.volatile.global.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(at)
-               : "memory");
-  return v;
+  return load_volatile(at);
 }
 
 template <typename E>

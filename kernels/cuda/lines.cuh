@@ -27,15 +27,6 @@ struct Pair {
   uint4 first, second;
 };
 
-__device__ inline uint4 load_volatile(const char* at) {
-  uint4 v;
-  asm volatile("ld.volatile.global.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(at)
-               : "memory");
-  return v;
-}
-
 __device__ inline uint64_t load_number(const char* at) {
   uint64_t v;
   asm volatile("ld.volatile.global.u64 %0, [%1];" : "=l"(v) : "l"(at) : "memory");

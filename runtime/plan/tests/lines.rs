@@ -34,7 +34,7 @@ struct Edge {
     credit: u64,
 }
 
-/// What a warp does next.
+/// The next action of a warp.
 #[derive(Clone, Copy, Debug)]
 struct Action {
     puts: bool,
@@ -49,7 +49,7 @@ enum Fault {
     Deadlock,
     /// Slots are written that were not read.
     Overwritten,
-    /// What comes next on the edge is not what the program takes.
+    /// The next message on the edge is another than the program takes.
     Swapped,
 }
 

@@ -2,7 +2,7 @@
 //! rank order, and passes the result on. This takes two message times and the traffic of a ring,
 //! and gives the bits of the direct plans, over any link and for any number of ranks.
 //!
-//! Of a rooted collective the root has no share, as its edges carry everything anyway: in a
+//! The root of a rooted collective has no share, as its edges carry everything anyway: in a
 //! broadcast every other rank passes on the share that came from the root, and in a reduction the
 //! others fold, and send their results to the root.
 //!

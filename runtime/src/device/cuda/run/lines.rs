@@ -116,11 +116,11 @@ type Place = (u64, u64);
 
 /// The slices of a program, as places in the user's buffers.
 struct Places {
-    /// What is put, each with its receiver.
+    /// The slices that are put, each with its receiver.
     puts: Vec<(u32, Place)>,
-    /// What is taken, each with its sender.
+    /// The slices that are taken, each with its sender.
     takes: Vec<(u32, Place)>,
-    /// What is copied, and the offset to which.
+    /// The slice that is copied, and the offset to which.
     copy: Option<(Place, u64)>,
     /// The operand of this rank in the middle phase; without a fold, the result.
     middle: Option<Place>,
