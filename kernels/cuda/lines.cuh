@@ -106,9 +106,11 @@ __device__ inline uint64_t* line_credit(const Rank& r, int sender, int channel, 
 }
 
 // A warp's ends of the channel's edges. The number of a line has a digest of the call in its upper
-// half: what a peer puts for another call is never taken, and is found out elsewhere. ONE: there are
-// edges with one peer, whose counters all threads hold; else the thread `p` of the warp holds those
-// of the edges to and from the rank at place `p`.
+// half: what a peer puts for another call is never taken. Announcements tell calls that differ; a
+// message that nobody receives, with the same collective behind it at both ranks, holds the edge up
+// until the limit of the communicator. ONE: there are edges with one peer, whose counters all
+// threads hold; else the thread `p` of the warp holds those of the edges to and from the rank at
+// place `p`.
 template <bool ONE>
 struct LineEnds {
   const Rank& r;
@@ -606,7 +608,7 @@ struct LineRun {
       Pair v[1][U];
       int from[1] = {int(p.middle_from)};
       if (!ends.take(from, p.slots, v)) return false;
-  #pragma unroll
+#pragma unroll
       for (int u = 0; u < U; u++) result[u] = v[0][u];
       return true;
     }
@@ -670,8 +672,8 @@ struct LineRun {
     return true;
   }
 
-  // Between two ranks nothing is passed on, so reductions take nothing. A unit is loaded while the one before the one before it
-  // is awaited.
+  // Between two ranks nothing is passed on, so reductions take nothing. A unit is loaded while the
+  // one before the one before it is awaited.
   __device__ void run_two(uint64_t first, int64_t step) {
     const LinePeer& with = p.peers[1 - rank().rank];
     bool copies = !FOLDS && with.put_at != NO_SLICE && p.copy_to != NO_SLICE &&

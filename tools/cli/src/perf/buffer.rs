@@ -58,7 +58,7 @@ impl Device {
     }
 }
 
-/// Where memory comes from.
+/// The origin of a buffer's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Memory {
     /// The allocator of this program.

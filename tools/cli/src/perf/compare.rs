@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use serde_json::Value;
 use std::process::ExitCode;
 
-/// What tells the rows of a file apart. A file may lack some of these in all rows.
+/// The fields that tell the rows of a file apart. A file may lack some of these in all rows.
 const KEYS: [&str; 11] = [
     "collective",
     "device",
@@ -19,7 +19,7 @@ const KEYS: [&str; 11] = [
     "in_place",
 ];
 
-/// What is left of a figure that counts as fallen.
+/// The share of a figure below which it counts as fallen.
 const LEFT: f64 = 0.95;
 
 /// Compares the rows of two files of `--json` and prints what fell. The exit code is 2 if something

@@ -73,7 +73,7 @@ pub(super) fn seat(launch: &Launch, libraries: u32) -> Result<(Launch, u32)> {
     Ok((own, launch.rank / each))
 }
 
-/// What is the same for all rows of a measurement.
+/// The facts that all rows of a measurement share.
 pub(super) struct Setting<'a> {
     pub(super) options: &'a Options,
     pub(super) device: Device,

@@ -116,10 +116,10 @@ type Place = (u64, u64);
 
 /// The slices of a program, as places in the user's buffers.
 struct Places {
-    /// The slices that are put, each with its receiver.
-    puts: Vec<(u32, Place)>,
-    /// The slices that are taken, each with its sender.
-    takes: Vec<(u32, Place)>,
+    /// The slices that are put, by receiver.
+    puts: [Option<Place>; abi::MAX_RANKS],
+    /// The slices that are taken, by sender.
+    takes: [Option<Place>; abi::MAX_RANKS],
     /// The slice that is copied, and the offset to which.
     copy: Option<(Place, u64)>,
     /// The operand of this rank in the middle phase; without a fold, the result.
@@ -135,10 +135,14 @@ fn places(phases: &Phases, plan: &Plan, call: &Call) -> Places {
         let (offset, elems) = geometry.range(0, slice.part, slice.parts);
         ((u64::from(slice.block) * call.count + offset) * size, elems * size)
     };
-    let with = |(peer, slice): &(u32, Slice)| (*peer, place(*slice));
+    let by_peer = |slices: &[(u32, Slice)]| {
+        let mut all = [None; abi::MAX_RANKS];
+        slices.iter().for_each(|(peer, slice)| all[*peer as usize] = Some(place(*slice)));
+        all
+    };
     Places {
-        puts: phases.puts.iter().map(with).collect(),
-        takes: phases.takes.iter().map(with).collect(),
+        puts: by_peer(&phases.puts),
+        takes: by_peer(&phases.takes),
         copy: phases.copies.first().map(|(from, to)| (place(*from), place(*to).0)),
         middle: phases.middle.as_ref().map(|middle| match middle.fold {
             Some(Op::Fold { own, .. }) => place(own),
@@ -161,14 +165,13 @@ fn argument(
     shape: &Shape,
 ) -> abi::LineProgram {
     let Places { puts, takes, copy, middle, result } = places(phases, plan, of_user);
-    let none = abi::LinePeer {
-        put_at: abi::NO_SLICE,
-        put_bytes: 0,
-        take_at: abi::NO_SLICE,
-        take_bytes: 0,
-    };
     let (from, copy_to) = copy.unwrap_or(((abi::NO_SLICE, 0), abi::NO_SLICE));
     let (own_at, middle_bytes) = middle.unwrap_or((abi::NO_SLICE, 0));
+    let peers = std::array::from_fn(|peer| {
+        let of = |places: &[Option<Place>]| places[peer].unwrap_or((abi::NO_SLICE, 0));
+        let ((put_at, put_bytes), (take_at, take_bytes)) = (of(&puts), of(&takes));
+        abi::LinePeer { put_at, put_bytes, take_at, take_bytes }
+    });
     let mut argument = abi::LineProgram {
         call,
         units: shape.units,
@@ -184,16 +187,8 @@ fn argument(
         copy_from: from.0,
         copy_to,
         copy_bytes: from.1,
-        peers: [none; abi::MAX_RANKS],
+        peers,
     };
-    for (peer, (at, bytes)) in puts {
-        let peer = &mut argument.peers[peer as usize];
-        (peer.put_at, peer.put_bytes) = (at, bytes);
-    }
-    for (peer, (at, bytes)) in takes {
-        let peer = &mut argument.peers[peer as usize];
-        (peer.take_at, peer.take_bytes) = (at, bytes);
-    }
     if let Some(Middle { from, fold, to, .. }) = &phases.middle {
         argument.middle_to = to.iter().fold(0, |all, peer| all | 1 << peer);
         argument.middle_from = from.first().map_or(0, |(peer, _)| *peer);
@@ -238,8 +233,8 @@ mod tests {
                     let input = block * u64::from(plan.spec.input_blocks(rank));
                     let output = block * u64::from(plan.spec.output_blocks(rank));
                     let fits = |(at, bytes): (u64, u64), of: u64| at + bytes <= of;
-                    assert!(puts.iter().all(|(_, p)| fits(*p, input) && p.1 <= longest));
-                    assert!(takes.iter().all(|(_, p)| fits(*p, output) && p.1 <= longest));
+                    assert!(puts.iter().flatten().all(|p| fits(*p, input) && p.1 <= longest));
+                    assert!(takes.iter().flatten().all(|p| fits(*p, output) && p.1 <= longest));
                     if let Some((from, to)) = copy {
                         assert!(fits(from, input) && fits((to, from.1), output), "{plan:?}");
                         // Only kernels for more ranks copy more than they exchange.
