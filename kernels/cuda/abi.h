@@ -359,8 +359,8 @@ typedef struct Rank {
   uint32_t line_slots;
   // Lanes of a queue of messages in lines.
   uint32_t line_lanes;
-  // Padding.
-  uint32_t unused;
+  // Channels of lines that have slots.
+  uint32_t line_channels;
   // Packets that a channel has room for behind the large stage, per rank and half.
   uint32_t large_packets;
   // The addresses at which the ranks' shared memory is mapped here, by rank.
@@ -502,8 +502,8 @@ typedef struct Message {
   uint32_t slots;
   // The upper half of the numbers of the message's lines.
   uint32_t digest;
-  // Padding.
-  uint32_t unused;
+  // Lanes that carry the message in lines.
+  uint32_t lanes;
 } Message;
 
 // A group with few messages, as a small argument: launches hold their arguments until they run,

@@ -13,6 +13,8 @@
 // before it puts the next one, so one slot would suffice.
 #pragma once
 
+#include <type_traits>
+
 #include "interpret.cuh"
 
 namespace oxccl {
@@ -38,6 +40,34 @@ __device__ inline void store_volatile(char* at, uint4 v) {
                "r"(v.z), "r"(v.w)
                : "memory");
 }
+
+// Keeps the compiler from computing a value anew wherever it is used, which takes longer than the
+// register is worth.
+template <typename T>
+__device__ inline T kept(T value) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8, "a register or two");
+  if constexpr (sizeof(T) == 4) {
+    asm volatile("" : "+r"(value));
+  } else {
+    asm volatile("" : "+l"(value));
+  }
+  return value;
+}
+
+// A stretch of the user's memory; none if it is null.
+struct Span {
+  char* at;
+  uint64_t bytes;
+
+  __device__ Span() : at(nullptr), bytes(0) {}
+  __device__ Span(const void* at, uint64_t bytes)
+      : at(static_cast<char*>(const_cast<void*>(at))), bytes(bytes) {}
+
+  // Returns whether so many bytes from a place on are there and aligned to 16.
+  __device__ bool has(uint64_t from, uint32_t len) const {
+    return from + len <= bytes && aligned(reinterpret_cast<uint64_t>(at));
+  }
+};
 
 // Waits of a warp for a message give up when the peer has begun a collective instead, as `await`
 // does; `message` is null in a collective.
@@ -100,8 +130,8 @@ __device__ inline LineCounters* line_counters(const Rank& r, int channel, int pe
 }
 
 // The word in which a receiver counts the slots that it has taken, in the sender's memory.
-__device__ inline uint64_t* line_credit(const Rank& r, int sender, int channel, int receiver) {
-  return reinterpret_cast<uint64_t*>(r.shared[sender] + r.line_credits_at) +
+__device__ inline volatile uint64_t* line_credit(const Rank& r, int sender, int channel, int receiver) {
+  return reinterpret_cast<volatile uint64_t*>(r.shared[sender] + r.line_credits_at) +
          channel * r.nranks + receiver;
 }
 
@@ -117,29 +147,38 @@ struct LineEnds {
   const Message* message;  // the one under way; null in a collective
   uint32_t digest;
   int channel, thread, second;  // where the thread's data of the second row lie in a unit
+  uint32_t ring_mask;           // of the offset of a slot from the first one of its channel
   bool ends_line;               // whether the thread is the last one of a line
   bool dead;                    // whether the communicator has failed
   uint64_t put, taken, room;    // slots that were put, that were taken, and that the peer has taken
   char *outgoing, *incoming;    // the slots at the one peer, and here
+  // The words of credit of this rank here, and of the one peer there.
+  volatile uint64_t *credit_here, *credit_there;
+  char* staging;                // shared memory for the data of a slot
 
-  // The ends of no channel.
-  __device__ explicit LineEnds(const Rank& r) : r(r), message(nullptr) {}
-
-  __device__ LineEnds(const Rank& r, uint32_t digest, int channel, int one)
-      : r(r), message(nullptr), digest(digest), channel(channel), thread(threadIdx.x & 31) {
+  __device__ LineEnds(const Rank& r, uint32_t digest, int channel, int one, char* staging)
+      : r(r),
+        message(nullptr),
+        digest(digest),
+        channel(channel),
+        thread(kept(threadIdx.x & 31)),
+        ring_mask(kept(uint32_t((r.line_slots - 1) * UNIT_BYTES))),
+        staging(staging) {
     int peer = ONE ? one : thread < r.nranks ? thread : 0;
     const volatile LineCounters* own = line_counters(r, channel, peer);
     put = own->put;
     taken = own->taken;
-    room = *const_cast<const volatile uint64_t*>(line_credit(r, r.rank, channel, peer));
+    room = *line_credit(r, r.rank, channel, peer);
     dead = faulty(r) != FAULT_NONE;
     if (ONE) room = __shfl_sync(~0u, room, 0);
     dead = __shfl_sync(~0u, dead, 0);
-    second = 512 + (thread - (thread >> 3)) * 16;
+    second = kept(512 + (thread - (thread >> 3)) * 16);
     ends_line = (thread & 7) == 7;
     if (ONE) {
-      outgoing = slots_of(one, r.rank);
-      incoming = slots_of(r.rank, one);
+      outgoing = kept(slots_of(one, r.rank));
+      incoming = kept(slots_of(r.rank, one));
+      credit_here = kept(line_credit(r, r.rank, channel, one));
+      credit_there = kept(line_credit(r, one, channel, r.rank));
     }
   }
 
@@ -156,75 +195,69 @@ struct LineEnds {
     own->taken = taken;
   }
 
+  // The same, of those with the one peer, in the directions that the warp used.
+  __device__ void leave(int one, bool puts, bool takes) const {
+    if (thread != 0) return;
+    LineCounters* own = line_counters(r, channel, one);
+    if (puts) own->put = put;
+    if (takes) own->taken = taken;
+  }
+
   // A thread's place in the first slot of the channel from a rank to another.
   __device__ char* slots_of(int at, int from) const {
-    uint64_t channels = uint64_t(from < at ? from : from - 1) * LINE_CHANNELS + channel;
+    uint64_t channels = uint64_t(from < at ? from : from - 1) * r.line_channels + channel;
     return reinterpret_cast<char*>(r.shared[at] + r.lines_at) +
            channels * r.line_slots * UNIT_BYTES + thread * 16;
   }
 
-  __device__ char* slot(char* first, uint32_t number) const {
-    return first + (number & (r.line_slots - 1)) * UNIT_BYTES;
+  template <typename C>
+  __device__ C* slot(C* first, uint32_t number) const {
+    return first + (number * uint32_t(UNIT_BYTES) & ring_mask);
   }
 
-  // Loads or stores up to 16 bytes of a buffer of any alignment, as many as there are; in words if
-  // `words`. All threads of a warp make the same steps, so that they stay together.
-  __device__ static uint4 load_bytes(const char* at, int len, bool words) {
-    uint64_t low = 0, high = 0;
+  // Copies `len` bytes between user memory of any alignment and a warp's shared memory; all threads
+  // make the same steps.
+  __device__ static void copy_bytes(char* to, const char* from, uint32_t len) {
+    uint64_t both = reinterpret_cast<uint64_t>(to) | reinterpret_cast<uint64_t>(from) | len;
+    bool words = (both & 3) == 0;
+    uint32_t thread = threadIdx.x & 31, size = words ? 4 : 1;
+    __syncwarp();
 #pragma unroll 1
-    for (int i = 0; i < 16; i += words ? 4 : 1) {
-      uint64_t v = 0;
-      if (i < len)
-        v = words ? *reinterpret_cast<const volatile uint32_t*>(at + i)
-                  : *reinterpret_cast<const volatile unsigned char*>(at + i);
-      low |= i < 8 ? v << (8 * i) : 0;
-      high |= i < 8 ? 0 : v << (8 * (i - 8));
-    }
-    return {uint32_t(low), uint32_t(low >> 32), uint32_t(high), uint32_t(high >> 32)};
-  }
-
-  __device__ static void store_bytes(char* at, int len, bool words, uint4 v) {
-    uint64_t low = v.x | uint64_t(v.y) << 32, high = v.z | uint64_t(v.w) << 32;
-#pragma unroll 1
-    for (int i = 0; i < 16; i += words ? 4 : 1) {
-      uint64_t shifted = i < 8 ? low >> (8 * i) : high >> (8 * (i - 8));
-      if (i >= len) continue;
-      if (words) {
-        *reinterpret_cast<volatile uint32_t*>(at + i) = uint32_t(shifted);
-      } else {
-        *reinterpret_cast<volatile char*>(at + i) = char(shifted);
+    for (uint32_t i = 0; i < len; i += 32 * size) {
+      uint32_t at = i + thread * size;
+      if (at < len) {
+        if (words) {
+          *reinterpret_cast<volatile uint32_t*>(to + at) =
+              *reinterpret_cast<const volatile uint32_t*>(from + at);
+        } else {
+          *const_cast<volatile char*>(to + at) = *const_cast<const volatile char*>(from + at);
+        }
       }
+      __syncwarp();
     }
   }
 
-  // The bytes of a piece that begins at `from` of `len` bytes.
-  __device__ static int piece(uint64_t len, int from) {
-    return int(len < UNIT_DATA_BYTES ? len : UNIT_DATA_BYTES) - from;
+  // The bytes of a slot of a span.
+  __device__ static uint32_t piece(const Span& span, uint64_t from) {
+    uint64_t left = span.bytes > from ? span.bytes - from : 0;
+    return left < UNIT_DATA_BYTES ? left : UNIT_DATA_BYTES;
   }
 
-  // A slot that is not whole or not aligned in the user's memory, out of the way of the others:
-  // little code is loaded sooner.
-  __device__ __noinline__ static Pair load_part(const char* from, uint64_t len, int first,
-                                                int second) {
-    bool words = ((reinterpret_cast<uint64_t>(from) | len) & 3) == 0;
-    return {load_bytes(from + first, piece(len, first), words),
-            load_bytes(from + second, piece(len, second), words)};
+  // What is not whole, or not aligned, passes through the warp's shared memory.
+  __device__ __noinline__ static char* bring(char* staging, Span span, uint64_t from) {
+    copy_bytes(staging, span.at + from, piece(span, from));
+    return staging;
   }
 
-  __device__ __noinline__ static void store_part(char* to, uint64_t len, int first, int second,
-                                                 Pair v) {
-    bool words = ((reinterpret_cast<uint64_t>(to) | len) & 3) == 0;
-    store_bytes(to + first, piece(len, first), words, v.first);
-    store_bytes(to + second, piece(len, second), words, v.second);
+  __device__ __noinline__ static void carry_off(Span span, uint64_t from, const char* staging) {
+    copy_bytes(span.at + from, staging, piece(span, from));
   }
-
-  // The place of a thread's data in the second row; in the last thread of a line it has none.
-  __device__ int second_part() const { return ends_line ? UNIT_DATA_BYTES : second; }
 
   // Returns whether the threads of the warp are together: `__syncwarp` alone does not bring them
   // together where the compiler takes them for apart.
   __device__ static bool together() {
     uint32_t mask;
+    __syncwarp();
     asm volatile("activemask.b32 %0;" : "=r"(mask)::"memory");
     return mask == ~0u;
   }
@@ -249,45 +282,80 @@ struct LineEnds {
     }
   }
 
-  // Loads a thread's data of the slots of a unit, of user memory that has `len` bytes left, as they
-  // lie there. `pack` moves what would be in the place of the number; it waits for the load.
+  // Loads a thread's data of a slot, as they lie there; `first` and `other` are the places of those
+  // of its rows.
+  __device__ void load_rows(const char* first, const char* other, Pair& v) const {
+    v.first = load_once(first);
+    if (!ends_line) v.second = load_once(other);
+  }
+
+  __device__ Pair load_slot(const char* base) const {
+    Pair v;
+    load_rows(base + thread * 16, base + second, v);
+    return v;
+  }
+
+  // Loads a thread's data of the slots of a unit that begins at `from`, as they lie there. `pack`
+  // moves what would be in the place of the number; it waits for the load.
   template <int U>
-  __device__ void load(const char* from, uint64_t len, int slots, Pair (&v)[U]) const {
-    const char *first = from + thread * 16, *other = from + second;
-    bool whole = aligned(reinterpret_cast<uint64_t>(from)) && len >= slots * UNIT_DATA_BYTES;
+  __device__ void load(const Span& span, uint64_t from, int slots, Pair (&v)[U]) const {
+    const char* base = span.at + from;
+    if (span.has(from, slots * UNIT_DATA_BYTES)) {
 #pragma unroll
-    for (int u = 0; u < U; u++) {
-      uint64_t at = u * UNIT_DATA_BYTES;
-      if (u >= slots) continue;
-      if (whole) {
-        v[u].first = __ldcg(reinterpret_cast<const uint4*>(first + at));
-        if (!ends_line) v[u].second = __ldcg(reinterpret_cast<const uint4*>(other + at));
-      } else {
-        v[u] = load_part(from + at, len > at ? len - at : 0, thread * 16, second_part());
-      }
+      for (int u = 0; u < U; u++)
+        if (u < slots) v[u] = load_slot(base + u * UNIT_DATA_BYTES);
+      return;
     }
+#pragma unroll
+    for (int u = 0; u < U; u++)
+      if (u < slots) v[u] = load_slot(bring(staging, span, from + u * UNIT_DATA_BYTES));
+  }
+
+  // Loads user or shared memory, past the cache of the multiprocessor.
+  __device__ static uint4 load_once(const char* at) {
+    uint4 v;
+    asm volatile("ld.relaxed.gpu.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(at)
+                 : "memory");
+    return v;
   }
 
   __device__ void pack(Pair& v) const {
     if (ends_line) v.second.x = v.first.z, v.second.y = v.first.w;
   }
 
+  // The reverse of `pack`.
+  __device__ Pair unpacked(Pair v) const {
+    if (ends_line) v.first.z = v.second.x, v.first.w = v.second.y;
+    return v;
+  }
+
+  __device__ void store_rows(char* first, char* other, Pair v) const {
+    v = unpacked(v);
+    *reinterpret_cast<uint4*>(first) = v.first;
+    if (!ends_line) *reinterpret_cast<uint4*>(other) = v.second;
+  }
+
+  __device__ void store_slot(char* base, const Pair& v) const {
+    store_rows(base + thread * 16, base + second, v);
+  }
+
   template <int U>
-  __device__ void store(char* to, uint64_t len, int slots, const Pair (&v)[U]) const {
-    char *first = to + thread * 16, *other = to + second;
-    bool whole = aligned(reinterpret_cast<uint64_t>(to)) && len >= slots * UNIT_DATA_BYTES;
+  __device__ void store(const Span& span, uint64_t from, int slots, const Pair (&v)[U]) const {
+    char* base = span.at + from;
+    if (span.has(from, slots * UNIT_DATA_BYTES)) {
+#pragma unroll
+      for (int u = 0; u < U; u++)
+        if (u < slots) store_slot(base + u * UNIT_DATA_BYTES, v[u]);
+      return;
+    }
 #pragma unroll
     for (int u = 0; u < U; u++) {
-      uint64_t at = u * UNIT_DATA_BYTES;
       if (u >= slots) continue;
-      Pair w = v[u];
-      if (ends_line) w.first.z = w.second.x, w.first.w = w.second.y;
-      if (whole) {
-        *reinterpret_cast<uint4*>(first + at) = w.first;
-        if (!ends_line) *reinterpret_cast<uint4*>(other + at) = w.second;
-      } else {
-        store_part(to + at, len > at ? len - at : 0, thread * 16, second_part(), w);
-      }
+      __syncwarp();
+      store_slot(staging, v[u]);
+      carry_off(span, from + u * UNIT_DATA_BYTES, staging);
     }
   }
 
@@ -302,30 +370,57 @@ struct LineEnds {
     }
   }
 
+  // Loads the word of credit of the one peer; `grant` takes its value in when it has come.
+  __device__ uint64_t load_room() const { return *credit_here; }
+
+  __device__ void grant(uint64_t seen) {
+    seen = __shfl_sync(~0u, seen, 0);
+    if (reached(seen, room)) room = seen;
+  }
+
+  // Waits until a peer has room for so many slots; false when it will not have it.
+  __device__ bool await_room(int peer, int slots) {
+    uint64_t target = of(put, peer) + slots - r.line_slots;
+    if (reached(of(room, peer), target)) return true;
+    const volatile uint64_t* word = ONE ? credit_here : line_credit(r, r.rank, channel, peer);
+    uint64_t seen = wait_room(r, word, peer, message, target);
+    if (ONE || thread == peer) room = seen;
+    dead |= !reached(seen, target);
+    return !dead;
+  }
+
+  // What is put in the next slots but `u`, with its number. The threads of a line have to store
+  // together.
+  __device__ Pair numbered(uint32_t number, Pair v) const {
+    if (ends_line) {
+      v.first.z = v.second.z = number;
+      v.first.w = v.second.w = digest;
+    }
+    return v;
+  }
+
+  __device__ void put_slot(int u, const Pair& v) const {
+    uint32_t number = uint32_t(put) + u + 1;
+    Pair w = numbered(number, v);
+    char* at = slot(outgoing, number);
+    store_volatile(at, w.first);
+    store_volatile(at + 512, w.second);
+  }
+
   // Waits until the peer has room for the slots of a unit, and puts them; false when it will not
-  // have it. The threads of a line have to store together.
+  // have it.
   template <int U>
   __device__ bool put_unit(int peer, int slots, const Pair (&v)[U]) {
-    if (dead) return false;
-    uint64_t before = of(put, peer), target = before + slots - r.line_slots;
-    if (!reached(of(room, peer), target)) {
-      uint64_t seen = wait_room(r, line_credit(r, r.rank, channel, peer), peer, message, target);
-      if (ONE || thread == peer) room = seen;
-      if (!reached(seen, target)) return false;
-    }
+    if (dead || !await_room(peer, slots)) return false;
     char* to = ONE ? outgoing : slots_of(peer, r.rank);
+    uint32_t next = uint32_t(of(put, peer)) + 1;
+    bool all = together();
 #pragma unroll
     for (int u = 0; u < U; u++) {
       if (u >= slots) continue;
-      uint32_t number = uint32_t(before) + u + 1;
-      Pair w = v[u];
-      if (ends_line) {
-        w.first.z = w.second.z = number;
-        w.first.w = w.second.w = digest;
-      }
-      char* at = slot(to, number);
-      __syncwarp();
-      if (together()) {
+      Pair w = numbered(next + u, v[u]);
+      char* at = slot(to, next + u);
+      if (all) {
         store_volatile(at, w.first);
         store_volatile(at + 512, w.second);
       } else {
@@ -336,104 +431,131 @@ struct LineEnds {
     return true;
   }
 
-  // Not 0 in the last thread of a line that is not there.
-  __device__ uint32_t lacks(uint4 v, uint32_t number) const {
-    return (v.z ^ number) | (v.w ^ digest);
+  // The place of the number of a line of the next slots from a rank, of which there are up to 4:
+  // the thread `t` looks at line `t`. `skip` slots were seen and are not given back yet.
+  __device__ const char* number_at(int from, int skip) const {
+    const char* first = (ONE ? incoming : slots_of(r.rank, from)) - thread * 16;
+    return slot(first, line_number(from, skip)) + (thread & 7) * 128 + 120;
   }
 
-  // Waits until the numbers of the next slots of each of G ranks are there, of those in `from` that
-  // are not negative; false when they will not come.
-  template <int G, int U>
-  __device__ bool await_numbers(const int (&from)[G], const uint32_t (&number)[G], int slots) const {
+  __device__ uint32_t line_number(int from, int skip) const {
+    return uint32_t(of(taken, from)) + skip + 1 + (thread >> 3);
+  }
+
+  __device__ uint64_t look(int from, int slots, int skip) const {
+    const char* at = number_at(from, skip);
+    return thread < slots * 8 ? load_number(at) : 0;
+  }
+
+  // Waits until the lines of the next slots from a rank are there; false when they will not come.
+  // `seen` is what the warp saw when it looked. A line is stored at once, but a load that meets it
+  // may find its number and not yet all of its data: so data are loaded once the number was seen.
+  __device__ bool await_lines(int from, int slots, int skip, uint64_t seen) {
+    uint64_t wanted = line_number(from, skip) | uint64_t(digest) << 32;
+    bool looks = thread < slots * 8;
+    if (__all_sync(~0u, !looks || seen == wanted)) return true;
+    const char* at = number_at(from, skip);
+    dead = !wait_lines(r, from, looks ? at : nullptr, wanted, message);
+    return !dead;
+  }
+
+  __device__ __noinline__ static bool wait_lines(const Rank& r, int from, const char* at,
+                                                 uint64_t wanted, const Message* message) {
     WarpWait wait;
     for (;;) {
-      int missing = -1;
-      if (ends_line) {
-#pragma unroll
-        for (int g = 0; g < G; g++) {
-          if (from[g] < 0) continue;
-          char* first = ONE ? incoming : slots_of(r.rank, from[g]);
-          uint64_t lacking = 0;
-#pragma unroll
-          for (int u = 0; u < U; u++) {
-            if (u >= slots) continue;
-            const char* at = slot(first, number[g] + u) + 8;
-            uint64_t wanted = (number[g] + u) | uint64_t(digest) << 32;
-            lacking |= (load_number(at) ^ wanted) | (load_number(at + 512) ^ wanted);
-          }
-          if (lacking) missing = from[g];
-        }
-      }
-      uint32_t who = __ballot_sync(~0u, missing >= 0);
-      if (who == 0) return true;
-      if (wait.over(r, G == 1 ? from[0] : __shfl_sync(~0u, missing, __ffs(who) - 1), message))
-        return false;
+      if (__all_sync(~0u, !at || load_number(at) == wanted)) return true;
+      if (wait.over(r, from, message)) return false;
     }
   }
 
-  // Takes the next slots of each of G ranks, and gives them back; false when they will not come. A
-  // line is stored at once, but a load that meets it may find its number and not yet all of its
-  // data. So data count that were loaded after the numbers were seen; that their numbers are looked
-  // at again has the warp wait for the data before the slots go back.
-  template <int G, int U>
-  __device__ bool take(const int (&from)[G], int slots, Pair (&v)[G][U]) {
-    if (dead) return false;
-    uint32_t number[G];
+  // Loads a thread's data of the next slots from a rank, whose lines are there.
+  template <int U>
+  __device__ void fetch(int from, int slots, Pair (&v)[U]) const {
+    const char* first = ONE ? incoming : slots_of(r.rank, from);
+    uint32_t number = uint32_t(of(taken, from)) + 1;
 #pragma unroll
-    for (int g = 0; g < G; g++)
-      number[g] = uint32_t(of(taken, from[g] < 0 ? 0 : from[g])) + 1;
-    bool all;
-    do {
-      if (!await_numbers<G, U>(from, number, slots)) return false;
-      uint32_t lacking = 0;
-#pragma unroll
-      for (int g = 0; g < G; g++) {
-        if (from[g] < 0) continue;
-        char* first = ONE ? incoming : slots_of(r.rank, from[g]);
-#pragma unroll
-        for (int u = 0; u < U; u++) {
-          if (u >= slots) continue;
-          const char* at = slot(first, number[g] + u);
-          v[g][u].first = load_volatile(at);
-          v[g][u].second = load_volatile(at + 512);
-        }
-      }
-#pragma unroll
-      for (int g = 0; g < G; g++) {
-        if (from[g] < 0) continue;
-#pragma unroll
-        for (int u = 0; u < U; u++)
-          if (u < slots)
-            lacking |= lacks(v[g][u].first, number[g] + u) | lacks(v[g][u].second, number[g] + u);
-      }
-      all = !__any_sync(~0u, ends_line && lacking != 0);
-    } while (!all);
-#pragma unroll
-    for (int g = 0; g < G; g++) {
-      if (from[g] < 0) continue;
-      if (ONE || thread == from[g]) taken += slots;
-      if (holds(from[g]))
-        *const_cast<volatile uint64_t*>(line_credit(r, from[g], channel, r.rank)) = taken;
+    for (int u = 0; u < U; u++) {
+      if (u >= slots) continue;
+      const char* at = slot(first, number + u);
+      v[u].first = load_volatile(at);
+      v[u].second = load_volatile(at + 512);
     }
-    return true;
+  }
+
+  // Gives slots of a rank back, when what was fetched from them was used: so it has come.
+  __device__ void give_back(int from, int slots) {
+    __syncwarp();
+    if (ONE || thread == from) taken += slots;
+    if (holds(from)) *(ONE ? credit_there : line_credit(r, from, channel, r.rank)) = taken;
   }
 };
 
-// A warp's run of a program. U slots of a unit and G peers are under way at once; TWO: there is one
-// peer.
-template <typename E, bool FOLDS, bool TWO, int U, int G>
+// What a thread has folded so far of a slot.
+template <typename E>
+struct Sum {
+  using B = typename E::Bits;
+  static constexpr int N = 16 / sizeof(B);
+  typename E::Lane lanes[2][N];
+
+  template <int OP>
+  __device__ void combine_slot(const LineProgram& p, bool is_first, const Pair& v) {
+    B b[2][N];
+    memcpy(b, &v, 32);
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+#pragma unroll
+      for (int i = 0; i < N; i++) {
+        typename E::Lane lane = E::widen(b[h][i]);
+        lanes[h][i] = is_first ? lane : combine(OP < 0 ? int(p.call.op) : OP, lanes[h][i], lane);
+      }
+  }
+
+  __device__ void round(bool divide, int n, Pair& v) const {
+    B b[2][N];
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+#pragma unroll
+      for (int i = 0; i < N; i++)
+        b[h][i] = E::round(divide ? E::divide(lanes[h][i], n) : lanes[h][i]);
+    memcpy(&v, b, 32);
+  }
+};
+
+template <typename E>
+__device__ __noinline__ Pair scale_pair(Pair v, uint64_t scale) {
+  return {scale_line<E>(v.first, scale), scale_line<E>(v.second, scale)};
+}
+
+// Makes of what was loaded of a unit what is put or folded.
+template <typename E, bool FOLDS, bool ONE, int U>
+__device__ inline void pack_unit(const LineEnds<ONE>& ends, const LineProgram& p, uint64_t scale,
+                                 Pair (&v)[U]) {
+#pragma unroll
+  for (int u = 0; u < U; u++) {
+    ends.pack(v[u]);
+    if (FOLDS && p.call.scaled) v[u] = scale_pair<E>(v[u], scale);
+  }
+}
+
+// A warp's run of a program of more than two ranks: U slots of a unit are under way at once, to and
+// from G peers.
+template <typename E, bool FOLDS, int U, int G>
 struct LineRun {
   const LineProgram& p;
-  LineEnds<TWO> ends;
+  LineEnds<false> ends;
   uint64_t scale;
 
   using B = typename E::Bits;
   static constexpr int N = 16 / sizeof(B);
 
   __device__ const Rank& rank() const { return p.call.rank; }
-  __device__ int nranks() const { return TWO ? 2 : rank().nranks; }
-  __device__ const char* input() const { return reinterpret_cast<const char*>(p.call.input); }
-  __device__ char* output() const { return reinterpret_cast<char*>(p.call.output); }
+  __device__ int nranks() const { return rank().nranks; }
+  __device__ Span input(uint64_t at, uint64_t bytes) const {
+    return {reinterpret_cast<const char*>(p.call.input) + at, bytes};
+  }
+  __device__ Span output(uint64_t at, uint64_t bytes) const {
+    return {reinterpret_cast<char*>(p.call.output) + at, bytes};
+  }
 
   // The peer that is `distance` ranks ahead; −1 beyond the last one.
   __device__ int peer(int distance) const {
@@ -442,29 +564,8 @@ struct LineRun {
     return at < n ? at : at - n;
   }
 
-  __device__ static uint64_t left(uint64_t bytes, uint64_t at) { return at < bytes ? bytes - at : 0; }
-
-  // Loads a unit of the input, from `base` on, which has so many bytes in all.
-  __device__ void load(const char* base, uint64_t bytes, uint64_t at, Pair (&v)[U]) const {
-    ends.load(base + at, left(bytes, at), p.slots, v);
-  }
-
-  __device__ __noinline__ static Pair scale_pair(Pair v, uint64_t scale) {
-    return {scale_line<E>(v.first, scale), scale_line<E>(v.second, scale)};
-  }
-
   // Makes of what was loaded what is put or folded.
-  __device__ void pack(Pair (&v)[U]) const {
-#pragma unroll
-    for (int u = 0; u < U; u++) {
-      ends.pack(v[u]);
-      if (FOLDS && p.call.scaled) v[u] = scale_pair(v[u], scale);
-    }
-  }
-
-  __device__ void store(char* base, uint64_t bytes, uint64_t at, const Pair (&v)[U]) const {
-    ends.store(base + at, left(bytes, at), p.slots, v);
-  }
+  __device__ void pack(Pair (&v)[U]) const { pack_unit<E, FOLDS>(ends, p, scale, v); }
 
   __device__ bool put_unit(int to, const Pair (&v)[U]) { return ends.put_unit(to, p.slots, v); }
 
@@ -479,7 +580,7 @@ struct LineRun {
         if (to[g] >= 0 && p.peers[to[g]].put_at == NO_SLICE) to[g] = -1;
         if (to[g] < 0) continue;
         const LinePeer& with = p.peers[to[g]];
-        load(input() + with.put_at, with.put_bytes, at, v[g]);
+        ends.load(input(with.put_at, with.put_bytes), at, p.slots, v[g]);
       }
 #pragma unroll
       for (int g = 0; g < G; g++) {
@@ -494,111 +595,72 @@ struct LineRun {
   // Reductions copy nothing.
   __device__ void copy(uint64_t at) const {
     if (FOLDS || p.copy_to == NO_SLICE) return;
-    const char* from = input() + p.copy_from;
-    char* to = output() + p.copy_to;
-    if (from == to) return;
+    Span from = input(p.copy_from, p.copy_bytes), to = output(p.copy_to, p.copy_bytes);
+    if (from.at == to.at) return;
     Pair v[U];
-    load(from, p.copy_bytes, at, v);
+    ends.load(from, at, p.slots, v);
 #pragma unroll
     for (int u = 0; u < U; u++) ends.pack(v[u]);
-    store(to, p.copy_bytes, at, v);
+    ends.store(to, at, p.slots, v);
   }
 
-  // What a thread has folded so far of a slot.
-  struct Sum {
-    typename E::Lane lanes[2][N];
-  };
-
-  template <int OP>
-  __device__ void combine_slot(Sum& sum, bool is_first, const Pair& v) const {
-    B b[2][N];
-    memcpy(b, &v, 32);
+  // Fetches the next slots of ranks, but for negative ones; false when they will not come.
+  template <int H>
+  __device__ bool fetch(const int (&from)[H], Pair (&v)[H][U]) {
+    if (ends.dead) return false;
+    uint64_t seen[H];
 #pragma unroll
-    for (int h = 0; h < 2; h++)
+    for (int h = 0; h < H; h++)
+      if (from[h] >= 0) seen[h] = ends.look(from[h], p.slots, 0);
 #pragma unroll
-      for (int i = 0; i < N; i++) {
-        typename E::Lane lane = E::widen(b[h][i]);
-        sum.lanes[h][i] =
-            is_first ? lane : combine(OP < 0 ? int(p.call.op) : OP, sum.lanes[h][i], lane);
-      }
-  }
-
-  __device__ void round(const Sum& sum, bool divide, Pair& v) const {
-    B b[2][N];
+    for (int h = 0; h < H; h++)
+      if (from[h] >= 0 && !ends.await_lines(from[h], p.slots, 0, seen[h])) return false;
 #pragma unroll
-    for (int h = 0; h < 2; h++)
-#pragma unroll
-      for (int i = 0; i < N; i++)
-        b[h][i] = E::round(divide ? E::divide(sum.lanes[h][i], nranks()) : sum.lanes[h][i]);
-    memcpy(&v, b, 32);
-  }
-
-  // Folds two operands.
-  template <int OP>
-  __device__ Pair fold_pair(const Pair& a, const Pair& b) const {
-    Sum sum;
-    combine_slot<OP>(sum, true, a);
-    combine_slot<OP>(sum, false, b);
-    Pair v;
-    round(sum, OP < 0 && p.finish && p.call.op == AVG, v);
-    return v;
-  }
-
-  // The same for all but sums, which are rare.
-  __device__ __noinline__ static Pair fold_pair_by(const LineProgram& p, Pair a, Pair b) {
-    return LineRun{p, LineEnds<TWO>(p.call.rank), 0}.template fold_pair<-1>(a, b);
-  }
-
-  // Folds this rank's slots, which come in `result`, with those of the one peer. Folds of two
-  // operands do not depend on their order.
-  __device__ bool fold_two(Pair (&result)[U]) {
-    Pair v[1][U];
-    int from[1] = {1 - int(rank().rank)};
-    if (!ends.take(from, p.slots, v)) return false;
-    pack(result);
-    bool sums = p.call.op == SUM;
-#pragma unroll
-    for (int u = 0; u < U; u++) {
-      if (u >= p.slots) continue;
-      result[u] = sums ? fold_pair<SUM>(result[u], v[0][u]) : fold_pair_by(p, result[u], v[0][u]);
-    }
+    for (int h = 0; h < H; h++)
+      if (from[h] >= 0) ends.fetch(from[h], p.slots, v[h]);
     return true;
+  }
+
+  // Gives back what was fetched and used.
+  template <int H>
+  __device__ void give_back(const int (&from)[H]) {
+#pragma unroll
+    for (int h = 0; h < H; h++)
+      if (from[h] >= 0) ends.give_back(from[h], p.slots);
   }
 
   // Folds a unit of all ranks, in rank order. OP is negative for one that the call tells.
   template <int OP>
   __device__ bool fold(uint64_t at, Pair (&result)[U]) {
     int n = nranks(), me = rank().rank;
-    Sum sum[U];
+    Sum<E> sum[U];
     Pair own[U];
-    load(input() + p.own_at, p.middle_bytes, at, own);
+    ends.load(input(p.own_at, p.middle_bytes), at, p.slots, own);
 #pragma unroll 1
     for (int first = 0; first < n; first += G + 1) {
       Pair v[G + 1][U];
       int from[G + 1];
 #pragma unroll
       for (int g = 0; g <= G; g++) from[g] = first + g < n && first + g != me ? first + g : -1;
-      if (!ends.take(from, p.slots, v)) return false;
+      if (!fetch(from, v)) return false;
       if (first == 0) pack(own);
 #pragma unroll
       for (int g = 0; g <= G; g++) {
         if (first + g >= n) continue;
 #pragma unroll
         for (int u = 0; u < U; u++)
-          combine_slot<OP>(sum[u], first + g == 0, first + g == me ? own[u] : v[g][u]);
+          sum[u].template combine_slot<OP>(p, first + g == 0, first + g == me ? own[u] : v[g][u]);
       }
+      give_back(from);
     }
 #pragma unroll
-    for (int u = 0; u < U; u++) round(sum[u], p.finish && p.call.op == AVG, result[u]);
+    for (int u = 0; u < U; u++) sum[u].round(p.finish && p.call.op == AVG, n, result[u]);
     return true;
   }
 
   // Gets what the middle phase passes on and keeps.
   __device__ bool get_middle(uint64_t at, Pair (&result)[U]) {
-    if constexpr (FOLDS && TWO) {
-      load(input() + p.own_at, p.middle_bytes, at, result);
-      return fold_two(result);
-    } else if constexpr (FOLDS) {
+    if constexpr (FOLDS) {
       switch (p.call.op) {
         case SUM:
         case AVG: return fold<SUM>(at, result);
@@ -607,7 +669,7 @@ struct LineRun {
     } else {
       Pair v[1][U];
       int from[1] = {int(p.middle_from)};
-      if (!ends.take(from, p.slots, v)) return false;
+      if (!fetch(from, v)) return false;
 #pragma unroll
       for (int u = 0; u < U; u++) result[u] = v[0][u];
       return true;
@@ -615,17 +677,19 @@ struct LineRun {
   }
 
   __device__ bool middle(uint64_t at) {
-    if (!p.has_middle || (TWO && !FOLDS)) return true;
+    if (!p.has_middle) return true;
     Pair result[U];
     if (!get_middle(at, result)) return false;
-    if (!TWO && p.middle_to != 0) {
+    if (p.middle_to != 0) {
 #pragma unroll 1
       for (int distance = 1; distance < nranks(); distance++) {
         int to = peer(distance);
         if ((p.middle_to >> to & 1) && !put_unit(to, result)) return false;
       }
     }
-    if (p.result_at != NO_SLICE) store(output() + p.result_at, p.middle_bytes, at, result);
+    if (p.result_at != NO_SLICE)
+      ends.store(output(p.result_at, p.middle_bytes), at, p.slots, result);
+    if (!FOLDS) ends.give_back(p.middle_from, p.slots);
     return true;
   }
 
@@ -642,71 +706,23 @@ struct LineRun {
         any |= from[g] >= 0;
       }
       if (!any) continue;
-      if (!ends.take(from, p.slots, v)) return false;
+      if (!fetch(from, v)) return false;
 #pragma unroll
       for (int g = 0; g < G; g++) {
         if (from[g] < 0) continue;
         const LinePeer& with = p.peers[from[g]];
-        store(output() + with.take_at, with.take_bytes, at, v[g]);
+        ends.store(output(with.take_at, with.take_bytes), at, p.slots, v[g]);
       }
+      give_back(from);
     }
     return true;
   }
 
   __device__ uint64_t place(uint64_t unit) const { return unit * p.slots * UNIT_DATA_BYTES; }
 
-  // Loads what the one peer gets of a unit.
-  __device__ void load_next(uint64_t unit, Pair (&v)[U]) const {
-    const LinePeer& with = p.peers[1 - rank().rank];
-    if (unit < p.units && with.put_at != NO_SLICE)
-      load(input() + with.put_at, with.put_bytes, place(unit), v);
-  }
-
-  // Puts what was loaded, and keeps a copy where this rank has one of the same slice.
-  __device__ bool put_next(uint64_t unit, bool copies, Pair (&v)[U]) {
-    int to = 1 - rank().rank;
-    if (unit >= p.units || p.peers[to].put_at == NO_SLICE) return true;
-    pack(v);
-    if (!put_unit(to, v)) return false;
-    if (!FOLDS && copies) store(output() + p.copy_to, p.copy_bytes, place(unit), v);
-    return true;
-  }
-
-  // Between two ranks nothing is passed on, so reductions take nothing. A unit is loaded while the
-  // one before the one before it is awaited.
-  __device__ void run_two(uint64_t first, int64_t step) {
-    const LinePeer& with = p.peers[1 - rank().rank];
-    bool copies = !FOLDS && with.put_at != NO_SLICE && p.copy_to != NO_SLICE &&
-                  p.copy_from == with.put_at;
-    bool moves = input() + p.copy_from != output() + p.copy_to;
-    Pair next[U];
-#pragma unroll 1
-    for (int64_t unit = int64_t(first) - 2 * step; unit < int64_t(p.units); unit += step) {
-      if (unit + int64_t(step) >= int64_t(first) && !put_next(unit + step, copies && moves, next))
-        return;
-      load_next(unit + 2 * step, next);
-      if (unit < int64_t(first)) continue;
-      if (ends.dead) return;
-      uint64_t at = place(unit);
-      if (!copies) copy(at);
-      if (!middle(at)) return;
-      if constexpr (!FOLDS) {
-        if (!take(at)) return;
-      }
-    }
-    leave_one();
-  }
-
-  __device__ void leave_one() const {
-    if (ends.thread != 0) return;
-    LineCounters* own = line_counters(rank(), ends.channel, 1 - rank().rank);
-    own->put = ends.put;
-    own->taken = ends.taken;
-  }
-
   // Where nothing is passed on, a unit is put before the one before it is taken: an edge then
   // carries nothing else that would have to come first.
-  __device__ void run_more(uint64_t first, uint64_t step) {
+  __device__ void run(uint64_t first, uint64_t step) {
     if (ends.dead) return;
     uint64_t ahead = p.middle_to == 0 ? step : 0;
     if (ahead && !put(place(first))) return;
@@ -719,20 +735,19 @@ struct LineRun {
     }
     ends.leave();
   }
-
-  __device__ void run(uint64_t first, uint64_t step) {
-    if constexpr (TWO) {
-      run_two(first, step);
-    } else {
-      run_more(first, step);
-    }
-  }
 };
 
-// Units go to warps in turn, first to one warp of each block. Which warps have a unit depends on
-// facts that all ranks share.
-template <typename E, bool FOLDS, bool TWO, int U, int G>
-__device__ inline void run_lines(const LineProgram& program) {
+// A warp's shared memory for the data of a slot.
+__device__ inline char* warp_staging() {
+  __shared__ uint4 staging[LINE_WARPS][UNIT_DATA_BYTES / 16];
+  return reinterpret_cast<char*>(staging[threadIdx.x / 32]);
+}
+
+// The kernel of a program; `run` moves the units of a channel in one of ROLES, which a warp each
+// has, from the first unit on in steps. Units go to channels in turn, first to one of each block.
+// Which channels have a unit depends on facts that all ranks share.
+template <int ROLES, typename Run>
+__device__ inline void run_lines(const LineProgram& program, Run run) {
   const Rank& r = program.call.rank;
   Counters* own = counters(r, blockIdx.x);
   if (is_watcher()) {
@@ -744,14 +759,11 @@ __device__ inline void run_lines(const LineProgram& program) {
     }
     refuse(r, was_running);
   } else {
-    uint32_t warp = threadIdx.x / 32, warps = blockDim.x / 32 - 1;
-    uint64_t first = warp * gridDim.x + blockIdx.x;
-    if (first < program.units) {
-      int channel = blockIdx.x * LINE_WARPS + warp;
-      LineEnds<TWO> ends(r, program.digest, channel, TWO ? 1 - int(r.rank) : 0);
-      LineRun<E, FOLDS, TWO, U, G>{program, ends, FOLDS ? scale_of(program.call) : 0}.run(
-          first, uint64_t(warps) * gridDim.x);
-    }
+    uint32_t warp = threadIdx.x / 32, channels = (blockDim.x / 32 - 1) / ROLES;
+    uint32_t index = warp / ROLES, channel = blockIdx.x * (LINE_WARPS / ROLES) + index;
+    uint64_t first = index * gridDim.x + blockIdx.x;
+    if (first < program.units)
+      run(warp % ROLES, channel, first, uint64_t(channels) * gridDim.x);
   }
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -760,30 +772,28 @@ __device__ inline void run_lines(const LineProgram& program) {
   }
 }
 
+template <typename E, bool FOLDS, int U, int G>
+__device__ inline void run_more(const LineProgram& program) {
+  run_lines<1>(program, [&](int, int channel, uint64_t first, uint64_t step) {
+    char* staging = warp_staging();
+    LineEnds<false> ends(program.call.rank, program.digest, channel, 0, staging);
+    uint64_t scale = FOLDS ? scale_of(program.call) : 0;
+    LineRun<E, FOLDS, U, G>{program, ends, scale}.run(first, step);
+  });
+}
+
 }  // namespace oxccl
 
-// For each element type a kernel that reduces between two ranks and one between more; what only
-// moves, runs as bytes.
-#define OXCCL_LINES(NUMBER, ...)                                                             \
-  extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)                              \
-      oxccl_lines_two_##NUMBER(const __grid_constant__ oxccl::LineProgram program) {         \
-    using namespace oxccl;                                                                   \
-    using Element = __VA_ARGS__;                                                             \
-    run_lines<Element, true, true, sizeof(Element::Bits) == 1 ? 1 : 2, 1>(program);              \
-  }                                                                                          \
-  extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)                              \
-      oxccl_lines_more_##NUMBER(const __grid_constant__ oxccl::LineProgram program) {        \
-    using namespace oxccl;                                                                   \
-    run_lines<__VA_ARGS__, true, false, 1, 3>(program);                                       \
+// For each element type a kernel that reduces; what only moves, runs as bytes.
+#define OXCCL_LINES(NUMBER, ...)                                                      \
+  extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)                      \
+      oxccl_lines_more_##NUMBER(const __grid_constant__ oxccl::LineProgram program) { \
+    using namespace oxccl;                                                            \
+    run_more<__VA_ARGS__, true, 1, 3>(program);                                       \
   }
 OXCCL_ELEMENTS(OXCCL_LINES)
 
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
-    oxccl_lines_two(const __grid_constant__ oxccl::LineProgram program) {
-  oxccl::run_lines<oxccl::Integer<uint8_t>, false, true, 2, 1>(program);
-}
-
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     oxccl_lines_more(const __grid_constant__ oxccl::LineProgram program) {
-  oxccl::run_lines<oxccl::Integer<uint8_t>, false, false, 2, 3>(program);
+  oxccl::run_more<oxccl::Integer<uint8_t>, false, 2, 3>(program);
 }

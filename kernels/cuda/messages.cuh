@@ -2,7 +2,7 @@
 // The first slot of a message, on the first channel, has its descriptor and its size.
 #pragma once
 
-#include "lines.cuh"
+#include "flow.cuh"
 
 namespace oxccl {
 
@@ -25,46 +25,43 @@ struct MessageRun {
   // Takes a header; false when it will not come, or is that of another message.
   __device__ bool take_header(const Message& m) {
     ends.digest = HEADER;
-    Pair v[1][1];
-    int from[1] = {peer};
-    if (!ends.take(from, 1, v)) return false;
-    uint32_t what = __shfl_sync(~0u, v[0][0].first.x, 0);
-    uint32_t low = __shfl_sync(~0u, v[0][0].first.z, 0);
-    uint64_t bytes = low | uint64_t(__shfl_sync(~0u, v[0][0].first.w, 0)) << 32;
+    if (!ends.await_lines(peer, 1, 0, ends.look(peer, 1, 0))) return false;
+    Pair v[1];
+    ends.fetch(peer, 1, v);
+    uint32_t what = __shfl_sync(~0u, v[0].first.x, 0);
+    uint32_t low = __shfl_sync(~0u, v[0].first.z, 0);
+    uint64_t bytes = low | uint64_t(__shfl_sync(~0u, v[0].first.w, 0)) << 32;
+    ends.give_back(peer, 1);
     if (what == m.what && bytes == m.bytes) return true;
     if (ends.thread == 0)
       differ(ends.r, peer, common(ends.r)->operations, m.what, m.bytes, what, bytes);
     return false;
   }
 
-  __device__ bool put(const Message& m, uint64_t at) {
-    Pair v[MESSAGE_SLOTS];
-    ends.load(reinterpret_cast<const char*>(m.data) + at, m.bytes - at, m.slots, v);
-#pragma unroll
-    for (int u = 0; u < MESSAGE_SLOTS; u++) ends.pack(v[u]);
-    return ends.put_unit(peer, m.slots, v);
-  }
-
-  __device__ bool take(const Message& m, uint64_t at) {
-    Pair v[1][MESSAGE_SLOTS];
-    int from[1] = {peer};
-    if (!ends.take(from, m.slots, v)) return false;
-    ends.store(reinterpret_cast<char*>(m.data) + at, m.bytes - at, m.slots, v[0]);
-    return true;
-  }
-
   // Carries this warp's part of a message; false when it cannot be carried.
-  __device__ bool carry(const Message& m, bool sends) {
-    int lanes = m.bytes > SMALL_MESSAGE_BYTES ? ends.r.line_lanes : 1;
-    if (lane >= lanes) return true;
+  template <bool SENDS>
+  __device__ bool carry_one(const Message& m) {
+    if (lane >= m.lanes) return true;
     ends.message = &m;
-    uint64_t first = warp * lanes + lane, step = uint64_t(MESSAGE_WARPS) * lanes;
-    if (first == 0 && !(sends ? put_header(m) : take_header(m))) return false;
+    uint64_t first = warp * m.lanes + lane, unit = m.slots * UNIT_DATA_BYTES;
+    if (first == 0 && !(SENDS ? put_header(m) : take_header(m))) return false;
     ends.digest = m.digest;
-    uint64_t unit = m.slots * UNIT_DATA_BYTES;
-    for (uint64_t at = first * unit; at < m.bytes; at += step * unit)
-      if (!(sends ? put(m, at) : take(m, at))) return false;
-    return true;
+    Flow flow;
+    (SENDS ? flow.put : flow.to) = {reinterpret_cast<const char*>(m.data), m.bytes};
+    flow.slots = m.slots;
+    flow.read = nullptr;
+    uint64_t units = (m.bytes + unit - 1) / unit;
+    if (first >= units) return true;
+    uint64_t step = uint64_t(MESSAGE_WARPS) * m.lanes;
+    return carry_units<SENDS>(ends, peer, flow, first, step, units, NoFold());
+  }
+
+  // Carries the messages of a queue, as far as they can be carried.
+  template <bool SENDS>
+  __device__ void run(const Message* messages, int from, int to) {
+    for (int i = from; i < to; i++)
+      if (!carry_one<SENDS>(messages[i])) break;
+    ends.leave(peer, SENDS, !SENDS);
   }
 };
 
@@ -82,12 +79,15 @@ __device__ inline void run_messages(const Messages& all) {
     refuse(r, was_running | mark_among(&common(r)->line_users, 1, LINE_COLLECTIVE));
   } else {
     int warp = threadIdx.x / 32;
-    MessageRun run{LineEnds<true>(r, 0, lane * MESSAGE_WARPS + warp, peer), peer, lane, warp};
-    for (int i = exchange.first[index]; i < exchange.first[index + 1]; i++)
-      if (!run.carry(all.messages[i], sends)) break;
-    LineCounters* own = line_counters(r, run.ends.channel, peer);
-    if (run.ends.thread == 0 && sends) own->put = run.ends.put;
-    if (run.ends.thread == 0 && !sends) own->taken = run.ends.taken;
+    char* staging = warp_staging();
+    LineEnds<true> ends(r, 0, lane * MESSAGE_WARPS + warp, peer, staging);
+    MessageRun run{ends, peer, lane, warp};
+    int from = exchange.first[index], to = exchange.first[index + 1];
+    if (sends) {
+      run.run<true>(all.messages, from, to);
+    } else {
+      run.run<false>(all.messages, from, to);
+    }
   }
   __syncthreads();
   if (threadIdx.x == 0) {

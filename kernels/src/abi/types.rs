@@ -478,8 +478,8 @@ pub struct Rank {
     pub line_slots: u32,
     /// Lanes of a queue of messages in lines.
     pub line_lanes: u32,
-    /// Padding.
-    pub unused: u32,
+    /// Channels of lines that have slots.
+    pub line_channels: u32,
     /// Packets that a channel has room for behind the large stage, per rank and half.
     pub large_packets: u32,
     /// The addresses at which the ranks' shared memory is mapped here, by rank.
@@ -705,8 +705,8 @@ pub struct Message {
     pub slots: u32,
     /// The upper half of the numbers of the message's lines.
     pub digest: u32,
-    /// Padding.
-    pub unused: u32,
+    /// Lanes that carry the message in lines.
+    pub lanes: u32,
 }
 
 /// The queues of a group of messages. A queue is a peer and a direction. Each lane of a queue is a

@@ -31,9 +31,9 @@ impl Layout {
         let line_credits_at = abi::WORDS_BYTES as u64;
         let credits = n * (abi::LINE_CHANNELS * size_of::<u64>()) as u64;
         let lines_at = line_credits_at + credits.next_multiple_of(abi::UNIT_BYTES as u64);
-        let slots = u64::from(line_slots(nranks)) * abi::LINE_CHANNELS as u64;
-        let peers = if lines { n - 1 } else { 0 };
-        let lines_end = lines_at + peers * slots * abi::UNIT_BYTES as u64;
+        let (slots, channels) = line_rings(nranks);
+        let slots = u64::from(slots * channels) * if lines { n - 1 } else { 0 };
+        let lines_end = lines_at + slots * abi::UNIT_BYTES as u64;
         let packets_at = lines_at;
         let lanes_at = packets_at + halves * n * abi::CHANNEL_PACKETS as u64 * packet;
         let stage_at = lanes_at + n * (abi::LANES * abi::LANE_SLOTS * abi::LANE_SLOT_BYTES) as u64;
@@ -43,13 +43,15 @@ impl Layout {
     }
 }
 
-/// Returns the slots of a channel of lines on an edge: with more peers, each of them gets less of
-/// what a rank sends. A unit is put before the one before it is taken, so there are two at least.
-pub fn line_slots(nranks: u32) -> u32 {
+/// Returns the slots of a channel of lines on an edge, and the channels that have slots. With more
+/// peers, each of them gets less of what a rank sends; a unit is put before the one before it is
+/// taken, so there are two slots at least. Between two ranks few blocks with much under way are
+/// faster than many.
+pub fn line_rings(nranks: u32) -> (u32, u32) {
     match nranks {
-        0..=1 => 0,
-        2 => 8,
-        _ => 2,
+        0..=1 => (0, 0),
+        2 => (16, abi::LINE_CHANNELS as u32 / 2),
+        _ => (2, abi::LINE_CHANNELS as u32),
     }
 }
 

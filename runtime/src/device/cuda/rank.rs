@@ -5,7 +5,7 @@ use crate::bootstrap::deadline::Deadline;
 use crate::config::{self, Config};
 use crate::device::cuda::driver::library::{self, Functions};
 use crate::device::cuda::driver::{self, Gpu, Relaxed, cu};
-use crate::device::cuda::layout::{Layout, Membership, Private, large_packets, line_slots};
+use crate::device::cuda::layout::{Layout, Membership, Private, large_packets, line_rings};
 use crate::device::cuda::memory::closing;
 use crate::device::cuda::memory::export::{self, Mapping};
 use crate::device::cuda::memory::pool::Block;
@@ -135,7 +135,7 @@ impl CudaRank {
             abi::Rank { control: control.at(), ..view(place, &layout, (private.at(), &parts)) };
         view.nranks = nranks;
         view.large_packets = large_packets(nranks);
-        view.line_slots = line_slots(nranks);
+        (view.line_slots, view.line_channels) = line_rings(nranks);
         view.shared[place as usize] = shared.at();
         if let Some(network) = &network {
             view.net_lanes = network.lanes as u32;
@@ -702,7 +702,7 @@ fn view(place: u32, layout: &Layout, (private, parts): (u64, &Private)) -> abi::
         net_lanes: 0,
         line_slots: 0,
         line_lanes: 1,
-        unused: 0,
+        line_channels: 0,
         large_packets: 0,
         shared: [0; abi::MAX_RANKS],
         packets_at: layout.packets_at,

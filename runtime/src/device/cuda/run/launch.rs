@@ -435,15 +435,17 @@ fn launch_messages(cuda_rank: &CudaRank, queues: &[Queue<'_>], stream: Stream) -
         exchange.first[index + 1] = messages.len() as u32;
     }
     let (view, functions) = (&cuda_rank.view, cuda_rank.functions);
-    let ([few, many], lanes, threads) = match cuda_rank.has_lines() {
-        true => (functions.line_messages, view.line_lanes, abi::MESSAGE_THREADS),
-        false => (functions.messages, view.lanes, abi::EXCHANGE_THREADS),
+    let ([few, many], threads) = match cuda_rank.has_lines() {
+        true => (functions.line_messages, abi::MESSAGE_THREADS),
+        false => (functions.messages, abi::EXCHANGE_THREADS),
     };
-    if cuda_rank.has_lines() {
-        messages.iter_mut().for_each(|m| m.slots = lines::message_slots(m.bytes, view));
-    }
-    if messages.iter().any(|m| m.bytes > abi::SMALL_MESSAGE_BYTES as u64) {
-        exchange.lanes = lanes;
+    for m in &mut messages {
+        let small = m.bytes <= abi::SMALL_MESSAGE_BYTES as u64;
+        (m.lanes, m.slots) = match cuda_rank.has_lines() {
+            true => lines::spread_message(m.bytes, view),
+            false => (if small { 1 } else { view.lanes }, 0),
+        };
+        exchange.lanes = exchange.lanes.max(m.lanes);
     }
     let shape = (queues.len() as u32 * exchange.lanes, threads as u32);
     if messages.len() <= abi::FEW_MESSAGES {
@@ -507,7 +509,7 @@ fn queues(transfers: &[Transfer], rank: u32) -> Vec<(u32, Vec<abi::Message>)> {
             what,
             slots: 0,
             digest: lines::message_digest(what, bytes),
-            unused: 0,
+            lanes: 0,
         };
         let queue = t.peer * 2 + u32::from(t.send);
         match queues.binary_search_by_key(&queue, |(known, _)| *known) {

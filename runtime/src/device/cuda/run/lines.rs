@@ -28,17 +28,23 @@ pub fn collective(
     let functions = cuda_rank.functions;
     let dtype = of_user.dtype as usize;
     let folds = plan.spec.collective.reduces();
-    // The most slots of a unit are those that the kernel has registers for.
+    // The most slots of a unit are those that the kernel has registers for. Between two ranks a
+    // channel has a warp that puts and one that takes.
     let (function, most) = match (folds, two) {
-        (false, _) => (functions.lines_moving[usize::from(!two)], 2),
-        (true, true) => (functions.lines_two[dtype], if of_user.dtype.size() == 1 { 1 } else { 2 }),
+        (false, true) => (functions.lines_moving[0], 4),
+        (false, false) => (functions.lines_moving[1], 2),
+        (true, true) => (functions.lines_two[dtype], 4),
         (true, false) => (functions.lines_more[dtype], 1),
     };
     // A unit is put before the one before it is taken: an edge has room for two.
+    let most: u64 = std::env::var("OXCCL_MOST").ok().and_then(|v| v.parse().ok()).unwrap_or(most);
     let most = most.min(u64::from(cuda_rank.view.line_slots / 2));
-    let shape = Shape::new(longest(plan, of_user), u64::from(cuda_rank.channels), most);
+    let blocks: u32 = std::env::var("OXCCL_BLOCKS").ok().and_then(|v| v.parse().ok()).unwrap_or(32);
+    let roles = if two { 2 } else { 1 };
+    let limits = (u64::from(cuda_rank.channels.min(blocks)), abi::LINE_WARPS as u64 / roles);
+    let shape = Shape::new(longest(plan, of_user), limits, most);
     let argument = argument(call, phases, plan, of_user, &shape);
-    let blocks = (shape.blocks as u32, (shape.warps as u32 + 1) * 32);
+    let blocks = (shape.blocks as u32, (shape.warps * roles + 1) as u32 * 32);
     // SAFETY: the kernel takes this structure; what it points to is the communicator's, or the
     // user's by the contract of the call.
     cuda_rank.launch(stream, || unsafe { launch(function, blocks, &argument, stream.0) })
@@ -71,11 +77,11 @@ struct Shape {
 impl Shape {
     /// Spreads a slice of so many bytes over at most `channels` blocks, in units of at most `most`
     /// slots, so that all warps have equally many units, but for one.
-    fn new(bytes: u64, channels: u64, most: u64) -> Self {
+    fn new(bytes: u64, (blocks, warps): (u64, u64), most: u64) -> Self {
         let slots = bytes.div_ceil(abi::UNIT_DATA_BYTES as u64);
-        let blocks = slots.div_ceil(BLOCK_SLOTS).clamp(1, channels);
-        let warps = slots.div_ceil(blocks).clamp(1, abi::LINE_WARPS as u64);
-        let each = slots_each(slots, blocks * warps, most);
+        let blocks = slots.div_ceil(BLOCK_SLOTS).clamp(1, blocks);
+        let warps = slots.div_ceil(blocks).clamp(1, warps);
+        let each = unit_slots(slots, blocks * warps, most);
         Self { blocks, warps, slots: each, units: slots.div_ceil(each) }
     }
 }
@@ -96,19 +102,31 @@ pub fn message_digest(what: u32, bytes: u64) -> u32 {
     (digest((what, bytes)) & !MESSAGE).max(1) | MESSAGE
 }
 
-/// Returns the slots of a unit of a message of so many bytes, the same at both of its ends.
-pub fn message_slots(bytes: u64, view: &abi::Rank) -> u32 {
-    let lanes = if bytes > abi::SMALL_MESSAGE_BYTES as u64 { view.line_lanes } else { 1 };
-    let warps = u64::from(lanes) * abi::MESSAGE_WARPS as u64;
+/// The least slots of a message for each warp of a lane, so that small messages take few lanes.
+const LANE_WARP_SLOTS: u64 = 2;
+
+/// Spreads a message of so many bytes over lanes, the same at both of its ends; returns the number
+/// of lanes, and the slots of a unit.
+pub fn spread_message(bytes: u64, view: &abi::Rank) -> (u32, u32) {
+    let slots = bytes.div_ceil(abi::UNIT_DATA_BYTES as u64);
+    let warps = abi::MESSAGE_WARPS as u64;
+    let lanes = slots.div_ceil(warps * LANE_WARP_SLOTS).clamp(1, u64::from(view.line_lanes));
     let most = (abi::MESSAGE_SLOTS as u64).min(u64::from(view.line_slots));
-    slots_each(bytes.div_ceil(abi::UNIT_DATA_BYTES as u64), warps, most) as u32
+    (lanes as u32, unit_slots(slots, lanes * warps, most) as u32)
 }
 
-/// Returns the slots of a unit, at most `most`, so that so many warps have equally many units of
-/// `slots` slots in all, but for one.
-fn slots_each(slots: u64, warps: u64, most: u64) -> u64 {
-    let rounds = slots.div_ceil(warps * most).max(1);
-    slots.div_ceil(warps * rounds).max(1)
+/// Returns the slots of a unit, at most `most`, for so many slots on so many channels: small units
+/// arrive sooner, large ones take fewer instructions. Kernels have code for units of 1, 2 and 4.
+fn unit_slots(slots: u64, channels: u64, most: u64) -> u64 {
+    let each = slots.div_ceil(channels);
+    let wanted = if each <= 2 {
+        1
+    } else if each <= 8 {
+        2
+    } else {
+        4
+    };
+    wanted.min(most)
 }
 
 /// The offset of a slice in its buffer, and its length, in bytes.
@@ -251,7 +269,7 @@ mod tests {
         for channels in [1, 4, 32] {
             for most in [1, 2, 4] {
                 for bytes in (0..40_000).step_by(97).chain([1 << 20, (1 << 30) + 13]) {
-                    let shape = Shape::new(bytes, channels, most);
+                    let shape = Shape::new(bytes, (channels, 15), most);
                     let Shape { blocks, warps, slots, units } = shape;
                     assert!(blocks <= channels && warps <= abi::LINE_WARPS as u64, "{shape:?}");
                     assert!((1..=most).contains(&slots), "{shape:?}");

@@ -1,0 +1,438 @@
+// The flow of lines between this rank and one peer: programs of two ranks, and messages. A warp
+// puts or takes: a unit then has all of its registers.
+#pragma once
+
+#include "lines.cuh"
+
+namespace oxccl {
+
+// For each pair of warps the slots that the one that puts has read.
+__device__ inline volatile uint32_t* slots_read() {
+  __shared__ uint32_t read[LINE_WARPS / 2 + 1];
+  return read;
+}
+
+// What a warp carries in one direction, in units. Spans of nothing are null.
+struct Flow {
+  Span put;         // what the peer gets
+  Span to;          // where what comes is stored, folded or as it is
+  Span own;         // what is folded with what comes
+  Span from, into;  // what is copied here besides, and where it is stored
+  uint32_t slots;   // of a unit
+  uint32_t slot;    // the slot of the unit that is carried next
+  uint64_t at;      // the place of that unit
+  uint64_t stride;  // bytes from a unit of the channel to its next one
+  uint64_t end;     // where all spans have ended
+  // Where a warp that puts counts the slots that it has read, for the warp that stores over them;
+  // null if that one does not.
+  volatile uint32_t* read;
+
+  __device__ bool is_aligned() const {
+    auto bits = [](const Span& span) { return reinterpret_cast<uint64_t>(span.at); };
+    return aligned(bits(put) | bits(to) | bits(own) | bits(from) | bits(into));
+  }
+
+  // Returns where the units end that are whole in all spans.
+  __device__ uint64_t whole_end() const {
+    uint64_t least = end;
+    const Span* all[] = {&put, &to, &own, &from, &into};
+#pragma unroll
+    for (int i = 0; i < 5; i++)
+      if (all[i]->at && all[i]->bytes < least) least = all[i]->bytes;
+    uint32_t unit = slots * UNIT_DATA_BYTES;
+    return least < unit ? 0 : least - unit + 1;
+  }
+
+  __device__ uint64_t place() const { return at + slot * UNIT_DATA_BYTES; }
+
+  __device__ void step() {
+    if (++slot < slots) return;
+    slot = 0;
+    at += stride;
+  }
+
+  // Tells that this warp has read so many slots more.
+  __device__ void tell_read(uint32_t slots, uint32_t& count) const {
+    count += slots;
+    if (!read) return;
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0) *read = count;
+  }
+
+  // Waits until so many slots more have been read.
+  __device__ void await_read(uint32_t slots, uint32_t& count) const {
+    count += slots;
+    if (!read) return;
+    while (int32_t(*read - count) < 0) {
+    }
+    __syncwarp();
+  }
+};
+
+// What comes is stored as it is.
+struct NoFold {
+  static constexpr bool FOLDS = false;
+  __device__ bool is_plain() const { return true; }
+  __device__ void pack(const LineEnds<true>& ends, Pair& v) const { ends.pack(v); }
+  __device__ Pair fold(const Pair& v, const Pair&) const { return v; }
+};
+
+// Half of a sum, as `divide` rounds it.
+template <typename E>
+__device__ inline typename E::Lane halved(typename E::Lane lane) {
+  if constexpr (std::is_same<typename E::Lane, float>::value) {
+    return __fmul_rn(lane, 0.5f);
+  } else if constexpr (std::is_same<typename E::Lane, double>::value) {
+    return __dmul_rn(lane, 0.5);
+  } else {
+    return E::divide(lane, 2);
+  }
+}
+
+// Reductions of this rank's operand and the one that comes. Folds of two operands do not depend on
+// their order.
+template <typename E>
+struct FoldTwo {
+  static constexpr bool FOLDS = true;
+  const LineProgram& p;
+  uint64_t scale;
+
+  // Returns whether this is a sum or average of operands as they are.
+  __device__ bool is_plain() const {
+    return (p.call.op == SUM || p.call.op == AVG) && !p.call.scaled;
+  }
+
+  __device__ void pack(const LineEnds<true>& ends, Pair& v) const {
+    ends.pack(v);
+    if (p.call.scaled) v = scale_pair<E>(v, scale);
+  }
+
+  __device__ Pair fold_whole(const Pair& a, const Pair& b) const {
+    Sum<E> sum;
+    sum.template combine_slot<SUM>(p, true, a);
+    sum.template combine_slot<SUM>(p, false, b);
+    if (p.call.op == AVG && p.finish) {
+#pragma unroll
+      for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (int i = 0; i < Sum<E>::N; i++) sum.lanes[h][i] = halved<E>(sum.lanes[h][i]);
+    }
+    Pair v;
+    sum.round(false, 2, v);
+    return v;
+  }
+
+  __device__ Pair fold(const Pair& a, const Pair& b) const {
+    Sum<E> sum;
+    sum.template combine_slot<-1>(p, true, a);
+    sum.template combine_slot<-1>(p, false, b);
+    Pair v;
+    sum.round(p.finish && p.call.op == AVG, 2, v);
+    return v;
+  }
+};
+
+// A thread's data of a unit of U slots. Memory is aligned; it is whole, or `left` bytes are there.
+template <int U>
+struct Unit {
+  Pair v[U];
+
+  __device__ void load(const LineEnds<true>& ends, const Span& span, uint64_t at) {
+    const char *first = span.at + at + ends.thread * 16, *other = span.at + at + ends.second;
+#pragma unroll
+    for (int u = 0; u < U; u++)
+      ends.load_rows(first + u * UNIT_DATA_BYTES, other + u * UNIT_DATA_BYTES, v[u]);
+  }
+
+  __device__ void load_part(const LineEnds<true>& ends, const Span& span, uint64_t at) {
+    int len = ends.piece(span, at);
+    v[0].first = load_piece(span.at + at + ends.thread * 16, len - ends.thread * 16);
+    if (!ends.ends_line) v[0].second = load_piece(span.at + at + ends.second, len - ends.second);
+  }
+
+  // To be called where what was loaded is used: it waits for that.
+  __device__ void pack(const LineEnds<true>& ends) {
+#pragma unroll
+    for (int u = 0; u < U; u++) ends.pack(v[u]);
+  }
+
+  __device__ void store(const LineEnds<true>& ends, const Span& span, uint64_t at) const {
+    char *first = span.at + at + ends.thread * 16, *other = span.at + at + ends.second;
+#pragma unroll
+    for (int u = 0; u < U; u++)
+      ends.store_rows(first + u * UNIT_DATA_BYTES, other + u * UNIT_DATA_BYTES, v[u]);
+  }
+
+  __device__ void store_part(const LineEnds<true>& ends, const Span& span, uint64_t at) const {
+    int len = ends.piece(span, at);
+    Pair w = ends.unpacked(v[0]);
+    store_piece(span.at + at + ends.thread * 16, len - ends.thread * 16, w.first);
+    if (!ends.ends_line) store_piece(span.at + at + ends.second, len - ends.second, w.second);
+  }
+
+  __device__ static uint4 load_piece(const char* at, int len) {
+    if (len >= 16) return LineEnds<true>::load_once(at);
+    return len > 0 ? load_tail(at, len) : uint4{};
+  }
+
+  __device__ static void store_piece(char* at, int len, uint4 v) {
+    if (len >= 16) {
+      *reinterpret_cast<uint4*>(at) = v;
+    } else if (len > 0) {
+      store_tail(at, len, v);
+    }
+  }
+
+  // The last bytes of a span.
+  __device__ __noinline__ static uint4 load_tail(const char* at, int len) {
+    uint64_t halves[2] = {};
+#pragma unroll 1
+    for (int i = 0; i < len; i++)
+      halves[i / 8] |= uint64_t(*reinterpret_cast<const volatile uint8_t*>(at + i)) << i % 8 * 8;
+    return {uint32_t(halves[0]), uint32_t(halves[0] >> 32), uint32_t(halves[1]),
+            uint32_t(halves[1] >> 32)};
+  }
+
+  __device__ __noinline__ static void store_tail(char* at, int len, uint4 v) {
+    uint64_t halves[2] = {v.x | uint64_t(v.y) << 32, v.z | uint64_t(v.w) << 32};
+#pragma unroll 1
+    for (int i = 0; i < len; i++)
+      *reinterpret_cast<volatile char*>(at + i) = char(halves[i / 8] >> i % 8 * 8);
+  }
+};
+
+// Puts the units of a channel that are whole, each of U slots, until the threads of the warp are
+// not together or the peer does not go on. The next unit is loaded meanwhile. Copies are stored
+// first, as they would wait behind stores that the link holds up.
+template <int U>
+__device__ inline void put_whole(LineEnds<true>& ends, int peer, Flow& f, uint32_t& count) {
+  uint64_t end = kept(f.whole_end()), room = ends.room;
+  bool puts = f.put.at, copies = f.from.at, same = f.from.at == f.put.at;
+  if (f.slot != 0 || f.at >= end) return;
+  Unit<U> next;
+  if (puts) next.load(ends, f.put, f.at);
+#pragma unroll 1
+  for (; f.at < end; f.at += f.stride) {
+    if (puts) {
+      next.pack(ends);
+      if (copies && same) next.store(ends, f.into, f.at);
+      ends.grant(room);
+      if (!ends.await_room(peer, U) || !ends.together()) return;
+#pragma unroll
+      for (int u = 0; u < U; u++) ends.put_slot(u, next.v[u]);
+      ends.put += U;
+      f.tell_read(U, count);
+      room = ends.load_room();
+      if (f.at + f.stride < end) next.load(ends, f.put, f.at + f.stride);
+    }
+    if (copies && !same) {
+      Unit<U> copy;
+      copy.load(ends, f.from, f.at);
+      copy.pack(ends);
+      copy.store(ends, f.into, f.at);
+    }
+  }
+}
+
+// Puts what remains, slot by slot, until the threads of the warp are not together.
+__device__ inline void put_slots(LineEnds<true>& ends, int peer, Flow& f, uint32_t& count) {
+#pragma unroll 1
+  for (; f.at < f.end; f.step()) {
+    Unit<1> unit;
+    if (f.put.at) {
+      unit.load_part(ends, f.put, f.place());
+      if (!ends.await_room(peer, 1) || !ends.together()) return;
+      unit.pack(ends);
+      ends.put_slot(0, unit.v[0]);
+      ends.put += 1;
+      f.tell_read(1, count);
+    }
+    if (!f.from.at) continue;
+    unit.load_part(ends, f.from, f.place());
+    unit.pack(ends);
+    unit.store_part(ends, f.into, f.place());
+  }
+}
+
+// Takes the units of a channel that are whole, each of U slots, while the peer goes on. What has
+// come is loaded together with this rank's operands.
+template <int U, typename Fold>
+__device__ inline void take_whole(LineEnds<true>& ends, int peer, Flow& f, uint32_t& count,
+                                  const Fold& fold) {
+  uint64_t end = kept(f.whole_end());
+  if (f.slot != 0 || f.at >= end) return;
+  if (!ends.await_lines(peer, U, 0, ends.look(peer, U, 0))) return;
+  for (;;) {
+    Unit<U> come, own;
+    ends.fetch(peer, U, come.v);
+    if constexpr (Fold::FOLDS) own.load(ends, f.own, f.at);
+    uint64_t seen = ends.look(peer, U, U);
+    if constexpr (Fold::FOLDS) {
+      own.pack(ends);
+#pragma unroll
+      for (int u = 0; u < U; u++) come.v[u] = fold.fold_whole(come.v[u], own.v[u]);
+    }
+    f.await_read(U, count);
+    come.store(ends, f.to, f.at);
+    ends.give_back(peer, U);
+    f.at += f.stride;
+    if (f.at >= end || !ends.await_lines(peer, U, 0, seen)) return;
+  }
+}
+
+// Takes what remains, slot by slot, while the peer goes on.
+template <typename Fold>
+__device__ inline void take_slots(LineEnds<true>& ends, int peer, Flow& f, uint32_t& count,
+                                  const Fold& fold) {
+#pragma unroll 1
+  for (; f.at < f.end; f.step()) {
+    Unit<1> come, own;
+    if constexpr (Fold::FOLDS) own.load_part(ends, f.own, f.place());
+    if (!ends.await_lines(peer, 1, 0, ends.look(peer, 1, 0))) return;
+    ends.fetch(peer, 1, come.v);
+    if constexpr (Fold::FOLDS) {
+      own.pack(ends);
+      come.v[0] = fold.fold_whole(come.v[0], own.v[0]);
+    }
+    f.await_read(1, count);
+    come.store_part(ends, f.to, f.place());
+    ends.give_back(peer, 1);
+  }
+}
+
+// What carrying changes.
+struct Carried {
+  uint64_t put, taken;
+  bool dead;
+};
+
+// Carries what remains of any alignment, and by any operation, slot by slot.
+template <bool PUTS, typename Fold>
+__device__ __noinline__ Carried carry_rest(LineEnds<true> ends, int peer, Flow f, uint32_t count,
+                                           Fold fold) {
+#pragma unroll 1
+  for (; f.at < f.end && !ends.dead; f.step()) {
+    uint64_t at = f.place();
+    Pair v[1], own[1];
+    if (PUTS) {
+      if (f.put.at) {
+        ends.load(f.put, at, 1, v);
+        fold.pack(ends, v[0]);
+        ends.put_unit(peer, 1, v);
+        f.tell_read(1, count);
+      }
+      if (!f.from.at) continue;
+      ends.load(f.from, at, 1, v);
+      ends.pack(v[0]);
+      ends.store(f.into, at, 1, v);
+    } else {
+      if (!ends.await_lines(peer, 1, 0, ends.look(peer, 1, 0))) break;
+      ends.fetch(peer, 1, v);
+      if (Fold::FOLDS) {
+        ends.load(f.own, at, 1, own);
+        fold.pack(ends, own[0]);
+        v[0] = fold.fold(v[0], own[0]);
+      }
+      f.await_read(1, count);
+      ends.store(f.to, at, 1, v);
+      ends.give_back(peer, 1);
+    }
+  }
+  return {ends.put, ends.taken, ends.dead};
+}
+
+// Carries the units of a channel in one direction, from the first one on in steps; false when they
+// cannot be carried.
+template <bool PUTS, typename Fold>
+__device__ inline bool carry_units(LineEnds<true>& ends, int peer, Flow& f, uint64_t first,
+                                   uint64_t step, uint64_t units, const Fold& fold) {
+  uint64_t unit = f.slots * UNIT_DATA_BYTES;
+  uint32_t count = 0;
+  f.slot = 0;
+  f.at = first * unit;
+  f.stride = kept(step * unit);
+  f.end = kept(units * unit);
+  if (ends.dead) return false;
+  if (fold.is_plain() && f.is_aligned()) {
+    if constexpr (PUTS) {
+      if (f.slots == 2) put_whole<2>(ends, peer, f, count);
+      if (f.slots == 4) put_whole<4>(ends, peer, f, count);
+      if (!ends.dead) put_slots(ends, peer, f, count);
+    } else {
+      if (f.slots == 2) take_whole<2>(ends, peer, f, count, fold);
+      if (f.slots == 4) take_whole<4>(ends, peer, f, count, fold);
+      if (!ends.dead) take_slots(ends, peer, f, count, fold);
+    }
+  }
+  if (ends.dead || f.at >= f.end) return !ends.dead;
+  Carried carried = carry_rest<PUTS>(ends, peer, f, count, fold);
+  ends.put = carried.put;
+  ends.taken = carried.taken;
+  ends.dead = carried.dead;
+  return !ends.dead;
+}
+
+// Returns what a rank of two puts or takes. Copies are made beside puts, or where nothing is taken.
+__device__ inline Flow flow_of(const LineProgram& p, bool puts, bool folds) {
+  const LinePeer& with = p.peers[1 - p.call.rank.rank];
+  const char* input = reinterpret_cast<const char*>(p.call.input);
+  char* output = reinterpret_cast<char*>(p.call.output);
+  Flow f;
+  f.slots = p.slots;
+  f.read = nullptr;
+  bool takes = folds ? p.has_middle : with.take_at != NO_SLICE;
+  if (with.put_at != NO_SLICE) f.put = {input + with.put_at, with.put_bytes};
+  if (takes) {
+    f.to = folds ? Span(output + p.result_at, p.middle_bytes)
+                 : Span(output + with.take_at, with.take_bytes);
+  }
+  if (f.put.at < f.to.at + f.to.bytes && f.to.at < f.put.at + f.put.bytes)
+    f.read = slots_read() + threadIdx.x / 64;
+  (puts ? f.to : f.put) = Span();
+  if (folds && f.to.at) f.own = {input + p.own_at, p.middle_bytes};
+  bool copies = p.copy_to != NO_SLICE && input + p.copy_from != output + p.copy_to;
+  if (copies && puts == takes) {
+    f.from = {input + p.copy_from, p.copy_bytes};
+    f.into = {output + p.copy_to, p.copy_bytes};
+  }
+  return f;
+}
+
+// Of each two warps one puts, and the other takes and folds.
+template <typename Fold>
+__device__ inline void run_two(const LineProgram& p, Fold fold) {
+  if ((threadIdx.x & 63) == 0) slots_read()[threadIdx.x / 64] = 0;
+  __syncthreads();
+  run_lines<2>(p, [&](int role, int channel, uint64_t first, uint64_t step) {
+    bool puts = role == 0;
+    Flow flow = flow_of(p, puts, Fold::FOLDS);
+    int peer = 1 - int(p.call.rank.rank);
+    // A copy without a put is made by a warp that would take.
+    if (flow.put.at || flow.from.at || flow.to.at) {
+      LineEnds<true> ends(p.call.rank, p.digest, channel, peer, warp_staging());
+      bool carried = flow.to.at
+                         ? carry_units<false>(ends, peer, flow, first, step, p.units, fold)
+                         : carry_units<true>(ends, peer, flow, first, step, p.units, fold);
+      if (carried) ends.leave(peer, flow.put.at, flow.to.at);
+    }
+    // A warp that puts no more holds nobody up.
+    if (puts && (threadIdx.x & 31) == 0) slots_read()[threadIdx.x / 64] = ~0u >> 1;
+  });
+}
+
+}  // namespace oxccl
+
+// For each element type a kernel that reduces; what only moves, runs as bytes.
+#define OXCCL_LINES_OF_TWO(NUMBER, ...)                                               \
+  extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)                      \
+      oxccl_lines_two_##NUMBER(const __grid_constant__ oxccl::LineProgram program) {  \
+    using namespace oxccl;                                                            \
+    uint64_t scale = program.call.scaled ? scale_of(program.call) : 0;                \
+    run_two(program, FoldTwo<__VA_ARGS__>{program, scale});                           \
+  }
+OXCCL_ELEMENTS(OXCCL_LINES_OF_TWO)
+
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
+    oxccl_lines_two(const __grid_constant__ oxccl::LineProgram program) {
+  oxccl::run_two(program, oxccl::NoFold());
+}
