@@ -132,7 +132,8 @@ struct FoldTwo {
   }
 };
 
-// A thread's data of a unit of U slots. Memory is aligned; it is whole, or `left` bytes are there.
+// A thread's data of a unit of U slots, in memory that is aligned and whole, or of a slot whose end
+// may be missing.
 template <int U>
 struct Unit {
   Pair v[U];
@@ -145,9 +146,16 @@ struct Unit {
   }
 
   __device__ void load_part(const LineEnds<true>& ends, const Span& span, uint64_t at) {
-    int len = ends.piece(span, at);
-    v[0].first = load_piece(span.at + at + ends.thread * 16, len - ends.thread * 16);
-    if (!ends.ends_line) v[0].second = load_piece(span.at + at + ends.second, len - ends.second);
+    const char *first = span.at + at + ends.thread * 16, *other = span.at + at + ends.second;
+    int len = ends.piece(span, at), left = len - ends.thread * 16;
+    int other_left = ends.ends_line ? 0 : len - ends.second;
+    if (len % 16 == 0) {
+      if (left > 0) v[0].first = LineEnds<true>::load_once(first);
+      if (other_left > 0) v[0].second = LineEnds<true>::load_once(other);
+    } else {
+      v[0].first = load_piece(first, left, len);
+      v[0].second = load_piece(other, other_left, len);
+    }
   }
 
   // To be called where what was loaded is used: it waits for that.
@@ -164,40 +172,49 @@ struct Unit {
   }
 
   __device__ void store_part(const LineEnds<true>& ends, const Span& span, uint64_t at) const {
-    int len = ends.piece(span, at);
+    char *first = span.at + at + ends.thread * 16, *other = span.at + at + ends.second;
+    int len = ends.piece(span, at), left = len - ends.thread * 16;
+    int other_left = ends.ends_line ? 0 : len - ends.second;
     Pair w = ends.unpacked(v[0]);
-    store_piece(span.at + at + ends.thread * 16, len - ends.thread * 16, w.first);
-    if (!ends.ends_line) store_piece(span.at + at + ends.second, len - ends.second, w.second);
-  }
-
-  __device__ static uint4 load_piece(const char* at, int len) {
-    if (len >= 16) return LineEnds<true>::load_once(at);
-    return len > 0 ? load_tail(at, len) : uint4{};
-  }
-
-  __device__ static void store_piece(char* at, int len, uint4 v) {
-    if (len >= 16) {
-      *reinterpret_cast<uint4*>(at) = v;
-    } else if (len > 0) {
-      store_tail(at, len, v);
+    if (len % 16 == 0) {
+      if (left > 0) *reinterpret_cast<uint4*>(first) = w.first;
+      if (other_left > 0) *reinterpret_cast<uint4*>(other) = w.second;
+    } else {
+      store_piece(first, left, len, w.first);
+      store_piece(other, other_left, len, w.second);
     }
   }
 
-  // The last bytes of a span.
-  __device__ __noinline__ static uint4 load_tail(const char* at, int len) {
-    uint64_t halves[2] = {};
-#pragma unroll 1
-    for (int i = 0; i < len; i++)
-      halves[i / 8] |= uint64_t(*reinterpret_cast<const volatile uint8_t*>(at + i)) << i % 8 * 8;
-    return {uint32_t(halves[0]), uint32_t(halves[0] >> 32), uint32_t(halves[1]),
-            uint32_t(halves[1] >> 32)};
+  // Loads or stores up to 16 bytes, as many as there are of `len` in all. All threads of the warp
+  // make the same steps, so that they stay together.
+  __device__ __noinline__ static uint4 load_piece(const char* at, int left, int len) {
+    uint32_t words[4] = {};
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      if (left >= i * 4 + 4) words[i] = reinterpret_cast<const volatile uint32_t*>(at)[i];
+    if (len % 4 != 0) {
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+#pragma unroll
+        for (int b = 0; b < 3; b++)
+          if (left < i * 4 + 4 && left > i * 4 + b)
+            words[i] |= uint32_t(reinterpret_cast<const volatile uint8_t*>(at)[i * 4 + b]) << b * 8;
+    }
+    return {words[0], words[1], words[2], words[3]};
   }
 
-  __device__ __noinline__ static void store_tail(char* at, int len, uint4 v) {
-    uint64_t halves[2] = {v.x | uint64_t(v.y) << 32, v.z | uint64_t(v.w) << 32};
-#pragma unroll 1
-    for (int i = 0; i < len; i++)
-      *reinterpret_cast<volatile char*>(at + i) = char(halves[i / 8] >> i % 8 * 8);
+  __device__ __noinline__ static void store_piece(char* at, int left, int len, uint4 v) {
+    uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      if (left >= i * 4 + 4) reinterpret_cast<volatile uint32_t*>(at)[i] = words[i];
+    if (len % 4 == 0) return;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+#pragma unroll
+      for (int b = 0; b < 3; b++)
+        if (left < i * 4 + 4 && left > i * 4 + b)
+          reinterpret_cast<volatile char*>(at)[i * 4 + b] = char(words[i] >> b * 8);
   }
 };
 

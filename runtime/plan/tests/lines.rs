@@ -1,8 +1,9 @@
 //! A model of a channel of lines (`kernels/cuda/lines.cuh`) under sequences of operations.
 //!
 //! The verifier knows edges with slots for whole messages. Here a message takes several slots,
-//! counters outlive an operation, and a unit is put before the one before it is taken. Warps are a
-//! Kahn network: one schedule finds every deadlock.
+//! counters outlive an operation, and a unit is put before the one before it is taken. Between two
+//! ranks one warp puts and another takes, which stores a unit only when that unit of the user's
+//! memory was put. Warps are a Kahn network: one schedule finds every deadlock.
 
 use oxccl_plan::lines::{self, Phases};
 use oxccl_plan::{Collective, Plan, Spec};
@@ -18,7 +19,7 @@ struct Rules {
     always_ahead: bool,
 }
 
-/// As in `take`, `Shape::new` and `LineRun::run`.
+/// As in `give_back`, `collective` and `LineRun::run`.
 const RULES: Rules = Rules { back: 1, most: |slots| slots / 2, always_ahead: false };
 
 /// A message: the operation, the unit, and its number among those of the unit on its edge.
@@ -42,6 +43,8 @@ struct Action {
     to: usize,
     message: Message,
     slots: u64,
+    /// The units that the receiver has put before it takes.
+    after: u64,
 }
 
 #[derive(Debug, PartialEq)]
@@ -106,13 +109,16 @@ impl Model {
     /// Runs the warps of an operation to their ends.
     fn run(&mut self, mut warps: Vec<std::vec::IntoIter<Action>>) -> Result<(), Fault> {
         self.operations += 1;
+        // By rank, the units that a warp of two has put.
+        let mut put = vec![0; self.nranks];
         loop {
             let mut moved = false;
             for warp in &mut warps {
                 while let Some(action) = warp.as_slice().first().copied() {
-                    if !self.act(&action)? {
+                    if action.after > put[action.to] || !self.act(&action)? {
                         break;
                     }
+                    put[action.from] += u64::from(action.puts);
                     moved = true;
                     warp.next();
                 }
@@ -128,9 +134,17 @@ impl Model {
 
     /// Runs a collective with so many units for the channel, of so many slots each.
     fn collective(&mut self, plan: &Plan, units: u64, slots: u64) -> Result<(), Fault> {
-        let warps = (0..self.nranks).map(|rank| {
+        let warps = (0..self.nranks).flat_map(|rank| {
             let phases = Phases::of(&plan.program(rank as u32).ops).expect("phases");
-            self.warp(rank, &phases, units, slots).into_iter()
+            let all = self.warp(rank, &phases, units, slots);
+            if self.nranks > 2 {
+                return vec![all.into_iter()];
+            }
+            let (puts, mut takes): (Vec<_>, Vec<_>) = all.into_iter().partition(|a| a.puts);
+            if !puts.is_empty() {
+                takes.iter_mut().for_each(|take| take.after = take.message.1 + 1);
+            }
+            vec![puts.into_iter(), takes.into_iter()]
         });
         let warps = warps.collect();
         self.run(warps)
@@ -145,7 +159,7 @@ impl Model {
             let number = &mut sent[unit as usize][to as usize];
             *number += 1;
             let message = (self.operations, unit, *number);
-            Action { puts: true, from: rank, to: to as usize, message, slots }
+            Action { puts: true, from: rank, to: to as usize, message, slots, after: 0 }
         };
         let mut all: Vec<Action> = Vec::new();
         if ahead > 0 && units > 0 {
@@ -160,7 +174,7 @@ impl Model {
                 let number = &mut received[from as usize];
                 *number += 1;
                 let message = (self.operations, unit, *number);
-                Action { puts: false, from: from as usize, to: rank, message, slots }
+                Action { puts: false, from: from as usize, to: rank, message, slots, after: 0 }
             };
             if let Some(middle) = &phases.middle {
                 all.extend(middle.from.iter().map(|(from, _)| take(*from)));
@@ -178,7 +192,7 @@ impl Model {
             let action = |unit| {
                 let (message, slots) =
                     ((self.operations, unit, 0), if unit == 0 { 1 } else { slots });
-                Action { puts, from, to, message, slots }
+                Action { puts, from, to, message, slots, after: 0 }
             };
             (0..=units).map(action).collect::<Vec<_>>().into_iter()
         });

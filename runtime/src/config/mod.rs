@@ -213,10 +213,16 @@ impl Config {
         self.p2p_disable || ["LOC", "0"].contains(&self.p2p_level.trim())
     }
 
-    /// Returns whether data between GPUs are to travel in lines of 128 bytes.
+    /// Returns whether data between GPUs may travel in lines of 128 bytes.
     pub fn wants_lines(&self) -> bool {
-        let excludes = self.proto.trim_start().starts_with('^');
-        !excludes && self.proto.split(',').any(|name| name.trim().eq_ignore_ascii_case("LL128"))
+        let text = self.proto.trim();
+        // Lists for single functions are not followed.
+        if text.is_empty() || text.contains(':') {
+            return true;
+        }
+        let excluded = text.strip_prefix('^');
+        let mut names = excluded.unwrap_or(text).split(',');
+        names.any(|name| name.trim().eq_ignore_ascii_case("LL128")) != excluded.is_some()
     }
 
     /// Reads the values from `lookup` as if it were the environment.
@@ -251,17 +257,15 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn a_list_of_protocols_asks_for_lines() {
+    fn a_list_of_protocols_may_exclude_lines() {
         let wants = |text: &str| {
             let lookup = |name: &str| (name == "NCCL_PROTO").then(|| text.to_owned());
             Config::from_lookup(lookup).wants_lines()
         };
-        assert!(["LL128", "ll, ll128", "LL128,Simple"].into_iter().all(wants));
-        assert!(
-            !["", "LL", "^LL128", "^LL,LL128", "^Simple, LL128", "allreduce:LL128"]
-                .into_iter()
-                .any(wants)
-        );
+        let with = ["", "LL128", "ll, ll128", "LL128,Simple", "^LL", "^LL,Simple", "allreduce:LL"];
+        assert!(with.into_iter().all(wants));
+        let without = ["LL", "Simple", "^LL128", "^LL,LL128", "^Simple, ll128", "LL,Simple"];
+        assert!(!without.into_iter().any(wants));
     }
 
     #[test]

@@ -120,9 +120,10 @@ variables! {
     deterministic: bool = "OXCCL_DETERMINISTIC", "0";
     /// Algorithm to use wherever it serves, for example `ring`; empty leaves it to the cost model.
     algorithm: String = "OXCCL_ALGORITHM", "";
-    /// Protocols between GPUs, as a list. With LL128 data travel in lines of 128 bytes where NVLink
-    /// connects all GPUs of a communicator on one host: fast without registered buffers, and run on
-    /// two GPUs only. Exclusions and lists by function have no effect.
+    /// Protocols between GPUs, as a list; with `^` before it, those that are left out. With LL128
+    /// data travel in lines of 128 bytes where NVLink connects all GPUs of a communicator on one
+    /// host, which is fast without registered buffers; without it large registered buffers are used
+    /// in place. Lists by function have no effect. All ranks need the same value.
     proto: String = "NCCL_PROTO", "";
     /// 1 uses buffers in place that ncclCommRegister was told of; on GPUs.
     local_register: bool = "NCCL_LOCAL_REGISTER", "1";

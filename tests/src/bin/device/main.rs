@@ -159,8 +159,7 @@ const SETTINGS: [(&str, &str, &str); 20] = [
     ("written into inboxes", "OXCCL_ALGORITHM", "push"),
     ("suspended, with inboxes", "OXCCL_ALGORITHM", "push"),
     ("results collected by reading", "OXCCL_ALGORITHM", "two_shot_pulled"),
-    // These are about what there is without lines; all others run with them if NCCL_PROTO=LL128 is
-    // set for the whole table.
+    // These are about what there is without lines.
     ("library memory in place", "NCCL_PROTO", "Simple"),
     ("registered memory in place", "NCCL_PROTO", "Simple"),
     ("memory in pieces in place", "NCCL_PROTO", "Simple"),

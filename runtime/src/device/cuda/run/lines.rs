@@ -8,11 +8,18 @@ use crate::error::{Error, Result};
 use crate::op::{Bound, Call};
 use oxccl_kernels::abi;
 use oxccl_plan::lines::{Middle, Phases};
-use oxccl_plan::{Buffer, Geometry, Op, Plan, Slice};
+use oxccl_plan::{Buffer, Collective, Geometry, Op, Plan, Slice};
 use std::sync::Arc;
 
 /// The least slots of a slice for each thread block, so that small calls take few blocks.
 const BLOCK_SLOTS: u64 = 4;
+
+/// Between two ranks, the thread blocks of calls with slices of more than so many bytes: there more
+/// blocks are not faster, but for collectives in which all ranks also copy much (measured on two
+/// H100, docs/performance.md).
+const FEW_BLOCKS: u32 = 16;
+/// The bytes above which that holds.
+const FEW_BLOCKS_BYTES: u64 = 4 << 20;
 
 /// Launches a collective over lines.
 pub fn collective(
@@ -30,21 +37,21 @@ pub fn collective(
     let folds = plan.spec.collective.reduces();
     // The most slots of a unit are those that the kernel has registers for. Between two ranks a
     // channel has a warp that puts and one that takes.
-    let (function, most) = match (folds, two) {
-        (false, true) => (functions.lines_moving[0], 4),
-        (false, false) => (functions.lines_moving[1], 2),
-        (true, true) => (functions.lines_two[dtype], 4),
-        (true, false) => (functions.lines_more[dtype], 1),
+    let (function, roles, most) = match (folds, two) {
+        (false, true) => (functions.lines_moving[0], 2, 4),
+        (false, false) => (functions.lines_moving[1], 1, 2),
+        (true, true) => (functions.lines_two[dtype], 2, 4),
+        (true, false) => (functions.lines_more[dtype], 1, 1),
     };
     // A unit is put before the one before it is taken: an edge has room for two.
-    let most: u64 = std::env::var("OXCCL_MOST").ok().and_then(|v| v.parse().ok()).unwrap_or(most);
-    let most = most.min(u64::from(cuda_rank.view.line_slots / 2));
-    let blocks: u32 = std::env::var("OXCCL_BLOCKS").ok().and_then(|v| v.parse().ok()).unwrap_or(32);
-    let roles = if two { 2 } else { 1 };
-    let limits = (u64::from(cuda_rank.channels.min(blocks)), abi::LINE_WARPS as u64 / roles);
-    let shape = Shape::new(longest(plan, of_user), limits, most);
+    let most = u64::from(cuda_rank.view.line_slots / 2).min(most);
+    let bytes = longest(plan, of_user);
+    let copies = [Collective::AllGather, Collective::AllToAll].contains(&plan.spec.collective);
+    let few = two && !copies && bytes > FEW_BLOCKS_BYTES;
+    let blocks = if few { FEW_BLOCKS } else { abi::MAX_CHANNELS as u32 }.min(cuda_rank.channels);
+    let shape = Shape::new(bytes, (u64::from(blocks), abi::LINE_WARPS as u64 / roles), most);
     let argument = argument(call, phases, plan, of_user, &shape);
-    let blocks = (shape.blocks as u32, (shape.warps * roles + 1) as u32 * 32);
+    let blocks = (shape.blocks as u32, (shape.channels * roles + 1) as u32 * 32);
     // SAFETY: the kernel takes this structure; what it points to is the communicator's, or the
     // user's by the contract of the call.
     cuda_rank.launch(stream, || unsafe { launch(function, blocks, &argument, stream.0) })
@@ -66,8 +73,8 @@ fn longest(plan: &Plan, call: &Call) -> u64 {
 struct Shape {
     /// Thread blocks.
     blocks: u64,
-    /// Warps of a block that move lines.
-    warps: u64,
+    /// Channels of a block.
+    channels: u64,
     /// Slots of a unit.
     slots: u64,
     /// Units of the longest slice.
@@ -75,14 +82,14 @@ struct Shape {
 }
 
 impl Shape {
-    /// Spreads a slice of so many bytes over at most `channels` blocks, in units of at most `most`
-    /// slots, so that all warps have equally many units, but for one.
-    fn new(bytes: u64, (blocks, warps): (u64, u64), most: u64) -> Self {
+    /// Spreads a slice of so many bytes over at most so many blocks with at most so many channels
+    /// each, in units of at most `most` slots.
+    fn new(bytes: u64, (blocks, channels): (u64, u64), most: u64) -> Self {
         let slots = bytes.div_ceil(abi::UNIT_DATA_BYTES as u64);
         let blocks = slots.div_ceil(BLOCK_SLOTS).clamp(1, blocks);
-        let warps = slots.div_ceil(blocks).clamp(1, warps);
-        let each = unit_slots(slots, blocks * warps, most);
-        Self { blocks, warps, slots: each, units: slots.div_ceil(each) }
+        let channels = slots.div_ceil(blocks).clamp(1, channels);
+        let each = unit_slots(slots, blocks * channels, most);
+        Self { blocks, channels, slots: each, units: slots.div_ceil(each) }
     }
 }
 
@@ -219,7 +226,7 @@ fn argument(
 mod tests {
     use super::*;
     use oxccl_plan::lines::carry_plan;
-    use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
+    use oxccl_plan::{DataType, ReduceOp, Spec};
 
     #[test]
     fn units_cover_all_that_is_exchanged_and_slices_lie_within_the_buffers() {
@@ -265,18 +272,19 @@ mod tests {
     }
 
     #[test]
-    fn units_cover_a_slice_and_are_spread_evenly() {
-        for channels in [1, 4, 32] {
+    fn units_cover_a_slice_and_channels_have_about_as_many() {
+        for limits in [(1, 7), (4, 15), (32, 7)] {
             for most in [1, 2, 4] {
                 for bytes in (0..40_000).step_by(97).chain([1 << 20, (1 << 30) + 13]) {
-                    let shape = Shape::new(bytes, (channels, 15), most);
-                    let Shape { blocks, warps, slots, units } = shape;
-                    assert!(blocks <= channels && warps <= abi::LINE_WARPS as u64, "{shape:?}");
-                    assert!((1..=most).contains(&slots), "{shape:?}");
+                    let shape = Shape::new(bytes, limits, most);
+                    let Shape { blocks, channels, slots, units } = shape;
+                    assert!(blocks <= limits.0 && channels <= limits.1, "{shape:?}");
+                    assert!([1, 2, 4].contains(&slots) && slots <= most, "{shape:?}");
                     let unit = slots * abi::UNIT_DATA_BYTES as u64;
                     assert!(units * unit >= bytes && units.saturating_sub(1) * unit <= bytes);
-                    let (each, all) = (units.div_ceil(blocks * warps), blocks * warps);
-                    assert!(each * all * slots < units * slots + all * slots, "{shape:?}");
+                    // Small units: more channels have work.
+                    let all = blocks * channels;
+                    assert!(slots == 1 || units >= all, "{shape:?}");
                 }
             }
         }
