@@ -3,14 +3,14 @@
 // So data need no fence, no barrier and no clearing, and arrive one way.
 //
 // An edge has slots of two rows of four lines, 1 KiB with 960 bytes of data, in the receiver's
-// memory. Each warp of a kernel is a channel with slots and counters of its own on every edge: the
-// number of a line counts the slots that the channel has used on that edge, and the receiver's word
-// of credit counts those that it has taken. Counters lie in GPU memory and advance by what was
-// carried: arguments hold nothing that changes, and any operation may follow any other.
+// memory. A channel has slots and counters of its own on every edge: the number of a line counts the
+// slots that the channel has used on that edge, and the receiver's word of credit counts those that
+// it has taken. Counters lie in GPU memory and advance by what was carried: arguments hold nothing
+// that changes, and any operation may follow any other.
 //
-// A program runs in four phases for each unit of its slices (`oxccl_plan::lines`). A warp that puts
-// waits only for its receiver to take what the warp put before, and every warp takes all of a unit
-// before it puts the next one, so one slot would suffice.
+// A program runs in four phases for each unit of its slices (`oxccl_plan::lines`). With more than two
+// ranks a channel is a warp, which takes all of a unit before it puts the one after the next; between
+// two ranks (`flow.cuh`) one warp of a channel puts and another takes.
 #pragma once
 
 #include <type_traits>

@@ -132,6 +132,10 @@ impl Unfinished {
             Unfinished::Cuda(rank, cuda_rank) => {
                 // Where there are lines, there is no memory for what other algorithms need.
                 let lines = all(0) && only.is_none_or(lines::carry);
+                if lines {
+                    let text = "data between the GPUs travel in lines of 128 bytes";
+                    log::line(Level::Info, Subsystem::Init, text);
+                }
                 let cuda_rank = cuda_rank.attach(&rank, lines);
                 let topology = cuda::run::launch::topology(&cuda_rank, rank.nranks, team);
                 (Executor::Cuda(rank, cuda_rank), topology)

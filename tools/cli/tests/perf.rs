@@ -272,19 +272,27 @@ fn a_rank_that_fails_ends_the_job_with_its_status() {
 
 #[test]
 fn plans_name_what_moves_their_data_also_of_gpus_that_are_not_here() {
-    let chosen = |arguments: &[&str]| -> Vec<String> {
-        let (succeeded, text, _) = oxccl(&[&["plan"], arguments].concat());
-        assert!(succeeded, "{text}");
+    let chosen_by = |protocols: &str, arguments: &[&str]| -> Vec<String> {
+        let mut command = timed(OXCCL);
+        command.env("NCCL_PROTO", protocols).arg("plan").args(arguments);
+        let output = output(&mut command).expect("it runs");
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{text}");
         let lines = text.lines().filter(|line| line.ends_with("chosen"));
         lines.map(|line| line[19..31].trim().to_owned()).collect()
     };
+    let chosen = |arguments: &[&str]| chosen_by("", arguments);
     let host = |bytes| chosen(&["all_reduce", "-n", "4", "-b", bytes, "--device", "host"]);
     assert_eq!(host("8"), ["packets", "packets"]);
     assert_eq!(host("256K"), ["stage", "in place"]);
     assert_eq!(host("64M"), ["remote read", "in place"]);
-    let cuda = |bytes| chosen(&["all_gather", "-n", "4", "-b", bytes, "--device", "cuda"]);
-    assert_eq!(cuda("8"), ["packets", "packets"]);
-    assert_eq!(cuda("256M"), ["stage", "in place", "copy engines"]);
+    let cuda = |protocols, bytes| {
+        let arguments = ["all_gather", "-n", "4", "-b", bytes, "--device", "cuda"];
+        chosen_by(protocols, &arguments)
+    };
+    assert_eq!(cuda("", "8"), ["lines", "lines"]);
+    assert_eq!(cuda("^LL128", "8"), ["packets", "packets"]);
+    assert_eq!(cuda("^LL128", "256M"), ["stage", "in place", "copy engines"]);
     assert_eq!(chosen(&["all_reduce", "-n", "4", "--hosts", "4"]), ["edges", "edges"]);
 }
 
