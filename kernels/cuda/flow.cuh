@@ -432,7 +432,7 @@ __device__ inline void run_two(const LineProgram& p, Fold fold) {
                          : carry_units<true>(ends, peer, flow, first, step, p.units, fold);
       if (carried) ends.leave(peer, flow.put.at, flow.to.at);
     }
-    // A warp that puts no more holds nobody up.
+    // A warp that puts no more holds nobody up: without this the other one would wait for ever.
     if (puts && (threadIdx.x & 31) == 0) slots_read()[threadIdx.x / 64] = ~0u >> 1;
   });
 }

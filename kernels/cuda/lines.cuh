@@ -451,6 +451,7 @@ struct LineEnds {
   // `seen` is what the warp saw when it looked. A line is stored at once, but a load that meets it
   // may find its number and not yet all of its data: so data are loaded once the number was seen.
   __device__ bool await_lines(int from, int slots, int skip, uint64_t seen) {
+    if (dead) return false;
     uint64_t wanted = line_number(from, skip) | uint64_t(digest) << 32;
     bool looks = thread < slots * 8;
     if (__all_sync(~0u, !looks || seen == wanted)) return true;
@@ -482,7 +483,19 @@ struct LineEnds {
     }
   }
 
-  // Gives slots of a rank back, when what was fetched from them was used: so it has come.
+  // Returns 0 when all threads have what they have fetched. The compiler does not know that it is 0,
+  // so what needs it waits.
+  template <int U>
+  __device__ int come(int slots, const Pair (&v)[U]) const {
+    uint32_t all = 0;
+#pragma unroll
+    for (int u = 0; u < U; u++)
+      if (u < slots) all |= v[u].first.x | v[u].second.x;
+    return __any_sync(~0u, (all & r.line_slots >> 31) != 0);
+  }
+
+  // Gives slots of a rank back. What was fetched from them was stored before, or `come` says that it
+  // is there: only then may they be written again.
   __device__ void give_back(int from, int slots) {
     __syncwarp();
     if (ONE || thread == from) taken += slots;
@@ -621,7 +634,7 @@ struct LineRun {
     return true;
   }
 
-  // Gives back what was fetched and used.
+  // Gives back what was fetched and is there.
   template <int H>
   __device__ void give_back(const int (&from)[H]) {
 #pragma unroll
@@ -651,7 +664,9 @@ struct LineRun {
         for (int u = 0; u < U; u++)
           sum[u].template combine_slot<OP>(p, first + g == 0, first + g == me ? own[u] : v[g][u]);
       }
-      give_back(from);
+#pragma unroll
+      for (int g = 0; g <= G; g++)
+        if (from[g] >= 0) ends.give_back(from[g], p.slots + ends.come(p.slots, v[g]));
     }
 #pragma unroll
     for (int u = 0; u < U; u++) sum[u].round(p.finish && p.call.op == AVG, n, result[u]);

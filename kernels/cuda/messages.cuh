@@ -6,7 +6,7 @@
 
 namespace oxccl {
 
-static_assert(LINE_LANES * MESSAGE_WARPS <= LINE_CHANNELS, "a channel for each warp of a queue");
+static_assert(LINE_LANES * MESSAGE_WARPS <= LINE_CHANNELS / 2, "a channel for each warp of a queue");
 
 struct MessageRun {
   LineEnds<true> ends;
