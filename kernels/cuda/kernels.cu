@@ -7,3 +7,4 @@
 #include "messages.cuh"
 #include "one_sided.cuh"
 #include "packets.cuh"
+#include "phases.cuh"
