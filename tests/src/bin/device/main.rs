@@ -1,5 +1,5 @@
 //! Conformance, graphs, registration and failures on the device that is there: GPUs where there are
-//! any, host memory otherwise. `oxccl-device-tests [FILTER]` runs every test in a process of its
+//! any, host memory otherwise. `oxccl-device-tests [TEXT ...]` runs every test in a process of its
 //! own and prints a table (`--costs`: what a communicator costs); with more than one GPU a rank per
 //! GPU, else four ranks on the one.
 
@@ -313,7 +313,8 @@ fn skipped(test: &Test, layout: Layout, nranks: i32) -> Option<String> {
         .then(|| "processes share a GPU by turns: a rank would wait for one that cannot run".into())
 }
 
-fn table(filter: &str) -> ExitCode {
+/// Runs the tests whose name and layout contain one of some texts; all if there are none.
+fn table(wanted: &[&str]) -> ExitCode {
     let (kind, count) = devices();
     let nranks = nranks();
     println!("{nranks} ranks on {count} devices ({kind:?})");
@@ -326,7 +327,8 @@ fn table(filter: &str) -> ExitCode {
             _ => format!("{}, two hosts", test.name),
         };
         for &layout in test.layouts {
-            if !format!("{name} {layout:?}").contains(filter) {
+            let row = format!("{name} {layout:?}");
+            if !wanted.is_empty() && !wanted.iter().any(|text| row.contains(text)) {
                 continue;
             }
             let start = Instant::now();
@@ -363,8 +365,7 @@ fn main() -> ExitCode {
         ["--rank", name] => as_a_rank(find(name)),
         ["--one", name, "Single"] => in_one_thread(find(name), nranks()),
         ["--one", name, _] => in_threads(find(name), nranks()),
-        [filter] => return table(filter),
-        _ => return table(""),
+        ref wanted => return table(wanted),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
