@@ -74,7 +74,6 @@ struct NoFold {
   static constexpr bool FOLDS = false;
   __device__ bool is_plain() const { return true; }
   __device__ void pack(const LineEnds<true>& ends, Pair& v) const { ends.pack(v); }
-  __device__ Pair fold(const Pair& v, const Pair&) const { return v; }
 };
 
 // Half of a sum, as `divide` rounds it.
@@ -103,8 +102,7 @@ struct FoldTwo {
   }
 
   __device__ void pack(const LineEnds<true>& ends, Pair& v) const {
-    ends.pack(v);
-    if (p.call.scaled) v = scale_pair<E>(v, scale);
+    pack_operand<E, true>(ends, p, scale, v);
   }
 
   __device__ Pair fold_whole(const Pair& a, const Pair& b) const {
@@ -278,7 +276,7 @@ __device__ inline void take_whole(LineEnds<true>& ends, int peer, Flow& f, uint3
                                   const Fold& fold) {
   uint64_t end = kept(f.whole_end());
   if (f.slot != 0 || f.at >= end) return;
-  if (!ends.await_lines(peer, U, 0, ends.look(peer, U, 0))) return;
+  if (!ends.await_lines(peer, U, ends.look(peer, U, 0))) return;
   for (;;) {
     Unit<U> come, own;
     ends.fetch(peer, U, come.v);
@@ -293,7 +291,7 @@ __device__ inline void take_whole(LineEnds<true>& ends, int peer, Flow& f, uint3
     come.store(ends, f.to, f.at);
     ends.give_back(peer, U);
     f.at += f.stride;
-    if (f.at >= end || !ends.await_lines(peer, U, 0, seen)) return;
+    if (f.at >= end || !ends.await_lines(peer, U, seen)) return;
   }
 }
 
@@ -305,7 +303,7 @@ __device__ inline void take_slots(LineEnds<true>& ends, int peer, Flow& f, uint3
   for (; f.at < f.end; f.step()) {
     Unit<1> come, own;
     if constexpr (Fold::FOLDS) own.load_part(ends, f.own, f.place());
-    if (!ends.await_lines(peer, 1, 0, ends.look(peer, 1, 0))) return;
+    if (!ends.await_lines(peer, 1, ends.look(peer, 1, 0))) return;
     ends.fetch(peer, 1, come.v);
     if constexpr (Fold::FOLDS) {
       own.pack(ends);
@@ -330,7 +328,7 @@ __device__ __noinline__ Carried carry_rest(LineEnds<true> ends, int peer, Flow f
 #pragma unroll 1
   for (; f.at < f.end && !ends.dead; f.step()) {
     uint64_t at = f.place();
-    Pair v[1], own[1];
+    Pair v[1];
     if (PUTS) {
       if (f.put.at) {
         ends.load(f.put, at, 1, v);
@@ -343,9 +341,10 @@ __device__ __noinline__ Carried carry_rest(LineEnds<true> ends, int peer, Flow f
       ends.pack(v[0]);
       ends.store(f.into, at, 1, v);
     } else {
-      if (!ends.await_lines(peer, 1, 0, ends.look(peer, 1, 0))) break;
+      if (!ends.await_lines(peer, 1, ends.look(peer, 1, 0))) break;
       ends.fetch(peer, 1, v);
-      if (Fold::FOLDS) {
+      if constexpr (Fold::FOLDS) {
+        Pair own[1];
         ends.load(f.own, at, 1, own);
         fold.pack(ends, own[0]);
         v[0] = fold.fold(v[0], own[0]);

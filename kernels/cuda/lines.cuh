@@ -389,8 +389,7 @@ struct LineEnds {
     return !dead;
   }
 
-  // What is put in the next slots but `u`, with its number. The threads of a line have to store
-  // together.
+  // Returns what is stored in a slot of a number. The threads of a line have to store together.
   __device__ Pair numbered(uint32_t number, Pair v) const {
     if (ends_line) {
       v.first.z = v.second.z = number;
@@ -399,6 +398,7 @@ struct LineEnds {
     return v;
   }
 
+  // Puts the slot after the next `u` ones at the one peer, which has room for it.
   __device__ void put_slot(int u, const Pair& v) const {
     uint32_t number = uint32_t(put) + u + 1;
     Pair w = numbered(number, v);
@@ -450,12 +450,12 @@ struct LineEnds {
   // Waits until the lines of the next slots from a rank are there; false when they will not come.
   // `seen` is what the warp saw when it looked. A line is stored at once, but a load that meets it
   // may find its number and not yet all of its data: so data are loaded once the number was seen.
-  __device__ bool await_lines(int from, int slots, int skip, uint64_t seen) {
+  __device__ bool await_lines(int from, int slots, uint64_t seen) {
     if (dead) return false;
-    uint64_t wanted = line_number(from, skip) | uint64_t(digest) << 32;
+    uint64_t wanted = line_number(from, 0) | uint64_t(digest) << 32;
     bool looks = thread < slots * 8;
     if (__all_sync(~0u, !looks || seen == wanted)) return true;
-    const char* at = number_at(from, skip);
+    const char* at = number_at(from, 0);
     dead = !wait_lines(r, from, looks ? at : nullptr, wanted, message);
     return !dead;
   }
@@ -539,15 +539,12 @@ __device__ __noinline__ Pair scale_pair(Pair v, uint64_t scale) {
   return {scale_line<E>(v.first, scale), scale_line<E>(v.second, scale)};
 }
 
-// Makes of what was loaded of a unit what is put or folded.
-template <typename E, bool FOLDS, bool ONE, int U>
-__device__ inline void pack_unit(const LineEnds<ONE>& ends, const LineProgram& p, uint64_t scale,
-                                 Pair (&v)[U]) {
-#pragma unroll
-  for (int u = 0; u < U; u++) {
-    ends.pack(v[u]);
-    if (FOLDS && p.call.scaled) v[u] = scale_pair<E>(v[u], scale);
-  }
+// Makes of what was loaded of a slot what is put or folded.
+template <typename E, bool FOLDS, bool ONE>
+__device__ inline void pack_operand(const LineEnds<ONE>& ends, const LineProgram& p, uint64_t scale,
+                                    Pair& v) {
+  ends.pack(v);
+  if (FOLDS && p.call.scaled) v = scale_pair<E>(v, scale);
 }
 
 // A warp's shared memory for the data of a slot.

@@ -25,7 +25,7 @@ struct MessageRun {
   // Takes a header; false when it will not come, or is that of another message.
   __device__ bool take_header(const Message& m) {
     ends.digest = HEADER;
-    if (!ends.await_lines(peer, 1, 0, ends.look(peer, 1, 0))) return false;
+    if (!ends.await_lines(peer, 1, ends.look(peer, 1, 0))) return false;
     Pair v[1];
     ends.fetch(peer, 1, v);
     uint32_t what = __shfl_sync(~0u, v[0].first.x, 0);

@@ -30,7 +30,10 @@ struct LineRun {
   }
 
   // Makes of what was loaded what is put or folded.
-  __device__ void pack(Pair (&v)[U]) const { pack_unit<E, FOLDS>(ends, p, scale, v); }
+  __device__ void pack(Pair (&v)[U]) const {
+#pragma unroll
+    for (int u = 0; u < U; u++) pack_operand<E, FOLDS>(ends, p, scale, v[u]);
+  }
 
   __device__ bool put_unit(int to, const Pair (&v)[U]) { return ends.put_unit(to, p.slots, v); }
 
@@ -79,7 +82,7 @@ struct LineRun {
       if (from[h] >= 0) seen[h] = ends.look(from[h], p.slots, 0);
 #pragma unroll
     for (int h = 0; h < H; h++)
-      if (from[h] >= 0 && !ends.await_lines(from[h], p.slots, 0, seen[h])) return false;
+      if (from[h] >= 0 && !ends.await_lines(from[h], p.slots, seen[h])) return false;
 #pragma unroll
     for (int h = 0; h < H; h++)
       if (from[h] >= 0) ends.fetch(from[h], p.slots, v[h]);

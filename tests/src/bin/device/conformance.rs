@@ -268,3 +268,14 @@ pub(crate) fn large(nranks: i32, single: bool, bytes: usize, cases: u64) -> Vec<
     };
     (0..cases).map(draw).collect()
 }
+
+/// All-reduces in place of so many bytes, which go through what lies between the ranks in many
+/// rounds: a result must not be stored over data that were not sent yet.
+pub(crate) fn in_place(bytes: usize) -> Vec<Case> {
+    let case = |(seed, dtype): (u64, DataType)| {
+        let (collective, op, root) = (Collective::AllReduce, ReduceOp::Sum, 0);
+        let call = Call { collective, count: bytes / dtype.size(), dtype, op, root };
+        Case { call, in_place: true, skew: 0, seed, manner: Manner::Eager, factors: None }
+    };
+    [(2, DataType::Int64), (4, DataType::Int32), (6, DataType::Int64)].map(case).to_vec()
+}
