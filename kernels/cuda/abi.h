@@ -133,36 +133,6 @@ enum {
 // Threads of the one block that runs before copy engines: a warp that agrees and one that watches.
 #define EXPECT_THREADS 64
 
-// Bytes of a slot of lines, which carries a unit of data.
-#define UNIT_BYTES 1024
-
-// Bytes of data in a slot of lines: each line of 128 bytes has 120.
-#define UNIT_DATA_BYTES 960
-
-// Warps of a block that move lines, each a channel of lines with slots and counters of its own.
-#define LINE_WARPS ((BLOCK_THREADS / 32) - 1)
-
-// Channels of lines.
-#define LINE_CHANNELS (MAX_CHANNELS * LINE_WARPS)
-
-// The most slots of lines that a unit of a message takes.
-#define MESSAGE_SLOTS 4
-
-// Threads of a block that moves messages in lines; two such blocks run on a multiprocessor.
-#define MESSAGE_THREADS (BLOCK_THREADS / 2)
-
-// Warps of such a block that move lines.
-#define MESSAGE_WARPS ((MESSAGE_THREADS / 32) - 1)
-
-// The most lanes of a queue of messages in lines.
-#define LINE_LANES 32
-
-// The bit of a collective in the word that counts the users of lines.
-#define LINE_COLLECTIVE (1 << 30)
-
-// The offset in place of a slice that is not there.
-#define NO_SLICE UINT64_MAX
-
 // Kind of [`Step`]: copies a slice of this rank to another slice of it.
 #define STEP_COPY 0
 
@@ -265,6 +235,48 @@ enum {
 // Inputs are multiplied by what lies at an address when the kernel runs.
 #define SCALE_AT 2
 
+// Bytes of a slot of lines, which carries a unit of data.
+#define UNIT_BYTES 1024
+
+// Bytes of data in a slot of lines: each line of 128 bytes has 120.
+#define UNIT_DATA_BYTES 960
+
+// Warps of a block that move lines, each a channel of lines with slots and counters of its own.
+#define LINE_WARPS ((BLOCK_THREADS / 32) - 1)
+
+// Channels of lines.
+#define LINE_CHANNELS (MAX_CHANNELS * LINE_WARPS)
+
+// The most slots of lines that a unit of a message takes.
+#define MESSAGE_SLOTS 4
+
+// Threads of a block that moves messages in lines; two such blocks run on a multiprocessor.
+#define MESSAGE_THREADS (BLOCK_THREADS / 2)
+
+// Warps of such a block that move lines.
+#define MESSAGE_WARPS ((MESSAGE_THREADS / 32) - 1)
+
+// The most lanes of a queue of messages in lines.
+#define LINE_LANES 32
+
+// Bytes of a chunk, which carries data alone.
+#define CHUNK_BYTES 4096
+
+// Chunks that a channel has room for.
+#define CHUNK_SLOTS 8
+
+// The most thread blocks that carry chunks: more are not faster (docs/performance.md).
+#define CHUNK_BLOCKS 18
+
+// Channels of chunks on an edge: one for each warp of a block that puts.
+#define CHUNK_CHANNELS (CHUNK_BLOCKS * (LINE_WARPS / 2))
+
+// The bit of a collective in the word that counts the users of lines.
+#define LINE_COLLECTIVE (1 << 30)
+
+// The offset in place of a slice that is not there.
+#define NO_SLICE UINT64_MAX
+
 // The control block in host memory: what kernels tell the host, and the host a running kernel.
 typedef struct Control {
   // Set by the host: kernels give up.
@@ -345,6 +357,17 @@ typedef struct LineCounters {
   uint32_t taking;
 } LineCounters;
 
+// The words of a channel of chunks, in the receiver's memory.
+typedef struct ChunkWords {
+  // For each slot, the digest of the last call whose first chunk was put there, and the lower
+  // half of the number of that chunk.
+  uint64_t opened[CHUNK_SLOTS];
+  // Chunks that were put and have arrived.
+  uint64_t arrived;
+  // Padding, so that the words of a channel have cache lines of their own.
+  uint64_t unused[23];
+} ChunkWords;
+
 // A rank of a communicator, as kernels see it. It never changes.
 typedef struct Rank {
   // The place of this rank among those of its host.
@@ -359,7 +382,7 @@ typedef struct Rank {
   uint32_t line_slots;
   // Lanes of a queue of messages in lines.
   uint32_t line_lanes;
-  // Channels of lines that have slots.
+  // Channels of lines that have slots; those of chunks are counted behind them.
   uint32_t line_channels;
   // Packets that a channel has room for behind the large stage, per rank and half.
   uint32_t large_packets;
@@ -374,8 +397,13 @@ typedef struct Rank {
   // Offset of the slots of lines in the shared memory, by sender without this rank, channel and
   // slot.
   uint64_t lines_at;
-  // Offset of the credits of lines in the shared memory, by channel and receiver.
+  // Offset of the credits of lines and chunks in the shared memory, by channel and receiver.
   uint64_t line_credits_at;
+  // Offset of the chunks in the shared memory, by sender without this rank, channel and slot; 0
+  // if no edge has chunks.
+  uint64_t chunks_at;
+  // Offset of the [`ChunkWords`] in the shared memory, by channel and sender.
+  uint64_t chunk_words_at;
   // The address of the [`LineCounters`], by channel and rank, in private memory.
   uint64_t line_counters;
   // The address of the [`Counters`] of [`MAX_CHANNELS`] channels, then of the [`LaneCounters`]
@@ -444,8 +472,12 @@ typedef struct LineProgram {
   Collective call;
   // Units of the longest slice.
   uint64_t units;
-  // Slots that a unit takes, each with [`UNIT_DATA_BYTES`] of a slice.
+  // Slots that a unit takes, each with [`UNIT_DATA_BYTES`] of a slice; 0 if units are chunks.
   uint32_t slots;
+  // Thread blocks that carry units; those behind them copy.
+  uint32_t blocks;
+  // Padding.
+  uint32_t unused;
   // Not 0 if there is a middle phase.
   uint32_t has_middle;
   // A bit for each rank to which the middle phase passes its result on.
@@ -498,11 +530,11 @@ typedef struct Message {
   uint64_t bytes;
   // The first word of the descriptor.
   uint32_t what;
-  // Slots of lines that a unit of the message takes.
+  // Slots of lines that a unit of the message takes; 0 if it travels in chunks.
   uint32_t slots;
   // The upper half of the numbers of the message's lines.
   uint32_t digest;
-  // Lanes that carry the message in lines.
+  // Lanes that carry the message in lines or chunks.
   uint32_t lanes;
 } Message;
 

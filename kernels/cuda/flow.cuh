@@ -1,43 +1,36 @@
-// The flow of lines between this rank and one peer: programs of two ranks, and messages. A warp
-// puts or takes: a unit then has all of its registers.
+// The flow of lines or chunks between this rank and one peer: programs of two ranks, and messages. A
+// warp puts or takes: a unit then has all of its registers.
 #pragma once
 
-#include "lines.cuh"
+#include "chunks.cuh"
 
 namespace oxccl {
-
-// For each pair of warps the slots that the one that puts has read.
-__device__ inline volatile uint32_t* slots_read() {
-  __shared__ uint32_t read[LINE_WARPS / 2 + 1];
-  return read;
-}
 
 // What a warp carries in one direction, in units. Spans of nothing are null.
 struct Flow {
   Span put;         // what the peer gets
   Span to;          // where what comes is stored, folded or as it is
   Span own;         // what is folded with what comes
-  Span from, into;  // what is copied here besides, and where it is stored
-  uint32_t slots;   // of a unit
+  uint32_t slots;   // of a unit; 0 for chunks
   uint32_t slot;    // the slot of the unit that is carried next
   uint64_t at;      // the place of that unit
   uint64_t stride;  // bytes from a unit of the channel to its next one
   uint64_t end;     // where all spans have ended
-  // Where a warp that puts counts the slots that it has read, for the warp that stores over them;
-  // null if that one does not.
-  volatile uint32_t* read;
+  // The warp that puts what another one stores over, among those of the block that put; negative if
+  // none does.
+  int reader;
 
   __device__ bool is_aligned() const {
     auto bits = [](const Span& span) { return reinterpret_cast<uint64_t>(span.at); };
-    return aligned(bits(put) | bits(to) | bits(own) | bits(from) | bits(into));
+    return aligned(bits(put) | bits(to) | bits(own));
   }
 
   // Returns where the units end that are whole in all spans.
   __device__ uint64_t whole_end() const {
     uint64_t least = end;
-    const Span* all[] = {&put, &to, &own, &from, &into};
+    const Span* all[] = {&put, &to, &own};
 #pragma unroll
-    for (int i = 0; i < 5; i++)
+    for (int i = 0; i < 3; i++)
       if (all[i]->at && all[i]->bytes < least) least = all[i]->bytes;
     uint32_t unit = slots * UNIT_DATA_BYTES;
     return least < unit ? 0 : least - unit + 1;
@@ -54,16 +47,17 @@ struct Flow {
   // Tells that this warp has read so many slots more.
   __device__ void tell_read(uint32_t slots, uint32_t& count) const {
     count += slots;
-    if (!read) return;
+    if (reader < 0) return;
     __syncwarp();
-    if ((threadIdx.x & 31) == 0) *read = count;
+    if ((threadIdx.x & 31) == 0) shared_release(progress().count[reader], count);
   }
 
-  // Waits until so many slots more have been read.
+  // Waits until so many slots or chunks more have been read.
   __device__ void await_read(uint32_t slots, uint32_t& count) const {
     count += slots;
-    if (!read) return;
-    while (int32_t(*read - count) < 0) {
+    if (reader < 0) return;
+    while (int32_t(shared_acquire(progress().count[reader]) - count) < 0 &&
+           !shared_acquire(progress().over[reader])) {
     }
     __syncwarp();
   }
@@ -74,6 +68,7 @@ struct NoFold {
   static constexpr bool FOLDS = false;
   __device__ bool is_plain() const { return true; }
   __device__ void pack(const LineEnds<true>& ends, Pair& v) const { ends.pack(v); }
+  __device__ void scale_chunk(Chunk&) const {}
 };
 
 // Half of a sum, as `divide` rounds it.
@@ -120,13 +115,29 @@ struct FoldTwo {
     return v;
   }
 
-  __device__ Pair fold(const Pair& a, const Pair& b) const {
+  __device__ Pair fold(const Pair& a, const Pair& b) const { return fold_by_any(p, a, b); }
+
+  __device__ __noinline__ static Pair fold_by_any(const LineProgram& p, Pair a, Pair b) {
     Sum<E> sum;
     sum.template combine_slot<-1>(p, true, a);
     sum.template combine_slot<-1>(p, false, b);
     Pair v;
     sum.round(p.finish && p.call.op == AVG, 2, v);
     return v;
+  }
+
+  // Multiplies an operand by the user's scalar where asked.
+  __device__ void scale_chunk(Chunk& chunk) const {
+    if (!p.call.scaled) return;
+#pragma unroll
+    for (int i = 0; i < CHUNK_PAIRS; i++) chunk.v[i] = scale_pair<E>(chunk.v[i], scale);
+  }
+
+  __device__ void fold_chunk(Chunk& come, const Chunk& own) const {
+    bool plain = is_plain();
+#pragma unroll
+    for (int i = 0; i < CHUNK_PAIRS; i++)
+      come.v[i] = plain ? fold_whole(come.v[i], own.v[i]) : fold(come.v[i], own.v[i]);
   }
 };
 
@@ -217,35 +228,24 @@ struct Unit {
 };
 
 // Puts the units of a channel that are whole, each of U slots, until the threads of the warp are
-// not together or the peer does not go on. The next unit is loaded meanwhile. Copies are stored
-// first, as they would wait behind stores that the link holds up.
+// not together or the peer does not go on. The next unit is loaded meanwhile.
 template <int U>
 __device__ inline void put_whole(LineEnds<true>& ends, int peer, Flow& f, uint32_t& count) {
   uint64_t end = kept(f.whole_end()), room = ends.room;
-  bool puts = f.put.at, copies = f.from.at, same = f.from.at == f.put.at;
   if (f.slot != 0 || f.at >= end) return;
   Unit<U> next;
-  if (puts) next.load(ends, f.put, f.at);
+  next.load(ends, f.put, f.at);
 #pragma unroll 1
   for (; f.at < end; f.at += f.stride) {
-    if (puts) {
-      next.pack(ends);
-      if (copies && same) next.store(ends, f.into, f.at);
-      ends.grant(room);
-      if (!ends.await_room(peer, U) || !ends.together()) return;
+    next.pack(ends);
+    ends.grant(room);
+    if (!ends.await_room(peer, U) || !ends.together()) return;
 #pragma unroll
-      for (int u = 0; u < U; u++) ends.put_slot(u, next.v[u]);
-      ends.put += U;
-      f.tell_read(U, count);
-      room = ends.load_room();
-      if (f.at + f.stride < end) next.load(ends, f.put, f.at + f.stride);
-    }
-    if (copies && !same) {
-      Unit<U> copy;
-      copy.load(ends, f.from, f.at);
-      copy.pack(ends);
-      copy.store(ends, f.into, f.at);
-    }
+    for (int u = 0; u < U; u++) ends.put_slot(u, next.v[u]);
+    ends.put += U;
+    f.tell_read(U, count);
+    room = ends.load_room();
+    if (f.at + f.stride < end) next.load(ends, f.put, f.at + f.stride);
   }
 }
 
@@ -254,18 +254,12 @@ __device__ inline void put_slots(LineEnds<true>& ends, int peer, Flow& f, uint32
 #pragma unroll 1
   for (; f.at < f.end; f.step()) {
     Unit<1> unit;
-    if (f.put.at) {
-      unit.load_part(ends, f.put, f.place());
-      if (!ends.await_room(peer, 1) || !ends.together()) return;
-      unit.pack(ends);
-      ends.put_slot(0, unit.v[0]);
-      ends.put += 1;
-      f.tell_read(1, count);
-    }
-    if (!f.from.at) continue;
-    unit.load_part(ends, f.from, f.place());
+    unit.load_part(ends, f.put, f.place());
+    if (!ends.await_room(peer, 1) || !ends.together()) return;
     unit.pack(ends);
-    unit.store_part(ends, f.into, f.place());
+    ends.put_slot(0, unit.v[0]);
+    ends.put += 1;
+    f.tell_read(1, count);
   }
 }
 
@@ -330,16 +324,10 @@ __device__ __noinline__ Carried carry_rest(LineEnds<true> ends, int peer, Flow f
     uint64_t at = f.place();
     Pair v[1];
     if (PUTS) {
-      if (f.put.at) {
-        ends.load(f.put, at, 1, v);
-        fold.pack(ends, v[0]);
-        ends.put_unit(peer, 1, v);
-        f.tell_read(1, count);
-      }
-      if (!f.from.at) continue;
-      ends.load(f.from, at, 1, v);
-      ends.pack(v[0]);
-      ends.store(f.into, at, 1, v);
+      ends.load(f.put, at, 1, v);
+      fold.pack(ends, v[0]);
+      ends.put_unit(peer, 1, v);
+      f.tell_read(1, count);
     } else {
       if (!ends.await_lines(peer, 1, ends.look(peer, 1, 0))) break;
       ends.fetch(peer, 1, v);
@@ -388,14 +376,57 @@ __device__ inline bool carry_units(LineEnds<true>& ends, int peer, Flow& f, uint
   return !ends.dead;
 }
 
-// Returns what a rank of two puts or takes. Copies are made beside puts, or where nothing is taken.
+// Puts a warp's chunks of a span, from the first one on in steps. The next one is loaded meanwhile.
+template <typename Fold>
+__device__ inline void put_chunks(ChunkEnd<true>& end, uint32_t digest, const Span& span, int warp,
+                                  uint64_t first, uint64_t step, const Fold& fold) {
+  uint64_t at = first * CHUNK_BYTES, stride = kept(step * CHUNK_BYTES);
+  if (at >= span.bytes) return;
+  Chunk next;
+  next.load(span, at);
+  if (!end.open(digest)) return;
+#pragma unroll 1
+  for (;;) {
+    fold.scale_chunk(next);
+    if (!end.await()) return;
+    end.put(next, warp);
+    at += stride;
+    if (at >= span.bytes) return;
+    next.load(span, at);
+  }
+}
+
+// Takes a warp's chunks, and folds them with this rank's operands.
+template <typename Fold>
+__device__ inline void take_chunks(ChunkEnd<false>& end, uint32_t digest, const Flow& f,
+                                   uint64_t first, uint64_t step, const Fold& fold) {
+  uint64_t at = first * CHUNK_BYTES, stride = kept(step * CHUNK_BYTES);
+  uint32_t count = 0;
+  if (at >= f.to.bytes || !end.open(digest)) return;
+#pragma unroll 1
+  for (; at < f.to.bytes; at += stride) {
+    Chunk come, own;
+    if constexpr (Fold::FOLDS) own.load(f.own, at);
+    if (!end.await()) return;
+    end.fetch(come);
+    if constexpr (Fold::FOLDS) {
+      fold.scale_chunk(own);
+      fold.fold_chunk(come, own);
+    }
+    f.await_read(1, count);
+    come.store(f.to, at);
+    end.give_back();
+  }
+}
+
+// Returns what a rank of two puts or takes.
 __device__ inline Flow flow_of(const LineProgram& p, bool puts, bool folds) {
   const LinePeer& with = p.peers[1 - p.call.rank.rank];
   const char* input = reinterpret_cast<const char*>(p.call.input);
   char* output = reinterpret_cast<char*>(p.call.output);
   Flow f;
   f.slots = p.slots;
-  f.read = nullptr;
+  f.reader = -1;
   bool takes = folds ? p.has_middle : with.take_at != NO_SLICE;
   if (with.put_at != NO_SLICE) f.put = {input + with.put_at, with.put_bytes};
   if (takes) {
@@ -403,37 +434,80 @@ __device__ inline Flow flow_of(const LineProgram& p, bool puts, bool folds) {
                  : Span(output + with.take_at, with.take_bytes);
   }
   if (f.put.at < f.to.at + f.to.bytes && f.to.at < f.put.at + f.put.bytes)
-    f.read = slots_read() + threadIdx.x / 64;
+    f.reader = threadIdx.x / 64;
   (puts ? f.to : f.put) = Span();
   if (folds && f.to.at) f.own = {input + p.own_at, p.middle_bytes};
-  bool copies = p.copy_to != NO_SLICE && input + p.copy_from != output + p.copy_to;
-  if (copies && puts == takes) {
-    f.from = {input + p.copy_from, p.copy_bytes};
-    f.into = {output + p.copy_to, p.copy_bytes};
-  }
   return f;
+}
+
+// Carries a warp's part of a program in one direction, in lines or chunks.
+template <bool PUTS, typename Fold>
+__device__ inline void run_one(const LineProgram& p, Fold& fold, uint64_t first, uint64_t step) {
+  int peer = 1 - int(p.call.rank.rank), pair = threadIdx.x / 64;
+  Flow flow = flow_of(p, PUTS, Fold::FOLDS);
+  int channel = blockIdx.x * PUTTERS + pair;
+  if (!(PUTS ? flow.put.at : flow.to.at)) return;
+  if (p.slots == 0) {
+    ChunkEnd<PUTS> end(p.call.rank, nullptr, peer, channel);
+    if constexpr (PUTS) {
+      put_chunks(end, p.digest, flow.put, pair, first, step, fold);
+    } else {
+      take_chunks(end, p.digest, flow, first, step, fold);
+    }
+    end.leave();
+  } else {
+    LineEnds<true> ends(p.call.rank, p.digest, channel, peer, warp_staging());
+    if (carry_units<PUTS>(ends, peer, flow, first, step, p.units, fold))
+      ends.leave(peer, PUTS, !PUTS);
+  }
+}
+
+// Copies this rank's own slice, by blocks that do nothing else; where there are none of those, by
+// the others when they have done their part.
+__device__ inline void copy_own(const LineProgram& p) {
+  const char* from = reinterpret_cast<const char*>(p.call.input) + p.copy_from;
+  char* to = reinterpret_cast<char*>(p.call.output) + p.copy_to;
+  if (p.copy_to == NO_SLICE || from == to) return;
+  bool others = gridDim.x > p.blocks, fits = aligned(uint64_t(from) | uint64_t(to));
+  uint64_t block = blockIdx.x - (others ? p.blocks : 0);
+  uint64_t blocks = gridDim.x - (others ? p.blocks : 0), stride = blocks * blockDim.x * 16;
+  uint64_t at = (block * blockDim.x + threadIdx.x) * 16, bytes = p.copy_bytes;
+  constexpr int AHEAD = 8;
+#pragma unroll 1
+  for (; fits && at + (AHEAD - 1) * stride + 16 <= bytes; at += AHEAD * stride) {
+    uint4 v[AHEAD];
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) v[i] = LineEnds<true>::load_once(from + at + i * stride);
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) *reinterpret_cast<uint4*>(to + at + i * stride) = v[i];
+  }
+#pragma unroll 1
+  for (; at < bytes; at += stride)
+    store_line(to + at, bytes - at, fits, load_line(from + at, bytes - at, fits));
 }
 
 // Of each two warps one puts, and the other takes and folds.
 template <typename Fold>
 __device__ inline void run_two(const LineProgram& p, Fold fold) {
-  if ((threadIdx.x & 63) == 0) slots_read()[threadIdx.x / 64] = 0;
+  if (blockIdx.x >= p.blocks) {
+    copy_own(p);
+    return;
+  }
+  const Rank& r = p.call.rank;
+  int peer = 1 - int(r.rank), first = blockIdx.x * PUTTERS;
+  if (threadIdx.x < PUTTERS)
+    begin_progress(threadIdx.x, threadIdx.x * p.blocks + blockIdx.x < p.units);
+  uint64_t base = is_watcher() && p.slots == 0 ? puts_so_far(r, peer, first) : 0;
   __syncthreads();
-  run_lines<2>(p, [&](int role, int channel, uint64_t first, uint64_t step) {
-    bool puts = role == 0;
-    Flow flow = flow_of(p, puts, Fold::FOLDS);
-    int peer = 1 - int(p.call.rank.rank);
-    // A copy without a put is made by a warp that would take.
-    if (flow.put.at || flow.from.at || flow.to.at) {
-      LineEnds<true> ends(p.call.rank, p.digest, channel, peer, warp_staging());
-      bool carried = flow.to.at
-                         ? carry_units<false>(ends, peer, flow, first, step, p.units, fold)
-                         : carry_units<true>(ends, peer, flow, first, step, p.units, fold);
-      if (carried) ends.leave(peer, flow.put.at, flow.to.at);
-    }
-    // A warp that puts no more holds nobody up: without this the other one would wait for ever.
-    if (puts && (threadIdx.x & 31) == 0) slots_read()[threadIdx.x / 64] = ~0u >> 1;
+  auto carry = [&](int role, int, uint64_t first, uint64_t step) {
+    if (role != 0) return run_one<false>(p, fold, first, step);
+    run_one<true>(p, fold, first, step);
+    end_progress(threadIdx.x / 64);
+  };
+  run_lines<2>(p, carry, [&] {
+    if (p.slots == 0) tell_arrivals(r, peer, first, base);
   });
+  if (gridDim.x == p.blocks) copy_own(p);
 }
 
 }  // namespace oxccl

@@ -553,11 +553,12 @@ __device__ inline char* warp_staging() {
   return reinterpret_cast<char*>(staging[threadIdx.x / 32]);
 }
 
-// The kernel of a program; `run` moves the units of a channel in one of ROLES, which a warp each
-// has, from the first unit on in steps. Units go to channels in turn, first to one of each block.
-// Which channels have a unit depends on facts that all ranks share.
-template <int ROLES, typename Run>
-__device__ inline void run_lines(const LineProgram& program, Run run) {
+// The blocks of a program that carry something; `run` moves the units of a channel in one of ROLES,
+// which a warp each has, from the first unit on in steps, and the last warp calls `watch` besides.
+// Units go to channels in turn, first to one of each block. Which channels have a unit depends on
+// facts that all ranks share.
+template <int ROLES, typename Run, typename Watch>
+__device__ inline void run_lines(const LineProgram& program, Run run, Watch watch) {
   const Rank& r = program.call.rank;
   Counters* own = counters(r, blockIdx.x);
   if (is_watcher()) {
@@ -568,12 +569,13 @@ __device__ inline void run_lines(const LineProgram& program, Run run) {
       announce(program.call, IN_TIME);
     }
     refuse(r, was_running);
+    watch();
   } else {
     uint32_t warp = threadIdx.x / 32, channels = (blockDim.x / 32 - 1) / ROLES;
     uint32_t index = warp / ROLES, channel = blockIdx.x * (LINE_WARPS / ROLES) + index;
-    uint64_t first = index * gridDim.x + blockIdx.x;
+    uint64_t first = index * program.blocks + blockIdx.x;
     if (first < program.units)
-      run(warp % ROLES, channel, first, uint64_t(channels) * gridDim.x);
+      run(warp % ROLES, channel, first, uint64_t(channels) * program.blocks);
   }
   __syncthreads();
   if (threadIdx.x == 0) {

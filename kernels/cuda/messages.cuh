@@ -1,5 +1,6 @@
-// Sends and receives of a group over lines: a block for each lane of a queue, as in `exchange.cuh`.
-// The first slot of a message, on the first channel, has its descriptor and its size.
+// Sends and receives of a group over lines and chunks: a block for each lane of a queue, as in
+// `exchange.cuh`. A line slot before each message, on the first channel, has its descriptor and its
+// size.
 #pragma once
 
 #include "flow.cuh"
@@ -49,11 +50,24 @@ struct MessageRun {
     Flow flow;
     (SENDS ? flow.put : flow.to) = {reinterpret_cast<const char*>(m.data), m.bytes};
     flow.slots = m.slots;
-    flow.read = nullptr;
+    flow.reader = -1;
+    uint64_t step = uint64_t(MESSAGE_WARPS) * m.lanes;
+    if (m.slots == 0) return carry_chunks<SENDS>(m, flow, first, step);
     uint64_t units = (m.bytes + unit - 1) / unit;
     if (first >= units) return true;
-    uint64_t step = uint64_t(MESSAGE_WARPS) * m.lanes;
     return carry_units<SENDS>(ends, peer, flow, first, step, units, NoFold());
+  }
+
+  template <bool SENDS>
+  __device__ bool carry_chunks(const Message& m, const Flow& flow, uint64_t first, uint64_t step) {
+    ChunkEnd<SENDS> end(ends.r, &m, peer, lane * MESSAGE_WARPS + warp);
+    if constexpr (SENDS) {
+      put_chunks(end, m.digest, flow.put, warp, first, step, NoFold());
+    } else {
+      take_chunks(end, m.digest, flow, first, step, NoFold());
+    }
+    end.leave();
+    return !end.dead;
   }
 
   // Carries the messages of a queue, as far as they can be carried.
@@ -74,9 +88,15 @@ __device__ inline void run_messages(const Messages& all) {
   bool sends = queue & 1;
   LineCounters* first = line_counters(r, lane * MESSAGE_WARPS, peer);
   uint32_t* busy = sends ? &first->putting : &first->taking;
+  bool tells = sends && r.chunks_at != 0 && lane < CHUNK_BLOCKS;
+  int channel = lane * MESSAGE_WARPS;
+  if (threadIdx.x < MESSAGE_WARPS) begin_progress(threadIdx.x, true);
+  uint64_t base = is_watcher() && tells ? puts_so_far(r, peer, channel) : 0;
+  __syncthreads();
   if (is_watcher()) {
     bool was_running = mark(busy);
     refuse(r, was_running | mark_among(&common(r)->line_users, 1, LINE_COLLECTIVE));
+    if (tells) tell_arrivals(r, peer, channel, base);
   } else {
     int warp = threadIdx.x / 32;
     char* staging = warp_staging();
@@ -85,6 +105,7 @@ __device__ inline void run_messages(const Messages& all) {
     int from = exchange.first[index], to = exchange.first[index + 1];
     if (sends) {
       run.run<true>(all.messages, from, to);
+      end_progress(warp);
     } else {
       run.run<false>(all.messages, from, to);
     }

@@ -214,7 +214,7 @@ __device__ inline void run_more(const LineProgram& program) {
     LineEnds<false> ends(program.call.rank, program.digest, channel, 0, staging);
     uint64_t scale = FOLDS ? scale_of(program.call) : 0;
     LineRun<E, FOLDS, U, G>{program, ends, scale}.run(first, step);
-  });
+  }, [] {});
 }
 
 }  // namespace oxccl

@@ -1,7 +1,6 @@
 //! The CUDA kernels, compiled into one fat binary when nvcc is found at build time, and the
 //! structures that they share with the host.
 
-#[path = "abi/types.rs"]
 pub mod abi;
 
 /// The fat binary; empty in a build without nvcc, which serves the host device only.

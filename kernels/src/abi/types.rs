@@ -1,5 +1,5 @@
 //! The structures, constants and offsets in a rank's shared memory that the host and the kernels
-//! share. `kernels/cuda/abi.h` is generated from this file.
+//! share.
 
 /// Bytes of a rank's shared memory before the packets: signals, announcements, arrivals, credits,
 /// entries, the users' signals.
@@ -67,27 +67,6 @@ pub const BLOCK_THREADS: usize = 512;
 pub const EXCHANGE_THREADS: usize = 288;
 /// Threads of the one block that runs before copy engines: a warp that agrees and one that watches.
 pub const EXPECT_THREADS: usize = 64;
-
-/// Bytes of a slot of lines, which carries a unit of data.
-pub const UNIT_BYTES: usize = 1024;
-/// Bytes of data in a slot of lines: each line of 128 bytes has 120.
-pub const UNIT_DATA_BYTES: usize = 960;
-/// Warps of a block that move lines, each a channel of lines with slots and counters of its own.
-pub const LINE_WARPS: usize = BLOCK_THREADS / 32 - 1;
-/// Channels of lines.
-pub const LINE_CHANNELS: usize = MAX_CHANNELS * LINE_WARPS;
-/// The most slots of lines that a unit of a message takes.
-pub const MESSAGE_SLOTS: usize = 4;
-/// Threads of a block that moves messages in lines; two such blocks run on a multiprocessor.
-pub const MESSAGE_THREADS: usize = BLOCK_THREADS / 2;
-/// Warps of such a block that move lines.
-pub const MESSAGE_WARPS: usize = MESSAGE_THREADS / 32 - 1;
-/// The most lanes of a queue of messages in lines.
-pub const LINE_LANES: usize = 32;
-/// The bit of a collective in the word that counts the users of lines.
-pub const LINE_COLLECTIVE: u32 = 1 << 30;
-/// The offset in place of a slice that is not there.
-pub const NO_SLICE: u64 = u64::MAX;
 
 /// Kind of [`Step`]: copies a slice of this rank to another slice of it.
 pub const STEP_COPY: u8 = 0;
@@ -448,20 +427,6 @@ pub struct Window {
     pub bytes: u64,
 }
 
-/// The counters of a channel of lines for a peer.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct LineCounters {
-    /// Slots that this rank has put on its edge to the peer.
-    pub put: u64,
-    /// Slots that this rank has taken from the peer's edge.
-    pub taken: u64,
-    /// Not 0 while a block sends messages on this channel and those after it.
-    pub putting: u32,
-    /// Not 0 while a block receives messages there.
-    pub taking: u32,
-}
-
 /// A rank of a communicator, as kernels see it. It never changes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -478,7 +443,7 @@ pub struct Rank {
     pub line_slots: u32,
     /// Lanes of a queue of messages in lines.
     pub line_lanes: u32,
-    /// Channels of lines that have slots.
+    /// Channels of lines that have slots; those of chunks are counted behind them.
     pub line_channels: u32,
     /// Packets that a channel has room for behind the large stage, per rank and half.
     pub large_packets: u32,
@@ -493,8 +458,13 @@ pub struct Rank {
     /// Offset of the slots of lines in the shared memory, by sender without this rank, channel and
     /// slot.
     pub lines_at: u64,
-    /// Offset of the credits of lines in the shared memory, by channel and receiver.
+    /// Offset of the credits of lines and chunks in the shared memory, by channel and receiver.
     pub line_credits_at: u64,
+    /// Offset of the chunks in the shared memory, by sender without this rank, channel and slot; 0
+    /// if no edge has chunks.
+    pub chunks_at: u64,
+    /// Offset of the [`ChunkWords`] in the shared memory, by channel and sender.
+    pub chunk_words_at: u64,
     /// The address of the [`LineCounters`], by channel and rank, in private memory.
     pub line_counters: u64,
     /// The address of the [`Counters`] of [`MAX_CHANNELS`] channels, then of the [`LaneCounters`]
@@ -557,58 +527,6 @@ pub struct Collective {
     pub scaled: u8,
     /// The root.
     pub root: u32,
-}
-
-/// The slices that a program over lines exchanges with a rank, as offsets in bytes;
-/// [`NO_SLICE`] for none.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct LinePeer {
-    /// The offset in the input of the slice that is put.
-    pub put_at: u64,
-    /// Bytes of that slice.
-    pub put_bytes: u64,
-    /// The offset in the output of the slice that is taken.
-    pub take_at: u64,
-    /// Bytes of that slice.
-    pub take_bytes: u64,
-}
-
-/// The argument of a kernel of lines: a collective as a program in phases
-/// (`oxccl_plan::lines::Phases`).
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct LineProgram {
-    /// The collective.
-    pub call: Collective,
-    /// Units of the longest slice.
-    pub units: u64,
-    /// Slots that a unit takes, each with [`UNIT_DATA_BYTES`] of a slice.
-    pub slots: u32,
-    /// Not 0 if there is a middle phase.
-    pub has_middle: u32,
-    /// A bit for each rank to which the middle phase passes its result on.
-    pub middle_to: u32,
-    /// The rank whose message the middle phase passes on, where it does not fold.
-    pub middle_from: u32,
-    /// Not 0 if the fold completes the reduction.
-    pub finish: u32,
-    /// The upper half of the numbers of the call's lines.
-    pub digest: u32,
-    /// The offset in the input of the slice that is folded.
-    pub own_at: u64,
-    /// Bytes of the slices of the middle phase.
-    pub middle_bytes: u64,
-    /// The offset in the output of the result; [`NO_SLICE`] if it is not kept.
-    pub result_at: u64,
-    /// The offset in the input of the slice that is copied.
-    pub copy_from: u64,
-    /// The offset in the output to which it is copied; [`NO_SLICE`] for no copy.
-    pub copy_to: u64,
-    /// Bytes that are copied.
-    pub copy_bytes: u64,
-    /// The slices that are exchanged, by rank.
-    pub peers: [LinePeer; MAX_RANKS],
 }
 
 /// A program, and how it cuts the call.
@@ -701,11 +619,11 @@ pub struct Message {
     pub bytes: u64,
     /// The first word of the descriptor.
     pub what: u32,
-    /// Slots of lines that a unit of the message takes.
+    /// Slots of lines that a unit of the message takes; 0 if it travels in chunks.
     pub slots: u32,
     /// The upper half of the numbers of the message's lines.
     pub digest: u32,
-    /// Lanes that carry the message in lines.
+    /// Lanes that carry the message in lines or chunks.
     pub lanes: u32,
 }
 

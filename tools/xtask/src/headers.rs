@@ -241,11 +241,12 @@ fn library_headers() -> [Header; 4] {
 }
 
 /// The structures that kernels take or point to.
-const KERNEL_TYPES: [&str; 17] = [
+const KERNEL_TYPES: [&str; 18] = [
     "Control",
     "Counters",
     "LaneCounters",
     "LineCounters",
+    "ChunkWords",
     "LineProgram",
     "FewMessages",
     "ManyMessages",

@@ -18,6 +18,10 @@ pub struct Layout {
     pub line_credits_at: u64,
     /// The offset of the slots of lines.
     pub lines_at: u64,
+    /// The offset of the words of chunks.
+    pub chunk_words_at: u64,
+    /// The offset of the slots of chunks; 0 if there are none.
+    pub chunks_at: u64,
     /// Bytes of the whole.
     pub bytes: u64,
 }
@@ -33,13 +37,27 @@ impl Layout {
         let lines_at = line_credits_at + credits.next_multiple_of(abi::UNIT_BYTES as u64);
         let (slots, channels) = line_rings(nranks);
         let slots = u64::from(slots * channels) * if lines { n - 1 } else { 0 };
-        let lines_end = lines_at + slots * abi::UNIT_BYTES as u64;
+        let chunk_words_at = lines_at + slots * abi::UNIT_BYTES as u64;
+        let channels = if lines && nranks == 2 { abi::CHUNK_CHANNELS as u64 } else { 0 };
+        let words = n * channels * size_of::<abi::ChunkWords>() as u64;
+        let chunks_at = if channels > 0 { chunk_words_at + words } else { 0 };
+        let chunks = channels * (abi::CHUNK_SLOTS * abi::CHUNK_BYTES) as u64;
+        let lines_end = chunk_words_at + words + chunks;
         let packets_at = lines_at;
         let lanes_at = packets_at + halves * n * abi::CHANNEL_PACKETS as u64 * packet;
         let stage_at = lanes_at + n * (abi::LANES * abi::LANE_SLOTS * abi::LANE_SLOT_BYTES) as u64;
         let end = stage_at + (abi::MAX_CHANNELS * 2 * abi::SMALL_STAGE_SLOT_BYTES) as u64;
         let bytes = lines_end.max(end);
-        Self { packets_at, lanes_at, stage_at, line_credits_at, lines_at, bytes }
+        Self {
+            packets_at,
+            lanes_at,
+            stage_at,
+            line_credits_at,
+            lines_at,
+            chunk_words_at,
+            chunks_at,
+            bytes,
+        }
     }
 }
 
@@ -47,7 +65,7 @@ impl Layout {
 /// peers, each of them gets less of what a rank sends; a unit is put before the one before it is
 /// taken, so there are two slots at least. Between two ranks few blocks with much under way are
 /// faster than many.
-pub fn line_rings(nranks: u32) -> (u32, u32) {
+fn line_rings(nranks: u32) -> (u32, u32) {
     match nranks {
         0..=1 => (0, 0),
         2 => (16, abi::LINE_CHANNELS as u32 / 2),
@@ -57,7 +75,7 @@ pub fn line_rings(nranks: u32) -> (u32, u32) {
 
 /// Returns the number of packets, per rank and half, that a channel has room for behind the large
 /// stage.
-pub fn large_packets(nranks: u32) -> u32 {
+fn large_packets(nranks: u32) -> u32 {
     let packet = 2 * abi::PACKET_DATA_BYTES as u32;
     abi::LARGE_PACKETS_BYTES as u32 / (packet * 2 * abi::MAX_CHANNELS as u32 * nranks)
 }
@@ -103,6 +121,41 @@ impl Private {
     }
 }
 
+/// Returns a rank as kernels see it, at its place among so many ranks of a host; its own memory is
+/// at `private`. The rest depends on the peers.
+pub fn view(
+    (place, nranks): (u32, u32),
+    layout: &Layout,
+    (private, parts): (u64, &Private),
+) -> abi::Rank {
+    let (line_slots, line_channels) = line_rings(nranks);
+    abi::Rank {
+        rank: place,
+        nranks,
+        lanes: abi::LANES as u32,
+        net_lanes: 0,
+        line_slots,
+        line_lanes: 1,
+        line_channels,
+        large_packets: large_packets(nranks),
+        shared: [0; abi::MAX_RANKS],
+        packets_at: layout.packets_at,
+        lanes_at: layout.lanes_at,
+        stage_at: layout.stage_at,
+        lines_at: layout.lines_at,
+        line_credits_at: layout.line_credits_at,
+        chunks_at: layout.chunks_at,
+        chunk_words_at: layout.chunk_words_at,
+        line_counters: private + parts.line_counters_at,
+        counters: private,
+        common: private + parts.common_at,
+        control: 0,
+        maps: private + parts.maps_at,
+        peers: 0,
+        scratch: 0,
+    }
+}
+
 /// A rank in the making: its number, and who of the communicator is on its host.
 #[derive(Clone, Copy)]
 pub struct Membership<'a> {
@@ -132,10 +185,15 @@ mod tests {
             assert!(bytes + mapper::LATER_BYTES as u64 <= 16 << 20, "{bytes}");
         }
         for nranks in 1..=abi::MAX_RANKS as u32 {
-            let Layout { packets_at, lanes_at, stage_at, line_credits_at, lines_at, bytes } =
-                Layout::new(nranks, nranks % 2 == 0);
-            let places = [0, line_credits_at, lines_at, packets_at, lanes_at, stage_at, bytes];
-            assert!(places.is_sorted() && places.iter().all(|at| at.is_multiple_of(128)));
+            let layout = Layout::new(nranks, nranks % 2 == 0);
+            let Layout { packets_at, lanes_at, stage_at, line_credits_at, lines_at, .. } = layout;
+            let Layout { chunk_words_at, chunks_at, bytes, .. } = layout;
+            let packets = [0, line_credits_at, packets_at, lanes_at, stage_at, bytes];
+            let lines = [line_credits_at, lines_at, chunk_words_at, chunks_at, bytes];
+            let is_aligned = |places: &[u64]| places.iter().all(|at| at.is_multiple_of(128));
+            assert!(packets.is_sorted() && is_aligned(&packets));
+            assert!((nranks != 2) == (chunks_at == 0) && is_aligned(&lines));
+            assert!(chunks_at == 0 || lines.is_sorted());
         }
     }
 }

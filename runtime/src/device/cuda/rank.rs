@@ -5,7 +5,7 @@ use crate::bootstrap::deadline::Deadline;
 use crate::config::{self, Config};
 use crate::device::cuda::driver::library::{self, Functions};
 use crate::device::cuda::driver::{self, Gpu, Relaxed, cu};
-use crate::device::cuda::layout::{Layout, Membership, Private, large_packets, line_rings};
+use crate::device::cuda::layout::{Layout, Membership, Private, view};
 use crate::device::cuda::memory::closing;
 use crate::device::cuda::memory::export::{self, Mapping};
 use crate::device::cuda::memory::pool::Block;
@@ -131,11 +131,8 @@ impl CudaRank {
         let slots_bytes = network.as_ref().map_or(0, Network::gpu_bytes);
         let parts = Private::new(membership.local.len() as u32, scratch_bytes);
         let private = Block::on_gpu(gpu, parts.bytes as usize, stream)?;
-        let mut view =
-            abi::Rank { control: control.at(), ..view(place, &layout, (private.at(), &parts)) };
-        view.nranks = nranks;
-        view.large_packets = large_packets(nranks);
-        (view.line_slots, view.line_channels) = line_rings(nranks);
+        let mut view = view((place, nranks), &layout, (private.at(), &parts));
+        view.control = control.at();
         view.shared[place as usize] = shared.at();
         if let Some(network) = &network {
             view.net_lanes = network.lanes as u32;
@@ -365,6 +362,10 @@ impl CudaRank {
         let channels = abi::LINE_CHANNELS * view.nranks as usize;
         upload(view.line_counters, &vec![line; channels])?;
         upload(at + view.line_credits_at, &vec![number; channels])?;
+        let chunk_channels = if view.chunks_at == 0 { 0 } else { abi::CHUNK_CHANNELS };
+        let arrived = abi::ChunkWords { arrived: number, ..Default::default() };
+        let chunks = vec![arrived; chunk_channels * view.nranks as usize];
+        upload(at + view.chunk_words_at, &chunks)?;
         upload(at, &words)?;
         upload(view.counters, &counters)?;
         upload(view.counters + parts.lanes_at, &lanes)?;
@@ -689,34 +690,6 @@ impl CudaRank {
             }
             kept
         }
-    }
-}
-
-/// Returns a rank as kernels see it, at its place on a host; its own memory is at `private`. The
-/// rest depends on the peers.
-fn view(place: u32, layout: &Layout, (private, parts): (u64, &Private)) -> abi::Rank {
-    abi::Rank {
-        rank: place,
-        nranks: 1,
-        lanes: abi::LANES as u32,
-        net_lanes: 0,
-        line_slots: 0,
-        line_lanes: 1,
-        line_channels: 0,
-        large_packets: 0,
-        shared: [0; abi::MAX_RANKS],
-        packets_at: layout.packets_at,
-        lanes_at: layout.lanes_at,
-        stage_at: layout.stage_at,
-        lines_at: layout.lines_at,
-        line_credits_at: layout.line_credits_at,
-        line_counters: private + parts.line_counters_at,
-        counters: private,
-        common: private + parts.common_at,
-        control: 0,
-        maps: private + parts.maps_at,
-        peers: 0,
-        scratch: 0,
     }
 }
 

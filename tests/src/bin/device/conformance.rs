@@ -269,13 +269,30 @@ pub(crate) fn large(nranks: i32, single: bool, bytes: usize, cases: u64) -> Vec<
     (0..cases).map(draw).collect()
 }
 
-/// All-reduces in place of so many bytes, which go through what lies between the ranks in many
-/// rounds: a result must not be stored over data that were not sent yet.
-pub(crate) fn in_place(bytes: usize) -> Vec<Case> {
+/// Calls of all kinds with so many bytes per block and a little more, which go through what lies
+/// between the ranks in many rounds: aligned or not, and in place, where a result must not be
+/// stored over data that were not sent yet.
+pub(crate) fn many_rounds(nranks: i32, bytes: usize) -> Vec<Case> {
+    let draw = |i: usize| {
+        let collective = Collective::ALL[i % Collective::ALL.len()];
+        let dtype = DataType::ALL[i % DataType::ALL.len()];
+        let op = ReduceOp::ALL[i / 3 % ReduceOp::ALL.len()];
+        let call = Call {
+            collective,
+            count: bytes / dtype.size() + 3,
+            dtype,
+            op,
+            root: i as i32 % nranks,
+        };
+        let in_place = i >= Collective::ALL.len() && collective != Collective::AllToAll;
+        let skew = i / 2 % 2 * dtype.size();
+        Case { call, in_place, skew, seed: i as u64, manner: Manner::Eager, factors: None }
+    };
     let case = |(seed, dtype): (u64, DataType)| {
         let (collective, op, root) = (Collective::AllReduce, ReduceOp::Sum, 0);
         let call = Call { collective, count: bytes / dtype.size(), dtype, op, root };
         Case { call, in_place: true, skew: 0, seed, manner: Manner::Eager, factors: None }
     };
-    [(2, DataType::Int64), (4, DataType::Int32), (6, DataType::Int64)].map(case).to_vec()
+    let sums = [(2, DataType::Int64), (4, DataType::Int32), (6, DataType::Int64)].map(case);
+    (0..2 * Collective::ALL.len()).map(draw).chain(sums).collect()
 }

@@ -30,7 +30,7 @@ pub(crate) fn large(ranks: &[Rank]) -> Outcome {
     let (nranks, single) = (ranks[0].nranks, ranks.len() == 1);
     let mut cases = conformance::large(nranks, single, 64 << 10, 200);
     cases.extend(conformance::large(nranks, single, 4 << 20, 60));
-    cases.extend(conformance::in_place(16 << 20));
+    cases.extend(conformance::many_rounds(nranks, 9 << 20));
     play_all(&cases, ranks)
 }
 

@@ -1,4 +1,4 @@
-//! Launching collectives over lines.
+//! Launching collectives over lines and chunks.
 
 use crate::device::cuda::driver::library::launch;
 use crate::device::cuda::rank::CudaRank;
@@ -14,12 +14,18 @@ use std::sync::Arc;
 /// The least slots of a slice for each thread block, so that small calls take few blocks.
 const BLOCK_SLOTS: u64 = 4;
 
-/// Between two ranks, the thread blocks of calls with slices of more than so many bytes: there more
-/// blocks are not faster, but for collectives in which all ranks also copy much (measured on two
-/// H100, docs/performance.md).
-const FEW_BLOCKS: u32 = 16;
+/// The longest slice or message between two ranks, in bytes, that travels in lines; larger ones
+/// travel in chunks (measured on two H100, docs/performance.md).
+const LINES_BYTES: u64 = 8 << 20;
+/// The thread blocks that carry slices of more than 4 MiB between two ranks: about as many as fill
+/// the link, since more than that is slower again.
+const FEW_BLOCKS: u64 = 16;
 /// The bytes above which that holds.
 const FEW_BLOCKS_BYTES: u64 = 4 << 20;
+/// Bytes of a slice of a rank's own for each thread block that copies it.
+const COPY_BYTES: u64 = 64 << 10;
+/// The most thread blocks that do nothing but copy.
+const COPY_BLOCKS: u64 = 8;
 
 /// Launches a collective over lines.
 pub fn collective(
@@ -43,18 +49,42 @@ pub fn collective(
         (true, true) => (functions.lines_two[dtype], 2, 4),
         (true, false) => (functions.lines_more[dtype], 1, 1),
     };
-    // A unit is put before the one before it is taken: an edge has room for two.
-    let most = u64::from(cuda_rank.view.line_slots / 2).min(most);
+    let most_blocks = u64::from(cuda_rank.channels);
+    let channels = abi::LINE_WARPS as u64 / roles;
     let bytes = longest(plan, of_user);
-    let copies = [Collective::AllGather, Collective::AllToAll].contains(&plan.spec.collective);
-    let few = two && !copies && bytes > FEW_BLOCKS_BYTES;
-    let blocks = if few { FEW_BLOCKS } else { abi::MAX_CHANNELS as u32 }.min(cuda_rank.channels);
-    let shape = Shape::new(bytes, (u64::from(blocks), abi::LINE_WARPS as u64 / roles), most);
+    let shape = if two && bytes > LINES_BYTES {
+        Shape::of_chunks(bytes, chunk_blocks(plan.spec.collective).min(most_blocks))
+    } else {
+        // A unit is put before the one before it is taken: an edge has room for two.
+        let most = u64::from(cuda_rank.view.line_slots / 2).min(most);
+        let blocks = match two {
+            true if bytes > FEW_BLOCKS_BYTES => FEW_BLOCKS,
+            true if !folds => abi::MAX_CHANNELS as u64 - COPY_BLOCKS,
+            _ => abi::MAX_CHANNELS as u64,
+        };
+        Shape::of_lines(bytes, (blocks.min(most_blocks), channels), most)
+    };
     let argument = argument(call, phases, plan, of_user, &shape);
-    let blocks = (shape.blocks as u32, (shape.channels * roles + 1) as u32 * 32);
+    let copied = if two { copied_bytes(&argument) } else { 0 };
+    let copiers = copied.div_ceil(COPY_BYTES).min(COPY_BLOCKS).min(most_blocks - shape.blocks);
+    let blocks = ((shape.blocks + copiers) as u32, (shape.channels * roles + 1) as u32 * 32);
     // SAFETY: the kernel takes this structure; what it points to is the communicator's, or the
     // user's by the contract of the call.
     cuda_rank.launch(stream, || unsafe { launch(function, blocks, &argument, stream.0) })
+}
+
+/// Returns the most thread blocks that carry the chunks of a collective. Where both ranks fold,
+/// each chunk takes longer.
+fn chunk_blocks(collective: Collective) -> u64 {
+    let folds = [Collective::AllReduce, Collective::ReduceScatter].contains(&collective);
+    if folds { abi::CHUNK_BLOCKS as u64 } else { FEW_BLOCKS }
+}
+
+/// Returns the bytes that a rank of two copies of its own input to its output.
+fn copied_bytes(program: &abi::LineProgram) -> u64 {
+    let (from, to) = (program.call.input.wrapping_add(program.copy_from), program.copy_to);
+    let copies = to != abi::NO_SLICE && from != program.call.output.wrapping_add(to);
+    if copies { program.copy_bytes } else { 0 }
 }
 
 /// Returns the cut of a call, in one window.
@@ -71,11 +101,11 @@ fn longest(plan: &Plan, call: &Call) -> u64 {
 /// How a call is spread over warps: facts that all ranks share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Shape {
-    /// Thread blocks.
+    /// Thread blocks that carry units.
     blocks: u64,
     /// Channels of a block.
     channels: u64,
-    /// Slots of a unit.
+    /// Slots of a unit; 0 if units are chunks.
     slots: u64,
     /// Units of the longest slice.
     units: u64,
@@ -84,12 +114,19 @@ struct Shape {
 impl Shape {
     /// Spreads a slice of so many bytes over at most so many blocks with at most so many channels
     /// each, in units of at most `most` slots.
-    fn new(bytes: u64, (blocks, channels): (u64, u64), most: u64) -> Self {
+    fn of_lines(bytes: u64, (blocks, channels): (u64, u64), most: u64) -> Self {
         let slots = bytes.div_ceil(abi::UNIT_DATA_BYTES as u64);
         let blocks = slots.div_ceil(BLOCK_SLOTS).clamp(1, blocks);
         let channels = slots.div_ceil(blocks).clamp(1, channels);
         let each = unit_slots(slots, blocks * channels, most);
         Self { blocks, channels, slots: each, units: slots.div_ceil(each) }
+    }
+
+    /// Spreads a large slice of so many bytes over so many blocks in chunks.
+    fn of_chunks(bytes: u64, blocks: u64) -> Self {
+        let (channels, units) =
+            (abi::LINE_WARPS as u64 / 2, bytes.div_ceil(abi::CHUNK_BYTES as u64));
+        Self { blocks, channels, slots: 0, units }
     }
 }
 
@@ -113,8 +150,11 @@ pub fn message_digest(what: u32, bytes: u64) -> u32 {
 const LANE_WARP_SLOTS: u64 = 2;
 
 /// Spreads a message of so many bytes over lanes, the same at both of its ends; returns the number
-/// of lanes, and the slots of a unit.
+/// of lanes, and the slots of a unit, 0 for chunks.
 pub fn spread_message(bytes: u64, view: &abi::Rank) -> (u32, u32) {
+    if view.chunks_at != 0 && bytes > LINES_BYTES {
+        return (view.line_lanes.min(abi::CHUNK_BLOCKS as u32), 0);
+    }
     let slots = bytes.div_ceil(abi::UNIT_DATA_BYTES as u64);
     let warps = abi::MESSAGE_WARPS as u64;
     let lanes = slots.div_ceil(warps * LANE_WARP_SLOTS).clamp(1, u64::from(view.line_lanes));
@@ -201,6 +241,8 @@ fn argument(
         call,
         units: shape.units,
         slots: shape.slots as u32,
+        blocks: shape.blocks as u32,
+        unused: 0,
         has_middle: u32::from(middle.is_some()),
         middle_to: 0,
         middle_from: 0,
@@ -272,11 +314,21 @@ mod tests {
     }
 
     #[test]
+    fn chunks_cover_a_slice() {
+        for bytes in [LINES_BYTES + 1, 100 << 20, (1 << 40) + 13] {
+            let Shape { blocks, channels, slots, units } = Shape::of_chunks(bytes, 18);
+            assert_eq!((blocks, slots), (18, 0));
+            assert!(blocks * channels <= abi::CHUNK_CHANNELS as u64);
+            assert_eq!(units, bytes.div_ceil(abi::CHUNK_BYTES as u64));
+        }
+    }
+
+    #[test]
     fn units_cover_a_slice_and_channels_have_about_as_many() {
         for limits in [(1, 7), (4, 15), (32, 7)] {
             for most in [1, 2, 4] {
                 for bytes in (0..40_000).step_by(97).chain([1 << 20, (1 << 30) + 13]) {
-                    let shape = Shape::new(bytes, limits, most);
+                    let shape = Shape::of_lines(bytes, limits, most);
                     let Shape { blocks, channels, slots, units } = shape;
                     assert!(blocks <= limits.0 && channels <= limits.1, "{shape:?}");
                     assert!([1, 2, 4].contains(&slots) && slots <= most, "{shape:?}");

@@ -1,0 +1,285 @@
+// Chunks: what carries large slices and messages between two GPUs. A chunk is 4 KiB of data without
+// numbers, so that the link carries nothing else. One warp of a block tells the receiver how many
+// chunks have arrived on each channel, behind a fence: so the warps that put wait for no fence.
+//
+// A channel of chunks has counters and a word of credit as a channel of lines has, and comes behind
+// those in the same arrays. What a call puts is opened by a word with its digest and the number of
+// its first chunk: what a peer puts for another call is never taken.
+#pragma once
+
+#include "lines.cuh"
+
+namespace oxccl {
+
+// A thread's pairs of a chunk: 16 bytes of each row of 512.
+constexpr int CHUNK_PAIRS = CHUNK_BYTES / 1024;
+// Warps of a block that put.
+constexpr int PUTTERS = LINE_WARPS / 2;
+
+static_assert(MESSAGE_WARPS <= PUTTERS, "a place for each warp of a block of messages");
+
+// What the warps of a block that put have read and put so far, for its other warps.
+struct Progress {
+  uint32_t count[PUTTERS];  // slots or chunks
+  uint32_t over[PUTTERS];   // not 0 if the warp puts nothing more
+};
+
+// A word of shared memory, between warps of a block.
+__device__ inline uint32_t shared_acquire(const uint32_t& word) {
+  uint32_t value, at = uint32_t(__cvta_generic_to_shared(&word));
+  asm volatile("ld.acquire.cta.shared.u32 %0, [%1];" : "=r"(value) : "r"(at) : "memory");
+  return value;
+}
+
+__device__ inline void shared_release(uint32_t& word, uint32_t value) {
+  uint32_t at = uint32_t(__cvta_generic_to_shared(&word));
+  asm volatile("st.release.cta.shared.u32 [%0], %1;" ::"r"(at), "r"(value) : "memory");
+}
+
+__device__ inline Progress& progress() {
+  __shared__ Progress all;
+  return all;
+}
+
+// To be called by some threads of a block before all of its threads meet: those of the warps that put.
+__device__ inline void begin_progress(int warp, bool puts) {
+  progress().count[warp] = 0;
+  progress().over[warp] = !puts;
+}
+
+// To be called by a warp that puts nothing more, whatever the reason.
+__device__ inline void end_progress(int warp) {
+  __syncwarp();
+  if ((threadIdx.x & 31) == 0) shared_release(progress().over[warp], 1);
+}
+
+__device__ inline ChunkWords* chunk_words(const Rank& r, int at, int channel, int from) {
+  return reinterpret_cast<ChunkWords*>(r.shared[at] + r.chunk_words_at) + channel * r.nranks + from;
+}
+
+// The number of a channel of chunks among all channels that have counters and credits.
+__device__ inline int counted(const Rank& r, int channel) { return r.line_channels + channel; }
+
+// A thread's data of a chunk.
+struct Chunk {
+  Pair v[CHUNK_PAIRS];
+
+  // Calls a function for each row with the thread's 16 bytes and their offset in the chunk.
+  template <typename Row>
+  __device__ void each_row(Row row) {
+#pragma unroll
+    for (int i = 0; i < CHUNK_PAIRS; i++) {
+      uint32_t at = i * 1024 + (threadIdx.x & 31) * 16;
+      row(v[i].first, at);
+      row(v[i].second, at + 512);
+    }
+  }
+
+  // Loads the chunk that lies at `from` in a span.
+  __device__ void load(const Span& span, uint64_t from) {
+    const char* base = span.at + from;
+    if (span.has(from, CHUNK_BYTES)) {
+      each_row([&](uint4& row, uint32_t at) { row = LineEnds<true>::load_once(base + at); });
+    } else {
+      *this = load_part(base, span.bytes - from);
+    }
+  }
+
+  __device__ void store(const Span& span, uint64_t from) {
+    char* base = span.at + from;
+    if (span.has(from, CHUNK_BYTES)) {
+      each_row([&](uint4& row, uint32_t at) { *reinterpret_cast<uint4*>(base + at) = row; });
+    } else {
+      store_part(base, span.bytes - from, *this);
+    }
+  }
+
+  // Loads memory that is aligned to T alone; all loads are under way at once.
+  template <typename T>
+  __device__ void load_parts(const char* base) {
+    constexpr int N = 16 / sizeof(T);
+    each_row([&](uint4& row, uint32_t at) {
+      T parts[N];
+#pragma unroll
+      for (int i = 0; i < N; i++) parts[i] = reinterpret_cast<const volatile T*>(base + at)[i];
+      memcpy(&row, parts, 16);
+    });
+  }
+
+  template <typename T>
+  __device__ void store_parts(char* base) {
+    constexpr int N = 16 / sizeof(T);
+    each_row([&](uint4& row, uint32_t at) {
+      T parts[N];
+      memcpy(parts, &row, 16);
+#pragma unroll
+      for (int i = 0; i < N; i++) reinterpret_cast<volatile T*>(base + at)[i] = parts[i];
+    });
+  }
+
+  // Loads a chunk that is not whole, or not aligned to 16 bytes.
+  __device__ __noinline__ static Chunk load_part(const char* base, uint64_t bytes) {
+    Chunk chunk;
+    uint64_t place = reinterpret_cast<uint64_t>(base);
+    if (bytes < CHUNK_BYTES) {
+      chunk.each_row([&](uint4& row, uint32_t at) {
+        row = load_line(base + at, at < bytes ? bytes - at : 0, (place & 15) == 0);
+      });
+    } else if ((place & 3) == 0) {
+      chunk.load_parts<uint32_t>(base);
+    } else if ((place & 1) == 0) {
+      chunk.load_parts<uint16_t>(base);
+    } else {
+      chunk.load_parts<uint8_t>(base);
+    }
+    return chunk;
+  }
+
+  __device__ __noinline__ static void store_part(char* base, uint64_t bytes, Chunk chunk) {
+    uint64_t place = reinterpret_cast<uint64_t>(base);
+    if (bytes < CHUNK_BYTES) {
+      chunk.each_row([&](uint4& row, uint32_t at) {
+        store_line(base + at, at < bytes ? bytes - at : 0, (place & 15) == 0, row);
+      });
+    } else if ((place & 3) == 0) {
+      chunk.store_parts<uint32_t>(base);
+    } else if ((place & 1) == 0) {
+      chunk.store_parts<uint16_t>(base);
+    } else {
+      chunk.store_parts<uint8_t>(base);
+    }
+  }
+};
+
+// A warp's end of a channel of chunks in one direction.
+template <bool PUTS>
+struct ChunkEnd {
+  const Rank& r;
+  const Message* message;  // the one under way; null in a collective
+  int peer, channel, thread;
+  bool dead;       // whether the communicator has failed
+  uint64_t count;  // chunks that were put, or taken
+  uint64_t known;  // chunks that the peer has taken, or put, as far as this is known
+  char* ring;      // the slots at the peer, or here
+  const uint64_t* word;  // which tells what is known
+  volatile uint64_t* credit;  // the word of this rank at the peer
+
+  __device__ ChunkEnd(const Rank& r, const Message* message, int peer, int channel)
+      : r(r), message(message), peer(peer), channel(channel), thread(threadIdx.x & 31) {
+    int at = PUTS ? peer : r.rank, from = PUTS ? r.rank : peer;
+    const volatile LineCounters* own = line_counters(r, counted(r, channel), peer);
+    count = PUTS ? own->put : own->taken;
+    dead = __shfl_sync(~0u, faulty(r) != FAULT_NONE, 0);
+    uint64_t channels = uint64_t(from < at ? from : from - 1) * CHUNK_CHANNELS + channel;
+    ring = reinterpret_cast<char*>(r.shared[at] + r.chunks_at) +
+           channels * (CHUNK_SLOTS * CHUNK_BYTES);
+    word = PUTS ? const_cast<uint64_t*>(line_credit(r, r.rank, counted(r, channel), peer))
+                : &chunk_words(r, r.rank, channel, peer)->arrived;
+    credit = line_credit(r, peer, counted(r, channel), r.rank);
+    known = __shfl_sync(~0u, load_acquire(word), 0);
+  }
+
+  // Keeps the counter for the next kernel.
+  __device__ void leave() const {
+    LineCounters* own = line_counters(r, counted(r, channel), peer);
+    if (thread == 0) (PUTS ? own->put : own->taken) = count;
+    __syncwarp();
+  }
+
+  // Waits until the peer has room for the next chunk, or has put it; false when it never will.
+  __device__ bool await() {
+    uint64_t target = PUTS ? count + 1 - CHUNK_SLOTS : count + 1;
+    if (reached(known, target)) return true;
+#pragma unroll 1
+    for (int i = 0; i < 64; i++) {
+      known = __shfl_sync(~0u, load_acquire(word), 0);
+      if (reached(known, target)) return true;
+    }
+    known = wait(r, word, peer, message, target, false);
+    dead |= !reached(known, target);
+    return !dead;
+  }
+
+  __device__ __noinline__ static uint64_t wait(const Rank& r, const uint64_t* word, int peer,
+                                               const Message* message, uint64_t target,
+                                               bool exactly) {
+    WarpWait wait;
+    for (;;) {
+      uint64_t seen = __shfl_sync(~0u, load_acquire(word), 0);
+      if (exactly ? seen == target : reached(seen, target)) return seen;
+      if (wait.over(r, peer, message)) return seen;
+    }
+  }
+
+  // Opens what this call puts or takes, from the next chunk on; false when the peer never will.
+  __device__ bool open(uint32_t digest) {
+    if (dead || (PUTS && !await())) return false;
+    ChunkWords* words = chunk_words(r, PUTS ? peer : r.rank, channel, PUTS ? r.rank : peer);
+    uint64_t* opened = &words->opened[count % CHUNK_SLOTS];
+    uint64_t value = uint64_t(digest) << 32 | uint32_t(count + 1);
+    if (PUTS) {
+      if (thread == 0) *const_cast<volatile uint64_t*>(opened) = value;
+    } else {
+      dead = wait(r, opened, peer, message, value, true) != value;
+    }
+    return !dead;
+  }
+
+  // The slot of the next chunk.
+  __device__ char* slot() const { return ring + count % CHUNK_SLOTS * CHUNK_BYTES; }
+
+  // Puts the next chunk, for which there is room.
+  __device__ void put(Chunk& chunk, int warp) {
+    char* to = slot();
+    chunk.each_row([&](uint4& row, uint32_t at) { store_volatile(to + at, row); });
+    count += 1;
+    __syncwarp();
+    if (thread == 0) shared_release(progress().count[warp], progress().count[warp] + 1);
+  }
+
+  // Fetches the next chunk, which has arrived.
+  __device__ void fetch(Chunk& chunk) const {
+    const char* from = slot();
+    chunk.each_row([&](uint4& row, uint32_t at) { row = load_volatile(from + at); });
+  }
+
+  // Gives the next chunk back, which was stored before.
+  __device__ void give_back() {
+    __syncwarp();
+    count += 1;
+    if (thread == 0) *credit = count;
+  }
+};
+
+// For the last warp of a block: tells the peer what the other ones have put, until they put nothing
+// more. `base` are the counters of the channels from the first one on, by thread, from before any
+// of the warps began.
+__device__ inline void tell_arrivals(const Rank& r, int peer, int first, uint64_t base) {
+  int warp = threadIdx.x & 31;
+  bool tells = warp < PUTTERS;
+  volatile uint64_t* word = &chunk_words(r, peer, first + (tells ? warp : 0), r.rank)->arrived;
+  uint32_t told = 0;
+  for (;;) {
+    bool over = !tells || shared_acquire(progress().over[warp]) != 0;
+    uint32_t count = tells ? shared_acquire(progress().count[warp]) : 0;
+    bool more = count != told;
+    if (!__any_sync(~0u, more)) {
+      if (__all_sync(~0u, over)) return;
+      __nanosleep(20);
+      continue;
+    }
+    fence();
+    if (more) *word = base + count;
+    told = count;
+  }
+}
+
+// The counters of the channels from the first one on, by thread, for `tell_arrivals`.
+__device__ inline uint64_t puts_so_far(const Rank& r, int peer, int first) {
+  int warp = threadIdx.x & 31;
+  const volatile LineCounters* own =
+      line_counters(r, counted(r, first + (warp < PUTTERS ? warp : 0)), peer);
+  return own->put;
+}
+
+}  // namespace oxccl

@@ -1,0 +1,115 @@
+//! Lines and chunks: what carries data between GPUs whose link takes 128 bytes at once.
+
+use super::{BLOCK_THREADS, Collective, MAX_CHANNELS, MAX_RANKS};
+
+/// Bytes of a slot of lines, which carries a unit of data.
+pub const UNIT_BYTES: usize = 1024;
+/// Bytes of data in a slot of lines: each line of 128 bytes has 120.
+pub const UNIT_DATA_BYTES: usize = 960;
+/// Warps of a block that move lines, each a channel of lines with slots and counters of its own.
+pub const LINE_WARPS: usize = BLOCK_THREADS / 32 - 1;
+/// Channels of lines.
+pub const LINE_CHANNELS: usize = MAX_CHANNELS * LINE_WARPS;
+/// The most slots of lines that a unit of a message takes.
+pub const MESSAGE_SLOTS: usize = 4;
+/// Threads of a block that moves messages in lines; two such blocks run on a multiprocessor.
+pub const MESSAGE_THREADS: usize = BLOCK_THREADS / 2;
+/// Warps of such a block that move lines.
+pub const MESSAGE_WARPS: usize = MESSAGE_THREADS / 32 - 1;
+/// The most lanes of a queue of messages in lines.
+pub const LINE_LANES: usize = 32;
+/// Bytes of a chunk, which carries data alone.
+pub const CHUNK_BYTES: usize = 4096;
+/// Chunks that a channel has room for.
+pub const CHUNK_SLOTS: usize = 8;
+/// The most thread blocks that carry chunks: more are not faster (docs/performance.md).
+pub const CHUNK_BLOCKS: usize = 18;
+/// Channels of chunks on an edge: one for each warp of a block that puts.
+pub const CHUNK_CHANNELS: usize = CHUNK_BLOCKS * (LINE_WARPS / 2);
+/// The bit of a collective in the word that counts the users of lines.
+pub const LINE_COLLECTIVE: u32 = 1 << 30;
+/// The offset in place of a slice that is not there.
+pub const NO_SLICE: u64 = u64::MAX;
+
+/// The counters of a channel of lines for a peer.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LineCounters {
+    /// Slots that this rank has put on its edge to the peer.
+    pub put: u64,
+    /// Slots that this rank has taken from the peer's edge.
+    pub taken: u64,
+    /// Not 0 while a block sends messages on this channel and those after it.
+    pub putting: u32,
+    /// Not 0 while a block receives messages there.
+    pub taking: u32,
+}
+
+/// The words of a channel of chunks, in the receiver's memory.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ChunkWords {
+    /// For each slot, the digest of the last call whose first chunk was put there, and the lower
+    /// half of the number of that chunk.
+    pub opened: [u64; CHUNK_SLOTS],
+    /// Chunks that were put and have arrived.
+    pub arrived: u64,
+    /// Padding, so that the words of a channel have cache lines of their own.
+    pub unused: [u64; 23],
+}
+
+/// The slices that a program over lines exchanges with a rank, as offsets in bytes;
+/// [`NO_SLICE`] for none.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct LinePeer {
+    /// The offset in the input of the slice that is put.
+    pub put_at: u64,
+    /// Bytes of that slice.
+    pub put_bytes: u64,
+    /// The offset in the output of the slice that is taken.
+    pub take_at: u64,
+    /// Bytes of that slice.
+    pub take_bytes: u64,
+}
+
+/// The argument of a kernel of lines: a collective as a program in phases
+/// (`oxccl_plan::lines::Phases`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct LineProgram {
+    /// The collective.
+    pub call: Collective,
+    /// Units of the longest slice.
+    pub units: u64,
+    /// Slots that a unit takes, each with [`UNIT_DATA_BYTES`] of a slice; 0 if units are chunks.
+    pub slots: u32,
+    /// Thread blocks that carry units; those behind them copy.
+    pub blocks: u32,
+    /// Padding.
+    pub unused: u32,
+    /// Not 0 if there is a middle phase.
+    pub has_middle: u32,
+    /// A bit for each rank to which the middle phase passes its result on.
+    pub middle_to: u32,
+    /// The rank whose message the middle phase passes on, where it does not fold.
+    pub middle_from: u32,
+    /// Not 0 if the fold completes the reduction.
+    pub finish: u32,
+    /// The upper half of the numbers of the call's lines.
+    pub digest: u32,
+    /// The offset in the input of the slice that is folded.
+    pub own_at: u64,
+    /// Bytes of the slices of the middle phase.
+    pub middle_bytes: u64,
+    /// The offset in the output of the result; [`NO_SLICE`] if it is not kept.
+    pub result_at: u64,
+    /// The offset in the input of the slice that is copied.
+    pub copy_from: u64,
+    /// The offset in the output to which it is copied; [`NO_SLICE`] for no copy.
+    pub copy_to: u64,
+    /// Bytes that are copied.
+    pub copy_bytes: u64,
+    /// The slices that are exchanged, by rank.
+    pub peers: [LinePeer; MAX_RANKS],
+}

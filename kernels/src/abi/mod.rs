@@ -1,0 +1,7 @@
+//! The structures that kernels and the host share; `kernels/cuda/abi.h` is generated from them.
+
+mod lines;
+mod types;
+
+pub use lines::*;
+pub use types::*;
