@@ -4,8 +4,9 @@
  * FIXTURE_GPU=address, dma-buf (either) or only-dma-buf has it take memory of GPUs, which it copies
  * with CUDA; what has come is there only after a flush, if FIXTURE_FLUSH is set. FIXTURE=strict has
  * accept block until somebody connects, and the first isend until it was accepted; it tells no sizes
- * of messages, and only lets the oldest request of a connection be tested. With LATE, all but init is
- * set by that, the name, too. */
+ * of messages, and only lets the oldest request of a connection be tested. FIXTURE=slow takes a
+ * message 20 ms after it is asked first, and is done with it 20 ms after that. FIXTURE=capacity tells
+ * the size of the place as that of a message. With LATE, all but init is set by that, the name, too. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -17,6 +18,7 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <time.h>
 
 #include "nccl_net.h"
 #include "fixture.h"
@@ -191,11 +193,13 @@ struct request {
   uint64_t size, at;
   uint32_t header[2];
   int used, done;
+  uint64_t capacity, began_ms;
 };
 
 #define MOST 8
 struct connection {
   int fd, sends, looks, unaccepted;
+  uint64_t asked_ms; /* when the next message was asked for first; 0 if it was not */
   pthread_t thread;
   struct unflushed *unflushed;
   struct request requests[MOST];
@@ -428,6 +432,21 @@ static ncclResult_t move(struct connection *of) {
   return ncclSuccess;
 }
 
+static uint64_t now_ms(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
+}
+
+/* Returns whether a slow sender does not take the next message yet. */
+static int is_too_early(struct connection *of) {
+  if (!is("slow") || !of->sends) return 0;
+  if (!of->asked_ms) of->asked_ms = now_ms();
+  if (now_ms() - of->asked_ms < 20) return 1;
+  of->asked_ms = 0;
+  return 0;
+}
+
 static ncclResult_t post(struct connection *of, void *data, uint64_t size, int tag, void *mhandle,
                          void **request) {
   struct region *in = mhandle;
@@ -436,8 +455,10 @@ static ncclResult_t post(struct connection *of, void *data, uint64_t size, int t
   if (in->of != of || (char *)data < in->data || (char *)data + size > in->data + in->size)
     return wrong("memory that is not registered");
   struct request *made = &of->requests[of->next % MOST];
-  if (made->used || (is("reluctant") && ++of->looks % 3)) return ncclSuccess;
+  if (made->used || (is("reluctant") && ++of->looks % 3) || is_too_early(of)) return ncclSuccess;
   *made = (struct request){.of = of, .in = in, .data = data, .tag = tag, .size = size, .used = 1};
+  made->capacity = size;
+  made->began_ms = now_ms();
   if (in->on_gpu) {
     made->on_gpu = data;
     made->data = malloc(size);
@@ -533,7 +554,9 @@ static ncclResult_t test(void *request, int *done, int *sizes) {
   ncclResult_t moved = move(of->of);
   if (moved) return moved;
   if (!of->done) return ncclSuccess;
+  if (is("slow") && of->of->sends && now_ms() - of->began_ms < 20) return ncclSuccess;
   *done = 1;
+  if (is("capacity")) of->size = of->capacity;
   if (sizes && !is("strict")) *sizes = is("lies") ? 1 << 20 : is("negative size") ? -5 : (int)of->size;
   of->used = 0;
   of->of->tested++;

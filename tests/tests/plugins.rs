@@ -57,6 +57,26 @@ fn a_plugin_may_block_until_the_peer_has_done_its_part_and_tell_no_sizes() {
     }
 }
 
+/// A message that was sent comes, and a plugin is done with it, though the rank that sent it has
+/// ended its communicator at once and the plugin is slow.
+#[test]
+fn what_was_sent_comes_also_from_a_rank_that_ends_at_once() {
+    let Some(plugin) = Plugin::net(11, &[]) else { return };
+    for mode in [&["last-word"][..], &["sequence", "3", "10", "2000"]] {
+        let ended = plugin.job(3, mode, &[("FIXTURE", "slow"), ("NCCL_RUNTIME_CONNECT", "0")]);
+        expect_success(&ended);
+        assert_eq!(plugin.take_report(), "ended\n".repeat(3), "{mode:?}");
+    }
+}
+
+/// The plugin for UCX of NVIDIA tells the size of the place as that of a message.
+#[test]
+fn a_plugin_may_tell_the_size_of_the_place_as_that_of_a_message() {
+    let Some(plugin) = Plugin::net(11, &[]) else { return };
+    let ended = plugin.job(3, &["sequence", "5", "50", "20000"], &[("FIXTURE", "capacity")]);
+    expect_success(&ended);
+}
+
 /// Several communicators in one process begin and end at the same time.
 #[test]
 fn a_plugin_is_begun_and_ended_by_one_thread_at_a_time() {
@@ -279,14 +299,20 @@ fn what_never_completes_ends_with_the_limits() {
 #[test]
 fn a_function_that_does_not_return_is_named_and_the_process_ends() {
     let Some(plugin) = Plugin::net(12, &[]) else { return };
-    // All at once: each waits for ten seconds.
+    // All at once: each waits for ten seconds, or what is left to the making of a communicator.
     std::thread::scope(|scope| {
         for function in ["init", "listen", "connect", "regMr", "isend", "test", "closeSend"] {
             let plugin = &plugin;
             scope.spawn(move || {
                 let fault = format!("{function}=hang");
-                let variables =
-                    [("FIXTURE", fault.as_str()), ("FIXTURE_RANK", "0"), ("NCCL_NET", "Fixture")];
+                let setup = ["init", "listen", "connect"].contains(&function);
+                let limit = if setup { "10.5" } else { "10" };
+                let variables = [
+                    ("FIXTURE", fault.as_str()),
+                    ("FIXTURE_RANK", "0"),
+                    ("NCCL_NET", "Fixture"),
+                    ("OXCCL_INIT_TIMEOUT", "14s"),
+                ];
                 let start = Instant::now();
                 let ended = plugin.job(2, &["once"], &variables);
                 let took = start.elapsed();
@@ -296,7 +322,7 @@ fn a_function_that_does_not_return_is_named_and_the_process_ends() {
                 if function != "closeSend" {
                     let text = format!("{function} of net plugin Fixture (");
                     let named = ended[0].output.contains(&text)
-                        && ended[0].output.contains("it has not returned for 10 s");
+                        && ended[0].output.contains(&format!("has not returned for {limit} s"));
                     assert!(named && ended[0].status != Some(0), "{fault}: {}", ended[0].output);
                     assert!(ended[1].status != Some(0), "{fault}: {}", ended[1].output);
                 }

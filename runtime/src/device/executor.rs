@@ -4,7 +4,7 @@ use super::{Device, Stream, cuda, host};
 use crate::bootstrap::Gather;
 use crate::error::{Error, Result};
 use crate::link::Edge;
-use crate::link::message::MessageEdge;
+use crate::link::message::{DONE_WITHIN, MessageEdge};
 use crate::log::{self, Level, Subsystem};
 use crate::op::Operation;
 use crate::rank::Rank;
@@ -337,8 +337,12 @@ impl Executor {
         match self {
             Executor::Host(endpoint) => endpoint.leave(),
             Executor::Cuda(rank, cuda_rank) => {
-                rank.leave(|| {
-                    let edges = cuda_rank.network().map_or_else(Vec::new, Network::end);
+                rank.leave(|in_order| {
+                    let mut edges = cuda_rank.network().map_or_else(Vec::new, Network::end);
+                    if in_order {
+                        let until = Instant::now() + DONE_WITHIN;
+                        edges.iter_mut().for_each(|(_, edge)| edge.finish(until));
+                    }
                     let mut taken = vec![0; rank.nranks as usize];
                     edges.iter().for_each(|(peer, edge)| taken[*peer as usize] += edge.taken());
                     (taken, edges)

@@ -8,6 +8,7 @@ pub mod notice;
 use crate::error::Result;
 use crate::op::descriptor::{Descriptor, Label};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Returns the bytes of an edge's slot in a communicator of `nranks` ranks. Slots shrink with more
 /// ranks, as the number of edges is quadratic in the ranks of a host.
@@ -166,6 +167,14 @@ impl Edge {
         match self {
             Edge::Message(edge) => edge.flushed(),
             Edge::Own | Edge::Direct(_) | Edge::Unconnected(_) => Ok(true),
+        }
+    }
+
+    /// Waits until everything that has come has left the transport, too, as
+    /// [`MessageEdge::finish`] does.
+    pub fn finish(&mut self, until: Instant) {
+        if let Edge::Message(edge) = self {
+            edge.finish(until);
         }
     }
 

@@ -4,9 +4,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// The time after which a call that has not returned fails what waits for it. Connections and
-/// registrations of real networks take milliseconds.
+/// The time after which a call that has not returned fails what waits for it. Registrations and
+/// messages of real networks take milliseconds.
 const LIMIT: Duration = Duration::from_secs(10);
+/// The functions that may wait for a peer or a fabric until the communicator is made.
+const SETUP: [&str; 4] = ["init", "listen", "connect", "accept"];
 
 /// The call of a function of a plugin that is under way in one thread, if there is one.
 pub(crate) struct CurrentCall {
@@ -14,6 +16,8 @@ pub(crate) struct CurrentCall {
     /// The advice of the error of a call that does not return.
     hint: &'static str,
     limit: Duration,
+    /// The limit of calls that belong to the making of a communicator.
+    setup_limit: Duration,
     made: Instant,
     /// When the call began, in microseconds since `made`, plus one; 0 while there is none.
     since_us: AtomicU64,
@@ -31,7 +35,17 @@ impl CurrentCall {
     /// Returns the same with another limit of a call.
     pub(super) fn with_limit(label: String, hint: &'static str, limit: Duration) -> Self {
         let (since_us, function) = Default::default();
-        Self { label, hint, limit, made: Instant::now(), since_us, function }
+        let (setup_limit, made) = (limit, Instant::now());
+        Self { label, hint, limit, setup_limit, made, since_us, function }
+    }
+
+    /// Returns the same with another limit of the calls that belong to the making of a communicator.
+    pub(crate) fn with_setup(self, limit: Duration) -> Self {
+        Self { setup_limit: limit, ..self }
+    }
+
+    fn limit_of(&self, function: &str) -> Duration {
+        if SETUP.contains(&function) { self.setup_limit } else { self.limit }
     }
 
     /// Returns whose functions are called.
@@ -68,17 +82,18 @@ impl CurrentCall {
     /// has, as waiting ranks ask often.
     pub(crate) fn stuck(&self) -> Option<oxccl_net::Error> {
         let since_us = self.since_us.load(Ordering::Acquire);
-        let is_stuck = || {
+        let is_over = |limit| {
             let began = Duration::from_micros(since_us - 1);
-            self.made.elapsed().saturating_sub(began) >= self.limit
+            self.made.elapsed().saturating_sub(began) >= limit
         };
-        if since_us == 0 || !is_stuck() {
+        if since_us == 0 || !is_over(self.limit.min(self.setup_limit)) {
             return None;
         }
         let function = *self.function();
+        let limit = self.limit_of(function);
         // The call may have returned since, and the name be that of the next one.
-        (self.since_us.load(Ordering::Acquire) == since_us).then(|| {
-            let cause = format!("it has not returned for {} s", self.limit.as_secs_f32());
+        (is_over(limit) && self.since_us.load(Ordering::Acquire) == since_us).then(|| {
+            let cause = format!("it has not returned for {} s", limit.as_secs_f32());
             self.failed(function, &cause)
         })
     }

@@ -576,19 +576,19 @@ mod tests {
             wake();
             assert!(lock(&connector.open).as_ref().is_some_and(|open| open.edges.is_empty()));
         }
-        ends.iter().for_each(|(rank, _)| rank.leave(|| (vec![0; 2], ())));
+        ends.iter().for_each(|(rank, _)| rank.leave(|_| (vec![0; 2], ())));
     }
 
     #[test]
     fn a_rank_that_has_ended_before_it_was_connected_is_named_long_before_the_limit() {
         let [(rank, edge), (gone, _)] = pair(&TestNet::new(true));
-        gone.leave(|| (vec![0; 2], ()));
+        gone.leave(|_| (vec![0; 2], ()));
         edge.ask();
         until(|| rank.failure().is_some());
         let error = rank.failure().unwrap();
         assert_eq!(error.site().map(|site| site.peer), Some(1));
         assert!(error.to_string().contains("nobody listens at its address any more"), "{error}");
-        rank.leave(|| (vec![0; 2], ()));
+        rank.leave(|_| (vec![0; 2], ()));
     }
 
     /// A peer gives its connection up before it says anything, and comes again.
@@ -619,6 +619,6 @@ mod tests {
         (&far).write_all(crate::link::notice::PULSE).unwrap();
         drop(far);
         until(|| rank.failure().is_some());
-        [rank, peer].iter().for_each(|rank| rank.leave(|| (vec![0; 2], ())));
+        [rank, peer].iter().for_each(|rank| rank.leave(|_| (vec![0; 2], ())));
     }
 }

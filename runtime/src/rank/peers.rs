@@ -165,11 +165,11 @@ impl Rank {
     /// Leaves in order: the peers hear of it, and no operation can follow. `end_links` takes the
     /// links away, and returns the number of messages that were taken, by rank, with the links,
     /// which end once the peers are told.
-    pub(crate) fn leave<L>(&self, end_links: impl FnOnce() -> (Vec<u64>, L)) {
-        self.mark_left();
+    pub(crate) fn leave<L>(&self, end_links: impl FnOnce(bool) -> (Vec<u64>, L)) {
+        let in_order = self.mark_left();
         self.connector().iter().for_each(|connector| connector.close());
         let controls = self.take_controls();
-        let (taken, links) = end_links();
+        let (taken, links) = end_links(in_order);
         for (control, taken) in controls.iter().zip(taken) {
             control.iter().for_each(|control| control.tell(&notice::goodbye(taken)));
         }
@@ -184,16 +184,17 @@ impl Rank {
     }
 
     /// Publishes that this rank leaves in order: no operation can follow. The cause of an earlier
-    /// failure stays readable.
-    fn mark_left(&self) {
+    /// failure stays readable; returns whether there was none.
+    fn mark_left(&self) -> bool {
         if let Some((segment, own)) = self.place() {
             let (running, left) = (PeerState::Running as u64, PeerState::Left as u64);
             let state = segment.state(own);
             let _ = state.compare_exchange(running, left, Ordering::AcqRel, Ordering::Relaxed);
         }
         let hint = "make a new communicator";
-        let _ = self.failure.set(Error::usage("the communicator was destroyed", hint));
+        let first = self.failure.set(Error::usage("the communicator was destroyed", hint)).is_ok();
         self.failed.store(true, Ordering::Release);
+        first
     }
 
     /// Takes the control connections away: nothing more is sent over them.

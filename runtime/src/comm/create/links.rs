@@ -68,6 +68,7 @@ pub(super) fn connect(
         peers: members.remote().len(),
         message_bytes: HEADER_BYTES + slot_bytes,
         place: members.own_place(),
+        limit: options.init_limit(),
         prepare: Arc::new(move || device::prepare_thread(device)),
     };
     let chosen = net::choose(&need)?;

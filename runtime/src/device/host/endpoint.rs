@@ -3,7 +3,7 @@
 use super::arena::Arena;
 use crate::error::{Error, Result};
 use crate::link::direct::{Segment, reached};
-use crate::link::message::MessageEdge;
+use crate::link::message::{DONE_WITHIN, MessageEdge};
 use crate::link::{Edge, notice};
 use crate::op::descriptor::Descriptor;
 use crate::os::memory::Mapping;
@@ -12,6 +12,7 @@ use oxccl_plan::Carrier;
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::Instant;
 
 /// The way in which this rank reaches the user memory of a peer.
 pub enum PeerMemory {
@@ -164,9 +165,13 @@ impl Endpoint {
     /// Leaves the communicator in order: the peers are told, and no operation can follow. The links
     /// end here, even if a graph still holds the endpoint.
     pub fn leave(&self) {
-        self.rank.leave(|| {
+        self.rank.leave(|in_order| {
             let mut state = self.state();
-            let links = (std::mem::take(&mut state.edges), state.take_switch());
+            let mut links = (std::mem::take(&mut state.edges), state.take_switch());
+            if in_order {
+                let until = Instant::now() + DONE_WITHIN;
+                links.0.iter_mut().chain([&mut links.1]).for_each(|edge| edge.finish(until));
+            }
             (links.0.iter().map(|edge| edge.messages().1).collect(), links)
         });
     }

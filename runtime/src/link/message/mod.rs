@@ -12,10 +12,12 @@ use crate::error::Result;
 use crate::op::descriptor::Descriptor;
 pub use incoming::Incoming;
 pub use joining::{Identity, Joining};
+pub(crate) use outgoing::DONE_WITHIN;
 pub use outgoing::Outgoing;
 use oxccl_net::{Connection, Memory, Place, Region};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::sync::Arc;
+use std::time::Instant;
 pub use unconnected::Unconnected;
 
 /// The bytes of a [`Header`]. A shorter message is an error.
@@ -172,6 +174,12 @@ impl MessageEdge {
 
     pub(crate) fn flushed(&mut self) -> Result<bool> {
         self.outgoing.flushed()
+    }
+
+    /// Waits until the transport is done with everything sent, which has come: there are transports
+    /// that fail where an end is closed before. An error is no matter at an end.
+    pub(crate) fn finish(&mut self, until: Instant) {
+        let _ = self.outgoing.finish(until);
     }
 
     pub(super) fn memory_bytes(&self) -> usize {

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// The time within which a transport should notice that a message has left that has come.
-const DONE_WITHIN: Duration = Duration::from_millis(100);
+pub(crate) const DONE_WITHIN: Duration = Duration::from_millis(100);
 
 /// A queue of messages to a peer. A message leaves from the slot in which it was written.
 pub struct Outgoing {
@@ -102,17 +102,26 @@ impl Outgoing {
     /// Moves the slots to other memory, of the same size. Everything sent has come there.
     pub(super) fn move_to(&mut self, memory: Memory) -> Result<()> {
         if let Some(old) = self.slots.move_to(&mut *self.sender, memory)? {
-            let until = Instant::now() + DONE_WITHIN;
-            while self.requests.iter().any(Option::is_some) && Instant::now() < until {
-                (0..EDGE_SLOTS).try_for_each(|slot| self.is_done(slot).map(drop))?;
-                std::thread::yield_now();
-            }
             // What the transport may still read stays registered.
-            if self.requests.iter().all(Option::is_none) {
+            if self.finish(Instant::now() + DONE_WITHIN)? {
                 self.sender.deregister(old)?;
             }
         }
         Ok(())
+    }
+
+    /// Waits until the transport is done with everything sent, which has come; returns whether it is.
+    pub(super) fn finish(&mut self, until: Instant) -> Result<bool> {
+        loop {
+            let mut all = true;
+            for slot in 0..EDGE_SLOTS {
+                all &= self.is_done(slot)?;
+            }
+            if all || Instant::now() >= until {
+                return Ok(all);
+            }
+            std::thread::yield_now();
+        }
     }
 
     fn is_free(&mut self, slot: usize) -> Result<bool> {

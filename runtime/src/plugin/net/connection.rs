@@ -212,7 +212,7 @@ struct Registered {
 #[derive(Clone, Copy)]
 enum Receive {
     /// The message may not have come yet.
-    Message { request: *mut c_void, flush: Option<Unflushed> },
+    Message { request: *mut c_void, capacity: usize, flush: Option<Unflushed> },
     /// The message, of this size, has come and is being flushed.
     Flush { request: *mut c_void, len: usize },
 }
@@ -244,10 +244,13 @@ impl PluginConnection {
         Ok((done != 0).then_some(sizes[0]))
     }
 
-    /// Takes a message that has come. Returns its size if it needs no flush, or else the flush.
+    /// Takes a message that has come to a place of `capacity` bytes. Returns its size if it needs no
+    /// flush, or else the flush. There are plugins that tell the size of the place, so that tells
+    /// nothing.
     fn arrived(
         &self,
         size: c_int,
+        capacity: usize,
         flush: Option<Unflushed>,
     ) -> Result<(Option<usize>, Option<Receive>)> {
         let negative =
@@ -256,6 +259,7 @@ impl PluginConnection {
             UNWRITTEN => UNTOLD,
             size => usize::try_from(size).map_err(negative)?,
         };
+        let len = if len == capacity { UNTOLD } else { len };
         let flush = flush.map_or(Ok(None), |flush| self.flush(flush, len))?;
         Ok(match flush {
             Some(request) => (None, Some(Receive::Flush { request, len })),
@@ -407,7 +411,7 @@ impl Receiver for PluginConnection {
         }
         let flushed = self.regions.iter().any(|r| r.handle == handle && r.flush);
         let flush = flushed.then_some(Unflushed { data: to, capacity, handle });
-        self.receives[number] = Some(Receive::Message { request: made, flush });
+        self.receives[number] = Some(Receive::Message { request: made, capacity, flush });
         Ok(Some(number as Request))
     }
 
@@ -416,8 +420,8 @@ impl Receiver for PluginConnection {
         let place = self.receives.get(number as usize).copied().flatten().ok_or_else(unknown)?;
         let (done, next) = match place {
             Receive::Flush { request, len } => (self.size(request)?.map(|_| len), None),
-            Receive::Message { request, flush } => match self.size(request)? {
-                Some(size) => self.arrived(size, flush)?,
+            Receive::Message { request, capacity, flush } => match self.size(request)? {
+                Some(size) => self.arrived(size, capacity, flush)?,
                 None => return Ok(None),
             },
         };

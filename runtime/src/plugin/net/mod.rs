@@ -18,6 +18,7 @@ use oxccl_net::{HOST, Net, Properties};
 use rustix::process::{Resource, getrlimit};
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 const KIND: Kind = Kind {
     name: "net",
@@ -73,6 +74,8 @@ pub(crate) struct Need<'a> {
     pub(crate) message_bytes: usize,
     /// The index of this rank among those of its host, by which devices are dealt out.
     pub(crate) place: usize,
+    /// The longest time that the making of the communicator may take.
+    pub(crate) limit: Duration,
     /// The function that a thread runs before it makes the network's calls.
     pub(crate) prepare: Arc<dyn Fn() -> Result<()> + Send + Sync>,
 }
@@ -152,10 +155,11 @@ fn start(
     plugin: &'static Plugin<Unread<Functions>>,
     need: &Need<'_>,
 ) -> std::result::Result<(Proxy, usize), String> {
-    let current = Arc::new(CurrentCall::new(
-        plugin.label.clone(),
-        "ask the vendor; NCCL_NET_PLUGIN=none goes without",
-    ));
+    let hint = "ask the vendor; NCCL_NET_PLUGIN=none goes without";
+    // The error of a call that does not return names it, so it comes before that of the making.
+    let setup_limit = need.limit * 3 / 4;
+    let current = CurrentCall::new(plugin.label.clone(), hint).with_setup(setup_limit);
+    let current = Arc::new(current);
     let (calls, comm, class) = (current.clone(), need.comm, need.traffic_class);
     let prepare = need.prepare.clone();
     let make = move || {
