@@ -18,6 +18,8 @@ static const char *const object_names[] = {"contexts", "listeners", "groups", "r
 
 static void count(int kind, int by) { __atomic_add_fetch(&open_objects[kind], by, __ATOMIC_SEQ_CST); }
 
+static int connected; /* whether there was a group */
+
 static ncclResult_t wrong(const char *what) {
   logger(NCCL_LOG_WARN, NCCL_NET, __FILE__, __LINE__, "wrong use: %s", what);
   return ncclInvalidUsage;
@@ -167,12 +169,14 @@ static ncclResult_t connect_(void **handles, int nranks, int rank, void *listenC
     usleep(1000);
   }
   *collComm = made;
+  connected = 1;
   count(GROUP, 1);
   return ncclSuccess;
 }
 
 static ncclResult_t reduceSupport(ncclDataType_t type, ncclRedOp_t op, int *supported) {
   ENTER("reduceSupport");
+  if (!connected) return wrong("reductions are known once there is a group");
   int known = type <= ncclUint64 || type == ncclFloat32 || type == ncclFloat64;
   *supported = known && op <= ncclMin && !(is("sums only") && op != ncclSum);
   return ncclSuccess;

@@ -13,7 +13,9 @@ use crate::proxy::CurrentCall;
 use instance::Lifecycle;
 use load::{Attempt, Found, Kind, Opened, load, structure, wanted};
 use oxccl_plugin_abi::ncclDebugLogger_t;
-use std::ffi::{CStr, c_char, c_int};
+use std::collections::BTreeMap;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::mem::MaybeUninit;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -26,12 +28,12 @@ struct Plugin<F> {
     /// The version of its structure.
     version: u32,
     functions: F,
-    turn: Turn,
+    turn: Arc<Turn>,
     lifecycle: Mutex<Lifecycle>,
 }
 
-/// The right to begin or end a plugin, which one communicator has at a time: plugins count their
-/// users without a lock.
+/// The right to begin or end the plugins of a library, which one communicator has at a time: plugins
+/// count their users without a lock, and some begin another plugin of their library, too.
 #[derive(Default)]
 struct Turn {
     /// The calls of the one who has it.
@@ -61,6 +63,18 @@ impl Turn {
         *holder = Some(current.clone());
         Ok(Alone(self))
     }
+}
+
+/// Returns the right to begin or end what the library of an address exports.
+fn turn_of(at: *const c_void) -> Arc<Turn> {
+    static TURNS: Mutex<BTreeMap<usize, Arc<Turn>>> = Mutex::new(BTreeMap::new());
+    let mut found = MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: the function reads no memory at the address, and null pointers are no danger.
+    let base = unsafe {
+        let known = libc::dladdr(at, found.as_mut_ptr()) != 0;
+        if known { found.assume_init().dli_fbase.addr() } else { 0 }
+    };
+    TURNS.lock().unwrap_or_else(|e| e.into_inner()).entry(base).or_default().clone()
 }
 
 /// The guard of [`Turn`].
@@ -132,7 +146,7 @@ impl<F> Plugin<F> {
             Ok((name, functions)) => {
                 let label = format!("{what} plugin {name} ({file}, v{})", found.version);
                 let version = found.version;
-                let (turn, lifecycle) = Default::default();
+                let (turn, lifecycle) = (turn_of(found.at), Default::default());
                 Some(Self { label, name, version, functions, turn, lifecycle })
             }
             Err(why) => {
@@ -197,4 +211,17 @@ fn logger() -> ncclDebugLogger_t {
             log::line(level, about, &format!("{place}{text}"));
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plugins_of_a_library_begin_and_end_in_turn() {
+        let own = turn_of((turn_of as fn(_) -> _) as *const c_void);
+        let of_libc = turn_of(libc::malloc as *const c_void);
+        assert!(Arc::ptr_eq(&of_libc, &turn_of(libc::free as *const c_void)));
+        assert!(!Arc::ptr_eq(&own, &of_libc));
+    }
 }

@@ -19,31 +19,24 @@ const LONGEST: usize = 1000;
 /// The first byte of a rank that has what it needs. Other ranks send 0 and the reason.
 const READY: u8 = 1;
 
-/// A rank's network: its reductions, the address where the rank listens, and its name.
+/// A rank's network: the address where the rank listens, and its name.
 #[derive(Debug)]
 struct Offer {
-    reductions: u64,
     handle: Handle,
     name: String,
 }
 
 impl Offer {
     fn encode(&self) -> Vec<u8> {
-        let reductions = self.reductions.to_le_bytes();
-        [&[READY], &reductions[..], &self.handle.0, shortened(&self.name)].concat()
+        [&[READY], &self.handle.0[..], shortened(&self.name)].concat()
     }
 
     /// Returns the offer of a rank, or the reason why it has no network that reduces.
     fn decode(bytes: &[u8]) -> std::result::Result<Self, String> {
         let rest = ready(bytes)?;
         let short = || "it sent a broken offer".to_owned();
-        let (reductions, rest) = rest.split_first_chunk().ok_or_else(short)?;
         let (handle, name) = rest.split_first_chunk::<HANDLE_BYTES>().ok_or_else(short)?;
-        Ok(Self {
-            reductions: u64::from_le_bytes(*reductions),
-            handle: Handle(*handle),
-            name: String::from_utf8_lossy(name).into_owned(),
-        })
+        Ok(Self { handle: Handle(*handle), name: String::from_utf8_lossy(name).into_owned() })
     }
 }
 
@@ -79,10 +72,7 @@ pub(super) fn connect(
     }
     let made = begin(identity, members, HEADER_BYTES + slot_bytes);
     let own = match &made {
-        Ok(net) => {
-            let (reductions, handle, name) = (net.reductions.0, net.handle.clone(), &net.name);
-            Offer { reductions, handle, name: name.clone() }.encode()
-        }
+        Ok(net) => Offer { handle: net.handle.clone(), name: net.name.clone() }.encode(),
         Err(why) => unready(why),
     };
     let told = rendezvous.gather(&own)?;
@@ -100,7 +90,6 @@ pub(super) fn connect(
             false => Err(Error::Init { why }),
         };
     }
-    let reductions = offers.iter().fold(u64::MAX, |all, offer| all & offer.reductions);
     let (team, own) = (members.team() as usize, identity.rank as usize);
     let rail = offers.into_iter().skip(own % team).step_by(team);
     let handles = rail.map(|offer| offer.handle).collect();
@@ -113,26 +102,36 @@ pub(super) fn connect(
     let reduction = |header: &[u8]| Header::decode(header)?.descriptor.reduction();
     let format = Format { header_bytes: HEADER_BYTES, reduction };
     let ends = net.connect((handles, own / team), format, stop);
-    let edge = ends.map_err(Error::from).and_then(|(sender, receiver)| {
+    let edge = ends.map_err(Error::from).and_then(|((sender, receiver), reductions)| {
         let outgoing = Outgoing::new(sender, identity.rank, slot_bytes);
         let mut edge =
             MessageEdge::new(outgoing, Incoming::new(receiver, identity.rank, slot_bytes));
         // Nothing blocks for a plugin within an operation.
-        edge.register().map(|()| edge)
+        edge.register().map(|()| (edge, reductions))
     });
     // A verdict about another rank says more than what it has caused here.
     rendezvous.session.check()?;
-    let own = edge.as_ref().map_or_else(|e| unready(&e.to_string()), |_| vec![READY]);
+    let own = match &edge {
+        Ok((_, reductions)) => [&[READY], &reductions.0.to_le_bytes()[..]].concat(),
+        Err(error) => unready(&error.to_string()),
+    };
     let told = rendezvous.gather(&own)?;
     let failed = |(rank, bytes): (usize, &Vec<u8>)| {
-        ready(bytes).err().map(|why| format!("rank {rank}: {why}"))
+        reductions(bytes).err().map(|why| format!("rank {rank}: {why}"))
     };
     // The others of its rail may have waited for the one that failed.
     let failures: Vec<_> = told.iter().enumerate().filter_map(failed).take(NAMED).collect();
     if !failures.is_empty() {
         return Ok(without(identity.rank, &failures.join("; ")));
     }
-    Ok(Some((edge?, Reductions(reductions))))
+    let of_all = told.iter().flat_map(|bytes| reductions(bytes));
+    Ok(Some((edge?.0, Reductions(of_all.fold(u64::MAX, |all, bits| all & bits)))))
+}
+
+/// Returns the reductions of a rank that is connected, or the reason why it is not.
+fn reductions(bytes: &[u8]) -> std::result::Result<u64, String> {
+    let bits = ready(bytes)?.try_into().map_err(|_| "it sent broken reductions".to_owned())?;
+    Ok(u64::from_le_bytes(bits))
 }
 
 /// Starts this rank's network, unless there are too few hosts.
@@ -173,14 +172,13 @@ mod tests {
 
     #[test]
     fn offers_and_reasons_are_told_apart_and_differing_names_are_named() {
-        let offer = |name: &str| Offer {
-            reductions: 5,
-            handle: Handle([7; HANDLE_BYTES]),
-            name: name.to_owned(),
-        };
+        let offer = |name: &str| Offer { handle: Handle([7; HANDLE_BYTES]), name: name.to_owned() };
         let bytes = offer("SHARP").encode();
         let read = Offer::decode(&bytes).expect("it is whole");
-        assert_eq!((read.reductions, read.handle.0[9], read.name.as_str()), (5, 7, "SHARP"));
+        assert_eq!((read.handle.0[9], read.name.as_str()), (7, "SHARP"));
+        assert_eq!(reductions(&[READY, 5, 0, 0, 0, 0, 0, 0, 1]), Ok(1 << 56 | 5));
+        assert_eq!(reductions(&[READY, 5]), Err("it sent broken reductions".to_owned()));
+        assert_eq!(reductions(&unready("no switch")), Err("no switch".to_owned()));
         let why = |bytes: &[u8]| Offer::decode(bytes).err();
         assert_eq!(why(&unready("no device")), Some("no device".to_owned()));
         assert_eq!(why(&bytes[..100]), Some("it sent a broken offer".to_owned()));

@@ -77,9 +77,10 @@ pub(crate) struct CollNet {
     instance: Reducing<Unconnected>,
     /// The address of this rank.
     pub(crate) handle: Handle,
-    /// The reductions of the network.
-    pub(crate) reductions: Reductions,
 }
+
+/// A network that reduces, connected: both ends of the edge to its switch, and its reductions.
+pub(crate) type Connected = ((Box<dyn Sender>, Box<dyn Receiver>), Reductions);
 
 impl CollNet {
     /// Starts the first plugin that can reduce messages of `bytes` bytes in memory of the host.
@@ -110,28 +111,27 @@ impl CollNet {
         let calls = current.clone();
         let make = move || Unconnected::start(plugin, calls, comm);
         let instance = Reducing::start(make, current)?;
-        let (handle, reductions) = instance.call(move |instance| {
-            let handle = instance.listen(place, bytes)?;
-            Ok((handle, instance.reductions()?))
-        })?;
+        let handle = instance.call(move |instance| instance.listen(place, bytes))?;
         let (name, version) = (&plugin.name, plugin.version);
         let (name, label) = (format!("{name} (v{version})"), plugin.label.clone());
-        Ok(Self { name, label, instance, handle, reductions })
+        Ok(Self { name, label, instance, handle })
     }
 
-    /// Connects the ranks of a rail, of which this is number `rank`, and returns both ends of the
-    /// edge to their switch. Waits for the others as long as `stop` finds no reason against it.
+    /// Connects the ranks of a rail, of which this is number `rank`, and asks for the reductions:
+    /// there are plugins that know them only then. Waits for the others as long as `stop` finds no
+    /// reason against it.
     pub(crate) fn connect(
         self,
         (handles, rank): (Vec<Handle>, usize),
         format: Format,
         stop: impl FnMut() -> Option<oxccl_net::Error>,
-    ) -> oxccl_net::Result<(Box<dyn Sender>, Box<dyn Receiver>)> {
+    ) -> oxccl_net::Result<Connected> {
         let made =
             self.instance.connect(move |instance| instance.connect(handles, rank, format), stop)?;
+        let reductions = self.instance.call(|instance| instance.reductions())?;
         let text = format!("{} reduces between hosts", self.label);
         log::line(Level::Info, Subsystem::Net, &text);
-        Ok(made)
+        Ok((made, reductions))
     }
 }
 
