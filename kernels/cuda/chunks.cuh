@@ -16,7 +16,7 @@ constexpr int CHUNK_PAIRS = CHUNK_BYTES / 1024;
 // Warps of a block that put.
 constexpr int PUTTERS = LINE_WARPS / 2;
 
-static_assert(MESSAGE_WARPS <= PUTTERS, "a place for each warp of a block of messages");
+static_assert(MESSAGE_WARPS == PUTTERS, "a place for each warp of a block of messages");
 
 // What the warps of a block that put have read and put so far, for its other warps.
 struct Progress {
@@ -176,7 +176,13 @@ struct ChunkEnd {
     word = PUTS ? const_cast<uint64_t*>(line_credit(r, r.rank, counted(r, channel), peer))
                 : &chunk_words(r, r.rank, channel, peer)->arrived;
     credit = line_credit(r, peer, counted(r, channel), r.rank);
+    look();
+  }
+
+  // Takes in what the word says now, for all threads of the warp.
+  __device__ void look() {
     known = __shfl_sync(~0u, load_acquire(word), 0);
+    __syncwarp();
   }
 
   // Keeps the counter for the next kernel.
@@ -192,7 +198,7 @@ struct ChunkEnd {
     if (reached(known, target)) return true;
 #pragma unroll 1
     for (int i = 0; i < 64; i++) {
-      known = __shfl_sync(~0u, load_acquire(word), 0);
+      look();
       if (reached(known, target)) return true;
     }
     known = wait(r, word, peer, message, target, false);

@@ -465,25 +465,19 @@ __device__ inline void run_one(const LineProgram& p, Fold& fold, uint64_t first,
 // Copies this rank's own slice, by blocks that do nothing else; where there are none of those, by
 // the others when they have done their part.
 __device__ inline void copy_own(const LineProgram& p) {
-  const char* from = reinterpret_cast<const char*>(p.call.input) + p.copy_from;
-  char* to = reinterpret_cast<char*>(p.call.output) + p.copy_to;
-  if (p.copy_to == NO_SLICE || from == to) return;
-  bool others = gridDim.x > p.blocks, fits = aligned(uint64_t(from) | uint64_t(to));
-  uint64_t block = blockIdx.x - (others ? p.blocks : 0);
-  uint64_t blocks = gridDim.x - (others ? p.blocks : 0), stride = blocks * blockDim.x * 16;
-  uint64_t at = (block * blockDim.x + threadIdx.x) * 16, bytes = p.copy_bytes;
-  constexpr int AHEAD = 8;
+  const char* input = reinterpret_cast<const char*>(p.call.input) + p.copy_from;
+  char* output = reinterpret_cast<char*>(p.call.output) + p.copy_to;
+  if (p.copy_to == NO_SLICE || input == output || faulty(p.call.rank) != FAULT_NONE) return;
+  uint32_t before = gridDim.x > p.blocks ? p.blocks : 0, warps = blockDim.x / 32;
+  uint64_t first = (blockIdx.x - before) * warps + threadIdx.x / 32;
+  uint64_t stride = uint64_t(gridDim.x - before) * warps * CHUNK_BYTES;
+  Span from(input, p.copy_bytes), to(output, p.copy_bytes);
 #pragma unroll 1
-  for (; fits && at + (AHEAD - 1) * stride + 16 <= bytes; at += AHEAD * stride) {
-    uint4 v[AHEAD];
-#pragma unroll
-    for (int i = 0; i < AHEAD; i++) v[i] = LineEnds<true>::load_once(from + at + i * stride);
-#pragma unroll
-    for (int i = 0; i < AHEAD; i++) *reinterpret_cast<uint4*>(to + at + i * stride) = v[i];
+  for (uint64_t at = first * CHUNK_BYTES; at < p.copy_bytes; at += stride) {
+    Chunk chunk;
+    chunk.load(from, at);
+    chunk.store(to, at);
   }
-#pragma unroll 1
-  for (; at < bytes; at += stride)
-    store_line(to + at, bytes - at, fits, load_line(from + at, bytes - at, fits));
 }
 
 // Of each two warps one puts, and the other takes and folds.

@@ -77,6 +77,23 @@ fn a_plugin_may_tell_the_size_of_the_place_as_that_of_a_message() {
     expect_success(&ended);
 }
 
+/// Plugins find the variables of configuration files in the environment, which counts more.
+#[test]
+fn a_plugin_sees_the_variables_of_files() {
+    let Some(plugin) = Plugin::net(11, &[]) else { return };
+    let file = plugin.folder.join("conf");
+    std::fs::write(&file, "NCCL_TESTS_MARK=of the file\n").expect("a file");
+    let file = ("NCCL_CONF_FILE", file.to_str().expect("a plain path"));
+    for (variables, mark) in [
+        (&[file][..], "the mark is of the file"),
+        (&[file, ("NCCL_TESTS_MARK", "own")], "the mark is own"),
+    ] {
+        let ended = plugin.job(2, &["once"], variables);
+        expect_success(&ended);
+        assert!(ended.iter().all(|e| e.output.contains(mark)), "{}", ended[0].output);
+    }
+}
+
 /// Several communicators in one process begin and end at the same time.
 #[test]
 fn a_plugin_is_begun_and_ended_by_one_thread_at_a_time() {

@@ -2,7 +2,8 @@
 //! files.
 //!
 //! A value comes from the process's environment, else from the file that `NCCL_CONF_FILE` names
-//! (else `~/.nccl.conf`), else from `/etc/nccl.conf`. The library never writes to the environment.
+//! (else `~/.nccl.conf`), else from `/etc/nccl.conf`. The library writes to the environment only
+//! where a plugin is loaded: what files say is put there for it.
 
 pub(crate) mod accepted;
 pub mod file;
@@ -109,6 +110,9 @@ pub struct Report {
     pub settings: Vec<Setting>,
     /// Complaints about values, names and files that cannot be used.
     pub warnings: Vec<String>,
+    /// The variables of files, by which plugins may be set: names and values, of files that count,
+    /// without those that the environment has.
+    pub of_files: Vec<(String, String)>,
     /// Values of this library's own variables that cannot be read. No communicator is made while
     /// there are any.
     pub unreadable: Vec<Error>,

@@ -6,7 +6,7 @@ use crate::plugin::env::{self, EnvPlugin};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 /// The file for all users.
 const SYSTEM_FILE: &str = "/etc/nccl.conf";
@@ -49,6 +49,23 @@ fn admitted(name: &str, secure: bool) -> bool {
 /// library.
 pub(crate) fn foreign_variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+impl Config {
+    /// Puts the variables of files into the environment, where plugins look for theirs, as NCCL
+    /// does.
+    pub(crate) fn export_files(&self) {
+        static EXPORTED: Once = Once::new();
+        let missing = |(name, _): &&(String, String)| std::env::var_os(name).is_none();
+        EXPORTED.call_once(|| {
+            for (name, value) in self.report.of_files.iter().filter(missing) {
+                // SAFETY: Rust's own readers take std's lock. Others, such as C's `getenv` in
+                // another thread, may meet the change: only programs with a plugin and such a file
+                // run this, once, as the first communicator is made, and with NCCL they all do.
+                unsafe { std::env::set_var(name, value) };
+            }
+        });
+    }
 }
 
 /// All sources of values, as they were at one moment.
@@ -143,6 +160,18 @@ impl Sources {
         })
     }
 
+    /// Returns the variables of files that the environment lacks; none where a plugin answers for
+    /// all variables.
+    fn of_files(&self) -> Vec<(String, String)> {
+        let entries = self.files.iter().flat_map(|(_, parsed)| &parsed.entries);
+        let mut found: BTreeMap<&String, &String> = BTreeMap::new();
+        for entry in entries.filter(|entry| !self.environment.contains_key(&entry.name)) {
+            found.entry(&entry.name).or_insert(&entry.value);
+        }
+        let found = found.into_iter().filter(|_| self.plugin.is_none());
+        found.map(|(name, value)| (name.clone(), value.clone())).collect()
+    }
+
     /// Returns the values, with all complaints.
     pub(super) fn config(mut self) -> Config {
         let mut config = Config::from_origins(&|name| self.lookup(name));
@@ -160,6 +189,7 @@ impl Sources {
             None => format!("{name} ({origin}) is no variable that this library knows"),
         });
         config.report.warnings.extend(unknown);
+        config.report.of_files = self.of_files();
         config.report.warnings.append(&mut self.warnings);
         config.report.unreadable.append(&mut self.unreadable);
         config
@@ -215,6 +245,8 @@ mod tests {
         let seconds = Duration::from_secs;
         assert_eq!((at_home.timeout, at_home.init_timeout), (seconds(9), seconds(4)));
         assert_eq!(at_home.hostid, "system");
+        let of_files: Vec<_> = at_home.report.of_files.iter().map(|(n, v)| [&**n, &**v]).collect();
+        assert_eq!(of_files, [["NCCL_HOSTID", "system"], ["OXCCL_INIT_TIMEOUT", "4"]]);
         assert!(at_home.report.warnings.is_empty(), "{:?}", at_home.report.warnings);
 
         let elsewhere = config(&[("NCCL_CONF_FILE", named.to_str().unwrap())]);

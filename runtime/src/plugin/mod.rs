@@ -8,6 +8,7 @@ pub(crate) mod net;
 pub(crate) mod profiler;
 pub(crate) mod tuner;
 
+use crate::config::Config;
 use crate::log::{self, Level, Subsystem};
 use crate::proxy::CurrentCall;
 use instance::Lifecycle;
@@ -32,8 +33,8 @@ struct Plugin<F> {
     lifecycle: Mutex<Lifecycle>,
 }
 
-/// The right to begin or end the plugins of a library, which one communicator has at a time: plugins
-/// count their users without a lock, and some begin another plugin of their library, too.
+/// The right to begin or end the plugins of a library, which one communicator has at a time:
+/// plugins count their users without a lock, and some begin another plugin of their library, too.
 #[derive(Default)]
 struct Turn {
     /// The calls of the one who has it.
@@ -141,6 +142,7 @@ impl<F> Plugin<F> {
         let Attempt { opened: Some(opened), found: Some(found), .. } = attempt else {
             return (None, attempt.opened);
         };
+        Config::get().export_files();
         let (file, what) = (&opened.file, kind.name);
         let plugin = match of(found) {
             Ok((name, functions)) => {

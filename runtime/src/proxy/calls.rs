@@ -39,7 +39,8 @@ impl CurrentCall {
         Self { label, hint, limit, setup_limit, made, since_us, function }
     }
 
-    /// Returns the same with another limit of the calls that belong to the making of a communicator.
+    /// Returns the same with another limit of the calls that belong to the making of a
+    /// communicator.
     pub(crate) fn with_setup(self, limit: Duration) -> Self {
         Self { setup_limit: limit, ..self }
     }

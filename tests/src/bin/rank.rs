@@ -1,10 +1,10 @@
 //! A rank of the multi-process tests: `oxccl-test-rank sequence SEED OPERATIONS MAX_BYTES`,
 //! `deterministic SEED THREADS` for reductions compared with the fold in rank order, `mismatch BASE
 //! OURS THEIRS` for two numbers of differing calls, `windows SEED mapped|plain`, `late` and `once`
-//! for one all-reduce, `last-word` for messages of a rank that ends at once, `crowd THREADS` for one of so many ranks in each process, `hosts THREADS`
-//! for one among as many hosts in a process, `split-with-dead` and `survive FILE` beside a rank
-//! that is killed, `repaint abort|timeout|shrink between|within` beside a rank that is stopped, or
-//! `loop` to all-reduce until something fails.
+//! for one all-reduce, `last-word` for messages of a rank that ends at once, `crowd THREADS` for
+//! one of so many ranks in each process, `hosts THREADS` for one among as many hosts in a process,
+//! `split-with-dead` and `survive FILE` beside a rank that is killed, `repaint abort|timeout|shrink
+//! between|within` beside a rank that is stopped, or `loop` to all-reduce until something fails.
 
 use oxccl_plan::{Carrier, Collective, DataType, ReduceOp, Spec};
 use oxccl_runtime::bootstrap::{self, launch};

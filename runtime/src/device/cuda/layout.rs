@@ -194,6 +194,8 @@ mod tests {
             assert!(packets.is_sorted() && is_aligned(&packets));
             assert!((nranks != 2) == (chunks_at == 0) && is_aligned(&lines));
             assert!(chunks_at == 0 || lines.is_sorted());
+            let chunks = if chunks_at == 0 { 0 } else { abi::CHUNK_CHANNELS };
+            assert!(line_rings(nranks).1 as usize + chunks <= abi::LINE_CHANNELS);
         }
     }
 }

@@ -283,6 +283,7 @@ impl CudaRank {
         }
         self.neighbours.clear();
         self.do_without_lines();
+        self.view.chunks_at = 0;
         let bytes = Layout::new(self.view.nranks, false).bytes;
         self.shared = Memory::on_host(self.gpu, bytes as usize)?;
         self.view.shared[self.view.rank as usize] = self.shared.at();
@@ -364,8 +365,7 @@ impl CudaRank {
         upload(at + view.line_credits_at, &vec![number; channels])?;
         let chunk_channels = if view.chunks_at == 0 { 0 } else { abi::CHUNK_CHANNELS };
         let arrived = abi::ChunkWords { arrived: number, ..Default::default() };
-        let chunks = vec![arrived; chunk_channels * view.nranks as usize];
-        upload(at + view.chunk_words_at, &chunks)?;
+        upload(at + view.chunk_words_at, &vec![arrived; chunk_channels * view.nranks as usize])?;
         upload(at, &words)?;
         upload(view.counters, &counters)?;
         upload(view.counters + parts.lanes_at, &lanes)?;

@@ -110,7 +110,8 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Waits until the transport is done with everything sent, which has come; returns whether it is.
+    /// Waits until the transport is done with everything sent, which has come; returns whether it
+    /// is.
     pub(super) fn finish(&mut self, until: Instant) -> Result<bool> {
         loop {
             let mut all = true;

@@ -244,9 +244,9 @@ impl PluginConnection {
         Ok((done != 0).then_some(sizes[0]))
     }
 
-    /// Takes a message that has come to a place of `capacity` bytes. Returns its size if it needs no
-    /// flush, or else the flush. There are plugins that tell the size of the place, so that tells
-    /// nothing.
+    /// Takes a message that has come to a place of `capacity` bytes. Returns its size if it needs
+    /// no flush, or else the flush. There are plugins that tell the size of the place, so that
+    /// tells nothing.
     fn arrived(
         &self,
         size: c_int,

@@ -271,28 +271,25 @@ pub(crate) fn large(nranks: i32, single: bool, bytes: usize, cases: u64) -> Vec<
 
 /// Calls of all kinds with so many bytes per block and a little more, which go through what lies
 /// between the ranks in many rounds: aligned or not, and in place, where a result must not be
-/// stored over data that were not sent yet.
+/// stored over data that were not sent yet. All-reduces of all types follow.
 pub(crate) fn many_rounds(nranks: i32, bytes: usize) -> Vec<Case> {
-    let draw = |i: usize| {
-        let collective = Collective::ALL[i % Collective::ALL.len()];
-        let dtype = DataType::ALL[i % DataType::ALL.len()];
-        let op = ReduceOp::ALL[i / 3 % ReduceOp::ALL.len()];
-        let call = Call {
-            collective,
-            count: bytes / dtype.size() + 3,
-            dtype,
-            op,
-            root: i as i32 % nranks,
-        };
-        let in_place = i >= Collective::ALL.len() && collective != Collective::AllToAll;
-        let skew = i / 2 % 2 * dtype.size();
-        Case { call, in_place, skew, seed: i as u64, manner: Manner::Eager, factors: None }
+    const KINDS: usize = Collective::ALL.len();
+    const OPS: [ReduceOp; 4] = [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Prod, ReduceOp::Max];
+    let case = |i: usize, collective, [in_place, skewed]: [bool; 2]| {
+        let (dtype, op) = (DataType::ALL[i % DataType::ALL.len()], OPS[i % OPS.len()]);
+        let (count, root) = (bytes / dtype.size() + 3, i as i32 % nranks);
+        Case {
+            call: Call { collective, count, dtype, op, root },
+            in_place: in_place && collective != Collective::AllToAll,
+            skew: usize::from(skewed) * dtype.size(),
+            seed: i as u64,
+            manner: if i.is_multiple_of(5) { Manner::Captured } else { Manner::Eager },
+            factors: None,
+        }
     };
-    let case = |(seed, dtype): (u64, DataType)| {
-        let (collective, op, root) = (Collective::AllReduce, ReduceOp::Sum, 0);
-        let call = Call { collective, count: bytes / dtype.size(), dtype, op, root };
-        Case { call, in_place: true, skew: 0, seed, manner: Manner::Eager, factors: None }
-    };
-    let sums = [(2, DataType::Int64), (4, DataType::Int32), (6, DataType::Int64)].map(case);
-    (0..2 * Collective::ALL.len()).map(draw).chain(sums).collect()
+    let all = (0..4 * KINDS)
+        .map(|i| case(i, Collective::ALL[i % KINDS], [i / KINDS % 2 == 1, i / KINDS / 2 == 1]));
+    let folds = (0..DataType::ALL.len())
+        .map(|i| case(i + i / 4, Collective::AllReduce, [i % 2 == 0, i % 3 == 0]));
+    all.chain(folds).collect()
 }

@@ -84,7 +84,7 @@ pub(crate) fn roots(ranks: &[Rank]) -> Outcome {
 /// Rank 0 aborts while the others wait for it; they hear of it.
 pub(crate) fn abort(ranks: &[Rank]) -> Outcome {
     let rank = one(ranks)?;
-    let memory = Memory::new(1 << 20)?;
+    let memory = Memory::new(10 << 20)?;
     ok(rank.call(sum(100), memory.at, memory.at))?;
     let first = rank.synchronize();
     if rank.rank == 0 {
@@ -94,7 +94,9 @@ pub(crate) fn abort(ranks: &[Rank]) -> Outcome {
     if let Some(text) = first.err().filter(|text| !text.contains("ncclCommAbort")) {
         return Err(text);
     }
-    let heard = ok(rank.call(sum(100_000), memory.at, memory.at)).err();
+    // One that is small, or large.
+    let count = if rank.rank % 2 == 0 { 100_000 } else { 2_500_000 };
+    let heard = ok(rank.call(sum(count), memory.at, memory.at)).err();
     if let Some(text) = heard.filter(|text| !text.contains("ncclCommAbort")) {
         return Err(text);
     }

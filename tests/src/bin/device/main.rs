@@ -53,6 +53,7 @@ const ALL: &[Layout] = &[Layout::Threads, Layout::Single, Layout::Processes];
 const TESTS: &[Test] = &[
     Test { name: "every collective, type and operation", layouts: ALL, body: order::small },
     Test { name: "large and odd sizes", layouts: ALL, body: order::large },
+    Test { name: "many rounds", layouts: APART, body: order::many_rounds },
     Test { name: "send and receive", layouts: ALL, body: messages::sizes },
     Test { name: "1500 messages with every peer", layouts: APART, body: messages::many },
     Test { name: "multiplied inputs", layouts: APART, body: scaled::multiplied },
@@ -68,6 +69,11 @@ const TESTS: &[Test] = &[
     Test { name: "a sequence of 10 000", layouts: APART, body: order::sequence },
     Test { name: "counters beyond 32 bits", layouts: THREADS, body: order::sequence },
     Test { name: "counters beyond 64 bits", layouts: APART, body: order::sequence },
+    Test {
+        name: "counters beyond 64 bits, many rounds",
+        layouts: THREADS,
+        body: order::many_rounds,
+    },
     Test { name: "four thread blocks", layouts: THREADS, body: order::large },
     Test { name: "no packet is torn", layouts: APART, body: order::chained },
     Test { name: "the first operation captured", layouts: THREADS, body: graphs::first_captured },

@@ -1,6 +1,7 @@
 //! Bodies that call much in one order on all ranks.
 
 use crate::conformance::{self, Buffers, Case};
+use crate::messages::Mail;
 use crate::rank::{
     Call, Memory, Outcome, Rank, Replay, group, ok, one, stream, sum, synchronize, words,
 };
@@ -9,6 +10,11 @@ use oxccl_plan::{Collective, DataType};
 use oxccl_tests::sequence::Random;
 
 fn play_all(cases: &[Case], ranks: &[Rank]) -> Outcome {
+    play_each(cases, ranks)?;
+    ranks.iter().try_for_each(|rank| rank.leave())
+}
+
+fn play_each(cases: &[Case], ranks: &[Rank]) -> Outcome {
     let blocks = ranks[0].nranks as usize;
     let most = cases.iter().map(|c| c.call.count * c.call.dtype.size()).max().unwrap_or(0);
     let room = blocks * most + 4096;
@@ -17,9 +23,7 @@ fn play_all(cases: &[Case], ranks: &[Rank]) -> Outcome {
         crate::rank::choose(rank.rank)?;
         buffers.push(Buffers::new(room)?);
     }
-    cases.iter().try_for_each(|case| conformance::play(case, ranks, &buffers))?;
-    drop(buffers);
-    ranks.iter().try_for_each(|rank| rank.leave())
+    cases.iter().try_for_each(|case| conformance::play(case, ranks, &buffers))
 }
 
 pub(crate) fn small(ranks: &[Rank]) -> Outcome {
@@ -30,8 +34,23 @@ pub(crate) fn large(ranks: &[Rank]) -> Outcome {
     let (nranks, single) = (ranks[0].nranks, ranks.len() == 1);
     let mut cases = conformance::large(nranks, single, 64 << 10, 200);
     cases.extend(conformance::large(nranks, single, 4 << 20, 60));
-    cases.extend(conformance::many_rounds(nranks, 9 << 20));
     play_all(&cases, ranks)
+}
+
+/// Slices and messages that fill what lies between the ranks several times; between two GPUs they
+/// travel in chunks.
+pub(crate) fn many_rounds(ranks: &[Rank]) -> Outcome {
+    let rank = one(ranks)?;
+    let bytes = if rank.nranks == 2 { 9 << 20 } else { 1 << 20 };
+    play_each(&conformance::many_rounds(rank.nranks, bytes), ranks)?;
+    let mail = Mail::new(rank, vec![bytes + 3, 5, bytes, 70_000])?;
+    for round in 0..3 {
+        mail.fill(rank, round)?;
+        group(|| mail.post(rank))?;
+        mail.verify(rank, round)?;
+    }
+    drop(mail);
+    rank.leave()
 }
 
 /// All-reduces of the same shape and other data on two streams: they never swap.

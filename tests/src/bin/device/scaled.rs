@@ -60,7 +60,8 @@ impl<'a> Op<'a> {
 pub(crate) fn multiplied(ranks: &[Rank]) -> Outcome {
     let rank = one(ranks)?;
     let most = 300_000;
-    let buffers = Buffers::new(rank.nranks as usize * most * 8 + 4096)?;
+    let beyond_rings = (9 << 20) + 4;
+    let buffers = Buffers::new((rank.nranks as usize * most * 8).max(beyond_rings) + 4096)?;
     let scalar = Memory::new(64)?;
     let mut seed = 0;
     for count in [1, 1000, most] {
@@ -76,6 +77,12 @@ pub(crate) fn multiplied(ranks: &[Rank]) -> Outcome {
                 in_memory(rank, &case, &buffers, &scalar)?;
             }
         }
+    }
+    for dtype in [DataType::Float32, DataType::Bfloat16] {
+        let (collective, count) = (Collective::AllReduce, beyond_rings / dtype.size());
+        let call = Call { collective, count, dtype, op: ReduceOp::Sum, root: 0 };
+        let (in_place, skew, manner, factors) = (true, 0, Manner::Eager, Some(7));
+        by_value(rank, &Case { call, in_place, skew, seed: 7, manner, factors }, &buffers)?;
     }
     rank.leave()
 }

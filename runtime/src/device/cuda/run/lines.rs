@@ -26,6 +26,8 @@ const FEW_BLOCKS_BYTES: u64 = 4 << 20;
 const COPY_BYTES: u64 = 64 << 10;
 /// The most thread blocks that do nothing but copy.
 const COPY_BLOCKS: u64 = 8;
+/// The thread blocks that keep up with the chunks of an all-gather.
+const LEAST_COPY_BLOCKS: u64 = 6;
 
 /// Launches a collective over lines.
 pub fn collective(
@@ -66,7 +68,7 @@ pub fn collective(
     };
     let argument = argument(call, phases, plan, of_user, &shape);
     let copied = if two { copied_bytes(&argument) } else { 0 };
-    let copiers = copied.div_ceil(COPY_BYTES).min(COPY_BLOCKS).min(most_blocks - shape.blocks);
+    let copiers = copiers(copied, most_blocks - shape.blocks);
     let blocks = ((shape.blocks + copiers) as u32, (shape.channels * roles + 1) as u32 * 32);
     // SAFETY: the kernel takes this structure; what it points to is the communicator's, or the
     // user's by the contract of the call.
@@ -78,6 +80,13 @@ pub fn collective(
 fn chunk_blocks(collective: Collective) -> u64 {
     let folds = [Collective::AllReduce, Collective::ReduceScatter].contains(&collective);
     if folds { abi::CHUNK_BLOCKS as u64 } else { FEW_BLOCKS }
+}
+
+/// Returns the thread blocks that do nothing but copy so many bytes, of those that are free. None
+/// where they are too few to keep up with the others, which copy after their own part then.
+fn copiers(bytes: u64, free: u64) -> u64 {
+    let wanted = bytes.div_ceil(COPY_BYTES).min(COPY_BLOCKS);
+    if free < wanted.min(LEAST_COPY_BLOCKS) { 0 } else { wanted.min(free) }
 }
 
 /// Returns the bytes that a rank of two copies of its own input to its output.
@@ -314,13 +323,25 @@ mod tests {
     }
 
     #[test]
-    fn chunks_cover_a_slice() {
-        for bytes in [LINES_BYTES + 1, 100 << 20, (1 << 40) + 13] {
-            let Shape { blocks, channels, slots, units } = Shape::of_chunks(bytes, 18);
-            assert_eq!((blocks, slots), (18, 0));
-            assert!(blocks * channels <= abi::CHUNK_CHANNELS as u64);
-            assert_eq!(units, bytes.div_ceil(abi::CHUNK_BYTES as u64));
+    fn chunks_cover_a_slice_and_have_channels_behind_those_of_lines() {
+        for collective in Collective::ALL {
+            let of_chunks = |bytes| Shape::of_chunks(bytes, chunk_blocks(collective));
+            let Shape { blocks, channels, .. } = of_chunks(LINES_BYTES + 1);
+            assert!(blocks * channels <= abi::CHUNK_CHANNELS as u64, "{collective:?}");
+            for bytes in [LINES_BYTES + 1, 100 << 20, (1 << 40) + 13] {
+                let Shape { units, .. } = of_chunks(bytes);
+                let chunk = abi::CHUNK_BYTES as u64;
+                assert!(units * chunk >= bytes && (units - 1) * chunk < bytes);
+            }
         }
+    }
+
+    #[test]
+    fn own_slices_are_copied_by_enough_blocks_or_by_those_that_carry() {
+        assert_eq!(copiers(0, 12), 0);
+        assert_eq!([0, 1, 12].map(|free| copiers(1, free)), [0, 1, 1]);
+        assert_eq!([0, 1, 5, 6, 7, 12].map(|free| copiers(64 << 20, free)), [0, 0, 0, 6, 7, 8]);
+        assert_eq!([1, 2, 3].map(|free| copiers(3 * COPY_BYTES, free)), [0, 0, 3]);
     }
 
     #[test]
