@@ -1,10 +1,12 @@
 //! `oxccl run`: starts ranks on this host, as direct children with process groups of their own.
 
 mod job;
+mod output;
 mod signals;
 
 use crate::error::{Error, Result};
 use job::Job;
+use output::{Output, Showing};
 use oxccl_runtime::bootstrap::{self, launch, rendezvous};
 use signals::Signals;
 use std::ffi::OsString;
@@ -20,37 +22,65 @@ use std::time::Duration;
 #[derive(clap::Args)]
 pub(crate) struct Options {
     /// Number of ranks.
-    #[arg(short = 'n', long = "ranks", default_value_t = 2)]
+    #[arg(short = 'n', long = "ranks", default_value_t = 2,
+          value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) ranks: u32,
     /// Bind rank i to processor i, modulo their number.
     #[arg(long)]
     pub(crate) pin: bool,
     /// Time that ranks have to end, after a signal or the failure of another rank, before they are
     /// killed: seconds, or with a unit as in 500ms, 2s, 1m.
-    #[arg(long, value_name = "TIME", default_value_t = Grace::default())]
-    pub(crate) grace: Grace,
-    /// The program and its arguments.
+    #[arg(long, value_name = "TIME", default_value_t = Time::seconds(10))]
+    pub(crate) grace: Time,
+    /// Time after which the ranks are told to end (SIGTERM); the exit code is 124 then.
+    #[arg(long, value_name = "TIME")]
+    pub(crate) timeout: Option<Time>,
+    /// Write the output of rank N to the files rank-N.out and rank-N.err of this folder.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) output: Option<PathBuf>,
+    /// Put the number of the rank in front of each line, as in `[2] text`.
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t = Tag::Yes)]
+    pub(crate) tag_output: Tag,
+    /// The program and its arguments. Rank 0 has the standard input of this command, that of the
+    /// others is empty.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
     pub(crate) program: Vec<OsString>,
 }
 
-/// The time that ranks may take to end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Grace(Duration);
-
-impl Default for Grace {
-    fn default() -> Self {
-        Self(Duration::from_secs(10))
+impl Options {
+    /// Returns the options of a program that runs on so many ranks, with nothing else asked for.
+    pub(crate) fn plain(ranks: u32, pin: bool, program: Vec<OsString>) -> Self {
+        let (grace, timeout, output, tag_output) = (Time::seconds(10), None, None, Tag::No);
+        Self { ranks, pin, grace, timeout, output, tag_output, program }
     }
 }
 
-impl fmt::Display for Grace {
+/// Whether lines have the number of their rank in front.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Tag {
+    /// All lines have.
+    Yes,
+    /// The ranks have the output of this command itself.
+    No,
+}
+
+/// A time that a user gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Time(Duration);
+
+impl Time {
+    const fn seconds(number: u64) -> Self {
+        Self(Duration::from_secs(number))
+    }
+}
+
+impl fmt::Display for Time {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}", self.0)
     }
 }
 
-impl FromStr for Grace {
+impl FromStr for Time {
     type Err = String;
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
@@ -79,7 +109,8 @@ impl Drop for SecretFile {
 }
 
 /// Runs a program on several ranks of this host. Returns the exit code of the first rank that
-/// failed, or 128 plus the number of the signal that ended that rank or this process.
+/// failed, or 128 plus the number of the signal that ended that rank or this process, or 124 if the
+/// time was over.
 pub(crate) fn start(options: &Options) -> Result<ExitCode> {
     // Before any thread is started: threads inherit the mask of the one that starts them.
     let signals = Signals::block();
@@ -96,9 +127,10 @@ pub(crate) fn start(options: &Options) -> Result<ExitCode> {
             drop(SecretFile(path));
         });
     }
-    let mut job = Job::new(signals, options.grace, id);
+    let mut output = Output::new(options)?;
+    let mut job = Job::new(signals, (options.grace, options.timeout), id);
     for rank in 0..options.ranks {
-        match spawn(rank, options, &secret.0, signals) {
+        match spawn(rank, (options, &mut output), &secret.0, signals) {
             Ok(child) => job.add(rank, &child),
             Err(error) => {
                 job.kill();
@@ -106,10 +138,18 @@ pub(crate) fn start(options: &Options) -> Result<ExitCode> {
             }
         }
     }
-    Ok(job.wait())
+    let showing = output.show();
+    let code = job.wait();
+    showing.into_iter().for_each(Showing::finish);
+    Ok(code)
 }
 
-fn spawn(rank: u32, options: &Options, secret: &Path, signals: Signals) -> Result<Child> {
+fn spawn(
+    rank: u32,
+    (options, output): (&Options, &mut Output<'_>),
+    secret: &Path,
+    signals: Signals,
+) -> Result<Child> {
     let Options { ranks, pin, program, .. } = options;
     let mut command = Command::new(&program[0]);
     command
@@ -125,6 +165,7 @@ fn spawn(rank: u32, options: &Options, secret: &Path, signals: Signals) -> Resul
             _ => Stdio::null(),
         })
         .process_group(0);
+    output.direct(rank, &mut command)?;
     let (parent, pin) = (rustix::process::getpid(), *pin);
     // SAFETY: the closure makes only system calls that are safe between fork and exec.
     unsafe {
@@ -170,13 +211,13 @@ mod tests {
     #[test]
     fn times_have_units_or_are_seconds() {
         for (text, limit_ms) in [("10", 10_000), ("500ms", 500), ("2s", 2000), ("1m", 60_000)] {
-            assert_eq!(text.parse::<Grace>(), Ok(Grace(Duration::from_millis(limit_ms))), "{text}");
+            assert_eq!(text.parse::<Time>(), Ok(Time(Duration::from_millis(limit_ms))), "{text}");
         }
-        assert_eq!(Grace::default().to_string().parse::<Grace>(), Ok(Grace::default()));
+        assert_eq!(Time::seconds(10).to_string().parse::<Time>(), Ok(Time::seconds(10)));
         for text in
             ["", "s", "-1", "1.5s", "2h", "1 s", "99999999999999999999", "18446744073709551615m"]
         {
-            assert!(text.parse::<Grace>().is_err(), "{text}");
+            assert!(text.parse::<Time>().is_err(), "{text}");
         }
     }
 }

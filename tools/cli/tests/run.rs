@@ -29,7 +29,8 @@ impl Launcher {
     /// ignores.
     fn start(name: &str, arguments: &[&str]) -> Self {
         let mut command = Command::new("env");
-        command.args(["--default-signal=INT,HUP,QUIT,TERM", OXCCL, "run"]).args(arguments);
+        command.args(["--default-signal=INT,HUP,QUIT,TERM", OXCCL, "run", "--tag-output=no"]);
+        command.args(arguments);
         Self::of(name, command.env("OXCCL", OXCCL).stdin(Stdio::null()))
     }
 
@@ -69,10 +70,10 @@ impl Launcher {
     /// Waits for the end of the command; returns its exit code, its further output, and its errors.
     /// No temporary file may be left.
     fn end(mut self) -> (Option<i32>, String, String) {
-        let status = wait_until(&mut self.child, Instant::now() + LIMIT);
         let (mut out, mut err) = (String::new(), String::new());
         self.output.read_to_string(&mut out).expect("text");
         self.child.stderr.take().expect("a pipe").read_to_string(&mut err).expect("text");
+        let status = wait_until(&mut self.child, Instant::now() + LIMIT);
         let left = self.left();
         assert!(left.is_empty(), "{left:?} {out}{err}");
         (status, out, err)
@@ -207,4 +208,96 @@ fn the_first_rank_has_the_standard_input_also_of_a_terminal() {
     command.env("OXCCL", OXCCL).env("SCRIPT", script).env("SHELL", "/bin/sh");
     let (status, out, err) = text(Launcher::of("terminal", command.stdin(Stdio::piped())));
     assert_eq!(status, Some(0), "{out}{err}");
+}
+
+/// Runs `oxccl run` with these arguments in a folder of its own; returns exit code and outputs.
+fn run(name: &str, arguments: &[&str]) -> (Option<i32>, String, String) {
+    let mut command = Command::new(OXCCL);
+    command.arg("run").args(arguments).stdin(Stdio::null());
+    Launcher::of(name, &mut command).end()
+}
+
+#[test]
+fn lines_have_the_number_of_their_rank_in_front() {
+    // The second part comes after another rank's line.
+    let script = "echo out $OXCCL_RANK; echo err $OXCCL_RANK >&2; printf 'no end'; \
+         sleep 0.$((3 * OXCCL_RANK + 3)); printf '%s' ' and more'";
+    let (status, out, err) = run("tags", &["-n", "2", "sh", "-c", script]);
+    assert_eq!(status, Some(0), "{out}{err}");
+    let mut lines: Vec<&str> = out.lines().collect();
+    lines.sort_unstable();
+    let parts = |rank: u32| lines.iter().filter(|l| l.starts_with(&format!("[{rank}] "))).count();
+    assert!(lines.contains(&"[0] out 0") && lines.contains(&"[1] out 1"), "{out}");
+    assert_eq!(parts(0) + parts(1), lines.len(), "{out}");
+    let of_rank = |rank: u32| {
+        let tag = format!("[{rank}] ");
+        let lines = out.lines().filter_map(|line| line.strip_prefix(&tag));
+        lines.collect::<String>()
+    };
+    assert_eq!([0, 1].map(of_rank), ["out 0no end and more", "out 1no end and more"], "{out}");
+    let mut errors: Vec<&str> = err.lines().collect();
+    errors.sort_unstable();
+    assert_eq!(errors, ["[0] err 0", "[1] err 1"]);
+    let plain = ["--tag-output=no", "-n", "2", "echo", "text"];
+    assert_eq!(run("no-tags", &plain), (Some(0), "text\n".repeat(2), String::new()));
+}
+
+#[test]
+fn a_long_output_is_whole_and_a_closed_one_ends_the_ranks() {
+    let (status, out, err) = run("long", &["-n", "3", "seq", "100000"]);
+    assert_eq!(status, Some(0), "{err}");
+    for rank in 0..3 {
+        let tag = format!("[{rank}] ");
+        let numbers = out.lines().filter_map(|line| line.strip_prefix(&tag));
+        assert!(numbers.eq((1..=100_000).map(|n| n.to_string())), "rank {rank}");
+    }
+    let mut command = Command::new("sh");
+    command.args(["-c", "\"$OXCCL\" run -n 2 yes | head -n 3"]).env("OXCCL", OXCCL);
+    let (status, out, err) = Launcher::of("closed", command.stdin(Stdio::null())).end();
+    assert!(status == Some(0) && out.lines().count() == 3, "{out}");
+    assert!(err.contains("signal: 13 (SIGPIPE)"), "{err}");
+}
+
+#[test]
+fn ranks_have_a_terminal_where_the_launcher_has_one() {
+    if let Err(e) = Command::new("script").arg("--version").output() {
+        return missing("script", &e.to_string());
+    }
+    let line = "exec \"$OXCCL\" run -n 2 sh -c 'test -t 1 && test -t 2 && echo seen'";
+    for (plain, tags) in
+        [("", ["\u{1b}[32m[0]\u{1b}[0m ", "\u{1b}[33m[1]\u{1b}[0m "]), ("1", ["[0] ", "[1] "])]
+    {
+        let mut command = Command::new("script");
+        command.args(["--quiet", "--return", "--command", line, "/dev/null"]);
+        command.env("OXCCL", OXCCL).env("SHELL", "/bin/sh").env("NO_COLOR", plain);
+        let (status, out, err) = Launcher::of("tty", command.stdin(Stdio::null())).end();
+        assert_eq!(status, Some(0), "{out}{err}");
+        for tag in tags {
+            assert!(out.lines().any(|line| line.trim_end() == format!("{tag}seen")), "{out:?}");
+        }
+    }
+}
+
+#[test]
+fn outputs_go_to_files_and_time_ends_a_job() {
+    let folder = std::env::temp_dir().join(format!("oxccl-outputs-{}", std::process::id()));
+    let to = folder.join("new").display().to_string();
+    let script = "echo out $OXCCL_RANK; echo err >&2";
+    let (status, out, err) = run("files", &["--output", &to, "-n", "2", "sh", "-c", script]);
+    assert_eq!((status, &*out, &*err), (Some(0), "", ""));
+    let read = |name: &str| std::fs::read_to_string(folder.join("new").join(name)).expect("a file");
+    assert_eq!((read("rank-0.out"), read("rank-1.out")), ("out 0\n".into(), "out 1\n".into()));
+    assert_eq!((read("rank-0.err"), read("rank-1.err")), ("err\n".into(), "err\n".into()));
+    std::fs::remove_dir_all(&folder).expect("its own");
+
+    let (status, _, err) = run("time", &["--timeout", "300ms", "-n", "2", "sleep", "60"]);
+    assert_eq!(status, Some(124), "{err}");
+    assert!(
+        err.contains("the time is over: SIGTERM to the ranks (2), which have 10s to end"),
+        "{err}"
+    );
+    let (status, _, err) = run("enough", &["--timeout", "60s", "true"]);
+    assert_eq!((status, &*err), (Some(0), ""));
+    let (status, _, err) = run("none", &["-n", "0", "true"]);
+    assert!(status == Some(2) && err.contains("invalid value '0' for '--ranks"), "{err}");
 }

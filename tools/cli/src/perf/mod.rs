@@ -41,8 +41,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
             })?;
             let mut program = vec![own.into_os_string()];
             program.extend(std::env::args_os().skip(1));
-            let (pin, grace) = (options.pin, run::Grace::default());
-            run::start(&run::Options { ranks: processes * libraries, pin, grace, program })
+            run::start(&run::Options::plain(processes * libraries, options.pin, program))
         }
         (_, Some(launch)) => member(options, &launch, libraries),
         (None, None) => {

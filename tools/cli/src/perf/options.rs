@@ -189,7 +189,7 @@ pub(crate) struct Options {
           value_parser = clap::value_parser!(u32).range(0..=3))]
     pub(crate) average: u32,
     /// Start this many processes on this host, and as many again for --vs.
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) ranks: Option<u32>,
     /// Bind process i to processor i.
     #[arg(long)]

@@ -5,7 +5,7 @@
 //! until there are none reaches all processes, and the number of a process is never used after
 //! another process may have taken it.
 
-use super::Grace;
+use super::Time;
 use super::signals::{Signals, forwarded};
 use oxccl_runtime::bootstrap::{Cancel, Deadline, UniqueId, rendezvous};
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, kill_process_group};
@@ -25,6 +25,9 @@ const LAST: Duration = Duration::from_secs(5);
 /// shells send a signal to a process and once more to its group.
 const SAME: Duration = Duration::from_millis(200);
 
+/// The exit code of a job whose time was over, as of `timeout` of the GNU coreutils.
+const TIMED_OUT: u8 = 124;
+
 /// The end of the job, once it has begun.
 struct End {
     code: u8,
@@ -38,7 +41,9 @@ pub(super) struct Job {
     /// The id by which the ranks meet.
     id: UniqueId,
     signals: Signals,
-    grace: Grace,
+    grace: Time,
+    /// The time at which the ranks are told to end, if there is one.
+    until: Option<Deadline>,
     /// The children that this process had before the job, such as those of a shell that it
     /// replaced.
     strangers: Vec<Pid>,
@@ -48,13 +53,19 @@ pub(super) struct Job {
 }
 
 impl Job {
-    /// Makes a job without ranks; ranks that are added meet by this id.
-    pub(super) fn new(signals: Signals, grace: Grace, id: UniqueId) -> Self {
+    /// Makes a job without ranks; ranks that are added meet by this id. They have `grace` to end
+    /// once they have to, which they do after `timeout` at the latest.
+    pub(super) fn new(
+        signals: Signals,
+        (grace, timeout): (Time, Option<Time>),
+        id: UniqueId,
+    ) -> Self {
+        let until = timeout.map(|time| Deadline::new(time.0, &Cancel::default()));
         let strangers = children();
         // If the kernel refuses this, init adopts the processes that the ranks leave behind.
         let _ = rustix::process::set_child_subreaper(Some(getpid()));
         let (ranks, signalled, end) = (HashMap::new(), None, None);
-        Self { ranks, id, signals, grace, strangers, signalled, end }
+        Self { ranks, id, signals, grace, until, strangers, signalled, end }
     }
 
     /// Adds a rank, the leader of a process group.
@@ -69,7 +80,14 @@ impl Job {
             let gone = self.ranks.is_empty();
             let limit = match &self.end {
                 None if gone => return ExitCode::SUCCESS,
-                None => IDLE,
+                None => match &self.until {
+                    Some(until) if until.passed() => {
+                        self.time_out();
+                        continue;
+                    }
+                    Some(until) => until.left().min(IDLE),
+                    None => IDLE,
+                },
                 Some(end) => {
                     // Processes that got the signal with their rank have the same time, even when
                     // the rank is gone.
@@ -120,6 +138,19 @@ impl Job {
             }
         };
         say(&format!("rank {rank} ended with {status}{others}"));
+    }
+
+    /// Tells the ranks that their time is over.
+    fn time_out(&mut self) {
+        self.signalled = Some(Instant::now());
+        self.end_within(TIMED_OUT, self.grace.0);
+        let ranks = self.ranks.len();
+        say(&format!(
+            "the time is over: SIGTERM to the ranks ({ranks}), which have {} to end",
+            self.grace
+        ));
+        self.tell(Signal::TERM);
+        self.tell(Signal::CONT);
     }
 
     /// Gives running processes this time to end; the first exit code that is passed here counts.
