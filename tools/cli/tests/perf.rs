@@ -271,6 +271,21 @@ fn a_rank_that_fails_ends_the_job_with_its_status() {
 }
 
 #[test]
+fn a_rank_for_each_processor_is_measured_where_nobody_says_how_many() {
+    let small = ["perf", "--device", "host", "-b", "8", "-e", "8", "-n", "1"];
+    let processors = std::thread::available_parallelism().map_or(2, usize::from);
+    let (ok, out, err) = oxccl(&small);
+    let ranks = format!("; {} ranks by oxccl run", processors.clamp(2, 16));
+    assert!(ok && out.contains(&ranks), "{out}{err}");
+    let (ok, out, err) = oxccl(&[&small[..], &["-t", "3"]].concat());
+    assert!(ok && out.contains("; 3 ranks"), "{out}{err}");
+    let (ok, _, err) = oxccl(&[&small[..], &["--ranks", "0"]].concat());
+    assert!(!ok && err.contains("invalid value '0' for '--ranks"), "{err}");
+    let (ok, _, err) = oxccl(&["perf", "-b", "1M", "-e", "8"]);
+    assert!(!ok && err.contains("-b 1048576 is more than -e 8"), "{err}");
+}
+
+#[test]
 fn plans_name_what_moves_their_data_also_of_gpus_that_are_not_here() {
     let chosen_by = |protocols: &str, arguments: &[&str]| -> Vec<String> {
         let mut command = timed(OXCCL);

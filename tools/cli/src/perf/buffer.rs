@@ -49,6 +49,11 @@ impl Device {
         unsafe { api.device_set(rank, self.kind, index as c_int) }
     }
 
+    /// Returns the number of GPUs; `None` for the host.
+    pub(super) fn gpus(self) -> Option<u32> {
+        self.is_cuda().then_some(self.count)
+    }
+
     pub(super) fn is_cuda(self) -> bool {
         self.kind == Self::CUDA
     }

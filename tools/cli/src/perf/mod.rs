@@ -32,9 +32,14 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
         return compare::compare(old, new);
     }
     let libraries = if options.vs.is_some() { 2 } else { 1 };
-    let processes = options.ranks.or(options.vs.is_some().then_some(1));
-    match (processes, launch::detect()?) {
-        (Some(processes), None) => {
+    options.check_sizes().map_err(Error::Options)?;
+    let launch = launch::detect()?;
+    let processes = match (options.ranks, &launch) {
+        (None, None) => default_processes(options)?,
+        (ranks, _) => ranks.unwrap_or(1),
+    };
+    match launch {
+        None if options.ranks.is_some() || processes * libraries > 1 => {
             let own = std::env::current_exe().map_err(|e| Error::File {
                 path: "this program".to_owned(),
                 cause: e.to_string(),
@@ -43,8 +48,8 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
             program.extend(std::env::args_os().skip(1));
             run::start(&run::Options::plain(processes * libraries, options.pin, program))
         }
-        (_, Some(launch)) => member(options, &launch, libraries),
-        (None, None) => {
+        Some(launch) => member(options, &launch, libraries),
+        None => {
             let alone = Launch {
                 rank: 0,
                 nranks: 1,
@@ -55,6 +60,22 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
             member(options, &alone, libraries)
         }
     }
+}
+
+/// The most processes where nobody says how many.
+const MOST_PROCESSES: usize = 16;
+
+/// Returns the number of processes where nobody says how many: one where several ranks are in it,
+/// else as many as GPUs or, in host memory, as processors, but two at least.
+fn default_processes(options: &Options) -> Result<u32> {
+    if options.per_thread * options.threads > 1 {
+        return Ok(1);
+    }
+    let processors = || std::thread::available_parallelism().map_or(2, usize::from);
+    Ok(match Device::find(options, &Api::built_in(), 0)?.gpus() {
+        Some(gpus) => gpus.max(1),
+        None => processors().clamp(2, MOST_PROCESSES) as u32,
+    })
 }
 
 /// Runs the measurement in one of its processes.

@@ -188,7 +188,9 @@ pub(crate) struct Options {
     #[arg(short = 'a', long = "average", default_value_t = 1,
           value_parser = clap::value_parser!(u32).range(0..=3))]
     pub(crate) average: u32,
-    /// Start this many processes on this host, and as many again for --vs.
+    /// Start this many processes on this host, and as many again for --vs. Without this, without
+    /// -t, -g and a launcher: a process for each GPU or, in host memory, for each processor, from 2
+    /// to 16.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) ranks: Option<u32>,
     /// Bind process i to processor i.
@@ -223,6 +225,17 @@ pub(crate) struct Options {
 }
 
 impl Options {
+    /// Fails if there is no size to measure.
+    pub(crate) fn check_sizes(&self) -> Result<(), String> {
+        let (least, most) = (self.min_bytes, self.max_bytes);
+        if least <= most {
+            return Ok(());
+        }
+        Err(format!(
+            "-b {least} is more than -e {most}: expected a smallest size up to the largest"
+        ))
+    }
+
     /// Returns the sizes to measure.
     pub(crate) fn sizes(&self) -> Vec<u64> {
         let mut sizes = Vec::new();
