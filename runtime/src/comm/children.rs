@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::rank::Death;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The color of a rank that joins no child: `NCCL_SPLIT_NOCOLOR`.
 pub const NO_COLOR: i32 = -1;
@@ -77,6 +77,7 @@ pub(super) fn split(
     options: &Options,
     cancel: &Cancel,
 ) -> Result<Option<Communicator>> {
+    let begun = Instant::now();
     let Some(child_meetings) = &parent.child_meetings else {
         return if color == NO_COLOR { Ok(None) } else { alone(device, options).map(Some) };
     };
@@ -107,7 +108,7 @@ pub(super) fn split(
     let (nranks, options) = (participants.len() as u32, options.clone());
     let names = participants.clone();
     let member = Member { id, rank, nranks, device, options };
-    assemble(Rendezvous { session, participants, names }, &member).map(Some)
+    assemble(Rendezvous { session, participants, names, begun }, &member).map(Some)
 }
 
 /// Makes a communicator without some ranks of the parent. With `abort` the parent's operations end
@@ -121,6 +122,7 @@ pub(super) fn shrink(
     options: &Options,
     cancel: &Cancel,
 ) -> Result<Communicator> {
+    let begun = Instant::now();
     if abort {
         parent.stop(Error::Aborted { by: "ncclCommShrink with NCCL_SHRINK_ABORT" })?;
     }
@@ -137,7 +139,7 @@ pub(super) fn shrink(
     let rank = survivors.iter().position(|&r| r == parent.rank()).unwrap_or(0) as u32;
     let member = Member { id, rank, nranks, device, options };
     let participants = (0..nranks).collect();
-    assemble(Rendezvous { session, participants, names: survivors }, &member)
+    assemble(Rendezvous { session, participants, names: survivors, begun }, &member)
 }
 
 /// Makes a communicator of `nranks` ranks, the first of which are the parent's. One rank of the

@@ -286,6 +286,34 @@ fn a_rank_for_each_processor_is_measured_where_nobody_says_how_many() {
 }
 
 #[test]
+fn a_line_tells_of_each_communicator_and_rank() {
+    let mut command = timed(OXCCL);
+    command.args(["perf", "--device", "host", "-b", "8", "-e", "8", "-n", "1", "--ranks", "2"]);
+    command.env("NCCL_DEBUG", "INFO").env("NCCL_DEBUG_SUBSYS", "INIT");
+    let lines = |command: &mut Command| {
+        let text = output(command).expect("it runs");
+        let text = String::from_utf8_lossy(&[text.stdout, text.stderr].concat()).into_owned();
+        let line = |rank| format!(": rank {rank} of 2, hosts ");
+        let of = |rank| text.lines().filter(|l| l.contains(&line(rank))).count();
+        let lines: Vec<String> = text
+            .lines()
+            .filter_map(|line| line.split_once("OXCCL INFO communicator "))
+            .map(|(_, line)| line.to_owned())
+            .collect();
+        assert!(of(0) > 0 && of(0) == of(1) && of(0) + of(1) == lines.len(), "{text}");
+        lines
+    };
+    for line in lines(&mut command) {
+        let (number, told) = line.split_once(": rank ").expect("a rank");
+        assert!(u64::from_str_radix(number, 16).is_ok(), "{line}");
+        assert!(told.contains("hosts 1, host memory; ") && told.ends_with(" ms"), "{line}");
+    }
+    for line in lines(command.env("OXCCL_RANKS_PER_NODE", "1")) {
+        assert!(line.contains("hosts 2, host memory, Socket "), "{line}");
+    }
+}
+
+#[test]
 fn plans_name_what_moves_their_data_also_of_gpus_that_are_not_here() {
     let chosen_by = |protocols: &str, arguments: &[&str]| -> Vec<String> {
         let mut command = timed(OXCCL);

@@ -40,6 +40,8 @@ pub(super) struct Links {
     pub(super) edges: Vec<(u32, Vec<MessageEdge>)>,
     /// The network's device.
     pub(super) device: Option<Properties>,
+    /// The names of the network and its device.
+    pub(super) net: Option<String>,
     /// The control connections, by rank; `None` for ranks of this host, and without one.
     pub(super) controls: Vec<Option<Arc<Control>>>,
     /// The way to the ranks that are connected at first use; `None` if all are connected.
@@ -74,7 +76,8 @@ pub(super) fn connect(
     let chosen = net::choose(&need)?;
     let lanes = chosen.lanes(&need, device.lanes())?;
     let lanes = net::agree(&rendezvous.gather(&chosen.agreement(lanes))?)?;
-    let net_device = Some(chosen.net.properties(chosen.device)?);
+    let net_device = chosen.net.properties(chosen.device)?;
+    let net_name = format!("{} {}", chosen.net.name(), net_device.name);
     let (net, threads) = ((chosen.net, chosen.device), chosen.threads);
     let data = (net, (lanes, slot_bytes));
     let mut making = match members.connects_at_first_use() {
@@ -101,7 +104,8 @@ pub(super) fn connect(
             let links = making.finish(options.init_limit())?;
             let switch = switch::connect(identity, members, rendezvous, slot_bytes)?;
             let threads = threads + usize::from(switch.is_some());
-            return Ok(Links { threads, switch, device: net_device, ..links });
+            let (device, net) = (Some(net_device), Some(net_name));
+            return Ok(Links { threads, switch, device, net, ..links });
         }
         let explain = |verdict| explained(verdict, identity.rank, || making.lacking(&missing));
         rendezvous.session.check().map_err(explain)?;

@@ -31,6 +31,7 @@ use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 /// A rank that asks to become a member of a communicator.
 #[derive(Clone, Debug)]
@@ -54,6 +55,8 @@ pub(super) struct Rendezvous {
     pub(super) participants: Vec<u32>,
     /// The numbers by which texts call the members, by their rank in the communicator.
     pub(super) names: Vec<u32>,
+    /// The time at which this rank began to make the communicator.
+    pub(super) begun: Instant,
 }
 
 impl Gather for Rendezvous {
@@ -135,6 +138,7 @@ pub(super) fn join(
     (in_vain, holder): (Option<InVain>, Option<u32>),
 ) -> Result<Communicator> {
     let Member { id, rank, nranks, device, options } = member;
+    let begun = Instant::now();
     fork::check()?;
     fork::refuse_children()?;
     warn_once();
@@ -152,7 +156,8 @@ pub(super) fn join(
         return alone(*device, options);
     }
     let everyone: Vec<u32> = (0..nranks).collect();
-    let rendezvous = Rendezvous { session, participants: everyone.clone(), names: everyone };
+    let participants = everyone.clone();
+    let rendezvous = Rendezvous { session, participants, names: everyone, begun };
     assemble(rendezvous, member)
 }
 
@@ -197,6 +202,7 @@ fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
     let (switch, reductions) = links.switch.take().unzip();
     let (comm, name, hosts) = (own.comm, options.name.clone(), members.host_sizes());
     let facts = Facts { comm, name, hosts, rank };
+    let between = links.net.take();
     let (tuner, profiler) = (Tuner::start(&facts)?, Profiler::start(&facts));
     let signs = links::signs(&members, &links.controls);
     let counter_start = members.counter_start();
@@ -237,7 +243,31 @@ fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
     comm.profiler = profiler;
     links::watch(&own, signs)?;
     apply_timeout(&comm);
+    tell(&comm, &facts, between.as_deref(), rendezvous.begun);
     Ok(comm)
+}
+
+/// Logs what was made: one line for each communicator and rank.
+fn tell(comm: &Communicator, facts: &Facts, between: Option<&str>, begun: Instant) {
+    if !log::enabled(Level::Info, Subsystem::Init) {
+        return;
+    }
+    let Facts { comm: number, name, hosts, rank } = facts;
+    let name = name.as_ref().map_or_else(String::new, |name| format!(" {name:?}"));
+    let (nranks, hosts) = (hosts.iter().sum::<u32>(), hosts.len());
+    let device = match comm.device {
+        Device::Host(_) => "host memory".to_owned(),
+        Device::Cuda(gpu) if comm.topology.lines => format!("GPU {gpu}, in lines"),
+        Device::Cuda(gpu) => format!("GPU {gpu}"),
+    };
+    let between = between.map_or_else(String::new, |net| format!(", {net} between hosts"));
+    let kib = (comm.memory().releasable + comm.memory().persistent).div_ceil(1024);
+    let ms = begun.elapsed().as_secs_f64() * 1e3;
+    let text = format!(
+        "communicator {number:016x}{name}: rank {rank} of {nranks}, hosts {hosts}, {device}{between}; \
+         {kib} KiB, made in {ms:.1} ms"
+    );
+    log::line_of(Some(*rank), Level::Info, Subsystem::Init, &text);
 }
 
 fn child_meetings(id: &UniqueId, listener: TcpListener, members: &Members) -> ChildMeetings {
@@ -268,6 +298,7 @@ fn apply_timeout(comm: &Communicator) {
 
 /// Makes a communicator of one rank.
 pub(super) fn alone(device: Device, options: &Options) -> Result<Communicator> {
+    let begun = Instant::now();
     let mut nobody = Nobody(Deadline::new(options.init_limit(), &Cancel::default()));
     let parts = Parts {
         rank: Arc::new(Rank::new(0, vec![Some(0)], None, vec![0])),
@@ -290,6 +321,7 @@ pub(super) fn alone(device: Device, options: &Options) -> Result<Communicator> {
     let facts = Facts { comm: number, name, hosts: vec![1], rank: 0 };
     comm.profiler = Profiler::start(&facts);
     apply_timeout(&comm);
+    tell(&comm, &facts, None, begun);
     Ok(comm)
 }
 
