@@ -1,9 +1,73 @@
 //! `oxccl env`: all variables, with their values in effect and the origins of these.
 
 use crate::error::{Error, Result};
+use clap::Args;
 use oxccl_runtime::config::{Config, Origin, Setting, Status, Value};
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
+
+/// Options of `oxccl env`.
+#[derive(Args, Default)]
+pub(crate) struct Options {
+    /// Only variables with these texts in their names, in capitals or not.
+    text: Vec<String>,
+    /// Only variables that are given a value.
+    #[arg(long)]
+    changed: bool,
+    /// Print a JSON object for each variable, a line each.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Options {
+    fn want(&self, Setting { variable, origin, .. }: &Setting) -> bool {
+        let has = |text: &String| variable.name.contains(&text.to_ascii_uppercase());
+        let named = self.text.is_empty() || self.text.iter().any(has);
+        named && !(self.changed && *origin == Origin::Default)
+    }
+}
+
+/// A variable in JSON.
+#[derive(serde::Serialize)]
+struct Row<'a> {
+    name: &'a str,
+    /// The value in effect; null if there is none.
+    value: Option<String>,
+    /// Where the value comes from: `default`, `environment`, or a file with its line.
+    origin: String,
+    default: &'a str,
+    section: &'a str,
+    meaning: &'a str,
+    /// Why the variable has no effect; null if it has.
+    without_effect: Option<&'a str>,
+}
+
+fn json(config: &Config, options: &Options) -> String {
+    let row = |Setting { variable, value, origin }: &Setting| {
+        let without_effect = match variable.status {
+            Status::Accepted(why) => Some(why),
+            Status::Honoured | Status::Plugins => None,
+        };
+        let row = Row {
+            name: variable.name,
+            value: (*value != Value::Unset).then(|| value.to_string()),
+            origin: named(origin),
+            default: variable.default,
+            section: variable.section,
+            meaning: variable.doc,
+            without_effect,
+        };
+        serde_json::to_string(&row).map_or_else(|e| e.to_string(), |line| line + "\n")
+    };
+    config.report.settings.iter().filter(|s| options.want(s)).map(row).collect()
+}
+
+fn named(origin: &Origin) -> String {
+    match origin {
+        Origin::Default => "default".to_owned(),
+        origin => origin.to_string(),
+    }
+}
 
 /// The column at which lines are broken.
 const WIDTH: usize = 100;
@@ -33,8 +97,8 @@ fn line(Setting { variable, value, origin }: &Setting) -> String {
         value => value.to_string(),
     };
     let source = match origin {
-        Origin::Default => "default".to_owned(),
-        origin if variable.default.is_empty() => format!("{origin}"),
+        Origin::Default => named(origin),
+        origin if variable.default.is_empty() => named(origin),
         origin => format!("{origin}; default {}", variable.default),
     };
     format!("{} = {shown} ({source})", variable.name)
@@ -42,34 +106,36 @@ fn line(Setting { variable, value, origin }: &Setting) -> String {
 
 /// Returns the text to print: the variables with an effect and their meaning, then the others and
 /// the reason why they have none.
-fn listing(config: &Config) -> String {
+fn listing(config: &Config, options: &Options) -> String {
     let mut text = String::new();
-    let settings = &config.report.settings;
     let mut section = "";
-    for setting in settings.iter().filter(|s| s.variable.status == Status::Honoured) {
-        if section != setting.variable.section {
-            let gap = if section.is_empty() { "" } else { "\n" };
-            section = setting.variable.section;
-            text += &format!("{gap}# {section}\n");
-        }
+    let mut head = |of: &'static str| {
+        let gap = if section.is_empty() { "" } else { "\n" };
+        let is_new = std::mem::replace(&mut section, of) != of;
+        if is_new { format!("{gap}# {of}\n") } else { String::new() }
+    };
+    let settings = || config.report.settings.iter().filter(|s| options.want(s));
+    for setting in settings().filter(|s| s.variable.status == Status::Honoured) {
+        text += &head(setting.variable.section);
         text += &format!("{}{}\n", line(setting), wrapped(setting.variable.doc, 4));
     }
-    text += "\n# Read by network plugins, from the environment\n";
-    for setting in settings.iter().filter(|s| s.variable.status == Status::Plugins) {
+    for setting in settings().filter(|s| s.variable.status == Status::Plugins) {
+        text += &head("Read by network plugins, from the environment");
         text += &format!("{}{}\n", line(setting), wrapped(setting.variable.doc, 4));
     }
-    text += "\n# Accepted without effect; docs/environment.md says what NCCL does with them\n";
-    for setting in settings {
+    for setting in settings() {
         if let Status::Accepted(why) = setting.variable.status {
+            text += &head("Accepted without effect; docs/environment.md says what NCCL does");
             text += &format!("{}: {why}\n", line(setting));
         }
     }
     text
 }
 
-pub(crate) fn main() -> Result<ExitCode> {
+pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     let config = Config::get();
-    match std::io::stdout().write_all(listing(config).as_bytes()) {
+    let text = if options.json { json(config, options) } else { listing(config, options) };
+    match std::io::stdout().write_all(text.as_bytes()) {
         // A pager that was closed is no error.
         Err(e) if e.kind() != ErrorKind::BrokenPipe => {
             return Err(Error::File { path: "standard output".to_owned(), cause: e.to_string() });
@@ -92,7 +158,7 @@ mod tests {
             "NCCL_IB_HCA" => Some("mlx5_0".to_owned()),
             _ => None,
         });
-        let text = listing(&config);
+        let text = listing(&config, &Options::default());
         let timeout = "OXCCL_TIMEOUT = 1500ms (environment; default 0s)\n    How long an";
         assert!(text.contains(timeout), "{text}");
         let hca = "NCCL_IB_HCA = \"mlx5_0\" (environment)\n    Adapters to use: ";
@@ -104,5 +170,16 @@ mod tests {
         }
         let honoured = text.split("# Accepted").next().unwrap();
         assert!(honoured.lines().all(|line| line.chars().count() <= WIDTH), "{honoured}");
+
+        let changed = Options { changed: true, ..Options::default() };
+        let text = listing(&config, &changed);
+        let names: Vec<&str> = text.lines().filter_map(|l| Some(l.split_once(" = ")?.0)).collect();
+        assert_eq!(names, ["OXCCL_TIMEOUT", "NCCL_IB_HCA"], "{text}");
+        let lines = json(&config, &Options { text: vec!["ib_h".to_owned()], ..changed });
+        let row: serde_json::Value = serde_json::from_str(&lines).expect("one object");
+        assert_eq!((&row["name"], &row["value"]), (&"NCCL_IB_HCA".into(), &"mlx5_0".into()));
+        assert_eq!(row["origin"], "environment");
+        let all = json(&config, &Options::default());
+        assert_eq!(all.lines().count(), config.report.settings.len());
     }
 }

@@ -27,8 +27,8 @@ enum Command {
     Run(run::Options),
     /// Show which plan serves a call, and why.
     Plan(plan::Options),
-    /// Print all environment variables with their values and meaning.
-    Env,
+    /// Print the environment variables with their values and meaning.
+    Env(env::Options),
     /// Write completions and manual pages; for `cargo xtask install`.
     #[command(hide = true)]
     Share(share::Options),
@@ -44,7 +44,7 @@ fn main() -> ExitCode {
         Some(Command::Perf(options)) => perf::main(&options),
         Some(Command::Run(options)) => run::start(&options),
         Some(Command::Plan(options)) => plan::main(&options),
-        Some(Command::Env) => env::main(),
+        Some(Command::Env(options)) => env::main(&options),
         Some(Command::Share(options)) => share::main(&options, Arguments::command()),
     };
     match outcome {
