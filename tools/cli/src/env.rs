@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use clap::Args;
 use oxccl_runtime::config::{Config, Origin, Setting, Status, Value};
-use std::io::{ErrorKind, Write};
+use std::io::Write;
 use std::process::ExitCode;
 
 /// Options of `oxccl env`.
@@ -135,13 +135,9 @@ fn listing(config: &Config, options: &Options) -> String {
 pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     let config = Config::get();
     let text = if options.json { json(config, options) } else { listing(config, options) };
-    match std::io::stdout().write_all(text.as_bytes()) {
-        // A pager that was closed is no error.
-        Err(e) if e.kind() != ErrorKind::BrokenPipe => {
-            return Err(Error::File { path: "standard output".to_owned(), cause: e.to_string() });
-        }
-        _ => {}
-    }
+    std::io::stdout()
+        .write_all(text.as_bytes())
+        .map_err(|e| Error::File { path: "standard output".to_owned(), cause: e.to_string() })?;
     config.report.unreadable.iter().for_each(|error| eprintln!("oxccl: {error}"));
     config.report.warnings.iter().for_each(|warning| eprintln!("oxccl: {warning}"));
     Ok(ExitCode::SUCCESS)

@@ -35,7 +35,11 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let outcome = match Arguments::parse().command {
+    let command = Arguments::parse().command;
+    if !matches!(command, Some(Command::Run(_))) {
+        run::end_with_reader();
+    }
+    let outcome = match command {
         None => {
             // An output that cannot be written to is no error.
             let _ = Arguments::command().print_help();

@@ -1,16 +1,16 @@
 //! `oxccl plan`: shows which plan serves a call, and why.
 
 use crate::error::{Error, Result};
-use crate::perf;
-use oxccl_plan::select::{self, Memory, Policy};
-use oxccl_plan::{Spec, simulate};
+use crate::perf::options::{Kind, size};
+use oxccl_plan::select::{self, Memory, Policy, Topology};
+use oxccl_plan::{Collective, Spec, simulate};
 use oxccl_runtime::config::Config;
 use oxccl_runtime::device;
 use std::process::ExitCode;
 
 /// Kinds of devices.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Kind {
+enum DeviceKind {
     /// Host memory.
     Host,
     /// GPUs that reach each other's memory, each of one rank.
@@ -20,13 +20,13 @@ enum Kind {
 /// Options of `oxccl plan`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// The collective.
-    collective: perf::options::Kind,
+    /// The collective, or all.
+    collective: Kind,
     /// Number of ranks.
     #[arg(long, short = 'n', default_value_t = 4)]
     ranks: u32,
     /// Bytes per block: the count of the call times the size of its type.
-    #[arg(long, short = 'b', default_value = "1M", value_parser = perf::options::size)]
+    #[arg(long, short = 'b', default_value = "1M", value_parser = size)]
     bytes: u64,
     /// The root, for rooted collectives.
     #[arg(long, short = 'r', default_value_t = 0)]
@@ -36,7 +36,7 @@ pub(crate) struct Options {
     hosts: u32,
     /// Location of the data; by default the device that the library would take here.
     #[arg(long)]
-    device: Option<Kind>,
+    device: Option<DeviceKind>,
     /// Add the simulator's time of every plan.
     #[arg(long)]
     explain: bool,
@@ -46,15 +46,18 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn main(options: &Options) -> Result<ExitCode> {
-    let Some(collective) = options.collective.collective() else {
-        let text = "plan knows the eight collectives; send/recv follows each rank's own calls";
+    let kinds = options.collective.wanted(options.ranks).map_err(Error::Options)?;
+    let collectives: Vec<Collective> = kinds.into_iter().filter_map(Kind::collective).collect();
+    if collectives.is_empty() {
+        let text = "messages have no plan: each rank's own calls say what goes where; \
+                    expected one of the eight collectives, or all";
         return Err(Error::Options(text.to_owned()));
-    };
+    }
     if options.ranks == 0 || options.root >= options.ranks {
         return Err(Error::Options("the root has to be one of at least one rank".to_owned()));
     }
     let is_host = match options.device {
-        Some(kind) => kind == Kind::Host,
+        Some(kind) => kind == DeviceKind::Host,
         None => device::current()?.is_host(),
     };
     let team = options.ranks / options.hosts.max(1);
@@ -63,12 +66,22 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     }
     let topology =
         device::usual_topology(is_host, options.ranks, team, Config::get().wants_lines())?;
-    let spec = Spec::new(collective, options.ranks, options.root);
     let policy = Policy { only: None, deterministic: Config::checked()?.deterministic };
-    print!("{}", select::explain(spec, options.bytes, &topology, policy));
+    for (number, collective) in collectives.into_iter().enumerate() {
+        if number > 0 {
+            println!();
+        }
+        show(Spec::new(collective, options.ranks, options.root), options, &topology, policy);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints which plan serves a collective.
+fn show(spec: Spec, options: &Options, topology: &Topology, policy: Policy) {
+    print!("{}", select::explain(spec, options.bytes, topology, policy));
     if options.explain {
         let memory = Memory::Mapped;
-        for candidate in select::candidates(spec, options.bytes, &topology, memory, policy) {
+        for candidate in select::candidates(spec, options.bytes, topology, memory, policy) {
             let name = candidate.plan.algorithm.name();
             match simulate::time_us(&candidate.plan, options.bytes, &topology.model) {
                 Ok(time_us) => println!("  {name:<16} {time_us:>12.2} us  simulated"),
@@ -77,7 +90,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
         }
     }
     if let Some(rank) = options.program.filter(|&r| r < options.ranks)
-        && let Some(choice) = select::choose(spec, options.bytes, &topology, policy)
+        && let Some(choice) = select::choose(spec, options.bytes, topology, policy)
     {
         let plan = choice.any_memory.plan;
         println!("program of rank {rank} of {}:", plan.algorithm.name());
@@ -85,5 +98,4 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
             println!("  {step:>4}  {op:?}");
         }
     }
-    Ok(ExitCode::SUCCESS)
 }

@@ -9,6 +9,7 @@ use job::Job;
 use output::{Output, Showing};
 use oxccl_runtime::bootstrap::{self, launch, rendezvous};
 use signals::Signals;
+pub(crate) use signals::end_with_reader;
 use std::ffi::OsString;
 use std::fmt;
 use std::io::IsTerminal;

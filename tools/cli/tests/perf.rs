@@ -286,6 +286,27 @@ fn a_rank_for_each_processor_is_measured_where_nobody_says_how_many() {
 }
 
 #[test]
+fn a_reader_that_has_enough_ends_the_command_silently() {
+    let all = "\"$OXCCL\" plan all --explain | head -n 1; \"$OXCCL\" env | head -n 1; \
+               \"$OXCCL\" perf all --ranks 2 --device host -e 64 -n 1 | head -n 1";
+    let mut command = timed("sh");
+    let ended = output(command.args(["-c", all]).env("OXCCL", OXCCL)).expect("it runs");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (out, err) = (text(&ended.stdout), text(&ended.stderr));
+    assert!(ended.status.success() && out.lines().count() == 3, "{out}{err}");
+    assert!(!err.contains("panicked"), "{err}");
+}
+
+#[test]
+fn plans_of_all_collectives_are_shown() {
+    let (ok, out, err) = oxccl(&["plan", "all", "-n", "2", "-b", "8", "--device", "host"]);
+    let heads = out.lines().filter(|l| l.contains(" of 8 bytes per block on 2 ranks")).count();
+    assert!(ok && heads == 8, "{out}{err}");
+    let (ok, _, err) = oxccl(&["plan", "sendrecv"]);
+    assert!(!ok && err.contains("messages have no plan"), "{err}");
+}
+
+#[test]
 fn a_line_tells_of_each_communicator_and_rank() {
     let mut command = timed(OXCCL);
     command.args(["perf", "--device", "host", "-b", "8", "-e", "8", "-n", "1", "--ranks", "2"]);

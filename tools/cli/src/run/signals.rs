@@ -71,6 +71,13 @@ impl Signals {
     }
 }
 
+/// Makes this process end when nobody reads its output any more, as other commands do. The
+/// launcher does not: it has ranks to end.
+pub(crate) fn end_with_reader() {
+    // SAFETY: no thread has been started, and nothing here relies on a write that fails.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+}
+
 fn is_ignored(signal: Signal) -> bool {
     // SAFETY: all zeros is a value of this type, and it can be written; nothing is changed.
     unsafe {
