@@ -260,7 +260,8 @@ pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-pub(crate) fn parse_id(text: &[u8]) -> Option<UniqueId> {
+/// Returns the id that [`hex`] has written of its bytes.
+pub fn parse_id(text: &[u8]) -> Option<UniqueId> {
     let mut bytes = [0; ID_BYTES];
     for (byte, pair) in bytes.iter_mut().zip(text.get(..2 * ID_BYTES)?.chunks_exact(2)) {
         let digit = |i: usize| (pair[i] as char).to_digit(16);

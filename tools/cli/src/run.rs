@@ -1,11 +1,14 @@
-//! `oxccl run`: starts ranks on this host, as direct children with process groups of their own.
+//! `oxccl run`: starts ranks on this host, as direct children with process groups of their own, and
+//! through ssh on others.
 
+mod hosts;
 mod job;
 mod output;
 mod signals;
 
 use crate::error::{Error, Result};
-use job::Job;
+use hosts::{Host, Part, Seat};
+use job::{Job, Member};
 use output::{Output, Showing};
 use oxccl_runtime::bootstrap::{self, launch, rendezvous};
 use signals::Signals;
@@ -26,6 +29,16 @@ pub(crate) struct Options {
     #[arg(short = 'n', long = "ranks", default_value_t = 2,
           value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) ranks: u32,
+    /// Hosts, each with its number of ranks (default 1), as in a,b:2. Ranks of other hosts than
+    /// this one are started through ssh, in the same folder, with this program at the same place.
+    #[arg(long, value_name = "HOST[:RANKS]", value_delimiter = ',', conflicts_with = "ranks")]
+    pub(crate) host: Vec<Host>,
+    /// The program that starts a command on a host, called with the host and the command.
+    #[arg(long, value_name = "PROGRAM", default_value = "ssh")]
+    pub(crate) ssh: PathBuf,
+    /// First rank, number and all ranks of a job of which this starts a part.
+    #[arg(long, hide = true, conflicts_with = "host")]
+    pub(crate) part: Option<Part>,
     /// Bind rank i to processor i, modulo their number.
     #[arg(long)]
     pub(crate) pin: bool,
@@ -42,8 +55,8 @@ pub(crate) struct Options {
     /// Put the number of the rank in front of each line, as in `[2] text`.
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = Tag::Yes)]
     pub(crate) tag_output: Tag,
-    /// The program and its arguments. Rank 0 has the standard input of this command, that of the
-    /// others is empty.
+    /// The program and its arguments. Rank 0 has the standard input of this command, if it runs on
+    /// this host; that of the others is empty.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
     pub(crate) program: Vec<OsString>,
 }
@@ -52,7 +65,8 @@ impl Options {
     /// Returns the options of a program that runs on so many ranks, with nothing else asked for.
     pub(crate) fn plain(ranks: u32, pin: bool, program: Vec<OsString>) -> Self {
         let (grace, timeout, output, tag_output) = (Time::seconds(10), None, None, Tag::No);
-        Self { ranks, pin, grace, timeout, output, tag_output, program }
+        let (host, ssh, part) = (Vec::new(), PathBuf::new(), None);
+        Self { ranks, host, ssh, part, pin, grace, timeout, output, tag_output, program }
     }
 }
 
@@ -109,13 +123,16 @@ impl Drop for SecretFile {
     }
 }
 
-/// Runs a program on several ranks of this host. Returns the exit code of the first rank that
+/// Runs a program on several ranks. Returns the exit code of the first rank that
 /// failed, or 128 plus the number of the signal that ended that rank or this process, or 124 if the
 /// time was over.
 pub(crate) fn start(options: &Options) -> Result<ExitCode> {
     // Before any thread is started: threads inherit the mask of the one that starts them.
     let signals = Signals::block();
-    let id = bootstrap::new_unique_id()?;
+    let id = match options.part {
+        Some(_) => hosts::id_of_part()?,
+        None => bootstrap::new_unique_id()?,
+    };
     let name = format!("oxccl-run-{}-{:x}", std::process::id(), id.comm);
     let secret = SecretFile(std::env::temp_dir().join(name));
     launch::write_private_file(&secret.0, launch::hex(&id.encode()).as_bytes())?;
@@ -129,38 +146,52 @@ pub(crate) fn start(options: &Options) -> Result<ExitCode> {
         });
     }
     let mut output = Output::new(options)?;
-    let mut job = Job::new(signals, (options.grace, options.timeout), id);
-    for rank in 0..options.ranks {
-        match spawn(rank, (options, &mut output), &secret.0, signals) {
-            Ok(child) => job.add(rank, &child),
-            Err(error) => {
-                job.kill();
-                return Err(error);
-            }
-        }
+    let mut job = Job::new(signals, (options.grace, options.timeout), id.clone());
+    // The launchers on other hosts: their ranks end with these.
+    let mut far = Vec::new();
+    let begun = hosts::seats(options).into_iter().try_for_each(|Seat { host, part }| {
+        let Some(host) = host else {
+            return (0..part.count).try_for_each(|place| {
+                let child = spawn(place, part, (options, &mut output), &secret.0, signals)?;
+                job.add(Member::rank(part.first + place), &child);
+                Ok(())
+            });
+        };
+        let child = hosts::spawn(host, part, options, &id)?;
+        job.add(Member::host(host, part), &child);
+        far.push(child);
+        Ok(())
+    });
+    if let Err(error) = begun {
+        job.kill();
+        return Err(error);
     }
     let showing = output.show();
     let code = job.wait();
+    drop(far);
     showing.into_iter().for_each(Showing::finish);
     Ok(code)
 }
 
 fn spawn(
-    rank: u32,
+    place: u32,
+    part: Part,
     (options, output): (&Options, &mut Output<'_>),
     secret: &Path,
     signals: Signals,
 ) -> Result<Child> {
-    let Options { ranks, pin, program, .. } = options;
+    let Options { pin, program, .. } = options;
+    let rank = part.first + place;
     let mut command = Command::new(&program[0]);
     command
         .args(&program[1..])
         .env("OXCCL_RANK", rank.to_string())
-        .env("OXCCL_NRANKS", ranks.to_string())
-        .env("OXCCL_LOCAL_RANK", rank.to_string())
+        .env("OXCCL_NRANKS", part.nranks.to_string())
+        .env("OXCCL_LOCAL_RANK", place.to_string())
         .env("OXCCL_SECRET_FILE", secret)
         .stdin(match rank {
             // The terminal stops a reader that is in another group than the user's command.
+            _ if options.part.is_some() => Stdio::null(),
             0 if std::io::stdin().is_terminal() => Stdio::piped(),
             0 => Stdio::inherit(),
             _ => Stdio::null(),
@@ -180,7 +211,7 @@ fn spawn(
             if pin {
                 let processors = std::thread::available_parallelism().map_or(1, usize::from);
                 let mut set = rustix::thread::CpuSet::new();
-                set.set(rank as usize % processors);
+                set.set(place as usize % processors);
                 rustix::thread::sched_setaffinity(None, &set)?;
             }
             Ok(())

@@ -3,8 +3,9 @@
 use oxccl_tests::job::bind_to_parent;
 use oxccl_tests::missing;
 use rustix::process::{Pid, Signal, kill_process_group};
+use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -513,6 +514,34 @@ fn two_hosts_run_all_collectives_over_tcp() {
 }
 
 /// Starts ranks as `srun torchrun --nnodes 2 --nproc-per-node 2` does.
+/// Writes a program that runs a command as ssh does; the hosts are namespaces.
+fn stand_in(folder: &Private) -> String {
+    let path = folder.0.join("ssh");
+    let script = "#!/bin/sh\nhost=$1\nshift\nexec ip netns exec \"$host\" sh -c \"$*\"\n";
+    std::fs::write(&path, script).expect("room");
+    std::fs::set_permissions(&path, Permissions::from_mode(0o700)).expect("its own");
+    path.display().to_string()
+}
+
+#[test]
+fn ranks_are_started_on_two_hosts() {
+    let hosts = match Hosts::new() {
+        Ok(hosts) => hosts,
+        Err(reason) => return missing("netns", &reason),
+    };
+    let folder = Private::new("ssh");
+    let mut command = timed("ip");
+    let far = format!("localhost:2,{}:2", hosts.0[1]);
+    command.args(["netns", "exec", &hosts.0[0], OXCCL, "run", "--ssh", &stand_in(&folder)]);
+    command.args(["--host", &far, "--tag-output=no", OXCCL, "perf", "all", "-b", "8", "-e", "1M"]);
+    command.args(["-f", "512", "-n", "3", "-w", "1", "--device", "host"]);
+    let ended = output(command.env("NCCL_SOCKET_IFNAME", "ox0")).expect("it runs");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (out, err) = (text(&ended.stdout), text(&ended.stderr));
+    assert!(ended.status.success() && out.contains("; 4 ranks by oxccl run"), "{out}{err}");
+    check_table(&out, 22);
+}
+
 #[test]
 fn two_hosts_meet_under_torchrun_behind_its_port() {
     let hosts = match Hosts::new() {

@@ -7,7 +7,9 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::process::{
     Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal, test_kill_process,
 };
+use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -213,7 +215,7 @@ fn the_first_rank_has_the_standard_input_also_of_a_terminal() {
 /// Runs `oxccl run` with these arguments in a folder of its own; returns exit code and outputs.
 fn run(name: &str, arguments: &[&str]) -> (Option<i32>, String, String) {
     let mut command = Command::new(OXCCL);
-    command.arg("run").args(arguments).stdin(Stdio::null());
+    command.arg("run").args(arguments).env("OXCCL", OXCCL).stdin(Stdio::null());
     Launcher::of(name, &mut command).end()
 }
 
@@ -300,4 +302,76 @@ fn outputs_go_to_files_and_time_ends_a_job() {
     assert_eq!((status, &*err), (Some(0), ""));
     let (status, _, err) = run("none", &["-n", "0", "true"]);
     assert!(status == Some(2) && err.contains("invalid value '0' for '--ranks"), "{err}");
+}
+
+/// Writes a program that runs a command here, and notes for which host; returns its path.
+fn stand_in(name: &str) -> PathBuf {
+    let path = std::env::temp_dir().join(format!("oxccl-ssh-{name}-{}", std::process::id()));
+    let script = "#!/bin/sh\necho \"to $1\" >&2\nshift\nexec sh -c \"$*\"\n";
+    std::fs::write(&path, script).expect("room");
+    std::fs::set_permissions(&path, Permissions::from_mode(0o700)).expect("its own");
+    path
+}
+
+#[test]
+fn ranks_of_other_hosts_are_started_and_ended_with_the_others() {
+    let ssh = stand_in("hosts");
+    let on = |name: &str, hosts: &str, rest: &[&str], script: &str| {
+        let ssh = ssh.display().to_string();
+        let arguments = [&["--ssh", &ssh, "--host", hosts], rest, &["sh", "-c", script]].concat();
+        run(name, &arguments)
+    };
+    let (status, out, err) = on(
+        "three",
+        "localhost,far:2",
+        &[],
+        "echo \"$OXCCL_RANK of $OXCCL_NRANKS, $OXCCL_LOCAL_RANK here, it's \\$1\"; \
+         exec \"$OXCCL\" perf all_reduce -b 8 -e 8 -n 1",
+    );
+    assert_eq!(status, Some(0), "{out}{err}");
+    for line in [
+        "[0] 0 of 3, 0 here, it's $1",
+        "[1] 1 of 3, 0 here, it's $1",
+        "[2] 2 of 3, 1 here, it's $1",
+    ] {
+        assert!(out.lines().any(|l| l == line), "{line}: {out}{err}");
+    }
+    assert_eq!(err, "to far\n");
+
+    let fails = "test $OXCCL_RANK = 2 && exit 7; exec sleep 60";
+    let (status, out, err) = on("fails", "localhost,far:2", &["--grace", "100ms"], fails);
+    assert_eq!(status, Some(7), "{out}{err}");
+    assert!(err.contains("rank 2 ended with exit status: 7"), "{err}");
+    assert!(err.contains("host far with the ranks 1 to 2 ended with exit status: 7"), "{err}");
+
+    let (status, _, err) =
+        on("time", "far:2", &["--timeout", "500ms", "--grace", "5s"], "sleep 60");
+    assert_eq!(status, Some(124), "{err}");
+    let (status, _, err) = on("name", "-oProxyCommand=x", &[], "true");
+    assert!(status == Some(2) && err.contains("a host like node1"), "{err}");
+    let (status, _, err) = on("both", "far", &["-n", "2"], "true");
+    assert!(status == Some(2) && err.contains("cannot be used with"), "{err}");
+    std::fs::remove_file(&ssh).expect("its own");
+}
+
+/// The ranks of another host do not outlive a launcher that is killed.
+#[test]
+fn a_killed_launcher_takes_the_ranks_of_other_hosts_with_it() {
+    let ssh = stand_in("gone");
+    let path = ssh.display().to_string();
+    let script = "echo pid $$; exec sleep 90";
+    let arguments = ["--ssh", &path, "--host", "far:2", "--grace", "100ms", "sh", "-c", script];
+    let mut launcher = Launcher::start("gone", &arguments);
+    let pids = launcher.lines("pid ", 2);
+    launcher.signal(Signal::KILL);
+    let _ = launcher.child.wait();
+    let until = Instant::now() + LIMIT;
+    for pid in pids {
+        let process = Pid::from_raw(pid.parse().expect("a number")).expect("a process");
+        while test_kill_process(process).is_ok() {
+            assert!(Instant::now() < until, "{pid} survived");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+    std::fs::remove_file(&ssh).expect("its own");
 }

@@ -6,11 +6,13 @@
 //! another process may have taken it.
 
 use super::Time;
+use super::hosts::Part;
 use super::signals::{Signals, forwarded};
 use oxccl_runtime::bootstrap::{Cancel, Deadline, UniqueId, rendezvous};
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, kill_process_group};
 use std::collections::HashMap;
 use std::io::Write;
+use std::ops::Range;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ExitCode, ExitStatus};
 use std::time::{Duration, Instant};
@@ -35,9 +37,30 @@ struct End {
     until: Deadline,
 }
 
+/// A process of the job that this one has started: a rank, or the launcher of another host's ranks.
+pub(super) struct Member {
+    name: String,
+    ranks: Range<u32>,
+}
+
+impl Member {
+    pub(super) fn rank(rank: u32) -> Self {
+        Self { name: format!("rank {rank}"), ranks: rank..rank + 1 }
+    }
+
+    pub(super) fn host(host: &str, Part { first, count, .. }: Part) -> Self {
+        let ranks = first..first + count;
+        let name = match count {
+            1 => format!("host {host} with rank {first}"),
+            _ => format!("host {host} with the ranks {first} to {}", first + count - 1),
+        };
+        Self { name, ranks }
+    }
+}
+
 /// The ranks that run, and the processes that they have started.
 pub(super) struct Job {
-    ranks: HashMap<Pid, u32>,
+    ranks: HashMap<Pid, Member>,
     /// The id by which the ranks meet.
     id: UniqueId,
     signals: Signals,
@@ -68,9 +91,9 @@ impl Job {
         Self { ranks, id, signals, grace, until, strangers, signalled, end }
     }
 
-    /// Adds a rank, the leader of a process group.
-    pub(super) fn add(&mut self, rank: u32, child: &Child) {
-        self.ranks.insert(Pid::from_child(child), rank);
+    /// Adds a process, the leader of a process group.
+    pub(super) fn add(&mut self, member: Member, child: &Child) {
+        self.ranks.insert(Pid::from_child(child), member);
     }
 
     /// Waits until the job is over, and passes signals on; returns the exit code of the job.
@@ -108,43 +131,46 @@ impl Job {
         }
     }
 
+    /// Returns the number of ranks that run.
+    fn running(&self) -> usize {
+        self.ranks.values().map(|member| member.ranks.len()).sum()
+    }
+
     /// Collects the processes that have ended.
     fn reap(&mut self) {
         while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
             self.strangers.retain(|stranger| *stranger != pid);
-            if let Some(rank) = self.ranks.remove(&pid) {
-                self.ended(rank, ExitStatus::from_raw(status.as_raw()));
+            if let Some(member) = self.ranks.remove(&pid) {
+                self.ended(&member, ExitStatus::from_raw(status.as_raw()));
             }
         }
     }
 
-    fn ended(&mut self, rank: u32, status: ExitStatus) {
-        // The other ranks may wait for this rank.
-        rendezvous::note_absent(
-            &self.id,
-            rank,
-            format!("ended with {status} before it joined"),
-            true,
-        );
+    fn ended(&mut self, Member { name, ranks }: &Member, status: ExitStatus) {
+        // The other ranks may wait for these.
+        for rank in ranks.clone() {
+            let why = format!("ended with {status} before it joined");
+            rendezvous::note_absent(&self.id, rank, why, true);
+        }
         if status.success() || self.end.is_some() {
             return;
         }
         let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
         self.end_within(code.and_then(|c| u8::try_from(c).ok()).unwrap_or(1), self.grace.0);
-        let others = match self.ranks.len() {
+        let others = match self.running() {
             0 => String::new(),
             n => {
                 format!("; the other ranks ({n}) have {} to end, then they are killed", self.grace)
             }
         };
-        say(&format!("rank {rank} ended with {status}{others}"));
+        say(&format!("{name} ended with {status}{others}"));
     }
 
     /// Tells the ranks that their time is over.
     fn time_out(&mut self) {
         self.signalled = Some(Instant::now());
         self.end_within(TIMED_OUT, self.grace.0);
-        let ranks = self.ranks.len();
+        let ranks = self.running();
         say(&format!(
             "the time is over: SIGTERM to the ranks ({ranks}), which have {} to end",
             self.grace
@@ -199,7 +225,7 @@ impl Job {
     pub(super) fn kill(&mut self) {
         self.end_within(1, Duration::ZERO);
         if !self.ranks.is_empty() {
-            say(&format!("killing the ranks that still run ({})", self.ranks.len()));
+            say(&format!("killing the ranks that still run ({})", self.running()));
         }
         let limit = Deadline::new(LAST, &Cancel::default());
         loop {
