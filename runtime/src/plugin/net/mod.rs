@@ -16,8 +16,9 @@ use functions::Functions;
 use oxccl_net::tcp::Tcp;
 use oxccl_net::{HOST, Net, Properties};
 use rustix::process::{Resource, getrlimit};
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 const KIND: Kind = Kind {
@@ -94,7 +95,11 @@ impl Chosen {
     /// Returns the number of lanes, at most `wanted`, for which the device has connections, and the
     /// process half of its descriptors.
     pub(crate) fn lanes(&self, need: &Need<'_>, wanted: usize) -> Result<usize> {
-        let most = self.net.properties(self.device)?.max_connections.max(1) as usize;
+        let most = match self.net.properties(self.device)?.max_connections {
+            // What NVIDIA's plugin for InfiniBand says, whatever it carries.
+            ..=1 => usize::MAX,
+            most => most as usize,
+        };
         let files = getrlimit(Resource::Nofile).current;
         let files = files.map_or(most, |files| usize::try_from(files / 2).unwrap_or(most));
         let directions = if self.net.is_duplex() { 1 } else { 2 };
@@ -125,15 +130,14 @@ pub(crate) fn choose(need: &Need<'_>) -> Result<Chosen> {
                 names.extend((name != plugin.name).then_some(name));
             }
             Ok((net, device)) => {
-                log::line(
-                    Level::Info,
-                    Subsystem::Net,
-                    &format!("{label}: device {device} is used"),
-                );
+                let own = net.name();
+                let own = if own == plugin.name { String::new() } else { format!(" of {own}") };
+                let text = format!("{label}: device {device}{own} is used");
+                log::line(Level::Info, Subsystem::Net, &text);
                 return Ok(Chosen { net: Arc::new(net), device, threads: 1 });
             }
             Err(why) => {
-                log::line(Level::Warn, Subsystem::Net, &format!("{label}: refused, {why}"));
+                warn_first(&format!("{label}: refused, {why}"));
                 refused.push(format!("{label}: {why}"));
             }
         }
@@ -148,6 +152,13 @@ pub(crate) fn choose(need: &Need<'_>) -> Result<Chosen> {
         refused => refused.join("; "),
     };
     Err(Error::system(format!("choosing the net {wanted:?}"), cause, HINT))
+}
+
+/// Logs a text, the first time in this process as a warning.
+fn warn_first(text: &str) {
+    static KNOWN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let is_new = KNOWN.lock().unwrap_or_else(|e| e.into_inner()).insert(text.to_owned());
+    log::line(if is_new { Level::Warn } else { Level::Info }, Subsystem::Net, text);
 }
 
 /// Starts a plugin for a communicator; fails if it has not got what is needed.
