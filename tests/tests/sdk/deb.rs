@@ -35,6 +35,7 @@ fn packages_are_installed_used_and_removed() {
     let usr = root.join("usr");
     let libraries = libraries(&usr);
     assert!(libraries.ends_with(format!("{}-linux-gnu", std::env::consts::ARCH)), "{libraries:?}");
+    assert!(!usr.join("share/man/man1/oxccl-help.1").exists());
     for file in ["liboxccl.so.2", "liboxccl.a", "libnccl.so.2", "cmake/oxccl/oxccl-config.cmake"] {
         assert!(libraries.join(file).exists(), "{file}");
     }

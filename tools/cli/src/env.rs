@@ -6,8 +6,18 @@ use oxccl_runtime::config::{Config, Origin, Setting, Status, Value};
 use std::io::Write;
 use std::process::ExitCode;
 
+/// What the help and the manual page say besides.
+const MORE: &str = "\
+Examples:
+  oxccl env --changed
+  oxccl env socket timeout
+  oxccl env --json
+
+Files: the one that NCCL_CONF_FILE names, else ~/.nccl.conf; then /etc/nccl.conf.";
+
 /// Options of `oxccl env`.
 #[derive(Args, Default)]
+#[command(after_long_help = MORE)]
 pub(crate) struct Options {
     /// Only variables with these texts in their names, in capitals or not.
     text: Vec<String>,

@@ -17,8 +17,18 @@ enum DeviceKind {
     Cuda,
 }
 
+/// What the help and the manual page say besides.
+const MORE: &str = "\
+Examples:
+  oxccl plan all_reduce -n 8 -b 1M
+  oxccl plan all -n 16 --hosts 2 -b 64K
+  oxccl plan all_gather -n 4 --device cuda --program 0
+
+Environment: OXCCL_DETERMINISTIC, NCCL_PROTO and OXCCL_DEVICE change what is chosen.";
+
 /// Options of `oxccl plan`.
 #[derive(clap::Args)]
+#[command(after_long_help = MORE)]
 pub(crate) struct Options {
     /// The collective, or all.
     collective: Kind,

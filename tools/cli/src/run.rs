@@ -22,8 +22,22 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::str::FromStr;
 use std::time::Duration;
 
+/// What the help and the manual page say besides.
+const MORE: &str = "\
+Examples:
+  oxccl run -n 4 ./program
+  oxccl run -n 2 --timeout 1m --output logs python3 train.py
+  oxccl run --host localhost:4,node1:4 ./program
+
+Environment of the ranks: OXCCL_RANK, OXCCL_NRANKS, OXCCL_LOCAL_RANK, and OXCCL_SECRET_FILE with
+the id by which they meet.
+
+Exit code: 0 if all ranks ended with 0, else that of the first one that failed, or 128 and the
+number of the signal that ended it or this command; 124 if the time was over.";
+
 /// Options of `oxccl run`.
 #[derive(clap::Args)]
+#[command(after_long_help = MORE)]
 pub(crate) struct Options {
     /// Number of ranks.
     #[arg(short = 'n', long = "ranks", default_value_t = 2,

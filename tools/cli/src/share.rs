@@ -21,6 +21,8 @@ const COMPLETIONS: [(Shell, &str, Option<&str>); 3] = [
 ];
 
 pub(crate) fn main(options: &Options, mut command: clap::Command) -> Result<ExitCode> {
+    // No pages about pages.
+    let manual = command.clone().disable_help_subcommand(true);
     for (shell, place, name) in COMPLETIONS {
         let folder = make(&options.folder.join(place))?;
         let made = generate_to(shell, &mut command, "oxccl", &folder).map_err(failed(&folder))?;
@@ -29,7 +31,7 @@ pub(crate) fn main(options: &Options, mut command: clap::Command) -> Result<Exit
         }
     }
     let folder = make(&options.folder.join("man/man1"))?;
-    clap_mangen::generate_to(command, &folder).map_err(failed(&folder))?;
+    clap_mangen::generate_to(manual, &folder).map_err(failed(&folder))?;
     Ok(ExitCode::SUCCESS)
 }
 

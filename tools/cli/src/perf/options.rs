@@ -127,8 +127,21 @@ fn ops(text: &str) -> Result<Vec<ReduceOp>, String> {
 /// The list that one value of an option stands for.
 type List<T> = Vec<T>;
 
+/// What the help and the manual page say besides.
+const MORE: &str = "\
+Examples:
+  oxccl perf all_reduce -b 8 -e 128M -f 2
+  oxccl perf all --ranks 4 --json all.json --plot all.svg
+  oxccl perf all_gather --vs /usr/lib/x86_64-linux-gnu/libnccl.so.2 -R 0
+  mpirun -n 4 oxccl perf alltoall
+
+Environment: OXCCL_DEVICE (auto, host, cuda), and all variables of the library: see oxccl env.
+
+Exit code: 0 if all results were right, 2 if some were wrong, 1 after other failures.";
+
 /// Options of `oxccl perf`.
 #[derive(clap::Args, Clone)]
+#[command(after_long_help = MORE)]
 pub(crate) struct Options {
     /// Operation to measure.
     #[arg(default_value = "all_reduce")]
