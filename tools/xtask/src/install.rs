@@ -76,7 +76,7 @@ pub fn install(root: &Path, options: &Options) -> Result<(), Error> {
     for folder in ["capi/include", "plugins/include"] {
         copy_all(&root.join(folder), &prefix.join("include/oxccl"))?;
     }
-    for binding in ["cpp/oxccl.hpp", "mpi/oxccl_mpi.h"].map(Path::new) {
+    for binding in ["cpp/oxccl.hpp", "cpp/oxccl_base.hpp", "mpi/oxccl_mpi.h"].map(Path::new) {
         let name = binding.file_name().unwrap_or_default();
         let from = root.join("bindings").join(binding);
         copy(&from, &prefix.join("include/oxccl").join(name))?;
