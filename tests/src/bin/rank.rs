@@ -1,10 +1,10 @@
 //! A rank of the multi-process tests: `oxccl-test-rank sequence SEED OPERATIONS MAX_BYTES`,
 //! `deterministic SEED THREADS` for reductions compared with the fold in rank order, `mismatch BASE
 //! OURS THEIRS` for two numbers of differing calls, `windows SEED mapped|plain`, `late` and `once`
-//! for one all-reduce, `last-word` for messages of a rank that ends at once, `crowd THREADS` for
-//! one of so many ranks in each process, `hosts THREADS` for one among as many hosts in a process,
-//! `split-with-dead` and `survive FILE` beside a rank that is killed, `repaint abort|timeout|shrink
-//! between|within` beside a rank that is stopped, or `loop` to all-reduce until something fails.
+//! for one all-reduce, `crowd THREADS` for one of so many ranks in each process, `hosts THREADS`
+//! for one among as many hosts in a process, `split-with-dead` and `survive FILE` beside a rank
+//! that is killed, `repaint abort|timeout|shrink between|within` beside a rank that is stopped, or
+//! `loop` to all-reduce until something fails.
 
 use oxccl_plan::{Carrier, Collective, DataType, ReduceOp, Spec};
 use oxccl_runtime::bootstrap::{self, launch};
@@ -13,7 +13,7 @@ use oxccl_runtime::config::Config;
 use oxccl_runtime::device::Device;
 use oxccl_runtime::device::host::arena;
 use oxccl_runtime::device::host::stream::Stream;
-use oxccl_runtime::op::{Call, Transfer};
+use oxccl_runtime::op::Call;
 use oxccl_runtime::{Code, Error, Result, group};
 use oxccl_tests::endpoint;
 use oxccl_tests::sequence::{Player, Shape, play};
@@ -218,25 +218,6 @@ fn reduce(comm: &Arc<Communicator>) -> Result<()> {
     Ok(())
 }
 
-/// Rank 0 sends to all others and ends at once; they receive later.
-fn last_word() -> Result<()> {
-    let (comm, stream) = (join()?, Stream::new());
-    let mut word = if comm.rank() == 0 { 4711u64 } else { 0 };
-    let send = comm.rank() == 0;
-    let peers = if send { 1..comm.nranks() } else { 0..1 };
-    if !send {
-        std::thread::sleep(Duration::from_millis(100));
-    }
-    for peer in peers {
-        let data = (&raw mut word).cast();
-        let dtype = DataType::Uint64;
-        group::transfer(&comm, Transfer { peer, send, data, bytes: 8, dtype }, &stream)?;
-    }
-    stream.synchronize(None)?;
-    assert_eq!(word, 4711);
-    comm.destroy()
-}
-
 /// All-reduces among as many hosts, each a thread of this process, which prints what a rank takes
 /// then.
 fn hosts(threads: u32) -> Result<()> {
@@ -353,7 +334,6 @@ fn main() {
             }
             once(&comm)
         }),
-        Some("last-word") => last_word(),
         Some("crowd") => crowd(arguments[1].parse().expect("a number")),
         Some("hosts") => hosts(arguments[1].parse().expect("a number")),
         Some("split-with-dead") => split_with_dead(),

@@ -95,21 +95,26 @@ impl Chosen {
     /// Returns the number of lanes, at most `wanted`, for which the device has connections, and the
     /// process half of its descriptors.
     pub(crate) fn lanes(&self, need: &Need<'_>, wanted: usize) -> Result<usize> {
-        let most = match self.net.properties(self.device)?.max_connections {
-            // What NVIDIA's plugin for InfiniBand says, whatever it carries.
-            ..=1 => usize::MAX,
-            most => most as usize,
-        };
-        let files = getrlimit(Resource::Nofile).current;
-        let files = files.map_or(most, |files| usize::try_from(files / 2).unwrap_or(most));
+        let connections = self.net.properties(self.device)?.max_connections;
         let directions = if self.net.is_duplex() { 1 } else { 2 };
-        Ok((most.min(files) / (directions * need.peers).max(1)).clamp(1, wanted))
+        let files = getrlimit(Resource::Nofile).current.map(|files| files / 2);
+        Ok(lanes((connections, files), directions * need.peers, wanted))
     }
 
     /// Returns what the ranks have to [`agree`] on: lanes, and the name of the network.
     pub(crate) fn agreement(&self, lanes: usize) -> Vec<u8> {
         [&[lanes as u8], self.net.name().as_bytes()].concat()
     }
+}
+
+/// Returns the number of lanes, at most `wanted`, of so many connections each, for a device that
+/// says how many it has, and a process with room for so many descriptors; `None` is no limit.
+fn lanes((connections, files): (i32, Option<u64>), each: usize, wanted: usize) -> usize {
+    // NVIDIA's plugin for InfiniBand says 1, whatever it carries.
+    let connections = u64::try_from(connections).ok().filter(|connections| *connections > 1);
+    let most = [connections, files].into_iter().flatten().min();
+    let lanes = most.map_or(wanted, |most| usize::try_from(most).unwrap_or(wanted) / each.max(1));
+    lanes.clamp(1, wanted)
 }
 
 /// Returns the network of a communicator: the first plugin that has what is needed, or else TCP.
@@ -232,6 +237,14 @@ pub(crate) fn agree(told: &[Vec<u8>]) -> Result<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn connections_and_descriptors_limit_lanes_but_one_connection_is_no_limit() {
+        assert_eq!([0, 1, 2, 8, 64].map(|most| lanes((most, None), 2, 4)), [4, 4, 1, 4, 4]);
+        assert_eq!([2, 4, 6].map(|files| lanes((1, Some(files)), 2, 4)), [1, 2, 3]);
+        assert_eq!(lanes((64, Some(6)), 2, 4), 3);
+        assert_eq!(lanes((8, Some(u64::MAX)), 0, 4), 4);
+    }
 
     #[test]
     fn ranks_with_different_nets_are_named_with_them() {
