@@ -1,12 +1,12 @@
 //! `oxccl env`: all variables, with their values in effect and the origins of these.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, say};
 use clap::Args;
 use oxccl_runtime::config::{Config, Origin, Setting, Status, Value};
 use std::io::Write;
 use std::process::ExitCode;
 
-/// What the help and the manual page say besides.
+/// Examples and files of `oxccl env`, the end of its help and manual page.
 const MORE: &str = "\
 Examples:
   oxccl env --changed
@@ -43,12 +43,12 @@ struct Row<'a> {
     name: &'a str,
     /// The value in effect; null if there is none.
     value: Option<String>,
-    /// Where the value comes from: `default`, `environment`, or a file with its line.
+    /// The origin of the value: `default`, `environment`, or a file and line.
     origin: String,
     default: &'a str,
     section: &'a str,
     meaning: &'a str,
-    /// Why the variable has no effect; null if it has.
+    /// The reason why the variable has no effect; null if it has one.
     without_effect: Option<&'a str>,
 }
 
@@ -148,8 +148,8 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     std::io::stdout()
         .write_all(text.as_bytes())
         .map_err(|e| Error::File { path: "standard output".to_owned(), cause: e.to_string() })?;
-    config.report.unreadable.iter().for_each(|error| eprintln!("oxccl: {error}"));
-    config.report.warnings.iter().for_each(|warning| eprintln!("oxccl: {warning}"));
+    config.report.unreadable.iter().for_each(|error| say(&error.to_string()));
+    config.report.warnings.iter().for_each(|warning| say(warning));
     Ok(ExitCode::SUCCESS)
 }
 

@@ -1,5 +1,7 @@
 //! Errors of the command.
 
+use std::io::Write;
+
 /// An error of the command, with a text for people.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
@@ -45,6 +47,12 @@ pub(crate) enum Error {
     /// An error of the runtime.
     #[error(transparent)]
     Runtime(#[from] oxccl_runtime::Error),
+}
+
+/// Prints a line for the user, at once, as several processes may write to one terminal; one that is
+/// gone is ignored.
+pub(crate) fn say(text: &str) {
+    let _ = std::io::stderr().write_all(format!("oxccl: {text}\n").as_bytes());
 }
 
 pub(crate) type Result<T> = std::result::Result<T, Error>;

@@ -54,7 +54,7 @@ fn main() -> ExitCode {
     match outcome {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("oxccl: {error}");
+            error::say(&error.to_string());
             ExitCode::FAILURE
         }
     }

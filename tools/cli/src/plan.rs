@@ -17,7 +17,7 @@ enum DeviceKind {
     Cuda,
 }
 
-/// What the help and the manual page say besides.
+/// Examples and environment of `oxccl plan`, the end of its help and manual page.
 const MORE: &str = "\
 Examples:
   oxccl plan all_reduce -n 8 -b 1M

@@ -22,7 +22,7 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::str::FromStr;
 use std::time::Duration;
 
-/// What the help and the manual page say besides.
+/// Examples, environment and exit codes of `oxccl run`, the end of its help and manual page.
 const MORE: &str = "\
 Examples:
   oxccl run -n 4 ./program
@@ -137,9 +137,8 @@ impl Drop for SecretFile {
     }
 }
 
-/// Runs a program on several ranks. Returns the exit code of the first rank that
-/// failed, or 128 plus the number of the signal that ended that rank or this process, or 124 if the
-/// time was over.
+/// Runs a program on several ranks. Returns the exit code of the first rank that failed, or 128
+/// plus the number of the signal that ended that rank or this process, or 124 if the time was over.
 pub(crate) fn start(options: &Options) -> Result<ExitCode> {
     // Before any thread is started: threads inherit the mask of the one that starts them.
     let signals = Signals::block();
@@ -161,9 +160,7 @@ pub(crate) fn start(options: &Options) -> Result<ExitCode> {
     }
     let mut output = Output::new(options)?;
     let mut job = Job::new(signals, (options.grace, options.timeout), id.clone());
-    // The launchers on other hosts: their ranks end with these.
-    let mut far = Vec::new();
-    let begun = hosts::seats(options).into_iter().try_for_each(|Seat { host, part }| {
+    let begun = hosts::seats(options)?.into_iter().try_for_each(|Seat { host, part }| {
         let Some(host) = host else {
             return (0..part.count).try_for_each(|place| {
                 let child = spawn(place, part, (options, &mut output), &secret.0, signals)?;
@@ -171,18 +168,18 @@ pub(crate) fn start(options: &Options) -> Result<ExitCode> {
                 Ok(())
             });
         };
-        let child = hosts::spawn(host, part, options, &id)?;
-        job.add(Member::host(host, part), &child);
-        far.push(child);
+        let mut child = hosts::spawn(host, part, options, &id)?;
+        job.add(Member::host(host, part, child.stdin.take()), &child);
         Ok(())
     });
-    if let Err(error) = begun {
-        job.kill();
-        return Err(error);
-    }
-    let showing = output.show();
+    let showing = match begun.and_then(|()| output.show()) {
+        Ok(showing) => showing,
+        Err(error) => {
+            job.kill();
+            return Err(error);
+        }
+    };
     let code = job.wait();
-    drop(far);
     showing.into_iter().for_each(Showing::finish);
     Ok(code)
 }

@@ -304,10 +304,11 @@ fn outputs_go_to_files_and_time_ends_a_job() {
     assert!(status == Some(2) && err.contains("invalid value '0' for '--ranks"), "{err}");
 }
 
-/// Writes a program that runs a command here, and notes for which host; returns its path.
+/// Writes a program that runs a command here as ssh does on a host, out of reach of signals, and
+/// notes the host; returns its path.
 fn stand_in(name: &str) -> PathBuf {
     let path = std::env::temp_dir().join(format!("oxccl-ssh-{name}-{}", std::process::id()));
-    let script = "#!/bin/sh\necho \"to $1\" >&2\nshift\nexec sh -c \"$*\"\n";
+    let script = "#!/bin/sh\necho \"to $1\" >&2\nshift\nexec setsid --wait sh -c \"$*\"\n";
     std::fs::write(&path, script).expect("room");
     std::fs::set_permissions(&path, Permissions::from_mode(0o700)).expect("its own");
     path
@@ -349,8 +350,27 @@ fn ranks_of_other_hosts_are_started_and_ended_with_the_others() {
     assert_eq!(status, Some(124), "{err}");
     let (status, _, err) = on("name", "-oProxyCommand=x", &[], "true");
     assert!(status == Some(2) && err.contains("a host like node1"), "{err}");
+    let (status, _, err) = on("twice", "far,localhost,far:2", &[], "true");
+    assert!(status == Some(1) && err.contains("--host: far is there twice"), "{err}");
     let (status, _, err) = on("both", "far", &["-n", "2"], "true");
     assert!(status == Some(2) && err.contains("cannot be used with"), "{err}");
+    std::fs::remove_file(&ssh).expect("its own");
+}
+
+/// Signals reach the ranks of another host, which may take their time, and what they say then is
+/// shown.
+#[test]
+fn signals_reach_the_ranks_of_other_hosts() {
+    let ssh = stand_in("signals");
+    let path = ssh.display().to_string();
+    let script =
+        "trap 'sleep 0.2; echo got it; exit 0' TERM; echo ready; while :; do sleep 0.1; done";
+    let arguments = ["--ssh", &path, "--host", "far:2", "sh", "-c", script];
+    let mut launcher = Launcher::start("far-signals", &arguments);
+    launcher.lines("ready", 2);
+    launcher.signal(Signal::TERM);
+    let (status, out, err) = launcher.end();
+    assert_eq!((status, out.matches("got it").count()), (Some(143), 2), "{out}{err}");
     std::fs::remove_file(&ssh).expect("its own");
 }
 
@@ -362,16 +382,17 @@ fn a_killed_launcher_takes_the_ranks_of_other_hosts_with_it() {
     let script = "echo pid $$; exec sleep 90";
     let arguments = ["--ssh", &path, "--host", "far:2", "--grace", "100ms", "sh", "-c", script];
     let mut launcher = Launcher::start("gone", &arguments);
-    let pids = launcher.lines("pid ", 2);
+    let processes = launcher.lines("pid ", 2).into_iter().map(|pid| {
+        let pid = Pid::from_raw(pid.parse().expect("a number")).expect("a process");
+        pidfd_open(pid, PidfdFlags::empty()).expect("it runs")
+    });
+    let processes: Vec<_> = processes.collect();
     launcher.signal(Signal::KILL);
     let _ = launcher.child.wait();
-    let until = Instant::now() + LIMIT;
-    for pid in pids {
-        let process = Pid::from_raw(pid.parse().expect("a number")).expect("a process");
-        while test_kill_process(process).is_ok() {
-            assert!(Instant::now() < until, "{pid} survived");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+    for process in &processes {
+        let mut ends = [PollFd::new(process, PollFlags::IN)];
+        wait_for(&mut ends, LIMIT);
+        assert!(!ends[0].revents().is_empty(), "it survived");
     }
     std::fs::remove_file(&ssh).expect("its own");
 }

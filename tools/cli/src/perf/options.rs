@@ -127,7 +127,7 @@ fn ops(text: &str) -> Result<Vec<ReduceOp>, String> {
 /// The list that one value of an option stands for.
 type List<T> = Vec<T>;
 
-/// What the help and the manual page say besides.
+/// Examples, environment and exit codes of `oxccl perf`, the end of its help and manual page.
 const MORE: &str = "\
 Examples:
   oxccl perf all_reduce -b 8 -e 128M -f 2

@@ -1,12 +1,14 @@
 //! The hosts of a job. On other hosts ssh starts a launcher, which has a part of the ranks: it
-//! reads the id from its standard input, and ends its ranks when that is closed.
+//! reads the id from its standard input, then numbers of signals, and ends its ranks when that is
+//! closed.
 
+use super::signals::forwarded;
 use super::{Options, Tag, aside};
 use crate::error::{Error, Result};
 use oxccl_runtime::bootstrap::{UniqueId, launch};
 use rustix::process::{Signal, getpid, kill_process};
 use std::ffi::{OsStr, OsString};
-use std::io::{BufRead, Read, Write};
+use std::io::{BufRead, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
@@ -65,27 +67,32 @@ pub(super) struct Seat<'a> {
     pub(super) part: Part,
 }
 
-/// Returns the ranks of each host.
-pub(super) fn seats(options: &Options) -> Vec<Seat<'_>> {
+/// Returns the ranks of each host. Fails if a host is named twice: ranks of a host are numbered by
+/// its one launcher.
+pub(super) fn seats(options: &Options) -> Result<Vec<Seat<'_>>> {
     if let Some(part) = options.part {
-        return vec![Seat { host: None, part }];
+        return Ok(vec![Seat { host: None, part }]);
     }
     if options.host.is_empty() {
         let part = Part { first: 0, count: options.ranks, nranks: options.ranks };
-        return vec![Seat { host: None, part }];
+        return Ok(vec![Seat { host: None, part }]);
     }
     let nranks = options.host.iter().map(|host| host.ranks).sum();
     let own = rustix::system::uname();
     let own = own.nodename().to_string_lossy();
     let mut first = 0;
-    let mut seats = Vec::new();
+    let mut seats: Vec<Seat<'_>> = Vec::new();
     for Host { name, ranks } in &options.host {
         let far = *name != "localhost" && *name != own;
-        let part = Part { first, count: *ranks, nranks };
-        seats.push(Seat { host: far.then_some(name), part });
+        let (host, part) = (far.then_some(&**name), Part { first, count: *ranks, nranks });
+        if seats.iter().any(|seat| seat.host == host) {
+            let text = format!("--host: {name} is there twice; give its ranks at once, as in a:2");
+            return Err(Error::Options(text));
+        }
+        seats.push(Seat { host, part });
         first += ranks;
     }
-    seats
+    Ok(seats)
 }
 
 /// Starts the launcher of a part on another host, and gives it the id. The host's ranks end when
@@ -152,16 +159,19 @@ fn quoted(words: &[OsString]) -> OsString {
 }
 
 /// Reads the id of the job from the standard input of the launcher of a part. From now on this
-/// process gets SIGHUP when that input ends.
+/// process gets the signals whose numbers come there, and SIGHUP when it ends.
 pub(super) fn id_of_part() -> Result<UniqueId> {
     let bad = |cause: &str| Error::Options(format!("--part: no id on the standard input: {cause}"));
     let mut line = String::new();
     std::io::stdin().lock().read_line(&mut line).map_err(|e| bad(&e.to_string()))?;
     let id = launch::parse_id(line.trim().as_bytes()).ok_or_else(|| bad("it is none"))?;
     aside(|| {
-        // Nothing else comes.
-        let _ = std::io::stdin().lock().read_to_end(&mut Vec::new());
-        let _ = kill_process(getpid(), Signal::HUP);
+        let lines = std::io::stdin().lock().lines().map_while(std::io::Result::ok);
+        let told = lines.filter_map(|line| Signal::from_named_raw(line.parse().ok()?));
+        for signal in told.filter(|signal| forwarded(*signal).is_some()).chain([Signal::HUP]) {
+            // A process may always signal itself.
+            let _ = kill_process(getpid(), signal);
+        }
     });
     Ok(id)
 }

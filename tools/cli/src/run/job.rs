@@ -8,13 +8,14 @@
 use super::Time;
 use super::hosts::Part;
 use super::signals::{Signals, forwarded};
+use crate::error::say;
 use oxccl_runtime::bootstrap::{Cancel, Deadline, UniqueId, rendezvous};
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, kill_process_group};
 use std::collections::HashMap;
 use std::io::Write;
 use std::ops::Range;
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, ExitCode, ExitStatus};
+use std::process::{Child, ChildStdin, ExitCode, ExitStatus};
 use std::time::{Duration, Instant};
 
 /// The longest single wait while the job runs; the end of a process is a signal and ends a wait.
@@ -41,20 +42,26 @@ struct End {
 pub(super) struct Member {
     name: String,
     ranks: Range<u32>,
+    /// The way to the launcher on another host, which ends its ranks when this is closed.
+    input: Option<ChildStdin>,
 }
 
 impl Member {
     pub(super) fn rank(rank: u32) -> Self {
-        Self { name: format!("rank {rank}"), ranks: rank..rank + 1 }
+        Self { name: format!("rank {rank}"), ranks: rank..rank + 1, input: None }
     }
 
-    pub(super) fn host(host: &str, Part { first, count, .. }: Part) -> Self {
+    pub(super) fn host(
+        host: &str,
+        Part { first, count, .. }: Part,
+        input: Option<ChildStdin>,
+    ) -> Self {
         let ranks = first..first + count;
         let name = match count {
             1 => format!("host {host} with rank {first}"),
             _ => format!("host {host} with the ranks {first} to {}", first + count - 1),
         };
-        Self { name, ranks }
+        Self { name, ranks, input }
     }
 }
 
@@ -146,7 +153,7 @@ impl Job {
         }
     }
 
-    fn ended(&mut self, Member { name, ranks }: &Member, status: ExitStatus) {
+    fn ended(&mut self, Member { name, ranks, .. }: &Member, status: ExitStatus) {
         // The other ranks may wait for these.
         for rank in ranks.clone() {
             let why = format!("ended with {status} before it joined");
@@ -206,18 +213,26 @@ impl Job {
 
     /// Stops this process together with the ranks, which are not in the terminal's job, and
     /// continues with them.
-    fn stop(&self) {
+    fn stop(&mut self) {
         self.tell(Signal::TSTP);
         // A process may always stop itself.
         let _ = kill_process(getpid(), Signal::STOP);
         self.tell(Signal::CONT);
     }
 
-    /// Sends a signal to the groups of all ranks.
-    fn tell(&self, signal: Signal) {
-        for rank in self.ranks.keys() {
+    /// Sends a signal to the groups of all ranks. Launchers on other hosts are told of those that
+    /// they pass on; ssh itself would only end.
+    fn tell(&mut self, signal: Signal) {
+        for (pid, member) in &mut self.ranks {
             // A process that has ended needs no signal.
-            let _ = kill_process_group(*rank, signal);
+            match &mut member.input {
+                Some(input) if signal != Signal::KILL => {
+                    if forwarded(signal).is_some() {
+                        let _ = writeln!(input, "{}", signal.as_raw());
+                    }
+                }
+                _ => drop(kill_process_group(*pid, signal)),
+            }
         }
     }
 
@@ -275,9 +290,4 @@ fn parent(pid: i32) -> Option<i32> {
     // The 4th field; the second may contain anything and ends at the last parenthesis.
     let end = stat.iter().rposition(|byte| *byte == b')')?;
     std::str::from_utf8(&stat[end + 1..]).ok()?.split_whitespace().nth(1)?.parse().ok()
-}
-
-/// Prints a message for the user; a terminal that is gone is ignored.
-fn say(text: &str) {
-    let _ = writeln!(std::io::stderr(), "oxccl: {text}");
 }

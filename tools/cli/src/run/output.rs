@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
+use rustix::pipe::PipeFlags;
 use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
 use rustix::termios::{
     OptionalActions, OutputModes, isatty, tcgetattr, tcgetwinsize, tcsetattr, tcsetwinsize,
@@ -48,10 +49,23 @@ impl Target {
         }
     }
 
+    /// Returns what is in front of a rank's lines.
+    fn tag(self, rank: u32) -> Vec<u8> {
+        // https://no-color.org
+        let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        match self.is_terminal() && !plain {
+            true => {
+                let colour = COLOURS[rank as usize % COLOURS.len()];
+                format!("\x1b[{colour}m[{rank}]\x1b[0m ").into_bytes()
+            }
+            false => format!("[{rank}] ").into_bytes(),
+        }
+    }
+
     /// Returns the end that a rank writes to and the one that is read.
     fn channel(self) -> rustix::io::Result<(OwnedFd, OwnedFd)> {
         if !self.is_terminal() {
-            let (reads, writes) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+            let (reads, writes) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
             return Ok((writes, reads));
         }
         let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
@@ -72,8 +86,9 @@ impl Target {
 
 /// The output of a rank.
 struct Stream {
-    rank: u32,
     target: Target,
+    /// What is in front of its lines.
+    tag: Vec<u8>,
     /// `None` once it has ended.
     from: Option<OwnedFd>,
     /// What has come of a line and was not shown.
@@ -116,8 +131,8 @@ impl<'a> Output<'a> {
                     let (writes, reads) = target.channel().map_err(|e| {
                         Error::Options(format!("no pipe for the output of rank {rank}: {e}"))
                     })?;
-                    let line = Vec::new();
-                    self.streams.push(Stream { rank, target, from: Some(reads), line });
+                    let (tag, from, line) = (target.tag(rank), Some(reads), Vec::new());
+                    self.streams.push(Stream { target, tag, from, line });
                     Stdio::from(writes)
                 }
             };
@@ -130,14 +145,16 @@ impl<'a> Output<'a> {
     }
 
     /// Shows the lines from now on; `None` where there are none to be shown.
-    pub(super) fn show(self) -> Option<Showing> {
+    pub(super) fn show(self) -> Result<Option<Showing>> {
         if self.streams.is_empty() {
-            return None;
+            return Ok(None);
         }
-        let (ended, end) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).ok()?;
+        let failed = |e: std::io::Error| Error::Options(format!("no thread for the output: {e}"));
+        let ended = rustix::pipe::pipe_with(PipeFlags::CLOEXEC);
+        let (ended, end) = ended.map_err(|e| failed(e.into()))?;
         let mut lines = Lines { streams: self.streams, unfinished: None };
-        let thread = std::thread::Builder::new().spawn(move || lines.show(&ended)).ok()?;
-        Some(Showing { thread, end })
+        let thread = std::thread::Builder::new().spawn(move || lines.show(&ended));
+        Ok(Some(Showing { thread: thread.map_err(failed)?, end }))
     }
 }
 
@@ -253,24 +270,11 @@ impl Lines {
             if let Some(other) = self.unfinished.take() {
                 self.write(other, b"\n");
             }
-            all.extend(self.tag(index));
+            all.extend_from_slice(&self.streams[index].tag);
         }
         all.extend_from_slice(text);
         self.unfinished = (!text.ends_with(b"\n")).then_some(index);
         self.write(index, &all);
-    }
-
-    fn tag(&self, index: usize) -> Vec<u8> {
-        let Stream { rank, target, .. } = self.streams[index];
-        // https://no-color.org
-        let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        match target.is_terminal() && !plain {
-            true => {
-                let colour = COLOURS[rank as usize % COLOURS.len()];
-                format!("\x1b[{colour}m[{rank}]\x1b[0m ").into_bytes()
-            }
-            false => format!("[{rank}] ").into_bytes(),
-        }
     }
 
     /// Writes to the launcher's output. Where that is closed, the rank's is closed as well, so that
