@@ -115,6 +115,10 @@ enum {
 // Operations of which a rank remembers what its peers called.
 #define ANNOUNCEMENTS 4
 
+// The most collectives by which a rank is ahead of a peer that it waits for in none of them. A
+// peer has looked at all announcements but those of twice as many.
+#define CALLS_AHEAD (ANNOUNCEMENTS / 2)
+
 // The most steps of a program.
 #define MAX_STEPS 64
 
@@ -816,6 +820,14 @@ typedef struct Peer {
   uint32_t on_gpu[2];
 } Peer;
 
+// A collective that this rank has announced: the words of its descriptor.
+typedef struct Called {
+  // The first word.
+  uint64_t what;
+  // The second word.
+  uint64_t count;
+} Called;
+
 // The part of the private memory that all channels share.
 typedef struct Shared {
   // `FAULT_*`; after a fault nothing runs any more.
@@ -824,6 +836,10 @@ typedef struct Shared {
   uint32_t written;
   // Collectives so far.
   uint64_t operations;
+  // The collectives so far for which the peers' calls were compared with this rank's.
+  uint64_t compared;
+  // The last collectives that this rank announced, by number modulo [`ANNOUNCEMENTS`].
+  Called called[ANNOUNCEMENTS];
   // Collectives so far on user memory.
   uint64_t in_place;
   // Not 0 if copy engines move the blocks of the collective that is under way.

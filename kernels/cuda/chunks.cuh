@@ -155,7 +155,6 @@ struct Chunk {
 template <bool PUTS>
 struct ChunkEnd {
   const Rank& r;
-  const Message* message;  // the one under way; null in a collective
   int peer, channel, thread;
   bool dead;       // whether the communicator has failed
   uint64_t count;  // chunks that were put, or taken
@@ -164,8 +163,8 @@ struct ChunkEnd {
   const uint64_t* word;  // which tells what is known
   volatile uint64_t* credit;  // the word of this rank at the peer
 
-  __device__ ChunkEnd(const Rank& r, const Message* message, int peer, int channel)
-      : r(r), message(message), peer(peer), channel(channel), thread(threadIdx.x & 31) {
+  __device__ ChunkEnd(const Rank& r, int peer, int channel)
+      : r(r), peer(peer), channel(channel), thread(threadIdx.x & 31) {
     int at = PUTS ? peer : r.rank, from = PUTS ? r.rank : peer;
     const volatile LineCounters* own = line_counters(r, counted(r, channel), peer);
     count = PUTS ? own->put : own->taken;
@@ -201,19 +200,18 @@ struct ChunkEnd {
       look();
       if (reached(known, target)) return true;
     }
-    known = wait(r, word, peer, message, target, false);
+    known = wait(r, word, peer, target, false);
     dead |= !reached(known, target);
     return !dead;
   }
 
   __device__ __noinline__ static uint64_t wait(const Rank& r, const uint64_t* word, int peer,
-                                               const Message* message, uint64_t target,
-                                               bool exactly) {
+                                               uint64_t target, bool exactly) {
     WarpWait wait;
     for (;;) {
       uint64_t seen = __shfl_sync(~0u, load_acquire(word), 0);
       if (exactly ? seen == target : reached(seen, target)) return seen;
-      if (wait.over(r, peer, message)) return seen;
+      if (wait.over(r, peer)) return seen;
     }
   }
 
@@ -226,7 +224,7 @@ struct ChunkEnd {
     if (PUTS) {
       if (thread == 0) *const_cast<volatile uint64_t*>(opened) = value;
     } else {
-      dead = wait(r, opened, peer, message, value, true) != value;
+      dead = wait(r, opened, peer, value, true) != value;
     }
     return !dead;
   }

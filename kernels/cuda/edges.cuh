@@ -223,7 +223,7 @@ __device__ inline void run_edges(const EdgeProgram& program) {
     enter_lanes(program);
     if (blockIdx.x == 0) {
       if ((threadIdx.x & 31) == 0) remember(program, number);
-      announce(program.call, IN_TIME);
+      begin_together(program.call);
     }
   } else {
     EdgeInterpreter<E>{program, scale_of(program.call), number, {}}.run(held);

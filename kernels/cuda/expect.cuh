@@ -14,7 +14,7 @@ extern "C" __global__ void __launch_bounds__(EXPECT_THREADS)
   if (__syncthreads_or(faulty(r))) return;
   if (is_watcher()) {
     enter(r, own);
-    announce(program.call, AHEAD);
+    announce(program.call, 0);
   } else {
     int taken = agree(program, own, reach, AHEAD);
     int peer = threadIdx.x;

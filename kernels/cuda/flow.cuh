@@ -448,7 +448,7 @@ __device__ inline void run_one(const LineProgram& p, Fold& fold, uint64_t first,
   int channel = blockIdx.x * PUTTERS + pair;
   if (!(PUTS ? flow.put.at : flow.to.at)) return;
   if (p.slots == 0) {
-    ChunkEnd<PUTS> end(p.call.rank, nullptr, peer, channel);
+    ChunkEnd<PUTS> end(p.call.rank, peer, channel);
     if constexpr (PUTS) {
       put_chunks(end, p.digest, flow.put, pair, first, step, fold);
     } else {

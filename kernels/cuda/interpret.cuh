@@ -417,7 +417,7 @@ __device__ inline void run_program(const Program& program) {
   if (__syncthreads_or(faulty(r))) return;
   if (is_watcher()) {
     enter(r, own);
-    if (blockIdx.x == 0) announce(program.call, IN_TIME);
+    if (blockIdx.x == 0) begin_together(program.call);
   } else {
     int taken = agree(program, own, reach, IN_TIME);
     if (taken >= 0) {

@@ -69,21 +69,50 @@ struct Span {
   }
 };
 
-// Waits of a warp for a message give up when the peer has begun a collective instead, as `await`
-// does; `message` is null in a collective.
-__device__ inline bool began_another(const Rank& r, int peer, const Message& message,
-                                     bool& announced_before) {
+// What a warp carries: a message, or the collective that its peers are to announce next. Only the
+// first thread of the warp uses it.
+struct Carries {
+  bool is_known;  // whether what a peer announces is compared with it
+  uint32_t what;
+  uint64_t count;
+  const char* header;      // the slot with the header of the message that comes; null for none
+  uint64_t header_number;  // of the line of that header
+};
+
+__device__ inline Carries& carries() {
+  __shared__ Carries all[BLOCK_THREADS / 32];
+  return all[threadIdx.x / 32];
+}
+
+// Waits of a warp give up when the peer has begun another collective than this one, or than the one
+// after this message, as `await` does.
+__device__ inline bool began_another(const Rank& r, int peer, bool& announced_before) {
+  const Carries& own = carries();
   uint64_t operation = common(r)->operations + 1;
   uint64_t count, what;
-  if (!announced(r, peer, operation, count, what)) return false;
+  if (!own.is_known || !announced(r, peer, operation, count, what)) return false;
+  if (what == own.what && count == own.count) return false;
   // What the peer did before its announcement is visible after it: it is looked for once more.
   if (announced_before) {
-    differ(r, peer, operation - 1, message.what, message.bytes, what, count);
+    differ(r, peer, operation - 1, own.what, own.count, what, count);
     return true;
   }
   announced_before = true;
   fence();
   return false;
+}
+
+// Waits for a message also give up when the header that came is that of another one.
+__device__ inline bool has_other_header(const Rank& r, int peer) {
+  const Carries& own = carries();
+  if (!own.header || load_number(own.header + 120) != own.header_number) return false;
+  // The number of a line may be seen before all of its data.
+  fence();
+  uint4 v = load_volatile(own.header);
+  uint64_t bytes = v.z | uint64_t(v.w) << 32;
+  if (v.x == own.what && bytes == own.count) return false;
+  differ(r, peer, common(r)->operations, own.what, own.count, v.x, bytes);
+  return true;
 }
 
 // The wait of a warp. What is slow to look at is looked at by its first thread, out of line: the
@@ -103,22 +132,21 @@ struct WarpWait {
   __device__ WarpWait() : none(0) {}
 
   // Returns whether to give up; for the whole warp, after every look that found nothing.
-  __device__ bool over(const Rank& r, int peer, const Message* message) {
+  __device__ bool over(const Rank& r, int peer) {
     if (++spins & 63) return false;
     bool first = spins == 64;
     if (!first) spins = 64;
-    return look(r, peer, message, first, &slow);
+    return look(r, peer, first, &slow);
   }
 
-  __device__ __noinline__ static bool look(const Rank& r, int peer, const Message* message,
-                                           bool first, Slow* slow) {
+  __device__ __noinline__ static bool look(const Rank& r, int peer, bool first, Slow* slow) {
     if (first) *slow = Slow();
     bool over = false;
     if ((threadIdx.x & 31) == 0) {
       slow->wait.spins = 63;
       over = slow->wait.over(r, peer, -1);
-      if (!over && message && slow->wait.looks != slow->looks)
-        over = began_another(r, peer, *message, slow->announced);
+      if (!over && slow->wait.looks != slow->looks)
+        over = began_another(r, peer, slow->announced) || has_other_header(r, peer);
       slow->looks = slow->wait.looks;
     }
     return __shfl_sync(~0u, over, 0);
@@ -136,7 +164,8 @@ __device__ inline volatile uint64_t* line_credit(const Rank& r, int sender, int 
 }
 
 // A warp's ends of the channel's edges. The number of a line has a digest of the call in its upper
-// half: what a peer puts for another call is never taken. Announcements tell calls that differ; a
+// half: what a peer puts for another call is never taken. Announcements tell calls that differ: the
+// first block looks at them while it waits for the data, later calls where it did not have to. A
 // message that nobody receives, with the same collective behind it at both ranks, holds the edge up
 // until the limit of the communicator. ONE: there are edges with one peer, whose counters all
 // threads hold; else the thread `p` of the warp holds those of the edges to and from the rank at
@@ -144,7 +173,6 @@ __device__ inline volatile uint64_t* line_credit(const Rank& r, int sender, int 
 template <bool ONE>
 struct LineEnds {
   const Rank& r;
-  const Message* message;  // the one under way; null in a collective
   uint32_t digest;
   int channel, thread, second;  // where the thread's data of the second row lie in a unit
   uint32_t ring_mask;           // of the offset of a slot from the first one of its channel
@@ -158,7 +186,6 @@ struct LineEnds {
 
   __device__ LineEnds(const Rank& r, uint32_t digest, int channel, int one, char* staging)
       : r(r),
-        message(nullptr),
         digest(digest),
         channel(channel),
         thread(kept(threadIdx.x & 31)),
@@ -361,12 +388,11 @@ struct LineEnds {
 
   // Waits until a word of credit has reached a target, or never will; returns the word.
   __device__ __noinline__ static uint64_t wait_room(const Rank& r, const volatile uint64_t* word,
-                                                    int peer, const Message* message,
-                                                    uint64_t target) {
+                                                    int peer, uint64_t target) {
     WarpWait wait;
     for (;;) {
       uint64_t seen = __shfl_sync(~0u, *word, 0);
-      if (reached(seen, target) || wait.over(r, peer, message)) return seen;
+      if (reached(seen, target) || wait.over(r, peer)) return seen;
     }
   }
 
@@ -383,7 +409,7 @@ struct LineEnds {
     uint64_t target = of(put, peer) + slots - r.line_slots;
     if (reached(of(room, peer), target)) return true;
     const volatile uint64_t* word = ONE ? credit_here : line_credit(r, r.rank, channel, peer);
-    uint64_t seen = wait_room(r, word, peer, message, target);
+    uint64_t seen = wait_room(r, word, peer, target);
     if (ONE || thread == peer) room = seen;
     dead |= !reached(seen, target);
     return !dead;
@@ -456,16 +482,16 @@ struct LineEnds {
     bool looks = thread < slots * 8;
     if (__all_sync(~0u, !looks || seen == wanted)) return true;
     const char* at = number_at(from, 0);
-    dead = !wait_lines(r, from, looks ? at : nullptr, wanted, message);
+    dead = !wait_lines(r, from, looks ? at : nullptr, wanted);
     return !dead;
   }
 
   __device__ __noinline__ static bool wait_lines(const Rank& r, int from, const char* at,
-                                                 uint64_t wanted, const Message* message) {
+                                                 uint64_t wanted) {
     WarpWait wait;
     for (;;) {
       if (__all_sync(~0u, !at || load_number(at) == wanted)) return true;
-      if (wait.over(r, from, message)) return false;
+      if (wait.over(r, from)) return false;
     }
   }
 
@@ -561,12 +587,13 @@ template <int ROLES, typename Run, typename Watch>
 __device__ inline void run_lines(const LineProgram& program, Run run, Watch watch) {
   const Rank& r = program.call.rank;
   Counters* own = counters(r, blockIdx.x);
+  uint64_t operation = 0;
   if (is_watcher()) {
     // Its answer is looked at last: it takes as long as the announcement.
     bool was_running = mark(&own->busy);
     if (blockIdx.x == 0) {
       was_running |= mark_among(&common(r)->line_users, LINE_COLLECTIVE, ~0u);
-      announce(program.call, IN_TIME);
+      operation = announce(program.call, CALLS_AHEAD);
     }
     refuse(r, was_running);
     watch();
@@ -574,10 +601,16 @@ __device__ inline void run_lines(const LineProgram& program, Run run, Watch watc
     uint32_t warp = threadIdx.x / 32, channels = (blockDim.x / 32 - 1) / ROLES;
     uint32_t index = warp / ROLES, channel = blockIdx.x * (LINE_WARPS / ROLES) + index;
     uint64_t first = index * program.blocks + blockIdx.x;
+    if (threadIdx.x % 32 == 0) {
+      const Collective& call = program.call;
+      carries() = {blockIdx.x == 0, call.descriptor_what, call.descriptor_count, nullptr, 0};
+    }
     if (first < program.units)
       run(warp % ROLES, channel, first, uint64_t(channels) * program.blocks);
   }
   __syncthreads();
+  // What the warps of this block waited for is compared with the announcements of this collective.
+  if (blockIdx.x == 0 && threadIdx.x == blockDim.x - 32) count_operation(r, operation);
   if (threadIdx.x == 0) {
     leave(own);
     if (blockIdx.x == 0) unmark_among(&common(r)->line_users, LINE_COLLECTIVE);

@@ -1,6 +1,6 @@
 // Sends and receives of a group over lines and chunks: a block for each lane of a queue, as in
 // `exchange.cuh`. A line slot before each message, on the first channel, has its descriptor and its
-// size.
+// size: who waits for the data of another message finds there what has come.
 #pragma once
 
 #include "flow.cuh"
@@ -23,27 +23,32 @@ struct MessageRun {
     return ends.put_unit(peer, 1, v);
   }
 
-  // Takes a header; false when it will not come, or is that of another message.
+  // Takes the header of a message; false when it will not come, or is that of another message.
+  // Data tell by themselves to which message they belong: where some follow, nothing waits for the
+  // header, which is given back with them.
   __device__ bool take_header(const Message& m) {
     ends.digest = HEADER;
-    if (!ends.await_lines(peer, 1, ends.look(peer, 1, 0))) return false;
-    Pair v[1];
-    ends.fetch(peer, 1, v);
-    uint32_t what = __shfl_sync(~0u, v[0].first.x, 0);
-    uint32_t low = __shfl_sync(~0u, v[0].first.z, 0);
-    uint64_t bytes = low | uint64_t(__shfl_sync(~0u, v[0].first.w, 0)) << 32;
-    ends.give_back(peer, 1);
-    if (what == m.what && bytes == m.bytes) return true;
-    if (ends.thread == 0)
-      differ(ends.r, peer, common(ends.r)->operations, m.what, m.bytes, what, bytes);
-    return false;
+    if (ends.thread == 0) {
+      uint32_t number = ends.line_number(peer, 0);
+      carries().header = ends.slot(ends.incoming, number);
+      carries().header_number = number | uint64_t(HEADER) << 32;
+    }
+    if (m.bytes == 0) {
+      if (!ends.await_lines(peer, 1, ends.look(peer, 1, 0))) return false;
+      bool other = ends.thread == 0 && has_other_header(ends.r, peer);
+      if (__any_sync(~0u, other)) return false;
+      ends.give_back(peer, 1);
+    } else {
+      ends.taken += 1;
+    }
+    return true;
   }
 
   // Carries this warp's part of a message; false when it cannot be carried.
   template <bool SENDS>
   __device__ bool carry_one(const Message& m) {
     if (lane >= m.lanes) return true;
-    ends.message = &m;
+    if (ends.thread == 0) carries() = {true, m.what, m.bytes, nullptr, 0};
     uint64_t first = warp * m.lanes + lane, unit = m.slots * UNIT_DATA_BYTES;
     if (first == 0 && !(SENDS ? put_header(m) : take_header(m))) return false;
     ends.digest = m.digest;
@@ -60,11 +65,12 @@ struct MessageRun {
 
   template <bool SENDS>
   __device__ bool carry_chunks(const Message& m, const Flow& flow, uint64_t first, uint64_t step) {
-    ChunkEnd<SENDS> end(ends.r, &m, peer, lane * MESSAGE_WARPS + warp);
+    ChunkEnd<SENDS> end(ends.r, peer, lane * MESSAGE_WARPS + warp);
     if constexpr (SENDS) {
       put_chunks(end, m.digest, flow.put, warp, first, step, NoFold());
     } else {
       take_chunks(end, m.digest, flow, first, step, NoFold());
+      ends.give_back(peer, 0);
     }
     end.leave();
     return !end.dead;

@@ -310,7 +310,7 @@ __device__ inline void run_packets(const Collective& call) {
   if (__syncthreads_or(faulty(r))) return;
   if (is_watcher()) {
     enter(r, own);
-    if (blockIdx.x == 0) announce(call, IN_TIME);
+    if (blockIdx.x == 0) begin_together(call);
   } else {
     // Latency decides for small calls, and little code is loaded sooner.
     uint64_t lines = (call.count * call.element_bytes + 7) / 8;

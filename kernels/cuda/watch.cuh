@@ -150,33 +150,62 @@ __device__ inline bool await(const Rank& r, int peer, uint32_t own_what, uint64_
 // blocks (AHEAD). The operation then does the same once more.
 enum Time { IN_TIME, AHEAD };
 
-// The last warp of the first block: tells the peers what is called here, and compares it with what
-// they call. If every peer has begun this operation, every peer has also ended the one before, so
-// what was written for that one may be overwritten in the next. An operation that is announced
-// ahead does not count yet, and is announced once more.
-__device__ inline void announce(const Collective& call, Time time) {
+// Waits until a peer has announced a collective that this rank has announced, and compares both;
+// false when they differ, or it never will.
+__device__ inline bool await_same(const Rank& r, int peer, uint64_t operation) {
+  const volatile Called& own = common(r)->called[operation % ANNOUNCEMENTS];
+  uint64_t count, what;
+  Wait wait;
+  while (!announced(r, peer, operation, count, what))
+    if (wait.over(r, peer, -1)) return false;
+  if (what == own.what && count == own.count) return true;
+  differ(r, peer, operation - 1, own.what, own.count, what, count);
+  return false;
+}
+
+// The last warp of the first block: tells the peers what is called here, and compares what they
+// call with what this rank called, except for the last `behind` collectives, which later ones
+// compare: so nothing waits for the announcement where the data tell all. Where nothing is left
+// behind, every peer has begun this operation, and ended the one before: what was written for that
+// one may be overwritten in the next. Returns the number of the operation; what is announced ahead
+// does not count yet, and is announced once more.
+__device__ inline uint64_t announce(const Collective& call, uint64_t behind) {
   const Rank& r = call.rank;
+  volatile Shared* own = common(r);
   int peer = threadIdx.x & 31;
-  uint32_t fault = faulty(r);
-  uint64_t operation = const_cast<volatile Shared*>(common(r))->operations + 1;
-  if (fault != FAULT_NONE) return;
+  uint64_t operation = own->operations + 1, compared = own->compared, last = operation - behind;
+  if (faulty(r) != FAULT_NONE) return operation;
+  if (peer == 0) {
+    own->called[operation % ANNOUNCEMENTS].what = call.descriptor_what;
+    own->called[operation % ANNOUNCEMENTS].count = call.descriptor_count;
+  }
+  __syncwarp();
   if (peer < r.nranks && peer != r.rank) {
-    Announcement* there = announcement(r, peer, operation, r.rank);
-    store_packet(&there->count, operation, call.descriptor_count);
-    store_packet(&there->what, operation, call.descriptor_what);
-    uint64_t count, what;
-    Wait wait;
-    for (;;) {
-      if (announced(r, peer, operation, count, what)) {
-        if (count != call.descriptor_count || what != call.descriptor_what)
-          differ(r, peer, operation - 1, call.descriptor_what, call.descriptor_count, what, count);
-        break;
+    bool told = false;
+    for (uint64_t done = compared;; done++) {
+      // What the peer may still look at is not overwritten.
+      if (!told && reached(done + CALLS_AHEAD, operation)) {
+        Announcement* there = announcement(r, peer, operation, r.rank);
+        store_packet(&there->count, operation, call.descriptor_count);
+        store_packet(&there->what, operation, call.descriptor_what);
+        told = true;
       }
-      if (wait.over(r, peer, -1)) break;
+      if (reached(done, last) || !await_same(r, peer, done + 1)) break;
     }
   }
   __syncwarp();
-  if (peer == 0 && time == IN_TIME) common(r)->operations = operation;
+  if (peer == 0 && !reached(compared, last)) own->compared = last;
+  return operation;
+}
+
+__device__ inline void count_operation(const Rank& r, uint64_t operation) {
+  const_cast<volatile Shared*>(common(r))->operations = operation;
+}
+
+// Announces an operation that waits for the announcements of all peers, and counts it.
+__device__ inline void begin_together(const Collective& call) {
+  uint64_t operation = announce(call, 0);
+  if ((threadIdx.x & 31) == 0) count_operation(call.rank, operation);
 }
 
 __device__ inline bool is_watcher() { return threadIdx.x >= blockDim.x - 32; }

@@ -55,6 +55,9 @@ pub const NET_HEADER_BYTES: usize = 16;
 pub const NET_UNTOLD: u32 = u32::MAX;
 /// Operations of which a rank remembers what its peers called.
 pub const ANNOUNCEMENTS: usize = 4;
+/// The most collectives by which a rank is ahead of a peer that it waits for in none of them. A
+/// peer has looked at all announcements but those of twice as many.
+pub const CALLS_AHEAD: usize = ANNOUNCEMENTS / 2;
 /// The most steps of a program.
 pub const MAX_STEPS: usize = 64;
 /// The most messages that a launch with a small argument sends and receives.
@@ -366,6 +369,16 @@ pub struct LaneCounters {
     pub unused: u32,
 }
 
+/// A collective that this rank has announced: the words of its descriptor.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Called {
+    /// The first word.
+    pub what: u64,
+    /// The second word.
+    pub count: u64,
+}
+
 /// The part of the private memory that all channels share.
 #[repr(C)]
 #[derive(Debug)]
@@ -376,6 +389,10 @@ pub struct Shared {
     pub written: u32,
     /// Collectives so far.
     pub operations: u64,
+    /// The collectives so far for which the peers' calls were compared with this rank's.
+    pub compared: u64,
+    /// The last collectives that this rank announced, by number modulo [`ANNOUNCEMENTS`].
+    pub called: [Called; ANNOUNCEMENTS],
     /// Collectives so far on user memory.
     pub in_place: u64,
     /// Not 0 if copy engines move the blocks of the collective that is under way.

@@ -346,6 +346,8 @@ impl CudaRank {
             fault: abi::FAULT_NONE,
             written: 0,
             operations: number,
+            compared: number,
+            called: [abi::Called::default(); abi::ANNOUNCEMENTS],
             in_place: 0,
             moved: 0,
             told_input: 0,

@@ -81,6 +81,20 @@ pub(crate) fn roots(ranks: &[Rank]) -> Outcome {
     abort_now(rank)
 }
 
+/// Rank 0 sends to who calls something else; it may wait for nobody, but hears of it.
+pub(crate) fn sends_only(ranks: &[Rank]) -> Outcome {
+    let rank = one(ranks)?;
+    let memory = Memory::new(1 << 20)?;
+    let to = memory.at.wrapping_byte_add(1 << 19);
+    let call = match rank.rank {
+        0 => Call { collective: Collective::Broadcast, ..sum(100) },
+        _ => sum(100),
+    };
+    ok(rank.call(call, memory.at, to))?;
+    told(rank, &["all_reduce", "broadcast"])?;
+    abort_now(rank)
+}
+
 /// Rank 0 aborts while the others wait for it; they hear of it.
 pub(crate) fn abort(ranks: &[Rank]) -> Outcome {
     let rank = one(ranks)?;

@@ -115,6 +115,7 @@ const TESTS: &[Test] = &[
     Test { name: "a short run of everything", layouts: THREADS, body: short::everything },
     Test { name: "differing calls are told", layouts: APART, body: failures::mismatch },
     Test { name: "roots that differ", layouts: APART, body: failures::roots },
+    Test { name: "who only sends hears of others", layouts: APART, body: failures::sends_only },
     Test { name: "messages that differ", layouts: APART, body: failures::messages },
     Test { name: "a put outside a window is told", layouts: APART, body: windows::outside },
     Test { name: "a rank that has left is awaited", layouts: APART, body: failures::left_behind },
