@@ -236,10 +236,7 @@ __device__ inline void run_edges(const EdgeProgram& program) {
 }  // namespace oxccl
 
 // A kernel per element type, named by its number.
-#define OXCCL_EDGES(NUMBER, ...)                                                            \
-  extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)                               \
-      oxccl_edges_##NUMBER(const __grid_constant__ oxccl::EdgeProgram program) {            \
-    using namespace oxccl;                                                                  \
-    run_edges<__VA_ARGS__>(program);                                                        \
-  }
+#define OXCCL_EDGES(NUMBER, ...)                                                    \
+  OXCCL_KERNEL(oxccl_edges_##NUMBER, (BLOCK_THREADS), oxccl::EdgeProgram,           \
+               using namespace oxccl; run_edges<__VA_ARGS__>(argument))
 OXCCL_ELEMENTS(OXCCL_EDGES)

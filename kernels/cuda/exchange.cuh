@@ -81,12 +81,7 @@ __device__ inline void run_exchange(const Messages& all) {
 
 }  // namespace oxccl
 
-extern "C" __global__ void __launch_bounds__(EXCHANGE_THREADS)
-    oxccl_few_messages(const __grid_constant__ oxccl::FewMessages messages) {
-  oxccl::run_exchange(messages);
-}
-
-extern "C" __global__ void __launch_bounds__(EXCHANGE_THREADS)
-    oxccl_many_messages(const __grid_constant__ oxccl::ManyMessages messages) {
-  oxccl::run_exchange(messages);
-}
+OXCCL_KERNEL(oxccl_few_messages, (EXCHANGE_THREADS), oxccl::FewMessages,
+             oxccl::run_exchange(argument))
+OXCCL_KERNEL(oxccl_many_messages, (EXCHANGE_THREADS), oxccl::ManyMessages,
+             oxccl::run_exchange(argument))

@@ -5,9 +5,9 @@
 
 #include "agree.cuh"
 
-extern "C" __global__ void __launch_bounds__(EXPECT_THREADS)
-    oxccl_expect(const __grid_constant__ oxccl::Program program) {
-  using namespace oxccl;
+namespace oxccl {
+
+__device__ inline void run_expect(const Program& program) {
   const Rank& r = program.call.rank;
   Counters* own = counters(r, 0);
   __shared__ Reach reach;
@@ -31,3 +31,7 @@ extern "C" __global__ void __launch_bounds__(EXPECT_THREADS)
   __syncthreads();
   if (threadIdx.x == 0) leave(own);
 }
+
+}  // namespace oxccl
+
+OXCCL_KERNEL(oxccl_expect, (EXPECT_THREADS), oxccl::Program, oxccl::run_expect(argument))

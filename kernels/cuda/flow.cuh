@@ -507,16 +507,11 @@ __device__ inline void run_two(const LineProgram& p, Fold fold) {
 }  // namespace oxccl
 
 // For each element type a kernel that reduces; what only moves, runs as bytes.
-#define OXCCL_LINES_OF_TWO(NUMBER, ...)                                               \
-  extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)                      \
-      oxccl_lines_two_##NUMBER(const __grid_constant__ oxccl::LineProgram program) {  \
-    using namespace oxccl;                                                            \
-    uint64_t scale = program.call.scaled ? scale_of(program.call) : 0;                \
-    run_two(program, FoldTwo<__VA_ARGS__>{program, scale});                           \
-  }
+#define OXCCL_LINES_OF_TWO(NUMBER, ...)                                                    \
+  OXCCL_KERNEL(oxccl_lines_two_##NUMBER, (BLOCK_THREADS, 1), oxccl::LineProgram,            \
+               using namespace oxccl;                                                       \
+               uint64_t scale = argument.call.scaled ? scale_of(argument.call) : 0;         \
+               run_two(argument, FoldTwo<__VA_ARGS__>{argument, scale}))
 OXCCL_ELEMENTS(OXCCL_LINES_OF_TWO)
-
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
-    oxccl_lines_two(const __grid_constant__ oxccl::LineProgram program) {
-  oxccl::run_two(program, oxccl::NoFold());
-}
+OXCCL_KERNEL(oxccl_lines_two, (BLOCK_THREADS, 1), oxccl::LineProgram,
+             oxccl::run_two(argument, oxccl::NoFold()))

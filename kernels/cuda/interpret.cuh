@@ -435,11 +435,8 @@ __device__ inline void run_program(const Program& program) {
 }  // namespace oxccl
 
 // A kernel per element type, named by its number; what does not fold runs as bytes.
-#define OXCCL_PROGRAM(NUMBER, ...)                                                          \
-  extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)                               \
-      oxccl_program_##NUMBER(const __grid_constant__ oxccl::Program program) {              \
-    using namespace oxccl;                                                                  \
-    run_program<__VA_ARGS__>(program);                                                      \
-  }
+#define OXCCL_PROGRAM(NUMBER, ...)                                              \
+  OXCCL_KERNEL(oxccl_program_##NUMBER, (BLOCK_THREADS), oxccl::Program,         \
+               using namespace oxccl; run_program<__VA_ARGS__>(argument))
 OXCCL_ELEMENTS(OXCCL_PROGRAM)
 

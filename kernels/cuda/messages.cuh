@@ -125,12 +125,7 @@ __device__ inline void run_messages(const Messages& all) {
 
 }  // namespace oxccl
 
-extern "C" __global__ void __launch_bounds__(MESSAGE_THREADS, 2)
-    oxccl_few_messages_in_lines(const __grid_constant__ oxccl::FewMessages messages) {
-  oxccl::run_messages(messages);
-}
-
-extern "C" __global__ void __launch_bounds__(MESSAGE_THREADS, 2)
-    oxccl_many_messages_in_lines(const __grid_constant__ oxccl::ManyMessages messages) {
-  oxccl::run_messages(messages);
-}
+OXCCL_KERNEL(oxccl_few_messages_in_lines, (MESSAGE_THREADS, 2), oxccl::FewMessages,
+             oxccl::run_messages(argument))
+OXCCL_KERNEL(oxccl_many_messages_in_lines, (MESSAGE_THREADS, 2), oxccl::ManyMessages,
+             oxccl::run_messages(argument))

@@ -83,12 +83,7 @@ __device__ inline void run_one_sided(const Rank& r, Body body) {
 
 }  // namespace oxccl
 
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
-    oxccl_put(const __grid_constant__ oxccl::Put put) {
-  oxccl::run_one_sided(put.rank, [&] { oxccl::run_put(put); });
-}
-
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
-    oxccl_wait_signal(const __grid_constant__ oxccl::SignalWait wait) {
-  oxccl::run_one_sided(wait.rank, [&] { oxccl::run_wait(wait); });
-}
+OXCCL_KERNEL(oxccl_put, (BLOCK_THREADS), oxccl::Put,
+             oxccl::run_one_sided(argument.rank, [&] { oxccl::run_put(argument); }))
+OXCCL_KERNEL(oxccl_wait_signal, (BLOCK_THREADS), oxccl::SignalWait,
+             oxccl::run_one_sided(argument.rank, [&] { oxccl::run_wait(argument); }))

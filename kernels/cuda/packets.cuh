@@ -327,9 +327,6 @@ __device__ inline void run_packets(const Collective& call) {
 }  // namespace oxccl
 
 #define OXCCL_PACKETS(NUMBER, ...)                                              \
-  extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)                   \
-      oxccl_packets_##NUMBER(const __grid_constant__ oxccl::Collective call) {  \
-    using namespace oxccl;                                                      \
-    run_packets<__VA_ARGS__>(call);                                             \
-  }
+  OXCCL_KERNEL(oxccl_packets_##NUMBER, (BLOCK_THREADS), oxccl::Collective,      \
+               using namespace oxccl; run_packets<__VA_ARGS__>(argument))
 OXCCL_ELEMENTS(OXCCL_PACKETS)

@@ -220,15 +220,9 @@ __device__ inline void run_more(const LineProgram& program) {
 }  // namespace oxccl
 
 // For each element type a kernel that reduces; what only moves, runs as bytes.
-#define OXCCL_LINES(NUMBER, ...)                                                      \
-  extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)                      \
-      oxccl_lines_more_##NUMBER(const __grid_constant__ oxccl::LineProgram program) { \
-    using namespace oxccl;                                                            \
-    run_more<__VA_ARGS__, true, 1, 3>(program);                                       \
-  }
+#define OXCCL_LINES(NUMBER, ...)                                                 \
+  OXCCL_KERNEL(oxccl_lines_more_##NUMBER, (BLOCK_THREADS, 1), oxccl::LineProgram, \
+               using namespace oxccl; run_more<__VA_ARGS__, true, 1, 3>(argument))
 OXCCL_ELEMENTS(OXCCL_LINES)
-
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
-    oxccl_lines_more(const __grid_constant__ oxccl::LineProgram program) {
-  oxccl::run_more<oxccl::Integer<uint8_t>, false, 2, 3>(program);
-}
+OXCCL_KERNEL(oxccl_lines_more, (BLOCK_THREADS, 1), oxccl::LineProgram,
+             oxccl::run_more<oxccl::Integer<uint8_t>, false, 2, 3>(argument))

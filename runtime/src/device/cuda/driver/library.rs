@@ -2,38 +2,50 @@
 
 use crate::device::cuda::driver::{Gpu, Relaxed, cu};
 use crate::error::{Error, Result};
-use cudarc::driver::sys::{CUfunction, CUlibrary};
+use cudarc::driver::sys::{
+    CUfunction, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue, CUlaunchConfig,
+    CUlibrary, CUstream,
+};
 use oxccl_kernels::abi;
 use oxccl_plan::DataType;
 use std::ffi::CString;
 use std::ptr::{null, null_mut};
 use std::sync::{Mutex, OnceLock};
 
+/// A kernel on one GPU.
+#[derive(Clone, Copy)]
+pub struct Kernel {
+    function: CUfunction,
+    /// Whether its blocks may be there before the kernel before it in its stream has ended: they
+    /// wait for that themselves.
+    early: bool,
+}
+
 /// The kernels on one GPU.
 pub struct Functions {
     /// Packet kernels, by number of the element type.
-    pub packets: [CUfunction; DataType::ALL.len()],
+    pub packets: [Kernel; DataType::ALL.len()],
     /// Program kernels, by number of the element type.
-    pub programs: [CUfunction; DataType::ALL.len()],
+    pub programs: [Kernel; DataType::ALL.len()],
     /// Edge kernels, by number of the element type.
-    pub edges: [CUfunction; DataType::ALL.len()],
+    pub edges: [Kernel; DataType::ALL.len()],
     /// Kernels of lines that fold between two ranks, by number of the element type.
-    pub lines_two: [CUfunction; DataType::ALL.len()],
+    pub lines_two: [Kernel; DataType::ALL.len()],
     /// Kernels of lines that fold between more ranks, by number of the element type.
-    pub lines_more: [CUfunction; DataType::ALL.len()],
+    pub lines_more: [Kernel; DataType::ALL.len()],
     /// The kernels of lines that do not fold: between two ranks, and between more.
-    pub lines_moving: [CUfunction; 2],
+    pub lines_moving: [Kernel; 2],
     /// The kernels of sends and receives, for [`oxccl_kernels::abi::FewMessages`] and for
     /// [`oxccl_kernels::abi::ManyMessages`].
-    pub messages: [CUfunction; 2],
+    pub messages: [Kernel; 2],
     /// The same in lines.
-    pub line_messages: [CUfunction; 2],
+    pub line_messages: [Kernel; 2],
     /// The kernel for [`oxccl_kernels::abi::Put`].
-    pub put: CUfunction,
+    pub put: Kernel,
     /// The kernel for [`oxccl_kernels::abi::SignalWait`].
-    pub wait_signal: CUfunction,
+    pub wait_signal: Kernel,
     /// The kernel that runs before copy engines, for [`oxccl_kernels::abi::Program`].
-    pub expect: CUfunction,
+    pub expect: Kernel,
     /// Blocks of a kernel of sends and receives that a multiprocessor runs at a time.
     pub exchange_blocks: u32,
 }
@@ -88,7 +100,7 @@ pub fn functions(gpu: &'static Gpu) -> Result<&'static Functions> {
     let _context = gpu.enter()?;
     let _relaxed = Relaxed::begin()?;
     let library = library()?;
-    let function = |name: &str| -> Result<CUfunction> {
+    let function = |name: &str| -> Result<Kernel> {
         let name = CString::new(name).unwrap_or_default();
         let (mut kernel, mut function) = (null_mut(), null_mut());
         // SAFETY: a name, and places for the results.
@@ -97,16 +109,16 @@ pub fn functions(gpu: &'static Gpu) -> Result<&'static Functions> {
             // Loads the function now, and not within a call that may be captured.
             cu!(cuKernelGetFunction(&mut function, kernel))?;
         }
-        Ok(function)
+        Ok(Kernel { function, early: gpu.launches_early })
     };
-    let each = |prefix: &str| -> Result<[CUfunction; DataType::ALL.len()]> {
-        let mut all = [null_mut(); DataType::ALL.len()];
+    let each = |prefix: &str| -> Result<[Kernel; DataType::ALL.len()]> {
+        let mut all = [Kernel { function: null_mut(), early: false }; DataType::ALL.len()];
         for dtype in DataType::ALL {
             all[dtype as usize] = function(&format!("{prefix}{}", dtype as u8))?;
         }
         Ok(all)
     };
-    let few_or_many = |end: &str| -> Result<[CUfunction; 2]> {
+    let few_or_many = |end: &str| -> Result<[Kernel; 2]> {
         Ok([function(&format!("oxccl_few_{end}"))?, function(&format!("oxccl_many_{end}"))?])
     };
     let messages @ [few, many] = few_or_many("messages")?;
@@ -131,38 +143,44 @@ pub fn functions(gpu: &'static Gpu) -> Result<&'static Functions> {
 
 /// Returns the number of blocks of a kernel of sends and receives that a multiprocessor runs at a
 /// time.
-fn exchange_blocks(function: CUfunction) -> Result<u32> {
+fn exchange_blocks(kernel: Kernel) -> Result<u32> {
     let (mut blocks, threads) = (0, abi::EXCHANGE_THREADS as i32);
     // SAFETY: a place for the number, and a loaded function.
-    unsafe { cu!(cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, function, threads, 0)) }?;
+    unsafe {
+        cu!(cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, kernel.function, threads, 0))
+    }?;
     Ok(blocks as u32)
 }
 
-/// Launches a function with one structure as its argument.
+/// Launches a kernel with one structure as its argument.
 ///
 /// # Safety
-/// The function takes a `T`, and what `T` points to stays valid until the kernel has ended.
+/// The kernel takes a `T`, and what `T` points to stays valid until the kernel has ended.
 pub unsafe fn launch<T>(
-    function: CUfunction,
+    kernel: Kernel,
     (blocks, threads): (u32, u32),
     argument: &T,
-    stream: cudarc::driver::sys::CUstream,
+    stream: CUstream,
 ) -> Result<()> {
     let mut arguments = [std::ptr::from_ref(argument).cast_mut().cast()];
+    let mut early = CUlaunchAttribute {
+        id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+        pad: Default::default(),
+        value: CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+    };
+    let config = CUlaunchConfig {
+        gridDimX: blocks,
+        gridDimY: 1,
+        gridDimZ: 1,
+        blockDimX: threads,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: 0,
+        hStream: stream,
+        attrs: &mut early,
+        numAttrs: u32::from(kernel.early),
+    };
+    let extra = null::<*mut std::ffi::c_void>().cast_mut();
     // SAFETY: by the contract of this function; the driver copies the argument.
-    unsafe {
-        cu!(cuLaunchKernel(
-            function,
-            blocks,
-            1,
-            1,
-            threads,
-            1,
-            1,
-            0,
-            stream,
-            arguments.as_mut_ptr(),
-            null::<*mut std::ffi::c_void>().cast_mut(),
-        ))
-    }
+    unsafe { cu!(cuLaunchKernelEx(&config, kernel.function, arguments.as_mut_ptr(), extra)) }
 }

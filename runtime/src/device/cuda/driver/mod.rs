@@ -56,7 +56,7 @@ const SYMBOLS: &[&str] = &[
     "cuIpcOpenMemHandle_v2",
     "cuKernelGetFunction",
     "cuLaunchHostFunc",
-    "cuLaunchKernel",
+    "cuLaunchKernelEx",
     "cuLibraryGetKernel",
     "cuLibraryLoadData",
     "cuMemAddressFree",
@@ -184,6 +184,9 @@ pub struct Gpu {
     pub uuid: [u8; 16],
     /// The number of multiprocessors.
     pub multiprocessors: u32,
+    /// Whether blocks of a kernel may be there before the kernel before it has ended: from compute
+    /// capability 9.0 on.
+    pub launches_early: bool,
     /// The multiprocessors that communicators of this process may hold at a time.
     pub held: AtomicU32,
     /// The memory of ranks there.
@@ -217,20 +220,22 @@ pub fn gpu(index: i32) -> Result<&'static Gpu> {
 fn open(index: i32) -> Result<Gpu> {
     crate::fork::refuse_children()?;
     let (mut device, mut context) = (0, std::ptr::null_mut());
-    let (mut uuid, mut multiprocessors) = (sys::CUuuid { bytes: [0; 16] }, 0);
-    let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+    let (mut uuid, mut multiprocessors, mut major) = (sys::CUuuid { bytes: [0; 16] }, 0, 0);
+    let count = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+    let capability = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
     // SAFETY: places for the results.
     unsafe {
         cu!(cuDeviceGet(&mut device, index))?;
         cu!(cuDeviceGetUuid_v2(&mut uuid, device))?;
-        cu!(cuDeviceGetAttribute(&mut multiprocessors, attribute, device))?;
+        cu!(cuDeviceGetAttribute(&mut multiprocessors, count, device))?;
+        cu!(cuDeviceGetAttribute(&mut major, capability, device))?;
         cu!(cuDevicePrimaryCtxRetain(&mut context, device))?;
     }
     exit::close_before_the_driver(crate::device::cuda::reaper::give_up);
     let uuid = uuid.bytes.map(|b| b as u8);
-    let (multiprocessors, pool) = (multiprocessors as u32, Mutex::default());
-    let (held, closing) = (AtomicU32::new(0), Closing::default());
-    Ok(Gpu { index, device, context, uuid, multiprocessors, held, pool, closing })
+    let (multiprocessors, launches_early) = (multiprocessors as u32, major >= 9);
+    let (held, pool, closing) = (AtomicU32::new(0), Mutex::default(), Closing::default());
+    Ok(Gpu { index, device, context, uuid, multiprocessors, launches_early, held, pool, closing })
 }
 
 /// Returns whether the link to the GPU of this UUID carries 128 bytes at once: within a GPU, and
