@@ -20,6 +20,15 @@ struct Flow {
   // none does.
   int reader;
 
+  // Begins with a unit of the channel; the next ones follow in steps.
+  __device__ void begin(uint64_t first, uint64_t step, uint64_t units) {
+    uint64_t unit = slots * UNIT_DATA_BYTES;
+    slot = 0;
+    at = first * unit;
+    stride = kept(step * unit);
+    end = kept(units * unit);
+  }
+
   __device__ bool is_aligned() const {
     auto bits = [](const Span& span) { return reinterpret_cast<uint64_t>(span.at); };
     return aligned(bits(put) | bits(to) | bits(own));
@@ -249,12 +258,25 @@ __device__ inline void put_whole(LineEnds<true>& ends, int peer, Flow& f, uint32
   }
 }
 
+// What is put first, which is loaded while nothing is known of the channel yet.
+struct First {
+  Unit<1> unit;
+  bool is_loaded;
+
+  __device__ First(const LineEnds<true>& ends, const Flow& f, bool is_plain)
+      : is_loaded(is_plain && f.put.at && f.slots == 1 && f.is_aligned()) {
+    if (is_loaded) unit.load_part(ends, f.put, f.at);
+  }
+};
+
 // Puts what remains, slot by slot, until the threads of the warp are not together.
-__device__ inline void put_slots(LineEnds<true>& ends, int peer, Flow& f, uint32_t& count) {
+__device__ inline void put_slots(LineEnds<true>& ends, int peer, Flow& f, uint32_t& count,
+                                 First& loaded) {
+  Unit<1> unit = loaded.unit;
 #pragma unroll 1
-  for (; f.at < f.end; f.step()) {
-    Unit<1> unit;
-    unit.load_part(ends, f.put, f.place());
+  for (bool is_loaded = loaded.is_loaded; f.at < f.end; f.step()) {
+    if (!is_loaded) unit.load_part(ends, f.put, f.place());
+    is_loaded = false;
     if (!ends.await_room(peer, 1) || !ends.together()) return;
     unit.pack(ends);
     ends.put_slot(0, unit.v[0]);
@@ -345,23 +367,17 @@ __device__ __noinline__ Carried carry_rest(LineEnds<true> ends, int peer, Flow f
   return {ends.put, ends.taken, ends.dead};
 }
 
-// Carries the units of a channel in one direction, from the first one on in steps; false when they
-// cannot be carried.
+// Carries the units of a channel in one direction; false when they cannot be carried.
 template <bool PUTS, typename Fold>
-__device__ inline bool carry_units(LineEnds<true>& ends, int peer, Flow& f, uint64_t first,
-                                   uint64_t step, uint64_t units, const Fold& fold) {
-  uint64_t unit = f.slots * UNIT_DATA_BYTES;
+__device__ inline bool carry_units(LineEnds<true>& ends, int peer, Flow& f, First& loaded,
+                                   const Fold& fold) {
   uint32_t count = 0;
-  f.slot = 0;
-  f.at = first * unit;
-  f.stride = kept(step * unit);
-  f.end = kept(units * unit);
   if (ends.dead) return false;
   if (fold.is_plain() && f.is_aligned()) {
     if constexpr (PUTS) {
       if (f.slots == 2) put_whole<2>(ends, peer, f, count);
       if (f.slots == 4) put_whole<4>(ends, peer, f, count);
-      if (!ends.dead) put_slots(ends, peer, f, count);
+      if (!ends.dead) put_slots(ends, peer, f, count, loaded);
     } else {
       if (f.slots == 2) take_whole<2>(ends, peer, f, count, fold);
       if (f.slots == 4) take_whole<4>(ends, peer, f, count, fold);
@@ -457,7 +473,10 @@ __device__ inline void run_one(const LineProgram& p, Fold& fold, uint64_t first,
     end.leave();
   } else {
     LineEnds<true> ends(p.call.rank, p.digest, channel, peer, warp_staging());
-    if (carry_units<PUTS>(ends, peer, flow, first, step, p.units, fold))
+    flow.begin(first, step, p.units);
+    First loaded(ends, flow, fold.is_plain());
+    ends.settle();
+    if (carry_units<PUTS>(ends, peer, flow, loaded, fold))
       ends.leave(peer, PUTS, !PUTS);
   }
 }

@@ -197,8 +197,6 @@ struct LineEnds {
     taken = own->taken;
     room = *line_credit(r, r.rank, channel, peer);
     dead = faulty(r) != FAULT_NONE;
-    if (ONE) room = __shfl_sync(~0u, room, 0);
-    dead = __shfl_sync(~0u, dead, 0);
     second = kept(512 + (thread - (thread >> 3)) * 16);
     ends_line = (thread & 7) == 7;
     if (ONE) {
@@ -207,6 +205,13 @@ struct LineEnds {
       credit_here = kept(line_credit(r, r.rank, channel, one));
       credit_there = kept(line_credit(r, one, channel, r.rank));
     }
+  }
+
+  // Takes in what was loaded when this was made, the same for all threads; to be called before
+  // anything is put or taken. What is loaded before that is under way at the same time.
+  __device__ void settle() {
+    if (ONE) room = __shfl_sync(~0u, room, 0);
+    dead = __shfl_sync(~0u, dead, 0);
   }
 
   __device__ bool holds(int peer) const { return ONE ? thread == 0 : thread == peer; }

@@ -50,17 +50,19 @@ struct MessageRun {
     if (lane >= m.lanes) return true;
     if (ends.thread == 0) carries() = {true, m.what, m.bytes, nullptr, 0};
     uint64_t first = warp * m.lanes + lane, unit = m.slots * UNIT_DATA_BYTES;
-    if (first == 0 && !(SENDS ? put_header(m) : take_header(m))) return false;
-    ends.digest = m.digest;
+    uint64_t units = m.slots ? (m.bytes + unit - 1) / unit : 0;
+    uint64_t step = uint64_t(MESSAGE_WARPS) * m.lanes;
     Flow flow;
     (SENDS ? flow.put : flow.to) = {reinterpret_cast<const char*>(m.data), m.bytes};
     flow.slots = m.slots;
     flow.reader = -1;
-    uint64_t step = uint64_t(MESSAGE_WARPS) * m.lanes;
+    flow.begin(first, step, units);
+    First loaded(ends, flow, true);
+    ends.settle();
+    if (first == 0 && !(SENDS ? put_header(m) : take_header(m))) return false;
+    ends.digest = m.digest;
     if (m.slots == 0) return carry_chunks<SENDS>(m, flow, first, step);
-    uint64_t units = (m.bytes + unit - 1) / unit;
-    if (first >= units) return true;
-    return carry_units<SENDS>(ends, peer, flow, first, step, units, NoFold());
+    return first >= units || carry_units<SENDS>(ends, peer, flow, loaded, NoFold());
   }
 
   template <bool SENDS>

@@ -212,6 +212,7 @@ __device__ inline void run_more(const LineProgram& program) {
   run_lines<1>(program, [&](int, int channel, uint64_t first, uint64_t step) {
     char* staging = warp_staging();
     LineEnds<false> ends(program.call.rank, program.digest, channel, 0, staging);
+    ends.settle();
     uint64_t scale = FOLDS ? scale_of(program.call) : 0;
     LineRun<E, FOLDS, U, G>{program, ends, scale}.run(first, step);
   }, [] {});
