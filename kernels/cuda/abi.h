@@ -245,6 +245,12 @@ enum {
 // Bytes of data in a slot of lines: each line of 128 bytes has 120.
 #define UNIT_DATA_BYTES 960
 
+// Bytes of data in a slot of packets: half of it are numbers.
+#define SLOT_DATA_BYTES (UNIT_BYTES / 2)
+
+// In place of the number of slots of a unit: a unit is a slot of packets.
+#define SLOT_OF_PACKETS UINT32_MAX
+
 // Warps of a block that move lines, each a channel of lines with slots and counters of its own.
 #define LINE_WARPS ((BLOCK_THREADS / 32) - 1)
 
@@ -476,7 +482,8 @@ typedef struct LineProgram {
   Collective call;
   // Units of the longest slice.
   uint64_t units;
-  // Slots that a unit takes, each with [`UNIT_DATA_BYTES`] of a slice; 0 if units are chunks.
+  // Slots of lines that a unit takes, each with [`UNIT_DATA_BYTES`] of a slice; 0 if units are
+  // chunks, or [`SLOT_OF_PACKETS`].
   uint32_t slots;
   // Thread blocks that carry units; those behind them copy.
   uint32_t blocks;
@@ -534,7 +541,8 @@ typedef struct Message {
   uint64_t bytes;
   // The first word of the descriptor.
   uint32_t what;
-  // Slots of lines that a unit of the message takes; 0 if it travels in chunks.
+  // Slots of lines that a unit of the message takes; 0 if it travels in chunks, or
+  // [`SLOT_OF_PACKETS`](super::SLOT_OF_PACKETS).
   uint32_t slots;
   // The upper half of the numbers of the message's lines.
   uint32_t digest;

@@ -7,7 +7,7 @@
 // its first chunk: what a peer puts for another call is never taken.
 #pragma once
 
-#include "lines.cuh"
+#include "small.cuh"
 
 namespace oxccl {
 

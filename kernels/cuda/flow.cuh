@@ -1,4 +1,4 @@
-// The flow of lines or chunks between this rank and one peer: programs of two ranks, and messages. A
+// The flow of packets, lines or chunks between this rank and one peer: programs of two ranks, and messages. A
 // warp puts or takes: a unit then has all of its registers.
 #pragma once
 
@@ -11,7 +11,7 @@ struct Flow {
   Span put;         // what the peer gets
   Span to;          // where what comes is stored, folded or as it is
   Span own;         // what is folded with what comes
-  uint32_t slots;   // of a unit; 0 for chunks
+  uint32_t slots;   // of lines in a unit; 0 for chunks, or SLOT_OF_PACKETS
   uint32_t slot;    // the slot of the unit that is carried next
   uint64_t at;      // the place of that unit
   uint64_t stride;  // bytes from a unit of the channel to its next one
@@ -20,9 +20,14 @@ struct Flow {
   // none does.
   int reader;
 
+  // Bytes of a unit; 0 for chunks.
+  __device__ uint64_t unit_bytes() const {
+    return slots == SLOT_OF_PACKETS ? SLOT_DATA_BYTES : slots * UNIT_DATA_BYTES;
+  }
+
   // Begins with a unit of the channel; the next ones follow in steps.
   __device__ void begin(uint64_t first, uint64_t step, uint64_t units) {
-    uint64_t unit = slots * UNIT_DATA_BYTES;
+    uint64_t unit = unit_bytes();
     slot = 0;
     at = first * unit;
     stride = kept(step * unit);
@@ -78,6 +83,7 @@ struct NoFold {
   __device__ bool is_plain() const { return true; }
   __device__ void pack(const LineEnds<true>& ends, Pair& v) const { ends.pack(v); }
   __device__ void scale_chunk(Chunk&) const {}
+  __device__ void scale_sixteen(uint4&) const {}
 };
 
 // Half of a sum, as `divide` rounds it.
@@ -140,6 +146,15 @@ struct FoldTwo {
     if (!p.call.scaled) return;
 #pragma unroll
     for (int i = 0; i < CHUNK_PAIRS; i++) chunk.v[i] = scale_pair<E>(chunk.v[i], scale);
+  }
+
+  __device__ void scale_sixteen(uint4& v) const {
+    if (p.call.scaled) v = scale_pair<E>({v, v}, scale).first;
+  }
+
+  __device__ uint4 fold_sixteen(uint4 a, uint4 b) const {
+    Pair v{a, {}}, w{b, {}};
+    return (is_plain() ? fold_whole(v, w) : fold(v, w)).first;
   }
 
   __device__ void fold_chunk(Chunk& come, const Chunk& own) const {
@@ -263,9 +278,12 @@ struct First {
   Unit<1> unit;
   bool is_loaded;
 
-  __device__ First(const LineEnds<true>& ends, const Flow& f, bool is_plain)
-      : is_loaded(is_plain && f.put.at && f.slots == 1 && f.is_aligned()) {
-    if (is_loaded) unit.load_part(ends, f.put, f.at);
+  __device__ First(const LineEnds<true>& ends, const Flow& f, bool is_plain) {
+    bool packets = f.put.at && f.slots == SLOT_OF_PACKETS;
+    bool lines = is_plain && f.put.at && f.slots == 1 && f.is_aligned();
+    if (packets) unit.v[0].first = load_sixteen(f.put, f.at);
+    if (lines) unit.load_part(ends, f.put, f.at);
+    is_loaded = packets || lines;
   }
 };
 
@@ -367,12 +385,45 @@ __device__ __noinline__ Carried carry_rest(LineEnds<true> ends, int peer, Flow f
   return {ends.put, ends.taken, ends.dead};
 }
 
+// Carries slots of packets.
+template <bool PUTS, typename Fold>
+__device__ inline void carry_packets(LineEnds<true>& ends, int peer, Flow& f, First& loaded,
+                                     const Fold& fold) {
+  uint32_t count = 0;
+#pragma unroll 1
+  for (uint64_t at = f.at; at < f.end; at += f.stride) {
+    uint4 v;
+    if constexpr (PUTS) {
+      v = at == f.at ? loaded.unit.v[0].first : load_sixteen(f.put, at);
+      fold.scale_sixteen(v);
+      if (!ends.await_room(peer, 1)) return;
+      put_packets(ends, v);
+      f.tell_read(1, count);
+    } else {
+      uint4 own;
+      if constexpr (Fold::FOLDS) own = load_sixteen(f.own, at);
+      if (!take_packets(ends, peer, v)) return;
+      if constexpr (Fold::FOLDS) {
+        fold.scale_sixteen(own);
+        v = fold.fold_sixteen(v, own);
+      }
+      f.await_read(1, count);
+      store_sixteen(f.to, at, v);
+      ends.give_back(peer, 1);
+    }
+  }
+}
+
 // Carries the units of a channel in one direction; false when they cannot be carried.
 template <bool PUTS, typename Fold>
 __device__ inline bool carry_units(LineEnds<true>& ends, int peer, Flow& f, First& loaded,
                                    const Fold& fold) {
   uint32_t count = 0;
   if (ends.dead) return false;
+  if (f.slots == SLOT_OF_PACKETS) {
+    carry_packets<PUTS>(ends, peer, f, loaded, fold);
+    return !ends.dead;
+  }
   if (fold.is_plain() && f.is_aligned()) {
     if constexpr (PUTS) {
       if (f.slots == 2) put_whole<2>(ends, peer, f, count);
@@ -456,7 +507,7 @@ __device__ inline Flow flow_of(const LineProgram& p, bool puts, bool folds) {
   return f;
 }
 
-// Carries a warp's part of a program in one direction, in lines or chunks.
+// Carries a warp's part of a program in one direction.
 template <bool PUTS, typename Fold>
 __device__ inline void run_one(const LineProgram& p, Fold& fold, uint64_t first, uint64_t step) {
   int peer = 1 - int(p.call.rank.rank), pair = threadIdx.x / 64;

@@ -76,19 +76,16 @@ __device__ inline void store_release(uint64_t* at, uint64_t value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
 
-// Stores data with a number, and a bit of the sender. The second flag is the complement of the
-// first, so that memory of zeros or of equal words never looks like a packet.
-__device__ inline void store_packet(Packet* at, uint64_t number, uint64_t data, bool bit = false) {
-  uint32_t flag = uint32_t(number);
+// Stores a packet as two elements, each with a number.
+__device__ inline void store_halves(Packet* at, Packet p) {
   asm volatile(
       "{ .reg .b64 a, b; mov.b64 a, {%1,%2}; mov.b64 b, {%3,%4};"
       " st.volatile.global.v2.u64 [%0], {a,b}; }" ::"l"(at),
-      "r"(uint32_t(data)), "r"(flag), "r"(uint32_t(data >> 32)), "r"((~flag & ~1u) | uint32_t(bit))
+      "r"(p.low), "r"(p.low_flag), "r"(p.high), "r"(p.high_flag)
       : "memory");
 }
 
-// Returns whether the packet of a number has come; if so, its data and the sender's bit.
-__device__ inline bool load_packet(const Packet* at, uint64_t number, uint64_t& data, bool& bit) {
+__device__ inline Packet load_halves(const Packet* at) {
   Packet p;
   asm volatile(
       "{ .reg .b64 a, b; ld.volatile.global.v2.u64 {a,b}, [%4];"
@@ -96,6 +93,19 @@ __device__ inline bool load_packet(const Packet* at, uint64_t number, uint64_t& 
       : "=r"(p.low), "=r"(p.low_flag), "=r"(p.high), "=r"(p.high_flag)
       : "l"(at)
       : "memory");
+  return p;
+}
+
+// Stores data with a number, and a bit of the sender. The second flag is the complement of the
+// first, so that memory of zeros or of equal words never looks like a packet.
+__device__ inline void store_packet(Packet* at, uint64_t number, uint64_t data, bool bit = false) {
+  uint32_t flag = uint32_t(number);
+  store_halves(at, {uint32_t(data), flag, uint32_t(data >> 32), (~flag & ~1u) | uint32_t(bit)});
+}
+
+// Returns whether the packet of a number has come; if so, its data and the sender's bit.
+__device__ inline bool load_packet(const Packet* at, uint64_t number, uint64_t& data, bool& bit) {
+  Packet p = load_halves(at);
   uint32_t flag = uint32_t(number);
   data = p.low | uint64_t(p.high) << 32;
   bit = p.high_flag & 1;

@@ -49,13 +49,12 @@ struct MessageRun {
   __device__ bool carry_one(const Message& m) {
     if (lane >= m.lanes) return true;
     if (ends.thread == 0) carries() = {true, m.what, m.bytes, nullptr, 0};
-    uint64_t first = warp * m.lanes + lane, unit = m.slots * UNIT_DATA_BYTES;
-    uint64_t units = m.slots ? (m.bytes + unit - 1) / unit : 0;
-    uint64_t step = uint64_t(MESSAGE_WARPS) * m.lanes;
+    uint64_t first = warp * m.lanes + lane, step = uint64_t(MESSAGE_WARPS) * m.lanes;
     Flow flow;
     (SENDS ? flow.put : flow.to) = {reinterpret_cast<const char*>(m.data), m.bytes};
     flow.slots = m.slots;
     flow.reader = -1;
+    uint64_t unit = flow.unit_bytes(), units = unit ? (m.bytes + unit - 1) / unit : 0;
     flow.begin(first, step, units);
     First loaded(ends, flow, true);
     ends.settle();

@@ -6,6 +6,10 @@ use super::{BLOCK_THREADS, Collective, MAX_CHANNELS, MAX_RANKS};
 pub const UNIT_BYTES: usize = 1024;
 /// Bytes of data in a slot of lines: each line of 128 bytes has 120.
 pub const UNIT_DATA_BYTES: usize = 960;
+/// Bytes of data in a slot of packets: half of it are numbers.
+pub const SLOT_DATA_BYTES: usize = UNIT_BYTES / 2;
+/// In place of the number of slots of a unit: a unit is a slot of packets.
+pub const SLOT_OF_PACKETS: u32 = u32::MAX;
 /// Warps of a block that move lines, each a channel of lines with slots and counters of its own.
 pub const LINE_WARPS: usize = BLOCK_THREADS / 32 - 1;
 /// Channels of lines.
@@ -82,7 +86,8 @@ pub struct LineProgram {
     pub call: Collective,
     /// Units of the longest slice.
     pub units: u64,
-    /// Slots that a unit takes, each with [`UNIT_DATA_BYTES`] of a slice; 0 if units are chunks.
+    /// Slots of lines that a unit takes, each with [`UNIT_DATA_BYTES`] of a slice; 0 if units are
+    /// chunks, or [`SLOT_OF_PACKETS`].
     pub slots: u32,
     /// Thread blocks that carry units; those behind them copy.
     pub blocks: u32,

@@ -11,6 +11,8 @@ use oxccl_plan::lines::{Middle, Phases};
 use oxccl_plan::{Buffer, Collective, Geometry, Op, Plan, Slice};
 use std::sync::Arc;
 
+/// The longest slice or message between two ranks, in bytes, that travels in packets.
+const PACKETS_BYTES: u64 = 16 << 10;
 /// The least slots of a slice for each thread block, so that small calls take few blocks.
 const BLOCK_SLOTS: u64 = 4;
 
@@ -56,6 +58,8 @@ pub fn collective(
     let bytes = longest(plan, of_user);
     let shape = if two && bytes > LINES_BYTES {
         Shape::of_chunks(bytes, chunk_blocks(plan.spec.collective).min(most_blocks))
+    } else if two && bytes <= PACKETS_BYTES {
+        Shape::of_packets(bytes, (most_blocks, channels))
     } else {
         // A unit is put before the one before it is taken: an edge has room for two.
         let most = u64::from(cuda_rank.view.line_slots / 2).min(most);
@@ -114,8 +118,8 @@ struct Shape {
     blocks: u64,
     /// Channels of a block.
     channels: u64,
-    /// Slots of a unit; 0 if units are chunks.
-    slots: u64,
+    /// Slots of lines in a unit; 0 if units are chunks, or [`abi::SLOT_OF_PACKETS`].
+    slots: u32,
     /// Units of the longest slice.
     units: u64,
 }
@@ -123,12 +127,18 @@ struct Shape {
 impl Shape {
     /// Spreads a slice of so many bytes over at most so many blocks with at most so many channels
     /// each, in units of at most `most` slots.
-    fn of_lines(bytes: u64, (blocks, channels): (u64, u64), most: u64) -> Self {
+    fn of_lines(bytes: u64, limits: (u64, u64), most: u64) -> Self {
         let slots = bytes.div_ceil(abi::UNIT_DATA_BYTES as u64);
-        let blocks = slots.div_ceil(BLOCK_SLOTS).clamp(1, blocks);
-        let channels = slots.div_ceil(blocks).clamp(1, channels);
+        let (blocks, channels) = spread_slots(slots, limits);
         let each = unit_slots(slots, blocks * channels, most);
-        Self { blocks, channels, slots: each, units: slots.div_ceil(each) }
+        Self { blocks, channels, slots: each as u32, units: slots.div_ceil(each) }
+    }
+
+    /// Spreads a small slice of so many bytes, as [`of_lines`](Self::of_lines), in packets.
+    fn of_packets(bytes: u64, limits: (u64, u64)) -> Self {
+        let units = bytes.div_ceil(abi::SLOT_DATA_BYTES as u64);
+        let (blocks, channels) = spread_slots(units, limits);
+        Self { blocks, channels, slots: abi::SLOT_OF_PACKETS, units }
     }
 
     /// Spreads a large slice of so many bytes over so many blocks in chunks.
@@ -137,6 +147,12 @@ impl Shape {
             (abi::LINE_WARPS as u64 / 2, bytes.div_ceil(abi::CHUNK_BYTES as u64));
         Self { blocks, channels, slots: 0, units }
     }
+}
+
+/// Returns the blocks, and the channels of each, over which so many slots are spread.
+fn spread_slots(slots: u64, (blocks, channels): (u64, u64)) -> (u64, u64) {
+    let blocks = slots.div_ceil(BLOCK_SLOTS).clamp(1, blocks);
+    (blocks, slots.div_ceil(blocks).clamp(1, channels))
 }
 
 /// The bit of digests that tells messages from collectives.
@@ -159,14 +175,18 @@ pub fn message_digest(what: u32, bytes: u64) -> u32 {
 const LANE_WARP_SLOTS: u64 = 2;
 
 /// Spreads a message of so many bytes over lanes, the same at both of its ends; returns the number
-/// of lanes, and the slots of a unit, 0 for chunks.
+/// of lanes, and the slots of lines in a unit as in [`abi::Message`].
 pub fn spread_message(bytes: u64, view: &abi::Rank) -> (u32, u32) {
     if view.chunks_at != 0 && bytes > LINES_BYTES {
         return (view.line_lanes.min(abi::CHUNK_BLOCKS as u32), 0);
     }
-    let slots = bytes.div_ceil(abi::UNIT_DATA_BYTES as u64);
-    let warps = abi::MESSAGE_WARPS as u64;
+    let packets = bytes <= PACKETS_BYTES;
+    let data_bytes = if packets { abi::SLOT_DATA_BYTES } else { abi::UNIT_DATA_BYTES };
+    let (slots, warps) = (bytes.div_ceil(data_bytes as u64), abi::MESSAGE_WARPS as u64);
     let lanes = slots.div_ceil(warps * LANE_WARP_SLOTS).clamp(1, u64::from(view.line_lanes));
+    if packets {
+        return (lanes as u32, abi::SLOT_OF_PACKETS);
+    }
     let most = (abi::MESSAGE_SLOTS as u64).min(u64::from(view.line_slots));
     (lanes as u32, unit_slots(slots, lanes * warps, most) as u32)
 }
@@ -249,7 +269,7 @@ fn argument(
     let mut argument = abi::LineProgram {
         call,
         units: shape.units,
-        slots: shape.slots as u32,
+        slots: shape.slots,
         blocks: shape.blocks as u32,
         unused: 0,
         has_middle: u32::from(middle.is_some()),
@@ -345,6 +365,16 @@ mod tests {
     }
 
     #[test]
+    fn packets_cover_a_small_slice() {
+        for bytes in [0, 1, 8, 511, 512, 513, 5000, PACKETS_BYTES] {
+            let Shape { blocks, channels, slots, units } = Shape::of_packets(bytes, (32, 7));
+            let slot = abi::SLOT_DATA_BYTES as u64;
+            assert!(slots == abi::SLOT_OF_PACKETS && units * slot >= bytes);
+            assert!(units.saturating_sub(1) * slot <= bytes && units <= blocks * channels);
+        }
+    }
+
+    #[test]
     fn units_cover_a_slice_and_channels_have_about_as_many() {
         for limits in [(1, 7), (4, 15), (32, 7)] {
             for most in [1, 2, 4] {
@@ -352,6 +382,7 @@ mod tests {
                     let shape = Shape::of_lines(bytes, limits, most);
                     let Shape { blocks, channels, slots, units } = shape;
                     assert!(blocks <= limits.0 && channels <= limits.1, "{shape:?}");
+                    let slots = u64::from(slots);
                     assert!([1, 2, 4].contains(&slots) && slots <= most, "{shape:?}");
                     let unit = slots * abi::UNIT_DATA_BYTES as u64;
                     assert!(units * unit >= bytes && units.saturating_sub(1) * unit <= bytes);
