@@ -281,7 +281,7 @@ struct First {
   __device__ First(const LineEnds<true>& ends, const Flow& f, bool is_plain) {
     bool packets = f.put.at && f.slots == SLOT_OF_PACKETS;
     bool lines = is_plain && f.put.at && f.slots == 1 && f.is_aligned();
-    if (packets) unit.v[0].first = load_sixteen(f.put, f.at);
+    if (packets) unit.v[0].first = Piece(f.put, f.at).load();
     if (lines) unit.load_part(ends, f.put, f.at);
     is_loaded = packets || lines;
   }
@@ -394,21 +394,21 @@ __device__ inline void carry_packets(LineEnds<true>& ends, int peer, Flow& f, Fi
   for (uint64_t at = f.at; at < f.end; at += f.stride) {
     uint4 v;
     if constexpr (PUTS) {
-      v = at == f.at ? loaded.unit.v[0].first : load_sixteen(f.put, at);
+      v = at == f.at ? loaded.unit.v[0].first : Piece(f.put, at).load();
       fold.scale_sixteen(v);
       if (!ends.await_room(peer, 1)) return;
       put_packets(ends, v);
       f.tell_read(1, count);
     } else {
       uint4 own;
-      if constexpr (Fold::FOLDS) own = load_sixteen(f.own, at);
+      if constexpr (Fold::FOLDS) own = Piece(f.own, at).load();
       if (!take_packets(ends, peer, v)) return;
       if constexpr (Fold::FOLDS) {
         fold.scale_sixteen(own);
         v = fold.fold_sixteen(v, own);
       }
       f.await_read(1, count);
-      store_sixteen(f.to, at, v);
+      Piece(f.to, at).store(v);
       ends.give_back(peer, 1);
     }
   }

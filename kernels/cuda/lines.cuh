@@ -102,17 +102,23 @@ __device__ inline bool began_another(const Rank& r, int peer, bool& announced_be
   return false;
 }
 
-// Waits for a message also give up when the header that came is that of another one.
-__device__ inline bool has_other_header(const Rank& r, int peer) {
+// Returns whether a header that has come is that of another message.
+__device__ inline bool is_other_header(const Rank& r, int peer) {
   const Carries& own = carries();
-  if (!own.header || load_number(own.header + 120) != own.header_number) return false;
-  // The number of a line may be seen before all of its data.
-  fence();
   uint4 v = load_volatile(own.header);
   uint64_t bytes = v.z | uint64_t(v.w) << 32;
   if (v.x == own.what && bytes == own.count) return false;
   differ(r, peer, common(r)->operations, own.what, own.count, v.x, bytes);
   return true;
+}
+
+// Waits for the data of a message give up when the header of another one has come.
+__device__ inline bool has_other_header(const Rank& r, int peer) {
+  const Carries& own = carries();
+  if (!own.header || load_number(own.header + 120) != own.header_number) return false;
+  // The number of a line may be seen before all of its data.
+  fence();
+  return is_other_header(r, peer);
 }
 
 // The wait of a warp. What is slow to look at is looked at by its first thread, out of line: the

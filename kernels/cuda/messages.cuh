@@ -35,7 +35,7 @@ struct MessageRun {
     }
     if (m.bytes == 0) {
       if (!ends.await_lines(peer, 1, ends.look(peer, 1, 0))) return false;
-      bool other = ends.thread == 0 && has_other_header(ends.r, peer);
+      bool other = ends.thread == 0 && is_other_header(ends.r, peer);
       if (__any_sync(~0u, other)) return false;
       ends.give_back(peer, 1);
     } else {

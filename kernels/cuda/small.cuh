@@ -10,18 +10,68 @@
 
 namespace oxccl {
 
-// A thread's 16 bytes of a slot that begins at `from` in a span.
-__device__ inline uint4 load_sixteen(const Span& span, uint64_t from) {
-  uint64_t at = from + (threadIdx.x & 31) * 16;
-  uint64_t left = at < span.bytes ? span.bytes - at : 0;
-  return load_line(span.at + at, left, aligned(reinterpret_cast<uint64_t>(span.at)));
-}
+// Up to 16 bytes of user memory of any alignment; all accesses are under way at once.
+struct Piece {
+  char* at;
+  uint32_t bytes;
 
-__device__ inline void store_sixteen(const Span& span, uint64_t from, uint4 v) {
-  uint64_t at = from + (threadIdx.x & 31) * 16;
-  uint64_t left = at < span.bytes ? span.bytes - at : 0;
-  store_line(span.at + at, left, aligned(reinterpret_cast<uint64_t>(span.at)), v);
-}
+  // A thread's 16 bytes of a slot that begins at `from` in a span, as far as they are there.
+  __device__ Piece(const Span& span, uint64_t from) {
+    uint64_t place = from + (threadIdx.x & 31) * 16;
+    uint64_t left = place < span.bytes ? span.bytes - place : 0;
+    at = span.at + place;
+    bytes = left < 16 ? left : 16;
+  }
+
+  __device__ bool is_whole() const {
+    return bytes == 16 && aligned(reinterpret_cast<uint64_t>(at));
+  }
+
+  __device__ static bool has_words(const char* at, uint32_t bytes) {
+    return ((reinterpret_cast<uint64_t>(at) | bytes) & 3) == 0;
+  }
+
+  __device__ uint4 load() const {
+    return is_whole() ? LineEnds<true>::load_once(at) : load_part(at, bytes);
+  }
+
+  __device__ void store(uint4 v) const {
+    if (is_whole()) {
+      *reinterpret_cast<uint4*>(at) = v;
+    } else {
+      store_part(at, bytes, v);
+    }
+  }
+
+  __device__ __noinline__ static uint4 load_part(const char* at, uint32_t bytes) {
+    uint32_t words[4] = {};
+    if (has_words(at, bytes)) {
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+        if (i * 4 < bytes) words[i] = reinterpret_cast<const volatile uint32_t*>(at)[i];
+    } else {
+#pragma unroll
+      for (int i = 0; i < 16; i++)
+        if (i < bytes)
+          words[i / 4] |= uint32_t(reinterpret_cast<const volatile uint8_t*>(at)[i]) << i % 4 * 8;
+    }
+    return {words[0], words[1], words[2], words[3]};
+  }
+
+  __device__ __noinline__ static void store_part(char* at, uint32_t bytes, uint4 v) {
+    uint32_t words[4] = {v.x, v.y, v.z, v.w};
+    if (has_words(at, bytes)) {
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+        if (i * 4 < bytes) reinterpret_cast<volatile uint32_t*>(at)[i] = words[i];
+    } else {
+#pragma unroll
+      for (int i = 0; i < 16; i++)
+        if (i < bytes)
+          reinterpret_cast<volatile char*>(at)[i] = char(words[i / 4] >> i % 4 * 8);
+    }
+  }
+};
 
 // Puts the next slot, for which the peer has room.
 __device__ inline void put_packets(LineEnds<true>& ends, uint4 v) {

@@ -8,8 +8,10 @@ use std::fmt::Write;
 const WIDTH: f64 = 760.0;
 const HEIGHT: f64 = 460.0;
 const MARGIN: f64 = 60.0;
-const COLOURS: [&str; 8] =
-    ["#1b6ca8", "#d1495b", "#2e8b57", "#8e5bb5", "#c77d0a", "#3f3f3f", "#00838f", "#a0522d"];
+const COLOURS: [&str; 11] = [
+    "#1b6ca8", "#d1495b", "#2e8b57", "#8e5bb5", "#c77d0a", "#3f3f3f", "#00838f", "#a0522d", "#e377c2",
+    "#7f9f00", "#17becf",
+];
 
 /// What is drawn.
 #[derive(Clone, Copy)]
@@ -137,8 +139,14 @@ fn draw(rows: &[Row], quantity: Quantity) -> String {
             names.push(name(row));
         }
     }
+    // Both places of a collective have one colour.
+    let mut coloured: Vec<&str> = Vec::new();
     for (i, line) in names.iter().enumerate() {
-        let colour = COLOURS[i / 2 % COLOURS.len()];
+        if !coloured.contains(&&*line.0) {
+            coloured.push(&line.0);
+        }
+        let colour = coloured.iter().position(|name| *name == line.0).unwrap_or(0);
+        let colour = COLOURS[colour % COLOURS.len()];
         let (dash, place) =
             if line.1 { (" stroke-dasharray=\"4 3\"", ", in place") } else { ("", "") };
         let of_line = points.iter().filter(|(row, _)| name(row) == *line);
