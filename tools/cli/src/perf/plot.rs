@@ -9,8 +9,8 @@ const WIDTH: f64 = 760.0;
 const HEIGHT: f64 = 460.0;
 const MARGIN: f64 = 60.0;
 const COLOURS: [&str; 11] = [
-    "#1b6ca8", "#d1495b", "#2e8b57", "#8e5bb5", "#c77d0a", "#3f3f3f", "#00838f", "#a0522d", "#e377c2",
-    "#7f9f00", "#17becf",
+    "#1b6ca8", "#d1495b", "#2e8b57", "#8e5bb5", "#c77d0a", "#3f3f3f", "#00838f", "#a0522d",
+    "#e377c2", "#7f9f00", "#17becf",
 ];
 
 /// What is drawn.
