@@ -1,10 +1,10 @@
-//! Compiles the kernels with nvcc, from `$CUDA_HOME/bin` or the path: in release builds for all
-//! architectures, else for the GPUs of this machine. `CUDAARCHS=90` (a list with semicolons, as
-//! CMake reads it) chooses the architectures; an empty list means none.
+//! Compiles the kernels with nvcc, from `$CUDA_HOME/bin` or the path, for the GPUs of this machine.
+//! `CUDAARCHS` chooses other architectures, as CMake reads it: a list such as `80;90`, `all`, or
+//! `native`; an empty list means none.
 //!
 //! The path is searched but not watched, as it changes with every environment that someone
-//! activates; the compiler found there is watched. The result is kept while the compiler, its
-//! arguments and the sources stay the same.
+//! activates; the compiler found there is watched. What was compiled for a list of architectures is
+//! kept while the compiler, its arguments and the sources stay the same.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ fn nvcc() -> Option<PathBuf> {
 
 /// Returns the arguments of the compiler, without the path of the result.
 fn arguments(archs: &str) -> Vec<String> {
-    let archs: Vec<&str> = archs.split([';', ',']).map(str::trim).collect();
+    let archs: Vec<&str> = archs.split(',').map(str::trim).collect();
     let fixed = ["-fatbin", "-O3", "-std=c++17", "-fmad=false", "--compress-mode=size"];
     let mut arguments: Vec<String> = fixed.map(str::to_owned).to_vec();
     arguments.extend(["-t", "0", "-Werror=all-warnings", "cuda/kernels.cu"].map(str::to_owned));
@@ -68,6 +68,23 @@ fn archs_here() -> String {
     archs.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
 }
 
+/// Returns the architectures to compile for, by the value of `CUDAARCHS`, with commas between them.
+fn archs(wanted: Option<&str>) -> String {
+    match wanted {
+        None | Some("native") => {
+            let archs = archs_here();
+            if archs.is_empty() && wanted.is_none() {
+                let why = "without kernels, as there is no GPU here: CUDAARCHS=all compiles them \
+                           for all GPUs, CUDAARCHS= is silent";
+                println!("cargo::warning={why}");
+            }
+            archs
+        }
+        Some("all") => ARCHS.to_owned(),
+        Some(list) => list.replace(';', ","),
+    }
+}
+
 fn main() {
     for name in ["CUDA_HOME", "CUDAARCHS"] {
         println!("cargo::rerun-if-env-changed={name}");
@@ -77,22 +94,25 @@ fn main() {
     if let Some(nvcc) = &nvcc {
         println!("cargo::rerun-if-changed={}", nvcc.display());
     }
-    let release = env::var("PROFILE").is_ok_and(|profile| profile == "release");
-    let default = || if release { ARCHS.to_owned() } else { archs_here() };
-    let archs = env::var("CUDAARCHS").unwrap_or_else(|_| default());
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
-    let (fatbin, stamp) = (out.join("kernels.fatbin"), out.join("kernels.stamp"));
-    let write = |file: &Path, bytes: &[u8]| {
-        std::fs::write(file, bytes).expect("the output folder is writable");
-    };
-    let Some(nvcc) = nvcc.filter(|_| !archs.is_empty()) else {
-        write(&stamp, b"");
-        return write(&fatbin, b"");
-    };
-    let arguments = arguments(&archs);
-    let recipe = recipe(&nvcc, &arguments).expect("nvcc starts and the sources can be read");
+    let wanted = env::var("CUDAARCHS").ok();
+    let made = nvcc.and_then(|nvcc| compile(&nvcc, &archs(wanted.as_deref()), &out));
+    let fatbin = made.map(|file| std::fs::read(file).expect("it was made"));
+    write(&out.join("kernels.fatbin"), &fatbin.unwrap_or_default());
+}
+
+/// Compiles for architectures, unless that was done before; returns the file that was made, `None`
+/// without architectures.
+fn compile(nvcc: &Path, archs: &str, out: &Path) -> Option<PathBuf> {
+    if archs.is_empty() {
+        return None;
+    }
+    let file = |end: &str| out.join(format!("kernels-{}.{end}", archs.replace(',', "-")));
+    let (fatbin, stamp) = (file("fatbin"), file("stamp"));
+    let arguments = arguments(archs);
+    let recipe = recipe(nvcc, &arguments).expect("nvcc starts and the sources can be read");
     if fatbin.exists() && std::fs::read(&stamp).is_ok_and(|made| made == recipe) {
-        return;
+        return Some(fatbin);
     }
     // A compiler that fails or is stopped may leave a partial result.
     write(&stamp, b"");
@@ -102,4 +122,12 @@ fn main() {
         "nvcc failed: its messages are above; with CUDAARCHS= the host device is built alone"
     );
     write(&stamp, &recipe);
+    Some(fatbin)
+}
+
+/// Writes a file, unless it has these contents: what depends on it would be compiled again.
+fn write(file: &Path, bytes: &[u8]) {
+    if !std::fs::read(file).is_ok_and(|there| there == bytes) {
+        std::fs::write(file, bytes).expect("the output folder is writable");
+    }
 }

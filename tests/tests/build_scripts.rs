@@ -43,7 +43,8 @@ impl Script {
     /// Runs it with variables; whether it succeeded, and what it printed for cargo.
     fn run(&self, variables: &[(&str, &str)]) -> (bool, String) {
         let mut command = Command::new(self.folder.join("script"));
-        command.current_dir(self.package()).env_remove("CUDA_HOME").env("PROFILE", "release");
+        command.current_dir(self.package()).env_remove("CUDA_HOME").env_remove("CUDAARCHS");
+        command.env("PROFILE", "release");
         command.env("CARGO_MANIFEST_DIR", self.package()).env("OUT_DIR", self.out(""));
         command.envs(variables.iter().copied()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = bind_to_parent(&mut command).spawn().expect("it starts");
@@ -109,10 +110,40 @@ fn kernels_are_compiled_again_for_another_compiler_source_or_architecture_and_fo
     assert!(run(&second, "80").0 && calls() == 5, "the same");
     // What failed is tried again, and leaves nothing that is taken for a result.
     assert!(!run(&second, "99").0 && !run(&second, "99").0 && calls() == 7, "it fails");
-    assert!(run(&second, "80").0 && calls() == 8 && made().contains("sm_80"), "{}", made());
-    assert!(run(&environment, "80").0 && made().is_empty() && calls() == 8, "no compiler");
-    assert!(run(&second, "80").0 && calls() == 9 && !made().is_empty(), "a compiler again");
+    assert!(run(&second, "80").0 && calls() == 7 && made().contains("sm_80"), "{}", made());
+    assert!(run(&environment, "80").0 && made().is_empty() && calls() == 7, "no compiler");
+    assert!(run(&second, "80").0 && calls() == 7 && made().contains("sm_80"), "as before");
     assert!(run(&second, "").0 && made().is_empty(), "no architecture");
+    let (ok, text) = run(&second, "all");
+    assert!(ok && calls() == 8 && ["sm_75", "sm_120"].iter().all(|arch| made().contains(arch)));
+    assert!(!text.contains("warning"), "{text}");
+    assert!(run(&second, "80;90").0 && calls() == 9 && made().contains("sm_90"), "{}", made());
+    assert!(run(&second, "all").0 && calls() == 9 && made().contains("sm_120"), "it was kept");
+}
+
+#[test]
+fn kernels_are_compiled_for_the_gpus_that_are_here() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let script = Script::of("kernels");
+    let path = script.folder.display().to_string();
+    let program = |name: &str, text: &str| {
+        let file = script.folder.join(name);
+        std::fs::write(&file, text).expect("a file");
+        std::fs::set_permissions(file, PermissionsExt::from_mode(0o755)).expect("it is ours");
+    };
+    std::fs::create_dir(script.package().join("cuda")).expect("a folder");
+    std::fs::write(script.folder.join("version"), "release 13.0").expect("a file");
+    program("nvcc", NVCC);
+    program("nvidia-smi", "#!/bin/sh\nexit 9\n");
+    let made = || std::fs::read_to_string(script.out("kernels.fatbin")).expect("a result");
+    let run = || script.run(&[("PATH", path.as_str()), ("FAKE", path.as_str())]);
+    let (ok, text) = run();
+    let warned = "cargo::warning=without kernels, as there is no GPU here: CUDAARCHS=all";
+    assert!(ok && made().is_empty() && text.contains(warned), "{text}");
+    program("nvidia-smi", "#!/bin/sh\necho 9.0\necho 8.6\necho 9.0\n");
+    let (ok, text) = run();
+    assert!(ok && made().contains("sm_86") && made().contains("sm_90"), "{text}: {}", made());
+    assert!(!made().contains("sm_80") && !text.contains("warning"), "{text}: {}", made());
 }
 
 #[test]

@@ -67,6 +67,40 @@ fn from_a_prefix_that_was_moved() {
     }
 }
 
+#[test]
+fn without_debug_information_but_for_a_file_that_debuggers_find() {
+    if !have("objcopy") || !have("readelf") {
+        return;
+    }
+    let sections = |file: &str| {
+        succeed(Command::new("readelf").args(["--wide", "--sections"]).arg(prefix().join(file)))
+    };
+    let library = sections("lib/liboxccl.so.2");
+    assert!(library.contains(".gnu_debuglink") && !library.contains(".debug_info"), "{library}");
+    assert!(sections("lib/.debug/liboxccl.so.2.debug").contains(".debug_info"));
+    for file in ["bin/oxccl", "lib/liboxccl.a", "lib/libnccl-net-oxccl.so"] {
+        assert!(!sections(file).contains(".debug_info"), "{file}");
+    }
+}
+
+#[test]
+fn and_removed_again() {
+    let moved = folder("removed").join("prefix");
+    succeed(Command::new("cp").arg("-al").arg(prefix()).arg(&moved));
+    std::fs::write(moved.join("bin/theirs"), "").expect("a file");
+    let installed = xtask::install::Installed {
+        prefix: moved.clone(),
+        libdir: xtask::install::LIBDIR.to_owned(),
+    };
+    xtask::install::uninstall(&installed).expect("it is removed");
+    let left = succeed(Command::new("find").arg(&moved).args(["-mindepth", "1"]));
+    let theirs = moved.join("bin/theirs");
+    assert_eq!(
+        left.lines().collect::<Vec<_>>(),
+        [moved.join("bin"), theirs].map(|p| p.display().to_string())
+    );
+}
+
 /// Copies the project that finds the library by CMake into a new folder.
 pub(crate) fn cmake_project(folder: &Path) -> PathBuf {
     std::fs::create_dir_all(folder).expect("a folder");

@@ -87,7 +87,7 @@ fn place(path: &str) -> String {
     path.replace("LIB/", &format!("{}/", libdir()))
 }
 
-/// Makes the packages; returns their files. Needs dpkg, dpkg-deb and strip.
+/// Makes the packages; returns their files. Needs dpkg and dpkg-deb.
 pub fn build(root: &Path, options: &Options) -> Result<Vec<PathBuf>, Error> {
     let work = options.output.join("work");
     // A build that failed may have left the folder.
@@ -98,13 +98,12 @@ pub fn build(root: &Path, options: &Options) -> Result<Vec<PathBuf>, Error> {
     let staging =
         install::Options { prefix, libdir: libdir(), profile, nccl_compat: true, rdma: false };
     install(root, &staging)?;
-    let stripped =
-        ["LIB/liboxccl.so.2", "LIB/liboxccl.a", "bin/oxccl"].map(|f| staged.join(place(f)));
-    run(Command::new("strip").arg("--strip-debug").args(&stripped))?;
     let architecture = output(Command::new("dpkg-deb").arg("--version"))
         .and_then(|_| output(Command::new("dpkg").arg("--print-architecture")))?;
     let architecture = architecture.trim();
-    let glibc = glibc(&[&stripped[0], &stripped[2]])?;
+    let programs = ["LIB/liboxccl.so.2", "bin/oxccl"].map(|f| staged.join(place(f)));
+    let (major, minor) = install::glibc(&programs.each_ref().map(PathBuf::as_path))?;
+    let glibc = format!("{major}.{minor}");
     let mut files = Vec::new();
     for package in &PACKAGES {
         let folder = work.join(package.name);
@@ -189,40 +188,4 @@ fn output(command: &mut Command) -> Result<String, Error> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.output().map_err(|e| Error::Program(name, e.to_string()))?;
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-}
-
-/// Returns the newest version of glibc that files need, such as `2.34`.
-fn glibc(files: &[&Path]) -> Result<String, Error> {
-    let mut newest = (2, 0);
-    for file in files {
-        let bytes = std::fs::read(file).map_err(failed(file))?;
-        newest = newest.max(newest_glibc(&bytes));
-    }
-    Ok(format!("{}.{}", newest.0, newest.1))
-}
-
-/// Returns the newest version of glibc that a file names; the names are plain text in the file.
-fn newest_glibc(bytes: &[u8]) -> (u32, u32) {
-    const NAME: &[u8] = b"GLIBC_";
-    let names = bytes.windows(NAME.len()).enumerate().filter(|(_, w)| *w == NAME);
-    let version = |(at, _): (usize, &[u8])| {
-        let rest = &bytes[at + NAME.len()..];
-        let end = rest.iter().position(|b| !b.is_ascii_digit() && *b != b'.')?;
-        let (major, minor) = std::str::from_utf8(&rest[..end]).ok()?.split_once('.')?;
-        let minor = minor.split('.').next()?;
-        Some((major.parse().ok()?, minor.parse().ok()?))
-    };
-    names.filter_map(version).max().unwrap_or((2, 0))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_newest_glibc_is_found() {
-        let names = b"GLIBC_2.9\0x\0GLIBC_2.34\0GLIBC_2.2.5\0GLIBC_PRIVATE\0GLIBC_";
-        assert_eq!(newest_glibc(names), (2, 34));
-        assert_eq!(newest_glibc(b""), (2, 0));
-    }
 }

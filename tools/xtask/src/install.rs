@@ -1,5 +1,5 @@
 //! `install`: puts libraries, headers, the command and the files for build systems under one prefix
-//! that can be moved. Packages of every format are made from this prefix.
+//! that can be moved. Packages of every format are made from this prefix. `uninstall` removes them.
 
 use crate::model::{self, Kind, Model, Value};
 use std::path::{Path, PathBuf};
@@ -17,6 +17,14 @@ pub enum Error {
     /// A file that cargo did not build.
     #[error("cargo built no {0}")]
     NotBuilt(&'static str),
+    /// A prefix under which nothing is installed.
+    #[error(
+        "nothing is installed there: {0} is missing; give the --prefix and --libdir of install"
+    )]
+    NotInstalled(PathBuf),
+    /// A list of installed files that names files elsewhere.
+    #[error("{0} names {1}, which is not below the prefix; nothing was removed")]
+    Elsewhere(PathBuf, String),
     /// The interface cannot be read.
     #[error(transparent)]
     Model(#[from] model::Error),
@@ -55,10 +63,125 @@ fn below(folder: &str) -> Result<String, &'static str> {
 /// The library name that linked programs refer to.
 const SONAME: &str = "liboxccl.so.2";
 
-/// Builds and installs.
+/// Builds and installs. Of an older installation, what this one lacks is removed.
 pub fn install(root: &Path, options: &Options) -> Result<(), Error> {
+    let Options { prefix, libdir, .. } = options;
+    let staged = prefix.join(".oxccl-staged");
+    // An installation that failed may have left the folder.
+    let _ = std::fs::remove_dir_all(&staged);
+    stage(root, options, &staged)?;
+    strip(&staged, libdir)?;
+    let files = files_below(&staged)?;
+    let list = prefix.join(libdir).join(LIST);
+    let old = if list.exists() { listed(&list)? } else { Vec::new() };
+    for file in &files {
+        let to = prefix.join(file);
+        to.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(failed(&to))?;
+        std::fs::rename(staged.join(file), &to).map_err(failed(&to))?;
+    }
+    std::fs::remove_dir_all(&staged).map_err(failed(&staged))?;
+    remove(prefix, old.into_iter().filter(|file| !files.contains(file)))?;
+    make_place(&list)?;
+    std::fs::write(&list, files.join("\n") + "\n").map_err(failed(&list))
+}
+
+/// The list of installed files, below the folder of libraries.
+const LIST: &str = "oxccl/installed";
+
+/// Returns the files of a list, by their paths below the prefix.
+fn listed(list: &Path) -> Result<Vec<String>, Error> {
+    let text = std::fs::read_to_string(list).map_err(failed(list))?;
+    let files: Vec<String> = text.lines().map(str::to_owned).collect();
+    match files.iter().find(|file| below(file).is_err()) {
+        Some(wrong) => Err(Error::Elsewhere(list.to_owned(), wrong.clone())),
+        None => Ok(files),
+    }
+}
+
+/// Returns the files below a folder, in order, by their paths from there.
+fn files_below(folder: &Path) -> Result<Vec<String>, Error> {
+    let (mut files, mut folders) = (Vec::new(), vec![folder.to_owned()]);
+    while let Some(at) = folders.pop() {
+        for entry in std::fs::read_dir(&at).map_err(failed(&at))? {
+            let path = entry.map_err(failed(&at))?.path();
+            if path.is_dir() && !path.is_symlink() {
+                folders.push(path);
+            } else {
+                let below = path.strip_prefix(folder).unwrap_or(&path);
+                files.push(below.display().to_string());
+            }
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// Removes files below a prefix, and the folders that are empty then. Files that are gone already
+/// do not matter.
+fn remove(prefix: &Path, files: impl Iterator<Item = String>) -> Result<(), Error> {
+    for file in files {
+        let path = prefix.join(&file);
+        match std::fs::remove_file(&path) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(failed(&path)(e)),
+            _ => {}
+        }
+        // Up to the first one that has something in it.
+        let folders = path.ancestors().skip(1).take_while(|folder| *folder != prefix);
+        folders.take_while(|folder| std::fs::remove_dir(folder).is_ok()).for_each(drop);
+    }
+    Ok(())
+}
+
+/// Options of `uninstall`.
+#[derive(Debug, clap::Args)]
+pub struct Installed {
+    /// Prefix that was installed under.
+    #[arg(long)]
+    pub prefix: PathBuf,
+    /// Folder of libraries below the prefix.
+    #[arg(long, default_value = LIBDIR, value_parser = below)]
+    pub libdir: String,
+}
+
+/// Removes what was installed under a prefix, and nothing else.
+pub fn uninstall(Installed { prefix, libdir }: &Installed) -> Result<(), Error> {
+    let list = prefix.join(libdir).join(LIST);
+    if !list.exists() {
+        return Err(Error::NotInstalled(list));
+    }
+    let files = listed(&list)?;
+    remove(prefix, files.into_iter().chain([format!("{libdir}/{LIST}")]))
+}
+
+/// Takes out of what is installed its larger part: debug information, and the bitcode that only
+/// rustc reads. The debug information of the library goes to a file beside it, where debuggers look
+/// for it. Without objcopy everything stays as it is.
+fn strip(prefix: &Path, libdir: &str) -> Result<(), Error> {
+    if Command::new("objcopy").arg("--version").output().is_err() {
+        eprintln!("objcopy (binutils) is not there: installed with debug information");
+        return Ok(());
+    }
+    let lib = prefix.join(libdir);
+    let (library, debug) = (lib.join(SONAME), lib.join(format!(".debug/{SONAME}.debug")));
+    make_place(&debug)?;
+    let keep = ["--only-keep-debug", "--compress-debug-sections"];
+    run(Command::new("objcopy").args(keep).arg(&library).arg(&debug))?;
+    let unneeded = ["--strip-debug", "--remove-section=.llvmbc", "--remove-section=.llvmcmd"];
+    for file in files_below(prefix)? {
+        let path = prefix.join(&file);
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let code = name.ends_with(".so") || name.ends_with(".a") || file == "bin/oxccl";
+        if code && !path.is_symlink() {
+            run(Command::new("objcopy").args(unneeded).arg(&path))?;
+        }
+    }
+    let link = format!("--add-gnu-debuglink={}", debug.display());
+    run(Command::new("objcopy").args(unneeded).arg(link).arg(&library))
+}
+
+/// Builds, and puts all that is installed below a folder.
+fn stage(root: &Path, options: &Options, prefix: &Path) -> Result<(), Error> {
     let built = build(root, &options.profile)?;
-    let prefix = &options.prefix;
     let libdir = &options.libdir;
     let lib = prefix.join(libdir);
     copy(&built.shared, &lib.join(SONAME))?;
@@ -143,13 +266,14 @@ fn find(files: &[PathBuf], name: &'static str) -> Result<PathBuf, Error> {
 /// Builds what the arguments say; returns the files that were made.
 fn run_cargo(root: &Path, profile: &str, arguments: &[&str]) -> Result<Vec<PathBuf>, Error> {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
-    let output = Command::new(&cargo)
-        .args(["build", "--quiet", "--profile", profile])
-        .args(arguments)
-        .arg("--message-format=json-render-diagnostics")
-        .current_dir(root)
-        .stderr(std::process::Stdio::inherit())
-        .output();
+    let mut command = Command::new(&cargo);
+    command.args(["build", "--profile", profile]).args(arguments);
+    command.arg("--message-format=json-render-diagnostics").current_dir(root);
+    // What is installed may run on machines with other GPUs than this one.
+    if profile == "release" && std::env::var_os("CUDAARCHS").is_none() {
+        command.env("CUDAARCHS", "all");
+    }
+    let output = command.stderr(std::process::Stdio::inherit()).output();
     let output = output.map_err(|e| Error::Program(cargo.clone(), e.to_string()))?;
     if !output.status.success() {
         return Err(Error::Program(cargo, output.status.to_string()));
@@ -247,10 +371,64 @@ fn nccl_library(lib: &Path) -> Result<(), Error> {
         .arg(&to))
 }
 
+/// Returns the newest version of glibc that files need, such as (2, 34).
+pub(crate) fn glibc(files: &[&Path]) -> Result<(u32, u32), Error> {
+    let mut newest = (2, 0);
+    for file in files {
+        let bytes = std::fs::read(file).map_err(failed(file))?;
+        newest = newest.max(newest_glibc(&bytes));
+    }
+    Ok(newest)
+}
+
+/// Returns the newest version of glibc that a file names; the names are plain text in the file.
+fn newest_glibc(bytes: &[u8]) -> (u32, u32) {
+    const NAME: &[u8] = b"GLIBC_";
+    let names = bytes.windows(NAME.len()).enumerate().filter(|(_, w)| *w == NAME);
+    let version = |(at, _): (usize, &[u8])| {
+        let rest = &bytes[at + NAME.len()..];
+        let end = rest.iter().position(|b| !b.is_ascii_digit() && *b != b'.')?;
+        let (major, minor) = std::str::from_utf8(&rest[..end]).ok()?.split_once('.')?;
+        let minor = minor.split('.').next()?;
+        Some((major.parse().ok()?, minor.parse().ok()?))
+    };
+    names.filter_map(version).max().unwrap_or((2, 0))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use clap::{Args, FromArgMatches};
+
+    #[test]
+    fn the_newest_glibc_is_found() {
+        let names = b"GLIBC_2.9\0x\0GLIBC_2.34\0GLIBC_2.2.5\0GLIBC_PRIVATE\0GLIBC_";
+        assert_eq!(newest_glibc(names), (2, 34));
+        assert_eq!(newest_glibc(b""), (2, 0));
+    }
+
+    #[test]
+    fn what_was_installed_is_removed_and_nothing_else() {
+        let prefix = std::env::temp_dir().join(format!("oxccl-uninstall-{}", std::process::id()));
+        let write = |file: &str, text: &str| {
+            let file = prefix.join(file);
+            make_place(&file).and_then(|()| std::fs::write(&file, text).map_err(failed(&file)))
+        };
+        let installed = Installed { prefix: prefix.clone(), libdir: "lib64".to_owned() };
+        assert!(matches!(uninstall(&installed), Err(Error::NotInstalled(_))));
+        for file in ["lib64/a.so", "include/oxccl/a.h", "bin/ours", "bin/theirs"] {
+            write(file, "").expect("a file");
+        }
+        write("lib64/oxccl/installed", "../elsewhere\n").expect("a file");
+        let error = uninstall(&installed).expect_err("it is not ours").to_string();
+        assert!(error.contains("../elsewhere") && prefix.join("bin/ours").exists(), "{error}");
+        let list = "lib64/a.so\ninclude/oxccl/a.h\nbin/ours\nbin/gone\n";
+        write("lib64/oxccl/installed", list).expect("a file");
+        uninstall(&installed).expect("it is removed");
+        let left = files_below(&prefix).expect("the rest");
+        std::fs::remove_dir_all(&prefix).expect("it can be removed");
+        assert_eq!(left, ["bin/theirs"]);
+    }
 
     #[test]
     fn arguments_are_read_or_refused() {

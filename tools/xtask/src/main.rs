@@ -27,11 +27,13 @@ enum Chore {
     },
     /// Builds and installs libraries, headers, the command and the files for build systems.
     Install(xtask::install::Options),
+    /// Removes what was installed under a prefix.
+    Uninstall(xtask::install::Installed),
     /// Makes a Python wheel.
     Wheel {
-        /// Folder for the wheel.
+        /// Folder for the wheel; made if it is missing.
         #[arg(long)]
-        out: PathBuf,
+        output: PathBuf,
         /// Cargo's profile.
         #[arg(long, default_value = "release")]
         profile: String,
@@ -57,7 +59,10 @@ fn main() -> ExitCode {
             complaints.is_empty().then_some(()).ok_or(complaints.join("\n"))
         }
         Chore::Install(options) => install(&root, &options),
-        Chore::Wheel { out, profile } => wheel(&root, &out, profile),
+        Chore::Uninstall(installed) => {
+            xtask::install::uninstall(&installed).map_err(|e| e.to_string())
+        }
+        Chore::Wheel { output, profile } => wheel(&root, &output, profile),
         Chore::Deb(options) => deb(&root, &options),
     };
     match done {
@@ -75,8 +80,8 @@ fn install(root: &Path, options: &xtask::install::Options) -> Result<(), String>
     Ok(())
 }
 
-fn wheel(root: &Path, out: &Path, profile: String) -> Result<(), String> {
-    let prefix = out.join(".oxccl-prefix");
+fn wheel(root: &Path, output: &Path, profile: String) -> Result<(), String> {
+    let prefix = output.join(".oxccl-prefix");
     let options = xtask::install::Options {
         prefix: prefix.clone(),
         profile,
@@ -85,7 +90,7 @@ fn wheel(root: &Path, out: &Path, profile: String) -> Result<(), String> {
         libdir: xtask::install::LIBDIR.to_owned(),
     };
     xtask::install::install(root, &options).map_err(|e| e.to_string())?;
-    let wheel = xtask::wheel::wheel(root, &prefix, out).map_err(|e| e.to_string())?;
+    let wheel = xtask::wheel::wheel(root, &prefix, output).map_err(|e| e.to_string())?;
     println!("made {}", wheel.display());
     std::fs::remove_dir_all(&prefix).map_err(|e| format!("{}: {e}", prefix.display()))
 }
@@ -130,9 +135,20 @@ mod tests {
         let deb = read("xtask deb --output /a --profile dev");
         let right = |o: &xtask::deb::Options| o.output == Path::new("/a") && o.profile == "dev";
         assert!(matches!(deb, Ok(Chore::Deb(options)) if right(&options)));
-        let wheel = read("xtask wheel --out /a");
+        let wheel = read("xtask wheel --output /a");
         assert!(matches!(wheel, Ok(Chore::Wheel { profile, .. }) if profile == "release"));
-        for wrong in ["xtask deb", "xtask deb --prefix /a", "xtask wheel", "xtask abi-facts"] {
+        let uninstall = read("xtask uninstall --prefix /a");
+        let right =
+            |i: &xtask::install::Installed| i.prefix == Path::new("/a") && i.libdir == "lib";
+        assert!(matches!(uninstall, Ok(Chore::Uninstall(installed)) if right(&installed)));
+        for wrong in [
+            "xtask deb",
+            "xtask deb --prefix /a",
+            "xtask wheel",
+            "xtask abi-facts",
+            "xtask uninstall",
+            "xtask uninstall --prefix /a --libdir ../b",
+        ] {
             assert!(read(wrong).is_err(), "{wrong}");
         }
     }

@@ -1,7 +1,7 @@
 //! `wheel`: a Python wheel with the package, the library and the command, made from an installed
 //! prefix.
 
-use crate::install::{Error, copy, make_place};
+use crate::install::{self, Error, copy, make_place, run};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -31,11 +31,8 @@ pub fn wheel(root: &Path, prefix: &Path, out: &Path) -> Result<PathBuf, Error> {
         copy(&from, &tree.join("oxccl").join(library))?;
         programs.push(from);
     }
-    let (major, minor) = glibc(&programs)?;
-    // Nobody needs the debug information of a wheel, and it is the larger part of the size.
-    let inside = LIBRARIES.map(|library| tree.join("oxccl").join(library));
-    let command = tree.join(format!("oxccl-{version}.data/scripts/oxccl"));
-    run(Command::new("strip").arg("--strip-debug").arg(command).args(inside))?;
+    let programs: Vec<&Path> = programs.iter().map(PathBuf::as_path).collect();
+    let (major, minor) = install::glibc(&programs)?;
     let tag = format!("py3-none-manylinux_{major}_{minor}_{}", std::env::consts::ARCH);
     let info = tree.join(format!("oxccl-{version}.dist-info"));
     for license in ["LICENSE-APACHE", "LICENSE-MIT"] {
@@ -71,44 +68,4 @@ pub fn wheel(root: &Path, prefix: &Path, out: &Path) -> Result<PathBuf, Error> {
     run(pack.args(["-c", PACK]).arg(&tree).arg(&info).arg(&wheel))?;
     std::fs::remove_dir_all(&tree).map_err(|e| Error::File(tree.clone(), e))?;
     Ok(wheel)
-}
-
-/// Returns the newest version of glibc that one of the programs needs.
-fn glibc(programs: &[PathBuf]) -> Result<(u32, u32), Error> {
-    let mut readelf = Command::new("readelf");
-    let text = run(readelf.args(["--wide", "--version-info"]).args(programs))?;
-    let none = || Error::Program("readelf".to_owned(), "no program needs glibc".to_owned());
-    newest(&text).ok_or_else(none)
-}
-
-/// Returns the newest `GLIBC_` version of a text.
-fn newest(text: &str) -> Option<(u32, u32)> {
-    let versions = text.split("GLIBC_").skip(1).filter_map(|rest| {
-        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
-        let mut parts = rest[..end].split('.').map(str::parse);
-        Some((parts.next()?.ok()?, parts.next()?.ok()?))
-    });
-    versions.max()
-}
-
-/// Runs a program; returns what it printed.
-fn run(command: &mut Command) -> Result<String, Error> {
-    let name = command.get_program().to_string_lossy().into_owned();
-    let output = command.output().map_err(|e| Error::Program(name.clone(), e.to_string()))?;
-    if !output.status.success() {
-        return Err(Error::Program(name, String::from_utf8_lossy(&output.stderr).into_owned()));
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_newest_version_counts() {
-        let text = "Name: GLIBC_2.3.4  Flags: none\nGLIBC_2.34 x\n(GLIBC_2.9)\nGLIBC_PRIVATE";
-        assert_eq!(newest(text), Some((2, 34)));
-        assert_eq!(newest("GCC_3.0"), None);
-    }
 }

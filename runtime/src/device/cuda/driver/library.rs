@@ -67,7 +67,10 @@ fn library() -> Result<CUlibrary> {
         let image = oxccl_kernels::FATBIN;
         if image.is_empty() {
             let what = "this build has no kernels for GPUs";
-            return Err(Error::usage(what, "build it with CUDA_HOME set to CUDA 13"));
+            return Err(Error::usage(
+                what,
+                "build it with nvcc of CUDA 13 on the path, or in $CUDA_HOME, and CUDAARCHS=all",
+            ));
         }
         let mut library = null_mut();
         // SAFETY: the image is a fat binary; there are no options.
