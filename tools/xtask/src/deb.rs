@@ -1,6 +1,6 @@
 //! `deb`: Debian packages, from the files that `install` puts under `/usr`.
 
-use crate::install::{self, Error, copy, failed, install, run};
+use crate::install::{self, Error, failed, install, run};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -26,16 +26,22 @@ struct Package {
     ours: &'static [&'static str],
     /// Further lines of the control file.
     control: &'static str,
+    /// The library of the package, and the number of its interface.
+    library: Option<(&'static str, u32)>,
+    /// What lintian is to overlook, without the name of the package.
+    overrides: &'static str,
     description: &'static str,
 }
 
-const PACKAGES: [Package; 4] = [
+const PACKAGES: [Package; 5] = [
     Package {
         name: "liboxccl2",
         section: "libs",
         contents: &["LIB/liboxccl.so.2"],
         ours: &[],
         control: "",
+        library: Some(("liboxccl", 2)),
+        overrides: "",
         description: "collective communication with NCCL's interface: the library",
     },
     Package {
@@ -51,6 +57,8 @@ const PACKAGES: [Package; 4] = [
         ],
         ours: &["liboxccl2"],
         control: "",
+        library: None,
+        overrides: "",
         description: "collective communication with NCCL's interface: headers",
     },
     Package {
@@ -59,21 +67,36 @@ const PACKAGES: [Package; 4] = [
         contents: &["bin", "share"],
         ours: &[],
         control: "",
+        library: None,
+        overrides: "",
         description: "collective communication: starts ranks, measures, explains",
     },
     Package {
         name: "oxccl-nccl-compat",
         section: "libs",
+        contents: &["LIB/libnccl.so.2"],
+        ours: &["liboxccl2"],
+        control: "Provides: libnccl2\nConflicts: libnccl2\n",
+        library: Some(("libnccl", 2)),
+        // It is in the place of that package, and another one.
+        overrides: "package-name-doesnt-match-sonames libnccl2\n",
+        description: "collective communication in the place of NCCL",
+    },
+    Package {
+        name: "oxccl-nccl-compat-dev",
+        section: "libdevel",
         contents: &[
             "LIB/libnccl.so",
-            "LIB/libnccl.so.2",
             "LIB/pkgconfig/nccl.pc",
             "include/nccl.h",
             "include/nccl_device.h",
         ],
-        ours: &["liboxccl2", "liboxccl-dev"],
-        control: "Provides: libnccl2, libnccl-dev\nConflicts: libnccl2, libnccl-dev\n",
-        description: "collective communication in the place of NCCL",
+        ours: &["oxccl-nccl-compat", "liboxccl-dev"],
+        control: "Provides: libnccl-dev\nConflicts: libnccl-dev\n",
+        library: None,
+        // The link leads to liboxccl.so.2, which is in a package of its own.
+        overrides: "",
+        description: "collective communication in the place of NCCL: headers",
     },
 ];
 
@@ -87,7 +110,8 @@ fn place(path: &str) -> String {
     path.replace("LIB/", &format!("{}/", libdir()))
 }
 
-/// Makes the packages; returns their files. Needs dpkg and dpkg-deb.
+/// Makes the packages; returns their files. `DEBFULLNAME` and `DEBEMAIL` name who makes them, and
+/// `SOURCE_DATE_EPOCH` the time, as Debian's tools read them. Needs dpkg, dpkg-deb, gzip and date.
 pub fn build(root: &Path, options: &Options) -> Result<Vec<PathBuf>, Error> {
     let work = options.output.join("work");
     // A build that failed may have left the folder.
@@ -127,8 +151,15 @@ pub fn build(root: &Path, options: &Options) -> Result<Vec<PathBuf>, Error> {
     Ok(files)
 }
 
-/// Writes the control files of dpkg and the licences, and sets modes that do not depend on the
-/// user's umask.
+/// Returns who makes the packages, for dpkg.
+fn maintainer() -> String {
+    let given = |name: &str| std::env::var(name).ok().filter(|text| !text.is_empty());
+    let name = given("DEBFULLNAME").unwrap_or_else(|| "The OxCCL developers".to_owned());
+    format!("{name} <{}>", given("DEBEMAIL").unwrap_or_else(|| "root@localhost".to_owned()))
+}
+
+/// Writes the control files of dpkg and the documents that Debian wants of each package, and sets
+/// modes that do not depend on the user's umask.
 fn describe(
     root: &Path,
     package: &Package,
@@ -136,30 +167,65 @@ fn describe(
     architecture: &str,
     glibc: &str,
 ) -> Result<(), Error> {
-    let &Package { name, section, ours, control, description, .. } = package;
-    let version = env!("CARGO_PKG_VERSION");
+    let &Package { name, section, ours, control, library, description, .. } = package;
+    let (version, maintainer) = (env!("CARGO_PKG_VERSION"), maintainer());
     let mut depends: Vec<_> = ours.iter().map(|name| format!("{name} (= {version})")).collect();
     depends.extend([format!("libc6 (>= {glibc})"), "libgcc-s1".to_owned()]);
     let depends = depends.join(", ");
     let text = format!(
         "Package: {name}\nVersion: {version}\nArchitecture: {architecture}\nSection: {section}\n\
-         Priority: optional\nMaintainer: OxCCL developers\nDepends: {depends}\n{control}\
+         Priority: optional\nMaintainer: {maintainer}\nDepends: {depends}\n{control}\
          Description: {description}\n All-reduce, all-gather, send and receive and their kin \
          between processes and\n hosts, on host memory and GPUs.\n"
     );
     write(&folder.join("DEBIAN/control"), &text)?;
-    if package.contents.iter().any(|file| file.contains(".so.")) {
+    if let Some((library, number)) = library {
         write(&folder.join("DEBIAN/triggers"), "activate-noawait ldconfig\n")?;
+        let text = format!("{library} {number} {name} (>= {version})\n");
+        write(&folder.join("DEBIAN/shlibs"), &text)?;
+    }
+    if !package.overrides.is_empty() {
+        let text = format!("{name}: {}", package.overrides);
+        write(&folder.join("usr/share/lintian/overrides").join(name), &text)?;
     }
     let doc = folder.join("usr/share/doc").join(name);
-    for licence in ["LICENSE-APACHE", "LICENSE-MIT"] {
-        copy(&root.join(licence), &doc.join(licence))?;
-    }
-    write(
-        &doc.join("copyright"),
-        "MIT or Apache-2.0, at your choice; the texts are beside this.\n",
-    )?;
+    write(&doc.join("copyright"), &copyright(root)?)?;
+    let changes = doc.join("changelog");
+    let text = format!(
+        "oxccl ({version}) unstable; urgency=medium\n\n  * As CHANGELOG.md of the source says.\n\n \
+         -- {maintainer}  {}\n",
+        date()?
+    );
+    write(&changes, &text)?;
+    let pages = folder.join("usr/share/man/man1");
+    let pages = if pages.exists() { install::files_below(&pages)? } else { Vec::new() };
+    let pages = pages.iter().map(|page| folder.join("usr/share/man/man1").join(page));
+    run(Command::new("gzip").arg("-9n").arg(changes).args(pages))?;
     set_modes(folder)
+}
+
+/// Returns the terms as Debian wants them: what it has itself is referred to.
+fn copyright(root: &Path) -> Result<String, Error> {
+    let file = root.join("LICENSE-MIT");
+    let mit = std::fs::read_to_string(&file).map_err(failed(&file))?;
+    let whose = mit.lines().find_map(|line| line.strip_prefix("Copyright ")).unwrap_or_default();
+    let line = |line: &str| if line.is_empty() { " .\n".to_owned() } else { format!(" {line}\n") };
+    let terms: String = mit.lines().skip(2).map(line).collect();
+    Ok(format!(
+        "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\n\
+         Upstream-Name: oxccl\n\nFiles: *\nCopyright: {whose}\nLicense: Expat or Apache-2.0\n\n\
+         License: Expat\n{terms}\nLicense: Apache-2.0\n The text is in \
+         /usr/share/common-licenses/Apache-2.0.\n"
+    ))
+}
+
+/// Returns the time of the packages as Debian's changelogs have it.
+fn date() -> Result<String, Error> {
+    let mut command = Command::new("date");
+    if let Ok(seconds) = std::env::var("SOURCE_DATE_EPOCH") {
+        command.arg("--utc").arg(format!("--date=@{seconds}"));
+    }
+    Ok(output(command.arg("--rfc-email"))?.trim().to_owned())
 }
 
 fn write(path: &Path, text: &str) -> Result<(), Error> {

@@ -99,7 +99,7 @@ fn listed(list: &Path) -> Result<Vec<String>, Error> {
 }
 
 /// Returns the files below a folder, in order, by their paths from there.
-fn files_below(folder: &Path) -> Result<Vec<String>, Error> {
+pub(crate) fn files_below(folder: &Path) -> Result<Vec<String>, Error> {
     let (mut files, mut folders) = (Vec::new(), vec![folder.to_owned()]);
     while let Some(at) = folders.pop() {
         for entry in std::fs::read_dir(&at).map_err(failed(&at))? {
@@ -166,17 +166,19 @@ fn strip(prefix: &Path, libdir: &str) -> Result<(), Error> {
     make_place(&debug)?;
     let keep = ["--only-keep-debug", "--compress-debug-sections"];
     run(Command::new("objcopy").args(keep).arg(&library).arg(&debug))?;
-    let unneeded = ["--strip-debug", "--remove-section=.llvmbc", "--remove-section=.llvmcmd"];
     for file in files_below(prefix)? {
         let path = prefix.join(&file);
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let code = name.ends_with(".so") || name.ends_with(".a") || file == "bin/oxccl";
-        if code && !path.is_symlink() {
-            run(Command::new("objcopy").args(unneeded).arg(&path))?;
+        let archive = name.ends_with(".a");
+        let code = name.ends_with(".so") || name.ends_with(".so.2") || file == "bin/oxccl";
+        let bitcode = ["--remove-section=.llvmbc", "--remove-section=.llvmcmd"];
+        let unneeded = if archive { "--strip-debug" } else { "--strip-unneeded" };
+        if (code || archive) && !path.is_symlink() {
+            run(Command::new("objcopy").arg(unneeded).args(bitcode).arg(&path))?;
         }
     }
     let link = format!("--add-gnu-debuglink={}", debug.display());
-    run(Command::new("objcopy").args(unneeded).arg(link).arg(&library))
+    run(Command::new("objcopy").arg(link).arg(&library))
 }
 
 /// Builds, and puts all that is installed below a folder.
@@ -367,6 +369,7 @@ fn nccl_library(lib: &Path) -> Result<(), Error> {
         .args(["-Wl,-soname,libnccl.so.2", "-Wl,-rpath,$ORIGIN", "-Wl,--disable-new-dtags"])
         .arg("-Wl,--no-as-needed")
         .arg(lib.join("liboxccl.so"))
+        .arg("-lc")
         .arg("-o")
         .arg(&to))
 }
