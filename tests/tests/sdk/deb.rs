@@ -13,8 +13,8 @@ fn dpkg(root: &Path) -> Command {
     command
 }
 
-/// Lets Debian's own checker look at packages, but for that with the static library, which takes half
-/// a minute.
+/// Lets Debian's own checker look at packages, but for that with the static library, which takes
+/// half a minute.
 fn look_by_lintian(files: &[PathBuf]) {
     if !have("lintian") {
         return;
