@@ -3,7 +3,8 @@
 //! A generator ([`generate`]) is a pure function of the specification and the rank. The verifier
 //! ([`verify`]) judges its program, the reference interpreter ([`reference`]) gives the program a
 //! meaning, and the simulator ([`simulate`]) gives it a time; [`select`] chooses among the
-//! generators. Nothing in this crate knows a device, a clock, a socket or an environment variable.
+//! generators, and [`explain`] says why. Nothing in this crate knows a device, a clock, a socket or
+//! an environment variable.
 
 #![forbid(unsafe_code)]
 
@@ -11,6 +12,7 @@ pub mod arith;
 pub mod carrier;
 pub mod cost;
 pub mod dtype;
+pub mod explain;
 pub mod generate;
 pub mod ir;
 pub mod lines;

@@ -6,7 +6,8 @@ use oxccl_plan::cost::CostModel;
 use oxccl_plan::ir::{Capacity, UserMemory};
 use oxccl_plan::select::{self, Policy, Route, Topology};
 use oxccl_plan::{
-    Algorithm, Collective, DataType, Geometry, Plan, ReduceOp, Spec, arith, reference, simulate,
+    Algorithm, Collective, DataType, Geometry, Plan, ReduceOp, Spec, arith, explain, reference,
+    simulate,
 };
 
 fn bytes(seed: u64, len: usize) -> Vec<u8> {
@@ -165,7 +166,7 @@ fn the_choice_is_right_at_the_ends_and_explained() {
             assert_ne!(any.layout.user_memory, UserMemory::Written, "{any:?}");
         }
     }
-    let text = select::explain(spec, 64 << 20, &direct, Policy::default());
+    let text = explain::table(spec, 64 << 20, &direct, Policy::default());
     assert!(text.contains("two_shot_mapped") && text.contains("any memory:"), "{text}");
     for topology in [&network, &direct, &remote] {
         for bytes in [1, 1 << 10, 1 << 20, 1 << 30] {

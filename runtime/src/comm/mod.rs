@@ -18,11 +18,11 @@ use crate::plugin::collnet::Reductions;
 use crate::plugin::profiler::Profiler;
 use crate::plugin::tuner::Tuner;
 use crate::rank::monitor;
-use oxccl_plan::Spec;
 use oxccl_plan::generate::{Algorithm, Needs};
 use oxccl_plan::lines;
 use oxccl_plan::nccl;
-use oxccl_plan::select::{self, Candidates, Choice, Policy, Topology};
+use oxccl_plan::select::{Candidates, Choice, Policy, Topology};
+use oxccl_plan::{Spec, explain};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -434,7 +434,7 @@ impl Communicator {
     pub fn explain(&self, spec: Spec, bytes: u64) -> String {
         // For types and operations that the switches reduce.
         let switch = self.reductions != Reductions::default();
-        select::explain(spec, bytes, &Topology { switch, ..self.topology }, self.policy)
+        explain::table(spec, bytes, &Topology { switch, ..self.topology }, self.policy)
     }
 }
 

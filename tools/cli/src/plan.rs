@@ -2,8 +2,8 @@
 
 use crate::error::{Error, Result};
 use crate::perf::options::{Kind, size};
-use oxccl_plan::select::{self, Memory, Policy, Topology};
-use oxccl_plan::{Collective, Spec, simulate};
+use oxccl_plan::select::{self, Policy, Topology};
+use oxccl_plan::{Collective, Spec, explain};
 use oxccl_runtime::config::Config;
 use oxccl_runtime::device;
 use std::process::ExitCode;
@@ -47,7 +47,8 @@ pub(crate) struct Options {
     /// Location of the data; by default the device that the library would take here.
     #[arg(long)]
     device: Option<DeviceKind>,
-    /// Add the simulator's time of every plan.
+    /// Say why: where the time of each plan goes by the cost model, what its busiest rank does, and
+    /// for which sizes the choice is the same.
     #[arg(long)]
     explain: bool,
     /// Print this rank's program of the chosen plan.
@@ -88,16 +89,9 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
 
 /// Prints which plan serves a collective.
 fn show(spec: Spec, options: &Options, topology: &Topology, policy: Policy) {
-    print!("{}", select::explain(spec, options.bytes, topology, policy));
+    print!("{}", explain::table(spec, options.bytes, topology, policy));
     if options.explain {
-        let memory = Memory::Mapped;
-        for candidate in select::candidates(spec, options.bytes, topology, memory, policy) {
-            let name = candidate.plan.algorithm.name();
-            match simulate::time_us(&candidate.plan, options.bytes, &topology.model) {
-                Ok(time_us) => println!("  {name:<16} {time_us:>12.2} us  simulated"),
-                Err(fault) => println!("  {name:<16} {fault}"),
-            }
-        }
+        print!("{}", explain::reasons(spec, options.bytes, topology, policy));
     }
     if let Some(rank) = options.program.filter(|&r| r < options.ranks)
         && let Some(choice) = select::choose(spec, options.bytes, topology, policy)

@@ -1,0 +1,232 @@
+//! Explanations of choices, in lines for a person.
+
+use crate::carrier::Carrier;
+use crate::ir::{Buffer, Destination, Geometry, Op, Slice};
+use crate::select::{self, Candidate, Memory, Policy, Topology, candidates, choose};
+use crate::{Plan, Spec};
+use std::fmt::Write;
+
+/// Returns the plans among which a call is chosen with their times by the cost model, and which
+/// is chosen.
+pub fn table(spec: Spec, bytes: u64, topology: &Topology, policy: Policy) -> String {
+    let mut text = format!(
+        "{} of {bytes} bytes per block on {} ranks, {}\n",
+        spec.collective.name(),
+        spec.nranks,
+        match topology.team {
+            _ if topology.direct => "all sharing memory".to_owned(),
+            1 => "over the network".to_owned(),
+            team => format!("over the network, in teams of {team}"),
+        }
+    );
+    let Some(choice) = choose(spec, bytes, topology, policy) else {
+        return text + " no plan serves what the policy asks for\n";
+    };
+    let mapped = choice.mapped.map_or(choice.any_memory.plan, |route| route.plan);
+    for (memory, title, chosen) in [
+        (Memory::Any, "any memory", choice.any_memory.plan),
+        (Memory::Mapped, "memory that all ranks map", mapped),
+        (Memory::Windows, "memory in windows", mapped),
+    ] {
+        if memory == Memory::Windows && !choice.engines {
+            continue;
+        }
+        text += &format!(" {title}:\n");
+        for Candidate { plan, cost_us, .. } in candidates(spec, bytes, topology, memory, policy) {
+            // If no other plan pays for mapped memory, mapped memory is treated as any memory.
+            let as_any = chosen == choice.any_memory.plan;
+            let (memory, cost_us) = match as_any && plan == chosen {
+                true => (Memory::Any, select::cost_us(&plan, bytes, topology, Memory::Any)),
+                false => (memory, cost_us),
+            };
+            let carrier = Carrier::of(&plan, bytes, topology, memory).name();
+            let mark = if plan == chosen { "  chosen" } else { "" };
+            let name = plan.algorithm.name();
+            text += &format!("  {name:<16} {carrier:<12} {cost_us:>12.2} us{mark}\n");
+        }
+    }
+    text
+}
+
+/// Returns why a plan is chosen for any memory: where the time of each one goes by the cost model,
+/// what its busiest rank does, and for which sizes the same one is chosen. Empty where no plan
+/// serves.
+pub fn reasons(spec: Spec, bytes: u64, topology: &Topology, policy: Policy) -> String {
+    let all = candidates(spec, bytes, topology, Memory::Any, policy);
+    let Some(first) = all.first() else { return String::new() };
+    let mut text = format!(" {} is chosen for any memory", first.plan.algorithm.name());
+    if let Some(next) = all.get(1) {
+        let less = (1.0 - first.cost_us / next.cost_us) * 100.0;
+        let name = next.plan.algorithm.name();
+        let _ = write!(text, ": by the cost model it takes {less:.0} % less than {name}");
+    }
+    text += ".\n";
+    text += &sizes(spec, bytes, topology, policy);
+    for Candidate { plan, cost_us, .. } in &all {
+        let fixed_us = select::cost_us(plan, 1, topology, Memory::Any).min(*cost_us);
+        let name = plan.algorithm.name();
+        let bytes_us = cost_us - fixed_us;
+        let _ = writeln!(text, "  {name:<16} {fixed_us:.2} us for any size + {bytes_us:.2} us");
+        let busiest = (0..spec.nranks).map(|rank| Work::of(plan, rank, bytes));
+        if let Some(work) = busiest.max_by_key(Work::bytes) {
+            let _ = writeln!(text, "  {:<16} {}", "", work.text());
+        }
+    }
+    text
+}
+
+/// The largest size that is looked at for the same choice, as a power of two.
+const LARGEST: u32 = 40;
+
+/// Returns a line with the sizes for which the choice for any memory is the same as for `bytes`;
+/// empty if it is the same for all.
+fn sizes(spec: Spec, bytes: u64, topology: &Topology, policy: Policy) -> String {
+    let chosen = |bytes| {
+        let choice = choose(spec, bytes, topology, policy);
+        choice.map(|choice| choice.any_memory.plan.algorithm)
+    };
+    let own = chosen(bytes);
+    let power = bytes.max(1).ilog2();
+    let same = |power: &u32| chosen(1 << power) == own;
+    let least = (0..=power).rev().take_while(same).last();
+    let most = (power + 1..=LARGEST).take_while(same).last();
+    let name = |power: u32| chosen(1 << power).map_or("none", |algorithm| algorithm.name());
+    let least = least.filter(|least| *least > 0);
+    let before = least.map(|at| format!("below {} it is {}", size_text(1 << at), name(at - 1)));
+    let most = most.unwrap_or(power);
+    let after = (most < LARGEST)
+        .then(|| format!("from {} on it is {}", size_text(1 << (most + 1)), name(most + 1)));
+    let others: Vec<String> = before.into_iter().chain(after).collect();
+    if others.is_empty() {
+        String::new()
+    } else {
+        format!(" For other sizes: {}.\n", others.join(", "))
+    }
+}
+
+/// What a rank does for a call: bytes that it moves, and how often.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Work {
+    copied: u64,
+    sent: (u32, u64),
+    received: (u32, u64),
+    read: (u32, u64),
+    written: (u32, u64),
+    folded: u64,
+    signals: u32,
+}
+
+impl Work {
+    /// Returns what a rank does in a plan for blocks of so many bytes.
+    fn of(plan: &Plan, rank: u32, bytes: u64) -> Self {
+        let (parts, window_elems) = (plan.layout.parts, bytes.max(1));
+        let geometry = Geometry { block_elems: bytes, parts, window_elems, align_elems: 1 };
+        let len = |slice: Slice| geometry.range(0, slice.part, slice.parts).1;
+        let peers = u64::from(plan.spec.nranks - 1);
+        let mut work = Self::default();
+        let add = |to: &mut (u32, u64), len: u64, times: u32| {
+            to.0 += times;
+            to.1 += len;
+        };
+        for op in plan.program(rank).ops {
+            match op {
+                Op::Copy { src, .. } => work.copied += len(src),
+                Op::Send { src, .. } => add(&mut work.sent, len(src), 1),
+                Op::Recv { dst, .. } => add(&mut work.received, len(dst), 1),
+                Op::RecvReduce { dst, .. } => {
+                    add(&mut work.received, len(dst), 1);
+                    work.folded += len(dst);
+                }
+                Op::Get { dst, .. } => add(&mut work.read, len(dst), 1),
+                Op::Put { src, .. } => add(&mut work.written, len(src), 1),
+                Op::Reduce { src, own, dst, .. } => {
+                    // The inbox is this rank's own.
+                    if src.buffer != Buffer::Inbox {
+                        add(&mut work.read, peers * len(own), peers as u32);
+                    }
+                    work.folded += (peers + 1) * len(own);
+                    match dst {
+                        Destination::Own(_) => {}
+                        Destination::Both(_, second) => work.copied += len(second),
+                        Destination::Peer(_, dst) => add(&mut work.written, len(dst), 1),
+                        Destination::Everyone(dst) | Destination::Inboxes(dst, _) => {
+                            add(&mut work.written, peers * len(dst), peers as u32);
+                        }
+                    }
+                }
+                Op::Fold { dst, .. } => work.folded += len(dst) * (peers + 1),
+                Op::Signal => work.signals += 1,
+                Op::Acquire | Op::Wait { .. } => {}
+            }
+        }
+        work
+    }
+
+    /// Returns all bytes that the rank moves.
+    fn bytes(&self) -> u64 {
+        let moved = [self.sent, self.received, self.read, self.written].map(|(_, bytes)| bytes);
+        self.copied + self.folded + moved.iter().sum::<u64>()
+    }
+
+    fn text(&self) -> String {
+        let times = |verb: &str, what: &str, (times, bytes): (u32, u64)| {
+            let many = if times == 1 { "" } else { "s" };
+            (times > 0).then(|| format!("{verb} {} in {times} {what}{many}", size_text(bytes)))
+        };
+        let some =
+            |verb: &str, bytes: u64| (bytes > 0).then(|| format!("{verb} {}", size_text(bytes)));
+        let signals = match self.signals {
+            0 => None,
+            1 => Some("signals once".to_owned()),
+            times => Some(format!("signals {times} times")),
+        };
+        let all = [
+            times("sends", "message", self.sent),
+            times("receives", "message", self.received),
+            times("reads", "piece", self.read).map(|text| text + " of peers"),
+            times("writes", "piece", self.written).map(|text| text + " of peers"),
+            some("folds", self.folded),
+            some("copies", self.copied),
+            signals,
+        ];
+        all.into_iter().flatten().collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// Returns a number of bytes as `1.5 MiB`.
+fn size_text(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let power = (bytes.ilog2() / 10).min(UNITS.len() as u32);
+    let value = bytes as f64 / (1u64 << (10 * power)) as f64;
+    let value = if value.fract() == 0.0 { format!("{value}") } else { format!("{value:.1}") };
+    format!("{value} {}", UNITS[power as usize - 1])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Collective;
+
+    #[test]
+    fn what_a_rank_does_is_counted() {
+        let plan = |algorithm: &str, collective| {
+            let mut plans = Plan::candidates(Spec::new(collective, 4, 0));
+            plans.find(|plan| plan.algorithm.name() == algorithm).expect("a plan")
+        };
+        let ring = Work::of(&plan("ring", Collective::AllReduce), 1, 4096);
+        let text = "sends 6 KiB in 6 messages, receives 6 KiB in 6 messages, folds 3 KiB";
+        assert_eq!(ring.text(), text);
+        let shot = Work::of(&plan("one_shot_mapped", Collective::AllGather), 2, 1000);
+        assert_eq!((shot.read, shot.sent, shot.folded), ((3, 3000), (0, 0), 0));
+        assert_eq!(Work::default().text(), "");
+    }
+
+    #[test]
+    fn sizes_have_units() {
+        let texts = [0, 1023, 1024, 1536, 1 << 20, 3 << 29, 1 << 40].map(size_text);
+        assert_eq!(texts, ["0 B", "1023 B", "1 KiB", "1.5 KiB", "1 MiB", "1.5 GiB", "1 TiB"]);
+    }
+}
