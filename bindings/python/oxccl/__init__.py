@@ -8,84 +8,59 @@ The library is the one that the environment variable OXCCL_LIBRARY names, else t
 package's files, else the system's liboxccl.so.2.
 """
 
+from __future__ import annotations
+
 import ctypes
-import os
 import threading
 import time
 import weakref
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from . import _gen
 from ._arrays import NO_PARTS, Parts, place
 from ._gen import ncclRedOp_t, ncclResult_t
+from ._library import Error, _c, _check, _int, _last_error, _nanoseconds
 
 __all__ = [
     "Comm", "Error", "Event", "Graph", "Group", "MultipliedSum", "OPTIONS", "Registration", "Stream", "UniqueId",
-    "Window", "capture", "device_count", "empty", "estimate", "on_device", "set_log_level", "version",
+    "Window", "__version__", "capture", "device_count", "empty", "estimate", "on_device", "set_log_level", "version",
     "SUM", "PROD", "MAX", "MIN", "AVG", "NO_COLOR",
 ]
+
+__version__ = _gen.VERSION
 
 SUM, PROD, MAX, MIN, AVG = (ncclRedOp_t(i) for i in range(ncclRedOp_t.ncclNumOps))
 NO_COLOR = _gen.NCCL_SPLIT_NOCOLOR
 
+#: What calls take as arrays: NumPy's, and tensors of PyTorch on the CPU.
+Array = Any
+#: A number for each rank, as a list or an array of integers.
+Counts = Sequence[int]
+#: A reduction: SUM and its like, their names, or what multiplied_sum() returns.
+Op = Any
 
-def _load():
-    beside = Path(__file__).with_name("liboxccl.so.2")
-    path = os.environ.get("OXCCL_LIBRARY") or (str(beside) if beside.exists() else "liboxccl.so.2")
-    library = ctypes.CDLL(path)
-    for name, (result, parameters) in _gen.PROTOTYPES.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, parameters
-    return library
-
-
-_c = _load()
+_NAMED = {"sum": SUM, "prod": PROD, "max": MAX, "min": MIN, "avg": AVG}
 
 
-class Error(RuntimeError):
-    """What failed: `code`, the `rank` that reports, the `peer` at fault (-1: unknown), and the text."""
-
-    def __init__(self, code, text, rank=-1, peer=-1):
-        super().__init__(text)
-        self.code, self.rank, self.peer = ncclResult_t(code), rank, peer
-
-
-def _last_error(fill):
-    info = _gen.oxcclErrorInfo_t(size=ctypes.sizeof(_gen.oxcclErrorInfo_t))
-    fill(ctypes.byref(info))
-    return Error(info.code, info.text.decode(errors="replace"), info.rank, info.peer)
-
-
-# Enumerators of Python take longer to look at than a call takes.
-_SUCCESS, _IN_PROGRESS = int(ncclResult_t.ncclSuccess), int(ncclResult_t.ncclInProgress)
+def _operation(op):
+    """An operation as C takes it."""
+    if isinstance(op, MultipliedSum) and op._handle is None:
+        raise Error(ncclResult_t.ncclInvalidUsage, "the operation was closed")
+    if isinstance(op, (ncclRedOp_t, MultipliedSum)):
+        return op
+    named = _NAMED.get(op.lower()) if isinstance(op, str) else None
+    if named is None:
+        names = ", ".join(f'"{name}"' for name in _NAMED)
+        raise ValueError(f"op is {op!r}; expected {names}, or what multiplied_sum() returns")
+    return named
 
 
-def _check(code):
-    """Raises what a call failed with; tells whether it is complete."""
-    if code == _SUCCESS:
-        return True
-    if code == _IN_PROGRESS:
-        return False
-    raise _last_error(_c.oxcclLastError)
-
-
-def _int(name, value):
-    """A number as C takes it; ctypes would silently cut off what is beyond 32 bits."""
-    if not -(2**31) < value < 2**31:
-        raise ValueError(f"{name} is {value}; expected a number of 32 bits")
-    return value
-
-
-def _nanoseconds(seconds):
-    """A time as C takes it, where None is no bound."""
-    return -1 if seconds is None else int(min(seconds * 1e9, 2**63 - 1))
-
-
-def version():
+def version() -> tuple[int, int]:
     """The versions of NCCL's interface and of OxCCL, as numbers."""
     nccl, oxccl = ctypes.c_int(), ctypes.c_int()
     _check(_c.ncclGetVersion(ctypes.byref(nccl)))
@@ -93,7 +68,7 @@ def version():
     return nccl.value, oxccl.value
 
 
-def set_log_level(level):
+def set_log_level(level: int) -> None:
     """Sets what is logged: 0 nothing, 1 the version, 2 warnings, 3 information, 5 everything."""
     _check(_c.oxcclSetLog(_int("level", level), _gen.oxcclLogFn_t(), None))
 
@@ -121,7 +96,7 @@ def _on_host(make):
         return other.submit(chosen).result()
 
 
-def device_count():
+def device_count() -> int:
     """The number of devices of the host: its processors."""
     count = ctypes.c_int()
     _check(_c.oxcclDeviceCount(_HOST, ctypes.byref(count)))
@@ -129,7 +104,7 @@ def device_count():
 
 
 @contextmanager
-def on_device(index):
+def on_device(index: int) -> Iterator[None]:
     """`with on_device(1):` makes communicators, streams and arrays for a device of the host; any index will do,
     so that a laptop can stand for a larger machine."""
     before = _device()
@@ -140,7 +115,7 @@ def on_device(index):
         _check(_c.oxcclDeviceSet(*before))
 
 
-def empty(shape, dtype=np.float32):
+def empty(shape: int | Sequence[int], dtype: Any = np.float32) -> np.ndarray:
     """An array, all zero, in memory that other ranks of this host read and write in place."""
     dtype, place = np.dtype(dtype), ctypes.c_void_p()
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
@@ -171,15 +146,15 @@ class Event(_Owner):
     def __init__(self):
         _on_host(lambda: super(Event, self).__init__(_c.oxcclEventCreate, _c.oxcclEventDestroy))
 
-    def record(self, stream):
+    def record(self, stream: Stream) -> None:
         """Marks the present end of a stream."""
         _check(_c.oxcclEventRecord(self._handle, stream._handle))
 
-    def done(self):
+    def done(self) -> bool:
         """Whether the stream has come to it."""
         return _check(_c.oxcclEventQuery(self._handle))
 
-    def since(self, start):
+    def since(self, start: Event) -> float:
         """Seconds since another event; both must have come up."""
         ms = ctypes.c_float()
         _check(_c.oxcclEventElapsedTime(ctypes.byref(ms), start._handle, self._handle))
@@ -190,7 +165,7 @@ class Event(_Owner):
 _SLICE = 0.1
 
 # Streams that were dropped while they had work, and the arrays of that.
-_busy = []
+_busy: list[tuple] = []
 
 
 def _end_stream(handle, kept):
@@ -211,7 +186,7 @@ class Stream(_Owner):
         self._kept = kept = []
         _on_host(lambda: super(Stream, self).__init__(_c.oxcclStreamCreate, lambda handle: _end_stream(handle, kept)))
 
-    def synchronize(self, timeout=None):
+    def synchronize(self, timeout: float | None = None) -> bool:
         """Waits until everything is done, at most so many seconds; tells whether it is, and raises what
         the work failed with."""
         # Another thread may add to them meanwhile.
@@ -227,11 +202,11 @@ class Stream(_Owner):
             del self._kept[:done]
         return complete
 
-    def done(self):
+    def done(self) -> bool:
         """Whether everything is done."""
         return _check(_c.oxcclStreamQuery(self._handle))
 
-    def copy(self, to, source):
+    def copy(self, to: Array, source: Array) -> None:
         """Copies an array to another of the same type and length, in the order of the stream."""
         s = place("source", source)
         t = place("to", to, s, True)
@@ -239,13 +214,13 @@ class Stream(_Owner):
         _check(_c.oxcclMemcpyAsync(t.address, s.address, s.bytes, self._handle))
         self._kept += to, source
 
-    def clear(self, array):
+    def clear(self, array: Array) -> None:
         """Makes all elements zero, in the order of the stream."""
         at = place("array", array, writable=True)
         _check(_c.oxcclMemsetAsync(at.address, 0, at.bytes, self._handle))
         self._kept.append(array)
 
-    def wait(self, event):
+    def wait(self, event: Event) -> None:
         """Makes what the stream does from now on wait for an event."""
         _check(_c.oxcclStreamWaitEvent(self._handle, event._handle))
 
@@ -260,7 +235,7 @@ class Graph(_Owner):
             lambda handle: _c.oxcclGraphDestroy(None, handle),
         )
 
-    def update(self, stream, function):
+    def update(self, stream: Stream, function: Callable[[], Any]) -> None:
         """Puts what a function calls on the stream in the place of what the graph does: the same calls in the
         same order, in which arrays, lengths and roots may differ. Launches under way keep theirs."""
 
@@ -272,7 +247,7 @@ class Graph(_Owner):
 
         _captured(stream, function, use)
 
-    def launch(self, stream):
+    def launch(self, stream: Stream) -> None:
         """Does it once, in the order of the stream."""
         _check(_c.oxcclGraphLaunch(self._handle, stream._handle))
         stream._kept.append((self, self._kept))
@@ -302,7 +277,7 @@ def _captured(stream, function, use):
         _c.oxcclGraphDestroy(graph, None)
 
 
-def capture(stream, function):
+def capture(stream: Stream, function: Callable[[], Any]) -> Graph:
     """Puts what a function calls on the stream into a graph, instead of having it done."""
     return _captured(stream, function, Graph)
 
@@ -342,7 +317,7 @@ class _Simulation(Group):
         return _c.ncclGroupSimulateEnd(ctypes.byref(self.info))
 
 
-def estimate(function):
+def estimate(function: Callable[[], Any]) -> float:
     """The seconds that a group of what a function calls would take, by the library's model of the machine;
     nothing is launched."""
     with _Simulation() as group:
@@ -358,7 +333,7 @@ def _not_in_group(what):
 class UniqueId:
     """Names a communicator that is to be made; give its bytes to all ranks, and keep them secret."""
 
-    def __init__(self, data=None):
+    def __init__(self, data: bytes | None = None) -> None:
         self._raw = _gen.ncclUniqueId()
         if data is None:
             _check(_c.ncclGetUniqueId(ctypes.byref(self._raw)))
@@ -367,12 +342,12 @@ class UniqueId:
         else:
             ctypes.memmove(ctypes.byref(self._raw), bytes(data), len(data))
 
-    def __bytes__(self):
+    def __bytes__(self) -> bytes:
         return ctypes.string_at(ctypes.byref(self._raw), ctypes.sizeof(self._raw))
 
 
 #: What a communicator can be asked for: the fields of ncclConfig_t. It is Python that decides whether calls wait.
-OPTIONS = {name: kind for name, kind in _gen.ncclConfig_t._fields_[4:]}
+OPTIONS = {field[0]: field[1] for field in _gen.ncclConfig_t._fields_[4:]}
 
 
 def _configure(options):
@@ -404,9 +379,12 @@ class Comm:
     communicator is communication.
     """
 
-    def __init__(self, size=None, unique_id=None, rank=None, **options):
+    def __init__(self, size: int | None = None, unique_id: UniqueId | None = None, rank: int | None = None,
+                 **options: Any) -> None:
         if size is None:
             self._create(options, _c.oxcclCommInitEnv)
+        elif unique_id is None or rank is None:
+            raise TypeError(f"a communicator of {size} ranks needs the unique_id that they share, and this one's rank")
         else:
             self._create(options, lambda place, config: _c.ncclCommInitRankConfig(
                 place, _int("size", size), unique_id._raw, _int("rank", rank), config))
@@ -416,80 +394,93 @@ class Comm:
         _not_in_group("a communicator cannot be made")
         options = dict(options)
         limit = options.pop("init_timeout", None)
-        self._handle, config = ctypes.c_void_p(), _configure(options)
+        self._place, config = ctypes.c_void_p(), _configure(options)
 
         def make():
             # Of this thread, until it is taken back.
             _check(_c.oxcclSetInitTimeout(_nanoseconds(limit)))
             try:
-                _check(begin(ctypes.byref(self._handle), ctypes.byref(config)))
+                _check(begin(ctypes.byref(self._place), ctypes.byref(config)))
             finally:
                 _c.oxcclSetInitTimeout(-1)
 
         _on_host(make)
-        if self._handle:
+        if self._place:
             rank, size = ctypes.c_int(), ctypes.c_int()
             _check(_c.ncclCommUserRank(self._handle, ctypes.byref(rank)))
             _check(_c.ncclCommCount(self._handle, ctypes.byref(size)))
             self.rank, self.size = rank.value, size.value
             self._stream = Stream()
 
+    @property
+    def _handle(self):
+        if not self._place:
+            raise Error(ncclResult_t.ncclInvalidUsage, "the communicator was closed or aborted; make a new one")
+        return self._place
+
+    def __repr__(self) -> str:
+        return f"<oxccl.Comm, rank {self.rank} of {self.size}{'' if self._place else ', closed'}>"
+
     @classmethod
     def _from(cls, options, begin):
         comm = cls.__new__(cls)
         comm._create(options, begin)
-        return comm if comm._handle else None
+        return comm if comm._place else None
 
-    def split(self, color, key=0, **options):
+    def split(self, color: int, key: int = 0, **options: Any) -> Comm | None:
         """Communicators of the ranks with equal color, ordered by key; None for NO_COLOR."""
         return Comm._from(options, lambda place, config: _c.ncclCommSplit(
             self._handle, _int("color", color), _int("key", key), place, config))
 
-    def shrink(self, exclude, **options):
+    def shrink(self, exclude: Sequence[int], **options: Any) -> Comm:
         """One without some ranks, which need not be alive; all others call. Ends this one's operations."""
         ranks = (ctypes.c_int * len(exclude))(*(_int("a rank of exclude", rank) for rank in exclude))
         flags = _gen.NCCL_SHRINK_ABORT
         return Comm._from(options, lambda place, config: _c.ncclCommShrink(
             self._handle, ranks, len(exclude), place, config, flags))
 
-    def growth_id(self):
+    def growth_id(self) -> UniqueId:
         """An id for the ranks that join(); made on one rank, the root, which then grows with it."""
         made = UniqueId.__new__(UniqueId)
         made._raw = _gen.ncclUniqueId()
         _check(_c.ncclCommGetUniqueId(self._handle, ctypes.byref(made._raw)))
         return made
 
-    def grow(self, size, unique_id=None, **options):
+    def grow(self, size: int, unique_id: UniqueId | None = None, **options: Any) -> Comm:
         """One of `size` ranks, of which these keep their numbers; the root passes the growth_id()."""
         raw = None if unique_id is None else ctypes.byref(unique_id._raw)
         return Comm._from(options, lambda place, config: _c.ncclCommGrow(
             self._handle, _int("size", size), raw, -1, place, config))
 
     @classmethod
-    def join(cls, size, unique_id, rank, **options):
+    def join(cls, size: int, unique_id: UniqueId, rank: int, **options: Any) -> Comm:
         """A new rank's part of a communicator that others grow to `size` ranks."""
         raw = ctypes.byref(unique_id._raw)
         return cls._from(options, lambda place, config: _c.ncclCommGrow(
             None, _int("size", size), raw, _int("rank", rank), place, config))
 
-    def error(self):
+    def error(self) -> Error | None:
         """Why the communicator failed; None where it did not."""
         found = _last_error(lambda info: _check(_c.oxcclCommLastError(self._handle, info)))
         return None if found.code == ncclResult_t.ncclSuccess else found
 
-    def set_timeout(self, seconds):
+    def set_timeout(self, seconds: float | None) -> None:
         """Bounds how long an operation may wait for a rank without getting anywhere; None is no bound."""
         _check(_c.oxcclCommSetTimeout(self._handle, _nanoseconds(seconds)))
 
-    def abort(self):
-        """Ends the communicator at once, also for other threads; the other ranks are told."""
-        handle, self._handle = self._handle, ctypes.c_void_p()
-        _check(_c.ncclCommAbort(handle))
+    def abort(self) -> None:
+        """Ends the communicator at once, also for other threads; the other ranks are told. Nothing if it is ended."""
+        self._end(_c.ncclCommAbort)
 
-    def close(self):
-        """Completes all operations and ends the communicator; waits until the other ranks have what was sent to them."""
-        handle, self._handle = self._handle, ctypes.c_void_p()
-        _check(_c.ncclCommDestroy(handle))
+    def close(self) -> None:
+        """Completes all operations and ends the communicator; waits until the other ranks have what was sent to
+        them. Nothing if it is ended."""
+        self._end(_c.ncclCommDestroy)
+
+    def _end(self, end):
+        place, self._place = self._place, ctypes.c_void_p()
+        if place:
+            _check(end(place))
 
     def __enter__(self):
         return self
@@ -497,52 +488,52 @@ class Comm:
     def __exit__(self, kind, *_):
         self.close() if kind is None else self.abort()
 
-    def revoke(self):
+    def revoke(self) -> None:
         """Ends all operations; after it the communicator can only be split, shrunk, closed or aborted."""
         _check(_c.ncclCommRevoke(self._handle, _gen.NCCL_REVOKE_DEFAULT))
 
-    def suspend(self):
+    def suspend(self) -> None:
         """Gives memory back to the system; until resume() it takes no operations, and none may be under way."""
         _check(_c.ncclCommSuspend(self._handle, _gen.NCCL_SUSPEND_MEM))
 
-    def resume(self):
+    def resume(self) -> None:
         """Lets a suspended communicator take operations again."""
         _check(_c.ncclCommResume(self._handle))
 
-    def memory(self):
+    def memory(self) -> int:
         """How many bytes of memory it takes in this process."""
         count, total = ctypes.c_uint64(), _gen.ncclCommMemStat_t.ncclStatGpuMemTotal
         _check(_c.ncclCommMemStats(self._handle, total, ctypes.byref(count)))
         return count.value
 
-    def in_place(self):
+    def in_place(self) -> int:
         """How many collectives so far read or wrote the other ranks' buffers where they lie."""
         count = ctypes.c_uint64()
         _check(_c.oxcclCommInPlace(self._handle, ctypes.byref(count)))
         return count.value
 
-    def by_copy_engines(self):
+    def by_copy_engines(self) -> int:
         """How many operations so far had their data moved by copy engines of a GPU."""
         count = ctypes.c_uint64()
         _check(_c.oxcclCommByCopyEngines(self._handle, ctypes.byref(count)))
         return count.value
 
-    def device(self):
+    def device(self) -> int:
         """The index of the device that it works on."""
         index = ctypes.c_int()
         _check(_c.ncclCommCuDevice(self._handle, ctypes.byref(index)))
         return index.value
 
-    def multiplied_sum(self, factor):
+    def multiplied_sum(self, factor: Any) -> MultipliedSum:
         """An operation: a sum in which this rank's elements are first multiplied by a NumPy scalar, or a
         tensor of one element, of their type."""
         return MultipliedSum(self, factor)
 
-    def register(self, array):
+    def register(self, array: Array) -> Registration:
         """Tells the communicator of an array that it will often be given."""
         return Registration(self, array)
 
-    def window(self, array):
+    def window(self, array: Array) -> Window:
         """Makes a window of an array. All ranks call, in the same order; each then holds all ranks' windows
         by this one. Memory from empty() is best; at most 64 at a time."""
         return Window(self, array)
@@ -557,31 +548,31 @@ class Comm:
             on.synchronize()
         return arrays[-1] if arrays else None
 
-    def all_reduce(self, send, recv=None, op=SUM, stream=None):
+    def all_reduce(self, send: Array, recv: Array | None = None, op: Op = SUM, stream: Stream | None = None) -> Array:
         """The reduction of all ranks' `send`, in every rank's `recv` (in `send` where there is none)."""
         s = r = place("send", send, writable=recv is None)
         if recv is not None:
             r = place("recv", recv, s, True)
             r.length("recv", s.count)
         return self._run(stream, lambda on: _c.ncclAllReduce(
-            s.address, r.address, s.count, s.kind, op, self._handle, on), send, r.array)
+            s.address, r.address, s.count, s.kind, _operation(op), self._handle, on), send, r.array)
 
-    def broadcast(self, data, root=0, stream=None):
+    def broadcast(self, data: Array, root: int = 0, stream: Stream | None = None) -> Array:
         """The root's elements, on every rank."""
         d = place("data", data, writable=True)
         return self._run(stream, lambda on: _c.ncclBcast(
             d.address, d.count, d.kind, _int("root", root), self._handle, on), data)
 
-    def reduce(self, send, recv, root=0, op=SUM, stream=None):
+    def reduce(self, send: Array, recv: Array, root: int = 0, op: Op = SUM, stream: Stream | None = None) -> Array:
         """The reduction of all ranks' `send` in the root's `recv`, which is ignored elsewhere."""
         s = place("send", send)
         r = place("recv", recv, s, True)
         if self.rank == root:
             r.length("recv", s.count)
         return self._run(stream, lambda on: _c.ncclReduce(
-            s.address, r.address, s.count, s.kind, op, _int("root", root), self._handle, on), send, recv)
+            s.address, r.address, s.count, s.kind, _operation(op), _int("root", root), self._handle, on), send, recv)
 
-    def all_gather(self, send, recv, stream=None):
+    def all_gather(self, send: Array, recv: Array, stream: Stream | None = None) -> Array:
         """Every rank's elements, one behind the other, on every rank."""
         s = place("send", send)
         r = place("recv", recv, s, True)
@@ -589,15 +580,15 @@ class Comm:
         return self._run(stream, lambda on: _c.ncclAllGather(
             s.address, r.address, s.count, s.kind, self._handle, on), send, recv)
 
-    def reduce_scatter(self, send, recv, op=SUM, stream=None):
+    def reduce_scatter(self, send: Array, recv: Array, op: Op = SUM, stream: Stream | None = None) -> Array:
         """Block r of the reduction of all ranks' `send`, in the `recv` of rank r."""
         s = place("send", send)
         r = place("recv", recv, s, True)
         s.length("send", r.count * self.size)
         return self._run(stream, lambda on: _c.ncclReduceScatter(
-            s.address, r.address, r.count, s.kind, op, self._handle, on), send, recv)
+            s.address, r.address, r.count, s.kind, _operation(op), self._handle, on), send, recv)
 
-    def all_to_all(self, send, recv, stream=None):
+    def all_to_all(self, send: Array, recv: Array, stream: Stream | None = None) -> Array:
         """Block r of `send` becomes the block of this rank in the `recv` of rank r."""
         s = place("send", send)
         r = place("recv", recv, s, True)
@@ -607,7 +598,7 @@ class Comm:
         return self._run(stream, lambda on: _c.ncclAlltoAll(
             s.address, r.address, count, s.kind, self._handle, on), send, recv)
 
-    def gather(self, send, recv, root=0, stream=None):
+    def gather(self, send: Array, recv: Array, root: int = 0, stream: Stream | None = None) -> Array:
         """Every rank's elements, one behind the other, in the root's `recv`, which is ignored elsewhere."""
         s = place("send", send)
         r = place("recv", recv, s, True)
@@ -616,7 +607,7 @@ class Comm:
         return self._run(stream, lambda on: _c.ncclGather(
             s.address, r.address, s.count, s.kind, _int("root", root), self._handle, on), send, recv)
 
-    def scatter(self, send, recv, root=0, stream=None):
+    def scatter(self, send: Array, recv: Array, root: int = 0, stream: Stream | None = None) -> Array:
         """Block r of the root's `send`, which is ignored elsewhere, in the `recv` of rank r."""
         s = place("send", send)
         r = place("recv", recv, s, True)
@@ -625,13 +616,13 @@ class Comm:
         return self._run(stream, lambda on: _c.ncclScatter(
             s.address, r.address, r.count, s.kind, _int("root", root), self._handle, on), send, recv)
 
-    def send(self, data, to, stream=None):
+    def send(self, data: Array, to: int, stream: Stream | None = None) -> None:
         """To a rank, which receives as many elements."""
         d = place("data", data)
         self._run(stream, lambda on: _c.ncclSend(
             d.address, d.count, d.kind, _int("to", to), self._handle, on), data)
 
-    def recv(self, data, source, stream=None):
+    def recv(self, data: Array, source: int, stream: Stream | None = None) -> Array:
         """From a rank, which sends as many elements."""
         d = place("data", data, writable=True)
         return self._run(stream, lambda on: _c.ncclRecv(
@@ -640,7 +631,8 @@ class Comm:
     # With a length per rank: part r has counts[r] elements and begins at element displs[r]; without
     # displs the parts lie one behind the other.
 
-    def all_gatherv(self, send, recv, counts, displs=None, stream=None):
+    def all_gatherv(self, send: Array, recv: Array, counts: Counts, displs: Counts | None = None,
+                    stream: Stream | None = None) -> Array:
         """The `send` of rank r, of counts[r] elements, as part r of every rank's `recv`. Every rank sends
         its elements directly to every other one."""
         s = place("send", send)
@@ -649,7 +641,8 @@ class Comm:
         return self._run(stream, lambda on: _c.oxcclAllGatherv(
             s.address, s.count, r.address, parts.counts, parts.displs, s.kind, self._handle, on), send, recv)
 
-    def reduce_scatterv(self, send, recv, counts, op=SUM, stream=None):
+    def reduce_scatterv(self, send: Array, recv: Array, counts: Counts, op: Op = SUM,
+                        stream: Stream | None = None) -> Array:
         """Block r of the reduction of all ranks' `send`, of counts[r] elements, in the `recv` of rank r. A
         reduce per block: with equal counts reduce_scatter() is faster."""
         s = place("send", send)
@@ -658,9 +651,11 @@ class Comm:
         s.length("send", sum(parts.counts))
         r.length("recv", parts.counts[self.rank])
         return self._run(stream, lambda on: _c.oxcclReduceScatterv(
-            s.address, r.address, parts.counts, s.kind, op, self._handle, on), send, recv)
+            s.address, r.address, parts.counts, s.kind, _operation(op), self._handle, on), send, recv)
 
-    def all_to_allv(self, send, send_counts, recv, recv_counts, send_displs=None, recv_displs=None, stream=None):
+    def all_to_allv(self, send: Array, send_counts: Counts, recv: Array, recv_counts: Counts,
+                    send_displs: Counts | None = None, recv_displs: Counts | None = None,
+                    stream: Stream | None = None) -> Array:
         """Part r of `send` becomes the part of this rank in the `recv` of rank r."""
         s = place("send", send)
         r = place("recv", recv, s, True)
@@ -670,7 +665,8 @@ class Comm:
             s.address, out.counts, out.displs, r.address, into.counts, into.displs, s.kind, self._handle, on),
             send, recv)
 
-    def gatherv(self, send, recv, counts=None, displs=None, root=0, stream=None):
+    def gatherv(self, send: Array, recv: Array, counts: Counts | None = None, displs: Counts | None = None,
+                root: int = 0, stream: Stream | None = None) -> Array:
         """The `send` of rank r as part r of the root's `recv`; what describes that is ignored elsewhere."""
         s = place("send", send)
         r = place("recv", recv, s, True)
@@ -679,7 +675,8 @@ class Comm:
             s.address, s.count, r.address, parts.counts, parts.displs, s.kind, _int("root", root), self._handle, on),
             send, recv)
 
-    def scatterv(self, send, recv, counts=None, displs=None, root=0, stream=None):
+    def scatterv(self, send: Array, recv: Array, counts: Counts | None = None, displs: Counts | None = None,
+                 root: int = 0, stream: Stream | None = None) -> Array:
         """Part r of the root's `send` in the `recv` of rank r; what describes that is ignored elsewhere."""
         s = place("send", send)
         r = place("recv", recv, s, True)
@@ -688,13 +685,13 @@ class Comm:
             s.address, parts.counts, parts.displs, r.address, r.count, s.kind, _int("root", root), self._handle, on),
             send, recv)
 
-    def signal(self, to, signal=0, stream=None):
+    def signal(self, to: int, signal: int = 0, stream: Stream | None = None) -> None:
         """Counts up a signal (0 to 15) of a rank of this host. What was put there before is there when
         it is seen."""
         self._run(stream, lambda on: _c.ncclSignal(
             _int("to", to), _int("signal", signal), 0, 0, self._handle, on))
 
-    def wait_signals(self, *signals, stream=None):
+    def wait_signals(self, *signals: tuple[int, int, int], stream: Stream | None = None) -> None:
         """Waits until signals have come: each a tuple of the rank that sends them, the signal, and how many
         of those that nobody has waited for yet."""
         wanted = (_gen.ncclWaitSignalDesc_t * len(signals))(*(
@@ -707,7 +704,7 @@ class Comm:
 
 class _Made:
     """What a communicator made of something, which this keeps. End it by close(), or `with`, before the
-    communicator ends."""
+    communicator ends; a second close() does nothing."""
 
     def __init__(self, comm, kept, handle):
         self._comm, self._kept, self._handle = comm, kept, handle
@@ -719,19 +716,21 @@ class _Made:
         self.close()
 
     def _end(self, end):
-        _check(end(self._comm._handle, self._handle))
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            _check(end(self._comm._handle, handle))
         self._kept = None
 
 
 class Registration(_Made):
     """An array that a communicator was told of."""
 
-    def __init__(self, comm, array):
+    def __init__(self, comm: Comm, array: Array) -> None:
         at, handle = place("array", array), ctypes.c_void_p()
         _check(_c.ncclCommRegister(comm._handle, at.address, at.bytes, ctypes.byref(handle)))
         super().__init__(comm, array, handle)
 
-    def close(self):
+    def close(self) -> None:
         """Ends the registration."""
         self._end(_c.ncclCommDeregister)
 
@@ -739,24 +738,26 @@ class Registration(_Made):
 class Window(_Made):
     """Memory of each rank, into which the other ranks of its host write."""
 
-    def __init__(self, comm, array):
+    def __init__(self, comm: Comm, array: Array) -> None:
         at, handle = place("array", array, writable=True), ctypes.c_void_p()
         flags = _gen.NCCL_WIN_DEFAULT
         _check(_c.ncclCommWindowRegister(comm._handle, at.address, at.bytes, ctypes.byref(handle), flags))
         super().__init__(comm, array, handle)
 
-    def put(self, data, to, at=0, signal=0, stream=None):
+    def put(self, data: Array, to: int, at: int = 0, signal: int = 0, stream: Stream | None = None) -> None:
         """Writes elements into a rank's window, from its element `at` on, then counts up a signal (0 to
         15) of that rank."""
         d = place("data", data)
         offset = at * (d.bytes // d.count if d.count else 1)
         if not 0 <= offset < 2**64:
             raise ValueError(f"at is {at}; expected an element of the window, 0 or more")
+        if self._handle is None:
+            raise Error(ncclResult_t.ncclInvalidUsage, "the window was closed")
         self._comm._run(stream, lambda on: _c.ncclPutSignal(
             d.address, d.count, d.kind, _int("to", to), self._handle, offset, _int("signal", signal), 0, 0,
             self._comm._handle, on), data)
 
-    def close(self):
+    def close(self) -> None:
         """Ends the window, into which no rank may still write."""
         self._end(_c.ncclCommWindowDeregister)
 
@@ -764,7 +765,7 @@ class Window(_Made):
 class MultipliedSum(_Made):
     """A sum in which this rank's elements are first multiplied; pass it as an operation."""
 
-    def __init__(self, comm, factor):
+    def __init__(self, comm: Comm, factor: Any) -> None:
         at, op = place("factor", factor if hasattr(factor, "numel") else np.asarray(factor)), ctypes.c_int()
         at.length("factor", 1)
         now = _gen.ncclScalarResidence_t.ncclScalarHostImmediate
@@ -775,6 +776,6 @@ class MultipliedSum(_Made):
     def _as_parameter_(self):
         return self._handle
 
-    def close(self):
+    def close(self) -> None:
         """Ends the operation; calls made before keep it."""
         self._end(lambda comm, op: _c.ncclRedOpDestroy(op, comm))

@@ -21,7 +21,7 @@ NAMES = {
 
 
 # Those of NAMES that were asked for: a name takes longer than a call.
-_kinds = {}
+_kinds: dict = {}
 
 
 def kind(name, dtype):

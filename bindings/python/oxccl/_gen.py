@@ -7,6 +7,9 @@ from ctypes import (
 )
 from enum import IntEnum
 
+#: The version of this package.
+VERSION = "0.1.0"
+
 #: Size of an ncclUniqueId in bytes.
 NCCL_UNIQUE_ID_BYTES = 128
 

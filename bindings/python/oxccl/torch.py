@@ -21,7 +21,8 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
-from . import AVG, MAX, MIN, PROD, SUM, Comm, Error, Group, MultipliedSum, Stream, UniqueId, _arrays, _c, _check, _gen
+from . import AVG, MAX, MIN, PROD, SUM, Comm, Error, Group, MultipliedSum, Stream, UniqueId, _arrays, _gen
+from ._library import _c, _check
 from . import empty as _empty
 
 __all__ = ["Backend", "empty", "register"]
@@ -319,7 +320,7 @@ class Backend(c10d.Backend if _IN_PYTHON else dist.ProcessGroup):
         for edge in self._edges.values():
             edge.end(Comm.close if edge.last is None or edge.last.is_completed() else Comm.abort)
         self._edges = {}
-        if self._comm._handle:
+        if self._comm._place:
             self._comm.close()
 
     def abort(self):

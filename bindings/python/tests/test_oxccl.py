@@ -4,6 +4,7 @@ Plain Python: `python test_oxccl.py`.
 """
 
 import gc
+import inspect
 import os
 import threading
 
@@ -167,7 +168,8 @@ def registered_and_windows(comm):
             for wrong in ((wide, 0, 1), (after, wide, 1), (after, 0, wide)):
                 expect_error(ValueError, got, lambda: comm.wait_signals(wrong))
         comm.all_reduce(np.zeros(1))
-    expect_error(oxccl.Error, "peerWin", lambda: window.put(memory, after))
+    expect_error(oxccl.Error, "window was closed", lambda: window.put(memory, after))
+    window.close()
 
 
 def made_from_others(comm):
@@ -329,7 +331,7 @@ def errors(comm):
         assert failure.code == ncclResult_t.ncclRemoteError and failure.peer == 0
         assert comm.error().peer == 0
         comm.abort()
-    expect_error(oxccl.Error, "null", lambda: comm.all_reduce(x))
+    expect_error(oxccl.Error, "closed or aborted", lambda: comm.all_reduce(x))
 
 
 def in_use():
@@ -399,8 +401,7 @@ def on_threads():
             rank(comm)
         except BaseException as failure:
             failures.append(failure)
-            if comm._handle:
-                comm.abort()
+            comm.abort()
 
     threads = [threading.Thread(target=guarded, args=(r,)) for r in range(RANKS)]
     for thread in threads:
@@ -411,8 +412,42 @@ def on_threads():
         raise failures[0]
 
 
+def interface():
+    """Everything that is offered has types, and what is wrong or closed says so."""
+    assert oxccl.version()[0] == 23007 and oxccl.__version__.count(".") == 2
+    offered = [getattr(oxccl, name) for name in oxccl.__all__]
+    for kind in [kind for kind in offered if inspect.isclass(kind)]:
+        own = [function for name, function in vars(kind).items() if not name.startswith("_") or name == "__init__"]
+        offered += [getattr(function, "__func__", function) for function in own if not isinstance(function, property)]
+    functions = [function for function in offered if inspect.isfunction(function)]
+    assert len(functions) > 60, functions
+    for function in functions:
+        if function.__module__ != "oxccl" or function.__qualname__.startswith("Graph.__init__"):
+            continue
+        named = [name for name in inspect.signature(function).parameters if name not in ("self", "cls")]
+        hints = function.__annotations__
+        bare = [name for name in named if name not in hints]
+        assert not bare and ("return" in hints or function.__name__ == "__init__"), (function, bare)
+    comm = oxccl.Comm(1, oxccl.UniqueId(), 0)
+    for name, op in {"sum": SUM, "Prod": PROD, "max": MAX, "min": MIN, "avg": AVG}.items():
+        same(comm.all_reduce(np.full(3, 2.0), op=name), comm.all_reduce(np.full(3, 2.0), op=op))
+    for wrong in ("mean", 2, None):
+        expect_error(ValueError, f"op is {wrong!r}; expected", lambda: comm.all_reduce(np.zeros(3), op=wrong))
+    assert repr(comm) == "<oxccl.Comm, rank 0 of 1>"
+    with comm.multiplied_sum(np.float64(2)) as double:
+        same(comm.all_reduce(np.ones(3), op=double), np.full(3, 2.0))
+    expect_error(oxccl.Error, "operation was closed", lambda: comm.all_reduce(np.ones(3), op=double))
+    comm.close()
+    comm.close()
+    comm.abort()
+    assert repr(comm) == "<oxccl.Comm, rank 0 of 1, closed>"
+    closed = expect_error(oxccl.Error, "closed or aborted", lambda: comm.all_reduce(np.zeros(3)))
+    assert closed.code == ncclResult_t.ncclInvalidUsage
+    expect_error(TypeError, "needs the unique_id", lambda: oxccl.Comm(4))
+
+
 if __name__ == "__main__":
-    assert oxccl.version()[0] == 23007
+    interface()
     if "OXCCL_RANK" in os.environ:
         rank(oxccl.Comm())
     else:

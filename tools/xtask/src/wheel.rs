@@ -7,7 +7,8 @@ use std::process::Command;
 
 /// The folder of the package in the repository, and (below) the files of the package.
 const PACKAGE: &str = "bindings/python/oxccl";
-const FILES: [&str; 4] = ["__init__.py", "_arrays.py", "_gen.py", "torch.py"];
+const FILES: [&str; 6] =
+    ["__init__.py", "_arrays.py", "_gen.py", "_library.py", "py.typed", "torch.py"];
 /// The libraries of the wheel; `libnccl.so.2` is for programs that preload it in place of NCCL.
 const LIBRARIES: [&str; 2] = ["liboxccl.so.2", "libnccl.so.2"];
 /// The script that writes the list of files with their hashes, and the archive.

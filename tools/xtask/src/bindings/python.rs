@@ -9,7 +9,9 @@ pub(super) fn raw(model: &Model) -> String {
         "# {NOTE}\n\"\"\"The C interface for ctypes: nccl.h and oxccl.h, name by name.\"\"\"\n\n\
          from ctypes import (\n    CFUNCTYPE, POINTER, Structure, c_char, c_char_p, c_double, \
          c_float, c_int, c_int8,\n    c_int16, c_int32, c_int64, c_size_t, c_uint, c_uint8, \
-         c_uint16, c_uint32, c_uint64, c_void_p,\n)\nfrom enum import IntEnum\n"
+         c_uint16, c_uint32, c_uint64, c_void_p,\n)\nfrom enum import IntEnum\n\n\
+         #: The version of this package.\nVERSION = \"{}\"\n",
+        env!("CARGO_PKG_VERSION")
     );
     for d in &model.0 {
         match &d.what {

@@ -1,0 +1,72 @@
+"""The loaded library, and the errors of its calls."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+from . import _gen
+from ._gen import ncclResult_t
+
+
+def _load():
+    beside, named = Path(__file__).with_name("liboxccl.so.2"), os.environ.get("OXCCL_LIBRARY")
+    path = named or (str(beside) if beside.exists() else "liboxccl.so.2")
+    try:
+        library = ctypes.CDLL(path)
+    except OSError as error:
+        own = f"{beside} is not there, and the system (LD_LIBRARY_PATH, ldconfig) has no liboxccl.so.2"
+        where = f"OXCCL_LIBRARY names {named}" if named else own
+        raise ImportError(
+            f"the library of oxccl cannot be loaded: {error}; {where}. Set OXCCL_LIBRARY to the path of liboxccl.so.2, "
+            "as `cargo xtask install` puts it into PREFIX/lib, or install the wheel, which has it"
+        ) from None
+    for name, (result, parameters) in _gen.PROTOTYPES.items():
+        function = getattr(library, name, None)
+        if function is None:
+            raise ImportError(f"{path} has no {name}: it is of another version than this package, {_gen.VERSION}")
+        function.restype, function.argtypes = result, parameters
+    return library
+
+
+_c = _load()
+
+
+class Error(RuntimeError):
+    """What failed: `code`, the `rank` that reports, the `peer` at fault (-1: unknown), and the text."""
+
+    def __init__(self, code, text, rank=-1, peer=-1):
+        super().__init__(text)
+        self.code, self.rank, self.peer = ncclResult_t(code), rank, peer
+
+
+def _last_error(fill):
+    info = _gen.oxcclErrorInfo_t(size=ctypes.sizeof(_gen.oxcclErrorInfo_t))
+    fill(ctypes.byref(info))
+    return Error(info.code, info.text.decode(errors="replace"), info.rank, info.peer)
+
+
+# Enumerators of Python take longer to look at than a call takes.
+_SUCCESS, _IN_PROGRESS = int(ncclResult_t.ncclSuccess), int(ncclResult_t.ncclInProgress)
+
+
+def _check(code):
+    """Raises what a call failed with; tells whether it is complete."""
+    if code == _SUCCESS:
+        return True
+    if code == _IN_PROGRESS:
+        return False
+    raise _last_error(_c.oxcclLastError)
+
+
+def _int(name, value):
+    """A number as C takes it; ctypes would silently cut off what is beyond 32 bits."""
+    if not -(2**31) < value < 2**31:
+        raise ValueError(f"{name} is {value}; expected a number of 32 bits")
+    return value
+
+
+def _nanoseconds(seconds):
+    """A time as C takes it, where None is no bound."""
+    return -1 if seconds is None else int(min(seconds * 1e9, 2**63 - 1))
