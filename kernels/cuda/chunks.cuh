@@ -224,6 +224,10 @@ struct ChunkEnd {
     if (PUTS) {
       if (thread == 0) *const_cast<volatile uint64_t*>(opened) = value;
     } else {
+      // Where the header of a message would lie that nobody receives.
+      uint32_t number = uint32_t(line_counters(r, channel, peer)->taken) + 1;
+      const char* slots = line_slots(r, r.rank, peer, channel);
+      HeaderInstead instead(slots + number % r.line_slots * UNIT_BYTES, number);
       dead = wait(r, opened, peer, value, true) != value;
     }
     return !dead;

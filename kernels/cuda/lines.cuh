@@ -85,22 +85,55 @@ __device__ inline Carries& carries() {
 }
 
 // Waits of a warp give up when the peer has begun another collective than this one, or than the one
-// after this message, as `await` does.
+// after this message, as `await` does, and when one before differed that is not compared yet.
 __device__ inline bool began_another(const Rank& r, int peer, bool& announced_before) {
   const Carries& own = carries();
-  uint64_t operation = common(r)->operations + 1;
-  uint64_t count, what;
-  if (!own.is_known || !announced(r, peer, operation, count, what)) return false;
-  if (what == own.what && count == own.count) return false;
-  // What the peer did before its announcement is visible after it: it is looked for once more.
-  if (announced_before) {
-    differ(r, peer, operation - 1, own.what, own.count, what, count);
-    return true;
+  if (!own.is_known) return false;
+  const volatile Shared* here = common(r);
+  uint64_t operations = here->operations;
+  for (uint64_t number = here->compared + 1; reached(operations + 1, number); number++) {
+    const volatile Called& before = here->called[number % ANNOUNCEMENTS];
+    bool is_before = reached(operations, number);
+    uint64_t own_what = is_before ? before.what : own.what;
+    uint64_t own_count = is_before ? before.count : own.count;
+    uint64_t count, what;
+    if (!announced(r, peer, number, count, what)) continue;
+    if (what == own_what && count == own_count) continue;
+    // What the peer did before its announcement is visible after it: it is looked for once more.
+    if (announced_before) {
+      differ(r, peer, number - 1, own_what, own_count, what, count);
+      return true;
+    }
+    announced_before = true;
+    fence();
+    return false;
   }
-  announced_before = true;
-  fence();
   return false;
 }
+
+// The digest of all headers of messages; no collective has it.
+constexpr uint32_t HEADER = 1u << 31;
+
+// Tells the waits of this warp where a header may lie: in the slot of a number.
+__device__ inline void expect_header(const char* slot, uint32_t number) {
+  if ((threadIdx.x & 31) != 0) return;
+  carries().header = slot;
+  carries().header_number = number | uint64_t(HEADER) << 32;
+}
+
+// The same for a slot in which something else is awaited, unless a header is expected elsewhere: so
+// a message that nobody receives is told to who waits for a collective.
+struct HeaderInstead {
+  bool is_here;
+
+  __device__ HeaderInstead(const char* slot, uint32_t number)
+      : is_here((threadIdx.x & 31) == 0 && !carries().header) {
+    if (is_here) expect_header(slot, number);
+  }
+  __device__ ~HeaderInstead() {
+    if (is_here) carries().header = nullptr;
+  }
+};
 
 // Returns whether a header that has come is that of another message.
 __device__ inline bool is_other_header(const Rank& r, int peer) {
@@ -112,7 +145,7 @@ __device__ inline bool is_other_header(const Rank& r, int peer) {
   return true;
 }
 
-// Waits for the data of a message give up when the header of another one has come.
+// Waits give up when the header of another message than this one has come.
 __device__ inline bool has_other_header(const Rank& r, int peer) {
   const Carries& own = carries();
   if (!own.header || load_number(own.header + 120) != own.header_number) return false;
@@ -169,11 +202,16 @@ __device__ inline volatile uint64_t* line_credit(const Rank& r, int sender, int 
          channel * r.nranks + receiver;
 }
 
+// The first slot of a channel of lines from a rank to another.
+__device__ inline char* line_slots(const Rank& r, int at, int from, int channel) {
+  uint64_t channels = uint64_t(from < at ? from : from - 1) * r.line_channels + channel;
+  return reinterpret_cast<char*>(r.shared[at] + r.lines_at) + channels * r.line_slots * UNIT_BYTES;
+}
+
 // A warp's ends of the channel's edges. The number of a line has a digest of the call in its upper
 // half: what a peer puts for another call is never taken. Announcements tell calls that differ: the
-// first block looks at them while it waits for the data, later calls where it did not have to. A
-// message that nobody receives, with the same collective behind it at both ranks, holds the edge up
-// until the limit of the communicator. ONE: there are edges with one peer, whose counters all
+// first block looks at them while it waits for the data, later calls where it did not have to. Where
+// a message that nobody receives lies in the way, its header tells. ONE: there are edges with one peer, whose counters all
 // threads hold; else the thread `p` of the warp holds those of the edges to and from the rank at
 // place `p`.
 template <bool ONE>
@@ -243,9 +281,7 @@ struct LineEnds {
 
   // A thread's place in the first slot of the channel from a rank to another.
   __device__ char* slots_of(int at, int from) const {
-    uint64_t channels = uint64_t(from < at ? from : from - 1) * r.line_channels + channel;
-    return reinterpret_cast<char*>(r.shared[at] + r.lines_at) +
-           channels * r.line_slots * UNIT_BYTES + thread * 16;
+    return line_slots(r, at, from, channel) + thread * 16;
   }
 
   template <typename C>
@@ -500,6 +536,7 @@ struct LineEnds {
   __device__ __noinline__ static bool wait_lines(const Rank& r, int from, const char* at,
                                                  uint64_t wanted) {
     WarpWait wait;
+    HeaderInstead instead(at - 120, uint32_t(wanted));
     for (;;) {
       if (__all_sync(~0u, !at || load_number(at) == wanted)) return true;
       if (wait.over(r, from)) return false;
@@ -535,6 +572,8 @@ struct LineEnds {
   // is there: only then may they be written again.
   __device__ void give_back(int from, int slots) {
     __syncwarp();
+    // The slot of a header that goes back may be written again; data told that it was right.
+    if (ONE && thread == 0) carries().header = nullptr;
     if (ONE || thread == from) taken += slots;
     if (holds(from)) *(ONE ? credit_there : line_credit(r, from, channel, r.rank)) = taken;
   }

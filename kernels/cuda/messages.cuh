@@ -13,9 +13,6 @@ struct MessageRun {
   LineEnds<true> ends;
   int peer, lane, warp;
 
-  // The digest of all headers; no collective has it.
-  static constexpr uint32_t HEADER = 1u << 31;
-
   __device__ bool put_header(const Message& m) {
     ends.digest = HEADER;
     Pair v[1] = {};
@@ -28,11 +25,8 @@ struct MessageRun {
   // header, which is given back with them.
   __device__ bool take_header(const Message& m) {
     ends.digest = HEADER;
-    if (ends.thread == 0) {
-      uint32_t number = ends.line_number(peer, 0);
-      carries().header = ends.slot(ends.incoming, number);
-      carries().header_number = number | uint64_t(HEADER) << 32;
-    }
+    uint32_t number = uint32_t(ends.taken) + 1;
+    expect_header(ends.slot(ends.incoming, number), number);
     if (m.bytes == 0) {
       if (!ends.await_lines(peer, 1, ends.look(peer, 1, 0))) return false;
       bool other = ends.thread == 0 && is_other_header(ends.r, peer);

@@ -102,6 +102,7 @@ struct Packets {
 __device__ __noinline__ Packets wait_packets(const Rank& r, int peer, const char* at,
                                              uint32_t number, uint32_t digest) {
   WarpWait wait;
+  HeaderInstead instead(at, number);
   for (;;) {
     Packets packets(at, number, digest);
     packets.here = __all_sync(~0u, packets.here);

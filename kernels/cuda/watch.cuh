@@ -174,7 +174,7 @@ __device__ inline uint64_t announce(const Collective& call, uint64_t behind) {
   volatile Shared* own = common(r);
   int peer = threadIdx.x & 31;
   uint64_t operation = own->operations + 1, compared = own->compared, last = operation - behind;
-  if (faulty(r) != FAULT_NONE) return operation;
+  if (__any_sync(~0u, faulty(r) != FAULT_NONE)) return operation;
   if (peer == 0) {
     own->called[operation % ANNOUNCEMENTS].what = call.descriptor_what;
     own->called[operation % ANNOUNCEMENTS].count = call.descriptor_count;

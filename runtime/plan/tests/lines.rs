@@ -15,12 +15,19 @@ struct Rules {
     back: u64,
     /// The most slots of a unit of a collective, of so many slots.
     most: fn(u64) -> u64,
+    /// The most slots of a unit of a message: its header goes back with the first unit.
+    most_of_message: fn(u64) -> u64,
     /// True if units are put ahead also where something is passed on.
     always_ahead: bool,
 }
 
-/// As in `give_back`, `collective` and `LineRun::run`.
-const RULES: Rules = Rules { back: 1, most: |slots| slots / 2, always_ahead: false };
+/// As in `give_back`, `collective`, `spread_message` and `LineRun::run`.
+const RULES: Rules = Rules {
+    back: 1,
+    most: |slots| slots / 2,
+    most_of_message: |slots| slots / 2,
+    always_ahead: false,
+};
 
 /// A message: the operation, the unit, and its number among those of the unit on its edge.
 type Message = (u64, u64, usize);
@@ -45,6 +52,8 @@ struct Action {
     slots: u64,
     /// The units that the receiver has put before it takes.
     after: u64,
+    /// True if the slots that are taken go back with the next ones.
+    kept: bool,
 }
 
 #[derive(Debug, PartialEq)]
@@ -99,7 +108,7 @@ impl Model {
             }
         }
         let now = edge.taken + action.slots;
-        if (now ^ edge.taken) & !(back - 1) != 0 {
+        if (now ^ edge.taken) & !(back - 1) != 0 && !action.kept {
             edge.credit = now;
         }
         edge.taken = now;
@@ -159,7 +168,15 @@ impl Model {
             let number = &mut sent[unit as usize][to as usize];
             *number += 1;
             let message = (self.operations, unit, *number);
-            Action { puts: true, from: rank, to: to as usize, message, slots, after: 0 }
+            Action {
+                puts: true,
+                from: rank,
+                to: to as usize,
+                message,
+                slots,
+                after: 0,
+                kept: false,
+            }
         };
         let mut all: Vec<Action> = Vec::new();
         if ahead > 0 && units > 0 {
@@ -174,7 +191,15 @@ impl Model {
                 let number = &mut received[from as usize];
                 *number += 1;
                 let message = (self.operations, unit, *number);
-                Action { puts: false, from: from as usize, to: rank, message, slots, after: 0 }
+                Action {
+                    puts: false,
+                    from: from as usize,
+                    to: rank,
+                    message,
+                    slots,
+                    after: 0,
+                    kept: false,
+                }
             };
             if let Some(middle) = &phases.middle {
                 all.extend(middle.from.iter().map(|(from, _)| take(*from)));
@@ -192,7 +217,8 @@ impl Model {
             let action = |unit| {
                 let (message, slots) =
                     ((self.operations, unit, 0), if unit == 0 { 1 } else { slots });
-                Action { puts, from, to, message, slots, after: 0 }
+                let kept = !puts && unit == 0 && units > 0;
+                Action { puts, from, to, message, slots, after: 0, kept }
             };
             (0..=units).map(action).collect::<Vec<_>>().into_iter()
         });
@@ -235,7 +261,7 @@ fn sequence(seed: u64, nranks: usize, slots: u64, rules: Rules) -> Result<(), Fa
             pairs.retain(|(from, to)| from != to);
             pairs.sort_unstable();
             pairs.dedup();
-            let each = 1 + random.below(slots.min(4));
+            let each = 1 + random.below((rules.most_of_message)(slots).min(4));
             model.exchange(&pairs, units, each)?;
         } else {
             let plan = &plans[random.below(plans.len() as u64) as usize];
@@ -266,8 +292,11 @@ fn faults(rules: Rules) -> Vec<Fault> {
 
 #[test]
 fn units_of_more_than_half_the_slots_stop() {
-    let faults = faults(Rules { most: |slots| slots, ..RULES });
-    assert!(faults.contains(&Fault::Deadlock));
+    for rules in
+        [Rules { most: |slots| slots, ..RULES }, Rules { most_of_message: |slots| slots, ..RULES }]
+    {
+        assert!(faults(rules).contains(&Fault::Deadlock));
+    }
 }
 
 #[test]

@@ -81,6 +81,21 @@ pub(crate) fn roots(ranks: &[Rank]) -> Outcome {
     abort_now(rank)
 }
 
+/// Every rank broadcasts from itself, so that none waits; then all sum. It is told at the latest
+/// then.
+pub(crate) fn crossed(ranks: &[Rank]) -> Outcome {
+    let rank = one(ranks)?;
+    let memory = Memory::new(1 << 20)?;
+    let to = memory.at.wrapping_byte_add(1 << 19);
+    let calls = [Call { collective: Collective::Broadcast, root: rank.rank, ..sum(100) }, sum(100)];
+    // Who comes late hears of it at the call.
+    let _ = calls
+        .into_iter()
+        .try_for_each(|call| ok(rank.call(call, memory.at, to)).and_then(|()| rank.synchronize()));
+    told(rank, &["broadcast", "root"])?;
+    abort_now(rank)
+}
+
 /// Rank 0 sends to who calls something else; it may wait for nobody, but hears of it.
 pub(crate) fn sends_only(ranks: &[Rank]) -> Outcome {
     let rank = one(ranks)?;
@@ -257,6 +272,28 @@ pub(crate) fn messages(ranks: &[Rank]) -> Outcome {
         }
     }
     total(rank, &memory)?;
+    rank.leave()
+}
+
+/// Rank 0 sends to rank 1, which does not receive; then all ranks sum. Where messages and sums have
+/// edges of their own that is right until the end, else it is told.
+pub(crate) fn stray(ranks: &[Rank]) -> Outcome {
+    let rank = one(ranks)?;
+    let memory = Memory::new(20 << 20)?;
+    for count in [100, 2_500_000] {
+        let all = rank.split(0)?.ok_or("no communicator")?;
+        if all.rank == 0 {
+            ok(all.message(true, memory.at, 400, 1))?;
+        }
+        // Who comes late hears of it at the call.
+        let summed = ok(all.call(sum(count), memory.at, memory.part(10 << 20)));
+        if summed.and_then(|()| all.synchronize()).is_err() {
+            told(&all, &["all_reduce", "send/recv"])?;
+        }
+        // Nobody is gone before the others have their results.
+        total(rank, &memory)?;
+        abort_now(&all)?;
+    }
     rank.leave()
 }
 

@@ -75,7 +75,10 @@ pub(crate) fn sizes(ranks: &[Rank]) -> Outcome {
     let mut mails = Vec::new();
     for rank in ranks {
         choose(rank.rank)?;
-        let mail = Mail::new(rank, vec![1, 0, 4096, 65_536, 65_537, 100_001, 3, 3_000_000])?;
+        let mail = Mail::new(
+            rank,
+            vec![300_000, 3_000_000, 1, 0, 4096, 65_536, 65_537, 100_001, 3, 3_000_000],
+        )?;
         mail.fill(rank, 0)?;
         mails.push(mail);
     }

@@ -3,8 +3,8 @@
 use crate::device::cuda::driver::{Gpu, Relaxed, cu};
 use crate::error::{Error, Result};
 use cudarc::driver::sys::{
-    CUfunction, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue, CUlaunchConfig,
-    CUlibrary, CUstream,
+    CUfunction, CUfunction_attribute, CUlaunchAttribute, CUlaunchAttributeID,
+    CUlaunchAttributeValue, CUlaunchConfig, CUlibrary, CUstream,
 };
 use oxccl_kernels::abi;
 use oxccl_plan::DataType;
@@ -17,7 +17,7 @@ use std::sync::{Mutex, OnceLock};
 pub struct Kernel {
     function: CUfunction,
     /// Whether its blocks may be there before the kernel before it in its stream has ended: they
-    /// wait for that themselves.
+    /// wait for that themselves. What was compiled for GPUs that cannot do so does not.
     early: bool,
 }
 
@@ -54,6 +54,10 @@ pub struct Functions {
 unsafe impl Send for Functions {}
 // SAFETY: as above.
 unsafe impl Sync for Functions {}
+
+/// The PTX version, 10 times that of the compute capability, from which on kernels wait themselves
+/// for the kernel before them (`await_stream`).
+const EARLY_PTX: i32 = 90;
 
 struct Library(CUlibrary);
 // SAFETY: a library may be used from any thread; it is never unloaded.
@@ -112,7 +116,10 @@ pub fn functions(gpu: &'static Gpu) -> Result<&'static Functions> {
             // Loads the function now, and not within a call that may be captured.
             cu!(cuKernelGetFunction(&mut function, kernel))?;
         }
-        Ok(Kernel { function, early: gpu.launches_early })
+        let (mut made_for, attribute) = (0, CUfunction_attribute::CU_FUNC_ATTRIBUTE_PTX_VERSION);
+        // SAFETY: a place for the number, and a loaded function.
+        unsafe { cu!(cuFuncGetAttribute(&mut made_for, attribute, function)) }?;
+        Ok(Kernel { function, early: gpu.launches_early && made_for >= EARLY_PTX })
     };
     let each = |prefix: &str| -> Result<[Kernel; DataType::ALL.len()]> {
         let mut all = [Kernel { function: null_mut(), early: false }; DataType::ALL.len()];

@@ -42,6 +42,7 @@ const SYMBOLS: &[&str] = &[
     "cuEventQuery",
     "cuEventRecord",
     "cuEventRecordWithFlags",
+    "cuFuncGetAttribute",
     "cuGetErrorName",
     "cuGetErrorString",
     "cuGraphDestroy",

@@ -187,7 +187,8 @@ pub fn spread_message(bytes: u64, view: &abi::Rank) -> (u32, u32) {
     if packets {
         return (lanes as u32, abi::SLOT_OF_PACKETS);
     }
-    let most = (abi::MESSAGE_SLOTS as u64).min(u64::from(view.line_slots));
+    // The header of a message is given back with its first unit: an edge has room for both.
+    let most = (abi::MESSAGE_SLOTS as u64).min(u64::from(view.line_slots / 2));
     (lanes as u32, unit_slots(slots, lanes * warps, most) as u32)
 }
 
