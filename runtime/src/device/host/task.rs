@@ -368,11 +368,17 @@ impl Running {
             error @ (Error::Remote { .. } | Error::Local { .. }) => {
                 self.wait_for_verdict(clock::now(), error)
             }
-            error => {
-                self.endpoint.rank.fail(error.clone());
-                self.wait_for_writers(clock::now(), error)
-            }
+            error => self.fail(error),
         }
+    }
+
+    /// Makes the communicator fail, unless it has failed already: then the operation ends with that
+    /// failure, the cause of which may be that of this one as well.
+    fn fail(&mut self, error: Error) -> Step {
+        self.endpoint.rank.fail(error.clone());
+        let first = self.endpoint.rank.failure().unwrap_or(error);
+        let error = self.place(first);
+        self.wait_for_writers(clock::now(), error)
     }
 
     /// Ends the operation with an error as soon as no peer writes into this rank's memory any more.
@@ -463,8 +469,7 @@ impl Running {
             self.broken = Some((since, error));
             return Step::Waiting { moved: false };
         }
-        self.endpoint.rank.fail(error.clone());
-        self.wait_for_writers(clock::now(), error)
+        self.fail(error)
     }
 
     fn check_deadline(&mut self, awaited: Awaited) {
