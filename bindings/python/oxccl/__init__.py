@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,6 +31,9 @@ __all__ = [
     "Window", "__version__", "capture", "device_count", "empty", "estimate", "on_device", "set_log_level", "version",
     "SUM", "PROD", "MAX", "MIN", "AVG", "NO_COLOR",
 ]
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __version__ = _gen.VERSION
 
@@ -143,7 +146,7 @@ class _Owner:
 class Event(_Owner):
     """A mark in a stream."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         _on_host(lambda: super(Event, self).__init__(_c.oxcclEventCreate, _c.oxcclEventDestroy))
 
     def record(self, stream: Stream) -> None:
@@ -179,7 +182,7 @@ class Stream(_Owner):
     """Work in order. It keeps the arrays of its calls until it has been synchronized, and also when it is
     dropped before."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         for _ in range(len(_busy)):
             _end_stream(*_busy.pop(0))
         # Always the same list, which outlives the stream.
@@ -294,12 +297,12 @@ class Group:
     """`with Group():` launches together what is called in it with a stream; sends and receives then
     need no order. Calls without a stream fail in it, as nothing is complete before its end."""
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         _check(_c.ncclGroupStart())
         _groups.open += 1
         return self
 
-    def __exit__(self, kind, *_):
+    def __exit__(self, kind: Any, *_: Any) -> None:
         _groups.open -= 1
         code = self._end()
         if kind is None:
@@ -365,6 +368,10 @@ def _configure(options):
             raise ValueError(f"{name} is {value!r}; expected a text without zeros")
         setattr(config, name, _int(name, value) if isinstance(value, int) else value)
     return config
+
+
+# The place of the handle of an ended communicator.
+_ENDED = ctypes.c_void_p()
 
 
 class Comm:
@@ -478,14 +485,15 @@ class Comm:
         self._end(_c.ncclCommDestroy)
 
     def _end(self, end):
-        place, self._place = self._place, ctypes.c_void_p()
+        # In one step: another thread may end it, too.
+        place, self._place = self._place, _ENDED
         if place:
             _check(end(place))
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind, *_):
+    def __exit__(self, kind: Any, *_: Any) -> None:
         self.close() if kind is None else self.abort()
 
     def revoke(self) -> None:
@@ -709,17 +717,17 @@ class _Made:
     def __init__(self, comm, kept, handle):
         self._comm, self._kept, self._handle = comm, kept, handle
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: Any) -> None:
         self.close()
 
     def _end(self, end):
-        handle, self._handle = self._handle, None
-        if handle is not None:
+        handle, self._handle, self._kept = self._handle, None, None
+        # With the communicator it has ended, too.
+        if handle is not None and self._comm._place:
             _check(end(self._comm._handle, handle))
-        self._kept = None
 
 
 class Registration(_Made):

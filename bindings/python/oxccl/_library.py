@@ -41,6 +41,10 @@ class Error(RuntimeError):
         self.code, self.rank, self.peer = ncclResult_t(code), rank, peer
 
 
+# Where users find it.
+Error.__module__ = "oxccl"
+
+
 def _last_error(fill):
     info = _gen.oxcclErrorInfo_t(size=ctypes.sizeof(_gen.oxcclErrorInfo_t))
     fill(ctypes.byref(info))

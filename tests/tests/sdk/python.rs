@@ -95,6 +95,12 @@ fn a_wheel_installs_library_command_and_package() {
     }
     let folder = empty_folder("wheel");
     let wheel = xtask::wheel::wheel(Path::new(ROOT), prefix(), &folder).expect("it is made");
+    let files = succeed(Command::new("python3").args(["-m", "zipfile", "-l"]).arg(&wheel));
+    for file in std::fs::read_dir(self::folder().join("oxccl")).expect("the package") {
+        let name = file.expect("a file").file_name().to_string_lossy().into_owned();
+        let ours = name.ends_with(".py") || name.ends_with(".typed");
+        assert!(!ours || files.contains(&format!("oxccl/{name} ")), "{name} is not in: {files}");
+    }
     let name = wheel.file_name().expect("a name").to_string_lossy().into_owned();
     assert!(name.starts_with("oxccl-") && name.contains("-py3-none-manylinux_2_"), "{name}");
     // NumPy is taken from the system: no test downloads anything.
