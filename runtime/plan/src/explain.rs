@@ -1,7 +1,8 @@
 //! Explanations of choices, in lines for a person.
 
 use crate::carrier::Carrier;
-use crate::ir::{Buffer, Destination, Geometry, Op, Slice};
+use crate::cost::CostModel;
+use crate::ir::{Buffer, Capacity, Destination, Geometry, Op, Slice};
 use crate::select::{self, Candidate, Memory, Policy, Topology, candidates, choose};
 use crate::{Plan, Spec};
 use std::fmt::Write;
@@ -62,12 +63,16 @@ pub fn reasons(spec: Spec, bytes: u64, topology: &Topology, policy: Policy) -> S
     }
     text += ".\n";
     text += &sizes(spec, bytes, topology, policy);
-    for Candidate { plan, cost_us, .. } in &all {
+    for Candidate { plan, carrier, cost_us } in &all {
+        let model = match carrier {
+            Carrier::Lines => topology.model.lines(),
+            _ => topology.model,
+        };
         let fixed_us = select::cost_us(plan, 1, topology, Memory::Any).min(*cost_us);
         let name = plan.algorithm.name();
         let bytes_us = cost_us - fixed_us;
         let _ = writeln!(text, "  {name:<16} {fixed_us:.2} us for any size + {bytes_us:.2} us");
-        let busiest = (0..spec.nranks).map(|rank| Work::of(plan, rank, bytes));
+        let busiest = (0..spec.nranks).map(|rank| Work::of(plan, rank, bytes, &model));
         if let Some(work) = busiest.max_by_key(Work::bytes) {
             let _ = writeln!(text, "  {:<16} {}", "", work.text());
         }
@@ -91,8 +96,12 @@ fn sizes(spec: Spec, bytes: u64, topology: &Topology, policy: Policy) -> String 
     let least = (0..=power).rev().take_while(same).last();
     let most = (power + 1..=LARGEST).take_while(same).last();
     let name = |power: u32| chosen(1 << power).map_or("none", |algorithm| algorithm.name());
-    let least = least.filter(|least| *least > 0);
-    let before = least.map(|at| format!("below {} it is {}", size_text(1 << at), name(at - 1)));
+    // The choice changes between two powers of two, or between one and this size.
+    let before = match least {
+        Some(0) => None,
+        Some(at) => Some(format!("below {} it is {}", size_text(1 << at), name(at - 1))),
+        None => Some(format!("for {} it is {}", size_text(1 << power), name(power))),
+    };
     let most = most.unwrap_or(power);
     let after = (most < LARGEST)
         .then(|| format!("from {} on it is {}", size_text(1 << (most + 1)), name(most + 1)));
@@ -104,7 +113,8 @@ fn sizes(spec: Spec, bytes: u64, topology: &Topology, policy: Policy) -> String 
     }
 }
 
-/// What a rank does for a call: bytes that it moves, and how often.
+/// What a rank does for a call: bytes that it moves, and how often. Of operands that are folded,
+/// the first one does not count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Work {
     copied: u64,
@@ -117,15 +127,20 @@ struct Work {
 }
 
 impl Work {
-    /// Returns what a rank does in a plan for blocks of so many bytes.
-    fn of(plan: &Plan, rank: u32, bytes: u64) -> Self {
+    /// Returns what a rank does in a plan for blocks of so many bytes, which pass through slots of
+    /// the model's sizes in windows.
+    fn of(plan: &Plan, rank: u32, bytes: u64, model: &CostModel) -> Self {
+        let (edge, stage) = (model.edge_slot_bytes, model.stage_slot_bytes);
+        let room = Capacity { edge_slot_elems: edge, stage_slot_elems: stage, align_elems: 1 };
+        let windows = Geometry::new(&plan.layout, bytes, &room).windows() as u32;
         let (parts, window_elems) = (plan.layout.parts, bytes.max(1));
-        let geometry = Geometry { block_elems: bytes, parts, window_elems, align_elems: 1 };
-        let len = |slice: Slice| geometry.range(0, slice.part, slice.parts).1;
+        let whole = Geometry { block_elems: bytes, parts, window_elems, align_elems: 1 };
+        let len = |slice: Slice| whole.range(0, slice.part, slice.parts).1;
         let peers = u64::from(plan.spec.nranks - 1);
         let mut work = Self::default();
+        // Nothing is sent or read where a slice is empty.
         let add = |to: &mut (u32, u64), len: u64, times: u32| {
-            to.0 += times;
+            to.0 += if len > 0 { times * windows } else { 0 };
             to.1 += len;
         };
         for op in plan.program(rank).ops {
@@ -144,7 +159,7 @@ impl Work {
                     if src.buffer != Buffer::Inbox {
                         add(&mut work.read, peers * len(own), peers as u32);
                     }
-                    work.folded += (peers + 1) * len(own);
+                    work.folded += peers * len(own);
                     match dst {
                         Destination::Own(_) => {}
                         Destination::Both(_, second) => work.copied += len(second),
@@ -154,8 +169,8 @@ impl Work {
                         }
                     }
                 }
-                Op::Fold { dst, .. } => work.folded += len(dst) * (peers + 1),
-                Op::Signal => work.signals += 1,
+                Op::Fold { dst, count, .. } => work.folded += u64::from(count - 1) * len(dst),
+                Op::Signal => work.signals += windows,
                 Op::Acquire | Op::Wait { .. } => {}
             }
         }
@@ -212,14 +227,26 @@ mod tests {
 
     #[test]
     fn what_a_rank_does_is_counted() {
-        let plan = |algorithm: &str, collective| {
-            let mut plans = Plan::candidates(Spec::new(collective, 4, 0));
-            plans.find(|plan| plan.algorithm.name() == algorithm).expect("a plan")
+        let work = |algorithm: &str, spec: Spec, rank, bytes| {
+            let mut plans = Plan::candidates(spec);
+            let plan = plans.find(|plan| plan.algorithm.name() == algorithm).expect("a plan");
+            Work::of(&plan, rank, bytes, &CostModel::SHARED_MEMORY)
         };
-        let ring = Work::of(&plan("ring", Collective::AllReduce), 1, 4096);
+        let all_reduce = Spec::new(Collective::AllReduce, 4, 0);
+        let ring = work("ring", all_reduce, 1, 4096);
         let text = "sends 6 KiB in 6 messages, receives 6 KiB in 6 messages, folds 3 KiB";
         assert_eq!(ring.text(), text);
-        let shot = Work::of(&plan("one_shot_mapped", Collective::AllGather), 2, 1000);
+        // A part passes through slots of 64 KiB.
+        let windows = work("ring", all_reduce, 1, 1 << 20);
+        assert_eq!((windows.sent, windows.folded), ((24, 3 << 19), 3 << 18));
+        // Elements of one part alone are sent, by the rank that has them or the sum.
+        assert_eq!(work("ring", all_reduce, 1, 1).sent.1, 2);
+        let two_shot = work("two_shot_edges", all_reduce, 1, 4096);
+        assert_eq!((two_shot.folded, two_shot.sent), (3072, (6, 6144)));
+        let spec = Spec { team: 2, ..all_reduce };
+        let rails = work("rails_one_shot", spec, 1, 4096);
+        assert!(rails.folded > 0 && rails.folded <= 3 * 4096, "{rails:?}");
+        let shot = work("one_shot_mapped", Spec::new(Collective::AllGather, 4, 0), 2, 1000);
         assert_eq!((shot.read, shot.sent, shot.folded), ((3, 3000), (0, 0), 0));
         assert_eq!(Work::default().text(), "");
     }
