@@ -32,11 +32,15 @@ fn arguments(archs: &str) -> Vec<String> {
     arguments
 }
 
+/// Variables with further arguments of the compiler.
+const FLAGS: [&str; 3] = ["NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN"];
+
 /// Returns all that determines the result: the compiler, its arguments, and the sources.
 fn recipe(nvcc: &Path, arguments: &[String]) -> std::io::Result<Vec<u8>> {
     let version = Command::new(nvcc).arg("--version").output()?.stdout;
     let mut recipe = format!("{}\n{arguments:?}\n", nvcc.canonicalize()?.display()).into_bytes();
     recipe.extend(version);
+    recipe.extend(format!("{:?}\n", FLAGS.map(env::var_os)).into_bytes());
     let files = std::fs::read_dir("cuda")?.map(|entry| entry.map(|e| e.path()));
     let mut files = files.collect::<std::io::Result<Vec<PathBuf>>>()?;
     files.sort();
@@ -73,9 +77,9 @@ fn archs(wanted: Option<&str>) -> String {
     match wanted {
         None | Some("native") => {
             let archs = archs_here();
-            if archs.is_empty() && wanted.is_none() {
-                let why = "without kernels, as there is no GPU here: CUDAARCHS=all compiles them \
-                           for all GPUs, CUDAARCHS= is silent";
+            if archs.is_empty() {
+                let why = "without kernels, as nvidia-smi finds no GPU of compute capability 7.5 or \
+                           newer: CUDAARCHS=all compiles them for all GPUs, CUDAARCHS= is silent";
                 println!("cargo::warning={why}");
             }
             archs
@@ -86,7 +90,7 @@ fn archs(wanted: Option<&str>) -> String {
 }
 
 fn main() {
-    for name in ["CUDA_HOME", "CUDAARCHS"] {
+    for name in FLAGS.into_iter().chain(["CUDA_HOME", "CUDAARCHS"]) {
         println!("cargo::rerun-if-env-changed={name}");
     }
     println!("cargo::rerun-if-changed=cuda");

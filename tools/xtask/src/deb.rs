@@ -1,6 +1,7 @@
 //! `deb`: Debian packages, from the files that `install` puts under `/usr`.
 
 use crate::install::{self, Error, failed, install, run};
+use crate::prefix::files_below;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -113,7 +114,7 @@ fn place(path: &str) -> String {
 /// Makes the packages; returns their files. `DEBFULLNAME` and `DEBEMAIL` name who makes them, and
 /// `SOURCE_DATE_EPOCH` the time, as Debian's tools read them. Needs dpkg, dpkg-deb, gzip and date.
 pub fn build(root: &Path, options: &Options) -> Result<Vec<PathBuf>, Error> {
-    let work = options.output.join("work");
+    let work = options.output.join(".oxccl-deb");
     // A build that failed may have left the folder.
     let _ = std::fs::remove_dir_all(&work);
     let staged = work.join("usr");
@@ -198,7 +199,7 @@ fn describe(
     );
     write(&changes, &text)?;
     let pages = folder.join("usr/share/man/man1");
-    let pages = if pages.exists() { install::files_below(&pages)? } else { Vec::new() };
+    let pages = if pages.exists() { files_below(&pages)? } else { Vec::new() };
     let pages = pages.iter().map(|page| folder.join("usr/share/man/man1").join(page));
     run(Command::new("gzip").arg("-9n").arg(changes).args(pages))?;
     set_modes(folder)

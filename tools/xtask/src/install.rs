@@ -2,6 +2,7 @@
 //! that can be moved. Packages of every format are made from this prefix. `uninstall` removes them.
 
 use crate::model::{self, Kind, Model, Value};
+use crate::prefix::{self, files_below};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -18,13 +19,13 @@ pub enum Error {
     #[error("cargo built no {0}")]
     NotBuilt(&'static str),
     /// A prefix under which nothing is installed.
-    #[error(
-        "nothing is installed there: {0} is missing; give the --prefix and --libdir of install"
-    )]
+    #[error("nothing is installed there: {0} is missing; give the --prefix of install")]
     NotInstalled(PathBuf),
-    /// A list of installed files that names files elsewhere.
-    #[error("{0} names {1}, which is not below the prefix; nothing was removed")]
-    Elsewhere(PathBuf, String),
+    /// A list of installed files that is not as it was written.
+    #[error(
+        "{0} has a line {1:?}; expected a digest and a path below the prefix; nothing was done"
+    )]
+    List(PathBuf, String),
     /// The interface cannot be read.
     #[error(transparent)]
     Model(#[from] model::Error),
@@ -55,7 +56,7 @@ pub struct Options {
 }
 
 /// Checks that a folder lies below another one.
-fn below(folder: &str) -> Result<String, &'static str> {
+pub(crate) fn below(folder: &str) -> Result<String, &'static str> {
     let inside = |part: &str| !matches!(part, "" | "." | "..");
     folder.split('/').all(inside).then(|| folder.to_owned()).ok_or("not below the prefix, as lib64")
 }
@@ -65,71 +66,14 @@ const SONAME: &str = "liboxccl.so.2";
 
 /// Builds and installs. Of an older installation, what this one lacks is removed.
 pub fn install(root: &Path, options: &Options) -> Result<(), Error> {
-    let Options { prefix, libdir, .. } = options;
-    let staged = prefix.join(".oxccl-staged");
-    // An installation that failed may have left the folder.
+    let staged = options.prefix.join(".oxccl-staged");
+    // An installation that was stopped may have left the folder.
     let _ = std::fs::remove_dir_all(&staged);
-    stage(root, options, &staged)?;
-    strip(&staged, libdir)?;
-    let files = files_below(&staged)?;
-    let list = prefix.join(libdir).join(LIST);
-    let old = if list.exists() { listed(&list)? } else { Vec::new() };
-    for file in &files {
-        let to = prefix.join(file);
-        to.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(failed(&to))?;
-        std::fs::rename(staged.join(file), &to).map_err(failed(&to))?;
-    }
-    std::fs::remove_dir_all(&staged).map_err(failed(&staged))?;
-    remove(prefix, old.into_iter().filter(|file| !files.contains(file)))?;
-    make_place(&list)?;
-    std::fs::write(&list, files.join("\n") + "\n").map_err(failed(&list))
-}
-
-/// The list of installed files, below the folder of libraries.
-const LIST: &str = "oxccl/installed";
-
-/// Returns the files of a list, by their paths below the prefix.
-fn listed(list: &Path) -> Result<Vec<String>, Error> {
-    let text = std::fs::read_to_string(list).map_err(failed(list))?;
-    let files: Vec<String> = text.lines().map(str::to_owned).collect();
-    match files.iter().find(|file| below(file).is_err()) {
-        Some(wrong) => Err(Error::Elsewhere(list.to_owned(), wrong.clone())),
-        None => Ok(files),
-    }
-}
-
-/// Returns the files below a folder, in order, by their paths from there.
-pub(crate) fn files_below(folder: &Path) -> Result<Vec<String>, Error> {
-    let (mut files, mut folders) = (Vec::new(), vec![folder.to_owned()]);
-    while let Some(at) = folders.pop() {
-        for entry in std::fs::read_dir(&at).map_err(failed(&at))? {
-            let path = entry.map_err(failed(&at))?.path();
-            if path.is_dir() && !path.is_symlink() {
-                folders.push(path);
-            } else {
-                let below = path.strip_prefix(folder).unwrap_or(&path);
-                files.push(below.display().to_string());
-            }
-        }
-    }
-    files.sort();
-    Ok(files)
-}
-
-/// Removes files below a prefix, and the folders that are empty then. Files that are gone already
-/// do not matter.
-fn remove(prefix: &Path, files: impl Iterator<Item = String>) -> Result<(), Error> {
-    for file in files {
-        let path = prefix.join(&file);
-        match std::fs::remove_file(&path) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(failed(&path)(e)),
-            _ => {}
-        }
-        // Up to the first one that has something in it.
-        let folders = path.ancestors().skip(1).take_while(|folder| *folder != prefix);
-        folders.take_while(|folder| std::fs::remove_dir(folder).is_ok()).for_each(drop);
-    }
-    Ok(())
+    let installed = stage(root, options, &staged)
+        .and_then(|()| strip(&staged, &options.libdir))
+        .and_then(|()| prefix::put(&staged, &options.prefix));
+    let cleared = std::fs::remove_dir_all(&staged).map_err(failed(&staged));
+    installed.and(cleared)
 }
 
 /// Options of `uninstall`.
@@ -138,19 +82,11 @@ pub struct Installed {
     /// Prefix that was installed under.
     #[arg(long)]
     pub prefix: PathBuf,
-    /// Folder of libraries below the prefix.
-    #[arg(long, default_value = LIBDIR, value_parser = below)]
-    pub libdir: String,
 }
 
-/// Removes what was installed under a prefix, and nothing else.
-pub fn uninstall(Installed { prefix, libdir }: &Installed) -> Result<(), Error> {
-    let list = prefix.join(libdir).join(LIST);
-    if !list.exists() {
-        return Err(Error::NotInstalled(list));
-    }
-    let files = listed(&list)?;
-    remove(prefix, files.into_iter().chain([format!("{libdir}/{LIST}")]))
+/// Removes what was installed under a prefix. Returns what has changed since, which stays.
+pub fn uninstall(Installed { prefix }: &Installed) -> Result<Vec<String>, Error> {
+    prefix::clear(prefix)
 }
 
 /// Takes out of what is installed its larger part: debug information, and the bitcode that only
@@ -272,7 +208,7 @@ fn run_cargo(root: &Path, profile: &str, arguments: &[&str]) -> Result<Vec<PathB
     command.args(["build", "--profile", profile]).args(arguments);
     command.arg("--message-format=json-render-diagnostics").current_dir(root);
     // What is installed may run on machines with other GPUs than this one.
-    if profile == "release" && std::env::var_os("CUDAARCHS").is_none() {
+    if profile != "dev" && std::env::var_os("CUDAARCHS").is_none() {
         command.env("CUDAARCHS", "all");
     }
     let output = command.stderr(std::process::Stdio::inherit()).output();
@@ -408,29 +344,6 @@ mod tests {
         let names = b"GLIBC_2.9\0x\0GLIBC_2.34\0GLIBC_2.2.5\0GLIBC_PRIVATE\0GLIBC_";
         assert_eq!(newest_glibc(names), (2, 34));
         assert_eq!(newest_glibc(b""), (2, 0));
-    }
-
-    #[test]
-    fn what_was_installed_is_removed_and_nothing_else() {
-        let prefix = std::env::temp_dir().join(format!("oxccl-uninstall-{}", std::process::id()));
-        let write = |file: &str, text: &str| {
-            let file = prefix.join(file);
-            make_place(&file).and_then(|()| std::fs::write(&file, text).map_err(failed(&file)))
-        };
-        let installed = Installed { prefix: prefix.clone(), libdir: "lib64".to_owned() };
-        assert!(matches!(uninstall(&installed), Err(Error::NotInstalled(_))));
-        for file in ["lib64/a.so", "include/oxccl/a.h", "bin/ours", "bin/theirs"] {
-            write(file, "").expect("a file");
-        }
-        write("lib64/oxccl/installed", "../elsewhere\n").expect("a file");
-        let error = uninstall(&installed).expect_err("it is not ours").to_string();
-        assert!(error.contains("../elsewhere") && prefix.join("bin/ours").exists(), "{error}");
-        let list = "lib64/a.so\ninclude/oxccl/a.h\nbin/ours\nbin/gone\n";
-        write("lib64/oxccl/installed", list).expect("a file");
-        uninstall(&installed).expect("it is removed");
-        let left = files_below(&prefix).expect("the rest");
-        std::fs::remove_dir_all(&prefix).expect("it can be removed");
-        assert_eq!(left, ["bin/theirs"]);
     }
 
     #[test]

@@ -7,6 +7,7 @@ pub mod environment;
 pub mod headers;
 pub mod install;
 pub mod model;
+mod prefix;
 pub mod speed;
 pub mod tidy;
 pub mod wheel;
