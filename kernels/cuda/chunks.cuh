@@ -41,7 +41,8 @@ __device__ inline Progress& progress() {
   return all;
 }
 
-// To be called by some threads of a block before all of its threads meet: those of the warps that put.
+// To be called by some threads of a block before all of its threads meet: those of the warps that
+// put.
 __device__ inline void begin_progress(int warp, bool puts) {
   progress().count[warp] = 0;
   progress().over[warp] = !puts;

@@ -19,7 +19,8 @@ __device__ inline void run_expect(const Program& program) {
     int taken = agree(program, own, reach, AHEAD);
     int peer = threadIdx.x;
     uint64_t from = peer < r.nranks ? program.expected[peer] : 0;
-    bool engine_mispredictions = any_mover(taken == WAY_IN_PLACE && from != 0 && from != reach.inputs[peer]);
+    bool astray = taken == WAY_IN_PLACE && from != 0 && from != reach.inputs[peer];
+    bool engine_mispredictions = any_mover(astray);
     if (peer == 0 && taken >= 0) {
       volatile Control* c = reinterpret_cast<volatile Control*>(r.control);
       bool moved = taken == WAY_IN_PLACE && !engine_mispredictions;

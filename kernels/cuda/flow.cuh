@@ -1,5 +1,5 @@
-// The flow of packets, lines or chunks between this rank and one peer: programs of two ranks, and messages. A
-// warp puts or takes: a unit then has all of its registers.
+// The flow of packets, lines or chunks between this rank and one peer: programs of two ranks, and
+// messages. A warp puts or takes: a unit then has all of its registers.
 #pragma once
 
 #include "chunks.cuh"

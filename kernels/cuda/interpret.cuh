@@ -280,7 +280,8 @@ struct Interpreter {
     for (; at + (LINES - 1) * STEP < whole; at += LINES * STEP)
       fold_lines<OP, LINES, WHOLE>(f, at, whole);
     if (LINES > 1 && at < whole) fold_lines<OP, LINES, PARTLY>(f, at, whole);
-    for (at = whole + threadIdx.x * 16; at < f.len; at += STEP) fold_lines<OP, 1, ANY>(f, at, f.len);
+    for (at = whole + threadIdx.x * 16; at < f.len; at += STEP)
+      fold_lines<OP, 1, ANY>(f, at, f.len);
   }
 
   // The address to which the i-th copy of a fold's result goes.

@@ -1,7 +1,8 @@
 // Lanes: bounded queues from a rank to another. The sender fills slots and counts arrivals, the
 // receiver empties them and gives credits back. Between ranks of a host the slots lie in the
-// receiver's memory. Between hosts they lie in memory of the host or of the GPU, from where a thread
-// of each rank, the proxy of the lane, hands messages to the network, and where it takes them.
+// receiver's memory. Between hosts they lie in memory of the host or of the GPU, from where a
+// thread of each rank, the proxy of the lane, hands messages to the network, and where it takes
+// them.
 #pragma once
 
 #include "watch.cuh"

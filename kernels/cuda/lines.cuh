@@ -3,14 +3,14 @@
 // So data need no fence, no barrier and no clearing, and arrive one way.
 //
 // An edge has slots of two rows of four lines, 1 KiB with 960 bytes of data, in the receiver's
-// memory. A channel has slots and counters of its own on every edge: the number of a line counts the
-// slots that the channel has used on that edge, and the receiver's word of credit counts those that
-// it has taken. Counters lie in GPU memory and advance by what was carried: arguments hold nothing
-// that changes, and any operation may follow any other.
+// memory. A channel has slots and counters of its own on every edge: the number of a line counts
+// the slots that the channel has used on that edge, and the receiver's word of credit counts those
+// that it has taken. Counters lie in GPU memory and advance by what was carried: arguments hold
+// nothing that changes, and any operation may follow any other.
 //
-// A program runs in four phases for each unit of its slices (`oxccl_plan::lines`). With more than two
-// ranks a channel is a warp, which takes all of a unit before it puts the one after the next; between
-// two ranks (`flow.cuh`) one warp of a channel puts and another takes.
+// A program runs in four phases for each unit of its slices (`oxccl_plan::lines`). With more than
+// two ranks a channel is a warp, which takes all of a unit before it puts the one after the next;
+// between two ranks (`flow.cuh`) one warp of a channel puts and another takes.
 #pragma once
 
 #include <type_traits>
@@ -197,7 +197,8 @@ __device__ inline LineCounters* line_counters(const Rank& r, int channel, int pe
 }
 
 // The word in which a receiver counts the slots that it has taken, in the sender's memory.
-__device__ inline volatile uint64_t* line_credit(const Rank& r, int sender, int channel, int receiver) {
+__device__ inline volatile uint64_t* line_credit(const Rank& r, int sender, int channel,
+                                                 int receiver) {
   return reinterpret_cast<volatile uint64_t*>(r.shared[sender] + r.line_credits_at) +
          channel * r.nranks + receiver;
 }
@@ -210,10 +211,10 @@ __device__ inline char* line_slots(const Rank& r, int at, int from, int channel)
 
 // A warp's ends of the channel's edges. The number of a line has a digest of the call in its upper
 // half: what a peer puts for another call is never taken. Announcements tell calls that differ: the
-// first block looks at them while it waits for the data, later calls where it did not have to. Where
-// a message that nobody receives lies in the way, its header tells. ONE: there are edges with one peer, whose counters all
-// threads hold; else the thread `p` of the warp holds those of the edges to and from the rank at
-// place `p`.
+// first block looks at them while it waits for the data, later calls where it did not have to.
+// Where a message that nobody receives lies in the way, its header tells. ONE: there are edges with
+// one peer, whose counters all threads hold; else the thread `p` of the warp holds those of the
+// edges to and from the rank at place `p`.
 template <bool ONE>
 struct LineEnds {
   const Rank& r;
@@ -557,8 +558,8 @@ struct LineEnds {
     }
   }
 
-  // Returns 0 when all threads have what they have fetched. The compiler does not know that it is 0,
-  // so what needs it waits.
+  // Returns 0 when all threads have what they have fetched. The compiler does not know that it is
+  // 0, so what needs it waits.
   template <int U>
   __device__ int come(int slots, const Pair (&v)[U]) const {
     uint32_t all = 0;
@@ -568,8 +569,8 @@ struct LineEnds {
     return __any_sync(~0u, (all & r.line_slots >> 31) != 0);
   }
 
-  // Gives slots of a rank back. What was fetched from them was stored before, or `come` says that it
-  // is there: only then may they be written again.
+  // Gives slots of a rank back. What was fetched from them was stored before, or `come` says that
+  // it is there: only then may they be written again.
   __device__ void give_back(int from, int slots) {
     __syncwarp();
     // The slot of a header that goes back may be written again; data told that it was right.

@@ -36,8 +36,8 @@ struct Entry {
 // here.
 __device__ inline void fence() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
-// Waits for what comes before this kernel in its stream: blocks may be there earlier. All kernels do
-// so first.
+// Waits for what comes before this kernel in its stream: blocks may be there earlier. All kernels
+// do so first.
 __device__ inline void await_stream() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -45,10 +45,11 @@ __device__ inline void await_stream() {
 }
 
 // Defines a kernel of one argument, `argument`.
-#define OXCCL_KERNEL(NAME, BOUNDS, ARGUMENT, ...)                                                 \
-  extern "C" __global__ void __launch_bounds__ BOUNDS NAME(const __grid_constant__ ARGUMENT argument) { \
-    oxccl::await_stream();                                                                        \
-    __VA_ARGS__;                                                                                  \
+#define OXCCL_KERNEL(NAME, BOUNDS, ARGUMENT, ...)                    \
+  extern "C" __global__ void __launch_bounds__ BOUNDS NAME(          \
+      const __grid_constant__ ARGUMENT argument) {                   \
+    oxccl::await_stream();                                           \
+    __VA_ARGS__;                                                     \
   }
 
 __device__ inline uint4 load_volatile(const char* at) {

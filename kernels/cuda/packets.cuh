@@ -198,7 +198,8 @@ struct PacketRun {
     }
   }
 
-  __device__ void store_lines(int block, uint64_t first, int line, int lines, const Eight* e) const {
+  __device__ void store_lines(int block, uint64_t first, int line, int lines,
+                              const Eight* e) const {
     char* to = reinterpret_cast<char*>(call.output) + block * bytes;
 #pragma unroll
     for (int k = 0; k < AHEAD; k++) {

@@ -2,8 +2,8 @@
 // numbers of a packet has its data, where the data of a line are loaded once its number was seen:
 // so packets arrive a look earlier, and take twice the room.
 //
-// A slot has two packets of each thread. Beside the first half of the data is the number of the slot,
-// beside the second one that number plus the digest of the call.
+// A slot has two packets of each thread. Beside the first half of the data is the number of the
+// slot, beside the second one that number plus the digest of the call.
 #pragma once
 
 #include "lines.cuh"

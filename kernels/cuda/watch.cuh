@@ -241,8 +241,8 @@ __device__ inline uint64_t scale_of(const Collective& call) {
   return scale;
 }
 
-// Marks a channel as running; returns whether it was, for `refuse`. Two operations of a communicator
-// at once would mix up their data.
+// Marks a channel as running; returns whether it was, for `refuse`. Two operations of a
+// communicator at once would mix up their data.
 __device__ inline bool mark(uint32_t* busy) {
   return (threadIdx.x & 31) == 0 && atomicExch(busy, 1) != 0;
 }
