@@ -113,7 +113,7 @@ fn sizes(spec: Spec, bytes: u64, topology: &Topology, policy: Policy) -> String 
     }
 }
 
-/// What a rank does for a call: bytes that it moves, and how often. Of operands that are folded,
+/// The work of a rank in a call: bytes that it moves, and how often. Of operands that are folded,
 /// the first one does not count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Work {

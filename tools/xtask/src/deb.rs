@@ -27,8 +27,6 @@ struct Package {
     ours: &'static [&'static str],
     /// Further lines of the control file.
     control: &'static str,
-    /// The library of the package, and the number of its interface.
-    library: Option<(&'static str, u32)>,
     /// What lintian is to overlook, without the name of the package.
     overrides: &'static str,
     description: &'static str,
@@ -41,7 +39,6 @@ const PACKAGES: [Package; 5] = [
         contents: &["LIB/liboxccl.so.2"],
         ours: &[],
         control: "",
-        library: Some(("liboxccl", 2)),
         overrides: "",
         description: "collective communication with NCCL's interface: the library",
     },
@@ -58,7 +55,6 @@ const PACKAGES: [Package; 5] = [
         ],
         ours: &["liboxccl2"],
         control: "",
-        library: None,
         overrides: "",
         description: "collective communication with NCCL's interface: headers",
     },
@@ -68,7 +64,6 @@ const PACKAGES: [Package; 5] = [
         contents: &["bin", "share"],
         ours: &[],
         control: "",
-        library: None,
         overrides: "",
         description: "collective communication: starts ranks, measures, explains",
     },
@@ -78,7 +73,6 @@ const PACKAGES: [Package; 5] = [
         contents: &["LIB/libnccl.so.2"],
         ours: &["liboxccl2"],
         control: "Provides: libnccl2\nConflicts: libnccl2\n",
-        library: Some(("libnccl", 2)),
         // It is in the place of that package, and another one.
         overrides: "package-name-doesnt-match-sonames libnccl2\n",
         description: "collective communication in the place of NCCL",
@@ -94,8 +88,6 @@ const PACKAGES: [Package; 5] = [
         ],
         ours: &["oxccl-nccl-compat", "liboxccl-dev"],
         control: "Provides: libnccl-dev\nConflicts: libnccl-dev\n",
-        library: None,
-        // The link leads to liboxccl.so.2, which is in a package of its own.
         overrides: "",
         description: "collective communication in the place of NCCL: headers",
     },
@@ -168,7 +160,7 @@ fn describe(
     architecture: &str,
     glibc: &str,
 ) -> Result<(), Error> {
-    let &Package { name, section, ours, control, library, description, .. } = package;
+    let &Package { name, section, ours, control, description, .. } = package;
     let (version, maintainer) = (env!("CARGO_PKG_VERSION"), maintainer());
     let mut depends: Vec<_> = ours.iter().map(|name| format!("{name} (= {version})")).collect();
     depends.extend([format!("libc6 (>= {glibc})"), "libgcc-s1".to_owned()]);
@@ -180,7 +172,9 @@ fn describe(
          between processes and\n hosts, on host memory and GPUs.\n"
     );
     write(&folder.join("DEBIAN/control"), &text)?;
-    if let Some((library, number)) = library {
+    // The name of the package's library, and the number of its interface.
+    let library = |file: &&'static str| file.strip_prefix("LIB/")?.split_once(".so.");
+    if let Some((library, number)) = package.contents.iter().find_map(library) {
         write(&folder.join("DEBIAN/triggers"), "activate-noawait ldconfig\n")?;
         let text = format!("{library} {number} {name} (>= {version})\n");
         write(&folder.join("DEBIAN/shlibs"), &text)?;

@@ -217,10 +217,11 @@ mod tests {
     fn an_installation_takes_the_place_of_an_older_one() {
         let (first, second) = (Scratch::new("first"), Scratch::new("second"));
         let prefix = Scratch::new("replaced");
-        for file in ["lib/a.so", "lib/nccl.so", "lib/theirs.so"] {
+        for file in ["lib/a.so", "lib/nccl.so", "lib/same.h", "lib/theirs.so"] {
             first.write(file, "old");
         }
         second.write("lib64/a.so", "new");
+        second.write("lib64/same.h", "old");
         put(&first.0, &prefix.0).expect("it is installed");
         prefix.write("lib/theirs.so", "of someone");
         // Another path to the same folder.
@@ -228,7 +229,7 @@ mod tests {
         put(&second.0, &prefix.0).expect("it is installed");
         let text = std::fs::read_to_string(prefix.0.join("lib/a.so")).expect("a file");
         assert_eq!(text, "new");
-        assert_eq!(prefix.has(), [LIST, "lib/a.so", "lib/theirs.so", "lib64"]);
+        assert_eq!(prefix.has(), [LIST, "lib/a.so", "lib/same.h", "lib/theirs.so", "lib64"]);
         assert!(clear(&prefix.0).expect("it is removed").is_empty());
         assert_eq!(prefix.has(), ["lib/theirs.so", "lib64"]);
     }

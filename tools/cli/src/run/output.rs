@@ -87,7 +87,7 @@ impl Target {
 /// The output of a rank.
 struct Stream {
     target: Target,
-    /// What is in front of its lines.
+    /// The text in front of its lines.
     tag: Vec<u8>,
     /// `None` once it has ended.
     from: Option<OwnedFd>,

@@ -16,7 +16,7 @@ use std::sync::{Mutex, OnceLock};
 #[derive(Clone, Copy)]
 pub struct Kernel {
     function: CUfunction,
-    /// Whether its blocks may be there before the kernel before it in its stream has ended: they
+    /// True if its blocks may be there before the kernel before it in its stream has ended: they
     /// wait for that themselves. What was compiled for GPUs that cannot do so does not.
     early: bool,
 }

@@ -185,7 +185,7 @@ pub struct Gpu {
     pub uuid: [u8; 16],
     /// The number of multiprocessors.
     pub multiprocessors: u32,
-    /// Whether blocks of a kernel may be there before the kernel before it has ended: from compute
+    /// True if blocks of a kernel may be there before the kernel before it has ended: from compute
     /// capability 9.0 on.
     pub launches_early: bool,
     /// The multiprocessors that communicators of this process may hold at a time.
