@@ -6,7 +6,8 @@
  * accept block until somebody connects, and the first isend until it was accepted; it tells no sizes
  * of messages, and only lets the oldest request of a connection be tested. FIXTURE=slow takes a
  * message 20 ms after it is asked first, and is done with it 20 ms after that. FIXTURE=capacity tells
- * the size of the place as that of a message. With LATE, all but init is set by that, the name, too. */
+ * the size of the place as that of a message. With LATE,
+ * all but init is set by that, the name, too. With UNDEFINED, it calls a function that is nowhere. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -584,8 +585,15 @@ static ncclResult_t closeRecv(void *recvComm) {
   return close_connection(recvComm);
 }
 
+#ifdef UNDEFINED
+void function_that_is_nowhere(void);
+#endif
+
 static ncclResult_t closeListen(void *listenComm) {
   ENTER("closeListen");
+#ifdef UNDEFINED
+  if (is("calls what is missing")) function_that_is_nowhere();
+#endif
   struct listener *of = listenComm;
   close(of->fd);
   free(of);

@@ -275,6 +275,21 @@ fn a_plugin_without_a_function_is_refused() {
     assert!(ended[0].output.contains("it has no function isend"), "{}", ended[0].output);
 }
 
+/// It serves as long as nothing needs what is missing, which is named beforehand.
+#[test]
+fn a_plugin_with_a_missing_symbol_is_loaded_and_the_symbol_is_named() {
+    let Some(plugin) = Plugin::net(12, &["-DUNDEFINED", "-Wl,-z,lazy"]) else { return };
+    let ended = plugin.job(2, &["once"], &[]);
+    expect_success(&ended);
+    for ended in &ended {
+        let output = &ended.output;
+        let named = output.contains("undefined symbol: function_that_is_nowhere");
+        assert!(named && output.contains("net plugin Fixture ("), "{output}");
+    }
+    let ended = plugin.job(2, &["once"], &[("FIXTURE", "calls what is missing")]);
+    assert!(ended.iter().all(|ended| ended.status != Some(0)));
+}
+
 /// As NVIDIA's plugin for InfiniBand does, which is found under either name.
 #[test]
 fn a_plugin_may_set_its_functions_and_its_name_when_it_begins() {

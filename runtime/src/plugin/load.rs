@@ -1,6 +1,6 @@
 //! The finding of plugins: libraries by NCCL's names, and the structures in them.
 
-use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
+use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL, RTLD_NOW};
 use std::error::Error;
 use std::ffi::c_void;
 
@@ -90,21 +90,37 @@ pub(super) fn load(kind: &Kind, name: Option<&str>) -> Attempt {
     }
     let mut failures = Vec::new();
     for candidate in candidates(kind, name) {
-        // SAFETY: the user has named the library, or installed it under the name of a plugin; its
-        // initialisers run, as they would with NCCL.
-        match unsafe { Library::open(Some(&candidate), RTLD_LAZY | RTLD_LOCAL) } {
-            Ok(library) => {
-                return structure(kind, Opened::new(library, &candidate), name.is_some());
+        match open(&candidate) {
+            Ok((library, lack)) => {
+                let opened = Opened::new(library, &candidate);
+                let mut attempt = structure(kind, opened, name.is_some());
+                if let Some(lack) = lack {
+                    attempt.warns = true;
+                    attempt.line += &format!(
+                        "; not all that it calls is there, and such a call ends the process, \
+                         unless LD_PRELOAD has the library: {lack}"
+                    );
+                }
+                return attempt;
             }
-            Err(error) => {
-                let cause = error.source().map_or_else(|| error.to_string(), ToString::to_string);
-                failures.push(cause);
-            }
+            Err(cause) => failures.push(cause),
         }
     }
     let line = format!("{} plugin: {}", kind.name, failures.join("; "));
     // The default library is rarely there; one that was asked for should be.
     Attempt { opened: None, found: None, line, warns: name.is_some() }
+}
+
+/// Opens a library. Returns what it lacks, too, if not all of its symbols are there: such a library
+/// may serve without what needs them.
+fn open(file: &str) -> Result<(Library, Option<String>), String> {
+    let open = |bind| {
+        // SAFETY: the user has named the library, or installed it under the name of a plugin; its
+        // initialisers run, as they would with NCCL.
+        let library = unsafe { Library::open(Some(file), bind | RTLD_LOCAL) };
+        library.map_err(|e| e.source().map_or_else(|| e.to_string(), ToString::to_string))
+    };
+    open(RTLD_NOW).map(|library| (library, None)).or_else(|lack| Ok((open(RTLD_LAZY)?, Some(lack))))
 }
 
 /// Looks for a structure in a library, which should have one if it was asked for.
