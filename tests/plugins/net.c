@@ -101,6 +101,10 @@ static ncclResult_t copy(void *to, const void *from, uint64_t size) {
 
 static void complete(void);
 
+/* A variable as it was when the library was loaded. */
+static const char *first_mark;
+__attribute__((constructor)) static void look(void) { first_mark = getenv("NCCL_TESTS_MARK"); }
+
 static ncclResult_t start(ncclDebugLogger_t log) {
   static int starts;
   logger = log;
@@ -109,7 +113,9 @@ static ncclResult_t start(ncclDebugLogger_t log) {
   if (VERSION <= 10 && __atomic_fetch_add(&starts, 1, __ATOMIC_SEQ_CST)) return wrong("a second init");
   ENTER("init");
   const char *mark = getenv("NCCL_TESTS_MARK");
-  if (mark) logger(NCCL_LOG_INFO, NCCL_NET, __FILE__, __LINE__, "the mark is %s", mark);
+  if (mark)
+    logger(NCCL_LOG_INFO, NCCL_NET, __FILE__, __LINE__, "the mark is %s, at first it was %s", mark,
+           first_mark ? first_mark : "none");
   complete();
   return ncclSuccess;
 }

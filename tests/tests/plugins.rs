@@ -76,7 +76,8 @@ fn a_plugin_may_tell_the_size_of_the_place_as_that_of_a_message() {
     expect_success(&ended);
 }
 
-/// Plugins find the variables of configuration files in the environment, which counts more.
+/// Plugins find the variables of configuration files in the environment, which counts more, also
+/// where they look when they are loaded.
 #[test]
 fn a_plugin_sees_the_variables_of_files() {
     let Some(plugin) = Plugin::net(11, &[]) else { return };
@@ -84,8 +85,8 @@ fn a_plugin_sees_the_variables_of_files() {
     std::fs::write(&file, "NCCL_TESTS_MARK=of the file\n").expect("a file");
     let file = ("NCCL_CONF_FILE", file.to_str().expect("a plain path"));
     for (variables, mark) in [
-        (&[file][..], "the mark is of the file"),
-        (&[file, ("NCCL_TESTS_MARK", "own")], "the mark is own"),
+        (&[file][..], "the mark is of the file, at first it was of the file"),
+        (&[file, ("NCCL_TESTS_MARK", "own")], "the mark is own, at first it was own"),
     ] {
         let ended = plugin.job(2, &["once"], variables);
         expect_success(&ended);

@@ -3,7 +3,7 @@
 //!
 //! A value comes from the process's environment, else from the file that `NCCL_CONF_FILE` names
 //! (else `~/.nccl.conf`), else from `/etc/nccl.conf`. The library writes to the environment only
-//! where a plugin is loaded: what files say is put there for it.
+//! before it looks for plugins: what files say is put there for them.
 
 pub(crate) mod accepted;
 pub mod file;

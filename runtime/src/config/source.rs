@@ -55,15 +55,16 @@ pub(crate) fn foreign_variable(name: &str) -> Option<String> {
 
 impl Config {
     /// Puts the variables of files into the environment, where plugins look for theirs, as NCCL
-    /// does.
+    /// does; before the first plugin is looked for, as libraries may read them while they are
+    /// loaded.
     pub(crate) fn export_files(&self) {
         static EXPORTED: Once = Once::new();
         let missing = |(name, _): &&(String, String)| std::env::var_os(name).is_none();
         EXPORTED.call_once(|| {
             for (name, value) in self.report.of_files.iter().filter(missing) {
                 // SAFETY: Rust's own readers take std's lock. Others, such as C's `getenv` in
-                // another thread, may meet the change: only programs with a plugin and such a file
-                // run this, once, as the first communicator is made, and with NCCL they all do.
+                // another thread, may meet the change: only programs with such a file run this,
+                // once, as the first communicator is made, and they all do with NCCL.
                 unsafe { std::env::set_var(name, value) };
             }
         });

@@ -12,7 +12,7 @@ use crate::config::Config;
 use crate::log::{self, Level, Subsystem};
 use crate::proxy::CurrentCall;
 use instance::Lifecycle;
-use load::{Attempt, Found, Kind, Opened, load, structure, wanted};
+use load::{Attempt, Found, Kind, Opened, structure, wanted};
 use oxccl_plugin_abi::ncclDebugLogger_t;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -107,6 +107,13 @@ impl Facts {
     }
 }
 
+/// Loads a library, whose plugins find the variables of files in the environment: some look for
+/// them while they are loaded.
+fn load(kind: &Kind, name: Option<&str>) -> Attempt {
+    Config::get().export_files();
+    load::load(kind, name)
+}
+
 /// Returns the error of a function that has returned this.
 fn checked(current: &CurrentCall, function: &str, result: c_int) -> oxccl_net::Result<()> {
     match result {
@@ -142,7 +149,6 @@ impl<F> Plugin<F> {
         let Attempt { opened: Some(opened), found: Some(found), .. } = attempt else {
             return (None, attempt.opened);
         };
-        Config::get().export_files();
         let (file, what) = (&opened.file, kind.name);
         let plugin = match of(found) {
             Ok((name, functions)) => {

@@ -15,11 +15,11 @@ const BEGIN: &str = "\
 Each variable is read once, at the first use of the library: from the process's environment, else
 from the file that `NCCL_CONF_FILE` names (without that `~/.nccl.conf`), else from `/etc/nccl.conf`.
 Files have lines `NAME=VALUE`, of which the first for a name counts; lines that begin with `#` are
-comments, and spaces around name and value do not count. Where a plugin is loaded, the files'
-variables that the environment lacks are put there, since plugins look for theirs in it; nothing
-else is written to it. An empty value is as none, except for texts. A program with more rights than
-its caller (set-user-id and the like) takes no paths from its environment and does not read
-`~/.nccl.conf`.
+comments, and spaces around name and value do not count. Before plugins are looked for, with the
+first communicator, the files' variables that the environment lacks are put there, since plugins
+look for theirs in it; nothing else is written to it. An empty value is as none, except for texts. A
+program with more rights than its caller (set-user-id and the like) takes no paths from its
+environment and does not read `~/.nccl.conf`.
 
 No communicator is made where a value of an `OXCCL_` variable cannot be read: ncclInvalidArgument,
 with the variable, the value and what is expected. For NCCL's own variables that is a warning, and

@@ -4,9 +4,9 @@ mod connection;
 pub(super) mod functions;
 pub(super) mod properties;
 
-use super::Plugin;
 use super::instance::Unread;
-use super::load::{Kind, Opened, load, wanted};
+use super::load::{Kind, Opened, wanted};
+use super::{Plugin, load};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::log::{self, Level, Subsystem};
