@@ -149,20 +149,25 @@ fn a_network_that_fails_or_hangs_during_operations_is_named_and_all_ranks_end() 
 fn ranks_that_hang_or_die_while_a_network_begins_are_told_or_gone_without() {
     let Some(plugin) = network(12) else { return };
     let plugin = &plugin;
-    let job = |fault: &'static str| {
-        let limit = ("OXCCL_INIT_TIMEOUT", "30");
+    let job = |fault: &'static str, limit: &'static str| {
+        let limit = ("OXCCL_INIT_TIMEOUT", limit);
         let variables = [ENABLED, limit, ("FIXTURE", fault), ("FIXTURE_RANK", "1")];
         plugin.job(3, &["once"], &variables)
     };
     std::thread::scope(|scope| {
+        // What begins it has most of the time of the making, whatever other calls have.
+        for (fault, limit) in [("regMr=hang", "30"), ("init=hang", "9"), ("listen=hang", "9")] {
+            scope.spawn(move || {
+                let ended = job(fault, limit);
+                expect_success(&ended);
+                let (function, output) = (fault.trim_end_matches("=hang"), &ended[0].output);
+                let text = format!("{function} of collnet plugin Switch");
+                assert!(output.contains(&text), "{output}");
+                assert!(output.contains("it has not returned for"), "{output}");
+            });
+        }
         scope.spawn(|| {
-            let ended = job("regMr=hang");
-            expect_success(&ended);
-            let text = "regMr of collnet plugin Switch";
-            assert!(ended[0].output.contains(text), "{}", ended[0].output);
-        });
-        scope.spawn(|| {
-            for (rank, ended) in job("connect=exit").iter().enumerate() {
+            for (rank, ended) in job("connect=exit", "30").iter().enumerate() {
                 let named = ended.output.contains("rank 1");
                 assert!(ended.status != Some(0) && (rank == 1 || named), "{}", ended.output);
             }

@@ -283,6 +283,11 @@ impl Session {
         &self.deadline
     }
 
+    /// Returns the time for which the rendezvous still waits for its ranks.
+    pub fn left(&self) -> Duration {
+        self.deadline.left().saturating_sub(ANSWER)
+    }
+
     /// Returns whether this process holds the rendezvous.
     pub fn is_held_here(&self) -> bool {
         rendezvous::is_here(&self.id)

@@ -9,6 +9,7 @@ use crate::link::message::{HEADER_BYTES, Header, Identity, Incoming, MessageEdge
 use crate::log::{self, Level, Subsystem};
 use crate::plugin::collnet::{CollNet, Format, Reductions};
 use oxccl_net::{HANDLE_BYTES, Handle};
+use std::time::Duration;
 
 /// The most ranks that a line names which could not connect.
 const NAMED: usize = 8;
@@ -70,7 +71,9 @@ pub(super) fn connect(
     if !members.ask_for_switch() {
         return Ok(None);
     }
-    let made = begin(identity, members, HEADER_BYTES + slot_bytes);
+    // The other ranks hear in time of a plugin that does not return, and go without.
+    let limit = rendezvous.session.left() * 3 / 4;
+    let made = begin(identity, members, HEADER_BYTES + slot_bytes, limit);
     let own = match &made {
         Ok(net) => Offer { handle: net.handle.clone(), name: net.name.clone() }.encode(),
         Err(why) => unready(why),
@@ -139,12 +142,13 @@ fn begin(
     identity: Identity,
     members: &Members,
     bytes: usize,
+    limit: Duration,
 ) -> std::result::Result<CollNet, String> {
     let (hosts, least) = (members.host_sizes().len(), Config::get().collnet_node_threshold);
     if (hosts as u64) < least {
         return Err(format!("NCCL_COLLNET_NODE_THRESHOLD asks for {least} hosts, not {hosts}"));
     }
-    CollNet::start(identity.comm, members.own_place(), bytes)
+    CollNet::start(identity.comm, members.own_place(), bytes, limit)
 }
 
 /// Logs why no switch reduces.

@@ -15,6 +15,7 @@ use group::Unconnected;
 use oxccl_net::{Handle, Receiver, Sender};
 use oxccl_plan::{DataType, ReduceOp};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 const KIND: Kind = Kind {
     name: "collnet",
@@ -85,15 +86,17 @@ pub(crate) type Connected = ((Box<dyn Sender>, Box<dyn Receiver>), Reductions);
 impl CollNet {
     /// Starts the first plugin that can reduce messages of `bytes` bytes in memory of the host.
     /// `place` is the index of this rank among those of its host, by which devices are dealt out.
-    /// Fails with the reason why there is none. Blocks while the plugin starts.
+    /// Fails with the reason why there is none. Blocks while the plugin starts; each of its calls
+    /// may take as long as `limit`.
     pub(crate) fn start(
         comm: u64,
         place: usize,
         bytes: usize,
+        limit: Duration,
     ) -> std::result::Result<Self, String> {
         let mut why = "no library of NCCL_NET_PLUGIN has one".to_owned();
         for plugin in plugins() {
-            match Self::begin(plugin, comm, place, bytes) {
+            match Self::begin(plugin, comm, place, bytes, limit) {
                 Ok(made) => return Ok(made),
                 Err(error) => why = format!("{}: {error}", plugin.label),
             }
@@ -106,8 +109,10 @@ impl CollNet {
         comm: u64,
         place: usize,
         bytes: usize,
+        limit: Duration,
     ) -> Result<Self> {
-        let current = Arc::new(CurrentCall::new(plugin.label.clone(), HINT));
+        let current = CurrentCall::new(plugin.label.clone(), HINT).with_setup(limit);
+        let current = Arc::new(current);
         let calls = current.clone();
         let make = move || Unconnected::start(plugin, calls, comm);
         let instance = Reducing::start(make, current)?;
