@@ -5,8 +5,8 @@
  * with CUDA; what has come is there only after a flush, if FIXTURE_FLUSH is set. FIXTURE=strict has
  * accept block until somebody connects, and the first isend until it was accepted; it tells no sizes
  * of messages, and only lets the oldest request of a connection be tested. FIXTURE=slow takes a
- * message 20 ms after it is asked first, and is done with it 20 ms after that. FIXTURE=capacity tells
- * the size of the place as that of a message. With LATE,
+ * message 20 ms after it is asked first, and is done with it 20 ms after that; slower is done with it
+ * after 200 ms. FIXTURE=capacity tells the size of the place as that of a message. With LATE,
  * all but init is set by that, the name, too. With UNDEFINED, it calls a function that is nowhere. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -447,6 +447,9 @@ static uint64_t now_ms(void) {
   return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
 }
 
+/* Returns how long a slow sender takes to be done with a message. */
+static uint64_t slow_ms(void) { return is("slow") ? 20 : is("slower") ? 200 : 0; }
+
 /* Returns whether a slow sender does not take the next message yet. */
 static int is_too_early(struct connection *of) {
   if (!is("slow") || !of->sends) return 0;
@@ -563,7 +566,7 @@ static ncclResult_t test(void *request, int *done, int *sizes) {
   ncclResult_t moved = move(of->of);
   if (moved) return moved;
   if (!of->done) return ncclSuccess;
-  if (is("slow") && of->of->sends && now_ms() - of->began_ms < 20) return ncclSuccess;
+  if (of->of->sends && now_ms() - of->began_ms < slow_ms()) return ncclSuccess;
   *done = 1;
   if (is("capacity")) of->size = of->capacity;
   if (sizes && !is("strict")) *sizes = is("lies") ? 1 << 20 : is("negative size") ? -5 : (int)of->size;

@@ -61,8 +61,8 @@ fn a_plugin_may_block_until_the_peer_has_done_its_part_and_tell_no_sizes() {
 #[test]
 fn a_slow_plugin_is_done_with_all_requests_at_the_end() {
     let Some(plugin) = Plugin::net(11, &[]) else { return };
-    for connect in ["0", "1"] {
-        let variables = [("FIXTURE", "slow"), ("NCCL_RUNTIME_CONNECT", connect)];
+    for (fault, connect) in [("slow", "0"), ("slow", "1"), ("slower", "1")] {
+        let variables = [("FIXTURE", fault), ("NCCL_RUNTIME_CONNECT", connect)];
         expect_success(&plugin.job(3, &["sequence", "3", "10", "2000"], &variables));
         assert_eq!(plugin.take_report(), "ended\n".repeat(3), "{variables:?}");
     }

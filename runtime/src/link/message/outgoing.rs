@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// The time within which a transport should notice that a message has left that has come.
-pub(crate) const DONE_WITHIN: Duration = Duration::from_millis(100);
+pub(crate) const DONE_WITHIN: Duration = Duration::from_millis(500);
 
 /// A queue of messages to a peer. A message leaves from the slot in which it was written.
 pub struct Outgoing {
