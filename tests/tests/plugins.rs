@@ -363,6 +363,22 @@ fn a_function_that_does_not_return_is_named_and_the_process_ends() {
     });
 }
 
+/// However long the function may take: it is left behind.
+#[test]
+fn an_abort_waits_a_second_at_most_for_a_function_that_does_not_return() {
+    let Some(plugin) = Plugin::net(12, &[]) else { return };
+    std::thread::scope(|scope| {
+        for fault in ["connect=hang", "regMr=hang", "isend=hang", "test=hang"] {
+            let plugin = &plugin;
+            scope.spawn(move || {
+                let connect = ("NCCL_RUNTIME_CONNECT", "1");
+                let variables = [("FIXTURE", fault), ("FIXTURE_RANK", "1"), connect];
+                expect_success(&plugin.job(2, &["abandon"], &variables));
+            });
+        }
+    });
+}
+
 #[test]
 fn environment_plugins_answer_for_every_variable() {
     for version in [1, 2] {

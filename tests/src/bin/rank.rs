@@ -1,10 +1,10 @@
 //! A rank of the multi-process tests: `oxccl-test-rank sequence SEED OPERATIONS MAX_BYTES`,
 //! `deterministic SEED THREADS` for reductions compared with the fold in rank order, `mismatch BASE
 //! OURS THEIRS` for two numbers of differing calls, `windows SEED mapped|plain`, `late` and `once`
-//! for one all-reduce, `crowd THREADS` for one of so many ranks in each process, `hosts THREADS`
-//! for one among as many hosts in a process, `split-with-dead` and `survive FILE` beside a rank
-//! that is killed, `repaint abort|timeout|shrink between|within` beside a rank that is stopped, or
-//! `loop` to all-reduce until something fails.
+//! for one all-reduce, `abandon` for one that is aborted, `crowd THREADS` for one of so many ranks
+//! in each process, `hosts THREADS` for one among as many hosts in a process, `split-with-dead` and
+//! `survive FILE` beside a rank that is killed, `repaint abort|timeout|shrink between|within`
+//! beside a rank that is stopped, or `loop` to all-reduce until something fails.
 
 use oxccl_plan::{Carrier, Collective, DataType, ReduceOp, Spec};
 use oxccl_runtime::bootstrap::{self, launch};
@@ -199,6 +199,23 @@ fn repaint(how: &str, stops: bool) -> Result<()> {
     Ok(())
 }
 
+/// An all-reduce that does not get on, as a plugin does not return, and an abort of it.
+fn abandon(comm: &Arc<Communicator>) -> Result<()> {
+    let stream = Stream::new();
+    let memory: &mut [u64; 2] = Box::leak(Box::default());
+    let spec = Spec::new(Collective::AllReduce, comm.nranks(), 0);
+    let (from, to) = ((&raw const memory[0]).cast(), (&raw mut memory[1]).cast());
+    let (dtype, op) = (DataType::Uint64, ReduceOp::Sum);
+    let call = Call { spec, input: from, output: to, count: 1, dtype, op, scale: None };
+    group::collective(comm, call, &stream)?;
+    match stream.synchronize(Some(Duration::from_millis(300))) {
+        Ok(done) => assert!(!done, "the plugin has returned"),
+        // The other rank was first.
+        Err(error) => assert_eq!(error.code(), Code::RemoteError, "{error}"),
+    }
+    abort(comm)
+}
+
 /// One all-reduce of rank numbers, and the end.
 fn once(comm: &Arc<Communicator>) -> Result<()> {
     reduce(comm)?;
@@ -327,6 +344,7 @@ fn main() {
         Some("windows") => put(&arguments),
         Some("repaint") => repaint(&arguments[1], arguments[2] == "between"),
         Some("once") => join().and_then(|comm| once(&comm)),
+        Some("abandon") => join().and_then(|comm| abandon(&comm)),
         Some("late") => join().and_then(|comm| {
             // The others begin to suspect something after a second.
             if comm.rank() == 2 {
