@@ -225,11 +225,23 @@ fn logger() -> ncclDebugLogger_t {
 mod tests {
     use super::*;
 
+    static NUMBERS: [u8; 2] = [1, 2];
+
     #[test]
     fn plugins_of_a_library_begin_and_end_in_turn() {
         let own = turn_of((turn_of as fn(_) -> _) as *const c_void);
         let of_libc = turn_of(libc::malloc as *const c_void);
         assert!(Arc::ptr_eq(&of_libc, &turn_of(libc::free as *const c_void)));
         assert!(!Arc::ptr_eq(&own, &of_libc));
+        // Two plugins of the program.
+        let kind = Kind { name: "test", prefix: "", symbol: "none", versions: &[] };
+        let plugin = |number: &'static u8| {
+            let found = Some(Found { version: 1, at: std::ptr::from_ref(number).cast() });
+            let attempt = Attempt { found, ..load(&kind, Some("STATIC_PLUGIN")) };
+            let of = |_| Ok(("Test".to_owned(), ()));
+            Plugin::take((&kind, Subsystem::Net), attempt, of).0.expect("it was found")
+        };
+        let plugins = [plugin(&NUMBERS[0]), plugin(&NUMBERS[1])];
+        assert!(plugins.iter().all(|plugin| Arc::ptr_eq(&plugin.turn, &own)));
     }
 }
