@@ -27,49 +27,57 @@ struct Piece {
     return bytes == 16 && aligned(reinterpret_cast<uint64_t>(at));
   }
 
-  __device__ static bool has_words(const char* at, uint32_t bytes) {
-    return ((reinterpret_cast<uint64_t>(at) | bytes) & 3) == 0;
-  }
-
+  // Loads of whole words stand in line: a call, or threads that go on alone, would cost more.
   __device__ uint4 load() const {
-    return is_whole() ? LineEnds<true>::load_once(at) : load_part(at, bytes);
+    uint4 v = {};
+    auto word = [&](int i) { return reinterpret_cast<const volatile uint32_t*>(at)[i]; };
+    if (is_whole()) {
+      v = LineEnds<true>::load_once(at);
+    } else if (has_words()) {
+      if (bytes > 0) v.x = word(0);
+      if (bytes > 4) v.y = word(1);
+      if (bytes > 8) v.z = word(2);
+      if (bytes > 12) v.w = word(3);
+    } else {
+      v = load_bytes(at, bytes);
+    }
+    __syncwarp();
+    return v;
   }
 
   __device__ void store(uint4 v) const {
     if (is_whole()) {
       *reinterpret_cast<uint4*>(at) = v;
-    } else {
-      store_part(at, bytes, v);
-    }
-  }
-
-  __device__ __noinline__ static uint4 load_part(const char* at, uint32_t bytes) {
-    uint32_t words[4] = {};
-    if (has_words(at, bytes)) {
-#pragma unroll
-      for (int i = 0; i < 4; i++)
-        if (i * 4 < bytes) words[i] = reinterpret_cast<const volatile uint32_t*>(at)[i];
-    } else {
-#pragma unroll
-      for (int i = 0; i < 16; i++)
-        if (i < bytes)
-          words[i / 4] |= uint32_t(reinterpret_cast<const volatile uint8_t*>(at)[i]) << i % 4 * 8;
-    }
-    return {words[0], words[1], words[2], words[3]};
-  }
-
-  __device__ __noinline__ static void store_part(char* at, uint32_t bytes, uint4 v) {
-    uint32_t words[4] = {v.x, v.y, v.z, v.w};
-    if (has_words(at, bytes)) {
+    } else if (has_words()) {
+      uint32_t words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
       for (int i = 0; i < 4; i++)
         if (i * 4 < bytes) reinterpret_cast<volatile uint32_t*>(at)[i] = words[i];
     } else {
-#pragma unroll
-      for (int i = 0; i < 16; i++)
-        if (i < bytes)
-          reinterpret_cast<volatile char*>(at)[i] = char(words[i / 4] >> i % 4 * 8);
+      store_bytes(at, bytes, v);
     }
+    __syncwarp();
+  }
+
+ private:
+  __device__ bool has_words() const {
+    return ((reinterpret_cast<uint64_t>(at) | bytes) & 3) == 0;
+  }
+
+  __device__ __noinline__ static uint4 load_bytes(const char* at, uint32_t bytes) {
+    uint32_t words[4] = {};
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+      if (i < bytes)
+        words[i / 4] |= uint32_t(reinterpret_cast<const volatile uint8_t*>(at)[i]) << i % 4 * 8;
+    return {words[0], words[1], words[2], words[3]};
+  }
+
+  __device__ __noinline__ static void store_bytes(char* at, uint32_t bytes, uint4 v) {
+    uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+      if (i < bytes) reinterpret_cast<volatile char*>(at)[i] = char(words[i / 4] >> i % 4 * 8);
   }
 };
 
