@@ -276,14 +276,15 @@ __device__ inline void put_whole(LineEnds<true>& ends, int peer, Flow& f, uint32
 // What is put first, which is loaded while nothing is known of the channel yet.
 struct First {
   Unit<1> unit;
-  bool is_loaded;
+  bool is_loaded = false;
 
-  __device__ First(const LineEnds<true>& ends, const Flow& f, bool is_plain) {
-    bool packets = f.put.at && f.slots == SLOT_OF_PACKETS;
-    bool lines = is_plain && f.put.at && f.slots == 1 && f.is_aligned();
-    if (packets) unit.v[0].first = Piece(f.put, f.at).load();
-    if (lines) unit.load_part(ends, f.put, f.at);
-    is_loaded = packets || lines;
+  __device__ void load_line(const LineEnds<true>& ends, const Flow& f, bool is_plain) {
+    is_loaded = is_plain && f.put.at && f.slots == 1 && f.is_aligned();
+    if (is_loaded) unit.load_part(ends, f.put, f.at);
+  }
+
+  __device__ void load_packets(const Flow& f) {
+    if (f.put.at) unit.v[0].first = Piece(f.put, f.at).load();
   }
 };
 
@@ -352,7 +353,7 @@ __device__ inline void take_slots(LineEnds<true>& ends, int peer, Flow& f, uint3
 // What carrying changes.
 struct Carried {
   uint64_t put, taken;
-  bool dead;
+  uint32_t dead;
 };
 
 // Carries what remains of any alignment, and by any operation, slot by slot.
@@ -385,24 +386,25 @@ __device__ __noinline__ Carried carry_rest(LineEnds<true> ends, int peer, Flow f
   return {ends.put, ends.taken, ends.dead};
 }
 
-// Carries slots of packets.
+// Carries slots of packets; false when they cannot be carried.
 template <bool PUTS, typename Fold>
-__device__ inline void carry_packets(LineEnds<true>& ends, int peer, Flow& f, First& loaded,
+__device__ inline bool carry_packets(LineEnds<true>& ends, int peer, Flow& f, First& loaded,
                                      const Fold& fold) {
   uint32_t count = 0;
+  if (ends.dead) return false;
 #pragma unroll 1
   for (uint64_t at = f.at; at < f.end; at += f.stride) {
     uint4 v;
     if constexpr (PUTS) {
       v = at == f.at ? loaded.unit.v[0].first : Piece(f.put, at).load();
       fold.scale_sixteen(v);
-      if (!ends.await_room(peer, 1)) return;
+      if (!ends.await_room(peer, 1)) return false;
       put_packets(ends, v);
       f.tell_read(1, count);
     } else {
       uint4 own;
       if constexpr (Fold::FOLDS) own = Piece(f.own, at).load();
-      if (!take_packets(ends, peer, v)) return;
+      if (!take_packets(ends, peer, v)) return false;
       if constexpr (Fold::FOLDS) {
         fold.scale_sixteen(own);
         v = fold.fold_sixteen(v, own);
@@ -412,6 +414,7 @@ __device__ inline void carry_packets(LineEnds<true>& ends, int peer, Flow& f, Fi
       ends.give_back(peer, 1);
     }
   }
+  return true;
 }
 
 // Carries the units of a channel in one direction; false when they cannot be carried.
@@ -420,10 +423,6 @@ __device__ inline bool carry_units(LineEnds<true>& ends, int peer, Flow& f, Firs
                                    const Fold& fold) {
   uint32_t count = 0;
   if (ends.dead) return false;
-  if (f.slots == SLOT_OF_PACKETS) {
-    carry_packets<PUTS>(ends, peer, f, loaded, fold);
-    return !ends.dead;
-  }
   if (fold.is_plain() && f.is_aligned()) {
     if constexpr (PUTS) {
       if (f.slots == 2) put_whole<2>(ends, peer, f, count);
@@ -507,14 +506,14 @@ __device__ inline Flow flow_of(const LineProgram& p, bool puts, bool folds) {
   return f;
 }
 
-// Carries a warp's part of a program in one direction.
-template <bool PUTS, typename Fold>
+// Carries a warp's part of a program in one direction, in packets if SMALL.
+template <bool SMALL, bool PUTS, typename Fold>
 __device__ inline void run_one(const LineProgram& p, Fold& fold, uint64_t first, uint64_t step) {
   int peer = 1 - int(p.call.rank.rank), pair = threadIdx.x / 64;
   Flow flow = flow_of(p, PUTS, Fold::FOLDS);
   int channel = blockIdx.x * PUTTERS + pair;
   if (!(PUTS ? flow.put.at : flow.to.at)) return;
-  if (p.slots == 0) {
+  if (!SMALL && p.slots == 0) {
     ChunkEnd<PUTS> end(p.call.rank, peer, channel);
     if constexpr (PUTS) {
       put_chunks(end, p.digest, flow.put, pair, first, step, fold);
@@ -525,9 +524,15 @@ __device__ inline void run_one(const LineProgram& p, Fold& fold, uint64_t first,
   } else {
     LineEnds<true> ends(p.call.rank, p.digest, channel, peer, warp_staging());
     flow.begin(first, step, p.units);
-    First loaded(ends, flow, fold.is_plain());
+    First loaded;
+    if (SMALL) {
+      loaded.load_packets(flow);
+    } else {
+      loaded.load_line(ends, flow, fold.is_plain());
+    }
     ends.settle();
-    if (carry_units<PUTS>(ends, peer, flow, loaded, fold))
+    if (SMALL ? carry_packets<PUTS>(ends, peer, flow, loaded, fold)
+              : carry_units<PUTS>(ends, peer, flow, loaded, fold))
       ends.leave(peer, PUTS, !PUTS);
   }
 }
@@ -550,8 +555,9 @@ __device__ inline void copy_own(const LineProgram& p) {
   }
 }
 
-// Of each two warps one puts, and the other takes and folds.
-template <typename Fold>
+// Of each two warps one puts, and the other takes and folds. Small calls have kernels of their own:
+// the less code there is, the less of it is fetched at their beginning.
+template <bool SMALL, typename Fold>
 __device__ inline void run_two(const LineProgram& p, Fold fold) {
   if (blockIdx.x >= p.blocks) {
     copy_own(p);
@@ -561,27 +567,32 @@ __device__ inline void run_two(const LineProgram& p, Fold fold) {
   int peer = 1 - int(r.rank), first = blockIdx.x * PUTTERS;
   if (threadIdx.x < PUTTERS)
     begin_progress(threadIdx.x, threadIdx.x * p.blocks + blockIdx.x < p.units);
-  uint64_t base = is_watcher() && p.slots == 0 ? puts_so_far(r, peer, first) : 0;
+  bool chunks = !SMALL && p.slots == 0;
+  uint64_t base = is_watcher() && chunks ? puts_so_far(r, peer, first) : 0;
   __syncthreads();
   auto carry = [&](int role, int, uint64_t first, uint64_t step) {
-    if (role != 0) return run_one<false>(p, fold, first, step);
-    run_one<true>(p, fold, first, step);
+    if (role != 0) return run_one<SMALL, false>(p, fold, first, step);
+    run_one<SMALL, true>(p, fold, first, step);
     end_progress(threadIdx.x / 64);
   };
   run_lines<2>(p, carry, [&] {
-    if (p.slots == 0) tell_arrivals(r, peer, first, base);
+    if (chunks) tell_arrivals(r, peer, first, base);
   });
   if (gridDim.x == p.blocks) copy_own(p);
 }
 
 }  // namespace oxccl
 
-// For each element type a kernel that reduces; what only moves, runs as bytes.
-#define OXCCL_LINES_OF_TWO(NUMBER, ...)                                                    \
-  OXCCL_KERNEL(oxccl_lines_two_##NUMBER, (BLOCK_THREADS, 1), oxccl::LineProgram,            \
-               using namespace oxccl;                                                       \
-               uint64_t scale = argument.call.scaled ? scale_of(argument.call) : 0;         \
-               run_two(argument, FoldTwo<__VA_ARGS__>{argument, scale}))
+// For each element type kernels that reduce; what only moves, runs as bytes.
+#define OXCCL_OF_TWO(NAME, SMALL, ...)                                              \
+  OXCCL_KERNEL(NAME, (BLOCK_THREADS, 1), oxccl::LineProgram, using namespace oxccl; \
+               uint64_t scale = argument.call.scaled ? scale_of(argument.call) : 0; \
+               run_two<SMALL>(argument, FoldTwo<__VA_ARGS__>{argument, scale}))
+#define OXCCL_LINES_OF_TWO(NUMBER, ...)                        \
+  OXCCL_OF_TWO(oxccl_lines_two_##NUMBER, false, __VA_ARGS__)   \
+  OXCCL_OF_TWO(oxccl_packets_two_##NUMBER, true, __VA_ARGS__)
 OXCCL_ELEMENTS(OXCCL_LINES_OF_TWO)
 OXCCL_KERNEL(oxccl_lines_two, (BLOCK_THREADS, 1), oxccl::LineProgram,
-             oxccl::run_two(argument, oxccl::NoFold()))
+             oxccl::run_two<false>(argument, oxccl::NoFold()))
+OXCCL_KERNEL(oxccl_packets_two, (BLOCK_THREADS, 1), oxccl::LineProgram,
+             oxccl::run_two<true>(argument, oxccl::NoFold()))

@@ -222,7 +222,7 @@ struct LineEnds {
   int channel, thread, second;  // where the thread's data of the second row lie in a unit
   uint32_t ring_mask;           // of the offset of a slot from the first one of its channel
   bool ends_line;               // whether the thread is the last one of a line
-  bool dead;                    // whether the communicator has failed
+  uint32_t dead;                // not 0 if the communicator has failed
   uint64_t put, taken, room;    // slots that were put, that were taken, and that the peer has taken
   char *outgoing, *incoming;    // the slots at the one peer, and here
   // The words of credit of this rank here, and of the one peer there.
@@ -241,7 +241,7 @@ struct LineEnds {
     put = own->put;
     taken = own->taken;
     room = *line_credit(r, r.rank, channel, peer);
-    dead = faulty(r) != FAULT_NONE;
+    dead = faulty(r);
     second = kept(512 + (thread - (thread >> 3)) * 16);
     ends_line = (thread & 7) == 7;
     if (ONE) {
@@ -640,13 +640,13 @@ __device__ inline void run_lines(const LineProgram& program, Run run, Watch watc
   Counters* own = counters(r, blockIdx.x);
   uint64_t operation = 0;
   if (is_watcher()) {
-    // Its answer is looked at last: it takes as long as the announcement.
-    bool was_running = mark(&own->busy);
+    // Answers are looked at last: they take as long as the announcement.
+    uint32_t running = mark(&own->busy), users = 0;
     if (blockIdx.x == 0) {
-      was_running |= mark_among(&common(r)->line_users, LINE_COLLECTIVE, ~0u);
+      users = mark_among(&common(r)->line_users, LINE_COLLECTIVE);
       operation = announce(program.call, CALLS_AHEAD);
     }
-    refuse(r, was_running);
+    refuse(r, (running | users) != 0);
     watch();
   } else {
     uint32_t warp = threadIdx.x / 32, channels = (blockDim.x / 32 - 1) / ROLES;

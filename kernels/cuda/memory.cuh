@@ -113,6 +113,13 @@ __device__ inline bool load_packet(const Packet* at, uint64_t number, uint64_t& 
   return p.low_flag == flag && (p.high_flag | 1) == (~flag | 1);
 }
 
+// Returns whether a packet is the one of a number with these data.
+__device__ inline bool holds(const Packet& p, uint64_t number, uint64_t data) {
+  uint32_t flag = uint32_t(number);
+  return p.low_flag == flag && (p.high_flag | 1) == (~flag | 1) && p.low == uint32_t(data) &&
+         p.high == uint32_t(data >> 32);
+}
+
 __device__ inline bool load_packet(const Packet* at, uint64_t number, uint64_t& data) {
   bool bit;
   return load_packet(at, number, data, bit);

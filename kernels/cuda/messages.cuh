@@ -50,12 +50,20 @@ struct MessageRun {
     flow.reader = -1;
     uint64_t unit = flow.unit_bytes(), units = unit ? (m.bytes + unit - 1) / unit : 0;
     flow.begin(first, step, units);
-    First loaded(ends, flow, true);
+    bool packets = m.slots == SLOT_OF_PACKETS;
+    First loaded;
+    if (packets) {
+      loaded.load_packets(flow);
+    } else {
+      loaded.load_line(ends, flow, true);
+    }
     ends.settle();
     if (first == 0 && !(SENDS ? put_header(m) : take_header(m))) return false;
     ends.digest = m.digest;
     if (m.slots == 0) return carry_chunks<SENDS>(m, flow, first, step);
-    return first >= units || carry_units<SENDS>(ends, peer, flow, loaded, NoFold());
+    if (first >= units) return true;
+    return packets ? carry_packets<SENDS>(ends, peer, flow, loaded, NoFold())
+                   : carry_units<SENDS>(ends, peer, flow, loaded, NoFold());
   }
 
   template <bool SENDS>
@@ -95,8 +103,8 @@ __device__ inline void run_messages(const Messages& all) {
   uint64_t base = is_watcher() && tells ? puts_so_far(r, peer, channel) : 0;
   __syncthreads();
   if (is_watcher()) {
-    bool was_running = mark(busy);
-    refuse(r, was_running | mark_among(&common(r)->line_users, 1, LINE_COLLECTIVE));
+    uint32_t running = mark(busy), users = mark_among(&common(r)->line_users, 1);
+    refuse(r, running != 0 || (users & LINE_COLLECTIVE) != 0);
     if (tells) tell_arrivals(r, peer, channel, base);
   } else {
     int warp = threadIdx.x / 32;

@@ -163,6 +163,28 @@ __device__ inline bool await_same(const Rank& r, int peer, uint64_t operation) {
   return false;
 }
 
+// Returns whether all peers have announced what this rank called in the collectives after
+// `compared` up to `last`, as far as one look tells. The look is at all announcements, while the
+// counters are on their way: one trip to memory takes as long as a small operation's data.
+__device__ inline bool called_the_same(const Rank& r, uint64_t operation, uint64_t compared,
+                                       uint64_t last) {
+  constexpr int PEERS = 32 / ANNOUNCEMENTS;
+  int place = threadIdx.x & 31, slot = place / PEERS;
+  const volatile Called& own = common(r)->called[slot];
+  uint64_t own_what = own.what, own_count = own.count;
+  bool same = true;
+  for (int peer = place % PEERS; __any_sync(~0u, peer < r.nranks); peer += PEERS) {
+    bool is_peer = peer < r.nranks && peer != r.rank;
+    const Announcement* here = announcement(r, r.rank, slot, is_peer ? peer : 0);
+    Packet what = load_halves(&here->what), count = load_halves(&here->count);
+    // The number after `compared` whose announcement is in this slot.
+    uint64_t number = compared + 1 + (slot - (compared + 1)) % ANNOUNCEMENTS;
+    if (!is_peer || !reached(last, number)) continue;
+    same &= number != operation && holds(what, number, own_what) && holds(count, number, own_count);
+  }
+  return __all_sync(~0u, same);
+}
+
 // The last warp of the first block: tells the peers what is called here, and compares what they
 // call with what this rank called, except for the last `behind` collectives, which later ones
 // compare: so nothing waits for the announcement where the data tell all. Where nothing is left
@@ -173,8 +195,10 @@ __device__ inline uint64_t announce(const Collective& call, uint64_t behind) {
   const Rank& r = call.rank;
   volatile Shared* own = common(r);
   int peer = threadIdx.x & 31;
+  uint32_t fault = faulty(r);
   uint64_t operation = own->operations + 1, compared = own->compared, last = operation - behind;
-  if (__any_sync(~0u, faulty(r) != FAULT_NONE)) return operation;
+  bool same = called_the_same(r, operation, compared, last);
+  if (__any_sync(~0u, fault != FAULT_NONE)) return operation;
   if (peer == 0) {
     own->called[operation % ANNOUNCEMENTS].what = call.descriptor_what;
     own->called[operation % ANNOUNCEMENTS].count = call.descriptor_count;
@@ -182,7 +206,7 @@ __device__ inline uint64_t announce(const Collective& call, uint64_t behind) {
   __syncwarp();
   if (peer < r.nranks && peer != r.rank) {
     bool told = false;
-    for (uint64_t done = compared;; done++) {
+    for (uint64_t done = same && !reached(compared, last) ? last : compared;; done++) {
       // What the peer may still look at is not overwritten.
       if (!told && reached(done + CALLS_AHEAD, operation)) {
         Announcement* there = announcement(r, peer, operation, r.rank);
@@ -241,16 +265,16 @@ __device__ inline uint64_t scale_of(const Collective& call) {
   return scale;
 }
 
-// Marks a channel as running; returns whether it was, for `refuse`. Two operations of a
-// communicator at once would mix up their data.
-__device__ inline bool mark(uint32_t* busy) {
-  return (threadIdx.x & 31) == 0 && atomicExch(busy, 1) != 0;
+// Marks a channel as running; returns not 0 if it was, for `refuse`: two operations of a
+// communicator at once would mix up their data. Whoever looks at it waits for it.
+__device__ inline uint32_t mark(uint32_t* busy) {
+  return (threadIdx.x & 31) == 0 ? atomicExch(busy, 1) : 0;
 }
 
-// The same for operations of which several may run: adds `own` to a word in which `others` are the
-// bits of those that must not run.
-__device__ inline bool mark_among(uint32_t* busy, uint32_t own, uint32_t others) {
-  return (threadIdx.x & 31) == 0 && (atomicAdd(busy, own) & others) != 0;
+// The same for operations of which several may run: adds `own` to a word, and returns those that
+// were running.
+__device__ inline uint32_t mark_among(uint32_t* busy, uint32_t own) {
+  return (threadIdx.x & 31) == 0 ? atomicAdd(busy, own) : 0;
 }
 
 __device__ inline void unmark_among(uint32_t* busy, uint32_t own) { atomicSub(busy, own); }
@@ -261,7 +285,7 @@ __device__ inline void refuse(const Rank& r, bool was_running) {
 
 template <typename Own>
 __device__ inline void enter(const Rank& r, Own* own) {
-  refuse(r, mark(&own->busy));
+  refuse(r, mark(&own->busy) != 0);
 }
 
 template <typename Own>

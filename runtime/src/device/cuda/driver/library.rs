@@ -31,10 +31,14 @@ pub struct Functions {
     pub edges: [Kernel; DataType::ALL.len()],
     /// Kernels of lines that fold between two ranks, by number of the element type.
     pub lines_two: [Kernel; DataType::ALL.len()],
+    /// Kernels of packets in lines that fold between two ranks, by number of the element type.
+    pub packets_two: [Kernel; DataType::ALL.len()],
     /// Kernels of lines that fold between more ranks, by number of the element type.
     pub lines_more: [Kernel; DataType::ALL.len()],
     /// The kernels of lines that do not fold: between two ranks, and between more.
     pub lines_moving: [Kernel; 2],
+    /// The kernel of packets in lines that does not fold, between two ranks.
+    pub packets_moving: Kernel,
     /// The kernels of sends and receives, for [`oxccl_kernels::abi::FewMessages`] and for
     /// [`oxccl_kernels::abi::ManyMessages`].
     pub messages: [Kernel; 2],
@@ -137,8 +141,10 @@ pub fn functions(gpu: &'static Gpu) -> Result<&'static Functions> {
         programs: each("oxccl_program_")?,
         edges: each("oxccl_edges_")?,
         lines_two: each("oxccl_lines_two_")?,
+        packets_two: each("oxccl_packets_two_")?,
         lines_more: each("oxccl_lines_more_")?,
         lines_moving: [function("oxccl_lines_two")?, function("oxccl_lines_more")?],
+        packets_moving: function("oxccl_packets_two")?,
         messages,
         line_messages: few_or_many("messages_in_lines")?,
         put: function("oxccl_put")?,

@@ -43,13 +43,16 @@ pub fn collective(
     let Bound { plan, phases, .. } = bound;
     let unfit = || Error::Internal { what: format!("lines carry no {}", plan.algorithm.name()) };
     let phases = phases.as_ref().ok_or_else(unfit)?;
-    let two = plan.spec.nranks == 2;
+    let (two, bytes) = (plan.spec.nranks == 2, longest(plan, of_user));
+    let small = two && bytes <= PACKETS_BYTES;
     let functions = cuda_rank.functions;
     let dtype = of_user.dtype as usize;
     let folds = plan.spec.collective.reduces();
     // The most slots of a unit are those that the kernel has registers for. Between two ranks a
     // channel has a warp that puts and one that takes.
     let (function, roles, most) = match (folds, two) {
+        (false, true) if small => (functions.packets_moving, 2, 1),
+        (true, true) if small => (functions.packets_two[dtype], 2, 1),
         (false, true) => (functions.lines_moving[0], 2, 4),
         (false, false) => (functions.lines_moving[1], 1, 2),
         (true, true) => (functions.lines_two[dtype], 2, 4),
@@ -57,10 +60,9 @@ pub fn collective(
     };
     let most_blocks = u64::from(cuda_rank.channels);
     let channels = abi::LINE_WARPS as u64 / roles;
-    let bytes = longest(plan, of_user);
     let shape = if two && bytes > LINES_BYTES {
         Shape::of_chunks(bytes, chunk_blocks(plan.spec.collective).min(most_blocks))
-    } else if two && bytes <= PACKETS_BYTES {
+    } else if small {
         Shape::of_packets(bytes, (most_blocks, channels))
     } else {
         // A unit is put before the one before it is taken: an edge has room for two.
