@@ -48,6 +48,13 @@ __device__ inline void begin_progress(int warp, bool puts) {
   progress().over[warp] = !puts;
 }
 
+// Begins the progress of a pair of warps alone, of which one puts: both call this.
+__device__ inline void begin_pair(int pair, bool puts) {
+  if (puts && (threadIdx.x & 31) == 0) begin_progress(pair, true);
+  __syncwarp();
+  asm volatile("bar.sync %0, 64;" ::"r"(2 + pair) : "memory");
+}
+
 // To be called by a warp that puts nothing more, whatever the reason.
 __device__ inline void end_progress(int warp) {
   __syncwarp();

@@ -506,14 +506,32 @@ __device__ inline Flow flow_of(const LineProgram& p, bool puts, bool folds) {
   return f;
 }
 
-// Carries a warp's part of a program in one direction, in packets if SMALL.
-template <bool SMALL, bool PUTS, typename Fold>
-__device__ inline void run_one(const LineProgram& p, Fold& fold, uint64_t first, uint64_t step) {
+// Carries a warp's part of a small program in one direction. Its time is that of trips to memory and
+// of code that is fetched, so that all that is needed is on its way before anything else is done.
+template <bool SMALL, bool PUTS, typename Fold, std::enable_if_t<SMALL, int> = 0>
+__device__ inline void run_part(const LineProgram& p, Fold& fold, uint64_t first, uint64_t step) {
+  int peer = 1 - int(p.call.rank.rank), pair = threadIdx.x / 64;
+  LineEnds<true> ends(p.call.rank, p.digest, blockIdx.x * PUTTERS + pair, peer, nullptr);
+  Flow flow = flow_of(p, PUTS, Fold::FOLDS);
+  if (!(PUTS ? flow.put.at : flow.to.at)) return;
+  flow.begin(first, step, p.units);
+  First loaded;
+  loaded.load_packets(flow);
+  begin_carrying(p.call);
+  if (flow.reader >= 0) begin_pair(pair, PUTS);
+  ends.settle();
+  if (carry_packets<PUTS>(ends, peer, flow, loaded, fold)) ends.leave(peer, PUTS, !PUTS);
+}
+
+// Carries a warp's part of a program in one direction.
+template <bool SMALL, bool PUTS, typename Fold, std::enable_if_t<!SMALL, int> = 0>
+__device__ inline void run_part(const LineProgram& p, Fold& fold, uint64_t first, uint64_t step) {
   int peer = 1 - int(p.call.rank.rank), pair = threadIdx.x / 64;
   Flow flow = flow_of(p, PUTS, Fold::FOLDS);
   int channel = blockIdx.x * PUTTERS + pair;
+  begin_carrying(p.call);
   if (!(PUTS ? flow.put.at : flow.to.at)) return;
-  if (!SMALL && p.slots == 0) {
+  if (p.slots == 0) {
     ChunkEnd<PUTS> end(p.call.rank, peer, channel);
     if constexpr (PUTS) {
       put_chunks(end, p.digest, flow.put, pair, first, step, fold);
@@ -525,15 +543,9 @@ __device__ inline void run_one(const LineProgram& p, Fold& fold, uint64_t first,
     LineEnds<true> ends(p.call.rank, p.digest, channel, peer, warp_staging());
     flow.begin(first, step, p.units);
     First loaded;
-    if (SMALL) {
-      loaded.load_packets(flow);
-    } else {
-      loaded.load_line(ends, flow, fold.is_plain());
-    }
+    loaded.load_line(ends, flow, fold.is_plain());
     ends.settle();
-    if (SMALL ? carry_packets<PUTS>(ends, peer, flow, loaded, fold)
-              : carry_units<PUTS>(ends, peer, flow, loaded, fold))
-      ends.leave(peer, PUTS, !PUTS);
+    if (carry_units<PUTS>(ends, peer, flow, loaded, fold)) ends.leave(peer, PUTS, !PUTS);
   }
 }
 
@@ -565,14 +577,16 @@ __device__ inline void run_two(const LineProgram& p, Fold fold) {
   }
   const Rank& r = p.call.rank;
   int peer = 1 - int(r.rank), first = blockIdx.x * PUTTERS;
-  if (threadIdx.x < PUTTERS)
-    begin_progress(threadIdx.x, threadIdx.x * p.blocks + blockIdx.x < p.units);
   bool chunks = !SMALL && p.slots == 0;
   uint64_t base = is_watcher() && chunks ? puts_so_far(r, peer, first) : 0;
-  __syncthreads();
+  if (!SMALL) {
+    if (threadIdx.x < PUTTERS)
+      begin_progress(threadIdx.x, threadIdx.x * p.blocks + blockIdx.x < p.units);
+    __syncthreads();
+  }
   auto carry = [&](int role, int, uint64_t first, uint64_t step) {
-    if (role != 0) return run_one<SMALL, false>(p, fold, first, step);
-    run_one<SMALL, true>(p, fold, first, step);
+    if (role != 0) return run_part<SMALL, false>(p, fold, first, step);
+    run_part<SMALL, true>(p, fold, first, step);
     end_progress(threadIdx.x / 64);
   };
   run_lines<2>(p, carry, [&] {

@@ -632,6 +632,12 @@ __device__ inline char* warp_staging() {
 
 // The blocks of a program that carry something; `run` moves the units of a channel in one of ROLES,
 // which a warp each has, from the first unit on in steps, and the last warp calls `watch` besides.
+// Tells the waits of this warp what it carries: a part of a collective.
+__device__ inline void begin_carrying(const Collective& call) {
+  if (threadIdx.x % 32 != 0) return;
+  carries() = {blockIdx.x == 0, call.descriptor_what, call.descriptor_count, nullptr, 0};
+}
+
 // Units go to channels in turn, first to one of each block. Which channels have a unit depends on
 // facts that all ranks share.
 template <int ROLES, typename Run, typename Watch>
@@ -652,10 +658,6 @@ __device__ inline void run_lines(const LineProgram& program, Run run, Watch watc
     uint32_t warp = threadIdx.x / 32, channels = (blockDim.x / 32 - 1) / ROLES;
     uint32_t index = warp / ROLES, channel = blockIdx.x * (LINE_WARPS / ROLES) + index;
     uint64_t first = index * program.blocks + blockIdx.x;
-    if (threadIdx.x % 32 == 0) {
-      const Collective& call = program.call;
-      carries() = {blockIdx.x == 0, call.descriptor_what, call.descriptor_count, nullptr, 0};
-    }
     if (first < program.units)
       run(warp % ROLES, channel, first, uint64_t(channels) * program.blocks);
   }

@@ -210,6 +210,7 @@ struct LineRun {
 template <typename E, bool FOLDS, int U, int G>
 __device__ inline void run_more(const LineProgram& program) {
   run_lines<1>(program, [&](int, int channel, uint64_t first, uint64_t step) {
+    begin_carrying(program.call);
     char* staging = warp_staging();
     LineEnds<false> ends(program.call.rank, program.digest, channel, 0, staging);
     ends.settle();
