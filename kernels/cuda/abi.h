@@ -462,6 +462,20 @@ typedef struct Collective {
   uint32_t root;
 } Collective;
 
+// What a rank of two exchanges with the other one, as addresses; 0 for nothing.
+typedef struct LineFlow {
+  // The slice that is put.
+  uint64_t put;
+  // Bytes of that slice.
+  uint64_t put_bytes;
+  // Where what comes is stored, folded or as it is.
+  uint64_t to;
+  // Bytes of what comes.
+  uint64_t to_bytes;
+  // The slice with which it is folded.
+  uint64_t own;
+} LineFlow;
+
 // The slices that a program over lines exchanges with a rank, as offsets in bytes;
 // [`NO_SLICE`] for none.
 typedef struct LinePeer {
@@ -487,8 +501,8 @@ typedef struct LineProgram {
   uint32_t slots;
   // Thread blocks that carry units; those behind them copy.
   uint32_t blocks;
-  // Padding.
-  uint32_t unused;
+  // Not 0 if what comes is stored over what is put, between two ranks.
+  uint32_t overlaps;
   // Not 0 if there is a middle phase.
   uint32_t has_middle;
   // A bit for each rank to which the middle phase passes its result on.
@@ -511,6 +525,8 @@ typedef struct LineProgram {
   uint64_t copy_to;
   // Bytes that are copied.
   uint64_t copy_bytes;
+  // The slices that are exchanged between two ranks.
+  LineFlow flow;
   // The slices that are exchanged, by rank.
   LinePeer peers[MAX_RANKS];
 } LineProgram;

@@ -486,23 +486,19 @@ __device__ inline void take_chunks(ChunkEnd<false>& end, uint32_t digest, const 
 }
 
 // Returns what a rank of two puts or takes.
-__device__ inline Flow flow_of(const LineProgram& p, bool puts, bool folds) {
-  const LinePeer& with = p.peers[1 - p.call.rank.rank];
-  const char* input = reinterpret_cast<const char*>(p.call.input);
-  char* output = reinterpret_cast<char*>(p.call.output);
+__device__ inline Flow flow_of(const LineProgram& p, bool puts) {
+  auto span = [](uint64_t at, uint64_t bytes) {
+    return Span(reinterpret_cast<const char*>(at), bytes);
+  };
   Flow f;
   f.slots = p.slots;
-  f.reader = -1;
-  bool takes = folds ? p.has_middle : with.take_at != NO_SLICE;
-  if (with.put_at != NO_SLICE) f.put = {input + with.put_at, with.put_bytes};
-  if (takes) {
-    f.to = folds ? Span(output + p.result_at, p.middle_bytes)
-                 : Span(output + with.take_at, with.take_bytes);
+  f.reader = p.overlaps ? int(threadIdx.x / 64) : -1;
+  if (puts) {
+    f.put = span(p.flow.put, p.flow.put_bytes);
+  } else {
+    f.to = span(p.flow.to, p.flow.to_bytes);
+    f.own = span(p.flow.own, p.flow.to_bytes);
   }
-  if (f.put.at < f.to.at + f.to.bytes && f.to.at < f.put.at + f.put.bytes)
-    f.reader = threadIdx.x / 64;
-  (puts ? f.to : f.put) = Span();
-  if (folds && f.to.at) f.own = {input + p.own_at, p.middle_bytes};
   return f;
 }
 
@@ -511,12 +507,12 @@ __device__ inline Flow flow_of(const LineProgram& p, bool puts, bool folds) {
 template <bool SMALL, bool PUTS, typename Fold, std::enable_if_t<SMALL, int> = 0>
 __device__ inline void run_part(const LineProgram& p, Fold& fold, uint64_t first, uint64_t step) {
   int peer = 1 - int(p.call.rank.rank), pair = threadIdx.x / 64;
-  LineEnds<true> ends(p.call.rank, p.digest, blockIdx.x * PUTTERS + pair, peer, nullptr);
-  Flow flow = flow_of(p, PUTS, Fold::FOLDS);
+  Flow flow = flow_of(p, PUTS);
   if (!(PUTS ? flow.put.at : flow.to.at)) return;
   flow.begin(first, step, p.units);
   First loaded;
   loaded.load_packets(flow);
+  LineEnds<true> ends(p.call.rank, p.digest, blockIdx.x * PUTTERS + pair, peer, nullptr);
   begin_carrying(p.call);
   if (flow.reader >= 0) begin_pair(pair, PUTS);
   ends.settle();
@@ -527,7 +523,7 @@ __device__ inline void run_part(const LineProgram& p, Fold& fold, uint64_t first
 template <bool SMALL, bool PUTS, typename Fold, std::enable_if_t<!SMALL, int> = 0>
 __device__ inline void run_part(const LineProgram& p, Fold& fold, uint64_t first, uint64_t step) {
   int peer = 1 - int(p.call.rank.rank), pair = threadIdx.x / 64;
-  Flow flow = flow_of(p, PUTS, Fold::FOLDS);
+  Flow flow = flow_of(p, PUTS);
   int channel = blockIdx.x * PUTTERS + pair;
   begin_carrying(p.call);
   if (!(PUTS ? flow.put.at : flow.to.at)) return;
@@ -551,7 +547,7 @@ __device__ inline void run_part(const LineProgram& p, Fold& fold, uint64_t first
 
 // Copies this rank's own slice, by blocks that do nothing else; where there are none of those, by
 // the others when they have done their part.
-__device__ inline void copy_own(const LineProgram& p) {
+__device__ __noinline__ void copy_own(const LineProgram& p) {
   const char* input = reinterpret_cast<const char*>(p.call.input) + p.copy_from;
   char* output = reinterpret_cast<char*>(p.call.output) + p.copy_to;
   if (p.copy_to == NO_SLICE || input == output || faulty(p.call.rank) != FAULT_NONE) return;

@@ -649,7 +649,7 @@ __device__ inline void run_lines(const LineProgram& program, Run run, Watch watc
     // Answers are looked at last: they take as long as the announcement.
     uint32_t running = mark(&own->busy), users = 0;
     if (blockIdx.x == 0) {
-      users = mark_among(&common(r)->line_users, LINE_COLLECTIVE);
+      users = mark_alone(&common(r)->line_users, LINE_COLLECTIVE);
       operation = announce(program.call, CALLS_AHEAD);
     }
     refuse(r, (running | users) != 0);

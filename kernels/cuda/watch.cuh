@@ -32,7 +32,7 @@ __device__ inline void tell(const Rank& r, uint32_t fault, int peer, int step, u
 }
 
 // The first fault of a communicator is told to the host; nothing runs after it.
-__device__ inline void fail(const Rank& r, uint32_t fault, int peer, int step) {
+__device__ __noinline__ void fail(const Rank& r, uint32_t fault, int peer, int step) {
   if (atomicCAS(&common(r)->fault, FAULT_NONE, fault) != FAULT_NONE) return;
   tell(r, fault, peer, step, common(r)->operations);
 }
@@ -101,7 +101,7 @@ struct Wait {
 };
 
 // Reports, as `fail` does, that a peer's call does not fit this rank's.
-__device__ inline void differ(const Rank& r, int peer, uint64_t operation, uint32_t own_what,
+__device__ __noinline__ void differ(const Rank& r, int peer, uint64_t operation, uint32_t own_what,
                               uint64_t own_count, uint32_t their_what, uint64_t their_count) {
   if (atomicCAS(&common(r)->fault, FAULT_NONE, FAULT_MISMATCH) != FAULT_NONE) return;
   volatile Control* c = reinterpret_cast<volatile Control*>(r.control);
@@ -172,17 +172,46 @@ __device__ inline bool called_the_same(const Rank& r, uint64_t operation, uint64
   int place = threadIdx.x & 31, slot = place / PEERS;
   const volatile Called& own = common(r)->called[slot];
   uint64_t own_what = own.what, own_count = own.count;
-  bool same = true;
-  for (int peer = place % PEERS; __any_sync(~0u, peer < r.nranks); peer += PEERS) {
-    bool is_peer = peer < r.nranks && peer != r.rank;
-    const Announcement* here = announcement(r, r.rank, slot, is_peer ? peer : 0);
-    Packet what = load_halves(&here->what), count = load_halves(&here->count);
-    // The number after `compared` whose announcement is in this slot.
-    uint64_t number = compared + 1 + (slot - (compared + 1)) % ANNOUNCEMENTS;
-    if (!is_peer || !reached(last, number)) continue;
-    same &= number != operation && holds(what, number, own_what) && holds(count, number, own_count);
+  Packet what, count;
+  auto load = [&](int peer) {
+    const Announcement* here = announcement(r, r.rank, slot, peer < r.nranks ? peer : 0);
+    what = load_halves(&here->what);
+    count = load_halves(&here->count);
+  };
+  int peer = place % PEERS;
+  load(peer);
+  // The number after `compared` whose announcement is in this slot.
+  uint64_t number = compared + 1 + (slot - (compared + 1)) % ANNOUNCEMENTS;
+  bool looks = reached(last, number), same = true;
+  for (;;) {
+    if (looks && peer < r.nranks && peer != r.rank)
+      same &= number != operation && holds(what, number, own_what) &&
+              holds(count, number, own_count);
+    peer += PEERS;
+    if (!__any_sync(~0u, peer < r.nranks)) return __all_sync(~0u, same);
+    load(peer);
   }
-  return __all_sync(~0u, same);
+}
+
+// Tells a peer what is called here. What the peer may still look at must not be overwritten.
+__device__ inline void tell_call(const Collective& call, int peer, uint64_t operation) {
+  Announcement* there = announcement(call.rank, peer, operation, call.rank.rank);
+  store_packet(&there->count, operation, call.descriptor_count);
+  store_packet(&there->what, operation, call.descriptor_what);
+}
+
+// Waits for what a peer called in the collectives after `compared` up to `last`, and tells it what
+// is called here as soon as that may be.
+__device__ __noinline__ void compare_calls(const Collective& call, int peer, uint64_t operation,
+                                           uint64_t compared, uint64_t last) {
+  bool told = false;
+  for (uint64_t done = compared;; done++) {
+    if (!told && reached(done + CALLS_AHEAD, operation)) {
+      tell_call(call, peer, operation);
+      told = true;
+    }
+    if (reached(done, last) || !await_same(call.rank, peer, done + 1)) break;
+  }
 }
 
 // The last warp of the first block: tells the peers what is called here, and compares what they
@@ -205,16 +234,10 @@ __device__ inline uint64_t announce(const Collective& call, uint64_t behind) {
   }
   __syncwarp();
   if (peer < r.nranks && peer != r.rank) {
-    bool told = false;
-    for (uint64_t done = same && !reached(compared, last) ? last : compared;; done++) {
-      // What the peer may still look at is not overwritten.
-      if (!told && reached(done + CALLS_AHEAD, operation)) {
-        Announcement* there = announcement(r, peer, operation, r.rank);
-        store_packet(&there->count, operation, call.descriptor_count);
-        store_packet(&there->what, operation, call.descriptor_what);
-        told = true;
-      }
-      if (reached(done, last) || !await_same(r, peer, done + 1)) break;
+    if (same) {
+      tell_call(call, peer, operation);
+    } else {
+      compare_calls(call, peer, operation, compared, last);
     }
   }
   __syncwarp();
@@ -258,7 +281,7 @@ __device__ inline bool any_mover(bool says) {
 }
 
 // The user's scalar: the value in the call, or that at its address when the call runs.
-__device__ inline uint64_t scale_of(const Collective& call) {
+__device__ __noinline__ uint64_t scale_of(const Collective& call) {
   if (call.scaled != SCALE_AT) return call.scale;
   uint64_t scale = 0;
   memcpy(&scale, reinterpret_cast<const char*>(call.scale), call.element_bytes);
@@ -271,8 +294,13 @@ __device__ inline uint32_t mark(uint32_t* busy) {
   return (threadIdx.x & 31) == 0 ? atomicExch(busy, 1) : 0;
 }
 
-// The same for operations of which several may run: adds `own` to a word, and returns those that
-// were running.
+// The same for an operation beside which no other one may run that marks the same word.
+__device__ inline uint32_t mark_alone(uint32_t* busy, uint32_t own) {
+  return (threadIdx.x & 31) == 0 ? atomicCAS(busy, 0, own) : 0;
+}
+
+// The same for operations of which several may run: returns those that were running. The compiler
+// waits for what `atomicAdd` returns.
 __device__ inline uint32_t mark_among(uint32_t* busy, uint32_t own) {
   return (threadIdx.x & 31) == 0 ? atomicAdd(busy, own) : 0;
 }

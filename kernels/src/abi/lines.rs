@@ -77,6 +77,22 @@ pub struct LinePeer {
     pub take_bytes: u64,
 }
 
+/// What a rank of two exchanges with the other one, as addresses; 0 for nothing.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LineFlow {
+    /// The slice that is put.
+    pub put: u64,
+    /// Bytes of that slice.
+    pub put_bytes: u64,
+    /// Where what comes is stored, folded or as it is.
+    pub to: u64,
+    /// Bytes of what comes.
+    pub to_bytes: u64,
+    /// The slice with which it is folded.
+    pub own: u64,
+}
+
 /// The argument of a kernel of lines: a collective as a program in phases
 /// (`oxccl_plan::lines::Phases`).
 #[repr(C)]
@@ -91,8 +107,8 @@ pub struct LineProgram {
     pub slots: u32,
     /// Thread blocks that carry units; those behind them copy.
     pub blocks: u32,
-    /// Padding.
-    pub unused: u32,
+    /// Not 0 if what comes is stored over what is put, between two ranks.
+    pub overlaps: u32,
     /// Not 0 if there is a middle phase.
     pub has_middle: u32,
     /// A bit for each rank to which the middle phase passes its result on.
@@ -115,6 +131,8 @@ pub struct LineProgram {
     pub copy_to: u64,
     /// Bytes that are copied.
     pub copy_bytes: u64,
+    /// The slices that are exchanged between two ranks.
+    pub flow: LineFlow,
     /// The slices that are exchanged, by rank.
     pub peers: [LinePeer; MAX_RANKS],
 }

@@ -276,7 +276,7 @@ fn argument(
         units: shape.units,
         slots: shape.slots,
         blocks: shape.blocks as u32,
-        unused: 0,
+        overlaps: 0,
         has_middle: u32::from(middle.is_some()),
         middle_to: 0,
         middle_from: 0,
@@ -288,6 +288,7 @@ fn argument(
         copy_from: from.0,
         copy_to,
         copy_bytes: from.1,
+        flow: abi::LineFlow::default(),
         peers,
     };
     if let Some(Middle { from, fold, to, .. }) = &phases.middle {
@@ -295,7 +296,35 @@ fn argument(
         argument.middle_from = from.first().map_or(0, |(peer, _)| *peer);
         argument.finish = u32::from(matches!(fold, Some(Op::Fold { finish: true, .. })));
     }
+    if plan.spec.nranks == 2 {
+        argument.flow = flow(&argument, plan.spec.collective.reduces());
+        argument.overlaps = u32::from(overlaps(&argument.flow));
+    }
     argument
+}
+
+/// Returns what a rank of two exchanges with the other one.
+fn flow(program: &abi::LineProgram, folds: bool) -> abi::LineFlow {
+    let abi::Collective { rank, input, output, .. } = program.call;
+    let abi::LinePeer { put_at, put_bytes, take_at, take_bytes } =
+        program.peers[1 - rank.rank as usize];
+    let mut flow = abi::LineFlow::default();
+    if put_at != abi::NO_SLICE {
+        (flow.put, flow.put_bytes) = (input.wrapping_add(put_at), put_bytes);
+    }
+    if folds && program.has_middle != 0 {
+        (flow.to, flow.to_bytes) = (output.wrapping_add(program.result_at), program.middle_bytes);
+        flow.own = input.wrapping_add(program.own_at);
+    } else if !folds && take_at != abi::NO_SLICE {
+        (flow.to, flow.to_bytes) = (output.wrapping_add(take_at), take_bytes);
+    }
+    flow
+}
+
+/// Returns whether what comes is stored over what is put.
+fn overlaps(flow: &abi::LineFlow) -> bool {
+    let end = |at: u64, bytes: u64| at.wrapping_add(bytes);
+    flow.put < end(flow.to, flow.to_bytes) && flow.to < end(flow.put, flow.put_bytes)
 }
 
 #[cfg(test)]
@@ -367,6 +396,16 @@ mod tests {
         assert_eq!([0, 1, 12].map(|free| copiers(1, free)), [0, 1, 1]);
         assert_eq!([0, 1, 5, 6, 7, 12].map(|free| copiers(64 << 20, free)), [0, 0, 0, 6, 7, 8]);
         assert_eq!([1, 2, 3].map(|free| copiers(3 * COPY_BYTES, free)), [0, 0, 3]);
+    }
+
+    #[test]
+    fn what_comes_is_stored_over_what_is_put_where_they_share_a_byte() {
+        let flow =
+            |put, put_bytes, to, to_bytes| abi::LineFlow { put, put_bytes, to, to_bytes, own: 0 };
+        assert!(overlaps(&flow(100, 50, 149, 1)) && overlaps(&flow(149, 1, 100, 50)));
+        assert!(overlaps(&flow(100, 50, 100, 50)) && overlaps(&flow(120, 1, 100, 50)));
+        assert!(!overlaps(&flow(100, 50, 150, 9)) && !overlaps(&flow(150, 9, 100, 50)));
+        assert!(!overlaps(&flow(100, 50, 0, 0)) && !overlaps(&flow(0, 0, 100, 50)));
     }
 
     #[test]
