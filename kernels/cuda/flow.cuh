@@ -502,8 +502,9 @@ __device__ inline Flow flow_of(const LineProgram& p, bool puts) {
   return f;
 }
 
-// Carries a warp's part of a small program in one direction. Its time is that of trips to memory and
-// of code that is fetched, so that all that is needed is on its way before anything else is done.
+// Carries a warp's part of a small program in one direction. Its time is that of trips to memory
+// and of code that is fetched, so that all that is needed is on its way before anything else is
+// done.
 template <bool SMALL, bool PUTS, typename Fold, std::enable_if_t<SMALL, int> = 0>
 __device__ inline void run_part(const LineProgram& p, Fold& fold, uint64_t first, uint64_t step) {
   int peer = 1 - int(p.call.rank.rank), pair = threadIdx.x / 64;
