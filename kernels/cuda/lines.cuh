@@ -630,14 +630,14 @@ __device__ inline char* warp_staging() {
   return reinterpret_cast<char*>(staging[threadIdx.x / 32]);
 }
 
-// The blocks of a program that carry something; `run` moves the units of a channel in one of ROLES,
-// which a warp each has, from the first unit on in steps, and the last warp calls `watch` besides.
 // Tells the waits of this warp what it carries: a part of a collective.
 __device__ inline void begin_carrying(const Collective& call) {
   if (threadIdx.x % 32 != 0) return;
   carries() = {blockIdx.x == 0, call.descriptor_what, call.descriptor_count, nullptr, 0};
 }
 
+// The blocks of a program that carry something; `run` moves the units of a channel in one of ROLES,
+// which a warp each has, from the first unit on in steps, and the last warp calls `watch` besides.
 // Units go to channels in turn, first to one of each block. Which channels have a unit depends on
 // facts that all ranks share.
 template <int ROLES, typename Run, typename Watch>

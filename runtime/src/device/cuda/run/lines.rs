@@ -13,8 +13,9 @@ use std::sync::Arc;
 
 /// The longest slice between two ranks, in bytes, that travels in packets.
 const PACKETS_BYTES: u64 = 32 << 10;
-/// The longest message between two ranks, in bytes, that travels in packets.
-const MESSAGE_PACKETS_BYTES: u64 = 128 << 10;
+/// The longest message, in bytes, that travels in packets: between two ranks (measured on two
+/// H100), and among more, whose edges have few slots.
+const MESSAGE_PACKETS_BYTES: [u64; 2] = [128 << 10, 16 << 10];
 /// The least slots of a slice for each thread block, so that small calls take few blocks.
 const BLOCK_SLOTS: u64 = 4;
 
@@ -184,7 +185,7 @@ pub fn spread_message(bytes: u64, view: &abi::Rank) -> (u32, u32) {
     if view.chunks_at != 0 && bytes > LINES_BYTES {
         return (view.line_lanes.min(abi::CHUNK_BLOCKS as u32), 0);
     }
-    let packets = bytes <= MESSAGE_PACKETS_BYTES;
+    let packets = bytes <= MESSAGE_PACKETS_BYTES[usize::from(view.nranks > 2)];
     let data_bytes = if packets { abi::SLOT_DATA_BYTES } else { abi::UNIT_DATA_BYTES };
     let (slots, warps) = (bytes.div_ceil(data_bytes as u64), abi::MESSAGE_WARPS as u64);
     let lanes = slots.div_ceil(warps * LANE_WARP_SLOTS).clamp(1, u64::from(view.line_lanes));
