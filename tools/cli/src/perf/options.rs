@@ -222,7 +222,8 @@ pub(crate) struct Options {
     /// Write one JSON object per row to this file.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<String>,
-    /// Draw the bus bandwidth over the size into this file; with --vs the ratio of the times.
+    /// Draw the time and the bus bandwidth over the size into this file; with --vs the ratio of the
+    /// times instead of the bandwidth.
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<String>,
     /// Measure nothing; compare two files of --json and print what fell by more than 5 %: the ratio

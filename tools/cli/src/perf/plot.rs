@@ -1,21 +1,37 @@
-//! A plot over the size as SVG, both axes logarithmic: of the bus bandwidth, or of the ratio of two
-//! libraries' times.
+//! A plot over the size as SVG, all axes logarithmic: the time, and beside it the bus bandwidth, or
+//! the ratio of two libraries' times.
 
 use super::report::Row;
 use crate::error::{Error, Result};
-use std::fmt::Write;
+use plotters::coord::Shift;
+use plotters::prelude::*;
 
-const WIDTH: f64 = 760.0;
-const HEIGHT: f64 = 460.0;
-const MARGIN: f64 = 60.0;
-const COLOURS: [&str; 11] = [
-    "#1b6ca8", "#d1495b", "#2e8b57", "#8e5bb5", "#c77d0a", "#3f3f3f", "#00838f", "#a0522d",
-    "#e377c2", "#7f9f00", "#17becf",
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+type Drawn<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+const PANEL: (u32, u32) = (520, 440);
+const LEGEND_WIDTH: u32 = 180;
+const HEAD_HEIGHT: u32 = 56;
+const LINE_HEIGHT: i32 = 18;
+/// Colours that stay apart, also for most who see fewer of them (Tol's and Okabe and Ito's).
+const COLOURS: [RGBColor; 11] = [
+    RGBColor(0x33, 0x66, 0xaa),
+    RGBColor(0xd5, 0x5e, 0x00),
+    RGBColor(0x11, 0x77, 0x33),
+    RGBColor(0x88, 0x22, 0x55),
+    RGBColor(0xe6, 0x9f, 0x00),
+    RGBColor(0x22, 0x22, 0x22),
+    RGBColor(0x56, 0xb4, 0xe9),
+    RGBColor(0x99, 0x99, 0x33),
+    RGBColor(0xcc, 0x66, 0x99),
+    RGBColor(0x00, 0x9e, 0x73),
+    RGBColor(0x8c, 0x51, 0x0a),
 ];
 
-/// What is drawn.
+/// What is drawn over the size.
 #[derive(Clone, Copy)]
 enum Quantity {
+    Time,
     BusBandwidth,
     Ratio,
 }
@@ -24,155 +40,255 @@ impl Quantity {
     /// Returns a row's value; `None` where there is none to draw.
     fn of(self, row: &Row) -> Option<f64> {
         let value = match self {
+            Quantity::Time => Some(row.time_us),
             Quantity::BusBandwidth => Some(row.busbw),
             Quantity::Ratio => row.ratio,
         };
         value.filter(|value| *value > 0.0 && row.bytes > 0)
     }
 
-    /// Returns the factor between lines of the grid.
-    fn step(self) -> f64 {
-        match self {
-            Quantity::BusBandwidth => 10.0,
-            Quantity::Ratio => 2.0,
-        }
-    }
-
     fn title(self) -> &'static str {
         match self {
-            Quantity::BusBandwidth => "bus bandwidth (GB/s) over size",
-            Quantity::Ratio => "time of the other library / time of the first one, over size",
+            Quantity::Time => "time of an operation (µs)",
+            Quantity::BusBandwidth => "bus bandwidth (GB/s)",
+            Quantity::Ratio => "time of the other library / time of the first one",
         }
     }
 }
 
-/// Draws one line per collective, library and place: the ratio if there are ratios, else the bus
-/// bandwidth.
+/// The lines of one colour: a collective, and the library if there are several without a ratio.
+struct Series<'a> {
+    name: String,
+    /// Out of place, and in place.
+    rows: [Vec<&'a Row>; 2],
+}
+
+/// Draws a line for each collective and place: the times of the first library, and the ratio if
+/// there are ratios, else the bus bandwidth.
 pub(super) fn write(path: &str, rows: &[Row]) -> Result<()> {
     let compared = rows.iter().any(|row| row.ratio.is_some());
-    let quantity = if compared { Quantity::Ratio } else { Quantity::BusBandwidth };
-    std::fs::write(path, draw(rows, quantity))
-        .map_err(|e| Error::File { path: path.to_owned(), cause: e.to_string() })
+    let drawn: Vec<&Row> = rows.iter().filter(|row| !compared || row.ratio.is_some()).collect();
+    let second = if compared { Quantity::Ratio } else { Quantity::BusBandwidth };
+    let failed = |cause: String| Error::File { path: path.to_owned(), cause };
+    let svg = draw(&titles(rows), &series(&drawn), [Quantity::Time, second]);
+    let svg = svg.map_err(|e| failed(e.to_string()))?;
+    std::fs::write(path, svg).map_err(|e| failed(e.to_string()))
 }
 
-/// The values between which the axes go.
-struct Axes {
-    bytes: (f64, f64),
-    value: (f64, f64),
+/// Returns what was measured and where, and with what.
+fn titles(rows: &[Row]) -> [String; 2] {
+    let Some(row) = rows.first() else { return Default::default() };
+    let one = rows.iter().all(|other| other.collective == row.collective);
+    let what = if one { row.collective } else { "all operations" };
+    let device = if row.device_name.is_empty() { row.device } else { &row.device_name };
+    let mut libraries: Vec<String> = Vec::new();
+    for row in rows {
+        let file = row.lib.rsplit('/').next().unwrap_or_default();
+        let library = format!("{file} {}", row.version);
+        if !libraries.contains(&library) {
+            libraries.push(library);
+        }
+    }
+    let graph = if row.graph > 0 { ", in graphs" } else { "" };
+    let day = row.date.split('T').next().unwrap_or_default();
+    [
+        format!("{what} on {} ranks, {device}", row.ranks),
+        format!("{}{graph}, {day}", libraries.join(" and ")),
+    ]
 }
 
-impl Axes {
-    fn new(points: &[(&Row, f64)], quantity: Quantity) -> Self {
-        let range = |values: &mut dyn Iterator<Item = f64>| {
-            let (low, high) = values.fold((f64::MAX, f64::MIN), |(l, h), v| (l.min(v), h.max(v)));
-            if low < high { (low, high) } else { (low - 0.5, low + 0.5) }
+fn series<'a>(rows: &[&'a Row]) -> Vec<Series<'a>> {
+    let several = rows.iter().any(|row| row.lib != rows[0].lib);
+    let mut all: Vec<Series<'a>> = Vec::new();
+    for row in rows {
+        let name = match several {
+            true => format!("{} {}", row.collective, row.lib),
+            false => row.collective.to_owned(),
         };
-        // The line where both take the same time is within the picture.
-        let same = matches!(quantity, Quantity::Ratio).then_some(0.0);
-        let values = points.iter().map(|(_, value)| value.log2());
-        Self {
-            bytes: range(&mut points.iter().map(|(row, _)| (row.bytes as f64).log2())),
-            value: range(&mut values.chain(same)),
-        }
+        let known = all.iter().position(|series| series.name == name);
+        let at = known.unwrap_or_else(|| {
+            all.push(Series { name, rows: [const { Vec::new() }; 2] });
+            all.len() - 1
+        });
+        all[at].rows[usize::from(row.in_place)].push(row);
     }
+    all
+}
 
-    fn x(&self, bytes: f64) -> f64 {
-        let (low, high) = self.bytes;
-        MARGIN + (bytes.log2() - low) / (high - low) * (WIDTH - 2.0 * MARGIN)
-    }
-
-    fn y(&self, value: f64) -> f64 {
-        let (low, high) = self.value;
-        HEIGHT - MARGIN - (value.log2() - low) / (high - low) * (HEIGHT - 2.0 * MARGIN)
-    }
-
-    /// Draws the grid and the numbers beside it.
-    fn grid(&self, quantity: Quantity) -> String {
-        let mut svg = String::new();
-        // Writing to a string cannot fail.
-        for power in self.bytes.0.ceil() as i32..=self.bytes.1.floor() as i32 {
-            if power % 4 == 0 {
-                let at = self.x(2f64.powi(power));
-                let _ = writeln!(
-                    svg,
-                    "<path d=\"M{at:.1} {MARGIN} V{:.1}\" stroke=\"#ddd\"/>\
-                     <text x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
-                    HEIGHT - MARGIN,
-                    HEIGHT - MARGIN + 16.0,
-                    bytes_text(power)
-                );
-            }
+fn draw(titles: &[String; 2], series: &[Series<'_>], panels: [Quantity; 2]) -> Drawn<String> {
+    let mut svg = String::new();
+    {
+        let size = (2 * PANEL.0 + LEGEND_WIDTH, PANEL.1 + HEAD_HEIGHT);
+        let root = SVGBackend::with_string(&mut svg, size).into_drawing_area();
+        root.fill(&WHITE)?;
+        let (head, body) = root.split_vertically(HEAD_HEIGHT);
+        let [title, second] = titles;
+        head.draw(&Text::new(title.as_str(), (12, 8), ("sans-serif", 18)))?;
+        head.draw(&Text::new(second.as_str(), (12, 32), ("sans-serif", 13)))?;
+        let (left, rest) = body.split_horizontally(PANEL.0);
+        let (right, beside) = rest.split_horizontally(PANEL.0);
+        for (quantity, area) in panels.into_iter().zip([left, right]) {
+            panel(&area, series, quantity)?;
         }
-        let powers = quantity.step().log2();
-        let lines = (self.value.0 / powers).ceil() as i32..=(self.value.1 / powers).floor() as i32;
-        for power in lines {
-            let value = quantity.step().powi(power);
-            let at = self.y(value);
-            let same = matches!(quantity, Quantity::Ratio) && power == 0;
-            let colour = if same { "#888" } else { "#ddd" };
-            let _ = writeln!(
-                svg,
-                "<path d=\"M{MARGIN} {at:.1} H{:.1}\" stroke=\"{colour}\"/>\
-                 <text x=\"{:.1}\" y=\"{at:.1}\" text-anchor=\"end\">{value}</text>",
-                WIDTH - MARGIN,
-                MARGIN - 6.0
-            );
-        }
-        svg
+        legend(&beside, series)?;
+        root.present()?;
+    }
+    Ok(svg)
+}
+
+/// Returns the least and the greatest of the values, farther apart where they are one.
+fn range(values: impl Iterator<Item = f64>) -> std::ops::Range<f64> {
+    let (low, high) = values.fold((f64::MAX, 0.0), |(l, h): (f64, f64), v| (l.min(v), h.max(v)));
+    match low < high {
+        true => low..high,
+        false if high > 0.0 => low / 2.0..high * 2.0,
+        false => 1.0..2.0,
     }
 }
 
-fn draw(rows: &[Row], quantity: Quantity) -> String {
-    let points: Vec<(&Row, f64)> =
-        rows.iter().filter_map(|row| Some((row, quantity.of(row)?))).collect();
-    let axes = Axes::new(&points, quantity);
-    let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
-         font-family=\"sans-serif\" font-size=\"12\">\n\
-         <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
-    );
-    svg += &axes.grid(quantity);
-    let name = |row: &Row| (format!("{} {}", row.collective, row.lib), row.in_place);
-    let mut names: Vec<(String, bool)> = Vec::new();
-    for (row, _) in &points {
-        if !names.contains(&name(row)) {
-            names.push(name(row));
-        }
+/// Draws the lines of one quantity.
+fn panel(area: &Area<'_>, series: &[Series<'_>], quantity: Quantity) -> Drawn<()> {
+    let rows = || series.iter().flat_map(|series| series.rows.iter().flatten());
+    let drawn = || rows().filter_map(|row| Some((row.bytes as f64, quantity.of(row)?)));
+    // The line where both take the same time is within the picture.
+    let same = matches!(quantity, Quantity::Ratio).then_some(1.0);
+    let bytes = range(drawn().map(|(bytes, _)| bytes));
+    let values = range(drawn().map(|(_, value)| value).chain(same));
+    let values = values.start / 1.05..values.end * 1.05;
+    let mut chart = ChartBuilder::on(area)
+        .caption(quantity.title(), ("sans-serif", 15))
+        .margin(12)
+        .x_label_area_size(42)
+        .y_label_area_size(52)
+        .build_cartesian_2d(bytes.clone().log_scale().base(2.0), values.log_scale())?;
+    chart
+        .configure_mesh()
+        .x_desc("size")
+        .x_labels(10)
+        .y_labels(10)
+        .x_label_formatter(&|bytes| bytes_text(*bytes))
+        .y_label_formatter(&|value| format!("{value}"))
+        .light_line_style(WHITE)
+        .draw()?;
+    if same.is_some() {
+        chart.draw_series(LineSeries::new([(bytes.start, 1.0), (bytes.end, 1.0)], BLACK))?;
     }
-    // Both places of a collective have one colour.
-    let mut coloured: Vec<&str> = Vec::new();
-    for (i, line) in names.iter().enumerate() {
-        if !coloured.contains(&&*line.0) {
-            coloured.push(&line.0);
-        }
-        let colour = coloured.iter().position(|name| *name == line.0).unwrap_or(0);
-        let colour = COLOURS[colour % COLOURS.len()];
-        let (dash, place) =
-            if line.1 { (" stroke-dasharray=\"4 3\"", ", in place") } else { ("", "") };
-        let of_line = points.iter().filter(|(row, _)| name(row) == *line);
-        let places: Vec<String> = of_line
-            .map(|(row, value)| format!("{:.1},{:.1}", axes.x(row.bytes as f64), axes.y(*value)))
-            .collect();
-        let _ = writeln!(
-            svg,
-            "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\"{dash}/>\
-             <text x=\"{:.1}\" y=\"{:.1}\" fill=\"{colour}\">{}{place}</text>",
-            places.join(" "),
-            MARGIN + 8.0,
-            MARGIN + 14.0 * (i as f64 + 1.0),
-            line.0
-        );
+    for (series, colour) in series.iter().zip(COLOURS.iter().cycle()) {
+        let points = |place: usize| {
+            let rows = series.rows[place].iter();
+            rows.filter_map(|row| Some((row.bytes as f64, quantity.of(row)?)))
+        };
+        let style = ShapeStyle::from(colour).stroke_width(2);
+        chart.draw_series(LineSeries::new(points(0), style))?;
+        chart.draw_series(DashedLineSeries::new(points(1), 5, 4, style))?;
     }
-    let title = quantity.title();
-    let _ = writeln!(svg, "<text x=\"{MARGIN}\" y=\"30\">{title}</text></svg>");
-    svg
+    Ok(())
 }
 
-fn bytes_text(power: i32) -> String {
-    match power {
-        30.. => format!("{} GiB", 1u64 << (power - 30)),
-        20.. => format!("{} MiB", 1u64 << (power - 20)),
-        10.. => format!("{} KiB", 1u64 << (power - 10)),
-        _ => format!("{} B", 1u64 << power.max(0)),
+/// Draws the names of the lines, each in its colour.
+fn legend(area: &Area<'_>, series: &[Series<'_>]) -> Drawn<()> {
+    let font = ("sans-serif", 13).into_font();
+    let mut y = 20;
+    for (series, colour) in series.iter().zip(COLOURS.iter().cycle()) {
+        let line = vec![(8, y + 6), (32, y + 6)];
+        area.draw(&PathElement::new(line, ShapeStyle::from(colour).stroke_width(2)))?;
+        area.draw(&Text::new(series.name.as_str(), (40, y), font.clone()))?;
+        y += LINE_HEIGHT;
+    }
+    if series.iter().any(|series| !series.rows[1].is_empty()) {
+        area.draw(&Text::new("dashed: in place", (8, y + LINE_HEIGHT), font))?;
+    }
+    Ok(())
+}
+
+/// Returns a number of bytes as `4 KiB`.
+fn bytes_text(bytes: f64) -> String {
+    let (value, unit) = match bytes {
+        _ if bytes >= 2f64.powi(30) => (bytes / 2f64.powi(30), "GiB"),
+        _ if bytes >= 2f64.powi(20) => (bytes / 2f64.powi(20), "MiB"),
+        _ if bytes >= 2f64.powi(10) => (bytes / 2f64.powi(10), "KiB"),
+        _ => (bytes, "B"),
+    };
+    format!("{} {unit}", (value * 10.0).round() / 10.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(collective: &'static str, bytes: u64, in_place: bool, ratio: Option<f64>) -> Row {
+        Row {
+            collective,
+            lib: "oxccl".to_owned(),
+            version: "2.30.7".to_owned(),
+            date: "2026-11-25T12:49:55Z".to_owned(),
+            device: "cuda",
+            device_name: "a GPU <&>".to_owned(),
+            ranks: 2,
+            memory: 0,
+            graph: 20,
+            bytes,
+            count: bytes / 4,
+            dtype: "float",
+            op: "sum",
+            root: -1,
+            in_place,
+            iterations: 1,
+            time_us: 3.0 + bytes as f64 / 1e3,
+            time_us_min: 3.0,
+            cpu_us: 1.0,
+            algbw: 1.0,
+            busbw: 1.0 + bytes as f64,
+            ratio,
+            wrong: 0,
+        }
+    }
+
+    fn drawn(rows: &[Row]) -> String {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        write(file.path().to_str().expect("a path"), rows).expect("it is drawn");
+        std::fs::read_to_string(file.path()).expect("it was written")
+    }
+
+    #[test]
+    fn a_plot_says_what_was_measured_where_and_with_what() {
+        let mut rows = vec![
+            row("all_reduce", 8, false, Some(1.5)),
+            row("all_reduce", 8192, false, Some(2.0)),
+            row("broadcast", 8, true, Some(0.5)),
+            row("broadcast", 8192, true, Some(0.7)),
+        ];
+        rows.push(Row { lib: "/a/libnccl.so.2".to_owned(), ..row("broadcast", 8, true, None) });
+        let svg = drawn(&rows);
+        for text in [
+            "all operations on 2 ranks, a GPU &lt;&amp;&gt;",
+            "oxccl 2.30.7 and libnccl.so.2 2.30.7, in graphs, 2026-11-25",
+            "time of an operation (µs)",
+            "time of the other library / time of the first one",
+            "size",
+            "4 KiB",
+            "dashed: in place",
+        ] {
+            assert!(svg.contains(text), "{text} in {svg}");
+        }
+        // In both panels a line for all-reduce, dashes for broadcast, and one line for equal times.
+        assert_eq!(svg.matches(">\nall_reduce\n<").count(), 1, "{svg}");
+        let of = |colour| svg.matches(&format!("stroke=\"{colour}\"")).count();
+        assert_eq!(of("#3366AA"), 3, "{svg}");
+        assert!(of("#D55E00") > 10, "{svg}");
+    }
+
+    #[test]
+    fn rows_without_a_ratio_have_their_bus_bandwidth_drawn_and_no_rows_an_empty_plot() {
+        let svg = drawn(&[row("all_reduce", 8, false, None)]);
+        assert!(svg.contains("bus bandwidth (GB/s)") && svg.contains("all_reduce on 2 ranks"));
+        assert!(!svg.contains("in place"), "{svg}");
+        assert!(drawn(&[]).contains("<svg"));
+    }
+
+    #[test]
+    fn bytes_have_units() {
+        let texts = [1.0, 1024.0, 1536.0, 1048576.0, 1e10].map(bytes_text);
+        assert_eq!(texts, ["1 B", "1 KiB", "1.5 KiB", "1 MiB", "9.3 GiB"]);
     }
 }
