@@ -64,6 +64,44 @@ fn buffers_in_windows_are_measured_with_ranks_in_processes_and_threads() {
 }
 
 #[test]
+fn every_pair_is_measured_alone_for_a_table_and_a_picture() {
+    let folder = Private::new("perf-matrix");
+    let (json, svg) = (folder.0.join("rows.json"), folder.0.join("pairs.svg"));
+    let files = ["--json", json.to_str().expect("a path"), "--plot", svg.to_str().expect("a path")];
+    for layout in [&["--ranks", "3"][..], &["-t", "3"], &["-g", "3"]] {
+        let base = ["perf", "--matrix", "-b", "8", "-e", "64K", "-n", "6"];
+        let (ok, out, err) = oxccl(&[&base[..], layout, &files].concat());
+        assert!(ok && out.contains("# Out of bounds values : 0 OK"), "{layout:?} {out}{err}");
+        let rows = rows(&json);
+        let pairs: Vec<_> = rows.iter().map(|row| (row["bytes"].as_u64(), &row["pair"])).collect();
+        let all = [(0, 1), (0, 2), (1, 2)].map(|(a, b)| serde_json::json!([a, b]));
+        let expected = [8, 65536].into_iter().flat_map(|b| all.iter().map(move |p| (Some(b), p)));
+        assert_eq!(pairs, expected.collect::<Vec<_>>());
+        // Two tables of three rows, with the same figure on both sides of the diagonal.
+        let tables: Vec<Vec<&str>> = out
+            .lines()
+            .filter(|line| !line.starts_with('#'))
+            .map(|line| line.split_whitespace().collect())
+            .collect();
+        assert_eq!(tables.len(), 6, "{out}");
+        for (i, fields) in tables.iter().enumerate() {
+            assert_eq!((fields.len(), fields[1 + i % 3]), (4, "-"), "{out}");
+            let times = (0..3).filter(|b| *b != i % 3).map(|b| fields[1 + b].parse::<f64>());
+            assert!(times.clone().all(|time| time.is_ok_and(|time| time > 0.0)), "{out}");
+            let other = tables[i / 3 * 3 + (i + 1) % 3][1 + i % 3];
+            assert_eq!(fields[1 + (i + 1) % 3], other, "{out}");
+        }
+        let picture = std::fs::read_to_string(&svg).expect("a picture");
+        assert!(picture.contains("bandwidth of 65536 bytes each way at once"), "{picture}");
+        assert!(picture.matches("<rect").count() > 12, "{picture}");
+    }
+    let (ok, _, err) = oxccl(&["perf", "--matrix", "--ranks", "1"]);
+    assert!(!ok && err.contains("--matrix: there is one rank"), "{err}");
+    let (ok, _, err) = oxccl(&["perf", "--matrix", "--vs", "libnccl.so.2"]);
+    assert!(!ok && err.contains("cannot be used with"), "{err}");
+}
+
+#[test]
 fn all_collectives_on_several_ranks_with_json_and_plot() {
     let folder = std::env::temp_dir().join(format!("oxccl-perf-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder");

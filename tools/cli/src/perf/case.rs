@@ -18,6 +18,8 @@ pub(super) struct Case {
     pub(super) count: u64,
     /// The size that the row shows: that of the larger buffer.
     pub(super) bytes: u64,
+    /// The ranks of `sendrecv_pairs` that exchange while the others wait; without this all do.
+    pub(super) pair: Option<[u32; 2]>,
 }
 
 impl Case {
@@ -34,7 +36,8 @@ impl Case {
         let blocks = u64::from(spec.input_blocks(root).max(spec.output_blocks(root)));
         let parts = if kind == Kind::SendRecvMany { MESSAGES } else { 1 };
         let count = bytes / dtype.size() as u64 / blocks / parts * parts;
-        Self { kind, spec, dtype, op, count, bytes: count * blocks * dtype.size() as u64 }
+        let bytes = count * blocks * dtype.size() as u64;
+        Self { kind, spec, dtype, op, count, bytes, pair: None }
     }
 
     pub(super) fn block_bytes(&self) -> usize {
@@ -55,9 +58,17 @@ impl Case {
         }
     }
 
+    /// Returns whether a rank does anything.
+    pub(super) fn has_part(&self, rank: u32) -> bool {
+        self.pair.is_none_or(|pair| pair.contains(&rank))
+    }
+
     /// Returns the ranks that a rank sends to and receives from.
     pub(super) fn peers(&self, rank: u32) -> (u32, u32) {
         let n = self.spec.nranks;
+        if let Some([a, b]) = self.pair {
+            return (a + b - rank, a + b - rank);
+        }
         match self.kind {
             Kind::SendRecvPairs => (rank ^ 1, rank ^ 1),
             _ => ((rank + 1) % n, (rank + n - 1) % n),

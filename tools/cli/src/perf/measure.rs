@@ -124,6 +124,7 @@ impl<'a> Setting<'a> {
             op: if collective.is_some_and(|c| c.reduces()) { case.op.name() } else { "none" },
             root: if rooted { i64::from(case.spec.root) } else { -1 },
             in_place: place == Place::In,
+            pair: case.pair,
             iterations: per_round * rounds.len() as u32,
             time_us,
             time_us_min: times.fold(f64::INFINITY, f64::min),

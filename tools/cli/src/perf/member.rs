@@ -151,6 +151,9 @@ impl Member {
 
     /// Calls the operation.
     pub(super) fn launch(&self, api: &Api, case: &Case, place: Place) -> Result<()> {
+        if !case.has_part(self.rank) {
+            return Ok(());
+        }
         let (from, to) = self.places(case, place);
         let (from, to) = (from.cast_const().cast(), to.cast());
         let (count, dtype, op) = (case.count as usize, case.dtype as i32, case.op as i32);
@@ -230,6 +233,9 @@ impl Member {
         iteration: u64,
     ) -> Result<u64> {
         let (block, rank) = (case.block_bytes(), self.rank);
+        if !case.has_part(rank) {
+            return Ok(0);
+        }
         let (_, output) = self.places(case, place);
         let at = output as usize - self.output.data() as usize;
         let spec = case.expected_spec(rank);

@@ -6,6 +6,7 @@ mod compare;
 mod control;
 mod cuda;
 mod data;
+mod matrix;
 mod measure;
 mod member;
 pub(crate) mod options;
@@ -107,7 +108,8 @@ fn member(options: &Options, launch: &Launch, libraries: u32) -> Result<ExitCode
     }
     let mut report = Report::new(&setting, launch)?;
     report.players(&players);
-    let wrong = measure_all(&setting, &everyone, &mut players, &mut report)?;
+    let measure = if options.matrix { matrix::measure } else { measure_all };
+    let wrong = measure(&setting, &everyone, &mut players, &mut report)?;
     for player in players {
         player.team.map_or(Ok(()), Team::close)?;
     }

@@ -133,6 +133,7 @@ Examples:
   oxccl perf all_reduce -b 8 -e 128M -f 2
   oxccl perf all --ranks 4 --json all.json --plot all.svg
   oxccl perf all_gather --vs /usr/lib/x86_64-linux-gnu/libnccl.so.2 -R 0
+  oxccl perf --matrix --ranks 4 --plot pairs.svg
   mpirun -n 4 oxccl perf alltoall
 
 Environment: OXCCL_DEVICE (auto, host, cuda), and all variables of the library: see oxccl env.
@@ -219,6 +220,10 @@ pub(crate) struct Options {
     /// own, and print the ratio of its times to those of the first library.
     #[arg(long, value_name = "PATH")]
     pub(crate) vs: Option<String>,
+    /// Have every two ranks exchange data alone, pair after pair, of the smallest and the largest
+    /// size, and print the times and bandwidths as tables; with --plot as a picture.
+    #[arg(long, conflicts_with_all = ["vs", "tune", "compare"])]
+    pub(crate) matrix: bool,
     /// Write one JSON object per row to this file.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<String>,

@@ -233,6 +233,7 @@ mod tests {
             op: "sum",
             root: -1,
             in_place,
+            pair: None,
             iterations: 1,
             time_us: 3.0 + bytes as f64 / 1e3,
             time_us_min: 3.0,

@@ -40,6 +40,9 @@ pub(super) struct Row {
     /// -1 where there is none.
     pub(super) root: i64,
     pub(super) in_place: bool,
+    /// The ranks of `--matrix` that exchanged alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) pair: Option<[u32; 2]>,
     /// The operations that were timed.
     pub(super) iterations: u32,
     pub(super) time_us: f64,
@@ -134,16 +137,28 @@ impl<'a> Report<'a> {
         }
     }
 
+    /// Returns whether this rank prints.
+    pub(super) fn is_leader(&self) -> bool {
+        self.leader
+    }
+
     /// Prints the rows of one case: for each library out of place and in place.
     pub(super) fn rows(&mut self, rows: Vec<Row>) -> Result<()> {
         if self.leader {
             if std::mem::take(&mut self.working) {
                 eprint!("\r{:40}\r", "");
             }
-            self.write(&rows)?;
             print(&rows);
         }
-        self.rows.extend(rows);
+        self.keep(&rows)
+    }
+
+    /// Writes rows to the file of JSON, and keeps them for the last lines.
+    pub(super) fn keep(&mut self, rows: &[Row]) -> Result<()> {
+        if self.leader {
+            self.write(rows)?;
+        }
+        self.rows.extend_from_slice(rows);
         Ok(())
     }
 
@@ -172,6 +187,9 @@ impl<'a> Report<'a> {
             (_, n) => {
                 println!("# Out of bounds values : {n} FAILED (checked on fresh random data)")
             }
+        }
+        if self.options.matrix {
+            return Ok(wrong);
         }
         let mean = self.rows.iter().map(|r| r.busbw).sum::<f64>() / self.rows.len().max(1) as f64;
         println!("# Avg bus bandwidth    : {mean:.4} GB/s");

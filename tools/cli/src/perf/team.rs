@@ -25,6 +25,9 @@ pub(super) struct Team<'a> {
     iteration: u64,
 }
 
+/// The greatest of the ranks' numbers, as `-a` numbers it.
+const MAXIMUM: u32 = 3;
+
 /// The times of one operation in µs, combined over the ranks as the options say.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Times {
@@ -156,7 +159,9 @@ impl<'a> Team<'a> {
         };
         let operations = iterations * options.aggregate.max(1) * options.graph.max(1);
         let own = [total.time_us, total.cpu_us].map(|us| us / f64::from(operations));
-        let [time_us, cpu_us] = self.combined(own)?;
+        // Ranks without a part take no time.
+        let average = if case.pair.is_some() { MAXIMUM } else { options.average };
+        let [time_us, cpu_us] = self.combined(own, average)?;
         Ok(Times { time_us, cpu_us })
     }
 
@@ -188,9 +193,9 @@ impl<'a> Team<'a> {
         Ok(Times { time_us: us(time_ns), cpu_us: us(cpu_ns) })
     }
 
-    /// Combines the processes' numbers as the options say.
-    fn combined<const N: usize>(&self, own: [f64; N]) -> Result<[f64; N]> {
-        let op = match self.options.average {
+    /// Combines the processes' numbers, as `-a` numbers the ways.
+    fn combined<const N: usize>(&self, own: [f64; N], average: u32) -> Result<[f64; N]> {
+        let op = match average {
             0 => return self.control.share(0, Some(own)),
             1 => ReduceOp::Avg,
             2 => ReduceOp::Min,
