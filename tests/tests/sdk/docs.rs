@@ -103,6 +103,18 @@ fn the_summary_has_all_pages_and_links_lead_somewhere() {
     assert!(book.contains("src = \".\""), "{book}");
 }
 
+#[test]
+fn what_commands_take_from_the_environment_is_said_before() {
+    for page in pages("") {
+        let text = read(&docs().join(&page));
+        for name in ["SOURCES", "PREFIX"] {
+            let Some(used) = text.find(&format!("\"${name}")) else { continue };
+            let said = text.find(&format!("`${name}`"));
+            assert!(said.is_some_and(|said| said < used), "{page} does not say what ${name} is");
+        }
+    }
+}
+
 /// Whether all that a block of `sh` needs is there.
 fn all_there(needs: &str) -> bool {
     needs.split_whitespace().all(|need| match need {
