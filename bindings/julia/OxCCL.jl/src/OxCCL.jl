@@ -17,10 +17,11 @@ include("raw_gen.jl")
 
 export Comm, Stream, Event, Graph, UniqueId, OxCCLError
 export Allreduce!, Bcast!, Reduce!, Allgather!, Reduce_scatter!, Alltoall!, Gather!, Scatter!, Send, Recv!
+export Allreduce, Reduce, Allgather, Gather, Alltoall
 export VBuffer, Allgatherv!, Reduce_scatterv!, Alltoallv!, Gatherv!, Scatterv!
 export Window, put, signal, wait_signals
 export synchronize, group, estimate, capture, launch, update!, record, alloc, clear!
-export split, shrink, grow, grow_id, abort, revoke, suspend, resume, premulsum, register, on_device
+export shrink, grow, grow_id, abort, revoke, suspend, resume, premulsum, register, on_device
 
 # ---- The library and its errors ----
 
@@ -101,6 +102,11 @@ datatype(::Type{Float16}) = ncclFloat16
 datatype(::Type{Float32}) = ncclFloat32
 datatype(::Type{Float64}) = ncclFloat64
 
+datatype(::Type{T}) where {T} = throw(OxCCLError(ncclInvalidArgument, -1, -1,
+    "elements of type $T: expected Int8, UInt8, Int32, UInt32, Int64, UInt64, Float16, Float32, Float64, BF16, F8E4M3 " *
+    "or F8E5M2; " * (T === Bool ? "`UInt8.(x)` reduced by max or min is `or` or `and`" :
+                     T <: Complex ? "`reinterpret` shares complex numbers as twice as many real ones" : "convert them")))
+
 # Types of elements that Julia has none for; the bits only.
 "bfloat16, the upper half of a `Float32`: its bits."
 struct BF16
@@ -124,6 +130,8 @@ operation(::typeof(*)) = Cint(ncclProd)
 operation(::typeof(max)) = Cint(ncclMax)
 operation(::typeof(min)) = Cint(ncclMin)
 operation(op::ncclRedOp_t) = Cint(op)
+operation(op) = throw(OxCCLError(ncclInvalidArgument, -1, -1,
+    "operation $op: expected +, *, max, min, a constant such as OxCCL.ncclAvg, or a `premulsum`"))
 
 "Arrays whose elements lie one behind the other."
 const Elements{T} = Union{DenseArray{T}, Base.FastContiguousSubArray{T}}
@@ -530,7 +538,7 @@ function create(begin_, options)
 end
 
 "Communicators of the ranks with equal color, ordered by key; nothing for the color `NCCL_SPLIT_NOCOLOR`."
-function split(c::Comm, color::Integer, key::Integer; options...)
+function Base.split(c::Comm, color::Integer, key::Integer; options...)
     part = create((place, config) -> ncclCommSplit(c.handle, color, key, place, config), options)
     # The others still need a rank without a part.
     part === nothing && rest(c.handle)
@@ -775,6 +783,7 @@ function Recv!(data::Elements{T}, from::Integer, c::Comm; stream = nothing) wher
 end
 
 include("counts.jl")
+include("mpi.jl")
 include("windows.jl")
 
 end

@@ -53,6 +53,48 @@ function bits(value, mantissa, bias)
     return (e + bias) << mantissa | Int((value / 2.0^e - 1) * 2^mantissa)
 end
 
+# MPI.jl's forms, with the rank after the communicator, new arrays, and numbers.
+function as_in_mpi(c)
+    rank, own = c.rank, fill(c.rank + 1, 2)
+    root(value) = rank == 1 ? value : nothing
+    @test Bcast!(copy(own), c; root = 2) == [3, 3] && Bcast!(copy(own), c) == [1, 1]
+    @test Allreduce(own, +, c) == [10, 10] && Allreduce(rank + 1.0, max, c) === 4.0
+    @test Allreduce(view([own; own], 2:3), +, c) == [10, 10]
+    @test Reduce(own, +, c; root = 1) == root([10, 10]) && Reduce(rank + 1, *, c; root = 1) == root(24)
+    out = zeros(Int, 2)
+    Reduce!(own, root(out), +, c; root = 1)
+    @test out == (rank == 1 ? [10, 10] : [0, 0])
+    @test rank != 0 || Reduce!(copy(own), +, c) == [10, 10]
+    rank == 0 || Reduce!(copy(own), +, c)
+    blocks = repeat(1:RANKS, inner = 2)
+    @test Allgather(own, c) == blocks && Allgather(rank + 1, c) == 1:RANKS
+    @test Gather(own, c; root = 1) == root(blocks) && Gather(rank + 1, c; root = 1) == root(1:RANKS)
+    all = zeros(Int, 2 * RANKS)
+    Gather!(own, root(all), c; root = 1)
+    @test all == (rank == 1 ? blocks : zeros(Int, 2 * RANKS))
+    @test Scatter!(root(blocks), out, c; root = 1) == own
+    @test Alltoall(collect(1:RANKS) .+ 10 * rank, c) == [rank + 1 + 10 * r for r in 0:RANKS-1]
+    part = fill(rank, rank)
+    Gatherv!(part, root(VBuffer(zeros(Int, 6), 0:3)), c; root = 1)
+    @test Scatterv!(root(VBuffer([1, 2, 2, 3, 3, 3], 0:3)), zeros(Int, rank), c; root = 1) == part
+    s = Stream()
+    group() do
+        Send(own, c; dest = (rank + 1) % RANKS, stream = s)
+        Recv!(out, c; source = (rank + RANKS - 1) % RANKS, stream = s)
+    end
+    synchronize(s)
+    @test out == fill((rank + RANKS - 1) % RANKS + 1, 2)
+    # Base's function has the methods of ours.
+    @test split("a b") == ["a", "b"]
+    half = split(c, rank % 2, rank)
+    @test half.size == 2
+    close(half)
+    for (elements, text) in [([true], "Bool: expected Int8"), (Int16[1], "Int16"), ([1.0im], "twice as many real")]
+        expect_error(() -> Allreduce!(elements, +, c), ncclInvalidArgument, text)
+    end
+    expect_error(() -> Allreduce!(own, xor, c), ncclInvalidArgument, "expected +, *, max, min")
+end
+
 # Rank r has the value r + 1.
 function collectives(c, ::Type{T}) where {T}
     n, rank = 3, c.rank
@@ -89,6 +131,10 @@ function collectives(c, ::Type{T}) where {T}
     elseif rank == 1
         @test Recv!(out, 0, c) == full(1)
     end
+end
+
+@testset "forms of MPI.jl" begin
+    on_ranks(as_in_mpi)
 end
 
 @testset "collectives" begin
@@ -280,7 +326,6 @@ end
         expect_error(() -> group(() -> Comm(1, UniqueId(), 0)), ncclInvalidUsage, "cannot be made in a group")
         # The data would not be there yet.
         expect_error(() -> group(() -> group(() -> Allreduce!(x, +, c))), ncclInvalidUsage, "cannot wait in a group")
-        @test_throws MethodError Allreduce!(ComplexF64[1], +, c)
         @test_throws MethodError Allreduce!(x, zeros(Float32, 3), +, c)
         # A rank waits for a message that nobody sends for as long as its bound says; other communicators go on.
         part = OxCCL.split(c, 0, 0)

@@ -1,0 +1,57 @@
+# MPI.jl's forms: ranks by keyword, results in new arrays, and numbers. There are no tags.
+
+Bcast!(data::Elements, c::Comm; root::Integer = 0, stream = nothing) = Bcast!(data, root, c; stream = stream)
+
+Reduce!(send::Elements, recv::Union{Elements,Nothing}, op::O, c::Comm; root::Integer = 0, stream = nothing) where {O} =
+    Reduce!(send, recv === nothing ? send : recv, op, root, c; stream = stream)
+Reduce!(data::Elements, op::O, c::Comm; root::Integer = 0, stream = nothing) where {O} =
+    Reduce!(data, data, op, root, c; stream = stream)
+
+Gather!(send::Elements, recv::Union{Elements,Nothing}, c::Comm; root::Integer = 0, stream = nothing) =
+    Gather!(send, recv === nothing ? send : recv, root, c; stream = stream)
+
+Scatter!(send::Union{Elements,Nothing}, recv::Elements, c::Comm; root::Integer = 0, stream = nothing) =
+    Scatter!(send === nothing ? recv : send, recv, root, c; stream = stream)
+
+Gatherv!(send::Elements{T}, recv::Union{VBuffer{T},Nothing}, c::Comm; root::Integer = 0, stream = nothing) where {T} =
+    Gatherv!(send, recv, root, c; stream = stream)
+
+Scatterv!(send::Union{VBuffer{T},Nothing}, recv::Elements{T}, c::Comm; root::Integer = 0, stream = nothing) where {T} =
+    Scatterv!(send, recv, root, c; stream = stream)
+
+Send(data::Elements, c::Comm; dest::Integer, stream = nothing) = Send(data, dest, c; stream = stream)
+
+Recv!(data::Elements, c::Comm; source::Integer, stream = nothing) = Recv!(data, source, c; stream = stream)
+
+# A new array at the root, where `recv` is looked at; nothing elsewhere.
+function at_root_only(call, send, count, root, c)
+    recv = c.rank == root ? similar(send, count) : send
+    call(recv)
+    return c.rank == root ? recv : nothing
+end
+
+"`Allreduce(send, op, comm)`: the reduction of all ranks' elements, in a new array; of a number, a number."
+Allreduce(send::Elements, op::O, c::Comm; stream = nothing) where {O} =
+    Allreduce!(send, similar(send), op, c; stream = stream)
+Allreduce(number::Number, op::O, c::Comm) where {O} = Allreduce!([number], op, c)[1]
+
+"`Reduce(send, op, comm; root = 0)`: the reduction of all ranks' elements, in a new array at the root; nothing elsewhere. Of a number, a number."
+Reduce(send::Elements, op::O, c::Comm; root::Integer = 0, stream = nothing) where {O} =
+    at_root_only(recv -> Reduce!(send, recv, op, root, c; stream = stream), send, size(send), root, c)
+function Reduce(number::Number, op::O, c::Comm; root::Integer = 0) where {O}
+    result = Reduce([number], op, c; root = root)
+    return result === nothing ? nothing : result[1]
+end
+
+"`Allgather(send, comm)`: every rank's elements, one behind the other, in a new array; of a number, an element per rank."
+Allgather(send::Elements, c::Comm; stream = nothing) =
+    Allgather!(send, similar(send, length(send) * c.size), c; stream = stream)
+Allgather(number::Number, c::Comm) = Allgather([number], c)
+
+"`Gather(send, comm; root = 0)`: every rank's elements, one behind the other, in a new array at the root; nothing elsewhere."
+Gather(send::Elements, c::Comm; root::Integer = 0, stream = nothing) =
+    at_root_only(recv -> Gather!(send, recv, root, c; stream = stream), send, length(send) * c.size, root, c)
+Gather(number::Number, c::Comm; root::Integer = 0) = Gather([number], c; root = root)
+
+"`Alltoall(send, comm)`: block r of `send` becomes the block of this rank in the new array of rank r."
+Alltoall(send::Elements, c::Comm; stream = nothing) = Alltoall!(send, similar(send), c; stream = stream)
