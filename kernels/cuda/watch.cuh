@@ -101,8 +101,9 @@ struct Wait {
 };
 
 // Reports, as `fail` does, that a peer's call does not fit this rank's.
-__device__ __noinline__ void differ(const Rank& r, int peer, uint64_t operation, uint32_t own_what,
-                              uint64_t own_count, uint32_t their_what, uint64_t their_count) {
+__device__ __noinline__ void differ(const Rank& r, int peer, uint64_t operation,
+                                    uint32_t own_what, uint64_t own_count, uint32_t their_what,
+                                    uint64_t their_count) {
   if (atomicCAS(&common(r)->fault, FAULT_NONE, FAULT_MISMATCH) != FAULT_NONE) return;
   volatile Control* c = reinterpret_cast<volatile Control*>(r.control);
   c->own_what = own_what;
