@@ -462,13 +462,13 @@ typedef struct Collective {
   uint32_t root;
 } Collective;
 
-// What a rank of two exchanges with the other one, as addresses; 0 for nothing.
+// The slices that a rank of two exchanges with the other one, as addresses; 0 for none.
 typedef struct LineFlow {
   // The slice that is put.
   uint64_t put;
   // Bytes of that slice.
   uint64_t put_bytes;
-  // Where what comes is stored, folded or as it is.
+  // The place at which what comes is stored, folded or as it is.
   uint64_t to;
   // Bytes of what comes.
   uint64_t to_bytes;

@@ -77,7 +77,7 @@ pub struct LinePeer {
     pub take_bytes: u64,
 }
 
-/// What a rank of two exchanges with the other one, as addresses; 0 for nothing.
+/// The slices that a rank of two exchanges with the other one, as addresses; 0 for none.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LineFlow {
@@ -85,7 +85,7 @@ pub struct LineFlow {
     pub put: u64,
     /// Bytes of that slice.
     pub put_bytes: u64,
-    /// Where what comes is stored, folded or as it is.
+    /// The place at which what comes is stored, folded or as it is.
     pub to: u64,
     /// Bytes of what comes.
     pub to_bytes: u64,

@@ -1,17 +1,24 @@
 # MPI.jl's forms: ranks by keyword, results in new arrays, and numbers. There are no tags.
 
+# What stands for an array that is not looked at; at the root it is.
+function elsewhere(call, argument, array, other, root, c)
+    array === nothing || return array
+    c.rank == root || return other
+    throw(OxCCLError(ncclInvalidArgument, -1, -1, "$call: $argument is nothing; the root needs an array"))
+end
+
 Bcast!(data::Elements, c::Comm; root::Integer = 0, stream = nothing) = Bcast!(data, root, c; stream = stream)
 
 Reduce!(send::Elements, recv::Union{Elements,Nothing}, op::O, c::Comm; root::Integer = 0, stream = nothing) where {O} =
-    Reduce!(send, recv === nothing ? send : recv, op, root, c; stream = stream)
+    Reduce!(send, elsewhere("Reduce!", "recv", recv, send, root, c), op, root, c; stream = stream)
 Reduce!(data::Elements, op::O, c::Comm; root::Integer = 0, stream = nothing) where {O} =
     Reduce!(data, data, op, root, c; stream = stream)
 
 Gather!(send::Elements, recv::Union{Elements,Nothing}, c::Comm; root::Integer = 0, stream = nothing) =
-    Gather!(send, recv === nothing ? send : recv, root, c; stream = stream)
+    Gather!(send, elsewhere("Gather!", "recv", recv, send, root, c), root, c; stream = stream)
 
 Scatter!(send::Union{Elements,Nothing}, recv::Elements, c::Comm; root::Integer = 0, stream = nothing) =
-    Scatter!(send === nothing ? recv : send, recv, root, c; stream = stream)
+    Scatter!(elsewhere("Scatter!", "send", send, recv, root, c), recv, root, c; stream = stream)
 
 Gatherv!(send::Elements{T}, recv::Union{VBuffer{T},Nothing}, c::Comm; root::Integer = 0, stream = nothing) where {T} =
     Gatherv!(send, recv, root, c; stream = stream)

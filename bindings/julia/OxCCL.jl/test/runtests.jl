@@ -92,6 +92,10 @@ function as_in_mpi(c)
     for (elements, text) in [([true], "Bool: expected Int8"), (Int16[1], "Int16"), ([1.0im], "twice as many real")]
         expect_error(() -> Allreduce!(elements, +, c), ncclInvalidArgument, text)
     end
+    for wrong in (() -> Reduce!(own, nothing, +, c; root = rank), () -> Gather!(own, nothing, c; root = rank),
+                  () -> Scatter!(nothing, out, c; root = rank))
+        expect_error(wrong, ncclInvalidArgument, "is nothing; the root needs an array")
+    end
     expect_error(() -> Allreduce!(own, xor, c), ncclInvalidArgument, "expected +, *, max, min")
 end
 

@@ -8,7 +8,7 @@ use super::report::{Report, Row};
 use crate::error::{Error, Result};
 use plotters::prelude::*;
 
-/// What the table and the picture show of a size.
+/// The figure of a pair that a table shows.
 #[derive(Clone, Copy)]
 enum Figure {
     Time,

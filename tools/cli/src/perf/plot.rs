@@ -28,7 +28,7 @@ const COLOURS: [RGBColor; 11] = [
     RGBColor(0x8c, 0x51, 0x0a),
 ];
 
-/// What is drawn over the size.
+/// A quantity that is drawn over the size.
 #[derive(Clone, Copy)]
 enum Quantity {
     Time,
