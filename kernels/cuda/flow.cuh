@@ -502,32 +502,27 @@ __device__ inline Flow flow_of(const LineProgram& p, bool puts) {
   return f;
 }
 
-// Carries a warp's part of a small program in one direction. Its time is that of trips to memory
-// and of code that is fetched, so that all that is needed is on its way before anything else is
-// done.
-template <bool SMALL, bool PUTS, typename Fold, std::enable_if_t<SMALL, int> = 0>
+// Carries a warp's part of a program in one direction. The time of a small one is that of trips to
+// memory and of code that is fetched, so that all that it needs is on its way before anything else
+// is done.
+template <bool SMALL, bool PUTS, typename Fold>
 __device__ inline void run_part(const LineProgram& p, Fold& fold, uint64_t first, uint64_t step) {
   int peer = 1 - int(p.call.rank.rank), pair = threadIdx.x / 64;
-  Flow flow = flow_of(p, PUTS);
-  if (!(PUTS ? flow.put.at : flow.to.at)) return;
-  flow.begin(first, step, p.units);
-  First loaded;
-  loaded.load_packets(flow);
-  LineEnds<true> ends(p.call.rank, p.digest, blockIdx.x * PUTTERS + pair, peer, nullptr);
-  begin_carrying(p.call);
-  if (flow.reader >= 0) begin_pair(pair, PUTS);
-  ends.settle();
-  if (carry_packets<PUTS>(ends, peer, flow, loaded, fold)) ends.leave(peer, PUTS, !PUTS);
-}
-
-// Carries a warp's part of a program in one direction.
-template <bool SMALL, bool PUTS, typename Fold, std::enable_if_t<!SMALL, int> = 0>
-__device__ inline void run_part(const LineProgram& p, Fold& fold, uint64_t first, uint64_t step) {
-  int peer = 1 - int(p.call.rank.rank), pair = threadIdx.x / 64;
-  Flow flow = flow_of(p, PUTS);
   int channel = blockIdx.x * PUTTERS + pair;
-  begin_carrying(p.call);
+  Flow flow = flow_of(p, PUTS);
   if (!(PUTS ? flow.put.at : flow.to.at)) return;
+  First loaded;
+  if constexpr (SMALL) {
+    flow.begin(first, step, p.units);
+    loaded.load_packets(flow);
+    LineEnds<true> ends(p.call.rank, p.digest, channel, peer, nullptr);
+    begin_carrying(p.call);
+    if (flow.reader >= 0) begin_pair(pair, PUTS);
+    ends.settle();
+    if (carry_packets<PUTS>(ends, peer, flow, loaded, fold)) ends.leave(peer, PUTS, !PUTS);
+    return;
+  }
+  begin_carrying(p.call);
   if (p.slots == 0) {
     ChunkEnd<PUTS> end(p.call.rank, peer, channel);
     if constexpr (PUTS) {
@@ -539,7 +534,6 @@ __device__ inline void run_part(const LineProgram& p, Fold& fold, uint64_t first
   } else {
     LineEnds<true> ends(p.call.rank, p.digest, channel, peer, warp_staging());
     flow.begin(first, step, p.units);
-    First loaded;
     loaded.load_line(ends, flow, fold.is_plain());
     ends.settle();
     if (carry_units<PUTS>(ends, peer, flow, loaded, fold)) ends.leave(peer, PUTS, !PUTS);
@@ -554,14 +548,20 @@ __device__ __noinline__ void copy_own(const LineProgram& p) {
   if (p.copy_to == NO_SLICE || input == output || faulty(p.call.rank) != FAULT_NONE) return;
   uint32_t before = gridDim.x > p.blocks ? p.blocks : 0, warps = blockDim.x / 32;
   uint64_t first = (blockIdx.x - before) * warps + threadIdx.x / 32;
-  uint64_t stride = uint64_t(gridDim.x - before) * warps * CHUNK_BYTES;
+  uint64_t stride = uint64_t(gridDim.x - before) * warps;
   Span from(input, p.copy_bytes), to(output, p.copy_bytes);
+  uint64_t whole = p.copy_bytes / CHUNK_BYTES * CHUNK_BYTES;
 #pragma unroll 1
-  for (uint64_t at = first * CHUNK_BYTES; at < p.copy_bytes; at += stride) {
+  for (uint64_t at = first * CHUNK_BYTES; at < whole; at += stride * CHUNK_BYTES) {
     Chunk chunk;
     chunk.load(from, at);
     chunk.store(to, at);
   }
+  // A warp loads a slot's data at once, and a part of a chunk row by row.
+  constexpr uint64_t SLOT = SLOT_DATA_BYTES;
+#pragma unroll 1
+  for (uint64_t at = whole + first * SLOT; at < p.copy_bytes; at += stride * SLOT)
+    Piece(to, at).store(Piece(from, at).load());
 }
 
 // Of each two warps one puts, and the other takes and folds. Small calls have kernels of their own:

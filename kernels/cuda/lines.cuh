@@ -645,9 +645,10 @@ __device__ inline void run_lines(const LineProgram& program, Run run, Watch watc
   const Rank& r = program.call.rank;
   Counters* own = counters(r, blockIdx.x);
   uint64_t operation = 0;
+  uint32_t users = 0;
   if (is_watcher()) {
     // Answers are looked at last: they take as long as the announcement.
-    uint32_t running = mark(&own->busy), users = 0;
+    uint32_t running = mark(&own->busy);
     if (blockIdx.x == 0) {
       users = mark_alone(&common(r)->line_users, LINE_COLLECTIVE);
       operation = announce(program.call, CALLS_AHEAD);
@@ -663,11 +664,11 @@ __device__ inline void run_lines(const LineProgram& program, Run run, Watch watc
   }
   __syncthreads();
   // What the warps of this block waited for is compared with the announcements of this collective.
-  if (blockIdx.x == 0 && threadIdx.x == blockDim.x - 32) count_operation(r, operation);
-  if (threadIdx.x == 0) {
-    leave(own);
-    if (blockIdx.x == 0) unmark_among(&common(r)->line_users, LINE_COLLECTIVE);
+  if (blockIdx.x == 0 && threadIdx.x == blockDim.x - 32) {
+    count_operation(r, operation);
+    if (users == 0) unmark_among(&common(r)->line_users, LINE_COLLECTIVE);
   }
+  if (threadIdx.x == 0) leave(own);
 }
 
 }  // namespace oxccl

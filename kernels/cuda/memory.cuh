@@ -104,20 +104,23 @@ __device__ inline void store_packet(Packet* at, uint64_t number, uint64_t data, 
   store_halves(at, {uint32_t(data), flag, uint32_t(data >> 32), (~flag & ~1u) | uint32_t(bit)});
 }
 
+// Returns whether a packet is that of a number, as `store_packet` wrote it.
+__device__ inline bool is_of(const Packet& p, uint64_t number) {
+  uint32_t flag = uint32_t(number);
+  return p.low_flag == flag && (p.high_flag | 1) == (~flag | 1);
+}
+
 // Returns whether the packet of a number has come; if so, its data and the sender's bit.
 __device__ inline bool load_packet(const Packet* at, uint64_t number, uint64_t& data, bool& bit) {
   Packet p = load_halves(at);
-  uint32_t flag = uint32_t(number);
   data = p.low | uint64_t(p.high) << 32;
   bit = p.high_flag & 1;
-  return p.low_flag == flag && (p.high_flag | 1) == (~flag | 1);
+  return is_of(p, number);
 }
 
 // Returns whether a packet is the one of a number with these data.
 __device__ inline bool holds(const Packet& p, uint64_t number, uint64_t data) {
-  uint32_t flag = uint32_t(number);
-  return p.low_flag == flag && (p.high_flag | 1) == (~flag | 1) && p.low == uint32_t(data) &&
-         p.high == uint32_t(data >> 32);
+  return is_of(p, number) && p.low == uint32_t(data) && p.high == uint32_t(data >> 32);
 }
 
 __device__ inline bool load_packet(const Packet* at, uint64_t number, uint64_t& data) {

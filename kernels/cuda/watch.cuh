@@ -215,6 +215,9 @@ __device__ __noinline__ void compare_calls(const Collective& call, int peer, uin
   }
 }
 
+// Looks for announcements before other reasons to wait are looked at, out of line.
+constexpr int LOOKS = 16;
+
 // The last warp of the first block: tells the peers what is called here, and compares what they
 // call with what this rank called, except for the last `behind` collectives, which later ones
 // compare: so nothing waits for the announcement where the data tell all. Where nothing is left
@@ -228,6 +231,9 @@ __device__ inline uint64_t announce(const Collective& call, uint64_t behind) {
   uint32_t fault = faulty(r);
   uint64_t operation = own->operations + 1, compared = own->compared, last = operation - behind;
   bool same = called_the_same(r, operation, compared, last);
+  // What is awaited is mostly under way. This operation's announcements are awaited elsewhere.
+  for (int looks = 1; !same && behind != 0 && looks < LOOKS; looks++)
+    same = called_the_same(r, operation, compared, last);
   if (__any_sync(~0u, fault != FAULT_NONE)) return operation;
   if (peer == 0) {
     own->called[operation % ANNOUNCEMENTS].what = call.descriptor_what;
