@@ -38,16 +38,28 @@ __device__ __noinline__ void fail(const Rank& r, uint32_t fault, int peer, int s
 }
 
 // Reads what the host has to say. A look into the host's memory takes a microsecond, and looks come
-// one after the other, so of all threads of the communicator one looks at a time.
-__device__ inline void hear_host(const Rank& r, uint64_t now) {
+// one after the other, so of all threads of the communicator one looks at a time. Returns whether
+// this one did.
+__device__ inline bool hear_host(const Rank& r, uint64_t now) {
   volatile Shared* s = common(r);
   unsigned long long next = s->next_look_ns;
   auto* at = reinterpret_cast<unsigned long long*>(&common(r)->next_look_ns);
-  if (now < next || atomicCAS(at, next, now + LOOK_NS) != next) return;
+  if (now < next || atomicCAS(at, next, now + LOOK_NS) != next) return false;
   const volatile Control* c = reinterpret_cast<const volatile Control*>(r.control);
   s->limit_ns = c->limit_ns;
   s->left = c->left;
   if (c->abort) fail(r, FAULT_ABORTED, -1, -1);
+  return true;
+}
+
+// Tells the host what is awaited, for those who ask why nothing moves.
+__device__ __noinline__ void say_waiting(const Rank& r, int peer, int step, uint64_t waited_ns) {
+  volatile Control* c = reinterpret_cast<volatile Control*>(r.control);
+  c->waited_ns = waited_ns;
+  c->awaited = peer;
+  c->awaited_step = step;
+  fence();
+  c->waits = c->waits + 1;
 }
 
 // Peers are named by their places among the ranks of this host; ranks of other hosts by their
@@ -88,7 +100,7 @@ struct Wait {
     if (now < next) return false;
     next = now + LOOK_NS;
     looks += 1;
-    hear_host(r, now);
+    if (hear_host(r, now)) say_waiting(r, peer, step, now - since);
     uint64_t limit = const_cast<volatile Shared*>(common(r))->limit_ns;
     if (limit != 0 && now - since > limit) fail(r, FAULT_DEADLINE, peer, step);
     bool left = has_left(r, peer);
@@ -238,6 +250,10 @@ __device__ inline uint64_t announce(const Collective& call, uint64_t behind) {
   if (peer == 0) {
     own->called[operation % ANNOUNCEMENTS].what = call.descriptor_what;
     own->called[operation % ANNOUNCEMENTS].count = call.descriptor_count;
+    volatile Control* told = reinterpret_cast<volatile Control*>(r.control);
+    told->begun_what = call.descriptor_what;
+    told->begun_count = call.descriptor_count;
+    told->begun = operation;
   }
   __syncwarp();
   if (peer < r.nranks && peer != r.rank) {

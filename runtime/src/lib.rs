@@ -24,5 +24,7 @@ pub mod os;
 mod plugin;
 mod proxy;
 pub mod rank;
+pub mod ras;
+pub mod recorder;
 
 pub use error::{Code, Error, Result};

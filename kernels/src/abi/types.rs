@@ -332,6 +332,25 @@ pub struct Control {
     /// The number of collectives for which copy engines took blocks from other places than the
     /// peers told, so that kernels moved the blocks once more.
     pub engine_mispredictions: u64,
+    /// The number of collectives that kernels have begun, replays of graphs included, and the
+    /// descriptor of the last one.
+    pub begun: u64,
+    /// The second word of that descriptor.
+    pub begun_count: u64,
+    /// The first word of that descriptor.
+    pub begun_what: u32,
+    /// Unused.
+    pub unused: u32,
+    /// What a kernel that waits for longer says of itself every half millisecond: for how long it
+    /// has waited, in ns, the awaited rank as in `peer`, and the step. `waits` counts how often
+    /// this was said, and is set last.
+    pub waited_ns: u64,
+    /// The awaited rank, an `i32` as `peer`.
+    pub awaited: u32,
+    /// The step of the program, an `i32` as `step`.
+    pub awaited_step: u32,
+    /// How often a kernel has said that it waits.
+    pub waits: u64,
 }
 
 /// The counters of a channel, in the rank's own GPU memory: they hold what changes from launch to

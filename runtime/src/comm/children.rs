@@ -1,7 +1,7 @@
 //! Communicators made from others. The ranks meet again at an address that every rank published
 //! when the parent was made. The parent's data path is not used, because it may have failed.
 
-use super::create::{ChildMeetings, Rendezvous, alone, assemble, join};
+use super::create::{ChildMeetings, Rendezvous, alone, assemble, join, recorder_of};
 use super::{Communicator, Member, Options, Origin};
 use crate::bootstrap::deadline::InVain;
 use crate::bootstrap::rendezvous;
@@ -108,7 +108,9 @@ pub(super) fn split(
     let (nranks, options) = (participants.len() as u32, options.clone());
     let names = participants.clone();
     let member = Member { id, rank, nranks, device, options };
-    assemble(Rendezvous { session, participants, names, begun }, &member).map(Some)
+    let recorder = recorder_of(&member);
+    let rendezvous = Rendezvous { session, participants, names, begun, recorder };
+    assemble(rendezvous, &member).map(Some)
 }
 
 /// Makes a communicator without some ranks of the parent. With `abort` the parent's operations end
@@ -139,7 +141,9 @@ pub(super) fn shrink(
     let rank = survivors.iter().position(|&r| r == parent.rank()).unwrap_or(0) as u32;
     let member = Member { id, rank, nranks, device, options };
     let participants = (0..nranks).collect();
-    assemble(Rendezvous { session, participants, names: survivors, begun }, &member)
+    let recorder = recorder_of(&member);
+    let rendezvous = Rendezvous { session, participants, names: survivors, begun, recorder };
+    assemble(rendezvous, &member)
 }
 
 /// Makes a communicator of `nranks` ranks, the first of which are the parent's. One rank of the

@@ -350,7 +350,7 @@ impl Communicator {
             (None, None) => return Ok(()),
             (None, Some((peer, left))) => {
                 let (rank, peer) = (self.rank() as i32, peer as i32);
-                let op_seq = self.executor.rank().finished.load(Ordering::Acquire);
+                let op_seq = self.executor.rank().recorder.finished.load(Ordering::Acquire);
                 let site = Site { rank, peer, step: -1, op_seq, operation: "" };
                 Error::Untaken { site, until: until(left) }
             }

@@ -8,6 +8,7 @@ use crate::link::message::{DONE_WITHIN, MessageEdge};
 use crate::log::{self, Level, Subsystem};
 use crate::op::Operation;
 use crate::rank::Rank;
+use crate::recorder::What;
 use cuda::create::Wishes;
 use cuda::layout::Membership;
 use cuda::network::{Network, Remote};
@@ -201,8 +202,12 @@ impl Executor {
                 }
                 operation => stream.enqueue(Work::Operation(endpoint.clone(), operation), inline),
             },
-            (Executor::Cuda(_, cuda_rank), Stream::Cuda(stream)) => {
-                cuda::run::launch::submit(cuda_rank, &operation, *stream)
+            (Executor::Cuda(rank, cuda_rank), Stream::Cuda(on)) => {
+                // What is captured runs when its graph is launched, which is not seen here.
+                if !stream.is_capturing() {
+                    rank.recorder.call_on_gpu(&What::of(&operation), on.0.addr());
+                }
+                cuda::run::launch::submit(cuda_rank, &operation, *on)
             }
             _ => Err(wrong_device()),
         }
@@ -260,7 +265,10 @@ impl Executor {
 
     /// Returns whether operations are under way.
     pub fn busy(&self) -> bool {
-        self.rank().busy() || self.cuda().is_some_and(|cuda_rank| cuda_rank.busy())
+        match self {
+            Executor::Host(endpoint) => endpoint.rank.busy(),
+            Executor::Cuda(_, cuda_rank) => cuda_rank.busy(),
+        }
     }
 
     /// Limits the waiting time of every operation; `None` removes the limit.

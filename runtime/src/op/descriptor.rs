@@ -119,6 +119,24 @@ impl Descriptor {
         (reduces && collective.reduces()).then_some((dtype, op.combining()))
     }
 
+    /// Returns the collective with its root, if it has one, its type and the number of elements of
+    /// a block; `None` if this is no collective.
+    pub fn call(&self) -> Option<(Collective, Option<u32>, DataType, u64)> {
+        if self.is_message() || *self == Self::signals(self.count) {
+            return None;
+        }
+        let collective = *Collective::ALL.iter().find(|c| **c as u32 == self.what & 15)?;
+        let dtype = *DataType::ALL.get((self.what >> 4 & 15) as usize)?;
+        let root = collective.rooted().then_some(self.what >> ROOT_AT & 0xffff);
+        Some((collective, root, dtype, self.count & MAX_COUNT))
+    }
+
+    /// Returns the type of the data of a message; `None` for other operations.
+    pub fn message_type(&self) -> Option<DataType> {
+        let dtype = DataType::ALL.get((self.what >> 4 & 15) as usize).copied();
+        self.is_message().then_some(dtype).flatten()
+    }
+
     /// Returns 32 bits that differ where descriptors of collectives differ, except for collisions
     /// with a probability of 1 in 2³¹. The tag is even for collectives and odd for messages, of
     /// which it contains only the type.

@@ -59,6 +59,7 @@ impl Rank {
             }
             return;
         }
+        self.recorder.fail(&error.to_string());
         let record = self.record(&error);
         if let (Some(segment), Some(local)) = (&self.segment, self.local[self.number as usize]) {
             segment.publish_failure(local, &record);
@@ -116,7 +117,7 @@ impl Rank {
     }
 
     fn site(&self, peer: i32) -> Site {
-        let op_seq = self.finished.load(Ordering::Acquire);
+        let op_seq = self.recorder.finished.load(Ordering::Acquire);
         let (number, name) = *self.waiting();
         let operation = if number == op_seq { name } else { "" };
         Site { rank: self.number as i32, peer, step: -1, op_seq, operation }
@@ -147,7 +148,7 @@ impl Rank {
             rank: self.number as i32,
             peer: awaited.peer,
             step: awaited.step,
-            op_seq: self.finished.load(Ordering::Acquire),
+            op_seq: self.recorder.finished.load(Ordering::Acquire),
             operation,
         };
         Error::Deadline { site, waited_ms }

@@ -12,11 +12,12 @@ use crate::error::Error;
 use crate::link::control::Control;
 use crate::link::direct::Segment;
 use crate::op::descriptor::Descriptor;
+use crate::recorder::{Recorder, Section};
 pub use connector::{Connector, Route};
 pub use failure::{Awaited, Death, LEFT, VERDICT, broken};
 use std::collections::HashMap;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
@@ -62,10 +63,8 @@ pub struct Rank {
     pub pids: Vec<i32>,
     /// The limit in ns for which an operation waits; −1 for none.
     pub timeout_ns: AtomicI64,
-    /// The number of operations called. Operations run in the order of their calls.
-    pub issued: AtomicU64,
-    /// The number of operations done.
-    pub finished: AtomicU64,
+    /// The record of the rank's operations, with the numbers of those called and of those done.
+    pub recorder: Recorder,
     links: OnceLock<Weak<dyn Links>>,
     accelerator: OnceLock<Weak<dyn Accelerator>>,
     /// Control connections with the ranks of other hosts, by rank, in the order in which they were
@@ -100,8 +99,7 @@ impl Rank {
             local,
             pids,
             timeout_ns: AtomicI64::new(-1),
-            issued: AtomicU64::new(0),
-            finished: AtomicU64::new(0),
+            recorder: Recorder::default(),
             links: OnceLock::new(),
             accelerator: OnceLock::new(),
             controls: Mutex::default(),
@@ -113,6 +111,11 @@ impl Rank {
             waiting: Mutex::default(),
             said: Mutex::default(),
         }
+    }
+
+    /// Returns the rank with the recorder that has recorded its creation.
+    pub fn recorded_by(self, recorder: Recorder) -> Self {
+        Self { recorder, ..self }
     }
 
     /// Ties the rank to the links that move its messages.
@@ -152,6 +155,7 @@ impl Rank {
 
     /// Returns whether operations are under way or waiting.
     pub fn busy(&self) -> bool {
-        self.issued.load(Ordering::Acquire) != self.finished.load(Ordering::Acquire)
+        let Section { issued, finished, .. } = &*self.recorder;
+        issued.load(Ordering::Acquire) != finished.load(Ordering::Acquire)
     }
 }

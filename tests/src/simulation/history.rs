@@ -319,7 +319,7 @@ impl History {
         }
         match self.operations[operation].parts[rank].work(endpoint) {
             Some(work) => {
-                let task = Task::start(work).expect("it starts");
+                let task = Task::start(work, 0).expect("it starts");
                 self.players[rank].tasks.push((operation, task));
             }
             None => self.ended(rank, operation, Ok(())),

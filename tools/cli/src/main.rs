@@ -5,6 +5,7 @@ mod env;
 mod error;
 mod perf;
 mod plan;
+mod ras;
 mod run;
 mod share;
 
@@ -27,6 +28,8 @@ enum Command {
     Run(run::Options),
     /// Show which plan serves a call, and why.
     Plan(plan::Options),
+    /// Tell what the ranks on this machine do, and why a job does not move.
+    Ras(ras::Options),
     /// Print the environment variables with their values and meaning.
     Env(env::Options),
     /// Write completions and manual pages; for `cargo xtask install`.
@@ -48,6 +51,7 @@ fn main() -> ExitCode {
         Some(Command::Perf(options)) => perf::main(&options),
         Some(Command::Run(options)) => run::start(&options),
         Some(Command::Plan(options)) => plan::main(&options),
+        Some(Command::Ras(options)) => ras::main(&options),
         Some(Command::Env(options)) => env::main(&options),
         Some(Command::Share(options)) => share::main(&options, Arguments::command()),
     };

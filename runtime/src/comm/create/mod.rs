@@ -24,10 +24,12 @@ use crate::plugin::Facts;
 use crate::plugin::profiler::Profiler;
 use crate::plugin::tuner::Tuner;
 use crate::rank::Rank;
+use crate::recorder::{Recorder, Stage};
 use links::Links;
 use members::Members;
 use oxccl_plan::select::Policy;
 use std::collections::HashMap;
+use std::mem::take;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
@@ -57,6 +59,8 @@ pub(super) struct Rendezvous {
     pub(super) names: Vec<u32>,
     /// The time at which this rank began to make the communicator.
     pub(super) begun: Instant,
+    /// The record of this rank, from before the meeting on.
+    pub(super) recorder: Recorder,
 }
 
 impl Gather for Rendezvous {
@@ -146,6 +150,7 @@ pub(super) fn join(
     rank_info::algorithm(Config::checked()?)?;
     let limit = options.init_limit();
     let (rank, nranks) = (*rank, *nranks);
+    let recorder = recorder_of(member);
     let reused = false;
     let meeting = Meeting { id, rank, nranks, reused, limit, cancel, in_vain, holder };
     let mut session = Session::open(&meeting)?;
@@ -157,7 +162,7 @@ pub(super) fn join(
     }
     let everyone: Vec<u32> = (0..nranks).collect();
     let participants = everyone.clone();
-    let rendezvous = Rendezvous { session, participants, names: everyone, begun };
+    let rendezvous = Rendezvous { session, participants, names: everyone, begun, recorder };
     assemble(rendezvous, member)
 }
 
@@ -178,6 +183,18 @@ pub(super) fn assemble(mut rendezvous: Rendezvous, member: &Member) -> Result<Co
             Err(rendezvous.session.give_up(error))
         }
     }
+}
+
+fn gpu_of(device: Device) -> Option<i32> {
+    (!device.is_host()).then(|| device.index())
+}
+
+/// Returns the recorder of a rank that is about to meet the others.
+pub(super) fn recorder_of(Member { id, rank, nranks, device, options }: &Member) -> Recorder {
+    let recorder = Recorder::new();
+    let name = options.name.as_deref().unwrap_or("");
+    recorder.identify(id.comm, (*rank, *nranks), gpu_of(*device), name);
+    recorder
 }
 
 fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
@@ -207,7 +224,10 @@ fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
     let signs = links::signs(&members, &links.controls);
     let counter_start = members.counter_start();
     let mut edges = links::edges(&members, segment.as_ref(), counter_start);
-    let own = Arc::new(members.own(segment));
+    let recorder = take(&mut rendezvous.recorder);
+    let named = facts.name.as_deref().unwrap_or("");
+    recorder.identify(facts.comm, (rank, nranks), gpu_of(device), named);
+    let own = Arc::new(members.own(segment).recorded_by(recorder));
     links.add_unconnected(&own, &members, &mut edges)?;
     let parts = Parts {
         edges,
@@ -243,6 +263,7 @@ fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
     comm.profiler = profiler;
     links::watch(&own, signs)?;
     apply_timeout(&comm);
+    own.recorder.enter(Stage::Running);
     tell(&comm, &facts, between.as_deref(), rendezvous.begun);
     Ok(comm)
 }
@@ -299,9 +320,13 @@ fn apply_timeout(comm: &Communicator) {
 /// Makes a communicator of one rank.
 pub(super) fn alone(device: Device, options: &Options) -> Result<Communicator> {
     let begun = Instant::now();
+    let recorder = Recorder::new();
+    // Profilers and records tell communicators of all processes apart by their numbers.
+    let (number, name) = (u64::from_le_bytes(random()?), options.name.clone());
+    recorder.identify(number, (0, 1), gpu_of(device), name.as_deref().unwrap_or(""));
     let mut nobody = Nobody(Deadline::new(options.init_limit(), &Cancel::default()));
     let parts = Parts {
-        rank: Arc::new(Rank::new(0, vec![Some(0)], None, vec![0])),
+        rank: Arc::new(Rank::new(0, vec![Some(0)], None, vec![0]).recorded_by(recorder)),
         edges: vec![Edge::Own],
         remote: Vec::new(),
         net_device: None,
@@ -316,11 +341,10 @@ pub(super) fn alone(device: Device, options: &Options) -> Result<Communicator> {
     let (executor, topology) = unfinished.finish(&answers, 1, None);
     let parts = (executor, topology, Policy::default());
     let mut comm = Communicator::new(parts, device, options, None);
-    // Profilers tell communicators of all processes apart by their numbers.
-    let (number, name) = (u64::from_le_bytes(random()?), options.name.clone());
     let facts = Facts { comm: number, name, hosts: vec![1], rank: 0 };
     comm.profiler = Profiler::start(&facts);
     apply_timeout(&comm);
+    comm.executor.rank().recorder.enter(Stage::Running);
     tell(&comm, &facts, None, begun);
     Ok(comm)
 }

@@ -1,5 +1,6 @@
 //! The CUDA device: the driver, a rank on a GPU, the order of its operations, and launches.
 
+mod control;
 pub mod create;
 pub mod driver;
 pub mod event;

@@ -3,6 +3,7 @@
 
 use crate::bootstrap::deadline::Deadline;
 use crate::config::{self, Config};
+use crate::device::cuda::control::Control;
 use crate::device::cuda::driver::library::{self, Functions};
 use crate::device::cuda::driver::{self, Gpu, Relaxed, cu};
 use crate::device::cuda::layout::{Layout, Membership, Private, view};
@@ -68,7 +69,7 @@ pub struct CudaRank {
     /// Host memory of ranks of other processes.
     pinned: Vec<Pinned>,
     /// The [`abi::Control`], in host memory.
-    control: Block,
+    control: Control,
     order: Mutex<Option<Order>>,
     /// The stream on which this part is closed.
     closing: Mutex<Option<PrivateStream>>,
@@ -120,10 +121,7 @@ impl CudaRank {
         let layout = Layout::new(nranks, Config::get().wants_lines());
         let mut zeroing = None;
         let stream = PrivateStream::of(&mut zeroing)?;
-        let control = Block::on_host(gpu, size_of::<abi::Control>())?;
-        let words: *mut abi::Control = std::ptr::with_exposed_provenance_mut(control.at() as usize);
-        // SAFETY: memory of that size and alignment.
-        unsafe { words.write(abi::Control::default()) };
+        let control = Control::new(gpu)?;
         let shared = Memory::new(gpu, layout.bytes as usize, stream)?;
         let hosts = !remote.edges.is_empty();
         let scratch_bytes = if hosts { remote.slot_bytes } else { 0 };
@@ -456,24 +454,29 @@ impl CudaRank {
     /// Returns the number of collectives that read or wrote user memory of peers; a collective is
     /// counted at the latest when it has ended.
     pub fn in_place(&self) -> u64 {
-        Self::count(&self.control().in_place)
+        Self::count(&self.control.words().in_place)
     }
 
     /// Returns the number of collectives that have begun and whose blocks copy engines move, plus
     /// the number of puts by copy engines.
     pub fn by_engines(&self) -> u64 {
-        Self::count(&self.control().by_engines) + self.engine_puts.load(Ordering::Relaxed)
+        Self::count(&self.control.words().by_engines) + self.engine_puts.load(Ordering::Relaxed)
     }
 
     /// Returns the number of collectives for which copy engines were given wrong source addresses.
     pub fn engine_mispredictions(&self) -> u64 {
-        Self::count(&self.control().engine_mispredictions)
+        Self::count(&self.control.words().engine_mispredictions)
     }
 
     fn count(word: &u64) -> u64 {
-        // SAFETY: an aligned word of the control block, which kernels write in one store.
-        let word = unsafe { AtomicU64::from_ptr(std::ptr::from_ref(word).cast_mut()) };
-        word.load(Ordering::Relaxed)
+        Control::count(word).load(Ordering::Relaxed)
+    }
+
+    /// Records what kernels have begun and what they wait for, for those who ask why nothing moves.
+    pub fn record(&self) {
+        if let Some(rank) = self.owner() {
+            self.control.record(&rank.recorder, |name| self.named(name));
+        }
     }
 
     /// Makes a stream wait for all operations launched so far.
@@ -496,32 +499,17 @@ impl CudaRank {
         self.close_on(stream)
     }
 
-    fn control_at(&self) -> *mut abi::Control {
-        std::ptr::with_exposed_provenance_mut(self.control.at() as usize)
-    }
-
-    fn control(&self) -> &abi::Control {
-        // SAFETY: it lives as long as this rank; words that change are accessed by atomics.
-        unsafe { &*self.control_at() }
-    }
-
-    fn word(word: &u32) -> &AtomicU32 {
-        // SAFETY: an aligned word of the control block, which all access atomically.
-        unsafe { AtomicU32::from_ptr(std::ptr::from_ref(word).cast_mut()) }
-    }
-
     /// Sets the longest time that kernels wait, in ns; `None` for no limit.
     pub fn set_limit(&self, limit_ns: Option<u64>) {
-        // SAFETY: an aligned word of the control block, which all access atomically.
-        let limit = unsafe { AtomicU64::from_ptr(&raw mut (*self.control_at()).limit_ns) };
+        let limit = Control::count(&self.control.words().limit_ns);
         limit.store(limit_ns.unwrap_or(0), Ordering::Relaxed);
     }
 
     /// Returns the error for which a kernel gave up; `None` if none gave up, or if the host told it
     /// to.
     fn fault(&self) -> Option<Error> {
-        let control = self.control();
-        let fault = Self::word(&control.fault).load(Ordering::Acquire);
+        let control = self.control.words();
+        let fault = Control::word(&control.fault).load(Ordering::Acquire);
         let site = Site {
             rank: self.number as i32,
             peer: self.named(control.peer),
@@ -736,7 +724,7 @@ impl Failing for CudaRank {
 
 impl Accelerator for CudaRank {
     fn abort(&self) {
-        Self::word(&self.control().abort).store(1, Ordering::Release);
+        Control::word(&self.control.words().abort).store(1, Ordering::Release);
     }
 
     fn note_left(&self, peer: u32) {
@@ -744,9 +732,7 @@ impl Accelerator for CudaRank {
             self.network.iter().for_each(|network| network.note_left(peer));
             return;
         };
-        // SAFETY: an aligned word of the control block, which all access atomically.
-        let left = unsafe { AtomicU64::from_ptr(&raw mut (*self.control_at()).left) };
-        left.fetch_or(1 << place, Ordering::Release);
+        Control::count(&self.control.words().left).fetch_or(1 << place, Ordering::Release);
     }
 }
 

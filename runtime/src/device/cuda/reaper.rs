@@ -93,6 +93,7 @@ pub fn look() -> bool {
     let any = !places.is_empty();
     for cuda_rank in places {
         cuda_rank.hear();
+        cuda_rank.record();
     }
     // The list is not locked here: `needed` calls the driver, whose callbacks release graphs.
     let retired = std::mem::take(&mut *lock(&RETIRED));

@@ -150,7 +150,7 @@ impl GraphRun {
     pub(super) fn start(graph: &Graph) -> Result<Self> {
         let mut nodes = Vec::new();
         for node in &graph.nodes {
-            nodes.push((Some(Task::start(node.work.clone())?), node.after.clone()));
+            nodes.push((Some(Task::start(node.work.clone(), 0)?), node.after.clone()));
         }
         let open = nodes.len();
         Ok(Self { nodes, open, error: None })

@@ -71,6 +71,11 @@ impl Stream {
         queue
     }
 
+    /// Returns the number by which operations of the stream are recorded.
+    fn number(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
     /// Creates an empty stream.
     pub fn new() -> Arc<Self> {
         Arc::default()
@@ -87,7 +92,7 @@ impl Stream {
             // If no thread can call the function, the user gets the error here and not later.
             worker::caller()?;
         }
-        let task = Task::start(work)?;
+        let task = Task::start(work, self.number())?;
         if self.pending.fetch_add(1, Ordering::SeqCst) == 0
             && inline
             && let Some(mut current) = self.own()
@@ -126,7 +131,8 @@ impl Stream {
             return capture.add(Work::Operation(endpoint.clone(), operation(programs)));
         }
         if self.pending.load(Ordering::Acquire) > 0 {
-            queue.tasks.push_back(Task::operation(endpoint.clone(), operation(programs)));
+            let task = Task::operation(endpoint.clone(), operation(programs), self.number());
+            queue.tasks.push_back(task);
             let before = self.pending.fetch_add(1, Ordering::SeqCst);
             drop(queue);
             // As in `enqueue`; a caller that is far ahead need not look every time.
@@ -137,7 +143,7 @@ impl Stream {
             return Ok(());
         }
         // Nothing is pending and the lock keeps others from adding: `current` need not be owned.
-        match try_now(endpoint, programs, call, INLINE) {
+        match try_now(endpoint, programs, call, (INLINE, self.number())) {
             Ok(result) => result,
             Err(task) => {
                 self.pending.fetch_add(1, Ordering::SeqCst);

@@ -14,6 +14,7 @@ use crate::log::{self, Level, Subsystem};
 use crate::op::{Address, Call, Operation, Programs};
 use crate::rank::agreement::{CurrentOp, look_around, tell};
 use crate::rank::{Awaited, LEFT, Rank, VERDICT};
+use crate::recorder::{Called, What};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -129,7 +130,7 @@ pub enum Task {
     /// An operation of a communicator under way.
     Running(Box<Running>),
     /// A collective that its stream has not reached yet, with its number.
-    Called(Arc<Endpoint>, Arc<Programs>, Call, u64),
+    Called(Arc<Endpoint>, Arc<Programs>, Call, Called),
     /// A [`Work::Copy`] under way; the last number is the number of bytes that are done.
     Copy(Address, Address, usize, usize),
     /// A [`Work::Set`] under way; the last number is the number of bytes that are done.
@@ -151,6 +152,10 @@ pub struct Running {
     endpoint: Arc<Endpoint>,
     number: u64,
     kind: Kind,
+    /// What is recorded at its first visit: the operation.
+    to_begin: Option<(Called, What)>,
+    /// True once it is recorded that nothing has moved since then.
+    recorded: bool,
     waiting_since: Option<Instant>,
     /// Visits without progress since then.
     idle_visits: u32,
@@ -165,10 +170,11 @@ pub struct Running {
 }
 
 impl Task {
-    /// Starts work. Operations of communicators take their numbers here, in the order of calls.
-    pub fn start(work: Work) -> Result<Self> {
+    /// Starts work of the stream with this number. Operations of communicators take their numbers
+    /// here, in the order of calls.
+    pub fn start(work: Work, stream: usize) -> Result<Self> {
         Ok(match work {
-            Work::Operation(endpoint, operation) => Self::operation(endpoint, operation),
+            Work::Operation(endpoint, operation) => Self::operation(endpoint, operation, stream),
             Work::Copy(to, from, bytes) => Task::Copy(to, from, bytes, 0),
             Work::Set(to, value, bytes) => Task::Set(to, value, bytes, 0),
             Work::Record(event, number) => Task::Record(event, number),
@@ -181,12 +187,12 @@ impl Task {
 
     /// Starts an operation of a communicator, as [`start`](Self::start) does. The state that a
     /// collective needs to run is made when its stream reaches it.
-    pub fn operation(endpoint: Arc<Endpoint>, operation: Operation) -> Self {
-        let next = |rank: &Rank| rank.issued.fetch_add(1, Ordering::AcqRel);
+    pub fn operation(endpoint: Arc<Endpoint>, operation: Operation, stream: usize) -> Self {
+        let what = What::of(&operation);
+        let called = endpoint.rank.recorder.call(&what, stream);
         let kind = match operation {
             Operation::Collective(programs, call) => {
-                let number = next(&endpoint.rank);
-                return Task::Called(endpoint, programs, call, number);
+                return Task::Called(endpoint, programs, call, called);
             }
             Operation::Exchange(transfers) => {
                 let Rank { number, nranks, .. } = *endpoint.rank;
@@ -194,8 +200,7 @@ impl Task {
             }
             Operation::OneSided(item) => Kind::OneSided(OneSidedTask::new(item)),
         };
-        let number = next(&endpoint.rank);
-        Task::Running(Box::new(Running::new(endpoint, number, kind)))
+        Task::Running(Box::new(Running::new(endpoint, (called, what), kind)))
     }
 
     /// Advances the task. A task that panics fails, and its communicator with it; neither the
@@ -211,9 +216,11 @@ impl Task {
     }
 
     fn go_on(&mut self, budget: Budget) -> Step {
-        if let Task::Called(endpoint, programs, call, number) = self {
+        if let Task::Called(endpoint, programs, call, called) = self {
+            let what = What::collective(programs, call);
             let running = collective::Running::new(endpoint, programs.clone(), *call);
-            let operation = Running::new(endpoint.clone(), *number, Kind::Collective(running));
+            let operation =
+                Running::new(endpoint.clone(), (*called, what), Kind::Collective(running));
             *self = Task::Running(Box::new(operation));
         }
         match self {
@@ -270,24 +277,27 @@ pub(super) fn try_now(
     endpoint: &Arc<Endpoint>,
     programs: Arc<Programs>,
     call: Call,
-    budget: Budget,
+    (budget, stream): (Budget, usize),
 ) -> std::result::Result<Result<()>, Task> {
-    let number = endpoint.rank.issued.fetch_add(1, Ordering::AcqRel);
+    let recorder = &endpoint.rank.recorder;
+    let what = What::collective(&programs, &call);
+    let called = recorder.call(&what, stream);
+    let number = called.number;
     let mut running = collective::Running::new(endpoint, programs, call);
     let mut failed = None;
-    if endpoint.rank.finished.load(Ordering::Acquire) == number && endpoint.rank.failure().is_none()
-    {
+    if recorder.finished.load(Ordering::Acquire) == number && endpoint.rank.failure().is_none() {
         let visit = catch_unwind(AssertUnwindSafe(|| running.visit(endpoint, budget)));
         match visit.unwrap_or_else(|panic| Visit::Done(Err(Error::panicked(&*panic)))) {
             Visit::Done(Ok(())) => {
-                endpoint.rank.finished.store(number + 1, Ordering::Release);
+                recorder.end(number);
                 return Ok(Ok(()));
             }
             Visit::Done(Err(error)) => failed = Some(error),
             Visit::Waiting { .. } => {}
         }
     }
-    let mut operation = Running::new(endpoint.clone(), number, Kind::Collective(running));
+    let recorded = (called, what);
+    let mut operation = Running::new(endpoint.clone(), recorded, Kind::Collective(running));
     match failed.map(|error| operation.conclude(error)) {
         Some(Step::Done(result)) => Ok(result),
         Some(Step::Waiting { .. }) | None => Err(Task::Running(Box::new(operation))),
@@ -295,11 +305,13 @@ pub(super) fn try_now(
 }
 
 impl Running {
-    fn new(endpoint: Arc<Endpoint>, number: u64, kind: Kind) -> Self {
+    fn new(endpoint: Arc<Endpoint>, recorded: (Called, What), kind: Kind) -> Self {
         Self {
             endpoint,
-            number,
+            number: recorded.0.number,
             kind,
+            to_begin: Some(recorded),
+            recorded: false,
             waiting_since: None,
             idle_visits: 0,
             looked: None,
@@ -311,8 +323,11 @@ impl Running {
 
     fn step(&mut self, budget: Budget) -> Step {
         let endpoint = &self.endpoint;
-        if endpoint.rank.finished.load(Ordering::Acquire) != self.number {
+        if endpoint.rank.recorder.finished.load(Ordering::Acquire) != self.number {
             return Step::Waiting { moved: false };
+        }
+        if let Some((called, what)) = self.to_begin.take() {
+            endpoint.rank.recorder.begin(&called, &what);
         }
         if let Some((since, error)) = self.ending.take() {
             return self.wait_for_writers(since, error);
@@ -335,7 +350,7 @@ impl Running {
             Visit::Waiting { moved, awaited } => {
                 if moved {
                     (self.waiting_since, self.looked, self.idle_visits) = (None, None, 0);
-                    self.suspicion = false;
+                    (self.suspicion, self.recorded) = (false, false);
                 } else {
                     self.wait_on(awaited);
                 }
@@ -349,8 +364,8 @@ impl Running {
             // The stream delivers the error to the user.
             self.endpoint.rank.set_delivered();
         }
-        // Only the running operation changes this number.
-        self.endpoint.rank.finished.store(self.number + 1, Ordering::Release);
+        // Only the running operation changes the number of those that are done.
+        self.endpoint.rank.recorder.end(self.number);
         Step::Done(result)
     }
 
@@ -413,6 +428,9 @@ impl Running {
             return;
         }
         self.endpoint.rank.waits_in(self.number, self.name());
+        let (peer, step) = (awaited.peer, awaited.step);
+        self.endpoint.rank.recorder.wait(self.number, peer, step, !self.recorded);
+        self.recorded = true;
         let now = clock::now();
         let long = now - *self.looked.get_or_insert(now) > LONG;
         if long {

@@ -1,0 +1,110 @@
+//! The communicators of a job, put together from what its processes record.
+
+use crate::op::descriptor::Descriptor;
+use crate::recorder::read::{OperationReport, Process, RankReport};
+use crate::recorder::{Kind, Stage};
+use std::collections::BTreeMap;
+
+/// A rank of a communicator and its process.
+#[derive(Clone, Copy, Debug)]
+pub struct Member<'a> {
+    /// The process.
+    pub process: &'a Process,
+    /// What the rank records.
+    pub rank: &'a RankReport,
+}
+
+/// A communicator.
+#[derive(Clone, Debug)]
+pub struct Comm<'a> {
+    /// The number of the communicator.
+    pub number: u64,
+    /// The number of its ranks.
+    pub nranks: u32,
+    /// Its ranks, as far as their processes can be seen, in their order.
+    pub members: Vec<Member<'a>>,
+}
+
+/// Returns the communicators of some processes, in the order of their numbers.
+pub fn communicators(processes: &[Process]) -> Vec<Comm<'_>> {
+    let mut all: BTreeMap<u64, Vec<Member<'_>>> = BTreeMap::new();
+    for process in processes {
+        for rank in &process.ranks {
+            all.entry(rank.comm).or_default().push(Member { process, rank });
+        }
+    }
+    all.into_iter()
+        .map(|(number, mut members)| {
+            members.sort_by_key(|member| member.rank.rank);
+            let nranks = members.iter().map(|member| member.rank.nranks).max().unwrap_or(0);
+            Comm { number, nranks, members }
+        })
+        .collect()
+}
+
+impl<'a> Comm<'a> {
+    /// Returns a rank, if its process can be seen.
+    pub fn member(&self, rank: u32) -> Option<Member<'a>> {
+        self.members.iter().find(|member| member.rank.rank == rank).copied()
+    }
+
+    /// Returns the ranks that cannot be seen.
+    pub fn unseen(&self) -> Vec<u32> {
+        (0..self.nranks).filter(|rank| self.member(*rank).is_none()).collect()
+    }
+
+    /// Returns the communicator's number and name, for texts.
+    pub fn title(&self) -> String {
+        let name = self.members.iter().map(|member| &member.rank.name).find(|n| !n.is_empty());
+        let name = name.map_or_else(String::new, |name| format!(" {name:?}"));
+        format!("communicator {:016x}{name}", self.number)
+    }
+
+    /// Returns the stage of the communicator: the earliest of its ranks, or failed if one has
+    /// failed.
+    pub fn stage(&self) -> Stage {
+        let stages = || self.members.iter().map(|member| member.rank.stage);
+        let is = |wanted: Stage| stages().any(|stage| stage == wanted);
+        match (is(Stage::Failed), is(Stage::Creating), is(Stage::Ending)) {
+            (true, ..) => Stage::Failed,
+            (_, true, _) => Stage::Creating,
+            (_, _, true) => Stage::Ending,
+            _ => Stage::Running,
+        }
+    }
+}
+
+impl<'a> Member<'a> {
+    /// Returns the rank's collective of a number, while it is recorded. On GPUs such numbers are
+    /// those of calls, not of kernels, which also run when a graph is launched.
+    pub fn collective(&self, number: u64) -> Option<&'a OperationReport> {
+        let mut operations = self.rank.operations.iter();
+        operations.find(|op| op.kind == Kind::Collective && op.of_kind == number)
+    }
+
+    /// Returns what the rank's collective of a number is, as all ranks count them: in host memory
+    /// calls, on GPUs kernels.
+    pub fn descriptor(&self, number: u64) -> Option<Descriptor> {
+        match self.rank.gpu {
+            Some(_) => (self.rank.kernels_begun == number + 1).then_some(self.rank.kernel),
+            None => self.collective(number).map(|op| op.descriptor),
+        }
+    }
+
+    /// Returns the rank's operation of a number, while it is recorded.
+    pub fn operation(&self, number: u64) -> Option<&'a OperationReport> {
+        self.rank.operations.iter().find(|op| op.number == number)
+    }
+
+    /// Returns the operation that waits, if it is recorded; `None` in kernels.
+    pub fn waiting_operation(&self) -> Option<&'a OperationReport> {
+        self.operation(self.rank.waiting?.number?)
+    }
+
+    /// Returns where the rank is: its process, its host, and its GPU.
+    pub fn place(&self) -> String {
+        let Process { pid, host, command, .. } = self.process;
+        let gpu = self.rank.gpu.map_or_else(String::new, |gpu| format!(", GPU {gpu}"));
+        format!("process {pid} ({command}) on {host}{gpu}")
+    }
+}

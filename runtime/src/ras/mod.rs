@@ -1,0 +1,5 @@
+//! Answers to the question why a job does not move: what all ranks record, put together.
+
+pub mod job;
+pub mod status;
+pub mod verdict;

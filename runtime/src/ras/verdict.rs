@@ -1,0 +1,471 @@
+//! Why a job does not move: which rank is at fault, in which operation, and what to do.
+
+use super::job::{Comm, Member, communicators};
+use crate::recorder::read::{Process, ProcessState, RankReport};
+use crate::recorder::{Kind, Stage};
+use serde::Serialize;
+use std::fmt::Write;
+
+/// The kind of a cause.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cause {
+    /// A communicator has failed, and says why.
+    Failed,
+    /// A rank does not come to the making of its communicator.
+    NotJoined,
+    /// A process is stopped.
+    Stopped,
+    /// Ranks call different operations.
+    Differs,
+    /// A rank has not called what the others wait in.
+    NotCalled,
+    /// A rank has called the operation, but its stream has not come to it.
+    NotBegun,
+    /// A rank is in the operation and waits for nobody, or for something beside the ranks.
+    Inside,
+    /// Ranks wait for each other in a circle.
+    Deadlock,
+    /// A rank comes late to most collectives.
+    Slow,
+    /// The time of day of a host was set while the job ran.
+    ClockSet,
+}
+
+/// What holds a job up.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Verdict {
+    /// The kind of the cause.
+    pub cause: Cause,
+    /// The number of the communicator; 0 for what concerns a whole host.
+    pub comm: u64,
+    /// The ranks at fault.
+    pub ranks: Vec<u32>,
+    /// The sentence that tells all of it.
+    pub text: String,
+}
+
+/// The times from which on something counts, in ns.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// The least time for which an operation waits.
+    pub waiting_ns: u64,
+    /// The least time for which a communicator is in the making.
+    pub creating_ns: u64,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self { waiting_ns: 1_000_000_000, creating_ns: 2_000_000_000 }
+    }
+}
+
+/// The least step of a host's time of day that is worth a word.
+const CLOCK_STEP_NS: u64 = 1_000_000_000;
+/// The least number of collectives from which it is concluded that a rank is slow, the least share
+/// of them to which it is the last to come, and the least time by which it is late on average.
+const SLOW_CALLS: usize = 16;
+const SLOW_SHARE: f64 = 0.75;
+const SLOW_LATE_NS: u64 = 100_000;
+
+/// Returns what holds a job up, as far as its processes tell: the causes, not their effects.
+pub fn verdicts(processes: &[Process], patience: Patience) -> Vec<Verdict> {
+    let comms = communicators(processes);
+    let mut found = Vec::new();
+    comms.iter().for_each(|comm| found.extend(failed(comm)));
+    comms.iter().for_each(|comm| found.extend(not_joined(comm, patience)));
+    found.extend(standstill(&comms, patience));
+    comms.iter().for_each(|comm| found.extend(slow(comm)));
+    found.extend(clocks(processes));
+    found
+}
+
+/// Returns a time span for texts.
+fn span(ns: u64) -> String {
+    match ns as f64 / 1e9 {
+        s if s >= 600.0 => format!("{:.0} min", s / 60.0),
+        s if s >= 1.0 => format!("{s:.1} s"),
+        s => format!("{:.1} ms", s * 1e3),
+    }
+}
+
+/// Returns `rank 3` or `ranks 1, 3, 5 to 9`.
+fn list(ranks: &[u32]) -> String {
+    let mut parts: Vec<(u32, u32)> = Vec::new();
+    for &rank in ranks {
+        match parts.last_mut() {
+            Some((_, last)) if *last + 1 == rank => *last = rank,
+            _ => parts.push((rank, rank)),
+        }
+    }
+    let texts = parts.iter().map(|&(first, last)| match last - first {
+        0 => first.to_string(),
+        1 => format!("{first}, {last}"),
+        _ => format!("{first} to {last}"),
+    });
+    let word = if ranks.len() == 1 { "rank" } else { "ranks" };
+    format!("{word} {}", texts.collect::<Vec<_>>().join(", "))
+}
+
+/// Returns the failures of a communicator, each cause once: those of the ranks that found them.
+fn failed(comm: &Comm<'_>) -> Vec<Verdict> {
+    let failed = || comm.members.iter().filter(|member| member.rank.stage == Stage::Failed);
+    let heard = |member: &&Member<'_>| member.rank.failure.contains("(reported by rank ");
+    let mut finders: Vec<_> = failed().filter(|member| !heard(member)).collect();
+    if finders.is_empty() {
+        finders.extend(failed().next());
+    }
+    let verdict = |member: &Member<'_>| Verdict {
+        cause: Cause::Failed,
+        comm: comm.number,
+        ranks: vec![member.rank.rank],
+        text: format!(
+            "{} has failed at rank {}, {}: {}",
+            comm.title(),
+            member.rank.rank,
+            member.place(),
+            member.rank.failure
+        ),
+    };
+    finders.into_iter().map(verdict).collect()
+}
+
+/// Returns the ranks that do not come to the making of a communicator.
+fn not_joined(comm: &Comm<'_>, patience: Patience) -> Option<Verdict> {
+    let making = |member: &&Member<'_>| member.rank.stage == Stage::Creating;
+    let waits: Vec<_> = comm.members.iter().filter(making).collect();
+    let age = |member: &&Member<'_>| member.process.read_ns.saturating_sub(member.rank.begun_ns);
+    let longest_ns = waits.iter().map(age).max().filter(|age| *age >= patience.creating_ns)?;
+    let missing = comm.unseen();
+    if missing.is_empty() || waits.len() < comm.members.len() {
+        return None;
+    }
+    let come: Vec<_> = waits.iter().map(|member| member.rank.rank).collect();
+    let text = format!(
+        "{} of {} in the making has not come, where {} waits for {}: look whether its process has \
+         started, on this host, and with the same id",
+        list(&missing),
+        comm.title(),
+        list(&come),
+        span(longest_ns)
+    );
+    Some(Verdict { cause: Cause::NotJoined, comm: comm.number, ranks: missing, text })
+}
+
+/// A rank that waits for another one, in a communicator.
+#[derive(Clone, Copy)]
+struct Wait<'a, 'c> {
+    comm: &'c Comm<'a>,
+    from: Member<'a>,
+    to: Member<'a>,
+    since_ns: u64,
+}
+
+/// What does the calls of a rank: its process or, where a process has several ranks of one
+/// communicator, a thread of which nothing but this rank is known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Caller {
+    Process(u32, u64),
+    Rank(u64, u32),
+}
+
+impl Caller {
+    fn of(member: &Member<'_>) -> Self {
+        let Process { pid, ranks, .. } = member.process;
+        let own = member.rank;
+        let several =
+            |rank: &&RankReport| ranks.iter().filter(|other| other.comm == rank.comm).count() > 1;
+        match ranks.iter().find(several) {
+            Some(_) => Caller::Rank(own.comm, own.rank),
+            None => Caller::Process(*pid, host_number(&member.process.host)),
+        }
+    }
+}
+
+/// Returns a number for the name of a host: processes of different hosts may have one number.
+fn host_number(host: &str) -> u64 {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    let mut hasher = DefaultHasher::new();
+    host.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Returns the waits of a communicator that last for long.
+fn waits<'a, 'c>(comm: &'c Comm<'a>, patience: Patience) -> Vec<Wait<'a, 'c>> {
+    let mut all = Vec::new();
+    for &from in &comm.members {
+        let Some(waiting) = from.rank.waiting else { continue };
+        let waited_ns = from.process.read_ns.saturating_sub(waiting.since_ns);
+        if from.rank.stage != Stage::Running || waited_ns < patience.waiting_ns {
+            continue;
+        }
+        let (own, since_ns) = (from.rank.rank, waiting.since_ns);
+        let lags = |member: &&Member<'a>| is_behind(&from, member);
+        let named = waiting.peer.and_then(|peer| comm.member(peer));
+        // Who waits for one of several looks at the first of them: others may lag behind, too.
+        let others = comm.members.iter().filter(|m| m.rank.rank != own).filter(lags).copied();
+        let mut to: Vec<_> = others.collect();
+        to.extend(named.filter(|peer| to.iter().all(|m| m.rank.rank != peer.rank.rank)));
+        all.extend(to.into_iter().map(|to| Wait { comm, from, to, since_ns }));
+    }
+    all
+}
+
+/// Returns whether a rank has not called the collective in which another one waits, or its stream
+/// has not come to it.
+fn is_behind(waits: &Member<'_>, member: &Member<'_>) -> bool {
+    match collective_of(waits) {
+        Some(number) => progress(member, number) < Progress::Inside,
+        None => false,
+    }
+}
+
+/// Returns the number of the collective in which a rank waits; `None` for other operations.
+fn collective_of(waits: &Member<'_>) -> Option<u64> {
+    let waiting = waits.rank.waiting?;
+    if waiting.number.is_none() {
+        // Kernels count the collectives that they begin.
+        return waits.rank.kernels_begun.checked_sub(1);
+    }
+    let operation = waits.waiting_operation()?;
+    (operation.kind == Kind::Collective).then_some(operation.of_kind)
+}
+
+/// How far a rank is with a collective.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Progress {
+    NotCalled,
+    NotBegun,
+    Inside,
+    Done,
+}
+
+fn progress(member: &Member<'_>, number: u64) -> Progress {
+    let rank = member.rank;
+    if rank.gpu.is_some() {
+        return match rank.kernels_begun {
+            begun if begun > number + 1 => Progress::Done,
+            begun if begun == number + 1 && rank.waiting.is_some() => Progress::Inside,
+            begun if begun == number + 1 => Progress::Done,
+            // Calls outside of graphs are counted where they are made, too.
+            _ if rank.collectives > number => Progress::NotBegun,
+            _ => Progress::NotCalled,
+        };
+    }
+    if rank.collectives <= number {
+        return Progress::NotCalled;
+    }
+    match member.collective(number) {
+        Some(op) if op.number < rank.finished => Progress::Done,
+        Some(op) if op.number == rank.finished && op.begun_ns.is_some() => Progress::Inside,
+        // The first visit of a call that returns at once is not recorded.
+        Some(op) if op.number == rank.finished && rank.waiting.is_some() => Progress::Inside,
+        Some(_) => Progress::NotBegun,
+        // It is so long over that it is not recorded any more.
+        None => Progress::Done,
+    }
+}
+
+/// Returns the causes of a standstill: where chains of waits end, and where they are circles.
+fn standstill(comms: &[Comm<'_>], patience: Patience) -> Vec<Verdict> {
+    let all: Vec<_> = comms.iter().flat_map(|comm| waits(comm, patience)).collect();
+    let mut found: Vec<Verdict> = Vec::new();
+    for comm in comms {
+        let of_comm = || all.iter().filter(|wait| wait.comm.number == comm.number);
+        if let Some(verdict) = of_comm().find_map(differs) {
+            found.push(verdict);
+        }
+    }
+    let different: Vec<u64> = found.iter().map(|verdict| verdict.comm).collect();
+    for wait in &all {
+        let to = Caller::of(&wait.to);
+        let stands = wait.to.process.state != ProcessState::Stopped;
+        let goes_on = all.iter().any(|next| Caller::of(&next.from) == to);
+        if different.contains(&wait.comm.number) || stands && goes_on {
+            continue;
+        }
+        let verdict = blame(wait, &all);
+        let known = |other: &Verdict| other.comm == verdict.comm && other.ranks == verdict.ranks;
+        if !found.iter().any(known) {
+            found.push(verdict);
+        }
+    }
+    if found.is_empty() {
+        found.extend(circle(&all));
+    }
+    found
+}
+
+/// Returns that two ranks call different collectives under one number.
+fn differs(wait: &Wait<'_, '_>) -> Option<Verdict> {
+    let number = collective_of(&wait.from)?;
+    let own = wait.from.descriptor(number)?;
+    let other = wait.comm.members.iter().find_map(|member| {
+        let theirs = member.descriptor(number)?;
+        (theirs != own).then_some((member, theirs))
+    });
+    let (member, theirs) = other?;
+    let [own_text, their_text] = own.texts(theirs);
+    let ranks = vec![wait.from.rank.rank, member.rank.rank];
+    let text = format!(
+        "rank {} calls {own_text}, and rank {} calls {their_text}, as collective {number} of {}: \
+         all ranks have to make the same calls in the same order",
+        ranks[0],
+        ranks[1],
+        wait.comm.title()
+    );
+    Some(Verdict { cause: Cause::Differs, comm: wait.comm.number, ranks, text })
+}
+
+/// Returns the words for the operation in which a rank waits.
+fn operation_text(waits: &Member<'_>) -> String {
+    let number = collective_of(waits);
+    let what = match number {
+        Some(number) => waits.descriptor(number).map(|descriptor| descriptor.to_string()),
+        None => waits.waiting_operation().map(|op| op.what.clone()),
+    };
+    let operation = waits.waiting_operation().map_or(0, |op| op.number);
+    let step = waits.rank.waiting.and_then(|waiting| waiting.step);
+    let step = step.map_or_else(String::new, |step| format!(", step {step}"));
+    match (what, number) {
+        (Some(what), Some(number)) => format!("{what} (collective {number}{step})"),
+        (Some(what), None) => format!("{what} (operation {operation}{step})"),
+        (None, Some(number)) => format!("collective {number}{step}"),
+        (None, None) => "an operation".to_owned(),
+    }
+}
+
+/// Returns what holds up the rank at the end of a chain of waits.
+fn blame(wait: &Wait<'_, '_>, all: &[Wait<'_, '_>]) -> Verdict {
+    let Wait { comm, from, to, .. } = wait;
+    let same = |other: &&Wait<'_, '_>| {
+        other.comm.number == comm.number && other.to.rank.rank == to.rank.rank
+    };
+    let mut waiting: Vec<_> = all.iter().filter(same).map(|other| other.from.rank.rank).collect();
+    waiting.sort_unstable();
+    waiting.dedup();
+    let since_ns = all.iter().filter(same).map(|w| w.since_ns).min().unwrap_or(wait.since_ns);
+    let waited = span(from.process.read_ns.saturating_sub(since_ns));
+    let (who, operation) = (to.rank.rank, operation_text(from));
+    let verb = if waiting.len() == 1 { "waits" } else { "wait" };
+    let effect = format!("{operation}, in which {} {verb} for {waited}", list(&waiting));
+    let place = to.place();
+    let progress = collective_of(from).map(|number| progress(to, number));
+    let (cause, text) = match (to.process.state, progress) {
+        (ProcessState::Stopped, _) => {
+            let remedy = format!("continue it with kill -CONT {}", to.process.pid);
+            let fact = "is stopped by a signal or a debugger";
+            (Cause::Stopped, format!("rank {who} {fact}, and holds up {effect}: {place}; {remedy}"))
+        }
+        (_, Some(Progress::NotBegun)) => {
+            let remedy = "look at what that stream or the operation before it waits for";
+            let fact = "but its stream has not come to it";
+            (Cause::NotBegun, format!("rank {who} has called {effect}, {fact}: {place}; {remedy}"))
+        }
+        (_, Some(Progress::Inside | Progress::Done)) => {
+            let remedy = "look at whether that process gets processor time";
+            (Cause::Inside, format!("rank {who} does not go on in {effect}: {place}; {remedy}"))
+        }
+        (_, Some(Progress::NotCalled) | None) => {
+            let remedy = "look at what that process does";
+            let last = last_call(to);
+            (Cause::NotCalled, format!("rank {who} has not called {effect}: {last}; {remedy}"))
+        }
+    };
+    let text = format!("{text} ({})", comm.title());
+    Verdict { cause, comm: comm.number, ranks: vec![who], text }
+}
+
+/// Returns where a rank is outside of the library, and since when.
+fn last_call(member: &Member<'_>) -> String {
+    let mut text = member.place();
+    match member.rank.operations.last() {
+        None => text.push_str(", which has called nothing yet"),
+        Some(op) => {
+            let time = op.ended_ns.map_or(("called", op.called_ns), |ended| ("done", ended));
+            let ago = span(member.process.read_ns.saturating_sub(time.1));
+            let _ = write!(text, ", whose last operation was {}, {} {ago} ago", op.what, time.0);
+        }
+    }
+    text
+}
+
+/// Returns a circle of waits.
+fn circle(all: &[Wait<'_, '_>]) -> Option<Verdict> {
+    let first = all.first()?;
+    let mut path = vec![first];
+    // Each wait goes on at one caller; a chain as long as the list has met one of them twice.
+    while path.len() <= all.len() {
+        let to = Caller::of(&path[path.len() - 1].to);
+        path.push(all.iter().find(|next| Caller::of(&next.from) == to)?);
+    }
+    let last = path[path.len() - 1];
+    let same = |wait: &&&Wait<'_, '_>| Caller::of(&wait.from) == Caller::of(&last.from);
+    let back = path.iter().rev().skip(1).position(|wait| same(&wait))?;
+    let circle = &path[path.len() - 1 - back - 1..path.len() - 1];
+    let texts = circle.iter().map(|wait| {
+        let (from, to) = (wait.from.rank.rank, wait.to.rank.rank);
+        let place = wait.from.place();
+        let operation = operation_text(&wait.from);
+        format!("rank {from} of {} ({place}) waits in {operation} for rank {to}", wait.comm.title())
+    });
+    let text = format!(
+        "ranks wait for each other in a circle: {}; call in the same order on all ranks, or give \
+         each communicator a stream of its own",
+        texts.collect::<Vec<_>>().join("; ")
+    );
+    let ranks = circle.iter().map(|wait| wait.from.rank.rank).collect();
+    Some(Verdict { cause: Cause::Deadlock, comm: first.comm.number, ranks, text })
+}
+
+/// Returns the rank that comes late to most of the latest collectives.
+fn slow(comm: &Comm<'_>) -> Option<Verdict> {
+    let (first, rest) = comm.members.split_first()?;
+    let mut late: Vec<(u32, usize, u64)> =
+        comm.members.iter().map(|member| (member.rank.rank, 0, 0)).collect();
+    let mut calls = 0;
+    for op in first.rank.operations.iter().filter(|op| op.number < first.rank.finished) {
+        let same = |m: &Member<'_>| m.collective(op.of_kind).map(|op| op.called_ns);
+        let Some(others) = rest.iter().map(same).collect::<Option<Vec<_>>>() else { continue };
+        let times = || std::iter::once(op.called_ns).chain(others.iter().copied());
+        let (Some(begin), Some(end)) = (times().min(), times().max()) else { continue };
+        calls += usize::from(op.kind == Kind::Collective);
+        for ((_, last, sum), time) in late.iter_mut().zip(times()) {
+            *last += usize::from(time == end && end > begin);
+            *sum += time - begin;
+        }
+    }
+    let (rank, last, sum) = late.into_iter().max_by_key(|(_, _, sum)| *sum)?;
+    let (share, mean_ns) = (last as f64 / calls.max(1) as f64, sum / calls.max(1) as u64);
+    if calls < SLOW_CALLS || share < SLOW_SHARE || mean_ns < SLOW_LATE_NS || rest.is_empty() {
+        return None;
+    }
+    let member = comm.member(rank)?;
+    let text = format!(
+        "rank {rank} of {} comes last to {:.0} % of the last {calls} collectives, on average {} after \
+         the first one: {}; look at what it does between them",
+        comm.title(),
+        share * 100.0,
+        span(mean_ns),
+        member.place()
+    );
+    Some(Verdict { cause: Cause::Slow, comm: comm.number, ranks: vec![rank], text })
+}
+
+/// Returns the hosts whose time of day was set.
+fn clocks(processes: &[Process]) -> Vec<Verdict> {
+    let set = |process: &&Process| process.clock_set_ns.unsigned_abs() >= CLOCK_STEP_NS;
+    let mut hosts: Vec<&Process> = processes.iter().filter(set).collect();
+    hosts.dedup_by_key(|process| process.host.clone());
+    let verdict = |process: &Process| {
+        let by = span(process.clock_set_ns.unsigned_abs());
+        let way = if process.clock_set_ns < 0 { "back" } else { "forward" };
+        let text = format!(
+            "the clock of {} was set {way} by {by} since process {} began: compare times of hosts \
+             with care, and keep it by NTP or PTP",
+            process.host, process.pid
+        );
+        Verdict { cause: Cause::ClockSet, comm: 0, ranks: Vec::new(), text }
+    };
+    hosts.into_iter().map(verdict).collect()
+}

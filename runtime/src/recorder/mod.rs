@@ -1,0 +1,301 @@
+//! The recorder of operations: what each rank of this process has called, begun and ended, and what
+//! it waits for, in memory that other processes of the same user can read, also while the rank is
+//! stuck. Recording takes no lock and no system call.
+
+mod entry;
+mod file;
+pub mod read;
+mod text;
+mod ticks;
+
+use crate::os::memory::Mapping;
+pub use entry::{Called, Entry, Kind, What};
+use std::cell::Cell;
+use std::ops::Deref;
+use std::sync::atomic::{AtomicU64, Ordering};
+use text::Text;
+use ticks::ticks;
+
+/// Operations of a rank that the recorder keeps.
+pub const OPERATIONS: usize = 64;
+
+/// What a rank of a communicator does, from the beginning of its creation on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stage {
+    /// The communicator is being made.
+    Creating = 1,
+    /// Operations run.
+    Running = 2,
+    /// The communicator has failed.
+    Failed = 3,
+    /// The communicator waits for its last operations before it ends.
+    Ending = 4,
+}
+
+impl Stage {
+    const ALL: [Self; 4] = [Self::Creating, Self::Running, Self::Failed, Self::Ending];
+
+    /// Returns the stage in a word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Stage::Creating => "creating",
+            Stage::Running => "running",
+            Stage::Failed => "failed",
+            Stage::Ending => "ending",
+        }
+    }
+}
+
+/// The part of the memory that describes one rank. All words are zero while nobody uses it.
+#[repr(C, align(4096))]
+pub struct Section {
+    /// A number that changes when another rank takes the section, in the upper half, and the
+    /// [`Stage`]; 0 while the section is free.
+    state: AtomicU64,
+    /// The number of the communicator.
+    comm: AtomicU64,
+    /// The rank, and in the upper half the number of ranks.
+    rank: AtomicU64,
+    /// The GPU's number plus one; 0 in host memory.
+    device: AtomicU64,
+    /// The time at which the rank began to make the communicator.
+    begun: AtomicU64,
+    /// Collectives called so far, and other operations.
+    collectives: AtomicU64,
+    others: AtomicU64,
+    /// Operations called so far; operations run in the order of their calls.
+    pub issued: AtomicU64,
+    /// Operations done so far.
+    pub finished: AtomicU64,
+    /// Collectives that kernels have begun, replays of graphs included, and the words of the last
+    /// one's descriptor; on GPUs.
+    kernels: [AtomicU64; 3],
+    waiting: Waiting,
+    name: Text<8>,
+    failure: Text<64>,
+    entries: [Entry; OPERATIONS],
+}
+
+/// Stands for the number of the operation that a kernel carries out, which the host does not know.
+const IN_A_KERNEL: u64 = u64::MAX - 1;
+
+/// What the operation under way waits for.
+#[repr(C)]
+struct Waiting {
+    /// The operation's number plus one; 0 for none.
+    number: AtomicU64,
+    /// The awaited rank plus one, or 0, and in the upper half the step plus one, or 0.
+    peer_step: AtomicU64,
+    /// The time since when nothing has moved, and the time of the latest look.
+    since: AtomicU64,
+    looked: AtomicU64,
+}
+
+const _: () = assert!(size_of::<Section>() == 12 << 10);
+
+impl Section {
+    /// Returns the place of an operation.
+    #[inline]
+    fn entry(&self, number: u64) -> &Entry {
+        &self.entries[number as usize % OPERATIONS]
+    }
+
+    /// Takes the next number for an operation, and records its call on a stream. The operation
+    /// under way and those after it stay recorded: a caller that is far ahead is recorded when its
+    /// operation [begins](Self::begin).
+    #[inline]
+    pub fn call(&self, what: &What, stream: usize) -> Called {
+        let called = self.count(what, stream);
+        let ahead = called.number.wrapping_sub(self.finished.load(Ordering::Relaxed));
+        if ahead < OPERATIONS as u64 {
+            self.entry(called.number).write(&called, what, (ticks(), 0));
+        }
+        called
+    }
+
+    /// Records the call of an operation on a GPU, in the place of the oldest one.
+    #[inline]
+    pub fn call_on_gpu(&self, what: &What, stream: usize) {
+        let called = self.count(what, stream);
+        self.entry(called.number).write(&called, what, (ticks(), 0));
+    }
+
+    #[inline]
+    fn count(&self, what: &What, stream: usize) -> Called {
+        let of_kind = if what.is_collective() { &self.collectives } else { &self.others };
+        let of_kind = of_kind.fetch_add(1, Ordering::Relaxed);
+        let number = self.issued.fetch_add(1, Ordering::AcqRel);
+        Called { number, of_kind, stream, tag: tag() }
+    }
+
+    /// Records that an operation begins to run.
+    pub fn begin(&self, called: &Called, what: &What) {
+        let (entry, now) = (self.entry(called.number), ticks());
+        if entry.is_of(called.number) {
+            entry.begun.store(now, Ordering::Relaxed);
+        } else {
+            entry.write(called, what, (now, now));
+        }
+    }
+
+    /// Records that the operation under way has ended, and lets the next one run.
+    #[inline]
+    pub fn end(&self, number: u64) {
+        let entry = self.entry(number);
+        if entry.is_of(number) {
+            entry.ended.store(ticks(), Ordering::Relaxed);
+        }
+        self.finished.store(number + 1, Ordering::Release);
+    }
+
+    /// Records what the operation under way waits for; `first` if something has moved since the
+    /// last such record.
+    pub fn wait(&self, number: u64, peer: i32, step: i32, first: bool) {
+        let Waiting { number: of, peer_step, since, looked } = &self.waiting;
+        let now = ticks();
+        if first || of.load(Ordering::Relaxed) != number + 1 {
+            since.store(now, Ordering::Relaxed);
+        }
+        let [peer, step] = [peer, step].map(|n| u64::from((n.saturating_add(1)).max(0) as u32));
+        peer_step.store(peer | step << 32, Ordering::Relaxed);
+        looked.store(now, Ordering::Relaxed);
+        of.store(number + 1, Ordering::Release);
+    }
+
+    /// Records how many collectives kernels have begun, and the last one.
+    pub fn kernels_began(&self, count: u64, (what, elements): (u32, u64)) {
+        for (word, value) in self.kernels.iter().zip([count, what.into(), elements]) {
+            word.store(value, Ordering::Relaxed);
+        }
+    }
+
+    /// Records what a kernel waits for; `first` if it did not wait at the last such look.
+    pub fn kernel_waits(&self, peer: i32, step: i32, first: bool) {
+        self.wait(IN_A_KERNEL, peer, step, first);
+    }
+
+    /// Records the failure of the rank.
+    pub fn fail(&self, text: &str) {
+        self.failure.write(text);
+        self.enter(Stage::Failed);
+    }
+
+    /// Records the stage of the rank. A failure stays.
+    pub fn enter(&self, stage: Stage) {
+        let _ = self.state.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |state| {
+            let failed = state as u32 == Stage::Failed as u32;
+            (!failed).then_some(state >> 32 << 32 | stage as u64)
+        });
+    }
+
+    /// Records which communicator this is: its number, this rank and the number of ranks, the GPU
+    /// or `None`, and the name that the user gave.
+    pub fn identify(&self, comm: u64, (rank, nranks): (u32, u32), gpu: Option<i32>, name: &str) {
+        self.comm.store(comm, Ordering::Relaxed);
+        self.rank.store(u64::from(rank) | u64::from(nranks) << 32, Ordering::Relaxed);
+        let device = gpu.map_or(0, |gpu| u64::from(gpu.unsigned_abs()) + 1);
+        self.device.store(device, Ordering::Relaxed);
+        self.name.write(name);
+    }
+
+    fn start(&self, generation: u64) {
+        self.begun.store(ticks(), Ordering::Relaxed);
+        self.state.store(generation << 32 | Stage::Creating as u64, Ordering::Release);
+    }
+
+    /// Makes the section free, and zero for the next rank.
+    fn clear(&self) {
+        self.state.store(0, Ordering::Release);
+        let Waiting { number, peer_step, since, looked } = &self.waiting;
+        let words = [&self.comm, &self.rank, &self.device, &self.begun, &self.collectives];
+        let more = [&self.others, &self.issued, &self.finished, number, peer_step, since, looked];
+        let all = words.into_iter().chain(more).chain(&self.kernels);
+        all.for_each(|word| word.store(0, Ordering::Relaxed));
+        self.name.write("");
+        self.failure.write("");
+        self.entries.iter().for_each(Entry::clear);
+    }
+}
+
+thread_local! {
+    static TAG: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Sets the number by which this thread's operations are recorded from now on; 0 for none.
+pub fn set_tag(tag: u64) {
+    // In exit handlers of threads there is no tag any more.
+    let _ = TAG.try_with(|own| own.set(tag));
+}
+
+fn tag() -> u64 {
+    TAG.try_with(Cell::get).unwrap_or(0)
+}
+
+/// The recorder of one rank of a communicator.
+pub struct Recorder {
+    home: Home,
+}
+
+enum Home {
+    /// A section of the process's file, by its number.
+    File(&'static Section, usize),
+    /// Memory of its own, which no other process reads.
+    Own(Box<Section>),
+}
+
+impl Recorder {
+    /// Returns the recorder of a rank whose communicator is about to be made. Where the system
+    /// gives no memory for it that others can read, nobody reads it.
+    pub fn new() -> Self {
+        let home = file::take()
+            .map_or_else(|| Home::Own(zeroed()), |(section, number)| Home::File(section, number));
+        Self { home }
+    }
+}
+
+impl Default for Recorder {
+    /// Returns a recorder that no other process reads.
+    fn default() -> Self {
+        Self { home: Home::Own(zeroed()) }
+    }
+}
+
+fn zeroed() -> Box<Section> {
+    let mut section = Box::<Section>::new_uninit();
+    // SAFETY: a section consists of atomic words, all of which may be zero.
+    let section = unsafe {
+        section.as_mut_ptr().write_bytes(0, 1);
+        section.assume_init()
+    };
+    section.start(1);
+    section
+}
+
+impl Deref for Recorder {
+    type Target = Section;
+
+    #[inline]
+    fn deref(&self) -> &Section {
+        match &self.home {
+            Home::File(section, _) => section,
+            Home::Own(section) => section,
+        }
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        if let Home::File(section, number) = self.home {
+            section.clear();
+            file::give_back(number);
+        }
+    }
+}
+
+/// Returns the section `number` of a mapped file.
+fn section_at(mapping: &Mapping, number: usize) -> &Section {
+    // SAFETY: the caller knows that the file has so many sections after its first page; a section
+    // consists of atomic words, so that no contents are wrong.
+    unsafe { &*mapping.base().add(file::section_at(number)).cast::<Section>() }
+}

@@ -1,0 +1,316 @@
+//! Reading what the processes of this machine record. Nothing that a process does, or has stopped
+//! doing, holds the reader up.
+
+use super::entry::{SENDS, TRANSFERS_AT};
+use super::file::{self, Head};
+use super::ticks::{Scale, moment};
+use super::{Entry, IN_A_KERNEL, Kind, Section, Stage, Waiting};
+use crate::op::descriptor::Descriptor;
+use rustix::fd::OwnedFd;
+use rustix::fs::{Mode, OFlags};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Kernels that wait say so more often than this, and the monitor passes it on.
+const KERNELS_SPEAK_NS: u64 = 500_000_000;
+
+/// A process and the ranks of communicators in it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Process {
+    /// The process id.
+    pub pid: u32,
+    /// The name of the host.
+    pub host: String,
+    /// The name of the program.
+    pub command: String,
+    /// The state of the process: running, stopped (by a signal, or by a debugger), or ended.
+    pub state: ProcessState,
+    /// The time of day at which this was read, in ns since 1970.
+    pub read_ns: u64,
+    /// By how much the host's time of day was set since the process began, in ns.
+    pub clock_set_ns: i64,
+    /// The ranks, in the order in which their memory was taken.
+    pub ranks: Vec<RankReport>,
+}
+
+/// The state of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ProcessState {
+    /// It runs, or waits.
+    Alive,
+    /// A signal or a debugger has stopped it.
+    Stopped,
+    /// It has ended, and its parent has not asked for its exit code yet.
+    Ended,
+}
+
+/// A rank of a communicator. Times are times of day in ns since 1970.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct RankReport {
+    /// The number of the communicator, the same on all its ranks; while it is being made, that of
+    /// its id.
+    pub comm: u64,
+    /// The name that the user gave the communicator; empty if none.
+    pub name: String,
+    /// The rank.
+    pub rank: u32,
+    /// The number of ranks.
+    pub nranks: u32,
+    /// The GPU; `None` in host memory.
+    pub gpu: Option<u32>,
+    /// What the rank does.
+    pub stage: Stage,
+    /// The time at which it began to make the communicator.
+    pub begun_ns: u64,
+    /// The number of operations called so far.
+    pub issued: u64,
+    /// The number of operations done so far; they run in the order of their calls.
+    pub finished: u64,
+    /// The number of collectives called so far.
+    pub collectives: u64,
+    /// The number of collectives that kernels have begun, replays of graphs included; 0 in host
+    /// memory.
+    pub kernels_begun: u64,
+    /// The last of these.
+    #[serde(serialize_with = "as_text")]
+    pub kernel: Descriptor,
+    /// What the operation under way waits for.
+    pub waiting: Option<Awaited>,
+    /// The failure of the rank; empty if it has none.
+    pub failure: String,
+    /// The latest operations, in the order of their calls.
+    pub operations: Vec<OperationReport>,
+}
+
+/// What an operation waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Awaited {
+    /// The number of the operation; `None` if a kernel waits, of which the host knows no number.
+    pub number: Option<u64>,
+    /// The awaited rank; `None` if it waits for no rank in particular.
+    pub peer: Option<u32>,
+    /// The step of its plan; `None` if it has none.
+    pub step: Option<u32>,
+    /// The time since when nothing has moved.
+    pub since_ns: u64,
+}
+
+/// An operation. Times are times of day in ns since 1970.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct OperationReport {
+    /// Its number among the operations of the rank on this communicator.
+    pub number: u64,
+    /// Its kind.
+    pub kind: Kind,
+    /// Its number among the rank's collectives or, for other kinds, among the rest.
+    pub of_kind: u64,
+    /// The operation in words: what must be the same on all ranks.
+    pub what: String,
+    /// Bytes of a block, or of all sends and receives.
+    pub bytes: u64,
+    /// The peer of the first send or receive, or of a one-sided operation.
+    pub peer: Option<u32>,
+    /// True if that is a send; `None` without a peer.
+    pub sends: Option<bool>,
+    /// The number of sends and receives.
+    pub transfers: u32,
+    /// The number of the stream.
+    pub stream: u64,
+    /// The number that the caller gave it by `oxcclTag`; 0 for none.
+    pub tag: u64,
+    /// The time of its call.
+    pub called_ns: u64,
+    /// The time at which it began to run; `None` if it has not, or if that is not known.
+    pub begun_ns: Option<u64>,
+    /// The time at which it ended; `None` if it has not, or if that is not known.
+    pub ended_ns: Option<u64>,
+    /// The descriptor, for comparisons.
+    #[serde(skip)]
+    pub descriptor: Descriptor,
+}
+
+/// Returns the processes of this machine in which ranks record what they do, as far as this user
+/// may look at them. `root` is where the folder of processes is: `/proc`.
+pub fn processes(root: &Path) -> Vec<Process> {
+    let entries = std::fs::read_dir(root).into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let mut processes: Vec<_> = pids.filter_map(|pid| process(root, pid)).collect();
+    processes.sort_by_key(|process| process.pid);
+    processes
+}
+
+/// Returns a process; `None` if no rank in it records what it does, or it may not be looked at.
+fn process(root: &Path, pid: u32) -> Option<Process> {
+    let folder = root.join(pid.to_string());
+    let fd = recorder_of(&folder)?;
+    let head = Page::<Head>::read(&fd, 0)?;
+    let (inside, state) = status(&folder)?;
+    let is = |word: &AtomicU64, value: u64| word.load(Ordering::Relaxed) == value;
+    // A forked child has inherited the file of its parent.
+    if !is(&head.magic, file::MAGIC) || !is(&head.pid, inside.into()) {
+        return None;
+    }
+    let word = |at: usize| head.moment[at].load(Ordering::Relaxed);
+    let (now, monotonic, time) = moment();
+    // Recorded times are differences to now, by a clock that nobody sets.
+    let age = monotonic.saturating_sub(word(1));
+    let scale = Scale { first: (word(0), time.saturating_sub(age)), last: (now, time) };
+    let used = (head.used.load(Ordering::Relaxed) as usize).min(file::SECTIONS);
+    let ranks = (0..used).filter_map(|number| rank(&fd, number, &scale)).collect();
+    let command = std::fs::read_to_string(folder.join("comm")).unwrap_or_default();
+    Some(Process {
+        pid,
+        host: host_name(),
+        command: command.trim_end().to_owned(),
+        state,
+        read_ns: time,
+        clock_set_ns: (time as i64).wrapping_sub(word(2) as i64).wrapping_sub(age as i64),
+        ranks,
+    })
+}
+
+/// Returns the name of this host.
+pub fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// Opens the recorder of a process.
+fn recorder_of(folder: &Path) -> Option<OwnedFd> {
+    let names = |path: &PathBuf| {
+        let to = std::fs::read_link(path).ok();
+        to.is_some_and(|to| to.to_string_lossy().starts_with(&format!("/memfd:{}", file::NAME)))
+    };
+    let fds = std::fs::read_dir(folder.join("fd")).ok()?.flatten();
+    let path = fds.map(|entry| entry.path()).find(names)?;
+    rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()
+}
+
+/// Returns the process id as the process itself sees it, and its state.
+fn status(folder: &Path) -> Option<(u32, ProcessState)> {
+    let text = std::fs::read_to_string(folder.join("status")).ok()?;
+    let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name));
+    let state = match field("State:")?.trim_start().chars().next()? {
+        'T' | 't' => ProcessState::Stopped,
+        'Z' | 'X' => ProcessState::Ended,
+        _ => ProcessState::Alive,
+    };
+    let pid = field("NSpid:").or_else(|| field("Pid:"))?;
+    Some((pid.split_whitespace().last()?.parse().ok()?, state))
+}
+
+/// A copy of a part of a file that consists of atomic words.
+struct Page<T>(Box<T>);
+
+impl<T> std::ops::Deref for Page<T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+/// Parts of the file: structures of atomic words, for which any bytes are right.
+trait Words {}
+impl Words for Head {}
+impl Words for Section {}
+
+impl<T: Words> Page<T> {
+    fn read(fd: &OwnedFd, at: usize) -> Option<Self> {
+        let mut page = Box::<T>::new_uninit();
+        // SAFETY: the bytes of the allocation, set to zero before they are lent.
+        let bytes = unsafe {
+            std::ptr::write_bytes(page.as_mut_ptr(), 0, 1);
+            std::slice::from_raw_parts_mut(page.as_mut_ptr().cast::<u8>(), size_of::<T>())
+        };
+        let read = rustix::io::pread(fd, &mut *bytes, at as u64).ok()?;
+        // SAFETY: all bytes are set, and any bytes are right for `T`.
+        (read == size_of::<T>()).then(|| Self(unsafe { page.assume_init() }))
+    }
+}
+
+/// Returns the rank that a section describes; `None` if none uses it.
+fn rank(fd: &OwnedFd, number: usize, scale: &Scale) -> Option<RankReport> {
+    let read = || Page::<Section>::read(fd, file::section_at(number));
+    // What was overwritten while it was read shows in a second look.
+    let (section, again) = (read()?, read()?);
+    let load = |word: &AtomicU64| word.load(Ordering::Relaxed);
+    let (state, later) = (load(&section.state), load(&again.state));
+    let stage = *Stage::ALL.iter().find(|stage| **stage as u32 == state as u32)?;
+    if state >> 32 != later >> 32 {
+        return None;
+    }
+    let rank = load(&section.rank);
+    let kept = section.entries.iter().zip(&again.entries);
+    let kept = kept.filter(|(entry, later)| load(&entry.number) == load(&later.number));
+    let mut operations: Vec<_> = kept.filter_map(|(entry, _)| operation(entry, scale)).collect();
+    operations.sort_by_key(|operation| operation.number);
+    Some(RankReport {
+        comm: load(&section.comm),
+        name: section.name.read(),
+        rank: rank as u32,
+        nranks: (rank >> 32) as u32,
+        gpu: load(&section.device).checked_sub(1).map(|gpu| gpu as u32),
+        stage,
+        begun_ns: scale.ns(load(&section.begun)).unwrap_or(0),
+        issued: load(&section.issued),
+        finished: load(&section.finished),
+        collectives: load(&section.collectives),
+        kernels_begun: load(&section.kernels[0]),
+        kernel: Descriptor::from_words(load(&section.kernels[1]) as u32, load(&section.kernels[2])),
+        waiting: awaited(&section.waiting, load(&section.finished), scale),
+        failure: section.failure.read(),
+        operations,
+    })
+}
+
+/// Returns what the operation under way waits for; `None` if it is not known to wait.
+fn awaited(waiting: &Waiting, finished: u64, scale: &Scale) -> Option<Awaited> {
+    let load = |word: &AtomicU64| word.load(Ordering::Relaxed);
+    let number = load(&waiting.number).checked_sub(1)?;
+    let in_a_kernel = number == IN_A_KERNEL;
+    let age_ns = scale.last.1.saturating_sub(scale.ns(load(&waiting.looked))?);
+    if in_a_kernel && age_ns > KERNELS_SPEAK_NS || !in_a_kernel && number != finished {
+        return None;
+    }
+    let peer_step = load(&waiting.peer_step);
+    let [peer, step] = [peer_step as u32, (peer_step >> 32) as u32].map(|n| n.checked_sub(1));
+    let number = (!in_a_kernel).then_some(number);
+    Some(Awaited { number, peer, step, since_ns: scale.ns(load(&waiting.since))? })
+}
+
+fn operation(entry: &Entry, scale: &Scale) -> Option<OperationReport> {
+    let load = |word: &AtomicU64| word.load(Ordering::Relaxed);
+    let number = load(&entry.number).checked_sub(1)?;
+    let (what, peer) = (load(&entry.what), load(&entry.peer));
+    let kind = *Kind::ALL.iter().find(|kind| **kind as u64 == what >> 32 & 0xff)?;
+    let descriptor = Descriptor::from_words(what as u32, load(&entry.count));
+    Some(OperationReport {
+        number,
+        kind,
+        of_kind: load(&entry.of_kind),
+        what: words(kind, descriptor),
+        bytes: load(&entry.bytes),
+        peer: (peer as u32).checked_sub(1),
+        sends: (peer as u32 != 0).then_some(peer & SENDS != 0),
+        transfers: (what >> TRANSFERS_AT) as u32,
+        stream: load(&entry.stream),
+        tag: load(&entry.tag),
+        called_ns: scale.ns(load(&entry.called))?,
+        begun_ns: scale.ns(load(&entry.begun)),
+        ended_ns: scale.ns(load(&entry.ended)),
+        descriptor,
+    })
+}
+
+fn as_text<S: serde::Serializer>(descriptor: &Descriptor, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(descriptor)
+}
+
+fn words(kind: Kind, descriptor: Descriptor) -> String {
+    match kind {
+        Kind::Collective | Kind::Exchange | Kind::Wait => descriptor.to_string(),
+        Kind::Put => "put_signal".to_owned(),
+        Kind::Signal => "signal".to_owned(),
+    }
+}

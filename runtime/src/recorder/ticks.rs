@@ -1,0 +1,94 @@
+//! The clock of the recorder: the processor's time stamp counter where it can be trusted, since a
+//! call of the system's clock takes twice as long.
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// Returns the time of a clock of the system in ns.
+pub(super) fn clock_ns(clock: ClockId) -> u64 {
+    let now = clock_gettime(clock);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// Returns the time in ticks, whose rate [`Scale`] tells.
+#[inline]
+pub(super) fn ticks() -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    if is_invariant() {
+        // SAFETY: every processor of this architecture has the instruction.
+        return unsafe { std::arch::x86_64::_rdtsc() };
+    }
+    clock_ns(ClockId::Monotonic)
+}
+
+/// Returns whether the system keeps its own time by the counter, which then runs at one rate, and
+/// on all processors alike.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+fn is_invariant() -> bool {
+    use std::sync::LazyLock;
+    const SOURCE: &str =
+        concat!("/sys/devices/system/clocksource/", "clocksource0/current_clocksource");
+    static INVARIANT: LazyLock<bool> =
+        LazyLock::new(|| std::fs::read_to_string(SOURCE).is_ok_and(|name| name.trim() == "tsc"));
+    *INVARIANT
+}
+
+/// Two moments, by ticks and by the time of day in ns, between and beside which times are
+/// interpolated.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Scale {
+    pub(super) first: (u64, u64),
+    pub(super) last: (u64, u64),
+}
+
+/// Returns the present moment by ticks, by the monotonic clock and by the time of day, in ns.
+pub(super) fn moment() -> (u64, u64, u64) {
+    let before = ticks();
+    let monotonic = clock_ns(ClockId::Monotonic);
+    let after = ticks();
+    // The middle of both is off by less than the clocks take.
+    (before + (after - before) / 2, monotonic, clock_ns(ClockId::Realtime))
+}
+
+impl Scale {
+    /// Returns a time in ns; `None` for a time that was not recorded.
+    pub(super) fn ns(&self, ticks: u64) -> Option<u64> {
+        let (first, last) = (self.first, self.last);
+        let run = last.0.wrapping_sub(first.0) as f64;
+        let rate = if run > 0.0 { last.1.wrapping_sub(first.1) as f64 / run } else { 1.0 };
+        // Counted from the last moment, where times matter most.
+        let back = last.0.wrapping_sub(ticks) as i64 as f64 * rate;
+        (ticks != 0).then(|| (last.1 as i64).wrapping_sub(back as i64).max(0) as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_between_and_beside_two_moments_are_interpolated() {
+        let scale = Scale { first: (1000, 50_000), last: (3000, 51_000) };
+        let expected = [(3000, 51_000), (1000, 50_000), (2000, 50_500), (3200, 51_100)];
+        for (ticks, ns) in expected {
+            assert_eq!(scale.ns(ticks), Some(ns));
+        }
+        assert_eq!(scale.ns(0), None);
+        // Moments of a file of garbage give a time, whatever it is worth.
+        assert!(Scale { first: (5, 9), last: (5, 7) }.ns(u64::MAX).is_some());
+        assert!(Scale { first: (u64::MAX, 0), last: (0, u64::MAX) }.ns(1).is_some());
+    }
+
+    #[test]
+    fn ticks_advance_with_the_clock() {
+        let (first, mono, _) = moment();
+        while clock_ns(ClockId::Monotonic) < mono + 1_000_000 {
+            std::hint::spin_loop();
+        }
+        let (last, later, _) = moment();
+        let scale = Scale { first: (first, mono), last: (last, later) };
+        let now = scale.ns(ticks()).expect("a time");
+        let clock = clock_ns(ClockId::Monotonic);
+        assert!(now.abs_diff(clock) < 1_000_000_000, "{now} {clock}");
+    }
+}

@@ -1,0 +1,244 @@
+//! Files that PyTorch's analyser of flight recorders reads (`torchfrtrace`, format 2.10).
+
+use oxccl_plan::{Collective, DataType};
+use oxccl_runtime::ras::job::{Comm, Member, communicators};
+use oxccl_runtime::recorder::Kind;
+use oxccl_runtime::recorder::read::{OperationReport, Process, RankReport};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// The beginning of the names of all files; a rank's number follows.
+const PREFIX: &str = "oxccl_rank_";
+/// The analyser takes a collective and a message after it for parts of one call if they have one
+/// number: messages count from here.
+const MESSAGES_FROM: u64 = 1 << 32;
+/// The limit that the analyser prints for operations without one, in ms.
+const NO_LIMIT_MS: u64 = 0;
+
+#[derive(Serialize)]
+struct Dump {
+    version: &'static str,
+    comm_lib_version: &'static str,
+    pg_config: BTreeMap<String, Group>,
+    pg_status: BTreeMap<String, Progress>,
+    entries: Vec<Entry>,
+}
+
+/// A communicator; `ranks` is a Python list as a text.
+#[derive(Serialize)]
+struct Group {
+    name: String,
+    desc: String,
+    ranks: String,
+}
+
+#[derive(Serialize)]
+struct Progress {
+    last_enqueued_collective: i64,
+    last_started_collective: i64,
+    last_completed_collective: i64,
+}
+
+#[derive(Serialize)]
+struct Entry {
+    record_id: u64,
+    pg_id: u64,
+    process_group: (String, String),
+    collective_seq_id: u64,
+    p2p_seq_id: u64,
+    op_id: u64,
+    profiling_name: String,
+    time_created_ns: u64,
+    input_sizes: Vec<Vec<u64>>,
+    input_dtypes: Vec<&'static str>,
+    output_sizes: Vec<Vec<u64>>,
+    output_dtypes: Vec<&'static str>,
+    state: &'static str,
+    time_discovered_started_ns: Option<u64>,
+    time_discovered_completed_ns: Option<u64>,
+    retired: bool,
+    timeout_ms: u64,
+    is_p2p: bool,
+}
+
+/// Returns a file for each rank of the largest communicator, by whose numbers the analyser calls
+/// the ranks of all communicators. A group of several messages is left out: the analyser has no
+/// form for it that says nothing wrong.
+pub(super) fn files(processes: &[Process]) -> Vec<(String, Vec<u8>)> {
+    let comms = communicators(processes);
+    let Some(world) = comms.iter().max_by_key(|comm| comm.nranks) else { return Vec::new() };
+    let members = world.members.iter();
+    let file = |member: &Member<'_>| {
+        let dump = dump(member.process, member.rank, world, &comms);
+        // Numbers, texts and lists can always be written.
+        let bytes = serde_pickle::to_vec(&dump, serde_pickle::SerOptions::new());
+        (format!("{PREFIX}{}", member.rank.rank), bytes.unwrap_or_default())
+    };
+    members.map(file).collect()
+}
+
+fn dump(process: &Process, own: &RankReport, world: &Comm<'_>, comms: &[Comm<'_>]) -> Dump {
+    // Of a process with several ranks it is not known which thread has which of them.
+    let alone = process.ranks.iter().filter(|rank| rank.comm == own.comm).count() == 1;
+    let of_own = |rank: &&RankReport| rank.comm == own.comm && rank.rank == own.rank;
+    let ranks: Vec<_> = process.ranks.iter().filter(|rank| alone || of_own(rank)).collect();
+    let mut all: Vec<_> =
+        ranks.iter().flat_map(|rank| rank.operations.iter().map(move |op| (*rank, op))).collect();
+    all.sort_by_key(|(_, op)| op.called_ns);
+    let issued: u64 = ranks.iter().map(|rank| rank.issued).sum();
+    // Equal on all ranks for the same call, where they call the same.
+    let first = issued.saturating_sub(all.len() as u64);
+    let entry = |(id, (rank, op))| entry(id, rank, op);
+    let (mut pg_config, mut pg_status) = (BTreeMap::new(), BTreeMap::new());
+    for (number, rank) in (0u64..).zip(&ranks) {
+        if let Some(comm) = comms.iter().find(|comm| comm.number == rank.comm) {
+            pg_config.insert(name(rank), group(rank, comm, world));
+        }
+        pg_status.insert(number.to_string(), progress(rank));
+    }
+    Dump {
+        version: "2.10",
+        comm_lib_version: concat!("OxCCL ", env!("CARGO_PKG_VERSION")),
+        pg_config,
+        pg_status,
+        entries: (first..).zip(all).filter_map(entry).collect(),
+    }
+}
+
+fn name(rank: &RankReport) -> String {
+    format!("{:016x}", rank.comm)
+}
+
+fn description(rank: &RankReport) -> String {
+    if rank.name.is_empty() { "undefined".to_owned() } else { rank.name.clone() }
+}
+
+/// Returns a communicator with its ranks by their numbers in the largest one, as far as these are
+/// known.
+fn group(rank: &RankReport, comm: &Comm<'_>, world: &Comm<'_>) -> Group {
+    let in_world = |member: &Member<'_>| {
+        let same = |other: &&Member<'_>| {
+            (other.process.pid, &other.process.host) == (member.process.pid, &member.process.host)
+        };
+        world.members.iter().find(same).map(|other| other.rank.rank)
+    };
+    let ranks: Vec<u32> = match comm.number == world.number {
+        true => (0..world.nranks).collect(),
+        false => comm.members.iter().filter_map(in_world).collect(),
+    };
+    Group { name: name(rank), desc: description(rank), ranks: format!("{ranks:?}") }
+}
+
+/// The state of an operation, by the words of the analyser.
+fn state(rank: &RankReport, op: &OperationReport) -> &'static str {
+    let (begun, ended) = match rank.gpu {
+        None => (op.begun_ns.is_some() || op.number < rank.finished, op.number < rank.finished),
+        // Kernels count the collectives that they begin, and say when they wait.
+        Some(_) => {
+            let running = op.of_kind + 1 == rank.kernels_begun && rank.waiting.is_some();
+            let begun = op.of_kind < rank.kernels_begun;
+            (begun, begun && !running)
+        }
+    };
+    match (begun, ended) {
+        (_, true) => "completed",
+        (true, _) => "started",
+        _ => "scheduled",
+    }
+}
+
+fn progress(rank: &RankReport) -> Progress {
+    let last = |states: &[&str]| {
+        let is = |op: &&OperationReport| {
+            op.kind == Kind::Collective && states.contains(&state(rank, op))
+        };
+        let last = rank.operations.iter().rfind(is);
+        last.map_or(-1, |op| op.of_kind as i64 + 1)
+    };
+    Progress {
+        last_enqueued_collective: rank.collectives as i64,
+        last_started_collective: last(&["started", "completed"]),
+        last_completed_collective: last(&["completed"]),
+    }
+}
+
+/// Returns the entry of an operation; `None` for what the analyser knows no name of.
+fn entry(record_id: u64, rank: &RankReport, op: &OperationReport) -> Option<Entry> {
+    let message = op.kind == Kind::Exchange;
+    let (profiling_name, dtype, input, output) = match message {
+        true => message_of(rank, op)?,
+        false => collective_of(rank, op)?,
+    };
+    let (collective_seq_id, p2p_seq_id) = match message {
+        true => (0, MESSAGES_FROM + op.of_kind),
+        false => (op.of_kind + 1, 0),
+    };
+    let state = state(rank, op);
+    Some(Entry {
+        record_id,
+        pg_id: 0,
+        process_group: (name(rank), description(rank)),
+        collective_seq_id,
+        p2p_seq_id,
+        op_id: op.number + 1,
+        profiling_name,
+        time_created_ns: op.called_ns,
+        input_sizes: vec![vec![input]],
+        input_dtypes: vec![torch_name(dtype)],
+        output_sizes: vec![vec![output]],
+        output_dtypes: vec![torch_name(dtype)],
+        state,
+        time_discovered_started_ns: op.begun_ns,
+        time_discovered_completed_ns: op.ended_ns,
+        retired: state == "completed",
+        timeout_ms: NO_LIMIT_MS,
+        is_p2p: message,
+    })
+}
+
+/// The name of an operation, its type, and the elements of its input and output.
+type Shape = (String, DataType, u64, u64);
+
+fn collective_of(rank: &RankReport, op: &OperationReport) -> Option<Shape> {
+    let (collective, _, dtype, count) = op.descriptor.call()?;
+    let all = count.saturating_mul(rank.nranks.into());
+    let (name, input, output) = match collective {
+        Collective::AllReduce => ("all_reduce", count, count),
+        Collective::Broadcast => ("broadcast", count, count),
+        Collective::Reduce => ("reduce", count, count),
+        Collective::AllGather => ("all_gather", count, all),
+        Collective::ReduceScatter => ("reduce_scatter", all, count),
+        Collective::AllToAll => ("all_to_all", all, all),
+        Collective::Gather => ("gather", count, all),
+        Collective::Scatter => ("scatter", all, count),
+    };
+    Some((format!("nccl:{name}"), dtype, input, output))
+}
+
+fn message_of(rank: &RankReport, op: &OperationReport) -> Option<Shape> {
+    let (peer, own) = (op.peer?, rank.rank);
+    let dtype = op.descriptor.message_type()?;
+    let name = match op.sends? {
+        true => format!("nccl:send {own}->{peer}"),
+        false => format!("nccl:recv {own}<-{peer}"),
+    };
+    let elements = op.bytes / dtype.size() as u64;
+    (op.transfers == 1).then_some((name, dtype, elements, elements))
+}
+
+fn torch_name(dtype: DataType) -> &'static str {
+    match dtype {
+        DataType::Int8 => "Char",
+        DataType::Uint8 => "Byte",
+        DataType::Int32 => "Int",
+        DataType::Uint32 => "UInt32",
+        DataType::Int64 => "Long",
+        DataType::Uint64 => "UInt64",
+        DataType::Float16 => "Half",
+        DataType::Float32 => "Float",
+        DataType::Float64 => "Double",
+        DataType::Bfloat16 => "BFloat16",
+        DataType::Float8e4m3 => "Float8_e4m3fn",
+        DataType::Float8e5m2 => "Float8_e5m2",
+    }
+}

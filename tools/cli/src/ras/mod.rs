@@ -1,0 +1,166 @@
+//! `oxccl ras`: what the ranks on this machine do, and why a job does not move.
+
+mod chrome;
+mod flight;
+mod prometheus;
+
+use crate::error::{Error, Result, say};
+use clap::{Args, Subcommand, ValueEnum};
+use oxccl_runtime::ras::job::{Comm, Member, communicators};
+use oxccl_runtime::ras::status;
+use oxccl_runtime::ras::verdict::{Patience, Verdict, verdicts};
+use oxccl_runtime::recorder::read::{self, Process};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Examples and exit codes of `oxccl ras`, the end of its help and manual page.
+const MORE: &str = "\
+Examples:
+  oxccl ras
+  oxccl ras --json
+  oxccl ras dump flight-recorder traces/
+  oxccl ras dump chrome trace.json
+
+It reads what the processes of this user on this machine record, and asks none of them: so it also
+answers while all of them are stuck. Processes of other users need privileges.
+
+Exit codes: 0 if nothing holds a job up; 2 if something does; 1 if the command failed.";
+
+/// Options of `oxccl ras`.
+#[derive(Args)]
+#[command(after_long_help = MORE, args_conflicts_with_subcommands = true)]
+pub(crate) struct Options {
+    /// Print all that is known as a JSON document.
+    #[arg(long)]
+    json: bool,
+    /// The time in seconds from which on an operation counts as held up.
+    #[arg(long, default_value_t = 1.0, value_name = "SECONDS")]
+    patience: f64,
+    #[command(subcommand)]
+    action: Option<Action>,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Write what is recorded in a format that other tools read.
+    Dump {
+        /// The format.
+        format: Format,
+        /// The file, or for the flight recorder the folder, to write.
+        path: PathBuf,
+    },
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Format {
+    /// A JSON document, as `oxccl ras --json` prints it.
+    Json,
+    /// A file for each rank, which PyTorch's analyser of flight recorders reads (torchfrtrace).
+    FlightRecorder,
+    /// Trace events of all ranks on one time axis, for Perfetto and Chrome.
+    Chrome,
+    /// Counters in the text format of Prometheus.
+    Prometheus,
+}
+
+pub(crate) fn main(options: &Options) -> Result<ExitCode> {
+    let processes = read::processes(Path::new("/proc"));
+    if let Some(Action::Dump { format, path }) = &options.action {
+        return dump(&processes, *format, path);
+    }
+    let waiting_ns = (options.patience.max(0.0) * 1e9) as u64;
+    let patience = Patience { waiting_ns, creating_ns: waiting_ns.saturating_mul(2) };
+    let causes = verdicts(&processes, patience);
+    let mut out = std::io::stdout().lock();
+    // An output that cannot be written to is no error.
+    let _ = match options.json {
+        true => writeln!(out, "{}", status::json(&processes, &causes)),
+        false => out.write_all(text(&processes, &causes).as_bytes()),
+    };
+    Ok(if causes.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(2) })
+}
+
+fn dump(processes: &[Process], format: Format, path: &Path) -> Result<ExitCode> {
+    let write = |path: &Path, bytes: &[u8]| {
+        let failed = |e: std::io::Error| Error::File {
+            path: path.display().to_string(),
+            cause: e.to_string(),
+        };
+        std::fs::write(path, bytes).map_err(failed)
+    };
+    match format {
+        Format::Json => {
+            let causes = verdicts(processes, Patience::default());
+            write(path, (status::json(processes, &causes) + "\n").as_bytes())?;
+        }
+        Format::Chrome => write(path, chrome::events(processes).as_bytes())?,
+        Format::Prometheus => write(path, prometheus::metrics(processes).as_bytes())?,
+        Format::FlightRecorder => {
+            let failed = |e: std::io::Error| Error::File {
+                path: path.display().to_string(),
+                cause: e.to_string(),
+            };
+            std::fs::create_dir_all(path).map_err(failed)?;
+            for (name, bytes) in flight::files(processes) {
+                write(&path.join(name), &bytes)?;
+            }
+        }
+    }
+    if processes.is_empty() {
+        say("no process of this user on this machine has ranks of a communicator");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn text(processes: &[Process], causes: &[Verdict]) -> String {
+    let comms = communicators(processes);
+    if comms.is_empty() {
+        let text = "No process of this user on this machine has ranks of a communicator.\n";
+        return text.to_owned();
+    }
+    let mut lines = vec![];
+    match causes {
+        [] => lines.push("Nothing holds a job up.".to_owned()),
+        causes => lines.extend(causes.iter().map(|cause| format!("* {}", cause.text))),
+    }
+    for comm in &comms {
+        lines.push(String::new());
+        lines.push(head(comm));
+        lines.extend(comm.members.iter().map(row));
+    }
+    lines.join("\n") + "\n"
+}
+
+/// Returns the line about a communicator.
+fn head(comm: &Comm<'_>) -> String {
+    let unseen = comm.unseen().len();
+    let unseen = match unseen {
+        0 => String::new(),
+        _ => format!(", {unseen} of them not on this machine, or ended"),
+    };
+    let stage = comm.stage().name();
+    format!("{}: {} ranks{unseen}, {stage}", comm.title(), comm.nranks)
+}
+
+/// Returns the line about a rank.
+fn row(member: &Member<'_>) -> String {
+    let rank = member.rank;
+    let called = format!("{} called, {} done", rank.issued, rank.finished.min(rank.issued));
+    let kernels = match rank.gpu {
+        Some(_) => format!("{called}, {} collectives begun by kernels", rank.kernels_begun),
+        None => called,
+    };
+    let waits = rank.waiting.map(|waiting| {
+        let peer = waiting.peer.map_or_else(String::new, |peer| format!(" for rank {peer}"));
+        let step = waiting.step.map_or_else(String::new, |step| format!(" at step {step}"));
+        let seconds = member.process.read_ns.saturating_sub(waiting.since_ns) as f64 / 1e9;
+        let kernel = || rank.gpu.map(|_| rank.kernel.to_string());
+        let what = member.waiting_operation().map(|op| op.what.clone()).or_else(kernel);
+        let what = what.unwrap_or_else(|| "an operation".to_owned());
+        format!("; {what} waits{peer}{step}, {seconds:.3} s")
+    });
+    let last = || rank.operations.last().map(|op| format!("; last {}", op.what));
+    let now = waits.or_else(last).unwrap_or_default();
+    format!("  rank {:>3}  {}: {kernels}{now}", rank.rank, member.place())
+}
