@@ -18,6 +18,7 @@ use oxccl_plan::select::Topology;
 use std::cell::Cell;
 
 pub use cuda::create::Wishes;
+pub use cuda::driver::links::{GpuLinks, Link, links};
 #[cfg(feature = "testing")]
 pub(crate) use cuda::sharing::{exchange::decode as decode_datagram, offer::Offer as CudaOffer};
 pub use event::Event;

@@ -55,4 +55,13 @@ pub(crate) fn say(text: &str) {
     let _ = std::io::stderr().write_all(format!("oxccl: {text}\n").as_bytes());
 }
 
+/// Returns a new file for an option's value, of which `-` is the standard output.
+pub(crate) fn writer(path: &str) -> Result<Box<dyn Write>> {
+    if path == "-" {
+        return Ok(Box::new(std::io::stdout()));
+    }
+    let failed = |e: std::io::Error| Error::File { path: path.to_owned(), cause: e.to_string() };
+    Ok(Box::new(std::fs::File::create(path).map_err(failed)?))
+}
+
 pub(crate) type Result<T> = std::result::Result<T, Error>;

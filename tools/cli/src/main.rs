@@ -1,13 +1,17 @@
 //! The `oxccl` command.
 
 mod api;
+mod doctor;
 mod env;
 mod error;
+mod pci;
 mod perf;
 mod plan;
 mod ras;
+mod root;
 mod run;
 mod share;
+mod topo;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use std::process::ExitCode;
@@ -32,6 +36,10 @@ enum Command {
     Ras(ras::Options),
     /// Print the environment variables with their values and meaning.
     Env(env::Options),
+    /// Check this machine, or several hosts, before a job.
+    Doctor(doctor::Options),
+    /// Show the GPUs, adapters, processors and links of this machine.
+    Topo(topo::Options),
     /// Write completions and manual pages; for `cargo xtask install`.
     #[command(hide = true)]
     Share(share::Options),
@@ -53,6 +61,8 @@ fn main() -> ExitCode {
         Some(Command::Plan(options)) => plan::main(&options),
         Some(Command::Ras(options)) => ras::main(&options),
         Some(Command::Env(options)) => env::main(&options),
+        Some(Command::Doctor(options)) => doctor::main(&options),
+        Some(Command::Topo(options)) => topo::main(&options),
         Some(Command::Share(options)) => share::main(&options, Arguments::command()),
     };
     match outcome {

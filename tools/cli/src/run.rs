@@ -7,7 +7,8 @@ mod output;
 mod signals;
 
 use crate::error::{Error, Result};
-use hosts::{Host, Part, Seat};
+pub(crate) use hosts::Host;
+use hosts::{Part, Seat};
 use job::{Job, Member};
 use output::{Output, Showing};
 use oxccl_runtime::bootstrap::{self, launch, rendezvous};
@@ -98,8 +99,12 @@ pub(crate) enum Tag {
 pub(crate) struct Time(Duration);
 
 impl Time {
-    const fn seconds(number: u64) -> Self {
+    pub(crate) const fn seconds(number: u64) -> Self {
         Self(Duration::from_secs(number))
+    }
+
+    pub(crate) fn duration(self) -> Duration {
+        self.0
     }
 }
 

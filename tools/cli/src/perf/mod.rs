@@ -72,11 +72,17 @@ fn default_processes(options: &Options) -> Result<u32> {
     if options.per_thread * options.threads > 1 {
         return Ok(1);
     }
+    Ok(usual_processes(Device::find(options, &Api::built_in(), 0)?.gpus()))
+}
+
+/// Returns the number of processes where nobody says how many: as many as GPUs or, in host memory
+/// (`None`), as processors, but two at least.
+pub(crate) fn usual_processes(gpus: Option<u32>) -> u32 {
     let processors = || std::thread::available_parallelism().map_or(2, usize::from);
-    Ok(match Device::find(options, &Api::built_in(), 0)?.gpus() {
+    match gpus {
         Some(gpus) => gpus.max(1),
         None => processors().clamp(2, MOST_PROCESSES) as u32,
-    })
+    }
 }
 
 /// Runs the measurement in one of its processes.

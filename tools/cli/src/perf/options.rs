@@ -224,7 +224,7 @@ pub(crate) struct Options {
     /// size, and print the times and bandwidths as tables; with --plot as a picture.
     #[arg(long, conflicts_with_all = ["vs", "tune", "compare"])]
     pub(crate) matrix: bool,
-    /// Write one JSON object per row to this file.
+    /// Write one JSON object per row to this file; - for the standard output.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<String>,
     /// Draw the time and the bus bandwidth over the size into this file; with --vs the ratio of the

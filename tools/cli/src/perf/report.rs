@@ -4,7 +4,7 @@ use super::buffer::Memory;
 use super::measure::{Player, Setting};
 use super::options::{Kind, Options};
 use super::plot;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, writer};
 use oxccl_runtime::bootstrap::launch::Launch;
 use serde::Serialize;
 use std::io::{IsTerminal, Write};
@@ -62,21 +62,14 @@ pub(super) struct Report<'a> {
     options: &'a Options,
     leader: bool,
     rows: Vec<Row>,
-    json: Option<std::fs::File>,
+    json: Option<Box<dyn Write>>,
     working: bool,
 }
 
 impl<'a> Report<'a> {
     pub(super) fn new(setting: &Setting<'a>, launch: &Launch) -> Result<Self> {
         let (options, leader) = (setting.options, launch.rank == 0);
-        let failed = |path: &str, e: std::io::Error| Error::File {
-            path: path.to_owned(),
-            cause: e.to_string(),
-        };
-        let json = match &options.json {
-            Some(path) if leader => Some(std::fs::File::create(path).map_err(|e| failed(path, e))?),
-            _ => None,
-        };
+        let json = options.json.as_deref().filter(|_| leader).map(writer).transpose()?;
         if leader {
             let memory = match (Memory::wanted(options, setting.device), options.register) {
                 (Memory::Malloc, _) => "malloc",

@@ -22,8 +22,8 @@ const OF_RANKS: [&str; 4] = ["OXCCL_RANK", "OXCCL_NRANKS", "OXCCL_LOCAL_RANK", "
 /// A host and its number of ranks, as a user gives them: `name` or `name:2`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Host {
-    name: String,
-    ranks: u32,
+    pub(crate) name: String,
+    pub(crate) ranks: u32,
 }
 
 impl FromStr for Host {

@@ -4,6 +4,7 @@
 //! everything that this folder calls is in [`SYMBOLS`] and probed once.
 
 pub mod library;
+pub mod links;
 
 use crate::device::Device;
 use crate::device::cuda::memory::closing::Closing;
