@@ -322,15 +322,6 @@ typedef struct Control {
   // The number of collectives for which copy engines took blocks from other places than the
   // peers told, so that kernels moved the blocks once more.
   uint64_t engine_mispredictions;
-  // The number of collectives that kernels have begun, replays of graphs included, and the
-  // descriptor of the last one.
-  uint64_t begun;
-  // The second word of that descriptor.
-  uint64_t begun_count;
-  // The first word of that descriptor.
-  uint32_t begun_what;
-  // Unused.
-  uint32_t unused;
   // What a kernel that waits for longer says of itself every half millisecond: for how long it
   // has waited, in ns, the awaited rank as in `peer`, and the step. `waits` counts how often
   // this was said, and is set last.

@@ -250,10 +250,6 @@ __device__ inline uint64_t announce(const Collective& call, uint64_t behind) {
   if (peer == 0) {
     own->called[operation % ANNOUNCEMENTS].what = call.descriptor_what;
     own->called[operation % ANNOUNCEMENTS].count = call.descriptor_count;
-    volatile Control* told = reinterpret_cast<volatile Control*>(r.control);
-    told->begun_what = call.descriptor_what;
-    told->begun_count = call.descriptor_count;
-    told->begun = operation;
   }
   __syncwarp();
   if (peer < r.nranks && peer != r.rank) {

@@ -332,15 +332,6 @@ pub struct Control {
     /// The number of collectives for which copy engines took blocks from other places than the
     /// peers told, so that kernels moved the blocks once more.
     pub engine_mispredictions: u64,
-    /// The number of collectives that kernels have begun, replays of graphs included, and the
-    /// descriptor of the last one.
-    pub begun: u64,
-    /// The second word of that descriptor.
-    pub begun_count: u64,
-    /// The first word of that descriptor.
-    pub begun_what: u32,
-    /// Unused.
-    pub unused: u32,
     /// What a kernel that waits for longer says of itself every half millisecond: for how long it
     /// has waited, in ns, the awaited rank as in `peer`, and the step. `waits` counts how often
     /// this was said, and is set last.

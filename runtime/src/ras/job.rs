@@ -1,6 +1,5 @@
 //! The communicators of a job, put together from what its processes record.
 
-use crate::op::descriptor::Descriptor;
 use crate::recorder::read::{OperationReport, Process, RankReport};
 use crate::recorder::{Kind, Stage};
 use std::collections::BTreeMap;
@@ -75,20 +74,11 @@ impl<'a> Comm<'a> {
 }
 
 impl<'a> Member<'a> {
-    /// Returns the rank's collective of a number, while it is recorded. On GPUs such numbers are
-    /// those of calls, not of kernels, which also run when a graph is launched.
+    /// Returns the rank's collective of a number, while it is recorded. On GPUs the launches of
+    /// graphs are not counted, so there ranks may count differently.
     pub fn collective(&self, number: u64) -> Option<&'a OperationReport> {
         let mut operations = self.rank.operations.iter();
         operations.find(|op| op.kind == Kind::Collective && op.of_kind == number)
-    }
-
-    /// Returns what the rank's collective of a number is, as all ranks count them: in host memory
-    /// calls, on GPUs kernels.
-    pub fn descriptor(&self, number: u64) -> Option<Descriptor> {
-        match self.rank.gpu {
-            Some(_) => (self.rank.kernels_begun == number + 1).then_some(self.rank.kernel),
-            None => self.collective(number).map(|op| op.descriptor),
-        }
     }
 
     /// Returns the rank's operation of a number, while it is recorded.

@@ -220,13 +220,9 @@ fn is_behind(waits: &Member<'_>, member: &Member<'_>) -> bool {
     }
 }
 
-/// Returns the number of the collective in which a rank waits; `None` for other operations.
+/// Returns the number of the collective in which a rank waits; `None` for other operations, and in
+/// kernels.
 fn collective_of(waits: &Member<'_>) -> Option<u64> {
-    let waiting = waits.rank.waiting?;
-    if waiting.number.is_none() {
-        // Kernels count the collectives that they begin.
-        return waits.rank.kernels_begun.checked_sub(1);
-    }
     let operation = waits.waiting_operation()?;
     (operation.kind == Kind::Collective).then_some(operation.of_kind)
 }
@@ -242,16 +238,6 @@ enum Progress {
 
 fn progress(member: &Member<'_>, number: u64) -> Progress {
     let rank = member.rank;
-    if rank.gpu.is_some() {
-        return match rank.kernels_begun {
-            begun if begun > number + 1 => Progress::Done,
-            begun if begun == number + 1 && rank.waiting.is_some() => Progress::Inside,
-            begun if begun == number + 1 => Progress::Done,
-            // Calls outside of graphs are counted where they are made, too.
-            _ if rank.collectives > number => Progress::NotBegun,
-            _ => Progress::NotCalled,
-        };
-    }
     if rank.collectives <= number {
         return Progress::NotCalled;
     }
@@ -299,9 +285,9 @@ fn standstill(comms: &[Comm<'_>], patience: Patience) -> Vec<Verdict> {
 /// Returns that two ranks call different collectives under one number.
 fn differs(wait: &Wait<'_, '_>) -> Option<Verdict> {
     let number = collective_of(&wait.from)?;
-    let own = wait.from.descriptor(number)?;
+    let own = wait.from.collective(number)?.descriptor;
     let other = wait.comm.members.iter().find_map(|member| {
-        let theirs = member.descriptor(number)?;
+        let theirs = member.collective(number)?.descriptor;
         (theirs != own).then_some((member, theirs))
     });
     let (member, theirs) = other?;
@@ -321,7 +307,7 @@ fn differs(wait: &Wait<'_, '_>) -> Option<Verdict> {
 fn operation_text(waits: &Member<'_>) -> String {
     let number = collective_of(waits);
     let what = match number {
-        Some(number) => waits.descriptor(number).map(|descriptor| descriptor.to_string()),
+        Some(number) => waits.collective(number).map(|op| op.what.clone()),
         None => waits.waiting_operation().map(|op| op.what.clone()),
     };
     let operation = waits.waiting_operation().map_or(0, |op| op.number);
@@ -331,7 +317,10 @@ fn operation_text(waits: &Member<'_>) -> String {
         (Some(what), Some(number)) => format!("{what} (collective {number}{step})"),
         (Some(what), None) => format!("{what} (operation {operation}{step})"),
         (None, Some(number)) => format!("collective {number}{step}"),
-        (None, None) => "an operation".to_owned(),
+        (None, None) => match waits.rank.operations.last() {
+            Some(last) => format!("a kernel (the last call outside of graphs is {})", last.what),
+            None => "a kernel of a graph".to_owned(),
+        },
     }
 }
 
@@ -350,7 +339,12 @@ fn blame(wait: &Wait<'_, '_>, all: &[Wait<'_, '_>]) -> Verdict {
     let verb = if waiting.len() == 1 { "waits" } else { "wait" };
     let effect = format!("{operation}, in which {} {verb} for {waited}", list(&waiting));
     let place = to.place();
-    let progress = collective_of(from).map(|number| progress(to, number));
+    let progress = match collective_of(from) {
+        Some(number) => Some(progress(to, number)),
+        // Of a kernel it is not known which call it carries out, but how many calls there were.
+        None => (from.rank.gpu.is_some() && to.rank.issued >= from.rank.issued)
+            .then_some(Progress::NotBegun),
+    };
     let (cause, text) = match (to.process.state, progress) {
         (ProcessState::Stopped, _) => {
             let remedy = format!("continue it with kill -CONT {}", to.process.pid);
@@ -358,9 +352,12 @@ fn blame(wait: &Wait<'_, '_>, all: &[Wait<'_, '_>]) -> Verdict {
             (Cause::Stopped, format!("rank {who} {fact}, and holds up {effect}: {place}; {remedy}"))
         }
         (_, Some(Progress::NotBegun)) => {
-            let remedy = "look at what that stream or the operation before it waits for";
-            let fact = "but its stream has not come to it";
-            (Cause::NotBegun, format!("rank {who} has called {effect}, {fact}: {place}; {remedy}"))
+            let remedy = "look at what its stream waits for";
+            let fact = match to.rank.gpu {
+                None => "has called, but its stream has not come to",
+                Some(_) => "has made as many calls, but no kernel of it is in",
+            };
+            (Cause::NotBegun, format!("rank {who} {fact} {effect}: {place}; {remedy}"))
         }
         (_, Some(Progress::Inside | Progress::Done)) => {
             let remedy = "look at whether that process gets processor time";

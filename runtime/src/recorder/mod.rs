@@ -68,9 +68,6 @@ pub struct Section {
     pub issued: AtomicU64,
     /// Operations done so far.
     pub finished: AtomicU64,
-    /// Collectives that kernels have begun, replays of graphs included, and the words of the last
-    /// one's descriptor; on GPUs.
-    kernels: [AtomicU64; 3],
     waiting: Waiting,
     name: Text<8>,
     failure: Text<64>,
@@ -163,13 +160,6 @@ impl Section {
         of.store(number + 1, Ordering::Release);
     }
 
-    /// Records how many collectives kernels have begun, and the last one.
-    pub fn kernels_began(&self, count: u64, (what, elements): (u32, u64)) {
-        for (word, value) in self.kernels.iter().zip([count, what.into(), elements]) {
-            word.store(value, Ordering::Relaxed);
-        }
-    }
-
     /// Records what a kernel waits for; `first` if it did not wait at the last such look.
     pub fn kernel_waits(&self, peer: i32, step: i32, first: bool) {
         self.wait(IN_A_KERNEL, peer, step, first);
@@ -210,7 +200,7 @@ impl Section {
         let Waiting { number, peer_step, since, looked } = &self.waiting;
         let words = [&self.comm, &self.rank, &self.device, &self.begun, &self.collectives];
         let more = [&self.others, &self.issued, &self.finished, number, peer_step, since, looked];
-        let all = words.into_iter().chain(more).chain(&self.kernels);
+        let all = words.into_iter().chain(more);
         all.for_each(|word| word.store(0, Ordering::Relaxed));
         self.name.write("");
         self.failure.write("");

@@ -70,12 +70,6 @@ pub struct RankReport {
     pub finished: u64,
     /// The number of collectives called so far.
     pub collectives: u64,
-    /// The number of collectives that kernels have begun, replays of graphs included; 0 in host
-    /// memory.
-    pub kernels_begun: u64,
-    /// The last of these.
-    #[serde(serialize_with = "as_text")]
-    pub kernel: Descriptor,
     /// What the operation under way waits for.
     pub waiting: Option<Awaited>,
     /// The failure of the rank; empty if it has none.
@@ -256,8 +250,6 @@ fn rank(fd: &OwnedFd, number: usize, scale: &Scale) -> Option<RankReport> {
         issued: load(&section.issued),
         finished: load(&section.finished),
         collectives: load(&section.collectives),
-        kernels_begun: load(&section.kernels[0]),
-        kernel: Descriptor::from_words(load(&section.kernels[1]) as u32, load(&section.kernels[2])),
         waiting: awaited(&section.waiting, load(&section.finished), scale),
         failure: section.failure.read(),
         operations,
@@ -301,10 +293,6 @@ fn operation(entry: &Entry, scale: &Scale) -> Option<OperationReport> {
         ended_ns: scale.ns(load(&entry.ended)),
         descriptor,
     })
-}
-
-fn as_text<S: serde::Serializer>(descriptor: &Descriptor, to: S) -> Result<S::Ok, S::Error> {
-    to.collect_str(descriptor)
 }
 
 fn words(kind: Kind, descriptor: Descriptor) -> String {

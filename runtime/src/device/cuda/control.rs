@@ -55,16 +55,12 @@ impl Control {
         unsafe { AtomicU64::from_ptr(std::ptr::from_ref(word).cast_mut()) }
     }
 
-    /// Records what kernels have begun, and what they wait for, with ranks by their numbers in the
-    /// communicator, which `named` returns. Calls no driver, which a launch may hold up.
+    /// Records what kernels wait for, with ranks by their numbers in the communicator, which
+    /// `named` returns. Calls no driver, which a launch may hold up.
     pub(super) fn record(&self, recorder: &Recorder, named: impl Fn(i32) -> i32) {
         let words = self.words();
         let count = |word| Self::count(word).load(Ordering::Relaxed);
         let word = |word| Self::word(word).load(Ordering::Relaxed);
-        recorder.kernels_began(
-            count(&words.begun),
-            (word(&words.begun_what), count(&words.begun_count)),
-        );
         let waits = count(&words.waits);
         if self.waits.swap(waits, Ordering::Relaxed) != waits {
             let waited_ns = count(&words.waited_ns);

@@ -472,7 +472,7 @@ impl CudaRank {
         Control::count(word).load(Ordering::Relaxed)
     }
 
-    /// Records what kernels have begun and what they wait for, for those who ask why nothing moves.
+    /// Records what kernels wait for, for those who ask why nothing moves.
     pub fn record(&self) {
         if let Some(rank) = self.owner() {
             self.control.record(&rank.recorder, |name| self.named(name));

@@ -129,16 +129,12 @@ fn group(rank: &RankReport, comm: &Comm<'_>, world: &Comm<'_>) -> Group {
     Group { name: name(rank), desc: description(rank), ranks: format!("{ranks:?}") }
 }
 
-/// The state of an operation, by the words of the analyser.
+/// Returns the state of an operation, by the words of the analyser. On GPUs it is not known which
+/// calls have ended, but that all have if no kernel waits and others have followed.
 fn state(rank: &RankReport, op: &OperationReport) -> &'static str {
     let (begun, ended) = match rank.gpu {
         None => (op.begun_ns.is_some() || op.number < rank.finished, op.number < rank.finished),
-        // Kernels count the collectives that they begin, and say when they wait.
-        Some(_) => {
-            let running = op.of_kind + 1 == rank.kernels_begun && rank.waiting.is_some();
-            let begun = op.of_kind < rank.kernels_begun;
-            (begun, begun && !running)
-        }
+        Some(_) => (true, rank.waiting.is_none() || op.number + 1 < rank.issued),
     };
     match (begun, ended) {
         (_, true) => "completed",

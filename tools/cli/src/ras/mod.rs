@@ -146,21 +146,18 @@ fn head(comm: &Comm<'_>) -> String {
 /// Returns the line about a rank.
 fn row(member: &Member<'_>) -> String {
     let rank = member.rank;
-    let called = format!("{} called, {} done", rank.issued, rank.finished.min(rank.issued));
-    let kernels = match rank.gpu {
-        Some(_) => format!("{called}, {} collectives begun by kernels", rank.kernels_begun),
-        None => called,
+    let counts = match rank.gpu {
+        Some(_) => format!("{} called outside of graphs", rank.issued),
+        None => format!("{} called, {} done", rank.issued, rank.finished),
     };
     let waits = rank.waiting.map(|waiting| {
         let peer = waiting.peer.map_or_else(String::new, |peer| format!(" for rank {peer}"));
         let step = waiting.step.map_or_else(String::new, |step| format!(" at step {step}"));
         let seconds = member.process.read_ns.saturating_sub(waiting.since_ns) as f64 / 1e9;
-        let kernel = || rank.gpu.map(|_| rank.kernel.to_string());
-        let what = member.waiting_operation().map(|op| op.what.clone()).or_else(kernel);
-        let what = what.unwrap_or_else(|| "an operation".to_owned());
+        let what = member.waiting_operation().map_or("a kernel", |op| op.what.as_str());
         format!("; {what} waits{peer}{step}, {seconds:.3} s")
     });
     let last = || rank.operations.last().map(|op| format!("; last {}", op.what));
     let now = waits.or_else(last).unwrap_or_default();
-    format!("  rank {:>3}  {}: {kernels}{now}", rank.rank, member.place())
+    format!("  rank {:>3}  {}: {counts}{now}", rank.rank, member.place())
 }

@@ -7,19 +7,13 @@ use std::fmt::Write;
 /// The name, the type, the meaning and the value of a metric.
 type Metric = (&'static str, &'static str, &'static str, fn(&Process, &RankReport) -> Option<f64>);
 
-const METRICS: [Metric; 6] = [
+const METRICS: [Metric; 5] = [
     ("oxccl_operations_called_total", "counter", "Operations called.", |_, rank| {
         Some(rank.issued as f64)
     }),
     ("oxccl_operations_done_total", "counter", "Operations done; in host memory.", |_, rank| {
         rank.gpu.is_none().then_some(rank.finished as f64)
     }),
-    (
-        "oxccl_kernel_collectives_total",
-        "counter",
-        "Collectives that kernels have begun, replays of graphs included.",
-        |_, rank| rank.gpu.map(|_| rank.kernels_begun as f64),
-    ),
     (
         "oxccl_waiting_seconds",
         "gauge",
