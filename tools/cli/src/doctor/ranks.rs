@@ -8,6 +8,7 @@ use super::report::Row;
 use crate::error::{Error, Result};
 use crate::root::list;
 use crate::run::Host;
+use oxccl_runtime::config::Config;
 use oxccl_runtime::device;
 use std::ffi::OsString;
 use std::io::Read;
@@ -114,6 +115,10 @@ pub(super) fn measure(options: &Options, ranks: Option<u32>) -> Result<Measured>
     command.args(["perf", "--matrix", "--json", "-", "-b", "8", "-e", bytes]);
     if let Some(ranks) = ranks {
         command.args(["--ranks", &ranks.to_string()]);
+    }
+    // A firewall is found sooner than by a job, which has more to wait for.
+    if Config::get().given("OXCCL_INIT_TIMEOUT").is_none() {
+        command.env("OXCCL_INIT_TIMEOUT", "20s");
     }
     let advice = "See what oxccl perf --matrix says with NCCL_DEBUG=INFO. Between hosts, check \
                   that NCCL_SOCKET_IFNAME names an interface of one network on all of them, and \
