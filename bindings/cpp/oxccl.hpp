@@ -294,6 +294,10 @@ inline result<void> set_log(int level, oxcclLogFn_t function = nullptr, void *ar
   return detail::check(oxcclSetLog(level, function, argument));
 }
 
+// Sets the number by which later operations of this thread are known in `oxccl ras`, such as the
+// number of a training step; 0 for none.
+inline result<void> set_tag(uint64_t tag) { return detail::check(oxcclTag(tag)); }
+
 // What belongs to a communicator and must end before it.
 template <class Handle, ncclResult_t (*End)(ncclComm_t, Handle)>
 class registration {

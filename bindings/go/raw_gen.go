@@ -685,6 +685,12 @@ func oxcclSetLog(level C.int, func_ C.oxcclLogFn_t, user unsafe.Pointer) error {
 	return failed(C.oxgo_oxcclSetLog(level, func_, user))
 }
 
+// Sets the number by which later operations of this thread are known in `oxccl ras` and in what it
+// dumps, such as the number of a training step; 0 for none. Blocks: never.
+func oxcclTag(tag C.uint64_t) error {
+	return failed(C.oxgo_oxcclTag(tag))
+}
+
 // Makes a communicator of all processes that oxccl run, mpirun, srun or torchrun started; without
 // a launcher, of this process alone. The device's index becomes the rank on this host.
 //

@@ -98,6 +98,7 @@ enum {
   oxgo_index_oxcclCommInPlace,
   oxgo_index_oxcclCommByCopyEngines,
   oxgo_index_oxcclSetLog,
+  oxgo_index_oxcclTag,
   oxgo_index_oxcclCommInitEnv,
   oxgo_index_oxcclCommSetTimeout,
   oxgo_index_oxcclSetInitTimeout,
@@ -206,6 +207,7 @@ static const char *const oxgo_names[oxgo_count] = {
   "oxcclCommInPlace",
   "oxcclCommByCopyEngines",
   "oxcclSetLog",
+  "oxcclTag",
   "oxcclCommInitEnv",
   "oxcclCommSetTimeout",
   "oxcclSetInitTimeout",
@@ -604,6 +606,10 @@ static oxgo_status oxgo_oxcclCommByCopyEngines(ncclComm_t comm, uint64_t *count)
 
 static oxgo_status oxgo_oxcclSetLog(int level, oxcclLogFn_t func, void *user) {
   return oxgo_done(OXGO_CALL(oxcclSetLog)(level, func, user));
+}
+
+static oxgo_status oxgo_oxcclTag(uint64_t tag) {
+  return oxgo_done(OXGO_CALL(oxcclTag)(tag));
 }
 
 static oxgo_status oxgo_oxcclCommInitEnv(ncclComm_t *comm, const ncclConfig_t *config) {

@@ -178,6 +178,10 @@ ncclResult_t oxcclCommByCopyEngines(ncclComm_t comm, uint64_t *count);
 // it: never.
 ncclResult_t oxcclSetLog(int level, oxcclLogFn_t func, void *user);
 
+// Sets the number by which later operations of this thread are known in `oxccl ras` and in what it
+// dumps, such as the number of a training step; 0 for none. Blocks: never.
+ncclResult_t oxcclTag(uint64_t tag);
+
 // Makes a communicator of all processes that oxccl run, mpirun, srun or torchrun started; without
 // a launcher, of this process alone. The device's index becomes the rank on this host.
 //

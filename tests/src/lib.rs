@@ -7,6 +7,7 @@ pub mod job;
 pub mod mismatch;
 pub mod sequence;
 pub mod simulation;
+pub mod stuck;
 pub mod vcollectives;
 pub mod windows;
 pub mod world;

@@ -28,7 +28,7 @@ from ._library import Error, _c, _check, _int, _last_error, _nanoseconds
 
 __all__ = [
     "Comm", "Error", "Event", "Graph", "Group", "MultipliedSum", "OPTIONS", "Registration", "Stream", "UniqueId",
-    "Window", "__version__", "capture", "device_count", "empty", "estimate", "on_device", "set_log_level", "version",
+    "Window", "__version__", "capture", "device_count", "empty", "estimate", "on_device", "set_log_level", "set_tag", "version",
     "SUM", "PROD", "MAX", "MIN", "AVG", "NO_COLOR",
 ]
 
@@ -74,6 +74,14 @@ def version() -> tuple[int, int]:
 def set_log_level(level: int) -> None:
     """Sets what is logged: 0 nothing, 1 the version, 2 warnings, 3 information, 5 everything."""
     _check(_c.oxcclSetLog(_int("level", level), _gen.oxcclLogFn_t(), None))
+
+
+def set_tag(tag: int) -> None:
+    """Sets the number by which later operations of this thread are known in `oxccl ras`, such as the
+    number of a training step; 0 for none."""
+    if not 0 <= tag < 2**64:
+        raise ValueError(f"tag is {tag}; expected a number of 64 bits, 0 or more")
+    _check(_c.oxcclTag(tag))
 
 
 _HOST = int(_gen.oxcclDeviceKind_t.oxcclDeviceHost)

@@ -944,6 +944,11 @@ PROTOTYPES = {
     # Blocks until the function before has had its lines and has returned: `user` may go then. Within
     # it: never.
     "oxcclSetLog": (c_int, (c_int, oxcclLogFn_t, c_void_p,)),
+    # oxcclTag(tag)
+    #
+    # Sets the number by which later operations of this thread are known in `oxccl ras` and in what it
+    # dumps, such as the number of a training step; 0 for none. Blocks: never.
+    "oxcclTag": (c_int, (c_uint64,)),
     # oxcclCommInitEnv(comm, config)
     #
     # Makes a communicator of all processes that oxccl run, mpirun, srun or torchrun started; without

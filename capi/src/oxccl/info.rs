@@ -7,6 +7,7 @@ use crate::{convert, objects};
 use oxccl_runtime::error::{Error, Result, Site};
 use oxccl_runtime::fork;
 use oxccl_runtime::log::{self, Level};
+use oxccl_runtime::recorder;
 use std::ffi::{CString, c_char, c_int, c_void};
 
 /// The version of OxCCL: major · 10000 + minor · 100 + patch.
@@ -169,6 +170,19 @@ pub unsafe extern "C" fn oxcclSetLog(
             })
         });
         log::set(level, callback);
+        Ok(())
+    })
+}
+
+/// Sets the number by which later operations of this thread are known in `oxccl ras` and in what it
+/// dumps, such as the number of a training step; 0 for none. Blocks: never.
+///
+/// # Safety
+/// Pointers are null or point to what the documentation says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn oxcclTag(tag: u64) -> ncclResult_t {
+    boundary(|| {
+        recorder::set_tag(tag);
         Ok(())
     })
 }

@@ -32,6 +32,13 @@ pub enum Cause {
     ClockSet,
 }
 
+impl Cause {
+    /// Returns whether it holds the job up; other causes make it slower, or mislead.
+    pub fn holds_up(self) -> bool {
+        !matches!(self, Cause::Slow | Cause::ClockSet)
+    }
+}
+
 /// What holds a job up.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Verdict {
@@ -66,7 +73,7 @@ const CLOCK_STEP_NS: u64 = 1_000_000_000;
 /// of them to which it is the last to come, and the least time by which it is late on average.
 const SLOW_CALLS: usize = 16;
 const SLOW_SHARE: f64 = 0.75;
-const SLOW_LATE_NS: u64 = 100_000;
+const SLOW_LATE_NS: u64 = 1_000_000;
 
 /// Returns what holds a job up, as far as its processes tell: the causes, not their effects.
 pub fn verdicts(processes: &[Process], patience: Patience) -> Vec<Verdict> {
@@ -161,6 +168,12 @@ struct Wait<'a, 'c> {
     since_ns: u64,
 }
 
+impl Wait<'_, '_> {
+    fn lasts_ns(&self) -> u64 {
+        self.from.process.read_ns.saturating_sub(self.since_ns)
+    }
+}
+
 /// What does the calls of a rank: its process or, where a process has several ranks of one
 /// communicator, a thread of which nothing but this rank is known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -190,13 +203,14 @@ fn host_number(host: &str) -> u64 {
     hasher.finish()
 }
 
-/// Returns the waits of a communicator that last for long.
+/// Returns the waits of a communicator that last for half of the least time that counts: of ranks
+/// that wait for each other, one began first.
 fn waits<'a, 'c>(comm: &'c Comm<'a>, patience: Patience) -> Vec<Wait<'a, 'c>> {
     let mut all = Vec::new();
     for &from in &comm.members {
         let Some(waiting) = from.rank.waiting else { continue };
         let waited_ns = from.process.read_ns.saturating_sub(waiting.since_ns);
-        if from.rank.stage != Stage::Running || waited_ns < patience.waiting_ns {
+        if from.rank.stage != Stage::Running || waited_ns < patience.waiting_ns / 2 {
             continue;
         }
         let (own, since_ns) = (from.rank.rank, waiting.since_ns);
@@ -267,7 +281,8 @@ fn standstill(comms: &[Comm<'_>], patience: Patience) -> Vec<Verdict> {
         let to = Caller::of(&wait.to);
         let stands = wait.to.process.state != ProcessState::Stopped;
         let goes_on = all.iter().any(|next| Caller::of(&next.from) == to);
-        if different.contains(&wait.comm.number) || stands && goes_on {
+        let short = wait.lasts_ns() < patience.waiting_ns;
+        if short || different.contains(&wait.comm.number) || stands && goes_on {
             continue;
         }
         let verdict = blame(wait, &all);
@@ -276,7 +291,7 @@ fn standstill(comms: &[Comm<'_>], patience: Patience) -> Vec<Verdict> {
             found.push(verdict);
         }
     }
-    if found.is_empty() {
+    if found.is_empty() && all.iter().any(|wait| wait.lasts_ns() >= patience.waiting_ns) {
         found.extend(circle(&all));
     }
     found
@@ -466,3 +481,6 @@ fn clocks(processes: &[Process]) -> Vec<Verdict> {
     };
     hosts.into_iter().map(verdict).collect()
 }
+
+#[cfg(test)]
+mod tests;

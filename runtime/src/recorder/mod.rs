@@ -289,3 +289,6 @@ fn section_at(mapping: &Mapping, number: usize) -> &Section {
     // consists of atomic words, so that no contents are wrong.
     unsafe { &*mapping.base().add(file::section_at(number)).cast::<Section>() }
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,7 +4,8 @@
 //! for one all-reduce, `abandon` for one that is aborted, `crowd THREADS` for one of so many ranks
 //! in each process, `hosts THREADS` for one among as many hosts in a process, `split-with-dead` and
 //! `survive FILE` beside a rank that is killed, `repaint abort|timeout|shrink between|within`
-//! beside a rank that is stopped, or `loop` to all-reduce until something fails.
+//! beside a rank that is stopped, `stuck HOW VICTIM CALLS ROOT` for calls that do not end, or
+//! `loop` to all-reduce until something fails.
 
 use oxccl_plan::{Carrier, Collective, DataType, ReduceOp, Spec};
 use oxccl_runtime::bootstrap::{self, launch};
@@ -18,7 +19,7 @@ use oxccl_runtime::{Code, Error, Result, group};
 use oxccl_tests::endpoint;
 use oxccl_tests::sequence::{Player, Shape, play};
 use oxccl_tests::world::on_threads;
-use oxccl_tests::{deterministic, mismatch, windows};
+use oxccl_tests::{deterministic, mismatch, stuck, windows};
 use std::io::Write;
 use std::path::Path;
 use std::sync::{Arc, Barrier};
@@ -356,6 +357,12 @@ fn main() {
         Some("hosts") => hosts(arguments[1].parse().expect("a number")),
         Some("split-with-dead") => split_with_dead(),
         Some("survive") => survive(&arguments[1]),
+        Some("stuck") => {
+            let number = |i: usize| arguments[i].parse::<u32>().expect("a number");
+            join().and_then(|comm| {
+                stuck::play(&comm, &arguments[1], number(2), (number(3), number(4)))
+            })
+        }
         Some("loop") => {
             let bytes = arguments[1].parse().expect("a number");
             join().and_then(|comm| forever(&comm, bytes))

@@ -42,6 +42,7 @@ const GO: Exceptions = &[
         "oxcclStreamHostFunc",
         "a captured function is called who knows how often: nobody could free it",
     ),
+    ("oxcclTag", "it is a thread's, and goroutines change threads"),
 ];
 
 const JULIA: Exceptions = &[
@@ -52,6 +53,7 @@ const JULIA: Exceptions = &[
         "oxcclStreamSynchronize",
         "it blocks, which stops garbage collection: oxcclStreamQuery is asked",
     ),
+    ("oxcclTag", "it is a thread's, and tasks change threads"),
 ];
 
 const PYTHON: Exceptions = &[

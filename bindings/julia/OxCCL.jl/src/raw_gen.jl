@@ -391,6 +391,7 @@ const FUNCTIONS = [
     :oxcclCommInPlace,
     :oxcclCommByCopyEngines,
     :oxcclSetLog,
+    :oxcclTag,
     :oxcclCommInitEnv,
     :oxcclCommSetTimeout,
     :oxcclSetInitTimeout,
@@ -999,6 +1000,11 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 @inline oxcclSetLog(level, func, user) =
     ccall(@inbounds(ADDRESSES[88]), Cint, (Cint, Ptr{Cvoid}, Ptr{Cvoid},), level, func, user)
 
+# Sets the number by which later operations of this thread are known in `oxccl ras` and in what it
+# dumps, such as the number of a training step; 0 for none. Blocks: never.
+@inline oxcclTag(tag) =
+    ccall(@inbounds(ADDRESSES[89]), Cint, (UInt64,), tag)
+
 # Makes a communicator of all processes that oxccl run, mpirun, srun or torchrun started; without
 # a launcher, of this process alone. The device's index becomes the rank on this host.
 #
@@ -1008,14 +1014,14 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 #
 # `comm`: out. `config`: as for ncclCommInitRankConfig. Blocks as ncclCommInitRank.
 @inline oxcclCommInitEnv(comm, config) =
-    ccall(@inbounds(ADDRESSES[89]), Cint, (Ptr{Ptr{Cvoid}}, Ptr{ncclConfig_t},), comm, config)
+    ccall(@inbounds(ADDRESSES[90]), Cint, (Ptr{Ptr{Cvoid}}, Ptr{ncclConfig_t},), comm, config)
 
 # Limits the time that an operation of the communicator may wait for a peer without progress; then
 # the operation fails with ncclRemoteError, and the communicator with it.
 #
 # `timeoutNs`: nanoseconds, −1 for no bound. Blocks: never.
 @inline oxcclCommSetTimeout(comm, timeoutNs) =
-    ccall(@inbounds(ADDRESSES[90]), Cint, (Ptr{Cvoid}, Int64,), comm, timeoutNs)
+    ccall(@inbounds(ADDRESSES[91]), Cint, (Ptr{Cvoid}, Int64,), comm, timeoutNs)
 
 # Limits the time that communicators wait for the other ranks while they are made, instead of
 # OXCCL_INIT_TIMEOUT. It holds for those that the calling thread begins to make from now on, also
@@ -1026,35 +1032,35 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # had.
 # Blocks: never.
 @inline oxcclSetInitTimeout(timeoutNs) =
-    ccall(@inbounds(ADDRESSES[91]), Cint, (Int64,), timeoutNs)
+    ccall(@inbounds(ADDRESSES[92]), Cint, (Int64,), timeoutNs)
 
 # Makes a stream on the calling thread's device; on a GPU, the default stream does not wait for
 # it. `stream`: out. Blocks: never.
 @inline oxcclStreamCreate(stream) =
-    ccall(@inbounds(ADDRESSES[92]), Cint, (Ptr{Ptr{Cvoid}},), stream)
+    ccall(@inbounds(ADDRESSES[93]), Cint, (Ptr{Ptr{Cvoid}},), stream)
 
 # Destroys a stream; queued work still completes. Blocks: never.
 @inline oxcclStreamDestroy(stream) =
-    ccall(@inbounds(ADDRESSES[93]), Cint, (Ptr{Cvoid},), stream)
+    ccall(@inbounds(ADDRESSES[94]), Cint, (Ptr{Cvoid},), stream)
 
 # Returns ncclSuccess when a stream has done everything, else ncclInProgress. An asynchronous
 # error of its work is returned once. Blocks: never.
 @inline oxcclStreamQuery(stream) =
-    ccall(@inbounds(ADDRESSES[94]), Cint, (Ptr{Cvoid},), stream)
+    ccall(@inbounds(ADDRESSES[95]), Cint, (Ptr{Cvoid},), stream)
 
 # Waits until a stream has done everything, at most `timeoutNs` nanoseconds (−1: for ever);
 # ncclInProgress when time is over. An asynchronous error of its work is returned once. Blocks.
 @inline oxcclStreamSynchronize(stream, timeoutNs) =
-    ccall(@inbounds(ADDRESSES[95]), Cint, (Ptr{Cvoid}, Int64,), stream, timeoutNs)
+    ccall(@inbounds(ADDRESSES[96]), Cint, (Ptr{Cvoid}, Int64,), stream, timeoutNs)
 
 # Makes the stream's later work wait for an event. Blocks: never.
 @inline oxcclStreamWaitEvent(stream, event) =
-    ccall(@inbounds(ADDRESSES[96]), Cint, (Ptr{Cvoid}, Ptr{Cvoid},), stream, event)
+    ccall(@inbounds(ADDRESSES[97]), Cint, (Ptr{Cvoid}, Ptr{Cvoid},), stream, event)
 
 # Calls `func(arg)` on a thread of the library, or of CUDA, in the order of the stream. `func`
 # must not call functions of this library that block. Blocks: never.
 @inline oxcclStreamHostFunc(stream, func, arg) =
-    ccall(@inbounds(ADDRESSES[97]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Ptr{Cvoid},), stream, func, arg)
+    ccall(@inbounds(ADDRESSES[98]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Ptr{Cvoid},), stream, func, arg)
 
 # Gathers the inputs of all ranks, of different lengths, in every rank's output.
 #
@@ -1068,7 +1074,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # directly to every other one.
 # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 @inline oxcclAllGatherv(sendbuff, sendcount, recvbuff, recvcounts, recvdispls, datatype, comm, stream) =
-    ccall(@inbounds(ADDRESSES[98]), Cint, (Ptr{Cvoid}, Csize_t, Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, sendcount, recvbuff, recvcounts, recvdispls, datatype, comm, stream)
+    ccall(@inbounds(ADDRESSES[99]), Cint, (Ptr{Cvoid}, Csize_t, Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, sendcount, recvbuff, recvcounts, recvdispls, datatype, comm, stream)
 
 # Leaves in every rank's output the reduction of that rank's block of all inputs.
 #
@@ -1079,7 +1085,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # other: with equal counts ncclReduceScatter is the faster one.
 # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 @inline oxcclReduceScatterv(sendbuff, recvbuff, counts, datatype, op, comm, stream) =
-    ccall(@inbounds(ADDRESSES[99]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Ptr{Csize_t}, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, recvbuff, counts, datatype, op, comm, stream)
+    ccall(@inbounds(ADDRESSES[100]), Cint, (Ptr{Cvoid}, Ptr{Cvoid}, Ptr{Csize_t}, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, recvbuff, counts, datatype, op, comm, stream)
 
 # Sends a separate part of every rank's input to every rank.
 #
@@ -1092,7 +1098,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # otherwise as for ncclSend and ncclRecv. Cost: one message to and from every rank with elements.
 # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 @inline oxcclAlltoAllv(sendbuff, sendcounts, senddispls, recvbuff, recvcounts, recvdispls, datatype, comm, stream) =
-    ccall(@inbounds(ADDRESSES[100]), Cint, (Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, sendcounts, senddispls, recvbuff, recvcounts, recvdispls, datatype, comm, stream)
+    ccall(@inbounds(ADDRESSES[101]), Cint, (Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, sendcounts, senddispls, recvbuff, recvcounts, recvdispls, datatype, comm, stream)
 
 # Gathers the inputs of all ranks, of different lengths, in the root's output.
 #
@@ -1104,7 +1110,7 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # one message from every rank to the root.
 # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 @inline oxcclGatherv(sendbuff, sendcount, recvbuff, recvcounts, recvdispls, datatype, root, comm, stream) =
-    ccall(@inbounds(ADDRESSES[101]), Cint, (Ptr{Cvoid}, Csize_t, Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, sendcount, recvbuff, recvcounts, recvdispls, datatype, root, comm, stream)
+    ccall(@inbounds(ADDRESSES[102]), Cint, (Ptr{Cvoid}, Csize_t, Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, sendcount, recvbuff, recvcounts, recvdispls, datatype, root, comm, stream)
 
 # Sends every rank its part of the root's input; the parts may differ in length.
 #
@@ -1118,4 +1124,4 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # message from the root to every rank.
 # Blocks: never; complete when oxcclStreamSynchronize on `stream` says so.
 @inline oxcclScatterv(sendbuff, sendcounts, senddispls, recvbuff, recvcount, datatype, root, comm, stream) =
-    ccall(@inbounds(ADDRESSES[102]), Cint, (Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, sendcounts, senddispls, recvbuff, recvcount, datatype, root, comm, stream)
+    ccall(@inbounds(ADDRESSES[103]), Cint, (Ptr{Cvoid}, Ptr{Csize_t}, Ptr{Csize_t}, Ptr{Cvoid}, Csize_t, Cint, Cint, Ptr{Cvoid}, Ptr{Cvoid},), sendbuff, sendcounts, senddispls, recvbuff, recvcount, datatype, root, comm, stream)

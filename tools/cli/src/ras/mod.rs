@@ -78,7 +78,8 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
         true => writeln!(out, "{}", status::json(&processes, &causes)),
         false => out.write_all(text(&processes, &causes).as_bytes()),
     };
-    Ok(if causes.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(2) })
+    let held_up = causes.iter().any(|verdict| verdict.cause.holds_up());
+    Ok(if held_up { ExitCode::from(2) } else { ExitCode::SUCCESS })
 }
 
 fn dump(processes: &[Process], format: Format, path: &Path) -> Result<ExitCode> {
@@ -120,10 +121,10 @@ fn text(processes: &[Process], causes: &[Verdict]) -> String {
         return text.to_owned();
     }
     let mut lines = vec![];
-    match causes {
-        [] => lines.push("Nothing holds a job up.".to_owned()),
-        causes => lines.extend(causes.iter().map(|cause| format!("* {}", cause.text))),
+    if !causes.iter().any(|verdict| verdict.cause.holds_up()) {
+        lines.push("Nothing holds a job up.".to_owned());
     }
+    lines.extend(causes.iter().map(|verdict| format!("* {}", verdict.text)));
     for comm in &comms {
         lines.push(String::new());
         lines.push(head(comm));

@@ -1,0 +1,217 @@
+//! Verdicts on states of jobs.
+
+use super::*;
+use crate::op::descriptor::Descriptor;
+use crate::recorder::read::{Awaited, OperationReport};
+use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
+
+const SECOND: u64 = 1_000_000_000;
+/// The time at which all processes are read.
+const NOW: u64 = 1000 * SECOND;
+
+fn descriptor(count: u64) -> Descriptor {
+    let spec = Spec::new(Collective::AllReduce, 2, 0);
+    Descriptor::collective(&spec, DataType::Float32, ReduceOp::Sum, false, count)
+}
+
+/// A collective of so many elements that was called at a time.
+fn call(number: u64, count: u64, called_ns: u64) -> OperationReport {
+    OperationReport {
+        number,
+        kind: Kind::Collective,
+        of_kind: number,
+        what: descriptor(count).to_string(),
+        bytes: 4 * count,
+        peer: None,
+        sends: None,
+        transfers: 0,
+        stream: 1,
+        tag: 0,
+        called_ns,
+        begun_ns: Some(called_ns),
+        ended_ns: None,
+        descriptor: descriptor(count),
+    }
+}
+
+/// A rank with so many calls of 5 elements, of which so many are done, and the peer for which the
+/// next one has waited for 3 s.
+fn rank(number: u32, issued: u64, finished: u64, peer: Option<u32>) -> RankReport {
+    let since_ns = NOW - 3 * SECOND;
+    RankReport {
+        comm: 7,
+        name: "tp".to_owned(),
+        rank: number,
+        nranks: 2,
+        gpu: None,
+        stage: Stage::Running,
+        begun_ns: 0,
+        issued,
+        finished,
+        collectives: issued,
+        waiting: peer.map(|peer| Awaited {
+            number: Some(finished),
+            peer: Some(peer),
+            step: Some(2),
+            since_ns,
+        }),
+        failure: String::new(),
+        operations: (0..issued).map(|number| call(number, 5, since_ns)).collect(),
+    }
+}
+
+fn process(pid: u32, ranks: Vec<RankReport>) -> Process {
+    Process {
+        pid,
+        host: "node1".to_owned(),
+        command: "train".to_owned(),
+        state: ProcessState::Alive,
+        read_ns: NOW,
+        clock_set_ns: 0,
+        ranks,
+    }
+}
+
+fn found(processes: &[Process]) -> Vec<Verdict> {
+    verdicts(processes, Patience::default())
+}
+
+#[track_caller]
+fn one(processes: &[Process], cause: Cause, ranks: &[u32], text: &str) {
+    let found = found(processes);
+    let [verdict] = &found[..] else { panic!("{found:#?}") };
+    assert_eq!((verdict.cause, &verdict.ranks[..], &verdict.text[..]), (cause, ranks, text));
+}
+
+#[test]
+fn a_rank_that_waits_shortly_or_has_failed_holds_nobody_up() {
+    let waits = process(1, vec![rank(0, 3, 2, Some(1))]);
+    let patient = Patience { waiting_ns: 4 * SECOND, ..Patience::default() };
+    assert_eq!(verdicts(&[waits, process(2, vec![rank(1, 2, 2, None)])], patient), []);
+    assert_eq!(found(&[]), []);
+}
+
+#[test]
+fn who_has_not_called_is_named_with_its_last_call() {
+    let all = [process(1, vec![rank(0, 3, 2, Some(1))]), process(2, vec![rank(1, 2, 2, None)])];
+    one(
+        &all,
+        Cause::NotCalled,
+        &[1],
+        "rank 1 has not called all_reduce of 5 × float, sum (collective 2, step 2), in which rank 0 \
+         waits for 3.0 s: process 2 (train) on node1, whose last operation was all_reduce of 5 × \
+         float, sum, called 3.0 s ago; look at what that process does (communicator \
+         0000000000000007 \"tp\")",
+    );
+}
+
+#[test]
+fn a_stopped_process_is_to_be_continued() {
+    let mut stopped = process(2, vec![rank(1, 3, 2, Some(0))]);
+    stopped.state = ProcessState::Stopped;
+    one(
+        &[process(1, vec![rank(0, 3, 2, Some(1))]), stopped],
+        Cause::Stopped,
+        &[1],
+        "rank 1 is stopped by a signal or a debugger, and holds up all_reduce of 5 × float, sum \
+         (collective 2, step 2), in which rank 0 waits for 3.0 s: process 2 (train) on node1; \
+         continue it with kill -CONT 2 (communicator 0000000000000007 \"tp\")",
+    );
+}
+
+#[test]
+fn calls_that_differ_are_told_side_by_side() {
+    let mut other = rank(1, 3, 2, Some(0));
+    other.operations[2] = call(2, 6, NOW - 3 * SECOND);
+    one(
+        &[process(1, vec![rank(0, 3, 2, Some(1))]), process(2, vec![other])],
+        Cause::Differs,
+        &[0, 1],
+        "rank 0 calls all_reduce of 5 × float, sum, and rank 1 calls all_reduce of 6 × float, sum, as \
+         collective 2 of communicator 0000000000000007 \"tp\": all ranks have to make the same calls \
+         in the same order",
+    );
+}
+
+#[test]
+fn of_a_chain_over_communicators_the_end_is_named_and_of_a_circle_all_of_it() {
+    let second = |mut rank: RankReport| {
+        (rank.comm, rank.name) = (8, String::new());
+        rank
+    };
+    // Rank 0 waits in the first communicator for rank 1, whose process waits in the second one.
+    let waits = process(1, vec![rank(0, 3, 2, Some(1)), second(rank(0, 1, 1, None))]);
+    let chain = process(2, vec![rank(1, 2, 2, None), second(rank(1, 2, 1, Some(0)))]);
+    let mut last = rank(0, 1, 1, None);
+    (last.comm, last.name) = (8, String::new());
+    let end = process(3, vec![last]);
+    let mut first = waits.clone();
+    first.ranks.pop();
+    let ends = found(&[first, chain.clone(), end]);
+    let [verdict] = &ends[..] else { panic!("{ends:#?}") };
+    assert_eq!((verdict.cause, verdict.comm, &verdict.ranks[..]), (Cause::NotCalled, 8, &[0][..]));
+    // The same processes wait for each other.
+    let circle = found(&[waits, chain]);
+    let [verdict] = &circle[..] else { panic!("{circle:#?}") };
+    assert_eq!((verdict.cause, verdict.ranks.len()), (Cause::Deadlock, 2));
+    assert!(verdict.text.contains("rank 0 of communicator 0000000000000007 \"tp\" (process 1"));
+    assert!(verdict.text.contains("rank 1 of communicator 0000000000000008 (process 2"));
+}
+
+#[test]
+fn a_kernel_waits_for_a_rank_that_made_fewer_calls_or_whose_stream_is_held_up() {
+    let on_gpu = |number: u32, issued: u64, waits: bool| {
+        let mut rank = rank(number, issued, 0, waits.then_some(1 - number));
+        rank.gpu = Some(number);
+        rank.waiting.iter_mut().for_each(|waiting| waiting.number = None);
+        process(number + 1, vec![rank])
+    };
+    for (calls, cause) in [(2, Cause::NotCalled), (3, Cause::NotBegun)] {
+        let found = found(&[on_gpu(0, 3, true), on_gpu(1, calls, false)]);
+        let [verdict] = &found[..] else { panic!("{found:#?}") };
+        assert_eq!((verdict.cause, &verdict.ranks[..]), (cause, &[1][..]), "{verdict:#?}");
+    }
+}
+
+#[test]
+fn one_failure_is_told_once_by_the_rank_that_found_it() {
+    let failed = |number: u32, text: &str| {
+        let mut rank = rank(number, 3, 2, None);
+        (rank.stage, rank.failure) = (Stage::Failed, text.to_owned());
+        process(number + 1, vec![rank])
+    };
+    one(
+        &[failed(0, "rank 0 lost rank 2: it ended (reported by rank 1)"), failed(1, "it ended")],
+        Cause::Failed,
+        &[1],
+        "communicator 0000000000000007 \"tp\" has failed at rank 1, process 2 (train) on node1: it \
+         ended",
+    );
+}
+
+#[test]
+fn a_rank_that_comes_late_and_a_clock_that_was_set_are_told() {
+    let called = |number: u32, late_ns: u64| {
+        let mut rank = rank(number, 20, 20, None);
+        for op in &mut rank.operations {
+            op.called_ns = NOW - SECOND + op.number * 10_000_000 + late_ns;
+        }
+        process(number + 1, vec![rank])
+    };
+    let slow = found(&[called(0, 0), called(1, 2_000_000)]);
+    let [verdict] = &slow[..] else { panic!("{slow:#?}") };
+    assert_eq!((verdict.cause, &verdict.ranks[..]), (Cause::Slow, &[1][..]));
+    assert!(verdict.text.contains("100 % of the last 20 collectives, on average 2.0 ms after"));
+    assert!(!verdict.cause.holds_up());
+    let mut set = called(0, 0);
+    set.clock_set_ns = -3600 * SECOND as i64;
+    let clock = found(&[set]);
+    assert_eq!(clock.len(), 1);
+    assert!(clock[0].text.contains("the clock of node1 was set back by 60 min since process 1"));
+}
+
+#[test]
+fn ranks_are_listed_in_words() {
+    assert_eq!(list(&[3]), "rank 3");
+    assert_eq!(list(&[1, 2, 5, 6, 7, 9]), "ranks 1, 2, 5 to 7, 9");
+}

@@ -1,0 +1,124 @@
+//! What is recorded is what others read.
+
+use super::read::{Process, RankReport, processes};
+use super::*;
+use crate::op::{Bound, Call, Programs, Transfer, Transfers};
+use oxccl_plan::select::Route;
+use oxccl_plan::{Algorithm, Carrier, Collective, DataType, Plan, ReduceOp, Spec};
+use std::path::Path;
+
+/// A group of one message of so many bytes.
+fn message(bytes: usize) -> What {
+    let (data, dtype) = (std::ptr::null_mut(), DataType::Uint8);
+    let transfer = Transfer { peer: 3, send: true, data, bytes, dtype };
+    What::of(&Transfers { operation: "send/recv", list: vec![transfer] }.into())
+}
+
+/// This process, as others see it.
+fn own() -> Process {
+    let all = processes(Path::new("/proc"));
+    let own = all.into_iter().find(|process| process.pid == std::process::id());
+    own.expect("this process has a recorder")
+}
+
+fn rank_of(comm: u64) -> Option<RankReport> {
+    own().ranks.into_iter().find(|rank| rank.comm == comm)
+}
+
+#[test]
+fn what_a_rank_records_is_read_from_outside_until_the_recorder_is_dropped() {
+    let comm = 0x1234_5678_9abc;
+    let recorder = Recorder::new();
+    recorder.identify(comm, (1, 4), Some(2), "tensor parallel");
+    let creating = rank_of(comm).expect("it is there");
+    assert_eq!((creating.rank, creating.nranks, creating.gpu), (1, 4, Some(2)));
+    assert_eq!((creating.stage, &creating.name[..]), (Stage::Creating, "tensor parallel"));
+    recorder.enter(Stage::Running);
+    set_tag(77);
+    let called = recorder.call(&message(10), 5);
+    recorder.begin(&called, &message(10));
+    recorder.wait(called.number, 3, 2, true);
+    let waits = rank_of(comm).expect("it is there");
+    let awaited = waits.waiting.expect("it waits");
+    assert_eq!((awaited.number, awaited.peer, awaited.step), (Some(0), Some(3), Some(2)));
+    let [op] = &waits.operations[..] else { panic!("{waits:?}") };
+    assert_eq!((op.kind, op.bytes, op.peer, op.sends), (Kind::Exchange, 10, Some(3), Some(true)));
+    assert_eq!((op.tag, op.stream, op.transfers, op.ended_ns), (77, 5, 1, None));
+    assert!(op.begun_ns.is_some_and(|begun| begun >= op.called_ns && begun >= waits.begun_ns));
+    assert!(awaited.since_ns >= op.called_ns && own().read_ns >= awaited.since_ns);
+    recorder.end(called.number);
+    recorder.fail("it is over");
+    recorder.enter(Stage::Ending);
+    let failed = rank_of(comm).expect("it is there");
+    assert_eq!((failed.stage, &failed.failure[..]), (Stage::Failed, "it is over"));
+    assert_eq!((failed.issued, failed.finished, failed.waiting), (1, 1, None));
+    assert!(failed.operations[0].ended_ns.is_some());
+    set_tag(0);
+    drop(recorder);
+    assert_eq!(rank_of(comm), None);
+    // The next one begins with nothing of it.
+    let recorders: Vec<_> = (0..4).map(|_| Recorder::new()).collect();
+    for (number, recorder) in (comm..).zip(&recorders) {
+        recorder.identify(number, (0, 1), None, "");
+        let fresh = rank_of(number).expect("it is there");
+        assert_eq!((fresh.issued, &fresh.failure[..], fresh.operations.len()), (0, "", 0));
+        assert_eq!((fresh.stage, fresh.waiting), (Stage::Creating, None));
+    }
+}
+
+#[test]
+fn of_a_caller_far_ahead_the_operations_under_way_and_after_it_stay() {
+    let comm = 0xabc_dead;
+    let recorder = Recorder::new();
+    recorder.identify(comm, (0, 2), None, "");
+    let bytes = |number: u64| 100 + number as usize;
+    let all: Vec<_> = (0..200).map(|n| recorder.call(&message(bytes(n)), 1)).collect();
+    let numbers =
+        |rank: &RankReport| rank.operations.iter().map(|op| op.number).collect::<Vec<_>>();
+    let first = rank_of(comm).expect("it is there");
+    assert_eq!(numbers(&first), (0..64).collect::<Vec<_>>());
+    for (n, called) in (0..).zip(&all[..100]) {
+        recorder.begin(called, &message(bytes(n)));
+        recorder.end(called.number);
+    }
+    let later = rank_of(comm).expect("it is there");
+    assert_eq!(numbers(&later), (36..100).collect::<Vec<_>>());
+    assert!(later.operations.iter().all(|op| op.bytes == 100 + op.number));
+    assert!(later.operations.iter().all(|op| op.ended_ns >= op.begun_ns));
+    assert_eq!((later.issued, later.finished), (200, 100));
+}
+
+#[test]
+fn calls_on_a_gpu_replace_the_oldest_and_kernels_say_what_they_await() {
+    let comm = 0xabc_beef;
+    let recorder = Recorder::new();
+    recorder.identify(comm, (0, 2), Some(0), "");
+    (0..70).for_each(|n| recorder.call_on_gpu(&message(n), 1));
+    recorder.kernel_waits(1, -1, true);
+    let rank = rank_of(comm).expect("it is there");
+    let numbers: Vec<_> = rank.operations.iter().map(|op| op.number).collect();
+    assert_eq!(numbers, (6..70).collect::<Vec<_>>());
+    let waiting = rank.waiting.expect("it waits");
+    assert_eq!((waiting.number, waiting.peer, waiting.step), (None, Some(1), None));
+}
+
+#[test]
+fn collectives_are_counted_apart_and_described_as_their_descriptors_say() {
+    let comm = 0xabc_c0de;
+    let recorder = Recorder::new();
+    recorder.identify(comm, (0, 2), None, "");
+    let spec = Spec::new(Collective::Reduce, 2, 1);
+    let (input, output) = (std::ptr::null(), std::ptr::null_mut());
+    let (dtype, op) = (DataType::Float32, ReduceOp::Max);
+    let call = Call { spec, input, output, count: 5, dtype, op, scale: None };
+    let plan = Plan::new(spec, Algorithm::Ring).expect("a plan");
+    let any = Bound::new(Route { plan, carrier: Carrier::Edges }, 0);
+    let what = What::collective(&Programs { any, mapped: None, engines: false }, &call);
+    recorder.call(&message(1), 1);
+    let called = recorder.call(&what, 1);
+    assert_eq!((called.number, called.of_kind), (1, 0));
+    let rank = rank_of(comm).expect("it is there");
+    let op = &rank.operations[1];
+    assert_eq!((op.kind, op.of_kind, op.bytes), (Kind::Collective, 0, 20));
+    assert_eq!(op.what, "reduce of 5 × float, max, root 1");
+}

@@ -1,0 +1,117 @@
+//! Calls of several ranks that do not end, each for a known reason.
+
+use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
+use oxccl_runtime::comm::{Communicator, Holder, Options};
+use oxccl_runtime::device::host::event::Event;
+use oxccl_runtime::device::host::stream::Stream;
+use oxccl_runtime::device::host::task::Work;
+use oxccl_runtime::op::{Call, Transfer};
+use oxccl_runtime::{Result, group, recorder};
+use std::sync::Arc;
+
+/// Elements of each call.
+const COUNT: usize = 1000;
+
+/// A rank's buffers and its stream.
+struct Caller {
+    input: Vec<f32>,
+    output: Vec<f32>,
+    stream: Arc<Stream>,
+}
+
+impl Caller {
+    fn new() -> Self {
+        Self { input: vec![1.0; COUNT], output: vec![0.0; COUNT], stream: Stream::new() }
+    }
+
+    /// Calls a collective, without waiting for it.
+    fn call(&mut self, comm: &Arc<Communicator>, collective: Collective, root: u32) -> Result<()> {
+        let call = Call {
+            spec: Spec::new(collective, comm.nranks(), root),
+            input: self.input.as_ptr().cast(),
+            output: self.output.as_mut_ptr().cast(),
+            count: COUNT as u64,
+            dtype: DataType::Float32,
+            op: ReduceOp::Sum,
+            scale: None,
+        };
+        group::collective(comm, call, &self.stream)
+    }
+
+    /// Waits for all calls.
+    fn finish(&self) -> Result<()> {
+        self.stream.synchronize(None).map(drop)
+    }
+
+    /// Calls a collective and waits for it.
+    fn run(&mut self, comm: &Arc<Communicator>, collective: Collective, root: u32) -> Result<()> {
+        self.call(comm, collective, root)?;
+        self.finish()
+    }
+}
+
+/// Never returns: the test ends the process.
+fn outside() -> ! {
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Makes `calls` calls that end, says so, and comes to a standstill, in which the rank `victim` is
+/// at fault: it makes no further call (`skip`), its stream waits for something else (`stream`), it
+/// receives nothing of what it is sent (`message`), it goes on until it is stopped (`stop`), or
+/// ranks use two communicators in different orders (`circle`).
+pub fn play(
+    comm: &Arc<Communicator>,
+    how: &str,
+    victim: u32,
+    (calls, root): (u32, u32),
+) -> Result<()> {
+    let mut caller = Caller::new();
+    let is_victim = comm.rank() == victim;
+    let second = (how == "circle").then(|| split(comm)).transpose()?;
+    for number in 0..calls {
+        recorder::set_tag(u64::from(number) + 100);
+        caller.run(comm, Collective::AllReduce, 0)?;
+    }
+    println!("running");
+    match (how, is_victim) {
+        ("skip", true) => outside(),
+        ("skip", false) => caller.run(comm, Collective::AllReduce, 0)?,
+        ("stream", true) => {
+            // Nobody records the event.
+            let never = Work::Wait(Arc::new(Event::default()), 1);
+            caller.stream.enqueue(never, true)?;
+            caller.run(comm, Collective::Reduce, root)?;
+        }
+        ("stream", false) => caller.run(comm, Collective::Reduce, root)?,
+        ("message", true) => outside(),
+        ("message", false) => {
+            let (data, bytes) = (caller.output.as_mut_ptr().cast(), COUNT * 4);
+            let dtype = DataType::Float32;
+            let transfer = Transfer { peer: victim, send: false, data, bytes, dtype };
+            group::transfer(comm, transfer, &caller.stream)?;
+            caller.finish()?;
+        }
+        ("stop", _) => loop {
+            caller.run(comm, Collective::AllReduce, 0)?;
+        },
+        ("circle", _) => {
+            let second = second.expect("it was made");
+            let order = if is_victim { [&second, comm] } else { [comm, &second] };
+            for comm in order {
+                caller.run(comm, Collective::AllReduce, 0)?;
+            }
+        }
+        _ => panic!("unknown standstill {how:?}"),
+    }
+    // Those of whom nobody had to wait for the victim stay, too.
+    outside()
+}
+
+/// Returns a second communicator of all ranks.
+fn split(comm: &Arc<Communicator>) -> Result<Arc<Communicator>> {
+    let holder = Holder::new(comm.device(), Options::default());
+    holder.make(&comm.split(0, comm.rank() as i32))?;
+    holder.ready().cloned()
+}
