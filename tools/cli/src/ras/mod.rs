@@ -18,7 +18,7 @@ use std::process::ExitCode;
 const MORE: &str = "\
 Examples:
   oxccl ras
-  oxccl ras --json
+  oxccl ras --pid 4711 --pid 4712 --json
   oxccl ras dump flight-recorder traces/
   oxccl ras dump chrome trace.json
 
@@ -37,6 +37,9 @@ pub(crate) struct Options {
     /// The time in seconds from which on an operation counts as held up.
     #[arg(long, default_value_t = 1.0, value_name = "SECONDS")]
     patience: f64,
+    /// Only processes with these numbers.
+    #[arg(long, value_name = "PID", global = true)]
+    pid: Vec<u32>,
     #[command(subcommand)]
     action: Option<Action>,
 }
@@ -65,7 +68,8 @@ enum Format {
 }
 
 pub(crate) fn main(options: &Options) -> Result<ExitCode> {
-    let processes = read::processes(Path::new("/proc"));
+    let mut processes = read::processes(Path::new("/proc"));
+    processes.retain(|process| options.pid.is_empty() || options.pid.contains(&process.pid));
     if let Some(Action::Dump { format, path }) = &options.action {
         return dump(&processes, *format, path);
     }

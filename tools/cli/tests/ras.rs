@@ -1,0 +1,140 @@
+//! `oxccl ras` on ranks of this machine: what it tells, and what other tools make of its dumps.
+
+use oxccl_tests::job::bind_to_parent;
+use oxccl_tests::missing;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const OXCCL: &str = env!("CARGO_BIN_EXE_oxccl");
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Two ranks that all-reduce for long, and their processes.
+struct Ranks {
+    launcher: Child,
+    pids: Vec<u32>,
+}
+
+impl Ranks {
+    fn start() -> Self {
+        let mut command = Command::new(OXCCL);
+        let arguments = "perf all_reduce --ranks 2 --device host -b 256K -e 256K -n 100000 -c 0";
+        command.args(arguments.split(' ')).stdout(Stdio::null()).stderr(Stdio::null());
+        let launcher = bind_to_parent(&mut command).spawn().expect("it starts");
+        let (start, mut pids) = (Instant::now(), Vec::new());
+        while pids.len() < 2 {
+            assert!(start.elapsed() < LIMIT, "no ranks");
+            pids = children(launcher.id());
+        }
+        Self { launcher, pids }
+    }
+
+    fn ras(&self, arguments: &[&str]) -> Output {
+        let mut command = Command::new(OXCCL);
+        command.arg("ras").args(arguments);
+        for pid in &self.pids {
+            command.args(["--pid", &pid.to_string()]);
+        }
+        bind_to_parent(&mut command).output().expect("it runs")
+    }
+
+    /// Waits until what `oxccl ras` prints has a text, and returns it with the exit code.
+    fn wait_for(&self, text: &str) -> (String, Option<i32>) {
+        let start = Instant::now();
+        loop {
+            let output = self.ras(&["--patience", "0.3"]);
+            let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+            if printed.contains(text) {
+                return (printed, output.status.code());
+            }
+            assert!(start.elapsed() < LIMIT, "{printed} without {text}");
+        }
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        for pid in &self.pids {
+            let pid = Pid::from_raw(*pid as i32).expect("a process");
+            let _ = kill_process(pid, Signal::KILL);
+        }
+        let _ = self.launcher.wait();
+    }
+}
+
+/// Returns the children of a process.
+fn children(pid: u32) -> Vec<u32> {
+    let list = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+    let list = list.unwrap_or_default();
+    list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
+}
+
+#[test]
+fn a_stopped_rank_is_named_and_dumps_are_what_other_tools_read() {
+    let ranks = Ranks::start();
+    let (running, _) = ranks.wait_for("last all_reduce of 65536 × float, sum");
+    assert!(running.contains("rank   1  process "), "{running}");
+    let victim = ranks.pids[1];
+    kill_process(Pid::from_raw(victim as i32).expect("a process"), Signal::STOP).expect("stopped");
+    let (stopped, code) = ranks.wait_for("is stopped by a signal or a debugger");
+    assert_eq!(code, Some(2), "{stopped}");
+    assert!(stopped.contains(&format!("continue it with kill -CONT {victim}")), "{stopped}");
+
+    let folder = tempfile::tempdir().expect("a folder");
+    let dump = |format: &str, name: &str| {
+        let path = folder.path().join(name);
+        let output = ranks.ras(&["dump", format, path.to_str().expect("a path")]);
+        assert!(output.status.success(), "{output:?}");
+        path
+    };
+    let read = |path: &Path| std::fs::read_to_string(path).expect("a file");
+    let status: Value = serde_json::from_str(&read(&dump("json", "all.json"))).expect("JSON");
+    assert_eq!(status["processes"].as_array().map(Vec::len), Some(2));
+    let trace: Value = serde_json::from_str(&read(&dump("chrome", "trace.json"))).expect("JSON");
+    let events = trace["traceEvents"].as_array().expect("events");
+    let spans = events.iter().filter(|event| event["ph"] == "X");
+    assert!(
+        spans.clone().count() > 64 && spans.clone().all(|span| span["dur"].as_f64() >= Some(0.0))
+    );
+    let metrics = read(&dump("prometheus", "metrics"));
+    let waits = metrics.lines().filter(|line| line.starts_with("oxccl_waiting_seconds{"));
+    assert!(waits.count() >= 2, "{metrics}");
+    analyse(&dump("flight-recorder", "flight"));
+}
+
+/// Reads the files of the flight recorder as PyTorch's analyser does: what it asks for is there.
+fn analyse(folder: &Path) {
+    const SCRIPT: &str = r#"
+import pickle, sys
+for rank in range(2):
+    dump = pickle.load(open(f"{sys.argv[1]}/oxccl_rank_{rank}", "rb"))
+    assert dump["version"] == "2.10", dump
+    entries = dump["entries"]
+    assert len(entries) > 64 and [e["record_id"] for e in entries] == sorted(e["record_id"] for e in entries)
+    for entry in entries:
+        name, description = entry["process_group"]
+        group = dump["pg_config"][name]
+        assert group["desc"] == description and group["ranks"] == "[0, 1]", group
+        assert entry["profiling_name"] in ("nccl:all_reduce", "nccl:broadcast"), entry
+        assert entry["state"] in ("scheduled", "started", "completed") and not entry["is_p2p"]
+        for side in ("input", "output"):
+            assert len(entry[side + "_sizes"][0]) == len(entry[side + "_dtypes"]) == 1, entry
+    assert {e["state"] for e in entries} >= {"completed"}
+"#;
+    let mut python = Command::new("python3");
+    match bind_to_parent(python.args(["-c", SCRIPT]).arg(folder)).output() {
+        Err(error) => missing("python3", &error.to_string()),
+        Ok(output) => assert!(output.status.success(), "{output:?}"),
+    }
+}
+
+#[test]
+fn no_ranks_are_no_trouble() {
+    let mut command = Command::new(OXCCL);
+    let own = std::process::id().to_string();
+    let output = command.args(["ras", "--pid", &own]).output().expect("it runs");
+    assert_eq!(output.status.code(), Some(0));
+    assert!(String::from_utf8_lossy(&output.stdout).starts_with("No process of this user"));
+}
