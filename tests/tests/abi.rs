@@ -26,8 +26,8 @@ const HEADERS: [&str; 3] = [
 const ARGUMENTS: &str = include_str!("../capi/bad_arguments.c");
 const STRUCTURES: &str = include_str!("../capi/bad_structures.h");
 
-/// Takes nothing and returns nothing: there is nothing to get wrong.
-const INERT: [&str; 2] = ["ncclParamDumpAll", "ncclResetDebugInit"];
+/// They take nothing, or any number: there is nothing to get wrong.
+const INERT: [&str; 3] = ["ncclParamDumpAll", "ncclResetDebugInit", "oxcclTag"];
 
 /// Exported by NCCL's library, but declared nowhere: for its own use.
 const INTERNAL: [&str; 1] = ["ncclResetDebugInitInternal"];

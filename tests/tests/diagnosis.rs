@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 const RANK: &str = env!("CARGO_BIN_EXE_oxccl-test-rank");
 /// The least time for which something stands still, short so that the test is.
 const PATIENCE: Patience = Patience { waiting_ns: 300_000_000, creating_ns: 300_000_000 };
+/// The pause between two looks, which leaves the processors to the ranks.
+const PAUSE: Duration = Duration::from_millis(10);
 /// The longest time until a verdict, on a busy machine.
 const LIMIT: Duration = Duration::from_secs(30);
 
@@ -35,21 +37,30 @@ fn wait_until_running(job: &mut Job, nranks: u32) {
     }
 }
 
-/// Returns the first verdicts on some processes of this machine, with what these record.
-fn diagnose(pids: &[u32]) -> (Vec<Verdict>, Vec<Process>) {
+/// Waits until there is one verdict on some processes of this machine, of a kind and on some ranks,
+/// and returns it with what the processes record. On a busy machine, ranks that come late for want
+/// of a processor are named before, or beside the one at fault.
+fn diagnose(pids: &[u32], cause: Cause, ranks: &[u32]) -> (Verdict, Vec<Process>) {
     let start = Instant::now();
     loop {
         let mut all = processes(Path::new("/proc"));
         all.retain(|process| pids.contains(&process.pid));
         let mut found = verdicts(&all, PATIENCE);
-        // On a busy machine a rank may be late for long.
         found.retain(|verdict| verdict.cause.holds_up());
-        if !found.is_empty() {
-            return (found, all);
+        if let [verdict] = &found[..]
+            && (verdict.cause, &sorted(&verdict.ranks)[..]) == (cause, ranks)
+        {
+            return (verdict.clone(), all);
         }
-        assert!(start.elapsed() < LIMIT, "no verdict on {all:#?}");
-        std::thread::yield_now();
+        assert!(start.elapsed() < LIMIT, "{found:#?} on {all:#?}");
+        std::thread::sleep(PAUSE);
     }
+}
+
+fn sorted(ranks: &[u32]) -> Vec<u32> {
+    let mut ranks = ranks.to_vec();
+    ranks.sort_unstable();
+    ranks
 }
 
 fn end(mut job: Job, nranks: u32) {
@@ -59,19 +70,31 @@ fn end(mut job: Job, nranks: u32) {
     job.wait();
 }
 
-/// Plays a standstill and returns the one verdict.
-fn verdict(nranks: u32, how: &str, victim: u32, calls: u32, root: u32) -> (Verdict, Vec<Process>) {
-    let arguments = [how.to_owned(), victim.to_string(), calls.to_string(), root.to_string()];
-    let (mut job, pids) = start(nranks, nranks, &arguments);
-    wait_until_running(&mut job, nranks);
-    if how == "stop" {
-        let pid = Pid::from_raw(pids[victim as usize] as i32).expect("a process");
-        kill_process(pid, Signal::STOP).expect("it can be stopped");
+/// A standstill of some ranks: how, by which of them, after how many calls, and the root of the
+/// last one.
+struct Standstill {
+    nranks: u32,
+    how: &'static str,
+    victim: u32,
+    calls: u32,
+    root: u32,
+}
+
+impl Standstill {
+    /// Plays it, and returns the verdict once it is of this kind, on these ranks.
+    fn play(self, cause: Cause, ranks: &[u32]) -> (Verdict, Vec<Process>) {
+        let Self { nranks, how, victim, calls, root } = self;
+        let arguments = [how.to_owned(), victim.to_string(), calls.to_string(), root.to_string()];
+        let (mut job, pids) = start(nranks, nranks, &arguments);
+        wait_until_running(&mut job, nranks);
+        if how == "stop" {
+            let pid = Pid::from_raw(pids[victim as usize] as i32).expect("a process");
+            kill_process(pid, Signal::STOP).expect("it can be stopped");
+        }
+        let found = diagnose(&pids, cause, ranks);
+        end(job, nranks);
+        found
     }
-    let (found, all) = diagnose(&pids);
-    end(job, nranks);
-    let [verdict] = &found[..] else { panic!("{found:#?}") };
-    (verdict.clone(), all)
 }
 
 fn has(text: &str, parts: &[&str]) {
@@ -87,9 +110,11 @@ fn the_rank_at_fault_its_operation_and_the_reason_are_named() {
         let nranks = 2 + random.below(3) as u32;
         let (victim, calls) = (random.below(nranks.into()) as u32, random.below(80) as u32);
         for (how, cause) in [("skip", Cause::NotCalled), ("stop", Cause::Stopped)] {
-            let (verdict, all) = verdict(nranks, how, victim, calls, 0);
-            assert_eq!((verdict.cause, &verdict.ranks[..]), (cause, &[victim][..]), "{verdict:#?}");
-            let pid = format!("process {}", all[victim as usize].pid);
+            let standstill = Standstill { nranks, how, victim, calls, root: 0 };
+            let (verdict, all) = standstill.play(cause, &[victim]);
+            let of_victim = |process: &&Process| process.ranks[0].rank == victim;
+            let pid = all.iter().find(of_victim).map(|process| format!("process {}", process.pid));
+            let pid = pid.expect("its process is seen");
             has(&verdict.text, &[&format!("rank {victim} "), &pid, "all_reduce of 1000 × float"]);
             if how == "skip" {
                 has(&verdict.text, &[&format!("(collective {calls}, step ")]);
@@ -102,9 +127,8 @@ fn the_rank_at_fault_its_operation_and_the_reason_are_named() {
 fn a_stream_that_waits_for_something_else_is_told_from_a_call_that_is_not_made() {
     // The others wait for the victim, or for the root, which waits for it.
     for (nranks, victim, root) in [(2, 0, 1), (3, 1, 0), (4, 3, 3)] {
-        let (verdict, _) = verdict(nranks, "stream", victim, 3, root);
-        let at_fault = (verdict.cause, &verdict.ranks[..]);
-        assert_eq!(at_fault, (Cause::NotBegun, &[victim][..]), "{verdict:#?}");
+        let standstill = Standstill { nranks, how: "stream", victim, calls: 3, root };
+        let (verdict, _) = standstill.play(Cause::NotBegun, &[victim]);
         has(
             &verdict.text,
             &["reduce of 1000 × float, sum, root ", "(collective 3, step ", "stream"],
@@ -114,8 +138,8 @@ fn a_stream_that_waits_for_something_else_is_told_from_a_call_that_is_not_made()
 
 #[test]
 fn a_message_that_is_not_sent_is_the_fault_of_its_sender() {
-    let (verdict, all) = verdict(2, "message", 1, 2, 0);
-    assert_eq!((verdict.cause, &verdict.ranks[..]), (Cause::NotCalled, &[1][..]), "{verdict:#?}");
+    let standstill = Standstill { nranks: 2, how: "message", victim: 1, calls: 2, root: 0 };
+    let (verdict, all) = standstill.play(Cause::NotCalled, &[1]);
     has(&verdict.text, &["send/recv of 4000 bytes of float (operation 2"]);
     let last = all[0].ranks[0].operations.last().expect("the receive");
     assert_eq!((last.peer, last.sends, last.transfers), (Some(1), Some(false), 1));
@@ -125,21 +149,15 @@ fn a_message_that_is_not_sent_is_the_fault_of_its_sender() {
 
 #[test]
 fn ranks_that_use_two_communicators_in_different_orders_are_a_circle() {
-    let (verdict, _) = verdict(2, "circle", 1, 3, 0);
-    assert_eq!(verdict.cause, Cause::Deadlock, "{verdict:#?}");
-    let mut ranks = verdict.ranks;
-    ranks.sort_unstable();
-    assert_eq!(ranks, [0, 1]);
+    let standstill = Standstill { nranks: 2, how: "circle", victim: 1, calls: 3, root: 0 };
+    let (verdict, _) = standstill.play(Cause::Deadlock, &[0, 1]);
     has(&verdict.text, &["rank 0 of communicator", "rank 1 of communicator", "in a circle"]);
 }
 
 #[test]
 fn ranks_that_do_not_come_to_the_making_of_a_communicator_are_named() {
     let (job, pids) = start(4, 2, &["skip", "0", "0", "0"].map(str::to_owned));
-    let (found, _) = diagnose(&pids);
+    let (verdict, _) = diagnose(&pids, Cause::NotJoined, &[2, 3]);
     end(job, 2);
-    let [verdict] = &found[..] else { panic!("{found:#?}") };
-    let at_fault = (verdict.cause, &verdict.ranks[..]);
-    assert_eq!(at_fault, (Cause::NotJoined, &[2, 3][..]), "{verdict:#?}");
-    has(&verdict.text, &["ranks 2, 3 of communicator", "ranks 0, 1 wait"]);
+    has(&verdict.text, &["ranks 2, 3 of communicator", "have not come", "ranks 0, 1 wait for"]);
 }

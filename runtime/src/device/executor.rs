@@ -204,10 +204,12 @@ impl Executor {
             },
             (Executor::Cuda(rank, cuda_rank), Stream::Cuda(on)) => {
                 // What is captured runs when its graph is launched, which is not seen here.
-                if !stream.is_capturing() {
+                let captured = stream.is_capturing();
+                cuda::run::launch::submit(cuda_rank, &operation, *on)?;
+                if !captured {
                     rank.recorder.call_on_gpu(&What::of(&operation), on.0.addr());
                 }
-                cuda::run::launch::submit(cuda_rank, &operation, *on)
+                Ok(())
             }
             _ => Err(wrong_device()),
         }

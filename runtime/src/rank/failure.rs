@@ -5,6 +5,7 @@ use crate::error::{Code, Error, Site};
 use crate::link::direct::Record;
 use crate::link::notice;
 use crate::log::{self, Level, Subsystem};
+use crate::recorder::Source;
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -59,7 +60,12 @@ impl Rank {
             }
             return;
         }
-        self.recorder.fail(&error.to_string());
+        let source = match &error {
+            Error::Reported { reporter, .. } if *reporter != self.number => Source::Peer(*reporter),
+            Error::Aborted { .. } => Source::Asked,
+            _ => Source::Here,
+        };
+        self.recorder.fail(&error.to_string(), source);
         let record = self.record(&error);
         if let (Some(segment), Some(local)) = (&self.segment, self.local[self.number as usize]) {
             segment.publish_failure(local, &record);

@@ -49,7 +49,13 @@ impl<'a> Comm<'a> {
 
     /// Returns the ranks that cannot be seen.
     pub fn unseen(&self) -> Vec<u32> {
-        (0..self.nranks).filter(|rank| self.member(*rank).is_none()).collect()
+        let mut seen = vec![false; self.nranks as usize];
+        for member in &self.members {
+            if let Some(seen) = seen.get_mut(member.rank.rank as usize) {
+                *seen = true;
+            }
+        }
+        (0u32..).zip(seen).filter(|(_, seen)| !seen).map(|(rank, _)| rank).collect()
     }
 
     /// Returns the communicator's number and name, for texts.
@@ -64,10 +70,9 @@ impl<'a> Comm<'a> {
     pub fn stage(&self) -> Stage {
         let stages = || self.members.iter().map(|member| member.rank.stage);
         let is = |wanted: Stage| stages().any(|stage| stage == wanted);
-        match (is(Stage::Failed), is(Stage::Creating), is(Stage::Ending)) {
-            (true, ..) => Stage::Failed,
-            (_, true, _) => Stage::Creating,
-            (_, _, true) => Stage::Ending,
+        match (is(Stage::Failed), is(Stage::Creating)) {
+            (true, _) => Stage::Failed,
+            (_, true) => Stage::Creating,
             _ => Stage::Running,
         }
     }

@@ -1,9 +1,10 @@
 //! Why a job does not move: which rank is at fault, in which operation, and what to do.
 
 use super::job::{Comm, Member, communicators};
-use crate::recorder::read::{Process, ProcessState, RankReport};
-use crate::recorder::{Kind, Stage};
+use crate::recorder::read::{Process, ProcessState};
+use crate::recorder::{Kind, Source, Stage};
 use serde::Serialize;
+use std::collections::HashSet;
 use std::fmt::Write;
 
 /// The kind of a cause.
@@ -24,6 +25,8 @@ pub enum Cause {
     NotBegun,
     /// A rank is in the operation and waits for nobody, or for something beside the ranks.
     Inside,
+    /// Ranks wait for one that cannot be seen: it is on another host, of another user, or gone.
+    Unseen,
     /// Ranks wait for each other in a circle.
     Deadlock,
     /// A rank comes late to most collectives.
@@ -101,7 +104,7 @@ fn list(ranks: &[u32]) -> String {
     let mut parts: Vec<(u32, u32)> = Vec::new();
     for &rank in ranks {
         match parts.last_mut() {
-            Some((_, last)) if *last + 1 == rank => *last = rank,
+            Some((_, last)) if last.checked_add(1) == Some(rank) => *last = rank,
             _ => parts.push((rank, rank)),
         }
     }
@@ -114,11 +117,20 @@ fn list(ranks: &[u32]) -> String {
     format!("{word} {}", texts.collect::<Vec<_>>().join(", "))
 }
 
-/// Returns the failures of a communicator, each cause once: those of the ranks that found them.
+/// Returns a word for one rank, or for several.
+fn verb(ranks: &[u32], one: &'static str, several: &'static str) -> &'static str {
+    if ranks.len() == 1 { one } else { several }
+}
+
+/// Returns the failures of a communicator, each cause once: those of the ranks that found them, or
+/// else one of those that heard of it. What the user asked for is no failure.
 fn failed(comm: &Comm<'_>) -> Vec<Verdict> {
-    let failed = || comm.members.iter().filter(|member| member.rank.stage == Stage::Failed);
-    let heard = |member: &&Member<'_>| member.rank.failure.contains("(reported by rank ");
-    let mut finders: Vec<_> = failed().filter(|member| !heard(member)).collect();
+    let failed = |member: &&Member<'_>| {
+        member.rank.stage == Stage::Failed && member.rank.failure_source != Source::Asked
+    };
+    let failed = || comm.members.iter().filter(failed);
+    let found = |member: &&Member<'_>| member.rank.failure_source == Source::Here;
+    let mut finders: Vec<_> = failed().filter(found).collect();
     if finders.is_empty() {
         finders.extend(failed().next());
     }
@@ -148,9 +160,10 @@ fn not_joined(comm: &Comm<'_>, patience: Patience) -> Option<Verdict> {
         return None;
     }
     let come: Vec<_> = waits.iter().map(|member| member.rank.rank).collect();
+    let (have, wait) = (verb(&missing, "has", "have"), verb(&come, "waits", "wait"));
     let text = format!(
-        "{} of {} in the making has not come, where {} waits for {}: look whether its process has \
-         started, on this host, and with the same id",
+        "{} of {} in the making {have} not come, as far as this machine shows, where {} {wait} for {}: \
+         start the missing processes, or give all of them one id",
         list(&missing),
         comm.title(),
         list(&come),
@@ -165,6 +178,8 @@ struct Wait<'a, 'c> {
     comm: &'c Comm<'a>,
     from: Member<'a>,
     to: Member<'a>,
+    /// The callers of both.
+    callers: (Caller, Caller),
     since_ns: u64,
 }
 
@@ -176,21 +191,19 @@ impl Wait<'_, '_> {
 
 /// What does the calls of a rank: its process or, where a process has several ranks of one
 /// communicator, a thread of which nothing but this rank is known.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Caller {
     Process(u32, u64),
     Rank(u64, u32),
 }
 
 impl Caller {
-    fn of(member: &Member<'_>) -> Self {
-        let Process { pid, ranks, .. } = member.process;
-        let own = member.rank;
-        let several =
-            |rank: &&RankReport| ranks.iter().filter(|other| other.comm == rank.comm).count() > 1;
-        match ranks.iter().find(several) {
-            Some(_) => Caller::Rank(own.comm, own.rank),
-            None => Caller::Process(*pid, host_number(&member.process.host)),
+    fn of(comm: &Comm<'_>, member: &Member<'_>) -> Self {
+        let Process { pid, host, .. } = member.process;
+        let own = |other: &&Member<'_>| other.process.pid == *pid && other.process.host == *host;
+        match comm.members.iter().filter(own).count() {
+            1 => Caller::Process(*pid, host_number(host)),
+            _ => Caller::Rank(comm.number, member.rank.rank),
         }
     }
 }
@@ -203,14 +216,14 @@ fn host_number(host: &str) -> u64 {
     hasher.finish()
 }
 
-/// Returns the waits of a communicator that last for half of the least time that counts: of ranks
+/// Returns the waits of a communicator that last for a part of the least time that counts: of ranks
 /// that wait for each other, one began first.
 fn waits<'a, 'c>(comm: &'c Comm<'a>, patience: Patience) -> Vec<Wait<'a, 'c>> {
     let mut all = Vec::new();
     for &from in &comm.members {
         let Some(waiting) = from.rank.waiting else { continue };
         let waited_ns = from.process.read_ns.saturating_sub(waiting.since_ns);
-        if from.rank.stage != Stage::Running || waited_ns < patience.waiting_ns / 2 {
+        if from.rank.stage != Stage::Running || waited_ns < patience.waiting_ns / 8 {
             continue;
         }
         let (own, since_ns) = (from.rank.rank, waiting.since_ns);
@@ -220,9 +233,45 @@ fn waits<'a, 'c>(comm: &'c Comm<'a>, patience: Patience) -> Vec<Wait<'a, 'c>> {
         let others = comm.members.iter().filter(|m| m.rank.rank != own).filter(lags).copied();
         let mut to: Vec<_> = others.collect();
         to.extend(named.filter(|peer| to.iter().all(|m| m.rank.rank != peer.rank.rank)));
-        all.extend(to.into_iter().map(|to| Wait { comm, from, to, since_ns }));
+        let caller = Caller::of(comm, &from);
+        all.extend(to.into_iter().map(|to| {
+            let callers = (caller, Caller::of(comm, &to));
+            Wait { comm, from, to, callers, since_ns }
+        }));
     }
     all
+}
+
+/// Returns that ranks wait for one that cannot be seen, if they wait for nobody else.
+fn unseen(comm: &Comm<'_>, patience: Patience) -> Option<Verdict> {
+    let waits = |member: &&Member<'_>| {
+        member.rank.stage == Stage::Running
+            && member.rank.waiting.is_some_and(|waiting| {
+                let waited_ns = member.process.read_ns.saturating_sub(waiting.since_ns);
+                let seen = waiting.peer.is_some_and(|peer| comm.member(peer).is_some());
+                waited_ns >= patience.waiting_ns && !seen
+            })
+    };
+    let all: Vec<_> = comm.members.iter().filter(waits).collect();
+    let (first, missing) = (all.first()?, comm.unseen());
+    let awaited: Vec<u32> = all.iter().filter_map(|m| m.rank.waiting?.peer).collect();
+    let ranks = if awaited.is_empty() { missing } else { awaited };
+    if ranks.is_empty() {
+        return None;
+    }
+    let waiting: Vec<u32> = all.iter().map(|member| member.rank.rank).collect();
+    let since = all.iter().filter_map(|m| Some(m.rank.waiting?.since_ns)).min().unwrap_or(0);
+    let text = format!(
+        "{} {} in {} for {}, of which nothing is seen here, for {}: ask its host by oxccl ras, or \
+         look as another user ({})",
+        list(&waiting),
+        verb(&waiting, "waits", "wait"),
+        operation_text(first),
+        list(&ranks),
+        span(first.process.read_ns.saturating_sub(since)),
+        comm.title()
+    );
+    Some(Verdict { cause: Cause::Unseen, comm: comm.number, ranks, text })
 }
 
 /// Returns whether a rank has not called the collective in which another one waits, or its stream
@@ -277,10 +326,10 @@ fn standstill(comms: &[Comm<'_>], patience: Patience) -> Vec<Verdict> {
         }
     }
     let different: Vec<u64> = found.iter().map(|verdict| verdict.comm).collect();
+    let waiting: HashSet<Caller> = all.iter().map(|wait| wait.callers.0).collect();
     for wait in &all {
-        let to = Caller::of(&wait.to);
         let stands = wait.to.process.state != ProcessState::Stopped;
-        let goes_on = all.iter().any(|next| Caller::of(&next.from) == to);
+        let goes_on = waiting.contains(&wait.callers.1);
         let short = wait.lasts_ns() < patience.waiting_ns;
         if short || different.contains(&wait.comm.number) || stands && goes_on {
             continue;
@@ -289,6 +338,11 @@ fn standstill(comms: &[Comm<'_>], patience: Patience) -> Vec<Verdict> {
         let known = |other: &Verdict| other.comm == verdict.comm && other.ranks == verdict.ranks;
         if !found.iter().any(known) {
             found.push(verdict);
+        }
+    }
+    for comm in comms {
+        if found.iter().all(|verdict| verdict.comm != comm.number) {
+            found.extend(unseen(comm, patience));
         }
     }
     if found.is_empty() && all.iter().any(|wait| wait.lasts_ns() >= patience.waiting_ns) {
@@ -340,25 +394,31 @@ fn operation_text(waits: &Member<'_>) -> String {
 }
 
 /// Returns what holds up the rank at the end of a chain of waits.
-fn blame(wait: &Wait<'_, '_>, all: &[Wait<'_, '_>]) -> Verdict {
-    let Wait { comm, from, to, .. } = wait;
+fn blame(held: &Wait<'_, '_>, all: &[Wait<'_, '_>]) -> Verdict {
+    let Wait { comm, from, to, .. } = held;
     let same = |other: &&Wait<'_, '_>| {
         other.comm.number == comm.number && other.to.rank.rank == to.rank.rank
     };
     let mut waiting: Vec<_> = all.iter().filter(same).map(|other| other.from.rank.rank).collect();
     waiting.sort_unstable();
     waiting.dedup();
-    let since_ns = all.iter().filter(same).map(|w| w.since_ns).min().unwrap_or(wait.since_ns);
+    let since_ns = all.iter().filter(same).map(|w| w.since_ns).min().unwrap_or(held.since_ns);
     let waited = span(from.process.read_ns.saturating_sub(since_ns));
     let (who, operation) = (to.rank.rank, operation_text(from));
-    let verb = if waiting.len() == 1 { "waits" } else { "wait" };
-    let effect = format!("{operation}, in which {} {verb} for {waited}", list(&waiting));
+    let wait = verb(&waiting, "waits", "wait");
+    let effect = format!("{operation}, in which {} {wait} for {waited}", list(&waiting));
     let place = to.place();
     let progress = match collective_of(from) {
         Some(number) => Some(progress(to, number)),
         // Of a kernel it is not known which call it carries out, but how many calls there were.
-        None => (from.rank.gpu.is_some() && to.rank.issued >= from.rank.issued)
-            .then_some(Progress::NotBegun),
+        None if to.rank.gpu.is_some() => {
+            (to.rank.issued >= from.rank.issued).then_some(Progress::NotBegun)
+        }
+        // It may be in the other half of a message, or before it.
+        None => to.operation(to.rank.finished).map(|op| match op.begun_ns {
+            Some(_) => Progress::Inside,
+            None => Progress::NotBegun,
+        }),
     };
     let (cause, text) = match (to.process.state, progress) {
         (ProcessState::Stopped, _) => {
@@ -408,11 +468,11 @@ fn circle(all: &[Wait<'_, '_>]) -> Option<Verdict> {
     let mut path = vec![first];
     // Each wait goes on at one caller; a chain as long as the list has met one of them twice.
     while path.len() <= all.len() {
-        let to = Caller::of(&path[path.len() - 1].to);
-        path.push(all.iter().find(|next| Caller::of(&next.from) == to)?);
+        let to = path[path.len() - 1].callers.1;
+        path.push(all.iter().find(|next| next.callers.0 == to)?);
     }
     let last = path[path.len() - 1];
-    let same = |wait: &&&Wait<'_, '_>| Caller::of(&wait.from) == Caller::of(&last.from);
+    let same = |wait: &&&Wait<'_, '_>| wait.callers.0 == last.callers.0;
     let back = path.iter().rev().skip(1).position(|wait| same(&wait))?;
     let circle = &path[path.len() - 1 - back - 1..path.len() - 1];
     let texts = circle.iter().map(|wait| {
@@ -427,7 +487,7 @@ fn circle(all: &[Wait<'_, '_>]) -> Option<Verdict> {
         texts.collect::<Vec<_>>().join("; ")
     );
     let ranks = circle.iter().map(|wait| wait.from.rank.rank).collect();
-    Some(Verdict { cause: Cause::Deadlock, comm: first.comm.number, ranks, text })
+    Some(Verdict { cause: Cause::Deadlock, comm: circle.first()?.comm.number, ranks, text })
 }
 
 /// Returns the rank that comes late to most of the latest collectives.
@@ -436,15 +496,17 @@ fn slow(comm: &Comm<'_>) -> Option<Verdict> {
     let mut late: Vec<(u32, usize, u64)> =
         comm.members.iter().map(|member| (member.rank.rank, 0, 0)).collect();
     let mut calls = 0;
-    for op in first.rank.operations.iter().filter(|op| op.number < first.rank.finished) {
+    let collectives = first.rank.operations.iter().filter(|op| op.kind == Kind::Collective);
+    let on_gpu = first.rank.gpu.is_some();
+    for op in collectives.filter(|op| on_gpu || op.number < first.rank.finished) {
         let same = |m: &Member<'_>| m.collective(op.of_kind).map(|op| op.called_ns);
         let Some(others) = rest.iter().map(same).collect::<Option<Vec<_>>>() else { continue };
         let times = || std::iter::once(op.called_ns).chain(others.iter().copied());
         let (Some(begin), Some(end)) = (times().min(), times().max()) else { continue };
-        calls += usize::from(op.kind == Kind::Collective);
+        calls += 1;
         for ((_, last, sum), time) in late.iter_mut().zip(times()) {
             *last += usize::from(time == end && end > begin);
-            *sum += time - begin;
+            *sum = u64::saturating_add(*sum, time - begin);
         }
     }
     let (rank, last, sum) = late.into_iter().max_by_key(|(_, _, sum)| *sum)?;

@@ -3,7 +3,7 @@
 use crate::op::descriptor::Descriptor;
 use crate::op::{Call, OneSided, Operation, Programs};
 use oxccl_plan::DataType;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// The kind of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -75,7 +75,8 @@ impl Entry {
         let What { kind, descriptor, bytes, peer, transfers } = *what;
         let (first, count) = descriptor.to_words();
         // Who reads takes the words only if the number is right before and after them.
-        self.number.store(0, Ordering::Release);
+        self.number.store(0, Ordering::Relaxed);
+        fence(Ordering::Release);
         let words = [
             (&self.what, u64::from(first) | (kind as u64) << 32 | transfers << TRANSFERS_AT),
             (&self.count, count),

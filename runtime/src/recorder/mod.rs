@@ -8,11 +8,12 @@ pub mod read;
 mod text;
 mod ticks;
 
+use crate::fork;
 use crate::os::memory::Mapping;
 pub use entry::{Called, Entry, Kind, What};
 use std::cell::Cell;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 use text::Text;
 use ticks::ticks;
 
@@ -29,12 +30,10 @@ pub enum Stage {
     Running = 2,
     /// The communicator has failed.
     Failed = 3,
-    /// The communicator waits for its last operations before it ends.
-    Ending = 4,
 }
 
 impl Stage {
-    const ALL: [Self; 4] = [Self::Creating, Self::Running, Self::Failed, Self::Ending];
+    const ALL: [Self; 3] = [Self::Creating, Self::Running, Self::Failed];
 
     /// Returns the stage in a word.
     pub fn name(self) -> &'static str {
@@ -42,7 +41,6 @@ impl Stage {
             Stage::Creating => "creating",
             Stage::Running => "running",
             Stage::Failed => "failed",
-            Stage::Ending => "ending",
         }
     }
 }
@@ -69,10 +67,27 @@ pub struct Section {
     /// Operations done so far.
     pub finished: AtomicU64,
     waiting: Waiting,
+    /// Where the failure comes from: a [`Source`].
+    source: AtomicU64,
     name: Text<8>,
     failure: Text<64>,
     entries: [Entry; OPERATIONS],
 }
+
+/// Where the failure of a rank comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Source {
+    /// The rank has found it.
+    Here,
+    /// The user has asked for it, as by an abort.
+    Asked,
+    /// This rank has found it.
+    Peer(u32),
+}
+
+/// Stands for [`Source::Asked`]; other numbers are those of ranks plus one, or 0.
+const ASKED: u64 = u64::MAX;
 
 /// Stands for the number of the operation that a kernel carries out, which the host does not know.
 const IN_A_KERNEL: u64 = u64::MAX - 1;
@@ -84,9 +99,11 @@ struct Waiting {
     number: AtomicU64,
     /// The awaited rank plus one, or 0, and in the upper half the step plus one, or 0.
     peer_step: AtomicU64,
-    /// The time since when nothing has moved, and the time of the latest look.
+    /// The time since when nothing has moved, in host memory; and the time of the latest look.
     since: AtomicU64,
     looked: AtomicU64,
+    /// The time for which a kernel had waited at that look, in ns.
+    waited_ns: AtomicU64,
 }
 
 const _: () = assert!(size_of::<Section>() == 12 << 10);
@@ -149,7 +166,7 @@ impl Section {
     /// Records what the operation under way waits for; `first` if something has moved since the
     /// last such record.
     pub fn wait(&self, number: u64, peer: i32, step: i32, first: bool) {
-        let Waiting { number: of, peer_step, since, looked } = &self.waiting;
+        let Waiting { number: of, peer_step, since, looked, .. } = &self.waiting;
         let now = ticks();
         if first || of.load(Ordering::Relaxed) != number + 1 {
             since.store(now, Ordering::Relaxed);
@@ -160,13 +177,25 @@ impl Section {
         of.store(number + 1, Ordering::Release);
     }
 
-    /// Records what a kernel waits for; `first` if it did not wait at the last such look.
-    pub fn kernel_waits(&self, peer: i32, step: i32, first: bool) {
-        self.wait(IN_A_KERNEL, peer, step, first);
+    /// Records what a kernel has waited for, and for how long.
+    pub fn kernel_waits(&self, peer: i32, step: i32, waited_ns: u64) {
+        self.waiting.waited_ns.store(waited_ns, Ordering::Relaxed);
+        self.wait(IN_A_KERNEL, peer, step, false);
     }
 
-    /// Records the failure of the rank.
-    pub fn fail(&self, text: &str) {
+    /// Records that the operation under way waits no more.
+    pub fn go_on(&self) {
+        self.waiting.number.store(0, Ordering::Relaxed);
+    }
+
+    /// Records the failure of the rank, and where it comes from.
+    pub fn fail(&self, text: &str, source: Source) {
+        let source = match source {
+            Source::Here => 0,
+            Source::Asked => ASKED,
+            Source::Peer(rank) => u64::from(rank) + 1,
+        };
+        self.source.store(source, Ordering::Relaxed);
         self.failure.write(text);
         self.enter(Stage::Failed);
     }
@@ -196,11 +225,13 @@ impl Section {
 
     /// Makes the section free, and zero for the next rank.
     fn clear(&self) {
-        self.state.store(0, Ordering::Release);
-        let Waiting { number, peer_step, since, looked } = &self.waiting;
+        self.state.store(0, Ordering::Relaxed);
+        fence(Ordering::Release);
+        let Waiting { number, peer_step, since, looked, waited_ns } = &self.waiting;
         let words = [&self.comm, &self.rank, &self.device, &self.begun, &self.collectives];
-        let more = [&self.others, &self.issued, &self.finished, number, peer_step, since, looked];
-        let all = words.into_iter().chain(more);
+        let more = [&self.others, &self.issued, &self.finished, &self.source];
+        let waiting = [number, peer_step, since, looked, waited_ns];
+        let all = words.into_iter().chain(more).chain(waiting);
         all.for_each(|word| word.store(0, Ordering::Relaxed));
         self.name.write("");
         self.failure.write("");
@@ -276,7 +307,10 @@ impl Deref for Recorder {
 
 impl Drop for Recorder {
     fn drop(&mut self) {
-        if let Home::File(section, number) = self.home {
+        // What a forked child has is its parent's.
+        if let Home::File(section, number) = self.home
+            && !fork::forked()
+        {
             section.clear();
             file::give_back(number);
         }

@@ -4,7 +4,7 @@
 use super::entry::{SENDS, TRANSFERS_AT};
 use super::file::{self, Head};
 use super::ticks::{Scale, moment};
-use super::{Entry, IN_A_KERNEL, Kind, Section, Stage, Waiting};
+use super::{ASKED, Entry, IN_A_KERNEL, Kind, Section, Source, Stage, Waiting};
 use crate::op::descriptor::Descriptor;
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
@@ -74,6 +74,8 @@ pub struct RankReport {
     pub waiting: Option<Awaited>,
     /// The failure of the rank; empty if it has none.
     pub failure: String,
+    /// Where that failure comes from.
+    pub failure_source: Source,
     /// The latest operations, in the order of their calls.
     pub operations: Vec<OperationReport>,
 }
@@ -125,6 +127,14 @@ pub struct OperationReport {
     pub descriptor: Descriptor,
 }
 
+/// The most ranks of a communicator: descriptors have 16 bits for the root.
+const MAX_RANKS: u32 = 1 << 16;
+
+/// Returns a text without control characters, which a terminal would obey.
+fn plain(text: String) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
 /// Returns the processes of this machine in which ranks record what they do, as far as this user
 /// may look at them. `root` is where the folder of processes is: `/proc`.
 pub fn processes(root: &Path) -> Vec<Process> {
@@ -136,7 +146,7 @@ pub fn processes(root: &Path) -> Vec<Process> {
 }
 
 /// Returns a process; `None` if no rank in it records what it does, or it may not be looked at.
-fn process(root: &Path, pid: u32) -> Option<Process> {
+pub(super) fn process(root: &Path, pid: u32) -> Option<Process> {
     let folder = root.join(pid.to_string());
     let fd = recorder_of(&folder)?;
     let head = Page::<Head>::read(&fd, 0)?;
@@ -157,7 +167,7 @@ fn process(root: &Path, pid: u32) -> Option<Process> {
     Some(Process {
         pid,
         host: host_name(),
-        command: command.trim_end().to_owned(),
+        command: plain(command.trim_end().to_owned()),
         state,
         read_ns: time,
         clock_set_ns: (time as i64).wrapping_sub(word(2) as i64).wrapping_sub(age as i64),
@@ -174,11 +184,12 @@ pub fn host_name() -> String {
 fn recorder_of(folder: &Path) -> Option<OwnedFd> {
     let names = |path: &PathBuf| {
         let to = std::fs::read_link(path).ok();
-        to.is_some_and(|to| to.to_string_lossy().starts_with(&format!("/memfd:{}", file::NAME)))
+        to.is_some_and(|to| to.as_os_str() == format!("/memfd:{} (deleted)", file::NAME).as_str())
     };
     let fds = std::fs::read_dir(folder.join("fd")).ok()?.flatten();
     let path = fds.map(|entry| entry.path()).find(names)?;
-    rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    rustix::fs::open(path, flags, Mode::empty()).ok()
 }
 
 /// Returns the process id as the process itself sees it, and its state.
@@ -235,15 +246,20 @@ fn rank(fd: &OwnedFd, number: usize, scale: &Scale) -> Option<RankReport> {
         return None;
     }
     let rank = load(&section.rank);
+    let (own, nranks) = (rank as u32, (rank >> 32) as u32);
+    // The identity is not there yet, or what is there is none of ours.
+    if own >= nranks || nranks > MAX_RANKS {
+        return None;
+    }
     let kept = section.entries.iter().zip(&again.entries);
     let kept = kept.filter(|(entry, later)| load(&entry.number) == load(&later.number));
     let mut operations: Vec<_> = kept.filter_map(|(entry, _)| operation(entry, scale)).collect();
     operations.sort_by_key(|operation| operation.number);
     Some(RankReport {
         comm: load(&section.comm),
-        name: section.name.read(),
-        rank: rank as u32,
-        nranks: (rank >> 32) as u32,
+        name: plain(section.name.read()),
+        rank: own,
+        nranks,
         gpu: load(&section.device).checked_sub(1).map(|gpu| gpu as u32),
         stage,
         begun_ns: scale.ns(load(&section.begun)).unwrap_or(0),
@@ -251,7 +267,12 @@ fn rank(fd: &OwnedFd, number: usize, scale: &Scale) -> Option<RankReport> {
         finished: load(&section.finished),
         collectives: load(&section.collectives),
         waiting: awaited(&section.waiting, load(&section.finished), scale),
-        failure: section.failure.read(),
+        failure: plain(section.failure.read()),
+        failure_source: match load(&section.source) {
+            0 => Source::Here,
+            ASKED => Source::Asked,
+            peer => Source::Peer((peer - 1) as u32),
+        },
         operations,
     })
 }
@@ -267,8 +288,13 @@ fn awaited(waiting: &Waiting, finished: u64, scale: &Scale) -> Option<Awaited> {
     }
     let peer_step = load(&waiting.peer_step);
     let [peer, step] = [peer_step as u32, (peer_step >> 32) as u32].map(|n| n.checked_sub(1));
+    let looked_ns = scale.last.1.saturating_sub(age_ns);
+    let since_ns = match in_a_kernel {
+        true => looked_ns.saturating_sub(load(&waiting.waited_ns)),
+        false => scale.ns(load(&waiting.since))?,
+    };
     let number = (!in_a_kernel).then_some(number);
-    Some(Awaited { number, peer, step, since_ns: scale.ns(load(&waiting.since))? })
+    Some(Awaited { number, peer, step, since_ns })
 }
 
 fn operation(entry: &Entry, scale: &Scale) -> Option<OperationReport> {

@@ -1,6 +1,6 @@
 //! What is recorded is what others read.
 
-use super::read::{Process, RankReport, processes};
+use super::read::{Process, RankReport, process};
 use super::*;
 use crate::op::{Bound, Call, Programs, Transfer, Transfers};
 use oxccl_plan::select::Route;
@@ -16,9 +16,7 @@ fn message(bytes: usize) -> What {
 
 /// This process, as others see it.
 fn own() -> Process {
-    let all = processes(Path::new("/proc"));
-    let own = all.into_iter().find(|process| process.pid == std::process::id());
-    own.expect("this process has a recorder")
+    process(Path::new("/proc"), std::process::id()).expect("this process has a recorder")
 }
 
 fn rank_of(comm: u64) -> Option<RankReport> {
@@ -47,10 +45,11 @@ fn what_a_rank_records_is_read_from_outside_until_the_recorder_is_dropped() {
     assert!(op.begun_ns.is_some_and(|begun| begun >= op.called_ns && begun >= waits.begun_ns));
     assert!(awaited.since_ns >= op.called_ns && own().read_ns >= awaited.since_ns);
     recorder.end(called.number);
-    recorder.fail("it is over");
-    recorder.enter(Stage::Ending);
+    recorder.fail("it is over", Source::Peer(2));
+    recorder.enter(Stage::Running);
     let failed = rank_of(comm).expect("it is there");
     assert_eq!((failed.stage, &failed.failure[..]), (Stage::Failed, "it is over"));
+    assert_eq!(failed.failure_source, Source::Peer(2));
     assert_eq!((failed.issued, failed.finished, failed.waiting), (1, 1, None));
     assert!(failed.operations[0].ended_ns.is_some());
     set_tag(0);
@@ -94,12 +93,13 @@ fn calls_on_a_gpu_replace_the_oldest_and_kernels_say_what_they_await() {
     let recorder = Recorder::new();
     recorder.identify(comm, (0, 2), Some(0), "");
     (0..70).for_each(|n| recorder.call_on_gpu(&message(n), 1));
-    recorder.kernel_waits(1, -1, true);
+    recorder.kernel_waits(1, -1, 3_000_000_000);
     let rank = rank_of(comm).expect("it is there");
     let numbers: Vec<_> = rank.operations.iter().map(|op| op.number).collect();
     assert_eq!(numbers, (6..70).collect::<Vec<_>>());
     let waiting = rank.waiting.expect("it waits");
     assert_eq!((waiting.number, waiting.peer, waiting.step), (None, Some(1), None));
+    assert!(waiting.since_ns < rank.begun_ns, "it waited before anything was recorded");
 }
 
 #[test]

@@ -9,6 +9,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 const OXCCL: &str = env!("CARGO_BIN_EXE_oxccl");
+/// The pause between two looks, which leaves the processors to the ranks.
+const PAUSE: Duration = Duration::from_millis(10);
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Two ranks that all-reduce for long, and their processes.
@@ -20,12 +22,13 @@ struct Ranks {
 impl Ranks {
     fn start() -> Self {
         let mut command = Command::new(OXCCL);
-        let arguments = "perf all_reduce --ranks 2 --device host -b 256K -e 256K -n 100000 -c 0";
+        let arguments = "perf all_reduce --ranks 2 --device host -b 256K -e 256K -n 100000000 -c 0";
         command.args(arguments.split(' ')).stdout(Stdio::null()).stderr(Stdio::null());
         let launcher = bind_to_parent(&mut command).spawn().expect("it starts");
         let (start, mut pids) = (Instant::now(), Vec::new());
         while pids.len() < 2 {
             assert!(start.elapsed() < LIMIT, "no ranks");
+            std::thread::sleep(PAUSE);
             pids = children(launcher.id());
         }
         Self { launcher, pids }
@@ -50,6 +53,7 @@ impl Ranks {
                 return (printed, output.status.code());
             }
             assert!(start.elapsed() < LIMIT, "{printed} without {text}");
+            std::thread::sleep(PAUSE);
         }
     }
 }

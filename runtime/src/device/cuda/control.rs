@@ -10,17 +10,15 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 /// The [`abi::Control`] of a rank.
 pub(super) struct Control {
     block: Block,
-    /// How often kernels had said that they wait, at the last look, and for how long the last one
-    /// had waited.
+    /// How often kernels had said that they wait, at the last look.
     waits: AtomicU64,
-    waited_ns: AtomicU64,
 }
 
 impl Control {
     /// Allocates the block. Requires the GPU's context to be current on this thread.
     pub(super) fn new(gpu: &'static Gpu) -> Result<Self> {
         let block = Block::on_host(gpu, size_of::<abi::Control>())?;
-        let control = Self { block, waits: AtomicU64::new(0), waited_ns: AtomicU64::new(0) };
+        let control = Self { block, waits: AtomicU64::new(0) };
         // SAFETY: memory of that size and alignment, which nobody else knows yet.
         unsafe { control.pointer().write(abi::Control::default()) };
         Ok(control)
@@ -42,31 +40,49 @@ impl Control {
         unsafe { &*self.pointer() }
     }
 
-    /// Returns a word that changes.
-    pub(super) fn word(word: &u32) -> &AtomicU32 {
+    /// Makes running kernels give up.
+    pub(super) fn abort(&self) {
         // SAFETY: an aligned word of the control block, which all access atomically.
-        unsafe { AtomicU32::from_ptr(std::ptr::from_ref(word).cast_mut()) }
+        let abort = unsafe { AtomicU32::from_ptr(&raw mut (*self.pointer()).abort) };
+        abort.store(1, Ordering::Release);
     }
 
-    /// Returns a word of 64 bits that changes.
-    pub(super) fn count(word: &u64) -> &AtomicU64 {
-        // SAFETY: an aligned word of the control block, which all access atomically; kernels write
-        // it in one store.
-        unsafe { AtomicU64::from_ptr(std::ptr::from_ref(word).cast_mut()) }
+    /// Sets the longest time that kernels wait, in ns; 0 for no limit.
+    pub(super) fn set_limit(&self, limit_ns: u64) {
+        // SAFETY: as above.
+        let limit = unsafe { AtomicU64::from_ptr(&raw mut (*self.pointer()).limit_ns) };
+        limit.store(limit_ns, Ordering::Relaxed);
+    }
+
+    /// Notes that the rank at a place has left in order.
+    pub(super) fn note_left(&self, place: usize) {
+        // SAFETY: as above.
+        let left = unsafe { AtomicU64::from_ptr(&raw mut (*self.pointer()).left) };
+        left.fetch_or(1 << place, Ordering::Release);
+    }
+
+    /// Reads a word that kernels change.
+    pub(super) fn word(word: &u32, order: Ordering) -> u32 {
+        // SAFETY: an aligned word of the control block, which is only read here, and which kernels
+        // write in one store.
+        unsafe { AtomicU32::from_ptr(std::ptr::from_ref(word).cast_mut()) }.load(order)
+    }
+
+    /// Reads a word of 64 bits that kernels change.
+    pub(super) fn count(word: &u64) -> u64 {
+        // SAFETY: as above.
+        unsafe { AtomicU64::from_ptr(std::ptr::from_ref(word).cast_mut()) }.load(Ordering::Relaxed)
     }
 
     /// Records what kernels wait for, with ranks by their numbers in the communicator, which
     /// `named` returns. Calls no driver, which a launch may hold up.
     pub(super) fn record(&self, recorder: &Recorder, named: impl Fn(i32) -> i32) {
         let words = self.words();
-        let count = |word| Self::count(word).load(Ordering::Relaxed);
-        let word = |word| Self::word(word).load(Ordering::Relaxed);
-        let waits = count(&words.waits);
+        let waits = Self::count(&words.waits);
         if self.waits.swap(waits, Ordering::Relaxed) != waits {
-            let waited_ns = count(&words.waited_ns);
-            let first = self.waited_ns.swap(waited_ns, Ordering::Relaxed) >= waited_ns;
-            let [peer, step] = [&words.awaited, &words.awaited_step].map(|w| word(w) as i32);
-            recorder.kernel_waits(named(peer), step, first);
+            let awaited = [&words.awaited, &words.awaited_step];
+            let [peer, step] = awaited.map(|word| Self::word(word, Ordering::Relaxed) as i32);
+            recorder.kernel_waits(named(peer), step, Self::count(&words.waited_ns));
         }
     }
 }

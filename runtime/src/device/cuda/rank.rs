@@ -469,7 +469,7 @@ impl CudaRank {
     }
 
     fn count(word: &u64) -> u64 {
-        Control::count(word).load(Ordering::Relaxed)
+        Control::count(word)
     }
 
     /// Records what kernels wait for, for those who ask why nothing moves.
@@ -501,15 +501,14 @@ impl CudaRank {
 
     /// Sets the longest time that kernels wait, in ns; `None` for no limit.
     pub fn set_limit(&self, limit_ns: Option<u64>) {
-        let limit = Control::count(&self.control.words().limit_ns);
-        limit.store(limit_ns.unwrap_or(0), Ordering::Relaxed);
+        self.control.set_limit(limit_ns.unwrap_or(0));
     }
 
     /// Returns the error for which a kernel gave up; `None` if none gave up, or if the host told it
     /// to.
     fn fault(&self) -> Option<Error> {
         let control = self.control.words();
-        let fault = Control::word(&control.fault).load(Ordering::Acquire);
+        let fault = Control::word(&control.fault, Ordering::Acquire);
         let site = Site {
             rank: self.number as i32,
             peer: self.named(control.peer),
@@ -724,7 +723,7 @@ impl Failing for CudaRank {
 
 impl Accelerator for CudaRank {
     fn abort(&self) {
-        Control::word(&self.control.words().abort).store(1, Ordering::Release);
+        self.control.abort();
     }
 
     fn note_left(&self, peer: u32) {
@@ -732,7 +731,7 @@ impl Accelerator for CudaRank {
             self.network.iter().for_each(|network| network.note_left(peer));
             return;
         };
-        Control::count(&self.control.words().left).fetch_or(1 << place, Ordering::Release);
+        self.control.note_left(place);
     }
 }
 

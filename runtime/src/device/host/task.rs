@@ -189,9 +189,9 @@ impl Task {
     /// collective needs to run is made when its stream reaches it.
     pub fn operation(endpoint: Arc<Endpoint>, operation: Operation, stream: usize) -> Self {
         let what = What::of(&operation);
-        let called = endpoint.rank.recorder.call(&what, stream);
         let kind = match operation {
             Operation::Collective(programs, call) => {
+                let called = endpoint.rank.recorder.call(&what, stream);
                 return Task::Called(endpoint, programs, call, called);
             }
             Operation::Exchange(transfers) => {
@@ -200,6 +200,8 @@ impl Task {
             }
             Operation::OneSided(item) => Kind::OneSided(OneSidedTask::new(item)),
         };
+        // Last: a number that is taken has to come to its end.
+        let called = endpoint.rank.recorder.call(&what, stream);
         Task::Running(Box::new(Running::new(endpoint, (called, what), kind)))
     }
 
@@ -350,7 +352,10 @@ impl Running {
             Visit::Waiting { moved, awaited } => {
                 if moved {
                     (self.waiting_since, self.looked, self.idle_visits) = (None, None, 0);
-                    (self.suspicion, self.recorded) = (false, false);
+                    self.suspicion = false;
+                    if std::mem::take(&mut self.recorded) {
+                        self.endpoint.rank.recorder.go_on();
+                    }
                 } else {
                     self.wait_on(awaited);
                 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::op::descriptor::Descriptor;
-use crate::recorder::read::{Awaited, OperationReport};
+use crate::recorder::read::{Awaited, OperationReport, RankReport};
 use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
 
 const SECOND: u64 = 1_000_000_000;
@@ -56,6 +56,7 @@ fn rank(number: u32, issued: u64, finished: u64, peer: Option<u32>) -> RankRepor
             since_ns,
         }),
         failure: String::new(),
+        failure_source: Source::Here,
         operations: (0..issued).map(|number| call(number, 5, since_ns)).collect(),
     }
 }
@@ -174,19 +175,64 @@ fn a_kernel_waits_for_a_rank_that_made_fewer_calls_or_whose_stream_is_held_up() 
 }
 
 #[test]
-fn one_failure_is_told_once_by_the_rank_that_found_it() {
-    let failed = |number: u32, text: &str| {
+fn one_failure_is_told_once_by_the_rank_that_found_it_and_no_abort() {
+    let failed = |number: u32, text: &str, source: Source| {
         let mut rank = rank(number, 3, 2, None);
-        (rank.stage, rank.failure) = (Stage::Failed, text.to_owned());
+        (rank.stage, rank.failure, rank.failure_source) = (Stage::Failed, text.to_owned(), source);
         process(number + 1, vec![rank])
     };
     one(
-        &[failed(0, "rank 0 lost rank 2: it ended (reported by rank 1)"), failed(1, "it ended")],
+        &[failed(0, "rank 0 lost rank 2", Source::Peer(1)), failed(1, "it ended", Source::Here)],
         Cause::Failed,
         &[1],
         "communicator 0000000000000007 \"tp\" has failed at rank 1, process 2 (train) on node1: it \
          ended",
     );
+    // Who found it is not seen here.
+    let heard = found(&[failed(0, "rank 0 lost rank 2", Source::Peer(1))]);
+    assert_eq!((heard.len(), heard[0].cause), (1, Cause::Failed));
+    assert_eq!(found(&[failed(0, "it was ended", Source::Asked)]), []);
+}
+
+#[test]
+fn a_wait_for_a_rank_of_another_host_is_told_as_such() {
+    let waits = process(1, vec![rank(0, 3, 2, Some(1))]);
+    one(
+        &[waits],
+        Cause::Unseen,
+        &[1],
+        "rank 0 waits in all_reduce of 5 × float, sum (collective 2, step 2) for rank 1, of which \
+         nothing is seen here, for 3.0 s: ask its host by oxccl ras, or look as another user \
+         (communicator 0000000000000007 \"tp\")",
+    );
+}
+
+#[test]
+fn who_waits_for_a_shorter_time_is_not_at_fault() {
+    // Rank 1 has just come, and waits for rank 2, which comes never.
+    let mut all = [rank(0, 3, 2, Some(1)), rank(1, 3, 2, Some(2)), rank(2, 2, 2, None)];
+    all.iter_mut().for_each(|rank| rank.nranks = 3);
+    all[1].waiting.iter_mut().for_each(|waiting| waiting.since_ns = NOW - 200_000_000);
+    let processes: Vec<_> = (1..).zip(all).map(|(pid, rank)| process(pid, vec![rank])).collect();
+    let found = found(&processes);
+    let [verdict] = &found[..] else { panic!("{found:#?}") };
+    assert_eq!((verdict.cause, &verdict.ranks[..]), (Cause::NotCalled, &[2][..]));
+}
+
+#[test]
+fn a_message_whose_other_half_is_called_is_not_called_missing() {
+    let message = |number: u32, peer: Option<u32>, begun: bool| {
+        let mut rank = rank(number, 3, 2, peer);
+        let op = rank.operations.last_mut().expect("an operation");
+        op.kind = Kind::Exchange;
+        op.begun_ns = begun.then_some(NOW - 3 * SECOND);
+        process(number + 1, vec![rank])
+    };
+    for (begun, cause) in [(false, Cause::NotBegun), (true, Cause::Inside)] {
+        let found = found(&[message(0, Some(1), true), message(1, None, begun)]);
+        let [verdict] = &found[..] else { panic!("{found:#?}") };
+        assert_eq!((verdict.cause, &verdict.ranks[..]), (cause, &[1][..]), "{verdict:#?}");
+    }
 }
 
 #[test]

@@ -85,7 +85,7 @@ fn dump(process: &Process, own: &RankReport, world: &Comm<'_>, comms: &[Comm<'_>
     let mut all: Vec<_> =
         ranks.iter().flat_map(|rank| rank.operations.iter().map(move |op| (*rank, op))).collect();
     all.sort_by_key(|(_, op)| op.called_ns);
-    let issued: u64 = ranks.iter().map(|rank| rank.issued).sum();
+    let issued = ranks.iter().fold(0u64, |sum, rank| sum.saturating_add(rank.issued));
     // Equal on all ranks for the same call, where they call the same.
     let first = issued.saturating_sub(all.len() as u64);
     let entry = |(id, (rank, op))| entry(id, rank, op);
@@ -134,7 +134,7 @@ fn group(rank: &RankReport, comm: &Comm<'_>, world: &Comm<'_>) -> Group {
 fn state(rank: &RankReport, op: &OperationReport) -> &'static str {
     let (begun, ended) = match rank.gpu {
         None => (op.begun_ns.is_some() || op.number < rank.finished, op.number < rank.finished),
-        Some(_) => (true, rank.waiting.is_none() || op.number + 1 < rank.issued),
+        Some(_) => (true, rank.waiting.is_none() || op.number.saturating_add(1) < rank.issued),
     };
     match (begun, ended) {
         (_, true) => "completed",
@@ -149,7 +149,7 @@ fn progress(rank: &RankReport) -> Progress {
             op.kind == Kind::Collective && states.contains(&state(rank, op))
         };
         let last = rank.operations.iter().rfind(is);
-        last.map_or(-1, |op| op.of_kind as i64 + 1)
+        last.map_or(-1, |op| (op.of_kind as i64).saturating_add(1))
     };
     Progress {
         last_enqueued_collective: rank.collectives as i64,
@@ -166,8 +166,8 @@ fn entry(record_id: u64, rank: &RankReport, op: &OperationReport) -> Option<Entr
         false => collective_of(rank, op)?,
     };
     let (collective_seq_id, p2p_seq_id) = match message {
-        true => (0, MESSAGES_FROM + op.of_kind),
-        false => (op.of_kind + 1, 0),
+        true => (0, MESSAGES_FROM.saturating_add(op.of_kind)),
+        false => (op.of_kind.saturating_add(1), 0),
     };
     let state = state(rank, op);
     Some(Entry {
@@ -176,7 +176,7 @@ fn entry(record_id: u64, rank: &RankReport, op: &OperationReport) -> Option<Entr
         process_group: (name(rank), description(rank)),
         collective_seq_id,
         p2p_seq_id,
-        op_id: op.number + 1,
+        op_id: op.number.saturating_add(1),
         profiling_name,
         time_created_ns: op.called_ns,
         input_sizes: vec![vec![input]],
