@@ -122,31 +122,28 @@ fn verb(ranks: &[u32], one: &'static str, several: &'static str) -> &'static str
     if ranks.len() == 1 { one } else { several }
 }
 
-/// Returns the failures of a communicator, each cause once: those of the ranks that found them, or
-/// else one of those that heard of it. What the user asked for is no failure.
-fn failed(comm: &Comm<'_>) -> Vec<Verdict> {
-    let failed = |member: &&Member<'_>| {
-        member.rank.stage == Stage::Failed && member.rank.failure_source != Source::Asked
+/// Returns the failure of a communicator, in the words of a rank that found it or, if none is seen,
+/// of one that heard of it. What the user asked for is no failure.
+fn failed(comm: &Comm<'_>) -> Option<Verdict> {
+    let failed = |source: fn(Source) -> bool| {
+        let is = move |member: &&Member<'_>| {
+            member.rank.stage == Stage::Failed && source(member.rank.failure_source)
+        };
+        comm.members.iter().filter(is).collect::<Vec<_>>()
     };
-    let failed = || comm.members.iter().filter(failed);
-    let found = |member: &&Member<'_>| member.rank.failure_source == Source::Here;
-    let mut finders: Vec<_> = failed().filter(found).collect();
-    if finders.is_empty() {
-        finders.extend(failed().next());
-    }
-    let verdict = |member: &Member<'_>| Verdict {
-        cause: Cause::Failed,
-        comm: comm.number,
-        ranks: vec![member.rank.rank],
-        text: format!(
-            "{} has failed at rank {}, {}: {}",
-            comm.title(),
-            member.rank.rank,
-            member.place(),
-            member.rank.failure
-        ),
-    };
-    finders.into_iter().map(verdict).collect()
+    let found = failed(|source| source == Source::Here);
+    let heard = failed(|source| matches!(source, Source::Peer(_)));
+    let by = if found.is_empty() { heard } else { found };
+    let first = by.first()?;
+    let ranks: Vec<u32> = by.iter().map(|member| member.rank.rank).collect();
+    let text = format!(
+        "{} has failed at {}: {} ({})",
+        comm.title(),
+        list(&ranks),
+        first.rank.failure,
+        first.place()
+    );
+    Some(Verdict { cause: Cause::Failed, comm: comm.number, ranks, text })
 }
 
 /// Returns the ranks that do not come to the making of a communicator.
@@ -255,7 +252,9 @@ fn unseen(comm: &Comm<'_>, patience: Patience) -> Option<Verdict> {
     let all: Vec<_> = comm.members.iter().filter(waits).collect();
     let (first, missing) = (all.first()?, comm.unseen());
     let awaited: Vec<u32> = all.iter().filter_map(|m| m.rank.waiting?.peer).collect();
-    let ranks = if awaited.is_empty() { missing } else { awaited };
+    let mut ranks = if awaited.is_empty() { missing } else { awaited };
+    ranks.sort_unstable();
+    ranks.dedup();
     if ranks.is_empty() {
         return None;
     }

@@ -185,9 +185,12 @@ fn one_failure_is_told_once_by_the_rank_that_found_it_and_no_abort() {
         &[failed(0, "rank 0 lost rank 2", Source::Peer(1)), failed(1, "it ended", Source::Here)],
         Cause::Failed,
         &[1],
-        "communicator 0000000000000007 \"tp\" has failed at rank 1, process 2 (train) on node1: it \
-         ended",
+        "communicator 0000000000000007 \"tp\" has failed at rank 1: it ended (process 2 (train) on \
+         node1)",
     );
+    let both = [failed(0, "it ended", Source::Here), failed(1, "it ended", Source::Here)];
+    let both = found(&both);
+    assert_eq!((both.len(), &both[0].ranks[..]), (1, &[0, 1][..]));
     // Who found it is not seen here.
     let heard = found(&[failed(0, "rank 0 lost rank 2", Source::Peer(1))]);
     assert_eq!((heard.len(), heard[0].cause), (1, Cause::Failed));
