@@ -322,15 +322,14 @@ typedef struct Control {
   // The number of collectives for which copy engines took blocks from other places than the
   // peers told, so that kernels moved the blocks once more.
   uint64_t engine_mispredictions;
-  // What a kernel that waits for longer says of itself every half millisecond: for how long it
-  // has waited, in ns, the awaited rank as in `peer`, and the step. `waits` counts how often
-  // this was said, and is set last.
+  // The time in ns for which a kernel has waited. A kernel that waits for longer than a moment
+  // sets it, the awaited rank and the step every half millisecond, and `waits` last.
   uint64_t waited_ns;
   // The awaited rank, an `i32` as `peer`.
   uint32_t awaited;
   // The step of the program, an `i32` as `step`.
   uint32_t awaited_step;
-  // How often a kernel has said that it waits.
+  // The number of times that kernels have set the words before it.
   uint64_t waits;
 } Control;
 

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 pub struct Member<'a> {
     /// The process.
     pub process: &'a Process,
-    /// What the rank records.
+    /// The record of the rank.
     pub rank: &'a RankReport,
 }
 
@@ -20,7 +20,7 @@ pub struct Comm<'a> {
     pub number: u64,
     /// The number of its ranks.
     pub nranks: u32,
-    /// Its ranks, as far as their processes can be seen, in their order.
+    /// The ranks whose processes can be seen, in the order of their numbers.
     pub members: Vec<Member<'a>>,
 }
 

@@ -42,7 +42,7 @@ impl Cause {
     }
 }
 
-/// What holds a job up.
+/// A cause that holds a job up, with the ranks at fault.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Verdict {
     /// The kind of the cause.
@@ -186,7 +186,7 @@ impl Wait<'_, '_> {
     }
 }
 
-/// What does the calls of a rank: its process or, where a process has several ranks of one
+/// The caller of a rank's operations: its process or, where a process has several ranks of one
 /// communicator, a thread of which nothing but this rank is known.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Caller {
@@ -289,7 +289,7 @@ fn collective_of(waits: &Member<'_>) -> Option<u64> {
     (operation.kind == Kind::Collective).then_some(operation.of_kind)
 }
 
-/// How far a rank is with a collective.
+/// The progress of a rank with a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Progress {
     NotCalled,

@@ -36,7 +36,7 @@ pub struct Entry {
     pub(super) what: AtomicU64,
     /// The second word of the descriptor.
     pub(super) count: AtomicU64,
-    /// Its number among the operations of its kind: collectives, or all others.
+    /// The number among the operations of its kind: collectives, or all others.
     pub(super) of_kind: AtomicU64,
     /// Bytes of a block, or of all sends and receives.
     pub(super) bytes: AtomicU64,
@@ -113,7 +113,7 @@ pub struct What {
 pub struct Called {
     /// The number of the operation.
     pub number: u64,
-    /// Its number among those of its kind.
+    /// The number among the operations of its kind.
     pub(super) of_kind: u64,
     /// The number of its stream.
     pub(super) stream: usize,

@@ -20,7 +20,7 @@ use ticks::ticks;
 /// Operations of a rank that the recorder keeps.
 pub const OPERATIONS: usize = 64;
 
-/// What a rank of a communicator does, from the beginning of its creation on.
+/// The stage of a rank of a communicator, from the beginning of its creation on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stage {
@@ -67,14 +67,14 @@ pub struct Section {
     /// Operations done so far.
     pub finished: AtomicU64,
     waiting: Waiting,
-    /// Where the failure comes from: a [`Source`].
+    /// The origin of the failure: a [`Source`].
     source: AtomicU64,
     name: Text<8>,
     failure: Text<64>,
     entries: [Entry; OPERATIONS],
 }
 
-/// Where the failure of a rank comes from.
+/// The origin of a rank's failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
@@ -92,7 +92,7 @@ const ASKED: u64 = u64::MAX;
 /// Stands for the number of the operation that a kernel carries out, which the host does not know.
 const IN_A_KERNEL: u64 = u64::MAX - 1;
 
-/// What the operation under way waits for.
+/// The peer and step for which the operation under way waits.
 #[repr(C)]
 struct Waiting {
     /// The operation's number plus one; 0 for none.

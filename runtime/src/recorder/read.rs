@@ -60,7 +60,7 @@ pub struct RankReport {
     pub nranks: u32,
     /// The GPU; `None` in host memory.
     pub gpu: Option<u32>,
-    /// What the rank does.
+    /// The stage of the rank.
     pub stage: Stage,
     /// The time at which it began to make the communicator.
     pub begun_ns: u64,
@@ -70,17 +70,17 @@ pub struct RankReport {
     pub finished: u64,
     /// The number of collectives called so far.
     pub collectives: u64,
-    /// What the operation under way waits for.
+    /// The peer and step for which the operation under way waits; `None` if it waits for none.
     pub waiting: Option<Awaited>,
     /// The failure of the rank; empty if it has none.
     pub failure: String,
-    /// Where that failure comes from.
+    /// The origin of that failure.
     pub failure_source: Source,
     /// The latest operations, in the order of their calls.
     pub operations: Vec<OperationReport>,
 }
 
-/// What an operation waits for.
+/// The peer and step for which an operation waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Awaited {
     /// The number of the operation; `None` if a kernel waits, of which the host knows no number.
@@ -96,11 +96,11 @@ pub struct Awaited {
 /// An operation. Times are times of day in ns since 1970.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct OperationReport {
-    /// Its number among the operations of the rank on this communicator.
+    /// The number among the operations of the rank on this communicator.
     pub number: u64,
-    /// Its kind.
+    /// The kind of the operation.
     pub kind: Kind,
-    /// Its number among the rank's collectives or, for other kinds, among the rest.
+    /// The number among the rank's collectives or, for other kinds, among the rest.
     pub of_kind: u64,
     /// The operation in words: what must be the same on all ranks.
     pub what: String,

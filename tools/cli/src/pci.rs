@@ -2,7 +2,7 @@
 
 use crate::root::Root;
 
-/// Where `/sys` lists the devices.
+/// The folder in which `/sys` lists the devices.
 const DEVICES: &str = "sys/bus/pci/devices";
 
 /// A device of PCI.

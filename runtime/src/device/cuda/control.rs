@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 /// The [`abi::Control`] of a rank.
 pub(super) struct Control {
     block: Block,
-    /// How often kernels had said that they wait, at the last look.
+    /// The number of times that kernels had said that they wait, at the last look.
     waits: AtomicU64,
 }
 

@@ -152,7 +152,7 @@ pub struct Running {
     endpoint: Arc<Endpoint>,
     number: u64,
     kind: Kind,
-    /// What is recorded at its first visit: the operation.
+    /// The call and the operation, until they are recorded at the first visit.
     to_begin: Option<(Called, What)>,
     /// True once it is recorded that nothing has moved since then.
     recorded: bool,

@@ -6,13 +6,13 @@ use super::report::{Item, Row};
 #[derive(Debug, PartialEq, Eq)]
 struct Values {
     name: String,
-    /// What stands for a value that a host lacks.
+    /// The text for a value that a host lacks.
     without: &'static str,
     /// In the order of the hosts.
     of: Vec<Option<String>>,
 }
 
-/// What differs between hosts.
+/// The differences between hosts.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Differences {
     hosts: Vec<String>,

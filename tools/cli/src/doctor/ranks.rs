@@ -16,7 +16,7 @@ use std::process::{Command, Stdio};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// What a process has written until it ended.
+/// The output of a process until its end.
 pub(super) struct Ended {
     pub(super) success: bool,
     pub(super) out: String,
@@ -29,7 +29,7 @@ pub(super) fn limited(
     command: &mut Command,
     limit: Duration,
 ) -> std::result::Result<Ended, String> {
-    const NAP: Duration = Duration::from_millis(5);
+    const PAUSE: Duration = Duration::from_millis(5);
     let name = command.get_program().to_string_lossy().into_owned();
     let failed = |e: std::io::Error| format!("{name}: {e}");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -41,7 +41,7 @@ pub(super) fn limited(
         match child.try_wait().map_err(failed)? {
             Some(status) => break Some(status),
             None if Instant::now() >= end => break None,
-            None => thread::sleep(NAP),
+            None => thread::sleep(PAUSE),
         }
     };
     if status.is_none() {
@@ -94,7 +94,7 @@ fn on_hosts(options: &Options, hosts: &[Host], tags: &str) -> Result<Command> {
     Ok(command)
 }
 
-/// What the pairs of ranks measured.
+/// The measurements of the pairs of ranks.
 #[derive(Default)]
 pub(super) struct Measured {
     pub(super) pairs: Vec<Pair>,

@@ -15,7 +15,7 @@ pub(super) struct Variable {
     pub(super) origin: String,
 }
 
-/// What a row is about.
+/// The subject of a row.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub(super) enum Item {

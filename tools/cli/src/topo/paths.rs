@@ -11,7 +11,7 @@ pub(super) struct Path {
     pub(super) path: String,
 }
 
-/// What is known of the network between hosts.
+/// The facts about the network between hosts.
 pub(super) struct Network {
     /// The interfaces that the library's own transport takes, the best first.
     pub(super) interfaces: Vec<String>,

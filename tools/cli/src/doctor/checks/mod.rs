@@ -42,9 +42,9 @@ pub(super) struct Check {
     #[serde(rename = "check")]
     pub(super) name: String,
     pub(super) verdict: Verdict,
-    /// What was found, in full sentences.
+    /// The finding, in full sentences.
     pub(super) found: String,
-    /// What to do; empty if there is nothing to do.
+    /// The remedy; empty if there is nothing to do.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(super) advice: String,
     /// Values that should be the same on all hosts of a job.
