@@ -44,6 +44,8 @@ fn what_a_rank_records_is_read_from_outside_until_the_recorder_is_dropped() {
     assert_eq!((op.tag, op.stream, op.transfers, op.ended_ns), (77, 5, 1, None));
     assert!(op.begun_ns.is_some_and(|begun| begun >= op.called_ns && begun >= waits.begun_ns));
     assert!(awaited.since_ns >= op.called_ns && own().read_ns >= awaited.since_ns);
+    recorder.go_on();
+    assert_eq!(rank_of(comm).expect("it is there").waiting, None, "something has moved");
     recorder.end(called.number);
     recorder.fail("it is over", Source::Peer(2));
     recorder.enter(Stage::Running);
