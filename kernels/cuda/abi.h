@@ -329,6 +329,14 @@ typedef struct Control {
   uint32_t awaited;
   // The step of the program, an `i32` as `step`.
   uint32_t awaited_step;
+  // The number of the collective on the communicator; 0 outside of collectives.
+  uint64_t awaited_in;
+  // The second word of its descriptor.
+  uint64_t awaited_count;
+  // The first word of its descriptor.
+  uint32_t awaited_what;
+  // Not 0 if the awaited rank has announced the collective. Ranks of other hosts announce none.
+  uint32_t awaited_has_begun;
   // The number of times that kernels have set the words before it.
   uint64_t waits;
 } Control;
@@ -869,6 +877,8 @@ typedef struct Shared {
   uint32_t written;
   // Collectives so far.
   uint64_t operations;
+  // The number of the collective that was announced last: it is under way, or has ended.
+  uint64_t begun;
   // The collectives so far for which the peers' calls were compared with this rank's.
   uint64_t compared;
   // The last collectives that this rank announced, by number modulo [`ANNOUNCEMENTS`].

@@ -77,7 +77,7 @@ __device__ inline bool exchange_entries(const Program& p, int peer, uint64_t num
                what, count);
       return same;
     }
-    if (wait.over(r, peer, -1)) return false;
+    if (wait.over(r, peer, NO_STEP)) return false;
   }
 }
 

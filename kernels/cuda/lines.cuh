@@ -183,7 +183,7 @@ struct WarpWait {
     bool over = false;
     if ((threadIdx.x & 31) == 0) {
       slow->wait.spins = 63;
-      over = slow->wait.over(r, peer, -1);
+      over = slow->wait.over(r, peer, IN_LINES);
       if (!over && slow->wait.looks != slow->looks)
         over = began_another(r, peer, slow->announced) || has_other_header(r, peer);
       slow->looks = slow->wait.looks;

@@ -15,7 +15,7 @@ __device__ inline bool find_window(const Put& put, uint64_t& to) {
   const volatile Window* window = &maps(r)->windows[put.peer][(put.window - 1) % WINDOWS];
   Wait w;
   while (window->number != put.window)
-    if (w.over(r, put.peer, -1)) return false;
+    if (w.over(r, put.peer, OUTSIDE)) return false;
   fence();
   to = window->base + put.offset;
   uint64_t reached = window->bytes;

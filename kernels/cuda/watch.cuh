@@ -52,12 +52,34 @@ __device__ inline bool hear_host(const Rank& r, uint64_t now) {
   return true;
 }
 
-// Tells the host what is awaited, for those who ask why nothing moves.
+// The steps of waits that have none: within a collective, outside of collectives, and in lines,
+// where the words of the communicator tell which of both it is.
+constexpr int NO_STEP = -1, OUTSIDE = -2, IN_LINES = -3;
+
+// Returns whether a peer has announced an operation; if so, what it called.
+__device__ inline bool announced(const Rank& r, int peer, uint64_t operation, uint64_t& count,
+                                 uint64_t& what) {
+  const Announcement* here = announcement(r, r.rank, operation, peer);
+  bool all = load_packet(&here->count, operation, count);
+  all &= load_packet(&here->what, operation, what);
+  return all;
+}
+
+// Tells the host what is awaited and in which collective, for those who ask why nothing moves.
 __device__ __noinline__ void say_waiting(const Rank& r, int peer, int step, uint64_t waited_ns) {
   volatile Control* c = reinterpret_cast<volatile Control*>(r.control);
+  const volatile Shared* s = common(r);
+  bool outside = step == IN_LINES ? !(s->line_users & LINE_COLLECTIVE) : step == OUTSIDE;
+  uint64_t operation = outside ? 0 : s->begun, count, what;
+  const volatile Called& own = s->called[operation % ANNOUNCEMENTS];
   c->waited_ns = waited_ns;
   c->awaited = peer;
   c->awaited_step = step;
+  c->awaited_in = operation;
+  c->awaited_what = own.what;
+  c->awaited_count = own.count;
+  c->awaited_has_begun =
+      operation != 0 && peer >= 0 && peer < MAX_RANKS && announced(r, peer, operation, count, what);
   fence();
   c->waits = c->waits + 1;
 }
@@ -125,15 +147,6 @@ __device__ __noinline__ void differ(const Rank& r, int peer, uint64_t operation,
   tell(r, FAULT_MISMATCH, peer, -1, operation);
 }
 
-// Returns whether a peer has announced an operation; if so, what it called.
-__device__ inline bool announced(const Rank& r, int peer, uint64_t operation, uint64_t& count,
-                                 uint64_t& what) {
-  const Announcement* here = announcement(r, r.rank, operation, peer);
-  bool all = load_packet(&here->count, operation, count);
-  all &= load_packet(&here->what, operation, what);
-  return all;
-}
-
 // Waits for something that a peer does outside collectives; false when it will not come. It will
 // not if the peer, on this host, has begun the next collective, as it waits there for this rank.
 template <typename Ready>
@@ -141,7 +154,7 @@ __device__ inline bool await(const Rank& r, int peer, uint32_t own_what, uint64_
                              Ready ready) {
   Wait wait;
   for (uint32_t looks = 0; !ready();) {
-    if (wait.over(r, peer, -1)) return false;
+    if (wait.over(r, peer, OUTSIDE)) return false;
     if (wait.looks == looks) continue;
     looks = wait.looks;
     if (peer >= MAX_RANKS) continue;
@@ -170,7 +183,7 @@ __device__ inline bool await_same(const Rank& r, int peer, uint64_t operation) {
   uint64_t count, what;
   Wait wait;
   while (!announced(r, peer, operation, count, what))
-    if (wait.over(r, peer, -1)) return false;
+    if (wait.over(r, peer, NO_STEP)) return false;
   if (what == own.what && count == own.count) return true;
   differ(r, peer, operation - 1, own.what, own.count, what, count);
   return false;
@@ -250,6 +263,7 @@ __device__ inline uint64_t announce(const Collective& call, uint64_t behind) {
   if (peer == 0) {
     own->called[operation % ANNOUNCEMENTS].what = call.descriptor_what;
     own->called[operation % ANNOUNCEMENTS].count = call.descriptor_count;
+    own->begun = operation;
   }
   __syncwarp();
   if (peer < r.nranks && peer != r.rank) {

@@ -339,6 +339,14 @@ pub struct Control {
     pub awaited: u32,
     /// The step of the program, an `i32` as `step`.
     pub awaited_step: u32,
+    /// The number of the collective on the communicator; 0 outside of collectives.
+    pub awaited_in: u64,
+    /// The second word of its descriptor.
+    pub awaited_count: u64,
+    /// The first word of its descriptor.
+    pub awaited_what: u32,
+    /// Not 0 if the awaited rank has announced the collective. Ranks of other hosts announce none.
+    pub awaited_has_begun: u32,
     /// The number of times that kernels have set the words before it.
     pub waits: u64,
 }
@@ -398,6 +406,8 @@ pub struct Shared {
     pub written: u32,
     /// Collectives so far.
     pub operations: u64,
+    /// The number of the collective that was announced last: it is under way, or has ended.
+    pub begun: u64,
     /// The collectives so far for which the peers' calls were compared with this rank's.
     pub compared: u64,
     /// The last collectives that this rank announced, by number modulo [`ANNOUNCEMENTS`].

@@ -274,11 +274,22 @@ fn unseen(comm: &Comm<'_>, patience: Patience) -> Option<Verdict> {
 }
 
 /// Returns whether a rank has not called the collective in which another one waits, or its stream
-/// has not come to it.
+/// has not come to it. Of kernels only the named rank's progress is known.
 fn is_behind(waits: &Member<'_>, member: &Member<'_>) -> bool {
     match collective_of(waits) {
         Some(number) => progress(member, number) < Progress::Inside,
         None => false,
+    }
+}
+
+/// Returns the progress of a rank with what a kernel of another one waits for: whether it has begun
+/// tells the kernel, and whether it has called tell the numbers of calls outside of graphs. `None`
+/// if the rank has not called it.
+fn progress_on_gpu(waits: &Member<'_>, to: &Member<'_>) -> Option<Progress> {
+    let collective = waits.rank.waiting.and_then(|waiting| waiting.collective);
+    match collective {
+        Some(collective) if collective.peer_has_begun => Some(Progress::Inside),
+        _ => (to.rank.issued >= waits.rank.issued).then_some(Progress::NotBegun),
     }
 }
 
@@ -371,6 +382,13 @@ fn differs(wait: &Wait<'_, '_>) -> Option<Verdict> {
     Some(Verdict { cause: Cause::Differs, comm: wait.comm.number, ranks, text })
 }
 
+/// Returns whether a kernel of a graph waits, as far as it is known: more collectives have run on
+/// the GPU than were called outside of graphs.
+fn in_a_graph(waits: &Member<'_>) -> bool {
+    let collective = waits.rank.waiting.and_then(|waiting| waiting.collective);
+    collective.is_some_and(|collective| collective.number >= waits.rank.collectives)
+}
+
 /// Returns the words for the operation in which a rank waits.
 fn operation_text(waits: &Member<'_>) -> String {
     let number = collective_of(waits);
@@ -381,6 +399,9 @@ fn operation_text(waits: &Member<'_>) -> String {
     let operation = waits.waiting_operation().map_or(0, |op| op.number);
     let step = waits.rank.waiting.and_then(|waiting| waiting.step);
     let step = step.map_or_else(String::new, |step| format!(", step {step}"));
+    if let Some(inside) = waits.rank.waiting.and_then(|waiting| waiting.collective) {
+        return format!("{} (collective {} on its GPU{step})", inside.descriptor, inside.number);
+    }
     match (what, number) {
         (Some(what), Some(number)) => format!("{what} (collective {number}{step})"),
         (Some(what), None) => format!("{what} (operation {operation}{step})"),
@@ -409,10 +430,7 @@ fn blame(held: &Wait<'_, '_>, all: &[Wait<'_, '_>]) -> Verdict {
     let place = to.place();
     let progress = match collective_of(from) {
         Some(number) => Some(progress(to, number)),
-        // Of a kernel it is not known which call it carries out, but how many calls there were.
-        None if to.rank.gpu.is_some() => {
-            (to.rank.issued >= from.rank.issued).then_some(Progress::NotBegun)
-        }
+        None if to.rank.gpu.is_some() => progress_on_gpu(from, to),
         // It may be in the other half of a message, or before it.
         None => to.operation(to.rank.finished).map(|op| match op.begun_ns {
             Some(_) => Progress::Inside,
@@ -426,15 +444,28 @@ fn blame(held: &Wait<'_, '_>, all: &[Wait<'_, '_>]) -> Verdict {
             (Cause::Stopped, format!("rank {who} {fact}, and holds up {effect}: {place}; {remedy}"))
         }
         (_, Some(Progress::NotBegun)) => {
-            let remedy = "look at what its stream waits for";
-            let fact = match to.rank.gpu {
-                None => "has called, but its stream has not come to",
-                Some(_) => "has made as many calls, but no kernel of it is in",
+            let on_gpu = to.rank.gpu.is_some();
+            let (fact, remedy) = match (on_gpu, in_a_graph(from)) {
+                (false, _) => (
+                    "has called, but its stream has not come to",
+                    "look at what its stream waits for",
+                ),
+                (true, false) => (
+                    "has made as many calls, but no kernel of it is in",
+                    "look at what its stream waits for",
+                ),
+                (true, true) => (
+                    "has no kernel in",
+                    "look at whether it launches its graph, and at what its stream waits for",
+                ),
             };
             (Cause::NotBegun, format!("rank {who} {fact} {effect}: {place}; {remedy}"))
         }
         (_, Some(Progress::Inside | Progress::Done)) => {
-            let remedy = "look at whether that process gets processor time";
+            let remedy = match to.rank.gpu {
+                None => "look at whether that process gets processor time",
+                Some(_) => "look at what else its GPU runs, and at its errors (oxccl doctor)",
+            };
             (Cause::Inside, format!("rank {who} does not go on in {effect}: {place}; {remedy}"))
         }
         (_, Some(Progress::NotCalled) | None) => {

@@ -9,6 +9,7 @@ mod text;
 mod ticks;
 
 use crate::fork;
+use crate::op::descriptor::Descriptor;
 use crate::os::memory::Mapping;
 pub use entry::{Called, Entry, Kind, What};
 use std::cell::Cell;
@@ -92,6 +93,27 @@ const ASKED: u64 = u64::MAX;
 /// Stands for the number of the operation that a kernel carries out, which the host does not know.
 const IN_A_KERNEL: u64 = u64::MAX - 1;
 
+/// The collective in which a kernel waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct KernelCollective {
+    /// The number among the collectives that ran on the GPU for this communicator, those of graphs
+    /// included.
+    pub number: u64,
+    /// The descriptor of the collective.
+    #[serde(rename = "what", serialize_with = "descriptor_in_words")]
+    pub descriptor: Descriptor,
+    /// True if a kernel of the awaited rank has begun this collective; `false` also of ranks on
+    /// other hosts, which do not tell.
+    pub peer_has_begun: bool,
+}
+
+fn descriptor_in_words<S: serde::Serializer>(
+    descriptor: &Descriptor,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(descriptor)
+}
+
 /// The peer and step for which the operation under way waits.
 #[repr(C)]
 struct Waiting {
@@ -104,6 +126,12 @@ struct Waiting {
     looked: AtomicU64,
     /// The time for which a kernel had waited at that look, in ns.
     waited_ns: AtomicU64,
+    /// The kernel's collective: its number on the GPU, from 1, or 0 if it is in none, the two words
+    /// of its descriptor, and 1 if the awaited rank has begun it.
+    collective: AtomicU64,
+    what: AtomicU64,
+    count: AtomicU64,
+    peer_has_begun: AtomicU64,
 }
 
 const _: () = assert!(size_of::<Section>() == 12 << 10);
@@ -177,9 +205,22 @@ impl Section {
         of.store(number + 1, Ordering::Release);
     }
 
-    /// Records what a kernel has waited for, and for how long.
-    pub fn kernel_waits(&self, peer: i32, step: i32, waited_ns: u64) {
-        self.waiting.waited_ns.store(waited_ns, Ordering::Relaxed);
+    /// Records what a kernel has waited for, in which collective if it is in one, and for how long.
+    pub fn kernel_waits(
+        &self,
+        (peer, step): (i32, i32),
+        collective: Option<KernelCollective>,
+        waited_ns: u64,
+    ) {
+        let words = &self.waiting;
+        words.waited_ns.store(waited_ns, Ordering::Relaxed);
+        words.collective.store(collective.map_or(0, |of| of.number + 1), Ordering::Relaxed);
+        if let Some(of) = collective {
+            let (what, count) = of.descriptor.to_words();
+            words.what.store(what.into(), Ordering::Relaxed);
+            words.count.store(count, Ordering::Relaxed);
+            words.peer_has_begun.store(of.peer_has_begun.into(), Ordering::Relaxed);
+        }
         self.wait(IN_A_KERNEL, peer, step, false);
     }
 
@@ -227,11 +268,13 @@ impl Section {
     fn clear(&self) {
         self.state.store(0, Ordering::Relaxed);
         fence(Ordering::Release);
-        let Waiting { number, peer_step, since, looked, waited_ns } = &self.waiting;
+        let Waiting { number, peer_step, since, looked, waited_ns, .. } = &self.waiting;
         let words = [&self.comm, &self.rank, &self.device, &self.begun, &self.collectives];
         let more = [&self.others, &self.issued, &self.finished, &self.source];
         let waiting = [number, peer_step, since, looked, waited_ns];
-        let all = words.into_iter().chain(more).chain(waiting);
+        let Waiting { collective, what, count, peer_has_begun, .. } = &self.waiting;
+        let kernels = [collective, what, count, peer_has_begun];
+        let all = words.into_iter().chain(more).chain(waiting).chain(kernels);
         all.for_each(|word| word.store(0, Ordering::Relaxed));
         self.name.write("");
         self.failure.write("");

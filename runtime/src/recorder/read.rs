@@ -4,7 +4,7 @@
 use super::entry::{SENDS, TRANSFERS_AT};
 use super::file::{self, Head};
 use super::ticks::{Scale, moment};
-use super::{ASKED, Entry, IN_A_KERNEL, Kind, Section, Source, Stage, Waiting};
+use super::{ASKED, Entry, IN_A_KERNEL, KernelCollective, Kind, Section, Source, Stage, Waiting};
 use crate::op::descriptor::Descriptor;
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
@@ -85,6 +85,8 @@ pub struct RankReport {
 pub struct Awaited {
     /// The number of the operation; `None` if a kernel waits, of which the host knows no number.
     pub number: Option<u64>,
+    /// The collective of the kernel that waits; `None` if it is in none, or the host waits.
+    pub collective: Option<KernelCollective>,
     /// The awaited rank; `None` if it waits for no rank in particular.
     pub peer: Option<u32>,
     /// The step of its plan; `None` if it has none.
@@ -293,8 +295,14 @@ fn awaited(waiting: &Waiting, finished: u64, scale: &Scale) -> Option<Awaited> {
         true => looked_ns.saturating_sub(load(&waiting.waited_ns)),
         false => scale.ns(load(&waiting.since))?,
     };
+    let collective = load(&waiting.collective).checked_sub(1).filter(|_| in_a_kernel);
+    let collective = collective.map(|number| KernelCollective {
+        number,
+        descriptor: Descriptor::from_words(load(&waiting.what) as u32, load(&waiting.count)),
+        peer_has_begun: load(&waiting.peer_has_begun) != 0,
+    });
     let number = (!in_a_kernel).then_some(number);
-    Some(Awaited { number, peer, step, since_ns })
+    Some(Awaited { number, collective, peer, step, since_ns })
 }
 
 fn operation(entry: &Entry, scale: &Scale) -> Option<OperationReport> {

@@ -95,12 +95,18 @@ fn calls_on_a_gpu_replace_the_oldest_and_kernels_say_what_they_await() {
     let recorder = Recorder::new();
     recorder.identify(comm, (0, 2), Some(0), "");
     (0..70).for_each(|n| recorder.call_on_gpu(&message(n), 1));
-    recorder.kernel_waits(1, -1, 3_000_000_000);
+    let descriptor = Descriptor::from_words(0x5, 7);
+    let inside = KernelCollective { number: 0, descriptor, peer_has_begun: true };
+    recorder.kernel_waits((1, 4), Some(inside), 1);
+    let waits = || rank_of(comm).and_then(|rank| rank.waiting).expect("it waits");
+    assert_eq!((waits().collective, waits().step), (Some(inside), Some(4)));
+    recorder.kernel_waits((1, -1), None, 3_000_000_000);
     let rank = rank_of(comm).expect("it is there");
     let numbers: Vec<_> = rank.operations.iter().map(|op| op.number).collect();
     assert_eq!(numbers, (6..70).collect::<Vec<_>>());
     let waiting = rank.waiting.expect("it waits");
     assert_eq!((waiting.number, waiting.peer, waiting.step), (None, Some(1), None));
+    assert_eq!(waiting.collective, None);
     assert!(waiting.since_ns < rank.begun_ns, "it waited before anything was recorded");
 }
 

@@ -3,7 +3,8 @@
 use crate::device::cuda::driver::Gpu;
 use crate::device::cuda::memory::pool::Block;
 use crate::error::Result;
-use crate::recorder::Recorder;
+use crate::op::descriptor::Descriptor;
+use crate::recorder::{KernelCollective, Recorder};
 use oxccl_kernels::abi;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -80,9 +81,19 @@ impl Control {
         let words = self.words();
         let waits = Self::count(&words.waits);
         if self.waits.swap(waits, Ordering::Relaxed) != waits {
-            let awaited = [&words.awaited, &words.awaited_step];
-            let [peer, step] = awaited.map(|word| Self::word(word, Ordering::Relaxed) as i32);
-            recorder.kernel_waits(named(peer), step, Self::count(&words.waited_ns));
+            let word = |word| Self::word(word, Ordering::Relaxed);
+            let [peer, step] = [&words.awaited, &words.awaited_step].map(|of| word(of) as i32);
+            let number = Self::count(&words.awaited_in).checked_sub(1);
+            let collective = number.map(|number| KernelCollective {
+                number,
+                descriptor: Descriptor::from_words(
+                    word(&words.awaited_what),
+                    Self::count(&words.awaited_count),
+                ),
+                peer_has_begun: word(&words.awaited_has_begun) != 0,
+            });
+            let waited_ns = Self::count(&words.waited_ns);
+            recorder.kernel_waits((named(peer), step), collective, waited_ns);
         }
     }
 }

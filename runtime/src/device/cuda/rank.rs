@@ -343,6 +343,7 @@ impl CudaRank {
         let common = abi::Shared {
             fault: abi::FAULT_NONE,
             written: 0,
+            begun: number,
             operations: number,
             compared: number,
             called: [abi::Called::default(); abi::ANNOUNCEMENTS],

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::op::descriptor::Descriptor;
+use crate::recorder::KernelCollective;
 use crate::recorder::read::{Awaited, OperationReport, RankReport};
 use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
 
@@ -51,6 +52,7 @@ fn rank(number: u32, issued: u64, finished: u64, peer: Option<u32>) -> RankRepor
         collectives: issued,
         waiting: peer.map(|peer| Awaited {
             number: Some(finished),
+            collective: None,
             peer: Some(peer),
             step: Some(2),
             since_ns,
@@ -171,6 +173,31 @@ fn a_kernel_waits_for_a_rank_that_made_fewer_calls_or_whose_stream_is_held_up() 
         let found = found(&[on_gpu(0, 3, true), on_gpu(1, calls, false)]);
         let [verdict] = &found[..] else { panic!("{found:#?}") };
         assert_eq!((verdict.cause, &verdict.ranks[..]), (cause, &[1][..]), "{verdict:#?}");
+    }
+}
+
+#[test]
+fn a_kernel_tells_its_collective_and_whether_the_peer_is_in_it() {
+    // The rank's GPU has run as many collectives as it called, or more: then in graphs.
+    let cases = [
+        (2, false, Cause::NotBegun, "rank 1 has made as many calls, but no kernel of it is in"),
+        (9, false, Cause::NotBegun, "rank 1 has no kernel in"),
+        (9, true, Cause::Inside, "rank 1 does not go on in"),
+    ];
+    for (number, peer_has_begun, cause, fact) in cases {
+        let on_gpu = |own: u32, waits: bool| {
+            let mut rank = rank(own, 3, 0, waits.then_some(1));
+            rank.gpu = Some(own);
+            let inside = KernelCollective { number, descriptor: descriptor(6), peer_has_begun };
+            let wait = rank.waiting.iter_mut();
+            wait.for_each(|wait| (wait.number, wait.collective) = (None, Some(inside)));
+            process(own + 1, vec![rank])
+        };
+        let found = found(&[on_gpu(0, true), on_gpu(1, false)]);
+        let [verdict] = &found[..] else { panic!("{found:#?}") };
+        assert_eq!((verdict.cause, &verdict.ranks[..]), (cause, &[1][..]), "{verdict:#?}");
+        let text = format!("{fact} all_reduce of 6 × float, sum (collective {number} on its GPU");
+        assert!(verdict.text.starts_with(&text), "{}", verdict.text);
     }
 }
 

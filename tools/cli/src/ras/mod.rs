@@ -159,7 +159,9 @@ fn row(member: &Member<'_>) -> String {
         let peer = waiting.peer.map_or_else(String::new, |peer| format!(" for rank {peer}"));
         let step = waiting.step.map_or_else(String::new, |step| format!(" at step {step}"));
         let seconds = member.process.read_ns.saturating_sub(waiting.since_ns) as f64 / 1e9;
-        let what = member.waiting_operation().map_or("a kernel", |op| op.what.as_str());
+        let called = || member.waiting_operation().map(|op| op.what.clone());
+        let in_kernel = waiting.collective.map(|inside| inside.descriptor.to_string());
+        let what = in_kernel.or_else(called).unwrap_or_else(|| "a kernel".to_owned());
         format!("; {what} waits{peer}{step}, {seconds:.3} s")
     });
     let last = || rank.operations.last().map(|op| format!("; last {}", op.what));
