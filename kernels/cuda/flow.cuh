@@ -106,39 +106,22 @@ struct FoldTwo {
   const LineProgram& p;
   uint64_t scale;
 
-  // Returns whether this is a sum or average of operands as they are.
-  __device__ bool is_plain() const {
-    return (p.call.op == SUM || p.call.op == AVG) && !p.call.scaled;
-  }
+  // Returns whether the operands are folded as they are.
+  __device__ bool is_plain() const { return !p.call.scaled; }
 
   __device__ void pack(const LineEnds<true>& ends, Pair& v) const {
     pack_operand<E, true>(ends, p, scale, v);
   }
 
-  __device__ Pair fold_whole(const Pair& a, const Pair& b) const {
-    Sum<E> sum;
-    sum.template combine_slot<SUM>(p, true, a);
-    sum.template combine_slot<SUM>(p, false, b);
-    if (p.call.op == AVG && p.finish) {
-#pragma unroll
-      for (int h = 0; h < 2; h++)
-#pragma unroll
-        for (int i = 0; i < Sum<E>::N; i++) sum.lanes[h][i] = halved<E>(sum.lanes[h][i]);
+  // Folds this rank's operands into what has come.
+  template <int U>
+  __device__ void fold(Pair (&come)[U], const Pair (&own)[U]) const {
+    switch (p.call.op) {
+      case PROD: return fold_all<PROD>(come, own);
+      case MAX: return fold_all<MAX>(come, own);
+      case MIN: return fold_all<MIN>(come, own);
+      default: return fold_all<SUM>(come, own);
     }
-    Pair v;
-    sum.round(false, 2, v);
-    return v;
-  }
-
-  __device__ Pair fold(const Pair& a, const Pair& b) const { return fold_by_any(p, a, b); }
-
-  __device__ __noinline__ static Pair fold_by_any(const LineProgram& p, Pair a, Pair b) {
-    Sum<E> sum;
-    sum.template combine_slot<-1>(p, true, a);
-    sum.template combine_slot<-1>(p, false, b);
-    Pair v;
-    sum.round(p.finish && p.call.op == AVG, 2, v);
-    return v;
   }
 
   // Multiplies an operand by the user's scalar where asked.
@@ -153,15 +136,41 @@ struct FoldTwo {
   }
 
   __device__ uint4 fold_sixteen(uint4 a, uint4 b) const {
-    Pair v{a, {}}, w{b, {}};
-    return (is_plain() ? fold_whole(v, w) : fold(v, w)).first;
+    Pair come[1] = {{a, {}}}, own[1] = {{b, {}}};
+    fold(come, own);
+    return come[0].first;
   }
 
-  __device__ void fold_chunk(Chunk& come, const Chunk& own) const {
-    bool plain = is_plain();
+ private:
+  template <int OP, int U>
+  __device__ void fold_all(Pair (&come)[U], const Pair (&own)[U]) const {
+    // What is seldom called must not be much code.
+    constexpr bool IN_LINE = OP == SUM || sizeof(typename E::Bits) > 1;
+    bool halves = OP == SUM && p.call.op == AVG && p.finish;
 #pragma unroll
-    for (int i = 0; i < CHUNK_PAIRS; i++)
-      come.v[i] = plain ? fold_whole(come.v[i], own.v[i]) : fold(come.v[i], own.v[i]);
+    for (int u = 0; u < U; u++)
+      come[u] = IN_LINE ? fold_pair<OP>(come[u], own[u], halves) : fold_apart<OP>(come[u], own[u]);
+  }
+
+  template <int OP>
+  __device__ static Pair fold_pair(const Pair& a, const Pair& b, bool halves) {
+    Sum<E> sum;
+    sum.template combine_slot<OP>(true, a);
+    sum.template combine_slot<OP>(false, b);
+    if (OP == SUM && halves) {
+#pragma unroll
+      for (int h = 0; h < 2; h++)
+#pragma unroll
+        for (int i = 0; i < Sum<E>::N; i++) sum.lanes[h][i] = halved<E>(sum.lanes[h][i]);
+    }
+    Pair v;
+    sum.round(false, 2, v);
+    return v;
+  }
+
+  template <int OP>
+  __device__ __noinline__ static Pair fold_apart(Pair a, Pair b) {
+    return fold_pair<OP>(a, b, false);
   }
 };
 
@@ -319,8 +328,7 @@ __device__ inline void take_whole(LineEnds<true>& ends, int peer, Flow& f, uint3
     uint64_t seen = ends.look(peer, U, U);
     if constexpr (Fold::FOLDS) {
       own.pack(ends);
-#pragma unroll
-      for (int u = 0; u < U; u++) come.v[u] = fold.fold_whole(come.v[u], own.v[u]);
+      fold.fold(come.v, own.v);
     }
     f.await_read(U, count);
     come.store(ends, f.to, f.at);
@@ -342,7 +350,7 @@ __device__ inline void take_slots(LineEnds<true>& ends, int peer, Flow& f, uint3
     ends.fetch(peer, 1, come.v);
     if constexpr (Fold::FOLDS) {
       own.pack(ends);
-      come.v[0] = fold.fold_whole(come.v[0], own.v[0]);
+      fold.fold(come.v, own.v);
     }
     f.await_read(1, count);
     come.store_part(ends, f.to, f.place());
@@ -356,7 +364,7 @@ struct Carried {
   uint32_t dead;
 };
 
-// Carries what remains of any alignment, and by any operation, slot by slot.
+// Carries what remains, of any alignment and by any scalar, slot by slot.
 template <bool PUTS, typename Fold>
 __device__ __noinline__ Carried carry_rest(LineEnds<true> ends, int peer, Flow f, uint32_t count,
                                            Fold fold) {
@@ -376,7 +384,7 @@ __device__ __noinline__ Carried carry_rest(LineEnds<true> ends, int peer, Flow f
         Pair own[1];
         ends.load(f.own, at, 1, own);
         fold.pack(ends, own[0]);
-        v[0] = fold.fold(v[0], own[0]);
+        fold.fold(v, own);
       }
       f.await_read(1, count);
       ends.store(f.to, at, 1, v);
@@ -477,7 +485,7 @@ __device__ inline void take_chunks(ChunkEnd<false>& end, uint32_t digest, const 
     end.fetch(come);
     if constexpr (Fold::FOLDS) {
       fold.scale_chunk(own);
-      fold.fold_chunk(come, own);
+      fold.fold(come.v, own.v);
     }
     f.await_read(1, count);
     come.store(f.to, at);

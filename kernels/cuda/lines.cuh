@@ -588,7 +588,7 @@ struct Sum {
   typename E::Lane lanes[2][N];
 
   template <int OP>
-  __device__ void combine_slot(const LineProgram& p, bool is_first, const Pair& v) {
+  __device__ void combine_slot(bool is_first, const Pair& v) {
     B b[2][N];
     memcpy(b, &v, 32);
 #pragma unroll
@@ -596,7 +596,7 @@ struct Sum {
 #pragma unroll
       for (int i = 0; i < N; i++) {
         typename E::Lane lane = E::widen(b[h][i]);
-        lanes[h][i] = is_first ? lane : combine(OP < 0 ? int(p.call.op) : OP, lanes[h][i], lane);
+        lanes[h][i] = is_first ? lane : combine(OP, lanes[h][i], lane);
       }
   }
 

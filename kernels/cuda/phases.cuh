@@ -97,7 +97,7 @@ struct LineRun {
       if (from[h] >= 0) ends.give_back(from[h], p.slots);
   }
 
-  // Folds a unit of all ranks, in rank order. OP is negative for one that the call tells.
+  // Folds a unit of all ranks, in rank order.
   template <int OP>
   __device__ bool fold(uint64_t at, Pair (&result)[U]) {
     int n = nranks(), me = rank().rank;
@@ -117,7 +117,7 @@ struct LineRun {
         if (first + g >= n) continue;
 #pragma unroll
         for (int u = 0; u < U; u++)
-          sum[u].template combine_slot<OP>(p, first + g == 0, first + g == me ? own[u] : v[g][u]);
+          sum[u].template combine_slot<OP>(first + g == 0, first + g == me ? own[u] : v[g][u]);
       }
 #pragma unroll
       for (int g = 0; g <= G; g++)
@@ -132,9 +132,10 @@ struct LineRun {
   __device__ bool get_middle(uint64_t at, Pair (&result)[U]) {
     if constexpr (FOLDS) {
       switch (p.call.op) {
-        case SUM:
-        case AVG: return fold<SUM>(at, result);
-        default: return fold<-1>(at, result);
+        case PROD: return fold<PROD>(at, result);
+        case MAX: return fold<MAX>(at, result);
+        case MIN: return fold<MIN>(at, result);
+        default: return fold<SUM>(at, result);
       }
     } else {
       Pair v[1][U];
