@@ -80,10 +80,10 @@ struct Flow {
 // What comes is stored as it is.
 struct NoFold {
   static constexpr bool FOLDS = false;
-  __device__ bool is_plain() const { return true; }
   __device__ void pack(const LineEnds<true>& ends, Pair& v) const { ends.pack(v); }
-  __device__ void scale_chunk(Chunk&) const {}
-  __device__ void scale_sixteen(uint4&) const {}
+  template <int U>
+  __device__ void multiply(Pair (&)[U]) const {}
+  __device__ void multiply(uint4&) const {}
 };
 
 // Half of a sum, as `divide` rounds it.
@@ -106,9 +106,6 @@ struct FoldTwo {
   const LineProgram& p;
   uint64_t scale;
 
-  // Returns whether the operands are folded as they are.
-  __device__ bool is_plain() const { return !p.call.scaled; }
-
   __device__ void pack(const LineEnds<true>& ends, Pair& v) const {
     pack_operand<E, true>(ends, p, scale, v);
   }
@@ -124,14 +121,15 @@ struct FoldTwo {
     }
   }
 
-  // Multiplies an operand by the user's scalar where asked.
-  __device__ void scale_chunk(Chunk& chunk) const {
+  // Multiplies operands by the user's scalar where asked.
+  template <int U>
+  __device__ void multiply(Pair (&v)[U]) const {
     if (!p.call.scaled) return;
 #pragma unroll
-    for (int i = 0; i < CHUNK_PAIRS; i++) chunk.v[i] = scale_pair<E>(chunk.v[i], scale);
+    for (int u = 0; u < U; u++) v[u] = scale_pair<E>(v[u], scale);
   }
 
-  __device__ void scale_sixteen(uint4& v) const {
+  __device__ void multiply(uint4& v) const {
     if (p.call.scaled) v = scale_pair<E>({v, v}, scale).first;
   }
 
@@ -262,8 +260,9 @@ struct Unit {
 
 // Puts the units of a channel that are whole, each of U slots, until the threads of the warp are
 // not together or the peer does not go on. The next unit is loaded meanwhile.
-template <int U>
-__device__ inline void put_whole(LineEnds<true>& ends, int peer, Flow& f, uint32_t& count) {
+template <int U, typename Fold>
+__device__ inline void put_whole(LineEnds<true>& ends, int peer, Flow& f, uint32_t& count,
+                                 const Fold& fold) {
   uint64_t end = kept(f.whole_end()), room = ends.room;
   if (f.slot != 0 || f.at >= end) return;
   Unit<U> next;
@@ -271,6 +270,7 @@ __device__ inline void put_whole(LineEnds<true>& ends, int peer, Flow& f, uint32
 #pragma unroll 1
   for (; f.at < end; f.at += f.stride) {
     next.pack(ends);
+    fold.multiply(next.v);
     ends.grant(room);
     if (!ends.await_room(peer, U) || !ends.together()) return;
 #pragma unroll
@@ -287,8 +287,8 @@ struct First {
   Unit<1> unit;
   bool is_loaded = false;
 
-  __device__ void load_line(const LineEnds<true>& ends, const Flow& f, bool is_plain) {
-    is_loaded = is_plain && f.put.at && f.slots == 1 && f.is_aligned();
+  __device__ void load_line(const LineEnds<true>& ends, const Flow& f) {
+    is_loaded = f.put.at && f.slots == 1 && f.is_aligned();
     if (is_loaded) unit.load_part(ends, f.put, f.at);
   }
 
@@ -298,8 +298,9 @@ struct First {
 };
 
 // Puts what remains, slot by slot, until the threads of the warp are not together.
+template <typename Fold>
 __device__ inline void put_slots(LineEnds<true>& ends, int peer, Flow& f, uint32_t& count,
-                                 First& loaded) {
+                                 First& loaded, const Fold& fold) {
   Unit<1> unit = loaded.unit;
 #pragma unroll 1
   for (bool is_loaded = loaded.is_loaded; f.at < f.end; f.step()) {
@@ -307,6 +308,7 @@ __device__ inline void put_slots(LineEnds<true>& ends, int peer, Flow& f, uint32
     is_loaded = false;
     if (!ends.await_room(peer, 1) || !ends.together()) return;
     unit.pack(ends);
+    fold.multiply(unit.v);
     ends.put_slot(0, unit.v[0]);
     ends.put += 1;
     f.tell_read(1, count);
@@ -328,6 +330,7 @@ __device__ inline void take_whole(LineEnds<true>& ends, int peer, Flow& f, uint3
     uint64_t seen = ends.look(peer, U, U);
     if constexpr (Fold::FOLDS) {
       own.pack(ends);
+      fold.multiply(own.v);
       fold.fold(come.v, own.v);
     }
     f.await_read(U, count);
@@ -350,6 +353,7 @@ __device__ inline void take_slots(LineEnds<true>& ends, int peer, Flow& f, uint3
     ends.fetch(peer, 1, come.v);
     if constexpr (Fold::FOLDS) {
       own.pack(ends);
+      fold.multiply(own.v);
       fold.fold(come.v, own.v);
     }
     f.await_read(1, count);
@@ -364,7 +368,7 @@ struct Carried {
   uint32_t dead;
 };
 
-// Carries what remains, of any alignment and by any scalar, slot by slot.
+// Carries what remains, of any alignment, slot by slot.
 template <bool PUTS, typename Fold>
 __device__ __noinline__ Carried carry_rest(LineEnds<true> ends, int peer, Flow f, uint32_t count,
                                            Fold fold) {
@@ -405,7 +409,7 @@ __device__ inline bool carry_packets(LineEnds<true>& ends, int peer, Flow& f, Fi
     uint4 v;
     if constexpr (PUTS) {
       v = at == f.at ? loaded.unit.v[0].first : Piece(f.put, at).load();
-      fold.scale_sixteen(v);
+      fold.multiply(v);
       if (!ends.await_room(peer, 1)) return false;
       put_packets(ends, v);
       f.tell_read(1, count);
@@ -414,7 +418,7 @@ __device__ inline bool carry_packets(LineEnds<true>& ends, int peer, Flow& f, Fi
       if constexpr (Fold::FOLDS) own = Piece(f.own, at).load();
       if (!take_packets(ends, peer, v)) return false;
       if constexpr (Fold::FOLDS) {
-        fold.scale_sixteen(own);
+        fold.multiply(own);
         v = fold.fold_sixteen(v, own);
       }
       f.await_read(1, count);
@@ -431,11 +435,11 @@ __device__ inline bool carry_units(LineEnds<true>& ends, int peer, Flow& f, Firs
                                    const Fold& fold) {
   uint32_t count = 0;
   if (ends.dead) return false;
-  if (fold.is_plain() && f.is_aligned()) {
+  if (f.is_aligned()) {
     if constexpr (PUTS) {
-      if (f.slots == 2) put_whole<2>(ends, peer, f, count);
-      if (f.slots == 4) put_whole<4>(ends, peer, f, count);
-      if (!ends.dead) put_slots(ends, peer, f, count, loaded);
+      if (f.slots == 2) put_whole<2>(ends, peer, f, count, fold);
+      if (f.slots == 4) put_whole<4>(ends, peer, f, count, fold);
+      if (!ends.dead) put_slots(ends, peer, f, count, loaded, fold);
     } else {
       if (f.slots == 2) take_whole<2>(ends, peer, f, count, fold);
       if (f.slots == 4) take_whole<4>(ends, peer, f, count, fold);
@@ -461,7 +465,7 @@ __device__ inline void put_chunks(ChunkEnd<true>& end, uint32_t digest, const Sp
   if (!end.open(digest)) return;
 #pragma unroll 1
   for (;;) {
-    fold.scale_chunk(next);
+    fold.multiply(next.v);
     if (!end.await()) return;
     end.put(next, warp);
     at += stride;
@@ -484,7 +488,7 @@ __device__ inline void take_chunks(ChunkEnd<false>& end, uint32_t digest, const 
     if (!end.await()) return;
     end.fetch(come);
     if constexpr (Fold::FOLDS) {
-      fold.scale_chunk(own);
+      fold.multiply(own.v);
       fold.fold(come.v, own.v);
     }
     f.await_read(1, count);
@@ -542,7 +546,7 @@ __device__ inline void run_part(const LineProgram& p, Fold& fold, uint64_t first
   } else {
     LineEnds<true> ends(p.call.rank, p.digest, channel, peer, warp_staging());
     flow.begin(first, step, p.units);
-    loaded.load_line(ends, flow, fold.is_plain());
+    loaded.load_line(ends, flow);
     ends.settle();
     if (carry_units<PUTS>(ends, peer, flow, loaded, fold)) ends.leave(peer, PUTS, !PUTS);
   }

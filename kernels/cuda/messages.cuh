@@ -55,7 +55,7 @@ struct MessageRun {
     if (packets) {
       loaded.load_packets(flow);
     } else {
-      loaded.load_line(ends, flow, true);
+      loaded.load_line(ends, flow);
     }
     ends.settle();
     if (first == 0 && !(SENDS ? put_header(m) : take_header(m))) return false;
