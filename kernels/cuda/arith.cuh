@@ -40,8 +40,9 @@ template <>
 __device__ inline float combine<float>(int op, float a, float b) {
   switch (op) {
     case PROD: return __fmul_rn(a, b);
-    case MAX: return larger(a, b, __uint_as_float(__float_as_uint(a) & __float_as_uint(b)));
-    case MIN: return smaller(a, b, __uint_as_float(__float_as_uint(a) | __float_as_uint(b)));
+    // The instructions prefer a number to a NaN and order -0 below +0.
+    case MAX: return fmaxf(a, b);
+    case MIN: return fminf(a, b);
     default: return __fadd_rn(a, b);
   }
 }
@@ -58,11 +59,25 @@ __device__ inline double combine<double>(int op, double a, double b) {
   }
 }
 
-// An element: the type in memory (Bits), and the type in which it is folded (Lane).
+// An element: the type in memory (Bits), and the type in which it is folded (Lane). Where PACKED
+// says so of an operation, all elements of a word are folded at once by fold_word.
+constexpr uint32_t NONE_PACKED = 0, SUM_PACKED = 1 << SUM, ORDER_PACKED = 1 << MAX | 1 << MIN;
+
+// Sums of four integers that wrap: the highest bits are added without a carry to the next one.
+__device__ inline uint32_t add_bytes(uint32_t a, uint32_t b) {
+  constexpr uint32_t HIGH = 0x80808080;
+  return ((a & ~HIGH) + (b & ~HIGH)) ^ ((a ^ b) & HIGH);
+}
+
 template <typename T>
 struct Integer {
   using Bits = T;
   using Lane = T;
+  static constexpr uint32_t PACKED = sizeof(T) == 1 ? SUM_PACKED | ORDER_PACKED : NONE_PACKED;
+  template <int OP>
+  __device__ static uint32_t fold_word(uint32_t a, uint32_t b) {
+    return OP == MAX ? __vmaxu4(a, b) : OP == MIN ? __vminu4(a, b) : add_bytes(a, b);
+  }
   __device__ static Lane widen(Bits b) { return b; }
   __device__ static Bits round(Lane l) { return l; }
   __device__ static Lane divide(Lane l, uint32_t n) { return Lane((long long)l / (long long)n); }
@@ -84,6 +99,11 @@ struct Signed {
     __device__ bool operator>(Lane o) const { return S(v) > S(o.v); }
     __device__ bool operator<(Lane o) const { return S(v) < S(o.v); }
   };
+  static constexpr uint32_t PACKED = sizeof(S) == 1 ? SUM_PACKED | ORDER_PACKED : NONE_PACKED;
+  template <int OP>
+  __device__ static uint32_t fold_word(uint32_t a, uint32_t b) {
+    return OP == MAX ? __vmaxs4(a, b) : OP == MIN ? __vmins4(a, b) : add_bytes(a, b);
+  }
   __device__ static Lane widen(Bits b) { return {b}; }
   __device__ static Bits round(Lane l) { return l.v; }
   __device__ static Lane divide(Lane l, uint32_t n) {
@@ -91,7 +111,33 @@ struct Signed {
   }
 };
 
-struct F32 {
+// Nothing is folded in words.
+struct NotPacked {
+  static constexpr uint32_t PACKED = NONE_PACKED;
+  template <int OP>
+  __device__ static uint32_t fold_word(uint32_t, uint32_t);
+};
+
+// Two small floats in a word. A sum in float32 that is rounded to half of its digits or fewer is
+// the sum rounded once, which one instruction gives; max and min are exact. All of them give a NaN
+// as 0x7fff, the largest integer of 16 bits: the smaller one of it and the canonical NaN is right.
+template <typename Two>
+__device__ inline uint32_t word_of(Two v) {
+  uint32_t w;
+  memcpy(&w, &v, 4);
+  return w;
+}
+
+template <int OP, typename Two>
+__device__ inline uint32_t fold_two(uint32_t a, uint32_t b, uint32_t canonical) {
+  Two x, y;
+  memcpy(&x, &a, 4);
+  memcpy(&y, &b, 4);
+  Two folded = OP == MAX ? __hmax2(x, y) : OP == MIN ? __hmin2(x, y) : __hadd2_rn(x, y);
+  return __vmins2(word_of(folded), canonical);
+}
+
+struct F32 : NotPacked {
   using Bits = uint32_t;
   using Lane = float;
   __device__ static Lane widen(Bits b) { return __uint_as_float(b); }
@@ -99,7 +145,7 @@ struct F32 {
   __device__ static Lane divide(Lane l, uint32_t n) { return __fdiv_rn(l, float(n)); }
 };
 
-struct F64 {
+struct F64 : NotPacked {
   using Bits = unsigned long long;
   using Lane = double;
   __device__ static Lane widen(Bits b) { return __longlong_as_double(b); }
@@ -112,6 +158,14 @@ struct F64 {
 struct F16 {
   using Bits = uint16_t;
   using Lane = float;
+  static constexpr uint32_t PACKED = SUM_PACKED | ORDER_PACKED, CANONICAL = 0x7e007e00;
+  template <int OP>
+  __device__ static uint32_t fold_word(uint32_t a, uint32_t b) {
+    return fold_two<OP, __half2>(a, b, CANONICAL);
+  }
+  __device__ static uint32_t round_two(Lane low, Lane high) {
+    return __vmins2(word_of(__floats2half2_rn(low, high)), CANONICAL);
+  }
   __device__ static Lane widen(Bits b) { return __half2float(__ushort_as_half(b)); }
   __device__ static Bits round(Lane l) {
     return l != l ? 0x7e00 : __half_as_ushort(__float2half_rn(l));
@@ -122,6 +176,14 @@ struct F16 {
 struct BF16 {
   using Bits = uint16_t;
   using Lane = float;
+  static constexpr uint32_t PACKED = SUM_PACKED | ORDER_PACKED, CANONICAL = 0x7fc07fc0;
+  template <int OP>
+  __device__ static uint32_t fold_word(uint32_t a, uint32_t b) {
+    return fold_two<OP, __nv_bfloat162>(a, b, CANONICAL);
+  }
+  __device__ static uint32_t round_two(Lane low, Lane high) {
+    return __vmins2(word_of(__floats2bfloat162_rn(low, high)), CANONICAL);
+  }
   __device__ static Lane widen(Bits b) { return __uint_as_float(uint32_t(b) << 16); }
   __device__ static Bits round(Lane l) {
     return l != l ? 0x7fc0 : __bfloat16_as_ushort(__float2bfloat16_rn(l));
@@ -138,7 +200,7 @@ struct BF16 {
 #endif
 
 template <__nv_fp8_interpretation_t KIND>
-struct F8 {
+struct F8 : NotPacked {
   using Bits = uint8_t;
   using Lane = float;
   OXCCL_CONVERSION Lane widen(Bits b) {

@@ -142,12 +142,31 @@ struct FoldTwo {
  private:
   template <int OP, int U>
   __device__ void fold_all(Pair (&come)[U], const Pair (&own)[U]) const {
-    // What is seldom called must not be much code.
-    constexpr bool IN_LINE = OP == SUM || sizeof(typename E::Bits) > 1;
     bool halves = OP == SUM && p.call.op == AVG && p.finish;
+    // What is seldom called must not be much code.
+    constexpr bool PACKED = E::PACKED >> OP & 1;
+    constexpr bool IN_LINE = OP == SUM || sizeof(typename E::Bits) > 1;
 #pragma unroll
-    for (int u = 0; u < U; u++)
-      come[u] = IN_LINE ? fold_pair<OP>(come[u], own[u], halves) : fold_apart<OP>(come[u], own[u]);
+    for (int u = 0; u < U; u++) {
+      if (PACKED && !halves) {
+        fold_words<OP>(come[u].first, own[u].first);
+        fold_words<OP>(come[u].second, own[u].second);
+      } else if (IN_LINE) {
+        come[u] = fold_pair<OP>(come[u], own[u], halves);
+      } else {
+        come[u] = fold_apart<OP>(come[u], own[u]);
+      }
+    }
+  }
+
+  template <int OP>
+  __device__ static void fold_words(uint4& a, const uint4& b) {
+    if constexpr (E::PACKED >> OP & 1) {
+      a.x = E::template fold_word<OP>(a.x, b.x);
+      a.y = E::template fold_word<OP>(a.y, b.y);
+      a.z = E::template fold_word<OP>(a.z, b.z);
+      a.w = E::template fold_word<OP>(a.w, b.w);
+    }
   }
 
   template <int OP>

@@ -602,11 +602,19 @@ struct Sum {
 
   __device__ void round(bool divide, int n, Pair& v) const {
     B b[2][N];
+    auto lane = [&](int h, int i) { return divide ? E::divide(lanes[h][i], n) : lanes[h][i]; };
 #pragma unroll
     for (int h = 0; h < 2; h++)
 #pragma unroll
-      for (int i = 0; i < N; i++)
-        b[h][i] = E::round(divide ? E::divide(lanes[h][i], n) : lanes[h][i]);
+      for (int i = 0; i < N; i++) {
+        if constexpr (sizeof(B) == 2) {
+          if (i % 2 != 0) continue;
+          uint32_t two = E::round_two(lane(h, i), lane(h, i + 1));
+          memcpy(&b[h][i], &two, 4);
+        } else {
+          b[h][i] = E::round(lane(h, i));
+        }
+      }
     memcpy(&v, b, 32);
   }
 };

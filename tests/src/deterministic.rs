@@ -95,6 +95,27 @@ pub fn element(random: &mut Random, dtype: DataType, out: &mut Vec<u8>) {
     }
 }
 
+/// Appends an element at the edge of what a type can hold: a zero, the smallest or largest number,
+/// subnormal or not, one, an infinity, or no number, of either sign.
+pub fn edge(random: &mut Random, dtype: DataType, out: &mut Vec<u8>) {
+    let (exponent, mantissa) = match dtype {
+        DataType::Float64 | DataType::Int64 | DataType::Uint64 => (11, 52),
+        DataType::Float32 | DataType::Int32 | DataType::Uint32 => (8, 23),
+        DataType::Float16 => (5, 10),
+        DataType::Bfloat16 => (8, 7),
+        DataType::Float8e4m3 | DataType::Int8 | DataType::Uint8 => (4, 3),
+        DataType::Float8e5m2 => (5, 2),
+    };
+    let one_step = 1u64 << mantissa;
+    let top = ((1 << exponent) - 1) << mantissa;
+    let one = ((1 << (exponent - 1)) - 1) << mantissa;
+    let all =
+        [0, 1, one_step - 1, one_step, one, one + 1, top - 1, top, top + 1, top + one_step / 2 + 1];
+    let bits = all[random.below(all.len() as u64) as usize];
+    let sign = random.below(2) << (exponent + mantissa);
+    out.extend(&(bits | sign).to_ne_bytes()[..dtype.size()]);
+}
+
 /// One reduction, as all ranks know it.
 struct Case {
     spec: Spec,

@@ -87,9 +87,14 @@ impl Standstill {
         let arguments = [how.to_owned(), victim.to_string(), calls.to_string(), root.to_string()];
         let (mut job, pids) = start(nranks, nranks, &arguments);
         wait_until_running(&mut job, nranks);
-        if how == "stop" {
+        let signal = match how {
+            "stop" => Some(Signal::STOP),
+            "kill" => Some(Signal::KILL),
+            _ => None,
+        };
+        if let Some(signal) = signal {
             let pid = Pid::from_raw(pids[victim as usize] as i32).expect("a process");
-            kill_process(pid, Signal::STOP).expect("it can be stopped");
+            kill_process(pid, signal).expect("it can be signalled");
         }
         let found = diagnose(&pids, cause, ranks);
         end(job, nranks);
@@ -120,6 +125,15 @@ fn the_rank_at_fault_its_operation_and_the_reason_are_named() {
                 has(&verdict.text, &[&format!("(collective {calls}, step ")]);
             }
         }
+    }
+}
+
+#[test]
+fn survivors_name_the_rank_that_was_killed_and_the_operation() {
+    for (nranks, victim, calls) in [(2, 0, 3), (2, 1, 70), (2, 1, 0)] {
+        let standstill = Standstill { nranks, how: "kill", victim, calls, root: 0 };
+        let (verdict, _) = standstill.play(Cause::Failed, &[1 - victim]);
+        has(&verdict.text, &[&format!("lost rank {victim} "), "all_reduce (operation "]);
     }
 }
 

@@ -406,10 +406,14 @@ fn operation_text(waits: &Member<'_>) -> String {
         (Some(what), Some(number)) => format!("{what} (collective {number}{step})"),
         (Some(what), None) => format!("{what} (operation {operation}{step})"),
         (None, Some(number)) => format!("collective {number}{step}"),
-        (None, None) => match waits.rank.operations.last() {
-            Some(last) => format!("a kernel (the last call outside of graphs is {})", last.what),
-            None => "a kernel of a graph".to_owned(),
-        },
+        // A kernel that is in no collective carries messages, or a one-sided operation.
+        (None, None) => {
+            let mut operations = waits.rank.operations.iter().rev();
+            match operations.find(|op| op.kind != Kind::Collective) {
+                Some(last) => format!("{} (the last such call outside of graphs)", last.what),
+                None => "a message or one-sided operation of a graph".to_owned(),
+            }
+        }
     }
 }
 

@@ -202,6 +202,27 @@ fn a_kernel_tells_its_collective_and_whether_the_peer_is_in_it() {
 }
 
 #[test]
+fn a_kernel_outside_of_collectives_carries_the_last_message_that_was_called() {
+    let on_gpu = |own: u32, issued: u64, kind: Kind| {
+        let mut rank = rank(own, issued, 0, (own == 0).then_some(1));
+        rank.gpu = Some(own);
+        rank.waiting.iter_mut().for_each(|wait| wait.number = None);
+        let message = &mut rank.operations[1];
+        (message.kind, message.what) = (kind, "send/recv of 20 bytes of float".to_owned());
+        process(own + 1, vec![rank])
+    };
+    for (kind, text) in [
+        (Kind::Exchange, "send/recv of 20 bytes of float (the last such call outside of graphs)"),
+        (Kind::Collective, "a message or one-sided operation of a graph"),
+    ] {
+        let found = found(&[on_gpu(0, 3, kind), on_gpu(1, 2, kind)]);
+        let [verdict] = &found[..] else { panic!("{found:#?}") };
+        let begin = format!("rank 1 has not called {text}, in which rank 0 waits");
+        assert!(verdict.text.starts_with(&begin), "{}", verdict.text);
+    }
+}
+
+#[test]
 fn one_failure_is_told_once_by_the_rank_that_found_it_and_no_abort() {
     let failed = |number: u32, text: &str, source: Source| {
         let mut rank = rank(number, 3, 2, None);
