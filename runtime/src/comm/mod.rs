@@ -18,6 +18,7 @@ use crate::plugin::collnet::Reductions;
 use crate::plugin::profiler::Profiler;
 use crate::plugin::tuner::Tuner;
 use crate::rank::monitor;
+use crate::recorder::End;
 use oxccl_plan::generate::{Algorithm, Needs};
 use oxccl_plan::lines;
 use oxccl_plan::nccl;
@@ -295,6 +296,7 @@ impl Communicator {
         if self.revoked.load(Ordering::Acquire) {
             return Err(self.revoked_error());
         }
+        self.executor.rank().recorder.note(End::Finalize);
         self.drain();
         self.settle()
     }
@@ -375,6 +377,7 @@ impl Communicator {
     /// Ends all operations and the communicator, whatever the other ranks do. Blocks for a second
     /// at most.
     pub fn abort(&self) -> Result<()> {
+        self.executor.rank().recorder.note(End::Abort);
         let stopped = self.stop(Error::Aborted { by: "ncclCommAbort" });
         self.leave();
         stopped
@@ -418,6 +421,7 @@ impl Communicator {
     /// Ends the communicator: waits as [`finalize`](Self::finalize) does, then leaves in order,
     /// whatever the outcome. Blocks.
     pub fn destroy(&self) -> Result<()> {
+        self.executor.rank().recorder.note(End::Destroy);
         self.drain();
         let settled = self.settle();
         self.leave();

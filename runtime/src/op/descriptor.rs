@@ -101,6 +101,12 @@ impl Descriptor {
         Some(Self { what: MESSAGES | (tag >> 1 & 15) << 4, count: bytes })
     }
 
+    /// Returns the number of a collective's kind.
+    #[inline]
+    pub(crate) const fn collective_kind(&self) -> usize {
+        (self.what & 15) as usize
+    }
+
     /// Returns whether this is a message of send and receive.
     pub const fn is_message(&self) -> bool {
         self.what & MESSAGES == MESSAGES

@@ -65,7 +65,7 @@ impl Rank {
             Error::Aborted { .. } => Source::Asked,
             _ => Source::Here,
         };
-        self.recorder.fail(&error.to_string(), source);
+        self.recorder.fail(&error.to_string(), error.code() as i32, source);
         let record = self.record(&error);
         if let (Some(segment), Some(local)) = (&self.segment, self.local[self.number as usize]) {
             segment.publish_failure(local, &record);

@@ -122,9 +122,10 @@ pub struct Called {
 }
 
 impl What {
-    /// Returns whether it is a collective.
-    pub(super) fn is_collective(&self) -> bool {
-        self.kind == Kind::Collective
+    /// Returns the number of the kind of a collective; `None` for other operations.
+    #[inline]
+    pub(super) fn collective_kind(&self) -> Option<usize> {
+        (self.kind == Kind::Collective).then(|| self.descriptor.collective_kind())
     }
 
     /// Describes a collective.

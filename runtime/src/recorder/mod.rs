@@ -12,6 +12,7 @@ use crate::fork;
 use crate::op::descriptor::Descriptor;
 use crate::os::memory::Mapping;
 pub use entry::{Called, Entry, Kind, What};
+use oxccl_plan::Collective;
 use std::cell::Cell;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -56,23 +57,52 @@ pub struct Section {
     comm: AtomicU64,
     /// The rank, and in the upper half the number of ranks.
     rank: AtomicU64,
-    /// The GPU's number plus one; 0 in host memory.
+    /// The device's number, and [`ON_GPU`] if it is a GPU's.
     device: AtomicU64,
     /// The time at which the rank began to make the communicator.
     begun: AtomicU64,
-    /// Collectives called so far, and other operations.
-    collectives: AtomicU64,
+    /// The origin of the failure: a [`Source`]; and its code among NCCL's results.
+    source: AtomicU64,
+    code: AtomicU64,
+    /// What the user has asked for at the end of the communicator: bits of [`End`].
+    ends: AtomicU64,
+    /// Collectives called so far, by their kinds; and other operations.
+    collectives: [AtomicU64; COLLECTIVES],
     others: AtomicU64,
     /// Operations called so far; operations run in the order of their calls.
     pub issued: AtomicU64,
     /// Operations done so far.
     pub finished: AtomicU64,
     waiting: Waiting,
-    /// The origin of the failure: a [`Source`].
-    source: AtomicU64,
     name: Text<8>,
     failure: Text<64>,
     entries: [Entry; OPERATIONS],
+}
+
+/// The kinds of collectives.
+pub const COLLECTIVES: usize = Collective::ALL.len();
+
+/// The bit of [`Section::device`] that marks GPUs.
+const ON_GPU: u64 = 1 << 63;
+
+/// The device that holds a rank's data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Memory {
+    /// Host memory, by the number of its device, which is the rank's choice.
+    Host(i32),
+    /// The memory of a GPU, by its number.
+    Gpu(i32),
+}
+
+/// A way in which the user ends a communicator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// No operation follows, and those under way are completed.
+    Finalize = 1,
+    /// The communicator is destroyed.
+    Destroy = 2,
+    /// Operations under way are given up.
+    Abort = 4,
 }
 
 /// The origin of a rank's failure.
@@ -165,8 +195,14 @@ impl Section {
 
     #[inline]
     fn count(&self, what: &What, stream: usize) -> Called {
-        let of_kind = if what.is_collective() { &self.collectives } else { &self.others };
-        let of_kind = of_kind.fetch_add(1, Ordering::Relaxed);
+        let of_kind = match what.collective_kind() {
+            Some(kind) => {
+                let before = self.collectives_so_far();
+                self.collectives[kind % COLLECTIVES].fetch_add(1, Ordering::Relaxed);
+                before
+            }
+            None => self.others.fetch_add(1, Ordering::Relaxed),
+        };
         let number = self.issued.fetch_add(1, Ordering::AcqRel);
         Called { number, of_kind, stream, tag: tag() }
     }
@@ -189,6 +225,13 @@ impl Section {
             entry.ended.store(ticks(), Ordering::Relaxed);
         }
         self.finished.store(number + 1, Ordering::Release);
+    }
+
+    /// Returns the number of collectives called so far.
+    #[inline]
+    fn collectives_so_far(&self) -> u64 {
+        let counts = self.collectives.iter().map(|count| count.load(Ordering::Relaxed));
+        counts.fold(0, u64::wrapping_add)
     }
 
     /// Records what the operation under way waits for; `first` if something has moved since the
@@ -229,14 +272,16 @@ impl Section {
         self.waiting.number.store(0, Ordering::Relaxed);
     }
 
-    /// Records the failure of the rank, and where it comes from.
-    pub fn fail(&self, text: &str, source: Source) {
+    /// Records the failure of the rank: its text, its code among NCCL's results, and where it comes
+    /// from.
+    pub fn fail(&self, text: &str, code: i32, source: Source) {
         let source = match source {
             Source::Here => 0,
             Source::Asked => ASKED,
             Source::Peer(rank) => u64::from(rank) + 1,
         };
         self.source.store(source, Ordering::Relaxed);
+        self.code.store(u64::from(code.unsigned_abs()), Ordering::Relaxed);
         self.failure.write(text);
         self.enter(Stage::Failed);
     }
@@ -249,12 +294,20 @@ impl Section {
         });
     }
 
-    /// Records which communicator this is: its number, this rank and the number of ranks, the GPU
-    /// or `None`, and the name that the user gave.
-    pub fn identify(&self, comm: u64, (rank, nranks): (u32, u32), gpu: Option<i32>, name: &str) {
+    /// Records that the user ends the communicator.
+    pub fn note(&self, end: End) {
+        self.ends.fetch_or(end as u64, Ordering::Relaxed);
+    }
+
+    /// Records which communicator this is: its number, this rank and the number of ranks, the
+    /// device, and the name that the user gave.
+    pub fn identify(&self, comm: u64, (rank, nranks): (u32, u32), on: Memory, name: &str) {
         self.comm.store(comm, Ordering::Relaxed);
         self.rank.store(u64::from(rank) | u64::from(nranks) << 32, Ordering::Relaxed);
-        let device = gpu.map_or(0, |gpu| u64::from(gpu.unsigned_abs()) + 1);
+        let device = match on {
+            Memory::Host(index) => u64::from(index.unsigned_abs()),
+            Memory::Gpu(index) => u64::from(index.unsigned_abs()) | ON_GPU,
+        };
         self.device.store(device, Ordering::Relaxed);
         self.name.write(name);
     }
@@ -269,12 +322,13 @@ impl Section {
         self.state.store(0, Ordering::Relaxed);
         fence(Ordering::Release);
         let Waiting { number, peer_step, since, looked, waited_ns, .. } = &self.waiting;
-        let words = [&self.comm, &self.rank, &self.device, &self.begun, &self.collectives];
-        let more = [&self.others, &self.issued, &self.finished, &self.source];
+        let words = [&self.comm, &self.rank, &self.device, &self.begun, &self.source, &self.code];
+        let more = [&self.ends, &self.others, &self.issued, &self.finished];
         let waiting = [number, peer_step, since, looked, waited_ns];
         let Waiting { collective, what, count, peer_has_begun, .. } = &self.waiting;
         let kernels = [collective, what, count, peer_has_begun];
-        let all = words.into_iter().chain(more).chain(waiting).chain(kernels);
+        let all = words.into_iter().chain(&self.collectives).chain(more).chain(waiting);
+        let all = all.chain(kernels);
         all.for_each(|word| word.store(0, Ordering::Relaxed));
         self.name.write("");
         self.failure.write("");

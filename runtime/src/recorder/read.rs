@@ -4,7 +4,8 @@
 use super::entry::{SENDS, TRANSFERS_AT};
 use super::file::{self, Head};
 use super::ticks::{Scale, moment};
-use super::{ASKED, Entry, IN_A_KERNEL, KernelCollective, Kind, Section, Source, Stage, Waiting};
+use super::{ASKED, COLLECTIVES, End, Entry, IN_A_KERNEL, KernelCollective, Kind, ON_GPU};
+use super::{Section, Source, Stage, Waiting};
 use crate::op::descriptor::Descriptor;
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
@@ -60,6 +61,9 @@ pub struct RankReport {
     pub nranks: u32,
     /// The GPU; `None` in host memory.
     pub gpu: Option<u32>,
+    /// The number of the device, as `ncclCommCuDevice` tells it: of the GPU, or of a device of host
+    /// memory.
+    pub device: u32,
     /// The stage of the rank.
     pub stage: Stage,
     /// The time at which it began to make the communicator.
@@ -70,10 +74,20 @@ pub struct RankReport {
     pub finished: u64,
     /// The number of collectives called so far.
     pub collectives: u64,
+    /// These by their kinds, in the order of [`Collective::ALL`](oxccl_plan::Collective::ALL).
+    pub collectives_by_kind: [u64; COLLECTIVES],
+    /// True once the user has finalized the communicator.
+    pub finalized: bool,
+    /// True once the user has begun to destroy the communicator.
+    pub destroyed: bool,
+    /// True once the user has aborted or revoked the communicator.
+    pub aborted: bool,
     /// The peer and step for which the operation under way waits; `None` if it waits for none.
     pub waiting: Option<Awaited>,
     /// The failure of the rank; empty if it has none.
     pub failure: String,
+    /// The code of that failure among NCCL's results; 0 if it has none.
+    pub failure_code: u32,
     /// The origin of that failure.
     pub failure_source: Source,
     /// The latest operations, in the order of their calls.
@@ -257,19 +271,27 @@ fn rank(fd: &OwnedFd, number: usize, scale: &Scale) -> Option<RankReport> {
     let kept = kept.filter(|(entry, later)| load(&entry.number) == load(&later.number));
     let mut operations: Vec<_> = kept.filter_map(|(entry, _)| operation(entry, scale)).collect();
     operations.sort_by_key(|operation| operation.number);
+    let device = load(&section.device);
+    let ends = |end: End| load(&section.ends) & end as u64 != 0;
     Some(RankReport {
         comm: load(&section.comm),
         name: plain(section.name.read()),
         rank: own,
         nranks,
-        gpu: load(&section.device).checked_sub(1).map(|gpu| gpu as u32),
+        gpu: (device & ON_GPU != 0).then_some(device as u32),
+        device: device as u32,
         stage,
         begun_ns: scale.ns(load(&section.begun)).unwrap_or(0),
         issued: load(&section.issued),
         finished: load(&section.finished),
-        collectives: load(&section.collectives),
+        collectives: section.collectives_so_far(),
+        collectives_by_kind: section.collectives.each_ref().map(load),
+        finalized: ends(End::Finalize),
+        destroyed: ends(End::Destroy),
+        aborted: ends(End::Abort) || load(&section.source) == ASKED,
         waiting: awaited(&section.waiting, load(&section.finished), scale),
         failure: plain(section.failure.read()),
+        failure_code: load(&section.code) as u32,
         failure_source: match load(&section.source) {
             0 => Source::Here,
             ASKED => Source::Asked,

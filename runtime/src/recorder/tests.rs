@@ -27,7 +27,7 @@ fn rank_of(comm: u64) -> Option<RankReport> {
 fn what_a_rank_records_is_read_from_outside_until_the_recorder_is_dropped() {
     let comm = 0x1234_5678_9abc;
     let recorder = Recorder::new();
-    recorder.identify(comm, (1, 4), Some(2), "tensor parallel");
+    recorder.identify(comm, (1, 4), Memory::Gpu(2), "tensor parallel");
     let creating = rank_of(comm).expect("it is there");
     assert_eq!((creating.rank, creating.nranks, creating.gpu), (1, 4, Some(2)));
     assert_eq!((creating.stage, &creating.name[..]), (Stage::Creating, "tensor parallel"));
@@ -47,11 +47,14 @@ fn what_a_rank_records_is_read_from_outside_until_the_recorder_is_dropped() {
     recorder.go_on();
     assert_eq!(rank_of(comm).expect("it is there").waiting, None, "something has moved");
     recorder.end(called.number);
-    recorder.fail("it is over", Source::Peer(2));
+    recorder.fail("it is over", 6, Source::Peer(2));
+    recorder.note(End::Destroy);
     recorder.enter(Stage::Running);
     let failed = rank_of(comm).expect("it is there");
     assert_eq!((failed.stage, &failed.failure[..]), (Stage::Failed, "it is over"));
-    assert_eq!(failed.failure_source, Source::Peer(2));
+    assert_eq!((failed.failure_source, failed.failure_code), (Source::Peer(2), 6));
+    let ends = (failed.finalized, failed.destroyed, failed.aborted);
+    assert_eq!(ends, (false, true, false));
     assert_eq!((failed.issued, failed.finished, failed.waiting), (1, 1, None));
     assert!(failed.operations[0].ended_ns.is_some());
     set_tag(0);
@@ -60,10 +63,11 @@ fn what_a_rank_records_is_read_from_outside_until_the_recorder_is_dropped() {
     // The next one begins with nothing of it.
     let recorders: Vec<_> = (0..4).map(|_| Recorder::new()).collect();
     for (number, recorder) in (comm..).zip(&recorders) {
-        recorder.identify(number, (0, 1), None, "");
+        recorder.identify(number, (0, 1), Memory::Host(0), "");
         let fresh = rank_of(number).expect("it is there");
         assert_eq!((fresh.issued, &fresh.failure[..], fresh.operations.len()), (0, "", 0));
         assert_eq!((fresh.stage, fresh.waiting), (Stage::Creating, None));
+        assert_eq!((fresh.failure_code, fresh.destroyed, fresh.collectives), (0, false, 0));
     }
 }
 
@@ -71,7 +75,7 @@ fn what_a_rank_records_is_read_from_outside_until_the_recorder_is_dropped() {
 fn of_a_caller_far_ahead_the_operations_under_way_and_after_it_stay() {
     let comm = 0xabc_dead;
     let recorder = Recorder::new();
-    recorder.identify(comm, (0, 2), None, "");
+    recorder.identify(comm, (0, 2), Memory::Host(1), "");
     let bytes = |number: u64| 100 + number as usize;
     let all: Vec<_> = (0..200).map(|n| recorder.call(&message(bytes(n)), 1)).collect();
     let numbers =
@@ -93,7 +97,7 @@ fn of_a_caller_far_ahead_the_operations_under_way_and_after_it_stay() {
 fn calls_on_a_gpu_replace_the_oldest_and_kernels_say_what_they_await() {
     let comm = 0xabc_beef;
     let recorder = Recorder::new();
-    recorder.identify(comm, (0, 2), Some(0), "");
+    recorder.identify(comm, (0, 2), Memory::Gpu(0), "");
     (0..70).for_each(|n| recorder.call_on_gpu(&message(n), 1));
     let descriptor = Descriptor::from_words(0x5, 7);
     let inside = KernelCollective { number: 0, descriptor, peer_has_begun: true };
@@ -114,7 +118,7 @@ fn calls_on_a_gpu_replace_the_oldest_and_kernels_say_what_they_await() {
 fn collectives_are_counted_apart_and_described_as_their_descriptors_say() {
     let comm = 0xabc_c0de;
     let recorder = Recorder::new();
-    recorder.identify(comm, (0, 2), None, "");
+    recorder.identify(comm, (0, 2), Memory::Host(1), "");
     let spec = Spec::new(Collective::Reduce, 2, 1);
     let (input, output) = (std::ptr::null(), std::ptr::null_mut());
     let (dtype, op) = (DataType::Float32, ReduceOp::Max);
@@ -129,4 +133,8 @@ fn collectives_are_counted_apart_and_described_as_their_descriptors_say() {
     let op = &rank.operations[1];
     assert_eq!((op.kind, op.of_kind, op.bytes), (Kind::Collective, 0, 20));
     assert_eq!(op.what, "reduce of 5 × float, max, root 1");
+    assert_eq!((rank.collectives, rank.device, rank.gpu), (1, 1, None));
+    let mut counts = [0; COLLECTIVES];
+    counts[Collective::Reduce as usize] = 1;
+    assert_eq!(rank.collectives_by_kind, counts);
 }

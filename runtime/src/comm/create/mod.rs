@@ -24,7 +24,7 @@ use crate::plugin::Facts;
 use crate::plugin::profiler::Profiler;
 use crate::plugin::tuner::Tuner;
 use crate::rank::Rank;
-use crate::recorder::{Recorder, Stage};
+use crate::recorder::{Memory, Recorder, Stage};
 use links::Links;
 use members::Members;
 use oxccl_plan::select::Policy;
@@ -185,15 +185,18 @@ pub(super) fn assemble(mut rendezvous: Rendezvous, member: &Member) -> Result<Co
     }
 }
 
-fn gpu_of(device: Device) -> Option<i32> {
-    (!device.is_host()).then(|| device.index())
+fn memory_of(device: Device) -> Memory {
+    match device {
+        Device::Host(index) => Memory::Host(index),
+        Device::Cuda(index) => Memory::Gpu(index),
+    }
 }
 
 /// Returns the recorder of a rank that is about to meet the others.
 pub(super) fn recorder_of(Member { id, rank, nranks, device, options }: &Member) -> Recorder {
     let recorder = Recorder::new();
     let name = options.name.as_deref().unwrap_or("");
-    recorder.identify(id.comm, (*rank, *nranks), gpu_of(*device), name);
+    recorder.identify(id.comm, (*rank, *nranks), memory_of(*device), name);
     recorder
 }
 
@@ -226,7 +229,7 @@ fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
     let mut edges = links::edges(&members, segment.as_ref(), counter_start);
     let recorder = take(&mut rendezvous.recorder);
     let named = facts.name.as_deref().unwrap_or("");
-    recorder.identify(facts.comm, (rank, nranks), gpu_of(device), named);
+    recorder.identify(facts.comm, (rank, nranks), memory_of(device), named);
     let own = Arc::new(members.own(segment).recorded_by(recorder));
     links.add_unconnected(&own, &members, &mut edges)?;
     let parts = Parts {
@@ -323,7 +326,7 @@ pub(super) fn alone(device: Device, options: &Options) -> Result<Communicator> {
     let recorder = Recorder::new();
     // Profilers and records tell communicators of all processes apart by their numbers.
     let (number, name) = (u64::from_le_bytes(random()?), options.name.clone());
-    recorder.identify(number, (0, 1), gpu_of(device), name.as_deref().unwrap_or(""));
+    recorder.identify(number, (0, 1), memory_of(device), name.as_deref().unwrap_or(""));
     let mut nobody = Nobody(Deadline::new(options.init_limit(), &Cancel::default()));
     let parts = Parts {
         rank: Arc::new(Rank::new(0, vec![Some(0)], None, vec![0]).recorded_by(recorder)),
