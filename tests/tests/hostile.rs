@@ -57,7 +57,7 @@ fn good(target: &str) -> Vec<Vec<u8>> {
         }
         "identity" => {
             let mut blob = vec![0; 150];
-            blob[..5].copy_from_slice(&[9, 0, 0, 0, 77]);
+            blob[..5].copy_from_slice(&[10, 0, 0, 0, 77]);
             vec![
                 [&[0][..], &id.encode()].concat(),
                 [&[1][..], &blob].concat(),

@@ -12,12 +12,14 @@ use std::net::SocketAddr;
 
 /// The version of the wire format of the blob and of everything that ranks share, on which all
 /// ranks must agree.
-const FORMAT: u32 = 9;
+const FORMAT: u32 = 10;
 
 /// Size of a blob in bytes.
 const BYTES: usize = TUNER_AT + 16;
 const FLAGS_AT: usize = 104;
 const TUNER_AT: usize = FLAGS_AT + 8 + ADDRESS_BYTES;
+/// The place of the device's number beside the flags.
+const DEVICE_AT: u32 = 32;
 /// The flag of a rank whose process holds the rendezvous.
 const HOLDER: u64 = 4;
 /// The flags of [`RankInfo::connects_at_first_use`]: never and always. Only one may be set.
@@ -44,6 +46,8 @@ pub(crate) struct RankInfo {
     pub(super) connects_at_first_use: Option<bool>,
     /// True if the rank's data lies on a GPU.
     pub(super) gpu: bool,
+    /// The number of the rank's device.
+    pub(super) device: u32,
     /// True if the rank's process holds the rendezvous.
     pub(super) holder: bool,
     /// The identity of the machine: ranks with equal values share processors.
@@ -149,6 +153,7 @@ impl RankInfo {
             deterministic: config.deterministic,
             connects_at_first_use: config.runtime_connect,
             gpu: matches!(device, Device::Cuda(_)),
+            device: device.index().unsigned_abs(),
             holder: false,
             machine: machine(),
             tuner: padded(tuner::name()),
@@ -181,6 +186,7 @@ impl RankInfo {
         let [never, always] = connects;
         let flags = [self.deterministic, self.gpu, self.holder, never, always, self.collnet];
         let flags = (0..).zip(flags).fold(0, |bits, (i, set)| bits | u64::from(set) << i);
+        let flags = flags | u64::from(self.device) << DEVICE_AT;
         let Self { host, machine, counter_start, .. } = *self;
         let words = [pid_namespace, host, arena_bytes, counter_start, probe, machine];
         for word in words.into_iter().chain([flags]) {
@@ -218,7 +224,7 @@ impl RankInfo {
         }
         let flags = word(FLAGS_AT);
         let [never, always] = CONNECTS.map(|flag| flags & flag != 0);
-        if flags > 63 || never && always {
+        if flags as u32 > 63 || never && always {
             return Err(bad(format!("sent unknown flags {flags:#x}")));
         }
         let (id, pid_namespace, arena_bytes, probe) = (name(8), word(56), word(72), word(88));
@@ -231,6 +237,7 @@ impl RankInfo {
             deterministic: flags & 1 != 0,
             connects_at_first_use: (never || always).then_some(always),
             gpu: flags & 2 != 0,
+            device: (flags >> DEVICE_AT) as u32,
             holder: flags & HOLDER != 0,
             machine: word(96),
             tuner: name(TUNER_AT),
@@ -248,7 +255,7 @@ mod tests {
     #[test]
     fn blobs_survive_the_round_trip_and_other_formats_are_refused() {
         let address = "[fe80::1%3]:9".parse().unwrap();
-        let blob = RankInfo::own(0, [7; 16], address, (Device::Cuda(0), true)).unwrap();
+        let blob = RankInfo::own(0, [7; 16], address, (Device::Cuda(3), true)).unwrap();
         let mut bytes = blob.encode();
         assert_eq!(RankInfo::decode(0, &bytes).unwrap(), blob);
         assert!(RankInfo::decode(0, &bytes[..80]).is_err());
@@ -263,9 +270,9 @@ mod tests {
         bytes[FLAGS_AT] |= CONNECTS.iter().sum::<u64>() as u8;
         let text = RankInfo::decode(2, &bytes).unwrap_err().to_string();
         assert!(text.contains("rank 2 sent unknown flags"), "{text}");
-        bytes[0] = 10;
+        bytes[0] = 11;
         let text = RankInfo::decode(3, &bytes).unwrap_err().to_string();
-        assert!(text.contains("rank 3 speaks format Some(10)"), "{text}");
+        assert!(text.contains("rank 3 speaks format Some(11)"), "{text}");
     }
 
     #[test]

@@ -22,7 +22,6 @@ const CUDA: &str = "the kernels and the memory of this library have no use for i
 const REGISTER: &str = "memory from ncclMemAlloc is used in place without being asked";
 const STREAMS: &str = "operations of a communicator run in the order of their calls";
 const PLUGINS: &str = "plugins are not loaded yet";
-const RAS: &str = "there is no RAS service yet";
 const CHECKED: &str = "arguments are always checked";
 const SYMMETRIC: &str = "there are no symmetric kernels on the host device";
 /// The section whose variables NCCL does not document.
@@ -151,14 +150,11 @@ accepted! {
     Bool "NCCL_LAUNCH_RACE_FATAL" = "1", STREAMS, "Launches that race become errors.";
     Bool "NCCL_IPC_USE_ABSTRACT_SOCKET" = "1", "descriptors pass through abstract Unix sockets always", "Abstract Unix sockets instead of files.";
 }
-"Plugins, service and checks" => {
+"Checks and names" => {
     Bool "NCCL_SET_THREAD_NAME" = "0", "the library's threads always have names", "Names NCCL's threads.";
     Text "NCCL_CHECK_MODE" = "DEFAULT", CHECKED, "Checks: DEFAULT, DEBUG_LOCAL or DEBUG_GLOBAL.";
     Bool "NCCL_CHECK_POINTERS" = "0", "superseded by NCCL_CHECK_MODE in NCCL 2.29", "1 checks pointers.";
     Bool "NCCL_CHECKS_DISABLE" = "0", "without effect in NCCL too; arguments are always checked", "1 checks no arguments.";
-    Bool "NCCL_RAS_ENABLE" = "1", RAS, "The service that tells the state of a job.";
-    Text "NCCL_RAS_ADDR" = "localhost:28028", RAS, "Where it listens.";
-    Uint "NCCL_RAS_TIMEOUT_FACTOR" = "1", RAS, "Factor on its time limits.";
 }
 UNDOCUMENTED => {
     Text "NCCL_NO_CACHE" = "", "variables are read once", "Variables to read again at each use.";

@@ -221,6 +221,17 @@ variables! {
     /// document.
     param_dump_all: bool = "NCCL_PARAM_DUMP_ALL", "0";
 }
+"Service" {
+    /// 0 has no RAS service, which tells the state of the job, as `ncclras` asks for it.
+    ras_enable: bool = "NCCL_RAS_ENABLE", "1";
+    /// Address `host:port` at which the service listens, the same in all processes of a user on a
+    /// host. Nothing is asked of who connects: elsewhere than on loopback, everybody who reaches
+    /// the port sees names, numbers and calls of processes.
+    ras_addr: String = "NCCL_RAS_ADDR", "localhost:28028";
+    /// Factor on the times after which the service does without the answers of other processes (5
+    /// s), and closes connections of clients that do not read (60 s).
+    ras_timeout_factor: u64 = "NCCL_RAS_TIMEOUT_FACTOR", "1";
+}
 "Bindings" {
     /// Path of this library, for the bindings that load it while the program runs: Julia, Python,
     /// and Go with the build tag oxccl_dlopen. Empty: the system finds liboxccl.so.2.

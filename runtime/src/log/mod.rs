@@ -195,7 +195,7 @@ fn open(path: &str) -> Result<Option<File>> {
 
 /// Returns the local time in strftime's `format`, with `%1f` to `%9f` for the first digits of the
 /// second's fraction; empty if the result does not fit 256 bytes.
-fn timestamp(format: &str, now: SystemTime) -> String {
+pub(crate) fn timestamp(format: &str, now: SystemTime) -> String {
     let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
     let nanoseconds = format!("{:09}", since.subsec_nanos());
     let mut pattern = String::new();

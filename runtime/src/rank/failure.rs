@@ -210,6 +210,7 @@ impl Rank {
         let mut deaths = self.deaths();
         let new = deaths.iter().all(|(known, _)| *known != peer);
         if new {
+            self.strike(peer);
             deaths.push((peer, death));
         }
         new

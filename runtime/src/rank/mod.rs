@@ -7,6 +7,7 @@ mod connector;
 mod failure;
 pub mod monitor;
 mod peers;
+mod roster;
 
 use crate::error::Error;
 use crate::link::control::Control;
@@ -15,6 +16,7 @@ use crate::op::descriptor::Descriptor;
 use crate::recorder::{Recorder, Section};
 pub use connector::{Connector, Route};
 pub use failure::{Awaited, Death, LEFT, VERDICT, broken};
+pub use roster::{Member, Roster, rosters};
 use std::collections::HashMap;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -74,6 +76,7 @@ pub struct Rank {
     connector: OnceLock<Arc<Connector>>,
     /// The peers that have died, in this order, and the reasons why they are believed dead.
     deaths: Mutex<Vec<(u32, Death)>>,
+    roster: OnceLock<Arc<Roster>>,
     failed: AtomicBool,
     failure: OnceLock<Error>,
     /// Set once the user was told of the failure.
@@ -105,6 +108,7 @@ impl Rank {
             controls: Mutex::default(),
             connector: OnceLock::new(),
             deaths: Mutex::default(),
+            roster: OnceLock::new(),
             failed: AtomicBool::new(false),
             failure: OnceLock::new(),
             delivered: AtomicBool::new(false),

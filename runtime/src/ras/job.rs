@@ -2,7 +2,7 @@
 
 use crate::recorder::read::{OperationReport, Process, RankReport};
 use crate::recorder::{Kind, Stage};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 /// A rank of a communicator and its process.
 #[derive(Clone, Copy, Debug)]
@@ -22,6 +22,25 @@ pub struct Comm<'a> {
     pub nranks: u32,
     /// The ranks whose processes can be seen, in the order of their numbers.
     pub members: Vec<Member<'a>>,
+}
+
+/// Returns the processes of the job that a process belongs to: it, and all that share a
+/// communicator with one of them.
+pub fn of_process(mut processes: Vec<Process>, pid: u32) -> Vec<Process> {
+    let Some(own) = processes.iter().position(|process| process.pid == pid) else {
+        return Vec::new();
+    };
+    let (mut job, mut comms) = (vec![processes.swap_remove(own)], HashSet::new());
+    let mut next = 0;
+    while let Some(process) = job.get(next) {
+        comms.extend(process.ranks.iter().map(|rank| rank.comm));
+        let shares = |p: &mut Process| p.ranks.iter().any(|rank| comms.contains(&rank.comm));
+        let found: Vec<_> = processes.extract_if(.., shares).collect();
+        job.extend(found);
+        next += 1;
+    }
+    job.sort_by(|a, b| (&a.address, a.pid).cmp(&(&b.address, b.pid)));
+    job
 }
 
 /// Returns the communicators of some processes, in the order of their numbers.
@@ -101,5 +120,23 @@ impl<'a> Member<'a> {
         let Process { pid, host, command, .. } = self.process;
         let gpu = self.rank.gpu.map_or_else(String::new, |gpu| format!(", GPU {gpu}"));
         format!("process {pid} ({command}) on {host}{gpu}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::nccl::samples::{process, rank};
+    use super::*;
+
+    #[test]
+    fn a_job_is_all_processes_that_communicators_connect() {
+        let of = |pid, comms: &[u64]| {
+            let ranks = comms.iter().map(|&comm| rank(comm, pid, 9, 0));
+            process(pid, "10.0.0.1", ranks.collect())
+        };
+        let all = [of(5, &[3]), of(4, &[1]), of(3, &[2, 3]), of(2, &[7, 8]), of(1, &[1, 2])];
+        let pids = |pid| of_process(all.to_vec(), pid).iter().map(|p| p.pid).collect::<Vec<_>>();
+        (3..6).for_each(|pid| assert_eq!(pids(pid), [1, 3, 4, 5]));
+        assert_eq!((pids(2), pids(9)), (vec![2], vec![]));
     }
 }

@@ -1,11 +1,13 @@
 //! The file of a process's recorders: memory without a name in any folder, which others of the same
 //! user find among the descriptors of the process. It ends with the process.
 
+use super::text::Text;
 use super::ticks::moment;
 use super::{Section, section_at as at};
 use crate::fork;
 use crate::os::memory::{Mapping, sealed_memfd};
 use rustix::fd::{AsFd, OwnedFd};
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -31,6 +33,8 @@ pub(super) struct Head {
     pub(super) moment: [AtomicU64; 3],
     /// Sections that have been used so far.
     pub(super) used: AtomicU64,
+    /// The address of the host.
+    pub(super) address: Text<6>,
 }
 
 /// Returns where a section begins in the file.
@@ -85,6 +89,25 @@ fn file() -> Option<&'static File> {
     FILE.get_or_init(File::new).as_ref()
 }
 
+/// Records the address by which other hosts reach this one. One that only this host reaches is
+/// replaced.
+pub(super) fn set_address(address: IpAddr) {
+    if fork::forked() {
+        return;
+    }
+    let Some(file) = file() else { return };
+    // One after the other: of two threads, none may replace the better address.
+    let _free = file.free();
+    let own = &head(&file.mapping).address;
+    record(own, address);
+}
+
+fn record(own: &Text<6>, address: IpAddr) {
+    if own.read().is_empty() || !address.is_loopback() {
+        own.write(&address.to_string());
+    }
+}
+
 /// Takes a section for a rank; `None` if there is none.
 pub(super) fn take() -> Option<(&'static Section, usize)> {
     if fork::forked() {
@@ -106,5 +129,24 @@ pub(super) fn take() -> Option<(&'static Section, usize)> {
 pub(super) fn give_back(number: usize) {
     if let Some(file) = file() {
         file.free().given_back.push(number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_address_that_more_hosts_reach_is_recorded() {
+        let text = Text([const { AtomicU64::new(0) }; 6]);
+        for (address, recorded) in [
+            ("127.0.0.1", "127.0.0.1"),
+            ("192.0.2.7", "192.0.2.7"),
+            ("::1", "192.0.2.7"),
+            ("2001:db8:1111:2222:3333:4444:5555:6666", "2001:db8:1111:2222:3333:4444:5555:6666"),
+        ] {
+            record(&text, address.parse().expect("an address"));
+            assert_eq!(text.read(), recorded);
+        }
     }
 }

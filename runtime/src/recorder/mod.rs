@@ -14,6 +14,7 @@ use crate::os::memory::Mapping;
 pub use entry::{Called, Entry, Kind, What};
 use oxccl_plan::Collective;
 use std::cell::Cell;
+use std::net::IpAddr;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use text::Text;
@@ -344,6 +345,11 @@ thread_local! {
 pub fn set_tag(tag: u64) {
     // In exit handlers of threads there is no tag any more.
     let _ = TAG.try_with(|own| own.set(tag));
+}
+
+/// Records the address by which other hosts reach this one.
+pub fn set_address(address: IpAddr) {
+    file::set_address(address);
 }
 
 fn tag() -> u64 {

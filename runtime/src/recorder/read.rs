@@ -23,6 +23,8 @@ pub struct Process {
     pub pid: u32,
     /// The name of the host.
     pub host: String,
+    /// The address by which other hosts reach it; empty if it is not known.
+    pub address: String,
     /// The name of the program.
     pub command: String,
     /// The state of the process: running, stopped (by a signal, or by a debugger), or ended.
@@ -183,6 +185,7 @@ pub(super) fn process(root: &Path, pid: u32) -> Option<Process> {
     Some(Process {
         pid,
         host: host_name(),
+        address: plain(head.address.read()),
         command: plain(command.trim_end().to_owned()),
         state,
         read_ns: time,

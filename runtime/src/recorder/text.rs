@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// A text of at most eight times `WORDS` bytes; the rest is zero. Who reads it meanwhile may see
 /// parts of two texts.
 #[repr(C)]
-pub(super) struct Text<const WORDS: usize>([AtomicU64; WORDS]);
+pub(super) struct Text<const WORDS: usize>(pub(super) [AtomicU64; WORDS]);
 
 impl<const WORDS: usize> Text<WORDS> {
     /// Writes a text, or as much of it as fits.

@@ -4,8 +4,9 @@
 //! for one all-reduce, `abandon` for one that is aborted, `crowd THREADS` for one of so many ranks
 //! in each process, `hosts THREADS` for one among as many hosts in a process, `split-with-dead` and
 //! `survive FILE` beside a rank that is killed, `repaint abort|timeout|shrink between|within`
-//! beside a rank that is stopped, `stuck HOW VICTIM CALLS ROOT` for calls that do not end, or
-//! `loop` to all-reduce until something fails.
+//! beside a rank that is stopped, `stuck HOW VICTIM CALLS ROOT` for calls that do not end,
+//! `attended` to all-reduce until the input of rank 0 ends, or `loop` to all-reduce until something
+//! fails.
 
 use oxccl_plan::{Carrier, Collective, DataType, ReduceOp, Spec};
 use oxccl_runtime::bootstrap::{self, launch};
@@ -22,6 +23,7 @@ use oxccl_tests::world::on_threads;
 use oxccl_tests::{deterministic, mismatch, stuck, windows};
 use std::io::Write;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
@@ -336,6 +338,35 @@ fn forever(comm: &Arc<Communicator>, bytes: usize) -> Result<()> {
     Ok(())
 }
 
+/// All-reduces until the input of rank 0 ends. Prints `running` after the first operation.
+fn attended() -> Result<()> {
+    let (comm, stream) = (join()?, Stream::new());
+    let over = Arc::new(AtomicBool::new(false));
+    if comm.rank() == 0 {
+        let over = over.clone();
+        std::thread::spawn(move || {
+            let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+            over.store(true, Ordering::Release);
+        });
+    }
+    let (mut output, mut calls) = (0u64, 0u64);
+    while output == 0 {
+        let input = u64::from(over.load(Ordering::Acquire));
+        let spec = Spec::new(Collective::AllReduce, comm.nranks(), 0);
+        let (from, to) = ((&raw const input).cast(), (&raw mut output).cast());
+        let (dtype, op) = (DataType::Uint64, ReduceOp::Sum);
+        let call = Call { spec, input: from, output: to, count: 1, dtype, op, scale: None };
+        group::collective(&comm, call, &stream)?;
+        stream.synchronize(None)?;
+        if calls == 0 {
+            println!("running");
+        }
+        calls += 1;
+    }
+    println!("calls {calls}");
+    comm.destroy()
+}
+
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let outcome = match arguments.first().map(String::as_str) {
@@ -363,6 +394,7 @@ fn main() {
                 stuck::play(&comm, &arguments[1], number(2), (number(3), number(4)))
             })
         }
+        Some("attended") => attended(),
         Some("loop") => {
             let bytes = arguments[1].parse().expect("a number");
             join().and_then(|comm| forever(&comm, bytes))

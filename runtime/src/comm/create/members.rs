@@ -7,7 +7,7 @@ use crate::comm::team;
 use crate::device::{Device, Process};
 use crate::error::{Error, Result};
 use crate::link::direct::Segment;
-use crate::rank::Rank;
+use crate::rank::{self, Rank, Roster};
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 
@@ -138,6 +138,17 @@ impl Members {
 
     pub(super) fn processes(&self) -> Vec<Process> {
         self.infos.iter().map(|info| info.process.clone()).collect()
+    }
+
+    /// Returns where the members of the communicator run.
+    pub(super) fn roster(&self, comm: u64) -> Roster {
+        let own = &self.infos[self.rank as usize];
+        let namespace = |info: &RankInfo| (info.machine, info.process.pid_namespace);
+        let members = self.infos.iter().map(|info| {
+            let is_here = namespace(info) == namespace(own);
+            rank::Member::new(info.control.ip(), info.process.pid, info.device, is_here)
+        });
+        Roster { comm, members: members.collect() }
     }
 
     /// Returns this rank, which shares `segment` with the ranks of its host.

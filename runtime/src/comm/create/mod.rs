@@ -24,7 +24,8 @@ use crate::plugin::Facts;
 use crate::plugin::profiler::Profiler;
 use crate::plugin::tuner::Tuner;
 use crate::rank::Rank;
-use crate::recorder::{Memory, Recorder, Stage};
+use crate::ras::service;
+use crate::recorder::{self, Memory, Recorder, Stage};
 use links::Links;
 use members::Members;
 use oxccl_plan::select::Policy;
@@ -146,6 +147,7 @@ pub(super) fn join(
     fork::check()?;
     fork::refuse_children()?;
     warn_once();
+    service::start();
     // Variables are read once: they hold for this communicator's children too.
     rank_info::algorithm(Config::checked()?)?;
     let limit = options.init_limit();
@@ -200,6 +202,14 @@ pub(super) fn recorder_of(Member { id, rank, nranks, device, options }: &Member)
     recorder
 }
 
+/// Returns the recorder of a rank, which knows its communicator now.
+fn identified(recorder: Recorder, facts: &Facts, member: &Member) -> Recorder {
+    let Member { rank, nranks, device, .. } = *member;
+    let name = facts.name.as_deref().unwrap_or("");
+    recorder.identify(facts.comm, (rank, nranks), memory_of(device), name);
+    recorder
+}
+
 fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
     let Member { id, rank, nranks, device, options } = member;
     let (rank, nranks, device) = (*rank, *nranks, *device);
@@ -228,9 +238,9 @@ fn make(rendezvous: &mut Rendezvous, member: &Member) -> Result<Communicator> {
     let counter_start = members.counter_start();
     let mut edges = links::edges(&members, segment.as_ref(), counter_start);
     let recorder = take(&mut rendezvous.recorder);
-    let named = facts.name.as_deref().unwrap_or("");
-    recorder.identify(facts.comm, (rank, nranks), memory_of(device), named);
-    let own = Arc::new(members.own(segment).recorded_by(recorder));
+    let own = Arc::new(members.own(segment).recorded_by(identified(recorder, &facts, member)));
+    recorder::set_address(members.address(rank).ip());
+    own.set_roster(members.roster(facts.comm));
     links.add_unconnected(&own, &members, &mut edges)?;
     let parts = Parts {
         edges,
@@ -320,12 +330,23 @@ fn apply_timeout(comm: &Communicator) {
     comm.set_timeout(Some(Config::get().timeout).filter(|limit| !limit.is_zero()));
 }
 
+/// Records the address of this host, for communicators whose rank has no need to know it.
+fn record_address() {
+    static RECORD: std::sync::Once = std::sync::Once::new();
+    RECORD.call_once(|| {
+        if let Ok(address) = interface::choose(Config::get()) {
+            recorder::set_address(address.ip());
+        }
+    });
+}
+
 /// Makes a communicator of one rank.
 pub(super) fn alone(device: Device, options: &Options) -> Result<Communicator> {
     let begun = Instant::now();
     let recorder = Recorder::new();
     // Profilers and records tell communicators of all processes apart by their numbers.
     let (number, name) = (u64::from_le_bytes(random()?), options.name.clone());
+    record_address();
     recorder.identify(number, (0, 1), memory_of(device), name.as_deref().unwrap_or(""));
     let mut nobody = Nobody(Deadline::new(options.init_limit(), &Cancel::default()));
     let parts = Parts {

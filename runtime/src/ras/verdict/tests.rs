@@ -73,6 +73,7 @@ fn process(pid: u32, ranks: Vec<RankReport>) -> Process {
     Process {
         pid,
         host: "node1".to_owned(),
+        address: "192.0.2.1".to_owned(),
         command: "train".to_owned(),
         state: ProcessState::Alive,
         read_ns: NOW,

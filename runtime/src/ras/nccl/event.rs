@@ -1,0 +1,139 @@
+//! Events of a job that clients of the service listen to.
+
+use super::conversation::Format;
+use super::{Peer, layout};
+use serde::Serialize;
+use std::collections::BTreeSet;
+
+/// What has happened to a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// It has joined the job.
+    New,
+    /// It has ended.
+    Dead,
+}
+
+/// An event of the group LIFECYCLE, the only group of which there are any.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// What has happened.
+    pub kind: Kind,
+    /// The process that it has happened to.
+    pub peer: Peer,
+}
+
+#[derive(Serialize)]
+struct Document<'a> {
+    timestamp: &'a str,
+    group: &'static str,
+    event: &'static str,
+    peer: Process<'a>,
+    details: &'static str,
+}
+
+#[derive(Serialize)]
+struct Process<'a> {
+    host: &'a str,
+    pid: u32,
+    cuda_devs: &'a BTreeSet<u32>,
+    nvml_devs: &'a BTreeSet<u32>,
+}
+
+impl Event {
+    /// Returns the event as a client gets it, with its time of day.
+    pub fn text(&self, format: Format, timestamp: &str) -> String {
+        let event = match self.kind {
+            Kind::New => "PEER_NEW",
+            Kind::Dead => "PEER_DEAD",
+        };
+        let Peer { host, pid, devices, .. } = &self.peer;
+        match format {
+            // The blank before the details, of which there are none, is NCCL's.
+            Format::Text => format!("[{timestamp}] {event}: {} \n", self.peer.line()),
+            Format::Json => {
+                let peer = Process { host, pid: *pid, cuda_devs: devices, nvml_devs: devices };
+                let (group, details) = ("LIFECYCLE", "");
+                layout::document(&Document { timestamp, group, event, peer, details }, true)
+            }
+        }
+    }
+}
+
+/// The processes of a job that were alive at the last look.
+#[derive(Debug, Default)]
+pub struct Watched(Vec<Peer>);
+
+impl Watched {
+    /// Returns the processes of a job, none of which is new.
+    pub fn new(job: Vec<Peer>) -> Self {
+        Self(job)
+    }
+
+    /// Returns what has happened since the last look: `job` are the processes of the job now, and
+    /// `lives` says whether a process of this number is alive. One that is in no communicator any
+    /// more is not dead.
+    pub fn look(&mut self, job: Vec<Peer>, lives: impl Fn(u32) -> bool) -> Vec<Event> {
+        let mut events = Vec::new();
+        self.0.retain(|peer| {
+            let is_alive = lives(peer.pid);
+            if !is_alive {
+                events.push(Event { kind: Kind::Dead, peer: peer.clone() });
+            }
+            is_alive
+        });
+        for peer in job {
+            match self.0.iter_mut().find(|known| (known.pid, &known.host) == (peer.pid, &peer.host))
+            {
+                Some(known) => known.devices.extend(&peer.devices),
+                None => {
+                    self.0.push(peer.clone());
+                    events.push(Event { kind: Kind::New, peer });
+                }
+            }
+        }
+        events
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::samples::peer;
+    use super::*;
+
+    #[test]
+    fn events_are_written_as_nccl_does() {
+        let event = Event { kind: Kind::Dead, peer: peer(1524345, &[1]) };
+        assert_eq!(
+            event.text(Format::Text, "2025-12-19 13:07:07"),
+            "[2025-12-19 13:07:07] PEER_DEAD: Process 1524345 on node 172.16.64.245 managing GPU 1 \
+             \n"
+        );
+        let event = Event { kind: Kind::New, peer: peer(77, &[0, 3]) };
+        assert_eq!(
+            event.text(Format::Text, "2025-12-19 13:07:07"),
+            "[2025-12-19 13:07:07] PEER_NEW: Process 77 on node 172.16.64.245 managing GPUs 0,3 \n"
+        );
+        let json = "{\n  \"timestamp\": \"2025-12-19 13:07:07\",\n  \"group\": \"LIFECYCLE\",\n  \
+                    \"event\": \"PEER_NEW\",\n  \"peer\": {\n    \"host\": \"172.16.64.245\",\n    \
+                    \"pid\": 77,\n    \"cuda_devs\": [0,3],\n    \"nvml_devs\": [0,3]\n  },\n  \
+                    \"details\": \"\"\n}\n";
+        assert_eq!(event.text(Format::Json, "2025-12-19 13:07:07"), json);
+    }
+
+    #[test]
+    fn a_process_is_new_once_and_dead_once() {
+        let mut watched = Watched::new(vec![peer(1, &[0]), peer(2, &[1])]);
+        let seen = |events: Vec<Event>| {
+            events.iter().map(|event| (event.kind, event.peer.pid)).collect::<Vec<_>>()
+        };
+        let job = || vec![peer(1, &[0]), peer(3, &[2])];
+        // The second one has left the job, but lives.
+        assert_eq!(seen(watched.look(job(), |_| true)), [(Kind::New, 3)]);
+        assert_eq!(seen(watched.look(job(), |_| true)), []);
+        let job = || vec![peer(1, &[0])];
+        let found = seen(watched.look(job(), |pid| pid == 1));
+        assert_eq!(found, [(Kind::Dead, 2), (Kind::Dead, 3)]);
+        assert_eq!(seen(watched.look(job(), |pid| pid == 1)), []);
+    }
+}

@@ -1,0 +1,251 @@
+//! The RAS service: one thread per process that tells clients such as `ncclras` the state of the
+//! job, whatever the ranks do.
+//!
+//! The thread never calls a driver and takes no lock on which an operation waits. What a client
+//! sends is read by [`nccl::conversation`](super::nccl::conversation); what it is told comes from
+//! memory that the processes of this host share with each other.
+
+mod client;
+mod collect;
+mod listen;
+
+use super::nccl::conversation::{Format, LIFECYCLE, Wanted};
+use super::nccl::event::Watched;
+use super::nccl::{json, text};
+use crate::config::Config;
+use crate::log::{self, Level, Subsystem};
+use client::Client;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::BorrowedFd;
+use rustix::io::Errno;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Once};
+use std::time::{Duration, Instant, SystemTime};
+
+/// The most clients; when more come, the one that was silent for the longest time makes room.
+const CLIENTS: usize = 128;
+/// Connections that are taken at a time.
+const ACCEPTED: usize = 64;
+/// The time for which no connections are taken after a shortage of descriptors.
+const SHUT: Duration = Duration::from_secs(1);
+/// The time from one report to the next, so that clients do not keep a processor busy.
+const BETWEEN: Duration = Duration::from_millis(50);
+/// The time between two looks at the processes, while clients listen to events.
+const LOOK: Duration = Duration::from_secs(1);
+/// The time for which the answers of other processes are awaited, times the variable.
+const COLLECTION: Duration = Duration::from_secs(5);
+/// The time after which a client that reads nothing of its answer is closed, times the variable.
+const UNREAD: Duration = Duration::from_secs(60);
+/// The longest wait for something to happen.
+const IDLE: Duration = Duration::from_secs(3600);
+
+/// Starts the service of this process, unless the user wants none. That it cannot be had is no
+/// error of who makes a communicator.
+pub(crate) fn start() {
+    static START: Once = Once::new();
+    START.call_once(|| {
+        let config = Config::get();
+        if !config.ras_enable {
+            return;
+        }
+        let started = listen::listen(&config.ras_addr).and_then(|(listeners, at)| {
+            let factor = u32::try_from(config.ras_timeout_factor).unwrap_or(u32::MAX).max(1);
+            let mut service = Service::new(listeners, factor);
+            let thread = std::thread::Builder::new().name("oxccl-ras".to_owned());
+            thread.spawn(move || service.run()).map(|_| at)
+        });
+        let line = match started {
+            Ok(at) => {
+                let at = at.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+                format!("the RAS service listens at {at}")
+            }
+            Err(error) => format!("there is no RAS service at {}: {error}", config.ras_addr),
+        };
+        log::line(Level::Info, Subsystem::Ras, &line);
+    });
+}
+
+struct Service {
+    listeners: Vec<BorrowedFd<'static>>,
+    clients: Vec<Client>,
+    /// The factor of time limits.
+    factor: u32,
+    /// The time from which on connections are taken again.
+    shut_until: Option<Instant>,
+    /// The time at which the last report was made.
+    reported: Option<Instant>,
+    /// The processes of the job, while clients listen to events; and the time of the next look.
+    watched: Option<(Watched, Instant)>,
+}
+
+impl Service {
+    fn new(listeners: Vec<BorrowedFd<'static>>, factor: u32) -> Self {
+        let (shut_until, reported, watched) = Default::default();
+        Self { listeners, clients: Vec::new(), factor, shut_until, reported, watched }
+    }
+
+    fn run(&mut self) {
+        loop {
+            if catch_unwind(AssertUnwindSafe(|| self.round())).is_err() {
+                let text = "the RAS service panicked and goes on; please report it";
+                log::line(Level::Warn, Subsystem::Ras, text);
+                self.clients.clear();
+                self.watched = None;
+            }
+        }
+    }
+
+    /// Waits until something happens, and does what is to be done then.
+    fn round(&mut self) {
+        let (incoming, shown) = self.wait();
+        let now = Instant::now();
+        for (client, shown) in self.clients.iter_mut().zip(shown) {
+            client.visit(shown, now);
+        }
+        self.clients.retain(|client| !client.is_over());
+        if incoming {
+            self.accept(now);
+        }
+        self.watch(now);
+        self.report(now);
+        let stuck = now.checked_sub(UNREAD.saturating_mul(self.factor));
+        self.clients.iter_mut().for_each(|client| client.flush(now));
+        let stuck = |client: &Client| stuck.is_some_and(|time| client.is_stuck_since(time));
+        self.clients.retain(|client| !client.is_over() && !stuck(client));
+    }
+
+    /// Waits until something happens. Returns whether connections wait to be taken, and what each
+    /// client shows.
+    fn wait(&mut self) -> (bool, Vec<PollFlags>) {
+        let now = Instant::now();
+        self.shut_until = self.shut_until.filter(|until| *until > now);
+        let wants = self.clients.iter().any(|client| client.wanted.is_some());
+        let next = [
+            self.shut_until,
+            self.watched.as_ref().map(|(_, next)| *next),
+            wants.then(|| self.reported.map_or(now, |last| last + BETWEEN)),
+        ];
+        let next = next.into_iter().flatten().min();
+        let limit = next.map_or(IDLE, |next| next.saturating_duration_since(now));
+        let limit = limit.min(UNREAD.saturating_mul(self.factor));
+        let listeners =
+            self.listeners.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN));
+        let listeners: Vec<_> = listeners.filter(|_| self.shut_until.is_none()).collect();
+        let first = listeners.len();
+        let clients = self.clients.iter().map(Client::poll_fd);
+        let mut fds: Vec<_> = listeners.into_iter().chain(clients).collect();
+        let limit =
+            Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) };
+        match poll(&mut fds, Some(&limit)) {
+            Ok(_) => {}
+            Err(Errno::INTR) => return (false, Vec::new()),
+            Err(_) => {
+                // For want of memory, or of the right to so many descriptors.
+                std::thread::sleep(SHUT);
+                return (false, Vec::new());
+            }
+        }
+        let (listeners, clients) = fds.split_at(first);
+        let incoming = listeners.iter().any(|fd| !fd.revents().is_empty());
+        (incoming, clients.iter().map(PollFd::revents).collect())
+    }
+
+    fn accept(&mut self, now: Instant) {
+        let limit = COLLECTION.saturating_mul(self.factor);
+        for listener in self.listeners.clone() {
+            for _ in 0..ACCEPTED {
+                match listen::accept(listener) {
+                    Ok(socket) => {
+                        if self.clients.len() >= CLIENTS {
+                            self.make_room();
+                        }
+                        self.clients.push(Client::new(socket, limit, now));
+                    }
+                    Err(Errno::AGAIN) => break,
+                    Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
+                        self.make_room();
+                        self.shut_until = Some(now + SHUT);
+                        return;
+                    }
+                    // The connection has ended before it was taken.
+                    Err(_) => {}
+                }
+            }
+        }
+    }
+
+    /// Closes the client that was silent for the longest time.
+    fn make_room(&mut self) {
+        let oldest = self.clients.iter().enumerate().min_by_key(|(_, client)| client.active);
+        if let Some((oldest, _)) = oldest {
+            self.clients.remove(oldest);
+        }
+    }
+
+    /// Tells those who listen what has happened to the processes of the job.
+    fn watch(&mut self, now: Instant) {
+        let listens = |client: &Client| client.listens_to(u8::MAX).is_some();
+        if !self.clients.iter().any(listens) {
+            self.watched = None;
+            return;
+        }
+        // Before the first client hears that it listens: from then on it misses nothing.
+        let begin = || (collect::watch(), now + LOOK);
+        let (watched, next) = self.watched.get_or_insert_with(begin);
+        if now < *next {
+            return;
+        }
+        *next = now + LOOK;
+        let events = collect::look(watched);
+        for event in events {
+            let time = timestamp();
+            let [text, json] = [Format::Text, Format::Json]
+                .map(|format| Arc::<[u8]>::from(event.text(format, &time).into_bytes()));
+            for client in &mut self.clients {
+                match client.listens_to(LIFECYCLE) {
+                    Some(Format::Text) => client.tell(&text),
+                    Some(Format::Json) => client.tell(&json),
+                    None => {}
+                }
+            }
+        }
+    }
+
+    /// Gives all who wait for a report the state of the job.
+    fn report(&mut self, now: Instant) {
+        let wants = self.clients.iter().any(|client| client.wanted.is_some());
+        if !wants || self.reported.is_some_and(|last| now < last + BETWEEN) {
+            return;
+        }
+        let survey = collect::survey();
+        for (format, verbose) in
+            [(Format::Text, false), (Format::Text, true), (Format::Json, false)]
+        {
+            // Text alone may be verbose.
+            let is = |wanted: &Wanted| {
+                wanted.format == format && (wanted.verbose == verbose || format == Format::Json)
+            };
+            let asked =
+                self.clients.iter_mut().filter(|client| client.wanted.as_ref().is_some_and(is));
+            let mut asked = asked.peekable();
+            if asked.peek().is_none() {
+                continue;
+            }
+            let report = match format {
+                Format::Text => text::report(&survey, verbose),
+                Format::Json => json::report(&survey, &timestamp()),
+            };
+            let report: Arc<[u8]> = report.into_bytes().into();
+            for client in asked {
+                client.wanted = None;
+                client.say(&report);
+            }
+        }
+        self.reported = Some(Instant::now());
+    }
+}
+
+/// Returns the local time, as NCCL writes it.
+fn timestamp() -> String {
+    log::timestamp("%F %T", SystemTime::now())
+}

@@ -1,0 +1,379 @@
+//! The RAS service of real processes, asked as `ncclras` and other tools ask it.
+
+use oxccl_tests::job::Job;
+use oxccl_tests::sequence::Random;
+use rustix::net::{AddressFamily, SocketType, sockopt};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use serde_json::Value;
+use std::io::{BufRead, BufReader, ErrorKind, Read, Result, Write};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+const RANK: &str = env!("CARGO_BIN_EXE_oxccl-test-rank");
+/// The longest life of a job.
+const LIFE: Duration = Duration::from_secs(100);
+/// The longest time until something is as it should be, on a busy machine.
+const LIMIT: Duration = Duration::from_secs(60);
+/// The longest time that a client waits for an answer, as `ncclras` does, before it connects again:
+/// the process that has taken its connection may have ended, or be stopped.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// A port that processes of this user can share, and that nobody else gets while this lives.
+struct Port {
+    _reserved: OwnedFd,
+    address: SocketAddr,
+}
+
+impl Port {
+    fn new() -> Self {
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None);
+        let socket = socket.expect("a socket");
+        sockopt::set_socket_reuseport(&socket, true).expect("it can be shared");
+        rustix::net::bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let address = rustix::net::getsockname(&socket).expect("it has an address");
+        let address = SocketAddr::try_from(address).expect("an address of the internet");
+        Self { _reserved: socket, address }
+    }
+
+    fn connect(&self) -> Result<TcpStream> {
+        let stream = TcpStream::connect(self.address)?;
+        stream.set_read_timeout(Some(ANSWER))?;
+        stream.set_nodelay(true)?;
+        Ok(stream)
+    }
+}
+
+/// Starts ranks whose service is at a port, and waits until they run.
+fn start(port: &Port, nranks: u32, arguments: &[&str], serving: impl Fn(u32) -> bool) -> Job {
+    let mut job = Job::start(Path::new(RANK), nranks, LIFE, |rank, command| {
+        command.args(arguments).env("NCCL_RAS_ADDR", port.address.to_string());
+        if !serving(rank) {
+            command.env("NCCL_RAS_ENABLE", "0");
+        }
+        if rank == 0 {
+            command.stdin(Stdio::piped());
+        }
+    });
+    for rank in 0..nranks {
+        let stdout = job.child(rank).stdout.as_mut().expect("a pipe");
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line).expect("the rank speaks");
+        assert_eq!(line.trim(), "running");
+    }
+    job
+}
+
+fn end(mut job: Job, nranks: u32) {
+    for rank in 0..nranks {
+        let _ = job.child(rank).kill();
+    }
+    job.wait();
+}
+
+/// Says a line, in pieces of so many bytes, and returns the line that answers it.
+fn say(stream: &mut TcpStream, line: &str, piece: usize) -> Result<String> {
+    format!("{line}\n").as_bytes().chunks(piece).try_for_each(|piece| stream.write_all(piece))?;
+    let mut answer = Vec::new();
+    while answer.last() != Some(&b'\n') {
+        let mut byte = [0];
+        match stream.read(&mut byte)? {
+            0 => return Err(ErrorKind::UnexpectedEof.into()),
+            _ => answer.push(byte[0]),
+        }
+    }
+    Ok(String::from_utf8(answer).expect("text"))
+}
+
+/// The conversation of `ncclras -t 5 -f FORMAT`, with lines in pieces of so many bytes.
+fn converse(port: &Port, format: &str, command: &str, piece: usize) -> Result<String> {
+    let mut stream = port.connect()?;
+    for (line, answer) in [
+        ("CLIENT PROTOCOL 2", "SERVER PROTOCOL 2\n"),
+        ("TIMEOUT 5", "OK\n"),
+        (&format!("SET FORMAT {format}"), "OK\n"),
+    ] {
+        assert_eq!(say(&mut stream, line, piece)?, answer);
+    }
+    let line = format!("{command}\n");
+    line.as_bytes().chunks(piece).try_for_each(|piece| stream.write_all(piece))?;
+    let mut report = String::new();
+    stream.read_to_string(&mut report)?;
+    Ok(report)
+}
+
+/// Asks until a process answers, as `ncclras` does.
+fn ask(port: &Port, format: &str, command: &str, piece: usize) -> String {
+    let start = Instant::now();
+    loop {
+        match converse(port, format, command, piece) {
+            Ok(report) => return report,
+            Err(error) => assert!(start.elapsed() < LIMIT, "{error}"),
+        }
+    }
+}
+
+/// Asks for JSON until it is as it should be.
+fn ask_until(port: &Port, is: impl Fn(&Value) -> bool) -> Value {
+    let start = Instant::now();
+    loop {
+        let report = ask(port, "json", "STATUS", 1024);
+        let document = serde_json::from_str(&report).expect("JSON");
+        check(&report, &document);
+        if is(&document) {
+            return document;
+        }
+        assert!(start.elapsed() < LIMIT, "{report}");
+    }
+}
+
+/// Checks that an object has exactly these keys, with values of these kinds: `s`tring, `n`umber
+/// without sign or fraction, `i`nteger, `f`raction, `b`oolean, `l`ist, `o`bject.
+fn has_keys(object: &Value, keys: &[(&str, char)]) {
+    let map = object.as_object().expect("an object");
+    assert_eq!(map.len(), keys.len(), "{object}");
+    for (key, kind) in keys {
+        let value = map.get(*key).unwrap_or_else(|| panic!("{object} without {key}"));
+        let fits = match kind {
+            's' => value.is_string(),
+            'n' => value.is_u64(),
+            'i' => value.is_i64(),
+            'f' => value.is_f64(),
+            'b' => value.is_boolean(),
+            'l' => value.is_array(),
+            _ => value.is_object(),
+        };
+        assert!(fits, "{key} of {object} is no {kind}");
+    }
+}
+
+fn list<'a>(of: &'a Value, key: &str) -> &'a Vec<Value> {
+    of[key].as_array().expect("a list")
+}
+
+/// Checks the keys and kinds of a whole document, and the order of its keys.
+fn check(text: &str, document: &Value) {
+    let versions = [("nccl_version", 's'), ("cuda_runtime_version", 'n')];
+    let more = [("cuda_driver_version", 'n'), ("timestamp", 's'), ("communicators_count", 'n')];
+    let rest = [("communicators", 'l'), ("ras", 'o'), ("causes", 'l')];
+    let keys: Vec<_> = versions.into_iter().chain(more).chain(rest).collect();
+    has_keys(document, &keys);
+    let places = keys.iter().map(|(key, _)| text.find(&format!("\n  \"{key}\": ")).expect(key));
+    assert!(places.collect::<Vec<_>>().is_sorted(), "{text}");
+    has_keys(&document["ras"], &[("collection_time_sec", 'f'), ("timeouts_count", 'n')]);
+    for cause in list(document, "causes") {
+        has_keys(cause, &[("cause", 's'), ("comm", 'n'), ("ranks", 'l'), ("text", 's')]);
+    }
+    let comms = list(document, "communicators");
+    assert_eq!(document["communicators_count"], comms.len());
+    for comm in comms {
+        let sizes = [("size", 'n'), ("ranks_count", 'n'), ("missing_ranks_count", 'n')];
+        let names = [("hash", 's'), ("secondary_hash", 's')];
+        let lists = [("ranks", 'l'), ("missing_ranks", 'l')];
+        has_keys(comm, &[&names[..], &sizes, &lists].concat());
+        let place = [("rank", 'n'), ("host", 's'), ("pid", 'i'), ("cuda_dev", 'i')];
+        let place = [&place[..], &[("nvml_dev", 'i'), ("status", 'o')]].concat();
+        let (ranks, missing) = (list(comm, "ranks"), list(comm, "missing_ranks"));
+        let counts = (&comm["ranks_count"], &comm["missing_ranks_count"]);
+        assert_eq!(counts, (&Value::from(ranks.len()), &Value::from(missing.len())));
+        assert_eq!(comm["size"], ranks.len() + missing.len());
+        for rank in ranks {
+            has_keys(rank, &[&place[..], &[("collective_counts", 'o')]].concat());
+            let codes = [("init_state", 'n'), ("async_error", 'n')];
+            let flags = [("finalize_called", 'b'), ("destroy_flag", 'b'), ("abort_flag", 'b')];
+            has_keys(&rank["status"], &[&codes[..], &flags].concat());
+            let kinds = ["Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce"];
+            has_keys(&rank["collective_counts"], &kinds.map(|kind| (kind, 'n')));
+        }
+        for rank in missing {
+            has_keys(rank, &place);
+            has_keys(&rank["status"], &[("unresponsive", 'b'), ("considered_dead", 'b')]);
+        }
+    }
+}
+
+fn pids(job: &mut Job, nranks: u32) -> Vec<u32> {
+    (0..nranks).map(|rank| job.child(rank).id()).collect()
+}
+
+#[test]
+fn a_stuck_job_is_told_in_nccls_words_with_the_rank_at_fault() {
+    let port = Port::new();
+    let mut job = start(&port, 3, &["stuck", "skip", "1", "4", "0"], |_| true);
+    let pids = pids(&mut job, 3);
+    let document = ask_until(&port, |document| {
+        let causes = list(document, "causes");
+        causes.len() == 1 && causes[0]["cause"] == "not_called"
+    });
+    assert_eq!(document["nccl_version"], "2.30.7");
+    let [comm] = &list(&document, "communicators")[..] else { panic!("{document}") };
+    assert_eq!((&comm["size"], &comm["missing_ranks_count"]), (&3.into(), &0.into()));
+    for (number, rank) in list(comm, "ranks").iter().enumerate() {
+        let calls = if number == 1 { 4 } else { 5 };
+        assert_eq!((&rank["rank"], &rank["pid"]), (&number.into(), &pids[number].into()));
+        assert_eq!((&rank["cuda_dev"], &rank["status"]["init_state"]), (&number.into(), &0.into()));
+        assert_eq!(rank["collective_counts"]["AllReduce"], calls);
+    }
+    assert_eq!(document["causes"][0]["ranks"], Value::from([1]));
+    // The same, byte by byte, by many clients at a time, and in text.
+    let hash = comm["hash"].as_str().expect("a hash").trim_start_matches("0x").to_owned();
+    std::thread::scope(|scope| {
+        for client in 0..12 {
+            let (port, hash, pids) = (&port, &hash, &pids);
+            scope.spawn(move || match client % 3 {
+                0 => check_text(&ask(port, "text", "STATUS", 1), hash, pids),
+                1 => check_text(&ask(port, "TEXT", "verbose status", 3), hash, pids),
+                _ => {
+                    let report = ask(port, "json", "status", 1);
+                    check(&report, &serde_json::from_str(&report).expect("JSON"));
+                }
+            });
+        }
+    });
+    end(job, 3);
+}
+
+/// Checks the report on three ranks, of which rank 1 has not called the fifth operation.
+fn check_text(text: &str, hash: &str, pids: &[u32]) {
+    let row = format!("{:5}  {:8}  {:8}  {:>8}  {:8}  {:8}", 0, 1, 1, 3, 3, 3);
+    let row = format!("{row}  {:>8}  {:>6}\n", "RUNNING", "MISMATCH");
+    let title = format!("#0-0 ({hash:0>16})");
+    let late =
+        format!("  Rank 1 has launched up to operation 4 -- GPU 1 managed by process {}", pids[1]);
+    let parts = [
+        "NCCL version 2.30.7 compiled with CUDA 13.0\n",
+        "\nJob summary\n===========\n\n",
+        "      1          3            1          3        3\n\nCommunicators... (",
+        "s)\n=============\n\n",
+        &row,
+        "\nErrors\n======\n\nWarnings\n========\n\n",
+        &format!(
+            "{title} MISMATCH\n  Communicator ranks have different AllReduce operation counts\n"
+        ),
+        "  2 ranks have launched up to operation 5\n",
+        &late,
+        &format!("{title} CAUSE\n  rank 1 has not called all_reduce of 1000 × float"),
+    ];
+    let mut rest = text;
+    for part in parts {
+        let at = rest.find(part).unwrap_or_else(|| panic!("{text} without {part:?}"));
+        rest = &rest[at + part.len()..];
+    }
+}
+
+#[test]
+fn a_job_goes_on_beside_a_thousand_silent_clients_and_what_strangers_send() {
+    let limits = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limits.maximum, ..limits }).expect("allowed");
+    let port = Port::new();
+    let mut job = start(&port, 2, &["attended"], |_| true);
+    let calls = |document: &Value| -> u64 {
+        let ranks = list(&document["communicators"][0], "ranks");
+        let counts = ranks.iter().map(|rank| rank["collective_counts"]["AllReduce"].as_u64());
+        counts.map(|count| count.expect("a number")).min().expect("ranks")
+    };
+    let before = calls(&ask_until(&port, |_| true));
+    let silent: Vec<_> = (0..1000).map(|_| port.connect().expect("a connection")).collect();
+    let mut random = Random(28028);
+    let strangers = (0..50u64).map(|_| {
+        let bytes: Vec<u8> = (0..random.below(3000)).map(|_| random.below(256) as u8).collect();
+        let mut stream = port.connect().expect("a connection");
+        // The service may close the connection before it has heard all.
+        let _ = stream.write_all(&bytes);
+        stream
+    });
+    let strangers: Vec<_> = strangers.collect();
+    // One asks for many reports and reads none.
+    let greedy: Vec<_> = (0..50)
+        .map(|_| {
+            let mut stream = port.connect().expect("a connection");
+            let _ = stream.write_all(b"MONITOR all\nSET FORMAT json\nSTATUS\n");
+            stream
+        })
+        .collect();
+    let now = calls(&ask_until(&port, |document| calls(document) > before));
+    ask_until(&port, |document| calls(document) > now);
+    // The bounds hold: most of the thousand were closed.
+    let closed = silent.iter().filter(|stream| {
+        stream.set_nonblocking(true).expect("a socket");
+        let ended = (&**stream).read(&mut [0; 1]);
+        !matches!(ended, Err(error) if error.kind() == ErrorKind::WouldBlock)
+    });
+    assert!(closed.count() >= 1000 - 2 * 128);
+    drop(job.child(0).stdin.take());
+    job.expect_success();
+    drop((silent, strangers, greedy));
+}
+
+#[test]
+fn who_listens_hears_of_the_death_of_a_process_and_it_is_missing_then() {
+    let port = Port::new();
+    // Rank 0 calls nothing any more, so that it survives; it alone has a service.
+    let mut job = start(&port, 3, &["stuck", "skip", "0", "2", "0"], |rank| rank == 0);
+    let pids = pids(&mut job, 3);
+    let mut listeners = ["SET FORMAT text", "SET FORMAT json"].map(|format| {
+        let mut stream = port.connect().expect("a connection");
+        stream.set_read_timeout(Some(LIMIT)).expect("a socket");
+        assert_eq!(say(&mut stream, format, 1).expect("an answer"), "OK\n");
+        let refused = say(&mut stream, "MONITOR some", 1).expect("an answer");
+        assert_eq!(refused, "ERROR: Invalid event group 'some'\n");
+        assert_eq!(say(&mut stream, "MONITOR lifecycle,trace", 1).expect("an answer"), "OK\n");
+        BufReader::new(stream)
+    });
+    job.child(2).kill().expect("it lives");
+    let [text, json] = &mut listeners;
+    // Rank 1 ends because of that, and may be told of before.
+    let dead = format!("] PEER_DEAD: Process {} on node ", pids[2]);
+    let mut line = String::new();
+    while !line.contains(&dead) {
+        line.clear();
+        assert!(text.read_line(&mut line).expect("an event") > 0);
+        assert!(line.contains("] PEER_DEAD: Process "), "{line}");
+    }
+    assert!(line.ends_with(" managing GPU 2 \n") && line.starts_with('['), "{line}");
+    let mut events = serde_json::Deserializer::from_reader(json).into_iter::<Value>();
+    let event = events.find_map(|event| {
+        let event = event.expect("JSON");
+        (event["peer"]["pid"] == pids[2]).then_some(event)
+    });
+    let event = event.expect("an event");
+    let strings = [("timestamp", 's'), ("group", 's'), ("event", 's'), ("details", 's')];
+    has_keys(&event, &[&strings[..], &[("peer", 'o')]].concat());
+    let peer = [("host", 's'), ("pid", 'n'), ("cuda_devs", 'l'), ("nvml_devs", 'l')];
+    has_keys(&event["peer"], &peer);
+    assert_eq!((&event["event"], &event["group"]), (&"PEER_DEAD".into(), &"LIFECYCLE".into()));
+    assert_eq!(event["peer"]["cuda_devs"], Value::from([2]));
+    let document = ask_until(&port, |document| {
+        let missing = list(&document["communicators"][0], "missing_ranks");
+        missing.len() == 2 && missing.iter().all(|rank| rank["status"]["considered_dead"] == true)
+    });
+    let comm = &document["communicators"][0];
+    for (number, rank) in (1usize..).zip(list(comm, "missing_ranks")) {
+        assert_eq!((&rank["rank"], &rank["pid"]), (&number.into(), &pids[number].into()));
+        assert_eq!((&rank["cuda_dev"], &rank["host"]), (&number.into(), &comm["ranks"][0]["host"]));
+        assert_eq!(rank["status"]["unresponsive"], true);
+    }
+    let text = ask(&port, "text", "STATUS", 1024);
+    let process = format!("  Process {} on node ", pids[2]);
+    for part in ["DEAD\n  2 job processes are considered dead", &process, "INCOMPLETE"] {
+        assert!(text.contains(part), "{text} without {part:?}");
+    }
+    end(job, 3);
+}
+
+#[test]
+fn a_port_that_another_program_has_is_no_error() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = taken.local_addr().expect("it has an address").to_string();
+    let job = Job::start(Path::new(RANK), 2, LIFE, |_, command| {
+        command.arg("once").env("NCCL_RAS_ADDR", &address);
+        command.env("NCCL_DEBUG", "INFO").env("NCCL_DEBUG_SUBSYS", "RAS");
+    });
+    for ended in job.wait() {
+        assert_eq!(ended.status, Some(0), "{}", ended.output);
+        let line = format!("there is no RAS service at {address}: Address already in use");
+        assert!(ended.output.contains(&line), "{}", ended.output);
+    }
+}
