@@ -3,13 +3,13 @@
 use oxccl_tests::job::Job;
 use oxccl_tests::sequence::Random;
 use rustix::net::{AddressFamily, SocketType, sockopt};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Result, Write};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 const RANK: &str = env!("CARGO_BIN_EXE_oxccl-test-rank");
@@ -57,13 +57,17 @@ fn start(port: &Port, nranks: u32, arguments: &[&str], serving: impl Fn(u32) -> 
             command.stdin(Stdio::piped());
         }
     });
+    wait_until_running(&mut job, nranks);
+    job
+}
+
+fn wait_until_running(job: &mut Job, nranks: u32) {
     for rank in 0..nranks {
         let stdout = job.child(rank).stdout.as_mut().expect("a pipe");
         let mut line = String::new();
         BufReader::new(stdout).read_line(&mut line).expect("the rank speaks");
         assert_eq!(line.trim(), "running");
     }
-    job
 }
 
 fn end(mut job: Job, nranks: u32) {
@@ -361,6 +365,86 @@ fn who_listens_hears_of_the_death_of_a_process_and_it_is_missing_then() {
         assert!(text.contains(part), "{text} without {part:?}");
     }
     end(job, 3);
+}
+
+/// Returns whether processes may be hidden from each other, as containers hide them.
+fn can_hide() -> bool {
+    let tried = hidden().arg("true").output();
+    let why = match tried {
+        Ok(output) if output.status.success() => return true,
+        Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
+        Err(error) => error.to_string(),
+    };
+    oxccl_tests::missing("namespaces", &why);
+    false
+}
+
+/// Returns the command that starts another one, whose processes see no others and nobody's numbers.
+fn hidden() -> Command {
+    let mut command = Command::new("unshare");
+    command.args(["--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]);
+    command
+}
+
+#[test]
+fn the_ranks_of_other_hosts_are_told_or_missing_in_time() {
+    if !can_hide() {
+        return;
+    }
+    let ports = [Port::new(), Port::new(), Port::new()];
+    // Rank 1 calls one operation less. Each is alone on its host, where it is process 1.
+    let mut job = Job::start(Path::new("unshare"), 3, LIFE, |rank, command| {
+        command.args(hidden().get_args()).arg(RANK).args(["stuck", "skip", "1", "3", "0"]);
+        command.env("NCCL_HOSTID", format!("host {rank}"));
+        command.env("NCCL_RAS_ADDR", ports[rank as usize].address.to_string());
+    });
+    wait_until_running(&mut job, 3);
+    for port in &ports {
+        let document = ask_until(port, |document| {
+            let causes = list(document, "causes");
+            causes.len() == 1 && causes[0]["cause"] == "not_called"
+        });
+        assert_eq!(document["causes"][0]["ranks"], Value::from([1]));
+        assert_eq!(document["ras"]["timeouts_count"], 0);
+        let [comm] = &list(&document, "communicators")[..] else { panic!("{document}") };
+        let ranks = list(comm, "ranks");
+        let calls: Vec<_> = ranks.iter().map(|r| &r["collective_counts"]["AllReduce"]).collect();
+        assert_eq!(calls, [4, 3, 4]);
+        assert!(ranks.iter().all(|rank| rank["pid"] == 1));
+    }
+    // One that is stopped does not answer, and the others are told nevertheless.
+    let stopped = only_child(job.child(1).id());
+    kill_process(stopped, Signal::STOP).expect("it can be stopped");
+    let start = Instant::now();
+    loop {
+        let mut stream = ports[0].connect().expect("a connection");
+        stream.write_all(b"TIMEOUT 0.2\nSET FORMAT json\nSTATUS\n").expect("it is heard");
+        let mut report = String::new();
+        stream.read_to_string(&mut report).expect("a report");
+        let report = report.strip_prefix("OK\nOK\n").expect("two answers").to_owned();
+        let document: Value = serde_json::from_str(&report).expect("JSON");
+        check(&report, &document);
+        let comm = &document["communicators"][0];
+        if let Some(rank) = list(comm, "missing_ranks").iter().find(|rank| rank["rank"] == 1) {
+            assert_eq!((&rank["pid"], &rank["cuda_dev"]), (&1.into(), &1.into()));
+            assert_eq!(rank["status"]["unresponsive"], true);
+            assert!(
+                document["ras"]["timeouts_count"] != 0 || rank["status"]["considered_dead"] == true
+            );
+            break;
+        }
+        // It has answered before it was stopped.
+        assert!(start.elapsed() < LIMIT, "{report}");
+    }
+    end(job, 3);
+}
+
+/// Returns the only child of a process.
+fn only_child(pid: u32) -> Pid {
+    let path = format!("/proc/{pid}/task/{pid}/children");
+    let children = std::fs::read_to_string(path).expect("its children");
+    let child = children.trim().parse().ok().and_then(Pid::from_raw);
+    child.unwrap_or_else(|| panic!("{pid} has the children {children:?}"))
 }
 
 #[test]

@@ -50,6 +50,11 @@ impl Control {
         outgoing.is_empty()
     }
 
+    /// Returns the number of bytes that the socket had no room for.
+    pub fn waiting(&self) -> usize {
+        self.outgoing().len()
+    }
+
     fn flush_into(&self, outgoing: &mut Vec<u8>) {
         while !outgoing.is_empty() {
             let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;

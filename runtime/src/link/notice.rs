@@ -5,12 +5,15 @@
 //! asks for a `T` when the peer has taken a number of messages (u64). `L`: it asks the peer to
 //! listen for its data. `C`: it listens for the data of the peer: `nonce · handle`. `B`: it has
 //! begun to connect: `lane u32`. `Y`: it has accepted a connection: `lane u32`. `P`: a data
-//! connection of the peer has proved itself: `attempt u32`.
+//! connection of the peer has proved itself: `attempt u32`. `Q`: a process asks all that it reaches
+//! for their state: `question u64 · milliseconds u32`. `S`: the answer of one of them: `question
+//! u64 · length u32 · state`.
 
 use super::direct::{RECORD_TEXT, Record};
 use crate::error::Code;
 use crate::op::descriptor::Descriptor;
 use oxccl_net::HANDLE_BYTES;
+use std::time::Duration;
 
 /// A heartbeat.
 pub const PULSE: &[u8] = b"H";
@@ -19,6 +22,9 @@ pub const LISTEN: &[u8] = b"L";
 const HEADER: usize = 12;
 /// The size of the longest notice in bytes.
 pub const MAX_BYTES: usize = HEADER + RECORD_TEXT;
+
+/// The most bytes of a process's state: signs of life wait behind it.
+pub const STATUS_BYTES: usize = 64 << 10;
 
 /// Bytes of the number that a data connection's proof has to hold.
 pub const NONCE_BYTES: usize = 16;
@@ -57,6 +63,11 @@ pub enum Notice {
     Accepted(u32),
     /// The data connection of this attempt of the receiver has proved itself to the sender.
     Proven(u32),
+    /// A process asks for the state of the receiver's process and of all that it reaches, by a
+    /// random number, and waits for so long.
+    StatusWanted(u64, Duration),
+    /// The state of a process, for who has asked by this number.
+    Status(u64, Vec<u8>),
 }
 
 /// Returns the notice of a failure.
@@ -102,6 +113,18 @@ pub fn doing(seq: u64, descriptor: Descriptor) -> Vec<u8> {
 /// Returns the notice of where this rank listens for the peer's data.
 pub fn invitation(invitation: &Invitation) -> Vec<u8> {
     [b"C", &invitation.nonce[..], &invitation.handle].concat()
+}
+
+/// Returns the notice of a question, and of how long its answers are awaited.
+pub fn status_wanted(question: u64, limit: Duration) -> Vec<u8> {
+    let ms = u32::try_from(limit.as_millis()).unwrap_or(u32::MAX);
+    [&b"Q"[..], &question.to_le_bytes(), &ms.to_le_bytes()].concat()
+}
+
+/// Returns the notice of a process's state, which has at most [`STATUS_BYTES`].
+pub fn status(question: u64, state: &[u8]) -> Vec<u8> {
+    let len = (state.len() as u32).to_le_bytes();
+    [&b"S"[..], &question.to_le_bytes(), &len, state].concat()
 }
 
 fn numbered(kind: u8, number: u32) -> Vec<u8> {
@@ -179,8 +202,26 @@ pub fn parse(bytes: &[u8]) -> Result<Option<(Notice, usize)>, String> {
             };
             Ok(Some((notice, 5)))
         }
+        [kind @ (b'Q' | b'S'), rest @ ..] => parse_question(*kind, rest),
         [other, ..] => Err(format!("a notice of kind {other}")),
     }
+}
+
+/// Reads a question, or an answer to one, after its kind.
+fn parse_question(kind: u8, rest: &[u8]) -> Result<Option<(Notice, usize)>, String> {
+    let Some((question, rest)) = rest.split_first_chunk() else { return Ok(None) };
+    let Some((word, rest)) = rest.split_first_chunk() else { return Ok(None) };
+    let (question, word) = (u64::from_le_bytes(*question), u32::from_le_bytes(*word));
+    if kind == b'Q' {
+        let limit = Duration::from_millis(word.into());
+        return Ok(Some((Notice::StatusWanted(question, limit), 13)));
+    }
+    let len = word as usize;
+    if len > STATUS_BYTES {
+        return Err(format!("a state of {len} bytes"));
+    }
+    let state = rest.get(..len);
+    Ok(state.map(|state| (Notice::Status(question, state.to_vec()), 13 + len)))
 }
 
 #[cfg(test)]
@@ -220,6 +261,15 @@ mod tests {
             (0..5).for_each(|cut| assert_eq!(parse(&bytes[..cut]), Ok(None)));
             assert_eq!(parse(&bytes), Ok(Some((read, 5))));
         }
+        let (ms, state) = (Duration::from_millis(5), vec![8; 9]);
+        for (bytes, read) in [
+            (status_wanted(7, ms), Notice::StatusWanted(7, ms)),
+            (status(u64::MAX, &state), Notice::Status(u64::MAX, state)),
+        ] {
+            (0..bytes.len()).for_each(|cut| assert_eq!(parse(&bytes[..cut]), Ok(None)));
+            assert_eq!(parse(&bytes), Ok(Some((read, bytes.len()))));
+        }
+        assert!(parse(&status(1, &vec![0; STATUS_BYTES + 1])).is_err());
         let counts = [
             (goodbye(7), Notice::Goodbye(7)),
             (ask(8), Notice::Ask(8)),

@@ -5,6 +5,7 @@
 pub(crate) mod agreement;
 mod connector;
 mod failure;
+pub mod inquiry;
 pub mod monitor;
 mod peers;
 mod roster;

@@ -5,7 +5,7 @@
 //! peer that has given no sign of life for [`SILENCE`] is dead. A rank that left in order, or
 //! failed, announces this first: by its state word and record, or by a notice.
 
-use super::{Rank, agreement, connector, wake_pair};
+use super::{Rank, agreement, connector, inquiry, wake_pair};
 use crate::bootstrap::wire::wait_for;
 use crate::clock;
 use crate::error::{Error, Result};
@@ -72,6 +72,8 @@ pub struct Watch {
     /// The time at which this rank gave its last sign of life.
     pulsed: Option<Instant>,
     looked: Instant,
+    /// Questions and answers that have come, to be passed on to others.
+    inquiries: Vec<Notice>,
 }
 
 impl Watch {
@@ -89,6 +91,7 @@ impl Watch {
             pulses,
             pulsed: None,
             looked: now,
+            inquiries: Vec::new(),
         }
     }
 
@@ -208,7 +211,7 @@ pub fn forget(rank: &Arc<Rank>) {
     }
 }
 
-fn wake() {
+pub(super) fn wake() {
     if let Ok(monitor) = monitor() {
         let _ = (&monitor.wake).write(&[1]);
     }
@@ -224,7 +227,7 @@ fn run(monitor: &Monitor, mut woken: &UnixStream) {
             if visit.is_none() {
                 watches.retain(|watch| watch.rank.upgrade().is_some_and(|e| !e.is_on_gpu()));
             }
-            let waiting = look(&mut watches);
+            let waiting = look(&mut watches) | inquire(&mut watches);
             drop(watches);
             visit.is_some() && ALSO.get().is_some_and(|look| look()) || waiting
         }));
@@ -263,6 +266,29 @@ fn poll_now(watches: &[Watch]) -> Vec<bool> {
     let mut seen = fds.iter().map(|fd| !fd.revents().is_empty());
     let mut show = |watch| shown(watch).is_some() && seen.next().unwrap_or(false);
     watches.iter().map(&mut show).collect()
+}
+
+/// Passes questions and answers on to the processes of other hosts. Returns whether something waits
+/// for room in a connection.
+fn inquire(watches: &mut [Watch]) -> bool {
+    let control = |watch: &Watch| match &watch.sign {
+        Sign::Control(control) if watch.dead_since.is_none() => Some(control.clone()),
+        _ => None,
+    };
+    let mut inquiries = inquiry::lock();
+    let all: Vec<_> = watches.iter().filter_map(control).collect();
+    let now = clock::now();
+    inquiries.go_on(&all, now);
+    for watch in watches {
+        let (Sign::Control(from), heard) = (&watch.sign, std::mem::take(&mut watch.inquiries))
+        else {
+            continue;
+        };
+        for notice in heard {
+            inquiries.hear((from, notice), &all, inquiry::own, now);
+        }
+    }
+    all.iter().any(|control| !control.flush())
 }
 
 /// Looks once at all watched peers, acts on what it finds, and removes the watches that are
@@ -403,6 +429,10 @@ fn read_notices(watch: &mut Watch, control: &Control, rank: &Rank, now: Instant)
             | Notice::Accepted(_)
             | Notice::Proven(_) => {
                 rank.connector().iter().for_each(|c| c.hear(watch.peer, notice.clone()));
+                None
+            }
+            Notice::StatusWanted(..) | Notice::Status(..) => {
+                watch.inquiries.push(notice);
                 None
             }
         };

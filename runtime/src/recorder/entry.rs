@@ -6,7 +6,7 @@ use oxccl_plan::DataType;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// The kind of an operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
     /// A collective.

@@ -7,6 +7,7 @@ mod file;
 pub mod read;
 mod text;
 mod ticks;
+pub mod wire;
 
 use crate::fork;
 use crate::op::descriptor::Descriptor;
@@ -24,7 +25,7 @@ use ticks::ticks;
 pub const OPERATIONS: usize = 64;
 
 /// The stage of a rank of a communicator, from the beginning of its creation on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stage {
     /// The communicator is being made.
@@ -107,7 +108,7 @@ pub enum End {
 }
 
 /// The origin of a rank's failure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
     /// The rank has found it.

@@ -9,7 +9,7 @@ use super::{Section, Source, Stage, Waiting};
 use crate::op::descriptor::Descriptor;
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const KERNELS_SPEAK_NS: u64 = 500_000_000;
 
 /// A process and the ranks of communicators in it.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Process {
     /// The process id.
     pub pid: u32,
@@ -38,7 +38,7 @@ pub struct Process {
 }
 
 /// The state of a process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProcessState {
     /// It runs, or waits.
@@ -50,7 +50,7 @@ pub enum ProcessState {
 }
 
 /// A rank of a communicator. Times are times of day in ns since 1970.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RankReport {
     /// The number of the communicator, the same on all its ranks; while it is being made, that of
     /// its id.
@@ -97,7 +97,7 @@ pub struct RankReport {
 }
 
 /// The peer and step for which an operation waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Awaited {
     /// The number of the operation; `None` if a kernel waits, of which the host knows no number.
     pub number: Option<u64>,
@@ -112,7 +112,7 @@ pub struct Awaited {
 }
 
 /// An operation. Times are times of day in ns since 1970.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OperationReport {
     /// The number among the operations of the rank on this communicator.
     pub number: u64,
@@ -141,15 +141,19 @@ pub struct OperationReport {
     /// The time at which it ended; `None` if it has not, or if that is not known.
     pub ended_ns: Option<u64>,
     /// The descriptor, for comparisons.
-    #[serde(skip)]
+    #[serde(skip, default = "no_descriptor")]
     pub descriptor: Descriptor,
 }
 
+fn no_descriptor() -> Descriptor {
+    Descriptor::signals(0)
+}
+
 /// The most ranks of a communicator: descriptors have 16 bits for the root.
-const MAX_RANKS: u32 = 1 << 16;
+pub(super) const MAX_RANKS: u32 = 1 << 16;
 
 /// Returns a text without control characters, which a terminal would obey.
-fn plain(text: String) -> String {
+pub(super) fn plain(text: String) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
@@ -163,8 +167,14 @@ pub fn processes(root: &Path) -> Vec<Process> {
     processes
 }
 
+/// Returns the number of this process as a folder of processes has it.
+pub fn own_pid(root: &Path) -> u32 {
+    let own = std::fs::read_link(root.join("self")).ok();
+    own.and_then(|path| path.to_str()?.parse().ok()).unwrap_or_else(std::process::id)
+}
+
 /// Returns a process; `None` if no rank in it records what it does, or it may not be looked at.
-pub(super) fn process(root: &Path, pid: u32) -> Option<Process> {
+pub fn process(root: &Path, pid: u32) -> Option<Process> {
     let folder = root.join(pid.to_string());
     let fd = recorder_of(&folder)?;
     let head = Page::<Head>::read(&fd, 0)?;

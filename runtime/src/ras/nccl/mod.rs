@@ -258,7 +258,11 @@ impl Survey {
         let gone = comms.iter().flat_map(|comm| &comm.missing);
         for Missing { place, unresponsive, dead, .. } in gone {
             let Some(Place { host, pid, device }) = place else { continue };
-            let at = peers.iter().position(|peer| (&peer.host, peer.pid) == (host, *pid));
+            // Processes in containers may have the number of one that has answered.
+            let is = |peer: &Peer| {
+                (&peer.host, peer.pid) == (host, *pid) && peer.answered != *unresponsive
+            };
+            let at = peers.iter().position(is);
             let at = at.unwrap_or_else(|| {
                 let (devices, answered) = (BTreeSet::new(), !unresponsive);
                 peers.push(Peer { host: host.clone(), pid: *pid, devices, answered, dead: *dead });

@@ -23,8 +23,8 @@ pub(super) struct Client {
     /// Bytes in `outgoing`, and those of the first part that are sent.
     bytes: usize,
     sent: usize,
-    /// The report that it waits for.
-    pub(super) wanted: Option<Wanted>,
+    /// The report that it waits for, and since when.
+    pub(super) wanted: Option<(Wanted, Instant)>,
     /// True if nothing is read any more.
     ended: bool,
     /// True if nothing can be sent any more.
@@ -97,7 +97,7 @@ impl Client {
             Ok((_, n)) => {
                 self.active = now;
                 for action in self.conversation.hear(&bytes[..n]) {
-                    self.act(action);
+                    self.act(action, now);
                 }
             }
             Err(Errno::INTR | Errno::AGAIN) => {}
@@ -105,11 +105,11 @@ impl Client {
         }
     }
 
-    fn act(&mut self, action: Action) {
+    fn act(&mut self, action: Action, now: Instant) {
         match action {
             Action::Say(answer) => self.say(&answer.into()),
             Action::Report(wanted) => {
-                self.wanted = Some(wanted);
+                self.wanted = Some((wanted, now));
                 self.ended = true;
             }
             Action::Close => self.gone = true,
@@ -179,7 +179,7 @@ mod tests {
         far.write_all(b"SET FORMAT json\nSTATUS\n").unwrap();
         far.shutdown(std::net::Shutdown::Write).unwrap();
         visit(&mut client);
-        let wanted = client.wanted.take().expect("a report");
+        let (wanted, _) = client.wanted.take().expect("a report");
         assert_eq!(wanted.format, Format::Json);
         client.say(&b"report\n"[..].into());
         assert!(!client.is_over());

@@ -1,45 +1,148 @@
 //! The collection of what the service tells: from the memory in which the processes of this host
-//! record what they do, so that none of them has to answer.
+//! record what they do, so that none of them has to answer, and from the monitors of processes on
+//! other hosts.
 
-use crate::rank::{Member, rosters};
-use crate::ras::job;
+use crate::rank::{Member, inquiry, rosters};
+use crate::ras::job::{self, communicators};
 use crate::ras::nccl::event::{Event, Watched};
 use crate::ras::nccl::{Known, Place, Survey, peers};
 use crate::ras::verdict::{Patience, verdicts};
-use crate::recorder::read::{Process, ProcessState, processes};
+use crate::recorder::Stage;
+use crate::recorder::read::{Process, ProcessState, own_pid, processes};
+use crate::recorder::wire;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 const PROC: &str = "/proc";
 
-/// Returns the number of this process as the folder of processes has it.
-fn own_pid() -> u32 {
-    let own = std::fs::read_link(Path::new(PROC).join("self")).ok();
-    let own = own.and_then(|path| path.to_str()?.parse().ok());
-    own.unwrap_or_else(std::process::id)
+fn here() -> Vec<Process> {
+    processes(Path::new(PROC))
 }
 
-/// Returns the state of the job of this process.
-pub(super) fn survey() -> Survey {
-    let start = Instant::now();
-    let all = processes(Path::new(PROC));
+fn job_of(all: Vec<Process>) -> Vec<Process> {
+    job::of_process(all, own_pid(Path::new(PROC)))
+}
+
+/// A collection that is under way.
+pub(super) struct Collection {
+    begun: Instant,
+    /// The time at which other hosts were asked last.
+    pub(super) asked: Instant,
+    /// The processes of this host at that time; empty if no other host is asked.
+    here: Vec<Process>,
+    /// The answers from other hosts, the latest ones last.
+    elsewhere: Vec<Process>,
+    /// The number of answers below which some are missing for certain.
+    expected: usize,
+    is_complete: bool,
+}
+
+impl Collection {
+    /// Begins a collection that may last so long.
+    pub(super) fn begin(limit: Duration) -> Self {
+        let begun = Instant::now();
+        let rosters = rosters();
+        let members = rosters.iter().flat_map(|roster| &roster.members);
+        let awaited = members.filter(|member| !member.is_here && !member.is_dead());
+        let expected =
+            awaited.map(|member| (member.host, member.pid)).collect::<HashSet<_>>().len();
+        let ((here, elsewhere), is_complete) = (Default::default(), expected == 0);
+        let mut collection = Self { begun, asked: begun, here, elsewhere, expected, is_complete };
+        if !is_complete {
+            collection.ask(limit);
+        }
+        collection
+    }
+
+    /// Asks other hosts, again if they were asked before.
+    pub(super) fn ask(&mut self, limit: Duration) {
+        self.take();
+        self.elsewhere = joined(Vec::new(), &self.elsewhere);
+        (self.asked, self.here) = (Instant::now(), here());
+        // Without randomness the answers to two questions might be taken for one.
+        let number = getrandom::u64().unwrap_or(u64::from(std::process::id()));
+        inquiry::ask(number, limit);
+    }
+
+    fn take(&mut self) -> bool {
+        let answers = inquiry::take();
+        self.elsewhere.extend(answers.iter().filter_map(|answer| wire::decode(answer)));
+        !answers.is_empty()
+    }
+
+    /// Takes the answers that have come. Returns whether there is nothing more to wait for.
+    pub(super) fn go_on(&mut self) -> bool {
+        if !self.is_complete && self.take() && self.elsewhere.len() >= self.expected {
+            self.is_complete = is_complete(joined(self.here.clone(), &self.elsewhere));
+        }
+        self.is_complete
+    }
+
+    /// Returns the state of the job of this process, as far as it is known.
+    pub(super) fn survey(&self) -> Survey {
+        let all = joined(here(), &self.elsewhere);
+        let known = known(&all);
+        let job = job_of(all);
+        let causes = verdicts(&job, Patience::default());
+        Survey::new(&job, &known, causes, self.begun.elapsed().as_secs_f64())
+    }
+}
+
+/// Returns the processes of this host and of others, each of which may have answered although it
+/// is seen here, too, or several times: the latest answer counts. Process ids do not tell: those of
+/// containers may be equal.
+fn joined(mut all: Vec<Process>, elsewhere: &[Process]) -> Vec<Process> {
+    let ranks = |process: &Process| {
+        let ranks = process.ranks.iter().map(|rank| (rank.comm, rank.rank));
+        ranks.collect::<Vec<_>>()
+    };
+    let mut seen: HashSet<_> = all.iter().flat_map(ranks).collect();
+    for process in elsewhere.iter().rev() {
+        let (new, own) = (ranks(process), (&process.address, process.pid));
+        let is_known = match new.is_empty() {
+            true => all.iter().any(|known| (&known.address, known.pid) == own),
+            false => new.iter().any(|rank| seen.contains(rank)),
+        };
+        if !is_known {
+            seen.extend(new);
+            all.push(process.clone());
+        }
+    }
+    all
+}
+
+/// Returns whether no rank is missing but those that are known to be dead, or to be no members any
+/// more. Communicators in the making have no connections by which to ask.
+fn is_complete(all: Vec<Process>) -> bool {
     let known = known(&all);
-    let job = job::of_process(all, own_pid());
-    let causes = verdicts(&job, Patience::default());
-    Survey::new(&job, &known, causes, start.elapsed().as_secs_f64())
+    let is_missing = |comm: u64, rank: u32| {
+        let peer = known.iter().find(|peer| (peer.comm, peer.rank) == (comm, rank));
+        peer.is_none_or(|peer| !peer.dead && !peer.answered)
+    };
+    let job = job_of(all);
+    let mut comms = communicators(&job).into_iter().filter(|c| c.stage() != Stage::Creating);
+    !comms.any(|comm| comm.unseen().into_iter().any(|rank| is_missing(comm.number, rank)))
 }
 
 /// Returns what the ranks of this process know of their peers; `all` are the processes that have
 /// answered.
 fn known(all: &[Process]) -> Vec<Known> {
-    let pid = own_pid();
+    let pid = own_pid(Path::new(PROC));
     let own = all.iter().find(|process| process.pid == pid).map(|process| &process.address);
+    let mut places: HashMap<(&str, u32), Vec<&Process>> = HashMap::new();
+    for process in all {
+        places.entry((&process.address, process.pid)).or_default().push(process);
+    }
     let mut known = Vec::new();
     for roster in rosters() {
         for (rank, member) in (0u32..).zip(&roster.members) {
             let Member { pid, device, is_here, .. } = *member;
             let host = own.filter(|_| is_here).cloned().unwrap_or_else(|| member.host.to_string());
-            let answered = is_here && all.iter().any(|process| process.pid == pid);
+            // Elsewhere, containers may have equal numbers: who is a member is another process.
+            let is_member = |p: &Process| p.ranks.iter().any(|rank| rank.comm == roster.comm);
+            let mut processes = places.get(&(&host[..], pid)).into_iter().flatten();
+            let answered = processes.any(|process| is_here || !is_member(process));
             let dead = member.is_dead() || is_here && !answered && !is_there(pid);
             let place = Place { host, pid, device };
             known.push(Known { comm: roster.comm, rank, place, dead, answered });
@@ -53,16 +156,38 @@ fn is_there(pid: u32) -> bool {
     Path::new(PROC).join(pid.to_string()).exists()
 }
 
-/// Begins to watch the processes of the job.
+/// Begins to watch the processes of the job on this host.
 pub(super) fn watch() -> Watched {
-    Watched::new(peers(&job::of_process(processes(Path::new(PROC)), own_pid())))
+    Watched::new(peers(&job_of(here())))
 }
 
-/// Returns what has happened to the processes of the job since the last look.
+/// Returns what has happened to the processes of the job on this host since the last look.
 pub(super) fn look(watched: &mut Watched) -> Vec<Event> {
-    let all = processes(Path::new(PROC));
+    let all = here();
     let alive = all.iter().filter(|process| process.state != ProcessState::Ended);
     let alive: Vec<u32> = alive.map(|process| process.pid).collect();
-    let job = job::of_process(all, own_pid());
-    watched.look(peers(&job), |pid| alive.contains(&pid))
+    watched.look(peers(&job_of(all)), |pid| alive.contains(&pid))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ras::nccl::samples::{process, rank};
+
+    #[test]
+    fn who_is_seen_here_and_answers_is_one_process_also_where_others_have_its_number() {
+        let here = [process(1, "10.0.0.1", vec![rank(5, 0, 4, 0)])];
+        let none = process(9, "10.0.0.2", Vec::new());
+        let elsewhere = [
+            process(77, "10.0.0.1", vec![rank(5, 0, 4, 0)]),
+            process(1, "10.0.0.1", vec![rank(5, 1, 4, 0)]),
+            process(1, "10.0.0.2", vec![rank(5, 2, 4, 0)]),
+            process(1, "10.0.0.2", vec![rank(5, 2, 4, 0)]),
+            none.clone(),
+            none,
+        ];
+        let all = joined(here.to_vec(), &elsewhere);
+        let ranks: Vec<_> = all.iter().map(|p| p.ranks.first().map(|r| r.rank)).collect();
+        assert_eq!(ranks, [Some(0), None, Some(2), Some(1)]);
+    }
 }

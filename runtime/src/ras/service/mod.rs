@@ -11,13 +11,17 @@ mod listen;
 
 use super::nccl::conversation::{Format, LIFECYCLE, Wanted};
 use super::nccl::event::Watched;
-use super::nccl::{json, text};
+use super::nccl::{Survey, json, text};
 use crate::config::Config;
 use crate::log::{self, Level, Subsystem};
+use crate::rank::inquiry;
 use client::Client;
+use collect::Collection;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
+use std::io::Read;
+use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Once};
 use std::time::{Duration, Instant, SystemTime};
@@ -34,6 +38,10 @@ const BETWEEN: Duration = Duration::from_millis(50);
 const LOOK: Duration = Duration::from_secs(1);
 /// The time for which the answers of other processes are awaited, times the variable.
 const COLLECTION: Duration = Duration::from_secs(5);
+/// The longest time for which they are awaited, whatever a client says, times the variable.
+const COLLECTION_MOST: Duration = Duration::from_secs(60);
+/// The time after which they are asked again for clients that have come meanwhile.
+const AGAIN: Duration = Duration::from_secs(2);
 /// The time after which a client that reads nothing of its answer is closed, times the variable.
 const UNREAD: Duration = Duration::from_secs(60);
 /// The longest wait for something to happen.
@@ -50,7 +58,7 @@ pub(crate) fn start() {
         }
         let started = listen::listen(&config.ras_addr).and_then(|(listeners, at)| {
             let factor = u32::try_from(config.ras_timeout_factor).unwrap_or(u32::MAX).max(1);
-            let mut service = Service::new(listeners, factor);
+            let mut service = Service::new(listeners, inquiry::listen()?, factor);
             let thread = std::thread::Builder::new().name("oxccl-ras".to_owned());
             thread.spawn(move || service.run()).map(|_| at)
         });
@@ -72,16 +80,20 @@ struct Service {
     factor: u32,
     /// The time from which on connections are taken again.
     shut_until: Option<Instant>,
-    /// The time at which the last report was made.
+    /// The collection of reports that are waited for; and the time at which the last one ended.
+    collection: Option<Collection>,
     reported: Option<Instant>,
+    /// The end of a connection at which answers from other hosts show.
+    answers: UnixStream,
     /// The processes of the job, while clients listen to events; and the time of the next look.
     watched: Option<(Watched, Instant)>,
 }
 
 impl Service {
-    fn new(listeners: Vec<BorrowedFd<'static>>, factor: u32) -> Self {
-        let (shut_until, reported, watched) = Default::default();
-        Self { listeners, clients: Vec::new(), factor, shut_until, reported, watched }
+    fn new(listeners: Vec<BorrowedFd<'static>>, answers: UnixStream, factor: u32) -> Self {
+        let (shut_until, collection, reported, watched) = (None, None, None, None);
+        let clients = Vec::new();
+        Self { listeners, clients, factor, shut_until, collection, reported, answers, watched }
     }
 
     fn run(&mut self) {
@@ -90,6 +102,7 @@ impl Service {
                 let text = "the RAS service panicked and goes on; please report it";
                 log::line(Level::Warn, Subsystem::Ras, text);
                 self.clients.clear();
+                self.collection = None;
                 self.watched = None;
             }
         }
@@ -119,12 +132,8 @@ impl Service {
     fn wait(&mut self) -> (bool, Vec<PollFlags>) {
         let now = Instant::now();
         self.shut_until = self.shut_until.filter(|until| *until > now);
-        let wants = self.clients.iter().any(|client| client.wanted.is_some());
-        let next = [
-            self.shut_until,
-            self.watched.as_ref().map(|(_, next)| *next),
-            wants.then(|| self.reported.map_or(now, |last| last + BETWEEN)),
-        ];
+        let next =
+            [self.shut_until, self.watched.as_ref().map(|(_, next)| *next), self.next_report(now)];
         let next = next.into_iter().flatten().min();
         let limit = next.map_or(IDLE, |next| next.saturating_duration_since(now));
         let limit = limit.min(UNREAD.saturating_mul(self.factor));
@@ -133,7 +142,8 @@ impl Service {
         let listeners: Vec<_> = listeners.filter(|_| self.shut_until.is_none()).collect();
         let first = listeners.len();
         let clients = self.clients.iter().map(Client::poll_fd);
-        let mut fds: Vec<_> = listeners.into_iter().chain(clients).collect();
+        let answers = PollFd::new(&self.answers, PollFlags::IN);
+        let mut fds: Vec<_> = listeners.into_iter().chain([answers]).chain(clients).collect();
         let limit =
             Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) };
         match poll(&mut fds, Some(&limit)) {
@@ -147,7 +157,20 @@ impl Service {
         }
         let (listeners, clients) = fds.split_at(first);
         let incoming = listeners.iter().any(|fd| !fd.revents().is_empty());
-        (incoming, clients.iter().map(PollFd::revents).collect())
+        let shown = clients[1..].iter().map(PollFd::revents).collect();
+        // Nothing is there if no answer has come.
+        let _ = (&self.answers).read(&mut [0; 256]);
+        (incoming, shown)
+    }
+
+    /// Returns when a report is to be begun, or is due whatever is missing.
+    fn next_report(&self, now: Instant) -> Option<Instant> {
+        let longest = COLLECTION_MOST.saturating_mul(self.factor);
+        let mut wanted = self.clients.iter().filter_map(|client| client.wanted.as_ref());
+        match &self.collection {
+            Some(_) => wanted.map(|(of, since)| *since + of.limit.min(longest)).min(),
+            None => wanted.next().map(|_| self.reported.map_or(now, |last| last + BETWEEN)),
+        }
     }
 
     fn accept(&mut self, now: Instant) {
@@ -211,37 +234,61 @@ impl Service {
         }
     }
 
-    /// Gives all who wait for a report the state of the job.
+    /// Gives those who wait for a report the state of the job, once it is collected or they will
+    /// wait no longer.
     fn report(&mut self, now: Instant) {
-        let wants = self.clients.iter().any(|client| client.wanted.is_some());
-        if !wants || self.reported.is_some_and(|last| now < last + BETWEEN) {
+        let longest = COLLECTION_MOST.saturating_mul(self.factor);
+        let waiting = self.clients.iter().filter_map(|client| client.wanted.as_ref());
+        let Some(limit) = waiting.clone().map(|(wanted, _)| wanted.limit.min(longest)).max() else {
+            self.collection = None;
             return;
+        };
+        let latest = waiting.map(|(_, since)| *since).max();
+        match &mut self.collection {
+            None if self.reported.is_some_and(|last| now < last + BETWEEN) => return,
+            None => self.collection = Some(Collection::begin(limit)),
+            // Who comes later gets nothing that is older than it has to be.
+            Some(collection) if latest > Some(collection.asked + AGAIN) => collection.ask(limit),
+            Some(_) => {}
         }
-        let survey = collect::survey();
-        for (format, verbose) in
-            [(Format::Text, false), (Format::Text, true), (Format::Json, false)]
-        {
-            // Text alone may be verbose.
-            let is = |wanted: &Wanted| {
-                wanted.format == format && (wanted.verbose == verbose || format == Format::Json)
-            };
-            let asked =
-                self.clients.iter_mut().filter(|client| client.wanted.as_ref().is_some_and(is));
-            let mut asked = asked.peekable();
-            if asked.peek().is_none() {
-                continue;
-            }
-            let report = match format {
-                Format::Text => text::report(&survey, verbose),
-                Format::Json => json::report(&survey, &timestamp()),
-            };
-            let report: Arc<[u8]> = report.into_bytes().into();
-            for client in asked {
-                client.wanted = None;
-                client.say(&report);
-            }
+        let Some(collection) = &mut self.collection else { return };
+        let is_complete = collection.go_on();
+        let is_due = |(wanted, since): &(Wanted, Instant)| {
+            is_complete || now >= *since + wanted.limit.min(longest)
+        };
+        if self.clients.iter().any(|client| client.wanted.as_ref().is_some_and(is_due)) {
+            let survey = collection.survey();
+            give(&mut self.clients, is_due, &survey);
+            self.reported = Some(Instant::now());
         }
-        self.reported = Some(Instant::now());
+        if self.clients.iter().all(|client| client.wanted.is_none()) {
+            self.collection = None;
+        }
+    }
+}
+
+/// Gives a report to those who wait for one and whose turn it is.
+fn give(clients: &mut [Client], is_due: impl Fn(&(Wanted, Instant)) -> bool, survey: &Survey) {
+    let kinds = [(Format::Text, false), (Format::Text, true), (Format::Json, false)];
+    for (format, verbose) in kinds {
+        // Text alone may be verbose.
+        let is =
+            |of: &Wanted| of.format == format && (of.verbose == verbose || format == Format::Json);
+        let is = |wanted: &(Wanted, Instant)| is(&wanted.0) && is_due(wanted);
+        let asked = clients.iter_mut().filter(|client| client.wanted.as_ref().is_some_and(is));
+        let mut asked = asked.peekable();
+        if asked.peek().is_none() {
+            continue;
+        }
+        let report = match format {
+            Format::Text => text::report(survey, verbose),
+            Format::Json => json::report(survey, &timestamp()),
+        };
+        let report: Arc<[u8]> = report.into_bytes().into();
+        for client in asked {
+            client.wanted = None;
+            client.say(&report);
+        }
     }
 }
 

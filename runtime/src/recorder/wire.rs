@@ -1,0 +1,162 @@
+//! What a process records, as it travels to processes on other hosts.
+
+use super::read::{MAX_RANKS, Process, RankReport, plain};
+use crate::op::descriptor::Descriptor;
+use serde::{Deserialize, Serialize};
+
+/// The most bytes of an answer.
+pub const MAX_BYTES: usize = 64 << 10;
+/// The numbers of operations of each rank of which one is tried after the other until all fits.
+const KEPT: [usize; 4] = [16, 4, 1, 0];
+
+#[derive(Serialize)]
+struct Sent<'a> {
+    process: &'a Process,
+    /// The descriptors of all operations.
+    descriptors: Vec<(u32, u64)>,
+}
+
+#[derive(Deserialize)]
+struct Received {
+    process: Process,
+    descriptors: Vec<(u32, u64)>,
+}
+
+/// Returns what a process records, with as many of the latest operations, and of the ranks, as
+/// there is room for.
+pub fn encode(process: &Process) -> Vec<u8> {
+    let mut process = process.clone();
+    for kept in KEPT {
+        for rank in &mut process.ranks {
+            rank.operations.drain(..rank.operations.len().saturating_sub(kept));
+        }
+        let bytes = bytes(&process);
+        if bytes.len() <= MAX_BYTES {
+            return bytes;
+        }
+    }
+    loop {
+        process.ranks.truncate(process.ranks.len() / 2);
+        let bytes = bytes(&process);
+        if bytes.len() <= MAX_BYTES || process.ranks.is_empty() {
+            return bytes;
+        }
+    }
+}
+
+fn bytes(process: &Process) -> Vec<u8> {
+    let operations = process.ranks.iter().flat_map(|rank| &rank.operations);
+    let descriptors = operations.map(|operation| operation.descriptor.to_words()).collect();
+    // Numbers, texts and lists can always be written.
+    serde_json::to_vec(&Sent { process, descriptors }).unwrap_or_default()
+}
+
+/// Returns the process that bytes describe; `None` if they describe none.
+pub fn decode(bytes: &[u8]) -> Option<Process> {
+    let Received { mut process, descriptors } = serde_json::from_slice(bytes).ok()?;
+    let operations = process.ranks.iter_mut().flat_map(|rank| &mut rank.operations);
+    for (operation, (first, count)) in operations.zip(descriptors) {
+        operation.descriptor = Descriptor::from_words(first, count);
+    }
+    process.ranks.retain(|rank| rank.rank < rank.nranks && rank.nranks <= MAX_RANKS);
+    let Process { host, address, command, .. } = &mut process;
+    [host, address, command].into_iter().for_each(clean);
+    for RankReport { name, failure, operations, .. } in &mut process.ranks {
+        [name, failure].into_iter().for_each(clean);
+        operations.iter_mut().for_each(|operation| clean(&mut operation.what));
+    }
+    Some(process)
+}
+
+fn clean(text: &mut String) {
+    *text = plain(std::mem::take(text));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::read::{OperationReport, ProcessState};
+    use super::super::{Kind, Source, Stage};
+    use super::*;
+    use oxccl_plan::DataType;
+
+    fn operation(number: u64) -> OperationReport {
+        OperationReport {
+            number,
+            kind: Kind::Exchange,
+            of_kind: number,
+            what: "send/recv".to_owned(),
+            bytes: 7,
+            peer: Some(1),
+            sends: Some(true),
+            transfers: 1,
+            stream: 1,
+            tag: 0,
+            called_ns: 5,
+            begun_ns: None,
+            ended_ns: None,
+            descriptor: Descriptor::message(DataType::Int8, number),
+        }
+    }
+
+    fn process(ranks: u32, operations: u64) -> Process {
+        let rank = |rank| RankReport {
+            comm: u64::MAX,
+            name: "tp".to_owned(),
+            rank,
+            nranks: ranks,
+            gpu: Some(3),
+            device: 3,
+            stage: Stage::Failed,
+            begun_ns: 1,
+            issued: operations,
+            finished: 0,
+            collectives: 0,
+            collectives_by_kind: [0; 8],
+            finalized: false,
+            destroyed: true,
+            aborted: false,
+            waiting: None,
+            failure: "over".to_owned(),
+            failure_code: 6,
+            failure_source: Source::Peer(2),
+            operations: (0..operations).map(operation).collect(),
+        };
+        Process {
+            pid: 7,
+            host: "node".to_owned(),
+            address: "192.0.2.1".to_owned(),
+            command: "train".to_owned(),
+            state: ProcessState::Alive,
+            read_ns: 9,
+            clock_set_ns: -3,
+            ranks: (0..ranks).map(rank).collect(),
+        }
+    }
+
+    #[test]
+    fn a_process_arrives_as_it_is_with_its_latest_operations() {
+        let few = process(2, 16);
+        assert_eq!(decode(&encode(&few)), Some(few));
+        let sent = decode(&encode(&process(1, 64))).expect("a process");
+        let numbers: Vec<_> = sent.ranks[0].operations.iter().map(|op| op.number).collect();
+        assert_eq!(numbers, (48..64).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn what_has_no_room_is_left_out_and_what_is_no_process_is_refused() {
+        for ranks in [20, 100, 1024] {
+            let bytes = encode(&process(ranks, 64));
+            let sent = decode(&bytes).expect("a process");
+            assert!(bytes.len() <= MAX_BYTES && !sent.ranks.is_empty(), "{}", bytes.len());
+        }
+        let mut odd = process(2, 1);
+        odd.command = "\u{1b}[2J".to_owned();
+        odd.ranks[0].nranks = 0;
+        odd.ranks[1].nranks = u32::MAX;
+        let sent = decode(&encode(&odd)).expect("a process");
+        assert_eq!((&sent.command[..], sent.ranks.len()), ("\u{fffd}[2J", 0));
+        for bytes in [&b""[..], b"{}", b"[1]", &[0xff; 9]] {
+            assert_eq!(decode(bytes), None);
+        }
+    }
+}
