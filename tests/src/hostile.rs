@@ -11,6 +11,10 @@ use oxccl_runtime::bootstrap::{ID_BYTES, UniqueId};
 use oxccl_runtime::config::file::{self, Entry};
 use oxccl_runtime::link::message::HEADER_BYTES;
 use oxccl_runtime::link::notice::{self, Notice};
+use oxccl_runtime::ras::nccl::conversation::{self, Conversation};
+use oxccl_runtime::ras::nccl::{Survey, json, text};
+use oxccl_runtime::ras::verdict::{Patience, verdicts};
+use oxccl_runtime::recorder::wire;
 use oxccl_runtime::{Code, Result, fuzzing};
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read};
@@ -71,14 +75,46 @@ pub fn identity(data: &[u8]) {
     }
 }
 
-/// Handles of connections, streams of messages, and notices; the first byte chooses.
+/// Handles of connections, streams of messages, notices, what clients of the RAS service say, and
+/// states of processes; the first byte chooses.
 pub fn message(data: &[u8]) {
     let Some((&choice, data)) = data.split_first() else { return };
-    match choice % 3 {
+    match choice % 5 {
         0 => handle(data),
         1 => messages(data),
-        _ => notices(data),
+        2 => notices(data),
+        3 => client(data),
+        _ => state(data),
     }
+}
+
+/// What a client of the RAS service says: it means the same in whatever pieces it comes, and every
+/// answer is a short line.
+fn client(data: &[u8]) {
+    let conversation = || Conversation::new(Duration::from_secs(5));
+    let actions = conversation().hear(data);
+    let mut slow = conversation();
+    let in_pieces: Vec<_> = data.chunks(3).flat_map(|piece| slow.hear(piece)).collect();
+    assert_eq!(actions, in_pieces);
+    for action in &actions {
+        if let conversation::Action::Say(answer) = action {
+            assert!(answer.ends_with(b"\n") && answer.len() <= 1058, "{answer:?}");
+        }
+    }
+}
+
+/// The state of a process of another host: a report can be made of it.
+fn state(data: &[u8]) {
+    let Some(process) = wire::decode(data) else { return };
+    let job = [process];
+    assert!(wire::encode(&job[0]).len() <= notice::STATUS_BYTES);
+    let causes = verdicts(&job, Patience::default());
+    let survey = Survey::new(&job, &[], causes, 0.0);
+    for verbose in [false, true] {
+        let text = text::report(&survey, verbose);
+        assert!(text.chars().all(|c| c == '\n' || !c.is_control()), "{text:?}");
+    }
+    assert!(json::report(&survey, "now").ends_with("]\n}\n"));
 }
 
 fn handle(data: &[u8]) {
@@ -222,10 +258,11 @@ fn configuration_file(data: &[u8]) {
 
 /// A notice is there with its last byte and not before; one that was read says the same again.
 fn notices(data: &[u8]) {
+    const LONGEST: usize = notice::STATUS_BYTES + 13;
     match notice::parse(data) {
-        Ok(None) => assert!(data.len() < notice::MAX_BYTES),
+        Ok(None) => assert!(data.len() < LONGEST),
         Ok(Some((read, len))) => {
-            assert!(len <= data.len().min(notice::MAX_BYTES));
+            assert!(len <= data.len().min(LONGEST));
             for cut in 0..len {
                 assert_eq!(notice::parse(&data[..cut]), Ok(None));
             }

@@ -2,15 +2,19 @@
 //! searches longer for, in every test run.
 
 use oxccl::nccl::config::{self, NCCL_API_MAGIC};
+use oxccl_plan::DataType;
 use oxccl_runtime::bootstrap::root::{self, BYE, GATHER, JOIN};
 use oxccl_runtime::bootstrap::{UniqueId, launch};
 use oxccl_runtime::link::direct::Record;
 use oxccl_runtime::link::message::HEADER_BYTES;
 use oxccl_runtime::link::notice;
 use oxccl_runtime::op::descriptor::Descriptor;
+use oxccl_runtime::op::{Transfer, Transfers};
+use oxccl_runtime::recorder::{Memory, Recorder, What, read, wire};
 use oxccl_runtime::{Code, fuzzing};
 use oxccl_tests::hostile::{SIM_MAGIC, TARGETS};
 use std::io::Cursor;
+use std::path::Path;
 use std::time::Duration;
 
 /// SplitMix64.
@@ -69,6 +73,11 @@ fn good(target: &str) -> Vec<Vec<u8>> {
             [&[0][..], b"[fe80::1%3]:4711"].concat(),
             [&[2][..], &notice::failed(&record)].concat(),
             [&[2][..], &notice::goodbye(7), notice::PULSE].concat(),
+            [&[2][..], &notice::status_wanted(7, Duration::MAX), &notice::status(8, b"no")]
+                .concat(),
+            b"\x03CLIENT PROTOCOL 2\r\nTIMEOUT 1.5\nSET FORMAT json\nMONITOR all\nSTATUS\n"
+                .to_vec(),
+            [vec![4], state()].concat(),
             [&[1, 3][..], &sent(&[8, 9]), &sent(&[]), &56u32.to_le_bytes(), &[7; 20]].concat(),
         ],
         "structures" => vec![
@@ -99,6 +108,27 @@ fn structure(size: usize, magic: u32, version: u32, fields: &[i32]) -> Vec<u8> {
     let room = size - bytes.len();
     bytes.extend(words.take(room));
     bytes
+}
+
+/// What this process tells others of a communicator of four ranks, of which it has two.
+fn state() -> Vec<u8> {
+    let recorders = [Recorder::new(), Recorder::new()];
+    for (rank, recorder) in (1..).zip(&recorders) {
+        recorder.identify(0xbad, (rank, 4), Memory::Gpu(3), "tp");
+        let transfer = Transfer {
+            peer: 0,
+            send: true,
+            data: std::ptr::null_mut(),
+            bytes: 8,
+            dtype: DataType::Int8,
+        };
+        let transfers = Transfers { operation: "send/recv", list: vec![transfer] };
+        let what = What::of(&transfers.into());
+        let called = recorder.call(&what, 1);
+        recorder.wait(called.number, 0, 1, true);
+    }
+    let own = read::process(Path::new("/proc"), std::process::id());
+    wire::encode(&own.expect("this process has recorders"))
 }
 
 /// A message between hosts: length, header, data.

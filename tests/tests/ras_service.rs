@@ -1,6 +1,6 @@
 //! The RAS service of real processes, asked as `ncclras` and other tools ask it.
 
-use oxccl_tests::job::Job;
+use oxccl_tests::job::{Job, wait_until};
 use oxccl_tests::sequence::Random;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
@@ -445,6 +445,19 @@ fn only_child(pid: u32) -> Pid {
     let children = std::fs::read_to_string(path).expect("its children");
     let child = children.trim().parse().ok().and_then(Pid::from_raw);
     child.unwrap_or_else(|| panic!("{pid} has the children {children:?}"))
+}
+
+#[test]
+fn a_forked_child_does_not_keep_the_port() {
+    let port = Port::new();
+    let mut job = start(&port, 1, &["fork"], |_| true);
+    let input = job.child(0).stdin.take();
+    wait_until(job.child(0), Instant::now() + LIFE).expect("it ends");
+    // The child lives, as its input has not ended.
+    let refused = port.connect().map(|_| "a connection that nobody answers");
+    assert_eq!(refused.expect_err("nobody listens").kind(), ErrorKind::ConnectionRefused);
+    drop(input);
+    job.expect_success();
 }
 
 #[test]

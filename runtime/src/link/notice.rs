@@ -218,7 +218,7 @@ fn parse_question(kind: u8, rest: &[u8]) -> Result<Option<(Notice, usize)>, Stri
     }
     let len = word as usize;
     if len > STATUS_BYTES {
-        return Err(format!("a state of {len} bytes"));
+        return Err(format!("a notice of {len} bytes"));
     }
     let state = rest.get(..len);
     Ok(state.map(|state| (Notice::Status(question, state.to_vec()), 13 + len)))

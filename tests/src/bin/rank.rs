@@ -5,8 +5,8 @@
 //! in each process, `hosts THREADS` for one among as many hosts in a process, `split-with-dead` and
 //! `survive FILE` beside a rank that is killed, `repaint abort|timeout|shrink between|within`
 //! beside a rank that is stopped, `stuck HOW VICTIM CALLS ROOT` for calls that do not end,
-//! `attended` to all-reduce until the input of rank 0 ends, or `loop` to all-reduce until something
-//! fails.
+//! `attended` to all-reduce until the input of rank 0 ends, `fork` to leave a child behind, or
+//! `loop` to all-reduce until something fails.
 
 use oxccl_plan::{Carrier, Collective, DataType, ReduceOp, Spec};
 use oxccl_runtime::bootstrap::{self, launch};
@@ -367,6 +367,21 @@ fn attended() -> Result<()> {
     comm.destroy()
 }
 
+/// Ends and leaves a forked child behind, which prints `running` and ends with its input.
+fn leave_a_child() -> Result<()> {
+    let comm = join()?;
+    // SAFETY: the child makes system calls only.
+    if unsafe { libc::fork() } == 0 {
+        // SAFETY: as above, with memory of its own.
+        unsafe {
+            libc::write(1, b"running\n".as_ptr().cast(), 8);
+            while libc::read(0, [0u8; 8].as_mut_ptr().cast(), 8) > 0 {}
+            libc::_exit(0)
+        }
+    }
+    comm.destroy()
+}
+
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let outcome = match arguments.first().map(String::as_str) {
@@ -394,6 +409,7 @@ fn main() {
                 stuck::play(&comm, &arguments[1], number(2), (number(3), number(4)))
             })
         }
+        Some("fork") => leave_a_child(),
         Some("attended") => attended(),
         Some("loop") => {
             let bytes = arguments[1].parse().expect("a number");
