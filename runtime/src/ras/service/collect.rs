@@ -35,7 +35,8 @@ pub(super) struct Collection {
     elsewhere: Vec<Process>,
     /// The number of answers below which some are missing for certain.
     expected: usize,
-    is_complete: bool,
+    /// True if there is nothing more to wait for.
+    pub(super) is_complete: bool,
 }
 
 impl Collection {

@@ -166,11 +166,14 @@ impl Service {
     /// Returns when a report is to be begun, or is due whatever is missing.
     fn next_report(&self, now: Instant) -> Option<Instant> {
         let longest = COLLECTION_MOST.saturating_mul(self.factor);
-        let mut wanted = self.clients.iter().filter_map(|client| client.wanted.as_ref());
-        match &self.collection {
-            Some(_) => wanted.map(|(of, since)| *since + of.limit.min(longest)).min(),
-            None => wanted.next().map(|_| self.reported.map_or(now, |last| last + BETWEEN)),
-        }
+        let wanted = self.clients.iter().filter_map(|client| client.wanted.as_ref());
+        let next = match &self.collection {
+            Some(Collection { is_complete: false, .. }) => {
+                wanted.map(|(of, since)| *since + of.limit.min(longest)).min()
+            }
+            _ => wanted.map(|_| now).min(),
+        };
+        next.map(|next| self.reported.map_or(next, |last| next.max(last + BETWEEN)))
     }
 
     fn accept(&mut self, now: Instant) {
@@ -244,8 +247,9 @@ impl Service {
             return;
         };
         let latest = waiting.map(|(_, since)| *since).max();
+        let is_early = self.reported.is_some_and(|last| now < last + BETWEEN);
         match &mut self.collection {
-            None if self.reported.is_some_and(|last| now < last + BETWEEN) => return,
+            None if is_early => return,
             None => self.collection = Some(Collection::begin(limit)),
             // Who comes later gets nothing that is older than it has to be.
             Some(collection) if latest > Some(collection.asked + AGAIN) => collection.ask(limit),
@@ -256,7 +260,8 @@ impl Service {
         let is_due = |(wanted, since): &(Wanted, Instant)| {
             is_complete || now >= *since + wanted.limit.min(longest)
         };
-        if self.clients.iter().any(|client| client.wanted.as_ref().is_some_and(is_due)) {
+        let any = self.clients.iter().any(|client| client.wanted.as_ref().is_some_and(is_due));
+        if any && !is_early {
             let survey = collection.survey();
             give(&mut self.clients, is_due, &survey);
             self.reported = Some(Instant::now());
