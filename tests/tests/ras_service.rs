@@ -1,6 +1,7 @@
 //! The RAS service of real processes, asked as `ncclras` and other tools ask it.
 
 use oxccl_tests::job::{Job, wait_until};
+use oxccl_tests::missing;
 use oxccl_tests::sequence::Random;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
@@ -270,6 +271,9 @@ fn check_text(text: &str, hash: &str, pids: &[u32]) {
 #[test]
 fn a_job_goes_on_beside_a_thousand_silent_clients_and_what_strangers_send() {
     let limits = getrlimit(Resource::Nofile);
+    if limits.maximum.is_some_and(|most| most < 2048) {
+        return missing("descriptors", "ulimit -Hn is below 2048");
+    }
     setrlimit(Resource::Nofile, Rlimit { current: limits.maximum, ..limits }).expect("allowed");
     let port = Port::new();
     let mut job = start(&port, 2, &["attended"], |_| true);
@@ -375,7 +379,7 @@ fn can_hide() -> bool {
         Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
         Err(error) => error.to_string(),
     };
-    oxccl_tests::missing("namespaces", &why);
+    missing("namespaces", &why);
     false
 }
 

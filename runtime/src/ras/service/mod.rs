@@ -136,7 +136,8 @@ impl Service {
             [self.shut_until, self.watched.as_ref().map(|(_, next)| *next), self.next_report(now)];
         let next = next.into_iter().flatten().min();
         let limit = next.map_or(IDLE, |next| next.saturating_duration_since(now));
-        let limit = limit.min(UNREAD.saturating_mul(self.factor));
+        let unread = UNREAD.saturating_mul(self.factor);
+        let limit = if self.clients.is_empty() { limit } else { limit.min(unread) };
         let listeners =
             self.listeners.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN));
         let listeners: Vec<_> = listeners.filter(|_| self.shut_until.is_none()).collect();
