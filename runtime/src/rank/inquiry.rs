@@ -15,7 +15,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// The most questions that a process remembers, so that it passes on each of them once.
-const QUESTIONS: usize = 64;
+const QUESTIONS: usize = 1024;
+/// The age from which on a question makes room for another one: it has been everywhere by then.
+const OLD: Duration = Duration::from_secs(1);
 /// The longest time for which answers to a question are passed on.
 const LONGEST: Duration = Duration::from_secs(600);
 /// Bytes that wait for a connection above which no answers are added: signs of life come after
@@ -31,6 +33,7 @@ struct Question {
     number: u64,
     /// The connection that it came by; `None` for this process's own question.
     back: Option<Weak<Control>>,
+    heard: Instant,
     until: Instant,
 }
 
@@ -60,18 +63,25 @@ impl Inquiries {
     /// Passes this process's question on, over all its connections.
     pub(super) fn go_on(&mut self, all: &[Arc<Control>], now: Instant) {
         let Some((number, limit)) = self.asks.take() else { return };
-        self.note(Question { number, back: None, until: now + limit.min(LONGEST) });
+        self.note(Question { number, back: None, heard: now, until: now + limit.min(LONGEST) });
         let notice = notice::status_wanted(number, limit);
         all.iter().for_each(|control| control.tell(&notice));
     }
 
+    /// Notes a question. Returns whether it is new, and there is room for it.
     fn note(&mut self, question: Question) -> bool {
-        let known = self.questions.iter().any(|known| known.number == question.number);
-        let has_room = self.questions.len() < QUESTIONS;
-        if !known && has_room {
-            self.questions.push(question);
+        if self.questions.iter().any(|known| known.number == question.number) {
+            return false;
         }
-        !known && has_room
+        if self.questions.len() >= QUESTIONS {
+            // They are in the order in which they came.
+            if question.heard < self.questions[0].heard + OLD {
+                return false;
+            }
+            self.questions.remove(0);
+        }
+        self.questions.push(question);
+        true
     }
 
     /// Takes a notice that came over a connection; `all` are the connections of the process, and
@@ -86,8 +96,8 @@ impl Inquiries {
         self.questions.retain(|question| question.until > now);
         match notice {
             Notice::StatusWanted(number, limit) => {
-                let until = now + limit.min(LONGEST);
-                if !self.note(Question { number, back: Some(Arc::downgrade(from)), until }) {
+                let (back, until) = (Some(Arc::downgrade(from)), now + limit.min(LONGEST));
+                if !self.note(Question { number, back, heard: now, until }) {
                     return;
                 }
                 let notice = notice::status_wanted(number, limit);
@@ -247,14 +257,17 @@ mod tests {
         settle(&mut nodes[..1], now + limit);
         assert!(answers(&mut nodes[0]).is_empty());
         // A process that asks without end is not answered without end.
-        for number in 10..110 {
-            nodes[1].controls[0].tell(&notice::status_wanted(number, Duration::MAX));
-        }
-        settle(&mut nodes[..1], now + limit);
-        assert_eq!(nodes[0].inquiries.questions.len(), QUESTIONS);
-        settle(&mut nodes[..1], now + limit + LONGEST);
-        nodes[1].controls[0].tell(&notice::status_wanted(5000, limit));
-        settle(&mut nodes[..1], now + limit + LONGEST);
-        assert_eq!(nodes[0].inquiries.questions.len(), 1);
+        let mut ask = |numbers: std::ops::Range<u64>, at| {
+            for number in numbers {
+                nodes[1].controls[0].tell(&notice::status_wanted(number, Duration::MAX));
+                settle(&mut nodes[..1], at);
+            }
+            (nodes[0].inquiries.questions.len(), nodes[0].answered)
+        };
+        let most = QUESTIONS as u64;
+        assert_eq!(ask(10..10 + 2 * most, now + limit), (QUESTIONS, QUESTIONS));
+        assert_eq!(ask(10 + most..20 + most, now + limit + OLD), (QUESTIONS, QUESTIONS + 10));
+        let (len, _) = ask(0..1, now + limit + OLD + LONGEST);
+        assert_eq!(len, 1, "those of before are over");
     }
 }
