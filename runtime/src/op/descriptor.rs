@@ -6,7 +6,7 @@ use oxccl_plan::{Algorithm, Collective, DataType, ReduceOp, Spec};
 use std::fmt;
 
 /// An operation, as far as all ranks have to agree on it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Descriptor {
     /// Collective, type, operation, root and the algorithm for any memory; or [`MESSAGES`] and a
     /// type; or [`SIGNALS`].

@@ -126,24 +126,16 @@ const ASKED: u64 = u64::MAX;
 const IN_A_KERNEL: u64 = u64::MAX - 1;
 
 /// The collective in which a kernel waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct KernelCollective {
     /// The number among the collectives that ran on the GPU for this communicator, those of graphs
     /// included.
     pub number: u64,
     /// The descriptor of the collective.
-    #[serde(rename = "what", serialize_with = "descriptor_in_words")]
     pub descriptor: Descriptor,
     /// True if a kernel of the awaited rank has begun this collective; `false` also of ranks on
     /// other hosts, which do not tell.
     pub peer_has_begun: bool,
-}
-
-fn descriptor_in_words<S: serde::Serializer>(
-    descriptor: &Descriptor,
-    serializer: S,
-) -> Result<S::Ok, S::Error> {
-    serializer.collect_str(descriptor)
 }
 
 /// The peer and step for which the operation under way waits.

@@ -141,12 +141,7 @@ pub struct OperationReport {
     /// The time at which it ended; `None` if it has not, or if that is not known.
     pub ended_ns: Option<u64>,
     /// The descriptor, for comparisons.
-    #[serde(skip, default = "no_descriptor")]
     pub descriptor: Descriptor,
-}
-
-fn no_descriptor() -> Descriptor {
-    Descriptor::signals(0)
 }
 
 /// The most ranks of a communicator: descriptors have 16 bits for the root.

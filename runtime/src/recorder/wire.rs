@@ -1,26 +1,11 @@
 //! What a process records, as it travels to processes on other hosts.
 
 use super::read::{MAX_RANKS, Process, RankReport, plain};
-use crate::op::descriptor::Descriptor;
-use serde::{Deserialize, Serialize};
 
 /// The most bytes of an answer.
 pub const MAX_BYTES: usize = 64 << 10;
 /// The numbers of operations of each rank of which one is tried after the other until all fits.
 const KEPT: [usize; 4] = [16, 4, 1, 0];
-
-#[derive(Serialize)]
-struct Sent<'a> {
-    process: &'a Process,
-    /// The descriptors of all operations.
-    descriptors: Vec<(u32, u64)>,
-}
-
-#[derive(Deserialize)]
-struct Received {
-    process: Process,
-    descriptors: Vec<(u32, u64)>,
-}
 
 /// Returns what a process records, with as many of the latest operations, and of the ranks, as
 /// there is room for.
@@ -45,19 +30,13 @@ pub fn encode(process: &Process) -> Vec<u8> {
 }
 
 fn bytes(process: &Process) -> Vec<u8> {
-    let operations = process.ranks.iter().flat_map(|rank| &rank.operations);
-    let descriptors = operations.map(|operation| operation.descriptor.to_words()).collect();
     // Numbers, texts and lists can always be written.
-    serde_json::to_vec(&Sent { process, descriptors }).unwrap_or_default()
+    serde_json::to_vec(process).unwrap_or_default()
 }
 
 /// Returns the process that bytes describe; `None` if they describe none.
 pub fn decode(bytes: &[u8]) -> Option<Process> {
-    let Received { mut process, descriptors } = serde_json::from_slice(bytes).ok()?;
-    let operations = process.ranks.iter_mut().flat_map(|rank| &mut rank.operations);
-    for (operation, (first, count)) in operations.zip(descriptors) {
-        operation.descriptor = Descriptor::from_words(first, count);
-    }
+    let mut process: Process = serde_json::from_slice(bytes).ok()?;
     process.ranks.retain(|rank| rank.rank < rank.nranks && rank.nranks <= MAX_RANKS);
     let Process { host, address, command, .. } = &mut process;
     [host, address, command].into_iter().for_each(clean);
@@ -77,6 +56,9 @@ mod tests {
     use super::super::read::{OperationReport, ProcessState};
     use super::super::{Kind, Source, Stage};
     use super::*;
+    use crate::op::descriptor::Descriptor;
+    use crate::recorder::KernelCollective;
+    use crate::recorder::read::Awaited;
     use oxccl_plan::DataType;
 
     fn operation(number: u64) -> OperationReport {
@@ -115,7 +97,17 @@ mod tests {
             finalized: false,
             destroyed: true,
             aborted: false,
-            waiting: None,
+            waiting: Some(Awaited {
+                number: None,
+                collective: Some(KernelCollective {
+                    number: 5,
+                    descriptor: Descriptor::from_words(0x5, u64::MAX),
+                    peer_has_begun: true,
+                }),
+                peer: Some(1),
+                step: None,
+                since_ns: 4,
+            }),
             failure: "over".to_owned(),
             failure_code: 6,
             failure_source: Source::Peer(2),
