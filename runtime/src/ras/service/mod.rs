@@ -48,29 +48,39 @@ const UNREAD: Duration = Duration::from_secs(60);
 const IDLE: Duration = Duration::from_secs(3600);
 
 /// Starts the service of this process, unless the user wants none. That it cannot be had is no
-/// error of who makes a communicator.
+/// error of who makes a communicator, who does not wait for it either.
 pub(crate) fn start() {
     static START: Once = Once::new();
     START.call_once(|| {
-        let config = Config::get();
-        if !config.ras_enable {
+        if !Config::get().ras_enable {
             return;
         }
-        let started = listen::listen(&config.ras_addr).and_then(|(listeners, at)| {
-            let factor = u32::try_from(config.ras_timeout_factor).unwrap_or(u32::MAX).max(1);
-            let mut service = Service::new(listeners, inquiry::listen()?, factor);
-            let thread = std::thread::Builder::new().name("oxccl-ras".to_owned());
-            thread.spawn(move || service.run()).map(|_| at)
-        });
-        let line = match started {
-            Ok(at) => {
-                let at = at.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-                format!("the RAS service listens at {at}")
-            }
-            Err(error) => format!("there is no RAS service at {}: {error}", config.ras_addr),
-        };
-        log::line(Level::Info, Subsystem::Ras, &line);
+        let thread = std::thread::Builder::new().name("oxccl-ras".to_owned());
+        if let Err(error) = thread.spawn(serve) {
+            say_refused(&error);
+        }
     });
+}
+
+fn say_refused(error: &std::io::Error) {
+    let line = format!("there is no RAS service at {}: {error}", Config::get().ras_addr);
+    log::line(Level::Info, Subsystem::Ras, &line);
+}
+
+/// Listens, which may wait for the name of an address to be found, and serves clients from then on.
+fn serve() {
+    let config = Config::get();
+    let factor = u32::try_from(config.ras_timeout_factor).unwrap_or(u32::MAX).max(1);
+    let listened = listen::listen(&config.ras_addr)
+        .and_then(|(listeners, at)| Ok((Service::new(listeners, inquiry::listen()?, factor), at)));
+    match listened {
+        Ok((mut service, at)) => {
+            let at = at.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+            log::line(Level::Info, Subsystem::Ras, &format!("the RAS service listens at {at}"));
+            service.run();
+        }
+        Err(error) => say_refused(&error),
+    }
 }
 
 struct Service {
