@@ -102,13 +102,17 @@ impl Holder {
 
     /// Returns the communicator. Before it is made, fails with the reason why its creation failed,
     /// or says that it is not ready yet.
+    #[inline]
     pub fn ready(&self) -> Result<&Arc<Communicator>> {
-        if let Some(comm) = self.ready.get() {
-            return Ok(comm);
-        }
+        self.ready.get().ok_or_else(|| self.not_ready())
+    }
+
+    /// Returns why there is no communicator.
+    #[cold]
+    fn not_ready(&self) -> Error {
         let hint = "wait until ncclCommGetAsyncError reports ncclSuccess";
         let early = || Error::usage("the communicator is not ready yet", hint);
-        Err(self.jobs().failed.clone().unwrap_or_else(early))
+        self.jobs().failed.clone().unwrap_or_else(early)
     }
 
     /// Returns whether a thread is at work for the communicator. If none is, fails with the failure

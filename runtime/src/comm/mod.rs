@@ -26,7 +26,7 @@ use oxccl_plan::select::{Candidates, Choice, Policy, Topology};
 use oxccl_plan::{Spec, explain};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 pub use children::NO_COLOR;
@@ -53,6 +53,7 @@ pub struct Communicator {
     topology: Topology,
     policy: Policy,
     programs: Mutex<Remembered>,
+    first_programs: Box<[OnceLock<First>; FIRST_CALLS]>,
     options: Options,
     /// `None` for a communicator of one rank.
     child_meetings: Option<ChildMeetings>,
@@ -91,9 +92,24 @@ struct Key {
     switch: bool,
 }
 
+/// A call and its programs.
+type First = (Key, Arc<Programs>);
+
+/// Calls whose programs are found without a lock.
+const FIRST_CALLS: usize = 64;
+
+impl Key {
+    /// Returns the call's place among the first ones, by multiplicative hashing.
+    #[inline]
+    fn place(&self) -> usize {
+        let of = self.bytes ^ (self.spec.collective as u64) << 48 ^ u64::from(self.spec.root) << 52;
+        let bits = FIRST_CALLS.trailing_zeros();
+        (of.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - bits)) as usize
+    }
+}
+
 #[derive(Default)]
 struct Remembered {
-    last: Option<(Key, Arc<Programs>)>,
     by_call: HashMap<Key, Arc<Programs>>,
     by_choice: HashMap<Choice, Arc<Programs>>,
 }
@@ -109,7 +125,6 @@ impl Remembered {
         let made = || Arc::new(Programs::new(&choice, rank));
         let programs = self.by_choice.entry(choice).or_insert_with(made).clone();
         self.by_call.insert(call, programs.clone());
-        self.last = Some((call, programs.clone()));
         programs
     }
 }
@@ -153,6 +168,7 @@ impl Communicator {
             topology,
             policy,
             programs: Mutex::default(),
+            first_programs: Box::new([const { OnceLock::new() }; FIRST_CALLS]),
             options: options.clone(),
             child_meetings,
             tuner: None,
@@ -249,20 +265,24 @@ impl Communicator {
     pub fn programs(&self, call: &Call) -> Result<Arc<Programs>> {
         let switch = self.reductions.contain(call.dtype, call.op);
         let key = Key { spec: call.spec, bytes: call.count * call.dtype.size() as u64, switch };
-        let mut memory = self.programs.lock().unwrap_or_else(|e| e.into_inner());
-        if let Some((last, programs)) = &memory.last
-            && *last == key
+        let first = &self.first_programs[key.place()];
+        if let Some((of, programs)) = first.get()
+            && *of == key
         {
             return Ok(programs.clone());
         }
-        if let Some(programs) = memory.by_call.get(&key).cloned() {
-            memory.last = Some((key, programs.clone()));
-            return Ok(programs);
-        }
-        drop(memory);
-        let choice = self.choose(key)?;
-        let mut memory = self.programs.lock().unwrap_or_else(|e| e.into_inner());
-        Ok(memory.keep(key, choice, self.rank()))
+        let memory = || self.programs.lock().unwrap_or_else(|e| e.into_inner());
+        let known = memory().by_call.get(&key).cloned();
+        let programs = match known {
+            Some(programs) => programs,
+            None => {
+                let choice = self.choose(key)?;
+                memory().keep(key, choice, self.rank())
+            }
+        };
+        // Another call may have its place already.
+        let _ = first.set((key, programs.clone()));
+        Ok(programs)
     }
 
     /// Chooses the plans of a call, by the cost model and the tuner. If the tuner fails, so does

@@ -19,7 +19,7 @@ use cuda::sharing::registry::Key;
 use host::endpoint::{Endpoint, MAPPED, PeerMemory};
 use host::reach::{self, Process};
 use host::task::Work;
-use host::worker::wait_while;
+use host::worker::{ranks_per_processor, wait_while};
 use oxccl_net::Properties;
 use oxccl_plan::lines;
 use oxccl_plan::select::Topology;
@@ -108,7 +108,9 @@ impl Unfinished {
     pub fn abilities(&self) -> Vec<u8> {
         match self {
             Unfinished::Host(endpoint, copies) => {
-                vec![u8::from(*copies), u8::from(endpoint.maps_all())]
+                let here = endpoint.rank.local.iter().flatten().count();
+                let turns = ranks_per_processor(here);
+                vec![u8::from(*copies), u8::from(endpoint.maps_all()), turns]
             }
             Unfinished::Cuda(_, cuda_rank) => vec![u8::from(cuda_rank.has_lines())],
         }
@@ -127,7 +129,10 @@ impl Unfinished {
             Unfinished::Host(mut endpoint, _) => {
                 endpoint.all_mapped = all(1);
                 let (nranks, remote_reads) = (endpoint.rank.nranks, all(0));
-                let topology = host::topology(nranks, team, remote_reads, endpoint.edge_slot_bytes);
+                let most = answers.iter().filter_map(|answer| answer.get(2)).max();
+                let turns = most.copied().unwrap_or(1);
+                let slot_bytes = endpoint.edge_slot_bytes;
+                let topology = host::topology(nranks, team, remote_reads, slot_bytes, turns);
                 (Executor::Host(endpoint.share()), topology)
             }
             Unfinished::Cuda(rank, cuda_rank) => {

@@ -199,7 +199,7 @@ fn collective(
         let input = if input.is_empty() { std::ptr::null() } else { from.as_ptr() };
         let output = buffers[0].inner()[at..].as_mut_ptr();
         let call = Call { spec, input, output, count, dtype, op, scale: None };
-        let topology = host::topology(nranks, spec.team, true, place.edge_slot_bytes);
+        let topology = host::topology(nranks, spec.team, true, place.edge_slot_bytes, 1);
         let route = |plan, memory| Route::new(plan, block as u64, &topology, memory);
         let any_memory = route(any, Memory::Any);
         let mapped = user.map(|plan| route(plan, Memory::Mapped));

@@ -33,10 +33,18 @@ pub fn default_stream(device: i32) -> Arc<Stream> {
 }
 
 /// Returns how plans run in host memory for `nranks` ranks in teams of `team` ranks. `remote_reads`
-/// is true if the system copies from the memory of other processes.
-pub fn topology(nranks: u32, team: u32, remote_reads: bool, edge_slot_bytes: usize) -> Topology {
+/// is true if the system copies from the memory of other processes; up to `turns` ranks share a
+/// processor.
+pub fn topology(
+    nranks: u32,
+    team: u32,
+    remote_reads: bool,
+    edge_slot_bytes: usize,
+    turns: u8,
+) -> Topology {
     let one_host = team == nranks;
     let model = if one_host { CostModel::SHARED_MEMORY } else { CostModel::TCP };
+    let model = model.in_turns(turns);
     let direct = one_host && nranks as usize <= MAX_DIRECT_RANKS;
     let published_bytes = PACKET_BYTES as u64;
     Topology {

@@ -190,16 +190,24 @@ pub fn note_waiting_threads(threads: usize) {
 
 /// Returns whether more threads wait on this machine than it has processors: then spinning only
 /// hinders.
-fn crowded() -> bool {
+pub(super) fn crowded() -> bool {
+    WAITING_THREADS.load(Ordering::Relaxed) > processors()
+}
+
+/// Returns how many of so many ranks on this machine share a processor, if all are in use.
+pub fn ranks_per_processor(ranks: usize) -> u8 {
+    u8::try_from(ranks.div_ceil(processors()).max(1)).unwrap_or(u8::MAX)
+}
+
+fn processors() -> usize {
     static PROCESSORS: OnceLock<usize> = OnceLock::new();
-    let processors = PROCESSORS.get_or_init(|| {
+    *PROCESSORS.get_or_init(|| {
         // These are the processors of the machine, as ranks may be pinned to one processor each.
         std::fs::read_to_string("/sys/devices/system/cpu/online")
             .ok()
             .and_then(|list| count_list(&list))
             .unwrap_or(1)
-    });
-    WAITING_THREADS.load(Ordering::Relaxed) > *processors
+    })
 }
 
 /// Returns the number of processors in a list such as `0-3,8`.

@@ -400,6 +400,24 @@ impl Segment {
         true
     }
 
+    /// Looks up to `looks` times whether all packets of so many published bytes from byte `from` on
+    /// carry `epoch`; the last one is looked at first. Returns false if one of them does not yet.
+    #[inline]
+    pub fn has_packets(
+        &self,
+        (local, slot): (usize, usize),
+        from: usize,
+        len: usize,
+        epoch: u64,
+        looks: u32,
+    ) -> bool {
+        let lines = from / PACKET_DATA..(from + len.max(1)).div_ceil(PACKET_DATA);
+        lines.rev().all(|line| {
+            let number = &self.packet(local, slot, line)[7];
+            (0..looks).any(|_| number.load(Ordering::Acquire) == epoch)
+        })
+    }
+
     fn window_word(&self, local: usize, number: u64, word: usize) -> &AtomicU64 {
         let slot = (number % WINDOWS as u64) as usize;
         self.word(self.rank(local) + WINDOWS_AT + slot * 24 + word * 8)

@@ -7,6 +7,7 @@ use super::endpoint::{Endpoint, Place, State};
 use super::kernels::{self, Fold};
 use super::pull;
 use super::scale::Scaled;
+use super::worker::crowded;
 use crate::error::{Error, Result};
 use crate::link::direct::{STAGE_SLOT_BYTES, Segment};
 use crate::link::{Message, Received};
@@ -226,7 +227,8 @@ impl<'a> VisitState<'a> {
                         return Visit::Done(Err(e));
                     }
                     polls += 1;
-                    if polls > budget.polls {
+                    // Where ranks take turns, the awaited one may need this processor.
+                    if polls > budget.polls || crowded() {
                         let awaited = Awaited { peer: peer as i32, step: self.run.step as i32 };
                         return Visit::Waiting { moved, awaited };
                     }

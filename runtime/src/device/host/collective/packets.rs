@@ -1,9 +1,13 @@
 //! Small one-shot plans. The published data fits cache lines that carry their own signal.
 
 use super::{Poll, VisitState};
+use crate::device::host::worker::crowded;
 use crate::error::Result;
 use crate::link::direct::PACKET_BYTES;
 use oxccl_plan::Slice;
+
+/// Looks at a packet that is not there yet before other reasons to wait are looked at.
+const LOOKS: u32 = 32;
 
 impl VisitState<'_> {
     /// Publishes the whole input. Its blocks lie one behind the other, as in the stage.
@@ -27,6 +31,11 @@ impl VisitState<'_> {
         let epoch = self.run.phase_base.wrapping_add(1);
         let mark = self.run.packet_mark();
         let segment = self.segment()?;
+        // Most often a packet is under way: looks that follow each other closely see it first.
+        let looks = if crowded() { 1 } else { LOOKS };
+        if !segment.has_packets((peer as usize, slot), offset, len, mark, looks) {
+            return Ok(false);
+        }
         // SAFETY: `to` has room for the slice; what is published fits the packets.
         let read = unsafe { segment.read_packets(peer as usize, slot, offset, to, len, mark) };
         if read && len > 0 {
