@@ -89,11 +89,16 @@ pub enum Error {
     )]
     Remote { site: Site, why: String },
     #[error(
-        "rank {} waited {waited_ms} ms{}{}, the limit set by oxcclCommSetTimeout or OXCCL_TIMEOUT; \
-         look at what that rank is doing",
-        site.rank, site.awaited(), site.within()
+        "rank {} waited {waited_ms} ms{}{}, the limit set by oxcclCommSetTimeout or OXCCL_TIMEOUT; {}",
+        site.rank, site.awaited(), site.within(),
+        if found.is_empty() { "look at what that rank is doing" } else { found }
     )]
-    Deadline { site: Site, waited_ms: u64 },
+    Deadline {
+        site: Site,
+        waited_ms: u64,
+        /// What holds the operation up, as the processes of this host record; empty if unknown.
+        found: String,
+    },
     #[error(
         "the ranks' calls differ: rank {} calls {own}, rank {} calls {theirs} (collective {} of \
          the communicator); give all ranks the same calls in the same order",
@@ -268,10 +273,11 @@ impl Error {
     pub fn cause(&self, rank: u32) -> String {
         match self {
             Error::Remote { why, .. } => format!("{why} (reported by rank {rank})"),
-            Error::Deadline { site, waited_ms } => format!(
-                "rank {rank} gave up waiting{} after {waited_ms} ms{}",
+            Error::Deadline { site, waited_ms, found } => format!(
+                "rank {rank} gave up waiting{} after {waited_ms} ms{}{}{found}",
                 site.awaited(),
-                site.within()
+                site.within(),
+                if found.is_empty() { "" } else { ": " }
             ),
             Error::Aborted { by } => format!("it was ended by {by}"),
             Error::Reported { text, .. } => text.clone(),

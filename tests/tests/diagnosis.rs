@@ -20,8 +20,19 @@ const LIMIT: Duration = Duration::from_secs(30);
 
 /// Starts ranks that come to a standstill, and returns their process ids.
 fn start(nranks: u32, started: u32, arguments: &[String]) -> (Job, Vec<u32>) {
+    start_with_limit(nranks, started, arguments, "")
+}
+
+/// The same, with a limit for operations.
+fn start_with_limit(
+    nranks: u32,
+    started: u32,
+    arguments: &[String],
+    limit: &str,
+) -> (Job, Vec<u32>) {
     let mut job = Job::start(Path::new(RANK), started, Duration::from_secs(100), |_, command| {
         command.arg("stuck").args(arguments).env("OXCCL_NRANKS", nranks.to_string());
+        command.env("OXCCL_TIMEOUT", limit);
     });
     let pids = (0..started).map(|rank| job.child(rank).id()).collect();
     (job, pids)
@@ -139,8 +150,8 @@ fn survivors_name_the_rank_that_was_killed_and_the_operation() {
 
 #[test]
 fn a_stream_that_waits_for_something_else_is_told_from_a_call_that_is_not_made() {
-    // The others wait for the victim, or for the root, which waits for it.
-    for (nranks, victim, root) in [(2, 0, 1), (3, 1, 0), (4, 3, 3)] {
+    // The root waits for the victim, and others may wait for the root.
+    for (nranks, victim, root) in [(2, 0, 1), (3, 1, 0), (4, 3, 2)] {
         let standstill = Standstill { nranks, how: "stream", victim, calls: 3, root };
         let (verdict, _) = standstill.play(Cause::NotBegun, &[victim]);
         has(
@@ -159,6 +170,28 @@ fn a_message_that_is_not_sent_is_the_fault_of_its_sender() {
     assert_eq!((last.peer, last.sends, last.transfers), (Some(1), Some(false), 1));
     let tags: Vec<u64> = all[0].ranks[0].operations.iter().map(|op| op.tag).collect();
     assert_eq!(tags, [100, 101, 101], "the number of the thread's latest call of oxcclTag");
+}
+
+#[test]
+fn the_error_of_an_operation_that_waited_too_long_says_why() {
+    let arguments = ["skip", "2", "5", "0"].map(str::to_owned);
+    let (mut job, _) = start_with_limit(3, 3, &arguments, "400ms");
+    let mut outputs: Vec<_> = (0..2)
+        .map(|rank| BufReader::new(job.child(rank).stdout.take().expect("a pipe")).lines())
+        .collect();
+    let mut error = |rank: usize| {
+        let mut lines = outputs[rank].by_ref().map_while(Result::ok);
+        lines.find(|line| line.starts_with("code")).expect("the rank ends with an error")
+    };
+    for error in [error(0), error(1)] {
+        // One of the two may have heard it from the other.
+        has(
+            &error,
+            &["rank 2", "rank 2 has not called all_reduce of 1000 × float, sum (collective 5"],
+        );
+        has(&error, &["whose last operation was", "look at what that process does"]);
+    }
+    end(job, 3);
 }
 
 #[test]

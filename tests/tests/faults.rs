@@ -163,9 +163,12 @@ fn a_limit_of_operations_names_operation_number_step_and_rank() {
     let error = lines.find(|line| line.starts_with("code")).expect("rank 0 ends with an error");
     // 6 is ncclRemoteError.
     assert!(error.starts_with("code 6 peer 1: rank 0 waited "), "{error}");
+    let (limit, culprit) = error.split_once("; ").expect("the limit, then what holds it up");
     for part in ["ms for rank 1 at step ", " of all_reduce (operation ", "OXCCL_TIMEOUT"] {
-        assert!(error.contains(part), "{error}");
+        assert!(limit.contains(part), "{error}");
     }
+    let stops = "rank 1 is stopped by a signal or a debugger, and holds up all_reduce of ";
+    assert!(culprit.starts_with(stops) && culprit.contains("kill -CONT"), "{error}");
     rustix::process::kill_process(stopped, rustix::process::Signal::CONT).expect("it goes on");
     job.wait();
 }

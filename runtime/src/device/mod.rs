@@ -87,7 +87,8 @@ impl Device {
 /// Returns how plans run for `nranks` ranks, `team` of them on each host, on the devices of one
 /// kind, as far as that is known before a communicator is made. Assumed is host memory of which the
 /// system copies what is not mapped, on hosts with as many processors as this one, or GPUs that
-/// reach each other, each of one rank; `lines` tells whether their links carry lines. Fails for more ranks than a device can have.
+/// reach each other, each of one rank; `lines` tells whether their links carry lines. Fails for
+/// more ranks than a device can have.
 pub fn usual_topology(is_host: bool, nranks: u32, team: u32, lines: bool) -> Result<Topology> {
     let edge_slot_bytes = Device::numbered(is_host, 0).edge_slot_bytes(nranks);
     let one_host = team == nranks;

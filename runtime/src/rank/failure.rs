@@ -5,7 +5,11 @@ use crate::error::{Code, Error, Site};
 use crate::link::direct::Record;
 use crate::link::notice;
 use crate::log::{self, Level, Subsystem};
+use crate::ras::job;
+use crate::ras::verdict::{Cause, Patience, verdicts};
 use crate::recorder::Source;
+use crate::recorder::read::{self, PROC};
+use std::path::Path;
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -51,8 +55,9 @@ pub struct Awaited {
 impl Rank {
     /// Latches a failure: the first one stays. All operations under way and to come fail with it,
     /// and the peers hear of it. The caller must not hold the lock of the state.
-    pub fn fail(&self, error: Error) {
+    pub fn fail(&self, mut error: Error) {
         self.note_loss(&error);
+        self.explain(&mut error);
         if self.failure.set(error.clone()).is_err() {
             // Return only when the peers can see the failure: from then on they write no more.
             while !self.failed.load(Ordering::Acquire) {
@@ -79,6 +84,28 @@ impl Rank {
             accelerator.abort();
         }
         log::line_of(Some(self.number), Level::Warn, Subsystem::Coll, &error.to_string());
+    }
+
+    /// Adds to the error of an operation that waited too long what holds it up, as the processes of
+    /// this host record it, before this one records that it waits no more.
+    fn explain(&self, error: &mut Error) {
+        let Error::Deadline { waited_ms, found, .. } = error else { return };
+        if self.failure.get().is_some() || !self.recorder.is_read_by_others() {
+            return;
+        }
+        // Ranks that came later have waited for less time.
+        let waiting_ns = waited_ms.saturating_mul(1_000_000) / 2;
+        let comm = self.recorder.comm();
+        let root = Path::new(PROC);
+        let job = job::of_process(read::processes(root), read::own_pid(root));
+        let patience = Patience { waiting_ns, creating_ns: u64::MAX };
+        let causes = verdicts(&job, patience);
+        let mut standing =
+            causes.iter().filter(|of| of.cause.holds_up() && of.cause != Cause::Failed);
+        let own = standing.clone().find(|verdict| verdict.comm == comm);
+        if let Some(verdict) = own.or_else(|| standing.next()) {
+            found.clone_from(&verdict.text);
+        }
     }
 
     /// Returns the record that the peers get of a failure: its kind, the rank it is about, and the
@@ -157,7 +184,7 @@ impl Rank {
             op_seq: self.recorder.finished.load(Ordering::Acquire),
             operation,
         };
-        Error::Deadline { site, waited_ms }
+        Error::Deadline { site, waited_ms, found: String::new() }
     }
 }
 

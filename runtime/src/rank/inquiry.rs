@@ -144,7 +144,7 @@ pub(super) fn lock() -> MutexGuard<'static, Inquiries> {
 
 /// Returns what this process tells those who ask.
 pub(super) fn own() -> Option<Vec<u8>> {
-    let root = Path::new("/proc");
+    let root = Path::new(read::PROC);
     read::process(root, read::own_pid(root)).map(|process| wire::encode(&process))
 }
 

@@ -313,6 +313,11 @@ impl Section {
         self.name.write(name);
     }
 
+    /// Returns the number of the communicator.
+    pub fn comm(&self) -> u64 {
+        self.comm.load(Ordering::Relaxed)
+    }
+
     fn start(&self, generation: u64) {
         self.begun.store(ticks(), Ordering::Relaxed);
         self.state.store(generation << 32 | Stage::Creating as u64, Ordering::Release);
@@ -375,6 +380,13 @@ impl Recorder {
         let home = file::take()
             .map_or_else(|| Home::Own(zeroed()), |(section, number)| Home::File(section, number));
         Self { home }
+    }
+}
+
+impl Recorder {
+    /// Returns whether other processes can read it.
+    pub fn is_read_by_others(&self) -> bool {
+        matches!(self.home, Home::File(..))
     }
 }
 

@@ -162,6 +162,9 @@ pub fn processes(root: &Path) -> Vec<Process> {
     processes
 }
 
+/// The folder of processes of this machine.
+pub const PROC: &str = "/proc";
+
 /// Returns the number of this process as a folder of processes has it.
 pub fn own_pid(root: &Path) -> u32 {
     let own = std::fs::read_link(root.join("self")).ok();

@@ -519,7 +519,8 @@ impl CudaRank {
         };
         match fault {
             abi::FAULT_DEADLINE => {
-                Some(Error::Deadline { site, waited_ms: control.limit_ns / 1_000_000 })
+                let (waited_ms, found) = (control.limit_ns / 1_000_000, String::new());
+                Some(Error::Deadline { site, waited_ms, found })
             }
             abi::FAULT_MISMATCH => {
                 let own = Descriptor::from_words(control.own_what, control.own_count);

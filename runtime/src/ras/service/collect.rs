@@ -8,13 +8,11 @@ use crate::ras::nccl::event::{Event, Watched};
 use crate::ras::nccl::{Known, Place, Survey, peers};
 use crate::ras::verdict::{Patience, verdicts};
 use crate::recorder::Stage;
-use crate::recorder::read::{Process, ProcessState, own_pid, processes};
+use crate::recorder::read::{PROC, Process, ProcessState, own_pid, processes};
 use crate::recorder::wire;
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::time::{Duration, Instant};
-
-const PROC: &str = "/proc";
 
 fn here() -> Vec<Process> {
     processes(Path::new(PROC))
