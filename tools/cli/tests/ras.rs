@@ -97,7 +97,8 @@ fn a_stopped_rank_is_named_and_dumps_are_what_other_tools_read() {
     let folder = tempfile::tempdir().expect("a folder");
     let dump = |format: &str, name: &str| {
         let path = folder.path().join(name);
-        let output = ranks.ras(&["dump", format, path.to_str().expect("a path")]);
+        let path_text = path.to_str().expect("a path");
+        let output = ranks.ras(&["dump", format, path_text, "--patience", "0.3"]);
         assert!(output.status.success(), "{output:?}");
         path
     };
@@ -110,6 +111,9 @@ fn a_stopped_rank_is_named_and_dumps_are_what_other_tools_read() {
     assert!(
         spans.clone().count() > 64 && spans.clone().all(|span| span["dur"].as_f64() >= Some(0.0))
     );
+    let picture = read(&dump("svg", "job.svg"));
+    assert!(picture.starts_with("<svg") && picture.contains("is stopped by a signal"), "{picture}");
+    assert!(picture.contains("waits for rank 1 at step "), "{picture}");
     let metrics = read(&dump("prometheus", "metrics"));
     let waits = metrics.lines().filter(|line| line.starts_with("oxccl_waiting_seconds{"));
     assert!(waits.count() >= 2, "{metrics}");

@@ -131,7 +131,7 @@ fn group(rank: &RankReport, comm: &Comm<'_>, world: &Comm<'_>) -> Group {
 
 /// Returns the state of an operation, by the words of the analyser. On GPUs it is not known which
 /// calls have ended, but that all have if no kernel waits and others have followed.
-fn state(rank: &RankReport, op: &OperationReport) -> &'static str {
+pub(super) fn state(rank: &RankReport, op: &OperationReport) -> &'static str {
     let (begun, ended) = match rank.gpu {
         None => (op.begun_ns.is_some() || op.number < rank.finished, op.number < rank.finished),
         Some(_) => (true, rank.waiting.is_none() || op.number.saturating_add(1) < rank.issued),

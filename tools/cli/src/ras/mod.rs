@@ -3,6 +3,7 @@
 mod chrome;
 mod flight;
 mod prometheus;
+mod svg;
 
 use crate::error::{Error, Result, say};
 use clap::{Args, Subcommand, ValueEnum};
@@ -21,6 +22,7 @@ Examples:
   oxccl ras --pid 4711 --pid 4712 --json
   oxccl ras dump flight-recorder traces/
   oxccl ras dump chrome trace.json
+  oxccl ras dump svg job.svg
 
 It reads what the processes of this user on this machine record, and asks none of them: so it also
 answers while all of them are stuck. Processes of other users need privileges.
@@ -35,7 +37,7 @@ pub(crate) struct Options {
     #[arg(long)]
     json: bool,
     /// The time in seconds from which on an operation counts as held up.
-    #[arg(long, default_value_t = 1.0, value_name = "SECONDS")]
+    #[arg(long, default_value_t = 1.0, value_name = "SECONDS", global = true)]
     patience: f64,
     /// Only processes with these numbers.
     #[arg(long, value_name = "PID", global = true)]
@@ -65,17 +67,19 @@ enum Format {
     Chrome,
     /// Counters in the text format of Prometheus.
     Prometheus,
+    /// A picture of the latest collectives of all ranks, and of who waits for whom.
+    Svg,
 }
 
 pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     let mut processes = read::processes(Path::new("/proc"));
     processes.retain(|process| options.pid.is_empty() || options.pid.contains(&process.pid));
-    if let Some(Action::Dump { format, path }) = &options.action {
-        return dump(&processes, *format, path);
-    }
     let waiting_ns = (options.patience.max(0.0) * 1e9) as u64;
     let patience = Patience { waiting_ns, creating_ns: waiting_ns.saturating_mul(2) };
     let causes = verdicts(&processes, patience);
+    if let Some(Action::Dump { format, path }) = &options.action {
+        return dump((&processes, &causes), *format, path);
+    }
     let mut out = std::io::stdout().lock();
     // An output that cannot be written to is no error.
     let _ = match options.json {
@@ -86,27 +90,27 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     Ok(if held_up { ExitCode::from(2) } else { ExitCode::SUCCESS })
 }
 
-fn dump(processes: &[Process], format: Format, path: &Path) -> Result<ExitCode> {
-    let write = |path: &Path, bytes: &[u8]| {
-        let failed = |e: std::io::Error| Error::File {
-            path: path.display().to_string(),
-            cause: e.to_string(),
-        };
-        std::fs::write(path, bytes).map_err(failed)
-    };
+/// Writes what some processes record, and what holds them up, in a format.
+fn dump(
+    (processes, causes): (&[Process], &[Verdict]),
+    format: Format,
+    path: &Path,
+) -> Result<ExitCode> {
+    fn failed(path: &Path, cause: impl ToString) -> Error {
+        Error::File { path: path.display().to_string(), cause: cause.to_string() }
+    }
+    let write =
+        |path: &Path, bytes: &[u8]| std::fs::write(path, bytes).map_err(|e| failed(path, e));
     match format {
-        Format::Json => {
-            let causes = verdicts(processes, Patience::default());
-            write(path, (status::json(processes, &causes) + "\n").as_bytes())?;
-        }
+        Format::Json => write(path, (status::json(processes, causes) + "\n").as_bytes())?,
         Format::Chrome => write(path, chrome::events(processes).as_bytes())?,
         Format::Prometheus => write(path, prometheus::metrics(processes).as_bytes())?,
+        Format::Svg => {
+            let svg = svg::picture(processes, causes).map_err(|e| failed(path, e))?;
+            write(path, svg.as_bytes())?;
+        }
         Format::FlightRecorder => {
-            let failed = |e: std::io::Error| Error::File {
-                path: path.display().to_string(),
-                cause: e.to_string(),
-            };
-            std::fs::create_dir_all(path).map_err(failed)?;
+            std::fs::create_dir_all(path).map_err(|e| failed(path, e))?;
             for (name, bytes) in flight::files(processes) {
                 write(&path.join(name), &bytes)?;
             }
