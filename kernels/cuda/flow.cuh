@@ -81,6 +81,7 @@ struct Flow {
 struct NoFold {
   static constexpr bool FOLDS = false;
   __device__ void pack(const LineEnds<true>& ends, Pair& v) const { ends.pack(v); }
+  __device__ bool multiplies() const { return false; }
   template <int U>
   __device__ void multiply(Pair (&)[U]) const {}
   __device__ void multiply(uint4&) const {}
@@ -120,6 +121,8 @@ struct FoldTwo {
       default: return fold_all<SUM>(come, own);
     }
   }
+
+  __device__ bool multiplies() const { return p.call.scaled; }
 
   // Multiplies operands by the user's scalar where asked.
   template <int U>
@@ -317,9 +320,8 @@ struct First {
 };
 
 // Puts what remains, slot by slot, until the threads of the warp are not together.
-template <typename Fold>
 __device__ inline void put_slots(LineEnds<true>& ends, int peer, Flow& f, uint32_t& count,
-                                 First& loaded, const Fold& fold) {
+                                 First& loaded) {
   Unit<1> unit = loaded.unit;
 #pragma unroll 1
   for (bool is_loaded = loaded.is_loaded; f.at < f.end; f.step()) {
@@ -327,7 +329,6 @@ __device__ inline void put_slots(LineEnds<true>& ends, int peer, Flow& f, uint32
     is_loaded = false;
     if (!ends.await_room(peer, 1) || !ends.together()) return;
     unit.pack(ends);
-    fold.multiply(unit.v);
     ends.put_slot(0, unit.v[0]);
     ends.put += 1;
     f.tell_read(1, count);
@@ -458,7 +459,8 @@ __device__ inline bool carry_units(LineEnds<true>& ends, int peer, Flow& f, Firs
     if constexpr (PUTS) {
       if (f.slots == 2) put_whole<2>(ends, peer, f, count, fold);
       if (f.slots == 4) put_whole<4>(ends, peer, f, count, fold);
-      if (!ends.dead) put_slots(ends, peer, f, count, loaded, fold);
+      // Threads that have multiplied need not be together.
+      if (!ends.dead && !fold.multiplies()) put_slots(ends, peer, f, count, loaded);
     } else {
       if (f.slots == 2) take_whole<2>(ends, peer, f, count, fold);
       if (f.slots == 4) take_whole<4>(ends, peer, f, count, fold);
