@@ -48,7 +48,8 @@ pub(crate) fn close_in_children(
 /// process is made.
 pub(crate) fn refuse_children() -> Result<()> {
     static REGISTERED: OnceLock<i32> = OnceLock::new();
-    // SAFETY: the handler only stores to an atomic, and stays: the library is never unloaded.
+    // SAFETY: the handler stores to an atomic and closes descriptors, both of which a child may do,
+    // and stays: the library is never unloaded.
     match REGISTERED.get_or_init(|| unsafe { libc::pthread_atfork(None, None, Some(in_child)) }) {
         0 => Ok(()),
         &errno => {

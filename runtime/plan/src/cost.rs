@@ -36,6 +36,8 @@ pub struct CostModel {
     pub engine_call_us: f64,
     /// Bandwidth of copy engines.
     pub engine_gbps: f64,
+    /// Time in which the other ranks of a processor have their turns, part of `latency_us`.
+    pub turns_us: f64,
     /// Size of a stage slot in bytes.
     pub stage_slot_bytes: u64,
     /// Size of an edge's slot in bytes.
@@ -64,6 +66,7 @@ impl CostModel {
         handover_gbps: 24.0,
         engine_call_us: 0.0,
         engine_gbps: f64::INFINITY,
+        turns_us: 0.0,
         stage_slot_bytes: 256 << 10,
         edge_slot_bytes: 64 << 10,
         near: None,
@@ -102,6 +105,7 @@ impl CostModel {
         handover_gbps: f64::INFINITY,
         engine_call_us: 38.0,
         engine_gbps: 374.0,
+        turns_us: 0.0,
         stage_slot_bytes: 4 << 20,
         edge_slot_bytes: 32 << 10,
         near: None,
@@ -128,15 +132,16 @@ impl CostModel {
     /// seen once the others had the processor. A turn takes 4 µs (4 ranks on 2 processors of an AMD
     /// EPYC, all-reduces of 8 bytes).
     pub fn in_turns(&self, ranks: u8) -> Self {
-        let turns = f64::from(ranks.saturating_sub(1));
-        Self { latency_us: self.latency_us + 4.0 * turns, ..*self }
+        let turns_us = 4.0 * f64::from(ranks.saturating_sub(1));
+        Self { latency_us: self.latency_us + turns_us, turns_us, ..*self }
     }
 
     /// Returns the costs between ranks of a team.
     pub fn near(&self) -> Self {
         let near = self.near.unwrap_or(self);
-        let Self { cached_gbps, edge_slot_bytes, .. } = *self;
-        Self { cached_gbps, edge_slot_bytes, ..*near }
+        let Self { cached_gbps, edge_slot_bytes, turns_us, .. } = *self;
+        let latency_us = near.latency_us - near.turns_us + turns_us;
+        Self { latency_us, cached_gbps, edge_slot_bytes, turns_us, ..*near }
     }
 
     fn at_gbps(bytes: u64, gbps: f64) -> f64 {

@@ -2,86 +2,121 @@
 //! Monitors answer them, so that they are answered whatever the ranks do.
 //!
 //! A question has a random number. A process that hears of it for the first time passes it on over
-//! all its control connections and answers; answers go back the way the question came.
+//! all its control connections and answers; answers go back the way the question came. Numbers are
+//! remembered for longer than any copy of a question can be under way, whatever limit it has: a
+//! process that forgot one would pass it on once more, and a circle of connections would never rest.
 
 use super::wake_pair;
 use crate::link::control::Control;
 use crate::link::notice::{self, Notice};
 use crate::recorder::{read, wire};
+use std::collections::VecDeque;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// The most questions that a process remembers, so that it passes on each of them once.
-const QUESTIONS: usize = 1024;
-/// The age from which on a question makes room for another one: it has been everywhere by then.
-const OLD: Duration = Duration::from_secs(1);
-/// The longest time for which answers to a question are passed on.
-const LONGEST: Duration = Duration::from_secs(600);
-/// Bytes that wait for a connection above which no answers are added: signs of life come after
-/// them.
+/// The most questions that a process remembers. Others are neither passed on nor answered until
+/// there is room.
+const QUESTIONS: usize = 4096;
+/// The time for which a question is remembered.
+const REMEMBERED: Duration = Duration::from_secs(180);
+/// The shortest and the longest time for which answers to a question are passed on.
+const SHORTEST: Duration = Duration::from_millis(100);
+const LONGEST: Duration = Duration::from_secs(120);
+/// The time for which an answer of this process serves all who ask: making one takes milliseconds
+/// where a process has many descriptors, and signs of life come from the same thread.
+const ANSWER_SERVES: Duration = Duration::from_millis(250);
+/// Bytes that wait for a connection above which no questions and answers are added: signs of life
+/// come after them.
 const WAITING_BYTES: usize = 1 << 20;
 /// Bytes of answers that wait for who has asked, above which no more are kept.
 const KEPT_BYTES: usize = 64 << 20;
 
 const _: () = assert!(wire::MAX_BYTES <= notice::STATUS_BYTES);
 
+/// The way back to who has asked.
+enum Back {
+    /// This process asks.
+    Own,
+    /// This process has asked, and asks something else now.
+    Over,
+    /// The connection that the question came by.
+    By(Weak<Control>),
+}
+
 /// A question that the process has heard of.
 struct Question {
     number: u64,
-    /// The connection that it came by; `None` for this process's own question.
-    back: Option<Weak<Control>>,
+    back: Back,
     heard: Instant,
+    /// The time until which answers are passed on.
     until: Instant,
 }
 
 /// The questions of a process, and the answers to its own.
 pub(super) struct Inquiries {
-    questions: Vec<Question>,
+    /// In the order in which they came.
+    questions: VecDeque<Question>,
     /// A question of this process that is still to be passed on.
     asks: Option<(u64, Duration)>,
     answers: Vec<Vec<u8>>,
     /// Bytes of `answers`.
     bytes: usize,
+    /// The latest answer of this process, and its time.
+    own: Option<(Instant, Vec<u8>)>,
     wake: Option<UnixStream>,
+}
+
+/// Passes something on, unless too much waits for the connection.
+fn tell(control: &Control, notice: &[u8]) {
+    if control.waiting() < WAITING_BYTES {
+        control.tell(notice);
+    }
 }
 
 impl Inquiries {
     pub(super) const fn new() -> Self {
-        Self { questions: Vec::new(), asks: None, answers: Vec::new(), bytes: 0, wake: None }
+        Self {
+            questions: VecDeque::new(),
+            asks: None,
+            answers: Vec::new(),
+            bytes: 0,
+            own: None,
+            wake: None,
+        }
     }
 
     /// Takes a question of this process, instead of the last one.
     fn ask(&mut self, number: u64, limit: Duration) {
-        self.asks = Some((number, limit));
-        self.questions.retain(|question| question.back.is_some());
+        self.asks = Some((number, limit.clamp(SHORTEST, LONGEST)));
+        let own = self.questions.iter_mut().filter(|question| matches!(question.back, Back::Own));
+        own.for_each(|question| question.back = Back::Over);
         (self.answers, self.bytes) = (Vec::new(), 0);
     }
 
     /// Passes this process's question on, over all its connections.
     pub(super) fn go_on(&mut self, all: &[Arc<Control>], now: Instant) {
         let Some((number, limit)) = self.asks.take() else { return };
-        self.note(Question { number, back: None, heard: now, until: now + limit.min(LONGEST) });
-        let notice = notice::status_wanted(number, limit);
-        all.iter().for_each(|control| control.tell(&notice));
+        if self.note(Question { number, back: Back::Own, heard: now, until: now + limit }) {
+            let notice = notice::status_wanted(number, limit);
+            all.iter().for_each(|control| tell(control, &notice));
+        }
     }
 
     /// Notes a question. Returns whether it is new, and there is room for it.
     fn note(&mut self, question: Question) -> bool {
-        if self.questions.iter().any(|known| known.number == question.number) {
-            return false;
+        let now = question.heard;
+        while self.questions.front().is_some_and(|first| first.heard + REMEMBERED < now) {
+            self.questions.pop_front();
         }
-        if self.questions.len() >= QUESTIONS {
-            // They are in the order in which they came.
-            if question.heard < self.questions[0].heard + OLD {
-                return false;
-            }
-            self.questions.remove(0);
+        let is_new = self.questions.iter().all(|known| known.number != question.number);
+        let is_noted = is_new && self.questions.len() < QUESTIONS;
+        if is_noted {
+            self.questions.push_back(question);
         }
-        self.questions.push(question);
-        true
+        is_noted
     }
 
     /// Takes a notice that came over a connection; `all` are the connections of the process, and
@@ -93,28 +128,32 @@ impl Inquiries {
         own: impl FnOnce() -> Option<Vec<u8>>,
         now: Instant,
     ) {
-        self.questions.retain(|question| question.until > now);
         match notice {
             Notice::StatusWanted(number, limit) => {
-                let (back, until) = (Some(Arc::downgrade(from)), now + limit.min(LONGEST));
-                if !self.note(Question { number, back, heard: now, until }) {
+                let limit = limit.clamp(SHORTEST, LONGEST);
+                let back = Back::By(Arc::downgrade(from));
+                if !self.note(Question { number, back, heard: now, until: now + limit }) {
                     return;
                 }
                 let notice = notice::status_wanted(number, limit);
                 let others = all.iter().filter(|control| !Arc::ptr_eq(control, from));
-                others.for_each(|control| control.tell(&notice));
-                if let Some(answer) = own() {
-                    from.tell(&notice::status(number, &answer));
+                others.for_each(|control| tell(control, &notice));
+                if self.own.as_ref().is_none_or(|(made, _)| *made + ANSWER_SERVES < now) {
+                    self.own = own().map(|answer| (now, answer));
+                }
+                if let Some((_, answer)) = &self.own {
+                    tell(from, &notice::status(number, answer));
                 }
             }
             Notice::Status(number, answer) => {
-                let question = self.questions.iter().find(|question| question.number == number);
-                match question.map(|question| &question.back) {
-                    None => {}
-                    Some(None) => self.keep(answer),
-                    Some(Some(back)) => {
-                        let back = back.upgrade().filter(|back| back.waiting() < WAITING_BYTES);
-                        back.iter().for_each(|back| back.tell(&notice::status(number, &answer)));
+                let asked = |question: &&Question| question.number == number;
+                let question = self.questions.iter().find(asked);
+                match question.filter(|question| question.until > now).map(|of| &of.back) {
+                    None | Some(Back::Over) => {}
+                    Some(Back::Own) => self.keep(answer),
+                    Some(Back::By(back)) => {
+                        let back = back.upgrade();
+                        back.iter().for_each(|back| tell(back, &notice::status(number, &answer)));
                     }
                 }
             }
@@ -221,24 +260,44 @@ mod tests {
     }
 
     #[test]
-    fn every_process_that_can_be_reached_answers_once_whatever_the_ways() {
-        let now = Instant::now();
+    fn every_process_that_can_be_reached_answers_once_whatever_the_ways_and_limits() {
+        let mut now = Instant::now();
         // A chain with a circle, two connections between two processes, and one apart.
         let pairs = [(0, 1), (1, 2), (2, 3), (3, 1), (3, 4), (3, 4)];
         let mut nodes = connected(6, &pairs);
-        for number in 1..4 {
-            nodes[0].inquiries.ask(number, Duration::from_secs(5));
+        let limits = [Duration::from_secs(5), Duration::ZERO, Duration::MAX];
+        for (number, limit) in (1..).zip(limits) {
+            now += 2 * ANSWER_SERVES;
+            nodes[0].inquiries.ask(number, limit);
             settle(&mut nodes, now);
             assert_eq!(answers(&mut nodes[0]), [1, 2, 3, 4]);
         }
         let answered: Vec<_> = nodes.iter().map(|node| node.answered).collect();
         assert_eq!(answered, [0, 3, 3, 3, 3, 0]);
-        // Two ask at a time.
-        nodes[0].inquiries.ask(7, Duration::from_secs(5));
-        nodes[4].inquiries.ask(8, Duration::from_secs(5));
+        // Two ask at a time; answers that were just made serve both.
+        now += 2 * ANSWER_SERVES;
+        nodes[0].inquiries.ask(7, limits[0]);
+        nodes[4].inquiries.ask(8, limits[0]);
         settle(&mut nodes, now);
         assert_eq!(answers(&mut nodes[0]), [1, 2, 3, 4]);
         assert_eq!(answers(&mut nodes[4]), [0, 1, 2, 3]);
+        let answered: Vec<_> = nodes.iter().map(|node| node.answered).collect();
+        assert_eq!(answered, [1, 4, 4, 4, 4, 0]);
+    }
+
+    #[test]
+    fn a_question_that_comes_back_late_is_no_new_one() {
+        let now = Instant::now();
+        let mut nodes = connected(3, &[(0, 1), (1, 2), (2, 0)]);
+        nodes[0].inquiries.ask(1, SHORTEST);
+        let controls = nodes[0].controls.clone();
+        nodes[0].inquiries.go_on(&controls, now);
+        // The others hear of it when it is over, and who asked asks something else.
+        nodes[0].inquiries.ask(2, SHORTEST);
+        settle(&mut nodes, now + 2 * SHORTEST);
+        assert_eq!(answers(&mut nodes[0]), [1, 2]);
+        let numbers = |node: &Node| node.inquiries.questions.len();
+        assert_eq!(nodes.iter().map(numbers).collect::<Vec<_>>(), [2, 2, 2]);
     }
 
     #[test]
@@ -256,18 +315,21 @@ mod tests {
         nodes[1].controls[0].tell(&notice::status(1, b"late"));
         settle(&mut nodes[..1], now + limit);
         assert!(answers(&mut nodes[0]).is_empty());
-        // A process that asks without end is not answered without end.
+        // A process that asks without end, and reads nothing, is not answered without end.
+        let large = vec![0; wire::MAX_BYTES];
         let mut ask = |numbers: std::ops::Range<u64>, at| {
             for number in numbers {
-                nodes[1].controls[0].tell(&notice::status_wanted(number, Duration::MAX));
-                settle(&mut nodes[..1], at);
+                let question = Notice::StatusWanted(number, Duration::MAX);
+                let own = || Some(large.clone());
+                nodes[0].inquiries.hear((&controls[0], question), &controls, own, at);
             }
-            (nodes[0].inquiries.questions.len(), nodes[0].answered)
+            (nodes[0].inquiries.questions.len(), controls[0].waiting())
         };
         let most = QUESTIONS as u64;
-        assert_eq!(ask(10..10 + 2 * most, now + limit), (QUESTIONS, QUESTIONS));
-        assert_eq!(ask(10 + most..20 + most, now + limit + OLD), (QUESTIONS, QUESTIONS + 10));
-        let (len, _) = ask(0..1, now + limit + OLD + LONGEST);
-        assert_eq!(len, 1, "those of before are over");
+        let (questions, waiting) = ask(10..10 + 2 * most, now + limit);
+        assert_eq!(questions, QUESTIONS);
+        assert!(waiting < WAITING_BYTES + 2 * wire::MAX_BYTES, "{waiting}");
+        let (questions, _) = ask(0..1, now + limit + 2 * REMEMBERED);
+        assert_eq!(questions, 1, "those of before are over");
     }
 }

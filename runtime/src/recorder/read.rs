@@ -171,6 +171,11 @@ pub fn own_pid(root: &Path) -> u32 {
     own.and_then(|path| path.to_str()?.parse().ok()).unwrap_or_else(std::process::id)
 }
 
+/// Returns the state of a process; `None` if there is none with this number.
+pub fn state(root: &Path, pid: u32) -> Option<ProcessState> {
+    status(&root.join(pid.to_string())).map(|(_, state)| state)
+}
+
 /// Returns a process; `None` if no rank in it records what it does, or it may not be looked at.
 pub fn process(root: &Path, pid: u32) -> Option<Process> {
     let folder = root.join(pid.to_string());

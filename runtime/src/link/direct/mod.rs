@@ -401,7 +401,8 @@ impl Segment {
     }
 
     /// Looks up to `looks` times whether all packets of so many published bytes from byte `from` on
-    /// carry `epoch`; the last one is looked at first. Returns false if one of them does not yet.
+    /// carry `epoch`; the last one is looked at first. Returns false if one of them does not yet, and
+    /// true for no bytes.
     #[inline]
     pub fn has_packets(
         &self,
@@ -411,7 +412,10 @@ impl Segment {
         epoch: u64,
         looks: u32,
     ) -> bool {
-        let lines = from / PACKET_DATA..(from + len.max(1)).div_ceil(PACKET_DATA);
+        if len == 0 {
+            return true;
+        }
+        let lines = from / PACKET_DATA..(from + len).div_ceil(PACKET_DATA);
         lines.rev().all(|line| {
             let number = &self.packet(local, slot, line)[7];
             (0..looks).any(|_| number.load(Ordering::Acquire) == epoch)
@@ -588,7 +592,10 @@ mod tests {
                     segment.read_packets(1, 1, from, out.as_mut_ptr(), len, epoch)
                 };
                 assert!(!read(&mut out, from as u64), "a packet of no operation matched");
+                assert!(!segment.has_packets((1, 1), from, len, from as u64, 1));
+                assert!(segment.has_packets((1, 1), from, 0, from as u64, 1));
                 segment.write_packets(1, 1, data.as_ptr(), data.len(), from as u64);
+                assert!(segment.has_packets((1, 1), from, len, from as u64, 1));
                 assert!(read(&mut out, from as u64));
             }
             assert_eq!(out, data[from..from + len]);

@@ -83,8 +83,8 @@ impl Watched {
             is_alive
         });
         for peer in job {
-            match self.0.iter_mut().find(|known| (known.pid, &known.host) == (peer.pid, &peer.host))
-            {
+            // All are of this host, the address of which may change.
+            match self.0.iter_mut().find(|known| known.pid == peer.pid) {
                 Some(known) => known.devices.extend(&peer.devices),
                 None => {
                     self.0.push(peer.clone());

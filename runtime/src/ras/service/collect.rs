@@ -8,7 +8,7 @@ use crate::ras::nccl::event::{Event, Watched};
 use crate::ras::nccl::{Known, Place, Survey, peers};
 use crate::ras::verdict::{Patience, verdicts};
 use crate::recorder::Stage;
-use crate::recorder::read::{PROC, Process, ProcessState, own_pid, processes};
+use crate::recorder::read::{PROC, Process, ProcessState, own_pid, processes, state};
 use crate::recorder::wire;
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -52,6 +52,11 @@ impl Collection {
             collection.ask(limit);
         }
         collection
+    }
+
+    /// Returns whether processes of other hosts are asked.
+    pub(super) fn asks_others(&self) -> bool {
+        self.expected > 0
     }
 
     /// Asks other hosts, again if they were asked before.
@@ -163,9 +168,9 @@ pub(super) fn watch() -> Watched {
 /// Returns what has happened to the processes of the job on this host since the last look.
 pub(super) fn look(watched: &mut Watched) -> Vec<Event> {
     let all = here();
-    let alive = all.iter().filter(|process| process.state != ProcessState::Ended);
-    let alive: Vec<u32> = alive.map(|process| process.pid).collect();
-    watched.look(peers(&job_of(all)), |pid| alive.contains(&pid))
+    // For want of descriptors, processes that live may not be read.
+    let lives = |pid| state(Path::new(PROC), pid).is_some_and(|of| of != ProcessState::Ended);
+    watched.look(peers(&job_of(all)), lives)
 }
 
 #[cfg(test)]

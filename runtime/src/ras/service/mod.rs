@@ -3,7 +3,7 @@
 //!
 //! The thread never calls a driver and takes no lock on which an operation waits. What a client
 //! sends is read by [`nccl::conversation`](super::nccl::conversation); what it is told comes from
-//! memory that the processes of this host share with each other.
+//! memory that the processes of this host share with each other, and from the monitors of others.
 
 mod client;
 mod collect;
@@ -32,15 +32,17 @@ const CLIENTS: usize = 128;
 const ACCEPTED: usize = 64;
 /// The time for which no connections are taken after a shortage of descriptors.
 const SHUT: Duration = Duration::from_secs(1);
-/// The time from one report to the next, so that clients do not keep a processor busy.
+/// The time from one report to the next, so that clients do not keep a processor busy; and where
+/// other hosts are asked, so that their monitors have time for signs of life.
 const BETWEEN: Duration = Duration::from_millis(50);
+const BETWEEN_QUESTIONS: Duration = Duration::from_millis(500);
 /// The time between two looks at the processes, while clients listen to events.
 const LOOK: Duration = Duration::from_secs(1);
 /// The time for which the answers of other processes are awaited, times the variable.
 const COLLECTION: Duration = Duration::from_secs(5);
 /// The longest time for which they are awaited, whatever a client says, times the variable.
 const COLLECTION_MOST: Duration = Duration::from_secs(60);
-/// The time after which they are asked again for clients that have come meanwhile.
+/// The time after which other hosts are asked again for clients that have come meanwhile.
 const AGAIN: Duration = Duration::from_secs(2);
 /// The time after which a client that reads nothing of its answer is closed, times the variable.
 const UNREAD: Duration = Duration::from_secs(60);
@@ -93,6 +95,8 @@ struct Service {
     /// The collection of reports that are waited for; and the time at which the last one ended.
     collection: Option<Collection>,
     reported: Option<Instant>,
+    /// The time between two reports.
+    between: Duration,
     /// The end of a connection at which answers from other hosts show.
     answers: UnixStream,
     /// The processes of the job, while clients listen to events; and the time of the next look.
@@ -103,7 +107,18 @@ impl Service {
     fn new(listeners: Vec<BorrowedFd<'static>>, answers: UnixStream, factor: u32) -> Self {
         let (shut_until, collection, reported, watched) = (None, None, None, None);
         let clients = Vec::new();
-        Self { listeners, clients, factor, shut_until, collection, reported, answers, watched }
+        let between = BETWEEN;
+        Self {
+            listeners,
+            clients,
+            factor,
+            shut_until,
+            collection,
+            reported,
+            between,
+            answers,
+            watched,
+        }
     }
 
     fn run(&mut self) {
@@ -184,7 +199,7 @@ impl Service {
             }
             _ => wanted.map(|_| now).min(),
         };
-        next.map(|next| self.reported.map_or(next, |last| next.max(last + BETWEEN)))
+        next.map(|next| self.reported.map_or(next, |last| next.max(last + self.between)))
     }
 
     fn accept(&mut self, now: Instant) {
@@ -205,15 +220,23 @@ impl Service {
                         return;
                     }
                     // The connection has ended before it was taken.
-                    Err(_) => {}
+                    Err(Errno::CONNABORTED | Errno::INTR) => {}
+                    // The socket is of no use, as when the program has closed all descriptors.
+                    Err(_) => {
+                        self.shut_until = Some(now + SHUT);
+                        return;
+                    }
                 }
             }
         }
     }
 
-    /// Closes the client that was silent for the longest time.
+    /// Closes the client that was silent for the longest time: first one that waits for nothing,
+    /// then one that listens to events, and last one that waits for a report.
     fn make_room(&mut self) {
-        let oldest = self.clients.iter().enumerate().min_by_key(|(_, client)| client.active);
+        let listens = |client: &Client| client.listens_to(u8::MAX).is_some();
+        let key = |client: &Client| (client.wanted.is_some(), listens(client), client.active);
+        let oldest = self.clients.iter().enumerate().min_by_key(|(_, client)| key(client));
         if let Some((oldest, _)) = oldest {
             self.clients.remove(oldest);
         }
@@ -258,7 +281,7 @@ impl Service {
             return;
         };
         let latest = waiting.map(|(_, since)| *since).max();
-        let is_early = self.reported.is_some_and(|last| now < last + BETWEEN);
+        let is_early = self.reported.is_some_and(|last| now < last + self.between);
         match &mut self.collection {
             None if is_early => return,
             None => self.collection = Some(Collection::begin(limit)),
@@ -276,6 +299,8 @@ impl Service {
             let survey = collection.survey();
             give(&mut self.clients, is_due, &survey);
             self.reported = Some(Instant::now());
+            let asks = collection.asks_others();
+            self.between = if asks { BETWEEN_QUESTIONS } else { BETWEEN };
         }
         if self.clients.iter().all(|client| client.wanted.is_none()) {
             self.collection = None;

@@ -274,11 +274,13 @@ pub(crate) fn large(nranks: i32, single: bool, bytes: usize, cases: u64) -> Vec<
 
 /// Calls of all kinds with so many bytes per block and a little more, which go through what lies
 /// between the ranks in many rounds: aligned or not, and in place, where a result must not be
-/// stored over data that were not sent yet. All-reduces of all types by two operations each follow.
+/// stored over data that were not sent yet. All-reduces of all types by one operation, and of small
+/// types, which are folded several at a time, by all follow.
 pub(crate) fn many_rounds(nranks: i32, bytes: usize) -> Vec<Case> {
     const KINDS: usize = Collective::ALL.len();
+    const TYPES: usize = DataType::ALL.len();
     let case = |i: usize, collective, [in_place, skewed]: [bool; 2]| {
-        let dtype = DataType::ALL[i % DataType::ALL.len()];
+        let dtype = DataType::ALL[i % TYPES];
         let op = ReduceOp::ALL[i % ReduceOp::ALL.len()];
         let (count, root) = (bytes / dtype.size() + 3, i as i32 % nranks);
         Case {
@@ -292,7 +294,9 @@ pub(crate) fn many_rounds(nranks: i32, bytes: usize) -> Vec<Case> {
     };
     let all = (0..4 * KINDS)
         .map(|i| case(i, Collective::ALL[i % KINDS], [i / KINDS % 2 == 1, i / KINDS / 2 == 1]));
-    let folds = (0..2 * DataType::ALL.len())
+    // The two lengths have no common factor: each type meets each operation.
+    let folds = (0..TYPES * ReduceOp::ALL.len())
+        .filter(|i| *i < TYPES || DataType::ALL[i % TYPES].size() <= 2)
         .map(|i| case(i, Collective::AllReduce, [i % 2 == 0, i % 3 == 0]));
     all.chain(folds).collect()
 }
