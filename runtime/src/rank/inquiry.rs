@@ -4,7 +4,7 @@
 //! A question has a random number. A process that hears of it for the first time passes it on over
 //! all its control connections and answers; answers go back the way the question came. Numbers are
 //! remembered for longer than any copy of a question can be under way, whatever limit it has: a
-//! process that forgot one would pass it on once more, and a circle of connections would never rest.
+//! process that forgot one would pass it on once more, and a circle of connections would not rest.
 
 use super::wake_pair;
 use crate::link::control::Control;

@@ -288,7 +288,7 @@ fn is_behind(waits: &Member<'_>, member: &Member<'_>) -> bool {
 fn progress_on_gpu(waits: &Member<'_>, to: &Member<'_>) -> Option<Progress> {
     let collective = waits.rank.waiting.and_then(|waiting| waiting.collective);
     match collective {
-        Some(collective) if collective.peer_has_begun => Some(Progress::Inside),
+        Some(collective) if collective.peer_has_begun == Some(true) => Some(Progress::Inside),
         _ => (to.rank.issued >= waits.rank.issued).then_some(Progress::NotBegun),
     }
 }
@@ -449,7 +449,13 @@ fn blame(held: &Wait<'_, '_>, all: &[Wait<'_, '_>]) -> Verdict {
         }
         (_, Some(Progress::NotBegun)) => {
             let on_gpu = to.rank.gpu.is_some();
+            let collective = from.rank.waiting.and_then(|waiting| waiting.collective);
+            let untold = collective.is_some_and(|of| of.peer_has_begun.is_none());
             let (fact, remedy) = match (on_gpu, in_a_graph(from)) {
+                (true, _) if untold => (
+                    "does not tell whether a kernel of it is in",
+                    "look at what its GPU and its stream wait for",
+                ),
                 (false, _) => (
                     "has called, but its stream has not come to",
                     "look at what its stream waits for",

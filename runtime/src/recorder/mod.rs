@@ -133,9 +133,9 @@ pub struct KernelCollective {
     pub number: u64,
     /// The descriptor of the collective.
     pub descriptor: Descriptor,
-    /// True if a kernel of the awaited rank has begun this collective; `false` also of ranks on
-    /// other hosts, which do not tell.
-    pub peer_has_begun: bool,
+    /// True if a kernel of the awaited rank has begun this collective; `None` of ranks on other
+    /// hosts, which do not tell.
+    pub peer_has_begun: Option<bool>,
 }
 
 /// The peer and step for which the operation under way waits.
@@ -151,7 +151,7 @@ struct Waiting {
     /// The time for which a kernel had waited at that look, in ns.
     waited_ns: AtomicU64,
     /// The kernel's collective: its number on the GPU, from 1, or 0 if it is in none, the two words
-    /// of its descriptor, and 1 if the awaited rank has begun it.
+    /// of its descriptor, and 1 if the awaited rank has begun it, 0 if not, 2 if it does not tell.
     collective: AtomicU64,
     what: AtomicU64,
     count: AtomicU64,
@@ -263,7 +263,8 @@ impl Section {
             let (what, count) = of.descriptor.to_words();
             words.what.store(what.into(), Ordering::Relaxed);
             words.count.store(count, Ordering::Relaxed);
-            words.peer_has_begun.store(of.peer_has_begun.into(), Ordering::Relaxed);
+            let begun = of.peer_has_begun.map_or(2, u64::from);
+            words.peer_has_begun.store(begun, Ordering::Relaxed);
         }
         self.wait(IN_A_KERNEL, peer, step, false);
     }

@@ -337,7 +337,11 @@ fn awaited(waiting: &Waiting, finished: u64, scale: &Scale) -> Option<Awaited> {
     let collective = collective.map(|number| KernelCollective {
         number,
         descriptor: Descriptor::from_words(load(&waiting.what) as u32, load(&waiting.count)),
-        peer_has_begun: load(&waiting.peer_has_begun) != 0,
+        peer_has_begun: match load(&waiting.peer_has_begun) {
+            0 => Some(false),
+            1 => Some(true),
+            _ => None,
+        },
     });
     let number = (!in_a_kernel).then_some(number);
     Some(Awaited { number, collective, peer, step, since_ns })

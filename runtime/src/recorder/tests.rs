@@ -100,7 +100,7 @@ fn calls_on_a_gpu_replace_the_oldest_and_kernels_say_what_they_await() {
     recorder.identify(comm, (0, 2), Memory::Gpu(0), "");
     (0..70).for_each(|n| recorder.call_on_gpu(&message(n), 1));
     let descriptor = Descriptor::from_words(0x5, 7);
-    let inside = KernelCollective { number: 0, descriptor, peer_has_begun: true };
+    let inside = KernelCollective { number: 0, descriptor, peer_has_begun: Some(true) };
     recorder.kernel_waits((1, 4), Some(inside), 1);
     let waits = || rank_of(comm).and_then(|rank| rank.waiting).expect("it waits");
     assert_eq!((waits().collective, waits().step), (Some(inside), Some(4)));

@@ -102,7 +102,7 @@ mod tests {
                 collective: Some(KernelCollective {
                     number: 5,
                     descriptor: Descriptor::from_words(0x5, u64::MAX),
-                    peer_has_begun: true,
+                    peer_has_begun: Some(true),
                 }),
                 peer: Some(1),
                 step: None,

@@ -90,7 +90,9 @@ impl Control {
                     word(&words.awaited_what),
                     Self::count(&words.awaited_count),
                 ),
-                peer_has_begun: word(&words.awaited_has_begun) != 0,
+                // Ranks of other hosts, which have these numbers, announce nothing here.
+                peer_has_begun: (peer < abi::MAX_RANKS as i32)
+                    .then(|| word(&words.awaited_has_begun) != 0),
             });
             let waited_ns = Self::count(&words.waited_ns);
             recorder.kernel_waits((named(peer), step), collective, waited_ns);

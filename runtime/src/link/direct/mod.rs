@@ -401,8 +401,8 @@ impl Segment {
     }
 
     /// Looks up to `looks` times whether all packets of so many published bytes from byte `from` on
-    /// carry `epoch`; the last one is looked at first. Returns false if one of them does not yet, and
-    /// true for no bytes.
+    /// carry `epoch`; the last one is looked at first. Returns false if one of them does not yet,
+    /// and true for no bytes.
     #[inline]
     pub fn has_packets(
         &self,

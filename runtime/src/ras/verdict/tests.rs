@@ -187,9 +187,15 @@ fn a_kernel_waits_for_a_rank_that_made_fewer_calls_or_whose_stream_is_held_up() 
 fn a_kernel_tells_its_collective_and_whether_the_peer_is_in_it() {
     // The rank's GPU has run as many collectives as it called, or more: then in graphs.
     let cases = [
-        (2, false, Cause::NotBegun, "rank 1 has made as many calls, but no kernel of it is in"),
-        (9, false, Cause::NotBegun, "rank 1 has no kernel in"),
-        (9, true, Cause::Inside, "rank 1 does not go on in"),
+        (
+            2,
+            Some(false),
+            Cause::NotBegun,
+            "rank 1 has made as many calls, but no kernel of it is in",
+        ),
+        (9, Some(false), Cause::NotBegun, "rank 1 has no kernel in"),
+        (9, Some(true), Cause::Inside, "rank 1 does not go on in"),
+        (2, None, Cause::NotBegun, "rank 1 does not tell whether a kernel of it is in"),
     ];
     for (number, peer_has_begun, cause, fact) in cases {
         let on_gpu = |own: u32, waits: bool| {
