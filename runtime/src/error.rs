@@ -96,7 +96,7 @@ pub enum Error {
     Deadline {
         site: Site,
         waited_ms: u64,
-        /// What holds the operation up, as the processes of this host record; empty if unknown.
+        /// The cause of the standstill, as the processes of this host record it; empty if unknown.
         found: String,
     },
     #[error(

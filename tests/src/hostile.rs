@@ -88,7 +88,7 @@ pub fn message(data: &[u8]) {
     }
 }
 
-/// What a client of the RAS service says: it means the same in whatever pieces it comes, and every
+/// Plays a client of the RAS service: its words mean the same in whatever pieces they come, and every
 /// answer is a short line.
 fn client(data: &[u8]) {
     let conversation = || Conversation::new(Duration::from_secs(5));

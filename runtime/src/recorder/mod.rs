@@ -66,7 +66,7 @@ pub struct Section {
     /// The origin of the failure: a [`Source`]; and its code among NCCL's results.
     source: AtomicU64,
     code: AtomicU64,
-    /// What the user has asked for at the end of the communicator: bits of [`End`].
+    /// The user's requests at the end of the communicator: bits of [`End`].
     ends: AtomicU64,
     /// Collectives called so far, by their kinds; and other operations.
     collectives: [AtomicU64; COLLECTIVES],
@@ -190,7 +190,7 @@ impl Section {
     #[inline]
     fn count(&self, what: &What, stream: usize) -> Called {
         // Two threads that call at once without an order between them may lose a count, which only
-        // reports show; an addition that cannot would take a tenth of a small call.
+        // reports show; an addition that cannot takes 6 ns more.
         let add = |count: &AtomicU64| {
             let before = count.load(Ordering::Relaxed);
             count.store(before + 1, Ordering::Relaxed);

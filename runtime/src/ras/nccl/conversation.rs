@@ -32,14 +32,14 @@ pub struct Wanted {
     pub limit: Duration,
 }
 
-/// What has to be done for a client, in this order.
+/// An action that a client's words ask for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// These bytes are its answer.
+    /// Send the client these bytes.
     Say(Vec<u8>),
-    /// It wants a report, and its connection is closed after that.
+    /// Give the client a report, and close the connection after that.
     Report(Wanted),
-    /// Its connection is closed: it has sent too long a line.
+    /// Close the connection: the client has sent too long a line.
     Close,
 }
 

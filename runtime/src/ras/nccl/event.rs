@@ -5,19 +5,19 @@ use super::{Peer, layout};
 use serde::Serialize;
 use std::collections::BTreeSet;
 
-/// What has happened to a process.
+/// The kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// It has joined the job.
+    /// A process has joined the job.
     New,
-    /// It has ended.
+    /// A process has ended.
     Dead,
 }
 
 /// An event of the group LIFECYCLE, the only group of which there are any.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// What has happened.
+    /// The kind of the event.
     pub kind: Kind,
     /// The process that it has happened to.
     pub peer: Peer,

@@ -42,7 +42,7 @@ pub struct Place {
     pub device: u32,
 }
 
-/// What a rank knows of a peer.
+/// The knowledge of a rank about a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Known {
     /// The number of the communicator.
