@@ -88,8 +88,8 @@ pub fn message(data: &[u8]) {
     }
 }
 
-/// Plays a client of the RAS service: its words mean the same in whatever pieces they come, and every
-/// answer is a short line.
+/// Plays a client of the RAS service: its words mean the same in whatever pieces they come, and
+/// every answer is a short line.
 fn client(data: &[u8]) {
     let conversation = || Conversation::new(Duration::from_secs(5));
     let actions = conversation().hear(data);

@@ -21,6 +21,8 @@ pub(crate) struct Device {
     pub(crate) node: Option<u32>,
     /// The speed and the width of the link, for example `32.0 GT/s PCIe x16`.
     pub(crate) link: Option<String>,
+    /// The number of lanes in use, and the most that the device has; `None` if unknown.
+    pub(crate) lanes: Option<(u32, u32)>,
 }
 
 const DISPLAY: u32 = 0x03;
@@ -45,6 +47,8 @@ impl Device {
             }
             _ => None,
         };
+        let lanes = |file: &str| root.number(&format!("{folder}/{file}")).filter(|n| *n > 0);
+        let lanes = lanes("current_link_width").zip(lanes("max_link_width"));
         let place = root.link(&folder).unwrap_or_default();
         let mut bridges: Vec<String> =
             place.split('/').filter(|part| is_address(part)).map(str::to_owned).collect();
@@ -58,6 +62,7 @@ impl Device {
             bridges,
             node: root.number(&format!("{folder}/numa_node")),
             link,
+            lanes,
         })
     }
 

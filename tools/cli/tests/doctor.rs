@@ -106,6 +106,8 @@ fn faults_of_a_planted_machine_are_found() {
             ("sys/devices/pci0000:00/0000:00:01.0/config", "short"),
             (&format!("{gpu}/class"), "0x030200\n"),
             (&format!("{gpu}/vendor"), "0x10de\n"),
+            (&format!("{gpu}/current_link_width"), "8\n"),
+            (&format!("{gpu}/max_link_width"), "16\n"),
             (&format!("{adapter}/class"), "0x020700\n"),
             (&format!("{adapter}/vendor"), "0x15b3\n"),
             ("sys/class/iommu/dmar0/uevent", ""),
@@ -144,6 +146,7 @@ fn faults_of_a_planted_machine_are_found() {
         ("GPUDirect RDMA", "warning", "nvidia_peermem"),
         ("IOMMU", "warning", "translates"),
         ("PCI ACS", "not_applicable", "only to root"),
+        ("PCI lanes", "warning", "0000:01:00.0 (8 of 16)"),
         ("ECC", "not_applicable", "nvidia-smi"),
         ("Xid messages", "warning", "79, it has fallen off the bus"),
     ] {

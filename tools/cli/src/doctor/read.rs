@@ -134,11 +134,16 @@ fn gpus_of(root: &Root, devices: &[pci::Device], adapters: &[String]) -> Vec<Che
         adapters.iter().filter_map(|name| root.link(&format!("sys/class/infiniband/{name}")));
     let links: Vec<String> = links.collect();
     let of_adapters = links.iter().filter_map(|link| pci::address_in(link).map(str::to_owned));
-    let translated = gpus.iter().map(|gpu| gpu.address.clone()).chain(of_adapters);
+    let judged = gpus.iter().map(|gpu| gpu.address.clone()).chain(of_adapters);
+    let judged: Vec<String> = judged.collect();
     let iommu = Iommu {
         units: root.names("sys/class/iommu").len(),
-        types: translated.filter_map(|address| pci::iommu_type(root, &address)).collect(),
+        types: judged.iter().filter_map(|address| pci::iommu_type(root, address)).collect(),
     };
+    let lanes = devices.iter().filter(|device| judged.contains(&device.address));
+    let lanes = lanes
+        .filter_map(|device| device.lanes.map(|(used, most)| (device.address.clone(), used, most)));
+    let lanes: Vec<_> = lanes.collect();
     let is_above = |bridge: &&pci::Device| gpus.iter().any(|g| g.bridges.contains(&bridge.address));
     let bridges = devices.iter().filter(|device| device.is_bridge()).filter(is_above);
     let bridges: Vec<(String, Vec<u8>)> = bridges
@@ -158,6 +163,7 @@ fn gpus_of(root: &Root, devices: &[pci::Device], adapters: &[String]) -> Vec<Che
         gpu::gpudirect(modules.as_deref(), version.as_deref(), (count, adapters.len())),
         gpu::iommu(&iommu, count + adapters.len()),
         gpu::acs(&bridges, count),
+        gpu::lanes(&lanes),
         gpu::ecc(errors.as_deref().map_err(String::as_str), count),
         gpu::xid(log.as_deref().map_err(String::as_str), count),
     ]

@@ -144,6 +144,28 @@ pub(in crate::doctor) fn iommu(found: &Iommu, devices: usize) -> Check {
     Check::ok(NAME, text).fact("translates", "no")
 }
 
+/// Judges whether GPUs and adapters use all lanes that they have. `lanes` are the address, the
+/// lanes in use, and the most, of each that tells. Speeds are not judged: idle GPUs lower them.
+pub(in crate::doctor) fn lanes(lanes: &[(String, u32, u32)]) -> Check {
+    const NAME: &str = "PCI lanes";
+    if lanes.is_empty() {
+        return Check::not_applicable(NAME, "No GPU and no adapter for RDMA tells its lanes.");
+    }
+    let fewer = lanes.iter().filter(|(_, used, most)| used < most);
+    let fewer: Vec<String> =
+        fewer.map(|(address, used, most)| format!("{address} ({used} of {most})")).collect();
+    if fewer.is_empty() {
+        let count = lanes.len();
+        let found = format!("GPUs and adapters use all of their lanes, as {count} of them tell.");
+        return Check::ok(NAME, found);
+    }
+    let found =
+        format!("These GPUs or adapters do not use all of their lanes: {}.", fewer.join(", "));
+    let advice =
+        "Seat the card anew, and compare its slot with the card: some slots have fewer lanes.";
+    Check::warning(NAME, found, advice)
+}
+
 /// Returns the control word of ACS in the configuration of a PCI device; `None` if the device has
 /// none. Fails if the part with extended capabilities was not readable.
 fn acs_control(config: &[u8]) -> Result<Option<u16>, ()> {
