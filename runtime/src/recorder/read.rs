@@ -35,6 +35,9 @@ pub struct Process {
     pub clock_set_ns: i64,
     /// The ranks, in the order in which their memory was taken.
     pub ranks: Vec<RankReport>,
+    /// True if ranks were left out for want of room, on the way from another host.
+    #[serde(default)]
+    pub left_out: bool,
 }
 
 /// The state of a process.
@@ -204,6 +207,7 @@ pub fn process(root: &Path, pid: u32) -> Option<Process> {
         read_ns: time,
         clock_set_ns: (time as i64).wrapping_sub(word(2) as i64).wrapping_sub(age as i64),
         ranks,
+        left_out: false,
     })
 }
 

@@ -22,6 +22,7 @@ pub fn encode(process: &Process) -> Vec<u8> {
     }
     loop {
         process.ranks.truncate(process.ranks.len() / 2);
+        process.left_out = true;
         let bytes = bytes(&process);
         if bytes.len() <= MAX_BYTES || process.ranks.is_empty() {
             return bytes;
@@ -122,6 +123,7 @@ mod tests {
             read_ns: 9,
             clock_set_ns: -3,
             ranks: (0..ranks).map(rank).collect(),
+            left_out: false,
         }
     }
 
@@ -140,6 +142,7 @@ mod tests {
             let bytes = encode(&process(ranks, 64));
             let sent = decode(&bytes).expect("a process");
             assert!(bytes.len() <= MAX_BYTES && !sent.ranks.is_empty(), "{}", bytes.len());
+            assert_eq!(sent.left_out, (sent.ranks.len() as u32) < ranks);
         }
         let mut odd = process(2, 1);
         odd.command = "\u{1b}[2J".to_owned();

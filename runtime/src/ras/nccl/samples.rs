@@ -42,6 +42,7 @@ pub(in crate::ras) fn process(pid: u32, address: &str, ranks: Vec<RankReport>) -
         state: ProcessState::Alive,
         read_ns: 0,
         clock_set_ns: 0,
+        left_out: false,
         ranks,
     }
 }

@@ -146,7 +146,8 @@ fn known(all: &[Process]) -> Vec<Known> {
             // Elsewhere, containers may have equal numbers: who is a member is another process.
             let is_member = |p: &Process| p.ranks.iter().any(|rank| rank.comm == roster.comm);
             let mut processes = places.get(&(&host[..], pid)).into_iter().flatten();
-            let answered = processes.any(|process| is_here || !is_member(process));
+            let answered =
+                processes.any(|process| is_here || !process.left_out && !is_member(process));
             let dead = member.is_dead() || is_here && !answered && !is_there(pid);
             let place = Place { host, pid, device };
             known.push(Known { comm: roster.comm, rank, place, dead, answered });

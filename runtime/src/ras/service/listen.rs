@@ -4,7 +4,7 @@ use crate::fork;
 use rustix::fd::{BorrowedFd, OwnedFd};
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::io::{Error, ErrorKind, Result};
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 
 /// Connections that wait to be taken.
 const BACKLOG: i32 = 1024;
@@ -15,7 +15,7 @@ const ADDRESSES: usize = 4;
 /// stay open, with their addresses; or why there are none.
 pub(super) fn listen(text: &str) -> Result<(Vec<BorrowedFd<'static>>, Vec<SocketAddr>)> {
     let (mut sockets, mut at, mut failed) = (Vec::new(), Vec::new(), None);
-    for address in text.trim().to_socket_addrs()?.take(ADDRESSES) {
+    for address in addresses(text.trim())? {
         let too_many = |_: OwnedFd| Error::from(ErrorKind::OutOfMemory);
         let made = socket(address).and_then(|s| fork::close_in_children(s).map_err(too_many));
         match made {
@@ -30,6 +30,23 @@ pub(super) fn listen(text: &str) -> Result<(Vec<BorrowedFd<'static>>, Vec<Socket
         true => Err(failed.unwrap_or_else(|| Error::from(ErrorKind::AddrNotAvailable))),
         false => Ok((sockets, at)),
     }
+}
+
+/// Returns the addresses of `host:port`. Blocks while a name that is no `localhost` is looked up.
+fn addresses(text: &str) -> Result<Vec<SocketAddr>> {
+    let port = text.strip_prefix("localhost:").and_then(|port| port.parse::<u16>().ok());
+    if let Some(port) = port {
+        let [four, six] = [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()];
+        return Ok(vec![(four, port).into(), (six, port).into()]);
+    }
+    if let Ok(address) = text.parse() {
+        return Ok(vec![address]);
+    }
+    let text = text.to_owned();
+    let look_up = move || text.to_socket_addrs().map(|all| all.take(ADDRESSES).collect());
+    // The resolver has memory for each thread that asks it, which goes with the thread.
+    let thread = std::thread::Builder::new().name("oxccl-resolver".to_owned()).spawn(look_up)?;
+    thread.join().unwrap_or_else(|_| Err(ErrorKind::Other.into()))
 }
 
 fn socket(address: SocketAddr) -> Result<OwnedFd> {
@@ -71,6 +88,7 @@ mod tests {
         drop(free);
         let sockets = [socket(address).unwrap(), socket(address).unwrap()];
         drop(sockets);
+        assert_eq!(addresses("localhost:7").unwrap()[0].to_string(), "127.0.0.1:7");
         for text in ["", "localhost", "127.0.0.1:99999", "192.0.2.1:28028", "::1:x"] {
             assert!(listen(text).is_err(), "{text:?}");
         }

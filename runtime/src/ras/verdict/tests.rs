@@ -78,6 +78,7 @@ fn process(pid: u32, ranks: Vec<RankReport>) -> Process {
         state: ProcessState::Alive,
         read_ns: NOW,
         clock_set_ns: 0,
+        left_out: false,
         ranks,
     }
 }
