@@ -4,7 +4,7 @@ use oxccl_runtime::bootstrap::wire::wait_for;
 use oxccl_runtime::bootstrap::{self, launch};
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -71,6 +71,19 @@ impl Job {
     /// The process of a rank.
     pub fn child(&mut self, rank: u32) -> &mut Child {
         &mut self.children[rank as usize]
+    }
+
+    /// Waits until so many ranks have printed that they run.
+    pub fn wait_until_running(&mut self, nranks: u32) {
+        (0..nranks).for_each(|rank| self.wait_until_runs(rank));
+    }
+
+    /// Waits until a rank has printed that it runs.
+    pub fn wait_until_runs(&mut self, rank: u32) {
+        let stdout = self.child(rank).stdout.as_mut().expect("a pipe");
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line).expect("the rank speaks");
+        assert_eq!(line.trim(), "running");
     }
 
     /// Waits for all ranks; kills those that are not done in time.

@@ -38,16 +38,6 @@ fn start_with_limit(
     (job, pids)
 }
 
-/// Waits until all ranks have made the calls that end.
-fn wait_until_running(job: &mut Job, nranks: u32) {
-    for rank in 0..nranks {
-        let stdout = job.child(rank).stdout.as_mut().expect("a pipe");
-        let mut line = String::new();
-        BufReader::new(stdout).read_line(&mut line).expect("the rank speaks");
-        assert_eq!(line.trim(), "running");
-    }
-}
-
 /// Waits until there is one verdict on some processes of this machine, of a kind and on some ranks,
 /// and returns it with what the processes record. On a busy machine, ranks that come late for want
 /// of a processor are named before, or beside the one at fault.
@@ -97,7 +87,7 @@ impl Standstill {
         let Self { nranks, how, victim, calls, root } = self;
         let arguments = [how.to_owned(), victim.to_string(), calls.to_string(), root.to_string()];
         let (mut job, pids) = start(nranks, nranks, &arguments);
-        wait_until_running(&mut job, nranks);
+        job.wait_until_running(nranks);
         let signal = match how {
             "stop" => Some(Signal::STOP),
             "kill" => Some(Signal::KILL),

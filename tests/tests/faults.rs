@@ -32,7 +32,7 @@ fn killing_a_rank_of_another_host_is_noticed_over_tcp() {
             command.args(["loop", "65536"]).env("NCCL_HOSTID", rank.to_string());
             command.env("NCCL_SOCKET_IFNAME", "lo");
         });
-        wait_for_running(&mut job, victim);
+        job.wait_until_runs(victim);
         job.child(victim).kill().expect("it can be killed");
         let start = Instant::now();
         let ended = job.wait();
@@ -44,20 +44,13 @@ fn killing_a_rank_of_another_host_is_noticed_over_tcp() {
     }
 }
 
-fn wait_for_running(job: &mut Job, rank: u32) {
-    let stdout = job.child(rank).stdout.take().expect("a pipe");
-    let mut line = String::new();
-    BufReader::new(stdout).read_line(&mut line).expect("the rank speaks");
-    assert_eq!(line.trim(), "running");
-}
-
 #[test]
 fn killing_a_rank_gives_the_others_its_number_within_five_seconds() {
     for (bytes, victim) in [("8", 2u32), ("4194304", 0), ("65536", 3)] {
         let mut job = Job::start(Path::new(RANK), 4, Duration::from_secs(60), |_, command| {
             command.args(["loop", bytes]);
         });
-        wait_for_running(&mut job, victim);
+        job.wait_until_runs(victim);
         job.child(victim).kill().expect("it can be killed");
         let start = Instant::now();
         let ended = job.wait();
@@ -77,7 +70,7 @@ fn a_split_with_a_dead_rank_ends_at_once_and_names_it() {
             command.arg("split-with-dead").env("NCCL_SOCKET_IFNAME", "lo");
             command.env("NCCL_HOSTID", (rank % hosts).to_string());
         });
-        wait_for_running(&mut job, 1);
+        job.wait_until_runs(1);
         job.child(1).kill().expect("it can be killed");
         for (rank, ended) in job.wait().iter().enumerate().filter(|(rank, _)| *rank != 1) {
             assert_eq!(ended.status, Some(0), "rank {rank}, {hosts} hosts: {}", ended.output);
@@ -93,7 +86,7 @@ fn killed_ranks_are_shrunk_away_and_a_joiner_grows_the_rest() {
         let mut job = Job::start(Path::new(RANK), 4, Duration::from_secs(60), |_, command| {
             command.arg("survive").arg(&file);
         });
-        wait_for_running(&mut job, victim);
+        job.wait_until_runs(victim);
         job.child(victim).kill().expect("it can be killed");
         // The second of those that are left has the id.
         let lines = job.child(if victim == 0 { 2 } else { 1 }).stdout.take().expect("a pipe");
@@ -120,7 +113,7 @@ fn repainted(how: &str, place: &str) -> [bool; 2] {
     let mut job = Job::start(Path::new(RANK), 3, Duration::from_secs(60), |_, command| {
         command.args(["repaint", how, place]);
     });
-    wait_for_running(&mut job, 1);
+    job.wait_until_runs(1);
     let stopped = Pid::from_child(job.child(1));
     if place == "within" {
         kill_process(stopped, Signal::STOP).expect("it stops");
@@ -155,7 +148,7 @@ fn a_limit_of_operations_names_operation_number_step_and_rank() {
     let mut job = Job::start(Path::new(RANK), 2, Duration::from_secs(60), |_, command| {
         command.args(["loop", "100000"]).env("OXCCL_TIMEOUT", "300ms");
     });
-    wait_for_running(&mut job, 1);
+    job.wait_until_runs(1);
     let stopped = rustix::process::Pid::from_child(job.child(1));
     rustix::process::kill_process(stopped, rustix::process::Signal::STOP).expect("it stops");
     let lines = job.child(0).stdout.take().expect("a pipe");

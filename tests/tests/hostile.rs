@@ -110,7 +110,7 @@ fn structure(size: usize, magic: u32, version: u32, fields: &[i32]) -> Vec<u8> {
     bytes
 }
 
-/// What this process tells others of a communicator of four ranks, of which it has two.
+/// The bytes by which this process tells others of a communicator of four ranks, two of them here.
 fn state() -> Vec<u8> {
     let recorders = [Recorder::new(), Recorder::new()];
     for (rank, recorder) in (1..).zip(&recorders) {

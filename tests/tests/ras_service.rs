@@ -58,17 +58,8 @@ fn start(port: &Port, nranks: u32, arguments: &[&str], serving: impl Fn(u32) -> 
             command.stdin(Stdio::piped());
         }
     });
-    wait_until_running(&mut job, nranks);
+    job.wait_until_running(nranks);
     job
-}
-
-fn wait_until_running(job: &mut Job, nranks: u32) {
-    for rank in 0..nranks {
-        let stdout = job.child(rank).stdout.as_mut().expect("a pipe");
-        let mut line = String::new();
-        BufReader::new(stdout).read_line(&mut line).expect("the rank speaks");
-        assert_eq!(line.trim(), "running");
-    }
 }
 
 fn end(mut job: Job, nranks: u32) {
@@ -405,7 +396,7 @@ fn the_ranks_of_other_hosts_are_told_or_missing_in_time() {
         command.env("NCCL_HOSTID", format!("host {rank}"));
         command.env("NCCL_RAS_ADDR", ports[rank as usize].address.to_string());
     });
-    wait_until_running(&mut job, 3);
+    job.wait_until_running(3);
     for port in &ports {
         let document = ask_until(port, |document| {
             let causes = list(document, "causes");

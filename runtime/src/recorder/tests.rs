@@ -1,4 +1,4 @@
-//! What is recorded is what others read.
+//! Tests that others read what is recorded.
 
 use super::read::{Process, RankReport, process};
 use super::*;

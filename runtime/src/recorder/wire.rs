@@ -1,4 +1,4 @@
-//! What a process records, as it travels to processes on other hosts.
+//! The records of a process as bytes, for processes on other hosts.
 
 use super::read::{MAX_RANKS, Process, RankReport, plain};
 

@@ -1,4 +1,4 @@
-//! What a client of the service says, and what it is answered: bytes in, replies and requests out.
+//! The conversation with a client of the service: bytes in, replies and requests out.
 //! No sockets, no clock.
 
 use std::time::Duration;
