@@ -59,8 +59,7 @@ __device__ inline double combine<double>(int op, double a, double b) {
   }
 }
 
-// An element: the type in memory (Bits), and the type in which it is folded (Lane). Where PACKED
-// says so of an operation, all elements of a word are folded at once by fold_word.
+// Operations by which an element type is folded a word at a time.
 constexpr uint32_t NONE_PACKED = 0, SUM_PACKED = 1 << SUM, ORDER_PACKED = 1 << MAX | 1 << MIN;
 
 // Sums of four integers that wrap: the highest bits are added without a carry to the next one.
@@ -69,6 +68,8 @@ __device__ inline uint32_t add_bytes(uint32_t a, uint32_t b) {
   return ((a & ~HIGH) + (b & ~HIGH)) ^ ((a ^ b) & HIGH);
 }
 
+// An element: the type in memory (Bits), and the type in which it is folded (Lane). Where PACKED
+// says so of an operation, all elements of a word are folded at once by fold_word.
 template <typename T>
 struct Integer {
   using Bits = T;
@@ -111,16 +112,11 @@ struct Signed {
   }
 };
 
-// Nothing is folded in words.
+// Nothing is folded a word at a time.
 struct NotPacked {
   static constexpr uint32_t PACKED = NONE_PACKED;
-  template <int OP>
-  __device__ static uint32_t fold_word(uint32_t, uint32_t);
 };
 
-// Two small floats in a word. A sum in float32 that is rounded to half of its digits or fewer is
-// the sum rounded once, which one instruction gives; max and min are exact. All of them give a NaN
-// as 0x7fff, the largest integer of 16 bits: the smaller one of it and the canonical NaN is right.
 template <typename Two>
 __device__ inline uint32_t word_of(Two v) {
   uint32_t w;
@@ -128,6 +124,10 @@ __device__ inline uint32_t word_of(Two v) {
   return w;
 }
 
+// Folds two small floats in a word. A sum in float32 that is rounded to half of its digits or fewer
+// is the sum rounded once, which one instruction gives; max and min are exact. All of them give a
+// NaN as 0x7fff, the largest integer of 16 bits: the smaller one of it and the canonical NaN is
+// right.
 template <int OP, typename Two>
 __device__ inline uint32_t fold_two(uint32_t a, uint32_t b, uint32_t canonical) {
   Two x, y;

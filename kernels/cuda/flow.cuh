@@ -146,8 +146,8 @@ struct FoldTwo {
   template <int OP, int U>
   __device__ void fold_all(Pair (&come)[U], const Pair (&own)[U]) const {
     bool halves = OP == SUM && p.call.op == AVG && p.finish;
-    // What is seldom called must not be much code.
     constexpr bool PACKED = E::PACKED >> OP & 1;
+    // What is seldom called must not be much code.
     constexpr bool IN_LINE = OP == SUM || sizeof(typename E::Bits) > 1;
 #pragma unroll
     for (int u = 0; u < U; u++) {

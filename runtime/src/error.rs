@@ -154,15 +154,19 @@ impl Code {
     }
 }
 
+/// The remedy for a rank that was awaited for too long, where it is not known what it does.
+const LOOK: &str = "; look at what the awaited rank is doing";
+
 /// Returns the text of [`Error::Reported`].
 fn reported(site: &Site, code: Code, text: &str) -> String {
     let Site { rank, peer, .. } = site;
     match code {
         Code::InvalidUsage => format!("{text} (reported by rank {peer})"),
         Code::Timeout if rank == peer => {
+            let text = text.strip_suffix(LOOK).unwrap_or(text);
             format!("this rank, {rank}, was awaited: {text}; come in time, or raise that limit")
         }
-        Code::Timeout => format!("{text}; look at what the awaited rank is doing"),
+        Code::Timeout => text.to_owned(),
         _ => format!("rank {rank} lost rank {peer}{}: {text}; {LOST}", site.within()),
     }
 }
@@ -274,10 +278,10 @@ impl Error {
         match self {
             Error::Remote { why, .. } => format!("{why} (reported by rank {rank})"),
             Error::Deadline { site, waited_ms, found } => format!(
-                "rank {rank} gave up waiting{} after {waited_ms} ms{}{}{found}",
+                "rank {rank} gave up waiting{} after {waited_ms} ms{}{}",
                 site.awaited(),
                 site.within(),
-                if found.is_empty() { "" } else { ": " }
+                if found.is_empty() { LOOK.to_owned() } else { format!(": {found}") }
             ),
             Error::Aborted { by } => format!("it was ended by {by}"),
             Error::Reported { text, .. } => text.clone(),

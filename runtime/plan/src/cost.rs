@@ -140,7 +140,7 @@ impl CostModel {
     pub fn near(&self) -> Self {
         let near = self.near.unwrap_or(self);
         let Self { cached_gbps, edge_slot_bytes, turns_us, .. } = *self;
-        let latency_us = near.latency_us - near.turns_us + turns_us;
+        let latency_us = near.latency_us + turns_us;
         Self { latency_us, cached_gbps, edge_slot_bytes, turns_us, ..*near }
     }
 

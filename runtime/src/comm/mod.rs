@@ -53,8 +53,7 @@ pub struct Communicator {
     topology: Topology,
     policy: Policy,
     programs: Mutex<Remembered>,
-    /// The programs of the first calls, each in the place of its [`Key`].
-    // The first calls and their programs, by `Key::place`.
+    /// The programs of the first calls, each in its [place](Key::place).
     first_programs: Box<[OnceLock<First>; FIRST_CALLS]>,
     options: Options,
     /// `None` for a communicator of one rank.

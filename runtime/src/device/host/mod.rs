@@ -62,3 +62,24 @@ pub fn topology(
         model: CostModel { edge_slot_bytes: edge_slot_bytes as u64, ..model },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use oxccl_plan::select::{Policy, choose};
+    use oxccl_plan::{Algorithm, Collective, Spec};
+
+    #[test]
+    fn where_ranks_take_turns_small_calls_take_one_exchange() {
+        let chosen = |nranks, team, turns| {
+            let topology = topology(nranks, team, true, 64 << 10, turns);
+            let spec = Spec::new(Collective::AllReduce, nranks, 0);
+            let choice = choose(spec, 2048, &topology, Policy::default()).expect("a plan");
+            choice.any_memory.plan.algorithm
+        };
+        assert_eq!(chosen(4, 4, 1), Algorithm::TwoShot);
+        assert_eq!(chosen(4, 4, 2), Algorithm::OneShot);
+        let near = |turns| topology(4, 2, true, 64 << 10, turns).model.near().latency_us;
+        assert!(near(2) > near(1), "within hosts as well");
+    }
+}

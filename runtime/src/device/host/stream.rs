@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
-/// The limits of a call's work before it returns: about 3 µs of polling, or 16 KiB of work.
+/// The limits of a call's work before it returns: 3 to 6 µs of polling, or 16 KiB of work.
 const INLINE: Budget = Budget { polls: 64, bytes: 16 << 10 };
 /// With `FAR_AHEAD` or more calls pending, only every `LOOK_EVERY`th call looks whether the first
 /// pending one can advance.

@@ -400,11 +400,11 @@ impl Segment {
         true
     }
 
-    /// Looks up to `looks` times whether all packets of so many published bytes from byte `from` on
-    /// carry `epoch`; the last one is looked at first. Returns false if one of them does not yet,
-    /// and true for no bytes.
+    /// Looks up to `looks` times whether the last packet of so many published bytes from byte
+    /// `from` on carries `epoch`: packets are written in order, so the others are there mostly.
+    /// Returns true for no bytes.
     #[inline]
-    pub fn has_packets(
+    pub fn has_last_packet(
         &self,
         (local, slot): (usize, usize),
         from: usize,
@@ -415,11 +415,8 @@ impl Segment {
         if len == 0 {
             return true;
         }
-        let lines = from / PACKET_DATA..(from + len).div_ceil(PACKET_DATA);
-        lines.rev().all(|line| {
-            let number = &self.packet(local, slot, line)[7];
-            (0..looks).any(|_| number.load(Ordering::Acquire) == epoch)
-        })
+        let number = &self.packet(local, slot, (from + len - 1) / PACKET_DATA)[7];
+        (0..looks).any(|_| number.load(Ordering::Acquire) == epoch)
     }
 
     fn window_word(&self, local: usize, number: u64, word: usize) -> &AtomicU64 {
@@ -592,10 +589,10 @@ mod tests {
                     segment.read_packets(1, 1, from, out.as_mut_ptr(), len, epoch)
                 };
                 assert!(!read(&mut out, from as u64), "a packet of no operation matched");
-                assert!(!segment.has_packets((1, 1), from, len, from as u64, 1));
-                assert!(segment.has_packets((1, 1), from, 0, from as u64, 1));
+                assert!(!segment.has_last_packet((1, 1), from, len, from as u64, 1));
+                assert!(segment.has_last_packet((1, 1), from, 0, from as u64, 1));
                 segment.write_packets(1, 1, data.as_ptr(), data.len(), from as u64);
-                assert!(segment.has_packets((1, 1), from, len, from as u64, 1));
+                assert!(segment.has_last_packet((1, 1), from, len, from as u64, 1));
                 assert!(read(&mut out, from as u64));
             }
             assert_eq!(out, data[from..from + len]);

@@ -1,4 +1,4 @@
-//! What differs between hosts.
+//! The comparison of hosts: the values that differ.
 
 use super::report::{Item, Row};
 

@@ -10,7 +10,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use oxccl_runtime::ras::job::{Comm, Member, communicators};
 use oxccl_runtime::ras::status;
 use oxccl_runtime::ras::verdict::{Patience, Verdict, verdicts};
-use oxccl_runtime::recorder::read::{self, Process};
+use oxccl_runtime::recorder::read::{self, Awaited, Process};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -160,15 +160,20 @@ fn row(member: &Member<'_>) -> String {
         None => format!("{} called, {} done", rank.issued, rank.finished),
     };
     let waits = rank.waiting.map(|waiting| {
-        let peer = waiting.peer.map_or_else(String::new, |peer| format!(" for rank {peer}"));
-        let step = waiting.step.map_or_else(String::new, |step| format!(" at step {step}"));
-        let seconds = member.process.read_ns.saturating_sub(waiting.since_ns) as f64 / 1e9;
         let called = || member.waiting_operation().map(|op| op.what.clone());
         let in_kernel = waiting.collective.map(|inside| inside.descriptor.to_string());
         let what = in_kernel.or_else(called).unwrap_or_else(|| "a kernel".to_owned());
-        format!("; {what} waits{peer}{step}, {seconds:.3} s")
+        format!("; {what} {}", wait(member, &waiting))
     });
     let last = || rank.operations.last().map(|op| format!("; last {}", op.what));
     let now = waits.or_else(last).unwrap_or_default();
     format!("  rank {:>3}  {}: {counts}{now}", rank.rank, member.place())
+}
+
+/// Returns the words for whom a rank waits, and for how long.
+fn wait(member: &Member<'_>, waiting: &Awaited) -> String {
+    let peer = waiting.peer.map_or_else(String::new, |peer| format!(" for rank {peer}"));
+    let step = waiting.step.map_or_else(String::new, |step| format!(" at step {step}"));
+    let seconds = member.process.read_ns.saturating_sub(waiting.since_ns) as f64 / 1e9;
+    format!("waits{peer}{step}, {seconds:.3} s")
 }

@@ -116,13 +116,9 @@ fn name(member: &Member<'_>) -> String {
     format!("rank {}  {}", member.rank.rank, member.place())
 }
 
-/// Returns the words for what a rank waits for.
+/// Returns the words for what a rank waits for; none if it does not wait.
 fn wait(member: &Member<'_>) -> String {
-    let Some(waiting) = member.rank.waiting else { return String::new() };
-    let peer = waiting.peer.map_or_else(String::new, |peer| format!(" for rank {peer}"));
-    let step = waiting.step.map_or_else(String::new, |step| format!(" at step {step}"));
-    let seconds = member.process.read_ns.saturating_sub(waiting.since_ns) as f64 / 1e9;
-    format!("waits{peer}{step}, {seconds:.1} s")
+    member.rank.waiting.map_or_else(String::new, |waiting| super::wait(member, &waiting))
 }
 
 fn width(row: &Row<'_>, fields_at: i32) -> i32 {

@@ -33,7 +33,7 @@ impl VisitState<'_> {
         let segment = self.segment()?;
         // Most often a packet is under way: looks that follow each other closely see it first.
         let looks = if crowded() { 1 } else { LOOKS };
-        if !segment.has_packets((peer as usize, slot), offset, len, mark, looks) {
+        if !segment.has_last_packet((peer as usize, slot), offset, len, mark, looks) {
             return Ok(false);
         }
         // SAFETY: `to` has room for the slice; what is published fits the packets.

@@ -1,4 +1,4 @@
-//! What every two ranks measured.
+//! Checks of the exchanges between every two ranks.
 
 use super::Check;
 use serde::{Deserialize, Serialize};
