@@ -201,7 +201,8 @@ func ncclCommInitAll(comm *C.ncclComm_t, ndev C.int, devlist *C.int) error {
 // Completes all operations of a communicator; no further ones may follow.
 //
 // Blocks: also until the peers have received what was sent to them, as long as an operation may
-// wait, else 60 s; an error tells who has not, or that the calls of the ranks differ.
+// wait, else 60 s; an error tells who has not, that the calls of the ranks differ, or why an
+// operation ended early. Other failures of other ranks are none here.
 func ncclCommFinalize(comm C.ncclComm_t) error {
 	return failed(C.oxgo_ncclCommFinalize(comm))
 }
@@ -214,7 +215,8 @@ func ncclCommDestroy(comm C.ncclComm_t) error {
 	return failed(C.oxgo_ncclCommDestroy(comm))
 }
 
-// Returns whether the communicator has failed, and how.
+// Returns whether the communicator has failed, and how; success once ncclCommFinalize found that
+// no operation of this rank has ended early.
 //
 // `asyncError`: out. Blocks: never.
 func ncclCommGetAsyncError(comm C.ncclComm_t, asyncError *C.ncclResult_t) error {

@@ -677,7 +677,8 @@ ncclResult_t pncclCommInitAll(ncclComm_t *comm, int ndev, const int *devlist);
 // Completes all operations of a communicator; no further ones may follow.
 //
 // Blocks: also until the peers have received what was sent to them, as long as an operation may
-// wait, else 60 s; an error tells who has not, or that the calls of the ranks differ.
+// wait, else 60 s; an error tells who has not, that the calls of the ranks differ, or why an
+// operation ended early. Other failures of other ranks are none here.
 ncclResult_t ncclCommFinalize(ncclComm_t comm);
 
 // Same as ncclCommFinalize, for wrappers that replace it.
@@ -692,7 +693,8 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm);
 // Same as ncclCommDestroy, for wrappers that replace it.
 ncclResult_t pncclCommDestroy(ncclComm_t comm);
 
-// Returns whether the communicator has failed, and how.
+// Returns whether the communicator has failed, and how; success once ncclCommFinalize found that
+// no operation of this rank has ended early.
 //
 // `asyncError`: out. Blocks: never.
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError);

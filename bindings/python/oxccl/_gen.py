@@ -530,7 +530,8 @@ PROTOTYPES = {
     # Completes all operations of a communicator; no further ones may follow.
     #
     # Blocks: also until the peers have received what was sent to them, as long as an operation may
-    # wait, else 60 s; an error tells who has not, or that the calls of the ranks differ.
+    # wait, else 60 s; an error tells who has not, that the calls of the ranks differ, or why an
+    # operation ended early. Other failures of other ranks are none here.
     "ncclCommFinalize": (c_int, (c_void_p,)),
     # ncclCommDestroy(comm)
     #
@@ -541,7 +542,8 @@ PROTOTYPES = {
     "ncclCommDestroy": (c_int, (c_void_p,)),
     # ncclCommGetAsyncError(comm, asyncError)
     #
-    # Returns whether the communicator has failed, and how.
+    # Returns whether the communicator has failed, and how; success once ncclCommFinalize found that
+    # no operation of this rank has ended early.
     #
     # `asyncError`: out. Blocks: never.
     "ncclCommGetAsyncError": (c_int, (c_void_p, POINTER(c_int),)),

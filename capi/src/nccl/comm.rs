@@ -387,7 +387,8 @@ pub unsafe extern "C" fn ncclCommInitAll(
 /// Completes all operations of a communicator; no further ones may follow.
 ///
 /// Blocks: also until the peers have received what was sent to them, as long as an operation may
-/// wait, else 60 s; an error tells who has not, or that the calls of the ranks differ.
+/// wait, else 60 s; an error tells who has not, that the calls of the ranks differ, or why an
+/// operation ended early. Other failures of other ranks are none here.
 ///
 /// # Safety
 /// Pointers are null or point to what the documentation says.
@@ -412,7 +413,8 @@ pub unsafe extern "C" fn ncclCommDestroy(comm: ncclComm_t) -> ncclResult_t {
     boundary(|| unsafe { comm_destroy(comm) })
 }
 
-/// Returns whether the communicator has failed, and how.
+/// Returns whether the communicator has failed, and how; success once ncclCommFinalize found that
+/// no operation of this rank has ended early.
 ///
 /// `asyncError`: out. Blocks: never.
 ///

@@ -64,6 +64,9 @@ pub struct Communicator {
     profiler: Option<Profiler>,
     redops: redop::RedOps,
     ended: AtomicBool,
+    /// True once all work is done although the communicator has failed: no failure concerns the
+    /// user any more.
+    settled: AtomicBool,
     left: AtomicBool,
     revoked: AtomicBool,
     suspended: AtomicBool,
@@ -176,6 +179,7 @@ impl Communicator {
             profiler: None,
             redops: redop::RedOps::default(),
             ended: AtomicBool::new(false),
+            settled: AtomicBool::new(false),
             left: AtomicBool::new(false),
             revoked: AtomicBool::new(false),
             suspended: AtomicBool::new(false),
@@ -234,9 +238,12 @@ impl Communicator {
     }
 
     /// Returns the latched failure and notes that the user was told of it. `None` if there is no
-    /// failure, or if the user revoked the communicator.
+    /// failure, if the user revoked the communicator, or if [`finalize`](Self::finalize) found that
+    /// the failure has ended no operation: programs ask after it, and that another rank has ended
+    /// otherwise must not look like a fault then.
     pub fn failure(&self) -> Option<Error> {
-        self.executor.rank().deliver().filter(|_| !self.revoked.load(Ordering::Acquire))
+        let quiet = self.revoked.load(Ordering::Acquire) || self.settled.load(Ordering::Acquire);
+        self.executor.rank().deliver().filter(|_| !quiet)
     }
 
     /// Limits the time that every operation may wait; `None` removes the limit.
@@ -310,7 +317,8 @@ impl Communicator {
 
     /// Waits for all operations, and until the peers have taken the messages that were sent to
     /// them. The communicator takes no more operations. An error names a peer that has not taken
-    /// its messages, or says that the calls differ, unless the user was already told of a failure.
+    /// its messages, or says that the calls differ or why an operation has ended early, unless the
+    /// user was already told of a failure.
     /// Blocks: for the messages as long as an operation may wait, or for [`TAKING`] if operations
     /// have no limit; for the operations of a failed communicator [`QUIET`] at most.
     pub fn finalize(&self) -> Result<()> {
@@ -342,8 +350,14 @@ impl Communicator {
     /// Waits until the peers have taken the messages that were sent to them. Until then this rank
     /// has not heard whether its messages are what the peers expect.
     fn settle(&self) -> Result<()> {
-        let asked = matches!(self.executor.rank().failure(), Some(Error::Aborted { .. }));
-        if asked || self.executor.rank().is_delivered() || self.revoked.load(Ordering::Acquire) {
+        let failure = self.executor.rank().failure();
+        if matches!(failure, Some(Error::Aborted { .. })) || self.revoked.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        if self.executor.rank().is_delivered() {
+            if failure.is_some_and(|e| self.is_harmless(&e) && self.executor.untaken().is_none()) {
+                self.settled.store(true, Ordering::Release);
+            }
             return Ok(());
         }
         let limit_ns = self.executor.rank().timeout_ns.load(Ordering::Relaxed);
@@ -368,7 +382,10 @@ impl Communicator {
             ),
         };
         let error = match (self.executor.rank().failure(), untaken) {
-            (Some(error), None) if error.code() != Code::InvalidUsage => return Ok(()),
+            (Some(error), None) if self.is_harmless(&error) => {
+                self.settled.store(true, Ordering::Release);
+                return Ok(());
+            }
             (Some(error), _) => error,
             (None, None) => return Ok(()),
             (None, Some((peer, left))) => {
@@ -380,6 +397,12 @@ impl Communicator {
         };
         self.executor.rank().set_delivered();
         Err(error)
+    }
+
+    /// Returns whether a failure concerns only other ranks: all operations of this one were
+    /// complete.
+    fn is_harmless(&self, failure: &Error) -> bool {
+        failure.code() != Code::InvalidUsage && !self.executor.is_cut_short()
     }
 
     /// Ends all operations now, with the error `why`. Returns when nothing accesses the user's

@@ -278,6 +278,15 @@ impl Executor {
         }
     }
 
+    /// Returns whether an operation has ended early, because the communicator has failed: its
+    /// results are not those that were asked for.
+    pub fn is_cut_short(&self) -> bool {
+        match self {
+            Executor::Host(endpoint) => endpoint.rank.is_cut_short(),
+            Executor::Cuda(_, cuda_rank) => cuda_rank.is_cut_short(),
+        }
+    }
+
     /// Limits the waiting time of every operation; `None` removes the limit.
     pub fn set_limit(&self, limit: Option<Duration>) {
         self.rank().set_limit(limit);

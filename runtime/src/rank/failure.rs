@@ -70,6 +70,13 @@ impl Rank {
             Error::Aborted { .. } => Source::Asked,
             _ => Source::Here,
         };
+        let level = match &error {
+            Error::Aborted { .. } => Level::Info,
+            // The rank that reports it has logged it. Many programs let some ranks end by
+            // ncclCommAbort when all work is done.
+            Error::Reported { .. } if self.is_idle() => Level::Info,
+            _ => Level::Warn,
+        };
         self.recorder.fail(&error.to_string(), error.code() as i32, source);
         let record = self.record(&error);
         if let (Some(segment), Some(local)) = (&self.segment, self.local[self.number as usize]) {
@@ -83,7 +90,7 @@ impl Rank {
         if let Some(accelerator) = self.accelerator() {
             accelerator.abort();
         }
-        log::line_of(Some(self.number), Level::Warn, Subsystem::Coll, &error.to_string());
+        log::line_of(Some(self.number), level, Subsystem::Coll, &error.to_string());
     }
 
     /// Adds to the error of an operation that waited too long what holds it up, as the processes of
@@ -215,6 +222,17 @@ impl Rank {
     /// Notes that the user is told of a failure.
     pub fn set_delivered(&self) {
         self.delivered.store(true, Ordering::Release);
+    }
+
+    /// Notes that an operation on host memory has ended early, which its stream tells the user.
+    pub fn note_cut_short(&self) {
+        self.cut_short.store(true, Ordering::Release);
+        self.set_delivered();
+    }
+
+    /// Returns whether an operation on host memory has ended early.
+    pub fn is_cut_short(&self) -> bool {
+        self.cut_short.load(Ordering::Acquire)
     }
 
     /// Returns whether the user was told of a failure.

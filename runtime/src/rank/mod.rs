@@ -49,6 +49,9 @@ pub trait Accelerator: Send + Sync {
     fn abort(&self);
     /// Notes that a peer has left in order: kernels wait for it no more.
     fn note_left(&self, peer: u32);
+    /// Returns whether no operation is under way, nor may a graph be replayed; false also where
+    /// that cannot be told at once.
+    fn is_idle(&self) -> bool;
 }
 
 /// A rank of a communicator.
@@ -82,6 +85,8 @@ pub struct Rank {
     failure: OnceLock<Error>,
     /// Set once the user was told of the failure.
     delivered: AtomicBool,
+    /// Set once an operation on host memory has ended early, because of the failure.
+    cut_short: AtomicBool,
     /// Number and name of the operation that last had to wait.
     waiting: Mutex<(u64, &'static str)>,
     /// The latest notices of peers on other hosts about their operations, by rank.
@@ -113,6 +118,7 @@ impl Rank {
             failed: AtomicBool::new(false),
             failure: OnceLock::new(),
             delivered: AtomicBool::new(false),
+            cut_short: AtomicBool::new(false),
             waiting: Mutex::default(),
             said: Mutex::default(),
         }
@@ -156,6 +162,12 @@ impl Rank {
     pub fn set_limit(&self, limit: Option<Duration>) {
         let ns = limit.map_or(-1, |d| i64::try_from(d.as_nanos()).unwrap_or(i64::MAX));
         self.timeout_ns.store(ns, Ordering::Relaxed);
+    }
+
+    /// Returns whether no operation is under way, so that a failure ends none; false also where
+    /// that cannot be told at once.
+    fn is_idle(&self) -> bool {
+        self.accelerator().map_or_else(|| !self.busy(), |accelerator| accelerator.is_idle())
     }
 
     /// Returns whether operations are under way or waiting.

@@ -584,7 +584,8 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 # Completes all operations of a communicator; no further ones may follow.
 #
 # Blocks: also until the peers have received what was sent to them, as long as an operation may
-# wait, else 60 s; an error tells who has not, or that the calls of the ranks differ.
+# wait, else 60 s; an error tells who has not, that the calls of the ranks differ, or why an
+# operation ended early. Other failures of other ranks are none here.
 @inline ncclCommFinalize(comm) =
     ccall(@inbounds(ADDRESSES[21]), Cint, (Ptr{Cvoid},), comm)
 
@@ -595,7 +596,8 @@ const ADDRESSES = fill(C_NULL, length(FUNCTIONS))
 @inline ncclCommDestroy(comm) =
     ccall(@inbounds(ADDRESSES[22]), Cint, (Ptr{Cvoid},), comm)
 
-# Returns whether the communicator has failed, and how.
+# Returns whether the communicator has failed, and how; success once ncclCommFinalize found that
+# no operation of this rank has ended early.
 #
 # `asyncError`: out. Blocks: never.
 @inline ncclCommGetAsyncError(comm, asyncError) =

@@ -557,6 +557,11 @@ impl CudaRank {
         self.order().as_ref().is_some_and(Order::busy)
     }
 
+    /// Returns whether a kernel has given up, whatever the reason.
+    pub fn is_cut_short(&self) -> bool {
+        Control::word(&self.control.words().fault, Ordering::Acquire) != abi::FAULT_NONE
+    }
+
     /// Returns whether there are graphs with operations of the communicator.
     pub fn has_graphs(&self) -> bool {
         self.graphs.load(Ordering::Acquire) > 0
@@ -726,6 +731,12 @@ impl Failing for CudaRank {
 impl Accelerator for CudaRank {
     fn abort(&self) {
         self.control.abort();
+    }
+
+    fn is_idle(&self) -> bool {
+        // Whoever launches holds the lock, and the driver may hold up who launches.
+        let idle = |order: &Option<Order>| order.as_ref().is_none_or(|order| !order.busy());
+        !self.has_graphs() && self.order.try_lock().is_ok_and(|order| idle(&order))
     }
 
     fn note_left(&self, peer: u32) {

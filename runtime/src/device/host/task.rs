@@ -366,8 +366,7 @@ impl Running {
 
     fn end(&self, result: Result<()>) -> Step {
         if result.is_err() {
-            // The stream delivers the error to the user.
-            self.endpoint.rank.set_delivered();
+            self.endpoint.rank.note_cut_short();
         }
         // Only the running operation changes the number of those that are done.
         self.endpoint.rank.recorder.end(self.number);

@@ -199,7 +199,41 @@ pub(crate) fn limit(ranks: &[Rank]) -> Outcome {
     } else {
         hear(rank)?;
     }
-    abort_now(rank)
+    rank.finalize()?;
+    // Only the rank whose operation has ended early is told so ever after.
+    match rank.async_error() {
+        ncclResult_t::ncclSuccess if rank.rank == 0 => Err("the failure is forgotten".to_owned()),
+        error if error != ncclResult_t::ncclSuccess && rank.rank != 0 => Err(format!("{error:?}")),
+        _ => abort_now(rank),
+    }
+}
+
+/// The last rank aborts a communicator on which all is done, as a program may that ends without
+/// another word. The others have heard of it, or have not, and end theirs without an error.
+pub(crate) fn abort_at_the_end(ranks: &[Rank]) -> Outcome {
+    let rank = one(ranks)?;
+    let memory = Memory::new(1 << 20)?;
+    for hears in [true, false] {
+        let ending = rank.again()?;
+        total(&ending, &memory)?;
+        // All ranks have finished the one before.
+        total(rank, &memory)?;
+        if rank.rank + 1 == rank.nranks {
+            abort_now(&ending)?;
+            ending.end_stream()?;
+        } else {
+            if hears {
+                hear(&ending)?;
+            }
+            ending.finalize()?;
+            let error = ending.async_error();
+            if error != ncclResult_t::ncclSuccess {
+                return Err(format!("{error:?} after all was done: {}", last_error()));
+            }
+            ending.leave()?;
+        }
+    }
+    rank.leave()
 }
 
 /// What one of two ranks does with the other.

@@ -4,8 +4,8 @@ use cudarc::driver::sys;
 use oxccl::nccl::children::{ncclCommShrink, ncclCommSplit};
 use oxccl::nccl::collectives as nccl;
 use oxccl::nccl::comm::{
-    ncclCommCount, ncclCommDestroy, ncclCommGetAsyncError, ncclCommInitRank, ncclCommUserRank,
-    ncclGetUniqueId,
+    ncclCommCount, ncclCommDestroy, ncclCommFinalize, ncclCommGetAsyncError, ncclCommInitRank,
+    ncclCommUserRank, ncclGetUniqueId,
 };
 use oxccl::nccl::group::{ncclGroupEnd, ncclGroupStart};
 use oxccl::nccl::info::ncclGetLastError;
@@ -295,6 +295,12 @@ impl Rank {
     pub(crate) fn end_communicator(&self) -> Outcome {
         // SAFETY: a living handle.
         ok(unsafe { ncclCommDestroy(self.comm) })
+    }
+
+    /// Finalizes its communicator, which a rank that has heard of a failure may do.
+    pub(crate) fn finalize(&self) -> Outcome {
+        // SAFETY: a living handle.
+        ok(unsafe { ncclCommFinalize(self.comm) })
     }
 
     /// Ends both.
