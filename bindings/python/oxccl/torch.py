@@ -14,7 +14,9 @@ asynchronous one stays false (`get_future().done()` tells). Older versions have 
 import ctypes
 import queue
 import threading
+import time
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -40,6 +42,21 @@ _OPS = {
 }
 
 
+# Options of calls that wait.
+_WAITS = SimpleNamespace(asyncOp=False)
+
+
+class Timeout(RuntimeError, TimeoutError):
+    """A limit that is over. Programs for PyTorch expect a RuntimeError."""
+
+
+def _told(error, begun, timeout):
+    """An error of a call that began at a time, as programs for PyTorch expect it."""
+    if time.monotonic() - begun < timeout.total_seconds():
+        return error
+    return Timeout(f"oxccl: Timed out within {timeout}, the timeout of the process group: {error}")
+
+
 def empty(shape, dtype=torch.float32):
     """A tensor, all zero, in memory that other ranks of this host read and write in place."""
     shape = torch.Size((shape,) if isinstance(shape, int) else shape)
@@ -54,7 +71,7 @@ def _at(tensor):
         raise TypeError(f"oxccl: a tensor has elements of type {tensor.dtype}; expected one of {known}")
     if not tensor.is_cpu:
         raise TypeError(f"oxccl: a tensor is on {tensor.device}; expected one on the CPU")
-    if not tensor.is_contiguous():
+    if tensor.layout != torch.strided or not tensor.is_contiguous():
         raise ValueError("oxccl: a tensor is not contiguous; pass tensor.contiguous()")
     return tensor.data_ptr(), tensor.numel(), kind
 
@@ -157,6 +174,7 @@ class _Work(dist._Work):
 
     def begin(self, call, kept):
         """Makes the call."""
+        self._begun = time.monotonic()
         self._stream = self._group._stream()
         _check(call(self._stream._handle))
         self._stream._kept.extend(kept)
@@ -166,9 +184,9 @@ class _Work(dist._Work):
             if self._stream is not None:
                 try:
                     if not self._stream.synchronize(timeout.total_seconds() if timeout else None):
-                        raise TimeoutError(f"oxccl: not complete within {timeout}")
+                        raise Timeout(f"oxccl: Timed out within {timeout}")
                 except Error as error:
-                    self._error = error
+                    self._error = _told(error, self._begun, self._group._timeout)
                 self._group._streams.append(self._stream)
                 self._stream = None
         if self._error is not None:
@@ -180,7 +198,7 @@ class _Work(dist._Work):
             try:
                 return self._stream is None or self._stream.done()
             except Error as error:
-                self._error = error
+                self._error = _told(error, self._begun, self._group._timeout)
                 return True
 
     def get_future(self):
@@ -203,7 +221,7 @@ class _Message(_Work):
 
     def wait(self, timeout=None):
         if not self._edge.opened.wait(timeout.total_seconds() if timeout else None):
-            raise TimeoutError(f"oxccl: the other rank has not come within {timeout}")
+            raise Timeout(f"oxccl: Timed out within {timeout}: the other rank has not come")
         return super().wait(timeout)
 
     def is_completed(self):
@@ -339,10 +357,13 @@ class Backend(c10d.Backend if _IN_PYTHON else dist.ProcessGroup):
     def _run(self, opts, results, kept, call):
         """Does a call on a stream, and waits for it unless it is asynchronous."""
         if not opts.asyncOp:
-            stream = self._own
+            stream, begun = self._own, time.monotonic()
             _check(call(stream._handle))
             stream._kept.extend(kept)
-            stream.synchronize()
+            try:
+                stream.synchronize()
+            except Error as error:
+                raise _told(error, begun, self._timeout) from None
             return self._done
         work = _Work(self, results)
         work.begin(call, kept)
@@ -371,14 +392,40 @@ class Backend(c10d.Backend if _IN_PYTHON else dist.ProcessGroup):
             raise ValueError("oxccl: there is no average of torch.bool; expected SUM, PRODUCT, MAX or MIN")
         return _LOGICAL[op]
 
-    def allreduce(self, tensors, opts):
+    def allreduce(self, tensors, opts=c10d.AllreduceOptions()):
         if len(tensors) > 1:
             return self.allreduce_coalesced(tensors, opts)
+        if tensors[0].is_sparse:
+            return self._sum_sparse(tensors, opts)
         address, count, kind = _at(tensors[0])
         return self._reduce(opts, tensors, tensors, lambda op, stream: _c.ncclAllReduce(
             address, address, count, kind, op, self._handle, stream))
 
-    def allreduce_coalesced(self, tensors, opts):
+    def _sum_sparse(self, tensors, opts):
+        """Sums sparse tensors of one size: all ranks get the elements of all. Waits in any case."""
+        if opts.reduceOp != _Op.SUM:
+            raise ValueError(f"oxccl: the operation is {opts.reduceOp.op.name}; expected SUM for sparse tensors")
+        tensor, own = tensors[0], tensors[0].coalesce()
+        shape = torch.tensor([own.indices().size(1), own.sparse_dim(), *own.size()])
+        shapes = torch.empty((self._size, len(shape)), dtype=torch.int64)
+        self.all_gather_single(shapes, shape, _WAITS)
+        for rank, other in enumerate(shapes):
+            if not torch.equal(other[1:], shape[1:]):
+                raise ValueError(f"oxccl: rank {rank} sums a tensor of {other[2:].tolist()}; here it is one of "
+                                 f"{shape[2:].tolist()}")
+        counts, parts = shapes[:, 0].tolist(), []
+        for part in (own.indices().t().contiguous(), own.values().contiguous()):
+            parts.append(part.new_empty((sum(counts), *part.shape[1:])))
+            self.allgather([parts[-1].split(counts)], [part], _WAITS)
+        total = torch.sparse_coo_tensor(parts[0].t(), parts[1], tensor.size())
+        tensor.copy_(total.coalesce())
+        if not opts.asyncOp:
+            return self._done
+        future = torch.futures.Future()
+        future.set_result(tensors)
+        return c10d._create_work_from_future(future)
+
+    def allreduce_coalesced(self, tensors, opts=c10d.AllreduceCoalescedOptions()):
         places = [_at(tensor) for tensor in tensors]
         if any(tensor.dtype != tensors[0].dtype for tensor in tensors):
             raise TypeError("oxccl: the tensors have elements of several types")
@@ -386,20 +433,20 @@ class Backend(c10d.Backend if _IN_PYTHON else dist.ProcessGroup):
             places, lambda address, count, kind: _c.ncclAllReduce(
                 address, address, count, kind, op, self._handle, stream)))
 
-    def broadcast(self, tensors, opts):
+    def broadcast(self, tensors, opts=c10d.BroadcastOptions()):
         address, count, kind = _at(tensors[opts.rootTensor])
         return self._run(opts, tensors, tensors, lambda stream: _c.ncclBcast(
             address, count, kind, opts.rootRank, self._handle, stream))
 
-    def reduce(self, tensors, opts):
+    def reduce(self, tensors, opts=c10d.ReduceOptions()):
         address, count, kind = _at(tensors[opts.rootTensor])
         return self._reduce(opts, tensors, tensors, lambda op, stream: _c.ncclReduce(
             address, address, count, kind, op, opts.rootRank, self._handle, stream))
 
-    def all_gather_single(self, output, input, opts):
+    def all_gather_single(self, output, input, opts=c10d.AllgatherOptions()):
         return self.all_gather_single_coalesced([output], [input], opts)
 
-    def all_gather_single_coalesced(self, outputs, inputs, opts):
+    def all_gather_single_coalesced(self, outputs, inputs, opts=c10d.AllgatherOptions()):
         places = []
         for out, own in zip(outputs, inputs, strict=True):
             address, count, kind = _at(own)
@@ -407,11 +454,11 @@ class Backend(c10d.Backend if _IN_PYTHON else dist.ProcessGroup):
         return self._run(opts, outputs, (outputs, inputs), lambda stream: _all(
             places, lambda *place: _c.ncclAllGather(*place, self._handle, stream)))
 
-    def allgather_coalesced(self, outputs, inputs, opts):
+    def allgather_coalesced(self, outputs, inputs, opts=c10d.AllgatherOptions()):
         # Here it is a list for each rank, in the other one for each input.
         return self.allgather(list(zip(*outputs, strict=True)), inputs, opts)
 
-    def allgather(self, outputs, inputs, opts):
+    def allgather(self, outputs, inputs, opts=c10d.AllgatherOptions()):
         places = []
         for out, own in zip(outputs, inputs, strict=True):
             parts = _Parts("output", out, self._size)
@@ -421,7 +468,7 @@ class Backend(c10d.Backend if _IN_PYTHON else dist.ProcessGroup):
             places, lambda own, count, parts: _c.oxcclAllGatherv(
                 own, count, parts.base, parts.counts, parts.displs, parts.kind, self._handle, stream)))
 
-    def gather(self, outputs, inputs, opts):
+    def gather(self, outputs, inputs, opts=c10d.GatherOptions()):
         address, count, kind = _at(inputs[0])
         root, base, counts, displs = opts.rootRank, None, None, None
         results = outputs[0] if self._rank == root else []
@@ -432,7 +479,7 @@ class Backend(c10d.Backend if _IN_PYTHON else dist.ProcessGroup):
         return self._run(opts, results, (outputs, inputs), lambda stream: _c.oxcclGatherv(
             address, count, base, counts, displs, kind, root, self._handle, stream))
 
-    def scatter(self, outputs, inputs, opts):
+    def scatter(self, outputs, inputs, opts=c10d.ScatterOptions()):
         address, count, kind = _at(outputs[0])
         root, base, counts, displs = opts.rootRank, None, None, None
         if self._rank == root:
@@ -442,10 +489,10 @@ class Backend(c10d.Backend if _IN_PYTHON else dist.ProcessGroup):
         return self._run(opts, outputs, (outputs, inputs), lambda stream: _c.oxcclScatterv(
             base, counts, displs, address, count, kind, root, self._handle, stream))
 
-    def reduce_scatter_single(self, output, input, opts):
+    def reduce_scatter_single(self, output, input, opts=c10d.ReduceScatterOptions()):
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
-    def reduce_scatter_single_coalesced(self, outputs, inputs, opts):
+    def reduce_scatter_single_coalesced(self, outputs, inputs, opts=c10d.ReduceScatterOptions()):
         places = []
         for out, own in zip(outputs, inputs, strict=True):
             address, count, kind = _at(out)
@@ -453,13 +500,13 @@ class Backend(c10d.Backend if _IN_PYTHON else dist.ProcessGroup):
         return self._reduce(opts, outputs, (outputs, inputs), lambda op, stream: _all(
             places, lambda *place: _c.ncclReduceScatter(*place, op, self._handle, stream)))
 
-    def reduce_scatter(self, outputs, inputs, opts):
+    def reduce_scatter(self, outputs, inputs, opts=c10d.ReduceScatterOptions()):
         for own in inputs:
             _Parts("input", own, self._size)
         return self.reduce_scatter_single_coalesced(
             outputs, [torch.cat([t.reshape(-1) for t in own]) for own in inputs], opts)
 
-    def all_to_all_single(self, output, input, output_splits, input_splits, opts):
+    def all_to_all_single(self, output, input, output_splits, input_splits, opts=c10d.AllToAllOptions()):
         if output_splits or input_splits:
             return self.alltoall(_rows(output, output_splits, self._size), _rows(input, input_splits, self._size), opts)
         address, count, kind = _at(input)
@@ -469,14 +516,14 @@ class Backend(c10d.Backend if _IN_PYTHON else dist.ProcessGroup):
         return self._run(opts, [output], (output, input), lambda stream: _c.ncclAlltoAll(
             address, into, count // self._size, kind, self._handle, stream))
 
-    def alltoall(self, outputs, inputs, opts):
+    def alltoall(self, outputs, inputs, opts=c10d.AllToAllOptions()):
         out, into = _Parts("input", inputs, self._size), _Parts("output", outputs, self._size)
         if out.kind != into.kind:
             raise TypeError("oxccl: the output tensors have elements of another type than the input tensors")
         return self._run(opts, outputs, (outputs, inputs), lambda stream: _c.oxcclAlltoAllv(
             out.base, out.counts, out.displs, into.base, into.counts, into.displs, out.kind, self._handle, stream))
 
-    def barrier(self, opts):
+    def barrier(self, opts=c10d.BarrierOptions()):
         token = self._token.data_ptr()
         return self._run(opts, [], [], lambda stream: _c.ncclAllReduce(
             token, token, 1, _KINDS[torch.uint8], int(MAX), self._handle, stream))

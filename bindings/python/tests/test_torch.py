@@ -131,8 +131,22 @@ def other_operations(rank):
     for r, (first, second) in enumerate(lists):
         same(first, [r, r])
         same(second, [-r, -r, -r])
+    # As PyTorch's own groups are called: without options.
+    pg.allreduce([pair[0]]).wait()
+    same(pair[0], torch.full((3,), 16.0))
+    pg.barrier().wait()
+    # Sparse: every rank has two elements, one of them where all have one; rank 1 has none.
+    def rows(r, count=2):
+        places, values = torch.tensor([[0, r + 1]])[:, :count], torch.tensor([[1.0, 2.0], [3.0, 4.0]])[:count]
+        return torch.sparse_coo_tensor(places, values * (r + 1), (6, 2))
+
+    sparse, dense = rows(rank, 0 if rank == 1 else 2), sum(rows(r).to_dense() for r in (0, 2, 3))
+    works = [pg.allreduce([part]) for part in (sparse.clone(), sparse)]
+    same(works[0].get_future().wait()[0].to_dense(), dense)
+    same(sparse.to_dense(), dense)
     # Nothing is reduced and gathered, too.
     dist.all_reduce(torch.empty(0))
+    dist.all_reduce(rows(rank, 0))
     dist.all_gather([torch.empty(0)] * RANKS, torch.empty(0))
     dist.all_gather_into_tensor(torch.empty(0), torch.empty(0))
     dist.all_to_all_single(torch.empty(0), torch.empty(0), [0] * RANKS, [0] * RANKS)
@@ -224,7 +238,17 @@ def errors(rank):
     expect_error(ValueError, "parts of [1, 1, 1, 2]", lambda: dist.all_to_all_single(x, x, [1] * 4, [1, 1, 1, 2]))
     pg = dist.distributed_c10d._get_default_group()
     pending = dist.irecv(x, (rank + 1) % RANKS, tag=9)
-    expect_error(TimeoutError, "0:00:00.01", lambda: pending.wait(timedelta(milliseconds=10)))
+    for kind in (TimeoutError, RuntimeError):
+        expect_error(kind, "Timed out within 0:00:00.01", lambda: pending.wait(timedelta(milliseconds=10)))
+    sparse = torch.eye(rank + 1).to_sparse()
+    expect_error(ValueError, "sums a tensor of [", lambda: dist.all_reduce(sparse))
+    expect_error(ValueError, "MAX", lambda: dist.all_reduce(sparse, dist.ReduceOp.MAX))
+    if rank == 0:
+        group = dist.new_group([0, 1], timeout=timedelta(seconds=1), use_local_synchronization=True)
+        expect_error(TimeoutError, "Timed out within 0:00:01", lambda: dist.barrier(group))
+    elif rank == 1:
+        dist.new_group([0, 1], timeout=timedelta(seconds=1), use_local_synchronization=True)
+    dist.barrier()
     # All hear of a call that differs, in calls that wait and in those that do not.
     dist.barrier()
     work = dist.all_reduce(torch.zeros(4 if rank else 5), async_op=True)
