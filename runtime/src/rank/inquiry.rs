@@ -31,8 +31,8 @@ const ANSWER_SERVES: Duration = Duration::from_millis(250);
 /// Bytes that wait for a connection above which no questions and answers are added: signs of life
 /// come after them.
 const WAITING_BYTES: usize = 1 << 20;
-/// Bytes of answers that wait for who has asked, above which no more are kept.
-const KEPT_BYTES: usize = 64 << 20;
+/// Bytes of answers to a question above which no more are kept.
+pub const KEPT_BYTES: usize = 64 << 20;
 
 const _: () = assert!(wire::MAX_BYTES <= notice::STATUS_BYTES);
 
@@ -62,7 +62,7 @@ pub(super) struct Inquiries {
     /// A question of this process that is still to be passed on.
     asks: Option<(u64, Duration)>,
     answers: Vec<Vec<u8>>,
-    /// Bytes of `answers`.
+    /// Bytes of the answers so far, of those too that were taken.
     bytes: usize,
     /// The latest answer of this process, and its time.
     own: Option<(Instant, Vec<u8>)>,
@@ -161,6 +161,11 @@ impl Inquiries {
         }
     }
 
+    /// Takes the answers to this process's question that have come.
+    fn take(&mut self) -> Vec<Vec<u8>> {
+        std::mem::take(&mut self.answers)
+    }
+
     fn keep(&mut self, answer: Vec<u8>) {
         if self.bytes + answer.len() > KEPT_BYTES {
             return;
@@ -203,9 +208,7 @@ pub fn ask(number: u64, limit: Duration) {
 
 /// Takes the answers that have come.
 pub fn take() -> Vec<Vec<u8>> {
-    let mut inquiries = lock();
-    inquiries.bytes = 0;
-    std::mem::take(&mut inquiries.answers)
+    lock().take()
 }
 
 #[cfg(test)]
@@ -254,7 +257,7 @@ mod tests {
     }
 
     fn answers(node: &mut Node) -> Vec<usize> {
-        let mut answers: Vec<_> = node.inquiries.answers.drain(..).map(|a| a.len()).collect();
+        let mut answers: Vec<_> = node.inquiries.take().iter().map(Vec::len).collect();
         answers.sort_unstable();
         answers
     }
@@ -315,6 +318,16 @@ mod tests {
         nodes[1].controls[0].tell(&notice::status(1, b"late"));
         settle(&mut nodes[..1], now + limit);
         assert!(answers(&mut nodes[0]).is_empty());
+        // One that answers without end is heard no more, also if its answers are taken meanwhile.
+        nodes[0].inquiries.ask(3, limit);
+        nodes[0].inquiries.go_on(&controls, now);
+        let mut kept = 0;
+        for _ in 0..KEPT_BYTES / wire::MAX_BYTES + 9 {
+            let answer = (&controls[0], Notice::Status(3, vec![0; wire::MAX_BYTES]));
+            nodes[0].inquiries.hear(answer, &controls, || None, now);
+            kept += answers(&mut nodes[0]).iter().sum::<usize>();
+        }
+        assert_eq!(kept, KEPT_BYTES);
         // A process that asks without end, and reads nothing, is not answered without end.
         let large = vec![0; wire::MAX_BYTES];
         let mut ask = |numbers: std::ops::Range<u64>, at| {

@@ -2,7 +2,12 @@
 
 use crate::recorder::read::{OperationReport, Process, RankReport};
 use crate::recorder::{Kind, Stage};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+/// The most ranks that a communicator is believed to have for each of them that has answered, where
+/// no rank of this process is a member: what is told of ranks that are missing stays in proportion
+/// to what others have sent.
+const RANKS_PER_ANSWER: u32 = 64;
 
 /// A rank of a communicator and its process.
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +46,33 @@ pub fn of_process(mut processes: Vec<Process>, pid: u32) -> Vec<Process> {
     }
     job.sort_by(|a, b| (&a.address, a.pid).cmp(&(&b.address, b.pid)));
     job
+}
+
+/// Takes away what processes say of ranks that cannot be: of a communicator that has another number
+/// of ranks, of one that almost nobody has answered for, or of a rank that is there already.
+/// `sizes` has the numbers of ranks of the communicators that are known; of others, the number
+/// counts that most of their ranks tell. Processes of which something is taken away are marked.
+pub fn refuse(processes: &mut [Process], sizes: &HashMap<u64, u32>) {
+    let mut claims: HashMap<u64, BTreeMap<u32, HashSet<u32>>> = HashMap::new();
+    for rank in processes.iter().flat_map(|process| &process.ranks) {
+        claims.entry(rank.comm).or_default().entry(rank.nranks).or_default().insert(rank.rank);
+    }
+    let size = |(&comm, claims): (&u64, &BTreeMap<u32, HashSet<u32>>)| {
+        let (claimed, by) = claims.iter().rev().max_by_key(|(_, ranks)| ranks.len())?;
+        let most = RANKS_PER_ANSWER.saturating_mul(by.len() as u32);
+        let known = sizes.get(&comm).copied();
+        Some((comm, known.or((*claimed <= most).then_some(*claimed))?))
+    };
+    let sizes: HashMap<u64, u32> = claims.iter().filter_map(size).collect();
+    let mut seen = HashSet::new();
+    for process in processes {
+        let told = process.ranks.len();
+        process.ranks.retain(|RankReport { comm, rank, nranks, .. }| {
+            let is_size = sizes.get(comm) == Some(nranks) && rank < nranks;
+            is_size && seen.insert((*comm, *rank))
+        });
+        process.left_out |= process.ranks.len() < told;
+    }
 }
 
 /// Returns the communicators of some processes, in the order of their numbers.
@@ -138,5 +170,27 @@ mod tests {
         let pids = |pid| of_process(all.to_vec(), pid).iter().map(|p| p.pid).collect::<Vec<_>>();
         (3..6).for_each(|pid| assert_eq!(pids(pid), [1, 3, 4, 5]));
         assert_eq!((pids(2), pids(9)), (vec![2], vec![]));
+    }
+
+    #[test]
+    fn what_contradicts_the_known_sizes_or_most_ranks_or_comes_twice_is_refused() {
+        let of = |pid, ranks: &[(u64, u32, u32)]| {
+            let ranks = ranks.iter().map(|&(comm, number, nranks)| rank(comm, number, nranks, 0));
+            process(pid, "10.0.0.1", ranks.collect())
+        };
+        let mut all = [
+            // Communicator 1 is known to have four ranks, 2 and 3 are not known.
+            of(1, &[(1, 0, 4), (2, 0, 2), (3, 7, 65_536)]),
+            of(2, &[(1, 1, 65_536), (1, 2, 4), (2, 1, 64)]),
+            of(3, &[(1, 3, 3), (2, 1, 2), (2, 0, 2)]),
+            of(4, &[(4, 0, 64), (5, 0, 65), (6, 65_535, 65_536), (6, 65_535, 65_536)]),
+        ];
+        refuse(&mut all, &HashMap::from([(1, 4)]));
+        let left = |p: &Process| p.ranks.iter().map(|r| (r.comm, r.rank)).collect::<Vec<_>>();
+        let expected = [vec![(1, 0), (2, 0)], vec![(1, 2)], vec![(2, 1)], vec![(4, 0)]];
+        assert_eq!(all.each_ref().map(left), expected);
+        assert!(all.iter().all(|process| process.left_out));
+        let missing = communicators(&all).iter().map(|c| c.unseen().len()).collect::<Vec<_>>();
+        assert_eq!(missing, [2, 0, 63]);
     }
 }

@@ -45,6 +45,11 @@ pub fn decode(bytes: &[u8]) -> Option<Process> {
         [name, failure].into_iter().for_each(clean);
         operations.iter_mut().for_each(|operation| clean(&mut operation.what));
     }
+    // Nobody waits for a rank that does not exist.
+    let ranks = process.ranks.iter_mut();
+    for (nranks, waiting) in ranks.filter_map(|rank| Some((rank.nranks, rank.waiting.as_mut()?))) {
+        waiting.peer = waiting.peer.filter(|peer| *peer < nranks);
+    }
     Some(process)
 }
 
@@ -150,6 +155,8 @@ mod tests {
         odd.ranks[1].nranks = u32::MAX;
         let sent = decode(&encode(&odd)).expect("a process");
         assert_eq!((&sent.command[..], sent.ranks.len()), ("\u{fffd}[2J", 0));
+        let sent = decode(&encode(&process(1, 1))).expect("a process");
+        assert_eq!(sent.ranks[0].waiting.and_then(|waiting| waiting.peer), None, "of one rank");
         for bytes in [&b""[..], b"{}", b"[1]", &[0xff; 9]] {
             assert_eq!(decode(bytes), None);
         }

@@ -31,6 +31,8 @@ pub(super) struct Collection {
     here: Vec<Process>,
     /// The answers from other hosts, the latest ones last.
     elsewhere: Vec<Process>,
+    /// The bytes of these answers, as they came.
+    bytes: usize,
     /// The number of answers below which some are missing for certain.
     expected: usize,
     /// True if there is nothing more to wait for.
@@ -46,8 +48,9 @@ impl Collection {
         let awaited = members.filter(|member| !member.is_here && !member.is_dead());
         let expected =
             awaited.map(|member| (member.host, member.pid)).collect::<HashSet<_>>().len();
-        let ((here, elsewhere), is_complete) = (Default::default(), expected == 0);
-        let mut collection = Self { begun, asked: begun, here, elsewhere, expected, is_complete };
+        let ((here, elsewhere, bytes), is_complete) = (Default::default(), expected == 0);
+        let mut collection =
+            Self { begun, asked: begun, here, elsewhere, bytes, expected, is_complete };
         if !is_complete {
             collection.ask(limit);
         }
@@ -62,6 +65,10 @@ impl Collection {
     /// Asks other hosts, again if they were asked before.
     pub(super) fn ask(&mut self, limit: Duration) {
         self.take();
+        // Earlier answers count as long as they are not too many.
+        if self.bytes > inquiry::KEPT_BYTES {
+            (self.elsewhere, self.bytes) = Default::default();
+        }
         self.elsewhere = joined(Vec::new(), &self.elsewhere);
         (self.asked, self.here) = (Instant::now(), here());
         // Without randomness the answers to two questions might be taken for one.
@@ -71,6 +78,7 @@ impl Collection {
 
     fn take(&mut self) -> bool {
         let answers = inquiry::take();
+        self.bytes += answers.iter().map(Vec::len).sum::<usize>();
         self.elsewhere.extend(answers.iter().filter_map(|answer| wire::decode(answer)));
         !answers.is_empty()
     }
@@ -78,19 +86,32 @@ impl Collection {
     /// Takes the answers that have come. Returns whether there is nothing more to wait for.
     pub(super) fn go_on(&mut self) -> bool {
         if !self.is_complete && self.take() && self.elsewhere.len() >= self.expected {
-            self.is_complete = is_complete(joined(self.here.clone(), &self.elsewhere));
+            self.is_complete = is_complete(believed(self.here.clone(), &self.elsewhere));
         }
         self.is_complete
     }
 
     /// Returns the state of the job of this process, as far as it is known.
     pub(super) fn survey(&self) -> Survey {
-        let all = joined(here(), &self.elsewhere);
+        let all = believed(here(), &self.elsewhere);
         let known = known(&all);
         let job = job_of(all);
         let causes = verdicts(&job, Patience::default());
         Survey::new(&job, &known, causes, self.begun.elapsed().as_secs_f64())
     }
+}
+
+/// Returns the processes of this host and of others, without what they cannot know better than this
+/// one: the numbers of ranks of its communicators.
+fn believed(here: Vec<Process>, elsewhere: &[Process]) -> Vec<Process> {
+    let own = own_pid(Path::new(PROC));
+    let recorded = here.iter().filter(|process| process.pid == own).flat_map(|own| &own.ranks);
+    // A communicator in the making has no roster.
+    let mut sizes: HashMap<_, _> = recorded.map(|rank| (rank.comm, rank.nranks)).collect();
+    sizes.extend(rosters().iter().map(|roster| (roster.comm, roster.members.len() as u32)));
+    let mut all = joined(here, elsewhere);
+    job::refuse(&mut all, &sizes);
+    all
 }
 
 /// Returns the processes of this host and of others, each of which may have answered although it
@@ -177,7 +198,35 @@ pub(super) fn look(watched: &mut Watched) -> Vec<Event> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rank::{Rank, Roster};
+    use crate::ras::nccl::json;
     use crate::ras::nccl::samples::{process, rank};
+    use crate::recorder::{Memory, Recorder};
+
+    #[test]
+    fn who_claims_a_communicator_of_very_many_ranks_makes_no_large_report() {
+        let (comm, recorder) = (0x6b1d, Recorder::new());
+        recorder.identify(comm, (0, 3), Memory::Host(0), "");
+        let own = Rank::new(0, vec![None; 3], None, vec![0; 3]);
+        let member = |pid, is_here| Member::new([192, 0, 2, 1].into(), pid, 0, is_here);
+        let here = member(std::process::id(), true);
+        own.set_roster(Roster { comm, members: vec![here, member(7, false), member(8, false)] });
+        let lies = (0..100).map(|other| rank(0x7000 + other, 65_535, 65_536, 0));
+        let liar = [rank(comm, 2, 65_536, 0), rank(comm, 65_535, 65_536, 0)];
+        let mut collection = Collection::begin(Duration::ZERO);
+        collection.elsewhere = vec![
+            process(8, "192.0.2.1", liar.into_iter().chain(lies).collect()),
+            process(7, "192.0.2.1", vec![rank(comm, 1, 3, 0)]),
+        ];
+        let report = json::report(&collection.survey(), "");
+        assert!(report.len() < 1 << 20, "{} bytes", report.len());
+        let document: serde_json::Value = serde_json::from_str(&report).expect("JSON");
+        let mut comms = document["communicators"].as_array().expect("a list").iter();
+        let comm = comms.find(|found| found["hash"] == format!("{comm:#x}")).expect("it is told");
+        let sizes = ["size", "ranks_count", "missing_ranks_count"].map(|of| comm[of].as_u64());
+        assert_eq!(sizes, [3, 2, 1].map(Some), "{comm}");
+        assert_eq!(comm["missing_ranks"][0]["rank"], 2);
+    }
 
     #[test]
     fn who_is_seen_here_and_answers_is_one_process_also_where_others_have_its_number() {
