@@ -89,7 +89,7 @@ impl Inquiries {
     }
 
     /// Takes a question of this process, instead of the last one.
-    fn ask(&mut self, number: u64, limit: Duration) {
+    pub(super) fn ask(&mut self, number: u64, limit: Duration) {
         self.asks = Some((number, limit.clamp(SHORTEST, LONGEST)));
         let own = self.questions.iter_mut().filter(|question| matches!(question.back, Back::Own));
         own.for_each(|question| question.back = Back::Over);
@@ -162,7 +162,7 @@ impl Inquiries {
     }
 
     /// Takes the answers to this process's question that have come.
-    fn take(&mut self) -> Vec<Vec<u8>> {
+    pub(super) fn take(&mut self) -> Vec<Vec<u8>> {
         std::mem::take(&mut self.answers)
     }
 

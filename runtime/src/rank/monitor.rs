@@ -5,7 +5,8 @@
 //! peer that has given no sign of life for [`SILENCE`] is dead. A rank that left in order, or
 //! failed, announces this first: by its state word and record, or by a notice.
 
-use super::{Rank, agreement, connector, inquiry, wake_pair};
+use super::inquiry::{self, Inquiries};
+use super::{Rank, agreement, connector, wake_pair};
 use crate::bootstrap::wire::wait_for;
 use crate::clock;
 use crate::error::{Error, Result};
@@ -227,7 +228,7 @@ fn run(monitor: &Monitor, mut woken: &UnixStream) {
             if visit.is_none() {
                 watches.retain(|watch| watch.rank.upgrade().is_some_and(|e| !e.is_on_gpu()));
             }
-            let waiting = look(&mut watches) | inquire(&mut watches);
+            let waiting = look(&mut watches) | inquire(&mut watches, &mut inquiry::lock());
             drop(watches);
             visit.is_some() && ALSO.get().is_some_and(|look| look()) || waiting
         }));
@@ -270,12 +271,11 @@ fn poll_now(watches: &[Watch]) -> Vec<bool> {
 
 /// Passes questions and answers on to the processes of other hosts. Returns whether something waits
 /// for room in a connection.
-fn inquire(watches: &mut [Watch]) -> bool {
+fn inquire(watches: &mut [Watch], inquiries: &mut Inquiries) -> bool {
     let control = |watch: &Watch| match &watch.sign {
         Sign::Control(control) if watch.dead_since.is_none() => Some(control.clone()),
         _ => None,
     };
-    let mut inquiries = inquiry::lock();
     let all: Vec<_> = watches.iter().filter_map(control).collect();
     let now = clock::now();
     inquiries.go_on(&all, now);
@@ -306,12 +306,15 @@ pub fn look(watches: &mut Vec<Watch>) -> bool {
             Ok(Verdict::Alive) => waiting |= watch.answer(&rank),
             Ok(Verdict::Left) => {
                 rank.note_left(watch.peer);
-                return false;
+                // What came before its goodbye is still to be passed on.
+                return !watch.inquiries.is_empty();
             }
             Ok(Verdict::Unused) => return false,
             // The death of the peer has to be noticed nevertheless, as children may be made of the
             // communicator.
-            Ok(Verdict::Failed(error)) => failed.push((rank, error)),
+            Ok(Verdict::Failed(errors)) => {
+                failed.extend(errors.into_iter().map(|error| (rank.clone(), error)));
+            }
             Ok(Verdict::Dead(why)) => watch.dead_since = Some((now, why)),
             // This communicator fails; the others stay watched.
             Err(panic) => {
@@ -333,7 +336,10 @@ pub fn look(watches: &mut Vec<Watch>) -> bool {
         }
     });
     for (rank, error) in failed {
-        rank.fail(error);
+        match rank.failure() {
+            None => rank.fail(error),
+            Some(_) => rank.hear_more(&error),
+        }
     }
     // The rank that ended first is to blame: others may have ended because of it.
     lost.sort_by_key(|(since, ..)| *since);
@@ -348,7 +354,8 @@ enum Verdict {
     Left,
     /// The connection ended before the peer used it.
     Unused,
-    Failed(Error),
+    /// What has failed, in the order in which it was heard.
+    Failed(Vec<Error>),
     Dead(String),
 }
 
@@ -362,7 +369,7 @@ fn verdict(watch: &mut Watch, rank: &Rank, ready: bool, now: Instant) -> Verdict
         // This comes first: a rank that fails may end at once.
         let differs = || agreement::compare_past(rank, peer, &mut watch.compared);
         if let Some(error) = rank.hear_from(peer).or_else(differs) {
-            return Verdict::Failed(error);
+            return Verdict::Failed(vec![error]);
         }
     }
     // The graphs of a rank that has left may run on a GPU for a while.
@@ -398,60 +405,64 @@ fn verdict(watch: &mut Watch, rank: &Rank, ready: bool, now: Instant) -> Verdict
     Verdict::Alive
 }
 
-/// Reads the notices of a peer on another host.
+/// Reads the notices of a peer on another host: all that have come, also after a failure and before
+/// a goodbye.
 fn read_notices(watch: &mut Watch, control: &Control, rank: &Rank, now: Instant) -> Verdict {
     let (notices, ended) = control.receive();
+    let mut failed = Vec::new();
     for notice in notices {
         watch.heard = now;
         control.set_used();
-        let error = match notice {
-            Notice::Pulse => None,
-            Notice::Goodbye(taken) => {
-                control.set_taken(taken);
-                control.set_left();
-                return Verdict::Left;
-            }
-            Notice::Ask(messages) => {
-                watch.asked = Some(messages);
-                rank.note_sent(watch.peer, messages);
-                None
-            }
-            Notice::Taken(messages) => {
-                control.set_taken(messages);
-                None
-            }
-            Notice::Failed(record) => Some(rank.told(watch.peer, record)),
-            Notice::Doing(seq, theirs) => agreement::compare_told(rank, watch.peer, seq, theirs),
-            // Without a connector, an answer to a connection that another attempt has replaced.
-            Notice::Listen
-            | Notice::Invitation(_)
-            | Notice::Begun(_)
-            | Notice::Accepted(_)
-            | Notice::Proven(_) => {
-                rank.connector().iter().for_each(|c| c.hear(watch.peer, notice.clone()));
-                None
-            }
-            Notice::StatusWanted(..) | Notice::Status(..) => {
-                watch.inquiries.push(notice);
-                None
-            }
-        };
-        match error {
-            Some(error) if rank.failure().is_none() => return Verdict::Failed(error),
+        match read_notice(watch, control, rank, notice) {
+            Some(error) if rank.failure().is_none() => failed.push(error),
             Some(error) => rank.hear_more(&error),
             None => {}
         }
     }
     match ended {
+        _ if !failed.is_empty() => Verdict::Failed(failed),
+        _ if control.has_left() => Verdict::Left,
         None => Verdict::Alive,
         Some(why) if control.is_used() => Verdict::Dead(why),
         Some(_) => Verdict::Unused,
     }
 }
 
+/// Reads a notice of a peer on another host. Returns the failure that it tells.
+fn read_notice(watch: &mut Watch, control: &Control, rank: &Rank, of: Notice) -> Option<Error> {
+    match of {
+        Notice::Pulse => {}
+        Notice::Goodbye(taken) => {
+            control.set_taken(taken);
+            control.set_left();
+        }
+        Notice::Ask(messages) => {
+            watch.asked = Some(messages);
+            rank.note_sent(watch.peer, messages);
+        }
+        Notice::Taken(messages) => control.set_taken(messages),
+        Notice::Failed(record) => return Some(rank.told(watch.peer, record)),
+        Notice::Doing(seq, theirs) => {
+            return agreement::compare_told(rank, watch.peer, seq, theirs);
+        }
+        // Without a connector, an answer to a connection that another attempt has replaced.
+        Notice::Listen
+        | Notice::Invitation(_)
+        | Notice::Begun(_)
+        | Notice::Accepted(_)
+        | Notice::Proven(_) => {
+            rank.connector().iter().for_each(|c| c.hear(watch.peer, of.clone()));
+        }
+        Notice::StatusWanted(..) | Notice::Status(..) => watch.inquiries.push(of),
+    }
+    None
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Code;
+    use crate::link::direct::Record;
     use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
     /// Returns a rank without peers, and the sign of a process that has ended.
@@ -477,5 +488,47 @@ mod tests {
         }
         assert!(matches!(broken.failure(), Some(Error::Internal { .. })), "{:?}", broken.failure());
         assert!(matches!(sound.failure(), Some(Error::Remote { .. })), "{:?}", sound.failure());
+    }
+
+    /// Returns rank 0 of two on different hosts with its watch of the other one, and that one's end
+    /// of their connection.
+    fn watched() -> (Arc<Rank>, Vec<Watch>, Control) {
+        let rank = Arc::new(Rank::new(0, vec![Some(0), None], None, vec![0; 2]));
+        let (near, far) = UnixStream::pair().unwrap();
+        let sign = Sign::Control(Arc::new(Control::new(near.into())));
+        let watches = vec![Watch::new(&rank, 1, sign)];
+        (rank, watches, Control::new(far.into()))
+    }
+
+    #[test]
+    fn what_a_peer_said_before_its_goodbye_is_heard() {
+        let (rank, mut watches, peer) = watched();
+        let mut inquiries = Inquiries::new();
+        inquiries.ask(5, SILENCE);
+        inquire(&mut watches, &mut inquiries);
+        let (asked, _) = peer.receive();
+        assert!(matches!(asked[..], [Notice::StatusWanted(5, _)]), "{asked:?}");
+        peer.tell(&[notice::status(5, b"state"), notice::goodbye(0)].concat());
+        peer.finish();
+        // The goodbye, and then the end of the connection.
+        for _ in 0..2 {
+            look(&mut watches);
+            inquire(&mut watches, &mut inquiries);
+        }
+        assert_eq!(inquiries.take(), [b"state"]);
+        assert!(watches.is_empty() && rank.failure().is_none(), "{:?}", rank.failure());
+    }
+
+    #[test]
+    fn what_a_peer_says_after_its_failure_is_heard() {
+        let (rank, mut watches, peer) = watched();
+        let text = "calls differ".to_owned();
+        let record = Record { code: Code::InvalidUsage, culprit: 1, reporter: 1, text };
+        peer.tell(&[notice::failed(&record), notice::goodbye(0)].concat());
+        peer.finish();
+        look(&mut watches);
+        look(&mut watches);
+        assert!(matches!(rank.failure(), Some(Error::Reported { .. })), "{:?}", rank.failure());
+        assert!(watches.is_empty() && rank.first_death(&[1]).is_none(), "it has left in order");
     }
 }
