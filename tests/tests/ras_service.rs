@@ -40,7 +40,18 @@ impl Port {
     }
 
     fn connect(&self) -> Result<TcpStream> {
-        let stream = TcpStream::connect(self.address)?;
+        Self::prepared(TcpStream::connect(self.address)?)
+    }
+
+    /// The same, with room for little of an answer.
+    fn connect_narrow(&self) -> Result<TcpStream> {
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None)?;
+        sockopt::set_socket_recv_buffer_size(&socket, 1)?;
+        rustix::net::connect(&socket, &self.address)?;
+        Self::prepared(socket.into())
+    }
+
+    fn prepared(stream: TcpStream) -> Result<TcpStream> {
         stream.set_read_timeout(Some(ANSWER))?;
         stream.set_nodelay(true)?;
         Ok(stream)
@@ -228,6 +239,14 @@ fn a_stuck_job_is_told_in_nccls_words_with_the_rank_at_fault() {
             });
         }
     });
+    // One who reads slowly, and says more than it has to, gets all of it.
+    let mut slow = port.connect_narrow().expect("a connection");
+    let words = format!("SET FORMAT json\nSTATUS\n{}", "x".repeat(50_000));
+    slow.write_all(words.as_bytes()).expect("it is heard");
+    let mut report = String::new();
+    slow.read_to_string(&mut report).expect("a whole report");
+    let report = report.strip_prefix("OK\n").expect("an answer");
+    check(report, &serde_json::from_str(report).expect("JSON"));
     end(job, 3);
 }
 

@@ -10,10 +10,26 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Bytes that are read at a time, so that none keeps the others waiting.
+/// Bytes that are read at a time, so that none keeps the others waiting; and bytes that are
+/// discarded at a time.
 const READ_BYTES: usize = 1024;
+const DISCARDED_BYTES: usize = 16 << 10;
 /// Bytes of answers above which nothing is read, and nothing told to who listens.
 const UNREAD_BYTES: usize = 64 << 10;
+/// The time for which a client may go on sending once it was told everything.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// The state of what a client sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Input {
+    /// Its lines are obeyed.
+    Obeyed,
+    /// Nothing that follows is of interest. Once everything is said, it is discarded: closing a
+    /// socket with unread bytes resets the connection, and may take away what was sent.
+    Ignored,
+    /// The client has ended it.
+    Ended,
+}
 
 /// A client.
 pub(super) struct Client {
@@ -25,8 +41,9 @@ pub(super) struct Client {
     sent: usize,
     /// The report that it waits for, and since when.
     pub(super) wanted: Option<(Wanted, Instant)>,
-    /// True if nothing is read any more.
-    ended: bool,
+    input: Input,
+    /// The time until which the client may go on sending, once everything is said.
+    until: Option<Instant>,
     /// True if nothing can be sent any more.
     gone: bool,
     /// The time at which something was heard or sent last.
@@ -49,7 +66,8 @@ impl Client {
             bytes: 0,
             sent: 0,
             wanted: None,
-            ended: false,
+            input: Input::Obeyed,
+            until: None,
             gone: false,
             active: now,
         }
@@ -58,14 +76,35 @@ impl Client {
     /// Returns what to wait for.
     pub(super) fn poll_fd(&self) -> PollFd<'_> {
         let mut flags = PollFlags::empty();
-        flags.set(PollFlags::IN, !self.ended && self.bytes < UNREAD_BYTES);
+        flags.set(PollFlags::IN, self.listens());
         flags.set(PollFlags::OUT, self.bytes > 0);
         PollFd::new(&self.socket, flags)
     }
 
-    /// Returns whether the connection is to be closed: nothing more is said on either side.
-    pub(super) fn is_over(&self) -> bool {
-        self.gone || self.ended && self.bytes == 0 && self.wanted.is_none()
+    /// Returns whether something is to be read.
+    fn listens(&self) -> bool {
+        match self.input {
+            Input::Obeyed => self.bytes < UNREAD_BYTES,
+            Input::Ignored => self.until.is_some(),
+            Input::Ended => false,
+        }
+    }
+
+    /// Returns whether everything is said that the client has asked for.
+    fn has_said_all(&self) -> bool {
+        self.input != Input::Obeyed && self.bytes == 0 && self.wanted.is_none()
+    }
+
+    /// Returns whether the connection is to be closed: nothing more is said on either side, or the
+    /// client goes on for too long.
+    pub(super) fn is_over(&self, now: Instant) -> bool {
+        let ended = self.input == Input::Ended && self.has_said_all();
+        self.gone || ended || self.until.is_some_and(|until| until <= now)
+    }
+
+    /// Returns the time at which the connection is closed whatever the client does.
+    pub(super) fn until(&self) -> Option<Instant> {
+        self.until
     }
 
     /// Returns whether the client has read nothing of what it was sent since a time.
@@ -75,25 +114,29 @@ impl Client {
 
     /// Returns the format of events, if the client listens to a group of these.
     pub(super) fn listens_to(&self, groups: u8) -> Option<Format> {
-        let listens = !self.ended && self.conversation.groups() & groups != 0;
+        let listens = self.input == Input::Obeyed && self.conversation.groups() & groups != 0;
         listens.then(|| self.conversation.format())
     }
 
     /// Acts on what was waited for.
     pub(super) fn visit(&mut self, shown: PollFlags, now: Instant) {
-        if shown.intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL) {
+        // Once everything is said, the end of the client's words ends both directions.
+        let hung_up = shown.contains(PollFlags::HUP) && self.until.is_none();
+        if hung_up || shown.intersects(PollFlags::ERR | PollFlags::NVAL) {
             self.gone = true;
         }
-        if shown.contains(PollFlags::IN) && !self.ended {
+        if shown.contains(PollFlags::IN) && self.listens() {
             self.read(now);
         }
     }
 
     fn read(&mut self, now: Instant) {
-        let mut bytes = [0; READ_BYTES];
-        match rustix::net::recv(&self.socket, &mut bytes, RecvFlags::DONTWAIT) {
+        let mut bytes = [0; DISCARDED_BYTES];
+        let most = if self.input == Input::Obeyed { READ_BYTES } else { DISCARDED_BYTES };
+        match rustix::net::recv(&self.socket, &mut bytes[..most], RecvFlags::DONTWAIT) {
             // What it has asked for is still sent.
-            Ok((_, 0)) => self.ended = true,
+            Ok((_, 0)) => self.input = Input::Ended,
+            Ok(_) if self.input != Input::Obeyed => {}
             Ok((_, n)) => {
                 self.active = now;
                 for action in self.conversation.hear(&bytes[..n]) {
@@ -110,9 +153,9 @@ impl Client {
             Action::Say(answer) => self.say(&answer.into()),
             Action::Report(wanted) => {
                 self.wanted = Some((wanted, now));
-                self.ended = true;
+                self.input = Input::Ignored;
             }
-            Action::Close => self.gone = true,
+            Action::Close => self.input = Input::Ignored,
         }
     }
 
@@ -132,7 +175,7 @@ impl Client {
         }
     }
 
-    /// Sends what there is room for.
+    /// Sends what there is room for, and the end of it once everything is said.
     pub(super) fn flush(&mut self, now: Instant) {
         while let Some(first) = self.outgoing.front() {
             let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
@@ -154,13 +197,21 @@ impl Client {
                 }
             }
         }
+        if self.has_said_all() && self.until.is_none() {
+            // If the client is gone, the connection has ended already.
+            let _ = rustix::net::shutdown(&self.socket, Shutdown::Write);
+            self.until = Some(now + LINGER);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::event::Timespec;
+    use socket2::{Domain, Socket, Type};
     use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
     use std::os::unix::net::UnixStream;
 
     fn pair() -> (Client, UnixStream) {
@@ -168,8 +219,16 @@ mod tests {
         (Client::new(near.into(), Duration::from_secs(5), Instant::now()), far)
     }
 
+    fn is_over(client: &Client) -> bool {
+        client.is_over(Instant::now())
+    }
+
+    /// Acts on what the client has sent, and sends what it is to be told.
     fn visit(client: &mut Client) {
-        client.visit(PollFlags::IN, Instant::now());
+        let mut fds = [client.poll_fd()];
+        rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap();
+        let shown = fds[0].revents();
+        client.visit(shown, Instant::now());
         client.flush(Instant::now());
     }
 
@@ -182,9 +241,10 @@ mod tests {
         let (wanted, _) = client.wanted.take().expect("a report");
         assert_eq!(wanted.format, Format::Json);
         client.say(&b"report\n"[..].into());
-        assert!(!client.is_over());
+        assert!(!is_over(&client));
         client.flush(Instant::now());
-        assert!(client.is_over());
+        visit(&mut client);
+        assert!(is_over(&client));
         drop(client);
         let mut answer = String::new();
         far.read_to_string(&mut answer).unwrap();
@@ -198,39 +258,74 @@ mod tests {
         let mut written = 0;
         while let Ok(n) = far.write(&[b'\n'; 4096]) {
             written += n;
-            while client.poll_fd_wants_input() && client.has_input() {
+            while client.listens() && client.has_input() {
                 visit(&mut client);
             }
         }
         assert!(client.bytes < 2 * UNREAD_BYTES, "{}", client.bytes);
-        assert!(!client.poll_fd_wants_input() && written > 0);
+        assert!(!client.listens() && written > 0);
         assert!(client.is_stuck_since(Instant::now() + Duration::from_secs(1)));
         // An event is too much for it.
         client.tell(&b"event"[..].into());
-        assert!(client.is_over());
+        assert!(is_over(&client));
     }
 
     impl Client {
-        fn poll_fd_wants_input(&self) -> bool {
-            !self.ended && self.bytes < UNREAD_BYTES
-        }
-
         fn has_input(&self) -> bool {
             let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
-            rustix::net::recv(&self.socket, &mut [0; 1], flags).is_ok()
+            let peeked = rustix::net::recv(&self.socket, &mut [0; 1], flags);
+            self.input != Input::Ended && peeked.is_ok()
+        }
+    }
+
+    #[test]
+    fn who_says_more_than_is_heard_gets_all_of_its_report() {
+        for ends in [false, true] {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let far = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+            // It has room for a part of the report.
+            far.set_recv_buffer_size(1).unwrap();
+            far.connect(&listener.local_addr().unwrap().into()).unwrap();
+            let mut far = TcpStream::from(far);
+            let (near, now) = (listener.accept().unwrap().0, Instant::now());
+            let mut client = Client::new(near.into(), Duration::from_secs(5), now);
+            far.write_all(&[&b"STATUS\n"[..], &[b'x'; 3 * DISCARDED_BYTES]].concat()).unwrap();
+            if ends {
+                far.shutdown(std::net::Shutdown::Write).unwrap();
+            }
+            visit(&mut client);
+            client.wanted.take().expect("a report");
+            let report = "report".repeat(1000);
+            client.say(&report.as_bytes().into());
+            client.flush(now);
+            while client.has_input() {
+                assert!(!client.is_over(now));
+                visit(&mut client);
+            }
+            // An end that it does not say is not awaited for long.
+            assert_eq!(client.is_over(now), ends);
+            assert!(client.is_over(client.until().expect("a limit")));
+            drop(client);
+            let mut answer = String::new();
+            far.read_to_string(&mut answer).unwrap();
+            assert_eq!(answer, report);
         }
     }
 
     #[test]
     fn too_long_a_line_and_the_end_of_the_connection_end_it() {
         let (mut client, mut far) = pair();
-        far.write_all(&[b'x'; 1024]).unwrap();
+        far.write_all(&[b'x'; 3000]).unwrap();
         visit(&mut client);
-        assert!(client.is_over());
+        // The client may hear of the end, and say no more, before the connection is closed.
+        assert!(!is_over(&client) && far.read(&mut [0; 1]).unwrap() == 0);
+        far.shutdown(std::net::Shutdown::Write).unwrap();
+        (0..2).for_each(|_| visit(&mut client));
+        assert!(is_over(&client));
         let (mut client, far) = pair();
         drop(far);
         visit(&mut client);
-        assert!(client.is_over());
+        assert!(is_over(&client));
     }
 
     #[test]

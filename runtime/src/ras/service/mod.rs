@@ -140,7 +140,7 @@ impl Service {
         for (client, shown) in self.clients.iter_mut().zip(shown) {
             client.visit(shown, now);
         }
-        self.clients.retain(|client| !client.is_over());
+        self.clients.retain(|client| !client.is_over(now));
         if incoming {
             self.accept(now);
         }
@@ -149,7 +149,7 @@ impl Service {
         let stuck = now.checked_sub(UNREAD.saturating_mul(self.factor));
         self.clients.iter_mut().for_each(|client| client.flush(now));
         let stuck = |client: &Client| stuck.is_some_and(|time| client.is_stuck_since(time));
-        self.clients.retain(|client| !client.is_over() && !stuck(client));
+        self.clients.retain(|client| !client.is_over(now) && !stuck(client));
     }
 
     /// Waits until something happens. Returns whether connections wait to be taken, and what each
@@ -159,7 +159,8 @@ impl Service {
         self.shut_until = self.shut_until.filter(|until| *until > now);
         let next =
             [self.shut_until, self.watched.as_ref().map(|(_, next)| *next), self.next_report(now)];
-        let next = next.into_iter().flatten().min();
+        let closed = self.clients.iter().filter_map(Client::until);
+        let next = next.into_iter().flatten().chain(closed).min();
         let limit = next.map_or(IDLE, |next| next.saturating_duration_since(now));
         let unread = UNREAD.saturating_mul(self.factor);
         let limit = if self.clients.is_empty() { limit } else { limit.min(unread) };
