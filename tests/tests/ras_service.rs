@@ -215,6 +215,9 @@ fn a_stuck_job_is_told_in_nccls_words_with_the_rank_at_fault() {
         causes.len() == 1 && causes[0]["cause"] == "not_called"
     });
     assert_eq!(document["nccl_version"], "2.30.7");
+    // There is no CUDA in host memory.
+    let versions = ["cuda_runtime_version", "cuda_driver_version"].map(|of| &document[of]);
+    assert_eq!(versions, [0, 0]);
     let [comm] = &list(&document, "communicators")[..] else { panic!("{document}") };
     assert_eq!((&comm["size"], &comm["missing_ranks_count"]), (&3.into(), &0.into()));
     for (number, rank) in list(comm, "ranks").iter().enumerate() {

@@ -82,6 +82,15 @@ impl Device {
             Device::Host(index) | Device::Cuda(index) => index,
         }
     }
+
+    /// Returns the versions of CUDA that the library is built for and that the driver has; `None`
+    /// for host memory.
+    pub fn cuda_versions(self) -> Option<(i32, i32)> {
+        match self {
+            Device::Host(_) => None,
+            Device::Cuda(_) => Some(cuda::driver::versions()),
+        }
+    }
 }
 
 /// Returns how plans run for `nranks` ranks, `team` of them on each host, on the devices of one

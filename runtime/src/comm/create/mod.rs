@@ -148,6 +148,7 @@ pub(super) fn join(
     fork::refuse_children()?;
     warn_once();
     service::start();
+    device.cuda_versions().into_iter().for_each(service::set_cuda_versions);
     // Variables are read once: they hold for this communicator's children too.
     rank_info::algorithm(Config::checked()?)?;
     let limit = options.init_limit();

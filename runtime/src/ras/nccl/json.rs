@@ -136,10 +136,11 @@ impl<'a> MissingRank<'a> {
 /// Returns the state of a job as a document of this time of day.
 pub fn report(survey: &Survey, timestamp: &str) -> String {
     let communicators: Vec<_> = survey.comms.iter().map(Communicator::of).collect();
+    let (cuda_runtime_version, cuda_driver_version) = survey.cuda_versions;
     let report = Report {
         nccl_version: VERSION,
-        cuda_runtime_version: 0,
-        cuda_driver_version: 0,
+        cuda_runtime_version,
+        cuda_driver_version,
         timestamp,
         communicators_count: communicators.len(),
         communicators,

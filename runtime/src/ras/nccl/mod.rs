@@ -246,11 +246,14 @@ pub struct Survey {
     timeouts: usize,
     /// The duration of the collection.
     seconds: f64,
+    /// The versions of CUDA's runtime and driver, as CUDA numbers them; 0 in host memory.
+    pub cuda_versions: (i32, i32),
 }
 
 impl Survey {
     /// Returns the state of a job, of its processes that have answered and of what these know of
     /// the others; with the causes of a standstill, and the duration of the collection in seconds.
+    /// The versions of CUDA are 0.
     pub fn new(job: &[Process], known: &[Known], causes: Vec<Verdict>, seconds: f64) -> Self {
         let comms = communicators(job);
         let comms: Vec<_> = comms.iter().map(|comm| CommState::new(comm, known)).collect();
@@ -272,7 +275,7 @@ impl Survey {
             peers[at].dead |= *dead;
         }
         let silent = peers.iter().filter(|peer| !peer.answered && !peer.dead).count();
-        Self { peers, comms, causes, timeouts: silent, seconds }
+        Self { peers, comms, causes, timeouts: silent, seconds, cuda_versions: (0, 0) }
     }
 }
 

@@ -60,7 +60,8 @@ pub(super) fn healthy() -> Survey {
         let ranks = vec![rank(1, number, 32, 9), rank(u64::from(node) + 2, local, 8, 3)];
         process(100 + number, &format!("10.0.0.{node}"), ranks)
     });
-    Survey::new(&ranks.collect::<Vec<_>>(), &[], Vec::new(), 0.0014)
+    let survey = Survey::new(&ranks.collect::<Vec<_>>(), &[], Vec::new(), 0.0014);
+    Survey { cuda_versions: (13000, 13020), ..survey }
 }
 
 /// Two ranks of four, of which one is dead and another one unknown.
@@ -72,7 +73,8 @@ pub(super) fn incomplete() -> Survey {
     let known = [Known { comm, rank: 1, place, dead: true, answered: false }];
     let text = "ranks 0, 2 wait for rank 1".to_owned();
     let causes = vec![Verdict { cause: Cause::Unseen, comm, ranks: vec![1], text }];
-    Survey::new(&job, &known, causes, 0.0)
+    let survey = Survey::new(&job, &known, causes, 0.0);
+    Survey { cuda_versions: (13000, 13010), ..survey }
 }
 
 /// A communicator of twelve ranks: one has failed, one is aborted, one is being made, one has gone,

@@ -113,7 +113,8 @@ impl Text<'_> {
 
     fn all(&mut self) {
         self.line(format_args!("NCCL version {VERSION} compiled with CUDA {COMPILED_WITH}"));
-        self.line("CUDA runtime version 0, driver version 0\n");
+        let (runtime, driver) = self.survey.cuda_versions;
+        self.line(format_args!("CUDA runtime version {runtime}, driver version {driver}\n"));
         self.line("Job summary\n===========\n");
         self.summary();
         let seconds = self.survey.seconds;

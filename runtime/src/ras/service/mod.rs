@@ -23,7 +23,7 @@ use rustix::io::Errno;
 use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Once};
+use std::sync::{Arc, Once, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
 /// The most clients; when more come, the one that was silent for the longest time makes room.
@@ -62,6 +62,15 @@ pub(crate) fn start() {
             say_refused(&error);
         }
     });
+}
+
+/// The versions of CUDA: of the library, and of the driver. Not set in host memory.
+static CUDA_VERSIONS: OnceLock<(i32, i32)> = OnceLock::new();
+
+/// Sets the versions of CUDA that reports tell. The service itself never asks the driver.
+pub(crate) fn set_cuda_versions(versions: (i32, i32)) {
+    // The first communicator's are those of all.
+    let _ = CUDA_VERSIONS.set(versions);
 }
 
 fn say_refused(error: &std::io::Error) {
@@ -297,7 +306,8 @@ impl Service {
         };
         let any = self.clients.iter().any(|client| client.wanted.as_ref().is_some_and(is_due));
         if any && !is_early {
-            let survey = collection.survey();
+            let mut survey = collection.survey();
+            survey.cuda_versions = CUDA_VERSIONS.get().copied().unwrap_or_default();
             give(&mut self.clients, is_due, &survey);
             self.reported = Some(Instant::now());
             let asks = collection.asks_others();
@@ -337,4 +347,28 @@ fn give(clients: &mut [Client], is_due: impl Fn(&(Wanted, Instant)) -> bool, sur
 /// Returns the local time, as NCCL writes it.
 fn timestamp() -> String {
     log::timestamp("%F %T", SystemTime::now())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn reports_tell_the_versions_of_cuda_that_were_set_first() {
+        set_cuda_versions((13000, 13020));
+        set_cuda_versions((1, 2));
+        let ((near, mut far), (_wake, answers)) =
+            (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
+        answers.set_nonblocking(true).unwrap();
+        let mut service = Service::new(Vec::new(), answers, 1);
+        service.clients.push(Client::new(near.into(), Duration::ZERO, Instant::now()));
+        far.write_all(b"STATUS\n").unwrap();
+        service.round();
+        let mut report = [0; 1 << 14];
+        let length = far.read(&mut report).unwrap();
+        let report = String::from_utf8_lossy(&report[..length]);
+        let line = "\nCUDA runtime version 13000, driver version 13020\n";
+        assert!(report.contains(line), "{report}");
+    }
 }

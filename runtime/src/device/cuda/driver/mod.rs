@@ -111,14 +111,30 @@ fn absent(why: impl std::fmt::Display) -> Error {
     )
 }
 
-/// Returns the number of GPUs; an error if the driver is missing, too old or incomplete. The driver
-/// is asked once.
-pub fn count() -> Result<i32> {
-    static FOUND: OnceLock<Result<i32>> = OnceLock::new();
+/// The answers of the driver, which is asked once.
+#[derive(Clone, Copy)]
+struct Found {
+    version: i32,
+    gpus: i32,
+}
+
+fn found() -> Result<Found> {
+    static FOUND: OnceLock<Result<Found>> = OnceLock::new();
     FOUND.get_or_init(probe).clone()
 }
 
-fn probe() -> Result<i32> {
+/// Returns the number of GPUs; an error if the driver is missing, too old or incomplete.
+pub fn count() -> Result<i32> {
+    found().map(|found| found.gpus)
+}
+
+/// Returns the versions of CUDA that the library is built for and that the driver has, as CUDA
+/// numbers them: 13010 is 13.1. The latter is 0 without a driver.
+pub fn versions() -> (i32, i32) {
+    (sys::CUDA_VERSION as i32, found().map_or(0, |found| found.version))
+}
+
+fn probe() -> Result<Found> {
     // SAFETY: loading the driver runs its initialisers, as any CUDA program does.
     let library = unsafe { libloading::Library::new("libcuda.so.1") };
     let library = library.map_err(|_| absent("the driver's library libcuda.so.1 is not found"))?;
@@ -138,13 +154,13 @@ fn probe() -> Result<i32> {
     }
     // SAFETY: no arguments but 0.
     check(unsafe { sys::cuInit(0) }, "cuInit").map_err(absent)?;
-    let mut count = 0;
+    let mut gpus = 0;
     // SAFETY: a place for the number.
-    check(unsafe { sys::cuDeviceGetCount(&mut count) }, "cuDeviceGetCount")?;
-    if count == 0 {
+    check(unsafe { sys::cuDeviceGetCount(&mut gpus) }, "cuDeviceGetCount")?;
+    if gpus == 0 {
         return Err(absent("the driver sees no GPU"));
     }
-    Ok(count)
+    Ok(Found { version, gpus })
 }
 
 /// Turns a result of the driver into an error that says what it means.
