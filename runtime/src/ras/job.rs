@@ -31,19 +31,27 @@ pub struct Comm<'a> {
 
 /// Returns the processes of the job that a process belongs to: it, and all that share a
 /// communicator with one of them.
-pub fn of_process(mut processes: Vec<Process>, pid: u32) -> Vec<Process> {
+pub fn of_process(processes: Vec<Process>, pid: u32) -> Vec<Process> {
     let Some(own) = processes.iter().position(|process| process.pid == pid) else {
         return Vec::new();
     };
-    let (mut job, mut comms) = (vec![processes.swap_remove(own)], HashSet::new());
-    let mut next = 0;
-    while let Some(process) = job.get(next) {
-        comms.extend(process.ranks.iter().map(|rank| rank.comm));
-        let shares = |p: &mut Process| p.ranks.iter().any(|rank| comms.contains(&rank.comm));
-        let found: Vec<_> = processes.extract_if(.., shares).collect();
-        job.extend(found);
-        next += 1;
+    let mut members: HashMap<u64, Vec<usize>> = HashMap::new();
+    for (number, process) in processes.iter().enumerate() {
+        process.ranks.iter().for_each(|r| members.entry(r.comm).or_default().push(number));
     }
+    let (mut is_found, mut found) = (vec![false; processes.len()], vec![own]);
+    is_found[own] = true;
+    while let Some(number) = found.pop() {
+        // Each communicator is looked at once.
+        let comms = processes[number].ranks.iter().filter_map(|rank| members.remove(&rank.comm));
+        for other in comms.flatten() {
+            if !std::mem::replace(&mut is_found[other], true) {
+                found.push(other);
+            }
+        }
+    }
+    let job = processes.into_iter().zip(is_found).filter(|(_, is_found)| *is_found);
+    let mut job: Vec<_> = job.map(|(process, _)| process).collect();
     job.sort_by(|a, b| (&a.address, a.pid).cmp(&(&b.address, b.pid)));
     job
 }
@@ -95,7 +103,8 @@ pub fn communicators(processes: &[Process]) -> Vec<Comm<'_>> {
 impl<'a> Comm<'a> {
     /// Returns a rank, if its process can be seen.
     pub fn member(&self, rank: u32) -> Option<Member<'a>> {
-        self.members.iter().find(|member| member.rank.rank == rank).copied()
+        let at = self.members.partition_point(|member| member.rank.rank < rank);
+        self.members.get(at).filter(|member| member.rank.rank == rank).copied()
     }
 
     /// Returns the ranks that cannot be seen.
@@ -170,6 +179,17 @@ mod tests {
         let pids = |pid| of_process(all.to_vec(), pid).iter().map(|p| p.pid).collect::<Vec<_>>();
         (3..6).for_each(|pid| assert_eq!(pids(pid), [1, 3, 4, 5]));
         assert_eq!((pids(2), pids(9)), (vec![2], vec![]));
+    }
+
+    #[test]
+    fn a_chain_of_very_many_processes_is_one_job() {
+        // A search of a list for each of them would take minutes.
+        let of = |pid: u32| {
+            let ranks = [rank(pid.into(), 0, 2, 0), rank(u64::from(pid) + 1, 1, 2, 0)];
+            process(pid, "10.0.0.1", ranks.to_vec())
+        };
+        let all = (1..40_000).map(of).collect();
+        assert_eq!(of_process(all, 20_000).len(), 39_999);
     }
 
     #[test]

@@ -3,7 +3,8 @@
 use super::conversation::Format;
 use super::{Peer, layout};
 use serde::Serialize;
-use std::collections::BTreeSet;
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap};
 
 /// The kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,11 +83,14 @@ impl Watched {
             }
             is_alive
         });
+        // All are of this host, the address of which may change.
+        let known = self.0.iter().zip(0..);
+        let mut known: HashMap<u32, usize> = known.map(|(peer, at)| (peer.pid, at)).collect();
         for peer in job {
-            // All are of this host, the address of which may change.
-            match self.0.iter_mut().find(|known| known.pid == peer.pid) {
-                Some(known) => known.devices.extend(&peer.devices),
-                None => {
+            match known.entry(peer.pid) {
+                Entry::Occupied(at) => self.0[*at.get()].devices.extend(&peer.devices),
+                Entry::Vacant(at) => {
+                    at.insert(self.0.len());
                     self.0.push(peer.clone());
                     events.push(Event { kind: Kind::New, peer });
                 }

@@ -14,7 +14,7 @@ use super::verdict::Verdict;
 use crate::recorder::Stage;
 use crate::recorder::read::Process;
 use oxccl_plan::Collective;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// The version of NCCL whose formats these are.
 pub const VERSION: &str = "2.30.7";
@@ -55,6 +55,11 @@ pub struct Known {
     pub dead: bool,
     /// True if its process has answered.
     pub answered: bool,
+}
+
+/// Returns what is known of each rank of each communicator: what was known first.
+pub fn by_rank(known: &[Known]) -> HashMap<(u64, u32), &Known> {
+    known.iter().rev().map(|peer| ((peer.comm, peer.rank), peer)).collect()
 }
 
 /// The status of a rank, in the order in which NCCL lets one of them stand for a communicator.
@@ -131,7 +136,7 @@ struct Missing {
     dead: bool,
 }
 
-/// A communicator.
+/// A communicator, with its ranks in ascending order.
 #[derive(Clone, Debug)]
 struct CommState {
     number: u64,
@@ -141,9 +146,9 @@ struct CommState {
 }
 
 impl CommState {
-    fn new(comm: &Comm<'_>, known: &[Known]) -> Self {
+    fn new(comm: &Comm<'_>, known: &HashMap<(u64, u32), &Known>) -> Self {
         let missing = comm.unseen().into_iter().map(|rank| {
-            let peer = known.iter().find(|peer| (peer.comm, peer.rank) == (comm.number, rank));
+            let peer = known.get(&(comm.number, rank));
             Missing {
                 rank,
                 place: peer.map(|peer| peer.place.clone()),
@@ -187,9 +192,11 @@ impl CommState {
     }
 
     fn place_of(&self, rank: u32) -> Option<&Place> {
-        let answer = self.answers.iter().find(|answer| answer.rank == rank);
-        let missing = || self.missing.iter().find(|missing| missing.rank == rank)?.place.as_ref();
-        answer.map(|answer| &answer.place).or_else(missing)
+        if let Ok(at) = self.answers.binary_search_by_key(&rank, |answer| answer.rank) {
+            return Some(&self.answers[at].place);
+        }
+        let at = self.missing.binary_search_by_key(&rank, |missing| missing.rank).ok()?;
+        self.missing[at].place.as_ref()
     }
 
     fn troubles(&self) -> Troubles {
@@ -255,20 +262,20 @@ impl Survey {
     /// the others; with the causes of a standstill, and the duration of the collection in seconds.
     /// The versions of CUDA are 0.
     pub fn new(job: &[Process], known: &[Known], causes: Vec<Verdict>, seconds: f64) -> Self {
-        let comms = communicators(job);
-        let comms: Vec<_> = comms.iter().map(|comm| CommState::new(comm, known)).collect();
+        let (comms, known) = (communicators(job), by_rank(known));
+        let comms: Vec<_> = comms.iter().map(|comm| CommState::new(comm, &known)).collect();
         let mut peers = peers(job);
+        // Processes in containers may have the number of one that has answered.
+        let numbers = job.iter().enumerate().rev();
+        let mut numbers: HashMap<_, usize> =
+            numbers.map(|(number, of)| ((&of.address, of.pid, true), number)).collect();
         let gone = comms.iter().flat_map(|comm| &comm.missing);
         for Missing { place, unresponsive, dead, .. } in gone {
             let Some(Place { host, pid, device }) = place else { continue };
-            // Processes in containers may have the number of one that has answered.
-            let is = |peer: &Peer| {
-                (&peer.host, peer.pid) == (host, *pid) && peer.answered != *unresponsive
-            };
-            let at = peers.iter().position(is);
-            let at = at.unwrap_or_else(|| {
-                let (devices, answered) = (BTreeSet::new(), !unresponsive);
-                peers.push(Peer { host: host.clone(), pid: *pid, devices, answered, dead: *dead });
+            let answered = !unresponsive;
+            let at = *numbers.entry((host, *pid, answered)).or_insert_with(|| {
+                let (host, devices) = (host.clone(), BTreeSet::new());
+                peers.push(Peer { host, pid: *pid, devices, answered, dead: *dead });
                 peers.len() - 1
             });
             peers[at].devices.insert(*device);

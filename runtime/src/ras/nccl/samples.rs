@@ -119,3 +119,15 @@ pub(super) fn irregular() -> Survey {
     ];
     Survey::new(&job, &[], Vec::new(), 0.0)
 }
+
+/// A communicator of 60,000 ranks on two hosts, of which a third has not answered.
+pub(super) fn vast() -> Survey {
+    let (comm, size) = (1, 60_000);
+    let job =
+        (0..40_000).map(|number| process(number, "10.0.0.1", vec![rank(comm, number, size, 7)]));
+    let known = (0..size).map(|number| {
+        let place = Place { host: "10.0.0.2".to_owned(), pid: number, device: number % 8 };
+        Known { comm, rank: number, place, dead: false, answered: false }
+    });
+    Survey::new(&job.collect::<Vec<_>>(), &known.collect::<Vec<_>>(), Vec::new(), 0.0)
+}

@@ -3,7 +3,7 @@
 
 use super::{COMPILED_WITH, COUNTED, CommState, Peer, Place, State, Survey, VERSION};
 use super::{Missing, Troubles};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::{Display, Write};
 
 /// The most ranks that are listed one by one, unless all of them are asked for.
@@ -80,22 +80,16 @@ struct Group {
 
 /// Returns the communicators in groups, in the order of NCCL's table.
 fn groups(survey: &Survey) -> Vec<Group> {
-    let mut groups: Vec<Group> = Vec::new();
+    let mut groups: BTreeMap<_, Vec<usize>> = BTreeMap::new();
     for (number, comm) in survey.comms.iter().enumerate() {
-        let of = (comm.state(), comm.troubles(), comm.size, comm.ranks_of_hosts().len());
-        let (state, troubles, size, hosts) = of;
-        let like = |g: &&mut Group| (g.state, g.troubles, g.size, g.hosts) == of;
-        match groups.iter_mut().find(like) {
-            Some(group) => group.comms.push(number),
-            None => groups.push(Group { state, troubles, size, hosts, comms: vec![number] }),
-        }
+        let order = (comm.size, comm.ranks_of_hosts().len(), comm.state(), comm.troubles());
+        groups.entry(order).or_default().push(number);
     }
-    let order = |group: &Group| (group.size, group.hosts, group.state, group.troubles);
-    groups.sort_by_key(|group| std::cmp::Reverse(order(group)));
-    for group in &mut groups {
-        group.comms.sort_by_key(|&number| survey.comms[number].answers.len());
-    }
-    groups
+    let group = |((size, hosts, state, troubles), mut comms): (_, Vec<usize>)| {
+        comms.sort_by_key(|&number| survey.comms[number].answers.len());
+        Group { state, troubles, size, hosts, comms }
+    };
+    groups.into_iter().rev().map(group).collect()
 }
 
 struct Text<'a> {
@@ -354,12 +348,15 @@ impl Text<'_> {
 
     fn causes(&mut self) {
         let survey = self.survey;
+        let mut titles = HashMap::new();
+        for (number, group) in self.groups.iter().enumerate() {
+            for (place, &comm) in group.comms.iter().enumerate() {
+                titles.insert(survey.comms[comm].number, (number, place));
+            }
+        }
         for cause in &survey.causes {
-            let title = self.groups.iter().enumerate().find_map(|(number, group)| {
-                let is = |&comm: &usize| survey.comms[comm].number == cause.comm;
-                let place = group.comms.iter().position(is)?;
-                Some(format!("#{number}-{place} ({:016x}) ", cause.comm))
-            });
+            let title = titles.get(&cause.comm);
+            let title = title.map(|(group, at)| format!("#{group}-{at} ({:016x}) ", cause.comm));
             self.line(format_args!("{}CAUSE", title.unwrap_or_default()));
             self.line(format_args!("  {}\n", cause.text));
         }
@@ -421,6 +418,16 @@ mod tests {
         let empty = report(&Survey::new(&[], &[], Vec::new(), 0.0), false);
         assert!(empty.contains("=============\n\nNo communicator data collected!\n\nErrors\n"));
         assert!(empty.ends_with("Errors\n======\n\nWarnings\n========\n\n"), "{empty}");
+    }
+
+    #[test]
+    fn a_job_of_very_many_ranks_is_told_without_a_search_for_each() {
+        // Such a search would take minutes.
+        let text = report(&samples::vast(), true);
+        let found = text.lines().filter(|line| line.starts_with("  Rank ")).count();
+        assert_eq!(found, 20_000);
+        let last = "  Rank 59999 -- GPU 7 managed by process 59999 on node 10.0.0.2\n";
+        assert!(text.contains(last), "{}", &text[..2000]);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 use crate::rank::{Member, inquiry, rosters};
 use crate::ras::job::{self, communicators};
 use crate::ras::nccl::event::{Event, Watched};
-use crate::ras::nccl::{Known, Place, Survey, peers};
+use crate::ras::nccl::{Known, Place, Survey, by_rank, peers};
 use crate::ras::verdict::{Patience, verdicts};
 use crate::recorder::Stage;
 use crate::recorder::read::{PROC, Process, ProcessState, own_pid, processes, state};
@@ -122,18 +122,25 @@ fn joined(mut all: Vec<Process>, elsewhere: &[Process]) -> Vec<Process> {
         let ranks = process.ranks.iter().map(|rank| (rank.comm, rank.rank));
         ranks.collect::<Vec<_>>()
     };
+    fn place(process: &Process) -> (&str, u32) {
+        (&process.address, process.pid)
+    }
     let mut seen: HashSet<_> = all.iter().flat_map(ranks).collect();
-    for process in elsewhere.iter().rev() {
-        let (new, own) = (ranks(process), (&process.address, process.pid));
+    let mut places: HashSet<_> = all.iter().map(place).collect();
+    let new = elsewhere.iter().rev().filter(|process| {
+        let new = ranks(process);
         let is_known = match new.is_empty() {
-            true => all.iter().any(|known| (&known.address, known.pid) == own),
+            true => places.contains(&place(process)),
             false => new.iter().any(|rank| seen.contains(rank)),
         };
         if !is_known {
             seen.extend(new);
-            all.push(process.clone());
+            places.insert(place(process));
         }
-    }
+        !is_known
+    });
+    let new: Vec<_> = new.cloned().collect();
+    all.extend(new);
     all
 }
 
@@ -141,9 +148,9 @@ fn joined(mut all: Vec<Process>, elsewhere: &[Process]) -> Vec<Process> {
 /// more. Communicators in the making have no connections by which to ask.
 fn is_complete(all: Vec<Process>) -> bool {
     let known = known(&all);
+    let known = by_rank(&known);
     let is_missing = |comm: u64, rank: u32| {
-        let peer = known.iter().find(|peer| (peer.comm, peer.rank) == (comm, rank));
-        peer.is_none_or(|peer| !peer.dead && !peer.answered)
+        known.get(&(comm, rank)).is_none_or(|peer| !peer.dead && !peer.answered)
     };
     let job = job_of(all);
     let mut comms = communicators(&job).into_iter().filter(|c| c.stage() != Stage::Creating);
@@ -155,20 +162,21 @@ fn is_complete(all: Vec<Process>) -> bool {
 fn known(all: &[Process]) -> Vec<Known> {
     let pid = own_pid(Path::new(PROC));
     let own = all.iter().find(|process| process.pid == pid).map(|process| &process.address);
-    let mut places: HashMap<(&str, u32), Vec<&Process>> = HashMap::new();
+    let mut places: HashMap<_, Vec<_>> = HashMap::new();
     for process in all {
-        places.entry((&process.address, process.pid)).or_default().push(process);
+        let comms: HashSet<_> = process.ranks.iter().map(|rank| rank.comm).collect();
+        places.entry((&process.address[..], process.pid)).or_default().push((process, comms));
     }
     let mut known = Vec::new();
     for roster in rosters() {
         for (rank, member) in (0u32..).zip(&roster.members) {
             let Member { pid, device, is_here, .. } = *member;
             let host = own.filter(|_| is_here).cloned().unwrap_or_else(|| member.host.to_string());
-            // Elsewhere, containers may have equal numbers: who is a member is another process.
-            let is_member = |p: &Process| p.ranks.iter().any(|rank| rank.comm == roster.comm);
             let mut processes = places.get(&(&host[..], pid)).into_iter().flatten();
-            let answered =
-                processes.any(|process| is_here || !process.left_out && !is_member(process));
+            // Elsewhere, containers may have equal numbers: who is a member is another process.
+            let answered = processes.any(|(process, comms)| {
+                is_here || !process.left_out && !comms.contains(&roster.comm)
+            });
             let dead = member.is_dead() || is_here && !answered && !is_there(pid);
             let place = Place { host, pid, device };
             known.push(Known { comm: roster.comm, rank, place, dead, answered });
