@@ -5,6 +5,7 @@ pub mod deterministic;
 pub mod hostile;
 pub mod job;
 pub mod mismatch;
+pub mod network;
 pub mod sequence;
 pub mod simulation;
 pub mod stuck;

@@ -59,8 +59,8 @@ fn outside() -> ! {
 
 /// Makes `calls` calls that end, says so, and comes to a standstill, in which the rank `victim` is
 /// at fault: it makes no further call (`skip`), its stream waits for something else (`stream`), it
-/// receives nothing of what it is sent (`message`), it goes on until it is stopped (`stop`) or
-/// killed (`kill`), or ranks use two communicators in different orders (`circle`).
+/// receives nothing of what it is sent (`message`), it goes on until it is stopped (`stop`), killed
+/// (`kill`) or cut off (`cut`), or ranks use two communicators in different orders (`circle`).
 pub fn play(
     comm: &Arc<Communicator>,
     how: &str,
@@ -96,7 +96,12 @@ pub fn play(
         ("stop", _) => loop {
             caller.run(comm, Collective::AllReduce, 0)?;
         },
-        ("kill", _) => while caller.run(comm, Collective::AllReduce, 0).is_ok() {},
+        ("kill" | "cut", _) => loop {
+            if let Err(error) = caller.run(comm, Collective::AllReduce, 0) {
+                println!("{error}");
+                break;
+            }
+        },
         ("circle", _) => {
             let second = second.expect("it was made");
             let order = if is_victim { [&second, comm] } else { [comm, &second] };

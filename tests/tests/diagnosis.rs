@@ -3,11 +3,14 @@
 
 use oxccl_runtime::ras::verdict::{Cause, Patience, Verdict, verdicts};
 use oxccl_runtime::recorder::read::{Process, processes};
-use oxccl_tests::job::Job;
+use oxccl_tests::job::{Job, bind_to_parent, wait_until};
+use oxccl_tests::missing;
+use oxccl_tests::network::Network;
 use oxccl_tests::sequence::Random;
 use rustix::process::{Pid, Signal, kill_process};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 const RANK: &str = env!("CARGO_BIN_EXE_oxccl-test-rank");
@@ -42,6 +45,11 @@ fn start_with_limit(
 /// and returns it with what the processes record. On a busy machine, ranks that come late for want
 /// of a processor are named before, or beside the one at fault.
 fn diagnose(pids: &[u32], cause: Cause, ranks: &[u32]) -> (Verdict, Vec<Process>) {
+    diagnose_until(pids, |of| (of.cause, &sorted(&of.ranks)[..]) == (cause, ranks))
+}
+
+/// The same, until the only verdict is as it should be.
+fn diagnose_until(pids: &[u32], is: impl Fn(&Verdict) -> bool) -> (Verdict, Vec<Process>) {
     let start = Instant::now();
     loop {
         let mut all = processes(Path::new("/proc"));
@@ -49,7 +57,7 @@ fn diagnose(pids: &[u32], cause: Cause, ranks: &[u32]) -> (Verdict, Vec<Process>
         let mut found = verdicts(&all, PATIENCE);
         found.retain(|verdict| verdict.cause.holds_up());
         if let [verdict] = &found[..]
-            && (verdict.cause, &sorted(&verdict.ranks)[..]) == (cause, ranks)
+            && is(verdict)
         {
             return (verdict.clone(), all);
         }
@@ -197,4 +205,67 @@ fn ranks_that_do_not_come_to_the_making_of_a_communicator_are_named() {
     let (verdict, _) = diagnose(&pids, Cause::NotJoined, &[2, 3]);
     end(job, 2);
     has(&verdict.text, &["ranks 2, 3 of communicator", "have not come", "ranks 0, 1 wait for"]);
+}
+
+/// The variable of a process that has a network of its own.
+const APART: &str = "OXCCL_TEST_APART";
+
+#[test]
+fn beside_a_cut_cable_both_hosts_name_the_ranks_of_the_other_one() {
+    if std::env::var_os(APART).is_some() {
+        return cut_the_cable();
+    }
+    let apart = ["--map-root-user", "--net"];
+    let tried = Command::new("unshare").args(apart).arg("true").output();
+    if !tried.as_ref().is_ok_and(|tried| tried.status.success()) {
+        return missing("network namespaces", &format!("{tried:?}"));
+    }
+    let own = std::env::current_exe().expect("a path");
+    let name = "beside_a_cut_cable_both_hosts_name_the_ranks_of_the_other_one";
+    let mut command = Command::new("unshare");
+    command.args(apart).arg(own).args(["--exact", name, "--nocapture"]).env(APART, "1");
+    command.stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut child = bind_to_parent(&mut command).spawn().expect("it starts");
+    let mut stdout = child.stdout.take().expect("a pipe");
+    let heard = std::thread::spawn(move || {
+        let mut text = String::new();
+        stdout.read_to_string(&mut text).map(|_| text)
+    });
+    let status = wait_until(&mut child, Instant::now() + Duration::from_secs(150));
+    println!("{}", heard.join().expect("no panic").expect("text"));
+    assert_eq!(status, Some(0));
+}
+
+/// Cuts the only cable between two hosts of two ranks each, in the middle of their operations.
+fn cut_the_cable() {
+    // A new user namespace may have taken it away.
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).expect("a signal");
+    let network = match Network::new(2) {
+        Ok(network) => network,
+        Err(reason) => return missing("network namespaces", &reason),
+    };
+    let mut job = Job::start(Path::new(RANK), 4, Duration::from_secs(100), |rank, command| {
+        network.enter(command, rank / 2).args(["stuck", "cut", "0", "5", "0"]);
+        command.env("NCCL_COMM_ID", format!("{}:4000", network.address(0)));
+    });
+    job.wait_until_running(4);
+    network.cut((0, None));
+    let pids: Vec<u32> = (0..4).map(|rank| job.child(rank).id()).collect();
+    for (host, beyond) in [(0, [2, 3]), (1, [0, 1])] {
+        let here = [2 * host, 2 * host + 1];
+        let names_them = |text: &str| {
+            let lost = beyond.iter().any(|rank| text.contains(&format!("lost rank {rank}")));
+            lost && text.contains("has heard nothing of it for")
+        };
+        let (verdict, _) = diagnose_until(&here.map(|rank| pids[rank as usize]), |verdict| {
+            verdict.cause == Cause::Failed && verdict.ranks.iter().all(|rank| here.contains(rank))
+        });
+        assert!(names_them(&verdict.text), "{}", verdict.text);
+        for rank in here {
+            let stdout = job.child(rank).stdout.take().expect("a pipe");
+            let error = BufReader::new(stdout).lines().next().expect("an error").expect("text");
+            assert!(names_them(&error), "{error}");
+        }
+    }
+    end(job, 4);
 }

@@ -1,11 +1,11 @@
 //! An attempt: its ranks, the thread that traces the victim, and the one that hears and drives all.
 
-use crate::network::Network;
 use crate::plan::{Fault, GROW_ROOT, Phase, Plan};
 use crate::strangers;
 use crate::trace::Tracer;
 use oxccl_runtime::bootstrap::{UniqueId, launch, rendezvous, session};
 use oxccl_tests::job::bind_to_parent;
+use oxccl_tests::network::Network;
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, pidfd_open, pidfd_send_signal,
 };

@@ -7,7 +7,6 @@
 
 mod attempt;
 mod judge;
-mod network;
 mod plan;
 mod rank;
 mod strangers;
@@ -15,7 +14,7 @@ mod trace;
 
 use attempt::Record;
 use judge::{Verdict, judge};
-use network::Network;
+use oxccl_tests::network::{self, Network};
 use oxccl_tests::sequence::Random;
 use plan::{Cell, Fault, LAYOUTS, Phase, Plan};
 use std::collections::{BTreeMap, HashMap};
@@ -231,7 +230,7 @@ fn campaign(asked: &Asked) -> bool {
         for _ in 0..jobs {
             // Its namespaces go with the thread.
             scope.spawn(|| {
-                let network = spaces.then(|| Network::new().expect("hosts"));
+                let network = spaces.then(|| Network::new(plan::SPACES).expect("hosts"));
                 match &only {
                     Some(plan) => {
                         campaign.attempt(plan, network.as_ref());

@@ -3,10 +3,10 @@
 //! The router is the namespace of the thread that made it, so it is gone with the thread and the
 //! descriptors here. Packets between hosts that are cut off vanish without an answer.
 
-use crate::plan::SPACES;
 use rustix::process::{getegid, geteuid};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 use std::fs::File;
+use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -14,8 +14,8 @@ use std::process::Command;
 /// The name of the rules that cut.
 const CUT: &str = "pref 100";
 
-/// The hosts of a thread.
-pub(crate) struct Network {
+/// A network of the calling thread, and the hosts behind it.
+pub struct Network {
     hosts: Vec<File>,
 }
 
@@ -39,7 +39,7 @@ fn run(command: &mut Command, arguments: &str) -> Result<(), String> {
 
 /// Moves the process off the machine's network into a namespace of its own, whether as root or in a
 /// user namespace. It must have one thread.
-pub(crate) fn leave_the_machine() -> Result<(), String> {
+pub fn leave_the_machine() -> Result<(), String> {
     ip("-V")?;
     if unshare(UnshareFlags::NEWNET).is_err() {
         let (user, group) = (geteuid().as_raw(), getegid().as_raw());
@@ -67,17 +67,15 @@ fn space() -> Result<File, String> {
 }
 
 impl Network {
-    /// Makes the calling thread's namespace, and what it starts, a router with hosts behind it.
-    pub(crate) fn new() -> Result<Self, String> {
+    /// Makes the calling thread's namespace, and what it starts, a router with so many hosts behind
+    /// it.
+    pub fn new(hosts: u32) -> Result<Self, String> {
         unshare(UnshareFlags::NEWNET)?;
         ip("link set lo up")?;
         let forward = "/proc/sys/net/ipv4/ip_forward";
         std::fs::write(forward, "1").map_err(|e| format!("{forward}: {e}"))?;
-        let hosts = (0..SPACES).map(|_| space()).collect::<Result<_, _>>()?;
-        let network = Self { hosts };
-        for host in 0..SPACES {
-            network.wire(host)?;
-        }
+        let network = Self { hosts: (0..hosts).map(|_| space()).collect::<Result<_, _>>()? };
+        (0..hosts).try_for_each(|host| network.wire(host))?;
         Ok(network)
     }
 
@@ -90,7 +88,7 @@ impl Network {
         ip(&format!("link set h{host} up"))?;
         for arguments in [
             "link set lo up".to_owned(),
-            format!("addr add 10.77.{host}.2/24 dev eth0"),
+            format!("addr add {}/24 dev eth0", self.address(host)),
             "link set eth0 up".to_owned(),
             format!("route add default via 10.77.{host}.1"),
         ] {
@@ -101,8 +99,13 @@ impl Network {
         Ok(())
     }
 
+    /// Returns the address of a host.
+    pub fn address(&self, host: u32) -> Ipv4Addr {
+        Ipv4Addr::from([10, 77, host as u8, 2])
+    }
+
     /// Has a command run on a host.
-    pub(crate) fn enter<'a>(&self, command: &'a mut Command, host: u32) -> &'a mut Command {
+    pub fn enter<'a>(&self, command: &'a mut Command, host: u32) -> &'a mut Command {
         let fd = self.hosts[host as usize].try_clone().expect("a descriptor");
         // SAFETY: the closure makes one system call, which is safe between fork and exec.
         unsafe {
@@ -114,7 +117,7 @@ impl Network {
     }
 
     /// Cuts a host off from another one, or from all.
-    pub(crate) fn cut(&self, (host, other): (u32, Option<u32>)) {
+    pub fn cut(&self, (host, other): (u32, Option<u32>)) {
         let of = |host: u32| format!("10.77.{host}.0/24");
         let ways = match other {
             Some(other) => [
@@ -129,7 +132,7 @@ impl Network {
     }
 
     /// Takes back all cuts.
-    pub(crate) fn mend(&self) {
+    pub fn mend(&self) {
         while ip(&format!("rule del {CUT}")).is_ok() {}
     }
 }
