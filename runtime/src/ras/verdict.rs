@@ -4,7 +4,7 @@ use super::job::{Comm, Member, communicators};
 use crate::recorder::read::{Process, ProcessState};
 use crate::recorder::{Kind, Source, Stage};
 use serde::Serialize;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 
 /// The kind of a cause.
@@ -169,20 +169,26 @@ fn not_joined(comm: &Comm<'_>, patience: Patience) -> Option<Verdict> {
     Some(Verdict { cause: Cause::NotJoined, comm: comm.number, ranks: missing, text })
 }
 
-/// A rank that waits for another one, in a communicator.
+/// A rank that waits for others.
 #[derive(Clone, Copy)]
-struct Wait<'a, 'c> {
-    comm: &'c Comm<'a>,
+struct Wait<'a> {
     from: Member<'a>,
-    to: Member<'a>,
-    /// The callers of both.
-    callers: (Caller, Caller),
+    caller: Caller,
     since_ns: u64,
+    /// The number of the collective in which it waits; `None` in other operations, and in kernels.
+    number: Option<u64>,
+    /// The rank that it waits for, if that is not behind in the collective.
+    named: Option<Member<'a>>,
 }
 
-impl Wait<'_, '_> {
+impl Wait<'_> {
     fn lasts_ns(&self) -> u64 {
         self.from.process.read_ns.saturating_sub(self.since_ns)
+    }
+
+    fn is_for(&self, to: &Member<'_>) -> bool {
+        let is_named = self.named.is_some_and(|named| named.rank.rank == to.rank.rank);
+        is_named || self.number.is_some_and(|number| is_behind(to, number))
     }
 }
 
@@ -194,17 +200,6 @@ enum Caller {
     Rank(u64, u32),
 }
 
-impl Caller {
-    fn of(comm: &Comm<'_>, member: &Member<'_>) -> Self {
-        let Process { pid, host, .. } = member.process;
-        let own = |other: &&Member<'_>| other.process.pid == *pid && other.process.host == *host;
-        match comm.members.iter().filter(own).count() {
-            1 => Caller::Process(*pid, host_number(host)),
-            _ => Caller::Rank(comm.number, member.rank.rank),
-        }
-    }
-}
-
 /// Returns a number for the name of a host: processes of different hosts may have one number.
 fn host_number(host: &str) -> u64 {
     use std::hash::{DefaultHasher, Hash, Hasher};
@@ -213,30 +208,117 @@ fn host_number(host: &str) -> u64 {
     hasher.finish()
 }
 
-/// Returns the waits of a communicator that last for a part of the least time that counts: of ranks
-/// that wait for each other, one began first.
-fn waits<'a, 'c>(comm: &'c Comm<'a>, patience: Patience) -> Vec<Wait<'a, 'c>> {
-    let mut all = Vec::new();
-    for &from in &comm.members {
-        let Some(waiting) = from.rank.waiting else { continue };
-        let waited_ns = from.process.read_ns.saturating_sub(waiting.since_ns);
-        if from.rank.stage != Stage::Running || waited_ns < patience.waiting_ns / 8 {
-            continue;
+/// The ranks of a communicator that wait for others, in the order of their numbers.
+struct Waits<'a, 'c> {
+    comm: &'c Comm<'a>,
+    all: Vec<Wait<'a>>,
+    /// The ranks that are behind in the collectives in which others wait, by their numbers: all who
+    /// wait in one wait for all of them.
+    behind: HashMap<u64, Vec<Member<'a>>>,
+    /// The number of ranks in each process.
+    processes: HashMap<(u32, &'a str), usize>,
+}
+
+impl<'a, 'c> Waits<'a, 'c> {
+    /// Returns the waits that last for a part of the least time that counts: of ranks that wait for
+    /// each other, one began first.
+    fn of(comm: &'c Comm<'a>, patience: Patience) -> Self {
+        let (behind, mut processes) = (HashMap::new(), HashMap::new());
+        for Member { process, .. } in &comm.members {
+            *processes.entry((process.pid, &process.host[..])).or_default() += 1;
         }
-        let (own, since_ns) = (from.rank.rank, waiting.since_ns);
-        let lags = |member: &&Member<'a>| is_behind(&from, member);
-        let named = waiting.peer.and_then(|peer| comm.member(peer));
-        // Who waits for one of several looks at the first of them: others may lag behind, too.
-        let others = comm.members.iter().filter(|m| m.rank.rank != own).filter(lags).copied();
-        let mut to: Vec<_> = others.collect();
-        to.extend(named.filter(|peer| to.iter().all(|m| m.rank.rank != peer.rank.rank)));
-        let caller = Caller::of(comm, &from);
-        all.extend(to.into_iter().map(|to| {
-            let callers = (caller, Caller::of(comm, &to));
-            Wait { comm, from, to, callers, since_ns }
-        }));
+        let mut waits = Self { comm, all: Vec::new(), behind, processes };
+        for &from in &comm.members {
+            let Some(waiting) = from.rank.waiting else { continue };
+            let waited_ns = from.process.read_ns.saturating_sub(waiting.since_ns);
+            if from.rank.stage != Stage::Running || waited_ns < patience.waiting_ns / 8 {
+                continue;
+            }
+            // Who waits for one of several looks at the first of them: others may be behind, too.
+            let number = collective_of(&from);
+            let are_behind = number.is_some_and(|number| {
+                let members = || comm.members.iter().filter(|member| is_behind(member, number));
+                let behind = waits.behind.entry(number);
+                !behind.or_insert_with(|| members().copied().collect()).is_empty()
+            });
+            let named = waiting.peer.and_then(|peer| comm.member(peer));
+            let named = named.filter(|peer| number.is_none_or(|number| !is_behind(peer, number)));
+            if are_behind || named.is_some() {
+                let (caller, since_ns) = (waits.caller(&from), waiting.since_ns);
+                waits.all.push(Wait { from, caller, since_ns, number, named });
+            }
+        }
+        waits
     }
-    all
+
+    fn caller(&self, member: &Member<'_>) -> Caller {
+        let Process { pid, host, .. } = member.process;
+        match self.processes.get(&(*pid, &host[..])) {
+            Some(1) => Caller::Process(*pid, host_number(host)),
+            _ => Caller::Rank(self.comm.number, member.rank.rank),
+        }
+    }
+
+    /// Returns the ranks that a rank waits for because they are behind in its collective.
+    fn behind(&self, wait: &Wait<'a>) -> &[Member<'a>] {
+        wait.number.and_then(|number| self.behind.get(&number)).map_or(&[], |behind| behind)
+    }
+
+    /// Returns the first rank that a rank waits for.
+    fn first_of(&self, wait: &Wait<'a>) -> Option<Member<'a>> {
+        self.behind(wait).first().copied().or(wait.named)
+    }
+
+    /// Returns what holds up the ranks at the ends of chains of waits; `waiting` are the callers
+    /// that wait in any communicator.
+    fn causes(&self, waiting: &HashSet<Caller>, patience: Patience) -> Vec<Verdict> {
+        let (mut found, mut seen, mut known) = (Vec::new(), HashSet::new(), HashSet::new());
+        for wait in self.all.iter().filter(|wait| wait.lasts_ns() >= patience.waiting_ns) {
+            let is_new = wait.number.is_some_and(|number| seen.insert(number));
+            let behind = if is_new { self.behind(wait) } else { &[] };
+            for to in behind.iter().chain(&wait.named) {
+                let stands = to.process.state != ProcessState::Stopped;
+                let goes_on = stands && waiting.contains(&self.caller(to));
+                if !goes_on && known.insert(to.rank.rank) {
+                    found.push(self.blame(wait, to));
+                }
+            }
+        }
+        found
+    }
+
+    /// Returns what holds up a rank for which others wait, one of them in `held`.
+    fn blame(&self, held: &Wait<'a>, to: &Member<'a>) -> Verdict {
+        let same = || self.all.iter().filter(|wait| wait.is_for(to));
+        let waiting: Vec<_> = same().map(|wait| wait.from.rank.rank).collect();
+        let since_ns = same().map(|wait| wait.since_ns).min().unwrap_or(held.since_ns);
+        let (cause, text) = blame(&held.from, to, &waiting, since_ns);
+        let text = format!("{text} ({})", self.comm.title());
+        Verdict { cause, comm: self.comm.number, ranks: vec![to.rank.rank], text }
+    }
+
+    /// Returns that two ranks call different collectives under one number.
+    fn differs(&self) -> Option<Verdict> {
+        let mut seen = HashSet::new();
+        self.all.iter().find_map(|Wait { from, number, .. }| {
+            let number = number.filter(|number| seen.insert(*number))?;
+            let own = from.collective(number)?.descriptor;
+            let other = self.comm.members.iter().find_map(|member| {
+                let theirs = member.collective(number)?.descriptor;
+                (theirs != own).then_some((member.rank.rank, theirs))
+            });
+            let (rank, theirs) = other?;
+            let [own_text, their_text] = own.texts(theirs);
+            let ranks = vec![from.rank.rank, rank];
+            let text = format!(
+                "rank {} calls {own_text}, and rank {rank} calls {their_text}, as collective {number} \
+                 of {}: all ranks have to make the same calls in the same order",
+                ranks[0],
+                self.comm.title()
+            );
+            Some(Verdict { cause: Cause::Differs, comm: self.comm.number, ranks, text })
+        })
+    }
 }
 
 /// Returns that ranks wait for one that cannot be seen, if they wait for nobody else.
@@ -273,13 +355,10 @@ fn unseen(comm: &Comm<'_>, patience: Patience) -> Option<Verdict> {
     Some(Verdict { cause: Cause::Unseen, comm: comm.number, ranks, text })
 }
 
-/// Returns whether a rank has not called the collective in which another one waits, or its stream
-/// has not come to it. Of kernels only the named rank's progress is known.
-fn is_behind(waits: &Member<'_>, member: &Member<'_>) -> bool {
-    match collective_of(waits) {
-        Some(number) => progress(member, number) < Progress::Inside,
-        None => false,
-    }
+/// Returns whether a rank has not called a collective in which another one waits, or its stream has
+/// not come to it. Of kernels only the named rank's progress is known.
+fn is_behind(member: &Member<'_>, number: u64) -> bool {
+    progress(member, number) < Progress::Inside
 }
 
 /// Returns the progress of a rank with what a kernel of another one waits for: whether it has begun
@@ -327,59 +406,21 @@ fn progress(member: &Member<'_>, number: u64) -> Progress {
 
 /// Returns the causes of a standstill: where chains of waits end, and where they are circles.
 fn standstill(comms: &[Comm<'_>], patience: Patience) -> Vec<Verdict> {
-    let all: Vec<_> = comms.iter().flat_map(|comm| waits(comm, patience)).collect();
-    let mut found: Vec<Verdict> = Vec::new();
-    for comm in comms {
-        let of_comm = || all.iter().filter(|wait| wait.comm.number == comm.number);
-        if let Some(verdict) = of_comm().find_map(differs) {
-            found.push(verdict);
-        }
+    let all: Vec<_> = comms.iter().map(|comm| Waits::of(comm, patience)).collect();
+    let mut found: Vec<Verdict> = all.iter().filter_map(Waits::differs).collect();
+    let different: HashSet<u64> = found.iter().map(|verdict| verdict.comm).collect();
+    let waits = || all.iter().flat_map(|waits| &waits.all);
+    let waiting: HashSet<Caller> = waits().map(|wait| wait.caller).collect();
+    for waits in all.iter().filter(|waits| !different.contains(&waits.comm.number)) {
+        found.extend(waits.causes(&waiting, patience));
     }
-    let different: Vec<u64> = found.iter().map(|verdict| verdict.comm).collect();
-    let waiting: HashSet<Caller> = all.iter().map(|wait| wait.callers.0).collect();
-    for wait in &all {
-        let stands = wait.to.process.state != ProcessState::Stopped;
-        let goes_on = waiting.contains(&wait.callers.1);
-        let short = wait.lasts_ns() < patience.waiting_ns;
-        if short || different.contains(&wait.comm.number) || stands && goes_on {
-            continue;
-        }
-        let verdict = blame(wait, &all);
-        let known = |other: &Verdict| other.comm == verdict.comm && other.ranks == verdict.ranks;
-        if !found.iter().any(known) {
-            found.push(verdict);
-        }
-    }
-    for comm in comms {
-        if found.iter().all(|verdict| verdict.comm != comm.number) {
-            found.extend(unseen(comm, patience));
-        }
-    }
-    if found.is_empty() && all.iter().any(|wait| wait.lasts_ns() >= patience.waiting_ns) {
+    let told: HashSet<u64> = found.iter().map(|verdict| verdict.comm).collect();
+    let untold = comms.iter().filter(|comm| !told.contains(&comm.number));
+    found.extend(untold.filter_map(|comm| unseen(comm, patience)));
+    if found.is_empty() && waits().any(|wait| wait.lasts_ns() >= patience.waiting_ns) {
         found.extend(circle(&all));
     }
     found
-}
-
-/// Returns that two ranks call different collectives under one number.
-fn differs(wait: &Wait<'_, '_>) -> Option<Verdict> {
-    let number = collective_of(&wait.from)?;
-    let own = wait.from.collective(number)?.descriptor;
-    let other = wait.comm.members.iter().find_map(|member| {
-        let theirs = member.collective(number)?.descriptor;
-        (theirs != own).then_some((member, theirs))
-    });
-    let (member, theirs) = other?;
-    let [own_text, their_text] = own.texts(theirs);
-    let ranks = vec![wait.from.rank.rank, member.rank.rank];
-    let text = format!(
-        "rank {} calls {own_text}, and rank {} calls {their_text}, as collective {number} of {}: \
-         all ranks have to make the same calls in the same order",
-        ranks[0],
-        ranks[1],
-        wait.comm.title()
-    );
-    Some(Verdict { cause: Cause::Differs, comm: wait.comm.number, ranks, text })
 }
 
 /// Returns whether a kernel of a graph waits, as far as it is known: more collectives have run on
@@ -417,20 +458,12 @@ fn operation_text(waits: &Member<'_>) -> String {
     }
 }
 
-/// Returns what holds up the rank at the end of a chain of waits.
-fn blame(held: &Wait<'_, '_>, all: &[Wait<'_, '_>]) -> Verdict {
-    let Wait { comm, from, to, .. } = held;
-    let same = |other: &&Wait<'_, '_>| {
-        other.comm.number == comm.number && other.to.rank.rank == to.rank.rank
-    };
-    let mut waiting: Vec<_> = all.iter().filter(same).map(|other| other.from.rank.rank).collect();
-    waiting.sort_unstable();
-    waiting.dedup();
-    let since_ns = all.iter().filter(same).map(|w| w.since_ns).min().unwrap_or(held.since_ns);
+/// Returns what holds up a rank for which others wait, one of them in `from`, since a time.
+fn blame(from: &Member<'_>, to: &Member<'_>, waiting: &[u32], since_ns: u64) -> (Cause, String) {
     let waited = span(from.process.read_ns.saturating_sub(since_ns));
     let (who, operation) = (to.rank.rank, operation_text(from));
-    let wait = verb(&waiting, "waits", "wait");
-    let effect = format!("{operation}, in which {} {wait} for {waited}", list(&waiting));
+    let wait = verb(waiting, "waits", "wait");
+    let effect = format!("{operation}, in which {} {wait} for {waited}", list(waiting));
     let place = to.place();
     let progress = match collective_of(from) {
         Some(number) => Some(progress(to, number)),
@@ -441,7 +474,7 @@ fn blame(held: &Wait<'_, '_>, all: &[Wait<'_, '_>]) -> Verdict {
             None => Progress::NotBegun,
         }),
     };
-    let (cause, text) = match (to.process.state, progress) {
+    match (to.process.state, progress) {
         (ProcessState::Stopped, _) => {
             let remedy = format!("continue it with kill -CONT {}", to.process.pid);
             let fact = "is stopped by a signal or a debugger";
@@ -483,9 +516,7 @@ fn blame(held: &Wait<'_, '_>, all: &[Wait<'_, '_>]) -> Verdict {
             let last = last_call(to);
             (Cause::NotCalled, format!("rank {who} has not called {effect}: {last}; {remedy}"))
         }
-    };
-    let text = format!("{text} ({})", comm.title());
-    Verdict { cause, comm: comm.number, ranks: vec![who], text }
+    }
 }
 
 /// Returns where a rank is outside of the library, and since when.
@@ -503,31 +534,38 @@ fn last_call(member: &Member<'_>) -> String {
 }
 
 /// Returns a circle of waits.
-fn circle(all: &[Wait<'_, '_>]) -> Option<Verdict> {
-    let first = all.first()?;
-    let mut path = vec![first];
-    // Each wait goes on at one caller; a chain as long as the list has met one of them twice.
-    while path.len() <= all.len() {
-        let to = path[path.len() - 1].callers.1;
-        path.push(all.iter().find(|next| next.callers.0 == to)?);
+fn circle(all: &[Waits<'_, '_>]) -> Option<Verdict> {
+    let mut first_of = HashMap::new();
+    for waits in all {
+        for wait in &waits.all {
+            let to = waits.first_of(wait)?;
+            first_of.entry(wait.caller).or_insert((waits.comm, wait.from, to, waits.caller(&to)));
+        }
     }
-    let last = path[path.len() - 1];
-    let same = |wait: &&&Wait<'_, '_>| wait.callers.0 == last.callers.0;
-    let back = path.iter().rev().skip(1).position(|wait| same(&wait))?;
-    let circle = &path[path.len() - 1 - back - 1..path.len() - 1];
-    let texts = circle.iter().map(|wait| {
-        let (from, to) = (wait.from.rank.rank, wait.to.rank.rank);
-        let place = wait.from.place();
-        let operation = operation_text(&wait.from);
-        format!("rank {from} of {} ({place}) waits in {operation} for rank {to}", wait.comm.title())
+    let mut next = all.iter().flat_map(|waits| &waits.all).next()?.caller;
+    let (mut path, mut places) = (Vec::new(), HashMap::new());
+    // Each wait goes on at one caller; the path is a circle once it meets one of them again.
+    let begin = loop {
+        if let Some(begin) = places.insert(next, path.len()) {
+            break begin;
+        }
+        let (comm, from, to, caller) = *first_of.get(&next)?;
+        path.push((comm, from, to));
+        next = caller;
+    };
+    let circle = &path[begin..];
+    let texts = circle.iter().map(|(comm, from, to)| {
+        let (place, operation) = (from.place(), operation_text(from));
+        let (own, title, to) = (from.rank.rank, comm.title(), to.rank.rank);
+        format!("rank {own} of {title} ({place}) waits in {operation} for rank {to}")
     });
     let text = format!(
         "ranks wait for each other in a circle: {}; call in the same order on all ranks, or give \
          each communicator a stream of its own",
         texts.collect::<Vec<_>>().join("; ")
     );
-    let ranks = circle.iter().map(|wait| wait.from.rank.rank).collect();
-    Some(Verdict { cause: Cause::Deadlock, comm: circle.first()?.comm.number, ranks, text })
+    let ranks = circle.iter().map(|(_, from, _)| from.rank.rank).collect();
+    Some(Verdict { cause: Cause::Deadlock, comm: circle.first()?.0.number, ranks, text })
 }
 
 /// Returns the rank that comes late to most of the latest collectives.

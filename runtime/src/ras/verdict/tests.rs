@@ -117,6 +117,23 @@ fn who_has_not_called_is_named_with_its_last_call() {
 }
 
 #[test]
+fn of_very_many_ranks_those_that_have_not_called_are_named_without_a_comparison_of_all_waits() {
+    // Such a comparison would take days, and a list of who waits for whom gigabytes.
+    let (half, nranks) = (3000, 6000);
+    let calls = |number: u32| match number < half {
+        true => rank(number, 3, 2, Some(half)),
+        false => rank(number, 2, 2, None),
+    };
+    let of = |number| process(number, vec![RankReport { nranks, ..calls(number) }]);
+    let all: Vec<_> = (0..nranks).map(of).collect();
+    let found = found(&all);
+    let ranks: Vec<_> = found.iter().flat_map(|verdict| verdict.ranks.clone()).collect();
+    assert_eq!(ranks, (half..nranks).collect::<Vec<_>>());
+    let waits = "in which ranks 0 to 2999 wait for 3.0 s";
+    assert!(found.iter().all(|verdict| verdict.text.contains(waits)), "{}", found[0].text);
+}
+
+#[test]
 fn a_stopped_process_is_to_be_continued() {
     let mut stopped = process(2, vec![rank(1, 3, 2, Some(0))]);
     stopped.state = ProcessState::Stopped;
