@@ -484,13 +484,26 @@ fn a_forked_child_does_not_keep_the_port() {
 fn a_port_that_another_program_has_is_no_error() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = taken.local_addr().expect("it has an address").to_string();
-    let job = Job::start(Path::new(RANK), 2, LIFE, |_, command| {
-        command.arg("once").env("NCCL_RAS_ADDR", &address);
+    let folder = std::env::temp_dir().join(format!("oxccl-test-port-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let log = |rank: u32| folder.join(rank.to_string());
+    let mut job = Job::start(Path::new(RANK), 2, LIFE, |rank, command| {
+        command.arg("attended").env("NCCL_RAS_ADDR", &address).stdin(Stdio::piped());
         command.env("NCCL_DEBUG", "INFO").env("NCCL_DEBUG_SUBSYS", "RAS");
+        command.env("NCCL_DEBUG_FILE", log(rank));
     });
-    for ended in job.wait() {
-        assert_eq!(ended.status, Some(0), "{}", ended.output);
-        let line = format!("there is no RAS service at {address}: Address already in use");
-        assert!(ended.output.contains(&line), "{}", ended.output);
+    job.wait_until_running(2);
+    let line = format!("there is no RAS service at {address}: Address already in use");
+    let start = Instant::now();
+    for rank in 0..2 {
+        // The service says so when it comes to it: nobody waits for it.
+        let said = || std::fs::read_to_string(log(rank)).unwrap_or_default();
+        while !said().contains(&line) {
+            assert!(start.elapsed() < LIMIT, "{}", said());
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
+    drop(job.child(0).stdin.take());
+    job.expect_success();
+    std::fs::remove_dir_all(folder).expect("its own folder");
 }
