@@ -27,6 +27,8 @@ pub(super) struct Absent {
     pub(super) died: bool,
 }
 
+type Work = Box<dyn FnOnce() + Send>;
+
 /// The state that the thread of a rendezvous shares with the rest of its process.
 pub(super) struct Rendezvous {
     comm: u64,
@@ -37,8 +39,8 @@ pub(super) struct Rendezvous {
     /// unused, can end.
     replaced: AtomicBool,
     absent: Mutex<Vec<Absent>>,
-    /// The work to do when the rendezvous is over.
-    after: Mutex<Vec<Box<dyn FnOnce() + Send>>>,
+    /// The work to do when the rendezvous is over; `None` from then on.
+    after: Mutex<Option<Vec<Work>>>,
 }
 
 static HELD: Mutex<Vec<Arc<Rendezvous>>> = Mutex::new(Vec::new());
@@ -56,7 +58,7 @@ impl Rendezvous {
             changed: Condvar::new(),
             replaced: AtomicBool::new(false),
             absent: Mutex::default(),
-            after: Mutex::default(),
+            after: Mutex::new(Some(Vec::new())),
         }
     }
 
@@ -104,17 +106,21 @@ impl Drop for Held {
 }
 
 fn end(state: &Arc<Rendezvous>) {
+    // It is found until the work is done, for which `wait` waits.
+    let after = lock(&state.after).take();
+    after.into_iter().flatten().for_each(|work| work());
     lock(&HELD).retain(|held| !Arc::ptr_eq(held, state));
-    let after = std::mem::take(&mut *lock(&state.after));
-    after.into_iter().for_each(|work| work());
     state.set(Status::Over);
 }
 
 /// Runs `work` when the rendezvous of an id is over, if this process holds it.
 pub(super) fn when_over(id: &UniqueId, work: impl FnOnce() + Send + 'static) {
-    if let Some(held) = find(id) {
-        lock(&held.after).push(Box::new(work));
+    let Some(held) = find(id) else { return };
+    if let Some(after) = &mut *lock(&held.after) {
+        after.push(Box::new(work));
+        return;
     }
+    work();
 }
 
 fn find(id: &UniqueId) -> Option<Arc<Rendezvous>> {
