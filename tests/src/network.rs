@@ -3,13 +3,17 @@
 //! The router is the namespace of the thread that made it, so it is gone with the thread and the
 //! descriptors here. Packets between hosts that are cut off vanish without an answer.
 
-use rustix::process::{getegid, geteuid};
+use crate::job::{bind_to_parent, wait_until};
+use crate::missing;
+use rustix::process::{Signal, getegid, geteuid, set_parent_process_death_signal};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 use std::fs::File;
+use std::io::Read;
 use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::process::CommandExt;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// The name of the rules that cut.
 const CUT: &str = "pref 100";
@@ -57,6 +61,40 @@ pub fn leave_the_machine() -> Result<(), String> {
     ip("link set lo up")
 }
 
+/// The variable of a process that has a network of its own.
+const APART: &str = "OXCCL_TEST_APART";
+
+/// Runs a part of a test, which is run alone by this name, in a process that has a network of its
+/// own with so many hosts. The test is skipped where that is not permitted.
+pub fn apart(test: &str, hosts: u32, part: impl FnOnce(&Network)) {
+    if std::env::var_os(APART).is_some() {
+        // A new user namespace may have taken it away.
+        set_parent_process_death_signal(Some(Signal::KILL)).expect("a signal");
+        return match Network::new(hosts) {
+            Ok(network) => part(&network),
+            Err(reason) => missing("network namespaces", &reason),
+        };
+    }
+    let options = ["--map-root-user", "--net"];
+    let tried = Command::new("unshare").args(options).arg("true").output();
+    if !tried.as_ref().is_ok_and(|tried| tried.status.success()) {
+        return missing("network namespaces", &format!("{tried:?}"));
+    }
+    let own = std::env::current_exe().expect("a path");
+    let mut command = Command::new("unshare");
+    command.args(options).arg(own).args(["--exact", test, "--nocapture"]).env(APART, "1");
+    command.stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut child = bind_to_parent(&mut command).spawn().expect("it starts");
+    let mut stdout = child.stdout.take().expect("a pipe");
+    let heard = std::thread::spawn(move || {
+        let mut text = String::new();
+        stdout.read_to_string(&mut text).map(|_| text)
+    });
+    let status = wait_until(&mut child, Instant::now() + Duration::from_secs(150));
+    println!("{}", heard.join().expect("no panic").expect("text"));
+    assert_eq!(status, Some(0));
+}
+
 /// A namespace that stays while its file is open.
 fn space() -> Result<File, String> {
     let make = || {
@@ -81,8 +119,7 @@ impl Network {
 
     /// Connects a host with the router.
     fn wire(&self, host: u32) -> Result<(), String> {
-        let fd = self.hosts[host as usize].as_raw_fd();
-        let space = format!("/proc/{}/fd/{fd}", std::process::id());
+        let space = self.space(host);
         ip(&format!("link add h{host} type veth peer name eth0 netns {space}"))?;
         ip(&format!("addr add 10.77.{host}.1/24 dev h{host}"))?;
         ip(&format!("link set h{host} up"))?;
@@ -97,6 +134,11 @@ impl Network {
             run(self.enter(&mut command, host), &arguments)?;
         }
         Ok(())
+    }
+
+    /// Returns the path of a host's namespace.
+    pub fn space(&self, host: u32) -> String {
+        format!("/proc/{}/fd/{}", std::process::id(), self.hosts[host as usize].as_raw_fd())
     }
 
     /// Returns the address of a host.
@@ -129,6 +171,13 @@ impl Network {
         for way in ways {
             ip(&format!("rule add {CUT} {way} blackhole")).expect("a rule");
         }
+    }
+
+    /// Lets no host connect to another one, except at the ports of the system's services: a
+    /// firewall.
+    pub fn block(&self) {
+        let ports = "ipproto tcp dport 1024-65534";
+        ip(&format!("rule add {CUT} {ports} blackhole")).expect("a rule");
     }
 
     /// Takes back all cuts.

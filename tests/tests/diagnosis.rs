@@ -3,14 +3,12 @@
 
 use oxccl_runtime::ras::verdict::{Cause, Patience, Verdict, verdicts};
 use oxccl_runtime::recorder::read::{Process, processes};
-use oxccl_tests::job::{Job, bind_to_parent, wait_until};
-use oxccl_tests::missing;
-use oxccl_tests::network::Network;
+use oxccl_tests::job::Job;
+use oxccl_tests::network::{Network, apart};
 use oxccl_tests::sequence::Random;
 use rustix::process::{Pid, Signal, kill_process};
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 const RANK: &str = env!("CARGO_BIN_EXE_oxccl-test-rank");
@@ -207,43 +205,14 @@ fn ranks_that_do_not_come_to_the_making_of_a_communicator_are_named() {
     has(&verdict.text, &["ranks 2, 3 of communicator", "have not come", "ranks 0, 1 wait for"]);
 }
 
-/// The variable of a process that has a network of its own.
-const APART: &str = "OXCCL_TEST_APART";
-
 #[test]
 fn beside_a_cut_cable_both_hosts_name_the_ranks_of_the_other_one() {
-    if std::env::var_os(APART).is_some() {
-        return cut_the_cable();
-    }
-    let apart = ["--map-root-user", "--net"];
-    let tried = Command::new("unshare").args(apart).arg("true").output();
-    if !tried.as_ref().is_ok_and(|tried| tried.status.success()) {
-        return missing("network namespaces", &format!("{tried:?}"));
-    }
-    let own = std::env::current_exe().expect("a path");
     let name = "beside_a_cut_cable_both_hosts_name_the_ranks_of_the_other_one";
-    let mut command = Command::new("unshare");
-    command.args(apart).arg(own).args(["--exact", name, "--nocapture"]).env(APART, "1");
-    command.stdin(Stdio::null()).stdout(Stdio::piped());
-    let mut child = bind_to_parent(&mut command).spawn().expect("it starts");
-    let mut stdout = child.stdout.take().expect("a pipe");
-    let heard = std::thread::spawn(move || {
-        let mut text = String::new();
-        stdout.read_to_string(&mut text).map(|_| text)
-    });
-    let status = wait_until(&mut child, Instant::now() + Duration::from_secs(150));
-    println!("{}", heard.join().expect("no panic").expect("text"));
-    assert_eq!(status, Some(0));
+    apart(name, 2, cut_the_cable);
 }
 
 /// Cuts the only cable between two hosts of two ranks each, in the middle of their operations.
-fn cut_the_cable() {
-    // A new user namespace may have taken it away.
-    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).expect("a signal");
-    let network = match Network::new(2) {
-        Ok(network) => network,
-        Err(reason) => return missing("network namespaces", &reason),
-    };
+fn cut_the_cable(network: &Network) {
     let mut job = Job::start(Path::new(RANK), 4, Duration::from_secs(100), |rank, command| {
         network.enter(command, rank / 2).args(["stuck", "cut", "0", "5", "0"]);
         command.env("NCCL_COMM_ID", format!("{}:4000", network.address(0)));

@@ -2,6 +2,7 @@
 
 use oxccl_tests::job::bind_to_parent;
 use oxccl_tests::missing;
+use oxccl_tests::network::apart;
 use serde_json::Value;
 use std::fs::Permissions;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -216,11 +217,14 @@ fn the_libraries_of_a_process_are_named() {
     assert!(own.code == Some(0) && own.out.contains("NCCL libraries"), "{own:?}");
 }
 
-/// Writes a program that runs a command here as ssh does on a host, where a variable differs.
-fn stand_in(folder: &Path) -> String {
+/// Writes a program that runs a command as ssh does on a host; for host "far" it is started in a way
+/// of its own.
+fn stand_in(folder: &Path, far: &str) -> String {
     let path = folder.join("ssh");
-    let script = "#!/bin/sh\nshift\nexport NCCL_IB_HCA=mlx5_7\n\
-                  exec setsid --wait sh -c \"$*\"\n";
+    let script = format!(
+        "#!/bin/sh\ncase $1 in far) how='{far}';; esac\nshift\n\
+         exec $how setsid --wait sh -c \"$*\"\n"
+    );
     std::fs::write(&path, script).expect("room");
     std::fs::set_permissions(&path, Permissions::from_mode(0o700)).expect("its own");
     path.display().to_string()
@@ -230,7 +234,7 @@ fn stand_in(folder: &Path) -> String {
 fn several_hosts_are_checked_compared_and_exchange_data() {
     let folder = tempfile::tempdir().expect("a folder");
     let json = folder.path().join("rows").display().to_string();
-    let ssh = stand_in(folder.path());
+    let ssh = stand_in(folder.path(), "env NCCL_IB_HCA=mlx5_7");
     let on = ["--host", "localhost:2,far:1", "--ssh", &ssh, "--json", &json];
     let found = doctor(&on);
     assert!(found.out.contains("values differ between 2 hosts"), "{found:?}");
@@ -243,6 +247,34 @@ fn several_hosts_are_checked_compared_and_exchange_data() {
     assert!(hosts.contains(&"localhost".into()) && hosts.contains(&"far".into()), "{found:?}");
     let missing = doctor(&["--host", "localhost,far", "--ssh", "/nonexistent/ssh"]);
     assert!(missing.code == Some(1) && missing.err.contains("/nonexistent/ssh"), "{missing:?}");
+}
+
+#[test]
+fn a_firewall_between_hosts_is_found() {
+    apart("a_firewall_between_hosts_is_found", 2, |network| {
+        let folder = tempfile::tempdir().expect("a folder");
+        let ssh = stand_in(folder.path(), &format!("nsenter --net={}", network.space(1)));
+        let doctor = || {
+            let mut command = timed(OXCCL);
+            command.args(["doctor", "--host", "near,far", "--ssh", &ssh]);
+            // Ranks that cannot connect give up soon.
+            let command = command.env("OXCCL_INIT_TIMEOUT", "2s");
+            let found = ended(network.enter(command, 0));
+            let words: Vec<_> = found.out.split_whitespace().collect();
+            (words.join(" "), found)
+        };
+        let (text, found) = doctor();
+        assert!(text.contains("ok data of pairs"), "{found:?}");
+        network.block();
+        let (text, found) = doctor();
+        let parts = [
+            "failure pairs of ranks",
+            "1 of 2 ranks did not come",
+            "no firewall keeps them from connecting",
+        ];
+        assert!(parts.iter().all(|part| text.contains(part)), "{found:?}");
+        assert_eq!(found.code, Some(1));
+    });
 }
 
 #[test]
