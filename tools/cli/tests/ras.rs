@@ -121,29 +121,44 @@ fn a_stopped_rank_is_named_and_dumps_are_what_other_tools_read() {
 }
 
 /// Reads the files of the flight recorder as PyTorch's analyser does: what it asks for is there.
+/// Has the analyser read them, too, if it is installed.
 fn analyse(folder: &Path) {
     const SCRIPT: &str = r#"
 import pickle, sys
+oldest = []
 for rank in range(2):
     dump = pickle.load(open(f"{sys.argv[1]}/oxccl_rank_{rank}", "rb"))
     assert dump["version"] == "2.10", dump
     entries = dump["entries"]
     ids = [e["record_id"] for e in entries]
-    assert len(ids) > 64 and ids == sorted(ids), ids
+    assert len(ids) > 64 and ids == list(range(ids[0], ids[0] + len(ids))), ids
+    oldest.append({})
     for entry in entries:
         name, description = entry["process_group"]
         group = dump["pg_config"][name]
         assert group["desc"] == description and group["ranks"] == "[0, 1]", group
         assert entry["profiling_name"] in ("nccl:all_reduce", "nccl:broadcast"), entry
         assert entry["state"] in ("scheduled", "started", "completed") and not entry["is_p2p"]
+        # What a rank forgot, no other one tells.
+        oldest[-1].setdefault(name, entry["collective_seq_id"])
         for side in ("input", "output"):
             assert len(entry[side + "_sizes"][0]) == len(entry[side + "_dtypes"]) == 1, entry
-    assert {e["state"] for e in entries} >= {"completed"}
+    assert {e["state"] for e in entries} >= {"completed"} and ids[0] == 0
+assert oldest[0] == oldest[1], oldest
 "#;
     let mut python = Command::new("python3");
     match bind_to_parent(python.args(["-c", SCRIPT]).arg(folder)).output() {
         Err(error) => missing("python3", &error.to_string()),
         Ok(output) => assert!(output.status.success(), "{output:?}"),
+    }
+    let mut analyser = Command::new("torchfrtrace");
+    match bind_to_parent(analyser.arg(folder).args(["--prefix", "oxccl_rank_"])).output() {
+        Err(error) => missing("torchfrtrace", &error.to_string()),
+        // The broadcasts at the beginning are complete on both ranks.
+        Ok(output) => {
+            let text = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success() && !text.contains("broadcast"), "{text}");
+        }
     }
 }
 

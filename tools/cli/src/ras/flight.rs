@@ -68,8 +68,9 @@ pub(super) fn files(processes: &[Process]) -> Vec<(String, Vec<u8>)> {
     let comms = communicators(processes);
     let Some(world) = comms.iter().max_by_key(|comm| comm.nranks) else { return Vec::new() };
     let members = world.members.iter();
+    let known = comms.iter().map(|comm| (comm.number, known_from(comm))).collect();
     let file = |member: &Member<'_>| {
-        let dump = dump(member.process, member.rank, world, &comms);
+        let dump = dump(member.process, member.rank, world, &comms, &known);
         // Numbers, texts and lists can always be written.
         let bytes = serde_pickle::to_vec(&dump, serde_pickle::SerOptions::new());
         (format!("{PREFIX}{}", member.rank.rank), bytes.unwrap_or_default())
@@ -77,17 +78,34 @@ pub(super) fn files(processes: &[Process]) -> Vec<(String, Vec<u8>)> {
     members.map(file).collect()
 }
 
-fn dump(process: &Process, own: &RankReport, world: &Comm<'_>, comms: &[Comm<'_>]) -> Dump {
+/// Returns the number of the first collective of a communicator that all of its ranks still know,
+/// or have not called. The analyser takes what a rank does not know any more for what it missed.
+fn known_from(comm: &Comm<'_>) -> u64 {
+    let first = |member: &Member<'_>| {
+        let of = member.rank.operations.iter().find(|op| op.kind == Kind::Collective);
+        of.map_or(member.rank.collectives, |op| op.of_kind)
+    };
+    comm.members.iter().map(first).max().unwrap_or(0)
+}
+
+fn dump(
+    process: &Process,
+    own: &RankReport,
+    world: &Comm<'_>,
+    comms: &[Comm<'_>],
+    known: &BTreeMap<u64, u64>,
+) -> Dump {
     // Of a process with several ranks it is not known which thread has which of them.
     let alone = process.ranks.iter().filter(|rank| rank.comm == own.comm).count() == 1;
     let of_own = |rank: &&RankReport| rank.comm == own.comm && rank.rank == own.rank;
     let ranks: Vec<_> = process.ranks.iter().filter(|rank| alone || of_own(rank)).collect();
-    let mut all: Vec<_> =
-        ranks.iter().flat_map(|rank| rank.operations.iter().map(move |op| (*rank, op))).collect();
+    let is_known = |(rank, op): &(&RankReport, &OperationReport)| {
+        op.kind != Kind::Collective || known.get(&rank.comm).is_none_or(|from| op.of_kind >= *from)
+    };
+    let all = ranks.iter().flat_map(|rank| rank.operations.iter().map(move |op| (*rank, op)));
+    let mut all: Vec<_> = all.filter(is_known).collect();
     all.sort_by_key(|(_, op)| op.called_ns);
-    let issued = ranks.iter().fold(0u64, |sum, rank| sum.saturating_add(rank.issued));
-    // Equal on all ranks for the same call, where they call the same.
-    let first = issued.saturating_sub(all.len() as u64);
+    // From 0 on: the analyser leaves out what has lower numbers than the first entry of any rank.
     let entry = |(id, (rank, op))| entry(id, rank, op);
     let (mut pg_config, mut pg_status) = (BTreeMap::new(), BTreeMap::new());
     for (number, rank) in (0u64..).zip(&ranks) {
@@ -101,7 +119,7 @@ fn dump(process: &Process, own: &RankReport, world: &Comm<'_>, comms: &[Comm<'_>
         comm_lib_version: concat!("OxCCL ", env!("CARGO_PKG_VERSION")),
         pg_config,
         pg_status,
-        entries: (first..).zip(all).filter_map(entry).collect(),
+        entries: (0..).zip(all).filter_map(entry).collect(),
     }
 }
 
