@@ -1,11 +1,14 @@
 """PyTorch's own distributed tests, those that its wheel brings, with NCCL as the backend.
 
-Run with LD_PRELOAD of OxCCL's libnccl.so.2: `torch_own.py RANKS [NAME …]`. A test that does not end
-within its time shows where each of its threads is, and fails.
+Run with LD_PRELOAD of OxCCL's libnccl.so.2: `torch_own.py RANKS [NAME …]`, without names all of them,
+several at a time. Needs the package expecttest. A test that does not end within its time shows where
+each of its threads is, and fails.
 """
 
+import concurrent.futures
 import faulthandler
 import os
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -40,10 +43,33 @@ class Own(TestDistBackend, DistributedTest._DistTestBase):
         self._spawn_processes()
 
 
-DEFAULT = ["test_ddp_model_diff_shape_across_ranks", "test_ddp_model_diff_num_params_across_ranks"]
+def alone(name):
+    """Runs a test in a process that starts its ranks; returns what it says and whether it passed."""
+    command = [sys.executable, __file__, os.environ["WORLD_SIZE"], name]
+    environment = {key: value for key, value in os.environ.items() if key != "TEMP_DIR"}
+    try:
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=2 * LIMIT_S)
+    except subprocess.TimeoutExpired as late:
+        return f"{name}: {late}", False
+    return f"{name}:\n{ended.stderr}", ended.returncode == 0
+
+
+def run_all():
+    """Runs all tests, a few processors for each, and prints what failed; returns whether none did."""
+    names = unittest.TestLoader().getTestCaseNames(Own)
+    with concurrent.futures.ThreadPoolExecutor(max(1, os.cpu_count() // 2)) as pool:
+        outcomes = list(pool.map(alone, names))
+    failed = [text for text, passed in outcomes if not passed]
+    skipped = sum("OK (skipped" in text for text, passed in outcomes if passed)
+    print("\n".join(failed))
+    print(f"{len(names)} tests: {len(names) - len(failed) - skipped} passed, {skipped} skipped, {len(failed)} failed")
+    return not failed
+
+
+def run(names):
+    suite = unittest.TestSuite(Own(name) for name in names)
+    return unittest.TextTestRunner(verbosity=2).run(suite).wasSuccessful()
+
 
 if __name__ == "__main__":
-    names = sys.argv[2:] or DEFAULT
-    suite = unittest.TestSuite(Own(name) for name in names)
-    result = unittest.TextTestRunner(verbosity=2).run(suite)
-    sys.exit(not result.wasSuccessful())
+    sys.exit(not (run(sys.argv[2:]) if sys.argv[2:] else run_all()))
