@@ -55,7 +55,8 @@ def alone(name):
 
 
 def run_all():
-    """Runs all tests, a few processors for each, and prints what failed; returns whether none did."""
+    """Runs all tests, two processors for each, and prints what failed; returns whether none did."""
+    faulthandler.cancel_dump_traceback_later()
     names = unittest.TestLoader().getTestCaseNames(Own)
     with concurrent.futures.ThreadPoolExecutor(max(1, os.cpu_count() // 2)) as pool:
         outcomes = list(pool.map(alone, names))
