@@ -402,7 +402,8 @@ impl Communicator {
     /// Returns whether a failure concerns only other ranks: all operations of this one were
     /// complete.
     fn is_harmless(&self, failure: &Error) -> bool {
-        failure.code() != Code::InvalidUsage && !self.executor.is_cut_short()
+        let complete = !self.executor.is_cut_short() && !self.executor.busy();
+        complete && failure.code() != Code::InvalidUsage
     }
 
     /// Ends all operations now, with the error `why`. Returns when nothing accesses the user's
