@@ -29,9 +29,10 @@ pub struct CostModel {
     pub peer_read_gbps: f64,
     /// Bandwidth of writing to the memory of peers while reading from them.
     pub push_gbps: f64,
-    /// Bandwidth of lines that change hands between cores, in addition to the copy: stages and
-    /// edges.
+    /// Bandwidth of the lines of stages that change hands between cores, in addition to the copy.
     pub handover_gbps: f64,
+    /// The same for edges, whose lines are read while they still lie in the writer's own cache.
+    pub edge_handover_gbps: f64,
     /// Fixed cost of moving blocks by copy engines.
     pub engine_call_us: f64,
     /// Bandwidth of copy engines.
@@ -48,7 +49,8 @@ pub struct CostModel {
 
 impl CostModel {
     /// Ranks on one host that share memory. Fitted to all-reduces of 2, 4 and 8 ranks on a Xeon
-    /// with 16 cores, every algorithm forced in turn (`docs/results/host-2026-11-21.md`).
+    /// with 16 cores, every algorithm forced in turn (`docs/results/host-2026-11-21.md`), and for
+    /// lines that change hands to 2 AMD processors (`docs/results/host-choices-2026-11-25.md`).
     pub const SHARED_MEMORY: CostModel = CostModel {
         latency_us: 0.15,
         signal_us: 0.02,
@@ -63,7 +65,8 @@ impl CostModel {
         read_gbps: f64::INFINITY,
         peer_read_gbps: f64::INFINITY,
         push_gbps: f64::INFINITY,
-        handover_gbps: 24.0,
+        handover_gbps: 32.0,
+        edge_handover_gbps: 14.0,
         engine_call_us: 0.0,
         engine_gbps: f64::INFINITY,
         turns_us: 0.0,
@@ -103,6 +106,7 @@ impl CostModel {
         peer_read_gbps: 250.0,
         push_gbps: 284.0,
         handover_gbps: f64::INFINITY,
+        edge_handover_gbps: f64::INFINITY,
         engine_call_us: 38.0,
         engine_gbps: 374.0,
         turns_us: 0.0,
@@ -156,9 +160,10 @@ impl CostModel {
 
     /// Returns the model for the same links with user memory that the system has to copy
     /// (`process_vm_readv`): a call takes 0.7 µs alone and several µs when the ranks read from each
-    /// other at once; data that the others have just written are read at 7 GB/s.
+    /// other at once; data that the others have just written are read at 7 GB/s, large buffers of a
+    /// single peer at 3 to 8.
     pub fn pulled(&self) -> Self {
-        Self { read_call_us: 4.0, read_gbps: 7.0, ..*self }
+        Self { read_call_us: 4.0, read_gbps: 7.0, peer_read_gbps: 5.7, ..*self }
     }
 
     /// Returns the model for lines between the same GPUs: a message is under way at both ends at
@@ -220,8 +225,8 @@ impl CostModel {
     /// Returns the time to put a message on an edge.
     pub fn send_us(&self, bytes: u64) -> f64 {
         let messages = bytes.div_ceil(self.edge_slot_bytes).max(1);
-        messages as f64 * self.message_us
-            + self.publish_us(bytes, 1).max(Self::at_gbps(bytes, self.link_gbps))
+        let copy = self.copy_us(bytes) + Self::at_gbps(bytes, self.edge_handover_gbps);
+        messages as f64 * self.message_us + copy.max(Self::at_gbps(bytes, self.link_gbps))
     }
 
     /// Returns the time to take a message from an edge, and to fold it if `reduces`.
