@@ -1,0 +1,327 @@
+//! The operations of a communicator, each in a form that waits and in one for a scope.
+
+use crate::call::{check, number};
+use crate::comm::Comm;
+use crate::element::{Element, ReduceOp};
+use crate::error::{Error, Result};
+use crate::scope::{Scope, run};
+use capi::nccl::collectives::{
+    ncclAllGather, ncclAllReduce, ncclAlltoAll, ncclBcast, ncclGather, ncclRecv, ncclReduce,
+    ncclReduceScatter, ncclScatter, ncclSend,
+};
+use capi::nccl::types::{ncclDataType_t, ncclRedOp_t};
+use capi::oxccl::vcollectives::{
+    oxcclAllGatherv, oxcclAlltoAllv, oxcclGatherv, oxcclReduceScatterv, oxcclScatterv,
+};
+use std::ffi::c_void;
+use std::mem::MaybeUninit;
+use std::ptr::{null, null_mut};
+
+/// The parts of a buffer that belong to the ranks, in elements. The part of rank `r` begins at
+/// `displs[r]` and has `counts[r]` elements. Parts that are received must not overlap.
+#[derive(Clone, Copy, Debug)]
+pub struct Parts<'a> {
+    /// The number of elements of each rank.
+    pub counts: &'a [usize],
+    /// The position of the first element of each rank; of no importance where there are none.
+    pub displs: &'a [usize],
+}
+
+/// Defines an operation in both forms: `name, name_on: |comm| (arguments) { checks } call`, where
+/// communicator and stream follow the arguments of the call. Buffers are borrowed for `'a`.
+macro_rules! operations {
+    ($($(#[$doc:meta])* $name:ident, $on:ident: |$comm:pat_param| (
+        $($argument:ident: $type:ty),*
+    ) { $($checks:tt)* } $call:ident($($value:expr),*);)*) => {
+        /// Operations. All ranks make the calls of a communicator in the same order.
+        impl Comm {$(
+            $(#[$doc])*
+            ///
+            /// Blocks until it is complete on this rank. Fails if a length is wrong, if the calls of
+            /// the ranks differ, or if another rank fails.
+            pub fn $name<'a, T: Element>(&'a self, $($argument: $type),*) -> Result<()> {
+                run(stringify!($name), None, |scope| self.$on(scope, $($argument),*))
+            }
+
+            #[doc = concat!("Begins [`", stringify!($name), "`](Self::", stringify!($name), ").")]
+            /// It is complete when the scope ends. Blocks: never. Fails if a length is wrong, or if
+            /// the communicator has failed.
+            pub fn $on<'a, T: Element>(
+                &'a self,
+                scope: &'a Scope<'a, '_>,
+                $($argument: $type),*
+            ) -> Result<()> {
+                let $comm = self;
+                $($checks)*
+                let stream = scope.enter(self)?;
+                // SAFETY: the buffers have as many elements as the call says, which was checked,
+                // and stay borrowed until the scope ends, which waits for the stream.
+                check(unsafe { $call($($value,)* self.raw(), stream) })
+            }
+        )*}
+    };
+}
+
+operations! {
+    /// Leaves the reduction of all ranks' inputs in every rank's output, which is as long as the
+    /// input.
+    all_reduce, all_reduce_on: |_| (input: &'a [T], output: &'a mut [T], op: ReduceOp) {
+        equal("all_reduce", "output", output.len(), input.len())?;
+    } ncclAllReduce(of(input), to(output), input.len(), type_of::<T>(), raw(op));
+
+    /// Replaces every rank's elements by the reduction of all ranks'.
+    all_reduce_in_place, all_reduce_in_place_on: |_| (data: &'a mut [T], op: ReduceOp) {
+        let at = to(data);
+    } ncclAllReduce(at, at, data.len(), type_of::<T>(), raw(op));
+
+    /// Replaces every rank's elements by those of rank `root`.
+    broadcast, broadcast_on: |_| (data: &'a mut [T], root: usize) {
+    } ncclBcast(to(data), data.len(), type_of::<T>(), number(root));
+
+    /// Leaves the reduction of all ranks' inputs in the output of rank `root`, which is as long as
+    /// the input. The other ranks' output is ignored.
+    reduce, reduce_on: |comm| (
+        input: &'a [T], output: Option<&'a mut [T]>, op: ReduceOp, root: usize
+    ) {
+        let output = comm.at_root("reduce", "output", output, root)?;
+        let len = output.as_ref().map_or(input.len(), |output| output.len());
+        equal("reduce", "output", len, input.len())?;
+        let output = output.map_or(null_mut(), to);
+    } ncclReduce(of(input), output, input.len(), type_of::<T>(), raw(op), number(root));
+
+    /// Replaces the elements of rank `root` by the reduction of all ranks'. Those of the other ranks
+    /// stay.
+    reduce_in_place, reduce_in_place_on: |_| (data: &'a mut [T], op: ReduceOp, root: usize) {
+        let at = to(data);
+    } ncclReduce(at, at, data.len(), type_of::<T>(), raw(op), number(root));
+
+    /// Leaves the inputs of all ranks one behind the other in every rank's output, which has a
+    /// block as long as the input for each rank.
+    all_gather, all_gather_on: |comm| (input: &'a [T], output: &'a mut [T]) {
+        equal("all_gather", "output", output.len(), comm.blocks(input.len()))?;
+    } ncclAllGather(of(input), to(output), input.len(), type_of::<T>());
+
+    /// Fills the blocks of the other ranks in a buffer that has a block of equal length for each
+    /// rank, and this rank's own elements in its block.
+    all_gather_in_place, all_gather_in_place_on: |comm| (data: &'a mut [T]) {
+        let count = comm.block("all_gather_in_place", "data", data.len())?;
+        let data = data.as_mut_ptr();
+        let own = data.wrapping_add(comm.rank() * count);
+    } ncclAllGather(own.cast(), data.cast(), count, type_of::<T>());
+
+    /// Leaves this rank's block of the reduction of all ranks' inputs in its output. The input has
+    /// a block as long as the output for each rank.
+    reduce_scatter, reduce_scatter_on: |comm| (
+        input: &'a [T], output: &'a mut [T], op: ReduceOp
+    ) {
+        equal("reduce_scatter", "input", input.len(), comm.blocks(output.len()))?;
+    } ncclReduceScatter(of(input), to(output), output.len(), type_of::<T>(), raw(op));
+
+    /// Replaces this rank's block of a buffer, which has a block of equal length for each rank, by
+    /// the reduction of all ranks'. The other blocks stay.
+    reduce_scatter_in_place, reduce_scatter_in_place_on: |comm| (
+        data: &'a mut [T], op: ReduceOp
+    ) {
+        let count = comm.block("reduce_scatter_in_place", "data", data.len())?;
+        let data = data.as_mut_ptr();
+        let own = data.wrapping_add(comm.rank() * count);
+    } ncclReduceScatter(data.cast(), own.cast(), count, type_of::<T>(), raw(op));
+
+    /// Sends block `r` of this rank's input to rank `r`, in whose output it becomes the block of
+    /// this rank. Input and output are equally long, with a block of equal length for each rank.
+    all_to_all, all_to_all_on: |comm| (input: &'a [T], output: &'a mut [T]) {
+        let count = comm.block("all_to_all", "input", input.len())?;
+        equal("all_to_all", "output", output.len(), input.len())?;
+    } ncclAlltoAll(of(input), to(output), count, type_of::<T>());
+
+    /// Exchanges block `r` of this rank with this rank's block on rank `r`. The buffer has a block
+    /// of equal length for each rank.
+    all_to_all_in_place, all_to_all_in_place_on: |comm| (data: &'a mut [T]) {
+        let count = comm.block("all_to_all_in_place", "data", data.len())?;
+        let at = to(data);
+    } ncclAlltoAll(at, at, count, type_of::<T>());
+
+    /// Leaves the inputs of all ranks one behind the other in the output of rank `root`, which has
+    /// a block as long as the input for each rank. The other ranks' output is ignored.
+    gather, gather_on: |comm| (input: &'a [T], output: Option<&'a mut [T]>, root: usize) {
+        let output = comm.at_root("gather", "output", output, root)?;
+        let expected = comm.blocks(input.len());
+        let len = output.as_ref().map_or(expected, |output| output.len());
+        equal("gather", "output", len, expected)?;
+        let output = output.map_or(null_mut(), to);
+    } ncclGather(of(input), output, input.len(), type_of::<T>(), number(root));
+
+    /// Fills the blocks of the other ranks in the buffer of rank `root`. Every rank's buffer has a
+    /// block of equal length for each rank, and this rank's own elements in its block.
+    gather_in_place, gather_in_place_on: |comm| (data: &'a mut [T], root: usize) {
+        let count = comm.block("gather_in_place", "data", data.len())?;
+        let data = data.as_mut_ptr();
+        let own = data.wrapping_add(comm.rank() * count);
+    } ncclGather(own.cast(), data.cast(), count, type_of::<T>(), number(root));
+
+    /// Leaves block `r` of the input of rank `root` in the output of rank `r`. The input has a block
+    /// as long as the output for each rank. The other ranks' input is ignored.
+    scatter, scatter_on: |comm| (input: Option<&'a [T]>, output: &'a mut [T], root: usize) {
+        let input = comm.at_root("scatter", "input", input, root)?;
+        let expected = comm.blocks(output.len());
+        equal("scatter", "input", input.map_or(expected, <[T]>::len), expected)?;
+        let input = input.map_or(null(), of);
+    } ncclScatter(input, to(output), output.len(), type_of::<T>(), number(root));
+
+    /// Fills this rank's block with that of rank `root`. Every rank's buffer has a block of equal
+    /// length for each rank; the other blocks stay.
+    scatter_in_place, scatter_in_place_on: |comm| (data: &'a mut [T], root: usize) {
+        let count = comm.block("scatter_in_place", "data", data.len())?;
+        let data = data.as_mut_ptr();
+        let own = data.wrapping_add(comm.rank() * count);
+    } ncclScatter(data.cast(), own.cast(), count, type_of::<T>(), number(root));
+
+    /// Sends elements to rank `peer`, which has to receive as many. Ranks that send to each other
+    /// do so in a [`group`](crate::group()).
+    send, send_on: |_| (data: &'a [T], peer: usize) {
+    } ncclSend(of(data), data.len(), type_of::<T>(), number(peer));
+
+    /// Receives elements from rank `peer`, which has to send as many.
+    recv, recv_on: |_| (data: &'a mut [T], peer: usize) {
+    } ncclRecv(to(data), data.len(), type_of::<T>(), number(peer));
+
+    /// Gathers the inputs of all ranks, of different lengths, in the parts of every rank's output.
+    all_gather_v, all_gather_v_on: |comm| (
+        input: &'a [T], output: &'a mut [T], parts: Parts<'_>
+    ) {
+        let (counts, displs) = comm.parts("all_gather_v", ("output", output.len()), parts)?;
+    } oxcclAllGatherv(of(input), input.len(), to(output), counts, displs, type_of::<T>());
+
+    /// Leaves this rank's block of the reduction of all ranks' inputs in its output, where the block
+    /// of rank `r` has `counts[r]` elements. The input has all blocks one behind the other; all
+    /// ranks pass the same counts.
+    reduce_scatter_v, reduce_scatter_v_on: |comm| (
+        input: &'a [T], output: &'a mut [T], counts: &[usize], op: ReduceOp
+    ) {
+        equal("reduce_scatter_v", "counts", counts.len(), comm.size())?;
+        let all = counts.iter().fold(0, |sum: usize, &count| sum.saturating_add(count));
+        equal("reduce_scatter_v", "input", input.len(), all)?;
+        equal("reduce_scatter_v", "output", output.len(), counts[comm.rank()])?;
+    } oxcclReduceScatterv(of(input), to(output), counts.as_ptr(), type_of::<T>(), raw(op));
+
+    /// Sends part `r` of this rank's input to rank `r`, and leaves what comes from rank `r` in part
+    /// `r` of the output.
+    all_to_all_v, all_to_all_v_on: |comm| (
+        input: &'a [T], sent: Parts<'_>, output: &'a mut [T], received: Parts<'_>
+    ) {
+        let sent = comm.parts("all_to_all_v", ("input", input.len()), sent)?;
+        let received = comm.parts("all_to_all_v", ("output", output.len()), received)?;
+    } oxcclAlltoAllv(
+        of(input), sent.0, sent.1, to(output), received.0, received.1, type_of::<T>()
+    );
+
+    /// Gathers the inputs of all ranks, of different lengths, in the parts of the output of rank
+    /// `root`. The other ranks' output is ignored.
+    gather_v, gather_v_on: |comm| (
+        input: &'a [T], output: Option<(&'a mut [T], Parts<'_>)>, root: usize
+    ) {
+        let (output, counts, displs) = match comm.at_root("gather_v", "output", output, root)? {
+            Some((output, parts)) => {
+                let parts = comm.parts("gather_v", ("output", output.len()), parts)?;
+                (to(output), parts.0, parts.1)
+            }
+            None => (null_mut(), null(), null()),
+        };
+    } oxcclGatherv(
+        of(input), input.len(), output, counts, displs, type_of::<T>(), number(root)
+    );
+
+    /// Leaves part `r` of the input of rank `root` in the output of rank `r`. The other ranks' input
+    /// is ignored.
+    scatter_v, scatter_v_on: |comm| (
+        input: Option<(&'a [T], Parts<'_>)>, output: &'a mut [T], root: usize
+    ) {
+        let (input, counts, displs) = match comm.at_root("scatter_v", "input", input, root)? {
+            Some((input, parts)) => {
+                let parts = comm.parts("scatter_v", ("input", input.len()), parts)?;
+                (of(input), parts.0, parts.1)
+            }
+            None => (null(), null(), null()),
+        };
+    } oxcclScatterv(
+        input, counts, displs, to(output), output.len(), type_of::<T>(), number(root)
+    );
+}
+
+fn of<T>(input: &[T]) -> *const c_void {
+    input.as_ptr().cast()
+}
+
+fn to<T>(output: &mut [T]) -> *mut c_void {
+    output.as_mut_ptr().cast()
+}
+
+fn type_of<T: Element>() -> MaybeUninit<ncclDataType_t> {
+    MaybeUninit::new(T::TYPE)
+}
+
+fn raw(op: ReduceOp) -> MaybeUninit<ncclRedOp_t> {
+    MaybeUninit::new(op.number())
+}
+
+/// Fails if an argument has another length than the call needs.
+fn equal(call: &str, argument: &str, got: usize, expected: usize) -> Result<()> {
+    if got == expected {
+        return Ok(());
+    }
+    let got = format!("has {got} elements");
+    Err(Error::argument(call, argument, &got, &expected.to_string()))
+}
+
+/// Checks of lengths.
+impl Comm {
+    /// Returns the length of a buffer with a block of `count` elements for each rank.
+    fn blocks(&self, count: usize) -> usize {
+        count.saturating_mul(self.size())
+    }
+
+    /// Returns the length of a block of a buffer that has one for each rank.
+    fn block(&self, call: &str, argument: &str, len: usize) -> Result<usize> {
+        if len.is_multiple_of(self.size()) {
+            return Ok(len / self.size());
+        }
+        let got = format!("has {len} elements");
+        let expected = format!("a multiple of {}, the number of ranks", self.size());
+        Err(Error::argument(call, argument, &got, &expected))
+    }
+
+    /// Returns what only the root has to pass; `None` on the other ranks.
+    fn at_root<B>(
+        &self,
+        call: &str,
+        argument: &str,
+        buffer: Option<B>,
+        root: usize,
+    ) -> Result<Option<B>> {
+        if root != self.rank() {
+            return Ok(None);
+        }
+        let missing = || Error::argument(call, argument, "is None", "a buffer at the root");
+        buffer.ok_or_else(missing).map(Some)
+    }
+
+    /// Checks that the parts of all ranks lie within a buffer; returns them for C.
+    fn parts(
+        &self,
+        call: &str,
+        (argument, len): (&str, usize),
+        Parts { counts, displs }: Parts<'_>,
+    ) -> Result<(*const usize, *const usize)> {
+        equal(call, "counts", counts.len(), self.size())?;
+        equal(call, "displs", displs.len(), self.size())?;
+        for (rank, (&count, &displ)) in counts.iter().zip(displs).enumerate() {
+            let end = displ.saturating_add(count);
+            if count > 0 && end > len {
+                let got = format!("has {len} elements");
+                let expected = format!("at least {end}, the end of the part of rank {rank}");
+                return Err(Error::argument(call, argument, &got, &expected));
+            }
+        }
+        Ok((counts.as_ptr(), displs.as_ptr()))
+    }
+}

@@ -1,0 +1,372 @@
+//! Every operation in each form, on every type, with random data and a plain computation.
+
+extern crate oxccl_rs as oxccl;
+
+mod common;
+
+use common::{on_ranks, random};
+use oxccl::{Buffer, Comm, Element, Parts, ReduceOp, Result, Stream, group};
+use std::fmt::Debug;
+use std::iter::repeat_n;
+
+/// The forms of an operation.
+#[derive(Clone, Copy, Debug)]
+enum Form {
+    Waiting,
+    Scope,
+    Group,
+}
+
+const FORMS: [Form; 3] = [Form::Waiting, Form::Scope, Form::Group];
+const OPS: [ReduceOp; 5] =
+    [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min, ReduceOp::Avg];
+/// The number of elements of a block: none, few, in packets, and in a stage.
+const COUNTS: [usize; 4] = [0, 1, 67, 5000];
+
+/// Calls an operation in one of its forms.
+macro_rules! call {
+    ($form:expr, $comm:expr, $name:ident, $on:ident($($argument:expr),* $(,)?)) => {
+        match $form {
+            Form::Waiting => $comm.$name($($argument),*),
+            Form::Scope => Stream::new()?.scope(|s| $comm.$on(s, $($argument),*)),
+            Form::Group => group(|g| $comm.$on(g, $($argument),*)),
+        }
+    };
+}
+
+/// Numbers that stand for elements of any type; results are exact in all of them.
+trait Number: Element + PartialEq + Debug + Default {
+    /// Returns the quotient, which wraps or is cut off where the type does that.
+    fn quotient(number: i64, by: i64) -> Self;
+}
+
+macro_rules! numbers {
+    ($($integer:ident)*; $($float:ident)*) => {
+        $(impl Number for $integer {
+            fn quotient(number: i64, by: i64) -> Self {
+                (number / by) as $integer
+            }
+        })*
+        $(impl Number for $float {
+            fn quotient(number: i64, by: i64) -> Self {
+                (number as f64 / by as f64) as $float
+            }
+        })*
+    };
+}
+
+numbers! { i8 u8 i32 u32 i64 u64; f32 f64 }
+
+impl Number for half::f16 {
+    fn quotient(number: i64, by: i64) -> Self {
+        Self::from_f64(number as f64 / by as f64)
+    }
+}
+
+impl Number for half::bf16 {
+    fn quotient(number: i64, by: i64) -> Self {
+        Self::from_f64(number as f64 / by as f64)
+    }
+}
+
+/// Element `at` of the input of a rank, from 1 to 4.
+fn element(rank: usize, at: usize) -> i64 {
+    (random(&[rank, at]) % 4 + 1) as i64
+}
+
+fn elements<T: Number>(rank: usize, range: std::ops::Range<usize>) -> Vec<T> {
+    range.map(|at| T::quotient(element(rank, at), 1)).collect()
+}
+
+/// The reduction of the inputs of all ranks.
+fn reduced<T: Number>(size: usize, op: ReduceOp, range: std::ops::Range<usize>) -> Vec<T> {
+    let reduce = |at| {
+        let all = (0..size).map(|rank| element(rank, at));
+        let (number, by) = match op {
+            ReduceOp::Prod => (all.product(), 1),
+            ReduceOp::Max => (all.max().expect("a rank"), 1),
+            ReduceOp::Min => (all.min().expect("a rank"), 1),
+            ReduceOp::Avg => (all.sum(), size as i64),
+            _ => (all.sum(), 1),
+        };
+        T::quotient(number, by)
+    };
+    range.map(reduce).collect()
+}
+
+/// A buffer with a block for each rank, in which only the block of a rank is filled.
+fn only_block<T: Number>(size: usize, rank: usize, block: &[T]) -> Vec<T> {
+    let mut all = vec![T::default(); size * block.len()];
+    all[rank * block.len()..][..block.len()].copy_from_slice(block);
+    all
+}
+
+fn zeros<T: Number>(len: usize) -> Vec<T> {
+    vec![T::default(); len]
+}
+
+fn reductions<T: Number>(comm: &Comm, form: Form, count: usize) -> Result<()> {
+    let (rank, size) = (comm.rank(), comm.size());
+    let root = count % size;
+    let (input, whole) = (elements::<T>(rank, 0..count), elements::<T>(rank, 0..size * count));
+    let own = rank * count..(rank + 1) * count;
+    // An average of three is not exact in all types.
+    for op in OPS.into_iter().filter(|op| *op != ReduceOp::Avg || size != 3) {
+        let (sums, mut out) = (reduced::<T>(size, op, 0..count), zeros(count));
+        call!(form, comm, all_reduce, all_reduce_on(&input, &mut out, op))?;
+        assert_eq!(out, sums, "all_reduce {form:?} {op:?}");
+        let mut data = input.clone();
+        call!(form, comm, all_reduce_in_place, all_reduce_in_place_on(&mut data, op))?;
+        assert_eq!(data, sums, "all_reduce_in_place {form:?} {op:?}");
+
+        let mut out = zeros(count);
+        let place = (rank == root).then_some(&mut out[..]);
+        call!(form, comm, reduce, reduce_on(&input, place, op, root))?;
+        assert_eq!(out, if rank == root { sums.clone() } else { zeros(count) }, "reduce {op:?}");
+        let mut data = input.clone();
+        call!(form, comm, reduce_in_place, reduce_in_place_on(&mut data, op, root))?;
+        assert_eq!(data, if rank == root { sums } else { input.clone() }, "reduce_in_place {op:?}");
+
+        let (sums, mut out) = (reduced::<T>(size, op, own.clone()), zeros(count));
+        call!(form, comm, reduce_scatter, reduce_scatter_on(&whole, &mut out, op))?;
+        assert_eq!(out, sums, "reduce_scatter {form:?} {op:?}");
+        let mut data = whole.clone();
+        call!(form, comm, reduce_scatter_in_place, reduce_scatter_in_place_on(&mut data, op))?;
+        let mut expected = whole.clone();
+        expected[own.clone()].copy_from_slice(&sums);
+        assert_eq!(data, expected, "reduce_scatter_in_place {form:?} {op:?}");
+    }
+    Ok(())
+}
+
+fn copies<T: Number>(comm: &Comm, form: Form, count: usize) -> Result<()> {
+    let (rank, size) = (comm.rank(), comm.size());
+    let (root, all) = (count % size, size * count);
+    let input = elements::<T>(rank, 0..count);
+    let gathered: Vec<T> = (0..size).flat_map(|r| elements(r, 0..count)).collect();
+    let at_root = |expected: &[T], otherwise: &[T]| {
+        if rank == root { expected.to_vec() } else { otherwise.to_vec() }
+    };
+
+    let mut data = input.clone();
+    call!(form, comm, broadcast, broadcast_on(&mut data, root))?;
+    assert_eq!(data, elements(root, 0..count), "broadcast {form:?}");
+
+    let mut out = zeros(all);
+    call!(form, comm, all_gather, all_gather_on(&input, &mut out))?;
+    assert_eq!(out, gathered, "all_gather {form:?}");
+    let mut data = only_block(size, rank, &input);
+    call!(form, comm, all_gather_in_place, all_gather_in_place_on(&mut data))?;
+    assert_eq!(data, gathered, "all_gather_in_place {form:?}");
+
+    let mut out = zeros(all);
+    let place = (rank == root).then_some(&mut out[..]);
+    call!(form, comm, gather, gather_on(&input, place, root))?;
+    assert_eq!(out, at_root(&gathered, &zeros(all)), "gather {form:?}");
+    let mut data = only_block(size, rank, &input);
+    call!(form, comm, gather_in_place, gather_in_place_on(&mut data, root))?;
+    assert_eq!(data, at_root(&gathered, &only_block(size, rank, &input)), "gather_in_place");
+
+    let (whole, block) = (elements(root, 0..all), elements(root, rank * count..(rank + 1) * count));
+    let mut out = zeros::<T>(count);
+    let from = (rank == root).then_some(&whole[..]);
+    call!(form, comm, scatter, scatter_on(from, &mut out, root))?;
+    assert_eq!(out, block, "scatter {form:?}");
+    let mut data = at_root(&whole, &zeros(all));
+    call!(form, comm, scatter_in_place, scatter_in_place_on(&mut data, root))?;
+    assert_eq!(data, at_root(&whole, &only_block(size, rank, &block)), "scatter_in_place");
+
+    let (input, mut out) = (elements::<T>(rank, 0..all), zeros(all));
+    let exchanged: Vec<T> =
+        (0..size).flat_map(|r| elements(r, rank * count..(rank + 1) * count)).collect();
+    call!(form, comm, all_to_all, all_to_all_on(&input, &mut out))?;
+    assert_eq!(out, exchanged, "all_to_all {form:?}");
+    let mut data = input.clone();
+    call!(form, comm, all_to_all_in_place, all_to_all_in_place_on(&mut data))?;
+    assert_eq!(data, exchanged, "all_to_all_in_place {form:?}");
+    Ok(())
+}
+
+/// Counts and displacements, where parts lie one behind the other with a gap between two.
+struct Layout {
+    counts: Vec<usize>,
+    displs: Vec<usize>,
+    len: usize,
+}
+
+impl Layout {
+    fn new(counts: Vec<usize>) -> Self {
+        let (mut displs, mut len) = (Vec::new(), 0);
+        for count in &counts {
+            displs.push(len);
+            len += count + 1;
+        }
+        Self { counts, displs, len }
+    }
+
+    fn parts(&self) -> Parts<'_> {
+        Parts { counts: &self.counts, displs: &self.displs }
+    }
+
+    /// A buffer with these parts, each followed by a zero.
+    fn filled<T: Number>(&self, part: impl Fn(usize) -> Vec<T>) -> Vec<T> {
+        let ranks = 0..self.counts.len();
+        ranks.flat_map(|r| part(r).into_iter().chain(repeat_n(T::default(), 1))).collect()
+    }
+}
+
+fn with_counts<T: Number>(comm: &Comm, form: Form, most: usize) -> Result<()> {
+    let (rank, size) = (comm.rank(), comm.size());
+    let root = most % size;
+    let count = |from: usize, to: usize| random(&[most, from, to]) as usize % (most + 1);
+    // What every rank sends to the root and what the root sends; what is sent from rank to rank.
+    let layout = Layout::new((0..size).map(|r| count(r, root)).collect());
+    let sent = Layout::new((0..size).map(|r| count(rank, r)).collect());
+    let received = Layout::new((0..size).map(|r| count(r, rank)).collect());
+    let own = layout.counts[rank];
+    let input = elements::<T>(rank, 0..own);
+    let gathered = layout.filled::<T>(|r| elements(r, 0..layout.counts[r]));
+    let scattered = layout.filled::<T>(|r| elements(root, r..r + layout.counts[r]));
+
+    let mut out = zeros(layout.len);
+    call!(form, comm, all_gather_v, all_gather_v_on(&input, &mut out, layout.parts()))?;
+    assert_eq!(out, gathered, "all_gather_v {form:?}");
+
+    let mut out = zeros(layout.len);
+    let place = (rank == root).then_some((&mut out[..], layout.parts()));
+    call!(form, comm, gather_v, gather_v_on(&input, place, root))?;
+    assert_eq!(out, if rank == root { gathered } else { zeros(layout.len) }, "gather_v {form:?}");
+
+    let mut out = zeros::<T>(own);
+    let from = (rank == root).then_some((&scattered[..], layout.parts()));
+    call!(form, comm, scatter_v, scatter_v_on(from, &mut out, root))?;
+    assert_eq!(out, elements(root, rank..rank + own), "scatter_v {form:?}");
+
+    let (input, mut out) =
+        (sent.filled::<T>(|r| elements(rank, r..r + sent.counts[r])), zeros(received.len));
+    let (from, to) = (sent.parts(), received.parts());
+    call!(form, comm, all_to_all_v, all_to_all_v_on(&input, from, &mut out, to))?;
+    let expected = received.filled::<T>(|r| elements(r, rank..rank + received.counts[r]));
+    assert_eq!(out, expected, "all_to_all_v {form:?}");
+
+    let first: usize = layout.counts[..rank].iter().sum();
+    let (input, mut out) =
+        (elements::<T>(rank, 0..layout.counts.iter().sum()), zeros::<T>(own));
+    let (counts, op) = (&layout.counts[..], ReduceOp::Sum);
+    call!(form, comm, reduce_scatter_v, reduce_scatter_v_on(&input, &mut out, counts, op))?;
+    assert_eq!(out, reduced(size, op, first..first + own), "reduce_scatter_v {form:?}");
+    Ok(())
+}
+
+/// Rank 0 sends to all others; then all exchange in a ring.
+fn messages<T: Number>(comm: &Comm, form: Form, count: usize) -> Result<()> {
+    let (rank, size) = (comm.rank(), comm.size());
+    if rank == 0 {
+        let data = elements::<T>(0, 0..count);
+        (1..size).try_for_each(|peer| call!(form, comm, send, send_on(&data, peer)))?;
+    } else {
+        let mut data = zeros::<T>(count);
+        call!(form, comm, recv, recv_on(&mut data, 0))?;
+        assert_eq!(data, elements(0, 0..count), "recv {form:?}");
+    }
+    let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);
+    let (mine, mut theirs) = (elements::<T>(rank, 0..count), zeros::<T>(count));
+    group(|g| {
+        comm.recv_on(g, &mut theirs, before)?;
+        comm.send_on(g, &mine, next)
+    })?;
+    assert_eq!(theirs, elements(before, 0..count), "a ring");
+    Ok(())
+}
+
+fn check<T: Number>() {
+    for size in 1..=4 {
+        let everything = |comm: Comm| -> Result<()> {
+            for (form, count) in FORMS.into_iter().flat_map(|f| COUNTS.map(|count| (f, count))) {
+                reductions::<T>(&comm, form, count)?;
+                copies::<T>(&comm, form, count)?;
+                with_counts::<T>(&comm, form, count)?;
+                messages::<T>(&comm, form, count)?;
+            }
+            comm.close()
+        };
+        let outcomes = on_ranks(size, everything);
+        assert_eq!(outcomes, vec![Ok(()); size], "{}", std::any::type_name::<T>());
+    }
+}
+
+#[test]
+fn integers_of_8_bits() {
+    check::<i8>();
+    check::<u8>();
+}
+
+#[test]
+fn integers_of_32_bits() {
+    check::<i32>();
+    check::<u32>();
+}
+
+#[test]
+fn integers_of_64_bits() {
+    check::<i64>();
+    check::<u64>();
+}
+
+#[test]
+fn floats() {
+    check::<f32>();
+    check::<f64>();
+}
+
+#[test]
+fn floats_of_16_bits() {
+    check::<half::f16>();
+    check::<half::bf16>();
+}
+
+#[test]
+fn peers_use_buffers_in_place() {
+    const COUNT: usize = 1 << 20;
+    let sum = |comm: Comm| -> Result<(bool, bool)> {
+        let mut data = Buffer::<f32>::new(COUNT)?;
+        assert!(data.iter().all(|x| *x == 0.0), "it is zero at first");
+        data.copy_from_slice(&elements::<f32>(comm.rank(), 0..COUNT));
+        comm.all_reduce_in_place(&mut data, ReduceOp::Sum)?;
+        let right = *data == reduced::<f32>(comm.size(), ReduceOp::Sum, 0..COUNT)[..];
+        Ok((right, comm.in_place()? > 0))
+    };
+    assert_eq!(on_ranks(2, sum), [Ok((true, true)), Ok((true, true))]);
+    assert_eq!(Buffer::<u64>::new(0).map(|empty| empty.len()), Ok(0));
+}
+
+#[test]
+fn one_thread_makes_the_calls_of_all_ranks() -> Result<()> {
+    let comms = Comm::all_in_process(4)?;
+    let mut data: Vec<_> = comms.iter().map(|comm| elements::<i32>(comm.rank(), 0..100)).collect();
+    group(|g| {
+        let mut both = comms.iter().zip(&mut data);
+        both.try_for_each(|(comm, data)| comm.all_reduce_in_place_on(g, data, ReduceOp::Sum))
+    })?;
+    assert_eq!(data, vec![reduced::<i32>(4, ReduceOp::Sum, 0..100); 4]);
+    Ok(())
+}
+
+#[test]
+fn operations_on_several_streams_and_in_graphs_follow_the_order_of_their_calls() {
+    let work = |comm: Comm| -> Result<i64> {
+        let (mut x, mut y) = ([1], [comm.rank() as i64]);
+        let mut other = Stream::new()?;
+        Stream::new()?.scope(|s| {
+            let graph = s.capture(|| comm.all_reduce_in_place_on(s, &mut x, ReduceOp::Sum))?;
+            other.scope(|o| {
+                graph.launch()?;
+                comm.all_reduce_in_place_on(o, &mut y, ReduceOp::Max)?;
+                graph.launch()
+            })?;
+            graph.launch()
+        })?;
+        Ok(x[0] * 10 + y[0])
+    };
+    assert_eq!(on_ranks(3, work), [Ok(272), Ok(272), Ok(272)]);
+}
