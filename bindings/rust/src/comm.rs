@@ -8,12 +8,12 @@ use capi::nccl::comm::{
     ncclCommCount, ncclCommDestroy, ncclCommGetAsyncError, ncclCommInitAll, ncclCommInitRankConfig,
     ncclCommUserRank, ncclGetUniqueId,
 };
-use capi::nccl::lifetime::{ncclCommAbort, ncclCommRevoke};
+use capi::nccl::lifetime::{ncclCommAbort, ncclCommResume, ncclCommRevoke, ncclCommSuspend};
 use capi::nccl::types::{
-    NCCL_REVOKE_DEFAULT, NCCL_SHRINK_ABORT, NCCL_SHRINK_DEFAULT, NCCL_SPLIT_NOCOLOR, ncclComm_t,
-    ncclResult_t, ncclUniqueId,
+    NCCL_REVOKE_DEFAULT, NCCL_SHRINK_ABORT, NCCL_SHRINK_DEFAULT, NCCL_SPLIT_NOCOLOR,
+    NCCL_SUSPEND_MEM, ncclComm_t, ncclResult_t, ncclUniqueId,
 };
-use capi::oxccl::info::oxcclCommInPlace;
+use capi::oxccl::info::{oxcclCommInPlace, oxcclTag};
 use capi::oxccl::launch::{oxcclCommInitEnv, oxcclCommSetTimeout};
 use std::ffi::{c_char, c_int};
 use std::fmt;
@@ -151,6 +151,19 @@ impl Comm {
         check(unsafe { ncclCommRevoke(self.raw(), NCCL_REVOKE_DEFAULT) })
     }
 
+    /// Gives memory of the communicator back to the system. No operation may be under way, and until
+    /// [`resume`](Self::resume) none is possible. Blocks: never.
+    pub fn suspend(&self) -> Result<()> {
+        // SAFETY: any handle may be passed.
+        check(unsafe { ncclCommSuspend(self.raw(), NCCL_SUSPEND_MEM) })
+    }
+
+    /// Lets a suspended communicator take operations again. Blocks: never.
+    pub fn resume(&self) -> Result<()> {
+        // SAFETY: any handle may be passed.
+        check(unsafe { ncclCommResume(self.raw()) })
+    }
+
     fn end(&self, abort: bool) -> Result<()> {
         if self.ended.swap(true, Ordering::AcqRel) {
             return Ok(());
@@ -283,10 +296,11 @@ impl Comm {
     fn of(handle: ncclComm_t) -> Result<Self> {
         let (handle, streams) = (handle.addr(), Mutex::default());
         let mut comm = Self { handle, rank: 0, size: 0, ended: AtomicBool::new(false), streams };
+        while matches!(comm.state(), Ok(false)) {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        // These fail if it was not made. If it has failed since, the first operation tells.
         let made = || -> Result<(c_int, c_int)> {
-            while !comm.state()? {
-                std::thread::sleep(Duration::from_micros(100));
-            }
             let (mut rank, mut size) = (0, 0);
             // SAFETY: places for the results.
             unsafe {
@@ -299,6 +313,13 @@ impl Comm {
         (comm.rank, comm.size) = (rank as usize, size as usize);
         Ok(comm)
     }
+}
+
+/// Sets the number by which `oxccl ras` knows the later operations of this thread, such as that of a
+/// training step; 0 for none. Blocks: never.
+pub fn set_tag(tag: u64) -> Result<()> {
+    // SAFETY: any number may be passed.
+    check(unsafe { oxcclTag(tag) })
 }
 
 fn grown(call: &str, parent: usize, size: usize, id: Option<Id>, rank: c_int) -> Result<Comm> {

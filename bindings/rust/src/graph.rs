@@ -71,7 +71,8 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     pub fn capture(&'scope self, f: impl FnOnce() -> Result<()>) -> Result<Graph<'scope>> {
         outside_group("capture")?;
         let text = "capture needs the scope of a stream, not that of a group; use Stream::scope";
-        let stream = self.stream().ok_or_else(|| Error::new(Code::InvalidUsage, text.to_owned()))?;
+        let stream =
+            self.stream().ok_or_else(|| Error::new(Code::InvalidUsage, text.to_owned()))?;
         let mode = MaybeUninit::new(oxcclCaptureMode_t::oxcclCaptureThreadLocal);
         // SAFETY: any handle may be passed.
         check(unsafe { oxcclStreamBeginCapture(stream.raw(), mode) })?;

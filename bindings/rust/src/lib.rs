@@ -76,7 +76,7 @@ mod scope;
 
 pub use buffer::Buffer;
 pub use capi as ffi;
-pub use comm::{Comm, Id, Shrink};
+pub use comm::{Comm, Id, Shrink, set_tag};
 pub use element::{Element, ReduceOp};
 pub use error::{Code, Error, Result};
 pub use graph::Graph;

@@ -250,8 +250,7 @@ fn with_counts<T: Number>(comm: &Comm, form: Form, most: usize) -> Result<()> {
     assert_eq!(out, expected, "all_to_all_v {form:?}");
 
     let first: usize = layout.counts[..rank].iter().sum();
-    let (input, mut out) =
-        (elements::<T>(rank, 0..layout.counts.iter().sum()), zeros::<T>(own));
+    let (input, mut out) = (elements::<T>(rank, 0..layout.counts.iter().sum()), zeros::<T>(own));
     let (counts, op) = (&layout.counts[..], ReduceOp::Sum);
     call!(form, comm, reduce_scatter_v, reduce_scatter_v_on(&input, &mut out, counts, op))?;
     assert_eq!(out, reduced(size, op, first..first + own), "reduce_scatter_v {form:?}");

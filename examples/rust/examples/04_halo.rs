@@ -1,11 +1,8 @@
 //! Heat in a rod that is cut into a piece per rank. In each step neighbours exchange the cells at
 //! their edges: `oxccl run -n 4 04_halo`
 
-use oxccl::nccl::collectives::{ncclRecv, ncclSend};
-use oxccl::nccl::group::{ncclGroupEnd, ncclGroupStart};
-use oxccl::nccl::types::ncclDataType_t;
-use oxccl_examples::{Outcome, Rank, check, verdict};
-use std::mem::MaybeUninit;
+use oxccl::{Comm, group};
+use oxccl_examples::{Outcome, as_rank};
 use std::process::ExitCode;
 
 const CELLS: usize = 64;
@@ -26,32 +23,31 @@ fn step(u: &mut [f64]) {
 }
 
 /// Fills the cells of the neighbours; those beyond the rod's ends stay 0.
-fn exchange(r: &Rank<f64>, u: &mut [f64]) -> Outcome {
-    r.put(0, &[u[1], u[CELLS], 0.0, 0.0])?;
-    let double = MaybeUninit::new(ncclDataType_t::ncclFloat64);
+fn exchange(comm: &Comm, u: &mut [f64]) -> Outcome {
+    let edges = [[u[1]], [u[CELLS]]];
+    let (before, rest) = u.split_at_mut(1);
+    let (_, after) = rest.split_at_mut(CELLS);
+    let rank = comm.rank();
     // In a group, sends and receives wait for no order.
-    // SAFETY: there are four elements, until the stream is synchronized.
-    unsafe {
-        check(ncclGroupStart())?;
-        for (side, peer) in [r.rank - 1, r.rank + 1].into_iter().enumerate() {
-            if (0..r.nranks).contains(&peer) {
-                check(ncclSend(r.x.add(side).cast(), 1, double, peer, r.comm, r.stream))?;
-                check(ncclRecv(r.x.add(2 + side).cast(), 1, double, peer, r.comm, r.stream))?;
-            }
+    group(|g| {
+        if rank > 0 {
+            comm.send_on(g, &edges[0], rank - 1)?;
+            comm.recv_on(g, before, rank - 1)?;
         }
-        check(ncclGroupEnd())?;
-    }
-    let mut edges = [0.0; 2];
-    r.get(2, &mut edges)?;
-    [u[0], u[CELLS + 1]] = edges;
+        if rank + 1 < comm.size() {
+            comm.send_on(g, &edges[1], rank + 1)?;
+            comm.recv_on(g, after, rank + 1)?;
+        }
+        Ok(())
+    })?;
     Ok(())
 }
 
-fn heat(r: &Rank<f64>) -> Outcome<bool> {
-    let first = r.rank as usize * CELLS;
-    let (mut u, mut whole) = (initial(first, CELLS), initial(0, r.nranks as usize * CELLS));
+fn heat(comm: &Comm) -> Outcome<bool> {
+    let first = comm.rank() * CELLS;
+    let (mut u, mut whole) = (initial(first, CELLS), initial(0, comm.size() * CELLS));
     for _ in 0..STEPS {
-        exchange(r, &mut u)?;
+        exchange(comm, &mut u)?;
         step(&mut u);
         step(&mut whole);
     }
@@ -59,8 +55,5 @@ fn heat(r: &Rank<f64>) -> Outcome<bool> {
 }
 
 fn main() -> ExitCode {
-    match Rank::from_env(|_| 4) {
-        Ok(r) => verdict(heat(&r), r.rank, r.nranks, "heat"),
-        Err(error) => verdict(Err(error), 0, 1, "start"),
-    }
+    as_rank("heat", heat)
 }

@@ -1,10 +1,8 @@
 //! Softmax regression on Fisher's irises: every rank has a part of the flowers, and all add up
 //! their gradients in each step: `oxccl run -n 4 05_training ../data/iris.csv`
 
-use oxccl::nccl::collectives::ncclAllReduce;
-use oxccl::nccl::types::{ncclDataType_t, ncclRedOp_t};
-use oxccl_examples::{Outcome, Rank, check, verdict};
-use std::mem::MaybeUninit;
+use oxccl::{Comm, ReduceOp};
+use oxccl_examples::{Outcome, as_rank};
 use std::process::ExitCode;
 
 const INPUTS: usize = 5;
@@ -27,7 +25,7 @@ fn load(path: &str) -> Outcome<Vec<Flower>> {
             Ok(&[a, b, c, d, kind]) => {
                 Ok(Flower { inputs: [a, b, c, d, 1.0], kind: kind as usize })
             }
-            _ => Err(format!("{path}: {line} is no flower")),
+            _ => Err(format!("{path}: {line} is no flower").into()),
         }
     };
     let mut flowers = text.lines().skip(1).map(flower).collect::<Outcome<Vec<_>>>()?;
@@ -55,36 +53,26 @@ fn learn(w: &[f64], flower: &Flower, sums: &mut [f64]) {
     sums[WEIGHTS] += f64::from(u8::from(best == Some(flower.kind)));
 }
 
-fn all_reduce(r: &Rank<f64>, x: &mut [f64], op: ncclRedOp_t) -> Outcome {
-    r.put(0, x)?;
-    let (double, op) = (MaybeUninit::new(ncclDataType_t::ncclFloat64), MaybeUninit::new(op));
-    // SAFETY: there was room for these, and there is until the stream is synchronized.
-    check(unsafe { ncclAllReduce(r.x.cast(), r.x.cast(), x.len(), double, op, r.comm, r.stream) })?;
-    r.get(0, x)
-}
-
-fn train(r: &Rank<f64>, flowers: &[Flower]) -> Outcome<bool> {
+fn train(comm: &Comm, flowers: &[Flower]) -> Outcome<bool> {
     let mut w = [0.0; WEIGHTS];
     // Gradient, and good guesses.
     let mut sums = [0.0; WEIGHTS + 1];
     for _ in 0..EPOCHS {
         sums.fill(0.0);
-        let own = flowers.iter().skip(r.rank as usize).step_by(r.nranks as usize);
+        let own = flowers.iter().skip(comm.rank()).step_by(comm.size());
         own.for_each(|flower| learn(&w, flower, &mut sums));
-        all_reduce(r, &mut sums, ncclRedOp_t::ncclSum)?;
+        comm.all_reduce_in_place(&mut sums, ReduceOp::Sum)?;
         w.iter_mut().zip(sums).for_each(|(w, g)| *w -= 0.5 * g / flowers.len() as f64);
     }
     // All ranks have come to the same weights.
-    let mut most = w;
-    all_reduce(r, &mut most, ncclRedOp_t::ncclMax)?;
+    let mut most = [0.0; WEIGHTS];
+    comm.all_reduce(&w, &mut most, ReduceOp::Max)?;
     Ok(most == w && (0.95 * 150.0..=150.0).contains(&sums[WEIGHTS]))
 }
 
 fn main() -> ExitCode {
-    let path = std::env::args().nth(1).ok_or("usage: 05_training iris.csv".to_owned());
-    let flowers = path.and_then(|path| load(&path));
-    match (flowers, Rank::from_env(|_| WEIGHTS + 1)) {
-        (Ok(flowers), Ok(r)) => verdict(train(&r, &flowers), r.rank, r.nranks, "flowers"),
-        (Err(error), _) | (_, Err(error)) => verdict(Err(error), 0, 1, "start"),
-    }
+    as_rank("flowers", |comm| {
+        let path = std::env::args().nth(1).ok_or("usage: 05_training iris.csv")?;
+        train(comm, &load(&path)?)
+    })
 }

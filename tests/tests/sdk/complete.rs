@@ -67,6 +67,39 @@ const PYTHON: Exceptions = &[
     ),
 ];
 
+const RUST: Exceptions = &[
+    ("ncclCommCuDevice", "communicators are on the host"),
+    ("ncclCommDeregister", "a Buffer is used in place without registration"),
+    ("ncclCommFinalize", "close completes all operations"),
+    ("ncclCommMemStats", "NCCL_DEBUG=INFO tells it"),
+    ("ncclCommRegister", "as ncclCommDeregister"),
+    ("ncclCommWindowDeregister", "as ncclCommWindowRegister"),
+    ("ncclCommWindowRegister", "peers write into a window at any time: no slice of it can be lent"),
+    ("ncclGetErrorString", "oxcclLastError has a better text"),
+    ("ncclGetVersion", "the library is a part of the program, which cargo knows the version of"),
+    ("ncclPutSignal", "it needs a window"),
+    ("ncclRedOpCreatePreMulSum", "a program can multiply its slice before"),
+    ("ncclRedOpDestroy", "as ncclRedOpCreatePreMulSum"),
+    ("ncclSignal", "it needs a window"),
+    ("ncclWaitSignal", "it needs a window"),
+    ("oxcclCommByCopyEngines", "communicators are on the host"),
+    ("oxcclDeviceCount", "communicators are on the host"),
+    ("oxcclEventCreate", "a scope waits for all of its operations"),
+    ("oxcclEventDestroy", "as oxcclEventCreate"),
+    ("oxcclEventElapsedTime", "as oxcclEventCreate"),
+    ("oxcclEventQuery", "as oxcclEventCreate"),
+    ("oxcclEventRecord", "as oxcclEventCreate"),
+    ("oxcclGetVersion", "as ncclGetVersion"),
+    ("oxcclGraphExecUpdate", "a graph ends with its scope: another one takes its place"),
+    ("oxcclMemcpyAsync", "slices are copied by Rust"),
+    ("oxcclMemsetAsync", "slices are filled by Rust"),
+    ("oxcclSetInitTimeout", "OXCCL_INIT_TIMEOUT says it"),
+    ("oxcclSetLog", "NCCL_DEBUG and NCCL_DEBUG_FILE say it"),
+    ("oxcclStreamHostFunc", "what has to come after operations stands behind their scope"),
+    ("oxcclStreamQuery", "a scope waits for all of its operations"),
+    ("oxcclStreamWaitEvent", "as oxcclEventCreate"),
+];
+
 /// The files of a folder that are written by hand and no tests.
 fn by_hand(folder: &str, extension: &str) -> Vec<PathBuf> {
     let folder = Path::new(ROOT).join(folder);
@@ -120,11 +153,13 @@ fn every_function_is_used_by_each_binding_or_it_is_said_why_not() {
     let python = ["__init__.py", "_library.py"];
     let python = python.map(|file| Path::new(ROOT).join("bindings/python/oxccl").join(file));
     let python = words(&python, "#");
+    let rust = words(&by_hand("bindings/rust/src", "rs"), "//");
     // The generated shim takes the text of every error.
     go.insert("oxcclLastError".to_owned());
     let mut complaints = check("C++", &cpp, CPP);
     complaints.extend(check("Go", &go, GO));
     complaints.extend(check("Julia", &julia, JULIA));
     complaints.extend(check("Python", &python, PYTHON));
+    complaints.extend(check("Rust", &rust, RUST));
     assert!(complaints.is_empty(), "{}", complaints.join("\n"));
 }
