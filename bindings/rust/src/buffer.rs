@@ -34,8 +34,8 @@ unsafe impl<T: Element> Send for Buffer<T> {}
 unsafe impl<T: Element> Sync for Buffer<T> {}
 
 impl<T: Element> Buffer<T> {
-    /// Allocates a buffer of `len` elements, all zero. Fails with [`System`](crate::Code::System) or
-    /// [`InvalidArgument`](crate::Code::InvalidArgument) if there is not as much memory.
+    /// Allocates a buffer of `len` elements, all zero. Fails with [`System`](crate::Code::System)
+    /// or [`InvalidArgument`](crate::Code::InvalidArgument) if there is not as much memory.
     pub fn new(len: usize) -> Result<Self> {
         let mut data = NonNull::dangling();
         if len > 0 {

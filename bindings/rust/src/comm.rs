@@ -144,15 +144,15 @@ impl Comm {
         self.end(true)
     }
 
-    /// Ends all operations. Only [`split`](Self::split), [`shrink`](Self::shrink) and the end of the
-    /// communicator are left. Blocks for a second at most.
+    /// Ends all operations. Only [`split`](Self::split), [`shrink`](Self::shrink) and the end of
+    /// the communicator are left. Blocks for a second at most.
     pub fn revoke(&self) -> Result<()> {
         // SAFETY: any handle may be passed.
         check(unsafe { ncclCommRevoke(self.raw(), NCCL_REVOKE_DEFAULT) })
     }
 
-    /// Gives memory of the communicator back to the system. No operation may be under way, and until
-    /// [`resume`](Self::resume) none is possible. Blocks: never.
+    /// Gives memory of the communicator back to the system. No operation may be under way, and
+    /// until [`resume`](Self::resume) none is possible. Blocks: never.
     pub fn suspend(&self) -> Result<()> {
         // SAFETY: any handle may be passed.
         check(unsafe { ncclCommSuspend(self.raw(), NCCL_SUSPEND_MEM) })
@@ -315,8 +315,8 @@ impl Comm {
     }
 }
 
-/// Sets the number by which `oxccl ras` knows the later operations of this thread, such as that of a
-/// training step; 0 for none. Blocks: never.
+/// Sets the number by which `oxccl ras` knows the later operations of this thread, such as that of
+/// a training step; 0 for none. Blocks: never.
 pub fn set_tag(tag: u64) -> Result<()> {
     // SAFETY: any number may be passed.
     check(unsafe { oxcclTag(tag) })

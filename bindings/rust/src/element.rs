@@ -12,8 +12,8 @@ pub(crate) mod sealed {
     }
 }
 
-/// A type of elements that ranks exchange: `i8`, `u8`, `i32`, `u32`, `i64`, `u64`, `f32`, `f64`, and
-/// with the feature `half` also `half::f16` and `half::bf16`. Other crates cannot implement it.
+/// A type of elements that ranks exchange: `i8`, `u8`, `i32`, `u32`, `i64`, `u64`, `f32`, `f64`,
+/// and with the feature `half` also `half::f16` and `half::bf16`. Other crates cannot implement it.
 pub trait Element: sealed::Sealed + Copy + Send + Sync + 'static {}
 
 macro_rules! elements {

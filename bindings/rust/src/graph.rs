@@ -38,8 +38,8 @@ impl Drop for Graph<'_> {
 impl<'scope, 'env> Scope<'scope, 'env> {
     /// Calls a function whose operations in this scope are put into a graph instead of being done.
     ///
-    /// Blocks: never. Fails in the scope of a group, which has no stream, with the function's error,
-    /// or if the operations cannot be captured.
+    /// Blocks: never. Fails in the scope of a group, which has no stream, with the function's
+    /// error, or if the operations cannot be captured.
     ///
     /// ```
     /// # extern crate oxccl_rs as oxccl;

@@ -47,9 +47,9 @@
 //! # Safety
 //!
 //! No function here is `unsafe`. A scope waits before it returns, also after errors and panics, and
-//! has no guard that could be forgotten. Once an operation has ended, with an error or not, no other
-//! rank touches its buffers. One case remains that this process cannot prevent: the *process* of
-//! another rank that is stopped (`SIGSTOP`) in the midst of writing into a [`Buffer`] goes on
+//! has no guard that could be forgotten. Once an operation has ended, with an error or not, no
+//! other rank touches its buffers. One case remains that this process cannot prevent: the *process*
+//! of another rank that is stopped (`SIGSTOP`) in the midst of writing into a [`Buffer`] goes on
 //! writing when it continues; the log, and the error of [`Comm::abort`], name that rank.
 //!
 //! A forked child cannot use what its parent made: calls fail there.

@@ -37,8 +37,8 @@ macro_rules! operations {
         impl Comm {$(
             $(#[$doc])*
             ///
-            /// Blocks until it is complete on this rank. Fails if a length is wrong, if the calls of
-            /// the ranks differ, or if another rank fails.
+            /// Blocks until it is complete on this rank. Fails if a length is wrong, if the calls
+            /// of the ranks differ, or if another rank fails.
             pub fn $name<'a, T: Element>(&'a self, $($argument: $type),*) -> Result<()> {
                 run(stringify!($name), None, |scope| self.$on(scope, $($argument),*))
             }
@@ -89,8 +89,8 @@ operations! {
         let output = output.map_or(null_mut(), to);
     } ncclReduce(of(input), output, input.len(), type_of::<T>(), raw(op), number(root));
 
-    /// Replaces the elements of rank `root` by the reduction of all ranks'. Those of the other ranks
-    /// stay.
+    /// Replaces the elements of rank `root` by the reduction of all ranks'. Those of the other
+    /// ranks stay.
     reduce_in_place, reduce_in_place_on: |_| (data: &'a mut [T], op: ReduceOp, root: usize) {
         let at = to(data);
     } ncclReduce(at, at, data.len(), type_of::<T>(), raw(op), number(root));
@@ -159,8 +159,8 @@ operations! {
         let own = data.wrapping_add(comm.rank() * count);
     } ncclGather(own.cast(), data.cast(), count, type_of::<T>(), number(root));
 
-    /// Leaves block `r` of the input of rank `root` in the output of rank `r`. The input has a block
-    /// as long as the output for each rank. The other ranks' input is ignored.
+    /// Leaves block `r` of the input of rank `root` in the output of rank `r`. The input has a
+    /// block as long as the output for each rank. The other ranks' input is ignored.
     scatter, scatter_on: |comm| (input: Option<&'a [T]>, output: &'a mut [T], root: usize) {
         let input = comm.at_root("scatter", "input", input, root)?;
         let expected = comm.blocks(output.len());
@@ -192,9 +192,9 @@ operations! {
         let (counts, displs) = comm.parts("all_gather_v", ("output", output.len()), parts)?;
     } oxcclAllGatherv(of(input), input.len(), to(output), counts, displs, type_of::<T>());
 
-    /// Leaves this rank's block of the reduction of all ranks' inputs in its output, where the block
-    /// of rank `r` has `counts[r]` elements. The input has all blocks one behind the other; all
-    /// ranks pass the same counts.
+    /// Leaves this rank's block of the reduction of all ranks' inputs in its output, where the
+    /// block of rank `r` has `counts[r]` elements. The input has all blocks one behind the other;
+    /// all ranks pass the same counts.
     reduce_scatter_v, reduce_scatter_v_on: |comm| (
         input: &'a [T], output: &'a mut [T], counts: &[usize], op: ReduceOp
     ) {
@@ -231,8 +231,8 @@ operations! {
         of(input), input.len(), output, counts, displs, type_of::<T>(), number(root)
     );
 
-    /// Leaves part `r` of the input of rank `root` in the output of rank `r`. The other ranks' input
-    /// is ignored.
+    /// Leaves part `r` of the input of rank `root` in the output of rank `r`. The other ranks'
+    /// input is ignored.
     scatter_v, scatter_v_on: |comm| (
         input: Option<(&'a [T], Parts<'_>)>, output: &'a mut [T], root: usize
     ) {

@@ -1,7 +1,8 @@
 //! The book in `docs/` and README: all pages and links are there, and the code runs.
 //!
-//! A block of code is written to `program.c` (`.cpp`, `.jl`, `.py`, `.go`) in the page's folder; a
-//! block of `sh`, whose words say what it needs, is run there. Blocks of `text` are not run.
+//! A block of code is written to `program.c` (`.cpp`, `.jl`, `.py`, `.go`, `.rs`) in the page's
+//! folder; a block of `sh`, whose words say what it needs, is run there. Blocks of `text` are not
+//! run.
 
 use crate::{ROOT, folder, have, prefix, watch};
 use oxccl_tests::job::{bind_to_parent, wait_until};
@@ -144,6 +145,10 @@ fn run_page(page: &str) -> usize {
             "c" | "cpp" | "go" => language,
             "julia" => "jl",
             "python" => "py",
+            "rust" => {
+                prepare_cargo(&folder);
+                "rs"
+            }
             other => panic!("{page}: nothing runs a block of {other:?}"),
         };
         let contents = match contents.strip_prefix("{{#include ") {
@@ -158,6 +163,15 @@ fn run_page(page: &str) -> usize {
     ran
 }
 
+/// Lets cargo find in a folder what it built and downloaded before.
+fn prepare_cargo(folder: &Path) {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("docs-rust");
+    std::fs::create_dir_all(&target).expect("a folder");
+    std::os::unix::fs::symlink(target, folder.join("target")).expect("a link");
+    let lock = Path::new(ROOT).join("Cargo.lock");
+    std::fs::copy(lock, folder.join("Cargo.lock")).expect("a copy");
+}
+
 fn shell(folder: &Path, page: &str, script: &str) {
     let path = std::env::var("PATH").unwrap_or_default();
     let lib = prefix().join("lib");
@@ -170,7 +184,9 @@ fn shell(folder: &Path, page: &str, script: &str) {
         .env("PKG_CONFIG_PATH", lib.join("pkgconfig"))
         .env("LD_LIBRARY_PATH", lib)
         .env("PYTHONDONTWRITEBYTECODE", "1")
-        .envs([("GOPROXY", "off"), ("GOTOOLCHAIN", "local"), ("GOFLAGS", "-mod=mod")]);
+        .envs([("GOPROXY", "off"), ("GOTOOLCHAIN", "local"), ("GOFLAGS", "-mod=mod")])
+        .envs([("CARGO_NET_OFFLINE", "true"), ("CARGO_PROFILE_DEV_DEBUG", "0")])
+        .env_remove("CARGO_TARGET_DIR");
     let (status, text) = watch(&mut command);
     assert_eq!(status, Some(0), "{page}: {script}: {text}");
 }
