@@ -36,6 +36,7 @@ unsafe impl<T: Element> Sync for Buffer<T> {}
 impl<T: Element> Buffer<T> {
     /// Allocates a buffer of `len` elements, all zero. Fails with [`System`](crate::Code::System)
     /// or [`InvalidArgument`](crate::Code::InvalidArgument) if there is not as much memory.
+    /// Blocks: never.
     pub fn new(len: usize) -> Result<Self> {
         let mut data = NonNull::dangling();
         if len > 0 {

@@ -28,7 +28,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Makes a stream.
+    /// Makes a stream. Blocks: never. Fails in a forked child.
     pub fn new() -> Result<Self> {
         let handle = on_host(|| {
             let mut place = null_mut();
@@ -208,8 +208,9 @@ impl<'scope, 'env> Scope<'scope, 'env> {
 /// make the calls of several ranks. Within the function nothing that waits is allowed: neither
 /// operations without a scope nor the making of communicators.
 ///
-/// Blocks until all operations are complete. If the function fails or panics, nothing is launched.
-/// Fails with the function's error, with that of a call, or with the first error of an operation.
+/// Blocks until all operations are complete. If the function fails or panics, nothing is launched,
+/// and a panic aborts the communicators, as in [`Stream::scope`]. Fails with the function's error,
+/// with that of a call, or with the first error of an operation.
 ///
 /// ```
 /// # extern crate oxccl_rs as oxccl;

@@ -358,17 +358,22 @@ fn everything_may_go_to_other_threads() {
     }
     shared::<(Comm, Id, Stream, Error)>();
     exchanged::<f32>();
-    let comm = alone();
-    std::thread::scope(|threads| {
-        for n in 0..8 {
-            let comm = &comm;
-            threads.spawn(move || {
-                let mut x = [n; 100];
-                comm.all_reduce_in_place(&mut x, SUM).expect("it works");
-                assert_eq!(x, [n; 100]);
-            });
-        }
-    });
+    // Calls of several threads have no order here, so all are alike.
+    let calls = |comm: Comm| {
+        std::thread::scope(|threads| {
+            for _ in 0..4 {
+                threads.spawn(|| {
+                    for _ in 0..100 {
+                        let mut x = [1; 100];
+                        comm.all_reduce_in_place(&mut x, SUM).expect("it works");
+                        assert_eq!(x, [2; 100]);
+                    }
+                });
+            }
+        });
+        comm.close()
+    };
+    assert_eq!(on_ranks(2, calls), [Ok(()), Ok(())]);
 }
 
 #[test]
