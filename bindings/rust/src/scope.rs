@@ -216,8 +216,9 @@ impl<'scope, 'env> Scope<'scope, 'env> {
 /// # extern crate oxccl_rs as oxccl;
 /// # fn main() -> oxccl::Result<()> {
 /// # let comm = oxccl::Comm::from_rank(0, 1, oxccl::Id::new()?)?;
-/// let (next, before) = ((comm.rank() + 1) % comm.size(), comm.size() - 1 - comm.rank());
-/// let (mine, mut theirs) = ([comm.rank() as u64], [0]);
+/// let (rank, size) = (comm.rank(), comm.size());
+/// let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);
+/// let (mine, mut theirs) = ([rank as u64], [0]);
 /// oxccl::group(|g| {
 ///     comm.send_on(g, &mine, next)?;
 ///     comm.recv_on(g, &mut theirs, before)
