@@ -62,7 +62,7 @@ impl Stream {
     /// # }
     /// ```
     ///
-    /// What an operation writes cannot be read in the scope:
+    /// Nothing that an operation writes can be read in the scope:
     ///
     /// ```compile_fail,E0502
     /// # extern crate oxccl_rs as oxccl;

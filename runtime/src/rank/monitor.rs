@@ -354,7 +354,7 @@ enum Verdict {
     Left,
     /// The connection ended before the peer used it.
     Unused,
-    /// What has failed, in the order in which it was heard.
+    /// The failures, in the order in which they were heard.
     Failed(Vec<Error>),
     Dead(String),
 }
