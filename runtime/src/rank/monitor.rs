@@ -75,6 +75,8 @@ pub struct Watch {
     looked: Instant,
     /// Questions and answers that have come, to be passed on to others.
     inquiries: Vec<Notice>,
+    /// True once the peer on another host has said goodbye.
+    leaves: bool,
 }
 
 impl Watch {
@@ -93,6 +95,15 @@ impl Watch {
             pulsed: None,
             looked: now,
             inquiries: Vec::new(),
+            leaves: false,
+        }
+    }
+
+    /// Returns the connection with a peer on another host.
+    fn control(&self) -> Option<Arc<Control>> {
+        match &self.sign {
+            Sign::Control(control) => Some(control.clone()),
+            _ => None,
         }
     }
 
@@ -272,10 +283,7 @@ fn poll_now(watches: &[Watch]) -> Vec<bool> {
 /// Passes questions and answers on to the processes of other hosts. Returns whether something waits
 /// for room in a connection.
 fn inquire(watches: &mut [Watch], inquiries: &mut Inquiries) -> bool {
-    let control = |watch: &Watch| match &watch.sign {
-        Sign::Control(control) if watch.dead_since.is_none() => Some(control.clone()),
-        _ => None,
-    };
+    let control = |watch: &Watch| watch.control().filter(|_| watch.dead_since.is_none());
     let all: Vec<_> = watches.iter().filter_map(control).collect();
     let now = clock::now();
     inquiries.go_on(&all, now);
@@ -297,7 +305,7 @@ pub fn look(watches: &mut Vec<Watch>) -> bool {
     let ready = poll_now(watches);
     let now = clock::now();
     let (mut i, mut waiting) = (0, false);
-    let (mut lost, mut failed) = (Vec::new(), Vec::new());
+    let (mut lost, mut failed, mut gone) = (Vec::new(), Vec::new(), Vec::new());
     watches.retain_mut(|watch| {
         let ready = ready.get(i).copied().unwrap_or(false);
         i += 1;
@@ -314,6 +322,7 @@ pub fn look(watches: &mut Vec<Watch>) -> bool {
             // communicator.
             Ok(Verdict::Failed(errors)) => {
                 failed.extend(errors.into_iter().map(|error| (rank.clone(), error)));
+                gone.extend(watch.control().filter(|_| watch.leaves));
             }
             Ok(Verdict::Dead(why)) => watch.dead_since = Some((now, why)),
             // This communicator fails; the others stay watched.
@@ -341,6 +350,8 @@ pub fn look(watches: &mut Vec<Watch>) -> bool {
             Some(_) => rank.hear_more(&error),
         }
     }
+    // Operations must not take a rank that told of a failure for one that just left.
+    gone.iter().for_each(|control| control.set_left());
     // The rank that ended first is to blame: others may have ended because of it.
     lost.sort_by_key(|(since, ..)| *since);
     for (_, rank, peer, why) in lost {
@@ -363,6 +374,10 @@ fn verdict(watch: &mut Watch, rank: &Rank, ready: bool, now: Instant) -> Verdict
     watch.pulse(rank, now);
     if watch.dead_since.is_some() {
         return Verdict::Alive;
+    }
+    if watch.leaves {
+        // It has left after a failure, which is known now.
+        return Verdict::Left;
     }
     let peer = watch.peer;
     if rank.failure().is_none() {
@@ -421,7 +436,10 @@ fn read_notices(watch: &mut Watch, control: &Control, rank: &Rank, now: Instant)
     }
     match ended {
         _ if !failed.is_empty() => Verdict::Failed(failed),
-        _ if control.has_left() => Verdict::Left,
+        _ if watch.leaves => {
+            control.set_left();
+            Verdict::Left
+        }
         None => Verdict::Alive,
         Some(why) if control.is_used() => Verdict::Dead(why),
         Some(_) => Verdict::Unused,
@@ -434,7 +452,7 @@ fn read_notice(watch: &mut Watch, control: &Control, rank: &Rank, of: Notice) ->
         Notice::Pulse => {}
         Notice::Goodbye(taken) => {
             control.set_taken(taken);
-            control.set_left();
+            watch.leaves = true;
         }
         Notice::Ask(messages) => {
             watch.asked = Some(messages);
@@ -521,14 +539,27 @@ mod tests {
 
     #[test]
     fn what_a_peer_says_after_its_failure_is_heard() {
-        let (rank, mut watches, peer) = watched();
-        let text = "calls differ".to_owned();
-        let record = Record { code: Code::InvalidUsage, culprit: 1, reporter: 1, text };
-        peer.tell(&[notice::failed(&record), notice::goodbye(0)].concat());
-        peer.finish();
-        look(&mut watches);
-        look(&mut watches);
-        assert!(matches!(rank.failure(), Some(Error::Reported { .. })), "{:?}", rank.failure());
-        assert!(watches.is_empty() && rank.first_death(&[1]).is_none(), "it has left in order");
+        for _ in 0..100 {
+            let (rank, mut watches, peer) = watched();
+            rank.set_controls(vec![None, watches[0].control()]);
+            let text = "calls differ".to_owned();
+            let record = Record { code: Code::InvalidUsage, culprit: 1, reporter: 1, text };
+            peer.tell(&[notice::failed(&record), notice::goodbye(0)].concat());
+            peer.finish();
+            std::thread::scope(|scope| {
+                // Operations of other threads must not see the goodbye first.
+                let operation = scope.spawn(|| {
+                    while !rank.has_left(1) {
+                        std::hint::spin_loop();
+                    }
+                    rank.failure()
+                });
+                look(&mut watches);
+                let seen = operation.join().unwrap();
+                assert!(matches!(seen, Some(Error::Reported { .. })), "{seen:?}");
+            });
+            look(&mut watches);
+            assert!(watches.is_empty() && rank.first_death(&[1]).is_none(), "it left in order");
+        }
     }
 }
