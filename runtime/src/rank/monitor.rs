@@ -481,6 +481,7 @@ mod tests {
     use super::*;
     use crate::error::Code;
     use crate::link::direct::Record;
+    use crate::rank::Accelerator;
     use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
     /// Returns a rank without peers, and the sign of a process that has ended.
@@ -537,29 +538,41 @@ mod tests {
         assert!(watches.is_empty() && rank.failure().is_none(), "{:?}", rank.failure());
     }
 
-    #[test]
-    fn what_a_peer_says_after_its_failure_is_heard() {
-        for _ in 0..100 {
-            let (rank, mut watches, peer) = watched();
-            rank.set_controls(vec![None, watches[0].control()]);
-            let text = "calls differ".to_owned();
-            let record = Record { code: Code::InvalidUsage, culprit: 1, reporter: 1, text };
-            peer.tell(&[notice::failed(&record), notice::goodbye(0)].concat());
-            peer.finish();
-            std::thread::scope(|scope| {
-                // Operations of other threads must not see the goodbye first.
-                let operation = scope.spawn(|| {
-                    while !rank.has_left(1) {
-                        std::hint::spin_loop();
-                    }
-                    rank.failure()
-                });
-                look(&mut watches);
-                let seen = operation.join().unwrap();
-                assert!(matches!(seen, Some(Error::Reported { .. })), "{seen:?}");
-            });
-            look(&mut watches);
-            assert!(watches.is_empty() && rank.first_death(&[1]).is_none(), "it left in order");
+    /// Notes whether the peer had left when the rank failed.
+    struct AtFailure {
+        rank: Weak<Rank>,
+        had_left: OnceLock<bool>,
+    }
+
+    impl Accelerator for AtFailure {
+        fn abort(&self) {
+            let rank = self.rank.upgrade().expect("a rank");
+            self.had_left.set(rank.has_left(1)).expect("it fails once");
         }
+
+        fn note_left(&self, _peer: u32) {}
+
+        fn is_idle(&self) -> bool {
+            true
+        }
+    }
+
+    #[test]
+    fn what_a_peer_says_after_its_failure_is_heard_after_it() {
+        let (rank, mut watches, peer) = watched();
+        rank.set_controls(vec![None, watches[0].control()]);
+        let seen = Arc::new(AtFailure { rank: Arc::downgrade(&rank), had_left: OnceLock::new() });
+        let accelerator: Arc<dyn Accelerator> = seen.clone();
+        rank.set_accelerator(Arc::downgrade(&accelerator));
+        let text = "calls differ".to_owned();
+        let record = Record { code: Code::InvalidUsage, culprit: 1, reporter: 1, text };
+        peer.tell(&[notice::failed(&record), notice::goodbye(0)].concat());
+        peer.finish();
+        look(&mut watches);
+        assert!(matches!(rank.failure(), Some(Error::Reported { .. })), "{:?}", rank.failure());
+        assert_eq!(seen.had_left.get(), Some(&false), "operations would take it for the cause");
+        assert!(rank.has_left(1));
+        look(&mut watches);
+        assert!(watches.is_empty() && rank.first_death(&[1]).is_none(), "it has left in order");
     }
 }

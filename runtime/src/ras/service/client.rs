@@ -22,7 +22,7 @@ const LINGER: Duration = Duration::from_secs(2);
 /// The state of what a client sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Input {
-    /// Its lines are obeyed.
+    /// Lines are obeyed.
     Obeyed,
     /// Nothing that follows is of interest. Once everything is said, it is discarded: closing a
     /// socket with unread bytes resets the connection, and may take away what was sent.
