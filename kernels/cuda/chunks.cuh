@@ -48,11 +48,17 @@ __device__ inline void begin_progress(int warp, bool puts) {
   progress().over[warp] = !puts;
 }
 
-// Begins the progress of a pair of warps alone, of which one puts: both call this.
-__device__ inline void begin_pair(int pair, bool puts) {
-  if (puts && (threadIdx.x & 31) == 0) begin_progress(pair, true);
-  __syncwarp();
-  asm volatile("bar.sync %0, 64;" ::"r"(2 + pair) : "memory");
+// Begins the progress of a pair of warps alone: both call this, and the one that takes waits for the
+// one that puts.
+template <bool PUTS>
+__device__ inline void begin_pair(int pair) {
+  if constexpr (PUTS) {
+    if ((threadIdx.x & 31) == 0) begin_progress(pair, true);
+    __syncwarp();
+    asm volatile("bar.arrive %0, 64;" ::"r"(2 + pair) : "memory");
+  } else {
+    asm volatile("bar.sync %0, 64;" ::"r"(2 + pair) : "memory");
+  }
 }
 
 // To be called by a warp that puts nothing more, whatever the reason.

@@ -550,7 +550,7 @@ __device__ inline void run_part(const LineProgram& p, Fold& fold, uint64_t first
     loaded.load_packets(flow);
     LineEnds<true> ends(p.call.rank, p.digest, channel, peer, nullptr);
     begin_carrying(p.call);
-    if (flow.reader >= 0) begin_pair(pair, PUTS);
+    if (flow.reader >= 0) begin_pair<PUTS>(pair);
     ends.settle();
     if (carry_packets<PUTS>(ends, peer, flow, loaded, fold)) ends.leave(peer, PUTS, !PUTS);
     return;
