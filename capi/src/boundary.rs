@@ -164,7 +164,7 @@ mod tests {
             assert_eq!(made, ncclResult_t::ncclSuccess);
         }
         let [comm, other] = comms;
-        assert!(boundary(|| objects::comm(other, "f").map(drop)) == ncclResult_t::ncclSuccess);
+        assert!(boundary(|| Ok(objects::comm(other, "f").map(drop)?)) == ncclResult_t::ncclSuccess);
         let no_argument = || -> Result<(), Error> { panic!("of no communicator") };
         assert!(boundary(no_argument) == ncclResult_t::ncclInternalError);
         assert_eq!(async_error(other), ncclResult_t::ncclSuccess);

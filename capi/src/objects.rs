@@ -3,7 +3,7 @@
 use crate::boundary;
 use oxccl_runtime::comm::{Communicator, Holder};
 use oxccl_runtime::device::Stream;
-use oxccl_runtime::error::{Error, Result};
+use oxccl_runtime::error::{Error, Quick, Result};
 use oxccl_runtime::fork;
 use oxccl_runtime::handle::{Cache, Handles, Lent};
 use std::ops::Deref;
@@ -41,7 +41,7 @@ pub(crate) struct Called {
 impl Called {
     /// Takes a holder that was looked up; fails if its communicator is not made yet.
     #[inline]
-    pub(crate) fn new(holder: impl Into<Lent<Holder>>) -> Result<Self> {
+    pub(crate) fn new(holder: impl Into<Lent<Holder>>) -> Quick<Self> {
         let holder = holder.into();
         holder.ready()?;
         Ok(Self { holder, within_panic: panicking() })
@@ -68,7 +68,7 @@ impl Drop for Called {
 
 /// Looks up a communicator through this thread's cache, for calls that have to be fast.
 #[inline]
-pub(crate) fn comm<H>(handle: *mut H, function: &'static str) -> Result<Called> {
+pub(crate) fn comm<H>(handle: *mut H, function: &'static str) -> Quick<Called> {
     fork::check()?;
     let (handle, named) = (handle as usize, (function, "comm"));
     let found = COMMS.get_cached(handle, &LAST_COMM);

@@ -7,6 +7,18 @@ use std::fmt::Display;
 /// The result of most functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// The result of functions that every small call goes through. It fits into registers, where one
+/// with the [`Error`] itself is written to memory by parts and read again as a whole, for which the
+/// processor waits.
+pub type Quick<T> = Result<T, Box<Error>>;
+
+impl From<Box<Error>> for Error {
+    #[cold]
+    fn from(error: Box<Error>) -> Self {
+        *error
+    }
+}
+
 /// The result codes of `nccl.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]

@@ -235,9 +235,12 @@ fn leave() -> Result<Option<(Vec<Pending>, Events)>> {
 
 /// Calls a collective; outside groups it is submitted at once.
 #[inline]
-pub fn collective(comm: &Arc<Communicator>, call: Call, stream: impl Into<Stream>) -> Result<()> {
-    let operation = Operation::Collective(comm.programs(&call)?, call);
-    self::operation(comm, operation, stream)
+pub fn collective(comm: &Arc<Communicator>, call: &Call, stream: impl Into<Stream>) -> Result<()> {
+    let (programs, stream) = (comm.programs(call)?, stream.into());
+    if !active() && comm.profiler().is_none() {
+        return Ok(comm.executor().launch(programs, call, &stream)?);
+    }
+    operation(comm, Operation::Collective(programs, *call), stream)
 }
 
 /// Calls an operation; outside groups it is submitted at once. It is never combined with other
@@ -537,7 +540,7 @@ mod tests {
         let origin = Origin::Id { id: bootstrap::new_unique_id().unwrap(), rank: 0, nranks: 1 };
         let finish = Box::new(|_: Arc<Holder>, _: bool| -> Result<()> { panic!("half done") });
         start();
-        collective(&comm, call(1), &stream).unwrap();
+        collective(&comm, &call(1), &stream).unwrap();
         create_communicator(Creation { origin, holder, parent: None, finish }).unwrap();
         let error = end().unwrap_err().to_string();
         assert!(error.contains("a panic: half done"), "{error}");
@@ -545,7 +548,7 @@ mod tests {
         assert!(failure.contains("a panic: half done"), "{failure}");
         assert!(other.failure().is_none(), "it had no part in it");
         start();
-        collective(&other, call(1), &stream).unwrap();
+        collective(&other, &call(1), &stream).unwrap();
         assert_eq!(end().unwrap(), Launched::Done);
         assert!(stream.synchronize(None).unwrap());
     }
@@ -554,10 +557,10 @@ mod tests {
     fn what_no_plan_serves_is_an_error_also_where_it_is_only_estimated() {
         let (comm, stream) = (alone(), HostStream::new());
         start();
-        collective(&comm, call(1), &stream).unwrap();
+        collective(&comm, &call(1), &stream).unwrap();
         assert!(simulate_end().unwrap().is_some_and(|time_us| time_us >= 0.0));
         start();
-        let error = collective(&comm, call(0), &stream).unwrap_err();
+        let error = collective(&comm, &call(0), &stream).unwrap_err();
         assert!(error.to_string().contains("no plan serves"), "{error}");
         note_error(&error);
         assert!(simulate_end().is_err());

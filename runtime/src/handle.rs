@@ -7,6 +7,7 @@
 use crate::error::{Error, Result};
 use crate::fork;
 use std::cell::Cell;
+use std::convert::Infallible;
 use std::marker::PhantomData;
 use std::ops::Deref;
 use std::ptr::null_mut;
@@ -78,23 +79,26 @@ pub struct Handles<T: 'static> {
     places: Mutex<Places<T>>,
 }
 
-/// The last look-up of a thread.
-struct Entry<T> {
+/// A look-up, which belongs to a thread's place between its calls.
+struct Entry<T: 'static> {
     handle: usize,
     /// The number of removals at the look-up.
     removals: u64,
     object: Arc<T>,
+    /// The table, and the place that the look-up goes back to; `None` for an object that goes back
+    /// to no place.
+    home: Option<(&'static Handles<T>, &'static Place<T>)>,
 }
 
 /// The place where a thread keeps its last look-up between its calls. Other threads access the
 /// place only when a handle is removed, so it stays in the processor's own cache.
 #[repr(align(128))]
-struct Place<T> {
+struct Place<T: 'static> {
     entry: AtomicPtr<Entry<T>>,
     owns: PhantomData<Entry<T>>,
 }
 
-impl<T> Place<T> {
+impl<T: 'static> Place<T> {
     const fn new() -> Self {
         Self { entry: AtomicPtr::new(null_mut()), owns: PhantomData }
     }
@@ -164,21 +168,14 @@ impl<T> Drop for Cache<T> {
 }
 
 /// An object that was looked up. The look-up is taken out of the thread's place and goes back at
-/// the end: counting references, which threads may share, would cost more than the look-up.
-pub struct Lent<T: 'static>(Source<T>);
-
-enum Source<T: 'static> {
-    /// An object that goes back to no place.
-    Own(Arc<T>),
-    /// A look-up, present until the end; the place that it goes back to; the table's number of
-    /// removals.
-    Kept(Option<Box<Entry<T>>>, &'static Place<T>, &'static AtomicU64),
-}
+/// the end: counting references, which threads may share, would cost more than the look-up. A
+/// single pointer, which is passed on in a register; present until the end.
+pub struct Lent<T: 'static>(Option<Box<Entry<T>>>);
 
 impl<T> From<Arc<T>> for Lent<T> {
     /// Returns an object that goes back to no place.
     fn from(object: Arc<T>) -> Self {
-        Self(Source::Own(object))
+        Self(Some(Box::new(Entry { handle: 0, removals: 0, object, home: None })))
     }
 }
 
@@ -187,22 +184,17 @@ impl<T> Deref for Lent<T> {
 
     #[inline]
     fn deref(&self) -> &Arc<T> {
-        match &self.0 {
-            Source::Own(object) => object,
-            Source::Kept(entry, ..) => {
-                &entry.as_ref().expect("an object is lent until the end").object
-            }
-        }
+        &self.0.as_ref().expect("an object is lent until the end").object
     }
 }
 
 impl<T> Drop for Lent<T> {
     #[inline]
     fn drop(&mut self) {
-        if let Source::Kept(entry, place, removals) = &mut self.0
-            && let Some(entry) = entry.take()
+        if let Some(entry) = self.0.take()
+            && let Some((table, place)) = entry.home
         {
-            place.keep(entry, removals);
+            place.keep(entry, &table.removals);
         }
     }
 }
@@ -292,24 +284,47 @@ impl<T> Handles<T> {
         handle: usize,
         cache: &'static LocalKey<Cache<T>>,
     ) -> std::result::Result<Lent<T>, Dead> {
+        self.cached(handle, cache, || self.get(handle))
+    }
+
+    /// Returns an object that lives as long as the process and has a number, which is no handle,
+    /// instead of one: as [`get_cached`](Self::get_cached) does, and else by `find`.
+    #[inline]
+    pub fn lasting_cached(
+        &'static self,
+        number: usize,
+        cache: &'static LocalKey<Cache<T>>,
+        find: impl FnOnce() -> Arc<T>,
+    ) -> Lent<T> {
+        let found = self.cached(number, cache, || Ok::<_, Infallible>(find()));
+        found.unwrap_or_else(|never| match never {})
+    }
+
+    #[inline]
+    fn cached<E>(
+        &'static self,
+        key: usize,
+        cache: &'static LocalKey<Cache<T>>,
+        find: impl FnOnce() -> std::result::Result<Arc<T>, E>,
+    ) -> std::result::Result<Lent<T>, E> {
         // A thread that ends keeps no look-up.
         let Ok(place) = cache.try_with(|cache| cache.place(self)) else {
-            return self.get(handle).map(Lent::from);
+            return find().map(Lent::from);
         };
         let removals = self.removals.load(Ordering::SeqCst);
-        let lend = |entry| Lent(Source::Kept(Some(entry), place, &self.removals));
         let mut kept = place.swap(None);
-        if let Some(entry) = kept.take_if(|e| (e.handle, e.removals) == (handle, removals)) {
-            return Ok(lend(entry));
+        if let Some(entry) = kept.take_if(|e| (e.handle, e.removals) == (key, removals)) {
+            return Ok(Lent(Some(entry)));
         }
-        let entry = Entry { handle, removals, object: self.get(handle)? };
-        Ok(lend(match kept {
+        let (object, home) = (find()?, Some((self, place)));
+        let entry = Entry { handle: key, removals, object, home };
+        Ok(Lent(Some(match kept {
             Some(mut room) => {
                 *room = entry;
                 room
             }
             None => Box::new(entry),
-        }))
+        })))
     }
 
     /// Ends a handle and returns its object, which is then kept only by threads that are in a call

@@ -192,7 +192,7 @@ impl Case {
                 op: self.op,
                 scale: None,
             };
-            group::collective(&player.comm, call, &player.stream)?;
+            group::collective(&player.comm, &call, &player.stream)?;
             buffers.push((input, output));
         }
         if self.grouped {

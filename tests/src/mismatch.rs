@@ -113,7 +113,7 @@ pub fn outcome(comm: &Arc<Communicator>, case: Case) -> Error {
             let (input, output) = (input.at, output.at);
             let call = Call { spec, input, output, count, dtype, op, scale: None };
             // It may be told at the call.
-            let _ = group::collective(comm, call, &stream);
+            let _ = group::collective(comm, &call, &stream);
         }
         Case::SendFromZero(count, dtype) | Case::SendToZero(count, dtype) => {
             let bytes = count as usize * dtype.size();

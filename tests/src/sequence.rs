@@ -291,7 +291,7 @@ fn collective(
         if registered[r] {
             pending.register(&player.comm, output.inner())?;
         }
-        group::collective(&player.comm, call(from, to), &player.stream)?;
+        group::collective(&player.comm, &call(from, to), &player.stream)?;
         let what =
             format!("operation {number} {kind:?} {dtype:?} {op:?} count {count} rank {rank}");
         let bytes = expected[r].clone();

@@ -35,7 +35,7 @@ impl Caller {
             op: ReduceOp::Sum,
             scale: None,
         };
-        group::collective(comm, call, &self.stream)
+        group::collective(comm, &call, &self.stream)
     }
 
     /// Waits for all calls.

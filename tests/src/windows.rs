@@ -26,7 +26,7 @@ fn barrier(player: &Player) -> Result<()> {
     let (from, to) = (&raw const input, &raw mut output);
     let (dtype, op) = (DataType::Uint8, ReduceOp::Sum);
     let call = Call { spec, input: from, output: to, count: 1, dtype, op, scale: None };
-    group::collective(&player.comm, call, &player.stream)?;
+    group::collective(&player.comm, &call, &player.stream)?;
     player.stream.synchronize(None)?;
     assert_eq!(u32::from(output), player.comm.nranks());
     Ok(())

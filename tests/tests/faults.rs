@@ -178,7 +178,7 @@ fn a_limit_names_who_waited_and_who_was_awaited_on_all_ranks() {
         let (input, output) = (place.cast_const().cast(), place.cast());
         let (dtype, op) = (DataType::Uint64, ReduceOp::Sum);
         let call = Call { spec, input, output, count: 1, dtype, op, scale: None };
-        group::collective(&comms[rank], call, &streams[rank]).expect("it is called");
+        group::collective(&comms[rank], &call, &streams[rank]).expect("it is called");
     }
     let deadline = Instant::now() + Duration::from_secs(30);
     for (rank, comm) in comms.iter().enumerate() {
@@ -289,7 +289,7 @@ fn a_communicator_that_is_dropped_after_the_last_barrier_of_its_making_is_told_t
                 let (dtype, op) = (DataType::Uint64, ReduceOp::Sum);
                 let call = Call { spec, input, output, count: 1, dtype, op, scale: None };
                 let stream = Stream::new();
-                let called = group::collective(&comm, call, &stream);
+                let called = group::collective(&comm, &call, &stream);
                 let error = called.and_then(|()| stream.synchronize(None)).expect_err("rank 1");
                 let peer = error.site().map(|site| site.peer);
                 assert_eq!((error.code(), peer), (Code::RemoteError, Some(1)), "{error}");

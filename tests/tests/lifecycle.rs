@@ -158,7 +158,7 @@ fn threads_256_of_one_process_make_a_communicator() {
         let (input, output) = ((&raw const input).cast(), (&raw mut sum).cast());
         let (dtype, op) = (DataType::Uint64, ReduceOp::Sum);
         let call = Call { spec, input, output, count: 1, dtype, op, scale: None };
-        group::collective(&comm, call, &stream).expect("it is launched");
+        group::collective(&comm, &call, &stream).expect("it is launched");
         stream.synchronize(None).expect("it succeeds");
         comm.destroy().expect("all is well");
         sum
@@ -273,7 +273,7 @@ fn a_panic_in_the_worker_fails_the_operation_and_the_worker_goes_on() {
     let error = stream.synchronize(None).expect_err("the operation failed");
     assert!(matches!(&error, Error::Internal { what } if what.contains("a panic")), "{error}");
     assert!(comm.failure().is_some(), "its communicator is sound");
-    let later = group::collective(&comm, call, &stream).and_then(|()| stream.synchronize(None));
+    let later = group::collective(&comm, &call, &stream).and_then(|()| stream.synchronize(None));
     assert!(later.is_err(), "an operation after the failed one succeeds");
     comm.destroy().expect("it is told");
 }
@@ -282,9 +282,9 @@ fn a_panic_in_the_worker_fails_the_operation_and_the_worker_goes_on() {
 fn a_panic_in_a_call_is_an_error_and_later_calls_do_not_hang() {
     let (comm, call, programs) = broken();
     let stream = Stream::new();
-    let error = stream.launch(endpoint(&comm), programs, call).expect_err("it panics");
-    assert!(matches!(&error, Error::Internal { what } if what.contains("a panic")), "{error}");
-    let later = group::collective(&comm, call, &stream).and_then(|()| stream.synchronize(None));
+    let error = stream.launch(endpoint(&comm), programs, &call).expect_err("it panics");
+    assert!(matches!(&*error, Error::Internal { what } if what.contains("a panic")), "{error}");
+    let later = group::collective(&comm, &call, &stream).and_then(|()| stream.synchronize(None));
     assert!(later.is_err(), "an operation after the failed one succeeds");
     comm.destroy().expect("it is told");
 }

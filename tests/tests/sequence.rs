@@ -116,7 +116,7 @@ fn a_buffer_of_more_than_four_gib() {
         let (input, output) = (buffer.as_ptr(), buffer.as_mut_ptr());
         let (dtype, op) = (DataType::Uint8, ReduceOp::Sum);
         let call = Call { spec, input, output, count: count as u64, dtype, op, scale: None };
-        group::collective(&player.comm, call, &player.stream).expect("it launches");
+        group::collective(&player.comm, &call, &player.stream).expect("it launches");
     }
     players.iter().for_each(|p| assert!(p.stream.synchronize(None).expect("it works")));
     for (i, at) in marks.into_iter().enumerate() {
@@ -164,8 +164,8 @@ fn operations_on_several_streams_keep_the_order_of_their_calls() {
                     };
                     let next =
                         Call { input: y.as_ptr().cast(), output: z.as_mut_ptr().cast(), ..first };
-                    group::collective(&player.comm, first, &player.stream).expect("it launches");
-                    group::collective(&player.comm, next, &second).expect("it launches");
+                    group::collective(&player.comm, &first, &player.stream).expect("it launches");
+                    group::collective(&player.comm, &next, &second).expect("it launches");
                     assert!(second.synchronize(None).expect("it works"));
                     assert!(z.iter().all(|&v| v == 12), "round {round}");
                 }

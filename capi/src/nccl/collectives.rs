@@ -30,13 +30,15 @@ struct Arguments {
 
 impl Arguments {
     /// Checks the arguments and launches the call.
-    fn launch(self) -> Result<()> {
+    fn launch(&self) -> Result<()> {
         let function = self.function;
         let comm = objects::comm(self.comm, function)?;
         comm.check()?;
         let dtype = convert::dtype(self.dtype, function)?;
-        let op = self.op.map(|op| redop::resolve(op, dtype, &comm, self.comm, function));
-        let (op, scale) = op.unwrap_or(Ok((ReduceOp::Sum, None)))?;
+        let (op, scale) = match self.op {
+            Some(op) => redop::resolve(op, dtype, &comm, self.comm, function)?,
+            None => (ReduceOp::Sum, None),
+        };
         let root = if self.collective.rooted() {
             convert::rank(self.root, comm.nranks(), function, "root")?
         } else {
@@ -55,7 +57,7 @@ impl Arguments {
         let (input, output) = (self.input.cast(), self.output.cast());
         let call = Call { spec, input, output, count: self.count as u64, dtype, op, scale };
         let stream = comm.stream(self.stream as usize, function)?;
-        group::collective(&comm, call, stream)
+        group::collective(&comm, &call, stream)
     }
 
     fn count_name(&self) -> &'static str {

@@ -6,7 +6,7 @@ use crate::{convert, objects};
 use oxccl_plan::{DataType, ReduceOp};
 use oxccl_runtime::comm::Communicator;
 use oxccl_runtime::comm::redop::PreMulSum;
-use oxccl_runtime::error::{Error, Result};
+use oxccl_runtime::error::{Error, Quick, Result};
 use oxccl_runtime::op::{Address, Scale};
 use oxccl_twin::twin;
 use std::ffi::c_void;
@@ -49,7 +49,7 @@ pub(crate) fn resolve(
     comm: &Communicator,
     handle: ncclComm_t,
     function: &'static str,
-) -> Result<(ReduceOp, Option<Scale>)> {
+) -> Quick<(ReduceOp, Option<Scale>)> {
     let number = convert::number(value);
     match ReduceOp::from_number(number) {
         Some(op) => Ok((op, None)),
@@ -64,14 +64,14 @@ fn user_op(
     comm: &Communicator,
     handle: ncclComm_t,
     function: &'static str,
-) -> Result<(ReduceOp, Option<Scale>)> {
+) -> Quick<(ReduceOp, Option<Scale>)> {
     let index = index(handle, number).ok_or_else(|| unknown(function, number, ""))?;
     let found = comm.redops().get(index);
     let op = found.map_err(|why| unknown(function, number, &format!(", {why}")))?;
     if op.dtype != dtype {
         let got = format!("{number}, made for elements of type {}", op.dtype.name());
         let expected = format!("an operation for the call's elements, of type {}", dtype.name());
-        return Err(Error::argument(function, "op", got, expected));
+        return Err(Error::argument(function, "op", got, expected).into());
     }
     Ok((ReduceOp::Sum, Some(op.scale)))
 }
@@ -100,7 +100,7 @@ unsafe fn create_pre_mul_sum(
             let from = scalar.cast_const().cast::<u8>();
             // SAFETY: one element by the contract of the caller; no type is larger than 8 bytes.
             unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), dtype.size()) };
-            Scale::Value(bytes)
+            Scale::Value(u64::from_ne_bytes(bytes))
         }
         other => {
             let expected = "0 (ncclScalarDevice) or 1 (ncclScalarHostImmediate)";

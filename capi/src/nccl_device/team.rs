@@ -14,7 +14,7 @@ use std::sync::Arc;
 const NO_TEAM: ncclTeam_t = ncclTeam { nRanks: 0, rank: 0, stride: 0 };
 
 fn living(comm: ncclComm_t, function: &'static str) -> Result<Arc<Communicator>> {
-    objects::comm(comm, function).map(|comm| comm.clone())
+    Ok(objects::comm(comm, function)?.clone())
 }
 
 fn team_of(team: &Team) -> ncclTeam_t {

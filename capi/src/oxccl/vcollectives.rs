@@ -197,8 +197,9 @@ pub unsafe extern "C" fn oxcclReduceScatterv(
         let whole = Call { spec, input, output, count: 0, dtype, op, scale };
         let reductions = vcollective::reductions(FUNCTION, call.comm.rank(), whole, &blocks)?;
         group::start();
-        let added =
-            reductions.into_iter().try_for_each(|r| group::collective(&call.comm, r, &call.stream));
+        let added = reductions
+            .into_iter()
+            .try_for_each(|r| group::collective(&call.comm, &r, &call.stream));
         if let Err(error) = added {
             group::note_error(&error);
         }

@@ -11,7 +11,7 @@ pub mod redop;
 mod team;
 
 use crate::device::{Device, Executor, Stream, wait_while};
-use crate::error::{Code, Error, Result, Site};
+use crate::error::{Code, Error, Quick, Result, Site};
 use crate::log::{self, Level, Subsystem};
 use crate::op::{Call, Programs};
 use crate::plugin::collnet::Reductions;
@@ -202,7 +202,7 @@ impl Communicator {
 
     /// Returns the stream of a call.
     #[inline]
-    pub fn stream(&self, handle: usize, function: &'static str) -> Result<Stream> {
+    pub fn stream(&self, handle: usize, function: &'static str) -> Quick<Stream> {
         Stream::of_call(self.device, handle, function)
     }
 
@@ -252,25 +252,28 @@ impl Communicator {
     }
 
     /// Fails if the communicator is revoked, has failed, or is finalized or suspended.
-    pub fn check(&self) -> Result<()> {
+    #[inline]
+    pub fn check(&self) -> Quick<()> {
         if self.revoked.load(Ordering::Acquire) {
-            return Err(self.revoked_error());
+            return Err(self.revoked_error().into());
         }
         if let Some(error) = self.executor.rank().deliver() {
-            return Err(error);
+            return Err(error.into());
         }
         if self.ended.load(Ordering::Acquire) {
             let hint = "no operation may follow ncclCommFinalize";
-            return Err(Error::usage("the communicator is finalized", hint));
+            return Err(Error::usage("the communicator is finalized", hint).into());
         }
         if self.suspended.load(Ordering::Acquire) {
-            return Err(Error::usage("the communicator is suspended", "call ncclCommResume first"));
+            return Err(
+                Error::usage("the communicator is suspended", "call ncclCommResume first").into()
+            );
         }
         Ok(())
     }
 
     /// Returns the programs for a call, chosen from facts that all ranks share.
-    pub fn programs(&self, call: &Call) -> Result<Arc<Programs>> {
+    pub fn programs(&self, call: &Call) -> Quick<Arc<Programs>> {
         let switch = self.reductions.contain(call.dtype, call.op);
         let key = Key { spec: call.spec, bytes: call.count * call.dtype.size() as u64, switch };
         let first = &self.first_programs[key.place()];

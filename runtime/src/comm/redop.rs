@@ -78,7 +78,7 @@ mod tests {
     #[test]
     fn indices_are_not_used_again() {
         let ops = RedOps::default();
-        let op = PreMulSum { dtype: DataType::Int8, scale: Scale::Value([3; 8]) };
+        let op = PreMulSum { dtype: DataType::Int8, scale: Scale::Value(3) };
         assert_eq!((ops.create(op).unwrap(), ops.create(op).unwrap()), (0, 1));
         assert_eq!(ops.destroy(0), Ok(()));
         assert_eq!(ops.create(op).unwrap(), 2);

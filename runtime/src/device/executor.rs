@@ -2,11 +2,11 @@
 
 use super::{Device, Stream, cuda, host};
 use crate::bootstrap::Gather;
-use crate::error::{Error, Result};
+use crate::error::{Error, Quick, Result};
 use crate::link::Edge;
 use crate::link::message::{DONE_WITHIN, MessageEdge};
 use crate::log::{self, Level, Subsystem};
-use crate::op::Operation;
+use crate::op::{Call, Operation, Programs};
 use crate::rank::Rank;
 use crate::recorder::What;
 use cuda::create::Wishes;
@@ -196,14 +196,23 @@ impl Executor {
         }
     }
 
+    /// Appends a collective to a stream, or to the graph that the stream captures; the calling
+    /// thread may begin it. Blocks: never.
+    #[inline]
+    pub fn launch(&self, programs: Arc<Programs>, call: &Call, stream: &Stream) -> Quick<()> {
+        if let (Executor::Host(endpoint), Stream::Host(stream)) = (self, stream) {
+            return stream.launch(endpoint, programs, call);
+        }
+        Ok(self.submit(Operation::Collective(programs, *call), stream, false)?)
+    }
+
     /// Appends an operation to a stream, or to the graph that the stream captures. With `inline`
     /// the calling thread may begin the operation. Blocks: never.
-    #[inline]
     pub fn submit(&self, operation: Operation, stream: &Stream, inline: bool) -> Result<()> {
         match (self, stream) {
             (Executor::Host(endpoint), Stream::Host(stream)) => match operation {
                 Operation::Collective(programs, call) if inline => {
-                    stream.launch(endpoint, programs, call)
+                    Ok(stream.launch(endpoint, programs, &call)?)
                 }
                 operation => stream.enqueue(Work::Operation(endpoint.clone(), operation), inline),
             },

@@ -2,7 +2,7 @@
 
 use super::object::{OnDevice, both, destroy, on};
 use super::{Device, Event, Executable, Graph, cuda, host};
-use crate::error::{Error, Result};
+use crate::error::{Error, Quick, Result};
 use crate::fork;
 use crate::handle::{Cache, Dead, Handles, Lent, may_be_cuda};
 use crate::op::Address;
@@ -23,6 +23,12 @@ thread_local! {
 
 /// The last handle of a default stream. They are null, `cudaStreamLegacy`, `cudaStreamPerThread`.
 const LAST_DEFAULT: usize = 2;
+
+/// Returns the default stream of a device of host memory, by a number that is no handle.
+#[inline]
+fn default_stream(index: i32) -> Lent<host::stream::Stream> {
+    STREAMS.lasting_cached(index as u32 as usize, &LAST, || host::default_stream(index))
+}
 
 /// A function that a stream calls.
 pub type Function = unsafe extern "C" fn(*mut c_void);
@@ -45,7 +51,7 @@ impl Stream {
         fork::check()?;
         if handle <= LAST_DEFAULT {
             return Ok(match super::current()? {
-                Device::Host(index) => Stream::Host(host::default_stream(index).into()),
+                Device::Host(index) => Stream::Host(default_stream(index)),
                 Device::Cuda(_) => Stream::Cuda(handle.into()),
             });
         }
@@ -54,9 +60,9 @@ impl Stream {
 
     /// Looks up the stream of a call on a communicator of a device.
     #[inline]
-    pub fn of_call(device: Device, handle: usize, function: &'static str) -> Result<Self> {
+    pub fn of_call(device: Device, handle: usize, function: &'static str) -> Quick<Self> {
         let wrong = |got: String, expected: &str| {
-            Err(Error::argument(function, "stream", got, expected.to_owned()))
+            Err(Error::argument(function, "stream", got, expected.to_owned()).into())
         };
         match device {
             Device::Cuda(_) if handle > LAST_DEFAULT && !may_be_cuda(handle) => {
@@ -65,7 +71,7 @@ impl Stream {
             }
             Device::Cuda(_) => Ok(Stream::Cuda(handle.into())),
             Device::Host(index) if handle <= LAST_DEFAULT => {
-                Ok(Stream::Host(host::default_stream(index).into()))
+                Ok(Stream::Host(default_stream(index)))
             }
             Device::Host(_) => match STREAMS.get_cached(handle, &LAST) {
                 Ok(stream) => Ok(Stream::Host(stream)),
@@ -73,7 +79,7 @@ impl Stream {
                     let got = format!("{handle:#x}, which is no stream of the host device");
                     wrong(got, "a stream from oxcclStreamCreate: the communicator is on the host")
                 }
-                Err(why) => Err(why.error(handle, (function, "stream"))),
+                Err(why) => Err(why.error(handle, (function, "stream")).into()),
             },
         }
     }

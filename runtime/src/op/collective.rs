@@ -86,8 +86,8 @@ unsafe impl Sync for Call {}
 /// A factor of the type of a call's elements.
 #[derive(Clone, Copy, Debug)]
 pub enum Scale {
-    /// The bytes of the factor, from the first one on.
-    Value([u8; 8]),
+    /// The factor, whose bytes are the word's in memory, from the first one on.
+    Value(u64),
     /// The address of the factor when the call runs.
     At(Address),
 }

@@ -153,7 +153,7 @@ fn executor() -> Vec<f64> {
         scale: None,
     };
     let programs = comm.programs(&call).expect("a plan");
-    let made = |_| Running::new(endpoint(&comm), programs.clone(), call);
+    let made = |_| Running::new(endpoint(&comm), programs.clone(), &call);
     let times = (0..ROUNDS).map(|_| {
         let mut operations: Vec<Running> = (0..CALLS).map(made).collect();
         let start = cpu();

@@ -143,7 +143,7 @@ fn repaint(how: &str, stops: bool) -> Result<()> {
     let limit = Some(Duration::from_millis(500));
     comm.set_timeout(limit.filter(|_| how == "timeout"));
     for round in 0.. {
-        let called = group::collective(&comm, call, &stream);
+        let called = group::collective(&comm, &call, &stream);
         let wait = limit.filter(|_| how != "timeout");
         let done = called.and_then(|()| stream.synchronize(wait));
         if round == 20 {
@@ -210,7 +210,7 @@ fn abandon(comm: &Arc<Communicator>) -> Result<()> {
     let (from, to) = ((&raw const memory[0]).cast(), (&raw mut memory[1]).cast());
     let (dtype, op) = (DataType::Uint64, ReduceOp::Sum);
     let call = Call { spec, input: from, output: to, count: 1, dtype, op, scale: None };
-    group::collective(comm, call, &stream)?;
+    group::collective(comm, &call, &stream)?;
     match stream.synchronize(Some(Duration::from_millis(300))) {
         Ok(done) => assert!(!done, "the plugin has returned"),
         // The other rank was first.
@@ -232,7 +232,7 @@ fn reduce(comm: &Arc<Communicator>) -> Result<()> {
     let (from, to) = ((&raw const input).cast(), (&raw mut output).cast());
     let (dtype, op) = (DataType::Uint64, ReduceOp::Sum);
     let call = Call { spec, input: from, output: to, count: 1, dtype, op, scale: None };
-    group::collective(comm, call, &stream)?;
+    group::collective(comm, &call, &stream)?;
     stream.synchronize(None)?;
     assert_eq!(output, n * (n - 1) / 2);
     Ok(())
@@ -329,7 +329,7 @@ fn forever(comm: &Arc<Communicator>, bytes: usize) -> Result<()> {
         let (from, to) = (input.as_ptr(), output.as_mut_ptr());
         let call =
             Call { spec, input: from, output: to, count: bytes as u64, dtype, op, scale: None };
-        group::collective(comm, call, &stream)?;
+        group::collective(comm, &call, &stream)?;
         stream.synchronize(None)?;
         if round == 10 {
             println!("running");
@@ -356,7 +356,7 @@ fn attended() -> Result<()> {
         let (from, to) = ((&raw const input).cast(), (&raw mut output).cast());
         let (dtype, op) = (DataType::Uint64, ReduceOp::Sum);
         let call = Call { spec, input: from, output: to, count: 1, dtype, op, scale: None };
-        group::collective(&comm, call, &stream)?;
+        group::collective(&comm, &call, &stream)?;
         stream.synchronize(None)?;
         if calls == 0 {
             println!("running");

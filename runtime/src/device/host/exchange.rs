@@ -54,12 +54,12 @@ impl Exchange {
     pub fn visit(&mut self, endpoint: &Endpoint, budget: Budget) -> Visit {
         let mut state = endpoint.state();
         if let Some(ended) = endpoint.ended(&state) {
-            return Visit::Done(Err(ended));
+            return Visit::Done(Err(ended.into()));
         }
         let (mut spent, mut polls) = (0, 0);
         loop {
             let awaited = match self.pass(endpoint, &mut state) {
-                Err(e) => return Visit::Done(Err(e)),
+                Err(e) => return Visit::Done(Err(e.into())),
                 Ok((_, None)) => return Visit::Done(Ok(())),
                 Ok((bytes, Some(peer))) => {
                     spent += bytes;

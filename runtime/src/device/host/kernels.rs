@@ -6,6 +6,7 @@
 
 use oxccl_plan::arith::{Element, Lane, combine};
 use oxccl_plan::{DataType, ReduceOp, with_element};
+use std::mem::MaybeUninit;
 use std::sync::OnceLock;
 
 /// Bytes that a fold produces before it writes them out: small enough for the first-level cache
@@ -131,17 +132,18 @@ unsafe fn fold_typed<E: Element>(dsts: &[*mut u8], srcs: &[*const u8], len: usiz
     // loops whose pointers may alias are not vectorised.
     let aliased = srcs.iter().any(|src| std::ptr::eq(*src, dsts[0]));
     let direct = dsts.len() == 1 && !how.streaming && !aliased;
-    let mut block = Block([0; BLOCK]);
+    let mut block = MaybeUninit::<Block>::uninit();
     let mut at = 0;
     while at < len {
         let bytes = if direct { len } else { BLOCK.min(len - at) };
-        // SAFETY: `bytes` from `at` on lie within all buffers, or within the block.
+        // SAFETY: `bytes` from `at` on lie within all buffers, or within the block, whose bytes are
+        // written before they are read.
         unsafe {
-            let out = if direct { dsts[0] } else { block.0.as_mut_ptr() };
+            let out = if direct { dsts[0] } else { block.as_mut_ptr().cast() };
             fold_block::<E>(out, srcs, at, bytes, how);
             if !direct {
                 for &dst in dsts {
-                    copy(dst.add(at), block.0.as_ptr(), bytes, how.streaming);
+                    copy(dst.add(at), block.as_ptr().cast(), bytes, how.streaming);
                 }
             }
         }

@@ -35,7 +35,7 @@ impl OneSidedTask {
     pub fn visit(&mut self, endpoint: &Endpoint, budget: Budget) -> Visit {
         let mut state = endpoint.state();
         if let Some(ended) = endpoint.ended(&state) {
-            return Visit::Done(Err(ended));
+            return Visit::Done(Err(ended.into()));
         }
         let before = self.done;
         let mut polls = 0;
@@ -43,7 +43,7 @@ impl OneSidedTask {
             let awaited = match self.advance(endpoint, &mut state) {
                 Ok(None) => return Visit::Done(Ok(())),
                 Ok(Some(peer)) => Awaited { peer: peer as i32, step: -1 },
-                Err(e) => return Visit::Done(Err(e)),
+                Err(e) => return Visit::Done(Err(e.into())),
             };
             polls += 1;
             if polls > budget.polls || self.done - before >= budget.bytes {

@@ -27,7 +27,7 @@ impl Scaled {
                 Error::system(what, e, "reduce fewer elements at a time")
             })?;
             self.factor = match call.scale {
-                Some(Scale::Value(bytes)) => bytes,
+                Some(Scale::Value(word)) => word.to_ne_bytes(),
                 Some(Scale::At(Address(from))) => {
                     let mut bytes = [0; 8];
                     // SAFETY: there is one element, by the contract of the operation; no element

@@ -10,7 +10,7 @@ use super::event::Event;
 use super::graph::Capture;
 use super::task::{Step, Task, Work, try_now};
 use super::worker;
-use crate::error::{Error, Result};
+use crate::error::{Error, Quick, Result};
 use crate::op::{Call, Operation, Programs};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -123,15 +123,16 @@ impl Stream {
         self: &Arc<Self>,
         endpoint: &Arc<Endpoint>,
         programs: Arc<Programs>,
-        call: Call,
-    ) -> Result<()> {
-        let operation = |programs| Operation::Collective(programs, call);
+        call: &Call,
+    ) -> Quick<()> {
         let mut queue = self.queue();
         if let Some(capture) = &mut queue.capture {
-            return capture.add(Work::Operation(endpoint.clone(), operation(programs)));
+            let operation = Operation::Collective(programs, *call);
+            return Ok(capture.add(Work::Operation(endpoint.clone(), operation))?);
         }
         if self.pending.load(Ordering::Acquire) > 0 {
-            let task = Task::operation(endpoint.clone(), operation(programs), self.number());
+            let operation = Operation::Collective(programs, *call);
+            let task = Task::operation(endpoint.clone(), operation, self.number());
             queue.tasks.push_back(task);
             let before = self.pending.fetch_add(1, Ordering::SeqCst);
             drop(queue);
@@ -147,7 +148,7 @@ impl Stream {
             Ok(result) => result,
             Err(task) => {
                 self.pending.fetch_add(1, Ordering::SeqCst);
-                queue.tasks.push_back(task);
+                queue.tasks.push_back(Task::Running(task));
                 drop(queue);
                 self.activate();
                 Ok(())

@@ -9,7 +9,7 @@ use super::one_sided::OneSidedTask;
 use super::suspicion::suspect;
 use super::worker;
 use crate::clock;
-use crate::error::{Error, Result, Site};
+use crate::error::{Error, Quick, Result, Site};
 use crate::log::{self, Level, Subsystem};
 use crate::op::{Address, Call, Operation, Programs};
 use crate::rank::agreement::{CurrentOp, look_around, tell};
@@ -220,7 +220,7 @@ impl Task {
     fn go_on(&mut self, budget: Budget) -> Step {
         if let Task::Called(endpoint, programs, call, called) = self {
             let what = What::collective(programs, call);
-            let running = collective::Running::new(endpoint, programs.clone(), *call);
+            let running = collective::Running::new(endpoint, programs.clone(), call);
             let operation =
                 Running::new(endpoint.clone(), (*called, what), Kind::Collective(running));
             *self = Task::Running(Box::new(operation));
@@ -278,18 +278,18 @@ fn stretch(bytes: usize, done: &mut usize, n: usize) -> Step {
 pub(super) fn try_now(
     endpoint: &Arc<Endpoint>,
     programs: Arc<Programs>,
-    call: Call,
+    call: &Call,
     (budget, stream): (Budget, usize),
-) -> std::result::Result<Result<()>, Task> {
+) -> std::result::Result<Quick<()>, Box<Running>> {
     let recorder = &endpoint.rank.recorder;
-    let what = What::collective(&programs, &call);
+    let what = What::collective(&programs, call);
     let called = recorder.call(&what, stream);
     let number = called.number;
     let mut running = collective::Running::new(endpoint, programs, call);
     let mut failed = None;
     if recorder.finished.load(Ordering::Acquire) == number && endpoint.rank.failure().is_none() {
         let visit = catch_unwind(AssertUnwindSafe(|| running.visit(endpoint, budget)));
-        match visit.unwrap_or_else(|panic| Visit::Done(Err(Error::panicked(&*panic)))) {
+        match visit.unwrap_or_else(|panic| Visit::Done(Err(Error::panicked(&*panic).into()))) {
             Visit::Done(Ok(())) => {
                 recorder.end(number);
                 return Ok(Ok(()));
@@ -300,9 +300,9 @@ pub(super) fn try_now(
     }
     let recorded = (called, what);
     let mut operation = Running::new(endpoint.clone(), recorded, Kind::Collective(running));
-    match failed.map(|error| operation.conclude(error)) {
-        Some(Step::Done(result)) => Ok(result),
-        Some(Step::Waiting { .. }) | None => Err(Task::Running(Box::new(operation))),
+    match failed.map(|error| operation.conclude(*error)) {
+        Some(Step::Done(result)) => Ok(result.map_err(Box::new)),
+        Some(Step::Waiting { .. }) | None => Err(Box::new(operation)),
     }
 }
 
@@ -348,7 +348,7 @@ impl Running {
         };
         match visit {
             Visit::Done(Ok(())) => self.end(Ok(())),
-            Visit::Done(Err(error)) => self.conclude(error),
+            Visit::Done(Err(error)) => self.conclude(*error),
             Visit::Waiting { moved, awaited } => {
                 if moved {
                     (self.waiting_since, self.looked, self.idle_visits) = (None, None, 0);

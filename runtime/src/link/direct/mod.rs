@@ -17,6 +17,11 @@ const LINE: usize = 64;
 pub const PACKET_DATA: usize = 56;
 /// Packets in each of a rank's two packet slots.
 pub const PACKETS: usize = 147;
+/// The most lines that are fetched before they are written, by the number of ranks that have copies
+/// of them: 2 KiB for one reader. The more readers, the more the fetches hold up what they read
+/// meanwhile (`docs/results/host-small-2026-11-26.md`).
+const FETCHED: usize = 40;
+
 /// The most bytes that a rank can publish in packets: a little over 8 KiB.
 pub const PACKET_BYTES: usize = PACKETS * PACKET_DATA;
 /// Bytes of one of a rank's two stage slots.
@@ -126,6 +131,58 @@ impl SegmentLayout {
 pub struct Segment {
     mapping: Mapping,
     layout: SegmentLayout,
+}
+
+/// Loads up to 8 bytes as a word, zeros after them.
+///
+/// # Safety
+/// `from` is readable for `min(bytes, 8)` bytes.
+#[inline]
+unsafe fn load_word(from: *const u8, bytes: usize) -> u64 {
+    if bytes >= 8 {
+        // SAFETY: 8 bytes are readable.
+        return unsafe { from.cast::<u64>().read_unaligned() };
+    }
+    let mut word = [0; 8];
+    for (i, byte) in word[..bytes].iter_mut().enumerate() {
+        // SAFETY: `bytes` bytes are readable.
+        *byte = unsafe { from.add(i).read() };
+    }
+    u64::from_ne_bytes(word)
+}
+
+/// Stores up to 8 bytes of a word.
+///
+/// # Safety
+/// `to` is writable for `min(bytes, 8)` bytes.
+#[inline]
+unsafe fn store_word(to: *mut u8, word: u64, bytes: usize) {
+    if bytes >= 8 {
+        // SAFETY: 8 bytes are writable.
+        return unsafe { to.cast::<u64>().write_unaligned(word) };
+    }
+    for (i, byte) in word.to_ne_bytes()[..bytes].iter().enumerate() {
+        // SAFETY: `bytes` bytes are writable.
+        unsafe { to.add(i).write(*byte) };
+    }
+}
+
+/// Fetches a line into this core's cache, and takes it from the others' caches.
+#[inline]
+fn fetch_for_writing(line: &AtomicU64) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch changes nothing that a program sees. Processors without the instruction
+    // ignore it.
+    unsafe {
+        std::arch::asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags));
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above.
+    unsafe {
+        std::arch::asm!("prfm pstl1keep, [{}]", in(reg) line, options(nostack, preserves_flags));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = line;
 }
 
 impl Segment {
@@ -344,11 +401,9 @@ impl Segment {
                     word.store(value, Ordering::Relaxed);
                 }
             } else {
-                let mut last = [0u8; PACKET_DATA];
-                // SAFETY: `bytes` bytes from `at` on are readable.
-                unsafe { std::ptr::copy_nonoverlapping(src.add(at), last.as_mut_ptr(), bytes) };
-                for (word, value) in words.iter().zip(last.chunks_exact(8)) {
-                    let value = u64::from_ne_bytes(value.try_into().unwrap_or_default());
+                for (word, from) in words.iter().zip((0..bytes).step_by(8)) {
+                    // SAFETY: `bytes` bytes from `at` on are readable.
+                    let value = unsafe { load_word(src.add(at + from), bytes - from) };
                     word.store(value, Ordering::Relaxed);
                 }
             }
@@ -384,6 +439,12 @@ impl Segment {
                     // SAFETY: 56 bytes from `done` on are writable.
                     unsafe { dst.add(done + i * 8).cast::<u64>().write_unaligned(value) };
                 }
+            } else if offset == 0 {
+                for (word, to) in words.iter().zip((0..bytes).step_by(8)) {
+                    let value = word.load(Ordering::Relaxed);
+                    // SAFETY: `bytes` bytes from `done` on are writable.
+                    unsafe { store_word(dst.add(done + to), value, bytes - to) };
+                }
             } else {
                 let mut data = [0u8; PACKET_DATA];
                 for (value, word) in data.chunks_exact_mut(8).zip(words) {
@@ -398,6 +459,16 @@ impl Segment {
             at += bytes;
         }
         true
+    }
+
+    /// Fetches the lines of the packets in which this rank will publish `len` bytes, for writing:
+    /// the copies that readers have of a line make a write of it wait.
+    #[inline]
+    pub fn fetch_packets(&self, local: usize, slot: usize, len: usize) {
+        let most = FETCHED / (self.layout.nlocal - 1).max(1);
+        for line in 0..len.div_ceil(PACKET_DATA).min(most) {
+            fetch_for_writing(&self.packet(local, slot, line)[0]);
+        }
     }
 
     /// Looks up to `looks` times whether the last packet of so many published bytes from byte

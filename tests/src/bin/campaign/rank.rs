@@ -161,7 +161,7 @@ fn run(
     let (from, to) = (input.as_ptr().cast(), output.as_mut_ptr().cast());
     let (dtype, op, count) = (DataType::Uint64, ReduceOp::Sum, output.len() as u64);
     let call = Call { spec, input: from, output: to, count, dtype, op, scale: None };
-    group::collective(comm, call, stream)?;
+    group::collective(comm, &call, stream)?;
     stream.synchronize(None)?;
     Ok(())
 }

@@ -39,7 +39,7 @@ fn head(cuda_rank: &CudaRank, programs: &Programs, call: &Call) -> abi::Collecti
     let (descriptor_what, descriptor_count) = programs.descriptor(call).to_words();
     let (scaled, scale) = match call.scale {
         None => (abi::SCALE_NONE, 0),
-        Some(Scale::Value(bytes)) => (abi::SCALE_VALUE, u64::from_ne_bytes(bytes)),
+        Some(Scale::Value(word)) => (abi::SCALE_VALUE, word),
         Some(Scale::At(Address(at))) => (abi::SCALE_AT, at as u64),
     };
     abi::Collective {

@@ -3,7 +3,7 @@
 
 use super::{Poll, Stage, VisitState, agreement, capacity};
 use crate::device::host::endpoint::{HISTORY, MAPPED, Place};
-use crate::error::{Error, Result};
+use crate::error::{Error, Quick};
 use crate::op::{Bound, Call};
 use oxccl_plan::generate::Needs;
 use oxccl_plan::{Carrier, Collective, From, Geometry};
@@ -33,7 +33,7 @@ impl VisitState<'_> {
 
     /// Fails if a peer that has signalled does something else.
     #[inline(always)]
-    pub(super) fn compare(&mut self, peer: u32) -> Result<()> {
+    pub(super) fn compare(&mut self, peer: u32) -> Quick<()> {
         let (seq, known) = (self.run.seq, self.state.compared[peer as usize]);
         if known != seq && peer != self.endpoint.rank.number {
             agreement::compare(&self.endpoint.rank, self.segment()?, &self.run.label, seq, peer)?;
@@ -43,7 +43,7 @@ impl VisitState<'_> {
     }
 
     #[inline]
-    pub(super) fn begin(&mut self) -> Result<Poll> {
+    pub(super) fn begin(&mut self) -> Quick<Poll> {
         self.make_scratch();
         let run = &*self.run;
         let reads_user = run.carrier == Carrier::RemoteRead;
@@ -66,7 +66,7 @@ impl VisitState<'_> {
     }
 
     /// Publishes the location of this rank's buffers, and whether they allow the mapped plan.
-    pub(super) fn enter(&mut self, slot: usize) -> Result<Poll> {
+    pub(super) fn enter(&mut self, slot: usize) -> Quick<Poll> {
         let (endpoint, call) = (self.endpoint, self.run.call);
         let bytes = call.count as usize * call.dtype.size();
         let rank = endpoint.rank.number;
@@ -106,7 +106,7 @@ impl VisitState<'_> {
     }
 
     /// Decides which plan runs. All ranks read all entry words and come to the same decision.
-    pub(super) fn decide(&mut self) -> Result<Poll> {
+    pub(super) fn decide(&mut self) -> Quick<Poll> {
         let segment = self.segment()?;
         let target = self.run.phase_base.wrapping_add(1);
         let slot = (self.state.entries.wrapping_sub(1) & 1) as usize;
@@ -128,7 +128,7 @@ impl VisitState<'_> {
             let places = (self.state.resolve(peer, input), self.state.resolve(peer, output));
             let (Some(input), Some(output)) = places else {
                 let what = format!("the arena of rank {peer} is not mapped here");
-                return Err(Error::Internal { what });
+                return Err(Error::Internal { what }.into());
             };
             self.state.user[peer as usize] = (input, output);
         }

@@ -8,7 +8,7 @@ use super::kernels::{self, Fold};
 use super::pull;
 use super::scale::Scaled;
 use super::worker::crowded;
-use crate::error::{Error, Result};
+use crate::error::{Error, Quick, Result};
 use crate::link::direct::{STAGE_SLOT_BYTES, Segment};
 use crate::link::{Message, Received};
 use crate::op::descriptor::Label;
@@ -48,7 +48,7 @@ pub struct Budget {
 /// The result of a visit.
 pub enum Visit {
     /// The operation is complete, or failed.
-    Done(Result<()>),
+    Done(Quick<()>),
     /// The operation waits.
     Waiting {
         /// True if this visit made progress.
@@ -114,19 +114,18 @@ enum Stage {
 
 impl Running {
     /// Creates the state of a call with the programs that were chosen for it.
-    pub fn new(endpoint: &Endpoint, programs: Arc<Programs>, call: Call) -> Self {
+    pub fn new(endpoint: &Endpoint, programs: Arc<Programs>, call: &Call) -> Self {
         let room = capacity(endpoint.edge_slot_bytes, call.dtype);
-        let geometry = Geometry::new(&programs.any.plan.layout, call.count, &room);
         let carrier = programs.any.carrier;
-        let label = programs.descriptor(&call).into();
+        let label = programs.descriptor(call).into();
         let stage = if call.scale.is_some() { Stage::Scaling } else { Stage::New };
         let (seq, phase_base, window, step, cursor) = (0, 0, 0, 0, 0);
         Self {
+            geometry: Geometry::new(&programs.any.plan.layout, call.count, &room),
             programs,
-            call,
+            call: *call,
             label,
             seq,
-            geometry,
             stage,
             mapped_here: false,
             carrier,
@@ -147,7 +146,7 @@ impl Running {
     pub fn visit(&mut self, endpoint: &Endpoint, budget: Budget) -> Visit {
         let mut guard = endpoint.state();
         if let Some(ended) = endpoint.ended(&guard) {
-            return Visit::Done(Err(ended));
+            return Visit::Done(Err(ended.into()));
         }
         let mut visit = VisitState { run: self, endpoint, state: &mut guard, spent: 0 };
         visit.go(budget)
@@ -190,10 +189,6 @@ impl Running {
     fn plan(&self) -> &Plan {
         &self.bound().plan
     }
-
-    fn op(&self) -> Option<Op> {
-        self.bound().program.ops.get(self.step).copied()
-    }
 }
 
 /// One visit: the operation, with exclusive use of the endpoint's state.
@@ -224,7 +219,7 @@ impl<'a> VisitState<'a> {
                 }
                 Poll::Wait(peer) => {
                     if let Err(e) = self.state.flush() {
-                        return Visit::Done(Err(e));
+                        return Visit::Done(Err(e.into()));
                     }
                     polls += 1;
                     // Where ranks take turns, the awaited one may need this processor.
@@ -242,7 +237,7 @@ impl<'a> VisitState<'a> {
     }
 
     /// Takes one step. Returns `None` if the operation is complete.
-    fn advance(&mut self) -> Result<Option<Poll>> {
+    fn advance(&mut self) -> Quick<Option<Poll>> {
         match self.run.stage {
             Stage::Scaling => self.scale().map(Some),
             Stage::New => {
@@ -262,12 +257,12 @@ impl<'a> VisitState<'a> {
         }
     }
 
-    fn segment(&self) -> Result<&'a Segment> {
+    fn segment(&self) -> Quick<&'a Segment> {
         let missing = || Error::Internal { what: "a direct plan without shared memory".to_owned() };
-        self.endpoint.rank.segment.as_deref().ok_or_else(missing)
+        self.endpoint.rank.segment.as_deref().ok_or_else(|| missing().into())
     }
 
-    fn signal(&mut self) -> Result<()> {
+    fn signal(&mut self) -> Quick<()> {
         self.state.phase = self.state.phase.wrapping_add(1);
         let own = self.endpoint.rank.number as usize;
         let phase = self.state.phase;
@@ -275,7 +270,7 @@ impl<'a> VisitState<'a> {
         Ok(())
     }
 
-    fn wait(&mut self, from: From, target: u64) -> Result<Poll> {
+    fn wait(&mut self, from: From, target: u64) -> Quick<Poll> {
         let segment = self.segment()?;
         let peers = match from {
             From::All => 0..self.endpoint.rank.nranks,
@@ -290,7 +285,7 @@ impl<'a> VisitState<'a> {
     }
 
     /// Multiplies the next stretch of the input. At the end, the copy becomes the call's input.
-    fn scale(&mut self) -> Result<Poll> {
+    fn scale(&mut self) -> Quick<Poll> {
         let blocks = self.run.call.spec.input_blocks(self.endpoint.rank.number);
         let (bytes, copy) =
             self.run.scaled.get_or_insert_default().stretch(&self.run.call, blocks)?;
@@ -311,9 +306,11 @@ impl<'a> VisitState<'a> {
         }
     }
 
-    fn step(&mut self) -> Result<Poll> {
-        let Some(op) = self.run.op() else { return self.end_window() };
-        let poll = self.execute(op)?;
+    fn step(&mut self) -> Quick<Poll> {
+        if self.run.step == self.run.bound().program.ops.len() {
+            return self.end_window();
+        }
+        let poll = self.execute()?;
         if matches!(poll, Poll::Ready) {
             self.run.step += 1;
             self.run.cursor = 0;
@@ -321,7 +318,7 @@ impl<'a> VisitState<'a> {
         Ok(poll)
     }
 
-    fn end_window(&mut self) -> Result<Poll> {
+    fn end_window(&mut self) -> Quick<Poll> {
         let layout = self.run.plan().layout;
         let last = self.run.window + 1 >= self.run.geometry.windows();
         if last && layout.user_memory != UserMemory::Private && self.endpoint.rank.someone_failed()
@@ -341,12 +338,16 @@ impl<'a> VisitState<'a> {
         self.run.step = 0;
         if last {
             self.run.stage = Stage::Draining;
+            if self.run.by_packets() {
+                self.fetch_next_packets()?;
+            }
         }
         Ok(Poll::Ready)
     }
 
-    fn execute(&mut self, op: Op) -> Result<Poll> {
-        match op {
+    /// Executes the step's operation, whose parts are read where it lies.
+    fn execute(&mut self) -> Quick<Poll> {
+        match self.run.bound().program.ops[self.run.step] {
             Op::Acquire => {
                 let slot = (self.state.stage_windows & 1) as usize;
                 let need = self.state.slot_need[slot];
@@ -466,12 +467,12 @@ impl<'a> VisitState<'a> {
     }
 
     /// Returns a peer's slice that a plan writes. Only plans for mapped memory write to peers.
-    fn writable(&self, peer: u32, slice: Slice) -> Result<*mut u8> {
+    fn writable(&self, peer: u32, slice: Slice) -> Quick<*mut u8> {
         match self.of_peer(peer, slice).0 {
             Place::Here(address) => Ok(address),
             Place::There(_) => {
                 let what = format!("{:?} of rank {peer} is not mapped", slice.buffer);
-                Err(Error::Internal { what })
+                Err(Error::Internal { what }.into())
             }
         }
     }
@@ -485,7 +486,7 @@ impl<'a> VisitState<'a> {
         user && blocks * run.call.count * run.call.dtype.size() as u64 >= STREAMING_BYTES
     }
 
-    fn copy(&mut self, to: *mut u8, from: *const u8, len: usize, dst: Slice) -> Result<Poll> {
+    fn copy(&mut self, to: *mut u8, from: *const u8, len: usize, dst: Slice) -> Quick<Poll> {
         let at = self.run.cursor;
         let bytes = (len - at).min(STRETCH_BYTES);
         let streaming = self.streaming(dst);
@@ -509,7 +510,7 @@ impl<'a> VisitState<'a> {
         Fold { dtype, op, finish: finish.then_some(spec.nranks), streaming }
     }
 
-    fn reduce(&mut self, src: Slice, own: Slice, dst: Destination, finish: bool) -> Result<Poll> {
+    fn reduce(&mut self, src: Slice, own: Slice, dst: Destination, finish: bool) -> Quick<Poll> {
         let mut sources = std::mem::take(&mut self.state.sources);
         let mut destinations = std::mem::take(&mut self.state.destinations);
         let poll = self.reduce_into(src, own, dst, finish, (&mut sources, &mut destinations));
@@ -524,7 +525,7 @@ impl<'a> VisitState<'a> {
         dst: Destination,
         finish: bool,
         (srcs, dsts): (&mut [*const u8], &mut [*mut u8]),
-    ) -> Result<Poll> {
+    ) -> Quick<Poll> {
         let (nranks, rank) = (self.endpoint.rank.nranks, self.endpoint.rank.number);
         if self.run.by_packets() {
             if let Poll::Wait(peer) = self.unpack_all(src, srcs)? {
@@ -586,7 +587,7 @@ impl<'a> VisitState<'a> {
 
     /// Points `srcs` to the next stretch of the peers' slices, copied here by the system if they
     /// are not mapped. Returns the bytes of the stretch.
-    fn sources(&mut self, src: Slice, len: usize, srcs: &mut [*const u8]) -> Result<usize> {
+    fn sources(&mut self, src: Slice, len: usize, srcs: &mut [*const u8]) -> Quick<usize> {
         let (at, own) = (self.run.cursor, self.endpoint.rank.number);
         if src.buffer == Buffer::Inbox {
             for (peer, from) in (0u32..).zip(srcs.iter_mut()).filter(|(p, _)| *p != own) {
@@ -657,7 +658,7 @@ impl<'a> VisitState<'a> {
         move |error| if is_rank { broken(peer)(error) } else { error }
     }
 
-    fn send(&mut self, peer: u32, src: Slice) -> Result<Poll> {
+    fn send(&mut self, peer: u32, src: Slice) -> Quick<Poll> {
         let (from, len) = self.own(src);
         if len == 0 {
             return Ok(Poll::Ready);
@@ -673,7 +674,7 @@ impl<'a> VisitState<'a> {
     }
 
     /// Returns the data of the next message from a peer, which must be `len` bytes long.
-    fn message(&mut self, peer: u32, len: usize) -> Result<Option<*const u8>> {
+    fn message(&mut self, peer: u32, len: usize) -> Quick<Option<*const u8>> {
         let Some(message) = self.state.edge(peer).peek().map_err(self.broken(peer))? else {
             return Ok(None);
         };
@@ -681,7 +682,7 @@ impl<'a> VisitState<'a> {
         Ok(Some(message.data))
     }
 
-    fn receive(&mut self, peer: u32, dst: Slice) -> Result<Poll> {
+    fn receive(&mut self, peer: u32, dst: Slice) -> Quick<Poll> {
         let (to, len) = self.own(dst);
         if len == 0 {
             return Ok(Poll::Ready);
@@ -710,7 +711,7 @@ impl<'a> VisitState<'a> {
         dst: Slice,
         order: Order,
         finish: bool,
-    ) -> Result<Poll> {
+    ) -> Quick<Poll> {
         let (own, len) = self.own(local);
         let (to, _) = self.own(dst);
         if len == 0 {

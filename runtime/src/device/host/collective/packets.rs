@@ -2,7 +2,7 @@
 
 use super::{Poll, VisitState};
 use crate::device::host::worker::crowded;
-use crate::error::Result;
+use crate::error::Quick;
 use crate::link::direct::PACKET_BYTES;
 use oxccl_plan::Slice;
 
@@ -10,13 +10,15 @@ use oxccl_plan::Slice;
 const LOOKS: u32 = 32;
 
 impl VisitState<'_> {
+    fn published_bytes(&self) -> usize {
+        let blocks = self.run.plan().layout.stage_blocks as usize;
+        blocks * self.run.call.count as usize * self.run.call.dtype.size()
+    }
+
     /// Publishes the whole input. Its blocks lie one behind the other, as in the stage.
     #[inline]
-    pub(super) fn publish_packets(&mut self) -> Result<()> {
-        let run = &*self.run;
-        let bytes = run.plan().layout.stage_blocks as usize
-            * run.call.count as usize
-            * run.call.dtype.size();
+    pub(super) fn publish_packets(&mut self) -> Quick<()> {
+        let (run, bytes) = (&*self.run, self.published_bytes());
         let slot = (self.state.stage_windows & 1) as usize;
         let (own, epoch) = (self.endpoint.rank.number as usize, run.packet_mark());
         // SAFETY: the input has that many bytes; the slot was acquired.
@@ -24,8 +26,18 @@ impl VisitState<'_> {
         Ok(())
     }
 
+    /// Fetches the lines in which the next call like this one would publish, for writing. Where all
+    /// ranks hear from all, the peers have read what was there before this call.
     #[inline]
-    pub(super) fn unpack(&mut self, peer: u32, src: Slice, to: *mut u8) -> Result<bool> {
+    pub(super) fn fetch_next_packets(&self) -> Quick<()> {
+        let slot = (self.state.stage_windows & 1) as usize;
+        let own = self.endpoint.rank.number as usize;
+        self.segment()?.fetch_packets(own, slot, self.published_bytes());
+        Ok(())
+    }
+
+    #[inline]
+    pub(super) fn unpack(&mut self, peer: u32, src: Slice, to: *mut u8) -> Quick<bool> {
         let (offset, len) = self.range(peer, src);
         let slot = (self.state.stage_windows & 1) as usize;
         let epoch = self.run.phase_base.wrapping_add(1);
@@ -48,13 +60,13 @@ impl VisitState<'_> {
     }
 
     #[inline]
-    pub(super) fn get_packets(&mut self, peer: u32, src: Slice, dst: Slice) -> Result<Poll> {
+    pub(super) fn get_packets(&mut self, peer: u32, src: Slice, dst: Slice) -> Quick<Poll> {
         let (to, _) = self.own(dst);
         Ok(if self.unpack(peer, src, to)? { Poll::Ready } else { Poll::Wait(peer) })
     }
 
     #[inline]
-    pub(super) fn unpack_all(&mut self, src: Slice, srcs: &mut [*const u8]) -> Result<Poll> {
+    pub(super) fn unpack_all(&mut self, src: Slice, srcs: &mut [*const u8]) -> Quick<Poll> {
         let (nranks, rank) = (self.endpoint.rank.nranks, self.endpoint.rank.number);
         let words = PACKET_BYTES.div_ceil(64) * 8;
         if self.state.unpacked.len() < nranks as usize * words {
