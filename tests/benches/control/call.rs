@@ -16,10 +16,11 @@ use oxccl::oxccl::stream::{
 use oxccl::oxccl::types::oxcclStream_t;
 use oxccl_plan::{Collective, DataType, ReduceOp, Spec};
 use oxccl_runtime::bootstrap::new_unique_id;
-use oxccl_runtime::comm::{Member, Options, create};
+use oxccl_runtime::comm::{Communicator, Member, Options, create};
 use oxccl_runtime::device::Device;
 use oxccl_runtime::device::host::collective::{Budget, Running, Visit};
 use oxccl_runtime::op::Call;
+use oxccl_runtime::recorder::{Recorder, What};
 use oxccl_tests::endpoint;
 use rustix::time::{ClockId, clock_gettime};
 use std::ffi::c_void;
@@ -136,22 +137,28 @@ fn alone() -> Vec<f64> {
     times
 }
 
-/// CPU ns of the executor alone for the same: what [`alone`] takes beyond it is the call's own.
-fn executor() -> Vec<f64> {
+/// A communicator of one rank, and a call on it.
+fn call_of_one(input: &u64, output: &mut u64) -> (Communicator, Call) {
     let id = new_unique_id().expect("an id");
     let options = Options::default();
     let comm = create(&Member { id, rank: 0, nranks: 1, device: Device::Host(0), options })
         .expect("one rank");
-    let (input, mut output) = (1u64, 0u64);
     let call = Call {
         spec: Spec::new(Collective::AllReduce, 1, 0),
-        input: (&raw const input).cast(),
-        output: (&raw mut output).cast(),
+        input: (&raw const *input).cast(),
+        output: (&raw mut *output).cast(),
         count: 1,
         dtype: DataType::Uint64,
         op: ReduceOp::Sum,
         scale: None,
     };
+    (comm, call)
+}
+
+/// CPU ns of the executor alone for the same: what [`alone`] takes beyond it is the call's own.
+fn executor() -> Vec<f64> {
+    let (input, mut output) = (1, 0);
+    let (comm, call) = call_of_one(&input, &mut output);
     let programs = comm.programs(&call).expect("a plan");
     let made = |_| Running::new(endpoint(&comm), programs.clone(), &call);
     let times = (0..ROUNDS).map(|_| {
@@ -160,6 +167,22 @@ fn executor() -> Vec<f64> {
         for operation in &mut operations {
             let visit = operation.visit(endpoint(&comm), Budget { polls: 64, bytes: 16 << 10 });
             assert!(matches!(visit, Visit::Done(Ok(()))));
+        }
+        (cpu() - start) / CALLS as f64
+    });
+    times.collect()
+}
+
+/// CPU ns of the records of a call for `oxccl ras`: of the call, and of its end.
+fn recorded() -> Vec<f64> {
+    let (input, mut output) = (1, 0);
+    let (comm, call) = call_of_one(&input, &mut output);
+    let (programs, recorder) = (comm.programs(&call).expect("a plan"), Recorder::new());
+    let times = (0..ROUNDS).map(|_| {
+        let start = cpu();
+        for _ in 0..CALLS {
+            let called = recorder.call(&What::collective(&programs, &call), 1);
+            recorder.end(called.number);
         }
         (cpu() - start) / CALLS as f64
     });
@@ -208,6 +231,7 @@ pub(crate) fn table() {
     );
     line("one rank: entry to the end of the operation, CPU", "", whole);
     line("one rank: the executor alone, CPU", "", executor);
+    row("the records of a call and its end, which are part of the whole, CPU", "100", recorded());
     let (first, second) = single();
     row("2 ranks, peer's data there: entry to the end of the operation", "", second);
     row("2 ranks, peer absent: entry to return with 64 polls", "", first);
