@@ -48,8 +48,8 @@ __device__ inline void begin_progress(int warp, bool puts) {
   progress().over[warp] = !puts;
 }
 
-// Begins the progress of a pair of warps alone: both call this, and the one that takes waits for the
-// one that puts.
+// Begins the progress of a pair of warps alone: both call this, and the one that takes waits for
+// the one that puts.
 template <bool PUTS>
 __device__ inline void begin_pair(int pair) {
   if constexpr (PUTS) {
